@@ -5,12 +5,16 @@
 
 #[path = "kernels/activation.rs"]
 mod activation;
+#[path = "kernels/attention.rs"]
+mod attention;
 #[path = "kernels/cross_entropy.rs"]
 mod cross_entropy;
 #[path = "kernels/elementwise.rs"]
 mod elementwise;
 #[path = "kernels/embedding.rs"]
 mod embedding;
+#[path = "kernels/gather.rs"]
+mod gather;
 #[path = "kernels/gradients.rs"]
 mod gradients;
 #[path = "kernels/layer_norm.rs"]

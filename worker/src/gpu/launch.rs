@@ -17,6 +17,14 @@ pub enum Memory {
     Gradients,
     /// [`crate::data::Batch::values`], 32 bits.
     Values,
+    /// For each row of an embedding which entry of a table it has, `u32`.
+    Entries(Table),
+    /// The rows in the order of these entries, [`kernels::embedding::order`].
+    Order(Table),
+    /// [`crate::data::Batch::positions`], `u32`.
+    Positions,
+    /// Numbers that never change, `u32`: [`Plan::constants`](super::Plan::constants).
+    Constants,
     /// The classes that logits are compared with, `u32`.
     Targets(Target),
     /// For each loss one `f32`: what the gradient of each row is multiplied by.
@@ -25,6 +33,15 @@ pub enum Memory {
     Losses,
     /// For each row of each loss 1.0 if the prediction was right, else 0.0.
     Correct,
+}
+
+/// A table of an embedding whose entries a batch chooses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Table {
+    /// By [`crate::data::Batch::tokens`].
+    Tokens,
+    /// By [`crate::data::Batch::segments`].
+    Segments,
 }
 
 /// Bytes of a memory.
@@ -42,14 +59,16 @@ impl kernels::Memory for Span {
     }
 }
 
-/// An operand of a product: `rows` x `columns` numbers as they lie in memory, row by row.
+/// `rows` x `columns` numbers as they lie in memory, row by row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Matrix<M> {
     pub memory: M,
     pub rows: usize,
     pub columns: usize,
+    /// From one row to the next, in numbers. Nobody reads what is between.
+    pub pitch: usize,
     pub format: Format,
-    /// The product takes rows for columns.
+    /// A product takes rows for columns.
     pub is_transposed: bool,
 }
 
@@ -65,9 +84,7 @@ impl<M> Matrix<M> {
 pub struct Product<M> {
     pub left: Matrix<M>,
     pub right: Matrix<M>,
-    pub result: M,
-    /// Of the result.
-    pub format: Format,
+    pub result: Matrix<M>,
     pub adds: bool,
 }
 
@@ -76,10 +93,10 @@ pub struct Product<M> {
 pub enum Work<M> {
     Kernel(Call<M>),
     Product(Product<M>),
-    /// Between memories of the same length.
+    /// Between matrices of the same size.
     Copy {
-        from: M,
-        to: M,
+        from: Matrix<M>,
+        to: Matrix<M>,
     },
 }
 
@@ -98,9 +115,9 @@ impl<M: Copy> Work<M> {
         match self {
             Work::Kernel(call) => call.arguments().iter().filter_map(|argument| read(*argument)).collect(),
             Work::Product(Product { left, right, result, adds, .. }) => {
-                [left.memory, right.memory].into_iter().chain(adds.then_some(*result)).collect()
+                [left.memory, right.memory].into_iter().chain(adds.then_some(result.memory)).collect()
             }
-            Work::Copy { from, .. } => vec![*from],
+            Work::Copy { from, .. } => vec![from.memory],
         }
     }
 
@@ -108,8 +125,8 @@ impl<M: Copy> Work<M> {
     pub fn writes(&self) -> Vec<M> {
         match self {
             Work::Kernel(call) => call.arguments().iter().filter_map(|argument| written(*argument)).collect(),
-            Work::Product(product) => vec![product.result],
-            Work::Copy { to, .. } => vec![*to],
+            Work::Product(product) => vec![product.result.memory],
+            Work::Copy { to, .. } => vec![to.memory],
         }
     }
 }

@@ -1,5 +1,9 @@
 //! How a GPU computes each form: what it needs, and its launches forward and backward.
 
+mod attention;
+mod embedding;
+mod rows;
+
 use super::launch::{Matrix, Memory, Product, Span, Work};
 use super::plan::{Computed, Target};
 use super::refused::Reason;
@@ -24,17 +28,33 @@ pub(super) fn needs(form: &Form, target: Target, format: Format) -> Result<Needs
     match form {
         Form::Features(_) if format == Format::F32 => Ok(Needs::default()),
         Form::Features(_) => missing("features in 16 bits"),
+        Form::Embedding(tables) => Ok(Needs {
+            backward_scratch: embedding::kernels_of(tables, format)?.partial_bytes() / FLOAT,
+            ..Needs::default()
+        }),
         Form::Product(product) => {
             let after = activation(product, format)?.filter(|_| product.bias);
             Ok(Needs {
                 inputs: first,
                 // GELU needs its argument; for the others the output is enough.
                 output: matches!(product.activation, Some(Activation::Relu | Activation::Tanh)),
-                kept: if product.activation == Some(Activation::Gelu) { product.rows * product.outputs } else { 0 },
+                kept: if product.activation == Some(Activation::Gelu) {
+                    product.rows * pitch(product.outputs, format)
+                } else {
+                    0
+                },
                 backward_scratch: after.map_or(0, |after| after.partial_bytes(target.blocks) / FLOAT),
                 flow: [Flow::Accumulate, Flow::InPlace, Flow::Write],
                 ..Needs::default()
             })
+        }
+        Form::Attention(shape) => {
+            let saved = attention::kernels_of(shape, format)?.saved_bytes() / FLOAT;
+            Ok(Needs { inputs: first, output: true, saved, backward_scratch: saved, ..Needs::default() })
+        }
+        Form::Rows(picked) => {
+            rows::kernels_of(picked, format)?;
+            Ok(Needs { flow: [Flow::Accumulate; INPUTS], ..Needs::default() })
         }
         Form::LayerNorm(norm) => Ok(Needs {
             inputs: first,
@@ -49,6 +69,9 @@ pub(super) fn needs(form: &Form, target: Target, format: Format) -> Result<Needs
         other => missing(&other.to_string()),
     }
 }
+
+/// Bytes that a thread of a kernel reads at once: rows begin at multiples of them.
+pub(super) const VECTOR: usize = 16;
 
 /// Bytes of a number in 32 bits.
 const FLOAT: usize = size_of::<f32>();
@@ -66,9 +89,27 @@ fn size(number: usize) -> Result<u32, Reason> {
     u32::try_from(number).map_err(|_| Reason::Missing(format!("a size of {number}")))
 }
 
+/// From one row of a tensor to the next, in numbers.
+fn pitch(width: usize, format: Format) -> usize {
+    width.next_multiple_of(VECTOR / format.size())
+}
+
 fn rows(width: usize, format: Format) -> Result<Rows, Reason> {
-    let width = size(width)?;
-    Ok(Rows { element: element(format), width, pitch: width })
+    Ok(Rows { element: element(format), width: size(width)?, pitch: size(pitch(width, format))? })
+}
+
+/// Numbers of a row of each input, and of the output, of a form that `needs` does not refuse.
+pub(super) fn widths(form: &Form) -> ([usize; 2], usize) {
+    match form {
+        Form::Features(features) => ([0, 0], features.width),
+        Form::Embedding(tables) => ([0, 0], tables.width),
+        Form::Product(product) => ([product.inputs, product.outputs], product.outputs),
+        Form::Attention(shape) => ([3 * shape.hidden(), 0], shape.hidden()),
+        Form::Rows(picked) => ([picked.width, 0], picked.width),
+        Form::LayerNorm(norm) => ([norm.width, 0], norm.width),
+        Form::CrossEntropy(loss) => ([loss.classes, 0], 0),
+        _ => ([0, 0], 0),
+    }
 }
 
 /// What follows a product; `None` if nothing does.
@@ -102,14 +143,19 @@ pub(super) struct Lowering<'a, M> {
 }
 
 impl<M: kernels::Memory> Lowering<'_, M> {
-    pub fn forward(&mut self, form: &Form, places: &NodePlan) -> Result<(), Reason> {
-        match form {
+    pub fn forward(&mut self, computed: &Computed, places: &NodePlan) -> Result<(), Reason> {
+        match &computed.form {
             Form::Features(features) => {
-                let from = self.floats(Memory::Values, 0, features.rows * features.width);
-                let to = self.arena(&places.output);
+                let (rows, columns) = (features.rows, features.width);
+                let memory = self.floats(Memory::Values, 0, rows * columns);
+                let from = Matrix { memory, rows, columns, pitch: columns, format: self.format, is_transposed: false };
+                let to = self.matrix(&places.output, rows, columns);
                 self.works.push(Work::Copy { from, to });
             }
+            Form::Embedding(tables) => self.embedding(tables, places)?,
             Form::Product(product) => self.product(product, places)?,
+            Form::Attention(shape) => self.attention(shape, places)?,
+            Form::Rows(picked) => self.rows(picked, computed, places)?,
             Form::LayerNorm(norm) => {
                 let parameters = [0, 1].map(|index| self.parameter(Memory::Weights, places.ordinals[index]));
                 let [x, y, saved] = [&places.inputs[0], &places.output, &places.saved].map(|place| self.arena(place));
@@ -124,21 +170,29 @@ impl<M: kernels::Memory> Lowering<'_, M> {
 
     pub fn backward(&mut self, computed: &Computed, places: &NodePlan) -> Result<(), Reason> {
         match &computed.form {
+            Form::Embedding(tables) => self.embedding_backward(tables, places)?,
             Form::Product(product) => self.product_backward(product, places)?,
+            Form::Attention(shape) => self.attention_backward(shape, places)?,
+            Form::Rows(picked) => self.rows_backward(picked, computed, places)?,
             Form::LayerNorm(norm) => self.layer_norm_backward(norm, places)?,
             Form::CrossEntropy(loss) => self.cross_entropy(loss, computed, places)?,
             _ => {}
         }
         for pass in &places.passes {
+            let width = widths(&computed.form).0[pass.input];
+            let pitch = pitch(width, self.format);
+            if !pass.add {
+                let [from, to] = [&pass.from, &pass.to].map(|place| self.matrix(place, place.len / pitch, width));
+                self.works.push(Work::Copy { from, to });
+                continue;
+            }
+            if width != pitch {
+                return Err(Reason::Missing(format!("a sum of gradients with rows of {width} numbers")));
+            }
             let (from, to) = (self.arena(&pass.from), self.arena(&pass.to));
-            self.works.push(match pass.add {
-                true => {
-                    let count = size(pass.to.bytes() / self.format.size())?;
-                    let both = Elementwise { from: element(self.format), to: element(self.format) };
-                    Work::Kernel(both.sum(self.target.blocks, count, [to, from], to)?)
-                }
-                false => Work::Copy { from, to },
-            });
+            let both = Elementwise { from: element(self.format), to: element(self.format) };
+            let sum = both.sum(self.target.blocks, size(pass.to.len)?, [to, from], to)?;
+            self.works.push(Work::Kernel(sum));
         }
         Ok(())
     }
@@ -146,20 +200,20 @@ impl<M: kernels::Memory> Lowering<'_, M> {
     fn product(&mut self, product: &layers::Product, places: &NodePlan) -> Result<(), Reason> {
         let y = self.arena(&places.output);
         let is_gelu = product.activation == Some(Activation::Gelu);
-        let result = if is_gelu { self.arena(&places.kept) } else { y };
+        let place = if is_gelu { &places.kept } else { &places.output };
+        let result = self.matrix(place, product.rows, product.outputs);
         if product.residual {
-            let from = self.arena(&places.inputs[1]);
+            let from = self.matrix(&places.inputs[1], product.rows, product.outputs);
             self.works.push(Work::Copy { from, to: result });
         }
         let left = self.matrix(&places.inputs[0], product.rows, product.inputs);
         let right = self.weight(product, places).transposed();
-        let (format, adds) = (self.format, product.residual);
-        self.works.push(Work::Product(Product { left, right, result, format, adds }));
+        self.works.push(Work::Product(Product { left, right, result, adds: product.residual }));
         if let Some(after) = activation(product, self.format)? {
             let bias = product.bias.then(|| self.parameter(Memory::Weights, places.ordinals[1]));
             // Without a bias the product is what is kept.
-            let kept = bias.filter(|_| is_gelu).map(|_| result);
-            let on = activation::Forward { x: result, bias, kept, y };
+            let kept = bias.filter(|_| is_gelu).map(|_| result.memory);
+            let on = activation::Forward { x: result.memory, bias, kept, y };
             self.works.push(Work::Kernel(after.forward(self.target.blocks, on)?));
         }
         Ok(())
@@ -183,13 +237,13 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         }
         let dy = self.matrix(&places.d_output, product.rows, product.outputs);
         let x = self.matrix(&places.backward_inputs[0], product.rows, product.inputs);
-        let (result, adds) = self.gradient(places, 0);
-        self.works.push(Work::Product(Product { left: dy.transposed(), right: x, result, format: Format::F32, adds }));
+        let (memory, adds) = self.gradient(places, 0);
+        let right = self.weight(product, places);
+        let result = Matrix { memory, format: Format::F32, ..right };
+        self.works.push(Work::Product(Product { left: dy.transposed(), right: x, result, adds }));
         if let Mode::Write | Mode::Add = places.modes[0] {
-            let result = self.arena(&places.d_inputs[0]);
-            let (format, adds) = (self.format, places.modes[0] == Mode::Add);
-            let right = self.weight(product, places);
-            self.works.push(Work::Product(Product { left: dy, right, result, format, adds }));
+            let result = self.matrix(&places.d_inputs[0], product.rows, product.inputs);
+            self.works.push(Work::Product(Product { left: dy, right, result, adds: places.modes[0] == Mode::Add }));
         }
         Ok(())
     }
@@ -236,8 +290,10 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         (self.place)(Span { memory: Memory::Arena, at: place.offset, bytes: place.bytes() })
     }
 
+    /// A tensor.
     fn matrix(&self, place: &Region, rows: usize, columns: usize) -> Matrix<M> {
-        Matrix { memory: self.arena(place), rows, columns, format: place.format, is_transposed: false }
+        let pitch = pitch(columns, place.format);
+        Matrix { memory: self.arena(place), rows, columns, pitch, format: place.format, is_transposed: false }
     }
 
     /// A parameter or its gradient, in 32 bits.
@@ -246,14 +302,19 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         self.floats(memory, parameter.offset, parameter.len)
     }
 
+    /// A parameter in the format that is computed with.
+    fn rounded(&self, ordinal: usize) -> M {
+        let parameter = &self.layout.parameters[ordinal];
+        let memory = if self.format == Format::F32 { Memory::Weights } else { Memory::Half };
+        let size = self.format.size();
+        (self.place)(Span { memory, at: size * parameter.offset, bytes: size * parameter.len })
+    }
+
     /// The matrix of a product in the format that is computed with.
     fn weight(&self, product: &layers::Product, places: &NodePlan) -> Matrix<M> {
-        let parameter = &self.layout.parameters[places.ordinals[0]];
         let (rows, columns, format) = (product.outputs, product.inputs, self.format);
-        let memory = if format == Format::F32 { Memory::Weights } else { Memory::Half };
-        let (at, bytes) = (format.size() * parameter.offset, format.size() * parameter.len);
-        let memory = (self.place)(Span { memory, at, bytes });
-        Matrix { memory, rows, columns, format, is_transposed: false }
+        let memory = self.rounded(places.ordinals[0]);
+        Matrix { memory, rows, columns, pitch: columns, format, is_transposed: false }
     }
 
     /// The gradient of a layer's parameter, and whether to add to what it holds.

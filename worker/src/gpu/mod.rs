@@ -14,6 +14,6 @@ mod layers;
 mod plan;
 mod refused;
 
-pub use launch::{Launch, Matrix, Memory, Product, Span, Work};
+pub use launch::{Launch, Matrix, Memory, Product, Span, Table, Work};
 pub use plan::{Plan, Target};
 pub use refused::Refused;

@@ -5,13 +5,14 @@ use super::layers::{self, Lowering};
 use super::refused::Refused;
 use crate::cpu::Format;
 use crate::nn::graph::{Graph, Node};
-use crate::nn::plan::NetworkPlan;
+use crate::nn::layers::Loss;
+use crate::nn::plan::{Alignment, NetworkPlan};
 use crate::nn::program::{Program, Reductions};
 use crate::nn::{Form, Layout, Lengths, Needs};
 use switchyard_cuda::kernels;
 
 /// Bytes of which every address in the arena is a multiple: what `cuMemAlloc` gives, and more than any kernel needs.
-const ALIGNMENT: usize = 256;
+const ADDRESS: usize = 256;
 
 /// The GPU that launches are for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub(super) struct Computed {
     pub loss: usize,
     /// Rows of these losses.
     pub row: usize,
+    /// Constants before it.
+    pub constant: usize,
 }
 
 /// A network on a GPU.
@@ -57,15 +60,18 @@ impl Plan {
         };
         // The plan goes backward; a refusal names the first layer.
         graph.nodes.iter().try_for_each(|node| needs(node).map(drop))?;
-        let plan = NetworkPlan::new(&graph, ALIGNMENT, &needs)?;
-        let mut before = (0, 0);
+        graph.nodes.iter().try_for_each(|node| check_rows(&graph, node))?;
+        let alignment = Alignment { address: ADDRESS, row: layers::VECTOR / format.size() };
+        let plan = NetworkPlan::new(&graph, alignment, &needs)?;
+        let (mut loss, mut row, mut constant) = (0, 0, 0);
         let computed = graph.nodes.iter().map(|node| {
-            let form = node.layer.form();
-            let (loss, row) = before;
-            if let Form::CrossEntropy(loss) = &form {
-                before = (before.0 + 1, before.1 + loss.rows);
+            let computed = Computed { form: node.layer.form(), loss, row, constant };
+            match &computed.form {
+                Form::CrossEntropy(of) => (loss, row) = (loss + 1, row + of.rows),
+                Form::Rows(picked) => constant += picked.fixed.len(),
+                _ => {}
             }
-            Computed { form, loss, row }
+            computed
         });
         let computed = computed.collect();
         let plan = Plan { target, format, nodes: graph.nodes, computed, plan };
@@ -82,13 +88,22 @@ impl Plan {
         self.plan.bytes
     }
 
-    /// Rows of each loss, in the order of [`Memory::Factors`](super::Memory::Factors).
-    pub fn loss_rows(&self) -> Vec<usize> {
-        let rows = |computed: &Computed| match &computed.form {
-            Form::CrossEntropy(loss) => Some(loss.rows),
+    /// In the order of [`Memory::Factors`](super::Memory::Factors).
+    pub fn losses(&self) -> Vec<Loss> {
+        let loss = |computed: &Computed| match &computed.form {
+            Form::CrossEntropy(loss) => Some(*loss),
             _ => None,
         };
-        self.computed.iter().filter_map(rows).collect()
+        self.computed.iter().filter_map(loss).collect()
+    }
+
+    /// What [`Memory::Constants`](super::Memory::Constants) holds.
+    pub fn constants(&self) -> Vec<u32> {
+        let fixed = |computed: &Computed| match &computed.form {
+            Form::Rows(picked) => picked.fixed.clone(),
+            _ => Vec::new(),
+        };
+        self.computed.iter().flat_map(fixed).collect()
     }
 
     /// The program of one training step, as for CPUs: what its checker says holds for the launches too.
@@ -120,7 +135,7 @@ impl Plan {
             launches.extend(works.into_iter().map(|work| Launch { layer: node.name.clone(), backward, work }));
         };
         for ((node, computed), places) in parts() {
-            let lowered = lowering.forward(&computed.form, places);
+            let lowered = lowering.forward(computed, places);
             lowered.map_err(|reason| reason.of(&node.name, node.layer.kind()))?;
             note(std::mem::take(&mut lowering.works), node, false);
         }
@@ -150,4 +165,16 @@ fn check(graph: &Graph, node: &Node) -> Result<(), Refused> {
         return Err(Refused::Form { layer, kind, form: form.to_string() });
     }
     Ok(())
+}
+
+/// Whether the rows of a form are those of its tensors, so that both agree about gaps between rows.
+fn check_rows(graph: &Graph, node: &Node) -> Result<(), Refused> {
+    let form = node.layer.form();
+    let (inputs, output) = layers::widths(&form);
+    let has = |tensor: usize, width: usize| graph.tensors[tensor].shape.last() == Some(&width);
+    let agree = node.inputs.iter().zip(inputs).all(|(&tensor, width)| has(tensor, width));
+    match agree && node.output.is_none_or(|tensor| has(tensor, output)) {
+        true => Ok(()),
+        false => Err(Refused::Form { layer: node.name.clone(), kind: node.layer.kind(), form: form.to_string() }),
+    }
 }

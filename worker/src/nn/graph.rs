@@ -30,6 +30,12 @@ impl TensorInfo {
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
+
+    /// The same with rows whose pitch is a multiple of so many numbers.
+    pub fn pitched_len(&self, multiple: usize) -> usize {
+        let (width, rows) = self.shape.split_last().unwrap_or((&1, &[]));
+        rows.iter().product::<usize>() * width.next_multiple_of(multiple)
+    }
 }
 
 pub(crate) struct ParameterInfo {

@@ -8,7 +8,7 @@ use super::layer::{
     Backward, Forward, Gradients, INPUTS, InputGradient, Kernels, LossSums, Parameters, Statistics, Weights,
 };
 use super::layout::{GradientSink, Layout};
-use super::plan::{Mode, NetworkPlan, NodePlan};
+use super::plan::{Alignment, Mode, NetworkPlan, NodePlan};
 use super::program::{Program, Reductions};
 use crate::cpu::values::with_format;
 use crate::cpu::{Cpu, Gemm, Values, ops};
@@ -49,7 +49,8 @@ impl Network {
     /// # Errors
     /// The graph is not a valid network, or the machine lacks the memory.
     pub fn new(graph: Graph, cpu: Cpu) -> Result<Network, ModelError> {
-        let plan = NetworkPlan::new(&graph, Arena::ALIGNMENT, &|node| Ok::<_, ModelError>(node.layer.needs(&cpu)))?;
+        let alignment = Alignment { address: Arena::ALIGNMENT, row: 1 };
+        let plan = NetworkPlan::new(&graph, alignment, &|node| Ok::<_, ModelError>(node.layer.needs(&cpu)))?;
         let arena = Arena::new(plan.bytes).ok_or(ModelError::Memory(plan.bytes >> 20))?;
         let Graph { nodes, statistics, .. } = graph;
         let len = statistics.iter().map(|statistic| statistic.len).sum();

@@ -10,7 +10,7 @@
 
 use super::arena::{Region, disjoint};
 use super::error::ModelError;
-use super::graph::{Graph, Node};
+use super::graph::{Graph, Node, TensorInfo};
 use super::layer::{Flow, INPUTS, Needs};
 use super::layout::Layout;
 use super::memory::{self, Span};
@@ -62,6 +62,15 @@ pub(crate) struct NodePlan {
     pub finished: Vec<usize>,
     /// Range of its statistics.
     pub statistics: std::ops::Range<usize>,
+}
+
+/// What a device asks of places in memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Alignment {
+    /// Bytes of which every address is a multiple.
+    pub address: usize,
+    /// Numbers of which the pitch of a tensor's rows is a multiple; 1: rows follow each other without gaps.
+    pub row: usize,
 }
 
 pub(crate) struct NetworkPlan {
@@ -151,21 +160,22 @@ struct Draft {
 }
 
 impl NetworkPlan {
-    /// For a device: what a layer needs there, and the bytes of which every address is a multiple.
+    /// For a device: how it lays out memory, and what a layer needs there.
     ///
     /// # Errors
     /// Those of `needs`, or the graph is not a valid network.
     pub fn new<E: From<ModelError>>(
         graph: &Graph,
-        alignment: usize,
+        alignment: Alignment,
         needs: &dyn Fn(&Node) -> Result<Needs, E>,
     ) -> Result<NetworkPlan, E> {
         let (layout, ordinals) = lay_out(graph)?;
         let n = graph.nodes.len();
         let mut buffers = Buffers::default();
         // Tensors are alive from their producer to their last reader in forward.
-        let values: Vec<usize> =
-            graph.tensors.iter().map(|tensor| buffers.new_at(tensor.len(), graph.format(), tensor.producer)).collect();
+        let value =
+            |tensor: &TensorInfo| buffers.new_at(tensor.pitched_len(alignment.row), graph.format(), tensor.producer);
+        let values: Vec<usize> = graph.tensors.iter().map(value).collect();
         let mut readers = vec![0usize; graph.tensors.len()];
         for (i, node) in graph.nodes.iter().enumerate() {
             for &input in &node.inputs {
@@ -179,11 +189,11 @@ impl NetworkPlan {
             drafts.push(draft(graph, needs(node)?, &mut buffers, &values, &readers, &mut gradients, i, node)?);
         }
         drafts.reverse();
-        let (places, bytes) = buffers.place(alignment, false).ok_or(ModelError::TooLarge)?;
+        let (places, bytes) = buffers.place(alignment.address, false).ok_or(ModelError::TooLarge)?;
         let bytes_f32 = if graph.format() == Format::F32 {
             bytes
         } else {
-            buffers.place(alignment, true).ok_or(ModelError::TooLarge)?.1
+            buffers.place(alignment.address, true).ok_or(ModelError::TooLarge)?.1
         };
         let mut written = vec![false; layout.parameters.len()];
         let statistics = statistics_ranges(graph);
@@ -268,7 +278,7 @@ fn draft(
             if !graph.tensors[input].differentiable && !needs.always[k] {
                 continue;
             }
-            let len = graph.tensors[input].len();
+            let len = lens[values[input]];
             let mut fresh = || buffers.new_at(len, graph.format(), backward);
             let in_place = needs.flow[k] == Flow::InPlace && same_len(d_output, len);
             let mut passed = |from: usize, to: usize, add: bool| {

@@ -2,18 +2,22 @@
 
 use crate::nvrtc;
 use bytemuck::Pod;
+use std::sync::{Arc, Mutex};
 use switchyard_cuda::kernels::{Call, Program};
 use switchyard_cuda::nvrtc::Nvrtc;
 use switchyard_cuda_reference::{Device, Launch, Module, Span};
+use switchyard_worker::cpu::{Format, bf16, f16};
 use switchyard_worker::gpu::{self, Matrix, Memory, Product, Work};
 
 /// The architecture of the reference GPU, an H200.
 const ARCHITECTURE: &str = "sm_90a";
 
+/// What has been compiled, for all tests.
+static MODULES: Mutex<Vec<(Program, Arc<Module>)>> = Mutex::new(Vec::new());
+
 pub struct Gpu {
     nvrtc: Nvrtc,
     pub device: Device,
-    modules: Vec<(Program, Module)>,
     memories: Vec<(Memory, Span)>,
     seed: u64,
 }
@@ -22,7 +26,7 @@ impl Gpu {
     /// `None` where there is no compiler.
     pub fn new(seed: u64) -> Option<Gpu> {
         let nvrtc = nvrtc::nvrtc()?;
-        Some(Gpu { nvrtc, device: Device::default(), modules: Vec::new(), memories: Vec::new(), seed })
+        Some(Gpu { nvrtc, device: Device::default(), memories: Vec::new(), seed })
     }
 
     /// Memory that nobody has written.
@@ -48,45 +52,75 @@ impl Gpu {
             Work::Kernel(call) => self.launch(call),
             Work::Product(product) => self.multiply(product),
             Work::Copy { from, to } => {
-                let numbers: Vec<u8> = self.device.download(*from);
-                self.device.write(*to, &numbers);
+                for row in 0..from.rows {
+                    let numbers: Vec<u8> = self.device.download(part(from, row));
+                    self.device.write(part(to, row), &numbers);
+                }
             }
         }
     }
 
     pub fn launch(&mut self, call: &Call<Span>) {
-        if !self.modules.iter().any(|(program, _)| program == call.program()) {
-            let compiled = call.program().compile(&self.nvrtc, ARCHITECTURE).unwrap();
-            self.modules.push((call.program().clone(), Module::parse(&compiled.ptx).unwrap()));
-        }
-        let (_, module) = self.modules.iter().find(|(program, _)| program == call.program()).unwrap();
-        self.device.launch(module, &Launch::new(call, self.seed)).unwrap_or_else(|error| panic!("{error}"));
+        let module = self.compiled(call.program());
+        self.device.launch(&module, &Launch::new(call, self.seed)).unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// In 32 bits only.
+    fn compiled(&self, program: &Program) -> Arc<Module> {
+        let mut modules = MODULES.lock().unwrap();
+        if let Some((_, module)) = modules.iter().find(|(known, _)| known == program) {
+            return Arc::clone(module);
+        }
+        let compiled = program.compile(&self.nvrtc, ARCHITECTURE).unwrap();
+        let module = Arc::new(Module::parse(&compiled.ptx).unwrap());
+        modules.push((program.clone(), Arc::clone(&module)));
+        module
+    }
+
+    /// Sums in 32 bits.
     fn multiply(&mut self, product: &Product<Span>) {
-        let Product { left, right, result, adds, .. } = product;
-        let (rows, inner) = sides(left);
-        let (depth, columns) = sides(right);
-        assert_eq!(inner, depth, "sides of a product");
-        let [a, b] = [left, right].map(|matrix| self.device.download::<f32>(matrix.memory));
-        let mut sums = if *adds { self.device.download::<f32>(*result) } else { vec![0.0; rows * columns] };
-        assert_eq!(sums.len(), rows * columns, "length of a product");
-        for (index, sum) in sums.iter_mut().enumerate() {
-            let (row, column) = (index / columns, index % columns);
-            *sum += (0..inner).map(|k| a[at(left, row, k)] * b[at(right, k, column)]).sum::<f32>();
+        let Product { left, right, result, adds } = product;
+        let [left, right] = [left, right].map(|matrix| self.rows_of(matrix));
+        assert_eq!((left.len(), right[0].len()), (result.rows, result.columns), "sides of a product");
+        for (row, left) in left.iter().enumerate() {
+            assert_eq!(left.len(), right.len(), "inner side of a product");
+            let mut sums = vec![0.0f32; result.columns];
+            for (factor, right) in left.iter().zip(&right) {
+                sums.iter_mut().zip(right).for_each(|(sum, x)| *sum += factor * x);
+            }
+            if *adds {
+                let old = self.row_of(result, row);
+                sums.iter_mut().zip(old).for_each(|(sum, old)| *sum += old);
+            }
+            let to = part(result, row);
+            match result.format {
+                Format::F32 => self.device.write(to, &sums),
+                Format::Bf16 => self.device.write(to, &sums.into_iter().map(bf16::from_f32).collect::<Vec<_>>()),
+                Format::F16 => self.device.write(to, &sums.into_iter().map(f16::from_f32).collect::<Vec<_>>()),
+            }
         }
-        self.device.write(*result, &sums);
+    }
+
+    /// As a product takes them.
+    fn rows_of(&self, matrix: &Matrix<Span>) -> Vec<Vec<f32>> {
+        let rows: Vec<Vec<f32>> = (0..matrix.rows).map(|row| self.row_of(matrix, row)).collect();
+        if !matrix.is_transposed {
+            return rows;
+        }
+        (0..matrix.columns).map(|column| rows.iter().map(|row| row[column]).collect()).collect()
+    }
+
+    fn row_of(&self, matrix: &Matrix<Span>, row: usize) -> Vec<f32> {
+        let from = part(matrix, row);
+        match matrix.format {
+            Format::F32 => self.device.download(from),
+            Format::Bf16 => self.device.download::<bf16>(from).into_iter().map(bf16::to_f32).collect(),
+            Format::F16 => self.device.download::<f16>(from).into_iter().map(f16::to_f32).collect(),
+        }
     }
 }
 
-/// Rows and columns as the product takes them.
-fn sides(matrix: &Matrix<Span>) -> (usize, usize) {
-    let Matrix { rows, columns, is_transposed, .. } = *matrix;
-    if is_transposed { (columns, rows) } else { (rows, columns) }
-}
-
-/// Where the number in a row and column of the product's operand lies.
-fn at(matrix: &Matrix<Span>, row: usize, column: usize) -> usize {
-    if matrix.is_transposed { column * matrix.columns + row } else { row * matrix.columns + column }
+/// A row of a matrix.
+fn part(matrix: &Matrix<Span>, row: usize) -> Span {
+    let (start, size) = (row * matrix.pitch, matrix.format.size());
+    matrix.memory.part(size * start..size * (start + matrix.columns)).unwrap()
 }

@@ -1,11 +1,12 @@
 //! Small networks of what GPUs have kernels for, and their launches beside their programs.
 
 use crate::TARGET;
+use crate::trial::{self, kind_of};
 use switchyard_worker::cpu::Format;
 use switchyard_worker::data::Kind;
 use switchyard_worker::gpu::{Launch, Memory, Plan, Span};
 use switchyard_worker::model::Registry;
-use switchyard_worker::nn::layers::{CrossEntropy, LayerNorm, Linear, Target, features};
+use switchyard_worker::nn::layers::{CrossEntropy, Embedding, LayerNorm, Linear, Target, features};
 use switchyard_worker::nn::program::{self, Access, Program, Reductions, Step};
 use switchyard_worker::nn::{Graph, Initial, fuse};
 use switchyard_worker_contract::config;
@@ -34,36 +35,78 @@ pub fn graph(classes: usize) -> Graph {
 /// ```text
 /// x = first(norm(features))     y = x + second(norm(x))     logits = head(x + third(y))
 /// ```
-fn twice() -> Graph {
+pub fn twice(width: usize) -> Graph {
     let mut graph = Graph::new(SAMPLES, KIND, Format::F32);
     let linear = |outputs: usize| Linear::new(outputs).initial(Initial::Uniform(0.4));
     let input = features(&mut graph, "input").unwrap();
     let norm = LayerNorm.add(&mut graph, "input norm", input).unwrap();
-    let x = linear(20).add(&mut graph, "first", norm).unwrap();
+    let x = linear(width).add(&mut graph, "first", norm).unwrap();
     let norm = LayerNorm.add(&mut graph, "norm", x).unwrap();
-    let y = linear(20).residual(x).add(&mut graph, "second", norm).unwrap();
-    let z = linear(20).residual(x).add(&mut graph, "third", y).unwrap();
+    let y = linear(width).residual(x).add(&mut graph, "second", norm).unwrap();
+    let z = linear(width).residual(x).add(&mut graph, "third", y).unwrap();
     let logits = linear(4).add(&mut graph, "head", z).unwrap();
     CrossEntropy { target: Target::Classes, count: true }.add(&mut graph, "loss", logits).unwrap();
     graph
 }
 
-/// An MLP with biases and this activation.
-pub fn mlp(activation: config::Activation) -> Graph {
-    let mut graph = Graph::new(SAMPLES, KIND, Format::F32);
-    let model = config::Model::Mlp(config::Mlp { hidden_sizes: vec![20, 12], activation });
+fn model(model: config::Model, kind: Kind, samples: usize, format: Format) -> Graph {
+    let mut graph = Graph::new(samples, kind, format);
     Registry::new().model(&model).unwrap().build(&mut graph).unwrap();
     graph
 }
 
-type Build = fn() -> Graph;
+/// An MLP with biases and this activation.
+pub fn mlp(activation: config::Activation) -> Graph {
+    model(config::Model::Mlp(config::Mlp { hidden_sizes: vec![20, 12], activation }), KIND, SAMPLES, Format::F32)
+}
 
-/// All small networks by name, for losses over four classes.
-pub const NETWORKS: [(&str, Build); 4] = [
+/// The same with rows whose ends are no multiples of 16 bytes.
+fn odd_mlp() -> Graph {
+    let mlp = config::Mlp { hidden_sizes: vec![13, 9], activation: config::Activation::Gelu };
+    model(config::Model::Mlp(mlp), Kind::Features { width: 7, classes: 5 }, SAMPLES, Format::F32)
+}
+
+/// Sums of rows of tables, and a head that shares the table of tokens:
+///
+/// ```text
+/// x = embedding(tokens)     logits = head(norm(x))
+/// ```
+fn tokens() -> Graph {
+    let (context, vocabulary) = (11, 40);
+    let mut graph = Graph::new(SAMPLES, Kind::Tokens { context, vocabulary }, Format::F32);
+    let (context, vocabulary) = (context as usize, vocabulary as usize);
+    let (tokens, positions) = (("tokens", vocabulary), "positions");
+    let embedding = Embedding { context, width: 24, tokens, positions, segments: None, deviation: 0.1 };
+    let (x, tokens) = embedding.add(&mut graph, "embedding").unwrap();
+    let norm = LayerNorm.add(&mut graph, "norm", x).unwrap();
+    let logits = Linear::new(vocabulary).without_bias().shared(tokens).add(&mut graph, "head", norm).unwrap();
+    CrossEntropy { target: Target::Classes, count: true }.add(&mut graph, "loss", logits).unwrap();
+    graph
+}
+
+/// A language model of those that the engine's tests have: three heads, sequences and a vocabulary of odd length, two losses of a BERT.
+pub fn language(config: config::Model, format: Format) -> Graph {
+    let kind = kind_of(&config);
+    model(config, kind, 2, format)
+}
+
+pub type Build = fn() -> Graph;
+
+/// Small networks on features by name.
+pub const NETWORKS: [(&str, Build); 5] = [
     ("residual", || graph(4)),
-    ("two residuals", twice),
+    ("two residuals", || twice(20)),
     ("mlp with ReLU", || mlp(config::Activation::Relu)),
     ("mlp with GELU", || mlp(config::Activation::Gelu)),
+    ("mlp of odd widths", odd_mlp),
+];
+
+/// On tokens.
+pub const LANGUAGE: [(&str, Build); 4] = [
+    ("embedding", tokens),
+    ("gpt", || language(trial::gpt(true), Format::F32)),
+    ("gpt untied", || language(trial::gpt(false), Format::F32)),
+    ("bert", || language(trial::bert(true), Format::F32)),
 ];
 
 /// The first memory of a launch that the program's operation does not declare.
@@ -105,7 +148,7 @@ fn planned(graph: Graph) -> (Plan, Program) {
 
 #[test]
 fn launches_use_what_the_checked_program_declares() {
-    for (name, build) in NETWORKS {
+    for (name, build) in NETWORKS.into_iter().chain(LANGUAGE) {
         let (plan, program) = planned(build());
         assert_eq!(program.check(), Ok(()), "{name}\n{program}");
         for launch in plan.launches(false, |span| span).unwrap() {

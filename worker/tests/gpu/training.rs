@@ -3,15 +3,16 @@
 use crate::TARGET;
 use crate::executed::Gpu;
 use crate::flat_gradients::FlatGradients;
-use crate::network::{KIND, NETWORKS, SAMPLES, graph};
+use crate::network::{Build, LANGUAGE, NETWORKS, graph, language};
 use crate::optimizers::numbers;
-use crate::trial::{batch_of, cpu};
-use switchyard_cuda::kernels::Element;
+use crate::trial::{batch_of, cpu, gpt};
+use switchyard_cuda::kernels::embedding::order;
 use switchyard_cuda::kernels::optimizer::{self, Arrays, Chunk, Numbers, Rule, Scaling, Tables};
+use switchyard_cuda::kernels::{Call, Element};
 use switchyard_cuda_reference::Span;
-use switchyard_worker::cpu::Isa;
-use switchyard_worker::data::Batch;
-use switchyard_worker::gpu::{Launch, Memory, Plan, Work};
+use switchyard_worker::cpu::{Format, Isa, Values, bf16};
+use switchyard_worker::data::{Batch, Kind, Masking};
+use switchyard_worker::gpu::{Launch, Memory, Plan, Table, Work};
 use switchyard_worker::model::initialise;
 use switchyard_worker::nn::layers::Target;
 use switchyard_worker::nn::{Graph, Layout, Network, ParameterSlot, Role, Weights};
@@ -24,16 +25,40 @@ const DECAY: f64 = 0.1;
 const ADAM: config::Adam = config::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
 
 /// Another batch in each step.
-fn batch(step: usize) -> Batch {
-    let mut batch = batch_of(&KIND, SAMPLES);
+fn batch(kind: &Kind, samples: usize, step: usize) -> Batch {
+    let mut batch = batch_of(kind, samples);
     batch.values.iter_mut().enumerate().for_each(|(index, value)| *value += 0.1 * ((index + 3 * step) as f32).sin());
+    if let Kind::Tokens { vocabulary, .. } | Kind::Masked(Masking { vocabulary, .. }) = *kind {
+        batch.tokens.iter_mut().for_each(|token| *token = (*token + 7 * step as u32) % vocabulary);
+    }
     batch
+}
+
+/// What a device gets of a batch.
+fn inputs(batch: &Batch) -> Vec<(Memory, Vec<u8>)> {
+    let bytes = |numbers: &[u32]| bytemuck::cast_slice(numbers).to_vec();
+    let segments: Vec<u32> = batch.segments.iter().map(|&segment| segment.into()).collect();
+    let all = [
+        (Memory::Values, bytemuck::cast_slice(&batch.values).to_vec()),
+        (Memory::Entries(Table::Tokens), bytes(&batch.tokens)),
+        (Memory::Order(Table::Tokens), bytes(&order(&batch.tokens))),
+        (Memory::Entries(Table::Segments), bytes(&segments)),
+        (Memory::Order(Table::Segments), bytes(&order(&segments))),
+        (Memory::Positions, bytes(&batch.positions)),
+        (Memory::Targets(Target::Classes), bytes(&batch.targets)),
+        (Memory::Targets(Target::NextSentence), bytes(&batch.next_sentence)),
+    ];
+    all.into_iter().filter(|(_, bytes)| !bytes.is_empty()).collect()
 }
 
 fn weights(layout: &Layout) -> Vec<f32> {
     let mut weights = vec![0.0; layout.len];
     initialise(layout, 3, &mut weights);
     weights
+}
+
+fn rounded(weights: &[f32]) -> Vec<bf16> {
+    weights.iter().map(|&weight| bf16::from_f32(weight)).collect()
 }
 
 struct Trained {
@@ -61,8 +86,10 @@ impl Trained {
     }
 }
 
-fn on_cpu(graph: Graph) -> Trained {
-    let cpu = cpu(1, Isa::Portable);
+/// Steps of so many micro-batches.
+fn on_cpu(graph: Graph, micro_batches: usize) -> Trained {
+    let (cpu, kind, samples) = (cpu(1, Isa::Portable), *graph.kind(), graph.batch());
+    let is_half = graph.format() == Format::Bf16;
     let mut network = Network::new(graph, cpu.clone()).unwrap();
     let layout = network.layout().clone();
     let rule = config::Optimizer {
@@ -74,34 +101,34 @@ fn on_cpu(graph: Graph) -> Trained {
     };
     let mut optimizer = Optimizer::new(&layout, &rule, cpu.isa);
     let (mut weights, mut sink) = (weights(&layout), FlatGradients::new(&layout));
+    let mut half = rounded(&weights);
     let (mut losses, mut correct) = (Vec::new(), 0);
     for step in 0..STEPS {
-        let batch = batch(step);
-        let given = Weights { master: &weights, half: None, statistics: &[] };
-        let sums = network.forward(given, &batch);
-        network.backward(given, &batch, 1.0, &mut sink);
+        let mut loss = 0.0;
+        for micro_batch in 0..micro_batches {
+            let batch = batch(&kind, samples, step * micro_batches + micro_batch);
+            let given = Weights { master: &weights, half: is_half.then(|| Values::Bf16(&half)), statistics: &[] };
+            let sums = network.forward(given, &batch);
+            sink.accumulate = micro_batch > 0;
+            network.backward(given, &batch, 1.0 / micro_batches as f32, &mut sink);
+            loss += sums.loss / micro_batches as f64;
+            correct += sums.correct;
+        }
         optimizer.begin_step(RATE, 1.0);
         optimizer.apply(0..layout.len, &mut weights, &sink.gradients, None, &cpu.pool);
-        losses.push(sums.loss);
-        correct += sums.correct;
+        half = rounded(&weights);
+        losses.push(loss);
     }
     Trained { losses, correct, weights }
 }
 
-/// `plant`: a mistake in the launches of a step.
-fn on_gpu(graph: Graph, seed: u64, plant: impl FnOnce(&mut Vec<Launch<Span>>)) -> Option<Trained> {
-    let plan = Plan::new(graph, TARGET).unwrap();
-    let layout = plan.layout().clone();
-    let mut gpu = Gpu::new(seed)?;
-    gpu.allocate(Memory::Arena, plan.arena_bytes());
-    let rows: usize = plan.loss_rows().iter().sum();
-    let losses_at = gpu.allocate(Memory::Losses, 4 * rows);
-    let correct_at = gpu.allocate(Memory::Correct, 4 * rows);
-    gpu.upload(Memory::Factors, &[1.0 / rows as f32]);
-    let values_at = gpu.allocate(Memory::Values, 4 * batch(0).values.len());
-    let targets_at = gpu.allocate(Memory::Targets(Target::Classes), 4 * rows);
-    let gradient = gpu.allocate(Memory::Gradients, 4 * layout.len);
-    let weight = gpu.upload(Memory::Weights, &weights(&layout));
+/// The calls of AdamW, and where its numbers are.
+fn updates(
+    gpu: &mut Gpu,
+    layout: &Layout,
+    [weight, gradient]: [Span; 2],
+    copy: Option<Span>,
+) -> (Vec<Call<Span>>, Span) {
     let [first, second] = ["first", "second"].map(|name| gpu.device.upload(name, &vec![0.0f32; layout.len]));
     let chunk = |(ordinal, parameter): (usize, &ParameterSlot)| {
         let decays = parameter.role != Role::Vector;
@@ -110,24 +137,64 @@ fn on_gpu(graph: Graph, seed: u64, plant: impl FnOnce(&mut Vec<Launch<Span>>)) -
     let chunks: Vec<Chunk> = layout.parameters.iter().enumerate().map(chunk).collect();
     let chunks_at = gpu.device.upload("chunks", &chunks);
     let scaling = gpu.device.upload("scaling", &[Scaling { gradient_scale: 1.0, skip: 0 }]);
-    let numbers_at = gpu.device.allocate("numbers", size_of::<Numbers>());
-    let arrays = Arrays { weight, first: Some(first), second: Some(second), gradient, copy: None };
-    let tables = Tables { chunks: chunks_at, numbers: numbers_at, scaling, squares: None, ratios: None };
-    let rule = optimizer::Optimizer { rule: Rule::Adam, copy: Element::F32 };
-    let updates = rule.step(TARGET.blocks, &chunks, arrays, tables).unwrap();
-    let mut launches = plan.launches(false, |span| gpu.place(span)).unwrap();
-    plant(&mut launches);
+    let numbers = gpu.device.allocate("numbers", size_of::<Numbers>());
+    let arrays = Arrays { weight, first: Some(first), second: Some(second), gradient, copy };
+    let tables = Tables { chunks: chunks_at, numbers, scaling, squares: None, ratios: None };
+    let rule = optimizer::Optimizer { rule: Rule::Adam, copy: copy.map_or(Element::F32, |_| Element::Bf16) };
+    (rule.step(TARGET.blocks, &chunks, arrays, tables).unwrap(), numbers)
+}
+
+/// Steps of so many micro-batches. `plant`: a mistake in the launches of the first of each step.
+fn on_gpu(
+    graph: Graph,
+    micro_batches: usize,
+    seed: u64,
+    plant: impl FnOnce(&mut Vec<Launch<Span>>),
+) -> Option<Trained> {
+    let (kind, samples) = (*graph.kind(), graph.batch());
+    let is_half = graph.format() == Format::Bf16;
+    let plan = Plan::new(graph, TARGET).unwrap();
+    let layout = plan.layout().clone();
+    let mut gpu = Gpu::new(seed)?;
+    gpu.allocate(Memory::Arena, plan.arena_bytes());
+    let of_losses = plan.losses();
+    let rows: usize = of_losses.iter().map(|loss| loss.rows).sum();
+    let factors: Vec<f32> = of_losses.iter().map(|loss| 1.0 / (micro_batches * loss.rows) as f32).collect();
+    let losses_at = gpu.allocate(Memory::Losses, 4 * rows);
+    let correct_at = gpu.allocate(Memory::Correct, 4 * rows);
+    gpu.upload(Memory::Factors, &factors);
+    gpu.upload(Memory::Constants, &plan.constants());
+    let inputs_at: Vec<Span> =
+        inputs(&batch(&kind, samples, 0)).iter().map(|(memory, bytes)| gpu.allocate(*memory, bytes.len())).collect();
+    let gradient = gpu.allocate(Memory::Gradients, 4 * layout.len);
+    let weights = weights(&layout);
+    let weight = gpu.upload(Memory::Weights, &weights);
+    let copy = is_half.then(|| gpu.upload(Memory::Half, &rounded(&weights)));
+    let (updates, numbers_at) = updates(&mut gpu, &layout, [weight, gradient], copy);
+    let [mut first, later] = [false, true].map(|adds| plan.launches(adds, |span| gpu.place(span)).unwrap());
+    plant(&mut first);
     let (mut losses, mut correct) = (Vec::new(), 0);
     for step in 0..STEPS {
-        let batch = batch(step);
-        gpu.device.write(values_at, &batch.values);
-        gpu.device.write(targets_at, &batch.targets);
+        let mut loss = 0.0;
+        for micro_batch in 0..micro_batches {
+            for (at, (_, bytes)) in
+                inputs_at.iter().zip(inputs(&batch(&kind, samples, step * micro_batches + micro_batch)))
+            {
+                gpu.device.write(*at, &bytes);
+            }
+            let launches = if micro_batch == 0 { &first } else { &later };
+            launches.iter().for_each(|launch| gpu.run(&launch.work));
+            let mut nats = gpu.device.download::<f32>(losses_at).into_iter().map(f64::from);
+            let mut right = gpu.device.download::<f32>(correct_at).into_iter();
+            for of in &of_losses {
+                loss += nats.by_ref().take(of.rows).sum::<f64>() / (micro_batches * of.rows) as f64;
+                let count = right.by_ref().take(of.rows).filter(|right| *right > 0.0).count() as u64;
+                correct += count * u64::from(of.options.count);
+            }
+        }
         gpu.device.write(numbers_at, &[numbers_of(step)]);
-        launches.iter().for_each(|launch| gpu.run(&launch.work));
         updates.iter().for_each(|update| gpu.launch(update));
-        let nats: Vec<f32> = gpu.device.download(losses_at);
-        losses.push(nats.iter().map(|&nats| f64::from(nats)).sum::<f64>() / rows as f64);
-        correct += gpu.device.download::<f32>(correct_at).iter().filter(|&&right| right > 0.0).count() as u64;
+        losses.push(loss);
     }
     Some(Trained { losses, correct, weights: gpu.device.download(weight) })
 }
@@ -138,31 +205,50 @@ fn numbers_of(step: usize) -> Numbers {
 }
 
 #[test]
-fn training_on_the_executor_is_that_of_the_cpu() {
-    for (name, build) in NETWORKS {
-        let expected = on_cpu(build());
-        let losses = &expected.losses;
-        assert!(losses[STEPS - 1] < 0.9 * losses[0], "{name}: {losses:?}");
-        for seed in 0..2 {
-            let Some(trained) = on_gpu(build(), seed, |_| ()) else { return };
-            assert_eq!(trained.difference(&expected), None, "{name}, seed {seed}");
+fn training_on_features_is_that_of_the_cpu() {
+    train(&NETWORKS);
+}
+
+#[test]
+fn training_on_tokens_is_that_of_the_cpu() {
+    train(&LANGUAGE);
+}
+
+fn train(networks: &[(&str, Build)]) {
+    for (name, build) in networks {
+        for (seed, micro_batches) in [(0, 1), (1, 2)] {
+            let expected = on_cpu(build(), micro_batches);
+            let losses = &expected.losses;
+            assert!(losses[STEPS - 1] < 0.9 * losses[0], "{name}: {losses:?}");
+            let Some(trained) = on_gpu(build(), micro_batches, seed, |_| ()) else { return };
+            assert_eq!(trained.difference(&expected), None, "{name}, {micro_batches} micro-batches, seed {seed}");
         }
     }
 }
 
 #[test]
+fn training_in_16_bits_has_the_losses_of_the_cpu() {
+    let build = || language(gpt(true), Format::Bf16);
+    let expected = on_cpu(build(), 1).losses;
+    let Some(trained) = on_gpu(build(), 1, 0, |_| ()) else { return };
+    for (got, expected) in trained.losses.iter().zip(&expected) {
+        assert!((got - expected).abs() < 1e-2 * expected, "{:?}, expected {expected:?}", trained.losses);
+    }
+}
+
+#[test]
 fn a_launch_that_is_missing_or_too_many_is_found() {
-    let expected = on_cpu(graph(4));
+    let expected = on_cpu(graph(4), 1);
     let is_sum = |launch: &Launch<Span>| matches!(&launch.work, Work::Product(product) if product.adds);
     let no_residual = |launches: &mut Vec<Launch<Span>>| {
         let sum = launches.iter().position(is_sum).unwrap();
         launches.remove(sum - 1);
     };
-    let Some(trained) = on_gpu(graph(4), 0, no_residual) else { return };
+    let Some(trained) = on_gpu(graph(4), 1, 0, no_residual) else { return };
     assert!(trained.difference(&expected).is_some());
     let twice = |launches: &mut Vec<Launch<Span>>| {
         let sum = launches.iter().position(is_sum).unwrap();
         launches.insert(sum, launches[sum].clone());
     };
-    assert!(on_gpu(graph(4), 0, twice).unwrap().difference(&expected).is_some());
+    assert!(on_gpu(graph(4), 1, 0, twice).unwrap().difference(&expected).is_some());
 }

@@ -1,8 +1,10 @@
 use super::nvrtc::nvrtc;
 use switchyard_cuda::kernels::activation::{Activation, Function};
+use switchyard_cuda::kernels::attention::{Attention, Shape};
 use switchyard_cuda::kernels::cross_entropy::CrossEntropy;
 use switchyard_cuda::kernels::elementwise::Elementwise;
 use switchyard_cuda::kernels::embedding::Embedding;
+use switchyard_cuda::kernels::gather::Gather;
 use switchyard_cuda::kernels::layer_norm::LayerNorm;
 use switchyard_cuda::kernels::optimizer::{Optimizer, Rule};
 use switchyard_cuda::kernels::{Element, Program, Rows, gradients};
@@ -20,12 +22,18 @@ fn programs() -> Vec<(String, Program)> {
             let norm = LayerNorm::new(Rows { element, width, pitch: width }, 1).unwrap();
             programs.push((format!("layer norm {name} {width}"), norm.program()));
         }
+        for head_size in [64, 80, 128] {
+            let shape = Shape { element, batch: 1, context: 1, heads: 1, head_size, causal: true };
+            programs.push((format!("attention {name} {head_size}"), Attention::new(shape).unwrap().program()));
+        }
         let gelu = Activation::new(Function::Gelu, Rows { element, width: 3072, pitch: 3072 }, 1).unwrap();
         programs.push((format!("activation {name} 3072"), gelu.program()));
         let from_f32 = Elementwise { from: Element::F32, to: element };
         programs.push((format!("elementwise f32 to {name}"), from_f32.program()));
         let embedding = Embedding::new(Rows { element, width: 768, pitch: 768 }, 1, 1).unwrap();
         programs.push((format!("embedding {name} 768"), embedding.program()));
+        let gather = Gather::new(Rows { element, width: 768, pitch: 768 }, 1, 1).unwrap();
+        programs.push((format!("gather {name} 768"), gather.program()));
         let loss = CrossEntropy::new(Rows { element, width: 50_257, pitch: 50_304 }, 1).unwrap();
         programs.push((format!("cross entropy {name} 50257"), loss.program()));
     }

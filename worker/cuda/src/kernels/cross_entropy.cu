@@ -58,6 +58,19 @@ __device__ inline Summary over_warp(Summary own) {
 // Whether the row ends within a vector.
 __device__ inline bool is_cut(unsigned vector) { return WIDTH % N != 0 && vector == VECTORS - 1; }
 
+// A vector of a row. Nobody may have written what is behind the end of the row: zeros stand for it.
+__device__ inline uint4 part_of(const ELEMENT* row, unsigned vector) {
+    if (!is_cut(vector)) {
+        return reinterpret_cast<const uint4*>(row)[vector];
+    }
+    float values[N] = {};
+#pragma unroll
+    for (int i = 0; i < WIDTH % N; i++) {
+        values[i] = widen(row[vector * N + i]);
+    }
+    return pack<ELEMENT>(values);
+}
+
 // Adds a vector. A NaN is no largest logit, but it is in `scaled` and so reaches loss and gradient.
 __device__ inline void add(Summary& own, uint4 raw, unsigned vector, bool wants_sum) {
     float values[N];
@@ -130,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int d = 0; d < DEPTH; d++) {
                 if (start + d * THREADS < VECTORS) {
-                    raw[d] = vectors[start + d * THREADS];
+                    raw[d] = part_of(x, start + d * THREADS);
                 }
             }
 #pragma unroll
@@ -165,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (unsigned v = threadIdx.x; v < PITCH / N; v += THREADS) {
             float values[N] = {};
             if (v < VECTORS) {
-                unpack<ELEMENT>(v < held ? row_start[v] : vectors[v], values);
+                unpack<ELEMENT>(v < held ? row_start[v] : part_of(x, v), values);
 #pragma unroll
                 for (int i = 0; i < N; i++) {
                     values[i] = fmaf(relative(values[i], top), factor, -everywhere);

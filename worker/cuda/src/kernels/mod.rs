@@ -5,9 +5,11 @@
 //! are constants in it. A [`Call`] is data: a device launches it, the executor runs it, and it says what it reads and writes.
 
 pub mod activation;
+pub mod attention;
 pub mod cross_entropy;
 pub mod elementwise;
 pub mod embedding;
+pub mod gather;
 pub mod gradients;
 pub mod layer_norm;
 pub mod optimizer;

@@ -64,7 +64,7 @@ pub struct Tables {
 
 impl Tables {
     /// Index of the token table among the parameters.
-    fn tokens(&self) -> usize {
+    pub(crate) fn tokens(&self) -> usize {
         1 + usize::from(self.segments.is_some())
     }
 }

@@ -1,0 +1,93 @@
+use super::{Device, Number, at_the_floor, compile, line, matrix, number, rows, run, values};
+use half::{bf16, f16};
+use switchyard_cuda::kernels::gather::Gather;
+use switchyard_cuda::kernels::{Element, Rows};
+use switchyard_cuda_reference::Counts;
+
+/// Distinct rows in no order, one of which does not exist.
+fn numbers(count: usize, of: usize) -> Vec<u32> {
+    (0..count).map(|row| if row == 2 { of as u32 } else { (of - 1 - 2 * row) as u32 }).collect()
+}
+
+/// Forward and backward, with the bits that a CPU gives.
+fn check<T: Number>(width: u32, count: usize) -> [Counts; 2] {
+    let (rows, of) = (rows::<T>(width), 2 * count + 1);
+    let gather = Gather::new(rows, count as u32, of as u32).unwrap();
+    let Some(module) = compile(&gather.program()) else { return Default::default() };
+    let ids = numbers(count, of);
+    let [all, old, some] =
+        [(1, of), (2, of), (3, count)].map(|(seed, count)| matrix::<T>(rows, count, |at| number(seed, at)));
+    let [x, sums, dy] = [&all, &old, &some].map(|matrix| values::<T>(rows, matrix));
+    let mut counts = Default::default();
+    for seed in 0..super::SEEDS {
+        let mut device = Device::default();
+        let ids_at = device.upload("numbers", &ids);
+        let (x_at, y_at) = (device.upload("x", &all), device.allocate("y", size_of_val(some.as_slice())));
+        let (dx_at, dy_at) = (device.upload("dx", &old), device.upload("dy", &some));
+        let forward = gather.forward(3, ids_at, x_at, y_at).unwrap();
+        let backward = gather.backward(3, ids_at, dy_at, dx_at).unwrap();
+        counts = [forward, backward].map(|call| run(&mut device, &module, &call, seed));
+        for (got, &from) in values::<T>(rows, &device.download(y_at)).iter().zip(&ids) {
+            assert!(x.get(from as usize).map_or(got.iter().all(|x| x.is_nan()), |x| x == got), "row {from}");
+        }
+        let mut wanted = sums.clone();
+        for (dy, &to) in dy.iter().zip(&ids).filter(|(_, to)| (**to as usize) < of) {
+            wanted[to as usize].iter_mut().zip(dy).for_each(|(sum, dy)| *sum = T::of((*sum + dy) as f32).get());
+        }
+        assert_eq!(values::<T>(rows, &device.download(dx_at)), wanted);
+    }
+    counts
+}
+
+#[test]
+fn rows_have_the_bits_of_the_cpu() {
+    check::<f32>(33, 5);
+    check::<bf16>(100, 7);
+    check::<f16>(1, 3);
+    check::<f16>(768, 9);
+}
+
+#[test]
+fn picked_rows_are_moved_once() {
+    let mut table = String::new();
+    for counts in [("f32", 4, check::<f32>(768, 24)), ("bf16", 2, check::<bf16>(768, 24))] {
+        // One of the rows does not exist.
+        let (name, size, [forward, backward]) = counts;
+        let (there, all) = (23 * 768 * size, 24 * 768 * size);
+        let floors: [&[(&str, [usize; 2])]; 2] =
+            [&[("x", [there, 0]), ("y", [0, all])], &[("dy", [there, 0]), ("dx", [there, there])]];
+        for ((counts, floors), kernel) in [forward, backward].iter().zip(floors).zip(["gather", "scatter"]) {
+            if !counts.memory.is_empty() {
+                let what = format!("{kernel}, {name} 24 x 768");
+                at_the_floor(&what, counts, floors);
+                table += &line(&what, counts);
+            }
+        }
+    }
+    if !table.is_empty() {
+        insta::assert_snapshot!("gather", table);
+    }
+}
+
+#[test]
+fn a_row_that_occurs_twice_is_found() {
+    let gather = Gather::new(rows::<f32>(4), 2, 3).unwrap();
+    let Some(module) = compile(&gather.program()) else { return };
+    let mut device = Device::default();
+    let [numbers, dy, dx] =
+        [device.upload("numbers", &[1u32, 1]), device.upload("dy", &[1.0f32; 8]), device.upload("dx", &[0.0f32; 12])];
+    let call = gather.backward(1, numbers, dy, dx).unwrap();
+    let text = device.launch(&module, &super::Launch::new(&call, 0)).unwrap_err().to_string();
+    assert!(text.contains("`dx`"), "{text}");
+}
+
+#[test]
+fn what_the_kernels_cannot_have_is_refused() {
+    let narrow = Rows { element: Element::F32, width: 4, pitch: 4 };
+    let text = Gather::new(narrow, 0, 3).unwrap_err().to_string();
+    assert_eq!(text, "gather: 0 of 3 rows of width 4, expected at least one and 2^31 numbers");
+    let mut device = Device::default();
+    let (small, large) = (device.allocate("small", 47), device.allocate("large", 48));
+    let text = Gather::new(narrow, 2, 3).unwrap().backward(1, large, large, small).unwrap_err().to_string();
+    assert_eq!(text, "scatter: dx of 47 bytes, expected at least 48");
+}

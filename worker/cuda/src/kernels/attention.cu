@@ -1,0 +1,297 @@
+// Self-attention of heads of HEAD numbers of type ELEMENT. A row of qkv has the queries of all heads, then their keys, then their values.
+// Probabilities are never in memory: forward goes through the keys tile by tile, and scales what it has summed whenever a larger score
+// comes; backward computes them again from one number for each query (Dao and others 2022). A block has TILE queries, or TILE keys, of one
+// head, and each warp ROWS of them. Lanes are the rows of the other side, or the columns of a head. No two blocks write to the same row.
+#include "device.cuh"
+
+constexpr int THREADS = 128;
+constexpr int TILE = LANES;
+constexpr int ROWS = TILE / (THREADS / LANES);
+constexpr int N = PER_VECTOR<ELEMENT>;
+// Of a row in a tile, in fours. Odd: eight lanes that read 16 bytes of eight rows use all banks.
+constexpr int PITCH = HEAD / 4 | 1;
+// Of a lane.
+constexpr int COLUMNS = (HEAD + LANES - 1) / LANES;
+constexpr float LOG2_OF_E = 1.44269504f;
+
+// All rows of a head in a tensor whose rows have `heads` heads each, of which it is number `column`.
+template <class T>
+struct Rows {
+    T* start;
+    size_t pitch;
+
+    __device__ Rows(T* tensor, size_t first_row, unsigned heads, unsigned column)
+        : start(tensor + (first_row * heads + column) * HEAD), pitch((size_t)heads * HEAD) {}
+
+    __device__ T* at(unsigned row) const { return start + row * pitch; }
+};
+
+// Copies TILE rows from `first` on; zeros beyond the last one.
+__device__ inline void fetch(const Rows<const ELEMENT>& from, unsigned first, unsigned context, float4* to) {
+    for (int at = threadIdx.x; at < TILE * (HEAD / N); at += THREADS) {
+        const int row = at / (HEAD / N), column = at % (HEAD / N) * N;
+        float values[N] = {};
+        if (first + row < context) {
+            load(from.at(first + row) + column, values);
+        }
+#pragma unroll
+        for (int i = 0; i < N; i += 4) {
+            to[row * PITCH + (column + i) / 4] = make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);
+        }
+    }
+}
+
+// Products of each row of this warp in one tile with this lane's row in another.
+__device__ inline void multiply(const float4* rows, const float4* lanes, float (&to)[ROWS]) {
+    const int lane = threadIdx.x % LANES, first = threadIdx.x / LANES * ROWS;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        to[r] = 0.0f;
+    }
+#pragma unroll 4
+    for (int column = 0; column < HEAD / 4; column++) {
+        const float4 b = lanes[lane * PITCH + column];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const float4 a = rows[(first + r) * PITCH + column];
+            to[r] += a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
+        }
+    }
+}
+
+// Weights of the rows of a tile for each row of this warp. Only the warp itself reads and writes them.
+__device__ inline float* weights_of(float4* weights, int row) {
+    return reinterpret_cast<float*>(weights) + (threadIdx.x / LANES * ROWS + row) * TILE;
+}
+
+// Adds the rows of a tile to the sums of each row of this warp, with its weights.
+__device__ inline void accumulate(float4* weights, const float4* rows, float (&sums)[ROWS][COLUMNS]) {
+    const float* const numbers = reinterpret_cast<const float*>(rows);
+    const int lane = threadIdx.x % LANES;
+#pragma unroll 2
+    for (int k = 0; k < TILE; k += 4) {
+        float values[4][COLUMNS];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) {
+                const int column = c * LANES + lane;
+                values[i][c] = column < HEAD ? numbers[(k + i) * PITCH * 4 + column] : 0.0f;
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const float4 w = *reinterpret_cast<const float4*>(weights_of(weights, r) + k);
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) {
+                sums[r][c] += w.x * values[0][c] + w.y * values[1][c] + w.z * values[2][c] + w.w * values[3][c];
+            }
+        }
+    }
+}
+
+// Writes the sums of this warp's rows, the first of which is `first`.
+__device__ inline void put(const float (&sums)[ROWS][COLUMNS], const Rows<ELEMENT>& to, unsigned first, unsigned context) {
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) {
+            const int column = c * LANES + threadIdx.x % LANES;
+            if (first + r < context && column < HEAD) {
+                narrow(sums[r][c], to.at(first + r) + column);
+            }
+        }
+    }
+}
+
+// Writes one number of each of this warp's rows: all lanes have all of them.
+__device__ inline void put_each(const float (&numbers)[ROWS], float* to, unsigned first, unsigned context) {
+    const unsigned lane = threadIdx.x % LANES;
+    float mine = 0.0f;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        mine = lane == r ? numbers[r] : mine;
+    }
+    if (lane < ROWS && first + lane < context) {
+        to[first + lane] = mine;
+    }
+}
+
+__device__ inline float warp_max(float value) {
+#pragma unroll
+    for (int distance = LANES / 2; distance > 0; distance /= 2) {
+        value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, distance));
+    }
+    return value;
+}
+
+__device__ inline bool sees(unsigned query, unsigned key, unsigned context, unsigned causal) {
+    return key < context && (causal == 0 || key <= query);
+}
+
+// Of all three, 3 blocks have room on a multiprocessor: ptxas by itself aims at more, and spills.
+// saved: for each query of each head log2 of the sum of 2^(score times scale). `scale` makes exponents of 2. count: heads of all
+// sequences.
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
+    attention(const ELEMENT* qkv, ELEMENT* out, float* saved, unsigned count, unsigned heads, unsigned context,
+              unsigned causal, float scale) {
+    extern __shared__ float4 tiles[];
+    float4 *const queries = tiles, *const keys = queries + TILE * PITCH, *const values = keys + TILE * PITCH;
+    float4* const weights = values + TILE * PITCH;
+    const unsigned lane = threadIdx.x % LANES, tiles_of_head = (context + TILE - 1) / TILE;
+    for (unsigned task = blockIdx.x; task < tiles_of_head * count; task += gridDim.x) {
+        // The last queries see the most keys, so they come first.
+        const unsigned head = task % count, start = (tiles_of_head - 1 - task / count) * TILE;
+        const unsigned own = start + threadIdx.x / LANES * ROWS, column = head % heads;
+        const size_t row = (size_t)(head / heads) * context;
+        const Rows<const ELEMENT> key_rows(qkv, row, 3 * heads, heads + column);
+        const Rows<const ELEMENT> value_rows(qkv, row, 3 * heads, 2 * heads + column);
+        fetch(Rows<const ELEMENT>(qkv, row, 3 * heads, column), start, context, queries);
+        float sums[ROWS][COLUMNS] = {}, totals[ROWS] = {}, largest[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            largest[r] = __uint_as_float(0xff800000);
+        }
+        const unsigned end = causal != 0 ? min(start + TILE, context) : context;
+        for (unsigned first = 0; first < end; first += TILE) {
+            fetch(key_rows, first, context, keys);
+            fetch(value_rows, first, context, values);
+            __syncthreads();
+            float scores[ROWS];
+            multiply(queries, keys, scores);
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                // Every query sees the first key of every tile.
+                const bool seen = sees(own + r, first + lane, context, causal);
+                const float score = seen ? scores[r] * scale : __uint_as_float(0xff800000);
+                const float now = fmaxf(largest[r], warp_max(score));
+                const float shrink = exp2f(largest[r] - now), weight = exp2f(score - now);
+                largest[r] = now;
+                totals[r] = totals[r] * shrink + weight;
+                weights_of(weights, r)[lane] = weight;
+#pragma unroll
+                for (int c = 0; c < COLUMNS; c++) {
+                    sums[r][c] *= shrink;
+                }
+            }
+            __syncwarp();
+            accumulate(weights, values, sums);
+            __syncthreads();
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const float total = warp_sum(totals[r]);
+            largest[r] += log2f(total);
+            const float inverse = 1.0f / total;
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) {
+                sums[r][c] *= inverse;
+            }
+        }
+        put(sums, Rows<ELEMENT>(out, row, heads, column), own, context);
+        put_each(largest, saved + (size_t)head * context, own, context);
+    }
+}
+
+// Gradient of the queries. means: for each query of each head the sum of its output times the gradient, for `attention_keys`.
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
+    attention_queries(const ELEMENT* qkv, const ELEMENT* out, const ELEMENT* d_out, const float* saved, float* means,
+                      ELEMENT* d_qkv, unsigned count, unsigned heads, unsigned context, unsigned causal, float scale) {
+    extern __shared__ float4 tiles[];
+    float4 *const queries = tiles, *const d_outs = queries + TILE * PITCH, *const keys = d_outs + TILE * PITCH;
+    float4 *const values = keys + TILE * PITCH, *const weights = values + TILE * PITCH;
+    const unsigned lane = threadIdx.x % LANES, tiles_of_head = (context + TILE - 1) / TILE;
+    for (unsigned task = blockIdx.x; task < tiles_of_head * count; task += gridDim.x) {
+        const unsigned head = task % count, start = (tiles_of_head - 1 - task / count) * TILE;
+        const unsigned own = start + threadIdx.x / LANES * ROWS, column = head % heads;
+        const size_t row = (size_t)(head / heads) * context;
+        const Rows<const ELEMENT> key_rows(qkv, row, 3 * heads, heads + column);
+        const Rows<const ELEMENT> value_rows(qkv, row, 3 * heads, 2 * heads + column);
+        const Rows<const ELEMENT> out_rows(out, row, heads, column);
+        fetch(Rows<const ELEMENT>(qkv, row, 3 * heads, column), start, context, queries);
+        fetch(Rows<const ELEMENT>(d_out, row, heads, column), start, context, d_outs);
+        __syncthreads();
+        const float mine = lane < ROWS && own + lane < context ? saved[(size_t)head * context + own + lane] : 0.0f;
+        float mean[ROWS], logarithm[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const unsigned query = own + r;
+            const float* const gradient = reinterpret_cast<const float*>(d_outs + (query - start) * PITCH);
+            float sum = 0.0f;
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) {
+                const int at = c * LANES + lane;
+                sum += query < context && at < HEAD ? widen(out_rows.at(query)[at]) * gradient[at] : 0.0f;
+            }
+            mean[r] = warp_sum(sum);
+            logarithm[r] = __shfl_sync(ALL_LANES, mine, r);
+        }
+        put_each(mean, means + (size_t)head * context, own, context);
+        float sums[ROWS][COLUMNS] = {};
+        const unsigned end = causal != 0 ? min(start + TILE, context) : context;
+        for (unsigned first = 0; first < end; first += TILE) {
+            fetch(key_rows, first, context, keys);
+            fetch(value_rows, first, context, values);
+            __syncthreads();
+            float scores[ROWS], d_weights[ROWS];
+            multiply(queries, keys, scores);
+            multiply(d_outs, values, d_weights);
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                const bool seen = sees(own + r, first + lane, context, causal);
+                const float weight = seen ? exp2f(scores[r] * scale - logarithm[r]) : 0.0f;
+                weights_of(weights, r)[lane] = weight * (d_weights[r] - mean[r]) * (scale / LOG2_OF_E);
+            }
+            __syncwarp();
+            accumulate(weights, keys, sums);
+            __syncthreads();
+        }
+        put(sums, Rows<ELEMENT>(d_qkv, row, 3 * heads, column), own, context);
+    }
+}
+
+// Gradients of keys and values.
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
+    attention_keys(const ELEMENT* qkv, const ELEMENT* d_out, const float* saved, const float* means, ELEMENT* d_qkv,
+                   unsigned count, unsigned heads, unsigned context, unsigned causal, float scale) {
+    extern __shared__ float4 tiles[];
+    float4 *const keys = tiles, *const values = keys + TILE * PITCH, *const queries = values + TILE * PITCH;
+    float4 *const d_outs = queries + TILE * PITCH, *const weights = d_outs + TILE * PITCH;
+    float4* const d_scores = weights + TILE * TILE / 4;
+    const unsigned lane = threadIdx.x % LANES, tiles_of_head = (context + TILE - 1) / TILE;
+    for (unsigned task = blockIdx.x; task < tiles_of_head * count; task += gridDim.x) {
+        // The first keys are seen by the most queries.
+        const unsigned head = task % count, start = task / count * TILE;
+        const unsigned own = start + threadIdx.x / LANES * ROWS, column = head % heads;
+        const size_t row = (size_t)(head / heads) * context;
+        const Rows<const ELEMENT> query_rows(qkv, row, 3 * heads, column);
+        const Rows<const ELEMENT> d_out_rows(d_out, row, heads, column);
+        fetch(Rows<const ELEMENT>(qkv, row, 3 * heads, heads + column), start, context, keys);
+        fetch(Rows<const ELEMENT>(qkv, row, 3 * heads, 2 * heads + column), start, context, values);
+        float d_keys[ROWS][COLUMNS] = {}, d_values[ROWS][COLUMNS] = {};
+        for (unsigned first = causal != 0 ? start : 0; first < context; first += TILE) {
+            fetch(query_rows, first, context, queries);
+            fetch(d_out_rows, first, context, d_outs);
+            const unsigned query = first + lane;
+            const size_t at = (size_t)head * context + query;
+            const float logarithm = query < context ? saved[at] : 0.0f, mean = query < context ? means[at] : 0.0f;
+            __syncthreads();
+            float scores[ROWS], d_weights[ROWS];
+            multiply(keys, queries, scores);
+            multiply(values, d_outs, d_weights);
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                const bool seen = query < context && sees(query, own + r, context, causal);
+                const float weight = seen ? exp2f(scores[r] * scale - logarithm) : 0.0f;
+                weights_of(weights, r)[lane] = weight;
+                weights_of(d_scores, r)[lane] = weight * (d_weights[r] - mean) * (scale / LOG2_OF_E);
+            }
+            __syncwarp();
+            accumulate(weights, d_outs, d_values);
+            accumulate(d_scores, queries, d_keys);
+            __syncthreads();
+        }
+        put(d_keys, Rows<ELEMENT>(d_qkv, row, 3 * heads, heads + column), own, context);
+        put(d_values, Rows<ELEMENT>(d_qkv, row, 3 * heads, 2 * heads + column), own, context);
+    }
+}

@@ -1,0 +1,68 @@
+//! Sums of rows of tables, and the gradients of these tables.
+
+use super::{Lowering, rows, size};
+use crate::cpu::Format;
+use crate::gpu::launch::{Memory, Table, Work};
+use crate::gpu::refused::Reason;
+use crate::nn::layers::Tables;
+use crate::nn::plan::NodePlan;
+use switchyard_cuda::kernels::elementwise::Elementwise;
+use switchyard_cuda::kernels::embedding::{Backward, Embedding, Lookup};
+use switchyard_cuda::kernels::{self, Element};
+
+pub(super) fn kernels_of(tables: &Tables, format: Format) -> Result<Embedding, Reason> {
+    Ok(Embedding::new(rows(tables.width, format)?, size(tables.rows)?, size(tables.context)?)?)
+}
+
+impl<M: kernels::Memory> Lowering<'_, M> {
+    pub(super) fn embedding(&mut self, tables: &Tables, places: &NodePlan) -> Result<(), Reason> {
+        let lookup = |table: Table, index: usize, entries: usize| -> Result<Lookup<M>, Reason> {
+            let numbers = self.floats(Memory::Entries(table), 0, tables.rows);
+            Ok(Lookup { numbers, table: self.rounded(places.ordinals[index]), entries: size(entries)? })
+        };
+        let tokens = lookup(Table::Tokens, tables.tokens(), tables.vocabulary)?;
+        let segments = tables.segments.map(|entries| lookup(Table::Segments, 1, entries)).transpose()?;
+        let (positions, x) = (self.rounded(places.ordinals[0]), self.arena(&places.output));
+        let call = kernels_of(tables, self.format)?.forward(self.target.blocks, tokens, positions, segments, x)?;
+        self.works.push(Work::Kernel(call));
+        Ok(())
+    }
+
+    pub(super) fn embedding_backward(&mut self, tables: &Tables, places: &NodePlan) -> Result<(), Reason> {
+        let (gradient, adds) = self.gradient(places, 0);
+        let dx = self.arena(&places.d_output);
+        let call = kernels_of(tables, self.format)?.positions(self.target.blocks, dx, gradient, adds)?;
+        self.works.push(Work::Kernel(call));
+        if let Some(entries) = tables.segments {
+            self.table_backward(tables, places, (Table::Segments, 1, entries))?;
+        }
+        self.table_backward(tables, places, (Table::Tokens, tables.tokens(), tables.vocabulary))
+    }
+
+    /// Of a table: its number among the parameters, and its rows. The kernels add, because most rows of a table get nothing from a batch.
+    fn table_backward(
+        &mut self,
+        tables: &Tables,
+        places: &NodePlan,
+        (table, index, entries): (Table, usize, usize),
+    ) -> Result<(), Reason> {
+        let blocks = self.target.blocks;
+        let (gradient, adds) = self.gradient(places, index);
+        if !adds {
+            let floats = Elementwise { from: Element::F32, to: Element::F32 };
+            let zero = floats.fill(blocks, size(entries * tables.width)?, 0.0, gradient)?;
+            self.works.push(Work::Kernel(zero));
+        }
+        let on = Backward {
+            numbers: self.floats(Memory::Entries(table), 0, tables.rows),
+            order: self.floats(Memory::Order(table), 0, tables.rows),
+            dx: self.arena(&places.d_output),
+            partial: self.arena(&places.backward_scratch),
+            gradient,
+            entries: size(entries)?,
+        };
+        let calls = kernels_of(tables, self.format)?.backward(blocks, on)?;
+        self.works.extend(calls.map(Work::Kernel));
+        Ok(())
+    }
+}
