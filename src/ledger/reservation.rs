@@ -36,8 +36,10 @@ impl Reservation {
 
     /// By what a job ends before the one that holds these nodes can begin, if it starts now; `None`: by nothing.
     pub fn is_begun_after(&self, job: &TrainJob, now: Timestamp, predictor: Option<&Predictor>) -> Option<Basis> {
-        let (start, _) = self.start?;
-        let predictor = || predictor.filter(|_| self.first_start.is_some_and(|first| now <= first));
+        let (start, of_start) = self.start?;
+        // What limits promise, no guess puts off.
+        let is_guess = of_start == Basis::RunTimes && self.first_start.is_some_and(|first| now <= first);
+        let predictor = || predictor.filter(|_| is_guess);
         let (end, basis) = end_from(job, now)
             .map(|end| (end, Basis::Limits))
             .or_else(|| Some((predictor()?.end_of_next(job, now)?, Basis::RunTimes)))?;

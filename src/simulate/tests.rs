@@ -222,6 +222,7 @@ proptest! {
     fn nobody_delays_the_head_and_nobody_is_forgotten(
         jobs in prop::collection::vec((0_u32..20_000, 1_u32..20_000, 0_usize..7), 1..40),
         has_limits in any::<bool>(),
+        predicts in any::<bool>(),
     ) {
         let fabric = fabric();
         let jobs = jobs.into_iter().map(|(submit, duration, size)| (f64::from(submit), f64::from(duration), [1, 2, 4, 8, 16, 24, 32][size]));
@@ -230,7 +231,8 @@ proptest! {
         // At full speed everywhere, or jobs would run longer than their limits.
         let fabric = Fabric { oversubscription: [1.0, 1.0], ..fabric };
         let limits = if has_limits { Limits::Coarse } else { Limits::Half };
-        let mut rule = Watched { product: product(&fabric), forecasts: BTreeMap::new(), wrong: Vec::new() };
+        let product = if predicts { product(&fabric).predicting() } else { product(&fabric) };
+        let mut rule = Watched { product, forecasts: BTreeMap::new(), wrong: Vec::new() };
         play(&rows(&jobs), Setting { fabric: &fabric, model: Model::Levels, limits }, &mut rule).map_err(TestCaseError::fail)?;
         prop_assert!(rule.wrong.is_empty(), "{:#?}", rule.wrong);
     }

@@ -10,8 +10,10 @@ use std::collections::BTreeMap;
 use switchyard_worker::cpu::{Cpu, Format, Isa};
 use switchyard_worker::data::Kind;
 use switchyard_worker::model::{Model, Registry};
-use switchyard_worker::nn::layers::{self, CrossEntropy, Linear, Target};
-use switchyard_worker::nn::{Backward, Flow, Forward, GradientSink, Graph, INPUTS, Layer, Layout, ModelError, Needs};
+use switchyard_worker::nn::layers::{self, Activation, CrossEntropy, Linear, Target};
+use switchyard_worker::nn::{
+    Backward, Flow, Forward, GradientSink, Graph, INPUTS, Layer, Layout, ModelError, Needs, Network,
+};
 use switchyard_worker_contract::config;
 use trial::{Case, Trial, cases, cpu};
 
@@ -219,6 +221,19 @@ fn a_norm_of_the_input_learns() {
             assert!(gradient.iter().all(|g| g.is_finite()), "{of}: {} {gradient:?}", parameter.name);
         }
         check_trial(&case, Isa::Portable, trial());
+    }
+}
+
+/// The gradient of the logits is written over them, and backward of some functions reads what they returned.
+#[test]
+fn a_function_whose_output_the_loss_overwrites_is_refused() {
+    for (activation, is_refused) in [(Activation::Relu, true), (Activation::Tanh, true), (Activation::Gelu, false)] {
+        let mut graph = Graph::new(6, Kind::Features { width: 7, classes: 4 }, Format::F32);
+        let input = layers::features(&mut graph, "input").unwrap();
+        let output = Linear::new(4).activation(activation).add(&mut graph, "output", input).unwrap();
+        CrossEntropy { target: Target::Classes, count: true }.add(&mut graph, "loss", output).unwrap();
+        let error = Network::new(graph, cpu(1, Isa::Portable)).err();
+        assert_eq!(error, is_refused.then(|| ModelError::Overwritten { layer: "output".into() }), "{activation:?}");
     }
 }
 

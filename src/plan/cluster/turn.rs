@@ -7,8 +7,9 @@
 //! 3. **Backfill**: a job behind the head takes nodes that are not held, or, if its own limit passes before the head can begin, any node. So
 //!    no job behind the head delays it, and no node is idle that a short job could use.
 //!    Where the administrator allows it (`queue.predictor`), run times stand in for limits that are missing: a job that runs may run for as long
-//!    again, and one that waits as long as the longest of the last 20 like it. For those it goes before the head only until the moment at which
-//!    the head was expected to begin first: one that ran longer than the others cannot be followed by another.
+//!    again, and one that waits as long as the longest of the last 20 like it. Such a job goes before the head only
+//!    where the beginning of the head is a guess too, and only until the one that was found first: no guess puts off what limits promise, and one
+//!    that ran longer than the others is not followed by another.
 //! 4. **Preemption**: only the head preempts, only jobs of lower priority, only if its policy says so, and only if it fits then.
 //! 5. **Holes**: a gang that starts again after a failure keeps the GPUs of the nodes that it still has, unless it finds no place: gangs
 //!    that hold parts of what they need and wait for each other would wait forever.

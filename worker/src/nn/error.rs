@@ -36,6 +36,11 @@ pub enum ModelError {
     /// A layer that works in the memory of its input shares that input with others.
     #[error("layer {layer}: its input is read by other layers too, expected it to be the only one")]
     Shared { layer: String },
+    /// The layer behind this one leaves its gradient where this one's output was, which this one still needs.
+    #[error(
+        "layer {layer}: its backward pass reads its output, and the layer behind it writes the gradient over that; expected another layer between them"
+    )]
+    Overwritten { layer: String },
     /// A parameter that no layer uses.
     #[error("parameter {parameter} is not used by any layer")]
     Unused { parameter: String },

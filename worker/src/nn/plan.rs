@@ -256,6 +256,9 @@ fn draft(
     if let (Some(_), None, true) = (node.output, d_output, differentiable) {
         return Err(ModelError::Loose { layer: node.name.clone() });
     }
+    if needs.output && differentiable && node.output.is_some_and(|output| d_output == Some(values[output])) {
+        return Err(ModelError::Overwritten { layer: node.name.clone() });
+    }
     let saved = buffers.new_at(needs.saved, Format::F32, forward);
     let kept = buffers.new_at(needs.kept, graph.format(), forward);
     let mut modes = [Mode::None; INPUTS];

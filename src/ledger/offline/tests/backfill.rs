@@ -102,12 +102,16 @@ fn the_head_holds_the_nodes_on_which_it_can_begin_first() {
     );
 }
 
-/// A cluster in which the job that runs has no limit, began an hour ago, and run times stand in for limits: those of so many jobs, of 1 to so many
-/// minutes.
+/// A cluster in which the job that runs has no limit and began an hour ago.
 fn predicting(now: Timestamp, ended: i64) -> Cluster {
     let mut items = gang_waits_an_hour(now);
     items[3]["spec"].as_object_mut().unwrap().remove("activeDeadlineSeconds");
-    let mut cluster = Cluster::of(&items, Defaults::default(), Levels::default(), now).unwrap();
+    with_past(&items, now, ended)
+}
+
+/// Run times stand in for limits: those of so many jobs, of 1 to so many minutes.
+fn with_past(items: &[Value], now: Timestamp, ended: i64) -> Cluster {
+    let mut cluster = Cluster::of(items, Defaults::default(), Levels::default(), now).unwrap();
     cluster.index.predictor = Some(Predictor::default());
     for minutes in 1..=ended {
         let mut job = fresh(&format!("past-{minutes}"), 1, json!({}));
@@ -175,4 +179,14 @@ fn the_head_is_not_put_off_again_and_again_for_run_times() {
     );
     let with_limit = fresh("late", 1, json!({"activeDeadlineSeconds": 7200}));
     assert!(cluster.look(&with_limit, Earlier::Forgotten).unwrap().place.is_ok());
+}
+
+#[test]
+fn no_guess_puts_off_what_limits_promise() {
+    let now: Timestamp = "2026-06-01T12:00:00Z".parse().unwrap();
+    let verdict =
+        with_past(&gang_waits_an_hour(now), now, 20).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
+    assert!(verdict.place.is_err());
+    let ahead = verdict.ahead.unwrap();
+    assert_eq!((ahead.start, ahead.ends_before), (Some((now + HOUR, Basis::Limits)), None));
 }
