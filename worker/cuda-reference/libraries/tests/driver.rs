@@ -201,6 +201,54 @@ fn after_a_launch_that_failed_every_call_fails() {
 }
 
 #[test]
+fn a_graph_is_its_work_and_is_refused_when_its_memory_is_gone() {
+    on_a_device("a_graph_is_its_work_and_is_refused_when_its_memory_is_gone", &[], || {
+        let gpu = Gpu::new();
+        let Some(kernels) = kernels(&gpu) else { return };
+        let [x, y] = [(); 2].map(|()| gpu.context.upload(&numbers()).unwrap());
+        let step = || {
+            double(&kernels, &gpu, x.span(), y.span())?;
+            gpu.stream.copy(y.span(), x.span())
+        };
+        let first = gpu.stream.capture(step).map(|_| ()).unwrap_err();
+        assert_eq!(code(&first), Some(("cuLaunchKernel", 900)), "its code is not loaded");
+        step().unwrap();
+        let graph = gpu.stream.capture(step).unwrap();
+        assert_eq!(x.download::<f32>(0..1).unwrap(), [2.0 * number(1, 0)], "nothing of a capture runs");
+        for _ in 0..2 {
+            graph.launch(&gpu.stream).unwrap();
+        }
+        drop(kernels);
+        graph.launch(&gpu.stream).unwrap();
+        assert_eq!(x.download::<f32>(0..1).unwrap(), [16.0 * number(1, 0)]);
+        drop(y);
+        let refused = graph.launch(&gpu.stream).unwrap_err().to_string();
+        assert!(refused.contains("4000 bytes of a buffer that is gone"), "{refused}");
+    });
+}
+
+#[test]
+fn a_call_that_waits_breaks_a_capture() {
+    on_a_device("a_call_that_waits_breaks_a_capture", &[], || {
+        let gpu = Gpu::new();
+        let x = gpu.context.zeros(BYTES).unwrap();
+        let host = gpu.context.pinned::<f32>(COUNT).unwrap();
+        let fill = || gpu.stream.fill(x.span(), 1);
+        for (broken, expected) in [
+            (gpu.stream.capture(|| fill().and_then(|()| gpu.stream.synchronize())), 900),
+            // Who goes on in spite of it gets no graph.
+            (gpu.stream.capture(|| fill().map(|()| drop(gpu.stream.synchronize()))), 901),
+        ] {
+            assert_eq!(code(&broken.map(|_| ()).unwrap_err()).unwrap().1, expected);
+        }
+        let refused = gpu.stream.capture(|| gpu.stream.upload(&host, 0..COUNT, x.span())).map(|_| ()).unwrap_err();
+        assert!(refused.to_string().contains("the stream is captured"), "{refused}");
+        gpu.stream.capture(fill).unwrap().launch(&gpu.stream).unwrap();
+        assert_eq!(x.download::<u32>(0..1).unwrap(), [0x0101_0101]);
+    });
+}
+
+#[test]
 fn objects_may_move_to_another_thread_and_go_in_any_order() {
     on_a_device("objects_may_move_to_another_thread_and_go_in_any_order", &[], || {
         let gpu = Gpu::new();
