@@ -297,3 +297,6 @@ impl Drop for Object {
         let _ = self.context.call("destroy", |_| unsafe { (self.destroy)(self.raw) });
     }
 }
+
+#[cfg(test)]
+mod tests;

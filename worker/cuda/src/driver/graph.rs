@@ -6,7 +6,7 @@ use crate::error::Error;
 use std::sync::{Arc, PoisonError};
 
 /// Calls of this thread that a capture does not allow fail, those of others do not.
-const THREAD_LOCAL: u32 = 1;
+pub(super) const THREAD_LOCAL: u32 = 1;
 
 /// What a graph needs whenever it runs.
 #[derive(Default)]

@@ -9,7 +9,7 @@ use std::ffi::CString;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Attribute of a kernel: the most shared memory that a launch may give it.
-const MAX_DYNAMIC_SHARED_SIZE_BYTES: i32 = 8;
+pub(super) const MAX_DYNAMIC_SHARED_SIZE_BYTES: i32 = 8;
 /// A kernel of ours has fewer; a launch then allocates nothing.
 const MOST_ARGUMENTS: usize = 32;
 

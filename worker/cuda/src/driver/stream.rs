@@ -7,9 +7,9 @@ use crate::kernels::Memory;
 use crate::library::Pointer;
 use std::sync::Mutex;
 
-const NON_BLOCKING: u32 = 1;
-const DISABLE_TIMING: u32 = 2;
-const NOT_READY: i32 = 600;
+pub(super) const NON_BLOCKING: u32 = 1;
+pub(super) const DISABLE_TIMING: u32 = 2;
+pub(super) const NOT_READY: i32 = 600;
 
 /// A queue: its work runs in order, and at the same time as that of other streams.
 pub struct Stream {
@@ -34,26 +34,26 @@ pub struct Lines {
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Copy2D {
-    from: Side2D,
-    to: Side2D,
-    width_bytes: usize,
-    height: usize,
+    pub(super) from: Side2D,
+    pub(super) to: Side2D,
+    pub(super) width_bytes: usize,
+    pub(super) height: usize,
 }
 
 #[repr(C)]
 #[derive(Debug)]
-struct Side2D {
-    x_bytes: usize,
-    y: usize,
-    kind: u32,
-    host: Pointer,
-    device: u64,
-    array: Pointer,
-    pitch: usize,
+pub(super) struct Side2D {
+    pub(super) x_bytes: usize,
+    pub(super) y: usize,
+    pub(super) kind: u32,
+    pub(super) host: Pointer,
+    pub(super) device: u64,
+    pub(super) array: Pointer,
+    pub(super) pitch: usize,
 }
 
 /// `CU_MEMORYTYPE_DEVICE`.
-const DEVICE_MEMORY: u32 = 2;
+pub(super) const DEVICE_MEMORY: u32 = 2;
 
 impl Side2D {
     fn new(Lines { span, pitch }: Lines) -> Side2D {
