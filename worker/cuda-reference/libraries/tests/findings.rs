@@ -6,6 +6,7 @@ mod child;
 
 use child::planted;
 use std::ffi::{CStr, c_char, c_void};
+use std::os::unix::process::ExitStatusExt;
 use std::ptr::null_mut;
 // Linked for its functions too.
 use switchyard_cuda_libraries::finding::PREFIX;
@@ -292,6 +293,20 @@ fn who_looks_before_the_copy_has_run_sees_no_result() {
     let asked = (0..5).take_while(|_| unsafe { cuEventQuery(event) } == 600).count();
     // One operation runs for each question that was too early.
     assert_eq!((asked, number().to_bits()), (2, 0x0101_0101));
+}
+
+#[test]
+fn the_host_cannot_read_memory_of_the_device() {
+    const SEGMENTATION_FAULT: i32 = 11;
+    if child::role().is_none() {
+        let output = child::start("the_host_cannot_read_memory_of_the_device", false, &[]);
+        assert_eq!(output.status.signal(), Some(SEGMENTATION_FAULT), "{output:?}");
+        return;
+    }
+    let (_, x) = (streams(), buffer());
+    // SAFETY: none, nothing is mapped there: it ends the process.
+    let byte = unsafe { std::ptr::with_exposed_provenance::<u8>(x as usize).read_volatile() };
+    println!("{byte}");
 }
 
 #[test]
