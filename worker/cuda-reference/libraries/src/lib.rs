@@ -33,6 +33,7 @@ mod blas;
 mod clock;
 mod code;
 pub mod fault;
+#[allow(unsafe_code)]
 pub mod finding;
 mod folder;
 mod gpu;
