@@ -96,8 +96,8 @@ impl Index {
         }
         let mut woken: BTreeSet<Key> = self.head().into_iter().collect();
         let is_hole = |taker: &str| taker.starts_with(HOLE);
-        let held =
-            self.reservation.as_ref().filter(|held| held.nodes.iter().any(|held| nodes.contains(&held.node_name)));
+        // Also where none of these nodes is held: those that changed before may be.
+        let held = self.reservation.as_ref();
         // As a job sees a node: what is held for it, for a gang behind it, or for one that begins after its end, does not count as taken.
         let usage = &self.usage;
         let seen = |name: &str, is_ahead: bool| {
