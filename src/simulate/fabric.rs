@@ -110,6 +110,12 @@ impl Fabric {
     }
 }
 
+/// Fewest equal pods of at most so many GPUs.
+pub fn pods(gpus: u32, most: u32) -> (u32, u32) {
+    let pods = (gpus.div_ceil(most)..=gpus).find(|pods| gpus.is_multiple_of(*pods)).unwrap_or(gpus.max(1));
+    (pods, gpus / pods)
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]

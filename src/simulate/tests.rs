@@ -1,9 +1,9 @@
 //! Whole traces, small enough to follow by hand.
 #![allow(clippy::unwrap_used)]
 
-use crate::fabric::Fabric;
+use crate::fabric::{Fabric, pods};
 use crate::measure::{Counted, figures};
-use crate::play::{Job, Limits, Played, Rule, Setting, Start, play, pods};
+use crate::play::{Job, Limits, Played, Rule, Setting, Start, play};
 use crate::rules::{Order, Peer, Places, Pool, PoolOrder, Product};
 use crate::speed::Model;
 use crate::trace::Row;

@@ -12,8 +12,7 @@ mod sacct;
 mod seconds;
 
 use crate::chance::{Chance, mixed};
-use crate::fabric::Fabric;
-use crate::play::pods;
+use crate::fabric::{Fabric, pods};
 use crate::table::{Table, TableError, unpacked};
 use std::fmt;
 use std::io::{BufRead, Read};

@@ -4,9 +4,9 @@
 //! A gang is placed on nodes with room for a pod each. So a plan that found too few of them finds no place either before as many others as
 //! were missing have changed, and have room. Only the head of the queue looks at every change: jobs may have to give way to it.
 
-use crate::index::Index;
+use super::{Index, Reservation};
 use crate::job::Key;
-use crate::reservation::Reservation;
+use crate::usage::{HELD, HOLE};
 use std::collections::BTreeSet;
 use switchyard_plan::cluster::turn::Turn;
 use switchyard_plan::cluster::view::NodeView;
@@ -127,10 +127,6 @@ impl Index {
         woken
     }
 }
-
-/// How names begin under which the gangs that start again, and the head of the queue, hold what they need.
-pub(crate) const HOLE: &str = "hole/";
-pub(crate) const HELD: &str = "held/";
 
 #[cfg(test)]
 mod tests;
