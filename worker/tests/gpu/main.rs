@@ -14,6 +14,7 @@ mod refusals;
 mod training;
 #[path = "../trial/mod.rs"]
 mod trial;
+mod update;
 
 use switchyard_worker::gpu::Target;
 

@@ -4,25 +4,31 @@ use crate::TARGET;
 use crate::executed::Gpu;
 use crate::flat_gradients::FlatGradients;
 use crate::network::{Build, LANGUAGE, NETWORKS, graph, language};
-use crate::optimizers::numbers;
 use crate::trial::{batch_of, cpu, gpt};
 use switchyard_cuda::kernels::embedding::order;
-use switchyard_cuda::kernels::optimizer::{self, Arrays, Chunk, Numbers, Rule, Scaling, Tables};
-use switchyard_cuda::kernels::{Call, Element};
 use switchyard_cuda_reference::Span;
 use switchyard_worker::cpu::{Format, Isa, Values, bf16};
 use switchyard_worker::data::{Batch, Kind, Masking};
-use switchyard_worker::gpu::{Launch, Memory, Plan, Table, Work};
+use switchyard_worker::gpu::{Launch, Memory, Plan, Table, Update, Work};
 use switchyard_worker::model::initialise;
 use switchyard_worker::nn::layers::Target;
-use switchyard_worker::nn::{Graph, Layout, Network, ParameterSlot, Role, Weights};
-use switchyard_worker::optimizer::Optimizer;
-use switchyard_worker_contract::config;
+use switchyard_worker::nn::{Graph, Layout, Network, Weights};
+use switchyard_worker::optimizer::{Optimizer, Steps};
+use switchyard_worker_contract::config::{self, Precision};
 
 const STEPS: usize = 20;
 const RATE: f64 = 0.01;
-const DECAY: f64 = 0.1;
-const ADAM: config::Adam = config::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
+const ADAMW: config::Optimizer = config::Optimizer {
+    rule: config::Rule::AdamW(config::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 }),
+    learning_rate: RATE,
+    weight_decay: 0.1,
+    gradient_clip_norm: None,
+    decay_exclusions: config::DecayExclusions::Vectors,
+};
+const BF16: Precision = Precision::Amp(config::Amp {
+    compute_type: config::HalfType::Bf16,
+    loss_scaling: config::LossScaling::Static { scale: 1.0 },
+});
 
 /// Another batch in each step.
 fn batch(kind: &Kind, samples: usize, step: usize) -> Batch {
@@ -92,14 +98,7 @@ fn on_cpu(graph: Graph, micro_batches: usize) -> Trained {
     let is_half = graph.format() == Format::Bf16;
     let mut network = Network::new(graph, cpu.clone()).unwrap();
     let layout = network.layout().clone();
-    let rule = config::Optimizer {
-        rule: config::Rule::AdamW(ADAM),
-        learning_rate: RATE,
-        weight_decay: DECAY,
-        gradient_clip_norm: None,
-        decay_exclusions: config::DecayExclusions::Vectors,
-    };
-    let mut optimizer = Optimizer::new(&layout, &rule, cpu.isa);
+    let mut optimizer = Optimizer::new(&layout, &ADAMW, cpu.isa);
     let (mut weights, mut sink) = (weights(&layout), FlatGradients::new(&layout));
     let mut half = rounded(&weights);
     let (mut losses, mut correct) = (Vec::new(), 0);
@@ -122,28 +121,6 @@ fn on_cpu(graph: Graph, micro_batches: usize) -> Trained {
     Trained { losses, correct, weights }
 }
 
-/// The calls of AdamW, and where its numbers are.
-fn updates(
-    gpu: &mut Gpu,
-    layout: &Layout,
-    [weight, gradient]: [Span; 2],
-    copy: Option<Span>,
-) -> (Vec<Call<Span>>, Span) {
-    let [first, second] = ["first", "second"].map(|name| gpu.device.upload(name, &vec![0.0f32; layout.len]));
-    let chunk = |(ordinal, parameter): (usize, &ParameterSlot)| {
-        let decays = parameter.role != Role::Vector;
-        Chunk::new(parameter.offset as u32, parameter.len as u32, decays, ordinal as u32).unwrap()
-    };
-    let chunks: Vec<Chunk> = layout.parameters.iter().enumerate().map(chunk).collect();
-    let chunks_at = gpu.device.upload("chunks", &chunks);
-    let scaling = gpu.device.upload("scaling", &[Scaling { gradient_scale: 1.0, skip: 0 }]);
-    let numbers = gpu.device.allocate("numbers", size_of::<Numbers>());
-    let arrays = Arrays { weight, first: Some(first), second: Some(second), gradient, copy };
-    let tables = Tables { chunks: chunks_at, numbers, scaling, squares: None, ratios: None };
-    let rule = optimizer::Optimizer { rule: Rule::Adam, copy: copy.map_or(Element::F32, |_| Element::Bf16) };
-    (rule.step(TARGET.blocks, &chunks, arrays, tables).unwrap(), numbers)
-}
-
 /// Steps of so many micro-batches. `plant`: a mistake in the launches of the first of each step.
 fn on_gpu(
     graph: Graph,
@@ -154,54 +131,54 @@ fn on_gpu(
     let (kind, samples) = (*graph.kind(), graph.batch());
     let is_half = graph.format() == Format::Bf16;
     let plan = Plan::new(graph, TARGET).unwrap();
-    let layout = plan.layout().clone();
+    let precision = if is_half { BF16 } else { Precision::Fp32 };
+    let update = Update::new(plan.layout(), &ADAMW, precision, TARGET).unwrap();
     let mut gpu = Gpu::new(seed)?;
     gpu.allocate(Memory::Arena, plan.arena_bytes());
     let of_losses = plan.losses();
     let rows: usize = of_losses.iter().map(|loss| loss.rows).sum();
     let factors: Vec<f32> = of_losses.iter().map(|loss| 1.0 / (micro_batches * loss.rows) as f32).collect();
-    let losses_at = gpu.allocate(Memory::Losses, 4 * rows);
+    gpu.allocate(Memory::Losses, 4 * rows);
     let correct_at = gpu.allocate(Memory::Correct, 4 * rows);
     gpu.upload(Memory::Factors, &factors);
+    gpu.upload(Memory::Shares, &factors);
     gpu.upload(Memory::Constants, &plan.constants());
     let inputs_at: Vec<Span> =
         inputs(&batch(&kind, samples, 0)).iter().map(|(memory, bytes)| gpu.allocate(*memory, bytes.len())).collect();
-    let gradient = gpu.allocate(Memory::Gradients, 4 * layout.len);
-    let weights = weights(&layout);
-    let weight = gpu.upload(Memory::Weights, &weights);
-    let copy = is_half.then(|| gpu.upload(Memory::Half, &rounded(&weights)));
-    let (updates, numbers_at) = updates(&mut gpu, &layout, [weight, gradient], copy);
-    let [mut first, later] = [false, true].map(|adds| plan.launches(adds, |span| gpu.place(span)).unwrap());
-    plant(&mut first);
-    let (mut losses, mut correct) = (Vec::new(), 0);
+    update.memory().iter().for_each(|contents| gpu.hold(contents));
+    gpu.device.write(gpu.at(Memory::Weights), &weights(plan.layout()));
+    if let Some(round) = update.round(|span| gpu.place(span)).unwrap() {
+        gpu.launch(&round);
+    }
+    let [mut first, later] = [false, true].map(|adds| {
+        let means = update.losses(&of_losses, adds, |span| gpu.place(span)).unwrap();
+        (plan.launches(adds, |span| gpu.place(span)).unwrap(), means)
+    });
+    let updates = update.launches(|span| gpu.place(span)).unwrap();
+    plant(&mut first.0);
+    let (mut losses, mut correct, mut steps) = (Vec::new(), 0, Steps::new(&ADAMW.rule));
     for step in 0..STEPS {
-        let mut loss = 0.0;
         for micro_batch in 0..micro_batches {
             for (at, (_, bytes)) in
                 inputs_at.iter().zip(inputs(&batch(&kind, samples, step * micro_batches + micro_batch)))
             {
                 gpu.device.write(*at, &bytes);
             }
-            let launches = if micro_batch == 0 { &first } else { &later };
+            let (launches, means) = if micro_batch == 0 { &first } else { &later };
             launches.iter().for_each(|launch| gpu.run(&launch.work));
-            let mut nats = gpu.device.download::<f32>(losses_at).into_iter().map(f64::from);
+            means.iter().for_each(|mean| gpu.launch(mean));
             let mut right = gpu.device.download::<f32>(correct_at).into_iter();
             for of in &of_losses {
-                loss += nats.by_ref().take(of.rows).sum::<f64>() / (micro_batches * of.rows) as f64;
                 let count = right.by_ref().take(of.rows).filter(|right| *right > 0.0).count() as u64;
                 correct += count * u64::from(of.options.count);
             }
         }
-        gpu.device.write(numbers_at, &[numbers_of(step)]);
+        steps = steps.next();
+        gpu.device.write(gpu.at(Memory::Numbers), &[update.numbers(RATE, &steps)]);
         updates.iter().for_each(|update| gpu.launch(update));
-        losses.push(loss);
+        losses.push(gpu.device.download::<f32>(gpu.at(Memory::Loss))[0].into());
     }
-    Some(Trained { losses, correct, weights: gpu.device.download(weight) })
-}
-
-fn numbers_of(step: usize) -> Numbers {
-    let power = |beta: f64| beta.powi(step as i32 + 1);
-    numbers(&config::Rule::AdamW(ADAM), [RATE, DECAY], (power(ADAM.beta1), power(ADAM.beta2))).1
+    Some(Trained { losses, correct, weights: gpu.device.download(gpu.at(Memory::Weights)) })
 }
 
 #[test]
