@@ -78,6 +78,9 @@ pub(crate) struct Handle {
     pub(crate) destroy: unsafe extern "C" fn(Pointer) -> i32,
 }
 
+// SAFETY: no object of these libraries belongs to a thread.
+unsafe impl Send for Handle {}
+
 impl Drop for Handle {
     fn drop(&mut self) {
         // SAFETY: `raw` came from the create function that belongs to `destroy`, and is destroyed once. The result
