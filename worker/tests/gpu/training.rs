@@ -3,18 +3,17 @@
 use crate::TARGET;
 use crate::executed::Gpu;
 use crate::flat_gradients::FlatGradients;
+use crate::loaded::{Loaded, rounded};
 use crate::network::{Build, LANGUAGE, NETWORKS, graph, language};
 use crate::optimizers::numbers;
 use crate::trial::{batch_of, cpu, gpt};
-use switchyard_cuda::kernels::embedding::order;
 use switchyard_cuda::kernels::optimizer::{self, Arrays, Chunk, Numbers, Rule, Scaling, Tables};
 use switchyard_cuda::kernels::{Call, Element};
 use switchyard_cuda_reference::Span;
-use switchyard_worker::cpu::{Format, Isa, Values, bf16};
+use switchyard_worker::cpu::{Format, Isa, Values};
 use switchyard_worker::data::{Batch, Kind, Masking};
-use switchyard_worker::gpu::{Launch, Memory, Plan, Table, Work};
+use switchyard_worker::gpu::{Launch, Plan, Work};
 use switchyard_worker::model::initialise;
-use switchyard_worker::nn::layers::Target;
 use switchyard_worker::nn::{Graph, Layout, Network, ParameterSlot, Role, Weights};
 use switchyard_worker::optimizer::Optimizer;
 use switchyard_worker_contract::config;
@@ -23,6 +22,13 @@ const STEPS: usize = 20;
 const RATE: f64 = 0.01;
 const DECAY: f64 = 0.1;
 const ADAM: config::Adam = config::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
+
+/// The batch of evaluations, which no step has.
+const UNSEEN: usize = 1000;
+
+fn is_evaluated(step: usize) -> bool {
+    step == STEPS / 2 || step == STEPS - 1
+}
 
 /// Another batch in each step.
 fn batch(kind: &Kind, samples: usize, step: usize) -> Batch {
@@ -34,37 +40,18 @@ fn batch(kind: &Kind, samples: usize, step: usize) -> Batch {
     batch
 }
 
-/// What a device gets of a batch.
-fn inputs(batch: &Batch) -> Vec<(Memory, Vec<u8>)> {
-    let bytes = |numbers: &[u32]| bytemuck::cast_slice(numbers).to_vec();
-    let segments: Vec<u32> = batch.segments.iter().map(|&segment| segment.into()).collect();
-    let all = [
-        (Memory::Values, bytemuck::cast_slice(&batch.values).to_vec()),
-        (Memory::Entries(Table::Tokens), bytes(&batch.tokens)),
-        (Memory::Order(Table::Tokens), bytes(&order(&batch.tokens))),
-        (Memory::Entries(Table::Segments), bytes(&segments)),
-        (Memory::Order(Table::Segments), bytes(&order(&segments))),
-        (Memory::Positions, bytes(&batch.positions)),
-        (Memory::Targets(Target::Classes), bytes(&batch.targets)),
-        (Memory::Targets(Target::NextSentence), bytes(&batch.next_sentence)),
-    ];
-    all.into_iter().filter(|(_, bytes)| !bytes.is_empty()).collect()
-}
-
 fn weights(layout: &Layout) -> Vec<f32> {
     let mut weights = vec![0.0; layout.len];
     initialise(layout, 3, &mut weights);
     weights
 }
 
-fn rounded(weights: &[f32]) -> Vec<bf16> {
-    weights.iter().map(|&weight| bf16::from_f32(weight)).collect()
-}
-
 struct Trained {
     /// Of each step.
     losses: Vec<f64>,
-    /// Right predictions of all steps.
+    /// In evaluation, after half of the steps and at the end.
+    evaluated: Vec<f64>,
+    /// Right predictions of all steps, and of the evaluations.
     correct: u64,
     /// After the last step.
     weights: Vec<f32>,
@@ -74,8 +61,11 @@ impl Trained {
     /// The first difference beyond what the order of sums explains.
     fn difference(&self, expected: &Trained) -> Option<String> {
         let near = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-4 * b;
-        if let Some(step) = self.losses.iter().zip(&expected.losses).position(|pair| !near(pair)) {
-            return Some(format!("step {step}: loss {}, expected {}", self.losses[step], expected.losses[step]));
+        let both = [(&self.losses, &expected.losses, "step"), (&self.evaluated, &expected.evaluated, "evaluation")];
+        for (losses, expected, what) in both {
+            if let Some(index) = losses.iter().zip(expected).position(|pair| !near(pair)) {
+                return Some(format!("{what} {index}: loss {}, expected {}", losses[index], expected[index]));
+            }
         }
         if self.correct != expected.correct {
             return Some(format!("{} right predictions, expected {}", self.correct, expected.correct));
@@ -102,7 +92,7 @@ fn on_cpu(graph: Graph, micro_batches: usize) -> Trained {
     let mut optimizer = Optimizer::new(&layout, &rule, cpu.isa);
     let (mut weights, mut sink) = (weights(&layout), FlatGradients::new(&layout));
     let mut half = rounded(&weights);
-    let (mut losses, mut correct) = (Vec::new(), 0);
+    let (mut losses, mut evaluated, mut correct) = (Vec::new(), Vec::new(), 0);
     for step in 0..STEPS {
         let mut loss = 0.0;
         for micro_batch in 0..micro_batches {
@@ -118,8 +108,14 @@ fn on_cpu(graph: Graph, micro_batches: usize) -> Trained {
         optimizer.apply(0..layout.len, &mut weights, &sink.gradients, None, &cpu.pool);
         half = rounded(&weights);
         losses.push(loss);
+        if is_evaluated(step) {
+            let given = Weights { master: &weights, half: is_half.then(|| Values::Bf16(&half)), statistics: &[] };
+            let sums = network.evaluate(given, &batch(&kind, samples, UNSEEN));
+            evaluated.push(sums.loss);
+            correct += sums.correct;
+        }
     }
-    Trained { losses, correct, weights }
+    Trained { losses, evaluated, correct, weights }
 }
 
 /// The calls of AdamW, and where its numbers are.
@@ -155,48 +151,31 @@ fn on_gpu(
     let is_half = graph.format() == Format::Bf16;
     let plan = Plan::new(graph, TARGET).unwrap();
     let layout = plan.layout().clone();
-    let mut gpu = Gpu::new(seed)?;
-    gpu.allocate(Memory::Arena, plan.arena_bytes());
-    let of_losses = plan.losses();
-    let rows: usize = of_losses.iter().map(|loss| loss.rows).sum();
-    let factors: Vec<f32> = of_losses.iter().map(|loss| 1.0 / (micro_batches * loss.rows) as f32).collect();
-    let losses_at = gpu.allocate(Memory::Losses, 4 * rows);
-    let correct_at = gpu.allocate(Memory::Correct, 4 * rows);
-    gpu.upload(Memory::Factors, &factors);
-    gpu.upload(Memory::Constants, &plan.constants());
-    let inputs_at: Vec<Span> =
-        inputs(&batch(&kind, samples, 0)).iter().map(|(memory, bytes)| gpu.allocate(*memory, bytes.len())).collect();
-    let gradient = gpu.allocate(Memory::Gradients, 4 * layout.len);
-    let weights = weights(&layout);
-    let weight = gpu.upload(Memory::Weights, &weights);
-    let copy = is_half.then(|| gpu.upload(Memory::Half, &rounded(&weights)));
-    let (updates, numbers_at) = updates(&mut gpu, &layout, [weight, gradient], copy);
-    let [mut first, later] = [false, true].map(|adds| plan.launches(adds, |span| gpu.place(span)).unwrap());
+    let mut loaded = Loaded::new(&plan, &batch(&kind, samples, 0), &weights(&layout), is_half, micro_batches, seed)?;
+    let Loaded { weight, gradient, copy, .. } = loaded;
+    let (updates, numbers_at) = updates(&mut loaded.gpu, &layout, [weight, gradient], copy);
+    let [mut first, later] = [false, true].map(|adds| plan.launches(adds, |span| loaded.gpu.place(span)).unwrap());
     plant(&mut first);
-    let (mut losses, mut correct) = (Vec::new(), 0);
+    let evaluation = plan.evaluation(|span| loaded.gpu.place(span)).unwrap();
+    let (mut losses, mut evaluated, mut correct) = (Vec::new(), Vec::new(), 0);
     for step in 0..STEPS {
         let mut loss = 0.0;
         for micro_batch in 0..micro_batches {
-            for (at, (_, bytes)) in
-                inputs_at.iter().zip(inputs(&batch(&kind, samples, step * micro_batches + micro_batch)))
-            {
-                gpu.device.write(*at, &bytes);
-            }
             let launches = if micro_batch == 0 { &first } else { &later };
-            launches.iter().for_each(|launch| gpu.run(&launch.work));
-            let mut nats = gpu.device.download::<f32>(losses_at).into_iter().map(f64::from);
-            let mut right = gpu.device.download::<f32>(correct_at).into_iter();
-            for of in &of_losses {
-                loss += nats.by_ref().take(of.rows).sum::<f64>() / (micro_batches * of.rows) as f64;
-                let count = right.by_ref().take(of.rows).filter(|right| *right > 0.0).count() as u64;
-                correct += count * u64::from(of.options.count);
-            }
+            let (nats, right) = loaded.run(&batch(&kind, samples, step * micro_batches + micro_batch), launches);
+            loss += nats / micro_batches as f64;
+            correct += right;
         }
-        gpu.device.write(numbers_at, &[numbers_of(step)]);
-        updates.iter().for_each(|update| gpu.launch(update));
+        loaded.gpu.device.write(numbers_at, &[numbers_of(step)]);
+        updates.iter().for_each(|update| loaded.gpu.launch(update));
         losses.push(loss);
+        if is_evaluated(step) {
+            let (nats, right) = loaded.run(&batch(&kind, samples, UNSEEN), &evaluation);
+            evaluated.push(nats);
+            correct += right;
+        }
     }
-    Some(Trained { losses, correct, weights: gpu.device.download(weight) })
+    Some(Trained { losses, evaluated, correct, weights: loaded.gpu.device.download(weight) })
 }
 
 fn numbers_of(step: usize) -> Numbers {
@@ -229,10 +208,11 @@ fn train(networks: &[(&str, Build)]) {
 #[test]
 fn training_in_16_bits_has_the_losses_of_the_cpu() {
     let build = || language(gpt(true), Format::Bf16);
-    let expected = on_cpu(build(), 1).losses;
+    let expected = on_cpu(build(), 1);
     let Some(trained) = on_gpu(build(), 1, 0, |_| ()) else { return };
-    for (got, expected) in trained.losses.iter().zip(&expected) {
-        assert!((got - expected).abs() < 1e-2 * expected, "{:?}, expected {expected:?}", trained.losses);
+    let all = |trained: &Trained| [&trained.losses[..], &trained.evaluated].concat();
+    for (got, wanted) in all(&trained).iter().zip(all(&expected)) {
+        assert!((got - wanted).abs() < 1e-2 * wanted, "{:?}, expected {:?}", all(&trained), all(&expected));
     }
 }
 
