@@ -55,6 +55,7 @@ const ENGINE: &[&str] = &[
     "switchyard-gpu-probe",
     "switchyard-cuda",
     "switchyard-cuda-reference",
+    "switchyard-cuda-libraries",
 ];
 
 /// Modules that need the frameworks of others: `cargo xtask test --frameworks`.
