@@ -1,7 +1,6 @@
 //! Twenty steps with AdamW: every kernel on the executor, which checks each access, against the engine on CPUs.
 
 use crate::TARGET;
-use crate::executed::Gpu;
 use crate::flat_gradients::FlatGradients;
 use crate::loaded::{Loaded, rounded};
 use crate::network::{Build, LANGUAGE, NETWORKS, graph, language};
