@@ -10,13 +10,17 @@
 //! Nothing here calls a device: the caller says what the memory of a launch is, and runs it.
 #![forbid(unsafe_code)]
 
+mod computation;
+mod input;
 mod launch;
 mod layers;
 mod plan;
 mod refused;
 mod update;
 
+pub use computation::{Computation, Contents, Initial, Pass, Works};
+pub use input::{Inputs, Share};
 pub use launch::{Launch, Matrix, Memory, Product, Span, Table, Work};
 pub use plan::{Plan, Target};
 pub use refused::Refused;
-pub use update::{Contents, Update};
+pub use update::Update;

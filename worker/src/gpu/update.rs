@@ -8,6 +8,7 @@
 //! The rules are those of [`crate::optimizer`] and [`crate::amp`]. Whether a step is skipped, and what the next loss scale is, the device
 //! decides by itself; the host learns of it from [`Scaler`](gradients::Scaler).
 
+use super::computation::{Contents, Initial};
 use super::launch::{Memory, Span};
 use super::plan::Target;
 use super::refused::Refused;
@@ -25,15 +26,6 @@ use switchyard_worker_contract::config::{self, HalfType, LossScaling, Precision}
 /// Numbers that a block of an optimizer takes at a time: enough that its table costs little, few enough that small networks keep a device
 /// busy.
 const CHUNK: usize = 8192;
-
-/// What a memory of the device is before the first step.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Contents {
-    pub memory: Memory,
-    pub bytes: usize,
-    /// As many bytes; none: zeros.
-    pub initial: Vec<u8>,
-}
 
 /// How a GPU updates the parameters of a layout.
 pub struct Update {
@@ -103,7 +95,7 @@ impl Update {
         self.kernels.copy != Element::F32
     }
 
-    /// What the launches use besides [`Memory::Losses`] and [`Memory::Shares`]. Gaps between parameters stay zeros.
+    /// What the launches use besides [`Memory::Losses`] and [`Memory::Shares`].
     pub fn memory(&self) -> Vec<Contents> {
         let mut all = vec![Memory::Weights, Memory::Gradients, Memory::Loss, Memory::Squares, Memory::Rules];
         all.extend([Memory::Scaler, Memory::Scaling, Memory::Chunks, Memory::Numbers]);
@@ -132,12 +124,16 @@ impl Update {
         }
     }
 
-    fn initial(&self, memory: Memory) -> Vec<u8> {
+    fn initial(&self, memory: Memory) -> Initial {
         match memory {
-            Memory::Rules => bytes_of(&self.rules()).to_vec(),
-            Memory::Scaler => bytes_of(&Update::scaler(&LossScaler::new(self.loss_scaling).state())).to_vec(),
-            Memory::Chunks => bytemuck::cast_slice(&self.chunks).to_vec(),
-            _ => Vec::new(),
+            Memory::Rules => Initial::Bytes(bytes_of(&self.rules()).to_vec()),
+            Memory::Scaler => {
+                Initial::Bytes(bytes_of(&Update::scaler(&LossScaler::new(self.loss_scaling).state())).to_vec())
+            }
+            Memory::Chunks => Initial::Bytes(bytemuck::cast_slice(&self.chunks).to_vec()),
+            // Gaps between parameters stay zeros; the device sums over them.
+            Memory::Weights | Memory::Gradients | Memory::Moments(_) | Memory::Half => Initial::Zeros,
+            _ => Initial::Unwritten,
         }
     }
 

@@ -11,6 +11,11 @@ use switchyard_worker::nn::layers::{Loss, Target};
 /// What a device gets of a batch.
 fn inputs(batch: &Batch) -> Vec<(Memory, Vec<u8>)> {
     let bytes = |numbers: &[u32]| bytemuck::cast_slice(numbers).to_vec();
+    let order = |numbers: &[u32]| {
+        let mut rows = vec![0; numbers.len()];
+        order(numbers.iter().copied(), numbers.iter().max().map_or(0, |most| most + 1), &mut Vec::new(), &mut rows);
+        rows
+    };
     let segments: Vec<u32> = batch.segments.iter().map(|&segment| segment.into()).collect();
     let all = [
         (Memory::Values, bytemuck::cast_slice(&batch.values).to_vec()),
