@@ -5,7 +5,7 @@ use super::launch::{Launch, Memory, Span, Work};
 use super::plan::{Plan, Target};
 use super::refused::Refused;
 use super::update::Update;
-use crate::nn::{Graph, Layout};
+use crate::nn::{Bucket, Graph, Layout};
 use switchyard_cuda::kernels;
 use switchyard_worker_contract::config::{self, Precision};
 
@@ -98,6 +98,16 @@ impl Computation {
         &self.contents
     }
 
+    /// For each bucket of gradients how many backward works of a micro-batch complete it and all before it; for the first micro-batch of a
+    /// step, and for another.
+    ///
+    /// # Errors
+    /// None for a computation that [`Computation::new`] has returned.
+    pub fn complete(&self, buckets: &[Bucket]) -> Result<[Vec<usize>; 2], Refused> {
+        let Works { first, later, .. } = self.works(|span| span)?;
+        Ok([first, later].map(|pass| complete(&pass, buckets)))
+    }
+
     /// What is run. `place` says which memory of the device a span is.
     ///
     /// # Errors
@@ -161,4 +171,19 @@ fn contents(plan: &Plan, update: &Update, inputs: &Inputs, used: &[(Memory, usiz
         all.push(Contents { memory, bytes, initial });
     }
     all
+}
+
+fn complete(pass: &Pass<Span>, buckets: &[Bucket]) -> Vec<usize> {
+    let writes = |work: &Work<Span>, bucket: &Bucket| {
+        let own = 4 * bucket.range.start..4 * bucket.range.end;
+        let touches = |span: Span| span.at < own.end && own.start < span.at + span.bytes;
+        work.writes().into_iter().any(|span| span.memory == Memory::Gradients && touches(span))
+    };
+    let last = |bucket: &Bucket| pass.backward.iter().rposition(|work| writes(work, bucket)).map_or(0, |at| at + 1);
+    let mut most = 0;
+    let reached = |bucket: &Bucket| {
+        most = last(bucket).max(most);
+        most
+    };
+    buckets.iter().map(reached).collect()
 }

@@ -7,7 +7,7 @@ use switchyard_cuda::kernels::{Call, Program};
 use switchyard_cuda::nvrtc::Nvrtc;
 use switchyard_cuda_reference::{Device, Launch, Module, Span};
 use switchyard_worker::cpu::{Format, bf16, f16};
-use switchyard_worker::gpu::{self, Contents, Matrix, Memory, Product, Work};
+use switchyard_worker::gpu::{self, Contents, Initial, Matrix, Memory, Product, Work};
 
 /// The architecture of the reference GPU, an H200.
 const ARCHITECTURE: &str = "sm_90a";
@@ -37,9 +37,10 @@ impl Gpu {
     }
 
     pub fn hold(&mut self, contents: &Contents) {
-        match contents.initial.is_empty() {
-            true => self.upload(contents.memory, &vec![0u8; contents.bytes]),
-            false => self.upload(contents.memory, &contents.initial),
+        match &contents.initial {
+            Initial::Unwritten => self.allocate(contents.memory, contents.bytes),
+            Initial::Zeros => self.upload(contents.memory, &vec![0u8; contents.bytes]),
+            Initial::Bytes(bytes) => self.upload(contents.memory, bytes),
         };
     }
 

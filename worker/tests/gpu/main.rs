@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
+mod computation;
 mod executed;
 #[path = "../flat_gradients/mod.rs"]
 mod flat_gradients;

@@ -88,9 +88,9 @@ impl Told {
 pub fn on(device: Device, steps: u64, change: impl FnOnce(&mut EngineConfig)) -> impl FnOnce(&mut EngineConfig) {
     move |config| {
         config.length = Length::Steps(steps);
+        change(config);
         config.fetch_every_steps = 1;
         config.cpu_threads = 1;
-        change(config);
         config.device = device;
     }
 }

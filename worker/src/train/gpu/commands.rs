@@ -19,7 +19,7 @@ pub(super) struct Workshop {
 }
 
 /// Works in their order.
-pub(super) struct Commands(Vec<Command>);
+pub(super) type Commands = Vec<Command>;
 
 /// Forward and backward of a micro-batch.
 pub(super) struct Passes {
@@ -27,7 +27,8 @@ pub(super) struct Passes {
     pub backward: Commands,
 }
 
-enum Command {
+/// A work.
+pub(super) enum Command {
     /// With the number of its program.
     Kernel(usize, Call<Span>),
     Product(Box<Planned>),
@@ -58,7 +59,7 @@ impl Workshop {
             }
             Work::Copy { from, to } => Ok(copy(&from, &to)),
         });
-        Ok(Commands(commands.collect::<Result<_, Error>>()?))
+        commands.collect()
     }
 
     /// # Errors
@@ -80,8 +81,8 @@ impl Workshop {
     ///
     /// # Errors
     /// A call fails, or work failed earlier.
-    pub fn queue(&self, commands: &Commands, memories: &Memories, stream: &Stream) -> Result<(), Error> {
-        commands.0.iter().try_for_each(|command| match command {
+    pub fn queue(&self, commands: &[Command], memories: &Memories, stream: &Stream) -> Result<(), Error> {
+        commands.iter().try_for_each(|command| match command {
             Command::Kernel(program, call) => self.programs[*program].launch(call, stream),
             Command::Product(planned) => planned.run(0, memories.workspace.span(), stream),
             Command::Copy { bytes, count, from, to } => stream.copy_lines(*bytes, *count, *from, *to),

@@ -4,6 +4,7 @@ use super::plan::too_large;
 use crate::gpu::{Computation, Contents, Initial, Memory, Span};
 use crate::train::TrainError;
 use crate::train::blueprint::Training;
+use std::ops::Range;
 use switchyard_cuda::Error;
 use switchyard_cuda::driver::{self, Buffer, Context};
 use switchyard_worker_contract::event::MemoryUse;
@@ -64,6 +65,15 @@ impl Memories {
     /// All of a memory.
     pub fn span(&self, memory: Memory) -> driver::Span {
         self.buffer(memory).span()
+    }
+
+    /// Numbers of 32 bits of a memory.
+    ///
+    /// # Panics
+    /// It has fewer.
+    pub fn floats(&self, memory: Memory, range: &Range<usize>) -> driver::Span {
+        let part = self.buffer(memory).part(4 * range.start..4 * range.end);
+        part.expect("invariant: buckets lie within the layout")
     }
 
     /// Where a span of the plan is on the device.

@@ -3,16 +3,17 @@
 //! ```text
 //! GpuPlan: libraries, GPU, gpu::Computation ─> Memories: buffers ─> Workshop: kernels, algorithms ─> Commands
 //! reader -> Feed: pinned memory ─> stream: forward, backward ──────────────────────────> update ─> outcome
-//!                                                     └─ several ranks: host -> reducer -> device ┘
+//!                                                     └─ several ranks: Staging -> reducer ────────┘
 //! ```
 //!
-//! One stream runs everything, so that all works are in the order in which they are queued.
+//! One stream computes, so that all works are in the order in which they are queued; with several ranks another one copies gradients.
 
 mod commands;
 mod feed;
 mod machine;
 mod memories;
 mod plan;
+mod staging;
 mod step;
 
 pub(super) use plan::GpuPlan;
@@ -36,6 +37,7 @@ use commands::{Commands, Passes, Workshop};
 use feed::{Feed, SLOTS};
 use memories::Memories;
 use serde_json::json;
+use staging::Staging;
 use std::sync::Arc;
 use std::time::Instant;
 use switchyard_cuda::driver::{Event, Pinned, Stream};
@@ -89,7 +91,7 @@ pub(super) struct GpuEngine {
     marks: [Marks; SLOTS],
     stream: Stream,
     /// With several ranks.
-    exchange: Option<Exchange>,
+    exchange: Option<(Exchange, Staging)>,
     scales: Scales,
     steps: Steps,
     /// Nats, and right predictions, of each row in an evaluation.
@@ -125,7 +127,10 @@ impl GpuEngine {
             round: works.round.map(|round| workshop.commands(vec![round])).transpose()?,
             evaluation: workshop.commands(works.evaluation)?,
         };
-        let exchange = (training.world > 1).then(|| Exchange::connect(training, 0, group)).transpose()?;
+        let exchange = match training.world {
+            1 => None,
+            _ => Some((Exchange::connect(training, 0, group)?, Staging::new(&context, &computation, training)?)),
+        };
         let rows = computation.plan().losses().iter().map(|loss| loss.rows).sum();
         let mark = || Ok::<_, switchyard_cuda::Error>(Marks { forward: context.event()?, backward: context.event()? });
         let merge = training.config.batch_merge as usize;
@@ -251,13 +256,13 @@ impl Engine for GpuEngine {
 
     fn reductions(&self) -> Reductions {
         match &self.exchange {
-            Some(exchange) => exchange.reductions(),
+            Some((exchange, _)) => exchange.reductions(),
             None => Reductions { transport: Transport::None, links: Vec::new(), probed: None, bytes: Vec::new() },
         }
     }
 
     fn reduce(&mut self, what: Measure) -> Result<(), TrainError> {
-        self.exchange.as_mut().map_or(Ok(()), |exchange| exchange.reduce(what))
+        self.exchange.as_mut().map_or(Ok(()), |(exchange, _)| exchange.reduce(what))
     }
 
     /// What the device did is known by forward and backward of each micro-batch, in every step.
@@ -270,7 +275,7 @@ impl Engine for GpuEngine {
         for making in &self.makings {
             add(Row::Reader(making.thread), "micro-batch", making.start, making.end, json!({}));
         }
-        if let Some(exchange) = &self.exchange {
+        if let Some((exchange, _)) = &self.exchange {
             exchange.trace(add);
         }
     }

@@ -33,7 +33,7 @@ impl GpuEngine {
         Ok(Told { report, flags, skipped_steps: self.scales.skipped_steps() })
     }
 
-    /// Runs all micro-batches.
+    /// Queues all micro-batches, and follows the device up to the last.
     fn compute(&mut self, reader: &mut Prefetcher, loss_scale: f32, report: &mut StepReport) -> Result<(), TrainError> {
         let merge = self.config.batch_merge;
         // Gradients are those of the mean over the global batch: every micro-batch of every rank has the same weight.
@@ -52,81 +52,134 @@ impl GpuEngine {
             }
             let slot = micro_batch as usize % SLOTS;
             self.feed.send(slot, (batch, share), &self.memories, &self.stream)?;
-            let passes = if micro_batch == 0 { &self.run.first } else { &self.run.later };
-            self.workshop.queue(&passes.forward, &self.memories, &self.stream)?;
-            self.stream.record(&self.marks[slot].forward)?;
-            self.workshop.queue(&passes.backward, &self.memories, &self.stream)?;
-            self.stream.record(&self.marks[slot].backward)?;
+            self.queue(micro_batch)?;
             report.forward += read.elapsed();
             if micro_batch > 0 {
                 self.follow(micro_batch - 1, report)?;
             }
         }
-        self.follow(merge - 1, report)
+        Ok(())
+    }
+
+    /// Queues forward and backward of a micro-batch. In the last one, it is recorded when each bucket of gradients is complete.
+    fn queue(&mut self, micro_batch: u32) -> Result<(), TrainError> {
+        let GpuEngine { workshop, memories, stream, run, marks, exchange, config, .. } = self;
+        let (passes, which) = if micro_batch == 0 { (&run.first, 0) } else { (&run.later, 1) };
+        let marks = &marks[micro_batch as usize % SLOTS];
+        workshop.queue(&passes.forward, memories, stream)?;
+        stream.record(&marks.forward)?;
+        let mut from = 0;
+        if let Some((_, staging)) = exchange.as_ref().filter(|_| micro_batch + 1 == config.batch_merge) {
+            for (end, ready) in staging.complete[which].iter().zip(&staging.ready) {
+                workshop.queue(&passes.backward[from..*end], memories, stream)?;
+                stream.record(ready)?;
+                from = *end;
+            }
+        }
+        workshop.queue(&passes.backward[from..], memories, stream)?;
+        Ok(stream.record(&marks.backward)?)
     }
 
     /// Waits until the device has computed a micro-batch.
     fn follow(&mut self, micro_batch: u32, report: &mut StepReport) -> Result<(), TrainError> {
-        let marks = &self.marks[micro_batch as usize % SLOTS];
-        let waits = [
-            (Operation::Forward, "forward", &marks.forward, &mut report.forward),
-            (Operation::Backward, "backward", &marks.backward, &mut report.backward),
-        ];
-        for (operation, name, mark, total) in waits {
-            let start = Instant::now();
-            self.recorder.begin(operation, micro_batch);
-            mark.synchronize()?;
-            let end = Instant::now();
-            *total += end - start;
-            self.seen.push(Seen { name, start, end });
-        }
+        report.forward += self.await_pass(Operation::Forward, micro_batch)?;
+        report.backward += self.await_pass(Operation::Backward, micro_batch)?;
         Ok(())
     }
 
-    /// Sums gradients, loss and flags over all ranks, by way of the host.
+    /// Waits for forward or backward of a micro-batch; returns how long.
+    fn await_pass(&mut self, operation: Operation, micro_batch: u32) -> Result<Duration, TrainError> {
+        let marks = &self.marks[micro_batch as usize % SLOTS];
+        let (name, mark) = match operation {
+            Operation::Forward => ("forward", &marks.forward),
+            _ => ("backward", &marks.backward),
+        };
+        let start = Instant::now();
+        self.recorder.begin(operation, micro_batch);
+        mark.synchronize()?;
+        let end = Instant::now();
+        self.seen.push(Seen { name, start, end });
+        Ok(end - start)
+    }
+
+    /// Sums gradients, loss and flags over all ranks while the device computes the last micro-batch, or after it.
     fn exchange_gradients(&mut self, flags: Flags, report: &mut StepReport) -> Result<Flags, TrainError> {
-        let GpuEngine { exchange, memories, scales, config, .. } = self;
-        let Some(exchange) = exchange else { return Ok(flags) };
+        let last = self.config.batch_merge - 1;
+        if self.exchange.is_none() {
+            self.follow(last, report)?;
+            return Ok(flags);
+        }
+        report.forward += self.await_pass(Operation::Forward, last)?;
+        if !self.config.overlap.enabled {
+            report.backward += self.await_pass(Operation::Backward, last)?;
+        }
+        let start = Instant::now();
+        self.recorder.begin(Operation::Backward, last);
+        self.send_gradients(flags, report)?;
+        let sent = Instant::now();
+        if self.config.overlap.enabled {
+            self.seen.push(Seen { name: "backward", start, end: sent });
+        }
+        report.backward += sent - start;
+        let flags = self.receive_gradients(report)?;
+        Ok(flags)
+    }
+
+    /// Starts all reductions, each as soon as the device has its gradients.
+    fn send_gradients(&mut self, flags: Flags, report: &mut StepReport) -> Result<(), TrainError> {
+        let GpuEngine { exchange, memories, marks, scales, config, .. } = self;
+        let Some((exchange, staging)) = exchange else { return Ok(()) };
         if let Some(wire) = &scales.wire {
             exchange.reducer.set_wire_scale(wire.scale());
         }
-        let (on_device, mut loss) = (memories.buffer(Memory::Gradients), [0.0]);
-        memories.buffer(Memory::Loss).read(0, &mut loss)?;
+        let end = &marks[(config.batch_merge as usize - 1) % SLOTS].backward;
         let metrics = exchange.buckets.of_metrics();
         for number in 0..exchange.buckets.runs.len() {
             let run = exchange.buckets.runs[number].clone();
             for bucket in run.clone() {
                 let range = exchange.ranges[bucket].range.clone();
-                on_device.read(4 * range.start, &mut exchange.reducer.bucket_mut(bucket)[..range.len()])?;
+                let gradients = staging.gradients((bucket, &range), memories)?;
+                exchange.reducer.bucket_mut(bucket)[..range.len()].copy_from_slice(gradients);
             }
             if run.contains(&metrics) {
-                exchange.buckets.write_metrics(&mut exchange.reducer, loss[0], flags, &[]);
+                let loss = staging.loss(end, memories)?;
+                exchange.buckets.write_metrics(&mut exchange.reducer, loss, flags, &[]);
             }
             exchange.reducer.start_all(run.clone(), number);
             if config.overlap.sync_all_reduce {
+                let at = Instant::now();
                 run.clone().try_for_each(|bucket| exchange.reducer.wait(bucket))?;
+                report.backward_wait += at.elapsed();
             }
         }
         if metrics >= exchange.buckets.gradients {
-            exchange.buckets.write_metrics(&mut exchange.reducer, loss[0], flags, &[]);
+            let loss = staging.loss(end, memories)?;
+            exchange.buckets.write_metrics(&mut exchange.reducer, loss, flags, &[]);
             exchange.reducer.start(metrics);
         }
         report.left_bytes = exchange.bytes_left();
-        let at = Instant::now();
-        let mut copied = Duration::ZERO;
+        Ok(())
+    }
+
+    /// Waits for all reductions, and queues the copies of their results to the device.
+    fn receive_gradients(&mut self, report: &mut StepReport) -> Result<Flags, TrainError> {
+        let GpuEngine { exchange, memories, stream, .. } = self;
+        let Some((exchange, staging)) = exchange else { return Ok(Flags::default()) };
         for bucket in 0..exchange.buckets.gradients {
+            let at = Instant::now();
             exchange.reducer.wait(bucket)?;
             let arrived = Instant::now();
-            let range = exchange.ranges[bucket].range.clone();
-            on_device.write(4 * range.start, &exchange.reducer.bucket(bucket)[..range.len()])?;
-            copied += arrived.elapsed();
+            report.communication_wait += arrived - at;
+            let range = &exchange.ranges[bucket].range;
+            staging.put_back(range, &exchange.reducer.bucket(bucket)[..range.len()], memories)?;
+            report.optimizer += arrived.elapsed();
         }
-        exchange.reducer.wait(metrics)?;
-        report.communication_wait += at.elapsed() - copied;
-        report.optimizer += copied;
+        let at = Instant::now();
+        exchange.reducer.wait(exchange.buckets.of_metrics())?;
+        report.communication_wait += at.elapsed();
         report.reduce = exchange.time_of_reductions();
         let (loss, flags, _) = exchange.buckets.read_metrics(&exchange.reducer);
-        memories.buffer(Memory::Loss).write(0, &[loss])?;
+        staging.finish(loss, memories, stream)?;
         Ok(flags)
     }
 
