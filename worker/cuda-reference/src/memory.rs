@@ -30,6 +30,7 @@ pub(crate) struct Allocation {
     base: u64,
     bytes: Vec<u8>,
     written: Vec<bool>,
+    /// Of memory that no kernel has used: none.
     cells: Vec<Cell>,
     /// `None`: everything, as in shared memory.
     pub(crate) declared: Option<Vec<Declared>>,
@@ -49,7 +50,7 @@ impl Allocation {
             base,
             bytes: vec![POISON; bytes],
             written: vec![false; bytes],
-            cells: vec![Cell::default(); bytes.div_ceil(CELL)],
+            cells: Vec::new(),
             declared,
             traffic: Default::default(),
             touched: None,
@@ -58,8 +59,17 @@ impl Allocation {
 
     /// Notes from now on which cells are read and written.
     pub(crate) fn watch(&mut self) {
-        let words = self.cells.len().div_ceil(64);
-        self.touched = Some([vec![0; words], vec![0; words]]);
+        self.touched = Some(Default::default());
+    }
+
+    fn touch(&mut self, cells: &Range<usize>, [reads, writes]: [bool; 2]) {
+        let Some(touched) = &mut self.touched else { return };
+        for (bits, _) in touched.iter_mut().zip([reads, writes]).filter(|(_, does)| *does) {
+            if bits.is_empty() {
+                bits.resize(self.cells.len().div_ceil(64), 0);
+            }
+            cells.clone().for_each(|cell| bits[cell / 64] |= 1 << (cell % 64));
+        }
     }
 
     /// The ranges that were read, or written, since somebody watches; nobody watches then.
@@ -127,12 +137,11 @@ impl Allocation {
         if reads && !self.written[range.clone()].iter().all(|written| *written) {
             return Err(Fault::NeverWritten { bytes, place: self.place(address) });
         }
-        let cells = range.start / CELL..range.end.div_ceil(CELL);
-        if let Some(touched) = &mut self.touched {
-            for (bits, _) in touched.iter_mut().zip([reads, writes]).filter(|(_, does)| *does) {
-                cells.clone().for_each(|cell| bits[cell / 64] |= 1 << (cell % 64));
-            }
+        if self.cells.is_empty() {
+            self.cells = vec![Cell::default(); self.bytes.len().div_ceil(CELL)];
         }
+        let cells = range.start / CELL..range.end.div_ceil(CELL);
+        self.touch(&cells, [reads, writes]);
         for cell in &mut self.cells[cells] {
             if let Some(other) = cell.touch(kind, now) {
                 let did = if other.wrote { "wrote" } else { "read" };

@@ -346,7 +346,7 @@ impl Planned {
             let (given, needed) = (workspace.bytes(), heuristic.workspace_bytes);
             return Err(Error::refused("product", format!("a workspace of {given} bytes, expected at least {needed}")));
         }
-        stream.context().check_live("product", [left.span, right.span, result.span, workspace])?;
+        stream.uses("product", [left.span, right.span, result.span, workspace].into_iter())?;
         stream.context().make_current()?;
         let (alpha, beta) = (1.0f32, if *adds { 1.0f32 } else { 0.0 });
         let handle = cublaslt.inner.handle()?;

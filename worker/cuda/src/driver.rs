@@ -4,6 +4,7 @@
 //! Driver -> Context ─┬─ Buffer, Span   memory of the device, and parts of it
 //!                    ├─ Pinned         memory of the host that copies of a stream use
 //!                    ├─ Stream, Event  order of work
+//!                    ├─ Graph          work of a stream, launched at once
 //!                    └─ Loaded         kernels
 //! ```
 //!
@@ -11,11 +12,13 @@
 //! in any order.
 #![allow(unsafe_code)]
 
+mod graph;
 mod memory;
 mod module;
 mod pinned;
 mod stream;
 
+pub use graph::Graph;
 pub use memory::{Buffer, Span};
 pub use module::Loaded;
 pub use pinned::Pinned;
@@ -60,6 +63,12 @@ functions!(Functions {
     cuStreamDestroy_v2(Pointer) -> i32;
     cuStreamSynchronize(Pointer) -> i32;
     cuStreamWaitEvent(Pointer, Pointer, u32) -> i32;
+    cuStreamBeginCapture_v2(Pointer, u32) -> i32;
+    cuStreamEndCapture(Pointer, *mut Pointer) -> i32;
+    cuGraphInstantiateWithFlags(*mut Pointer, Pointer, u64) -> i32;
+    cuGraphLaunch(Pointer, Pointer) -> i32;
+    cuGraphExecDestroy(Pointer) -> i32;
+    cuGraphDestroy(Pointer) -> i32;
     cuEventCreate(*mut Pointer, u32) -> i32;
     cuEventDestroy_v2(Pointer) -> i32;
     cuEventRecord(Pointer, Pointer) -> i32;
@@ -292,3 +301,6 @@ impl Drop for Object {
         let _ = self.context.call("destroy", |_| unsafe { (self.destroy)(self.raw) });
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -60,6 +60,11 @@ macro_rules! functions {
         #[allow(non_snake_case)]
         struct $structure { $($function: unsafe extern "C" fn($($argument),*) -> $result,)* }
         impl $structure {
+            /// Only those of the driver are compared with a header.
+            #[cfg(test)]
+            #[allow(dead_code)]
+            const NAMES: &[&str] = &[$(stringify!($function)),*];
+
             fn load(library: &$crate::library::Library) -> Result<$structure, $crate::error::Error> {
                 Ok($structure {
                     $($function:

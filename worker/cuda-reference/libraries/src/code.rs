@@ -19,6 +19,8 @@ pub(crate) const NOT_FOUND: Code = Code(500);
 pub(crate) const NOT_READY: Code = Code(600);
 pub(crate) const LAUNCH_FAILED: Code = Code(719);
 pub(crate) const NOT_SUPPORTED: Code = Code(801);
+pub(crate) const CAPTURE_UNSUPPORTED: Code = Code(900);
+pub(crate) const CAPTURE_INVALIDATED: Code = Code(901);
 
 pub(crate) type Answer<T> = Result<T, Code>;
 
@@ -41,6 +43,8 @@ impl Code {
             NOT_READY => c"device not ready",
             LAUNCH_FAILED => c"unspecified launch failure",
             NOT_SUPPORTED => c"operation not supported",
+            CAPTURE_UNSUPPORTED => c"operation not permitted when stream is capturing",
+            CAPTURE_INVALIDATED => c"operation failed due to a previous error during capture",
             _ => return None,
         })
     }

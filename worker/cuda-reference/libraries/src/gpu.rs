@@ -4,11 +4,12 @@ use crate::clock::Clock;
 use crate::code::{Answer, Code, ECC_UNCORRECTABLE, INVALID_VALUE, LAUNCH_FAILED, OUT_OF_MEMORY};
 use crate::fault::Faults;
 use crate::finding;
+use crate::graph::Graphs;
 use crate::host::Queued;
 use crate::queue::Queue;
 use crate::shadow::Shadow;
 use crate::work::{Source, Work};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 use switchyard_cuda_reference::{Device, Module};
@@ -52,6 +53,9 @@ pub(crate) struct Gpu {
     pub(crate) events: Vec<Option<Event>>,
     pub(crate) modules: Vec<Option<Arc<Module>>>,
     pub(crate) functions: Vec<Function>,
+    pub(crate) graphs: Graphs,
+    /// Number of the module, and name.
+    pub(crate) launched_kernels: BTreeSet<(usize, String)>,
 }
 
 /// An event.
@@ -84,6 +88,8 @@ impl Gpu {
             events: Vec::new(),
             modules: Vec::new(),
             functions: Vec::new(),
+            graphs: Graphs::default(),
+            launched_kernels: BTreeSet::new(),
         }
     }
 
@@ -98,6 +104,7 @@ impl Gpu {
 
     /// Runs what a clock names, and lets the host know of it.
     pub(crate) fn synchronize(&mut self, clock: &Clock) -> Answer<()> {
+        self.graphs.refuse("a call that waits")?;
         while let Some(operation) = self.queue.next(clock) {
             self.run(operation);
         }
@@ -107,6 +114,7 @@ impl Gpu {
 
     /// Runs one operation on the way to a clock. Whether all of it is done.
     pub(crate) fn advance(&mut self, clock: &Clock) -> Answer<bool> {
+        self.graphs.refuse("a query")?;
         let is_done = self.queue.is_done(clock);
         if is_done {
             self.queue.host.join(clock);
@@ -142,6 +150,7 @@ impl Gpu {
         if bytes == 0 {
             return Err(INVALID_VALUE);
         }
+        self.graphs.refuse("cuMemAlloc")?;
         self.allocated += 1;
         if self.settings.faults.out_of_memory == Some(self.allocated) || bytes > self.memory().0 {
             return Err(OUT_OF_MEMORY);
@@ -201,6 +210,7 @@ impl Gpu {
 
     /// Puts work into a stream that uses ranges of memory: each must be within an allocation.
     pub(crate) fn put(&mut self, stream: usize, name: String, uses: &[Range<u64>], work: Work) {
+        let Some(work) = self.graphs.take(stream, name.clone(), uses, work) else { return };
         let name: Arc<str> = name.into();
         let mut starts = Vec::new();
         for range in uses {

@@ -24,7 +24,7 @@ pub(crate) unsafe fn write(address: u64, bytes: &[u8]) {
 }
 
 /// Memory of the host that a queued copy uses.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Queued {
     pub(crate) range: Range<u64>,
     /// What was there when the copy was queued, unless another copy of the device writes there before.

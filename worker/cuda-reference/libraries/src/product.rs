@@ -69,6 +69,9 @@ pub(crate) struct Product {
 
 impl Product {
     pub(crate) fn run(&self, gpu: &mut Gpu, stamp: &Stamp) -> Vec<Touched> {
+        if let Some(range) = self.overwritten() {
+            gpu.end(&format!("{} writes what it reads: {}", stamp.name, gpu.place(&range)));
+        }
         let [a, b] = [(self.a, self.transposed[0]), (self.b, !self.transposed[1])].map(|((layout, address), flip)| {
             let mut numbers = matrix(gpu, layout, address, stamp);
             if self.is_tf32 {
@@ -93,6 +96,20 @@ impl Product {
             gpu.write(to, &encoded(layout.format, &sums));
         }
         self.touched()
+    }
+
+    /// A part of the result or the workspace that is a part of a factor too.
+    fn overwritten(&self) -> Option<Range<u64>> {
+        let of = |(layout, address): (Layout, u64)| layout.columns(address);
+        let mut read = [of(self.a), of(self.b)].concat();
+        read.sort_by_key(|range| range.start);
+        let written = of((self.c.0, self.d)).into_iter().chain([self.workspace.clone()]);
+        let is_read = |range: &Range<u64>| {
+            let before = read.partition_point(|one| one.start < range.end);
+            // Those of one factor do not overlap; of two, the one before may.
+            read[..before].iter().rev().take(2).any(|one| one.end > range.start && !range.is_empty())
+        };
+        written.into_iter().find(is_read)
     }
 
     fn touched(&self) -> Vec<Touched> {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use switchyard_cuda_reference::{Bare, Module, Touched};
 
 /// A launch of a kernel.
+#[derive(Clone)]
 pub(crate) struct Launch {
     pub(crate) module: Arc<Module>,
     pub(crate) kernel: String,
@@ -22,6 +23,10 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
+    pub(crate) fn name(&self) -> String {
+        format!("launch {} (`{}`)", self.number, self.kernel)
+    }
+
     pub(crate) fn bare(&self, seed: u64) -> Bare<'_> {
         Bare {
             kernel: &self.kernel,
@@ -35,12 +40,14 @@ impl Launch {
 }
 
 /// Where an upload has its bytes.
+#[derive(Clone)]
 pub(crate) enum Source {
     /// The driver copied them when it was called.
     Staged(Vec<u8>),
     Pinned(Queued),
 }
 
+#[derive(Clone)]
 pub(crate) enum Work {
     #[cfg(test)]
     Nothing,

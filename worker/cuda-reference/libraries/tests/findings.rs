@@ -7,8 +7,8 @@ mod child;
 use child::planted;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
-// Linked for its functions.
-use switchyard_cuda_libraries as _;
+// Linked for its functions too.
+use switchyard_cuda_libraries::finding::PREFIX;
 
 type Pointer = *mut c_void;
 
@@ -292,4 +292,13 @@ fn who_looks_before_the_copy_has_run_sees_no_result() {
     let asked = (0..5).take_while(|_| unsafe { cuEventQuery(event) } == 600).count();
     // One operation runs for each question that was too early.
     assert_eq!((asked, number().to_bits()), (2, 0x0101_0101));
+}
+
+#[test]
+fn the_page_shows_what_a_finding_looks_like() {
+    let output = child::start("two_streams_that_use_the_same_bytes_need_an_event", false, &[]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let line = errors.lines().find(|line| line.starts_with(PREFIX)).unwrap();
+    let page = include_str!("../../../../docs/gpu.md");
+    assert!(page.contains(line), "docs/gpu.md shows another finding than {line}");
 }

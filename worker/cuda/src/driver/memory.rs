@@ -23,7 +23,7 @@ impl Live {
     }
 
     /// Refuses memory whose buffer is gone, or is of another context.
-    pub(super) fn check(&self, call: &'static str, spans: impl IntoIterator<Item = Span>) -> Result<(), Error> {
+    fn check(&self, call: &'static str, spans: impl Iterator<Item = Span>) -> Result<(), Error> {
         let live = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for Span { address, bytes } in spans {
             let holds = |(start, size): (&u64, &usize)| address + bytes as u64 <= start + *size as u64;
@@ -105,11 +105,15 @@ impl Context {
         buffer.write(0, values)?;
         Ok(buffer)
     }
+}
 
-    /// Refuses spans of buffers that are gone.
-    pub(crate) fn check_live(&self, call: &'static str, spans: impl IntoIterator<Item = Span>) -> Result<(), Error> {
-        self.inner.live.check(call, spans)
-    }
+/// Refuses spans of buffers that are gone.
+pub(super) fn check_live(
+    context: &Context,
+    call: &'static str,
+    spans: impl Iterator<Item = Span>,
+) -> Result<(), Error> {
+    context.inner.live.check(call, spans)
 }
 
 impl Buffer {

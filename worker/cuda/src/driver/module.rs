@@ -9,14 +9,14 @@ use std::ffi::CString;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Attribute of a kernel: the most shared memory that a launch may give it.
-const MAX_DYNAMIC_SHARED_SIZE_BYTES: i32 = 8;
+pub(super) const MAX_DYNAMIC_SHARED_SIZE_BYTES: i32 = 8;
 /// A kernel of ours has fewer; a launch then allocates nothing.
 const MOST_ARGUMENTS: usize = 32;
 
 /// A program on the device.
 pub struct Loaded {
     program: Program,
-    module: Object,
+    module: Arc<Object>,
     /// Those that were launched.
     kernels: Mutex<Vec<Arc<Kernel>>>,
 }
@@ -44,7 +44,7 @@ impl Context {
             (call.cuModuleLoadData)(&raw mut raw, compiled.cubin.as_ptr().cast())
         })?;
         let module = Object { context: self.clone(), raw, destroy: self.inner.driver.functions.cuModuleUnload };
-        Ok(Loaded { program, module, kernels: Mutex::default() })
+        Ok(Loaded { program, module: Arc::new(module), kernels: Mutex::default() })
     }
 }
 
@@ -78,7 +78,8 @@ impl Loaded {
             Argument::Reads(span) | Argument::Writes(span) | Argument::Updates(span) => Some(*span),
             Argument::Absent | Argument::Int(_) | Argument::Float(_) => None,
         });
-        stream.context().check_live(call.kernel, spans)?;
+        stream.uses(call.kernel, spans)?;
+        stream.uses_module(&self.module);
         let mut values = [0u64; MOST_ARGUMENTS];
         values.iter_mut().zip(&call.arguments).for_each(|(to, argument)| *to = value(argument).0);
         let mut pointers = values.each_mut().map(|value| std::ptr::from_mut(value).cast());

@@ -109,7 +109,7 @@ impl Stream {
     /// The sizes differ, the buffer is gone, or the call fails.
     pub fn upload<T: Pod>(&self, from: &Pinned<T>, range: Range<usize>, to: Span) -> Result<(), Error> {
         let host = from.place("upload", &range, to)?;
-        self.context().check_live("upload", [to])?;
+        self.uses("upload", [to].into_iter())?;
         self.wait(&from.last)?;
         // SAFETY: both have as many bytes, as just checked; the numbers stay, unchanged, until the event behind the copy, see `Pinned`.
         self.context().call("cuMemcpyHtoDAsync", |call| unsafe {
@@ -124,7 +124,7 @@ impl Stream {
     /// The sizes differ, the buffer is gone, or the call fails.
     pub fn download<T: Pod>(&self, from: Span, to: &mut Pinned<T>, range: Range<usize>) -> Result<(), Error> {
         let host = to.place("download", &range, from)?;
-        self.context().check_live("download", [from])?;
+        self.uses("download", [from].into_iter())?;
         self.wait(&to.last)?;
         // SAFETY: both have as many bytes, as just checked; nobody looks at the numbers until the event behind the copy, see `Pinned`.
         self.context().call("cuMemcpyDtoHAsync", |call| unsafe {

@@ -1,19 +1,23 @@
 //! Streams of work, and events that order them.
 
+use super::graph::Uses;
 use super::{Context, Object, Span};
 use crate::error::Error;
 use crate::kernels::Memory;
 use crate::library::Pointer;
+use std::sync::Mutex;
 
-const NON_BLOCKING: u32 = 1;
-const DISABLE_TIMING: u32 = 2;
-const NOT_READY: i32 = 600;
+pub(super) const NON_BLOCKING: u32 = 1;
+pub(super) const DISABLE_TIMING: u32 = 2;
+pub(super) const NOT_READY: i32 = 600;
 
 /// A queue: its work runs in order, and at the same time as that of other streams.
 pub struct Stream {
     context: Context,
     /// Nothing: the default stream.
     object: Option<Object>,
+    /// While it is captured: what the graph uses.
+    pub(super) captured: Mutex<Option<Uses>>,
 }
 
 /// A point in a stream that others wait for. One that was never recorded is done.
@@ -30,26 +34,26 @@ pub struct Lines {
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Copy2D {
-    from: Side2D,
-    to: Side2D,
-    width_bytes: usize,
-    height: usize,
+    pub(super) from: Side2D,
+    pub(super) to: Side2D,
+    pub(super) width_bytes: usize,
+    pub(super) height: usize,
 }
 
 #[repr(C)]
 #[derive(Debug)]
-struct Side2D {
-    x_bytes: usize,
-    y: usize,
-    kind: u32,
-    host: Pointer,
-    device: u64,
-    array: Pointer,
-    pitch: usize,
+pub(super) struct Side2D {
+    pub(super) x_bytes: usize,
+    pub(super) y: usize,
+    pub(super) kind: u32,
+    pub(super) host: Pointer,
+    pub(super) device: u64,
+    pub(super) array: Pointer,
+    pub(super) pitch: usize,
 }
 
 /// `CU_MEMORYTYPE_DEVICE`.
-const DEVICE_MEMORY: u32 = 2;
+pub(super) const DEVICE_MEMORY: u32 = 2;
 
 impl Side2D {
     fn new(Lines { span, pitch }: Lines) -> Side2D {
@@ -68,12 +72,12 @@ impl Context {
         // SAFETY: the pointer is to a live handle.
         self.call("cuStreamCreate", |call| unsafe { (call.cuStreamCreate)(&raw mut raw, NON_BLOCKING) })?;
         let object = Object { context: self.clone(), raw, destroy: self.inner.driver.functions.cuStreamDestroy_v2 };
-        Ok(Stream { context: self.clone(), object: Some(object) })
+        Ok(Stream { context: self.clone(), object: Some(object), captured: Mutex::default() })
     }
 
     /// The stream that libraries use which are not told another.
     pub fn default_stream(&self) -> Stream {
-        Stream { context: self.clone(), object: None }
+        Stream { context: self.clone(), object: None, captured: Mutex::default() }
     }
 
     /// An event without a time.
@@ -123,6 +127,7 @@ impl Stream {
     /// # Errors
     /// The call fails.
     pub fn record(&self, event: &Event) -> Result<(), Error> {
+        self.refuse_in_capture("record")?;
         // SAFETY: both live.
         self.context.call("cuEventRecord", |call| unsafe { (call.cuEventRecord)(event.0.raw, self.raw()) })
     }
@@ -132,6 +137,7 @@ impl Stream {
     /// # Errors
     /// The call fails.
     pub fn wait(&self, event: &Event) -> Result<(), Error> {
+        self.refuse_in_capture("wait")?;
         // SAFETY: both live; no flags.
         self.context.call("cuStreamWaitEvent", |call| unsafe { (call.cuStreamWaitEvent)(self.raw(), event.0.raw, 0) })
     }
@@ -141,7 +147,7 @@ impl Stream {
     /// # Errors
     /// The buffer is gone, or the call fails.
     pub fn fill(&self, to: Span, byte: u8) -> Result<(), Error> {
-        self.context.check_live("fill", [to])?;
+        self.uses("fill", [to].into_iter())?;
         // SAFETY: the range is within a buffer that lives, as just checked; freeing it waits for the work.
         self.context
             .call("cuMemsetD8Async", |call| unsafe { (call.cuMemsetD8Async)(to.address, byte, to.bytes(), self.raw()) })
@@ -172,7 +178,7 @@ impl Stream {
             let text = format!("{count} lines of {bytes} bytes from {from:?} to {to:?}");
             return Err(Error::refused("copy", text));
         }
-        self.context.check_live("copy", [from.span, to.span])?;
+        self.uses("copy", [from.span, to.span].into_iter())?;
         let copy = Copy2D { from: Side2D::new(from), to: Side2D::new(to), width_bytes: bytes, height: count };
         // SAFETY: the lines are within buffers that live, as just checked; freeing them waits for the work; the structure is read before
         // the call returns.

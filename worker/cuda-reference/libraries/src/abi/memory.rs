@@ -50,6 +50,7 @@ pub unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> i32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemFree_v2(address: u64) -> i32 {
     done(with(|gpu| {
+        gpu.graphs.refuse("cuMemFree")?;
         gpu.free(address, false);
         Ok(())
     }))
@@ -61,6 +62,7 @@ pub unsafe extern "C" fn cuMemHostAlloc(address: *mut Pointer, bytes: usize, fla
         if flags != 0 {
             return Err(NOT_SUPPORTED);
         }
+        gpu.graphs.refuse("cuMemHostAlloc")?;
         let layout = Layout::from_size_align(bytes, PAGE).map_err(|_| INVALID_VALUE)?;
         if bytes == 0 {
             return Err(INVALID_VALUE);
@@ -82,6 +84,7 @@ pub unsafe extern "C" fn cuMemHostAlloc(address: *mut Pointer, bytes: usize, fla
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemFreeHost(address: Pointer) -> i32 {
     done(with(|gpu| {
+        gpu.graphs.refuse("cuMemFreeHost")?;
         let bytes = gpu.free(address.addr() as u64, true);
         let layout = Layout::from_size_align(bytes as usize, PAGE).map_err(|_| INVALID_VALUE)?;
         // SAFETY: allocated by `cuMemHostAlloc` with this layout, as `free` has found.
@@ -94,6 +97,7 @@ pub unsafe extern "C" fn cuMemFreeHost(address: Pointer) -> i32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) -> i32 {
     done(with(|gpu| {
+        gpu.graphs.refuse("cuMemcpyHtoD")?;
         let from = host_range(from, bytes);
         let is_pinned = is_pinned(gpu, &from);
         // SAFETY: the header says that it may be read.
@@ -107,6 +111,7 @@ pub unsafe extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: us
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoH_v2(to: Pointer, from: u64, bytes: usize) -> i32 {
     done(with(|gpu| {
+        gpu.graphs.refuse("cuMemcpyDtoH")?;
         let to = host_range(to, bytes);
         let is_pinned = is_pinned(gpu, &to);
         gpu.download(DEFAULT, range(from, bytes), Queued { range: to, seen: None }, is_pinned);
@@ -123,6 +128,7 @@ fn wait(gpu: &mut Gpu) -> Answer<()> {
 pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, raw: Pointer) -> i32 {
     done(with(|gpu| {
         let (stream, from) = (stream(gpu, raw)?, host_range(from, bytes));
+        gpu.graphs.refuse_for(stream, "cuMemcpyHtoDAsync")?;
         check_pinned(gpu, "cuMemcpyHtoDAsync", &from);
         // SAFETY: it is an allocation of ours.
         let source = unsafe { Queued::source(from) };
@@ -135,6 +141,7 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, byte
 pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: Pointer, from: u64, bytes: usize, raw: Pointer) -> i32 {
     done(with(|gpu| {
         let (stream, to) = (stream(gpu, raw)?, host_range(to, bytes));
+        gpu.graphs.refuse_for(stream, "cuMemcpyDtoHAsync")?;
         check_pinned(gpu, "cuMemcpyDtoHAsync", &to);
         let is_used = gpu.host_is_used(&to);
         // SAFETY: it is an allocation of ours.

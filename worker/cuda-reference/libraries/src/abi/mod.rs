@@ -1,6 +1,7 @@
 //! `libcuda.so.1`: the functions of the driver, with the signatures of its header.
 
 mod device;
+mod graph;
 mod memory;
 mod module;
 mod stream;
@@ -69,6 +70,8 @@ pub(crate) enum Kind {
     Event = 0x4556_0000,
     Module = 0x4d4f_0000,
     Function = 0x4655_0000,
+    Graph = 0x4752_0000,
+    Executable = 0x4758_0000,
 }
 
 pub(crate) fn handle(kind: Kind, index: usize) -> Pointer {

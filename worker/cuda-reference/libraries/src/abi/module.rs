@@ -22,6 +22,7 @@ pub unsafe extern "C" fn cuModuleLoadData(module: *mut Pointer, image: *const c_
         if image.is_null() {
             return Err(INVALID_VALUE);
         }
+        gpu.graphs.refuse("cuModuleLoadData")?;
         let starts = |at: usize| {
             // SAFETY: an image is longer than its head, which is compared byte by byte up to the first difference.
             unsafe { image.cast::<u8>().add(at).read() == CONTAINER[at] }
@@ -55,6 +56,9 @@ pub unsafe extern "C" fn cuModuleUnload(raw: Pointer) -> i32 {
         let user = gpu.queue.pending().find(|operation| uses(&operation.work)).map(|operation| operation.name.clone());
         if let Some(user) = user {
             gpu.end(&format!("a module is unloaded while {user} is queued"));
+        }
+        if gpu.graphs.use_module(&module) {
+            gpu.end("a module is unloaded that a graph has a kernel of");
         }
         gpu.modules[index] = None;
         Ok(())
@@ -158,11 +162,12 @@ pub unsafe extern "C" fn cuLaunchKernel(
         let module = module(gpu, index)?;
         let number = gpu.next_launch();
         let launch = Launch { module, kernel, blocks, threads, shared_bytes, arguments, number };
-        enqueue(gpu, stream, launch, most)
+        enqueue(gpu, stream, launch, (index, most))
     }))
 }
 
-fn enqueue(gpu: &mut Gpu, stream: usize, launch: Launch, most_shared_bytes: u32) -> Answer<()> {
+/// With the number of the module, and the shared memory that the kernel may have.
+fn enqueue(gpu: &mut Gpu, stream: usize, launch: Launch, (module, most_shared_bytes): (usize, u32)) -> Answer<()> {
     let refused = |text: &str| {
         explain("cuLaunchKernel", text);
         INVALID_VALUE
@@ -175,7 +180,12 @@ fn enqueue(gpu: &mut Gpu, stream: usize, launch: Launch, most_shared_bytes: u32)
     // Every argument of eight bytes is an address, or nothing.
     let address = |bytes: &Vec<u8>| Some(u64::from_le_bytes(bytes.as_slice().try_into().ok()?)).filter(|at| *at != 0);
     let uses: Vec<_> = launch.arguments.iter().filter_map(address).map(|at| at..at + 1).collect();
-    let name = format!("launch {} (`{}`)", launch.number, launch.kernel);
+    let is_first = gpu.launched_kernels.insert((module, launch.kernel.clone()));
+    if is_first && gpu.graphs.is_captured(stream) {
+        // Its code is loaded then.
+        return gpu.graphs.refuse("the first cuLaunchKernel of a kernel");
+    }
+    let name = launch.name();
     gpu.put(stream, name, &uses, Work::Launch(launch));
     Ok(())
 }

@@ -48,6 +48,7 @@ pub unsafe extern "C" fn cuStreamWaitEvent(raw: Pointer, event: Pointer, flags: 
             return Err(INVALID_VALUE);
         }
         let stream = stream(gpu, raw)?;
+        gpu.graphs.refuse_for(stream, "cuStreamWaitEvent")?;
         if let Some(clock) = of(gpu, event)?.clock.clone() {
             gpu.queue.wait(stream, &clock);
         }
@@ -82,6 +83,7 @@ pub unsafe extern "C" fn cuEventDestroy_v2(raw: Pointer) -> i32 {
 pub unsafe extern "C" fn cuEventRecord(event: Pointer, raw: Pointer) -> i32 {
     done(with(|gpu| {
         let stream = stream(gpu, raw)?;
+        gpu.graphs.refuse_for(stream, "cuEventRecord")?;
         let now = gpu.queue.now(stream);
         of(gpu, event)?.clock = Some(now);
         Ok(())
