@@ -104,8 +104,9 @@ pub(crate) fn read(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
     }
     let processes_per_node = processes_per_node(job);
     let engine = spec.engine.as_ref();
-    let engine =
-        engine.and_then(|engine| engine::config(engine, spec.checkpoint.as_ref(), processes_per_node, &mut faults));
+    let engine = engine.and_then(|engine| {
+        engine::config(engine, spec.checkpoint.as_ref(), (processes_per_node, gpus(job)), &mut faults)
+    });
     let check = bandwidth_check(job, processes_per_node, &mut faults);
     let watchdog = engine::watchdog(&spec.failure_policy);
     let engine = engine.map(|engine| EngineConfig { bandwidth_check: check, watchdog, ..engine });
