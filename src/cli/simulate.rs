@@ -89,11 +89,16 @@ impl World {
         let cluster = snapshot::cluster(&file)?;
         let taken = of_nodes(cluster.nodes(), cluster.levels()).map_err(Failure::usage)?;
         let machine = report(&file, &taken.machine)?;
-        let trace = input::name(&args.trace);
-        let Trace { format, rows, left_out: jobs_left_out } = open(&args.trace).and_then(|from| {
-            let read = trace::read(from, &taken.fabric);
-            read.map_err(|error| Failure::usage(format!("error[SY0001]: {trace}: {error}")))
-        })?;
+        let (trace, read) = match &args.trace {
+            Some(path) => {
+                let name = input::name(path);
+                let read = trace::read(open(path)?, &taken.fabric);
+                let read = read.map_err(|error| Failure::usage(format!("error[SY0001]: {name}: {error}")));
+                (name, read)
+            }
+            None => ("the cluster".to_owned(), trace::of_objects(&file.items, &taken.fabric).map_err(Failure::usage)),
+        };
+        let Trace { format, rows, left_out: jobs_left_out } = read?;
         let has_limits = rows.iter().any(|row| row.limit.is_some());
         let limits = match args.limits {
             Some(Limits::Trace) if !has_limits => {

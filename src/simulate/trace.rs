@@ -1,15 +1,19 @@
-//! Traces of jobs: one row a job. What wrote the file is seen at its beginning: [`Format`].
+//! Traces of jobs: one row a job. What wrote a file is seen at its beginning: [`Format`].
 //!
 //! ```text
 //! file ─> unpacked ─> format ─┬─> seconds: our own CSV, in the order of submission ──┐
-//!                             └─> cluster_log, sacct, philly ─> Log (sorted) ────────┴─> Trace
+//!                             └─> cluster_log, sacct, philly ─> Log (sorted) ────────┼─> Trace
+//! objects of a cluster ───────────> objects ─> Log ────────────────────────────────────┘
 //! ```
 
 mod cluster_log;
 mod log;
+mod objects;
 mod philly;
 mod sacct;
 mod seconds;
+
+pub use objects::of_objects;
 
 use crate::chance::{Chance, mixed};
 use crate::fabric::{Fabric, pods};
@@ -53,6 +57,8 @@ pub enum Format {
     Sacct,
     /// `cluster_job_log` of the Philly traces, in JSON.
     Philly,
+    /// TrainJobs and pods of a cluster.
+    Objects,
 }
 
 impl fmt::Display for Format {
@@ -62,6 +68,7 @@ impl fmt::Display for Format {
             Format::ClusterLog => "log of a cluster as Helios and Acme have it",
             Format::Sacct => "sacct --parsable2",
             Format::Philly => "cluster_job_log of Philly",
+            Format::Objects => "TrainJobs and pods",
         })
     }
 }

@@ -12,8 +12,9 @@ use switchyard_simulate::speed::Model;
 pub(crate) struct SimulateArgs {
     /// The jobs: CSV with the columns submit_seconds, duration_seconds and gpus, and queue and limit_seconds where they are known, in the order
     /// of submission; or what `sacct --parsable2` prints, or a log in the format of the Helios, Acme or Philly traces. Packed by gzip or not.
+    /// Default: the TrainJobs, and the pods of others with GPUs, that have ended in the cluster.
     #[arg(long, value_name = "FILE")]
-    pub trace: PathBuf,
+    pub trace: Option<PathBuf>,
 
     /// The cluster, which is empty when the trace begins.
     #[command(flatten)]

@@ -85,6 +85,27 @@ fn what_is_wrong_is_named() {
 }
 
 #[test]
+fn without_a_trace_the_jobs_of_the_cluster_are_played() {
+    let snapshot = std::fs::read_to_string(example("two-racks.json")).unwrap();
+    let mut cluster: serde_json::Value = serde_json::from_str(&snapshot).unwrap();
+    let play = |cluster: &serde_json::Value| {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), cluster.to_string()).unwrap();
+        let words = ["switchyard", "--quiet", "simulate", "--rules", "switchyard", "--snapshot"];
+        let mut cli = Cli::try_parse_from(words.into_iter().chain([file.path().to_str().unwrap()])).unwrap();
+        let Command::Simulate(args) = std::mem::replace(&mut cli.command, Command::Version) else { unreachable!() };
+        outcomes(&cli, &args).map(|(world, _)| world)
+    };
+    assert!(play(&cluster).err().unwrap().message.contains("name a trace with --trace"));
+    let job = cluster["items"].as_array_mut().unwrap().iter_mut().find(|item| item["kind"] == "TrainJob").unwrap();
+    job["status"]["placedTime"] = "2026-11-20T11:57:50Z".into();
+    job["status"]["completionTime"] = "2026-11-20T13:57:50Z".into();
+    let world = play(&cluster).ok().unwrap();
+    assert_eq!((world.rows.len(), world.rows[0].gpus, world.rows[0].duration), (1, 16, 7200.0));
+    assert_eq!(world.format, Format::Objects);
+}
+
+#[test]
 fn what_slurm_prints_is_played_and_what_cannot_be_is_told() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let text = "JobID|Submit|Elapsed|AllocTRES|Account|Timelimit\n\
