@@ -83,6 +83,7 @@ const NO_DEVICE: i32 = 100;
 const MULTIPROCESSOR_COUNT: i32 = 16;
 const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
 const COMPUTE_CAPABILITY_MINOR: i32 = 76;
+const MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: i32 = 97;
 
 /// One GPU.
 #[derive(Debug, Clone)]
@@ -91,6 +92,8 @@ pub struct Device {
     pub name: String,
     pub memory_bytes: usize,
     pub multiprocessors: i32,
+    /// Shared memory that a block may have, at most.
+    pub shared_bytes: u32,
     /// Major and minor number of the architecture that machine code must be compiled for.
     pub capability: (i32, i32),
 }
@@ -172,6 +175,7 @@ impl Driver {
             name,
             memory_bytes,
             multiprocessors: attribute(MULTIPROCESSOR_COUNT)?,
+            shared_bytes: u32::try_from(attribute(MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?).unwrap_or(0),
             capability: (attribute(COMPUTE_CAPABILITY_MAJOR)?, attribute(COMPUTE_CAPABILITY_MINOR)?),
         })
     }

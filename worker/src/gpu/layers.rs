@@ -2,20 +2,20 @@
 
 mod attention;
 mod embedding;
+mod loss;
+mod norm;
+mod product;
 mod rows;
 
-use super::launch::{Matrix, Memory, Product, Span, Work};
+use super::launch::{Matrix, Memory, Span, Work};
 use super::plan::{Computed, Target};
 use super::refused::Reason;
 use crate::cpu::Format;
 use crate::nn::arena::Region;
-use crate::nn::layers::{self, Activation, Loss, RowNorm};
-use crate::nn::plan::{Mode, NodePlan};
+use crate::nn::layers::Activation;
+use crate::nn::plan::NodePlan;
 use crate::nn::{Flow, Form, INPUTS, Layout, Needs};
-use switchyard_cuda::kernels::activation::{self, Function};
-use switchyard_cuda::kernels::cross_entropy::{self, CrossEntropy};
 use switchyard_cuda::kernels::elementwise::Elementwise;
-use switchyard_cuda::kernels::layer_norm::{self, LayerNorm};
 use switchyard_cuda::kernels::{self, Element, Rows};
 
 /// What a form needs on a GPU.
@@ -33,7 +33,7 @@ pub(super) fn needs(form: &Form, target: Target, format: Format) -> Result<Needs
             ..Needs::default()
         }),
         Form::Product(product) => {
-            let after = activation(product, format)?.filter(|_| product.bias);
+            let after = product::activation(product, format)?.filter(|_| product.bias);
             Ok(Needs {
                 inputs: first,
                 // GELU needs its argument; for the others the output is enough.
@@ -59,7 +59,7 @@ pub(super) fn needs(form: &Form, target: Target, format: Format) -> Result<Needs
         Form::LayerNorm(norm) => Ok(Needs {
             inputs: first,
             saved: 2 * norm.rows,
-            backward_scratch: layer_norm(norm, format)?.partial_bytes(target.blocks) / FLOAT,
+            backward_scratch: norm::layer_norm(norm, format)?.partial_bytes(target.blocks) / FLOAT,
             flow: [Flow::Accumulate; INPUTS],
             always: [true, false, false],
             ..Needs::default()
@@ -112,24 +112,6 @@ pub(super) fn widths(form: &Form) -> ([usize; 2], usize) {
     }
 }
 
-/// What follows a product; `None` if nothing does.
-fn activation(product: &layers::Product, format: Format) -> Result<Option<activation::Activation>, Reason> {
-    if !product.bias && product.activation.is_none() {
-        return Ok(None);
-    }
-    let function = match product.activation {
-        None => Function::Identity,
-        Some(Activation::Relu) => Function::Relu,
-        Some(Activation::Gelu) => Function::Gelu,
-        Some(Activation::Tanh) => Function::Tanh,
-    };
-    Ok(Some(activation::Activation::new(function, rows(product.outputs, format)?, size(product.rows)?)?))
-}
-
-fn layer_norm(norm: &RowNorm, format: Format) -> Result<LayerNorm, Reason> {
-    Ok(LayerNorm::new(rows(norm.width, format)?, size(norm.rows)?)?)
-}
-
 /// Makes the launches of one layer after another.
 pub(super) struct Lowering<'a, M> {
     pub target: Target,
@@ -138,6 +120,8 @@ pub(super) struct Lowering<'a, M> {
     pub place: &'a dyn Fn(Span) -> M,
     /// To the gradients of earlier micro-batches.
     pub adds: bool,
+    /// Forward alone, of a network that is not trained.
+    pub evaluates: bool,
     /// Those of the current layer.
     pub works: Vec<Work<M>>,
 }
@@ -156,13 +140,10 @@ impl<M: kernels::Memory> Lowering<'_, M> {
             Form::Product(product) => self.product(product, places)?,
             Form::Attention(shape) => self.attention(shape, places)?,
             Form::Rows(picked) => self.rows(picked, computed, places)?,
-            Form::LayerNorm(norm) => {
-                let parameters = [0, 1].map(|index| self.parameter(Memory::Weights, places.ordinals[index]));
-                let [x, y, saved] = [&places.inputs[0], &places.output, &places.saved].map(|place| self.arena(place));
-                let call = layer_norm(norm, self.format)?.forward(self.target.blocks, x, parameters, y, saved)?;
-                self.works.push(Work::Kernel(call));
-            }
-            // See `needs`: a loss is computed in backward, and everything else is refused.
+            Form::LayerNorm(norm) => self.layer_norm(norm, places)?,
+            // In training it is computed in backward, together with its gradient.
+            Form::CrossEntropy(loss) if self.evaluates => self.cross_entropy(loss, computed, places)?,
+            // See `needs`.
             _ => {}
         }
         Ok(())
@@ -197,90 +178,6 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         Ok(())
     }
 
-    fn product(&mut self, product: &layers::Product, places: &NodePlan) -> Result<(), Reason> {
-        let y = self.arena(&places.output);
-        let is_gelu = product.activation == Some(Activation::Gelu);
-        let place = if is_gelu { &places.kept } else { &places.output };
-        let result = self.matrix(place, product.rows, product.outputs);
-        if product.residual {
-            let from = self.matrix(&places.inputs[1], product.rows, product.outputs);
-            self.works.push(Work::Copy { from, to: result });
-        }
-        let left = self.matrix(&places.inputs[0], product.rows, product.inputs);
-        let right = self.weight(product, places).transposed();
-        self.works.push(Work::Product(Product { left, right, result, adds: product.residual }));
-        if let Some(after) = activation(product, self.format)? {
-            let bias = product.bias.then(|| self.parameter(Memory::Weights, places.ordinals[1]));
-            // Without a bias the product is what is kept.
-            let kept = bias.filter(|_| is_gelu).map(|_| result.memory);
-            let on = activation::Forward { x: result.memory, bias, kept, y };
-            self.works.push(Work::Kernel(after.forward(self.target.blocks, on)?));
-        }
-        Ok(())
-    }
-
-    fn product_backward(&mut self, product: &layers::Product, places: &NodePlan) -> Result<(), Reason> {
-        if let Some(after) = activation(product, self.format)? {
-            let blocks = self.target.blocks;
-            let dy = self.arena(&places.d_output);
-            let kept = match product.activation {
-                None => dy,
-                Some(Activation::Gelu) => self.arena(&places.kept),
-                Some(Activation::Relu | Activation::Tanh) => self.arena(&places.backward_output),
-            };
-            let partial = product.bias.then(|| self.arena(&places.backward_scratch));
-            self.works.push(Work::Kernel(after.backward(blocks, activation::Backward { kept, dy, partial })?));
-            if let Some(partial) = partial {
-                let (d_bias, adds) = self.gradient(places, 1);
-                self.works.push(Work::Kernel(after.bias(blocks, partial, d_bias, adds)?));
-            }
-        }
-        let dy = self.matrix(&places.d_output, product.rows, product.outputs);
-        let x = self.matrix(&places.backward_inputs[0], product.rows, product.inputs);
-        let (memory, adds) = self.gradient(places, 0);
-        let right = self.weight(product, places);
-        let result = Matrix { memory, format: Format::F32, ..right };
-        self.works.push(Work::Product(Product { left: dy.transposed(), right: x, result, adds }));
-        if let Mode::Write | Mode::Add = places.modes[0] {
-            let result = self.matrix(&places.d_inputs[0], product.rows, product.inputs);
-            self.works.push(Work::Product(Product { left: dy, right, result, adds: places.modes[0] == Mode::Add }));
-        }
-        Ok(())
-    }
-
-    fn layer_norm_backward(&mut self, norm: &RowNorm, places: &NodePlan) -> Result<(), Reason> {
-        let blocks = self.target.blocks;
-        let call = layer_norm(norm, self.format)?;
-        let [dy, x, saved, dx, partial] = [
-            &places.d_output,
-            &places.backward_inputs[0],
-            &places.saved,
-            &places.d_inputs[0],
-            &places.backward_scratch,
-        ]
-        .map(|place| self.arena(place));
-        let gamma = self.parameter(Memory::Weights, places.ordinals[0]);
-        let on = layer_norm::Backward { dy, x, gamma, saved, dx, partial };
-        self.works.push(Work::Kernel(call.backward(blocks, on, places.modes[0] == Mode::Add)?));
-        let ((d_gamma, adds), (d_beta, _)) = (self.gradient(places, 0), self.gradient(places, 1));
-        self.works.push(Work::Kernel(call.parameters(blocks, partial, [d_gamma, d_beta], adds)?));
-        Ok(())
-    }
-
-    fn cross_entropy(&mut self, loss: &Loss, computed: &Computed, places: &NodePlan) -> Result<(), Reason> {
-        let call = CrossEntropy::new(rows(loss.classes, self.format)?, size(loss.rows)?)?;
-        let on = cross_entropy::On {
-            logits: self.arena(&places.d_inputs[0]),
-            targets: self.floats(Memory::Targets(loss.options.target), 0, loss.rows),
-            losses: self.floats(Memory::Losses, computed.row, loss.rows),
-            correct: self.floats(Memory::Correct, computed.row, loss.rows),
-            scale: self.floats(Memory::Factors, computed.loss, 1),
-        };
-        let Target { blocks, shared_bytes } = self.target;
-        self.works.push(Work::Kernel(call.call(blocks, shared_bytes, on, loss.smoothing)?));
-        Ok(())
-    }
-
     /// Of numbers of 32 bits.
     fn floats(&self, memory: Memory, from: usize, len: usize) -> M {
         (self.place)(Span { memory, at: FLOAT * from, bytes: FLOAT * len })
@@ -308,13 +205,6 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         let memory = if self.format == Format::F32 { Memory::Weights } else { Memory::Half };
         let size = self.format.size();
         (self.place)(Span { memory, at: size * parameter.offset, bytes: size * parameter.len })
-    }
-
-    /// The matrix of a product in the format that is computed with.
-    fn weight(&self, product: &layers::Product, places: &NodePlan) -> Matrix<M> {
-        let (rows, columns, format) = (product.outputs, product.inputs, self.format);
-        let memory = self.rounded(places.ordinals[0]);
-        Matrix { memory, rows, columns, pitch: columns, format, is_transposed: false }
     }
 
     /// The gradient of a layer's parameter, and whether to add to what it holds.

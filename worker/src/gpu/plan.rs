@@ -76,6 +76,7 @@ impl Plan {
         let computed = computed.collect();
         let plan = Plan { target, format, nodes: graph.nodes, computed, plan };
         plan.launches(false, |span| span)?;
+        plan.evaluation(|span| span)?;
         Ok(plan)
     }
 
@@ -121,28 +122,45 @@ impl Plan {
         adds: bool,
         place: impl Fn(Span) -> M,
     ) -> Result<Vec<Launch<M>>, Refused> {
-        let mut lowering = Lowering {
-            target: self.target,
-            format: self.format,
-            layout: &self.plan.layout,
-            place: &place,
-            adds,
-            works: Vec::new(),
-        };
-        let mut launches = Vec::new();
-        let parts = || self.nodes.iter().zip(&self.computed).zip(&self.plan.nodes);
-        let mut note = |works: Vec<_>, node: &Node, backward: bool| {
-            launches.extend(works.into_iter().map(|work| Launch { layer: node.name.clone(), backward, work }));
-        };
-        for ((node, computed), places) in parts() {
-            let lowered = lowering.forward(computed, places);
-            lowered.map_err(|reason| reason.of(&node.name, node.layer.kind()))?;
-            note(std::mem::take(&mut lowering.works), node, false);
+        let mut lowering = self.lowering(&place, adds, false);
+        let mut launches = self.lower(&mut lowering, false)?;
+        launches.extend(self.lower(&mut lowering, true)?);
+        Ok(launches)
+    }
+
+    /// Losses and right predictions of a batch, in order; no gradient is computed, and nothing outside of the arena is written but
+    /// [`Memory::Losses`](super::Memory::Losses) and [`Memory::Correct`](super::Memory::Correct).
+    ///
+    /// # Errors
+    /// See [`Plan::launches`].
+    pub fn evaluation<M: kernels::Memory>(&self, place: impl Fn(Span) -> M) -> Result<Vec<Launch<M>>, Refused> {
+        self.lower(&mut self.lowering(&place, false, true), false)
+    }
+
+    fn lowering<'a, M>(&'a self, place: &'a dyn Fn(Span) -> M, adds: bool, evaluates: bool) -> Lowering<'a, M> {
+        let layout = &self.plan.layout;
+        Lowering { target: self.target, format: self.format, layout, place, adds, evaluates, works: Vec::new() }
+    }
+
+    fn lower<M: kernels::Memory>(
+        &self,
+        lowering: &mut Lowering<'_, M>,
+        backward: bool,
+    ) -> Result<Vec<Launch<M>>, Refused> {
+        let mut parts: Vec<_> = self.nodes.iter().zip(&self.computed).zip(&self.plan.nodes).collect();
+        if backward {
+            parts.reverse();
+            parts.retain(|(_, places)| places.backward);
         }
-        for ((node, computed), places) in parts().rev().filter(|(_, places)| places.backward) {
-            let lowered = lowering.backward(computed, places);
+        let mut launches = Vec::new();
+        for ((node, computed), places) in parts {
+            let lowered = match backward {
+                true => lowering.backward(computed, places),
+                false => lowering.forward(computed, places),
+            };
             lowered.map_err(|reason| reason.of(&node.name, node.layer.kind()))?;
-            note(std::mem::take(&mut lowering.works), node, true);
+            let works = std::mem::take(&mut lowering.works);
+            launches.extend(works.into_iter().map(|work| Launch { layer: node.name.clone(), backward, work }));
         }
         Ok(launches)
     }

@@ -3,9 +3,11 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
+mod computation;
 mod executed;
 #[path = "../flat_gradients/mod.rs"]
 mod flat_gradients;
+mod loaded;
 mod network;
 #[path = "../../cuda-reference/tests/nvrtc/mod.rs"]
 mod nvrtc;
@@ -14,6 +16,7 @@ mod refusals;
 mod training;
 #[path = "../trial/mod.rs"]
 mod trial;
+mod update;
 
 use switchyard_worker::gpu::Target;
 

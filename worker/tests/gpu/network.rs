@@ -117,7 +117,7 @@ fn undeclared(launch: &Launch<Span>, program: &Program) -> Option<Span> {
         _ => false,
     };
     let steps: Vec<&Step> = program.steps.iter().filter(is_of).collect();
-    let within = |span: &Span, access: &Access| {
+    let declares = |span: &Span, writes: bool| {
         let memory = match span.memory {
             Memory::Arena => program::Memory::Arena,
             Memory::Weights => program::Memory::Weights,
@@ -125,12 +125,12 @@ fn undeclared(launch: &Launch<Span>, program: &Program) -> Option<Span> {
             // A program does not speak of what comes with a batch.
             _ => return true,
         };
-        access.memory == memory && access.range.start <= span.at && span.at + span.bytes <= access.range.end
-    };
-    let declares = |span: &Span, writes: bool| {
+        let within = |access: &Access| {
+            access.memory == memory && access.range.start <= span.at && span.at + span.bytes <= access.range.end
+        };
         steps.iter().any(|step| {
             let reads = step.reads.iter().filter(|_| !writes);
-            step.writes.iter().chain(reads).any(|access| within(span, access))
+            step.writes.iter().chain(reads).any(within)
         })
     };
     let (reads, writes) = (launch.work.reads(), launch.work.writes());
@@ -154,6 +154,22 @@ fn launches_use_what_the_checked_program_declares() {
         for launch in plan.launches(false, |span| span).unwrap() {
             assert_eq!(undeclared(&launch, &program), None, "{name}: {launch:?}");
         }
+    }
+}
+
+#[test]
+fn evaluation_writes_nothing_but_its_results() {
+    for (name, build) in NETWORKS.into_iter().chain(LANGUAGE) {
+        let (plan, program) = planned(build());
+        let launches = plan.evaluation(|span| span).unwrap();
+        for launch in &launches {
+            assert_eq!(undeclared(launch, &program), None, "{name}: {launch:?}");
+            let allowed = [Memory::Arena, Memory::Losses, Memory::Correct];
+            let writes = launch.work.writes();
+            assert!(writes.iter().all(|span| allowed.contains(&span.memory)), "{name}: {launch:?}");
+        }
+        let losses = launches.iter().filter(|launch| launch.work.writes().iter().any(|s| s.memory == Memory::Losses));
+        assert_eq!(losses.count(), plan.losses().len(), "{name}");
     }
 }
 

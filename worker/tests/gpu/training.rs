@@ -1,28 +1,39 @@
 //! Twenty steps with AdamW: every kernel on the executor, which checks each access, against the engine on CPUs.
 
 use crate::TARGET;
-use crate::executed::Gpu;
 use crate::flat_gradients::FlatGradients;
+use crate::loaded::{Loaded, rounded};
 use crate::network::{Build, LANGUAGE, NETWORKS, graph, language};
-use crate::optimizers::numbers;
 use crate::trial::{batch_of, cpu, gpt};
-use switchyard_cuda::kernels::embedding::order;
-use switchyard_cuda::kernels::optimizer::{self, Arrays, Chunk, Numbers, Rule, Scaling, Tables};
-use switchyard_cuda::kernels::{Call, Element};
 use switchyard_cuda_reference::Span;
-use switchyard_worker::cpu::{Format, Isa, Values, bf16};
+use switchyard_worker::cpu::{Format, Isa, Values};
 use switchyard_worker::data::{Batch, Kind, Masking};
-use switchyard_worker::gpu::{Launch, Memory, Plan, Table, Work};
+use switchyard_worker::gpu::{Launch, Memory, Plan, Update, Work};
 use switchyard_worker::model::initialise;
-use switchyard_worker::nn::layers::Target;
-use switchyard_worker::nn::{Graph, Layout, Network, ParameterSlot, Role, Weights};
-use switchyard_worker::optimizer::Optimizer;
-use switchyard_worker_contract::config;
+use switchyard_worker::nn::{Graph, Layout, Network, Weights};
+use switchyard_worker::optimizer::{Optimizer, Steps};
+use switchyard_worker_contract::config::{self, Precision};
 
 const STEPS: usize = 20;
 const RATE: f64 = 0.01;
-const DECAY: f64 = 0.1;
-const ADAM: config::Adam = config::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
+const ADAMW: config::Optimizer = config::Optimizer {
+    rule: config::Rule::AdamW(config::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 }),
+    learning_rate: RATE,
+    weight_decay: 0.1,
+    gradient_clip_norm: None,
+    decay_exclusions: config::DecayExclusions::Vectors,
+};
+const BF16: Precision = Precision::Amp(config::Amp {
+    compute_type: config::HalfType::Bf16,
+    loss_scaling: config::LossScaling::Static { scale: 1.0 },
+});
+
+/// The batch of evaluations, which no step has.
+const UNSEEN: usize = 1000;
+
+fn is_evaluated(step: usize) -> bool {
+    step == STEPS / 2 || step == STEPS - 1
+}
 
 /// Another batch in each step.
 fn batch(kind: &Kind, samples: usize, step: usize) -> Batch {
@@ -34,37 +45,18 @@ fn batch(kind: &Kind, samples: usize, step: usize) -> Batch {
     batch
 }
 
-/// What a device gets of a batch.
-fn inputs(batch: &Batch) -> Vec<(Memory, Vec<u8>)> {
-    let bytes = |numbers: &[u32]| bytemuck::cast_slice(numbers).to_vec();
-    let segments: Vec<u32> = batch.segments.iter().map(|&segment| segment.into()).collect();
-    let all = [
-        (Memory::Values, bytemuck::cast_slice(&batch.values).to_vec()),
-        (Memory::Entries(Table::Tokens), bytes(&batch.tokens)),
-        (Memory::Order(Table::Tokens), bytes(&order(&batch.tokens))),
-        (Memory::Entries(Table::Segments), bytes(&segments)),
-        (Memory::Order(Table::Segments), bytes(&order(&segments))),
-        (Memory::Positions, bytes(&batch.positions)),
-        (Memory::Targets(Target::Classes), bytes(&batch.targets)),
-        (Memory::Targets(Target::NextSentence), bytes(&batch.next_sentence)),
-    ];
-    all.into_iter().filter(|(_, bytes)| !bytes.is_empty()).collect()
-}
-
 fn weights(layout: &Layout) -> Vec<f32> {
     let mut weights = vec![0.0; layout.len];
     initialise(layout, 3, &mut weights);
     weights
 }
 
-fn rounded(weights: &[f32]) -> Vec<bf16> {
-    weights.iter().map(|&weight| bf16::from_f32(weight)).collect()
-}
-
 struct Trained {
     /// Of each step.
     losses: Vec<f64>,
-    /// Right predictions of all steps.
+    /// In evaluation, after half of the steps and at the end.
+    evaluated: Vec<f64>,
+    /// Right predictions of all steps, and of the evaluations.
     correct: u64,
     /// After the last step.
     weights: Vec<f32>,
@@ -74,8 +66,11 @@ impl Trained {
     /// The first difference beyond what the order of sums explains.
     fn difference(&self, expected: &Trained) -> Option<String> {
         let near = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-4 * b;
-        if let Some(step) = self.losses.iter().zip(&expected.losses).position(|pair| !near(pair)) {
-            return Some(format!("step {step}: loss {}, expected {}", self.losses[step], expected.losses[step]));
+        let both = [(&self.losses, &expected.losses, "step"), (&self.evaluated, &expected.evaluated, "evaluation")];
+        for (losses, expected, what) in both {
+            if let Some(index) = losses.iter().zip(expected).position(|pair| !near(pair)) {
+                return Some(format!("{what} {index}: loss {}, expected {}", losses[index], expected[index]));
+            }
         }
         if self.correct != expected.correct {
             return Some(format!("{} right predictions, expected {}", self.correct, expected.correct));
@@ -92,17 +87,10 @@ fn on_cpu(graph: Graph, micro_batches: usize) -> Trained {
     let is_half = graph.format() == Format::Bf16;
     let mut network = Network::new(graph, cpu.clone()).unwrap();
     let layout = network.layout().clone();
-    let rule = config::Optimizer {
-        rule: config::Rule::AdamW(ADAM),
-        learning_rate: RATE,
-        weight_decay: DECAY,
-        gradient_clip_norm: None,
-        decay_exclusions: config::DecayExclusions::Vectors,
-    };
-    let mut optimizer = Optimizer::new(&layout, &rule, cpu.isa);
+    let mut optimizer = Optimizer::new(&layout, &ADAMW, cpu.isa);
     let (mut weights, mut sink) = (weights(&layout), FlatGradients::new(&layout));
     let mut half = rounded(&weights);
-    let (mut losses, mut correct) = (Vec::new(), 0);
+    let (mut losses, mut evaluated, mut correct) = (Vec::new(), Vec::new(), 0);
     for step in 0..STEPS {
         let mut loss = 0.0;
         for micro_batch in 0..micro_batches {
@@ -118,30 +106,14 @@ fn on_cpu(graph: Graph, micro_batches: usize) -> Trained {
         optimizer.apply(0..layout.len, &mut weights, &sink.gradients, None, &cpu.pool);
         half = rounded(&weights);
         losses.push(loss);
+        if is_evaluated(step) {
+            let given = Weights { master: &weights, half: is_half.then(|| Values::Bf16(&half)), statistics: &[] };
+            let sums = network.evaluate(given, &batch(&kind, samples, UNSEEN));
+            evaluated.push(sums.loss);
+            correct += sums.correct;
+        }
     }
-    Trained { losses, correct, weights }
-}
-
-/// The calls of AdamW, and where its numbers are.
-fn updates(
-    gpu: &mut Gpu,
-    layout: &Layout,
-    [weight, gradient]: [Span; 2],
-    copy: Option<Span>,
-) -> (Vec<Call<Span>>, Span) {
-    let [first, second] = ["first", "second"].map(|name| gpu.device.upload(name, &vec![0.0f32; layout.len]));
-    let chunk = |(ordinal, parameter): (usize, &ParameterSlot)| {
-        let decays = parameter.role != Role::Vector;
-        Chunk::new(parameter.offset as u32, parameter.len as u32, decays, ordinal as u32).unwrap()
-    };
-    let chunks: Vec<Chunk> = layout.parameters.iter().enumerate().map(chunk).collect();
-    let chunks_at = gpu.device.upload("chunks", &chunks);
-    let scaling = gpu.device.upload("scaling", &[Scaling { gradient_scale: 1.0, skip: 0 }]);
-    let numbers = gpu.device.allocate("numbers", size_of::<Numbers>());
-    let arrays = Arrays { weight, first: Some(first), second: Some(second), gradient, copy };
-    let tables = Tables { chunks: chunks_at, numbers, scaling, squares: None, ratios: None };
-    let rule = optimizer::Optimizer { rule: Rule::Adam, copy: copy.map_or(Element::F32, |_| Element::Bf16) };
-    (rule.step(TARGET.blocks, &chunks, arrays, tables).unwrap(), numbers)
+    Trained { losses, evaluated, correct, weights }
 }
 
 /// Steps of so many micro-batches. `plant`: a mistake in the launches of the first of each step.
@@ -155,53 +127,39 @@ fn on_gpu(
     let is_half = graph.format() == Format::Bf16;
     let plan = Plan::new(graph, TARGET).unwrap();
     let layout = plan.layout().clone();
-    let mut gpu = Gpu::new(seed)?;
-    gpu.allocate(Memory::Arena, plan.arena_bytes());
-    let of_losses = plan.losses();
-    let rows: usize = of_losses.iter().map(|loss| loss.rows).sum();
-    let factors: Vec<f32> = of_losses.iter().map(|loss| 1.0 / (micro_batches * loss.rows) as f32).collect();
-    let losses_at = gpu.allocate(Memory::Losses, 4 * rows);
-    let correct_at = gpu.allocate(Memory::Correct, 4 * rows);
-    gpu.upload(Memory::Factors, &factors);
-    gpu.upload(Memory::Constants, &plan.constants());
-    let inputs_at: Vec<Span> =
-        inputs(&batch(&kind, samples, 0)).iter().map(|(memory, bytes)| gpu.allocate(*memory, bytes.len())).collect();
-    let gradient = gpu.allocate(Memory::Gradients, 4 * layout.len);
-    let weights = weights(&layout);
-    let weight = gpu.upload(Memory::Weights, &weights);
-    let copy = is_half.then(|| gpu.upload(Memory::Half, &rounded(&weights)));
-    let (updates, numbers_at) = updates(&mut gpu, &layout, [weight, gradient], copy);
-    let [mut first, later] = [false, true].map(|adds| plan.launches(adds, |span| gpu.place(span)).unwrap());
-    plant(&mut first);
-    let (mut losses, mut correct) = (Vec::new(), 0);
+    let precision = if is_half { BF16 } else { Precision::Fp32 };
+    let update = Update::new(&layout, &ADAMW, precision, TARGET).unwrap();
+    let mut loaded = Loaded::new(&plan, &batch(&kind, samples, 0), &weights(&layout), is_half, micro_batches, seed)?;
+    let is_loaded = |memory: Memory| matches!(memory, Memory::Weights | Memory::Gradients | Memory::Half);
+    let others = update.memory().into_iter().filter(|contents| !is_loaded(contents.memory));
+    others.for_each(|contents| loaded.gpu.hold(&contents));
+    let [mut first, later] = [false, true].map(|adds| {
+        let means = update.losses(&plan.losses(), adds, |span| loaded.gpu.place(span)).unwrap();
+        (plan.launches(adds, |span| loaded.gpu.place(span)).unwrap(), means)
+    });
+    plant(&mut first.0);
+    let updates = update.launches(|span| loaded.gpu.place(span)).unwrap();
+    let evaluation = plan.evaluation(|span| loaded.gpu.place(span)).unwrap();
+    let (mut losses, mut evaluated, mut correct) = (Vec::new(), Vec::new(), 0);
+    let mut steps = Steps::new(&ADAMW.rule);
     for step in 0..STEPS {
-        let mut loss = 0.0;
         for micro_batch in 0..micro_batches {
-            for (at, (_, bytes)) in
-                inputs_at.iter().zip(inputs(&batch(&kind, samples, step * micro_batches + micro_batch)))
-            {
-                gpu.device.write(*at, &bytes);
-            }
-            let launches = if micro_batch == 0 { &first } else { &later };
-            launches.iter().for_each(|launch| gpu.run(&launch.work));
-            let mut nats = gpu.device.download::<f32>(losses_at).into_iter().map(f64::from);
-            let mut right = gpu.device.download::<f32>(correct_at).into_iter();
-            for of in &of_losses {
-                loss += nats.by_ref().take(of.rows).sum::<f64>() / (micro_batches * of.rows) as f64;
-                let count = right.by_ref().take(of.rows).filter(|right| *right > 0.0).count() as u64;
-                correct += count * u64::from(of.options.count);
-            }
+            let (launches, means) = if micro_batch == 0 { &first } else { &later };
+            let (_, right) = loaded.run(&batch(&kind, samples, step * micro_batches + micro_batch), launches);
+            means.iter().for_each(|mean| loaded.gpu.launch(mean));
+            correct += right;
         }
-        gpu.device.write(numbers_at, &[numbers_of(step)]);
-        updates.iter().for_each(|update| gpu.launch(update));
-        losses.push(loss);
+        steps = steps.next();
+        loaded.gpu.device.write(loaded.gpu.at(Memory::Numbers), &[update.numbers(RATE, &steps)]);
+        updates.iter().for_each(|update| loaded.gpu.launch(update));
+        losses.push(loaded.gpu.device.download::<f32>(loaded.gpu.at(Memory::Loss))[0].into());
+        if is_evaluated(step) {
+            let (nats, right) = loaded.run(&batch(&kind, samples, UNSEEN), &evaluation);
+            evaluated.push(nats);
+            correct += right;
+        }
     }
-    Some(Trained { losses, correct, weights: gpu.device.download(weight) })
-}
-
-fn numbers_of(step: usize) -> Numbers {
-    let power = |beta: f64| beta.powi(step as i32 + 1);
-    numbers(&config::Rule::AdamW(ADAM), [RATE, DECAY], (power(ADAM.beta1), power(ADAM.beta2))).1
+    Some(Trained { losses, evaluated, correct, weights: loaded.gpu.device.download(loaded.gpu.at(Memory::Weights)) })
 }
 
 #[test]
@@ -229,10 +187,11 @@ fn train(networks: &[(&str, Build)]) {
 #[test]
 fn training_in_16_bits_has_the_losses_of_the_cpu() {
     let build = || language(gpt(true), Format::Bf16);
-    let expected = on_cpu(build(), 1).losses;
+    let expected = on_cpu(build(), 1);
     let Some(trained) = on_gpu(build(), 1, 0, |_| ()) else { return };
-    for (got, expected) in trained.losses.iter().zip(&expected) {
-        assert!((got - expected).abs() < 1e-2 * expected, "{:?}, expected {expected:?}", trained.losses);
+    let all = |trained: &Trained| [&trained.losses[..], &trained.evaluated].concat();
+    for (got, wanted) in all(&trained).iter().zip(all(&expected)) {
+        assert!((got - wanted).abs() < 1e-2 * wanted, "{:?}, expected {:?}", all(&trained), all(&expected));
     }
 }
 

@@ -53,6 +53,7 @@ fn play<T: Number>(
     targets: &[u32],
     (most, shared, smoothing): (u32, u32, f32),
     seed: u64,
+    has_gradient: bool,
 ) -> Got<T> {
     let mut device = Device::default();
     let on = On {
@@ -60,7 +61,7 @@ fn play<T: Number>(
         targets: device.upload("targets", targets),
         losses: device.allocate("losses", 4 * targets.len()),
         correct: device.allocate("correct", 4 * targets.len()),
-        scale: device.upload("scale", &[SCALE]),
+        scale: has_gradient.then(|| device.upload("scale", &[SCALE])),
     };
     let call = CrossEntropy::new(rows, targets.len() as u32).unwrap().call(most, shared, on, smoothing).unwrap();
     let counts = run(&mut device, module, &call, seed);
@@ -98,7 +99,7 @@ fn check<T: Number>(rows: Rows, count: usize, most: u32, shared: u32, smoothing:
     let wanted = exact(&values(rows, &logits), &targets, smoothing.into());
     let what = format!("{} {count} x {}, smoothing {smoothing}", T::NAME, rows.width);
     for seed in 0..super::SEEDS {
-        let got = play(&module, rows, &logits, &targets, (most, shared, smoothing), seed);
+        let got = play(&module, rows, &logits, &targets, (most, shared, smoothing), seed, true);
         let losses: Vec<f64> = got.losses.iter().map(|loss| f64::from(*loss)).collect();
         close(&format!("{what}: loss"), &losses, &wanted.losses, 2e-6, 2e-6);
         assert_eq!(got.correct, wanted.correct, "{what}");
@@ -106,6 +107,10 @@ fn check<T: Number>(rows: Rows, count: usize, most: u32, shared: u32, smoothing:
         close(&format!("{what}: gradient"), &gradients, &wanted.gradients, T::ROUNDING + 4e-6, 1e-8 + T::NEAR_ZERO);
         let padding = |row: &[T]| row[rows.width as usize..].iter().all(|x| x.get() == 0.0);
         assert!(got.logits.chunks(rows.pitch as usize).all(padding), "{what}: padding");
+        let evaluated = play(&module, rows, &logits, &targets, (most, shared, smoothing), seed, false);
+        assert_eq!((&evaluated.losses, &evaluated.correct), (&got.losses, &got.correct), "{what}: without a gradient");
+        let bytes = |logits: &[T]| bytemuck::cast_slice::<T, u8>(logits).to_vec();
+        assert_eq!(bytes(&evaluated.logits), bytes(&logits), "{what}: logits without a gradient");
     }
 }
 
@@ -137,7 +142,7 @@ fn a_row_with_a_nan_predicts_nothing_and_its_loss_is_one() {
     for place in [0, 17, 39] {
         let mut logits = matrix::<f32>(rows, 1, |index| number(5, index));
         logits[place] = f32::NAN;
-        let got = play(&module, rows, &logits, &[3], (1, SHARED, 0.0), 0);
+        let got = play(&module, rows, &logits, &[3], (1, SHARED, 0.0), 0, true);
         assert!(got.losses[0].is_nan() && got.correct == [0.0], "{:?} {:?}", got.losses, got.correct);
     }
 }
@@ -148,7 +153,7 @@ fn a_target_that_is_no_column_gives_no_loss_and_reads_no_other_row() {
     let Some(module) = compile(&CrossEntropy::new(rows, 1).unwrap().program()) else { return };
     let logits = matrix::<f32>(rows, 1, |index| number(5, index));
     for target in [40, u32::MAX - 1] {
-        let got = play(&module, rows, &logits, &[target], (1, SHARED, 0.0), 0);
+        let got = play(&module, rows, &logits, &[target], (1, SHARED, 0.0), 0, true);
         assert!(got.losses[0].is_nan() && got.correct == [0.0], "{:?} {:?}", got.losses, got.correct);
     }
 }
@@ -169,7 +174,7 @@ fn a_row_is_moved_once_if_it_is_held() {
 fn costs<T: Number>(rows: Rows, count: usize) -> String {
     let Some(module) = compile(&CrossEntropy::new(rows, 1).unwrap().program()) else { return String::new() };
     let (logits, targets) = problem::<T>(rows, count);
-    let got = play(&module, rows, &logits, &targets, (2, SHARED, 0.0), 0);
+    let got = play(&module, rows, &logits, &targets, (2, SHARED, 0.0), 0, true);
     let what = format!("cross entropy, {} {count} x {}", T::NAME, rows.width);
     let (read, written) = (count * rows.width as usize, count * rows.pitch as usize);
     at_the_floor(&what, &got.counts, &[("logits", [read, written].map(|numbers| numbers * size_of::<T>()))]);

@@ -108,7 +108,8 @@ __device__ inline void add(Summary& own, uint4 raw, unsigned vector, bool wants_
 }
 
 // losses: nats of each row, 0 for ignored ones, NaN if the target is no column. correct: 1 if the first of the largest logits is the
-// target. scale: one number, the factor of the gradient. held: vectors of the row in shared memory.
+// target. scale: one number, the factor of the gradient; where it is absent logits stay as they are. held: vectors of the row in shared
+// memory.
 extern "C" __global__ void __launch_bounds__(THREADS)
     cross_entropy(ELEMENT* logits, const unsigned* targets, float* losses, float* correct, const float* scale,
                   float smoothing, unsigned rows, unsigned held) {
@@ -122,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         uint4* const vectors = reinterpret_cast<uint4*>(x);
         const unsigned target = targets[row];
         if (target == IGNORE) {
-            for (unsigned v = threadIdx.x; v < PITCH / N; v += THREADS) {
+            for (unsigned v = threadIdx.x; scale != nullptr && v < PITCH / N; v += THREADS) {
                 vectors[v] = make_uint4(0, 0, 0, 0);
             }
             if (threadIdx.x == 0) {
@@ -170,6 +171,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             }
             losses[row] = distance + logf(all.scaled);
             correct[row] = all.first == target && all.scaled == all.scaled ? 1.0f : 0.0f;
+        }
+        if (scale == nullptr) {
+            // The summaries are used again.
+            __syncthreads();
+            continue;
         }
         const float top = exponent(all.largest);
         const float factor = *scale / all.scaled;

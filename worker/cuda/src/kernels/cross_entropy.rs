@@ -21,7 +21,7 @@ pub struct CrossEntropy {
 /// What the kernel reads and writes.
 #[derive(Debug, Clone, Copy)]
 pub struct On<M> {
-    /// They become their own gradient; padded columns become zero.
+    /// They become their own gradient, and padded columns zero, if there is a `scale`.
     pub logits: M,
     /// The right column of each row as `u32`, or [`IGNORE`].
     pub targets: M,
@@ -29,8 +29,8 @@ pub struct On<M> {
     pub losses: M,
     /// 1.0 where the first of the largest logits is the target, else 0.0.
     pub correct: M,
-    /// One `f32`, the factor of the gradient.
-    pub scale: M,
+    /// One `f32`, the factor of the gradient; `None` in evaluation, which has no gradient.
+    pub scale: Option<M>,
 }
 
 impl CrossEntropy {
@@ -56,16 +56,17 @@ impl CrossEntropy {
     pub fn call<M: Memory>(&self, most: u32, shared_bytes: u32, on: On<M>, smoothing: f32) -> Result<Call<M>, Error> {
         let On { logits, targets, losses, correct, scale } = on;
         let each = 4 * self.count as usize;
-        let memory = [
+        let mut memory = vec![
             ("logits", logits, self.rows.bytes(self.count)),
             ("targets", targets, each),
             ("losses", losses, each),
             ("correct", correct, each),
-            ("scale", scale, 4),
         ];
+        memory.extend(scale.map(|scale| ("scale", scale, 4)));
         sizes("cross_entropy", &memory)?;
         let vectors = self.rows.width.div_ceil(16 / self.rows.element.bytes() as u32);
-        let held = (shared_bytes.saturating_sub(DECLARED) / 16).min(vectors);
+        // Only the gradient needs a logit for the second time.
+        let held = scale.map_or(0, |_| (shared_bytes.saturating_sub(DECLARED) / 16).min(vectors));
         Ok(Call {
             program: self.program(),
             kernel: "cross_entropy",
@@ -73,11 +74,11 @@ impl CrossEntropy {
             threads: THREADS,
             shared_bytes: 16 * held,
             arguments: vec![
-                Argument::Updates(logits),
+                if scale.is_some() { Argument::Updates(logits) } else { Argument::Reads(logits) },
                 Argument::Reads(targets),
                 Argument::Writes(losses),
                 Argument::Writes(correct),
-                Argument::Reads(scale),
+                scale.map_or(Argument::Absent, Argument::Reads),
                 Argument::Float(smoothing),
                 Argument::Int(self.count),
                 Argument::Int(held),

@@ -1,0 +1,84 @@
+//! Products of matrices, and what follows them.
+
+use super::{Lowering, rows, size};
+use crate::cpu::Format;
+use crate::gpu::launch::{Matrix, Memory, Product, Work};
+use crate::gpu::refused::Reason;
+use crate::nn::layers::{self, Activation};
+use crate::nn::plan::{Mode, NodePlan};
+use switchyard_cuda::kernels;
+use switchyard_cuda::kernels::activation::{self, Function};
+
+/// What follows a product; `None` if nothing does.
+pub(super) fn activation(product: &layers::Product, format: Format) -> Result<Option<activation::Activation>, Reason> {
+    if !product.bias && product.activation.is_none() {
+        return Ok(None);
+    }
+    let function = match product.activation {
+        None => Function::Identity,
+        Some(Activation::Relu) => Function::Relu,
+        Some(Activation::Gelu) => Function::Gelu,
+        Some(Activation::Tanh) => Function::Tanh,
+    };
+    Ok(Some(activation::Activation::new(function, rows(product.outputs, format)?, size(product.rows)?)?))
+}
+
+impl<M: kernels::Memory> Lowering<'_, M> {
+    pub(super) fn product(&mut self, product: &layers::Product, places: &NodePlan) -> Result<(), Reason> {
+        let y = self.arena(&places.output);
+        let is_gelu = product.activation == Some(Activation::Gelu);
+        let place = if is_gelu { &places.kept } else { &places.output };
+        let result = self.matrix(place, product.rows, product.outputs);
+        if product.residual {
+            let from = self.matrix(&places.inputs[1], product.rows, product.outputs);
+            self.works.push(Work::Copy { from, to: result });
+        }
+        let left = self.matrix(&places.inputs[0], product.rows, product.inputs);
+        let right = self.weight(product, places).transposed();
+        self.works.push(Work::Product(Product { left, right, result, adds: product.residual }));
+        if let Some(after) = activation(product, self.format)? {
+            let bias = product.bias.then(|| self.parameter(Memory::Weights, places.ordinals[1]));
+            // Without a bias the product is what is kept.
+            let kept = bias.filter(|_| is_gelu).map(|_| result.memory);
+            let on = activation::Forward { x: result.memory, bias, kept, y };
+            self.works.push(Work::Kernel(after.forward(self.target.blocks, on)?));
+        }
+        Ok(())
+    }
+
+    pub(super) fn product_backward(&mut self, product: &layers::Product, places: &NodePlan) -> Result<(), Reason> {
+        if let Some(after) = activation(product, self.format)? {
+            let blocks = self.target.blocks;
+            let dy = self.arena(&places.d_output);
+            let kept = match product.activation {
+                None => dy,
+                Some(Activation::Gelu) => self.arena(&places.kept),
+                Some(Activation::Relu | Activation::Tanh) => self.arena(&places.backward_output),
+            };
+            let partial = product.bias.then(|| self.arena(&places.backward_scratch));
+            self.works.push(Work::Kernel(after.backward(blocks, activation::Backward { kept, dy, partial })?));
+            if let Some(partial) = partial {
+                let (d_bias, adds) = self.gradient(places, 1);
+                self.works.push(Work::Kernel(after.bias(blocks, partial, d_bias, adds)?));
+            }
+        }
+        let dy = self.matrix(&places.d_output, product.rows, product.outputs);
+        let x = self.matrix(&places.backward_inputs[0], product.rows, product.inputs);
+        let (memory, adds) = self.gradient(places, 0);
+        let right = self.weight(product, places);
+        let result = Matrix { memory, format: Format::F32, ..right };
+        self.works.push(Work::Product(Product { left: dy.transposed(), right: x, result, adds }));
+        if let Mode::Write | Mode::Add = places.modes[0] {
+            let result = self.matrix(&places.d_inputs[0], product.rows, product.inputs);
+            self.works.push(Work::Product(Product { left: dy, right, result, adds: places.modes[0] == Mode::Add }));
+        }
+        Ok(())
+    }
+
+    /// The matrix of a product in the format that is computed with.
+    fn weight(&self, product: &layers::Product, places: &NodePlan) -> Matrix<M> {
+        let (rows, columns, format) = (product.outputs, product.inputs, self.format);
+        let memory = self.rounded(places.ordinals[0]);
+        Matrix { memory, rows, columns, pitch: columns, format, is_transposed: false }
+    }
+}
