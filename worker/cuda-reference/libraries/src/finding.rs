@@ -21,5 +21,5 @@ pub(crate) fn end(text: &str, seed: u64) -> ! {
 
 /// Why a call fails that a program may make: the driver itself gives a number only.
 pub(crate) fn explain(call: &str, text: &str) {
-    eprintln!("{PREFIX}{call} fails: {text}");
+    eprintln!("{PREFIX}{call} does not succeed: {text}");
 }

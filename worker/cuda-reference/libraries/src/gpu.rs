@@ -127,9 +127,15 @@ impl Gpu {
         self.launched
     }
 
-    /// Whether a launch fails on request. Nothing works from then on.
+    /// Whether a launch fails on request. Nothing works from then on. One that hangs does not return.
     pub(crate) fn fails(&mut self, launch: u64) -> bool {
-        let Faults { launch: failing, lost, .. } = self.settings.faults;
+        let Faults { launch: failing, lost, hang, .. } = self.settings.faults;
+        if hang == Some(launch) {
+            finding::explain("a wait", &format!("launch {launch} never ends"));
+            loop {
+                std::thread::park();
+            }
+        }
         if failing == Some(launch) {
             self.failed = Some(LAUNCH_FAILED);
         }
