@@ -112,6 +112,8 @@ fn ranges_and_buffers_that_do_not_exist_are_refused() {
         );
         assert!(text(x.write(usize::MAX, &two).unwrap_err()).contains("of a buffer of 4000 bytes"));
         assert_eq!((x.part(8..4001), x.span().part(4001..4001)), (None, None));
+        let too_many = gpu.context.pinned::<f32>(usize::MAX / 2).map(|_| ()).unwrap_err();
+        assert!(text(too_many).contains("numbers of 4 bytes each"));
         let host = gpu.context.pinned::<f32>(COUNT).unwrap();
         assert!(
             text(gpu.stream.upload(&host, 0..3, x.span()).unwrap_err()).contains("numbers 0..3 of 1000, 4 bytes each")
