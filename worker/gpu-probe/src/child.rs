@@ -123,7 +123,7 @@ mod tests {
     fn what_it_started_ends_with_it() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("pid");
-        shell(&format!("sleep 600 & echo $! > {}; wait", file.display()), 500);
+        shell(&format!("sleep 600 & echo $! > {}; wait", file.display()), 2000);
         let pid = std::fs::read_to_string(file).unwrap();
         let state = || std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
         // It is gone, or a zombie that nobody has asked for yet.

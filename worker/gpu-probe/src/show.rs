@@ -47,7 +47,11 @@ pub(crate) fn summary(results: &[PartResult]) -> String {
     });
     let gpu = results.iter().any(|result| result.part == "driver" && matches!(result.outcome, Outcome::Ok { .. }));
     let machine = if gpu { "" } else { "No GPU on this machine. " };
-    format!("{}{machine}{ok} ok, {absent} absent, {} failed\n", failures.collect::<String>(), results.len() - ok - absent)
+    format!(
+        "{}{machine}{ok} ok, {absent} absent, {} failed\n",
+        failures.collect::<String>(),
+        results.len() - ok - absent
+    )
 }
 
 /// `name value` of everything but lists of objects.

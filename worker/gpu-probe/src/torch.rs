@@ -2,7 +2,6 @@
 
 use crate::outcome::Outcome;
 use crate::scratch;
-use crate::worker::last_lines;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::fs::File;
@@ -36,7 +35,11 @@ impl Peer {
             return Err(Outcome::failed("torch", "invariant: both were asked for"));
         };
         let mut peer = Peer { child, to, from: BufReader::new(from), log, version: Value::Null };
-        peer.version = peer.answer()?;
+        // Without PyTorch the last line of its log is the reason.
+        peer.version = peer.answer().map_err(|outcome| match outcome {
+            Outcome::Failed { text, .. } => Outcome::absent(text),
+            other => other,
+        })?;
         Ok(peer)
     }
 
@@ -61,11 +64,14 @@ impl Peer {
     fn answer<T: DeserializeOwned>(&mut self) -> Result<T, Outcome> {
         let mut line = String::new();
         let read = self.from.read_line(&mut line);
-        let log = || last_lines(&std::fs::read_to_string(&self.log).unwrap_or_default());
+        let log = || {
+            let text = std::fs::read_to_string(&self.log).unwrap_or_default();
+            text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it ended and said nothing").to_owned()
+        };
         match (read, serde_json::from_str(&line)) {
             (Ok(1..), Ok(answer)) => Ok(answer),
             (Ok(1..), Err(_)) => Err(Outcome::failed("torch", format!("said `{}`; {}", line.trim(), log()))),
-            _ => Err(Outcome::failed("torch", format!("ended: {}", log()))),
+            _ => Err(Outcome::failed("torch", log())),
         }
     }
 }

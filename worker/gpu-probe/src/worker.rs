@@ -64,14 +64,17 @@ impl Worker {
 
     /// Trains as the only rank of a job. Runs of the same name have the same folder.
     pub(crate) fn train(&self, name: &str, config: &EngineConfig, attempt: u32) -> Result<Ran, Outcome> {
-        let prepared = self.command(name, config, attempt, None).map_err(|error| io("a folder for the worker", &error))?;
+        let prepared =
+            self.command(name, config, attempt, None).map_err(|error| io("a folder for the worker", &error))?;
         let Prepared { mut command, log } = prepared;
         let start = Instant::now();
         let mut child = command.spawn().map_err(|error| io("switchyard-worker", &error))?;
         let told = Told::of(&mut child, start);
         let status = child.wait().map_err(|error| io("switchyard-worker", &error))?;
         match told {
-            Told { ready: Some(ready), finished: Some(finished), progress, seconds_to_first, .. } if status.success() => {
+            Told { ready: Some(ready), finished: Some(finished), progress, seconds_to_first, .. }
+                if status.success() =>
+            {
                 Ok(Ran { ready, progress, finished, seconds_to_first })
             }
             Told { cause, .. } => Err(Outcome::Failed {
@@ -88,7 +91,8 @@ impl Worker {
         let mut command = Command::new(&self.program);
         command.arg("inspect").envs(self.variables.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let text = serde_json::to_string(config).map_err(|error| Outcome::failed("configuration", error.to_string()))?;
+        let text =
+            serde_json::to_string(config).map_err(|error| Outcome::failed("configuration", error.to_string()))?;
         let answered = command.spawn().and_then(|mut child| {
             child.stdin.take().map_or(Ok(()), |mut input| input.write_all(text.as_bytes()))?;
             child.wait_with_output()
@@ -131,7 +135,8 @@ impl Worker {
         };
         command.arg("train").envs(self.variables.iter().map(|(name, value)| (name, value)));
         command.env(env::JOB, "gpu-probe").env(env::ATTEMPT, attempt.to_string()).env(env::RENDEZVOUS, "127.0.0.1:0");
-        for (name, count) in [(env::NODE_RANK, 0), (env::LOCAL_RANK, 0), (env::NUM_NODES, 1), (env::PROCS_PER_NODE, 1)] {
+        for (name, count) in [(env::NODE_RANK, 0), (env::LOCAL_RANK, 0), (env::NUM_NODES, 1), (env::PROCS_PER_NODE, 1)]
+        {
             command.env(name, count.to_string());
         }
         command.env(env::CONFIG, file).env(env::KEY_FILE, key).env(env::RUN_DIR, &folder);

@@ -140,7 +140,10 @@ impl Gpu {
                 vec![reads(from..from + bytes.len() as u64), writes(to.range)]
             }
             Work::Copy { from, to, bytes, count } => self.copy(from, to, bytes, count),
-            Work::Product(product) => product.run(self, stamp),
+            Work::Product(product) => {
+                let is_wrong = self.is_wrong();
+                product.run(self, stamp, is_wrong)
+            }
         }
     }
 

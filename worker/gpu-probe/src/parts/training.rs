@@ -61,8 +61,7 @@ pub(super) fn bert(probe: &Probe) -> Result<Value, Outcome> {
     let vocabulary_size = 256;
     let masked_fraction = 0.25;
     let next_sentence = true;
-    let bert =
-        Bert { layers, hidden_size, heads, context_length, vocabulary_size, masked_fraction, next_sentence };
+    let bert = Bert { layers, hidden_size, heads, context_length, vocabulary_size, masked_fraction, next_sentence };
     compare(probe, "bert", &[F32, BF16, FP16], |_| Ok(job(Model::Bert(bert.clone()), text()?, batch)))
 }
 
@@ -146,12 +145,8 @@ fn losses(
     (config, steps): (&EngineConfig, u64),
 ) -> Result<Value, Outcome> {
     let run = |device| {
-        let config = EngineConfig {
-            device,
-            precision: (numbers.precision)(),
-            length: Length::Steps(steps),
-            ..config.clone()
-        };
+        let config =
+            EngineConfig { device, precision: (numbers.precision)(), length: Length::Steps(steps), ..config.clone() };
         worker.train(&format!("{name}-losses"), &config, 1)
     };
     let (cpu, gpu) = (run(Device::Cpu)?, run(Device::Cuda)?);
@@ -179,9 +174,7 @@ fn agree(got: &[f64], wanted: &[f64], limit: f64) -> Result<f64, Outcome> {
     let share = |(got, wanted): (&f64, &f64)| (got - wanted).abs() / wanted.abs();
     let shares = got.iter().zip(wanted).map(share).map(|share| if share.is_nan() { f64::INFINITY } else { share });
     let (step, difference) = shares.enumerate().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or_default();
-    within("losses", difference, limit, || {
-        format!("in step {}: {}, expected {}", step + 1, got[step], wanted[step])
-    })?;
+    within("losses", difference, limit, || format!("in step {}: {}, expected {}", step + 1, got[step], wanted[step]))?;
     Ok(difference)
 }
 
