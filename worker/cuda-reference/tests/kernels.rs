@@ -17,11 +17,15 @@ mod embedding;
 mod gather;
 #[path = "kernels/gradients.rs"]
 mod gradients;
+#[path = "kernels/input.rs"]
+mod input;
 #[path = "kernels/layer_norm.rs"]
 mod layer_norm;
 mod nvrtc;
 #[path = "kernels/optimizer.rs"]
 mod optimizer;
+#[path = "kernels/pooling.rs"]
+mod pooling;
 #[path = "kernels/resources.rs"]
 mod resources;
 

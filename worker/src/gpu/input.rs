@@ -32,7 +32,8 @@ pub struct Share {
 /// Whether a memory comes with a batch.
 fn is_input(memory: Memory) -> bool {
     match memory {
-        Memory::Values
+        Memory::Pixels
+        | Memory::Values
         | Memory::Entries(_)
         | Memory::Order(_)
         | Memory::Positions
@@ -98,6 +99,8 @@ impl Inputs {
         for (memory, part) in parts.iter() {
             let bytes = &mut block[part.clone()];
             match memory {
+                // The kernel reads whole words.
+                Memory::Pixels => bytes[..batch.pixels.len()].copy_from_slice(&batch.pixels),
                 Memory::Values => bytes.copy_from_slice(bytemuck::cast_slice(&batch.values)),
                 Memory::Entries(Table::Tokens) => bytes.copy_from_slice(bytemuck::cast_slice(&batch.tokens)),
                 Memory::Entries(Table::Segments) => {

@@ -17,13 +17,15 @@ pub enum Memory {
     Gradients,
     /// [`crate::data::Batch::values`], 32 bits.
     Values,
+    /// [`crate::data::Batch::pixels`], and bytes that do not matter to the end of a word of 32 bits.
+    Pixels,
     /// For each row of an embedding which entry of a table it has, `u32`.
     Entries(Table),
     /// The rows in the order of these entries, [`kernels::embedding::order`].
     Order(Table),
     /// [`crate::data::Batch::positions`], `u32`.
     Positions,
-    /// Numbers that never change, `u32`: [`Plan::constants`](super::Plan::constants).
+    /// Numbers that never change, `u32` or the bits of an `f32`: [`Plan::constants`](super::Plan::constants).
     Constants,
     /// The classes that logits are compared with, `u32`.
     Targets(Target),

@@ -38,6 +38,8 @@ pub(super) struct Computed {
 pub struct Plan {
     target: Target,
     format: Format,
+    /// Of images: by the reader.
+    is_normalised: bool,
     nodes: Vec<Node>,
     /// What each of them computes.
     computed: Vec<Computed>,
@@ -68,16 +70,21 @@ impl Plan {
             let computed = Computed { form: node.layer.form(), loss, row, constant };
             match &computed.form {
                 Form::CrossEntropy(of) => (loss, row) = (loss + 1, row + of.rows),
-                Form::Rows(picked) => constant += picked.fixed.len(),
-                _ => {}
+                other => constant += constants(other).len(),
             }
             computed
         });
         let computed = computed.collect();
-        let plan = Plan { target, format, nodes: graph.nodes, computed, plan };
+        let plan = Plan { target, format, is_normalised: false, nodes: graph.nodes, computed, plan };
         plan.launches(false, |span| span)?;
         plan.evaluation(|span| span)?;
         Ok(plan)
+    }
+
+    /// The same plan for images that the reader has normalised: they come as [`Memory::Values`](super::Memory::Values), not as
+    /// [`Memory::Pixels`](super::Memory::Pixels).
+    pub fn with_normalised_images(self) -> Plan {
+        Plan { is_normalised: true, ..self }
     }
 
     pub fn layout(&self) -> &Layout {
@@ -100,11 +107,7 @@ impl Plan {
 
     /// What [`Memory::Constants`](super::Memory::Constants) holds.
     pub fn constants(&self) -> Vec<u32> {
-        let fixed = |computed: &Computed| match &computed.form {
-            Form::Rows(picked) => picked.fixed.clone(),
-            _ => Vec::new(),
-        };
-        self.computed.iter().flat_map(fixed).collect()
+        self.computed.iter().flat_map(|computed| constants(&computed.form)).collect()
     }
 
     /// The program of one training step, as for CPUs: what its checker says holds for the launches too.
@@ -138,8 +141,16 @@ impl Plan {
     }
 
     fn lowering<'a, M>(&'a self, place: &'a dyn Fn(Span) -> M, adds: bool, evaluates: bool) -> Lowering<'a, M> {
-        let layout = &self.plan.layout;
-        Lowering { target: self.target, format: self.format, layout, place, adds, evaluates, works: Vec::new() }
+        Lowering {
+            target: self.target,
+            format: self.format,
+            layout: &self.plan.layout,
+            place,
+            adds,
+            evaluates,
+            is_normalised: self.is_normalised,
+            works: Vec::new(),
+        }
     }
 
     fn lower<M: kernels::Memory>(
@@ -163,6 +174,14 @@ impl Plan {
             launches.extend(works.into_iter().map(|work| Launch { layer: node.name.clone(), backward, work }));
         }
         Ok(launches)
+    }
+}
+
+fn constants(form: &Form) -> Vec<u32> {
+    match form {
+        Form::Rows(picked) => picked.fixed.clone(),
+        Form::Pixels(pixels) => layers::input::constants(pixels),
+        _ => Vec::new(),
     }
 }
 

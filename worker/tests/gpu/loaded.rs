@@ -17,7 +17,10 @@ fn inputs(batch: &Batch) -> Vec<(Memory, Vec<u8>)> {
         rows
     };
     let segments: Vec<u32> = batch.segments.iter().map(|&segment| segment.into()).collect();
+    let mut pixels = batch.pixels.clone();
+    pixels.resize(pixels.len().next_multiple_of(4), 0xee);
     let all = [
+        (Memory::Pixels, pixels),
         (Memory::Values, bytemuck::cast_slice(&batch.values).to_vec()),
         (Memory::Entries(Table::Tokens), bytes(&batch.tokens)),
         (Memory::Order(Table::Tokens), bytes(&order(&batch.tokens))),

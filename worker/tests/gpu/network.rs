@@ -6,7 +6,9 @@ use switchyard_worker::cpu::Format;
 use switchyard_worker::data::Kind;
 use switchyard_worker::gpu::{Launch, Memory, Plan, Span};
 use switchyard_worker::model::Registry;
-use switchyard_worker::nn::layers::{CrossEntropy, Embedding, LayerNorm, Linear, Target, features};
+use switchyard_worker::nn::layers::{
+    Activation, CrossEntropy, Embedding, LayerNorm, Linear, Target, average_pool, features, max_pool, pixels,
+};
 use switchyard_worker::nn::program::{self, Access, Program, Reductions, Step};
 use switchyard_worker::nn::{Graph, Initial, fuse};
 use switchyard_worker_contract::config;
@@ -66,6 +68,32 @@ fn odd_mlp() -> Graph {
     model(config::Model::Mlp(mlp), Kind::Features { width: 7, classes: 5 }, SAMPLES, Format::F32)
 }
 
+/// Bytes of images as rows, of a width that is no multiple of 16 bytes.
+fn flat() -> Graph {
+    let mlp = config::Mlp { hidden_sizes: vec![20, 13], activation: config::Activation::Relu };
+    model(config::Model::Mlp(mlp), trial::images(5, 3), SAMPLES, Format::F32)
+}
+
+/// Pools over images of few channels, whose pixels have gaps between them:
+///
+/// ```text
+/// x = ReLU(first(pixels))     y = second(max pool(x))     logits = head(average pool(y) + average pool(x))
+/// ```
+fn pools() -> Graph {
+    let mut graph = Graph::new(SAMPLES, trial::images(5, 3), Format::F32).with_normalisation(&[0.45], &[0.1]);
+    let linear = |outputs: usize| Linear::new(outputs).initial(Initial::Uniform(0.4));
+    let input = pixels(&mut graph, "input", false).unwrap();
+    let x = linear(5).activation(Activation::Relu).add(&mut graph, "first", input).unwrap();
+    let pooled = max_pool(&mut graph, "max pool", x, 3, 2, 1).unwrap();
+    let y = linear(6).add(&mut graph, "second", pooled).unwrap();
+    let y = average_pool(&mut graph, "average of y", y).unwrap();
+    let x = average_pool(&mut graph, "average of x", x).unwrap();
+    let x = linear(6).residual(y).add(&mut graph, "third", x).unwrap();
+    let logits = linear(5).add(&mut graph, "head", x).unwrap();
+    CrossEntropy { target: Target::Classes, count: true }.add(&mut graph, "loss", logits).unwrap();
+    graph
+}
+
 /// Sums of rows of tables, and a head that shares the table of tokens:
 ///
 /// ```text
@@ -93,13 +121,17 @@ pub fn language(config: config::Model, format: Format) -> Graph {
 pub type Build = fn() -> Graph;
 
 /// Small networks on features by name.
-pub const NETWORKS: [(&str, Build); 5] = [
+pub const NETWORKS: [(&str, Build); 6] = [
     ("residual", || graph(4)),
     ("two residuals", || twice(20)),
+    ("two residuals with gaps", || twice(21)),
     ("mlp with ReLU", || mlp(config::Activation::Relu)),
     ("mlp with GELU", || mlp(config::Activation::Gelu)),
     ("mlp of odd widths", odd_mlp),
 ];
+
+/// On images.
+pub const IMAGES: [(&str, Build); 2] = [("mlp on images", flat), ("pools", pools)];
 
 /// On tokens.
 pub const LANGUAGE: [(&str, Build); 4] = [
@@ -138,6 +170,10 @@ fn undeclared(launch: &Launch<Span>, program: &Program) -> Option<Span> {
     read.or_else(|| writes.iter().find(|span| !declares(span, true))).copied()
 }
 
+fn all() -> impl Iterator<Item = (&'static str, Build)> {
+    NETWORKS.into_iter().chain(IMAGES).chain(LANGUAGE)
+}
+
 fn planned(graph: Graph) -> (Plan, Program) {
     let plan = Plan::new(graph, TARGET).unwrap();
     let buckets = fuse(plan.layout(), 1024);
@@ -148,7 +184,7 @@ fn planned(graph: Graph) -> (Plan, Program) {
 
 #[test]
 fn launches_use_what_the_checked_program_declares() {
-    for (name, build) in NETWORKS.into_iter().chain(LANGUAGE) {
+    for (name, build) in all() {
         let (plan, program) = planned(build());
         assert_eq!(program.check(), Ok(()), "{name}\n{program}");
         for launch in plan.launches(false, |span| span).unwrap() {
@@ -159,7 +195,7 @@ fn launches_use_what_the_checked_program_declares() {
 
 #[test]
 fn evaluation_writes_nothing_but_its_results() {
-    for (name, build) in NETWORKS.into_iter().chain(LANGUAGE) {
+    for (name, build) in all() {
         let (plan, program) = planned(build());
         let launches = plan.evaluation(|span| span).unwrap();
         for launch in &launches {

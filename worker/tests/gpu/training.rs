@@ -3,7 +3,7 @@
 use crate::TARGET;
 use crate::flat_gradients::FlatGradients;
 use crate::loaded::{Loaded, rounded};
-use crate::network::{Build, LANGUAGE, NETWORKS, graph, language};
+use crate::network::{Build, IMAGES, LANGUAGE, NETWORKS, graph, language};
 use crate::trial::{batch_of, cpu, gpt};
 use switchyard_cuda_reference::Span;
 use switchyard_worker::cpu::{Format, Isa, Values};
@@ -39,6 +39,8 @@ fn is_evaluated(step: usize) -> bool {
 fn batch(kind: &Kind, samples: usize, step: usize) -> Batch {
     let mut batch = batch_of(kind, samples);
     batch.values.iter_mut().enumerate().for_each(|(index, value)| *value += 0.1 * ((index + 3 * step) as f32).sin());
+    let moved = |index: usize| ((index + 3 * step) % 16) as u8;
+    batch.pixels.iter_mut().enumerate().for_each(|(index, pixel)| *pixel = pixel.wrapping_add(moved(index)));
     if let Kind::Tokens { vocabulary, .. } | Kind::Masked(Masking { vocabulary, .. }) = *kind {
         batch.tokens.iter_mut().for_each(|token| *token = (*token + 7 * step as u32) % vocabulary);
     }
@@ -168,6 +170,11 @@ fn training_on_features_is_that_of_the_cpu() {
 }
 
 #[test]
+fn training_on_images_is_that_of_the_cpu() {
+    train(&IMAGES);
+}
+
+#[test]
 fn training_on_tokens_is_that_of_the_cpu() {
     train(&LANGUAGE);
 }
@@ -182,6 +189,23 @@ fn train(networks: &[(&str, Build)]) {
             assert_eq!(trained.difference(&expected), None, "{name}, {micro_batches} micro-batches, seed {seed}");
         }
     }
+}
+
+#[test]
+fn images_that_the_reader_has_normalised_are_numbers() {
+    let graph = || IMAGES[0].1();
+    let (kind, samples) = (*graph().kind(), graph().batch());
+    let mut batch = batch_of(&kind, samples);
+    batch.values = std::mem::take(&mut batch.pixels).iter().map(|&pixel| f32::from(pixel) / 100.0 - 1.0).collect();
+    let mut network = Network::new(graph(), cpu(1, Isa::Portable)).unwrap();
+    let weights = weights(network.layout());
+    let expected = network.evaluate(Weights { master: &weights, half: None, statistics: &[] }, &batch);
+    let plan = Plan::new(graph(), TARGET).unwrap().with_normalised_images();
+    let Some(mut loaded) = Loaded::new(&plan, &batch, &weights, false, 1, 0) else { return };
+    let evaluation = plan.evaluation(|span| loaded.gpu.place(span)).unwrap();
+    let (loss, correct) = loaded.run(&batch, &evaluation);
+    assert!((loss - expected.loss).abs() < 1e-5, "{loss}, expected {}", expected.loss);
+    assert_eq!(correct, expected.correct);
 }
 
 #[test]

@@ -6,19 +6,27 @@
 
 pub mod activation;
 pub mod attention;
+pub mod average_pool;
 pub mod cross_entropy;
 pub mod elementwise;
 pub mod embedding;
 pub mod gather;
 pub mod gradients;
+pub mod input;
 pub mod layer_norm;
+pub mod max_pool;
 pub mod optimizer;
+pub mod windows;
 
 use crate::error::Error;
 use crate::nvrtc::{Compiled, Nvrtc};
 
 /// What the sources include.
-const HEADERS: [(&str, &str); 2] = [("device.cuh", include_str!("device.cuh")), ("rows.cuh", include_str!("rows.cuh"))];
+const HEADERS: [(&str, &str); 3] = [
+    ("device.cuh", include_str!("device.cuh")),
+    ("rows.cuh", include_str!("rows.cuh")),
+    ("windows.cuh", include_str!("windows.cuh")),
+];
 
 /// A source, and how it is compiled.
 #[derive(Debug, PartialEq, Eq)]
