@@ -42,6 +42,8 @@ pub struct Loaded {
     /// In bf16.
     pub copy: Option<Span>,
     pub gradient: Span,
+    /// Running statistics, and those of a batch.
+    pub statistics: [Span; 2],
 }
 
 impl Loaded {
@@ -68,6 +70,10 @@ impl Loaded {
             weight: gpu.upload(Memory::Weights, weights),
             copy: is_half.then(|| gpu.upload(Memory::Half, &rounded(weights))),
             gradient: gpu.allocate(Memory::Gradients, size_of_val(weights)),
+            statistics: [
+                gpu.upload(Memory::Statistics, &plan.initial_statistics()),
+                gpu.allocate(Memory::BatchStatistics, size_of_val(plan.initial_statistics().as_slice())),
+            ],
             gpu,
         })
     }
