@@ -54,6 +54,10 @@ use std::collections::BTreeMap;
     .message("minBusBandwidth is measured by our own engine, which other images do not have: framework must be Switchyard; for NCCL run nccl-tests as a job of its own").field_path(".fabric.preflight.minBusBandwidth"))]
 #[x_kube(validation = Rule::new("self.trainer.framework == 'Switchyard' || !has(self.checkpoint)")
     .message("checkpoint is for framework Switchyard: other frameworks save what they want where they want").field_path(".checkpoint"))]
+#[x_kube(validation = Rule::new("!has(self.engine) || self.engine.device != 'Cpu' || !has(self.trainer.resourcesPerNode) \
+    || !has(self.trainer.resourcesPerNode.limits) || !('nvidia.com/gpu' in self.trainer.resourcesPerNode.limits)")
+    .message("with engine.device Cpu the GPUs of trainer.resourcesPerNode would stay unused: remove nvidia.com/gpu, or set engine.device to Auto")
+    .field_path(".engine.device"))]
 pub struct TrainJobSpec {
     /// `true`: no pods; those of a running attempt are deleted, which frees their resources. `false` again starts a new attempt,
     /// which does not count as a restart. Default `false`. In `switchyard run` it must be `false`.
@@ -209,8 +213,8 @@ pub const MAX_PROC_PER_NODE: i32 = 64;
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("(has(self.framework) && self.framework != 'Switchyard') || !has(self.resourcesPerNode) \
-    || !has(self.resourcesPerNode.limits) || self.resourcesPerNode.limits.all(name, name in ['cpu', 'memory'])")
-    .message("only cpu and memory are supported with framework Switchyard: the engine of this version computes on CPUs")
+    || !has(self.resourcesPerNode.limits) || self.resourcesPerNode.limits.all(name, name in ['cpu', 'memory', 'nvidia.com/gpu'])")
+    .message("only cpu, memory and nvidia.com/gpu are supported with framework Switchyard")
     .field_path(".resourcesPerNode.limits"))]
 #[x_kube(validation = Rule::new("!has(self.framework) || !(self.framework in ['JAX', 'TensorFlow']) || !has(self.numProcPerNode) || self.numProcPerNode == 1")
     .message("frameworks JAX and TensorFlow have one process per node, which drives all its GPUs: leave numProcPerNode out")
@@ -291,7 +295,7 @@ impl Default for Trainer {
 pub struct ResourcesPerNode {
     /// Limits by resource name: `cpu` (cores) bounds the cores that processes of a node are placed on, `memory` (bytes) is
     /// compared with what the engine will allocate before anything starts, `nvidia.com/gpu` is the number of GPUs. Framework
-    /// Switchyard takes cpu and memory only: its engine computes on CPUs in this version.
+    /// Switchyard takes no others, and GPUs only if `engine.device` is not `Cpu`.
     #[serde(default)]
     #[schemars(extend("maxProperties" = 16))]
     pub limits: BTreeMap<String, Quantity>,

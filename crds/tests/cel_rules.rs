@@ -49,6 +49,11 @@ type Case = (&'static str, Value, Value);
 fn outer_cases() -> Vec<Case> {
     let env = |name: &str| with(&[("/spec/trainer", json!({"env": [{"name": name, "value": "1"}]}))]);
     let limits = |name: &str| with(&[("/spec/trainer", json!({"resourcesPerNode": {"limits": {name: "2"}}}))]);
+    let gpu = |device: &str| {
+        let mut job = limits("nvidia.com/gpu");
+        job["spec"]["engine"]["device"] = device.into();
+        job
+    };
     let plain = |more: Value| {
         let mut job = with(&[("/spec/trainer", more), ("/spec/engine", Value::Null)]);
         job["spec"]["trainer"]["framework"] = "Plain".into();
@@ -88,7 +93,8 @@ fn outer_cases() -> Vec<Case> {
             with(&[("/metadata/name", json!("A_1"))]),
         ),
         ("names that begin with SWITCHYARD_", env("SWITCHYARD_KERNEL"), env("SWITCHYARD_RANK")),
-        ("only cpu and memory are supported", limits("cpu"), limits("nvidia.com/gpu")),
+        ("only cpu, memory and nvidia.com/gpu are supported", limits("nvidia.com/gpu"), limits("amd.com/gpu")),
+        ("with engine.device Cpu the GPUs", gpu("Cuda"), gpu("Cpu")),
         (
             "frameworks JAX and TensorFlow have one process",
             of("JAX", json!({"numProcPerNode": 1})),

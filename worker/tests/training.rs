@@ -129,7 +129,7 @@ fn by_default_a_small_model_begins_to_reduce_early_and_has_little_left_at_the_en
     let bytes = ranks.next().unwrap();
     let all: u64 = bytes.iter().sum();
     assert!(bytes.len() >= 3 && bytes[0] <= 1 << 20 && bytes[bytes.len() - 1] <= 1 << 20, "{bytes:?}");
-    assert_eq!(all, 4 * blueprint(&small, 2).unwrap().network.layout().len as u64, "all gradients");
+    assert_eq!(all, 4 * blueprint(&small, 2).unwrap().layout().len as u64, "all gradients");
     assert!(ranks.all(|others| others.is_empty()), "rank 0 speaks for all");
 }
 

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) enum Need {
     /// The data set of the accuracy tests.
     Digits,
-    /// NVIDIA's compiler of kernels.
-    Nvrtc,
+    /// NVIDIA's compiler of kernels, and the header of its driver.
+    Cuda,
     /// Chromium.
     Browser,
     /// Programs and files of others, by family.
@@ -32,7 +32,7 @@ impl Need {
     fn provide(self) -> Result<bool> {
         match self {
             Need::Digits => data(What::Digits).map(|_| true),
-            Need::Nvrtc => crate::wheels::nvrtc().map(|()| true),
+            Need::Cuda => crate::wheels::cuda().map(|()| true),
             Need::Browser => chromium(),
             Need::Programs(names) => programs(names).map(|()| true),
             Need::Nodes => {

@@ -55,6 +55,7 @@ const ENGINE: &[&str] = &[
     "switchyard-gpu-probe",
     "switchyard-cuda",
     "switchyard-cuda-reference",
+    "switchyard-cuda-libraries",
 ];
 
 /// Modules that need the frameworks of others: `cargo xtask test --frameworks`.
@@ -86,11 +87,15 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "engine, collectives, readers, checkpoints, accuracy, kernels of the GPU without one, probe of the GPU",
         budget: 1200,
         lane: Lane::Compute,
-        needs: &[Need::Digits, Need::Nvrtc],
+        needs: &[Need::Digits, Need::Cuda],
         work: Work::Tests {
             of: Tests::Of(ENGINE),
             threads: None,
-            environment: &[("SWITCHYARD_TEST_DIGITS", "1"), ("SWITCHYARD_TEST_NVRTC", "1")],
+            environment: &[
+                ("SWITCHYARD_TEST_DIGITS", "1"),
+                ("SWITCHYARD_TEST_NVRTC", "1"),
+                ("SWITCHYARD_TEST_CUDA_HEADER", "1"),
+            ],
         },
     },
     Stage {

@@ -73,53 +73,91 @@ impl Wheels {
     }
 }
 
-/// NVRTC, of the version that comes with torch 2.11: what drivers from 580 on accept. With the digests of its wheels for x86-64 and for
-/// aarch64.
-const NVRTC: &str = "nvidia-cuda-nvrtc==13.0.88 \
-    --hash=sha256:ad9b6d2ead2435f11cbb6868809d2adeeee302e9bb94bcf0539c7a40d80e8575 \
-    --hash=sha256:d27f20a0ca67a4bb34268a5e951033496c5b74870b868bacd046b1b8e0c3267b";
+/// Files in a wheel on PyPI.
+struct Wheel {
+    /// With the digests of its wheels for x86-64 and for aarch64.
+    requirement: &'static str,
+    /// What the names of the files have in them.
+    part: &'static str,
+    megabytes: u32,
+    /// In `target/data`, where tests look for it.
+    folder: &'static str,
+}
 
-/// Takes NVRTC out of its wheel, into `target/data/nvrtc`, where tests look for it. The files are kept in the user's cache.
-pub(crate) fn nvrtc() -> Result<()> {
-    /// Takes the libraries in the wheel of one folder into another.
-    const UNPACK: &str = "import glob, os, sys, zipfile\n\
-        [wheel] = glob.glob(sys.argv[1] + '/*.whl')\n\
-        archive = zipfile.ZipFile(wheel)\n\
-        for name in archive.namelist():\n    \
-            if '/lib/' in name and '.alt.' not in name:\n        \
-                open(os.path.join(sys.argv[2], os.path.basename(name)), 'wb').write(archive.read(name))\n";
-    let parent = cache("data")?;
-    fs::create_dir_all(&parent).with_context(|| format!("cannot make {}", parent.display()))?;
-    let name = NVRTC.split(' ').next().unwrap_or_default();
-    let folder = parent.join(name);
-    // Two at once: the second waits, and finds it done.
-    let lock = File::create(parent.join("nvrtc.lock"))?;
-    lock.lock().context("cannot lock the cache")?;
-    if !folder.is_dir() {
-        eprintln!("==> fetching {name} from PyPI into {} (90 MB)", folder.display());
-        let [wheels, partial] = ["wheels", "partial"].map(|kind| parent.join(format!("nvrtc-{kind}")));
+/// NVRTC, of the version that comes with torch 2.11: what drivers from 580 on accept.
+const NVRTC: Wheel = Wheel {
+    requirement: "nvidia-cuda-nvrtc==13.0.88 \
+        --hash=sha256:ad9b6d2ead2435f11cbb6868809d2adeeee302e9bb94bcf0539c7a40d80e8575 \
+        --hash=sha256:d27f20a0ca67a4bb34268a5e951033496c5b74870b868bacd046b1b8e0c3267b",
+    part: "/lib/",
+    megabytes: 90,
+    folder: "nvrtc",
+};
+
+/// The header of the driver, of the same version.
+const HEADER: Wheel = Wheel {
+    requirement: "nvidia-cuda-runtime==13.0.96 \
+        --hash=sha256:7f82250d7782aa23b6cfe765ecc7db554bd3c2870c43f3d1821f1d18aebf0548 \
+        --hash=sha256:ef9bcbe90493a2b9d810e43d249adb3d02e98dd30200d86607d8d02687c43f55",
+    part: "/include/cuda.h",
+    megabytes: 2,
+    folder: "cuda-header",
+};
+
+/// Fetches NVRTC and the header of the driver.
+pub(crate) fn cuda() -> Result<()> {
+    [NVRTC, HEADER].iter().try_for_each(Wheel::fetch)
+}
+
+impl Wheel {
+    /// Takes the files out of the wheel. They are kept in the user's cache.
+    fn fetch(&self) -> Result<()> {
+        let parent = cache("data")?;
+        fs::create_dir_all(&parent).with_context(|| format!("cannot make {}", parent.display()))?;
+        let name = self.requirement.split(' ').next().unwrap_or_default();
+        let folder = parent.join(name);
+        // Two at once: the second waits, and finds it done.
+        let lock = File::create(parent.join(format!("{}.lock", self.folder)))?;
+        lock.lock().context("cannot lock the cache")?;
+        if !folder.is_dir() {
+            eprintln!("==> fetching {name} from PyPI into {} ({} MB)", folder.display(), self.megabytes);
+            self.unpack(name, &parent, &folder)?;
+        }
+        let link = root().join("target/data").join(self.folder);
+        if fs::read_link(&link).ok().as_ref() != Some(&folder) {
+            let _ = fs::remove_file(&link);
+            fs::create_dir_all(root().join("target/data"))?;
+            std::os::unix::fs::symlink(&folder, &link).with_context(|| link.display().to_string())?;
+        }
+        Ok(())
+    }
+
+    fn unpack(&self, name: &str, parent: &Path, folder: &Path) -> Result<()> {
+        /// Takes files in the wheel of one folder into another.
+        const UNPACK: &str = "import glob, os, sys, zipfile\n\
+            [wheel] = glob.glob(sys.argv[1] + '/*.whl')\n\
+            archive = zipfile.ZipFile(wheel)\n\
+            for name in archive.namelist():\n    \
+                if sys.argv[3] in name and '.alt.' not in name:\n        \
+                    open(os.path.join(sys.argv[2], os.path.basename(name)), 'wb').write(archive.read(name))\n";
+        let [wheels, partial] = ["wheels", "partial"].map(|kind| parent.join(format!("{}-{kind}", self.folder)));
         for folder in [&wheels, &partial] {
             // A try that was cut short leaves half of it.
             let _ = fs::remove_dir_all(folder);
             fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         }
         let wanted = wheels.join("wanted.txt");
-        File::create(&wanted)?.write_all(NVRTC.as_bytes())?;
+        File::create(&wanted)?.write_all(self.requirement.as_bytes())?;
         let mut pip = Command::new("python3");
         pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes"]);
         pip.arg("--dest").arg(&wheels).arg("--requirement").arg(&wanted);
         let help = "python3 with pip is needed, and once a way to PyPI or a mirror that pip is told of";
         quietly(name, &mut pip).context(help)?;
         let mut unpack = Command::new("python3");
-        quietly("unpacking NVRTC", unpack.args(["-c", UNPACK]).arg(&wheels).arg(&partial))?;
-        fs::rename(&partial, &folder).with_context(|| folder.display().to_string())?;
+        unpack.args(["-c", UNPACK]).arg(&wheels).arg(&partial).arg(self.part);
+        quietly(&format!("unpacking {name}"), &mut unpack)?;
+        fs::rename(&partial, folder).with_context(|| folder.display().to_string())?;
         let _ = fs::remove_dir_all(&wheels);
+        Ok(())
     }
-    let link = root().join("target/data/nvrtc");
-    if fs::read_link(&link).ok().as_ref() != Some(&folder) {
-        let _ = fs::remove_file(&link);
-        fs::create_dir_all(root().join("target/data"))?;
-        std::os::unix::fs::symlink(&folder, &link).with_context(|| link.display().to_string())?;
-    }
-    Ok(())
 }

@@ -226,8 +226,8 @@ pub struct Reader {
     #[serde(default)]
     pub sample_type: SampleType,
 
-    /// Whether batches are in pinned memory. Default `Auto`: if the process computes on a GPU. No effect in this version, whose engine
-    /// computes on CPUs.
+    /// Whether batches pass through pinned memory. Default `Auto`: if the ranks compute on GPUs, which take them from there; `Disabled`
+    /// is for CPUs only.
     #[serde(default)]
     pub pinned_memory: PinnedMemory,
 

@@ -45,6 +45,12 @@ const DECIMAL: &str = r"^[0-9]{1,12}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?$";
 #[x_kube(validation = Rule::new("double(self.labelSmoothing) < 1.0")
     .message("labelSmoothing must be less than 1").field_path(".labelSmoothing"))]
 pub struct Engine {
+    /// What the ranks compute with. `Auto` (default): `Cuda` if the trainer asks for `nvidia.com/gpu`, otherwise `Cpu`. `Cpu`: the
+    /// cores of the pod. `Cuda`: a GPU of NVIDIA for each rank; the image, or the node, must have cuBLASLt and NVRTC. What cannot be
+    /// computed there yet is refused before anything starts.
+    #[serde(default)]
+    pub device: Device,
+
     /// What a rank is. `MultiProcess` (default): a separate process. `SingleProcess`: the ranks of a node are devices of one
     /// process, each with a share of its cores. Both give the same numbers.
     #[serde(default)]
@@ -123,6 +129,18 @@ pub struct Engine {
     /// Steps that are recorded operation by operation, for a trace. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<Profile>,
+}
+
+/// What the ranks compute with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Device {
+    /// GPUs if the trainer asks for them.
+    #[default]
+    Auto,
+    /// Cores.
+    Cpu,
+    /// A GPU of NVIDIA for each rank.
+    Cuda,
 }
 
 /// What a rank is.

@@ -60,13 +60,16 @@ fn precision_words(precision: Precision) -> String {
     }
 }
 
-/// `61 MiB per rank, 58 % of FP32's 105 MiB`.
+/// `61 MiB per rank, 58 % of FP32's 105 MiB`, or `61 MiB per rank, and 3.0 GiB of its GPU`.
 fn memory_words(inspection: &Inspection) -> String {
     let total = inspection.memory.total();
     let mut words = format!("{} per rank", binary(total));
     if let Some(full) = inspection.fp32_memory_bytes.filter(|full| *full > 0) {
         let share = 100.0 * total as f64 / full as f64;
         words.push_str(&format!(", {share:.0} % of FP32's {}", binary(full)));
+    }
+    if let Some(gpu) = &inspection.gpu_memory {
+        words.push_str(&format!(", and {} of its GPU", binary(gpu.total())));
     }
     words
 }

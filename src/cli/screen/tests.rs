@@ -117,6 +117,7 @@ fn inspection() -> Inspection {
         gradient_tensors: 62,
         memory: MemoryUse { weights: 61 << 20, ..MemoryUse::default() },
         fp32_memory_bytes: Some(105 << 20),
+        gpu_memory: None,
         kernel: "avx2".into(),
         files: 4,
         empty_files: 0,
@@ -163,6 +164,9 @@ fn the_header_says_what_is_trained_and_what_16_bits_save() {
     ] {
         assert!(text.lines().any(|found| found == line), "`{line}` is missing:\n{text}");
     }
+    let on_gpu = Inspection { fp32_memory_bytes: None, gpu_memory: Some(inspection().memory), ..inspection() };
+    let text_on_gpu = header(&planned(), &on_gpu, "runs/x", &machine());
+    assert!(text_on_gpu.contains("  memory   61 MiB per rank, and 61 MiB of its GPU\n"), "{text_on_gpu}");
     assert!(!text.contains("entropy"), "a yardstick that is not known is not shown:\n{text}");
     let known = Inspection { unigram_nats: Some(3.4), bigram_nats: Some(2.5), ..inspection() };
     let text = header(&planned(), &known, "runs/x", &machine());

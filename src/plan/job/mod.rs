@@ -104,8 +104,9 @@ pub(crate) fn read(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
     }
     let processes_per_node = processes_per_node(job);
     let engine = spec.engine.as_ref();
-    let engine =
-        engine.and_then(|engine| engine::config(engine, spec.checkpoint.as_ref(), processes_per_node, &mut faults));
+    let engine = engine.and_then(|engine| {
+        engine::config(engine, spec.checkpoint.as_ref(), (processes_per_node, gpus(job)), &mut faults)
+    });
     let check = bandwidth_check(job, processes_per_node, &mut faults);
     let watchdog = engine::watchdog(&spec.failure_policy);
     let engine = engine.map(|engine| EngineConfig { bandwidth_check: check, watchdog, ..engine });
@@ -139,6 +140,12 @@ pub(crate) fn read(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
         memory_limit: memory.map(|bytes| bytes as u64),
         max_restarts: spec.failure_policy.max_restarts.unsigned_abs(),
     })
+}
+
+/// The beginning of the job's UID, enough to tell jobs of the same name apart.
+pub(crate) fn short_uid(job: &TrainJob) -> String {
+    let uid = job.metadata.uid.as_deref().unwrap_or_default();
+    uid.chars().filter(char::is_ascii_alphanumeric).take(8).collect()
 }
 
 /// Processes of each node: one for each GPU unless the job says otherwise.

@@ -249,10 +249,10 @@ pub(crate) const CASES: &[Case] = &[
         &["SY0100", "spec.trainer.env[0].name", "choose another name"],
     ),
     field(
-        "GPUs",
-        ["cpuThreads: 1", "resourcesPerNode: {limits: {nvidia.com/gpu: 8}}"],
+        "GPUs of another vendor",
+        ["cpuThreads: 1", "resourcesPerNode: {limits: {amd.com/gpu: 8}}"],
         2,
-        &["SY0100", "spec.trainer.resourcesPerNode.limits", "only cpu and memory are supported"],
+        &["SY0100", "spec.trainer.resourcesPerNode.limits", "only cpu, memory and nvidia.com/gpu are supported"],
     ),
     field(
         "an environment name twice",

@@ -94,6 +94,13 @@ const TABLE: &[Row] = &[
         only: Some(&["bytemuck", "half", "thiserror"]),
         never: &["tokio", WORKER],
     },
+    // Of tests only: what stands in for the libraries of NVIDIA.
+    Row {
+        package: "switchyard-cuda-libraries",
+        workspace: &[CUDA, "switchyard-cuda-reference"],
+        only: Some(&["half"]),
+        never: &["tokio", WORKER],
+    },
     // Asks a machine, before there is a GPU back end: nothing is built on it.
     Row {
         package: "switchyard-gpu-probe",

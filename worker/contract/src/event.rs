@@ -402,6 +402,9 @@ pub struct Inspection {
     /// [`MemoryUse::total`] in FP32; `None` if FP32 is used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fp32_memory_bytes: Option<u64>,
+    /// Memory of one rank on its GPU; absent on CPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_memory: Option<MemoryUse>,
     /// CPU kernels that will be used.
     pub kernel: String,
     /// Files read.

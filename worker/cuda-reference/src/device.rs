@@ -17,6 +17,11 @@ pub struct Span {
 }
 
 impl Span {
+    /// Its first address on the device.
+    pub fn address(self) -> u64 {
+        self.address
+    }
+
     /// A part of it; `None` if it is not within.
     pub fn part(self, range: Range<usize>) -> Option<Span> {
         let fits = range.start <= range.end && range.end <= self.bytes;
@@ -63,6 +68,24 @@ impl<'a> Launch<'a> {
             seed,
         }
     }
+}
+
+/// A launch as a driver gets it: arguments are bytes, and nobody says what the kernel does with memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Bare<'a> {
+    pub kernel: &'a str,
+    pub blocks: u32,
+    pub threads: u32,
+    pub shared_bytes: u32,
+    pub arguments: &'a [Vec<u8>],
+    pub seed: u64,
+}
+
+/// Addresses that a launch has used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Touched {
+    pub range: Range<u64>,
+    pub writes: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -116,20 +139,68 @@ impl Device {
         bytemuck::pod_collect_to_vec(bytes)
     }
 
+    /// Gives memory back. Its address is not given again.
+    pub fn free(&mut self, address: u64) {
+        self.memory.free(address);
+    }
+
+    /// The range of memory at an address; `None` if it is not within one allocation.
+    pub fn at(&self, address: u64, bytes: usize) -> Option<Span> {
+        self.memory.holding(address, bytes, 0).map(|_| Span { address, bytes })
+    }
+
+    /// Whether somebody has written all of it.
+    pub fn is_written(&self, span: Span) -> bool {
+        let of = |index: usize| self.memory.allocations[index].written(span.address, span.bytes);
+        self.memory.holding(span.address, span.bytes, 0).is_some_and(|index| of(index).iter().all(|written| *written))
+    }
+
+    /// Copies as much as both ranges hold. What nobody has written stays so.
+    pub fn copy(&mut self, from: Span, to: Span) {
+        let bytes = from.bytes.min(to.bytes);
+        let Some(source) = self.memory.holding(from.address, bytes, 0) else { return };
+        let Some(target) = self.memory.holding(to.address, bytes, source) else { return };
+        let source = &self.memory.allocations[source];
+        let (values, written) =
+            (source.bytes(from.address, bytes).to_vec(), source.written(from.address, bytes).to_vec());
+        self.memory.allocations[target].write_some(to.address, &values, &written);
+    }
+
     /// Runs a kernel to its end or to the first finding.
     ///
     /// # Errors
     /// The launch does not fit the kernel, or the kernel does something wrong.
     pub fn launch(&mut self, module: &Module, launch: &Launch<'_>) -> Result<Counts, LaunchError> {
-        let refused = |text: String| LaunchError::Refused { kernel: launch.kernel.to_owned(), text };
-        let entry = module.entry(launch.kernel).ok_or_else(|| {
-            refused(format!("not in the module, which has {}", module.kernels().collect::<Vec<_>>().join(", ")))
-        })?;
-        check(entry, launch).map_err(refused)?;
+        let Launch { kernel, blocks, threads, shared_bytes, seed, .. } = *launch;
         let arguments: Vec<Vec<u8>> = launch.arguments.iter().map(|argument| bytes(*argument)).collect();
+        let bare = Bare { kernel, blocks, threads, shared_bytes, arguments: &arguments, seed };
+        let entry = check(module, &bare)?;
+        self.declare(launch.arguments);
+        self.run(entry, &bare)
+    }
+
+    /// The same for a launch without declarations: the kernel may use all memory. Says what it has used.
+    ///
+    /// # Errors
+    /// The launch does not fit the kernel, or the kernel does something wrong.
+    pub fn launch_bare(&mut self, module: &Module, launch: &Bare<'_>) -> Result<Vec<Touched>, LaunchError> {
+        let entry = check(module, launch)?;
+        for allocation in &mut self.memory.allocations {
+            allocation.declared = None;
+            allocation.watch();
+        }
+        self.run(entry, launch)?;
+        let touched = |[read, written]: [Vec<Range<u64>>; 2]| {
+            let of = |ranges: Vec<Range<u64>>, writes| ranges.into_iter().map(move |range| Touched { range, writes });
+            of(read, false).chain(of(written, true))
+        };
+        Ok(self.memory.allocations.iter_mut().map(|allocation| allocation.touched()).flat_map(touched).collect())
+    }
+
+    fn run(&mut self, entry: &Entry, launch: &Bare<'_>) -> Result<Counts, LaunchError> {
         let parameter = |index: usize, offset: usize, bytes: usize| {
             let mut value = [0; 8];
-            value[..bytes].copy_from_slice(&arguments[index][offset..offset + bytes]);
+            value[..bytes].copy_from_slice(&launch.arguments[index][offset..offset + bytes]);
             u64::from_le_bytes(value)
         };
         let constants = entry.constants.iter().map(|(register, constant)| {
@@ -139,7 +210,6 @@ impl Device {
             };
             (*register, constant)
         });
-        self.declare(launch.arguments);
         let kernel = Kernel {
             entry,
             constants: constants.collect(),
@@ -148,6 +218,7 @@ impl Device {
             shared_bytes: entry.shared_bytes + launch.shared_bytes as usize,
             seed: launch.seed,
         };
+        self.memory.allocations.iter_mut().for_each(|allocation| allocation.traffic = Default::default());
         Ok(block::run(&kernel, &mut self.memory, &mut self.blocks, &mut self.epochs)?)
     }
 
@@ -155,7 +226,6 @@ impl Device {
     fn declare(&mut self, arguments: &[Argument<Span>]) {
         for allocation in &mut self.memory.allocations {
             allocation.declared = Some(Vec::new());
-            allocation.traffic = Default::default();
         }
         for argument in arguments {
             let (span, reads, writes) = match *argument {
@@ -174,9 +244,21 @@ impl Device {
     }
 }
 
-/// What the driver checks, and the sizes of the arguments, which it cannot.
-fn check(entry: &Entry, launch: &Launch<'_>) -> Result<(), String> {
-    let given: Vec<usize> = launch.arguments.iter().map(|argument| bytes(*argument).len()).collect();
+/// The kernel of a launch, if the launch fits it: what the driver checks, and the sizes of the arguments, which it cannot.
+///
+/// # Errors
+/// [`LaunchError::Refused`].
+pub(crate) fn check<'a>(module: &'a Module, launch: &Bare<'_>) -> Result<&'a Entry, LaunchError> {
+    let refused = |text: String| LaunchError::Refused { kernel: launch.kernel.to_owned(), text };
+    let entry = module.entry(launch.kernel).ok_or_else(|| {
+        refused(format!("not in the module, which has {}", module.kernels().collect::<Vec<_>>().join(", ")))
+    })?;
+    fits(entry, launch).map_err(refused)?;
+    Ok(entry)
+}
+
+fn fits(entry: &Entry, launch: &Bare<'_>) -> Result<(), String> {
+    let given: Vec<usize> = launch.arguments.iter().map(Vec::len).collect();
     if given != entry.parameters {
         return Err(format!("arguments of {given:?} bytes, expected {:?}", entry.parameters));
     }

@@ -25,6 +25,7 @@ mod random;
 mod warp;
 
 pub use counts::{Counts, Shared, Traffic};
-pub use device::{Device, Launch, LaunchError, Span};
+pub use device::{Bare, Device, Launch, LaunchError, Span, Touched};
 pub use finding::{Fault, Finding};
 pub use ptx::{Module, ParseError};
+pub use random::Random;

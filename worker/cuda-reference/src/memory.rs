@@ -30,10 +30,13 @@ pub(crate) struct Allocation {
     base: u64,
     bytes: Vec<u8>,
     written: Vec<bool>,
+    /// Of memory that no kernel has used: none.
     cells: Vec<Cell>,
     /// `None`: everything, as in shared memory.
     pub(crate) declared: Option<Vec<Declared>>,
     pub(crate) traffic: [Traffic; 2],
+    /// For each cell a bit: those that the launch has read, and written, if somebody wants to know.
+    touched: Option<[Vec<u64>; 2]>,
 }
 
 impl Allocation {
@@ -47,10 +50,38 @@ impl Allocation {
             base,
             bytes: vec![POISON; bytes],
             written: vec![false; bytes],
-            cells: vec![Cell::default(); bytes.div_ceil(CELL)],
+            cells: Vec::new(),
             declared,
             traffic: Default::default(),
+            touched: None,
         }
+    }
+
+    /// Notes from now on which cells are read and written.
+    pub(crate) fn watch(&mut self) {
+        self.touched = Some(Default::default());
+    }
+
+    fn touch(&mut self, cells: &Range<usize>, [reads, writes]: [bool; 2]) {
+        let Some(touched) = &mut self.touched else { return };
+        for (bits, _) in touched.iter_mut().zip([reads, writes]).filter(|(_, does)| *does) {
+            if bits.is_empty() {
+                bits.resize(self.cells.len().div_ceil(64), 0);
+            }
+            cells.clone().for_each(|cell| bits[cell / 64] |= 1 << (cell % 64));
+        }
+    }
+
+    /// The ranges that were read, or written, since somebody watches; nobody watches then.
+    pub(crate) fn touched(&mut self) -> [Vec<Range<u64>>; 2] {
+        let end = self.base + self.bytes.len() as u64;
+        let ranges = |bits: Vec<u64>| {
+            runs(&bits).into_iter().map(|cells| {
+                let address = |cell: usize| end.min(self.base + (cell * CELL) as u64);
+                address(cells.start)..address(cells.end)
+            })
+        };
+        self.touched.take().unwrap_or_default().map(|bits| ranges(bits).collect())
     }
 
     /// Forgets what is in it.
@@ -67,6 +98,19 @@ impl Allocation {
 
     pub(crate) fn bytes(&self, address: u64, bytes: usize) -> &[u8] {
         self.range(address, bytes).map_or(&[], |range| &self.bytes[range])
+    }
+
+    /// Which of some bytes somebody has written.
+    pub(crate) fn written(&self, address: u64, bytes: usize) -> &[bool] {
+        self.range(address, bytes).map_or(&[], |range| &self.written[range])
+    }
+
+    /// As [`Allocation::write`], of bytes that may not have been written themselves.
+    pub(crate) fn write_some(&mut self, address: u64, bytes: &[u8], written: &[bool]) {
+        if let Some(range) = self.range(address, bytes.len()) {
+            self.bytes[range.clone()].copy_from_slice(bytes);
+            self.written[range].copy_from_slice(written);
+        }
     }
 
     pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) {
@@ -93,7 +137,12 @@ impl Allocation {
         if reads && !self.written[range.clone()].iter().all(|written| *written) {
             return Err(Fault::NeverWritten { bytes, place: self.place(address) });
         }
-        for cell in &mut self.cells[range.start / CELL..range.end.div_ceil(CELL)] {
+        if self.cells.is_empty() {
+            self.cells = vec![Cell::default(); self.bytes.len().div_ceil(CELL)];
+        }
+        let cells = range.start / CELL..range.end.div_ceil(CELL);
+        self.touch(&cells, [reads, writes]);
+        for cell in &mut self.cells[cells] {
             if let Some(other) = cell.touch(kind, now) {
                 let did = if other.wrote { "wrote" } else { "read" };
                 let (block, thread) = (other.block, u32::from(other.thread));
@@ -125,19 +174,50 @@ pub(crate) fn verb(kind: Kind) -> &'static str {
     }
 }
 
+/// Runs of ones, as ranges of bits.
+fn runs(words: &[u64]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for (index, word) in words.iter().enumerate() {
+        let mut rest = *word;
+        while rest != 0 {
+            let first = rest.trailing_zeros();
+            let count = (rest >> first).trailing_ones();
+            let start = index * 64 + first as usize;
+            let end = start + count as usize;
+            match runs.last_mut() {
+                Some(last) if last.end == start => last.end = end,
+                _ => runs.push(start..end),
+            }
+            rest &= !(u64::MAX >> (64 - count) << first);
+        }
+    }
+    runs
+}
+
 /// Global memory.
-#[derive(Default)]
 pub(crate) struct Memory {
     /// By address.
     pub(crate) allocations: Vec<Allocation>,
+    /// Where the next may begin: no address is given twice.
+    next: u64,
+}
+
+impl Default for Memory {
+    fn default() -> Memory {
+        Memory { allocations: Vec::new(), next: GLOBAL }
+    }
 }
 
 impl Memory {
     pub(crate) fn allocate(&mut self, name: &str, bytes: usize) -> u64 {
-        let end = self.allocations.last().map_or(GLOBAL, |last| last.base + last.bytes.len() as u64 + GAP);
-        let base = end.next_multiple_of(ALIGNMENT);
+        let base = self.next;
+        self.next = (base + bytes as u64 + GAP).next_multiple_of(ALIGNMENT);
         self.allocations.push(Allocation::new(name.to_owned(), base, bytes, Some(Vec::new())));
         base
+    }
+
+    pub(crate) fn free(&mut self, base: u64) {
+        self.allocations.retain(|one| one.base != base);
     }
 
     /// Index of the allocation at or before an address.
@@ -161,5 +241,17 @@ impl Memory {
             },
             None => format!("at {address:#x}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::runs;
+
+    #[test]
+    fn runs_of_ones_go_on_over_words() {
+        assert_eq!(runs(&[0b0110_1000, 0]), [3..4, 5..7]);
+        assert_eq!(runs(&[u64::MAX, 1, 1 << 63]), [0..65, 191..192]);
+        assert_eq!(runs(&[0, 0]), []);
     }
 }

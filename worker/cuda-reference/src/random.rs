@@ -1,10 +1,10 @@
 //! The order of blocks and warps.
 
 /// A generator that needs no library (SplitMix64, Steele and others 2014): the same numbers for a seed on every machine.
-pub(crate) struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    pub(crate) fn new(seed: u64) -> Random {
+    pub fn new(seed: u64) -> Random {
         Random(seed)
     }
 
@@ -16,10 +16,15 @@ impl Random {
         bits ^ (bits >> 31)
     }
 
+    /// A number below `count`, which is not zero.
+    pub fn below(&mut self, count: usize) -> usize {
+        (self.next() % count as u64) as usize
+    }
+
     /// Shuffles in place (Fisher and Yates).
     pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
-            items.swap(last, (self.next() % (last as u64 + 1)) as usize);
+            items.swap(last, self.below(last + 1));
         }
     }
 }

@@ -1,11 +1,13 @@
 //! cuBLASLt: matrix products with a choice of algorithms.
 #![allow(unsafe_code)]
 
-use crate::driver::Buffer;
+use crate::driver::{Span, Stream};
 use crate::error::Error;
 use crate::find::CUBLASLT;
+use crate::kernels::{Element, Memory};
 use crate::library::{Handle, Library, Pointer, check, functions, text_at};
 use std::ffi::{c_char, c_void};
+use std::sync::Arc;
 
 functions!(Functions {
     cublasLtGetVersion() -> usize;
@@ -30,12 +32,16 @@ functions!(Functions {
 });
 
 const R_32F: i32 = 0;
+const R_16F: i32 = 2;
 const R_16BF: i32 = 14;
 const COMPUTE_32F: i32 = 68;
 const COMPUTE_32F_FAST_TF32: i32 = 77;
 const DESC_TRANSA: i32 = 3;
+const DESC_TRANSB: i32 = 4;
 const OP_T: i32 = 1;
 const PREF_MAX_WORKSPACE_BYTES: i32 = 1;
+/// Of A, B, C and D. What is not said is taken to be 256.
+const PREF_MIN_ALIGNMENTS: [i32; 4] = [5, 6, 7, 8];
 
 /// `cublasLtMatmulHeuristicResult_t`.
 #[repr(C)]
@@ -48,30 +54,81 @@ struct Heuristic {
     reserved: [i32; 4],
 }
 
-/// Format of the elements, and how they are multiplied; sums are in f32.
+/// How 32-bit numbers are multiplied; sums are in 32 bits. Numbers of 16 bits are multiplied exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Precision {
-    /// 16 bits in and out.
-    Bf16,
-    /// 32 bits in and out, rounded to TF32 in the tensor cores.
+pub enum Arithmetic {
+    Ieee,
+    /// Factors are rounded to TF32, which tensor cores multiply.
     Tf32,
 }
 
-impl Precision {
-    /// Bytes per element.
-    pub fn bytes(self) -> usize {
-        match self {
-            Precision::Bf16 => 2,
-            Precision::Tf32 => 4,
+/// `rows` x `columns` numbers as they lie in memory, row by row, `pitch` numbers from one row to the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Matrix {
+    pub span: Span,
+    pub element: Element,
+    pub rows: usize,
+    pub columns: usize,
+    pub pitch: usize,
+    /// A product takes rows for columns.
+    pub is_transposed: bool,
+}
+
+impl Matrix {
+    /// Rows and columns as a product takes them.
+    fn sides(&self) -> (usize, usize) {
+        if self.is_transposed { (self.columns, self.rows) } else { (self.rows, self.columns) }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let Matrix { span, element, rows, columns, pitch, .. } = *self;
+        let numbers = rows.checked_sub(1).and_then(|last| last.checked_mul(pitch)?.checked_add(columns));
+        let bytes = numbers.and_then(|numbers| numbers.checked_mul(element.bytes()));
+        if columns == 0 || pitch < columns || bytes.is_none_or(|bytes| bytes > span.bytes()) {
+            return Err(Error::refused("product", format!("not within its memory, or empty: {self:?}")));
         }
+        Ok(())
     }
 }
 
-/// The library on the current device.
+/// `result = left right`, or `result += left right`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Product {
+    pub left: Matrix,
+    pub right: Matrix,
+    /// Not transposed. 32 bits, or the format of both sides.
+    pub result: Matrix,
+    pub adds: bool,
+    pub arithmetic: Arithmetic,
+}
+
+impl Product {
+    /// Rows, columns, and the length of the sums.
+    fn shape(&self) -> Result<[usize; 3], Error> {
+        let Product { left, right, result, .. } = self;
+        [left, right, result].into_iter().try_for_each(Matrix::check)?;
+        let ((m, k), (inner, n)) = (left.sides(), right.sides());
+        let formats = left.element == right.element && [left.element, Element::F32].contains(&result.element);
+        if k != inner || (m, n) != (result.rows, result.columns) || result.is_transposed || !formats {
+            return Err(Error::refused("product", format!("sides or formats that do not fit: {self:?}")));
+        }
+        Ok([m, n, k])
+    }
+}
+
+/// The library on one device. A copy is the same.
+#[derive(Clone)]
 pub struct CublasLt {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
     functions: Functions,
     handle: Option<Handle>,
 }
+
+// SAFETY: the handle may be used by several threads at the same time, as the library's documentation says.
+unsafe impl Sync for Inner {}
 
 impl CublasLt {
     /// Looks up the functions. Only [`CublasLt::start`] needs a GPU.
@@ -79,26 +136,45 @@ impl CublasLt {
     /// # Errors
     /// A function is missing.
     pub fn new(library: &Library) -> Result<CublasLt, Error> {
-        Ok(CublasLt { functions: Functions::load(library)?, handle: None })
+        let inner = Inner { functions: Functions::load(library)?, handle: None };
+        Ok(CublasLt { inner: Arc::new(inner) })
     }
 
-    /// Starts the library on the current device.
+    /// Starts the library on the device of the current context.
     ///
     /// # Errors
-    /// The call fails.
-    pub fn start(&mut self) -> Result<(), Error> {
+    /// A function is missing, or the call fails.
+    pub fn start(library: &Library) -> Result<CublasLt, Error> {
+        let mut inner = Inner { functions: Functions::load(library)?, handle: None };
         // SAFETY: the pointer is to a live handle.
-        let make = |raw: *mut Pointer| unsafe { (self.functions.cublasLtCreate)(raw) };
-        self.handle = Some(self.create("cublasLtCreate", self.functions.cublasLtDestroy, make)?);
-        Ok(())
+        let make = |raw: *mut Pointer| unsafe { (inner.functions.cublasLtCreate)(raw) };
+        inner.handle = Some(inner.create("cublasLtCreate", inner.functions.cublasLtDestroy, make)?);
+        Ok(CublasLt { inner: Arc::new(inner) })
     }
 
     /// The version number.
     pub fn version(&self) -> usize {
         // SAFETY: takes nothing.
-        unsafe { (self.functions.cublasLtGetVersion)() }
+        unsafe { (self.inner.functions.cublasLtGetVersion)() }
     }
 
+    /// Chooses algorithms for a product, at most `candidates`, best first. They need at most `workspace_bytes` of memory.
+    ///
+    /// # Errors
+    /// The matrices do not fit, a call fails, or the library has no algorithm.
+    pub fn plan(&self, product: Product, workspace_bytes: usize, candidates: usize) -> Result<Planned, Error> {
+        let [m, n, k] = product.shape()?;
+        let descriptors = Descriptors::new(&self.inner, &product)?;
+        let found = descriptors.heuristic(&self.inner, &product, workspace_bytes, candidates)?;
+        if found.is_empty() {
+            let text = format!("no algorithm for {m} x {n} x {k}: {product:?}");
+            return Err(Error::refused("cublasLtMatmulAlgoGetHeuristic", text));
+        }
+        Ok(Planned { cublaslt: self.clone(), product, descriptors, found })
+    }
+}
+
+impl Inner {
     fn check(&self, call: &str, code: i32) -> Result<(), Error> {
         // SAFETY: any number may be passed; the result is a constant string.
         check(CUBLASLT.name, call, code, || unsafe { text_at((self.functions.cublasLtGetStatusString)(code)) })
@@ -115,145 +191,187 @@ impl CublasLt {
         Ok(Handle { raw, destroy })
     }
 
-    /// The product of a linear layer, `y[m,n] = x[m,k] * w[n,k]^T`, all row-major, with at most `candidates` algorithms
-    /// and `workspace_bytes` of memory.
-    ///
-    /// # Errors
-    /// A call fails, or the library has no algorithm.
-    pub fn product(
-        &self,
-        precision: Precision,
-        [m, n, k]: [usize; 3],
-        workspace_bytes: usize,
-        candidates: usize,
-    ) -> Result<Product<'_>, Error> {
-        let Some(handle) = &self.handle else { return Err(Error::refused("product", "cuBLASLt was not started")) };
-        let call = &self.functions;
-        let (element, compute) = match precision {
-            Precision::Bf16 => (R_16BF, COMPUTE_32F),
-            Precision::Tf32 => (R_32F, COMPUTE_32F_FAST_TF32),
-        };
-        // SAFETY: (of the calls below): handles were created above and are alive; pointers are to live values of the
-        // types and sizes given.
-        let operation = self.create("cublasLtMatmulDescCreate", call.cublasLtMatmulDescDestroy, |raw| {
-            // SAFETY: as above.
-            unsafe { (call.cublasLtMatmulDescCreate)(raw, compute, R_32F) }
-        })?;
-        let transposed = OP_T;
-        // SAFETY: as above.
+    fn handle(&self) -> Result<Pointer, Error> {
+        let handle = self.handle.as_ref().ok_or_else(|| Error::refused("product", "cuBLASLt was not started"))?;
+        Ok(handle.raw)
+    }
+
+    /// An attribute of 32 bits of a description.
+    fn describe(&self, operation: &Handle, attribute: i32, value: i32) -> Result<(), Error> {
+        // SAFETY: the description lives; the pointer is to a live value of the size given.
         let code = unsafe {
-            (call.cublasLtMatmulDescSetAttribute)(
+            (self.functions.cublasLtMatmulDescSetAttribute)(
                 operation.raw,
-                DESC_TRANSA,
-                (&raw const transposed).cast(),
+                attribute,
+                (&raw const value).cast(),
                 size_of::<i32>(),
             )
         };
-        self.check("cublasLtMatmulDescSetAttribute", code)?;
-        // The library is column-major: a row-major matrix is its transpose, and y^T[n,m] = w[n,k] * x^T[k,m].
-        let layout = |rows: usize, columns: usize| {
-            self.create("cublasLtMatrixLayoutCreate", call.cublasLtMatrixLayoutDestroy, |raw| {
-                // SAFETY: as above.
-                unsafe { (call.cublasLtMatrixLayoutCreate)(raw, element, rows as u64, columns as u64, rows as i64) }
-            })
-        };
-        let layouts = [layout(k, n)?, layout(k, m)?, layout(n, m)?];
-        let preference =
-            self.create("cublasLtMatmulPreferenceCreate", call.cublasLtMatmulPreferenceDestroy, |raw| {
-                // SAFETY: as above.
-                unsafe { (call.cublasLtMatmulPreferenceCreate)(raw) }
-            })?;
-        // SAFETY: as above.
+        self.check("cublasLtMatmulDescSetAttribute", code)
+    }
+
+    fn prefer<T>(&self, preference: &Handle, attribute: i32, value: T) -> Result<(), Error> {
+        // SAFETY: the preference lives; the pointer is to a live value of the size given.
         let code = unsafe {
-            (call.cublasLtMatmulPreferenceSetAttribute)(
+            (self.functions.cublasLtMatmulPreferenceSetAttribute)(
                 preference.raw,
-                PREF_MAX_WORKSPACE_BYTES,
-                (&raw const workspace_bytes).cast(),
-                size_of::<usize>(),
+                attribute,
+                (&raw const value).cast(),
+                size_of::<T>(),
             )
         };
-        self.check("cublasLtMatmulPreferenceSetAttribute", code)?;
+        self.check("cublasLtMatmulPreferenceSetAttribute", code)
+    }
+
+    fn layout(&self, matrix: &Matrix) -> Result<Handle, Error> {
+        let call = &self.functions;
+        let element = match matrix.element {
+            Element::F32 => R_32F,
+            Element::Bf16 => R_16BF,
+            Element::F16 => R_16F,
+        };
+        // The library counts by columns: a matrix that lies row by row is its transpose.
+        let (rows, columns, pitch) = (matrix.columns as u64, matrix.rows as u64, matrix.pitch as i64);
+        self.create("cublasLtMatrixLayoutCreate", call.cublasLtMatrixLayoutDestroy, |raw| {
+            // SAFETY: the pointer is to a live handle.
+            unsafe { (call.cublasLtMatrixLayoutCreate)(raw, element, rows, columns, pitch) }
+        })
+    }
+}
+
+/// A product in the words of the library: `result^T = right^T left^T`, so A is `right` and B is `left`.
+struct Descriptors {
+    operation: Handle,
+    a: Handle,
+    b: Handle,
+    c: Handle,
+}
+
+impl Descriptors {
+    fn new(cublaslt: &Inner, product: &Product) -> Result<Descriptors, Error> {
+        let Product { left, right, result, arithmetic, .. } = product;
+        let call = &cublaslt.functions;
+        let compute = match (left.element, arithmetic) {
+            (Element::F32, Arithmetic::Tf32) => COMPUTE_32F_FAST_TF32,
+            _ => COMPUTE_32F,
+        };
+        let operation = cublaslt.create("cublasLtMatmulDescCreate", call.cublasLtMatmulDescDestroy, |raw| {
+            // SAFETY: the pointer is to a live handle.
+            unsafe { (call.cublasLtMatmulDescCreate)(raw, compute, R_32F) }
+        })?;
+        for (matrix, attribute) in [(right, DESC_TRANSA), (left, DESC_TRANSB)] {
+            if matrix.is_transposed {
+                cublaslt.describe(&operation, attribute, OP_T)?;
+            }
+        }
+        let [a, b, c] = [right, left, result].map(|matrix| cublaslt.layout(matrix));
+        Ok(Descriptors { operation, a: a?, b: b?, c: c? })
+    }
+
+    fn heuristic(
+        &self,
+        cublaslt: &Inner,
+        product: &Product,
+        workspace_bytes: usize,
+        candidates: usize,
+    ) -> Result<Vec<Heuristic>, Error> {
+        let call = &cublaslt.functions;
+        let preference =
+            cublaslt.create("cublasLtMatmulPreferenceCreate", call.cublasLtMatmulPreferenceDestroy, |raw| {
+                // SAFETY: the pointer is to a live handle.
+                unsafe { (call.cublasLtMatmulPreferenceCreate)(raw) }
+            })?;
+        cublaslt.prefer(&preference, PREF_MAX_WORKSPACE_BYTES, workspace_bytes)?;
+        // Algorithms depend on how addresses are aligned; parameters begin wherever the one before ends.
+        let matrices = [&product.right, &product.left, &product.result, &product.result];
+        for (attribute, matrix) in PREF_MIN_ALIGNMENTS.into_iter().zip(matrices) {
+            cublaslt.prefer(&preference, attribute, matrix.span.alignment())?;
+        }
         let empty = Heuristic { algorithm: [0; 8], workspace_bytes: 0, state: 0, waves: 0.0, reserved: [0; 4] };
         let (mut found, mut count) = (vec![empty; candidates], 0);
-        let [w, x, y] = layouts.each_ref().map(|layout| layout.raw);
-        // SAFETY: as above; the library writes at most as many results as requested.
+        let handle = cublaslt.handle()?;
+        // SAFETY: all handles live; the library writes at most as many results as requested.
         let code = unsafe {
             (call.cublasLtMatmulAlgoGetHeuristic)(
-                handle.raw,
-                operation.raw,
-                w,
-                x,
-                y,
-                y,
+                handle,
+                self.operation.raw,
+                self.a.raw,
+                self.b.raw,
+                self.c.raw,
+                self.c.raw,
                 preference.raw,
                 candidates as i32,
                 found.as_mut_ptr(),
                 &raw mut count,
             )
         };
-        self.check("cublasLtMatmulAlgoGetHeuristic", code)?;
+        cublaslt.check("cublasLtMatmulAlgoGetHeuristic", code)?;
         found.truncate(usize::try_from(count).unwrap_or(0));
         found.retain(|heuristic| heuristic.state == 0 && heuristic.workspace_bytes <= workspace_bytes);
-        if found.is_empty() {
-            return Err(Error::refused("cublasLtMatmulAlgoGetHeuristic", format!("no algorithm for {m} x {n} x {k}")));
-        }
-        let bytes = [m * k, n * k, m * n].map(|elements| elements * precision.bytes());
-        Ok(Product { cublaslt: self, handle, operation, layouts, found, bytes })
+        Ok(found)
     }
 }
 
-/// A planned product of one shape.
-pub struct Product<'a> {
-    cublaslt: &'a CublasLt,
-    handle: &'a Handle,
-    operation: Handle,
-    /// Of `w`, `x` and `y`.
-    layouts: [Handle; 3],
+/// A product with its algorithms.
+pub struct Planned {
+    cublaslt: CublasLt,
+    product: Product,
+    descriptors: Descriptors,
     found: Vec<Heuristic>,
-    /// Of `x`, `w` and `y`.
-    bytes: [usize; 3],
 }
 
-impl Product<'_> {
+impl Planned {
+    pub fn product(&self) -> &Product {
+        &self.product
+    }
+
     pub fn algorithms(&self) -> usize {
         self.found.len()
     }
 
-    /// Launches the product with one of the algorithms.
+    /// Memory that an algorithm needs beside the matrices.
+    pub fn workspace_bytes(&self, algorithm: usize) -> usize {
+        self.found[algorithm].workspace_bytes
+    }
+
+    /// Queues the product with one of the algorithms. `workspace` is used by no other stream meanwhile.
     ///
     /// # Errors
-    /// A buffer is too small, or the call fails.
-    pub fn run(&self, algorithm: usize, [x, w, y, workspace]: [&Buffer<'_>; 4]) -> Result<(), Error> {
-        let heuristic = &self.found[algorithm];
-        let needed = [self.bytes[0], self.bytes[1], self.bytes[2], heuristic.workspace_bytes];
-        let given = [x, w, y, workspace].map(Buffer::bytes);
-        if needed.iter().zip(given).any(|(needed, given)| *needed > given) {
-            return Err(Error::refused("product", format!("buffers of {given:?} bytes, expected at least {needed:?}")));
+    /// The workspace is too small, a buffer is gone, or the call fails.
+    pub fn run(&self, algorithm: usize, workspace: Span, stream: &Stream) -> Result<(), Error> {
+        let Planned { cublaslt, product, descriptors, found } = self;
+        let Product { left, right, result, adds, .. } = product;
+        let heuristic = &found[algorithm];
+        if workspace.bytes() < heuristic.workspace_bytes {
+            let (given, needed) = (workspace.bytes(), heuristic.workspace_bytes);
+            return Err(Error::refused("product", format!("a workspace of {given} bytes, expected at least {needed}")));
         }
-        let (one, zero) = (1.0f32, 0.0f32);
-        let [w_layout, x_layout, y_layout] = self.layouts.each_ref().map(|layout| layout.raw);
-        // SAFETY: all handles live; the buffers are as large as their layouts say, as just checked; `one` and `zero`
-        // are read before the call returns; stream 0 is the default one, and freeing a buffer waits for it.
+        stream.uses("product", [left.span, right.span, result.span, workspace].into_iter())?;
+        stream.context().make_current()?;
+        let (alpha, beta) = (1.0f32, if *adds { 1.0f32 } else { 0.0 });
+        let handle = cublaslt.inner.handle()?;
+        // SAFETY: all handles live; the matrices are within buffers that live, as checked; `alpha` and `beta` are read before the call
+        // returns; freeing a buffer waits for the work.
         let code = unsafe {
-            (self.cublaslt.functions.cublasLtMatmul)(
-                self.handle.raw,
-                self.operation.raw,
-                &raw const one,
-                w.pointer(),
-                w_layout,
-                x.pointer(),
-                x_layout,
-                &raw const zero,
-                y.pointer(),
-                y_layout,
-                y.pointer(),
-                y_layout,
+            (cublaslt.inner.functions.cublasLtMatmul)(
+                handle,
+                descriptors.operation.raw,
+                &raw const alpha,
+                right.span.pointer(),
+                descriptors.a.raw,
+                left.span.pointer(),
+                descriptors.b.raw,
+                &raw const beta,
+                result.span.pointer(),
+                descriptors.c.raw,
+                result.span.pointer(),
+                descriptors.c.raw,
                 &raw const heuristic.algorithm,
                 workspace.pointer(),
                 heuristic.workspace_bytes,
-                std::ptr::null_mut(),
+                stream.raw(),
             )
         };
-        self.cublaslt.check("cublasLtMatmul", code)
+        cublaslt.inner.check("cublasLtMatmul", code)
     }
 }

@@ -230,7 +230,7 @@ impl Convolution<'_> {
         self.cudnn.check("cudnnSetConvolutionMathType", code)
     }
 
-    fn check_buffers(&self, buffers: [&Buffer<'_>; 3]) -> Result<(), Error> {
+    fn check_buffers(&self, buffers: [&Buffer; 3]) -> Result<(), Error> {
         let needed = self.shape.elements().map(|elements| elements * 2);
         let given = buffers.map(Buffer::bytes);
         if needed.iter().zip(given).any(|(needed, given)| *needed > given) {
@@ -243,7 +243,7 @@ impl Convolution<'_> {
     }
 
     /// The three tensors in the order of the direction's calls; the one that is written is last.
-    fn operands(&self, direction: Direction, [x, w, y]: [&Buffer<'_>; 3]) -> [(Pointer, Pointer); 3] {
+    fn operands(&self, direction: Direction, [x, w, y]: [&Buffer; 3]) -> [(Pointer, Pointer); 3] {
         let [x, w, y] = [(self.x.raw, x.pointer()), (self.w.raw, w.pointer()), (self.y.raw, y.pointer())];
         match direction {
             Direction::Forward => [x, w, y],
@@ -256,12 +256,7 @@ impl Convolution<'_> {
     ///
     /// # Errors
     /// A buffer is too small, a call fails, or no algorithm works.
-    pub fn fastest(
-        &self,
-        direction: Direction,
-        buffers: [&Buffer<'_>; 3],
-        workspace: &Buffer<'_>,
-    ) -> Result<Algorithm, Error> {
+    pub fn fastest(&self, direction: Direction, buffers: [&Buffer; 3], workspace: &Buffer) -> Result<Algorithm, Error> {
         self.check_buffers(buffers)?;
         self.set_math(TENSOR_OP_MATH)?;
         let call = &self.cudnn.functions;
@@ -319,7 +314,7 @@ impl Convolution<'_> {
     ///
     /// # Errors
     /// A buffer is too small, or the call fails.
-    pub fn run(&self, algorithm: Algorithm, buffers: [&Buffer<'_>; 3], workspace: &Buffer<'_>) -> Result<(), Error> {
+    pub fn run(&self, algorithm: Algorithm, buffers: [&Buffer; 3], workspace: &Buffer) -> Result<(), Error> {
         self.check_buffers(buffers)?;
         if workspace.bytes() < algorithm.workspace_bytes {
             let text = format!("{} bytes of workspace, expected {}", workspace.bytes(), algorithm.workspace_bytes);

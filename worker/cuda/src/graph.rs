@@ -294,7 +294,7 @@ impl ExecutionPlan<'_, '_> {
     ///
     /// # Errors
     /// Buffers are missing or too small, or a call fails.
-    pub fn run(&self, buffers: &[&Buffer<'_>], value: f32, workspace: &Buffer<'_>) -> Result<(), Error> {
+    pub fn run(&self, buffers: &[&Buffer], value: f32, workspace: &Buffer) -> Result<(), Error> {
         let needed: Vec<usize> =
             self.tensors.iter().filter_map(|(_, bytes)| *bytes).chain([self.workspace_bytes]).collect();
         let given: Vec<usize> = buffers.iter().copied().chain([workspace]).map(Buffer::bytes).collect();

@@ -1,7 +1,7 @@
 //! The libraries of CUDA: [`find`] finds and opens them at run time, the other modules call them.
 //!
 //! ```text
-//! find ── Library ──┬── driver    devices, memory, kernels, time
+//! find ── Library ──┬── driver    devices, memory, streams, kernels, time
 //!                   ├── cublaslt  products of matrices
 //!                   ├── cudnn     convolutions; graph: one operation as a graph
 //!                   ├── nccl      sums over ranks
@@ -9,9 +9,9 @@
 //! ```
 //!
 //! Signatures, constants and layouts are those of the headers of CUDA 13.2, cuDNN 9.26 and NCCL 2.30. The calls used here
-//! have not changed since CUDA 12, cuDNN 9.0 and NCCL 2.9, except where a comment says so.
+//! have not changed since CUDA 12.4, which has `cuFuncGetParamInfo`, cuDNN 9.0 and NCCL 2.9, except where a comment says so.
 //!
-//! A function checks the sizes of buffers before it passes addresses on, so that its callers need no unsafe code. Nothing of
+//! A function checks the sizes of buffers, and that they still exist, before it passes addresses on, so that its callers need no unsafe code. Nothing of
 //! CUDA is linked: a machine without it gets an [`Error`].
 #![deny(unsafe_code)]
 

@@ -60,6 +60,11 @@ macro_rules! functions {
         #[allow(non_snake_case)]
         struct $structure { $($function: unsafe extern "C" fn($($argument),*) -> $result,)* }
         impl $structure {
+            /// Only those of the driver are compared with a header.
+            #[cfg(test)]
+            #[allow(dead_code)]
+            const NAMES: &[&str] = &[$(stringify!($function)),*];
+
             fn load(library: &$crate::library::Library) -> Result<$structure, $crate::error::Error> {
                 Ok($structure {
                     $($function:
@@ -77,6 +82,9 @@ pub(crate) struct Handle {
     pub(crate) raw: Pointer,
     pub(crate) destroy: unsafe extern "C" fn(Pointer) -> i32,
 }
+
+// SAFETY: no object of these libraries belongs to a thread.
+unsafe impl Send for Handle {}
 
 impl Drop for Handle {
     fn drop(&mut self) {

@@ -78,7 +78,7 @@ impl Communicator<'_> {
     ///
     /// # Errors
     /// The sizes differ, or the call fails.
-    pub fn all_reduce(&self, from: &Buffer<'_>, into: &Buffer<'_>) -> Result<(), Error> {
+    pub fn all_reduce(&self, from: &Buffer, into: &Buffer) -> Result<(), Error> {
         if from.bytes() != into.bytes() {
             return Err(Error::refused("all_reduce", format!("{} bytes into {}", from.bytes(), into.bytes())));
         }

@@ -39,6 +39,9 @@ struct Arguments {
     /// Python interpreter whose packages to search, instead of those of VIRTUAL_ENV and PATH.
     #[arg(long, value_name = "FILE")]
     python: Option<PathBuf>,
+    /// Small sizes, for a driver that is a program: what is measured means nothing.
+    #[arg(long)]
+    rehearse: bool,
     /// Run one part in this process and print its outcome as one line of JSON.
     #[arg(long, value_name = "NAME", hide = true)]
     part: Option<String>,
@@ -82,7 +85,8 @@ fn main() -> ExitCode {
     }
     say(&show::summary(&results));
     let Some(file) = &arguments.json else { return ExitCode::SUCCESS };
-    let report = Report { benchmark: "gpu-probe", cpu: cpu(), parts: results };
+    let benchmark = if arguments.rehearse { "gpu-probe rehearsal" } else { "gpu-probe" };
+    let report = Report { benchmark, cpu: cpu(), parts: results };
     let text = serde_json::to_string_pretty(&report).map_err(|error| error.to_string());
     match text.and_then(|text| std::fs::write(file, text + "\n").map_err(|error| error.to_string())) {
         Ok(()) => ExitCode::SUCCESS,
@@ -100,7 +104,7 @@ fn one(arguments: &Arguments, name: &str) -> ExitCode {
         return ExitCode::FAILURE;
     };
     let places = Places::new(|name| std::env::var_os(name), Path::new("/"), arguments.python.as_deref());
-    let probe = Probe { places, device: arguments.device, capability: arguments.sm };
+    let probe = Probe { places, device: arguments.device, capability: arguments.sm, rehearse: arguments.rehearse };
     let outcome = Outcome::from((part.run)(&probe));
     match serde_json::to_string(&outcome) {
         Ok(line) => {

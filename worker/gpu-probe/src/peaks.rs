@@ -1,6 +1,32 @@
 //! Peak rates of products from the vendor's data sheets: dense, without sparsity.
 
-use switchyard_cuda::cublaslt::Precision;
+use switchyard_cuda::cublaslt::Arithmetic;
+use switchyard_cuda::kernels::Element;
+
+/// Format of the elements of a product, and how they are multiplied; sums are in f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Precision {
+    /// 16 bits in and out.
+    Bf16,
+    /// 32 bits in and out, rounded to TF32 in the tensor cores.
+    Tf32,
+}
+
+impl Precision {
+    pub(crate) fn element(self) -> Element {
+        match self {
+            Precision::Bf16 => Element::Bf16,
+            Precision::Tf32 => Element::F32,
+        }
+    }
+
+    pub(crate) fn arithmetic(self) -> Arithmetic {
+        match self {
+            Precision::Bf16 => Arithmetic::Ieee,
+            Precision::Tf32 => Arithmetic::Tf32,
+        }
+    }
+}
 
 /// Words in the device's name, and TFLOP/s in bf16 and TF32. Of several that match, the first counts.
 const PEAKS: [(&str, f64, f64); 10] = [

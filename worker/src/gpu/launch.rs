@@ -35,10 +35,32 @@ pub enum Memory {
     BatchStatistics,
     /// For each loss one `f32`: what the gradient of each row is multiplied by.
     Factors,
+    /// For each loss one `f32`: the part of a row's nats in the mean loss of the step.
+    Shares,
     /// For each row of each loss its nats, `f32`.
     Losses,
     /// For each row of each loss 1.0 if the prediction was right, else 0.0.
     Correct,
+    /// An array of the optimizer by its number, 32 bits, in the order of the layout.
+    Moments(usize),
+    /// The mean loss of a step over all ranks, one `f32`.
+    Loss,
+    /// Sums of squares of gradients, `f64`.
+    Squares,
+    /// [`kernels::gradients::Rules`].
+    Rules,
+    /// [`kernels::gradients::Scaler`].
+    Scaler,
+    /// [`kernels::optimizer::Scaling`].
+    Scaling,
+    /// [`kernels::optimizer::Chunk`]s of the layout.
+    Chunks,
+    /// [`kernels::optimizer::Numbers`] of a step.
+    Numbers,
+    /// LAMB and LARS: two sums of squares for each chunk, `f64`.
+    Norms,
+    /// LAMB and LARS: the factor of each parameter, `f64`.
+    Ratios,
 }
 
 /// A table of an embedding whose entries a batch chooses.

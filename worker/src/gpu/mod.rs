@@ -6,14 +6,21 @@
 //! ```
 //!
 //! A layer says what it computes ([`crate::nn::Form`]), and [`Plan`] says how a GPU does that. What has no form, and what has no kernel yet,
-//! is refused before anything is allocated. Nothing here calls a device: the caller says what the memory of a launch is, and runs it.
+//! is refused before anything is allocated. [`Update`] does the same for what follows backward: loss, norm, loss scale and optimizer.
+//! Nothing here calls a device: the caller says what the memory of a launch is, and runs it.
 #![forbid(unsafe_code)]
 
+mod computation;
+mod input;
 mod launch;
 mod layers;
 mod plan;
 mod refused;
+mod update;
 
+pub use computation::{Computation, Contents, Initial, Pass, Works};
+pub use input::{Inputs, Share};
 pub use launch::{Launch, Matrix, Memory, Product, Span, Table, Work};
 pub use plan::{Plan, Target};
 pub use refused::Refused;
+pub use update::Update;

@@ -17,6 +17,12 @@ pub enum Refused {
     /// A kernel cannot have these sizes.
     #[error("layer `{layer}` ({kind}) does not fit a kernel: {source}")]
     Kernel { layer: String, kind: &'static str, source: switchyard_cuda::Error },
+    /// No kernel updates such parameters.
+    #[error("the update of the parameters does not fit a kernel: {0}")]
+    Update(switchyard_cuda::Error),
+    /// Kernels count in 32 bits.
+    #[error("the network has {parameters} numbers in its parameters, expected fewer than 2^32 on GPUs")]
+    Parameters { parameters: usize },
     /// No device can compute the network.
     #[error(transparent)]
     Model(#[from] ModelError),

@@ -14,9 +14,13 @@ mod norm;
 mod rules;
 mod schedule;
 mod state;
+mod steps;
 #[cfg(test)]
 mod tests;
 
 pub use norm::{gradient_norm, gradient_scale, sum_of_squares};
 pub use rules::Optimizer;
+pub(crate) use rules::arrays;
 pub use schedule::Schedule;
+pub(crate) use state::decays;
+pub use steps::Steps;

@@ -3,6 +3,7 @@
 use super::kernels::{Descent, Moments, adam, descend, lamb_moments, lamb_step, roll};
 use super::norm::squares_with;
 use super::state::{Bucket, Norms, OptimizerState};
+use super::steps::Steps;
 use crate::amp::HalfWeights;
 use crate::cpu::{Isa, Pool};
 use crate::nn::Layout;
@@ -28,15 +29,13 @@ pub struct Optimizer {
     state: OptimizerState,
     /// LAMB: trust ratio of each parameter; LARS: its local rate. Empty for the other rules.
     ratios: Vec<f64>,
-    steps: u64,
-    /// beta1 and beta2 to the power `steps`, by repeated multiplication: `powf` may differ between machines.
-    powers: (f64, f64),
+    steps: Steps,
     learning_rate: f64,
     gradient_scale: f32,
 }
 
 /// Names of a rule's arrays.
-fn arrays(rule: &Rule) -> &'static [&'static str] {
+pub(crate) fn arrays(rule: &Rule) -> &'static [&'static str] {
     match rule {
         Rule::Sgd(Momentum { momentum, .. }) | Rule::Lars(Lars { momentum, .. }) if *momentum == 0.0 => &[],
         Rule::Sgd(_) | Rule::Lars(_) => &["momentum"],
@@ -55,8 +54,7 @@ impl Optimizer {
             isa,
             state,
             ratios: vec![1.0; if layer_wise { layout.parameters.len() } else { 0 }],
-            steps: 0,
-            powers: (1.0, 1.0),
+            steps: Steps::new(&config.rule),
             learning_rate: 0.0,
             gradient_scale: 1.0,
         }
@@ -66,15 +64,7 @@ impl Optimizer {
     /// `gradient_scale` times the gradients.
     pub fn begin_step(&mut self, learning_rate: f64, gradient_scale: f32) {
         (self.learning_rate, self.gradient_scale) = (learning_rate, gradient_scale);
-        self.steps += 1;
-        self.powers = self.next_powers();
-    }
-
-    fn next_powers(&self) -> (f64, f64) {
-        match self.rule {
-            Rule::Sgd(_) | Rule::Lars(_) => self.powers,
-            Rule::Adam(n) | Rule::AdamW(n) | Rule::Lamb(n) => (self.powers.0 * n.beta1, self.powers.1 * n.beta2),
-        }
+        self.steps = self.steps.next();
     }
 
     /// The part of a step for one range of whole parameters. `weights` is the whole layout, `gradients` the range.
@@ -124,8 +114,8 @@ impl Optimizer {
             one_minus_beta2: (1.0 - n.beta2) as f32,
             decay: 0.0,
             keep: 1.0,
-            step_size: (self.learning_rate / (1.0 - self.powers.0)) as f32,
-            root: (1.0 - self.powers.1).sqrt() as f32,
+            step_size: (self.learning_rate / (1.0 - self.steps.powers().0)) as f32,
+            root: (1.0 - self.steps.powers().1).sqrt() as f32,
             epsilon: n.epsilon as f32,
         }
     }
@@ -152,7 +142,7 @@ impl Optimizer {
 
     fn lamb(&mut self, n: config::Adam, bucket: &mut Bucket<'_>, half: Option<HalfWeights<'_>>, pool: &Pool) {
         let isa = self.isa;
-        let kept = Moments { step_size: (1.0 / (1.0 - self.powers.0)) as f32, ..self.moments(n) };
+        let kept = Moments { step_size: (1.0 / (1.0 - self.steps.powers().0)) as f32, ..self.moments(n) };
         let decayed = Moments { decay: self.weight_decay as f32, ..kept };
         self.state.pass(bucket, None, isa, pool, &|piece, part, squares| {
             let [m, v] = part.state;
@@ -209,20 +199,12 @@ impl Optimizer {
 
     /// Steps done.
     pub fn steps(&self) -> u64 {
-        self.steps
+        self.steps.done()
     }
 
-    /// Continues as after `steps` steps. With the arrays this is the whole state: the powers of the betas follow from
-    /// it, by the same multiplications as in training.
+    /// Continues as after `steps` steps. With the arrays this is the whole state.
     pub fn restore(&mut self, steps: u64) {
-        (self.steps, self.powers) = (steps, (1.0, 1.0));
-        for _ in 0..steps {
-            let next = self.next_powers();
-            if next == self.powers {
-                break;
-            }
-            self.powers = next;
-        }
+        self.steps = self.steps.restored(steps);
     }
 
     /// Memory of a rule's state.

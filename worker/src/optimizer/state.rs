@@ -12,7 +12,7 @@ use switchyard_worker_contract::config::DecayExclusions;
 const PIECE: usize = 16 * 1024;
 
 /// Whether weight decay applies to a parameter.
-fn decays(role: Role, exclusions: DecayExclusions) -> bool {
+pub(crate) fn decays(role: Role, exclusions: DecayExclusions) -> bool {
     match exclusions {
         DecayExclusions::Nothing => true,
         DecayExclusions::Vectors => role != Role::Vector,

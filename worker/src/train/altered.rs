@@ -1,6 +1,5 @@
 //! An engine whose outcomes a test changes: told only when the next step has begun, as a device does, or with other times.
 
-use super::cpu::CpuEngine;
 use super::engine::{AddSpan, Array, Counters, Engine, Given, Measure, Reductions, Told};
 use super::{StepReport, TrainError};
 use crate::comm::{Force, GroupConfig, Token};
@@ -13,7 +12,7 @@ use std::time::Duration;
 pub(super) mod plain;
 
 pub(super) struct Altered {
-    engine: CpuEngine,
+    engine: Box<dyn Engine>,
     late: bool,
     held: Option<Result<Told, TrainError>>,
     alter: fn(&mut StepReport),
@@ -21,7 +20,7 @@ pub(super) struct Altered {
 
 impl Altered {
     /// `late`: outcomes are told one step late. `alter`: what becomes of each report.
-    pub fn new(engine: CpuEngine, late: bool, alter: fn(&mut StepReport)) -> Altered {
+    pub fn new(engine: Box<dyn Engine>, late: bool, alter: fn(&mut StepReport)) -> Altered {
         Altered { engine, late, held: None, alter }
     }
 }

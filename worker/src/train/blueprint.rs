@@ -1,15 +1,16 @@
 //! Everything about a run that follows from its configuration, its data and the number of ranks, before anything
 //! starts.
 
-use super::TrainError;
-use super::{cpu, memory};
-use crate::cpu::{Cpu, Format, HalfKernel, Isa, Pool};
+use super::cpu::CpuPlan;
+use super::gpu::GpuPlan;
+use super::{TrainError, memory};
+use crate::cpu::Format;
 use crate::data::{Dataset, Order, Prefetcher, StepShape, Task};
 use crate::model::{Model, Registry};
-use crate::nn::{Bucket, Graph, Network, fuse};
+use crate::nn::{Bucket, Graph, Layout, fuse};
 use crate::optimizer::Optimizer;
 use std::sync::Arc;
-use switchyard_worker_contract::config::{EngineConfig, HalfType, Length, Precision};
+use switchyard_worker_contract::config::{Device, EngineConfig, HalfType, Length, Precision};
 use switchyard_worker_contract::event::{Inspection, MemoryUse};
 
 /// Bytes of a gradient bucket, unless a single parameter has more: small enough that the first is complete, and the last
@@ -26,16 +27,19 @@ pub struct Training {
     /// The gradient buckets, in the order in which backward completes them.
     pub buckets: Vec<Bucket>,
     pub total_steps: u64,
+    model: Arc<dyn Model>,
 }
 
-/// The static plan of a rank that computes with CPUs.
+/// What a rank computes with.
+pub(super) enum Plan {
+    Cpu(Box<CpuPlan>),
+    Gpu(Box<GpuPlan>),
+}
+
+/// The static plan of a rank.
 pub struct Blueprint {
     pub training: Training,
-    pub cpu: Cpu,
-    pub network: Network,
-    model: Arc<dyn Model>,
-    /// Kernels for products of bf16 that this process may use, the best first.
-    pub(super) half_kernels: Vec<HalfKernel>,
+    pub(super) plan: Plan,
 }
 
 /// Opens the data of a configuration; the ranks of one process share them.
@@ -61,22 +65,36 @@ impl Training {
     }
 
     pub fn half_type(&self) -> Option<HalfType> {
-        half_type(&self.config)
+        match self.config.precision {
+            Precision::Fp32 => None,
+            Precision::Amp(amp) => Some(amp.compute_type),
+        }
     }
-}
 
-fn half_type(config: &EngineConfig) -> Option<HalfType> {
-    match config.precision {
-        Precision::Fp32 => None,
-        Precision::Amp(amp) => Some(amp.compute_type),
+    /// The network on these data.
+    ///
+    /// # Errors
+    /// The model does not fit the data.
+    pub(super) fn graph(&self) -> Result<Graph, TrainError> {
+        let format = match self.half_type() {
+            None => Format::F32,
+            Some(HalfType::Bf16) => Format::Bf16,
+            Some(HalfType::Fp16) => Format::F16,
+        };
+        let (config, images) = (&self.config, &self.config.data.images);
+        let mut graph = Graph::new(config.batch_size_per_process as usize, self.dataset.kind(), format)
+            .with_label_smoothing(config.label_smoothing as f32)
+            .with_normalisation(&images.mean, &images.deviation);
+        self.model.build(&mut graph)?;
+        Ok(graph)
     }
 }
 
 impl Blueprint {
-    /// Plans a rank.
+    /// Plans a rank. `kernel`: that of [`switchyard_worker_contract::env::KERNEL`].
     ///
     /// # Errors
-    /// The model or the kernels cannot be used, there is too little data for one step, or too little memory.
+    /// The model, the kernels or the device cannot be used, there is too little data for one step, or too little memory.
     pub fn new(
         config: &EngineConfig,
         dataset: Arc<Dataset>,
@@ -84,68 +102,80 @@ impl Blueprint {
         kernel: Option<&str>,
         registry: &Registry,
     ) -> Result<Blueprint, TrainError> {
-        let (isa, half_kernels) = (Isa::detect(kernel)?, HalfKernel::usable(kernel)?);
-        let half = half_kernels.first().copied().unwrap_or(HalfKernel::F32);
-        let cpu = Cpu { pool: Arc::new(Pool::new(config.cpu_threads as usize)), isa, half };
         let shape = StepShape { batch_size: config.batch_size_per_process, merge: config.batch_merge, world };
         let order = Order::new(&dataset, shape, config.seed)?;
         let model: Arc<dyn Model> = Arc::from(registry.model(&config.model)?);
-        let network = network(config, &dataset, &*model, &cpu)?;
-        let buckets = fuse(network.layout(), BUCKET);
         let total_steps = match config.length {
             Length::Steps(steps) => steps,
             Length::Epochs(epochs) => order.steps_of(epochs),
         };
-        let training = Training { config: config.clone(), world, dataset, order, buckets, total_steps };
-        let blueprint = Blueprint { training, cpu, network, model, half_kernels };
+        let buckets = Vec::new();
+        let training = Training { config: config.clone(), world, dataset, order, buckets, total_steps, model };
+        let plan = match config.device {
+            Device::Cpu => Plan::Cpu(Box::new(CpuPlan::new(&training, kernel)?)),
+            Device::Cuda => Plan::Gpu(Box::new(GpuPlan::new(&training, kernel)?)),
+        };
+        let mut blueprint = Blueprint { training, plan };
+        blueprint.training.buckets = fuse(blueprint.layout(), BUCKET);
         memory::check(&blueprint.memory(), config)?;
         Ok(blueprint)
     }
 
-    /// The same plan with another kernel for products of bf16.
-    ///
-    /// # Errors
-    /// The memory is no longer available.
-    pub(super) fn with_half_kernel(mut self, half: HalfKernel) -> Result<Blueprint, TrainError> {
-        if self.cpu.half != half {
-            self.cpu.half = half;
-            self.network = network(&self.training.config, &self.training.dataset, &*self.model, &self.cpu)?;
+    /// Where parameters lie.
+    pub fn layout(&self) -> &Layout {
+        match &self.plan {
+            Plan::Cpu(plan) => plan.layout(),
+            Plan::Gpu(plan) => plan.layout(),
         }
-        Ok(self)
     }
 
+    /// Memory of the process.
     pub fn memory(&self) -> MemoryUse {
-        let layout = self.network.layout();
-        let flat = 4 * layout.len as u64;
+        self.with_common(match &self.plan {
+            Plan::Cpu(plan) => plan.memory(&self.training),
+            Plan::Gpu(plan) => plan.host_memory(&self.training),
+        })
+    }
+
+    /// With what does not depend on the device.
+    fn with_common(&self, own: MemoryUse) -> MemoryUse {
         let Training { config, world, dataset, .. } = &self.training;
         let batches = Prefetcher::memory_bytes(dataset, config.batch_size_per_process, &config.reader);
         let staged = if config.checkpoint.is_some() { self.state_bytes() / u64::from(*world) } else { 0 };
         MemoryUse {
-            weights: flat + if self.training.half_type().is_some() { flat / 2 } else { 0 },
-            gradients: flat,
-            optimizer: Optimizer::memory_bytes(layout, &config.optimizer.rule) as u64 + staged,
-            activations: self.network.memory_bytes() as u64,
-            input: dataset.facts().memory_bytes + batches,
+            optimizer: own.optimizer + staged,
+            input: own.input + dataset.facts().memory_bytes + batches,
+            ..own
         }
     }
 
     /// Bytes of everything that a checkpoint holds, but for running statistics.
     fn state_bytes(&self) -> u64 {
-        let layout = self.network.layout();
+        let layout = self.layout();
         4 * layout.len as u64 + Optimizer::memory_bytes(layout, &self.training.config.optimizer.rule) as u64
     }
 
-    /// Memory of one rank if all numbers had 32 bits; `None` if they have.
+    /// Memory of one rank on CPUs if all numbers had 32 bits; `None` if they have.
     fn memory_fp32(&self) -> Option<u64> {
+        let Plan::Cpu(plan) = &self.plan else { return None };
         self.training.half_type()?;
-        let now = self.memory();
-        let flat = 4 * self.network.layout().len as u64;
-        Some(MemoryUse { weights: flat, activations: self.network.memory_bytes_f32() as u64, ..now }.total())
+        Some(self.with_common(plan.memory_fp32(&self.training)).total())
     }
 
-    /// The kernel for products of bf16; `None` if there are none.
-    pub fn half_kernel(&self) -> Option<HalfKernel> {
-        (self.training.half_type() == Some(HalfType::Bf16)).then_some(self.cpu.half)
+    /// Memory of one rank on its GPU.
+    fn gpu_memory(&self) -> Option<MemoryUse> {
+        match &self.plan {
+            Plan::Cpu(_) => None,
+            Plan::Gpu(plan) => Some(plan.memory()),
+        }
+    }
+
+    /// Name of the kernels.
+    fn kernel(&self) -> String {
+        match &self.plan {
+            Plan::Cpu(plan) => plan.kernel(&self.training),
+            Plan::Gpu(plan) => plan.kernel(),
+        }
     }
 
     /// What the launcher shows before the start.
@@ -153,18 +183,19 @@ impl Blueprint {
     /// # Errors
     /// The data can no longer be read.
     pub fn inspection(&self) -> Result<Inspection, TrainError> {
-        let layout = self.network.layout();
+        let layout = self.layout();
         let facts = self.training.dataset.facts();
         let entropies = self.training.dataset.entropies()?;
         Ok(Inspection {
-            model: self.model.words(),
+            model: self.training.model.words(),
             sample: facts.sample.clone(),
             item: facts.item,
             parameters: layout.trainable() as u64,
             gradient_tensors: layout.parameters.len() as u32,
             memory: self.memory(),
             fp32_memory_bytes: self.memory_fp32(),
-            kernel: cpu::name(&self.cpu, self.half_kernel()),
+            gpu_memory: self.gpu_memory(),
+            kernel: self.kernel(),
             files: facts.files,
             empty_files: facts.empty_files,
             bytes: facts.bytes,
@@ -179,18 +210,4 @@ impl Blueprint {
             total_steps: self.training.total_steps,
         })
     }
-}
-
-fn network(config: &EngineConfig, dataset: &Dataset, model: &dyn Model, cpu: &Cpu) -> Result<Network, TrainError> {
-    let format = match half_type(config) {
-        None => Format::F32,
-        Some(HalfType::Bf16) => Format::Bf16,
-        Some(HalfType::Fp16) => Format::F16,
-    };
-    let images = &config.data.images;
-    let mut graph = Graph::new(config.batch_size_per_process as usize, dataset.kind(), format)
-        .with_label_smoothing(config.label_smoothing as f32)
-        .with_normalisation(&images.mean, &images.deviation);
-    model.build(&mut graph)?;
-    Ok(Network::new(graph, cpu.clone())?)
 }

@@ -4,8 +4,8 @@
 //! It takes the same path as the training: shared memory within a host, the ring of TCP connections between hosts. It
 //! says nothing about other paths, such as RDMA.
 
-use super::cpu::CHECK;
 use super::engine::Measure;
+use super::exchange::CHECK;
 use super::{TrainError, Trainer};
 use std::time::Instant;
 use switchyard_worker_contract::config::BandwidthCheck;

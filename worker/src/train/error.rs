@@ -3,6 +3,7 @@
 use crate::comm::{CauseKind, CommError};
 use crate::cpu::IsaError;
 use crate::data::DataError;
+use crate::gpu::Refused;
 use crate::nn::ModelError;
 use switchyard_worker_contract::event::Measured;
 use switchyard_worker_contract::exit::Exit;
@@ -28,6 +29,30 @@ pub enum TrainError {
         activations: u64,
         limit: u64,
         /// Share of the memory available to this rank.
+        fraction: f64,
+        /// The smallest change that would fit.
+        help: String,
+    },
+    /// There is no GPU, or a library of CUDA is missing.
+    #[error("spec.engine.device: got Cuda; {0}")]
+    NoGpu(String),
+    /// The network cannot be computed on a GPU.
+    #[error("spec.engine.device: got Cuda; {0}; Cpu computes it")]
+    Gpu(#[from] Refused),
+    /// A call of a library of CUDA failed.
+    #[error("the GPU failed: {0}")]
+    Cuda(#[from] switchyard_cuda::Error),
+    #[error(
+        "not placeable: a rank needs {need} MiB of the memory of its GPU ({activations} MiB for activations, {state} MiB for weights, gradients and optimizer), and may take {limit} MiB (spec.engine.memory.fraction {fraction} of what is free); smallest change that fits: {help}"
+    )]
+    GpuMemory {
+        /// MiB in total.
+        need: u64,
+        /// MiB that grow with the batch.
+        activations: u64,
+        /// MiB that do not.
+        state: u64,
+        limit: u64,
         fraction: f64,
         /// The smallest change that would fit.
         help: String,
@@ -68,12 +93,18 @@ impl TrainError {
     pub fn exit(&self, rank: u32) -> Exit {
         match self {
             TrainError::Data(_) => Exit::Data,
-            TrainError::Model(ModelError::Memory(_)) | TrainError::Memory { .. } => Exit::NotPlaceable,
+            TrainError::Model(ModelError::Memory(_)) | TrainError::Memory { .. } | TrainError::GpuMemory { .. } => {
+                Exit::NotPlaceable
+            }
             TrainError::Resume(_) => Exit::CheckpointRefused,
             TrainError::Preflight(..) => Exit::PreflightRefused,
             TrainError::Stopped { interrupted: true, .. } => Exit::Interrupted,
             TrainError::Stopped { .. } => Exit::Terminated,
-            TrainError::Model(_) | TrainError::Kernel(_) | TrainError::Usage(_) => Exit::Usage,
+            TrainError::Model(_)
+            | TrainError::Kernel(_)
+            | TrainError::Usage(_)
+            | TrainError::NoGpu(_)
+            | TrainError::Gpu(_) => Exit::Usage,
             TrainError::Comm(CommError::Failed(cause)) => match cause.kind {
                 CauseKind::Stopped(2) => Exit::Interrupted,
                 CauseKind::Stopped(_) => Exit::Terminated,
@@ -89,7 +120,7 @@ impl TrainError {
                 | CommError::Transport { .. },
             ) => Exit::Usage,
             TrainError::Overflow(_) | TrainError::NotFinite { .. } => Exit::Diverged,
-            TrainError::Comm(_) | TrainError::Save { .. } => Exit::OwnFailure,
+            TrainError::Comm(_) | TrainError::Save { .. } | TrainError::Cuda(_) => Exit::OwnFailure,
         }
     }
 }

@@ -24,22 +24,23 @@ fn judge(need: &MemoryUse, batch: u32, fraction: f64, share: u64) -> Result<(), 
     if need.total() <= limit {
         return Ok(());
     }
-    // Activations grow with the batch, everything else stays the same.
-    let fixed = need.total() - need.activations;
-    let fits = limit.saturating_sub(fixed).saturating_mul(batch.into()) / need.activations.max(1);
-    let help = if fits > 0 {
-        format!("batchSizePerProcess: {fits} (with batchMerge for the same global batch)")
-    } else {
-        "a smaller model, or fewer processes on the node".to_owned()
-    };
     Err(TrainError::Memory {
         // Rounded up, and the limit down: the two figures differ whatever the amounts are.
         need: need.total().div_ceil(1 << 20),
         activations: need.activations >> 20,
         limit: limit >> 20,
         fraction,
-        help,
+        help: batch_that_fits(need, batch, limit)
+            .unwrap_or_else(|| "a smaller model, or fewer processes on the node".to_owned()),
     })
+}
+
+/// A smaller batch with which a rank takes at most `limit` bytes.
+pub(super) fn batch_that_fits(need: &MemoryUse, batch: u32, limit: u64) -> Option<String> {
+    // Activations grow with the batch, everything else stays the same.
+    let fixed = need.total() - need.activations;
+    let fits = limit.saturating_sub(fixed).saturating_mul(batch.into()) / need.activations.max(1);
+    (fits > 0).then(|| format!("batchSizePerProcess: {fits} (with batchMerge for the same global batch)"))
 }
 
 /// Memory in bytes of this machine, or of the container if that is less. Memory in use is not subtracted: the other

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Blueprint (pure sizes: layout, buckets, steps, memory) ── inspect
-//!      └─> Engine: weights, moments, gradients and their reductions, where they are computed (cpu)
+//!      └─> Engine: weights, moments, gradients and their reductions, where they are computed (cpu, gpu)
 //!           └─> Trainer: gives it steps, learns their outcomes, agrees with the group, saves
 //! run: Trainer step by step, events, evaluation, the trained model; a watchdog beside it
 //! ```
@@ -20,7 +20,9 @@ mod disk;
 mod engine;
 mod error;
 mod evaluate;
+mod exchange;
 pub mod fault;
+mod gpu;
 #[cfg(test)]
 mod late;
 mod memory;
@@ -31,6 +33,7 @@ mod resume;
 mod run;
 mod save;
 mod saver;
+mod scales;
 mod step;
 #[cfg(test)]
 mod stragglers;

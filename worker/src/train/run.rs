@@ -1,6 +1,5 @@
 //! A whole run of one rank: join, train, evaluate, save, leave; and what it reports to its launcher.
 
-use super::cpu::CpuEngine;
 use super::engine::Engine;
 use super::fault::Fault;
 use super::memory;
@@ -72,7 +71,7 @@ pub fn run<W: Write>(
     let watchdog = Watchdog::start(config, identity, Arc::clone(&watch), outside.on_alarm.clone());
     let _watchdog =
         watchdog.map_err(|error| TrainError::Usage(format!("cannot start the thread of the watchdog: {error}")))?;
-    let finished = train(blueprint, group, &watch, outside, reporter, joined, |engine| Box::new(engine));
+    let finished = train(blueprint, group, &watch, outside, reporter, joined, |engine| engine);
     let last = if finished.is_ok() { Operation::Finished } else { Operation::Failed };
     watch.recorder.begin(last, 0);
     reporter.event(&Event::Finished(finished?));
@@ -87,7 +86,7 @@ pub(super) fn train<W: Write>(
     outside: &Outside<'_>,
     reporter: &mut Reporter<W>,
     joined: impl FnOnce(Aborter),
-    wrap: impl FnOnce(CpuEngine) -> Box<dyn Engine>,
+    wrap: impl FnOnce(Box<dyn Engine>) -> Box<dyn Engine>,
 ) -> Result<Finished, TrainError> {
     let mut trainer = Trainer::join_watched(blueprint, group, watch, wrap)?;
     joined(trainer.group().aborter());

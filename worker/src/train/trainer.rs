@@ -1,9 +1,10 @@
 //! One rank's training state, moved one optimizer step at a time.
 
-use super::blueprint::{Blueprint, Training};
+use super::blueprint::{Blueprint, Plan, Training};
 use super::cpu::CpuEngine;
 use super::disk::CountedDisk;
 use super::engine::{AddSpan, Array, Engine, Flags, Measure, Reductions};
+use super::gpu::GpuEngine;
 use super::pace::Pace;
 use super::progress::Progress;
 use super::resume;
@@ -19,7 +20,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use switchyard_checkpoint::Plan;
 use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::event::Slowest;
 use switchyard_worker_contract::recorder::Operation;
@@ -112,15 +112,15 @@ impl Trainer {
     pub fn join(blueprint: Blueprint, config: &GroupConfig) -> Result<Trainer, TrainError> {
         let identity = Identity { rank: config.rank(), world: config.world(), attempt: config.attempt };
         let watch = Watch::new(Recorder::private(identity));
-        Trainer::join_watched(blueprint, config, &watch, |engine| Box::new(engine))
+        Trainer::join_watched(blueprint, config, &watch, |engine| engine)
     }
 
-    /// The same, under the eyes of a watchdog. `wrap`: what the trainer computes with, made from the engine on CPUs.
+    /// The same, under the eyes of a watchdog. `wrap`: what the trainer computes with, made from the engine of the plan.
     pub(super) fn join_watched(
         blueprint: Blueprint,
         config: &GroupConfig,
         watch: &Watch,
-        wrap: impl FnOnce(CpuEngine) -> Box<dyn Engine>,
+        wrap: impl FnOnce(Box<dyn Engine>) -> Box<dyn Engine>,
     ) -> Result<Trainer, TrainError> {
         let recorder = Arc::clone(&watch.recorder);
         let mut group = Group::join(config)?;
@@ -143,9 +143,14 @@ impl Trainer {
         let start = start.transpose().inspect_err(|error| tell(&group, error))?;
         let saved = start.as_ref().and_then(|start| start.checkpoint.as_ref());
         let saved = saved.and_then(|(_, progress)| progress.half_kernel);
-        let connected = CpuEngine::connect(blueprint, &mut group, saved, &recorder);
-        let (mut training, engine) = connected.inspect_err(|error| tell(&group, error))?;
-        let mut engine = wrap(engine);
+        let Blueprint { mut training, plan } = blueprint;
+        let connected: Result<Box<dyn Engine>, TrainError> = match plan {
+            Plan::Cpu(plan) => CpuEngine::connect(&training, *plan, &mut group, saved, &recorder)
+                .map(|engine| Box::new(engine) as Box<dyn Engine>),
+            Plan::Gpu(plan) => GpuEngine::connect(&training, *plan, (&mut group, config.local_rank), &recorder)
+                .map(|engine| Box::new(engine) as Box<dyn Engine>),
+        };
+        let mut engine = wrap(connected.inspect_err(|error| tell(&group, error))?);
         let (mut checkpoints, mut resumed) = (None, None);
         if let (Some(checkpoint), Some(start)) = (training.config.checkpoint.clone(), start) {
             let (directory, keep) = (PathBuf::from(&checkpoint.path), checkpoint.keep.max(1) as usize);
@@ -157,7 +162,7 @@ impl Trainer {
                 changed.iter().filter(|_| group.rank() == 0).for_each(|text| eprintln!("note: {text}"));
                 resumed = Some(progress.step);
             }
-            let plan = Plan::new(tensors(&*engine), training.world as usize)
+            let plan = switchyard_checkpoint::Plan::new(tensors(&*engine), training.world as usize)
                 .map_err(|fault| TrainError::Usage(format!("checkpoints of this model: {fault}")))?;
             let site = Site {
                 disk: disk.clone(),

@@ -7,7 +7,7 @@ use switchyard_cuda::kernels::{Call, Program};
 use switchyard_cuda::nvrtc::Nvrtc;
 use switchyard_cuda_reference::{Device, Launch, Module, Span};
 use switchyard_worker::cpu::{Format, bf16, f16};
-use switchyard_worker::gpu::{self, Matrix, Memory, Product, Work};
+use switchyard_worker::gpu::{self, Contents, Initial, Matrix, Memory, Product, Work};
 
 /// The architecture of the reference GPU, an H200.
 const ARCHITECTURE: &str = "sm_90a";
@@ -36,6 +36,14 @@ impl Gpu {
         span
     }
 
+    pub fn hold(&mut self, contents: &Contents) {
+        match &contents.initial {
+            Initial::Unwritten => self.allocate(contents.memory, contents.bytes),
+            Initial::Zeros => self.upload(contents.memory, &vec![0u8; contents.bytes]),
+            Initial::Bytes(bytes) => self.upload(contents.memory, bytes),
+        };
+    }
+
     pub fn upload<T: Pod>(&mut self, memory: Memory, values: &[T]) -> Span {
         let span = self.allocate(memory, size_of_val(values));
         self.device.write(span, values);
@@ -43,8 +51,12 @@ impl Gpu {
     }
 
     pub fn place(&self, span: gpu::Span) -> Span {
-        let (_, memory) = self.memories.iter().find(|(memory, _)| *memory == span.memory).unwrap();
-        memory.part(span.at..span.at + span.bytes).unwrap()
+        self.at(span.memory).part(span.at..span.at + span.bytes).unwrap()
+    }
+
+    /// A memory.
+    pub fn at(&self, memory: Memory) -> Span {
+        self.memories.iter().find(|(known, _)| *known == memory).unwrap().1
     }
 
     pub fn run(&mut self, work: &Work<Span>) {

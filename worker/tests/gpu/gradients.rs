@@ -8,7 +8,7 @@ use crate::training::{batch, weights};
 use crate::trial::cpu;
 use switchyard_cuda_reference::Span;
 use switchyard_worker::cpu::Isa;
-use switchyard_worker::gpu::{Launch, Plan, Work};
+use switchyard_worker::gpu::{Launch, Memory, Plan, Work};
 use switchyard_worker::nn::{Layout, Network, ParameterSlot, Weights};
 
 /// Of each parameter the norm of the difference between two gradients, relative to the norm of the second.
@@ -38,7 +38,7 @@ fn gradients(build: Build, plant: impl FnOnce(&mut Vec<Launch<Span>>)) -> Option
     let mut launches = plan.launches(false, |span| loaded.gpu.place(span)).unwrap();
     plant(&mut launches);
     loaded.run(&batch, &launches);
-    let got = loaded.gpu.device.download(loaded.gradient);
+    let got = loaded.gpu.device.download(loaded.gpu.at(Memory::Gradients));
     Some((layout, got, sink.gradients))
 }
 

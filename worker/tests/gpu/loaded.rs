@@ -11,6 +11,11 @@ use switchyard_worker::nn::layers::{Loss, Target};
 /// What a device gets of a batch.
 fn inputs(batch: &Batch) -> Vec<(Memory, Vec<u8>)> {
     let bytes = |numbers: &[u32]| bytemuck::cast_slice(numbers).to_vec();
+    let order = |numbers: &[u32]| {
+        let mut rows = vec![0; numbers.len()];
+        order(numbers.iter().copied(), numbers.iter().max().map_or(0, |most| most + 1), &mut Vec::new(), &mut rows);
+        rows
+    };
     let segments: Vec<u32> = batch.segments.iter().map(|&segment| segment.into()).collect();
     let mut pixels = batch.pixels.clone();
     pixels.resize(pixels.len().next_multiple_of(4), 0xee);
@@ -38,12 +43,6 @@ pub struct Loaded {
     /// Nats, and right predictions.
     rows: [Span; 2],
     inputs: Vec<Span>,
-    pub weight: Span,
-    /// In bf16.
-    pub copy: Option<Span>,
-    pub gradient: Span,
-    /// Running statistics, and those of a batch.
-    pub statistics: [Span; 2],
 }
 
 impl Loaded {
@@ -62,18 +61,21 @@ impl Loaded {
         let rows: usize = losses.iter().map(|loss| loss.rows).sum();
         let factors: Vec<f32> = losses.iter().map(|loss| 1.0 / (micro_batches * loss.rows) as f32).collect();
         gpu.upload(Memory::Factors, &factors);
+        gpu.upload(Memory::Shares, &factors);
         gpu.upload(Memory::Constants, &plan.constants());
+        let statistics = plan.initial_statistics();
+        gpu.upload(Memory::Statistics, &statistics);
+        gpu.allocate(Memory::BatchStatistics, size_of_val(statistics.as_slice()));
+        gpu.upload(Memory::Weights, weights);
+        if is_half {
+            gpu.upload(Memory::Half, &rounded(weights));
+        }
+        // Gaps between parameters stay zeros, which a norm sums over.
+        gpu.upload(Memory::Gradients, &vec![0.0f32; weights.len()]);
         Some(Loaded {
             rows: [Memory::Losses, Memory::Correct].map(|memory| gpu.allocate(memory, 4 * rows)),
             losses,
             inputs: inputs(batch).iter().map(|(memory, bytes)| gpu.allocate(*memory, bytes.len())).collect(),
-            weight: gpu.upload(Memory::Weights, weights),
-            copy: is_half.then(|| gpu.upload(Memory::Half, &rounded(weights))),
-            gradient: gpu.allocate(Memory::Gradients, size_of_val(weights)),
-            statistics: [
-                gpu.upload(Memory::Statistics, &plan.initial_statistics()),
-                gpu.allocate(Memory::BatchStatistics, size_of_val(plan.initial_statistics().as_slice())),
-            ],
             gpu,
         })
     }

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
+mod computation;
 mod executed;
 #[path = "../flat_gradients/mod.rs"]
 mod flat_gradients;
@@ -16,6 +17,7 @@ mod refusals;
 mod training;
 #[path = "../trial/mod.rs"]
 mod trial;
+mod update;
 
 use switchyard_worker::gpu::Target;
 

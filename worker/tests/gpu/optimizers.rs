@@ -5,47 +5,15 @@ use crate::network::mlp;
 use crate::trial::cpu;
 use switchyard_cuda::kernels::optimizer::{Numbers, Rule};
 use switchyard_worker::cpu::Isa;
-use switchyard_worker::gpu::Plan;
+use switchyard_worker::gpu::{Plan, Update};
 use switchyard_worker::nn::Role;
-use switchyard_worker::optimizer::Optimizer;
+use switchyard_worker::optimizer::{Optimizer, Steps};
 use switchyard_worker_contract::config;
 
 const RATE: f64 = 0.003;
 const DECAY: f64 = 0.05;
 const SCALE: f32 = 0.25;
 const ADAM: config::Adam = config::Adam { beta1: 0.9, beta2: 0.99, epsilon: 1e-6 };
-
-/// What a device is told for a step, by the rules of the engine: learning rate, weight decay, and the powers of the betas.
-pub fn numbers(rule: &config::Rule, [rate, decay]: [f64; 2], (beta1, beta2): (f64, f64)) -> (Rule, Numbers) {
-    let adam = |n: config::Adam| Numbers {
-        learning_rate: rate,
-        beta1: n.beta1 as f32,
-        one_minus_beta1: (1.0 - n.beta1) as f32,
-        beta2: n.beta2 as f32,
-        one_minus_beta2: (1.0 - n.beta2) as f32,
-        step_size: (rate / (1.0 - beta1)) as f32,
-        root: (1.0 - beta2).sqrt() as f32,
-        epsilon: n.epsilon as f32,
-        keep: 1.0,
-        decay: decay as f32,
-        ..Numbers::default()
-    };
-    match *rule {
-        config::Rule::Sgd(n) => {
-            let momentum = n.momentum as f32;
-            let numbers = Numbers { momentum, nesterov: n.nesterov.into(), decay: decay as f32, ..Numbers::default() };
-            (Rule::Sgd, Numbers { rate: rate as f32, ..numbers })
-        }
-        config::Rule::Adam(n) => (Rule::Adam, adam(n)),
-        config::Rule::AdamW(n) => (Rule::Adam, Numbers { keep: (1.0 - rate * decay) as f32, decay: 0.0, ..adam(n) }),
-        config::Rule::Lamb(n) => (Rule::Lamb, Numbers { step_size: (1.0 / (1.0 - beta1)) as f32, ..adam(n) }),
-        config::Rule::Lars(n) => {
-            let (momentum, trust) = (n.momentum as f32, n.trust_coefficient);
-            let numbers = Numbers { learning_rate: rate, weight_decay: decay, trust, ..Numbers::default() };
-            (Rule::Lars, Numbers { momentum, rate: 1.0, ..numbers })
-        }
-    }
-}
 
 /// Weights of both sides after some steps that differ in their bits, of how many. LAMB and LARS are compared on parameters without a ratio of
 /// their own: ratios are sums of another order.
@@ -66,13 +34,20 @@ fn different(rule: config::Rule, spoil: impl Fn(&mut Numbers)) -> (usize, usize)
     };
     let mut weights = wave(0, 0.5);
     let (mut own, mut first, mut second) = (weights.clone(), vec![0.0; layout.len], vec![0.0; layout.len]);
-    let mut powers = (1.0, 1.0);
+    let update = Update::new(layout, &of_engine, config::Precision::Fp32, TARGET).unwrap();
+    let rule_of_device = match rule {
+        config::Rule::Sgd(_) => Rule::Sgd,
+        config::Rule::Adam(_) | config::Rule::AdamW(_) => Rule::Adam,
+        config::Rule::Lamb(_) => Rule::Lamb,
+        config::Rule::Lars(_) => Rule::Lars,
+    };
+    let mut steps = Steps::new(&rule);
     for step in 1..=4 {
         let gradients = wave(step, 0.1);
         engine.begin_step(RATE, SCALE);
         engine.apply(0..layout.len, &mut weights, &gradients, None, &cpu.pool);
-        powers = (powers.0 * ADAM.beta1, powers.1 * ADAM.beta2);
-        let (rule_of_device, mut numbers) = numbers(&rule, [RATE, DECAY], powers);
+        steps = steps.next();
+        let mut numbers = update.numbers(RATE, &steps);
         spoil(&mut numbers);
         let has_first = engine.state().count() > 0;
         for parameter in &layout.parameters {

@@ -1,45 +1,54 @@
-//! Twenty steps with AdamW: every kernel on the executor, which checks each access, against the engine on CPUs.
+//! Twenty steps: every kernel on the executor, which checks each access, against the engine on CPUs.
 
 use crate::TARGET;
-use crate::executed::Gpu;
 use crate::flat_gradients::FlatGradients;
 use crate::loaded::{Loaded, rounded};
 use crate::network::{Build, IMAGES, LANGUAGE, NETWORKS, RESIDUAL, bottlenecks, graph, language};
-use crate::optimizers::numbers;
 use crate::trial::{batch_of, cpu, gpt};
-use switchyard_cuda::kernels::optimizer::{self, Arrays, Chunk, Numbers, Rule, Scaling, Tables};
-use switchyard_cuda::kernels::{Call, Element};
 use switchyard_cuda_reference::Span;
 use switchyard_worker::cpu::{Format, Isa, Values};
 use switchyard_worker::data::{Batch, Kind, Masking};
-use switchyard_worker::gpu::{Launch, Plan, Work};
+use switchyard_worker::gpu::{Launch, Memory, Plan, Update, Work};
 use switchyard_worker::model::initialise;
-use switchyard_worker::nn::{Graph, Layout, Network, ParameterSlot, Role, Weights};
-use switchyard_worker::optimizer::Optimizer;
-use switchyard_worker_contract::config;
+use switchyard_worker::nn::{Graph, Layout, Network, Weights};
+use switchyard_worker::optimizer::{Optimizer, Steps};
+use switchyard_worker_contract::config::{self, Precision};
 
 const STEPS: usize = 20;
-const DECAY: f64 = 0.1;
-const ADAM: config::Adam = config::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
+const BF16: Precision = Precision::Amp(config::Amp {
+    compute_type: config::HalfType::Bf16,
+    loss_scaling: config::LossScaling::Static { scale: 1.0 },
+});
 
 /// How a network is trained.
 #[derive(Debug, Clone, Copy)]
 struct Course {
     /// Of a step.
     micro_batches: usize,
-    rule: config::Rule,
-    /// Learning rate.
-    rate: f64,
+    optimizer: config::Optimizer,
 }
 
-const ADAMW: Course = Course { micro_batches: 1, rule: config::Rule::AdamW(ADAM), rate: 0.01 };
+const ADAMW: Course = Course {
+    micro_batches: 1,
+    optimizer: config::Optimizer {
+        rule: config::Rule::AdamW(config::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 }),
+        learning_rate: 0.01,
+        weight_decay: 0.1,
+        gradient_clip_norm: None,
+        decay_exclusions: config::DecayExclusions::Vectors,
+    },
+};
 
 /// For residual networks: steps as long as gradients are, because Adam makes long steps of gradients that are nothing but rounding.
-const MOMENTUM: Course =
-    Course { rule: config::Rule::Sgd(config::Momentum { momentum: 0.9, nesterov: false }), rate: 0.02, ..ADAMW };
+const MOMENTUM: Course = momentum(0.02);
 
 /// So small steps that in 20 of them roundings to 8 bits do not grow.
-const GENTLE: Course = Course { rate: 0.005, ..MOMENTUM };
+const GENTLE: Course = momentum(0.005);
+
+const fn momentum(learning_rate: f64) -> Course {
+    let rule = config::Rule::Sgd(config::Momentum { momentum: 0.9, nesterov: false });
+    Course { optimizer: config::Optimizer { rule, learning_rate, ..ADAMW.optimizer }, ..ADAMW }
+}
 
 /// The batch of evaluations, which no step has.
 const UNSEEN: usize = 1000;
@@ -107,19 +116,12 @@ fn run_on(statistics: &mut [f32], batches: &[Vec<f32>]) {
     }
 }
 
-fn on_cpu(graph: Graph, Course { micro_batches, rule, rate }: Course) -> Trained {
+fn on_cpu(graph: Graph, Course { micro_batches, optimizer: of }: Course) -> Trained {
     let (cpu, kind, samples) = (cpu(1, Isa::Portable), *graph.kind(), graph.batch());
     let is_half = graph.format() == Format::Bf16;
     let mut network = Network::new(graph, cpu.clone()).unwrap();
     let layout = network.layout().clone();
-    let rule = config::Optimizer {
-        rule,
-        learning_rate: rate,
-        weight_decay: DECAY,
-        gradient_clip_norm: None,
-        decay_exclusions: config::DecayExclusions::Vectors,
-    };
-    let mut optimizer = Optimizer::new(&layout, &rule, cpu.isa);
+    let mut optimizer = Optimizer::new(&layout, &of, cpu.isa);
     let (mut weights, mut sink) = (weights(&layout), FlatGradients::new(&layout));
     let mut half = rounded(&weights);
     let mut statistics = network.initial_statistics();
@@ -136,7 +138,7 @@ fn on_cpu(graph: Graph, Course { micro_batches, rule, rate }: Course) -> Trained
             loss += sums.loss / micro_batches as f64;
             correct += sums.correct;
         }
-        optimizer.begin_step(rate, 1.0);
+        optimizer.begin_step(of.learning_rate, 1.0);
         optimizer.apply(0..layout.len, &mut weights, &sink.gradients, None, &cpu.pool);
         half = rounded(&weights);
         losses.push(loss);
@@ -152,34 +154,10 @@ fn on_cpu(graph: Graph, Course { micro_batches, rule, rate }: Course) -> Trained
     Trained { losses, evaluated, correct, weights, statistics }
 }
 
-/// The calls of an optimizer, and where its numbers are.
-fn updates(
-    gpu: &mut Gpu,
-    layout: &Layout,
-    rule: Rule,
-    [weight, gradient]: [Span; 2],
-    copy: Option<Span>,
-) -> (Vec<Call<Span>>, Span) {
-    let [first, second] = ["first", "second"].map(|name| gpu.device.upload(name, &vec![0.0f32; layout.len]));
-    let chunk = |(ordinal, parameter): (usize, &ParameterSlot)| {
-        let decays = parameter.role != Role::Vector;
-        Chunk::new(parameter.offset as u32, parameter.len as u32, decays, ordinal as u32).unwrap()
-    };
-    let chunks: Vec<Chunk> = layout.parameters.iter().enumerate().map(chunk).collect();
-    let chunks_at = gpu.device.upload("chunks", &chunks);
-    let scaling = gpu.device.upload("scaling", &[Scaling { gradient_scale: 1.0, skip: 0 }]);
-    let numbers = gpu.device.allocate("numbers", size_of::<Numbers>());
-    let second = (rule == Rule::Adam).then_some(second);
-    let arrays = Arrays { weight, first: Some(first), second, gradient, copy };
-    let tables = Tables { chunks: chunks_at, numbers, scaling, squares: None, ratios: None };
-    let optimizer = optimizer::Optimizer { rule, copy: copy.map_or(Element::F32, |_| Element::Bf16) };
-    (optimizer.step(TARGET.blocks, &chunks, arrays, tables).unwrap(), numbers)
-}
-
 /// `plant`: a mistake in the launches of the first of each step.
 fn on_gpu(
     graph: Graph,
-    Course { micro_batches, rule, rate }: Course,
+    Course { micro_batches, optimizer }: Course,
     seed: u64,
     plant: impl FnOnce(&mut Vec<Launch<Span>>),
 ) -> Option<Trained> {
@@ -187,42 +165,45 @@ fn on_gpu(
     let is_half = graph.format() == Format::Bf16;
     let plan = Plan::new(graph, TARGET).unwrap();
     let layout = plan.layout().clone();
+    let precision = if is_half { BF16 } else { Precision::Fp32 };
+    let update = Update::new(&layout, &optimizer, precision, TARGET).unwrap();
     let mut loaded = Loaded::new(&plan, &batch(&kind, samples, 0), &weights(&layout), is_half, micro_batches, seed)?;
-    let Loaded { weight, gradient, copy, statistics: [running, of_batch], .. } = loaded;
-    let mut statistics = plan.initial_statistics();
-    let (of_device, _) = numbers(&rule, [rate, DECAY], powers(0));
-    let (updates, numbers_at) = updates(&mut loaded.gpu, &layout, of_device, [weight, gradient], copy);
-    let [mut first, later] = [false, true].map(|adds| plan.launches(adds, |span| loaded.gpu.place(span)).unwrap());
-    plant(&mut first);
+    let is_loaded = |memory: Memory| matches!(memory, Memory::Weights | Memory::Gradients | Memory::Half);
+    let others = update.memory().into_iter().filter(|contents| !is_loaded(contents.memory));
+    others.for_each(|contents| loaded.gpu.hold(&contents));
+    let [mut first, later] = [false, true].map(|adds| {
+        let means = update.losses(&plan.losses(), adds, |span| loaded.gpu.place(span)).unwrap();
+        (plan.launches(adds, |span| loaded.gpu.place(span)).unwrap(), means)
+    });
+    plant(&mut first.0);
+    let updates = update.launches(|span| loaded.gpu.place(span)).unwrap();
     let evaluation = plan.evaluation(|span| loaded.gpu.place(span)).unwrap();
     let (mut losses, mut evaluated, mut correct) = (Vec::new(), Vec::new(), 0);
+    let mut steps = Steps::new(&optimizer.rule);
+    let mut statistics = plan.initial_statistics();
     for step in 0..STEPS {
-        let (mut loss, mut batches) = (0.0, Vec::new());
+        let mut batches = Vec::new();
         for micro_batch in 0..micro_batches {
-            let launches = if micro_batch == 0 { &first } else { &later };
-            let (nats, right) = loaded.run(&batch(&kind, samples, step * micro_batches + micro_batch), launches);
-            batches.push(loaded.gpu.device.download(of_batch));
-            loss += nats / micro_batches as f64;
+            let (launches, means) = if micro_batch == 0 { &first } else { &later };
+            let (_, right) = loaded.run(&batch(&kind, samples, step * micro_batches + micro_batch), launches);
+            means.iter().for_each(|mean| loaded.gpu.launch(mean));
+            batches.push(loaded.gpu.device.download(loaded.gpu.at(Memory::BatchStatistics)));
             correct += right;
         }
-        loaded.gpu.device.write(numbers_at, &[numbers(&rule, [rate, DECAY], powers(step)).1]);
+        steps = steps.next();
+        loaded.gpu.device.write(loaded.gpu.at(Memory::Numbers), &[update.numbers(optimizer.learning_rate, &steps)]);
         updates.iter().for_each(|update| loaded.gpu.launch(update));
-        losses.push(loss);
+        losses.push(loaded.gpu.device.download::<f32>(loaded.gpu.at(Memory::Loss))[0].into());
         run_on(&mut statistics, &batches);
-        loaded.gpu.device.write(running, &statistics);
+        loaded.gpu.device.write(loaded.gpu.at(Memory::Statistics), &statistics);
         if is_evaluated(step) {
             let (nats, right) = loaded.run(&batch(&kind, samples, UNSEEN), &evaluation);
             evaluated.push(nats);
             correct += right;
         }
     }
-    Some(Trained { losses, evaluated, correct, weights: loaded.gpu.device.download(weight), statistics })
-}
-
-/// Of the betas of Adam.
-fn powers(step: usize) -> (f64, f64) {
-    let power = |beta: f64| beta.powi(step as i32 + 1);
-    (power(ADAM.beta1), power(ADAM.beta2))
+    let weights = loaded.gpu.device.download(loaded.gpu.at(Memory::Weights));
+    Some(Trained { losses, evaluated, correct, weights, statistics })
 }
 
 #[test]

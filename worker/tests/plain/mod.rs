@@ -7,6 +7,7 @@ use switchyard_worker_contract::config::*;
 /// A small GPT on the bytes of these files: 50 steps of 12 sequences with AdamW.
 pub fn gpt(path: &Path, include: &[&str]) -> EngineConfig {
     EngineConfig {
+        device: Device::Cpu,
         model: Model::Gpt(Gpt {
             layers: 2,
             hidden_size: 48,

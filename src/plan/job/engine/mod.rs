@@ -2,6 +2,7 @@
 //! cannot check.
 
 mod data;
+mod device;
 mod model;
 mod optimizer;
 mod precision;
@@ -42,13 +43,15 @@ impl Check<'_> {
 }
 
 /// Translates the blocks; faults are added to `faults`, and then there may be no configuration. The number of threads is left open.
+/// Processes and GPUs are those of a node.
 pub(super) fn config(
     engine: &api::Engine,
     checkpoint: Option<&api::Checkpoint>,
-    processes_per_node: u32,
+    (processes_per_node, gpus): (u32, u32),
     faults: &mut Vec<Invalid>,
 ) -> Option<EngineConfig> {
     let check = &mut Check { faults };
+    let device = device::device(engine, (processes_per_node, gpus), check);
     let length = match (engine.steps, engine.epochs) {
         (Some(steps), None) => Some(Length::Steps(steps.unsigned_abs())),
         (None, Some(epochs)) => Some(Length::Epochs(epochs.unsigned_abs())),
@@ -66,6 +69,7 @@ pub(super) fn config(
     let precision = precision::precision(&engine.precision, check);
     let schedule = optimizer::schedule(engine.schedule.as_ref(), optimizer.learning_rate, check);
     Some(EngineConfig {
+        device,
         model: model?,
         label_smoothing,
         data: data?,

@@ -6,8 +6,8 @@ use proptest::sample::select;
 use serde_json::{Value, json};
 use switchyard_crds as api;
 use switchyard_worker_contract::config::{
-    Adam, Amp, EngineConfig, HalfType, Lars, LossScaling, Momentum, OnHang, Precision, ResNet, ResNetDepth, Rule,
-    Source, Stem, Synthetic, Watchdog,
+    Adam, Amp, Device, EngineConfig, HalfType, Lars, LossScaling, Momentum, OnHang, Precision, ResNet, ResNetDepth,
+    Rule, Source, Stem, Synthetic, Watchdog,
 };
 
 /// A small job with these blocks of the engine.
@@ -133,6 +133,38 @@ fn the_first_layers_of_a_resnet_follow_the_size_of_the_images() {
     assert_eq!(stem(json!({}), folder(64)), expected(Stem::Small));
     assert_eq!(stem(json!({}), json!({"format": "SafeTensors", "path": "s"})), expected(Stem::Small));
     assert_eq!(stem(json!({"stem": "Small"}), folder(224)), expected(Stem::Small));
+}
+
+/// On this trainer, with this block for the device, and others.
+fn on(trainer: Value, blocks: Value) -> Result<Device, String> {
+    let mut document = document(blocks);
+    document["spec"]["trainer"] = trainer;
+    let job = api::validate::train_job(&document).unwrap_or_else(|faults| panic!("{faults:?}"));
+    let valid =
+        validate(&job).map_err(|faults| faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))?;
+    Ok(valid.engine.unwrap().device)
+}
+
+#[test]
+fn ranks_compute_on_gpus_if_the_trainer_asks_for_them_or_the_job_says_so() {
+    let gpus = |count: u32| json!({"resourcesPerNode": {"limits": {"nvidia.com/gpu": count}}});
+    assert_eq!(on(json!({}), json!({})), Ok(Device::Cpu));
+    assert_eq!(on(gpus(2), json!({})), Ok(Device::Cuda));
+    assert_eq!(
+        on(json!({"numProcPerNode": 4}), json!({"device": "Cuda"})),
+        Ok(Device::Cuda),
+        "a machine of the user's"
+    );
+    let mut fewer = gpus(2);
+    fewer["numProcPerNode"] = json!(3);
+    assert_eq!(
+        on(fewer, json!({})).unwrap_err(),
+        "spec.engine.device: got 3 processes on a node with 2 GPUs; expected a GPU for each: trainer.numProcPerNode 2, or nvidia.com/gpu 3"
+    );
+    assert_eq!(
+        on(gpus(1), json!({"reader": {"pinnedMemory": "Disabled"}})).unwrap_err(),
+        "spec.engine.reader.pinnedMemory: got Disabled on GPUs; expected Auto: GPUs take batches from pinned memory"
+    );
 }
 
 #[test]
@@ -294,6 +326,7 @@ fn valid_job() -> impl Strategy<Value = Value> {
     ];
     let rest = some(vec![
         ("schedule", schedule.boxed()),
+        ("device", words(&["Auto", "Cpu", "Cuda"])),
         ("executionMode", words(&["MultiProcess", "SingleProcess"])),
         ("labelSmoothing", share().boxed()),
         ("batchMerge", count(9)),

@@ -20,6 +20,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EngineConfig {
+    /// What the ranks compute with.
+    #[serde(default, skip_serializing_if = "Device::is_default")]
+    pub device: Device,
     /// The network to train.
     pub model: Model,
     /// Share of the target's probability that is spread over all classes, at least 0 and below 1 (Szegedy and others
@@ -66,6 +69,23 @@ pub struct EngineConfig {
     /// When a rank counts as hung, and what follows.
     #[serde(default, skip_serializing_if = "Watchdog::is_default")]
     pub watchdog: Watchdog,
+}
+
+/// What the ranks compute with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Device {
+    /// Cores.
+    #[default]
+    Cpu,
+    /// A GPU of NVIDIA for each rank.
+    Cuda,
+}
+
+impl Device {
+    fn is_default(&self) -> bool {
+        *self == Device::default()
+    }
 }
 
 /// When a rank counts as hung, and what follows.

@@ -42,6 +42,19 @@ impl Module {
         self.entries.keys().map(String::as_str)
     }
 
+    /// Bytes of each parameter of a kernel; `None` if it is not in the module.
+    pub fn parameters(&self, kernel: &str) -> Option<&[usize]> {
+        self.entries.get(kernel).map(|entry| entry.parameters.as_slice())
+    }
+
+    /// Refuses a launch that does not fit its kernel.
+    ///
+    /// # Errors
+    /// [`LaunchError::Refused`](crate::LaunchError::Refused).
+    pub fn check(&self, launch: &crate::Bare<'_>) -> Result<(), crate::LaunchError> {
+        crate::device::check(self, launch).map(|_| ())
+    }
+
     pub(crate) fn entry(&self, name: &str) -> Option<&Entry> {
         self.entries.get(name)
     }

@@ -67,6 +67,18 @@ fn check_forward<T: Number>(rows: Rows, count: usize, context: u32, has_segments
     counts
 }
 
+/// The rows of a batch as the host sorts them.
+fn rows_in_order(ids: &[u32], entries: u32) -> Vec<u32> {
+    let mut rows = vec![0; ids.len()];
+    order(ids.iter().copied(), entries, &mut Vec::new(), &mut rows);
+    rows
+}
+
+#[test]
+fn rows_are_sorted_by_their_numbers_and_equal_ones_stay_as_they_are() {
+    assert_eq!(rows_in_order(&[3, 0, 9, 3, 1, 7, 0], 4), [1, 6, 4, 0, 3, 2, 5]);
+}
+
 /// Gradients of a table on 1 and more blocks, and of the positions.
 fn play<T: Number>(
     module: &Module,
@@ -87,7 +99,7 @@ fn play<T: Number>(
     };
     let on = Backward {
         numbers: device.upload("numbers", ids),
-        order: device.upload("order", &order(ids)),
+        order: device.upload("order", &rows_in_order(ids, entries)),
         dx,
         partial: device.allocate("partial", embedding.partial_bytes()),
         gradient,

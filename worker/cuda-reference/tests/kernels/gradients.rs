@@ -74,6 +74,34 @@ fn gradients_are_unscaled_and_clipped_to_the_norm() {
     assert_eq!(scale(2.0), Scaling { gradient_scale: (2.0 / (5.0 + 1e-6) / 8.0) as f32, skip: 0 });
 }
 
+/// After a part of 1.5 that is in it, if any.
+fn mean(module: &Module, losses: &[f32], add: bool, seed: u64) -> (f32, Counts) {
+    let mut device = Device::default();
+    let (losses_at, mean) = (device.upload("losses", losses), device.allocate("mean", 4));
+    if add {
+        device.write(mean, &[1.5f32]);
+    }
+    let factor = device.upload("factor", &[0.125f32]);
+    let call = gradients::mean_loss(losses.len() as u32, losses_at, factor, mean, add).unwrap();
+    let counts = run(&mut device, module, &call, seed);
+    (device.download(mean)[0], counts)
+}
+
+#[test]
+fn the_mean_loss_is_the_same_in_every_order_and_adds_to_that_of_earlier_micro_batches() {
+    let Some(module) = compile(&gradients::program()) else { return };
+    for count in [1, 255, 256, 1000] {
+        let losses = numbers(2, count, 3.0);
+        let expected = 0.125 * losses.iter().copied().map(f64::from).sum::<f64>();
+        let (got, counts) = mean(&module, &losses, false, 0);
+        close("mean", &[f64::from(got)], &[expected], 1e-6, 1e-7);
+        let (added, _) = mean(&module, &losses, true, 1);
+        assert_eq!(added.to_bits(), (1.5 + got).to_bits(), "{count}");
+        at_the_floor("mean loss", &counts, &[("losses", [(4 * count).next_multiple_of(32), 0])]);
+    }
+    assert!(mean(&module, &[1.0, f32::NAN], false, 0).0.is_nan());
+}
+
 /// The states after each outcome; `true` is an overflow.
 fn states(module: &Module, rules: Rules, mut state: Scaler, outcomes: &[bool]) -> Vec<Scaler> {
     let mut next = |&overflowed: &bool| {
@@ -126,6 +154,8 @@ fn gradients_are_read_once() {
         at_the_floor("scaler", &counts[1], &[("partial", [sums.next_multiple_of(32), 0])]);
         table += &line(&format!("sum of squares [{count}]"), &counts[0]);
         table += &line(&format!("scaler [{count}]"), &counts[1]);
+        let (_, counts) = mean(&module, &numbers(2, count, 3.0), false, 0);
+        table += &line(&format!("mean loss [{count}]"), &counts);
     }
     insta::assert_snapshot!("gradients", table);
 }
@@ -136,6 +166,8 @@ fn calls_that_do_not_fit_their_memory_are_refused() {
     let (small, large) = (device.allocate("small", 31), device.allocate("large", 1 << 20));
     let refused = gradients::sum_of_squares(8, small, large).unwrap_err().to_string();
     assert_eq!(refused, "sum_of_squares: gradient of 31 bytes, expected at least 32");
+    let refused = gradients::mean_loss(8, small, large, large, false).unwrap_err().to_string();
+    assert_eq!(refused, "mean_loss: losses of 31 bytes, expected at least 32");
     let on = On { partial: large, loss: large, rules: small, state: large, scaling: large };
     let refused = gradients::scaler(8, on).unwrap_err().to_string();
     assert_eq!(refused, "scaler: rules of 31 bytes, expected at least 32");

@@ -42,11 +42,28 @@ pub struct Backward<M> {
     pub entries: u32,
 }
 
-/// The rows of a batch in the order of their numbers; those of the same number in their own order.
-pub fn order(numbers: &[u32]) -> Vec<u32> {
-    let mut order: Vec<u32> = (0..).take(numbers.len()).collect();
-    order.sort_by_key(|row| numbers[*row as usize]);
-    order
+/// The rows of a batch in the order of their numbers; those of the same number in their own order. A number that is not below `entries`
+/// comes last. `starts`: room that is kept between two calls.
+pub fn order(
+    numbers: impl ExactSizeIterator<Item = u32> + Clone,
+    entries: u32,
+    starts: &mut Vec<u32>,
+    order: &mut [u32],
+) {
+    let slot = |number: u32| number.min(entries) as usize;
+    starts.clear();
+    starts.resize(entries as usize + 2, 0);
+    for number in numbers.clone() {
+        starts[slot(number) + 1] += 1;
+    }
+    for slot in 1..starts.len() {
+        starts[slot] += starts[slot - 1];
+    }
+    for (row, number) in (0..).zip(numbers) {
+        let next = &mut starts[slot(number)];
+        order[*next as usize] = row;
+        *next += 1;
+    }
 }
 
 impl Embedding {

@@ -60,6 +60,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
+// One block. mean: the factor times the sum of the losses of rows, in the same order every time; add: what is in it stays in the sum.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    mean_loss(const float* losses, const float* factor, float* mean, unsigned count, unsigned add) {
+    double own = 0.0;
+    for (unsigned row = threadIdx.x; row < count; row += THREADS) {
+        own += losses[row];
+    }
+    const double sum = block_sum<WARPS>(own);
+    if (threadIdx.x == 0) {
+        const float part = (float)(sum * *factor);
+        *mean = add != 0 ? *mean + part : part;
+    }
+}
+
 // One block. loss: of this step.
 extern "C" __global__ void __launch_bounds__(THREADS)
     scaler(const double* partial, const float* loss, const Rules* rules, Scaler* state, Scaling* scaling, unsigned parts) {
@@ -79,20 +93,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     // NaN and infinity are not below.
     const bool is_finite = s.norm <= 1.7976931348623157e308 && fabsf(*loss) <= 3.402823466e+38f;
     scaling->skip = is_finite ? 0 : 1;
-    if (is_finite) {
-        s.skipped_in_a_row = 0;
-        s.good_steps++;
-    } else {
-        s.skipped_in_a_row++;
-        s.skipped_steps++;
-        s.good_steps = 0;
-    }
-    if (r.is_dynamic != 0 && !is_finite) {
-        s.scale = fmaxf(s.scale * r.backoff, FLOOR);
-    } else if (r.is_dynamic != 0 && s.good_steps >= r.growth_interval) {
-        s.good_steps = 0;
-        const float grown = s.scale * r.growth;
-        s.scale = grown <= 3.402823466e+38f ? grown : s.scale;
+    s.skipped_in_a_row = is_finite ? 0 : s.skipped_in_a_row + 1;
+    s.skipped_steps += is_finite ? 0 : 1;
+    if (r.is_dynamic != 0) {
+        s.good_steps = is_finite ? s.good_steps + 1 : 0;
+        if (!is_finite) {
+            s.scale = fmaxf(s.scale * r.backoff, FLOOR);
+        } else if (s.good_steps >= r.growth_interval) {
+            s.good_steps = 0;
+            const float grown = s.scale * r.growth;
+            s.scale = grown <= 3.402823466e+38f ? grown : s.scale;
+        }
     }
     *state = s;
 }

@@ -1,4 +1,4 @@
-//! The norm of all gradients, and the loss scale that follows from it.
+//! The mean loss, the norm of all gradients, and the loss scale that follows from both.
 
 use super::optimizer::Scaling;
 use super::{Argument, Call, Memory, Program, Source, sizes};
@@ -55,7 +55,7 @@ pub struct On<M> {
     pub scaling: M,
 }
 
-/// The program with both kernels.
+/// The program with all kernels.
 pub fn program() -> Program {
     Program { source: &SOURCE, definitions: Vec::new() }
 }
@@ -85,6 +85,22 @@ pub fn sum_of_squares<M: Memory>(count: u32, gradient: M, partial: M) -> Result<
         shared_bytes: 0,
         arguments: vec![Argument::Reads(gradient), Argument::Writes(partial), Argument::Int(count)],
     })
+}
+
+/// `factor` times the sum of the losses of `count` rows; `add`: what is in `mean` stays in the sum. Both are one `f32`.
+///
+/// # Errors
+/// Memory that is too small.
+pub fn mean_loss<M: Memory>(count: u32, losses: M, factor: M, mean: M, add: bool) -> Result<Call<M>, Error> {
+    sizes("mean_loss", &[("losses", losses, 4 * count as usize), ("factor", factor, 4), ("mean", mean, 4)])?;
+    let arguments = vec![
+        Argument::Reads(losses),
+        Argument::Reads(factor),
+        if add { Argument::Updates(mean) } else { Argument::Writes(mean) },
+        Argument::Int(count),
+        Argument::Int(add.into()),
+    ];
+    Ok(Call { program: program(), kernel: "mean_loss", blocks: 1, threads: THREADS, shared_bytes: 0, arguments })
 }
 
 /// Norm, clipping and the scale of the next step, from the sums over `count` gradients.

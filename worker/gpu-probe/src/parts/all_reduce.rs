@@ -19,7 +19,7 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
     let values: Vec<f32> = (0..NUMBERS).map(|index| pattern(1, index)).collect();
     let from = context.upload(&values)?;
     let into = context.zeros(from.bytes())?;
-    let seconds = context.time(5, || communicator.all_reduce(&from, &into))?;
+    let seconds = context.time(&context.default_stream(), 5, || communicator.all_reduce(&from, &into))?;
     if into.download::<f32>(0..NUMBERS)? != values {
         return Err(Outcome::failed("ncclAllReduce", "the sum over one rank is not what that rank has"));
     }

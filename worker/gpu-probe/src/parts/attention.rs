@@ -114,15 +114,15 @@ pub(super) fn nodes(probe: &Probe) -> Result<Value, Outcome> {
 }
 
 /// The tensors of one attention on the device.
-struct Tensors<'a> {
+struct Tensors {
     /// Q, K, V, O, statistics.
-    forward: [Buffer<'a>; 5],
+    forward: [Buffer; 5],
     /// dQ, dK, dV, dO.
-    gradients: [Buffer<'a>; 4],
+    gradients: [Buffer; 4],
 }
 
-impl<'a> Tensors<'a> {
-    fn new(context: &'a Context, shape: &Shape) -> Result<Tensors<'a>, Error> {
+impl Tensors {
+    fn new(context: &Context, shape: &Shape) -> Result<Tensors, Error> {
         let input = |seed| {
             let values: Vec<bf16> = (0..shape.elements()).map(|index| bf16::from_f32(pattern(seed, index))).collect();
             context.upload(&values)
@@ -145,18 +145,18 @@ fn compute(context: &Context, graph: &Graph<'_>, shape: &Shape, backward: bool) 
     let run = || plan.run(&buffers, shape.scale(), &workspace);
     run()?;
     if !backward {
-        let seconds = context.time(10, run)?;
+        let seconds = context.time(&context.default_stream(), 10, run)?;
         return Ok((vec![read(&tensors.forward[3], shape)?], seconds));
     }
     let plan = graph.plan(backward_operation(graph, shape)?)?;
     let workspace = context.zeros(plan.workspace_bytes.max(1))?;
-    let buffers: Vec<&Buffer<'_>> = tensors.forward.iter().chain(&tensors.gradients).collect();
-    let seconds = context.time(10, || plan.run(&buffers, shape.scale(), &workspace))?;
+    let buffers: Vec<&Buffer> = tensors.forward.iter().chain(&tensors.gradients).collect();
+    let seconds = context.time(&context.default_stream(), 10, || plan.run(&buffers, shape.scale(), &workspace))?;
     let [dq, dk, dv, _] = &tensors.gradients;
     Ok((vec![read(dq, shape)?, read(dk, shape)?, read(dv, shape)?], seconds))
 }
 
-fn read(buffer: &Buffer<'_>, shape: &Shape) -> Result<Vec<f32>, Error> {
+fn read(buffer: &Buffer, shape: &Shape) -> Result<Vec<f32>, Error> {
     Ok(buffer.download::<bf16>(0..shape.elements())?.iter().map(|value| value.to_f32()).collect())
 }
 

@@ -3,10 +3,9 @@
 use super::{Probe, gather};
 use crate::numbers::{pattern, places, relative_error, short};
 use crate::outcome::Outcome;
-use crate::peaks::peak;
+use crate::peaks::{Precision, peak};
 use half::bf16;
 use serde_json::{Value, json};
-use switchyard_cuda::cublaslt::Precision;
 use switchyard_cuda::cudnn::{Convolution, Direction, Shape};
 use switchyard_cuda::driver::{Buffer, Context};
 
@@ -76,15 +75,15 @@ fn measure(
     context: &Context,
     convolution: &Convolution<'_>,
     direction: Direction,
-    inputs: [&Buffer<'_>; 3],
-    workspace: &Buffer<'_>,
+    inputs: [&Buffer; 3],
+    workspace: &Buffer,
 ) -> Result<(f64, f64), Outcome> {
     let written = RESULT[direction as usize];
     let result = context.zeros(inputs[written].bytes())?;
     let mut buffers = inputs;
     buffers[written] = &result;
     let algorithm = convolution.fastest(direction, buffers, workspace)?;
-    let seconds = context.time(5, || convolution.run(algorithm, buffers, workspace))?;
+    let seconds = context.time(&context.default_stream(), 5, || convolution.run(algorithm, buffers, workspace))?;
     Ok((seconds, error(&result, convolution.shape(), direction)?))
 }
 
@@ -95,7 +94,7 @@ const RESULT: [usize; 3] = [2, 0, 1];
 const PLACES: usize = 31;
 
 /// Relative error of elements spread over the result.
-fn error(result: &Buffer<'_>, shape: &Shape, direction: Direction) -> Result<f64, Outcome> {
+fn error(result: &Buffer, shape: &Shape, direction: Direction) -> Result<f64, Outcome> {
     let len = shape.elements()[RESULT[direction as usize]];
     let (mut got, mut wanted) = (Vec::new(), Vec::new());
     for place in places(len, PLACES) {

@@ -21,6 +21,8 @@ pub(crate) struct Probe {
     pub(crate) device: usize,
     /// Compute capability to compile for if there is no device, as `major * 10 + minor`.
     pub(crate) capability: u32,
+    /// Small sizes.
+    pub(crate) rehearse: bool,
 }
 
 pub(crate) struct Part {

@@ -11,9 +11,9 @@ use switchyard_cuda::kernels::Element;
 use switchyard_cuda::kernels::optimizer::{Arrays, Chunk, Numbers, Optimizer, Rule, Scaling, Tables};
 use switchyard_cuda::nvrtc::Nvrtc;
 
-const PARAMETERS: usize = 1 << 24;
-/// Parameters that a block takes at a time.
-const CHUNK: u32 = 1 << 14;
+/// Parameters, and those that a block takes at a time.
+const SIZES: (usize, u32) = (1 << 24, 1 << 14);
+const REHEARSED: (usize, u32) = (1 << 13, 1 << 12);
 /// `f32` weight, two moments and gradient read; weight and moments written; the 16-bit weight written.
 const BYTES_PER_PARAMETER: usize = 4 * 4 + 3 * 4 + 2;
 /// Step 3 with a learning rate of 1e-3 and a weight decay of 0.01.
@@ -63,27 +63,35 @@ fn nvrtc(probe: &Probe) -> Result<Nvrtc, Outcome> {
 
 pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
     let (context, device) = probe.start()?;
-    let loaded = context.load(&device, ADAMW.program(), &nvrtc(probe)?)?;
-    let mut state = State::new(PARAMETERS);
+    let (parameters, chunk) = if probe.rehearse { REHEARSED } else { SIZES };
+    let stream = context.stream()?;
+    let loaded = context.load(ADAMW.program(), &nvrtc(probe)?)?;
+    let mut state = State::new(parameters);
     let [weight, first, second, gradient] =
         [&state.weight, &state.first, &state.second, &state.gradient].map(|values| context.upload(values));
     let (weight, first, second, gradient) = (weight?, first?, second?, gradient?);
-    let copy = context.zeros(2 * PARAMETERS)?;
-    let chunks: Vec<Chunk> = (0..PARAMETERS as u32 / CHUNK)
-        .map(|index| Chunk::new(index * CHUNK, CHUNK, true, 0))
+    let copy = context.allocate(2 * parameters)?;
+    let chunks: Vec<Chunk> = (0..parameters as u32 / chunk)
+        .map(|index| Chunk::new(index * chunk, chunk, true, 0))
         .collect::<Result<_, _>>()?;
     let (table, numbers, scaling) =
         (context.upload(&chunks)?, context.upload(&[NUMBERS])?, context.upload(&[SCALING])?);
-    let arrays =
-        Arrays { weight: &weight, first: Some(&first), second: Some(&second), gradient: &gradient, copy: Some(&copy) };
-    let tables = Tables { chunks: &table, numbers: &numbers, scaling: &scaling, squares: None, ratios: None };
+    let arrays = Arrays {
+        weight: weight.span(),
+        first: Some(first.span()),
+        second: Some(second.span()),
+        gradient: gradient.span(),
+        copy: Some(copy.span()),
+    };
+    let tables =
+        Tables { chunks: table.span(), numbers: numbers.span(), scaling: scaling.span(), squares: None, ratios: None };
     let steps = ADAMW.step(device.multiprocessors as u32 * 8, &chunks, arrays, tables)?;
-    let launch = || steps.iter().try_for_each(|step| loaded.launch(step));
+    let launch = || steps.iter().try_for_each(|step| loaded.launch(step, &stream));
     launch()?;
     let got: [Vec<f32>; 3] =
-        [weight.download(0..PARAMETERS)?, first.download(0..PARAMETERS)?, second.download(0..PARAMETERS)?];
-    let got_copy: Vec<bf16> = copy.download(0..PARAMETERS)?;
-    let seconds = context.time(20, launch)?;
+        [weight.download(0..parameters)?, first.download(0..parameters)?, second.download(0..parameters)?];
+    let got_copy: Vec<bf16> = copy.download(0..parameters)?;
+    let seconds = context.time(&stream, 20, launch)?;
     state.step();
     let wanted = [&state.weight, &state.first, &state.second];
     let worst = got.iter().zip(wanted).map(|(got, wanted)| relative_error(got, wanted)).fold(0.0, f64::max);
@@ -99,12 +107,12 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
         ));
     }
     Ok(json!({
-        "parameters": PARAMETERS,
+        "parameters": parameters,
         "relativeError": worst,
         "sameBitsAsCpu": same,
         "bf16SameBitsAsCpu": same_copy,
         "microseconds": short(seconds * 1e6),
-        "GBs": short((PARAMETERS * BYTES_PER_PARAMETER) as f64 / seconds / 1e9),
+        "GBs": short((parameters * BYTES_PER_PARAMETER) as f64 / seconds / 1e9),
     }))
 }
 

@@ -16,7 +16,8 @@ pub enum Target {
 }
 
 impl Target {
-    fn of(self, batch: &Batch) -> &[u32] {
+    /// In a batch.
+    pub fn of(self, batch: &Batch) -> &[u32] {
         match self {
             Target::Classes => &batch.targets,
             Target::NextSentence => &batch.next_sentence,

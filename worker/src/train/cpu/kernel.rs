@@ -5,10 +5,11 @@
 //!                                                else the best of rank 0 that all may use
 //! ```
 
+use super::CpuPlan;
 use crate::comm::Group;
 use crate::cpu::{Cpu, HalfKernel};
 use crate::train::TrainError;
-use crate::train::blueprint::Blueprint;
+use crate::train::blueprint::Training;
 use switchyard_worker_contract::env;
 
 /// The same plan with the kernel of the group. `saved`: that of the checkpoint from which the run resumes.
@@ -16,14 +17,15 @@ use switchyard_worker_contract::env;
 /// # Errors
 /// No kernel is allowed on all ranks, or the group failed.
 pub(super) fn agree(
-    blueprint: Blueprint,
+    training: &Training,
+    plan: CpuPlan,
     group: &mut Group,
     saved: Option<HalfKernel>,
-) -> Result<Blueprint, TrainError> {
-    if blueprint.half_kernel().is_none() {
-        return Ok(blueprint);
+) -> Result<CpuPlan, TrainError> {
+    if plan.half_kernel(training).is_none() {
+        return Ok(plan);
     }
-    let own = serde_json::to_vec(&blueprint.half_kernels).unwrap_or_default();
+    let own = serde_json::to_vec(&plan.half_kernels).unwrap_or_default();
     let offers: Result<Vec<Vec<HalfKernel>>, _> =
         group.all_gather("the kernels for bf16", &own)?.iter().map(|bytes| serde_json::from_slice(bytes)).collect();
     let offers = offers.map_err(|error| TrainError::Usage(format!("kernels for bf16: {error}")))?;
@@ -31,11 +33,11 @@ pub(super) fn agree(
     if group.rank() == 0 {
         notes.iter().for_each(|note| eprintln!("note: {note}"));
     }
-    blueprint.with_half_kernel(kernel)
+    plan.with_half_kernel(training, kernel)
 }
 
 /// Name of the kernels in use. `half`: that for products of bf16, if there are any.
-pub(in crate::train) fn name(cpu: &Cpu, half: Option<HalfKernel>) -> String {
+pub(super) fn name(cpu: &Cpu, half: Option<HalfKernel>) -> String {
     match half {
         Some(half) if half != HalfKernel::F32 => format!("{}+{}", cpu.isa.name(), half.name()),
         _ => cpu.isa.name().to_owned(),

@@ -5,26 +5,24 @@
 //!                           └─ wait -> norm -> clip -> optimizer
 //! ```
 
-mod buckets;
-mod fusion;
 mod kernel;
+mod plan;
 mod sink;
 mod state;
 mod step;
 
-pub(super) use buckets::CHECK;
-pub(super) use kernel::name;
+pub(super) use plan::CpuPlan;
 
 use super::TrainError;
-use super::blueprint::{Blueprint, Training};
+use super::blueprint::Training;
 use super::engine::{AddSpan, Array, Counters, Engine, Given, Measure, Reductions, Told};
-use crate::comm::{Group, Reducer, Timing};
+use super::exchange::Exchange;
+use crate::comm::Group;
 use crate::cpu::{Cpu, HalfKernel};
 use crate::data::{Batch, Making, Prefetcher};
-use crate::nn::{Bucket, Layout, LossSums, Network};
+use crate::nn::{Layout, LossSums, Network};
 use crate::profile::Row;
 use crate::recorder::Recorder;
-use buckets::Buckets;
 use serde_json::json;
 use sink::Places;
 use state::State;
@@ -38,10 +36,7 @@ pub(super) struct CpuEngine {
     network: Network,
     cpu: Cpu,
     state: State,
-    reducer: Reducer,
-    buckets: Buckets,
-    /// The gradients of each bucket.
-    ranges: Vec<Bucket>,
+    exchange: Exchange,
     places: Places,
     /// This rank's part of the mean of the batch statistics, summed over the micro-batches of a step.
     statistics: Vec<f32>,
@@ -58,34 +53,29 @@ impl CpuEngine {
     /// # Errors
     /// The group failed, or no kernel is allowed on all ranks.
     pub fn connect(
-        blueprint: Blueprint,
+        training: &Training,
+        plan: CpuPlan,
         group: &mut Group,
         saved: Option<HalfKernel>,
         recorder: &Arc<Recorder>,
-    ) -> Result<(Training, CpuEngine), TrainError> {
-        let blueprint = kernel::agree(blueprint, group, saved)?;
-        let half_kernel = blueprint.half_kernel();
-        let Blueprint { training, network, cpu, .. } = blueprint;
-        let buckets = Buckets::new(&training, &network);
-        let reducer = Reducer::connect(group, &buckets.lens, &buckets.options)?;
+    ) -> Result<CpuEngine, TrainError> {
+        let plan = kernel::agree(training, plan, group, saved)?;
+        let half_kernel = plan.half_kernel(training);
+        let CpuPlan { network, cpu, .. } = plan;
         recorder.follow(&network);
-        let mut engine = CpuEngine {
+        Ok(CpuEngine {
             config: training.config.clone(),
             world: training.world,
             state: State::new(&training.config, &network, &cpu),
+            exchange: Exchange::connect(training, network.batch_statistics().len(), group)?,
             places: Places::new(network.layout(), &training.buckets),
             statistics: vec![0.0; network.batch_statistics().len()],
             makings: Vec::with_capacity(training.config.batch_merge as usize),
-            ranges: training.buckets.clone(),
             network,
             cpu,
-            reducer,
-            buckets,
             half_kernel,
             recorder: Arc::clone(recorder),
-        };
-        engine.fuse(group)?;
-        Ok((training, engine))
+        })
     }
 }
 
@@ -139,27 +129,11 @@ impl Engine for CpuEngine {
     }
 
     fn reductions(&self) -> Reductions {
-        let bytes = |bucket: usize| 4 * self.ranges[bucket].range.len() as u64;
-        let runs = self.buckets.runs.iter().filter(|_| self.world > 1);
-        Reductions {
-            transport: self.reducer.transport(),
-            links: self.reducer.links().to_vec(),
-            probed: self.reducer.probed(),
-            bytes: runs.map(|run| run.clone().map(bytes).sum()).collect(),
-        }
+        self.exchange.reductions()
     }
 
     fn reduce(&mut self, what: Measure) -> Result<(), TrainError> {
-        match (what, self.buckets.check) {
-            (Measure::Gradients, _) => {
-                for (number, run) in self.buckets.runs.iter().enumerate() {
-                    self.reducer.start_all(run.clone(), number);
-                }
-                Ok((0..self.buckets.gradients).try_for_each(|bucket| self.reducer.wait(bucket))?)
-            }
-            (Measure::Check, Some(bucket)) => Ok(self.reducer.all_reduce(bucket)?),
-            (Measure::Check, None) => Ok(()),
-        }
+        self.exchange.reduce(what)
     }
 
     fn record(&mut self, on: bool) {
@@ -180,13 +154,6 @@ impl Engine for CpuEngine {
         for making in &self.makings {
             add(Row::Reader(making.thread), "micro-batch", making.start, making.end, json!({}));
         }
-        for bucket in 0..self.buckets.gradients {
-            let Some(Timing { started, began, ended, bytes, sent, lane }) = self.reducer.timing(bucket) else {
-                continue;
-            };
-            let queued = began.saturating_duration_since(started).as_secs_f64() * 1e3;
-            let arguments = json!({"bytes": bytes, "sentBytes": sent, "queuedMilliseconds": queued});
-            add(Row::Communicator(lane), &format!("all-reduce {bucket}"), began, ended, arguments);
-        }
+        self.exchange.trace(add);
     }
 }

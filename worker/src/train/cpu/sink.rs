@@ -1,9 +1,9 @@
 //! Writes gradients straight into registered buckets; an all-reduce starts with the last gradient of its buckets.
 
-use super::buckets::Buckets;
 use crate::comm::{CommError, Reducer};
 use crate::nn::{Bucket, GradientSink, Layout};
 use crate::train::engine::Flags;
+use crate::train::exchange::Buckets;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 

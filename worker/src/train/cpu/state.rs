@@ -1,14 +1,15 @@
 //! Everything that training changes.
 
-use crate::amp::{HalfWeights, LossScaler, WireScale};
+use crate::amp::HalfWeights;
 use crate::cpu::{AlignedBuffer, Cpu, HalfKernel, Values, bf16, f16};
 use crate::model::initialise;
 use crate::nn::{Network, Weights};
 use crate::optimizer::Optimizer;
 use crate::train::TrainError;
 use crate::train::engine::{Array, Counters};
+use crate::train::scales::Scales;
 use std::ops::Range;
-use switchyard_worker_contract::config::{EngineConfig, HalfType, Precision, WireType};
+use switchyard_worker_contract::config::{EngineConfig, HalfType, Precision};
 
 /// Weight of a batch's statistics in the running ones; PyTorch's default.
 const MOMENTUM: f32 = 0.1;
@@ -27,9 +28,7 @@ pub(super) struct State {
     /// Running statistics of batch norms.
     pub statistics: Vec<f32>,
     pub optimizer: Optimizer,
-    pub scaler: Option<LossScaler>,
-    /// If gradients travel in f16.
-    pub wire: Option<WireScale>,
+    pub scales: Scales,
 }
 
 impl State {
@@ -38,23 +37,19 @@ impl State {
         let layout = network.layout();
         let mut weights = AlignedBuffer::zeroed(layout.len);
         initialise(layout, config.seed, &mut weights);
-        let (half, scaler) = match config.precision {
-            Precision::Fp32 => (Half::None, None),
-            Precision::Amp(amp) => {
-                let half = match amp.compute_type {
-                    HalfType::Bf16 => Half::Bf16(vec![bf16::ZERO; layout.len]),
-                    HalfType::Fp16 => Half::F16(vec![f16::ZERO; layout.len]),
-                };
-                (half, Some(LossScaler::new(amp.loss_scaling)))
-            }
+        let half = match config.precision {
+            Precision::Fp32 => Half::None,
+            Precision::Amp(amp) => match amp.compute_type {
+                HalfType::Bf16 => Half::Bf16(vec![bf16::ZERO; layout.len]),
+                HalfType::Fp16 => Half::F16(vec![f16::ZERO; layout.len]),
+            },
         };
         let mut state = State {
             weights,
             half,
             statistics: network.initial_statistics(),
             optimizer: Optimizer::new(layout, &config.optimizer, cpu.isa),
-            scaler,
-            wire: (config.overlap.wire_type == WireType::Fp16).then(|| WireScale::new(None)),
+            scales: Scales::new(config),
         };
         state.round(cpu);
         state
@@ -77,10 +72,6 @@ impl State {
         Weights { master: &self.weights, half, statistics: &self.statistics }
     }
 
-    pub fn loss_scale(&self) -> f32 {
-        self.scaler.as_ref().map_or(1.0, LossScaler::scale)
-    }
-
     /// Runs the optimizer on one bucket.
     pub fn apply(&mut self, range: Range<usize>, gradients: &[f32], cpu: &Cpu) {
         let half = half_weights(&mut self.half);
@@ -95,30 +86,13 @@ impl State {
     }
 
     pub fn counters(&self, half_kernel: Option<HalfKernel>) -> Counters {
-        Counters {
-            optimizer_steps: self.optimizer.steps(),
-            scaler: self.scaler.as_ref().map(LossScaler::state),
-            loss_scaling: self.scaler.as_ref().map(LossScaler::config),
-            wire_norm: self.wire.as_ref().and_then(WireScale::norm),
-            half_kernel,
-        }
+        Counters { optimizer_steps: self.optimizer.steps(), half_kernel, ..self.scales.counters() }
     }
 
     /// See [`super::Engine::resume`].
     pub fn resume(&mut self, counters: &Counters, precision: Precision) -> Result<Option<String>, TrainError> {
         self.optimizer.restore(counters.optimizer_steps);
-        self.wire = self.wire.take().map(|_| WireScale::new(counters.wire_norm));
-        let mut changed = None;
-        if let (Precision::Amp(amp), Some(state)) = (precision, counters.scaler) {
-            let scaler = LossScaler::restore(amp.loss_scaling, state, counters.loss_scaling);
-            let scaler = scaler.map_err(|error| TrainError::Resume(error.to_string()))?;
-            let (scale, saved) = (scaler.scale(), state.scale);
-            changed = (scale != saved).then(|| {
-                format!("spec.engine.precision.lossScaling: the loss scale is {scale}; the checkpoint has {saved}")
-            });
-            self.scaler = Some(scaler);
-        }
-        Ok(changed)
+        self.scales.resume(counters, precision)
     }
 
     pub fn array(&self, array: Array) -> &[f32] {

@@ -17,34 +17,31 @@ use crate::train::trainer::StepReport;
 use std::time::{Duration, Instant};
 use switchyard_worker_contract::recorder::Operation;
 
-/// With a static loss scale, steps that may be skipped in a row before the run gives up.
-const MOST_SKIPPED: u64 = 100;
-
 impl CpuEngine {
     /// One optimizer step.
     pub(super) fn run(&mut self, reader: &mut Prefetcher, given: &Given) -> Result<Told, TrainError> {
-        let scale = self.state.loss_scale();
+        let scale = self.state.scales.loss_scale();
         let mut report = StepReport {
             step: given.step,
             learning_rate: given.learning_rate,
             loss_scale: f64::from(scale),
             ..StepReport::default()
         };
-        if let Some(wire) = &self.state.wire {
-            self.reducer.set_wire_scale(wire.scale());
+        if let Some(wire) = &self.state.scales.wire {
+            self.exchange.reducer.set_wire_scale(wire.scale());
         }
         self.compute(reader, given, scale, &mut report)?;
-        report.left_bytes = self.bytes_left();
+        report.left_bytes = self.exchange.bytes_left();
         let squares = self.collect(scale, &mut report)?;
         let at = Instant::now();
         self.recorder.begin(Operation::Update, 0);
-        let (loss, flags, statistics) = self.buckets.read_metrics(&self.reducer);
+        let (loss, flags, statistics) = self.exchange.buckets.read_metrics(&self.exchange.reducer);
         report.loss = f64::from(loss);
         self.statistics.copy_from_slice(statistics);
         self.update(squares, scale, &mut report)?;
         report.optimizer += at.elapsed();
-        report.reduce = self.time_of_reductions();
-        let skipped_steps = self.state.scaler.as_ref().map(|scaler| scaler.state().skipped_steps);
+        report.reduce = self.exchange.time_of_reductions();
+        let skipped_steps = self.state.scales.skipped_steps();
         Ok(Told { report, flags, skipped_steps })
     }
 
@@ -83,12 +80,12 @@ impl CpuEngine {
             self.recorder.begin(Operation::Backward, micro_batch);
             let last = micro_batch + 1 == merge;
             let mut sink = BucketSink {
-                reducer: &mut self.reducer,
+                reducer: &mut self.exchange.reducer,
                 places: &self.places,
                 accumulate: micro_batch > 0,
                 start: if last { when } else { Start::Later },
                 metrics: Metrics {
-                    buckets: &self.buckets,
+                    buckets: &self.exchange.buckets,
                     loss: loss as f32 * share,
                     flags: given.flags,
                     statistics: &self.statistics,
@@ -99,15 +96,15 @@ impl CpuEngine {
             self.network.backward(self.state.weights(), batch, scale * share, &mut sink);
             if last {
                 if when == Start::Later {
-                    for (number, run) in self.buckets.runs.iter().enumerate() {
+                    for (number, run) in self.exchange.buckets.runs.iter().enumerate() {
                         sink.begin(number, run.clone());
                         if sync {
                             sink.wait(run.clone());
                         }
                     }
                 }
-                let metrics = self.buckets.of_metrics();
-                if metrics == self.buckets.gradients {
+                let metrics = self.exchange.buckets.of_metrics();
+                if metrics == self.exchange.buckets.gradients {
                     sink.begin(metrics, metrics..metrics + 1);
                 }
             }
@@ -130,7 +127,8 @@ impl CpuEngine {
     /// them.
     fn steps_at_once(&self) -> bool {
         let optimizer = &self.config.optimizer;
-        optimizer.gradient_clip_norm.is_none() && self.state.scaler.is_none() && self.state.wire.is_none()
+        let scales = &self.state.scales;
+        optimizer.gradient_clip_norm.is_none() && scales.loss.is_none() && scales.wire.is_none()
     }
 
     /// Waits for all buckets. Returns the sum of squares of the reduced gradients, which still contain the loss scale.
@@ -140,16 +138,16 @@ impl CpuEngine {
             self.state.optimizer.begin_step(report.learning_rate, gradient_scale(0.0, None, f64::from(scale)));
         }
         let mut squares = 0.0;
-        let metrics = self.buckets.of_metrics();
-        let beside = (metrics >= self.buckets.gradients).then_some(metrics);
-        for index in 0..self.buckets.gradients {
+        let metrics = self.exchange.buckets.of_metrics();
+        let beside = (metrics >= self.exchange.buckets.gradients).then_some(metrics);
+        for index in 0..self.exchange.buckets.gradients {
             let at = Instant::now();
-            self.reducer.wait(index)?;
+            self.exchange.reducer.wait(index)?;
             let arrived = Instant::now();
             self.recorder.begin(Operation::Update, index as u32);
             report.communication_wait += arrived - at;
-            let range = self.ranges[index].range.clone();
-            let gradients = &self.reducer.bucket(index)[..range.len()];
+            let range = self.exchange.ranges[index].range.clone();
+            let gradients = &self.exchange.reducer.bucket(index)[..range.len()];
             let sum = sum_of_squares(gradients);
             squares += sum;
             if at_once && sum.is_finite() {
@@ -159,7 +157,7 @@ impl CpuEngine {
         }
         if let Some(bucket) = beside {
             let at = Instant::now();
-            self.reducer.wait(bucket)?;
+            self.exchange.reducer.wait(bucket)?;
             report.communication_wait += at.elapsed();
         }
         Ok(squares)
@@ -167,58 +165,17 @@ impl CpuEngine {
 
     /// Clips, unscales and applies the reduced gradients, or skips the step.
     fn update(&mut self, squares: f64, scale: f32, report: &mut StepReport) -> Result<(), TrainError> {
-        let norm = squares.sqrt() / f64::from(scale);
-        let finite = norm.is_finite() && report.loss.is_finite();
-        let shortened = self.state.wire.as_ref().is_some_and(|wire| wire.scale().is_some());
-        if let Some(wire) = &mut self.state.wire {
-            wire.update(squares.sqrt());
-        }
-        if let Some(scaler) = &mut self.state.scaler {
-            let outcome = scaler.update(!finite);
-            outcome.map_err(|error| TrainError::Overflow(error.to_string()))?;
-            let skipped = scaler.state().skipped_in_a_row;
-            if skipped >= MOST_SKIPPED {
-                let text = format!("gradients overflowed in {skipped} steps in a row with a loss scale of {scale}");
-                return Err(TrainError::Overflow(text));
-            }
-            if !finite {
-                return Ok(());
-            }
-        } else if !finite && shortened && report.loss.is_finite() {
-            // Gradients that were much larger than those before them may not fit into f16. The next step travels in 4 bytes.
-            return Ok(());
-        } else if !finite {
-            return Err(TrainError::NotFinite { step: report.step, loss: report.loss, norm });
-        }
+        let Some(norm) = self.state.scales.judge(squares.sqrt(), report)? else { return Ok(()) };
         report.gradient_norm = Some(norm);
         if !self.steps_at_once() {
             let clip = self.config.optimizer.gradient_clip_norm;
             self.state.optimizer.begin_step(report.learning_rate, gradient_scale(norm, clip, f64::from(scale)));
-            for (index, bucket) in self.ranges.iter().enumerate() {
-                let gradients = &self.reducer.bucket(index)[..bucket.range.len()];
+            for (index, bucket) in self.exchange.ranges.iter().enumerate() {
+                let gradients = &self.exchange.reducer.bucket(index)[..bucket.range.len()];
                 self.state.apply(bucket.range.clone(), gradients, &self.cpu);
             }
         }
         self.state.observe(&self.statistics);
         Ok(())
-    }
-
-    /// Bytes of gradients that are not reduced yet.
-    fn bytes_left(&self) -> u64 {
-        let left = (0..self.buckets.gradients).filter(|&bucket| self.reducer.is_under_way(bucket));
-        left.map(|bucket| 4 * self.ranges[bucket].range.len() as u64).sum()
-    }
-
-    /// Time in which at least one of the step's reductions was running.
-    fn time_of_reductions(&self) -> Duration {
-        let mut total = Duration::ZERO;
-        let mut reached: Option<Instant> = None;
-        // All-reduces start almost in order; one that started before its predecessor ended adds only what lies beyond.
-        for timing in (0..self.buckets.gradients).filter_map(|bucket| self.reducer.timing(bucket)) {
-            let from = reached.map_or(timing.began, |reached| reached.max(timing.began));
-            total += timing.ended.saturating_duration_since(from);
-            reached = Some(reached.map_or(timing.ended, |reached| reached.max(timing.ended)));
-        }
-        total
     }
 }

@@ -12,12 +12,13 @@
 //! The cost and the rate are measured when the group has formed. A sum does not depend on what is reduced together with
 //! it, so neither do the weights.
 
-use super::CpuEngine;
+use super::Exchange;
 use crate::comm::Group;
 use crate::train::TrainError;
 use crate::train::blueprint::BUCKET;
 use std::ops::Range;
 use std::time::Instant;
+use switchyard_worker_contract::config::Overlap;
 
 /// Most bytes of an all-reduce without a limit of the user's.
 const MOST: usize = 25 << 20;
@@ -53,16 +54,15 @@ fn worthwhile(latency: f64, rate: f64) -> usize {
     ((WORTH * latency * rate) as usize).clamp(BUCKET, MOST)
 }
 
-impl CpuEngine {
+impl Exchange {
     /// Decides which buckets are reduced together; the same on all ranks, which call it together.
     ///
     /// # Errors
     /// The group failed.
-    pub(super) fn fuse(&mut self, group: &mut Group) -> Result<(), TrainError> {
+    pub(super) fn fuse(&mut self, overlap: Overlap, group: &mut Group) -> Result<(), TrainError> {
         if group.world() == 1 {
             return Ok(());
         }
-        let overlap = self.config.overlap;
         let overlaps = overlap.enabled && !overlap.sync_all_reduce;
         let limit = overlap.bucket_size_mib.map_or(MOST, |mib| (mib as usize) << 20);
         let most = if overlaps { self.measure(group)?.min(limit) } else { limit };

@@ -10,7 +10,6 @@
 //! own.
 
 use crate::comm::{Options, Reducer, Wire};
-use crate::nn::Network;
 use crate::train::blueprint::Training;
 use crate::train::engine::{Flags, TIMES};
 use std::ops::Range;
@@ -19,10 +18,10 @@ use switchyard_worker_contract::config::WireType;
 /// Numbers before the statistics: one cache line, shared with nothing else.
 const FLAGS: usize = 5 + TIMES;
 /// Numbers of the check before the first step: 16 MiB.
-pub(in crate::train) const CHECK: usize = 4 << 20;
+pub const CHECK: usize = 4 << 20;
 
 #[derive(Debug)]
-pub(super) struct Buckets {
+pub(in crate::train) struct Buckets {
     /// Numbers of each bucket, as the reducer has them.
     pub lens: Vec<usize>,
     /// How the reducer carries them.
@@ -39,14 +38,14 @@ pub(super) struct Buckets {
 }
 
 impl Buckets {
-    pub fn new(training: &Training, network: &Network) -> Buckets {
+    /// `statistics`: numbers of batch statistics.
+    pub fn new(training: &Training, statistics: usize) -> Buckets {
         let overlap = &training.config.overlap;
         let wire = match overlap.wire_type {
             WireType::Fp32 => Wire::F32,
             WireType::Fp16 => Wire::F16,
             WireType::Bf16 => Wire::Bf16,
         };
-        let statistics = network.batch_statistics().len();
         let mut lens: Vec<usize> = training.buckets.iter().map(|bucket| bucket.range.len()).collect();
         let gradients = lens.len();
         let metrics = match lens.last_mut().filter(|_| wire == Wire::F32) {

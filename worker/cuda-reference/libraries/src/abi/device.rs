@@ -1,0 +1,117 @@
+//! Devices and contexts.
+
+use super::{CURRENT, Machine, Pointer, done, machine, store, with};
+use crate::code::{Answer, Code, DEVICE_UNAVAILABLE, INVALID_DEVICE, INVALID_VALUE};
+use crate::gpu::Gpu;
+use std::ffi::c_char;
+use std::sync::{MutexGuard, PoisonError};
+
+const NAME: &[u8] = b"Switchyard reference GPU\0";
+/// CUDA 13.0.
+const VERSION: i32 = 13_000;
+
+/// Attributes of an H200 by the numbers of `CUdevice_attribute`.
+const ATTRIBUTES: [(i32, i32); 12] = [
+    (1, 1024),        // threads of a block
+    (8, 49_152),      // shared memory of a block
+    (10, 32),         // lanes of a warp
+    (16, 132),        // multiprocessors
+    (38, 62_914_560), // bytes of L2
+    (39, 2048),       // threads of a multiprocessor
+    (41, 1),          // unified addresses
+    (75, 9),          // compute capability
+    (76, 0),
+    (81, 233_472), // shared memory of a multiprocessor
+    (83, 1),       // managed memory
+    (97, 232_448), // shared memory of a block on request
+];
+
+fn gpu(device: i32) -> Answer<MutexGuard<'static, Gpu>> {
+    let gpu = usize::try_from(device).ok().and_then(|index| machine().ok()?.gpus.get(index)).ok_or(INVALID_DEVICE)?;
+    Ok(gpu.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuInit(flags: u32) -> i32 {
+    done(if flags == 0 { Machine::start() } else { Err(INVALID_VALUE) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDriverGetVersion(version: *mut i32) -> i32 {
+    // SAFETY: as the header says.
+    done(unsafe { store(version, VERSION) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetCount(count: *mut i32) -> i32 {
+    // SAFETY: as the header says.
+    done(machine().and_then(|machine| unsafe { store(count, machine.gpus.len() as i32) }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGet(device: *mut i32, ordinal: i32) -> i32 {
+    // SAFETY: as the header says.
+    done(gpu(ordinal).and_then(|_| unsafe { store(device, ordinal) }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: i32, device: i32) -> i32 {
+    if let Err(code) = gpu(device) {
+        return done(Err(code));
+    }
+    let Ok(length @ 1..) = usize::try_from(length) else { return done(Err(INVALID_VALUE)) };
+    for (index, byte) in NAME.iter().take(length).enumerate() {
+        let byte = if index + 1 == length { 0 } else { *byte };
+        // SAFETY: the header says that `length` bytes may be written.
+        unsafe { name.add(index).write(byte as c_char) };
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: i32) -> i32 {
+    // SAFETY: as the header says.
+    done(gpu(device).and_then(|gpu| unsafe { store(bytes, gpu.memory().1 as usize) }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut i32, attribute: i32, device: i32) -> i32 {
+    if let Err(code) = gpu(device) {
+        return done(Err(code));
+    }
+    let known = ATTRIBUTES.iter().find(|(number, _)| *number == attribute);
+    // SAFETY: as the header says.
+    done(known.ok_or(INVALID_VALUE).and_then(|(_, known)| unsafe { store(value, *known) }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut Pointer, device: i32) -> i32 {
+    if machine().is_ok_and(|machine| machine.is_busy) {
+        return done(Err(DEVICE_UNAVAILABLE));
+    }
+    let raw = std::ptr::without_provenance_mut(device as usize + 1);
+    // SAFETY: as the header says.
+    done(gpu(device).and_then(|_| unsafe { store(context, raw) }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxSetCurrent(context: Pointer) -> i32 {
+    CURRENT.set(context.addr());
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxSynchronize() -> i32 {
+    done(with(|gpu| {
+        let all = gpu.queue.all();
+        gpu.synchronize(&all)
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGetErrorString(code: i32, text: *mut *const c_char) -> i32 {
+    let known = Code(code).text();
+    // SAFETY: as the header says.
+    let stored = unsafe { store(text, known.map_or(std::ptr::null(), std::ffi::CStr::as_ptr)) };
+    done(stored.and(known.map(|_| ()).ok_or(INVALID_VALUE)))
+}

@@ -1,0 +1,129 @@
+//! `libcuda.so.1`: the functions of the driver, with the signatures of its header.
+
+mod device;
+mod graph;
+mod memory;
+mod module;
+mod stream;
+
+use crate::code::{Answer, Code, INVALID_CONTEXT, INVALID_HANDLE, NO_DEVICE, NOT_INITIALIZED};
+use crate::fault::{self, Faults};
+use crate::gpu::{Gpu, MEMORY_BYTES, Settings};
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::str::FromStr;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// An address or handle that a program gives.
+pub(crate) type Pointer = *mut c_void;
+
+/// What `cuInit` makes.
+struct Machine {
+    gpus: Vec<Mutex<Gpu>>,
+    is_busy: bool,
+}
+
+static MACHINE: OnceLock<Machine> = OnceLock::new();
+
+thread_local! {
+    /// Number of the GPU whose context is current, from 1 on.
+    static CURRENT: Cell<usize> = const { Cell::new(0) };
+}
+
+fn machine() -> Answer<&'static Machine> {
+    MACHINE.get().ok_or(NOT_INITIALIZED)
+}
+
+/// Runs a call about the device of the current context.
+pub(crate) fn with<T>(call: impl FnOnce(&mut Gpu) -> Answer<T>) -> Answer<T> {
+    let number = CURRENT.get();
+    let gpu = number.checked_sub(1).and_then(|index| machine().ok()?.gpus.get(index)).ok_or(INVALID_CONTEXT)?;
+    let mut gpu = gpu.lock().unwrap_or_else(PoisonError::into_inner);
+    match gpu.failed {
+        Some(code) => Err(code),
+        None => call(&mut gpu),
+    }
+}
+
+/// What a function returns.
+pub(crate) fn done(answer: Answer<()>) -> i32 {
+    answer.map_or_else(|Code(code)| code, |()| 0)
+}
+
+/// Stores a result where a program wants it.
+///
+/// # Safety
+/// `to` is null or may be written.
+pub(crate) unsafe fn store<T>(to: *mut T, value: T) -> Answer<()> {
+    if to.is_null() {
+        return Err(crate::code::INVALID_VALUE);
+    }
+    // SAFETY: as the caller promises.
+    unsafe { to.write(value) };
+    Ok(())
+}
+
+/// Handles are numbers at which nothing is mapped; the kind keeps an event from being taken for a stream.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Kind {
+    Stream = 0x5343_0000,
+    Event = 0x4556_0000,
+    Module = 0x4d4f_0000,
+    Function = 0x4655_0000,
+    Graph = 0x4752_0000,
+    Executable = 0x4758_0000,
+}
+
+pub(crate) fn handle(kind: Kind, index: usize) -> Pointer {
+    std::ptr::without_provenance_mut((kind as usize) << 32 | index)
+}
+
+pub(crate) fn index(kind: Kind, handle: Pointer) -> Answer<usize> {
+    let number = handle.addr();
+    if number >> 32 == kind as usize { Ok(number & 0xffff_ffff) } else { Err(INVALID_HANDLE) }
+}
+
+/// The stream of a handle.
+pub(crate) fn stream(gpu: &Gpu, raw: Pointer) -> Answer<usize> {
+    // `CU_STREAM_LEGACY` is 1.
+    let stream = if raw.addr() <= 1 { crate::queue::DEFAULT } else { index(Kind::Stream, raw)? };
+    if gpu.queue.exists(stream) { Ok(stream) } else { Err(INVALID_HANDLE) }
+}
+
+fn number<T: FromStr>(name: &str, otherwise: T) -> Result<T, String> {
+    match std::env::var(name) {
+        Ok(text) => text.parse().map_err(|_| format!("{name}: `{text}`, expected a number")),
+        Err(_) => Ok(otherwise),
+    }
+}
+
+impl Machine {
+    fn new() -> Result<Machine, String> {
+        let faults = Faults::parse(&std::env::var(fault::VARIABLE).unwrap_or_default())?;
+        let settings = Settings {
+            seed: number("SWITCHYARD_REFERENCE_SEED", 0)?,
+            memory_bytes: number("SWITCHYARD_REFERENCE_MEMORY", MEMORY_BYTES)?,
+            faults,
+        };
+        let devices = number("SWITCHYARD_REFERENCE_DEVICES", 1)?;
+        let visible = match std::env::var("CUDA_VISIBLE_DEVICES") {
+            // What comes after a number that is no device is not seen, as the documentation says.
+            Ok(list) => {
+                list.split(',').map_while(|one| one.parse().ok().filter(|index: &usize| *index < devices)).count()
+            }
+            Err(_) => devices,
+        };
+        Ok(Machine { gpus: (0..visible).map(|_| Mutex::new(Gpu::new(settings))).collect(), is_busy: faults.busy })
+    }
+
+    fn start() -> Answer<()> {
+        if MACHINE.get().is_none() {
+            let machine = Machine::new().map_err(|text| {
+                crate::finding::explain("cuInit", &text);
+                crate::code::INVALID_VALUE
+            })?;
+            MACHINE.get_or_init(|| machine);
+        }
+        if machine()?.gpus.is_empty() { Err(NO_DEVICE) } else { Ok(()) }
+    }
+}

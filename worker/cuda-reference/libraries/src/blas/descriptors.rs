@@ -1,0 +1,228 @@
+//! Handles and descriptors: what they are is told by a tag, so that one is not taken for another.
+
+use super::{Answer, INVALID_VALUE, NOT_INITIALIZED, NOT_SUPPORTED, done, refused};
+use crate::abi::{self, Pointer};
+use crate::product::{Format, Layout};
+use std::ffi::c_void;
+
+const R_32F: i32 = 0;
+const R_16F: i32 = 2;
+const R_16BF: i32 = 14;
+const COMPUTE_32F: i32 = 68;
+const COMPUTE_32F_FAST_TF32: i32 = 77;
+const DESC_TRANSA: i32 = 3;
+const DESC_TRANSB: i32 = 4;
+const PREF_MAX_WORKSPACE_BYTES: i32 = 1;
+const PREF_MIN_ALIGNMENT_A_BYTES: i32 = 5;
+const PREF_MIN_ALIGNMENT_D_BYTES: i32 = 8;
+
+/// Descriptions of products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Operation {
+    pub(super) is_tf32: bool,
+    pub(super) transposed: [bool; 2],
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Preference {
+    pub(super) workspace_bytes: u64,
+    /// What the addresses of A, B, C and D are multiples of.
+    pub(super) alignments: [u32; 4],
+}
+
+/// What a handle points to.
+#[repr(C)]
+struct Tagged<T> {
+    tag: u64,
+    value: T,
+}
+
+pub(super) trait Kind: Copy {
+    const TAG: u64;
+}
+
+impl Kind for () {
+    const TAG: u64 = 0x7377_6c74_6861_6e64;
+}
+
+impl Kind for Operation {
+    const TAG: u64 = 0x7377_6c74_6f70_6572;
+}
+
+impl Kind for Layout {
+    const TAG: u64 = 0x7377_6c74_6c61_796f;
+}
+
+impl Kind for Preference {
+    const TAG: u64 = 0x7377_6c74_7072_6566;
+}
+
+fn create<T: Kind>(to: *mut Pointer, value: T) -> Answer<()> {
+    if to.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let made = Box::into_raw(Box::new(Tagged { tag: T::TAG, value }));
+    // SAFETY: the header says that it may be written.
+    unsafe { to.write(made.cast()) };
+    Ok(())
+}
+
+/// What a handle of a program is.
+///
+/// # Safety
+/// It is null or was made here.
+pub(super) unsafe fn get<'a, T: Kind>(call: &str, handle: Pointer) -> Answer<&'a mut T> {
+    // SAFETY: as the caller promises. The tag is first in everything that was made here.
+    let tag = unsafe { handle.cast::<u64>().as_ref() };
+    if tag != Some(&T::TAG) {
+        return refused(call, INVALID_VALUE, "a handle of another kind, or of what was destroyed");
+    }
+    // SAFETY: the tag says what it is.
+    Ok(unsafe { &mut (*handle.cast::<Tagged<T>>()).value })
+}
+
+/// # Safety
+/// It is null or was made here.
+unsafe fn destroy<T: Kind>(call: &str, handle: Pointer) -> i32 {
+    // SAFETY: as the caller promises.
+    done(unsafe { get::<T>(call, handle) }.map(|_| {
+        // SAFETY: it was made by `create`, and the tag says of what kind.
+        let mut tagged = unsafe { Box::from_raw(handle.cast::<Tagged<T>>()) };
+        tagged.tag = 0;
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cublasLtCreate(handle: *mut Pointer) -> i32 {
+    done(match abi::with(|_| Ok(())) {
+        Ok(()) => create(handle, ()),
+        Err(_) => refused("cublasLtCreate", NOT_INITIALIZED, "no context is current, or its device has failed"),
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cublasLtDestroy(handle: Pointer) -> i32 {
+    // SAFETY: as the header says.
+    unsafe { destroy::<()>("cublasLtDestroy", handle) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cublasLtMatmulDescCreate(handle: *mut Pointer, compute: i32, scale: i32) -> i32 {
+    let known = [COMPUTE_32F, COMPUTE_32F_FAST_TF32].contains(&compute) && scale == R_32F;
+    done(if known {
+        create(handle, Operation { is_tf32: compute == COMPUTE_32F_FAST_TF32, transposed: [false; 2] })
+    } else {
+        refused("cublasLtMatmulDescCreate", NOT_SUPPORTED, &format!("compute type {compute}, scale type {scale}"))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cublasLtMatmulDescDestroy(handle: Pointer) -> i32 {
+    // SAFETY: as the header says.
+    unsafe { destroy::<Operation>("cublasLtMatmulDescDestroy", handle) }
+}
+
+/// The value of an attribute, which must have its size.
+///
+/// # Safety
+/// As many bytes may be read.
+unsafe fn attribute<T: Copy>(call: &str, value: *const c_void, bytes: usize) -> Answer<T> {
+    if value.is_null() || bytes != size_of::<T>() {
+        return refused(call, INVALID_VALUE, &format!("{bytes} bytes, expected {}", size_of::<T>()));
+    }
+    // SAFETY: as the caller promises; the size was just checked.
+    Ok(unsafe { value.cast::<T>().read_unaligned() })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cublasLtMatmulDescSetAttribute(
+    handle: Pointer,
+    name: i32,
+    value: *const c_void,
+    bytes: usize,
+) -> i32 {
+    const CALL: &str = "cublasLtMatmulDescSetAttribute";
+    // SAFETY: as the header says.
+    let set = || unsafe {
+        let operation = get::<Operation>(CALL, handle)?;
+        let side = match name {
+            DESC_TRANSA => 0,
+            DESC_TRANSB => 1,
+            _ => return refused(CALL, NOT_SUPPORTED, &format!("attribute {name}")),
+        };
+        operation.transposed[side] = match attribute::<i32>(CALL, value, bytes)? {
+            0 => false,
+            1 => true,
+            other => return refused(CALL, INVALID_VALUE, &format!("operation {other}")),
+        };
+        Ok(())
+    };
+    done(set())
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cublasLtMatrixLayoutCreate(
+    handle: *mut Pointer,
+    element: i32,
+    rows: u64,
+    columns: u64,
+    pitch: i64,
+) -> i32 {
+    const CALL: &str = "cublasLtMatrixLayoutCreate";
+    let format = match element {
+        R_32F => Format::F32,
+        R_16F => Format::F16,
+        R_16BF => Format::Bf16,
+        _ => return done(refused(CALL, NOT_SUPPORTED, &format!("numbers of type {element}"))),
+    };
+    let fits = rows > 0 && columns > 0 && pitch >= 0 && pitch as u64 >= rows;
+    done(if fits {
+        create(handle, Layout { format, rows, columns, pitch: pitch as u64 })
+    } else {
+        refused(CALL, INVALID_VALUE, &format!("{rows} rows, {columns} columns, {pitch} from one to the next"))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cublasLtMatrixLayoutDestroy(handle: Pointer) -> i32 {
+    // SAFETY: as the header says.
+    unsafe { destroy::<Layout>("cublasLtMatrixLayoutDestroy", handle) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cublasLtMatmulPreferenceCreate(handle: *mut Pointer) -> i32 {
+    done(create(handle, Preference { workspace_bytes: 0, alignments: [256; 4] }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cublasLtMatmulPreferenceDestroy(handle: Pointer) -> i32 {
+    // SAFETY: as the header says.
+    unsafe { destroy::<Preference>("cublasLtMatmulPreferenceDestroy", handle) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cublasLtMatmulPreferenceSetAttribute(
+    handle: Pointer,
+    name: i32,
+    value: *const c_void,
+    bytes: usize,
+) -> i32 {
+    const CALL: &str = "cublasLtMatmulPreferenceSetAttribute";
+    // SAFETY: as the header says.
+    let set = || unsafe {
+        let preference = get::<Preference>(CALL, handle)?;
+        match name {
+            PREF_MAX_WORKSPACE_BYTES => preference.workspace_bytes = attribute::<u64>(CALL, value, bytes)?,
+            PREF_MIN_ALIGNMENT_A_BYTES..=PREF_MIN_ALIGNMENT_D_BYTES => {
+                let alignment = attribute::<u32>(CALL, value, bytes)?;
+                if !alignment.is_power_of_two() {
+                    return refused(CALL, INVALID_VALUE, &format!("an alignment of {alignment} bytes"));
+                }
+                preference.alignments[(name - PREF_MIN_ALIGNMENT_A_BYTES) as usize] = alignment;
+            }
+            _ => return refused(CALL, NOT_SUPPORTED, &format!("attribute {name}")),
+        }
+        Ok(())
+    };
+    done(set())
+}

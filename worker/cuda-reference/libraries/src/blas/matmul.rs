@@ -1,0 +1,210 @@
+//! The heuristic, and products.
+
+use super::descriptors::{Operation, Preference, get};
+use super::{Answer, EXECUTION_FAILED, INVALID_VALUE, NOT_SUPPORTED, done, refused};
+use crate::abi::{self, Pointer};
+use crate::gpu::Gpu;
+use crate::product::{Format, Layout, Product};
+use crate::work::Work;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// `cublasLtMatmulHeuristicResult_t`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Heuristic {
+    algorithm: [u64; 8],
+    workspace_bytes: usize,
+    state: i32,
+    waves: f32,
+    reserved: [i32; 4],
+}
+
+const MAGIC: u64 = 0x7377_6974_6368_7972;
+/// What the algorithm with a workspace needs.
+const WORKSPACE_BYTES: u64 = 65_536;
+const WORKSPACE_ALIGNMENT: u64 = 256;
+
+/// A product as the descriptors say it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Described {
+    operation: Operation,
+    a: Layout,
+    b: Layout,
+    c: Layout,
+}
+
+impl Described {
+    /// # Safety
+    /// The handles are null or were made here.
+    unsafe fn new(call: &str, operation: Pointer, [a, b, c, d]: [Pointer; 4]) -> Answer<Described> {
+        // SAFETY: as the caller promises.
+        let (operation, a, b, c, d) = unsafe {
+            let operation = *get::<Operation>(call, operation)?;
+            let layout = |raw| get::<Layout>(call, raw).map(|layout| *layout);
+            (operation, layout(a)?, layout(b)?, layout(c)?, layout(d)?)
+        };
+        if c != d {
+            return refused(call, NOT_SUPPORTED, &format!("C and D differ: {c:?}, {d:?}"));
+        }
+        let described = Described { operation, a, b, c };
+        described.check(call).map(|()| described)
+    }
+
+    fn check(&self, call: &str) -> Answer<()> {
+        let Described { operation, a, b, c } = self;
+        let sides =
+            |layout: &Layout, flip| if flip { (layout.columns, layout.rows) } else { (layout.rows, layout.columns) };
+        let ((m, k), (inner, n)) = (sides(a, operation.transposed[0]), sides(b, operation.transposed[1]));
+        if k != inner || (c.rows, c.columns) != (m, n) {
+            return refused(call, INVALID_VALUE, &format!("sides that do not fit: {self:?}"));
+        }
+        let formats = a.format == b.format && (c.format == a.format || c.format == Format::F32);
+        if !formats || (operation.is_tf32 && a.format != Format::F32) {
+            return refused(call, NOT_SUPPORTED, &format!("formats: {self:?}"));
+        }
+        Ok(())
+    }
+
+    /// What only an algorithm for the same product has.
+    fn fingerprint(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn algorithm(&self, preference: &Preference, workspace_bytes: u64) -> Heuristic {
+        let mut algorithm = [0; 8];
+        algorithm[..3].copy_from_slice(&[MAGIC, self.fingerprint(), workspace_bytes]);
+        algorithm[3..7].copy_from_slice(&preference.alignments.map(u64::from));
+        Heuristic { algorithm, workspace_bytes: workspace_bytes as usize, state: 0, waves: 1.0, reserved: [0; 4] }
+    }
+}
+
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)] // As many as the header has.
+pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
+    handle: Pointer,
+    operation: Pointer,
+    a: Pointer,
+    b: Pointer,
+    c: Pointer,
+    d: Pointer,
+    preference: Pointer,
+    most: i32,
+    results: *mut Heuristic,
+    count: *mut i32,
+) -> i32 {
+    const CALL: &str = "cublasLtMatmulAlgoGetHeuristic";
+    // SAFETY: as the header says.
+    let choose = || unsafe {
+        get::<()>(CALL, handle)?;
+        let described = Described::new(CALL, operation, [a, b, c, d])?;
+        let preference = *get::<Preference>(CALL, preference)?;
+        let formats = [&described.a, &described.b, &described.c, &described.c].map(|layout| layout.format);
+        if preference.alignments.iter().zip(formats).any(|(bytes, format)| u64::from(*bytes) < format.bytes()) {
+            return refused(CALL, NOT_SUPPORTED, &format!("alignments {:?}", preference.alignments));
+        }
+        let sizes = [WORKSPACE_BYTES, 0].into_iter().filter(|bytes| *bytes <= preference.workspace_bytes);
+        let found: Vec<Heuristic> =
+            sizes.take(most.max(0) as usize).map(|bytes| described.algorithm(&preference, bytes)).collect();
+        count.write(found.len() as i32);
+        found.into_iter().enumerate().for_each(|(index, one)| results.add(index).write(one));
+        Ok(())
+    };
+    done(choose())
+}
+
+/// Addresses of a product.
+struct Places {
+    a: u64,
+    b: u64,
+    c: u64,
+    d: u64,
+    workspace: std::ops::Range<u64>,
+}
+
+/// Refuses an algorithm for another product, or for addresses that are aligned better.
+fn check(call: &str, described: &Described, algorithm: &[u64; 8], places: &Places) -> Answer<()> {
+    let [magic, fingerprint, needed, ..] = *algorithm;
+    if (magic, fingerprint) != (MAGIC, described.fingerprint()) {
+        return refused(call, INVALID_VALUE, &format!("an algorithm that was not chosen for {described:?}"));
+    }
+    let given = places.workspace.end - places.workspace.start;
+    if given < needed || (needed > 0 && !places.workspace.start.is_multiple_of(WORKSPACE_ALIGNMENT)) {
+        let at = places.workspace.start;
+        return refused(call, INVALID_VALUE, &format!("a workspace of {given} bytes at {at:#x}, needed are {needed}"));
+    }
+    for (address, alignment) in [places.a, places.b, places.c, places.d].into_iter().zip(&algorithm[3..7]) {
+        if !address.is_multiple_of(*alignment) {
+            let text = format!("a matrix at {address:#x}, the algorithm was chosen for multiples of {alignment}");
+            return refused(call, INVALID_VALUE, &text);
+        }
+    }
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)] // As many as the header has.
+pub unsafe extern "C" fn cublasLtMatmul(
+    handle: Pointer,
+    operation: Pointer,
+    alpha: *const f32,
+    a: Pointer,
+    a_layout: Pointer,
+    b: Pointer,
+    b_layout: Pointer,
+    beta: *const f32,
+    c: Pointer,
+    c_layout: Pointer,
+    d: Pointer,
+    d_layout: Pointer,
+    algorithm: *const [u64; 8],
+    workspace: Pointer,
+    workspace_bytes: usize,
+    stream: Pointer,
+) -> i32 {
+    const CALL: &str = "cublasLtMatmul";
+    // SAFETY: as the header says.
+    let run = || unsafe {
+        get::<()>(CALL, handle)?;
+        let described = Described::new(CALL, operation, [a_layout, b_layout, c_layout, d_layout])?;
+        let (Some(alpha), Some(beta), Some(algorithm)) = (alpha.as_ref(), beta.as_ref(), algorithm.as_ref()) else {
+            return refused(CALL, INVALID_VALUE, "no alpha, beta or algorithm");
+        };
+        let [a, b, c, d, workspace] = [a, b, c, d, workspace].map(|raw| raw.addr() as u64);
+        let places = Places { a, b, c, d, workspace: workspace..workspace + workspace_bytes as u64 };
+        check(CALL, &described, algorithm, &places)?;
+        let queued = abi::with(|gpu| {
+            let stream = abi::stream(gpu, stream)?;
+            enqueue(gpu, stream, &described, (*alpha, *beta), places);
+            Ok(())
+        });
+        queued.or_else(|code| refused(CALL, EXECUTION_FAILED, &format!("the driver says {code:?}")))
+    };
+    done(run())
+}
+
+fn enqueue(gpu: &mut Gpu, stream: usize, described: &Described, (alpha, beta): (f32, f32), places: Places) {
+    let Described { operation, a, b, c } = *described;
+    let mut uses = vec![a.whole(places.a), b.whole(places.b), c.whole(places.d)];
+    if beta != 0.0 {
+        uses.push(c.whole(places.c));
+    }
+    if !places.workspace.is_empty() {
+        uses.push(places.workspace.clone());
+    }
+    let inner = if operation.transposed[0] { a.rows } else { a.columns };
+    let name = format!("a product of {} x {} x {inner}", c.columns, c.rows);
+    let product = Product {
+        a: (a, places.a),
+        b: (b, places.b),
+        c: (c, places.c),
+        d: places.d,
+        transposed: operation.transposed,
+        alpha,
+        beta,
+        is_tf32: operation.is_tf32,
+        workspace: places.workspace,
+    };
+    gpu.put(stream, name, &uses, Work::Product(Box::new(product)));
+}

@@ -1,0 +1,51 @@
+//! How far each stream is known to be.
+
+/// For each stream the number of its operations that lie before. Which operations are ordered follows from their clocks alone.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Clock(Vec<u64>);
+
+impl Clock {
+    pub(crate) fn get(&self, stream: usize) -> u64 {
+        self.0.get(stream).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn set(&mut self, stream: usize, count: u64) {
+        if self.0.len() <= stream {
+            self.0.resize(stream + 1, 0);
+        }
+        self.0[stream] = count;
+    }
+
+    /// Comes after the other too.
+    pub(crate) fn join(&mut self, other: &Clock) {
+        for (stream, count) in other.0.iter().enumerate() {
+            self.set(stream, self.get(stream).max(*count));
+        }
+    }
+
+    /// Whether everything of the other lies before.
+    pub(crate) fn covers(&self, other: &Clock) -> bool {
+        other.0.iter().enumerate().all(|(stream, count)| self.get(stream) >= *count)
+    }
+
+    /// Operations of all streams together.
+    pub(crate) fn sum(&self) -> u64 {
+        self.0.iter().sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Clock;
+
+    #[test]
+    fn two_streams_are_in_no_order_until_one_waits() {
+        let (mut a, mut b) = (Clock::default(), Clock::default());
+        a.set(0, 2);
+        b.set(1, 1);
+        assert!(!a.covers(&b) && !b.covers(&a));
+        b.join(&a);
+        assert!(b.covers(&a) && !a.covers(&b));
+        assert_eq!((b.get(0), b.get(1), b.sum()), (2, 1, 3));
+    }
+}

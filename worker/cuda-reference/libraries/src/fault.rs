@@ -1,0 +1,50 @@
+//! Faults on request: what a device does that is not the program's doing.
+
+/// The variable; several faults are separated by commas.
+pub const VARIABLE: &str = "SWITCHYARD_REFERENCE_FAULT";
+
+/// What shall happen, by the numbers of calls from 1 on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Faults {
+    /// This allocation finds no memory.
+    pub(crate) out_of_memory: Option<u64>,
+    /// This launch fails when it runs, and all calls after it.
+    pub(crate) launch: Option<u64>,
+    /// The device is lost when this launch runs.
+    pub(crate) lost: Option<u64>,
+    /// Another process has the device for itself.
+    pub(crate) busy: bool,
+}
+
+impl Faults {
+    pub(crate) fn parse(text: &str) -> Result<Faults, String> {
+        let mut faults = Faults::default();
+        for one in text.split(',').filter(|one| !one.is_empty()) {
+            let (name, number) = one.split_once(':').map_or((one, None), |(name, number)| (name, number.parse().ok()));
+            match (name, number) {
+                ("out-of-memory", Some(_)) => faults.out_of_memory = number,
+                ("launch", Some(_)) => faults.launch = number,
+                ("lost", Some(_)) => faults.lost = number,
+                ("busy", None) => faults.busy = true,
+                _ => {
+                    return Err(format!("{VARIABLE}: `{one}`, expected out-of-memory:N, launch:N, lost:N or busy"));
+                }
+            }
+        }
+        Ok(faults)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Faults;
+
+    #[test]
+    fn faults_are_read_and_others_refused() {
+        let faults = Faults::parse("launch:3,busy").unwrap();
+        assert_eq!(faults, Faults { launch: Some(3), busy: true, ..Faults::default() });
+        assert_eq!(Faults::parse(""), Ok(Faults::default()));
+        assert!(Faults::parse("launch").unwrap_err().contains("`launch`, expected"));
+        assert!(Faults::parse("fire:1").is_err());
+    }
+}

@@ -1,0 +1,20 @@
+//! What a program does wrong.
+//!
+//! A finding ends the process with [`EXIT_CODE`] and one line on standard error. A call that fails instead could be swallowed, as errors of
+//! frees are, or be taken for a broken GPU and tried again; a program that is wrong must not get on.
+
+/// The exit code of a process that did something wrong.
+pub const EXIT_CODE: i32 = 97;
+
+/// What a line begins with.
+pub const PREFIX: &str = "reference CUDA: ";
+
+pub(crate) fn end(text: &str, seed: u64) -> ! {
+    eprintln!("{PREFIX}{text}; seed {seed}");
+    std::process::exit(EXIT_CODE)
+}
+
+/// Why a call fails that a program may make: the driver itself gives a number only.
+pub(crate) fn explain(call: &str, text: &str) {
+    eprintln!("{PREFIX}{call} fails: {text}");
+}

@@ -1,0 +1,56 @@
+//! A folder that `SWITCHYARD_CUDA_LIBRARIES` may name.
+
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use switchyard_cuda::find::VARIABLE;
+
+/// As cargo calls it.
+const LIBRARY: &str = "libswitchyard_cuda_libraries.so";
+const NAMES: [&str; 3] = ["libcuda.so.1", "libcublasLt.so.13", "libnvrtc.so.13"];
+
+/// The library under the names of NVIDIA's, beside the program of the test, which depends on this package; that makes cargo build it.
+///
+/// # Panics
+/// The library is not there, or the folder cannot be made.
+pub fn folder() -> PathBuf {
+    let program = std::env::current_exe().expect("the program of the test");
+    let beside = program.ancestors().skip(1).take(2).flat_map(|folder| [folder.join("deps"), folder.to_path_buf()]);
+    let library =
+        beside.map(|folder| folder.join(LIBRARY)).find(|file| file.is_file()).expect("the library beside the test");
+    let folder = library.with_file_name("switchyard-cuda-libraries");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    for name in NAMES {
+        // Several tests do this at the same time.
+        match std::os::unix::fs::symlink(Path::new("..").join(LIBRARY), folder.join(name)) {
+            Ok(()) => {}
+            Err(error) => assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{name}: {error}"),
+        }
+    }
+    folder
+}
+
+/// The variables with which a program finds the libraries, and they find NVRTC; `None` where nobody has fetched that. `cargo xtask test`
+/// requires it with `SWITCHYARD_TEST_NVRTC`, so that no test can pass without it.
+///
+/// # Panics
+/// As [`folder`], or NVRTC is missing and was required.
+pub fn environment() -> Option<Vec<(&'static str, OsString)>> {
+    let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    let Some(nvrtc) = above.map(|folder| folder.join("target/data/nvrtc")).find(|folder| folder.is_dir()) else {
+        assert!(
+            std::env::var_os("SWITCHYARD_TEST_NVRTC").is_none(),
+            "target/data/nvrtc is missing, but cargo xtask asked for it"
+        );
+        println!("no NVRTC: nothing was compiled; `cargo xtask test engine` fetches it");
+        return None;
+    };
+    let folder = folder();
+    let cache = folder.join("compiled");
+    std::fs::create_dir_all(&cache).expect("a folder");
+    Some(vec![
+        (VARIABLE, folder.into()),
+        ("SWITCHYARD_REFERENCE_NVRTC", nvrtc.into()),
+        ("SWITCHYARD_REFERENCE_CACHE", cache.into()),
+    ])
+}

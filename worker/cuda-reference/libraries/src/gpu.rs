@@ -1,0 +1,265 @@
+//! A GPU: its memory, its streams, what has failed.
+
+use crate::clock::Clock;
+use crate::code::{Answer, Code, ECC_UNCORRECTABLE, INVALID_VALUE, LAUNCH_FAILED, OUT_OF_MEMORY};
+use crate::fault::Faults;
+use crate::finding;
+use crate::graph::Graphs;
+use crate::host::Queued;
+use crate::queue::Queue;
+use crate::shadow::Shadow;
+use crate::work::{Source, Work};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+use switchyard_cuda_reference::{Device, Module};
+
+/// Bytes of an H200, as its driver says.
+pub(crate) const MEMORY_BYTES: u64 = 150_109_814_784;
+
+/// Memory that a program allocated: of the device, or pinned memory of the host.
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    pub(crate) name: Arc<str>,
+    pub(crate) bytes: u64,
+    pub(crate) is_pinned: bool,
+    /// For each stream the last operation that uses it.
+    uses: BTreeMap<usize, (u64, Arc<str>)>,
+}
+
+/// What does not change while a process runs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Settings {
+    pub(crate) seed: u64,
+    pub(crate) memory_bytes: u64,
+    pub(crate) faults: Faults,
+}
+
+pub(crate) struct Gpu {
+    pub(crate) device: Device,
+    pub(crate) queue: Queue,
+    pub(crate) shadow: Shadow,
+    pub(crate) seed: u64,
+    /// After a failure of the device every call has this answer.
+    pub(crate) failed: Option<Code>,
+    settings: Settings,
+    /// By first address.
+    allocations: BTreeMap<u64, Allocation>,
+    /// What was given back, by first address. No address is given twice.
+    freed: BTreeMap<u64, (Arc<str>, u64)>,
+    /// Calls so far.
+    allocated: u64,
+    launched: u64,
+    pub(crate) events: Vec<Option<Event>>,
+    pub(crate) modules: Vec<Option<Arc<Module>>>,
+    pub(crate) functions: Vec<Function>,
+    pub(crate) graphs: Graphs,
+    /// Number of the module, and name.
+    pub(crate) launched_kernels: BTreeSet<(usize, String)>,
+}
+
+/// An event.
+pub(crate) struct Event {
+    /// Of its last record.
+    pub(crate) clock: Option<Clock>,
+    pub(crate) has_time: bool,
+}
+
+/// A kernel of a module.
+pub(crate) struct Function {
+    pub(crate) module: usize,
+    pub(crate) name: String,
+    pub(crate) most_dynamic_bytes: u32,
+}
+
+impl Gpu {
+    pub(crate) fn new(settings: Settings) -> Gpu {
+        Gpu {
+            device: Device::default(),
+            queue: Queue::new(settings.seed),
+            shadow: Shadow::default(),
+            seed: settings.seed,
+            failed: None,
+            settings,
+            allocations: BTreeMap::new(),
+            freed: BTreeMap::new(),
+            allocated: 0,
+            launched: 0,
+            events: Vec::new(),
+            modules: Vec::new(),
+            functions: Vec::new(),
+            graphs: Graphs::default(),
+            launched_kernels: BTreeSet::new(),
+        }
+    }
+
+    /// Ends the process with a finding.
+    pub(crate) fn end(&self, text: &str) -> ! {
+        finding::end(text, self.seed)
+    }
+
+    pub(crate) fn stream_name(&self, stream: usize) -> String {
+        if stream == crate::queue::DEFAULT { "the default stream".to_owned() } else { format!("stream {stream}") }
+    }
+
+    /// Runs what a clock names, and lets the host know of it.
+    pub(crate) fn synchronize(&mut self, clock: &Clock) -> Answer<()> {
+        self.graphs.refuse("a call that waits")?;
+        while let Some(operation) = self.queue.next(clock) {
+            self.run(operation);
+        }
+        self.queue.host.join(clock);
+        self.failed.map_or(Ok(()), Err)
+    }
+
+    /// Runs one operation on the way to a clock. Whether all of it is done.
+    pub(crate) fn advance(&mut self, clock: &Clock) -> Answer<bool> {
+        self.graphs.refuse("a query")?;
+        let is_done = self.queue.is_done(clock);
+        if is_done {
+            self.queue.host.join(clock);
+        } else if let Some(operation) = self.queue.next(clock) {
+            self.run(operation);
+        }
+        self.failed.map_or(Ok(is_done), Err)
+    }
+
+    pub(crate) fn next_launch(&mut self) -> u64 {
+        self.launched += 1;
+        self.launched
+    }
+
+    /// Whether a launch fails on request. Nothing works from then on.
+    pub(crate) fn fails(&mut self, launch: u64) -> bool {
+        let Faults { launch: failing, lost, .. } = self.settings.faults;
+        if failing == Some(launch) {
+            self.failed = Some(LAUNCH_FAILED);
+        }
+        if lost == Some(launch) {
+            self.failed = Some(ECC_UNCORRECTABLE);
+        }
+        self.failed.is_some()
+    }
+
+    pub(crate) fn memory(&self) -> (u64, u64) {
+        let used: u64 = self.allocations.values().filter(|one| !one.is_pinned).map(|one| one.bytes).sum();
+        (self.settings.memory_bytes - used, self.settings.memory_bytes)
+    }
+
+    pub(crate) fn allocate(&mut self, bytes: u64) -> Answer<u64> {
+        if bytes == 0 {
+            return Err(INVALID_VALUE);
+        }
+        self.graphs.refuse("cuMemAlloc")?;
+        self.allocated += 1;
+        if self.settings.faults.out_of_memory == Some(self.allocated) || bytes > self.memory().0 {
+            return Err(OUT_OF_MEMORY);
+        }
+        let name = format!("buffer {}", self.allocated);
+        let address = self.device.allocate(&name, bytes as usize);
+        Ok(self.remember(address.address(), name, bytes, false))
+    }
+
+    /// Notes an allocation; returns its address.
+    pub(crate) fn remember(&mut self, address: u64, name: String, bytes: u64, is_pinned: bool) -> u64 {
+        // The host gives its addresses again.
+        self.freed.remove(&address);
+        self.allocations.insert(address, Allocation { name: name.into(), bytes, is_pinned, uses: BTreeMap::new() });
+        address
+    }
+
+    /// Takes memory back; returns its bytes. Whoever uses it must have been waited for.
+    pub(crate) fn free(&mut self, address: u64, is_pinned: bool) -> u64 {
+        let Some(one) = self.allocations.get(&address).filter(|one| one.is_pinned == is_pinned) else {
+            self.end(&format!("a free of {}", self.place(&(address..address + 1))));
+        };
+        let known = |stream: usize| self.queue.host.get(stream);
+        if let Some((stream, (_, user))) = one.uses.iter().find(|(stream, (index, _))| known(**stream) < *index) {
+            let stream = self.stream_name(*stream);
+            self.end(&format!("a free of `{}`, which {user} in {stream} uses; nobody has waited for that", one.name));
+        }
+        let (name, bytes) = (Arc::clone(&one.name), one.bytes);
+        self.allocations.remove(&address);
+        self.shadow.forget(&(address..address + bytes));
+        if !is_pinned {
+            self.device.free(address);
+        }
+        self.freed.insert(address, (name, bytes));
+        bytes
+    }
+
+    /// The allocation that holds all of a range, and its first address.
+    pub(crate) fn holding(&self, range: &Range<u64>) -> Option<(u64, &Allocation)> {
+        let (start, one) = self.allocations.range(..=range.start).next_back()?;
+        (range.end <= start + one.bytes).then_some((*start, one))
+    }
+
+    /// A range in words.
+    pub(crate) fn place(&self, range: &Range<u64>) -> String {
+        let bytes = range.end - range.start;
+        if let Some((start, one)) = self.holding(range) {
+            return format!("{bytes} bytes at byte {} of `{}` ({} bytes)", range.start - start, one.name, one.bytes);
+        }
+        match self.freed.range(..=range.start).next_back() {
+            Some((start, (name, size))) if range.start < start + size => {
+                format!("{bytes} bytes at byte {} of `{name}`, which was freed", range.start - start)
+            }
+            _ => format!("{bytes} bytes at {:#x}, which are of no allocation", range.start),
+        }
+    }
+
+    /// Puts work into a stream that uses ranges of memory: each must be within an allocation.
+    pub(crate) fn put(&mut self, stream: usize, name: String, uses: &[Range<u64>], work: Work) {
+        let Some(work) = self.graphs.take(stream, name.clone(), uses, work) else { return };
+        let name: Arc<str> = name.into();
+        let mut starts = Vec::new();
+        for range in uses {
+            match self.holding(range) {
+                Some((start, _)) => starts.push(start),
+                None => self.end(&format!("{name} in {} uses {}", self.stream_name(stream), self.place(range))),
+            }
+        }
+        let index = self.queue.put(stream, Arc::clone(&name), work);
+        for start in starts {
+            if let Some(one) = self.allocations.get_mut(&start) {
+                one.uses.insert(stream, (index, Arc::clone(&name)));
+            }
+        }
+    }
+
+    /// Whether a queued copy uses memory of the host.
+    pub(crate) fn host_is_used(&mut self, range: &Range<u64>) -> bool {
+        let hosts = self.queue.pending().filter_map(|operation| operation.work.host());
+        hosts.into_iter().any(|queued| queued.range.start < range.end && range.start < queued.range.end)
+    }
+
+    /// Queues a copy to the device. The caller has taken the bytes, or pinned memory stays.
+    pub(crate) fn upload(&mut self, stream: usize, from: Source, to: Range<u64>) {
+        let name = format!("a copy of {} bytes to the device", to.end - to.start);
+        let mut uses = vec![to.clone()];
+        if let Source::Pinned(queued) = &from {
+            uses.push(queued.range.clone());
+        }
+        self.put(stream, name, &uses, Work::Upload { from, to: to.start });
+    }
+
+    /// Queues a copy from the device. Of pageable memory the host waits for it.
+    pub(crate) fn download(&mut self, stream: usize, from: Range<u64>, to: Queued, is_pinned: bool) {
+        let name = format!("a copy of {} bytes from the device", from.end - from.start);
+        let mut uses = vec![from.clone()];
+        if is_pinned {
+            uses.push(to.range.clone());
+        }
+        self.put(stream, name, &uses, Work::Download { from: from.start, to });
+    }
+
+    pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) {
+        if let Some(span) = self.device.at(address, bytes.len()) {
+            self.device.write(span, bytes);
+        }
+    }
+
+    pub(crate) fn read(&self, address: u64, bytes: usize) -> Vec<u8> {
+        self.device.at(address, bytes).map(|span| self.device.download(span)).unwrap_or_default()
+    }
+}

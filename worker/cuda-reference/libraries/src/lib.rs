@@ -1,0 +1,50 @@
+//! Test only: the libraries of CUDA for machines without a GPU, so that the programs that are shipped run there.
+//!
+//! ```text
+//! libcuda.so.1      ─┐                  ┌─ queue: streams, what waits, in which order it runs
+//! libcublasLt.so.13 ─┼─ one file, abi ──┤  gpu: memory, races, faults ── executor of PTX
+//! libnvrtc.so.13    ─┘    blas, nvrtc   └─ finding: ends the process
+//! ```
+//!
+//! [`folder`] has one shared library under three names, so that `SWITCHYARD_CUDA_LIBRARIES` may name it. Kernels run in
+//! `switchyard-cuda-reference`; products are computed by definition. NVRTC is NVIDIA's; in place of a CUBIN it gives its PTX in a
+//! container that this driver takes.
+//!
+//! A stream runs as late as possible: when somebody waits, and then no more than is waited for. With a seed, in an order that is drawn
+//! among all that streams and events allow. Two operations that use the same bytes, one of them writing, without an order between them are
+//! a [finding](finding) whatever the order was, as is a free of what is in use, and host memory that changes while a copy is queued.
+//!
+//! | variable | |
+//! |---|---|
+//! | `SWITCHYARD_REFERENCE_NVRTC` | folder of NVIDIA's NVRTC |
+//! | `SWITCHYARD_REFERENCE_CACHE` | folder for what it compiled; none without it |
+//! | `SWITCHYARD_REFERENCE_SEED` | draws the order of streams, and of blocks and warps |
+//! | `SWITCHYARD_REFERENCE_DEVICES` | number of GPUs, 1 without it |
+//! | `SWITCHYARD_REFERENCE_MEMORY` | bytes of memory of each, those of an H200 without it |
+//! | `SWITCHYARD_REFERENCE_FAULT` | `out-of-memory:N`, `launch:N`, `lost:N`, `busy`: see [`fault`] |
+//!
+//! Not here: graphs with memory of the host or of several streams, several contexts of a device, managed memory, textures. Time is not modelled: events count operations.
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code)]
+mod abi;
+#[allow(unsafe_code)]
+mod blas;
+mod clock;
+mod code;
+pub mod fault;
+pub mod finding;
+mod folder;
+mod gpu;
+mod graph;
+#[allow(unsafe_code)]
+mod host;
+#[allow(unsafe_code)]
+mod nvrtc;
+mod product;
+mod queue;
+mod shadow;
+#[allow(unsafe_code)]
+mod work;
+
+pub use folder::{environment, folder};

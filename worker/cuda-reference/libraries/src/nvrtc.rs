@@ -1,0 +1,267 @@
+//! `libnvrtc.so.13`: NVIDIA's compiler. In place of a CUBIN it gives the PTX of the same compilation, see [`CONTAINER`].
+
+use crate::abi::Pointer;
+use std::ffi::{CStr, OsString, c_char};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use switchyard_cuda::Error;
+use switchyard_cuda::find::{NVRTC, Places, VARIABLE};
+use switchyard_cuda::nvrtc::Nvrtc;
+
+/// What a CUBIN begins with here: it looks like an ELF file, and PTX follows, with a zero at its end.
+pub(crate) const CONTAINER: &[u8] = b"\x7fELF switchyard reference: PTX\n";
+
+const INVALID_INPUT: i32 = 3;
+const INVALID_PROGRAM: i32 = 4;
+const COMPILATION: i32 = 6;
+const NO_COMPILER: i32 = 11;
+
+/// A program: what is compiled, and what came of it. Texts end with a zero.
+#[derive(Default)]
+pub struct Program {
+    name: String,
+    source: String,
+    headers: Vec<(String, String)>,
+    ptx: Vec<u8>,
+    log: Vec<u8>,
+}
+
+/// NVIDIA's.
+fn compiler() -> Result<&'static Nvrtc, String> {
+    static COMPILER: OnceLock<Result<Nvrtc, String>> = OnceLock::new();
+    let open = || {
+        let folder = std::env::var_os("SWITCHYARD_REFERENCE_NVRTC");
+        let folder = folder.ok_or("SWITCHYARD_REFERENCE_NVRTC names no folder with NVIDIA's NVRTC")?;
+        let get = |name: &str| (name == VARIABLE).then(|| OsString::from(&folder));
+        let found = Places::new(get, Path::new("/"), None).open(&NVRTC).map_err(|error| error.to_string())?;
+        if found.library.path.parent() != Some(Path::new(&folder)) {
+            return Err(format!("{} has no libnvrtc", Path::new(&folder).display()));
+        }
+        Nvrtc::new(&found.library).map_err(|error| error.to_string())
+    };
+    COMPILER.get_or_init(open).as_ref().map_err(Clone::clone)
+}
+
+fn with_zero(text: &str) -> Vec<u8> {
+    let mut bytes = text.as_bytes().to_vec();
+    bytes.push(0);
+    bytes
+}
+
+impl Program {
+    fn compile(&mut self, options: &[String]) -> Result<(), (i32, String)> {
+        let file = self.cached(options);
+        let known = file.as_ref().and_then(|file| std::fs::read_to_string(file).ok());
+        if let Some((log, ptx)) = known.as_deref().and_then(|text| text.split_once('\0')) {
+            (self.log, self.ptx) = (with_zero(log), with_zero(ptx));
+            return Ok(());
+        }
+        let compiler = compiler().map_err(|text| (NO_COMPILER, text))?;
+        let headers: Vec<(&str, &str)> = self.headers.iter().map(|(name, text)| (&**name, &**text)).collect();
+        let compiled =
+            compiler.compile((&self.name, &self.source), &headers, options).map_err(|error| match error {
+                Error::Call { code, text, .. } => (code, text),
+                other => (COMPILATION, other.to_string()),
+            })?;
+        (self.log, self.ptx) = (with_zero(&compiled.log), with_zero(&compiled.ptx));
+        if let Some(file) = file {
+            // Another process may do the same: each writes a file of its own, and the last name counts.
+            let own = file.with_extension(std::process::id().to_string());
+            let written = std::fs::write(&own, format!("{}\0{}", compiled.log, compiled.ptx));
+            // Without it the next process compiles again.
+            let _ = written.and_then(|()| std::fs::rename(&own, &file));
+        }
+        Ok(())
+    }
+
+    /// The file for what comes of a compilation; its name has all that goes in.
+    fn cached(&self, options: &[String]) -> Option<PathBuf> {
+        let folder = PathBuf::from(std::env::var_os("SWITCHYARD_REFERENCE_CACHE")?);
+        let compiler =
+            std::env::var_os("SWITCHYARD_REFERENCE_NVRTC").and_then(|folder| Path::new(&folder).canonicalize().ok());
+        let half = |salt: u8| {
+            let mut hasher = DefaultHasher::new();
+            (salt, &compiler, &self.name, &self.source, &self.headers, options).hash(&mut hasher);
+            hasher.finish()
+        };
+        Some(folder.join(format!("{:016x}{:016x}.ptx", half(0), half(1))))
+    }
+}
+
+/// # Safety
+/// `text` is a C string.
+unsafe fn text(text: *const c_char) -> String {
+    // SAFETY: as the caller promises.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+/// # Safety
+/// `list` has `count` C strings.
+unsafe fn texts(count: i32, list: *const *const c_char) -> Vec<String> {
+    // SAFETY: as the caller promises.
+    (0..usize::try_from(count).unwrap_or(0)).map(|index| unsafe { text(list.add(index).read()) }).collect()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcVersion(major: *mut i32, minor: *mut i32) -> i32 {
+    match compiler().map(Nvrtc::version) {
+        Ok(Ok((first, second))) => {
+            // SAFETY: as the header says.
+            unsafe {
+                major.write(first);
+                minor.write(second);
+            }
+            0
+        }
+        Ok(Err(error)) => refuse("nvrtcVersion", &error.to_string()),
+        Err(error) => refuse("nvrtcVersion", &error),
+    }
+}
+
+fn refuse(call: &str, text: &str) -> i32 {
+    crate::finding::explain(call, text);
+    NO_COMPILER
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcCreateProgram(
+    program: *mut Pointer,
+    source: *const c_char,
+    name: *const c_char,
+    count: i32,
+    headers: *const *const c_char,
+    names: *const *const c_char,
+) -> i32 {
+    if program.is_null() || source.is_null() {
+        return INVALID_INPUT;
+    }
+    // SAFETY: as the header says.
+    unsafe {
+        let name = if name.is_null() { "default_program".to_owned() } else { text(name) };
+        let headers = texts(count, names).into_iter().zip(texts(count, headers)).collect();
+        let made = Box::new(Program { name, source: text(source), headers, ..Program::default() });
+        program.write(Box::into_raw(made).cast());
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcDestroyProgram(program: *mut Pointer) -> i32 {
+    // SAFETY: the header says that it is of `nvrtcCreateProgram`.
+    unsafe {
+        drop(Box::from_raw(program.read().cast::<Program>()));
+        program.write(std::ptr::null_mut());
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcCompileProgram(program: *mut Program, count: i32, options: *const *const c_char) -> i32 {
+    // SAFETY: the header says that it is of `nvrtcCreateProgram`, and that there are as many options.
+    let (Some(program), options) = (unsafe { (program.as_mut(), texts(count, options)) }) else {
+        return INVALID_PROGRAM;
+    };
+    match program.compile(&options) {
+        Ok(()) => 0,
+        Err((code, text)) => {
+            program.log = with_zero(&text);
+            code
+        }
+    }
+}
+
+/// Stores the size of a result.
+///
+/// # Safety
+/// As the header says.
+unsafe fn size(program: *const Program, bytes: *mut usize, of: fn(&Program) -> Vec<u8>) -> i32 {
+    // SAFETY: as the caller promises.
+    match unsafe { program.as_ref() } {
+        Some(program) => {
+            // SAFETY: as the caller promises.
+            unsafe { bytes.write(of(program).len()) };
+            0
+        }
+        None => INVALID_PROGRAM,
+    }
+}
+
+/// Stores a result.
+///
+/// # Safety
+/// As the header says.
+unsafe fn get(program: *const Program, to: *mut c_char, of: fn(&Program) -> Vec<u8>) -> i32 {
+    // SAFETY: as the caller promises.
+    match unsafe { program.as_ref() } {
+        Some(program) => {
+            let bytes = of(program);
+            // SAFETY: as the caller promises.
+            unsafe { to.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+            0
+        }
+        None => INVALID_PROGRAM,
+    }
+}
+
+fn log(program: &Program) -> Vec<u8> {
+    program.log.clone()
+}
+
+fn ptx(program: &Program) -> Vec<u8> {
+    program.ptx.clone()
+}
+
+fn cubin(program: &Program) -> Vec<u8> {
+    [CONTAINER, &program.ptx].concat()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcGetProgramLogSize(program: *const Program, bytes: *mut usize) -> i32 {
+    // SAFETY: as the header says.
+    unsafe { size(program, bytes, log) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcGetProgramLog(program: *const Program, to: *mut c_char) -> i32 {
+    // SAFETY: as the header says.
+    unsafe { get(program, to, log) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcGetPTXSize(program: *const Program, bytes: *mut usize) -> i32 {
+    // SAFETY: as the header says.
+    unsafe { size(program, bytes, ptx) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcGetPTX(program: *const Program, to: *mut c_char) -> i32 {
+    // SAFETY: as the header says.
+    unsafe { get(program, to, ptx) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcGetCUBINSize(program: *const Program, bytes: *mut usize) -> i32 {
+    // SAFETY: as the header says.
+    unsafe { size(program, bytes, cubin) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcGetCUBIN(program: *const Program, to: *mut c_char) -> i32 {
+    // SAFETY: as the header says.
+    unsafe { get(program, to, cubin) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcGetErrorString(code: i32) -> *const c_char {
+    let text = match code {
+        0 => c"NVRTC_SUCCESS",
+        INVALID_INPUT => c"NVRTC_ERROR_INVALID_INPUT",
+        INVALID_PROGRAM => c"NVRTC_ERROR_INVALID_PROGRAM",
+        5 => c"NVRTC_ERROR_INVALID_OPTION",
+        COMPILATION => c"NVRTC_ERROR_COMPILATION",
+        NO_COMPILER => c"NVRTC_ERROR_INTERNAL_ERROR",
+        _ => c"NVRTC_ERROR unknown",
+    };
+    text.as_ptr()
+}

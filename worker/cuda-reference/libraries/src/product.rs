@@ -1,0 +1,185 @@
+//! A product of matrices by definition, with sums in 32 bits. Everything counts by columns, as cuBLASLt does.
+
+use crate::gpu::Gpu;
+use crate::shadow::Stamp;
+use half::{bf16, f16};
+use std::ops::Range;
+use switchyard_cuda_reference::Touched;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Format {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl Format {
+    pub(crate) fn bytes(self) -> u64 {
+        match self {
+            Format::F32 => 4,
+            Format::F16 | Format::Bf16 => 2,
+        }
+    }
+}
+
+/// A matrix as it lies in memory, column by column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Layout {
+    pub(crate) format: Format,
+    pub(crate) rows: u64,
+    pub(crate) columns: u64,
+    /// From one column to the next, in numbers.
+    pub(crate) pitch: u64,
+}
+
+impl Layout {
+    fn column(&self, address: u64, index: u64) -> Range<u64> {
+        let start = address + index * self.pitch * self.format.bytes();
+        start..start + self.rows * self.format.bytes()
+    }
+
+    /// The columns, joined where nothing is between.
+    fn columns(&self, address: u64) -> Vec<Range<u64>> {
+        let Layout { rows, columns, pitch, .. } = *self;
+        if pitch == rows {
+            return Vec::from([self.whole(address)]);
+        }
+        (0..columns).map(|index| self.column(address, index)).collect()
+    }
+
+    pub(crate) fn whole(&self, address: u64) -> Range<u64> {
+        address..self.column(address, self.columns - 1).end
+    }
+}
+
+/// `D = alpha op(A) op(B) + beta C`, C and D alike.
+#[derive(Debug, Clone)]
+pub(crate) struct Product {
+    pub(crate) a: (Layout, u64),
+    pub(crate) b: (Layout, u64),
+    pub(crate) c: (Layout, u64),
+    pub(crate) d: u64,
+    pub(crate) transposed: [bool; 2],
+    pub(crate) alpha: f32,
+    pub(crate) beta: f32,
+    /// Factors are rounded to 10 bits behind the point.
+    pub(crate) is_tf32: bool,
+    pub(crate) workspace: Range<u64>,
+}
+
+impl Product {
+    pub(crate) fn run(&self, gpu: &mut Gpu, stamp: &Stamp) -> Vec<Touched> {
+        if let Some(range) = self.overwritten() {
+            gpu.end(&format!("{} writes what it reads: {}", stamp.name, gpu.place(&range)));
+        }
+        let [a, b] = [(self.a, self.transposed[0]), (self.b, !self.transposed[1])].map(|((layout, address), flip)| {
+            let mut numbers = matrix(gpu, layout, address, stamp);
+            if self.is_tf32 {
+                numbers.iter_mut().flatten().for_each(|number| *number = tf32(*number));
+            }
+            if flip { transposed(&numbers) } else { numbers }
+        });
+        let (layout, address) = self.c;
+        let old = (self.beta != 0.0).then(|| matrix(gpu, layout, address, stamp));
+        // `a` has a column of the result's height for each term of the sums, `b` a number of each of its columns.
+        for column in 0..layout.columns as usize {
+            let mut sums = vec![0.0f32; layout.rows as usize];
+            for (a, b) in a.iter().zip(&b) {
+                let factor = b[column];
+                sums.iter_mut().zip(a).for_each(|(sum, a)| *sum += a * factor);
+            }
+            sums.iter_mut().for_each(|sum| *sum *= self.alpha);
+            if let Some(old) = &old {
+                sums.iter_mut().zip(&old[column]).for_each(|(sum, old)| *sum += self.beta * old);
+            }
+            let to = layout.column(self.d, column as u64).start;
+            gpu.write(to, &encoded(layout.format, &sums));
+        }
+        self.touched()
+    }
+
+    /// A part of the result or the workspace that is a part of a factor too.
+    fn overwritten(&self) -> Option<Range<u64>> {
+        let of = |(layout, address): (Layout, u64)| layout.columns(address);
+        let mut read = [of(self.a), of(self.b)].concat();
+        read.sort_by_key(|range| range.start);
+        let written = of((self.c.0, self.d)).into_iter().chain([self.workspace.clone()]);
+        let is_read = |range: &Range<u64>| {
+            let before = read.partition_point(|one| one.start < range.end);
+            // Those of one factor do not overlap; of two, the one before may.
+            read[..before].iter().rev().take(2).any(|one| one.end > range.start && !range.is_empty())
+        };
+        written.into_iter().find(is_read)
+    }
+
+    fn touched(&self) -> Vec<Touched> {
+        let of = |(layout, address): (Layout, u64), writes| {
+            layout.columns(address).into_iter().map(move |range| Touched { range, writes })
+        };
+        let mut touched: Vec<Touched> = of(self.a, false).chain(of(self.b, false)).collect();
+        if self.beta != 0.0 {
+            touched.extend(of(self.c, false));
+        }
+        touched.extend(of((self.c.0, self.d), true));
+        if !self.workspace.is_empty() {
+            touched.push(Touched { range: self.workspace.clone(), writes: true });
+        }
+        touched
+    }
+}
+
+/// The columns of a matrix. All of it must have been written.
+fn matrix(gpu: &Gpu, layout: Layout, address: u64, stamp: &Stamp) -> Vec<Vec<f32>> {
+    let column = |index| {
+        let range = layout.column(address, index);
+        let bytes = (range.end - range.start) as usize;
+        if !gpu.device.at(range.start, bytes).is_some_and(|span| gpu.device.is_written(span)) {
+            gpu.end(&format!("{} reads {} that nobody has written", stamp.name, gpu.place(&range)));
+        }
+        decoded(layout.format, &gpu.read(range.start, bytes))
+    };
+    (0..layout.columns).map(column).collect()
+}
+
+fn transposed(columns: &[Vec<f32>]) -> Vec<Vec<f32>> {
+    let rows = columns.first().map_or(0, Vec::len);
+    (0..rows).map(|row| columns.iter().map(|column| column[row]).collect()).collect()
+}
+
+/// Rounds to the nearest number with 10 bits behind the point, away from zero at a tie, as the conversion of CUDA does.
+fn tf32(number: f32) -> f32 {
+    if !number.is_finite() { number } else { f32::from_bits(number.to_bits().wrapping_add(1 << 12) & !0x1fff) }
+}
+
+fn decoded(format: Format, bytes: &[u8]) -> Vec<f32> {
+    let halves = || bytes.chunks_exact(2).map(|two| u16::from_le_bytes([two[0], two[1]]));
+    match format {
+        Format::F32 => {
+            bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]])).collect()
+        }
+        Format::F16 => halves().map(|bits| f16::from_bits(bits).to_f32()).collect(),
+        Format::Bf16 => halves().map(|bits| bf16::from_bits(bits).to_f32()).collect(),
+    }
+}
+
+fn encoded(format: Format, numbers: &[f32]) -> Vec<u8> {
+    match format {
+        Format::F32 => numbers.iter().flat_map(|number| number.to_le_bytes()).collect(),
+        Format::F16 => numbers.iter().flat_map(|number| f16::from_f32(*number).to_le_bytes()).collect(),
+        Format::Bf16 => numbers.iter().flat_map(|number| bf16::from_f32(*number).to_le_bytes()).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::tf32;
+
+    #[test]
+    fn tf32_has_ten_bits_behind_the_point() {
+        let step = 1.0 / 1024.0;
+        assert_eq!(tf32(1.0 + step), 1.0 + step);
+        assert_eq!(tf32(1.0 + step / 2.0), 1.0 + step);
+        assert_eq!(tf32(-1.0 - step / 4.0), -1.0);
+        assert!(tf32(f32::NAN).is_nan() && tf32(f32::INFINITY).is_infinite());
+    }
+}

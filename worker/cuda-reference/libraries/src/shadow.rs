@@ -1,0 +1,135 @@
+//! Who used which bytes last, and whether a new use is in order with that.
+
+use crate::clock::Clock;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// An operation: the how manieth of which stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    pub(crate) stream: usize,
+    pub(crate) index: u64,
+    pub(crate) name: Arc<str>,
+}
+
+/// Bytes with the same history.
+#[derive(Debug, Clone)]
+struct Piece {
+    end: u64,
+    writer: Option<Stamp>,
+    /// Since then, the last of each stream.
+    readers: Vec<Stamp>,
+}
+
+/// Pieces by their first address.
+#[derive(Debug, Default)]
+pub(crate) struct Shadow(BTreeMap<u64, Piece>);
+
+impl Shadow {
+    /// Notes a use, or returns the one that it is in no order with, and whether that one wrote.
+    pub(crate) fn touch(
+        &mut self,
+        range: &Range<u64>,
+        writes: bool,
+        stamp: &Stamp,
+        clock: &Clock,
+    ) -> Option<(Stamp, bool)> {
+        if range.is_empty() {
+            return None;
+        }
+        self.split(range.start);
+        self.split(range.end);
+        let apart = |other: &Stamp| clock.get(other.stream) < other.index;
+        for piece in self.0.range(range.clone()).map(|(_, piece)| piece) {
+            if let Some(writer) = piece.writer.iter().find(|writer| apart(writer)) {
+                return Some((writer.clone(), true));
+            }
+            if writes && let Some(reader) = piece.readers.iter().find(|reader| apart(reader)) {
+                return Some((reader.clone(), false));
+            }
+        }
+        if writes {
+            self.forget(range);
+            self.0.insert(range.start, Piece { end: range.end, writer: Some(stamp.clone()), readers: Vec::new() });
+            return None;
+        }
+        let mut at = range.start;
+        let mut gaps = Vec::new();
+        for (start, piece) in self.0.range_mut(range.clone()) {
+            if at < *start {
+                gaps.push(at..*start);
+            }
+            piece.readers.retain(|reader| reader.stream != stamp.stream);
+            piece.readers.push(stamp.clone());
+            at = piece.end;
+        }
+        gaps.push(at..range.end);
+        for gap in gaps.into_iter().filter(|gap| !gap.is_empty()) {
+            self.0.insert(gap.start, Piece { end: gap.end, writer: None, readers: vec![stamp.clone()] });
+        }
+        None
+    }
+
+    /// Bytes that nobody has used: memory that is given back.
+    pub(crate) fn forget(&mut self, range: &Range<u64>) {
+        self.split(range.start);
+        self.split(range.end);
+        let starts: Vec<u64> = self.0.range(range.clone()).map(|(start, _)| *start).collect();
+        starts.iter().for_each(|start| drop(self.0.remove(start)));
+    }
+
+    /// Lets a piece begin at an address.
+    fn split(&mut self, at: u64) {
+        if let Some((start, piece)) = self.0.range_mut(..at).next_back()
+            && piece.end > at
+        {
+            debug_assert!(*start < at);
+            let rest = piece.clone();
+            piece.end = at;
+            self.0.insert(at, rest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Shadow, Stamp};
+    use crate::clock::Clock;
+    use std::ops::Range;
+
+    /// Uses in the order in which they run: range, whether it writes, stream, and how far the other stream is known to be.
+    fn first_race(uses: &[(Range<u64>, bool, usize, u64)]) -> Option<usize> {
+        let (mut shadow, mut counts) = (Shadow::default(), [0, 0]);
+        uses.iter().position(|(range, writes, stream, other)| {
+            counts[*stream] += 1;
+            let mut clock = Clock::default();
+            clock.set(*stream, counts[*stream]);
+            clock.set(1 - *stream, *other);
+            let stamp = Stamp { stream: *stream, index: counts[*stream], name: "x".into() };
+            shadow.touch(range, *writes, &stamp, &clock).is_some()
+        })
+    }
+
+    #[test]
+    fn uses_of_one_stream_are_in_order() {
+        assert_eq!(first_race(&[(0..8, true, 0, 0), (4..12, false, 0, 0), (0..16, true, 0, 0)]), None);
+    }
+
+    #[test]
+    fn a_write_and_any_use_of_the_same_bytes_need_an_order() {
+        for (first, second) in [(true, false), (false, true), (true, true)] {
+            assert_eq!(first_race(&[(0..8, first, 0, 0), (7..9, second, 1, 0)]), Some(1));
+            assert_eq!(first_race(&[(0..8, first, 0, 0), (7..9, second, 1, 1)]), None);
+            assert_eq!(first_race(&[(0..8, first, 0, 0), (8..9, second, 1, 0)]), None);
+        }
+        assert_eq!(first_race(&[(0..8, false, 0, 0), (0..8, false, 1, 0)]), None);
+    }
+
+    #[test]
+    fn a_reader_is_not_forgotten_when_another_stream_reads() {
+        let uses = [(0..8, false, 0, 0), (2..4, false, 1, 0), (0..8, false, 1, 0), (6..8, true, 1, 0)];
+        assert_eq!(first_race(&uses), Some(3));
+        assert_eq!(first_race(&[(0..8, false, 0, 0), (2..4, false, 1, 0), (0..8, true, 1, 1)]), None);
+    }
+}

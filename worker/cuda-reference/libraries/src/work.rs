@@ -1,0 +1,194 @@
+//! What waits in streams, and what it does when it runs.
+
+use crate::gpu::Gpu;
+use crate::host::{self, Queued};
+use crate::product::Product;
+use crate::queue::Operation;
+use crate::shadow::Stamp;
+use std::ops::Range;
+use std::sync::Arc;
+use switchyard_cuda_reference::{Bare, Module, Touched};
+
+/// A launch of a kernel.
+#[derive(Clone)]
+pub(crate) struct Launch {
+    pub(crate) module: Arc<Module>,
+    pub(crate) kernel: String,
+    pub(crate) blocks: u32,
+    pub(crate) threads: u32,
+    pub(crate) shared_bytes: u32,
+    pub(crate) arguments: Vec<Vec<u8>>,
+    /// From 1 on.
+    pub(crate) number: u64,
+}
+
+impl Launch {
+    pub(crate) fn name(&self) -> String {
+        format!("launch {} (`{}`)", self.number, self.kernel)
+    }
+
+    pub(crate) fn bare(&self, seed: u64) -> Bare<'_> {
+        Bare {
+            kernel: &self.kernel,
+            blocks: self.blocks,
+            threads: self.threads,
+            shared_bytes: self.shared_bytes,
+            arguments: &self.arguments,
+            seed,
+        }
+    }
+}
+
+/// Where an upload has its bytes.
+#[derive(Clone)]
+pub(crate) enum Source {
+    /// The driver copied them when it was called.
+    Staged(Vec<u8>),
+    Pinned(Queued),
+}
+
+#[derive(Clone)]
+pub(crate) enum Work {
+    #[cfg(test)]
+    Nothing,
+    Launch(Launch),
+    Fill {
+        to: Range<u64>,
+        byte: u8,
+    },
+    Upload {
+        from: Source,
+        to: u64,
+    },
+    Download {
+        from: u64,
+        to: Queued,
+    },
+    /// Lines of `bytes` bytes: first address and pitch of both sides.
+    Copy {
+        from: (u64, u64),
+        to: (u64, u64),
+        bytes: u64,
+        count: u64,
+    },
+    Product(Box<Product>),
+}
+
+impl Work {
+    /// Memory of the host that it uses.
+    pub(crate) fn host(&mut self) -> Option<&mut Queued> {
+        match self {
+            Work::Upload { from: Source::Pinned(queued), .. } | Work::Download { to: queued, .. } => Some(queued),
+            _ => None,
+        }
+    }
+}
+
+fn reads(range: Range<u64>) -> Touched {
+    Touched { range, writes: false }
+}
+
+fn writes(range: Range<u64>) -> Touched {
+    Touched { range, writes: true }
+}
+
+impl Gpu {
+    /// Runs an operation, and compares what it used with what others used before.
+    pub(crate) fn run(&mut self, operation: Operation) {
+        let Operation { name, stream, index, clock, work } = operation;
+        if self.failed.is_some() {
+            return;
+        }
+        let stamp = Stamp { stream, index, name };
+        for Touched { range, writes } in self.execute(work, &stamp) {
+            if let Some((other, wrote)) = self.shadow.touch(&range, writes, &stamp, &clock) {
+                let (name, does) = (&stamp.name, if writes { "writes" } else { "reads" });
+                let (did, place) = (if wrote { "wrote" } else { "read" }, self.place(&range));
+                let streams = [stream, other.stream].map(|stream| self.stream_name(stream));
+                self.end(&format!(
+                    "{name} in {} {does} {place}, which {} in {} {did}, with no order between",
+                    streams[0], other.name, streams[1]
+                ));
+            }
+        }
+    }
+
+    fn execute(&mut self, work: Work, stamp: &Stamp) -> Vec<Touched> {
+        match work {
+            #[cfg(test)]
+            Work::Nothing => Vec::new(),
+            Work::Launch(launch) => self.launch(&launch),
+            Work::Fill { to, byte } => {
+                self.write(to.start, &vec![byte; (to.end - to.start) as usize]);
+                vec![writes(to)]
+            }
+            Work::Upload { from: Source::Staged(bytes), to } => {
+                self.write(to, &bytes);
+                vec![writes(to..to + bytes.len() as u64)]
+            }
+            Work::Upload { from: Source::Pinned(queued), to } => {
+                let bytes = self.unchanged(&queued, stamp);
+                self.write(to, &bytes);
+                vec![reads(queued.range), writes(to..to + bytes.len() as u64)]
+            }
+            Work::Download { from, to } => {
+                self.unchanged(&to, stamp);
+                let bytes = self.read(from, (to.range.end - to.range.start) as usize);
+                // SAFETY: the program gave this range to the copy, and has not freed it, which is checked when it does.
+                unsafe { host::write(to.range.start, &bytes) };
+                self.forget_seen(&to.range);
+                vec![reads(from..from + bytes.len() as u64), writes(to.range)]
+            }
+            Work::Copy { from, to, bytes, count } => self.copy(from, to, bytes, count),
+            Work::Product(product) => product.run(self, stamp),
+        }
+    }
+
+    fn launch(&mut self, launch: &Launch) -> Vec<Touched> {
+        if self.fails(launch.number) {
+            return Vec::new();
+        }
+        let seed = self.seed;
+        match self.device.launch_bare(&launch.module, &launch.bare(seed)) {
+            Ok(touched) => touched,
+            Err(error) => self.end(&format!("launch {}: {error}", launch.number)),
+        }
+    }
+
+    fn copy(&mut self, from: (u64, u64), to: (u64, u64), bytes: u64, count: u64) -> Vec<Touched> {
+        let line = |(start, pitch): (u64, u64), index: u64| start + index * pitch..start + index * pitch + bytes;
+        let mut touched = Vec::new();
+        for index in 0..count {
+            let (from, to) = (line(from, index), line(to, index));
+            let [source, target] = [&from, &to].map(|range| self.device.at(range.start, bytes as usize));
+            if let (Some(source), Some(target)) = (source, target) {
+                self.device.copy(source, target);
+            }
+            touched.extend([reads(from), writes(to)]);
+        }
+        touched
+    }
+
+    /// The bytes of pinned memory, which the host must not have changed since the copy was queued.
+    fn unchanged(&mut self, queued: &Queued, stamp: &Stamp) -> Vec<u8> {
+        // SAFETY: the program gave this range to the copy, and has not freed it, which is checked when it does.
+        let (bytes, changed) = unsafe { queued.now() };
+        if let Some(byte) = changed {
+            let (name, stream) = (&stamp.name, self.stream_name(stamp.stream));
+            self.end(&format!(
+                "the host changed byte {byte} of {} bytes of pinned memory while {name} in {stream} was queued",
+                bytes.len()
+            ));
+        }
+        bytes
+    }
+
+    /// The device itself has changed memory of the host: copies that are queued find other bytes there.
+    fn forget_seen(&mut self, range: &Range<u64>) {
+        for queued in self.queue.pending().filter_map(|operation| operation.work.host()) {
+            if queued.range.start < range.end && range.start < queued.range.end {
+                queued.seen = None;
+            }
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Products through the calls of the engine, against `f64`: all formats, sides, pitches, sums; and what must not be done.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used)]
+
+mod child;
+mod device;
+
+use child::planted;
+use device::{Gpu, number, places};
+use half::{bf16, f16};
+use switchyard_cuda::cublaslt::{Arithmetic, CublasLt, Matrix, Product};
+use switchyard_cuda::driver::Buffer;
+use switchyard_cuda::find::CUBLASLT;
+use switchyard_cuda::kernels::Element;
+
+const FORMATS: [(Element, Element); 5] = [
+    (Element::F32, Element::F32),
+    (Element::Bf16, Element::Bf16),
+    (Element::Bf16, Element::F32),
+    (Element::F16, Element::F16),
+    (Element::F16, Element::F32),
+];
+const M: usize = 5;
+const N: usize = 7;
+const K: usize = 12;
+const WORKSPACE_BYTES: usize = 1 << 20;
+
+/// A matrix on the device, with NaN where nobody may read, and its numbers.
+struct Side {
+    _buffer: Buffer,
+    matrix: Matrix,
+    numbers: Vec<f32>,
+}
+
+impl Side {
+    /// `rows` x `columns` as a product takes them.
+    fn new(gpu: &Gpu, seed: usize, element: Element, (rows, columns): (usize, usize), is_transposed: bool) -> Side {
+        let (lines, width) = if is_transposed { (columns, rows) } else { (rows, columns) };
+        let pitch = width + 3;
+        let place = |at: usize| (at / pitch, at % pitch);
+        let of = |at| match place(at) {
+            (line, column) if column < width => number(seed, line * width + column),
+            _ => f32::NAN,
+        };
+        let numbers: Vec<f32> = (0..lines * pitch).map(|at| round(element, of(at))).collect();
+        let buffer = upload(gpu, element, &numbers);
+        let matrix = Matrix { span: buffer.span(), element, rows: lines, columns: width, pitch, is_transposed };
+        Side { _buffer: buffer, matrix, numbers }
+    }
+
+    fn at(&self, row: usize, column: usize) -> f64 {
+        let (line, column) = if self.matrix.is_transposed { (column, row) } else { (row, column) };
+        self.numbers[line * self.matrix.pitch + column].into()
+    }
+
+    fn now(&self) -> Vec<f32> {
+        let count = 0..self.numbers.len();
+        match self.matrix.element {
+            Element::F32 => self._buffer.download(count).unwrap(),
+            Element::Bf16 => self._buffer.download::<bf16>(count).unwrap().into_iter().map(bf16::to_f32).collect(),
+            Element::F16 => self._buffer.download::<f16>(count).unwrap().into_iter().map(f16::to_f32).collect(),
+        }
+    }
+}
+
+fn round(element: Element, number: f32) -> f32 {
+    match element {
+        Element::F32 => number,
+        Element::Bf16 => bf16::from_f32(number).to_f32(),
+        Element::F16 => f16::from_f32(number).to_f32(),
+    }
+}
+
+fn upload(gpu: &Gpu, element: Element, numbers: &[f32]) -> Buffer {
+    match element {
+        Element::F32 => gpu.context.upload(numbers),
+        Element::Bf16 => gpu.context.upload(&numbers.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>()),
+        Element::F16 => gpu.context.upload(&numbers.iter().map(|x| f16::from_f32(*x)).collect::<Vec<_>>()),
+    }
+    .unwrap()
+}
+
+/// On the device of the current context.
+fn cublaslt() -> CublasLt {
+    CublasLt::start(&places().open(&CUBLASLT).unwrap().library).unwrap()
+}
+
+/// Left, right and result.
+fn sides(gpu: &Gpu, (element, result): (Element, Element), transposed: [bool; 2]) -> [Side; 3] {
+    let [left, right] = transposed;
+    [
+        Side::new(gpu, 1, element, (M, K), left),
+        Side::new(gpu, 2, element, (K, N), right),
+        Side::new(gpu, 3, result, (M, N), false),
+    ]
+}
+
+fn product(sides: &[Side; 3], adds: bool, arithmetic: Arithmetic) -> Product {
+    let [left, right, result] = sides.each_ref().map(|side| side.matrix);
+    Product { left, right, result, adds, arithmetic }
+}
+
+/// The largest error of a product, and the largest that rounding explains.
+fn error(
+    gpu: &Gpu,
+    formats: (Element, Element),
+    transposed: [bool; 2],
+    adds: bool,
+    arithmetic: Arithmetic,
+) -> [f64; 2] {
+    let sides = sides(gpu, formats, transposed);
+    let planned = cublaslt().plan(product(&sides, adds, arithmetic), WORKSPACE_BYTES, 4).unwrap();
+    let workspace = gpu.context.allocate(WORKSPACE_BYTES).unwrap();
+    planned.run(0, workspace.span(), &gpu.stream).unwrap();
+    let [left, right, result] = &sides;
+    let got = result.now();
+    let mut worst = 0.0f64;
+    for (at, got) in got.into_iter().enumerate() {
+        let (row, column) = (at / result.matrix.pitch, at % result.matrix.pitch);
+        if column >= N {
+            assert!(got.is_nan(), "the product writes between rows");
+            continue;
+        }
+        let sum: f64 = (0..K).map(|i| left.at(row, i) * right.at(i, column)).sum();
+        let wanted = sum + if adds { result.at(row, column) } else { 0.0 };
+        worst = worst.max((f64::from(got) - wanted).abs());
+    }
+    // Half of the last bit of sums below 8.
+    let allowed = match formats.1 {
+        Element::F32 => 4e-6,
+        Element::Bf16 => 8.0 / 512.0,
+        Element::F16 => 8.0 / 4096.0,
+    };
+    [worst, allowed]
+}
+
+#[test]
+fn products_of_all_formats_and_sides_are_right() {
+    device::on_a_device("products_of_all_formats_and_sides_are_right", &[], || {
+        let gpu = Gpu::new();
+        for formats in FORMATS {
+            for sides in [[false, false], [false, true], [true, false], [true, true]] {
+                for adds in [false, true] {
+                    let [worst, allowed] = error(&gpu, formats, sides, adds, Arithmetic::Ieee);
+                    assert!(worst < allowed, "{formats:?}, transposed {sides:?}, adds {adds}: {worst} > {allowed}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn tf32_is_less_exact_and_no_more_than_that() {
+    device::on_a_device("tf32_is_less_exact_and_no_more_than_that", &[], || {
+        let [worst, allowed] =
+            error(&Gpu::new(), (Element::F32, Element::F32), [false, false], false, Arithmetic::Tf32);
+        assert!(worst > 10.0 * allowed && worst < 12.0 / 1024.0, "{worst}");
+    });
+}
+
+#[test]
+fn products_that_do_not_fit_are_refused_before_the_library_is_asked() {
+    device::on_a_device("products_that_do_not_fit_are_refused_before_the_library_is_asked", &[], || {
+        let gpu = Gpu::new();
+        let sides = sides(&gpu, (Element::F32, Element::F32), [false, false]);
+        let good = product(&sides, false, Arithmetic::Ieee);
+        let refusal = |product| cublaslt().plan(product, 0, 1).map(|_| ()).unwrap_err().to_string();
+        let fits_not = "sides or formats that do not fit";
+        assert!(refusal(Product { left: good.right, ..good }).contains(fits_not));
+        let bf16 = Matrix { element: Element::Bf16, ..good.right };
+        assert!(refusal(Product { right: bf16, ..good }).contains(fits_not));
+        let longer = Matrix { rows: M + 1, ..good.left };
+        assert!(refusal(Product { left: longer, ..good }).contains("not within its memory"));
+        let planned = cublaslt().plan(good, WORKSPACE_BYTES, 4).unwrap();
+        let small = gpu.context.allocate(16).unwrap();
+        let refusal = planned.run(0, small.span(), &gpu.stream).unwrap_err().to_string();
+        assert!(refusal.contains("a workspace of 16 bytes, expected at least 65536"), "{refusal}");
+        // That without one.
+        planned.run(1, small.span(), &gpu.stream).unwrap();
+    });
+}
+
+planted! {
+    two_streams_do_not_share_a_workspace: "with no order between", |is_right| {
+        let gpu = Gpu::new();
+        let sides = [(); 2].map(|()| sides(&gpu, FORMATS[0], [false, false]));
+        let workspaces = [(); 2].map(|()| gpu.context.allocate(WORKSPACE_BYTES).unwrap());
+        let streams = [(); 2].map(|()| gpu.context.stream().unwrap());
+        for (index, (sides, stream)) in sides.iter().zip(&streams).enumerate() {
+            let planned = cublaslt().plan(product(sides, false, Arithmetic::Ieee), WORKSPACE_BYTES, 1).unwrap();
+            let workspace = if is_right { &workspaces[index] } else { &workspaces[0] };
+            planned.run(0, workspace.span(), stream).unwrap();
+        }
+        gpu.context.synchronize().unwrap();
+    }
+
+    a_product_does_not_overwrite_its_factors: "writes what it reads", |is_right| {
+        let gpu = Gpu::new();
+        let sides = sides(&gpu, FORMATS[0], [false, false]);
+        let mut product = product(&sides, false, Arithmetic::Ieee);
+        if !is_right {
+            // The result has fewer numbers than the right side.
+            product.result.span = product.right.span;
+        }
+        let workspace = gpu.context.allocate(16).unwrap();
+        cublaslt().plan(product, 0, 1).unwrap().run(0, workspace.span(), &gpu.stream).unwrap();
+        gpu.context.synchronize().unwrap();
+    }
+
+    a_product_reads_what_somebody_has_written: "that nobody has written", |is_right| {
+        let gpu = Gpu::new();
+        let sides = sides(&gpu, FORMATS[0], [false, false]);
+        let mut product = product(&sides, false, Arithmetic::Ieee);
+        let fresh = gpu.context.allocate(4 * K * 100).unwrap();
+        if !is_right {
+            product.right.span = fresh.span();
+        }
+        cublaslt().plan(product, 0, 1).unwrap().run(0, fresh.span(), &gpu.stream).unwrap();
+        gpu.context.synchronize().unwrap();
+    }
+}

@@ -1,0 +1,192 @@
+//! Memory of the device.
+
+use super::Context;
+use crate::error::Error;
+use crate::kernels;
+use crate::library::Pointer;
+use bytemuck::Pod;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+/// Address and size of every buffer that exists. A [`Span`] does not keep its buffer, so each use of one is checked here.
+#[derive(Default)]
+pub(super) struct Live(Mutex<BTreeMap<u64, usize>>);
+
+impl Live {
+    fn insert(&self, address: u64, bytes: usize) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(address, bytes);
+    }
+
+    fn remove(&self, address: u64) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
+    }
+
+    /// Refuses memory whose buffer is gone, or is of another context.
+    fn check(&self, call: &'static str, spans: impl Iterator<Item = Span>) -> Result<(), Error> {
+        let live = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for Span { address, bytes } in spans {
+            let holds = |(start, size): (&u64, &usize)| address + bytes as u64 <= start + *size as u64;
+            if !live.range(..=address).next_back().is_some_and(holds) {
+                return Err(Error::refused(call, format!("{bytes} bytes of a buffer that is gone")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A range of memory of a device. It does not keep its [`Buffer`]: work on a span whose buffer is gone is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    pub(super) address: u64,
+    bytes: usize,
+}
+
+impl Span {
+    /// A part of it, in bytes; `None` if it is not within.
+    pub fn part(self, range: Range<usize>) -> Option<Span> {
+        let fits = range.start <= range.end && range.end <= self.bytes;
+        fits.then(|| Span { address: self.address + range.start as u64, bytes: range.len() })
+    }
+
+    /// Its address on the device, for the calls of other libraries.
+    pub(crate) fn pointer(self) -> Pointer {
+        std::ptr::with_exposed_provenance_mut(self.address as usize)
+    }
+
+    /// The largest power of two, up to 256, that its address is a multiple of.
+    pub(crate) fn alignment(self) -> u32 {
+        1 << self.address.trailing_zeros().min(8)
+    }
+}
+
+impl kernels::Memory for Span {
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// An allocation of the device. The device's work is waited for before it is freed.
+pub struct Buffer {
+    context: Context,
+    span: Span,
+}
+
+impl Context {
+    /// Allocates memory of the device, whatever is in it.
+    ///
+    /// # Errors
+    /// There is not enough memory.
+    pub fn allocate(&self, bytes: usize) -> Result<Buffer, Error> {
+        let mut address = 0;
+        // SAFETY: the pointer is to a live integer.
+        self.call("cuMemAlloc", |call| unsafe { (call.cuMemAlloc_v2)(&raw mut address, bytes) })?;
+        self.inner.live.insert(address, bytes);
+        Ok(Buffer { context: self.clone(), span: Span { address, bytes } })
+    }
+
+    /// Allocates memory of the device, filled with zeros.
+    ///
+    /// # Errors
+    /// There is not enough memory.
+    pub fn zeros(&self, bytes: usize) -> Result<Buffer, Error> {
+        let (buffer, stream) = (self.allocate(bytes)?, self.default_stream());
+        stream.fill(buffer.span, 0)?;
+        stream.synchronize()?;
+        Ok(buffer)
+    }
+
+    /// Allocates memory of the device with a copy of `values`.
+    ///
+    /// # Errors
+    /// There is not enough memory.
+    pub fn upload<T: Pod>(&self, values: &[T]) -> Result<Buffer, Error> {
+        let buffer = self.allocate(size_of_val(values))?;
+        buffer.write(0, values)?;
+        Ok(buffer)
+    }
+}
+
+/// Refuses spans of buffers that are gone.
+pub(super) fn check_live(
+    context: &Context,
+    call: &'static str,
+    spans: impl Iterator<Item = Span>,
+) -> Result<(), Error> {
+    context.inner.live.check(call, spans)
+}
+
+impl Buffer {
+    pub fn bytes(&self) -> usize {
+        self.span.bytes
+    }
+
+    /// All of it.
+    pub fn span(&self) -> Span {
+        self.span
+    }
+
+    /// A part of it, in bytes; `None` if it is not within.
+    pub fn part(&self, range: Range<usize>) -> Option<Span> {
+        self.span.part(range)
+    }
+
+    pub(crate) fn pointer(&self) -> Pointer {
+        self.span.pointer()
+    }
+
+    fn within<T>(&self, call: &'static str, offset: usize, values: &[T]) -> Result<Span, Error> {
+        let bytes = size_of_val(values);
+        self.part(offset..offset.saturating_add(bytes)).ok_or_else(|| {
+            Error::refused(call, format!("{bytes} bytes at byte {offset} of a buffer of {} bytes", self.bytes()))
+        })
+    }
+
+    /// Copies `values` to byte `offset` on, once all work is done, and waits for it.
+    ///
+    /// # Errors
+    /// The range is out of bounds, or earlier work failed.
+    pub fn write<T: Pod>(&self, offset: usize, values: &[T]) -> Result<(), Error> {
+        let to = self.within("write", offset, values)?;
+        self.context.synchronize()?;
+        // SAFETY: both ranges have the same number of bytes, as just checked; when the call returns the source may be freed.
+        self.context.call("cuMemcpyHtoD", |call| unsafe {
+            (call.cuMemcpyHtoD_v2)(to.address, values.as_ptr().cast(), to.bytes)
+        })?;
+        // The call may return before the numbers are where streams expect them.
+        self.context.synchronize()
+    }
+
+    /// Copies from byte `offset` on, once all work is done.
+    ///
+    /// # Errors
+    /// The range is out of bounds, or earlier work failed.
+    pub fn read<T: Pod>(&self, offset: usize, values: &mut [T]) -> Result<(), Error> {
+        let from = self.within("read", offset, values)?;
+        self.context.synchronize()?;
+        // SAFETY: both ranges have the same number of bytes, as just checked; any bytes are a `T`.
+        self.context.call("cuMemcpyDtoH", |call| unsafe {
+            (call.cuMemcpyDtoH_v2)(values.as_mut_ptr().cast(), from.address, from.bytes)
+        })
+    }
+
+    /// `range` of its elements, once all work is done.
+    ///
+    /// # Errors
+    /// The range is out of bounds, or earlier work failed.
+    pub fn download<T: Pod>(&self, range: Range<usize>) -> Result<Vec<T>, Error> {
+        let mut values = vec![T::zeroed(); range.len()];
+        self.read(range.start.saturating_mul(size_of::<T>()), &mut values)?;
+        Ok(values)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.context.inner.live.remove(self.span.address);
+        // Also work that failed is over.
+        let _ = self.context.synchronize();
+        // SAFETY: allocated by `allocate`, freed once, and no work is left that uses it. The result could not be used.
+        let _ = self.context.call("cuMemFree", |call| unsafe { (call.cuMemFree_v2)(self.span.address) });
+    }
+}

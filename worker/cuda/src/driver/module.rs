@@ -1,0 +1,160 @@
+//! Kernels on the device.
+
+use super::{Context, Object, Span, Stream};
+use crate::error::Error;
+use crate::kernels::{Argument, Call, Program};
+use crate::library::Pointer;
+use crate::nvrtc::Nvrtc;
+use std::ffi::CString;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Attribute of a kernel: the most shared memory that a launch may give it.
+pub(super) const MAX_DYNAMIC_SHARED_SIZE_BYTES: i32 = 8;
+/// A kernel of ours has fewer; a launch then allocates nothing.
+const MOST_ARGUMENTS: usize = 32;
+
+/// A program on the device.
+pub struct Loaded {
+    program: Program,
+    module: Arc<Object>,
+    /// Those that were launched.
+    kernels: Mutex<Vec<Arc<Kernel>>>,
+}
+
+struct Kernel {
+    name: &'static str,
+    /// An address, which belongs to the module.
+    raw: usize,
+    /// Bytes of each parameter, as the machine code declares them.
+    parameters: Vec<usize>,
+    shared_bytes: u32,
+}
+
+impl Context {
+    /// Compiles a program for this device and loads it.
+    ///
+    /// # Errors
+    /// The compiler's messages, or the driver refuses the machine code.
+    pub fn load(&self, program: Program, nvrtc: &Nvrtc) -> Result<Loaded, Error> {
+        let (major, minor) = self.device().capability;
+        let compiled = program.compile(nvrtc, &format!("sm_{major}{minor}"))?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a CUBIN states its own length in its header (ELF), and the driver copies what it needs.
+        self.call("cuModuleLoadData", |call| unsafe {
+            (call.cuModuleLoadData)(&raw mut raw, compiled.cubin.as_ptr().cast())
+        })?;
+        let module = Object { context: self.clone(), raw, destroy: self.inner.driver.functions.cuModuleUnload };
+        Ok(Loaded { program, module: Arc::new(module), kernels: Mutex::default() })
+    }
+}
+
+impl Loaded {
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// Queues a launch of a kernel of this program.
+    ///
+    /// # Errors
+    /// The call is for another program, a buffer is gone, or the device refuses it.
+    pub fn launch(&self, call: &Call<Span>, stream: &Stream) -> Result<(), Error> {
+        if call.program != self.program {
+            return Err(Error::refused(
+                call.kernel,
+                format!("a call for {:?}, launched in {:?}", call.program, self.program),
+            ));
+        }
+        let kernel = self.kernel(call)?;
+        let given = || call.arguments.iter().map(|argument| value(argument).1);
+        if !given().eq(kernel.parameters.iter().copied()) || call.arguments.len() > MOST_ARGUMENTS {
+            let text = format!(
+                "arguments of {:?} bytes, expected {:?}, and at most {MOST_ARGUMENTS}",
+                given().collect::<Vec<_>>(),
+                kernel.parameters
+            );
+            return Err(Error::refused(call.kernel, text));
+        }
+        let spans = call.arguments.iter().filter_map(|argument| match argument {
+            Argument::Reads(span) | Argument::Writes(span) | Argument::Updates(span) => Some(*span),
+            Argument::Absent | Argument::Int(_) | Argument::Float(_) => None,
+        });
+        stream.uses(call.kernel, spans)?;
+        stream.uses_module(&self.module);
+        let mut values = [0u64; MOST_ARGUMENTS];
+        values.iter_mut().zip(&call.arguments).for_each(|(to, argument)| *to = value(argument).0);
+        let mut pointers = values.each_mut().map(|value| std::ptr::from_mut(value).cast());
+        // SAFETY: a call is made by the functions of `kernels` only, which check that memory is as large as its kernel needs; the tests of
+        // `switchyard-cuda-reference` execute it. The program is the one that the call is for, its arguments are as many and as large as
+        // the kernel's, and its buffers live, as just checked; freeing one waits for the work. Each pointer is to eight live bytes, and a
+        // narrower type is at their start on the little-endian machines that CUDA runs on.
+        stream.context().call("cuLaunchKernel", |functions| unsafe {
+            (functions.cuLaunchKernel)(
+                std::ptr::with_exposed_provenance_mut(kernel.raw),
+                call.blocks,
+                1,
+                1,
+                call.threads,
+                1,
+                1,
+                call.shared_bytes,
+                stream.raw(),
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        })
+    }
+
+    /// The kernel of a call, which may have as much shared memory as the call gives it.
+    fn kernel(&self, call: &Call<Span>) -> Result<Arc<Kernel>, Error> {
+        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = |kernel: &&Arc<Kernel>| kernel.name == call.kernel && kernel.shared_bytes >= call.shared_bytes;
+        if let Some(kernel) = kernels.iter().find(fits) {
+            return Ok(Arc::clone(kernel));
+        }
+        let kernel = Arc::new(self.look_up(call.kernel, call.shared_bytes)?);
+        kernels.retain(|other| other.name != call.kernel);
+        kernels.push(Arc::clone(&kernel));
+        Ok(kernel)
+    }
+
+    fn look_up(&self, name: &'static str, shared_bytes: u32) -> Result<Kernel, Error> {
+        let context = &self.module.context;
+        let text = CString::new(name).map_err(|_| Error::refused("cuModuleGetFunction", "a zero in the name"))?;
+        let mut raw: Pointer = std::ptr::null_mut();
+        // SAFETY: the module lives; the name is a C string.
+        context.call("cuModuleGetFunction", |call| unsafe {
+            (call.cuModuleGetFunction)(&raw mut raw, self.module.raw, text.as_ptr())
+        })?;
+        // SAFETY: the function is of a module that lives.
+        context.call("cuFuncSetAttribute", |call| unsafe {
+            (call.cuFuncSetAttribute)(raw, MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes as i32)
+        })?;
+        context.make_current()?;
+        let size = |index| {
+            let (mut offset, mut bytes) = (0, 0);
+            let functions = &context.inner.driver.functions;
+            // SAFETY: the function is of a module that lives; the pointers are to live numbers. Behind the last parameter the call fails.
+            let code = unsafe { (functions.cuFuncGetParamInfo)(raw, index, &raw mut offset, &raw mut bytes) };
+            (code == 0).then_some(bytes)
+        };
+        let parameters = (0..).map_while(size).collect();
+        Ok(Kernel { name, raw: raw.expose_provenance(), parameters, shared_bytes })
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        // A launch needs its code. Also work that failed is over.
+        let _ = self.module.context.synchronize();
+    }
+}
+
+/// What the driver reads of an argument, and how many bytes of it.
+fn value(argument: &Argument<Span>) -> (u64, usize) {
+    match argument {
+        Argument::Reads(span) | Argument::Writes(span) | Argument::Updates(span) => (span.address, 8),
+        Argument::Absent => (0, 8),
+        Argument::Float(value) => (value.to_bits().into(), 4),
+        Argument::Int(value) => (u64::from(*value), 4),
+    }
+}

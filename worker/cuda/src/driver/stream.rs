@@ -1,0 +1,226 @@
+//! Streams of work, and events that order them.
+
+use super::graph::Uses;
+use super::{Context, Object, Span};
+use crate::error::Error;
+use crate::kernels::Memory;
+use crate::library::Pointer;
+use std::sync::Mutex;
+
+pub(super) const NON_BLOCKING: u32 = 1;
+pub(super) const DISABLE_TIMING: u32 = 2;
+pub(super) const NOT_READY: i32 = 600;
+
+/// A queue: its work runs in order, and at the same time as that of other streams.
+pub struct Stream {
+    context: Context,
+    /// Nothing: the default stream.
+    object: Option<Object>,
+    /// While it is captured: what the graph uses.
+    pub(super) captured: Mutex<Option<Uses>>,
+}
+
+/// A point in a stream that others wait for. One that was never recorded is done.
+pub struct Event(Object);
+
+/// Lines of `bytes` bytes, `pitch` bytes from one to the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lines {
+    pub span: Span,
+    pub pitch: usize,
+}
+
+/// `CUDA_MEMCPY2D`.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct Copy2D {
+    pub(super) from: Side2D,
+    pub(super) to: Side2D,
+    pub(super) width_bytes: usize,
+    pub(super) height: usize,
+}
+
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct Side2D {
+    pub(super) x_bytes: usize,
+    pub(super) y: usize,
+    pub(super) kind: u32,
+    pub(super) host: Pointer,
+    pub(super) device: u64,
+    pub(super) array: Pointer,
+    pub(super) pitch: usize,
+}
+
+/// `CU_MEMORYTYPE_DEVICE`.
+pub(super) const DEVICE_MEMORY: u32 = 2;
+
+impl Side2D {
+    fn new(Lines { span, pitch }: Lines) -> Side2D {
+        let nothing = std::ptr::null_mut();
+        Side2D { x_bytes: 0, y: 0, kind: DEVICE_MEMORY, host: nothing, device: span.address, array: nothing, pitch }
+    }
+}
+
+impl Context {
+    /// A stream that is in no order with others, the default stream included.
+    ///
+    /// # Errors
+    /// The call fails.
+    pub fn stream(&self) -> Result<Stream, Error> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the pointer is to a live handle.
+        self.call("cuStreamCreate", |call| unsafe { (call.cuStreamCreate)(&raw mut raw, NON_BLOCKING) })?;
+        let object = Object { context: self.clone(), raw, destroy: self.inner.driver.functions.cuStreamDestroy_v2 };
+        Ok(Stream { context: self.clone(), object: Some(object), captured: Mutex::default() })
+    }
+
+    /// The stream that libraries use which are not told another.
+    pub fn default_stream(&self) -> Stream {
+        Stream { context: self.clone(), object: None, captured: Mutex::default() }
+    }
+
+    /// An event without a time.
+    ///
+    /// # Errors
+    /// The call fails.
+    pub fn event(&self) -> Result<Event, Error> {
+        self.event_with(DISABLE_TIMING)
+    }
+
+    /// An event with a time.
+    ///
+    /// # Errors
+    /// The call fails.
+    pub fn timed_event(&self) -> Result<Event, Error> {
+        self.event_with(0)
+    }
+
+    fn event_with(&self, flags: u32) -> Result<Event, Error> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the pointer is to a live handle.
+        self.call("cuEventCreate", |call| unsafe { (call.cuEventCreate)(&raw mut raw, flags) })?;
+        Ok(Event(Object { context: self.clone(), raw, destroy: self.inner.driver.functions.cuEventDestroy_v2 }))
+    }
+}
+
+impl Stream {
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    pub(crate) fn raw(&self) -> Pointer {
+        self.object.as_ref().map_or(std::ptr::null_mut(), |object| object.raw)
+    }
+
+    /// Waits for all its work.
+    ///
+    /// # Errors
+    /// The work failed.
+    pub fn synchronize(&self) -> Result<(), Error> {
+        // SAFETY: the stream lives.
+        self.context.call("cuStreamSynchronize", |call| unsafe { (call.cuStreamSynchronize)(self.raw()) })
+    }
+
+    /// The event is done when all work is that is in the stream now.
+    ///
+    /// # Errors
+    /// The call fails.
+    pub fn record(&self, event: &Event) -> Result<(), Error> {
+        self.refuse_in_capture("record")?;
+        // SAFETY: both live.
+        self.context.call("cuEventRecord", |call| unsafe { (call.cuEventRecord)(event.0.raw, self.raw()) })
+    }
+
+    /// What is put into the stream from now on waits for the event as it was recorded last.
+    ///
+    /// # Errors
+    /// The call fails.
+    pub fn wait(&self, event: &Event) -> Result<(), Error> {
+        self.refuse_in_capture("wait")?;
+        // SAFETY: both live; no flags.
+        self.context.call("cuStreamWaitEvent", |call| unsafe { (call.cuStreamWaitEvent)(self.raw(), event.0.raw, 0) })
+    }
+
+    /// Queues a fill with one byte.
+    ///
+    /// # Errors
+    /// The buffer is gone, or the call fails.
+    pub fn fill(&self, to: Span, byte: u8) -> Result<(), Error> {
+        self.uses("fill", [to].into_iter())?;
+        // SAFETY: the range is within a buffer that lives, as just checked; freeing it waits for the work.
+        self.context
+            .call("cuMemsetD8Async", |call| unsafe { (call.cuMemsetD8Async)(to.address, byte, to.bytes(), self.raw()) })
+    }
+
+    /// Queues a copy between memories of the device, which have the same size and nothing in common.
+    ///
+    /// # Errors
+    /// The sizes differ, a buffer is gone, or the call fails.
+    pub fn copy(&self, from: Span, to: Span) -> Result<(), Error> {
+        if from.bytes() != to.bytes() {
+            return Err(Error::refused("copy", format!("{} bytes to {} bytes", from.bytes(), to.bytes())));
+        }
+        let bytes = from.bytes();
+        self.copy_lines(bytes, 1, Lines { span: from, pitch: bytes }, Lines { span: to, pitch: bytes })
+    }
+
+    /// Queues a copy of `count` lines of `bytes` bytes each between memories of the device, which have nothing in common.
+    ///
+    /// # Errors
+    /// The lines are not within their memory, a buffer is gone, or the call fails.
+    pub fn copy_lines(&self, bytes: usize, count: usize, from: Lines, to: Lines) -> Result<(), Error> {
+        let fits = |lines: Lines| {
+            let end = count.checked_sub(1).and_then(|last| last.checked_mul(lines.pitch)?.checked_add(bytes));
+            lines.pitch >= bytes && end.is_some_and(|end| end <= lines.span.bytes())
+        };
+        if !fits(from) || !fits(to) {
+            let text = format!("{count} lines of {bytes} bytes from {from:?} to {to:?}");
+            return Err(Error::refused("copy", text));
+        }
+        self.uses("copy", [from.span, to.span].into_iter())?;
+        let copy = Copy2D { from: Side2D::new(from), to: Side2D::new(to), width_bytes: bytes, height: count };
+        // SAFETY: the lines are within buffers that live, as just checked; freeing them waits for the work; the structure is read before
+        // the call returns.
+        self.context.call("cuMemcpy2DAsync", |call| unsafe { (call.cuMemcpy2DAsync_v2)(&raw const copy, self.raw()) })
+    }
+}
+
+impl Event {
+    /// Waits for it.
+    ///
+    /// # Errors
+    /// The work before it failed.
+    pub fn synchronize(&self) -> Result<(), Error> {
+        // SAFETY: the event lives.
+        self.0.context.call("cuEventSynchronize", |call| unsafe { (call.cuEventSynchronize)(self.0.raw) })
+    }
+
+    /// Whether all work before it is done.
+    ///
+    /// # Errors
+    /// The work before it failed.
+    pub fn is_done(&self) -> Result<bool, Error> {
+        let mut done = true;
+        self.0.context.call("cuEventQuery", |call| {
+            // SAFETY: the event lives.
+            let code = unsafe { (call.cuEventQuery)(self.0.raw) };
+            done = code != NOT_READY;
+            if done { code } else { 0 }
+        })?;
+        Ok(done)
+    }
+
+    /// Seconds between two timed events that are done.
+    ///
+    /// # Errors
+    /// They have no times, or are not done.
+    pub fn seconds_since(&self, start: &Event) -> Result<f64, Error> {
+        let mut milliseconds = 0.0;
+        // SAFETY: both live; the pointer is to a live number.
+        self.0.context.call("cuEventElapsedTime", |call| unsafe {
+            (call.cuEventElapsedTime)(&raw mut milliseconds, start.0.raw, self.0.raw)
+        })?;
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+}

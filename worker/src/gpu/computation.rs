@@ -1,0 +1,190 @@
+//! All that a GPU holds and runs in a training, as data.
+
+use super::input::Inputs;
+use super::launch::{Launch, Memory, Span, Work};
+use super::plan::{Plan, Target};
+use super::refused::Refused;
+use super::update::Update;
+use crate::nn::{Bucket, Graph, Layout};
+use switchyard_cuda::kernels;
+use switchyard_worker_contract::config::{self, Precision};
+
+/// What a memory of the device is before the first step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Contents {
+    pub memory: Memory,
+    pub bytes: usize,
+    pub initial: Initial,
+}
+
+/// What is in a memory before the first step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Initial {
+    /// Whatever: it is written before it is read.
+    Unwritten,
+    Zeros,
+    /// As many as it has.
+    Bytes(Vec<u8>),
+}
+
+/// Forward and backward of a micro-batch, in order.
+#[derive(Debug, Clone)]
+pub struct Pass<M> {
+    pub forward: Vec<Work<M>>,
+    /// With the mean loss.
+    pub backward: Vec<Work<M>>,
+}
+
+/// Everything that is run.
+#[derive(Debug, Clone)]
+pub struct Works<M> {
+    /// The first micro-batch of a step.
+    pub first: Pass<M>,
+    /// Another, whose gradients and loss are added.
+    pub later: Pass<M>,
+    /// What follows the last micro-batch, once gradients and loss are those of all ranks.
+    pub update: Vec<Work<M>>,
+    /// Copies the weights into 16 bits, after the host has written them.
+    pub round: Option<Work<M>>,
+    /// Losses and right predictions of a batch.
+    pub evaluation: Vec<Work<M>>,
+}
+
+/// A network, its update, and what comes with a batch.
+pub struct Computation {
+    plan: Plan,
+    update: Update,
+    inputs: Inputs,
+    /// All memory but that of the inputs.
+    contents: Vec<Contents>,
+}
+
+impl Computation {
+    /// # Errors
+    /// The network, or its update, cannot be computed on a GPU.
+    pub fn new(
+        graph: Graph,
+        optimizer: &config::Optimizer,
+        precision: Precision,
+        target: Target,
+    ) -> Result<Computation, Refused> {
+        let kind = *graph.kind();
+        let plan = Plan::new(graph, target)?;
+        let update = Update::new(plan.layout(), optimizer, precision, target)?;
+        let used = used(&works(&plan, &update, &|span| span)?);
+        let inputs = Inputs::new(&used, plan.losses(), &kind);
+        let contents = contents(&plan, &update, &inputs, &used);
+        Ok(Computation { plan, update, inputs, contents })
+    }
+
+    pub fn layout(&self) -> &Layout {
+        self.plan.layout()
+    }
+
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    pub fn update(&self) -> &Update {
+        &self.update
+    }
+
+    pub fn inputs(&self) -> &Inputs {
+        &self.inputs
+    }
+
+    /// All memory but that of the inputs.
+    pub fn contents(&self) -> &[Contents] {
+        &self.contents
+    }
+
+    /// For each bucket of gradients how many backward works of a micro-batch complete it and all before it; for the first micro-batch of a
+    /// step, and for another.
+    ///
+    /// # Errors
+    /// None for a computation that [`Computation::new`] has returned.
+    pub fn complete(&self, buckets: &[Bucket]) -> Result<[Vec<usize>; 2], Refused> {
+        let Works { first, later, .. } = self.works(|span| span)?;
+        Ok([first, later].map(|pass| complete(&pass, buckets)))
+    }
+
+    /// What is run. `place` says which memory of the device a span is.
+    ///
+    /// # Errors
+    /// A kernel does not take the memory that `place` gives.
+    pub fn works<M: kernels::Memory>(&self, place: impl Fn(Span) -> M) -> Result<Works<M>, Refused> {
+        works(&self.plan, &self.update, &place)
+    }
+}
+
+fn works<M: kernels::Memory>(plan: &Plan, update: &Update, place: &dyn Fn(Span) -> M) -> Result<Works<M>, Refused> {
+    let losses = plan.losses();
+    let pass = |adds: bool| -> Result<Pass<M>, Refused> {
+        let (backward, forward): (Vec<Launch<M>>, Vec<Launch<M>>) =
+            plan.launches(adds, place)?.into_iter().partition(|launch| launch.backward);
+        let mut backward = only_works(backward);
+        backward.extend(update.losses(&losses, adds, place)?.into_iter().map(Work::Kernel));
+        Ok(Pass { forward: only_works(forward), backward })
+    };
+    Ok(Works {
+        first: pass(false)?,
+        later: pass(true)?,
+        update: update.launches(place)?.into_iter().map(Work::Kernel).collect(),
+        round: update.round(place)?.map(Work::Kernel),
+        evaluation: only_works(plan.evaluation(place)?),
+    })
+}
+
+fn only_works<M>(launches: Vec<Launch<M>>) -> Vec<Work<M>> {
+    launches.into_iter().map(|launch| launch.work).collect()
+}
+
+/// Every memory that works use, and how many bytes of it.
+fn used(works: &Works<Span>) -> Vec<(Memory, usize)> {
+    let Works { first, later, update, round, evaluation } = works;
+    let passes = [first, later].into_iter().flat_map(|pass| pass.forward.iter().chain(&pass.backward));
+    let mut used: Vec<(Memory, usize)> = Vec::new();
+    for work in passes.chain(update).chain(round).chain(evaluation) {
+        for span in work.reads().into_iter().chain(work.writes()) {
+            let end = span.at + span.bytes;
+            match used.iter_mut().find(|(memory, _)| *memory == span.memory) {
+                Some((_, bytes)) => *bytes = end.max(*bytes),
+                None => used.push((span.memory, end)),
+            }
+        }
+    }
+    used
+}
+
+/// The memory of the update, and what else is used.
+fn contents(plan: &Plan, update: &Update, inputs: &Inputs, used: &[(Memory, usize)]) -> Vec<Contents> {
+    let mut all = update.memory();
+    for &(memory, bytes) in used {
+        let is_input = inputs.place(Span { memory, at: 0, bytes: 0 }).is_some();
+        if is_input || all.iter().any(|contents| contents.memory == memory) {
+            continue;
+        }
+        let initial = match memory {
+            Memory::Constants => Initial::Bytes(bytemuck::cast_slice(&plan.constants()).to_vec()),
+            Memory::Statistics => Initial::Bytes(bytemuck::cast_slice(&plan.initial_statistics()).to_vec()),
+            _ => Initial::Unwritten,
+        };
+        all.push(Contents { memory, bytes, initial });
+    }
+    all
+}
+
+fn complete(pass: &Pass<Span>, buckets: &[Bucket]) -> Vec<usize> {
+    let writes = |work: &Work<Span>, bucket: &Bucket| {
+        let own = 4 * bucket.range.start..4 * bucket.range.end;
+        let touches = |span: Span| span.at < own.end && own.start < span.at + span.bytes;
+        work.writes().into_iter().any(|span| span.memory == Memory::Gradients && touches(span))
+    };
+    let last = |bucket: &Bucket| pass.backward.iter().rposition(|work| writes(work, bucket)).map_or(0, |at| at + 1);
+    let mut most = 0;
+    let reached = |bucket: &Bucket| {
+        most = last(bucket).max(most);
+        most
+    };
+    buckets.iter().map(reached).collect()
+}

@@ -1,0 +1,139 @@
+//! What a device gets with each micro-batch, as one block of bytes.
+
+use super::launch::{Memory, Span, Table};
+use crate::cpu::ops::Targets;
+use crate::data::{Batch, Kind};
+use crate::nn::layers::Loss;
+use std::ops::Range;
+use switchyard_cuda::kernels::embedding::order;
+
+/// Every part of the block begins at a multiple of this many bytes.
+const ALIGNMENT: usize = 256;
+
+/// The parts of a batch that launches read.
+#[derive(Debug, Clone)]
+pub struct Inputs {
+    parts: Vec<(Memory, Range<usize>)>,
+    losses: Vec<Loss>,
+    /// Entries of the table of tokens.
+    vocabulary: u32,
+    /// See [`order`].
+    starts: Vec<u32>,
+}
+
+/// How much of a step a micro-batch is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Share {
+    /// In the mean over the global batch.
+    pub part: f32,
+    pub loss_scale: f32,
+}
+
+/// Whether a memory comes with a batch.
+fn is_input(memory: Memory) -> bool {
+    match memory {
+        Memory::Values
+        | Memory::Pixels
+        | Memory::Entries(_)
+        | Memory::Order(_)
+        | Memory::Positions
+        | Memory::Targets(_)
+        | Memory::Factors
+        | Memory::Shares => true,
+        Memory::Arena
+        | Memory::Weights
+        | Memory::Half
+        | Memory::Gradients
+        | Memory::Constants
+        | Memory::Statistics
+        | Memory::BatchStatistics
+        | Memory::Losses
+        | Memory::Correct
+        | Memory::Moments(_)
+        | Memory::Loss
+        | Memory::Squares
+        | Memory::Rules
+        | Memory::Scaler
+        | Memory::Scaling
+        | Memory::Chunks
+        | Memory::Numbers
+        | Memory::Norms
+        | Memory::Ratios => false,
+    }
+}
+
+impl Inputs {
+    /// Of memories with their bytes, those that come with a batch of this kind.
+    pub(super) fn new(used: &[(Memory, usize)], losses: Vec<Loss>, kind: &Kind) -> Inputs {
+        let mut end = 0;
+        let mut place = |bytes: usize| {
+            let start = end;
+            end = (start + bytes).next_multiple_of(ALIGNMENT);
+            start..start + bytes
+        };
+        let vocabulary = match *kind {
+            Kind::Tokens { vocabulary, .. } => vocabulary,
+            Kind::Masked(masking) => masking.vocabulary,
+            Kind::Images { .. } | Kind::Features { .. } => 0,
+        };
+        let parts = used.iter().filter(|(memory, _)| is_input(*memory));
+        let parts = parts.map(|(memory, bytes)| (*memory, place(*bytes))).collect();
+        Inputs { parts, losses, vocabulary, starts: Vec::with_capacity(vocabulary as usize + 2) }
+    }
+
+    /// Size of the block.
+    pub fn bytes(&self) -> usize {
+        self.parts.last().map_or(0, |(_, part)| part.end)
+    }
+
+    /// Where a span is in the block; `None` if it is of a memory that does not come with a batch.
+    pub fn place(&self, span: Span) -> Option<Range<usize>> {
+        let (_, part) = self.parts.iter().find(|(memory, _)| *memory == span.memory)?;
+        Some(part.start + span.at..part.start + span.at + span.bytes)
+    }
+
+    /// Writes a batch into a block, which begins at a multiple of 4 bytes. Allocates nothing after the first call.
+    ///
+    /// # Panics
+    /// The block or the batch has another size than expected.
+    pub fn write(&mut self, batch: &Batch, share: Share, block: &mut [u8]) {
+        let Inputs { parts, losses, vocabulary, starts } = self;
+        for (memory, part) in parts.iter() {
+            let bytes = &mut block[part.clone()];
+            match memory {
+                Memory::Values => bytes.copy_from_slice(bytemuck::cast_slice(&batch.values)),
+                // The rest of the last word does not matter.
+                Memory::Pixels => bytes[..batch.pixels.len()].copy_from_slice(&batch.pixels),
+                Memory::Entries(Table::Tokens) => bytes.copy_from_slice(bytemuck::cast_slice(&batch.tokens)),
+                Memory::Entries(Table::Segments) => {
+                    let numbers: &mut [u32] = bytemuck::cast_slice_mut(bytes);
+                    numbers.iter_mut().zip(&batch.segments).for_each(|(to, segment)| *to = u32::from(*segment));
+                }
+                Memory::Order(Table::Tokens) => {
+                    order(batch.tokens.iter().copied(), *vocabulary, starts, bytemuck::cast_slice_mut(bytes));
+                }
+                Memory::Order(Table::Segments) => {
+                    let segments = batch.segments.iter().map(|segment| u32::from(*segment));
+                    order(segments, SEGMENTS, starts, bytemuck::cast_slice_mut(bytes));
+                }
+                Memory::Positions => bytes.copy_from_slice(bytemuck::cast_slice(&batch.positions)),
+                Memory::Targets(target) => bytes.copy_from_slice(bytemuck::cast_slice(target.of(batch))),
+                Memory::Factors => factors(losses, batch, share.loss_scale * share.part, bytes),
+                Memory::Shares => factors(losses, batch, share.part, bytes),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Values that a segment can have.
+const SEGMENTS: u32 = 2;
+
+/// For each loss what a row of a micro-batch counts, so that its rows together count `part`.
+fn factors(losses: &[Loss], batch: &Batch, part: f32, bytes: &mut [u8]) {
+    let factors: &mut [f32] = bytemuck::cast_slice_mut(bytes);
+    for (factor, loss) in factors.iter_mut().zip(losses) {
+        let counted = Targets { classes: loss.options.target.of(batch), smoothing: 0.0 }.counted();
+        *factor = (f64::from(part) / counted.max(1) as f64) as f32;
+    }
+}

@@ -1,0 +1,74 @@
+//! The GPUs of this machine, and the libraries that compute on them.
+
+use crate::gpu::Target;
+use crate::process::variable;
+use crate::train::TrainError;
+use std::path::Path;
+use switchyard_cuda::driver::{Context, Device, Driver};
+use switchyard_cuda::find::{CUBLASLT, DRIVER, NVRTC, Places, Wanted};
+use switchyard_cuda::nvrtc::Nvrtc;
+use switchyard_cuda::{Error, Library};
+
+/// Names the GPUs that a process sees; the driver reads it.
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+
+/// Blocks of a launch for each multiprocessor: enough that the end of one block is hidden behind others.
+const BLOCKS: u32 = 4;
+
+/// What is found on this machine.
+pub(super) struct Machine {
+    driver: Driver,
+    pub devices: Vec<Device>,
+    pub nvrtc: Nvrtc,
+    pub cublaslt: Library,
+}
+
+impl Machine {
+    /// Opens the libraries and asks for the GPUs. None of them is used yet.
+    ///
+    /// # Errors
+    /// A library or a GPU is missing.
+    pub fn open() -> Result<Machine, TrainError> {
+        let places = Places::new(|name| std::env::var_os(name), Path::new("/"), None);
+        let library = |wanted: &Wanted| places.open(wanted).map(|found| found.library).map_err(missing);
+        let driver = Driver::new(&library(&DRIVER)?).map_err(missing)?;
+        let (nvrtc, cublaslt) = (library(&NVRTC)?, library(&CUBLASLT)?);
+        let devices = driver.devices().map_err(missing)?;
+        Ok(Machine { driver, devices, nvrtc: Nvrtc::new(&nvrtc).map_err(missing)?, cublaslt })
+    }
+
+    /// Takes a GPU: the only one that the environment names, else that of the rank's number on its node.
+    ///
+    /// # Errors
+    /// There are fewer GPUs than ranks on the node, or the driver refuses.
+    pub fn take(self, local_rank: u32) -> Result<(Context, Nvrtc, Library), TrainError> {
+        let named = variable(VISIBLE).filter(|names| !names.contains(','));
+        let index = if named.is_some() { 0 } else { local_rank as usize };
+        let Some(device) = self.devices.get(index) else {
+            let (rank, count) = (local_rank + 1, self.devices.len());
+            let text = format!(
+                "rank {rank} of this node has no GPU, the driver shows {count}; expected one for each rank: lower trainer.numProcPerNode, or \
+                 name the GPU of each rank in {VISIBLE}"
+            );
+            return Err(TrainError::NoGpu(text));
+        };
+        Ok((self.driver.context(device)?, self.nvrtc, self.cublaslt))
+    }
+}
+
+/// What launches on a device are planned for.
+pub(super) fn target(device: &Device) -> Target {
+    let multiprocessors = u32::try_from(device.multiprocessors).unwrap_or(1).max(1);
+    Target { blocks: BLOCKS * multiprocessors, shared_bytes: device.shared_bytes }
+}
+
+fn missing(error: Error) -> TrainError {
+    let text = match &error {
+        Error::NotFound { tried, .. } => {
+            let tried: Vec<String> = tried.iter().map(|path| path.display().to_string()).collect();
+            format!("{error}; looked for {}", tried.join(", "))
+        }
+        _ => error.to_string(),
+    };
+    TrainError::NoGpu(text)
+}

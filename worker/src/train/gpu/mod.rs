@@ -1,0 +1,282 @@
+//! The engine on a GPU: the host queues what the device does, and waits for the outcome of a step.
+//!
+//! ```text
+//! GpuPlan: libraries, GPU, gpu::Computation ─> Memories: buffers ─> Workshop: kernels, algorithms ─> Commands
+//! reader -> Feed: pinned memory ─> stream: forward, backward ──────────────────────────> update ─> outcome
+//!                                                     └─ several ranks: Staging -> reducer ────────┘
+//! ```
+//!
+//! One stream computes, so that all works are in the order in which they are queued; with several ranks another one copies gradients.
+
+mod commands;
+mod feed;
+mod machine;
+mod memories;
+mod plan;
+mod staging;
+mod step;
+
+pub(super) use plan::GpuPlan;
+
+use super::TrainError;
+use super::blueprint::Training;
+use super::engine::{AddSpan, Array, Counters, Engine, Given, Measure, Reductions, Told};
+use super::exchange::Exchange;
+use super::scales::Scales;
+use crate::amp::LossScaler;
+use crate::comm::Group;
+use crate::cpu::ops::Targets;
+use crate::data::{Batch, Making, Prefetcher};
+use crate::gpu::{Computation, Memory, Share, Update};
+use crate::model::initialise;
+use crate::nn::{Layout, LossSums};
+use crate::optimizer::Steps;
+use crate::profile::Row;
+use crate::recorder::Recorder;
+use commands::{Commands, Passes, Workshop};
+use feed::{Feed, SLOTS};
+use memories::Memories;
+use serde_json::json;
+use staging::Staging;
+use std::sync::Arc;
+use std::time::Instant;
+use switchyard_cuda::driver::{Event, Pinned, Stream};
+use switchyard_cuda::kernels::gradients::Scaler;
+use switchyard_cuda::kernels::optimizer::Numbers;
+use switchyard_worker_contract::config::{EngineConfig, Transport};
+
+/// Memory that products may use beside their matrices: what NVIDIA advises for its newer devices.
+const WORKSPACE: usize = 32 << 20;
+
+/// What is queued.
+struct Run {
+    first: Passes,
+    later: Passes,
+    update: Commands,
+    round: Option<Commands>,
+    evaluation: Commands,
+}
+
+/// What the host and the device tell each other in a step.
+struct Messages {
+    numbers: Pinned<Numbers>,
+    scaler: Pinned<Scaler>,
+    loss: Pinned<f32>,
+}
+
+/// Recorded behind forward and backward of a micro-batch.
+struct Marks {
+    forward: Event,
+    backward: Event,
+}
+
+/// What the device did, as the host saw it.
+struct Seen {
+    name: &'static str,
+    start: Instant,
+    end: Instant,
+}
+
+/// A rank's GPU and what it works on.
+pub(super) struct GpuEngine {
+    config: EngineConfig,
+    world: u32,
+    kernel: String,
+    computation: Computation,
+    memories: Memories,
+    workshop: Workshop,
+    run: Run,
+    feed: Feed,
+    messages: Messages,
+    marks: [Marks; SLOTS],
+    stream: Stream,
+    /// With several ranks.
+    exchange: Option<(Exchange, Staging)>,
+    scales: Scales,
+    steps: Steps,
+    /// Nats, and right predictions, of each row in an evaluation.
+    rows: [Vec<f32>; 2],
+    /// How the reader made the micro-batches of the last step.
+    makings: Vec<Making>,
+    /// What the device did in the last step.
+    seen: Vec<Seen>,
+    recorder: Arc<Recorder>,
+}
+
+impl GpuEngine {
+    /// Takes the GPU of this rank, allocates all memory, compiles the kernels, and sets the initial weights.
+    ///
+    /// # Errors
+    /// The group failed, there is no GPU for this rank or too little memory, or a library refuses.
+    pub fn connect(
+        training: &Training,
+        plan: GpuPlan,
+        (group, local_rank): (&mut Group, u32),
+        recorder: &Arc<Recorder>,
+    ) -> Result<GpuEngine, TrainError> {
+        let (kernel, need) = (plan.kernel(), plan.memory());
+        let GpuPlan { machine, computation, .. } = plan;
+        let (context, nvrtc, cublaslt) = machine.take(local_rank)?;
+        let memories = Memories::new(&context, (&computation, WORKSPACE), training, &need)?;
+        let mut workshop = Workshop::new(&context, nvrtc, &cublaslt)?;
+        let works = computation.works(|span| memories.place(&computation, span))?;
+        let run = Run {
+            first: workshop.passes(works.first)?,
+            later: workshop.passes(works.later)?,
+            update: workshop.commands(works.update)?,
+            round: works.round.map(|round| workshop.commands(vec![round])).transpose()?,
+            evaluation: workshop.commands(works.evaluation)?,
+        };
+        let exchange = match training.world {
+            1 => None,
+            _ => Some((Exchange::connect(training, 0, group)?, Staging::new(&context, &computation, training)?)),
+        };
+        let rows = computation.plan().losses().iter().map(|loss| loss.rows).sum();
+        let mark = || Ok::<_, switchyard_cuda::Error>(Marks { forward: context.event()?, backward: context.event()? });
+        let merge = training.config.batch_merge as usize;
+        let mut engine = GpuEngine {
+            config: training.config.clone(),
+            world: training.world,
+            kernel,
+            feed: Feed::new(&context, computation.inputs())?,
+            messages: Messages { numbers: context.pinned(1)?, scaler: context.pinned(1)?, loss: context.pinned(1)? },
+            marks: [mark()?, mark()?],
+            stream: context.stream()?,
+            exchange,
+            scales: Scales::new(&training.config),
+            steps: Steps::new(&training.config.optimizer.rule),
+            rows: [vec![0.0; rows], vec![0.0; rows]],
+            makings: Vec::with_capacity(merge),
+            seen: Vec::with_capacity(2 * merge + 1),
+            recorder: Arc::clone(recorder),
+            computation,
+            memories,
+            workshop,
+            run,
+        };
+        let mut weights = vec![0.0; engine.layout().len];
+        initialise(engine.layout(), training.config.seed, &mut weights);
+        engine.write(Array::Weights, 0, &weights)?;
+        engine.round()?;
+        Ok(engine)
+    }
+
+    /// Refreshes the copies of the weights in 16 bits.
+    fn round(&mut self) -> Result<(), TrainError> {
+        if let Some(round) = &self.run.round {
+            self.workshop.queue(round, &self.memories, &self.stream)?;
+        }
+        Ok(())
+    }
+
+    /// Where an array is; `None`: it is empty.
+    fn memory(&self, array: Array) -> Option<Memory> {
+        match array {
+            Array::Weights => Some(Memory::Weights),
+            Array::Moments(index) => Some(Memory::Moments(index)),
+            Array::Statistics => None,
+        }
+    }
+}
+
+impl Engine for GpuEngine {
+    fn step(&mut self, reader: &mut Prefetcher, given: &Given) -> Result<Option<Told>, TrainError> {
+        self.run_step(reader, given).map(Some)
+    }
+
+    fn drain(&mut self) -> Result<Option<Told>, TrainError> {
+        Ok(None)
+    }
+
+    fn evaluate(&mut self, batch: &Batch) -> Result<LossSums, TrainError> {
+        let whole = Share { part: 1.0, loss_scale: 1.0 };
+        self.feed.send(0, (batch, whole), &self.memories, &self.stream)?;
+        self.workshop.queue(&self.run.evaluation, &self.memories, &self.stream)?;
+        let [losses, correct] = &mut self.rows;
+        self.memories.buffer(Memory::Losses).read(0, losses)?;
+        self.memories.buffer(Memory::Correct).read(0, correct)?;
+        let (mut sums, mut from) = (LossSums::default(), 0);
+        for loss in self.computation.plan().losses() {
+            let rows = from..from + loss.rows;
+            from = rows.end;
+            let counted = Targets { classes: loss.options.target.of(batch), smoothing: 0.0 }.counted();
+            let nats: f64 = losses[rows.clone()].iter().copied().map(f64::from).sum();
+            sums.loss += nats / counted.max(1) as f64;
+            if loss.options.count {
+                sums.correct += correct[rows].iter().filter(|right| **right > 0.0).count() as u64;
+                sums.predicted += counted as u64;
+            }
+        }
+        Ok(sums)
+    }
+
+    fn layout(&self) -> &Layout {
+        self.computation.layout()
+    }
+
+    fn statistics(&self) -> Vec<(String, usize)> {
+        Vec::new()
+    }
+
+    fn moments(&self) -> Vec<&'static str> {
+        self.computation.update().moments().to_vec()
+    }
+
+    fn read(&self, array: Array, from: usize, into: &mut [f32]) -> Result<(), TrainError> {
+        match self.memory(array) {
+            Some(memory) => Ok(self.memories.buffer(memory).read(4 * from, into)?),
+            None => Ok(()),
+        }
+    }
+
+    fn write(&mut self, array: Array, from: usize, numbers: &[f32]) -> Result<(), TrainError> {
+        match self.memory(array) {
+            Some(memory) => Ok(self.memories.buffer(memory).write(4 * from, numbers)?),
+            None => Ok(()),
+        }
+    }
+
+    fn counters(&self) -> Counters {
+        Counters { optimizer_steps: self.steps.done(), ..self.scales.counters() }
+    }
+
+    fn resume(&mut self, counters: &Counters) -> Result<Option<String>, TrainError> {
+        self.steps = self.steps.restored(counters.optimizer_steps);
+        let changed = self.scales.resume(counters, self.config.precision)?;
+        if let Some(state) = self.scales.loss.as_ref().map(LossScaler::state) {
+            self.memories.buffer(Memory::Scaler).write(0, &[Update::scaler(&state)])?;
+        }
+        self.round()?;
+        Ok(changed)
+    }
+
+    fn kernel(&self) -> String {
+        self.kernel.clone()
+    }
+
+    fn reductions(&self) -> Reductions {
+        match &self.exchange {
+            Some((exchange, _)) => exchange.reductions(),
+            None => Reductions { transport: Transport::None, links: Vec::new(), probed: None, bytes: Vec::new() },
+        }
+    }
+
+    fn reduce(&mut self, what: Measure) -> Result<(), TrainError> {
+        self.exchange.as_mut().map_or(Ok(()), |(exchange, _)| exchange.reduce(what))
+    }
+
+    /// What the device did is known by forward and backward of each micro-batch, in every step.
+    fn record(&mut self, _on: bool) {}
+
+    fn trace(&mut self, add: &mut AddSpan<'_>) {
+        for Seen { name, start, end } in &self.seen {
+            add(Row::Compute, name, *start, *end, json!({}));
+        }
+        for making in &self.makings {
+            add(Row::Reader(making.thread), "micro-batch", making.start, making.end, json!({}));
+        }
+        if let Some((exchange, _)) = &self.exchange {
+            exchange.trace(add);
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The static plan of a rank on a GPU.
+
+use super::WORKSPACE;
+use super::machine::{Machine, target};
+use crate::gpu::{Computation, Contents, Memory};
+use crate::nn::Layout;
+use crate::train::TrainError;
+use crate::train::blueprint::Training;
+use crate::train::memory::batch_that_fits;
+use switchyard_cuda::driver::Device;
+use switchyard_worker_contract::env;
+use switchyard_worker_contract::event::MemoryUse;
+
+/// What a rank holds and runs on its GPU, planned for the first one of the machine.
+pub(in crate::train) struct GpuPlan {
+    pub(super) machine: Machine,
+    pub(super) computation: Computation,
+    device: Device,
+    compiler: (i32, i32),
+}
+
+impl GpuPlan {
+    /// `kernel`: see [`env::KERNEL`].
+    ///
+    /// # Errors
+    /// A library or a GPU is missing, the job needs what cannot be computed there, or more memory than there is.
+    pub fn new(training: &Training, kernel: Option<&str>) -> Result<GpuPlan, TrainError> {
+        let config = &training.config;
+        if let Some(kernel) = kernel.filter(|kernel| *kernel != "auto") {
+            let name = env::KERNEL;
+            return Err(TrainError::Usage(format!(
+                "{name}: got {kernel} for ranks on GPUs; expected auto: it is for CPUs"
+            )));
+        }
+        let machine = Machine::open()?;
+        let device = machine.devices.first().cloned().ok_or(switchyard_cuda::Error::NoDevice)?;
+        let compiler = machine.nvrtc.version()?;
+        let computation = Computation::new(training.graph()?, &config.optimizer, config.precision, target(&device))?;
+        let plan = GpuPlan { machine, computation, device, compiler };
+        let limit = (plan.device.memory_bytes as f64 * config.memory.fraction) as u64;
+        let need = plan.memory();
+        if need.total() > limit {
+            return Err(too_large(&need, training, limit));
+        }
+        Ok(plan)
+    }
+
+    pub fn layout(&self) -> &Layout {
+        self.computation.layout()
+    }
+
+    /// Name of the kernels.
+    pub fn kernel(&self) -> String {
+        name(&self.device, self.compiler)
+    }
+
+    /// Memory of the GPU.
+    pub fn memory(&self) -> MemoryUse {
+        let sum = |is: fn(Memory) -> bool| {
+            let contents = self.computation.contents().iter().filter(|contents| is(contents.memory));
+            contents.map(|contents: &Contents| contents.bytes as u64).sum::<u64>()
+        };
+        let weights = sum(|memory| matches!(memory, Memory::Weights | Memory::Half));
+        let gradients = sum(|memory| memory == Memory::Gradients);
+        let optimizer = sum(|memory| matches!(memory, Memory::Moments(_) | Memory::Chunks | Memory::Norms));
+        let all = sum(|_| true) + WORKSPACE as u64;
+        MemoryUse {
+            weights,
+            gradients,
+            optimizer,
+            activations: all - weights - gradients - optimizer,
+            input: self.computation.inputs().bytes() as u64,
+        }
+    }
+
+    /// Memory of the process, without what is the same on every device: pinned batches, and gradients on their way to other ranks.
+    pub fn host_memory(&self, training: &Training) -> MemoryUse {
+        let flat = 4 * self.layout().len as u64;
+        MemoryUse {
+            gradients: if training.world > 1 { flat } else { 0 },
+            input: 2 * self.computation.inputs().bytes() as u64,
+            ..MemoryUse::default()
+        }
+    }
+}
+
+/// Name of what is compiled by this version of NVRTC for a device.
+fn name(device: &Device, (major, minor): (i32, i32)) -> String {
+    let (first, second) = device.capability;
+    format!("cuda sm_{first}{second}, NVRTC {major}.{minor}")
+}
+
+/// `limit`: bytes that a rank may take.
+pub(super) fn too_large(need: &MemoryUse, training: &Training, limit: u64) -> TrainError {
+    let MemoryUse { weights, gradients, optimizer, activations, .. } = *need;
+    TrainError::GpuMemory {
+        // Rounded up, and the limit down: the two figures differ whatever the amounts are.
+        need: need.total().div_ceil(1 << 20),
+        activations: activations >> 20,
+        state: (weights + gradients + optimizer) >> 20,
+        limit: limit >> 20,
+        fraction: training.config.memory.fraction,
+        help: batch_that_fits(need, training.config.batch_size_per_process, limit)
+            .unwrap_or_else(|| "a smaller model".to_owned()),
+    }
+}

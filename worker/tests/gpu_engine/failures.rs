@@ -1,0 +1,74 @@
+//! What cannot run on a GPU is refused with the reason, and a GPU that fails ends the rank with the driver's words.
+
+use crate::pods::Job;
+use crate::support::{gpt, libraries, on, run};
+use switchyard_worker_contract::config::*;
+use switchyard_worker_contract::env;
+
+const STEPS: u64 = 3;
+
+/// Runs a GPT; its exit code is expected, and so are these words in the log.
+fn fails(ranks: u32, extra: &[(&str, &str)], code: i32, words: &[&str], change: impl FnOnce(&mut EngineConfig)) {
+    let Some(libraries) = libraries() else { return };
+    let job = Job::new(1, ranks, STEPS).with(on(Device::Cuda, STEPS, |config| {
+        gpt(config);
+        change(config);
+    }));
+    let told = run(&job, &libraries, extra);
+    assert_eq!(told.codes, [code], "{extra:?}: {}", told.log);
+    words.iter().for_each(|word| assert!(told.log.contains(word), "no `{word}` in {}", told.log));
+}
+
+#[test]
+fn a_machine_without_the_libraries() {
+    let folder = tempfile::tempdir().unwrap();
+    let none = folder.path().to_str().unwrap();
+    let words = ["spec.engine.device: got Cuda; driver is not on this machine; looked for", "libcuda.so.1"];
+    fails(1, &[("SWITCHYARD_CUDA_LIBRARIES", none)], 2, &words, |_| ());
+}
+
+#[test]
+fn a_machine_with_fewer_gpus_than_ranks() {
+    let words = ["rank 2 of this node has no GPU, the driver shows 1", "lower trainer.numProcPerNode"];
+    fails(2, &[], 2, &words, |_| ());
+    fails(1, &[("SWITCHYARD_REFERENCE_DEVICES", "0")], 2, &["there is no device"], |_| ());
+}
+
+#[test]
+fn kernels_of_cpus() {
+    let words = ["SWITCHYARD_KERNEL: got avx2 for ranks on GPUs; expected auto"];
+    fails(1, &[(env::KERNEL, "avx2")], 2, &words, |_| ());
+}
+
+#[test]
+fn layers_that_have_no_kernel() {
+    let words = ["spec.engine.device: got Cuda; layer `transformer.h.0.attn` (Attention) does not fit a kernel"];
+    fails(1, &[], 2, &words, |config| {
+        if let Model::Gpt(gpt) = &mut config.model {
+            gpt.hidden_size = 12;
+        }
+    });
+}
+
+#[test]
+fn too_little_memory() {
+    let words =
+        ["of the memory of its GPU", "(spec.engine.memory.fraction 0.9 of what is free)", "batchSizePerProcess: "];
+    // Another process takes it meanwhile.
+    fails(1, &[("SWITCHYARD_REFERENCE_FAULT", "out-of-memory:4")], 8, &words[..1], |_| ());
+    let enough = 40u64 << 20;
+    fails(1, &[("SWITCHYARD_REFERENCE_MEMORY", &enough.to_string())], 8, &words, |config| {
+        config.batch_size_per_process = 512;
+    });
+}
+
+#[test]
+fn a_gpu_that_fails_in_a_step() {
+    for (fault, word) in [
+        ("launch:40", "returned 719: unspecified launch failure"),
+        ("lost:40", "returned 214: uncorrectable ECC error encountered"),
+        ("busy", "returned 46: CUDA-capable device(s) is/are busy or unavailable"),
+    ] {
+        fails(1, &[("SWITCHYARD_REFERENCE_FAULT", fault)], 5, &["the GPU failed: driver: ", word], |_| ());
+    }
+}

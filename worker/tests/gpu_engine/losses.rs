@@ -1,0 +1,132 @@
+//! Losses on a GPU are those on CPUs.
+
+use crate::pods::Job;
+use crate::support::{Told, amp, bert, gpt, libraries, mlp, on, run};
+use switchyard_worker_contract::config::*;
+
+const STEPS: u64 = 20;
+
+type Change = fn(&mut EngineConfig);
+
+const STATIC: LossScaling = LossScaling::Static { scale: 1.0 };
+
+/// Both devices with this change, one after the other.
+fn compare(
+    name: &str,
+    (nodes, ranks): (u32, u32),
+    extra: &[(&str, &str)],
+    most: f64,
+    change: impl Fn(&mut EngineConfig),
+) -> Option<Told> {
+    let libraries = libraries()?;
+    let expected = run(&Job::new(nodes, ranks, STEPS).with(on(Device::Cpu, STEPS, &change)), &[], &[]);
+    let losses = expected.losses();
+    assert!(losses.len() > 1, "{name}: {}", expected.log);
+    let got = run(&Job::new(nodes, ranks, STEPS).with(on(Device::Cuda, STEPS, &change)), &libraries, extra);
+    assert_eq!(got.difference(&expected, most), None, "{name}");
+    assert_eq!(got.kernel.as_deref(), Some("cuda sm_90, NVRTC 13.0"), "{name}");
+    let skipped = |told: &Told| told.progress.last().unwrap().skipped_steps;
+    assert_eq!(skipped(&got), skipped(&expected), "{name}");
+    Some(got)
+}
+
+#[test]
+fn of_every_model_in_32_bits() {
+    let models: [(&str, Change); 3] = [("mlp", mlp), ("gpt", gpt), ("bert", bert)];
+    for (name, model) in models {
+        compare(name, (1, 1), &[], 1e-3, |config| {
+            model(config);
+            config.batch_merge = 2;
+        });
+    }
+}
+
+#[test]
+fn of_every_language_model_in_bf16() {
+    let models: [(&str, Change); 2] = [("gpt", gpt), ("bert", bert)];
+    for (name, model) in models {
+        compare(name, (1, 1), &[("SWITCHYARD_REFERENCE_SEED", "7")], 1e-2, |config| {
+            model(config);
+            config.precision = amp(HalfType::Bf16, STATIC);
+        });
+    }
+}
+
+#[test]
+fn with_a_dynamic_scale_that_overflows_at_first() {
+    let loss_scaling = LossScaling::Dynamic {
+        initial_scale: f64::from(1u32 << 24),
+        growth_factor: 2.0,
+        backoff_factor: 0.25,
+        growth_interval_steps: 4,
+    };
+    let told = compare("gpt", (1, 1), &[], 1e-2, |config| {
+        gpt(config);
+        config.precision = amp(HalfType::Fp16, loss_scaling);
+    });
+    let Some(told) = told else { return };
+    let scales: Vec<f64> = told.progress.iter().filter_map(|progress| progress.loss_scale).collect();
+    assert!(scales.windows(2).any(|pair| pair[1] < pair[0]), "it backs off: {scales:?}");
+    assert!(scales.windows(2).any(|pair| pair[1] > pair[0]), "it grows again: {scales:?}");
+}
+
+#[test]
+fn of_two_ranks_with_a_gpu_each() {
+    compare("two ranks", (1, 2), &[("SWITCHYARD_REFERENCE_DEVICES", "2")], 1e-3, gpt);
+    compare("two devices of a process", (1, 2), &[("SWITCHYARD_REFERENCE_DEVICES", "2")], 1e-3, |config| {
+        mlp(config);
+        config.devices_per_process = 2;
+    });
+}
+
+#[test]
+fn of_two_ranks_with_more_gradients_than_one_bucket_holds() {
+    let wide = |config: &mut EngineConfig| {
+        mlp(config);
+        config.model = Model::Mlp(Mlp { hidden_sizes: vec![600, 600], activation: Activation::Relu });
+        config.batch_merge = 2;
+        config.length = Length::Steps(4);
+        config.overlap.bucket_size_mib = None;
+    };
+    let two_gpus = ("SWITCHYARD_REFERENCE_DEVICES", "2");
+    for (enabled, sync_all_reduce, seed) in [(true, false, "3"), (true, true, "4"), (false, false, "5")] {
+        let extra = [two_gpus, ("SWITCHYARD_REFERENCE_SEED", seed)];
+        compare(&format!("overlap {enabled}, sync {sync_all_reduce}"), (1, 2), &extra, 1e-3, |config| {
+            wide(config);
+            config.overlap = Overlap { enabled, sync_all_reduce, ..config.overlap };
+        });
+    }
+    compare("two hosts", (2, 1), &[], 1e-2, |config| {
+        wide(config);
+        config.overlap.wire_type = WireType::Fp16;
+    });
+}
+
+#[test]
+fn by_every_optimizer() {
+    let adam = Adam { beta1: 0.9, beta2: 0.99, epsilon: 1e-6 };
+    let rules = [
+        Rule::Sgd(Momentum { momentum: 0.9, nesterov: true }),
+        Rule::Adam(adam),
+        Rule::Lamb(adam),
+        Rule::Lars(Lars { momentum: 0.9, trust_coefficient: 0.02 }),
+    ];
+    for rule in rules {
+        compare(&format!("{rule:?}"), (1, 1), &[], 1e-3, |config| {
+            mlp(config);
+            config.optimizer.rule = rule;
+        });
+    }
+}
+
+#[test]
+fn a_different_rate_is_found() {
+    let Some(libraries) = libraries() else { return };
+    let expected = run(&Job::new(1, 1, STEPS).with(on(Device::Cpu, STEPS, mlp)), &[], &[]);
+    let other = |config: &mut EngineConfig| {
+        mlp(config);
+        config.optimizer.learning_rate *= 1.5;
+    };
+    let got = run(&Job::new(1, 1, STEPS).with(on(Device::Cuda, STEPS, other)), &libraries, &[]);
+    assert!(got.difference(&expected, 1e-3).is_some());
+}

@@ -1,0 +1,14 @@
+//! The worker itself on the reference libraries of CUDA: whole runs on GPUs beside the same runs on CPUs.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used)]
+
+#[path = "../collective_support/mod.rs"]
+mod collective_support;
+mod failures;
+mod losses;
+#[path = "../plain/mod.rs"]
+mod plain;
+#[path = "../pods/mod.rs"]
+mod pods;
+mod resume;
+mod support;

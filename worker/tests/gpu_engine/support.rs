@@ -1,0 +1,127 @@
+//! Jobs on a device, and what they told.
+
+use crate::pods::{Job, events};
+use std::ffi::OsString;
+use switchyard_worker_contract::config::*;
+use switchyard_worker_contract::env;
+use switchyard_worker_contract::event::{Event, Progress};
+
+/// The libraries; `None` where NVRTC is missing.
+pub fn libraries() -> Option<Vec<(&'static str, OsString)>> {
+    switchyard_cuda_libraries::environment()
+}
+
+/// A network on features, a GPT, or a BERT.
+pub fn gpt(config: &mut EngineConfig) {
+    config.model = Model::Gpt(Gpt {
+        layers: 1,
+        hidden_size: 16,
+        heads: 2,
+        context_length: 8,
+        vocabulary_size: 256,
+        tied_head: true,
+    });
+}
+
+pub fn bert(config: &mut EngineConfig) {
+    config.model = Model::Bert(Bert {
+        layers: 1,
+        hidden_size: 16,
+        heads: 2,
+        context_length: 12,
+        vocabulary_size: 256,
+        masked_fraction: 0.25,
+        next_sentence: true,
+    });
+    config.data.validation_fraction = 0.3;
+}
+
+pub fn mlp(config: &mut EngineConfig) {
+    config.model = Model::Mlp(Mlp { hidden_sizes: vec![24, 13], activation: Activation::Gelu });
+    config.data.source = Source::Synthetic(Synthetic { samples: 200, image: None, classes: 5 });
+    config.batch_size_per_process = 6;
+}
+
+pub fn amp(compute_type: HalfType, loss_scaling: LossScaling) -> Precision {
+    Precision::Amp(Amp { compute_type, loss_scaling })
+}
+
+/// A run that reports each step.
+pub struct Told {
+    pub codes: Vec<i32>,
+    /// Of rank 0, from the first reported step on.
+    pub progress: Vec<Progress>,
+    pub validation: Option<f64>,
+    /// Of the weights.
+    pub digest: Option<String>,
+    pub kernel: Option<String>,
+    /// What rank 0 wrote to its log.
+    pub log: String,
+}
+
+impl Told {
+    pub fn losses(&self) -> Vec<f64> {
+        self.progress.iter().map(|progress| progress.loss).collect()
+    }
+
+    /// The first difference beyond `most`, as a share of what is expected.
+    pub fn difference(&self, expected: &Told, most: f64) -> Option<String> {
+        let (got, wanted) = (self.losses(), expected.losses());
+        if got.len() != wanted.len() || got.is_empty() || self.codes != expected.codes {
+            return Some(format!("{:?} {got:?}, expected {:?} {wanted:?}; {}", self.codes, expected.codes, self.log));
+        }
+        let near = |a: f64, b: f64| (a - b).abs() <= most * b.abs();
+        let at = got.iter().zip(&wanted).position(|(a, b)| !near(*a, *b));
+        if let Some(step) = at {
+            return Some(format!("report {step}: loss {}, expected {}", got[step], wanted[step]));
+        }
+        let (got, wanted) = (self.validation, expected.validation);
+        match (got, wanted) {
+            (Some(got), Some(wanted)) if near(got, wanted) => None,
+            (None, None) => None,
+            _ => Some(format!("validation {got:?}, expected {wanted:?}")),
+        }
+    }
+}
+
+/// Changes a small job: its ranks compute on this device, with a report of each step.
+pub fn on(device: Device, steps: u64, change: impl FnOnce(&mut EngineConfig)) -> impl FnOnce(&mut EngineConfig) {
+    move |config| {
+        config.length = Length::Steps(steps);
+        change(config);
+        config.fetch_every_steps = 1;
+        config.cpu_threads = 1;
+        config.device = device;
+    }
+}
+
+/// Runs the pods of a job once. `extra`: more variables.
+pub fn run(job: &Job, libraries: &[(&'static str, OsString)], extra: &[(&str, &str)]) -> Told {
+    let both: Vec<(&str, &str)> =
+        libraries.iter().map(|(name, value)| (*name, value.to_str().unwrap())).chain(extra.iter().copied()).collect();
+    let codes = job.run(&both);
+    let all = events(&job.read("out-0"));
+    let mut told = Told {
+        codes,
+        progress: Vec::new(),
+        validation: None,
+        digest: None,
+        kernel: None,
+        log: job.read("err-0") + &job.read("termination-0"),
+    };
+    for event in all {
+        match event {
+            Event::Progress(progress) if progress.rank == 0 => told.progress.push(progress),
+            Event::Ready(ready) if ready.rank == 0 => told.kernel = Some(ready.kernel),
+            Event::Finished(finished) if finished.rank == 0 => {
+                told.validation = finished.validation_loss;
+                told.digest = Some(finished.weights_digest);
+            }
+            _ => {}
+        }
+    }
+    told
+}
+
+/// The second attempt of a job.
+pub const AGAIN: (&str, &str) = (env::ATTEMPT, "2");
