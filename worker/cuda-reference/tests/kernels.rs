@@ -7,6 +7,8 @@
 mod activation;
 #[path = "kernels/attention.rs"]
 mod attention;
+#[path = "kernels/batch_norm.rs"]
+mod batch_norm;
 #[path = "kernels/cross_entropy.rs"]
 mod cross_entropy;
 #[path = "kernels/elementwise.rs"]
@@ -24,6 +26,8 @@ mod layer_norm;
 mod nvrtc;
 #[path = "kernels/optimizer.rs"]
 mod optimizer;
+#[path = "kernels/patches.rs"]
+mod patches;
 #[path = "kernels/pooling.rs"]
 mod pooling;
 #[path = "kernels/resources.rs"]

@@ -172,6 +172,7 @@ fn contents(plan: &Plan, update: &Update, inputs: &Inputs, used: &[(Memory, usiz
         }
         let initial = match memory {
             Memory::Constants => Initial::Bytes(bytemuck::cast_slice(&plan.constants()).to_vec()),
+            Memory::Statistics => Initial::Bytes(bytemuck::cast_slice(&plan.initial_statistics()).to_vec()),
             _ => Initial::Unwritten,
         };
         all.push(Contents { memory, bytes, initial });

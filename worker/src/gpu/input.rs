@@ -32,8 +32,8 @@ pub struct Share {
 /// Whether a memory comes with a batch.
 fn is_input(memory: Memory) -> bool {
     match memory {
-        Memory::Pixels
-        | Memory::Values
+        Memory::Values
+        | Memory::Pixels
         | Memory::Entries(_)
         | Memory::Order(_)
         | Memory::Positions
@@ -45,6 +45,8 @@ fn is_input(memory: Memory) -> bool {
         | Memory::Half
         | Memory::Gradients
         | Memory::Constants
+        | Memory::Statistics
+        | Memory::BatchStatistics
         | Memory::Losses
         | Memory::Correct
         | Memory::Moments(_)

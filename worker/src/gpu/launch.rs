@@ -29,6 +29,10 @@ pub enum Memory {
     Constants,
     /// The classes that logits are compared with, `u32`.
     Targets(Target),
+    /// Running statistics, `f32` in the order of [`Plan::statistics`](super::Plan::statistics): what evaluation reads.
+    Statistics,
+    /// Statistics of the last micro-batch in the same order: what training writes.
+    BatchStatistics,
     /// For each loss one `f32`: what the gradient of each row is multiplied by.
     Factors,
     /// For each loss one `f32`: the part of a row's nats in the mean loss of the step.

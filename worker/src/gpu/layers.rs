@@ -1,6 +1,7 @@
 //! How a GPU computes each form: what it needs, and its launches forward and backward.
 
 mod attention;
+mod convolution;
 mod embedding;
 pub(super) mod input;
 mod loss;
@@ -77,6 +78,25 @@ pub(super) fn needs(form: &Form, target: Target, format: Format) -> Result<Needs
             always: [true, false, false],
             ..Needs::default()
         }),
+        Form::BatchNorm(norm) => {
+            let call = norm::batch_norm(norm, format)?;
+            let sums = call.partial_bytes(target.blocks);
+            Ok(Needs {
+                inputs: first,
+                output: norm.relu,
+                saved: call.saved_bytes() / FLOAT,
+                scratch: sums / FLOAT,
+                backward_scratch: (sums + call.factors_bytes()) / FLOAT,
+                flow: [Flow::Accumulate, Flow::InPlace, Flow::Write],
+                always: first,
+                ..Needs::default()
+            })
+        }
+        Form::Convolution(shape) => {
+            let scratch = convolution::scratch(shape, target, format)?;
+            let flow = [Flow::Accumulate; INPUTS];
+            Ok(Needs { inputs: first, scratch, backward_scratch: scratch, flow, ..Needs::default() })
+        }
         Form::MaxPool(window) => Ok(Needs {
             saved: pooling::max_pool(window, format)?.places_bytes() / FLOAT,
             flow: [Flow::Accumulate; INPUTS],
@@ -88,7 +108,7 @@ pub(super) fn needs(form: &Form, target: Target, format: Format) -> Result<Needs
         }
         // Loss and gradient come from one kernel, in backward.
         Form::CrossEntropy(_) => Ok(Needs { flow: [Flow::OverInput; INPUTS], ..Needs::default() }),
-        other => missing(&other.to_string()),
+        Form::Own => missing("code for CPUs"),
     }
 }
 
@@ -130,10 +150,12 @@ pub(super) fn widths(form: &Form) -> ([usize; 2], usize) {
         Form::Attention(shape) => ([3 * shape.hidden(), 0], shape.hidden()),
         Form::Rows(picked) => ([picked.width, 0], picked.width),
         Form::LayerNorm(norm) => ([norm.width, 0], norm.width),
+        Form::BatchNorm(norm) => ([norm.channels; 2], norm.channels),
+        Form::Convolution(shape) => ([shape.channels, 0], shape.outputs),
         Form::MaxPool(window) => ([window.channels, 0], window.channels),
         Form::AveragePool(pool) => ([pool.channels, 0], pool.channels),
         Form::CrossEntropy(loss) => ([loss.classes, 0], 0),
-        _ => ([0, 0], 0),
+        Form::Own => ([0, 0], 0),
     }
 }
 
@@ -163,6 +185,8 @@ impl<M: kernels::Memory> Lowering<'_, M> {
             Form::Attention(shape) => self.attention(shape, places)?,
             Form::Rows(picked) => self.rows(picked, computed, places)?,
             Form::LayerNorm(norm) => self.layer_norm(norm, places)?,
+            Form::BatchNorm(norm) => self.batch_norm(norm, places)?,
+            Form::Convolution(shape) => self.convolution(shape, places)?,
             Form::MaxPool(window) => self.max_pool(window, places)?,
             Form::AveragePool(pool) => self.average_pool(pool, places)?,
             // In training it is computed in backward, together with its gradient.
@@ -180,6 +204,8 @@ impl<M: kernels::Memory> Lowering<'_, M> {
             Form::Attention(shape) => self.attention_backward(shape, places)?,
             Form::Rows(picked) => self.rows_backward(picked, computed, places)?,
             Form::LayerNorm(norm) => self.layer_norm_backward(norm, places)?,
+            Form::BatchNorm(norm) => self.batch_norm_backward(norm, places)?,
+            Form::Convolution(shape) => self.convolution_backward(shape, places)?,
             Form::MaxPool(window) => self.max_pool_backward(window, places)?,
             Form::AveragePool(pool) => self.average_pool_backward(pool, places)?,
             Form::CrossEntropy(loss) => self.cross_entropy(loss, computed, places)?,
@@ -219,8 +245,21 @@ impl<M: kernels::Memory> Lowering<'_, M> {
 
     /// A tensor.
     fn matrix(&self, place: &Region, rows: usize, columns: usize) -> Matrix<M> {
-        let pitch = pitch(columns, place.format);
-        Matrix { memory: self.arena(place), rows, columns, pitch, format: place.format, is_transposed: false }
+        self.rows_from(place, 0, rows, columns)
+    }
+
+    /// Rows of a tensor from the row `first` on.
+    fn rows_from(&self, place: &Region, first: usize, rows: usize, columns: usize) -> Matrix<M> {
+        let (pitch, format) = (pitch(columns, place.format), place.format);
+        let offset = place.offset + first * pitch * format.size();
+        let memory = self.arena(&Region { offset, len: rows * pitch, format });
+        Matrix { memory, rows, columns, pitch, format, is_transposed: false }
+    }
+
+    /// The matrix that a layer multiplies with, its first parameter, in the format that is computed with.
+    fn weight(&self, rows: usize, columns: usize, places: &NodePlan) -> Matrix<M> {
+        let memory = self.rounded(places.ordinals[0]);
+        Matrix { memory, rows, columns, pitch: columns, format: self.format, is_transposed: false }
     }
 
     /// A parameter or its gradient, in 32 bits.

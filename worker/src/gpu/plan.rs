@@ -4,7 +4,7 @@ use super::launch::{Launch, Span};
 use super::layers::{self, Lowering};
 use super::refused::Refused;
 use crate::cpu::Format;
-use crate::nn::graph::{Graph, Node};
+use crate::nn::graph::{Graph, Node, StatisticInfo};
 use crate::nn::layers::Loss;
 use crate::nn::plan::{Alignment, NetworkPlan};
 use crate::nn::program::{Program, Reductions};
@@ -40,6 +40,7 @@ pub struct Plan {
     format: Format,
     /// Of images: by the reader.
     is_normalised: bool,
+    statistics: Vec<StatisticInfo>,
     nodes: Vec<Node>,
     /// What each of them computes.
     computed: Vec<Computed>,
@@ -75,7 +76,8 @@ impl Plan {
             computed
         });
         let computed = computed.collect();
-        let plan = Plan { target, format, is_normalised: false, nodes: graph.nodes, computed, plan };
+        let Graph { nodes, statistics, .. } = graph;
+        let plan = Plan { target, format, is_normalised: false, statistics, nodes, computed, plan };
         plan.launches(false, |span| span)?;
         plan.evaluation(|span| span)?;
         Ok(plan)
@@ -94,6 +96,16 @@ impl Plan {
     /// Bytes of [`Memory::Arena`](super::Memory::Arena).
     pub fn arena_bytes(&self) -> usize {
         self.plan.bytes
+    }
+
+    /// Names and lengths of the running statistics, as of a network on CPUs.
+    pub fn statistics(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.statistics.iter().map(|statistic| (statistic.name.as_str(), statistic.len))
+    }
+
+    /// Initial values of the running statistics.
+    pub fn initial_statistics(&self) -> Vec<f32> {
+        self.statistics.iter().flat_map(|statistic| std::iter::repeat_n(statistic.initial, statistic.len)).collect()
     }
 
     /// In the order of [`Memory::Factors`](super::Memory::Factors).
@@ -131,7 +143,7 @@ impl Plan {
         Ok(launches)
     }
 
-    /// Losses and right predictions of a batch, in order; no gradient is computed, and nothing outside of the arena is written but
+    /// Losses and right predictions of a batch by running statistics, in order; no gradient is computed, and nothing outside of the arena is written but
     /// [`Memory::Losses`](super::Memory::Losses) and [`Memory::Correct`](super::Memory::Correct).
     ///
     /// # Errors

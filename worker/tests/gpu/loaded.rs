@@ -63,6 +63,9 @@ impl Loaded {
         gpu.upload(Memory::Factors, &factors);
         gpu.upload(Memory::Shares, &factors);
         gpu.upload(Memory::Constants, &plan.constants());
+        let statistics = plan.initial_statistics();
+        gpu.upload(Memory::Statistics, &statistics);
+        gpu.allocate(Memory::BatchStatistics, size_of_val(statistics.as_slice()));
         gpu.upload(Memory::Weights, weights);
         if is_half {
             gpu.upload(Memory::Half, &rounded(weights));

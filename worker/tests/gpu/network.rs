@@ -7,11 +7,12 @@ use switchyard_worker::data::Kind;
 use switchyard_worker::gpu::{Launch, Memory, Plan, Span};
 use switchyard_worker::model::Registry;
 use switchyard_worker::nn::layers::{
-    Activation, CrossEntropy, Embedding, LayerNorm, Linear, Target, average_pool, features, max_pool, pixels,
+    Activation, BatchNorm, Convolution, CrossEntropy, Embedding, LayerNorm, Linear, Target, average_pool, features,
+    max_pool, pixels,
 };
 use switchyard_worker::nn::program::{self, Access, Program, Reductions, Step};
-use switchyard_worker::nn::{Graph, Initial, fuse};
-use switchyard_worker_contract::config;
+use switchyard_worker::nn::{Graph, Initial, Tensor, fuse};
+use switchyard_worker_contract::config::{self, ResNetDepth, Stem};
 
 pub const SAMPLES: usize = 6;
 pub const KIND: Kind = Kind::Features { width: 8, classes: 4 };
@@ -74,6 +75,42 @@ fn flat() -> Graph {
     model(config::Model::Mlp(mlp), trial::images(5, 3), SAMPLES, Format::F32)
 }
 
+/// Of odd numbers of channels.
+fn resnet(depth: ResNetDepth, stem: Stem, kind: Kind, format: Format) -> Graph {
+    model(trial::resnet(depth, stem, 3), kind, SAMPLES, format)
+}
+
+/// A large stem and two bottlenecks, of which the first halves the image; the patches of the stem are made of a few images at a time:
+///
+/// ```text
+/// x = max pool(ReLU(norm(7x7(pixels))))
+/// x = ReLU(norm(1x1(ReLU(norm(3x3(ReLU(norm(1x1(x)))))))) + norm(1x1(x)))
+/// x = ReLU(norm(1x1(ReLU(norm(3x3(ReLU(norm(1x1(x)))))))) + x)     logits = head(average pool(x))
+/// ```
+pub fn bottlenecks(format: Format) -> Graph {
+    let mut graph = Graph::new(SAMPLES, trial::images(20, 3), format);
+    let part = |graph: &mut Graph, name: &str, x: Tensor, [outputs, kernel, stride]: [usize; 3], norm: BatchNorm| {
+        let convolution = Convolution { outputs, kernel, stride, padding: kernel / 2 };
+        let x = convolution.add(graph, name, x).unwrap();
+        norm.add(graph, &format!("{name} norm"), x).unwrap()
+    };
+    let (plain, relu) = (BatchNorm::default(), BatchNorm::default().relu());
+    let input = pixels(&mut graph, "input", false).unwrap();
+    let x = part(&mut graph, "stem", input, [4, 7, 2], relu);
+    let mut x = max_pool(&mut graph, "max pool", x, 3, 2, 1).unwrap();
+    for (block, stride) in [("first", 2), ("second", 1)] {
+        let name = |part: &str| format!("{block} {part}");
+        let shortcut = if stride == 1 { x } else { part(&mut graph, &name("shortcut"), x, [10, 1, stride], plain) };
+        let y = part(&mut graph, &name("reduce"), x, [5, 1, 1], relu);
+        let y = part(&mut graph, &name("middle"), y, [5, 3, stride], relu);
+        x = part(&mut graph, &name("expand"), y, [10, 1, 1], relu.residual(shortcut));
+    }
+    let x = average_pool(&mut graph, "average", x).unwrap();
+    let logits = Linear::new(5).initial(Initial::Uniform(0.3)).add(&mut graph, "head", x).unwrap();
+    CrossEntropy { target: Target::Classes, count: true }.add(&mut graph, "loss", logits).unwrap();
+    graph
+}
+
 /// Pools over images of few channels, whose pixels have gaps between them:
 ///
 /// ```text
@@ -133,6 +170,18 @@ pub const NETWORKS: [(&str, Build); 6] = [
 /// On images.
 pub const IMAGES: [(&str, Build); 2] = [("mlp on images", flat), ("pools", pools)];
 
+/// With convolutions and batch norms.
+pub const RESIDUAL: [(&str, Build); 2] = [
+    ("resnet-18", || resnet(ResNetDepth::D18, Stem::Small, trial::images(9, 3), Format::F32)),
+    ("bottlenecks", || bottlenecks(Format::F32)),
+];
+
+/// So deep or large that two orders of sums put a ReLU on both sides of 0 sooner or later: training beside a CPU goes apart.
+pub const DEEP: [(&str, Build); 2] = [
+    ("deep resnet-18", || resnet(ResNetDepth::D18, Stem::ImageNet, trial::images(40, 1), Format::F32)),
+    ("deep resnet-50", || resnet(ResNetDepth::D50, Stem::ImageNet, trial::images(40, 1), Format::F32)),
+];
+
 /// On tokens.
 pub const LANGUAGE: [(&str, Build); 4] = [
     ("embedding", tokens),
@@ -170,8 +219,8 @@ fn undeclared(launch: &Launch<Span>, program: &Program) -> Option<Span> {
     read.or_else(|| writes.iter().find(|span| !declares(span, true))).copied()
 }
 
-fn all() -> impl Iterator<Item = (&'static str, Build)> {
-    NETWORKS.into_iter().chain(IMAGES).chain(LANGUAGE)
+pub fn all() -> impl Iterator<Item = (&'static str, Build)> {
+    NETWORKS.into_iter().chain(IMAGES).chain(RESIDUAL).chain(DEEP).chain(LANGUAGE)
 }
 
 fn planned(graph: Graph) -> (Plan, Program) {

@@ -45,7 +45,7 @@ impl AveragePool {
     }
 
     fn call<M>(&self, kernel: &'static str, most: u32, arguments: Vec<Argument<M>>) -> Call<M> {
-        let vectors = self.batch * self.rows.width.div_ceil(16 / self.rows.element.bytes() as u32);
+        let vectors = self.batch * self.rows.vectors();
         let blocks = vectors.div_ceil(THREADS).min(most).max(1);
         Call { program: self.program(), kernel, blocks, threads: THREADS, shared_bytes: 0, arguments }
     }

@@ -32,7 +32,7 @@ impl Gather {
     }
 
     fn call<M>(&self, kernel: &'static str, most: u32, memory: [Argument<M>; 3]) -> Call<M> {
-        let vectors = self.count * self.rows.width.div_ceil(16 / self.rows.element.bytes() as u32);
+        let vectors = self.count * self.rows.vectors();
         let blocks = vectors.div_ceil(THREADS).min(most).max(1);
         let mut arguments = Vec::from(memory);
         arguments.extend([Argument::Int(self.of), Argument::Int(self.count)]);

@@ -59,7 +59,7 @@ impl Input {
         let mut memory = vec![("from", from, self.delivered_bytes()), ("to", to, self.rows.bytes(self.count))];
         memory.extend(channels.map(|channels| ("channels", channels, 8 * self.channels.unwrap_or(0) as usize)));
         sizes("input", &memory)?;
-        let vectors = self.count * self.rows.width.div_ceil(16 / self.rows.element.bytes() as u32);
+        let vectors = self.count * self.rows.vectors();
         Ok(Call {
             program: self.program(),
             kernel: "input",

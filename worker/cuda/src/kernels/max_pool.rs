@@ -36,15 +36,10 @@ impl MaxPool {
         program
     }
 
-    /// Numbers of a thread.
-    fn vectors(&self) -> u32 {
-        self.rows.width.div_ceil(16 / self.rows.element.bytes() as u32)
-    }
-
     /// Size of the places of the results in their windows.
     pub fn places_bytes(&self) -> usize {
         let vector = 16 / self.rows.element.bytes();
-        self.batch as usize * self.windows.pixels().1 as usize * self.vectors() as usize * vector
+        self.batch as usize * self.windows.pixels().1 as usize * self.rows.vectors() as usize * vector
     }
 
     fn sizes<M: Memory>(
@@ -62,7 +57,7 @@ impl MaxPool {
     }
 
     fn call<M>(&self, kernel: &'static str, most: u32, pixels: u32, arguments: Vec<Argument<M>>) -> Call<M> {
-        let blocks = (self.batch * pixels * self.vectors()).div_ceil(THREADS).min(most).max(1);
+        let blocks = (self.batch * pixels * self.rows.vectors()).div_ceil(THREADS).min(most).max(1);
         Call { program: self.program(), kernel, blocks, threads: THREADS, shared_bytes: 0, arguments }
     }
 
