@@ -19,7 +19,7 @@ use switchyard_simulate::measure::{Counted, Figures, Waits, figures};
 use switchyard_simulate::picture::{Curve, picture};
 use switchyard_simulate::play::{Job, Played, Rule, Setting, Start, play};
 use switchyard_simulate::rules::Policy;
-use switchyard_simulate::trace::{self, Row, shaken};
+use switchyard_simulate::trace::{self, Format, LeftOut, Row, Trace, shaken};
 use switchyard_worker_contract::exit::Exit;
 use table::{SIZES, size};
 
@@ -73,7 +73,10 @@ fn outcomes(cli: &Cli, args: &SimulateArgs) -> Result<(World, Vec<Outcome>), Fai
 /// What is played.
 struct World {
     trace: String,
+    format: Format,
     rows: Vec<Row>,
+    /// Jobs of the trace that are not played.
+    jobs_left_out: Vec<(LeftOut, u64)>,
     taken: Taken,
     machine: GPUTopology,
     limits: Limits,
@@ -86,22 +89,29 @@ impl World {
         let cluster = snapshot::cluster(&file)?;
         let taken = of_nodes(cluster.nodes(), cluster.levels()).map_err(Failure::usage)?;
         let machine = report(&file, &taken.machine)?;
-        let trace = input::name(&args.trace);
-        let rows = open(&args.trace).and_then(|from| {
-            let rows = trace::read(from, &taken.fabric);
-            rows.map_err(|error| Failure::usage(format!("error[SY0001]: {trace}: {error}")))
-        })?;
+        let (trace, read) = match &args.trace {
+            Some(path) => {
+                let name = input::name(path);
+                let read = trace::read(open(path)?, &taken.fabric);
+                let read = read.map_err(|error| Failure::usage(format!("error[SY0001]: {name}: {error}")));
+                (name, read)
+            }
+            None => ("the cluster".to_owned(), trace::of_objects(&file.items, &taken.fabric).map_err(Failure::usage)),
+        };
+        let Trace { format, rows, left_out: jobs_left_out } = read?;
         let has_limits = rows.iter().any(|row| row.limit.is_some());
         let limits = match args.limits {
             Some(Limits::Trace) if !has_limits => {
-                return Err(Failure::usage(format!("--limits trace: {trace} has no limit_seconds")));
+                return Err(Failure::usage(format!(
+                    "--limits trace: {trace} has no limits (limit_seconds, or Timelimit of sacct)"
+                )));
             }
             Some(limits) => limits,
             None if has_limits => Limits::Trace,
             None => Limits::Coarse,
         };
         let counted = Counted::of(&rows);
-        Ok(World { trace, rows, taken, machine, limits, counted })
+        Ok(World { trace, format, rows, jobs_left_out, taken, machine, limits, counted })
     }
 
     fn json(&self, args: &SimulateArgs, outcomes: &[Outcome]) -> Value {
@@ -109,6 +119,8 @@ impl World {
         let word = |value: &dyn std::fmt::Debug| format!("{value:?}").to_lowercase();
         json!({
             "trace": self.trace,
+            "format": self.format.to_string(),
+            "jobsLeftOut": self.jobs_left_out.iter().map(|(why, jobs)| (why.to_string(), json!(jobs))).collect::<serde_json::Map<_, _>>(),
             "jobs": self.rows.len(),
             "gpuHours": gpu_hours(&self.rows),
             "limits": word(&self.limits),
@@ -131,7 +143,7 @@ fn open(path: &Path) -> Result<Box<dyn std::io::Read>, Failure> {
     // Opening a pipe would wait for a writer.
     let about = path.metadata().map_err(|error| unreadable(error.to_string()))?;
     if !about.is_file() {
-        return Err(unreadable("expected a file with a trace of jobs (CSV)".into()));
+        return Err(unreadable("expected a file with a trace of jobs".into()));
     }
     Ok(Box::new(File::open(path).map_err(|error| unreadable(error.to_string()))?))
 }

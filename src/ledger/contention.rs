@@ -2,11 +2,9 @@
 //! `plan::cluster::turn`; this applies them to the index.
 
 use crate::devices::taker;
-use crate::index::Index;
+use crate::index::{Index, Place, Reservation, Waiting, WaitsFor, is_usable};
 use crate::job::{JobId, Key, attempt_of, is_live, key_of, placement_of};
-use crate::reservation::{Place, Reservation, is_usable};
-use crate::usage::{Share, Usage, Without};
-use crate::waiting::{HOLE, Waiting, WaitsFor};
+use crate::usage::{HOLE, Share, Usage, Without};
 use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_core::quantity::Resources;

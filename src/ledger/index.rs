@@ -3,17 +3,23 @@
 //! Plain data: `apply` and `delete` take objects in, and return which jobs must be reconciled. It knows no client and no clock.
 
 mod claims;
+mod forecast;
+mod reservation;
+mod waiting;
+
+pub use reservation::Reservation;
+pub(crate) use reservation::{Place, is_usable};
+pub use waiting::Waiting;
+pub(crate) use waiting::WaitsFor;
 
 use crate::devices::Devices;
 use crate::fleet::Fleet;
-use crate::forecast::Forecasts;
 use crate::incidents::Incidents;
 use crate::job::{JobId, Key, attempt_of, is_live, key_of, placement_of};
 use crate::own_writes::{Cache, OwnWrites};
 use crate::predictor::Predictor;
-use crate::reservation::Reservation;
 use crate::usage::{Share, Usage};
-use crate::waiting::Waiting;
+use forecast::Forecasts;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;

@@ -13,13 +13,10 @@
 pub mod contention;
 pub mod devices;
 pub mod fleet;
-pub mod forecast;
 pub mod incidents;
 pub mod index;
 pub mod job;
 pub mod offline;
 pub mod own_writes;
 pub mod predictor;
-pub mod reservation;
 pub mod usage;
-pub mod waiting;

@@ -9,6 +9,10 @@ use switchyard_plan::cluster::is_old;
 use switchyard_plan::cluster::machine::{Machine, Shapes};
 use switchyard_plan::cluster::view::NodeView;
 
+/// How names begin under which the gangs that start again, and the head of the queue, hold what they need.
+pub(crate) const HOLE: &str = "hole/";
+pub(crate) const HELD: &str = "held/";
+
 /// Nodes, and what is taken on each of them.
 #[derive(Debug, Default)]
 pub struct Usage {

@@ -5,6 +5,7 @@
 //! finishes their Workload, gives its quota back, and lets go of the pods.
 
 use crate::ValidJob;
+use crate::job::short_uid;
 use k8s_openapi::api::events::v1::Event;
 use std::collections::BTreeMap;
 use switchyard_crds::TrainJob;
@@ -63,11 +64,11 @@ pub(crate) fn join(
 /// Name of the group of an attempt. The UID keeps out the Workload of an earlier job of the same name.
 fn group(job: &TrainJob, valid: &ValidJob, attempt: u32) -> String {
     let name: String = valid.name.chars().take(LONGEST_NAME).collect();
-    format!("{name}-{}-{attempt}", crate::objects::short_uid(job))
+    format!("{name}-{}-{attempt}", short_uid(job))
 }
 
 /// What Kueue last said of a Workload in its events.
 pub fn last_words(events: &[Event]) -> Option<String> {
-    let last = events.iter().max_by_key(|event| crate::cluster::hindrance::time_of(event))?;
+    let last = events.iter().max_by_key(|event| crate::cluster::clock::time_of(event))?;
     last.note.clone().filter(|note| !note.is_empty())
 }

@@ -1,6 +1,6 @@
 //! The cluster of a simulation: hosts in leaves, leaves in blocks, and what the links between them carry.
 
-use crate::table::{self, TableError};
+use crate::table::{self, Table, TableError};
 use std::collections::BTreeMap;
 use std::io::Read;
 
@@ -58,7 +58,7 @@ impl Fabric {
         let mut leaves: BTreeMap<String, (u64, usize, String)> = BTreeMap::new();
         let mut blocks: BTreeMap<String, usize> = BTreeMap::new();
         let mut hosts = Vec::new();
-        table::read(from, &["node"], |line, record, header| {
+        Table::open(table::unpacked(from)?, b',')?.rows(&["node"], |line, record, header| {
             let wrong = |field, got: &str, expected| TableError::Field { line, field, got: got.into(), expected };
             // All hosts have the same, unnamed one of a level that the table does not know.
             let name = |field| match header.iter().position(|name| name == field).map(|at| record.get(at)) {
@@ -108,6 +108,12 @@ impl Fabric {
     pub fn in_block(&self, block: usize) -> impl Iterator<Item = usize> {
         self.blocks[block].iter().flat_map(|leaf| self.leaves[*leaf].iter().copied())
     }
+}
+
+/// Fewest equal pods of at most so many GPUs.
+pub fn pods(gpus: u32, most: u32) -> (u32, u32) {
+    let pods = (gpus.div_ceil(most)..=gpus).find(|pods| gpus.is_multiple_of(*pods)).unwrap_or(gpus.max(1));
+    (pods, gpus / pods)
 }
 
 #[cfg(test)]

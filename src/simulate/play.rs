@@ -1,7 +1,7 @@
 //! Plays a trace: jobs arrive and end, and a rule says who starts where.
 
 use crate::chance::mixed;
-use crate::fabric::Fabric;
+use crate::fabric::{Fabric, pods};
 use crate::speed::{self, Model};
 use crate::trace::Row;
 use std::cmp::Reverse;
@@ -108,12 +108,6 @@ pub struct Played {
     pub idle_beside_waiting: Vec<(f64, f64, u32)>,
     /// The longest time that the rule took for an answer.
     pub longest: Duration,
-}
-
-/// Fewest equal pods of at most so many GPUs.
-pub fn pods(gpus: u32, most: u32) -> (u32, u32) {
-    let pods = (gpus.div_ceil(most)..=gpus).find(|pods| gpus.is_multiple_of(*pods)).unwrap_or(gpus.max(1));
-    (pods, gpus / pods)
 }
 
 /// A gang that runs.

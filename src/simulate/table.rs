@@ -1,4 +1,4 @@
-//! Tables: CSV with a header, packed by gzip or not, read row by row.
+//! Tables: a header and rows, packed by gzip or not, read row by row.
 
 use csv::StringRecord;
 use flate2::read::GzDecoder;
@@ -16,6 +16,9 @@ pub enum TableError {
     Column(&'static str, String),
     #[error("line {line}: {source}")]
     Form { line: u64, source: csv::Error },
+    /// The message ends with line and column.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
     #[error("no rows: expected some behind the header")]
     Empty,
     #[error("more than {MOST_ROWS} rows")]
@@ -24,32 +27,55 @@ pub enum TableError {
     Read(#[from] std::io::Error),
 }
 
-/// Gives each row with its line, the header being 1, and the header.
-pub(crate) fn read(
-    from: impl Read,
-    columns: &[&'static str],
-    mut take: impl FnMut(u64, &StringRecord, &StringRecord) -> Result<(), TableError>,
-) -> Result<(), TableError> {
+/// The text of a file that may be packed.
+pub(crate) fn unpacked<'a>(from: impl Read + 'a) -> std::io::Result<Box<dyn BufRead + 'a>> {
     let mut from = BufReader::new(from);
     let is_packed = from.fill_buf()?.starts_with(&[0x1f, 0x8b]);
-    let plain: Box<dyn Read + '_> = if is_packed { Box::new(GzDecoder::new(from)) } else { Box::new(from) };
-    let mut csv = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(plain);
-    let header = csv.headers().map_err(|source| TableError::Form { line: 1, source })?.clone();
-    if let Some(missing) = columns.iter().find(|column| !header.iter().any(|name| name == **column)) {
-        return Err(TableError::Column(missing, columns.join(", ")));
+    Ok(if is_packed { Box::new(BufReader::new(GzDecoder::new(from))) } else { Box::new(from) })
+}
+
+/// A table whose header has been read.
+pub(crate) struct Table<R> {
+    csv: csv::Reader<R>,
+    header: StringRecord,
+}
+
+impl<R: Read> Table<R> {
+    /// Cells are separated by commas, or by `|` as `sacct --parsable2` does, which quotes nothing.
+    pub fn open(from: R, delimiter: u8) -> Result<Table<R>, TableError> {
+        let mut builder = csv::ReaderBuilder::new();
+        builder.trim(csv::Trim::All).delimiter(delimiter).quoting(delimiter == b',');
+        let mut csv = builder.from_reader(from);
+        let header = csv.headers().map_err(|source| TableError::Form { line: 1, source })?.clone();
+        Ok(Table { csv, header })
     }
-    let mut record = StringRecord::new();
-    let mut rows = 0;
-    loop {
-        let line = csv.position().line();
-        if !csv.read_record(&mut record).map_err(|source| TableError::Form { line, source })? {
-            break;
-        }
-        if rows == MOST_ROWS {
-            return Err(TableError::TooMany);
-        }
-        rows += 1;
-        take(line, &record, &header)?;
+
+    pub fn has(&self, column: &str) -> bool {
+        self.header.iter().any(|name| name == column)
     }
-    if rows == 0 { Err(TableError::Empty) } else { Ok(()) }
+
+    /// Gives each row with its line, the header being 1, and the header, which must have these columns.
+    pub fn rows(
+        mut self,
+        columns: &[&'static str],
+        mut take: impl FnMut(u64, &StringRecord, &StringRecord) -> Result<(), TableError>,
+    ) -> Result<(), TableError> {
+        if let Some(missing) = columns.iter().find(|column| !self.has(column)) {
+            return Err(TableError::Column(missing, columns.join(", ")));
+        }
+        let mut record = StringRecord::new();
+        let mut rows = 0;
+        loop {
+            let line = self.csv.position().line();
+            if !self.csv.read_record(&mut record).map_err(|source| TableError::Form { line, source })? {
+                break;
+            }
+            if rows == MOST_ROWS {
+                return Err(TableError::TooMany);
+            }
+            rows += 1;
+            take(line, &record, &self.header)?;
+        }
+        if rows == 0 { Err(TableError::Empty) } else { Ok(()) }
+    }
 }

@@ -1,16 +1,30 @@
-//! Traces of jobs: CSV, one row a job, in the order of submission; packed by gzip or not.
+//! Traces of jobs: one row a job. What wrote a file is seen at its beginning: [`Format`].
+//!
+//! ```text
+//! file ─> unpacked ─> format ─┬─> seconds: our own CSV, in the order of submission ──┐
+//!                             └─> cluster_log, sacct, philly ─> Log (sorted) ────────┼─> Trace
+//! objects of a cluster ───────────> objects ─> Log ────────────────────────────────────┘
+//! ```
+
+mod cluster_log;
+mod log;
+mod objects;
+mod philly;
+mod sacct;
+mod seconds;
+
+pub use objects::of_objects;
 
 use crate::chance::{Chance, mixed};
-use crate::fabric::Fabric;
-use crate::play::pods;
-use crate::table::{self, TableError};
-use serde::Deserialize;
-use std::io::Read;
+use crate::fabric::{Fabric, pods};
+use crate::table::{Table, TableError, unpacked};
+use std::fmt;
+use std::io::{BufRead, Read};
 
 /// One job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
-    /// Line of the file, the header being 1.
+    /// Line of the file, the header being 1; in JSON the number of the job.
     pub line: u64,
     /// Seconds.
     pub submit: f64,
@@ -23,64 +37,90 @@ pub struct Row {
     pub limit: Option<f64>,
 }
 
-#[derive(Deserialize)]
-struct Raw<'a> {
-    submit_seconds: &'a str,
-    duration_seconds: &'a str,
-    gpus: &'a str,
-    #[serde(default)]
-    queue: &'a str,
-    #[serde(default)]
-    limit_seconds: &'a str,
+/// Jobs in the order of submission.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trace {
+    pub format: Format,
+    pub rows: Vec<Row>,
+    /// Jobs of a log that cannot be played, and how many of them.
+    pub left_out: Vec<(LeftOut, u64)>,
+}
+
+/// What wrote a trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// Our own columns: `submit_seconds`, `duration_seconds`, `gpus`.
+    Seconds,
+    /// The log of a cluster as the Helios and Acme traces have it: `submit_time`, `start_time`, `end_time`, `gpu_num`.
+    ClusterLog,
+    /// Slurm: `sacct --parsable2`.
+    Sacct,
+    /// `cluster_job_log` of the Philly traces, in JSON.
+    Philly,
+    /// TrainJobs and pods of a cluster.
+    Objects,
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Format::Seconds => "CSV with submit_seconds",
+            Format::ClusterLog => "log of a cluster as Helios and Acme have it",
+            Format::Sacct => "sacct --parsable2",
+            Format::Philly => "cluster_job_log of Philly",
+            Format::Objects => "TrainJobs and pods",
+        })
+    }
+}
+
+/// Why a job of a log is not played.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LeftOut {
+    NoGpus,
+    NoEnd,
+    TooShort,
+}
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            LeftOut::NoGpus => "without GPUs",
+            LeftOut::NoEnd => "without a start or an end",
+            LeftOut::TooShort => "ran for less than a second",
+        })
+    }
 }
 
 /// Reads the trace of jobs that are to be played on a cluster.
 ///
 /// # Errors
 /// The first row that is wrong, by its line.
-pub fn read(from: impl Read, fabric: &Fabric) -> Result<Vec<Row>, TableError> {
-    let mut rows: Vec<Row> = Vec::new();
-    table::read(from, &["submit_seconds", "duration_seconds", "gpus"], |line, record, header| {
-        let raw: Raw<'_> = record.deserialize(Some(header)).map_err(|source| TableError::Form { line, source })?;
-        rows.push(row(line, &raw, rows.last(), fabric)?);
-        Ok(())
-    })?;
-    Ok(rows)
+pub fn read(from: impl Read, fabric: &Fabric) -> Result<Trace, TableError> {
+    let mut text = unpacked(from)?;
+    let start = text.fill_buf()?;
+    let first = start.iter().copied().find(|byte| !byte.is_ascii_whitespace());
+    if matches!(first, Some(b'[' | b'{')) {
+        return philly::read(text, fabric);
+    }
+    let header = start.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    if header.contains(&b'|') {
+        return sacct::read(Table::open(text, b'|')?, fabric);
+    }
+    let table = Table::open(text, b',')?;
+    if table.has("gpu_num") { cluster_log::read(table, fabric) } else { seconds::read(table, fabric) }
 }
 
-fn row(line: u64, raw: &Raw<'_>, before: Option<&Row>, fabric: &Fabric) -> Result<Row, TableError> {
-    let wrong = |field, got: &str, expected: String| TableError::Field { line, field, got: got.into(), expected };
-    let number = |field, text: &str, least: f64| match text.parse::<f64>() {
-        Ok(number) if number.is_finite() && number >= least => Ok(number),
-        _ => Err(wrong(field, text, format!("seconds of at least {least}"))),
-    };
-    let submit = number("submit_seconds", raw.submit_seconds, 0.0)?;
-    if let Some(before) = before.filter(|before| submit < before.submit) {
-        let expected =
-            format!("at least {}, as in the line before: rows are in the order of submission", before.submit);
-        return Err(wrong("submit_seconds", raw.submit_seconds, expected));
-    }
-    let duration = number("duration_seconds", raw.duration_seconds, 1.0)?;
-    let limit = match raw.limit_seconds {
-        "" => None,
-        text => Some(number("limit_seconds", text, 1.0)?),
-    };
-    let most_gpus = fabric.gpus();
-    let gpus = raw.gpus.parse().ok().filter(|gpus| (1..=most_gpus).contains(gpus));
-    let gpus = gpus.ok_or_else(|| {
-        wrong(
-            "gpus",
-            raw.gpus,
-            format!("1 to {most_gpus}: a job gets all its GPUs at once, and the cluster has no more"),
-        )
-    })?;
-    let (pods, each) = pods(gpus, fabric.gpus_per_host);
-    let hosts = fabric.hosts.len();
+/// The number of GPUs of a job, or what was expected of it.
+fn gpus(text: &str, fabric: &Fabric) -> Result<u32, String> {
+    let most = fabric.gpus();
+    let gpus = text.parse().ok().filter(|gpus| (1..=most).contains(gpus));
+    let gpus =
+        gpus.ok_or_else(|| format!("1 to {most}: a job gets all its GPUs at once, and the cluster has no more"))?;
+    let ((pods, each), hosts) = (pods(gpus, fabric.gpus_per_host), fabric.hosts.len());
     if pods as usize > hosts {
-        let expected = format!("at most {hosts} equal pods, one for each host: these would be {pods} of {each}");
-        return Err(wrong("gpus", raw.gpus, expected));
+        return Err(format!("at most {hosts} equal pods, one for each host: these would be {pods} of {each}"));
     }
-    Ok(Row { line, submit, duration, gpus, queue: raw.queue.into(), limit })
+    Ok(gpus)
 }
 
 /// The same trace a little otherwise: submissions up to half an hour earlier or later, durations up to 5 % (input shaking: Tsafrir, Ouaknine,
@@ -123,8 +163,8 @@ mod tests {
     fn packed_or_not_it_is_the_same_trace() {
         let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         packed.write_all(GOOD.as_bytes()).unwrap();
-        let rows = read(GOOD.as_bytes(), &fabric()).unwrap();
-        assert_eq!(rows, read(packed.finish().unwrap().as_slice(), &fabric()).unwrap());
+        let rows = read(GOOD.as_bytes(), &fabric()).unwrap().rows;
+        assert_eq!(rows, read(packed.finish().unwrap().as_slice(), &fabric()).unwrap().rows);
         assert_eq!((rows[0].line, rows[0].queue.as_str(), rows[1].gpus), (2, "a", 118));
     }
 
@@ -135,7 +175,7 @@ mod tests {
             [("lingjun-2023", 2257, 313_061.0, 744), ("philly-2017-october", 62_421, 1_621_608.0, 128)]
         {
             let path = format!("{}/../../tests/fixtures/traces/{file}.csv.gz", env!("CARGO_MANIFEST_DIR"));
-            let rows = read(std::fs::File::open(path).unwrap(), &Fabric::regular(16, 8)).unwrap();
+            let rows = read(std::fs::File::open(path).unwrap(), &Fabric::regular(16, 8)).unwrap().rows;
             let hours: f64 = rows.iter().map(|row| row.duration * f64::from(row.gpus) / 3600.0).sum();
             assert_eq!(
                 (rows.len(), hours.round(), rows.iter().map(|row| row.gpus).max()),
@@ -200,7 +240,7 @@ mod tests {
     #[test]
     fn a_million_rows_are_played_in_less_than_a_gibibyte() {
         let fabric = Fabric::regular(32, 8);
-        let rows = read(Million { row: 0, text: Vec::new() }, &fabric).unwrap();
+        let rows = read(Million { row: 0, text: Vec::new() }, &fabric).unwrap().rows;
         let setting = Setting { fabric: &fabric, model: Model::Levels, limits: Limits::Coarse };
         let played = play(&rows, setting, &mut Peer::new(&fabric, Order::Strict, Places::Domains)).unwrap();
         assert_eq!(played.jobs.len(), 1_000_000);
@@ -214,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_shaken_trace_is_another_one_in_order_and_the_same_every_time() {
-        let rows = read(GOOD.as_bytes(), &fabric()).unwrap();
+        let rows = read(GOOD.as_bytes(), &fabric()).unwrap().rows;
         let shaken_rows = shaken(&rows, 1);
         assert_eq!(shaken_rows, shaken(&rows, 1));
         assert_ne!(shaken_rows, shaken(&rows, 2));

@@ -211,6 +211,9 @@ def random(model):
             "tokens": torch.randint(c["rows"], (n, t)), "segments": torch.zeros(n, t, dtype=torch.long),
             "positions": rows.flatten(), "targets": torch.randint(c["rows"], (n * each,)),
         }]
+    if c["kind"] == "resnet":
+        pixels = torch.randint(256, (n, c["side"], c["side"], c["channels"]), dtype=torch.uint8)
+        return [{"pixels": pixels, "targets": torch.randint(c["classes"], (n,))}]
     return [{"values": torch.randn(n, c["sizes"][0]), "targets": torch.randint(c["sizes"][-1], (n,))}]
 
 

@@ -10,10 +10,11 @@ use switchyard_simulate::speed::Model;
 /// Arguments of `simulate`.
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
-    /// The jobs: CSV with the columns submit_seconds, duration_seconds and gpus, and queue and limit_seconds where they are known; in the order
-    /// of submission; packed by gzip or not.
+    /// The jobs: CSV with the columns submit_seconds, duration_seconds and gpus, and queue and limit_seconds where they are known, in the order
+    /// of submission; or what `sacct --parsable2` prints, or a log in the format of the Helios, Acme or Philly traces. Packed by gzip or not.
+    /// Default: the TrainJobs, and the pods of others with GPUs, that have ended in the cluster.
     #[arg(long, value_name = "FILE")]
-    pub trace: PathBuf,
+    pub trace: Option<PathBuf>,
 
     /// The cluster, which is empty when the trace begins.
     #[command(flatten)]
@@ -23,7 +24,7 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_enum, value_delimiter = ',', value_name = "RULE", default_values_t = Rule::value_variants().to_vec())]
     pub rules: Vec<Rule>,
 
-    /// What limits (`activeDeadlineSeconds`) the jobs have. Default: those of the trace if it has such a column, else coarse ones.
+    /// What limits (`activeDeadlineSeconds`) the jobs have. Default: those of the trace if it has some, else coarse ones.
     #[arg(long, value_enum)]
     pub limits: Option<Limits>,
 

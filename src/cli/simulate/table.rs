@@ -67,6 +67,9 @@ fn head(screen: &mut Screen, world: &World, args: &SimulateArgs) {
             grouped(hours.round() as u64)
         ),
     );
+    for (why, jobs) in &world.jobs_left_out {
+        labelled(screen, "left out", &format!("{} {why}", counted(*jobs, "job")));
+    }
     let level = |key: &Option<String>, count: usize, word: &str| match key {
         Some(key) => format!(", {} ({key})", counted(count as u64, word)),
         None => String::new(),

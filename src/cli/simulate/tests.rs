@@ -70,7 +70,10 @@ fn what_is_wrong_is_named() {
             "error[SY0001]: /trace.csv: line 3: submit_seconds: got `4`",
         ),
         (with("submit_seconds,duration_seconds,gpus\n5,1,65\n", &[]), "line 2: gpus: got `65`; expected 1 to 64"),
-        (with(good, &["--limits", "trace"]), "--limits trace: /trace.csv has no limit_seconds"),
+        (
+            with(good, &["--limits", "trace"]),
+            "--limits trace: /trace.csv has no limits (limit_seconds, or Timelimit of sacct)",
+        ),
         (with(good, &["--oversubscription", "4,2"]), "--oversubscription: got 4,2; expected the second factor"),
         (with(good, &["--oversubscription", "1,2,3"]), "expected one factor or two"),
     ] {
@@ -78,5 +81,43 @@ fn what_is_wrong_is_named() {
     }
     let (cli, args) = parsed(folder.path().to_str().unwrap(), &[]);
     let message = outcomes(&cli, &args).err().unwrap().message;
-    assert!(message.contains("expected a file with a trace of jobs (CSV)"), "{message}");
+    assert!(message.contains("expected a file with a trace of jobs"), "{message}");
+}
+
+#[test]
+fn without_a_trace_the_jobs_of_the_cluster_are_played() {
+    let snapshot = std::fs::read_to_string(example("two-racks.json")).unwrap();
+    let mut cluster: serde_json::Value = serde_json::from_str(&snapshot).unwrap();
+    let play = |cluster: &serde_json::Value| {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), cluster.to_string()).unwrap();
+        let words = ["switchyard", "--quiet", "simulate", "--rules", "switchyard", "--snapshot"];
+        let mut cli = Cli::try_parse_from(words.into_iter().chain([file.path().to_str().unwrap()])).unwrap();
+        let Command::Simulate(args) = std::mem::replace(&mut cli.command, Command::Version) else { unreachable!() };
+        outcomes(&cli, &args).map(|(world, _)| world)
+    };
+    assert!(play(&cluster).err().unwrap().message.contains("name a trace with --trace"));
+    let job = cluster["items"].as_array_mut().unwrap().iter_mut().find(|item| item["kind"] == "TrainJob").unwrap();
+    job["status"]["placedTime"] = "2026-11-20T11:57:50Z".into();
+    job["status"]["completionTime"] = "2026-11-20T13:57:50Z".into();
+    let world = play(&cluster).ok().unwrap();
+    assert_eq!((world.rows.len(), world.rows[0].gpus, world.rows[0].duration), (1, 16, 7200.0));
+    assert_eq!(world.format, Format::Objects);
+}
+
+#[test]
+fn what_slurm_prints_is_played_and_what_cannot_be_is_told() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let text = "JobID|Submit|Elapsed|AllocTRES|Account|Timelimit\n\
+                2|2024-05-02T03:05:00|00:10:00|gres/gpu=16,node=2|text|01:00:00\n\
+                1|2024-05-02T03:04:00|00:10:00|gres/gpu=8,node=1|vision|01:00:00\n\
+                1.batch|2024-05-02T03:04:00|00:10:00|gres/gpu=8,node=1|vision|\n\
+                3|2024-05-02T03:06:00|00:10:00|cpu=8,node=1|text|01:00:00\n";
+    std::fs::write(file.path(), text).unwrap();
+    let (cli, args) = parsed(&file.path().to_string_lossy(), &["--rules", "switchyard"]);
+    let (world, outcomes) = outcomes(&cli, &args).unwrap();
+    assert_eq!(world.rows.iter().map(|row| (row.submit, row.gpus)).collect::<Vec<_>>(), [(0.0, 8), (60.0, 16)]);
+    let json = world.json(&args, &outcomes);
+    assert_eq!((&json["limits"], &json["jobsLeftOut"]), (&"trace".into(), &serde_json::json!({"without GPUs": 1})));
+    assert!(table::table(&world, &args, &outcomes, 100).contains("left out  1 job without GPUs"));
 }

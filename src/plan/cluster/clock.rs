@@ -2,6 +2,7 @@
 //! hour where a zone or a battery was wrong.
 
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::events::v1::Event;
 use switchyard_crds::TrainJob;
 
 /// When a job is stopped if it has not ended (`spec.activeDeadlineSeconds`). `None`: never, or it has had no place yet.
@@ -21,6 +22,21 @@ const SKEW: SignedDuration = SignedDuration::from_secs(60);
 pub(super) fn is_over(end: Timestamp, longest: SignedDuration, now: Timestamp) -> bool {
     let left = end.duration_since(now);
     !left.is_positive() || left > longest.saturating_add(SKEW)
+}
+
+/// An agent renews its report every ten minutes.
+const OLD: SignedDuration = SignedDuration::from_mins(30);
+
+/// True if a report of that time is stale.
+pub fn is_old(observed: Timestamp, now: Timestamp) -> bool {
+    now.duration_since(observed) > OLD
+}
+
+/// When an event was seen last, in whichever of the ways in which its sender may say so.
+pub(crate) fn time_of(event: &Event) -> Option<Timestamp> {
+    let series = event.series.as_ref().map(|series| series.last_observed_time.0);
+    let last = event.deprecated_last_timestamp.as_ref().map(|time| time.0);
+    series.into_iter().chain(last).chain(event.event_time.as_ref().map(|time| time.0)).max()
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The fabric of a gang: what its pods need before they are made, and what is decided when it has a place.
 
+use super::clock::is_old;
 use super::question::{PlacementRules, Question};
-use super::sites::is_old;
 use super::view::NodeView;
 use crate::eligible::{self, NodeRules};
 use crate::job::ValidJob;

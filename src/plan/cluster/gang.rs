@@ -5,12 +5,13 @@ mod chosen;
 mod tests;
 
 use super::admitted::Admitted;
+use super::excluded::Excluded;
 use super::levels::Levels;
 use super::machine::Machine;
 use super::need::Need;
 use super::question::Question;
 use super::refusal::{self, NoPlace};
-use super::sites::{Excluded, Sites};
+use super::sites::Sites;
 use super::view::NodeView;
 use chosen::{Chosen, ranges};
 use std::collections::BTreeMap;

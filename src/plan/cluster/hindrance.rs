@@ -1,7 +1,7 @@
 //! What keeps a pod from being made or from starting, in the words of the API server, the scheduler or the kubelet: how long that is waited
 //! for, and the field to change.
 
-use super::clock;
+use super::clock::{self, time_of};
 use super::view::Waiting;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::events::v1::Event;
@@ -218,13 +218,6 @@ pub fn warning(events: &[Event]) -> Option<Waiting> {
     let last = events.iter().filter(tells).max_by_key(|event| (time_of(event), !is_warning(event)))?;
     let message = without_ids(last.note.as_deref().unwrap_or_default());
     is_warning(last).then(|| Waiting { container: String::new(), reason: reason(last), message })
-}
-
-/// When an event was seen last, in whichever of the ways in which its sender may say so.
-pub(crate) fn time_of(event: &Event) -> Option<Timestamp> {
-    let series = event.series.as_ref().map(|series| series.last_observed_time.0);
-    let last = event.deprecated_last_timestamp.as_ref().map(|time| time.0);
-    series.into_iter().chain(last).chain(event.event_time.as_ref().map(|time| time.0)).max()
 }
 
 /// Digits of the id of a sandbox or a container.

@@ -31,6 +31,7 @@ mod cordon;
 mod degraded;
 mod draft;
 pub mod events;
+mod excluded;
 pub mod fabric;
 mod failure;
 pub mod find;
@@ -51,11 +52,12 @@ pub mod transport;
 pub mod turn;
 pub mod view;
 
+pub use clock::is_old;
 pub use draft::major;
+pub use excluded::Excluded;
 pub use need::Demand;
 pub use question::{PlacementRules, Question};
 pub use refusal::{Change, NoPlace};
-pub use sites::{Excluded, is_old};
 
 use super::objects::{self, Kind, Object};
 use super::status::{self, Draft, Ending};

@@ -1,8 +1,9 @@
 //! What the pods of a job ask of a node.
 
+use super::clock::is_old;
+use super::excluded::Excluded;
 use super::machine::Machine;
 use super::question::Question;
-use super::sites::{Excluded, is_old};
 use super::view::NodeView;
 use crate::eligible::{self, NodeRules};
 use jiff::Timestamp;

@@ -1,9 +1,10 @@
 //! Why there is no place for a gang, in numbers, and the smallest changes with which there is one.
 
 use super::admitted::Admitted;
+use super::excluded::Excluded;
 use super::need::Need;
 use super::question::Question;
-use super::sites::{Excluded, Sites};
+use super::sites::Sites;
 use super::view::NodeView;
 use crate::eligible::Unfit;
 use std::cmp::Reverse;

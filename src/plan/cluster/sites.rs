@@ -1,52 +1,14 @@
 //! The nodes as one job sees them: which may be used, what is free on them, and why the others are left out.
 
+use super::excluded::Excluded;
 use super::levels::{Levels, Tree};
 use super::machine;
 use super::need::Need;
 use super::view::NodeView;
-use crate::eligible;
-use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use switchyard_core::placement::gpus::{Fleet, MOST_GPUS, Request, Shape, Site};
-use switchyard_core::quantity::Resources;
 use switchyard_crds::{self as api, DeviceAllocation, TopologyPolicy};
-
-/// Why a node is left out.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Excluded {
-    /// The scheduler would not take it.
-    #[error("{0}")]
-    Unfit(eligible::Unfit),
-    /// Not enough of a resource.
-    #[error("{name}: {} free, {} asked for", Resources::amount(name, *free), Resources::amount(name, *need))]
-    Short {
-        name: String,
-        /// What is free, thousandths.
-        free: i64,
-        /// What is asked for, thousandths.
-        need: i64,
-    },
-    #[error("{free} of {all} GPUs free")]
-    Gpus { free: u32, all: u32 },
-    /// Its free GPUs are enough, but not joined as the job asks.
-    #[error("its free GPUs are not joined by {0:?} or better (topologyPolicy.nodeTopology.minLink)")]
-    Links(api::MinLink),
-    /// The report cannot be used.
-    #[error("its GPUTopology cannot be used: {0}")]
-    Report(String),
-    /// The report is old.
-    #[error("its GPUTopology is from {0} and has not been renewed since")]
-    Stale(Timestamp),
-    #[error("no GPUTopology: the node agent does not run there")]
-    NoReport,
-    /// It is not asked.
-    #[error("{0}")]
-    LeftOut(String),
-    /// No driver offers its GPUs for claims.
-    #[error("no ResourceSlice offers its GPUs")]
-    NoSlice,
-}
 
 /// The nodes of a cluster for one job.
 pub(super) struct Sites<'a> {
@@ -163,14 +125,6 @@ impl Kinds {
         });
         shape as u32
     }
-}
-
-/// An agent renews its report every ten minutes.
-const OLD: SignedDuration = SignedDuration::from_mins(30);
-
-/// True if a report of that time is stale.
-pub fn is_old(observed: Timestamp, now: Timestamp) -> bool {
-    now.duration_since(observed) > OLD
 }
 
 fn exclude(node: &NodeView, need: &Need<'_>, free: u32) -> Option<Excluded> {

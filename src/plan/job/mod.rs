@@ -142,6 +142,12 @@ pub(crate) fn read(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
     })
 }
 
+/// The beginning of the job's UID, enough to tell jobs of the same name apart.
+pub(crate) fn short_uid(job: &TrainJob) -> String {
+    let uid = job.metadata.uid.as_deref().unwrap_or_default();
+    uid.chars().filter(char::is_ascii_alphanumeric).take(8).collect()
+}
+
 /// Processes of each node: one for each GPU unless the job says otherwise.
 pub fn processes_per_node(job: &TrainJob) -> u32 {
     job.spec.trainer.num_proc_per_node.map_or(gpus(job).max(1), count)

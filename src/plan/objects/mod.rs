@@ -28,6 +28,7 @@ pub use kind::Kind;
 pub use merge::{MergeConflict, conflicts, faults};
 pub use pod::{placement_patch, pod, run_as_non_root};
 
+use super::job::short_uid;
 use super::{ValidJob, frameworks};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -214,11 +215,6 @@ pub fn is_of_attempt(valid: &ValidJob, attempt: u32, name: &str) -> bool {
 /// told apart.
 fn key_name(job: &TrainJob, valid: &ValidJob) -> String {
     format!("{}-key-{}", valid.name, short_uid(job))
-}
-
-/// The beginning of the job's UID, enough to tell jobs of the same name apart.
-pub(crate) fn short_uid(job: &TrainJob) -> String {
-    uid(job).chars().filter(char::is_ascii_alphanumeric).take(8).collect()
 }
 
 fn uid(job: &TrainJob) -> &str {

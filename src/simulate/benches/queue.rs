@@ -82,7 +82,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             0 => Fabric::read(File::open(traces.join("lingjun-2023-hosts.csv.gz"))?)?,
             leaves => Fabric::regular(*leaves, 8),
         };
-        let mut rows = read(File::open(traces.join("lingjun-2023.csv.gz"))?, &fabric)?;
+        let mut rows = read(File::open(traces.join("lingjun-2023.csv.gz"))?, &fabric)?.rows;
         if *leaves == 0 {
             rows.iter_mut().for_each(|row| row.submit /= FASTER);
         }

@@ -57,9 +57,13 @@ pub(crate) fn job(model: Model, source: Source, batch: u32) -> EngineConfig {
     }
 }
 
-/// Samples that cost nothing to make: of 10 classes for networks on features.
-pub(crate) fn synthetic(samples: u64) -> Source {
-    Source::Synthetic(Synthetic { samples, image: None, classes: 10 })
+/// Classes of synthetic samples.
+pub(crate) const CLASSES: u32 = 10;
+
+/// Samples that cost little to make; of networks on features and images in [`CLASSES`]. `image`: height and width of images in colours.
+pub(crate) fn synthetic(samples: u64, image: Option<u32>) -> Source {
+    let image = image.map(|side| ImageShape { height: side, width: side, channels: 3 });
+    Source::Synthetic(Synthetic { samples, image, classes: CLASSES })
 }
 
 /// A text, the same in every call.

@@ -50,7 +50,9 @@ fn every_part_has_an_answer_and_a_machine_without_gpu_is_no_error() {
     for part in &results {
         assert!(part["status"] == "Absent" || part["status"] == "Ok", "{part}");
     }
-    for name in ["adamw", "training-gpt", "resume", "steps-bert", "products", "sanitizer", "attention", "all-reduce"] {
+    for name in
+        ["adamw", "streams", "training-gpt", "resume", "steps-bert", "products", "sanitizer", "attention", "all-reduce"]
+    {
         assert!(part(&results, name)["reason"].as_str().unwrap().starts_with("no GPU"), "{}", part(&results, name));
     }
 }

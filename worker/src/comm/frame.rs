@@ -15,6 +15,8 @@ pub(super) const HEADER: usize = 32;
 pub(super) const VERSION: u8 = 3;
 /// Largest payload before authentication.
 pub(super) const LIMIT_STRANGER: u64 = 256;
+/// Most bytes that rank 0 gathers of each rank.
+pub(super) const MAX_GATHER: usize = 16 << 20;
 /// Largest payload of a control frame after authentication; a roster of the largest group fits.
 pub(super) const LIMIT_MEMBER: u64 = 4 << 20;
 

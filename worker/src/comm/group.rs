@@ -6,6 +6,7 @@ use super::{
     ballot::{Ballot, Call},
     config::GroupConfig,
     error::{Cause, CommError},
+    frame::MAX_GATHER,
     host,
     join::{Peers, join},
     state::{Request, Shared},
@@ -17,8 +18,6 @@ use switchyard_worker_contract::recorder::Operation;
 
 /// Most bytes of a value that all ranks compare or get.
 const MAX_VALUE: usize = 4096;
-/// Most bytes that rank 0 gathers of each rank.
-pub(super) const MAX_GATHER: usize = 16 << 20;
 /// Most bytes of the name of a value.
 const MAX_NAME: usize = 256;
 

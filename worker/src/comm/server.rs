@@ -2,8 +2,7 @@
 
 use super::{
     error::CommError,
-    frame::{FrameReader, LIMIT_STRANGER},
-    group::MAX_GATHER,
+    frame::{FrameReader, LIMIT_STRANGER, MAX_GATHER},
     hub::{Event, Hub, Output},
     socket::{accept, nonce, timespec, try_recv, try_send, tune_tcp},
     state::{LAST_WORDS, Request, Shared},

@@ -9,6 +9,7 @@ mod optimizer;
 mod products;
 mod sanitizer;
 mod steps;
+mod streams;
 mod training;
 
 use crate::outcome::Outcome;
@@ -18,6 +19,7 @@ use std::path::PathBuf;
 use switchyard_cuda::cudnn::Cudnn;
 use switchyard_cuda::driver::{Context, Device, Driver};
 use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, NVRTC, Places};
+use switchyard_cuda::nvrtc::Nvrtc;
 use switchyard_cuda::{Error, Library};
 
 /// Arguments of every part.
@@ -45,20 +47,23 @@ pub(crate) struct Part {
 }
 
 /// All parts, the most valuable first: what is there, whether training is right, how fast it is, and what only a later engine may use.
-pub(crate) const PARTS: [Part; 23] = [
+pub(crate) const PARTS: [Part; 26] = [
     Part { name: "machine", asks: "the machine", limit: 60, run: machine::facts },
     Part { name: "driver", asks: "driver and devices", limit: 60, run: libraries::driver },
     Part { name: "cublaslt", asks: "cuBLASLt", limit: 60, run: libraries::cublaslt },
     Part { name: "nvrtc", asks: "NVRTC", limit: 60, run: libraries::nvrtc },
     Part { name: "compile", asks: "AdamW kernel to a CUBIN", limit: 60, run: optimizer::compile },
     Part { name: "adamw", asks: "that kernel against the CPU", limit: 120, run: optimizer::run },
+    Part { name: "streams", asks: "copies, events, graphs", limit: 60, run: streams::run },
     Part { name: "training-mlp", asks: "MLP trains as on CPUs", limit: 120, run: training::mlp },
     Part { name: "training-gpt", asks: "GPT trains as on CPUs", limit: 240, run: training::gpt },
     Part { name: "training-bert", asks: "BERT trains as on CPUs", limit: 240, run: training::bert },
+    Part { name: "training-resnet", asks: "ResNet trains as on CPUs", limit: 240, run: training::resnet },
     Part { name: "resume", asks: "checkpoints across devices", limit: 180, run: training::resume },
     Part { name: "steps-gpt", asks: "steps of GPT-124M, bf16", limit: 300, run: steps::gpt_124m },
     Part { name: "steps-gpt-tiny", asks: "steps of a tiny GPT, bf16", limit: 200, run: steps::gpt_tiny },
     Part { name: "steps-bert", asks: "steps of BERT base, fp16", limit: 300, run: steps::bert_base },
+    Part { name: "steps-resnet", asks: "steps of ResNet-50, bf16", limit: 300, run: steps::resnet50 },
     Part { name: "steps-mlp", asks: "steps of an MLP, f32", limit: 200, run: steps::mlp },
     Part { name: "products", asks: "cuBLASLt at GPT shapes", limit: 180, run: products::run },
     Part { name: "sanitizer", asks: "compute-sanitizer", limit: 240, run: sanitizer::run },
@@ -104,6 +109,10 @@ impl Probe {
         let devices = driver.devices()?;
         let missing = || Outcome::absent(format!("no device {}: there are {}", self.device, devices.len()));
         devices.get(self.device).cloned().ok_or_else(missing)
+    }
+
+    fn nvrtc(&self) -> Result<Nvrtc, Error> {
+        Nvrtc::new(&self.places.open(&NVRTC)?.library)
     }
 
     /// cuDNN, not started.

@@ -2,7 +2,7 @@
 
 use super::machine::state;
 use super::{Probe, gather};
-use crate::jobs::{half, job, synthetic};
+use crate::jobs::{CLASSES, half, job, synthetic};
 use crate::numbers::short;
 use crate::outcome::Outcome;
 use crate::torch::Peer;
@@ -58,7 +58,7 @@ fn gpt([layers, hidden_size, heads, context_length, vocabulary_size]: [u32; 5]) 
             "kind": "gpt", "layers": layers, "hidden": hidden_size, "heads": heads, "context": context_length,
             "vocabulary": vocabulary_size,
         }),
-        config: EngineConfig { precision: bf16(), ..job(Model::Gpt(model), synthetic(4096), 1) },
+        config: EngineConfig { precision: bf16(), ..job(Model::Gpt(model), synthetic(4096, None), 1) },
         batches: BATCHES.to_vec(),
         items: context_length,
         steps: 40,
@@ -85,16 +85,30 @@ pub(super) fn bert_base(probe: &Probe) -> Result<Value, Outcome> {
         "kind": "bert", "layers": layers, "hidden": hidden_size, "heads": heads, "context": context_length,
         "rows": model.embedding_rows(), "predictions": model.predictions(),
     });
-    let config = EngineConfig { precision: half(HalfType::Fp16, SCALE), ..job(Model::Bert(model), synthetic(8192), 1) };
+    let config =
+        EngineConfig { precision: half(HalfType::Fp16, SCALE), ..job(Model::Bert(model), synthetic(8192, None), 1) };
     let batches = vec![128, 64, 32, 16];
     measure(probe, Case { config, batches, peer, items: context_length, steps: 60, rounds: 3, compile: "default" })
+}
+
+pub(super) fn resnet50(probe: &Probe) -> Result<Value, Outcome> {
+    let (width, side) = if probe.rehearse { (2, 32) } else { (64, 224) };
+    let model = ResNet { depth: ResNetDepth::D50, stem: Stem::ImageNet, width };
+    let peer = json!({
+        "kind": "resnet", "depth": 50, "width": width, "small": false, "channels": 3, "side": side, "classes": CLASSES,
+    });
+    let config = job(Model::ResNet(model), synthetic(2048, Some(side)), 1);
+    let optimizer = Optimizer { rule: Rule::Sgd(Momentum { momentum: 0.9, nesterov: false }), ..config.optimizer };
+    let config = EngineConfig { precision: bf16(), optimizer, ..config };
+    let batches = vec![128, 64, 32, 16];
+    measure(probe, Case { config, batches, peer, items: 1, steps: 40, rounds: 3, compile: "default" })
 }
 
 pub(super) fn mlp(probe: &Probe) -> Result<Value, Outcome> {
     let hidden = if probe.rehearse { 24 } else { 4096 };
     let model = Mlp { hidden_sizes: vec![hidden; 3], activation: Activation::Relu };
-    let peer = json!({"kind": "mlp", "sizes": [16, hidden, hidden, hidden, 10]});
-    let config = job(Model::Mlp(model), synthetic(16_384), 1);
+    let peer = json!({"kind": "mlp", "sizes": [16, hidden, hidden, hidden, CLASSES]});
+    let config = job(Model::Mlp(model), synthetic(16_384, None), 1);
     measure(probe, Case { config, batches: vec![1024], peer, items: 1, steps: 200, rounds: 3, compile: "default" })
 }
 
@@ -206,10 +220,11 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 /// The configuration of a peer.
 fn peer(case: &Case, batch: u32, numbers: &str, compile: &Value) -> Value {
+    let optimizer = if matches!(case.config.optimizer.rule, Rule::AdamW(_)) { "adamw" } else { "sgd" };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     json!({
         "threads": threads, "tuned": true, "device": "cuda", "compile": compile, "model": case.peer, "samples": batch,
-        "precision": numbers, "optimizer": "adamw", "rate": case.config.optimizer.learning_rate,
+        "precision": numbers, "optimizer": optimizer, "rate": case.config.optimizer.learning_rate,
         "decay": case.config.optimizer.weight_decay,
     })
 }

@@ -41,7 +41,7 @@ const SMALL: f64 = 1e-3;
 pub(super) fn mlp(probe: &Probe) -> Result<Value, Outcome> {
     let (hidden_sizes, batch) = if probe.rehearse { (vec![24, 13], 6) } else { (vec![256, 130], 64) };
     let model = Model::Mlp(Mlp { hidden_sizes, activation: Activation::Gelu });
-    compare(probe, "mlp", &[F32], |_| Ok(job(model.clone(), synthetic(500), batch)))
+    compare(probe, "mlp", &[F32], |_| Ok(job(model.clone(), synthetic(500, None), batch)))
 }
 
 pub(super) fn gpt(probe: &Probe) -> Result<Value, Outcome> {
@@ -63,6 +63,18 @@ pub(super) fn bert(probe: &Probe) -> Result<Value, Outcome> {
     let next_sentence = true;
     let bert = Bert { layers, hidden_size, heads, context_length, vocabulary_size, masked_fraction, next_sentence };
     compare(probe, "bert", &[F32, BF16, FP16], |_| Ok(job(Model::Bert(bert.clone()), text()?, batch)))
+}
+
+pub(super) fn resnet(probe: &Probe) -> Result<Value, Outcome> {
+    let (width, side, batch) = if probe.rehearse { (4, 8, 2) } else { (16, 32, 16) };
+    let model = ResNet { depth: ResNetDepth::D18, stem: Stem::Small, width };
+    let numbers: &[Numbers] = if probe.rehearse { &[F32] } else { &[F32, BF16, FP16] };
+    compare(probe, "resnet", numbers, |_| {
+        let config = job(Model::ResNet(model), synthetic(400, Some(side)), batch);
+        let rule = Rule::Sgd(Momentum { momentum: 0.9, nesterov: false });
+        let optimizer = Optimizer { rule, learning_rate: 0.01, ..config.optimizer };
+        Ok(EngineConfig { optimizer, ..config })
+    })
 }
 
 /// Gradients of a step and losses of many, in each of these numbers.

@@ -5,20 +5,23 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-pub const PARTS: [&str; 23] = [
+pub const PARTS: [&str; 26] = [
     "machine",
     "driver",
     "cublaslt",
     "nvrtc",
     "compile",
     "adamw",
+    "streams",
     "training-mlp",
     "training-gpt",
     "training-bert",
+    "training-resnet",
     "resume",
     "steps-gpt",
     "steps-gpt-tiny",
     "steps-bert",
+    "steps-resnet",
     "steps-mlp",
     "products",
     "sanitizer",

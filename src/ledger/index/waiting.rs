@@ -4,9 +4,9 @@
 //! A gang is placed on nodes with room for a pod each. So a plan that found too few of them finds no place either before as many others as
 //! were missing have changed, and have room. Only the head of the queue looks at every change: jobs may have to give way to it.
 
-use crate::index::Index;
+use super::{Index, Reservation};
 use crate::job::Key;
-use crate::reservation::Reservation;
+use crate::usage::{HELD, HOLE};
 use std::collections::BTreeSet;
 use switchyard_plan::cluster::turn::Turn;
 use switchyard_plan::cluster::view::NodeView;
@@ -96,8 +96,8 @@ impl Index {
         }
         let mut woken: BTreeSet<Key> = self.head().into_iter().collect();
         let is_hole = |taker: &str| taker.starts_with(HOLE);
-        let held =
-            self.reservation.as_ref().filter(|held| held.nodes.iter().any(|held| nodes.contains(&held.node_name)));
+        // Also where none of these nodes is held: those that changed before may be.
+        let held = self.reservation.as_ref();
         // As a job sees a node: what is held for it, for a gang behind it, or for one that begins after its end, does not count as taken.
         let usage = &self.usage;
         let seen = |name: &str, is_ahead: bool| {
@@ -127,10 +127,6 @@ impl Index {
         woken
     }
 }
-
-/// How names begin under which the gangs that start again, and the head of the queue, hold what they need.
-pub(crate) const HOLE: &str = "hole/";
-pub(crate) const HELD: &str = "held/";
 
 #[cfg(test)]
 mod tests;

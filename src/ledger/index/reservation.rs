@@ -1,10 +1,9 @@
 //! What the head of the queue holds for itself, and who may use it until the head can begin.
 
-use crate::index::Index;
+use super::Index;
 use crate::job::{JobId, is_live, placement_of};
 use crate::predictor::Predictor;
-use crate::usage::{Usage, Without};
-use crate::waiting::HELD;
+use crate::usage::{HELD, Usage, Without};
 use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::{PlacedNode, TrainJob};
 use switchyard_plan::cluster::clock::deadline;

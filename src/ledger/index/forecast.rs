@@ -1,8 +1,8 @@
 //! When jobs that wait can begin, from what runs and who waits. The rules are those of `plan::cluster::forecast`; this applies them to the index.
 
-use crate::index::Index;
+use super::{Index, Waiting};
 use crate::job::{JobId, Key};
-use crate::waiting::{HELD, Waiting};
+use crate::usage::HELD;
 use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
 use switchyard_crds::names::GPU_RESOURCE;

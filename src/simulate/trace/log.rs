@@ -1,0 +1,72 @@
+//! What the logs of others have in common: times of day, in any order, and jobs that cannot be played.
+
+use super::{Format, LeftOut, Row, Trace};
+use crate::table::TableError;
+use jiff::Timestamp;
+use jiff::civil::DateTime;
+use jiff::tz::TimeZone;
+use std::collections::BTreeMap;
+
+/// Jobs of a log.
+#[derive(Default)]
+pub(super) struct Log {
+    /// [`Row::submit`] is still empty.
+    jobs: Vec<(Timestamp, Row)>,
+    left_out: BTreeMap<LeftOut, u64>,
+}
+
+impl Log {
+    pub fn add(&mut self, submit: Timestamp, row: Row) {
+        if row.duration < 1.0 {
+            self.leave_out(LeftOut::TooShort);
+        } else {
+            self.jobs.push((submit, row));
+        }
+    }
+
+    pub fn leave_out(&mut self, why: LeftOut) {
+        *self.left_out.entry(why).or_default() += 1;
+    }
+
+    /// The jobs in the order of submission, in seconds after the first.
+    pub fn finish(mut self, format: Format) -> Result<Trace, TableError> {
+        self.jobs.sort_by_key(|(submit, row)| (*submit, row.line));
+        let first = self.jobs.first().ok_or(TableError::Empty)?.0;
+        let seconds =
+            |(submit, row): (Timestamp, Row)| Row { submit: submit.duration_since(first).as_secs_f64(), ..row };
+        Ok(Trace {
+            format,
+            rows: self.jobs.into_iter().map(seconds).collect(),
+            left_out: self.left_out.into_iter().collect(),
+        })
+    }
+}
+
+/// What [`time`] reads.
+pub(super) const TIME: &str = "a time like 2024-05-31 18:41:01, with or without an offset";
+
+/// A point in time; one without an offset is taken for UTC, since only differences count.
+pub(super) fn time(text: &str) -> Option<Timestamp> {
+    let local = || text.parse::<DateTime>().ok()?.to_zoned(TimeZone::UTC).ok();
+    text.parse().ok().or_else(|| Some(local()?.timestamp()))
+}
+
+/// Logs say in several ways that something has not happened.
+pub(super) fn is_known(text: &str) -> bool {
+    !["", "none", "null", "nan", "nat", "unknown"].contains(&text.to_ascii_lowercase().as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn times_with_and_without_an_offset_are_read() {
+        let seconds = |text: &str| time(text).map(|time| time.as_second());
+        assert_eq!(seconds("1970-01-01 00:01:00"), Some(60));
+        assert_eq!(seconds("1970-01-01T00:01:00"), Some(60));
+        assert_eq!(seconds("1970-01-01 08:01:00+08:00"), Some(60));
+        assert_eq!(seconds("yesterday"), None);
+    }
+}

@@ -1,0 +1,162 @@
+//! What a cluster remembers of its jobs: TrainJobs that have ended, and pods of others, each as a job of its own.
+
+use super::log::Log;
+use super::{Format, LeftOut, Row, Trace, gpus};
+use crate::fabric::Fabric;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use switchyard_crds::names::GPU_RESOURCE;
+use switchyard_crds::{TrainJob, labels};
+use switchyard_plan::job;
+use switchyard_plan::resources::of_quantities;
+
+/// A job as its object tells it.
+struct Past {
+    name: String,
+    gpus: u64,
+    submit: Option<Timestamp>,
+    start: Option<Timestamp>,
+    end: Option<Timestamp>,
+    /// Seconds.
+    limit: Option<i64>,
+    namespace: String,
+}
+
+/// Makes a trace of the TrainJobs and pods among the objects of a cluster.
+///
+/// # Errors
+/// A job has more GPUs than the cluster, or none has ended.
+pub fn of_objects(items: &[Value], fabric: &Fabric) -> Result<Trace, String> {
+    let mut log = Log::default();
+    let jobs = of_kind::<TrainJob>(items, "TrainJob").map(|job| of_job(&job));
+    let pods = of_kind::<Pod>(items, "Pod").filter_map(|pod| of_pod(&pod));
+    for (number, past) in jobs.chain(pods).enumerate() {
+        let Past { name, gpus: count, submit, start, end, limit, namespace } = past;
+        if count == 0 {
+            log.leave_out(LeftOut::NoGpus);
+            continue;
+        }
+        let gpus = gpus(&count.to_string(), fabric)
+            .map_err(|expected| format!("{name}: {count} GPUs; expected {expected}"))?;
+        let (Some(submit), Some(start), Some(end)) = (submit, start, end) else {
+            log.leave_out(LeftOut::NoEnd);
+            continue;
+        };
+        let duration = end.duration_since(start).as_secs_f64();
+        let limit = limit.map(|limit| limit as f64);
+        log.add(submit, Row { line: number as u64 + 1, submit: 0.0, duration, gpus, queue: namespace, limit });
+    }
+    let none = "no TrainJob and no pod with GPUs of this cluster has ended: name a trace with --trace";
+    log.finish(Format::Objects).map_err(|_| none.to_owned())
+}
+
+fn of_kind<'a, T: DeserializeOwned>(items: &'a [Value], kind: &'static str) -> impl Iterator<Item = T> + 'a {
+    let of_kind = items.iter().filter(move |item| item["kind"] == kind);
+    // One that cannot be read has not run under this version.
+    of_kind.filter_map(|item| serde_json::from_value(item.clone()).ok())
+}
+
+fn of_job(job: &TrainJob) -> Past {
+    let status = job.status.as_ref();
+    let placed = status.and_then(|status| status.placed_time.as_ref().or(status.start_time.as_ref()));
+    let namespace = job.metadata.namespace.clone().unwrap_or_default();
+    Past {
+        name: format!("TrainJob {namespace}/{}", job.metadata.name.as_deref().unwrap_or_default()),
+        gpus: u64::from(job::gpus(job)) * u64::from(job.spec.trainer.num_nodes.unsigned_abs()),
+        submit: job.metadata.creation_timestamp.as_ref().map(|time| time.0),
+        start: placed.map(|time| time.0),
+        end: status.and_then(|status| status.completion_time.as_ref()).map(|time| time.0),
+        limit: job.spec.active_deadline_seconds,
+        namespace,
+    }
+}
+
+/// `None`: it belongs to a TrainJob, or has no GPUs, as most pods of a cluster.
+fn of_pod(pod: &Pod) -> Option<Past> {
+    let (metadata, spec, status) = (&pod.metadata, pod.spec.as_ref()?, pod.status.as_ref());
+    if metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(labels::JOB_UID)) {
+        return None;
+    }
+    let limits = spec.containers.iter().filter_map(|container| container.resources.as_ref()?.limits.as_ref());
+    let gpus: i64 = limits.map(|limits| of_quantities(limits).get(GPU_RESOURCE) / 1000).sum();
+    let gpus = u64::try_from(gpus).ok().filter(|gpus| *gpus > 0)?;
+    let has_ended = matches!(status.and_then(|status| status.phase.as_deref()), Some("Succeeded" | "Failed"));
+    let containers = status.and_then(|status| status.container_statuses.as_ref()).into_iter().flatten();
+    let ends =
+        containers.filter_map(|container| Some(container.state.as_ref()?.terminated.as_ref()?.finished_at.as_ref()?.0));
+    let namespace = metadata.namespace.clone().unwrap_or_default();
+    Some(Past {
+        name: format!("pod {namespace}/{}", metadata.name.as_deref().unwrap_or_default()),
+        gpus,
+        submit: metadata.creation_timestamp.as_ref().map(|time| time.0),
+        start: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
+        end: ends.max().filter(|_| has_ended),
+        limit: spec.active_deadline_seconds,
+        namespace,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use serde_json::json;
+
+    fn job(name: &str, nodes: u32, status: &Value) -> Value {
+        json!({
+            "apiVersion": labels::API_VERSION, "kind": "TrainJob",
+            "metadata": {"name": name, "namespace": "vision", "creationTimestamp": "2026-11-20T12:00:00Z"},
+            "spec": {
+                "activeDeadlineSeconds": 7200,
+                "trainer": {"framework": "Plain", "image": "i", "numNodes": nodes, "resourcesPerNode": {"limits": {"nvidia.com/gpu": 8}}},
+            },
+            "status": status,
+        })
+    }
+
+    fn pod(name: &str, gpus: &str, labels: &Value, phase: &str) -> Value {
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": name, "namespace": "nlp", "creationTimestamp": "2026-11-20T11:59:00Z", "labels": labels},
+            "spec": {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": gpus}}}]},
+            "status": {
+                "phase": phase, "startTime": "2026-11-20T12:00:00Z",
+                "containerStatuses": [{
+                    "name": "c", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                    "state": {"terminated": {"exitCode": 0, "finishedAt": "2026-11-20T12:10:00Z"}},
+                }],
+            },
+        })
+    }
+
+    #[test]
+    fn jobs_and_pods_that_have_ended_are_the_trace() {
+        let ran = json!({"placedTime": "2026-11-20T12:05:00Z", "completionTime": "2026-11-20T13:05:00Z"});
+        let items = [
+            job("ended", 2, &ran),
+            job("runs", 2, &json!({"placedTime": "2026-11-20T12:05:00Z"})),
+            pod("notebook", "1", &json!({}), "Succeeded"),
+            pod("runs", "4", &json!({}), "Running"),
+            pod("of-a-job", "8", &json!({labels::JOB_UID: "u"}), "Succeeded"),
+            pod("web", "0", &json!({}), "Succeeded"),
+        ];
+        let Trace { format, rows, left_out } = of_objects(&items, &Fabric::regular(2, 1)).unwrap();
+        let rows: Vec<_> =
+            rows.iter().map(|row| (row.submit, row.duration, row.gpus, row.queue.as_str(), row.limit)).collect();
+        assert_eq!(rows, [(0.0, 600.0, 1, "nlp", None), (60.0, 3600.0, 16, "vision", Some(7200.0))]);
+        assert_eq!((format, left_out), (Format::Objects, vec![(LeftOut::NoEnd, 2)]));
+    }
+
+    #[test]
+    fn what_cannot_be_a_trace_is_told() {
+        let fabric = Fabric::regular(2, 1);
+        assert!(of_objects(&[job("runs", 1, &json!({}))], &fabric).unwrap_err().starts_with("no TrainJob and no pod"));
+        let large = of_objects(&[job("large", 3, &json!({}))], &fabric).unwrap_err();
+        assert_eq!(
+            large,
+            "TrainJob vision/large: 24 GPUs; expected 1 to 16: a job gets all its GPUs at once, and the cluster has no more"
+        );
+    }
+}
