@@ -12,7 +12,7 @@ const GLOBAL: u64 = 0x7000_0000_0000;
 const GAP: u64 = 1 << 20;
 /// As the driver aligns.
 const ALIGNMENT: u64 = 256;
-/// Bytes for which one cell stands. Accesses to single bytes are not executed.
+/// Bytes for which one cell stands. Single bytes are read only: threads that write both bytes of a cell would seem to race.
 const CELL: usize = 2;
 /// What is in memory that nobody has written: NaN in every float format.
 const POISON: u8 = 0xff;

@@ -7,6 +7,8 @@
 mod activation;
 #[path = "kernels/attention.rs"]
 mod attention;
+#[path = "kernels/batch_norm.rs"]
+mod batch_norm;
 #[path = "kernels/cross_entropy.rs"]
 mod cross_entropy;
 #[path = "kernels/elementwise.rs"]
@@ -17,11 +19,17 @@ mod embedding;
 mod gather;
 #[path = "kernels/gradients.rs"]
 mod gradients;
+#[path = "kernels/input.rs"]
+mod input;
 #[path = "kernels/layer_norm.rs"]
 mod layer_norm;
 mod nvrtc;
 #[path = "kernels/optimizer.rs"]
 mod optimizer;
+#[path = "kernels/patches.rs"]
+mod patches;
+#[path = "kernels/pooling.rs"]
+mod pooling;
 #[path = "kernels/resources.rs"]
 mod resources;
 

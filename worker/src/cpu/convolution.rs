@@ -78,7 +78,7 @@ impl ConvolutionShape {
     }
 
     /// Whether it is just the product of a matrix of pixels with the weights.
-    fn is_product(&self) -> bool {
+    pub(crate) fn is_product(&self) -> bool {
         self.kernel == 1 && self.stride == 1 && self.padding == 0
     }
 

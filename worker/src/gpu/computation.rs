@@ -7,7 +7,7 @@ use super::refused::Refused;
 use super::update::Update;
 use crate::nn::{Bucket, Graph, Layout};
 use switchyard_cuda::kernels;
-use switchyard_worker_contract::config::{self, Precision};
+use switchyard_worker_contract::config::{self, Precision, SampleType};
 
 /// What a memory of the device is before the first step.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,16 +60,22 @@ pub struct Computation {
 }
 
 impl Computation {
+    /// `samples`: how images come.
+    ///
     /// # Errors
     /// The network, or its update, cannot be computed on a GPU.
     pub fn new(
         graph: Graph,
         optimizer: &config::Optimizer,
         precision: Precision,
+        samples: SampleType,
         target: Target,
     ) -> Result<Computation, Refused> {
         let kind = *graph.kind();
-        let plan = Plan::new(graph, target)?;
+        let plan = match samples {
+            SampleType::UInt8 => Plan::new(graph, target)?,
+            SampleType::Float32 => Plan::new(graph, target)?.with_normalised_images(),
+        };
         let update = Update::new(plan.layout(), optimizer, precision, target)?;
         let used = used(&works(&plan, &update, &|span| span)?);
         let inputs = Inputs::new(&used, plan.losses(), &kind);
@@ -166,6 +172,7 @@ fn contents(plan: &Plan, update: &Update, inputs: &Inputs, used: &[(Memory, usiz
         }
         let initial = match memory {
             Memory::Constants => Initial::Bytes(bytemuck::cast_slice(&plan.constants()).to_vec()),
+            Memory::Statistics => Initial::Bytes(bytemuck::cast_slice(&plan.initial_statistics()).to_vec()),
             _ => Initial::Unwritten,
         };
         all.push(Contents { memory, bytes, initial });

@@ -33,6 +33,7 @@ pub struct Share {
 fn is_input(memory: Memory) -> bool {
     match memory {
         Memory::Values
+        | Memory::Pixels
         | Memory::Entries(_)
         | Memory::Order(_)
         | Memory::Positions
@@ -44,6 +45,8 @@ fn is_input(memory: Memory) -> bool {
         | Memory::Half
         | Memory::Gradients
         | Memory::Constants
+        | Memory::Statistics
+        | Memory::BatchStatistics
         | Memory::Losses
         | Memory::Correct
         | Memory::Moments(_)
@@ -98,6 +101,8 @@ impl Inputs {
         for (memory, part) in parts.iter() {
             let bytes = &mut block[part.clone()];
             match memory {
+                // The kernel reads whole words.
+                Memory::Pixels => bytes[..batch.pixels.len()].copy_from_slice(&batch.pixels),
                 Memory::Values => bytes.copy_from_slice(bytemuck::cast_slice(&batch.values)),
                 Memory::Entries(Table::Tokens) => bytes.copy_from_slice(bytemuck::cast_slice(&batch.tokens)),
                 Memory::Entries(Table::Segments) => {

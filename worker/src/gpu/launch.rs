@@ -17,16 +17,22 @@ pub enum Memory {
     Gradients,
     /// [`crate::data::Batch::values`], 32 bits.
     Values,
+    /// [`crate::data::Batch::pixels`], and bytes that do not matter to the end of a word of 32 bits.
+    Pixels,
     /// For each row of an embedding which entry of a table it has, `u32`.
     Entries(Table),
     /// The rows in the order of these entries, [`kernels::embedding::order`].
     Order(Table),
     /// [`crate::data::Batch::positions`], `u32`.
     Positions,
-    /// Numbers that never change, `u32`: [`Plan::constants`](super::Plan::constants).
+    /// Numbers that never change, `u32` or the bits of an `f32`: [`Plan::constants`](super::Plan::constants).
     Constants,
     /// The classes that logits are compared with, `u32`.
     Targets(Target),
+    /// Running statistics, `f32` in the order of [`Plan::statistics`](super::Plan::statistics): what evaluation reads.
+    Statistics,
+    /// Statistics of the last micro-batch in the same order: what training writes.
+    BatchStatistics,
     /// For each loss one `f32`: what the gradient of each row is multiplied by.
     Factors,
     /// For each loss one `f32`: the part of a row's nats in the mean loss of the step.

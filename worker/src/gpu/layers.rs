@@ -1,9 +1,12 @@
 //! How a GPU computes each form: what it needs, and its launches forward and backward.
 
 mod attention;
+mod convolution;
 mod embedding;
+pub(super) mod input;
 mod loss;
 mod norm;
+mod pooling;
 mod product;
 mod rows;
 
@@ -13,10 +16,20 @@ use super::refused::Reason;
 use crate::cpu::Format;
 use crate::nn::arena::Region;
 use crate::nn::layers::Activation;
-use crate::nn::plan::NodePlan;
+use crate::nn::plan::{Mode, NodePlan, Pass};
 use crate::nn::{Flow, Form, INPUTS, Layout, Needs};
 use switchyard_cuda::kernels::elementwise::Elementwise;
+use switchyard_cuda::kernels::gather::Gather;
 use switchyard_cuda::kernels::{self, Element, Rows};
+
+/// Whether a layer adds to what is in the memory for the gradient of its input; `None` if nobody needs that gradient.
+fn adds(mode: Mode) -> Option<bool> {
+    match mode {
+        Mode::Write => Some(false),
+        Mode::Add => Some(true),
+        Mode::None | Mode::InPlace | Mode::OverInput => None,
+    }
+}
 
 /// What a form needs on a GPU.
 ///
@@ -26,8 +39,9 @@ pub(super) fn needs(form: &Form, target: Target, format: Format) -> Result<Needs
     let missing = |what: &str| Err(Reason::Missing(what.to_owned()));
     let first = [true, false, false];
     match form {
-        Form::Features(_) if format == Format::F32 => Ok(Needs::default()),
-        Form::Features(_) => missing("features in 16 bits"),
+        Form::Features(features) => input::features(features, format).map(|_| Needs::default()),
+        // Neither bytes nor numbers of the reader need memory of their own.
+        Form::Pixels(pixels) => input::pixels(pixels, format, false).map(|_| Needs::default()),
         Form::Embedding(tables) => Ok(Needs {
             backward_scratch: embedding::kernels_of(tables, format)?.partial_bytes() / FLOAT,
             ..Needs::default()
@@ -64,9 +78,37 @@ pub(super) fn needs(form: &Form, target: Target, format: Format) -> Result<Needs
             always: [true, false, false],
             ..Needs::default()
         }),
+        Form::BatchNorm(norm) => {
+            let call = norm::batch_norm(norm, format)?;
+            let sums = call.partial_bytes(target.blocks);
+            Ok(Needs {
+                inputs: first,
+                output: norm.relu,
+                saved: call.saved_bytes() / FLOAT,
+                scratch: sums / FLOAT,
+                backward_scratch: (sums + call.factors_bytes()) / FLOAT,
+                flow: [Flow::Accumulate, Flow::InPlace, Flow::Write],
+                always: first,
+                ..Needs::default()
+            })
+        }
+        Form::Convolution(shape) => {
+            let scratch = convolution::scratch(shape, target, format)?;
+            let flow = [Flow::Accumulate; INPUTS];
+            Ok(Needs { inputs: first, scratch, backward_scratch: scratch, flow, ..Needs::default() })
+        }
+        Form::MaxPool(window) => Ok(Needs {
+            saved: pooling::max_pool(window, format)?.places_bytes() / FLOAT,
+            flow: [Flow::Accumulate; INPUTS],
+            ..Needs::default()
+        }),
+        Form::AveragePool(pool) => {
+            pooling::average_pool(pool, format)?;
+            Ok(Needs { flow: [Flow::Accumulate; INPUTS], ..Needs::default() })
+        }
         // Loss and gradient come from one kernel, in backward.
         Form::CrossEntropy(_) => Ok(Needs { flow: [Flow::OverInput; INPUTS], ..Needs::default() }),
-        other => missing(&other.to_string()),
+        Form::Own => missing("code for CPUs"),
     }
 }
 
@@ -102,13 +144,18 @@ fn rows(width: usize, format: Format) -> Result<Rows, Reason> {
 pub(super) fn widths(form: &Form) -> ([usize; 2], usize) {
     match form {
         Form::Features(features) => ([0, 0], features.width),
+        Form::Pixels(pixels) => ([0, 0], pixels.width),
         Form::Embedding(tables) => ([0, 0], tables.width),
         Form::Product(product) => ([product.inputs, product.outputs], product.outputs),
         Form::Attention(shape) => ([3 * shape.hidden(), 0], shape.hidden()),
         Form::Rows(picked) => ([picked.width, 0], picked.width),
         Form::LayerNorm(norm) => ([norm.width, 0], norm.width),
+        Form::BatchNorm(norm) => ([norm.channels; 2], norm.channels),
+        Form::Convolution(shape) => ([shape.channels, 0], shape.outputs),
+        Form::MaxPool(window) => ([window.channels, 0], window.channels),
+        Form::AveragePool(pool) => ([pool.channels, 0], pool.channels),
         Form::CrossEntropy(loss) => ([loss.classes, 0], 0),
-        _ => ([0, 0], 0),
+        Form::Own => ([0, 0], 0),
     }
 }
 
@@ -122,6 +169,8 @@ pub(super) struct Lowering<'a, M> {
     pub adds: bool,
     /// Forward alone, of a network that is not trained.
     pub evaluates: bool,
+    /// Images come as numbers of 32 bits, normalised by the reader.
+    pub is_normalised: bool,
     /// Those of the current layer.
     pub works: Vec<Work<M>>,
 }
@@ -129,18 +178,17 @@ pub(super) struct Lowering<'a, M> {
 impl<M: kernels::Memory> Lowering<'_, M> {
     pub fn forward(&mut self, computed: &Computed, places: &NodePlan) -> Result<(), Reason> {
         match &computed.form {
-            Form::Features(features) => {
-                let (rows, columns) = (features.rows, features.width);
-                let memory = self.floats(Memory::Values, 0, rows * columns);
-                let from = Matrix { memory, rows, columns, pitch: columns, format: self.format, is_transposed: false };
-                let to = self.matrix(&places.output, rows, columns);
-                self.works.push(Work::Copy { from, to });
-            }
+            Form::Features(features) => self.features(features, places)?,
+            Form::Pixels(pixels) => self.pixels(pixels, computed, places)?,
             Form::Embedding(tables) => self.embedding(tables, places)?,
             Form::Product(product) => self.product(product, places)?,
             Form::Attention(shape) => self.attention(shape, places)?,
             Form::Rows(picked) => self.rows(picked, computed, places)?,
             Form::LayerNorm(norm) => self.layer_norm(norm, places)?,
+            Form::BatchNorm(norm) => self.batch_norm(norm, places)?,
+            Form::Convolution(shape) => self.convolution(shape, places)?,
+            Form::MaxPool(window) => self.max_pool(window, places)?,
+            Form::AveragePool(pool) => self.average_pool(pool, places)?,
             // In training it is computed in backward, together with its gradient.
             Form::CrossEntropy(loss) if self.evaluates => self.cross_entropy(loss, computed, places)?,
             // See `needs`.
@@ -156,25 +204,33 @@ impl<M: kernels::Memory> Lowering<'_, M> {
             Form::Attention(shape) => self.attention_backward(shape, places)?,
             Form::Rows(picked) => self.rows_backward(picked, computed, places)?,
             Form::LayerNorm(norm) => self.layer_norm_backward(norm, places)?,
+            Form::BatchNorm(norm) => self.batch_norm_backward(norm, places)?,
+            Form::Convolution(shape) => self.convolution_backward(shape, places)?,
+            Form::MaxPool(window) => self.max_pool_backward(window, places)?,
+            Form::AveragePool(pool) => self.average_pool_backward(pool, places)?,
             Form::CrossEntropy(loss) => self.cross_entropy(loss, computed, places)?,
             _ => {}
         }
-        for pass in &places.passes {
-            let width = widths(&computed.form).0[pass.input];
-            let pitch = pitch(width, self.format);
-            if !pass.add {
-                let [from, to] = [&pass.from, &pass.to].map(|place| self.matrix(place, place.len / pitch, width));
-                self.works.push(Work::Copy { from, to });
-                continue;
-            }
-            if width != pitch {
-                return Err(Reason::Missing(format!("a sum of gradients with rows of {width} numbers")));
-            }
-            let (from, to) = (self.arena(&pass.from), self.arena(&pass.to));
-            let both = Elementwise { from: element(self.format), to: element(self.format) };
-            let sum = both.sum(self.target.blocks, size(pass.to.len)?, [to, from], to)?;
-            self.works.push(Work::Kernel(sum));
+        places.passes.iter().try_for_each(|pass| self.pass(widths(&computed.form).0[pass.input], pass))
+    }
+
+    /// `width`: of the gradient's rows.
+    fn pass(&mut self, width: usize, pass: &Pass<Region>) -> Result<(), Reason> {
+        let count = pass.to.len / pitch(width, self.format);
+        if !pass.add {
+            let [from, to] = [&pass.from, &pass.to].map(|place| self.matrix(place, count, width));
+            self.works.push(Work::Copy { from, to });
+            return Ok(());
         }
+        let (blocks, from, to) = (self.target.blocks, self.arena(&pass.from), self.arena(&pass.to));
+        let element = element(self.format);
+        // Without gaps one program serves rows of every width.
+        let call = if width == pitch(width, self.format) {
+            Elementwise { from: element, to: element }.sum(blocks, size(pass.to.len)?, [to, from], to)?
+        } else {
+            Gather::new(rows(width, self.format)?, size(count)?, size(count)?)?.add(blocks, from, to)?
+        };
+        self.works.push(Work::Kernel(call));
         Ok(())
     }
 
@@ -189,8 +245,21 @@ impl<M: kernels::Memory> Lowering<'_, M> {
 
     /// A tensor.
     fn matrix(&self, place: &Region, rows: usize, columns: usize) -> Matrix<M> {
-        let pitch = pitch(columns, place.format);
-        Matrix { memory: self.arena(place), rows, columns, pitch, format: place.format, is_transposed: false }
+        self.rows_from(place, 0, rows, columns)
+    }
+
+    /// Rows of a tensor from the row `first` on.
+    fn rows_from(&self, place: &Region, first: usize, rows: usize, columns: usize) -> Matrix<M> {
+        let (pitch, format) = (pitch(columns, place.format), place.format);
+        let offset = place.offset + first * pitch * format.size();
+        let memory = self.arena(&Region { offset, len: rows * pitch, format });
+        Matrix { memory, rows, columns, pitch, format, is_transposed: false }
+    }
+
+    /// The matrix that a layer multiplies with, its first parameter, in the format that is computed with.
+    fn weight(&self, rows: usize, columns: usize, places: &NodePlan) -> Matrix<M> {
+        let memory = self.rounded(places.ordinals[0]);
+        Matrix { memory, rows, columns, pitch: columns, format: self.format, is_transposed: false }
     }
 
     /// A parameter or its gradient, in 32 bits.

@@ -4,7 +4,7 @@ use super::launch::{Launch, Span};
 use super::layers::{self, Lowering};
 use super::refused::Refused;
 use crate::cpu::Format;
-use crate::nn::graph::{Graph, Node};
+use crate::nn::graph::{Graph, Node, StatisticInfo};
 use crate::nn::layers::Loss;
 use crate::nn::plan::{Alignment, NetworkPlan};
 use crate::nn::program::{Program, Reductions};
@@ -38,6 +38,9 @@ pub(super) struct Computed {
 pub struct Plan {
     target: Target,
     format: Format,
+    /// Of images: by the reader.
+    is_normalised: bool,
+    statistics: Vec<StatisticInfo>,
     nodes: Vec<Node>,
     /// What each of them computes.
     computed: Vec<Computed>,
@@ -68,16 +71,22 @@ impl Plan {
             let computed = Computed { form: node.layer.form(), loss, row, constant };
             match &computed.form {
                 Form::CrossEntropy(of) => (loss, row) = (loss + 1, row + of.rows),
-                Form::Rows(picked) => constant += picked.fixed.len(),
-                _ => {}
+                other => constant += constants(other).len(),
             }
             computed
         });
         let computed = computed.collect();
-        let plan = Plan { target, format, nodes: graph.nodes, computed, plan };
+        let Graph { nodes, statistics, .. } = graph;
+        let plan = Plan { target, format, is_normalised: false, statistics, nodes, computed, plan };
         plan.launches(false, |span| span)?;
         plan.evaluation(|span| span)?;
         Ok(plan)
+    }
+
+    /// The same plan for images that the reader has normalised: they come as [`Memory::Values`](super::Memory::Values), not as
+    /// [`Memory::Pixels`](super::Memory::Pixels).
+    pub fn with_normalised_images(self) -> Plan {
+        Plan { is_normalised: true, ..self }
     }
 
     pub fn layout(&self) -> &Layout {
@@ -87,6 +96,16 @@ impl Plan {
     /// Bytes of [`Memory::Arena`](super::Memory::Arena).
     pub fn arena_bytes(&self) -> usize {
         self.plan.bytes
+    }
+
+    /// Names and lengths of the running statistics, as of a network on CPUs.
+    pub fn statistics(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.statistics.iter().map(|statistic| (statistic.name.as_str(), statistic.len))
+    }
+
+    /// Initial values of the running statistics.
+    pub fn initial_statistics(&self) -> Vec<f32> {
+        self.statistics.iter().flat_map(|statistic| std::iter::repeat_n(statistic.initial, statistic.len)).collect()
     }
 
     /// In the order of [`Memory::Factors`](super::Memory::Factors).
@@ -100,11 +119,7 @@ impl Plan {
 
     /// What [`Memory::Constants`](super::Memory::Constants) holds.
     pub fn constants(&self) -> Vec<u32> {
-        let fixed = |computed: &Computed| match &computed.form {
-            Form::Rows(picked) => picked.fixed.clone(),
-            _ => Vec::new(),
-        };
-        self.computed.iter().flat_map(fixed).collect()
+        self.computed.iter().flat_map(|computed| constants(&computed.form)).collect()
     }
 
     /// The program of one training step, as for CPUs: what its checker says holds for the launches too.
@@ -128,7 +143,7 @@ impl Plan {
         Ok(launches)
     }
 
-    /// Losses and right predictions of a batch, in order; no gradient is computed, and nothing outside of the arena is written but
+    /// Losses and right predictions of a batch by running statistics, in order; no gradient is computed, and nothing outside of the arena is written but
     /// [`Memory::Losses`](super::Memory::Losses) and [`Memory::Correct`](super::Memory::Correct).
     ///
     /// # Errors
@@ -138,8 +153,16 @@ impl Plan {
     }
 
     fn lowering<'a, M>(&'a self, place: &'a dyn Fn(Span) -> M, adds: bool, evaluates: bool) -> Lowering<'a, M> {
-        let layout = &self.plan.layout;
-        Lowering { target: self.target, format: self.format, layout, place, adds, evaluates, works: Vec::new() }
+        Lowering {
+            target: self.target,
+            format: self.format,
+            layout: &self.plan.layout,
+            place,
+            adds,
+            evaluates,
+            is_normalised: self.is_normalised,
+            works: Vec::new(),
+        }
     }
 
     fn lower<M: kernels::Memory>(
@@ -163,6 +186,14 @@ impl Plan {
             launches.extend(works.into_iter().map(|work| Launch { layer: node.name.clone(), backward, work }));
         }
         Ok(launches)
+    }
+}
+
+fn constants(form: &Form) -> Vec<u32> {
+    match form {
+        Form::Rows(picked) => picked.fixed.clone(),
+        Form::Pixels(pixels) => layers::input::constants(pixels),
+        _ => Vec::new(),
     }
 }
 

@@ -106,7 +106,7 @@ impl fmt::Display for Form {
         let with = |is: bool, word: &'static str| if is { word } else { "" };
         match self {
             Form::Own => write!(f, "code for CPUs"),
-            Form::Pixels(Pixels { count, channels }) => {
+            Form::Pixels(Pixels { count, channels, .. }) => {
                 write!(f, "pixels {count} x {}, (x / 255 - mean) / deviation:", channels.len())?;
                 channels.iter().try_for_each(|(mean, deviation)| write!(f, " {mean} {deviation}"))
             }

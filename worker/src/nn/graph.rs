@@ -73,7 +73,7 @@ pub struct Graph {
     label_smoothing: f32,
     pub(crate) tensors: Vec<TensorInfo>,
     pub(crate) parameters: Vec<ParameterInfo>,
-    pub(super) statistics: Vec<StatisticInfo>,
+    pub(crate) statistics: Vec<StatisticInfo>,
     pub(crate) nodes: Vec<Node>,
 }
 

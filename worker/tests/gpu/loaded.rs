@@ -17,7 +17,10 @@ fn inputs(batch: &Batch) -> Vec<(Memory, Vec<u8>)> {
         rows
     };
     let segments: Vec<u32> = batch.segments.iter().map(|&segment| segment.into()).collect();
+    let mut pixels = batch.pixels.clone();
+    pixels.resize(pixels.len().next_multiple_of(4), 0xee);
     let all = [
+        (Memory::Pixels, pixels),
         (Memory::Values, bytemuck::cast_slice(&batch.values).to_vec()),
         (Memory::Entries(Table::Tokens), bytes(&batch.tokens)),
         (Memory::Order(Table::Tokens), bytes(&order(&batch.tokens))),
@@ -60,6 +63,9 @@ impl Loaded {
         gpu.upload(Memory::Factors, &factors);
         gpu.upload(Memory::Shares, &factors);
         gpu.upload(Memory::Constants, &plan.constants());
+        let statistics = plan.initial_statistics();
+        gpu.upload(Memory::Statistics, &statistics);
+        gpu.allocate(Memory::BatchStatistics, size_of_val(statistics.as_slice()));
         gpu.upload(Memory::Weights, weights);
         if is_half {
             gpu.upload(Memory::Half, &rounded(weights));

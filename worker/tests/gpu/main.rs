@@ -7,6 +7,7 @@ mod computation;
 mod executed;
 #[path = "../flat_gradients/mod.rs"]
 mod flat_gradients;
+mod gradients;
 mod loaded;
 mod network;
 #[path = "../../cuda-reference/tests/nvrtc/mod.rs"]

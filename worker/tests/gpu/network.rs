@@ -6,10 +6,13 @@ use switchyard_worker::cpu::Format;
 use switchyard_worker::data::Kind;
 use switchyard_worker::gpu::{Launch, Memory, Plan, Span};
 use switchyard_worker::model::Registry;
-use switchyard_worker::nn::layers::{CrossEntropy, Embedding, LayerNorm, Linear, Target, features};
+use switchyard_worker::nn::layers::{
+    Activation, BatchNorm, Convolution, CrossEntropy, Embedding, LayerNorm, Linear, Target, average_pool, features,
+    max_pool, pixels,
+};
 use switchyard_worker::nn::program::{self, Access, Program, Reductions, Step};
-use switchyard_worker::nn::{Graph, Initial, fuse};
-use switchyard_worker_contract::config;
+use switchyard_worker::nn::{Graph, Initial, Tensor, fuse};
+use switchyard_worker_contract::config::{self, ResNetDepth, Stem};
 
 pub const SAMPLES: usize = 6;
 pub const KIND: Kind = Kind::Features { width: 8, classes: 4 };
@@ -66,6 +69,68 @@ fn odd_mlp() -> Graph {
     model(config::Model::Mlp(mlp), Kind::Features { width: 7, classes: 5 }, SAMPLES, Format::F32)
 }
 
+/// Bytes of images as rows, of a width that is no multiple of 16 bytes.
+fn flat() -> Graph {
+    let mlp = config::Mlp { hidden_sizes: vec![20, 13], activation: config::Activation::Relu };
+    model(config::Model::Mlp(mlp), trial::images(5, 3), SAMPLES, Format::F32)
+}
+
+/// Of odd numbers of channels.
+fn resnet(depth: ResNetDepth, stem: Stem, kind: Kind, format: Format) -> Graph {
+    model(trial::resnet(depth, stem, 3), kind, SAMPLES, format)
+}
+
+/// A large stem and two bottlenecks, of which the first halves the image; the patches of the stem are made of a few images at a time:
+///
+/// ```text
+/// x = max pool(ReLU(norm(7x7(pixels))))
+/// x = ReLU(norm(1x1(ReLU(norm(3x3(ReLU(norm(1x1(x)))))))) + norm(1x1(x)))
+/// x = ReLU(norm(1x1(ReLU(norm(3x3(ReLU(norm(1x1(x)))))))) + x)     logits = head(average pool(x))
+/// ```
+pub fn bottlenecks(format: Format) -> Graph {
+    let mut graph = Graph::new(SAMPLES, trial::images(20, 3), format);
+    let part = |graph: &mut Graph, name: &str, x: Tensor, [outputs, kernel, stride]: [usize; 3], norm: BatchNorm| {
+        let convolution = Convolution { outputs, kernel, stride, padding: kernel / 2 };
+        let x = convolution.add(graph, name, x).unwrap();
+        norm.add(graph, &format!("{name} norm"), x).unwrap()
+    };
+    let (plain, relu) = (BatchNorm::default(), BatchNorm::default().relu());
+    let input = pixels(&mut graph, "input", false).unwrap();
+    let x = part(&mut graph, "stem", input, [4, 7, 2], relu);
+    let mut x = max_pool(&mut graph, "max pool", x, 3, 2, 1).unwrap();
+    for (block, stride) in [("first", 2), ("second", 1)] {
+        let name = |part: &str| format!("{block} {part}");
+        let shortcut = if stride == 1 { x } else { part(&mut graph, &name("shortcut"), x, [10, 1, stride], plain) };
+        let y = part(&mut graph, &name("reduce"), x, [5, 1, 1], relu);
+        let y = part(&mut graph, &name("middle"), y, [5, 3, stride], relu);
+        x = part(&mut graph, &name("expand"), y, [10, 1, 1], relu.residual(shortcut));
+    }
+    let x = average_pool(&mut graph, "average", x).unwrap();
+    let logits = Linear::new(5).initial(Initial::Uniform(0.3)).add(&mut graph, "head", x).unwrap();
+    CrossEntropy { target: Target::Classes, count: true }.add(&mut graph, "loss", logits).unwrap();
+    graph
+}
+
+/// Pools over images of few channels, whose pixels have gaps between them:
+///
+/// ```text
+/// x = ReLU(first(pixels))     y = second(max pool(x))     logits = head(average pool(y) + average pool(x))
+/// ```
+fn pools() -> Graph {
+    let mut graph = Graph::new(SAMPLES, trial::images(5, 3), Format::F32).with_normalisation(&[0.45], &[0.1]);
+    let linear = |outputs: usize| Linear::new(outputs).initial(Initial::Uniform(0.4));
+    let input = pixels(&mut graph, "input", false).unwrap();
+    let x = linear(5).activation(Activation::Relu).add(&mut graph, "first", input).unwrap();
+    let pooled = max_pool(&mut graph, "max pool", x, 3, 2, 1).unwrap();
+    let y = linear(6).add(&mut graph, "second", pooled).unwrap();
+    let y = average_pool(&mut graph, "average of y", y).unwrap();
+    let x = average_pool(&mut graph, "average of x", x).unwrap();
+    let x = linear(6).residual(y).add(&mut graph, "third", x).unwrap();
+    let logits = linear(5).add(&mut graph, "head", x).unwrap();
+    CrossEntropy { target: Target::Classes, count: true }.add(&mut graph, "loss", logits).unwrap();
+    graph
+}
+
 /// Sums of rows of tables, and a head that shares the table of tokens:
 ///
 /// ```text
@@ -93,12 +158,28 @@ pub fn language(config: config::Model, format: Format) -> Graph {
 pub type Build = fn() -> Graph;
 
 /// Small networks on features by name.
-pub const NETWORKS: [(&str, Build); 5] = [
+pub const NETWORKS: [(&str, Build); 6] = [
     ("residual", || graph(4)),
     ("two residuals", || twice(20)),
+    ("two residuals with gaps", || twice(21)),
     ("mlp with ReLU", || mlp(config::Activation::Relu)),
     ("mlp with GELU", || mlp(config::Activation::Gelu)),
     ("mlp of odd widths", odd_mlp),
+];
+
+/// On images.
+pub const IMAGES: [(&str, Build); 2] = [("mlp on images", flat), ("pools", pools)];
+
+/// With convolutions and batch norms.
+pub const RESIDUAL: [(&str, Build); 2] = [
+    ("resnet-18", || resnet(ResNetDepth::D18, Stem::Small, trial::images(9, 3), Format::F32)),
+    ("bottlenecks", || bottlenecks(Format::F32)),
+];
+
+/// So deep or large that two orders of sums put a ReLU on both sides of 0 sooner or later: training beside a CPU goes apart.
+pub const DEEP: [(&str, Build); 2] = [
+    ("deep resnet-18", || resnet(ResNetDepth::D18, Stem::ImageNet, trial::images(40, 1), Format::F32)),
+    ("deep resnet-50", || resnet(ResNetDepth::D50, Stem::ImageNet, trial::images(40, 1), Format::F32)),
 ];
 
 /// On tokens.
@@ -138,6 +219,10 @@ fn undeclared(launch: &Launch<Span>, program: &Program) -> Option<Span> {
     read.or_else(|| writes.iter().find(|span| !declares(span, true))).copied()
 }
 
+pub fn all() -> impl Iterator<Item = (&'static str, Build)> {
+    NETWORKS.into_iter().chain(IMAGES).chain(RESIDUAL).chain(DEEP).chain(LANGUAGE)
+}
+
 fn planned(graph: Graph) -> (Plan, Program) {
     let plan = Plan::new(graph, TARGET).unwrap();
     let buckets = fuse(plan.layout(), 1024);
@@ -148,7 +233,7 @@ fn planned(graph: Graph) -> (Plan, Program) {
 
 #[test]
 fn launches_use_what_the_checked_program_declares() {
-    for (name, build) in NETWORKS.into_iter().chain(LANGUAGE) {
+    for (name, build) in all() {
         let (plan, program) = planned(build());
         assert_eq!(program.check(), Ok(()), "{name}\n{program}");
         for launch in plan.launches(false, |span| span).unwrap() {
@@ -159,7 +244,7 @@ fn launches_use_what_the_checked_program_declares() {
 
 #[test]
 fn evaluation_writes_nothing_but_its_results() {
-    for (name, build) in NETWORKS.into_iter().chain(LANGUAGE) {
+    for (name, build) in all() {
         let (plan, program) = planned(build());
         let launches = plan.evaluation(|span| span).unwrap();
         for launch in &launches {

@@ -1,9 +1,9 @@
-//! Twenty steps with AdamW: every kernel on the executor, which checks each access, against the engine on CPUs.
+//! Twenty steps: every kernel on the executor, which checks each access, against the engine on CPUs.
 
 use crate::TARGET;
 use crate::flat_gradients::FlatGradients;
 use crate::loaded::{Loaded, rounded};
-use crate::network::{Build, LANGUAGE, NETWORKS, graph, language};
+use crate::network::{Build, IMAGES, LANGUAGE, NETWORKS, RESIDUAL, bottlenecks, graph, language};
 use crate::trial::{batch_of, cpu, gpt};
 use switchyard_cuda_reference::Span;
 use switchyard_worker::cpu::{Format, Isa, Values};
@@ -15,18 +15,40 @@ use switchyard_worker::optimizer::{Optimizer, Steps};
 use switchyard_worker_contract::config::{self, Precision};
 
 const STEPS: usize = 20;
-const RATE: f64 = 0.01;
-const ADAMW: config::Optimizer = config::Optimizer {
-    rule: config::Rule::AdamW(config::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 }),
-    learning_rate: RATE,
-    weight_decay: 0.1,
-    gradient_clip_norm: None,
-    decay_exclusions: config::DecayExclusions::Vectors,
-};
 const BF16: Precision = Precision::Amp(config::Amp {
     compute_type: config::HalfType::Bf16,
     loss_scaling: config::LossScaling::Static { scale: 1.0 },
 });
+
+/// How a network is trained.
+#[derive(Debug, Clone, Copy)]
+struct Course {
+    /// Of a step.
+    micro_batches: usize,
+    optimizer: config::Optimizer,
+}
+
+const ADAMW: Course = Course {
+    micro_batches: 1,
+    optimizer: config::Optimizer {
+        rule: config::Rule::AdamW(config::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 }),
+        learning_rate: 0.01,
+        weight_decay: 0.1,
+        gradient_clip_norm: None,
+        decay_exclusions: config::DecayExclusions::Vectors,
+    },
+};
+
+/// For residual networks: steps as long as gradients are, because Adam makes long steps of gradients that are nothing but rounding.
+const MOMENTUM: Course = momentum(0.02);
+
+/// So small steps that in 20 of them roundings to 8 bits do not grow.
+const GENTLE: Course = momentum(0.005);
+
+const fn momentum(learning_rate: f64) -> Course {
+    let rule = config::Rule::Sgd(config::Momentum { momentum: 0.9, nesterov: false });
+    Course { optimizer: config::Optimizer { rule, learning_rate, ..ADAMW.optimizer }, ..ADAMW }
+}
 
 /// The batch of evaluations, which no step has.
 const UNSEEN: usize = 1000;
@@ -36,16 +58,18 @@ fn is_evaluated(step: usize) -> bool {
 }
 
 /// Another batch in each step.
-fn batch(kind: &Kind, samples: usize, step: usize) -> Batch {
+pub fn batch(kind: &Kind, samples: usize, step: usize) -> Batch {
     let mut batch = batch_of(kind, samples);
     batch.values.iter_mut().enumerate().for_each(|(index, value)| *value += 0.1 * ((index + 3 * step) as f32).sin());
+    let moved = |index: usize| ((index + 3 * step) % 16) as u8;
+    batch.pixels.iter_mut().enumerate().for_each(|(index, pixel)| *pixel = pixel.wrapping_add(moved(index)));
     if let Kind::Tokens { vocabulary, .. } | Kind::Masked(Masking { vocabulary, .. }) = *kind {
         batch.tokens.iter_mut().for_each(|token| *token = (*token + 7 * step as u32) % vocabulary);
     }
     batch
 }
 
-fn weights(layout: &Layout) -> Vec<f32> {
+pub fn weights(layout: &Layout) -> Vec<f32> {
     let mut weights = vec![0.0; layout.len];
     initialise(layout, 3, &mut weights);
     weights
@@ -60,6 +84,8 @@ struct Trained {
     correct: u64,
     /// After the last step.
     weights: Vec<f32>,
+    /// Running, after the last step.
+    statistics: Vec<f32>,
 }
 
 impl Trained {
@@ -76,50 +102,62 @@ impl Trained {
             return Some(format!("{} right predictions, expected {}", self.correct, expected.correct));
         }
         let apart = |(a, b): (&f32, &f32)| (a - b).abs() > 1e-3;
-        let weight = self.weights.iter().zip(&expected.weights).position(apart)?;
-        Some(format!("weight {weight}: {}, expected {}", self.weights[weight], expected.weights[weight]))
+        let [got, wanted] = [self, expected].map(|trained| [&trained.weights[..], &trained.statistics].concat());
+        let number = got.iter().zip(&wanted).position(apart)?;
+        Some(format!("weight or statistic {number}: {}, expected {}", got[number], wanted[number]))
     }
 }
 
-/// Steps of so many micro-batches.
-fn on_cpu(graph: Graph, micro_batches: usize) -> Trained {
+/// Moves running statistics by a tenth towards the mean over micro-batches, as a step does.
+fn run_on(statistics: &mut [f32], batches: &[Vec<f32>]) {
+    for (index, running) in statistics.iter_mut().enumerate() {
+        let mean = batches.iter().map(|batch| batch[index]).sum::<f32>() / batches.len() as f32;
+        *running += 0.1 * (mean - *running);
+    }
+}
+
+fn on_cpu(graph: Graph, Course { micro_batches, optimizer: of }: Course) -> Trained {
     let (cpu, kind, samples) = (cpu(1, Isa::Portable), *graph.kind(), graph.batch());
     let is_half = graph.format() == Format::Bf16;
     let mut network = Network::new(graph, cpu.clone()).unwrap();
     let layout = network.layout().clone();
-    let mut optimizer = Optimizer::new(&layout, &ADAMW, cpu.isa);
+    let mut optimizer = Optimizer::new(&layout, &of, cpu.isa);
     let (mut weights, mut sink) = (weights(&layout), FlatGradients::new(&layout));
     let mut half = rounded(&weights);
+    let mut statistics = network.initial_statistics();
     let (mut losses, mut evaluated, mut correct) = (Vec::new(), Vec::new(), 0);
     for step in 0..STEPS {
-        let mut loss = 0.0;
+        let (mut loss, mut batches) = (0.0, Vec::new());
         for micro_batch in 0..micro_batches {
             let batch = batch(&kind, samples, step * micro_batches + micro_batch);
             let given = Weights { master: &weights, half: is_half.then(|| Values::Bf16(&half)), statistics: &[] };
             let sums = network.forward(given, &batch);
             sink.accumulate = micro_batch > 0;
             network.backward(given, &batch, 1.0 / micro_batches as f32, &mut sink);
+            batches.push(network.batch_statistics().to_vec());
             loss += sums.loss / micro_batches as f64;
             correct += sums.correct;
         }
-        optimizer.begin_step(RATE, 1.0);
+        optimizer.begin_step(of.learning_rate, 1.0);
         optimizer.apply(0..layout.len, &mut weights, &sink.gradients, None, &cpu.pool);
         half = rounded(&weights);
         losses.push(loss);
+        run_on(&mut statistics, &batches);
         if is_evaluated(step) {
-            let given = Weights { master: &weights, half: is_half.then(|| Values::Bf16(&half)), statistics: &[] };
+            let half = is_half.then(|| Values::Bf16(&half));
+            let given = Weights { master: &weights, half, statistics: &statistics };
             let sums = network.evaluate(given, &batch(&kind, samples, UNSEEN));
             evaluated.push(sums.loss);
             correct += sums.correct;
         }
     }
-    Trained { losses, evaluated, correct, weights }
+    Trained { losses, evaluated, correct, weights, statistics }
 }
 
-/// Steps of so many micro-batches. `plant`: a mistake in the launches of the first of each step.
+/// `plant`: a mistake in the launches of the first of each step.
 fn on_gpu(
     graph: Graph,
-    micro_batches: usize,
+    Course { micro_batches, optimizer }: Course,
     seed: u64,
     plant: impl FnOnce(&mut Vec<Launch<Span>>),
 ) -> Option<Trained> {
@@ -128,7 +166,7 @@ fn on_gpu(
     let plan = Plan::new(graph, TARGET).unwrap();
     let layout = plan.layout().clone();
     let precision = if is_half { BF16 } else { Precision::Fp32 };
-    let update = Update::new(&layout, &ADAMW, precision, TARGET).unwrap();
+    let update = Update::new(&layout, &optimizer, precision, TARGET).unwrap();
     let mut loaded = Loaded::new(&plan, &batch(&kind, samples, 0), &weights(&layout), is_half, micro_batches, seed)?;
     let is_loaded = |memory: Memory| matches!(memory, Memory::Weights | Memory::Gradients | Memory::Half);
     let others = update.memory().into_iter().filter(|contents| !is_loaded(contents.memory));
@@ -141,73 +179,128 @@ fn on_gpu(
     let updates = update.launches(|span| loaded.gpu.place(span)).unwrap();
     let evaluation = plan.evaluation(|span| loaded.gpu.place(span)).unwrap();
     let (mut losses, mut evaluated, mut correct) = (Vec::new(), Vec::new(), 0);
-    let mut steps = Steps::new(&ADAMW.rule);
+    let mut steps = Steps::new(&optimizer.rule);
+    let mut statistics = plan.initial_statistics();
     for step in 0..STEPS {
+        let mut batches = Vec::new();
         for micro_batch in 0..micro_batches {
             let (launches, means) = if micro_batch == 0 { &first } else { &later };
             let (_, right) = loaded.run(&batch(&kind, samples, step * micro_batches + micro_batch), launches);
             means.iter().for_each(|mean| loaded.gpu.launch(mean));
+            batches.push(loaded.gpu.device.download(loaded.gpu.at(Memory::BatchStatistics)));
             correct += right;
         }
         steps = steps.next();
-        loaded.gpu.device.write(loaded.gpu.at(Memory::Numbers), &[update.numbers(RATE, &steps)]);
+        loaded.gpu.device.write(loaded.gpu.at(Memory::Numbers), &[update.numbers(optimizer.learning_rate, &steps)]);
         updates.iter().for_each(|update| loaded.gpu.launch(update));
         losses.push(loaded.gpu.device.download::<f32>(loaded.gpu.at(Memory::Loss))[0].into());
+        run_on(&mut statistics, &batches);
+        loaded.gpu.device.write(loaded.gpu.at(Memory::Statistics), &statistics);
         if is_evaluated(step) {
             let (nats, right) = loaded.run(&batch(&kind, samples, UNSEEN), &evaluation);
             evaluated.push(nats);
             correct += right;
         }
     }
-    Some(Trained { losses, evaluated, correct, weights: loaded.gpu.device.download(loaded.gpu.at(Memory::Weights)) })
+    let weights = loaded.gpu.device.download(loaded.gpu.at(Memory::Weights));
+    Some(Trained { losses, evaluated, correct, weights, statistics })
 }
 
 #[test]
 fn training_on_features_is_that_of_the_cpu() {
-    train(&NETWORKS);
+    train(&NETWORKS, ADAMW);
+}
+
+#[test]
+fn training_on_images_is_that_of_the_cpu() {
+    train(&IMAGES, ADAMW);
 }
 
 #[test]
 fn training_on_tokens_is_that_of_the_cpu() {
-    train(&LANGUAGE);
+    train(&LANGUAGE, ADAMW);
 }
 
-fn train(networks: &[(&str, Build)]) {
+fn train(networks: &[(&str, Build)], course: Course) {
     for (name, build) in networks {
         for (seed, micro_batches) in [(0, 1), (1, 2)] {
-            let expected = on_cpu(build(), micro_batches);
+            let course = Course { micro_batches, ..course };
+            let expected = on_cpu(build(), course);
             let losses = &expected.losses;
             assert!(losses[STEPS - 1] < 0.9 * losses[0], "{name}: {losses:?}");
-            let Some(trained) = on_gpu(build(), micro_batches, seed, |_| ()) else { return };
-            assert_eq!(trained.difference(&expected), None, "{name}, {micro_batches} micro-batches, seed {seed}");
+            let Some(trained) = on_gpu(build(), course, seed, |_| ()) else { return };
+            assert_eq!(trained.difference(&expected), None, "{name}, {course:?}, seed {seed}");
         }
     }
 }
 
 #[test]
+fn training_of_residual_networks_is_that_of_the_cpu() {
+    train(&RESIDUAL, MOMENTUM);
+}
+
+#[test]
+fn images_that_the_reader_has_normalised_are_numbers() {
+    let graph = || IMAGES[0].1();
+    let (kind, samples) = (*graph().kind(), graph().batch());
+    let mut batch = batch_of(&kind, samples);
+    batch.values = std::mem::take(&mut batch.pixels).iter().map(|&pixel| f32::from(pixel) / 100.0 - 1.0).collect();
+    let mut network = Network::new(graph(), cpu(1, Isa::Portable)).unwrap();
+    let weights = weights(network.layout());
+    let expected = network.evaluate(Weights { master: &weights, half: None, statistics: &[] }, &batch);
+    let plan = Plan::new(graph(), TARGET).unwrap().with_normalised_images();
+    let Some(mut loaded) = Loaded::new(&plan, &batch, &weights, false, 1, 0) else { return };
+    let evaluation = plan.evaluation(|span| loaded.gpu.place(span)).unwrap();
+    let (loss, correct) = loaded.run(&batch, &evaluation);
+    assert!((loss - expected.loss).abs() < 1e-5, "{loss}, expected {}", expected.loss);
+    assert_eq!(correct, expected.correct);
+}
+
+#[test]
 fn training_in_16_bits_has_the_losses_of_the_cpu() {
-    let build = || language(gpt(true), Format::Bf16);
-    let expected = on_cpu(build(), 1);
-    let Some(trained) = on_gpu(build(), 1, 0, |_| ()) else { return };
-    let all = |trained: &Trained| [&trained.losses[..], &trained.evaluated].concat();
-    for (got, wanted) in all(&trained).iter().zip(all(&expected)) {
-        assert!((got - wanted).abs() < 1e-2 * wanted, "{:?}, expected {:?}", all(&trained), all(&expected));
+    let networks: [(Build, Course); 2] =
+        [(|| language(gpt(true), Format::Bf16), ADAMW), (|| bottlenecks(Format::Bf16), GENTLE)];
+    for (build, course) in networks {
+        let expected = on_cpu(build(), course);
+        let Some(trained) = on_gpu(build(), course, 0, |_| ()) else { return };
+        let all = |trained: &Trained| [&trained.losses[..], &trained.evaluated].concat();
+        for (got, wanted) in all(&trained).iter().zip(all(&expected)) {
+            assert!((got - wanted).abs() < 1e-2 * wanted, "{:?}, expected {:?}", all(&trained), all(&expected));
+        }
     }
 }
 
 #[test]
+fn each_part_of_the_comparison_finds_a_difference() {
+    let trained = || on_cpu(graph(4), ADAMW);
+    let mut expected = trained();
+    expected.statistics = vec![1.0];
+    let changed = |change: &dyn Fn(&mut Trained)| {
+        let mut other = Trained { statistics: vec![1.0], ..trained() };
+        change(&mut other);
+        other.difference(&expected)
+    };
+    assert_eq!(changed(&|_| ()), None);
+    assert!(changed(&|other| other.losses[7] *= 1.001).unwrap().starts_with("step 7: loss"));
+    assert!(changed(&|other| other.evaluated[1] *= 1.001).unwrap().starts_with("evaluation 1: loss"));
+    assert!(changed(&|other| other.correct += 1).unwrap().contains("right predictions"));
+    assert!(changed(&|other| other.weights[0] += 0.01).unwrap().starts_with("weight or statistic 0"));
+    assert!(changed(&|other| other.statistics[0] += 0.01).unwrap().starts_with("weight or statistic"));
+}
+
+#[test]
 fn a_launch_that_is_missing_or_too_many_is_found() {
-    let expected = on_cpu(graph(4), 1);
+    let expected = on_cpu(graph(4), ADAMW);
     let is_sum = |launch: &Launch<Span>| matches!(&launch.work, Work::Product(product) if product.adds);
     let no_residual = |launches: &mut Vec<Launch<Span>>| {
         let sum = launches.iter().position(is_sum).unwrap();
         launches.remove(sum - 1);
     };
-    let Some(trained) = on_gpu(graph(4), 1, 0, no_residual) else { return };
+    let Some(trained) = on_gpu(graph(4), ADAMW, 0, no_residual) else { return };
     assert!(trained.difference(&expected).is_some());
     let twice = |launches: &mut Vec<Launch<Span>>| {
         let sum = launches.iter().position(is_sum).unwrap();
         launches.insert(sum, launches[sum].clone());
     };
-    assert!(on_gpu(graph(4), 1, 0, twice).unwrap().difference(&expected).is_some());
+    assert!(on_gpu(graph(4), ADAMW, 0, twice).unwrap().difference(&expected).is_some());
 }

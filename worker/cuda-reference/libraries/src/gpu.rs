@@ -49,6 +49,8 @@ pub(crate) struct Gpu {
     /// Calls so far.
     allocated: u64,
     launched: u64,
+    /// Products that have run.
+    multiplied: u64,
     pub(crate) events: Vec<Option<Event>>,
     pub(crate) modules: Vec<Option<Arc<Module>>>,
     pub(crate) functions: Vec<Function>,
@@ -83,6 +85,7 @@ impl Gpu {
             freed: BTreeMap::new(),
             allocated: 0,
             launched: 0,
+            multiplied: 0,
             events: Vec::new(),
             modules: Vec::new(),
             functions: Vec::new(),
@@ -143,6 +146,12 @@ impl Gpu {
             self.failed = Some(ECC_UNCORRECTABLE);
         }
         self.failed.is_some()
+    }
+
+    /// Whether the product that runs next is wrong on request.
+    pub(crate) fn is_wrong(&mut self) -> bool {
+        self.multiplied += 1;
+        self.settings.faults.wrong.is_some_and(|first| self.multiplied >= first)
     }
 
     pub(crate) fn memory(&self) -> (u64, u64) {

@@ -143,7 +143,10 @@ impl Gpu {
                 if is_pinned { vec![read, writes(to.range)] } else { vec![read] }
             }
             Work::Copy { from, to, bytes, count } => self.copy(from, to, bytes, count),
-            Work::Product(product) => product.run(self, stamp),
+            Work::Product(product) => {
+                let is_wrong = self.is_wrong();
+                product.run(self, stamp, is_wrong)
+            }
         }
     }
 

@@ -234,6 +234,7 @@ impl<'a> Line<'a, '_> {
                 "param" => is_parameter = true,
                 "v2" => parts = 2,
                 "v4" => parts = 4,
+                "b8" | "u8" => bytes = 1,
                 "b16" | "u16" => bytes = 2,
                 "b32" | "u32" | "s32" | "f32" => bytes = 4,
                 "b64" | "u64" | "s64" | "f64" => bytes = 8,
@@ -246,6 +247,10 @@ impl<'a> Line<'a, '_> {
     fn access(&self, is_store: bool, modifiers: &[&str], names: &mut Names<'a>) -> Result<Vec<Target<'a>>, ParseError> {
         let (space, is_parameter, parts, bytes) = self.shape(modifiers)?;
         let [first, second] = self.operands.as_slice() else { return Err(self.unknown()) };
+        // See `CELL` in `memory`.
+        if is_store && bytes == 1 {
+            return Err(self.unknown());
+        }
         let (memory, value) = if is_store { (first, second) } else { (second, first) };
         let list = if value[0].text == "{" { vector(value) } else { vec![*value] };
         if list.len() != parts {

@@ -23,6 +23,7 @@ fn an_unknown_instruction_is_an_error_with_its_line() {
 fn an_unknown_modifier_is_not_left_out() {
     assert!(refusal(".reg .f32 %f<4>;\nadd.sat.f32 %f1, %f2, %f3;").contains("`add.sat.f32 %f1, %f2, %f3`"));
     assert!(refusal(".reg .f32 %f<4>;\nadd.rz.f32 %f1, %f2, %f3;").contains("`add.rz.f32"));
+    assert!(refusal(".reg .b32 %r<4>;\n.reg .b64 %d<2>;\nst.global.u8 [%d1], %r1;").contains("`st.global.u8 "));
     assert!(refusal("bar.sync 1;").contains("`bar.sync 1`"));
     assert!(refusal("bar.sync 0, 64;").contains("`bar.sync 0, 64`"));
     assert!(refusal(".reg .b32 %r<4>;\n.reg .b64 %d<2>;\nld.local.u32 %r1, [%d1];").contains("`ld.local.u32 "));

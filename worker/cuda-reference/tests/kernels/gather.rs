@@ -40,6 +40,20 @@ fn check<T: Number>(width: u32, count: usize) -> [Counts; 2] {
 }
 
 #[test]
+fn all_rows_are_added_in_their_places() {
+    let rows = rows::<bf16>(21);
+    let gather = Gather::new(rows, 5, 5).unwrap();
+    let Some(module) = compile(&gather.program()) else { return };
+    let [old, dy] = [2, 3].map(|seed| matrix::<bf16>(rows, 5, |at| number(seed, at)));
+    let mut device = Device::default();
+    let (dx_at, dy_at) = (device.upload("dx", &old), device.upload("dy", &dy));
+    run(&mut device, &module, &gather.add(2, dy_at, dx_at).unwrap(), 0);
+    let both = values::<bf16>(rows, &old).concat().into_iter().zip(values::<bf16>(rows, &dy).concat());
+    let wanted: Vec<f64> = both.map(|(old, dy)| bf16::of((old + dy) as f32).get()).collect();
+    assert_eq!(values::<bf16>(rows, &device.download(dx_at)).concat(), wanted);
+}
+
+#[test]
 fn rows_have_the_bits_of_the_cpu() {
     check::<f32>(33, 5);
     check::<bf16>(100, 7);
@@ -90,4 +104,6 @@ fn what_the_kernels_cannot_have_is_refused() {
     let (small, large) = (device.allocate("small", 47), device.allocate("large", 48));
     let text = Gather::new(narrow, 2, 3).unwrap().backward(1, large, large, small).unwrap_err().to_string();
     assert_eq!(text, "scatter: dx of 47 bytes, expected at least 48");
+    let text = Gather::new(narrow, 3, 2).unwrap().add(1, large, large).unwrap_err().to_string();
+    assert_eq!(text, "scatter: 3 rows to add to 2, expected no more");
 }

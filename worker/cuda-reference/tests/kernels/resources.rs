@@ -1,12 +1,18 @@
 use super::nvrtc::nvrtc;
 use switchyard_cuda::kernels::activation::{Activation, Function};
 use switchyard_cuda::kernels::attention::{Attention, Shape};
+use switchyard_cuda::kernels::average_pool::AveragePool;
+use switchyard_cuda::kernels::batch_norm::BatchNorm;
 use switchyard_cuda::kernels::cross_entropy::CrossEntropy;
 use switchyard_cuda::kernels::elementwise::Elementwise;
 use switchyard_cuda::kernels::embedding::Embedding;
 use switchyard_cuda::kernels::gather::Gather;
+use switchyard_cuda::kernels::input::Input;
 use switchyard_cuda::kernels::layer_norm::LayerNorm;
+use switchyard_cuda::kernels::max_pool::MaxPool;
 use switchyard_cuda::kernels::optimizer::{Optimizer, Rule};
+use switchyard_cuda::kernels::patches::Patches;
+use switchyard_cuda::kernels::windows::Windows;
 use switchyard_cuda::kernels::{Element, Program, Rows, gradients};
 
 /// An A100, an H100 or H200, a B200, and consumer devices of the same family.
@@ -36,8 +42,27 @@ fn programs() -> Vec<(String, Program)> {
         programs.push((format!("gather {name} 768"), gather.program()));
         let loss = CrossEntropy::new(Rows { element, width: 50_257, pitch: 50_304 }, 1).unwrap();
         programs.push((format!("cross entropy {name} 50257"), loss.program()));
+        programs.extend(images(element, name));
     }
     programs
+}
+
+/// What networks on images need beside.
+fn images(element: Element, name: &str) -> Vec<(String, Program)> {
+    let rows = |width: u32| Rows { element, width, pitch: width.next_multiple_of(8) };
+    let pool = Windows { height: 112, width: 112, kernel: 3, stride: 2, padding: 1 };
+    let stem = Windows { height: 224, width: 224, kernel: 7, stride: 2, padding: 3 };
+    let block = Windows { height: 56, width: 56, kernel: 3, stride: 1, padding: 1 };
+    vec![
+        (format!("input {name} pixels"), Input::new(rows(3), 1, Some(3)).unwrap().program()),
+        (format!("input {name} 784"), Input::new(rows(784), 1, None).unwrap().program()),
+        (format!("max pool {name} 64"), MaxPool::new(rows(64), 1, pool).unwrap().program()),
+        (format!("patches {name} 3"), Patches::new(rows(3), 1, stem).unwrap().program()),
+        (format!("patches {name} 64"), Patches::new(rows(64), 1, block).unwrap().program()),
+        (format!("batch norm {name} 64"), BatchNorm::new(rows(64), 2).unwrap().program()),
+        (format!("batch norm {name} 2048"), BatchNorm::new(rows(2048), 2).unwrap().program()),
+        (format!("average pool {name} 2048"), AveragePool::new(rows(2048), 1, 49).unwrap().program()),
+    ]
 }
 
 /// Of the compiler's log, each kernel with its registers and shared memory.

@@ -1,18 +1,8 @@
 // What follows a product of matrices, on rows of WIDTH numbers of type ELEMENT that lie PITCH apart: bias and activation; and backward,
 // in place on the gradient, with the column sums that are the gradient of the bias. A thread keeps to the same columns in all its rows.
-#include "rows.cuh"
+#include "columns.cuh"
 
 enum Function { NONE, RELU, GELU, TANH };
-
-constexpr int THREADS = 256;
-constexpr int VECTORS = (WIDTH + N - 1) / N;
-// Threads of a row: a power of two, so that narrow rows share a warp.
-__device__ constexpr int across(int threads) { return threads < LANES && threads < VECTORS ? across(2 * threads) : threads; }
-constexpr int ROW_THREADS = across(1);
-constexpr int ROWS_AT_ONCE = THREADS / ROW_THREADS;
-// Columns of a block.
-constexpr int TILE = ROW_THREADS * N;
-constexpr int TILES = (WIDTH + TILE - 1) / TILE;
 
 // GELU in the form with tanh: x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3).
 constexpr float TWICE = 1.5957692f;  // 2 sqrt(2 / pi)
@@ -52,31 +42,6 @@ __device__ inline float gradient(float kept, float dy) {
     }
 }
 
-// Numbers of columns, four by four; the second four of a thread lie on other banks than the first.
-struct Columns {
-    float4 fours[N / 4][THREADS + LANES / 8];
-};
-
-__device__ inline void keep(const float (&from)[N], Columns& to) {
-#pragma unroll
-    for (int part = 0; part < N / 4; part++) {
-        to.fours[part][threadIdx.x] =
-            make_float4(from[4 * part], from[4 * part + 1], from[4 * part + 2], from[4 * part + 3]);
-    }
-}
-
-// What stands in the place of the block's first row.
-__device__ inline void first_row(const Columns& from, int place, float (&to)[N]) {
-#pragma unroll
-    for (int part = 0; part < N / 4; part++) {
-        const float4 four = from.fours[part][place];
-        to[4 * part] = four.x;
-        to[4 * part + 1] = four.y;
-        to[4 * part + 2] = four.z;
-        to[4 * part + 3] = four.w;
-    }
-}
-
 // y = function(x + bias); kept gets x + bias. bias and kept may be absent; y and kept may be x.
 extern "C" __global__ void __launch_bounds__(THREADS)
     activation(const ELEMENT* x, const float* bias, ELEMENT* kept, ELEMENT* y, unsigned rows) {
@@ -85,14 +50,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int first = blockIdx.x % TILES * TILE, column = first + place * N;
     float shift[N] = {};
     if (bias != nullptr) {
-        const int four = threadIdx.x;
-        if (four < TILE / 4) {
-            float part[4];
-            read(bias, first + 4 * four, part);
-            held.fours[four % (N / 4)][four / (N / 4)] = make_float4(part[0], part[1], part[2], part[3]);
-        }
-        __syncthreads();
-        first_row(held, place, shift);
+        of_columns(bias, first, place, held, shift);
     }
     const unsigned stride = gridDim.x / TILES * ROWS_AT_ONCE;
     for (unsigned row = blockIdx.x / TILES * ROWS_AT_ONCE + own; row < rows; row += stride) {
@@ -148,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const int at = threadIdx.x;
         float sum = 0.0f;
         for (int row = 0; row < ROWS_AT_ONCE; row++) {
-            sum += reinterpret_cast<const float*>(&held.fours[at % N / 4][row * ROW_THREADS + at / N])[at % 4];
+            sum += column_of(held, row, at);
         }
         if (first + at < WIDTH) {
             partial[(size_t)part * WIDTH + first + at] = sum;

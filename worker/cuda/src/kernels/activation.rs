@@ -1,12 +1,10 @@
 //! What follows a product of matrices: bias and activation, forward and backward.
 
-use super::{Argument, Call, Memory, Program, Rows, Source, sizes};
+use super::{Argument, COLUMN_THREADS, Call, Memory, Program, Rows, Source, sizes};
 use crate::error::Error;
 
 static SOURCE: Source =
     Source { name: "activation.cu", text: include_str!("activation.cu"), arithmetic: "--use_fast_math" };
-const THREADS: u32 = 256;
-const LANES: u32 = 32;
 
 /// A function of each number, with the formulas of the engine on CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,10 +78,7 @@ impl Activation {
 
     /// Blocks beside each other, and blocks that share the rows.
     fn grid(&self, most: u32) -> (u32, u32) {
-        let vectors = self.rows.width.div_ceil(16 / self.rows.element.bytes() as u32);
-        let row_threads = vectors.next_power_of_two().min(LANES);
-        let tiles = vectors.div_ceil(row_threads);
-        (tiles, self.count.div_ceil(THREADS / row_threads).min(most / tiles).max(1))
+        self.rows.columns(self.count, most)
     }
 
     /// Size of the sums of backward on `most` blocks.
@@ -111,7 +106,7 @@ impl Activation {
             program: self.program(),
             kernel: "activation",
             blocks: tiles * parts,
-            threads: THREADS,
+            threads: COLUMN_THREADS,
             shared_bytes: 0,
             arguments: vec![
                 Argument::Reads(x),
@@ -140,7 +135,7 @@ impl Activation {
             program: self.program(),
             kernel: "activation_backward",
             blocks: tiles * parts,
-            threads: THREADS,
+            threads: COLUMN_THREADS,
             shared_bytes: 0,
             arguments: vec![
                 if is_identity { Argument::Absent } else { Argument::Reads(kept) },
@@ -161,8 +156,8 @@ impl Activation {
         Ok(Call {
             program: self.program(),
             kernel: "activation_bias",
-            blocks: self.rows.width.div_ceil(THREADS),
-            threads: THREADS,
+            blocks: self.rows.width.div_ceil(COLUMN_THREADS),
+            threads: COLUMN_THREADS,
             shared_bytes: 0,
             arguments: vec![
                 Argument::Reads(partial),

@@ -64,7 +64,7 @@ impl CrossEntropy {
         ];
         memory.extend(scale.map(|scale| ("scale", scale, 4)));
         sizes("cross_entropy", &memory)?;
-        let vectors = self.rows.width.div_ceil(16 / self.rows.element.bytes() as u32);
+        let vectors = self.rows.vectors();
         // Only the gradient needs a logit for the second time.
         let held = scale.map_or(0, |_| (shared_bytes.saturating_sub(DECLARED) / 16).min(vectors));
         Ok(Call {

@@ -21,11 +21,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// Adds row i of dy to row numbers[i] of dx, if there is such a row. No number occurs twice.
+// Adds row i of dy to row numbers[i] of dx, if there is such a row. No number occurs twice; without numbers it is row i.
 extern "C" __global__ void __launch_bounds__(THREADS)
     scatter(const unsigned* numbers, const ELEMENT* dy, ELEMENT* dx, unsigned of, unsigned rows) {
     for (unsigned at = blockIdx.x * THREADS + threadIdx.x; at < rows * VECTORS; at += gridDim.x * THREADS) {
-        const unsigned row = at / VECTORS, column = at % VECTORS * N, to = numbers[row];
+        const unsigned row = at / VECTORS, column = at % VECTORS * N, to = numbers == nullptr ? row : numbers[row];
         if (to >= of) {
             continue;
         }

@@ -32,19 +32,22 @@ impl Gather {
     }
 
     fn call<M>(&self, kernel: &'static str, most: u32, memory: [Argument<M>; 3]) -> Call<M> {
-        let vectors = self.count * self.rows.width.div_ceil(16 / self.rows.element.bytes() as u32);
+        let vectors = self.count * self.rows.vectors();
         let blocks = vectors.div_ceil(THREADS).min(most).max(1);
         let mut arguments = Vec::from(memory);
         arguments.extend([Argument::Int(self.of), Argument::Int(self.count)]);
         Call { program: self.program(), kernel, blocks, threads: THREADS, shared_bytes: 0, arguments }
     }
 
-    fn check<M: Memory>(&self, call: &'static str, numbers: M, all: (&str, M), some: (&str, M)) -> Result<(), Error> {
-        let memory = [
-            ("numbers", numbers, 4 * self.count as usize),
-            (all.0, all.1, self.rows.bytes(self.of)),
-            (some.0, some.1, self.rows.bytes(self.count)),
-        ];
+    fn check<M: Memory>(
+        &self,
+        call: &'static str,
+        numbers: Option<M>,
+        all: (&str, M),
+        some: (&str, M),
+    ) -> Result<(), Error> {
+        let mut memory = vec![(all.0, all.1, self.rows.bytes(self.of)), (some.0, some.1, self.rows.bytes(self.count))];
+        memory.extend(numbers.map(|numbers| ("numbers", numbers, 4 * self.count as usize)));
         sizes(call, &memory)
     }
 
@@ -53,7 +56,7 @@ impl Gather {
     /// # Errors
     /// Memory that is too small.
     pub fn forward<M: Memory>(&self, most: u32, numbers: M, x: M, y: M) -> Result<Call<M>, Error> {
-        self.check("gather", numbers, ("x", x), ("y", y))?;
+        self.check("gather", Some(numbers), ("x", x), ("y", y))?;
         Ok(self.call("gather", most, [Argument::Reads(numbers), Argument::Reads(x), Argument::Writes(y)]))
     }
 
@@ -62,7 +65,20 @@ impl Gather {
     /// # Errors
     /// Memory that is too small.
     pub fn backward<M: Memory>(&self, most: u32, numbers: M, dy: M, dx: M) -> Result<Call<M>, Error> {
-        self.check("scatter", numbers, ("dx", dx), ("dy", dy))?;
+        self.check("scatter", Some(numbers), ("dx", dx), ("dy", dy))?;
         Ok(self.call("scatter", most, [Argument::Reads(numbers), Argument::Reads(dy), Argument::Updates(dx)]))
+    }
+
+    /// Adds each row of `dy` to the row of `dx` in its place. On at most `most` blocks.
+    ///
+    /// # Errors
+    /// Memory that is too small, or fewer rows of `dx`.
+    pub fn add<M: Memory>(&self, most: u32, dy: M, dx: M) -> Result<Call<M>, Error> {
+        if self.of < self.count {
+            let text = format!("{} rows to add to {}, expected no more", self.count, self.of);
+            return Err(Error::refused("scatter", text));
+        }
+        self.check("scatter", None, ("dx", dx), ("dy", dy))?;
+        Ok(self.call("scatter", most, [Argument::Absent, Argument::Reads(dy), Argument::Updates(dx)]))
     }
 }

@@ -6,19 +6,30 @@
 
 pub mod activation;
 pub mod attention;
+pub mod average_pool;
+pub mod batch_norm;
 pub mod cross_entropy;
 pub mod elementwise;
 pub mod embedding;
 pub mod gather;
 pub mod gradients;
+pub mod input;
 pub mod layer_norm;
+pub mod max_pool;
 pub mod optimizer;
+pub mod patches;
+pub mod windows;
 
 use crate::error::Error;
 use crate::nvrtc::{Compiled, Nvrtc};
 
 /// What the sources include.
-const HEADERS: [(&str, &str); 2] = [("device.cuh", include_str!("device.cuh")), ("rows.cuh", include_str!("rows.cuh"))];
+const HEADERS: [(&str, &str); 4] = [
+    ("columns.cuh", include_str!("columns.cuh")),
+    ("device.cuh", include_str!("device.cuh")),
+    ("rows.cuh", include_str!("rows.cuh")),
+    ("windows.cuh", include_str!("windows.cuh")),
+];
 
 /// A source, and how it is compiled.
 #[derive(Debug, PartialEq, Eq)]
@@ -77,6 +88,20 @@ impl Rows {
         Ok(())
     }
 
+    /// Of kernels whose threads keep to their columns (`columns.cuh`), for `count` rows on at most `most` blocks: blocks beside each other,
+    /// and blocks that share the rows.
+    fn columns(self, count: u32, most: u32) -> (u32, u32) {
+        let vectors = self.vectors();
+        let row_threads = vectors.next_power_of_two().min(32);
+        let tiles = vectors.div_ceil(row_threads);
+        (tiles, count.div_ceil(COLUMN_THREADS / row_threads).min(most / tiles).max(1))
+    }
+
+    /// Accesses of a thread to a row.
+    fn vectors(self) -> u32 {
+        self.width.div_ceil(16 / self.element.bytes() as u32)
+    }
+
     fn bytes(self, rows: u32) -> usize {
         rows as usize * self.pitch as usize * self.element.bytes()
     }
@@ -88,6 +113,9 @@ impl Rows {
         Program { source, definitions }
     }
 }
+
+/// Threads of a block of kernels whose threads keep to their columns.
+const COLUMN_THREADS: u32 = 256;
 
 /// A source with the constants that it is compiled for.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -34,7 +34,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
             self.works.push(Work::Copy { from, to: result });
         }
         let left = self.matrix(&places.inputs[0], product.rows, product.inputs);
-        let right = self.weight(product, places).transposed();
+        let right = self.weight(product.outputs, product.inputs, places).transposed();
         self.works.push(Work::Product(Product { left, right, result, adds: product.residual }));
         if let Some(after) = activation(product, self.format)? {
             let bias = product.bias.then(|| self.parameter(Memory::Weights, places.ordinals[1]));
@@ -65,7 +65,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         let dy = self.matrix(&places.d_output, product.rows, product.outputs);
         let x = self.matrix(&places.backward_inputs[0], product.rows, product.inputs);
         let (memory, adds) = self.gradient(places, 0);
-        let right = self.weight(product, places);
+        let right = self.weight(product.outputs, product.inputs, places);
         let result = Matrix { memory, format: Format::F32, ..right };
         self.works.push(Work::Product(Product { left: dy.transposed(), right: x, result, adds }));
         if let Mode::Write | Mode::Add = places.modes[0] {
@@ -73,12 +73,5 @@ impl<M: kernels::Memory> Lowering<'_, M> {
             self.works.push(Work::Product(Product { left: dy, right, result, adds: places.modes[0] == Mode::Add }));
         }
         Ok(())
-    }
-
-    /// The matrix of a product in the format that is computed with.
-    fn weight(&self, product: &layers::Product, places: &NodePlan) -> Matrix<M> {
-        let (rows, columns, format) = (product.outputs, product.inputs, self.format);
-        let memory = self.rounded(places.ordinals[0]);
-        Matrix { memory, rows, columns, pitch: columns, format, is_transposed: false }
     }
 }

@@ -36,7 +36,8 @@ pub fn pixels(graph: &mut Graph, name: &str, flat: bool) -> Result<Tensor, Model
         true => vec![graph.batch(), image.iter().product()],
         false => vec![graph.batch(), image[0], image[1], image[2]],
     };
-    let pixels = Pixels { count: graph.batch() * image[0] * image[1], channels: numbers };
+    let width = if flat { image.iter().product() } else { image[2] };
+    let pixels = Pixels { count: graph.batch() * image[0] * image[1], channels: numbers, width };
     graph.add(name, Normalise { pixels, tables }, &[], &[], &[], &shape)
 }
 
@@ -67,6 +68,8 @@ pub struct Pixels {
     pub count: usize,
     /// Mean and deviation of each channel.
     pub channels: Vec<(f32, f32)>,
+    /// Numbers of a row of the result: the channels of a pixel, or all numbers of an image.
+    pub width: usize,
 }
 
 struct Normalise {

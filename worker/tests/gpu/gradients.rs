@@ -1,0 +1,72 @@
+//! The gradient of every parameter after one micro-batch, beside that of the engine on CPUs.
+
+use crate::TARGET;
+use crate::flat_gradients::FlatGradients;
+use crate::loaded::Loaded;
+use crate::network::{Build, RESIDUAL, all};
+use crate::training::{batch, weights};
+use crate::trial::cpu;
+use switchyard_cuda_reference::Span;
+use switchyard_worker::cpu::Isa;
+use switchyard_worker::gpu::{Launch, Memory, Plan, Work};
+use switchyard_worker::nn::{Layout, Network, ParameterSlot, Weights};
+
+/// Of each parameter the norm of the difference between two gradients, relative to the norm of the second.
+fn distances(layout: &Layout, got: &[f32], expected: &[f32]) -> Vec<(String, f64)> {
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    let parameter = |slot: &ParameterSlot| {
+        let pairs = || got[slot.range()].iter().zip(&expected[slot.range()]);
+        let difference = norm(&mut pairs().map(|(a, b)| f64::from(a - b)));
+        (slot.name.clone(), difference / norm(&mut pairs().map(|(_, b)| f64::from(*b))))
+    };
+    layout.parameters.iter().map(parameter).collect()
+}
+
+/// On both. `plant`: a mistake in the launches.
+fn gradients(build: Build, plant: impl FnOnce(&mut Vec<Launch<Span>>)) -> Option<(Layout, Vec<f32>, Vec<f32>)> {
+    let (kind, samples) = (*build().kind(), build().batch());
+    let batch = batch(&kind, samples, 0);
+    let mut network = Network::new(build(), cpu(1, Isa::Portable)).unwrap();
+    let layout = network.layout().clone();
+    let weights = weights(&layout);
+    let mut sink = FlatGradients::new(&layout);
+    let given = Weights { master: &weights, half: None, statistics: &[] };
+    network.forward(given, &batch);
+    network.backward(given, &batch, 1.0, &mut sink);
+    let plan = Plan::new(build(), TARGET).unwrap();
+    let mut loaded = Loaded::new(&plan, &batch, &weights, false, 1, 0)?;
+    let mut launches = plan.launches(false, |span| loaded.gpu.place(span)).unwrap();
+    plant(&mut launches);
+    loaded.run(&batch, &launches);
+    let got = loaded.gpu.device.download(loaded.gpu.at(Memory::Gradients));
+    Some((layout, got, sink.gradients))
+}
+
+#[test]
+fn gradients_of_all_parameters_are_those_of_the_cpu() {
+    for (name, build) in all() {
+        let Some((layout, got, expected)) = gradients(build, |_| ()) else { return };
+        for (parameter, distance) in distances(&layout, &got, &expected) {
+            // In the deepest network two orders of sums put a ReLU on both sides of 0: its gradient is there, or not.
+            let allowed = if name == "deep resnet-50" { 0.1 } else { 1e-5 };
+            assert!(distance < allowed, "{name}: gradient of {parameter} off by {distance:e} of its norm");
+        }
+    }
+}
+
+#[test]
+fn a_product_that_is_added_twice_is_found_in_the_gradient_of_its_layer() {
+    let name = "layer2.0.conv1";
+    let twice = |launches: &mut Vec<Launch<Span>>| {
+        let is_of = |launch: &Launch<Span>| launch.backward && launch.layer == name;
+        let product = |launch: &Launch<Span>| is_of(launch) && matches!(&launch.work, Work::Product(_));
+        let first = launches.iter().position(product).unwrap();
+        let Work::Product(mut product) = launches[first].work.clone() else { unreachable!() };
+        product.adds = true;
+        launches.insert(first + 1, Launch { work: Work::Product(product), ..launches[first].clone() });
+    };
+    let Some((layout, got, expected)) = gradients(RESIDUAL[0].1, twice) else { return };
+    let distances = distances(&layout, &got, &expected);
+    let off: Vec<&str> = distances.iter().filter(|(_, far)| *far > 1e-5).map(|(name, _)| name.as_str()).collect();
+    assert_eq!(off, ["layer2.0.conv1.weight"]);
+}
