@@ -7,7 +7,7 @@ use super::refused::Refused;
 use super::update::Update;
 use crate::nn::{Bucket, Graph, Layout};
 use switchyard_cuda::kernels;
-use switchyard_worker_contract::config::{self, Precision};
+use switchyard_worker_contract::config::{self, Precision, SampleType};
 
 /// What a memory of the device is before the first step.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,16 +60,25 @@ pub struct Computation {
 }
 
 impl Computation {
+    /// `samples`: how images come.
+    ///
     /// # Errors
     /// The network, or its update, cannot be computed on a GPU.
     pub fn new(
         graph: Graph,
         optimizer: &config::Optimizer,
         precision: Precision,
+        samples: SampleType,
         target: Target,
     ) -> Result<Computation, Refused> {
         let kind = *graph.kind();
-        let plan = Plan::new(graph, target)?;
+        let plan = match samples {
+            SampleType::UInt8 => Plan::new(graph, target)?,
+            SampleType::Float32 => Plan::new(graph, target)?.with_normalised_images(),
+        };
+        if let Some((statistic, _)) = plan.statistics().next() {
+            return Err(Refused::Statistic { statistic: statistic.to_owned() });
+        }
         let update = Update::new(plan.layout(), optimizer, precision, target)?;
         let used = used(&works(&plan, &update, &|span| span)?);
         let inputs = Inputs::new(&used, plan.losses(), &kind);

@@ -32,8 +32,8 @@ pub struct Share {
 /// Whether a memory comes with a batch.
 fn is_input(memory: Memory) -> bool {
     match memory {
-        Memory::Values
-        | Memory::Pixels
+        Memory::Pixels
+        | Memory::Values
         | Memory::Entries(_)
         | Memory::Order(_)
         | Memory::Positions
@@ -101,9 +101,9 @@ impl Inputs {
         for (memory, part) in parts.iter() {
             let bytes = &mut block[part.clone()];
             match memory {
-                Memory::Values => bytes.copy_from_slice(bytemuck::cast_slice(&batch.values)),
-                // The rest of the last word does not matter.
+                // The kernel reads whole words.
                 Memory::Pixels => bytes[..batch.pixels.len()].copy_from_slice(&batch.pixels),
+                Memory::Values => bytes.copy_from_slice(bytemuck::cast_slice(&batch.values)),
                 Memory::Entries(Table::Tokens) => bytes.copy_from_slice(bytemuck::cast_slice(&batch.tokens)),
                 Memory::Entries(Table::Segments) => {
                     let numbers: &mut [u32] = bytemuck::cast_slice_mut(bytes);

@@ -1,10 +1,10 @@
 //! What a whole computation holds, and when its gradients are complete.
 
 use crate::TARGET;
-use crate::network::{LANGUAGE, NETWORKS};
+use crate::network::{IMAGES, LANGUAGE, NETWORKS};
 use switchyard_worker::gpu::{Computation, Memory, Span, Work};
 use switchyard_worker::nn::{Bucket, fuse};
-use switchyard_worker_contract::config::{self, Precision};
+use switchyard_worker_contract::config::{self, Precision, SampleType};
 
 const SGD: config::Optimizer = config::Optimizer {
     rule: config::Rule::Sgd(config::Momentum { momentum: 0.9, nesterov: false }),
@@ -15,8 +15,10 @@ const SGD: config::Optimizer = config::Optimizer {
 };
 
 fn computations() -> impl Iterator<Item = (&'static str, Computation)> {
-    let all = NETWORKS.into_iter().chain(LANGUAGE);
-    all.map(|(name, build)| (name, Computation::new(build(), &SGD, Precision::Fp32, TARGET).unwrap()))
+    let all = NETWORKS.into_iter().chain(LANGUAGE).chain(IMAGES);
+    all.map(|(name, build)| {
+        (name, Computation::new(build(), &SGD, Precision::Fp32, SampleType::UInt8, TARGET).unwrap())
+    })
 }
 
 /// A bucket that is written by a work from this number on.
@@ -33,7 +35,7 @@ fn written(backward: &[Work<Span>], complete: &[usize], buckets: &[Bucket]) -> O
 #[test]
 fn gradients_that_are_complete_are_not_written_any_more() {
     for (name, computation) in computations() {
-        let buckets = fuse(computation.layout(), 1024);
+        let buckets = fuse(computation.layout(), 64);
         let works = computation.works(|span| span).unwrap();
         for (pass, complete) in [works.first, works.later].iter().zip(computation.complete(&buckets).unwrap()) {
             assert!(buckets.len() > 1 && complete.is_sorted(), "{name}: {complete:?}");

@@ -2,13 +2,15 @@
 
 use crate::TARGET;
 use crate::network::{KIND, SAMPLES};
+use crate::training::ADAMW;
 use crate::trial::cases;
 use switchyard_worker::cpu::attention::AttentionShape;
 use switchyard_worker::cpu::{Cpu, Format};
-use switchyard_worker::gpu::{Plan, Refused};
+use switchyard_worker::gpu::{Computation, Plan, Refused};
 use switchyard_worker::model::Registry;
 use switchyard_worker::nn::layers::{CrossEntropy, Linear, Target, features};
 use switchyard_worker::nn::{Backward, Form, Forward, Graph, Layer, Needs};
+use switchyard_worker_contract::config::{Precision, SampleType};
 
 /// A layer of a user's program.
 struct Mine(Form);
@@ -83,4 +85,14 @@ fn no_built_in_model_is_refused() {
             assert_eq!(Plan::new(graph, TARGET).err(), None, "{} {format:?}", case.name);
         }
     }
+}
+
+#[test]
+fn a_training_whose_running_statistics_nobody_moves() {
+    let case = cases().into_iter().find(|case| case.name == "resnet-18").unwrap();
+    let mut graph = Graph::new(case.samples, case.kind, Format::F32);
+    Registry::new().model(&case.model).unwrap().build(&mut graph).unwrap();
+    let computation = Computation::new(graph, &ADAMW.optimizer, Precision::Fp32, SampleType::UInt8, TARGET);
+    let expected = "a network with batch norms runs on CPUs only: `bn1.running_mean` cannot be kept on GPUs yet";
+    assert_eq!(computation.err().unwrap().to_string(), expected);
 }

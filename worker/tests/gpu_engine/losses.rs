@@ -42,8 +42,21 @@ fn of_every_model_in_32_bits() {
 }
 
 #[test]
-fn of_every_language_model_in_bf16() {
-    let models: [(&str, Change); 2] = [("gpt", gpt), ("bert", bert)];
+fn on_images_that_come_as_bytes_or_numbers() {
+    for sample_type in [SampleType::UInt8, SampleType::Float32] {
+        compare(&format!("{sample_type:?}"), (1, 1), &[], 1e-3, |config| {
+            mlp(config);
+            let image = Some(ImageShape { height: 5, width: 3, channels: 3 });
+            config.data.source = Source::Synthetic(Synthetic { samples: 200, image, classes: 5 });
+            config.data.images = Images { mean: vec![0.4], deviation: vec![0.3], ..config.data.images.clone() };
+            config.reader.sample_type = sample_type;
+        });
+    }
+}
+
+#[test]
+fn of_every_model_in_bf16() {
+    let models: [(&str, Change); 3] = [("mlp", mlp), ("gpt", gpt), ("bert", bert)];
     for (name, model) in models {
         compare(name, (1, 1), &[("SWITCHYARD_REFERENCE_SEED", "7")], 1e-2, |config| {
             model(config);

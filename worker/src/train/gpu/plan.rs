@@ -35,7 +35,8 @@ impl GpuPlan {
         let machine = Machine::open()?;
         let device = machine.devices.first().cloned().ok_or(switchyard_cuda::Error::NoDevice)?;
         let compiler = machine.nvrtc.version()?;
-        let computation = Computation::new(training.graph()?, &config.optimizer, config.precision, target(&device))?;
+        let (optimizer, samples) = (&config.optimizer, config.reader.sample_type);
+        let computation = Computation::new(training.graph()?, optimizer, config.precision, samples, target(&device))?;
         let plan = GpuPlan { machine, computation, device, compiler };
         let limit = (plan.device.memory_bytes as f64 * config.memory.fraction) as u64;
         let need = plan.memory();
