@@ -65,6 +65,7 @@ const LISTED: &[(&str, &str)] = &[
     ("worker/cuda-reference/libraries/src/blas/descriptors.rs", "functions with the C interface of cuBLASLt"),
     ("worker/cuda-reference/libraries/src/blas/matmul.rs", "functions with the C interface of cuBLASLt"),
     ("worker/cuda-reference/libraries/src/blas/mod.rs", "functions with the C interface of cuBLASLt"),
+    ("worker/cuda-reference/libraries/src/finding.rs", "the end of a process"),
     ("worker/cuda-reference/libraries/src/host.rs", "memory of the host that a copy uses, by address"),
     ("worker/cuda-reference/libraries/src/nvrtc.rs", "functions with the C interface of NVRTC"),
     ("worker/cuda-reference/libraries/src/work.rs", "copies from and to memory of the host"),

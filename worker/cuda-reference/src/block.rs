@@ -16,6 +16,8 @@ pub(crate) struct Kernel<'a> {
     pub(crate) threads: u32,
     pub(crate) shared_bytes: usize,
     pub(crate) seed: u64,
+    /// Whether sectors and bank conflicts are counted.
+    pub(crate) is_counted: bool,
 }
 
 /// What all warps of a launch share.
@@ -23,6 +25,7 @@ pub(crate) struct Machine<'a> {
     pub(crate) memory: &'a mut Memory,
     pub(crate) shared: Allocation,
     pub(crate) now: Now,
+    pub(crate) is_counted: bool,
     pub(crate) counts: Counts,
 }
 
@@ -38,7 +41,7 @@ pub(crate) fn run(
     *blocks += count;
     let now = Now { launch, block: launch, epoch: *epochs, thread: 0, step: 0 };
     let shared = Allocation::shared(kernel.shared_bytes);
-    let mut machine = Machine { memory, shared, now, counts: Counts::default() };
+    let mut machine = Machine { memory, shared, now, is_counted: kernel.is_counted, counts: Counts::default() };
     let mut random = Random::new(kernel.seed);
     let mut order: Vec<u32> = (0..count).collect();
     random.shuffle(&mut order);

@@ -48,14 +48,20 @@ pub(crate) fn conflicts(offsets: &[Option<u64>; 32], bytes: usize, atomic: bool)
     let lanes_at_once = (128 / bytes.max(4)).min(32);
     let extra = |lanes: &[Option<u64>]| {
         let words_of = |offset: u64| offset / 4..(offset + bytes as u64).div_ceil(4);
-        let mut words: Vec<u64> = lanes.iter().flatten().flat_map(|offset| words_of(*offset)).collect();
-        words.sort_unstable();
-        if !atomic {
-            words.dedup();
+        // Each access to shared memory comes here: nothing is allocated. Lanes that are served together want 128 bytes.
+        let (mut words, mut count) = ([0; BANKS], 0);
+        for word in lanes.iter().flatten().flat_map(|offset| words_of(*offset)) {
+            words[count] = word;
+            count += 1;
+        }
+        let words = &mut words[..count];
+        if !words.is_sorted() {
+            words.sort_unstable();
         }
         let mut passes = [0u64; BANKS];
-        for word in words {
-            passes[word as usize % BANKS] += 1;
+        for (index, word) in words.iter().enumerate() {
+            let is_another = index == 0 || words[index - 1] != *word;
+            passes[*word as usize % BANKS] += u64::from(atomic || is_another);
         }
         passes.into_iter().max().unwrap_or(0).saturating_sub(1)
     };

@@ -176,7 +176,7 @@ impl Device {
         let bare = Bare { kernel, blocks, threads, shared_bytes, arguments: &arguments, seed };
         let entry = check(module, &bare)?;
         self.declare(launch.arguments);
-        self.run(entry, &bare)
+        self.run(entry, &bare, true)
     }
 
     /// The same for a launch without declarations: the kernel may use all memory. Says what it has used.
@@ -189,7 +189,7 @@ impl Device {
             allocation.declared = None;
             allocation.watch();
         }
-        self.run(entry, launch)?;
+        self.run(entry, launch, false)?;
         let touched = |[read, written]: [Vec<Range<u64>>; 2]| {
             let of = |ranges: Vec<Range<u64>>, writes| ranges.into_iter().map(move |range| Touched { range, writes });
             of(read, false).chain(of(written, true))
@@ -197,7 +197,7 @@ impl Device {
         Ok(self.memory.allocations.iter_mut().map(|allocation| allocation.touched()).flat_map(touched).collect())
     }
 
-    fn run(&mut self, entry: &Entry, launch: &Bare<'_>) -> Result<Counts, LaunchError> {
+    fn run(&mut self, entry: &Entry, launch: &Bare<'_>, is_counted: bool) -> Result<Counts, LaunchError> {
         let parameter = |index: usize, offset: usize, bytes: usize| {
             let mut value = [0; 8];
             value[..bytes].copy_from_slice(&launch.arguments[index][offset..offset + bytes]);
@@ -217,6 +217,7 @@ impl Device {
             threads: launch.threads,
             shared_bytes: entry.shared_bytes + launch.shared_bytes as usize,
             seed: launch.seed,
+            is_counted,
         };
         self.memory.allocations.iter_mut().for_each(|allocation| allocation.traffic = Default::default());
         Ok(block::run(&kernel, &mut self.memory, &mut self.blocks, &mut self.epochs)?)

@@ -371,7 +371,9 @@ impl Warp {
                 allocation.write(address, bytes);
             }
         }
-        self.count(kind, size, &offsets, machine);
+        if machine.is_counted {
+            self.count(kind, size, &offsets, machine);
+        }
         Ok(())
     }
 

@@ -51,6 +51,7 @@ functions!(Functions {
     cuMemcpyDtoH_v2(Pointer, u64, usize) -> i32;
     cuMemcpyHtoDAsync_v2(u64, *const c_void, usize, Pointer) -> i32;
     cuMemcpyDtoHAsync_v2(Pointer, u64, usize, Pointer) -> i32;
+    cuMemcpyDtoDAsync_v2(u64, u64, usize, Pointer) -> i32;
     cuMemcpy2DAsync_v2(*const stream::Copy2D, Pointer) -> i32;
     cuMemsetD8Async(u64, u8, usize, Pointer) -> i32;
     cuModuleLoadData(*mut Pointer, *const c_void) -> i32;

@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
 
-const PARTS: [&str; 13] = [
+const PARTS: [&str; 14] = [
     "driver",
     "cublaslt",
     "cudnn",
@@ -14,6 +14,7 @@ const PARTS: [&str; 13] = [
     "nccl",
     "compile",
     "adamw",
+    "streams",
     "products",
     "convolutions",
     "attention-nodes",
@@ -79,7 +80,7 @@ fn every_part_has_an_answer_and_a_machine_without_gpu_is_no_error() {
     for part in report["parts"].as_array().unwrap() {
         assert!(part["status"] == "Absent" || part["status"] == "Ok", "{part}");
     }
-    for name in ["adamw", "products", "convolutions", "attention", "attention-backward", "all-reduce"] {
+    for name in ["adamw", "streams", "products", "convolutions", "attention", "attention-backward", "all-reduce"] {
         assert!(part(&report, name)["reason"].as_str().unwrap().starts_with("no GPU"), "{}", part(&report, name));
     }
 }

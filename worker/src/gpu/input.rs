@@ -32,8 +32,8 @@ pub struct Share {
 /// Whether a memory comes with a batch.
 fn is_input(memory: Memory) -> bool {
     match memory {
-        Memory::Pixels
-        | Memory::Values
+        Memory::Values
+        | Memory::Pixels
         | Memory::Entries(_)
         | Memory::Order(_)
         | Memory::Positions

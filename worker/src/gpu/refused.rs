@@ -23,9 +23,6 @@ pub enum Refused {
     /// Kernels count in 32 bits.
     #[error("the network has {parameters} numbers in its parameters, expected fewer than 2^32 on GPUs")]
     Parameters { parameters: usize },
-    /// Nothing moves running statistics.
-    #[error("a network with batch norms runs on CPUs only: `{statistic}` cannot be kept on GPUs yet")]
-    Statistic { statistic: String },
     /// No device can compute the network.
     #[error(transparent)]
     Model(#[from] ModelError),

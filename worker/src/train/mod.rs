@@ -34,6 +34,7 @@ mod run;
 mod save;
 mod saver;
 mod scales;
+mod statistics;
 mod step;
 #[cfg(test)]
 mod stragglers;

@@ -11,7 +11,10 @@ pub fn libraries() -> Option<Vec<(&'static str, OsString)>> {
     switchyard_cuda_libraries::environment()
 }
 
-/// A network on features, a GPT, or a BERT.
+/// Makes a job that of another model.
+pub type Change = fn(&mut EngineConfig);
+
+/// Small networks of every kind.
 pub fn gpt(config: &mut EngineConfig) {
     config.model = Model::Gpt(Gpt {
         layers: 1,
@@ -40,6 +43,17 @@ pub fn mlp(config: &mut EngineConfig) {
     config.model = Model::Mlp(Mlp { hidden_sizes: vec![24, 13], activation: Activation::Gelu });
     config.data.source = Source::Synthetic(Synthetic { samples: 200, image: None, classes: 5 });
     config.batch_size_per_process = 6;
+}
+
+pub fn resnet(config: &mut EngineConfig) {
+    let image = Some(ImageShape { height: 9, width: 9, channels: 3 });
+    config.model = Model::ResNet(ResNet { depth: ResNetDepth::D18, stem: Stem::Small, width: 4 });
+    config.data.source = Source::Synthetic(Synthetic { samples: 200, image, classes: 5 });
+    config.data.images = Images { mean: vec![0.4], deviation: vec![0.3], ..config.data.images.clone() };
+    config.batch_size_per_process = 4;
+    // The first steps of Adam have the size of the rate whatever the gradients are, so that roundings show.
+    config.optimizer.rule = Rule::Sgd(Momentum { momentum: 0.9, nesterov: false });
+    config.optimizer.learning_rate = 0.02;
 }
 
 pub fn amp(compute_type: HalfType, loss_scaling: LossScaling) -> Precision {

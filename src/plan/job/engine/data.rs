@@ -117,7 +117,7 @@ fn images(data: &api::Data, check: &mut Check<'_>) -> Images {
     }
 }
 
-/// Translates the block. `pinnedMemory` is not part of it: the engine computes on CPUs, as its documentation says.
+/// Translates the block. `pinnedMemory` is not part of it: it follows from the device.
 pub(super) fn reader(reader: &api::Reader) -> Reader {
     Reader {
         workers: reader.workers.unsigned_abs(),

@@ -12,6 +12,8 @@ pub(crate) struct Faults {
     pub(crate) launch: Option<u64>,
     /// The device is lost when this launch runs.
     pub(crate) lost: Option<u64>,
+    /// This launch never ends.
+    pub(crate) hang: Option<u64>,
     /// Another process has the device for itself.
     pub(crate) busy: bool,
 }
@@ -25,9 +27,12 @@ impl Faults {
                 ("out-of-memory", Some(_)) => faults.out_of_memory = number,
                 ("launch", Some(_)) => faults.launch = number,
                 ("lost", Some(_)) => faults.lost = number,
+                ("hang", Some(_)) => faults.hang = number,
                 ("busy", None) => faults.busy = true,
                 _ => {
-                    return Err(format!("{VARIABLE}: `{one}`, expected out-of-memory:N, launch:N, lost:N or busy"));
+                    return Err(format!(
+                        "{VARIABLE}: `{one}`, expected out-of-memory:N, launch:N, lost:N, hang:N or busy"
+                    ));
                 }
             }
         }

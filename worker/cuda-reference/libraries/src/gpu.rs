@@ -39,10 +39,9 @@ pub(crate) struct Gpu {
     pub(crate) device: Device,
     pub(crate) queue: Queue,
     pub(crate) shadow: Shadow,
-    pub(crate) seed: u64,
     /// After a failure of the device every call has this answer.
     pub(crate) failed: Option<Code>,
-    settings: Settings,
+    pub(crate) settings: Settings,
     /// By first address.
     allocations: BTreeMap<u64, Allocation>,
     /// What was given back, by first address. No address is given twice.
@@ -78,7 +77,6 @@ impl Gpu {
             device: Device::default(),
             queue: Queue::new(settings.seed),
             shadow: Shadow::default(),
-            seed: settings.seed,
             failed: None,
             settings,
             allocations: BTreeMap::new(),
@@ -95,7 +93,7 @@ impl Gpu {
 
     /// Ends the process with a finding.
     pub(crate) fn end(&self, text: &str) -> ! {
-        finding::end(text, self.seed)
+        finding::end(text, self.settings.seed)
     }
 
     pub(crate) fn stream_name(&self, stream: usize) -> String {
@@ -129,9 +127,15 @@ impl Gpu {
         self.launched
     }
 
-    /// Whether a launch fails on request. Nothing works from then on.
+    /// Whether a launch fails on request. Nothing works from then on. One that hangs does not return.
     pub(crate) fn fails(&mut self, launch: u64) -> bool {
-        let Faults { launch: failing, lost, .. } = self.settings.faults;
+        let Faults { launch: failing, lost, hang, .. } = self.settings.faults;
+        if hang == Some(launch) {
+            finding::explain("a wait", &format!("launch {launch} never ends"));
+            loop {
+                std::thread::park();
+            }
+        }
         if failing == Some(launch) {
             self.failed = Some(LAUNCH_FAILED);
         }

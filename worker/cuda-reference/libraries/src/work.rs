@@ -137,7 +137,10 @@ impl Gpu {
                 // SAFETY: the program gave this range to the copy, and has not freed it, which is checked when it does.
                 unsafe { host::write(to.range.start, &bytes) };
                 self.forget_seen(&to.range);
-                vec![reads(from..from + bytes.len() as u64), writes(to.range)]
+                let read = reads(from..from + bytes.len() as u64);
+                // The host waits for a copy to other memory.
+                let is_pinned = self.holding(&to.range).is_some();
+                if is_pinned { vec![read, writes(to.range)] } else { vec![read] }
             }
             Work::Copy { from, to, bytes, count } => self.copy(from, to, bytes, count),
             Work::Product(product) => product.run(self, stamp),
@@ -148,7 +151,7 @@ impl Gpu {
         if self.fails(launch.number) {
             return Vec::new();
         }
-        let seed = self.seed;
+        let seed = self.settings.seed;
         match self.device.launch_bare(&launch.module, &launch.bare(seed)) {
             Ok(touched) => touched,
             Err(error) => self.end(&format!("launch {}: {error}", launch.number)),

@@ -6,6 +6,9 @@ mod child;
 
 use child::planted;
 use std::ffi::{CStr, c_char, c_void};
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
 use std::ptr::null_mut;
 // Linked for its functions too.
 use switchyard_cuda_libraries::finding::PREFIX;
@@ -292,6 +295,42 @@ fn who_looks_before_the_copy_has_run_sees_no_result() {
     let asked = (0..5).take_while(|_| unsafe { cuEventQuery(event) } == 600).count();
     // One operation runs for each question that was too early.
     assert_eq!((asked, number().to_bits()), (2, 0x0101_0101));
+}
+
+#[test]
+fn the_host_cannot_read_memory_of_the_device() {
+    const SEGMENTATION_FAULT: i32 = 11;
+    if child::role().is_none() {
+        let output = child::start("the_host_cannot_read_memory_of_the_device", false, &[]);
+        assert_eq!(output.status.signal(), Some(SEGMENTATION_FAULT), "{output:?}");
+        return;
+    }
+    let (_, x) = (streams(), buffer());
+    // SAFETY: none, nothing is mapped there: it ends the process.
+    let byte = unsafe { std::ptr::with_exposed_provenance::<u8>(x as usize).read_volatile() };
+    println!("{byte}");
+}
+
+#[test]
+fn a_launch_that_hangs_is_waited_for_without_end() {
+    const TEST: &str = "a_launch_that_hangs_is_waited_for_without_end";
+    if child::role().is_none() {
+        let mut child = child::command(TEST, true)
+            .env("SWITCHYARD_REFERENCE_FAULT", "hang:2")
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        assert!(lines.any(|line| line.contains("launch 2 never ends")));
+        child.kill().unwrap();
+        assert_eq!(child.wait().unwrap().code(), None, "it had ended");
+        return;
+    }
+    let ([a, _], x, module) = (streams(), buffer(), module());
+    for _ in 0..2 {
+        store(module, a, x, 0);
+    }
+    synchronize();
 }
 
 #[test]

@@ -161,8 +161,11 @@ impl Stream {
         if from.bytes() != to.bytes() {
             return Err(Error::refused("copy", format!("{} bytes to {} bytes", from.bytes(), to.bytes())));
         }
-        let bytes = from.bytes();
-        self.copy_lines(bytes, 1, Lines { span: from, pitch: bytes }, Lines { span: to, pitch: bytes })
+        self.uses("copy", [from, to].into_iter())?;
+        // SAFETY: both have as many bytes and are within buffers that live, as just checked; freeing them waits for the work.
+        self.context.call("cuMemcpyDtoDAsync", |call| unsafe {
+            (call.cuMemcpyDtoDAsync_v2)(to.address, from.address, to.bytes(), self.raw())
+        })
     }
 
     /// Queues a copy of `count` lines of `bytes` bytes each between memories of the device, which have nothing in common.
@@ -177,6 +180,12 @@ impl Stream {
         if !fits(from) || !fits(to) {
             let text = format!("{count} lines of {bytes} bytes from {from:?} to {to:?}");
             return Err(Error::refused("copy", text));
+        }
+        // Lines may be as far apart as the driver says, a copy of one piece has no limit.
+        if count == 1 || (from.pitch, to.pitch) == (bytes, bytes) {
+            let whole = |lines: Lines| lines.span.part(0..count * bytes);
+            let [from, to] = [from, to].map(|lines| whole(lines).expect("invariant: the lines fit"));
+            return self.copy(from, to);
         }
         self.uses("copy", [from.span, to.span].into_iter())?;
         let copy = Copy2D { from: Side2D::new(from), to: Side2D::new(to), width_bytes: bytes, height: count };

@@ -6,12 +6,14 @@ mod convolutions;
 mod libraries;
 mod optimizer;
 mod products;
+mod streams;
 
 use crate::outcome::Outcome;
 use serde_json::{Value, json};
 use switchyard_cuda::cudnn::Cudnn;
 use switchyard_cuda::driver::{Context, Device, Driver};
 use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, NVRTC, Places};
+use switchyard_cuda::nvrtc::Nvrtc;
 use switchyard_cuda::{Error, Library};
 
 /// Arguments of every part.
@@ -35,7 +37,7 @@ pub(crate) struct Part {
 }
 
 /// All parts in order.
-pub(crate) const PARTS: [Part; 13] = [
+pub(crate) const PARTS: [Part; 14] = [
     Part { name: "driver", asks: "driver and devices", limit: 60, run: libraries::driver },
     Part { name: "cublaslt", asks: "cuBLASLt", limit: 60, run: libraries::cublaslt },
     Part { name: "cudnn", asks: "cuDNN", limit: 60, run: libraries::cudnn },
@@ -43,6 +45,7 @@ pub(crate) const PARTS: [Part; 13] = [
     Part { name: "nccl", asks: "NCCL", limit: 60, run: libraries::nccl },
     Part { name: "compile", asks: "AdamW kernel to a CUBIN", limit: 60, run: optimizer::compile },
     Part { name: "adamw", asks: "that kernel against the CPU", limit: 120, run: optimizer::run },
+    Part { name: "streams", asks: "copies, events, graphs", limit: 60, run: streams::run },
     Part { name: "products", asks: "cuBLASLt at GPT shapes", limit: 180, run: products::run },
     Part { name: "convolutions", asks: "cuDNN at ResNet-50 shapes", limit: 300, run: convolutions::run },
     Part { name: "attention-nodes", asks: "cuDNN SDPA nodes accepted", limit: 60, run: attention::nodes },
@@ -73,6 +76,10 @@ impl Probe {
         let devices = driver.devices()?;
         let missing = || Outcome::absent(format!("no device {}: there are {}", self.device, devices.len()));
         devices.get(self.device).cloned().ok_or_else(missing)
+    }
+
+    fn nvrtc(&self) -> Result<Nvrtc, Error> {
+        Nvrtc::new(&self.places.open(&NVRTC)?.library)
     }
 
     /// cuDNN, not started.

@@ -6,10 +6,8 @@ use crate::outcome::Outcome;
 use half::bf16;
 use serde_json::{Value, json};
 use std::time::Instant;
-use switchyard_cuda::find::NVRTC;
 use switchyard_cuda::kernels::Element;
 use switchyard_cuda::kernels::optimizer::{Arrays, Chunk, Numbers, Optimizer, Rule, Scaling, Tables};
-use switchyard_cuda::nvrtc::Nvrtc;
 
 /// Parameters, and those that a block takes at a time.
 const SIZES: (usize, u32) = (1 << 24, 1 << 14);
@@ -42,7 +40,7 @@ pub(super) fn compile(probe: &Probe) -> Result<Value, Outcome> {
     let device = probe.driver().map_err(Outcome::from).and_then(|driver| probe.chosen(&driver));
     let capability = device.map_or(probe.capability, |device| number(device.capability));
     let architecture = format!("sm_{capability}");
-    let nvrtc = nvrtc(probe)?;
+    let nvrtc = probe.nvrtc()?;
     let start = Instant::now();
     let compiled = ADAMW.program().compile(&nvrtc, &architecture)?;
     let milliseconds = start.elapsed().as_secs_f64() * 1e3;
@@ -57,15 +55,11 @@ fn number((major, minor): (i32, i32)) -> u32 {
     u32::try_from(major * 10 + minor).unwrap_or(0)
 }
 
-fn nvrtc(probe: &Probe) -> Result<Nvrtc, Outcome> {
-    Ok(Nvrtc::new(&probe.places.open(&NVRTC)?.library)?)
-}
-
 pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
     let (context, device) = probe.start()?;
     let (parameters, chunk) = if probe.rehearse { REHEARSED } else { SIZES };
     let stream = context.stream()?;
-    let loaded = context.load(ADAMW.program(), &nvrtc(probe)?)?;
+    let loaded = context.load(ADAMW.program(), &probe.nvrtc()?)?;
     let mut state = State::new(parameters);
     let [weight, first, second, gradient] =
         [&state.weight, &state.first, &state.second, &state.gradient].map(|values| context.upload(values));

@@ -8,11 +8,9 @@ use crate::optimizer::Optimizer;
 use crate::train::TrainError;
 use crate::train::engine::{Array, Counters};
 use crate::train::scales::Scales;
+use crate::train::statistics::observe;
 use std::ops::Range;
 use switchyard_worker_contract::config::{EngineConfig, HalfType, Precision};
-
-/// Weight of a batch's statistics in the running ones; PyTorch's default.
-const MOMENTUM: f32 = 0.1;
 
 /// Working copies of the weights.
 enum Half {
@@ -80,9 +78,7 @@ impl State {
 
     /// Moves the running statistics towards those of the step.
     pub fn observe(&mut self, statistics: &[f32]) {
-        for (running, batch) in self.statistics.iter_mut().zip(statistics) {
-            *running = (1.0 - MOMENTUM) * *running + MOMENTUM * batch;
-        }
+        observe(&mut self.statistics, statistics);
     }
 
     pub fn counters(&self, half_kernel: Option<HalfKernel>) -> Counters {

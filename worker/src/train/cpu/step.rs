@@ -13,6 +13,7 @@ use crate::data::Prefetcher;
 use crate::optimizer::{gradient_scale, sum_of_squares};
 use crate::train::TrainError;
 use crate::train::engine::{Given, Told};
+use crate::train::statistics::add_share;
 use crate::train::trainer::StepReport;
 use std::time::{Duration, Instant};
 use switchyard_worker_contract::recorder::Operation;
@@ -73,9 +74,7 @@ impl CpuEngine {
             let read = Instant::now();
             self.recorder.begin(Operation::Forward, micro_batch);
             loss += self.network.forward(self.state.weights(), batch).loss;
-            for (sum, own) in self.statistics.iter_mut().zip(self.network.batch_statistics()) {
-                *sum += share * own;
-            }
+            add_share(&mut self.statistics, self.network.batch_statistics(), share);
             let forwarded = Instant::now();
             self.recorder.begin(Operation::Backward, micro_batch);
             let last = micro_batch + 1 == merge;

@@ -12,6 +12,7 @@ mod commands;
 mod feed;
 mod machine;
 mod memories;
+mod norms;
 mod plan;
 mod staging;
 mod step;
@@ -36,6 +37,7 @@ use crate::recorder::Recorder;
 use commands::{Commands, Passes, Workshop};
 use feed::{Feed, SLOTS};
 use memories::Memories;
+use norms::Norms;
 use serde_json::json;
 use staging::Staging;
 use std::sync::Arc;
@@ -92,6 +94,7 @@ pub(super) struct GpuEngine {
     stream: Stream,
     /// With several ranks.
     exchange: Option<(Exchange, Staging)>,
+    norms: Norms,
     scales: Scales,
     steps: Steps,
     /// Nats, and right predictions, of each row in an evaluation.
@@ -118,7 +121,7 @@ impl GpuEngine {
         let GpuPlan { machine, computation, .. } = plan;
         let (context, nvrtc, cublaslt) = machine.take(local_rank)?;
         let memories = Memories::new(&context, (&computation, WORKSPACE), training, &need)?;
-        let mut workshop = Workshop::new(&context, nvrtc, &cublaslt)?;
+        let mut workshop = Workshop::new(&context, nvrtc, &cublaslt, recorder)?;
         let works = computation.works(|span| memories.place(&computation, span))?;
         let run = Run {
             first: workshop.passes(works.first)?,
@@ -127,9 +130,13 @@ impl GpuEngine {
             round: works.round.map(|round| workshop.commands(vec![round])).transpose()?,
             evaluation: workshop.commands(works.evaluation)?,
         };
+        let norms = Norms::new(&context, computation.plan())?;
         let exchange = match training.world {
             1 => None,
-            _ => Some((Exchange::connect(training, 0, group)?, Staging::new(&context, &computation, training)?)),
+            _ => Some((
+                Exchange::connect(training, norms.running.len(), group)?,
+                Staging::new(&context, &computation, training)?,
+            )),
         };
         let rows = computation.plan().losses().iter().map(|loss| loss.rows).sum();
         let mark = || Ok::<_, switchyard_cuda::Error>(Marks { forward: context.event()?, backward: context.event()? });
@@ -143,6 +150,7 @@ impl GpuEngine {
             marks: [mark()?, mark()?],
             stream: context.stream()?,
             exchange,
+            norms,
             scales: Scales::new(&training.config),
             steps: Steps::new(&training.config.optimizer.rule),
             rows: [vec![0.0; rows], vec![0.0; rows]],
@@ -169,7 +177,7 @@ impl GpuEngine {
         Ok(())
     }
 
-    /// Where an array is; `None`: it is empty.
+    /// Where an array is; `None`: on the host.
     fn memory(&self, array: Array) -> Option<Memory> {
         match array {
             Array::Weights => Some(Memory::Weights),
@@ -190,6 +198,7 @@ impl Engine for GpuEngine {
 
     fn evaluate(&mut self, batch: &Batch) -> Result<LossSums, TrainError> {
         let whole = Share { part: 1.0, loss_scale: 1.0 };
+        self.norms.upload(&self.memories)?;
         self.feed.send(0, (batch, whole), &self.memories, &self.stream)?;
         self.workshop.queue(&self.run.evaluation, &self.memories, &self.stream)?;
         let [losses, correct] = &mut self.rows;
@@ -215,7 +224,7 @@ impl Engine for GpuEngine {
     }
 
     fn statistics(&self) -> Vec<(String, usize)> {
-        Vec::new()
+        self.norms.names.clone()
     }
 
     fn moments(&self) -> Vec<&'static str> {
@@ -225,14 +234,20 @@ impl Engine for GpuEngine {
     fn read(&self, array: Array, from: usize, into: &mut [f32]) -> Result<(), TrainError> {
         match self.memory(array) {
             Some(memory) => Ok(self.memories.buffer(memory).read(4 * from, into)?),
-            None => Ok(()),
+            None => {
+                into.copy_from_slice(&self.norms.running[from..][..into.len()]);
+                Ok(())
+            }
         }
     }
 
     fn write(&mut self, array: Array, from: usize, numbers: &[f32]) -> Result<(), TrainError> {
         match self.memory(array) {
             Some(memory) => Ok(self.memories.buffer(memory).write(4 * from, numbers)?),
-            None => Ok(()),
+            None => {
+                self.norms.running[from..][..numbers.len()].copy_from_slice(numbers);
+                Ok(())
+            }
         }
     }
 

@@ -36,8 +36,8 @@ impl GpuEngine {
     /// Queues all micro-batches, and follows the device up to the last.
     fn compute(&mut self, reader: &mut Prefetcher, loss_scale: f32, report: &mut StepReport) -> Result<(), TrainError> {
         let merge = self.config.batch_merge;
-        // Gradients are those of the mean over the global batch: every micro-batch of every rank has the same weight.
-        let share = Share { part: 1.0 / (merge as f32 * self.world as f32), loss_scale };
+        let share = Share { part: self.share(), loss_scale };
+        self.norms.step.fill(0.0);
         self.makings.clear();
         self.seen.clear();
         for micro_batch in 0..merge {
@@ -61,12 +61,19 @@ impl GpuEngine {
         Ok(())
     }
 
+    /// Gradients are those of the mean over the global batch: every micro-batch of every rank has the same weight.
+    fn share(&self) -> f32 {
+        1.0 / (self.config.batch_merge as f32 * self.world as f32)
+    }
+
     /// Queues forward and backward of a micro-batch. In the last one, it is recorded when each bucket of gradients is complete.
     fn queue(&mut self, micro_batch: u32) -> Result<(), TrainError> {
-        let GpuEngine { workshop, memories, stream, run, marks, exchange, config, .. } = self;
+        let GpuEngine { workshop, memories, stream, run, marks, norms, exchange, config, .. } = self;
         let (passes, which) = if micro_batch == 0 { (&run.first, 0) } else { (&run.later, 1) };
-        let marks = &marks[micro_batch as usize % SLOTS];
+        let slot = micro_batch as usize % SLOTS;
+        let marks = &marks[slot];
         workshop.queue(&passes.forward, memories, stream)?;
+        norms.download(slot, memories, stream)?;
         stream.record(&marks.forward)?;
         let mut from = 0;
         if let Some((_, staging)) = exchange.as_ref().filter(|_| micro_batch + 1 == config.batch_merge) {
@@ -97,6 +104,9 @@ impl GpuEngine {
         let start = Instant::now();
         self.recorder.begin(operation, micro_batch);
         mark.synchronize()?;
+        if operation == Operation::Forward {
+            self.norms.add(micro_batch as usize % SLOTS, self.share())?;
+        }
         let end = Instant::now();
         self.seen.push(Seen { name, start, end });
         Ok(end - start)
@@ -127,7 +137,7 @@ impl GpuEngine {
 
     /// Starts all reductions, each as soon as the device has its gradients.
     fn send_gradients(&mut self, flags: Flags, report: &mut StepReport) -> Result<(), TrainError> {
-        let GpuEngine { exchange, memories, marks, scales, config, .. } = self;
+        let GpuEngine { exchange, memories, marks, norms, scales, config, .. } = self;
         let Some((exchange, staging)) = exchange else { return Ok(()) };
         if let Some(wire) = &scales.wire {
             exchange.reducer.set_wire_scale(wire.scale());
@@ -143,7 +153,7 @@ impl GpuEngine {
             }
             if run.contains(&metrics) {
                 let loss = staging.loss(end, memories)?;
-                exchange.buckets.write_metrics(&mut exchange.reducer, loss, flags, &[]);
+                exchange.buckets.write_metrics(&mut exchange.reducer, loss, flags, &norms.step);
             }
             exchange.reducer.start_all(run.clone(), number);
             if config.overlap.sync_all_reduce {
@@ -154,7 +164,7 @@ impl GpuEngine {
         }
         if metrics >= exchange.buckets.gradients {
             let loss = staging.loss(end, memories)?;
-            exchange.buckets.write_metrics(&mut exchange.reducer, loss, flags, &[]);
+            exchange.buckets.write_metrics(&mut exchange.reducer, loss, flags, &norms.step);
             exchange.reducer.start(metrics);
         }
         report.left_bytes = exchange.bytes_left();
@@ -163,7 +173,7 @@ impl GpuEngine {
 
     /// Waits for all reductions, and queues the copies of their results to the device.
     fn receive_gradients(&mut self, report: &mut StepReport) -> Result<Flags, TrainError> {
-        let GpuEngine { exchange, memories, stream, .. } = self;
+        let GpuEngine { exchange, memories, stream, norms, .. } = self;
         let Some((exchange, staging)) = exchange else { return Ok(Flags::default()) };
         for bucket in 0..exchange.buckets.gradients {
             let at = Instant::now();
@@ -178,7 +188,8 @@ impl GpuEngine {
         exchange.reducer.wait(exchange.buckets.of_metrics())?;
         report.communication_wait += at.elapsed();
         report.reduce = exchange.time_of_reductions();
-        let (loss, flags, _) = exchange.buckets.read_metrics(&exchange.reducer);
+        let (loss, flags, statistics) = exchange.buckets.read_metrics(&exchange.reducer);
+        norms.step.copy_from_slice(statistics);
         staging.finish(loss, memories, stream)?;
         Ok(flags)
     }
@@ -194,6 +205,7 @@ impl GpuEngine {
         report.gradient_norm = self.scales.judge(told.norm * report.loss_scale, report)?;
         if report.gradient_norm.is_some() {
             self.steps = self.steps.next();
+            self.norms.observe();
         }
         // The device moves its own scale on, so that it need not wait for the host.
         let expected = self.scales.loss_scale();

@@ -161,6 +161,20 @@ pub unsafe extern "C" fn cuMemsetD8Async(to: u64, byte: u8, bytes: usize, raw: P
     }))
 }
 
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, raw: Pointer) -> i32 {
+    done(with(|gpu| {
+        let stream = stream(gpu, raw)?;
+        let bytes = bytes as u64;
+        let work = Work::Copy { from: (from, bytes), to: (to, bytes), bytes, count: 1 };
+        gpu.put(stream, format!("a copy of {bytes} bytes"), &[from..from + bytes, to..to + bytes], work);
+        Ok(())
+    }))
+}
+
+/// `CU_DEVICE_ATTRIBUTE_MAX_PITCH`.
+const MOST_PITCH: usize = 0x7fff_ffff;
+
 /// One side of `CUDA_MEMCPY2D`.
 #[repr(C)]
 #[derive(Debug)]
@@ -199,7 +213,8 @@ pub unsafe extern "C" fn cuMemcpy2DAsync_v2(copy: *const Copy2D, raw: Pointer) -
         if from.kind != DEVICE_MEMORY || to.kind != DEVICE_MEMORY {
             return Err(NOT_SUPPORTED);
         }
-        if from.pitch < *width_bytes || to.pitch < *width_bytes || *width_bytes == 0 || *height == 0 {
+        let fits = |pitch| (*width_bytes..=MOST_PITCH).contains(&pitch);
+        if !fits(from.pitch) || !fits(to.pitch) || *width_bytes == 0 || *height == 0 {
             return Err(INVALID_VALUE);
         }
         let [source, target] = [from, to].map(|side| {

@@ -98,6 +98,9 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     // SAFETY: as the header says.
     let choose = || unsafe {
         get::<()>(CALL, handle)?;
+        if most <= 0 {
+            return refused(CALL, INVALID_VALUE, &format!("{most} algorithms wanted"));
+        }
         let described = Described::new(CALL, operation, [a, b, c, d])?;
         let preference = *get::<Preference>(CALL, preference)?;
         let formats = [&described.a, &described.b, &described.c, &described.c].map(|layout| layout.format);
@@ -106,7 +109,7 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
         }
         let sizes = [WORKSPACE_BYTES, 0].into_iter().filter(|bytes| *bytes <= preference.workspace_bytes);
         let found: Vec<Heuristic> =
-            sizes.take(most.max(0) as usize).map(|bytes| described.algorithm(&preference, bytes)).collect();
+            sizes.take(most as usize).map(|bytes| described.algorithm(&preference, bytes)).collect();
         count.write(found.len() as i32);
         found.into_iter().enumerate().for_each(|(index, one)| results.add(index).write(one));
         Ok(())

@@ -12,10 +12,15 @@ pub fn role() -> Option<bool> {
 
 /// Runs the test of this name again as a child.
 pub fn start(test: &str, is_right: bool, variables: &[(&str, &str)]) -> Output {
+    command(test, is_right).envs(variables.iter().copied()).output().unwrap()
+}
+
+/// The child, not started.
+pub fn command(test: &str, is_right: bool) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([test, "--exact", "--nocapture"]).env(VARIABLE, is_right.to_string()).env_remove("RUST_TEST_THREADS");
     command.envs(switchyard_cuda_libraries::environment().into_iter().flatten());
-    command.envs(variables.iter().copied()).output().unwrap()
+    command
 }
 
 /// Checks that a program ends with a finding in every order, and without its fault in none.

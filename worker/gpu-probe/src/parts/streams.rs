@@ -1,0 +1,68 @@
+//! What the engine needs around its kernels: copies from and to pinned memory beside other work, events between streams, graphs.
+
+use super::Probe;
+use crate::numbers::{pattern, short};
+use crate::outcome::Outcome;
+use serde_json::{Value, json};
+use switchyard_cuda::driver::{Context, Stream};
+use switchyard_cuda::kernels::Element;
+use switchyard_cuda::kernels::elementwise::Elementwise;
+
+/// Numbers of a copy, and launches of a graph.
+const SIZES: (usize, usize) = (1 << 24, 100);
+const REHEARSED: (usize, usize) = (1 << 12, 4);
+/// Numbers of a launch, whose time is that of the launch.
+const COUNT: usize = 1024;
+const KERNELS: Elementwise = Elementwise { from: Element::F32, to: Element::F32 };
+
+pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
+    let (context, device) = probe.start()?;
+    let (count, launches) = if probe.rehearse { REHEARSED } else { SIZES };
+    let stream = context.stream()?;
+    let mut figures = copies(&context, &stream, count)?;
+    let [eager, graph] = kernels(probe, &stream, launches)?;
+    figures["device"] = device.name.into();
+    figures["launchMicroseconds"] = short(eager * 1e6).into();
+    figures["launchInGraphMicroseconds"] = short(graph * 1e6).into();
+    Ok(figures)
+}
+
+/// Numbers go up on one stream and, when an event says so, come back on another.
+fn copies(context: &Context, stream: &Stream, count: usize) -> Result<Value, Outcome> {
+    let (back, arrived) = (context.stream()?, context.event()?);
+    let bytes = count * size_of::<f32>();
+    let [x, y] = [context.allocate(bytes)?, context.allocate(bytes)?];
+    let (mut from, mut to) = (context.pinned::<f32>(count)?, context.pinned::<f32>(count)?);
+    from.values_mut()?.iter_mut().enumerate().for_each(|(index, value)| *value = pattern(1, index));
+    stream.upload(&from, 0..count, x.span())?;
+    stream.copy(x.span(), y.span())?;
+    stream.record(&arrived)?;
+    back.wait(&arrived)?;
+    back.download(y.span(), &mut to, 0..count)?;
+    if to.values()? != from.values()? {
+        return Err(Outcome::failed("cuMemcpyDtoHAsync", "other numbers came back than went up"));
+    }
+    let up = context.time(stream, 5, || stream.upload(&from, 0..count, x.span()))?;
+    let down = context.time(stream, 5, || stream.download(y.span(), &mut to, 0..count))?;
+    let rate = |seconds: f64| short(bytes as f64 / seconds / 1e9);
+    Ok(json!({"bytes": bytes, "uploadGBs": rate(up), "downloadGBs": rate(down)}))
+}
+
+/// Seconds of a launch by itself, and in a graph of so many.
+fn kernels(probe: &Probe, stream: &Stream, launches: usize) -> Result<[f64; 2], Outcome> {
+    let context = stream.context();
+    let loaded = context.load(KERNELS.program(), &probe.nvrtc()?)?;
+    let [one, sum] = [context.upload(&[1.0f32; COUNT])?, context.upload(&[0.0f32; COUNT])?];
+    let call = KERNELS.convert(1, COUNT as u32, one.span(), 1.0, sum.span(), true)?;
+    let add = || loaded.launch(&call, stream);
+    add()?;
+    let graph = stream.capture(|| (0..launches).try_for_each(|_| add()))?;
+    graph.launch(stream)?;
+    let (got, wanted) = (sum.download::<f32>(0..COUNT)?, (launches + 1) as f32);
+    if got.iter().any(|got| *got != wanted) {
+        return Err(Outcome::failed("cuGraphLaunch", format!("a sum of {}, expected {wanted}", got[0])));
+    }
+    let eager = context.time(stream, launches, add)?;
+    let captured = context.time(stream, 1, || graph.launch(stream))?;
+    Ok([eager, captured / launches as f64])
+}

@@ -1,0 +1,72 @@
+//! Statistics of batch norms: those of a batch come from the device, the running ones are on the host and go to the device for an evaluation.
+
+use super::feed::SLOTS;
+use super::memories::Memories;
+use crate::gpu::{Memory, Plan};
+use crate::train::statistics::{add_share, observe};
+use switchyard_cuda::Error;
+use switchyard_cuda::driver::{Context, Pinned, Stream};
+
+pub(super) struct Norms {
+    /// Names and lengths.
+    pub names: Vec<(String, usize)>,
+    pub running: Vec<f32>,
+    /// This rank's part of the mean over the micro-batches of a step; then that of all ranks.
+    pub step: Vec<f32>,
+    /// Of micro-batches under way.
+    batch: [Pinned<f32>; SLOTS],
+}
+
+impl Norms {
+    /// # Errors
+    /// There is not enough memory.
+    pub fn new(context: &Context, plan: &Plan) -> Result<Norms, Error> {
+        let running = plan.initial_statistics();
+        // Pinned memory has at least one number.
+        let batch = || context.pinned(running.len().max(1));
+        Ok(Norms {
+            names: plan.statistics().map(|(name, len)| (name.to_owned(), len)).collect(),
+            step: vec![0.0; running.len()],
+            batch: [batch()?, batch()?],
+            running,
+        })
+    }
+
+    /// Queues the copy of a micro-batch's statistics, behind its forward pass.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn download(&mut self, slot: usize, memories: &Memories, stream: &Stream) -> Result<(), Error> {
+        match self.running.len() {
+            0 => Ok(()),
+            len => stream.download(memories.span(Memory::BatchStatistics), &mut self.batch[slot], 0..len),
+        }
+    }
+
+    /// Adds them to those of the step.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn add(&mut self, slot: usize, share: f32) -> Result<(), Error> {
+        if !self.step.is_empty() {
+            add_share(&mut self.step, self.batch[slot].values()?, share);
+        }
+        Ok(())
+    }
+
+    /// Moves the running statistics towards those of the step.
+    pub fn observe(&mut self) {
+        observe(&mut self.running, &self.step);
+    }
+
+    /// Copies the running statistics to the device.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn upload(&self, memories: &Memories) -> Result<(), Error> {
+        match self.running.is_empty() {
+            true => Ok(()),
+            false => memories.buffer(Memory::Statistics).write(0, &self.running),
+        }
+    }
+}
