@@ -1,14 +1,22 @@
 //! A GPU: its memory, its streams, what has failed.
 
+mod graph;
+pub(crate) mod product;
+pub(crate) mod queue;
+mod run;
+pub(crate) mod work;
+
+pub(crate) use graph::Graph;
+
 use crate::clock::Clock;
 use crate::code::{Answer, Code, ECC_UNCORRECTABLE, INVALID_VALUE, LAUNCH_FAILED, OUT_OF_MEMORY};
 use crate::fault::Faults;
 use crate::finding;
-use crate::graph::Graphs;
+use crate::gpu::graph::Graphs;
+use crate::gpu::queue::Queue;
+use crate::gpu::work::{Source, Work};
 use crate::host::Queued;
-use crate::queue::Queue;
 use crate::shadow::Shadow;
-use crate::work::{Source, Work};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -100,7 +108,7 @@ impl Gpu {
     }
 
     pub(crate) fn stream_name(&self, stream: usize) -> String {
-        if stream == crate::queue::DEFAULT { "the default stream".to_owned() } else { format!("stream {stream}") }
+        if stream == crate::gpu::queue::DEFAULT { "the default stream".to_owned() } else { format!("stream {stream}") }
     }
 
     /// Runs what a clock names, and lets the host know of it.

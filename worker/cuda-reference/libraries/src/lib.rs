@@ -37,15 +37,10 @@ pub mod fault;
 pub mod finding;
 mod folder;
 mod gpu;
-mod graph;
 #[allow(unsafe_code)]
 mod host;
 #[allow(unsafe_code)]
 mod nvrtc;
-mod product;
-mod queue;
 mod shadow;
 #[allow(unsafe_code)]
-mod work;
-
 pub use folder::{environment, folder};
