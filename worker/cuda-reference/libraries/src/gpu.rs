@@ -3,6 +3,7 @@
 mod graph;
 pub(crate) mod product;
 pub(crate) mod queue;
+#[allow(unsafe_code)]
 mod run;
 pub(crate) mod work;
 
@@ -12,15 +13,15 @@ use crate::clock::Clock;
 use crate::code::{Answer, Code, ECC_UNCORRECTABLE, INVALID_VALUE, LAUNCH_FAILED, OUT_OF_MEMORY};
 use crate::fault::Faults;
 use crate::finding;
-use crate::gpu::graph::Graphs;
-use crate::gpu::queue::Queue;
-use crate::gpu::work::{Source, Work};
 use crate::host::Queued;
 use crate::shadow::Shadow;
+use graph::Graphs;
+use queue::Queue;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 use switchyard_cuda_reference::{Device, Module};
+use work::{Source, Work};
 
 /// Bytes of an H200, as its driver says.
 pub(crate) const MEMORY_BYTES: u64 = 150_109_814_784;

@@ -1,5 +1,4 @@
 //! Runs what waited in a stream, and compares what it uses with what others used before.
-#![allow(unsafe_code)]
 
 use super::Gpu;
 use super::queue::Operation;
