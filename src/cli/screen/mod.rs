@@ -12,6 +12,7 @@ use crate::text::columns;
 use switchyard_core::units::{binary, counted, grouped};
 use switchyard_local::RootCause;
 use switchyard_plan::local::LocalPlan;
+use switchyard_worker_contract::config::Device;
 use switchyard_worker_contract::event::{Inspection, Ready};
 use switchyard_worker_contract::exit::Exit;
 
@@ -19,6 +20,10 @@ use switchyard_worker_contract::exit::Exit;
 pub(super) fn rank_table(plan: &LocalPlan, ranks: &[Ready]) -> String {
     let words = ["RANK", "PID", "CPUS", "NUMA", "DEVICE", "THREADS", "ADDRESS", "TRANSPORT"];
     let mut rows = vec![words.map(String::from).to_vec()];
+    let device = match plan.engine.device {
+        Device::Cpu => "cpu",
+        Device::Cuda => "gpu",
+    };
     let of_ranks = plan.processes().flat_map(|process| std::iter::repeat_n(process, process.ranks as usize));
     for (process, ready) in of_ranks.zip(ranks) {
         let numa: Vec<String> = process.numa_nodes.iter().map(ToString::to_string).collect();
@@ -27,7 +32,7 @@ pub(super) fn rank_table(plan: &LocalPlan, ranks: &[Ready]) -> String {
             ready.pid.to_string(),
             ready.cpus.clone(),
             if numa.is_empty() { "-".into() } else { numa.join(",") },
-            format!("cpu ({})", ready.kernel),
+            format!("{device} ({})", ready.kernel),
             ready.threads.to_string(),
             ready.address.clone(),
             ready.transport.word().to_string(),

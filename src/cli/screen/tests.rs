@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde_json::json;
 use switchyard_local::{Interval, RankLog};
 use switchyard_plan::local::{LocalPlan, LocalSnapshot, plan};
-use switchyard_worker_contract::config::Transport;
+use switchyard_worker_contract::config::{Device, EngineConfig, Transport};
 use switchyard_worker_contract::event::{Finished, Item, MemoryUse, Slowest, Summary};
 use switchyard_worker_contract::fold::Breakdown;
 
@@ -179,6 +179,9 @@ fn every_rank_of_a_process_has_its_line() {
     let ranks = [ready(0, Some(500)), ready(1, Some(500))];
     let table = rank_table(&plan, &ranks);
     assert_eq!(table.lines().count(), 3, "{table}");
+    assert!(table.contains("  cpu ("), "{table}");
+    let on_gpus = LocalPlan { engine: EngineConfig { device: Device::Cuda, ..plan.engine.clone() }, ..plan.clone() };
+    assert!(rank_table(&on_gpus, &ranks).contains("  gpu ("));
     assert_eq!(resumed(&plan, &ranks).as_deref(), Some("  resumed  from step 500, ckpt"));
     assert_eq!(resumed(&plan, &[ready(0, None)]), None);
 }
