@@ -20,6 +20,7 @@ use crate::nn::plan::{Mode, NodePlan, Pass};
 use crate::nn::{Flow, Form, INPUTS, Layout, Needs};
 use switchyard_cuda::kernels::elementwise::Elementwise;
 use switchyard_cuda::kernels::gather::Gather;
+use switchyard_cuda::kernels::windows::Windows;
 use switchyard_cuda::kernels::{self, Element, Rows};
 
 /// Whether a layer adds to what is in the memory for the gradient of its input; `None` if nobody needs that gradient.
@@ -138,6 +139,12 @@ fn pitch(width: usize, format: Format) -> usize {
 
 fn rows(width: usize, format: Format) -> Result<Rows, Reason> {
     Ok(Rows { element: element(format), width: size(width)?, pitch: size(pitch(width, format))? })
+}
+
+/// Over images of these sides.
+fn windows([height, width]: [usize; 2], kernel: usize, stride: usize, padding: usize) -> Result<Windows, Reason> {
+    let [height, width, kernel] = [size(height)?, size(width)?, size(kernel)?];
+    Ok(Windows { height, width, kernel, stride: size(stride)?, padding: size(padding)? })
 }
 
 /// Numbers of a row of each input, and of the output, of a form that `needs` does not refuse.

@@ -1,7 +1,7 @@
 //! What a whole computation holds, and when its gradients are complete.
 
 use crate::TARGET;
-use crate::network::{IMAGES, LANGUAGE, NETWORKS};
+use crate::network::{IMAGES, LANGUAGE, NETWORKS, RESIDUAL};
 use switchyard_worker::gpu::{Computation, Memory, Span, Work};
 use switchyard_worker::nn::{Bucket, fuse};
 use switchyard_worker_contract::config::{self, Precision, SampleType};
@@ -15,7 +15,7 @@ const SGD: config::Optimizer = config::Optimizer {
 };
 
 fn computations() -> impl Iterator<Item = (&'static str, Computation)> {
-    let all = NETWORKS.into_iter().chain(LANGUAGE).chain(IMAGES);
+    let all = NETWORKS.into_iter().chain(LANGUAGE).chain(IMAGES).chain(RESIDUAL);
     all.map(|(name, build)| {
         (name, Computation::new(build(), &SGD, Precision::Fp32, SampleType::UInt8, TARGET).unwrap())
     })

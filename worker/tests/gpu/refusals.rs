@@ -2,13 +2,15 @@
 
 use crate::TARGET;
 use crate::network::{KIND, SAMPLES};
-use crate::trial::cases;
+use crate::trial::{self, cases};
 use switchyard_worker::cpu::attention::AttentionShape;
 use switchyard_worker::cpu::{Cpu, Format};
-use switchyard_worker::gpu::{Plan, Refused};
+use switchyard_worker::data::Kind;
+use switchyard_worker::gpu::{self, Plan, Refused};
 use switchyard_worker::model::Registry;
 use switchyard_worker::nn::layers::{CrossEntropy, Linear, Target, features};
 use switchyard_worker::nn::{Backward, Form, Forward, Graph, Layer, Needs};
+use switchyard_worker_contract::config::{self, ResNetDepth, Stem};
 
 /// A layer of a user's program.
 struct Mine(Form);
@@ -82,5 +84,37 @@ fn no_built_in_model_is_refused() {
             Registry::new().model(&case.model).unwrap().build(&mut graph).unwrap();
             assert_eq!(Plan::new(graph, TARGET).err(), None, "{} {format:?}", case.name);
         }
+    }
+}
+
+#[test]
+fn models_of_real_size_are_planned() {
+    let gpt = config::Gpt {
+        layers: 12,
+        hidden_size: 768,
+        heads: 12,
+        context_length: 1024,
+        vocabulary_size: 50_257,
+        tied_head: true,
+    };
+    let bert = config::Bert {
+        layers: 24,
+        hidden_size: 1024,
+        heads: 16,
+        context_length: 512,
+        vocabulary_size: 30_522,
+        masked_fraction: 0.15,
+        next_sentence: true,
+    };
+    let images = Kind::Images { height: 224, width: 224, channels: 3, classes: 1000 };
+    let resnet = trial::resnet(ResNetDepth::D50, Stem::ImageNet, 64);
+    let text = |model: config::Model| (trial::kind_of(&model), model);
+    let cases = [(text(config::Model::Gpt(gpt)), 16), (text(config::Model::Bert(bert)), 32), ((images, resnet), 256)];
+    for ((kind, model), samples) in cases {
+        let mut graph = Graph::new(samples, kind, Format::Bf16);
+        Registry::new().model(&model).unwrap().build(&mut graph).unwrap();
+        let plan = Plan::new(graph, gpu::Target { blocks: 528, ..TARGET }).unwrap();
+        // Of an H100.
+        assert!(plan.arena_bytes() < 80 << 30, "{model:?}: {} bytes", plan.arena_bytes());
     }
 }

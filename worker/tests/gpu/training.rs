@@ -22,13 +22,13 @@ const BF16: Precision = Precision::Amp(config::Amp {
 
 /// How a network is trained.
 #[derive(Debug, Clone, Copy)]
-struct Course {
+pub struct Course {
     /// Of a step.
     micro_batches: usize,
-    optimizer: config::Optimizer,
+    pub optimizer: config::Optimizer,
 }
 
-const ADAMW: Course = Course {
+pub const ADAMW: Course = Course {
     micro_batches: 1,
     optimizer: config::Optimizer {
         rule: config::Rule::AdamW(config::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 }),

@@ -63,6 +63,14 @@ fn too_little_memory() {
 }
 
 #[test]
+fn a_gpu_that_hangs() {
+    let words = ["stands still for 6 s", "in step 2: forward pass of micro-batch 0"];
+    fails(1, &[("SWITCHYARD_REFERENCE_FAULT", "hang:40")], 10, &words, |config| {
+        config.watchdog.timeout_seconds = Some(6);
+    });
+}
+
+#[test]
 fn a_gpu_that_fails_in_a_step() {
     for (fault, word) in [
         ("launch:40", "returned 719: unspecified launch failure"),

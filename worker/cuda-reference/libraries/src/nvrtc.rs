@@ -5,6 +5,7 @@ use std::ffi::{CStr, OsString, c_char};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use switchyard_cuda::Error;
 use switchyard_cuda::find::{NVRTC, Places, VARIABLE};
 use switchyard_cuda::nvrtc::Nvrtc;
@@ -66,8 +67,10 @@ impl Program {
             })?;
         (self.log, self.ptx) = (with_zero(&compiled.log), with_zero(&compiled.ptx));
         if let Some(file) = file {
-            // Another process may do the same: each writes a file of its own, and the last name counts.
-            let own = file.with_extension(std::process::id().to_string());
+            // Other threads and processes may do the same: each writes a file of its own, and the last name counts.
+            static WRITTEN: AtomicU32 = AtomicU32::new(0);
+            let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
+            let own = file.with_extension(format!("{}-{number}", std::process::id()));
             let written = std::fs::write(&own, format!("{}\0{}", compiled.log, compiled.ptx));
             // Without it the next process compiles again.
             let _ = written.and_then(|()| std::fs::rename(&own, &file));

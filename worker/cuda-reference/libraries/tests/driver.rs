@@ -8,8 +8,8 @@ mod device;
 use child::planted;
 use device::{Gpu, number, on_a_device, places};
 use switchyard_cuda::Error;
-use switchyard_cuda::driver::{Lines, Loaded, Span};
-use switchyard_cuda::find::NVRTC;
+use switchyard_cuda::driver::{Driver, Lines, Loaded, Span};
+use switchyard_cuda::find::{DRIVER, NVRTC};
 use switchyard_cuda::kernels::Element;
 use switchyard_cuda::kernels::elementwise::Elementwise;
 use switchyard_cuda::nvrtc::Nvrtc;
@@ -112,6 +112,8 @@ fn ranges_and_buffers_that_do_not_exist_are_refused() {
         );
         assert!(text(x.write(usize::MAX, &two).unwrap_err()).contains("of a buffer of 4000 bytes"));
         assert_eq!((x.part(8..4001), x.span().part(4001..4001)), (None, None));
+        let too_many = gpu.context.pinned::<f32>(usize::MAX / 2).map(|_| ()).unwrap_err();
+        assert!(text(too_many).contains("numbers of 4 bytes each"));
         let host = gpu.context.pinned::<f32>(COUNT).unwrap();
         assert!(
             text(gpu.stream.upload(&host, 0..3, x.span()).unwrap_err()).contains("numbers 0..3 of 1000, 4 bytes each")
@@ -197,6 +199,47 @@ fn after_a_launch_that_failed_every_call_fails() {
         ] {
             assert_eq!(code(&error).unwrap().1, 719, "{error}");
         }
+    });
+}
+
+#[test]
+fn gpus_that_are_not_visible_are_not_there() {
+    let visible = [("SWITCHYARD_REFERENCE_DEVICES", "3"), ("CUDA_VISIBLE_DEVICES", "2,0,9,1")];
+    on_a_device("gpus_that_are_not_visible_are_not_there", &visible, || {
+        let driver = || Driver::new(&places().open(&DRIVER).unwrap().library);
+        let devices = driver().unwrap().devices().unwrap();
+        // What follows a number that is none is not seen.
+        assert_eq!(devices.len(), 2);
+        // Each has memory of its own.
+        let contexts = [0, 1].map(|index| driver().unwrap().context(&devices[index]).unwrap());
+        let buffers: Vec<_> = contexts.iter().map(|context| context.upload(&numbers()).unwrap()).collect();
+        assert_eq!(buffers[1].download::<f32>(0..COUNT).unwrap(), numbers());
+        assert_eq!(contexts[0].free_bytes().unwrap(), devices[0].memory_bytes - BYTES);
+    });
+}
+
+#[test]
+fn a_machine_whose_gpus_are_all_hidden_has_none() {
+    on_a_device("a_machine_whose_gpus_are_all_hidden_has_none", &[("CUDA_VISIBLE_DEVICES", "")], || {
+        let error = Driver::new(&places().open(&DRIVER).unwrap().library).map(|_| ()).unwrap_err();
+        assert_eq!(error, Error::NoDevice);
+    });
+}
+
+#[test]
+fn what_the_compiler_says_reaches_the_caller() {
+    on_a_device("what_the_compiler_says_reaches_the_caller", &[], || {
+        let Some(_) = std::env::var_os("SWITCHYARD_REFERENCE_NVRTC") else { return };
+        let nvrtc = Nvrtc::new(&places().open(&NVRTC).unwrap().library).unwrap();
+        let options = ["--gpu-architecture=sm_90".to_owned()];
+        let compile = |source| nvrtc.compile(("planted.cu", source), &[], &options);
+        let error = compile("__global__ void k() { nowhere(); }").map(|_| ()).unwrap_err();
+        assert_eq!(code(&error), Some(("nvrtcCompileProgram", 6)));
+        assert!(error.to_string().contains("planted.cu(1): error: identifier \"nowhere\" is undefined"), "{error}");
+        let good = compile("extern \"C\" __global__ void k() {}").unwrap();
+        assert!(good.ptx.contains(".entry k"), "{}", good.ptx);
+        // PTX, in the container of this driver.
+        assert!(String::from_utf8_lossy(&good.cubin).contains(&good.ptx));
     });
 }
 

@@ -28,9 +28,11 @@ impl Context {
     /// # Errors
     /// There is not enough memory.
     pub fn pinned<T: Pod>(&self, len: usize) -> Result<Pinned<T>, Error> {
+        let bytes = len
+            .checked_mul(size_of::<T>())
+            .ok_or_else(|| Error::refused("pinned", format!("{len} numbers of {} bytes each", size_of::<T>())))?;
         let last = self.event()?;
         let mut raw = std::ptr::null_mut();
-        let bytes = len * size_of::<T>();
         // SAFETY: the pointer is to a live pointer; no flags.
         self.call("cuMemHostAlloc", |call| unsafe { (call.cuMemHostAlloc)(&raw mut raw, bytes, 0) })?;
         // SAFETY: just allocated, with as many bytes.

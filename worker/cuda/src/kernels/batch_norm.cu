@@ -6,8 +6,8 @@
 constexpr double EPSILON = 1e-5;
 // From one number of all channels to the next: numbers of channels begin at multiples of 16 bytes.
 constexpr int STEP = (WIDTH + 3) / 4 * 4;
-// Of the kernels that join parts: channels of a block. Its threads share the parts.
-constexpr int CHANNELS = 32;
+// Of the kernels that join parts: channels of a block, a sector of memory. Its threads share the parts, which are many where channels are few.
+constexpr int CHANNELS = 8;
 constexpr int SHARES = THREADS / CHANNELS;
 
 // Rows of the threads that are `own` rows from the first of their block, which is one of `parts` for its columns.

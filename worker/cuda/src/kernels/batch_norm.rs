@@ -7,7 +7,7 @@ use crate::error::Error;
 static SOURCE: Source =
     Source { name: "batch_norm.cu", text: include_str!("batch_norm.cu"), arithmetic: "--fmad=true" };
 /// Channels of a block of the kernels that join parts.
-const CHANNELS: u32 = 32;
+const CHANNELS: u32 = 8;
 
 /// Of `count` rows of channels: the pixels of all images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,7 +6,7 @@
 //!
 //! Patches are many times as large as the images, so they are made of some images at a time, and again in backward.
 
-use super::{FLOAT, Lowering, VECTOR, adds, rows, size};
+use super::{FLOAT, Lowering, VECTOR, adds, rows, size, windows};
 use crate::cpu::{ConvolutionShape, Format};
 use crate::gpu::launch::{Matrix, Product, Work};
 use crate::gpu::plan::Target;
@@ -15,7 +15,6 @@ use crate::nn::arena::Region;
 use crate::nn::plan::NodePlan;
 use switchyard_cuda::kernels;
 use switchyard_cuda::kernels::patches::Patches;
-use switchyard_cuda::kernels::windows::Windows;
 
 /// Vectors of the patches that are made at a time, for each thread of a launch: enough to fill a device, and few enough that a product finds
 /// them in its cache (35 MB of 50 MB on an H200 with 4 blocks for each multiprocessor).
@@ -25,8 +24,7 @@ const THREADS: usize = 256;
 
 fn patches(shape: &ConvolutionShape, images: usize, format: Format) -> Result<Patches, Reason> {
     let ConvolutionShape { height, width, channels, kernel, stride, padding, .. } = *shape;
-    let [height, width, kernel] = [size(height)?, size(width)?, size(kernel)?];
-    let windows = Windows { height, width, kernel, stride: size(stride)?, padding: size(padding)? };
+    let windows = windows([height, width], kernel, stride, padding)?;
     Ok(Patches::new(rows(channels, format)?, size(images)?, windows)?)
 }
 
@@ -59,7 +57,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
     pub(super) fn convolution(&mut self, shape: &ConvolutionShape, places: &NodePlan) -> Result<(), Reason> {
         let right = self.filters(shape, places).transposed();
         for images in self.lots(shape)? {
-            let left = self.windows(shape, images, &places.inputs[0], &places.scratch)?;
+            let left = self.factor(shape, images, &places.inputs[0], &places.scratch)?;
             let result = self.results(shape, images, &places.output);
             self.works.push(Work::Product(Product { left, right, result, adds: false }));
         }
@@ -71,7 +69,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         let (memory, adds_weights) = self.gradient(places, 0);
         let d_weights = Matrix { memory, format: Format::F32, ..filters };
         for images in self.lots(shape)? {
-            let right = self.windows(shape, images, &places.backward_inputs[0], scratch)?;
+            let right = self.factor(shape, images, &places.backward_inputs[0], scratch)?;
             let dy = self.results(shape, images, &places.d_output);
             let adds_sum = adds_weights || images.first > 0;
             let sum = Product { left: dy.transposed(), right, result: d_weights, adds: adds_sum };
@@ -83,13 +81,12 @@ impl<M: kernels::Memory> Lowering<'_, M> {
                 self.works.push(Work::Product(Product { left: dy, right: filters, result, adds }));
                 continue;
             }
-            // The patches themselves are no longer needed.
-            let result = right;
-            self.works.push(Work::Product(Product { left: dy, right: filters, result, adds: false }));
+            // In the place of the patches, which are no longer needed.
+            let d_patches = right;
+            self.works.push(Work::Product(Product { left: dy, right: filters, result: d_patches, adds: false }));
             let dx = self.pixels_of(shape, images, to).memory;
-            let call =
-                patches(shape, images.count, self.format)?.backward(self.target.blocks, result.memory, dx, adds)?;
-            self.works.push(Work::Kernel(call));
+            let gather = patches(shape, images.count, self.format)?;
+            self.works.push(Work::Kernel(gather.backward(self.target.blocks, d_patches.memory, dx, adds)?));
         }
         Ok(())
     }
@@ -106,7 +103,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
     }
 
     /// What is multiplied with the weights, of some images of `x`: their patches, which this makes, or the pixels themselves.
-    fn windows(
+    fn factor(
         &mut self,
         shape: &ConvolutionShape,
         images: Images,

@@ -1,6 +1,6 @@
 //! Pooling of images.
 
-use super::{Lowering, adds, rows, size};
+use super::{Lowering, adds, rows, size, windows};
 use crate::cpu::Format;
 use crate::cpu::ops::Window;
 use crate::gpu::launch::Work;
@@ -10,12 +10,10 @@ use crate::nn::plan::NodePlan;
 use switchyard_cuda::kernels;
 use switchyard_cuda::kernels::average_pool::AveragePool;
 use switchyard_cuda::kernels::max_pool::MaxPool;
-use switchyard_cuda::kernels::windows::Windows;
 
 pub(super) fn max_pool(window: &Window, format: Format) -> Result<MaxPool, Reason> {
     let Window { batch, height, width, channels, kernel, stride, padding } = *window;
-    let [height, width, kernel] = [size(height)?, size(width)?, size(kernel)?];
-    let windows = Windows { height, width, kernel, stride: size(stride)?, padding: size(padding)? };
+    let windows = windows([height, width], kernel, stride, padding)?;
     Ok(MaxPool::new(rows(channels, format)?, size(batch)?, windows)?)
 }
 

@@ -4,6 +4,9 @@ use super::WORKSPACE;
 use super::memories::Memories;
 use crate::cpu::Format;
 use crate::gpu::{Matrix, Pass, Product, Work};
+use crate::recorder::Recorder;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use switchyard_cuda::cublaslt::{self, Arithmetic, CublasLt, Planned};
 use switchyard_cuda::driver::{Context, Lines, Loaded, Span, Stream};
 use switchyard_cuda::kernels::{Call, Element, Program};
@@ -16,6 +19,8 @@ pub(super) struct Workshop {
     nvrtc: Nvrtc,
     cublaslt: CublasLt,
     programs: Vec<Loaded>,
+    /// Programs that were compiled, for who watches.
+    compiled: Arc<AtomicU64>,
 }
 
 /// Works in their order.
@@ -43,10 +48,15 @@ pub(super) enum Command {
 impl Workshop {
     /// # Errors
     /// cuBLASLt does not start on the device.
-    pub fn new(context: &Context, nvrtc: Nvrtc, cublaslt: &Library) -> Result<Workshop, Error> {
+    pub fn new(context: &Context, nvrtc: Nvrtc, cublaslt: &Library, recorder: &Recorder) -> Result<Workshop, Error> {
         context.make_current()?;
         let cublaslt = CublasLt::start(cublaslt)?;
-        Ok(Workshop { context: context.clone(), nvrtc, cublaslt, programs: Vec::new() })
+        let compiled = Arc::new(AtomicU64::new(0));
+        recorder.count({
+            let compiled = Arc::clone(&compiled);
+            move || compiled.load(Ordering::Relaxed)
+        });
+        Ok(Workshop { context: context.clone(), nvrtc, cublaslt, programs: Vec::new(), compiled })
     }
 
     /// # Errors
@@ -74,6 +84,7 @@ impl Workshop {
             return Ok(known);
         }
         self.programs.push(self.context.load(program.clone(), &self.nvrtc)?);
+        self.compiled.fetch_add(1, Ordering::Relaxed);
         Ok(self.programs.len() - 1)
     }
 

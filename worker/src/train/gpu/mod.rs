@@ -121,7 +121,7 @@ impl GpuEngine {
         let GpuPlan { machine, computation, .. } = plan;
         let (context, nvrtc, cublaslt) = machine.take(local_rank)?;
         let memories = Memories::new(&context, (&computation, WORKSPACE), training, &need)?;
-        let mut workshop = Workshop::new(&context, nvrtc, &cublaslt)?;
+        let mut workshop = Workshop::new(&context, nvrtc, &cublaslt, recorder)?;
         let works = computation.works(|span| memories.place(&computation, span))?;
         let run = Run {
             first: workshop.passes(works.first)?,

@@ -19,6 +19,8 @@ pub fn start(test: &str, is_right: bool, variables: &[(&str, &str)]) -> Output {
 pub fn command(test: &str, is_right: bool) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([test, "--exact", "--nocapture"]).env(VARIABLE, is_right.to_string()).env_remove("RUST_TEST_THREADS");
+    // Of a machine that has GPUs.
+    command.env_remove("CUDA_VISIBLE_DEVICES");
     command.envs(switchyard_cuda_libraries::environment().into_iter().flatten());
     command
 }
