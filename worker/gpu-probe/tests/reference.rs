@@ -148,6 +148,32 @@ fn what_a_device_does_not_do_is_an_outcome_with_its_code() {
     assert!(steps["text"].as_str().unwrap().contains("MiB"), "what it needs: {steps}");
 }
 
+/// Processes that were started with this text in a variable and have not ended.
+fn processes(text: &str) -> Vec<String> {
+    let of = |pid: &String| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        String::from_utf8_lossy(&environment).contains(text)
+    };
+    let entries = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.file_name().display().to_string());
+    entries.filter(|name| name.parse::<u32>().is_ok()).filter(of).collect()
+}
+
+#[test]
+fn a_kernel_that_never_ends_costs_its_part_alone_and_leaves_nothing() {
+    let scratch = tempfile::tempdir().unwrap();
+    let folder = scratch.path().display().to_string();
+    let arguments = ["--only", "training-mlp", "--only", "nvrtc", "--limit", "10"];
+    let variables = [("SWITCHYARD_REFERENCE_FAULT", "hang:3"), ("TMPDIR", folder.as_str())];
+    let Some(results) = rehearse(&arguments, &variables) else { return };
+    assert_eq!(part(&results, "nvrtc")["status"], "Ok");
+    let result = part(&results, "training-mlp");
+    assert_eq!((&result["status"], &result["call"]), (&"Failed".into(), &"time limit".into()), "{result}");
+    while !processes(&folder).is_empty() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "its folders");
+}
+
 #[test]
 fn a_worker_that_fails_says_why() {
     let variables = [("SWITCHYARD_REFERENCE_FAULT", "lost:9")];
