@@ -40,7 +40,8 @@ fn script(folder: &Path, name: &str, text: &str) -> PathBuf {
 /// A rehearsal with results in this folder, these arguments and variables.
 fn rehearsal(folder: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Option<Command> {
     let mut command = probe(folder);
-    command.envs(switchyard_cuda_libraries::environment()?).envs(variables.iter().copied());
+    // What a killed probe cannot remove is removed with the results.
+    command.envs(switchyard_cuda_libraries::environment()?).env("TMPDIR", folder).envs(variables.iter().copied());
     command.arg("--rehearse").args(arguments);
     Some(command)
 }
