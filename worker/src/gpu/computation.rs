@@ -145,12 +145,19 @@ fn only_works<M>(launches: Vec<Launch<M>>) -> Vec<Work<M>> {
     launches.into_iter().map(|launch| launch.work).collect()
 }
 
+impl<M> Works<M> {
+    /// All of them.
+    pub fn all(&self) -> impl Iterator<Item = &Work<M>> {
+        let Works { first, later, update, round, evaluation } = self;
+        let passes = [first, later].into_iter().flat_map(|pass| pass.forward.iter().chain(&pass.backward));
+        passes.chain(update).chain(round).chain(evaluation)
+    }
+}
+
 /// Every memory that works use, and how many bytes of it.
 fn used(works: &Works<Span>) -> Vec<(Memory, usize)> {
-    let Works { first, later, update, round, evaluation } = works;
-    let passes = [first, later].into_iter().flat_map(|pass| pass.forward.iter().chain(&pass.backward));
     let mut used: Vec<(Memory, usize)> = Vec::new();
-    for work in passes.chain(update).chain(round).chain(evaluation) {
+    for work in works.all() {
         for span in work.reads().into_iter().chain(work.writes()) {
             let end = span.at + span.bytes;
             match used.iter_mut().find(|(memory, _)| *memory == span.memory) {

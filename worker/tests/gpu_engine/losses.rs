@@ -91,6 +91,8 @@ fn with_a_dynamic_scale_that_overflows_at_first() {
 #[test]
 fn of_two_ranks_with_a_gpu_each() {
     compare("two ranks", (1, 2), &[("SWITCHYARD_REFERENCE_DEVICES", "2")], 1e-3, resnet);
+    // One GPU that both are given by name.
+    compare("two ranks on a GPU", (1, 2), &[("CUDA_VISIBLE_DEVICES", "0")], 1e-3, gpt);
     compare("two devices of a process", (1, 2), &[("SWITCHYARD_REFERENCE_DEVICES", "2")], 1e-3, |config| {
         mlp(config);
         config.devices_per_process = 2;

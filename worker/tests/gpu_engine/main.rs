@@ -5,6 +5,7 @@
 #[path = "../collective_support/mod.rs"]
 mod collective_support;
 mod failures;
+mod inspection;
 mod losses;
 #[path = "../plain/mod.rs"]
 mod plain;

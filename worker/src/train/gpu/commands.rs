@@ -3,10 +3,10 @@
 use super::WORKSPACE;
 use super::memories::Memories;
 use crate::cpu::Format;
-use crate::gpu::{Matrix, Pass, Product, Work};
+use crate::gpu::{Matrix, Pass, Product, Work, Works};
 use crate::recorder::Recorder;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use switchyard_cuda::cublaslt::{self, Arithmetic, CublasLt, Planned};
 use switchyard_cuda::driver::{Context, Lines, Loaded, Span, Stream};
 use switchyard_cuda::kernels::{Call, Element, Program};
@@ -15,12 +15,8 @@ use switchyard_cuda::{Error, Library};
 
 /// What makes works ready.
 pub(super) struct Workshop {
-    context: Context,
-    nvrtc: Nvrtc,
     cublaslt: CublasLt,
     programs: Vec<Loaded>,
-    /// Programs that were compiled, for who watches.
-    compiled: Arc<AtomicU64>,
 }
 
 /// Works in their order.
@@ -46,9 +42,17 @@ pub(super) enum Command {
 }
 
 impl Workshop {
+    /// Compiles the programs of works, `threads` at a time.
+    ///
     /// # Errors
-    /// cuBLASLt does not start on the device.
-    pub fn new(context: &Context, nvrtc: Nvrtc, cublaslt: &Library, recorder: &Recorder) -> Result<Workshop, Error> {
+    /// cuBLASLt does not start on the device, or a kernel cannot be compiled or loaded.
+    pub fn new(
+        context: &Context,
+        (nvrtc, cublaslt): (&Nvrtc, &Library),
+        works: &Works<Span>,
+        threads: usize,
+        recorder: &Recorder,
+    ) -> Result<Workshop, Error> {
         context.make_current()?;
         let cublaslt = CublasLt::start(cublaslt)?;
         let compiled = Arc::new(AtomicU64::new(0));
@@ -56,14 +60,29 @@ impl Workshop {
             let compiled = Arc::clone(&compiled);
             move || compiled.load(Ordering::Relaxed)
         });
-        Ok(Workshop { context: context.clone(), nvrtc, cublaslt, programs: Vec::new(), compiled })
+        let programs = distinct(works);
+        let next = AtomicUsize::new(0);
+        let load = || -> Result<Vec<Loaded>, Error> {
+            let mut loaded = Vec::new();
+            while let Some(program) = programs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                loaded.push(context.load((*program).clone(), nvrtc)?);
+                compiled.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(loaded)
+        };
+        let loaded = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads.clamp(1, programs.len().max(1))).map(|_| scope.spawn(load)).collect();
+            let ended = threads.into_iter().map(|thread| thread.join().expect("invariant: compiling does not panic"));
+            ended.collect::<Result<Vec<_>, Error>>()
+        })?;
+        Ok(Workshop { cublaslt, programs: loaded.into_iter().flatten().collect() })
     }
 
     /// # Errors
-    /// A kernel cannot be compiled or loaded, or no algorithm multiplies matrices of some shape.
-    pub fn commands(&mut self, works: Vec<Work<Span>>) -> Result<Commands, Error> {
+    /// No algorithm multiplies matrices of some shape.
+    pub fn commands(&self, works: Vec<Work<Span>>) -> Result<Commands, Error> {
         let commands = works.into_iter().map(|work| match work {
-            Work::Kernel(call) => Ok(Command::Kernel(self.program(call.program())?, call)),
+            Work::Kernel(call) => Ok(Command::Kernel(self.program(call.program()), call)),
             Work::Product(product) => {
                 Ok(Command::Product(Box::new(self.cublaslt.plan(described(&product), WORKSPACE, 1)?)))
             }
@@ -74,18 +93,14 @@ impl Workshop {
 
     /// # Errors
     /// See [`Workshop::commands`].
-    pub fn passes(&mut self, pass: Pass<Span>) -> Result<Passes, Error> {
+    pub fn passes(&self, pass: Pass<Span>) -> Result<Passes, Error> {
         Ok(Passes { forward: self.commands(pass.forward)?, backward: self.commands(pass.backward)? })
     }
 
-    /// The number of a program, which is compiled once.
-    fn program(&mut self, program: &Program) -> Result<usize, Error> {
-        if let Some(known) = self.programs.iter().position(|loaded| loaded.program() == program) {
-            return Ok(known);
-        }
-        self.programs.push(self.context.load(program.clone(), &self.nvrtc)?);
-        self.compiled.fetch_add(1, Ordering::Relaxed);
-        Ok(self.programs.len() - 1)
+    /// The number of a program.
+    fn program(&self, program: &Program) -> usize {
+        let known = self.programs.iter().position(|loaded| loaded.program() == program);
+        known.expect("invariant: the programs of all works are loaded")
     }
 
     /// Queues commands. Allocates nothing.
@@ -99,6 +114,19 @@ impl Workshop {
             Command::Copy { bytes, count, from, to } => stream.copy_lines(*bytes, *count, *from, *to),
         })
     }
+}
+
+/// The programs of works, each once.
+fn distinct(works: &Works<Span>) -> Vec<&Program> {
+    let mut programs = Vec::new();
+    for work in works.all() {
+        if let Work::Kernel(call) = work
+            && !programs.contains(&call.program())
+        {
+            programs.push(call.program());
+        }
+    }
+    programs
 }
 
 fn matrix(matrix: &Matrix<Span>) -> cublaslt::Matrix {

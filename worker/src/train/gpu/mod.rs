@@ -121,8 +121,9 @@ impl GpuEngine {
         let GpuPlan { machine, computation, .. } = plan;
         let (context, nvrtc, cublaslt) = machine.take(local_rank)?;
         let memories = Memories::new(&context, (&computation, WORKSPACE), training, &need)?;
-        let mut workshop = Workshop::new(&context, nvrtc, &cublaslt, recorder)?;
         let works = computation.works(|span| memories.place(&computation, span))?;
+        let threads = training.config.cpu_threads as usize;
+        let workshop = Workshop::new(&context, (&nvrtc, &cublaslt), &works, threads, recorder)?;
         let run = Run {
             first: workshop.passes(works.first)?,
             later: workshop.passes(works.later)?,

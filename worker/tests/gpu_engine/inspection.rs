@@ -1,0 +1,35 @@
+//! What a launcher is told before anything starts.
+
+use crate::pods::{Job, WORKER};
+use crate::support::{amp, gpt, libraries, on};
+use std::fs::File;
+use std::process::Command;
+use switchyard_worker_contract::config::*;
+use switchyard_worker_contract::event::{Inspection, MemoryUse};
+
+fn inspected(precision: Precision) -> Option<Inspection> {
+    let job = Job::new(1, 1, 5).with(on(Device::Cuda, 5, |config| {
+        gpt(config);
+        config.precision = precision;
+    }));
+    let mut command = Command::new(WORKER);
+    command.arg("inspect").envs(libraries()?).stdin(File::open(job.path("engine.json")).unwrap());
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    Some(serde_json::from_slice(&output.stdout).unwrap())
+}
+
+#[test]
+fn the_memory_of_the_gpu_is_told_beside_that_of_the_process() {
+    let Some(whole) = inspected(Precision::Fp32) else { return };
+    let flat = whole.gpu_memory.unwrap().gradients;
+    // Gaps between parameters are few.
+    assert!((4 * whole.parameters..5 * whole.parameters).contains(&flat), "{whole:?}");
+    let MemoryUse { weights, optimizer, activations, input, .. } = whole.gpu_memory.unwrap();
+    assert!(weights == flat && optimizer > 2 * flat && activations > 32 << 20 && input > 0, "{whole:?}");
+    assert!(whole.memory.weights == 0 && whole.memory.gradients == 0 && whole.memory.input > 0, "{whole:?}");
+    assert_eq!((whole.kernel.as_str(), whole.fp32_memory_bytes), ("cuda sm_90, NVRTC 13.0", None));
+    let half = inspected(amp(HalfType::Bf16, LossScaling::Static { scale: 1.0 })).unwrap().gpu_memory.unwrap();
+    assert_eq!((half.weights, half.gradients), (flat + flat / 2, flat));
+    assert!(half.activations < activations, "{half:?}");
+}
