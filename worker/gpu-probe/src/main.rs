@@ -36,15 +36,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use switchyard_cuda::find::Places;
 
-/// Text of `--version`. `cargo xtask` passes the commit.
-const VERSION: &str = match option_env!("SWITCHYARD_VERSION") {
-    Some(version) => version,
-    None => env!("CARGO_PKG_VERSION"),
-};
-
 /// What works on a machine with a GPU, and how fast.
 #[derive(Debug, Parser)]
-#[command(version = VERSION)]
+#[command(version = version::OWN)]
 struct Arguments {
     /// Append the results to `results.jsonl` in this folder. Parts whose results are there are not run again.
     #[arg(long, value_name = "FOLDER")]

@@ -23,7 +23,8 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// `name`: of its log. `config`: see the script. `device`: index of the GPU. Without PyTorch, or a GPU that it can use, the error is what it says.
+    /// `name`: of its log. `config`: see the script. `device`: index of the GPU. Without PyTorch, or a GPU that it can use,
+    /// the error is what it says.
     pub(crate) fn start(python: &Path, name: &str, config: &Value, device: usize) -> Result<Peer, Outcome> {
         let failed = |error: std::io::Error| Outcome::absent(format!("{}: {error}", python.display()));
         let log = scratch::folder("torch").map_err(failed)?.join(name);

@@ -1,4 +1,5 @@
-//! The whole program on the reference libraries: what is shipped runs, calls the driver, cuBLASLt and NVRTC, trains, and judges what comes back.
+//! The whole program on the reference libraries: what is shipped runs, calls the driver, cuBLASLt and NVRTC, trains, and
+//! judges what comes back.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
