@@ -1,9 +1,13 @@
-"""The peer of `cargo xtask bench engine`: the same models in PyTorch.
+"""The peer of `cargo xtask bench engine`, and of `gpu-probe`: the same models in PyTorch.
 
 Reads a configuration (JSON) as its only argument, then commands, one per line, on standard input:
 
     losses N   N steps from the given weights on the given batches; returns their losses
-    steps N    N more steps on the first batch; returns the milliseconds of each and of its CPU time
+    steps N    N more steps on the first batch; returns the milliseconds of each and of its CPU time; on a GPU, which is
+               waited for at the end only, those of their mean
+    memory 0   the most bytes of the GPU that tensors had
+
+Without weights and batches in the configuration both are random: only the time counts then.
 
 Every result is one line of JSON. Between commands it sleeps. OpenMP keeps its default policy, because threads that sleep
 between two operators would slow PyTorch down; the caller waits until they have stopped spinning.
@@ -20,7 +24,8 @@ os.environ["OMP_NUM_THREADS"] = str(CONFIG["threads"])
 import torch  # noqa: E402
 import torch.nn as nn  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
+
+DEVICE = CONFIG.get("device", "cpu")
 
 torch.set_num_threads(CONFIG["threads"])
 torch.set_num_interop_threads(1)
@@ -174,11 +179,49 @@ class Mlp(nn.Module):
         return F.cross_entropy(self.layers[-1](x).float(), batch["targets"])
 
 
-def main():
-    model = {"gpt": Gpt, "bert": Bert, "resnet": ResNet, "mlp": Mlp}[CONFIG["model"]["kind"]](CONFIG["model"])
+def given(model):
+    """The weights and batches of the other side."""
+    from safetensors.torch import load_file
+
     missing, unexpected = model.load_state_dict(load_file(CONFIG["weights"]), strict=False)
     missing = [name for name in missing if "running_" not in name and "num_batches" not in name]
     assert not missing and not unexpected, (missing, unexpected)
+    flat = load_file(CONFIG["batches"])
+
+    def batch_of(index):
+        of = {name.split(".", 1)[1]: value for name, value in flat.items() if name.startswith(f"{index}.")}
+        return {name: value if name in ("pixels", "values") else value.long() for name, value in of.items()}
+
+    return [batch_of(index) for index in range(CONFIG["batches_count"])]
+
+
+def random(model):
+    """Small weights, and a batch of noise."""
+    for p in model.parameters():
+        if p.dim() > 1:
+            nn.init.normal_(p, std=0.02)
+    c, n = CONFIG["model"], CONFIG["samples"]
+    if c["kind"] == "gpt":
+        tokens, targets = torch.randint(c["vocabulary"], (2, n, c["context"]))
+        return [{"tokens": tokens, "targets": targets}]
+    if c["kind"] == "bert":
+        t, each = c["context"], c["predictions"]
+        rows = torch.arange(n)[:, None] * t + 1 + torch.arange(each)[None, :]
+        return [{
+            "tokens": torch.randint(c["rows"], (n, t)), "segments": torch.zeros(n, t, dtype=torch.long),
+            "positions": rows.flatten(), "targets": torch.randint(c["rows"], (n * each,)),
+        }]
+    if c["kind"] == "resnet":
+        pixels = torch.randint(256, (n, c["side"], c["side"], c["channels"]), dtype=torch.uint8)
+        return [{"pixels": pixels, "targets": torch.randint(c["classes"], (n,))}]
+    return [{"values": torch.randn(n, c["sizes"][0]), "targets": torch.randint(c["sizes"][-1], (n,))}]
+
+
+def main():
+    model = {"gpt": Gpt, "bert": Bert, "resnet": ResNet, "mlp": Mlp}[CONFIG["model"]["kind"]](CONFIG["model"])
+    batches = given(model) if "weights" in CONFIG else random(model)
+    batches = [{name: value.to(DEVICE) for name, value in batch.items()} for batch in batches]
+    model = model.to(DEVICE)
     if CONFIG["model"]["kind"] == "resnet" and CONFIG["tuned"]:
         model = model.to(memory_format=torch.channels_last)
     model.train()
@@ -191,36 +234,38 @@ def main():
         optimizer = torch.optim.AdamW(groups, lr=CONFIG["rate"], betas=(0.9, 0.95), eps=1e-8, fused=CONFIG["tuned"])
     else:
         optimizer = torch.optim.SGD(groups, lr=CONFIG["rate"], momentum=0.9, fused=CONFIG["tuned"])
-    flat = load_file(CONFIG["batches"])
-    count = CONFIG["batches_count"]
-
-    def batch_of(index):
-        of = {name.split(".", 1)[1]: value for name, value in flat.items() if name.startswith(f"{index}.")}
-        return {name: value if name in ("pixels", "values") else value.long() for name, value in of.items()}
-
-    batches = [batch_of(index) for index in range(count)]
-    half = CONFIG["precision"] == "bf16"
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(CONFIG["precision"])
+    scaler = torch.amp.GradScaler(DEVICE, enabled=half == torch.float16)
+    forward = torch.compile(model, mode=CONFIG["compile"]) if CONFIG.get("compile") else model
 
     def step(batch):
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
-            loss = model(batch)
-        loss.backward()
-        optimizer.step()
+        with torch.autocast(DEVICE, dtype=half or torch.bfloat16, enabled=half is not None):
+            loss = forward(batch)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
         return loss
 
-    print(json.dumps({"torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability()}), flush=True)
+    def timed(steps):
+        start, cpu = time.perf_counter(), time.process_time()
+        for _ in range(steps):
+            step(batches[0])
+        if DEVICE != "cpu":
+            torch.cuda.synchronize()
+        return [1e3 * (time.perf_counter() - start) / steps, 1e3 * (time.process_time() - cpu) / steps]
+
+    name = torch.backends.cpu.get_cpu_capability() if DEVICE == "cpu" else torch.cuda.get_device_name()
+    print(json.dumps({"torch": torch.__version__, "capability": name}), flush=True)
     for line in sys.stdin:
         word, number = line.split()
         if word == "losses":
-            print(json.dumps([step(batches[i % count]).item() for i in range(int(number))]), flush=True)
+            print(json.dumps([step(batches[i % len(batches)]).item() for i in range(int(number))]), flush=True)
+        elif word == "memory":
+            print(json.dumps(torch.cuda.max_memory_allocated()), flush=True)
         else:
-            times = []
-            for _ in range(int(number)):
-                start, cpu = time.perf_counter(), time.process_time()
-                step(batches[0])
-                times.append([1e3 * (time.perf_counter() - start), 1e3 * (time.process_time() - cpu)])
-            print(json.dumps(times), flush=True)
+            turns = [1] * int(number) if DEVICE == "cpu" else [int(number)]
+            print(json.dumps([timed(steps) for steps in turns]), flush=True)
 
 
 if __name__ == "__main__":

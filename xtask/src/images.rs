@@ -7,7 +7,7 @@
 //! The same programs, files and times give the same image: layers are ordered, belong to root, and have the time of
 //! `SOURCE_DATE_EPOCH`, or of the commit.
 
-mod layout;
+pub(crate) mod layout;
 mod sbom;
 
 use crate::workspace::{cargo, root, step, target};

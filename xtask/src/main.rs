@@ -10,6 +10,7 @@ mod compare;
 mod data;
 mod figures;
 mod frameworks;
+mod gpu;
 mod images;
 mod programs;
 mod reference;
@@ -95,6 +96,11 @@ enum Command {
         #[arg(long, default_value = images::SHIPPED)]
         profile: String,
     },
+    /// What is done on another machine, with a GPU.
+    Gpu {
+        #[command(subcommand)]
+        what: gpu::What,
+    },
     /// Write what is generated: CRDs, parts of the chart, docs/api.md, docs/performance.md.
     Gen,
     /// Measure, and write the result file to docs/results.
@@ -138,6 +144,7 @@ fn main() -> ExitCode {
         Command::Cluster { arguments } => return steps::cluster(&arguments),
         Command::Data { what } => data::data(what).map(|path| println!("{}", path.display())),
         Command::Images { layout, profile } => images::images(layout.as_deref(), &profile),
+        Command::Gpu { what } => gpu::gpu(&what),
         Command::Gen => steps::generate(),
         Command::Bench { what, kueue } => bench::bench(what, kueue.as_deref()),
         Command::Compare { what, folder, rounds, rest } => compare::compare(what, &folder, rounds, &rest),

@@ -101,11 +101,11 @@ const TABLE: &[Row] = &[
         only: Some(&["half"]),
         never: &["tokio", WORKER],
     },
-    // Asks a machine, before there is a GPU back end: nothing is built on it.
+    // Asks a machine, and starts the worker as a program: nothing is built on it.
     Row {
         package: "switchyard-gpu-probe",
-        workspace: &[CUDA],
-        only: Some(&["clap", "half", "serde", "serde_json"]),
+        workspace: &[CUDA, CONTRACT],
+        only: Some(&["clap", "half", "rustix", "safetensors", "serde", "serde_json"]),
         never: &["tokio", WORKER],
     },
     // What a user has: the engine and nothing behind it.

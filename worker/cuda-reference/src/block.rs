@@ -2,32 +2,12 @@
 
 use crate::counts::{Counts, Shared, Traffic};
 use crate::finding::{Fault, Finding};
+use crate::machine::{Kernel, Machine};
 use crate::memory::{Allocation, Memory};
-use crate::ptx::{Constant, Entry, Place, Register};
+use crate::ptx::Place;
 use crate::race::Now;
 use crate::random::Random;
 use crate::warp::{Raised, Stop, Warp};
-
-/// A kernel with its arguments.
-pub(crate) struct Kernel<'a> {
-    pub(crate) entry: &'a Entry,
-    pub(crate) constants: Vec<(Register, Constant)>,
-    pub(crate) blocks: u32,
-    pub(crate) threads: u32,
-    pub(crate) shared_bytes: usize,
-    pub(crate) seed: u64,
-    /// Whether sectors and bank conflicts are counted.
-    pub(crate) is_counted: bool,
-}
-
-/// What all warps of a launch share.
-pub(crate) struct Machine<'a> {
-    pub(crate) memory: &'a mut Memory,
-    pub(crate) shared: Allocation,
-    pub(crate) now: Now,
-    pub(crate) is_counted: bool,
-    pub(crate) counts: Counts,
-}
 
 /// Runs all blocks in the order of the seed. `blocks` and `epochs` count over all launches of the device.
 pub(crate) fn run(

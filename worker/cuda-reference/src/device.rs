@@ -1,8 +1,9 @@
 //! A device: memory that outlives launches, and launches.
 
-use crate::block::{self, Kernel};
+use crate::block;
 use crate::counts::Counts;
 use crate::finding::Finding;
+use crate::machine::Kernel;
 use crate::memory::{Declared, Memory};
 use crate::ptx::{Constant, Entry, Module};
 use bytemuck::Pod;
@@ -100,6 +101,16 @@ pub enum LaunchError {
 /// The most that compute capability 9.0 gives a block.
 const MOST_SHARED_BYTES: usize = 232_448;
 const MOST_THREADS: u32 = 1024;
+
+impl Module {
+    /// Refuses a launch that does not fit its kernel.
+    ///
+    /// # Errors
+    /// [`LaunchError::Refused`].
+    pub fn check(&self, launch: &Bare<'_>) -> Result<(), LaunchError> {
+        check(self, launch).map(|_| ())
+    }
+}
 
 /// A device without a clock.
 #[derive(Default)]

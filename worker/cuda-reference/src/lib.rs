@@ -18,6 +18,7 @@ mod block;
 mod counts;
 mod device;
 mod finding;
+mod machine;
 mod memory;
 mod ptx;
 mod race;

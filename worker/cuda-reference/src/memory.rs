@@ -2,11 +2,10 @@
 
 use crate::counts::Traffic;
 use crate::finding::Fault;
+use crate::ptx::SHARED;
 use crate::race::{Cell, Kind, Now};
 use std::ops::Range;
 
-/// Generic address of the first byte of shared memory.
-pub(crate) const SHARED: u64 = 0x6000_0000_0000;
 const GLOBAL: u64 = 0x7000_0000_0000;
 /// Between allocations, so that an address beyond the end of one is not within the next.
 const GAP: u64 = 1 << 20;

@@ -1,11 +1,11 @@
 //! A warp: 32 lanes, of which those with the lowest program counter run.
 
-use crate::block::{Kernel, Machine};
 use crate::counts::conflicts;
 use crate::finding::Fault;
-use crate::memory::{SHARED, verb};
+use crate::machine::{Kernel, Machine};
+use crate::memory::verb;
 use crate::ptx::{
-    Access, Constant, Entry, Flush, Function, Operation, Place, Register, Shuffle, Space, Special, Step, Vote,
+    Access, Constant, Entry, Flush, Function, Operation, Place, Register, SHARED, Shuffle, Space, Special, Step, Vote,
 };
 use crate::race::Kind;
 

@@ -1,9 +1,11 @@
 //! Runs a part in its own process, which may crash or hang.
 
 use crate::outcome::Outcome;
+use crate::scratch;
+use rustix::process::{Pid, Signal, kill_process_group};
 use std::ffi::OsString;
 use std::io::Read;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -22,14 +24,16 @@ pub(crate) fn run(part: &str, limit: Duration) -> Outcome {
 
 /// The outcome that a command prints on its last line, or how it failed.
 fn within(mut command: Command, limit: Duration) -> Outcome {
-    let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let mut child = match started {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // A group of its own: the worker and PyTorch end with it.
+    let mut child = match command.process_group(0).spawn() {
         Ok(child) => child,
         Err(error) => return Outcome::failed("spawn", error.to_string()),
     };
     let output = child.stdout.take().map(collect);
     let errors = child.stderr.take().map(collect);
     let status = wait(&mut child, limit);
+    scratch::remove_of(child.id());
     // A grandchild may hold the pipes open; what has arrived until then is enough.
     let text = |pipe: Option<Receiver<Vec<u8>>>| {
         let wait = Duration::from_secs(1);
@@ -70,7 +74,7 @@ fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus
             return Ok(Some(status));
         }
         if start.elapsed() > limit {
-            child.kill()?;
+            kill_process_group(Pid::from_child(child), Signal::KILL)?;
             // A process that waits for a device inside the kernel cannot even be killed: it is not waited for.
             std::thread::sleep(Duration::from_millis(100));
             child.try_wait()?;
@@ -113,6 +117,20 @@ mod tests {
         let outcome = shell("sleep 60", 200);
         assert!(matches!(&outcome, Outcome::Failed { call, .. } if call == "time limit"), "{outcome:?}");
         assert!(start.elapsed() < Duration::from_secs(10));
+    }
+
+    #[test]
+    fn what_it_started_ends_with_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("pid");
+        shell(&format!("sleep 600 & echo $! > {}; wait", file.display()), 2000);
+        let pid = std::fs::read_to_string(file).unwrap();
+        let state = || std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+        // It is gone, or a zombie that nobody has asked for yet.
+        let is_over = || state().is_empty() || state().contains(") Z ");
+        while !is_over() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     #[test]

@@ -4,6 +4,20 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use switchyard_cuda::Error;
 
+/// The result of one part: a line of the record.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct PartResult {
+    pub(crate) part: String,
+    /// The question, in a few words.
+    pub(crate) asks: String,
+    /// Of the reference libraries, with small sizes: its figures mean nothing.
+    #[serde(rename = "rehearsal")]
+    pub(crate) is_rehearsal: bool,
+    pub(crate) seconds: f64,
+    #[serde(flatten)]
+    pub(crate) outcome: Outcome,
+}
+
 /// The outcome of one part of the probe. Functions return outcomes other than `Ok` as their error.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "status", rename_all_fields = "camelCase")]

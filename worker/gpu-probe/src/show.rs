@@ -1,43 +1,57 @@
 //! Results as text for people.
 
-use crate::PartResult;
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, PartResult};
 use serde_json::Value;
 use std::fmt::Write;
 
 /// One result: a line, and another one for every row of its tables.
 pub(crate) fn part(result: &PartResult) -> String {
     let mut text = String::new();
-    let (status, line, rows) = match &result.outcome {
-        Outcome::Ok { figures } => ("ok", scalars(figures), tables(figures)),
-        Outcome::Absent { reason, looked_for } => {
-            let tried = match looked_for.len() {
-                0 => String::new(),
-                count => format!(" ({count} places tried; all are in the result file)"),
-            };
-            ("absent", format!("{reason}{tried}"), Vec::new())
-        }
-        Outcome::Failed { call, code, text, figures } => {
-            let code = code.map(|code| format!(" {code}")).unwrap_or_default();
-            ("FAILED", format!("{call}{code}: {text}"), figures.as_ref().map(tables).unwrap_or_default())
-        }
+    let (status, figures) = match &result.outcome {
+        Outcome::Ok { figures } => ("ok", Some(figures)),
+        Outcome::Absent { .. } => ("absent", None),
+        Outcome::Failed { figures, .. } => ("FAILED", figures.as_ref()),
     };
+    let rows = figures.map(tables).unwrap_or_default();
     // Writing to a string cannot fail.
-    let _ = writeln!(text, "{:<28} {status:<7} {:>7.2} s  {line}", result.asks, result.seconds);
+    let _ = writeln!(text, "{:<28} {status:<7} {:>7.2} s  {}", result.asks, result.seconds, line(&result.outcome));
     for row in rows {
         let _ = writeln!(text, "    {row}");
     }
     text
 }
 
-/// Counts of the outcomes.
+/// An outcome in a line.
+fn line(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Ok { figures } => scalars(figures),
+        Outcome::Absent { reason, looked_for } if looked_for.is_empty() => reason.clone(),
+        Outcome::Absent { reason, looked_for } => {
+            format!("{reason} ({} places tried; all are in the results)", looked_for.len())
+        }
+        Outcome::Failed { call, code, text, .. } => {
+            let code = code.map(|code| format!(" {code}")).unwrap_or_default();
+            format!("{call}{code}: {text}")
+        }
+    }
+}
+
+/// What failed and why, and counts of the outcomes.
 pub(crate) fn summary(results: &[PartResult]) -> String {
     let count = |fits: fn(&Outcome) -> bool| results.iter().filter(|result| fits(&result.outcome)).count();
     let ok = count(|outcome| matches!(outcome, Outcome::Ok { .. }));
     let absent = count(|outcome| matches!(outcome, Outcome::Absent { .. }));
+    let failures = results.iter().filter_map(|result| match &result.outcome {
+        Outcome::Failed { .. } => Some(format!("failed: {}: {}\n", result.part, line(&result.outcome))),
+        _ => None,
+    });
     let gpu = results.iter().any(|result| result.part == "driver" && matches!(result.outcome, Outcome::Ok { .. }));
     let machine = if gpu { "" } else { "No GPU on this machine. " };
-    format!("{machine}{ok} ok, {absent} absent, {} failed\n", results.len() - ok - absent)
+    format!(
+        "{}{machine}{ok} ok, {absent} absent, {} failed\n",
+        failures.collect::<String>(),
+        results.len() - ok - absent
+    )
 }
 
 /// `name value` of everything but lists of objects.
@@ -70,8 +84,15 @@ mod tests {
 
     #[test]
     fn an_answer_is_a_line_and_rows() {
+        let result = |outcome| PartResult {
+            part: "x".into(),
+            asks: "driver".into(),
+            is_rehearsal: false,
+            seconds: 0.5,
+            outcome,
+        };
         let figures = json!({"version": "13.2", "devices": [{"name": "H100", "share": null, "in": {"ms": 1.5}}]});
-        let shown = part(&PartResult { part: "x", asks: "driver", seconds: 0.5, outcome: Outcome::Ok { figures } });
+        let shown = part(&result(Outcome::Ok { figures }));
         let lines: Vec<&str> = shown.lines().collect();
         assert!(
             lines[0].starts_with("driver") && lines[0].contains("ok") && lines[0].ends_with("version 13.2"),
@@ -79,7 +100,10 @@ mod tests {
         );
         assert_eq!(lines[1].split_whitespace().collect::<Vec<_>>().join(" "), "in (ms 1.5) name H100");
         let failed = Outcome::Failed { call: "cuInit".into(), code: Some(999), text: "unknown".into(), figures: None };
-        let shown = part(&PartResult { part: "x", asks: "driver", seconds: 0.5, outcome: failed });
+        let failed = result(failed);
+        let shown = part(&failed);
         assert!(shown.contains("FAILED") && shown.contains("cuInit 999: unknown"), "{shown}");
+        let shown = summary(&[failed]);
+        assert_eq!(shown, "failed: x: cuInit 999: unknown\nNo GPU on this machine. 0 ok, 0 absent, 1 failed\n");
     }
 }

@@ -1,43 +1,130 @@
-//! The whole program on the reference libraries: what is shipped runs, calls the driver, cuBLASLt and NVRTC, and judges what comes back.
+//! The whole program on the reference libraries: what is shipped runs, calls the driver, cuBLASLt and NVRTC, trains, and judges what comes back.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
+mod support;
+
 use serde_json::Value;
-use std::process::Command;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use support::{PARTS, part, probe, results};
 
-/// Parts that need no library that is missing there.
-const PARTS: [&str; 7] = ["driver", "cublaslt", "nvrtc", "compile", "adamw", "streams", "products"];
+/// Parts that need a library or a tool that is missing there.
+const MISSING: [&str; 7] =
+    ["nccl", "all-reduce", "cudnn", "attention-nodes", "attention", "attention-backward", "convolutions"];
 
-/// The report of a rehearsal with these variables.
-fn rehearse(variables: &[(&str, &str)]) -> Option<Value> {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("result.json");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-probe"));
-    command.envs(switchyard_cuda_libraries::environment()?).envs(variables.iter().copied());
-    let output = command.arg("--rehearse").arg("--json").arg(&file).output().unwrap();
-    assert!(output.status.success(), "{output:?}");
-    let report: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
-    assert_eq!(report["benchmark"], "gpu-probe rehearsal");
-    Some(report)
+/// Programs in the place of Python with PyTorch, and of compute-sanitizer.
+const TORCH: &str = r#"#!/bin/sh
+echo '{"torch": "a script"}'
+while read -r word count; do
+    case $word in steps) echo "[[$count, 1]]" ;; *) echo 1048576 ;; esac
+done
+"#;
+const SANITIZER: &str = r#"#!/bin/sh
+for word; do case $word in --*|99|10) ;; memcheck|racecheck|synccheck|initcheck) tool=$word ;; *) break ;; esac; done
+echo "========= ERROR SUMMARY: 0 errors ($tool)"
+[ "$tool" != "$SWITCHYARD_TEST_FINDING" ] || exit 99
+while [ "$1" != train ]; do worker=$1; shift; done
+exec "$worker" train
+"#;
+
+fn script(folder: &Path, name: &str, text: &str) -> PathBuf {
+    let file = folder.join(name);
+    std::fs::write(&file, text).unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+    file
 }
 
-fn part<'a>(report: &'a Value, name: &str) -> &'a Value {
-    report["parts"].as_array().unwrap().iter().find(|part| part["part"] == name).unwrap()
+/// A rehearsal with results in this folder, these arguments and variables.
+fn rehearsal(folder: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Option<Command> {
+    let mut command = probe(folder);
+    command.envs(switchyard_cuda_libraries::environment()?).envs(variables.iter().copied());
+    command.arg("--rehearse").args(arguments);
+    Some(command)
+}
+
+/// The results of one that ends.
+fn rehearse(arguments: &[&str], variables: &[(&str, &str)]) -> Option<Vec<Value>> {
+    let folder = tempfile::tempdir().unwrap();
+    let output = rehearsal(folder.path(), arguments, variables)?.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    Some(results(folder.path()))
 }
 
 #[test]
-fn every_part_that_has_its_library_is_right_with_any_order_of_streams() {
-    for seed in ["0", "1"] {
-        let Some(report) = rehearse(&[("SWITCHYARD_REFERENCE_SEED", seed)]) else { return };
-        for name in PARTS {
-            assert_eq!(part(&report, name)["status"], "Ok", "{}", part(&report, name));
-        }
-        let figures = |name| &part(&report, name)["figures"];
-        assert_eq!(figures("driver")["devices"][0]["multiprocessors"], 132);
-        assert_eq!(figures("adamw")["sameBitsAsCpu"], true);
-        assert_eq!(figures("adamw")["bf16SameBitsAsCpu"], true);
-        assert_eq!(figures("products")["products"].as_array().unwrap().len(), 16);
+fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let python = script(folder.path(), "python3", TORCH);
+    script(folder.path(), "compute-sanitizer", SANITIZER);
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap_or_default());
+    let arguments = ["--python", python.to_str().unwrap()];
+    let Some(mut first) = rehearsal(folder.path(), &arguments, &[("PATH", &path)]) else { return };
+    let mut first = first.stdout(Stdio::null()).spawn().unwrap();
+    let start = Instant::now();
+    while results(folder.path()).iter().all(|result| result["part"] != "training-mlp") {
+        assert!(start.elapsed() < Duration::from_secs(120) && first.try_wait().unwrap().is_none(), "it does not go on");
+        std::thread::sleep(Duration::from_millis(10));
     }
+    // SIGKILL: it can do nothing about it.
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let before = results(folder.path());
+    assert!(before.len() < PARTS.len(), "it was done before it was killed");
+
+    let variables = [("PATH", path.as_str()), ("SWITCHYARD_REFERENCE_SEED", "1")];
+    let output = rehearsal(folder.path(), &arguments, &variables).unwrap().output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let all = results(folder.path());
+    assert_eq!(all[..before.len()], before, "what was there is kept");
+    let names: Vec<&str> = all.iter().map(|result| result["part"].as_str().unwrap()).collect();
+    assert_eq!(names, PARTS, "and nothing is done twice");
+    for result in &all {
+        let is_missing = MISSING.iter().any(|name| result["part"] == *name);
+        assert_eq!(result["status"], if is_missing { "Absent" } else { "Ok" }, "{result}");
+        assert_eq!(result["rehearsal"], true);
+    }
+    let figures = |name| &part(&all, name)["figures"];
+    assert_eq!(figures("driver")["devices"][0]["multiprocessors"], 132);
+    assert_eq!(figures("adamw")["sameBitsAsCpu"], true);
+    assert_eq!(figures("adamw")["bf16SameBitsAsCpu"], true);
+    assert_eq!(figures("products")["products"].as_array().unwrap().len(), 16);
+    assert_eq!(figures("training-gpt")["checks"].as_array().unwrap().len(), 6);
+    // Of the script: four steps of a millisecond, of two sentences of eight tokens.
+    let sides = figures("steps-gpt")["sides"].as_array().unwrap();
+    assert_eq!(
+        (&sides[1]["ms"], &sides[1]["perSecond"], &sides[1]["memoryMiB"]),
+        (&4.0.into(), &4000.0.into(), &1.into())
+    );
+    assert!(sides[0]["ms"].as_f64().unwrap() > 0.0, "{sides:?}");
+    let shown = String::from_utf8(output.stdout).unwrap();
+    assert!(shown.ends_with("19 ok, 7 absent, 0 failed\n"), "{shown}");
+}
+
+#[test]
+fn a_wrong_result_of_the_device_fails_every_verdict() {
+    let parts = ["training-mlp", "resume", "products"];
+    let arguments: Vec<&str> = parts.iter().flat_map(|part| ["--only", part]).collect();
+    let Some(results) = rehearse(&arguments, &[("SWITCHYARD_REFERENCE_FAULT", "wrong:1")]) else { return };
+    for name in parts {
+        assert_eq!(part(&results, name)["status"], "Failed", "{}", part(&results, name));
+    }
+    for check in part(&results, "training-mlp")["figures"]["checks"].as_array().unwrap() {
+        assert_eq!((&check["outcome"]["status"], &check["outcome"]["call"]), (&"Failed".into(), &check["check"]));
+    }
+}
+
+#[test]
+fn what_a_tool_finds_is_a_failure_and_the_other_tools_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    script(folder.path(), "compute-sanitizer", SANITIZER);
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap_or_default());
+    let variables = [("PATH", path.as_str()), ("SWITCHYARD_TEST_FINDING", "racecheck")];
+    let Some(results) = rehearse(&["--only", "sanitizer"], &variables) else { return };
+    let result = part(&results, "sanitizer");
+    assert_eq!((&result["status"], &result["code"]), (&"Failed".into(), &99.into()), "{result}");
+    assert_eq!(result["figures"]["tools"][3]["said"], "========= ERROR SUMMARY: 0 errors (initcheck)");
 }
 
 #[test]
@@ -49,10 +136,22 @@ fn what_a_device_does_not_do_is_an_outcome_with_its_code() {
         ("busy", "products", "cuDevicePrimaryCtxRetain", 46, "CUDA-capable device(s) is/are busy or unavailable"),
     ];
     for (fault, name, call, code, text) in cases {
-        let Some(report) = rehearse(&[("SWITCHYARD_REFERENCE_FAULT", fault)]) else { return };
-        let part = part(&report, name);
+        let Some(results) = rehearse(&["--only", name], &[("SWITCHYARD_REFERENCE_FAULT", fault)]) else { return };
+        let part = part(&results, name);
         assert_eq!((&part["call"], &part["code"], &part["text"]), (&call.into(), &code.into(), &text.into()), "{part}");
     }
-    let Some(report) = rehearse(&[("SWITCHYARD_REFERENCE_MEMORY", "1000000")]) else { return };
-    assert_eq!(part(&report, "products")["code"], 2, "{}", part(&report, "products"));
+    let variables = [("SWITCHYARD_REFERENCE_MEMORY", "1000000")];
+    let results = rehearse(&["--only", "products", "--only", "steps-gpt"], &variables).unwrap();
+    assert_eq!(part(&results, "products")["code"], 2, "{}", part(&results, "products"));
+    let steps = part(&results, "steps-gpt");
+    assert!(steps["text"].as_str().unwrap().contains("MiB"), "what it needs: {steps}");
+}
+
+#[test]
+fn a_worker_that_fails_says_why() {
+    let variables = [("SWITCHYARD_REFERENCE_FAULT", "lost:9")];
+    let Some(results) = rehearse(&["--only", "training-mlp"], &variables) else { return };
+    let result = part(&results, "training-mlp");
+    assert_eq!((&result["status"], &result["code"]), (&"Failed".into(), &5.into()), "{result}");
+    assert!(result["text"].as_str().unwrap().contains("uncorrectable ECC error"), "{result}");
 }

@@ -34,9 +34,7 @@ pub(super) fn write(image: &Image, built: &Path, folder: &Path, version: &Versio
     };
     let stripped = folder.with_extension("stripped");
     fs::create_dir_all(folder)?;
-    // Without the names of functions, which are a quarter of it. A panic still says its place.
-    let strip = Command::new("strip").arg("--strip-all").arg("-o").arg(&stripped).arg(built).status();
-    ensure!(strip.context("cannot start strip, which comes with a C compiler")?.success(), "strip {}", built.display());
+    strip(built, &stripped)?;
     put(&format!("usr/bin/{}", image.name), &fs::read(&stripped)?, 0o755)?;
     fs::remove_file(&stripped)?;
 
@@ -68,6 +66,17 @@ pub(super) fn write(image: &Image, built: &Path, folder: &Path, version: &Versio
     fs::create_dir_all(folder.join("tmp"))?;
     settle(folder, SystemTime::UNIX_EPOCH + Duration::from_secs(version.time))?;
     Ok(fs::set_permissions(folder.join("tmp"), Permissions::from_mode(0o1777))?)
+}
+
+/// Writes a program without the names of functions, which are a quarter of it. A panic still says its place.
+pub(crate) fn strip(program: &Path, to: &Path) -> Result<()> {
+    let status = Command::new("strip").arg("--strip-all").arg("-o").arg(to).arg(program).status();
+    ensure!(
+        status.context("cannot start strip, which comes with a C compiler")?.success(),
+        "strip {}",
+        program.display()
+    );
+    Ok(())
 }
 
 /// The dynamic linker and the libraries that a program needs, and those of `loads` with what they need.

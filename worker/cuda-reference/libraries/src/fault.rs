@@ -14,6 +14,8 @@ pub(crate) struct Faults {
     pub(crate) lost: Option<u64>,
     /// This launch never ends.
     pub(crate) hang: Option<u64>,
+    /// From this product on, the first number of each result is too large by one.
+    pub(crate) wrong: Option<u64>,
     /// Another process has the device for itself.
     pub(crate) busy: bool,
 }
@@ -28,10 +30,11 @@ impl Faults {
                 ("launch", Some(_)) => faults.launch = number,
                 ("lost", Some(_)) => faults.lost = number,
                 ("hang", Some(_)) => faults.hang = number,
+                ("wrong", Some(_)) => faults.wrong = number,
                 ("busy", None) => faults.busy = true,
                 _ => {
                     return Err(format!(
-                        "{VARIABLE}: `{one}`, expected out-of-memory:N, launch:N, lost:N, hang:N or busy"
+                        "{VARIABLE}: `{one}`, expected out-of-memory:N, launch:N, lost:N, hang:N, wrong:N or busy"
                     ));
                 }
             }
@@ -46,8 +49,8 @@ mod tests {
 
     #[test]
     fn faults_are_read_and_others_refused() {
-        let faults = Faults::parse("launch:3,busy").unwrap();
-        assert_eq!(faults, Faults { launch: Some(3), busy: true, ..Faults::default() });
+        let faults = Faults::parse("launch:3,wrong:4,busy").unwrap();
+        assert_eq!(faults, Faults { launch: Some(3), wrong: Some(4), busy: true, ..Faults::default() });
         assert_eq!(Faults::parse(""), Ok(Faults::default()));
         assert!(Faults::parse("launch").unwrap_err().contains("`launch`, expected"));
         assert!(Faults::parse("fire:1").is_err());

@@ -1,18 +1,27 @@
 //! A GPU: its memory, its streams, what has failed.
 
+mod graph;
+pub(crate) mod product;
+pub(crate) mod queue;
+#[allow(unsafe_code)]
+mod run;
+pub(crate) mod work;
+
+pub(crate) use graph::Graph;
+
 use crate::clock::Clock;
 use crate::code::{Answer, Code, ECC_UNCORRECTABLE, INVALID_VALUE, LAUNCH_FAILED, OUT_OF_MEMORY};
 use crate::fault::Faults;
 use crate::finding;
-use crate::graph::Graphs;
 use crate::host::Queued;
-use crate::queue::Queue;
 use crate::shadow::Shadow;
-use crate::work::{Source, Work};
+use graph::Graphs;
+use queue::Queue;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 use switchyard_cuda_reference::{Device, Module};
+use work::{Source, Work};
 
 /// Bytes of an H200, as its driver says.
 pub(crate) const MEMORY_BYTES: u64 = 150_109_814_784;
@@ -49,6 +58,8 @@ pub(crate) struct Gpu {
     /// Calls so far.
     allocated: u64,
     launched: u64,
+    /// Products that have run.
+    multiplied: u64,
     pub(crate) events: Vec<Option<Event>>,
     pub(crate) modules: Vec<Option<Arc<Module>>>,
     pub(crate) functions: Vec<Function>,
@@ -83,6 +94,7 @@ impl Gpu {
             freed: BTreeMap::new(),
             allocated: 0,
             launched: 0,
+            multiplied: 0,
             events: Vec::new(),
             modules: Vec::new(),
             functions: Vec::new(),
@@ -97,7 +109,7 @@ impl Gpu {
     }
 
     pub(crate) fn stream_name(&self, stream: usize) -> String {
-        if stream == crate::queue::DEFAULT { "the default stream".to_owned() } else { format!("stream {stream}") }
+        if stream == crate::gpu::queue::DEFAULT { "the default stream".to_owned() } else { format!("stream {stream}") }
     }
 
     /// Runs what a clock names, and lets the host know of it.
@@ -143,6 +155,12 @@ impl Gpu {
             self.failed = Some(ECC_UNCORRECTABLE);
         }
         self.failed.is_some()
+    }
+
+    /// Whether the product that runs next is wrong on request.
+    pub(crate) fn is_wrong(&mut self) -> bool {
+        self.multiplied += 1;
+        self.settings.faults.wrong.is_some_and(|first| self.multiplied >= first)
     }
 
     pub(crate) fn memory(&self) -> (u64, u64) {

@@ -21,9 +21,10 @@
 //! | `SWITCHYARD_REFERENCE_SEED` | draws the order of streams, and of blocks and warps |
 //! | `SWITCHYARD_REFERENCE_DEVICES` | number of GPUs, 1 without it |
 //! | `SWITCHYARD_REFERENCE_MEMORY` | bytes of memory of each, those of an H200 without it |
-//! | `SWITCHYARD_REFERENCE_FAULT` | `out-of-memory:N`, `launch:N`, `lost:N`, `hang:N`, `busy`: see [`fault`] |
+//! | `SWITCHYARD_REFERENCE_FAULT` | `out-of-memory:N`, `launch:N`, `lost:N`, `hang:N`, `wrong:N`, `busy`: see [`fault`] |
 //!
-//! Not here: graphs with memory of the host or of several streams, several contexts of a device, managed memory, textures. Time is not modelled: events count operations.
+//! Not here: graphs with memory of the host or of several streams, several contexts of a device, managed memory, textures. Time is not
+//! modelled: events count operations.
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]
@@ -37,15 +38,10 @@ pub mod fault;
 pub mod finding;
 mod folder;
 mod gpu;
-mod graph;
 #[allow(unsafe_code)]
 mod host;
 #[allow(unsafe_code)]
 mod nvrtc;
-mod product;
-mod queue;
 mod shadow;
-#[allow(unsafe_code)]
-mod work;
 
 pub use folder::{environment, folder};

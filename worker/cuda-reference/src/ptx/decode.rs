@@ -215,7 +215,7 @@ impl<'a> Line<'a, '_> {
             _ => return Err(self.unknown()),
         };
         let [from] = self.sources(names)?;
-        let base = names.constant(Constant::Bits(crate::memory::SHARED));
+        let base = names.constant(Constant::Bits(super::SHARED));
         Ok(Operation::Compute {
             function,
             to: self.destination(names)?,

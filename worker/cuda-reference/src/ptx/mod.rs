@@ -8,6 +8,9 @@ mod scan;
 
 use std::collections::BTreeMap;
 
+/// Generic address of the first byte of shared memory.
+pub(crate) const SHARED: u64 = 0x6000_0000_0000;
+
 /// Text that is not PTX, or PTX that this crate does not execute.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line} of the PTX: {text}")]
@@ -45,14 +48,6 @@ impl Module {
     /// Bytes of each parameter of a kernel; `None` if it is not in the module.
     pub fn parameters(&self, kernel: &str) -> Option<&[usize]> {
         self.entries.get(kernel).map(|entry| entry.parameters.as_slice())
-    }
-
-    /// Refuses a launch that does not fit its kernel.
-    ///
-    /// # Errors
-    /// [`LaunchError::Refused`](crate::LaunchError::Refused).
-    pub fn check(&self, launch: &crate::Bare<'_>) -> Result<(), crate::LaunchError> {
-        crate::device::check(self, launch).map(|_| ())
     }
 
     pub(crate) fn entry(&self, name: &str) -> Option<&Entry> {

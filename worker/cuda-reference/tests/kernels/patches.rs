@@ -71,7 +71,7 @@ fn windows_and_the_gradients_of_their_pixels_are_exact() {
 #[test]
 fn patches_are_moved_once() {
     let mut table = String::new();
-    let mut note = |name: &str, counts: &[Counts; 3], image: usize, patches: usize, read: usize| {
+    let mut note = |name: &str, counts: &[Counts; 3], [image, added]: [usize; 2], [patches, read]: [usize; 2]| {
         if counts[0].memory.is_empty() {
             return;
         }
@@ -79,26 +79,20 @@ fn patches_are_moved_once() {
         let floors: [&[(&str, [usize; 2])]; 3] = [
             &[("x", [read, 0]), ("patches", [0, patches])],
             &[("d_patches", [read, 0]), ("dx", [0, image])],
-            &[("d_patches", [read, 0]), ("dx", [image, image])],
+            &[("d_patches", [read, 0]), ("dx", [added, added])],
         ];
         for ((counts, floors), kernel) in counts.iter().zip(floors).zip(["patches", "backward", "backward, added"]) {
             at_the_floor(&format!("{name}, {kernel}"), counts, floors);
             table += &line(&format!("{name}, {kernel}"), counts);
         }
     };
-    let windows = Windows { height: 8, width: 8, ..SMALL };
+    let (bf16, f32) = (2 * 64 * 64 * 2, 2 * 64 * 64 * 4);
     // Windows at the border have less than 9 pixels: 22 of 24 rows and columns.
-    let patches = 2 * 64 * 9 * 64 * 2;
-    note(
-        "bf16 2 x 8 x 8 x 64, 3 x 3",
-        &check::<bf16>(64, 2, windows),
-        2 * 64 * 64 * 2,
-        patches,
-        patches * 22 * 22 / 576,
-    );
-    let windows = Windows { height: 8, width: 8, ..SHORTCUT };
-    let patches = 2 * 16 * 64 * 4;
-    note("f32 2 x 8 x 8 x 64, 1 x 1 stride 2", &check::<f32>(64, 2, windows), 2 * 64 * 64 * 4, patches, patches);
+    let counts = check::<bf16>(64, 2, Windows { height: 8, width: 8, ..SMALL });
+    note("bf16 2 x 8 x 8 x 64, 3 x 3", &counts, [bf16, bf16], [9 * bf16, 9 * bf16 * 22 * 22 / 576]);
+    // Every fourth pixel is in a window; to the others nothing is added.
+    let counts = check::<f32>(64, 2, Windows { height: 8, width: 8, ..SHORTCUT });
+    note("f32 2 x 8 x 8 x 64, 1 x 1 stride 2", &counts, [f32, f32 / 4], [f32 / 4, f32 / 4]);
     // Numbers of three channels are read one by one, so a sector of 32 bytes counts again for each of them.
     let windows = Windows { height: 16, width: 16, ..STEM };
     if let [forward, ..] = &check::<bf16>(3, 2, windows)

@@ -53,12 +53,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const unsigned pixel = at / VECTORS, column = at % VECTORS * N;
         const unsigned row = pixel % IMAGE_PIXELS / IMAGE_COLUMNS, across = pixel % IMAGE_COLUMNS;
         const unsigned first = pixel / IMAGE_PIXELS * RESULT_PIXELS;
+        const unsigned top = first_window(row), bottom = end_window(row, RESULT_ROWS);
+        const unsigned left = first_window(across), right = end_window(across, RESULT_COLUMNS);
+        // With a stride above the window most pixels are in no patch.
+        if (add != 0 && (top >= bottom || left >= right)) {
+            continue;
+        }
         float sum[N] = {};
         if (add != 0) {
             read(dx + (size_t)pixel * PITCH, column, sum);
         }
-        for (unsigned i = first_window(row); i < end_window(row, RESULT_ROWS); i++) {
-            for (unsigned j = first_window(across); j < end_window(across, RESULT_COLUMNS); j++) {
+        for (unsigned i = top; i < bottom; i++) {
+            for (unsigned j = left; j < right; j++) {
                 const unsigned tap = (row - begin_of(i)) * KERNEL + across - begin_of(j);
                 const ELEMENT* from =
                     d_patches + (size_t)(first + i * RESULT_COLUMNS + j) * PATCH_PITCH + tap * WIDTH + column;

@@ -4,12 +4,18 @@ mod all_reduce;
 mod attention;
 mod convolutions;
 mod libraries;
+mod machine;
 mod optimizer;
 mod products;
+mod sanitizer;
+mod steps;
 mod streams;
+mod training;
 
 use crate::outcome::Outcome;
+use crate::worker::Worker;
 use serde_json::{Value, json};
+use std::path::PathBuf;
 use switchyard_cuda::cudnn::Cudnn;
 use switchyard_cuda::driver::{Context, Device, Driver};
 use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, NVRTC, Places};
@@ -23,6 +29,10 @@ pub(crate) struct Probe {
     pub(crate) device: usize,
     /// Compute capability to compile for if there is no device, as `major * 10 + minor`.
     pub(crate) capability: u32,
+    /// The interpreter whose packages are searched, and whose PyTorch is measured.
+    pub(crate) python: Option<PathBuf>,
+    /// The program that trains, if not the one beside this program.
+    pub(crate) worker: Option<PathBuf>,
     /// Small sizes.
     pub(crate) rehearse: bool,
 }
@@ -36,22 +46,34 @@ pub(crate) struct Part {
     pub(crate) run: fn(&Probe) -> Result<Value, Outcome>,
 }
 
-/// All parts in order.
-pub(crate) const PARTS: [Part; 14] = [
+/// All parts, the most valuable first: what is there, whether training is right, how fast it is, and what only a later engine may use.
+pub(crate) const PARTS: [Part; 26] = [
+    Part { name: "machine", asks: "the machine", limit: 60, run: machine::facts },
     Part { name: "driver", asks: "driver and devices", limit: 60, run: libraries::driver },
     Part { name: "cublaslt", asks: "cuBLASLt", limit: 60, run: libraries::cublaslt },
-    Part { name: "cudnn", asks: "cuDNN", limit: 60, run: libraries::cudnn },
     Part { name: "nvrtc", asks: "NVRTC", limit: 60, run: libraries::nvrtc },
-    Part { name: "nccl", asks: "NCCL", limit: 60, run: libraries::nccl },
     Part { name: "compile", asks: "AdamW kernel to a CUBIN", limit: 60, run: optimizer::compile },
     Part { name: "adamw", asks: "that kernel against the CPU", limit: 120, run: optimizer::run },
     Part { name: "streams", asks: "copies, events, graphs", limit: 60, run: streams::run },
+    Part { name: "training-mlp", asks: "MLP trains as on CPUs", limit: 120, run: training::mlp },
+    Part { name: "training-gpt", asks: "GPT trains as on CPUs", limit: 240, run: training::gpt },
+    Part { name: "training-bert", asks: "BERT trains as on CPUs", limit: 240, run: training::bert },
+    Part { name: "training-resnet", asks: "ResNet trains as on CPUs", limit: 240, run: training::resnet },
+    Part { name: "resume", asks: "checkpoints across devices", limit: 180, run: training::resume },
+    Part { name: "steps-gpt", asks: "steps of GPT-124M, bf16", limit: 300, run: steps::gpt_124m },
+    Part { name: "steps-gpt-tiny", asks: "steps of a tiny GPT, bf16", limit: 200, run: steps::gpt_tiny },
+    Part { name: "steps-bert", asks: "steps of BERT base, fp16", limit: 300, run: steps::bert_base },
+    Part { name: "steps-resnet", asks: "steps of ResNet-50, bf16", limit: 300, run: steps::resnet50 },
+    Part { name: "steps-mlp", asks: "steps of an MLP, f32", limit: 200, run: steps::mlp },
     Part { name: "products", asks: "cuBLASLt at GPT shapes", limit: 180, run: products::run },
-    Part { name: "convolutions", asks: "cuDNN at ResNet-50 shapes", limit: 300, run: convolutions::run },
+    Part { name: "sanitizer", asks: "compute-sanitizer", limit: 240, run: sanitizer::run },
+    Part { name: "nccl", asks: "NCCL", limit: 60, run: libraries::nccl },
+    Part { name: "all-reduce", asks: "NCCL with one rank", limit: 120, run: all_reduce::run },
+    Part { name: "cudnn", asks: "cuDNN", limit: 60, run: libraries::cudnn },
     Part { name: "attention-nodes", asks: "cuDNN SDPA nodes accepted", limit: 60, run: attention::nodes },
     Part { name: "attention", asks: "cuDNN SDPA node, forward", limit: 120, run: attention::forward },
     Part { name: "attention-backward", asks: "cuDNN SDPA node, backward", limit: 120, run: attention::backward },
-    Part { name: "all-reduce", asks: "NCCL with one rank", limit: 120, run: all_reduce::run },
+    Part { name: "convolutions", asks: "cuDNN at ResNet-50 shapes", limit: 300, run: convolutions::run },
 ];
 
 impl Probe {
@@ -60,8 +82,8 @@ impl Probe {
         Driver::new(&self.places.open(&DRIVER)?.library)
     }
 
-    /// The requested device, and its context.
-    fn start(&self) -> Result<(Context, Device), Outcome> {
+    /// The requested device.
+    fn present(&self) -> Result<(Driver, Device), Outcome> {
         let driver = self.driver().map_err(|error| match Outcome::from(error) {
             Outcome::Absent { reason, looked_for } => {
                 Outcome::Absent { reason: format!("no GPU: {reason}"), looked_for }
@@ -69,7 +91,18 @@ impl Probe {
             other => other,
         })?;
         let device = self.chosen(&driver)?;
+        Ok((driver, device))
+    }
+
+    /// The requested device, and its context.
+    fn start(&self) -> Result<(Context, Device), Outcome> {
+        let (driver, device) = self.present()?;
         Ok((driver.context(&device)?, device))
+    }
+
+    /// The program that trains.
+    fn worker(&self) -> Result<Worker, Outcome> {
+        Worker::new(self.worker.as_deref(), self.python.as_deref(), self.device)
     }
 
     fn chosen(&self, driver: &Driver) -> Result<Device, Outcome> {

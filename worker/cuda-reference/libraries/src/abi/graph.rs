@@ -2,8 +2,8 @@
 
 use super::{Kind, Pointer, done, handle, index, store, stream, with};
 use crate::code::{Answer, INVALID_HANDLE, NOT_SUPPORTED};
-use crate::graph::Graph;
-use crate::queue::DEFAULT;
+use crate::gpu::Graph;
+use crate::gpu::queue::DEFAULT;
 
 const THREAD_LOCAL: u32 = 1;
 

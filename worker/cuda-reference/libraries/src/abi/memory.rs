@@ -3,9 +3,9 @@
 use super::{Pointer, done, store, stream, with};
 use crate::code::{Answer, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::gpu::Gpu;
+use crate::gpu::queue::DEFAULT;
+use crate::gpu::work::{Source, Work};
 use crate::host::{self, Queued};
-use crate::queue::DEFAULT;
-use crate::work::{Source, Work};
 use std::alloc::Layout;
 use std::ffi::c_void;
 use std::ops::Range;

@@ -86,7 +86,7 @@ pub(crate) fn index(kind: Kind, handle: Pointer) -> Answer<usize> {
 /// The stream of a handle.
 pub(crate) fn stream(gpu: &Gpu, raw: Pointer) -> Answer<usize> {
     // `CU_STREAM_LEGACY` is 1.
-    let stream = if raw.addr() <= 1 { crate::queue::DEFAULT } else { index(Kind::Stream, raw)? };
+    let stream = if raw.addr() <= 1 { crate::gpu::queue::DEFAULT } else { index(Kind::Stream, raw)? };
     if gpu.queue.exists(stream) { Ok(stream) } else { Err(INVALID_HANDLE) }
 }
 

@@ -3,9 +3,9 @@
 use super::{Kind, Pointer, done, handle, index, store, stream, with};
 use crate::code::{Answer, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
 use crate::finding::explain;
+use crate::gpu::work::{Launch, Work};
 use crate::gpu::{Function, Gpu};
 use crate::nvrtc::CONTAINER;
-use crate::work::{Launch, Work};
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::Arc;
 use switchyard_cuda_reference::Module;

@@ -2,8 +2,8 @@
 
 use super::{Kind, Pointer, done, handle, index, store, stream, with};
 use crate::code::{Answer, INVALID_HANDLE, INVALID_VALUE, NOT_READY};
+use crate::gpu::queue::DEFAULT;
 use crate::gpu::{Event, Gpu};
-use crate::queue::DEFAULT;
 
 const NON_BLOCKING: u32 = 1;
 const DISABLE_TIMING: u32 = 2;

@@ -2,7 +2,7 @@
 
 use super::{Answer, INVALID_VALUE, NOT_INITIALIZED, NOT_SUPPORTED, done, refused};
 use crate::abi::{self, Pointer};
-use crate::product::{Format, Layout};
+use crate::gpu::product::{Format, Layout};
 use std::ffi::c_void;
 
 const R_32F: i32 = 0;

@@ -3,7 +3,7 @@
 use crate::code::{Answer, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, INVALID_VALUE};
 use crate::finding::explain;
 use crate::gpu::Gpu;
-use crate::work::Work;
+use crate::gpu::work::Work;
 use std::ops::Range;
 use std::sync::Arc;
 use switchyard_cuda_reference::Module;

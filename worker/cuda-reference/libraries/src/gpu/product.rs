@@ -68,7 +68,8 @@ pub(crate) struct Product {
 }
 
 impl Product {
-    pub(crate) fn run(&self, gpu: &mut Gpu, stamp: &Stamp) -> Vec<Touched> {
+    /// `is_wrong`: see [`crate::fault`].
+    pub(crate) fn run(&self, gpu: &mut Gpu, stamp: &Stamp, is_wrong: bool) -> Vec<Touched> {
         if let Some(range) = self.overwritten() {
             gpu.end(&format!("{} writes what it reads: {}", stamp.name, gpu.place(&range)));
         }
@@ -91,6 +92,9 @@ impl Product {
             sums.iter_mut().for_each(|sum| *sum *= self.alpha);
             if let Some(old) = &old {
                 sums.iter_mut().zip(&old[column]).for_each(|(sum, old)| *sum += self.beta * old);
+            }
+            if is_wrong && column == 0 {
+                sums[0] += 1.0;
             }
             let to = layout.column(self.d, column as u64).start;
             gpu.write(to, &encoded(layout.format, &sums));

@@ -3,7 +3,7 @@
 //! There is one rule for all of it: an operation has a clock, and may run when everything before it has run. Events are clocks too.
 
 use crate::clock::Clock;
-use crate::work::Work;
+use crate::gpu::work::Work;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use switchyard_cuda_reference::Random;

@@ -1,0 +1,267 @@
+//! Time of a training step of the worker, beside PyTorch's on the same GPU, in alternating rounds.
+
+use super::machine::state;
+use super::{Probe, gather};
+use crate::jobs::{CLASSES, half, job, synthetic};
+use crate::numbers::short;
+use crate::outcome::Outcome;
+use crate::torch::Peer;
+use crate::worker::{Worker, mib};
+use serde_json::{Value, json};
+use std::path::Path;
+use switchyard_worker_contract::config::*;
+
+/// Samples of a micro-batch that are tried, largest first.
+const BATCHES: [u32; 5] = [16, 8, 4, 2, 1];
+
+/// What is measured.
+struct Case {
+    config: EngineConfig,
+    /// Batches that are tried, largest first.
+    batches: Vec<u32>,
+    /// The model in the words of `torch_engine.py`.
+    peer: Value,
+    /// Tokens of a sample, or 1.
+    items: u32,
+    steps: u64,
+    rounds: usize,
+    /// How PyTorch compiles: short steps are mostly launches, which its graphs save.
+    compile: &'static str,
+}
+
+/// In the words of `torch_engine.py`.
+fn word(precision: Precision) -> &'static str {
+    match precision {
+        Precision::Fp32 => "f32",
+        Precision::Amp(Amp { compute_type: HalfType::Bf16, .. }) => "bf16",
+        Precision::Amp(Amp { compute_type: HalfType::Fp16, .. }) => "fp16",
+    }
+}
+
+fn bf16() -> Precision {
+    half(HalfType::Bf16, LossScaling::Static { scale: 1.0 })
+}
+
+/// As PyTorch's.
+const SCALE: LossScaling = LossScaling::Dynamic {
+    initial_scale: 65536.0,
+    growth_factor: 2.0,
+    backoff_factor: 0.5,
+    growth_interval_steps: 2000,
+};
+
+/// A GPT in bf16.
+fn gpt([layers, hidden_size, heads, context_length, vocabulary_size]: [u32; 5]) -> Case {
+    let model = Gpt { layers, hidden_size, heads, context_length, vocabulary_size, tied_head: true };
+    Case {
+        peer: json!({
+            "kind": "gpt", "layers": layers, "hidden": hidden_size, "heads": heads, "context": context_length,
+            "vocabulary": vocabulary_size,
+        }),
+        config: EngineConfig { precision: bf16(), ..job(Model::Gpt(model), synthetic(4096, None), 1) },
+        batches: BATCHES.to_vec(),
+        items: context_length,
+        steps: 40,
+        rounds: 3,
+        compile: "default",
+    }
+}
+
+pub(super) fn gpt_124m(probe: &Probe) -> Result<Value, Outcome> {
+    measure(probe, gpt(if probe.rehearse { [1, 16, 2, 8, 64] } else { [12, 768, 12, 1024, 50_304] }))
+}
+
+pub(super) fn gpt_tiny(probe: &Probe) -> Result<Value, Outcome> {
+    let case = gpt(if probe.rehearse { [1, 16, 2, 8, 64] } else { [4, 256, 4, 128, 1024] });
+    measure(probe, Case { batches: vec![8], steps: 400, compile: "reduce-overhead", ..case })
+}
+
+pub(super) fn bert_base(probe: &Probe) -> Result<Value, Outcome> {
+    let [layers, hidden_size, heads, context_length, vocabulary_size] =
+        if probe.rehearse { [1, 16, 2, 12, 61] } else { [12, 768, 12, 128, 30_522] };
+    let (masked_fraction, next_sentence) = (0.15, false);
+    let model = Bert { layers, hidden_size, heads, context_length, vocabulary_size, masked_fraction, next_sentence };
+    let peer = json!({
+        "kind": "bert", "layers": layers, "hidden": hidden_size, "heads": heads, "context": context_length,
+        "rows": model.embedding_rows(), "predictions": model.predictions(),
+    });
+    let config =
+        EngineConfig { precision: half(HalfType::Fp16, SCALE), ..job(Model::Bert(model), synthetic(8192, None), 1) };
+    let batches = vec![128, 64, 32, 16];
+    measure(probe, Case { config, batches, peer, items: context_length, steps: 60, rounds: 3, compile: "default" })
+}
+
+pub(super) fn resnet50(probe: &Probe) -> Result<Value, Outcome> {
+    let (width, side) = if probe.rehearse { (2, 32) } else { (64, 224) };
+    let model = ResNet { depth: ResNetDepth::D50, stem: Stem::ImageNet, width };
+    let peer = json!({
+        "kind": "resnet", "depth": 50, "width": width, "small": false, "channels": 3, "side": side, "classes": CLASSES,
+    });
+    let config = job(Model::ResNet(model), synthetic(2048, Some(side)), 1);
+    let optimizer = Optimizer { rule: Rule::Sgd(Momentum { momentum: 0.9, nesterov: false }), ..config.optimizer };
+    let config = EngineConfig { precision: bf16(), optimizer, ..config };
+    let batches = vec![128, 64, 32, 16];
+    measure(probe, Case { config, batches, peer, items: 1, steps: 40, rounds: 3, compile: "default" })
+}
+
+pub(super) fn mlp(probe: &Probe) -> Result<Value, Outcome> {
+    let hidden = if probe.rehearse { 24 } else { 4096 };
+    let model = Mlp { hidden_sizes: vec![hidden; 3], activation: Activation::Relu };
+    let peer = json!({"kind": "mlp", "sizes": [16, hidden, hidden, hidden, CLASSES]});
+    let config = job(Model::Mlp(model), synthetic(16_384, None), 1);
+    measure(probe, Case { config, batches: vec![1024], peer, items: 1, steps: 200, rounds: 3, compile: "default" })
+}
+
+fn measure(probe: &Probe, case: Case) -> Result<Value, Outcome> {
+    let (_, device) = probe.present()?;
+    let worker = probe.worker()?;
+    let case = if probe.rehearse { Case { batches: vec![2], steps: 4, rounds: 1, ..case } } else { case };
+    let (config, ours) = fitting(&worker, &case)?;
+    let batch = config.batch_size_per_process;
+    let (numbers, before) = (word(config.precision), state());
+    let peers = [("torch", Value::Null), ("torch compiled", case.compile.into())];
+    let python = probe.python.as_deref().unwrap_or(Path::new("python3"));
+    let mut peers = peers.map(|(name, compile)| (name, start(python, name, &peer(&case, batch, numbers, &compile))));
+    let mut times = [const { Vec::new() }; 3];
+    let mut own = Ok(());
+    for _ in 0..case.rounds {
+        own = own.and_then(|()| ours_of(&worker, &config).map(|round| times[0].push(round)));
+        for ((_, peer), times) in peers.iter_mut().zip(&mut times[1..]) {
+            // The first failure is the side's answer.
+            let round = peer.as_mut().ok().map(|peer| peer.milliseconds(case.steps));
+            match round {
+                Some(Ok(ms)) => times.push(Round { ms, ..Round::default() }),
+                Some(Err(error)) => *peer = Err(error),
+                None => {}
+            }
+        }
+    }
+    let per_second = f64::from(batch * case.items) * 1e3;
+    let [own_times, torch, compiled] = times;
+    let own = own.map(|()| figures(&own_times, per_second, mib(ours)));
+    let mut rows = vec![(json!({"side": "switchyard"}), own)];
+    for ((name, peer), times) in peers.into_iter().zip([torch, compiled]) {
+        rows.push((json!({"side": name}), Ok(theirs(peer, &times, per_second))));
+    }
+    let item = if case.items > 1 { "tokens" } else { "samples" };
+    let what = json!({
+        "device": device.name, "numbers": numbers, "batch": batch, "item": item, "rounds": case.rounds,
+        "steps": case.steps, "stateBefore": before, "stateAfter": state(),
+    });
+    gather(what, "sides", rows)
+}
+
+/// The job in the largest batch that fits, and the bytes that it takes on the GPU.
+fn fitting(worker: &Worker, case: &Case) -> Result<(EngineConfig, u64), Outcome> {
+    let config = |batch| EngineConfig {
+        batch_size_per_process: batch,
+        length: Length::Steps(case.steps),
+        fetch_every_steps: (case.steps / 4).max(1) as u32,
+        optimizer: Optimizer { gradient_clip_norm: None, ..case.config.optimizer },
+        ..case.config.clone()
+    };
+    let mut refused = Outcome::failed("batches", "none was tried");
+    for batch in &case.batches {
+        match worker.inspect(&config(*batch)) {
+            Ok(inspection) => {
+                let memory = inspection.gpu_memory.map_or(0, |memory| memory.total());
+                return Ok((config(*batch), memory));
+            }
+            Err(outcome) => refused = outcome,
+        }
+    }
+    Err(refused)
+}
+
+/// Milliseconds of a step in a round, and for us parts of it.
+#[derive(Debug, Default)]
+struct Round {
+    ms: f64,
+    input: f64,
+    forward: f64,
+    backward: f64,
+    optimizer: f64,
+    /// Seconds.
+    to_first: f64,
+}
+
+fn ours_of(worker: &Worker, config: &EngineConfig) -> Result<Round, Outcome> {
+    let ran = worker.train("steps", config, 1)?;
+    // Without the first report, in which memory is touched and clocks rise.
+    let told = &ran.progress[1.min(ran.progress.len() - 1)..];
+    let mean = |of: fn(&switchyard_worker_contract::event::Progress) -> f64| {
+        told.iter().map(of).sum::<f64>() / told.len() as f64
+    };
+    Ok(Round {
+        ms: mean(|told| told.step_ms),
+        input: mean(|told| told.input_wait_ms),
+        forward: mean(|told| told.forward_ms),
+        backward: mean(|told| told.backward_ms),
+        optimizer: mean(|told| told.optimizer_ms),
+        to_first: ran.seconds_to_first,
+    })
+}
+
+fn figures(rounds: &[Round], per_second: f64, memory: Value) -> Value {
+    let median = |of: fn(&Round) -> f64| short(median(rounds.iter().map(of).collect()));
+    let ms = median(|round| round.ms);
+    json!({
+        "ms": ms, "perSecond": short(per_second / ms), "memoryMiB": memory,
+        "inputMs": median(|round| round.input), "forwardMs": median(|round| round.forward),
+        "backwardMs": median(|round| round.backward), "optimizerMs": median(|round| round.optimizer),
+        "secondsToFirstReport": median(|round| round.to_first),
+    })
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// The configuration of a peer.
+fn peer(case: &Case, batch: u32, numbers: &str, compile: &Value) -> Value {
+    let optimizer = if matches!(case.config.optimizer.rule, Rule::AdamW(_)) { "adamw" } else { "sgd" };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    json!({
+        "threads": threads, "tuned": true, "device": "cuda", "compile": compile, "model": case.peer, "samples": batch,
+        "precision": numbers, "optimizer": optimizer, "rate": case.config.optimizer.learning_rate,
+        "decay": case.config.optimizer.weight_decay,
+    })
+}
+
+/// A peer whose first steps, with all that is compiled and tuned in them, are done.
+fn start(python: &Path, name: &str, config: &Value) -> Result<Peer, Outcome> {
+    let mut peer = Peer::start(python, name, config)?;
+    peer.milliseconds(5)?;
+    Ok(peer)
+}
+
+/// What PyTorch did. That it is missing or fails is told, and is no failure of ours.
+fn theirs(peer: Result<Peer, Outcome>, rounds: &[Round], per_second: f64) -> Value {
+    let told = peer.and_then(|mut peer| Ok((peer.memory_bytes()?, peer.version.clone())));
+    match told {
+        Ok((memory, version)) => {
+            let ms = short(median(rounds.iter().map(|round| round.ms).collect()));
+            json!({"ms": ms, "perSecond": short(per_second / ms), "memoryMiB": mib(memory), "version": version})
+        }
+        Err(outcome) => json!({"missing": outcome}),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_medians_of_rounds() {
+        let rounds = [30.0, 10.0, 20.0].map(|ms| Round { ms, ..Round::default() });
+        let figures = figures(&rounds, 1e3 * 64.0, json!(5));
+        assert_eq!((&figures["ms"], &figures["perSecond"]), (&json!(20.0), &json!(3200.0)));
+    }
+
+    #[test]
+    fn a_peer_that_is_missing_is_told() {
+        let told = theirs(Err(Outcome::absent("no module named torch")), &[], 1.0);
+        assert_eq!(told["missing"]["reason"], "no module named torch");
+    }
+}

@@ -1,0 +1,264 @@
+//! The worker trains small models on the CPU and on the GPU: are the gradients and the losses the same?
+
+use super::{Probe, gather};
+use crate::jobs::{DYNAMIC, half, job, synthetic, text};
+use crate::numbers::short;
+use crate::outcome::Outcome;
+use crate::worker::{Ran, Worker};
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use switchyard_worker_contract::config::*;
+
+/// Numbers of a run, how much losses may differ as a share of their value, and gradients as a share of their tensor's largest.
+#[derive(Clone, Copy)]
+struct Numbers {
+    name: &'static str,
+    precision: fn() -> Precision,
+    /// Without a scale that changes, for the gradients of one step.
+    steady: fn() -> Precision,
+    losses: f64,
+    gradients: f64,
+}
+
+const F32: Numbers =
+    Numbers { name: "f32", precision: || Precision::Fp32, steady: || Precision::Fp32, losses: 1e-3, gradients: 1e-2 };
+const BF16: Numbers = Numbers { name: "bf16", precision: bf16, steady: bf16, losses: 2e-2, gradients: 1e-1 };
+const FP16: Numbers = Numbers {
+    name: "fp16",
+    precision: || half(HalfType::Fp16, DYNAMIC),
+    steady: || half(HalfType::Fp16, LossScaling::Static { scale: 128.0 }),
+    ..BF16
+};
+
+fn bf16() -> Precision {
+    half(HalfType::Bf16, LossScaling::Static { scale: 1.0 })
+}
+
+/// Of gradients below this share of the model's largest, the difference counts as a share of that.
+const SMALL: f64 = 1e-3;
+
+pub(super) fn mlp(probe: &Probe) -> Result<Value, Outcome> {
+    let (hidden_sizes, batch) = if probe.rehearse { (vec![24, 13], 6) } else { (vec![256, 130], 64) };
+    let model = Model::Mlp(Mlp { hidden_sizes, activation: Activation::Gelu });
+    compare(probe, "mlp", &[F32], |_| Ok(job(model.clone(), synthetic(500, None), batch)))
+}
+
+pub(super) fn gpt(probe: &Probe) -> Result<Value, Outcome> {
+    compare(probe, "gpt", &[F32, BF16, FP16], small_gpt)
+}
+
+fn small_gpt(probe: &Probe) -> Result<EngineConfig, Outcome> {
+    let ([layers, hidden_size, heads, context_length], batch) =
+        if probe.rehearse { ([1, 16, 2, 8], 2) } else { ([2, 128, 4, 96], 8) };
+    let gpt = Gpt { layers, hidden_size, heads, context_length, vocabulary_size: 256, tied_head: true };
+    Ok(job(Model::Gpt(gpt), text()?, batch))
+}
+
+pub(super) fn bert(probe: &Probe) -> Result<Value, Outcome> {
+    let ([layers, hidden_size, heads, context_length], batch) =
+        if probe.rehearse { ([1, 16, 2, 12], 2) } else { ([2, 128, 4, 96], 8) };
+    let vocabulary_size = 256;
+    let masked_fraction = 0.25;
+    let next_sentence = true;
+    let bert = Bert { layers, hidden_size, heads, context_length, vocabulary_size, masked_fraction, next_sentence };
+    compare(probe, "bert", &[F32, BF16, FP16], |_| Ok(job(Model::Bert(bert.clone()), text()?, batch)))
+}
+
+pub(super) fn resnet(probe: &Probe) -> Result<Value, Outcome> {
+    let (width, side, batch) = if probe.rehearse { (4, 8, 2) } else { (16, 32, 16) };
+    let model = ResNet { depth: ResNetDepth::D18, stem: Stem::Small, width };
+    let numbers: &[Numbers] = if probe.rehearse { &[F32] } else { &[F32, BF16, FP16] };
+    compare(probe, "resnet", numbers, |_| {
+        let config = job(Model::ResNet(model), synthetic(400, Some(side)), batch);
+        let rule = Rule::Sgd(Momentum { momentum: 0.9, nesterov: false });
+        let optimizer = Optimizer { rule, learning_rate: 0.01, ..config.optimizer };
+        Ok(EngineConfig { optimizer, ..config })
+    })
+}
+
+/// Gradients of a step and losses of many, in each of these numbers.
+fn compare(
+    probe: &Probe,
+    name: &str,
+    all: &[Numbers],
+    config: impl Fn(&Probe) -> Result<EngineConfig, Outcome>,
+) -> Result<Value, Outcome> {
+    let (_, device) = probe.present()?;
+    let worker = probe.worker()?;
+    let config = config(probe)?;
+    let steps = if probe.rehearse { 6 } else { 50 };
+    let mut rows = Vec::new();
+    for numbers in all {
+        let row = |check: &str| json!({"check": check, "numbers": numbers.name});
+        rows.push((row("gradients"), gradients(&worker, name, numbers, &config)));
+        rows.push((row("losses"), losses(&worker, name, numbers, (&config, steps))));
+    }
+    gather(json!({"device": device.name, "model": name}), "checks", rows)
+}
+
+/// One step without momentum and with a learning rate of one: weights change by their gradients.
+fn gradients(worker: &Worker, name: &str, numbers: &Numbers, config: &EngineConfig) -> Result<Value, Outcome> {
+    let after = |device: Device, learning_rate: f64| {
+        let mut config = EngineConfig { device, precision: (numbers.steady)(), ..config.clone() };
+        config.optimizer = Optimizer {
+            rule: Rule::Sgd(Momentum { momentum: 0.0, nesterov: false }),
+            learning_rate,
+            weight_decay: 0.0,
+            gradient_clip_norm: None,
+            ..config.optimizer
+        };
+        weights(&worker.train(&format!("{name}-gradients"), &config, 1)?)
+    };
+    // With next to no rate they stay as they are.
+    let [start, cpu] = [after(Device::Cpu, 1e-30)?, after(Device::Cpu, 1.0)?];
+    let gpu = after(Device::Cuda, 1.0)?;
+    let (tensor, difference) = worst(&start, &cpu, &gpu);
+    let (tensors, limit) = (start.len(), numbers.gradients);
+    within("gradients", difference, limit, || format!("of `{tensor}`"))?;
+    Ok(json!({"tensors": tensors, "largestDifference": short(difference), "of": tensor, "limit": limit}))
+}
+
+/// Weights by their names.
+type Tensors = BTreeMap<String, Vec<f32>>;
+
+fn weights(ran: &Ran) -> Result<Tensors, Outcome> {
+    let failed = |text: String| Outcome::failed("weights of the worker", text);
+    let file = ran.finished.model_file.as_deref().ok_or_else(|| failed("no file".into()))?;
+    let bytes = std::fs::read(file).map_err(|error| failed(format!("{file}: {error}")))?;
+    let tensors = SafeTensors::deserialize(&bytes).map_err(|error| failed(format!("{file}: {error}")))?;
+    let numbers = |bytes: &[u8]| bytes.as_chunks::<4>().0.iter().copied().map(f32::from_le_bytes).collect();
+    Ok(tensors.iter().map(|(name, view)| (name.to_owned(), numbers(view.data()))).collect())
+}
+
+/// The tensor whose gradients on the GPU are farthest from those on the CPU.
+fn worst(start: &Tensors, cpu: &Tensors, gpu: &Tensors) -> (String, f64) {
+    let largest = |a: &[f32], b: &[f32]| {
+        let apart = a.iter().zip(b).map(|(a, b)| f64::from(a - b).abs());
+        let apart = apart.map(|apart| if apart.is_nan() { f64::INFINITY } else { apart });
+        // A tensor that is missing, or has another size, is as far as can be.
+        if a.len() == b.len() { apart.fold(0.0, f64::max) } else { f64::INFINITY }
+    };
+    let of = |tensors: &'_ Tensors, name: &str| tensors.get(name).cloned().unwrap_or_default();
+    let changes: Vec<f64> = start.iter().map(|(name, start)| largest(start, &of(cpu, name))).collect();
+    let floor = changes.iter().copied().fold(f64::MIN_POSITIVE, f64::max) * SMALL;
+    let shares = start.keys().zip(&changes).map(|(name, change)| {
+        let apart = largest(&of(cpu, name), &of(gpu, name));
+        (name.clone(), apart / change.max(floor))
+    });
+    shares.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or_default()
+}
+
+/// A run of many steps on each device.
+fn losses(
+    worker: &Worker,
+    name: &str,
+    numbers: &Numbers,
+    (config, steps): (&EngineConfig, u64),
+) -> Result<Value, Outcome> {
+    let run = |device| {
+        let config =
+            EngineConfig { device, precision: (numbers.precision)(), length: Length::Steps(steps), ..config.clone() };
+        worker.train(&format!("{name}-losses"), &config, 1)
+    };
+    let (cpu, gpu) = (run(Device::Cpu)?, run(Device::Cuda)?);
+    if cpu.skipped() != gpu.skipped() {
+        let text = format!("{} skipped steps, expected {}, as on the CPU", gpu.skipped(), cpu.skipped());
+        return Err(Outcome::failed("losses", text));
+    }
+    let difference = agree(&gpu.losses(), &cpu.losses(), numbers.losses)?;
+    Ok(json!({
+        "steps": steps,
+        "kernel": gpu.ready.kernel,
+        "first": short(gpu.losses()[0]),
+        "last": short(gpu.losses()[gpu.progress.len() - 1]),
+        "skippedSteps": gpu.skipped(),
+        "largestDifference": short(difference),
+        "limit": numbers.losses,
+    }))
+}
+
+/// The largest difference of losses, as a share of the loss that was expected.
+fn agree(got: &[f64], wanted: &[f64], limit: f64) -> Result<f64, Outcome> {
+    if got.len() != wanted.len() || got.is_empty() {
+        return Err(Outcome::failed("losses", format!("{} steps, expected {}", got.len(), wanted.len())));
+    }
+    let share = |(got, wanted): (&f64, &f64)| (got - wanted).abs() / wanted.abs();
+    let shares = got.iter().zip(wanted).map(share).map(|share| if share.is_nan() { f64::INFINITY } else { share });
+    let (step, difference) = shares.enumerate().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or_default();
+    within("losses", difference, limit, || format!("in step {}: {}, expected {}", step + 1, got[step], wanted[step]))?;
+    Ok(difference)
+}
+
+fn within(what: &str, difference: f64, limit: f64, place: impl Fn() -> String) -> Result<(), Outcome> {
+    if difference <= limit {
+        return Ok(());
+    }
+    Err(Outcome::failed(what, format!("relative difference {difference:.2e} {}; expected at most {limit}", place())))
+}
+
+/// A checkpoint of one device is gone on from on the other.
+pub(super) fn resume(probe: &Probe) -> Result<Value, Outcome> {
+    let (_, device) = probe.present()?;
+    let (worker, config) = (probe.worker()?, small_gpt(probe)?);
+    let half = if probe.rehearse { 3 } else { 20 };
+    let across = |name: &str, devices: [Device; 2]| {
+        let folder = crate::scratch::folder(name).map_err(|error| Outcome::failed("a folder", error.to_string()))?;
+        let path = folder.join("checkpoints").display().to_string();
+        let checkpoint = Some(Checkpoint { path, every_steps: 0, period_seconds: 0, keep: 1, on_suspend: true });
+        let part = |attempt: u32, device| {
+            let length = Length::Steps(half * u64::from(attempt));
+            let config = EngineConfig { device, length, checkpoint: checkpoint.clone(), ..config.clone() };
+            worker.train(name, &config, attempt)
+        };
+        let (first, second) = (part(1, devices[0])?, part(2, devices[1])?);
+        match second.ready.resumed_step {
+            Some(step) if step == half => Ok([first.losses(), second.losses()].concat()),
+            other => Err(Outcome::failed("resume", format!("from step {other:?}, expected {half}"))),
+        }
+    };
+    let wanted = across("resume-cpu-cpu", [Device::Cpu; 2])?;
+    let cases = [("cpu-gpu", [Device::Cpu, Device::Cuda]), ("gpu-cpu", [Device::Cuda, Device::Cpu])];
+    let rows = cases.map(|(name, devices)| {
+        let judged = across(&format!("resume-{name}"), devices).and_then(|got| agree(&got, &wanted, F32.losses));
+        let figures = judged.map(|difference| json!({"largestDifference": short(difference), "limit": F32.losses}));
+        (json!({"devices": name, "steps": wanted.len()}), figures)
+    });
+    gather(json!({"device": device.name}), "runs", Vec::from(rows))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensors(a: &[f32], b: &[f32]) -> Tensors {
+        BTreeMap::from([("a".to_owned(), a.to_vec()), ("b".to_owned(), b.to_vec())])
+    }
+
+    #[test]
+    fn the_tensor_whose_gradient_is_wrong_is_named() {
+        let start = tensors(&[1.0, 2.0], &[3.0]);
+        let cpu = tensors(&[1.5, 2.0], &[2.5]);
+        assert_eq!(worst(&start, &cpu, &cpu).1, 0.0);
+        assert_eq!(worst(&start, &cpu, &tensors(&[1.5, 2.0], &[2.25])), ("b".into(), 0.5));
+        assert_eq!(worst(&start, &cpu, &tensors(&[f32::NAN, 2.0], &[2.5])), ("a".into(), f64::INFINITY));
+        assert_eq!(worst(&start, &cpu, &Tensors::new()).1, f64::INFINITY);
+    }
+
+    #[test]
+    fn a_gradient_of_nothing_but_rounding_is_not_wrong() {
+        let start = tensors(&[1.0], &[3.0]);
+        let (cpu, gpu) = (tensors(&[1.0], &[2.0]), tensors(&[1.0 + 1e-7], &[2.0]));
+        assert!(worst(&start, &cpu, &gpu).1 < 1e-3);
+    }
+
+    #[test]
+    fn losses_that_differ_are_named_with_their_step() {
+        assert_eq!(agree(&[2.0, 1.0], &[2.0, 1.0], 1e-3).unwrap(), 0.0);
+        for got in [&[2.0, 1.1][..], &[2.0, f64::NAN], &[2.0]] {
+            assert!(matches!(agree(got, &[2.0, 1.0], 1e-3), Err(Outcome::Failed { .. })), "{got:?}");
+        }
+        let Err(Outcome::Failed { text, .. }) = agree(&[2.0, 1.5], &[2.0, 1.0], 1e-3) else { panic!("it passed") };
+        assert_eq!(text, "relative difference 5.00e-1 in step 2: 1.5, expected 1; expected at most 0.001");
+    }
+}

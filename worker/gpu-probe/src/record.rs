@@ -1,0 +1,101 @@
+//! Results that outlast a call: a line of JSON for each part, appended when it ends. A crash, or the end of the time on a machine, loses one part.
+
+use crate::outcome::PartResult;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::Path;
+
+/// In the folder of the results.
+const FILE: &str = "results.jsonl";
+
+/// The results of this call, and those of earlier ones that are of the same kind.
+pub(crate) struct Record {
+    file: Option<File>,
+    results: Vec<PartResult>,
+}
+
+impl Record {
+    /// `folder`: without one, nothing is kept. `is_rehearsal`: the other kind is left aside.
+    pub(crate) fn open(folder: Option<&Path>, is_rehearsal: bool) -> Result<Record, String> {
+        let Some(folder) = folder else { return Ok(Record { file: None, results: Vec::new() }) };
+        let path = folder.join(FILE);
+        let mut text = String::new();
+        let opened = std::fs::create_dir_all(folder).and_then(|()| {
+            let mut file = OpenOptions::new().create(true).append(true).read(true).open(&path)?;
+            file.read_to_string(&mut text)?;
+            if !text.is_empty() && !text.ends_with('\n') {
+                // A line that was cut short must not swallow the next one.
+                file.write_all(b"\n")?;
+            }
+            Ok(file)
+        });
+        let file = opened.map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        let mut record = Record { file: Some(file), results: Vec::new() };
+        let known = text.lines().filter_map(|line| serde_json::from_str(line).ok());
+        known.filter(|result: &PartResult| result.is_rehearsal == is_rehearsal).for_each(|result| record.put(result));
+        Ok(record)
+    }
+
+    pub(crate) fn add(&mut self, result: PartResult) -> Result<(), String> {
+        if let Some(file) = &mut self.file {
+            let line = serde_json::to_string(&result).map_err(|error| error.to_string())? + "\n";
+            let written = file.write_all(line.as_bytes()).and_then(|()| file.sync_data());
+            written.map_err(|error| format!("cannot write {FILE}: {error}"))?;
+        }
+        self.put(result);
+        Ok(())
+    }
+
+    /// The last result of a part counts.
+    fn put(&mut self, result: PartResult) {
+        self.results.retain(|other| other.part != result.part);
+        self.results.push(result);
+    }
+
+    pub(crate) fn get(&self, part: &str) -> Option<&PartResult> {
+        self.results.iter().find(|result| result.part == part)
+    }
+
+    pub(crate) fn has(&self, part: &str) -> bool {
+        self.get(part).is_some()
+    }
+
+    pub(crate) fn results(&self) -> &[PartResult] {
+        &self.results
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outcome::Outcome;
+
+    fn result(part: &str, seconds: f64, is_rehearsal: bool) -> PartResult {
+        PartResult { part: part.into(), asks: "?".into(), is_rehearsal, seconds, outcome: Outcome::absent("x") }
+    }
+
+    #[test]
+    fn what_was_added_is_there_in_the_next_call_and_the_last_result_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = |is_rehearsal| Record::open(Some(folder.path()), is_rehearsal).unwrap();
+        let mut record = open(false);
+        for (part, seconds) in [("a", 1.0), ("b", 2.0), ("a", 3.0)] {
+            record.add(result(part, seconds, false)).unwrap();
+        }
+        assert_eq!(open(false).results(), record.results());
+        assert_eq!(record.get("a").map(|result| result.seconds), Some(3.0));
+        assert!(!open(true).has("a"), "a rehearsal is no result");
+    }
+
+    #[test]
+    fn a_line_that_was_cut_short_costs_that_part_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = || Record::open(Some(folder.path()), false).unwrap();
+        open().add(result("a", 1.0, false)).unwrap();
+        let mut file = OpenOptions::new().append(true).open(folder.path().join(FILE)).unwrap();
+        file.write_all(br#"{"part":"b","asks""#).unwrap();
+        open().add(result("c", 1.0, false)).unwrap();
+        let names: Vec<String> = open().results().iter().map(|result| result.part.clone()).collect();
+        assert_eq!(names, ["a", "c"]);
+    }
+}

@@ -1,0 +1,201 @@
+//! The worker beside this program, as one rank of a job.
+
+use crate::outcome::Outcome;
+use crate::scratch;
+use serde_json::Value;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+use switchyard_worker_contract::config::EngineConfig;
+use switchyard_worker_contract::env;
+use switchyard_worker_contract::event::{Event, Finished, Inspection, Progress, Ready};
+
+/// Lines of a worker's log that an outcome repeats.
+const LINES: usize = 20;
+
+/// The program, and where it finds the libraries and its GPU.
+pub(crate) struct Worker {
+    program: PathBuf,
+    variables: Vec<(&'static str, String)>,
+}
+
+/// What a run told that did all its steps.
+pub(crate) struct Ran {
+    pub(crate) ready: Ready,
+    pub(crate) progress: Vec<Progress>,
+    pub(crate) finished: Finished,
+    /// From the start of the process to its first report.
+    pub(crate) seconds_to_first: f64,
+}
+
+impl Ran {
+    pub(crate) fn losses(&self) -> Vec<f64> {
+        self.progress.iter().map(|progress| progress.loss).collect()
+    }
+
+    /// Steps that were left out because their gradients overflowed.
+    pub(crate) fn skipped(&self) -> u64 {
+        self.progress.last().and_then(|progress| progress.skipped_steps).unwrap_or(0)
+    }
+}
+
+impl Worker {
+    /// `program`: the one beside this program if not given. `python`: see [`switchyard_cuda::find`]. `device`: index of the GPU.
+    pub(crate) fn new(program: Option<&Path>, python: Option<&Path>, device: usize) -> Result<Worker, Outcome> {
+        let own = || std::env::current_exe().map(|probe| probe.with_file_name("switchyard-worker"));
+        let program = program.map_or_else(own, |program| Ok(program.to_path_buf()));
+        let program = program.map_err(|error| Outcome::failed("current_exe", error.to_string()))?;
+        if !program.is_file() {
+            let looked_for = vec![program.display().to_string()];
+            return Err(Outcome::Absent { reason: "no worker".into(), looked_for });
+        }
+        let mut variables = Vec::new();
+        // Of the first GPU nothing is said, so that what the machine's owner chose counts.
+        if device > 0 {
+            variables.push(("CUDA_VISIBLE_DEVICES", device.to_string()));
+        }
+        if let Some(environment) = python.and_then(|python| python.parent()?.parent()) {
+            variables.push(("VIRTUAL_ENV", environment.display().to_string()));
+        }
+        Ok(Worker { program, variables })
+    }
+
+    /// Trains as the only rank of a job. Runs of the same name have the same folder.
+    pub(crate) fn train(&self, name: &str, config: &EngineConfig, attempt: u32) -> Result<Ran, Outcome> {
+        let prepared =
+            self.command(name, config, attempt, None).map_err(|error| io("a folder for the worker", &error))?;
+        let Prepared { mut command, log } = prepared;
+        let start = Instant::now();
+        let mut child = command.spawn().map_err(|error| io("switchyard-worker", &error))?;
+        let told = Told::of(&mut child, start);
+        let status = child.wait().map_err(|error| io("switchyard-worker", &error))?;
+        match told {
+            Told { ready: Some(ready), finished: Some(finished), progress, seconds_to_first, .. }
+                if status.success() =>
+            {
+                Ok(Ran { ready, progress, finished, seconds_to_first })
+            }
+            Told { cause, .. } => Err(Outcome::Failed {
+                call: format!("switchyard-worker, {name}"),
+                code: status.code().map(i64::from),
+                text: cause.unwrap_or_else(|| last_lines(&std::fs::read_to_string(log).unwrap_or_default())),
+                figures: None,
+            }),
+        }
+    }
+
+    /// What it would train, and with how much memory.
+    pub(crate) fn inspect(&self, config: &EngineConfig) -> Result<Inspection, Outcome> {
+        let mut command = Command::new(&self.program);
+        command.arg("inspect").envs(self.variables.iter().map(|(name, value)| (name, value)));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let text =
+            serde_json::to_string(config).map_err(|error| Outcome::failed("configuration", error.to_string()))?;
+        let answered = command.spawn().and_then(|mut child| {
+            child.stdin.take().map_or(Ok(()), |mut input| input.write_all(text.as_bytes()))?;
+            child.wait_with_output()
+        });
+        let output = answered.map_err(|error| io("switchyard-worker inspect", &error))?;
+        serde_json::from_slice(&output.stdout).map_err(|_| Outcome::Failed {
+            call: "switchyard-worker inspect".into(),
+            code: output.status.code().map(i64::from),
+            text: last_lines(&String::from_utf8_lossy(&output.stderr)),
+            figures: None,
+        })
+    }
+
+    /// The command of a run. `below`: a program that starts it, with its arguments.
+    pub(crate) fn command(
+        &self,
+        name: &str,
+        config: &EngineConfig,
+        attempt: u32,
+        below: Option<(&Path, &[&str])>,
+    ) -> std::io::Result<Prepared> {
+        let folder = scratch::folder(name)?;
+        let [file, key, log] = ["engine.json", "key", "log"].map(|name| folder.join(name));
+        std::fs::write(&file, serde_json::to_vec(config)?)?;
+        // Of a job with one rank nobody proves that he belongs to it.
+        std::fs::write(&key, [0; 32])?;
+        std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+        let mut command = match below {
+            Some((program, arguments)) => {
+                let mut command = Command::new(program);
+                command.args(arguments).arg(&self.program);
+                command
+            }
+            None => {
+                let mut command = Command::new(&self.program);
+                // The worker ends with the part that started it.
+                command.env(env::PARENT_PID, std::process::id().to_string());
+                command
+            }
+        };
+        command.arg("train").envs(self.variables.iter().map(|(name, value)| (name, value)));
+        command.env(env::JOB, "gpu-probe").env(env::ATTEMPT, attempt.to_string()).env(env::RENDEZVOUS, "127.0.0.1:0");
+        for (name, count) in [(env::NODE_RANK, 0), (env::LOCAL_RANK, 0), (env::NUM_NODES, 1), (env::PROCS_PER_NODE, 1)]
+        {
+            command.env(name, count.to_string());
+        }
+        command.env(env::CONFIG, file).env(env::KEY_FILE, key).env(env::RUN_DIR, &folder);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(&log)?);
+        Ok(Prepared { command, log })
+    }
+}
+
+/// A run that was not started.
+pub(crate) struct Prepared {
+    pub(crate) command: Command,
+    /// What it prints for people.
+    pub(crate) log: PathBuf,
+}
+
+/// What a run has printed.
+#[derive(Default)]
+struct Told {
+    ready: Option<Ready>,
+    progress: Vec<Progress>,
+    finished: Option<Finished>,
+    cause: Option<String>,
+    seconds_to_first: f64,
+}
+
+impl Told {
+    /// Reads until the process closes its output.
+    fn of(child: &mut Child, start: Instant) -> Told {
+        let mut told = Told::default();
+        let Some(output) = child.stdout.take() else { return told };
+        for line in BufReader::new(output).lines().map_while(Result::ok) {
+            match serde_json::from_str(&line) {
+                Ok(Event::Ready(ready)) => told.ready = Some(ready),
+                Ok(Event::Progress(progress)) => {
+                    if told.progress.is_empty() {
+                        told.seconds_to_first = start.elapsed().as_secs_f64();
+                    }
+                    told.progress.push(progress);
+                }
+                Ok(Event::Finished(finished)) => told.finished = Some(finished),
+                Ok(Event::Failed(failure)) => told.cause = Some(failure.cause),
+                _ => {}
+            }
+        }
+        told
+    }
+}
+
+fn io(call: &str, error: &std::io::Error) -> Outcome {
+    Outcome::failed(call, error.to_string())
+}
+
+/// The end of a log, in one line.
+pub(crate) fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(LINES)..].join("; ")
+}
+
+/// The numbers of a figure that may be missing.
+pub(crate) fn mib(bytes: u64) -> Value {
+    (bytes >> 20).into()
+}

@@ -1,0 +1,53 @@
+//! The program, and what it wrote.
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+pub const PARTS: [&str; 26] = [
+    "machine",
+    "driver",
+    "cublaslt",
+    "nvrtc",
+    "compile",
+    "adamw",
+    "streams",
+    "training-mlp",
+    "training-gpt",
+    "training-bert",
+    "training-resnet",
+    "resume",
+    "steps-gpt",
+    "steps-gpt-tiny",
+    "steps-bert",
+    "steps-resnet",
+    "steps-mlp",
+    "products",
+    "sanitizer",
+    "nccl",
+    "all-reduce",
+    "cudnn",
+    "attention-nodes",
+    "attention",
+    "attention-backward",
+    "convolutions",
+];
+
+/// The program, with results in this folder and the worker of `examples/worker.rs`.
+pub fn probe(folder: &Path) -> Command {
+    let program = PathBuf::from(env!("CARGO_BIN_EXE_gpu-probe"));
+    let mut command = Command::new(&program);
+    command.arg("--worker").arg(program.with_file_name("examples").join("worker")).arg("--out").arg(folder);
+    command
+}
+
+/// What is complete, in the order in which it was written.
+pub fn results(folder: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(folder.join("results.jsonl")).unwrap_or_default();
+    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+pub fn part<'a>(results: &'a [Value], name: &str) -> &'a Value {
+    results.iter().find(|result| result["part"] == name).unwrap()
+}
