@@ -3,6 +3,7 @@
 //! Every rule is a pure function from text to faults, and has a test that plants a violation and expects it to be found.
 //! A failure prints all faults at once, each with its place and what to do.
 
+mod circles;
 mod crates;
 mod docs;
 mod files;

@@ -41,7 +41,7 @@ pub(crate) fn build(selection: Selection) -> Result<Vec<Program>> {
         Selection::Pure => integration_tests()?,
     };
     let mut command = match selection {
-        Selection::All => cargo(&["build", "--workspace", "--bins", "--tests"]),
+        Selection::All => cargo(&["build", "--workspace", "--bins", "--example", "worker", "--tests"]),
         Selection::Pure => cargo(&["test", "--no-run", "--workspace", "--lib", "--bins"]),
     };
     command.args(integration.iter().flat_map(|name| ["--test", name]));

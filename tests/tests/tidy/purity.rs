@@ -20,7 +20,7 @@ const RANDOM: [&str; 6] = ["HashMap", "HashSet", "RandomState", "hash_map", "has
 const PRINTING: [&str; 5] = ["print", "println", "eprint", "eprintln", "dbg"];
 
 /// Whether a file or folder lies below a folder, or is its only file: `src/plan.rs` belongs to `src/plan`.
-fn is_below(file: &str, folder: &str) -> bool {
+pub(super) fn is_below(file: &str, folder: &str) -> bool {
     file.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/') || rest == ".rs")
 }
 
@@ -77,7 +77,7 @@ fn check(file: &str, source: &str, is_test: bool) -> Vec<String> {
 }
 
 /// Files that are compiled for tests only: modules declared below `#[cfg(test)]`, and what lies below them.
-fn test_files(files: &[(&str, String)]) -> BTreeSet<String> {
+pub(super) fn test_files(files: &[(&str, String)]) -> BTreeSet<String> {
     let mut tests = BTreeSet::new();
     for (file, source) in files {
         let folder = ["/mod.rs", "/lib.rs", "/main.rs", ".rs"].iter().find_map(|end| file.strip_suffix(end));

@@ -83,10 +83,11 @@ pub(crate) fn half(compute_type: HalfType, loss_scaling: LossScaling) -> Precisi
     Precision::Amp(Amp { compute_type, loss_scaling })
 }
 
-/// Grows fast, so that both directions happen in a few steps. The first scale overflows in f16.
+/// The first scales overflow in f16. It does not grow: where gradients are about as large as they may be, both devices need not agree
+/// whether they overflow.
 pub(crate) const DYNAMIC: LossScaling = LossScaling::Dynamic {
     initial_scale: 16_777_216.0,
     growth_factor: 2.0,
     backoff_factor: 0.25,
-    growth_interval_steps: 4,
+    growth_interval_steps: 1000,
 };

@@ -36,15 +36,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use switchyard_cuda::find::Places;
 
-/// Text of `--version`. `cargo xtask` passes the commit.
-const VERSION: &str = match option_env!("SWITCHYARD_VERSION") {
-    Some(version) => version,
-    None => env!("CARGO_PKG_VERSION"),
-};
-
 /// What works on a machine with a GPU, and how fast.
 #[derive(Debug, Parser)]
-#[command(version = VERSION)]
+#[command(version = version::OWN)]
 struct Arguments {
     /// Append the results to `results.jsonl` in this folder. Parts whose results are there are not run again.
     #[arg(long, value_name = "FOLDER")]
@@ -68,6 +62,9 @@ struct Arguments {
     /// The program that trains; the switchyard-worker beside this one if not given.
     #[arg(long, value_name = "FILE")]
     worker: Option<PathBuf>,
+    /// The most seconds of a part, where its own limit is longer.
+    #[arg(long, value_name = "SECONDS")]
+    limit: Option<u64>,
     /// Small sizes, for a driver that is a program: what is measured means nothing.
     #[arg(long)]
     rehearse: bool,
@@ -90,7 +87,7 @@ fn main() -> ExitCode {
     }
     for part in arguments.chosen() {
         let is_new = !arguments.only.is_empty() || !record.has(part.name);
-        if let Err(error) = if is_new { record.add(run(part, arguments.rehearse)) } else { Ok(()) } {
+        if let Err(error) = if is_new { record.add(arguments.run(part)) } else { Ok(()) } {
             return refused(&error);
         }
         say(&record.get(part.name).map(show::part).unwrap_or_default());
@@ -106,14 +103,20 @@ impl Arguments {
         let is_named = |part: &Part| self.only.is_empty() || self.only.iter().any(|name| name == part.name);
         PARTS.iter().skip_while(move |part| !is_first(part)).filter(move |part| is_named(part))
     }
-}
 
-/// Runs a part in a process of its own.
-fn run(part: &Part, is_rehearsal: bool) -> PartResult {
-    let start = Instant::now();
-    let outcome = child::run(part.name, Duration::from_secs(part.limit));
-    let seconds = numbers::short(start.elapsed().as_secs_f64());
-    PartResult { part: part.name.to_owned(), asks: part.asks.to_owned(), is_rehearsal, seconds, outcome }
+    /// Runs a part in a process of its own.
+    fn run(&self, part: &Part) -> PartResult {
+        let start = Instant::now();
+        let limit = self.limit.map_or(part.limit, |limit| limit.min(part.limit));
+        let outcome = child::run(part.name, Duration::from_secs(limit));
+        PartResult {
+            part: part.name.to_owned(),
+            asks: part.asks.to_owned(),
+            is_rehearsal: self.rehearse,
+            seconds: numbers::short(start.elapsed().as_secs_f64()),
+            outcome,
+        }
+    }
 }
 
 /// Runs one part, in the process that the probe started for it.

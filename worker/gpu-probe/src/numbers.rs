@@ -35,6 +35,11 @@ pub(crate) fn short(value: f64) -> f64 {
     (value * digits).round() / digits
 }
 
+/// Whole MiB, for results.
+pub(crate) fn mib(bytes: u64) -> u64 {
+    bytes >> 20
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

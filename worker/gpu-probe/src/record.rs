@@ -1,4 +1,5 @@
-//! Results that outlast a call: a line of JSON for each part, appended when it ends. A crash, or the end of the time on a machine, loses one part.
+//! Results that outlast a call: a line of JSON for each part, appended when it ends. A crash, or the end of the time on a
+//! machine, loses one part.
 
 use crate::outcome::PartResult;
 use std::fs::{File, OpenOptions};

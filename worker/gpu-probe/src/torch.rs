@@ -23,12 +23,16 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// `name`: of its log. `config`: see the script. Without PyTorch, or a GPU that it can use, the error is what it says.
-    pub(crate) fn start(python: &Path, name: &str, config: &Value) -> Result<Peer, Outcome> {
+    /// `name`: of its log. `config`: see the script. `device`: index of the GPU. Without PyTorch, or a GPU that it can use,
+    /// the error is what it says.
+    pub(crate) fn start(python: &Path, name: &str, config: &Value, device: usize) -> Result<Peer, Outcome> {
         let failed = |error: std::io::Error| Outcome::absent(format!("{}: {error}", python.display()));
         let log = scratch::folder("torch").map_err(failed)?.join(name);
         let mut command = Command::new(python);
         command.arg("-c").arg(SCRIPT).arg(config.to_string());
+        if device > 0 {
+            command.env("CUDA_VISIBLE_DEVICES", device.to_string());
+        }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(File::create(&log).map_err(failed)?);
         let mut child = command.spawn().map_err(failed)?;
         let (Some(to), Some(from)) = (child.stdin.take(), child.stdout.take()) else {

@@ -1,4 +1,10 @@
-//! Version numbers of the libraries.
+//! Version numbers: of this program, and of the libraries.
+
+/// Text of `--version`. `cargo xtask` passes the commit.
+pub(crate) const OWN: &str = match option_env!("SWITCHYARD_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
+};
 
 /// Version of a driver or of its API, `major * 1000 + minor * 10` (`cuda.h`).
 pub(crate) fn cuda(number: i32) -> String {

@@ -2,7 +2,6 @@
 
 use crate::outcome::Outcome;
 use crate::scratch;
-use serde_json::Value;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -193,9 +192,4 @@ fn io(call: &str, error: &std::io::Error) -> Outcome {
 pub(crate) fn last_lines(text: &str) -> String {
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     lines[lines.len().saturating_sub(LINES)..].join("; ")
-}
-
-/// The numbers of a figure that may be missing.
-pub(crate) fn mib(bytes: u64) -> Value {
-    (bytes >> 20).into()
 }

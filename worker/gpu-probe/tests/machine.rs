@@ -51,7 +51,7 @@ fn every_part_has_an_answer_and_a_machine_without_gpu_is_no_error() {
         assert!(part["status"] == "Absent" || part["status"] == "Ok", "{part}");
     }
     for name in
-        ["adamw", "streams", "training-gpt", "resume", "steps-bert", "products", "sanitizer", "attention", "all-reduce"]
+        ["adamw", "streams", "training-gpt", "resume", "steps-bert", "products", "memcheck", "attention", "all-reduce"]
     {
         assert!(part(&results, name)["reason"].as_str().unwrap().starts_with("no GPU"), "{}", part(&results, name));
     }

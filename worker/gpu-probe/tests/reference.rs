@@ -1,4 +1,5 @@
-//! The whole program on the reference libraries: what is shipped runs, calls the driver, cuBLASLt and NVRTC, trains, and judges what comes back.
+//! The whole program on the reference libraries: what is shipped runs, calls the driver, cuBLASLt and NVRTC, trains, and
+//! judges what comes back.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
@@ -40,7 +41,8 @@ fn script(folder: &Path, name: &str, text: &str) -> PathBuf {
 /// A rehearsal with results in this folder, these arguments and variables.
 fn rehearsal(folder: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Option<Command> {
     let mut command = probe(folder);
-    command.envs(switchyard_cuda_libraries::environment()?).envs(variables.iter().copied());
+    // What a killed probe cannot remove is removed with the results.
+    command.envs(switchyard_cuda_libraries::environment()?).env("TMPDIR", folder).envs(variables.iter().copied());
     command.arg("--rehearse").args(arguments);
     Some(command)
 }
@@ -99,7 +101,7 @@ fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
     );
     assert!(sides[0]["ms"].as_f64().unwrap() > 0.0, "{sides:?}");
     let shown = String::from_utf8(output.stdout).unwrap();
-    assert!(shown.ends_with("19 ok, 7 absent, 0 failed\n"), "{shown}");
+    assert!(shown.ends_with("22 ok, 7 absent, 0 failed\n"), "{shown}");
 }
 
 #[test]
@@ -116,15 +118,16 @@ fn a_wrong_result_of_the_device_fails_every_verdict() {
 }
 
 #[test]
-fn what_a_tool_finds_is_a_failure_and_the_other_tools_go_on() {
+fn what_the_sanitizer_finds_is_a_failure() {
     let folder = tempfile::tempdir().unwrap();
     script(folder.path(), "compute-sanitizer", SANITIZER);
     let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap_or_default());
     let variables = [("PATH", path.as_str()), ("SWITCHYARD_TEST_FINDING", "racecheck")];
-    let Some(results) = rehearse(&["--only", "sanitizer"], &variables) else { return };
-    let result = part(&results, "sanitizer");
+    let Some(results) = rehearse(&["--only", "memcheck", "--only", "racecheck"], &variables) else { return };
+    assert_eq!(part(&results, "memcheck")["figures"]["said"], "========= ERROR SUMMARY: 0 errors (memcheck)");
+    let result = part(&results, "racecheck");
     assert_eq!((&result["status"], &result["code"]), (&"Failed".into(), &99.into()), "{result}");
-    assert_eq!(result["figures"]["tools"][3]["said"], "========= ERROR SUMMARY: 0 errors (initcheck)");
+    assert_eq!(result["text"], "========= ERROR SUMMARY: 0 errors (racecheck)");
 }
 
 #[test]
@@ -145,6 +148,32 @@ fn what_a_device_does_not_do_is_an_outcome_with_its_code() {
     assert_eq!(part(&results, "products")["code"], 2, "{}", part(&results, "products"));
     let steps = part(&results, "steps-gpt");
     assert!(steps["text"].as_str().unwrap().contains("MiB"), "what it needs: {steps}");
+}
+
+/// Processes that were started with this text in a variable and have not ended.
+fn processes(text: &str) -> Vec<String> {
+    let of = |pid: &String| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        String::from_utf8_lossy(&environment).contains(text)
+    };
+    let entries = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.file_name().display().to_string());
+    entries.filter(|name| name.parse::<u32>().is_ok()).filter(of).collect()
+}
+
+#[test]
+fn a_kernel_that_never_ends_costs_its_part_alone_and_leaves_nothing() {
+    let scratch = tempfile::tempdir().unwrap();
+    let folder = scratch.path().display().to_string();
+    let arguments = ["--only", "training-mlp", "--only", "nvrtc", "--limit", "10"];
+    let variables = [("SWITCHYARD_REFERENCE_FAULT", "hang:3"), ("TMPDIR", folder.as_str())];
+    let Some(results) = rehearse(&arguments, &variables) else { return };
+    assert_eq!(part(&results, "nvrtc")["status"], "Ok");
+    let result = part(&results, "training-mlp");
+    assert_eq!((&result["status"], &result["call"]), (&"Failed".into(), &"time limit".into()), "{result}");
+    while !processes(&folder).is_empty() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "its folders");
 }
 
 #[test]

@@ -1,31 +1,15 @@
 //! All that a GPU holds and runs in a training, as data.
 
+use super::contents::{Contents, Initial};
 use super::input::Inputs;
 use super::launch::{Launch, Memory, Span, Work};
-use super::plan::{Plan, Target};
+use super::plan::Plan;
 use super::refused::Refused;
+use super::target::Target;
 use super::update::Update;
 use crate::nn::{Bucket, Graph, Layout};
 use switchyard_cuda::kernels;
 use switchyard_worker_contract::config::{self, Precision, SampleType};
-
-/// What a memory of the device is before the first step.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Contents {
-    pub memory: Memory,
-    pub bytes: usize,
-    pub initial: Initial,
-}
-
-/// What is in a memory before the first step.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Initial {
-    /// Whatever: it is written before it is read.
-    Unwritten,
-    Zeros,
-    /// As many as it has.
-    Bytes(Vec<u8>),
-}
 
 /// Forward and backward of a micro-batch, in order.
 #[derive(Debug, Clone)]

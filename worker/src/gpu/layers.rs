@@ -11,8 +11,8 @@ mod product;
 mod rows;
 
 use super::launch::{Matrix, Memory, Span, Work};
-use super::plan::{Computed, Target};
 use super::refused::Reason;
+use super::target::{Computed, Target};
 use crate::cpu::Format;
 use crate::nn::arena::Region;
 use crate::nn::layers::Activation;

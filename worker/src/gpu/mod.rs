@@ -11,16 +11,20 @@
 #![forbid(unsafe_code)]
 
 mod computation;
+mod contents;
 mod input;
 mod launch;
 mod layers;
 mod plan;
 mod refused;
+mod target;
 mod update;
 
-pub use computation::{Computation, Contents, Initial, Pass, Works};
+pub use computation::{Computation, Pass, Works};
+pub use contents::{Contents, Initial};
 pub use input::{Inputs, Share};
 pub use launch::{Launch, Matrix, Memory, Product, Span, Table, Work};
-pub use plan::{Plan, Target};
+pub use plan::Plan;
 pub use refused::Refused;
+pub use target::Target;
 pub use update::Update;

@@ -3,6 +3,7 @@
 use super::launch::{Launch, Span};
 use super::layers::{self, Lowering};
 use super::refused::Refused;
+use super::target::{Computed, Target};
 use crate::cpu::Format;
 use crate::nn::graph::{Graph, Node, StatisticInfo};
 use crate::nn::layers::Loss;
@@ -13,26 +14,6 @@ use switchyard_cuda::kernels;
 
 /// Bytes of which every address in the arena is a multiple: what `cuMemAlloc` gives, and more than any kernel needs.
 const ADDRESS: usize = 256;
-
-/// The GPU that launches are for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Target {
-    /// Blocks of a launch, at most: a small multiple of the multiprocessors.
-    pub blocks: u32,
-    /// Shared memory of a block, at most.
-    pub shared_bytes: u32,
-}
-
-/// What a layer computes.
-pub(super) struct Computed {
-    pub form: Form,
-    /// Losses before it.
-    pub loss: usize,
-    /// Rows of these losses.
-    pub row: usize,
-    /// Constants before it.
-    pub constant: usize,
-}
 
 /// A network on a GPU.
 pub struct Plan {

@@ -8,10 +8,10 @@
 //! The rules are those of [`crate::optimizer`] and [`crate::amp`]. Whether a step is skipped, and what the next loss scale is, the device
 //! decides by itself; the host learns of it from [`Scaler`](gradients::Scaler).
 
-use super::computation::{Contents, Initial};
+use super::contents::{Contents, Initial};
 use super::launch::{Memory, Span};
-use super::plan::Target;
 use super::refused::Refused;
+use super::target::Target;
 use crate::amp::{LossScaler, ScalerState};
 use crate::nn::Layout;
 use crate::nn::layers::Loss;

@@ -4,7 +4,7 @@
 //! one has begun, but not later. Outcomes come in the order of the steps, each once, and the same on all ranks.
 
 use super::TrainError;
-use super::trainer::StepReport;
+use super::report::StepReport;
 use crate::amp::ScalerState;
 use crate::comm::Probed;
 use crate::cpu::HalfKernel;

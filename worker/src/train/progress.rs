@@ -1,7 +1,7 @@
 //! What a checkpoint holds besides tensors.
 
-use super::blueprint::Training;
 use super::engine::Counters;
+use super::training::Training;
 use crate::amp::ScalerState;
 use crate::cpu::HalfKernel;
 use crate::data::Facts;

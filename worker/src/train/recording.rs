@@ -2,7 +2,8 @@
 //!
 //! A failure here never ends a training: what cannot be written is reported once and dropped.
 
-use super::trainer::{StepReport, Trainer};
+use super::report::StepReport;
+use super::trainer::Trainer;
 use crate::profile::{EventFile, Row, StepFile, Trace};
 use serde_json::json;
 use std::path::{Path, PathBuf};

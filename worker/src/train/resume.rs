@@ -1,11 +1,11 @@
 //! Finding the checkpoint to resume from, on all ranks together, and reading it.
 
 use super::TrainError;
-use super::blueprint::Training;
 use super::disk::CountedDisk;
 use super::engine::Engine;
 use super::progress::{Difference, Fingerprint, Progress};
 use super::tensors::{Sink, tensors};
+use super::training::Training;
 use crate::comm::Group;
 use serde::{Deserialize, Serialize};
 use std::path::Path;

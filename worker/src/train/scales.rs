@@ -2,7 +2,7 @@
 
 use super::TrainError;
 use super::engine::Counters;
-use super::trainer::StepReport;
+use super::report::StepReport;
 use crate::amp::{LossScaler, WireScale};
 use switchyard_worker_contract::config::{EngineConfig, Precision, WireType};
 

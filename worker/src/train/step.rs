@@ -7,7 +7,8 @@
 
 use super::TrainError;
 use super::engine::{Flags, Given, Told};
-use super::trainer::{StepReport, Trainer};
+use super::report::StepReport;
+use super::trainer::Trainer;
 use crate::optimizer::Schedule;
 use std::time::{Duration, Instant};
 use switchyard_worker_contract::recorder::Operation;

@@ -2,6 +2,7 @@
 
 use super::Probe;
 use crate::outcome::Outcome;
+use crate::version;
 use serde_json::{Value, json};
 use std::process::{Command, Stdio};
 
@@ -16,7 +17,7 @@ pub(super) fn facts(probe: &Probe) -> Result<Value, Outcome> {
         Some(line.trim_start_matches([' ', '\t', ':']).to_owned())
     });
     Ok(json!({
-        "probe": crate::VERSION,
+        "probe": version::OWN,
         "worker": probe.worker().is_ok(),
         "cpu": cpu,
         "cores": std::thread::available_parallelism().map_or(1, usize::from),

@@ -47,7 +47,7 @@ pub(crate) struct Part {
 }
 
 /// All parts, the most valuable first: what is there, whether training is right, how fast it is, and what only a later engine may use.
-pub(crate) const PARTS: [Part; 26] = [
+pub(crate) const PARTS: [Part; 29] = [
     Part { name: "machine", asks: "the machine", limit: 60, run: machine::facts },
     Part { name: "driver", asks: "driver and devices", limit: 60, run: libraries::driver },
     Part { name: "cublaslt", asks: "cuBLASLt", limit: 60, run: libraries::cublaslt },
@@ -66,7 +66,30 @@ pub(crate) const PARTS: [Part; 26] = [
     Part { name: "steps-resnet", asks: "steps of ResNet-50, bf16", limit: 300, run: steps::resnet50 },
     Part { name: "steps-mlp", asks: "steps of an MLP, f32", limit: 200, run: steps::mlp },
     Part { name: "products", asks: "cuBLASLt at GPT shapes", limit: 180, run: products::run },
-    Part { name: "sanitizer", asks: "compute-sanitizer", limit: 240, run: sanitizer::run },
+    Part {
+        name: "memcheck",
+        asks: "compute-sanitizer: memory",
+        limit: 120,
+        run: |probe| sanitizer::run(probe, "memcheck"),
+    },
+    Part {
+        name: "racecheck",
+        asks: "compute-sanitizer: races",
+        limit: 120,
+        run: |probe| sanitizer::run(probe, "racecheck"),
+    },
+    Part {
+        name: "synccheck",
+        asks: "compute-sanitizer: barriers",
+        limit: 120,
+        run: |probe| sanitizer::run(probe, "synccheck"),
+    },
+    Part {
+        name: "initcheck",
+        asks: "compute-sanitizer: unwritten",
+        limit: 120,
+        run: |probe| sanitizer::run(probe, "initcheck"),
+    },
     Part { name: "nccl", asks: "NCCL", limit: 60, run: libraries::nccl },
     Part { name: "all-reduce", asks: "NCCL with one rank", limit: 120, run: all_reduce::run },
     Part { name: "cudnn", asks: "cuDNN", limit: 60, run: libraries::cudnn },

@@ -1,6 +1,6 @@
 //! NVIDIA's `compute-sanitizer` on a few steps of the worker: memory, races, barriers, what nobody has written.
 
-use super::{Probe, gather};
+use super::Probe;
 use crate::jobs::{job, text};
 use crate::outcome::Outcome;
 use crate::worker::last_lines;
@@ -9,37 +9,33 @@ use std::path::{Path, PathBuf};
 use switchyard_worker_contract::config::{EngineConfig, Gpt, Length, Model};
 
 const PROGRAM: &str = "compute-sanitizer";
-const TOOLS: [&str; 4] = ["memcheck", "racecheck", "synccheck", "initcheck"];
 /// Its exit code if it found something.
 const FOUND: i32 = 99;
 
-pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
+/// What one of its tools finds.
+pub(super) fn run(probe: &Probe, tool: &str) -> Result<Value, Outcome> {
     let (_, device) = probe.present()?;
     let (program, worker) = (program()?, probe.worker()?);
     let gpt = Gpt { layers: 1, hidden_size: 64, heads: 2, context_length: 40, vocabulary_size: 256, tied_head: true };
     let config = EngineConfig { length: Length::Steps(2), ..job(Model::Gpt(gpt), text()?, 2) };
     let code = FOUND.to_string();
-    let check = |tool: &str| {
-        let arguments = ["--tool", tool, "--error-exitcode", &code, "--print-limit", "10"];
-        let prepared = worker.command(tool, &config, 1, Some((&program, &arguments)));
-        let output = prepared.and_then(|mut prepared| Ok((prepared.command.output()?, prepared.log)));
-        let (output, log) = output.map_err(|error| Outcome::failed(PROGRAM, error.to_string()))?;
-        // It prints between the events of the worker, which are JSON.
-        let words = String::from_utf8_lossy(&output.stdout);
-        let lines: Vec<&str> = words.lines().filter(|line| line.starts_with("=========")).collect();
-        if output.status.success() {
-            return Ok(json!({"said": lines.last()}));
-        }
-        let log = std::fs::read_to_string(log).unwrap_or_default();
-        Err(Outcome::Failed {
-            call: format!("{PROGRAM} --tool {tool}"),
-            code: output.status.code().map(i64::from),
-            text: if lines.is_empty() { last_lines(&log) } else { last_lines(&lines.join("\n")) },
-            figures: None,
-        })
-    };
-    let rows = TOOLS.iter().map(|tool| (json!({"tool": tool}), check(tool))).collect();
-    gather(json!({"device": device.name}), "tools", rows)
+    let arguments = ["--tool", tool, "--error-exitcode", &code, "--print-limit", "10"];
+    let prepared = worker.command(tool, &config, 1, Some((&program, &arguments)));
+    let output = prepared.and_then(|mut prepared| Ok((prepared.command.output()?, prepared.log)));
+    let (output, log) = output.map_err(|error| Outcome::failed(PROGRAM, error.to_string()))?;
+    // It prints between the events of the worker, which are JSON.
+    let words = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<&str> = words.lines().filter(|line| line.starts_with("=========")).collect();
+    if output.status.success() {
+        return Ok(json!({"device": device.name, "said": lines.last()}));
+    }
+    let log = std::fs::read_to_string(log).unwrap_or_default();
+    Err(Outcome::Failed {
+        call: format!("{PROGRAM} --tool {tool}"),
+        code: output.status.code().map(i64::from),
+        text: if lines.is_empty() { last_lines(&log) } else { last_lines(&lines.join("\n")) },
+        figures: None,
+    })
 }
 
 /// On the path, or in the toolkit.

@@ -3,10 +3,10 @@
 use super::machine::state;
 use super::{Probe, gather};
 use crate::jobs::{CLASSES, half, job, synthetic};
-use crate::numbers::short;
+use crate::numbers::{mib, short};
 use crate::outcome::Outcome;
 use crate::torch::Peer;
-use crate::worker::{Worker, mib};
+use crate::worker::Worker;
 use serde_json::{Value, json};
 use std::path::Path;
 use switchyard_worker_contract::config::*;
@@ -120,8 +120,7 @@ fn measure(probe: &Probe, case: Case) -> Result<Value, Outcome> {
     let batch = config.batch_size_per_process;
     let (numbers, before) = (word(config.precision), state());
     let peers = [("torch", Value::Null), ("torch compiled", case.compile.into())];
-    let python = probe.python.as_deref().unwrap_or(Path::new("python3"));
-    let mut peers = peers.map(|(name, compile)| (name, start(python, name, &peer(&case, batch, numbers, &compile))));
+    let mut peers = peers.map(|(name, compile)| (name, start(probe, name, &peer(&case, batch, numbers, &compile))));
     let mut times = [const { Vec::new() }; 3];
     let mut own = Ok(());
     for _ in 0..case.rounds {
@@ -202,7 +201,7 @@ fn ours_of(worker: &Worker, config: &EngineConfig) -> Result<Round, Outcome> {
     })
 }
 
-fn figures(rounds: &[Round], per_second: f64, memory: Value) -> Value {
+fn figures(rounds: &[Round], per_second: f64, memory: u64) -> Value {
     let median = |of: fn(&Round) -> f64| short(median(rounds.iter().map(of).collect()));
     let ms = median(|round| round.ms);
     json!({
@@ -230,8 +229,9 @@ fn peer(case: &Case, batch: u32, numbers: &str, compile: &Value) -> Value {
 }
 
 /// A peer whose first steps, with all that is compiled and tuned in them, are done.
-fn start(python: &Path, name: &str, config: &Value) -> Result<Peer, Outcome> {
-    let mut peer = Peer::start(python, name, config)?;
+fn start(probe: &Probe, name: &str, config: &Value) -> Result<Peer, Outcome> {
+    let python = probe.python.as_deref().unwrap_or(Path::new("python3"));
+    let mut peer = Peer::start(python, name, config, probe.device)?;
     peer.milliseconds(5)?;
     Ok(peer)
 }
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn figures_are_medians_of_rounds() {
         let rounds = [30.0, 10.0, 20.0].map(|ms| Round { ms, ..Round::default() });
-        let figures = figures(&rounds, 1e3 * 64.0, json!(5));
+        let figures = figures(&rounds, 1e3 * 64.0, 5);
         assert_eq!((&figures["ms"], &figures["perSecond"]), (&json!(20.0), &json!(3200.0)));
     }
 

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-pub const PARTS: [&str; 26] = [
+pub const PARTS: [&str; 29] = [
     "machine",
     "driver",
     "cublaslt",
@@ -24,7 +24,10 @@ pub const PARTS: [&str; 26] = [
     "steps-resnet",
     "steps-mlp",
     "products",
-    "sanitizer",
+    "memcheck",
+    "racecheck",
+    "synccheck",
+    "initcheck",
     "nccl",
     "all-reduce",
     "cudnn",

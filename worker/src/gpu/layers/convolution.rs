@@ -9,8 +9,8 @@
 use super::{FLOAT, Lowering, VECTOR, adds, rows, size, windows};
 use crate::cpu::{ConvolutionShape, Format};
 use crate::gpu::launch::{Matrix, Product, Work};
-use crate::gpu::plan::Target;
 use crate::gpu::refused::Reason;
+use crate::gpu::target::Target;
 use crate::nn::arena::Region;
 use crate::nn::plan::NodePlan;
 use switchyard_cuda::kernels;

@@ -3,8 +3,8 @@
 use super::{Lowering, rows, size};
 use crate::cpu::Format;
 use crate::gpu::launch::{Memory, Span, Work};
-use crate::gpu::plan::Computed;
 use crate::gpu::refused::Reason;
+use crate::gpu::target::Computed;
 use crate::nn::layers::{Features, Pixels};
 use crate::nn::plan::NodePlan;
 use switchyard_cuda::kernels;

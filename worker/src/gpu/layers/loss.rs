@@ -2,8 +2,8 @@
 
 use super::{Lowering, rows, size};
 use crate::gpu::launch::{Memory, Work};
-use crate::gpu::plan::{Computed, Target};
 use crate::gpu::refused::Reason;
+use crate::gpu::target::{Computed, Target};
 use crate::nn::layers::Loss;
 use crate::nn::plan::NodePlan;
 use switchyard_cuda::kernels;

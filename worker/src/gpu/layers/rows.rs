@@ -3,8 +3,8 @@
 use super::{Lowering, element, rows, size};
 use crate::cpu::Format;
 use crate::gpu::launch::{Memory, Work};
-use crate::gpu::plan::Computed;
 use crate::gpu::refused::Reason;
+use crate::gpu::target::Computed;
 use crate::nn::layers::Rows;
 use crate::nn::plan::{Mode, NodePlan};
 use switchyard_cuda::kernels::elementwise::Elementwise;

@@ -9,7 +9,7 @@ use super::CpuPlan;
 use crate::comm::Group;
 use crate::cpu::{Cpu, HalfKernel};
 use crate::train::TrainError;
-use crate::train::blueprint::Training;
+use crate::train::training::Training;
 use switchyard_worker_contract::env;
 
 /// The same plan with the kernel of the group. `saved`: that of the checkpoint from which the run resumes.

@@ -14,9 +14,9 @@ mod step;
 pub(super) use plan::CpuPlan;
 
 use super::TrainError;
-use super::blueprint::Training;
 use super::engine::{AddSpan, Array, Counters, Engine, Given, Measure, Reductions, Told};
 use super::exchange::Exchange;
+use super::training::Training;
 use crate::comm::Group;
 use crate::cpu::{Cpu, HalfKernel};
 use crate::data::{Batch, Making, Prefetcher};

@@ -3,7 +3,7 @@ use crate::cpu::{Cpu, HalfKernel, Isa, Pool};
 use crate::nn::{Layout, Network};
 use crate::optimizer::Optimizer;
 use crate::train::TrainError;
-use crate::train::blueprint::Training;
+use crate::train::training::Training;
 use std::sync::Arc;
 use switchyard_worker_contract::config::HalfType;
 use switchyard_worker_contract::event::MemoryUse;

@@ -13,8 +13,8 @@ use crate::data::Prefetcher;
 use crate::optimizer::{gradient_scale, sum_of_squares};
 use crate::train::TrainError;
 use crate::train::engine::{Given, Told};
+use crate::train::report::StepReport;
 use crate::train::statistics::add_share;
-use crate::train::trainer::StepReport;
 use std::time::{Duration, Instant};
 use switchyard_worker_contract::recorder::Operation;
 

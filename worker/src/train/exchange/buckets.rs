@@ -10,8 +10,8 @@
 //! own.
 
 use crate::comm::{Options, Reducer, Wire};
-use crate::train::blueprint::Training;
 use crate::train::engine::{Flags, TIMES};
+use crate::train::training::Training;
 use std::ops::Range;
 use switchyard_worker_contract::config::WireType;
 

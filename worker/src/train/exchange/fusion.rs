@@ -15,7 +15,7 @@
 use super::Exchange;
 use crate::comm::Group;
 use crate::train::TrainError;
-use crate::train::blueprint::BUCKET;
+use crate::train::training::BUCKET;
 use std::ops::Range;
 use std::time::Instant;
 use switchyard_worker_contract::config::Overlap;

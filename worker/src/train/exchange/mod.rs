@@ -6,8 +6,8 @@ mod fusion;
 pub(super) use buckets::{Buckets, CHECK};
 
 use super::TrainError;
-use super::blueprint::Training;
 use super::engine::{AddSpan, Measure, Reductions};
+use super::training::Training;
 use crate::comm::{Group, Reducer, Timing};
 use crate::nn::Bucket;
 use crate::profile::Row;

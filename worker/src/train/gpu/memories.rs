@@ -3,7 +3,7 @@
 use super::plan::too_large;
 use crate::gpu::{Computation, Contents, Initial, Memory, Span};
 use crate::train::TrainError;
-use crate::train::blueprint::Training;
+use crate::train::training::Training;
 use std::ops::Range;
 use switchyard_cuda::Error;
 use switchyard_cuda::driver::{self, Buffer, Context};

@@ -20,10 +20,10 @@ mod step;
 pub(super) use plan::GpuPlan;
 
 use super::TrainError;
-use super::blueprint::Training;
 use super::engine::{AddSpan, Array, Counters, Engine, Given, Measure, Reductions, Told};
 use super::exchange::Exchange;
 use super::scales::Scales;
+use super::training::Training;
 use crate::amp::LossScaler;
 use crate::comm::Group;
 use crate::cpu::ops::Targets;

@@ -9,7 +9,7 @@
 use super::memories::Memories;
 use crate::gpu::{Computation, Memory};
 use crate::train::TrainError;
-use crate::train::blueprint::Training;
+use crate::train::training::Training;
 use std::ops::Range;
 use switchyard_cuda::Error;
 use switchyard_cuda::driver::{Context, Event, Pinned, Stream};

@@ -6,7 +6,7 @@ use crate::data::Prefetcher;
 use crate::gpu::{Memory, Share};
 use crate::train::TrainError;
 use crate::train::engine::{Flags, Given, Told};
-use crate::train::trainer::StepReport;
+use crate::train::report::StepReport;
 use std::time::{Duration, Instant};
 use switchyard_worker_contract::recorder::Operation;
 

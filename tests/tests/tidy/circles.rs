@@ -1,0 +1,158 @@
+//! Modules of a crate import each other in one direction. A module and those inside it may do so in both: what children share often stands
+//! in their parent. Names that a parent hands on (`pub use`) count as the parent's.
+
+use crate::tidy::purity::{is_below, test_files};
+use crate::tidy::tokens::mentions;
+use crate::tidy::{caught, none, rust_files};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Modules by their path: folder of the crate, then names.
+type Module = Vec<String>;
+/// Which modules each module names.
+type Imports = BTreeMap<Module, BTreeSet<Module>>;
+
+/// Folders that hold a crate: those with a `lib.rs`, or a `main.rs` alone.
+fn crates(files: &[(&str, String)]) -> BTreeSet<String> {
+    let roots = files.iter().filter_map(|(file, _)| file.strip_suffix("/lib.rs").or(file.strip_suffix("/main.rs")));
+    roots.map(str::to_owned).collect()
+}
+
+/// The module that a file is; `None`: it is no part of a crate's library.
+fn module(file: &str, crates: &BTreeSet<String>) -> Option<Module> {
+    let folder = crates.iter().filter(|folder| is_below(file, folder)).max_by_key(|folder| folder.len())?;
+    let inside = file.strip_prefix(folder.as_str())?.strip_suffix(".rs")?.trim_start_matches('/');
+    let mut names: Vec<&str> = inside.split('/').collect();
+    if matches!(names.last(), Some(&"lib" | &"main" | &"mod")) {
+        names.pop();
+    }
+    Some([folder.as_str()].into_iter().chain(names).map(str::to_owned).collect())
+}
+
+/// The module that a path in `from` leads to.
+fn named(path: &[String], from: &Module, known: &BTreeSet<Module>) -> Option<Module> {
+    let mut at: Module = from.clone();
+    let mut rest = path;
+    let is_relative = match path.first()?.as_str() {
+        "crate" => {
+            at.truncate(1);
+            true
+        }
+        "self" | "super" => true,
+        _ => false,
+    };
+    while let Some(first) = rest.first().filter(|first| matches!(first.as_str(), "crate" | "self" | "super")) {
+        if first == "super" {
+            at.pop();
+        }
+        rest = &rest[1..];
+    }
+    let length = at.len();
+    for name in rest {
+        at.push(name.clone());
+        if !known.contains(&at) {
+            at.pop();
+            break;
+        }
+    }
+    // A word that is no module here is a name, or another crate.
+    ((is_relative || at.len() > length) && known.contains(&at) && at != *from).then_some(at)
+}
+
+fn imports(files: &[(&str, String)]) -> Imports {
+    let (crates, tests) = (crates(files), test_files(files));
+    let is_test = |file: &str| {
+        tests.iter().any(|module| is_below(file, module)) || file.contains("/tests/") || file.contains("/benches/")
+    };
+    let product = files.iter().filter(|(file, _)| !is_test(file) && !file.starts_with("tests/"));
+    let modules: Vec<(Module, &String)> =
+        product.filter_map(|(file, source)| Some((module(file, &crates)?, source))).collect();
+    let known: BTreeSet<Module> = modules.iter().map(|(module, _)| module.clone()).collect();
+    let mut imports = Imports::new();
+    for (module, source) in &modules {
+        let found = mentions(source).map(|found| found.all).unwrap_or_default();
+        let paths = found.iter().filter(|mention| !mention.in_test).map(|mention| &mention.path);
+        imports.entry(module.clone()).or_default().extend(paths.filter_map(|path| named(path, module, &known)));
+    }
+    imports
+}
+
+/// What can be reached from a module within `among`.
+fn reached<'a>(from: &'a Module, imports: &'a Imports, among: &BTreeSet<&'a Module>) -> BTreeSet<&'a Module> {
+    let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
+    while let Some(module) = next.pop() {
+        let named = imports[module].iter().filter(|named| among.contains(named));
+        next.extend(named.filter(|named| seen.insert(*named)));
+    }
+    seen
+}
+
+/// Circles among these modules that are more than a parent with modules inside it.
+fn circles<'a>(imports: &'a Imports, among: &BTreeSet<&'a Module>) -> Vec<Vec<&'a Module>> {
+    let reach: BTreeMap<&Module, BTreeSet<&Module>> =
+        among.iter().map(|module| (*module, reached(module, imports, among))).collect();
+    let mut found = Vec::new();
+    let mut left = among.clone();
+    while let Some(module) = left.pop_first() {
+        let circle: BTreeSet<&Module> =
+            reach[module].iter().copied().filter(|other| reach[other].contains(module)).collect();
+        left.retain(|other| !circle.contains(other));
+        if circle.len() < 2 {
+            continue;
+        }
+        // The shortest path comes first, if it is the beginning of all others.
+        let parent = circle.iter().copied().min_by_key(|module| module.len());
+        match parent.filter(|parent| circle.iter().all(|module| module.starts_with(parent))) {
+            Some(parent) => {
+                let inside = circle.iter().copied().filter(|module| *module != parent).collect();
+                found.extend(circles(imports, &inside));
+            }
+            None => found.push(circle.into_iter().collect()),
+        }
+    }
+    found
+}
+
+fn faults(files: &[(&str, String)]) -> Vec<String> {
+    let imports = imports(files);
+    let fault = |circle: Vec<&Module>| {
+        let name = |module: &Module| module.join("/");
+        let of = |module: &Module| -> Vec<String> {
+            imports[module].iter().filter(|named| circle.contains(named)).map(name).collect()
+        };
+        let arrows: Vec<String> =
+            circle.iter().map(|module| format!("{} imports {}", name(module), of(module).join(", "))).collect();
+        format!("modules import each other in a circle: {}", arrows.join("; "))
+    };
+    circles(&imports, &imports.keys().collect()).into_iter().map(fault).collect()
+}
+
+#[test]
+fn modules_import_each_other_in_one_direction() {
+    none(&faults(&rust_files().collect::<Vec<_>>()));
+}
+
+#[test]
+fn planted_circles_are_caught() {
+    let of = |files: &[(&'static str, &str)]| {
+        faults(&files.iter().map(|(file, source)| (*file, (*source).to_owned())).collect::<Vec<_>>())
+    };
+    let root = ("src/plan/lib.rs", "mod a; mod b; pub use a::X;");
+    let circle = of(&[root, ("src/plan/a.rs", "use crate::b::Y;"), ("src/plan/b.rs", "fn f(x: super::a::X) {}")]);
+    caught(&circle, &["src/plan/a imports src/plan/b; src/plan/b imports src/plan/a"]);
+    let cousins = of(&[
+        root,
+        ("src/plan/a/mod.rs", "mod inner; use inner::Z;"),
+        ("src/plan/a/inner.rs", "use crate::b::{self, Y};"),
+        ("src/plan/b.rs", "use crate::a;"),
+    ]);
+    caught(&cousins, &["src/plan/a/inner imports src/plan/b"]);
+    // A parent with what is inside it, also by names that it hands on; tests; a word that only looks like a module.
+    none(&of(&[
+        root,
+        ("src/plan/a/mod.rs", "mod inner; use inner::Z; pub struct X;"),
+        ("src/plan/a/inner.rs", "use super::X; use crate::X as Same;"),
+        ("src/plan/b.rs", "use crate::a::X; fn f() { other::a::Y; }"),
+        ("src/plan/c.rs", "#[cfg(test)] mod tests { use crate::b::Y; } use self::d::Z;"),
+        ("src/plan/c/d.rs", "use super::super::b::Y;"),
+    ]));
+}

@@ -1,0 +1,23 @@
+//! What launches are for: the device, and what a layer computes.
+
+use crate::nn::Form;
+
+/// The GPU that launches are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Target {
+    /// Blocks of a launch, at most: a small multiple of the multiprocessors.
+    pub blocks: u32,
+    /// Shared memory of a block, at most.
+    pub shared_bytes: u32,
+}
+
+/// What a layer computes.
+pub(super) struct Computed {
+    pub form: Form,
+    /// Losses before it.
+    pub loss: usize,
+    /// Rows of these losses.
+    pub row: usize,
+    /// Constants before it.
+    pub constant: usize,
+}

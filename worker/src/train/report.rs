@@ -1,0 +1,44 @@
+//! What a step took.
+
+use std::time::Duration;
+
+/// Measurements of one step.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct StepReport {
+    /// Optimizer steps done, including this one.
+    pub step: u64,
+    /// Mean loss over all ranks in nats.
+    pub loss: f64,
+    pub learning_rate: f64,
+    /// Norm of the global gradient before clipping; `None` if the step was skipped because of an overflow.
+    pub gradient_norm: Option<f64>,
+    pub loss_scale: f64,
+    /// Wall-clock time.
+    pub total: Duration,
+    pub forward: Duration,
+    /// Backward passes, including the reductions that they start.
+    pub backward: Duration,
+    /// Of these, waiting for reductions: with `overlap.syncAllReduce`.
+    pub backward_wait: Duration,
+    /// Waiting for reductions after backward: exposed communication.
+    pub communication_wait: Duration,
+    /// Waiting for the reader.
+    pub input_wait: Duration,
+    /// Norm, clipping, optimizer.
+    pub optimizer: Duration,
+    /// Copying for a checkpoint, or waiting for the previous one.
+    pub checkpoint: Duration,
+    /// Time in which at least one reduction was running.
+    pub reduce: Duration,
+    /// Work of the reader's threads for this step.
+    pub read: Duration,
+    /// Bytes of gradients that were not reduced when backward ended; 0 with a single rank.
+    pub left_bytes: u64,
+}
+
+impl StepReport {
+    /// What this rank computed and read, without waiting for others.
+    pub(super) fn own(&self) -> Duration {
+        (self.input_wait + self.forward + self.backward + self.optimizer).saturating_sub(self.backward_wait)
+    }
+}
