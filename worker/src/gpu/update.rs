@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The rules are those of [`crate::optimizer`] and [`crate::amp`]. Whether a step is skipped, and what the next loss scale is, the device
-//! decides by itself; the host learns of it from [`Scaler`](gradients::Scaler).
+//! decides by itself; the host learns of it from [`gradients::Scaler`].
 
 use super::contents::{Contents, Initial};
 use super::launch::{Memory, Span};

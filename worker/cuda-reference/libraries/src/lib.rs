@@ -12,7 +12,7 @@
 //!
 //! A stream runs as late as possible: when somebody waits, and then no more than is waited for. With a seed, in an order that is drawn
 //! among all that streams and events allow. Two operations that use the same bytes, one of them writing, without an order between them are
-//! a [finding](finding) whatever the order was, as is a free of what is in use, and host memory that changes while a copy is queued.
+//! a [`finding`] whatever the order was, as is a free of what is in use, and host memory that changes while a copy is queued.
 //!
 //! | variable | |
 //! |---|---|
