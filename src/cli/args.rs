@@ -230,6 +230,11 @@ pub(super) struct PlanArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["cluster", "snapshot"])]
     pub topology: Vec<PathBuf>,
 
+    /// Show how long each operation of a training step takes at least on the GPU of this device file (JSON; see docs/gpu.md), which need
+    /// not be there. Reads the job's data.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["topology", "cluster", "snapshot", "fabric"])]
+    pub device: Option<PathBuf>,
+
     /// Show where the job would be placed in the cluster of the kubeconfig.
     #[arg(long, conflicts_with = "snapshot")]
     pub cluster: bool,

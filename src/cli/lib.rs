@@ -22,6 +22,7 @@ mod live;
 mod machine;
 mod manifest;
 mod output;
+mod predict;
 mod preflight;
 mod progress;
 #[cfg(test)]
@@ -40,7 +41,7 @@ mod yaml;
 
 pub use args::Cli;
 
-use args::{Command, Output};
+use args::{Command, Output, PlanArgs};
 use failure::Failure;
 use output::print;
 use switchyard_worker_contract::exit::Exit;
@@ -57,6 +58,7 @@ fn command(cli: &Cli) -> Result<Exit, Failure> {
     match &cli.command {
         Command::Run(args) => run::run(cli, args),
         Command::Plan(args) if args.cluster || args.place.snapshot.is_some() => cluster::plan(cli, args),
+        Command::Plan(PlanArgs { device: Some(device), file, .. }) => predict::predict(cli, file, device),
         Command::Plan(args) => run::plan(cli, args),
         Command::Whatif(args) => whatif::whatif(cli, args),
         Command::Simulate(args) => simulate::simulate(cli, args),

@@ -1,12 +1,16 @@
-//! Asks the worker for its data, static plan and memory, before anything starts.
+//! Asks the worker what it would train, before anything starts: data, static plan and memory, and how fast a GPU could be.
 
 use super::worker::Worker;
+use serde::de::DeserializeOwned;
 use std::io;
+use std::path::Path;
 use std::process::Stdio;
-use switchyard_plan::local::LocalPlan;
+use switchyard_plan::local::{Engine, LocalPlan};
+use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::Inspection;
 use switchyard_worker_contract::exit::Exit;
+use switchyard_worker_contract::prediction::Prediction;
 use tokio::io::AsyncWriteExt;
 
 /// Why the job cannot start.
@@ -24,7 +28,7 @@ pub enum InspectError {
     #[error("cannot run {program}: {source}")]
     Start { program: String, source: io::Error },
     /// The worker ended without a result.
-    #[error("{program} inspect ended with {status} and no result: {stderr}")]
+    #[error("{program} ended with {status} and no result: {stderr}")]
     NoAnswer {
         program: String,
         /// How it ended.
@@ -50,20 +54,41 @@ impl InspectError {
 /// # Errors
 /// The worker refuses the configuration or its data, or cannot be started.
 pub async fn inspect(worker: &Worker, plan: &LocalPlan) -> Result<Inspection, InspectError> {
+    let mut command = tokio::process::Command::new(&worker.path);
+    command.arg("inspect");
+    command.envs(plan.processes().take(1).flat_map(|process| &process.env).map(|entry| (&entry.name, &entry.value)));
+    asked(command, worker, &plan.engine, plan.world()).await
+}
+
+/// Runs `switchyard-worker predict` in the same way, for the GPU of a device file.
+///
+/// # Errors
+/// The worker refuses the configuration, its data or the device file, or cannot be started.
+pub async fn predict(worker: &Worker, engine: &Engine, device: &Path) -> Result<Prediction, InspectError> {
+    let mut command = tokio::process::Command::new(&worker.path);
+    command.arg("predict").arg("--device").arg(device);
+    command.envs(engine.env.iter().map(|(name, value)| (name, value)));
+    asked(command, worker, &engine.config, engine.world).await
+}
+
+async fn asked<T: DeserializeOwned>(
+    mut command: tokio::process::Command,
+    worker: &Worker,
+    config: &EngineConfig,
+    world: u32,
+) -> Result<T, InspectError> {
     let program = worker.path.display().to_string();
     let start = |source| InspectError::Start { program: program.clone(), source };
-    let mut child = tokio::process::Command::new(&worker.path)
-        .arg("inspect")
-        .envs(plan.processes().take(1).flat_map(|process| &process.env).map(|entry| (&entry.name, &entry.value)))
+    let mut child = command
         .env(env::NUM_NODES, "1")
-        .env(env::PROCS_PER_NODE, plan.world().to_string())
+        .env(env::PROCS_PER_NODE, world.to_string())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .kill_on_drop(true)
         .spawn()
         .map_err(start)?;
-    let config = serde_json::to_vec(&plan.engine).expect("invariant: an engine configuration serialises to JSON");
+    let config = serde_json::to_vec(config).expect("invariant: an engine configuration serialises to JSON");
     if let Some(mut stdin) = child.stdin.take() {
         // A worker that ends without reading reports the reason itself.
         let _ = stdin.write_all(&config).await;

@@ -21,7 +21,7 @@ mod worker;
 
 pub use cause::{RankLog, RootCause};
 pub use error::AttemptError;
-pub use inspect::InspectError;
+pub use inspect::{InspectError, predict};
 pub use progress::Interval;
 pub use run::{Outcome, RunError, run};
 pub use run_dir::{RunDir, RunDirError};

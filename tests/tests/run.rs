@@ -143,6 +143,41 @@ fn json_output_is_one_object_per_line_on_standard_output() {
     assert_eq!(condition(&last["trainJob"]["status"], "Succeeded")["reason"], "Complete");
 }
 
+#[test]
+fn a_step_is_predicted_for_a_gpu_that_is_not_there() {
+    let (scene, manifest) = scene(|manifest| manifest);
+    let device = switchyard_tests::root().join("examples/devices/h200.json");
+    let plan = |device: &Path, more: &[&str]| {
+        let arguments = ["plan", manifest.to_str().unwrap(), "--device", device.to_str().unwrap()];
+        scene.switchyard(arguments.iter().chain(more).copied()).run(DEADLINE)
+    };
+    let ended = plan(&device, &[]);
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    for expected in ["NVIDIA H200", "product", "attention_keys", "update", "tokens/s and GPU"] {
+        assert!(ended.stdout.contains(expected), "{expected} is missing in:\n{}", ended.stdout);
+    }
+    let told: Value = serde_json::from_str(&plan(&device, &["-o", "json"]).stdout).unwrap();
+    assert_eq!(told["kind"], "Prediction");
+    let seconds: f64 = told["operations"].as_array().unwrap().iter().map(|row| row["seconds"].as_f64().unwrap()).sum();
+    assert!((seconds / told["seconds"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{told}");
+    let mut gpu: Value = serde_json::from_str(&std::fs::read_to_string(&device).unwrap()).unwrap();
+    for (field, value, code, words) in [
+        ("memoryBytes", json!(40 << 20), 8, "not placeable: a rank needs"),
+        ("bytesPerSecond", json!(0), 2, "bytesPerSecond: got 0, expected a number greater than 0"),
+        ("speed", json!(1), 2, "unknown field `speed`"),
+    ] {
+        let right = gpu[field].take();
+        gpu[field] = value;
+        std::fs::write(scene.join("other.json"), gpu.to_string()).unwrap();
+        let ended = plan(&scene.join("other.json"), &[]);
+        assert!(ended.code == Some(code) && ended.stderr.contains(words), "{ended:?}");
+        gpu[field] = right;
+    }
+    let ended = plan(&scene.join("gone.json"), &[]);
+    assert!(ended.code == Some(2) && ended.stderr.contains("gone.json: No such file"), "{ended:?}");
+    scene.assert_nothing_left();
+}
+
 /// `--color` and `NO_COLOR` had no effect on the excerpts of errors, which asked the terminal themselves.
 #[test]
 fn one_gate_decides_on_colour() {

@@ -41,7 +41,7 @@ impl Side {
         command
     }
 
-    /// The commit, and whether the tree has other changes.
+    /// The commit, and whether the tree has other changes than results.
     fn commit(&self) -> Result<String> {
         let git = |arguments: &[&str]| -> Result<String> {
             let said = Command::new("git").args(arguments).current_dir(&self.checkout).output()?;
@@ -49,7 +49,11 @@ impl Side {
             Ok(String::from_utf8(said.stdout)?.trim().to_string())
         };
         let changed =
-            if git(&["status", "--porcelain", "--untracked-files=no"])?.is_empty() { "" } else { ", changed" };
+            if git(&["status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/results"])?.is_empty() {
+                ""
+            } else {
+                ", changed"
+            };
         Ok(format!("{}{changed}", git(&["rev-parse", "--short=12", "HEAD"])?))
     }
 }

@@ -45,7 +45,7 @@ pub(crate) fn header(plan: &LocalPlan, inspection: &Inspection, run_dir: &str, t
     lines.join("\n")
 }
 
-fn precision_words(precision: Precision) -> String {
+pub(crate) fn precision_words(precision: Precision) -> String {
     let Precision::Amp(amp) = precision else { return "FP32".into() };
     let format = match amp.compute_type {
         HalfType::Bf16 => "BF16",
@@ -118,7 +118,7 @@ fn machine(topology: &GPUTopology) -> String {
     parts.join(", ")
 }
 
-fn millions(parameters: u64) -> String {
+pub(crate) fn millions(parameters: u64) -> String {
     if parameters >= 1_000_000_000 {
         format!("{:.2} B", parameters as f64 / 1e9)
     } else {

@@ -5,7 +5,7 @@ mod progress;
 #[cfg(test)]
 mod tests;
 
-pub(super) use header::header;
+pub(super) use header::{header, millions, precision_words};
 pub(super) use progress::{bar_message, plain_line, summary};
 
 use crate::text::columns;

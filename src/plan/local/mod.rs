@@ -15,7 +15,7 @@ mod tests;
 pub use life::{AttemptEnd, Next, Observed, Progress, RunEnd, next, status};
 pub use processes::{Device, LocalPlan, PlannedNode, ProcessSpec};
 
-use crate::job::{Invalid, ValidJob};
+use crate::job::{Invalid, ValidJob, processes_per_node};
 use crate::validate;
 use switchyard_core::placement::{self, Reason};
 use switchyard_crds::TrainJob;
@@ -76,6 +76,28 @@ pub fn plan(snapshot: &LocalSnapshot<'_>) -> Result<LocalPlan, Refusal> {
         reason,
     })?;
     Ok(processes::processes(&job, engine, &named, &assignment, snapshot))
+}
+
+/// The engine of a job, wherever its ranks are put.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Engine {
+    /// What each rank reads, but for the number of threads, which placement decides.
+    pub config: EngineConfig,
+    /// Ranks of the job.
+    pub world: u32,
+    /// The user's environment, in the manifest's order.
+    pub env: Vec<(String, String)>,
+}
+
+/// The engine of a job that can run without a cluster.
+///
+/// # Errors
+/// All faults of the job.
+pub fn engine(job: &TrainJob) -> Result<Engine, Refusal> {
+    let valid = validate(job).map_err(Refusal::Invalid)?;
+    let config = local_engine(job, &valid).map_err(|fault| Refusal::Invalid(vec![fault]))?.clone();
+    let world = valid.request.nodes.saturating_mul(processes_per_node(job));
+    Ok(Engine { config, world, env: valid.env })
 }
 
 /// The engine's configuration, for a job that can run without a cluster.

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use support::{PARTS, part, probe, results};
+use switchyard_worker_contract::prediction::Gpu;
 
 /// Parts that need a library or a tool that is missing there.
 const MISSING: [&str; 7] =
@@ -89,6 +90,8 @@ fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
     }
     let figures = |name| &part(&all, name)["figures"];
     assert_eq!(figures("driver")["devices"][0]["multiprocessors"], 132);
+    let rates = figures("rates")["deviceFile"].to_string();
+    assert!(Gpu::parse(&rates, "rates").unwrap().launch_seconds > Some(0.0), "{rates}");
     assert_eq!(figures("adamw")["sameBitsAsCpu"], true);
     assert_eq!(figures("adamw")["bf16SameBitsAsCpu"], true);
     assert_eq!(figures("products")["products"].as_array().unwrap().len(), 16);
@@ -101,7 +104,7 @@ fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
     );
     assert!(sides[0]["ms"].as_f64().unwrap() > 0.0, "{sides:?}");
     let shown = String::from_utf8(output.stdout).unwrap();
-    assert!(shown.ends_with("22 ok, 7 absent, 0 failed\n"), "{shown}");
+    assert!(shown.ends_with("23 ok, 7 absent, 0 failed\n"), "{shown}");
 }
 
 #[test]

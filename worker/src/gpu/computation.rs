@@ -4,12 +4,14 @@ use super::contents::{Contents, Initial};
 use super::input::Inputs;
 use super::launch::{Launch, Memory, Span, Work};
 use super::plan::Plan;
+use super::predict::predict;
 use super::refused::Refused;
 use super::target::Target;
 use super::update::Update;
 use crate::nn::{Bucket, Graph, Layout};
 use switchyard_cuda::kernels;
 use switchyard_worker_contract::config::{self, Precision, SampleType};
+use switchyard_worker_contract::prediction::{Gpu, Operation};
 
 /// Forward and backward of a micro-batch, in order.
 #[derive(Debug, Clone)]
@@ -96,6 +98,14 @@ impl Computation {
     pub fn complete(&self, buckets: &[Bucket]) -> Result<[Vec<usize>; 2], Refused> {
         let Works { first, later, .. } = self.works(|span| span)?;
         Ok([first, later].map(|pass| complete(&pass, buckets)))
+    }
+
+    /// How long a step of so many micro-batches takes at least, by operation, the slowest first.
+    ///
+    /// # Errors
+    /// None for a computation that [`Computation::new`] has returned.
+    pub fn predict(&self, micro_batches: u32, gpu: &Gpu) -> Result<Vec<Operation>, Refused> {
+        predict(&self.plan, &self.update, micro_batches, gpu)
     }
 
     /// What is run. `place` says which memory of the device a span is.

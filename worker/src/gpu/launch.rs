@@ -138,6 +138,15 @@ pub struct Launch<M> {
 }
 
 impl<M: Copy> Work<M> {
+    /// Name of the kernel; `product` or `copy` where it is none of ours.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Work::Kernel(call) => call.kernel(),
+            Work::Product(_) => "product",
+            Work::Copy { .. } => "copy",
+        }
+    }
+
     /// Memory whose contents matter before the operation.
     pub fn reads(&self) -> Vec<M> {
         match self {

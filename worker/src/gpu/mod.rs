@@ -16,6 +16,7 @@ mod input;
 mod launch;
 mod layers;
 mod plan;
+mod predict;
 mod refused;
 mod target;
 mod update;

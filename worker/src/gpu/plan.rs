@@ -89,6 +89,12 @@ impl Plan {
         self.statistics.iter().flat_map(|statistic| std::iter::repeat_n(statistic.initial, statistic.len)).collect()
     }
 
+    /// What a layer computes.
+    pub(super) fn form(&self, layer: &str) -> Option<&Form> {
+        let at = self.nodes.iter().position(|node| node.name == layer)?;
+        self.computed.get(at).map(|computed| &computed.form)
+    }
+
     /// In the order of [`Memory::Factors`](super::Memory::Factors).
     pub fn losses(&self) -> Vec<Loss> {
         let loss = |computed: &Computed| match &computed.form {

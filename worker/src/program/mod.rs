@@ -8,10 +8,14 @@ use crate::process::variable;
 use crate::train::fault::Fault;
 use crate::train::{self, Blueprint, TrainError, config};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use serde::Serialize;
 use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::exit::Exit;
+use switchyard_worker_contract::prediction::Gpu;
 
 /// One rank of a training job, or all ranks of one node. Started by `switchyard run`, or in a pod.
 #[derive(Debug, Parser)]
@@ -31,6 +35,13 @@ enum Command {
     Pod,
     /// Read an engine configuration (JSON) from standard input and print what would be trained, as JSON; starts nothing.
     Inspect,
+    /// Read an engine configuration (JSON) from standard input and print how long each operation of a step takes at least on a GPU, as
+    /// JSON; needs no GPU.
+    Predict {
+        /// The rates of the GPU (JSON).
+        #[arg(long, value_name = "FILE")]
+        device: PathBuf,
+    },
 }
 
 /// The whole program: parses the arguments, runs the command, returns the exit code. `registry` has the networks that
@@ -46,29 +57,51 @@ pub fn main_as(version: &'static str, registry: &Registry) -> ExitCode {
     let exit = match cli.command {
         Command::Train => rank::train(registry).code(),
         Command::Pod => crate::pod::run(),
-        Command::Inspect => inspect(registry).code(),
+        Command::Inspect => show(inspect(registry)).code(),
+        Command::Predict { device } => show(predict(&device, registry)).code(),
     };
     ExitCode::from(exit)
 }
 
 /// `switchyard-worker inspect`
-fn inspect(registry: &Registry) -> Exit {
-    let found = || -> Result<String, TrainError> {
-        let mut text = String::new();
-        std::io::stdin()
-            .read_to_string(&mut text)
-            .map_err(|error| TrainError::Usage(format!("standard input: {error}")))?;
-        let config = config::parse(&text, "standard input")?;
-        GroupConfig::check_settings()?;
-        variable(env::FAULT).map(|text| Fault::parse(&text)).transpose()?;
-        let world = count(env::NUM_NODES)?.saturating_mul(count(env::PROCS_PER_NODE)?);
-        let dataset = train::open(&config)?;
-        let blueprint = Blueprint::new(&config, dataset, world, variable(env::KERNEL).as_deref(), registry)?;
-        serde_json::to_string(&blueprint.inspection()?).map_err(|error| TrainError::Usage(error.to_string()))
-    };
-    match found() {
-        Ok(answer) => {
-            println!("{answer}");
+fn inspect(registry: &Registry) -> Result<String, TrainError> {
+    let (config, world) = asked()?;
+    GroupConfig::check_settings()?;
+    variable(env::FAULT).map(|text| Fault::parse(&text)).transpose()?;
+    let dataset = train::open(&config)?;
+    let blueprint = Blueprint::new(&config, dataset, world, variable(env::KERNEL).as_deref(), registry)?;
+    json(&blueprint.inspection()?)
+}
+
+/// `switchyard-worker predict`
+fn predict(device: &Path, registry: &Registry) -> Result<String, TrainError> {
+    let name = device.display().to_string();
+    let text =
+        std::fs::read_to_string(device).map_err(|error| TrainError::Usage(format!("device file {name}: {error}")))?;
+    let gpu = Gpu::parse(&text, &name).map_err(|error| TrainError::Usage(error.to_string()))?;
+    let (config, world) = asked()?;
+    json(&train::predict(&config, train::open(&config)?, world, gpu, registry)?)
+}
+
+/// The configuration on standard input, and the number of ranks.
+fn asked() -> Result<(EngineConfig, u32), TrainError> {
+    let mut text = String::new();
+    std::io::stdin()
+        .read_to_string(&mut text)
+        .map_err(|error| TrainError::Usage(format!("standard input: {error}")))?;
+    let config = config::parse(&text, "standard input")?;
+    Ok((config, count(env::NUM_NODES)?.saturating_mul(count(env::PROCS_PER_NODE)?)))
+}
+
+fn json(value: &impl Serialize) -> Result<String, TrainError> {
+    serde_json::to_string(value).map_err(|error| TrainError::Usage(error.to_string()))
+}
+
+/// Prints what was found, or why not.
+fn show(found: Result<String, TrainError>) -> Exit {
+    match found {
+        Ok(text) => {
+            println!("{text}");
             Exit::Done
         }
         Err(error) => {

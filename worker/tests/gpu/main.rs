@@ -13,6 +13,7 @@ mod network;
 #[path = "../../cuda-reference/tests/nvrtc/mod.rs"]
 mod nvrtc;
 mod optimizers;
+mod predict;
 mod refusals;
 mod training;
 #[path = "../trial/mod.rs"]

@@ -136,8 +136,8 @@ fn pools() -> Graph {
 /// ```text
 /// x = embedding(tokens)     logits = head(norm(x))
 /// ```
-fn tokens() -> Graph {
-    let (context, vocabulary) = (11, 40);
+pub fn tokens(vocabulary: u32) -> Graph {
+    let context = 11;
     let mut graph = Graph::new(SAMPLES, Kind::Tokens { context, vocabulary }, Format::F32);
     let (context, vocabulary) = (context as usize, vocabulary as usize);
     let (tokens, positions) = (("tokens", vocabulary), "positions");
@@ -184,7 +184,7 @@ pub const DEEP: [(&str, Build); 2] = [
 
 /// On tokens.
 pub const LANGUAGE: [(&str, Build); 4] = [
-    ("embedding", tokens),
+    ("embedding", || tokens(40)),
     ("gpt", || language(trial::gpt(true), Format::F32)),
     ("gpt untied", || language(trial::gpt(false), Format::F32)),
     ("bert", || language(trial::bert(true), Format::F32)),

@@ -7,6 +7,7 @@ mod libraries;
 mod machine;
 mod optimizer;
 mod products;
+mod rates;
 mod sanitizer;
 mod steps;
 mod streams;
@@ -47,7 +48,7 @@ pub(crate) struct Part {
 }
 
 /// All parts, the most valuable first: what is there, whether training is right, how fast it is, and what only a later engine may use.
-pub(crate) const PARTS: [Part; 29] = [
+pub(crate) const PARTS: [Part; 30] = [
     Part { name: "machine", asks: "the machine", limit: 60, run: machine::facts },
     Part { name: "driver", asks: "driver and devices", limit: 60, run: libraries::driver },
     Part { name: "cublaslt", asks: "cuBLASLt", limit: 60, run: libraries::cublaslt },
@@ -55,6 +56,7 @@ pub(crate) const PARTS: [Part; 29] = [
     Part { name: "compile", asks: "AdamW kernel to a CUBIN", limit: 60, run: optimizer::compile },
     Part { name: "adamw", asks: "that kernel against the CPU", limit: 120, run: optimizer::run },
     Part { name: "streams", asks: "copies, events, graphs", limit: 60, run: streams::run },
+    Part { name: "rates", asks: "copies, products, launches", limit: 120, run: rates::run },
     Part { name: "training-mlp", asks: "MLP trains as on CPUs", limit: 120, run: training::mlp },
     Part { name: "training-gpt", asks: "GPT trains as on CPUs", limit: 240, run: training::gpt },
     Part { name: "training-bert", asks: "BERT trains as on CPUs", limit: 240, run: training::bert },

@@ -49,7 +49,7 @@ fn copies(context: &Context, stream: &Stream, count: usize) -> Result<Value, Out
 }
 
 /// Seconds of a launch by itself, and in a graph of so many.
-fn kernels(probe: &Probe, stream: &Stream, launches: usize) -> Result<[f64; 2], Outcome> {
+pub(super) fn kernels(probe: &Probe, stream: &Stream, launches: usize) -> Result<[f64; 2], Outcome> {
     let context = stream.context();
     let loaded = context.load(KERNELS.program(), &probe.nvrtc()?)?;
     let [one, sum] = [context.upload(&[1.0f32; COUNT])?, context.upload(&[0.0f32; COUNT])?];

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-pub const PARTS: [&str; 29] = [
+pub const PARTS: [&str; 30] = [
     "machine",
     "driver",
     "cublaslt",
@@ -13,6 +13,7 @@ pub const PARTS: [&str; 29] = [
     "compile",
     "adamw",
     "streams",
+    "rates",
     "training-mlp",
     "training-gpt",
     "training-bert",

@@ -56,10 +56,9 @@ impl Machine {
     }
 }
 
-/// What launches on a device are planned for.
-pub(super) fn target(device: &Device) -> Target {
-    let multiprocessors = u32::try_from(device.multiprocessors).unwrap_or(1).max(1);
-    Target { blocks: BLOCKS * multiprocessors, shared_bytes: device.shared_bytes }
+/// What launches on a device are planned for. `shared_bytes`: of a block, at most.
+pub(super) fn target(multiprocessors: u32, shared_bytes: u32) -> Target {
+    Target { blocks: BLOCKS * multiprocessors.max(1), shared_bytes }
 }
 
 fn missing(error: Error) -> TrainError {

@@ -14,10 +14,12 @@ mod machine;
 mod memories;
 mod norms;
 mod plan;
+mod predict;
 mod staging;
 mod step;
 
 pub(super) use plan::GpuPlan;
+pub use predict::predict;
 
 use super::TrainError;
 use super::engine::{AddSpan, Array, Counters, Engine, Given, Measure, Reductions, Told};

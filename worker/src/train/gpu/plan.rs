@@ -36,7 +36,8 @@ impl GpuPlan {
         let device = machine.devices.first().cloned().ok_or(switchyard_cuda::Error::NoDevice)?;
         let compiler = machine.nvrtc.version()?;
         let (optimizer, samples) = (&config.optimizer, config.reader.sample_type);
-        let computation = Computation::new(training.graph()?, optimizer, config.precision, samples, target(&device))?;
+        let target = target(u32::try_from(device.multiprocessors).unwrap_or(1), device.shared_bytes);
+        let computation = Computation::new(training.graph()?, optimizer, config.precision, samples, target)?;
         let plan = GpuPlan { machine, computation, device, compiler };
         let limit = (plan.device.memory_bytes as f64 * config.memory.fraction) as u64;
         let need = plan.memory();
@@ -57,21 +58,7 @@ impl GpuPlan {
 
     /// Memory of the GPU.
     pub fn memory(&self) -> MemoryUse {
-        let sum = |is: fn(Memory) -> bool| {
-            let contents = self.computation.contents().iter().filter(|contents| is(contents.memory));
-            contents.map(|contents: &Contents| contents.bytes as u64).sum::<u64>()
-        };
-        let weights = sum(|memory| matches!(memory, Memory::Weights | Memory::Half));
-        let gradients = sum(|memory| memory == Memory::Gradients);
-        let optimizer = sum(|memory| matches!(memory, Memory::Moments(_) | Memory::Chunks | Memory::Norms));
-        let all = sum(|_| true) + WORKSPACE as u64;
-        MemoryUse {
-            weights,
-            gradients,
-            optimizer,
-            activations: all - weights - gradients - optimizer,
-            input: self.computation.inputs().bytes() as u64,
-        }
+        memory(&self.computation)
     }
 
     /// Memory of the process, without what is the same on every device: pinned batches, and gradients on their way to other ranks.
@@ -82,6 +69,25 @@ impl GpuPlan {
             input: 2 * self.computation.inputs().bytes() as u64,
             ..MemoryUse::default()
         }
+    }
+}
+
+/// Memory of the GPU that a computation needs.
+pub(super) fn memory(computation: &Computation) -> MemoryUse {
+    let sum = |is: fn(Memory) -> bool| {
+        let contents = computation.contents().iter().filter(|contents| is(contents.memory));
+        contents.map(|contents: &Contents| contents.bytes as u64).sum::<u64>()
+    };
+    let weights = sum(|memory| matches!(memory, Memory::Weights | Memory::Half));
+    let gradients = sum(|memory| memory == Memory::Gradients);
+    let optimizer = sum(|memory| matches!(memory, Memory::Moments(_) | Memory::Chunks | Memory::Norms));
+    let all = sum(|_| true) + WORKSPACE as u64;
+    MemoryUse {
+        weights,
+        gradients,
+        optimizer,
+        activations: all - weights - gradients - optimizer,
+        input: computation.inputs().bytes() as u64,
     }
 }
 

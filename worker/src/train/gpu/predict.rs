@@ -1,0 +1,44 @@
+//! What a step takes at least on a GPU that need not be there.
+
+use super::machine::target;
+use super::plan::{memory, too_large};
+use crate::data::Dataset;
+use crate::gpu::Computation;
+use crate::model::Registry;
+use crate::train::TrainError;
+use crate::train::blueprint::training;
+use std::sync::Arc;
+use switchyard_worker_contract::config::EngineConfig;
+use switchyard_worker_contract::prediction::{Gpu, Prediction};
+
+/// Plans a rank of a job for that GPU; no library of CUDA is needed.
+///
+/// # Errors
+/// The model cannot be built or computed on a GPU, there is too little data for one step, or the GPU has too little memory.
+pub fn predict(
+    config: &EngineConfig,
+    dataset: Arc<Dataset>,
+    world: u32,
+    gpu: Gpu,
+    registry: &Registry,
+) -> Result<Prediction, TrainError> {
+    let training = training(config, dataset, world, registry)?;
+    let target = target(gpu.multiprocessors, gpu.shared_bytes_per_block);
+    let (optimizer, samples) = (&config.optimizer, config.reader.sample_type);
+    let computation = Computation::new(training.graph()?, optimizer, config.precision, samples, target)?;
+    let limit = (gpu.memory_bytes as f64 * config.memory.fraction) as u64;
+    let need = memory(&computation);
+    if need.total() > limit {
+        return Err(too_large(&need, &training, limit));
+    }
+    Ok(Prediction {
+        model: training.model.words(),
+        parameters: computation.layout().trainable() as u64,
+        items: training.items_per_step() / u64::from(world),
+        item: training.dataset.facts().item,
+        memory_bytes: need.total(),
+        memory_limit_bytes: limit,
+        operations: computation.predict(config.batch_merge, &gpu)?,
+        gpu,
+    })
+}

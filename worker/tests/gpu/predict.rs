@@ -1,0 +1,119 @@
+//! What a step takes at least, by the rates of a GPU.
+
+use crate::TARGET;
+use crate::network::{self, SAMPLES};
+use crate::trial;
+use switchyard_worker::cpu::Format;
+use switchyard_worker::gpu::Computation;
+use switchyard_worker::nn::Graph;
+use switchyard_worker_contract::config::{self, Activation, Precision, SampleType};
+use switchyard_worker_contract::prediction::{Bound, Gpu, Operation, Part, Rates};
+
+const SGD: config::Optimizer = config::Optimizer {
+    rule: config::Rule::Sgd(config::Momentum { momentum: 0.9, nesterov: false }),
+    learning_rate: 0.1,
+    weight_decay: 0.0,
+    gradient_clip_norm: None,
+    decay_exclusions: config::DecayExclusions::Vectors,
+};
+
+/// Moves and computes one of each in a second.
+fn gpu() -> Gpu {
+    Gpu {
+        name: "slow".into(),
+        source: "made up".into(),
+        multiprocessors: 1,
+        shared_bytes_per_block: TARGET.shared_bytes,
+        memory_bytes: 1 << 30,
+        bytes_per_second: 1.0,
+        products: Rates { f32: 1.0, bf16: 1.0, f16: 1.0 },
+        flops_per_second: 1.0,
+        launch_seconds: None,
+    }
+}
+
+fn computation(graph: Graph) -> Computation {
+    Computation::new(graph, &SGD, Precision::Fp32, SampleType::UInt8, TARGET).unwrap()
+}
+
+fn mlp() -> Computation {
+    computation(network::mlp(Activation::Relu))
+}
+
+fn find<'a>(operations: &'a [Operation], part: Part, name: &str) -> &'a Operation {
+    let mut found = operations.iter().filter(|operation| operation.part == part && operation.name == name);
+    found.next().unwrap_or_else(|| panic!("no {name}: {operations:#?}"))
+}
+
+#[test]
+fn products_count_their_matrices_once() {
+    // Features of 8 through 20 and 12 to 4 classes.
+    let operations = mlp().predict(1, &gpu()).unwrap();
+    let (rows, widths) = (SAMPLES as f64, [[8.0, 20.0], [20.0, 12.0], [12.0, 4.0]]);
+    let forward = find(&operations, Part::Forward, "product");
+    let flops = |layers: &[[f64; 2]]| layers.iter().map(|[from, to]| 2.0 * rows * from * to).sum::<f64>();
+    let bytes: f64 = widths.iter().map(|[from, to]| 4.0 * (rows * from + from * to + rows * to)).sum();
+    assert_eq!((forward.launches, forward.flops, forward.bytes), (3, flops(&widths), bytes));
+    // Gradients of all weights, and of all inputs but the first.
+    let backward = find(&operations, Part::Backward, "product");
+    assert_eq!((backward.launches, backward.flops), (5, flops(&widths) + flops(&widths[1..])));
+}
+
+#[test]
+fn every_launch_of_a_step_is_counted() {
+    for computation in [mlp(), computation(network::bottlenecks(Format::F32))] {
+        let works = computation.works(|span| span).unwrap();
+        for micro_batches in [1, 2, 5] {
+            let operations = computation.predict(micro_batches, &gpu()).unwrap();
+            let launches = |part: Part| {
+                let of = operations.iter().filter(|operation| operation.part == part);
+                of.map(|operation| operation.launches as usize).sum::<usize>()
+            };
+            let later = micro_batches as usize - 1;
+            assert_eq!(launches(Part::Forward), works.first.forward.len() + later * works.later.forward.len());
+            assert_eq!(launches(Part::Backward), works.first.backward.len() + later * works.later.backward.len());
+            assert_eq!(launches(Part::Update), works.update.len());
+        }
+    }
+}
+
+#[test]
+fn the_slowest_of_memory_arithmetic_and_launch_is_what_an_operation_takes() {
+    let mlp = mlp();
+    let slow = mlp.predict(1, &gpu()).unwrap();
+    assert!(slow.is_sorted_by(|a, b| a.seconds >= b.seconds), "{slow:?}");
+    let forward = find(&slow, Part::Forward, "product");
+    assert!(forward.seconds >= forward.bytes.max(forward.flops) && forward.seconds < forward.bytes + forward.flops);
+    let fast = mlp.predict(1, &Gpu { products: Rates { f32: 1e9, ..gpu().products }, ..gpu() }).unwrap();
+    assert!(fast.iter().all(|operation| operation.bound == Bound::Memory && operation.seconds == operation.bytes));
+    let wide = mlp.predict(1, &Gpu { bytes_per_second: 1e9, ..gpu() }).unwrap();
+    let forward = find(&wide, Part::Forward, "product");
+    assert_eq!((forward.bound, forward.seconds), (Bound::Arithmetic, forward.flops));
+    let late = mlp.predict(1, &Gpu { launch_seconds: Some(1e9), ..gpu() }).unwrap();
+    let launches = |operation: &Operation| operation.seconds == 1e9 * operation.launches as f64;
+    assert!(late.iter().all(|operation| operation.bound == Bound::Launch && launches(operation)));
+}
+
+#[test]
+fn attention_counts_half_of_its_scores_where_a_mask_hides_the_others() {
+    // Two layers, two sequences of 11 and 12 tokens, 24 numbers for each.
+    for (model, context, part) in [(trial::gpt(true), 11.0, 0.5), (trial::bert(true), 12.0, 1.0)] {
+        let operations = computation(network::language(model, Format::F32)).predict(1, &gpu()).unwrap();
+        // A product of all scores, of all layers.
+        let product = 2.0 * 2.0 * part * 2.0 * context * context * 24.0;
+        let flops = |part, name| find(&operations, part, name).flops;
+        assert_eq!(flops(Part::Forward, "attention"), 2.0 * product);
+        assert_eq!(flops(Part::Backward, "attention_queries"), 3.0 * product);
+        assert_eq!(flops(Part::Backward, "attention_keys"), 4.0 * product);
+    }
+}
+
+#[test]
+fn of_a_table_only_the_rows_that_are_picked_are_counted() {
+    let [small, large] = [5_000, 50_000].map(|vocabulary| {
+        let operations = computation(network::tokens(vocabulary)).predict(1, &gpu()).unwrap();
+        let bytes = |part, name| find(&operations, part, name).bytes;
+        [bytes(Part::Forward, "embedding"), bytes(Part::Backward, "embedding_gradient")]
+    });
+    assert_eq!(small, large);
+}
