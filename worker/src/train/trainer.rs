@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use switchyard_worker_contract::config::EngineConfig;
-use switchyard_worker_contract::event::Slowest;
+use switchyard_worker_contract::event::{GpuCalls, Slowest};
 use switchyard_worker_contract::recorder::Operation;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -224,6 +224,10 @@ impl Trainer {
     /// What ran in the last step.
     pub(super) fn trace(&mut self, add: &mut AddSpan<'_>) {
         self.engine.trace(add);
+    }
+
+    pub(super) fn calls(&self) -> Option<GpuCalls> {
+        self.engine.calls()
     }
 
     pub(super) fn reductions(&self) -> Reductions {

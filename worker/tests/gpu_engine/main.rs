@@ -5,6 +5,7 @@
 #[path = "../collective_support/mod.rs"]
 mod collective_support;
 mod failures;
+mod graphs;
 mod inspection;
 mod losses;
 #[path = "../plain/mod.rs"]

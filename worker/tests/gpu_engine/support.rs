@@ -4,7 +4,7 @@ use crate::pods::{Job, events};
 use std::ffi::OsString;
 use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::env;
-use switchyard_worker_contract::event::{Event, Progress};
+use switchyard_worker_contract::event::{Event, GpuCalls, Progress};
 
 /// The libraries; `None` where NVRTC is missing.
 pub fn libraries() -> Option<Vec<(&'static str, OsString)>> {
@@ -69,6 +69,8 @@ pub struct Told {
     /// Of the weights.
     pub digest: Option<String>,
     pub kernel: Option<String>,
+    /// Of the last step.
+    pub calls: Option<GpuCalls>,
     /// What rank 0 wrote to its log.
     pub log: String,
 }
@@ -121,6 +123,7 @@ pub fn run(job: &Job, libraries: &[(&'static str, OsString)], extra: &[(&str, &s
         validation: None,
         digest: None,
         kernel: None,
+        calls: None,
         log: job.read("err-0") + &job.read("termination-0"),
     };
     for event in all {
@@ -130,6 +133,7 @@ pub fn run(job: &Job, libraries: &[(&'static str, OsString)], extra: &[(&str, &s
             Event::Finished(finished) if finished.rank == 0 => {
                 told.validation = finished.validation_loss;
                 told.digest = Some(finished.weights_digest);
+                told.calls = finished.gpu_calls;
             }
             _ => {}
         }

@@ -69,6 +69,29 @@ pub struct EngineConfig {
     /// When a rank counts as hung, and what follows.
     #[serde(default, skip_serializing_if = "Watchdog::is_default")]
     pub watchdog: Watchdog,
+    /// How a GPU computes.
+    #[serde(default, skip_serializing_if = "Gpu::is_default")]
+    pub gpu: Gpu,
+}
+
+/// How a GPU computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Gpu {
+    /// The work of a micro-batch is queued as one CUDA graph once it has run one by one; otherwise always one by one.
+    pub graphs: bool,
+}
+
+impl Default for Gpu {
+    fn default() -> Gpu {
+        Gpu { graphs: true }
+    }
+}
+
+impl Gpu {
+    fn is_default(&self) -> bool {
+        *self == Gpu::default()
+    }
 }
 
 /// What the ranks compute with.

@@ -60,6 +60,8 @@ pub(crate) struct Gpu {
     launched: u64,
     /// Products that have run.
     multiplied: u64,
+    /// Whether a copy that becomes stale on request has run.
+    has_copied: bool,
     pub(crate) events: Vec<Option<Event>>,
     pub(crate) modules: Vec<Option<Arc<Module>>>,
     pub(crate) functions: Vec<Function>,
@@ -95,6 +97,7 @@ impl Gpu {
             allocated: 0,
             launched: 0,
             multiplied: 0,
+            has_copied: false,
             events: Vec::new(),
             modules: Vec::new(),
             functions: Vec::new(),
@@ -161,6 +164,11 @@ impl Gpu {
     pub(crate) fn is_wrong(&mut self) -> bool {
         self.multiplied += 1;
         self.settings.faults.wrong.is_some_and(|first| self.multiplied >= first)
+    }
+
+    /// Whether a copy to the device does not arrive on request.
+    pub(crate) fn is_stale(&mut self, bytes: usize) -> bool {
+        self.settings.faults.stale == Some(bytes as u64) && std::mem::replace(&mut self.has_copied, true)
     }
 
     pub(crate) fn memory(&self) -> (u64, u64) {

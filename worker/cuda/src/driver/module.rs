@@ -79,7 +79,7 @@ impl Loaded {
             Argument::Absent | Argument::Int(_) | Argument::Float(_) => None,
         });
         stream.uses(call.kernel, spans)?;
-        stream.uses_module(&self.module);
+        stream.keeps(&self.module);
         let mut values = [0u64; MOST_ARGUMENTS];
         values.iter_mut().zip(&call.arguments).for_each(|(to, argument)| *to = value(argument).0);
         let mut pointers = values.each_mut().map(|value| std::ptr::from_mut(value).cast());

@@ -3,32 +3,28 @@
 use super::WORKSPACE;
 use super::memories::Memories;
 use crate::cpu::Format;
-use crate::gpu::{Matrix, Pass, Product, Work, Works};
+use crate::gpu::{Matrix, Product, Work, Works};
 use crate::recorder::Recorder;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use switchyard_cuda::cublaslt::{self, Arithmetic, CublasLt, Planned};
-use switchyard_cuda::driver::{Context, Lines, Loaded, Span, Stream};
+use switchyard_cuda::driver::{Context, Event, Lines, Loaded, Span, Stream};
 use switchyard_cuda::kernels::{Call, Element, Program};
 use switchyard_cuda::nvrtc::Nvrtc;
 use switchyard_cuda::{Error, Library};
+use switchyard_worker_contract::config::EngineConfig;
 
 /// What makes works ready.
 pub(super) struct Workshop {
     cublaslt: CublasLt,
     programs: Vec<Loaded>,
+    has_graphs: bool,
 }
 
 /// Works in their order.
 pub(super) type Commands = Vec<Command>;
 
-/// Forward and backward of a micro-batch.
-pub(super) struct Passes {
-    pub forward: Commands,
-    pub backward: Commands,
-}
-
-/// A work.
+/// A work, or a mark behind one.
 pub(super) enum Command {
     /// With the number of its program.
     Kernel(usize, Call<Span>),
@@ -39,10 +35,11 @@ pub(super) enum Command {
         from: Lines,
         to: Lines,
     },
+    Record(Event),
 }
 
 impl Workshop {
-    /// Compiles the programs of works, `threads` at a time.
+    /// Compiles the programs of works, as many at a time as the configuration has threads.
     ///
     /// # Errors
     /// cuBLASLt does not start on the device, or a kernel cannot be compiled or loaded.
@@ -50,9 +47,10 @@ impl Workshop {
         context: &Context,
         (nvrtc, cublaslt): (&Nvrtc, &Library),
         works: &Works<Span>,
-        threads: usize,
+        config: &EngineConfig,
         recorder: &Recorder,
     ) -> Result<Workshop, Error> {
+        let threads = config.cpu_threads as usize;
         context.make_current()?;
         let cublaslt = CublasLt::start(cublaslt)?;
         let compiled = Arc::new(AtomicU64::new(0));
@@ -75,7 +73,13 @@ impl Workshop {
             let ended = threads.into_iter().map(|thread| thread.join().expect("invariant: compiling does not panic"));
             ended.collect::<Result<Vec<_>, Error>>()
         })?;
-        Ok(Workshop { cublaslt, programs: loaded.into_iter().flatten().collect() })
+        let programs = loaded.into_iter().flatten().collect();
+        Ok(Workshop { cublaslt, programs, has_graphs: config.gpu.graphs })
+    }
+
+    /// Whether what is queued again becomes a graph.
+    pub fn has_graphs(&self) -> bool {
+        self.has_graphs
     }
 
     /// # Errors
@@ -89,12 +93,6 @@ impl Workshop {
             Work::Copy { from, to } => Ok(copy(&from, &to)),
         });
         commands.collect()
-    }
-
-    /// # Errors
-    /// See [`Workshop::commands`].
-    pub fn passes(&self, pass: Pass<Span>) -> Result<Passes, Error> {
-        Ok(Passes { forward: self.commands(pass.forward)?, backward: self.commands(pass.backward)? })
     }
 
     /// The number of a program.
@@ -112,6 +110,7 @@ impl Workshop {
             Command::Kernel(program, call) => self.programs[*program].launch(call, stream),
             Command::Product(planned) => planned.run(0, memories.workspace.span(), stream),
             Command::Copy { bytes, count, from, to } => stream.copy_lines(*bytes, *count, *from, *to),
+            Command::Record(event) => stream.record(event),
         })
     }
 }

@@ -2,6 +2,7 @@
 
 use super::WORKSPACE;
 use super::machine::{Machine, target};
+use super::memories::SLOTS;
 use crate::gpu::{Computation, Contents, Memory};
 use crate::nn::Layout;
 use crate::train::TrainError;
@@ -70,7 +71,7 @@ impl GpuPlan {
             gradients,
             optimizer,
             activations: all - weights - gradients - optimizer,
-            input: self.computation.inputs().bytes() as u64,
+            input: (SLOTS * self.computation.inputs().bytes()) as u64,
         }
     }
 
@@ -79,7 +80,7 @@ impl GpuPlan {
         let flat = 4 * self.layout().len as u64;
         MemoryUse {
             gradients: if training.world > 1 { flat } else { 0 },
-            input: 2 * self.computation.inputs().bytes() as u64,
+            input: (SLOTS * self.computation.inputs().bytes()) as u64,
             ..MemoryUse::default()
         }
     }

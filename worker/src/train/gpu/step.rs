@@ -1,6 +1,6 @@
 //! The step: the host queues micro-batches one ahead of the device, then the update, and reads the outcome.
 
-use super::feed::SLOTS;
+use super::memories::SLOTS;
 use super::{GpuEngine, Seen};
 use crate::data::Prefetcher;
 use crate::gpu::{Memory, Share};
@@ -8,11 +8,13 @@ use crate::train::TrainError;
 use crate::train::engine::{Flags, Given, Told};
 use crate::train::report::StepReport;
 use std::time::{Duration, Instant};
+use switchyard_cuda::driver::Counts;
 use switchyard_worker_contract::recorder::Operation;
 
 impl GpuEngine {
     /// One optimizer step.
     pub(super) fn run_step(&mut self, reader: &mut Prefetcher, given: &Given) -> Result<Told, TrainError> {
+        let before = self.stream.context().counts();
         let loss_scale = self.scales.loss_scale();
         let mut report = StepReport {
             step: given.step,
@@ -30,6 +32,9 @@ impl GpuEngine {
         self.update(&mut report)?;
         report.optimizer += at.elapsed();
         self.seen.push(Seen { name: "update", start: at, end: Instant::now() });
+        self.turn += self.config.batch_merge as usize;
+        let after = self.stream.context().counts();
+        self.calls = Counts { launches: after.launches - before.launches, waits: after.waits - before.waits };
         Ok(Told { report, flags, skipped_steps: self.scales.skipped_steps() })
     }
 
@@ -50,8 +55,9 @@ impl GpuEngine {
                 report.read += making.took();
                 self.makings.push(making);
             }
-            let slot = micro_batch as usize % SLOTS;
-            self.feed.send(slot, (batch, share), &self.memories, &self.stream)?;
+            let slot = self.slot(micro_batch);
+            let before = (&self.run.marks(slot).backward, &self.stream);
+            self.feed.send(slot, (batch, share), &self.memories, before)?;
             self.queue(micro_batch)?;
             report.forward += read.elapsed();
             if micro_batch > 0 {
@@ -66,25 +72,17 @@ impl GpuEngine {
         1.0 / (self.config.batch_merge as f32 * self.world as f32)
     }
 
-    /// Queues forward and backward of a micro-batch. In the last one, it is recorded when each bucket of gradients is complete.
+    /// Where the input of a micro-batch of this step is.
+    fn slot(&self, micro_batch: u32) -> usize {
+        (self.turn + micro_batch as usize) % SLOTS
+    }
+
+    /// Queues forward and backward of a micro-batch.
     fn queue(&mut self, micro_batch: u32) -> Result<(), TrainError> {
-        let GpuEngine { workshop, memories, stream, run, marks, norms, exchange, config, .. } = self;
-        let (passes, which) = if micro_batch == 0 { (&run.first, 0) } else { (&run.later, 1) };
-        let slot = micro_batch as usize % SLOTS;
-        let marks = &marks[slot];
-        workshop.queue(&passes.forward, memories, stream)?;
-        norms.download(slot, memories, stream)?;
-        stream.record(&marks.forward)?;
-        let mut from = 0;
-        if let Some((_, staging)) = exchange.as_ref().filter(|_| micro_batch + 1 == config.batch_merge) {
-            for (end, ready) in staging.complete[which].iter().zip(&staging.ready) {
-                workshop.queue(&passes.backward[from..*end], memories, stream)?;
-                stream.record(ready)?;
-                from = *end;
-            }
-        }
-        workshop.queue(&passes.backward[from..], memories, stream)?;
-        Ok(stream.record(&marks.backward)?)
+        let slot = self.slot(micro_batch);
+        let GpuEngine { workshop, memories, stream, run, norms, .. } = self;
+        run.micro_batch(micro_batch, slot).queue(workshop, memories, stream)?;
+        Ok(norms.download(slot, memories, (&run.marks(slot).forward, stream))?)
     }
 
     /// Waits until the device has computed a micro-batch.
@@ -96,7 +94,8 @@ impl GpuEngine {
 
     /// Waits for forward or backward of a micro-batch; returns how long.
     fn await_pass(&mut self, operation: Operation, micro_batch: u32) -> Result<Duration, TrainError> {
-        let marks = &self.marks[micro_batch as usize % SLOTS];
+        let slot = self.slot(micro_batch);
+        let marks = self.run.marks(slot);
         let (name, mark) = match operation {
             Operation::Forward => ("forward", &marks.forward),
             _ => ("backward", &marks.backward),
@@ -105,7 +104,7 @@ impl GpuEngine {
         self.recorder.begin(operation, micro_batch);
         mark.synchronize()?;
         if operation == Operation::Forward {
-            self.norms.add(micro_batch as usize % SLOTS, self.share())?;
+            self.norms.add(slot, self.share())?;
         }
         let end = Instant::now();
         self.seen.push(Seen { name, start, end });
@@ -137,12 +136,13 @@ impl GpuEngine {
 
     /// Starts all reductions, each as soon as the device has its gradients.
     fn send_gradients(&mut self, flags: Flags, report: &mut StepReport) -> Result<(), TrainError> {
-        let GpuEngine { exchange, memories, marks, norms, scales, config, .. } = self;
+        let slot = self.slot(self.config.batch_merge - 1);
+        let GpuEngine { exchange, memories, run, norms, scales, config, .. } = self;
         let Some((exchange, staging)) = exchange else { return Ok(()) };
         if let Some(wire) = &scales.wire {
             exchange.reducer.set_wire_scale(wire.scale());
         }
-        let end = &marks[(config.batch_merge as usize - 1) % SLOTS].backward;
+        let end = &run.marks(slot).backward;
         let metrics = exchange.buckets.of_metrics();
         for number in 0..exchange.buckets.runs.len() {
             let run = exchange.buckets.runs[number].clone();
@@ -197,7 +197,9 @@ impl GpuEngine {
     /// Updates the weights, or leaves them as they are, and waits for the outcome.
     fn update(&mut self, report: &mut StepReport) -> Result<(), TrainError> {
         let GpuEngine { workshop, run, memories, stream, messages, .. } = self;
-        workshop.queue(&run.update, memories, stream)?;
+        if let Some(update) = &mut run.update {
+            update.queue(workshop, memories, stream)?;
+        }
         stream.download(memories.span(Memory::Scaler), &mut messages.scaler, 0..1)?;
         stream.download(memories.span(Memory::Loss), &mut messages.loss, 0..1)?;
         let told = messages.scaler.values()?[0];
