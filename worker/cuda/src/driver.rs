@@ -100,6 +100,14 @@ pub struct Device {
     pub capability: (i32, i32),
 }
 
+impl Device {
+    /// Its architecture, such as `sm_90`.
+    pub fn architecture(&self) -> String {
+        let (major, minor) = self.capability;
+        format!("sm_{major}{minor}")
+    }
+}
+
 /// The initialised driver.
 pub struct Driver {
     functions: Functions,

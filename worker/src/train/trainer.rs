@@ -2,6 +2,7 @@
 
 use super::blueprint::{Blueprint, Plan};
 use super::cpu::CpuEngine;
+use super::digest::digest;
 use super::disk::CountedDisk;
 use super::engine::{AddSpan, Array, Engine, Flags, Measure, Reductions};
 use super::gpu::GpuEngine;
@@ -24,7 +25,6 @@ use std::time::Instant;
 use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::event::{GpuCalls, Slowest};
 use switchyard_worker_contract::recorder::Operation;
-use xxhash_rust::xxh3::xxh3_128;
 
 pub(super) struct Checkpoints {
     pub saver: Saver,
@@ -386,9 +386,4 @@ fn tell(group: &Group, error: &TrainError) {
     if !matches!(error, TrainError::Comm(_) | TrainError::Stopped { .. }) {
         group.abort(Cause::failed(group.rank(), error.to_string()));
     }
-}
-
-/// 32 hexadecimal digits of a digest of these bytes.
-fn digest(bytes: &[u8]) -> String {
-    format!("{:032x}", xxh3_128(bytes))
 }

@@ -88,7 +88,7 @@ fn of_two_ranks_whose_gradients_the_host_sums_while_a_graph_runs() {
 #[test]
 fn a_number_of_a_step_that_a_graph_does_not_read_anew_is_found() {
     let Some(right) = with_graphs(false, 1, &[], mlp) else { return };
-    let stale = format!("stale:{}", size_of::<Numbers>());
+    let stale = format!("stale:{}", 2 * size_of::<Numbers>());
     let baked = with_graphs(true, 1, &[("SWITCHYARD_REFERENCE_FAULT", &stale)], mlp).unwrap();
     let [right, baked] = [right, baked].map(|told| bits(&told));
     assert_eq!(right.0[0], baked.0[0], "the first step has the numbers of the first step");

@@ -12,7 +12,7 @@ mod tests;
 use super::Invalid;
 use switchyard_crds as api;
 use switchyard_worker_contract::config::{
-    Checkpoint, EngineConfig, Evaluation, Gpu, Length, Memory, OnHang, Overlap, Profile, Watchdog, WireType,
+    Checkpoint, EngineConfig, Evaluation, Length, Memory, OnHang, Overlap, Profile, Watchdog, WireType,
 };
 
 /// What is wrong with the block, as it is found.
@@ -116,7 +116,7 @@ pub(super) fn config(
         }),
         bandwidth_check: None,
         watchdog: Watchdog::default(),
-        gpu: Gpu::default(),
+        gpu: device::gpu(engine),
     })
 }
 

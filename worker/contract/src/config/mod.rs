@@ -78,14 +78,27 @@ pub struct EngineConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Gpu {
-    /// The work of a micro-batch is queued as one CUDA graph once it has run one by one; otherwise always one by one.
+    /// The works of a micro-batch are queued as one CUDA graph once they have run one by one; otherwise always one by one.
     pub graphs: bool,
+    /// How it multiplies matrices of 32-bit numbers.
+    pub matmul: Matmul,
 }
 
 impl Default for Gpu {
     fn default() -> Gpu {
-        Gpu { graphs: true }
+        Gpu { graphs: true, matmul: Matmul::Ieee }
     }
+}
+
+/// How matrices of 32-bit numbers are multiplied; sums are in 32 bits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Matmul {
+    /// As they are.
+    #[default]
+    Ieee,
+    /// Rounded to 10 bits of fraction, which tensor cores multiply.
+    Tf32,
 }
 
 impl Gpu {

@@ -19,6 +19,8 @@ pub(crate) struct Faults {
     /// Of the copies of so many bytes from pinned memory to the device only the first arrives: later launches see the numbers of the first,
     /// as if these were arguments of a graph.
     pub(crate) stale: Option<u64>,
+    /// What the driver has registered for the end of the process never ends.
+    pub(crate) exit: bool,
     /// Another process has the device for itself.
     pub(crate) busy: bool,
 }
@@ -35,10 +37,11 @@ impl Faults {
                 ("hang", Some(_)) => faults.hang = number,
                 ("wrong", Some(_)) => faults.wrong = number,
                 ("stale", Some(_)) => faults.stale = number,
+                ("exit", None) => faults.exit = true,
                 ("busy", None) => faults.busy = true,
                 _ => {
                     return Err(format!(
-                        "{VARIABLE}: `{one}`, expected out-of-memory:N, launch:N, lost:N, hang:N, wrong:N, stale:N or busy"
+                        "{VARIABLE}: `{one}`, expected out-of-memory:N, launch:N, lost:N, hang:N, wrong:N, stale:N, exit or busy"
                     ));
                 }
             }

@@ -55,6 +55,7 @@ pub(crate) struct Gpu {
     allocations: BTreeMap<u64, Allocation>,
     /// What was given back, by first address. No address is given twice.
     freed: BTreeMap<u64, (Arc<str>, u64)>,
+    is_taken: bool,
     /// Calls so far.
     allocated: u64,
     launched: u64,
@@ -94,6 +95,7 @@ impl Gpu {
             settings,
             allocations: BTreeMap::new(),
             freed: BTreeMap::new(),
+            is_taken: false,
             allocated: 0,
             launched: 0,
             multiplied: 0,
@@ -103,6 +105,14 @@ impl Gpu {
             functions: Vec::new(),
             graphs: Graphs::default(),
             launched_kernels: BTreeSet::new(),
+        }
+    }
+
+    /// Somebody takes the device. Each time after the first the seed is the next one.
+    pub(crate) fn take(&mut self) {
+        if std::mem::replace(&mut self.is_taken, true) && self.settings.seed != 0 {
+            self.settings.seed += 1;
+            self.queue.draw(self.settings.seed);
         }
     }
 

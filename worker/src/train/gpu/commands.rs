@@ -1,24 +1,27 @@
 //! Works of a GPU, ready to be queued: kernels are loaded, products have their algorithms.
 
-use super::WORKSPACE;
+use super::algorithms::Algorithms;
+use super::cache::Cache;
 use super::memories::Memories;
+use super::programs::Compiler;
 use crate::cpu::Format;
 use crate::gpu::{Matrix, Product, Work, Works};
 use crate::recorder::Recorder;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use switchyard_cuda::cublaslt::{self, Arithmetic, CublasLt, Planned};
 use switchyard_cuda::driver::{Context, Event, Lines, Loaded, Span, Stream};
 use switchyard_cuda::kernels::{Call, Element, Program};
 use switchyard_cuda::nvrtc::Nvrtc;
 use switchyard_cuda::{Error, Library};
-use switchyard_worker_contract::config::EngineConfig;
+use switchyard_worker_contract::config::{self, EngineConfig};
 
 /// What makes works ready.
 pub(super) struct Workshop {
-    cublaslt: CublasLt,
+    algorithms: Algorithms,
     programs: Vec<Loaded>,
-    has_graphs: bool,
+    /// Programs that were compiled in this run.
+    compiled: u64,
+    cache: Cache,
+    config: config::Gpu,
 }
 
 /// Works in their order.
@@ -39,7 +42,7 @@ pub(super) enum Command {
 }
 
 impl Workshop {
-    /// Compiles the programs of works, as many at a time as the configuration has threads.
+    /// Loads the programs of works, as many at a time as the configuration has threads, and compiles those that were not kept.
     ///
     /// # Errors
     /// cuBLASLt does not start on the device, or a kernel cannot be compiled or loaded.
@@ -50,45 +53,43 @@ impl Workshop {
         config: &EngineConfig,
         recorder: &Recorder,
     ) -> Result<Workshop, Error> {
-        let threads = config.cpu_threads as usize;
         context.make_current()?;
         let cublaslt = CublasLt::start(cublaslt)?;
-        let compiled = Arc::new(AtomicU64::new(0));
-        recorder.count({
-            let compiled = Arc::clone(&compiled);
-            move || compiled.load(Ordering::Relaxed)
-        });
-        let programs = distinct(works);
-        let next = AtomicUsize::new(0);
-        let load = || -> Result<Vec<Loaded>, Error> {
-            let mut loaded = Vec::new();
-            while let Some(program) = programs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                loaded.push(context.load((*program).clone(), nvrtc)?);
-                compiled.fetch_add(1, Ordering::Relaxed);
-            }
-            Ok(loaded)
-        };
-        let loaded = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..threads.clamp(1, programs.len().max(1))).map(|_| scope.spawn(load)).collect();
-            let ended = threads.into_iter().map(|thread| thread.join().expect("invariant: compiling does not panic"));
-            ended.collect::<Result<Vec<_>, Error>>()
-        })?;
-        let programs = loaded.into_iter().flatten().collect();
-        Ok(Workshop { cublaslt, programs, has_graphs: config.gpu.graphs })
+        let (cache, device) = (Cache::of_environment(), context.device());
+        let device = format!("{} {}", device.name, device.architecture());
+        let compiler = Compiler::new((context, nvrtc), (&cache, &device), recorder)?;
+        let programs = compiler.load(&distinct(works), config.cpu_threads as usize)?;
+        let compiled = compiler.compiled();
+        let algorithms = Algorithms::open(cublaslt, &device, &cache);
+        Ok(Workshop { algorithms, programs, compiled, cache, config: config.gpu })
+    }
+
+    /// Everything is ready: keeps what was found out for the next run, and says how much that is.
+    pub fn keep(&self) {
+        self.algorithms.keep(&self.cache);
+        if let Some(folder) = self.cache.folder() {
+            let (compiled, programs, asked) = (self.compiled, self.programs.len(), self.algorithms.asked());
+            eprintln!(
+                "note: {compiled} of {programs} programs for the GPU were compiled, and cuBLASLt was asked for {asked} algorithms; the others \
+                 were in {}",
+                folder.display()
+            );
+        }
     }
 
     /// Whether what is queued again becomes a graph.
     pub fn has_graphs(&self) -> bool {
-        self.has_graphs
+        self.config.graphs
     }
 
     /// # Errors
     /// No algorithm multiplies matrices of some shape.
-    pub fn commands(&self, works: Vec<Work<Span>>) -> Result<Commands, Error> {
+    pub fn commands(&mut self, works: Vec<Work<Span>>) -> Result<Commands, Error> {
         let commands = works.into_iter().map(|work| match work {
             Work::Kernel(call) => Ok(Command::Kernel(self.program(call.program()), call)),
             Work::Product(product) => {
-                Ok(Command::Product(Box::new(self.cublaslt.plan(described(&product), WORKSPACE, 1)?)))
+                let product = described(&product, self.config.matmul);
+                Ok(Command::Product(Box::new(self.algorithms.plan(product)?)))
             }
             Work::Copy { from, to } => Ok(copy(&from, &to)),
         });
@@ -138,10 +139,14 @@ fn matrix(matrix: &Matrix<Span>) -> cublaslt::Matrix {
     cublaslt::Matrix { span: memory, element, rows, columns, pitch, is_transposed }
 }
 
-fn described(product: &Product<Span>) -> cublaslt::Product {
+fn described(product: &Product<Span>, matmul: config::Matmul) -> cublaslt::Product {
     let Product { left, right, result, adds } = product;
     let [left, right, result] = [left, right, result].map(matrix);
-    cublaslt::Product { left, right, result, adds: *adds, arithmetic: Arithmetic::Ieee }
+    let arithmetic = match matmul {
+        config::Matmul::Ieee => Arithmetic::Ieee,
+        config::Matmul::Tf32 => Arithmetic::Tf32,
+    };
+    cublaslt::Product { left, right, result, adds: *adds, arithmetic }
 }
 
 fn copy(from: &Matrix<Span>, to: &Matrix<Span>) -> Command {

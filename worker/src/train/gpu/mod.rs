@@ -9,12 +9,15 @@
 //! One stream computes, so that all works are in the order in which they are queued. Others copy: batches, statistics of batch norms and,
 //! with several ranks, gradients.
 
+mod algorithms;
+mod cache;
 mod commands;
 mod feed;
 mod machine;
 mod memories;
 mod norms;
 mod plan;
+mod programs;
 mod run;
 mod segment;
 mod staging;
@@ -39,13 +42,14 @@ use crate::profile::Row;
 use crate::recorder::Recorder;
 use commands::Workshop;
 use feed::Feed;
-use memories::Memories;
+use memories::{Memories, SLOTS};
 use norms::Norms;
 use run::Run;
 use serde_json::json;
 use staging::Staging;
 use std::sync::Arc;
 use std::time::Instant;
+use step::Begun;
 use switchyard_cuda::driver::{Counts, Pinned, Stream};
 use switchyard_cuda::kernels::gradients::Scaler;
 use switchyard_cuda::kernels::optimizer::Numbers;
@@ -57,7 +61,7 @@ const WORKSPACE: usize = 32 << 20;
 
 /// What the host and the device tell each other in a step.
 struct Messages {
-    numbers: Pinned<Numbers>,
+    candidates: Pinned<Numbers>,
     scaler: Pinned<Scaler>,
     loss: Pinned<f32>,
 }
@@ -79,7 +83,8 @@ pub(super) struct GpuEngine {
     workshop: Workshop,
     run: Run,
     feed: Feed,
-    messages: Messages,
+    messages: [Messages; SLOTS],
+    begun: Option<Begun>,
     stream: Stream,
     /// Micro-batches before the current step: they take the slots in turn.
     turn: usize,
@@ -115,7 +120,7 @@ impl GpuEngine {
         let (context, nvrtc, cublaslt) = machine.take(local_rank)?;
         let memories = Memories::new(&context, (&computation, WORKSPACE), training, &need)?;
         let works = computation.works(|span| memories.place(&computation, 0, span))?;
-        let workshop = Workshop::new(&context, (&nvrtc, &cublaslt), &works, &training.config, recorder)?;
+        let mut workshop = Workshop::new(&context, (&nvrtc, &cublaslt), &works, &training.config, recorder)?;
         let norms = Norms::new(&context, computation.plan())?;
         let exchange = match training.world {
             1 => None,
@@ -124,16 +129,21 @@ impl GpuEngine {
                 Staging::new(&context, &computation, training)?,
             )),
         };
+        let messages = || -> Result<Messages, switchyard_cuda::Error> {
+            Ok(Messages { candidates: context.pinned(2)?, scaler: context.pinned(1)?, loss: context.pinned(1)? })
+        };
         let rows = computation.plan().losses().iter().map(|loss| loss.rows).sum();
         let staging = exchange.as_ref().map(|(_, staging)| staging);
         let merge = training.config.batch_merge;
-        let run = Run::new((&context, &workshop), (&computation, &memories), merge, staging)?;
+        let run = Run::new((&context, &mut workshop), (&computation, &memories), merge, staging)?;
+        workshop.keep();
         let mut engine = GpuEngine {
             config: training.config.clone(),
             world: training.world,
             kernel,
             feed: Feed::new(&context, computation.inputs())?,
-            messages: Messages { numbers: context.pinned(1)?, scaler: context.pinned(1)?, loss: context.pinned(1)? },
+            messages: [messages()?, messages()?],
+            begun: None,
             stream: context.stream()?,
             turn: 0,
             exchange,
@@ -142,7 +152,7 @@ impl GpuEngine {
             steps: Steps::new(&training.config.optimizer.rule),
             rows: [vec![0.0; rows], vec![0.0; rows]],
             makings: Vec::with_capacity(merge as usize),
-            seen: Vec::with_capacity(2 * merge as usize + 1),
+            seen: Vec::with_capacity(2 * merge as usize + 4),
             calls: Counts::default(),
             recorder: Arc::clone(recorder),
             computation,
@@ -177,11 +187,11 @@ impl GpuEngine {
 
 impl Engine for GpuEngine {
     fn step(&mut self, reader: &mut Prefetcher, given: &Given) -> Result<Option<Told>, TrainError> {
-        self.run_step(reader, given).map(Some)
+        self.run_step(reader, given)
     }
 
     fn drain(&mut self) -> Result<Option<Told>, TrainError> {
-        Ok(None)
+        self.settle()
     }
 
     fn evaluate(&mut self, batch: &Batch) -> Result<LossSums, TrainError> {

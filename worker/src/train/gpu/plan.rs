@@ -9,6 +9,7 @@ use crate::train::TrainError;
 use crate::train::memory::batch_that_fits;
 use crate::train::training::Training;
 use switchyard_cuda::driver::Device;
+use switchyard_worker_contract::config::Matmul;
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::MemoryUse;
 
@@ -18,6 +19,7 @@ pub(in crate::train) struct GpuPlan {
     pub(super) computation: Computation,
     device: Device,
     compiler: (i32, i32),
+    matmul: Matmul,
 }
 
 impl GpuPlan {
@@ -38,7 +40,7 @@ impl GpuPlan {
         let compiler = machine.nvrtc.version()?;
         let (optimizer, samples) = (&config.optimizer, config.reader.sample_type);
         let computation = Computation::new(training.graph()?, optimizer, config.precision, samples, target(&device))?;
-        let plan = GpuPlan { machine, computation, device, compiler };
+        let plan = GpuPlan { machine, computation, device, compiler, matmul: config.gpu.matmul };
         let limit = (plan.device.memory_bytes as f64 * config.memory.fraction) as u64;
         let need = plan.memory();
         if need.total() > limit {
@@ -53,7 +55,11 @@ impl GpuPlan {
 
     /// Name of the kernels.
     pub fn kernel(&self) -> String {
-        name(&self.device, self.compiler)
+        let name = name(&self.device, self.compiler);
+        match self.matmul {
+            Matmul::Ieee => name,
+            Matmul::Tf32 => name + ", TF32",
+        }
     }
 
     /// Memory of the GPU.
@@ -88,8 +94,7 @@ impl GpuPlan {
 
 /// Name of what is compiled by this version of NVRTC for a device.
 fn name(device: &Device, (major, minor): (i32, i32)) -> String {
-    let (first, second) = device.capability;
-    format!("cuda sm_{first}{second}, NVRTC {major}.{minor}")
+    format!("cuda {}, NVRTC {major}.{minor}", device.architecture())
 }
 
 /// `limit`: bytes that a rank may take.

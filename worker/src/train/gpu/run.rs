@@ -49,20 +49,21 @@ impl Run {
     /// # Errors
     /// No algorithm multiplies matrices of some shape, or the driver refuses.
     pub fn new(
-        (context, workshop): (&Context, &Workshop),
+        (context, workshop): (&Context, &mut Workshop),
         (computation, memories): (&Computation, &Memories),
         merge: u32,
         staging: Option<&Staging>,
     ) -> Result<Run, TrainError> {
         let works = |slot: usize| computation.works(|span| memories.place(computation, slot, span));
-        let slot = |number| -> Result<Slot, TrainError> {
+        let mut slot = |number| -> Result<Slot, TrainError> {
             let marks = Marks { forward: context.event()?, backward: context.event()? };
             Ok(Slot::new(workshop, works(number)?, merge, staging, marks)?)
         };
+        let slots = [slot(0)?, slot(1)?];
         let Works { update, round, evaluation, .. } = works(0)?;
         let update = staging.map(|_| workshop.commands(update)).transpose()?;
         Ok(Run {
-            slots: [slot(0)?, slot(1)?],
+            slots,
             merge,
             update: update.map(Segment::new),
             round: round.map(|round| workshop.commands(vec![round])).transpose()?,
@@ -95,7 +96,7 @@ impl Run {
 
 impl Slot {
     fn new(
-        workshop: &Workshop,
+        workshop: &mut Workshop,
         works: Works<Span>,
         merge: u32,
         staging: Option<&Staging>,
@@ -121,7 +122,7 @@ impl Slot {
 
 /// Forward and backward with their marks. `ready`: events, each behind so many works of backward, in order.
 fn commands(
-    workshop: &Workshop,
+    workshop: &mut Workshop,
     pass: &Pass<Span>,
     marks: &Marks,
     ready: &[(usize, Event)],
