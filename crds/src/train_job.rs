@@ -307,7 +307,7 @@ pub struct ResourcesPerNode {
 pub struct EnvVar {
     /// Name of the variable.
     #[schemars(length(min = 1, max = 256), regex(pattern = r"^[A-Za-z_][A-Za-z0-9_]*$"))]
-    #[x_kube(validation = Rule::new("!self.startsWith('SWITCHYARD_') || self in ['SWITCHYARD_TRANSPORT', 'SWITCHYARD_HOST_ID', 'SWITCHYARD_KERNEL', 'SWITCHYARD_PEER_TIMEOUT_SECONDS', 'SWITCHYARD_CONNECT_TIMEOUT_SECONDS', 'SWITCHYARD_FAULT']")
+    #[x_kube(validation = Rule::new("!self.startsWith('SWITCHYARD_') || self in ['SWITCHYARD_TRANSPORT', 'SWITCHYARD_HOST_ID', 'SWITCHYARD_KERNEL', 'SWITCHYARD_GPU_CACHE', 'SWITCHYARD_PEER_TIMEOUT_SECONDS', 'SWITCHYARD_CONNECT_TIMEOUT_SECONDS', 'SWITCHYARD_FAULT']")
         .message("names that begin with SWITCHYARD_ are set by Switchyard: choose another name"))]
     pub name: String,
 

@@ -11,7 +11,7 @@ pub use data::{
 };
 pub use model::{Activation, Bert, Custom, Gpt, Head, Mlp, Model, ModelType, ResNet, Stem, Vocabulary};
 pub use optimizer::{DecayExclusions, Optimizer, OptimizerType, Schedule, ScheduleType};
-pub use precision::{ComputeType, LossScaling, LossScalingType, Precision, PrecisionMode};
+pub use precision::{ComputeType, LossScaling, LossScalingType, Matmul, Precision, PrecisionMode};
 pub use run::{Evaluation, Memory, Overlap, Profile, WireType};
 
 use kube::KubeSchema;
@@ -50,6 +50,11 @@ pub struct Engine {
     /// computed there yet is refused before anything starts.
     #[serde(default)]
     pub device: Device,
+
+    /// Whether GPUs run the works of a micro-batch as one CUDA graph, which spares a call of the driver for each kernel. `Enabled` (default):
+    /// both give the same numbers. `Disabled` for a profiler that shows kernels by the calls that queue them.
+    #[serde(default)]
+    pub cuda_graphs: Switch,
 
     /// What a rank is. `MultiProcess` (default): a separate process. `SingleProcess`: the ranks of a node are devices of one
     /// process, each with a share of its cores. Both give the same numbers.

@@ -16,6 +16,17 @@ pub enum PrecisionMode {
     AMP,
 }
 
+/// How GPUs multiply matrices of 32-bit numbers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[allow(clippy::upper_case_acronyms)]
+pub enum Matmul {
+    /// All 23 bits of fraction count.
+    #[default]
+    IEEE,
+    /// 10 bits of fraction, the range of 32-bit floats.
+    TF32,
+}
+
 /// The 16-bit number format of mode `AMP`. Default `BF16`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ComputeType {
@@ -43,6 +54,12 @@ pub struct Precision {
     /// counted. Default: none (static, 1) with `BF16`, dynamic with `FP16`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scaling: Option<LossScaling>,
+
+    /// How GPUs multiply matrices of 32-bit numbers. `IEEE` (default): exactly, as PyTorch does unless it is told otherwise. `TF32`: tensor
+    /// cores round the factors to 10 bits of fraction first and add in 32 bits, which is several times as fast. Products in 16 bits
+    /// (mode `AMP`) stay as they are.
+    #[serde(default)]
+    pub matmul: Matmul,
 }
 
 /// How the factor of the loss is chosen.

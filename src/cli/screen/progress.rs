@@ -4,7 +4,7 @@ use super::entropies;
 use crate::text::columns;
 use switchyard_core::units::{counted, duration, grouped, percent, rate, three_digits};
 use switchyard_local::Interval;
-use switchyard_worker_contract::event::{Finished, Inspection, Item, Summary};
+use switchyard_worker_contract::event::{Finished, GpuCalls, Inspection, Item, Summary};
 
 /// By how much the slowest rank is over the median of the others before the bar names it, percent.
 const WORTH_A_WORD: f64 = 5.0;
@@ -116,6 +116,12 @@ pub(crate) fn summary(
             report.step_ms_p99
         ),
     );
+    if let Some(GpuCalls { works, launches, waits }) = report.gpu_calls {
+        row(
+            "GPU",
+            format!("{works} kernels, products and copies of a step in {launches} calls of the driver; {waits} waits"),
+        );
+    }
     if let Some(slowest) = figures.and_then(|figures| figures.slowest) {
         row("slowest", slowest.to_string());
     }

@@ -7,7 +7,7 @@ use serde_json::json;
 use switchyard_local::{Interval, RankLog};
 use switchyard_plan::local::{LocalPlan, LocalSnapshot, plan};
 use switchyard_worker_contract::config::{Device, EngineConfig, Transport};
-use switchyard_worker_contract::event::{Finished, Item, MemoryUse, Slowest, Summary};
+use switchyard_worker_contract::event::{Finished, GpuCalls, Item, MemoryUse, Slowest, Summary};
 use switchyard_worker_contract::fold::Breakdown;
 
 #[test]
@@ -219,12 +219,18 @@ fn the_end_has_what_the_model_has() {
         weights_digest: "d".into(),
         step_ms_p50: 9.0,
         step_ms_p99: 12.0,
+        gpu_calls: Some(GpuCalls { works: 501, launches: 9, waits: 12 }),
         model_file: None,
     };
     let text = summary(&report, &inspection(), 60.0, 320.0, Some(&scaled().figures), "runs/x");
-    for words in
-        ["2.300 -> 0.100 nats (training)", "0.120, 97.1 % classified right", "320 images/s", "1 step skipped", SLOWEST]
-    {
+    for words in [
+        "2.300 -> 0.100 nats (training)",
+        "0.120, 97.1 % classified right",
+        "320 images/s",
+        "1 step skipped",
+        "501 kernels, products and copies of a step in 9 calls of the driver; 12 waits",
+        SLOWEST,
+    ] {
         assert!(text.contains(words), "`{words}` is missing:\n{text}");
     }
     let known = Inspection { unigram_nats: Some(3.4), bigram_nats: Some(0.1), item: Item::Tokens, ..inspection() };

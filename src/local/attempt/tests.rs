@@ -80,6 +80,7 @@ fn finished(rank: u32) -> Event {
         weights_digest: "same".into(),
         step_ms_p50: 1.0,
         step_ms_p99: 1.0,
+        gpu_calls: None,
         model_file: None,
     })
 }

@@ -74,9 +74,11 @@ const LISTED: &[(&str, &str)] = &[
     ("worker/src/nn/network.rs", "slices of the arena for one layer at a time"),
     ("worker/src/recorder/words.rs", "a mapped file of atomic words"),
     ("worker/src/optimizer/state.rs", "disjoint parts of a buffer for several threads"),
+    ("worker/src/process.rs", "a function of the C library"),
     ("worker/src/train/memory.rs", "a function of the C library"),
     ("worker/src/cpu/values.rs", "addresses shared by threads"),
     ("worker/tests/data/memory.rs", "an allocator that counts"),
+    ("worker/tests/gpu_allocation.rs", "an allocator that counts"),
     ("worker/tests/no_allocation.rs", "an allocator that counts"),
 ];
 

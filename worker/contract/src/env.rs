@@ -42,6 +42,9 @@ pub const HOST_ID: &str = "SWITCHYARD_HOST_ID";
 /// Forces the CPU kernels: `auto` (default), `amx`, `avx512bf16`, `avx512`, `avx2` or `portable`. With `auto`, rank 0 chooses how
 /// bf16 is multiplied on all ranks, among the ways that all of them have.
 pub const KERNEL: &str = "SWITCHYARD_KERNEL";
+/// Folder for kernels that were compiled for GPUs, and algorithms that were chosen for them; `none`: nothing is kept. Default: `switchyard/gpu` in
+/// the folder of the user's caches (`XDG_CACHE_HOME`, else `~/.cache`). One that cannot be written is no error.
+pub const GPU_CACHE: &str = "SWITCHYARD_GPU_CACHE";
 /// Seconds of silence after which a peer counts as failed. Default 10.
 pub const PEER_TIMEOUT_SECONDS: &str = "SWITCHYARD_PEER_TIMEOUT_SECONDS";
 /// Seconds within which all ranks must have joined, counted by each rank from when it has read its data. Default 300.
@@ -50,7 +53,7 @@ pub const CONNECT_TIMEOUT_SECONDS: &str = "SWITCHYARD_CONNECT_TIMEOUT_SECONDS";
 pub const TERMINATION_LOG: &str = "SWITCHYARD_TERMINATION_LOG";
 
 /// Every name above, for checks that a manifest does not set one of them by accident.
-pub const ALL: [&str; 21] = [
+pub const ALL: [&str; 22] = [
     JOB,
     ATTEMPT,
     NODE_RANK,
@@ -68,6 +71,7 @@ pub const ALL: [&str; 21] = [
     TRANSPORT,
     HOST_ID,
     KERNEL,
+    GPU_CACHE,
     PEER_TIMEOUT_SECONDS,
     CONNECT_TIMEOUT_SECONDS,
     TERMINATION_LOG,
@@ -79,4 +83,5 @@ pub const ALL: [&str; 21] = [
 pub const FAULT: &str = "SWITCHYARD_FAULT";
 
 /// The names a user may set in `trainer.env`: they tune a rank without changing who it is.
-pub const USER_SETTABLE: [&str; 6] = [TRANSPORT, HOST_ID, KERNEL, PEER_TIMEOUT_SECONDS, CONNECT_TIMEOUT_SECONDS, FAULT];
+pub const USER_SETTABLE: [&str; 7] =
+    [TRANSPORT, HOST_ID, KERNEL, GPU_CACHE, PEER_TIMEOUT_SECONDS, CONNECT_TIMEOUT_SECONDS, FAULT];

@@ -362,9 +362,24 @@ pub struct Finished {
     pub step_ms_p50: f64,
     /// 99th percentile of the wall-clock time of a step, ms.
     pub step_ms_p99: f64,
+    /// Calls of the driver of its GPU; absent on CPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_calls: Option<GpuCalls>,
     /// File of the trained weights, written by rank 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_file: Option<String>,
+}
+
+/// What a rank asked of the driver of its GPU in its last step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuCalls {
+    /// Kernels, products and copies that are the same in each step: without graphs each takes a call.
+    pub works: u64,
+    /// Calls that queued work: of a graph one, and one for each copy from or to the host.
+    pub launches: u64,
+    /// Calls that waited for the device.
+    pub waits: u64,
 }
 
 /// Why a rank gives up. Every rank of a group reports the same `origin_rank` and `cause`.

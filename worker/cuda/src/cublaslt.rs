@@ -25,9 +25,12 @@ functions!(Functions {
     cublasLtMatmulAlgoGetHeuristic(
         Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, i32, *mut Heuristic, *mut i32,
     ) -> i32;
+    cublasLtMatmulAlgoCheck(
+        Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, *const Algorithm, *mut Heuristic,
+    ) -> i32;
     cublasLtMatmul(
         Pointer, Pointer, *const f32, Pointer, Pointer, Pointer, Pointer, *const f32, Pointer, Pointer, Pointer,
-        Pointer, *const [u64; 8], Pointer, usize, Pointer,
+        Pointer, *const Algorithm, Pointer, usize, Pointer,
     ) -> i32;
 });
 
@@ -43,15 +46,25 @@ const PREF_MAX_WORKSPACE_BYTES: i32 = 1;
 /// Of A, B, C and D. What is not said is taken to be 256.
 const PREF_MIN_ALIGNMENTS: [i32; 4] = [5, 6, 7, 8];
 
+/// `cublasLtMatmulAlgo_t`: an algorithm in words that only this version of the library knows.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Algorithm(pub [u64; 8]);
+
 /// `cublasLtMatmulHeuristicResult_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Heuristic {
-    algorithm: [u64; 8],
+    algorithm: Algorithm,
     workspace_bytes: usize,
     state: i32,
     waves: f32,
     reserved: [i32; 4],
+}
+
+impl Heuristic {
+    const EMPTY: Heuristic =
+        Heuristic { algorithm: Algorithm([0; 8]), workspace_bytes: 0, state: 0, waves: 0.0, reserved: [0; 4] };
 }
 
 /// How 32-bit numbers are multiplied; sums are in 32 bits. Numbers of 16 bits are multiplied exactly.
@@ -103,6 +116,18 @@ pub struct Product {
 }
 
 impl Product {
+    /// What an algorithm is chosen by: all but the addresses.
+    pub fn kind(&self) -> String {
+        let matrix = |matrix: &Matrix| {
+            let Matrix { span, element, rows, columns, pitch, is_transposed } = matrix;
+            let (flip, alignment) = (if *is_transposed { "T" } else { "" }, span.alignment());
+            format!("{rows} x {columns} / {pitch}{flip} {element:?} at {alignment}")
+        };
+        let Product { left, right, result, adds, arithmetic } = self;
+        let [left, right, result] = [left, right, result].map(matrix);
+        format!("{result} {}= {left} * {right}, {arithmetic:?}", if *adds { "+" } else { "" })
+    }
+
     /// Rows, columns, and the length of the sums.
     fn shape(&self) -> Result<[usize; 3], Error> {
         let Product { left, right, result, .. } = self;
@@ -170,6 +195,17 @@ impl CublasLt {
             let text = format!("no algorithm for {m} x {n} x {k}: {product:?}");
             return Err(Error::refused("cublasLtMatmulAlgoGetHeuristic", text));
         }
+        Ok(Planned { cublaslt: self.clone(), product, descriptors, found })
+    }
+
+    /// The same with an algorithm that was chosen for a product of the same [`Product::kind`].
+    ///
+    /// # Errors
+    /// The matrices do not fit, or the library does not compute them by that algorithm.
+    pub fn plan_by(&self, product: Product, algorithm: Algorithm) -> Result<Planned, Error> {
+        product.shape()?;
+        let descriptors = Descriptors::new(&self.inner, &product)?;
+        let found = vec![descriptors.check(&self.inner, &algorithm)?];
         Ok(Planned { cublaslt: self.clone(), product, descriptors, found })
     }
 }
@@ -287,8 +323,7 @@ impl Descriptors {
         for (attribute, matrix) in PREF_MIN_ALIGNMENTS.into_iter().zip(matrices) {
             cublaslt.prefer(&preference, attribute, matrix.span.alignment())?;
         }
-        let empty = Heuristic { algorithm: [0; 8], workspace_bytes: 0, state: 0, waves: 0.0, reserved: [0; 4] };
-        let (mut found, mut count) = (vec![empty; candidates], 0);
+        let (mut found, mut count) = (vec![Heuristic::EMPTY; candidates], 0);
         let handle = cublaslt.handle()?;
         // SAFETY: all handles live; the library writes at most as many results as requested.
         let code = unsafe {
@@ -310,6 +345,27 @@ impl Descriptors {
         found.retain(|heuristic| heuristic.state == 0 && heuristic.workspace_bytes <= workspace_bytes);
         Ok(found)
     }
+
+    /// What the library says of an algorithm.
+    fn check(&self, cublaslt: &Inner, algorithm: &Algorithm) -> Result<Heuristic, Error> {
+        let (handle, mut result) = (cublaslt.handle()?, Heuristic::EMPTY);
+        // SAFETY: all handles live; the algorithm is read, and the result written, before the call returns.
+        let code = unsafe {
+            (cublaslt.functions.cublasLtMatmulAlgoCheck)(
+                handle,
+                self.operation.raw,
+                self.a.raw,
+                self.b.raw,
+                self.c.raw,
+                self.c.raw,
+                algorithm,
+                &raw mut result,
+            )
+        };
+        cublaslt.check("cublasLtMatmulAlgoCheck", code)?;
+        // Only the heuristic is said to fill it in.
+        Ok(Heuristic { algorithm: *algorithm, ..result })
+    }
 }
 
 /// A product with its algorithms.
@@ -327,6 +383,11 @@ impl Planned {
 
     pub fn algorithms(&self) -> usize {
         self.found.len()
+    }
+
+    /// One of the algorithms.
+    pub fn algorithm(&self, index: usize) -> Algorithm {
+        self.found[index].algorithm
     }
 
     /// Memory that an algorithm needs beside the matrices.

@@ -30,6 +30,7 @@ use crate::library::{Library, Pointer, check, functions, text_at};
 use memory::Live;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 functions!(Functions {
     cuInit(u32) -> i32;
@@ -73,6 +74,7 @@ functions!(Functions {
     cuEventCreate(*mut Pointer, u32) -> i32;
     cuEventDestroy_v2(Pointer) -> i32;
     cuEventRecord(Pointer, Pointer) -> i32;
+    cuEventRecordWithFlags(Pointer, Pointer, u32) -> i32;
     cuEventQuery(Pointer) -> i32;
     cuEventSynchronize(Pointer) -> i32;
     cuEventElapsedTime(*mut f32, Pointer, Pointer) -> i32;
@@ -96,6 +98,14 @@ pub struct Device {
     pub shared_bytes: u32,
     /// Major and minor number of the architecture that machine code must be compiled for.
     pub capability: (i32, i32),
+}
+
+impl Device {
+    /// Its architecture, such as `sm_90`.
+    pub fn architecture(&self) -> String {
+        let (major, minor) = self.capability;
+        format!("sm_{major}{minor}")
+    }
 }
 
 /// The initialised driver.
@@ -189,7 +199,14 @@ impl Driver {
         // SAFETY: the device was listed by this driver.
         let code = unsafe { (self.functions.cuDevicePrimaryCtxRetain)(&raw mut raw, device.raw) };
         self.check("cuDevicePrimaryCtxRetain", code)?;
-        let inner = Inner { driver: self, raw, device: device.clone(), live: Live::default() };
+        let inner = Inner {
+            driver: self,
+            raw,
+            device: device.clone(),
+            live: Live::default(),
+            launches: AtomicU64::default(),
+            waits: AtomicU64::default(),
+        };
         let context = Context { inner: Arc::new(inner) };
         context.make_current()?;
         Ok(context)
@@ -201,6 +218,17 @@ struct Inner {
     raw: Pointer,
     device: Device,
     live: Live,
+    launches: AtomicU64,
+    waits: AtomicU64,
+}
+
+/// Calls that were made about a context so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// That queued work: kernels, products, copies, fills; a graph is one.
+    pub launches: u64,
+    /// That waited for the device.
+    pub waits: u64,
 }
 
 // SAFETY: a context may be current on several threads, and the functions of the driver may be called by all of them at the same time.
@@ -229,6 +257,17 @@ impl Context {
         driver.check("cuCtxSetCurrent", unsafe { (driver.functions.cuCtxSetCurrent)(*raw) })
     }
 
+    pub fn counts(&self) -> Counts {
+        let Inner { launches, waits, .. } = &*self.inner;
+        Counts { launches: launches.load(Ordering::Relaxed), waits: waits.load(Ordering::Relaxed) }
+    }
+
+    /// A call that waits for the device.
+    fn call_and_wait(&self, name: &str, make: impl FnOnce(&Functions) -> i32) -> Result<(), Error> {
+        self.inner.waits.fetch_add(1, Ordering::Relaxed);
+        self.call(name, make)
+    }
+
     /// Calls the driver with this context current.
     fn call(&self, name: &str, make: impl FnOnce(&Functions) -> i32) -> Result<(), Error> {
         self.make_current()?;
@@ -242,7 +281,7 @@ impl Context {
     /// The work failed.
     pub fn synchronize(&self) -> Result<(), Error> {
         // SAFETY: takes nothing.
-        self.call("cuCtxSynchronize", |call| unsafe { (call.cuCtxSynchronize)() })
+        self.call_and_wait("cuCtxSynchronize", |call| unsafe { (call.cuCtxSynchronize)() })
     }
 
     /// Bytes that are free now, for all processes together.

@@ -54,6 +54,7 @@ pub(crate) fn job(model: Model, source: Source, batch: u32) -> EngineConfig {
         checkpoint: None,
         bandwidth_check: None,
         watchdog: Watchdog::default(),
+        gpu: Gpu::default(),
     }
 }
 

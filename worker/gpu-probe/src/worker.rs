@@ -139,6 +139,8 @@ impl Worker {
             command.env(name, count.to_string());
         }
         command.env(env::CONFIG, file).env(env::KEY_FILE, key).env(env::RUN_DIR, &folder);
+        // No part depends on what another has left.
+        command.env(env::GPU_CACHE, "none");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(&log)?);
         Ok(Prepared { command, log })
     }

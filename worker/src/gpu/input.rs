@@ -56,6 +56,7 @@ fn is_input(memory: Memory) -> bool {
         | Memory::Scaler
         | Memory::Scaling
         | Memory::Chunks
+        | Memory::Candidates
         | Memory::Numbers
         | Memory::Norms
         | Memory::Ratios => false,

@@ -55,7 +55,9 @@ pub enum Memory {
     Scaling,
     /// [`kernels::optimizer::Chunk`]s of the layout.
     Chunks,
-    /// [`kernels::optimizer::Numbers`] of a step.
+    /// Two [`kernels::optimizer::Numbers`] of a step: if the step before it was not left out, and if it was.
+    Candidates,
+    /// Those of both that are true, which the device chooses.
     Numbers,
     /// LAMB and LARS: two sums of squares for each chunk, `f64`.
     Norms,

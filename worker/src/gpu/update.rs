@@ -98,7 +98,7 @@ impl Update {
     /// What the launches use besides [`Memory::Losses`] and [`Memory::Shares`].
     pub fn memory(&self) -> Vec<Contents> {
         let mut all = vec![Memory::Weights, Memory::Gradients, Memory::Loss, Memory::Squares, Memory::Rules];
-        all.extend([Memory::Scaler, Memory::Scaling, Memory::Chunks, Memory::Numbers]);
+        all.extend([Memory::Scaler, Memory::Scaling, Memory::Chunks, Memory::Candidates, Memory::Numbers]);
         all.extend((0..self.moments().len()).map(Memory::Moments));
         all.extend(self.has_copy().then_some(Memory::Half));
         all.extend([Memory::Norms, Memory::Ratios].into_iter().filter(|_| self.is_layer_wise()));
@@ -117,6 +117,7 @@ impl Update {
             Memory::Scaler => size_of::<Scaler>(),
             Memory::Scaling => size_of::<Scaling>(),
             Memory::Chunks => size_of_val(&self.chunks[..]),
+            Memory::Candidates => 2 * size_of::<Numbers>(),
             Memory::Numbers => size_of::<Numbers>(),
             Memory::Norms => 16 * self.chunks.len(),
             Memory::Ratios => 8 * self.parameters,
@@ -237,6 +238,8 @@ impl Update {
             rules: whole(Memory::Rules),
             state: whole(Memory::Scaler),
             scaling,
+            candidates: whole(Memory::Candidates),
+            numbers: whole(Memory::Numbers),
         };
         let moment = |index: usize| (index < self.moments().len()).then(|| whole(Memory::Moments(index)));
         let arrays = Arrays {

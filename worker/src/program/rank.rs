@@ -170,7 +170,7 @@ fn end(rank: u32, cause: &Cause) {
     eprintln!("error: rank {}: {}", failure.origin_rank, failure.cause);
     Reporter::new(std::io::stdout()).event(&Event::Failed(failure));
     std::thread::sleep(LAST_MOMENT);
-    std::process::exit(i32::from(exit.code()));
+    process::end(exit)
 }
 
 fn describe(error: &TrainError, rank: u32) -> (Failure, Exit) {

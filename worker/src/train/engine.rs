@@ -14,7 +14,7 @@ use crate::profile::Row;
 use serde_json::Value;
 use std::time::Instant;
 use switchyard_worker_contract::config::{LossScaling, Transport};
-use switchyard_worker_contract::event::Link;
+use switchyard_worker_contract::event::{GpuCalls, Link};
 
 /// Ranks that tell their times in a step.
 pub(super) const TIMES: usize = 11;
@@ -153,6 +153,11 @@ pub(super) trait Engine: Send {
 
     /// Name of the kernels in use.
     fn kernel(&self) -> String;
+
+    /// Calls of the driver of a GPU in the last step; none on CPUs.
+    fn calls(&self) -> Option<GpuCalls> {
+        None
+    }
 
     fn reductions(&self) -> Reductions;
 

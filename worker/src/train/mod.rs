@@ -16,6 +16,7 @@ mod blueprint;
 mod check;
 pub mod config;
 mod cpu;
+mod digest;
 mod disk;
 mod engine;
 mod error;

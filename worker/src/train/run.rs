@@ -240,6 +240,7 @@ impl<W: Write> Run<'_, W> {
             weights_digest,
             step_ms_p50: percentile(&step_times, 50),
             step_ms_p99: percentile(&step_times, 99),
+            gpu_calls: self.trainer.calls(),
             model_file: (rank == 0).then(|| model_file.display().to_string()),
         })
     }

@@ -4,7 +4,7 @@ use super::TrainError;
 use super::engine::Counters;
 use super::report::StepReport;
 use crate::amp::{LossScaler, WireScale};
-use switchyard_worker_contract::config::{EngineConfig, Precision, WireType};
+use switchyard_worker_contract::config::{EngineConfig, LossScaling, Precision, WireType};
 
 /// With a static loss scale, steps that may be skipped in a row before the run gives up.
 const MOST_SKIPPED: u64 = 100;
@@ -29,6 +29,11 @@ impl Scales {
     /// The factor of the loss in the next step.
     pub fn loss_scale(&self) -> f32 {
         self.loss.as_ref().map_or(1.0, LossScaler::scale)
+    }
+
+    /// Whether the next step may begin before the outcome of this one is known: its factor of the loss is the same.
+    pub fn is_late(&self) -> bool {
+        !self.loss.as_ref().is_some_and(|scaler| matches!(scaler.config(), LossScaling::Dynamic { .. }))
     }
 
     /// In mixed precision.

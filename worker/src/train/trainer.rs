@@ -2,6 +2,7 @@
 
 use super::blueprint::{Blueprint, Plan};
 use super::cpu::CpuEngine;
+use super::digest::digest;
 use super::disk::CountedDisk;
 use super::engine::{AddSpan, Array, Engine, Flags, Measure, Reductions};
 use super::gpu::GpuEngine;
@@ -22,9 +23,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use switchyard_worker_contract::config::EngineConfig;
-use switchyard_worker_contract::event::Slowest;
+use switchyard_worker_contract::event::{GpuCalls, Slowest};
 use switchyard_worker_contract::recorder::Operation;
-use xxhash_rust::xxh3::xxh3_128;
 
 pub(super) struct Checkpoints {
     pub saver: Saver,
@@ -226,6 +226,10 @@ impl Trainer {
         self.engine.trace(add);
     }
 
+    pub(super) fn calls(&self) -> Option<GpuCalls> {
+        self.engine.calls()
+    }
+
     pub(super) fn reductions(&self) -> Reductions {
         self.engine.reductions()
     }
@@ -382,9 +386,4 @@ fn tell(group: &Group, error: &TrainError) {
     if !matches!(error, TrainError::Comm(_) | TrainError::Stopped { .. }) {
         group.abort(Cause::failed(group.rank(), error.to_string()));
     }
-}
-
-/// 32 hexadecimal digits of a digest of these bytes.
-fn digest(bytes: &[u8]) -> String {
-    format!("{:032x}", xxh3_128(bytes))
 }

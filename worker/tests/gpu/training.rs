@@ -191,7 +191,10 @@ fn on_gpu(
             correct += right;
         }
         steps = steps.next();
-        loaded.gpu.device.write(loaded.gpu.at(Memory::Numbers), &[update.numbers(optimizer.learning_rate, &steps)]);
+        loaded
+            .gpu
+            .device
+            .write(loaded.gpu.at(Memory::Candidates), &[update.numbers(optimizer.learning_rate, &steps); 2]);
         updates.iter().for_each(|update| loaded.gpu.launch(update));
         losses.push(loaded.gpu.device.download::<f32>(loaded.gpu.at(Memory::Loss))[0].into());
         run_on(&mut statistics, &batches);

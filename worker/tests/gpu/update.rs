@@ -64,12 +64,15 @@ fn on_gpu(config: &config::Optimizer, precision: Precision, given: Given<'_>) ->
         let (loss, gradients) = given(&layout, step, state.scale);
         gpu.device.write(gpu.at(Memory::Loss), &[loss]);
         gpu.device.write(gpu.at(Memory::Gradients), &gradients);
-        gpu.device.write(gpu.at(Memory::Numbers), &[update.numbers(RATE, &steps.next())]);
-        launches.iter().for_each(|launch| gpu.launch(launch));
-        scalers.push(gpu.device.download::<Scaler>(gpu.at(Memory::Scaler))[0]);
-        if scalers[step - 1].skipped_in_a_row == 0 {
+        // The host is a step behind, and the device chooses.
+        let counted = if step > 1 { steps.next() } else { steps };
+        let candidates = [counted, steps].map(|steps| update.numbers(RATE, &steps.next()));
+        gpu.device.write(gpu.at(Memory::Candidates), &candidates);
+        if scalers.last().is_some_and(|scaler: &Scaler| scaler.skipped_in_a_row == 0) {
             steps = steps.next();
         }
+        launches.iter().for_each(|launch| gpu.launch(launch));
+        scalers.push(gpu.device.download::<Scaler>(gpu.at(Memory::Scaler))[0]);
     }
     let half = round.map(|_| gpu.device.download(gpu.at(Memory::Half))).unwrap_or_default();
     Some(After { weights: gpu.device.download(gpu.at(Memory::Weights)), half, scalers })

@@ -9,7 +9,7 @@ const STEPS: u64 = 20;
 const STATIC: LossScaling = LossScaling::Static { scale: 1.0 };
 
 /// Both devices with this change, one after the other.
-fn compare(
+pub fn compare(
     name: &str,
     (nodes, ranks): (u32, u32),
     extra: &[(&str, &str)],
@@ -37,6 +37,28 @@ fn of_every_model_in_32_bits() {
             config.batch_merge = 2;
         });
     }
+}
+
+#[test]
+fn of_products_in_tf32_which_round_their_factors() {
+    let Some(libraries) = libraries() else { return };
+    let with = |matmul, precision| {
+        run(
+            &Job::new(1, 1, STEPS).with(on(Device::Cuda, STEPS, |config| {
+                gpt(config);
+                config.gpu.matmul = matmul;
+                config.precision = precision;
+            })),
+            &libraries,
+            &[],
+        )
+    };
+    let [exact, rounded] = [Matmul::Ieee, Matmul::Tf32].map(|matmul| with(matmul, Precision::Fp32));
+    assert_eq!(rounded.difference(&exact, 1e-2), None);
+    assert_ne!(rounded.digest, exact.digest);
+    assert_eq!(rounded.kernel.as_deref(), Some("cuda sm_90, NVRTC 13.0, TF32"));
+    let half = [Matmul::Ieee, Matmul::Tf32].map(|matmul| with(matmul, amp(HalfType::Bf16, STATIC)).digest);
+    assert_eq!(half[0], half[1], "products of 16-bit numbers are what they were");
 }
 
 #[test]

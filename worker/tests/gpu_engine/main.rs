@@ -2,10 +2,13 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
+mod cache;
 #[path = "../collective_support/mod.rs"]
 mod collective_support;
 mod failures;
+mod graphs;
 mod inspection;
+mod late;
 mod losses;
 #[path = "../plain/mod.rs"]
 mod plain;

@@ -4,7 +4,7 @@ use crate::pods::{Job, events};
 use std::ffi::OsString;
 use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::env;
-use switchyard_worker_contract::event::{Event, Progress};
+use switchyard_worker_contract::event::{Event, GpuCalls, Progress};
 
 /// The libraries; `None` where NVRTC is missing.
 pub fn libraries() -> Option<Vec<(&'static str, OsString)>> {
@@ -69,6 +69,8 @@ pub struct Told {
     /// Of the weights.
     pub digest: Option<String>,
     pub kernel: Option<String>,
+    /// Of the last step.
+    pub calls: Option<GpuCalls>,
     /// What rank 0 wrote to its log.
     pub log: String,
 }
@@ -111,8 +113,10 @@ pub fn on(device: Device, steps: u64, change: impl FnOnce(&mut EngineConfig)) ->
 
 /// Runs the pods of a job once. `extra`: more variables.
 pub fn run(job: &Job, libraries: &[(&'static str, OsString)], extra: &[(&str, &str)]) -> Told {
-    let both: Vec<(&str, &str)> =
-        libraries.iter().map(|(name, value)| (*name, value.to_str().unwrap())).chain(extra.iter().copied()).collect();
+    let named = libraries.iter().map(|(name, value)| (*name, value.to_str().unwrap()));
+    // Runs of tests leave nothing behind.
+    let nothing_kept = [(env::GPU_CACHE, "none")];
+    let both: Vec<(&str, &str)> = nothing_kept.into_iter().chain(named).chain(extra.iter().copied()).collect();
     let codes = job.run(&both);
     let all = events(&job.read("out-0"));
     let mut told = Told {
@@ -121,6 +125,7 @@ pub fn run(job: &Job, libraries: &[(&'static str, OsString)], extra: &[(&str, &s
         validation: None,
         digest: None,
         kernel: None,
+        calls: None,
         log: job.read("err-0") + &job.read("termination-0"),
     };
     for event in all {
@@ -130,6 +135,7 @@ pub fn run(job: &Job, libraries: &[(&'static str, OsString)], extra: &[(&str, &s
             Event::Finished(finished) if finished.rank == 0 => {
                 told.validation = finished.validation_loss;
                 told.digest = Some(finished.weights_digest);
+                told.calls = finished.gpu_calls;
             }
             _ => {}
         }

@@ -62,6 +62,7 @@ pub fn gpt(path: &Path, include: &[&str]) -> EngineConfig {
         checkpoint: None,
         bandwidth_check: None,
         watchdog: Watchdog::default(),
+        gpu: Gpu::default(),
     }
 }
 

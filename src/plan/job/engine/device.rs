@@ -2,7 +2,7 @@
 
 use super::Check;
 use switchyard_crds as api;
-use switchyard_worker_contract::config::Device;
+use switchyard_worker_contract::config::{Device, Gpu, Matmul};
 
 /// Processes and GPUs are those of a node. A run on one machine may find GPUs that no trainer asked for.
 pub(super) fn device(engine: &api::Engine, (processes, gpus): (u32, u32), check: &mut Check<'_>) -> Device {
@@ -12,6 +12,10 @@ pub(super) fn device(engine: &api::Engine, (processes, gpus): (u32, u32), check:
         api::Device::Auto | api::Device::Cpu => Device::Cpu,
     };
     if device == Device::Cpu {
+        if engine.precision.matmul == api::Matmul::TF32 {
+            let expected = "IEEE: cores multiply 32-bit numbers exactly; or mode AMP, which is faster there";
+            check.fault("precision.matmul", "TF32 on CPUs", expected);
+        }
         return device;
     }
     if gpus > 0 && processes > gpus {
@@ -22,4 +26,13 @@ pub(super) fn device(engine: &api::Engine, (processes, gpus): (u32, u32), check:
         check.fault("reader.pinnedMemory", "Disabled on GPUs", "Auto: GPUs take batches from pinned memory");
     }
     device
+}
+
+/// How GPUs compute.
+pub(super) fn gpu(engine: &api::Engine) -> Gpu {
+    let matmul = match engine.precision.matmul {
+        api::Matmul::IEEE => Matmul::Ieee,
+        api::Matmul::TF32 => Matmul::Tf32,
+    };
+    Gpu { graphs: engine.cuda_graphs.is_on(), matmul }
 }

@@ -116,6 +116,7 @@ pub(super) fn config(
         }),
         bandwidth_check: None,
         watchdog: Watchdog::default(),
+        gpu: device::gpu(engine),
     })
 }
 

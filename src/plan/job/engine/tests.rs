@@ -6,8 +6,8 @@ use proptest::sample::select;
 use serde_json::{Value, json};
 use switchyard_crds as api;
 use switchyard_worker_contract::config::{
-    Adam, Amp, Device, EngineConfig, HalfType, Lars, LossScaling, Momentum, OnHang, Precision, ResNet, ResNetDepth,
-    Rule, Source, Stem, Synthetic, Watchdog,
+    Adam, Amp, Device, EngineConfig, Gpu, HalfType, Lars, LossScaling, Matmul, Momentum, OnHang, Precision, ResNet,
+    ResNetDepth, Rule, Source, Stem, Synthetic, Watchdog,
 };
 
 /// A small job with these blocks of the engine.
@@ -165,6 +165,20 @@ fn ranks_compute_on_gpus_if_the_trainer_asks_for_them_or_the_job_says_so() {
         on(gpus(1), json!({"reader": {"pinnedMemory": "Disabled"}})).unwrap_err(),
         "spec.engine.reader.pinnedMemory: got Disabled on GPUs; expected Auto: GPUs take batches from pinned memory"
     );
+}
+
+#[test]
+fn what_only_gpus_have_is_refused_on_cpus_unless_it_is_of_no_matter_there() {
+    let tf32 = json!({"precision": {"matmul": "TF32"}});
+    assert_eq!(
+        on(json!({}), tf32.clone()).unwrap_err(),
+        "spec.engine.precision.matmul: got TF32 on CPUs; expected IEEE: cores multiply 32-bit numbers exactly; or mode AMP, which is faster there"
+    );
+    assert_eq!(on(json!({}), json!({"device": "Cuda", "precision": {"matmul": "TF32"}})), Ok(Device::Cuda));
+    let mut blocks = tf32;
+    (blocks["device"], blocks["cudaGraphs"]) = (json!("Cuda"), json!("Disabled"));
+    assert_eq!(config(blocks).gpu, Gpu { graphs: false, matmul: Matmul::Tf32 });
+    assert_eq!(config(json!({})).gpu, Gpu::default());
 }
 
 #[test]

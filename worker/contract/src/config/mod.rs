@@ -69,6 +69,42 @@ pub struct EngineConfig {
     /// When a rank counts as hung, and what follows.
     #[serde(default, skip_serializing_if = "Watchdog::is_default")]
     pub watchdog: Watchdog,
+    /// How a GPU computes.
+    #[serde(default, skip_serializing_if = "Gpu::is_default")]
+    pub gpu: Gpu,
+}
+
+/// How a GPU computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Gpu {
+    /// The works of a micro-batch are queued as one CUDA graph once they have run one by one; otherwise always one by one.
+    pub graphs: bool,
+    /// How it multiplies matrices of 32-bit numbers.
+    pub matmul: Matmul,
+}
+
+impl Default for Gpu {
+    fn default() -> Gpu {
+        Gpu { graphs: true, matmul: Matmul::Ieee }
+    }
+}
+
+/// How matrices of 32-bit numbers are multiplied; sums are in 32 bits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Matmul {
+    /// As they are.
+    #[default]
+    Ieee,
+    /// Rounded to 10 bits of fraction, which tensor cores multiply.
+    Tf32,
+}
+
+impl Gpu {
+    fn is_default(&self) -> bool {
+        *self == Gpu::default()
+    }
 }
 
 /// What the ranks compute with.

@@ -16,6 +16,11 @@ pub(crate) struct Faults {
     pub(crate) hang: Option<u64>,
     /// From this product on, the first number of each result is too large by one.
     pub(crate) wrong: Option<u64>,
+    /// Of the copies of so many bytes from pinned memory to the device only the first arrives: later launches see the numbers of the first,
+    /// as if these were arguments of a graph.
+    pub(crate) stale: Option<u64>,
+    /// What the driver has registered for the end of the process never ends.
+    pub(crate) exit: bool,
     /// Another process has the device for itself.
     pub(crate) busy: bool,
 }
@@ -31,10 +36,12 @@ impl Faults {
                 ("lost", Some(_)) => faults.lost = number,
                 ("hang", Some(_)) => faults.hang = number,
                 ("wrong", Some(_)) => faults.wrong = number,
+                ("stale", Some(_)) => faults.stale = number,
+                ("exit", None) => faults.exit = true,
                 ("busy", None) => faults.busy = true,
                 _ => {
                     return Err(format!(
-                        "{VARIABLE}: `{one}`, expected out-of-memory:N, launch:N, lost:N, hang:N, wrong:N or busy"
+                        "{VARIABLE}: `{one}`, expected out-of-memory:N, launch:N, lost:N, hang:N, wrong:N, stale:N, exit or busy"
                     ));
                 }
             }

@@ -11,12 +11,25 @@ pub const PREFIX: &str = "reference CUDA: ";
 
 unsafe extern "C" {
     fn _exit(code: i32) -> !;
+    fn atexit(handler: extern "C" fn()) -> i32;
 }
 
 pub(crate) fn end(text: &str, seed: u64) -> ! {
     eprintln!("{PREFIX}{text}; seed {seed}");
     // SAFETY: takes a number. Nothing that waits for threads or libraries at the exit of a process runs: some may be in the middle of a call.
     unsafe { _exit(EXIT_CODE) }
+}
+
+/// Keeps this process from its end: what runs then never ends.
+pub(crate) fn never_exit() {
+    extern "C" fn wait() {
+        explain("the end of the process", "the driver waits for its device");
+        loop {
+            std::thread::park();
+        }
+    }
+    // SAFETY: the function is of this library, which is never closed.
+    unsafe { atexit(wait) };
 }
 
 /// Why a call fails that a program may make: the driver itself gives a number only.

@@ -55,11 +55,14 @@ pub(crate) struct Gpu {
     allocations: BTreeMap<u64, Allocation>,
     /// What was given back, by first address. No address is given twice.
     freed: BTreeMap<u64, (Arc<str>, u64)>,
+    is_taken: bool,
     /// Calls so far.
     allocated: u64,
     launched: u64,
     /// Products that have run.
     multiplied: u64,
+    /// Whether a copy that becomes stale on request has run.
+    has_copied: bool,
     pub(crate) events: Vec<Option<Event>>,
     pub(crate) modules: Vec<Option<Arc<Module>>>,
     pub(crate) functions: Vec<Function>,
@@ -92,14 +95,24 @@ impl Gpu {
             settings,
             allocations: BTreeMap::new(),
             freed: BTreeMap::new(),
+            is_taken: false,
             allocated: 0,
             launched: 0,
             multiplied: 0,
+            has_copied: false,
             events: Vec::new(),
             modules: Vec::new(),
             functions: Vec::new(),
             graphs: Graphs::default(),
             launched_kernels: BTreeSet::new(),
+        }
+    }
+
+    /// Somebody takes the device. Each time after the first the seed is the next one.
+    pub(crate) fn take(&mut self) {
+        if std::mem::replace(&mut self.is_taken, true) && self.settings.seed != 0 {
+            self.settings.seed += 1;
+            self.queue.draw(self.settings.seed);
         }
     }
 
@@ -161,6 +174,11 @@ impl Gpu {
     pub(crate) fn is_wrong(&mut self) -> bool {
         self.multiplied += 1;
         self.settings.faults.wrong.is_some_and(|first| self.multiplied >= first)
+    }
+
+    /// Whether a copy to the device does not arrive on request.
+    pub(crate) fn is_stale(&mut self, bytes: usize) -> bool {
+        self.settings.faults.stale == Some(bytes as u64) && std::mem::replace(&mut self.has_copied, true)
     }
 
     pub(crate) fn memory(&self) -> (u64, u64) {

@@ -18,10 +18,10 @@
 //! |---|---|
 //! | `SWITCHYARD_REFERENCE_NVRTC` | folder of NVIDIA's NVRTC |
 //! | `SWITCHYARD_REFERENCE_CACHE` | folder for what it compiled; none without it |
-//! | `SWITCHYARD_REFERENCE_SEED` | draws the order of streams, and of blocks and warps |
+//! | `SWITCHYARD_REFERENCE_SEED` | draws the order of streams, and of blocks and warps; a process that takes its device again has the next seed |
 //! | `SWITCHYARD_REFERENCE_DEVICES` | number of GPUs, 1 without it |
 //! | `SWITCHYARD_REFERENCE_MEMORY` | bytes of memory of each, those of an H200 without it |
-//! | `SWITCHYARD_REFERENCE_FAULT` | `out-of-memory:N`, `launch:N`, `lost:N`, `hang:N`, `wrong:N`, `busy`: see [`fault`] |
+//! | `SWITCHYARD_REFERENCE_FAULT` | `out-of-memory:N`, `launch:N`, `lost:N`, `hang:N`, `wrong:N`, `stale:N`, `exit`, `busy`: see [`fault`] |
 //!
 //! Not here: graphs with memory of the host or of several streams, several contexts of a device, managed memory, textures. Time is not
 //! modelled: events count operations.

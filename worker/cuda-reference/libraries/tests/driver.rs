@@ -270,6 +270,35 @@ fn a_graph_is_its_work_and_is_refused_when_its_memory_is_gone() {
     });
 }
 
+planted! {
+    who_is_outside_of_a_graph_waits_for_an_event_inside: "with no order between", |is_right| {
+        let gpu = Gpu::new();
+        let [x, y] = [(); 2].map(|()| gpu.context.upload(&numbers()).unwrap());
+        let (copies, filled) = (gpu.context.stream().unwrap(), gpu.context.event().unwrap());
+        let graph = gpu.stream.capture(|| {
+            gpu.stream.fill(x.span(), 1)?;
+            gpu.stream.record(&filled)?;
+            gpu.stream.fill(y.span(), 2)
+        });
+        let graph = graph.unwrap();
+        let before = gpu.context.counts();
+        let mut host = gpu.context.pinned::<u32>(COUNT).unwrap();
+        for _ in 0..2 {
+            graph.launch(&gpu.stream).unwrap();
+            if is_right {
+                copies.wait(&filled).unwrap();
+            }
+            copies.download(x.span(), &mut host, 0..COUNT).unwrap();
+            assert_eq!(host.values().unwrap()[0], 0x0101_0101);
+        }
+        drop(filled);
+        graph.launch(&gpu.stream).unwrap();
+        assert_eq!(y.download::<u32>(0..1).unwrap(), [0x0202_0202]);
+        let after = gpu.context.counts();
+        assert_eq!((after.launches - before.launches, after.waits > before.waits), (5, true));
+    }
+}
+
 #[test]
 fn a_call_that_waits_breaks_a_capture() {
     on_a_device("a_call_that_waits_breaks_a_capture", &[], || {

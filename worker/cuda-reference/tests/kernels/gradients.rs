@@ -1,6 +1,6 @@
 use super::{Device, Module, at_the_floor, close, compile, line, numbers, run};
 use switchyard_cuda::kernels::gradients::{self, On, Rules, Scaler, partial_bytes};
-use switchyard_cuda::kernels::optimizer::Scaling;
+use switchyard_cuda::kernels::optimizer::{Numbers, Scaling};
 use switchyard_cuda_reference::Counts;
 
 const STATIC: Rules =
@@ -10,6 +10,9 @@ const DYNAMIC: Rules = Rules { is_dynamic: 1, ..STATIC };
 fn start(scale: f32) -> Scaler {
     Scaler { norm: 0.0, good_steps: 0, skipped_steps: 0, skipped_in_a_row: 0, scale, unused: 0 }
 }
+
+/// What the optimizer is told if the step before was not left out, and if it was.
+const CANDIDATES: [f32; 2] = [0.5, 0.25];
 
 /// Both kernels, one after the other.
 fn step(
@@ -30,9 +33,13 @@ fn step(
         rules: device.upload("rules", &[rules]),
         state: device.upload("state", &[state]),
         scaling: device.allocate("scaling", size_of::<Scaling>()),
+        candidates: device.upload("candidates", &CANDIDATES.map(|rate| Numbers { rate, ..Numbers::default() })),
+        numbers: device.allocate("numbers", size_of::<Numbers>()),
     };
     let calls = [gradients::sum_of_squares(count, gradient, partial).unwrap(), gradients::scaler(count, on).unwrap()];
     let counts = calls.map(|call| run(&mut device, module, &call, seed));
+    let told = device.download::<Numbers>(on.numbers)[0].rate;
+    assert_eq!(told, CANDIDATES[usize::from(state.skipped_in_a_row > 0)]);
     (device.download(on.state)[0], device.download(on.scaling)[0], counts)
 }
 
@@ -168,7 +175,8 @@ fn calls_that_do_not_fit_their_memory_are_refused() {
     assert_eq!(refused, "sum_of_squares: gradient of 31 bytes, expected at least 32");
     let refused = gradients::mean_loss(8, small, large, large, false).unwrap_err().to_string();
     assert_eq!(refused, "mean_loss: losses of 31 bytes, expected at least 32");
-    let on = On { partial: large, loss: large, rules: small, state: large, scaling: large };
+    let [candidates, numbers] = [large; 2];
+    let on = On { partial: large, loss: large, rules: small, state: large, scaling: large, candidates, numbers };
     let refused = gradients::scaler(8, on).unwrap_err().to_string();
     assert_eq!(refused, "scaler: rules of 31 bytes, expected at least 32");
 }

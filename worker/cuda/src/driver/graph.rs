@@ -1,8 +1,9 @@
 //! Work of a stream as one object, which is launched with one call.
 
-use super::memory::check_live;
+use super::memory::{check_live, holding};
 use super::{Functions, Object, Span, Stream};
 use crate::error::Error;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 /// Calls of this thread that a capture does not allow fail, those of others do not.
@@ -12,7 +13,8 @@ pub(super) const THREAD_LOCAL: u32 = 1;
 #[derive(Default)]
 pub(super) struct Uses {
     pub(super) spans: Vec<Span>,
-    pub(super) modules: Vec<Arc<Object>>,
+    /// Code of kernels, and events.
+    objects: Vec<Arc<Object>>,
 }
 
 /// Work that was captured. It runs in the order in which it was queued.
@@ -22,8 +24,8 @@ pub struct Graph {
 }
 
 impl Stream {
-    /// Captures what `work` puts into this stream: kernels, products, fills, and copies between memories of the device. Nothing of it
-    /// runs. Each kernel must have been launched before, since its code is loaded at its first launch.
+    /// Captures what `work` puts into this stream: kernels, products, fills, copies between memories of the device, and events. Nothing of
+    /// it runs. Each kernel must have been launched before, since its code is loaded at its first launch.
     ///
     /// # Errors
     /// Those of `work`, or a call was made that a capture does not allow.
@@ -34,7 +36,9 @@ impl Stream {
         context.call("cuStreamBeginCapture", begin)?;
         *self.captured.lock().unwrap_or_else(PoisonError::into_inner) = Some(Uses::default());
         let result = work();
-        let uses = self.captured.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
+        let mut uses = self.captured.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
+        // A launch looks at each of them: a few buffers, and not the thousands of parts that kernels use.
+        uses.spans = holding(context, &uses.spans);
         let mut raw = std::ptr::null_mut();
         // SAFETY: the stream lives; the pointer is to a live handle.
         let ended =
@@ -52,25 +56,29 @@ impl Stream {
         Ok(Graph { executable: object(raw, functions.cuGraphExecDestroy), uses })
     }
 
-    /// Refuses memory whose buffer is gone. A graph that is captured checks it again whenever it runs.
+    /// For work that is queued now. Refuses memory whose buffer is gone; a graph that is captured checks it again whenever it runs.
     pub(crate) fn uses(&self, call: &'static str, spans: impl Iterator<Item = Span> + Clone) -> Result<(), Error> {
         check_live(self.context(), call, spans.clone())?;
-        if let Some(uses) = &mut *self.captured.lock().unwrap_or_else(PoisonError::into_inner) {
-            for span in spans {
-                if !uses.spans.contains(&span) {
-                    uses.spans.push(span);
-                }
-            }
+        match &mut *self.captured.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(uses) => spans.for_each(|span| uses.spans.push(span)),
+            None => self.count_launch(),
         }
         Ok(())
     }
 
-    /// A graph that is captured keeps the code of its kernels.
-    pub(super) fn uses_module(&self, module: &Arc<Object>) {
-        if let Some(uses) = &mut *self.captured.lock().unwrap_or_else(PoisonError::into_inner)
-            && !uses.modules.iter().any(|known| Arc::ptr_eq(known, module))
-        {
-            uses.modules.push(Arc::clone(module));
+    fn count_launch(&self) {
+        self.context().inner.launches.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A graph that is captured keeps what it uses. Returns whether one is.
+    pub(super) fn keeps(&self, object: &Arc<Object>) -> bool {
+        match &mut *self.captured.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(uses) if uses.objects.iter().any(|known| Arc::ptr_eq(known, object)) => true,
+            Some(uses) => {
+                uses.objects.push(Arc::clone(object));
+                true
+            }
+            None => false,
         }
     }
 
@@ -92,6 +100,7 @@ impl Graph {
         let context = stream.context();
         check_live(context, "graph", self.uses.spans.iter().copied())?;
         stream.refuse_in_capture("graph")?;
+        stream.count_launch();
         // SAFETY: the graph lives; its buffers live, as just checked, and it holds its modules.
         context.call("cuGraphLaunch", |call| unsafe { (call.cuGraphLaunch)(self.executable.raw, stream.raw()) })
     }

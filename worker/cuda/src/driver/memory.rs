@@ -33,6 +33,12 @@ impl Live {
         }
         Ok(())
     }
+
+    /// The buffer that holds a span.
+    fn holding(&self, span: &Span) -> Option<Span> {
+        let live = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        live.range(..=span.address).next_back().map(|(address, bytes)| Span { address: *address, bytes: *bytes })
+    }
 }
 
 /// A range of memory of a device. It does not keep its [`Buffer`]: work on a span whose buffer is gone is refused.
@@ -114,6 +120,14 @@ pub(super) fn check_live(
     spans: impl Iterator<Item = Span>,
 ) -> Result<(), Error> {
     context.inner.live.check(call, spans)
+}
+
+/// The buffers that hold spans, each once.
+pub(super) fn holding(context: &Context, spans: &[Span]) -> Vec<Span> {
+    let mut buffers: Vec<Span> = spans.iter().filter_map(|span| context.inner.live.holding(span)).collect();
+    buffers.sort_unstable_by_key(|buffer| buffer.address);
+    buffers.dedup();
+    buffers
 }
 
 impl Buffer {

@@ -36,13 +36,18 @@ impl Context {
     /// # Errors
     /// The compiler's messages, or the driver refuses the machine code.
     pub fn load(&self, program: Program, nvrtc: &Nvrtc) -> Result<Loaded, Error> {
-        let (major, minor) = self.device().capability;
-        let compiled = program.compile(nvrtc, &format!("sm_{major}{minor}"))?;
+        let compiled = program.compile(nvrtc, &self.device().architecture())?;
+        self.load_code(program, &compiled.cubin)
+    }
+
+    /// Loads the machine code of a program, all of it and as the compiler has made it for this device.
+    ///
+    /// # Errors
+    /// The driver refuses it.
+    pub fn load_code(&self, program: Program, cubin: &[u8]) -> Result<Loaded, Error> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: a CUBIN states its own length in its header (ELF), and the driver copies what it needs.
-        self.call("cuModuleLoadData", |call| unsafe {
-            (call.cuModuleLoadData)(&raw mut raw, compiled.cubin.as_ptr().cast())
-        })?;
+        self.call("cuModuleLoadData", |call| unsafe { (call.cuModuleLoadData)(&raw mut raw, cubin.as_ptr().cast()) })?;
         let module = Object { context: self.clone(), raw, destroy: self.inner.driver.functions.cuModuleUnload };
         Ok(Loaded { program, module: Arc::new(module), kernels: Mutex::default() })
     }
@@ -79,7 +84,7 @@ impl Loaded {
             Argument::Absent | Argument::Int(_) | Argument::Float(_) => None,
         });
         stream.uses(call.kernel, spans)?;
-        stream.uses_module(&self.module);
+        stream.keeps(&self.module);
         let mut values = [0u64; MOST_ARGUMENTS];
         values.iter_mut().zip(&call.arguments).for_each(|(to, argument)| *to = value(argument).0);
         let mut pointers = values.each_mut().map(|value| std::ptr::from_mut(value).cast());

@@ -1,15 +1,17 @@
 //! Streams of work, and events that order them.
 
 use super::graph::Uses;
-use super::{Context, Object, Span};
+use super::{Context, Functions, Object, Span};
 use crate::error::Error;
 use crate::kernels::Memory;
 use crate::library::Pointer;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 pub(super) const NON_BLOCKING: u32 = 1;
 pub(super) const DISABLE_TIMING: u32 = 2;
 pub(super) const NOT_READY: i32 = 600;
+/// `CU_EVENT_RECORD_EXTERNAL`: who is outside of a graph may wait for the event.
+pub(super) const EXTERNAL: u32 = 1;
 
 /// A queue: its work runs in order, and at the same time as that of other streams.
 pub struct Stream {
@@ -20,8 +22,9 @@ pub struct Stream {
     pub(super) captured: Mutex<Option<Uses>>,
 }
 
-/// A point in a stream that others wait for. One that was never recorded is done.
-pub struct Event(Object);
+/// A point in a stream that others wait for. One that was never recorded is done. A copy is the same event.
+#[derive(Clone)]
+pub struct Event(Arc<Object>);
 
 /// Lines of `bytes` bytes, `pitch` bytes from one to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,7 +103,8 @@ impl Context {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the pointer is to a live handle.
         self.call("cuEventCreate", |call| unsafe { (call.cuEventCreate)(&raw mut raw, flags) })?;
-        Ok(Event(Object { context: self.clone(), raw, destroy: self.inner.driver.functions.cuEventDestroy_v2 }))
+        let object = Object { context: self.clone(), raw, destroy: self.inner.driver.functions.cuEventDestroy_v2 };
+        Ok(Event(Arc::new(object)))
     }
 }
 
@@ -119,17 +123,23 @@ impl Stream {
     /// The work failed.
     pub fn synchronize(&self) -> Result<(), Error> {
         // SAFETY: the stream lives.
-        self.context.call("cuStreamSynchronize", |call| unsafe { (call.cuStreamSynchronize)(self.raw()) })
+        self.context.call_and_wait("cuStreamSynchronize", |call| unsafe { (call.cuStreamSynchronize)(self.raw()) })
     }
 
-    /// The event is done when all work is that is in the stream now.
+    /// The event is done when all work is that is in the stream now. A graph that is captured records it at this place of its work, each
+    /// time that it runs.
     ///
     /// # Errors
     /// The call fails.
     pub fn record(&self, event: &Event) -> Result<(), Error> {
-        self.refuse_in_capture("record")?;
+        let raw = event.0.raw;
+        if self.keeps(&event.0) {
+            // SAFETY: both live.
+            let record = |call: &Functions| unsafe { (call.cuEventRecordWithFlags)(raw, self.raw(), EXTERNAL) };
+            return self.context.call("cuEventRecordWithFlags", record);
+        }
         // SAFETY: both live.
-        self.context.call("cuEventRecord", |call| unsafe { (call.cuEventRecord)(event.0.raw, self.raw()) })
+        self.context.call("cuEventRecord", |call| unsafe { (call.cuEventRecord)(raw, self.raw()) })
     }
 
     /// What is put into the stream from now on waits for the event as it was recorded last.
@@ -202,7 +212,7 @@ impl Event {
     /// The work before it failed.
     pub fn synchronize(&self) -> Result<(), Error> {
         // SAFETY: the event lives.
-        self.0.context.call("cuEventSynchronize", |call| unsafe { (call.cuEventSynchronize)(self.0.raw) })
+        self.0.context.call_and_wait("cuEventSynchronize", |call| unsafe { (call.cuEventSynchronize)(self.0.raw) })
     }
 
     /// Whether all work before it is done.

@@ -74,9 +74,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// One block. loss: of this step.
+// One block. loss: of this step. candidates: what the optimizer is told (words numbers) if the step before this one was not left out, and
+// if it was; the host that wrote them did not know. One of both becomes numbers.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    scaler(const double* partial, const float* loss, const Rules* rules, Scaler* state, Scaling* scaling, unsigned parts) {
+    scaler(const double* partial, const float* loss, const Rules* rules, Scaler* state, Scaling* scaling,
+           const unsigned* candidates, unsigned* numbers, unsigned words, unsigned parts) {
+    const unsigned first = state->skipped_in_a_row == 0 ? 0 : words;
+    for (unsigned word = threadIdx.x; word < words; word += THREADS) {
+        numbers[word] = candidates[first + word];
+    }
     double own = 0.0;
     for (unsigned part = threadIdx.x; part < parts; part += THREADS) {
         own += partial[part];

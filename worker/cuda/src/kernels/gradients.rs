@@ -1,6 +1,6 @@
 //! The mean loss, the norm of all gradients, and the loss scale that follows from both.
 
-use super::optimizer::Scaling;
+use super::optimizer::{Numbers, Scaling};
 use super::{Argument, Call, Memory, Program, Source, sizes};
 use crate::error::Error;
 use bytemuck::{Pod, Zeroable};
@@ -53,6 +53,10 @@ pub struct On<M> {
     pub state: M,
     /// [`Scaling`], which the optimizer reads.
     pub scaling: M,
+    /// Two [`Numbers`]: if the step before was not left out, and if it was.
+    pub candidates: M,
+    /// Those of both that the optimizer reads.
+    pub numbers: M,
 }
 
 /// The program with all kernels.
@@ -103,18 +107,20 @@ pub fn mean_loss<M: Memory>(count: u32, losses: M, factor: M, mean: M, add: bool
     Ok(Call { program: program(), kernel: "mean_loss", blocks: 1, threads: THREADS, shared_bytes: 0, arguments })
 }
 
-/// Norm, clipping and the scale of the next step, from the sums over `count` gradients.
+/// Norm, clipping and the scale of the next step, from the sums over `count` gradients; and what the optimizer is told.
 ///
 /// # Errors
 /// Memory that is too small.
 pub fn scaler<M: Memory>(count: u32, on: On<M>) -> Result<Call<M>, Error> {
-    let On { partial, loss, rules, state, scaling } = on;
+    let On { partial, loss, rules, state, scaling, candidates, numbers } = on;
     let memory = [
         ("partial", partial, partial_bytes(count)),
         ("loss", loss, 4),
         ("rules", rules, size_of::<Rules>()),
         ("state", state, size_of::<Scaler>()),
         ("scaling", scaling, size_of::<Scaling>()),
+        ("candidates", candidates, 2 * size_of::<Numbers>()),
+        ("numbers", numbers, size_of::<Numbers>()),
     ];
     sizes("scaler", &memory)?;
     Ok(Call {
@@ -129,6 +135,9 @@ pub fn scaler<M: Memory>(count: u32, on: On<M>) -> Result<Call<M>, Error> {
             Argument::Reads(rules),
             Argument::Updates(state),
             Argument::Writes(scaling),
+            Argument::Reads(candidates),
+            Argument::Writes(numbers),
+            Argument::Int(size_of::<Numbers>() as u32 / 4),
             Argument::Int(blocks(count)),
         ],
     })

@@ -130,11 +130,23 @@ impl Program {
     /// # Errors
     /// The compiler's messages.
     pub fn compile(&self, nvrtc: &Nvrtc, architecture: &str) -> Result<Compiled, Error> {
+        nvrtc.compile((self.source.name, self.source.text), &HEADERS, &self.options(architecture))
+    }
+
+    /// All that its machine code depends on, but for the compiler.
+    pub fn identity(&self, architecture: &str) -> String {
+        let headers = HEADERS.iter().flat_map(|(name, text)| [*name, *text]);
+        let parts = [self.source.name, self.source.text].into_iter().chain(headers);
+        let options = self.options(architecture);
+        parts.chain(options.iter().map(String::as_str)).collect::<Vec<_>>().join("\n")
+    }
+
+    fn options(&self, architecture: &str) -> Vec<String> {
         let mut options = vec![format!("--gpu-architecture={architecture}"), self.source.arithmetic.to_owned()];
         // Costs nothing at run time: profilers and the executor name lines. The log then has registers and spills.
         options.extend(["-lineinfo", "--ptxas-options=-v"].map(str::to_owned));
         options.extend(self.definitions.iter().cloned());
-        nvrtc.compile((self.source.name, self.source.text), &HEADERS, &options)
+        options
     }
 }
 

@@ -1,34 +1,33 @@
 //! Works of a GPU, ready to be queued: kernels are loaded, products have their algorithms.
 
-use super::WORKSPACE;
+use super::algorithms::Algorithms;
+use super::cache::Cache;
 use super::memories::Memories;
+use super::programs::Compiler;
 use crate::cpu::Format;
-use crate::gpu::{Matrix, Pass, Product, Work, Works};
+use crate::gpu::{Matrix, Product, Work, Works};
 use crate::recorder::Recorder;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use switchyard_cuda::cublaslt::{self, Arithmetic, CublasLt, Planned};
-use switchyard_cuda::driver::{Context, Lines, Loaded, Span, Stream};
+use switchyard_cuda::driver::{Context, Event, Lines, Loaded, Span, Stream};
 use switchyard_cuda::kernels::{Call, Element, Program};
 use switchyard_cuda::nvrtc::Nvrtc;
 use switchyard_cuda::{Error, Library};
+use switchyard_worker_contract::config::{self, EngineConfig};
 
 /// What makes works ready.
 pub(super) struct Workshop {
-    cublaslt: CublasLt,
+    algorithms: Algorithms,
     programs: Vec<Loaded>,
+    /// Programs that were compiled in this run.
+    compiled: u64,
+    cache: Cache,
+    config: config::Gpu,
 }
 
 /// Works in their order.
 pub(super) type Commands = Vec<Command>;
 
-/// Forward and backward of a micro-batch.
-pub(super) struct Passes {
-    pub forward: Commands,
-    pub backward: Commands,
-}
-
-/// A work.
+/// A work, or a mark behind one.
 pub(super) enum Command {
     /// With the number of its program.
     Kernel(usize, Call<Span>),
@@ -39,10 +38,11 @@ pub(super) enum Command {
         from: Lines,
         to: Lines,
     },
+    Record(Event),
 }
 
 impl Workshop {
-    /// Compiles the programs of works, `threads` at a time.
+    /// Loads the programs of works, as many at a time as the configuration has threads, and compiles those that were not kept.
     ///
     /// # Errors
     /// cuBLASLt does not start on the device, or a kernel cannot be compiled or loaded.
@@ -50,51 +50,50 @@ impl Workshop {
         context: &Context,
         (nvrtc, cublaslt): (&Nvrtc, &Library),
         works: &Works<Span>,
-        threads: usize,
+        config: &EngineConfig,
         recorder: &Recorder,
     ) -> Result<Workshop, Error> {
         context.make_current()?;
         let cublaslt = CublasLt::start(cublaslt)?;
-        let compiled = Arc::new(AtomicU64::new(0));
-        recorder.count({
-            let compiled = Arc::clone(&compiled);
-            move || compiled.load(Ordering::Relaxed)
-        });
-        let programs = distinct(works);
-        let next = AtomicUsize::new(0);
-        let load = || -> Result<Vec<Loaded>, Error> {
-            let mut loaded = Vec::new();
-            while let Some(program) = programs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                loaded.push(context.load((*program).clone(), nvrtc)?);
-                compiled.fetch_add(1, Ordering::Relaxed);
-            }
-            Ok(loaded)
-        };
-        let loaded = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..threads.clamp(1, programs.len().max(1))).map(|_| scope.spawn(load)).collect();
-            let ended = threads.into_iter().map(|thread| thread.join().expect("invariant: compiling does not panic"));
-            ended.collect::<Result<Vec<_>, Error>>()
-        })?;
-        Ok(Workshop { cublaslt, programs: loaded.into_iter().flatten().collect() })
+        let (cache, device) = (Cache::of_environment(), context.device());
+        let device = format!("{} {}", device.name, device.architecture());
+        let compiler = Compiler::new((context, nvrtc), (&cache, &device), recorder)?;
+        let programs = compiler.load(&distinct(works), config.cpu_threads as usize)?;
+        let compiled = compiler.compiled();
+        let algorithms = Algorithms::open(cublaslt, &device, &cache);
+        Ok(Workshop { algorithms, programs, compiled, cache, config: config.gpu })
+    }
+
+    /// Everything is ready: keeps what was found out for the next run, and says how much that is.
+    pub fn keep(&self) {
+        self.algorithms.keep(&self.cache);
+        if let Some(folder) = self.cache.folder() {
+            let (compiled, programs, asked) = (self.compiled, self.programs.len(), self.algorithms.asked());
+            eprintln!(
+                "note: {compiled} of {programs} programs for the GPU were compiled, and cuBLASLt was asked for {asked} algorithms; the others \
+                 were in {}",
+                folder.display()
+            );
+        }
+    }
+
+    /// Whether what is queued again becomes a graph.
+    pub fn has_graphs(&self) -> bool {
+        self.config.graphs
     }
 
     /// # Errors
     /// No algorithm multiplies matrices of some shape.
-    pub fn commands(&self, works: Vec<Work<Span>>) -> Result<Commands, Error> {
+    pub fn commands(&mut self, works: Vec<Work<Span>>) -> Result<Commands, Error> {
         let commands = works.into_iter().map(|work| match work {
             Work::Kernel(call) => Ok(Command::Kernel(self.program(call.program()), call)),
             Work::Product(product) => {
-                Ok(Command::Product(Box::new(self.cublaslt.plan(described(&product), WORKSPACE, 1)?)))
+                let product = described(&product, self.config.matmul);
+                Ok(Command::Product(Box::new(self.algorithms.plan(product)?)))
             }
             Work::Copy { from, to } => Ok(copy(&from, &to)),
         });
         commands.collect()
-    }
-
-    /// # Errors
-    /// See [`Workshop::commands`].
-    pub fn passes(&self, pass: Pass<Span>) -> Result<Passes, Error> {
-        Ok(Passes { forward: self.commands(pass.forward)?, backward: self.commands(pass.backward)? })
     }
 
     /// The number of a program.
@@ -112,6 +111,7 @@ impl Workshop {
             Command::Kernel(program, call) => self.programs[*program].launch(call, stream),
             Command::Product(planned) => planned.run(0, memories.workspace.span(), stream),
             Command::Copy { bytes, count, from, to } => stream.copy_lines(*bytes, *count, *from, *to),
+            Command::Record(event) => stream.record(event),
         })
     }
 }
@@ -139,10 +139,14 @@ fn matrix(matrix: &Matrix<Span>) -> cublaslt::Matrix {
     cublaslt::Matrix { span: memory, element, rows, columns, pitch, is_transposed }
 }
 
-fn described(product: &Product<Span>) -> cublaslt::Product {
+fn described(product: &Product<Span>, matmul: config::Matmul) -> cublaslt::Product {
     let Product { left, right, result, adds } = product;
     let [left, right, result] = [left, right, result].map(matrix);
-    cublaslt::Product { left, right, result, adds: *adds, arithmetic: Arithmetic::Ieee }
+    let arithmetic = match matmul {
+        config::Matmul::Ieee => Arithmetic::Ieee,
+        config::Matmul::Tf32 => Arithmetic::Tf32,
+    };
+    cublaslt::Product { left, right, result, adds: *adds, arithmetic }
 }
 
 fn copy(from: &Matrix<Span>, to: &Matrix<Span>) -> Command {

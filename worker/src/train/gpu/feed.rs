@@ -1,29 +1,40 @@
 //! Batches on their way to a GPU.
+//!
+//! ```text
+//! host            write(0)  write(1)             write(0)
+//! stream of copies  └ copy(0)  └ copy(1)            └ copy(0), once the device has computed what was there
+//! compute stream        └ micro-batch 0 └ micro-batch 1 └ micro-batch 2
+//! ```
 
-use super::memories::Memories;
+use super::memories::{Memories, SLOTS};
 use crate::data::Batch;
 use crate::gpu::{Inputs, Share};
 use switchyard_cuda::Error;
-use switchyard_cuda::driver::{Context, Pinned, Stream};
+use switchyard_cuda::driver::{Context, Event, Pinned, Stream};
 
-/// Micro-batches that may be under way: while a device computes one, the host prepares the next.
-pub(super) const SLOTS: usize = 2;
-
-/// Pinned memory for batches.
+/// Pinned memory for batches, and the stream that copies them.
 pub(super) struct Feed {
     inputs: Inputs,
-    slots: [Pinned<u8>; SLOTS],
+    stream: Stream,
+    slots: [Slot; SLOTS],
+}
+
+struct Slot {
+    pinned: Pinned<u8>,
+    /// Behind the last copy.
+    arrived: Event,
 }
 
 impl Feed {
     /// # Errors
     /// There is not enough memory.
     pub fn new(context: &Context, inputs: &Inputs) -> Result<Feed, Error> {
-        let slot = || context.pinned(inputs.bytes());
-        Ok(Feed { inputs: inputs.clone(), slots: [slot()?, slot()?] })
+        let slot = || Ok::<_, Error>(Slot { pinned: context.pinned(inputs.bytes())?, arrived: context.event()? });
+        Ok(Feed { inputs: inputs.clone(), stream: context.stream()?, slots: [slot()?, slot()?] })
     }
 
-    /// Queues the copy of a batch, once an earlier copy from the slot is done.
+    /// Queues the copy of a batch, for which what is queued on `compute` from now on waits. `computed`: behind the last micro-batch of this
+    /// slot.
     ///
     /// # Errors
     /// Work failed earlier, or a call fails.
@@ -32,10 +43,13 @@ impl Feed {
         slot: usize,
         (batch, share): (&Batch, Share),
         memories: &Memories,
-        stream: &Stream,
+        (computed, compute): (&Event, &Stream),
     ) -> Result<(), Error> {
-        let pinned = &mut self.slots[slot % SLOTS];
+        let Slot { pinned, arrived } = &mut self.slots[slot];
         self.inputs.write(batch, share, pinned.values_mut()?);
-        stream.upload(pinned, 0..self.inputs.bytes(), memories.inputs.span())
+        self.stream.wait(computed)?;
+        self.stream.upload(pinned, 0..self.inputs.bytes(), memories.inputs[slot].span())?;
+        self.stream.record(arrived)?;
+        compute.wait(arrived)
     }
 }

@@ -12,10 +12,13 @@ use switchyard_worker_contract::event::MemoryUse;
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: i32 = 2;
 
-/// The buffer of each memory, and one for what comes with a batch.
+/// Micro-batches that may be under way: while a device computes one, the host prepares the next.
+pub(super) const SLOTS: usize = 2;
+
+/// The buffer of each memory, and those for what comes with a batch.
 pub(super) struct Memories {
     all: Vec<(Memory, Buffer)>,
-    pub inputs: Buffer,
+    pub inputs: [Buffer; SLOTS],
     pub workspace: Buffer,
 }
 
@@ -48,9 +51,10 @@ impl Memories {
             };
             Ok((contents.memory, buffer))
         };
+        let inputs = || context.allocate(computation.inputs().bytes());
         Ok(Memories {
             all: computation.contents().iter().map(hold).collect::<Result<_, _>>()?,
-            inputs: context.allocate(computation.inputs().bytes())?,
+            inputs: [inputs()?, inputs()?],
             workspace: context.allocate(workspace)?,
         })
     }
@@ -76,10 +80,10 @@ impl Memories {
         part.expect("invariant: buckets lie within the layout")
     }
 
-    /// Where a span of the plan is on the device.
-    pub fn place(&self, computation: &Computation, span: Span) -> driver::Span {
+    /// Where a span of the plan is on the device, for micro-batches of a slot.
+    pub fn place(&self, computation: &Computation, slot: usize, span: Span) -> driver::Span {
         let found = match computation.inputs().place(span) {
-            Some(range) => self.inputs.part(range),
+            Some(range) => self.inputs[slot].part(range),
             None => self.buffer(span.memory).part(span.at..span.at + span.bytes),
         };
         found.expect("invariant: memory is as large as the launches need")

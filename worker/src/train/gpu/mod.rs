@@ -1,13 +1,16 @@
 //! The engine on a GPU: the host queues what the device does, and waits for the outcome of a step.
 //!
 //! ```text
-//! GpuPlan: libraries, GPU, gpu::Computation ─> Memories: buffers ─> Workshop: kernels, algorithms ─> Commands
-//! reader -> Feed: pinned memory ─> stream: forward, backward ──────────────────────────> update ─> outcome
+//! GpuPlan: libraries, GPU, gpu::Computation ─> Memories: buffers ─> Workshop: kernels, algorithms ─> Run: Segments, graphs
+//! reader -> Feed: pinned memory, copies ─> stream: forward, backward ──────────────────> update ─> outcome
 //!                                                     └─ several ranks: Staging -> reducer ────────┘
 //! ```
 //!
-//! One stream computes, so that all works are in the order in which they are queued; with several ranks another one copies gradients.
+//! One stream computes, so that all works are in the order in which they are queued. Others copy: batches, statistics of batch norms and,
+//! with several ranks, gradients.
 
+mod algorithms;
+mod cache;
 mod commands;
 mod feed;
 mod machine;
@@ -15,6 +18,9 @@ mod memories;
 mod norms;
 mod plan;
 mod predict;
+mod programs;
+mod run;
+mod segment;
 mod staging;
 mod step;
 
@@ -36,42 +42,30 @@ use crate::nn::{Layout, LossSums};
 use crate::optimizer::Steps;
 use crate::profile::Row;
 use crate::recorder::Recorder;
-use commands::{Commands, Passes, Workshop};
-use feed::{Feed, SLOTS};
-use memories::Memories;
+use commands::Workshop;
+use feed::Feed;
+use memories::{Memories, SLOTS};
 use norms::Norms;
+use run::Run;
 use serde_json::json;
 use staging::Staging;
 use std::sync::Arc;
 use std::time::Instant;
-use switchyard_cuda::driver::{Event, Pinned, Stream};
+use step::Begun;
+use switchyard_cuda::driver::{Counts, Pinned, Stream};
 use switchyard_cuda::kernels::gradients::Scaler;
 use switchyard_cuda::kernels::optimizer::Numbers;
 use switchyard_worker_contract::config::{EngineConfig, Transport};
+use switchyard_worker_contract::event::GpuCalls;
 
 /// Memory that products may use beside their matrices: what NVIDIA advises for its newer devices.
 const WORKSPACE: usize = 32 << 20;
 
-/// What is queued.
-struct Run {
-    first: Passes,
-    later: Passes,
-    update: Commands,
-    round: Option<Commands>,
-    evaluation: Commands,
-}
-
 /// What the host and the device tell each other in a step.
 struct Messages {
-    numbers: Pinned<Numbers>,
+    candidates: Pinned<Numbers>,
     scaler: Pinned<Scaler>,
     loss: Pinned<f32>,
-}
-
-/// Recorded behind forward and backward of a micro-batch.
-struct Marks {
-    forward: Event,
-    backward: Event,
 }
 
 /// What the device did, as the host saw it.
@@ -91,9 +85,11 @@ pub(super) struct GpuEngine {
     workshop: Workshop,
     run: Run,
     feed: Feed,
-    messages: Messages,
-    marks: [Marks; SLOTS],
+    messages: [Messages; SLOTS],
+    begun: Option<Begun>,
     stream: Stream,
+    /// Micro-batches before the current step: they take the slots in turn.
+    turn: usize,
     /// With several ranks.
     exchange: Option<(Exchange, Staging)>,
     norms: Norms,
@@ -105,6 +101,8 @@ pub(super) struct GpuEngine {
     makings: Vec<Making>,
     /// What the device did in the last step.
     seen: Vec<Seen>,
+    /// Calls of the last step.
+    calls: Counts,
     recorder: Arc<Recorder>,
 }
 
@@ -123,16 +121,8 @@ impl GpuEngine {
         let GpuPlan { machine, computation, .. } = plan;
         let (context, nvrtc, cublaslt) = machine.take(local_rank)?;
         let memories = Memories::new(&context, (&computation, WORKSPACE), training, &need)?;
-        let works = computation.works(|span| memories.place(&computation, span))?;
-        let threads = training.config.cpu_threads as usize;
-        let workshop = Workshop::new(&context, (&nvrtc, &cublaslt), &works, threads, recorder)?;
-        let run = Run {
-            first: workshop.passes(works.first)?,
-            later: workshop.passes(works.later)?,
-            update: workshop.commands(works.update)?,
-            round: works.round.map(|round| workshop.commands(vec![round])).transpose()?,
-            evaluation: workshop.commands(works.evaluation)?,
-        };
+        let works = computation.works(|span| memories.place(&computation, 0, span))?;
+        let mut workshop = Workshop::new(&context, (&nvrtc, &cublaslt), &works, &training.config, recorder)?;
         let norms = Norms::new(&context, computation.plan())?;
         let exchange = match training.world {
             1 => None,
@@ -141,24 +131,31 @@ impl GpuEngine {
                 Staging::new(&context, &computation, training)?,
             )),
         };
+        let messages = || -> Result<Messages, switchyard_cuda::Error> {
+            Ok(Messages { candidates: context.pinned(2)?, scaler: context.pinned(1)?, loss: context.pinned(1)? })
+        };
         let rows = computation.plan().losses().iter().map(|loss| loss.rows).sum();
-        let mark = || Ok::<_, switchyard_cuda::Error>(Marks { forward: context.event()?, backward: context.event()? });
-        let merge = training.config.batch_merge as usize;
+        let staging = exchange.as_ref().map(|(_, staging)| staging);
+        let merge = training.config.batch_merge;
+        let run = Run::new((&context, &mut workshop), (&computation, &memories), merge, staging)?;
+        workshop.keep();
         let mut engine = GpuEngine {
             config: training.config.clone(),
             world: training.world,
             kernel,
             feed: Feed::new(&context, computation.inputs())?,
-            messages: Messages { numbers: context.pinned(1)?, scaler: context.pinned(1)?, loss: context.pinned(1)? },
-            marks: [mark()?, mark()?],
+            messages: [messages()?, messages()?],
+            begun: None,
             stream: context.stream()?,
+            turn: 0,
             exchange,
             norms,
             scales: Scales::new(&training.config),
             steps: Steps::new(&training.config.optimizer.rule),
             rows: [vec![0.0; rows], vec![0.0; rows]],
-            makings: Vec::with_capacity(merge),
-            seen: Vec::with_capacity(2 * merge + 1),
+            makings: Vec::with_capacity(merge as usize),
+            seen: Vec::with_capacity(2 * merge as usize + 4),
+            calls: Counts::default(),
             recorder: Arc::clone(recorder),
             computation,
             memories,
@@ -192,18 +189,19 @@ impl GpuEngine {
 
 impl Engine for GpuEngine {
     fn step(&mut self, reader: &mut Prefetcher, given: &Given) -> Result<Option<Told>, TrainError> {
-        self.run_step(reader, given).map(Some)
+        self.run_step(reader, given)
     }
 
     fn drain(&mut self) -> Result<Option<Told>, TrainError> {
-        Ok(None)
+        self.settle()
     }
 
     fn evaluate(&mut self, batch: &Batch) -> Result<LossSums, TrainError> {
         let whole = Share { part: 1.0, loss_scale: 1.0 };
         self.norms.upload(&self.memories)?;
-        self.feed.send(0, (batch, whole), &self.memories, &self.stream)?;
-        self.workshop.queue(&self.run.evaluation, &self.memories, &self.stream)?;
+        let before = (&self.run.marks(0).backward, &self.stream);
+        self.feed.send(0, (batch, whole), &self.memories, before)?;
+        self.run.evaluation.queue(&self.workshop, &self.memories, &self.stream)?;
         let [losses, correct] = &mut self.rows;
         self.memories.buffer(Memory::Losses).read(0, losses)?;
         self.memories.buffer(Memory::Correct).read(0, correct)?;
@@ -270,6 +268,11 @@ impl Engine for GpuEngine {
 
     fn kernel(&self) -> String {
         self.kernel.clone()
+    }
+
+    fn calls(&self) -> Option<GpuCalls> {
+        let Counts { launches, waits } = self.calls;
+        Some(GpuCalls { works: self.run.works() as u64, launches, waits })
     }
 
     fn reductions(&self) -> Reductions {

@@ -1,11 +1,10 @@
 //! Statistics of batch norms: those of a batch come from the device, the running ones are on the host and go to the device for an evaluation.
 
-use super::feed::SLOTS;
-use super::memories::Memories;
+use super::memories::{Memories, SLOTS};
 use crate::gpu::{Memory, Plan};
 use crate::train::statistics::{add_share, observe};
 use switchyard_cuda::Error;
-use switchyard_cuda::driver::{Context, Pinned, Stream};
+use switchyard_cuda::driver::{Context, Event, Pinned, Stream};
 
 pub(super) struct Norms {
     /// Names and lengths.
@@ -15,6 +14,10 @@ pub(super) struct Norms {
     pub step: Vec<f32>,
     /// Of micro-batches under way.
     batch: [Pinned<f32>; SLOTS],
+    /// Copies them while the device computes the backward pass.
+    stream: Stream,
+    /// Behind the last copy.
+    copied: Event,
 }
 
 impl Norms {
@@ -28,19 +31,31 @@ impl Norms {
             names: plan.statistics().map(|(name, len)| (name.to_owned(), len)).collect(),
             step: vec![0.0; running.len()],
             batch: [batch()?, batch()?],
+            stream: context.stream()?,
+            copied: context.event()?,
             running,
         })
     }
 
-    /// Queues the copy of a micro-batch's statistics, behind its forward pass.
+    /// Queues the copy of a micro-batch's statistics, for which what is queued on `compute` from now on waits. `forward`: behind its forward
+    /// pass.
     ///
     /// # Errors
     /// The device failed.
-    pub fn download(&mut self, slot: usize, memories: &Memories, stream: &Stream) -> Result<(), Error> {
-        match self.running.len() {
-            0 => Ok(()),
-            len => stream.download(memories.span(Memory::BatchStatistics), &mut self.batch[slot], 0..len),
+    pub fn download(
+        &mut self,
+        slot: usize,
+        memories: &Memories,
+        (forward, compute): (&Event, &Stream),
+    ) -> Result<(), Error> {
+        let len = self.running.len();
+        if len == 0 {
+            return Ok(());
         }
+        self.stream.wait(forward)?;
+        self.stream.download(memories.span(Memory::BatchStatistics), &mut self.batch[slot], 0..len)?;
+        self.stream.record(&self.copied)?;
+        compute.wait(&self.copied)
     }
 
     /// Adds them to those of the step.

@@ -2,12 +2,14 @@
 
 use super::WORKSPACE;
 use super::machine::{Machine, target};
+use super::memories::SLOTS;
 use crate::gpu::{Computation, Contents, Memory};
 use crate::nn::Layout;
 use crate::train::TrainError;
 use crate::train::memory::batch_that_fits;
 use crate::train::training::Training;
 use switchyard_cuda::driver::Device;
+use switchyard_worker_contract::config::Matmul;
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::MemoryUse;
 
@@ -17,6 +19,7 @@ pub(in crate::train) struct GpuPlan {
     pub(super) computation: Computation,
     device: Device,
     compiler: (i32, i32),
+    matmul: Matmul,
 }
 
 impl GpuPlan {
@@ -38,7 +41,7 @@ impl GpuPlan {
         let (optimizer, samples) = (&config.optimizer, config.reader.sample_type);
         let target = target(u32::try_from(device.multiprocessors).unwrap_or(1), device.shared_bytes);
         let computation = Computation::new(training.graph()?, optimizer, config.precision, samples, target)?;
-        let plan = GpuPlan { machine, computation, device, compiler };
+        let plan = GpuPlan { machine, computation, device, compiler, matmul: config.gpu.matmul };
         let limit = (plan.device.memory_bytes as f64 * config.memory.fraction) as u64;
         let need = plan.memory();
         if need.total() > limit {
@@ -53,7 +56,11 @@ impl GpuPlan {
 
     /// Name of the kernels.
     pub fn kernel(&self) -> String {
-        name(&self.device, self.compiler)
+        let name = name(&self.device, self.compiler);
+        match self.matmul {
+            Matmul::Ieee => name,
+            Matmul::Tf32 => name + ", TF32",
+        }
     }
 
     /// Memory of the GPU.
@@ -66,7 +73,7 @@ impl GpuPlan {
         let flat = 4 * self.layout().len as u64;
         MemoryUse {
             gradients: if training.world > 1 { flat } else { 0 },
-            input: 2 * self.computation.inputs().bytes() as u64,
+            input: (SLOTS * self.computation.inputs().bytes()) as u64,
             ..MemoryUse::default()
         }
     }
@@ -87,14 +94,13 @@ pub(super) fn memory(computation: &Computation) -> MemoryUse {
         gradients,
         optimizer,
         activations: all - weights - gradients - optimizer,
-        input: computation.inputs().bytes() as u64,
+        input: (SLOTS * computation.inputs().bytes()) as u64,
     }
 }
 
 /// Name of what is compiled by this version of NVRTC for a device.
 fn name(device: &Device, (major, minor): (i32, i32)) -> String {
-    let (first, second) = device.capability;
-    format!("cuda sm_{first}{second}, NVRTC {major}.{minor}")
+    format!("cuda {}, NVRTC {major}.{minor}", device.architecture())
 }
 
 /// `limit`: bytes that a rank may take.

@@ -1,18 +1,36 @@
-//! The step: the host queues micro-batches one ahead of the device, then the update, and reads the outcome.
+//! The step: the host queues micro-batches one ahead of the device, then the update; it reads the outcome when it has begun the next step.
+//!
+//! ```text
+//! host    queue n      queue n + 1, outcome of n      queue n + 2, outcome of n + 1
+//! device     step n ────────────── step n + 1 ────────────── step n + 2
+//! ```
+//!
+//! What the optimizer is told depends on how many steps were left out because of overflows, and so on an outcome that is not known yet: the
+//! host says both, the device chooses. A dynamic loss scale is a factor of what the host sends with each batch; there it waits.
 
-use super::feed::SLOTS;
-use super::{GpuEngine, Seen};
+use super::memories::SLOTS;
+use super::{GpuEngine, Messages, Seen};
 use crate::data::Prefetcher;
 use crate::gpu::{Memory, Share};
 use crate::train::TrainError;
 use crate::train::engine::{Flags, Given, Told};
 use crate::train::report::StepReport;
 use std::time::{Duration, Instant};
+use switchyard_cuda::driver::Counts;
 use switchyard_worker_contract::recorder::Operation;
 
+/// A step that has begun, and whose outcome is not known.
+pub(super) struct Begun {
+    report: StepReport,
+    flags: Flags,
+    /// Of its last micro-batch.
+    slot: usize,
+}
+
 impl GpuEngine {
-    /// One optimizer step.
-    pub(super) fn run_step(&mut self, reader: &mut Prefetcher, given: &Given) -> Result<Told, TrainError> {
+    /// Begins an optimizer step. Returns the outcome of the one before or, if it must be known before the next one begins, of this one.
+    pub(super) fn run_step(&mut self, reader: &mut Prefetcher, given: &Given) -> Result<Option<Told>, TrainError> {
+        let before = self.stream.context().counts();
         let loss_scale = self.scales.loss_scale();
         let mut report = StepReport {
             step: given.step,
@@ -20,24 +38,41 @@ impl GpuEngine {
             loss_scale: f64::from(loss_scale),
             ..StepReport::default()
         };
-        let numbers = self.computation.update().numbers(given.learning_rate, &self.steps.next());
-        self.messages.numbers.values_mut()?[0] = numbers;
-        self.stream.upload(&self.messages.numbers, 0..1, self.memories.span(Memory::Numbers))?;
-        self.compute(reader, loss_scale, &mut report)?;
+        self.send_numbers(&report)?;
+        let mut told = self.compute(reader, loss_scale, &mut report)?;
         let flags = self.exchange_gradients(given.flags, &mut report)?;
-        let at = Instant::now();
-        self.recorder.begin(Operation::Update, 0);
-        self.update(&mut report)?;
-        report.optimizer += at.elapsed();
-        self.seen.push(Seen { name: "update", start: at, end: Instant::now() });
-        Ok(Told { report, flags, skipped_steps: self.scales.skipped_steps() })
+        self.queue_update(given.step)?;
+        let slot = self.slot(self.config.batch_merge - 1);
+        self.turn += self.config.batch_merge as usize;
+        self.begun = Some(Begun { report, flags, slot });
+        if !self.scales.is_late() {
+            told = self.settle()?;
+        }
+        let after = self.stream.context().counts();
+        self.calls = Counts { launches: after.launches - before.launches, waits: after.waits - before.waits };
+        Ok(told)
     }
 
-    /// Queues all micro-batches, and follows the device up to the last.
-    fn compute(&mut self, reader: &mut Prefetcher, loss_scale: f32, report: &mut StepReport) -> Result<(), TrainError> {
+    /// Queues the copy of what the optimizer is told: if the step that has begun before is left out, and if it is not.
+    fn send_numbers(&mut self, report: &StepReport) -> Result<(), TrainError> {
+        let counted = if self.begun.is_some() { self.steps.next() } else { self.steps };
+        let update = self.computation.update();
+        let candidates = [counted, self.steps].map(|steps| update.numbers(report.learning_rate, &steps.next()));
+        let pinned = &mut self.messages[slot_of(report.step)].candidates;
+        pinned.values_mut()?.copy_from_slice(&candidates);
+        Ok(self.stream.upload(pinned, 0..candidates.len(), self.memories.span(Memory::Candidates))?)
+    }
+
+    /// Queues all micro-batches, and follows the device up to the last. Returns the outcome of the step before.
+    fn compute(
+        &mut self,
+        reader: &mut Prefetcher,
+        loss_scale: f32,
+        report: &mut StepReport,
+    ) -> Result<Option<Told>, TrainError> {
         let merge = self.config.batch_merge;
         let share = Share { part: self.share(), loss_scale };
-        self.norms.step.fill(0.0);
+        let mut told = None;
         self.makings.clear();
         self.seen.clear();
         for micro_batch in 0..merge {
@@ -50,15 +85,19 @@ impl GpuEngine {
                 report.read += making.took();
                 self.makings.push(making);
             }
-            let slot = micro_batch as usize % SLOTS;
-            self.feed.send(slot, (batch, share), &self.memories, &self.stream)?;
+            let slot = self.slot(micro_batch);
+            let before = (&self.run.marks(slot).backward, &self.stream);
+            self.feed.send(slot, (batch, share), &self.memories, before)?;
             self.queue(micro_batch)?;
             report.forward += read.elapsed();
-            if micro_batch > 0 {
-                self.follow(micro_batch - 1, report)?;
+            if micro_batch == 0 {
+                told = self.settle()?;
+                self.recorder.step(report.step);
+            } else {
+                self.follow((micro_batch - 1, self.slot(micro_batch - 1)), report)?;
             }
         }
-        Ok(())
+        Ok(told)
     }
 
     /// Gradients are those of the mean over the global batch: every micro-batch of every rank has the same weight.
@@ -66,37 +105,29 @@ impl GpuEngine {
         1.0 / (self.config.batch_merge as f32 * self.world as f32)
     }
 
-    /// Queues forward and backward of a micro-batch. In the last one, it is recorded when each bucket of gradients is complete.
-    fn queue(&mut self, micro_batch: u32) -> Result<(), TrainError> {
-        let GpuEngine { workshop, memories, stream, run, marks, norms, exchange, config, .. } = self;
-        let (passes, which) = if micro_batch == 0 { (&run.first, 0) } else { (&run.later, 1) };
-        let slot = micro_batch as usize % SLOTS;
-        let marks = &marks[slot];
-        workshop.queue(&passes.forward, memories, stream)?;
-        norms.download(slot, memories, stream)?;
-        stream.record(&marks.forward)?;
-        let mut from = 0;
-        if let Some((_, staging)) = exchange.as_ref().filter(|_| micro_batch + 1 == config.batch_merge) {
-            for (end, ready) in staging.complete[which].iter().zip(&staging.ready) {
-                workshop.queue(&passes.backward[from..*end], memories, stream)?;
-                stream.record(ready)?;
-                from = *end;
-            }
-        }
-        workshop.queue(&passes.backward[from..], memories, stream)?;
-        Ok(stream.record(&marks.backward)?)
+    /// Where the input of a micro-batch of this step is.
+    fn slot(&self, micro_batch: u32) -> usize {
+        (self.turn + micro_batch as usize) % SLOTS
     }
 
-    /// Waits until the device has computed a micro-batch.
-    fn follow(&mut self, micro_batch: u32, report: &mut StepReport) -> Result<(), TrainError> {
+    /// Queues forward and backward of a micro-batch.
+    fn queue(&mut self, micro_batch: u32) -> Result<(), TrainError> {
+        let slot = self.slot(micro_batch);
+        let GpuEngine { workshop, memories, stream, run, norms, .. } = self;
+        run.micro_batch(micro_batch, slot).queue(workshop, memories, stream)?;
+        Ok(norms.download(slot, memories, (&run.marks(slot).forward, stream))?)
+    }
+
+    /// Waits until the device has computed a micro-batch, whose number and slot are given.
+    fn follow(&mut self, micro_batch: (u32, usize), report: &mut StepReport) -> Result<(), TrainError> {
         report.forward += self.await_pass(Operation::Forward, micro_batch)?;
         report.backward += self.await_pass(Operation::Backward, micro_batch)?;
         Ok(())
     }
 
     /// Waits for forward or backward of a micro-batch; returns how long.
-    fn await_pass(&mut self, operation: Operation, micro_batch: u32) -> Result<Duration, TrainError> {
-        let marks = &self.marks[micro_batch as usize % SLOTS];
+    fn await_pass(&mut self, operation: Operation, (micro_batch, slot): (u32, usize)) -> Result<Duration, TrainError> {
+        let marks = self.run.marks(slot);
         let (name, mark) = match operation {
             Operation::Forward => ("forward", &marks.forward),
             _ => ("backward", &marks.backward),
@@ -105,7 +136,7 @@ impl GpuEngine {
         self.recorder.begin(operation, micro_batch);
         mark.synchronize()?;
         if operation == Operation::Forward {
-            self.norms.add(micro_batch as usize % SLOTS, self.share())?;
+            self.norms.add(slot, self.share())?;
         }
         let end = Instant::now();
         self.seen.push(Seen { name, start, end });
@@ -116,12 +147,12 @@ impl GpuEngine {
     fn exchange_gradients(&mut self, flags: Flags, report: &mut StepReport) -> Result<Flags, TrainError> {
         let last = self.config.batch_merge - 1;
         if self.exchange.is_none() {
-            self.follow(last, report)?;
             return Ok(flags);
         }
-        report.forward += self.await_pass(Operation::Forward, last)?;
+        let slot = self.slot(last);
+        report.forward += self.await_pass(Operation::Forward, (last, slot))?;
         if !self.config.overlap.enabled {
-            report.backward += self.await_pass(Operation::Backward, last)?;
+            report.backward += self.await_pass(Operation::Backward, (last, slot))?;
         }
         let start = Instant::now();
         self.recorder.begin(Operation::Backward, last);
@@ -137,12 +168,13 @@ impl GpuEngine {
 
     /// Starts all reductions, each as soon as the device has its gradients.
     fn send_gradients(&mut self, flags: Flags, report: &mut StepReport) -> Result<(), TrainError> {
-        let GpuEngine { exchange, memories, marks, norms, scales, config, .. } = self;
+        let slot = self.slot(self.config.batch_merge - 1);
+        let GpuEngine { exchange, memories, run, norms, scales, config, .. } = self;
         let Some((exchange, staging)) = exchange else { return Ok(()) };
         if let Some(wire) = &scales.wire {
             exchange.reducer.set_wire_scale(wire.scale());
         }
-        let end = &marks[(config.batch_merge as usize - 1) % SLOTS].backward;
+        let end = &run.marks(slot).backward;
         let metrics = exchange.buckets.of_metrics();
         for number in 0..exchange.buckets.runs.len() {
             let run = exchange.buckets.runs[number].clone();
@@ -194,19 +226,44 @@ impl GpuEngine {
         Ok(flags)
     }
 
-    /// Updates the weights, or leaves them as they are, and waits for the outcome.
-    fn update(&mut self, report: &mut StepReport) -> Result<(), TrainError> {
+    /// Queues what updates the weights, or leaves them as they are, and the copy of the outcome.
+    fn queue_update(&mut self, step: u64) -> Result<(), TrainError> {
         let GpuEngine { workshop, run, memories, stream, messages, .. } = self;
-        workshop.queue(&run.update, memories, stream)?;
-        stream.download(memories.span(Memory::Scaler), &mut messages.scaler, 0..1)?;
-        stream.download(memories.span(Memory::Loss), &mut messages.loss, 0..1)?;
-        let told = messages.scaler.values()?[0];
-        report.loss = f64::from(messages.loss.values()?[0]);
+        if let Some(update) = &mut run.update {
+            update.queue(workshop, memories, stream)?;
+        }
+        let Messages { scaler, loss, .. } = &mut messages[slot_of(step)];
+        stream.download(memories.span(Memory::Scaler), scaler, 0..1)?;
+        Ok(stream.download(memories.span(Memory::Loss), loss, 0..1)?)
+    }
+
+    /// Waits for the step that has begun, if any; returns its outcome.
+    pub(super) fn settle(&mut self) -> Result<Option<Told>, TrainError> {
+        let Some(Begun { mut report, flags, slot }) = self.begun.take() else { return Ok(None) };
+        self.recorder.step(report.step);
+        if self.exchange.is_none() {
+            self.follow((self.config.batch_merge - 1, slot), &mut report)?;
+        }
+        let start = Instant::now();
+        self.recorder.begin(Operation::Update, 0);
+        self.judge(&mut report)?;
+        let end = Instant::now();
+        report.optimizer += end - start;
+        self.seen.push(Seen { name: "update", start, end });
+        Ok(Some(Told { report, flags, skipped_steps: self.scales.skipped_steps() }))
+    }
+
+    /// Reads the outcome of a step, and moves on what follows from it.
+    fn judge(&mut self, report: &mut StepReport) -> Result<(), TrainError> {
+        let Messages { scaler, loss, .. } = &self.messages[slot_of(report.step)];
+        let told = scaler.values()?[0];
+        report.loss = f64::from(loss.values()?[0]);
         report.gradient_norm = self.scales.judge(told.norm * report.loss_scale, report)?;
         if report.gradient_norm.is_some() {
             self.steps = self.steps.next();
             self.norms.observe();
         }
+        self.norms.step.fill(0.0);
         // The device moves its own scale on, so that it need not wait for the host.
         let expected = self.scales.loss_scale();
         if told.scale != expected {
@@ -215,4 +272,9 @@ impl GpuEngine {
         }
         Ok(())
     }
+}
+
+/// Where the messages of a step are.
+fn slot_of(step: u64) -> usize {
+    (step % SLOTS as u64) as usize
 }

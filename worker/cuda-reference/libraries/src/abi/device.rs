@@ -91,7 +91,10 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut Pointer, device:
     }
     let raw = std::ptr::without_provenance_mut(device as usize + 1);
     // SAFETY: as the header says.
-    done(gpu(device).and_then(|_| unsafe { store(context, raw) }))
+    done(gpu(device).and_then(|mut gpu| unsafe {
+        gpu.take();
+        store(context, raw)
+    }))
 }
 
 #[unsafe(no_mangle)]

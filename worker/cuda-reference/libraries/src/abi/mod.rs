@@ -21,6 +21,8 @@ pub(crate) type Pointer = *mut c_void;
 struct Machine {
     gpus: Vec<Mutex<Gpu>>,
     is_busy: bool,
+    /// See [`Faults`].
+    exit: bool,
 }
 
 static MACHINE: OnceLock<Machine> = OnceLock::new();
@@ -113,7 +115,11 @@ impl Machine {
             }
             Err(_) => devices,
         };
-        Ok(Machine { gpus: (0..visible).map(|_| Mutex::new(Gpu::new(settings))).collect(), is_busy: faults.busy })
+        Ok(Machine {
+            gpus: (0..visible).map(|_| Mutex::new(Gpu::new(settings))).collect(),
+            is_busy: faults.busy,
+            exit: faults.exit,
+        })
     }
 
     fn start() -> Answer<()> {
@@ -122,7 +128,9 @@ impl Machine {
                 crate::finding::explain("cuInit", &text);
                 crate::code::INVALID_VALUE
             })?;
-            MACHINE.get_or_init(|| machine);
+            if MACHINE.get_or_init(|| machine).exit {
+                crate::finding::never_exit();
+            }
         }
         if machine()?.gpus.is_empty() { Err(NO_DEVICE) } else { Ok(()) }
     }

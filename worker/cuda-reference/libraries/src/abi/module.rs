@@ -160,7 +160,8 @@ pub unsafe extern "C" fn cuLaunchKernel(
         };
         let arguments: Vec<Vec<u8>> = sizes.iter().enumerate().map(value).collect();
         let module = module(gpu, index)?;
-        let number = gpu.next_launch();
+        // One that is captured has a number when it is put into a stream.
+        let number = if gpu.graphs.is_captured(stream) { 0 } else { gpu.next_launch() };
         let launch = Launch { module, kernel, blocks, threads, shared_bytes, arguments, number };
         enqueue(gpu, stream, launch, (index, most))
     }))

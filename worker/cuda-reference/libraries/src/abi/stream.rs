@@ -1,12 +1,13 @@
 //! Streams and events.
 
 use super::{Kind, Pointer, done, handle, index, store, stream, with};
-use crate::code::{Answer, INVALID_HANDLE, INVALID_VALUE, NOT_READY};
+use crate::code::{Answer, INVALID_HANDLE, INVALID_VALUE, NOT_READY, NOT_SUPPORTED};
 use crate::gpu::queue::DEFAULT;
 use crate::gpu::{Event, Gpu};
 
 const NON_BLOCKING: u32 = 1;
 const DISABLE_TIMING: u32 = 2;
+const EXTERNAL: u32 = 1;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(raw: *mut Pointer, flags: u32) -> i32 {
@@ -84,9 +85,22 @@ pub unsafe extern "C" fn cuEventRecord(event: Pointer, raw: Pointer) -> i32 {
     done(with(|gpu| {
         let stream = stream(gpu, raw)?;
         gpu.graphs.refuse_for(stream, "cuEventRecord")?;
-        let now = gpu.queue.now(stream);
-        of(gpu, event)?.clock = Some(now);
+        of(gpu, event)?;
+        gpu.record(index(Kind::Event, event)?, stream);
         Ok(())
+    }))
+}
+
+/// Of streams that are captured: a graph records the event whenever it is launched.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventRecordWithFlags(event: Pointer, raw: Pointer, flags: u32) -> i32 {
+    done(with(|gpu| {
+        if flags != EXTERNAL {
+            return Err(NOT_SUPPORTED);
+        }
+        let stream = stream(gpu, raw)?;
+        of(gpu, event)?;
+        gpu.graphs.take_record(stream, index(Kind::Event, event)?)
     }))
 }
 

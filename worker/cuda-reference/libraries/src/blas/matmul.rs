@@ -72,6 +72,14 @@ impl Described {
         hasher.finish()
     }
 
+    /// Refuses an algorithm for another product.
+    fn knows(&self, call: &str, algorithm: &[u64; 8]) -> Answer<()> {
+        if algorithm[..2] != [MAGIC, self.fingerprint()] {
+            return refused(call, INVALID_VALUE, &format!("an algorithm that was not chosen for {self:?}"));
+        }
+        Ok(())
+    }
+
     fn algorithm(&self, preference: &Preference, workspace_bytes: u64) -> Heuristic {
         let mut algorithm = [0; 8];
         algorithm[..3].copy_from_slice(&[MAGIC, self.fingerprint(), workspace_bytes]);
@@ -117,6 +125,33 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     done(choose())
 }
 
+/// What the heuristic said of an algorithm that it has chosen for this product.
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)] // As many as the header has.
+pub unsafe extern "C" fn cublasLtMatmulAlgoCheck(
+    handle: Pointer,
+    operation: Pointer,
+    a: Pointer,
+    b: Pointer,
+    c: Pointer,
+    d: Pointer,
+    algorithm: *const [u64; 8],
+    result: *mut Heuristic,
+) -> i32 {
+    const CALL: &str = "cublasLtMatmulAlgoCheck";
+    // SAFETY: as the header says.
+    let check = || unsafe {
+        get::<()>(CALL, handle)?;
+        let described = Described::new(CALL, operation, [a, b, c, d])?;
+        let Some(algorithm) = algorithm.as_ref() else { return refused(CALL, INVALID_VALUE, "no algorithm") };
+        described.knows(CALL, algorithm)?;
+        let workspace_bytes = algorithm[2] as usize;
+        result.write(Heuristic { algorithm: *algorithm, workspace_bytes, state: 0, waves: 1.0, reserved: [0; 4] });
+        Ok(())
+    };
+    done(check())
+}
+
 /// Addresses of a product.
 struct Places {
     a: u64,
@@ -128,10 +163,8 @@ struct Places {
 
 /// Refuses an algorithm for another product, or for addresses that are aligned better.
 fn check(call: &str, described: &Described, algorithm: &[u64; 8], places: &Places) -> Answer<()> {
-    let [magic, fingerprint, needed, ..] = *algorithm;
-    if (magic, fingerprint) != (MAGIC, described.fingerprint()) {
-        return refused(call, INVALID_VALUE, &format!("an algorithm that was not chosen for {described:?}"));
-    }
+    described.knows(call, algorithm)?;
+    let needed = algorithm[2];
     let given = places.workspace.end - places.workspace.start;
     if given < needed || (needed > 0 && !places.workspace.start.is_multiple_of(WORKSPACE_ALIGNMENT)) {
         let at = places.workspace.start;

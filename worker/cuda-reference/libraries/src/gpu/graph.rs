@@ -8,12 +8,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use switchyard_cuda_reference::Module;
 
-/// Work that does not run yet.
+/// What a launch of a graph puts into a stream.
 #[derive(Clone)]
-pub(crate) struct Node {
-    name: String,
-    uses: Vec<Range<u64>>,
-    work: Work,
+pub(crate) enum Node {
+    /// Work that uses ranges of memory.
+    Work { name: String, uses: Vec<Range<u64>>, work: Work },
+    /// The record of an event that others may wait for.
+    Record(usize),
 }
 
 /// Nodes in the order in which they run.
@@ -62,11 +63,18 @@ impl Graphs {
     pub(crate) fn take(&mut self, stream: usize, name: String, uses: &[Range<u64>], work: Work) -> Option<Work> {
         match self.captures.iter_mut().find(|capture| capture.stream == stream) {
             Some(capture) => {
-                capture.nodes.push(Node { name, uses: uses.to_vec(), work });
+                capture.nodes.push(Node::Work { name, uses: uses.to_vec(), work });
                 None
             }
             None => Some(work),
         }
+    }
+
+    /// Takes the record of an event into the graph of a stream.
+    pub(crate) fn take_record(&mut self, stream: usize, event: usize) -> Answer<()> {
+        let capture = self.captures.iter_mut().find(|capture| capture.stream == stream).ok_or(INVALID_VALUE)?;
+        capture.nodes.push(Node::Record(event));
+        Ok(())
     }
 
     /// Refuses a call that no stream may be captured for.
@@ -87,20 +95,34 @@ impl Graphs {
     /// Whether a graph that can be launched has a kernel of a module.
     pub(crate) fn use_module(&self, module: &Arc<Module>) -> bool {
         let mut nodes = self.executables.iter().flatten().flat_map(|graph| graph.iter());
-        nodes.any(|node| matches!(&node.work, Work::Launch(launch) if Arc::ptr_eq(&launch.module, module)))
+        let has = |work: &Work| matches!(work, Work::Launch(launch) if Arc::ptr_eq(&launch.module, module));
+        nodes.any(|node| matches!(node, Node::Work { work, .. } if has(work)))
     }
 }
 
 impl Gpu {
     pub(crate) fn launch_graph(&mut self, graph: &Graph, stream: usize) {
-        for Node { name, uses, work } in graph.iter() {
-            let mut work = work.clone();
-            let mut name = name.clone();
-            if let Work::Launch(launch) = &mut work {
-                launch.number = self.next_launch();
-                name = launch.name();
+        for node in graph.iter() {
+            match node {
+                Node::Work { name, uses, work } => self.put_again(stream, name.clone(), uses, work.clone()),
+                Node::Record(event) => self.record(*event, stream),
             }
-            self.put(stream, name, uses, work);
+        }
+    }
+
+    fn put_again(&mut self, stream: usize, mut name: String, uses: &[Range<u64>], mut work: Work) {
+        if let Work::Launch(launch) = &mut work {
+            launch.number = self.next_launch();
+            name = launch.name();
+        }
+        self.put(stream, name, uses, work);
+    }
+
+    /// An event is done when all is that is in the stream now. One that is gone is recorded by nobody.
+    pub(crate) fn record(&mut self, event: usize, stream: usize) {
+        let now = self.queue.now(stream);
+        if let Some(Some(event)) = self.events.get_mut(event) {
+            event.clock = Some(now);
         }
     }
 }

@@ -46,8 +46,14 @@ pub(crate) struct Queue {
 impl Queue {
     pub(crate) fn new(seed: u64) -> Queue {
         let default = Stream { is_blocking: true, ..Stream::default() };
-        let random = (seed != 0).then(|| Random::new(seed));
-        Queue { streams: vec![default], done: Clock::default(), host: Clock::default(), random }
+        let mut queue = Queue { streams: vec![default], done: Clock::default(), host: Clock::default(), random: None };
+        queue.draw(seed);
+        queue
+    }
+
+    /// From now on the order is that of a seed.
+    pub(crate) fn draw(&mut self, seed: u64) {
+        self.random = (seed != 0).then(|| Random::new(seed));
     }
 
     pub(crate) fn create(&mut self, is_blocking: bool) -> usize {

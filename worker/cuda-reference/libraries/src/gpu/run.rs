@@ -52,7 +52,9 @@ impl Gpu {
             }
             Work::Upload { from: Source::Pinned(queued), to } => {
                 let bytes = self.unchanged(&queued, stamp);
-                self.write(to, &bytes);
+                if !self.is_stale(bytes.len()) {
+                    self.write(to, &bytes);
+                }
                 vec![reads(queued.range), writes(to..to + bytes.len() as u64)]
             }
             Work::Download { from, to } => {
