@@ -7,6 +7,7 @@ mod collective_support;
 mod failures;
 mod inspection;
 mod losses;
+mod nccl;
 #[path = "../plain/mod.rs"]
 mod plain;
 #[path = "../pods/mod.rs"]

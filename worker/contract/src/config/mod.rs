@@ -225,6 +225,8 @@ pub enum Transport {
     Tcp,
     /// Shared memory within each host, a TCP ring between the hosts.
     Hierarchical,
+    /// NCCL, from GPU to GPU.
+    Nccl,
 }
 
 impl Transport {
@@ -235,6 +237,7 @@ impl Transport {
             Transport::Shm => "shm",
             Transport::Tcp => "tcp",
             Transport::Hierarchical => "shm+tcp",
+            Transport::Nccl => "nccl",
         }
     }
 }

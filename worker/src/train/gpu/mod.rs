@@ -3,19 +3,24 @@
 //! ```text
 //! GpuPlan: libraries, GPU, gpu::Computation ─> Memories: buffers ─> Workshop: kernels, algorithms ─> Commands
 //! reader -> Feed: pinned memory ─> stream: forward, backward ──────────────────────────> update ─> outcome
-//!                                                     └─ several ranks: Staging -> reducer ────────┘
+//!                                                     └─ several ranks: Collectives, or ───────────┘
+//!                                                        Staging -> reducer
 //! ```
 //!
-//! One stream computes, so that all works are in the order in which they are queued; with several ranks another one copies gradients.
+//! One stream computes, so that all works are in the order in which they are queued; with several ranks others sum gradients by NCCL, or
+//! one copies them to the host and back.
 
+mod collectives;
 mod commands;
 mod feed;
 mod machine;
 mod memories;
 mod norms;
+mod offer;
 mod plan;
 mod staging;
 mod step;
+mod watch;
 
 pub(super) use plan::GpuPlan;
 
@@ -34,6 +39,7 @@ use crate::nn::{Layout, LossSums};
 use crate::optimizer::Steps;
 use crate::profile::Row;
 use crate::recorder::Recorder;
+use collectives::Collectives;
 use commands::{Commands, Passes, Workshop};
 use feed::{Feed, SLOTS};
 use memories::Memories;
@@ -85,6 +91,8 @@ pub(super) struct GpuEngine {
     world: u32,
     kernel: String,
     computation: Computation,
+    /// Where NCCL sums the gradients. It is dropped before the memory that it uses.
+    collectives: Option<Collectives>,
     memories: Memories,
     workshop: Workshop,
     run: Run,
@@ -132,13 +140,21 @@ impl GpuEngine {
             evaluation: workshop.commands(works.evaluation)?,
         };
         let norms = Norms::new(&context, computation.plan())?;
-        let exchange = match training.world {
+        let statistics = norms.running.len();
+        let collectives = match training.world {
             1 => None,
-            _ => Some((
-                Exchange::connect(training, norms.running.len(), group)?,
-                Staging::new(&context, &computation, training)?,
-            )),
+            _ => Collectives::connect(training, (&context, &nvrtc), &memories, group, recorder)?,
         };
+        let exchange = match (training.world, &collectives) {
+            (1, _) => None,
+            (_, Some(_)) => Some(Exchange::without_gradients(training, statistics, group)?),
+            (_, None) => Some(Exchange::connect(training, statistics, group)?),
+        };
+        let staging = |exchange: Exchange| {
+            let longest = exchange.ranges.iter().map(|bucket| bucket.range.len()).max().unwrap_or(1);
+            Ok::<_, TrainError>((exchange, Staging::new(&context, &computation, training, longest)?))
+        };
+        let exchange = exchange.map(staging).transpose()?;
         let rows = computation.plan().losses().iter().map(|loss| loss.rows).sum();
         let mark = || Ok::<_, switchyard_cuda::Error>(Marks { forward: context.event()?, backward: context.event()? });
         let merge = training.config.batch_merge as usize;
@@ -159,6 +175,7 @@ impl GpuEngine {
             seen: Vec::with_capacity(2 * merge + 1),
             recorder: Arc::clone(recorder),
             computation,
+            collectives,
             memories,
             workshop,
             run,
@@ -271,14 +288,21 @@ impl Engine for GpuEngine {
     }
 
     fn reductions(&self) -> Reductions {
-        match &self.exchange {
-            Some((exchange, _)) => exchange.reductions(),
-            None => Reductions { transport: Transport::None, links: Vec::new(), probed: None, bytes: Vec::new() },
+        match (&self.collectives, &self.exchange) {
+            (Some(collectives), _) => collectives.reductions(),
+            (None, Some((exchange, _))) => exchange.reductions(),
+            (None, None) => {
+                Reductions { transport: Transport::None, links: Vec::new(), probed: None, bytes: Vec::new() }
+            }
         }
     }
 
     fn reduce(&mut self, what: Measure) -> Result<(), TrainError> {
-        self.exchange.as_mut().map_or(Ok(()), |(exchange, _)| exchange.reduce(what))
+        match (&mut self.collectives, &mut self.exchange) {
+            (Some(collectives), _) => collectives.reduce(what, &self.memories),
+            (None, Some((exchange, _))) => exchange.reduce(what),
+            (None, None) => Ok(()),
+        }
     }
 
     /// What the device did is known by forward and backward of each micro-batch, in every step.
