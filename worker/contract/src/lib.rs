@@ -3,7 +3,7 @@
 //! Here is everything that crosses the border between the two programs, and nothing else: the names of environment
 //! variables ([`mod@env`]), the resolved engine configuration ([`config`]), the events that a rank prints ([`event`])
 //! and how those of several ranks are combined ([`fold`]), what ranks record for a report ([`record`]) and
-//! in case they stand still or die ([`recorder`]), the termination
+//! in case they stand still or die ([`recorder`]), what a machine has for GPUs ([`software`]), the termination
 //! message of a pod ([`termination`]), the exit codes ([`exit`]) and CPU lists ([`cpu_list`]). Nothing here performs
 //! input or output or reads a clock, so that the worker's dependency tree stays free of Kubernetes and the launcher's
 //! free of the engine.
@@ -19,6 +19,7 @@ pub mod fold;
 pub mod laggard;
 pub mod record;
 pub mod recorder;
+pub mod software;
 pub mod termination;
 
 pub use cpu_list::{CpuList, CpuListError};

@@ -1,6 +1,7 @@
 //! The `switchyard-worker` program as a library: your own program calls [`main`] with its own networks.
 
 mod rank;
+mod software;
 
 use crate::comm::GroupConfig;
 use crate::model::Registry;
@@ -8,6 +9,7 @@ use crate::process::variable;
 use crate::train::fault::Fault;
 use crate::train::{self, Blueprint, TrainError, config};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use serde::Serialize;
 use std::io::Read;
 use std::process::ExitCode;
 use switchyard_worker_contract::env;
@@ -31,6 +33,8 @@ enum Command {
     Pod,
     /// Read an engine configuration (JSON) from standard input and print what would be trained, as JSON; starts nothing.
     Inspect,
+    /// Print which libraries and GPUs a job on GPUs would find here, as JSON.
+    Gpu,
 }
 
 /// The whole program: parses the arguments, runs the command, returns the exit code. `registry` has the networks that
@@ -47,6 +51,7 @@ pub fn main_as(version: &'static str, registry: &Registry) -> ExitCode {
         Command::Train => rank::train(registry).code(),
         Command::Pod => crate::pod::run(),
         Command::Inspect => inspect(registry).code(),
+        Command::Gpu => answer(&software::software()).code(),
     };
     ExitCode::from(exit)
 }
@@ -74,6 +79,20 @@ fn inspect(registry: &Registry) -> Exit {
         Err(error) => {
             eprintln!("error: {error}");
             error.exit(0)
+        }
+    }
+}
+
+/// Prints an answer as JSON.
+fn answer(answer: &impl Serialize) -> Exit {
+    match serde_json::to_string(answer) {
+        Ok(text) => {
+            println!("{text}");
+            Exit::Done
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            Exit::Unexpected
         }
     }
 }

@@ -13,4 +13,5 @@ mod plain;
 #[path = "../pods/mod.rs"]
 mod pods;
 mod resume;
+mod software;
 mod support;
