@@ -67,6 +67,7 @@ const LISTED: &[(&str, &str)] = &[
     ("worker/cuda-reference/libraries/src/blas/mod.rs", "functions with the C interface of cuBLASLt"),
     ("worker/cuda-reference/libraries/src/finding.rs", "the end of a process"),
     ("worker/cuda-reference/libraries/src/host.rs", "memory of the host that a copy uses, by address"),
+    ("worker/cuda-reference/libraries/src/nccl.rs", "functions with the C interface of NCCL"),
     ("worker/cuda-reference/libraries/src/nvrtc.rs", "functions with the C interface of NVRTC"),
     ("worker/cuda-reference/libraries/src/gpu/run.rs", "copies from and to memory of the host"),
     ("worker/cuda-reference/libraries/tests/findings.rs", "calls of the driver that safe code cannot make"),

@@ -3,7 +3,8 @@
 //! Here is everything that crosses the border between the two programs, and nothing else: the names of environment
 //! variables ([`mod@env`]), the resolved engine configuration ([`config`]), the events that a rank prints ([`event`])
 //! and how those of several ranks are combined ([`fold`]), what ranks record for a report ([`record`]) and
-//! in case they stand still or die ([`recorder`]), how long a step takes on a GPU at best ([`prediction`]), the termination
+//! in case they stand still or die ([`recorder`]), how long a step takes on a GPU at best ([`prediction`]), what a machine has for GPUs
+//! ([`software`]), the termination
 //! message of a pod ([`termination`]), the exit codes ([`exit`]) and CPU lists ([`cpu_list`]). Nothing here performs
 //! input or output or reads a clock, so that the worker's dependency tree stays free of Kubernetes and the launcher's
 //! free of the engine.
@@ -20,6 +21,7 @@ pub mod laggard;
 pub mod prediction;
 pub mod record;
 pub mod recorder;
+pub mod software;
 pub mod termination;
 
 pub use cpu_list::{CpuList, CpuListError};

@@ -38,6 +38,7 @@ functions!(Functions {
     cuDeviceGetCount(*mut i32) -> i32;
     cuDeviceGet(*mut i32, i32) -> i32;
     cuDeviceGetName(*mut c_char, i32, i32) -> i32;
+    cuDeviceGetPCIBusId(*mut c_char, i32, i32) -> i32;
     cuDeviceTotalMem_v2(*mut usize, i32) -> i32;
     cuDeviceGetAttribute(*mut i32, i32, i32) -> i32;
     cuDevicePrimaryCtxRetain(*mut Pointer, i32) -> i32;
@@ -92,6 +93,8 @@ const MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: i32 = 97;
 pub struct Device {
     raw: i32,
     pub name: String,
+    /// Where it is on its machine: `0000:17:00.0`.
+    pub bus: String,
     pub memory_bytes: usize,
     pub multiprocessors: i32,
     /// Shared memory that a block may have, at most.
@@ -164,12 +167,14 @@ impl Driver {
 
     fn device(&self, index: i32) -> Result<Device, Error> {
         let call = &self.functions;
-        let (mut raw, mut memory_bytes, mut name) = (0, 0, [0u8; 256]);
-        // SAFETY: all pointers are to live values of the types in the header; the name is truncated to the given
+        let (mut raw, mut memory_bytes, mut name, mut bus) = (0, 0, [0u8; 256], [0u8; 32]);
+        // SAFETY: all pointers are to live values of the types in the header; texts are truncated to the given
         // length.
         unsafe {
             self.check("cuDeviceGet", (call.cuDeviceGet)(&raw mut raw, index))?;
             self.check("cuDeviceGetName", (call.cuDeviceGetName)(name.as_mut_ptr().cast(), name.len() as i32, raw))?;
+            let text = (call.cuDeviceGetPCIBusId)(bus.as_mut_ptr().cast(), bus.len() as i32, raw);
+            self.check("cuDeviceGetPCIBusId", text)?;
             self.check("cuDeviceTotalMem", (call.cuDeviceTotalMem_v2)(&raw mut memory_bytes, raw))?;
         }
         let attribute = |which| {
@@ -178,11 +183,13 @@ impl Driver {
             self.check("cuDeviceGetAttribute", unsafe { (call.cuDeviceGetAttribute)(&raw mut value, which, raw) })?;
             Ok::<i32, Error>(value)
         };
-        let name =
-            CStr::from_bytes_until_nul(&name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let text = |bytes: &[u8]| {
+            CStr::from_bytes_until_nul(bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+        };
         Ok(Device {
             raw,
-            name,
+            name: text(&name),
+            bus: text(&bus),
             memory_bytes,
             multiprocessors: attribute(MULTIPROCESSOR_COUNT)?,
             shared_bytes: u32::try_from(attribute(MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?).unwrap_or(0),

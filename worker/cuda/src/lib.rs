@@ -6,10 +6,11 @@
 //!                   ├── cudnn     convolutions; graph: one operation as a graph
 //!                   ├── nccl      sums over ranks
 //!                   └── nvrtc     CUDA C to machine code; kernels: what is compiled, and its calls
+//! inventory: which of them a machine has
 //! ```
 //!
 //! Signatures, constants and layouts are those of the headers of CUDA 13.2, cuDNN 9.26 and NCCL 2.30. The calls used here
-//! have not changed since CUDA 12.4, which has `cuFuncGetParamInfo`, cuDNN 9.0 and NCCL 2.9, except where a comment says so.
+//! have not changed since CUDA 12.4, which has `cuFuncGetParamInfo`, cuDNN 9.0 and NCCL 2.19, except where a comment says so.
 //!
 //! A function checks the sizes of buffers, and that they still exist, before it passes addresses on, so that its callers need no unsafe code. Nothing of
 //! CUDA is linked: a machine without it gets an [`Error`].
@@ -21,10 +22,12 @@ pub mod driver;
 mod error;
 pub mod find;
 pub mod graph;
+pub mod inventory;
 pub mod kernels;
 mod library;
 pub mod nccl;
 pub mod nvrtc;
+pub mod version;
 
 pub use error::Error;
 pub use library::Library;

@@ -12,7 +12,7 @@ use super::{
     state::{Request, Shared},
 };
 use crate::recorder::Recorder;
-use std::{sync::Arc, thread::JoinHandle};
+use std::{sync::Arc, thread::JoinHandle, time::Duration};
 use switchyard_worker_contract::event::Stuck;
 use switchyard_worker_contract::recorder::Operation;
 
@@ -63,6 +63,12 @@ impl Aborter {
     /// See [`Group::abort`].
     pub fn abort(&self, cause: Cause) {
         self.0.abort(cause);
+    }
+
+    /// Says why this rank cannot go on, unless the group fails by itself in the next half second: what this rank sees may be the end of
+    /// another one. The group has failed when it returns.
+    pub fn suspect(&self, cause: Cause) {
+        self.0.suspect(cause);
     }
 
     /// See [`Group::failure`].
@@ -116,6 +122,11 @@ impl Group {
     /// then.
     pub fn clock_offset(&self) -> i64 {
         self.clock_offset
+    }
+
+    /// How long ranks may take to connect to each other.
+    pub fn connect_timeout(&self) -> Duration {
+        Duration::from_secs_f64(self.shared.connect_seconds)
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {

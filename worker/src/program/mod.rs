@@ -1,6 +1,7 @@
 //! The `switchyard-worker` program as a library: your own program calls [`main`] with its own networks.
 
 mod rank;
+mod software;
 
 use crate::comm::GroupConfig;
 use crate::model::Registry;
@@ -42,6 +43,8 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         device: PathBuf,
     },
+    /// Print which libraries and GPUs a job on GPUs would find here, as JSON.
+    Gpu,
 }
 
 /// The whole program: parses the arguments, runs the command, returns the exit code. `registry` has the networks that
@@ -59,6 +62,7 @@ pub fn main_as(version: &'static str, registry: &Registry) -> ExitCode {
         Command::Pod => crate::pod::run(),
         Command::Inspect => show(inspect(registry)).code(),
         Command::Predict { device } => show(predict(&device, registry)).code(),
+        Command::Gpu => show(json(&software::software())).code(),
     };
     ExitCode::from(exit)
 }

@@ -42,6 +42,9 @@ pub enum TrainError {
     /// A call of a library of CUDA failed.
     #[error("the GPU failed: {0}")]
     Cuda(#[from] switchyard_cuda::Error),
+    /// The ranks cannot reduce by NCCL, though all of them have it.
+    #[error("NCCL: {0}")]
+    Nccl(String),
     #[error(
         "not placeable: a rank needs {need} MiB of the memory of its GPU ({activations} MiB for activations, {state} MiB for weights, gradients and optimizer), and may take {limit} MiB (spec.engine.memory.fraction {fraction} of what is free); smallest change that fits: {help}"
     )]
@@ -120,7 +123,9 @@ impl TrainError {
                 | CommError::Transport { .. },
             ) => Exit::Usage,
             TrainError::Overflow(_) | TrainError::NotFinite { .. } => Exit::Diverged,
-            TrainError::Comm(_) | TrainError::Save { .. } | TrainError::Cuda(_) => Exit::OwnFailure,
+            TrainError::Comm(_) | TrainError::Save { .. } | TrainError::Cuda(_) | TrainError::Nccl(_) => {
+                Exit::OwnFailure
+            }
         }
     }
 }

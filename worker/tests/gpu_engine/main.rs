@@ -10,9 +10,11 @@ mod graphs;
 mod inspection;
 mod late;
 mod losses;
+mod nccl;
 #[path = "../plain/mod.rs"]
 mod plain;
 #[path = "../pods/mod.rs"]
 mod pods;
 mod resume;
+mod software;
 mod support;

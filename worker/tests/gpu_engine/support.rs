@@ -71,6 +71,8 @@ pub struct Told {
     pub kernel: Option<String>,
     /// Of the last step.
     pub calls: Option<GpuCalls>,
+    /// How gradients travel.
+    pub transport: Option<Transport>,
     /// What rank 0 wrote to its log.
     pub log: String,
 }
@@ -126,12 +128,16 @@ pub fn run(job: &Job, libraries: &[(&'static str, OsString)], extra: &[(&str, &s
         digest: None,
         kernel: None,
         calls: None,
+        transport: None,
         log: job.read("err-0") + &job.read("termination-0"),
     };
     for event in all {
         match event {
             Event::Progress(progress) if progress.rank == 0 => told.progress.push(progress),
-            Event::Ready(ready) if ready.rank == 0 => told.kernel = Some(ready.kernel),
+            Event::Ready(ready) if ready.rank == 0 => {
+                told.kernel = Some(ready.kernel);
+                told.transport = Some(ready.transport);
+            }
             Event::Finished(finished) if finished.rank == 0 => {
                 told.validation = finished.validation_loss;
                 told.digest = Some(finished.weights_digest);

@@ -88,6 +88,8 @@ impl Job {
         command.env(env::RENDEZVOUS, format!("127.0.0.2:{}", self.port)).env(env::CONFIG, self.path("engine.json"));
         command.env(env::KEY_FILE, self.path("key")).env(env::RUN_DIR, run_dir);
         command.env(env::TERMINATION_LOG, self.path(&format!("termination-{node}")));
+        // As two hosts have it.
+        command.env("NCCL_HOSTID", format!("host {node}"));
         command.env(env::HOST_ID, format!("host {node}")).env(env::CONNECT_TIMEOUT_SECONDS, "60");
         command.stdout(File::create(self.path(&format!("out-{node}"))).unwrap());
         command.stderr(File::create(self.path(&format!("err-{node}"))).unwrap());

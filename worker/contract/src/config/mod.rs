@@ -261,6 +261,8 @@ pub enum Transport {
     Tcp,
     /// Shared memory within each host, a TCP ring between the hosts.
     Hierarchical,
+    /// NCCL, from GPU to GPU.
+    Nccl,
 }
 
 impl Transport {
@@ -271,6 +273,7 @@ impl Transport {
             Transport::Shm => "shm",
             Transport::Tcp => "tcp",
             Transport::Hierarchical => "shm+tcp",
+            Transport::Nccl => "nccl",
         }
     }
 }

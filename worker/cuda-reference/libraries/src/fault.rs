@@ -3,6 +3,10 @@
 /// The variable; several faults are separated by commas.
 pub const VARIABLE: &str = "SWITCHYARD_REFERENCE_FAULT";
 
+/// What may be requested.
+const EXPECTED: &str = "out-of-memory:N, launch:N, lost:N, hang:N, wrong:N, stale:N, exit, busy, nccl-version:N, nccl-init:RANK, \
+                        nccl-absent:RANK, nccl-error:RANK.N or nccl-silent:RANK.N";
+
 /// What shall happen, by the numbers of calls from 1 on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Faults {
@@ -23,30 +27,63 @@ pub(crate) struct Faults {
     pub(crate) exit: bool,
     /// Another process has the device for itself.
     pub(crate) busy: bool,
+    /// NCCL has this version.
+    pub(crate) nccl_version: Option<u64>,
+    /// The communicators of this rank fail at once.
+    pub(crate) nccl_init: Option<u64>,
+    /// This rank never comes to its communicators.
+    pub(crate) nccl_absent: Option<u64>,
+    /// On this rank, this all-reduce of each communicator ends in an asynchronous error.
+    pub(crate) nccl_error: Option<(u64, u64)>,
+    /// On this rank, the numbers of this all-reduce of each communicator never leave.
+    pub(crate) nccl_silent: Option<(u64, u64)>,
+}
+
+/// What the environment asks for.
+pub(crate) fn requested() -> Result<Faults, String> {
+    Faults::parse(&std::env::var(VARIABLE).unwrap_or_default())
 }
 
 impl Faults {
     pub(crate) fn parse(text: &str) -> Result<Faults, String> {
         let mut faults = Faults::default();
         for one in text.split(',').filter(|one| !one.is_empty()) {
-            let (name, number) = one.split_once(':').map_or((one, None), |(name, number)| (name, number.parse().ok()));
-            match (name, number) {
-                ("out-of-memory", Some(_)) => faults.out_of_memory = number,
-                ("launch", Some(_)) => faults.launch = number,
-                ("lost", Some(_)) => faults.lost = number,
-                ("hang", Some(_)) => faults.hang = number,
-                ("wrong", Some(_)) => faults.wrong = number,
-                ("stale", Some(_)) => faults.stale = number,
-                ("exit", None) => faults.exit = true,
-                ("busy", None) => faults.busy = true,
-                _ => {
-                    return Err(format!(
-                        "{VARIABLE}: `{one}`, expected out-of-memory:N, launch:N, lost:N, hang:N, wrong:N, stale:N, exit or busy"
-                    ));
-                }
-            }
+            faults.add(one).ok_or_else(|| format!("{VARIABLE}: `{one}`, expected {EXPECTED}"))?;
         }
         Ok(faults)
+    }
+
+    fn add(&mut self, one: &str) -> Option<()> {
+        match one {
+            "busy" => self.busy = true,
+            "exit" => self.exit = true,
+            _ => return self.numbered(one),
+        }
+        Some(())
+    }
+
+    fn numbered(&mut self, one: &str) -> Option<()> {
+        let (name, value) = one.split_once(':')?;
+        let number = || value.parse().ok().map(Some);
+        let of_rank = || {
+            let (rank, number) = value.split_once('.')?;
+            Some(Some((rank.parse().ok()?, number.parse().ok()?)))
+        };
+        match name {
+            "out-of-memory" => self.out_of_memory = number()?,
+            "launch" => self.launch = number()?,
+            "lost" => self.lost = number()?,
+            "hang" => self.hang = number()?,
+            "wrong" => self.wrong = number()?,
+            "stale" => self.stale = number()?,
+            "nccl-version" => self.nccl_version = number()?,
+            "nccl-init" => self.nccl_init = number()?,
+            "nccl-absent" => self.nccl_absent = number()?,
+            "nccl-error" => self.nccl_error = of_rank()?,
+            "nccl-silent" => self.nccl_silent = of_rank()?,
+            _ => return None,
+        }
+        Some(())
     }
 }
 
@@ -56,10 +93,13 @@ mod tests {
 
     #[test]
     fn faults_are_read_and_others_refused() {
-        let faults = Faults::parse("launch:3,wrong:4,busy").unwrap();
-        assert_eq!(faults, Faults { launch: Some(3), wrong: Some(4), busy: true, ..Faults::default() });
+        let faults = Faults::parse("launch:3,wrong:4,busy,nccl-error:1.2").unwrap();
+        let expected =
+            Faults { launch: Some(3), wrong: Some(4), busy: true, nccl_error: Some((1, 2)), ..Faults::default() };
+        assert_eq!(faults, expected);
         assert_eq!(Faults::parse(""), Ok(Faults::default()));
-        assert!(Faults::parse("launch").unwrap_err().contains("`launch`, expected"));
-        assert!(Faults::parse("fire:1").is_err());
+        for wrong in ["launch", "launch:x", "fire:1", "busy:1", "nccl-error:1", "nccl-silent:1.x"] {
+            assert!(Faults::parse(wrong).unwrap_err().contains(&format!("`{wrong}`, expected")), "{wrong}");
+        }
     }
 }

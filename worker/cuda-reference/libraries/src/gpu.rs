@@ -1,5 +1,6 @@
 //! A GPU: its memory, its streams, what has failed.
 
+pub(crate) mod collective;
 mod graph;
 pub(crate) mod product;
 pub(crate) mod queue;
@@ -14,6 +15,7 @@ use crate::code::{Answer, Code, ECC_UNCORRECTABLE, INVALID_VALUE, LAUNCH_FAILED,
 use crate::fault::Faults;
 use crate::finding;
 use crate::host::Queued;
+use crate::ranks::await_news;
 use crate::shadow::Shadow;
 use graph::Graphs;
 use queue::Queue;
@@ -63,6 +65,8 @@ pub(crate) struct Gpu {
     multiplied: u64,
     /// Whether a copy that becomes stale on request has run.
     has_copied: bool,
+    /// All-reduces that were called.
+    pub(crate) reductions: u64,
     pub(crate) events: Vec<Option<Event>>,
     pub(crate) modules: Vec<Option<Arc<Module>>>,
     pub(crate) functions: Vec<Function>,
@@ -100,6 +104,7 @@ impl Gpu {
             launched: 0,
             multiplied: 0,
             has_copied: false,
+            reductions: 0,
             events: Vec::new(),
             modules: Vec::new(),
             functions: Vec::new(),
@@ -128,8 +133,13 @@ impl Gpu {
     /// Runs what a clock names, and lets the host know of it.
     pub(crate) fn synchronize(&mut self, clock: &Clock) -> Answer<()> {
         self.graphs.refuse("a call that waits")?;
-        while let Some(operation) = self.queue.next(clock) {
-            self.run(operation);
+        while self.failed.is_none() && !self.queue.is_done(clock) {
+            // Other ranks may wait for what nobody here waits for.
+            let next = self.queue.next(clock).or_else(|| self.queue.next(&self.queue.all()));
+            match next {
+                Some(operation) => self.run(operation),
+                None => await_news(),
+            }
         }
         self.queue.host.join(clock);
         self.failed.map_or(Ok(()), Err)

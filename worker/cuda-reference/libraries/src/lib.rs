@@ -3,10 +3,11 @@
 //! ```text
 //! libcuda.so.1      ─┐                  ┌─ queue: streams, what waits, in which order it runs
 //! libcublasLt.so.13 ─┼─ one file, abi ──┤  gpu: memory, races, faults ── executor of PTX
-//! libnvrtc.so.13    ─┘    blas, nvrtc   └─ finding: ends the process
+//! libnvrtc.so.13    ─┤    blas, nvrtc,  └─ finding: ends the process
+//! libnccl.so.2      ─┘    nccl ── other ranks
 //! ```
 //!
-//! [`folder`] has one shared library under three names, so that `SWITCHYARD_CUDA_LIBRARIES` may name it. Kernels run in
+//! [`folder`] has one shared library under four names, so that `SWITCHYARD_CUDA_LIBRARIES` may name it. Kernels run in
 //! `switchyard-cuda-reference`; products are computed by definition. NVRTC is NVIDIA's; in place of a CUBIN it gives its PTX in a
 //! container that this driver takes.
 //!
@@ -21,7 +22,7 @@
 //! | `SWITCHYARD_REFERENCE_SEED` | draws the order of streams, and of blocks and warps; a process that takes its device again has the next seed |
 //! | `SWITCHYARD_REFERENCE_DEVICES` | number of GPUs, 1 without it |
 //! | `SWITCHYARD_REFERENCE_MEMORY` | bytes of memory of each, those of an H200 without it |
-//! | `SWITCHYARD_REFERENCE_FAULT` | `out-of-memory:N`, `launch:N`, `lost:N`, `hang:N`, `wrong:N`, `stale:N`, `exit`, `busy`: see [`fault`] |
+//! | `SWITCHYARD_REFERENCE_FAULT` | `out-of-memory:N`, `launch:N`, `lost:N`, `hang:N`, `wrong:N`, `stale:N`, `exit`, `busy`, and those of NCCL: see [`fault`] |
 //!
 //! Not here: graphs with memory of the host or of several streams, several contexts of a device, managed memory, textures. Time is not
 //! modelled: events count operations.
@@ -41,7 +42,11 @@ mod gpu;
 #[allow(unsafe_code)]
 mod host;
 #[allow(unsafe_code)]
+mod nccl;
+mod numbers;
+#[allow(unsafe_code)]
 mod nvrtc;
+mod ranks;
 mod shadow;
 
 pub use folder::{environment, folder};

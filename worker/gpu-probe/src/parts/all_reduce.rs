@@ -6,27 +6,30 @@ use crate::outcome::Outcome;
 use serde_json::{Value, json};
 use std::time::Instant;
 use switchyard_cuda::find::NCCL;
+use switchyard_cuda::kernels::Element;
 use switchyard_cuda::nccl::Nccl;
 
 const NUMBERS: usize = 1 << 24;
+/// In a rehearsal.
+const REHEARSED: usize = 1 << 10;
 
 pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
     let (context, device) = probe.start()?;
     let nccl = Nccl::new(&probe.places.open(&NCCL)?.library)?;
     let start = Instant::now();
-    let communicator = nccl.alone()?;
+    let communicator = nccl.alone(&context)?;
     let milliseconds = start.elapsed().as_secs_f64() * 1e3;
-    let values: Vec<f32> = (0..NUMBERS).map(|index| pattern(1, index)).collect();
-    let from = context.upload(&values)?;
-    let into = context.zeros(from.bytes())?;
-    let seconds = context.time(&context.default_stream(), 5, || communicator.all_reduce(&from, &into))?;
-    if into.download::<f32>(0..NUMBERS)? != values {
+    let count = if probe.rehearse { REHEARSED } else { NUMBERS };
+    let values: Vec<f32> = (0..count).map(|index| pattern(1, index)).collect();
+    let (numbers, stream) = (context.upload(&values)?, context.stream()?);
+    let seconds = context.time(&stream, 5, || communicator.all_reduce(numbers.span(), Element::F32, &stream))?;
+    if numbers.download::<f32>(0..count)? != values {
         return Err(Outcome::failed("ncclAllReduce", "the sum over one rank is not what that rank has"));
     }
     Ok(json!({
         "device": device.name,
         "ranks": 1,
-        "bytes": from.bytes(),
+        "bytes": numbers.bytes(),
         "communicatorMilliseconds": short(milliseconds),
         "microseconds": short(seconds * 1e6),
     }))

@@ -5,13 +5,13 @@
 use super::Probe;
 use crate::numbers::{pattern, relative_error, short};
 use crate::outcome::Outcome;
-use crate::version;
 use half::bf16;
 use serde_json::{Value, json};
 use switchyard_cuda::Error;
 use switchyard_cuda::cudnn::Cudnn;
 use switchyard_cuda::driver::{Buffer, Context};
 use switchyard_cuda::graph::{Element, Graph, Operation, Tensor};
+use switchyard_cuda::version;
 
 /// A descriptor of an operation and the first version that has it.
 struct Node {

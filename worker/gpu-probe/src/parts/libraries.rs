@@ -2,7 +2,6 @@
 
 use super::Probe;
 use crate::outcome::Outcome;
-use crate::version;
 use serde_json::{Value, json};
 use switchyard_cuda::cublaslt::CublasLt;
 use switchyard_cuda::cudnn::Cudnn;
@@ -10,6 +9,7 @@ use switchyard_cuda::driver::Driver;
 use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, Found, NCCL, NVRTC, Wanted};
 use switchyard_cuda::nccl::Nccl;
 use switchyard_cuda::nvrtc::Nvrtc;
+use switchyard_cuda::version;
 
 pub(super) fn driver(probe: &Probe) -> Result<Value, Outcome> {
     let found = probe.places.open(&DRIVER)?;

@@ -64,6 +64,19 @@ impl Buckets {
         Buckets { lens, options, gradients, runs, metrics, statistics, check }
     }
 
+    /// Metrics only: gradients are reduced elsewhere. `statistics`: numbers of batch statistics.
+    pub fn without_gradients(statistics: usize) -> Buckets {
+        Buckets {
+            lens: vec![FLAGS + statistics],
+            options: Options::default(),
+            gradients: 0,
+            runs: Vec::new(),
+            metrics: (0, 0),
+            statistics,
+            check: None,
+        }
+    }
+
     /// The all-reduce that starts once this bucket is complete, and its number.
     pub fn run_ending_with(&self, bucket: usize) -> Option<(usize, Range<usize>)> {
         let number = self.runs.binary_search_by_key(&(bucket + 1), |run| run.end).ok()?;

@@ -14,6 +14,7 @@
 
 use super::Exchange;
 use crate::comm::Group;
+use crate::nn::Bucket;
 use crate::train::TrainError;
 use crate::train::training::BUCKET;
 use std::ops::Range;
@@ -54,6 +55,25 @@ fn worthwhile(latency: f64, rate: f64) -> usize {
     ((WORTH * latency * rate) as usize).clamp(BUCKET, MOST)
 }
 
+/// Whether all-reduces start during backward, and go on while it does.
+fn overlaps(overlap: &Overlap) -> bool {
+    overlap.enabled && !overlap.sync_all_reduce
+}
+
+/// Most bytes of an all-reduce, as the user limits it.
+fn limit(overlap: &Overlap) -> usize {
+    overlap.bucket_size_mib.map_or(MOST, |mib| (mib as usize) << 20)
+}
+
+fn bytes(buckets: &[Bucket]) -> Vec<usize> {
+    buckets.iter().map(|bucket| 4 * bucket.range.len()).collect()
+}
+
+/// Which buckets are reduced together where nothing was measured: as many as the limit allows.
+pub(in crate::train) fn unmeasured(buckets: &[Bucket], overlap: &Overlap) -> Vec<Range<usize>> {
+    runs(&bytes(buckets), limit(overlap), overlaps(overlap))
+}
+
 impl Exchange {
     /// Decides which buckets are reduced together; the same on all ranks, which call it together.
     ///
@@ -63,11 +83,9 @@ impl Exchange {
         if group.world() == 1 {
             return Ok(());
         }
-        let overlaps = overlap.enabled && !overlap.sync_all_reduce;
-        let limit = overlap.bucket_size_mib.map_or(MOST, |mib| (mib as usize) << 20);
+        let (overlaps, limit) = (overlaps(&overlap), limit(&overlap));
         let most = if overlaps { self.measure(group)?.min(limit) } else { limit };
-        let bytes: Vec<usize> = self.ranges.iter().map(|bucket| 4 * bucket.range.len()).collect();
-        self.buckets.runs = runs(&bytes, most, overlaps);
+        self.buckets.runs = runs(&bytes(&self.ranges), most, overlaps);
         Ok(())
     }
 

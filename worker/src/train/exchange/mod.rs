@@ -4,6 +4,7 @@ mod buckets;
 mod fusion;
 
 pub(super) use buckets::{Buckets, CHECK};
+pub(super) use fusion::unmeasured;
 
 use super::TrainError;
 use super::engine::{AddSpan, Measure, Reductions};
@@ -34,6 +35,20 @@ impl Exchange {
         let mut exchange = Exchange { reducer, buckets, ranges: training.buckets.clone(), world: training.world };
         exchange.fuse(training.config.overlap, group)?;
         Ok(exchange)
+    }
+
+    /// Connects the ranks for metrics only: gradients are reduced elsewhere. `statistics`: numbers of batch statistics.
+    ///
+    /// # Errors
+    /// The group failed.
+    pub fn without_gradients(
+        training: &Training,
+        statistics: usize,
+        group: &mut Group,
+    ) -> Result<Exchange, TrainError> {
+        let buckets = Buckets::without_gradients(statistics);
+        let reducer = Reducer::connect(group, &buckets.lens, &buckets.options)?;
+        Ok(Exchange { reducer, buckets, ranges: Vec::new(), world: training.world })
     }
 
     /// See [`super::engine::Engine::reductions`].

@@ -3,19 +3,22 @@
 //! ```text
 //! GpuPlan: libraries, GPU, gpu::Computation ─> Memories: buffers ─> Workshop: kernels, algorithms ─> Run: Segments, graphs
 //! reader -> Feed: pinned memory, copies ─> stream: forward, backward ──────────────────> update ─> outcome
-//!                                                     └─ several ranks: Staging -> reducer ────────┘
+//!                                                     └─ several ranks: Collectives, or ───┘
+//!                                                        Staging -> reducer
 //! ```
 //!
-//! One stream computes, so that all works are in the order in which they are queued. Others copy: batches, statistics of batch norms and,
-//! with several ranks, gradients.
+//! One stream computes, so that all works are in the order in which they are queued. Others copy batches and statistics of batch norms and,
+//! with several ranks, sum gradients by NCCL, or copy them to the host and back.
 
 mod algorithms;
 mod cache;
+mod collectives;
 mod commands;
 mod feed;
 mod machine;
 mod memories;
 mod norms;
+mod offer;
 mod plan;
 mod predict;
 mod programs;
@@ -23,6 +26,7 @@ mod run;
 mod segment;
 mod staging;
 mod step;
+mod watch;
 
 pub(super) use plan::GpuPlan;
 pub use predict::predict;
@@ -42,6 +46,7 @@ use crate::nn::{Layout, LossSums};
 use crate::optimizer::Steps;
 use crate::profile::Row;
 use crate::recorder::Recorder;
+use collectives::Collectives;
 use commands::Workshop;
 use feed::Feed;
 use memories::{Memories, SLOTS};
@@ -81,6 +86,8 @@ pub(super) struct GpuEngine {
     world: u32,
     kernel: String,
     computation: Computation,
+    /// Where NCCL sums the gradients. It is dropped before the memory that it uses.
+    collectives: Option<Collectives>,
     memories: Memories,
     workshop: Workshop,
     run: Run,
@@ -124,16 +131,24 @@ impl GpuEngine {
         let works = computation.works(|span| memories.place(&computation, 0, span))?;
         let mut workshop = Workshop::new(&context, (&nvrtc, &cublaslt), &works, &training.config, recorder)?;
         let norms = Norms::new(&context, computation.plan())?;
-        let exchange = match training.world {
+        let statistics = norms.running.len();
+        let collectives = match training.world {
             1 => None,
-            _ => Some((
-                Exchange::connect(training, norms.running.len(), group)?,
-                Staging::new(&context, &computation, training)?,
-            )),
+            _ => Collectives::connect(training, (&context, &nvrtc), &memories, group, recorder)?,
         };
         let messages = || -> Result<Messages, switchyard_cuda::Error> {
             Ok(Messages { candidates: context.pinned(2)?, scaler: context.pinned(1)?, loss: context.pinned(1)? })
         };
+        let exchange = match (training.world, &collectives) {
+            (1, _) => None,
+            (_, Some(_)) => Some(Exchange::without_gradients(training, statistics, group)?),
+            (_, None) => Some(Exchange::connect(training, statistics, group)?),
+        };
+        let staging = |exchange: Exchange| {
+            let longest = exchange.ranges.iter().map(|bucket| bucket.range.len()).max().unwrap_or(1);
+            Ok::<_, TrainError>((exchange, Staging::new(&context, &computation, training, longest)?))
+        };
+        let exchange = exchange.map(staging).transpose()?;
         let rows = computation.plan().losses().iter().map(|loss| loss.rows).sum();
         let staging = exchange.as_ref().map(|(_, staging)| staging);
         let merge = training.config.batch_merge;
@@ -158,6 +173,7 @@ impl GpuEngine {
             calls: Counts::default(),
             recorder: Arc::clone(recorder),
             computation,
+            collectives,
             memories,
             workshop,
             run,
@@ -276,14 +292,21 @@ impl Engine for GpuEngine {
     }
 
     fn reductions(&self) -> Reductions {
-        match &self.exchange {
-            Some((exchange, _)) => exchange.reductions(),
-            None => Reductions { transport: Transport::None, links: Vec::new(), probed: None, bytes: Vec::new() },
+        match (&self.collectives, &self.exchange) {
+            (Some(collectives), _) => collectives.reductions(),
+            (None, Some((exchange, _))) => exchange.reductions(),
+            (None, None) => {
+                Reductions { transport: Transport::None, links: Vec::new(), probed: None, bytes: Vec::new() }
+            }
         }
     }
 
     fn reduce(&mut self, what: Measure) -> Result<(), TrainError> {
-        self.exchange.as_mut().map_or(Ok(()), |(exchange, _)| exchange.reduce(what))
+        match (&mut self.collectives, &mut self.exchange) {
+            (Some(collectives), _) => collectives.reduce(what, &self.memories),
+            (None, Some((exchange, _))) => exchange.reduce(what),
+            (None, None) => Ok(()),
+        }
     }
 
     /// What the device did is known by forward and backward of each micro-batch, in every step.

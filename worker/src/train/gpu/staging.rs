@@ -29,10 +29,16 @@ pub(super) struct Staging {
 }
 
 impl Staging {
+    /// `longest`: numbers of the longest bucket that is copied.
+    ///
     /// # Errors
     /// There is not enough memory.
-    pub fn new(context: &Context, computation: &Computation, training: &Training) -> Result<Staging, TrainError> {
-        let longest = training.buckets.iter().map(|bucket| bucket.range.len()).max().unwrap_or(0);
+    pub fn new(
+        context: &Context,
+        computation: &Computation,
+        training: &Training,
+        longest: usize,
+    ) -> Result<Staging, TrainError> {
         let ready = training.buckets.iter().map(|_| context.event()).collect::<Result<_, _>>()?;
         Ok(Staging {
             stream: context.stream()?,

@@ -10,6 +10,7 @@
 
 use super::memories::SLOTS;
 use super::{GpuEngine, Messages, Seen};
+use crate::amp::WireScale;
 use crate::data::Prefetcher;
 use crate::gpu::{Memory, Share};
 use crate::train::TrainError;
@@ -169,8 +170,13 @@ impl GpuEngine {
     /// Starts all reductions, each as soon as the device has its gradients.
     fn send_gradients(&mut self, flags: Flags, report: &mut StepReport) -> Result<(), TrainError> {
         let slot = self.slot(self.config.batch_merge - 1);
-        let GpuEngine { exchange, memories, run, norms, scales, config, .. } = self;
+        let GpuEngine { collectives, exchange, memories, run, norms, scales, config, .. } = self;
         let Some((exchange, staging)) = exchange else { return Ok(()) };
+        if let Some(collectives) = collectives {
+            let scale = scales.wire.as_ref().map(WireScale::scale);
+            report.backward_wait +=
+                collectives.start(&staging.ready, scale, memories, config.overlap.sync_all_reduce)?;
+        }
         if let Some(wire) = &scales.wire {
             exchange.reducer.set_wire_scale(wire.scale());
         }
@@ -205,8 +211,11 @@ impl GpuEngine {
 
     /// Waits for all reductions, and queues the copies of their results to the device.
     fn receive_gradients(&mut self, report: &mut StepReport) -> Result<Flags, TrainError> {
-        let GpuEngine { exchange, memories, stream, norms, .. } = self;
+        let GpuEngine { collectives, exchange, memories, stream, norms, .. } = self;
         let Some((exchange, staging)) = exchange else { return Ok(Flags::default()) };
+        if let Some(collectives) = collectives {
+            report.left_bytes = collectives.bytes_left()?;
+        }
         for bucket in 0..exchange.buckets.gradients {
             let at = Instant::now();
             exchange.reducer.wait(bucket)?;
@@ -220,6 +229,11 @@ impl GpuEngine {
         exchange.reducer.wait(exchange.buckets.of_metrics())?;
         report.communication_wait += at.elapsed();
         report.reduce = exchange.time_of_reductions();
+        if let Some(collectives) = collectives {
+            let at = Instant::now();
+            report.reduce = collectives.wait()?;
+            report.communication_wait += at.elapsed();
+        }
         let (loss, flags, statistics) = exchange.buckets.read_metrics(&exchange.reducer);
         norms.step.copy_from_slice(statistics);
         staging.finish(loss, memories, stream)?;

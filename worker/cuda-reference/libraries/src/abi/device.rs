@@ -56,16 +56,32 @@ pub unsafe extern "C" fn cuDeviceGet(device: *mut i32, ordinal: i32) -> i32 {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: i32, device: i32) -> i32 {
-    if let Err(code) = gpu(device) {
-        return done(Err(code));
-    }
-    let Ok(length @ 1..) = usize::try_from(length) else { return done(Err(INVALID_VALUE)) };
-    for (index, byte) in NAME.iter().take(length).enumerate() {
+    // SAFETY: as the header says.
+    done(gpu(device).and_then(|_| unsafe { store_text(name, length, NAME) }))
+}
+
+/// Stores a text that ends with a zero, cut off if it is too long.
+///
+/// # Safety
+/// `length` bytes may be written.
+unsafe fn store_text(to: *mut c_char, length: i32, text: &[u8]) -> Answer<()> {
+    let Ok(length @ 1..) = usize::try_from(length) else { return Err(INVALID_VALUE) };
+    for (index, byte) in text.iter().take(length).enumerate() {
         let byte = if index + 1 == length { 0 } else { *byte };
-        // SAFETY: the header says that `length` bytes may be written.
-        unsafe { name.add(index).write(byte as c_char) };
+        // SAFETY: as the caller promises.
+        unsafe { to.add(index).write(byte as c_char) };
     }
-    0
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetPCIBusId(id: *mut c_char, length: i32, device: i32) -> i32 {
+    done(gpu(device).and_then(|_| {
+        let ordinal = usize::try_from(device).ok().and_then(|index| machine().ok()?.ordinals.get(index).copied());
+        let text = format!("0000:{:02x}:00.0\0", 0x10 + ordinal.ok_or(INVALID_DEVICE)?);
+        // SAFETY: as the header says.
+        unsafe { store_text(id, length, text.as_bytes()) }
+    }))
 }
 
 #[unsafe(no_mangle)]

@@ -7,7 +7,7 @@ mod module;
 mod stream;
 
 use crate::code::{Answer, Code, INVALID_CONTEXT, INVALID_HANDLE, NO_DEVICE, NOT_INITIALIZED};
-use crate::fault::{self, Faults};
+use crate::fault;
 use crate::gpu::{Gpu, MEMORY_BYTES, Settings};
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -20,6 +20,8 @@ pub(crate) type Pointer = *mut c_void;
 /// What `cuInit` makes.
 struct Machine {
     gpus: Vec<Mutex<Gpu>>,
+    /// The numbers that they have for all processes.
+    ordinals: Vec<usize>,
     is_busy: bool,
     /// See [`Faults`].
     exit: bool,
@@ -34,6 +36,13 @@ thread_local! {
 
 fn machine() -> Answer<&'static Machine> {
     MACHINE.get().ok_or(NOT_INITIALIZED)
+}
+
+/// The number of the GPU whose context is current, from 1 on, and the one that it has for all processes.
+pub(crate) fn current() -> Answer<(usize, usize)> {
+    let number = CURRENT.get();
+    let ordinal = number.checked_sub(1).and_then(|index| machine().ok()?.ordinals.get(index)).ok_or(INVALID_CONTEXT)?;
+    Ok((number, *ordinal))
 }
 
 /// Runs a call about the device of the current context.
@@ -74,6 +83,7 @@ pub(crate) enum Kind {
     Function = 0x4655_0000,
     Graph = 0x4752_0000,
     Executable = 0x4758_0000,
+    Communicator = 0x434f_0000,
 }
 
 pub(crate) fn handle(kind: Kind, index: usize) -> Pointer {
@@ -101,25 +111,22 @@ fn number<T: FromStr>(name: &str, otherwise: T) -> Result<T, String> {
 
 impl Machine {
     fn new() -> Result<Machine, String> {
-        let faults = Faults::parse(&std::env::var(fault::VARIABLE).unwrap_or_default())?;
+        let faults = fault::requested()?;
         let settings = Settings {
             seed: number("SWITCHYARD_REFERENCE_SEED", 0)?,
             memory_bytes: number("SWITCHYARD_REFERENCE_MEMORY", MEMORY_BYTES)?,
             faults,
         };
         let devices = number("SWITCHYARD_REFERENCE_DEVICES", 1)?;
-        let visible = match std::env::var("CUDA_VISIBLE_DEVICES") {
+        let ordinals: Vec<usize> = match std::env::var("CUDA_VISIBLE_DEVICES") {
             // What comes after a number that is no device is not seen, as the documentation says.
             Ok(list) => {
-                list.split(',').map_while(|one| one.parse().ok().filter(|index: &usize| *index < devices)).count()
+                list.split(',').map_while(|one| one.parse().ok().filter(|index: &usize| *index < devices)).collect()
             }
-            Err(_) => devices,
+            Err(_) => (0..devices).collect(),
         };
-        Ok(Machine {
-            gpus: (0..visible).map(|_| Mutex::new(Gpu::new(settings))).collect(),
-            is_busy: faults.busy,
-            exit: faults.exit,
-        })
+        let gpus = ordinals.iter().map(|_| Mutex::new(Gpu::new(settings))).collect();
+        Ok(Machine { gpus, ordinals, is_busy: faults.busy, exit: faults.exit })
     }
 
     fn start() -> Answer<()> {

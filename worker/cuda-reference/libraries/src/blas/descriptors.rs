@@ -2,7 +2,8 @@
 
 use super::{Answer, INVALID_VALUE, NOT_INITIALIZED, NOT_SUPPORTED, done, refused};
 use crate::abi::{self, Pointer};
-use crate::gpu::product::{Format, Layout};
+use crate::gpu::product::Layout;
+use crate::numbers::Format;
 use std::ffi::c_void;
 
 const R_32F: i32 = 0;

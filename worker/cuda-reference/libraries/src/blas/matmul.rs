@@ -4,8 +4,9 @@ use super::descriptors::{Operation, Preference, get};
 use super::{Answer, EXECUTION_FAILED, INVALID_VALUE, NOT_SUPPORTED, done, refused};
 use crate::abi::{self, Pointer};
 use crate::gpu::Gpu;
-use crate::gpu::product::{Format, Layout, Product};
+use crate::gpu::product::{Layout, Product};
 use crate::gpu::work::Work;
+use crate::numbers::Format;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// `cublasLtMatmulHeuristicResult_t`.

@@ -1,26 +1,10 @@
 //! A product of matrices by definition, with sums in 32 bits. Everything counts by columns, as cuBLASLt does.
 
 use crate::gpu::Gpu;
+use crate::numbers::{Format, decoded, encoded};
 use crate::shadow::Stamp;
-use half::{bf16, f16};
 use std::ops::Range;
 use switchyard_cuda_reference::Touched;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Format {
-    F32,
-    F16,
-    Bf16,
-}
-
-impl Format {
-    pub(crate) fn bytes(self) -> u64 {
-        match self {
-            Format::F32 => 4,
-            Format::F16 | Format::Bf16 => 2,
-        }
-    }
-}
 
 /// A matrix as it lies in memory, column by column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -153,25 +137,6 @@ fn transposed(columns: &[Vec<f32>]) -> Vec<Vec<f32>> {
 /// Rounds to the nearest number with 10 bits behind the point, away from zero at a tie, as the conversion of CUDA does.
 fn tf32(number: f32) -> f32 {
     if !number.is_finite() { number } else { f32::from_bits(number.to_bits().wrapping_add(1 << 12) & !0x1fff) }
-}
-
-fn decoded(format: Format, bytes: &[u8]) -> Vec<f32> {
-    let halves = || bytes.chunks_exact(2).map(|two| u16::from_le_bytes([two[0], two[1]]));
-    match format {
-        Format::F32 => {
-            bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]])).collect()
-        }
-        Format::F16 => halves().map(|bits| f16::from_bits(bits).to_f32()).collect(),
-        Format::Bf16 => halves().map(|bits| bf16::from_bits(bits).to_f32()).collect(),
-    }
-}
-
-fn encoded(format: Format, numbers: &[f32]) -> Vec<u8> {
-    match format {
-        Format::F32 => numbers.iter().flat_map(|number| number.to_le_bytes()).collect(),
-        Format::F16 => numbers.iter().flat_map(|number| f16::from_f32(*number).to_le_bytes()).collect(),
-        Format::Bf16 => numbers.iter().flat_map(|number| bf16::from_f32(*number).to_le_bytes()).collect(),
-    }
 }
 
 #[cfg(test)]

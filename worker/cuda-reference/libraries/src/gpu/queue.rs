@@ -112,7 +112,7 @@ impl Queue {
         self.streams.iter_mut().flat_map(|stream| &mut stream.pending)
     }
 
-    /// Takes out the next operation on the way to `target`; nothing if all of that has run.
+    /// Takes out the next operation on the way to `target`; nothing if all of that has run, or waits for other devices.
     pub(crate) fn next(&mut self, target: &Clock) -> Option<Operation> {
         if self.is_done(target) {
             return None;
@@ -122,11 +122,11 @@ impl Queue {
             let mut before = operation.clock.clone();
             before.set(index, operation.index - 1);
             let is_wanted = self.random.is_some() || operation.index <= target.get(index);
-            (is_wanted && self.done.covers(&before)).then_some(index)
+            (is_wanted && self.done.covers(&before) && operation.work.may_run()).then_some(index)
         };
         let ready: Vec<usize> = self.streams.iter().enumerate().filter_map(ready).collect();
         // The newest first is the order that a program would notice.
-        let last = ready.len().checked_sub(1).expect("invariant: an operation only waits for older ones");
+        let last = ready.len().checked_sub(1)?;
         let chosen = ready[self.random.as_mut().map_or(last, |random| random.below(last + 1))];
         let operation = self.streams[chosen].pending.pop_front().expect("invariant: it was ready");
         self.done.set(chosen, operation.index);

@@ -69,6 +69,8 @@ impl Gpu {
                 if is_pinned { vec![read, writes(to.range)] } else { vec![read] }
             }
             Work::Copy { from, to, bytes, count } => self.copy(from, to, bytes, count),
+            Work::Send(collective) => collective.send(self, stamp),
+            Work::Receive(collective) => collective.receive(self),
             Work::Product(product) => {
                 let is_wrong = self.is_wrong();
                 product.run(self, stamp, is_wrong)

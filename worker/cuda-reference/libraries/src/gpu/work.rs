@@ -1,5 +1,6 @@
 //! What waits in streams, and what it does when it runs.
 
+use crate::gpu::collective::Collective;
 use crate::gpu::product::Product;
 use crate::host::Queued;
 use std::ops::Range;
@@ -69,9 +70,21 @@ pub(crate) enum Work {
         count: u64,
     },
     Product(Box<Product>),
+    /// This rank's part of an all-reduce.
+    Send(Collective),
+    /// The sum over all ranks.
+    Receive(Collective),
 }
 
 impl Work {
+    /// Whether it has all that it needs of other devices.
+    pub(crate) fn may_run(&self) -> bool {
+        match self {
+            Work::Receive(collective) => collective.has_sum(),
+            _ => true,
+        }
+    }
+
     /// Memory of the host that it uses.
     pub(crate) fn host(&mut self) -> Option<&mut Queued> {
         match self {

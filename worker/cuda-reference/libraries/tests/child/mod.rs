@@ -28,7 +28,8 @@ pub fn command(test: &str, is_right: bool) -> Command {
 /// Checks that a program ends with a finding in every order, and without its fault in none.
 pub fn finds(test: &str, expected: &str) {
     for seed in ["0", "1", "2", "3"] {
-        let variables = [("SWITCHYARD_REFERENCE_SEED", seed)];
+        // As many as a program may want.
+        let variables = [("SWITCHYARD_REFERENCE_SEED", seed), ("SWITCHYARD_REFERENCE_DEVICES", "2")];
         let output = start(test, false, &variables);
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(switchyard_cuda_libraries::finding::EXIT_CODE), "{test}: {output:?}");

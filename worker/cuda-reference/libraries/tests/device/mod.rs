@@ -17,8 +17,13 @@ pub fn places() -> Places {
 impl Gpu {
     /// In a child, whose variables name the libraries.
     pub fn new() -> Gpu {
+        Gpu::of(0)
+    }
+
+    /// The one of this number.
+    pub fn of(index: usize) -> Gpu {
         let driver = Driver::new(&places().open(&DRIVER).unwrap().library).unwrap();
-        let device = driver.devices().unwrap().remove(0);
+        let device = driver.devices().unwrap().remove(index);
         let context = driver.context(&device).unwrap();
         Gpu { stream: context.stream().unwrap(), context }
     }

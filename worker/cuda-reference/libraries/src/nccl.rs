@@ -1,0 +1,282 @@
+//! `libnccl.so.2`: all-reduces of communicators, with the signatures and constants of `nccl.h` 2.28.
+//!
+//! ```text
+//! ncclAllReduce ─> a stream: Send, Receive      Send gives this rank's numbers away, Receive runs once the sum is there
+//! ```
+//!
+//! Not here: groups of calls, other collectives, capture in graphs.
+
+use crate::abi::{self, Pointer};
+use crate::code::INVALID_VALUE;
+use crate::fault;
+use crate::finding::explain;
+use crate::gpu::collective::Collective;
+use crate::gpu::work::Work;
+use crate::ranks::{self, Call, Communicator, IN_PROGRESS, INVALID_USAGE, REMOTE_ERROR, SUCCESS, SYSTEM_ERROR, Status};
+use std::ffi::{c_char, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+
+type Answer<T> = Result<T, Status>;
+
+const UNHANDLED_CUDA_ERROR: Status = Status(1);
+const INVALID_ARGUMENT: Status = Status(4);
+
+/// 2.28.9.
+const VERSION: u64 = 22_809;
+
+/// `ncclUniqueId`: the length of the name of the root, and the name.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct UniqueId([u8; 128]);
+
+/// The beginning of `ncclConfig_t`, which is all that is used here.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Config {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: i32,
+}
+
+const MAGIC: u32 = 0xcafe_beef;
+
+static COMMUNICATORS: Mutex<Vec<Option<Arc<Communicator>>>> = Mutex::new(Vec::new());
+
+fn done(answer: Answer<()>) -> i32 {
+    let Status(code) = answer.err().unwrap_or(SUCCESS);
+    code
+}
+
+fn refused<T>(call: &str, status: Status, text: &str) -> Answer<T> {
+    explain(call, text);
+    Err(status)
+}
+
+/// # Safety
+/// `to` is null or may be written.
+unsafe fn store<T>(to: *mut T, value: T) -> Answer<()> {
+    // SAFETY: as the caller promises.
+    unsafe { abi::store(to, value) }.map_err(|_| INVALID_ARGUMENT)
+}
+
+fn communicator(raw: Pointer) -> Answer<Arc<Communicator>> {
+    let index = abi::index(abi::Kind::Communicator, raw).map_err(|_| INVALID_ARGUMENT)?;
+    let all = COMMUNICATORS.lock().unwrap_or_else(PoisonError::into_inner);
+    all.get(index).cloned().flatten().ok_or(INVALID_ARGUMENT)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetVersion(version: *mut i32) -> i32 {
+    let faults = fault::requested().unwrap_or_default();
+    // SAFETY: as the header says.
+    done(unsafe { store(version, faults.nccl_version.unwrap_or(VERSION) as i32) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetErrorString(code: i32) -> *const c_char {
+    let text = match Status(code) {
+        SUCCESS => c"no error",
+        UNHANDLED_CUDA_ERROR => c"unhandled cuda error",
+        SYSTEM_ERROR => c"unhandled system error",
+        INVALID_ARGUMENT => c"invalid argument",
+        INVALID_USAGE => c"invalid usage",
+        REMOTE_ERROR => c"remote process exited or there was a network error",
+        IN_PROGRESS => c"NCCL operation in progress",
+        _ => c"unknown result code",
+    };
+    text.as_ptr()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetUniqueId(id: *mut UniqueId) -> i32 {
+    done(ranks::open().map_err(|_| SYSTEM_ERROR).and_then(|name| {
+        let mut bytes = [0; 128];
+        bytes[0] = name.len() as u8;
+        bytes[1..=name.len()].copy_from_slice(&name);
+        // SAFETY: as the header says.
+        unsafe { store(id, UniqueId(bytes)) }
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitRank(raw: *mut Pointer, world: i32, id: UniqueId, rank: i32) -> i32 {
+    // SAFETY: as the header says.
+    done(unsafe { start("ncclCommInitRank", raw, (rank, world), &id, true) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitRankConfig(
+    raw: *mut Pointer,
+    world: i32,
+    id: UniqueId,
+    rank: i32,
+    config: *const Config,
+) -> i32 {
+    const CALL: &str = "ncclCommInitRankConfig";
+    // SAFETY: as the header says.
+    let Some(Config { size, magic, version, blocking }) = (unsafe { config.as_ref() }) else {
+        return done(refused(CALL, INVALID_ARGUMENT, "no configuration"));
+    };
+    if *magic != MAGIC || *size < size_of::<Config>() || *version < 21_400 || !(0..=1).contains(blocking) {
+        let text = format!("size {size}, magic {magic:#x}, version {version}, blocking {blocking}");
+        return done(refused(CALL, INVALID_ARGUMENT, &text));
+    }
+    // SAFETY: as the header says.
+    done(unsafe { start(CALL, raw, (rank, world), &id, *blocking == 1) })
+}
+
+/// # Safety
+/// `raw` is null or may be written.
+unsafe fn start(
+    call: &str,
+    raw: *mut Pointer,
+    (rank, world): (i32, i32),
+    UniqueId(id): &UniqueId,
+    is_blocking: bool,
+) -> Answer<()> {
+    let (Ok(rank), Ok(world)) = (u32::try_from(rank), u32::try_from(world)) else {
+        return refused(call, INVALID_ARGUMENT, &format!("rank {rank} of {world}"));
+    };
+    let name = id.get(1..=usize::from(id[0])).filter(|name| !name.is_empty());
+    let Some(name) = name.filter(|_| rank < world) else {
+        return refused(call, INVALID_ARGUMENT, &format!("rank {rank} of {world}, or an id that nobody has made"));
+    };
+    let device = abi::current().map_err(|_| UNHANDLED_CUDA_ERROR)?;
+    let settings = abi::with(|gpu| Ok(gpu.settings)).map_err(|_| UNHANDLED_CUDA_ERROR)?;
+    let faults = (settings.faults, settings.seed);
+    let new = Communicator::start(name.to_vec(), (rank, world), device, faults, is_blocking)?;
+    let mut all = COMMUNICATORS.lock().unwrap_or_else(PoisonError::into_inner);
+    all.push(Some(Arc::clone(&new)));
+    let handle = abi::handle(abi::Kind::Communicator, all.len() - 1);
+    drop(all);
+    // SAFETY: as the caller promises.
+    unsafe { store(raw, handle)? };
+    match if is_blocking { new.settle() } else { IN_PROGRESS } {
+        SUCCESS => Ok(()),
+        status => Err(status),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommGetAsyncError(raw: Pointer, code: *mut i32) -> i32 {
+    done(communicator(raw).and_then(|communicator| {
+        let Status(status) = communicator.status();
+        // SAFETY: as the header says.
+        unsafe { store(code, status) }
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommFinalize(raw: Pointer) -> i32 {
+    done(communicator(raw).and_then(|communicator| {
+        communicator.finalize();
+        match if communicator.is_blocking { communicator.settle() } else { IN_PROGRESS } {
+            SUCCESS => Ok(()),
+            status => Err(status),
+        }
+    }))
+}
+
+/// Waits for the other ranks if it was not finalized.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommDestroy(raw: Pointer) -> i32 {
+    done(communicator(raw).and_then(|communicator| {
+        communicator.finalize();
+        communicator.settle();
+        forget(raw)
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommAbort(raw: Pointer) -> i32 {
+    done(communicator(raw).and_then(|communicator| {
+        communicator.abort();
+        forget(raw)
+    }))
+}
+
+fn forget(raw: Pointer) -> Answer<()> {
+    let index = abi::index(abi::Kind::Communicator, raw).map_err(|_| INVALID_ARGUMENT)?;
+    COMMUNICATORS.lock().unwrap_or_else(PoisonError::into_inner)[index] = None;
+    Ok(())
+}
+
+/// What it warned of: that is on standard error here.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetLastError(_: Pointer) -> *const c_char {
+    c"".as_ptr()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommRegister(raw: Pointer, buffer: Pointer, bytes: usize, handle: *mut Pointer) -> i32 {
+    done(communicator(raw).and_then(|_| {
+        let start = buffer.addr() as u64;
+        let is_memory = abi::with(|gpu| gpu.holding(&(start..start + bytes as u64)).map(|_| ()).ok_or(INVALID_VALUE));
+        if is_memory.is_err() {
+            return refused("ncclCommRegister", INVALID_ARGUMENT, &format!("{bytes} bytes of no allocation"));
+        }
+        // SAFETY: as the header says.
+        unsafe { store(handle, buffer) }
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommDeregister(raw: Pointer, handle: Pointer) -> i32 {
+    done(communicator(raw).and_then(|_| if handle.is_null() { Err(INVALID_ARGUMENT) } else { Ok(()) }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclAllReduce(
+    from: *const c_void,
+    to: Pointer,
+    count: usize,
+    data_type: i32,
+    operation: i32,
+    raw: Pointer,
+    stream: Pointer,
+) -> i32 {
+    done(all_reduce((from.addr() as u64, to.addr() as u64), count, (data_type, operation), raw, stream))
+}
+
+fn all_reduce(
+    (from, to): (u64, u64),
+    count: usize,
+    (data_type, operation): (i32, i32),
+    raw: Pointer,
+    stream: Pointer,
+) -> Answer<()> {
+    const CALL: &str = "ncclAllReduce";
+    let communicator = communicator(raw)?;
+    let Some(format) = ranks::format(data_type).filter(|_| ranks::is_operation(operation)) else {
+        return refused(CALL, INVALID_ARGUMENT, &format!("type {data_type}, operation {operation}"));
+    };
+    if abi::current().map_err(|_| UNHANDLED_CUDA_ERROR)?.0 != communicator.device {
+        return refused(CALL, INVALID_USAGE, "the current device is not that of the communicator");
+    }
+    match communicator.status() {
+        SUCCESS if !communicator.is_finalized() => {}
+        SUCCESS => return refused(CALL, INVALID_USAGE, "the communicator is finalized"),
+        status => return refused(CALL, status, "the communicator is not ready, or has failed"),
+    }
+    let bytes = count as u64 * format.bytes();
+    let (from, to) = (from..from + bytes, to..to + bytes);
+    if from != to && from.start < to.end && to.start < from.end {
+        return refused(CALL, INVALID_ARGUMENT, "source and result overlap, and are not the same");
+    }
+    let put = abi::with(|gpu| {
+        let stream = abi::stream(gpu, stream)?;
+        gpu.graphs.refuse_for(stream, CALL)?;
+        gpu.reductions += 1;
+        let (number, place) = (communicator.next_call(), gpu.reductions);
+        let (data_type, operation) = (data_type as u64, operation as u64);
+        let call = Call { number, place, data_type, operation, count: count as u64 };
+        let name = format!("all-reduce {number} of a communicator");
+        let collective =
+            Collective { communicator: Arc::clone(&communicator), call, from: from.clone(), to: to.clone() };
+        gpu.put(stream, name.clone(), &[from], Work::Send(collective.clone()));
+        gpu.put(stream, name, &[to], Work::Receive(collective));
+        Ok(())
+    });
+    put.map_err(|_| UNHANDLED_CUDA_ERROR)
+}

@@ -1,0 +1,195 @@
+//! One rank of a communicator.
+
+use super::socket::{Call, Hello, Kind, connect, receive, send};
+use super::{IN_PROGRESS, INVALID_USAGE, REMOTE_ERROR, SUCCESS, SYSTEM_ERROR, Status};
+use crate::fault::Faults;
+use crate::finding::{self, explain};
+use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+pub(crate) struct Communicator {
+    pub(crate) rank: u32,
+    /// Number of its GPU, from 1 on.
+    pub(crate) device: usize,
+    pub(crate) is_blocking: bool,
+    faults: Faults,
+    seed: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    stream: Option<Arc<UnixStream>>,
+    is_ready: bool,
+    /// It calls nothing more; then no rank does.
+    is_finalized: bool,
+    is_done: bool,
+    error: Option<Status>,
+    /// Work of the device goes on without a result.
+    is_aborted: bool,
+    /// Calls so far, and those whose numbers have left.
+    called: u64,
+    sent: u64,
+    sums: VecDeque<Vec<u8>>,
+}
+
+/// Something has happened to some communicator.
+static NEWS: (Mutex<()>, Condvar) = (Mutex::new(()), Condvar::new());
+
+/// Waits until something has happened, or a moment.
+pub(crate) fn await_news() {
+    let guard = NEWS.0.lock().unwrap_or_else(PoisonError::into_inner);
+    drop(NEWS.1.wait_timeout(guard, Duration::from_millis(10)));
+}
+
+/// The same number for ranks that NCCL takes to be on one host, and that use the same GPU.
+fn place(ordinal: usize) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (std::env::var_os("NCCL_HOSTID"), ordinal).hash(&mut hasher);
+    hasher.finish()
+}
+
+impl Communicator {
+    /// Starts to connect. `device`: its number, and the number that it has for all processes.
+    pub(crate) fn start(
+        name: Vec<u8>,
+        (rank, world): (u32, u32),
+        (device, ordinal): (usize, usize),
+        (faults, seed): (Faults, u64),
+        is_blocking: bool,
+    ) -> Result<Arc<Communicator>, Status> {
+        if faults.nccl_init == Some(u64::from(rank)) {
+            explain("ncclCommInitRankConfig", "a fault on request");
+            return Err(SYSTEM_ERROR);
+        }
+        let state = Mutex::default();
+        let new = Arc::new(Communicator { rank, device, is_blocking, faults, seed, state });
+        if faults.nccl_absent != Some(u64::from(rank)) {
+            let hello = Hello { rank: rank.into(), world: world.into(), device: place(ordinal) };
+            let own = Arc::clone(&new);
+            std::thread::spawn(move || own.follow(&name, hello));
+        }
+        Ok(new)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state());
+        NEWS.1.notify_all();
+    }
+
+    /// What goes wrong while nobody calls.
+    fn fail(&self, status: Status, text: &str) {
+        if !self.state().is_aborted {
+            explain("a communicator", text);
+        }
+        self.change(|state| state.error = state.error.or(Some(status)));
+    }
+
+    fn follow(&self, name: &[u8], hello: Hello) {
+        let Ok(stream) = connect(name).map(Arc::new) else {
+            return self.fail(SYSTEM_ERROR, "nobody listens where the id says");
+        };
+        self.change(|state| state.stream = Some(Arc::clone(&stream)));
+        if send(&stream, Kind::Hello, &[&hello.encode()]).is_err() {
+            return self.fail(REMOTE_ERROR, "the root is gone");
+        }
+        loop {
+            let Ok((kind, body)) = receive(&stream) else { return self.fail(REMOTE_ERROR, "the root is gone") };
+            let text = || String::from_utf8_lossy(&body);
+            match kind {
+                Kind::Ready => self.change(|state| state.is_ready = true),
+                Kind::Sum => self.change(|state| state.sums.push_back(body)),
+                Kind::Lost => return self.fail(REMOTE_ERROR, &format!("rank {} is gone", text())),
+                Kind::Done => return self.change(|state| state.is_done = true),
+                Kind::Refused => return self.fail(INVALID_USAGE, &text()),
+                _ => finding::end(&text(), self.seed),
+            }
+        }
+    }
+
+    /// `ncclCommGetAsyncError`.
+    pub(crate) fn status(&self) -> Status {
+        let state = self.state();
+        let is_under_way = !state.is_ready || (state.is_finalized && !state.is_done);
+        state.error.unwrap_or(if is_under_way { IN_PROGRESS } else { SUCCESS })
+    }
+
+    /// Waits until nothing of it is in progress, or it has failed.
+    pub(crate) fn settle(&self) -> Status {
+        loop {
+            match self.status() {
+                IN_PROGRESS => await_news(),
+                status => return status,
+            }
+        }
+    }
+
+    /// The number of a new call, from 1 on.
+    pub(crate) fn next_call(&self) -> u64 {
+        let mut state = self.state();
+        state.called += 1;
+        state.called
+    }
+
+    /// Gives the numbers of a call away.
+    pub(crate) fn send(&self, call: Call, numbers: &[u8]) {
+        let mut state = self.state();
+        state.sent += 1;
+        let here = Some((u64::from(self.rank), state.sent));
+        let stream = state.stream.clone().filter(|_| !state.is_aborted && here != self.faults.nccl_silent);
+        drop(state);
+        if here == self.faults.nccl_error {
+            return self.fail(SYSTEM_ERROR, "a fault on request");
+        }
+        if let Some(stream) = stream
+            && send(&stream, Kind::Call, &[&call.encode(), numbers]).is_err()
+        {
+            self.fail(REMOTE_ERROR, "the root is gone");
+        }
+    }
+
+    /// Whether the device need not wait for the sum that it needs next.
+    pub(crate) fn has_sum(&self) -> bool {
+        let state = self.state();
+        state.is_aborted || !state.sums.is_empty()
+    }
+
+    /// The next sum; nothing of a communicator that was aborted.
+    pub(crate) fn sum(&self) -> Option<Vec<u8>> {
+        let mut state = self.state();
+        if state.is_aborted { None } else { state.sums.pop_front() }
+    }
+
+    pub(crate) fn is_finalized(&self) -> bool {
+        self.state().is_finalized
+    }
+
+    /// Calls nothing more.
+    pub(crate) fn finalize(&self) {
+        self.change(|state| {
+            if let Some(stream) = state.stream.as_ref().filter(|_| !state.is_finalized) {
+                // A root that is gone needs no word.
+                let _ = send(stream, Kind::Bye, &[]);
+            }
+            state.is_finalized = true;
+        });
+    }
+
+    /// Lets work of the device go on without a result.
+    pub(crate) fn abort(&self) {
+        self.change(|state| {
+            if let Some(stream) = &state.stream {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+            state.is_aborted = true;
+        });
+    }
+}

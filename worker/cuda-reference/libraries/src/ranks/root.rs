@@ -1,0 +1,201 @@
+//! Where the ranks of a communicator meet: threads of the process that made its id.
+
+use super::socket::{self, Call, Hello, Kind, listen, receive, send};
+use crate::numbers::{Format, decoded, encoded};
+use std::collections::VecDeque;
+use std::io;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+/// `ncclDataType_t`.
+const FLOAT16: u64 = 6;
+const FLOAT32: u64 = 7;
+const BFLOAT16: u64 = 9;
+/// `ncclRedOp_t`.
+const SUM: u64 = 0;
+const AVG: u64 = 4;
+
+/// Of a type that is summed here.
+pub(crate) fn format(data_type: i32) -> Option<Format> {
+    match u64::try_from(data_type).ok()? {
+        FLOAT16 => Some(Format::F16),
+        FLOAT32 => Some(Format::F32),
+        BFLOAT16 => Some(Format::Bf16),
+        _ => None,
+    }
+}
+
+pub(crate) fn is_operation(operation: i32) -> bool {
+    u64::try_from(operation).is_ok_and(|operation| [SUM, AVG].contains(&operation))
+}
+
+/// Waits for ranks; returns under which name.
+pub(crate) fn open() -> io::Result<Vec<u8>> {
+    static OPENED: AtomicU64 = AtomicU64::new(0);
+    let number = OPENED.fetch_add(1, Ordering::Relaxed);
+    let name = format!("switchyard-nccl-{}-{number}", std::process::id()).into_bytes();
+    let listener = listen(&name)?;
+    // The thread ends with the communicator, or with the process if nobody comes.
+    std::thread::Builder::new().name("nccl-root".to_owned()).spawn(move || serve(&listener))?;
+    Ok(name)
+}
+
+/// What a rank says; nothing: it is gone.
+type Said = (usize, Option<(Kind, Vec<u8>)>);
+
+fn serve(listener: &UnixListener) {
+    let Ok(ranks) = meet(listener) else { return };
+    let (say, heard) = channel();
+    for (rank, stream) in ranks.iter().enumerate() {
+        let (stream, say) = (Arc::clone(stream), say.clone());
+        std::thread::spawn(move || listen_to(&stream, rank, &say));
+    }
+    tell(&ranks, Kind::Ready, b"");
+    answer(&ranks, &heard);
+}
+
+/// The connections of all ranks, in their order.
+fn meet(listener: &UnixListener) -> io::Result<Vec<Arc<UnixStream>>> {
+    let mut here: Vec<(Hello, Arc<UnixStream>)> = Vec::new();
+    while here.len() < here.first().map_or(1, |(hello, _)| hello.world as usize) {
+        let (stream, _) = listener.accept()?;
+        let hello = match socket::receive(&stream)? {
+            (Kind::Hello, body) => Hello::decode(&body).ok_or(io::ErrorKind::InvalidData)?,
+            _ => continue,
+        };
+        here.push((hello, Arc::new(stream)));
+        if let Some(text) = refusal(&here) {
+            here.iter().for_each(|(_, stream)| drop(send(stream, Kind::Refused, &[text.as_bytes()])));
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+    }
+    here.sort_by_key(|(hello, _)| hello.rank);
+    Ok(here.into_iter().map(|(_, stream)| stream).collect())
+}
+
+/// What the newest rank contradicts.
+fn refusal(here: &[(Hello, Arc<UnixStream>)]) -> Option<String> {
+    let ((newest, _), others) = here.split_last()?;
+    let Hello { rank, world, device } = newest;
+    let found = others.iter().map(|(other, _)| other).find_map(|other| match other {
+        other if other.world != *world => {
+            Some(format!("rank {} counts {} ranks, rank {rank} {world}", other.rank, other.world))
+        }
+        other if other.rank == *rank => Some(format!("two ranks {rank}")),
+        other if other.device == *device => Some(format!("ranks {} and {rank} are on the same GPU", other.rank)),
+        _ => None,
+    });
+    found.or_else(|| (rank >= world).then(|| format!("rank {rank} of {world}")))
+}
+
+fn listen_to(stream: &UnixStream, rank: usize, say: &Sender<Said>) {
+    loop {
+        let said = receive(stream).ok();
+        let is_last = said.as_ref().is_none_or(|(kind, _)| *kind == Kind::Bye);
+        if say.send((rank, said)).is_err() || is_last {
+            return;
+        }
+    }
+}
+
+fn tell(ranks: &[Arc<UnixStream>], kind: Kind, body: &[u8]) {
+    // One that is gone is noticed by whoever listens to it.
+    ranks.iter().for_each(|stream| drop(send(stream, kind, &[body])));
+}
+
+/// Sums until all ranks have left, or one is gone.
+fn answer(ranks: &[Arc<UnixStream>], heard: &Receiver<Said>) {
+    let mut waiting: Vec<VecDeque<(Call, Vec<u8>)>> = ranks.iter().map(|_| VecDeque::new()).collect();
+    let mut left = 0;
+    loop {
+        match heard.recv() {
+            Ok((rank, Some((Kind::Call, body)))) => {
+                let Some(call) = Call::decode(&body) else { return };
+                waiting[rank].push_back((call, body[Call::BYTES..].to_vec()));
+            }
+            Ok((_, Some((Kind::Bye, _)))) => left += 1,
+            Ok((rank, _)) => return tell(ranks, Kind::Lost, rank.to_string().as_bytes()),
+            Err(_) => return,
+        }
+        if left == ranks.len() {
+            return tell(ranks, Kind::Done, b"");
+        }
+        while waiting.iter().all(|calls| !calls.is_empty()) {
+            let calls: Vec<_> = waiting.iter_mut().filter_map(VecDeque::pop_front).collect();
+            match sum(&calls) {
+                Ok(sum) => tell(ranks, Kind::Sum, &sum),
+                Err(text) => return tell(ranks, Kind::Wrong, text.as_bytes()),
+            }
+        }
+    }
+}
+
+/// The sum of what all ranks gave, in their order, or what they do not agree on.
+fn sum(calls: &[(Call, Vec<u8>)]) -> Result<Vec<u8>, String> {
+    let (first, _) = calls.first().ok_or("no rank")?;
+    if let Some((rank, (other, _))) = calls.iter().enumerate().find(|(_, (call, _))| call != first) {
+        return Err(difference(first, rank, other));
+    }
+    let format = i32::try_from(first.data_type).ok().and_then(format).ok_or("an unknown type")?;
+    let rounded = |numbers: &[f32]| decoded(format, &encoded(format, numbers));
+    let part = 1.0 / calls.len() as f32;
+    let mut all = calls.iter().map(|(_, bytes)| {
+        let numbers = decoded(format, bytes);
+        if first.operation == SUM {
+            return numbers;
+        }
+        rounded(&numbers.iter().map(|number| number * part).collect::<Vec<_>>())
+    });
+    let mut sum = all.next().unwrap_or_default();
+    for numbers in all {
+        sum.iter_mut().zip(&numbers).for_each(|(sum, number)| *sum += number);
+        sum = rounded(&sum);
+    }
+    Ok(encoded(format, &sum))
+}
+
+fn difference(first: &Call, rank: usize, other: &Call) -> String {
+    let describe = |call: &Call| match first.place == other.place {
+        true => format!("{} numbers of type {}, operation {}", call.count, call.data_type, call.operation),
+        false => format!("the all-reduce in place {} of its device", call.place),
+    };
+    let (one, two, number) = (describe(first), describe(other), first.number);
+    format!("call {number} of a communicator differs between ranks: rank 0 has {one}, rank {rank} has {two}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(data_type: u64, operation: u64, numbers: &[f32]) -> (Call, Vec<u8>) {
+        let format = format(data_type as i32).unwrap();
+        let call = Call { number: 1, place: 1, data_type, operation, count: numbers.len() as u64 };
+        (call, encoded(format, numbers))
+    }
+
+    #[test]
+    fn numbers_are_rounded_to_their_type_after_each_addition() {
+        let sum_of = |data_type, operation, numbers: &[f32]| {
+            let calls: Vec<_> = numbers.iter().map(|number| call(data_type, operation, &[*number])).collect();
+            decoded(format(data_type as i32).unwrap(), &sum(&calls).unwrap())[0]
+        };
+        // 257 is no bf16 number: 256 + 1 is 256, twice.
+        assert_eq!(sum_of(BFLOAT16, SUM, &[256.0, 1.0, 1.0]), 256.0);
+        assert_eq!(sum_of(FLOAT32, SUM, &[256.0, 1.0, 1.0]), 258.0);
+        assert_eq!(sum_of(FLOAT16, SUM, &[60000.0, 60000.0]), f32::INFINITY);
+        assert_eq!(sum_of(FLOAT16, AVG, &[60000.0, 60000.0]), 60000.0);
+    }
+
+    #[test]
+    fn what_ranks_do_not_agree_on_is_said() {
+        let (one, two) = (call(FLOAT32, SUM, &[1.0]), call(FLOAT32, SUM, &[1.0, 2.0]));
+        let text = sum(&[one.clone(), two]).unwrap_err();
+        assert!(text.contains("rank 0 has 1 numbers of type 7, operation 0, rank 1 has 2 numbers"), "{text}");
+        let mut late = one.clone();
+        late.0.place = 3;
+        let text = sum(&[one, late]).unwrap_err();
+        assert!(text.contains("rank 0 has the all-reduce in place 1 of its device, rank 1 has"), "{text}");
+    }
+}

@@ -1,0 +1,114 @@
+//! What ranks and the root tell each other: frames on a Unix socket without a name in the file system.
+
+use std::io::{self, Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+
+/// A frame, and what its body is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// To the root: a [`Hello`].
+    Hello,
+    /// To the root: a [`Call`], then the numbers.
+    Call,
+    /// To the root: this rank calls nothing more.
+    Bye,
+    /// All ranks are there.
+    Ready,
+    /// The sum.
+    Sum,
+    /// Why the communicator is refused.
+    Refused,
+    /// What the ranks do wrong.
+    Wrong,
+    /// Which rank is gone.
+    Lost,
+    /// No rank calls anything more.
+    Done,
+}
+
+const KINDS: [Kind; 9] =
+    [Kind::Hello, Kind::Call, Kind::Bye, Kind::Ready, Kind::Sum, Kind::Refused, Kind::Wrong, Kind::Lost, Kind::Done];
+
+/// Who connects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Hello {
+    pub(crate) rank: u64,
+    pub(crate) world: u64,
+    /// The same for two ranks on one GPU.
+    pub(crate) device: u64,
+}
+
+/// What a rank calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Call {
+    /// Of this communicator, from 1 on.
+    pub(crate) number: u64,
+    /// Among the calls of all communicators of the device, from 1 on.
+    pub(crate) place: u64,
+    /// `ncclDataType_t`.
+    pub(crate) data_type: u64,
+    /// `ncclRedOp_t`.
+    pub(crate) operation: u64,
+    pub(crate) count: u64,
+}
+
+impl Hello {
+    pub(crate) fn encode(self) -> Vec<u8> {
+        words(&[self.rank, self.world, self.device])
+    }
+
+    pub(crate) fn decode(body: &[u8]) -> Option<Hello> {
+        let [rank, world, device] = numbers(body)?;
+        Some(Hello { rank, world, device })
+    }
+}
+
+impl Call {
+    pub(crate) const BYTES: usize = 40;
+
+    pub(crate) fn encode(self) -> Vec<u8> {
+        words(&[self.number, self.place, self.data_type, self.operation, self.count])
+    }
+
+    pub(crate) fn decode(body: &[u8]) -> Option<Call> {
+        let [number, place, data_type, operation, count] = numbers(body.get(..Call::BYTES)?)?;
+        Some(Call { number, place, data_type, operation, count })
+    }
+}
+
+fn words(numbers: &[u64]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+}
+
+fn numbers<const N: usize>(body: &[u8]) -> Option<[u64; N]> {
+    let (words, rest) = body.as_chunks();
+    let words: [[u8; 8]; N] = words.try_into().ok().filter(|_| rest.is_empty())?;
+    Some(words.map(u64::from_le_bytes))
+}
+
+pub(crate) fn listen(name: &[u8]) -> io::Result<UnixListener> {
+    UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)
+}
+
+pub(crate) fn connect(name: &[u8]) -> io::Result<UnixStream> {
+    UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)
+}
+
+pub(crate) fn send(mut stream: &UnixStream, kind: Kind, body: &[&[u8]]) -> io::Result<()> {
+    let bytes: usize = body.iter().map(|part| part.len()).sum();
+    let mut frame = vec![kind as u8];
+    frame.extend((bytes as u64).to_le_bytes());
+    body.iter().for_each(|part| frame.extend(*part));
+    stream.write_all(&frame)
+}
+
+pub(crate) fn receive(mut stream: &UnixStream) -> io::Result<(Kind, Vec<u8>)> {
+    let mut head = [0; 9];
+    stream.read_exact(&mut head)?;
+    let [kind, bytes @ ..] = head;
+    let kind = *KINDS.get(usize::from(kind)).ok_or(io::ErrorKind::InvalidData)?;
+    let mut body = vec![0; u64::from_le_bytes(bytes) as usize];
+    stream.read_exact(&mut body)?;
+    Ok((kind, body))
+}

@@ -1,0 +1,54 @@
+//! Which libraries a machine has, and their versions.
+
+use crate::cublaslt::CublasLt;
+use crate::cudnn::Cudnn;
+use crate::driver::{Device, Driver};
+use crate::error::Error;
+use crate::find::{CUBLASLT, CUDNN, DRIVER, Found, NCCL, NVRTC, Origin, Places, Wanted};
+use crate::nccl::Nccl;
+use crate::nvrtc::Nvrtc;
+use crate::version;
+use std::path::PathBuf;
+
+/// A library that was looked for.
+pub struct Item {
+    pub name: &'static str,
+    /// Where it is, if it is there.
+    pub place: Option<(PathBuf, Origin)>,
+    /// As NVIDIA writes it, or why it cannot be used.
+    pub version: Result<String, Error>,
+}
+
+/// Looks for all libraries, and for GPUs.
+pub fn look(places: &Places) -> (Vec<Item>, Vec<Device>) {
+    let mut devices = Vec::new();
+    let driver = item(places, &DRIVER, |found| {
+        let driver = Driver::new(&found.library)?;
+        devices = driver.devices()?;
+        Ok(version::cuda(driver.version()?))
+    });
+    let nvrtc = item(places, &NVRTC, |found| {
+        let (major, minor) = Nvrtc::new(&found.library)?.version()?;
+        Ok(format!("{major}.{minor}"))
+    });
+    let cublaslt =
+        item(places, &CUBLASLT, |found| Ok(version::library(CublasLt::new(&found.library)?.version() as i64)));
+    let nccl = item(places, &NCCL, |found| Ok(version::library(Nccl::new(&found.library)?.version()?.into())));
+    let mut items = vec![driver, nvrtc, cublaslt, nccl];
+    // Without cuBLASLt, cuDNN ends the process instead of failing.
+    if items[2].version.is_ok() {
+        items.push(item(places, &CUDNN, |found| Ok(version::library(Cudnn::new(&found.library)?.version() as i64))));
+    }
+    (items, devices)
+}
+
+fn item(places: &Places, wanted: &'static Wanted, version: impl FnOnce(&Found) -> Result<String, Error>) -> Item {
+    match places.open(wanted) {
+        Ok(found) => Item {
+            name: wanted.name,
+            version: version(&found),
+            place: Some((found.library.path.clone(), found.origin)),
+        },
+        Err(error) => Item { name: wanted.name, place: None, version: Err(error) },
+    }
+}

@@ -1,0 +1,48 @@
+//! `switchyard-worker gpu`: what this machine has for training on GPUs.
+
+use std::path::Path;
+use switchyard_cuda::driver::Device;
+use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, NCCL, NVRTC, Places};
+use switchyard_cuda::inventory::{Item, look};
+use switchyard_worker_contract::software::{Gpu, Library, Software};
+
+/// Looks at the machine as an engine on GPUs does.
+pub(super) fn software() -> Software {
+    let (items, devices) = look(&Places::new(|name| std::env::var_os(name), Path::new("/"), None));
+    Software { libraries: items.into_iter().map(library).collect(), gpus: devices.into_iter().map(gpu).collect() }
+}
+
+fn library(Item { name, place, version }: Item) -> Library {
+    let (without, remedy) = need(name);
+    let problem = version.as_ref().err().map(ToString::to_string);
+    Library {
+        name: name.to_owned(),
+        file: place.as_ref().map(|(file, _)| file.display().to_string()),
+        found_by: place.map(|(_, origin)| origin.name().to_owned()),
+        version: version.ok(),
+        remedy: problem.as_ref().and(remedy).map(str::to_owned),
+        problem,
+        without: without.to_owned(),
+    }
+}
+
+/// What the engine does without a library, and how to get it.
+fn need(name: &str) -> (&'static str, Option<&'static str>) {
+    const NONE: &str = "no job runs on GPUs";
+    match name {
+        name if name == DRIVER.name => {
+            (NONE, Some("install NVIDIA's driver 550 or newer on the host; start a container with --gpus all"))
+        }
+        name if name == NVRTC.name => (NONE, Some("pip install nvidia-cuda-nvrtc")),
+        name if name == CUBLASLT.name => (NONE, Some("pip install nvidia-cublas")),
+        name if name == NCCL.name => {
+            ("gradients of several ranks go by way of the host", Some("pip install nvidia-nccl-cu13"))
+        }
+        name if name == CUDNN.name => ("nothing is missing: only gpu-probe uses it", None),
+        _ => ("nothing is missing", None),
+    }
+}
+
+fn gpu(Device { name, bus, memory_bytes, .. }: Device) -> Gpu {
+    Gpu { name, bus, memory_bytes: memory_bytes as u64 }
+}

@@ -1,0 +1,97 @@
+//! The thread that ends the communicators of a rank when NCCL or the group fails: work of the device that waits for a rank that is gone
+//! would never end, and whoever waits for that work neither.
+
+use crate::comm::{Aborter, Cause, CommError};
+use crate::train::TrainError;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use switchyard_cuda::nccl::Communicator;
+
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The thread, which ends when this is dropped.
+pub(super) struct Watch {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    communicators: Vec<Arc<Communicator>>,
+    rank: u32,
+    aborter: Aborter,
+    stop: AtomicBool,
+    /// The sums are no sums.
+    is_aborted: AtomicBool,
+}
+
+impl Shared {
+    fn watch(&self) {
+        while !self.stop.load(Ordering::Acquire) {
+            if self.aborter.failure().is_some() {
+                return self.abort();
+            }
+            if let Some(error) = self.communicators.iter().find_map(|communicator| communicator.is_ready().err()) {
+                self.abort();
+                return self.aborter.suspect(Cause::failed(self.rank, format!("a sum of gradients failed: {error}")));
+            }
+            std::thread::park_timeout(PAUSE);
+        }
+    }
+
+    fn abort(&self) {
+        // Said before the device goes on: whoever waits for it then knows.
+        self.is_aborted.store(true, Ordering::Release);
+        self.communicators.iter().for_each(|communicator| communicator.abort());
+    }
+}
+
+impl Watch {
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn start(communicators: Vec<Arc<Communicator>>, rank: u32, aborter: Aborter) -> Result<Watch, TrainError> {
+        let [stop, is_aborted] = [false, false].map(AtomicBool::new);
+        let shared = Arc::new(Shared { communicators, rank, aborter, stop, is_aborted });
+        let own = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("nccl-watch".into()).spawn(move || own.watch());
+        let thread = thread.map_err(|error| TrainError::Nccl(format!("cannot start a thread: {error}")))?;
+        Ok(Watch { shared, thread: Some(thread) })
+    }
+
+    /// The outcome of a call. If communicators were aborted meanwhile, it is the root cause, whatever the call says.
+    ///
+    /// # Errors
+    /// The call failed, or the communicators were aborted.
+    pub fn judge<T>(&mut self, outcome: Result<T, switchyard_cuda::Error>) -> Result<T, TrainError> {
+        if !self.shared.is_aborted.load(Ordering::Acquire) {
+            return Ok(outcome?);
+        }
+        // It knows the root cause before it ends.
+        self.join();
+        let cause = self.shared.aborter.failure();
+        Err(cause.map_or_else(|| TrainError::Nccl("aborted".to_owned()), |cause| CommError::Failed(cause).into()))
+    }
+
+    fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // A panic in that thread was reported there.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+        self.join();
+        // Ranks of a group that has failed do not wait for each other.
+        if self.shared.aborter.failure().is_some() {
+            self.shared.abort();
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! What the worker says of the libraries of a machine.
+
+use crate::pods::WORKER;
+use crate::support::libraries;
+use std::process::Command;
+use switchyard_worker_contract::software::{Library, Software};
+
+fn software(variables: &[(&str, &std::ffi::OsStr)]) -> Software {
+    let output = Command::new(WORKER).arg("gpu").envs(variables.iter().copied()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn versions(libraries: &[Library]) -> Vec<(&str, Option<&str>)> {
+    libraries.iter().map(|library| (library.name.as_str(), library.version.as_deref())).collect()
+}
+
+#[test]
+fn libraries_are_told_with_file_and_version_and_gpus_with_their_place() {
+    let Some(libraries) = libraries() else { return };
+    let mut variables: Vec<_> = libraries.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
+    variables.push(("SWITCHYARD_REFERENCE_DEVICES", "2".as_ref()));
+    let Software { libraries, gpus } = software(&variables);
+    let [driver, nvrtc] = [Some("13.0"); 2];
+    let expected = [("driver", driver), ("NVRTC", nvrtc), ("cuBLASLt", Some("13.1.0")), ("NCCL", Some("2.28.9"))];
+    assert_eq!(versions(&libraries)[..4], expected);
+    assert!(libraries[..4].iter().all(|library| library.problem.is_none() && library.remedy.is_none()));
+    assert!(libraries[3].file.as_deref().is_some_and(|file| file.ends_with(".so") || file.contains("libnccl.so.2")));
+    let buses: Vec<&str> = gpus.iter().map(|gpu| gpu.bus.as_str()).collect();
+    assert_eq!(buses, ["0000:10:00.0", "0000:11:00.0"]);
+}
+
+#[test]
+fn a_library_that_cannot_be_used_is_told_with_the_reason_and_what_helps() {
+    let Some(libraries) = libraries() else { return };
+    let mut variables: Vec<_> = libraries.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
+    variables.push(("SWITCHYARD_REFERENCE_FAULT", "nccl-version:21806".as_ref()));
+    let Software { libraries, .. } = software(&variables);
+    let nccl = &libraries[3];
+    assert!(nccl.problem.as_deref().unwrap().contains("version 2.18.6; expected 2.19.0"), "{nccl:?}");
+    assert_eq!(nccl.remedy.as_deref(), Some("pip install nvidia-nccl-cu13"));
+    let folder = tempfile::tempdir().unwrap();
+    let none = [("SWITCHYARD_CUDA_LIBRARIES", folder.path().as_os_str()), ("PATH", folder.path().as_os_str())];
+    let Software { libraries, gpus } = software(&none);
+    if libraries[0].file.is_none() {
+        assert_eq!(libraries[0].problem.as_deref(), Some("driver is not on this machine"));
+        assert!(gpus.is_empty() && libraries[0].remedy.as_deref().unwrap().contains("driver 550"), "{libraries:?}");
+    }
+}
