@@ -15,6 +15,7 @@ use switchyard_core::units::grouped;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_simulate::cluster::{Taken, of_nodes};
 use switchyard_simulate::fabric::Fabric;
+use switchyard_simulate::failures::Failures;
 use switchyard_simulate::measure::{Counted, Figures, Waits, figures};
 use switchyard_simulate::picture::{Curve, picture};
 use switchyard_simulate::play::{Job, Played, Rule, Setting, Start, play};
@@ -51,11 +52,13 @@ fn outcomes(cli: &Cli, args: &SimulateArgs) -> Result<(World, Vec<Outcome>), Fai
     let mut outcomes = Vec::new();
     for variant in &variants {
         for policy in &policies {
-            let setting =
-                Setting { fabric: &variant.fabric, model: args.bandwidth.into(), limits: world.limits.into() };
-            let played: Result<Vec<Played>, Failure> = inputs
-                .iter()
-                .map(|rows| {
+            let played: Result<Vec<Played>, Failure> = (0..)
+                .zip(&inputs)
+                .map(|(seed, rows)| {
+                    let (model, limits) = (args.bandwidth.into(), world.limits.into());
+                    let failures =
+                        args.node_failures.map(|days| Failures { seed, ..Failures::every_days(days.into()) });
+                    let setting = Setting { fabric: &variant.fabric, model, limits, failures };
                     let rule = policy.rule(&variant.fabric, &world.machine).map_err(Failure::unexpected)?;
                     let mut watched = Watched { rule, progress: &mut progress };
                     play(rows, setting, &mut watched).map_err(|why| {
@@ -126,6 +129,7 @@ impl World {
             "limits": word(&self.limits),
             "bandwidth": word(&args.bandwidth),
             "countedJobs": word(&self.counted),
+            "nodeFailuresEveryDays": args.node_failures,
             "cluster": {
                 "hosts": fabric.hosts.len(), "gpusPerHost": fabric.gpus_per_host, "leaves": fabric.leaves.len(), "blocks": fabric.blocks.len(),
                 "oversubscription": fabric.oversubscription, "labels": keys, "reportOf": machine, "leftOut": left_out,
@@ -271,6 +275,14 @@ impl Rule for Watched<'_> {
     fn ended(&mut self, job: usize, now: f64) {
         self.progress.advance(1);
         self.rule.ended(job, now);
+    }
+
+    fn failed(&mut self, host: usize, jobs: &[usize], now: f64) {
+        self.rule.failed(host, jobs, now);
+    }
+
+    fn repaired(&mut self, host: usize, now: f64) {
+        self.rule.repaired(host, now);
     }
 
     fn starts(&mut self, now: f64) -> Result<Vec<Start>, String> {

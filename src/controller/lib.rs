@@ -36,6 +36,7 @@ use kube::runtime::events::Recorder;
 use metrics::Metrics;
 use pages::Health;
 use queue::Queue;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -69,6 +70,8 @@ pub struct Settings {
     pub fleet_brake_percent: u8,
     /// Run times stand in for limits that are missing.
     pub predicts: bool,
+    /// By namespace; empty: what namespaces had does not count in the order of the queue.
+    pub weights: BTreeMap<String, u32>,
     /// Admission policies that must be in force, each with a binding of its name.
     pub admission_policies: Vec<String>,
 }

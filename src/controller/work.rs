@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use switchyard_crds::TrainJob;
+use switchyard_ledger::fairness::{Fairness, Weights};
 use switchyard_ledger::index::Index;
 use switchyard_ledger::predictor::Predictor;
 use switchyard_plan::cluster::events::{EventDraft, Severity};
@@ -45,6 +46,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     let reporter = Reporter { controller: "switchyard-controller".into(), instance: Some(settings.identity.clone()) };
     let mut index = Index::default();
     index.predictor = settings.predicts.then(Predictor::default);
+    index.fairness = (!settings.weights.is_empty()).then(|| Fairness::new(Weights::new(settings.weights.clone())));
     let context = Context {
         executor: Executor::new(client.clone()),
         recorder: Recorder::new(client.clone(), reporter),

@@ -109,6 +109,11 @@ pub struct ControllerArgs {
     #[arg(long, value_enum, default_value_t = Guess::None)]
     pub queue_predictor: Guess,
 
+    /// NAMESPACE=WEIGHT, repeatable: of equal priority, jobs of the namespace go first that had least of the GPUs lately against its weight; of
+    /// namespaces that are not named the weight is 1. Default: by age.
+    #[arg(long = "queue-weight", value_name = "NAMESPACE=WEIGHT", value_parser = weight)]
+    pub queue_weights: Vec<(String, u32)>,
+
     /// Jobs that are reconciled at the same time.
     #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub concurrent_reconciles: u16,
@@ -120,4 +125,24 @@ pub struct ControllerArgs {
     /// Log level: error, warn, info, debug, trace, or a filter of the tracing library.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: String,
+}
+
+fn weight(text: &str) -> Result<(String, u32), String> {
+    let parts = text.split_once('=').filter(|(namespace, _)| !namespace.is_empty());
+    let parsed = parts.and_then(|(namespace, weight)| Some((namespace.to_string(), weight.parse().ok()?)));
+    let weight = parsed.filter(|(_, weight)| (1..=1_000_000).contains(weight));
+    weight.ok_or_else(|| "expected NAMESPACE=WEIGHT with a weight from 1 to 1000000, such as research=2".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::weight;
+
+    #[test]
+    fn a_weight_is_a_positive_number_for_a_namespace() {
+        assert_eq!(weight("research=2"), Ok(("research".into(), 2)));
+        for wrong in ["research", "=2", "research=0", "research=1000001", "research=x"] {
+            assert!(weight(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -76,6 +76,7 @@ pub fn start(args: &ControllerArgs) -> Result<Exit, Failure> {
             node_grace: SignedDuration::from_secs(args.node_grace_seconds.into()),
             fleet_brake_percent: args.fleet_brake_percent,
             predicts: args.queue_predictor == Guess::RunTimes,
+            weights: args.queue_weights.iter().cloned().collect(),
             admission_policies: args.admission_policies.clone(),
         };
         let (stop, stopped) = channel(false);

@@ -33,7 +33,8 @@ impl Index {
     pub fn turn(&self, job: &TrainJob) -> Turn {
         let family = self.families.get(&JobId::of(&job.metadata));
         let priority = family.and_then(|family| family.pods.values().map(|pod| pod.priority).max()).unwrap_or(0);
-        Turn::of(job, priority)
+        let namespace = job.metadata.namespace.as_deref().unwrap_or_default();
+        Turn::of(job, priority, self.fairness.as_ref().map_or(0, |fairness| fairness.share(namespace)))
     }
 
     pub(crate) fn job_of(&self, id: &JobId) -> Option<&TrainJob> {
@@ -124,6 +125,7 @@ impl Index {
     /// A job was placed, or no longer waits: it releases what it held. Returns the jobs to look at.
     pub fn waits_no_more(&mut self, key: &Key, job: &JobId) -> BTreeSet<Key> {
         let head = self.head();
+        self.could_begin.remove(key);
         if self.waiting.remove(key).is_none() {
             return BTreeSet::new();
         }
@@ -198,7 +200,7 @@ impl Index {
     }
 
     /// Asks for a job as it is now; `None`: it is invalid.
-    fn asked<R>(
+    pub(crate) fn asked<R>(
         &mut self,
         job: &TrainJob,
         rules: PlacementRules<'_>,
@@ -250,20 +252,29 @@ impl Index {
     /// The nodes that are held are chosen again before a job behind their holder is planned: it might take those on which the holder can begin
     /// now. Returns the jobs to look at.
     pub fn float(&mut self, job: &TrainJob, rules: PlacementRules<'_>) -> BTreeSet<Key> {
+        let mut others = BTreeSet::new();
+        if let Some(head) = self.share_out(rules.now) {
+            // Or the job that is planned would go before it, being the head until now.
+            others.extend(self.choose(&head, rules));
+            others.insert(head);
+        }
         let is_ahead = |held: &&Reservation| held.job != JobId::of(&job.metadata) && held.turn < self.turn(job);
         let held = self.reservation.as_ref().filter(|held| held.is_stale).filter(is_ahead);
-        let Some((holder, turn)) = held.map(|held| (held.job.clone(), held.turn.clone())) else {
-            return BTreeSet::new();
-        };
-        let Some(holder) = self.job_of(&holder).cloned() else { return BTreeSet::new() };
-        let (key, head) = (key_of(&holder.metadata), self.head());
-        if head.as_ref() != Some(&key) {
-            // Another one has come before it, and is looked at in its turn.
-            return BTreeSet::new();
+        let holder = held.and_then(|held| self.job_of(&held.job)).map(|holder| key_of(&holder.metadata));
+        // If another one has come before it, that one is looked at in its turn.
+        if let Some(holder) = holder.filter(|holder| self.head().as_ref() == Some(holder)) {
+            others.extend(self.choose(&holder, rules));
         }
+        others
+    }
+
+    /// The head of the queue chooses its nodes. Returns the other jobs to look at.
+    fn choose(&mut self, head: &Key, rules: PlacementRules<'_>) -> BTreeSet<Key> {
+        let Some(holder) = self.jobs.get(head).cloned() else { return BTreeSet::new() };
+        let turn = self.turn(&holder);
         let waits = |index: &mut Index, question: &Question<'_>| index.head_waits(question, &turn);
         let (victims, freed) = self.asked(&holder, rules, waits).unwrap_or_default();
-        let mut others = self.concerned(&key, head, &freed);
+        let mut others = self.concerned(head, Some(head.clone()), &freed);
         others.extend(victims);
         others
     }

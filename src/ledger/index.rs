@@ -4,15 +4,19 @@
 
 mod claims;
 mod forecast;
+mod patience;
 mod reservation;
+mod shares;
 mod waiting;
 
+pub use patience::Patience;
 pub use reservation::Reservation;
 pub(crate) use reservation::{Place, is_usable};
 pub use waiting::Waiting;
 pub(crate) use waiting::WaitsFor;
 
 use crate::devices::Devices;
+use crate::fairness::Fairness;
 use crate::fleet::Fleet;
 use crate::incidents::Incidents;
 use crate::job::{JobId, Key, attempt_of, is_live, key_of, placement_of};
@@ -123,8 +127,14 @@ pub struct Index {
     pub reservation: Option<Reservation>,
     /// Run times stand in for limits that are missing; `None`: they do not.
     pub predictor: Option<Predictor>,
+    /// What the namespaces had counts in the order of the queue; `None`: it does not.
+    pub fairness: Option<Fairness>,
+    /// How long gangs wait for a better place; `None`: they do not.
+    pub patience: Option<Patience>,
+    /// Since when jobs that wait for one could have begun.
+    pub(crate) could_begin: BTreeMap<Key, Timestamp>,
     /// When those that wait can begin.
-    pub(crate) forecasts: Forecasts,
+    pub forecasts: Forecasts,
     /// What gangs hold that start again.
     pub holes: BTreeMap<JobId, Vec<String>>,
 }
@@ -186,11 +196,10 @@ impl Index {
             family.assumed = None;
         }
         let before = self.jobs.insert(key.clone(), Arc::new(job));
-        if let (Some(predictor), Some(job)) = (&mut self.predictor, self.jobs.get(&key))
-            && !is_live(job)
-            && before.as_ref().is_none_or(|before| is_live(before))
-        {
-            predictor.learn(job);
+        let has_ended = |job: &&Arc<TrainJob>| !is_live(job) && before.as_ref().is_none_or(|before| is_live(before));
+        if let Some(job) = self.jobs.get(&key).filter(has_ended) {
+            self.predictor.iter_mut().for_each(|predictor| predictor.learn(job));
+            self.fairness.iter_mut().for_each(|fairness| fairness.learn(job));
         }
         let limit = |job: Option<&Arc<TrainJob>>| job.and_then(|job| job.spec.active_deadline_seconds);
         if let Some(held) = self.reservation.as_mut().filter(|_| limit(before.as_ref()) != limit(self.jobs.get(&key))) {

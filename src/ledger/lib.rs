@@ -5,6 +5,7 @@
 //!                                               ├─> contention (whose turn it is, what is held, who gives way)
 //!                                               ├─> waiting (which change is worth another plan), forecast (when those that wait can begin)
 //!                                               ├─> predictor (how long jobs without a limit may run)
+//!                                               ├─> fairness (what each namespace had lately)
 //!                                               └─> own_writes (what was written and not seen yet)
 //! a file of objects ─> offline ─> the same index ─> where a job would go
 //! ```
@@ -12,6 +13,7 @@
 
 pub mod contention;
 pub mod devices;
+pub mod fairness;
 pub mod fleet;
 pub mod incidents;
 pub mod index;

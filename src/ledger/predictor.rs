@@ -5,12 +5,24 @@ use std::collections::{BTreeMap, VecDeque};
 use switchyard_crds::TrainJob;
 use switchyard_plan::job::gpus;
 
-/// Jobs whose run times are kept of each kind. If their order says nothing, the next one runs longer than all of them in one case of 21,
-/// whatever the run times are like.
-const KEPT: usize = 20;
+/// What a guess is made of. How much these numbers matter: `cargo xtask bench queue --part constants` plays each at half and twice its value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Guess {
+    /// Jobs whose run times are kept of each kind. If their order says nothing, the next one runs longer than all of 20 in one case of 21,
+    /// whatever the run times are like.
+    pub kept: usize,
+    /// A job that runs has ended in one case of two after so much more of the time that it has run, percent: as much again, by the heavy tails of run
+    /// times (the source is with `plan::cluster::forecast`).
+    pub again_percent: i32,
+    /// A job that has run for less than this may as well end in so much time: start-up and compilation say nothing of how long it runs.
+    pub least: SignedDuration,
+}
 
-/// A job that has run for less than this may as well end in so much time.
-const LEAST: SignedDuration = SignedDuration::from_mins(10);
+impl Default for Guess {
+    fn default() -> Guess {
+        Guess { kept: 20, again_percent: 100, least: SignedDuration::from_mins(10) }
+    }
+}
 
 /// Jobs that are like each other: namespace, pods, GPUs of each pod.
 type Likeness = (Option<String>, i32, u32);
@@ -18,30 +30,36 @@ type Likeness = (Option<String>, i32, u32);
 /// How long the last jobs of each kind ran.
 #[derive(Debug, Default)]
 pub struct Predictor {
+    guess: Guess,
     past: BTreeMap<Likeness, VecDeque<SignedDuration>>,
 }
 
 impl Predictor {
+    /// Knows no job yet.
+    pub fn new(guess: Guess) -> Predictor {
+        Predictor { guess, past: BTreeMap::new() }
+    }
+
     /// A job has ended.
     pub(crate) fn learn(&mut self, job: &TrainJob) {
         let Some(status) = &job.status else { return };
         let (Some(from), Some(to)) = (&status.placed_time, &status.completion_time) else { return };
         let past = self.past.entry(likeness(job)).or_default();
-        past.truncate(KEPT - 1);
+        past.truncate(self.guess.kept - 1);
         past.push_front(to.0.duration_since(from.0));
     }
 
     /// When a job has ended if it starts now and runs no longer than those before it; `None`: too few are known.
     pub(crate) fn end_of_next(&self, job: &TrainJob, now: Timestamp) -> Option<Timestamp> {
-        let past = self.past.get(&likeness(job)).filter(|past| past.len() == KEPT)?;
+        let past = self.past.get(&likeness(job)).filter(|past| past.len() == self.guess.kept)?;
         now.checked_add(*past.iter().max()?).ok()
     }
 
-    /// When a job that runs has ended in one case of two: after as much time again as it has run. Run times have heavy tails (the source is with
-    /// `plan::cluster::forecast`).
+    /// When a job that runs has ended in one case of two.
     pub(crate) fn end_of_running(&self, job: &TrainJob, now: Timestamp) -> Option<Timestamp> {
         let since = job.status.as_ref()?.placed_time.as_ref()?.0;
-        now.checked_add(now.duration_since(since).max(LEAST)).ok()
+        let again = now.duration_since(since).saturating_mul(self.guess.again_percent) / 100;
+        now.checked_add(again.max(self.guess.least)).ok()
     }
 }
 

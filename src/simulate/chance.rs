@@ -19,6 +19,12 @@ impl Chance {
         (self.draw() >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
     }
 
+    /// Waiting times of what happens this often on average, whenever it last did.
+    pub fn exponential(&mut self, mean: f64) -> f64 {
+        let even = (self.draw() >> 11) as f64 / (1_u64 << 53) as f64;
+        -mean * (1.0 - even).ln()
+    }
+
     /// Puts a list in any order.
     pub fn shuffle<T>(&mut self, list: &mut [T]) {
         for last in (1..list.len()).rev() {

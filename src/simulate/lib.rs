@@ -4,6 +4,7 @@
 //! trace (rows) ─> play (events) ─┬─> Rule: the product's index and queue, or the rule of a peer ─> who starts where
 //!                                └─> speed: what a place is worth, by a model that shares no code with the planner
 //! play ─> measure (waits, completion, fragmentation)
+//! failures (hosts that fail and are repaired) ─> play
 //! ```
 //!
 //! A rule never sees a duration, only the limit that a manifest may have. Times are seconds after the beginning of the trace.
@@ -12,6 +13,7 @@
 pub mod chance;
 pub mod cluster;
 pub mod fabric;
+pub mod failures;
 pub mod measure;
 pub mod picture;
 pub mod play;

@@ -1,6 +1,6 @@
 //! What became of a trace, in figures.
 
-use crate::play::{Done, Played};
+use crate::play::{Done, Played, Team};
 use crate::trace::Row;
 use serde::Serialize;
 
@@ -81,12 +81,20 @@ pub struct Figures {
     pub wait_longest: f64,
     /// Mean of (wait + duration) ÷ duration, where ten minutes is the shortest duration.
     pub slowdown: f64,
-    /// GPU hours beyond those at the best places ÷ these, percent.
+    /// GPU hours beyond those at the best places ÷ these, percent; work that is done again counts as work.
     pub slow_percent: f64,
     /// GPUs idle while a job waits that needs no more than are idle, in that time ÷ all GPUs, percent.
     pub fragmentation_percent: f64,
     /// GPUs that run jobs ÷ all GPUs, percent, in that time.
     pub utilisation_percent: f64,
+    /// How often jobs were stopped because a host failed.
+    pub restarts: u32,
+    /// From these stops to the starts behind them; none without restarts.
+    pub restart_wait_mean: Option<f64>,
+    /// GPU hours of work that was done again ÷ those at the best places, percent.
+    pub lost_percent: f64,
+    /// GPU hours that teams had less than was their part while others had more ÷ their parts, percent; none where the trace names no queues.
+    pub short_percent: Option<f64>,
     /// Of the jobs that waited, those that were told when they would begin, percent; none of a rule that tells nobody.
     pub forecast_percent: Option<f64>,
     /// Of these, those that began in that time, percent.
@@ -106,11 +114,13 @@ pub fn figures(played: &Played, gpus: u32, of: Counted) -> Figures {
     let large = counted.iter().filter(|job| job.gpus >= LARGE).map(|job| job.wait());
     let hours =
         |seconds: &dyn Fn(&Done) -> f64| -> f64 { counted.iter().map(|job| seconds(job) * f64::from(job.gpus)).sum() };
-    let useful = hours(&|job| job.duration);
+    let (useful, lost) = (hours(&|job| job.duration), hours(&|job| job.lost));
     let within = |begin: f64, end: f64| (end.min(to) - begin.max(from)).max(0.0);
-    let busy: f64 = played.jobs.iter().map(|job| within(job.start, job.end) * f64::from(job.gpus)).sum();
+    let busy = played.busy.iter().map(|(begin, end, gpus)| within(*begin, *end) * f64::from(*gpus));
     let idle = played.idle_beside_waiting.iter();
     let idle: f64 = idle.map(|(at, time, gpus)| within(*at, at + time) * f64::from(*gpus)).sum();
+    let restarts: u32 = counted.iter().map(|job| job.restarts).sum();
+    let waited_again: f64 = counted.iter().map(|job| job.waited_again).sum();
     let all = f64::from(gpus) * (to - from);
     let waited = counted.iter().filter(|job| job.wait() > 0.0).count();
     // Limits are whole seconds.
@@ -129,14 +139,25 @@ pub fn figures(played: &Played, gpus: u32, of: Counted) -> Figures {
         large_wait_mean: self::mean(large),
         wait_longest: counted.iter().map(|job| job.wait()).fold(0.0, f64::max),
         slowdown: mean(&|job| completion(job).max(SHORT) / job.duration.max(SHORT)),
-        slow_percent: 100.0 * (hours(&|job| job.end - job.start) / useful - 1.0),
+        slow_percent: 100.0 * (hours(&Done::ran) / (useful + lost) - 1.0),
         fragmentation_percent: 100.0 * idle / all,
-        utilisation_percent: 100.0 * busy / all,
+        utilisation_percent: 100.0 * busy.sum::<f64>() / all,
+        restarts,
+        restart_wait_mean: (restarts > 0).then(|| waited_again / f64::from(restarts)),
+        lost_percent: 100.0 * lost / useful,
+        short_percent: short(&played.teams),
         forecast_percent: told.first().map(|_| 100.0 * told.len() as f64 / waited as f64),
         forecast_coverage_percent: share(&|start, from, to| (from..=to).contains(&start)),
         forecast_early_percent: share(&|start, from, _| start < from),
         forecast_width_median: told.first().map(|_| percentile(told.iter().map(|(_, [from, to])| to - from), 0.5)),
     }
+}
+
+/// See [`Figures::short_percent`].
+fn short(teams: &[Team]) -> Option<f64> {
+    let short: f64 = teams.iter().map(|team| (team.owed - team.had).max(0.0)).sum();
+    let owed: f64 = teams.iter().map(|team| team.owed).sum();
+    (teams.len() > 1).then(|| 100.0 * short / owed)
 }
 
 /// Mean; 0 of nothing.
@@ -172,6 +193,9 @@ mod tests {
             end,
             duration,
             gpus,
+            restarts: 0,
+            lost: 0.0,
+            waited_again: 0.0,
             forecast: None,
         };
         let jobs = vec![
@@ -181,7 +205,8 @@ mod tests {
             job(1000.0, 5000.0, 5100.0, 100.0, 8),
         ];
         let idle_beside_waiting = vec![(500.0, 100.0, 10), (2000.0, 10.0, 50)];
-        let played = Played { jobs, idle_beside_waiting, longest: Duration::ZERO };
+        let busy = jobs.iter().map(|job| (job.start, job.end, job.gpus)).collect();
+        let played = Played { jobs, busy, idle_beside_waiting, teams: Vec::new(), longest: Duration::ZERO };
         let figures = figures(&played, 100, Counted::Middle);
         assert_eq!((figures.completion_mean, figures.wait_mean, figures.wait_longest), (700.0, 50.0, 100.0));
         assert_eq!(figures.large_wait_mean, 100.0);
@@ -190,6 +215,28 @@ mod tests {
         // 8 GPUs for all of the 750 s, 64 from 600 to 900, one for 100 s.
         assert!((figures.utilisation_percent - 100.0 * (6000.0 + 19_200.0 + 100.0) / 75_000.0).abs() < 1e-9);
         assert_eq!(figures.slowdown, (1300.0 / 1000.0 + 1.0) / 2.0);
+    }
+
+    /// A job of 100 s was stopped after 70 s, had 60 s of work in its checkpoint, and started again 30 s later on GPUs half as fast.
+    #[test]
+    fn work_that_is_done_again_is_lost_and_not_slow() {
+        let (restarts, lost, waited_again) = (1, 10.0, 30.0);
+        let (start, end, duration) = (0.0, 180.0, 100.0);
+        let job = Done { submit: 0.0, start, end, duration, gpus: 8, restarts, lost, waited_again, forecast: None };
+        let busy = vec![(0.0, 70.0, 8), (100.0, 180.0, 8)];
+        let played = Played {
+            jobs: vec![job],
+            busy,
+            idle_beside_waiting: Vec::new(),
+            teams: Vec::new(),
+            longest: Duration::ZERO,
+        };
+        let figures = figures(&played, 8, Counted::All);
+        assert_eq!((figures.restarts, figures.restart_wait_mean), (1, Some(30.0)));
+        assert!(
+            (figures.lost_percent - 10.0).abs() < 1e-9 && (figures.slow_percent - 100.0 * 40.0 / 110.0).abs() < 1e-9
+        );
+        assert!((figures.utilisation_percent - 100.0 * 150.0 / 180.0).abs() < 1e-9);
     }
 
     #[test]

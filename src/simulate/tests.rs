@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::fabric::{Fabric, pods};
+use crate::failures::Failures;
 use crate::measure::{Counted, figures};
 use crate::play::{Job, Limits, Played, Rule, Setting, Start, play};
 use crate::rules::{Order, Peer, Places, Pool, PoolOrder, Product};
@@ -10,6 +11,9 @@ use crate::trace::Row;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_ledger::fairness::Weights;
+use switchyard_ledger::index::Patience;
+use switchyard_ledger::predictor::Guess;
 
 /// Two leaves of two hosts.
 fn fabric() -> Fabric {
@@ -51,7 +55,7 @@ fn all(fabric: &Fabric) -> Vec<(&'static str, Box<dyn Rule>)> {
 
 fn played(rule: &mut dyn Rule, jobs: &[(f64, f64, u32)], limits: Limits) -> Played {
     let fabric = fabric();
-    play(&rows(jobs), Setting { fabric: &fabric, model: Model::Levels, limits }, rule).unwrap()
+    play(&rows(jobs), Setting { fabric: &fabric, model: Model::Levels, limits, failures: None }, rule).unwrap()
 }
 
 fn starts(played: &Played) -> Vec<f64> {
@@ -87,55 +91,172 @@ fn the_product_places_by_the_reports_and_holds_nodes_for_the_head() {
     assert_eq!(figures(&got, fabric.gpus(), Counted::All).slow_percent, 0.0);
 }
 
+/// A rule that puts every job on the same hosts, whatever runs there, or none anywhere.
+struct Puts {
+    hosts: Option<Vec<usize>>,
+    starts: Vec<Start>,
+}
+
+impl Puts {
+    fn on(hosts: &[usize]) -> Puts {
+        Puts { hosts: Some(hosts.to_vec()), starts: Vec::new() }
+    }
+
+    fn nowhere() -> Puts {
+        Puts { hosts: None, starts: Vec::new() }
+    }
+
+    fn put(&mut self, job: usize) {
+        self.starts.extend(self.hosts.clone().map(|hosts| Start { job, hosts, forecast: None }));
+    }
+}
+
+impl Rule for Puts {
+    fn submitted(&mut self, job: &Job) -> Result<(), String> {
+        self.put(job.number);
+        Ok(())
+    }
+
+    fn ended(&mut self, _job: usize, _now: f64) {}
+
+    fn failed(&mut self, _host: usize, jobs: &[usize], _now: f64) {
+        jobs.iter().for_each(|job| self.put(*job));
+    }
+
+    fn repaired(&mut self, _host: usize, _now: f64) {}
+
+    fn starts(&mut self, _now: f64) -> Result<Vec<Start>, String> {
+        Ok(std::mem::take(&mut self.starts))
+    }
+}
+
 #[test]
 fn a_rule_that_forgets_what_is_taken_is_found_out() {
-    struct Forgets(Vec<Start>);
-    impl Rule for Forgets {
-        fn submitted(&mut self, job: &Job) -> Result<(), String> {
-            self.0.push(Start { job: job.number, hosts: vec![0; job.pods as usize], forecast: None });
-            Ok(())
-        }
-        fn ended(&mut self, _job: usize, _now: f64) {}
-        fn starts(&mut self, _now: f64) -> Result<Vec<Start>, String> {
-            Ok(std::mem::take(&mut self.0))
-        }
-    }
     let fabric = fabric();
-    let setting = Setting { fabric: &fabric, model: Model::Levels, limits: Limits::None };
-    let error = play(&rows(&[(0.0, 9.0, 8), (1.0, 9.0, 8)]), setting, &mut Forgets(Vec::new())).unwrap_err();
+    let setting = Setting { fabric: &fabric, model: Model::Levels, limits: Limits::None, failures: None };
+    let error = play(&rows(&[(0.0, 9.0, 8), (1.0, 9.0, 8)]), setting, &mut Puts::on(&[0])).unwrap_err();
     assert_eq!(error, "job 1: host 0 has not 8 GPUs free");
-    struct Sleeps;
-    impl Rule for Sleeps {
-        fn submitted(&mut self, _job: &Job) -> Result<(), String> {
-            Ok(())
+    let error = play(&rows(&[(0.0, 9.0, 8)]), setting, &mut Puts::nowhere()).unwrap_err();
+    assert!(error.starts_with("1 jobs wait for ever"), "{error}");
+}
+
+/// Four hosts of which one or another fails every quarter of an hour, on average.
+const FAIL_OFTEN: Failures = Failures { every: 3600.0, repair: 600.0, checkpoint: 100.0, seed: 3 };
+
+#[test]
+fn whatever_the_rule_a_job_that_is_stopped_does_again_what_its_checkpoint_lacks() {
+    let fabric = Fabric { oversubscription: [1.0, 1.0], ..fabric() };
+    let jobs = rows(&[(0.0, 5000.0, 16), (1.0, 900.0, 8), (2.0, 50.0, 3), (9.0, 2000.0, 24), (10.0, 700.0, 8)]);
+    for (name, mut rule) in all(&fabric).into_iter().filter(|(name, _)| *name != "pool") {
+        let setting =
+            Setting { fabric: &fabric, model: Model::Levels, limits: Limits::Coarse, failures: Some(FAIL_OFTEN) };
+        let played = play(&jobs, setting, rule.as_mut()).unwrap();
+        for job in &played.jobs {
+            assert!((job.ran() - job.duration - job.lost).abs() < 1e-6, "{name}: {job:?}");
+            assert!(job.lost <= 100.0 * f64::from(job.restarts) && job.waited_again >= 0.0, "{name}: {job:?}");
         }
-        fn ended(&mut self, _job: usize, _now: f64) {}
-        fn starts(&mut self, _now: f64) -> Result<Vec<Start>, String> {
-            Ok(Vec::new())
+        assert!(played.jobs.iter().map(|job| job.restarts).sum::<u32>() > 0, "{name}");
+    }
+}
+
+#[test]
+fn a_rule_that_uses_a_host_which_failed_is_found_out() {
+    let fabric = fabric();
+    let setting = Setting { fabric: &fabric, model: Model::Levels, limits: Limits::None, failures: Some(FAIL_OFTEN) };
+    let error = play(&rows(&[(0.0, 90_000.0, 8)]), setting, &mut Puts::on(&[0])).unwrap_err();
+    assert_eq!(error, "job 0: host 0 has not 8 GPUs free");
+    let error = play(&rows(&[(0.0, 9.0, 8)]), setting, &mut Pool::new(&fabric, PoolOrder::BestEffort)).unwrap_err();
+    assert_eq!(error, "where hosts fail, a rule must say on which ones jobs run");
+}
+
+#[test]
+fn a_gang_that_starts_again_keeps_the_hosts_that_are_left_and_waits_where_there_is_no_other() {
+    // One leaf: the other one would be a better place.
+    let mut product = product(&Fabric::regular(1, 4));
+    product.submitted(&job(0, 2, 0, None)).unwrap();
+    let hosts = started(&mut product, 0.0)[0].1.clone();
+    product.failed(hosts[0], &[0], 10.0);
+    let again = started(&mut product, 10.0)[0].1.clone();
+    assert!(again.contains(&hosts[1]) && !again.contains(&hosts[0]), "{hosts:?}, {again:?}");
+    product.repaired(hosts[0], 15.0);
+    product.ended(0, 20.0);
+    // A gang of three, and a job on the fourth host.
+    product.submitted(&job(1, 3, 0, None)).unwrap();
+    product.submitted(&job(2, 1, 0, None)).unwrap();
+    let placed = started(&mut product, 20.0);
+    let (hosts, fourth) = (placed[0].1.clone(), placed[1].1[0]);
+    product.failed(hosts[0], &[1], 30.0);
+    // Nobody takes what the gang has while it waits for the fourth.
+    product.submitted(&job(3, 1, 0, None)).unwrap();
+    assert_eq!(started(&mut product, 30.0), []);
+    product.ended(2, 40.0);
+    let again = started(&mut product, 40.0);
+    assert_eq!(again.len(), 1);
+    assert!(again[0].0 == 1 && [hosts[1], hosts[2], fourth].iter().all(|host| again[0].1.contains(host)), "{again:?}");
+    product.repaired(hosts[0], 50.0);
+    assert_eq!(started(&mut product, 50.0), [(3, vec![hosts[0]])]);
+}
+
+fn job(number: usize, pods: u32, team: usize, limit: Option<f64>) -> Job {
+    Job { number, submit: number as f64, pods, gpus: 8, limit, team }
+}
+
+fn started(product: &mut Product, now: f64) -> Vec<(usize, Vec<usize>)> {
+    product.starts(now).unwrap().into_iter().map(|start| (start.job, start.hosts)).collect()
+}
+
+#[test]
+fn with_weights_the_team_that_had_least_goes_first() {
+    for (weights, first) in [(None, 1), (Some(Weights::new(BTreeMap::new())), 2)] {
+        let mut product = product(&Fabric::regular(1, 4));
+        if let Some(weights) = weights {
+            product = product.sharing(weights);
+        }
+        product.submitted(&job(0, 4, 0, None)).unwrap();
+        assert_eq!(started(&mut product, 0.0).len(), 1);
+        for (number, team) in [(1, 0), (2, 1)] {
+            product.submitted(&job(number, 3, team, None)).unwrap();
+            assert_eq!(started(&mut product, 3600.0), []);
+        }
+        product.ended(0, 36_000.0);
+        let got = started(&mut product, 36_000.0);
+        assert_eq!(got.iter().map(|(job, _)| *job).collect::<Vec<_>>(), [first]);
+    }
+}
+
+#[test]
+fn a_gang_waits_for_a_better_place_for_a_part_of_its_limit() {
+    for (limit, waits) in [(20_000.0, true), (5000.0, false)] {
+        let mut product = product(&fabric()).waiting_for_better(Patience::default());
+        for (number, limit) in [(0, Some(1000.0)), (1, None), (2, None)] {
+            product.submitted(&job(number, 1, 0, limit)).unwrap();
+        }
+        let hosts: Vec<usize> = started(&mut product, 0.0).into_iter().flat_map(|(_, hosts)| hosts).collect();
+        let leaves = |hosts: &[usize]| hosts.iter().map(|host| host / 2).collect::<Vec<_>>();
+        assert!(leaves(&hosts)[0] == leaves(&hosts)[1] && hosts.len() == 3, "{hosts:?}");
+        // One host of each leaf is free.
+        product.ended(1, 1.0);
+        product.submitted(&job(3, 2, 0, Some(limit))).unwrap();
+        let placed = started(&mut product, 2.0);
+        assert_eq!(placed.is_empty(), waits, "{limit}");
+        if waits {
+            // A job without a limit takes the host that is not held.
+            product.submitted(&job(4, 1, 0, None)).unwrap();
+            assert_eq!(leaves(&started(&mut product, 3.0)[0].1), [1 - leaves(&hosts)[0]]);
+            product.ended(0, 900.0);
+            let placed = started(&mut product, 900.0);
+            assert_eq!(leaves(&placed[0].1), [leaves(&hosts)[0]; 2]);
         }
     }
-    let error = play(&rows(&[(0.0, 9.0, 8)]), setting, &mut Sleeps).unwrap_err();
-    assert!(error.starts_with("1 jobs wait for ever"), "{error}");
 }
 
 /// An evaluator without communication would not show what places are worth.
 #[test]
 fn a_gang_over_two_leaves_is_slower_and_by_how_much_is_told() {
     let fabric = fabric();
-    struct Across(Vec<Start>);
-    impl Rule for Across {
-        fn submitted(&mut self, job: &Job) -> Result<(), String> {
-            self.0.push(Start { job: job.number, hosts: vec![0, 2], forecast: None });
-            Ok(())
-        }
-        fn ended(&mut self, _job: usize, _now: f64) {}
-        fn starts(&mut self, _now: f64) -> Result<Vec<Start>, String> {
-            Ok(std::mem::take(&mut self.0))
-        }
-    }
     let slow = |model| {
-        let setting = Setting { fabric: &fabric, model, limits: Limits::None };
-        let played = play(&rows(&[(0.0, 1000.0, 16)]), setting, &mut Across(Vec::new())).unwrap();
+        let setting = Setting { fabric: &fabric, model, limits: Limits::None, failures: None };
+        let played = play(&rows(&[(0.0, 1000.0, 16)]), setting, &mut Puts::on(&[0, 2])).unwrap();
         played.jobs[0].end
     };
     let communication = crate::speed::communication(2);
@@ -166,7 +287,7 @@ proptest! {
         jobs.sort_by(|a, b| a.0.total_cmp(&b.0));
         let model = [Model::Levels, Model::Flows][usize::from(model)];
         for ((name, mut rule), (_, mut again)) in all(&fabric).into_iter().zip(all(&fabric)) {
-            let setting = Setting { fabric: &fabric, model, limits: Limits::Coarse };
+            let setting = Setting { fabric: &fabric, model, limits: Limits::Coarse, failures: None };
             let played = play(&rows(&jobs), setting, rule.as_mut()).map_err(|error| TestCaseError::fail(format!("{name}: {error}")))?;
             let twice = play(&rows(&jobs), setting, again.as_mut()).map_err(TestCaseError::fail)?;
             prop_assert_eq!(&played.jobs, &twice.jobs);
@@ -180,8 +301,8 @@ proptest! {
 /// The product, and what it promises, looked at after each of its answers.
 struct Watched {
     product: Product,
-    /// Earliest start that was forecast for a job, by its number.
-    forecasts: BTreeMap<usize, f64>,
+    /// Earliest start that was forecast for a job, by its number; `None`: forecasts need not hold.
+    forecasts: Option<BTreeMap<usize, f64>>,
     wrong: Vec<String>,
 }
 
@@ -194,11 +315,20 @@ impl Rule for Watched {
         self.product.ended(job, now);
     }
 
+    fn failed(&mut self, host: usize, jobs: &[usize], now: f64) {
+        self.product.failed(host, jobs, now);
+    }
+
+    fn repaired(&mut self, host: usize, now: f64) {
+        self.product.repaired(host, now);
+    }
+
     fn starts(&mut self, now: f64) -> Result<Vec<Start>, String> {
         let starts = self.product.starts(now)?;
         for Start { job, .. } in &starts {
             // Limits are whole seconds.
-            let forecast = self.forecasts.get(job).map_or(f64::INFINITY, |forecast| forecast + 1.0);
+            let forecast = self.forecasts.as_ref().and_then(|forecasts| forecasts.get(job));
+            let forecast = forecast.map_or(f64::INFINITY, |forecast| forecast + 1.0);
             if now > forecast {
                 self.wrong.push(format!("job {job} starts at {now} and was to start by {forecast}"));
             }
@@ -206,22 +336,28 @@ impl Rule for Watched {
         let asleep = self.product.asleep(now)?;
         self.wrong
             .extend(asleep.into_iter().map(|job| format!("job {job} could start at {now}, and nobody looks at it")));
-        if let Some((job, start)) = self.product.forecast() {
-            let earliest = self.forecasts.entry(job).or_insert(start);
+        if let (Some(forecasts), Some((job, start))) = (&mut self.forecasts, self.product.forecast()) {
+            let earliest = forecasts.entry(job).or_insert(start);
             *earliest = earliest.min(start);
         }
         Ok(starts)
     }
 }
 
-/// What the product did wrong with these jobs (submitted, seconds, GPUs).
-fn wrong(mut jobs: Vec<(f64, f64, u32)>, limits: Limits, predicts: bool) -> Result<Vec<String>, String> {
+/// What the product did wrong with these jobs (submitted, seconds, GPUs). Where hosts fail, no forecast need hold.
+fn wrong(
+    mut jobs: Vec<(f64, f64, u32)>,
+    limits: Limits,
+    predicts: bool,
+    failures: Option<Failures>,
+) -> Result<Vec<String>, String> {
     jobs.sort_by(|a, b| a.0.total_cmp(&b.0));
     // At full speed everywhere, or jobs would run longer than their limits.
     let fabric = Fabric { oversubscription: [1.0, 1.0], ..fabric() };
-    let product = if predicts { product(&fabric).predicting() } else { product(&fabric) };
-    let mut rule = Watched { product, forecasts: BTreeMap::new(), wrong: Vec::new() };
-    play(&rows(&jobs), Setting { fabric: &fabric, model: Model::Levels, limits }, &mut rule)?;
+    let product = if predicts { product(&fabric).guessing(Guess::default()) } else { product(&fabric) };
+    let forecasts = failures.is_none().then(BTreeMap::new);
+    let mut rule = Watched { product, forecasts, wrong: Vec::new() };
+    play(&rows(&jobs), Setting { fabric: &fabric, model: Model::Levels, limits, failures }, &mut rule)?;
     Ok(rule.wrong)
 }
 
@@ -262,7 +398,7 @@ fn a_node_that_is_held_counts_for_a_short_job_also_when_another_one_becomes_free
         (18124, 18857, 2),
     ];
     let jobs = JOBS.map(|(submit, seconds, gpus)| (f64::from(submit), f64::from(seconds), gpus)).to_vec();
-    assert_eq!(wrong(jobs, Limits::Coarse, false), Ok(Vec::new()));
+    assert_eq!(wrong(jobs, Limits::Coarse, false, None), Ok(Vec::new()));
 }
 
 proptest! {
@@ -274,11 +410,13 @@ proptest! {
         jobs in prop::collection::vec((0_u32..20_000, 1_u32..20_000, 0_usize..7), 1..40),
         has_limits in any::<bool>(),
         predicts in any::<bool>(),
+        fail in any::<bool>(),
     ) {
         let size = |size: usize| [1, 2, 4, 8, 16, 24, 32][size];
         let jobs = jobs.into_iter().map(|(submit, seconds, of)| (f64::from(submit), f64::from(seconds), size(of))).collect();
         let limits = if has_limits { Limits::Coarse } else { Limits::Half };
-        let wrong = wrong(jobs, limits, predicts).map_err(TestCaseError::fail)?;
+        let failures = fail.then_some(Failures { every: 50_000.0, repair: 5000.0, checkpoint: 1000.0, seed: 1 });
+        let wrong = wrong(jobs, limits, predicts, failures).map_err(TestCaseError::fail)?;
         prop_assert!(wrong.is_empty(), "{:#?}", wrong);
     }
 }

@@ -21,7 +21,7 @@ pub(crate) enum What {
     Agent,
     /// Placement of GPUs: quality against brute force and what is usual, time at 10,000 nodes.
     Placement,
-    /// The queue on a trace of a production cluster, beside rules like those of others: completion and waiting times. Takes an hour.
+    /// The queue on a trace of a production cluster, beside rules like those of others: completion and waiting times. Takes hours.
     Queue,
     /// Plan and preflight of a job on 128 nodes.
     Preflight,

@@ -103,7 +103,10 @@ fn head(screen: &mut Screen, world: &World, args: &SimulateArgs) {
         Counted::All => "figures are of all jobs",
     };
     let inputs = args.seeds.map_or_else(String::new, |seeds| format!("; means over {seeds} shaken inputs ± deviation"));
-    labelled(screen, "played", &format!("limits: {limits}; {of}{inputs}"));
+    let failures = args
+        .node_failures
+        .map_or_else(String::new, |days| format!("; each node fails every {}", counted(days.into(), "day")));
+    labelled(screen, "played", &format!("limits: {limits}{failures}; {of}{inputs}"));
 }
 
 fn labelled(screen: &mut Screen, label: &str, text: &str) {
@@ -117,6 +120,10 @@ fn rules(outcomes: &[Outcome], long: bool) -> Table {
     heading.extend(["RULE", "SUBMIT TO END", "WAIT", "P99", "LONGEST"]);
     if long {
         heading.extend(["64 GPUS AND MORE", "SLOWER BY PLACE", "IDLE BESIDE WAITING", "USED"]);
+    }
+    let has_restarts = outcomes.iter().any(|outcome| outcome.figures.iter().any(|figures| figures.restarts > 0));
+    if has_restarts {
+        heading.extend(["RESTARTS", "WAIT AGAIN", "DONE AGAIN"]);
     }
     let mut table = Table::new(&heading);
     for outcome in outcomes {
@@ -142,6 +149,11 @@ fn rules(outcomes: &[Outcome], long: bool) -> Table {
             row.push(share(&|figures| figures.slow_percent));
             row.push(share(&|figures| figures.fragmentation_percent));
             row.push(share(&|figures| figures.utilisation_percent));
+        }
+        if has_restarts {
+            row.push(three_digits(average(&|figures| figures.restarts.into())));
+            row.push(time(&|figures| figures.restart_wait_mean.unwrap_or(0.0)));
+            row.push(share(&|figures| figures.lost_percent));
         }
         table.rows.push(row);
     }

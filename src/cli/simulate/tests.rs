@@ -53,6 +53,15 @@ fn a_worse_network_slows_jobs_down() {
 }
 
 #[test]
+fn nodes_that_fail_cost_restarts_which_stand_in_the_table() {
+    let (world, args, outcomes) = played(&["--node-failures", "1", "--rules", "switchyard,kueue-like"]).unwrap();
+    assert!(outcomes.iter().all(|outcome| outcome.figures[0].restarts > 0));
+    let table = table::table(&world, &args, &outcomes, 200);
+    assert!(table.contains("RESTARTS") && table.contains("each node fails every 1 day;"), "{table}");
+    assert_eq!(world.json(&args, &outcomes)["nodeFailuresEveryDays"], 1);
+}
+
+#[test]
 fn what_is_wrong_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let with = |text: &str, more: &[&str]| {

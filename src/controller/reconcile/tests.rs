@@ -36,6 +36,7 @@ fn context(leading: election::Leading) -> Context {
         node_grace: SignedDuration::from_secs(60),
         fleet_brake_percent: 20,
         predicts: false,
+        weights: BTreeMap::new(),
         admission_policies: Vec::new(),
     };
     let reporter = Reporter { controller: "c".into(), instance: None };

@@ -6,15 +6,23 @@ use crate::usage::HELD;
 use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
 use switchyard_crds::names::GPU_RESOURCE;
-use switchyard_plan::cluster::forecast::{Forecast, Held, MOST_AHEAD, Queued, Runs, Scene, Unknown};
+use switchyard_plan::cluster::forecast::{EARLY, Forecast, Held, MOST_AHEAD, Queued, Runs, Scene, Unknown};
 use switchyard_plan::cluster::turn::{Basis, Turn};
 use switchyard_plan::cluster::waiting_period;
 
 /// Forecasts that were made together.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Forecasts {
     at: Timestamp,
     of: BTreeMap<Key, Forecast>,
+    /// See `plan::cluster::forecast::EARLY`.
+    pub early: i32,
+}
+
+impl Default for Forecasts {
+    fn default() -> Forecasts {
+        Forecasts { at: Timestamp::default(), of: BTreeMap::new(), early: EARLY }
+    }
 }
 
 impl Index {
@@ -29,7 +37,7 @@ impl Index {
         let age = now.duration_since(self.forecasts.at);
         let is_fresh = (SignedDuration::ZERO..waiting_period(self.waiting.len())).contains(&age);
         if !is_fresh || !self.forecasts.of.contains_key(key) {
-            self.forecasts = Forecasts { at: now, of: self.forecasts_of_all(now) };
+            (self.forecasts.at, self.forecasts.of) = (now, self.forecasts_of_all(now));
         }
         self.forecasts.of.get(key).map(|forecast| Forecast { ahead, ..*forecast })
     }
@@ -69,6 +77,7 @@ impl Index {
             held,
             runs: self.families.keys().map(runs).filter(|run| !run.holds.is_empty()).collect(),
             queue,
+            early: self.forecasts.early,
         };
         let mut forecasts = scene.forecasts();
         // What the head holds was chosen with levels and links in mind.

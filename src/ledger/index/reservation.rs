@@ -5,10 +5,12 @@ use crate::job::{JobId, is_live, placement_of};
 use crate::predictor::Predictor;
 use crate::usage::{HELD, Usage, Without};
 use jiff::{SignedDuration, Timestamp};
+use std::collections::BTreeMap;
 use switchyard_crds::{PlacedNode, TrainJob};
 use switchyard_plan::cluster::clock::deadline;
 use switchyard_plan::cluster::find::find;
 use switchyard_plan::cluster::turn::{self, Basis, Turn};
+use switchyard_plan::cluster::view::NodeView;
 use switchyard_plan::cluster::{Question, gang};
 
 /// What the head of the queue holds.
@@ -53,6 +55,15 @@ impl Index {
     /// Where and when a job that finds no room can begin, once enough of the jobs that run have ended by their limits. `None`: those without
     /// a limit would have to end too, and nobody guesses when.
     pub(crate) fn first_start(&mut self, question: &Question<'_>) -> Option<Place> {
+        self.better_start(question).or_else(|| self.start_where(question, gang::fits))
+    }
+
+    /// The same for places that are good enough.
+    pub(super) fn start_where(
+        &mut self,
+        question: &Question<'_>,
+        good: impl Fn(&Question<'_>, &BTreeMap<String, NodeView>) -> bool,
+    ) -> Option<Place> {
         let now = question.rules.now;
         let mut ending: Vec<(Timestamp, Basis, JobId)> = self
             .families
@@ -70,7 +81,7 @@ impl Index {
         ending.sort();
         let takers: Vec<Vec<String>> = ending.iter().map(|(.., id)| self.takers_of(id, |_| true)).collect();
         let usage = &mut self.usage;
-        let fits = |ended: usize| gang::fits(question, Without::new(usage, &takers[..ended].concat()).nodes());
+        let fits = |ended: usize| good(question, Without::new(usage, &takers[..ended].concat()).nodes());
         let enough = turn::least(ending.len(), fits)?;
         let at = ending[..enough].last().map_or(now, |(end, ..)| *end);
         let basis = ending[..enough].iter().map(|(_, basis, _)| *basis).max().unwrap_or(Basis::Limits);

@@ -18,6 +18,9 @@ use switchyard_core::units::plural;
 /// Jobs of a queue that get a forecast. Behind so many it would say little.
 pub const MOST_AHEAD: usize = 64;
 
+/// Of the jobs that run, one in so many ends as early as all do in the earliest case.
+pub const EARLY: i32 = 10;
+
 /// What is free on a node.
 #[derive(Debug, Clone)]
 struct Room {
@@ -108,6 +111,8 @@ pub struct Scene<'a> {
     pub runs: Vec<Runs<'a>>,
     /// The queue, in the order of turns.
     pub queue: Vec<Queued<'a>>,
+    /// [`EARLY`], or another number to compare it with.
+    pub early: i32,
 }
 
 impl Room {
@@ -148,7 +153,7 @@ impl Scene<'_> {
     fn early_end(&self, run: &Runs<'_>) -> Timestamp {
         let ran =
             run.since.map_or(SignedDuration::ZERO, |since| self.now.duration_since(since).max(SignedDuration::ZERO));
-        let early = self.now.saturating_add(ran / 9).unwrap_or(Timestamp::MAX);
+        let early = self.now.saturating_add(ran / (self.early - 1)).unwrap_or(Timestamp::MAX);
         run.end.map_or(early, |end| end.clamp(self.now, early.max(self.now)))
     }
 

@@ -1,6 +1,6 @@
 //! Which job comes first when there is no room for all.
 //!
-//! 1. **Order**: by priority, then by age. The first job that waits and could be placed at all is the head of the queue.
+//! 1. **Order**: by priority; where the administrator gives namespaces weights, then by what the namespace had of the GPUs lately; then by age. The first job that waits and could be placed at all is the head of the queue.
 //! 2. **Reservation**: the head holds the nodes on which it can begin first, once enough of the jobs that run have ended by their limits
 //!    (`activeDeadlineSeconds`). Where jobs without a limit would have to end too, it waits for as few busy nodes as possible. It floats: the
 //!    nodes are chosen again whenever something ends.
@@ -29,18 +29,20 @@ use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob};
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Turn {
     priority: Reverse<i32>,
+    /// What its namespace had of the GPUs lately, against its weight; 0 where that does not count.
+    share: u64,
     created: Option<Timestamp>,
     /// Namespace and name, so that no two are equal.
     name: String,
 }
 
 impl Turn {
-    /// The turn of a job whose pods have this priority.
-    pub fn of(job: &TrainJob, priority: i32) -> Turn {
+    /// The turn of a job whose pods have this priority, and whose namespace had so much.
+    pub fn of(job: &TrainJob, priority: i32, share: u64) -> Turn {
         let created = job.metadata.creation_timestamp.as_ref().map(|time| time.0);
         let part = |part: &Option<String>| part.clone().unwrap_or_default();
         let name = format!("{}/{}", part(&job.metadata.namespace), part(&job.metadata.name));
-        Turn { priority: Reverse(priority), created, name }
+        Turn { priority: Reverse(priority), share, created, name }
     }
 
     pub fn priority(&self) -> i32 {
@@ -218,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn priority_comes_before_age_and_age_before_the_name() {
+    fn priority_comes_before_the_share_and_the_share_before_age_and_the_name() {
         let job = |name: &str, created: i64| {
             let spec = serde_json::json!({"trainer": {"framework": "Plain", "image": "i"}});
             let mut job = TrainJob::new(name, serde_json::from_value(spec).unwrap());
@@ -227,13 +229,14 @@ mod tests {
             job
         };
         let mut turns = [
-            Turn::of(&job("young", 9), 0),
-            Turn::of(&job("b", 3), 0),
-            Turn::of(&job("a", 3), 0),
-            Turn::of(&job("high", 10), 5),
-            Turn::of(&job("low", 1), -1),
+            Turn::of(&job("young", 9), 0, 0),
+            Turn::of(&job("b", 3), 0, 0),
+            Turn::of(&job("a", 3), 0, 0),
+            Turn::of(&job("had", 1), 0, 7),
+            Turn::of(&job("high", 10), 5, 9),
+            Turn::of(&job("low", 1), -1, 0),
         ];
         turns.sort();
-        assert_eq!(turns.iter().map(Turn::name).collect::<Vec<_>>(), ["/high", "/a", "/b", "/young", "/low"]);
+        assert_eq!(turns.iter().map(Turn::name).collect::<Vec<_>>(), ["/high", "/a", "/b", "/young", "/had", "/low"]);
     }
 }

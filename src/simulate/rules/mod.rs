@@ -12,6 +12,7 @@ pub use product::Product;
 use crate::fabric::Fabric;
 use crate::play::Rule;
 use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_ledger::predictor::Guess;
 
 /// A rule by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +58,7 @@ impl Policy {
         let peer = |order, places| Ok(Box::new(Peer::new(fabric, order, places)) as Box<dyn Rule>);
         match self {
             Policy::Switchyard => Ok(Box::new(Product::new(fabric, machine)?)),
-            Policy::Predicting => Ok(Box::new(Product::new(fabric, machine)?.predicting())),
+            Policy::Predicting => Ok(Box::new(Product::new(fabric, machine)?.guessing(Guess::default()))),
             Policy::StrictFifo => peer(Order::Strict, Places::Domains),
             Policy::KueueLike => peer(Order::Skip, Places::Domains),
             Policy::VolcanoLike => peer(Order::Skip, Places::MostUsed),

@@ -28,6 +28,14 @@ pub enum Places {
     LeastUsed,
 }
 
+#[derive(Debug)]
+struct Running {
+    job: Job,
+    hosts: Vec<usize>,
+    /// At the latest.
+    end: f64,
+}
+
 /// A rule of this table.
 #[derive(Debug)]
 pub struct Peer {
@@ -36,8 +44,7 @@ pub struct Peer {
     places: Places,
     free: Vec<u32>,
     waiting: Vec<Job>,
-    /// Hosts, GPUs on each, and when it ends at the latest.
-    running: BTreeMap<usize, (Vec<usize>, u32, f64)>,
+    running: BTreeMap<usize, Running>,
     chance: Chance,
     /// Something ended since the last answer.
     has_room: bool,
@@ -81,20 +88,28 @@ impl Peer {
     fn start(&mut self, job: &Job, hosts: Vec<usize>, now: f64) -> Start {
         hosts.iter().for_each(|host| self.free[*host] -= job.gpus);
         let end = now + job.limit.unwrap_or(f64::INFINITY);
-        self.running.insert(job.number, (hosts.clone(), job.gpus, end));
+        self.running.insert(job.number, Running { job: job.clone(), hosts: hosts.clone(), end });
         Start { job: job.number, hosts, forecast: None }
+    }
+
+    /// A job runs no more.
+    fn stop(&mut self, job: usize) -> Option<Running> {
+        let run = self.running.remove(&job)?;
+        run.hosts.iter().for_each(|host| self.free[*host] += run.job.gpus);
+        self.has_room = true;
+        Some(run)
     }
 
     /// When the head can start if all run as long as they may, and what is free then besides; `None`: that is not known.
     fn head_start(&mut self, head: &Job) -> Option<(f64, Vec<u32>)> {
-        let mut ends: Vec<(f64, usize)> = self.running.iter().map(|(job, (.., end))| (*end, *job)).collect();
+        let mut ends: Vec<(f64, usize)> = self.running.iter().map(|(job, run)| (run.end, *job)).collect();
         ends.retain(|(end, _)| end.is_finite());
         ends.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         let after = |peer: &Peer, count: usize| {
             let mut free = peer.free.clone();
             for (_, job) in &ends[..count] {
-                let (hosts, gpus, _) = &peer.running[job];
-                hosts.iter().for_each(|host| free[*host] += gpus);
+                let Running { job, hosts, .. } = &peer.running[job];
+                hosts.iter().for_each(|host| free[*host] += job.gpus);
             }
             free
         };
@@ -202,10 +217,23 @@ impl Rule for Peer {
     }
 
     fn ended(&mut self, job: usize, _now: f64) {
-        if let Some((hosts, gpus, _)) = self.running.remove(&job) {
-            hosts.iter().for_each(|host| self.free[*host] += gpus);
-            self.has_room = true;
+        self.stop(job);
+    }
+
+    fn failed(&mut self, host: usize, jobs: &[usize], now: f64) {
+        for number in jobs {
+            let Some(Running { job, end, .. }) = self.stop(*number) else { continue };
+            // A limit counts from the first start, and the turn is that of the submission.
+            let limit = job.limit.map(|_| (end - now).max(0.0));
+            let at = self.waiting.partition_point(|other| other.number < job.number);
+            self.waiting.insert(at, Job { limit, ..job });
         }
+        self.free[host] = 0;
+    }
+
+    fn repaired(&mut self, host: usize, _now: f64) {
+        self.free[host] = self.fabric.gpus_per_host;
+        self.has_room = true;
     }
 
     fn starts(&mut self, now: f64) -> Result<Vec<Start>, String> {

@@ -45,6 +45,11 @@ impl Rule for Pool {
         self.free += self.running.remove(&job).unwrap_or(0);
     }
 
+    // A pool has no hosts.
+    fn failed(&mut self, _host: usize, _jobs: &[usize], _now: f64) {}
+
+    fn repaired(&mut self, _host: usize, _now: f64) {}
+
     fn starts(&mut self, _now: f64) -> Result<Vec<Start>, String> {
         let mut starts = Vec::new();
         let (mut free, is_strict, mut is_blocked) = (self.free, self.order == PoolOrder::StrictFifo, false);

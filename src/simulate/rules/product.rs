@@ -1,7 +1,7 @@
 //! The product's own queue and placement: rows become TrainJobs, hosts become nodes with a GPUTopology, and the controller's index answers the
 //! events, along the path of a reconcile (`controller::reconcile`, `plan::cluster::step`). No client, no clock.
 
-use crate::fabric::Fabric;
+use crate::fabric::{Fabric, Host};
 use crate::play::{Job, Rule, Start};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Node;
@@ -10,9 +10,10 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{PlacementStatus, TrainJob, conditions};
-use switchyard_ledger::index::Index;
-use switchyard_ledger::job::{JobId, Key, key_of, placement_of};
-use switchyard_ledger::predictor::Predictor;
+use switchyard_ledger::fairness::{Fairness, Weights};
+use switchyard_ledger::index::{Index, Patience};
+use switchyard_ledger::job::{JobId, Key, attempt_of, key_of, placement_of};
+use switchyard_ledger::predictor::{Guess, Predictor};
 use switchyard_ledger::usage::Without;
 use switchyard_plan::cluster::find::{Found, Nowhere, find};
 #[cfg(test)]
@@ -23,9 +24,8 @@ use switchyard_plan::cluster::turn::Basis;
 use switchyard_plan::cluster::view::NodeView;
 use switchyard_plan::cluster::{PlacementRules, Question, Waits, allocation};
 use switchyard_plan::objects::{Defaults, pod};
-use switchyard_plan::validate;
+use switchyard_plan::{ValidJob, validate};
 
-const NAMESPACE: &str = "trace";
 /// When every trace begins: the rules of the product take times, not seconds.
 const BEGIN: Timestamp = Timestamp::constant(1_690_000_000, 0);
 const LEAF: &str = "network.topology.nvidia.com/leaf";
@@ -34,6 +34,7 @@ const BLOCK: &str = "network.topology.nvidia.com/spine";
 /// The product.
 pub struct Product {
     pub(crate) index: Index,
+    fabric: Fabric,
     defaults: Defaults,
     levels: Levels,
     hosts: BTreeMap<String, usize>,
@@ -53,7 +54,7 @@ impl Product {
     pub fn new(fabric: &Fabric, machine: &GPUTopology) -> Result<Product, String> {
         let mut index = Index::default();
         for host in &fabric.hosts {
-            index.apply_node(&node(fabric, &host.name, host.leaf, host.block)?);
+            index.apply_node(&node(fabric, host, true)?);
             let report = renamed(machine, &host.name)?;
             let gpus = report.status.as_ref().map_or(0, |status| status.gpus.len());
             if gpus != fabric.gpus_per_host as usize {
@@ -68,6 +69,7 @@ impl Product {
         let hosts = fabric.hosts.iter().enumerate().map(|(at, host)| (host.name.clone(), at)).collect();
         Ok(Product {
             index,
+            fabric: fabric.clone(),
             defaults: Defaults::default(),
             levels,
             hosts,
@@ -79,8 +81,29 @@ impl Product {
 
     /// The same, where run times stand in for limits that are missing.
     #[must_use]
-    pub fn predicting(mut self) -> Product {
-        self.index.predictor = Some(Predictor::default());
+    pub fn guessing(mut self, guess: Guess) -> Product {
+        self.index.predictor = Some(Predictor::new(guess));
+        self
+    }
+
+    /// The same, where gangs may wait for a better place.
+    #[must_use]
+    pub fn waiting_for_better(mut self, patience: Patience) -> Product {
+        self.index.patience = Some(patience);
+        self
+    }
+
+    /// The same, where jobs of teams go first that had least.
+    #[must_use]
+    pub fn sharing(mut self, weights: Weights) -> Product {
+        self.index.fairness = Some(Fairness::new(weights));
+        self
+    }
+
+    /// The same, with forecasts of which the earliest time is when one in so many jobs has ended.
+    #[must_use]
+    pub fn forecasting(mut self, early: i32) -> Product {
+        self.index.forecasts.early = early;
         self
     }
 
@@ -89,7 +112,7 @@ impl Product {
         let name = name(job.number);
         let mut manifest = json!({
             "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob",
-            "metadata": {"name": name, "namespace": NAMESPACE, "uid": name, "creationTimestamp": at(job.submit)},
+            "metadata": {"name": name, "namespace": namespace(job.team), "uid": name, "creationTimestamp": at(job.submit)},
             "spec": {
                 "trainer": {
                     "framework": "Plain", "image": "trace", "numNodes": job.pods,
@@ -106,13 +129,64 @@ impl Product {
         let status = job_object.status.get_or_insert_default();
         (status.attempt, status.device_allocation) = (Some(1), way);
         self.index.apply_job(job_object.clone());
-        for rank in 0..job.pods {
-            let mut made = pod(&job_object, &valid, &self.defaults, 1, rank);
+        self.create_pods(&job_object, &valid);
+        self.jobs.insert(job.number, job_object);
+        Ok(())
+    }
+
+    fn create_pods(&mut self, job: &TrainJob, valid: &ValidJob) {
+        let attempt = attempt_of(job);
+        for rank in 0..valid.request.nodes {
+            let mut made = pod(job, valid, &self.defaults, attempt, rank);
             made.metadata.uid = made.metadata.name.clone();
             self.index.apply_pod(&made);
         }
-        self.jobs.insert(job.number, job_object);
-        Ok(())
+    }
+
+    /// The pods of a job are gone. Returns the nodes with more room.
+    fn delete_pods(&mut self, job: &TrainJob) -> BTreeSet<String> {
+        let family = self.index.families.get(&JobId::of(&job.metadata));
+        let pods = family.into_iter().flat_map(|family| family.pods.values().map(|pod| pod.uid.clone()));
+        let metadata = |uid: String| ObjectMeta {
+            name: Some(uid.clone()),
+            namespace: job.metadata.namespace.clone(),
+            uid: Some(uid),
+            ..Default::default()
+        };
+        let pods: Vec<ObjectMeta> = pods.map(metadata).collect();
+        pods.iter().flat_map(|pod| self.index.delete_pod(pod).room).collect()
+    }
+
+    /// The status of a job is written, and the watch shows it.
+    fn write(&mut self, number: usize, job: TrainJob) {
+        let effect = self.index.apply_job(job.clone());
+        self.jobs.insert(number, job);
+        self.wake(&effect.room);
+    }
+
+    fn wake(&mut self, room: &BTreeSet<String>) {
+        let woken = self.index.woken(room);
+        self.look.extend(woken.iter().filter_map(number_of));
+    }
+
+    /// The next attempt of a job that was stopped: it keeps what it has on the nodes that are left, as after `plan::cluster::again`.
+    fn restart(&mut self, number: usize, now: Timestamp) {
+        let Some(mut object) = self.jobs.get(&number).cloned() else { return };
+        let Ok(valid) = validate(&object) else { return };
+        let status = object.status.get_or_insert_default();
+        status.attempt = status.attempt.map(|attempt| attempt + 1);
+        status.conditions = vec![condition(conditions::PLACED, "False", conditions::RESTARTING, now)];
+        self.write(number, object.clone());
+        let room = self.delete_pods(&object);
+        self.create_pods(&object, &valid);
+        self.wake(&room);
+        self.look.insert(number);
+    }
+
+    fn show_node(&mut self, host: usize, ready: bool) {
+        let Ok(node) = node(&self.fabric, &self.fabric.hosts[host], ready) else { return };
+        let effect = self.index.apply_node(&node);
+        self.wake(&effect.room);
     }
 
     /// Asks for a place for a job that waits, as a reconcile does. Returns what was found, and the jobs to look at since the nodes of the head
@@ -144,6 +218,11 @@ impl Product {
         let (found, mut others) = self.asked(number, now, find)?;
         let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now };
         let start = match found {
+            Ok(Found { placed, .. }) if self.index.waits_for_better(&key, &placed.status, rules) => {
+                let open = placed.status.nodes.len() as u32;
+                others.extend(self.index.waits(&key, Waits::Room { open }, rules));
+                None
+            }
             Ok(Found { placed, .. }) => {
                 let hosts = self.placed(number, object, placed.status, now)?;
                 others.extend(self.index.waits_no_more(&key, &id));
@@ -156,6 +235,7 @@ impl Product {
                     let seconds = |at: Timestamp| at.duration_since(BEGIN).as_secs_f64();
                     self.forecasts.insert(number, window.map(|window| [window.earliest, window.latest].map(seconds)));
                 }
+                self.keeps_no_more(number, object, now);
                 None
             }
             Err(Nowhere::WrongFabric(found)) => return Err(format!("{key}: {}", found.why)),
@@ -168,7 +248,8 @@ impl Product {
     #[cfg(test)]
     pub(crate) fn forecast(&self) -> Option<(usize, f64)> {
         let held = self.index.reservation.as_ref()?;
-        let job = number_of(&Key { namespace: NAMESPACE.into(), name: held.turn.name().rsplit('/').next()?.into() })?;
+        let (namespace, name) = held.turn.name().split_once('/')?;
+        let job = number_of(&Key { namespace: namespace.into(), name: name.into() })?;
         let (start, _) = held.start.filter(|(_, basis)| *basis == Basis::Limits)?;
         Some((job, start.duration_since(BEGIN).as_secs_f64()))
     }
@@ -185,6 +266,16 @@ impl Product {
         Ok(asleep)
     }
 
+    /// A gang that starts again and finds no place gives back what it kept.
+    fn keeps_no_more(&mut self, number: usize, mut object: TrainJob, now: Timestamp) {
+        let status = object.status.get_or_insert_default();
+        let placed = status.condition(conditions::PLACED);
+        if placed.is_some_and(|placed| placed.reason == conditions::RESTARTING) {
+            status.conditions = vec![condition(conditions::PLACED, "False", conditions::NO_ROOM, now)];
+            self.write(number, object);
+        }
+    }
+
     fn placed(
         &mut self,
         number: usize,
@@ -195,10 +286,10 @@ impl Product {
         let host = |name: &String| self.hosts.get(name).copied().ok_or_else(|| format!("there is no host {name}"));
         let hosts: Result<Vec<usize>, String> = place.nodes.iter().map(|node| host(&node.node_name)).collect();
         let status = object.status.get_or_insert_default();
-        (status.placement, status.placed_time) = (Some(place), Some(Time(now)));
-        status.conditions = vec![condition(conditions::PLACED, now)];
-        self.index.apply_job(object.clone());
-        self.jobs.insert(number, object);
+        status.placement = Some(place);
+        status.placed_time.get_or_insert(Time(now));
+        status.conditions = vec![condition(conditions::PLACED, "True", conditions::PLACED, now)];
+        self.write(number, object);
         hosts
     }
 }
@@ -213,26 +304,22 @@ impl Rule for Product {
         let Some(mut object) = self.jobs.remove(&job) else { return };
         let status = object.status.get_or_insert_default();
         (status.completion_time, status.conditions) =
-            (Some(Time(at(now))), vec![condition(conditions::COMPLETE, at(now))]);
+            (Some(Time(at(now))), vec![condition(conditions::COMPLETE, "True", conditions::COMPLETE, at(now))]);
         let mut effect = self.index.apply_job(object.clone());
-        let family = self.index.families.get(&JobId::of(&object.metadata));
-        let pods: Vec<String> =
-            family.into_iter().flat_map(|family| family.pods.values().map(|pod| pod.uid.clone())).collect();
-        let mut room = BTreeSet::new();
-        for uid in pods {
-            let metadata = ObjectMeta {
-                name: Some(uid.clone()),
-                namespace: Some(NAMESPACE.into()),
-                uid: Some(uid),
-                ..Default::default()
-            };
-            room.extend(self.index.delete_pod(&metadata).room);
-        }
+        effect.room.extend(self.delete_pods(&object));
         let deleted = self.index.delete_job(&object.metadata);
-        effect.jobs.extend(deleted.jobs);
-        room.extend(effect.room.into_iter().chain(deleted.room));
-        let woken = self.index.woken(&room);
-        self.look.extend(woken.union(&effect.jobs).filter_map(number_of));
+        self.look.extend(effect.jobs.union(&deleted.jobs).filter_map(number_of));
+        effect.room.extend(deleted.room);
+        self.wake(&effect.room);
+    }
+
+    fn failed(&mut self, host: usize, jobs: &[usize], now: f64) {
+        self.show_node(host, false);
+        jobs.iter().for_each(|job| self.restart(*job, at(now)));
+    }
+
+    fn repaired(&mut self, host: usize, _now: f64) {
+        self.show_node(host, true);
     }
 
     fn starts(&mut self, now: f64) -> Result<Vec<Start>, String> {
@@ -245,11 +332,11 @@ impl Rule for Product {
     }
 }
 
-fn condition(name: &str, now: Timestamp) -> Condition {
+fn condition(name: &str, status: &str, reason: &str, now: Timestamp) -> Condition {
     Condition {
         type_: name.into(),
-        status: "True".into(),
-        reason: name.into(),
+        status: status.into(),
+        reason: reason.into(),
         message: String::new(),
         last_transition_time: Time(now),
         observed_generation: None,
@@ -264,17 +351,22 @@ fn name(number: usize) -> String {
     format!("job-{number:07}")
 }
 
+/// Of a team.
+fn namespace(team: usize) -> String {
+    format!("team-{team}")
+}
+
 fn number_of(key: &Key) -> Option<usize> {
     key.name.strip_prefix("job-")?.parse().ok()
 }
 
-fn node(fabric: &Fabric, name: &str, leaf: usize, block: usize) -> Result<Node, String> {
+fn node(fabric: &Fabric, Host { name, leaf, block }: &Host, ready: bool) -> Result<Node, String> {
     let labels: Value = json!({LEAF: format!("leaf-{leaf}"), BLOCK: format!("block-{block}")});
     let node = json!({
         "metadata": {"name": name, "labels": labels},
         "status": {
             "allocatable": {"cpu": "192", "memory": "2Ti", "pods": "110", "nvidia.com/gpu": fabric.gpus_per_host.to_string()},
-            "conditions": [{"type": "Ready", "status": "True"}],
+            "conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}],
         },
     });
     serde_json::from_value(node).map_err(|error| error.to_string())

@@ -144,7 +144,7 @@ fn is_live(job: &JobFact) -> bool {
 
 fn turn_of(world: &World<'_>, uid: &str, job: &JobFact) -> Option<Turn> {
     let priority = world.pods_of(uid).map(|pod| pod.view.priority).max().unwrap_or(0);
-    Some(Turn::of(job.whole.as_ref()?, priority))
+    Some(Turn::of(job.whole.as_ref()?, priority, 0))
 }
 
 /// The place of a pod, from the moment that of its gang is decided.

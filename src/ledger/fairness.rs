@@ -1,0 +1,157 @@
+//! What each namespace had of the GPUs lately, against its weight: of equal priority, jobs of the namespace that had least come first.
+//!
+//! `share = Σ GPUs · ∫ 2^(-age / half-life) dt ÷ weight` over the jobs of the namespace, in GPU hours: what a job uses counts half after a
+//! half-life, a quarter after two. Run times are those of TrainJobs that run, that ended and still exist, or that ended since the controller
+//! became the leader.
+
+use jiff::{SignedDuration, Timestamp};
+use std::collections::BTreeMap;
+use switchyard_crds::TrainJob;
+use switchyard_plan::job::gpus;
+
+/// What counts of the past, and for how much each namespace counts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Weights {
+    /// By namespace; of those that are not here 1.
+    pub of: BTreeMap<String, u32>,
+    /// A week, as in Slurm (`PriorityDecayHalfLife`): long enough that a team which had the cluster for a weekend waits on Monday, and short enough that
+    /// last month is forgotten.
+    pub half_life: SignedDuration,
+}
+
+impl Weights {
+    /// These weights, with the half-life of a week.
+    pub fn new(of: BTreeMap<String, u32>) -> Weights {
+        Weights { of, half_life: SignedDuration::from_hours(7 * 24) }
+    }
+}
+
+/// What the namespaces had.
+#[derive(Debug)]
+pub struct Fairness {
+    weights: Weights,
+    /// Of jobs that have ended: GPU hours as they count at that time.
+    ended: BTreeMap<String, (f64, Timestamp)>,
+    /// Shares as they were counted last, whole GPU hours: less is no reason to change the order of the queue.
+    shares: BTreeMap<String, u64>,
+    counted: Timestamp,
+}
+
+impl Fairness {
+    /// Nobody has had anything.
+    pub fn new(weights: Weights) -> Fairness {
+        Fairness { weights, ended: BTreeMap::new(), shares: BTreeMap::new(), counted: Timestamp::MIN }
+    }
+
+    /// When the shares were counted.
+    pub(crate) fn counted(&self) -> Timestamp {
+        self.counted
+    }
+
+    /// What a namespace had when it was last counted, GPU hours ÷ weight.
+    pub(crate) fn share(&self, namespace: &str) -> u64 {
+        self.shares.get(namespace).copied().unwrap_or(0)
+    }
+
+    /// A job has ended.
+    pub(crate) fn learn(&mut self, job: &TrainJob) {
+        let Some(status) = &job.status else { return };
+        let (Some(from), Some(to)) = (&status.placed_time, &status.completion_time) else { return };
+        let (before, at) = self.ended.get(namespace(job)).copied().unwrap_or((0.0, to.0));
+        // The watch may show them in any order.
+        let now = at.max(to.0);
+        let hours = before * self.left(at, now) + self.hours(job, from.0, to.0, now);
+        self.ended.insert(namespace(job).into(), (hours, now));
+    }
+
+    /// What is left of a use after some time.
+    fn left(&self, from: Timestamp, to: Timestamp) -> f64 {
+        (-to.duration_since(from).div_duration_f64(self.weights.half_life)).exp2()
+    }
+
+    /// GPU hours of a job from one time to another, as they count now.
+    fn hours(&self, job: &TrainJob, from: Timestamp, to: Timestamp, now: Timestamp) -> f64 {
+        let half_life = self.weights.half_life.as_secs_f64() / 3600.0;
+        let hours = half_life / std::f64::consts::LN_2 * (self.left(to, now) - self.left(from.min(to), now));
+        hours * f64::from(gpus(job)) * f64::from(job.spec.trainer.num_nodes)
+    }
+
+    /// Counts what the namespaces had until now. Returns whether the order of any two may be another one.
+    pub(crate) fn count<'a>(&mut self, running: impl Iterator<Item = &'a TrainJob>, now: Timestamp) -> bool {
+        let ended = self.ended.iter().map(|(namespace, (hours, at))| (namespace.clone(), hours * self.left(*at, now)));
+        let mut had: BTreeMap<String, f64> = ended.collect();
+        for job in running {
+            let Some(from) = job.status.as_ref().and_then(|status| status.placed_time.as_ref()) else { continue };
+            *had.entry(namespace(job).into()).or_default() += self.hours(job, from.0, now, now);
+        }
+        let weight = |namespace: &str| f64::from(self.weights.of.get(namespace).copied().unwrap_or(1).max(1));
+        let shares = had.into_iter().map(|(namespace, hours)| {
+            let share = (hours / weight(&namespace)).max(0.0) as u64;
+            (namespace, share)
+        });
+        let shares: BTreeMap<String, u64> = shares.collect();
+        self.counted = now;
+        let is_new = shares != self.shares;
+        self.shares = shares;
+        is_new
+    }
+}
+
+fn namespace(job: &TrainJob) -> &str {
+    job.metadata.namespace.as_deref().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use serde_json::json;
+
+    fn at(hours: i64) -> Timestamp {
+        Timestamp::UNIX_EPOCH + SignedDuration::from_hours(hours)
+    }
+
+    /// A job of 16 GPUs.
+    fn job(namespace: &str, from: i64, to: Option<i64>) -> TrainJob {
+        let limits = json!({"nvidia.com/gpu": 8});
+        let trainer =
+            json!({"framework": "Plain", "image": "i", "numNodes": 2, "resourcesPerNode": {"limits": limits}});
+        serde_json::from_value(json!({
+            "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "j", "namespace": namespace},
+            "spec": {"trainer": trainer}, "status": {"placedTime": at(from), "completionTime": to.map(at)},
+        }))
+        .unwrap()
+    }
+
+    fn fairness(weights: &[(&str, u32)]) -> Fairness {
+        let of = weights.iter().map(|(namespace, weight)| (namespace.to_string(), *weight)).collect();
+        Fairness::new(Weights { of, half_life: SignedDuration::from_hours(100) })
+    }
+
+    #[test]
+    fn what_a_namespace_had_counts_half_after_a_half_life_and_by_its_weight() {
+        let mut fairness = fairness(&[("b", 4)]);
+        fairness.learn(&job("a", 0, Some(1)));
+        fairness.learn(&job("b", 0, Some(1)));
+        assert!(fairness.count(std::iter::empty(), at(1)));
+        assert_eq!((fairness.share("a"), fairness.share("b"), fairness.share("c")), (15, 3, 0));
+        assert!(fairness.count(std::iter::empty(), at(101)));
+        assert_eq!((fairness.share("a"), fairness.share("b")), (7, 1));
+        assert!(!fairness.count(std::iter::empty(), at(101)));
+    }
+
+    #[test]
+    fn jobs_that_run_count_until_now_and_the_order_in_which_ends_are_seen_does_not_matter() {
+        let mut one = fairness(&[]);
+        one.learn(&job("a", 0, Some(10)));
+        one.learn(&job("a", 20, Some(30)));
+        let mut other = fairness(&[]);
+        other.learn(&job("a", 20, Some(30)));
+        other.learn(&job("a", 0, Some(10)));
+        let running = job("a", 30, None);
+        assert!(one.count([&running].into_iter(), at(40)) && other.count([&running].into_iter(), at(40)));
+        assert_eq!(one.share("a"), other.share("a"));
+        // 160 GPU hours each, of 5, 15 and 35 hours ago on average.
+        assert!((400..=445).contains(&one.share("a")), "{}", one.share("a"));
+    }
+}

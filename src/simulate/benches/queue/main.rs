@@ -1,0 +1,173 @@
+//! The queue on real traces: `cargo xtask bench queue`. Every rule answers the same events on the same clusters, on eight shaken inputs.
+//!
+//! A run can be cut into pieces: with `--part`, `--trace`, `--load`, `--model` or `--only`, the rows that are played replace those of the result
+//! file, and the others stay.
+
+mod parts;
+mod results;
+mod row;
+
+use clap::Parser;
+use parts::{Part, TraceName};
+use results::Results;
+use row::Row;
+use std::error::Error;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_simulate::fabric::Fabric;
+use switchyard_simulate::failures::Failures;
+use switchyard_simulate::measure::{Counted, figures};
+use switchyard_simulate::play::{Setting, play};
+use switchyard_simulate::speed::Model;
+use switchyard_simulate::trace::{self, read, shaken};
+
+#[derive(Parser)]
+struct Args {
+    /// Result file, from the root of the repository.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Shaken inputs of each case.
+    #[arg(long, default_value_t = 8)]
+    seeds: u64,
+    /// What is played. Default: all.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    part: Vec<Part>,
+    /// Default: what the part is played with.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    trace: Vec<TraceName>,
+    /// GPU hours of all jobs ÷ those of all GPUs while jobs are submitted. Default: what the part is played with.
+    #[arg(long, value_delimiter = ',')]
+    load: Vec<f64>,
+    /// Default: both.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    model: Vec<ModelName>,
+    /// Only rules whose name has this word.
+    #[arg(long)]
+    only: Option<String>,
+    /// Given by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+impl Args {
+    fn is_piece(&self) -> bool {
+        !(self.part.is_empty() && self.trace.is_empty() && self.load.is_empty() && self.model.is_empty())
+            || self.only.is_some()
+    }
+}
+
+/// What was asked for, or all there is.
+fn chosen<T: Copy>(asked: &[T], all: &[T]) -> Vec<T> {
+    if asked.is_empty() { all.to_vec() } else { asked.to_vec() }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum ModelName {
+    Levels,
+    Flows,
+}
+
+impl ModelName {
+    fn model(self) -> Model {
+        match self {
+            ModelName::Levels => Model::Levels,
+            ModelName::Flows => Model::Flows,
+        }
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args = Args::parse();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let machine = machine(&root)?;
+    let mut results = Results::open(args.json.as_ref().map(|file| root.join(file)), args.is_piece())?;
+    for part in chosen(&args.part, &Part::ALL) {
+        for trace in chosen(&args.trace, part.traces()) {
+            for load in chosen(&args.load, part.loads(trace)) {
+                for model in chosen(&args.model, &[ModelName::Levels, ModelName::Flows]) {
+                    let world = World::read(&root, trace, load)?;
+                    play_all(&args, &world, (part, model), &machine, &mut results)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A trace, and the cluster that it is played on.
+struct World {
+    trace: TraceName,
+    load: f64,
+    fabric: Fabric,
+    rows: Vec<trace::Row>,
+}
+
+impl World {
+    fn read(root: &Path, trace: TraceName, load: f64) -> Result<World, Box<dyn Error>> {
+        let folder = root.join("tests/fixtures/traces");
+        let hosts =
+            trace.hosts().map(|file| Fabric::read(File::open(folder.join(file))?).map_err(Box::<dyn Error>::from));
+        let hosts = hosts.transpose()?;
+        let any = Fabric::regular(64, 8);
+        let mut rows = read(File::open(folder.join(trace.file()))?, hosts.as_ref().unwrap_or(&any))?.rows;
+        let gpu_seconds: f64 = rows.iter().map(|row| row.duration * f64::from(row.gpus)).sum();
+        let window = rows.last().map_or(0.0, |row| row.submit);
+        let fabric = match hosts {
+            // The cluster that the trace is of was nearly empty: jobs come faster.
+            Some(hosts) => {
+                let faster = load * window * f64::from(hosts.gpus()) / gpu_seconds;
+                rows.iter_mut().for_each(|row| row.submit /= faster);
+                hosts
+            }
+            None => Fabric::regular((gpu_seconds / window / load / 64.0).round() as usize, 8),
+        };
+        Ok(World { trace, load, fabric, rows })
+    }
+}
+
+fn play_all(
+    args: &Args,
+    world: &World,
+    (part, model): (Part, ModelName),
+    machine: &GPUTopology,
+    results: &mut Results,
+) -> Result<(), Box<dyn Error>> {
+    let World { trace, load, fabric, rows } = world;
+    let (gpus, leaves) = (fabric.gpus(), fabric.leaves.len());
+    println!(
+        "\n{part:?}: {trace:?} at load {load}, {gpus} GPUs in {leaves} leaves, model {model:?}, {} inputs",
+        args.seeds
+    );
+    println!("{}", row::HEADER);
+    for entry in part.entries() {
+        if args.only.as_ref().is_some_and(|word| !entry.name.contains(word.as_str())) {
+            continue;
+        }
+        let begin = Instant::now();
+        let (mut inputs, mut longest) = (Vec::new(), 0.0_f64);
+        for seed in 0..args.seeds {
+            let failures = part.failures().map(|failures| Failures { seed, ..failures });
+            let setting = Setting { fabric, model: model.model(), limits: entry.limits, failures };
+            let mut rule = (entry.make)(fabric, machine)?;
+            let played = play(&shaken(rows, seed), setting, rule.as_mut())?;
+            longest = longest.max(played.longest.as_secs_f64() * 1e3);
+            inputs.push(figures(&played, gpus, Counted::Middle));
+        }
+        let seconds = begin.elapsed().as_secs_f64() / args.seeds as f64;
+        let row = Row { part, world, model, rule: entry.name, inputs: &inputs, seconds, longest };
+        println!("{}", row.line());
+        results.put(row.json()?)?;
+    }
+    Ok(())
+}
+
+/// The report of a machine with eight GPUs, NVSwitch and NICs: that of the first node of an example.
+fn machine(root: &Path) -> Result<GPUTopology, Box<dyn Error>> {
+    let text = fs::read_to_string(root.join("examples/clusters/two-racks.json"))?;
+    let cluster: serde_json::Value = serde_json::from_str(&text)?;
+    let items = cluster["items"].as_array().ok_or("no items")?;
+    let report = items.iter().find(|item| item["kind"] == "GPUTopology").ok_or("no report")?;
+    Ok(serde_json::from_value(report.clone())?)
+}

@@ -1,0 +1,215 @@
+//! What is played: rules, on which traces, at which loads.
+
+use jiff::SignedDuration;
+use std::collections::BTreeMap;
+use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_ledger::fairness::Weights;
+use switchyard_ledger::index::Patience;
+use switchyard_ledger::predictor::Guess;
+use switchyard_simulate::fabric::Fabric;
+use switchyard_simulate::failures::Failures;
+use switchyard_simulate::play::{Limits, Rule};
+use switchyard_simulate::rules::{Policy, Pool, PoolOrder, Product};
+
+/// A trace by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum TraceName {
+    /// An LLM cluster's, on equal leaves of eight hosts.
+    Lingjun,
+    /// The same on its own 847 hosts in uneven leaves, where jobs come so much faster.
+    Fleet,
+    /// Mostly small jobs of many teams, on equal leaves of eight hosts.
+    Philly,
+}
+
+impl TraceName {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            TraceName::Lingjun => "lingjun",
+            TraceName::Fleet => "fleet",
+            TraceName::Philly => "philly",
+        }
+    }
+
+    pub(crate) fn file(self) -> &'static str {
+        match self {
+            TraceName::Lingjun | TraceName::Fleet => "lingjun-2023.csv.gz",
+            TraceName::Philly => "philly-2017-october.csv.gz",
+        }
+    }
+
+    pub(crate) fn hosts(self) -> Option<&'static str> {
+        (self == TraceName::Fleet).then_some("lingjun-2023-hosts.csv.gz")
+    }
+}
+
+/// A part of the bench.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Part {
+    /// The product beside rules like those of others.
+    Rules,
+    /// The same where nodes fail, each every 100 days.
+    Failures,
+    /// The product with each constant of its rules at half and twice its value.
+    Constants,
+    /// The product where teams have equal shares, beside itself without them.
+    Teams,
+    /// The product where gangs wait for a better place, beside itself.
+    Patience,
+}
+
+pub(crate) type Made = Result<Box<dyn Rule>, String>;
+
+/// A rule of a table.
+pub(crate) struct Entry {
+    pub(crate) name: &'static str,
+    pub(crate) limits: Limits,
+    pub(crate) make: fn(&Fabric, &GPUTopology) -> Made,
+}
+
+impl Part {
+    pub(crate) const ALL: [Part; 5] = [Part::Rules, Part::Failures, Part::Constants, Part::Teams, Part::Patience];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Part::Rules => "rules",
+            Part::Failures => "failures",
+            Part::Constants => "constants",
+            Part::Teams => "teams",
+            Part::Patience => "patience",
+        }
+    }
+
+    pub(crate) fn traces(self) -> &'static [TraceName] {
+        match self {
+            Part::Rules => &[TraceName::Lingjun, TraceName::Philly],
+            Part::Failures | Part::Constants | Part::Patience => &[TraceName::Lingjun],
+            Part::Teams => &[TraceName::Philly],
+        }
+    }
+
+    pub(crate) fn loads(self, trace: TraceName) -> &'static [f64] {
+        match (self, trace) {
+            (Part::Rules, TraceName::Lingjun | TraceName::Philly) => &[0.8, 0.71, 0.64],
+            (Part::Patience, _) => &[0.71, 0.64],
+            _ => &[0.71],
+        }
+    }
+
+    pub(crate) fn failures(self) -> Option<Failures> {
+        (self == Part::Failures).then(|| Failures::every_days(100.0))
+    }
+
+    pub(crate) fn entries(self) -> &'static [Entry] {
+        match self {
+            Part::Rules => &RULES,
+            // A pool has no hosts that could fail.
+            Part::Failures => &RULES[..WITH_HOSTS],
+            Part::Constants => &CONSTANTS,
+            Part::Teams => &TEAMS,
+            Part::Patience => &PATIENCE,
+        }
+    }
+}
+
+fn pool(fabric: &Fabric, order: PoolOrder) -> Made {
+    Ok(Box::new(Pool::new(fabric, order)))
+}
+
+/// Rules of the table that have hosts.
+const WITH_HOSTS: usize = 10;
+
+const RULES: [Entry; 13] = [
+    Entry { name: "Switchyard", limits: Limits::Coarse, make: |f, m| Policy::Switchyard.rule(f, m) },
+    Entry { name: "Switchyard, half without limits", limits: Limits::Half, make: |f, m| Policy::Switchyard.rule(f, m) },
+    Entry { name: "with predictor, half without", limits: Limits::Half, make: |f, m| Policy::Predicting.rule(f, m) },
+    Entry { name: "Switchyard, no limits", limits: Limits::None, make: |f, m| Policy::Switchyard.rule(f, m) },
+    Entry { name: "strict FIFO", limits: Limits::None, make: |f, m| Policy::StrictFifo.rule(f, m) },
+    Entry { name: "Kueue-like", limits: Limits::None, make: |f, m| Policy::KueueLike.rule(f, m) },
+    Entry { name: "Volcano-like", limits: Limits::None, make: |f, m| Policy::VolcanoLike.rule(f, m) },
+    Entry { name: "default scheduler", limits: Limits::None, make: |f, m| Policy::DefaultScheduler.rule(f, m) },
+    Entry { name: "EASY, coarse limits", limits: Limits::Coarse, make: |f, m| Policy::Easy.rule(f, m) },
+    Entry { name: "EASY, half without", limits: Limits::Half, make: |f, m| Policy::Easy.rule(f, m) },
+    Entry { name: "ideal: strict FIFO, no places", limits: Limits::None, make: |f, _| pool(f, PoolOrder::StrictFifo) },
+    Entry { name: "ideal: best effort, no places", limits: Limits::None, make: |f, _| pool(f, PoolOrder::BestEffort) },
+    Entry {
+        name: "ideal: shortest first, no places",
+        limits: Limits::Exact,
+        make: |f, _| pool(f, PoolOrder::Shortest),
+    },
+];
+
+fn guessing(fabric: &Fabric, machine: &GPUTopology, guess: Guess) -> Made {
+    Ok(Box::new(Product::new(fabric, machine)?.guessing(guess)))
+}
+
+fn forecasting(fabric: &Fabric, machine: &GPUTopology, one_in: i32) -> Made {
+    Ok(Box::new(Product::new(fabric, machine)?.forecasting(one_in)))
+}
+
+fn patient(fabric: &Fabric, machine: &GPUTopology, percent_of_limit: i32) -> Made {
+    Ok(Box::new(Product::new(fabric, machine)?.waiting_for_better(Patience { percent_of_limit })))
+}
+
+const PATIENCE: [Entry; 4] = [
+    Entry { name: "Switchyard", limits: Limits::Coarse, make: |f, m| Policy::Switchyard.rule(f, m) },
+    Entry { name: "waits for 10 % of its limit", limits: Limits::Coarse, make: |f, m| patient(f, m, 10) },
+    Entry { name: "waits for 5 % of its limit", limits: Limits::Coarse, make: |f, m| patient(f, m, 5) },
+    Entry { name: "waits for 20 % of its limit", limits: Limits::Coarse, make: |f, m| patient(f, m, 20) },
+];
+
+/// All teams count alike, and what they had counts half after so long.
+fn sharing(fabric: &Fabric, machine: &GPUTopology, half_life_hours: i64) -> Made {
+    let equal = Weights { half_life: SignedDuration::from_hours(half_life_hours), ..Weights::new(BTreeMap::new()) };
+    Ok(Box::new(Product::new(fabric, machine)?.sharing(equal)))
+}
+
+/// A week, half of it and twice as much.
+const TEAMS: [Entry; 5] = [
+    Entry { name: "Switchyard", limits: Limits::Coarse, make: |f, m| Policy::Switchyard.rule(f, m) },
+    Entry { name: "equal weights", limits: Limits::Coarse, make: |f, m| sharing(f, m, 168) },
+    Entry { name: "equal weights, half-life 3.5 days", limits: Limits::Coarse, make: |f, m| sharing(f, m, 84) },
+    Entry { name: "equal weights, half-life 14 days", limits: Limits::Coarse, make: |f, m| sharing(f, m, 336) },
+    Entry { name: "Kueue-like", limits: Limits::None, make: |f, m| Policy::KueueLike.rule(f, m) },
+];
+
+const MINUTES_5: SignedDuration = SignedDuration::from_mins(5);
+const MINUTES_20: SignedDuration = SignedDuration::from_mins(20);
+
+/// Half of the jobs have no limit: a guess stands in for it. Where all have one, the rules of the queue have no constant; forecasts do.
+const CONSTANTS: [Entry; 10] = [
+    Entry { name: "as they are", limits: Limits::Half, make: |f, m| guessing(f, m, Guess::default()) },
+    Entry {
+        name: "10 jobs kept",
+        limits: Limits::Half,
+        make: |f, m| guessing(f, m, Guess { kept: 10, ..Guess::default() }),
+    },
+    Entry {
+        name: "40 jobs kept",
+        limits: Limits::Half,
+        make: |f, m| guessing(f, m, Guess { kept: 40, ..Guess::default() }),
+    },
+    Entry {
+        name: "half as long again",
+        limits: Limits::Half,
+        make: |f, m| guessing(f, m, Guess { again_percent: 50, ..Guess::default() }),
+    },
+    Entry {
+        name: "twice as long again",
+        limits: Limits::Half,
+        make: |f, m| guessing(f, m, Guess { again_percent: 200, ..Guess::default() }),
+    },
+    Entry {
+        name: "at least 5 minutes",
+        limits: Limits::Half,
+        make: |f, m| guessing(f, m, Guess { least: MINUTES_5, ..Guess::default() }),
+    },
+    Entry {
+        name: "at least 20 minutes",
+        limits: Limits::Half,
+        make: |f, m| guessing(f, m, Guess { least: MINUTES_20, ..Guess::default() }),
+    },
+    Entry { name: "forecasts as they are", limits: Limits::Coarse, make: |f, m| forecasting(f, m, 10) },
+    Entry { name: "one in 5 ends early", limits: Limits::Coarse, make: |f, m| forecasting(f, m, 5) },
+    Entry { name: "one in 20 ends early", limits: Limits::Coarse, make: |f, m| forecasting(f, m, 20) },
+];

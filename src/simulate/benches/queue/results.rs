@@ -1,0 +1,63 @@
+//! The result file, row by row.
+
+use serde_json::{Value, json};
+use std::error::Error;
+use std::fs;
+use std::path::PathBuf;
+
+/// What tells a row from others.
+const KEY: [&str; 5] = ["part", "trace", "load", "model", "rule"];
+
+/// The file, which is written after each row: a long run that is cut off keeps what it has.
+pub(crate) struct Results {
+    file: Option<PathBuf>,
+    commands: Vec<Value>,
+    rows: Vec<Value>,
+}
+
+impl Results {
+    /// `is_piece`: the rows of the file stay.
+    pub(crate) fn open(file: Option<PathBuf>, is_piece: bool) -> Result<Results, Box<dyn Error>> {
+        let mut results = Results { file, commands: Vec::new(), rows: Vec::new() };
+        if let Some(file) = results.file.as_ref().filter(|file| is_piece && file.exists()) {
+            let before: Value = serde_json::from_str(&fs::read_to_string(file)?)?;
+            let list = |name: &str| before[name].as_array().cloned().unwrap_or_default();
+            (results.commands, results.rows) = (list("commands"), list("results"));
+        }
+        let command = json!(command());
+        results.commands.retain(|before| *before != command);
+        results.commands.push(command);
+        Ok(results)
+    }
+
+    /// A row, in the place of the one that has the same key.
+    pub(crate) fn put(&mut self, row: Value) -> Result<(), Box<dyn Error>> {
+        match self.rows.iter_mut().find(|before| KEY.iter().all(|key| before[key] == row[key])) {
+            Some(before) => *before = row,
+            None => self.rows.push(row),
+        }
+        let Some(file) = &self.file else { return Ok(()) };
+        let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
+        let cpu = cpu.trim_start_matches(['\t', ' ', ':']);
+        let report = json!({"command": "cargo xtask bench queue", "commands": self.commands, "machine": cpu, "results": self.rows});
+        Ok(fs::write(file, serde_json::to_string_pretty(&report)? + "\n")?)
+    }
+}
+
+/// The command that gives these rows: what was chosen is part of it.
+fn command() -> String {
+    let mut given = std::env::args().skip(1).filter(|word| word != "--bench");
+    let mut chosen = Vec::new();
+    while let Some(word) = given.next() {
+        if word == "--json" {
+            given.next();
+        } else {
+            chosen.push(word);
+        }
+    }
+    match chosen.is_empty() {
+        true => "cargo xtask bench queue".into(),
+        false => format!("cargo bench -p switchyard-simulate --bench queue -- {}", chosen.join(" ")),
+    }
+}

@@ -1,0 +1,86 @@
+//! What each team asks for, has, and should have.
+
+use crate::play::{Job, Team};
+use crate::trace::Row;
+use std::collections::BTreeMap;
+
+/// GPUs that a team asks for, and of them those that it has.
+#[derive(Default)]
+struct Demand {
+    all: u32,
+    has: u32,
+}
+
+pub(super) struct Teams {
+    pub of_job: Vec<usize>,
+    pub had: Vec<Team>,
+    demands: Vec<Demand>,
+}
+
+impl Teams {
+    /// Of a trace without queues there is one team.
+    pub fn of(rows: &[Row]) -> Teams {
+        let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut had: Vec<Team> = Vec::new();
+        let of_job = rows.iter().map(|row| {
+            *numbers.entry(row.queue.as_str()).or_insert_with(|| {
+                had.push(Team { name: row.queue.clone(), ..Team::default() });
+                had.len() - 1
+            })
+        });
+        let of_job = of_job.collect();
+        let demands = had.iter().map(|_| Demand::default()).collect();
+        Teams { of_job, had, demands }
+    }
+
+    pub fn ask(&mut self, job: &Job) {
+        self.demands[job.team].all += job.all_gpus();
+    }
+
+    pub fn take(&mut self, job: &Job) {
+        self.demands[job.team].has += job.all_gpus();
+    }
+
+    /// A job has ended, or asks again.
+    pub fn give_back(&mut self, job: &Job) {
+        let demand = &mut self.demands[job.team];
+        (demand.all, demand.has) = (demand.all - job.all_gpus(), demand.has - job.all_gpus());
+    }
+
+    /// What a team does not ask for is for the others.
+    pub fn pass_time(&mut self, seconds: f64, gpus: u32) {
+        let mut open: Vec<usize> = (0..self.had.len()).filter(|team| self.demands[*team].all > 0).collect();
+        open.sort_by_key(|team| self.demands[*team].all);
+        let mut left = f64::from(gpus);
+        for (at, team) in open.iter().enumerate() {
+            let (demand, had) = (&self.demands[*team], &mut self.had[*team]);
+            let part = f64::from(demand.all).min(left / (open.len() - at) as f64);
+            left -= part;
+            had.owed += seconds * part;
+            had.had += seconds * f64::from(demand.has);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_team_should_have_what_it_asks_for_and_at_most_its_part_of_what_others_leave() {
+        let row = |queue: &str| {
+            let (line, submit, duration, gpus, limit) = (2, 0.0, 1.0, 1, None);
+            Row { line, submit, duration, gpus, queue: queue.into(), limit }
+        };
+        let mut teams = Teams::of(&["a", "b", "c", "a"].map(row));
+        assert_eq!(teams.of_job, [0, 1, 2, 0]);
+        let job = |team, gpus| Job { number: 0, submit: 0.0, pods: 1, gpus, limit: None, team };
+        for (team, gpus) in [(0, 90), (1, 10), (2, 60)] {
+            teams.ask(&job(team, gpus));
+        }
+        teams.take(&job(0, 90));
+        teams.pass_time(2.0, 100);
+        let got: Vec<(f64, f64)> = teams.had.iter().map(|team| (team.had, team.owed)).collect();
+        assert_eq!(got, [(180.0, 90.0), (0.0, 20.0), (0.0, 90.0)]);
+    }
+}
