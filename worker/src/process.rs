@@ -119,8 +119,8 @@ pub fn stop_on_signal(rank: u32, saves: bool) -> std::io::Result<Arc<Stopping>> 
     Ok(stopping)
 }
 
-/// Ends this process at once. What is registered for its end does not run: that of a library whose GPU hangs may wait for the GPU. Nothing that
-/// was written is lost, since standard output is flushed by each event.
+/// Ends this process at once. What is registered for its end does not run: that of a library whose GPU hangs may wait for
+/// the GPU. Nothing that was written is lost, since standard output is flushed by each event.
 #[allow(unsafe_code)]
 pub fn end(exit: Exit) -> ! {
     unsafe extern "C" {

@@ -51,8 +51,8 @@ pub struct Engine {
     #[serde(default)]
     pub device: Device,
 
-    /// Whether GPUs run the works of a micro-batch as one CUDA graph, which spares a call of the driver for each kernel. `Enabled` (default):
-    /// both give the same numbers. `Disabled` for a profiler that shows kernels by the calls that queue them.
+    /// Whether GPUs run the works of a micro-batch as one CUDA graph, which spares a call of the driver for each kernel. `Enabled`
+    /// (default): both give the same numbers. `Disabled` for a profiler that shows kernels by the calls that queue them.
     #[serde(default)]
     pub cuda_graphs: Switch,
 

@@ -42,8 +42,9 @@ pub const HOST_ID: &str = "SWITCHYARD_HOST_ID";
 /// Forces the CPU kernels: `auto` (default), `amx`, `avx512bf16`, `avx512`, `avx2` or `portable`. With `auto`, rank 0 chooses how
 /// bf16 is multiplied on all ranks, among the ways that all of them have.
 pub const KERNEL: &str = "SWITCHYARD_KERNEL";
-/// Folder for kernels that were compiled for GPUs, and algorithms that were chosen for them; `none`: nothing is kept. Default: `switchyard/gpu` in
-/// the folder of the user's caches (`XDG_CACHE_HOME`, else `~/.cache`). One that cannot be written is no error.
+/// Folder for kernels that were compiled for GPUs, and algorithms that were chosen for them; `none`: nothing is kept.
+/// Default: `switchyard/gpu` in the folder of the user's caches (`XDG_CACHE_HOME`, else `~/.cache`). One that cannot be
+/// written is no error.
 pub const GPU_CACHE: &str = "SWITCHYARD_GPU_CACHE";
 /// Seconds of silence after which a peer counts as failed. Default 10.
 pub const PEER_TIMEOUT_SECONDS: &str = "SWITCHYARD_PEER_TIMEOUT_SECONDS";

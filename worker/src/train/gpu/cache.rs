@@ -1,7 +1,7 @@
 //! What was compiled and chosen for a GPU, kept on disk for later runs.
 //!
-//! An entry is a file. Its name is a digest of everything that its contents depend on: device, versions, sources, options. It begins with that
-//! digest and one of its contents, so that a damaged file, or one under a wrong name, is found. No entry is ever needed.
+//! An entry is a file. Its name is a digest of everything that its contents depend on: device, versions, sources, options. It begins
+//! with that digest and one of its contents, so that a damaged file, or one under a wrong name, is found. No entry is ever needed.
 
 use crate::process::variable;
 use crate::train::digest::digest;

@@ -70,8 +70,8 @@ impl Workshop {
         if let Some(folder) = self.cache.folder() {
             let (compiled, programs, asked) = (self.compiled, self.programs.len(), self.algorithms.asked());
             eprintln!(
-                "note: {compiled} of {programs} programs for the GPU were compiled, and cuBLASLt was asked for {asked} algorithms; the others \
-                 were in {}",
+                "note: {compiled} of {programs} programs for the GPU were compiled, and cuBLASLt was asked for {asked} algorithms; the \
+                 others were in {}",
                 folder.display()
             );
         }

@@ -56,8 +56,13 @@ impl Machine {
     }
 }
 
-/// What launches on a device are planned for. `shared_bytes`: of a block, at most.
-pub(super) fn target(multiprocessors: u32, shared_bytes: u32) -> Target {
+/// What launches on a device are planned for.
+pub(super) fn target(device: &Device) -> Target {
+    target_of(u32::try_from(device.multiprocessors).unwrap_or(1), device.shared_bytes)
+}
+
+/// The same for a device that need not be there. `shared_bytes`: of a block, at most.
+pub(super) fn target_of(multiprocessors: u32, shared_bytes: u32) -> Target {
     Target { blocks: BLOCKS * multiprocessors.max(1), shared_bytes }
 }
 

@@ -37,8 +37,8 @@ impl Norms {
         })
     }
 
-    /// Queues the copy of a micro-batch's statistics, for which what is queued on `compute` from now on waits. `forward`: behind its forward
-    /// pass.
+    /// Queues the copy of a micro-batch's statistics, for which what is queued on `compute` from now on waits. `forward`: behind its
+    /// forward pass.
     ///
     /// # Errors
     /// The device failed.

@@ -39,8 +39,7 @@ impl GpuPlan {
         let device = machine.devices.first().cloned().ok_or(switchyard_cuda::Error::NoDevice)?;
         let compiler = machine.nvrtc.version()?;
         let (optimizer, samples) = (&config.optimizer, config.reader.sample_type);
-        let target = target(u32::try_from(device.multiprocessors).unwrap_or(1), device.shared_bytes);
-        let computation = Computation::new(training.graph()?, optimizer, config.precision, samples, target)?;
+        let computation = Computation::new(training.graph()?, optimizer, config.precision, samples, target(&device))?;
         let plan = GpuPlan { machine, computation, device, compiler, matmul: config.gpu.matmul };
         let limit = (plan.device.memory_bytes as f64 * config.memory.fraction) as u64;
         let need = plan.memory();

@@ -1,6 +1,6 @@
 //! What a step takes at least on a GPU that need not be there.
 
-use super::machine::target;
+use super::machine::target_of;
 use super::plan::{memory, too_large};
 use crate::data::Dataset;
 use crate::gpu::Computation;
@@ -23,7 +23,7 @@ pub fn predict(
     registry: &Registry,
 ) -> Result<Prediction, TrainError> {
     let training = training(config, dataset, world, registry)?;
-    let target = target(gpu.multiprocessors, gpu.shared_bytes_per_block);
+    let target = target_of(gpu.multiprocessors, gpu.shared_bytes_per_block);
     let (optimizer, samples) = (&config.optimizer, config.reader.sample_type);
     let computation = Computation::new(training.graph()?, optimizer, config.precision, samples, target)?;
     let limit = (gpu.memory_bytes as f64 * config.memory.fraction) as u64;
