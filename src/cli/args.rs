@@ -8,7 +8,7 @@ mod topo;
 mod values;
 
 pub(super) use cluster::{ClusterArgs, ExplainArgs, PreflightArgs, SnapshotArgs, WhatifArgs};
-pub(super) use diagnose::{ConvertArgs, DoctorArgs, LintArgs};
+pub(super) use diagnose::{ConvertArgs, DoctorArgs, DoctorCommand, DoctorGpuArgs, LintArgs};
 pub(super) use live::{BundleArgs, ConnectionArgs, LogsArgs, StatusArgs};
 pub(super) use simulate::{Limits, SimulateArgs};
 pub(super) use topo::{ImportArgs, TopoArgs, TopoCommand, XmlArgs};
@@ -193,6 +193,11 @@ pub(super) struct RunArgs {
     /// Directory for logs, status and the trained model; new or empty. Default: runs/JOB-xxxx.
     #[arg(long, value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
+
+    /// GPUs of the ranks, by the numbers that nvidia-smi shows: one for each rank, in the order of the ranks. Default: each process takes
+    /// the GPU of its number.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub devices: Vec<u32>,
 
     /// Program of the ranks, such as one with custom models. Default: switchyard-worker beside this program or on the PATH.
     #[arg(long, value_name = "FILE", env = "SWITCHYARD_WORKER")]

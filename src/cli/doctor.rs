@@ -1,6 +1,8 @@
 //! `switchyard doctor`: reads logs and reports the first error, what followed, and what to check.
 
-use crate::args::{Cli, DoctorArgs};
+mod gpu;
+
+use crate::args::{Cli, DoctorArgs, DoctorCommand};
 use crate::failure::Failure;
 use crate::live;
 use crate::output::{emit, width};
@@ -50,6 +52,9 @@ const STRIDE: u64 = 8 << 20;
 
 /// Reads logs and explains them.
 pub(super) fn doctor(cli: &Cli, args: &DoctorArgs) -> Result<Exit, Failure> {
+    if let Some(DoctorCommand::Gpu(args)) = &args.command {
+        return gpu::gpu(cli, args);
+    }
     let (diagnosis, gang, stories) = match live::name_in(args) {
         Some(name) => live::diagnose(args, name).map(|(diagnosis, gang)| (diagnosis, Some(gang), Vec::new()))?,
         None => (read_all(cli, &args.logs)?, None, recorded(&args.logs)?),

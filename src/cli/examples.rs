@@ -31,8 +31,14 @@ fn every_example_has_its_plan() {
     for path in examples {
         let job = manifest::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let nodes = [machine()];
-        let snapshot =
-            LocalSnapshot { job: &job, nodes: &nodes, attempt: 1, rendezvous: "ADDRESS:PORT", run_dir: "RUN_DIR" };
+        let snapshot = LocalSnapshot {
+            job: &job,
+            nodes: &nodes,
+            attempt: 1,
+            rendezvous: "ADDRESS:PORT",
+            run_dir: "RUN_DIR",
+            devices: None,
+        };
         let plan = plan(&snapshot).unwrap_or_else(|refusal| panic!("{}: {refusal}", path.display()));
         let processes: Vec<_> = plan
             .processes()

@@ -10,7 +10,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_local::{self as local, Interval, Observer, RunDir, RunDirError, Update, Worker};
-use switchyard_plan::local::{LocalSnapshot, plan as make_plan};
+use switchyard_plan::local::{Devices, LocalSnapshot, plan as make_plan};
 use switchyard_worker_contract::event::Inspection;
 use switchyard_worker_contract::exit::Exit;
 
@@ -30,7 +30,9 @@ pub(super) fn run(cli: &Cli, args: &RunArgs) -> Result<Exit, Failure> {
     let mut show = Show::new(cli, &topology, &run_dir);
     // The processes are started from this thread: the kernel ends them when it ends.
     let tasks = tokio::task::LocalSet::new();
-    let ended = tasks.block_on(&runtime, local::run(job, &topology, &run_dir, &worker, &mut show));
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok().filter(|visible| !visible.is_empty());
+    let devices = (!args.devices.is_empty()).then_some(Devices { indexes: &args.devices, visible: visible.as_deref() });
+    let ended = tasks.block_on(&runtime, local::run(job, devices, &topology, &run_dir, &worker, &mut show));
     show.clear();
     let advice = report::after_run(&run_dir).unwrap_or_else(|failure| {
         eprintln!("warning: {failure}");
@@ -63,8 +65,14 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
         args.topology.iter().map(|path| machine::read_file(path)).collect()
     };
     let nodes = nodes.map_err(Failure::usage)?;
-    let snapshot =
-        LocalSnapshot { job: &job, nodes: &nodes, attempt: 1, rendezvous: "ADDRESS:PORT", run_dir: "RUN_DIR" };
+    let snapshot = LocalSnapshot {
+        job: &job,
+        nodes: &nodes,
+        attempt: 1,
+        rendezvous: "ADDRESS:PORT",
+        run_dir: "RUN_DIR",
+        devices: None,
+    };
     let plan = make_plan(&snapshot).map_err(local::RunError::from)?;
     emit(cli.output, "Plan", &plan, || yaml(&plan));
     Ok(Exit::Done)

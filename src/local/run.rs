@@ -16,7 +16,7 @@ use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{Restarts, TrainJob};
 use switchyard_plan::local::{
-    LocalPlan, LocalSnapshot, Next, Observed, PlannedNode, Progress, Refusal, RunEnd, next, plan, status,
+    Devices, LocalPlan, LocalSnapshot, Next, Observed, PlannedNode, Progress, Refusal, RunEnd, next, plan, status,
 };
 use switchyard_plan::status::Ending;
 use switchyard_worker_contract::event::{Inspection, Summary};
@@ -105,6 +105,7 @@ impl RunError {
 /// It cannot start, or its processes cannot be followed; then none is left running.
 pub async fn run(
     job: TrainJob,
+    devices: Option<Devices<'_>>,
     machine: &GPUTopology,
     run_dir: &RunDir,
     worker: &Worker,
@@ -113,7 +114,7 @@ pub async fn run(
     let mut signals = Signals::listen()?;
     let nodes = std::slice::from_ref(machine);
     let plan_attempt = |attempt: u32, rendezvous: &str| {
-        plan(&LocalSnapshot { job: &job, nodes, attempt, rendezvous, run_dir: run_dir.text() })
+        plan(&LocalSnapshot { job: &job, nodes, attempt, rendezvous, run_dir: run_dir.text(), devices })
     };
     // Only the address is unknown before the attempt.
     let first = plan_attempt(1, "127.0.0.1:0")?;

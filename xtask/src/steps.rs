@@ -47,7 +47,7 @@ pub(crate) fn chaos() -> Result<()> {
     let full = ["test", "--workspace", "--test", "plane", "--", "faults::", "churn::"];
     let args = [&full[..], &["--test-threads", "1", "--nocapture"]].concat();
     step("faults and churn, in full", cargo(&args).env("SWITCHYARD_CHAOS", &results))?;
-    let workers = ["test", "--workspace", "--test", "faults", "--test", "hangs", "--", "--nocapture"];
+    let workers = ["test", "--workspace", "--test", "faults", "--test", "hangs", "--test", "gpu_seeds", "--", "--nocapture"];
     step("faults of workers, in full", cargo(&workers).env("SWITCHYARD_CHAOS", results))
 }
 

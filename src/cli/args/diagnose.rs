@@ -1,7 +1,7 @@
 //! Arguments of the commands that diagnose manifests and logs.
 
 use super::ConnectionArgs;
-use clap::Args;
+use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use switchyard_fabric::variables::nccl;
 
@@ -26,7 +26,12 @@ pub(crate) struct ConvertArgs {
 
 /// Arguments of `doctor`.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct DoctorArgs {
+    /// A command other than reading logs.
+    #[command(subcommand)]
+    pub command: Option<DoctorCommand>,
+
     /// Logs of ranks, or folders of them such as the directory of a run; `-` reads standard input. Or the name of a TrainJob in the cluster of
     /// the kubeconfig, to read the logs of its pods.
     #[arg(value_name = "LOG|JOB", required = true)]
@@ -35,6 +40,21 @@ pub(crate) struct DoctorArgs {
     /// Where a TrainJob is.
     #[command(flatten)]
     pub connection: ConnectionArgs,
+}
+
+/// What else the doctor looks at.
+#[derive(Debug, Subcommand)]
+pub(crate) enum DoctorCommand {
+    /// Show what this machine has for training on GPUs: driver, libraries, GPUs; what is missing, and what would fix it.
+    Gpu(DoctorGpuArgs),
+}
+
+/// Arguments of `doctor gpu`.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorGpuArgs {
+    /// Program that looks. Default: switchyard-worker beside this program or on the PATH.
+    #[arg(long, value_name = "FILE", env = "SWITCHYARD_WORKER")]
+    pub worker: Option<PathBuf>,
 }
 
 /// Exit codes of `lint`, for `--help`.

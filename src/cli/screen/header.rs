@@ -24,6 +24,9 @@ pub(crate) fn header(plan: &LocalPlan, inspection: &Inspection, run_dir: &str, t
     line("memory", memory_words(inspection));
     line("data", data_words(engine, inspection));
     line("machine", format!("{}; kernels {}", machine(topology), inspection.kernel));
+    for gpu in &plan.gpus {
+        line("gpu", format!("rank {} on {gpu}", gpu.rank));
+    }
     line("place", plan.reason.replace(", out of ", ",\n           out of "));
     line(
         "steps",

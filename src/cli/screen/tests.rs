@@ -105,7 +105,15 @@ fn planned() -> LocalPlan {
     });
     let job = switchyard_crds::validate::train_job(&document).unwrap_or_else(|faults| panic!("{faults:?}"));
     let nodes = [machine()];
-    plan(&LocalSnapshot { job: &job, nodes: &nodes, attempt: 1, rendezvous: "127.0.0.1:1", run_dir: "runs/x" }).unwrap()
+    plan(&LocalSnapshot {
+        job: &job,
+        nodes: &nodes,
+        attempt: 1,
+        rendezvous: "127.0.0.1:1",
+        run_dir: "runs/x",
+        devices: None,
+    })
+    .unwrap()
 }
 
 fn inspection() -> Inspection {

@@ -24,8 +24,15 @@ fn planned() -> LocalPlan {
     machine.status =
         Some(GPUTopologyStatus { cpus: Some(cpus), numa_nodes: vec![numa], ..GPUTopologyStatus::default() });
     let nodes = [machine];
-    local::plan(&LocalSnapshot { job: &job, nodes: &nodes, attempt: 1, rendezvous: "127.0.0.1:1", run_dir: "runs/x" })
-        .unwrap()
+    local::plan(&LocalSnapshot {
+        job: &job,
+        nodes: &nodes,
+        attempt: 1,
+        rendezvous: "127.0.0.1:1",
+        run_dir: "runs/x",
+        devices: None,
+    })
+    .unwrap()
 }
 
 fn ready(rank: u32) -> Event {

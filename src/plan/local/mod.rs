@@ -7,11 +7,13 @@
 //! progress of the run ─> status
 //! ```
 
+mod devices;
 mod life;
 mod processes;
 #[cfg(test)]
 mod tests;
 
+pub use devices::{Devices, PlannedGpu};
 pub use life::{AttemptEnd, Next, Observed, Progress, RunEnd, next, status};
 pub use processes::{Device, LocalPlan, PlannedNode, ProcessSpec};
 
@@ -36,6 +38,8 @@ pub struct LocalSnapshot<'a> {
     pub rendezvous: &'a str,
     /// Directory of the run, in which configuration, key and logs lie.
     pub run_dir: &'a str,
+    /// GPUs that were chosen for the ranks. Without them each process takes the one of its number on its node.
+    pub devices: Option<Devices<'a>>,
 }
 
 /// Why there is no plan.
@@ -69,13 +73,16 @@ fn on(node: &Option<String>) -> String {
 pub fn plan(snapshot: &LocalSnapshot<'_>) -> Result<LocalPlan, Refusal> {
     let job = validate(snapshot.job).map_err(Refusal::Invalid)?;
     let engine = local_engine(snapshot.job, &job).map_err(|fault| Refusal::Invalid(vec![fault]))?;
+    let gpus = snapshot.nodes.iter().filter_map(|node| node.status.as_ref()).flat_map(|status| status.gpus.clone());
+    let chosen = snapshot.devices.map(|devices| devices::choose(devices, &gpus.collect::<Vec<_>>(), (&job, engine)));
+    let gpus = chosen.transpose().map_err(|fault| Refusal::Invalid(vec![fault]))?.unwrap_or_default();
     let named = machines::build(snapshot.nodes)?;
     let assignment = placement::solve(&named.cluster, &job.request).map_err(|reason| Refusal::NotPlaceable {
         job: job.name.clone(),
         node: reason.node().and_then(|node| named.names.get(node.0 as usize).cloned()),
         reason,
     })?;
-    Ok(processes::processes(&job, engine, &named, &assignment, snapshot))
+    Ok(processes::processes(&job, engine, &named, &assignment, (snapshot, gpus)))
 }
 
 /// The engine of a job, wherever its ranks are put.

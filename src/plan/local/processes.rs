@@ -1,6 +1,7 @@
 //! ValidJob and assignment to process specs: argv, environment with the reason of each entry, CPUs, devices. Total: cannot fail.
 
 use super::LocalSnapshot;
+use super::devices::{PlannedGpu, VISIBLE};
 use crate::job::{EnvEntry, ValidJob, identity};
 use serde::Serialize;
 use switchyard_core::placement::{Assignment, Mode, Place};
@@ -25,6 +26,9 @@ pub struct LocalPlan {
     pub nodes: Vec<PlannedNode>,
     /// The configuration every rank reads.
     pub engine: EngineConfig,
+    /// GPUs that were chosen for the ranks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<PlannedGpu>,
     /// Memory limit of a node, bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_limit_bytes: Option<u64>,
@@ -91,7 +95,7 @@ pub(super) fn processes(
     engine: &EngineConfig,
     named: &NamedCluster,
     assignment: &Assignment,
-    snapshot: &LocalSnapshot<'_>,
+    (snapshot, gpus): (&LocalSnapshot<'_>, Vec<PlannedGpu>),
 ) -> LocalPlan {
     let (per_node, per_process) = (job.request.processes_per_node, engine.devices_per_process.max(1));
     let nodes = assignment
@@ -107,7 +111,9 @@ pub(super) fn processes(
                 processes: places
                     .chunks(per_process as usize)
                     .enumerate()
-                    .map(|(index, places)| process(job, snapshot, node_rank, index as u32 * per_process, places))
+                    .map(|(index, places)| {
+                        process(job, (snapshot, &gpus), node_rank, index as u32 * per_process, places)
+                    })
                     .collect(),
             }
         })
@@ -121,6 +127,7 @@ pub(super) fn processes(
         warnings: assignment.warnings.iter().map(ToString::to_string).collect(),
         nodes,
         engine: EngineConfig { cpu_threads: threads * per_process, ..engine.clone() },
+        gpus,
         memory_limit_bytes: job.memory_limit,
         max_restarts: job.max_restarts,
     }
@@ -129,7 +136,7 @@ pub(super) fn processes(
 /// The process of neighbouring ranks, whose places become one.
 fn process(
     job: &ValidJob,
-    snapshot: &LocalSnapshot<'_>,
+    (snapshot, gpus): (&LocalSnapshot<'_>, &[PlannedGpu]),
     node_rank: u32,
     local_rank: u32,
     places: &[Place],
@@ -158,11 +165,16 @@ fn process(
         let reason = format!("{cores} core{} of NUMA node {}", if cores == 1 { "" } else { "s" }, numa.join(", "));
         set(env::CPUS, cpus.clone(), reason);
     }
+    let rank = node_rank * job.request.processes_per_node + local_rank;
+    let own = gpus.iter().skip(rank as usize).take(places.len()).map(|gpu| gpu.uuid.as_str()).collect::<Vec<_>>();
+    if !own.is_empty() {
+        set(VISIBLE, own.join(","), "--devices".into());
+    }
     for (name, value) in &job.env {
         set(name, value.clone(), "spec.trainer.env".into());
     }
     ProcessSpec {
-        rank: node_rank * job.request.processes_per_node + local_rank,
+        rank,
         ranks: places.len() as u32,
         argv: vec!["switchyard-worker".into(), "train".into()],
         env,

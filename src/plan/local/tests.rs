@@ -30,7 +30,7 @@ fn machine(name: &str, numa: &[&str], siblings: &[&str]) -> GPUTopology {
 }
 
 fn planned(job: &TrainJob, nodes: &[GPUTopology], attempt: u32) -> Result<LocalPlan, Refusal> {
-    plan(&LocalSnapshot { job, nodes, attempt, rendezvous: "127.0.0.1:29400", run_dir: "runs/x" })
+    plan(&LocalSnapshot { job, nodes, attempt, rendezvous: "127.0.0.1:29400", run_dir: "runs/x", devices: None })
 }
 
 fn two_cores() -> Vec<GPUTopology> {

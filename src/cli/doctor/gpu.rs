@@ -1,0 +1,76 @@
+//! `switchyard doctor gpu`: what this machine has for training on GPUs, what is missing, and what would fix it.
+
+use crate::args::{Cli, DoctorGpuArgs};
+use crate::failure::Failure;
+use crate::output::emit;
+use crate::text::columns;
+use switchyard_core::units::binary;
+use switchyard_local::{Worker, software};
+use switchyard_worker_contract::exit::Exit;
+use switchyard_worker_contract::software::{Gpu, Library, Software};
+
+/// Shows what the worker finds.
+pub(crate) fn gpu(cli: &Cli, args: &DoctorGpuArgs) -> Result<Exit, Failure> {
+    let exit = if args.worker.is_some() { Exit::Usage } else { Exit::Unexpected };
+    let worker = Worker::find(args.worker.as_deref()).map_err(|error| Failure::new(error, exit))?;
+    let software = software(&worker).map_err(Failure::unexpected)?;
+    emit(cli.output, "Software", &software, || screen(&software));
+    Ok(Exit::Done)
+}
+
+fn screen(Software { libraries, gpus }: &Software) -> String {
+    let mut rows = vec![["LIBRARY", "VERSION", "FILE", "FOUND BY"].map(str::to_owned).to_vec()];
+    let text = |field: &Option<String>| field.clone().unwrap_or_else(|| "-".to_owned());
+    for Library { name, version, file, found_by, .. } in libraries {
+        rows.push(vec![name.clone(), text(version), text(file), text(found_by)]);
+    }
+    let mut lines = vec![columns(&rows).trim_end().to_owned()];
+    for (index, Gpu { name, bus, memory_bytes }) in gpus.iter().enumerate() {
+        lines.push(format!("GPU {index}: {name}, {}, {bus}", binary(*memory_bytes)));
+    }
+    if gpus.is_empty() {
+        lines.push("no GPU".to_owned());
+    }
+    for Library { problem, remedy, without, .. } in libraries {
+        let Some(problem) = problem else { continue };
+        let remedy = remedy.as_ref().map_or_else(String::new, |remedy| format!("\n  fix: {remedy}"));
+        lines.push(format!("{problem}: {without}{remedy}"));
+    }
+    lines.join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_there_and_what_is_missing_are_shown_with_the_fix() {
+        let found = Library {
+            name: "driver".into(),
+            file: Some("/usr/lib/libcuda.so.580.65".into()),
+            found_by: Some("the loader".into()),
+            version: Some("13.0".into()),
+            problem: None,
+            remedy: None,
+            without: "no job runs on GPUs".into(),
+        };
+        let missing = Library {
+            name: "NCCL".into(),
+            file: None,
+            found_by: None,
+            version: None,
+            problem: Some("NCCL is not on this machine".into()),
+            remedy: Some("pip install nvidia-nccl-cu13".into()),
+            without: "gradients of several ranks go by way of the host".into(),
+        };
+        let gpu = Gpu { name: "NVIDIA H200".into(), bus: "0000:17:00.0".into(), memory_bytes: 150_109_814_784 };
+        assert_eq!(
+            screen(&Software { libraries: vec![found, missing], gpus: vec![gpu] }),
+            "LIBRARY  VERSION  FILE                        FOUND BY\n\
+             driver   13.0     /usr/lib/libcuda.so.580.65  the loader\n\
+             NCCL     -        -                           -\n\
+             GPU 0: NVIDIA H200, 140 GiB, 0000:17:00.0\n\
+             NCCL is not on this machine: gradients of several ranks go by way of the host\n  fix: pip install nvidia-nccl-cu13\n"
+        );
+    }
+}

@@ -1,0 +1,190 @@
+//! The GPUs that a command line chooses for the ranks of a run.
+
+use crate::job::{Invalid, ValidJob};
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::fmt;
+use switchyard_core::units::binary;
+use switchyard_crds::gpu_topology::{Gpu, MigMode};
+use switchyard_worker_contract::config::{self, EngineConfig};
+
+/// Names the GPUs that a process sees; the driver reads it.
+pub(super) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+const FLAG: &str = "--devices";
+
+/// GPUs by their numbers, one for each rank in the order of the ranks.
+#[derive(Debug, Clone, Copy)]
+pub struct Devices<'a> {
+    pub indexes: &'a [u32],
+    /// What `CUDA_VISIBLE_DEVICES` says where the command was started.
+    pub visible: Option<&'a str>,
+}
+
+/// A chosen GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlannedGpu {
+    /// The rank that computes on it.
+    pub rank: u32,
+    /// The driver's number of it.
+    pub index: u32,
+    pub uuid: String,
+    /// Product name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// What connects it with the rest of the machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub link: Option<String>,
+}
+
+/// `GPU 1: NVIDIA H200, 140 GiB, 18 NVLinks`.
+impl fmt::Display for PlannedGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GPU {}: {}", self.index, self.model.as_deref().unwrap_or("unknown model"))?;
+        let facts = [self.memory_bytes.map(binary), self.link.clone()];
+        facts.iter().flatten().try_for_each(|fact| write!(f, ", {fact}"))
+    }
+}
+
+fn invalid(got: impl Into<String>, expected: impl Into<String>) -> Invalid {
+    Invalid { field: FLAG.to_owned(), got: got.into(), expected: expected.into() }
+}
+
+/// The GPU of each rank.
+pub(super) fn choose(
+    devices: Devices<'_>,
+    gpus: &[Gpu],
+    (job, engine): (&ValidJob, &EngineConfig),
+) -> Result<Vec<PlannedGpu>, Invalid> {
+    let Devices { indexes, visible } = devices;
+    let list = indexes.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    if engine.device == config::Device::Cpu {
+        return Err(invalid(list, "spec.engine.device Cuda"));
+    }
+    let ranks = job.request.processes_per_node * job.request.nodes;
+    if indexes.len() != ranks as usize {
+        return Err(invalid(
+            list,
+            format!("one GPU for each of {ranks} ranks, or trainer.numProcPerNode {}", indexes.len()),
+        ));
+    }
+    let mut seen = BTreeSet::new();
+    if let Some(twice) = indexes.iter().find(|index| !seen.insert(**index)) {
+        return Err(invalid(format!("{list}: GPU {twice} twice"), "a GPU of its own for each rank"));
+    }
+    let chosen: Vec<&Gpu> = indexes.iter().map(|index| one(*index, gpus)).collect::<Result<_, _>>()?;
+    if let Some(visible) = visible.filter(|visible| !shows(visible, &chosen)) {
+        return Err(invalid(list, format!("GPUs that {VISIBLE}={visible} shows, or none of that variable")));
+    }
+    if let Some((_, value)) = job.env.iter().find(|(name, _)| name == VISIBLE) {
+        let expected = format!("no other choice: spec.trainer.env sets {VISIBLE}={value}");
+        return Err(invalid(list, expected));
+    }
+    Ok((0..).zip(chosen).map(|(rank, gpu)| planned(rank, gpu)).collect())
+}
+
+fn one(index: u32, gpus: &[Gpu]) -> Result<&Gpu, Invalid> {
+    let Some(gpu) = gpus.iter().find(|gpu| gpu.index == index) else {
+        let known = gpus.iter().map(|gpu| gpu.index.to_string()).collect::<Vec<_>>().join(", ");
+        let expected = if gpus.is_empty() { "a machine with GPUs".to_owned() } else { format!("one of {known}") };
+        return Err(invalid(format!("GPU {index}"), expected));
+    };
+    match &gpu.mig {
+        Some(mig) if mig.mode == MigMode::Enabled => {
+            let parts = mig.instances.len();
+            Err(invalid(format!("GPU {index}, which MIG splits into {parts} instances"), "a whole GPU"))
+        }
+        _ => Ok(gpu),
+    }
+}
+
+/// Whether a list of numbers and names has all of these.
+fn shows(visible: &str, chosen: &[&Gpu]) -> bool {
+    let names: Vec<&str> = visible.split(',').map(str::trim).collect();
+    let is_named = |gpu: &Gpu| {
+        // The driver takes the beginning of a name.
+        let by_name = |name: &&str| name.starts_with("GPU-") && gpu.uuid.starts_with(*name);
+        names.iter().any(|name| by_name(name) || *name == gpu.index.to_string())
+    };
+    chosen.iter().all(|gpu| is_named(gpu))
+}
+
+fn planned(rank: u32, gpu: &Gpu) -> PlannedGpu {
+    let nvlinks = gpu.nvlinks.as_ref().filter(|links| links.up > 0).map(|links| format!("{} NVLinks", links.up));
+    let pcie = gpu.pcie_link.as_ref().and_then(|link| {
+        let generation = link.generation.or(link.max_generation)?;
+        Some(format!("PCIe {generation} x{}", link.width.or(link.max_width)?))
+    });
+    PlannedGpu {
+        rank,
+        index: gpu.index,
+        uuid: gpu.uuid.clone(),
+        model: gpu.model.clone(),
+        memory_bytes: gpu.memory_bytes,
+        link: nvlinks.or(pcie),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::tests::job;
+    use crate::validate;
+    use serde_json::json;
+    use switchyard_crds::gpu_topology::{Mig, NvLinks, PcieLink};
+
+    fn gpu(index: u32) -> Gpu {
+        Gpu {
+            index,
+            uuid: format!("GPU-{index}{index}"),
+            model: Some("NVIDIA H200".into()),
+            memory_bytes: Some(150_109_814_784),
+            ..Gpu::default()
+        }
+    }
+
+    fn chosen(indexes: &[u32], visible: Option<&str>, env: serde_json::Value) -> Result<Vec<PlannedGpu>, String> {
+        let split = Gpu { mig: Some(Mig { mode: MigMode::Enabled, instances: Vec::new() }), ..gpu(2) };
+        let linked = Gpu { nvlinks: Some(NvLinks { up: 18, down: Vec::new() }), ..gpu(1) };
+        let pcie = PcieLink { generation: Some(5), width: Some(16), ..PcieLink::default() };
+        let gpus = [Gpu { pcie_link: Some(pcie), ..gpu(0) }, linked, split];
+        let job = job("two", json!({"trainer": {"numProcPerNode": 2, "env": env}, "engine": {"device": "Cuda"}}));
+        let valid = validate(&job).unwrap();
+        let engine = valid.engine.as_ref().unwrap();
+        choose(Devices { indexes, visible }, &gpus, (&valid, engine)).map_err(|fault| fault.to_string())
+    }
+
+    #[test]
+    fn each_rank_gets_a_gpu_in_the_order_of_the_list() {
+        for visible in [None, Some("0,1,2"), Some("GPU-11,GPU-0")] {
+            let gpus = chosen(&[1, 0], visible, json!([])).unwrap();
+            let words: Vec<String> = gpus.iter().map(|gpu| format!("{} {gpu}", gpu.rank)).collect();
+            assert_eq!(
+                words,
+                ["0 GPU 1: NVIDIA H200, 140 GiB, 18 NVLinks", "1 GPU 0: NVIDIA H200, 140 GiB, PCIe 5 x16"]
+            );
+        }
+    }
+
+    #[test]
+    fn a_choice_that_cannot_be_is_refused_with_the_reason() {
+        for (indexes, visible, words) in [
+            (&[0][..], None, "--devices: got 0; expected one GPU for each of 2 ranks, or trainer.numProcPerNode 1"),
+            (&[0, 0], None, "--devices: got 0,0: GPU 0 twice; expected a GPU of its own for each rank"),
+            (&[0, 7], None, "--devices: got GPU 7; expected one of 0, 1, 2"),
+            (&[0, 2], None, "--devices: got GPU 2, which MIG splits into 0 instances; expected a whole GPU"),
+            (
+                &[0, 1],
+                Some("0,3"),
+                "--devices: got 0,1; expected GPUs that CUDA_VISIBLE_DEVICES=0,3 shows, or none of that variable",
+            ),
+        ] {
+            assert_eq!(chosen(indexes, visible, json!([])), Err(words.to_owned()));
+        }
+        let env = json!([{"name": VISIBLE, "value": "5"}]);
+        let words = "--devices: got 0,1; expected no other choice: spec.trainer.env sets CUDA_VISIBLE_DEVICES=5";
+        assert_eq!(chosen(&[0, 1], None, env), Err(words.to_owned()));
+    }
+}
