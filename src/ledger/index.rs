@@ -4,9 +4,11 @@
 
 mod claims;
 mod forecast;
+mod places;
 mod reservation;
 mod waiting;
 
+pub use places::{Lack, Places};
 pub use reservation::Reservation;
 pub(crate) use reservation::{Place, is_usable};
 pub use waiting::Waiting;
@@ -112,6 +114,7 @@ pub struct Index {
     pub fleet: Fleet,
     pub incidents: Incidents,
     pub devices: Devices,
+    pub places: Places,
     /// Where each pod of ours is kept, by its UID.
     pods: BTreeMap<String, Kept>,
     /// Latest resource version seen in each namespace that has jobs, by kind: there may be a watch for each namespace, and one may be ahead of
