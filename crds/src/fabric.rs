@@ -240,7 +240,7 @@ pub struct FabricDecision {
     pub evidence: String,
     /// Node ranks to which it applies, as a list such as `0-3,6`. Absent: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 1024))]
+    #[schemars(length(max = 16384))]
     pub nodes: Option<String>,
     /// Releases of NCCL that read the variable, such as `2.21-` or `2.23-`. Absent: it is not NCCL's, or all do.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,13 +1,17 @@
 //! The CRDs as YAML: what `crds/generated` holds and what the Helm chart will carry.
 
-use crate::TrainJob;
 use crate::gpu_topology::GPUTopology;
+use crate::{PlacementSlice, TrainJob};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
 
 /// Every CRD with the name of its file in `crds/generated`.
 pub fn crds() -> Vec<(&'static str, CustomResourceDefinition)> {
-    vec![("gputopologies.yaml", GPUTopology::crd()), ("trainjobs.yaml", TrainJob::crd())]
+    vec![
+        ("gputopologies.yaml", GPUTopology::crd()),
+        ("placementslices.yaml", PlacementSlice::crd()),
+        ("trainjobs.yaml", TrainJob::crd()),
+    ]
 }
 
 /// The text of a generated file.

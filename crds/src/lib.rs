@@ -1,6 +1,7 @@
 //! The API of Switchyard, group `training.switchyard.dev/v1alpha1`, and the validation an API server would do.
 //!
 //! - [`TrainJob`]: what a user asks for, and the state of it.
+//! - [`PlacementSlice`]: a part of the place of a job that has too many nodes for its status.
 //! - [`validate`]: the checks that the API server derives from the CRD (structure, then CEL rules), without an API server.
 //! - `crds/generated/*.yaml`: the CRDs, written by `cargo xtask gen`, never by hand.
 //!
@@ -18,6 +19,7 @@ pub mod generate;
 pub mod gpu_topology;
 pub mod labels;
 pub mod names;
+mod placement_slice;
 mod topology_policy;
 mod train_job;
 mod train_job_status;
@@ -27,6 +29,7 @@ pub use checkpoint::*;
 pub use engine::*;
 pub use fabric::*;
 pub use failure_policy::*;
+pub use placement_slice::*;
 pub use topology_policy::*;
 pub use train_job::*;
 pub use train_job_status::*;

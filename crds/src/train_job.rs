@@ -205,7 +205,7 @@ fn pod_template_schema(generator: &mut SchemaGenerator) -> Schema {
 }
 
 /// Most nodes of a job.
-pub const MAX_NODES: i32 = 1024;
+pub const MAX_NODES: i32 = 4096;
 /// Most processes on a node.
 pub const MAX_PROC_PER_NODE: i32 = 64;
 

@@ -1,6 +1,7 @@
 //! Status of a `TrainJob`: what became of it, written by the controller and by `switchyard run`.
 
 use crate::fabric::FabricStatus;
+use crate::placement_slice::SlicesStatus;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
@@ -165,10 +166,14 @@ pub struct PlacementStatus {
     #[schemars(length(max = 1024))]
     pub reason: String,
 
-    /// One entry per node.
+    /// One entry per node. Empty where `slices` says where they are.
     #[schemars(length(max = 1024))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["firstRank".into()]))]
     pub nodes: Vec<PlacedNode>,
+
+    /// The PlacementSlices that hold the nodes of a large job: more than 128.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slices: Option<SlicesStatus>,
 
     /// Bandwidth of the job's ring as the reports of the nodes predict it, bytes per second of one direction, such as `192G`.
     /// Absent: a single process, or nothing is known about the nodes.
@@ -182,6 +187,13 @@ pub struct PlacementStatus {
     /// What the prediction is bound by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limited_by: Option<Limit>,
+}
+
+impl PlacementStatus {
+    /// How many nodes the job has, wherever they are listed.
+    pub fn node_count(&self) -> usize {
+        self.slices.as_ref().map_or(self.nodes.len(), |slices| slices.nodes.unsigned_abs() as usize)
+    }
 }
 
 /// What bounds the bandwidth of a job's ring.

@@ -54,6 +54,8 @@ pub struct Settings {
     pub identity: String,
     /// Address of health and metrics.
     pub listen: SocketAddr,
+    /// Address of the metrics for those who may read them; `None`: everybody may, at `listen`.
+    pub secure_metrics: Option<SocketAddr>,
     /// Leader election; `None`: this controller leads, and no other runs.
     pub election: Option<Timing>,
     /// Only TrainJobs of these namespaces; empty: of all.
@@ -111,6 +113,14 @@ pub enum Error {
     /// The address of health and metrics cannot be had.
     #[error("--listen {address}: {error}")]
     Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why not.
+        error: std::io::Error,
+    },
+    /// The address of the metrics cannot be had.
+    #[error("--secure-metrics {address}: {error}")]
+    SecureMetrics {
         /// The address.
         address: SocketAddr,
         /// Why not.

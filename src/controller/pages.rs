@@ -1,12 +1,19 @@
-//! `/healthz`, `/readyz` and `/metrics`.
+//! `/healthz`, `/readyz` and `/metrics`; the last one for everybody, or over TLS for those who may read it.
 
+mod access;
+mod tls;
+
+use self::access::{Access, Refused};
+use self::tls::Tls;
 use super::election::Leading;
 use super::metrics::Metrics;
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::http::header::{CONTENT_TYPE, HeaderName};
+use axum::http::header::{CONTENT_TYPE, HeaderMap, HeaderName};
 use axum::routing::get;
+use axum::serve::Listener;
+use kube::Client;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -81,13 +88,40 @@ pub(super) struct Pages {
     pub gauges: Arc<dyn Fn() + Send + Sync>,
 }
 
+/// Who gets the metrics.
+pub(super) enum Readers {
+    /// Everybody, with the other pages.
+    All,
+    /// Whoever may read them, by another listener.
+    Known(TcpListener, Client),
+}
+
 /// Serves the pages until `stop`.
-pub(super) async fn serve(listener: TcpListener, pages: Pages, mut stop: Receiver<bool>) {
-    let router = Router::new()
-        .route("/healthz", get(healthz))
-        .route("/readyz", get(readyz))
-        .route("/metrics", get(metrics))
-        .with_state(pages);
+pub(super) async fn serve(listener: TcpListener, pages: Pages, readers: Readers, stop: Receiver<bool>) {
+    let open = Router::new().route("/healthz", get(healthz)).route("/readyz", get(readyz));
+    match readers {
+        Readers::All => serve_on(listener, open.route("/metrics", get(metrics)).with_state(pages), stop).await,
+        Readers::Known(secure, client) => {
+            let state = (pages.clone(), Arc::new(Access::new(client)));
+            let closed = Router::new().route("/metrics", get(metrics_for_readers)).with_state(state);
+            match Tls::new(secure) {
+                Ok(tls) => {
+                    let open = serve_on(listener, open.with_state(pages), stop.clone());
+                    tokio::join!(open, serve_on(tls, closed, stop));
+                }
+                Err(error) => {
+                    tracing::error!(%error, "the metrics are not served: no certificate");
+                    serve_on(listener, open.with_state(pages), stop).await;
+                }
+            }
+        }
+    }
+}
+
+async fn serve_on<L: Listener>(listener: L, router: Router, mut stop: Receiver<bool>)
+where
+    L::Addr: std::fmt::Debug,
+{
     let stopped = async move {
         let _ = stop.wait_for(|stop| *stop).await;
     };
@@ -117,6 +151,14 @@ async fn readyz(State(pages): State<Pages>) -> (StatusCode, String) {
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, missing.join("\n") + "\n")
     }
+}
+
+async fn metrics_for_readers(
+    State((pages, access)): State<(Pages, Arc<Access>)>,
+    headers: HeaderMap,
+) -> Result<([(HeaderName, &'static str); 1], String), Refused> {
+    access.check(&headers).await?;
+    Ok(metrics(State(pages)).await)
 }
 
 async fn metrics(State(pages): State<Pages>) -> ([(HeaderName, &'static str); 1], String) {
@@ -160,7 +202,7 @@ mod tests {
             move || metrics.gauges(&Counts::default(), (7, Duration::ZERO), false)
         });
         let pages = Pages { health: Arc::clone(&health), metrics, leading, gauges };
-        let server = tokio::spawn(serve(listener, pages, stopped));
+        let server = tokio::spawn(serve(listener, pages, Readers::All, stopped));
 
         assert!(page(address, "/healthz").await.starts_with("HTTP/1.1 200"));
         health.watch_failed("Pod", "forbidden");

@@ -4,6 +4,8 @@
 //! index ─> JobSnapshot ─> plan (no client) ─> apply ─> status ─> events
 //! ```
 
+mod places;
+
 use super::Context;
 use crate::apply::{Applied, Refusal, Retry};
 use jiff::Timestamp;
@@ -57,6 +59,9 @@ impl Context {
         let unreadable = self.index().unreadable.get(key).cloned();
         if let Some(job) = unreadable {
             return self.refuse(key, job).await;
+        }
+        if let Some(outcome) = self.look_for_slices(key).await {
+            return outcome;
         }
         if !self.index().jobs.contains_key(key) {
             return self.clean_up(key).await;

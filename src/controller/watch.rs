@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_crds::{TrainJob, labels};
+use switchyard_crds::{PlacementSlice, TrainJob, labels};
 use switchyard_ledger::index::{Effect, Index};
 use switchyard_ledger::job::Key;
 use switchyard_plan::cluster::waiting_period;
@@ -34,8 +34,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(400);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// Kinds that are watched.
-pub(super) const KINDS: [&str; 10] = [
+pub(super) const KINDS: [&str; 11] = [
     "TrainJob",
+    "PlacementSlice",
     "Pod",
     "Node",
     "GPUTopology",
@@ -48,7 +49,8 @@ pub(super) const KINDS: [&str; 10] = [
 ];
 
 /// Kinds of which only objects in the namespaces of jobs are watched.
-const OF_JOBS: [&str; 5] = ["TrainJob", "Service", "ConfigMap", "PodDisruptionBudget", "NetworkPolicy"];
+const OF_JOBS: [&str; 6] =
+    ["TrainJob", "PlacementSlice", "Service", "ConfigMap", "PodDisruptionBudget", "NetworkPolicy"];
 
 /// The names of all watches: those of kinds, or of kinds in namespaces.
 pub(super) fn names(settings: &Settings) -> Vec<String> {
@@ -86,10 +88,16 @@ pub(super) fn start(context: &Context) {
     let jobs = || Rules::<DeserializeGuard<TrainJob>> {
         kind: "TrainJob",
         apply: Box::new(|index, job| match job.0 {
-            Ok(job) => index.apply_job(job),
+            Ok(job) => index.show_job(job),
             Err(invalid) => index.apply_unreadable(&invalid.metadata, invalid.error),
         }),
-        delete: Index::delete_job,
+        delete: Index::hide_job,
+    };
+    let placements = || Rules::<DeserializeGuard<PlacementSlice>> {
+        kind: Kind::PlacementSlice.name(),
+        // One that cannot be read is one that is missing.
+        apply: Box::new(|index, slice| slice.0.map_or_else(|_| Effect::default(), |slice| index.show_slice(slice))),
+        delete: Index::hide_slice,
     };
     let pods =
         Rules::<Pod> { kind: "Pod", apply: Box::new(|index, pod| index.apply_pod(&pod)), delete: Index::delete_pod };
@@ -128,6 +136,7 @@ pub(super) fn start(context: &Context) {
     spawn(context, claims, everything.clone());
     for namespace in scopes(&context.settings) {
         spawn_in(context, jobs(), namespace, everything.clone());
+        spawn_in(context, placements(), namespace, ours.clone());
     }
     macro_rules! object {
         ($type:ident) => {

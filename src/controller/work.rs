@@ -2,7 +2,7 @@
 
 use super::election::{self, Candidate, boot_time};
 use super::metrics::{Counts, Metrics};
-use super::pages::{self, Health, Pages};
+use super::pages::{self, Health, Pages, Readers};
 use super::queue::Queue;
 use super::reconcile::Outcome;
 use super::{Context, Error, Settings, admissions, openings, policies, progress, reader, warnings, watch};
@@ -42,6 +42,14 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     let client = switchyard_service::client(config, "switchyard-controller", answered).map_err(Error::Config)?;
     let address = settings.listen;
     let listener = TcpListener::bind(address).await.map_err(|error| Error::Listen { address, error })?;
+    let readers = match settings.secure_metrics {
+        Some(address) => {
+            let secure = TcpListener::bind(address).await.map_err(|error| Error::SecureMetrics { address, error })?;
+            info!(secure_metrics = %secure.local_addr().unwrap_or(address), "the metrics are for those who may read them");
+            Readers::Known(secure, client.clone())
+        }
+        None => Readers::All,
+    };
     let (leader, leading) = election::channel(boot_time);
     let reporter = Reporter { controller: "switchyard-controller".into(), instance: Some(settings.identity.clone()) };
     let mut index = Index::default();
@@ -74,7 +82,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
             }
         }),
     };
-    let pages = tokio::spawn(pages::serve(listener, pages, stop.clone()));
+    let pages = tokio::spawn(pages::serve(listener, pages, readers, stop.clone()));
     // Told after the last work is done: whoever leads next must find nobody at work.
     let (retire, retired) = channel(false);
     let election = match settings.election {

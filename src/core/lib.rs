@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod devices;
+pub mod digest;
 pub mod gpu_model;
 pub mod model;
 pub mod path;

@@ -49,6 +49,11 @@ pub struct ControllerArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080")]
     pub listen: SocketAddr,
 
+    /// Address at which /metrics is served over TLS, instead of at --listen, to whoever has a token that the API server knows and the right to
+    /// get the path /metrics. The certificate is made at each start. Default: the metrics are at --listen, for everybody.
+    #[arg(long, value_name = "ADDRESS")]
+    pub secure_metrics: Option<SocketAddr>,
+
     /// Whether several controllers choose a leader by a Lease.
     #[arg(long, value_enum, default_value_t = Toggle::Enabled)]
     pub leader_elect: Toggle,

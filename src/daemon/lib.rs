@@ -63,6 +63,7 @@ pub fn start(args: &ControllerArgs) -> Result<Exit, Failure> {
             namespace,
             identity: identity(args),
             listen: args.listen,
+            secure_metrics: args.secure_metrics,
             election,
             watch_namespaces: args.watch_namespaces.clone(),
             concurrent_reconciles: args.concurrent_reconciles.into(),

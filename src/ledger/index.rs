@@ -5,11 +5,13 @@
 mod claims;
 mod forecast;
 mod patience;
+mod places;
 mod reservation;
 mod shares;
 mod waiting;
 
 pub use patience::Patience;
+pub use places::{Lack, Places};
 pub use reservation::Reservation;
 pub(crate) use reservation::{Place, is_usable};
 pub use waiting::Waiting;
@@ -116,6 +118,7 @@ pub struct Index {
     pub fleet: Fleet,
     pub incidents: Incidents,
     pub devices: Devices,
+    pub places: Places,
     /// Where each pod of ours is kept, by its UID.
     pods: BTreeMap<String, Kept>,
     /// Latest resource version seen in each namespace that has jobs, by kind: there may be a watch for each namespace, and one may be ahead of

@@ -23,8 +23,8 @@ use switchyard_plan::objects::{Defaults, observed_content, pod};
 use switchyard_plan::{Invalid, ValidJob, validate};
 
 /// Kinds that matter for placement; others are ignored.
-pub const KINDS: [&str; 7] =
-    ["Node", "Pod", "TrainJob", "GPUTopology", "ResourceSlice", "ResourceClaim", "PriorityClass"];
+pub const KINDS: [&str; 8] =
+    ["Node", "Pod", "TrainJob", "PlacementSlice", "GPUTopology", "ResourceSlice", "ResourceClaim", "PriorityClass"];
 
 /// A cluster at one moment.
 pub struct Cluster {
@@ -77,6 +77,7 @@ impl Cluster {
             let kind = item.get("kind").and_then(Value::as_str).unwrap_or("-");
             cluster.take(kind, item).map_err(|error| format!("items[{position}] ({kind} {name}): {error}"))?;
         }
+        cluster.index.show_all();
         cluster.queue();
         Ok(cluster)
     }
@@ -100,7 +101,8 @@ impl Cluster {
         match kind {
             "Node" => drop(index.apply_node(&read(item)?)),
             "Pod" => drop(index.apply_pod(&read(item)?)),
-            "TrainJob" => drop(index.apply_job(read(item)?)),
+            "TrainJob" => drop(index.show_job(read(item)?)),
+            "PlacementSlice" => drop(index.show_slice(read(item)?)),
             "ResourceSlice" => drop(index.apply_slice(&read(item)?, &self.defaults.gpu_driver)),
             "ResourceClaim" => drop(index.apply_claim(&read(item)?, observed_content(item))),
             // As in the controller, a report that cannot be read costs its own node only.

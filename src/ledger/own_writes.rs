@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
+use switchyard_core::digest::fnv1a;
 
 /// Longest wait for the cache. A watch that is this late is restarted by its own timeout.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -108,7 +109,7 @@ impl OwnWrites {
     /// Notes what a status says that was written in an attempt.
     pub fn says(&mut self, attempt: u32, words: &str) {
         self.enter(attempt);
-        let digest = digest(words);
+        let digest = fnv1a(words);
         self.said.retain(|said| *said != digest);
         self.said.push_back(digest);
         if self.said.len() > MOST_SAID {
@@ -119,12 +120,12 @@ impl OwnWrites {
 
     /// Whether a status said that before.
     pub fn has_said(&self, attempt: u32, words: &str) -> bool {
-        self.made.0 >= attempt && self.said.contains(&digest(words))
+        self.made.0 >= attempt && self.said.contains(&fnv1a(words))
     }
 
     /// Whether another writer changed the status since it was last written here.
     pub fn is_changed(&self, words: &str) -> bool {
-        self.last.is_some_and(|last| last != digest(words))
+        self.last.is_some_and(|last| last != fnv1a(words))
     }
 
     /// Nothing is created before this time: the last try was refused. What was refused is not undone by anybody.
@@ -158,11 +159,6 @@ impl OwnWrites {
         let goes_on = |fight: &&Fight| fight.pause > FIRST_PAUSE && now.duration_since(fight.last) < PEACE;
         self.fight.as_ref().filter(goes_on).map(|fight| fight.what.as_str())
     }
-}
-
-/// FNV-1a: nobody gains by a collision.
-fn digest(words: &str) -> u64 {
-    words.bytes().fold(0xcbf2_9ce4_8422_2325, |digest, byte| (digest ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ pub mod local;
 pub mod objects;
 pub mod resources;
 pub mod restart;
+pub mod slices;
 pub mod status;
 mod validate;
 

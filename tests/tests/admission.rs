@@ -311,6 +311,11 @@ fn forgeries(scene: &Scene) {
         ("networking.k8s.io/v1", "NetworkPolicy", json!({"spec": {"podSelector": {}}})),
         ("policy/v1", "PodDisruptionBudget", json!({"spec": {"minAvailable": 1}})),
         ("resource.k8s.io/v1", "ResourceClaim", json!({"spec": {"devices": {}}})),
+        (
+            "training.switchyard.dev/v1alpha1",
+            "PlacementSlice",
+            json!({"spec": {"attempt": 1, "firstNode": 0, "shapes": [], "nodes": []}}),
+        ),
     ];
     let of_job = |group: &str| json!([{"apiVersion": format!("{group}/v1alpha1"), "kind": "TrainJob", "name": "victim", "uid": "1"}]);
     let mut tried = 0;
@@ -350,7 +355,7 @@ fn forgeries(scene: &Scene) {
             assert_eq!(ended.code, Some(0), "{kind} {fine}: {}", ended.stderr);
         }
     }
-    assert_eq!(tried, 42);
+    assert_eq!(tried, 48);
     let mut child = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "child", "namespace": scene.namespace,
         "labels": {"training.switchyard.dev/job-uid": "1"}, "ownerReferences": of_job("training.switchyard.dev")}});
     child["metadata"]["ownerReferences"][0]["controller"] = json!(true);

@@ -7,6 +7,7 @@ mod alerts;
 mod life;
 mod metrics;
 mod policies;
+mod readers;
 mod render;
 mod rules;
 mod server;

@@ -8,6 +8,7 @@ mod forged;
 mod hindrances;
 mod hostile;
 mod kueue;
+mod large;
 mod nodes;
 mod objects;
 mod training;

@@ -14,4 +14,5 @@ mod fights;
 mod lifecycle;
 mod malformed;
 mod rights;
+mod tenants;
 mod verdicts;

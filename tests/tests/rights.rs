@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(150);
 type Right = (&'static str, &'static str);
 
 /// Rights that no case takes away, and why.
-const KEPT: [(Right, &str); 11] = [
+const KEPT: [(Right, &str); 15] = [
     (("trainjobs/status", "patch"), "for jobs that cannot be read: tests/malformed.rs"),
     (("trainjobs/finalizers", "update"), "asked for by an admission plugin that is off here"),
     (("pods", "get"), "asked for when the answer to a create was lost: tests/faults.rs"),
@@ -32,6 +32,10 @@ const KEPT: [(Right, &str); 11] = [
     (("resourceclaims", "create"), "for jobs with GPUs: tests/devices.rs"),
     (("resourceclaims", "patch"), "asked for when somebody took our labels off a claim"),
     (("resourceclaims", "delete"), "for jobs with GPUs: tests/devices.rs"),
+    (("placementslices", "get"), "for jobs of more than 128 nodes: tests/lifecycle/large.rs"),
+    (("placementslices", "create"), "for jobs of more than 128 nodes: tests/lifecycle/large.rs"),
+    (("placementslices", "patch"), "asked for when somebody took our labels off a slice"),
+    (("placementslices", "delete"), "for jobs of more than 128 nodes that start again: plan's tests/large.rs"),
     (("events", "patch"), "asked for when an event repeats within minutes"),
     (("events", "list"), "asked for when a pod does not start: tests/lifecycle/hindrances.rs"),
     (("validatingadmissionpolicies", "get"), "asked for by names that the chart gives: tests/chart.rs"),
@@ -60,6 +64,7 @@ const CASES: [Case; 6] = [
         name: "list",
         lost: &[
             ("trainjobs", "list"),
+            ("placementslices", "list"),
             ("pods", "list"),
             ("nodes", "list"),
             ("gputopologies", "list"),
@@ -76,6 +81,7 @@ const CASES: [Case; 6] = [
         name: "watch",
         lost: &[
             ("trainjobs", "watch"),
+            ("placementslices", "watch"),
             ("pods", "watch"),
             ("nodes", "watch"),
             ("gputopologies", "watch"),

@@ -18,7 +18,7 @@ const OTHERS: [(&str, &str); 2] = [
     ),
 ];
 
-const HEAD: &str = "# Fields of the API\n\n<!-- generated from the CRDs by `cargo xtask gen` -->\n\nEvery field of the two kinds in the group \
+const HEAD: &str = "# Fields of the API\n\n<!-- generated from the CRDs by `cargo xtask gen` -->\n\nEvery field of the three kinds in the group \
 `training.switchyard.dev`, version `v1alpha1`. `[]` is an item of a list, `*` a key of a map. Fields are optional unless *required*. A rule is the \
 message that the API server returns when it is broken. What the fields of `spec.engine` do: [trainjob.md](trainjob.md).\n";
 

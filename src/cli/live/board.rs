@@ -164,7 +164,7 @@ fn note(job: &TrainJob) -> Option<String> {
 /// Nodes and predicted bandwidth.
 fn topology(job: &TrainJob) -> Option<String> {
     let placement = job.status.as_ref()?.placement.as_ref()?;
-    let nodes = counted(placement.nodes.len() as u64, "node");
+    let nodes = counted(placement.node_count() as u64, "node");
     let rate = placement.predicted_bus_bandwidth.as_ref().and_then(gigabytes_per_second);
     Some(rate.map_or_else(|| nodes.clone(), |rate| format!("{nodes}, {rate} GB/s")))
 }

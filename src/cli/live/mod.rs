@@ -22,8 +22,9 @@ use crate::snapshot::name_of;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
-use switchyard_crds::{TrainJob, labels};
+use switchyard_crds::{PlacementSlice, TrainJob, labels};
 use switchyard_plan::cluster::view::PodView;
+use switchyard_plan::slices;
 use switchyard_service::Connection;
 
 /// A namespace of a running cluster.
@@ -50,12 +51,23 @@ impl Live {
     /// A job by name.
     async fn job(&self, name: &str) -> Result<TrainJob, Failure> {
         if let Some(job) = self.jobs().get_opt(name).await.map_err(|error| asked("get the TrainJob", error))? {
-            return Ok(job);
+            return self.with_nodes(job).await;
         }
         let known = self.jobs().list(&ListParams::default()).await.map_err(|error| asked("list TrainJobs", error))?;
         let names: Vec<String> = known.items.iter().map(name_of).collect();
         let known = if names.is_empty() { "there is none".into() } else { format!("there are {}", names.join(", ")) };
         Err(Failure::usage(format!("no TrainJob {}/{name}; {known} (--namespace)", self.namespace)))
+    }
+
+    /// The job with the nodes of its place, where these stand in slices that can be read; without one of them, as it is.
+    async fn with_nodes(&self, job: TrainJob) -> Result<TrainJob, Failure> {
+        let Some(named) = slices::of(&job) else { return Ok(job) };
+        let api = Api::<PlacementSlice>::namespaced(self.client.clone(), &self.namespace);
+        let list = api.list(&ListParams::default().labels(&selector(&job))).await;
+        let list = list.map_err(|error| asked("list PlacementSlices", error))?;
+        let known = list.items.into_iter().map(|slice| (slice.name_any(), slice.spec)).collect();
+        let nodes = slices::join(named, &known);
+        Ok(nodes.map_or_else(|| job.clone(), |nodes| slices::with_nodes(job.clone(), nodes)))
     }
 
     /// The pods of a job that exist, by attempt and node.

@@ -9,8 +9,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::fmt::Debug;
-use switchyard_crds::TrainJob;
 use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_crds::{PlacementSlice, TrainJob};
 use switchyard_ledger::offline::KINDS;
 
 /// Lists what decides placements, in a fixed order and without irrelevant fields.
@@ -23,6 +23,10 @@ pub(crate) async fn take(client: &Client) -> Result<Vec<Value>, String> {
         ($($type:ty),*) => { $( items.extend(of_kind::<$type>(client).await?); )* };
     }
     list!(Node, Pod, TrainJob, GPUTopology, ResourceSlice, ResourceClaim, PriorityClass);
+    // Only large jobs have them.
+    if items.iter().any(|item| item.pointer("/status/placement/slices").is_some()) {
+        list!(PlacementSlice);
+    }
     let text = |item: &Value, path: &str| item.pointer(path).and_then(Value::as_str).unwrap_or_default().to_string();
     items.sort_by_cached_key(|item| {
         let kind = KINDS.iter().position(|kind| item["kind"] == *kind);

@@ -14,8 +14,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
 use std::time::Duration;
-use switchyard_crds::TrainJob;
 use switchyard_crds::labels::PLAN_MANAGER;
+use switchyard_crds::{PlacementSlice, TrainJob};
 use switchyard_plan::cluster::Action;
 use switchyard_plan::cluster::view;
 use switchyard_plan::objects::{Kind, Object};
@@ -107,6 +107,7 @@ impl Executor {
                 Object::ConfigMap(config) => self.create(job, Kind::ConfigMap, config).await,
                 Object::PodDisruptionBudget(budget) => self.create(job, Kind::PodDisruptionBudget, budget).await,
                 Object::NetworkPolicy(policy) => self.create(job, Kind::NetworkPolicy, policy).await,
+                Object::PlacementSlice(slice) => self.create(job, Kind::PlacementSlice, *slice).await,
                 Object::Secret(secret) => self.create_secret(job, secret).await,
             },
             Action::Repair(object) => match object {
@@ -114,9 +115,11 @@ impl Executor {
                 Object::PodDisruptionBudget(budget) => self.set(job, Kind::PodDisruptionBudget, &budget).await,
                 Object::NetworkPolicy(policy) => self.set(job, Kind::NetworkPolicy, &policy).await,
                 // Immutable: what has its name is what was made.
-                Object::Pod(_) | Object::Claim(_) | Object::ConfigMap(_) | Object::Secret(_) => {
-                    Ok(Done::Written("", None))
-                }
+                Object::Pod(_)
+                | Object::Claim(_)
+                | Object::ConfigMap(_)
+                | Object::Secret(_)
+                | Object::PlacementSlice(_) => Ok(Done::Written("", None)),
             },
             Action::Release { pod, uid, mut patch } => {
                 // With the UID in the patch the server refuses it for a pod of the same name made later.
@@ -130,6 +133,7 @@ impl Executor {
             Action::Delete { kind, name, uid, version } => match kind {
                 Kind::ConfigMap => self.delete::<ConfigMap>(job, kind, &name, uid, version).await,
                 Kind::NetworkPolicy => self.delete::<NetworkPolicy>(job, kind, &name, uid, version).await,
+                Kind::PlacementSlice => self.delete::<PlacementSlice>(job, kind, &name, uid, version).await,
                 Kind::Pod => self.delete::<Pod>(job, kind, &name, uid, version).await,
                 Kind::PodDisruptionBudget => self.delete::<PodDisruptionBudget>(job, kind, &name, uid, version).await,
                 Kind::ResourceClaim => self.delete::<ResourceClaim>(job, kind, &name, uid, version).await,
@@ -238,6 +242,13 @@ impl Executor {
         let api = Api::<kube::core::PartialObjectMeta<Pod>>::namespaced(self.client.clone(), namespace);
         let found = self.call(&format!("look for Pod {name}"), api.get_metadata_opt(name)).await?;
         Ok(found.is_none_or(|found| view::parent(&found.metadata).is_none_or(|parent| parent.uid != uid)))
+    }
+
+    /// Whether there is a slice of the job with this UID.
+    pub async fn has_slice(&self, namespace: &str, name: &str, uid: &str) -> Result<bool, Refusal> {
+        let api = Api::<kube::core::PartialObjectMeta<PlacementSlice>>::namespaced(self.client.clone(), namespace);
+        let found = self.call(&format!("look for PlacementSlice {name}"), api.get_metadata_opt(name)).await?;
+        Ok(found.is_some_and(|found| view::owner(&found.metadata) == Some(uid)))
     }
 
     /// Whether the job with this UID is really gone: asked of the server before anything of it is deleted.

@@ -28,6 +28,7 @@ fn context(leading: election::Leading) -> Context {
         namespace: "s".into(),
         identity: "me".into(),
         listen: ([127, 0, 0, 1], 0).into(),
+        secure_metrics: None,
         election: None,
         watch_namespaces: Vec::new(),
         concurrent_reconciles: 1,

@@ -4,7 +4,8 @@ use super::attempt::Attempt;
 use super::view::{ObjectView, PodView};
 use super::{Action, JobSnapshot, delete_unfinished, fabric, give_back};
 use crate::objects::{self, Kind, Object};
-use std::collections::BTreeMap;
+use crate::slices;
+use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::{DeviceAllocation, PlacementStatus};
 
 /// Creates or repairs the objects beside the pods. Returns what cannot be done, one sentence each.
@@ -36,7 +37,30 @@ pub(super) fn objects(attempt: &Attempt<'_>, actions: &mut Vec<Action>) -> Vec<S
     let of_attempt = |kind: Kind| matches!(kind, Kind::ConfigMap | Kind::ResourceClaim);
     let is_current = |name: &str| objects::is_of_attempt(attempt.valid, attempt.number, name);
     actions.extend(give_back(&attempt.snapshot, |kind, name| of_attempt(kind) && !is_current(name)));
+    actions.extend(slices(attempt, &mut strangers));
     strangers
+}
+
+/// Creates slices of the place that somebody deleted, and deletes those that no status will name any more. Slices of an attempt without a place
+/// stay: the status that names them may be on its way.
+fn slices(attempt: &Attempt<'_>, strangers: &mut Vec<String>) -> Vec<Action> {
+    let JobSnapshot { job, objects: existing, .. } = attempt.snapshot;
+    let placement = job.status.as_ref().and_then(|status| status.placement.as_ref());
+    let named: BTreeSet<String> = slices::of(job).map(slices::names).into_iter().flatten().collect();
+    let is_there = |name: &String| existing.contains_key(&(Kind::PlacementSlice, name.clone()));
+    let mut actions = Vec::new();
+    if let Some(placement) = placement.filter(|_| attempt.placed && !named.iter().all(is_there)) {
+        let all = objects::placement_slices(job, placement).into_iter();
+        let all = all.map(|slice| Object::PlacementSlice(Box::new(slice)));
+        actions.extend(all.filter_map(|slice| missing(slice, existing, strangers)));
+    }
+    let is_past = |name: &str| {
+        let of = objects::named_attempt(job, name);
+        of.is_some_and(|of| of < attempt.number || (of == attempt.number && attempt.placed))
+    };
+    let is_left = |kind, name: &str| kind == Kind::PlacementSlice && is_past(name) && !named.contains(name);
+    actions.extend(give_back(&attempt.snapshot, is_left));
+    actions
 }
 
 /// A name that somebody else has.
@@ -63,10 +87,10 @@ pub(super) fn claims(
 }
 
 /// Creates the files for NCCL, unless they exist.
-pub(super) fn fabric_config(attempt: &Attempt<'_>, strangers: &mut Vec<String>) -> Option<Action> {
+pub(super) fn fabric_configs(attempt: &Attempt<'_>, strangers: &mut Vec<String>) -> Vec<Action> {
     let JobSnapshot { job, objects: existing, .. } = attempt.snapshot;
-    let config = Object::ConfigMap(objects::fabric_config(job, attempt.valid, attempt.number)?);
-    missing(config, existing, strangers)
+    let configs = objects::fabric_configs(job, attempt.valid, attempt.number).into_iter().map(Object::ConfigMap);
+    configs.filter_map(|config| missing(config, existing, strangers)).collect()
 }
 
 /// Creates an object that does not exist.

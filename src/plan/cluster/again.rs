@@ -5,7 +5,7 @@ use super::events::{self, EventDraft};
 use super::failure::{PodFailure, preempted};
 use super::view::{PodView, Unschedulable};
 use super::{JobSnapshot, Reconciliation, allocation, clock, end, fabric, refusals};
-use crate::restart;
+use crate::restart::{self, Class};
 use crate::status::{self, Draft, Ending};
 use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::PlacedNode;
@@ -32,6 +32,23 @@ pub(super) fn after_preemption(attempt: &Attempt<'_>, by: &str) -> Reconciliatio
     let mut result = decided(attempt, &preempted(pod, by));
     leave_nodes(&mut result);
     result
+}
+
+/// The nodes of a large job are not known any more: the slices that hold them are gone, and nobody remembers them.
+pub(super) fn after_lost_place(attempt: &Attempt<'_>) -> Option<Reconciliation> {
+    let placement = attempt.snapshot.job.status.as_ref()?.placement.as_ref()?;
+    let named = placement.slices.as_ref().filter(|_| attempt.placed && placement.nodes.is_empty())?;
+    let pod = attempt.existing().first()?.name.clone();
+    let cause = format!(
+        "its node is not known any more: PlacementSlices {}-0 to {}, which hold the place of the job, were deleted or are not its own",
+        named.name_prefix,
+        named.count - 1
+    );
+    let mut result = decided(attempt, &PodFailure::unseen(Class::Infrastructure, pod, cause));
+    if let Some(next) = &mut result.status {
+        next.placement = None;
+    }
+    Some(result)
 }
 
 /// The next attempt does not keep the nodes of this one: others need the room.

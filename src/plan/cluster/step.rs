@@ -19,6 +19,7 @@ use super::{
 use crate::ValidJob;
 use crate::objects::{self, Object};
 use crate::restart;
+use crate::slices;
 use crate::status::{self, Draft, Ending};
 use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::conditions::{self, Stage};
@@ -43,6 +44,9 @@ pub(super) fn step(snapshot: &JobSnapshot<'_>, valid: &ValidJob, number: u32) ->
     }
     if let Some(why) = transport::refused(snapshot.job).filter(|_| attempt.placed) {
         return end(snapshot, Ending::failed(conditions::TRANSPORT_DIFFERS, why));
+    }
+    if let Some(result) = again::after_lost_place(&attempt) {
+        return result;
     }
     let mut result = if !attempt.placed { gather(&attempt) } else { follow(&attempt) };
     if let failure::Verdict::Look(at) = verdict {
@@ -124,8 +128,9 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
     let left_out = attempt.snapshot.left_out;
     let question = Question { job, valid: attempt.valid, rules, admitted: &admitted, left_out };
     match find(&question, nodes) {
-        Ok(Found { placed, fabric: decided }) => {
+        Ok(Found { mut placed, fabric: decided }) => {
             fabric::report(&mut draft, decided);
+            placed.status.slices = slices::named(&attempt.valid.name, attempt.number, &placed.status.nodes);
             let overtaken = attempt.snapshot.ahead.and_then(|ahead| ahead.overtaken(&placed.status));
             let reason = overtaken.into_iter().fold(placed.status.reason.clone(), |reason, why| reason + "; " + &why);
             draft.next.placement = Some(placed.status);
@@ -204,7 +209,7 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
     // All gates are lifted together, and not before every claim and the files for NCCL exist.
     let mut taken = Vec::new();
     let mut missing = act::claims(attempt, placement, &mut taken);
-    missing.extend(act::fabric_config(attempt, &mut taken));
+    missing.extend(act::fabric_configs(attempt, &mut taken));
     if missing.is_empty() && taken.is_empty() {
         actions.extend(act::releases(attempt));
     }

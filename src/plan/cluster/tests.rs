@@ -1,6 +1,7 @@
 //! The life of a job, from snapshots written down by hand.
 
 mod kueue;
+mod large;
 mod progress;
 mod surroundings;
 mod world;

@@ -38,7 +38,7 @@ pub fn claim(
     node_rank: u32,
     node: &PlacedNode,
 ) -> ResourceClaim {
-    let mut metadata = metadata(job, valid, valid.pod_name(attempt, node_rank));
+    let mut metadata = metadata(job, valid.pod_name(attempt, node_rank));
     let labels = metadata.labels.get_or_insert_default();
     labels.insert(labels::ATTEMPT.into(), attempt.to_string());
     labels.insert(labels::NODE_RANK.into(), node_rank.to_string());

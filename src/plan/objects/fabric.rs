@@ -24,6 +24,8 @@ const SHARED_MEMORY: &str = "switchyard-shm";
 const SHM: &str = "/dev/shm";
 /// Name of NCCL's file in its volumes.
 const CONF: &str = "nccl.conf";
+/// Nodes whose files are in one ConfigMap, which holds 1 MiB at most: a file of a node has up to 3 KiB.
+const CONFIG_NODES: u32 = 256;
 /// Name of the file with the reasons, which the init container writes to its log.
 const REASONS: &str = "reasons.txt";
 
@@ -77,7 +79,7 @@ pub(super) fn attach(spec: &mut PodSpec, making: &Making<'_>) {
         spec.init_containers.get_or_insert_default().push(writer);
         let item = |key: String, path: &str| KeyToPath { key, path: path.into(), mode: None };
         let plan = ConfigMapVolumeSource {
-            name: config_name(making.pod.valid, making.pod.attempt),
+            name: config_name(making.pod.valid, making.pod.attempt, making.pod.node_rank / CONFIG_NODES),
             items: Some(vec![item(key(making.pod.node_rank), CONF), item(REASONS.into(), REASONS)]),
             ..ConfigMapVolumeSource::default()
         };
@@ -122,9 +124,10 @@ fn small(trainer: Option<&ResourceRequirements>) -> ResourceRequirements {
     ResourceRequirements { limits, requests, claims: None }
 }
 
-/// Name of the ConfigMap with the files of all nodes.
-fn config_name(valid: &ValidJob, attempt: u32) -> String {
-    format!("{}-fabric", super::config_name(valid, attempt))
+/// Name of the ConfigMap with the files of some nodes, by its number.
+fn config_name(valid: &ValidJob, attempt: u32, number: u32) -> String {
+    let name = format!("{}-fabric", super::config_name(valid, attempt));
+    if number == 0 { name } else { format!("{name}-{number}") }
 }
 
 /// Key of the file of a node.
@@ -132,20 +135,25 @@ fn key(rank: u32) -> String {
     format!("nccl-{rank}.conf")
 }
 
-/// NCCL's files for the nodes of an attempt that has a place; `None`: the job has no use for them.
-pub fn fabric_config(job: &TrainJob, valid: &ValidJob, attempt: u32) -> Option<ConfigMap> {
+/// NCCL's files for the nodes of an attempt that has a place, for so many nodes in each ConfigMap; none: the job has no use for them.
+pub fn fabric_configs(job: &TrainJob, valid: &ValidJob, attempt: u32) -> Vec<ConfigMap> {
     let is_used = job.spec.trainer.framework != Framework::Switchyard && valid.pod.gpus > 0 && valid.request.nodes > 1;
     if !is_used {
-        return None;
+        return Vec::new();
     }
     // A job that an older version placed has no decisions: its files exist, but are empty.
     let decisions =
         job.status.as_ref().and_then(|status| status.fabric.as_ref()).map(|fabric| fabric.decisions.as_slice());
     let decisions = decisions.unwrap_or_default();
-    let file = |rank: u32| (key(rank), fabric::conf(decisions, rank));
-    let reasons = (REASONS.to_string(), fabric::reasons(decisions));
-    let data: BTreeMap<String, String> = (0..valid.request.nodes).map(file).chain([reasons]).collect();
-    let mut metadata = metadata(job, valid, config_name(valid, attempt));
-    metadata.labels.get_or_insert_default().insert(labels::ATTEMPT.into(), attempt.to_string());
-    Some(object(metadata, json!({"immutable": true, "data": data})))
+    let config = |number: u32| {
+        let first = number * CONFIG_NODES;
+        let nodes = first..valid.request.nodes.min(first + CONFIG_NODES);
+        let files = nodes.map(|rank| (key(rank), fabric::conf(decisions, rank)));
+        let reasons = (REASONS.to_string(), fabric::reasons(decisions));
+        let data: BTreeMap<String, String> = files.chain([reasons]).collect();
+        let mut metadata = metadata(job, config_name(valid, attempt, number));
+        metadata.labels.get_or_insert_default().insert(labels::ATTEMPT.into(), attempt.to_string());
+        object(metadata, json!({"immutable": true, "data": data}))
+    };
+    (0..valid.request.nodes.div_ceil(CONFIG_NODES)).map(config).collect()
 }

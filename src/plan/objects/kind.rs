@@ -8,6 +8,7 @@ use std::fmt;
 pub enum Kind {
     ConfigMap,
     NetworkPolicy,
+    PlacementSlice,
     Pod,
     PodDisruptionBudget,
     ResourceClaim,
@@ -22,6 +23,7 @@ impl Kind {
         match self {
             Kind::ConfigMap => "ConfigMap",
             Kind::NetworkPolicy => "NetworkPolicy",
+            Kind::PlacementSlice => "PlacementSlice",
             Kind::Pod => "Pod",
             Kind::PodDisruptionBudget => "PodDisruptionBudget",
             Kind::ResourceClaim => "ResourceClaim",

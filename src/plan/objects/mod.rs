@@ -4,7 +4,8 @@
 //! |---|---|---|
 //! | Pod, gated | `JOB-ATTEMPT-NODERANK` | one per node |
 //! | ConfigMap, immutable | `JOB-ATTEMPT` | frameworks Switchyard (the engine's configuration), MPI and Horovod (the hostfile) |
-//! | ConfigMap, immutable | `JOB-ATTEMPT-fabric` | GPUs on more than one node; made when the place is decided |
+//! | ConfigMap, immutable | `JOB-ATTEMPT-fabric`, from node 256 on `JOB-ATTEMPT-fabric-1` and so on | GPUs on more than one node; made when the place is decided |
+//! | PlacementSlice, immutable | `JOB-ATTEMPT-DIGEST-NUMBER` | more than 128 nodes; made before the status that names them |
 //! | PodDisruptionBudget | `JOB` | always: a drain must not end a run |
 //! | Service, headless | `JOB` | more than one node |
 //! | NetworkPolicy | `JOB` | more than one node |
@@ -19,14 +20,16 @@ mod kind;
 mod making;
 mod merge;
 mod pod;
+mod slices;
 #[cfg(test)]
 mod tests;
 
 pub use claim::claim;
-pub use fabric::fabric_config;
+pub use fabric::fabric_configs;
 pub use kind::Kind;
 pub use merge::{MergeConflict, conflicts, faults};
 pub use pod::{placement_patch, pod, run_as_non_root};
+pub use slices::{named_attempt, placement_slices};
 
 use super::job::short_uid;
 use super::{ValidJob, frameworks};
@@ -38,7 +41,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use switchyard_crds::{Framework, TrainJob, labels};
+use switchyard_crds::{Framework, PlacementSlice, TrainJob, labels};
 use switchyard_fabric::profile::Profile;
 use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::pod::{CONFIG_FILE, HOST_FILE};
@@ -84,6 +87,8 @@ pub enum Object {
     PodDisruptionBudget(PodDisruptionBudget),
     /// Blocks traffic from other pods.
     NetworkPolicy(NetworkPolicy),
+    /// A part of the place.
+    PlacementSlice(Box<PlacementSlice>),
 }
 
 impl Object {
@@ -96,6 +101,7 @@ impl Object {
             Object::Secret(_) => Kind::Secret,
             Object::PodDisruptionBudget(_) => Kind::PodDisruptionBudget,
             Object::NetworkPolicy(_) => Kind::NetworkPolicy,
+            Object::PlacementSlice(_) => Kind::PlacementSlice,
         }
     }
 
@@ -108,6 +114,7 @@ impl Object {
             Object::Secret(object) => &object.metadata,
             Object::PodDisruptionBudget(object) => &object.metadata,
             Object::NetworkPolicy(object) => &object.metadata,
+            Object::PlacementSlice(object) => &object.metadata,
         }
     }
 
@@ -125,6 +132,7 @@ impl Object {
             Object::Secret(object) => serde_json::to_value(object),
             Object::PodDisruptionBudget(object) => serde_json::to_value(object),
             Object::NetworkPolicy(object) => serde_json::to_value(object),
+            Object::PlacementSlice(object) => serde_json::to_value(object),
         };
         let mut value = value.expect("invariant: a Kubernetes object serialises to JSON");
         if let Some(map) = value.as_object_mut() {
@@ -151,7 +159,7 @@ pub fn shared(job: &TrainJob, valid: &ValidJob) -> Vec<Object> {
     let name = &valid.name;
     let selector = json!({"matchLabels": {labels::JOB_UID: uid(job)}});
     let mut objects = vec![Object::PodDisruptionBudget(object(
-        metadata(job, valid, name.clone()),
+        metadata(job, name.clone()),
         // Not `maxUnavailable: 0`: for that the disruption controller reads the owner's scale, and a TrainJob has none.
         // Pods that are not ready, as on a node that is lost, may go: a drain would hang on them for ever.
         json!({"spec": {
@@ -170,11 +178,11 @@ pub fn shared(job: &TrainJob, valid: &ValidJob) -> Vec<Object> {
             "policyTypes": ["Ingress"],
             "ingress": [{"from": [{"podSelector": selector}]}],
         }});
-        objects.push(Object::Service(Box::new(object(metadata(job, valid, name.clone()), service))));
-        objects.push(Object::NetworkPolicy(object(metadata(job, valid, name.clone()), policy)));
+        objects.push(Object::Service(Box::new(object(metadata(job, name.clone()), service))));
+        objects.push(Object::NetworkPolicy(object(metadata(job, name.clone()), policy)));
         if job.spec.trainer.framework == Framework::Switchyard {
             let secret = json!({"type": "Opaque", "immutable": true});
-            objects.push(Object::Secret(object(metadata(job, valid, key_name(job, valid)), secret)));
+            objects.push(Object::Secret(object(metadata(job, key_name(job, valid)), secret)));
         }
     }
     objects
@@ -186,7 +194,7 @@ pub fn config_map(job: &TrainJob, valid: &ValidJob, attempt: u32) -> Option<Conf
         Some(engine) => json!({CONFIG_FILE: engine_text(engine, valid)}),
         None => json!({HOST_FILE: frameworks::hostfile(job, valid, attempt)?}),
     };
-    let mut metadata = metadata(job, valid, config_name(valid, attempt));
+    let mut metadata = metadata(job, config_name(valid, attempt));
     metadata.labels.get_or_insert_default().insert(labels::ATTEMPT.into(), attempt.to_string());
     Some(object(metadata, json!({"immutable": true, "data": data})))
 }
@@ -217,30 +225,30 @@ fn key_name(job: &TrainJob, valid: &ValidJob) -> String {
     format!("{}-key-{}", valid.name, short_uid(job))
 }
 
+fn job_name(job: &TrainJob) -> &str {
+    job.metadata.name.as_deref().unwrap_or_default()
+}
+
 fn uid(job: &TrainJob) -> &str {
     job.metadata.uid.as_deref().unwrap_or_default()
 }
 
 /// Labels of everything that belongs to the job.
-fn job_labels(job: &TrainJob, valid: &ValidJob) -> BTreeMap<String, String> {
-    [
-        ("app.kubernetes.io/managed-by", "switchyard"),
-        (labels::JOB_NAME, valid.name.as_str()),
-        (labels::JOB_UID, uid(job)),
-    ]
-    .map(|(name, value)| (name.to_string(), value.to_string()))
-    .into()
+fn job_labels(job: &TrainJob) -> BTreeMap<String, String> {
+    [("app.kubernetes.io/managed-by", "switchyard"), (labels::JOB_NAME, job_name(job)), (labels::JOB_UID, uid(job))]
+        .map(|(name, value)| (name.to_string(), value.to_string()))
+        .into()
 }
 
-fn metadata(job: &TrainJob, valid: &ValidJob, name: String) -> ObjectMeta {
+fn metadata(job: &TrainJob, name: String) -> ObjectMeta {
     ObjectMeta {
         name: Some(name),
         namespace: job.metadata.namespace.clone(),
-        labels: Some(job_labels(job, valid)),
+        labels: Some(job_labels(job)),
         owner_references: Some(vec![OwnerReference {
             api_version: labels::API_VERSION.into(),
             kind: "TrainJob".into(),
-            name: valid.name.clone(),
+            name: job_name(job).into(),
             uid: uid(job).into(),
             controller: Some(true),
             block_owner_deletion: Some(true),

@@ -34,7 +34,7 @@ const GRACE_SECONDS: i64 = 30;
 pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, node_rank: u32) -> Pod {
     let theirs = job.spec.template.as_ref().and_then(|template| template.metadata.clone()).unwrap_or_default();
     let name = valid.pod_name(attempt, node_rank);
-    let mut meta = metadata(job, valid, name.clone());
+    let mut meta = metadata(job, name.clone());
     let first_rank = node_rank * valid.request.processes_per_node;
     let ours = meta.labels.take().unwrap_or_default();
     let of_pod = [

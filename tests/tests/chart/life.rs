@@ -169,7 +169,7 @@ async fn a_job_runs_through_all_that_happens_to_the_chart() -> Result<()> {
     let mut left = cluster.objects()?;
     left.sort();
     let crd = |name: &str| format!("customresourcedefinition.apiextensions.k8s.io/{name}.training.switchyard.dev");
-    assert_eq!(left, [crd("gputopologies"), crd("trainjobs")]);
+    assert_eq!(left, [crd("gputopologies"), crd("placementslices"), crd("trainjobs")]);
     assert_eq!(cluster.job().await?.1, before.1, "after the end");
 
     // Installed again, on what is there.

@@ -63,9 +63,10 @@ fn every_object_is_ours() -> Result<()> {
 
 #[test]
 fn the_crds_are_those_of_the_code_and_are_kept() -> Result<()> {
-    let show = ["--show-only", "templates/crds/trainjobs.yaml", "--show-only", "templates/crds/gputopologies.yaml"];
+    let files = ["trainjobs", "placementslices", "gputopologies"].map(|name| format!("templates/crds/{name}.yaml"));
+    let show: Vec<&str> = files.iter().flat_map(|file| ["--show-only", file]).collect();
     let rendered = objects(&render(&show)?)?;
-    assert_eq!(rendered.len(), 2);
+    assert_eq!(rendered.len(), 3);
     for (_, crd) in switchyard_crds::generate::crds() {
         let expected = serde_json::to_value(&crd)?;
         let found = rendered.iter().find(|found| found["metadata"]["name"] == expected["metadata"]["name"]).unwrap();

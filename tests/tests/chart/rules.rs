@@ -23,10 +23,10 @@ fn faults_of(role: &Value) -> Vec<String> {
     let mut faults = Vec::new();
     for rule in role["rules"].as_array().into_iter().flatten() {
         let (groups, resources, verbs) = (words(&rule["apiGroups"]), words(&rule["resources"]), words(&rule["verbs"]));
-        if [&groups, &resources, &verbs]
-            .iter()
-            .any(|words| words.is_empty() || words.iter().any(|word| word.contains('*')))
-        {
+        let paths = words(&rule["nonResourceURLs"]);
+        // A rule is about resources of groups, or about paths.
+        let said = if paths.is_empty() { vec![&groups, &resources, &verbs] } else { vec![&paths, &verbs] };
+        if said.iter().any(|words| words.is_empty() || words.iter().any(|word| word.contains('*'))) {
             faults.push(format!("a wildcard: {rule}"));
         }
         let may = |resource: &str, allowed: &[&str]| {
@@ -59,6 +59,7 @@ fn no_role_has_a_wildcard_or_reads_secrets() -> Result<()> {
     assert!(roles > 30, "{roles}");
     for planted in [
         r#"{"rules": [{"apiGroups": [""], "resources": ["*"], "verbs": ["get"]}]}"#,
+        r#"{"rules": [{"nonResourceURLs": ["/*"], "verbs": ["get"]}]}"#,
         r#"{"rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["create", "get"]}]}"#,
         r#"{"rules": [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["patch"]}]}"#,
         r#"{"rules": [{"apiGroups": ["training.switchyard.dev"], "resources": ["gputopologies"], "verbs": ["delete"]}]}"#,

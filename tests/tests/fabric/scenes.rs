@@ -244,7 +244,7 @@ pub fn look_at(items: &[Value], mut job: TrainJob, defaults: Defaults) -> Found 
         "env": env, "limits": trainer["resources"]["limits"], "mounts": trainer["volumeMounts"], "volumes": spec["volumes"],
         "initContainers": init, "dnsPolicy": spec["dnsPolicy"],
     });
-    let mut files = objects::fabric_config(&job, &valid, 1).and_then(|config| config.data);
+    let mut files = objects::fabric_configs(&job, &valid, 1).pop().and_then(|config| config.data);
     // The decisions once more, for the log.
     if let Some(reasons) = files.as_mut().and_then(|files| files.remove("reasons.txt")) {
         let decisions = fabric.as_ref().map_or(&[][..], |fabric| &fabric.decisions);

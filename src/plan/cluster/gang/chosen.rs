@@ -41,6 +41,7 @@ impl Chosen<'_> {
         PlacementStatus {
             reason: reason.chars().take(1024).collect(),
             nodes,
+            slices: None,
             predicted_bus_bandwidth: quantity(self.placement.bandwidth),
             best_possible: quantity(self.best),
             limited_by: quantity(self.placement.bandwidth).map(|_| self.limit()),

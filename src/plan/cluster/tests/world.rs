@@ -6,7 +6,7 @@ use crate::cluster::refusals::Refusals;
 use crate::cluster::view::{Ended, NodeView, ObjectView, Phase, PodView};
 use crate::cluster::{Action, JobSnapshot, Patience, PlacementRules, Reconciliation, plan};
 use crate::eligible::NodeFacts;
-use crate::objects::{Defaults, Kind, Object};
+use crate::objects::{Defaults, Kind, Object, placement_slices};
 use crate::{resources, status};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -129,15 +129,7 @@ impl World {
         for action in &done.actions {
             match action {
                 Action::Create(Object::Pod(pod)) => self.pods.push(PodView::of(pod)),
-                Action::Create(object) | Action::Repair(object) => {
-                    let view = ObjectView {
-                        uid: object.name().into(),
-                        owned: true,
-                        deleting: false,
-                        content: object.content(),
-                    };
-                    self.objects.insert((object.kind(), object.name().into()), view);
-                }
+                Action::Create(object) | Action::Repair(object) => self.make(object),
                 Action::Release { pod, patch, .. } => {
                     let terms =
                         "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms";
@@ -150,10 +142,19 @@ impl World {
             }
         }
         if let Some(status) = &done.status {
+            let slices = status.placement.iter().flat_map(|placement| placement_slices(&self.job, placement));
+            let slices: Vec<Object> = slices.map(|slice| Object::PlacementSlice(Box::new(slice))).collect();
+            slices.iter().for_each(|slice| self.make(slice));
             self.job.status = Some(status.clone());
             done.refused.iter().for_each(|(node, words)| self.refusals.add(node, words, at(self.now)));
         }
         done
+    }
+
+    fn make(&mut self, object: &Object) {
+        let content = object.content();
+        let view = ObjectView { uid: object.name().into(), owned: true, deleting: false, content };
+        self.objects.insert((object.kind(), object.name().into()), view);
     }
 
     pub fn run(&mut self) {

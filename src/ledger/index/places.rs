@@ -1,0 +1,124 @@
+//! Jobs whose places stand in PlacementSlices: they are shown to everything else when all slices are known, with their nodes.
+//!
+//! Until then a job stays as it was: a decision whose nodes are not known would take no room, and others would get its GPUs.
+
+use super::{Effect, Index, label};
+use crate::job::{JobId, Key, key_of};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use std::collections::BTreeMap;
+use switchyard_crds::{PlacedNode, PlacementSlice, PlacementSliceSpec, SlicesStatus, TrainJob, labels};
+use switchyard_plan::cluster::view;
+use switchyard_plan::objects::Kind;
+use switchyard_plan::slices;
+
+/// What is not put together yet.
+#[derive(Debug, Default)]
+pub struct Places {
+    /// Slices by the job that owns them, and by name. Those of a job that is shown are not kept twice.
+    known: BTreeMap<JobId, BTreeMap<String, PlacementSliceSpec>>,
+    /// Jobs that wait for slices.
+    waiting: BTreeMap<Key, TrainJob>,
+}
+
+/// What a job waits for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lack {
+    pub job: JobId,
+    /// The first slice that is missing; `None`: all are there, and are not those that the status names.
+    pub slice: Option<String>,
+}
+
+impl Index {
+    /// A job appeared or changed.
+    pub fn show_job(&mut self, job: TrainJob) -> Effect {
+        let key = key_of(&job.metadata);
+        self.places.waiting.remove(&key);
+        let Some(named) = slices::of(&job).cloned() else { return self.apply_job(job) };
+        match self.nodes_of(&key, &job, &named) {
+            Some(nodes) => {
+                if let Some(known) = self.places.known.get_mut(&JobId::of(&job.metadata)) {
+                    slices::names(&named).for_each(|name| drop(known.remove(&name)));
+                }
+                self.apply_job(slices::with_nodes(job, nodes))
+            }
+            None => {
+                self.places.waiting.insert(key.clone(), job);
+                Effect { jobs: [key].into(), ..Effect::default() }
+            }
+        }
+    }
+
+    /// The nodes that a status names: from the slices, or as they have been known since the place was decided.
+    fn nodes_of(&self, key: &Key, job: &TrainJob, named: &SlicesStatus) -> Option<Vec<PlacedNode>> {
+        let shown = self.jobs.get(key).filter(|shown| shown.metadata.uid == job.metadata.uid);
+        let shown = shown.filter(|shown| slices::of(shown) == Some(named));
+        if let Some(placement) = shown.and_then(|shown| shown.status.as_ref()?.placement.as_ref()) {
+            return Some(placement.nodes.clone());
+        }
+        slices::join(named, self.places.known.get(&JobId::of(&job.metadata))?)
+    }
+
+    /// A job is gone.
+    pub fn hide_job(&mut self, metadata: &ObjectMeta) -> Effect {
+        let key = key_of(metadata);
+        if self.places.waiting.get(&key).is_some_and(|job| job.metadata.uid == metadata.uid) {
+            self.places.waiting.remove(&key);
+        }
+        self.places.known.remove(&JobId::of(metadata));
+        self.delete_job(metadata)
+    }
+
+    /// A slice appeared. One that its job does not control is not taken for a part of its place, whatever its name.
+    pub fn show_slice(&mut self, slice: PlacementSlice) -> Effect {
+        let mut effect = self.apply_object(Kind::PlacementSlice, &slice.metadata, serde_json::Value::Null);
+        let uid = label(&slice.metadata, labels::JOB_UID).filter(|uid| view::owner(&slice.metadata) == Some(uid));
+        let (Some(uid), Some(name)) = (uid, slice.metadata.name.clone()) else { return effect };
+        let namespace = slice.metadata.namespace.clone().unwrap_or_default();
+        let key =
+            Key { namespace: namespace.clone(), name: label(&slice.metadata, labels::JOB_NAME).unwrap_or_default() };
+        let shown = self.jobs.get(&key).and_then(|job| slices::of(job));
+        if shown.is_some_and(|named| slices::names(named).any(|named| named == name)) {
+            return effect;
+        }
+        self.places.known.entry(JobId { namespace, uid }).or_default().insert(name, slice.spec);
+        if let Some(job) = self.places.waiting.get(&key).cloned() {
+            let shown = self.show_job(job);
+            effect.jobs.extend(shown.jobs);
+            effect.room.extend(shown.room);
+        }
+        effect
+    }
+
+    /// A slice is gone.
+    pub fn hide_slice(&mut self, metadata: &ObjectMeta) -> Effect {
+        let name = metadata.name.as_deref().unwrap_or_default();
+        for known in self.places.known.values_mut() {
+            known.remove(name);
+        }
+        self.delete_object(Kind::PlacementSlice, metadata)
+    }
+
+    /// What a job waits for; `None`: it is shown, or there is none.
+    pub fn lack(&self, key: &Key) -> Option<Lack> {
+        let job = self.places.waiting.get(key)?;
+        let id = JobId::of(&job.metadata);
+        let known = self.places.known.get(&id);
+        let slice = slices::of(job).into_iter().flat_map(slices::names);
+        let slice = slice.into_iter().find(|name| !known.is_some_and(|known| known.contains_key(name)));
+        Some(Lack { job: id, slice })
+    }
+
+    /// Shows a job without its nodes: they will never be known.
+    pub fn show_without_nodes(&mut self, key: &Key) -> Effect {
+        self.places.waiting.remove(key).map_or_else(Effect::default, |job| self.apply_job(job))
+    }
+
+    /// The same for all jobs that wait.
+    pub fn show_all(&mut self) {
+        let keys: Vec<Key> = self.places.waiting.keys().cloned().collect();
+        keys.iter().for_each(|key| drop(self.show_without_nodes(key)));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,79 @@
+//! Metrics for known readers: who gets them from a controller with the chart's account and rights.
+
+use anyhow::{Context, Result, ensure};
+use std::net::SocketAddr;
+use switchyard_tests::{ControlPlane, ControllerOptions, Daemon, Options, PATIENCE, page, pages_of, start_controller};
+
+/// Where a controller serves its metrics to known readers, once it does.
+fn metrics_of(controller: &Daemon) -> Option<SocketAddr> {
+    let log = std::fs::read_to_string(&controller.log).ok()?;
+    log.split("secure_metrics=").nth(1)?.split_whitespace().next()?.parse().ok()
+}
+
+/// The metrics, or the status and the words of the refusal.
+async fn ask(address: SocketAddr, token: Option<&str>) -> Result<Result<String, (u16, String)>> {
+    let mut config = kube::Config::new(format!("https://{address}").parse()?);
+    config.accept_invalid_certs = true;
+    config.auth_info.token = token.map(|token| token.to_string().into());
+    let request = http::Request::get("/metrics").body(Vec::new())?;
+    match kube::Client::try_from(config)?.request_text(request).await {
+        Ok(text) => Ok(Ok(text)),
+        Err(kube::Error::Api(status)) => Ok(Err((status.code, status.message))),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[tokio::test]
+async fn metrics_are_for_accounts_with_the_role_and_for_nobody_else() -> Result<()> {
+    let plane = ControlPlane::start(&Options::default())?;
+    plane.install_crds().await?;
+    plane.apply_chart(&["--set", "metrics.secure.enabled=true"])?;
+    let options = ControllerOptions {
+        kubeconfig: Some(plane.controller_kubeconfig()?),
+        arguments: ["--secure-metrics", "127.0.0.1:0"].map(String::from).to_vec(),
+        ..ControllerOptions::default()
+    };
+    let controller = start_controller(&plane, "readers", &options)?;
+    let must = |arguments: &[&str]| {
+        let ended = plane.kubectl(arguments);
+        ensure!(ended.code == Some(0), "kubectl {arguments:?}: {}", ended.stderr);
+        Ok(ended.stdout.trim().to_string())
+    };
+    let token = |account: &str| {
+        must(&["create", "serviceaccount", account, "-n", "default"])?;
+        must(&["create", "token", account, "-n", "default"])
+    };
+    let (reader, stranger) = (token("reader")?, token("stranger")?);
+    let role = "--clusterrole=switchyard-metrics-reader";
+    must(&["create", "clusterrolebinding", "reader", role, "--serviceaccount=default:reader"])?;
+    let give_up = std::time::Instant::now() + PATIENCE;
+    let (open, secure) = loop {
+        if let (Some(open), Some(secure)) = (pages_of(&controller), metrics_of(&controller)) {
+            break (open, secure);
+        }
+        ensure!(std::time::Instant::now() < give_up, "{}", controller.tail());
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    };
+    let status = |path: &str| page(open, path).map(|page| page.lines().next().unwrap_or_default().to_string());
+    assert_eq!(status("/healthz").as_deref(), Some("HTTP/1.1 200 OK"));
+    assert_eq!(status("/metrics").as_deref(), Some("HTTP/1.1 404 Not Found"), "not beside the other pages");
+    // Tokens and roles are known to the API server a moment after they were made.
+    let text = loop {
+        match ask(secure, Some(&reader)).await? {
+            Ok(text) => break text,
+            Err(refused) => ensure!(std::time::Instant::now() < give_up, "{refused:?}"),
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    };
+    assert!(text.contains("switchyard_queue_depth") && text.ends_with("# EOF\n"), "{text}");
+    for (token, code, words) in [
+        (Some(stranger.as_str()), 403, "user system:serviceaccount:default:stranger may not get /metrics"),
+        (Some("made-up"), 401, "a token that the API server knows; got another"),
+        (None, 401, "a token that the API server knows; got none"),
+    ] {
+        let (status, told) = ask(secure, token).await?.err().context("let in")?;
+        assert_eq!(status, code, "{told}");
+        assert!(told.contains(words), "{told}");
+    }
+    Ok(())
+}
