@@ -47,8 +47,13 @@ pub(crate) fn chaos() -> Result<()> {
     let full = ["test", "--workspace", "--test", "plane", "--", "faults::", "churn::"];
     let args = [&full[..], &["--test-threads", "1", "--nocapture"]].concat();
     step("faults and churn, in full", cargo(&args).env("SWITCHYARD_CHAOS", &results))?;
-    let workers = ["test", "--workspace", "--test", "faults", "--test", "hangs", "--test", "gpu_seeds", "--", "--nocapture"];
-    step("faults of workers, in full", cargo(&workers).env("SWITCHYARD_CHAOS", results))
+    let workers =
+        ["test", "--workspace", "--test", "faults", "--test", "hangs", "--test", "gpu_seeds", "--", "--nocapture"];
+    // The compiler of kernels, without which the GPUs of the tests run nothing.
+    crate::wheels::cuda()?;
+    let mut workers = cargo(&workers);
+    workers.env("SWITCHYARD_CHAOS", results).env("SWITCHYARD_TEST_NVRTC", "1");
+    step("faults of workers and orders of streams, in full", &mut workers)
 }
 
 /// A module of the tests on real nodes, in full; its result goes to `folder`.
