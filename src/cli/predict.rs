@@ -49,7 +49,7 @@ fn table(found: &Prediction, engine: &Engine) -> String {
         three_digits(sums[0]),
         binary(sums[1] as u64),
         flops(sums[2]),
-        milliseconds(seconds),
+        time(seconds),
         percent(1.0),
     ]);
     let launch = match gpu.launch_seconds {
@@ -75,7 +75,7 @@ fn table(found: &Prediction, engine: &Engine) -> String {
         binary(*memory_limit_bytes),
         gpu.source,
         columns(&rows),
-        milliseconds(seconds),
+        time(seconds),
         rate(*items as f64 / seconds),
         item.word(),
     )
@@ -98,14 +98,18 @@ fn row(operation: &Operation, step: f64) -> Vec<String> {
         operation.launches.to_string(),
         binary(operation.bytes as u64),
         flops(operation.flops),
-        milliseconds(operation.seconds),
+        time(operation.seconds),
         percent(operation.seconds / step),
         bound.to_owned(),
     ]
 }
 
-fn milliseconds(seconds: f64) -> String {
-    format!("{} ms", three_digits(seconds * 1e3))
+/// In milliseconds, or microseconds if it is less than one.
+fn time(seconds: f64) -> String {
+    match seconds {
+        seconds if seconds < 1e-3 => format!("{} µs", three_digits(seconds * 1e6)),
+        seconds => format!("{} ms", three_digits(seconds * 1e3)),
+    }
 }
 
 /// `2.1 T`; nothing for none.

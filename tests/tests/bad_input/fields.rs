@@ -61,7 +61,7 @@ pub(crate) const CASES: &[Case] = &[
         "far too many nodes",
         ["cpuThreads: 1", "numNodes: 1e20"],
         2,
-        &["SY0004", "spec.trainer.numNodes", "got number 1e+20", "an integer from 1 to 1024"],
+        &["SY0004", "spec.trainer.numNodes", "got number 1e+20", "an integer from 1 to 4096"],
     ),
     field(
         "text instead of a list",
@@ -161,9 +161,9 @@ pub(crate) const CASES: &[Case] = &[
     ),
     field(
         "more nodes than a job takes",
-        ["numProcPerNode: 2", "numNodes: 1025"],
+        ["numProcPerNode: 2", "numNodes: 4097"],
         2,
-        &["SY0006", "spec.trainer.numNodes", "got 1025", "from 1 to 1024"],
+        &["SY0006", "spec.trainer.numNodes", "got 4097", "from 1 to 4096"],
     ),
     field(
         "a number that no integer holds",

@@ -144,7 +144,7 @@ async fn the_api_server_refuses_what_the_rules_refuse() -> Result<()> {
             "engine must be set with trainer.framework Switchyard",
         ),
         ("name-that-is-much-too-long-for-the-names-of-all-its-pods", json!({}), "metadata.name must have at most 50"),
-        ("many", json!({"trainer": {"numNodes": 5000}}), "should be less than or equal to 1024"),
+        ("many", json!({"trainer": {"numNodes": 5000}}), "should be less than or equal to 4096"),
         ("word", json!({"topologyPolicy": {"mode": "Sometimes"}}), "Unsupported value"),
     ] {
         let ended = apply(&scene.job(name, 1, "run", spec));

@@ -5,12 +5,12 @@ use super::cpu::CpuPlan;
 use super::gpu::GpuPlan;
 use super::training::{BUCKET, Training};
 use super::{TrainError, memory};
-use crate::data::{Dataset, Order, Prefetcher, StepShape, Task};
-use crate::model::{Model, Registry};
+use crate::data::{Dataset, Prefetcher, Task};
+use crate::model::Registry;
 use crate::nn::{Layout, fuse};
 use crate::optimizer::Optimizer;
 use std::sync::Arc;
-use switchyard_worker_contract::config::{Device, EngineConfig, Length};
+use switchyard_worker_contract::config::{Device, EngineConfig};
 use switchyard_worker_contract::event::{Inspection, MemoryUse};
 
 /// What a rank computes with.
@@ -33,23 +33,6 @@ pub fn open(config: &EngineConfig) -> Result<Arc<Dataset>, TrainError> {
     Ok(Arc::new(Dataset::open(&config.data, &config.reader, &Task::of(&config.model), config.seed)?))
 }
 
-/// What is trained, without the buckets of gradients.
-pub(super) fn training(
-    config: &EngineConfig,
-    dataset: Arc<Dataset>,
-    world: u32,
-    registry: &Registry,
-) -> Result<Training, TrainError> {
-    let shape = StepShape { batch_size: config.batch_size_per_process, merge: config.batch_merge, world };
-    let order = Order::new(&dataset, shape, config.seed)?;
-    let model: Arc<dyn Model> = Arc::from(registry.model(&config.model)?);
-    let total_steps = match config.length {
-        Length::Steps(steps) => steps,
-        Length::Epochs(epochs) => order.steps_of(epochs),
-    };
-    Ok(Training { config: config.clone(), world, dataset, order, buckets: Vec::new(), total_steps, model })
-}
-
 impl Blueprint {
     /// Plans a rank. `kernel`: that of [`switchyard_worker_contract::env::KERNEL`].
     ///
@@ -62,7 +45,7 @@ impl Blueprint {
         kernel: Option<&str>,
         registry: &Registry,
     ) -> Result<Blueprint, TrainError> {
-        let training = training(config, dataset, world, registry)?;
+        let training = Training::new(config, dataset, world, registry)?;
         let plan = match config.device {
             Device::Cpu => Plan::Cpu(Box::new(CpuPlan::new(&training, kernel)?)),
             Device::Cuda => Plan::Gpu(Box::new(GpuPlan::new(&training, kernel)?)),

@@ -2,8 +2,8 @@
 
 use super::TrainError;
 use crate::cpu::Format;
-use crate::data::{Dataset, Order};
-use crate::model::Model;
+use crate::data::{Dataset, Order, StepShape};
+use crate::model::{Model, Registry};
 use crate::nn::{Bucket, Graph};
 use std::sync::Arc;
 use switchyard_worker_contract::config::{EngineConfig, HalfType, Length, Precision};
@@ -26,6 +26,26 @@ pub struct Training {
 }
 
 impl Training {
+    /// Without the buckets of gradients, which follow from where they are.
+    ///
+    /// # Errors
+    /// The model cannot be used, or there is too little data for one step.
+    pub(super) fn new(
+        config: &EngineConfig,
+        dataset: Arc<Dataset>,
+        world: u32,
+        registry: &Registry,
+    ) -> Result<Training, TrainError> {
+        let shape = StepShape { batch_size: config.batch_size_per_process, merge: config.batch_merge, world };
+        let order = Order::new(&dataset, shape, config.seed)?;
+        let model: Arc<dyn Model> = Arc::from(registry.model(&config.model)?);
+        let total_steps = match config.length {
+            Length::Steps(steps) => steps,
+            Length::Epochs(epochs) => order.steps_of(epochs),
+        };
+        Ok(Training { config: config.clone(), world, dataset, order, buckets: Vec::new(), total_steps, model })
+    }
+
     /// Continues where a checkpoint ended, in samples and in steps.
     pub(super) fn go_on_from(&mut self, step: u64, epoch: u64, position: u64) {
         self.order = self.order.from_position(step, epoch, position);

@@ -6,7 +6,8 @@
 //! compute stream        └ micro-batch 0 └ micro-batch 1 └ micro-batch 2
 //! ```
 
-use super::memories::{Memories, SLOTS};
+use super::SLOTS;
+use super::memories::Memories;
 use crate::data::Batch;
 use crate::gpu::{Inputs, Share};
 use switchyard_cuda::Error;

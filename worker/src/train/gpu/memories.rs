@@ -1,5 +1,6 @@
 //! The memory of a GPU, allocated once.
 
+use super::SLOTS;
 use super::plan::too_large;
 use crate::gpu::{Computation, Contents, Initial, Memory, Span};
 use crate::train::TrainError;
@@ -11,9 +12,6 @@ use switchyard_worker_contract::event::MemoryUse;
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: i32 = 2;
-
-/// Micro-batches that may be under way: while a device computes one, the host prepares the next.
-pub(super) const SLOTS: usize = 2;
 
 /// The buffer of each memory, and those for what comes with a batch.
 pub(super) struct Memories {

@@ -49,7 +49,7 @@ use crate::recorder::Recorder;
 use collectives::Collectives;
 use commands::Workshop;
 use feed::Feed;
-use memories::{Memories, SLOTS};
+use memories::Memories;
 use norms::Norms;
 use run::Run;
 use serde_json::json;
@@ -65,6 +65,9 @@ use switchyard_worker_contract::event::GpuCalls;
 
 /// Memory that products may use beside their matrices: what NVIDIA advises for its newer devices.
 const WORKSPACE: usize = 32 << 20;
+
+/// Micro-batches that may be under way: while a device computes one, the host prepares the next.
+const SLOTS: usize = 2;
 
 /// What the host and the device tell each other in a step.
 struct Messages {

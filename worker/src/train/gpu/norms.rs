@@ -1,6 +1,7 @@
 //! Statistics of batch norms: those of a batch come from the device, the running ones are on the host and go to the device for an evaluation.
 
-use super::memories::{Memories, SLOTS};
+use super::SLOTS;
+use super::memories::Memories;
 use crate::gpu::{Memory, Plan};
 use crate::train::statistics::{add_share, observe};
 use switchyard_cuda::Error;

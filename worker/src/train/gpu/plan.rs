@@ -1,8 +1,7 @@
 //! The static plan of a rank on a GPU.
 
-use super::WORKSPACE;
 use super::machine::{Machine, target};
-use super::memories::SLOTS;
+use super::{SLOTS, WORKSPACE};
 use crate::gpu::{Computation, Contents, Memory};
 use crate::nn::Layout;
 use crate::train::TrainError;

@@ -6,7 +6,7 @@ use crate::data::Dataset;
 use crate::gpu::Computation;
 use crate::model::Registry;
 use crate::train::TrainError;
-use crate::train::blueprint::training;
+use crate::train::training::Training;
 use std::sync::Arc;
 use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::prediction::{Gpu, Prediction};
@@ -22,7 +22,7 @@ pub fn predict(
     gpu: Gpu,
     registry: &Registry,
 ) -> Result<Prediction, TrainError> {
-    let training = training(config, dataset, world, registry)?;
+    let training = Training::new(config, dataset, world, registry)?;
     let target = target_of(gpu.multiprocessors, gpu.shared_bytes_per_block);
     let (optimizer, samples) = (&config.optimizer, config.reader.sample_type);
     let computation = Computation::new(training.graph()?, optimizer, config.precision, samples, target)?;

@@ -8,8 +8,9 @@
 //! Events are recorded within segments, where a graph records them too: behind forward and backward, and behind each bucket of gradients
 //! in the last micro-batch. So neither the profile nor the reductions of several ranks cut a graph into pieces.
 
+use super::SLOTS;
 use super::commands::{Command, Commands, Workshop};
-use super::memories::{Memories, SLOTS};
+use super::memories::Memories;
 use super::segment::Segment;
 use super::staging::Staging;
 use crate::gpu::{Computation, Pass, Works};

@@ -8,8 +8,7 @@
 //! What the optimizer is told depends on how many steps were left out because of overflows, and so on an outcome that is not known yet: the
 //! host says both, the device chooses. A dynamic loss scale is a factor of what the host sends with each batch; there it waits.
 
-use super::memories::SLOTS;
-use super::{GpuEngine, Messages, Seen};
+use super::{GpuEngine, Messages, SLOTS, Seen};
 use crate::amp::WireScale;
 use crate::data::Prefetcher;
 use crate::gpu::{Memory, Share};
