@@ -162,7 +162,7 @@ fn a_step_is_predicted_for_a_gpu_that_is_not_there() {
     assert!((seconds / told["seconds"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{told}");
     let mut gpu: Value = serde_json::from_str(&std::fs::read_to_string(&device).unwrap()).unwrap();
     for (field, value, code, words) in [
-        ("memoryBytes", json!(40 << 20), 8, "not placeable: a rank needs"),
+        ("memoryBytes", json!(20 << 20), 8, "not placeable: a rank needs"),
         ("bytesPerSecond", json!(0), 2, "bytesPerSecond: got 0, expected a number greater than 0"),
         ("speed", json!(1), 2, "unknown field `speed`"),
     ] {
