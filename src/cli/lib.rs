@@ -10,6 +10,7 @@ mod completions;
 mod connect;
 mod convert;
 mod doctor;
+mod event_loop;
 #[cfg(test)]
 mod examples;
 mod explain;

@@ -1,6 +1,7 @@
 //! `switchyard plan --device`: how long a training step takes at least on a GPU.
 
 use crate::args::Cli;
+use crate::event_loop::event_loop;
 use crate::failure::Failure;
 use crate::output::emit;
 use crate::text::columns;
@@ -21,9 +22,7 @@ pub(super) fn predict(cli: &Cli, file: &Path, device: &Path) -> Result<Exit, Fai
     // Any path that a shell takes is one for the worker.
     let device =
         std::path::absolute(device).map_err(|error| Failure::usage(format!("{}: {error}", device.display())))?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::unexpected(format!("cannot start the event loop: {error}")))?;
-    let found = runtime.block_on(local::predict(&worker, &engine, &device)).map_err(RunError::from)?;
+    let found = event_loop()?.block_on(local::predict(&worker, &engine, &device)).map_err(RunError::from)?;
     let seconds = found.seconds();
     let mut value = json!(found);
     value["seconds"] = seconds.into();

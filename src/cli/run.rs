@@ -1,6 +1,7 @@
 //! `switchyard run` and `switchyard plan`.
 
 use crate::args::{Cli, Output, PlanArgs, RunArgs};
+use crate::event_loop::event_loop;
 use crate::failure::Failure;
 use crate::output::{emit, json_line, print, yaml};
 use crate::{machine, manifest, report, screen};
@@ -25,8 +26,7 @@ pub(super) fn run(cli: &Cli, args: &RunArgs) -> Result<Exit, Failure> {
     let worker = Worker::find(args.worker.as_deref()).map_err(|error| Failure::new(error, exit))?;
     let name = job.metadata.name.clone().unwrap_or_default();
     let run_dir = RunDir::choose(&name, args.run_dir.as_deref());
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::unexpected(format!("cannot start the event loop: {error}")))?;
+    let runtime = event_loop()?;
     let mut show = Show::new(cli, &topology, &run_dir);
     // The processes are started from this thread: the kernel ends them when it ends.
     let tasks = tokio::task::LocalSet::new();

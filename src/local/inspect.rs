@@ -11,6 +11,7 @@ use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::Inspection;
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::prediction::Prediction;
+use switchyard_worker_contract::software::Software;
 use tokio::io::AsyncWriteExt;
 
 /// Why the job cannot start.
@@ -71,27 +72,47 @@ pub async fn predict(worker: &Worker, engine: &Engine, device: &Path) -> Result<
     asked(command, worker, &engine.config, engine.world).await
 }
 
+/// Runs `switchyard-worker gpu`: what this machine has for training on GPUs. What a library of a GPU does to its process, it does not do
+/// to this one.
+///
+/// # Errors
+/// The worker cannot be started, or has no answer.
+pub async fn software(worker: &Worker) -> Result<Software, InspectError> {
+    let mut command = tokio::process::Command::new(&worker.path);
+    command.arg("gpu");
+    answer(command, worker, &[]).await
+}
+
+/// The answer about a configuration for so many ranks.
 async fn asked<T: DeserializeOwned>(
     mut command: tokio::process::Command,
     worker: &Worker,
     config: &EngineConfig,
     world: u32,
 ) -> Result<T, InspectError> {
+    command.env(env::NUM_NODES, "1").env(env::PROCS_PER_NODE, world.to_string());
+    let config = serde_json::to_vec(config).expect("invariant: an engine configuration serialises to JSON");
+    answer(command, worker, &config).await
+}
+
+/// Gives the worker its standard input, and reads its answer.
+async fn answer<T: DeserializeOwned>(
+    mut command: tokio::process::Command,
+    worker: &Worker,
+    input: &[u8],
+) -> Result<T, InspectError> {
     let program = worker.path.display().to_string();
     let start = |source| InspectError::Start { program: program.clone(), source };
     let mut child = command
-        .env(env::NUM_NODES, "1")
-        .env(env::PROCS_PER_NODE, world.to_string())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .kill_on_drop(true)
         .spawn()
         .map_err(start)?;
-    let config = serde_json::to_vec(config).expect("invariant: an engine configuration serialises to JSON");
     if let Some(mut stdin) = child.stdin.take() {
         // A worker that ends without reading reports the reason itself.
-        let _ = stdin.write_all(&config).await;
+        let _ = stdin.write_all(input).await;
     }
     let output = child.wait_with_output().await.map_err(start)?;
     let stderr = String::from_utf8_lossy(&output.stderr).trim().to_string();

@@ -17,16 +17,14 @@ mod process;
 mod progress;
 mod run;
 mod run_dir;
-mod software;
 mod worker;
 
 pub use cause::{RankLog, RootCause};
 pub use error::AttemptError;
-pub use inspect::{InspectError, predict};
+pub use inspect::{InspectError, predict, software};
 pub use progress::Interval;
 pub use run::{Outcome, RunError, run};
 pub use run_dir::{RunDir, RunDirError};
-pub use software::{SoftwareError, software};
 pub use worker::{Worker, WorkerNotFound};
 
 use switchyard_plan::local::LocalPlan;

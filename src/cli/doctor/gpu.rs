@@ -1,6 +1,7 @@
 //! `switchyard doctor gpu`: what this machine has for training on GPUs, what is missing, and what would fix it.
 
 use crate::args::{Cli, DoctorGpuArgs};
+use crate::event_loop::event_loop;
 use crate::failure::Failure;
 use crate::output::emit;
 use crate::text::columns;
@@ -13,7 +14,7 @@ use switchyard_worker_contract::software::{Gpu, Library, Software};
 pub(crate) fn gpu(cli: &Cli, args: &DoctorGpuArgs) -> Result<Exit, Failure> {
     let exit = if args.worker.is_some() { Exit::Usage } else { Exit::Unexpected };
     let worker = Worker::find(args.worker.as_deref()).map_err(|error| Failure::new(error, exit))?;
-    let software = software(&worker).map_err(Failure::unexpected)?;
+    let software = event_loop()?.block_on(software(&worker)).map_err(|error| Failure::new(&error, error.exit()))?;
     emit(cli.output, "Software", &software, || screen(&software));
     Ok(Exit::Done)
 }
