@@ -27,19 +27,46 @@ pub fn look(places: &Places) -> (Vec<Item>, Vec<Device>) {
         devices = driver.devices()?;
         Ok(version::cuda(driver.version()?))
     });
-    let nvrtc = item(places, &NVRTC, |found| {
-        let (major, minor) = Nvrtc::new(&found.library)?.version()?;
-        Ok(format!("{major}.{minor}"))
-    });
-    let cublaslt =
-        item(places, &CUBLASLT, |found| Ok(version::library(CublasLt::new(&found.library)?.version() as i64)));
-    let nccl = item(places, &NCCL, |found| Ok(version::library(Nccl::new(&found.library)?.version()?.into())));
-    let mut items = vec![driver, nvrtc, cublaslt, nccl];
+    let others = [item(places, &NVRTC, nvrtc), item(places, &CUBLASLT, cublaslt), item(places, &NCCL, nccl)];
+    let mut items: Vec<Item> = [driver].into_iter().chain(others).collect();
     // Without cuBLASLt, cuDNN ends the process instead of failing.
     if items[2].version.is_ok() {
-        items.push(item(places, &CUDNN, |found| Ok(version::library(Cudnn::new(&found.library)?.version() as i64))));
+        items.push(item(places, &CUDNN, cudnn));
     }
     (items, devices)
+}
+
+/// The version of NVRTC.
+///
+/// # Errors
+/// It cannot be used.
+pub fn nvrtc(found: &Found) -> Result<String, Error> {
+    let (major, minor) = Nvrtc::new(&found.library)?.version()?;
+    Ok(format!("{major}.{minor}"))
+}
+
+/// The version of cuBLASLt.
+///
+/// # Errors
+/// It cannot be used.
+pub fn cublaslt(found: &Found) -> Result<String, Error> {
+    Ok(version::library(CublasLt::new(&found.library)?.version() as i64))
+}
+
+/// The version of NCCL.
+///
+/// # Errors
+/// It cannot be used.
+pub fn nccl(found: &Found) -> Result<String, Error> {
+    Ok(version::library(Nccl::new(&found.library)?.version()?.into()))
+}
+
+/// The version of cuDNN, which needs a cuBLASLt that can be used.
+///
+/// # Errors
+/// It cannot be used.
+pub fn cudnn(found: &Found) -> Result<String, Error> {
+    Ok(version::library(Cudnn::new(&found.library)?.version() as i64))
 }
 
 fn item(places: &Places, wanted: &'static Wanted, version: impl FnOnce(&Found) -> Result<String, Error>) -> Item {

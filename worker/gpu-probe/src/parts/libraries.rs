@@ -3,13 +3,9 @@
 use super::Probe;
 use crate::outcome::Outcome;
 use serde_json::{Value, json};
-use switchyard_cuda::cublaslt::CublasLt;
-use switchyard_cuda::cudnn::Cudnn;
 use switchyard_cuda::driver::Driver;
 use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, Found, NCCL, NVRTC, Wanted};
-use switchyard_cuda::nccl::Nccl;
-use switchyard_cuda::nvrtc::Nvrtc;
-use switchyard_cuda::version;
+use switchyard_cuda::{inventory, version};
 
 pub(super) fn driver(probe: &Probe) -> Result<Value, Outcome> {
     let found = probe.places.open(&DRIVER)?;
@@ -27,28 +23,25 @@ pub(super) fn driver(probe: &Probe) -> Result<Value, Outcome> {
 }
 
 pub(super) fn cublaslt(probe: &Probe) -> Result<Value, Outcome> {
-    library(probe, &CUBLASLT, |found| Ok(version::library(CublasLt::new(&found.library)?.version() as i64)))
+    library(probe, &CUBLASLT, inventory::cublaslt)
 }
 
 pub(super) fn cudnn(probe: &Probe) -> Result<Value, Outcome> {
-    library(probe, &CUDNN, |found| Ok(version::library(Cudnn::new(&found.library)?.version() as i64)))
+    library(probe, &CUDNN, inventory::cudnn)
 }
 
 pub(super) fn nvrtc(probe: &Probe) -> Result<Value, Outcome> {
-    library(probe, &NVRTC, |found| {
-        let (major, minor) = Nvrtc::new(&found.library)?.version()?;
-        Ok(format!("{major}.{minor}"))
-    })
+    library(probe, &NVRTC, inventory::nvrtc)
 }
 
 pub(super) fn nccl(probe: &Probe) -> Result<Value, Outcome> {
-    library(probe, &NCCL, |found| Ok(version::library(Nccl::new(&found.library)?.version()?.into())))
+    library(probe, &NCCL, inventory::nccl)
 }
 
 fn library(
     probe: &Probe,
     wanted: &Wanted,
-    version: impl FnOnce(&Found) -> Result<String, Outcome>,
+    version: fn(&Found) -> Result<String, switchyard_cuda::Error>,
 ) -> Result<Value, Outcome> {
     let found = probe.places.open(wanted)?;
     Ok(figures(&found, &version(&found)?, json!({})))
