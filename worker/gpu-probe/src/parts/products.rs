@@ -8,11 +8,11 @@ use half::bf16;
 use serde_json::{Value, json};
 use switchyard_cuda::Error;
 use switchyard_cuda::cublaslt::{CublasLt, Matrix, Planned, Product};
-use switchyard_cuda::driver::{Buffer, Context, Stream};
+use switchyard_cuda::driver::{Buffer, Context, Span, Stream};
 use switchyard_cuda::find::CUBLASLT;
 
 /// NVIDIA recommends 32 MiB for Hopper.
-const WORKSPACE_BYTES: usize = 32 << 20;
+pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
 const ALGORITHMS: usize = 8;
 
 /// Tokens of a micro-batch, and widths of the blocks: GPT-2 of 124 million parameters, and a model of about 7 billion.
@@ -85,7 +85,9 @@ impl Bench {
             arithmetic: precision.arithmetic(),
         };
         let planned = self.cublaslt.plan(product, WORKSPACE_BYTES, ALGORITHMS)?;
-        let (algorithm, seconds) = self.fastest(&planned)?;
+        let (algorithm, seconds) = fastest(&planned, self.workspace.span(), &self.stream)?;
+        // Its result is judged.
+        planned.run(algorithm, self.workspace.span(), &self.stream)?;
         let error = error(&y, precision, [self.tokens, n, k])?;
         let tflops = 2.0 * (self.tokens * n * k) as f64 / seconds / 1e12;
         let figures = json!({
@@ -96,25 +98,20 @@ impl Bench {
         });
         Ok((figures, tflops))
     }
+}
 
-    /// The fastest algorithm, which runs last, and its seconds. Algorithms that the device refuses are skipped.
-    fn fastest(&self, planned: &Planned) -> Result<(usize, f64), Outcome> {
-        let mut best: Option<(usize, f64)> = None;
-        let mut refused = None;
-        let run = |algorithm| planned.run(algorithm, self.workspace.span(), &self.stream);
-        for algorithm in 0..planned.algorithms() {
-            match self.stream.context().time(&self.stream, 10, || run(algorithm)) {
-                Ok(seconds) if best.is_none_or(|(_, fastest)| seconds < fastest) => best = Some((algorithm, seconds)),
-                Ok(_) => {}
-                Err(error) => refused = Some(error),
-            }
+/// The fastest algorithm and its seconds. Algorithms that the device refuses are skipped.
+pub(super) fn fastest(planned: &Planned, workspace: Span, stream: &Stream) -> Result<(usize, f64), Outcome> {
+    let mut best: Option<(usize, f64)> = None;
+    let mut refused = None;
+    for algorithm in 0..planned.algorithms() {
+        match stream.context().time(stream, 10, || planned.run(algorithm, workspace, stream)) {
+            Ok(seconds) if best.is_none_or(|(_, fastest)| seconds < fastest) => best = Some((algorithm, seconds)),
+            Ok(_) => {}
+            Err(error) => refused = Some(error),
         }
-        let Some(best) = best else {
-            return Err(refused.map_or_else(|| Outcome::failed("product", "no algorithm was tried"), Outcome::from));
-        };
-        run(best.0)?;
-        Ok(best)
     }
+    best.ok_or_else(|| refused.map_or_else(|| Outcome::failed("product", "no algorithm was tried"), Outcome::from))
 }
 
 fn upload(context: &Context, precision: Precision, seed: u32, len: usize) -> Result<Buffer, Error> {

@@ -1,5 +1,6 @@
 //! How fast the device copies, multiplies and starts kernels: the device file of `switchyard plan --device`.
 
+use super::products::{WORKSPACE_BYTES, fastest};
 use super::{Probe, streams};
 use crate::numbers::{pattern, short};
 use crate::outcome::Outcome;
@@ -15,8 +16,6 @@ use switchyard_worker_contract::prediction::{Gpu, Rates};
 /// Bytes of a copy, more than any cache; rows and columns of a product, enough for every multiprocessor; launches of a graph.
 const SIZES: (usize, usize, usize) = (1 << 30, 8192, 100);
 const REHEARSED: (usize, usize, usize) = (1 << 12, 32, 4);
-/// NVIDIA recommends 32 MiB for Hopper.
-const WORKSPACE_BYTES: usize = 32 << 20;
 const ALGORITHMS: usize = 4;
 const ROUNDS: usize = 10;
 
@@ -79,13 +78,8 @@ fn product(
         WORKSPACE_BYTES,
         ALGORITHMS,
     )?;
-    let time = |algorithm| context.time(stream, ROUNDS, || planned.run(algorithm, workspace.span(), stream));
-    let mut fastest = time(0)?;
-    for algorithm in 1..planned.algorithms() {
-        // Another algorithm may be refused by the device; the first one was not.
-        fastest = time(algorithm).map_or(fastest, |seconds| seconds.min(fastest));
-    }
-    Ok(short(2.0 * (size as f64).powi(3) / fastest))
+    let (_, seconds) = fastest(&planned, workspace.span(), stream)?;
+    Ok(short(2.0 * (size as f64).powi(3) / seconds))
 }
 
 fn upload(context: &Context, element: Element, seed: u32, len: usize) -> Result<Buffer, Outcome> {
