@@ -164,6 +164,7 @@ pub(crate) const STAGES: [Stage; 15] = [
                     "malformed",
                     "fights",
                     "rights",
+                    "tenants",
                     "agent",
                     "documents",
                 ],
@@ -222,3 +223,42 @@ pub(crate) const STAGES: [Stage; 15] = [
         work: Work::Tests { of: Tests::Modules("cluster", &["e2e"]), threads: Some(2), environment: &[] },
     },
 ];
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::{FRAMEWORKS, STAGES, Tests, Work};
+
+    /// Those of the modules declared in `text`, a program of tests, that no stage runs.
+    fn forgotten(program: &str, text: &str) -> Vec<String> {
+        let is_run = |module: &str| {
+            STAGES.iter().any(|stage| match &stage.work {
+                Work::Tests { of: Tests::Modules(name, modules), .. } => *name == program && modules.contains(&module),
+                _ => false,
+            })
+        };
+        let modules = text.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
+        modules.filter(|module| *module != FRAMEWORKS && !is_run(module)).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn every_module_of_tests_is_in_a_stage() {
+        let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests");
+        let manifest = std::fs::read_to_string(package.join("Cargo.toml")).expect("manifest");
+        let names = manifest.split("[[test]]\nname = \"").skip(1).filter_map(|rest| rest.split('"').next());
+        let programs: Vec<&str> = names.filter(|name| *name != "rules").collect();
+        assert!(programs.contains(&"plane"), "programs of tests: {programs:?}");
+        for program in programs {
+            let file = package.join("tests").join(program).with_extension("rs");
+            let text = std::fs::read_to_string(&file).expect("program of tests");
+            assert!(text.contains("\nmod "), "{program} declares no module");
+            assert_eq!(forgotten(program, &text), [""; 0], "{program}: modules that no stage runs");
+        }
+    }
+
+    #[test]
+    fn a_module_in_no_stage_is_found() {
+        assert_eq!(forgotten("plane", "mod lifecycle;\nmod new;\n"), ["new"]);
+    }
+}

@@ -1,8 +1,8 @@
 //! Programs of tests: one build of all of them, and which tests a stage starts.
 
-use crate::stages::{FRAMEWORKS, STAGES, Tests, Work};
+use crate::stages::{STAGES, Tests, Work};
 use crate::workspace::{cargo, stripped};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value as Json;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -152,28 +152,6 @@ pub(crate) fn commands(programs: &[Program], tests: &Tests) -> Result<Vec<Vec<Co
     };
     ensure!(!groups.is_empty() && groups.iter().all(|group| !group.is_empty()), "{tests:?} names no program");
     Ok(groups)
-}
-
-/// Fails where a module of tests is in no stage: it would be forgotten.
-pub(crate) fn all_are_in_a_stage(programs: &[Program]) -> Result<()> {
-    for program in programs.iter().filter(|program| program.package == PACKAGE && program.is_integration) {
-        let is_run = |module: &str| {
-            STAGES.iter().any(|stage| match &stage.work {
-                Work::Tests { of: Tests::Modules(name, modules), .. } => {
-                    *name == program.name && modules.contains(&module)
-                }
-                Work::Tests { of: Tests::AllBut(_), .. } => program.name == "rules",
-                _ => false,
-            })
-        };
-        for test in program.list()? {
-            let module = test.split("::").next().unwrap_or_default();
-            if module != FRAMEWORKS && !is_run(module) {
-                bail!("{}: no stage of xtask/src/stages.rs runs the module `{module}`", program.name);
-            }
-        }
-    }
-    Ok(())
 }
 
 impl Program {
