@@ -1,6 +1,6 @@
 //! What became of a trace, in figures.
 
-use crate::play::{Done, Played, Team};
+use crate::play::{Done, Idle, Played, Team};
 use crate::trace::Row;
 use serde::Serialize;
 
@@ -83,7 +83,9 @@ pub struct Figures {
     pub slowdown: f64,
     /// GPU hours beyond those at the best places ÷ these, percent; work that is done again counts as work.
     pub slow_percent: f64,
-    /// GPUs idle while a job waits that needs no more than are idle, in that time ÷ all GPUs, percent.
+    /// GPUs idle while a job waits that needs no more than are idle, in that time ÷ all GPUs, percent: kept for others, or in the wrong places.
+    pub idle_percent: f64,
+    /// The same while the job that has waited longest needs no more than are idle: GPUs in the wrong places, percent.
     pub fragmentation_percent: f64,
     /// GPUs that run jobs ÷ all GPUs, percent, in that time.
     pub utilisation_percent: f64,
@@ -117,8 +119,9 @@ pub fn figures(played: &Played, gpus: u32, of: Counted) -> Figures {
     let (useful, lost) = (hours(&|job| job.duration), hours(&|job| job.lost));
     let within = |begin: f64, end: f64| (end.min(to) - begin.max(from)).max(0.0);
     let busy = played.busy.iter().map(|(begin, end, gpus)| within(*begin, *end) * f64::from(*gpus));
-    let idle = played.idle_beside_waiting.iter();
-    let idle: f64 = idle.map(|(at, time, gpus)| within(*at, at + time) * f64::from(*gpus)).sum();
+    let gpu_seconds = |idle: &Idle| within(idle.at, idle.at + idle.time) * f64::from(idle.gpus);
+    let idle: f64 = played.idle.iter().map(gpu_seconds).sum();
+    let fragmented: f64 = played.idle.iter().filter(|idle| idle.is_fragmented).map(gpu_seconds).sum();
     let restarts: u32 = counted.iter().map(|job| job.restarts).sum();
     let waited_again: f64 = counted.iter().map(|job| job.waited_again).sum();
     let all = f64::from(gpus) * (to - from);
@@ -140,7 +143,8 @@ pub fn figures(played: &Played, gpus: u32, of: Counted) -> Figures {
         wait_longest: counted.iter().map(|job| job.wait()).fold(0.0, f64::max),
         slowdown: mean(&|job| completion(job).max(SHORT) / job.duration.max(SHORT)),
         slow_percent: 100.0 * (hours(&Done::ran) / (useful + lost) - 1.0),
-        fragmentation_percent: 100.0 * idle / all,
+        idle_percent: 100.0 * idle / all,
+        fragmentation_percent: 100.0 * fragmented / all,
         utilisation_percent: 100.0 * busy.sum::<f64>() / all,
         restarts,
         restart_wait_mean: (restarts > 0).then(|| waited_again / f64::from(restarts)),
@@ -204,14 +208,16 @@ mod tests {
             job(600.0, 600.0, 700.0, 100.0, 1),
             job(1000.0, 5000.0, 5100.0, 100.0, 8),
         ];
-        let idle_beside_waiting = vec![(500.0, 100.0, 10), (2000.0, 10.0, 50)];
+        let idle = |at, gpus, is_fragmented| Idle { at, time: 100.0, gpus, is_fragmented };
+        let idle = vec![idle(500.0, 10, true), idle(600.0, 20, false), idle(2000.0, 50, true)];
         let busy = jobs.iter().map(|job| (job.start, job.end, job.gpus)).collect();
-        let played = Played { jobs, busy, idle_beside_waiting, teams: Vec::new(), longest: Duration::ZERO };
+        let played = Played { jobs, busy, idle, teams: Vec::new(), longest: Duration::ZERO };
         let figures = figures(&played, 100, Counted::Middle);
         assert_eq!((figures.completion_mean, figures.wait_mean, figures.wait_longest), (700.0, 50.0, 100.0));
         assert_eq!(figures.large_wait_mean, 100.0);
         assert!((figures.slow_percent - 100.0 * (76_900.0 / 64_100.0 - 1.0)).abs() < 1e-9);
         assert!((figures.fragmentation_percent - 100.0 * 1000.0 / 75_000.0).abs() < 1e-9);
+        assert!((figures.idle_percent - 100.0 * 3000.0 / 75_000.0).abs() < 1e-9);
         // 8 GPUs for all of the 750 s, 64 from 600 to 900, one for 100 s.
         assert!((figures.utilisation_percent - 100.0 * (6000.0 + 19_200.0 + 100.0) / 75_000.0).abs() < 1e-9);
         assert_eq!(figures.slowdown, (1300.0 / 1000.0 + 1.0) / 2.0);
@@ -224,13 +230,7 @@ mod tests {
         let (start, end, duration) = (0.0, 180.0, 100.0);
         let job = Done { submit: 0.0, start, end, duration, gpus: 8, restarts, lost, waited_again, forecast: None };
         let busy = vec![(0.0, 70.0, 8), (100.0, 180.0, 8)];
-        let played = Played {
-            jobs: vec![job],
-            busy,
-            idle_beside_waiting: Vec::new(),
-            teams: Vec::new(),
-            longest: Duration::ZERO,
-        };
+        let played = Played { jobs: vec![job], busy, idle: Vec::new(), teams: Vec::new(), longest: Duration::ZERO };
         let figures = figures(&played, 8, Counted::All);
         assert_eq!((figures.restarts, figures.restart_wait_mean), (1, Some(30.0)));
         assert!(

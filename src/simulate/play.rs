@@ -124,13 +124,23 @@ pub struct Played {
     pub jobs: Vec<Done>,
     /// When GPUs were busy: from, to, and how many.
     pub busy: Vec<(f64, f64, u32)>,
-    /// GPU-seconds that were idle while a job waited that needed no more GPUs than were idle, from each moment to the next: the moment, how long,
-    /// and how many GPUs.
-    pub idle_beside_waiting: Vec<(f64, f64, u32)>,
+    /// When GPUs were idle while a job waited that needed no more than were idle.
+    pub idle: Vec<Idle>,
     /// By number.
     pub teams: Vec<Team>,
     /// The longest time that the rule took for an answer.
     pub longest: Duration,
+}
+
+/// GPUs that are idle from one event to the next, while a job waits that needs no more.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Idle {
+    pub at: f64,
+    /// Seconds.
+    pub time: f64,
+    pub gpus: u32,
+    /// The job that has waited longest needs no more either: not its turn keeps it from them, but where they are.
+    pub is_fragmented: bool,
 }
 
 /// What a team had. All count alike.

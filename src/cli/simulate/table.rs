@@ -147,7 +147,7 @@ fn rules(outcomes: &[Outcome], long: bool) -> Table {
             let has_large = outcome.sizes.iter().any(|(name, _)| SIZES[3..].contains(&name.as_str()));
             row.push(if has_large { time(&|figures| figures.large_wait_mean) } else { "-".into() });
             row.push(share(&|figures| figures.slow_percent));
-            row.push(share(&|figures| figures.fragmentation_percent));
+            row.push(share(&|figures| figures.idle_percent));
             row.push(share(&|figures| figures.utilisation_percent));
         }
         if has_restarts {

@@ -2,7 +2,7 @@
 
 mod teams;
 
-use super::{Done, Job, Limits, Played, Setting, Start};
+use super::{Done, Idle, Job, Limits, Played, Setting, Start};
 use crate::chance::mixed;
 use crate::fabric::pods;
 use crate::failures::Hosts;
@@ -94,7 +94,6 @@ pub(super) struct Player<'a> {
 impl<'a> Player<'a> {
     pub(super) fn new(rows: &'a [Row], setting: Setting<'a>) -> Player<'a> {
         let fabric = setting.fabric;
-        let (busy, idle_beside_waiting) = (Vec::new(), Vec::new());
         Player {
             setting,
             rows,
@@ -110,7 +109,13 @@ impl<'a> Player<'a> {
             teams: Teams::of(rows),
             now: 0.0,
             changed: false,
-            played: Played { jobs: Vec::new(), busy, idle_beside_waiting, teams: Vec::new(), longest: Duration::ZERO },
+            played: Played {
+                jobs: Vec::new(),
+                busy: Vec::new(),
+                idle: Vec::new(),
+                teams: Vec::new(),
+                longest: Duration::ZERO,
+            },
         }
     }
 
@@ -133,7 +138,9 @@ impl<'a> Player<'a> {
         let now = to.max(self.now);
         let least = self.needs.keys().next().copied();
         if now > self.now && least.is_some_and(|least| least <= self.idle) {
-            self.played.idle_beside_waiting.push((self.now, now - self.now, self.idle));
+            let oldest = self.waiting.values().next().map(Job::all_gpus);
+            let is_fragmented = oldest.is_some_and(|oldest| oldest <= self.idle);
+            self.played.idle.push(Idle { at: self.now, time: now - self.now, gpus: self.idle, is_fragmented });
         }
         self.teams.pass_time(now - self.now, self.setting.fabric.gpus());
         self.now = now;

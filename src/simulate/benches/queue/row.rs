@@ -17,7 +17,7 @@ pub(crate) struct Row<'a> {
     pub longest: f64,
 }
 
-pub(crate) const HEADER: &str = "rule                                completion, s     p99 wait  wait>=64  longest h  slowdown  slow %  frag %  util %  told %  held %  early %  window h  restarts  again h  lost %  short %  s/trace  pass ms";
+pub(crate) const HEADER: &str = "rule                                completion, s     p99 wait  wait>=64  longest h  slowdown  slow %  idle %  frag %  util %  told %  held %  early %  window h  restarts  again h  lost %  short %  s/trace  pass ms";
 
 impl Row<'_> {
     pub(crate) fn line(&self) -> String {
@@ -27,7 +27,7 @@ impl Row<'_> {
             if of.is_empty() { "-".to_string() } else { format!("{:.1}", mean(of.into_iter()) / unit) }
         };
         format!(
-            "{:32} {:>8.0} ± {:>6.0} {:>10.0} {:>9.0} {:>10.0} {:>9.1} {:>7.1} {:>7.1} {:>7.1} {:>7} {:>7} {:>8} {:>9} {:>9.0} {:>8} {:>7.1} {:>8} {:>8.2} {:>8.1}",
+            "{:32} {:>8.0} ± {:>6.0} {:>10.0} {:>9.0} {:>10.0} {:>9.1} {:>7.1} {:>7.1} {:>7.1} {:>7.1} {:>7} {:>7} {:>8} {:>9} {:>9.0} {:>8} {:>7.1} {:>8} {:>8.2} {:>8.1}",
             self.rule,
             average(|figures| figures.completion_mean),
             deviation(&self.all(|figures| figures.completion_mean)),
@@ -36,6 +36,7 @@ impl Row<'_> {
             average(|figures| figures.wait_longest) / 3600.0,
             average(|figures| figures.slowdown),
             average(|figures| figures.slow_percent),
+            average(|figures| figures.idle_percent),
             average(|figures| figures.fragmentation_percent),
             average(|figures| figures.utilisation_percent),
             known(|figures| figures.forecast_percent, 1.0),
