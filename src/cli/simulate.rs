@@ -18,7 +18,7 @@ use switchyard_simulate::fabric::Fabric;
 use switchyard_simulate::failures::Failures;
 use switchyard_simulate::measure::{Counted, Figures, Waits, figures};
 use switchyard_simulate::picture::{Curve, picture};
-use switchyard_simulate::play::{Job, Played, Rule, Setting, Start, play};
+use switchyard_simulate::play::{Decision, Job, Played, Rule, Setting, play};
 use switchyard_simulate::rules::Policy;
 use switchyard_simulate::trace::{self, Format, LeftOut, Row, Trace, shaken};
 use switchyard_worker_contract::exit::Exit;
@@ -58,7 +58,7 @@ fn outcomes(cli: &Cli, args: &SimulateArgs) -> Result<(World, Vec<Outcome>), Fai
                     let (model, limits) = (args.bandwidth.into(), world.limits.into());
                     let failures =
                         args.node_failures.map(|days| Failures { seed, ..Failures::every_days(days.into()) });
-                    let setting = Setting { fabric: &variant.fabric, model, limits, failures };
+                    let setting = Setting { fabric: &variant.fabric, model, limits, failures, urgent: None };
                     let rule = policy.rule(&variant.fabric, &world.machine).map_err(Failure::unexpected)?;
                     let mut watched = Watched { rule, progress: &mut progress };
                     play(rows, setting, &mut watched).map_err(|why| {
@@ -285,8 +285,8 @@ impl Rule for Watched<'_> {
         self.rule.repaired(host, now);
     }
 
-    fn starts(&mut self, now: f64) -> Result<Vec<Start>, String> {
-        self.rule.starts(now)
+    fn decide(&mut self, now: f64) -> Result<Vec<Decision>, String> {
+        self.rule.decide(now)
     }
 }
 

@@ -11,7 +11,7 @@ use switchyard_core::quantity::Resources;
 use switchyard_crds::{PlacedNode, Preemption, TrainJob, conditions};
 use switchyard_plan::cluster::admitted::Admitted;
 use switchyard_plan::cluster::find::find;
-use switchyard_plan::cluster::turn::{self, Ahead, Basis, Turn};
+use switchyard_plan::cluster::turn::{self, Ahead, Basis, GivesWay, Turn};
 use switchyard_plan::cluster::view;
 use switchyard_plan::cluster::{PlacementRules, Question, Waits};
 use switchyard_plan::objects::Kind;
@@ -339,11 +339,11 @@ impl Index {
             leaving.extend(self.takers_of(id, |of| of < attempt || gives_way || !is_live(job)));
             let theirs = self.turn(job);
             if placement_of(job).is_some() && !gives_way && theirs.priority() < turn.priority() {
-                candidates.push((theirs, key.clone(), self.takers_of(id, |of| of == attempt)));
+                let order = GivesWay::of(job, theirs, question.rules.now);
+                candidates.push((order, key.clone(), self.takers_of(id, |of| of == attempt)));
             }
         }
-        // The lowest priority first, and of equal ones the youngest.
-        candidates.sort_by(|a, b| b.0.cmp(&a.0));
+        candidates.sort_by(|a, b| a.0.cmp(&b.0));
         let mut place_without = |without: &[usize]| {
             let theirs = without.iter().flat_map(|candidate| candidates[*candidate].2.iter());
             let takers: Vec<String> = leaving.iter().chain(theirs).cloned().collect();

@@ -89,8 +89,13 @@ pub struct Figures {
     pub fragmentation_percent: f64,
     /// GPUs that run jobs ÷ all GPUs, percent, in that time.
     pub utilisation_percent: f64,
-    /// How often jobs were stopped because a host failed.
+    /// How often jobs were stopped, because hosts failed or for jobs of a higher class.
     pub restarts: u32,
+    /// Jobs that were stopped more than once ÷ jobs that were stopped, percent; none without restarts.
+    pub stopped_again_percent: Option<f64>,
+    /// Of jobs of the higher class, and of the others; none where all are of one.
+    pub urgent_wait_mean: Option<f64>,
+    pub others_wait_mean: Option<f64>,
     /// From these stops to the starts behind them; none without restarts.
     pub restart_wait_mean: Option<f64>,
     /// GPU hours of work that was done again ÷ those at the best places, percent.
@@ -124,6 +129,10 @@ pub fn figures(played: &Played, gpus: u32, of: Counted) -> Figures {
     let fragmented: f64 = played.idle.iter().filter(|idle| idle.is_fragmented).map(gpu_seconds).sum();
     let restarts: u32 = counted.iter().map(|job| job.restarts).sum();
     let waited_again: f64 = counted.iter().map(|job| job.waited_again).sum();
+    let stopped = |times: u32| counted.iter().filter(|job| job.restarts >= times).count() as f64;
+    let has_classes = counted.iter().any(|job| job.is_urgent);
+    let wait_of =
+        |is_urgent: bool| self::mean(counted.iter().filter(|job| job.is_urgent == is_urgent).map(|job| job.wait()));
     let all = f64::from(gpus) * (to - from);
     let waited = counted.iter().filter(|job| job.wait() > 0.0).count();
     // Limits are whole seconds.
@@ -147,6 +156,9 @@ pub fn figures(played: &Played, gpus: u32, of: Counted) -> Figures {
         fragmentation_percent: 100.0 * fragmented / all,
         utilisation_percent: 100.0 * busy.sum::<f64>() / all,
         restarts,
+        stopped_again_percent: (restarts > 0).then(|| 100.0 * stopped(2) / stopped(1)),
+        urgent_wait_mean: has_classes.then(|| wait_of(true)),
+        others_wait_mean: has_classes.then(|| wait_of(false)),
         restart_wait_mean: (restarts > 0).then(|| waited_again / f64::from(restarts)),
         lost_percent: 100.0 * lost / useful,
         short_percent: short(&played.teams),
@@ -197,6 +209,7 @@ mod tests {
             end,
             duration,
             gpus,
+            is_urgent: gpus == 1,
             restarts: 0,
             lost: 0.0,
             waited_again: 0.0,
@@ -215,6 +228,7 @@ mod tests {
         let figures = figures(&played, 100, Counted::Middle);
         assert_eq!((figures.completion_mean, figures.wait_mean, figures.wait_longest), (700.0, 50.0, 100.0));
         assert_eq!(figures.large_wait_mean, 100.0);
+        assert_eq!((figures.urgent_wait_mean, figures.others_wait_mean), (Some(0.0), Some(100.0)));
         assert!((figures.slow_percent - 100.0 * (76_900.0 / 64_100.0 - 1.0)).abs() < 1e-9);
         assert!((figures.fragmentation_percent - 100.0 * 1000.0 / 75_000.0).abs() < 1e-9);
         assert!((figures.idle_percent - 100.0 * 3000.0 / 75_000.0).abs() < 1e-9);
@@ -228,11 +242,23 @@ mod tests {
     fn work_that_is_done_again_is_lost_and_not_slow() {
         let (restarts, lost, waited_again) = (1, 10.0, 30.0);
         let (start, end, duration) = (0.0, 180.0, 100.0);
-        let job = Done { submit: 0.0, start, end, duration, gpus: 8, restarts, lost, waited_again, forecast: None };
+        let job = Done {
+            submit: 0.0,
+            start,
+            end,
+            duration,
+            gpus: 8,
+            is_urgent: false,
+            restarts,
+            lost,
+            waited_again,
+            forecast: None,
+        };
         let busy = vec![(0.0, 70.0, 8), (100.0, 180.0, 8)];
         let played = Played { jobs: vec![job], busy, idle: Vec::new(), teams: Vec::new(), longest: Duration::ZERO };
         let figures = figures(&played, 8, Counted::All);
         assert_eq!((figures.restarts, figures.restart_wait_mean), (1, Some(30.0)));
+        assert_eq!((figures.stopped_again_percent, figures.urgent_wait_mean), (Some(0.0), None));
         assert!(
             (figures.lost_percent - 10.0).abs() < 1e-9 && (figures.slow_percent - 100.0 * 40.0 / 110.0).abs() < 1e-9
         );

@@ -23,6 +23,10 @@ pub struct Job {
     pub limit: Option<f64>,
     /// Its team: a number for each name of a queue in the trace, in the order in which they appear.
     pub team: usize,
+    /// Of the higher class: it starts before the others, and may stop them.
+    pub is_urgent: bool,
+    /// It writes a checkpoint when it is stopped. Another one has its last checkpoint by the clock, of which a rule knows nothing.
+    pub saves: bool,
 }
 
 impl Job {
@@ -41,6 +45,14 @@ pub struct Start {
     pub forecast: Option<[f64; 2]>,
 }
 
+/// What a rule does with a job.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Decision {
+    Starts(Start),
+    /// It gives way to another job, and waits again.
+    Stops(usize),
+}
+
 /// Who starts when, and where.
 pub trait Rule {
     /// A job arrives.
@@ -54,11 +66,11 @@ pub trait Rule {
     fn failed(&mut self, host: usize, jobs: &[usize], now: f64);
     /// A host that failed can be used again.
     fn repaired(&mut self, host: usize, now: f64);
-    /// Jobs that start now, in this order.
+    /// What happens now, in this order.
     ///
     /// # Errors
     /// The rule contradicts itself.
-    fn starts(&mut self, now: f64) -> Result<Vec<Start>, String>;
+    fn decide(&mut self, now: f64) -> Result<Vec<Decision>, String>;
 }
 
 /// What limits the manifests of a trace have.
@@ -83,6 +95,18 @@ pub struct Setting<'a> {
     pub limits: Limits,
     /// `None`: no host fails.
     pub failures: Option<Failures>,
+    /// `None`: all jobs are of one class.
+    pub urgent: Option<Urgent>,
+}
+
+/// Jobs of a higher class, which may stop the others.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Urgent {
+    /// One in so many, by a hash.
+    pub one_in: u64,
+    /// A job that is stopped starts again from its last checkpoint, one for so much work: seconds at the best place. Half of the jobs, by a
+    /// hash, write one when they are stopped.
+    pub checkpoint: f64,
 }
 
 /// What became of a job.
@@ -95,7 +119,8 @@ pub struct Done {
     /// Seconds at the best place.
     pub duration: f64,
     pub gpus: u32,
-    /// How often it was stopped because a host failed.
+    pub is_urgent: bool,
+    /// How often it was stopped, because a host failed or for a job of a higher class.
     pub restarts: u32,
     /// Seconds of work at the best place that were done twice.
     pub lost: f64,
@@ -157,7 +182,7 @@ pub struct Team {
 /// Plays a trace to the end of its last job.
 ///
 /// # Errors
-/// The rule starts a job that does not wait, or on GPUs that are not free; or jobs wait for ever.
+/// The rule starts a job that does not wait, or on GPUs that are not free, or stops one that does not run; or jobs wait for ever.
 pub fn play(rows: &[Row], setting: Setting<'_>, rule: &mut dyn Rule) -> Result<Played, String> {
     let mut player = Player::new(rows, setting);
     let mut next = 0;
@@ -183,10 +208,13 @@ pub fn play(rows: &[Row], setting: Setting<'_>, rule: &mut dyn Rule) -> Result<P
             next += 1;
         }
         let begin = Instant::now();
-        let starts = rule.starts(now)?;
+        let decisions = rule.decide(now)?;
         player.answered(begin.elapsed());
-        for start in starts {
-            player.start(start)?;
+        for decision in decisions {
+            match decision {
+                Decision::Starts(start) => player.start(start)?,
+                Decision::Stops(job) => player.gives_way(job)?,
+            }
         }
         player.speeds();
     }

@@ -4,7 +4,7 @@
 use crate::fabric::{Fabric, pods};
 use crate::failures::Failures;
 use crate::measure::{Counted, figures};
-use crate::play::{Job, Limits, Played, Rule, Setting, Start, play};
+use crate::play::{Decision, Job, Limits, Played, Rule, Setting, Start, Urgent, play};
 use crate::rules::{Order, Peer, Places, Pool, PoolOrder, Product};
 use crate::speed::Model;
 use crate::trace::Row;
@@ -55,7 +55,8 @@ fn all(fabric: &Fabric) -> Vec<(&'static str, Box<dyn Rule>)> {
 
 fn played(rule: &mut dyn Rule, jobs: &[(f64, f64, u32)], limits: Limits) -> Played {
     let fabric = fabric();
-    play(&rows(jobs), Setting { fabric: &fabric, model: Model::Levels, limits, failures: None }, rule).unwrap()
+    play(&rows(jobs), Setting { fabric: &fabric, model: Model::Levels, limits, failures: None, urgent: None }, rule)
+        .unwrap()
 }
 
 fn starts(played: &Played) -> Vec<f64> {
@@ -125,15 +126,15 @@ impl Rule for Puts {
 
     fn repaired(&mut self, _host: usize, _now: f64) {}
 
-    fn starts(&mut self, _now: f64) -> Result<Vec<Start>, String> {
-        Ok(std::mem::take(&mut self.starts))
+    fn decide(&mut self, _now: f64) -> Result<Vec<Decision>, String> {
+        Ok(std::mem::take(&mut self.starts).into_iter().map(Decision::Starts).collect())
     }
 }
 
 #[test]
 fn a_rule_that_forgets_what_is_taken_is_found_out() {
     let fabric = fabric();
-    let setting = Setting { fabric: &fabric, model: Model::Levels, limits: Limits::None, failures: None };
+    let setting = Setting { fabric: &fabric, model: Model::Levels, limits: Limits::None, failures: None, urgent: None };
     let error = play(&rows(&[(0.0, 9.0, 8), (1.0, 9.0, 8)]), setting, &mut Puts::on(&[0])).unwrap_err();
     assert_eq!(error, "job 1: host 0 has not 8 GPUs free");
     let error = play(&rows(&[(0.0, 9.0, 8)]), setting, &mut Puts::nowhere()).unwrap_err();
@@ -148,8 +149,13 @@ fn whatever_the_rule_a_job_that_is_stopped_does_again_what_its_checkpoint_lacks(
     let fabric = Fabric { oversubscription: [1.0, 1.0], ..fabric() };
     let jobs = rows(&[(0.0, 5000.0, 16), (1.0, 900.0, 8), (2.0, 50.0, 3), (9.0, 2000.0, 24), (10.0, 700.0, 8)]);
     for (name, mut rule) in all(&fabric).into_iter().filter(|(name, _)| *name != "pool") {
-        let setting =
-            Setting { fabric: &fabric, model: Model::Levels, limits: Limits::Coarse, failures: Some(FAIL_OFTEN) };
+        let setting = Setting {
+            fabric: &fabric,
+            model: Model::Levels,
+            limits: Limits::Coarse,
+            failures: Some(FAIL_OFTEN),
+            urgent: None,
+        };
         let played = play(&jobs, setting, rule.as_mut()).unwrap();
         for job in &played.jobs {
             assert!((job.ran() - job.duration - job.lost).abs() < 1e-6, "{name}: {job:?}");
@@ -162,7 +168,13 @@ fn whatever_the_rule_a_job_that_is_stopped_does_again_what_its_checkpoint_lacks(
 #[test]
 fn a_rule_that_uses_a_host_which_failed_is_found_out() {
     let fabric = fabric();
-    let setting = Setting { fabric: &fabric, model: Model::Levels, limits: Limits::None, failures: Some(FAIL_OFTEN) };
+    let setting = Setting {
+        fabric: &fabric,
+        model: Model::Levels,
+        limits: Limits::None,
+        failures: Some(FAIL_OFTEN),
+        urgent: None,
+    };
     let error = play(&rows(&[(0.0, 90_000.0, 8)]), setting, &mut Puts::on(&[0])).unwrap_err();
     assert_eq!(error, "job 0: host 0 has not 8 GPUs free");
     let error = play(&rows(&[(0.0, 9.0, 8)]), setting, &mut Pool::new(&fabric, PoolOrder::BestEffort)).unwrap_err();
@@ -198,11 +210,16 @@ fn a_gang_that_starts_again_keeps_the_hosts_that_are_left_and_waits_where_there_
 }
 
 fn job(number: usize, pods: u32, team: usize, limit: Option<f64>) -> Job {
-    Job { number, submit: number as f64, pods, gpus: 8, limit, team }
+    let (is_urgent, saves) = (false, false);
+    Job { number, submit: number as f64, pods, gpus: 8, limit, team, is_urgent, saves }
 }
 
 fn started(product: &mut Product, now: f64) -> Vec<(usize, Vec<usize>)> {
-    product.starts(now).unwrap().into_iter().map(|start| (start.job, start.hosts)).collect()
+    let start = |decision| match decision {
+        Decision::Starts(start) => (start.job, start.hosts),
+        Decision::Stops(job) => panic!("job {job} is stopped"),
+    };
+    product.decide(now).unwrap().into_iter().map(start).collect()
 }
 
 #[test]
@@ -250,12 +267,48 @@ fn a_gang_waits_for_a_better_place_for_a_part_of_its_limit() {
     }
 }
 
+#[test]
+fn an_urgent_job_stops_the_job_that_loses_least_and_that_one_waits_again() {
+    let mut product = product(&Fabric::regular(1, 2));
+    for number in 0..2 {
+        let saves = number == 0;
+        product.submitted(&Job { saves, ..job(number, 1, 0, None) }).unwrap();
+    }
+    let hosts: Vec<usize> = started(&mut product, 0.0).into_iter().flat_map(|(_, hosts)| hosts).collect();
+    product.submitted(&Job { is_urgent: true, ..job(2, 1, 0, None) }).unwrap();
+    let decided = product.decide(100.0).unwrap();
+    assert_eq!(decided[0], Decision::Stops(0), "the other one is younger, but would lose what it has done");
+    let Decision::Starts(start) = &decided[1] else { panic!("{decided:?}") };
+    assert_eq!((start.job, &start.hosts), (2, &vec![hosts[0]]));
+    product.ended(2, 200.0);
+    assert_eq!(started(&mut product, 200.0), [(0, vec![hosts[0]])]);
+}
+
+/// One job in two is urgent; the half of the others that saves loses nothing.
+#[test]
+fn a_job_that_gives_way_does_again_what_its_checkpoint_lacks() {
+    let fabric = Fabric { oversubscription: [1.0, 1.0], ..fabric() };
+    let jobs: Vec<(f64, f64, u32)> = (0..40)
+        .map(|at| (f64::from(at) * 30.0, 500.0 + f64::from(at % 7) * 100.0, [4, 8, 16][at as usize % 3]))
+        .collect();
+    let urgent = Some(Urgent { one_in: 2, checkpoint: 100.0 });
+    let setting = Setting { fabric: &fabric, model: Model::Levels, limits: Limits::Coarse, failures: None, urgent };
+    let played = play(&rows(&jobs), setting, &mut product(&fabric)).unwrap();
+    for job in &played.jobs {
+        assert!((job.ran() - job.duration - job.lost).abs() < 1e-6, "{job:?}");
+        assert!(job.lost <= 100.0 * f64::from(job.restarts), "{job:?}");
+        assert!(!job.is_urgent || job.restarts == 0, "nobody is more urgent: {job:?}");
+    }
+    let stopped = played.jobs.iter().filter(|job| job.restarts > 0);
+    assert!(stopped.clone().any(|job| job.lost > 0.0) && stopped.clone().any(|job| job.lost == 0.0));
+}
+
 /// An evaluator without communication would not show what places are worth.
 #[test]
 fn a_gang_over_two_leaves_is_slower_and_by_how_much_is_told() {
     let fabric = fabric();
     let slow = |model| {
-        let setting = Setting { fabric: &fabric, model, limits: Limits::None, failures: None };
+        let setting = Setting { fabric: &fabric, model, limits: Limits::None, failures: None, urgent: None };
         let played = play(&rows(&[(0.0, 1000.0, 16)]), setting, &mut Puts::on(&[0, 2])).unwrap();
         played.jobs[0].end
     };
@@ -287,7 +340,7 @@ proptest! {
         jobs.sort_by(|a, b| a.0.total_cmp(&b.0));
         let model = [Model::Levels, Model::Flows][usize::from(model)];
         for ((name, mut rule), (_, mut again)) in all(&fabric).into_iter().zip(all(&fabric)) {
-            let setting = Setting { fabric: &fabric, model, limits: Limits::Coarse, failures: None };
+            let setting = Setting { fabric: &fabric, model, limits: Limits::Coarse, failures: None, urgent: None };
             let played = play(&rows(&jobs), setting, rule.as_mut()).map_err(|error| TestCaseError::fail(format!("{name}: {error}")))?;
             let twice = play(&rows(&jobs), setting, again.as_mut()).map_err(TestCaseError::fail)?;
             prop_assert_eq!(&played.jobs, &twice.jobs);
@@ -323,11 +376,15 @@ impl Rule for Watched {
         self.product.repaired(host, now);
     }
 
-    fn starts(&mut self, now: f64) -> Result<Vec<Start>, String> {
-        let starts = self.product.starts(now)?;
-        for Start { job, .. } in &starts {
+    fn decide(&mut self, now: f64) -> Result<Vec<Decision>, String> {
+        let decisions = self.product.decide(now)?;
+        let starts = decisions.iter().filter_map(|decision| match decision {
+            Decision::Starts(start) => Some(start.job),
+            Decision::Stops(_) => None,
+        });
+        for job in starts {
             // Limits are whole seconds.
-            let forecast = self.forecasts.as_ref().and_then(|forecasts| forecasts.get(job));
+            let forecast = self.forecasts.as_ref().and_then(|forecasts| forecasts.get(&job));
             let forecast = forecast.map_or(f64::INFINITY, |forecast| forecast + 1.0);
             if now > forecast {
                 self.wrong.push(format!("job {job} starts at {now} and was to start by {forecast}"));
@@ -340,7 +397,7 @@ impl Rule for Watched {
             let earliest = forecasts.entry(job).or_insert(start);
             *earliest = earliest.min(start);
         }
-        Ok(starts)
+        Ok(decisions)
     }
 }
 
@@ -357,7 +414,7 @@ fn wrong(
     let product = if predicts { product(&fabric).guessing(Guess::default()) } else { product(&fabric) };
     let forecasts = failures.is_none().then(BTreeMap::new);
     let mut rule = Watched { product, forecasts, wrong: Vec::new() };
-    play(&rows(&jobs), Setting { fabric: &fabric, model: Model::Levels, limits, failures }, &mut rule)?;
+    play(&rows(&jobs), Setting { fabric: &fabric, model: Model::Levels, limits, failures, urgent: None }, &mut rule)?;
     Ok(rule.wrong)
 }
 

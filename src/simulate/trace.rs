@@ -241,7 +241,8 @@ mod tests {
     fn a_million_rows_are_played_in_less_than_a_gibibyte() {
         let fabric = Fabric::regular(32, 8);
         let rows = read(Million { row: 0, text: Vec::new() }, &fabric).unwrap().rows;
-        let setting = Setting { fabric: &fabric, model: Model::Levels, limits: Limits::Coarse, failures: None };
+        let setting =
+            Setting { fabric: &fabric, model: Model::Levels, limits: Limits::Coarse, failures: None, urgent: None };
         let played = play(&rows, setting, &mut Peer::new(&fabric, Order::Strict, Places::Domains)).unwrap();
         assert_eq!(played.jobs.len(), 1_000_000);
         assert!(figures(&played, fabric.gpus(), Counted::Middle).completion_mean > 0.0);

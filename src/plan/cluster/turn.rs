@@ -10,7 +10,8 @@
 //!    again, and one that waits as long as the longest of the last 20 like it. Such a job goes before the head only
 //!    where the beginning of the head is a guess too, and only until the one that was found first: no guess puts off what limits promise, and one
 //!    that ran longer than the others is not followed by another.
-//! 4. **Preemption**: only the head preempts, only jobs of lower priority, only if its policy says so, and only if it fits then.
+//! 4. **Preemption**: only the head preempts, only jobs of lower priority, only if its policy says so, and only if it fits then. Of equal
+//!    priority, those give way first that have not done so within a day, and of these the ones that lose least work.
 //! 5. **Holes**: a gang that starts again after a failure keeps the GPUs of the nodes that it still has, unless it finds no place: gangs
 //!    that hold parts of what they need and wait for each other would wait forever.
 //!
@@ -20,10 +21,10 @@ use super::find::find;
 use super::gang;
 use super::question::Question;
 use super::view::NodeView;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob};
+use switchyard_crds::{OnSuspend, PlacedNode, PlacementStatus, TrainJob, conditions};
 
 /// Place in the queue; the smallest comes first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,6 +54,44 @@ impl Turn {
     pub fn name(&self) -> &str {
         &self.name
     }
+}
+
+/// Which jobs give way to one of higher priority; the smallest first.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct GivesWay {
+    priority: i32,
+    /// How often it gave way within the last day: nobody does again and again while others could.
+    lately: i32,
+    /// Work that would be done again: GPU-seconds, or node-seconds of a job without GPUs.
+    lost: i64,
+    /// The youngest first.
+    turn: Reverse<Turn>,
+}
+
+impl GivesWay {
+    /// The place of a job that has this turn in the queue.
+    pub fn of(job: &TrainJob, turn: Turn, now: Timestamp) -> GivesWay {
+        let recent =
+            job.status.iter().filter_map(|status| status.restarts.as_ref()).flat_map(|restarts| &restarts.recent);
+        let recent = recent.filter(|hour| now.duration_since(hour.since.0) < SignedDuration::from_hours(24));
+        let lately = recent.map(|hour| hour.preemption).sum();
+        GivesWay { priority: turn.priority(), lately, lost: work_lost(job, now), turn: Reverse(turn) }
+    }
+}
+
+/// What a job would compute again if it were stopped now. One that saves a checkpoint when it is stopped loses nothing, another one what it has
+/// done since its last checkpoint by the clock. Of checkpoints by steps, or of programs of others, the time is not known: they count as none.
+fn work_lost(job: &TrainJob, now: Timestamp) -> i64 {
+    let Some(status) = &job.status else { return 0 };
+    let placed = status.condition(conditions::PLACED).filter(|placed| placed.status == "True");
+    let ran = placed.map_or(0, |placed| now.duration_since(placed.last_transition_time.0).as_secs().max(0));
+    let seconds = match &job.spec.checkpoint {
+        Some(checkpoint) if checkpoint.on_suspend == OnSuspend::Save => 0,
+        Some(checkpoint) if checkpoint.period_seconds > 0 => ran % checkpoint.period_seconds,
+        _ => ran,
+    };
+    let nodes = status.placement.iter().flat_map(|placement| &placement.nodes);
+    nodes.map(|node| node.gpus.len().max(1) as i64).sum::<i64>().saturating_mul(seconds)
 }
 
 /// What a moment in the future rests on.
@@ -217,6 +256,64 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn of_equal_priority_those_give_way_first_that_did_not_lately_and_lose_least() {
+        let now: Timestamp = "2026-01-02T12:00:00Z".parse().unwrap();
+        let job = |name: &str, placed: &str, gpus: usize, spec: serde_json::Value| {
+            let mut object = serde_json::json!({
+                "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": name},
+                "spec": {"trainer": {"framework": "Plain", "image": "i"}},
+                "status": {
+                    "conditions": [{
+                        "type": "Placed", "status": "True", "reason": "Placed", "message": "", "lastTransitionTime": placed,
+                    }],
+                    "placement": {"reason": "", "nodes": [{
+                        "firstRank": 0, "nodeName": "n", "cpus": [], "gpus": vec!["GPU"; gpus], "nics": [], "numaNodes": [],
+                    }]},
+                },
+            });
+            object["spec"].as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+            serde_json::from_value::<TrainJob>(object).unwrap()
+        };
+        let none = || serde_json::json!({});
+        let period = |on_suspend: &str| serde_json::json!({"checkpoint": {"path": "/c", "periodSeconds": 7000, "onSuspend": on_suspend}});
+        let mut twice = job("twice", "2026-01-02T11:59:59Z", 1, none());
+        let hour = |since: &str| serde_json::json!({"since": since, "preemption": 1});
+        let restarts = |recent: &[serde_json::Value]| serde_json::json!({"application": 0, "recent": recent});
+        let with = |job: &mut TrainJob, recent: &[serde_json::Value]| {
+            job.status.as_mut().unwrap().restarts = serde_json::from_value(restarts(recent)).unwrap();
+        };
+        with(&mut twice, &[hour("2026-01-02T01:00:00Z"), hour("2026-01-02T11:00:00Z")]);
+        let mut yesterday = job("yesterday", "2026-01-02T11:59:58Z", 1, none());
+        with(&mut yesterday, &[hour("2026-01-01T12:00:00Z")]);
+        let jobs = [
+            (0, job("wide", "2026-01-02T11:00:00Z", 8, none())),
+            (0, job("narrow", "2026-01-02T11:00:00Z", 1, none())),
+            // Two hours and a third: the last checkpoint is 1,400 s old.
+            (0, job("period", "2026-01-02T09:40:00Z", 1, period("Discard"))),
+            (0, job("saves", "2026-01-01T11:00:00Z", 8, period("Save"))),
+            (0, twice),
+            (0, yesterday),
+            (1, job("higher", "2026-01-02T12:00:00Z", 1, none())),
+        ];
+        let mut order: Vec<GivesWay> =
+            jobs.iter().map(|(priority, job)| GivesWay::of(job, Turn::of(job, *priority, 0), now)).collect();
+        order.sort();
+        let lost: Vec<(&str, i64)> = order.iter().map(|job| (job.turn.0.name(), job.lost)).collect();
+        assert_eq!(
+            lost,
+            [
+                ("/saves", 0),
+                ("/yesterday", 2),
+                ("/period", 1400),
+                ("/narrow", 3600),
+                ("/wide", 28_800),
+                ("/twice", 1),
+                ("/higher", 0)
+            ]
+        );
     }
 
     #[test]

@@ -152,10 +152,11 @@ impl<'a> Player<'a> {
         self.next_end().filter(|at| *at <= now)?;
         let number = self.ends.pop()?.job;
         self.stop(number)?;
-        let Begun { at: start, forecast, restarts, lost, waited_again, .. } = self.begun.remove(&number)?;
+        let Begun { job, at: start, forecast, restarts, lost, waited_again, .. } = self.begun.remove(&number)?;
         let Row { submit, duration, gpus, .. } = self.rows[number];
+        let is_urgent = job.is_urgent;
         self.jobs[number] =
-            Some(Done { submit, start, end: now, duration, gpus, restarts, lost, waited_again, forecast });
+            Some(Done { submit, start, end: now, duration, gpus, is_urgent, restarts, lost, waited_again, forecast });
         Some(number)
     }
 
@@ -176,23 +177,36 @@ impl<'a> Player<'a> {
         let there = self.running.iter().filter(|(_, gang)| gang.hosts.contains(&host));
         let stopped: Vec<usize> = there.map(|(number, _)| *number).collect();
         for number in &stopped {
-            let left = self.stop(*number).unwrap_or(0.0);
-            let done = self.rows[*number].duration - left;
-            let Some(begun) = self.begun.get_mut(number) else { continue };
-            // What is in a checkpoint stays there.
-            begun.kept = self.hosts.kept(done).max(begun.kept);
-            begun.lost += (done - begun.kept).max(0.0);
-            (begun.stopped, begun.restarts) = (Some(self.now), begun.restarts + 1);
-            if begun.restarts == MOST_RESTARTS {
-                return Err(format!(
-                    "job {number} was stopped {MOST_RESTARTS} times by hosts that failed and makes no progress"
-                ));
-            }
-            let job = begun.job.clone();
-            self.waits(job);
+            self.waits_again(*number, |hosts, _, done| hosts.kept(done))?;
         }
         self.idle -= std::mem::take(&mut self.free[host]);
         Ok(stopped)
+    }
+
+    /// A job gives way to one of a higher class.
+    pub(super) fn gives_way(&mut self, number: usize) -> Result<(), String> {
+        if !self.running.contains_key(&number) {
+            return Err(format!("job {number} gives way and does not run"));
+        }
+        let every = self.setting.urgent.map_or(f64::INFINITY, |urgent| urgent.checkpoint);
+        self.waits_again(number, |_, job, done| if job.saves { done } else { (done / every).floor() * every })
+    }
+
+    /// A job that ran stops and waits again; `kept` says what a checkpoint has of the work that was done.
+    fn waits_again(&mut self, number: usize, kept: impl Fn(&Hosts, &Job, f64) -> f64) -> Result<(), String> {
+        let left = self.stop(number).unwrap_or(0.0);
+        let done = self.rows[number].duration - left;
+        let Some(begun) = self.begun.get_mut(&number) else { return Ok(()) };
+        // What is in a checkpoint stays there.
+        begun.kept = kept(&self.hosts, &begun.job, done).max(begun.kept);
+        begun.lost += (done - begun.kept).max(0.0);
+        (begun.stopped, begun.restarts) = (Some(self.now), begun.restarts + 1);
+        if begun.restarts == MOST_RESTARTS {
+            return Err(format!("job {number} was stopped {MOST_RESTARTS} times and makes no progress"));
+        }
+        let job = begun.job.clone();
+        self.waits(job);
+        Ok(())
     }
 
     pub(super) fn repaired(&mut self, host: usize) {
@@ -211,7 +225,10 @@ impl<'a> Player<'a> {
             Limits::Trace => row.limit.map(|limit| limit.max(row.duration)),
         };
         let team = self.teams.of_job[number];
-        let job = Job { number, submit: row.submit, pods, gpus, limit, team };
+        let is_urgent =
+            self.setting.urgent.is_some_and(|urgent| mixed(row.line ^ 0x9a57).is_multiple_of(urgent.one_in));
+        let saves = mixed(row.line ^ 0x5a4e).is_multiple_of(2);
+        let job = Job { number, submit: row.submit, pods, gpus, limit, team, is_urgent, saves };
         self.waits(job.clone());
         job
     }

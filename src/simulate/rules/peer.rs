@@ -2,7 +2,7 @@
 
 use crate::chance::Chance;
 use crate::fabric::Fabric;
-use crate::play::{Job, Rule, Start};
+use crate::play::{Decision, Job, Rule, Start};
 use std::collections::BTreeMap;
 
 /// What happens behind a job that does not fit.
@@ -236,7 +236,7 @@ impl Rule for Peer {
         self.has_room = true;
     }
 
-    fn starts(&mut self, now: f64) -> Result<Vec<Start>, String> {
+    fn decide(&mut self, now: f64) -> Result<Vec<Decision>, String> {
         let waiting = std::mem::take(&mut self.waiting);
         // Without room those that waited before are refused again.
         let known = if std::mem::take(&mut self.has_room) { 0 } else { waiting.len() - self.fresh };
@@ -277,7 +277,7 @@ impl Rule for Peer {
                     hosts.iter().for_each(|host| left[*host] -= job.gpus);
                 }
             }
-            starts.push(self.start(job, hosts, now));
+            starts.push(Decision::Starts(self.start(job, hosts, now)));
         }
         Ok(starts)
     }

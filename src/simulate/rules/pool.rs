@@ -1,7 +1,7 @@
 //! Ideals: all GPUs are one pool, every job runs at full speed. What places and fragmentation cost is the difference to them.
 
 use crate::fabric::Fabric;
-use crate::play::{Job, Rule, Start};
+use crate::play::{Decision, Job, Rule, Start};
 use std::collections::BTreeMap;
 
 /// Who goes first.
@@ -50,7 +50,7 @@ impl Rule for Pool {
 
     fn repaired(&mut self, _host: usize, _now: f64) {}
 
-    fn starts(&mut self, _now: f64) -> Result<Vec<Start>, String> {
+    fn decide(&mut self, _now: f64) -> Result<Vec<Decision>, String> {
         let mut starts = Vec::new();
         let (mut free, is_strict, mut is_blocked) = (self.free, self.order == PoolOrder::StrictFifo, false);
         let running = &mut self.running;
@@ -61,7 +61,7 @@ impl Rule for Pool {
             }
             free -= job.all_gpus();
             running.insert(job.number, job.all_gpus());
-            starts.push(Start { job: job.number, hosts: Vec::new(), forecast: None });
+            starts.push(Decision::Starts(Start { job: job.number, hosts: Vec::new(), forecast: None }));
             false
         });
         self.free = free;

@@ -2,14 +2,14 @@
 //! events, along the path of a reconcile (`controller::reconcile`, `plan::cluster::step`). No client, no clock.
 
 use crate::fabric::{Fabric, Host};
-use crate::play::{Job, Rule, Start};
+use crate::play::{Decision, Job, Rule, Start};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_crds::{PlacementStatus, TrainJob, conditions};
+use switchyard_crds::{PlacementStatus, RecentRestarts, TrainJob, conditions};
 use switchyard_ledger::fairness::{Fairness, Weights};
 use switchyard_ledger::index::{Index, Patience};
 use switchyard_ledger::job::{JobId, Key, attempt_of, key_of, placement_of};
@@ -31,6 +31,13 @@ const BEGIN: Timestamp = Timestamp::constant(1_690_000_000, 0);
 const LEAF: &str = "network.topology.nvidia.com/leaf";
 const BLOCK: &str = "network.topology.nvidia.com/spine";
 
+/// Why a job was stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stopped {
+    HostFailed,
+    GaveWay,
+}
+
 /// The product.
 pub struct Product {
     pub(crate) index: Index,
@@ -38,8 +45,10 @@ pub struct Product {
     defaults: Defaults,
     levels: Levels,
     hosts: BTreeMap<String, usize>,
-    /// By number: the order of their turns, which all have the same priority.
+    /// By number: the order of their turns within a class.
     jobs: BTreeMap<usize, TrainJob>,
+    /// Jobs of the higher class.
+    urgent: BTreeSet<usize>,
     /// Jobs to look at.
     look: BTreeSet<usize>,
     /// When jobs that wait were to begin by what was said first.
@@ -74,6 +83,7 @@ impl Product {
             levels,
             hosts,
             jobs: BTreeMap::new(),
+            urgent: BTreeSet::new(),
             look: BTreeSet::new(),
             forecasts: BTreeMap::new(),
         })
@@ -123,6 +133,14 @@ impl Product {
         if let Some(limit) = job.limit {
             manifest["spec"]["activeDeadlineSeconds"] = json!(limit.ceil() as i64);
         }
+        if job.is_urgent {
+            self.urgent.insert(job.number);
+            manifest["spec"]["topologyPolicy"] = json!({"preemption": "LowerPriority"});
+        }
+        if job.saves {
+            // Only the product's own engine says that it saves; a job of another framework is the same to the queue otherwise.
+            manifest["spec"]["checkpoint"] = json!({"path": "/checkpoints"});
+        }
         let mut job_object: TrainJob = serde_json::from_value(manifest).map_err(|error| format!("{name}: {error}"))?;
         let valid = validate(&job_object).map_err(|faults| format!("{name}: {faults:?}"))?;
         let way = allocation::allocation(&job_object, self.index.usage.nodes());
@@ -139,6 +157,11 @@ impl Product {
         for rank in 0..valid.request.nodes {
             let mut made = pod(job, valid, &self.defaults, attempt, rank);
             made.metadata.uid = made.metadata.name.clone();
+            if let Some(spec) = &mut made.spec {
+                spec.priority = Some(i32::from(
+                    number_of(&key_of(&job.metadata)).is_some_and(|number| self.urgent.contains(&number)),
+                ));
+            }
             self.index.apply_pod(&made);
         }
     }
@@ -169,13 +192,22 @@ impl Product {
         self.look.extend(woken.iter().filter_map(number_of));
     }
 
-    /// The next attempt of a job that was stopped: it keeps what it has on the nodes that are left, as after `plan::cluster::again`.
-    fn restart(&mut self, number: usize, now: Timestamp) {
+    /// The next attempt of a job that was stopped, as after `plan::cluster::again`: where a host failed it keeps what it has on the nodes that are
+    /// left, and where it gives way it leaves them.
+    fn restart(&mut self, number: usize, why: Stopped, now: Timestamp) {
         let Some(mut object) = self.jobs.get(&number).cloned() else { return };
         let Ok(valid) = validate(&object) else { return };
         let status = object.status.get_or_insert_default();
         status.attempt = status.attempt.map(|attempt| attempt + 1);
-        status.conditions = vec![condition(conditions::PLACED, "False", conditions::RESTARTING, now)];
+        let reason = match why {
+            Stopped::HostFailed => conditions::RESTARTING,
+            Stopped::GaveWay => {
+                let hour = RecentRestarts { since: Time(now), infrastructure: 0, preemption: 1 };
+                status.restarts.get_or_insert_default().recent.push(hour);
+                conditions::PREEMPTED
+            }
+        };
+        status.conditions = vec![condition(conditions::PLACED, "False", reason, now)];
         self.write(number, object.clone());
         let room = self.delete_pods(&object);
         self.create_pods(&object, &valid);
@@ -209,15 +241,25 @@ impl Product {
         Ok((ask(&question, without.nodes()), others))
     }
 
-    /// What a reconcile does with a job that waits: its place, or its turn in the queue.
-    fn reconcile(&mut self, number: usize, now: Timestamp) -> Result<Option<Start>, String> {
+    /// Whether a job that has a place gives it to one of a higher class.
+    fn gives_way(&self, job: &TrainJob) -> bool {
+        let family = self.index.families.get(&JobId::of(&job.metadata));
+        placement_of(job).is_some() && family.is_some_and(|family| family.gives_way_in == Some(attempt_of(job)))
+    }
+
+    /// What a reconcile does with a job: one that waits gets its place or its turn in the queue, and one that runs may have to give way.
+    fn reconcile(&mut self, number: usize, now: Timestamp) -> Result<Option<Decision>, String> {
+        if self.jobs.get(&number).is_some_and(|job| self.gives_way(job)) {
+            self.restart(number, Stopped::GaveWay, now);
+            return Ok(Some(Decision::Stops(number)));
+        }
         let Some(object) = self.jobs.get(&number).filter(|job| placement_of(job).is_none()).cloned() else {
             return Ok(None);
         };
         let (key, id) = (key_of(&object.metadata), JobId::of(&object.metadata));
         let (found, mut others) = self.asked(number, now, find)?;
         let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now };
-        let start = match found {
+        let decision = match found {
             Ok(Found { placed, .. }) if self.index.waits_for_better(&key, &placed.status, rules) => {
                 let open = placed.status.nodes.len() as u32;
                 others.extend(self.index.waits(&key, Waits::Room { open }, rules));
@@ -226,7 +268,8 @@ impl Product {
             Ok(Found { placed, .. }) => {
                 let hosts = self.placed(number, object, placed.status, now)?;
                 others.extend(self.index.waits_no_more(&key, &id));
-                Some(Start { job: number, hosts, forecast: self.forecasts.remove(&number).flatten() })
+                let forecast = self.forecasts.remove(&number).flatten();
+                Some(Decision::Starts(Start { job: number, hosts, forecast }))
             }
             Err(Nowhere::NoRoom(why)) => {
                 others.extend(self.index.waits(&key, Waits::Room { open: why.open }, rules));
@@ -241,7 +284,7 @@ impl Product {
             Err(Nowhere::WrongFabric(found)) => return Err(format!("{key}: {}", found.why)),
         };
         self.look.extend(others.iter().filter_map(number_of));
-        Ok(start)
+        Ok(decision)
     }
 
     /// The job at the head of the queue, and when it can begin at the latest.
@@ -315,20 +358,20 @@ impl Rule for Product {
 
     fn failed(&mut self, host: usize, jobs: &[usize], now: f64) {
         self.show_node(host, false);
-        jobs.iter().for_each(|job| self.restart(*job, at(now)));
+        jobs.iter().for_each(|job| self.restart(*job, Stopped::HostFailed, at(now)));
     }
 
     fn repaired(&mut self, host: usize, _now: f64) {
         self.show_node(host, true);
     }
 
-    fn starts(&mut self, now: f64) -> Result<Vec<Start>, String> {
+    fn decide(&mut self, now: f64) -> Result<Vec<Decision>, String> {
         let now = at(now);
-        let mut starts = Vec::new();
+        let mut decisions = Vec::new();
         while let Some(number) = self.look.pop_first() {
-            starts.extend(self.reconcile(number, now)?);
+            decisions.extend(self.reconcile(number, now)?);
         }
-        Ok(starts)
+        Ok(decisions)
     }
 }
 

@@ -149,7 +149,8 @@ fn play_all(
         let (mut inputs, mut longest) = (Vec::new(), 0.0_f64);
         for seed in 0..args.seeds {
             let failures = part.failures().map(|failures| Failures { seed, ..failures });
-            let setting = Setting { fabric, model: model.model(), limits: entry.limits, failures };
+            let setting =
+                Setting { fabric, model: model.model(), limits: entry.limits, failures, urgent: part.urgent() };
             let mut rule = (entry.make)(fabric, machine)?;
             let played = play(&shaken(rows, seed), setting, rule.as_mut())?;
             longest = longest.max(played.longest.as_secs_f64() * 1e3);

@@ -8,7 +8,7 @@ use switchyard_ledger::index::Patience;
 use switchyard_ledger::predictor::Guess;
 use switchyard_simulate::fabric::Fabric;
 use switchyard_simulate::failures::Failures;
-use switchyard_simulate::play::{Limits, Rule};
+use switchyard_simulate::play::{Limits, Rule, Urgent};
 use switchyard_simulate::rules::{Policy, Pool, PoolOrder, Product};
 
 /// A trace by its name.
@@ -56,6 +56,8 @@ pub(crate) enum Part {
     Teams,
     /// The product where gangs wait for a better place, beside itself.
     Patience,
+    /// The product where one job in ten is of a higher class and may stop others.
+    Priorities,
 }
 
 pub(crate) type Made = Result<Box<dyn Rule>, String>;
@@ -68,7 +70,8 @@ pub(crate) struct Entry {
 }
 
 impl Part {
-    pub(crate) const ALL: [Part; 5] = [Part::Rules, Part::Failures, Part::Constants, Part::Teams, Part::Patience];
+    pub(crate) const ALL: [Part; 6] =
+        [Part::Rules, Part::Failures, Part::Constants, Part::Teams, Part::Patience, Part::Priorities];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -77,13 +80,14 @@ impl Part {
             Part::Constants => "constants",
             Part::Teams => "teams",
             Part::Patience => "patience",
+            Part::Priorities => "priorities",
         }
     }
 
     pub(crate) fn traces(self) -> &'static [TraceName] {
         match self {
             Part::Rules => &[TraceName::Lingjun, TraceName::Philly],
-            Part::Failures | Part::Constants | Part::Patience => &[TraceName::Lingjun],
+            Part::Failures | Part::Constants | Part::Patience | Part::Priorities => &[TraceName::Lingjun],
             Part::Teams => &[TraceName::Philly],
         }
     }
@@ -94,7 +98,7 @@ impl Part {
             // Hardly a job of this trace waits below 0.86: its week of most submissions is what fills the cluster.
             (Part::Rules, TraceName::Philly) => &[1.01, 0.86, 0.8, 0.71, 0.64],
             (Part::Teams, _) => &[1.01],
-            (Part::Patience, _) => &[0.71, 0.64],
+            (Part::Patience | Part::Priorities, _) => &[0.71, 0.64],
             _ => &[0.71],
         }
     }
@@ -111,7 +115,13 @@ impl Part {
             Part::Constants => &CONSTANTS,
             Part::Teams => &TEAMS,
             Part::Patience => &PATIENCE,
+            Part::Priorities => &PRIORITIES,
         }
+    }
+
+    /// A tenth of the jobs. An hour between checkpoints is what hosts that fail have, too.
+    pub(crate) fn urgent(self) -> Option<Urgent> {
+        (self == Part::Priorities).then_some(Urgent { one_in: 10, checkpoint: 3600.0 })
     }
 }
 
@@ -159,6 +169,11 @@ const PATIENCE: [Entry; 4] = [
     Entry { name: "waits for 10 % of its limit", limits: Limits::Coarse, make: |f, m| patient(f, m, 10) },
     Entry { name: "waits for 5 % of its limit", limits: Limits::Coarse, make: |f, m| patient(f, m, 5) },
     Entry { name: "waits for 20 % of its limit", limits: Limits::Coarse, make: |f, m| patient(f, m, 20) },
+];
+
+const PRIORITIES: [Entry; 2] = [
+    Entry { name: "Switchyard", limits: Limits::Coarse, make: |f, m| Policy::Switchyard.rule(f, m) },
+    Entry { name: "Switchyard, half without limits", limits: Limits::Half, make: |f, m| Policy::Switchyard.rule(f, m) },
 ];
 
 /// All teams count alike, and what they had counts half after so long.

@@ -17,7 +17,7 @@ pub(crate) struct Row<'a> {
     pub longest: f64,
 }
 
-pub(crate) const HEADER: &str = "rule                                completion, s     p99 wait  wait>=64  longest h  slowdown  slow %  idle %  frag %  util %  told %  held %  early %  window h  restarts  again h  lost %  short %  s/trace  pass ms";
+pub(crate) const HEADER: &str = "rule                                completion, s     p99 wait  wait>=64  longest h  slowdown  slow %  idle %  frag %  util %  told %  held %  early %  window h  restarts  twice %  again h  lost %  urgent h  other h  short %  s/trace  pass ms";
 
 impl Row<'_> {
     pub(crate) fn line(&self) -> String {
@@ -27,7 +27,7 @@ impl Row<'_> {
             if of.is_empty() { "-".to_string() } else { format!("{:.1}", mean(of.into_iter()) / unit) }
         };
         format!(
-            "{:32} {:>8.0} ± {:>6.0} {:>10.0} {:>9.0} {:>10.0} {:>9.1} {:>7.1} {:>7.1} {:>7.1} {:>7.1} {:>7} {:>7} {:>8} {:>9} {:>9.0} {:>8} {:>7.1} {:>8} {:>8.2} {:>8.1}",
+            "{:32} {:>8.0} ± {:>6.0} {:>10.0} {:>9.0} {:>10.0} {:>9.1} {:>7.1} {:>7.1} {:>7.1} {:>7.1} {:>7} {:>7} {:>8} {:>9} {:>9.0} {:>8} {:>8} {:>7.1} {:>9} {:>8} {:>8} {:>8.2} {:>8.1}",
             self.rule,
             average(|figures| figures.completion_mean),
             deviation(&self.all(|figures| figures.completion_mean)),
@@ -44,8 +44,11 @@ impl Row<'_> {
             known(|figures| figures.forecast_early_percent, 1.0),
             known(|figures| figures.forecast_width_median, 3600.0),
             average(|figures| f64::from(figures.restarts)),
+            known(|figures| figures.stopped_again_percent, 1.0),
             known(|figures| figures.restart_wait_mean, 3600.0),
             average(|figures| figures.lost_percent),
+            known(|figures| figures.urgent_wait_mean, 3600.0),
+            known(|figures| figures.others_wait_mean, 3600.0),
             known(|figures| figures.short_percent, 1.0),
             self.seconds,
             self.longest,
@@ -62,6 +65,7 @@ impl Row<'_> {
         Ok(json!({
             "part": self.part.name(), "trace": trace.name(), "load": load, "model": format!("{:?}", self.model).to_lowercase(), "rule": self.rule,
             "jobs": rows.len(), "gpus": fabric.gpus(), "leaves": fabric.leaves.len(), "seeds": self.inputs.len(),
+            "urgentOneIn": self.part.urgent().map(|urgent| urgent.one_in),
             "nodeFailuresEveryDays": self.part.failures().map(|failures| failures.every / 86_400.0),
             "mean": mean, "completionDeviation": deviation(&self.all(|figures| figures.completion_mean)),
             "completionMeans": self.all(|figures| figures.completion_mean),

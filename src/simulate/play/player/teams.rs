@@ -74,7 +74,16 @@ mod tests {
         };
         let mut teams = Teams::of(&["a", "b", "c", "a"].map(row));
         assert_eq!(teams.of_job, [0, 1, 2, 0]);
-        let job = |team, gpus| Job { number: 0, submit: 0.0, pods: 1, gpus, limit: None, team };
+        let job = |team, gpus| Job {
+            number: 0,
+            submit: 0.0,
+            pods: 1,
+            gpus,
+            limit: None,
+            team,
+            is_urgent: false,
+            saves: false,
+        };
         for (team, gpus) in [(0, 90), (1, 10), (2, 60)] {
             teams.ask(&job(team, gpus));
         }
