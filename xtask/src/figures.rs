@@ -1,10 +1,13 @@
 //! Measured figures of the documents: `xtask/src/performance.md` with its holes filled from the result files becomes
 //! `docs/performance.md`, and `xtask/src/figures.md` the table in `README.md`.
 //!
-//! A hole is `{{FILE | PATH | DECIMALS}}`, or `{{FILE | PATH | DECIMALS | xFACTOR}}`, or `{{FILE | PATH}}` for a text. FILE is one of
+//! A hole is `{{FILE | PATH | DECIMALS}}`, or `{{FILE | PATH | DECIMALS | xFACTOR}}` (or `/DIVISOR`), or `{{FILE | PATH}}` for a text. FILE is one of
 //! `docs/results` without `.json`. PATH names fields by dots: `cluster.0.placed` is the first of a list, `rows[case=gpt][threads=1].ratio` the
 //! only one in a list whose fields are these, and behind `least`, `most` or `median` the path goes on in every one of a list:
-//! `oneProcess.least.stepMs`, `rows[case=gpt].most.ratio`. `PATH / PATH` is how many times the first has the second.
+//! `oneProcess.least.stepMs`, `rows[case=gpt].most.ratio`. `PATH / PATH` is how many times the first has the second. What a file has no value for is `–`.
+//!
+//! `{{each FILE | LIST}} … {{end}}` repeats what is between for each in a list, `rows[case=gpt]` being those whose field is that. There, the file
+//! `item` is the one that is shown, and `@NAME` in a hole its field of that name.
 
 use crate::workspace::root;
 use anyhow::{Context, Result, bail, ensure};
@@ -34,36 +37,84 @@ pub(crate) fn generated() -> Result<[(PathBuf, String); 2]> {
 
 /// A text with its holes filled from the files of a folder.
 fn filled(text: &str, results: &Path) -> Result<String> {
-    let mut parts = text.split("{{");
-    let mut page = parts.next().unwrap_or_default().to_string();
-    for part in parts {
-        let (hole, after) = part.split_once("}}").with_context(|| format!("a hole without end: {part}"))?;
-        page.push_str(&figure(hole, results).with_context(|| format!("{{{{{hole}}}}}"))?);
-        page.push_str(after);
-    }
-    Ok(page)
+    filled_for(text, &Files { results, item: None })
 }
 
-fn figure(hole: &str, results: &Path) -> Result<String> {
+/// Where figures come from.
+struct Files<'a> {
+    results: &'a Path,
+    /// What is shown of a list.
+    item: Option<&'a Json>,
+}
+
+impl Files<'_> {
+    fn read(&self, file: &str) -> Result<Json> {
+        if let Some(item) = self.item.filter(|_| file == "item") {
+            return Ok(item.clone());
+        }
+        let name = self.results.join(format!("{file}.json"));
+        let text = fs::read_to_string(&name).with_context(|| name.display().to_string())?;
+        serde_json::from_str(&text).with_context(|| name.display().to_string())
+    }
+}
+
+fn filled_for(text: &str, files: &Files<'_>) -> Result<String> {
+    let (mut page, mut rest) = (String::new(), text);
+    while let Some((before, part)) = rest.split_once("{{") {
+        page.push_str(before);
+        let (hole, after) = part.split_once("}}").with_context(|| format!("a hole without end: {part}"))?;
+        let fill = || -> Result<(String, &str)> {
+            let Some(list) = hole.strip_prefix("each ") else { return Ok((figure(hole, files)?, after)) };
+            let (block, after) = after.split_once("{{end}}").context("expected {{end}} behind it")?;
+            let (file, path) = list.split_once('|').context("expected each FILE | LIST")?;
+            let file = files.read(file.trim())?;
+            let list = chosen(&file, path.trim())?;
+            ensure!(!list.is_empty(), "the list is empty");
+            let of = |item: &Json| filled_for(block, &Files { item: Some(item), ..*files });
+            Ok((list.iter().map(of).collect::<Result<_>>()?, after))
+        };
+        let (filled, after) = fill().with_context(|| format!("{{{{{hole}}}}}"))?;
+        page.push_str(&filled);
+        rest = after;
+    }
+    Ok(page + rest)
+}
+
+/// A hole in which `@NAME` is replaced by the field of that name.
+fn named(hole: &str, item: &Json) -> Result<String> {
+    let mut parts = hole.split('@');
+    let mut text = parts.next().unwrap_or_default().to_string();
+    for part in parts {
+        let end = part.find(|letter: char| !letter.is_alphanumeric()).unwrap_or(part.len());
+        text.push_str(&text_of(&value(item, &part[..end])?));
+        text.push_str(&part[end..]);
+    }
+    Ok(text)
+}
+
+/// A text without quotes, a number as it is written.
+fn text_of(value: &Json) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_string)
+}
+
+fn figure(hole: &str, files: &Files<'_>) -> Result<String> {
+    let hole = files.item.map_or_else(|| Ok(hole.to_string()), |item| named(hole, item))?;
     let words: Vec<&str> = hole.split('|').map(str::trim).collect();
     let (file, path, decimals, factor) = match words[..] {
         [file, path] => (file, path, None, 1.0),
         [file, path, decimals] => (file, path, Some(decimals), 1.0),
         [file, path, decimals, factor] => {
-            let number = factor.strip_prefix('x').and_then(|factor| factor.parse().ok());
-            (
-                file,
-                path,
-                Some(decimals),
-                number.with_context(|| format!("got the factor `{factor}`; expected x0.001 or the like"))?,
-            )
+            let times = factor.strip_prefix('x').and_then(|factor| factor.parse().ok());
+            let by =
+                factor.strip_prefix('/').and_then(|divisor| divisor.parse().ok()).map(|divisor: f64| 1.0 / divisor);
+            let expected = || format!("got the factor `{factor}`; expected x0.001, /3600 or the like");
+            (file, path, Some(decimals), times.or(by).with_context(expected)?)
         }
         _ => bail!("expected FILE | PATH, and for a number | DECIMALS and perhaps | xFACTOR"),
     };
-    let name = results.join(format!("{file}.json"));
-    let text = fs::read_to_string(&name).with_context(|| name.display().to_string())?;
-    let found = quotient(&serde_json::from_str(&text)?, path)?;
+    let found = quotient(&files.read(file)?, path)?;
     match (&found, decimals) {
+        (Json::Null, _) => Ok("–".into()),
         (Json::String(text), None) => Ok(text.clone()),
         (Json::Number(number), Some(decimals)) => {
             let places = decimals.parse().with_context(|| format!("got the decimals `{decimals}`"))?;
@@ -87,14 +138,8 @@ fn value(from: &Json, path: &str) -> Result<Json> {
     if path.is_empty() {
         return Ok(from.clone());
     }
-    if let Some(rest) = path.strip_prefix('[') {
-        let (condition, rest) = rest.split_once(']').with_context(|| format!("no `]` after {path}"))?;
-        let (key, wanted) = condition.split_once('=').with_context(|| format!("[{condition}]: expected KEY=VALUE"))?;
-        let list = from.as_array().with_context(|| format!("[{condition}]: no list"))?;
-        // A number is chosen by its text.
-        let text = |field: &Json| field.as_str().map_or_else(|| field.to_string(), str::to_string);
-        let is = |item: &&Json| value(item, key).is_ok_and(|field| text(&field) == wanted);
-        let found: Vec<Json> = list.iter().filter(is).cloned().collect();
+    if path.starts_with('[') {
+        let (condition, found, rest) = filtered(from, path)?;
         // Further conditions choose among them.
         if rest.starts_with('[') {
             return value(&found.into(), rest);
@@ -118,6 +163,28 @@ fn value(from: &Json, path: &str) -> Result<Json> {
         from => from.get(name),
     };
     value(found.with_context(|| format!("there is no `{name}`"))?, rest)
+}
+
+/// Those of a list that a condition at the beginning of a path chooses: the condition, what it chooses, and the path behind it.
+fn filtered<'a>(from: &Json, path: &'a str) -> Result<(&'a str, Vec<Json>, &'a str)> {
+    let (condition, rest) = path[1..].split_once(']').with_context(|| format!("no `]` after {path}"))?;
+    let (key, wanted) = condition.split_once('=').with_context(|| format!("[{condition}]: expected KEY=VALUE"))?;
+    let list = from.as_array().with_context(|| format!("[{condition}]: no list"))?;
+    // A number is chosen by its text.
+    let is = |item: &&Json| value(item, key).is_ok_and(|field| text_of(&field) == wanted);
+    Ok((condition, list.iter().filter(is).cloned().collect(), rest))
+}
+
+/// All that a path chooses of a list.
+fn chosen(from: &Json, path: &str) -> Result<Vec<Json>> {
+    let (name, mut rest) = path.split_at(path.find('[').unwrap_or(path.len()));
+    let mut found = value(from, name)?;
+    while rest.starts_with('[') {
+        let (_, next, behind) = filtered(&found, rest)?;
+        (found, rest) = (next.into(), behind);
+    }
+    ensure!(rest.is_empty(), "got `{rest}` behind the conditions of a list");
+    found.as_array().cloned().with_context(|| format!("{path}: no list"))
 }
 
 /// What makes one number of a list.
@@ -154,7 +221,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let text = r#"{"cpu": "A (b)", "rows": [{"case": "x", "threads": 1, "ms": 1.26}, {"case": "x", "threads": 2, "ms": 3},
             {"inner": {"way": 2}, "ms": 5}],
-            "list": [4, 1, 2, 9], "half": 6.35}"#;
+            "list": [4, 1, 2, 9], "half": 6.35, "none": null}"#;
         fs::write(folder.path().join("a.json"), text).unwrap();
         let fill = |hole: &str| filled(&format!("<{{{{{hole}}}}}>"), folder.path());
         for (hole, expected) in [
@@ -168,17 +235,24 @@ mod tests {
             ("a | rows[case=x].most.ms | 1", "<3.0>"),
             ("a | list.0 / list.2 | 1 | x1e3", "<2000.0>"),
             ("a | rows[inner.way=2].ms | 1", "<5.0>"),
+            ("a | half | 2 | /2", "<3.18>"),
+            ("a | none | 1", "<–>"),
         ] {
             assert_eq!(fill(hole).unwrap(), expected, "{hole}");
         }
+        let each = "{{each a | rows[case=x]}}{{item | threads | 0}}: {{item | ms | 1}} of {{a | rows[threads=@threads].ms | 2}}; {{end}}{{a | half | 1}}";
+        assert_eq!(filled(each, folder.path()).unwrap(), "1: 1.3 of 1.26; 2: 3.0 of 3.00; 6.4");
         for (hole, words) in [
+            ("each a | rows[case=x]", "expected {{end}}"),
+            ("each a | rows[case=y]}}{{end", "the list is empty"),
+            ("each a | cpu}}{{end", "cpu: no list"),
             ("b | cpu", "b.json"),
             ("a | gone | 1", "there is no `gone`"),
             ("a | rows[case=x].ms | 1", "2 fit; expected one"),
             ("a | rows[case=y].ms | 1", "0 fit; expected one"),
             ("a | cpu | 1", "expected a text, or a number"),
             ("a | rows.0.ms", "expected a text, or a number"),
-            ("a | rows.0.ms | 1 | 10", "expected x0.001"),
+            ("a | rows.0.ms | 1 | 10", "expected x0.001, /3600"),
             ("a", "expected FILE | PATH"),
         ] {
             let refused = format!("{:#}", fill(hole).unwrap_err());
