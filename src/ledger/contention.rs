@@ -34,7 +34,10 @@ impl Index {
         let family = self.families.get(&JobId::of(&job.metadata));
         let priority = family.and_then(|family| family.pods.values().map(|pod| pod.priority).max()).unwrap_or(0);
         let namespace = job.metadata.namespace.as_deref().unwrap_or_default();
-        Turn::of(job, priority, self.fairness.as_ref().map_or(0, |fairness| fairness.share(namespace)))
+        let share = self.fairness.as_ref().map_or(0, |fairness| fairness.share(namespace));
+        let turn = Turn::of(job, priority, share, self.lateness);
+        let holds = self.reservation.as_ref().is_some_and(|held| held.job == JobId::of(&job.metadata));
+        if holds { turn.held() } else { turn }
     }
 
     pub(crate) fn job_of(&self, id: &JobId) -> Option<&TrainJob> {
@@ -253,7 +256,7 @@ impl Index {
     /// now. Returns the jobs to look at.
     pub fn float(&mut self, job: &TrainJob, rules: PlacementRules<'_>) -> BTreeSet<Key> {
         let mut others = BTreeSet::new();
-        if let Some(head) = self.share_out(rules.now) {
+        if let Some(head) = self.reorder(rules.now) {
             // Or the job that is planned would go before it, being the head until now.
             others.extend(self.choose(&head, rules));
             others.insert(head);
@@ -286,6 +289,10 @@ impl Index {
 
     fn unreserve(&mut self, which: impl FnOnce(&mut Reservation) -> bool) -> BTreeSet<String> {
         let Some(held) = self.reservation.take_if(which) else { return BTreeSet::new() };
+        let turn = self.job_of(&held.job).map(|job| (key_of(&job.metadata), self.turn(job)));
+        if let Some((waiting, turn)) = turn.and_then(|(key, turn)| Some((self.waiting.get_mut(&key)?, turn))) {
+            waiting.turn = turn;
+        }
         held.takers().filter_map(|taker| self.usage.set_share(&taker, None)).collect()
     }
 
@@ -303,6 +310,10 @@ impl Index {
         let begins = start.map(|(at, _)| at);
         let first_start = same.and_then(|held| held.first_start).or(begins);
         let mut freed = self.unreserve(|_| true);
+        let turn = turn.held();
+        if let Some(waiting) = self.waiting.get_mut(&key_of(&question.job.metadata)) {
+            waiting.turn.clone_from(&turn);
+        }
         let next = Reservation { job, turn, nodes, start, first_start, at: question.rules.now, is_stale: false };
         self.hold(question, next.takers(), &next.nodes);
         for PlacedNode { node_name, .. } in &next.nodes {
@@ -339,7 +350,7 @@ impl Index {
             leaving.extend(self.takers_of(id, |of| of < attempt || gives_way || !is_live(job)));
             let theirs = self.turn(job);
             if placement_of(job).is_some() && !gives_way && theirs.priority() < turn.priority() {
-                let order = GivesWay::of(job, theirs, question.rules.now);
+                let order = GivesWay::of(job, &theirs, question.rules.now);
                 candidates.push((order, key.clone(), self.takers_of(id, |of| of == attempt)));
             }
         }

@@ -34,18 +34,12 @@ pub struct Fairness {
     ended: BTreeMap<String, (f64, Timestamp)>,
     /// Shares as they were counted last, whole GPU hours: less is no reason to change the order of the queue.
     shares: BTreeMap<String, u64>,
-    counted: Timestamp,
 }
 
 impl Fairness {
     /// Nobody has had anything.
     pub fn new(weights: Weights) -> Fairness {
-        Fairness { weights, ended: BTreeMap::new(), shares: BTreeMap::new(), counted: Timestamp::MIN }
-    }
-
-    /// When the shares were counted.
-    pub(crate) fn counted(&self) -> Timestamp {
-        self.counted
+        Fairness { weights, ended: BTreeMap::new(), shares: BTreeMap::new() }
     }
 
     /// What a namespace had when it was last counted, GPU hours ÷ weight.
@@ -76,8 +70,8 @@ impl Fairness {
         hours * f64::from(gpus(job)) * f64::from(job.spec.trainer.num_nodes)
     }
 
-    /// Counts what the namespaces had until now. Returns whether the order of any two may be another one.
-    pub(crate) fn count<'a>(&mut self, running: impl Iterator<Item = &'a TrainJob>, now: Timestamp) -> bool {
+    /// Counts what the namespaces had until now.
+    pub(crate) fn count<'a>(&mut self, running: impl Iterator<Item = &'a TrainJob>, now: Timestamp) {
         let ended = self.ended.iter().map(|(namespace, (hours, at))| (namespace.clone(), hours * self.left(*at, now)));
         let mut had: BTreeMap<String, f64> = ended.collect();
         for job in running {
@@ -89,11 +83,7 @@ impl Fairness {
             let share = (hours / weight(&namespace)).max(0.0) as u64;
             (namespace, share)
         });
-        let shares: BTreeMap<String, u64> = shares.collect();
-        self.counted = now;
-        let is_new = shares != self.shares;
-        self.shares = shares;
-        is_new
+        self.shares = shares.collect();
     }
 }
 
@@ -133,11 +123,10 @@ mod tests {
         let mut fairness = fairness(&[("b", 4)]);
         fairness.learn(&job("a", 0, Some(1)));
         fairness.learn(&job("b", 0, Some(1)));
-        assert!(fairness.count(std::iter::empty(), at(1)));
+        fairness.count(std::iter::empty(), at(1));
         assert_eq!((fairness.share("a"), fairness.share("b"), fairness.share("c")), (15, 3, 0));
-        assert!(fairness.count(std::iter::empty(), at(101)));
+        fairness.count(std::iter::empty(), at(101));
         assert_eq!((fairness.share("a"), fairness.share("b")), (7, 1));
-        assert!(!fairness.count(std::iter::empty(), at(101)));
     }
 
     #[test]
@@ -149,7 +138,9 @@ mod tests {
         other.learn(&job("a", 20, Some(30)));
         other.learn(&job("a", 0, Some(10)));
         let running = job("a", 30, None);
-        assert!(one.count([&running].into_iter(), at(40)) && other.count([&running].into_iter(), at(40)));
+        for fairness in [&mut one, &mut other] {
+            fairness.count([&running].into_iter(), at(40));
+        }
         assert_eq!(one.share("a"), other.share("a"));
         // 160 GPU hours each, of 5, 15 and 35 hours ago on average.
         assert!((400..=445).contains(&one.share("a")), "{}", one.share("a"));

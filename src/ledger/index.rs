@@ -4,10 +4,10 @@
 
 mod claims;
 mod forecast;
+mod order;
 mod patience;
 mod places;
 mod reservation;
-mod shares;
 mod waiting;
 
 pub use patience::Patience;
@@ -36,6 +36,7 @@ use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, labels};
 use switchyard_plan::cluster::hindrance::Trouble;
 use switchyard_plan::cluster::refusals::Refusals;
 use switchyard_plan::cluster::transport::Seen;
+use switchyard_plan::cluster::turn::Lateness;
 use switchyard_plan::cluster::view::{self, NodeView, ObjectView, PodView};
 use switchyard_plan::objects::Kind;
 use switchyard_worker_contract::event::Summary;
@@ -126,6 +127,8 @@ pub struct Index {
     versions: BTreeMap<String, BTreeMap<&'static str, u64>>,
     /// Jobs that wait for a place, and for what.
     pub waiting: BTreeMap<Key, Waiting>,
+    /// How late they are, when their order was looked at last.
+    pub lateness: Lateness,
     /// What the first of them holds.
     pub reservation: Option<Reservation>,
     /// Run times stand in for limits that are missing; `None`: they do not.

@@ -134,6 +134,7 @@ impl Cluster {
         let mut waiting: Vec<Key> =
             self.index.jobs.iter().filter(|(_, job)| waits(job)).map(|(key, _)| key.clone()).collect();
         let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now: self.now };
+        self.index.lateness.at = self.now;
         waiting.sort_by_key(|key| self.index.jobs.get(key).map(|job| self.index.turn(job)));
         for key in waiting {
             self.index.waits(&key, Waits::Room { open: 0 }, rules);

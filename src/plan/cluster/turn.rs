@@ -1,6 +1,10 @@
 //! Which job comes first when there is no room for all.
 //!
-//! 1. **Order**: by priority; where the administrator gives namespaces weights, then by what the namespace had of the GPUs lately; then by age. The first job that waits and could be placed at all is the head of the queue.
+//! 1. **Order**: by priority; where the administrator gives namespaces weights, then by what the namespace had of the GPUs lately; then by how
+//!    late a job is: the time it has waited ÷ the time it may run (`activeDeadlineSeconds`), a day at most, which also counts for jobs without a
+//!    limit; then by age. The first job that waits and could be placed at all is the head of the queue, and stays it until it has a place or
+//!    one of higher priority or smaller share comes. Batch schedulers know the quotient as the expansion factor (Maui: Jackson, Snell, Clement,
+//!    JSSPP 2001): an hour is long for a job of an hour, and short for one of a week.
 //! 2. **Reservation**: the head holds the nodes on which it can begin first, once enough of the jobs that run have ended by their limits
 //!    (`activeDeadlineSeconds`). Where jobs without a limit would have to end too, it waits for as few busy nodes as possible. It floats: the
 //!    nodes are chosen again whenever something ends.
@@ -32,6 +36,7 @@ pub struct Turn {
     priority: Reverse<i32>,
     /// What its namespace had of the GPUs lately, against its weight; 0 where that does not count.
     share: u64,
+    late: Reverse<i64>,
     created: Option<Timestamp>,
     /// Namespace and name, so that no two are equal.
     name: String,
@@ -39,11 +44,18 @@ pub struct Turn {
 
 impl Turn {
     /// The turn of a job whose pods have this priority, and whose namespace had so much.
-    pub fn of(job: &TrainJob, priority: i32, share: u64) -> Turn {
-        let created = job.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    pub fn of(job: &TrainJob, priority: i32, share: u64, lateness: Lateness) -> Turn {
+        let created = created(job);
+        let late = Reverse(lateness.of(job));
         let part = |part: &Option<String>| part.clone().unwrap_or_default();
         let name = format!("{}/{}", part(&job.metadata.namespace), part(&job.metadata.name));
-        Turn { priority: Reverse(priority), share, created, name }
+        Turn { priority: Reverse(priority), share, late, created, name }
+    }
+
+    /// The same where it comes before all of its priority and share: it holds nodes.
+    #[must_use]
+    pub fn held(self) -> Turn {
+        Turn { late: Reverse(i64::MAX), ..self }
     }
 
     pub fn priority(&self) -> i32 {
@@ -56,6 +68,36 @@ impl Turn {
     }
 }
 
+fn created(job: &TrainJob) -> Option<Timestamp> {
+    job.metadata.creation_timestamp.as_ref().map(|time| time.0)
+}
+
+/// How late jobs are at a moment. All turns that are compared are of the same one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lateness {
+    pub at: Timestamp,
+    /// Longer limits count as so much. A job that waits for a day is late, however long it runs; and without a bound, one of two weeks would
+    /// wait for as many weeks as hours a job of an hour does.
+    pub longest: SignedDuration,
+}
+
+impl Default for Lateness {
+    /// Nobody has waited yet.
+    fn default() -> Lateness {
+        Lateness { at: Timestamp::MIN, longest: SignedDuration::from_hours(24) }
+    }
+}
+
+impl Lateness {
+    /// Thousandths of the time that the job may run.
+    fn of(self, job: &TrainJob) -> i64 {
+        let longest = self.longest.as_secs().max(1);
+        let limit = job.spec.active_deadline_seconds.unwrap_or(longest).clamp(1, longest);
+        let waited = created(job).map_or(0, |created| self.at.duration_since(created).as_secs().max(0));
+        waited.saturating_mul(1000) / limit
+    }
+}
+
 /// Which jobs give way to one of higher priority; the smallest first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GivesWay {
@@ -65,17 +107,18 @@ pub struct GivesWay {
     /// Work that would be done again: GPU-seconds, or node-seconds of a job without GPUs.
     lost: i64,
     /// The youngest first.
-    turn: Reverse<Turn>,
+    age: Reverse<(Option<Timestamp>, String)>,
 }
 
 impl GivesWay {
     /// The place of a job that has this turn in the queue.
-    pub fn of(job: &TrainJob, turn: Turn, now: Timestamp) -> GivesWay {
+    pub fn of(job: &TrainJob, turn: &Turn, now: Timestamp) -> GivesWay {
         let recent =
             job.status.iter().filter_map(|status| status.restarts.as_ref()).flat_map(|restarts| &restarts.recent);
         let recent = recent.filter(|hour| now.duration_since(hour.since.0) < SignedDuration::from_hours(24));
         let lately = recent.map(|hour| hour.preemption).sum();
-        GivesWay { priority: turn.priority(), lately, lost: work_lost(job, now), turn: Reverse(turn) }
+        let age = Reverse((turn.created, turn.name.clone()));
+        GivesWay { priority: turn.priority(), lately, lost: work_lost(job, now), age }
     }
 }
 
@@ -298,10 +341,11 @@ mod tests {
             (0, yesterday),
             (1, job("higher", "2026-01-02T12:00:00Z", 1, none())),
         ];
+        let turn = |job: &TrainJob, priority| Turn::of(job, priority, 0, Lateness::default());
         let mut order: Vec<GivesWay> =
-            jobs.iter().map(|(priority, job)| GivesWay::of(job, Turn::of(job, *priority, 0), now)).collect();
+            jobs.iter().map(|(priority, job)| GivesWay::of(job, &turn(job, *priority), now)).collect();
         order.sort();
-        let lost: Vec<(&str, i64)> = order.iter().map(|job| (job.turn.0.name(), job.lost)).collect();
+        let lost: Vec<(&str, i64)> = order.iter().map(|job| (job.age.0.1.as_str(), job.lost)).collect();
         assert_eq!(
             lost,
             [
@@ -317,23 +361,40 @@ mod tests {
     }
 
     #[test]
-    fn priority_comes_before_the_share_and_the_share_before_age_and_the_name() {
-        let job = |name: &str, created: i64| {
-            let spec = serde_json::json!({"trainer": {"framework": "Plain", "image": "i"}});
+    fn priority_comes_before_the_share_and_the_share_before_lateness_age_and_the_name() {
+        let limited = |name: &str, created: i64, limit: Option<i64>| {
+            let spec = serde_json::json!({
+                "trainer": {"framework": "Plain", "image": "i"}, "activeDeadlineSeconds": limit,
+            });
             let mut job = TrainJob::new(name, serde_json::from_value(spec).unwrap());
             let time = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::from_second(created).unwrap());
             job.metadata.creation_timestamp = Some(time);
             job
         };
-        let mut turns = [
-            Turn::of(&job("young", 9), 0, 0),
-            Turn::of(&job("b", 3), 0, 0),
-            Turn::of(&job("a", 3), 0, 0),
-            Turn::of(&job("had", 1), 0, 7),
-            Turn::of(&job("high", 10), 5, 9),
-            Turn::of(&job("low", 1), -1, 0),
-        ];
-        turns.sort();
-        assert_eq!(turns.iter().map(Turn::name).collect::<Vec<_>>(), ["/high", "/a", "/b", "/young", "/had", "/low"]);
+        let job = |name: &str, created: i64| limited(name, created, None);
+        let sorted = |at: i64| {
+            let lateness = Lateness { at: Timestamp::from_second(at).unwrap(), ..Lateness::default() };
+            let turn = |job: &TrainJob, priority, share| Turn::of(job, priority, share, lateness);
+            let mut turns = [
+                turn(&job("young", 9000), 0, 0),
+                turn(&job("b", 3000), 0, 0),
+                turn(&job("a", 3000), 0, 0),
+                turn(&limited("week", 3500, Some(604_800)), 0, 0),
+                turn(&limited("hour", 8000, Some(3600)), 0, 0),
+                turn(&limited("day", 4000, Some(86_400)), 0, 0),
+                turn(&job("holds", 9999), 0, 0).held(),
+                turn(&job("had", 1000), 0, 7),
+                turn(&job("high", 10_000), 5, 9),
+                turn(&job("low", 1000), -1, 0),
+            ];
+            turns.sort();
+            turns.map(|turn| turn.name().trim_start_matches('/').to_owned()).join(" ")
+        };
+        assert_eq!(
+            sorted(10_000),
+            "high holds hour a b week day young had low",
+            "2000 of 3600 s are more than 7000 of 86,400"
+        );
+        assert_eq!(sorted(8100), "high holds a b week day hour young had low", "nobody is late by less than nothing");
     }
 }

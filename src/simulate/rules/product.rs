@@ -110,6 +110,13 @@ impl Product {
         self
     }
 
+    /// The same, where longer limits count as so much when the queue is put in order.
+    #[must_use]
+    pub fn late_within(mut self, longest: SignedDuration) -> Product {
+        self.index.lateness.longest = longest;
+        self
+    }
+
     /// The same, with forecasts of which the earliest time is when one in so many jobs has ended.
     #[must_use]
     pub fn forecasting(mut self, early: i32) -> Product {

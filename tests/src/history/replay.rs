@@ -4,6 +4,7 @@
 //! after: so a decision is looked for in the snapshots around it. What the head of the queue holds is in the memory of the controller only.
 
 use super::{Change, Fact, History, JobFact, PodFact, World};
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use switchyard_core::quantity::Resources;
 use switchyard_crds::conditions::{PLACED, RESTARTING};
@@ -13,7 +14,7 @@ use switchyard_plan::cluster::admitted::Admitted;
 use switchyard_plan::cluster::gang::{self, Placed};
 use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::cluster::machine::{Machine, Shapes};
-use switchyard_plan::cluster::turn::{self, Turn};
+use switchyard_plan::cluster::turn;
 use switchyard_plan::cluster::view::{self, NodeView};
 use switchyard_plan::cluster::{PlacementRules, Question};
 use switchyard_plan::objects::Defaults;
@@ -113,22 +114,27 @@ impl<'a> Replay<'a> {
         ask(&Question { job, valid: &valid, rules, admitted, left_out: &BTreeMap::new() }, nodes)
     }
 
-    /// The first job of the queue that could be placed at all, and that there is room for.
+    /// A job that waits although there is room for it, whichever of its priority is the head of the queue: for all that are of the highest
+    /// priority and could be placed at all there is. Who is the head depends on when the controller looked.
     pub(super) fn waits_in_vain(&mut self, world: &World<'a>) -> Option<(&'a str, Placed)> {
         let waiting = world.jobs.iter().filter(|(_, (_, job))| waits(job));
         let mut waiting: Vec<_> = waiting
-            .filter_map(|(uid, (name, job))| Some((turn_of(world, uid, job)?, *uid, *name, job.whole.as_ref()?)))
+            .filter_map(|(uid, (name, job))| Some((priority_of(world, uid), *uid, *name, job.whole.as_ref()?)))
             .collect();
-        waiting.sort_by(|a, b| a.0.cmp(&b.0));
-        for (_, uid, name, job) in waiting {
-            if let Some(placed) = self.place(world, uid, job) {
-                return Some((name, placed));
+        waiting.sort_by_key(|(priority, ..)| Reverse(*priority));
+        let (mut highest, mut vain) = (None, None);
+        for (priority, uid, name, job) in waiting {
+            if highest.is_some_and(|highest| priority < highest) {
+                break;
             }
-            if !self.is_hopeless(world, uid, job) {
-                return None;
+            match self.place(world, uid, job) {
+                Some(placed) => vain = vain.or(Some((name, placed))),
+                None if self.is_hopeless(world, uid, job) => continue,
+                None => return None,
             }
+            highest = Some(priority);
         }
-        None
+        vain
     }
 }
 
@@ -142,9 +148,8 @@ fn is_live(job: &JobFact) -> bool {
     !job.deleting && job.whole.as_ref().is_some_and(|job| !job.spec.suspend && !cluster::is_over(job))
 }
 
-fn turn_of(world: &World<'_>, uid: &str, job: &JobFact) -> Option<Turn> {
-    let priority = world.pods_of(uid).map(|pod| pod.view.priority).max().unwrap_or(0);
-    Some(Turn::of(job.whole.as_ref()?, priority, 0))
+fn priority_of(world: &World<'_>, uid: &str) -> i32 {
+    world.pods_of(uid).map(|pod| pod.view.priority).max().unwrap_or(0)
 }
 
 /// The place of a pod, from the moment that of its gang is decided.
@@ -187,11 +192,11 @@ fn takers<'a>(world: &World<'a>, uid: &str, job: &TrainJob) -> Vec<Taken<'a>> {
         }
     }
     // Gangs that start again hold the GPUs of their nodes, unless the job has a higher priority.
-    let priority = world.jobs.get(uid).and_then(|(_, job)| turn_of(world, uid, job)).map_or(0, |turn| turn.priority());
+    let priority = priority_of(world, uid);
     for (other, (name, fact)) in world.jobs.iter().filter(|(other, (_, fact))| **other != uid && is_live(fact)) {
         let placed = fact.status.conditions.iter().find(|condition| condition.type_ == PLACED);
         let restarts = placed.is_some_and(|placed| placed.status == "False" && placed.reason == RESTARTING);
-        let is_lower = turn_of(world, other, fact).is_some_and(|turn| turn.priority() < priority);
+        let is_lower = priority_of(world, other) < priority;
         let holes = fact.status.placement.iter().filter(|_| restarts && !is_lower).flat_map(|place| &place.nodes);
         let gpus = |place: &'a PlacedNode| place.gpus.iter().map(String::as_str).collect();
         taken.extend(holes.map(|place| Taken {
@@ -283,7 +288,7 @@ pub fn replay(history: &History, levels: Levels) -> Replayed {
         match found {
             Some(0) => sum.exact += 1,
             Some(_) => sum.around += 1,
-            None if worlds.iter().any(|world| is_behind(world, &change.uid, before)) => sum.behind += 1,
+            None if worlds.iter().any(|world| is_behind(world, &change.uid)) => sum.behind += 1,
             None => {
                 let again = first.flatten().map(|placed| placed.status.reason);
                 let (revision, name, reason) = (change.revision, &change.name, &place.reason);
@@ -310,9 +315,8 @@ fn others_on(world: &World<'_>, uid: &str, job: &TrainJob, places: &[PlacedNode]
         .collect()
 }
 
-/// Whether somebody waits who comes first, and may hold nodes.
-fn is_behind(world: &World<'_>, uid: &str, job: &JobFact) -> bool {
-    let Some(turn) = turn_of(world, uid, job) else { return false };
+/// Whether somebody waits who may come first, and may hold nodes.
+fn is_behind(world: &World<'_>, uid: &str) -> bool {
     let mut others = world.jobs.iter().filter(|(other, (_, fact))| **other != uid && waits(fact));
-    others.any(|(other, (_, fact))| turn_of(world, other, fact).is_some_and(|other| other < turn))
+    others.any(|(other, _)| priority_of(world, other) >= priority_of(world, uid))
 }

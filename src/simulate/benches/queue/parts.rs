@@ -160,6 +160,10 @@ fn forecasting(fabric: &Fabric, machine: &GPUTopology, one_in: i32) -> Made {
     Ok(Box::new(Product::new(fabric, machine)?.forecasting(one_in)))
 }
 
+fn late(fabric: &Fabric, machine: &GPUTopology, within_hours: i64) -> Made {
+    Ok(Box::new(Product::new(fabric, machine)?.late_within(SignedDuration::from_hours(within_hours))))
+}
+
 fn patient(fabric: &Fabric, machine: &GPUTopology, percent_of_limit: i32) -> Made {
     Ok(Box::new(Product::new(fabric, machine)?.waiting_for_better(Patience { percent_of_limit })))
 }
@@ -194,8 +198,11 @@ const TEAMS: [Entry; 5] = [
 const MINUTES_5: SignedDuration = SignedDuration::from_mins(5);
 const MINUTES_20: SignedDuration = SignedDuration::from_mins(20);
 
-/// Half of the jobs have no limit: a guess stands in for it. Where all have one, the rules of the queue have no constant; forecasts do.
-const CONSTANTS: [Entry; 10] = [
+/// First those of the order, where all jobs have limits. Then half of the jobs have none, and a guess stands in for it; forecasts have one, too.
+const CONSTANTS: [Entry; 13] = [
+    Entry { name: "late within a day, all limits", limits: Limits::Coarse, make: |f, m| late(f, m, 24) },
+    Entry { name: "late within half a day", limits: Limits::Coarse, make: |f, m| late(f, m, 12) },
+    Entry { name: "late within two days", limits: Limits::Coarse, make: |f, m| late(f, m, 48) },
     Entry { name: "as they are", limits: Limits::Half, make: |f, m| guessing(f, m, Guess::default()) },
     Entry {
         name: "10 jobs kept",

@@ -1,4 +1,5 @@
-//! The queue in the order of what the namespaces had lately. The rule is that of `fairness`; this applies it to the index.
+//! The queue in its order, which changes with time: jobs that wait become late, and namespaces get their shares. The rules are those of
+//! `plan::cluster::turn` and of `fairness`; this applies them to the index.
 
 use super::Index;
 use crate::job::{Key, is_live, placement_of};
@@ -6,19 +7,20 @@ use jiff::{SignedDuration, Timestamp};
 use switchyard_plan::cluster::waiting_period;
 
 impl Index {
-    /// Counts anew what the namespaces had, as seldom as forecasts are made, and puts the queue in that order. Returns the job that is the head of the
-    /// queue by that, if it was not before.
-    pub(crate) fn share_out(&mut self, now: Timestamp) -> Option<Key> {
+    /// Puts the queue in its order of now, as seldom as forecasts are made. Returns the job that is the head of the queue by that, if it was not
+    /// before.
+    pub(crate) fn reorder(&mut self, now: Timestamp) -> Option<Key> {
         let period = waiting_period(self.waiting.len());
-        let fairness = self.fairness.as_mut()?;
-        if (SignedDuration::ZERO..period).contains(&now.duration_since(fairness.counted())) {
-            return None;
-        }
-        let running = self.jobs.values().map(|job| &**job).filter(|job| is_live(job) && placement_of(job).is_some());
-        if !fairness.count(running, now) {
+        if (SignedDuration::ZERO..period).contains(&now.duration_since(self.lateness.at)) {
             return None;
         }
         let head = self.head();
+        self.lateness.at = now;
+        if let Some(fairness) = &mut self.fairness {
+            let running =
+                self.jobs.values().map(|job| &**job).filter(|job| is_live(job) && placement_of(job).is_some());
+            fairness.count(running, now);
+        }
         let turns = self.waiting.keys().filter_map(|key| Some((key.clone(), self.turn(self.jobs.get(key)?))));
         let turns: Vec<_> = turns.collect();
         for (key, turn) in turns {
