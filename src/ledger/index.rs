@@ -132,6 +132,8 @@ pub struct Index {
     pub predictor: Option<Predictor>,
     /// What the namespaces had counts in the order of the queue; `None`: it does not.
     pub fairness: Option<Fairness>,
+    /// Class of the ProvisioningRequests of gangs that lack nodes; `None`: none are made.
+    pub provisioning_class: Option<String>,
     /// How long gangs wait for a better place; `None`: they do not.
     pub patience: Option<Patience>,
     /// Since when jobs that wait for one could have begun.

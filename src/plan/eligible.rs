@@ -65,10 +65,10 @@ fn words(taint: &Taint) -> String {
 /// What a pod says of the nodes that it may run on.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeRules {
-    selector: BTreeMap<String, String>,
+    pub selector: BTreeMap<String, String>,
     /// Required node affinity.
     pub required: Option<NodeSelector>,
-    tolerations: Vec<Toleration>,
+    pub tolerations: Vec<Toleration>,
 }
 
 impl NodeRules {

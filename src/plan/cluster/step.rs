@@ -14,7 +14,7 @@ use super::hindrance::{self, Trouble};
 use super::view::{Phase, PodView};
 use super::{
     Action, JobSnapshot, Question, Reconciliation, Waits, act, again, clock, cordon, degraded, end, fabric, failure,
-    transport, waiting_period,
+    provisioning, transport, waiting_period,
 };
 use crate::ValidJob;
 use crate::objects::{self, Object};
@@ -108,6 +108,7 @@ fn gather(attempt: &Attempt<'_>) -> Reconciliation {
     }
     let mut result = place(attempt);
     if result.status.is_none() || result.waits.is_some() {
+        actions.append(&mut result.actions);
         result.actions = actions;
     }
     result
@@ -146,19 +147,23 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
             }
             not_ready(attempt, draft, why)
         }
-        Err(Nowhere::NoRoom(why)) => {
-            let open = why.open;
+        Err(Nowhere::NoRoom(refused)) => {
+            let open = refused.open;
             let ahead = attempt.snapshot.ahead.map(ToString::to_string);
             let forecast = attempt.snapshot.forecast.map(|forecast| forecast.words(attempt.now()));
-            let why = ahead.into_iter().chain(forecast).fold(why.to_string(), |why, more| why + "; " + &more);
+            let why = ahead.into_iter().chain(forecast).fold(refused.to_string(), |why, more| why + "; " + &more);
             if let Some(result) = again::for_allocation(attempt, &why) {
                 return result;
             }
+            let asked = provisioning::ask(attempt, &admitted, &refused, &mut draft);
+            let why = asked.words.into_iter().fold(why, |why, words| why + "; " + &words);
             let is_new = status::reason_of(&draft.next, conditions::PLACED) != Some(conditions::NO_ROOM);
             draft.condition(conditions::PLACED, "False", conditions::NO_ROOM, why.clone());
             draft.stage(Stage::Queued, why.clone());
             let mut result = draft.act(&attempt.snapshot);
             result.waits = Some(Waits::Room { open });
+            result.actions = asked.actions;
+            asked.wake.into_iter().for_each(|at| result.wake_at(at));
             attempt.snapshot.asked_again.into_iter().for_each(|at| result.wake_at(at));
             // What is expected comes nearer, and is not known before the job stands in the queue.
             let period = waiting_period(attempt.snapshot.waiting);
@@ -177,7 +182,6 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
 fn held_by_others(pod: &PodView) -> Option<String> {
     let gate = pod.other_gate.as_ref()?;
     Some(match (&pod.group, &pod.admission) {
-        (Some(_), Some(words)) if pod.waits_for_kueue() => format!("waiting for Kueue: {words}"),
         (Some(group), None) if pod.waits_for_kueue() => format!("waiting for Kueue to admit Workload {group}"),
         _ => format!("another scheduling gate holds pod {}: {gate}", pod.name),
     })
@@ -215,6 +219,9 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
     }
     actions.extend(missing);
     strangers.extend(taken);
+    if attempt.all(|pod| !pod.gated) {
+        actions.extend(provisioning::given_back(attempt));
+    }
     let refused = again::after_refusal(attempt).transpose();
     if let Some(result) = refused.as_ref().ok().cloned().flatten().or_else(|| again::after_timeout(attempt)) {
         return result;
