@@ -22,6 +22,7 @@ use crate::restart;
 use crate::slices;
 use crate::status::{self, Draft, Ending};
 use jiff::{SignedDuration, Timestamp};
+use switchyard_crds::DeviceAllocation;
 use switchyard_crds::conditions::{self, Stage};
 
 /// The next step of an attempt.
@@ -118,7 +119,9 @@ fn gather(attempt: &Attempt<'_>) -> Reconciliation {
 fn place(attempt: &Attempt<'_>) -> Reconciliation {
     let pods = attempt.existing();
     let mut draft = attempt.draft();
-    if let Some(text) = pods.iter().find_map(|pod| held_by_others(pod)) {
+    let by_claims = attempt.snapshot.job.status.as_ref().and_then(|status| status.device_allocation)
+        == Some(DeviceAllocation::Claims);
+    if let Some(text) = pods.iter().find_map(|pod| held_by_others(pod, by_claims)) {
         // Not `Restarting`: for that it would keep its nodes, and others may be admitted first.
         draft.condition(conditions::PLACED, "False", conditions::GATED, text.clone());
         draft.stage(Stage::Queued, text);
@@ -179,9 +182,15 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
 }
 
 /// Who holds a pod by a gate of its own, and what is waited for; `None`: nobody.
-fn held_by_others(pod: &PodView) -> Option<String> {
+fn held_by_others(pod: &PodView, by_claims: bool) -> Option<String> {
     let gate = pod.other_gate.as_ref()?;
     Some(match (&pod.group, &pod.admission) {
+        // It says so in no event, only in the Workload.
+        (Some(group), None) if by_claims && pod.waits_for_kueue() => format!(
+            "waiting for Kueue to admit Workload {group}; the GPUs come by claims, and Kueue 0.18 and later admits no pods that name \
+             claims (docs/kueue.md)"
+        ),
+        (Some(_), Some(words)) if pod.waits_for_kueue() => format!("waiting for Kueue: {words}"),
         (Some(group), None) if pod.waits_for_kueue() => format!("waiting for Kueue to admit Workload {group}"),
         _ => format!("another scheduling gate holds pod {}: {gate}", pod.name),
     })
