@@ -21,6 +21,7 @@ mod provisioning;
 mod queue;
 mod reader;
 mod reconcile;
+mod volumes;
 mod warnings;
 mod watch;
 mod work;

@@ -6,7 +6,7 @@ use super::pages::{self, Health, Pages, Readers};
 use super::queue::Queue;
 use super::reconcile::Outcome;
 use super::{
-    Context, Error, Settings, admissions, openings, policies, progress, provisioning, reader, warnings, watch,
+    Context, Error, Settings, admissions, openings, policies, progress, provisioning, reader, volumes, warnings, watch,
 };
 use crate::apply::Executor;
 use kube::Resource;
@@ -102,6 +102,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     tokio::spawn(reader::run(context.clone(), openings::Openings, stop.clone()));
     tokio::spawn(reader::run(context.clone(), warnings::Warnings, stop.clone()));
     tokio::spawn(reader::run(context.clone(), admissions::Admissions, stop.clone()));
+    tokio::spawn(reader::run(context.clone(), volumes::Volumes, stop.clone()));
     tokio::spawn(policies::run(context.clone(), stop.clone()));
     tokio::spawn(provisioning::run(context.clone(), stop.clone()));
     let running = Arc::new(Semaphore::new(settings.concurrent_reconciles));

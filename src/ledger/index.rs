@@ -284,6 +284,12 @@ impl Index {
             if let Some(refused) = &mut next.unschedulable {
                 refused.since = before.unschedulable.as_ref().and_then(|before| before.since);
             }
+            if let (Some(rules), Some(before)) = (&mut next.rules, &before.rules)
+                && before.reach.is_some()
+                && rules.claims == before.claims
+            {
+                Arc::make_mut(rules).reach.clone_from(&before.reach);
+            }
             next.warning = before.warning.clone().filter(|_| next.is_silent());
             next.admission = before.admission.clone().filter(|_| next.waits_for_kueue());
         }

@@ -12,6 +12,7 @@ mod large;
 mod nodes;
 mod objects;
 mod provisioning;
+mod scenes;
 mod training;
 mod watching;
 

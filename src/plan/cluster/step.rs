@@ -127,6 +127,10 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
         draft.stage(Stage::Queued, text);
         return draft.act(&attempt.snapshot);
     }
+    if pods.iter().any(|pod| pod.rules.as_ref().is_some_and(|rules| !rules.is_known())) {
+        // Read within seconds; what cannot be read is left to the scheduler.
+        return draft.act(&attempt.snapshot);
+    }
     let JobSnapshot { job, nodes, rules, .. } = attempt.snapshot;
     let admitted = Admitted::of(attempt.valid, job.status.as_ref(), pods.iter().copied());
     let left_out = attempt.snapshot.left_out;

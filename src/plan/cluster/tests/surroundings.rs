@@ -4,6 +4,7 @@ use super::world::at;
 use super::*;
 use crate::cluster::hindrance::Trouble;
 use crate::cluster::view::{Phase, Unschedulable, Waiting};
+use crate::eligible::Reach;
 
 /// Seen on real nodes: a kubelet that was stopped for half a minute had its job start from step 0, and a network rollout every job.
 #[test]
@@ -365,4 +366,27 @@ fn a_cordoned_node_is_left_with_a_checkpoint_or_kept_and_the_job_says_so() {
     cordon(&mut world);
     world.run();
     assert_eq!(world.attempt(), 1, "it would come back to the same node for ever");
+}
+
+/// Each node without the volume was asked for 10 s, and after six of them the first one again.
+#[test]
+fn a_gang_waits_until_its_volumes_are_read_and_goes_where_they_are() {
+    let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
+    let mut world = World::new(1, json!({"template": {"spec": {"volumes": volumes}}}));
+    world.node("n1", "4");
+    world.run();
+    assert_eq!(world.stage(), "Placing", "nothing is decided before they are read");
+    let read = |world: &mut World, node: &str| {
+        let term = json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]});
+        let nodes = serde_json::from_value(json!({"nodeSelectorTerms": [term]})).unwrap();
+        let rules = world.pods[0].rules.as_mut().unwrap();
+        std::sync::Arc::make_mut(rules).reach = Some(vec![Reach { claim: "data".into(), nodes }]);
+    };
+    read(&mut world, "elsewhere");
+    world.run();
+    let why = "2 nodes cannot be used: PersistentVolumeClaim data has no volume there (spec.template.spec.volumes)";
+    assert!(world.stage() == "Queued" && world.message().contains(why), "{}", world.message());
+    read(&mut world, "n1");
+    world.run();
+    assert_eq!((world.stage(), world.pods[0].node.as_deref()), ("Running", Some("n1")));
 }
