@@ -390,3 +390,45 @@ fn a_gang_waits_until_its_volumes_are_read_and_goes_where_they_are() {
     world.run();
     assert_eq!((world.stage(), world.pods[0].node.as_deref()), ("Running", Some("n1")));
 }
+
+/// A rollout of the network takes each node away for a while, one after the other: not ready first, then silent for less than its grace.
+#[test]
+fn a_rollout_over_a_hundred_nodes_ends_no_job() {
+    let mut world = World::new(100, json!({}));
+    world.run();
+    for number in 0..100 {
+        let name = format!("n{number}");
+        let away = |world: &mut World, ready: bool, silent: bool| {
+            let since = silent.then(|| at(world.now));
+            let node = world.nodes.get_mut(&name).unwrap();
+            (node.facts.ready, node.silent_since) = (ready, since);
+        };
+        away(&mut world, false, false);
+        world.now += 300;
+        world.run();
+        away(&mut world, false, true);
+        world.now += 59;
+        world.run();
+        away(&mut world, true, false);
+        world.run();
+    }
+    let restarts = world.job.status.clone().unwrap().restarts.unwrap();
+    assert_eq!((world.stage(), world.attempt(), restarts.total), ("Running", 1, 0));
+}
+
+#[test]
+fn two_bad_nodes_of_a_gang_of_64_are_both_named() {
+    let mut world = World::new(64, json!({}));
+    world.run();
+    for node in ["n7", "n41"] {
+        world.nodes.get_mut(node).unwrap().silent_since = Some(at(0));
+    }
+    world.now = 60;
+    let done = world.step();
+    let mut incidents: Vec<&str> = done.incidents.iter().map(|(node, _)| node.as_str()).collect();
+    incidents.sort_unstable();
+    assert_eq!(incidents, ["n41", "n7"]);
+    for node in ["node n7:", "node n41:"] {
+        assert!(world.message().contains(node), "{}", world.message());
+    }
+}
