@@ -16,6 +16,8 @@ pub const SUSPENDED: &str = "Suspended";
 pub const FABRIC_READY: &str = "FabricReady";
 /// `True` while a pod has other GPUs than the plan's, which are worth less; the message says how much. Absent: never so.
 pub const PLACEMENT_DEGRADED: &str = "PlacementDegraded";
+/// Whether the autoscaler has the nodes that the gang asks for, by a ProvisioningRequest; the message is what it said. Absent: none are asked for.
+pub const NODES_REQUESTED: &str = "NodesRequested";
 /// `True` while optimizer steps are made; `False` with the reason when none is. Absent: no step has been reported.
 pub const PROGRESSING: &str = "Progressing";
 /// `True` while a rank is slower than the median of the others by 15 % over 100 steps; the message names it and its node. Absent: never so.

@@ -2,6 +2,7 @@
 //!
 //! - [`TrainJob`]: what a user asks for, and the state of it.
 //! - [`PlacementSlice`]: a part of the place of a job that has too many nodes for its status.
+//! - [`ProvisioningRequest`]: the one kind of another project, by which a gang asks for nodes.
 //! - [`validate`]: the checks that the API server derives from the CRD (structure, then CEL rules), without an API server.
 //! - `crds/generated/*.yaml`: the CRDs, written by `cargo xtask gen`, never by hand.
 //!
@@ -20,6 +21,7 @@ pub mod gpu_topology;
 pub mod labels;
 pub mod names;
 mod placement_slice;
+mod provisioning_request;
 mod topology_policy;
 mod train_job;
 mod train_job_status;
@@ -30,6 +32,7 @@ pub use engine::*;
 pub use fabric::*;
 pub use failure_policy::*;
 pub use placement_slice::*;
+pub use provisioning_request::*;
 pub use topology_policy::*;
 pub use train_job::*;
 pub use train_job_status::*;

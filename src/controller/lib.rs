@@ -17,9 +17,11 @@ mod openings;
 mod pages;
 mod policies;
 mod progress;
+mod provisioning;
 mod queue;
 mod reader;
 mod reconcile;
+mod volumes;
 mod warnings;
 mod watch;
 mod work;
@@ -74,6 +76,8 @@ pub struct Settings {
     pub predicts: bool,
     /// By namespace; empty: what namespaces had does not count in the order of the queue.
     pub weights: BTreeMap<String, u32>,
+    /// Class of the ProvisioningRequests by which gangs ask for nodes; `None`: they do not.
+    pub provisioning_class: Option<String>,
     /// Admission policies that must be in force, each with a binding of its name.
     pub admission_policies: Vec<String>,
 }

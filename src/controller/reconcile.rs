@@ -160,6 +160,7 @@ impl Context {
             left_out: &left_out,
             asked_again,
             restricted: family.restricted,
+            provisioning_class: index.provisioning_class.as_deref(),
             patience: Patience {
                 grace: self.settings.node_grace,
                 brake: index.fleet.brake(),

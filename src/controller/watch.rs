@@ -66,19 +66,19 @@ fn name(kind: &str, namespace: Option<&str>) -> String {
 }
 
 /// The namespaces of jobs; `None`: all at once.
-fn scopes(settings: &Settings) -> Vec<Option<&str>> {
+pub(super) fn scopes(settings: &Settings) -> Vec<Option<&str>> {
     let named: Vec<Option<&str>> = settings.watch_namespaces.iter().map(|namespace| Some(namespace.as_str())).collect();
     if named.is_empty() { vec![None] } else { named }
 }
 
 /// Takes an object into the index.
-type Apply<K> = Box<dyn Fn(&mut Index, K) -> Effect + Send>;
+pub(super) type Apply<K> = Box<dyn Fn(&mut Index, K) -> Effect + Send>;
 
 /// What a kind does to the index.
-struct Rules<K> {
-    kind: &'static str,
-    apply: Apply<K>,
-    delete: fn(&mut Index, &ObjectMeta) -> Effect,
+pub(super) struct Rules<K> {
+    pub kind: &'static str,
+    pub apply: Apply<K>,
+    pub delete: fn(&mut Index, &ObjectMeta) -> Effect,
 }
 
 /// Watches everything until the tasks are dropped with the runtime.
@@ -160,7 +160,7 @@ pub(super) fn start(context: &Context) {
 }
 
 /// Watches a kind in a namespace; `None`: in all.
-fn spawn_in<K>(context: &Context, rules: Rules<K>, namespace: Option<&str>, config: watcher::Config)
+pub(super) fn spawn_in<K>(context: &Context, rules: Rules<K>, namespace: Option<&str>, config: watcher::Config)
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
     K: DeserializeOwned + Clone + Debug + Send + 'static,

@@ -5,7 +5,9 @@ use super::metrics::{Counts, Metrics};
 use super::pages::{self, Health, Pages, Readers};
 use super::queue::Queue;
 use super::reconcile::Outcome;
-use super::{Context, Error, Settings, admissions, openings, policies, progress, reader, warnings, watch};
+use super::{
+    Context, Error, Settings, admissions, openings, policies, progress, provisioning, reader, volumes, warnings, watch,
+};
 use crate::apply::Executor;
 use kube::Resource;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -100,7 +102,9 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     tokio::spawn(reader::run(context.clone(), openings::Openings, stop.clone()));
     tokio::spawn(reader::run(context.clone(), warnings::Warnings, stop.clone()));
     tokio::spawn(reader::run(context.clone(), admissions::Admissions, stop.clone()));
+    tokio::spawn(reader::run(context.clone(), volumes::Volumes, stop.clone()));
     tokio::spawn(policies::run(context.clone(), stop.clone()));
+    tokio::spawn(provisioning::run(context.clone(), stop.clone()));
     let running = Arc::new(Semaphore::new(settings.concurrent_reconciles));
     tokio::select! {
         () = work(&context, &running) => {}
@@ -184,7 +188,7 @@ impl Outcome {
 }
 
 impl Context {
-    fn look_at_all(&self) {
+    pub(super) fn look_at_all(&self) {
         let now = Instant::now();
         let index = self.index();
         let of_families = index.families.values().filter_map(|family| family.key.clone());

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// Every pod takes one of this resource: it limits the number of pods on a node.
-const PODS: &str = "pods";
+/// Every pod asks for one of these.
+pub const PODS: &str = "pods";
 
 /// Amounts by resource name, in thousandths of the resource's unit (cores, bytes, devices). A name that is absent has none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -119,6 +119,11 @@ pub struct ControllerArgs {
     #[arg(long = "queue-weight", value_name = "NAMESPACE=WEIGHT", value_parser = weight)]
     pub queue_weights: Vec<(String, u32)>,
 
+    /// Class of the ProvisioningRequests by which gangs that lack nodes ask the cluster's autoscaler for them, such as
+    /// best-effort-atomic-scale-up.autoscaling.x-k8s.io. Default: they do not ask.
+    #[arg(long, value_name = "CLASS", value_parser = class)]
+    pub provisioning_class: Option<String>,
+
     /// Jobs that are reconciled at the same time.
     #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub concurrent_reconciles: u16,
@@ -139,9 +144,29 @@ fn weight(text: &str) -> Result<(String, u32), String> {
     weight.ok_or_else(|| "expected NAMESPACE=WEIGHT with a weight from 1 to 1000000, such as research=2".into())
 }
 
+fn class(text: &str) -> Result<String, String> {
+    let is_word = |part: &str| {
+        let is_inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        !part.is_empty() && part.bytes().all(is_inside) && !part.starts_with('-') && !part.ends_with('-')
+    };
+    let is_name = text.len() <= 253 && text.split('.').all(is_word);
+    let expected = "expected the name of a class, such as check-capacity.autoscaling.x-k8s.io";
+    if is_name { Ok(text.into()) } else { Err(expected.into()) }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::weight;
+    use super::{class, weight};
+
+    #[test]
+    fn a_class_is_a_name_of_kubernetes() {
+        for right in ["best-effort-atomic-scale-up.autoscaling.x-k8s.io", "a", "queued-provisioning.gke.io"] {
+            assert_eq!(class(right), Ok(right.into()));
+        }
+        for wrong in ["", "-a", "a-", "A", "a..b", "a_b", "a b"] {
+            assert!(class(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn a_weight_is_a_positive_number_for_a_namespace() {

@@ -78,6 +78,7 @@ pub fn start(args: &ControllerArgs) -> Result<Exit, Failure> {
             fleet_brake_percent: args.fleet_brake_percent,
             predicts: args.queue_predictor == Guess::RunTimes,
             weights: args.queue_weights.iter().cloned().collect(),
+            provisioning_class: args.provisioning_class.clone(),
             admission_policies: args.admission_policies.clone(),
         };
         let (stop, stopped) = channel(false);

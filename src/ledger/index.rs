@@ -135,6 +135,8 @@ pub struct Index {
     pub predictor: Option<Predictor>,
     /// What the namespaces had counts in the order of the queue; `None`: it does not.
     pub fairness: Option<Fairness>,
+    /// Class of the ProvisioningRequests of gangs that lack nodes; `None`: none are made.
+    pub provisioning_class: Option<String>,
     /// How long gangs wait for a better place; `None`: they do not.
     pub patience: Option<Patience>,
     /// Since when jobs that wait for one could have begun.
@@ -284,6 +286,12 @@ impl Index {
         if let Some(before) = family.pods.get(&slot).filter(|before| before.uid == next.uid) {
             if let Some(refused) = &mut next.unschedulable {
                 refused.since = before.unschedulable.as_ref().and_then(|before| before.since);
+            }
+            if let (Some(rules), Some(before)) = (&mut next.rules, &before.rules)
+                && before.reach.is_some()
+                && rules.claims == before.claims
+            {
+                Arc::make_mut(rules).reach.clone_from(&before.reach);
             }
             next.warning = before.warning.clone().filter(|_| next.is_silent());
             next.admission = before.admission.clone().filter(|_| next.waits_for_kueue());

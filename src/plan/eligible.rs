@@ -1,6 +1,6 @@
 //! Whether a pod may go to a node at all: what the scheduler would check before free resources.
 //!
-//! Node selector, required node affinity, taints, cordons and readiness are here. Volumes, pod affinity and spreading are left to
+//! Node selector, required node affinity, taints, cordons, readiness and the reach of volumes are here. Pod affinity and spreading are left to
 //! the scheduler: a gang that it refuses is taken back.
 
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Taint, Toleration};
@@ -34,6 +34,8 @@ pub enum Unfit {
     Selector(String),
     #[error("spec.template.spec.affinity.nodeAffinity does not match")]
     Affinity,
+    #[error("PersistentVolumeClaim {0} has no volume there (spec.template.spec.volumes)")]
+    Volume(String),
 }
 
 /// Taints of nodes that are in trouble, not of nodes that are kept for somebody.
@@ -50,7 +52,7 @@ impl Unfit {
             }
             Unfit::Selector(key) => Some(format!("template.spec.nodeSelector: without {key}")),
             Unfit::Affinity => Some("template.spec.affinity.nodeAffinity: without it".into()),
-            Unfit::NotReady | Unfit::Cordoned | Unfit::Tainted(_) => None,
+            Unfit::NotReady | Unfit::Cordoned | Unfit::Tainted(_) | Unfit::Volume(_) => None,
         }
     }
 }
@@ -65,21 +67,42 @@ fn words(taint: &Taint) -> String {
 /// What a pod says of the nodes that it may run on.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeRules {
-    selector: BTreeMap<String, String>,
+    pub selector: BTreeMap<String, String>,
     /// Required node affinity.
     pub required: Option<NodeSelector>,
-    tolerations: Vec<Toleration>,
+    pub tolerations: Vec<Toleration>,
+    /// PersistentVolumeClaims of its volumes.
+    pub claims: Vec<String>,
+    /// Where those can be used that cannot be used everywhere; `None`: that has not been read.
+    pub reach: Option<Vec<Reach>>,
+}
+
+/// The nodes from which a claim can be used.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Reach {
+    pub claim: String,
+    pub nodes: NodeSelector,
 }
 
 impl NodeRules {
     pub fn of(pod: &PodSpec) -> NodeRules {
         let affinity = pod.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
+        let volumes = pod.volumes.iter().flatten();
         NodeRules {
             selector: pod.node_selector.clone().unwrap_or_default(),
             required: affinity
                 .and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.clone()),
             tolerations: pod.tolerations.clone().unwrap_or_default(),
+            claims: volumes
+                .filter_map(|volume| Some(volume.persistent_volume_claim.as_ref()?.claim_name.clone()))
+                .collect(),
+            reach: None,
         }
+    }
+
+    /// Whether all is known that decides about a node.
+    pub fn is_known(&self) -> bool {
+        self.claims.is_empty() || self.reach.is_some()
     }
 
     /// The same after the change that lifts this.
@@ -94,7 +117,7 @@ impl NodeRules {
             }),
             Unfit::Selector(key) => drop(rules.selector.remove(key)),
             Unfit::Affinity => rules.required = None,
-            Unfit::NotReady | Unfit::Cordoned => {}
+            Unfit::NotReady | Unfit::Cordoned | Unfit::Volume(_) => {}
         }
         rules
     }
@@ -126,11 +149,12 @@ pub fn may_run(pod: &NodeRules, node: &NodeFacts) -> Result<(), Unfit> {
             return Err(Unfit::Selector(key.clone()));
         }
     }
-    match &pod.required {
-        Some(selector) if !selector.node_selector_terms.iter().any(|term| term_matches(term, node)) => {
-            Err(Unfit::Affinity)
-        }
-        _ => Ok(()),
+    if pod.required.as_ref().is_some_and(|selector| !selects(selector, node)) {
+        return Err(Unfit::Affinity);
+    }
+    match pod.reach.iter().flatten().find(|reach| !selects(&reach.nodes, node)) {
+        Some(reach) => Err(Unfit::Volume(reach.claim.clone())),
+        None => Ok(()),
     }
 }
 
@@ -148,6 +172,10 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
                 && toleration.value.as_deref().unwrap_or_default() == taint.value.as_deref().unwrap_or_default()
         }
     }
+}
+
+fn selects(selector: &NodeSelector, node: &NodeFacts) -> bool {
+    selector.node_selector_terms.iter().any(|term| term_matches(term, node))
 }
 
 fn term_matches(term: &NodeSelectorTerm, node: &NodeFacts) -> bool {

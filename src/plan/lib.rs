@@ -26,6 +26,7 @@ pub mod restart;
 pub mod slices;
 pub mod status;
 mod validate;
+pub mod volumes;
 
 pub use job::{Invalid, ValidJob};
 pub use validate::validate;

@@ -119,6 +119,9 @@ impl<'a> Draft<'a> {
                 }
             }
         }
+        if stage != Stage::Queued {
+            self.next.conditions.retain(|condition| condition.type_ != conditions::NODES_REQUESTED);
+        }
         self.condition(conditions::SUCCEEDED, state, stage.reason(), message);
     }
 

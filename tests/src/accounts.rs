@@ -15,7 +15,16 @@ pub const SYSTEM: &str = "switchyard-system";
 /// # Errors
 /// The chart does not render.
 pub fn chart_rules() -> Result<Vec<PolicyRule>> {
-    let documents = objects(&render(&["--show-only", "templates/controller/rbac.yaml"])?)?;
+    chart_rules_with(&[])
+}
+
+/// The same with values.
+///
+/// # Errors
+/// The chart does not render.
+pub fn chart_rules_with(values: &[&str]) -> Result<Vec<PolicyRule>> {
+    let arguments = [&["--show-only", "templates/controller/rbac.yaml"], values].concat();
+    let documents = objects(&render(&arguments)?)?;
     let mut all = Vec::new();
     for rule in documents.iter().filter_map(|document| document["rules"].as_array()).flatten() {
         let rule: PolicyRule = serde_json::from_value(rule.clone())?;

@@ -33,7 +33,7 @@ pub mod random;
 mod records;
 mod scene;
 
-pub use accounts::{SYSTEM, account, chart_rules, role};
+pub use accounts::{SYSTEM, account, chart_rules, chart_rules_with, role};
 pub use agent::{Agent, AgentOptions, Cable, Host, agent_plane, agent_program, agent_token, pod_token};
 pub use control_plane::{ControlPlane, Daemon, Options, Reach, Usage, programs_of};
 pub use controller::*;

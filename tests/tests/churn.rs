@@ -8,7 +8,7 @@ mod script;
 
 use anyhow::{Context, Result, bail, ensure};
 use futures::TryStreamExt;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{LimitRange, Node};
 use kube::api::{DeleteParams, Patch};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Config, ResourceExt};
@@ -84,6 +84,7 @@ impl Churn {
                 self.cordon(jobs, nodes, *cordon).await?;
             }
             Event::Lose(node) => self.kubelet.lose_node(&self.nodes[*node]).await?,
+            Event::Unready(node) => self.kubelet.unready_node(&self.nodes[*node]).await?,
             Event::Recover(node) => self.kubelet.recover_node(&self.nodes[*node]).await?,
             Event::DeleteNode(node) => self.kubelet.delete_node(&self.nodes[*node]).await?,
             Event::RegisterNode(node) => self.register(&self.nodes[*node]).await?,
@@ -128,6 +129,14 @@ impl Churn {
     /// One seed from the first event to the judgement.
     async fn play(&self, seed: u64, script: Vec<(Duration, Event)>, quiet: Duration) -> Result<(Value, History)> {
         let jobs = Jobs::new(self.plane.client().await?, &self.plane.namespace("churn").await?);
+        if self.machines.is_none() {
+            // Admission adds to pods. Where places are planned again, from the manifests alone, it must not.
+            let limits = json!([{"type": "Container", "defaultRequest": {"cpu": "50m"}, "default": {"cpu": "50m"}}]);
+            let range = serde_json::from_value(json!({"metadata": {"name": "sidecars"}, "spec": {"limits": limits}}))?;
+            Api::<LimitRange>::namespaced(jobs.client.clone(), &jobs.namespace)
+                .create(&Default::default(), &range)
+                .await?;
+        }
         let recorder = Recorder::start(self.plane.client().await?).await?;
         let (mut counts, mut idle) = (BTreeMap::<&str, u64>::new(), 0_u64);
         let events = script.len();

@@ -11,6 +11,8 @@ mod kueue;
 mod large;
 mod nodes;
 mod objects;
+mod provisioning;
+mod scenes;
 mod training;
 mod watching;
 
@@ -36,11 +38,15 @@ impl Scene {
 
     /// With an environment of the controller.
     async fn with(prefix: &str, nodes: usize, environment: Vec<(&'static str, String)>) -> Result<Scene> {
+        Scene::started(prefix, nodes, ControllerOptions { environment, ..ControllerOptions::default() }).await
+    }
+
+    /// With a controller of other options.
+    async fn started(prefix: &str, nodes: usize, options: ControllerOptions) -> Result<Scene> {
         let plane = ControlPlane::shared();
         let namespace = plane.namespace(prefix).await?;
         let kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new(&namespace, nodes)).await?;
-        let options =
-            ControllerOptions { namespace: Some(namespace.clone()), environment, ..ControllerOptions::default() };
+        let options = ControllerOptions { namespace: Some(namespace.clone()), ..options };
         let controller = start_controller(plane, &namespace, &options)?;
         Ok(Scene { jobs: Jobs::new(plane.client().await?, &namespace), kubelet, controller })
     }

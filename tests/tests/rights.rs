@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(150);
 type Right = (&'static str, &'static str);
 
 /// Rights that no case takes away, and why.
-const KEPT: [(Right, &str); 15] = [
+const KEPT: [(Right, &str); 19] = [
     (("trainjobs/status", "patch"), "for jobs that cannot be read: tests/malformed.rs"),
     (("trainjobs/finalizers", "update"), "asked for by an admission plugin that is off here"),
     (("pods", "get"), "asked for when the answer to a create was lost: tests/faults.rs"),
@@ -38,6 +38,10 @@ const KEPT: [(Right, &str); 15] = [
     (("placementslices", "delete"), "for jobs of more than 128 nodes that start again: plan's tests/large.rs"),
     (("events", "patch"), "asked for when an event repeats within minutes"),
     (("events", "list"), "asked for when a pod does not start: tests/lifecycle/hindrances.rs"),
+    (("persistentvolumeclaims", "get"), "for jobs with volumes: tests/lifecycle/scenes.rs"),
+    (("persistentvolumes", "get"), "for jobs with volumes: tests/lifecycle/scenes.rs"),
+    (("persistentvolumes", "list"), "for jobs with volumes: tests/lifecycle/scenes.rs"),
+    (("storageclasses", "get"), "for jobs with volumes: tests/lifecycle/scenes.rs"),
     (("validatingadmissionpolicies", "get"), "asked for by names that the chart gives: tests/chart.rs"),
     (("validatingadmissionpolicybindings", "get"), "asked for by names that the chart gives: tests/chart.rs"),
 ];

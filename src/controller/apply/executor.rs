@@ -4,7 +4,7 @@ use super::error::{Cause, Refusal};
 use futures::StreamExt;
 use futures::stream;
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, PodTemplate, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use std::fmt::Debug;
 use std::time::Duration;
 use switchyard_crds::labels::PLAN_MANAGER;
-use switchyard_crds::{PlacementSlice, TrainJob};
+use switchyard_crds::{PlacementSlice, ProvisioningRequest, TrainJob};
 use switchyard_plan::cluster::Action;
 use switchyard_plan::cluster::view;
 use switchyard_plan::objects::{Kind, Object};
@@ -108,18 +108,22 @@ impl Executor {
                 Object::PodDisruptionBudget(budget) => self.create(job, Kind::PodDisruptionBudget, budget).await,
                 Object::NetworkPolicy(policy) => self.create(job, Kind::NetworkPolicy, policy).await,
                 Object::PlacementSlice(slice) => self.create(job, Kind::PlacementSlice, *slice).await,
+                Object::PodTemplate(template) => self.create(job, Kind::PodTemplate, *template).await,
+                Object::ProvisioningRequest(request) => self.create(job, Kind::ProvisioningRequest, *request).await,
                 Object::Secret(secret) => self.create_secret(job, secret).await,
             },
             Action::Repair(object) => match object {
                 Object::Service(service) => self.set(job, Kind::Service, &*service).await,
                 Object::PodDisruptionBudget(budget) => self.set(job, Kind::PodDisruptionBudget, &budget).await,
                 Object::NetworkPolicy(policy) => self.set(job, Kind::NetworkPolicy, &policy).await,
-                // Immutable: what has its name is what was made.
+                // Immutable, or made once: what has its name is what was made.
                 Object::Pod(_)
                 | Object::Claim(_)
                 | Object::ConfigMap(_)
                 | Object::Secret(_)
-                | Object::PlacementSlice(_) => Ok(Done::Written("", None)),
+                | Object::PlacementSlice(_)
+                | Object::PodTemplate(_)
+                | Object::ProvisioningRequest(_) => Ok(Done::Written("", None)),
             },
             Action::Release { pod, uid, mut patch } => {
                 // With the UID in the patch the server refuses it for a pod of the same name made later.
@@ -136,6 +140,8 @@ impl Executor {
                 Kind::PlacementSlice => self.delete::<PlacementSlice>(job, kind, &name, uid, version).await,
                 Kind::Pod => self.delete::<Pod>(job, kind, &name, uid, version).await,
                 Kind::PodDisruptionBudget => self.delete::<PodDisruptionBudget>(job, kind, &name, uid, version).await,
+                Kind::PodTemplate => self.delete::<PodTemplate>(job, kind, &name, uid, version).await,
+                Kind::ProvisioningRequest => self.delete::<ProvisioningRequest>(job, kind, &name, uid, version).await,
                 Kind::ResourceClaim => self.delete::<ResourceClaim>(job, kind, &name, uid, version).await,
                 Kind::Secret => self.delete::<Secret>(job, kind, &name, uid, version).await,
                 Kind::Service => self.delete::<Service>(job, kind, &name, uid, version).await,

@@ -37,6 +37,7 @@ fn context(leading: election::Leading) -> Context {
         node_grace: SignedDuration::from_secs(60),
         fleet_brake_percent: 20,
         predicts: false,
+        provisioning_class: None,
         weights: BTreeMap::new(),
         admission_policies: Vec::new(),
     };

@@ -2,7 +2,7 @@
 
 use super::attempt::Attempt;
 use super::view::{ObjectView, PodView};
-use super::{Action, JobSnapshot, delete_unfinished, fabric, give_back};
+use super::{Action, JobSnapshot, delete_unfinished, fabric, give_back, provisioning};
 use crate::objects::{self, Kind, Object};
 use crate::slices;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,7 +34,7 @@ pub(super) fn objects(attempt: &Attempt<'_>, actions: &mut Vec<Action>) -> Vec<S
             Some(_) => actions.push(Action::Repair(object)),
         }
     }
-    let of_attempt = |kind: Kind| matches!(kind, Kind::ConfigMap | Kind::ResourceClaim);
+    let of_attempt = |kind: Kind| matches!(kind, Kind::ConfigMap | Kind::ResourceClaim) || provisioning::is_part(kind);
     let is_current = |name: &str| objects::is_of_attempt(attempt.valid, attempt.number, name);
     actions.extend(give_back(&attempt.snapshot, |kind, name| of_attempt(kind) && !is_current(name)));
     actions.extend(slices(attempt, &mut strangers));
@@ -115,7 +115,10 @@ pub(super) fn releases(attempt: &Attempt<'_>) -> Vec<Action> {
         .filter_map(|pod| {
             let interface = fabric::interface(attempt.snapshot.job, attempt.valid, pod.node_rank);
             let planned = attempt.planned(pod.node_rank)?;
-            let patch = objects::placement_patch(pod.rules.as_deref()?, planned, interface);
+            let mut patch = objects::placement_patch(pod.rules.as_deref()?, planned, interface);
+            if let Some((request, class)) = provisioning::consumed(attempt) {
+                objects::consume(&mut patch, request, class);
+            }
             Some(Action::Release { pod: pod.name.clone(), uid: pod.uid.clone(), patch })
         })
         .collect()

@@ -41,6 +41,7 @@ pub mod hindrance;
 pub mod levels;
 pub mod machine;
 mod need;
+mod provisioning;
 mod question;
 mod refusal;
 pub mod refusals;
@@ -122,6 +123,8 @@ pub struct JobSnapshot<'a> {
     pub asked_again: Option<Timestamp>,
     /// The API server refuses pods that do not say that they run as another user than root.
     pub restricted: bool,
+    /// Class of the ProvisioningRequests that are made for gangs that lack nodes; `None`: none are, or the cluster knows no such kind.
+    pub provisioning_class: Option<&'a str>,
 }
 
 /// How long nodes that do not report are waited for.
@@ -335,7 +338,7 @@ fn suspended(snapshot: &JobSnapshot<'_>) -> Reconciliation {
     let mut result = draft.act(snapshot);
     result.actions = remove(snapshot.pods);
     // A claim without a pod holds no devices, but only once its controller has noticed.
-    result.actions.extend(give_back(snapshot, |kind, _| kind == Kind::ResourceClaim));
+    result.actions.extend(give_back(snapshot, |kind, _| kind == Kind::ResourceClaim || provisioning::is_part(kind)));
     result
 }
 
@@ -380,9 +383,9 @@ fn after_the_end(snapshot: &JobSnapshot<'_>) -> Reconciliation {
         }
     }
     // A budget or claim that outlives its pods does no harm, but a finished job should leave nothing behind.
-    result
-        .actions
-        .extend(give_back(snapshot, |kind, _| matches!(kind, Kind::PodDisruptionBudget | Kind::ResourceClaim)));
+    result.actions.extend(give_back(snapshot, |kind, _| {
+        matches!(kind, Kind::PodDisruptionBudget | Kind::ResourceClaim) || provisioning::is_part(kind)
+    }));
     let ended = job.status.as_ref().and_then(|status| status.completion_time.as_ref());
     if let (Some(seconds), Some(ended)) = (job.spec.ttl_seconds_after_finished, ended) {
         let due = ended.0.saturating_add(SignedDuration::from_secs(seconds.into())).unwrap_or(Timestamp::MAX);

@@ -30,6 +30,8 @@ pub struct NoPlace {
     pub excluded: Vec<(String, Excluded)>,
     /// Nodes that have room for a pod.
     pub open: u32,
+    /// They are fewer than the pods of the gang: more nodes would help.
+    pub lacks_nodes: bool,
 }
 
 /// A change of the manifest with which the job fits.
@@ -44,7 +46,7 @@ pub struct Change {
 impl NoPlace {
     /// For a request that no cluster could serve.
     pub(super) fn impossible(sentence: String) -> NoPlace {
-        NoPlace { sentence, changes: Vec::new(), excluded: Vec::new(), open: 0 }
+        NoPlace { sentence, changes: Vec::new(), excluded: Vec::new(), open: 0, lacks_nodes: false }
     }
 }
 
@@ -114,7 +116,8 @@ pub(super) fn explain(
         text.push_str("; the cluster has no nodes");
     }
     let changes = changes(question, fleet, request, &sites.tree.keys);
-    NoPlace { sentence: text, changes, excluded: Vec::new(), open: fit + badly }
+    let open = fit + badly;
+    NoPlace { sentence: text, changes, excluded: Vec::new(), open, lacks_nodes: open < count }
 }
 
 /// Rules of the pods that are tried to be changed: each costs as much as a placement.

@@ -14,7 +14,7 @@ use super::hindrance::{self, Trouble};
 use super::view::{Phase, PodView};
 use super::{
     Action, JobSnapshot, Question, Reconciliation, Waits, act, again, clock, cordon, degraded, end, fabric, failure,
-    transport, waiting_period,
+    provisioning, transport, waiting_period,
 };
 use crate::ValidJob;
 use crate::objects::{self, Object};
@@ -22,6 +22,7 @@ use crate::restart;
 use crate::slices;
 use crate::status::{self, Draft, Ending};
 use jiff::{SignedDuration, Timestamp};
+use switchyard_crds::DeviceAllocation;
 use switchyard_crds::conditions::{self, Stage};
 
 /// The next step of an attempt.
@@ -108,6 +109,7 @@ fn gather(attempt: &Attempt<'_>) -> Reconciliation {
     }
     let mut result = place(attempt);
     if result.status.is_none() || result.waits.is_some() {
+        actions.append(&mut result.actions);
         result.actions = actions;
     }
     result
@@ -117,10 +119,16 @@ fn gather(attempt: &Attempt<'_>) -> Reconciliation {
 fn place(attempt: &Attempt<'_>) -> Reconciliation {
     let pods = attempt.existing();
     let mut draft = attempt.draft();
-    if let Some(text) = pods.iter().find_map(|pod| held_by_others(pod)) {
+    let by_claims = attempt.snapshot.job.status.as_ref().and_then(|status| status.device_allocation)
+        == Some(DeviceAllocation::Claims);
+    if let Some(text) = pods.iter().find_map(|pod| held_by_others(pod, by_claims)) {
         // Not `Restarting`: for that it would keep its nodes, and others may be admitted first.
         draft.condition(conditions::PLACED, "False", conditions::GATED, text.clone());
         draft.stage(Stage::Queued, text);
+        return draft.act(&attempt.snapshot);
+    }
+    if pods.iter().any(|pod| pod.rules.as_ref().is_some_and(|rules| !rules.is_known())) {
+        // Read within seconds; what cannot be read is left to the scheduler.
         return draft.act(&attempt.snapshot);
     }
     let JobSnapshot { job, nodes, rules, .. } = attempt.snapshot;
@@ -146,19 +154,23 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
             }
             not_ready(attempt, draft, why)
         }
-        Err(Nowhere::NoRoom(why)) => {
-            let open = why.open;
+        Err(Nowhere::NoRoom(refused)) => {
+            let open = refused.open;
             let ahead = attempt.snapshot.ahead.map(ToString::to_string);
             let forecast = attempt.snapshot.forecast.map(|forecast| forecast.words(attempt.now()));
-            let why = ahead.into_iter().chain(forecast).fold(why.to_string(), |why, more| why + "; " + &more);
+            let why = ahead.into_iter().chain(forecast).fold(refused.to_string(), |why, more| why + "; " + &more);
             if let Some(result) = again::for_allocation(attempt, &why) {
                 return result;
             }
+            let asked = provisioning::ask(attempt, &admitted, &refused, &mut draft);
+            let why = asked.words.into_iter().fold(why, |why, words| why + "; " + &words);
             let is_new = status::reason_of(&draft.next, conditions::PLACED) != Some(conditions::NO_ROOM);
             draft.condition(conditions::PLACED, "False", conditions::NO_ROOM, why.clone());
             draft.stage(Stage::Queued, why.clone());
             let mut result = draft.act(&attempt.snapshot);
             result.waits = Some(Waits::Room { open });
+            result.actions = asked.actions;
+            asked.wake.into_iter().for_each(|at| result.wake_at(at));
             attempt.snapshot.asked_again.into_iter().for_each(|at| result.wake_at(at));
             // What is expected comes nearer, and is not known before the job stands in the queue.
             let period = waiting_period(attempt.snapshot.waiting);
@@ -174,9 +186,14 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
 }
 
 /// Who holds a pod by a gate of its own, and what is waited for; `None`: nobody.
-fn held_by_others(pod: &PodView) -> Option<String> {
+fn held_by_others(pod: &PodView, by_claims: bool) -> Option<String> {
     let gate = pod.other_gate.as_ref()?;
     Some(match (&pod.group, &pod.admission) {
+        // It says so in no event, only in the Workload.
+        (Some(group), None) if by_claims && pod.waits_for_kueue() => format!(
+            "waiting for Kueue to admit Workload {group}; the GPUs come by claims, and Kueue 0.18 and later admits no pods that name \
+             claims (docs/kueue.md)"
+        ),
         (Some(_), Some(words)) if pod.waits_for_kueue() => format!("waiting for Kueue: {words}"),
         (Some(group), None) if pod.waits_for_kueue() => format!("waiting for Kueue to admit Workload {group}"),
         _ => format!("another scheduling gate holds pod {}: {gate}", pod.name),
@@ -215,6 +232,9 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
     }
     actions.extend(missing);
     strangers.extend(taken);
+    if attempt.all(|pod| !pod.gated) {
+        actions.extend(provisioning::given_back(attempt));
+    }
     let refused = again::after_refusal(attempt).transpose();
     if let Some(result) = refused.as_ref().ok().cloned().flatten().or_else(|| again::after_timeout(attempt)) {
         return result;

@@ -3,6 +3,7 @@
 mod kueue;
 mod large;
 mod progress;
+mod provisioning;
 mod surroundings;
 mod world;
 
@@ -299,6 +300,7 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
         left_out: &BTreeMap::new(),
         asked_again: None,
         restricted: false,
+        provisioning_class: None,
         patience: Patience { grace: SignedDuration::from_secs(60), brake: None, released: None, progress: None },
     };
     let waits = plan(&snapshot);

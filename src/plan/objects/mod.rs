@@ -10,6 +10,7 @@
 //! | Service, headless | `JOB` | more than one node |
 //! | NetworkPolicy | `JOB` | more than one node |
 //! | ResourceClaim | `JOB-ATTEMPT-NODERANK` | GPUs by claims; made when the place is decided |
+//! | PodTemplate, ProvisioningRequest | `JOB-ATTEMPT` | while a gang waits for nodes that the cluster's autoscaler may make |
 //! | Secret, immutable | `JOB-key-UID8` | more than one node and framework Switchyard |
 //!
 //! All carry the labels of the job and its owner reference. A job of one pod gets only what it needs.
@@ -20,6 +21,7 @@ mod kind;
 mod making;
 mod merge;
 mod pod;
+mod provisioning;
 mod slices;
 #[cfg(test)]
 mod tests;
@@ -29,11 +31,12 @@ pub use fabric::fabric_configs;
 pub use kind::Kind;
 pub use merge::{MergeConflict, conflicts, faults};
 pub use pod::{placement_patch, pod, run_as_non_root};
+pub use provisioning::{consume, provisioning, provisioning_name};
 pub use slices::{named_attempt, placement_slices};
 
 use super::job::short_uid;
 use super::{ValidJob, frameworks};
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, PodTemplate, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -41,7 +44,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use switchyard_crds::{Framework, PlacementSlice, TrainJob, labels};
+use switchyard_crds::{Framework, PlacementSlice, ProvisioningRequest, TrainJob, labels};
 use switchyard_fabric::profile::Profile;
 use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::pod::{CONFIG_FILE, HOST_FILE};
@@ -89,6 +92,10 @@ pub enum Object {
     NetworkPolicy(NetworkPolicy),
     /// A part of the place.
     PlacementSlice(Box<PlacementSlice>),
+    /// What a pod asks of a node, for the autoscaler.
+    PodTemplate(Box<PodTemplate>),
+    /// Asks the autoscaler for nodes.
+    ProvisioningRequest(Box<ProvisioningRequest>),
 }
 
 impl Object {
@@ -102,6 +109,8 @@ impl Object {
             Object::PodDisruptionBudget(_) => Kind::PodDisruptionBudget,
             Object::NetworkPolicy(_) => Kind::NetworkPolicy,
             Object::PlacementSlice(_) => Kind::PlacementSlice,
+            Object::PodTemplate(_) => Kind::PodTemplate,
+            Object::ProvisioningRequest(_) => Kind::ProvisioningRequest,
         }
     }
 
@@ -115,6 +124,8 @@ impl Object {
             Object::PodDisruptionBudget(object) => &object.metadata,
             Object::NetworkPolicy(object) => &object.metadata,
             Object::PlacementSlice(object) => &object.metadata,
+            Object::PodTemplate(object) => &object.metadata,
+            Object::ProvisioningRequest(object) => &object.metadata,
         }
     }
 
@@ -133,6 +144,8 @@ impl Object {
             Object::PodDisruptionBudget(object) => serde_json::to_value(object),
             Object::NetworkPolicy(object) => serde_json::to_value(object),
             Object::PlacementSlice(object) => serde_json::to_value(object),
+            Object::PodTemplate(object) => serde_json::to_value(object),
+            Object::ProvisioningRequest(object) => serde_json::to_value(object),
         };
         let mut value = value.expect("invariant: a Kubernetes object serialises to JSON");
         if let Some(map) = value.as_object_mut() {

@@ -386,3 +386,33 @@ fn a_job_without_a_queue_has_nothing_of_kueue() {
     let text = serde_json::to_string(&pod(&job, &valid, &defaults(), 1, 0)).unwrap();
     assert!(!text.contains("kueue"), "{text}");
 }
+
+#[test]
+fn a_request_for_nodes_has_what_the_scheduler_looks_at_as_it_was_admitted() {
+    let template = json!({"spec": {
+        "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {"matchLabels": {"a": "b"}}}],
+        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}, {"name": "key", "secret": {"secretName": "mine"}}],
+        "containers": [{"name": "trainer", "env": [{"name": "TOKEN", "value": "x"}], "ports": [{"containerPort": 1, "hostPort": 1}, {"containerPort": 2}],
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}]}],
+    }});
+    let trainer = json!({"framework": "Plain", "image": "torch:2", "numNodes": 3, "resourcesPerNode": {"limits": {"nvidia.com/gpu": 8, "cpu": "2"}}});
+    let job = job("short", json!({"trainer": trainer, "template": template}));
+    let mut made = pod(&job.0, &job.1, &defaults(), 2, 0);
+    let spec = made.spec.as_mut().unwrap();
+    spec.tolerations = Some(vec![serde_json::from_value(json!({"key": "gpu", "operator": "Exists"})).unwrap()]);
+    spec.node_selector = Some([("pool".to_string(), "a".to_string())].into());
+    let requests = [("cpu", "2100m"), ("memory", "1Gi"), ("nvidia.com/gpu", "8"), ("pods", "1")];
+    let requests = requests.map(|(name, amount)| (name.to_string(), Quantity(amount.into())));
+    let admitted = crate::cluster::admitted::Admitted {
+        requests: resources::of_quantities(&requests.into()),
+        rules: vec![std::sync::Arc::new(rules(&made))],
+    };
+    let class = "check-capacity.autoscaling.x-k8s.io";
+    let asked = provisioning(&job.0, &job.1, &defaults(), 2, &admitted, class);
+    let asked = asked.map(|object| json!({"kind": object.kind(), "object": object.content()}));
+    let text = serde_json::to_string(&asked).unwrap();
+    for private in ["TOKEN", "mine", "schedulingGates", "env"] {
+        assert!(!text.contains(private), "{private}: {text}");
+    }
+    insta::assert_yaml_snapshot!(asked);
+}

@@ -40,6 +40,8 @@ pub struct Options {
     pub fsync: bool,
     /// The API server notes every write of an operator in `audit.log`, and every call of a service account in `switchyard-system`.
     pub audit: bool,
+    /// The API server knows MutatingAdmissionPolicies, by which a test changes pods as webhooks do.
+    pub mutating: bool,
     /// Keeps the folder here instead of in a temporary one.
     pub folder: Option<PathBuf>,
     /// Real nodes; without them everything is on loopback.
@@ -276,6 +278,10 @@ impl ControlPlane {
             // The address of the Service `kubernetes` may not be on loopback; nothing here uses it.
             None => "--endpoint-reconciler-type=none".into(),
         });
+        if self.options.mutating {
+            arguments.push("--feature-gates=MutatingAdmissionPolicy=true".into());
+            arguments.push("--runtime-config=admissionregistration.k8s.io/v1beta1=true".into());
+        }
         if self.options.audit {
             let policy = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n\
                           - {level: Metadata, verbs: [create, update, patch, delete, deletecollection], \

@@ -14,8 +14,8 @@ mod replay;
 
 pub use gpus::{double_gpus, half_gangs, mispredicted};
 pub use oracle::{
-    ORACLES, Violation, double_runs, monotone_attempts, over_allocated, over_promised, partial_gangs, status_writes,
-    too_many_status_writes, waits_in_vain,
+    ORACLES, Violation, double_runs, ended_in_health, monotone_attempts, over_allocated, over_promised, partial_gangs,
+    status_writes, too_many_status_writes, waits_in_vain,
 };
 pub use recorder::Recorder;
 pub use replay::{Replay, Replayed, replay};
@@ -109,8 +109,10 @@ impl PodFact {
 /// A node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeFact {
-    /// It reports.
+    /// It reports that it is ready.
     pub ready: bool,
+    /// It does not report, or an administrator took it out of service.
+    pub silent: bool,
     /// Neither cordoned nor tainted.
     pub open: bool,
     /// What its pods may ask for; `None`: it has not reported since it registered.
@@ -123,11 +125,13 @@ impl NodeFact {
     fn of(node: &Node) -> NodeFact {
         let spec = node.spec.clone().unwrap_or_default();
         let status = node.status.clone().unwrap_or_default();
+        let view = NodeView::of(node);
         NodeFact {
+            silent: view.silent_since.is_some() || view.out_of_service,
             ready: status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True"),
             open: spec.unschedulable != Some(true) && spec.taints.is_none_or(|taints| taints.is_empty()),
             allocatable: status.allocatable.as_ref().map(resources::of_quantities),
-            facts: NodeView::of(node).facts,
+            facts: view.facts,
         }
     }
 }

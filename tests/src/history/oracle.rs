@@ -34,11 +34,12 @@ impl fmt::Display for Violation {
 pub type Oracle = fn(&History) -> Vec<Violation>;
 
 /// All oracles with their names.
-pub const ORACLES: [(&str, Oracle); 9] = [
+pub const ORACLES: [(&str, Oracle); 10] = [
     ("over_allocated", over_allocated),
     ("over_promised", over_promised),
     ("partial_gangs", partial_gangs),
     ("double_runs", double_runs),
+    ("ended_in_health", ended_in_health),
     ("monotone_attempts", monotone_attempts),
     ("too_many_status_writes", too_many_status_writes),
     ("waits_in_vain", waits_in_vain),
@@ -130,6 +131,46 @@ pub fn partial_gangs(history: &History) -> Vec<Violation> {
             found.push(Violation { revision, name: (*name).into(), text });
         }
     }
+    found
+}
+
+/// No attempt is charged to the infrastructure while its pods are well and its nodes report: one that says it is not ready goes on.
+pub fn ended_in_health(history: &History) -> Vec<Violation> {
+    let mut found = Vec::new();
+    // Attempts that met something of which they may end, by the job's UID and number.
+    let mut met: BTreeSet<(String, u32)> = BTreeSet::new();
+    let is_away = |world: &World<'_>, node: &str| world.nodes.get(node).is_none_or(|node| node.silent);
+    let has_place = |job: &JobFact, node: &str| {
+        job.status.placement.iter().flat_map(|placement| &placement.nodes).any(|placed| placed.node_name == node)
+    };
+    history.walk(|before, world, change| match &change.fact {
+        Fact::Node(node) if node.silent || change.what == What::Deleted => {
+            let on_it = world.pods.values().filter(|pod| pod.view.node.as_deref() == Some(&change.name));
+            met.extend(on_it.map(|pod| (pod.job.clone(), pod.view.attempt)));
+            let planned = world.jobs.iter().filter(|(_, (_, job))| has_place(job, &change.name));
+            met.extend(planned.map(|(uid, (_, job))| ((*uid).to_string(), job.attempt())));
+        }
+        Fact::Pod(pod) => {
+            let view = &pod.view;
+            let is_well = !view.is_over() && !view.deleting && view.ended.is_none() && view.disruption.is_none();
+            let is_stopped = view.waiting.is_some() || view.reason.is_some() || change.what == What::Deleted;
+            if !is_well || is_stopped || view.node.as_deref().is_some_and(|node| is_away(world, node)) {
+                met.insert((pod.job.clone(), view.attempt));
+            }
+        }
+        Fact::Job(job) => {
+            let Some(Fact::Job(before)) = before else { return };
+            let charged = |job: &JobFact| job.status.restarts.as_ref().map_or(0, |restarts| restarts.infrastructure);
+            let places = before.status.placement.iter().flat_map(|placement| &placement.nodes);
+            let is_lost = places.map(|placed| placed.node_name.as_str()).any(|node| is_away(world, node));
+            if charged(job) > charged(before) && !is_lost && !met.contains(&(change.uid.clone(), before.attempt())) {
+                let text =
+                    format!("attempt {} is ended for its nodes, and they and its pods are well", before.attempt());
+                found.push(Violation::at(change, text));
+            }
+        }
+        _ => {}
+    });
     found
 }
 

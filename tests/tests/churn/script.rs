@@ -33,6 +33,8 @@ pub enum Event {
     Cordon(usize, bool),
     /// A node is lost.
     Lose(usize),
+    /// A node says that it is not ready, and its pods go on.
+    Unready(usize),
     /// It is back.
     Recover(usize),
     /// A node is lost, and its object deleted.
@@ -58,6 +60,7 @@ impl Event {
             Event::Cordon(_, true) => "cordon",
             Event::Cordon(_, false) => "uncordon",
             Event::Lose(_) => "loseNode",
+            Event::Unready(_) => "unreadyNode",
             Event::Recover(_) => "recoverNode",
             Event::DeleteNode(_) => "deleteNode",
             Event::RegisterNode(_) => "registerNode",
@@ -118,7 +121,7 @@ impl Writer {
             83..88 => {
                 let node = self.other(&self.lost, self.nodes, LOST)?;
                 self.lost.push_back(node);
-                Some(Event::Lose(node))
+                Some(if dice < 85 { Event::Unready(node) } else { Event::Lose(node) })
             }
             88..93 => Some(Event::Recover(self.lost.pop_front()?)),
             93..97 => {
@@ -179,6 +182,17 @@ impl Writer {
             "maxRestarts": random.below(4), "maxInfrastructureRestarts": random.below(4), "maxPreemptionRestarts": random.below(4),
             "rules": [{"action": "FailTrainJob", "onExitCodes": {"operator": "In", "values": [77]}}],
         });
+        // Sidecars of both kinds, whose requests are those of the namespace.
+        let side = |name: &str| json!({"name": name, "image": "none"});
+        match random.below(4) {
+            0 => spec["template"]["spec"]["containers"] = json!([side("proxy")]),
+            1 => {
+                let mut native = side("mesh");
+                native["restartPolicy"] = "Always".into();
+                spec["template"]["spec"]["initContainers"] = json!([native]);
+            }
+            _ => {}
+        }
         // Some gangs are taken back when a node goes between the place and the binding.
         spec["gangPolicy"] = json!({"scheduleTimeoutSeconds": *random.pick(&[5, 20, 300])});
         if random.below(4) == 0 {
@@ -196,6 +210,6 @@ fn a_seed_is_a_script_in_which_everything_happens() {
     assert_eq!(events(7), events(7));
     assert_ne!(events(7), events(8));
     let kinds: std::collections::BTreeSet<&str> = events(7).iter().map(|(_, event)| event.kind()).collect();
-    assert_eq!(kinds.len(), 14, "{kinds:?}");
+    assert_eq!(kinds.len(), 15, "{kinds:?}");
     assert_eq!(events(7), script(7, 2000, 200)[..300], "a longer one begins as the shorter one");
 }

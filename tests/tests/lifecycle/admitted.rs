@@ -18,7 +18,7 @@ fn without_gate() -> Value {
     json!({"spec": {"schedulingGates": [{"$patch": "delete", "name": "example.com/held"}]}})
 }
 
-async fn patch_nodes(scene: &Scene, patches: &[(usize, Value)]) -> Result<()> {
+pub(super) async fn patch_nodes(scene: &Scene, patches: &[(usize, Value)]) -> Result<()> {
     let nodes = Api::<Node>::all(scene.jobs.client.clone());
     for (node, patch) in patches {
         nodes.patch(&scene.kubelet.nodes()[*node], &Default::default(), &Patch::Merge(patch.clone())).await?;
@@ -27,7 +27,7 @@ async fn patch_nodes(scene: &Scene, patches: &[(usize, Value)]) -> Result<()> {
 }
 
 /// The node of the first pod, once the job runs in its first attempt.
-async fn node_of(scene: &Scene, name: &str) -> Result<String> {
+pub(super) async fn node_of(scene: &Scene, name: &str) -> Result<String> {
     let status = scene.jobs.wait_stage(name, "Running").await?.status.unwrap();
     assert_eq!(status.attempt, Some(1), "the scheduler refused the place: {status:?}");
     Ok(status.placement.unwrap().nodes[0].node_name.clone())

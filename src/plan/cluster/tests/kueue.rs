@@ -5,7 +5,7 @@ use crate::cluster::view::{Phase, PodView};
 use crate::kueue::last_words;
 use k8s_openapi::api::events::v1::Event;
 use serde_json::{Value, json};
-use switchyard_crds::conditions;
+use switchyard_crds::{DeviceAllocation, conditions};
 
 /// A job in a queue. What Kueue's webhook does to its pods is done by [`gate`].
 fn queued(nodes: u32) -> World {
@@ -37,6 +37,11 @@ fn a_gang_waits_for_kueue_and_says_what_kueue_says() {
     assert_eq!(group, "a-01234567-1");
     assert!(world.pods.iter().all(|pod| pod.group.as_ref() == Some(&group) && pod.gated), "{:?}", world.pods);
     assert_eq!(world.message(), "waiting for Kueue to admit Workload a-01234567-1");
+    // It says in no event that it admits no pods that name claims.
+    world.job.status.as_mut().unwrap().device_allocation = Some(DeviceAllocation::Claims);
+    world.run();
+    assert!(world.message().contains("Kueue 0.18 and later admits no pods that name claims"), "{}", world.message());
+    world.job.status.as_mut().unwrap().device_allocation = None;
     world.pods[0].admission = Some("insufficient unused quota for cpu".into());
     world.now = 100;
     world.run();

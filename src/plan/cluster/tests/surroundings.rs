@@ -4,6 +4,7 @@ use super::world::at;
 use super::*;
 use crate::cluster::hindrance::Trouble;
 use crate::cluster::view::{Phase, Unschedulable, Waiting};
+use crate::eligible::Reach;
 
 /// Seen on real nodes: a kubelet that was stopped for half a minute had its job start from step 0, and a network rollout every job.
 #[test]
@@ -365,4 +366,69 @@ fn a_cordoned_node_is_left_with_a_checkpoint_or_kept_and_the_job_says_so() {
     cordon(&mut world);
     world.run();
     assert_eq!(world.attempt(), 1, "it would come back to the same node for ever");
+}
+
+/// Each node without the volume was asked for 10 s, and after six of them the first one again.
+#[test]
+fn a_gang_waits_until_its_volumes_are_read_and_goes_where_they_are() {
+    let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
+    let mut world = World::new(1, json!({"template": {"spec": {"volumes": volumes}}}));
+    world.node("n1", "4");
+    world.run();
+    assert_eq!(world.stage(), "Placing", "nothing is decided before they are read");
+    let read = |world: &mut World, node: &str| {
+        let term = json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]});
+        let nodes = serde_json::from_value(json!({"nodeSelectorTerms": [term]})).unwrap();
+        let rules = world.pods[0].rules.as_mut().unwrap();
+        std::sync::Arc::make_mut(rules).reach = Some(vec![Reach { claim: "data".into(), nodes }]);
+    };
+    read(&mut world, "elsewhere");
+    world.run();
+    let why = "2 nodes cannot be used: PersistentVolumeClaim data has no volume there (spec.template.spec.volumes)";
+    assert!(world.stage() == "Queued" && world.message().contains(why), "{}", world.message());
+    read(&mut world, "n1");
+    world.run();
+    assert_eq!((world.stage(), world.pods[0].node.as_deref()), ("Running", Some("n1")));
+}
+
+/// A rollout of the network takes each node away for a while, one after the other: not ready first, then silent for less than its grace.
+#[test]
+fn a_rollout_over_a_hundred_nodes_ends_no_job() {
+    let mut world = World::new(100, json!({}));
+    world.run();
+    for number in 0..100 {
+        let name = format!("n{number}");
+        let away = |world: &mut World, ready: bool, silent: bool| {
+            let since = silent.then(|| at(world.now));
+            let node = world.nodes.get_mut(&name).unwrap();
+            (node.facts.ready, node.silent_since) = (ready, since);
+        };
+        away(&mut world, false, false);
+        world.now += 300;
+        world.run();
+        away(&mut world, false, true);
+        world.now += 59;
+        world.run();
+        away(&mut world, true, false);
+        world.run();
+    }
+    let restarts = world.job.status.clone().unwrap().restarts.unwrap();
+    assert_eq!((world.stage(), world.attempt(), restarts.total), ("Running", 1, 0));
+}
+
+#[test]
+fn two_bad_nodes_of_a_gang_of_64_are_both_named() {
+    let mut world = World::new(64, json!({}));
+    world.run();
+    for node in ["n7", "n41"] {
+        world.nodes.get_mut(node).unwrap().silent_since = Some(at(0));
+    }
+    world.now = 60;
+    let done = world.step();
+    let mut incidents: Vec<&str> = done.incidents.iter().map(|(node, _)| node.as_str()).collect();
+    incidents.sort_unstable();
+    assert_eq!(incidents, ["n41", "n7"]);
+    for node in ["node n7:", "node n41:"] {
+        assert!(world.message().contains(node), "{}", world.message());
+    }
 }

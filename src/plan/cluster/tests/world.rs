@@ -35,6 +35,7 @@ pub struct World {
     pub seen: BTreeMap<u32, Seen>,
     pub now: i64,
     pub restricted: bool,
+    pub provisioning_class: Option<&'static str>,
     pub refusals: Refusals,
     pub brake: Option<String>,
     pub progress: Option<Timestamp>,
@@ -69,6 +70,7 @@ impl World {
             seen,
             now: 0,
             restricted: false,
+            provisioning_class: None,
             refusals: Refusals::default(),
             brake: None,
             progress: None,
@@ -113,6 +115,7 @@ impl World {
             left_out: &left_out,
             asked_again: self.refusals.next(at(self.now)),
             restricted: self.restricted,
+            provisioning_class: self.provisioning_class,
             patience: Patience {
                 grace: SignedDuration::from_secs(60),
                 brake: self.brake.as_deref(),

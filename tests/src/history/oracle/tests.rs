@@ -39,7 +39,7 @@ impl Story {
         let allocatable = serde_json::from_value(json!({"cpu": cpu, "memory": "1Gi", "pods": "4"})).unwrap();
         let allocatable = Some(resources::of_quantities(&allocatable));
         let facts = NodeFacts { name: name.into(), ready: true, ..NodeFacts::default() };
-        self.set(name, Fact::Node(NodeFact { ready: true, open: true, allocatable, facts }));
+        self.set(name, Fact::Node(NodeFact { ready: true, silent: false, open: true, allocatable, facts }));
     }
 
     fn job(&mut self, nodes: usize, stage: &str, attempt: i32) {
@@ -289,6 +289,44 @@ fn counters_that_go_back_and_life_after_the_end_are_seen() {
         texts,
         ["created after the end of its job", "complete and failed went from (true, false) to (false, true)"]
     );
+}
+
+/// A job whose first attempt runs, and is then charged to the infrastructure after something happened.
+fn charged_after(happens: impl FnOnce(&mut Story)) -> Vec<(&'static str, u64)> {
+    let mut story = Story::default();
+    story.node("n", "1");
+    story.job(1, "Placing", 1);
+    story.pod(1, 0, "gated");
+    story.job(1, "Starting", 1);
+    story.pod(1, 0, "running");
+    story.job(1, "Running", 1);
+    happens(&mut story);
+    let mut status = job("Restarting", 2);
+    status.restarts = Some(
+        serde_json::from_value(json!({"application": 0, "infrastructure": 1, "preemption": 0, "total": 1})).unwrap(),
+    );
+    story.status(1, status);
+    story.judged().into_iter().filter(|(name, _)| *name == "ended_in_health").collect()
+}
+
+#[test]
+fn an_attempt_that_is_ended_though_all_is_well_is_seen() {
+    let node = |ready: bool, silent: bool| Fact::Node(NodeFact { ready, silent, open: true, ..NodeFact::default() });
+    assert_eq!(
+        charged_after(|story| story.set("n", node(false, false))),
+        [("ended_in_health", 8)],
+        "it says that it is not ready"
+    );
+    assert_eq!(charged_after(|_| {}), [("ended_in_health", 7)]);
+    assert_eq!(charged_after(|story| story.set("n", node(false, true))), []);
+    // It was silent, and was back before the decision was written.
+    let back = |story: &mut Story| {
+        story.set("n", node(false, true));
+        story.set("n", node(true, false));
+    };
+    assert_eq!(charged_after(back), []);
+    assert_eq!(charged_after(|story| story.gone("n")), []);
+    assert_eq!(charged_after(|story| story.pod(1, 0, "deleting")), []);
 }
 
 #[test]

@@ -1,0 +1,82 @@
+//! Whether gangs can ask for nodes: the kind belongs to the cluster's autoscaler, which may come later, or never. Until the cluster knows it nothing is
+//! watched and nothing asked.
+
+use super::Context;
+use super::watch::{Rules, scopes, spawn_in};
+use k8s_openapi::api::core::v1::PodTemplate;
+use kube::core::DeserializeGuard;
+use kube::runtime::watcher;
+use std::time::Duration;
+use switchyard_crds::{ProvisioningRequest, labels};
+use switchyard_ledger::index::{Effect, Index};
+use switchyard_plan::objects::{Kind, observed_content};
+use tokio::sync::watch::Receiver;
+use tracing::{info, warn};
+
+/// The API that has the kind.
+const API: &str = "autoscaling.x-k8s.io/v1";
+/// Its name there.
+const RESOURCE: &str = "provisioningrequests";
+/// Pause between two looks.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// Looks until the cluster knows the kind, or until `stop` becomes true; then gangs ask for nodes.
+pub(super) async fn run(context: Context, mut stop: Receiver<bool>) {
+    let Some(class) = context.settings.provisioning_class.clone() else { return };
+    let mut told: Option<String> = None;
+    while let Err(why) = context.knows_requests().await {
+        // Once, not at every look.
+        if told.as_ref() != Some(&why) {
+            warn!(error = why, "no gang asks for nodes until this cluster has {RESOURCE} of {API}");
+            told = Some(why);
+        }
+        if tokio::time::timeout(PAUSE, stop.wait_for(|stop| *stop)).await.is_ok() {
+            return;
+        }
+    }
+    info!(class, "gangs that lack nodes ask for them");
+    watch(&context);
+    context.index().provisioning_class = Some(class);
+    context.look_at_all();
+}
+
+impl Context {
+    async fn knows_requests(&self) -> Result<(), String> {
+        match self.client.list_api_group_resources(API).await {
+            Ok(list) if list.resources.iter().any(|resource| resource.name == RESOURCE) => Ok(()),
+            Ok(_) => Err(format!("{API} is known, and has no {RESOURCE}")),
+            Err(kube::Error::Api(status)) if status.code == 404 => Err(format!("{API} is not known")),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+/// Watches the requests and their templates.
+fn watch(context: &Context) {
+    let ours = || watcher::Config::default().labels(labels::JOB_UID);
+    for namespace in scopes(&context.settings) {
+        let requests = Rules::<DeserializeGuard<ProvisioningRequest>> {
+            kind: Kind::ProvisioningRequest.name(),
+            apply: Box::new(|index, request| match request.0 {
+                // What it asks for never changes; what became of it does.
+                Ok(request) => {
+                    let content = serde_json::json!({"status": request.status});
+                    index.apply_object(Kind::ProvisioningRequest, &request.metadata, content)
+                }
+                // One that cannot be read is one that says nothing.
+                Err(_) => Effect::default(),
+            }),
+            delete: |index: &mut Index, metadata| index.delete_object(Kind::ProvisioningRequest, metadata),
+        };
+        let templates = Rules::<PodTemplate> {
+            kind: Kind::PodTemplate.name(),
+            apply: Box::new(|index, template| {
+                let content = observed_content(&serde_json::to_value(&template).unwrap_or_default());
+                index.apply_object(Kind::PodTemplate, &template.metadata, content)
+            }),
+            delete: |index: &mut Index, metadata| index.delete_object(Kind::PodTemplate, metadata),
+        };
+        spawn_in(context, requests, namespace, ours());
+        spawn_in(context, templates, namespace, ours());
+    }
+}

@@ -1,0 +1,149 @@
+//! Gangs that ask for nodes. The autoscaler's part is played by the test: it installs the kind, says what it does, and brings a node.
+
+use super::Scene;
+use anyhow::{Result, ensure};
+use k8s_openapi::api::core::v1::{Node, Pod, PodTemplate};
+use kube::api::Patch;
+use kube::runtime::wait::{await_condition, conditions};
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+use std::fmt::Debug;
+use std::time::Instant;
+use switchyard_crds::{ProvisioningRequest, TrainJob};
+use switchyard_tests::{ControlPlane, ControllerOptions, PATIENCE, account, chart_rules_with, condition_of, stage_of};
+
+const CLASS: &str = "best-effort-atomic-scale-up.autoscaling.x-k8s.io";
+
+async fn install() -> Result<()> {
+    let plane = ControlPlane::shared();
+    let made = plane.kubectl_with(&["apply", "--server-side", "-f", "-"], include_str!("provisioning.yaml"));
+    ensure!(made.code == Some(0), "{}", made.stderr);
+    let name = "provisioningrequests.autoscaling.x-k8s.io";
+    tokio::time::timeout(
+        PATIENCE,
+        await_condition(Api::all(plane.client().await?), name, conditions::is_crd_established()),
+    )
+    .await??;
+    Ok(())
+}
+
+async fn cordon(scene: &Scene, node: usize, cordoned: bool) -> Result<()> {
+    let patch = Patch::Merge(json!({"spec": {"unschedulable": cordoned}}));
+    Api::<Node>::all(scene.jobs.client.clone())
+        .patch(&scene.kubelet.nodes()[node], &Default::default(), &patch)
+        .await?;
+    Ok(())
+}
+
+/// Whether there is an object of this name, once that is so.
+async fn until<K>(api: &Api<K>, name: &str, exists: bool) -> Result<()>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + Debug + serde::de::DeserializeOwned,
+{
+    let give_up = Instant::now() + PATIENCE;
+    while api.get_opt(name).await?.is_some() != exists {
+        ensure!(Instant::now() < give_up, "{} {name}: expected {exists}", K::kind(&()));
+        tokio::time::sleep(std::time::Duration::from_millis(25)).await;
+    }
+    Ok(())
+}
+
+/// State and reason of the job's condition.
+fn told(job: &TrainJob) -> Option<(&str, &str)> {
+    condition_of(job, "NodesRequested").map(|condition| (condition.status.as_str(), condition.reason.as_str()))
+}
+
+fn says(kind: &str, status: &str, reason: &str, message: &str) -> Value {
+    json!({"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"})
+}
+
+/// Autoscalers do not look at gated pods, so a cluster with too few nodes stayed that way. With the rights of the chart.
+#[tokio::test]
+async fn a_gang_that_lacks_a_node_asks_the_autoscaler_and_gives_the_request_back() -> Result<()> {
+    let plane = ControlPlane::shared();
+    let rules = chart_rules_with(&["--set", &format!("autoscaling.provisioningClass={CLASS}")])?;
+    let options = ControllerOptions {
+        kubeconfig: Some(account(plane, "asks-for-nodes", &rules)?),
+        arguments: vec!["--provisioning-class".into(), CLASS.into()],
+        ..ControllerOptions::default()
+    };
+    let scene = Scene::started("nodes", 2, options).await?;
+    cordon(&scene, 1, true).await?;
+    scene.create("a", 2, "run", json!({})).await?;
+    scene.jobs.wait_stage("a", "Queued").await?;
+    // The cluster does not know the kind: that is said once, and the job waits as it always did.
+    let missing = "autoscaling.x-k8s.io/v1 is not known";
+    let log = || std::fs::read_to_string(&scene.controller.log);
+    let give_up = Instant::now() + PATIENCE;
+    while !log()?.contains(missing) {
+        ensure!(Instant::now() < give_up, "{}", scene.controller.tail());
+        tokio::time::sleep(std::time::Duration::from_millis(25)).await;
+    }
+    assert_eq!(told(&scene.jobs.api().get("a").await?), None);
+    install().await?;
+    let requests = Api::<ProvisioningRequest>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
+    let templates = Api::<PodTemplate>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
+    let asked = |job: &TrainJob| told(job) == Some(("Unknown", "Requested"));
+    let job = scene.jobs.wait("a", "asking", asked).await?;
+    assert_eq!(log()?.matches(missing).count(), 1);
+    let request = requests.get("a-1").await?;
+    assert_eq!((request.spec.provisioning_class_name.as_str(), request.spec.pod_sets[0].count), (CLASS, 2));
+    let template = templates.get(&request.spec.pod_sets[0].pod_template_ref.name).await?;
+    assert_eq!(template.owner_references(), request.owner_references());
+    assert_eq!(request.owner_references()[0].uid, job.uid().unwrap());
+    let pod = template.template.unwrap().spec.unwrap();
+    let amounts = pod.containers[0].resources.as_ref().unwrap().requests.as_ref().unwrap();
+    assert_eq!(
+        (amounts["cpu"].0.as_str(), amounts["memory"].0.as_str(), pod.scheduling_gates),
+        ("100m", "67108864", None)
+    );
+    // What it says is in the status, also while nothing else of the job changes.
+    let speak = async |conditions: Value| {
+        let patch = Patch::Merge(json!({"status": {"conditions": conditions}}));
+        requests.patch_status("a-1", &Default::default(), &patch).await
+    };
+    speak(json!([
+        says("Accepted", "True", "Accepted", "accepted"),
+        says("Provisioned", "False", "CapacityIsNotFound", "no zone has any")
+    ]))
+    .await?;
+    let job = scene.jobs.wait("a", "told", |job| told(job) == Some(("Unknown", "CapacityIsNotFound"))).await?;
+    let message = &condition_of(&job, "Succeeded").unwrap().message;
+    assert!(
+        message.ends_with("ProvisioningRequest a-1 asks for 2 nodes: Provisioned is False: no zone has any"),
+        "{message}"
+    );
+    speak(json!([says("Provisioned", "True", "CapacityIsProvisioned", "made")])).await?;
+    scene.jobs.wait("a", "told", |job| told(job) == Some(("True", "CapacityIsProvisioned"))).await?;
+    cordon(&scene, 1, false).await?;
+    scene.jobs.wait_stage("a", "Running").await?;
+    let takes = |pod: &Pod| {
+        pod.annotations().get("autoscaling.x-k8s.io/consume-provisioning-request").is_some_and(|name| name == "a-1")
+    };
+    let pods = scene.jobs.pods().await?;
+    assert!(pods.len() == 2 && pods.iter().all(takes), "{pods:?}");
+    until(&requests, "a-1", false).await?;
+    until(&templates, "a-1", false).await?;
+    assert_eq!(told(&scene.jobs.api().get("a").await?), None);
+    // One that failed is told and stays for a while; it goes with its job.
+    scene.create("b", 2, "run", json!({"trainer": {"resourcesPerNode": {"limits": {"cpu": "1000"}}}})).await?;
+    until(&requests, "b-1", true).await?;
+    let failed = says("Failed", "True", "Expired", "nobody has such nodes");
+    let failed = Patch::Merge(json!({"status": {"conditions": [merged(failed)?]}}));
+    requests.patch_status("b-1", &Default::default(), &failed).await?;
+    let job = scene.jobs.wait("b", "told", |job| told(job) == Some(("False", "Failed"))).await?;
+    assert_eq!(stage_of(&job), Some("Queued"));
+    scene.jobs.api().delete("b", &Default::default()).await?;
+    until(&requests, "b-1", false).await?;
+    until(&templates, "b-1", false).await?;
+    assert!(!log()?.contains("forbidden"), "{}", scene.controller.tail());
+    scene.never_panicked()
+}
+
+/// Of now: what ended long ago is asked for again at once.
+fn merged(condition: Value) -> Result<Value> {
+    let mut condition = condition;
+    condition["lastTransitionTime"] =
+        json!(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::now()));
+    Ok(condition)
+}

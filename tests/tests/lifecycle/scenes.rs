@@ -1,0 +1,239 @@
+//! What others do to pods and nodes of a cluster: admission that adds to pods, volumes, overhead, ports, spread, quotas. Each ends in a job that runs, or
+//! in a sentence that names the cause.
+
+use super::Scene;
+use super::admitted::{node_of, patch_nodes};
+use anyhow::{Result, ensure};
+use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
+use kube::api::Patch;
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+use switchyard_crds::TrainJob;
+use switchyard_tests::{
+    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, PATIENCE, condition_of, start_controller,
+};
+
+fn says(words: &str) -> impl Fn(&TrainJob) -> bool {
+    move |job| condition_of(job, "Succeeded").is_some_and(|condition| condition.message.contains(words))
+}
+
+fn apply(plane: &ControlPlane, objects: &[Value]) -> Result<()> {
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+    let made = plane.kubectl_with(&["apply", "--server-side", "-f", "-"], &list.to_string());
+    ensure!(made.code == Some(0), "{}", made.stderr);
+    Ok(())
+}
+
+/// A policy of the cluster that changes pods of the namespace as they are made, as webhooks of meshes, queues and clouds do.
+fn admission(namespace: &str) -> [Value; 2] {
+    let own = json!({"matchLabels": {"kubernetes.io/metadata.name": namespace}});
+    let sidecar = |name: &str, more: &str| {
+        format!(
+            r#"{{"name": dyn("{name}"), "image": dyn("none"), "resources": dyn({{"requests": {{"cpu": "3"}}}}){more}}}"#
+        )
+    };
+    let terms = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms";
+    let patches = [
+        ("/spec/containers/-", sidecar("proxy", "")),
+        ("/spec/initContainers", format!("[{}]", sidecar("mesh", r#", "restartPolicy": dyn("Always")"#))),
+        ("/spec/nodeSelector", r#"{"example.com/team": "a"}"#.into()),
+        (
+            &format!("{terms}/0/matchExpressions/-"),
+            r#"{"key": dyn("example.com/disk"), "operator": dyn("Exists")}"#.into(),
+        ),
+        // The server itself has added tolerations by then.
+        ("/spec/tolerations/-", r#"{"key": "gpu", "operator": "Exists"}"#.into()),
+    ];
+    let patches = patches.map(|(path, value)| format!(r#"JSONPatch{{op: "add", path: "{path}", value: {value}}}"#));
+    let version = "admissionregistration.k8s.io/v1beta1";
+    let policy = json!({
+        "apiVersion": version, "kind": "MutatingAdmissionPolicy", "metadata": {"name": namespace},
+        "spec": {
+            "failurePolicy": "Fail", "reinvocationPolicy": "Never",
+            "matchConstraints": {"namespaceSelector": own, "resourceRules": [
+                {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}]},
+            "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": format!("[{}]", patches.join(", "))}}],
+        },
+    });
+    let binding = json!({"apiVersion": version, "kind": "MutatingAdmissionPolicyBinding", "metadata": {"name": namespace},
+        "spec": {"policyName": namespace}});
+    [policy, binding]
+}
+
+/// Sidecars of both kinds take room, and selector, affinity and toleration say where. All of it is in no template.
+#[tokio::test]
+async fn what_admission_adds_to_pods_counts_for_their_place() -> Result<()> {
+    let options = Options { controller_manager: true, scheduler: true, mutating: true, ..Options::default() };
+    let plane = ControlPlane::start(&options)?;
+    plane.install_crds().await?;
+    let namespace = plane.namespace("mutated").await?;
+    let kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new(&namespace, 4)).await?;
+    let options = ControllerOptions { namespace: Some(namespace.clone()), ..ControllerOptions::default() };
+    let controller = start_controller(&plane, &namespace, &options)?;
+    let scene = Scene { jobs: Jobs::new(plane.client().await?, &namespace), kubelet, controller };
+    apply(&plane, &admission(&namespace))?;
+    let taint = json!({"taints": [{"key": "gpu", "effect": "NoSchedule"}]});
+    let labels = |team: Value, disk: Value| json!({"metadata": {"labels": {"example.com/team": team, "example.com/disk": disk}}, "spec": taint.clone()});
+    let nodes = [
+        (0, labels(json!(null), json!("fast"))),
+        (1, labels(json!("a"), json!(null))),
+        (2, labels(json!("a"), json!("fast"))),
+        (3, labels(json!("a"), json!("slow"))),
+    ];
+    patch_nodes(&scene, &nodes).await?;
+    // A policy is in force some time after it was accepted.
+    let give_up = Instant::now() + PATIENCE;
+    loop {
+        let probe: Pod = serde_json::from_value(json!({"metadata": {"name": "probe"}, "spec": {
+            "affinity": switchyard_tests::template_on(&scene.kubelet.nodes())["spec"]["affinity"], "containers": [{"name": "a", "image": "none"}]}}))?;
+        let dry = kube::api::PostParams { dry_run: true, ..Default::default() };
+        let made = scene.jobs.pods_api().create(&dry, &probe).await;
+        if made.as_ref().is_ok_and(|pod| pod.spec.as_ref().is_some_and(|spec| spec.containers.len() == 2)) {
+            break;
+        }
+        ensure!(Instant::now() < give_up, "the policy does not change pods: {made:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let mut used = Vec::new();
+    for name in ["a", "b"] {
+        scene.create(name, 1, "run", json!({})).await?;
+        used.push(node_of(&scene, name).await?);
+    }
+    used.sort_unstable();
+    assert_eq!(used, scene.kubelet.nodes()[2..], "two sidecars of 3 cores leave room for one such pod on each");
+    scene.create("c", 1, "run", json!({})).await?;
+    let waits = scene.jobs.wait_stage("c", "Queued").await?;
+    let message = &condition_of(&waits, "Placed").unwrap().message;
+    assert!(message.contains("0 of 1 nodes have room for cpu 6100m"), "{message}");
+    scene.never_panicked()
+}
+
+/// A volume with its own topology, by the claim that has it.
+fn volume(name: &str, class: &str, key: &str, value: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
+        "spec": {
+            "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": class, "local": {"path": "/none"},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]}]}},
+        },
+    })
+}
+
+fn claim(name: &str, namespace: &str, class: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": namespace},
+        "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": class, "resources": {"requests": {"storage": "1Gi"}}}})
+}
+
+fn class(name: &str, mode: &str) -> Value {
+    json!({"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
+        "provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": mode})
+}
+
+fn with_claim(name: &str) -> Value {
+    json!({"template": {"spec": {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": name}}]}}})
+}
+
+/// Each node without the volume was asked for 10 s, in a large cluster for ever.
+#[tokio::test]
+async fn jobs_go_where_their_volumes_are_and_say_so_where_there_are_none() -> Result<()> {
+    let scene = Scene::new("volumes", 4).await?;
+    let (namespace, nodes) = (scene.jobs.namespace.clone(), scene.kubelet.nodes());
+    let [at_once, later, none] = ["at-once", "later", "none"].map(|name| format!("{namespace}-{name}"));
+    patch_nodes(&scene, &[(2, json!({"metadata": {"labels": {"topology.kubernetes.io/zone": namespace}}}))]).await?;
+    apply(
+        ControlPlane::shared(),
+        &[
+            class(&at_once, "Immediate"),
+            class(&later, "WaitForFirstConsumer"),
+            class(&none, "WaitForFirstConsumer"),
+            volume(&format!("{namespace}-zone"), &at_once, "topology.kubernetes.io/zone", &namespace),
+            volume(&format!("{namespace}-local"), &later, "kubernetes.io/hostname", &nodes[3]),
+            claim("zone", &namespace, &at_once),
+            claim("local", &namespace, &later),
+            claim("none", &namespace, &none),
+        ],
+    )?;
+    // `node_of` wants the first attempt: nobody was refused.
+    for (name, node) in [("zone", 2), ("local", 3)] {
+        scene.create(name, 1, "run", with_claim(name)).await?;
+        assert_eq!(node_of(&scene, name).await?, nodes[node], "{name}");
+    }
+    scene.create("none", 1, "run", with_claim("none")).await?;
+    let why = "4 nodes cannot be used: PersistentVolumeClaim none has no volume there (spec.template.spec.volumes)";
+    let waits = scene.jobs.wait("none", "told", says(why)).await?;
+    assert_eq!(waits.status.unwrap().attempt, Some(1));
+    apply(ControlPlane::shared(), &[volume(&format!("{namespace}-new"), &none, "kubernetes.io/hostname", &nodes[1])])?;
+    assert_eq!(node_of(&scene, "none").await?, nodes[1], "a volume that comes later is seen");
+    scene.never_panicked()
+}
+
+#[tokio::test]
+async fn the_overhead_of_a_runtime_takes_room() -> Result<()> {
+    let scene = Scene::new("overhead", 2).await?;
+    let name = format!("{}-heavy", scene.jobs.namespace);
+    let runtime = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": "none",
+        "overhead": {"podFixed": {"cpu": "6"}}});
+    apply(ControlPlane::shared(), &[runtime])?;
+    let heavy = json!({"template": {"spec": {"runtimeClassName": name}}});
+    scene.create("a", 1, "run", heavy.clone()).await?;
+    let first = node_of(&scene, "a").await?;
+    scene.create("b", 1, "run", heavy.clone()).await?;
+    assert_ne!(node_of(&scene, "b").await?, first);
+    scene.create("c", 1, "run", heavy).await?;
+    scene.jobs.wait("c", "told", says("0 of 1 nodes have room for cpu 6100m")).await?;
+    Ok(())
+}
+
+/// The scheduler knows, and its word is taken: the gang is given back after 10 s, and the next node is asked.
+#[tokio::test]
+async fn a_port_that_is_taken_and_a_spread_that_does_not_hold_are_learned() -> Result<()> {
+    let scene = Scene::new("learned", 2).await?;
+    let nodes = scene.kubelet.nodes();
+    let stranger = json!({"metadata": {"name": "stranger", "labels": {"app": "spread"}}, "spec": {
+        "nodeSelector": {"kubernetes.io/hostname": nodes[0]},
+        "containers": [{"name": "a", "image": "none", "ports": [{"containerPort": 7777, "hostPort": 7777}]}]}});
+    scene.jobs.pods_api().create(&Default::default(), &serde_json::from_value(stranger)?).await?;
+    let is_bound =
+        |pod: &Pod| pod.name_any() == "stranger" && pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+    scene.jobs.wait_pods("bound", |pods| pods.iter().any(is_bound)).await?;
+    let port = json!({"template": {"spec": {"containers": [{"name": "trainer", "ports": [{"containerPort": 7777, "hostPort": 7777}]}]}}});
+    // Nodes that the pod may not use count as well, or the one it is pinned to would be the only one.
+    let spread = json!({"template": {"metadata": {"labels": {"app": "spread"}}, "spec": {"topologySpreadConstraints": [{
+        "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule", "nodeAffinityPolicy": "Ignore",
+        "labelSelector": {"matchLabels": {"app": "spread"}}}]}}});
+    for (name, spec, words) in [("port", port, "free ports"), ("spread", spread, "topology spread constraints")] {
+        scene.create(name, 1, "run", spec).await?;
+        let status = scene.jobs.wait_stage(name, "Running").await?.status.unwrap();
+        assert_eq!((status.attempt, status.restarts.unwrap().total), (Some(2), 0), "{name}");
+        assert_eq!(status.placement.unwrap().nodes[0].node_name, nodes[1], "{name}");
+        let notes = scene.jobs.events(name, "GangRolledBack").await?;
+        assert!(notes.iter().any(|note| note.contains(&nodes[0]) && note.contains(words)), "{name}: {notes:?}");
+        scene.jobs.api().delete(name, &Default::default()).await?;
+        scene.jobs.wait_pods("gone", |pods| pods.len() == 1).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn quotas_by_object_count_and_by_extended_resource_are_told() -> Result<()> {
+    let scene = Scene::new("counted", 2).await?;
+    let quotas = Api::<ResourceQuota>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
+    let quota = json!({"metadata": {"name": "small"}, "spec": {"hard": {"count/services": "0", "requests.nvidia.com/gpu": "1"}}});
+    quotas.create(&Default::default(), &serde_json::from_value(quota)?).await?;
+    let counted = |quota: Option<&ResourceQuota>| {
+        quota.and_then(|quota| quota.status.as_ref()?.used.as_ref()).is_some_and(|used| used.len() == 2)
+    };
+    kube::runtime::wait::await_condition(quotas.clone(), "small", counted).await?;
+    scene.create("objects", 2, "run", json!({})).await?;
+    let told = scene.jobs.wait("objects", "told", says("exceeded quota: small")).await?;
+    assert!(condition_of(&told, "Succeeded").unwrap().message.contains("count/services=1"), "{told:?}");
+    let gpus = json!({"trainer": {"resourcesPerNode": {"limits": {"nvidia.com/gpu": 2}}}});
+    scene.create("gpus", 1, "run", gpus).await?;
+    scene.jobs.wait("gpus", "told", says("requested: requests.nvidia.com/gpu=2, used: requests.nvidia.com/gpu=0, limited: requests.nvidia.com/gpu=1")).await?;
+    let more = json!({"spec": {"hard": {"count/services": "5", "requests.nvidia.com/gpu": "9"}}});
+    quotas.patch("small", &Default::default(), &Patch::Merge(more)).await?;
+    scene.jobs.wait_stage("objects", "Running").await?;
+    scene.jobs.wait_stage("gpus", "Queued").await?;
+    Ok(())
+}
