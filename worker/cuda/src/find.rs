@@ -31,6 +31,8 @@ pub const NVRTC: Wanted = Wanted {
     files: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
     own_files: Some("libnvrtc-builtins.so."),
 };
+/// Comes with the driver, as the part `utility`.
+pub const NVML: Wanted = Wanted { name: "NVML", files: &["libnvidia-ml.so.1"], own_files: None };
 pub const NCCL: Wanted = Wanted { name: "NCCL", files: &["libnccl.so.2", "libnccl.so"], own_files: None };
 
 /// The rule that led to a candidate.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use switchyard_cuda::driver::Device;
-use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, NCCL, NVRTC, Places};
+use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, NCCL, NVML, NVRTC, Places};
 use switchyard_cuda::inventory::{Item, look};
 use switchyard_worker_contract::software::{Gpu, Library, Software};
 
@@ -38,6 +38,10 @@ fn need(name: &str) -> (&'static str, Option<&'static str>) {
         name if name == NCCL.name => {
             ("gradients of several ranks go by way of the host", Some("pip install nvidia-nccl-cu13"))
         }
+        name if name == NVML.name => (
+            "nobody watches GPUs for errors and slow clocks",
+            Some("it comes with the driver: a container needs utility in NVIDIA_DRIVER_CAPABILITIES"),
+        ),
         name if name == CUDNN.name => ("nothing is missing: only gpu-probe uses it", None),
         _ => ("nothing is missing", None),
     }

@@ -40,8 +40,12 @@ pub enum TrainError {
     #[error("spec.engine.device: got Cuda; {0}; Cpu computes it")]
     Gpu(#[from] Refused),
     /// A call of a library of CUDA failed.
-    #[error("the GPU failed: {0}")]
-    Cuda(#[from] switchyard_cuda::Error),
+    #[error("the GPU failed: {source}{seen}")]
+    Cuda {
+        source: switchyard_cuda::Error,
+        /// What the driver has reported of the GPU meanwhile, if anything.
+        seen: String,
+    },
     /// The ranks cannot reduce by NCCL, though all of them have it.
     #[error("NCCL: {0}")]
     Nccl(String),
@@ -91,6 +95,12 @@ pub enum TrainError {
     Usage(String),
 }
 
+impl From<switchyard_cuda::Error> for TrainError {
+    fn from(source: switchyard_cuda::Error) -> TrainError {
+        TrainError::Cuda { source, seen: String::new() }
+    }
+}
+
 impl TrainError {
     /// The exit code for this error on the given rank.
     pub fn exit(&self, rank: u32) -> Exit {
@@ -123,7 +133,7 @@ impl TrainError {
                 | CommError::Transport { .. },
             ) => Exit::Usage,
             TrainError::Overflow(_) | TrainError::NotFinite { .. } => Exit::Diverged,
-            TrainError::Comm(_) | TrainError::Save { .. } | TrainError::Cuda(_) | TrainError::Nccl(_) => {
+            TrainError::Comm(_) | TrainError::Save { .. } | TrainError::Cuda { .. } | TrainError::Nccl(_) => {
                 Exit::OwnFailure
             }
         }

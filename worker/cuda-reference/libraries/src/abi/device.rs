@@ -78,7 +78,7 @@ unsafe fn store_text(to: *mut c_char, length: i32, text: &[u8]) -> Answer<()> {
 pub unsafe extern "C" fn cuDeviceGetPCIBusId(id: *mut c_char, length: i32, device: i32) -> i32 {
     done(gpu(device).and_then(|_| {
         let ordinal = usize::try_from(device).ok().and_then(|index| machine().ok()?.ordinals.get(index).copied());
-        let text = format!("0000:{:02x}:00.0\0", 0x10 + ordinal.ok_or(INVALID_DEVICE)?);
+        let text = super::bus(ordinal.ok_or(INVALID_DEVICE)?) + "\0";
         // SAFETY: as the header says.
         unsafe { store_text(id, length, text.as_bytes()) }
     }))
