@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::{Deserialize, Serialize};
 use switchyard_core::quantity::parse_quantity;
 use switchyard_worker_contract::CpuList;
-use switchyard_worker_contract::config::{EngineConfig, Transport};
+use switchyard_worker_contract::config::{Device, EngineConfig, Transport};
 use switchyard_worker_contract::event::{GpuReport, Inspection, MemoryUse};
 
 /// Figures of a run. Unknown is absent. Times are means per optimizer step after the warm-up, ms.
@@ -166,7 +166,10 @@ impl Facts {
             loss_scale: curves.and_then(|curves| pair(curves.largest_loss_scale, curves.last_loss_scale)),
             lost_at: curves.and_then(|curves| curves.lost_at),
             kernel: ready().map(|ready| ready.kernel.clone()).next(),
-            on_gpu: devices.peek().is_some().then(|| devices.any(|device| device != "cpu")),
+            on_gpu: match &record.documents.engine {
+                Some(engine) if engine.device == Device::Cuda => Some(true),
+                _ => devices.peek().is_some().then(|| devices.any(|device| device != "cpu")),
+            },
             cores_per_cpu: cpus.and_then(|cpus| {
                 Some(f64::from(cpus.cores?) / f64::from(cpus.threads.filter(|threads| *threads > 0)?))
             }),

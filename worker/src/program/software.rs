@@ -1,10 +1,12 @@
 //! `switchyard-worker gpu`: what this machine has for training on GPUs.
 
+use crate::train::{Use, in_use};
 use std::path::Path;
 use switchyard_cuda::driver::Device;
 use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, NCCL, NVML, NVRTC, Places};
 use switchyard_cuda::inventory::{Item, look};
-use switchyard_worker_contract::software::{Gpu, Library, Software};
+use switchyard_cuda::nvml;
+use switchyard_worker_contract::software::{Gpu, Library, Process, Software};
 
 /// Looks at the machine as an engine on GPUs does.
 pub(super) fn software() -> Software {
@@ -48,5 +50,8 @@ fn need(name: &str) -> (&'static str, Option<&'static str>) {
 }
 
 fn gpu(Device { name, bus, memory_bytes, .. }: Device) -> Gpu {
-    Gpu { name, bus, memory_bytes: memory_bytes as u64 }
+    let Use { free_bytes, processes, is_divided } = in_use(&bus);
+    let process = |found: nvml::Process| Process { pid: found.pid, name: found.name, memory_bytes: found.bytes };
+    let processes = processes.into_iter().map(process).collect();
+    Gpu { name, bus, memory_bytes: memory_bytes as u64, free_bytes, processes, is_divided }
 }

@@ -43,14 +43,14 @@ pub enum TrainError {
     #[error("the GPU failed: {source}{seen}")]
     Cuda {
         source: switchyard_cuda::Error,
-        /// What the driver has reported of the GPU meanwhile, if anything.
+        /// What the driver has reported of the GPU meanwhile, or who else uses it, if anything is known.
         seen: String,
     },
     /// The ranks cannot reduce by NCCL, though all of them have it.
     #[error("NCCL: {0}")]
     Nccl(String),
     #[error(
-        "not placeable: a rank needs {need} MiB of the memory of its GPU ({activations} MiB for activations, {state} MiB for weights, gradients and optimizer), and may take {limit} MiB (spec.engine.memory.fraction {fraction} of what is free); smallest change that fits: {help}"
+        "not placeable: a rank needs {need} MiB of the memory of its GPU ({activations} MiB for activations, {state} MiB for weights, gradients and optimizer), and may take {limit} MiB (spec.engine.memory.fraction {fraction} of what is free); smallest change that fits: {help}{others}"
     )]
     GpuMemory {
         /// MiB in total.
@@ -63,6 +63,8 @@ pub enum TrainError {
         fraction: f64,
         /// The smallest change that would fit.
         help: String,
+        /// Processes that have memory of it, if any are known.
+        others: String,
     },
     /// The checkpoint to resume from cannot be used.
     #[error("spec.checkpoint.path: cannot resume: {0}")]

@@ -6,7 +6,7 @@ pub const VARIABLE: &str = "SWITCHYARD_REFERENCE_FAULT";
 /// What may be requested.
 const EXPECTED: &str = "out-of-memory:N, launch:N, lost:N, hang:N, wrong:N, stale:N, exit, busy, nccl-version:N, nccl-init:RANK, \
                         nccl-absent:RANK, nccl-error:RANK.N, nccl-silent:RANK.N, xid:GPU.N.XID, ecc:N, slowed:REASONS, celsius:N, \
-                        lanes:N, process:PID.MEBIBYTES or mig";
+                        lanes:N, process:PID.MEBIBYTES, driver-version:N or mig";
 
 /// What shall happen, by the numbers of calls from 1 on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -50,6 +50,8 @@ pub(crate) struct Faults {
     pub(crate) lanes: Option<u64>,
     /// Another process and its MiB of memory, on each GPU.
     pub(crate) process: Option<(u64, u64)>,
+    /// The driver is for this version of CUDA.
+    pub(crate) driver_version: Option<u64>,
     /// MIG divides each GPU.
     pub(crate) mig: bool,
 }
@@ -108,6 +110,7 @@ impl Faults {
             "celsius" => self.celsius = number()?,
             "lanes" => self.lanes = number()?,
             "process" => self.process = of_rank()?,
+            "driver-version" => self.driver_version = number()?,
             _ => return None,
         }
         Some(())

@@ -27,10 +27,12 @@ mod run;
 mod segment;
 mod staging;
 mod step;
+mod users;
 mod watch;
 
 pub(super) use plan::GpuPlan;
 pub use predict::predict;
+pub use users::{Use, in_use};
 
 use super::TrainError;
 use super::engine::{AddSpan, Array, Counters, Engine, Given, Measure, Reductions, Told};

@@ -38,8 +38,9 @@ pub unsafe extern "C" fn cuInit(flags: u32) -> i32 {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDriverGetVersion(version: *mut i32) -> i32 {
+    let asked = crate::fault::requested().unwrap_or_default().driver_version;
     // SAFETY: as the header says.
-    done(unsafe { store(version, VERSION) })
+    done(unsafe { store(version, asked.map_or(VERSION, |version| version as i32)) })
 }
 
 #[unsafe(no_mangle)]

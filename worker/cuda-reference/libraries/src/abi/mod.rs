@@ -109,6 +109,12 @@ fn number<T: FromStr>(name: &str, otherwise: T) -> Result<T, String> {
     }
 }
 
+/// The GPU of a name: its number, or `GPU-` or `MIG-` and the number, as if that were the beginning of its UUID.
+fn named(name: &str, devices: usize) -> Option<usize> {
+    let number = name.strip_prefix("GPU-").or(name.strip_prefix("MIG-")).unwrap_or(name);
+    number.parse().ok().filter(|index| *index < devices)
+}
+
 impl Settings {
     /// Those of the first GPU.
     fn new() -> Result<Settings, String> {
@@ -146,12 +152,13 @@ impl Machine {
         let faults = settings.faults;
         let devices = count()?;
         let ordinals: Vec<usize> = match std::env::var("CUDA_VISIBLE_DEVICES") {
-            // What comes after a number that is no device is not seen, as the documentation says.
-            Ok(list) => {
-                list.split(',').map_while(|one| one.parse().ok().filter(|index: &usize| *index < devices)).collect()
-            }
+            // What comes after a name that is no device is not seen, as the documentation says.
+            Ok(list) => list.split(',').map_while(|one| named(one, devices)).collect(),
             Err(_) => (0..devices).collect(),
         };
+        // Of GPUs that MIG divides, a process sees one instance.
+        let most = if faults.mig { 1 } else { ordinals.len() };
+        let ordinals = ordinals[..ordinals.len().min(most)].to_vec();
         let gpu = |ordinal: &usize| Mutex::new(Gpu::new(Settings { ordinal: *ordinal, ..settings }));
         let gpus = ordinals.iter().map(gpu).collect();
         Ok(Machine { gpus, ordinals, is_busy: faults.busy, exit: faults.exit })
