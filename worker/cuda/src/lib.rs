@@ -23,6 +23,8 @@ pub mod driver;
 mod error;
 pub mod find;
 pub mod graph;
+#[cfg(test)]
+mod header;
 pub mod inventory;
 pub mod kernels;
 mod library;
