@@ -15,8 +15,8 @@ use crate::code::{Answer, Code, ECC_UNCORRECTABLE, INVALID_VALUE, LAUNCH_FAILED,
 use crate::fault::Faults;
 use crate::finding;
 use crate::host::Queued;
-use crate::nvml;
 use crate::ranks::await_news;
+use crate::reported;
 use crate::shadow::Shadow;
 use graph::Graphs;
 use queue::Queue;
@@ -168,7 +168,7 @@ impl Gpu {
     /// Whether a launch fails on request. Nothing works from then on. One that hangs does not return.
     pub(crate) fn fails(&mut self, launch: u64) -> bool {
         let Faults { launch: failing, lost, hang, .. } = self.settings.faults;
-        nvml::launched(self.settings.ordinal, launch, &self.settings.faults);
+        reported::launched(self.settings.ordinal, launch, &self.settings.faults);
         if hang == Some(launch) {
             finding::explain("a wait", &format!("launch {launch} never ends"));
             loop {

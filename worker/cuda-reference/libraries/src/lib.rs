@@ -50,6 +50,7 @@ mod nvml;
 #[allow(unsafe_code)]
 mod nvrtc;
 mod ranks;
+mod reported;
 mod shadow;
 
 pub use folder::{environment, folder};

@@ -5,9 +5,10 @@
 
 use crate::abi;
 use crate::fault::{self, Faults};
+use crate::reported::{CHANGED, happened, seen};
 use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 /// `nvmlReturn_t`.
@@ -48,34 +49,6 @@ pub struct EventData {
     kind: u64,
     data: u64,
     instances: [u32; 2],
-}
-
-/// What has happened so far.
-struct Happened {
-    /// GPU and number of each error, in order.
-    xids: Vec<(usize, u64)>,
-    /// GPUs whose memory has an error.
-    broken: BTreeSet<usize>,
-    /// Who waits for errors of which GPUs, and how many of them it has seen.
-    sets: Vec<Option<(BTreeSet<usize>, usize)>>,
-}
-
-static HAPPENED: Mutex<Happened> = Mutex::new(Happened { xids: Vec::new(), broken: BTreeSet::new(), sets: Vec::new() });
-static CHANGED: Condvar = Condvar::new();
-
-fn happened() -> MutexGuard<'static, Happened> {
-    HAPPENED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A launch of a GPU runs: what was asked for happens.
-pub(crate) fn launched(gpu: usize, launch: u64, faults: &Faults) {
-    if let Some((_, _, xid)) = faults.xid.filter(|(one, at, _)| (*one, *at) == (gpu as u64, launch)) {
-        happened().xids.push((gpu, xid));
-        CHANGED.notify_all();
-    }
-    if faults.ecc == Some(launch) {
-        happened().broken.insert(gpu);
-    }
 }
 
 fn faults() -> Faults {
@@ -260,16 +233,6 @@ pub unsafe extern "C" fn nvmlDeviceRegisterEvents(handle: usize, kinds: u64, set
     }
 }
 
-impl Happened {
-    /// The next error for a set; `None`: no such set.
-    fn next(&mut self, set: usize) -> Option<Option<(usize, u64)>> {
-        let (gpus, seen) = self.sets.get_mut(set.checked_sub(1)?)?.as_mut()?;
-        let found = self.xids.iter().enumerate().skip(*seen).find(|(_, (gpu, _))| gpus.contains(gpu));
-        *seen = found.map_or(self.xids.len(), |(index, _)| index + 1);
-        Some(found.map(|(_, xid)| *xid))
-    }
-}
-
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlEventSetWait_v2(set: usize, to: *mut EventData, milliseconds: u32) -> Code {
     let time = Duration::from_millis(milliseconds.into());
@@ -283,12 +246,6 @@ pub unsafe extern "C" fn nvmlEventSetWait_v2(set: usize, to: *mut EventData, mil
             store(to, EventData { device: gpu + 1, kind: XID, data, instances: [u32::MAX; 2] })
         },
     }
-}
-
-/// Errors that a set has seen; of one that is not there, none is to come.
-fn seen(happened: &Happened, set: usize) -> usize {
-    let found = set.checked_sub(1).and_then(|index| happened.sets.get(index)?.as_ref());
-    found.map_or(usize::MAX, |(_, seen)| *seen)
 }
 
 #[unsafe(no_mangle)]
