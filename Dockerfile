@@ -56,6 +56,7 @@ LABEL org.opencontainers.image.title="switchyard-worker" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=programs /out/worker/ /
-ENV PATH=/usr/bin
+# What NVIDIA's container runtime adds to a container that is given GPUs: the driver of CUDA, and NVML. Which GPUs, the device plugin says.
+ENV PATH=/usr/bin NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 65532:65532
 ENTRYPOINT ["/usr/bin/switchyard-worker"]

@@ -22,6 +22,9 @@ pub const NODES_REQUESTED: &str = "NodesRequested";
 pub const PROGRESSING: &str = "Progressing";
 /// `True` while a rank is slower than the median of the others by 15 % over 100 steps; the message names it and its node. Absent: never so.
 pub const STRAGGLER: &str = "Straggler";
+/// `True` while a person should look at a GPU of the job: the driver reported an error, or its clocks or its link are slow. The message names
+/// rank, node, GPU and what it has met. Absent: never so.
+pub const GPU_TROUBLE: &str = "GPUTrouble";
 /// `False` when settings of the template were not taken; the message lists them. Absent: all were.
 pub const TEMPLATE_MERGED: &str = "TemplateMerged";
 
@@ -57,6 +60,18 @@ pub const NO_PROGRESS: &str = "NoProgress";
 pub const SLOW_RANK: &str = "SlowRank";
 /// Reason of [`STRAGGLER`]: no rank is slow any more.
 pub const EVEN_PACE: &str = "EvenPace";
+/// Reason of [`GPU_TROUBLE`]: the driver reported a critical error.
+pub const XID_ERROR: &str = "XidError";
+/// Reason of [`GPU_TROUBLE`]: the driver cannot reach the GPU.
+pub const GPU_LOST: &str = "GPULost";
+/// Reason of [`GPU_TROUBLE`]: ECC could not mend an error of its memory.
+pub const MEMORY_ERRORS: &str = "MemoryErrors";
+/// Reason of [`GPU_TROUBLE`]: its clocks are lowered for much of the time.
+pub const LOWERED_CLOCKS: &str = "LoweredClocks";
+/// Reason of [`GPU_TROUBLE`]: its PCIe link uses fewer lanes than it could.
+pub const NARROW_LINK: &str = "NarrowLink";
+/// Reason of [`GPU_TROUBLE`]: the GPUs of the attempt that runs are well.
+pub const GPUS_WELL: &str = "GPUsWell";
 /// Reason of [`PLACED`] between two attempts.
 pub const RESTARTING: &str = "Restarting";
 /// Reason of [`FAILED`]: preempted more often than allowed.

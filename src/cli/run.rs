@@ -224,6 +224,10 @@ impl Observer for Show<'_> {
                 ),
                 None => "no rank stands still any more".to_owned(),
             }),
+            Update::GpuTrouble(gpu) => self.say(&match gpu {
+                Some(gpu) => format!("warning: rank {}, {}", gpu.rank, gpu.what()),
+                None => "no GPU is in trouble any more".to_owned(),
+            }),
             Update::Checkpoint(report) => {
                 if let Some(failure) = &report.failure {
                     self.say(&format!("warning: the checkpoint of step {} is not saved: {failure}", report.step));

@@ -201,6 +201,9 @@ pub(super) fn explanation(job: &TrainJob, now: &Verdict, cluster: &Cluster, verb
             if let Some(straggler) = condition(conditions::STRAGGLER).filter(|found| found.status == "True") {
                 row(&mut text, "slow", &straggler.message);
             }
+            if let Some(gpu) = condition(conditions::GPU_TROUBLE).filter(|found| found.status == "True") {
+                row(&mut text, "gpu", &gpu.message);
+            }
             if let Some(degraded) = condition(conditions::PLACEMENT_DEGRADED).filter(|found| found.status == "True") {
                 row(&mut text, "degraded", &degraded.message);
             }

@@ -154,7 +154,7 @@ impl Group<'_> {
         let (index, event) = match message {
             Message::Text(index, text) => return self.processes[index].remember(text),
             Message::LogFailed(error) => return self.give_up_on_log(error),
-            Message::Event(index, event) => (index, event),
+            Message::Event(index, event) => (index, *event),
         };
         if let Err(error) = self.record(event.rank().unwrap_or(self.processes[index].first_rank), &event) {
             self.give_up_on_log(error);
@@ -189,9 +189,17 @@ impl Group<'_> {
                     self.interval = Some(interval);
                 }
             }
+            Event::GpuTrouble { gpu } => {
+                self.fold.gpu_trouble(gpu);
+                if let Some(interval) = &mut self.interval {
+                    interval.figures.gpu = gpu;
+                }
+                self.tell(observer, Update::GpuTrouble(gpu));
+            }
             Event::Checkpoint(report) => self.tell(observer, Update::Checkpoint(&report)),
-            // A supervisor in a pod makes summaries only; what was measured is in the log of the run, and the end says what is too little.
-            Event::Summary(_) | Event::Measured(_) => {}
+            // A supervisor in a pod makes summaries only; what was measured, and what GPUs have met, is in the log of the run, and the end
+            // says what is too little.
+            Event::Summary(_) | Event::Measured(_) | Event::Gpu(_) => {}
             Event::Finished(finished) => own.finished = Some(finished),
             Event::Failed(failure) => {
                 own.failure = Some(failure);

@@ -5,7 +5,7 @@ use serde::de::DeserializeOwned;
 use std::io;
 use std::path::Path;
 use std::process::Stdio;
-use switchyard_plan::local::{Engine, LocalPlan};
+use switchyard_plan::local::{Engine, LocalPlan, VISIBLE};
 use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::Inspection;
@@ -58,6 +58,11 @@ pub async fn inspect(worker: &Worker, plan: &LocalPlan) -> Result<Inspection, In
     let mut command = tokio::process::Command::new(&worker.path);
     command.arg("inspect");
     command.envs(plan.processes().take(1).flat_map(|process| &process.env).map(|entry| (&entry.name, &entry.value)));
+    // It looks at the GPUs of all ranks.
+    if !plan.gpus.is_empty() {
+        let chosen: Vec<&str> = plan.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+        command.env(VISIBLE, chosen.join(","));
+    }
     asked(command, worker, &plan.engine, plan.world()).await
 }
 

@@ -28,7 +28,7 @@ pub use run_dir::{RunDir, RunDirError};
 pub use worker::{Worker, WorkerNotFound};
 
 use switchyard_plan::local::LocalPlan;
-use switchyard_worker_contract::event::{CheckpointReport, Finished, Inspection, Ready, Summary};
+use switchyard_worker_contract::event::{CheckpointReport, Finished, GpuTrouble, Inspection, Ready, Summary};
 
 /// What happens while a job runs, in order, for display.
 #[derive(Debug)]
@@ -62,6 +62,8 @@ pub enum Update<'a> {
     },
     /// Ranks stand still and the job goes on waiting, or all go on: the last figures say which.
     Standstill(&'a Interval),
+    /// The GPU that a person should look at is another one, or none any more.
+    GpuTrouble(Option<GpuTrouble>),
     /// A checkpoint is complete, or was abandoned.
     Checkpoint(&'a CheckpointReport),
     /// A rank failed; all others are stopped.

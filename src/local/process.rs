@@ -26,7 +26,7 @@ const LONGEST_LINE: usize = 64 * 1024;
 /// Something that a process did, with its number in the plan.
 pub(super) enum Message {
     /// It printed an event.
-    Event(usize, Event),
+    Event(usize, Box<Event>),
     /// It printed something else, which is in its log now.
     Text(usize, String),
     /// Its log could not be written.
@@ -156,7 +156,7 @@ fn listen(
             }
             let text = String::from_utf8_lossy(&line).trim_end().to_string();
             let message = match serde_json::from_str::<Event>(&text) {
-                Ok(event) if events => Message::Event(index, event),
+                Ok(event) if events => Message::Event(index, Box::new(event)),
                 _ => match log.borrow_mut().line(&text) {
                     Ok(()) => Message::Text(index, text),
                     Err(error) => Message::LogFailed(error),

@@ -5,7 +5,8 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::{NodeCounts, SlowestRank, ThroughputUnit, TrainJob, TrainJobStatus, TrainerStatus};
-use switchyard_worker_contract::event::{Item, Slowest, Summary};
+use switchyard_worker_contract::event::{GpuTrouble, Item, Slowest, Summary};
+use switchyard_worker_contract::gpu::Trouble;
 
 /// Longest message of a condition, characters: enough for one sentence with a cause in it.
 const MESSAGE: usize = 1024;
@@ -168,6 +169,7 @@ impl<'a> Draft<'a> {
         if is_step {
             self.straggler(figures.slowest.filter(Slowest::is_straggler));
         }
+        self.gpu_trouble(figures.gpu);
     }
 
     /// Says whether steps are made. `is_step`: there is a new one. What changes beside the state changes with the figures only, so that it
@@ -200,6 +202,24 @@ impl<'a> Draft<'a> {
         } else if self.next.is(conditions::STRAGGLER) {
             let message = "no rank is that much slower than the others any more".to_owned();
             self.condition(conditions::STRAGGLER, "False", conditions::EVEN_PACE, message);
+        }
+    }
+
+    /// Says which GPU a person should look at, and when none is left to look at.
+    fn gpu_trouble(&mut self, gpu: Option<GpuTrouble>) {
+        if let Some(gpu) = gpu {
+            let reason = match gpu.trouble {
+                Trouble::Xid { .. } => conditions::XID_ERROR,
+                Trouble::Lost => conditions::GPU_LOST,
+                Trouble::MemoryErrors => conditions::MEMORY_ERRORS,
+                Trouble::Slowed { .. } => conditions::LOWERED_CLOCKS,
+                Trouble::NarrowLink { .. } => conditions::NARROW_LINK,
+            };
+            let message = format!("{}, {}", self.rank_on_node(gpu.rank, gpu.node_rank), gpu.what());
+            self.condition(conditions::GPU_TROUBLE, "True", reason, message);
+        } else if self.next.is(conditions::GPU_TROUBLE) {
+            let message = "the driver reports nothing of the GPUs of this attempt".to_owned();
+            self.condition(conditions::GPU_TROUBLE, "False", conditions::GPUS_WELL, message);
         }
     }
 
@@ -289,6 +309,7 @@ mod tests {
             skipped_steps: None,
             slowest,
             stuck: None,
+            gpu: None,
             items_per_second: 10.0,
             item: Item::Tokens,
             remaining_seconds: None,
@@ -323,6 +344,37 @@ mod tests {
         assert!(step(400, slow(0, 40.0)).1.unwrap().2.starts_with("rank 0 on a "));
         let (state, reason, _, since) = step(500, slow(0, 3.0)).1.unwrap();
         assert_eq!((state.as_str(), reason.as_str(), since), ("False", "EvenPace", at(500)));
+    }
+
+    #[test]
+    fn the_gpu_that_a_person_should_look_at_is_a_condition() {
+        let mut job = crate::job::tests::job("life", serde_json::json!({}));
+        let mut step = |step: u64, gpu: serde_json::Value| {
+            let mut draft = Draft::new(&job, at(step as i64));
+            let nodes = vec![PlacedNode { node_name: "a".into(), ..PlacedNode::default() }];
+            draft.next.placement = Some(PlacementStatus { nodes, ..PlacementStatus::default() });
+            let figures = serde_json::json!({"step": step, "totalSteps": 900, "loss": 2.0, "itemsPerSecond": 10.0,
+                "communicationPercent": 1.0, "inputPercent": 0.0, "gpu": gpu});
+            draft.figures(&serde_json::from_value(figures).unwrap(), at(step as i64));
+            let next = draft.next;
+            job.status = Some(next.clone());
+            let condition = next.condition(conditions::GPU_TROUBLE).cloned();
+            condition.map(|c| (c.status, c.reason, c.message, c.last_transition_time.0))
+        };
+        let gpu = |trouble: serde_json::Value| serde_json::json!({"rank": 1, "nodeRank": 0, "bus": "0000:17:00.0", "trouble": trouble});
+        let told = |state: &str, reason: &str, message: &str, since: i64| {
+            Some((state.to_owned(), reason.to_owned(), message.to_owned(), at(since)))
+        };
+        assert_eq!(step(1, serde_json::Value::Null), None, "never so");
+        let lowered = "rank 1 on a, GPU 0000:17:00.0: clocks are lowered by temperature";
+        let slowed = gpu(serde_json::json!({"kind": "slowed", "by": "temperature"}));
+        assert_eq!(step(2, slowed.clone()), told("True", "LoweredClocks", lowered, 2));
+        assert_eq!(step(3, slowed), told("True", "LoweredClocks", lowered, 2));
+        let xid = gpu(serde_json::json!({"kind": "xid", "xid": 79}));
+        let message = "rank 1 on a, GPU 0000:17:00.0: XID 79 (GPU has fallen off the bus)";
+        assert_eq!(step(4, xid), told("True", "XidError", message, 2), "the state has not changed");
+        let well = "the driver reports nothing of the GPUs of this attempt";
+        assert_eq!(step(5, serde_json::Value::Null), told("False", "GPUsWell", well, 5));
     }
 
     #[test]

@@ -20,12 +20,14 @@ pub enum Trouble {
     Straggler,
     /// FP16 gradients overflow too often.
     Overflow,
+    /// The driver reports an error of the GPU of the last rank.
+    Gpu,
 }
 
 impl Trouble {
     /// All of them.
-    pub const ALL: [Trouble; 5] =
-        [Trouble::None, Trouble::Input, Trouble::Communication, Trouble::Straggler, Trouble::Overflow];
+    pub const ALL: [Trouble; 6] =
+        [Trouble::None, Trouble::Input, Trouble::Communication, Trouble::Straggler, Trouble::Overflow, Trouble::Gpu];
 }
 
 /// A run to be made up.
@@ -268,6 +270,13 @@ impl MadeUpRun {
             }
             let failed = last < self.steps;
             for rank in 0..self.ranks {
+                if self.trouble == Trouble::Gpu {
+                    let xids: &[u32] = if rank + 1 == self.ranks { &[63] } else { &[] };
+                    let report = json!({"event": "gpu", "rank": rank, "bus": format!("0000:{:02x}:00.0", rank % 8), "seconds": 60.0,
+                        "slowed": [{"by": "power", "seconds": 24.0}], "xids": xids, "correctedErrors": 0, "uncorrectedErrors": 0,
+                        "highestCelsius": 71, "pcie": {"lanes": 16, "most": 16}});
+                    event(&mut events, now, attempt, rank, report);
+                }
                 let body = if failed {
                     json!({"event": "failed", "rank": rank, "originRank": 0, "cause": "killed by signal 9 (SIGKILL)", "during": "all_reduce of bucket 0", "exitCode": 4})
                 } else {

@@ -195,6 +195,55 @@ fn the_agent_loads_a_driver_in_its_image() -> Result<()> {
     Ok(())
 }
 
+/// Nothing of CUDA is in the image: the driver is found where a runtime puts it, also in folders that the loader of the image does not search,
+/// and all that NVIDIA's libraries are linked with is there.
+#[test]
+fn the_worker_finds_a_driver_in_its_image() -> Result<()> {
+    let (config, place) = unpack("switchyard-worker")?;
+    let variables = config["config"]["Env"].as_array().context("Env")?;
+    assert!(variables.iter().any(|one| one == "NVIDIA_DRIVER_CAPABILITIES=compute,utility"), "{variables:?}");
+    // On nodes whose default runtime is NVIDIA's, it would give every pod all GPUs.
+    assert!(variables.iter().all(|one| !one.as_str().unwrap_or_default().starts_with("NVIDIA_VISIBLE_DEVICES")));
+    let files = place.path().join("files");
+    let mut all = Vec::new();
+    self::files(&files, &mut all);
+    let names: Vec<String> =
+        all.iter().filter_map(|file| Some(file.file_name()?.to_string_lossy().into_owned())).collect();
+    for of_cuda in ["libcuda", "libcublas", "libnvrtc", "libnccl", "libnvidia", "libcudnn", "libcudart"] {
+        assert!(names.iter().all(|name| !name.starts_with(of_cuda)), "{of_cuda} is in the image");
+    }
+    // `worker/cuda/tests/libraries.rs` compares this list with the real ones.
+    for needed in ["libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0", "librt.so.1", "libstdc++.so.6"] {
+        let file = all.iter().find(|file| file.ends_with(needed)).with_context(|| format!("{needed} is not there"))?;
+        let within = format!("/{}", file.strip_prefix(&files)?.display());
+        let ended = inside(&files, &["/lib64/ld-linux-x86-64.so.2", "--list", &within]);
+        let text = String::from_utf8_lossy(&[ended.stdout, ended.stderr].concat()).into_owned();
+        assert!(ended.status.success() && !text.contains("not found"), "{needed}: {text}");
+    }
+    let software = || -> Result<Value> {
+        let ended = inside(&files, &["/usr/bin/switchyard-worker", "gpu"]);
+        serde_json::from_slice(&ended.stdout).with_context(|| String::from_utf8_lossy(&ended.stderr).into_owned())
+    };
+    let nvml = |software: &Value| {
+        let all = software["libraries"].as_array().cloned().unwrap_or_default();
+        all.into_iter().find(|library| library["name"] == "NVML").unwrap_or_default()
+    };
+    let without = nvml(&software()?);
+    assert_eq!((&without["file"], &without["problem"]), (&Value::Null, &"NVML is not on this machine".into()));
+    for folder in ["usr/lib64", "usr/local/nvidia/lib64"] {
+        let library = files.join(folder).join("libnvidia-ml.so.1");
+        fs::create_dir_all(files.join(folder))?;
+        let source = root().join("node-agent/tests/nvml_reports/library.rs");
+        let mut compiler = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+        compiler.args(["--edition", "2024", "-C", "panic=abort", "-o"]).arg(&library).arg(source);
+        ensure!(compiler.status()?.success(), "the driver does not compile");
+        let found = nvml(&software()?);
+        assert_eq!(found["file"], format!("/{folder}/libnvidia-ml.so.1"), "{found}");
+        fs::remove_file(&library)?;
+    }
+    Ok(())
+}
+
 /// The bill names what is linked, and nothing that is needed to build or test only.
 #[test]
 fn the_bill_of_materials_is_that_of_the_program() -> Result<()> {

@@ -53,6 +53,7 @@ fn each_trouble_is_named_first_and_a_healthy_run_gets_no_advice() {
         (Trouble::Communication, Some("one-big-all-reduce")),
         (Trouble::Straggler, Some("straggler")),
         (Trouble::Overflow, Some("overflow-skips")),
+        (Trouble::Gpu, Some("gpu-errors")),
     ];
     for (trouble, expected) in cases {
         for ranks in [2, 16] {
@@ -63,6 +64,25 @@ fn each_trouble_is_named_first_and_a_healthy_run_gets_no_advice() {
             assert!(!page.contains("hidden-by-the-report"), "a secret of the manifest or the environment");
         }
     }
+}
+
+#[test]
+fn what_gpus_have_met_is_shown() {
+    let (report, page) = of(&MadeUpRun::new(4, 100, Trouble::Gpu));
+    let advice = &report["advice"][0];
+    let evidence = "The driver reported errors. GPU 0000:03:00.0 of rank 3: XID 63 (row remapping event).";
+    assert_eq!((&advice["evidence"], &advice["urgent"]), (&evidence.into(), &true.into()));
+    let note = &report["notes"].as_array().unwrap().iter().find(|note| note["rule"] == "gpu-clocks").unwrap()["text"];
+    assert!(
+        note.as_str().unwrap().contains("GPU 0000:00:00.0 of rank 0: by its power limit for 40 % of the time"),
+        "{note}"
+    );
+    let gpus = report["placement"]["gpus"].as_array().unwrap();
+    assert_eq!(
+        (gpus.len(), &gpus[3]["xids"], &gpus[3]["pcieLanes"]),
+        (4, &serde_json::json!([63]), &serde_json::json!([16, 16]))
+    );
+    assert!(page.contains("its power limit 40 %") && page.contains("16 of 16"));
 }
 
 #[test]

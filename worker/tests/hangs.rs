@@ -107,7 +107,7 @@ fn in_layer(kind: Kind, victim: Option<u32>, pass: u64) -> Told {
                 let registry = if kind == Kind::Lock { registry(nothing, hang) } else { registry(hang, nothing) };
                 let (gate, told, stop) = (Arc::clone(&gate), Arc::clone(&told), AtomicI32::new(0));
                 let on_alarm: OnAlarm = Arc::new(move |alarm| {
-                    let Alarm::Hung(cause) = alarm else { panic!("{alarm:?}") };
+                    let Alarm::End(cause) = alarm else { panic!("{alarm:?}") };
                     told.lock().unwrap().get_or_insert((cause, Instant::now()));
                     gate.open();
                 });

@@ -162,7 +162,7 @@ fn a_layer_that_sleeps_is_named() {
     let outcomes = ranks::on_ranks(2, |group| {
         let (rank, stop, told) = (group.rank(), AtomicI32::new(0), Arc::clone(&told));
         let on_alarm: OnAlarm = Arc::new(move |alarm| {
-            let Alarm::Hung(cause) = alarm else { panic!("{alarm:?}") };
+            let Alarm::End(cause) = alarm else { panic!("{alarm:?}") };
             told.lock().unwrap().push((rank, cause));
             *GATE.0.lock().unwrap() = true;
             GATE.1.notify_all();

@@ -1,9 +1,10 @@
-//! `cargo xtask gpu bundle`: what goes to a machine with a GPU that has neither a network nor a compiler.
+//! `cargo xtask test --gpu-libraries`, and `cargo xtask gpu bundle`: what goes to a machine with a GPU that has neither a network nor a compiler.
 
 use crate::images::layout::strip;
 use crate::images::{SHIPPED, Version, programs_in};
 use crate::programs::quietly;
-use crate::workspace::{root, step, target};
+use crate::wheels;
+use crate::workspace::{cargo, root, step, target};
 use anyhow::{Context, Result, ensure};
 use clap::Subcommand;
 use std::fs;
@@ -28,6 +29,17 @@ pub(crate) enum What {
         #[arg(long, default_value = SHIPPED)]
         profile: String,
     },
+}
+
+/// `cargo xtask test --gpu-libraries`: fetches NVIDIA's libraries, opens them without a GPU, and compares our bindings with their headers.
+///
+/// # Errors
+/// They cannot be fetched, or a test fails.
+pub(crate) fn libraries() -> Result<()> {
+    wheels::gpu_libraries()?;
+    let mut command = cargo(&["test", "--package", "switchyard-cuda"]);
+    command.env("SWITCHYARD_TEST_GPU_LIBRARIES", "1").env("SWITCHYARD_TEST_CUDA_HEADER", "1");
+    step("NVIDIA's libraries and headers, without a GPU", &mut command)
 }
 
 /// Does it.

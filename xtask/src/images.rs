@@ -36,7 +36,13 @@ pub(crate) struct Image {
 /// Profile of the programs that are shipped.
 pub(crate) const SHIPPED: &str = "dist";
 
-/// All images. NVML is the driver's own library; it is linked with these parts of the C library, which newer ones have as empty files.
+/// Parts of the C library that the driver's libraries are linked with; newer ones are empty files.
+const OF_DRIVER: &[&str] = &["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"];
+
+/// The same and the C++ library, which `libnvrtc-builtins` is linked with.
+const OF_TOOLKIT: &[&str] = &["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "libstdc++.so.6"];
+
+/// All images. The agent loads NVML, the worker the driver of CUDA too, cuBLASLt, NVRTC and NCCL: none of them is in an image.
 pub(crate) const IMAGES: [Image; 3] = [
     Image {
         stage: "operator",
@@ -49,10 +55,16 @@ pub(crate) const IMAGES: [Image; 3] = [
         stage: "agent",
         name: "switchyard-node-agent",
         package: "switchyard-node-agent-daemon",
-        loads: &["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"],
+        loads: OF_DRIVER,
         most: (25.0, 25.0),
     },
-    Image { stage: "worker", name: "switchyard-worker", package: "switchyard-worker", loads: &[], most: (20.0, 20.0) },
+    Image {
+        stage: "worker",
+        name: "switchyard-worker",
+        package: "switchyard-worker",
+        loads: OF_TOOLKIT,
+        most: (20.0, 20.0),
+    },
 ];
 
 /// Where the images are written.

@@ -54,6 +54,9 @@ enum Command {
         /// exported checkpoints in PyTorch; writes docs/results/frameworks.json.
         #[arg(long, conflicts_with = "stages")]
         frameworks: bool,
+        /// Instead: NVIDIA's cuBLASLt and NCCL from PyPI (620 MB), opened without a GPU, and our bindings against their headers.
+        #[arg(long, conflicts_with_all = ["stages", "frameworks"])]
+        gpu_libraries: bool,
     },
     /// Build both programs in release mode and run a TrainJob on this machine.
     Run {
@@ -136,6 +139,7 @@ fn main() -> ExitCode {
             Ok(())
         }
         Command::Test { frameworks: true, .. } => frameworks::test(),
+        Command::Test { gpu_libraries: true, .. } => gpu::libraries(),
         Command::Test { stages, repeat: Some(times), .. } => run::repeat(&stages, times),
         Command::Test { stages, .. } => run::run(&stages),
         Command::Run { file, worker, rest } => return steps::run(&file, worker.as_deref(), &rest),

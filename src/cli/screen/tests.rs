@@ -30,6 +30,7 @@ fn interval() -> Interval {
             skipped_steps: None,
             slowest: Some(Slowest { rank: 1, node_rank: 0, over_percent: 5.6, steps: 100 }),
             stuck: None,
+            gpu: None,
             remaining_seconds: Some(34.6),
             communication_percent: 3.2,
             input_percent: 0.4,

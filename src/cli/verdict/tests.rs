@@ -102,6 +102,8 @@ fn the_last_step_and_what_holds_up_a_job_are_explained() {
     );
     assert!(explained("Straggler", "True", "rank 2 on b is slow").contains("slow      rank 2 on b is slow"));
     assert!(!explained("Straggler", "False", "no rank is slow").contains("no rank is slow"));
+    assert!(explained("GPUTrouble", "True", "rank 2 on b, GPU").contains("gpu       rank 2 on b, GPU"));
+    assert!(!explained("GPUTrouble", "False", "reports nothing").contains("reports nothing"));
 }
 
 /// It was said to be placeable, and the API server refused it.

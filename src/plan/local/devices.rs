@@ -9,7 +9,7 @@ use switchyard_crds::gpu_topology::{Gpu, MigMode};
 use switchyard_worker_contract::config::{self, EngineConfig};
 
 /// Names the GPUs that a process sees; the driver reads it.
-pub(super) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+pub const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 const FLAG: &str = "--devices";
 
 /// GPUs by their numbers, one for each rank in the order of the ranks.

@@ -13,7 +13,7 @@ mod processes;
 #[cfg(test)]
 mod tests;
 
-pub use devices::{Devices, PlannedGpu};
+pub use devices::{Devices, PlannedGpu, VISIBLE};
 pub use life::{AttemptEnd, Next, Observed, Progress, RunEnd, next, status};
 pub use processes::{Device, LocalPlan, PlannedNode, ProcessSpec};
 

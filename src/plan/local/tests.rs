@@ -170,6 +170,7 @@ fn status_over_a_life_with_one_restart() {
         skipped_steps: Some(3),
         slowest: Some(Slowest { rank: 1, node_rank: 0, over_percent: 15.06, steps: 100 }),
         stuck: None,
+        gpu: None,
         remaining_seconds: Some(34.2),
         communication_percent: 3.17,
         input_percent: 0.4,

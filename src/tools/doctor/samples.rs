@@ -10,7 +10,7 @@ use super::{Diagnosis, Doctor};
 use std::collections::BTreeSet;
 
 /// Id, line, who prints it.
-const SAMPLES: [(&str, &str, &str); 77] = [
+const SAMPLES: [(&str, &str, &str); 79] = [
     (
         "out-of-memory",
         "[12.3] Out of memory: Killed process 4711 (python3) total-vm:91234kB, anon-rss:81234kB",
@@ -95,6 +95,16 @@ const SAMPLES: [(&str, &str, &str); 77] = [
         "cudaGetErrorString(304), CUDA runtime documentation",
     ),
     ("xid", "NVRM: Xid (PCI:0000:ab:00): 43, pid=4711, Ch 00000010", "XID catalogue"),
+    (
+        "gpu-memory-fault",
+        "warning: rank 3: GPU 0000:17:00.0: XID 94 (contained memory error)",
+        "switchyard worker/contract/src/gpu.rs",
+    ),
+    (
+        "gpu-firmware-fault",
+        "error: rank 3: the GPU is gone; the driver reported for GPU 0000:17:00.0: XID 119 (GSP RPC timeout), in step 2",
+        "switchyard worker/src/train/watchdog/mod.rs",
+    ),
     ("nccl-no-interface", "NCCL WARN Bootstrap : no socket interface found", "nccl src/bootstrap.cc"),
     (
         "nccl-duplicate-gpu",

@@ -6,10 +6,13 @@ use super::windows::Windows;
 use jiff::Timestamp;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
-use switchyard_worker_contract::event::{Event, Failure, Finished, Item, Ready, Slowest};
+use switchyard_worker_contract::event::{Event, Failure, Finished, GpuReport, Item, Ready, Slowest};
 
 /// Most events that are kept verbatim; a job that fails more often fails the same way.
 const MOST_KEPT: usize = 100;
+
+/// Most GPUs that are remembered.
+const MOST_GPUS: usize = 4096;
 
 /// A line of `events.jsonl`.
 #[derive(Debug, Deserialize)]
@@ -67,6 +70,8 @@ pub(super) struct Events {
     /// The last straggler, or else the last that is known.
     pub slowest: Option<Slowest>,
     pub unreadable: u64,
+    /// What the GPU of each rank had met in its last attempt.
+    pub gpus: BTreeMap<u32, GpuReport>,
 }
 
 impl Events {
@@ -106,7 +111,12 @@ impl Events {
                     }
                 }
             }
-            Event::Standstill { .. } | Event::Summary(_) | Event::Measured(_) => {}
+            Event::Gpu(report) => {
+                if self.gpus.len() < MOST_GPUS || self.gpus.contains_key(&report.rank) {
+                    self.gpus.insert(report.rank, report.clone());
+                }
+            }
+            Event::Standstill { .. } | Event::GpuTrouble { .. } | Event::Summary(_) | Event::Measured(_) => {}
             Event::Finished(finished) => {
                 if self.finished.as_ref().is_none_or(|own| finished.rank <= own.rank) {
                     self.finished = Some(finished.clone());

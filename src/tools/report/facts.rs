@@ -7,8 +7,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::{Deserialize, Serialize};
 use switchyard_core::quantity::parse_quantity;
 use switchyard_worker_contract::CpuList;
-use switchyard_worker_contract::config::{EngineConfig, Transport};
-use switchyard_worker_contract::event::{Inspection, MemoryUse};
+use switchyard_worker_contract::config::{Device, EngineConfig, Transport};
+use switchyard_worker_contract::event::{GpuReport, Inspection, MemoryUse};
 
 /// Figures of a run. Unknown is absent. Times are means per optimizer step after the warm-up, ms.
 #[derive(Debug, Clone, Default)]
@@ -61,6 +61,8 @@ pub struct Facts {
     pub cores_per_cpu: Option<f64>,
     /// Bus bandwidth that the placement was predicted to have, and that of the best placement, bytes per second.
     pub bus_bandwidth: Option<(f64, f64)>,
+    /// What the GPUs of the ranks have met, where somebody watched them.
+    pub gpus: Vec<GpuReport>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -164,7 +166,10 @@ impl Facts {
             loss_scale: curves.and_then(|curves| pair(curves.largest_loss_scale, curves.last_loss_scale)),
             lost_at: curves.and_then(|curves| curves.lost_at),
             kernel: ready().map(|ready| ready.kernel.clone()).next(),
-            on_gpu: devices.peek().is_some().then(|| devices.any(|device| device != "cpu")),
+            on_gpu: match &record.documents.engine {
+                Some(engine) if engine.device == Device::Cuda => Some(true),
+                _ => devices.peek().is_some().then(|| devices.any(|device| device != "cpu")),
+            },
             cores_per_cpu: cpus.and_then(|cpus| {
                 Some(f64::from(cpus.cores?) / f64::from(cpus.threads.filter(|threads| *threads > 0)?))
             }),
@@ -174,6 +179,7 @@ impl Facts {
                 };
                 pair(rate(&placement.predicted_bus_bandwidth), rate(&placement.best_possible))
             }),
+            gpus: record.events.gpus.values().cloned().collect(),
             ranks,
         })
     }

@@ -4,13 +4,13 @@ use super::documents::shown;
 use super::events::Told;
 use super::facts::Facts;
 use super::markup::shortened;
-use super::model::{Amount, Happened, Memory, Placed, RankPlace, Setting, Variable, tidy};
+use super::model::{Amount, GpuSeen, Happened, Memory, Placed, RankPlace, Setting, Variable, tidy};
 use super::record::Record;
 use jiff::Timestamp;
 use std::collections::BTreeMap;
 use switchyard_core::units::rank_list;
 use switchyard_core::units::{binary, counted, grouped};
-use switchyard_worker_contract::event::Item;
+use switchyard_worker_contract::event::{GpuReport, Item};
 
 /// Ranks that are listed.
 const MOST_RANKS: u32 = 256;
@@ -18,6 +18,8 @@ const MOST_RANKS: u32 = 256;
 const MOST_EVENTS: usize = 200;
 /// Variables that are listed.
 const MOST_VARIABLES: usize = 100;
+/// Causes of slow clocks that are listed: as many as there are.
+const MOST_CAUSES: usize = 4;
 /// Bytes of a text of somebody else.
 const TEXT: usize = 500;
 
@@ -121,7 +123,23 @@ pub(super) fn placement(record: &Record, facts: Option<&Facts>) -> Option<Placed
         limited_by: status.and_then(|status| status.limited_by.clone()),
         ranks: (0..world.min(MOST_RANKS)).map(rank).collect(),
         more_ranks: world.saturating_sub(MOST_RANKS),
+        gpus: record.events.gpus.values().filter(|gpu| gpu.rank < MOST_RANKS).map(gpu_seen).collect(),
     })
+}
+
+fn gpu_seen(gpu: &GpuReport) -> GpuSeen {
+    let slowed = gpu.slowed.iter().take(MOST_CAUSES);
+    GpuSeen {
+        rank: gpu.rank,
+        bus: shortened(&gpu.bus, TEXT),
+        seconds: tidy(gpu.seconds),
+        highest_celsius: gpu.highest_celsius,
+        slowed: slowed.map(|one| format!("{} {:.0} %", one.by.words(), gpu.slowed_percent(one.by))).collect(),
+        pcie_lanes: gpu.pcie.map(|width| (width.lanes, width.most)),
+        corrected_errors: gpu.corrected_errors,
+        uncorrected_errors: gpu.uncorrected_errors,
+        xids: gpu.xids.iter().copied().take(GpuReport::MOST_XIDS).collect(),
+    }
 }
 
 /// What happened, in order; the same from several ranks is one line.

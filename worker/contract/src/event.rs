@@ -5,6 +5,7 @@
 mod inspection;
 
 use crate::config::Transport;
+pub use crate::gpu::{GpuReport, GpuTrouble};
 pub use crate::laggard::{Slowest, Stuck};
 pub use inspection::{Inspection, MemoryUse};
 use serde::{Deserialize, Serialize};
@@ -36,6 +37,14 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         stuck: Option<Stuck>,
     },
+    /// What the GPU of a rank has met so far; printed when there is news, and at the end. Absent on CPUs, and where nobody watches.
+    Gpu(GpuReport),
+    /// The GPU of the job that a person should look at has changed; printed by rank 0.
+    GpuTrouble {
+        /// The worst of all ranks; absent: none any more.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        gpu: Option<GpuTrouble>,
+    },
     /// The state was saved, or could not be saved; printed by the rank that knows.
     Checkpoint(CheckpointReport),
     /// State of the job; printed by the supervisor of a pod, never by a rank.
@@ -54,9 +63,11 @@ impl Event {
             Event::Progress(progress) => Some(progress.rank),
             Event::Finished(finished) => Some(finished.rank),
             Event::Failed(failure) => Some(failure.rank),
+            Event::Gpu(report) => Some(report.rank),
             Event::Measured(_)
             | Event::Evaluation { .. }
             | Event::Standstill { .. }
+            | Event::GpuTrouble { .. }
             | Event::Checkpoint(_)
             | Event::Summary(_) => None,
         }
@@ -309,6 +320,9 @@ pub struct Summary {
     /// See [`Event::Standstill`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stuck: Option<Stuck>,
+    /// See [`Event::GpuTrouble`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<GpuTrouble>,
     /// [`Item`]s per second of the whole job.
     pub items_per_second: f64,
     /// The unit of `items_per_second`.

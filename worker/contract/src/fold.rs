@@ -1,6 +1,6 @@
 //! Combines the reports of several ranks into one: the slowest rank determines the speed of the group.
 
-use crate::event::{Progress, Stuck, Summary};
+use crate::event::{GpuTrouble, Progress, Stuck, Summary};
 use std::collections::VecDeque;
 
 /// Steps before which an estimate would be a guess, because the first steps warm up caches.
@@ -36,6 +36,7 @@ pub struct Fold {
     validation_loss: Option<f64>,
     accuracy: Option<f64>,
     stuck: Option<Stuck>,
+    gpu: Option<GpuTrouble>,
 }
 
 impl Fold {
@@ -47,6 +48,7 @@ impl Fold {
             validation_loss: None,
             accuracy: None,
             stuck: None,
+            gpu: None,
         }
     }
 
@@ -59,6 +61,11 @@ impl Fold {
     /// Records which rank stands still; `None`: all go on.
     pub fn standstill(&mut self, stuck: Option<Stuck>) {
         self.stuck = stuck;
+    }
+
+    /// Records which GPU a person should look at; `None`: none any more.
+    pub fn gpu_trouble(&mut self, gpu: Option<GpuTrouble>) {
+        self.gpu = gpu;
     }
 
     /// Takes the report of one rank; returns the combined report once all ranks have reported the same step.
@@ -89,6 +96,7 @@ impl Fold {
             skipped_steps: first.skipped_steps,
             slowest: first.slowest,
             stuck: self.stuck,
+            gpu: self.gpu,
             items_per_second: first.items_per_second,
             item: first.item,
             remaining_seconds: (step >= FIRST_ESTIMATE_STEP).then(|| left * median(&self.recent) / 1000.0),

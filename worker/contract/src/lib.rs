@@ -2,7 +2,7 @@
 //!
 //! Here is everything that crosses the border between the two programs, and nothing else: the names of environment
 //! variables ([`mod@env`]), the resolved engine configuration ([`config`]), the events that a rank prints ([`event`])
-//! and how those of several ranks are combined ([`fold`]), what ranks record for a report ([`record`]) and
+//! and how those of several ranks are combined ([`fold`]), how the GPUs of ranks fare ([`gpu`]), what ranks record for a report ([`record`]) and
 //! in case they stand still or die ([`recorder`]), how long a step takes on a GPU at best ([`prediction`]), what a machine has for GPUs
 //! ([`software`]), the termination
 //! message of a pod ([`termination`]), the exit codes ([`exit`]) and CPU lists ([`cpu_list`]). Nothing here performs
@@ -17,6 +17,7 @@ pub mod env;
 pub mod event;
 pub mod exit;
 pub mod fold;
+pub mod gpu;
 pub mod laggard;
 pub mod prediction;
 pub mod record;

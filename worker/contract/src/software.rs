@@ -47,4 +47,27 @@ pub struct Gpu {
     pub bus: String,
     /// Bytes of its memory.
     pub memory_bytes: u64,
+    /// Those that nobody has; absent if NVML does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub free_bytes: Option<u64>,
+    /// Processes that compute on it, as far as NVML shows them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub processes: Vec<Process>,
+    /// MIG divides it: a process sees one instance.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_divided: bool,
+}
+
+/// A process on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Process {
+    /// By the numbers of the host.
+    pub pid: u32,
+    /// Absent where NVML may not see it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Memory of the GPU that it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
 }

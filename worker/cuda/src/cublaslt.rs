@@ -436,3 +436,47 @@ impl Planned {
         cublaslt.inner.check("cublasLtMatmul", code)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::header::{Header, of_libraries};
+    use std::mem::offset_of;
+
+    #[test]
+    fn constants_layouts_and_names_are_those_of_the_header() {
+        let Some(folders) = of_libraries() else { return };
+        let [a, b, c, d] = PREF_MIN_ALIGNMENTS;
+        let numbers = [
+            ("CUDA_R_32F", R_32F),
+            ("CUDA_R_16F", R_16F),
+            ("CUDA_R_16BF", R_16BF),
+            ("CUBLAS_COMPUTE_32F", COMPUTE_32F),
+            ("CUBLAS_COMPUTE_32F_FAST_TF32", COMPUTE_32F_FAST_TF32),
+            ("CUBLASLT_MATMUL_DESC_TRANSA", DESC_TRANSA),
+            ("CUBLASLT_MATMUL_DESC_TRANSB", DESC_TRANSB),
+            ("CUBLAS_OP_T", OP_T),
+            ("CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES", PREF_MAX_WORKSPACE_BYTES),
+            ("CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES", a),
+            ("CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES", b),
+            ("CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES", c),
+            ("CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES", d),
+            ("sizeof(cublasLtMatmulAlgo_t)", size_of::<Algorithm>() as i32),
+            ("sizeof(cublasLtMatmulHeuristicResult_t)", size_of::<Heuristic>() as i32),
+        ];
+        let fields = [
+            ("algo", offset_of!(Heuristic, algorithm)),
+            ("workspaceSize", offset_of!(Heuristic, workspace_bytes)),
+            ("state", offset_of!(Heuristic, state)),
+            ("wavesCount", offset_of!(Heuristic, waves)),
+        ];
+        let numbers = numbers.map(|(name, value)| format!("{name} == {value}"));
+        let fields = fields.map(|(field, at)| format!("offsetof(cublasLtMatmulHeuristicResult_t, {field}) == {at}"));
+        let conditions: Vec<String> = numbers.into_iter().chain(fields).collect();
+        let header = Header { name: "cublasLt.h", folders: &folders };
+        let (is_good, text) = header.compiled(&conditions, Functions::NAMES);
+        assert!(is_good, "{text}");
+        let (is_good, text) = header.compiled(&["CUBLAS_OP_T == 2".to_owned()], &["cublasLtMatmul_v9"]);
+        assert!(!is_good && text.contains("CUBLAS_OP_T == 2") && text.contains("cublasLtMatmul_v9"), "{text}");
+    }
+}

@@ -27,6 +27,7 @@ pub use stream::{Event, Lines, Stream};
 use crate::error::Error;
 use crate::find::DRIVER;
 use crate::library::{Library, Pointer, check, functions, text_at};
+use crate::version;
 use memory::Live;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::Arc;
@@ -117,11 +118,27 @@ pub struct Driver {
 }
 
 impl Driver {
+    /// The oldest version that has all functions used here: CUDA 12.4.
+    pub const OLDEST: i32 = 12_040;
+
     /// Initialises the driver.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] on a machine without a GPU; others if the driver does not start.
+    /// [`Error::NoDevice`] on a machine without a GPU; others if the driver is older than [`Driver::OLDEST`], or does not start.
     pub fn new(library: &Library) -> Result<Driver, Error> {
+        // SAFETY: the signature is that of the header.
+        let get: unsafe extern "C" fn(*mut i32) -> i32 = unsafe { library.function("cuDriverGetVersion") }?;
+        let mut version = 0;
+        // SAFETY: the pointer is to a live integer. The call needs no initialisation.
+        check(DRIVER.name, "cuDriverGetVersion", unsafe { get(&raw mut version) }, || "no text".to_owned())?;
+        if version < Driver::OLDEST {
+            let [got, oldest] = [version, Driver::OLDEST].map(version::cuda);
+            let text = format!(
+                "{} is of a driver for CUDA {got}; expected {oldest} or newer, which NVIDIA's driver 550 and newer ones have",
+                library.path.display()
+            );
+            return Err(Error::refused("cuDriverGetVersion", text));
+        }
         let driver = Driver { functions: Functions::load(library)? };
         // SAFETY: takes a number, which must be 0.
         let code = unsafe { (driver.functions.cuInit)(0) };

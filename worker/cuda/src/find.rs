@@ -1,7 +1,8 @@
 //! Finds libraries of CUDA.
 //!
-//! The order is: the folders in [`VARIABLE`], the loader by its own rules (`LD_LIBRARY_PATH`, `ldconfig`), the toolkit
-//! in `/usr/local/cuda`, and the wheels that pip installs for a Python (`site-packages/nvidia/*/lib`).
+//! The order is: the folders in [`VARIABLE`], the loader by its own rules (`LD_LIBRARY_PATH`, `ldconfig`), for what comes with the driver
+//! the folders into which NVIDIA's container runtime and device plugins put it, the toolkit in `/usr/local/cuda`, and the wheels that pip
+//! installs for a Python (`site-packages/nvidia/*/lib`).
 
 use crate::error::Error;
 use crate::library::Library;
@@ -19,25 +20,47 @@ pub struct Wanted {
     /// What the files that it opens by itself begin with. They lie beside it, and not every build of it looks there (NVRTC of the 13.0
     /// wheels does not), so they are opened with it.
     own_files: Option<&'static str>,
+    /// It comes with the driver, which a container gets from its runtime.
+    is_of_driver: bool,
 }
 
 /// Comes with the driver, never with a toolkit.
-pub const DRIVER: Wanted = Wanted { name: "driver", files: &["libcuda.so.1"], own_files: None };
-pub const CUBLASLT: Wanted =
-    Wanted { name: "cuBLASLt", files: &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"], own_files: None };
-pub const CUDNN: Wanted = Wanted { name: "cuDNN", files: &["libcudnn.so.9", "libcudnn.so"], own_files: None };
+pub const DRIVER: Wanted = Wanted { name: "driver", files: &["libcuda.so.1"], own_files: None, is_of_driver: true };
+pub const CUBLASLT: Wanted = Wanted {
+    name: "cuBLASLt",
+    files: &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
+    own_files: None,
+    is_of_driver: false,
+};
+pub const CUDNN: Wanted =
+    Wanted { name: "cuDNN", files: &["libcudnn.so.9", "libcudnn.so"], own_files: None, is_of_driver: false };
 pub const NVRTC: Wanted = Wanted {
     name: "NVRTC",
     files: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
     own_files: Some("libnvrtc-builtins.so."),
+    is_of_driver: false,
 };
-pub const NCCL: Wanted = Wanted { name: "NCCL", files: &["libnccl.so.2", "libnccl.so"], own_files: None };
+/// Comes with the driver, as the part `utility`.
+pub const NVML: Wanted = Wanted { name: "NVML", files: &["libnvidia-ml.so.1"], own_files: None, is_of_driver: true };
+pub const NCCL: Wanted =
+    Wanted { name: "NCCL", files: &["libnccl.so.2", "libnccl.so"], own_files: None, is_of_driver: false };
+
+/// Where a container finds the driver's libraries, whatever its own loader searches: in the folders of the host's distribution, and in those
+/// of device plugins. An image without `ldconfig` has no cache that its runtime could have updated.
+const OF_DRIVER: [&str; 5] = [
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "usr/lib64",
+    "usr/local/nvidia/lib64",
+    "usr/local/nvidia/lib",
+];
 
 /// The rule that led to a candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     Variable,
     Loader,
+    Driver,
     Toolkit,
     Python,
 }
@@ -48,6 +71,7 @@ impl Origin {
         match self {
             Origin::Variable => VARIABLE,
             Origin::Loader => "the loader",
+            Origin::Driver => "the folders of the driver",
             Origin::Toolkit => "the toolkit",
             Origin::Python => "Python",
         }
@@ -58,6 +82,7 @@ impl Origin {
 #[derive(Debug, Clone, Default)]
 pub struct Places {
     variable: Vec<PathBuf>,
+    driver: Vec<PathBuf>,
     toolkit: Vec<PathBuf>,
     python: Vec<PathBuf>,
 }
@@ -96,6 +121,7 @@ impl Places {
         let homes = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(|name| get(name)).map(PathBuf::from);
         Places {
             variable: list(VARIABLE).into_iter().filter(|folder| !folder.as_os_str().is_empty()).collect(),
+            driver: OF_DRIVER.map(|folder| root.join(folder)).to_vec(),
             toolkit: distinct(homes.chain([root.join("usr/local/cuda")])),
             python: distinct(bins.iter().flat_map(|bin| wheels(bin))),
         }
@@ -105,9 +131,11 @@ impl Places {
     fn candidates(&self, wanted: &Wanted) -> Vec<(Origin, PathBuf)> {
         let toolkit = self.toolkit.iter().flat_map(|home| ["lib64", "lib", "compat"].map(|folder| home.join(folder)));
         let python = self.python.iter().map(|package| package.join("lib"));
-        let groups: [(Origin, Vec<PathBuf>); 4] = [
+        let driver = if wanted.is_of_driver { self.driver.clone() } else { Vec::new() };
+        let groups: [(Origin, Vec<PathBuf>); 5] = [
             (Origin::Variable, self.variable.clone()),
             (Origin::Loader, vec![PathBuf::new()]),
+            (Origin::Driver, driver),
             (Origin::Toolkit, toolkit.collect()),
             (Origin::Python, python.collect()),
         ];

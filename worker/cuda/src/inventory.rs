@@ -4,8 +4,9 @@ use crate::cublaslt::CublasLt;
 use crate::cudnn::Cudnn;
 use crate::driver::{Device, Driver};
 use crate::error::Error;
-use crate::find::{CUBLASLT, CUDNN, DRIVER, Found, NCCL, NVRTC, Origin, Places, Wanted};
+use crate::find::{CUBLASLT, CUDNN, DRIVER, Found, NCCL, NVML, NVRTC, Origin, Places, Wanted};
 use crate::nccl::Nccl;
+use crate::nvml::Nvml;
 use crate::nvrtc::Nvrtc;
 use crate::version;
 use std::path::PathBuf;
@@ -33,6 +34,7 @@ pub fn look(places: &Places) -> (Vec<Item>, Vec<Device>) {
     if items[2].version.is_ok() {
         items.push(item(places, &CUDNN, cudnn));
     }
+    items.push(item(places, &NVML, nvml));
     (items, devices)
 }
 
@@ -67,6 +69,14 @@ pub fn nccl(found: &Found) -> Result<String, Error> {
 /// It cannot be used.
 pub fn cudnn(found: &Found) -> Result<String, Error> {
     Ok(version::library(Cudnn::new(&found.library)?.version() as i64))
+}
+
+/// The version of the driver by NVML, which comes with it.
+///
+/// # Errors
+/// It cannot be used.
+pub fn nvml(found: &Found) -> Result<String, Error> {
+    Nvml::new(&found.library)?.driver_version()
 }
 
 fn item(places: &Places, wanted: &'static Wanted, version: impl FnOnce(&Found) -> Result<String, Error>) -> Item {

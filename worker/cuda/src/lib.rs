@@ -5,6 +5,7 @@
 //!                   ├── cublaslt  products of matrices
 //!                   ├── cudnn     convolutions; graph: one operation as a graph
 //!                   ├── nccl      sums over ranks
+//!                   ├── nvml      errors, clocks, temperature and users of a GPU
 //!                   └── nvrtc     CUDA C to machine code; kernels: what is compiled, and its calls
 //! inventory: which of them a machine has
 //! ```
@@ -22,10 +23,13 @@ pub mod driver;
 mod error;
 pub mod find;
 pub mod graph;
+#[cfg(test)]
+mod header;
 pub mod inventory;
 pub mod kernels;
 mod library;
 pub mod nccl;
+pub mod nvml;
 pub mod nvrtc;
 pub mod version;
 

@@ -322,8 +322,43 @@ impl Drop for Communicator {
 
 #[cfg(test)]
 mod tests {
-    use super::{Config, version_text};
+    use super::*;
+    use crate::header::{Header, of_libraries};
     use std::mem::offset_of;
+
+    /// By the header of 2.28.9; `ncclConfig_t` begins as that of 2.18, which is the version that is said.
+    #[test]
+    fn constants_layouts_and_names_are_those_of_the_header() {
+        let Some(folders) = of_libraries() else { return };
+        let numbers = [
+            ("ncclFloat16", FLOAT16),
+            ("ncclFloat32", FLOAT32),
+            ("ncclBfloat16", BFLOAT16),
+            ("ncclSum", SUM),
+            ("ncclInProgress", IN_PROGRESS),
+            ("NCCL_CONFIG_UNDEF_INT", UNDEFINED),
+            ("sizeof(ncclUniqueId)", size_of::<UniqueId>() as i32),
+        ];
+        let fields = [
+            ("size", offset_of!(Config, size)),
+            ("magic", offset_of!(Config, magic)),
+            ("version", offset_of!(Config, version)),
+            ("blocking", offset_of!(Config, blocking)),
+            ("cgaClusterSize", offset_of!(Config, cluster_size)),
+            ("minCTAs", offset_of!(Config, least_blocks)),
+            ("maxCTAs", offset_of!(Config, most_blocks)),
+            ("netName", offset_of!(Config, network)),
+            ("splitShare", offset_of!(Config, shares_split)),
+        ];
+        let numbers = numbers.map(|(name, value)| format!("{name} == {value}"));
+        let fields = fields.map(|(field, at)| format!("offsetof(ncclConfig_t, {field}) == {at}"));
+        let conditions: Vec<String> = numbers.into_iter().chain(fields).collect();
+        let header = Header { name: "nccl.h", folders: &folders };
+        let (is_good, text) = header.compiled(&conditions, Functions::NAMES);
+        assert!(is_good, "{text}");
+        let (is_good, text) = header.compiled(&["ncclFloat16 == 5".to_owned()], &["ncclAllReduce_v9"]);
+        assert!(!is_good && text.contains("ncclFloat16 == 5") && text.contains("ncclAllReduce_v9"), "{text}");
+    }
 
     /// Compared by hand with `nccl.h` 2.18 and 2.31, whose `ncclConfig_t` begins with the former's.
     #[test]

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::recorder::Recorder;
 use std::{sync::Arc, thread::JoinHandle, time::Duration};
-use switchyard_worker_contract::event::Stuck;
+use switchyard_worker_contract::event::{GpuTrouble, Stuck};
 use switchyard_worker_contract::recorder::Operation;
 
 /// Most bytes of a value that all ranks compare or get.
@@ -79,6 +79,11 @@ impl Aborter {
     /// Of the ranks that stand still while the job goes on waiting, the one that does so for longest; known to rank 0.
     pub fn stuck(&self) -> Option<Stuck> {
         self.0.stuck()
+    }
+
+    /// Of the GPUs of all ranks, the one that a person should look at; known to rank 0.
+    pub fn gpu_trouble(&self) -> Option<GpuTrouble> {
+        self.0.gpu_trouble()
     }
 }
 

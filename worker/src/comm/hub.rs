@@ -12,13 +12,14 @@ use super::{
     ballot::{Ballot, Call, decode_value, encode_values, outcome},
     error::{Cause, CauseKind, ranks_text},
     frame::{self, Header, Kind},
+    gpus::gpu_trouble,
     pulse::Pulse,
     roster::{Member, Roster},
     standstill::{Heard, all_wait, others, stuck},
 };
 use crate::recorder::Vitals;
 use std::{collections::BTreeMap, time::Instant};
-use switchyard_worker_contract::event::Stuck;
+use switchyard_worker_contract::event::{GpuTrouble, Stuck};
 
 /// Something that happened.
 pub(super) enum Event<'a> {
@@ -55,6 +56,8 @@ pub(super) enum Output {
     Failed(Cause),
     /// The rank that stands still while the job goes on waiting is another one.
     Stuck(Option<Stuck>),
+    /// The GPU that a person should look at is another one.
+    Gpu(Option<GpuTrouble>),
     Left,
     /// A refused connection, for diagnostics.
     Refused(u64, String),
@@ -93,6 +96,7 @@ pub(super) struct Hub {
     wall: fn() -> i64,
     /// What was said last.
     stuck: Option<Stuck>,
+    gpu: Option<GpuTrouble>,
     out: Vec<Output>,
 }
 
@@ -137,6 +141,7 @@ impl Hub {
             vitals,
             wall,
             stuck: None,
+            gpu: None,
             out: Vec::new(),
         }
     }
@@ -305,10 +310,14 @@ impl Hub {
             return self.fail(cause);
         }
         let heard = self.heard();
-        let (stuck, all_wait) = (stuck(&heard), all_wait(&heard));
+        let (stuck, all_wait, gpu) = (stuck(&heard), all_wait(&heard), gpu_trouble(&heard));
         if self.stuck != stuck {
             self.stuck = stuck;
             self.out.push(Output::Stuck(stuck));
+        }
+        if self.gpu != gpu {
+            self.gpu = gpu;
+            self.out.push(Output::Gpu(gpu));
         }
         if let Some(cause) = all_wait {
             return self.fail(cause);

@@ -24,7 +24,7 @@ fn vitals(doing: &str, waits: bool, count: u64) -> Vitals {
     let entry = Entry { operation: Operation::Between, step: 5, index: 0, since_us: 0 };
     let share = if waits { 1.1 } else { 0.1 };
     let still = Some(Standing { entry, since: 0, share, on_hang: OnHang::Restart });
-    Vitals { pid: 7, doing: doing.to_owned(), waits, still, count }
+    Vitals { pid: 7, doing: doing.to_owned(), waits, still, count, gpu: None }
 }
 
 fn beat(vitals: &Vitals) -> Vec<u8> {

@@ -29,6 +29,7 @@ mod connect;
 mod engine;
 mod error;
 mod frame;
+mod gpus;
 mod group;
 mod host;
 mod hub;

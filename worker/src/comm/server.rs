@@ -199,6 +199,7 @@ impl Server {
                 Output::Missing(ranks) => self.shared.set_missing(ranks),
                 Output::Agreed(result) => self.shared.set_agreed(result),
                 Output::Stuck(stuck) => self.shared.set_stuck(stuck),
+                Output::Gpu(gpu) => self.shared.set_gpu_trouble(gpu),
                 Output::Failed(cause) => {
                     self.shared.fail(cause);
                     self.over = true;

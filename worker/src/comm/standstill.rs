@@ -83,7 +83,7 @@ mod tests {
     fn vitals(operation: Operation, share: f32, count: u64, on_hang: OnHang) -> Vitals {
         let entry = Entry { operation, step: 5, index: 0, since_us: 0 };
         let still = Some(Standing { entry, since: 1_000 - (100.0 * share) as u64, share, on_hang });
-        Vitals { pid: 7, doing: entry.to_string(), waits: operation.waits(), still, count }
+        Vitals { pid: 7, doing: entry.to_string(), waits: operation.waits(), still, count, gpu: None }
     }
 
     fn heard(all: &[Vitals]) -> Vec<Heard<'_>> {

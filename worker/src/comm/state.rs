@@ -4,6 +4,7 @@
 use super::{
     ballot::Ballot,
     error::{Cause, CauseKind, CommError},
+    gpus::gpu_trouble,
     options::Options,
     roster::Roster,
     standstill::{Heard, stuck},
@@ -17,7 +18,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use switchyard_worker_contract::event::Stuck;
+use switchyard_worker_contract::event::{GpuTrouble, Stuck};
 use switchyard_worker_contract::recorder::Operation;
 
 /// A request to the control thread.
@@ -43,6 +44,7 @@ struct Status {
     refusals: Vec<String>,
     doing: String,
     stuck: Option<Stuck>,
+    gpu: Option<GpuTrouble>,
 }
 
 type Waker = Box<dyn Fn() + Send>;
@@ -311,6 +313,18 @@ impl Shared {
         match self.world {
             1 => stuck(&[Heard { node: 0, vitals: self.vitals().as_ref() }]),
             _ => self.status().stuck,
+        }
+    }
+
+    pub fn set_gpu_trouble(&self, gpu: Option<GpuTrouble>) {
+        self.update(|status| status.gpu = gpu);
+    }
+
+    /// See [`super::Aborter::gpu_trouble`]. As above, of a group of one.
+    pub fn gpu_trouble(&self) -> Option<GpuTrouble> {
+        match self.world {
+            1 => gpu_trouble(&[Heard { node: 0, vitals: self.vitals().as_ref() }]),
+            _ => self.status().gpu,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Turns what the ranks of a pod print into the log of the pod: short, and complete at its end.
 //!
 //! A cluster keeps only part of a log, and the controller reads only its last lines. So rank 0 is printed in full,
-//! other ranks when they start or fail, and the pod of rank 0 repeats a summary of the job.
+//! other ranks when they start, fail, or tell what their GPUs have met, and the pod of rank 0 repeats a summary of the job.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -51,7 +51,7 @@ impl<O: Write, E: Write> Output<O, E> {
             self.print(&format!("[rank {rank}] {line}"), now);
             return None;
         };
-        if event.rank().unwrap_or(rank) == 0 || matches!(event, Event::Ready(_) | Event::Failed(_)) {
+        if event.rank().unwrap_or(rank) == 0 || matches!(event, Event::Ready(_) | Event::Gpu(_) | Event::Failed(_)) {
             self.print(line, now);
         }
         let journal = self.journal.as_mut();
@@ -83,12 +83,26 @@ impl<O: Write, E: Write> Output<O, E> {
                     }
                 }
             }
+            Event::GpuTrouble { gpu } => {
+                if let Some(journal) = journal {
+                    journal.fold.gpu_trouble(gpu);
+                    if let Some(summary) = &mut journal.summary {
+                        summary.gpu = gpu;
+                        self.summarise(now, true);
+                    }
+                }
+            }
             Event::Finished(finished) if finished.rank == 0 => {
                 if let Some(journal) = journal {
                     journal.finished = Some(finished);
                 }
             }
-            Event::Finished(_) | Event::Checkpoint(_) | Event::Measured(_) | Event::Ready(_) | Event::Summary(_) => {}
+            Event::Finished(_)
+            | Event::Checkpoint(_)
+            | Event::Measured(_)
+            | Event::Ready(_)
+            | Event::Gpu(_)
+            | Event::Summary(_) => {}
         }
         None
     }
@@ -245,6 +259,26 @@ mod tests {
         output.stdout(0, &json!({"event": "standstill"}).to_string(), now);
         assert_eq!(Summary::last_in(&text(&output)), Some(Summary { stuck: None, ..told }));
         assert_eq!(summaries(&output), 3);
+    }
+
+    #[test]
+    fn what_gpus_have_met_is_told_of_all_ranks_and_in_the_summary() {
+        let now = Instant::now();
+        let mut output = Output::new(Vec::new(), Vec::new(), Some(1));
+        output.stdout(0, &progress(0, 1), now);
+        let report =
+            json!({"event": "gpu", "rank": 1, "bus": "0000:17:00.0", "seconds": 9.0, "xids": [31]}).to_string();
+        output.stdout(1, &report, now);
+        assert!(text(&output).contains(&report));
+        let gpu = json!({"rank": 9, "nodeRank": 4, "bus": "0000:17:00.0", "trouble": {"kind": "xid", "xid": 31}});
+        output.stdout(0, &json!({"event": "gpuTrouble", "gpu": gpu}).to_string(), now);
+        let told = Summary::last_in(&text(&output)).unwrap();
+        let expected = "GPU 0000:17:00.0: XID 31 (GPU memory page fault)";
+        assert_eq!((told.step, told.gpu.map(|gpu| gpu.what()).as_deref()), (1, Some(expected)));
+        output.stdout(0, &progress(0, 2), now + INTERVAL);
+        assert_eq!(Summary::last_in(&text(&output)).unwrap().gpu, told.gpu, "it stays");
+        output.stdout(0, &json!({"event": "gpuTrouble"}).to_string(), now);
+        assert_eq!(Summary::last_in(&text(&output)).unwrap().gpu, None);
     }
 
     #[test]

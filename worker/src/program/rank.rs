@@ -146,8 +146,10 @@ impl Process<'_> {
         let run_dir: &Path = &self.run_dir;
         let rank = group.rank();
         let on_alarm: OnAlarm = Arc::new(move |alarm| match alarm {
-            Alarm::Hung(cause) => end(rank, &cause),
+            Alarm::End(cause) => end(rank, &cause),
             Alarm::Standstill(stuck) => Reporter::new(std::io::stdout()).event(&Event::Standstill { stuck }),
+            Alarm::Gpu(report) => Reporter::new(std::io::stdout()).event(&Event::Gpu(report)),
+            Alarm::GpuTrouble(gpu) => Reporter::new(std::io::stdout()).event(&Event::GpuTrouble { gpu }),
         });
         let outside = Outside { run_dir, fault: self.fault, stop: self.stopping.signal(), on_alarm: Some(on_alarm) };
         train::run(blueprint, group, &outside, reporter, |handle: Aborter| self.stopping.joined(handle))

@@ -1,10 +1,12 @@
 //! `switchyard-worker gpu`: what this machine has for training on GPUs.
 
+use crate::train::{Use, in_use};
 use std::path::Path;
 use switchyard_cuda::driver::Device;
-use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, NCCL, NVRTC, Places};
+use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, NCCL, NVML, NVRTC, Places};
 use switchyard_cuda::inventory::{Item, look};
-use switchyard_worker_contract::software::{Gpu, Library, Software};
+use switchyard_cuda::nvml;
+use switchyard_worker_contract::software::{Gpu, Library, Process, Software};
 
 /// Looks at the machine as an engine on GPUs does.
 pub(super) fn software() -> Software {
@@ -38,11 +40,18 @@ fn need(name: &str) -> (&'static str, Option<&'static str>) {
         name if name == NCCL.name => {
             ("gradients of several ranks go by way of the host", Some("pip install nvidia-nccl-cu13"))
         }
+        name if name == NVML.name => (
+            "nobody watches GPUs for errors and slow clocks",
+            Some("it comes with the driver: a container needs utility in NVIDIA_DRIVER_CAPABILITIES"),
+        ),
         name if name == CUDNN.name => ("nothing is missing: only gpu-probe uses it", None),
         _ => ("nothing is missing", None),
     }
 }
 
 fn gpu(Device { name, bus, memory_bytes, .. }: Device) -> Gpu {
-    Gpu { name, bus, memory_bytes: memory_bytes as u64 }
+    let Use { free_bytes, processes, is_divided } = in_use(&bus);
+    let process = |found: nvml::Process| Process { pid: found.pid, name: found.name, memory_bytes: found.bytes };
+    let processes = processes.into_iter().map(process).collect();
+    Gpu { name, bus, memory_bytes: memory_bytes as u64, free_bytes, processes, is_divided }
 }

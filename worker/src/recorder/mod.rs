@@ -18,9 +18,10 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use switchyard_worker_contract::config::OnHang;
+use switchyard_worker_contract::gpu::{GpuReport, PciAddress, Trouble};
 use switchyard_worker_contract::record;
 use switchyard_worker_contract::recorder::{ENTRY, Entry, MAGIC, Operation, RING, RING_AT, TEXT, at, file};
 use words::Words;
@@ -45,6 +46,8 @@ pub(crate) struct Recorder {
     median_us: AtomicU64,
     /// As the watchdog has seen it last.
     still: Mutex<Option<Standing>>,
+    /// How the GPU of the rank fares, and whether somebody should be told; absent where nobody watches it.
+    gpu: Mutex<Option<(GpuReport, bool)>>,
 }
 
 /// Who records.
@@ -93,6 +96,9 @@ pub(crate) struct Vitals {
     pub still: Option<Standing>,
     /// Operations begun.
     pub count: u64,
+    /// What a person should look at: where the GPU of the rank is, and what it has met.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<(Option<PciAddress>, Trouble)>,
 }
 
 impl Recorder {
@@ -121,6 +127,7 @@ impl Recorder {
             layers: OnceLock::new(),
             median_us: AtomicU64::new(0),
             still: Mutex::default(),
+            gpu: Mutex::default(),
         };
         let header = [
             (at::RANK, identity.rank.into()),
@@ -253,7 +260,43 @@ impl Recorder {
             waits: self.latest().operation.waits(),
             still: *self.still.lock().unwrap_or_else(PoisonError::into_inner),
             count: self.words.at(at::COUNT).load(Ordering::Relaxed),
+            gpu: self.gpu().as_ref().and_then(|(report, _)| Some((PciAddress::parse(&report.bus), report.trouble()?))),
         }
+    }
+
+    fn gpu(&self) -> MutexGuard<'_, Option<(GpuReport, bool)>> {
+        self.gpu.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Somebody watches the GPU of the rank from now on.
+    pub fn watch_gpu(&self, report: GpuReport) {
+        *self.gpu() = Some((report, false));
+    }
+
+    /// Changes what is known of the GPU. What a person should know at once is news.
+    pub fn change_gpu(&self, change: impl FnOnce(&mut GpuReport)) {
+        if let Some((report, is_news)) = &mut *self.gpu() {
+            let before = (report.trouble(), report.xids.len(), report.uncorrected_errors.unwrap_or(0));
+            change(report);
+            *is_news |= before != (report.trouble(), report.xids.len(), report.uncorrected_errors.unwrap_or(0));
+        }
+    }
+
+    /// What is known of the GPU, if it is news since the last call.
+    pub fn gpu_news(&self) -> Option<GpuReport> {
+        let mut gpu = self.gpu();
+        let (report, is_news) = gpu.as_mut()?;
+        std::mem::take(is_news).then(|| report.clone())
+    }
+
+    /// What is known of the GPU.
+    pub fn gpu_report(&self) -> Option<GpuReport> {
+        self.gpu().as_ref().map(|(report, _)| report.clone())
+    }
+
+    /// What the driver has reported of the GPU, to be appended to an error; empty if nothing.
+    pub fn gpu_errors(&self) -> String {
+        self.gpu().as_ref().map(|(report, _)| report.errors()).unwrap_or_default()
     }
 }
 

@@ -116,8 +116,11 @@ impl Blueprint {
     /// What the launcher shows before the start.
     ///
     /// # Errors
-    /// The data can no longer be read.
+    /// The data can no longer be read, or others have the memory of a GPU.
     pub fn inspection(&self) -> Result<Inspection, TrainError> {
+        if let Plan::Gpu(plan) = &self.plan {
+            plan.check_room(&self.training)?;
+        }
         let layout = self.layout();
         let facts = self.training.dataset.facts();
         let entropies = self.training.dataset.entropies()?;

@@ -40,13 +40,17 @@ pub enum TrainError {
     #[error("spec.engine.device: got Cuda; {0}; Cpu computes it")]
     Gpu(#[from] Refused),
     /// A call of a library of CUDA failed.
-    #[error("the GPU failed: {0}")]
-    Cuda(#[from] switchyard_cuda::Error),
+    #[error("the GPU failed: {source}{seen}")]
+    Cuda {
+        source: switchyard_cuda::Error,
+        /// What the driver has reported of the GPU meanwhile, or who else uses it, if anything is known.
+        seen: String,
+    },
     /// The ranks cannot reduce by NCCL, though all of them have it.
     #[error("NCCL: {0}")]
     Nccl(String),
     #[error(
-        "not placeable: a rank needs {need} MiB of the memory of its GPU ({activations} MiB for activations, {state} MiB for weights, gradients and optimizer), and may take {limit} MiB (spec.engine.memory.fraction {fraction} of what is free); smallest change that fits: {help}"
+        "not placeable: a rank needs {need} MiB of the memory of its GPU ({activations} MiB for activations, {state} MiB for weights, gradients and optimizer), and may take {limit} MiB (spec.engine.memory.fraction {fraction} of what is free); smallest change that fits: {help}{others}"
     )]
     GpuMemory {
         /// MiB in total.
@@ -59,6 +63,8 @@ pub enum TrainError {
         fraction: f64,
         /// The smallest change that would fit.
         help: String,
+        /// Processes that have memory of it, if any are known.
+        others: String,
     },
     /// The checkpoint to resume from cannot be used.
     #[error("spec.checkpoint.path: cannot resume: {0}")]
@@ -89,6 +95,12 @@ pub enum TrainError {
     },
     #[error("{0}")]
     Usage(String),
+}
+
+impl From<switchyard_cuda::Error> for TrainError {
+    fn from(source: switchyard_cuda::Error) -> TrainError {
+        TrainError::Cuda { source, seen: String::new() }
+    }
 }
 
 impl TrainError {
@@ -123,7 +135,7 @@ impl TrainError {
                 | CommError::Transport { .. },
             ) => Exit::Usage,
             TrainError::Overflow(_) | TrainError::NotFinite { .. } => Exit::Diverged,
-            TrainError::Comm(_) | TrainError::Save { .. } | TrainError::Cuda(_) | TrainError::Nccl(_) => {
+            TrainError::Comm(_) | TrainError::Save { .. } | TrainError::Cuda { .. } | TrainError::Nccl(_) => {
                 Exit::OwnFailure
             }
         }

@@ -48,7 +48,7 @@ mod watchdog;
 pub use blueprint::{Blueprint, open};
 pub use error::TrainError;
 pub use evaluate::Judgement;
-pub use gpu::predict;
+pub use gpu::{Use, in_use, predict};
 pub use report::StepReport;
 pub use run::{Outside, Reporter, run};
 pub use step::{Agreed, Wishes};

@@ -69,11 +69,15 @@ pub fn run<W: Write>(
     });
     let (watch, config) = (Watch::new(recorder), blueprint.training.config.watchdog);
     let watchdog = Watchdog::start(config, identity, Arc::clone(&watch), outside.on_alarm.clone());
-    let _watchdog =
+    let watchdog =
         watchdog.map_err(|error| TrainError::Usage(format!("cannot start the thread of the watchdog: {error}")))?;
     let finished = train(blueprint, group, &watch, outside, reporter, joined, |engine| engine);
     let last = if finished.is_ok() { Operation::Finished } else { Operation::Failed };
     watch.recorder.begin(last, 0);
+    drop(watchdog);
+    if let Some(report) = watch.recorder.gpu_report() {
+        reporter.event(&Event::Gpu(report));
+    }
     reporter.event(&Event::Finished(finished?));
     Ok(())
 }

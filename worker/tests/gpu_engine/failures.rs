@@ -29,9 +29,55 @@ fn a_machine_without_the_libraries() {
 
 #[test]
 fn a_machine_with_fewer_gpus_than_ranks() {
-    let words = ["rank 2 of this node has no GPU, the driver shows 1", "lower trainer.numProcPerNode"];
-    fails(2, &[], 2, &words, |_| ());
+    let words = ["rank 8 of this node has no GPU, the driver shows 7; expected one", "lower trainer.numProcPerNode"];
+    fails(8, &[("SWITCHYARD_REFERENCE_DEVICES", "7")], 2, &words, |_| ());
     fails(1, &[("SWITCHYARD_REFERENCE_DEVICES", "0")], 2, &["there is no device"], |_| ());
+}
+
+#[test]
+fn a_choice_of_gpus_that_are_not_there() {
+    for names in ["7", "GPU-7", ""] {
+        let words = format!("there is no device (CUDA_VISIBLE_DEVICES={names})");
+        fails(1, &[("CUDA_VISIBLE_DEVICES", names)], 2, &[&words], |_| ());
+    }
+    // What is behind a name that no GPU has is not seen either.
+    let devices = [("SWITCHYARD_REFERENCE_DEVICES", "2"), ("CUDA_VISIBLE_DEVICES", "GPU-0,GPU-9,GPU-1")];
+    let words =
+        ["rank 2 of this node has no GPU, the driver shows 1 (CUDA_VISIBLE_DEVICES=GPU-0,GPU-9,GPU-1); expected one"];
+    fails(2, &devices, 2, &words, |_| ());
+}
+
+#[test]
+fn gpus_that_mig_divides() {
+    // An instance that is named is a GPU like others.
+    let named = [("SWITCHYARD_REFERENCE_FAULT", "mig"), ("CUDA_VISIBLE_DEVICES", "MIG-0")];
+    fails(1, &named, 0, &[], |_| ());
+    let two = [("SWITCHYARD_REFERENCE_FAULT", "mig"), ("SWITCHYARD_REFERENCE_DEVICES", "2")];
+    let words = [
+        "rank 2 of this node has no GPU, the driver shows 1",
+        "MIG divides GPU 0000:10:00.0: a process sees one instance of it",
+    ];
+    fails(2, &two, 2, &words, |_| ());
+}
+
+#[test]
+fn a_driver_that_is_too_old_or_older_than_the_libraries() {
+    let words = ["is of a driver for CUDA 12.2; expected 12.4 or newer, which NVIDIA's driver 550"];
+    fails(1, &[("SWITCHYARD_REFERENCE_FAULT", "driver-version:12020")], 2, &words, |_| ());
+    let words = ["is of CUDA 13, and the driver supports CUDA 12: expected a newer driver, or libraries of CUDA 12"];
+    fails(1, &[("SWITCHYARD_REFERENCE_FAULT", "driver-version:12080")], 2, &words, |_| ());
+}
+
+#[test]
+fn a_gpu_that_another_process_has() {
+    let python = "; GPU 0000:10:00.0 is used by python3 (pid 4242, 190 MiB)";
+    let words = ["returned 46: CUDA-capable device(s) is/are busy or unavailable", python];
+    fails(1, &[("SWITCHYARD_REFERENCE_FAULT", "busy,process:4242.190")], 5, &words, |_| ());
+    let memory = (200_u64 << 20).to_string();
+    let small = ("SWITCHYARD_REFERENCE_MEMORY", memory.as_str());
+    fails(1, &[small], 0, &[], |_| ());
+    let words = ["of the memory of its GPU", "and may take 9 MiB", python];
+    fails(1, &[small, ("SWITCHYARD_REFERENCE_FAULT", "process:4242.190")], 8, &words, |_| ());
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::support::{amp, gpt, libraries, on};
 use std::fs::File;
 use std::process::Command;
 use switchyard_worker_contract::config::*;
+use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::{Inspection, MemoryUse};
 
 fn inspected(precision: Precision) -> Option<Inspection> {
@@ -17,6 +18,27 @@ fn inspected(precision: Precision) -> Option<Inspection> {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{output:?}");
     Some(serde_json::from_slice(&output.stdout).unwrap())
+}
+
+#[test]
+fn a_job_is_refused_before_it_starts_if_others_have_the_memory_of_its_gpu() {
+    let Some(libraries) = libraries() else { return };
+    let job = Job::new(1, 2, 5).with(on(Device::Cuda, 5, gpt));
+    let inspect = |fault: &str| {
+        let mut command = Command::new(WORKER);
+        command.arg("inspect").envs(libraries.iter().map(|(name, value)| (*name, value.as_os_str())));
+        command
+            .env("SWITCHYARD_REFERENCE_MEMORY", (200_u64 << 20).to_string())
+            .env("SWITCHYARD_REFERENCE_FAULT", fault);
+        command.env("SWITCHYARD_REFERENCE_DEVICES", "2").env(env::PROCS_PER_NODE, "2");
+        let output = command.stdin(File::open(job.path("engine.json")).unwrap()).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, text) = inspect("process:4242.190");
+    assert_eq!(code, Some(8), "{text}");
+    assert!(text.contains("and may take 9 MiB") && text.contains("is used by python3 (pid 4242, 190 MiB)"), "{text}");
+    assert_eq!(inspect("process:4242.10").0, Some(0), "there is room for both");
+    assert_eq!(inspect("process:4242.190,mig").0, Some(0), "what is free of an instance is not known");
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod cache;
 mod collective_support;
 mod failures;
 mod graphs;
+mod health;
 mod inspection;
 mod late;
 mod losses;

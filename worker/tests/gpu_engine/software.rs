@@ -3,7 +3,7 @@
 use crate::pods::WORKER;
 use crate::support::libraries;
 use std::process::Command;
-use switchyard_worker_contract::software::{Library, Software};
+use switchyard_worker_contract::software::{Library, Process, Software};
 
 fn software(variables: &[(&str, &std::ffi::OsStr)]) -> Software {
     let output = Command::new(WORKER).arg("gpu").envs(variables.iter().copied()).output().unwrap();
@@ -28,6 +28,22 @@ fn libraries_are_told_with_file_and_version_and_gpus_with_their_place() {
     assert!(libraries[3].file.as_deref().is_some_and(|file| file.ends_with(".so") || file.contains("libnccl.so.2")));
     let buses: Vec<&str> = gpus.iter().map(|gpu| gpu.bus.as_str()).collect();
     assert_eq!(buses, ["0000:10:00.0", "0000:11:00.0"]);
+    let nvml = libraries.iter().find(|library| library.name == "NVML").unwrap();
+    assert_eq!((nvml.version.as_deref(), &nvml.remedy), (Some("580.65.06"), &None));
+    assert!(
+        gpus.iter().all(|gpu| gpu.free_bytes == Some(gpu.memory_bytes) && gpu.processes.is_empty() && !gpu.is_divided)
+    );
+}
+
+#[test]
+fn users_of_a_gpu_are_told() {
+    let Some(libraries) = libraries() else { return };
+    let mut variables: Vec<_> = libraries.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
+    variables.push(("SWITCHYARD_REFERENCE_FAULT", "process:4242.1024,mig".as_ref()));
+    let Software { gpus, .. } = software(&variables);
+    let python = Process { pid: 4242, name: Some("python3".into()), memory_bytes: Some(1 << 30) };
+    assert_eq!((&gpus[0].processes, gpus[0].is_divided), (&vec![python], true));
+    assert_eq!(gpus[0].free_bytes, Some(gpus[0].memory_bytes - (1 << 30)));
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod between;
 mod change;
 mod communication;
 mod compute;
+mod gpu;
 mod input;
 mod memory;
 #[cfg(test)]
@@ -46,8 +47,11 @@ pub struct Rule {
 }
 
 /// Every rule, in the order of diagnosis.
-pub const RULES: [Rule; 21] = [
+pub const RULES: [Rule; 24] = [
     precision::LOST_LOSS,
+    gpu::ERRORS,
+    gpu::CLOCKS,
+    gpu::LINK,
     compute::TOO_MANY_THREADS,
     compute::TOO_FEW_THREADS,
     compute::WARM_UP,

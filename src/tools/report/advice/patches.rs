@@ -8,7 +8,7 @@ use switchyard_crds::validate::train_job;
 use switchyard_plan::{ValidJob, validate};
 
 /// Rules whose advice is about something that no manifest says.
-const OUTSIDE: [&str; 3] = ["gaps-between-steps", "placement", "straggler"];
+const OUTSIDE: [&str; 6] = ["gpu-errors", "gpu-clocks", "gpu-link", "gaps-between-steps", "placement", "straggler"];
 
 fn valid(document: &Value) -> Result<ValidJob, String> {
     let job = train_job(document).map_err(|faults| format!("{faults:?}"))?;

@@ -4,6 +4,7 @@ use crate::report::sample::Parts;
 use serde_json::json;
 use switchyard_worker_contract::config::{EngineConfig, Model, Precision, Transport};
 use switchyard_worker_contract::event::{Inspection, MemoryUse};
+use switchyard_worker_contract::gpu::{GpuReport, PcieWidth, Slowed, SlowedBy};
 
 fn engine() -> EngineConfig {
     serde_json::from_value(json!({
@@ -107,11 +108,33 @@ fn say(rule: &str, facts: &Facts) -> Finding {
     (RULES.iter().find(|one| one.id == rule).unwrap().check)(facts)
 }
 
+fn gpu() -> GpuReport {
+    GpuReport { bus: "0000:17:00.0".into(), seconds: 100.0, ..GpuReport::default() }
+}
+
 /// A run that shows it, words of the evidence or of the change, and the gain of the first change, ms.
 pub(super) type Case = (&'static str, fn(&mut Facts), &'static str, Option<f64>);
 
-pub(super) const CASES: [Case; 24] = [
+pub(super) const CASES: [Case; 27] = [
     ("loss-not-a-number", |f| f.lost_at = Some(1200), "step 1,200", None),
+    (
+        "gpu-errors",
+        |f| f.gpus = vec![GpuReport { xids: vec![79], ..gpu() }],
+        "XID 79 (GPU has fallen off the bus)",
+        None,
+    ),
+    (
+        "gpu-clocks",
+        |f| f.gpus = vec![GpuReport { slowed: vec![Slowed { by: SlowedBy::PowerBrake, seconds: 50.0 }], ..gpu() }],
+        "by the power supply of the machine for 50 % of the time",
+        None,
+    ),
+    (
+        "gpu-link",
+        |f| f.gpus = vec![GpuReport { pcie: Some(PcieWidth { lanes: 8, most: 16 }), ..gpu() }],
+        "8 of 16 lanes",
+        None,
+    ),
     ("too-many-threads", |f| f.ranks[1].threads = Some(9), "`trainer.cpuThreads: 5 -> 2`", None),
     ("too-few-threads", |f| f.ranks[1].threads = Some(1), "`trainer.cpuThreads: 1 -> 2`", Some(23.75)),
     // The reader works 150 ms for a step of 100 without the wait: two threads hide it.

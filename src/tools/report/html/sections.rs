@@ -4,7 +4,7 @@ use super::elements::{Page, absent, coded, figure, paragraph, table};
 use super::time::class;
 use crate::report::advice::Change;
 use crate::report::markup::{escaped, shortened};
-use crate::report::model::{Item, Remark, Report};
+use crate::report::model::{GpuSeen, Item, Remark, Report};
 use crate::report::svg::{Bar, bars, split_bar};
 use switchyard_core::units::{self, binary, counted, duration, grouped, three_digits};
 
@@ -318,7 +318,41 @@ pub(super) fn placement(report: &Report) -> Page {
     if placement.more_ranks > 0 {
         page.push_str(&absent(&format!("{} more ranks are not listed.", grouped(u64::from(placement.more_ranks)))));
     }
+    page.push_str(&gpus(&placement.gpus));
     page
+}
+
+/// What GPUs have met; nothing where nobody watched them.
+fn gpus(seen: &[GpuSeen]) -> Page {
+    if seen.is_empty() {
+        return Page::new();
+    }
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
+    let list = |all: Vec<String>| if all.is_empty() { "-".into() } else { all.join(", ") };
+    let rows: Vec<Vec<String>> = seen
+        .iter()
+        .map(|gpu| {
+            vec![
+                gpu.rank.to_string(),
+                gpu.bus.clone(),
+                duration(gpu.seconds),
+                or_dash(gpu.highest_celsius.map(|celsius| celsius.to_string())),
+                list(gpu.slowed.clone()),
+                or_dash(gpu.pcie_lanes.map(|(lanes, most)| format!("{lanes} of {most}"))),
+                or_dash(
+                    gpu.corrected_errors.zip(gpu.uncorrected_errors).map(|(mended, not)| format!("{mended}, {not}")),
+                ),
+                list(gpu.xids.iter().map(ToString::to_string).collect()),
+            ]
+        })
+        .collect();
+    let columns =
+        ["rank", "GPU", "watched", "°C at most", "clocks lowered by", "PCIe lanes", "ECC mended, not", "XIDs"];
+    let table = table("GPUs", &columns, &rows);
+    if rows.len() > 16 {
+        return format!("<details><summary>{}</summary>{table}</details>\n", counted(rows.len() as u64, "GPU"));
+    }
+    table
 }
 
 pub(super) fn events(report: &Report) -> Page {

@@ -15,7 +15,7 @@ mod charts;
 mod setting;
 
 pub use charts::{AllReduce, Loss, LossWindow, Point, RankSkew, Restart, SkewRow, StepTime, StepWindow, Throughput};
-pub use setting::{Amount, Happened, Memory, Placed, RankPlace, Setting, Variable};
+pub use setting::{Amount, GpuSeen, Happened, Memory, Placed, RankPlace, Setting, Variable};
 
 use super::advice::{Basis, Change, Chart};
 use super::sample::{Part, Parts};

@@ -42,6 +42,34 @@ data! {
         pub ranks: Vec<RankPlace>,
         /// Ranks that are not listed.
         pub more_ranks: u32,
+        /// GPUs that were watched, of the ranks that are listed.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        pub gpus: Vec<GpuSeen>,
+    }
+
+    /// What the GPU of a rank met while it was watched.
+    pub struct GpuSeen {
+        pub rank: u32,
+        /// PCI address.
+        pub bus: String,
+        /// Seconds that it was watched.
+        pub seconds: f64,
+        /// Highest temperature, °C.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub highest_celsius: Option<u32>,
+        /// Why clocks were lowered, and for how many percent of the time.
+        pub slowed: Vec<String>,
+        /// Fewest lanes of its PCIe link in use, and as many as it has.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub pcie_lanes: Option<(u32, u32)>,
+        /// Memory errors that ECC mended.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub corrected_errors: Option<u64>,
+        /// Memory errors that it could not mend.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub uncorrected_errors: Option<u64>,
+        /// Critical errors that the driver reported, by number.
+        pub xids: Vec<u32>,
     }
 
     /// Where a rank ran.

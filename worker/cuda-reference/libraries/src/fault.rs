@@ -5,7 +5,8 @@ pub const VARIABLE: &str = "SWITCHYARD_REFERENCE_FAULT";
 
 /// What may be requested.
 const EXPECTED: &str = "out-of-memory:N, launch:N, lost:N, hang:N, wrong:N, stale:N, exit, busy, nccl-version:N, nccl-init:RANK, \
-                        nccl-absent:RANK, nccl-error:RANK.N or nccl-silent:RANK.N";
+                        nccl-absent:RANK, nccl-error:RANK.N, nccl-silent:RANK.N, xid:GPU.N.XID, ecc:N, slowed:REASONS, celsius:N, \
+                        lanes:N, process:PID.MEBIBYTES, driver-version:N or mig";
 
 /// What shall happen, by the numbers of calls from 1 on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -37,6 +38,22 @@ pub(crate) struct Faults {
     pub(crate) nccl_error: Option<(u64, u64)>,
     /// On this rank, the numbers of this all-reduce of each communicator never leave.
     pub(crate) nccl_silent: Option<(u64, u64)>,
+    /// On this GPU, when this launch runs, the driver reports this critical error.
+    pub(crate) xid: Option<(u64, u64, u64)>,
+    /// When this launch runs, the memory gets an error that ECC cannot mend.
+    pub(crate) ecc: Option<u64>,
+    /// Why the clocks are lowered: bits of `nvmlClocksThrottleReasons`.
+    pub(crate) slowed: Option<u64>,
+    /// Temperature.
+    pub(crate) celsius: Option<u64>,
+    /// Lanes of the PCIe link that are in use, of 16.
+    pub(crate) lanes: Option<u64>,
+    /// Another process and its MiB of memory, on each GPU.
+    pub(crate) process: Option<(u64, u64)>,
+    /// The driver is for this version of CUDA.
+    pub(crate) driver_version: Option<u64>,
+    /// MIG divides each GPU.
+    pub(crate) mig: bool,
 }
 
 /// What the environment asks for.
@@ -57,6 +74,7 @@ impl Faults {
         match one {
             "busy" => self.busy = true,
             "exit" => self.exit = true,
+            "mig" => self.mig = true,
             _ => return self.numbered(one),
         }
         Some(())
@@ -68,6 +86,11 @@ impl Faults {
         let of_rank = || {
             let (rank, number) = value.split_once('.')?;
             Some(Some((rank.parse().ok()?, number.parse().ok()?)))
+        };
+        let of_gpu = || {
+            let (gpu, rest) = value.split_once('.')?;
+            let (launch, number) = rest.split_once('.')?;
+            Some(Some((gpu.parse().ok()?, launch.parse().ok()?, number.parse().ok()?)))
         };
         match name {
             "out-of-memory" => self.out_of_memory = number()?,
@@ -81,6 +104,13 @@ impl Faults {
             "nccl-absent" => self.nccl_absent = number()?,
             "nccl-error" => self.nccl_error = of_rank()?,
             "nccl-silent" => self.nccl_silent = of_rank()?,
+            "xid" => self.xid = of_gpu()?,
+            "ecc" => self.ecc = number()?,
+            "slowed" => self.slowed = number()?,
+            "celsius" => self.celsius = number()?,
+            "lanes" => self.lanes = number()?,
+            "process" => self.process = of_rank()?,
+            "driver-version" => self.driver_version = number()?,
             _ => return None,
         }
         Some(())
@@ -98,7 +128,7 @@ mod tests {
             Faults { launch: Some(3), wrong: Some(4), busy: true, nccl_error: Some((1, 2)), ..Faults::default() };
         assert_eq!(faults, expected);
         assert_eq!(Faults::parse(""), Ok(Faults::default()));
-        for wrong in ["launch", "launch:x", "fire:1", "busy:1", "nccl-error:1", "nccl-silent:1.x"] {
+        for wrong in ["launch", "launch:x", "fire:1", "busy:1", "nccl-error:1", "nccl-silent:1.x", "xid:1.2", "mig:1"] {
             assert!(Faults::parse(wrong).unwrap_err().contains(&format!("`{wrong}`, expected")), "{wrong}");
         }
     }

@@ -16,6 +16,7 @@ use crate::fault::Faults;
 use crate::finding;
 use crate::host::Queued;
 use crate::ranks::await_news;
+use crate::reported;
 use crate::shadow::Shadow;
 use graph::Graphs;
 use queue::Queue;
@@ -44,6 +45,8 @@ pub(crate) struct Settings {
     pub(crate) seed: u64,
     pub(crate) memory_bytes: u64,
     pub(crate) faults: Faults,
+    /// The number that the device has for all processes.
+    pub(crate) ordinal: usize,
 }
 
 pub(crate) struct Gpu {
@@ -165,6 +168,7 @@ impl Gpu {
     /// Whether a launch fails on request. Nothing works from then on. One that hangs does not return.
     pub(crate) fn fails(&mut self, launch: u64) -> bool {
         let Faults { launch: failing, lost, hang, .. } = self.settings.faults;
+        reported::launched(self.settings.ordinal, launch, &self.settings.faults);
         if hang == Some(launch) {
             finding::explain("a wait", &format!("launch {launch} never ends"));
             loop {
@@ -193,7 +197,8 @@ impl Gpu {
 
     pub(crate) fn memory(&self) -> (u64, u64) {
         let used: u64 = self.allocations.values().filter(|one| !one.is_pinned).map(|one| one.bytes).sum();
-        (self.settings.memory_bytes - used, self.settings.memory_bytes)
+        let others = self.settings.faults.process.map_or(0, |(_, mebibytes)| mebibytes << 20);
+        (self.settings.memory_bytes.saturating_sub(used + others), self.settings.memory_bytes)
     }
 
     pub(crate) fn allocate(&mut self, bytes: u64) -> Answer<u64> {

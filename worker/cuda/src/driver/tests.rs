@@ -3,33 +3,17 @@ use super::{
     COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR, Functions, MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
     MULTIPROCESSOR_COUNT, NO_DEVICE, graph, module,
 };
-use std::io::Write;
+use crate::header::{Header, fetched};
 use std::mem::offset_of;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
 
-/// The folder of `cuda.h`; `None` where nobody has fetched it. `cargo xtask test` requires it with `SWITCHYARD_TEST_CUDA_HEADER`, so that
-/// no test can pass without it.
-fn header() -> Option<PathBuf> {
-    let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
-    let folder = above.map(|folder| folder.join("target/data/cuda-header")).find(|folder| folder.is_dir());
-    let is_required = std::env::var_os("SWITCHYARD_TEST_CUDA_HEADER").is_some();
-    assert!(folder.is_some() || !is_required, "target/data/cuda-header is missing, but cargo xtask asked for it");
-    folder
+/// The folder of `cuda.h`.
+fn header() -> Option<[PathBuf; 1]> {
+    fetched("cuda-header", "SWITCHYARD_TEST_CUDA_HEADER").map(|folder| [folder])
 }
 
-/// What the compiler says of a C file with these conditions.
-fn compiled(header: &Path, conditions: &[String], functions: &[&str]) -> (bool, String) {
-    let asserts = conditions.iter().map(|condition| format!("_Static_assert({condition}, \"{condition}\");\n"));
-    let functions = functions.iter().map(|name| format!("void *of_{name} = (void *)&{name};\n"));
-    let text: String =
-        ["#include <cuda.h>\n#include <stddef.h>\n".to_owned()].into_iter().chain(asserts).chain(functions).collect();
-    let mut compiler = Command::new("cc");
-    compiler.arg("-I").arg(header).args(["-fsyntax-only", "-x", "c", "-"]);
-    let mut child = compiler.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-    let output = child.wait_with_output().unwrap();
-    (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+fn compiled(folders: &[PathBuf], conditions: &[String], functions: &[&str]) -> (bool, String) {
+    Header { name: "cuda.h", folders }.compiled(conditions, functions)
 }
 
 /// What the bindings say, in the words of the header.

@@ -30,6 +30,7 @@ const MADE_UP: Wanted = Wanted {
     name: "nothing",
     files: &["libswitchyard-nothing.so.2", "libswitchyard-nothing.so"],
     own_files: Some("libswitchyard-nothing-own.so."),
+    is_of_driver: false,
 };
 
 #[test]
@@ -57,6 +58,20 @@ fn the_order_is_variable_loader_toolkit_python() {
     assert_eq!(shown, wanted);
     let origins: Vec<Origin> = candidates.iter().map(|(origin, _)| *origin).collect();
     assert!(origins.is_sorted_by_key(|origin| *origin as u8) && origins.contains(&Origin::Python), "{origins:?}");
+}
+
+#[test]
+fn what_comes_with_the_driver_is_searched_where_a_runtime_puts_it() {
+    let (root, get) = machine();
+    let of_driver = Wanted { is_of_driver: true, ..MADE_UP };
+    let folder = root.path().join("usr/lib64");
+    fs::create_dir_all(&folder).unwrap();
+    let library = folder.join("libswitchyard-nothing.so.2");
+    any_library(&library);
+    let places = Places::new(get, root.path(), None);
+    let found = places.open(&of_driver).unwrap_or_else(|error| panic!("{error:?}"));
+    assert_eq!((found.origin, found.library.path), (Origin::Driver, library));
+    assert!(places.open(&MADE_UP).is_err(), "libraries of a toolkit are not there");
 }
 
 #[test]

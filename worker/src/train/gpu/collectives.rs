@@ -9,6 +9,7 @@
 //! The order of the sums is that of the buckets, so it is the same on all ranks. What is small (loss, flags, statistics) goes by way of the
 //! host meanwhile.
 
+use super::health::Sight;
 use super::memories::Memories;
 use super::offer::{self, Agreed};
 use super::watch::Watch;
@@ -79,7 +80,7 @@ impl Collectives {
         (context, nvrtc): (&Context, &Nvrtc),
         memories: &Memories,
         group: &mut Group,
-        recorder: &Arc<Recorder>,
+        (recorder, sight): (&Arc<Recorder>, &Sight),
     ) -> Result<Option<Collectives>, TrainError> {
         recorder.begin(Operation::Join, 0);
         let agreed = offer::agree(context, group)?;
@@ -100,7 +101,7 @@ impl Collectives {
             lanes.push(Lane { communicator, stream: context.stream()? });
         }
         let communicators = lanes.iter().map(|lane| Arc::clone(&lane.communicator)).collect();
-        let watch = Watch::start(communicators, group.rank(), group.aborter())?;
+        let watch = Watch::start(communicators, group.rank(), group.aborter(), sight.clone())?;
         let check =
             training.config.bandwidth_check.map(|_| Ok::<_, Error>((context.zeros(4 * CHECK)?, context.event()?)));
         // What is measured before the first step reads them, and so do gaps between parameters in every step.

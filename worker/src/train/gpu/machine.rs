@@ -1,11 +1,13 @@
 //! The GPUs of this machine, and the libraries that compute on them.
 
+use super::users::in_use;
 use crate::gpu::Target;
 use crate::process::variable;
 use crate::train::TrainError;
 use std::path::Path;
+use switchyard_cuda::cublaslt::CublasLt;
 use switchyard_cuda::driver::{Context, Device, Driver};
-use switchyard_cuda::find::{CUBLASLT, DRIVER, NVRTC, Places, Wanted};
+use switchyard_cuda::find::{CUBLASLT, DRIVER, NVRTC, Places, VARIABLE, Wanted};
 use switchyard_cuda::nvrtc::Nvrtc;
 use switchyard_cuda::{Error, Library};
 
@@ -34,7 +36,21 @@ impl Machine {
         let driver = Driver::new(&library(&DRIVER)?).map_err(missing)?;
         let (nvrtc, cublaslt) = (library(&NVRTC)?, library(&CUBLASLT)?);
         let devices = driver.devices().map_err(missing)?;
-        Ok(Machine { driver, devices, nvrtc: Nvrtc::new(&nvrtc).map_err(missing)?, cublaslt })
+        let supported = driver.version().map_err(missing)? / 1000;
+        let opened = Nvrtc::new(&nvrtc).map_err(missing)?;
+        let (compiler, _) = opened.version().map_err(missing)?;
+        let products = CublasLt::new(&cublaslt).map_err(missing)?.version() / 10_000;
+        let products = i32::try_from(products).unwrap_or(i32::MAX);
+        for (name, major, file) in [(NVRTC.name, compiler, &nvrtc.path), (CUBLASLT.name, products, &cublaslt.path)] {
+            if major > supported {
+                return Err(TrainError::NoGpu(format!(
+                    "{name} in {} is of CUDA {major}, and the driver supports CUDA {supported}: expected a newer driver, or libraries of CUDA \
+                     {supported} in a folder that {VARIABLE} names",
+                    file.display()
+                )));
+            }
+        }
+        Ok(Machine { driver, devices, nvrtc: opened, cublaslt })
     }
 
     /// Takes a GPU: the only one that the environment names, else that of the rank's number on its node.
@@ -46,13 +62,23 @@ impl Machine {
         let index = if named.is_some() { 0 } else { local_rank as usize };
         let Some(device) = self.devices.get(index) else {
             let (rank, count) = (local_rank + 1, self.devices.len());
-            let text = format!(
-                "rank {rank} of this node has no GPU, the driver shows {count}; expected one for each rank: lower trainer.numProcPerNode, or \
-                 name the GPU of each rank in {VISIBLE}"
-            );
-            return Err(TrainError::NoGpu(text));
+            let divided = self.devices.iter().find(|device| in_use(&device.bus).is_divided);
+            let help = match divided {
+                // The driver shows a process one instance, or whole GPUs.
+                Some(Device { bus, .. }) => {
+                    format!("MIG divides GPU {bus}: a process sees one instance of it; use whole GPUs")
+                }
+                None => format!("lower trainer.numProcPerNode, or name the GPU of each rank in {VISIBLE}"),
+            };
+            return Err(TrainError::NoGpu(format!(
+                "rank {rank} of this node has no GPU, the driver shows {count}{}; expected one for each rank: {help}",
+                choice()
+            )));
         };
-        Ok((self.driver.context(device)?, self.nvrtc, self.cublaslt))
+        // Another process may have it for itself.
+        let context =
+            self.driver.context(device).map_err(|error| TrainError::from(error).with_users_of(&device.bus))?;
+        Ok((context, self.nvrtc, self.cublaslt))
     }
 }
 
@@ -72,7 +98,14 @@ fn missing(error: Error) -> TrainError {
             let tried: Vec<String> = tried.iter().map(|path| path.display().to_string()).collect();
             format!("{error}; looked for {}", tried.join(", "))
         }
+        Error::NoDevice => format!("{error}{}", choice()),
         _ => error.to_string(),
     };
     TrainError::NoGpu(text)
+}
+
+/// What the environment says of GPUs, where it says anything: it may name GPUs that are not there.
+fn choice() -> String {
+    // An empty text hides all of them, which is no way to say nothing.
+    std::env::var(VISIBLE).map_or_else(|_| String::new(), |names| format!(" ({VISIBLE}={names})"))
 }

@@ -31,11 +31,13 @@ impl Memories {
     ) -> Result<Memories, TrainError> {
         let limit = (context.free_bytes()? as f64 * training.config.memory.fraction) as u64;
         if need.total() > limit {
-            return Err(too_large(need, training, limit));
+            return Err(too_large(need, training, limit).with_users_of(&context.device().bus));
         }
         Memories::allocate(context, computation, workspace).map_err(|error| match error {
             // Another process was faster, or no free range is long enough.
-            Error::Call { code: OUT_OF_MEMORY, .. } => too_large(need, training, limit),
+            Error::Call { code: OUT_OF_MEMORY, .. } => {
+                too_large(need, training, limit).with_users_of(&context.device().bus)
+            }
             other => other.into(),
         })
     }

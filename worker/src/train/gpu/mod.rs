@@ -15,6 +15,7 @@ mod cache;
 mod collectives;
 mod commands;
 mod feed;
+mod health;
 mod machine;
 mod memories;
 mod norms;
@@ -26,10 +27,12 @@ mod run;
 mod segment;
 mod staging;
 mod step;
+mod users;
 mod watch;
 
 pub(super) use plan::GpuPlan;
 pub use predict::predict;
+pub use users::{Use, in_use};
 
 use super::TrainError;
 use super::engine::{AddSpan, Array, Counters, Engine, Given, Measure, Reductions, Told};
@@ -49,6 +52,7 @@ use crate::recorder::Recorder;
 use collectives::Collectives;
 use commands::Workshop;
 use feed::Feed;
+use health::Health;
 use memories::Memories;
 use norms::Norms;
 use run::Run;
@@ -57,11 +61,13 @@ use staging::Staging;
 use std::sync::Arc;
 use std::time::Instant;
 use step::Begun;
-use switchyard_cuda::driver::{Counts, Pinned, Stream};
+use switchyard_cuda::Library;
+use switchyard_cuda::driver::{Context, Counts, Pinned, Stream};
 use switchyard_cuda::kernels::gradients::Scaler;
 use switchyard_cuda::kernels::optimizer::Numbers;
+use switchyard_cuda::nvrtc::Nvrtc;
 use switchyard_worker_contract::config::{EngineConfig, Transport};
-use switchyard_worker_contract::event::GpuCalls;
+use switchyard_worker_contract::event::{GpuCalls, MemoryUse};
 
 /// Memory that products may use beside their matrices: what NVIDIA advises for its newer devices.
 const WORKSPACE: usize = 32 << 20;
@@ -114,6 +120,8 @@ pub(super) struct GpuEngine {
     /// Calls of the last step.
     calls: Counts,
     recorder: Arc<Recorder>,
+    /// It ends last, and has then seen all.
+    health: Health,
 }
 
 impl GpuEngine {
@@ -127,9 +135,22 @@ impl GpuEngine {
         (group, local_rank): (&mut Group, u32),
         recorder: &Arc<Recorder>,
     ) -> Result<GpuEngine, TrainError> {
-        let (kernel, need) = (plan.kernel(), plan.memory());
+        let names = (plan.kernel(), plan.memory());
         let GpuPlan { machine, computation, .. } = plan;
-        let (context, nvrtc, cublaslt) = machine.take(local_rank)?;
+        let taken = machine.take(local_rank)?;
+        let health = Health::start((group.rank(), &taken.0.device().bus), local_rank == 0, recorder);
+        let sight = health.sight().clone();
+        sight.explain(GpuEngine::on(taken, (computation, names), training, group, (recorder, health)))
+    }
+
+    /// The engine on a GPU that was taken.
+    fn on(
+        (context, nvrtc, cublaslt): (Context, Nvrtc, Library),
+        (computation, (kernel, need)): (Computation, (String, MemoryUse)),
+        training: &Training,
+        group: &mut Group,
+        (recorder, health): (&Arc<Recorder>, Health),
+    ) -> Result<GpuEngine, TrainError> {
         let memories = Memories::new(&context, (&computation, WORKSPACE), training, &need)?;
         let works = computation.works(|span| memories.place(&computation, 0, span))?;
         let mut workshop = Workshop::new(&context, (&nvrtc, &cublaslt), &works, &training.config, recorder)?;
@@ -137,7 +158,7 @@ impl GpuEngine {
         let statistics = norms.running.len();
         let collectives = match training.world {
             1 => None,
-            _ => Collectives::connect(training, (&context, &nvrtc), &memories, group, recorder)?,
+            _ => Collectives::connect(training, (&context, &nvrtc), &memories, group, (recorder, health.sight()))?,
         };
         let messages = || -> Result<Messages, switchyard_cuda::Error> {
             Ok(Messages { candidates: context.pinned(2)?, scaler: context.pinned(1)?, loss: context.pinned(1)? })
@@ -175,6 +196,7 @@ impl GpuEngine {
             seen: Vec::with_capacity(2 * merge as usize + 4),
             calls: Counts::default(),
             recorder: Arc::clone(recorder),
+            health,
             computation,
             collectives,
             memories,
@@ -196,26 +218,7 @@ impl GpuEngine {
         Ok(())
     }
 
-    /// Where an array is; `None`: on the host.
-    fn memory(&self, array: Array) -> Option<Memory> {
-        match array {
-            Array::Weights => Some(Memory::Weights),
-            Array::Moments(index) => Some(Memory::Moments(index)),
-            Array::Statistics => None,
-        }
-    }
-}
-
-impl Engine for GpuEngine {
-    fn step(&mut self, reader: &mut Prefetcher, given: &Given) -> Result<Option<Told>, TrainError> {
-        self.run_step(reader, given)
-    }
-
-    fn drain(&mut self) -> Result<Option<Told>, TrainError> {
-        self.settle()
-    }
-
-    fn evaluate(&mut self, batch: &Batch) -> Result<LossSums, TrainError> {
+    fn run_evaluation(&mut self, batch: &Batch) -> Result<LossSums, TrainError> {
         let whole = Share { part: 1.0, loss_scale: 1.0 };
         self.norms.upload(&self.memories)?;
         let before = (&self.run.marks(0).backward, &self.stream);
@@ -237,6 +240,32 @@ impl Engine for GpuEngine {
             }
         }
         Ok(sums)
+    }
+
+    /// Where an array is; `None`: on the host.
+    fn memory(&self, array: Array) -> Option<Memory> {
+        match array {
+            Array::Weights => Some(Memory::Weights),
+            Array::Moments(index) => Some(Memory::Moments(index)),
+            Array::Statistics => None,
+        }
+    }
+}
+
+impl Engine for GpuEngine {
+    fn step(&mut self, reader: &mut Prefetcher, given: &Given) -> Result<Option<Told>, TrainError> {
+        let told = self.run_step(reader, given);
+        self.health.sight().explain(told)
+    }
+
+    fn drain(&mut self) -> Result<Option<Told>, TrainError> {
+        let told = self.settle();
+        self.health.sight().explain(told)
+    }
+
+    fn evaluate(&mut self, batch: &Batch) -> Result<LossSums, TrainError> {
+        let sums = self.run_evaluation(batch);
+        self.health.sight().explain(sums)
     }
 
     fn layout(&self) -> &Layout {
@@ -305,11 +334,12 @@ impl Engine for GpuEngine {
     }
 
     fn reduce(&mut self, what: Measure) -> Result<(), TrainError> {
-        match (&mut self.collectives, &mut self.exchange) {
+        let reduced = match (&mut self.collectives, &mut self.exchange) {
             (Some(collectives), _) => collectives.reduce(what, &self.memories),
             (None, Some((exchange, _))) => exchange.reduce(what),
             (None, None) => Ok(()),
-        }
+        };
+        self.health.sight().explain(reduced)
     }
 
     /// What the device did is known by forward and backward of each micro-batch, in every step.

@@ -1,7 +1,7 @@
 //! The static plan of a rank on a GPU.
 
 use super::machine::{Machine, target};
-use super::{SLOTS, WORKSPACE};
+use super::{SLOTS, WORKSPACE, users};
 use crate::gpu::{Computation, Contents, Memory};
 use crate::nn::Layout;
 use crate::train::TrainError;
@@ -46,6 +46,22 @@ impl GpuPlan {
             return Err(too_large(&need, training, limit));
         }
         Ok(plan)
+    }
+
+    /// Whether there is room now for the ranks of this process's machine, each on a GPU of its own. A rank looks again when it has its GPU.
+    ///
+    /// # Errors
+    /// Others have so much memory of a GPU that the rank does not fit.
+    pub fn check_room(&self, training: &Training) -> Result<(), TrainError> {
+        let need = self.memory();
+        for Device { bus, .. } in self.machine.devices.iter().take(training.world as usize) {
+            let free = users::free_bytes(bus);
+            let limit = free.map(|free| (free as f64 * training.config.memory.fraction) as u64);
+            if let Some(limit) = limit.filter(|limit| need.total() > *limit) {
+                return Err(too_large(&need, training, limit).with_users_of(bus));
+            }
+        }
+        Ok(())
     }
 
     pub fn layout(&self) -> &Layout {
@@ -113,5 +129,6 @@ pub(super) fn too_large(need: &MemoryUse, training: &Training, limit: u64) -> Tr
         fraction: training.config.memory.fraction,
         help: batch_that_fits(need, training.config.batch_size_per_process, limit)
             .unwrap_or_else(|| "a smaller model".to_owned()),
+        others: String::new(),
     }
 }

@@ -1,6 +1,7 @@
 //! The thread that ends the communicators of a rank when NCCL or the group fails: work of the device that waits for a rank that is gone
 //! would never end, and whoever waits for that work neither.
 
+use super::health::Sight;
 use crate::comm::{Aborter, Cause, CommError};
 use crate::train::TrainError;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ struct Shared {
     communicators: Vec<Arc<Communicator>>,
     rank: u32,
     aborter: Aborter,
+    sight: Sight,
     stop: AtomicBool,
     /// The sums are no sums.
     is_aborted: AtomicBool,
@@ -35,7 +37,8 @@ impl Shared {
             }
             if let Some(error) = self.communicators.iter().find_map(|communicator| communicator.is_ready().err()) {
                 self.abort();
-                return self.aborter.suspect(Cause::failed(self.rank, format!("a sum of gradients failed: {error}")));
+                let text = format!("a sum of gradients failed: {error}{}", self.sight.errors());
+                return self.aborter.suspect(Cause::failed(self.rank, text));
             }
             std::thread::park_timeout(PAUSE);
         }
@@ -51,9 +54,14 @@ impl Shared {
 impl Watch {
     /// # Errors
     /// The thread cannot be started.
-    pub fn start(communicators: Vec<Arc<Communicator>>, rank: u32, aborter: Aborter) -> Result<Watch, TrainError> {
+    pub fn start(
+        communicators: Vec<Arc<Communicator>>,
+        rank: u32,
+        aborter: Aborter,
+        sight: Sight,
+    ) -> Result<Watch, TrainError> {
         let [stop, is_aborted] = [false, false].map(AtomicBool::new);
-        let shared = Arc::new(Shared { communicators, rank, aborter, stop, is_aborted });
+        let shared = Arc::new(Shared { communicators, rank, aborter, sight, stop, is_aborted });
         let own = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("nccl-watch".into()).spawn(move || own.watch());
         let thread = thread.map_err(|error| TrainError::Nccl(format!("cannot start a thread: {error}")))?;

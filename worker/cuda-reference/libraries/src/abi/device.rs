@@ -38,8 +38,9 @@ pub unsafe extern "C" fn cuInit(flags: u32) -> i32 {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDriverGetVersion(version: *mut i32) -> i32 {
+    let asked = crate::fault::requested().unwrap_or_default().driver_version;
     // SAFETY: as the header says.
-    done(unsafe { store(version, VERSION) })
+    done(unsafe { store(version, asked.map_or(VERSION, |version| version as i32)) })
 }
 
 #[unsafe(no_mangle)]
@@ -78,7 +79,7 @@ unsafe fn store_text(to: *mut c_char, length: i32, text: &[u8]) -> Answer<()> {
 pub unsafe extern "C" fn cuDeviceGetPCIBusId(id: *mut c_char, length: i32, device: i32) -> i32 {
     done(gpu(device).and_then(|_| {
         let ordinal = usize::try_from(device).ok().and_then(|index| machine().ok()?.ordinals.get(index).copied());
-        let text = format!("0000:{:02x}:00.0\0", 0x10 + ordinal.ok_or(INVALID_DEVICE)?);
+        let text = super::bus(ordinal.ok_or(INVALID_DEVICE)?) + "\0";
         // SAFETY: as the header says.
         unsafe { store_text(id, length, text.as_bytes()) }
     }))

@@ -109,23 +109,58 @@ fn number<T: FromStr>(name: &str, otherwise: T) -> Result<T, String> {
     }
 }
 
-impl Machine {
-    fn new() -> Result<Machine, String> {
-        let faults = fault::requested()?;
-        let settings = Settings {
+/// The GPU of a name: its number, or `GPU-` or `MIG-` and the number, as if that were the beginning of its UUID.
+fn named(name: &str, devices: usize) -> Option<usize> {
+    let number = name.strip_prefix("GPU-").or(name.strip_prefix("MIG-")).unwrap_or(name);
+    number.parse().ok().filter(|index| *index < devices)
+}
+
+impl Settings {
+    /// Those of the first GPU.
+    fn new() -> Result<Settings, String> {
+        Ok(Settings {
             seed: number("SWITCHYARD_REFERENCE_SEED", 0)?,
             memory_bytes: number("SWITCHYARD_REFERENCE_MEMORY", MEMORY_BYTES)?,
-            faults,
-        };
-        let devices = number("SWITCHYARD_REFERENCE_DEVICES", 1)?;
+            faults: fault::requested()?,
+            ordinal: 0,
+        })
+    }
+}
+
+/// GPUs of this machine, seen or not.
+pub(crate) fn count() -> Result<usize, String> {
+    number("SWITCHYARD_REFERENCE_DEVICES", 1)
+}
+
+/// Where a GPU is on its machine.
+pub(crate) fn bus(ordinal: usize) -> String {
+    format!("0000:{:02x}:00.0", 0x10 + ordinal)
+}
+
+/// Free bytes of a GPU, and all.
+pub(crate) fn memory_of(ordinal: usize) -> (u64, u64) {
+    let known = MACHINE.get().and_then(|machine| {
+        let index = machine.ordinals.iter().position(|one| *one == ordinal)?;
+        Some(machine.gpus.get(index)?.lock().unwrap_or_else(PoisonError::into_inner).memory())
+    });
+    known.unwrap_or_else(|| Settings::new().map_or((0, 0), |settings| Gpu::new(settings).memory()))
+}
+
+impl Machine {
+    fn new() -> Result<Machine, String> {
+        let settings = Settings::new()?;
+        let faults = settings.faults;
+        let devices = count()?;
         let ordinals: Vec<usize> = match std::env::var("CUDA_VISIBLE_DEVICES") {
-            // What comes after a number that is no device is not seen, as the documentation says.
-            Ok(list) => {
-                list.split(',').map_while(|one| one.parse().ok().filter(|index: &usize| *index < devices)).collect()
-            }
+            // What comes after a name that is no device is not seen, as the documentation says.
+            Ok(list) => list.split(',').map_while(|one| named(one, devices)).collect(),
             Err(_) => (0..devices).collect(),
         };
-        let gpus = ordinals.iter().map(|_| Mutex::new(Gpu::new(settings))).collect();
+        // Of GPUs that MIG divides, a process sees one instance.
+        let most = if faults.mig { 1 } else { ordinals.len() };
+        let ordinals = ordinals[..ordinals.len().min(most)].to_vec();
+        let gpu = |ordinal: &usize| Mutex::new(Gpu::new(Settings { ordinal: *ordinal, ..settings }));
+        let gpus = ordinals.iter().map(gpu).collect();
         Ok(Machine { gpus, ordinals, is_busy: faults.busy, exit: faults.exit })
     }
 

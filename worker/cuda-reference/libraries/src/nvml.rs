@@ -1,0 +1,256 @@
+//! `libnvidia-ml.so.1`: what the driver says of its GPUs, with the signatures and constants of `nvml.h` 13.
+//!
+//! GPUs are those of the machine, whatever `CUDA_VISIBLE_DEVICES` says. What they meet is asked for as faults; nothing depends on time:
+//! an error is there once the launch has run that it belongs to.
+
+use crate::abi;
+use crate::fault::{self, Faults};
+use crate::reported::{CHANGED, happened, seen};
+use std::collections::BTreeSet;
+use std::ffi::{CStr, c_char};
+use std::sync::PoisonError;
+use std::time::Duration;
+
+/// `nvmlReturn_t`.
+type Code = i32;
+const SUCCESS: Code = 0;
+const INVALID_ARGUMENT: Code = 2;
+const NOT_FOUND: Code = 6;
+const INSUFFICIENT_SIZE: Code = 7;
+const TIMEOUT: Code = 10;
+
+const XID: u64 = 8;
+/// Lanes that a link could use.
+const LANES: u32 = 16;
+
+/// `nvmlMemory_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Memory {
+    total: u64,
+    free: u64,
+    used: u64,
+}
+
+/// `nvmlProcessInfo_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Process {
+    pid: u32,
+    used: u64,
+    instances: [u32; 2],
+}
+
+/// `nvmlEventData_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct EventData {
+    device: usize,
+    kind: u64,
+    data: u64,
+    instances: [u32; 2],
+}
+
+fn faults() -> Faults {
+    fault::requested().unwrap_or_default()
+}
+
+/// # Safety
+/// `to` is null or may be written.
+unsafe fn store<T>(to: *mut T, value: T) -> Code {
+    // SAFETY: as the caller promises.
+    unsafe { abi::store(to, value) }.map_or(INVALID_ARGUMENT, |()| SUCCESS)
+}
+
+/// # Safety
+/// `room` bytes may be written.
+unsafe fn store_text(to: *mut c_char, room: u32, text: &CStr) -> Code {
+    let bytes = text.to_bytes_with_nul();
+    if to.is_null() || bytes.len() > room as usize {
+        return INSUFFICIENT_SIZE;
+    }
+    // SAFETY: as the caller promises; both are as long as said.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), to, bytes.len()) };
+    SUCCESS
+}
+
+/// The GPU of a handle, which is its number from 1 on.
+fn gpu(handle: usize) -> Option<usize> {
+    handle.checked_sub(1).filter(|gpu| *gpu < abi::count().unwrap_or(0))
+}
+
+/// # Safety
+/// `to` is null or may be written.
+unsafe fn store_of<T>(handle: usize, to: *mut T, value: impl FnOnce(usize) -> T) -> Code {
+    // SAFETY: as the caller promises.
+    gpu(handle).map_or(INVALID_ARGUMENT, |gpu| unsafe { store(to, value(gpu)) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlInit_v2() -> Code {
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlErrorString(code: Code) -> *const c_char {
+    let text = match code {
+        SUCCESS => c"The operation was successful",
+        INVALID_ARGUMENT => c"Invalid Argument",
+        NOT_FOUND => c"Not Found",
+        INSUFFICIENT_SIZE => c"Insufficient Size",
+        TIMEOUT => c"Timeout",
+        _ => c"Unknown Error",
+    };
+    text.as_ptr()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlSystemGetDriverVersion(to: *mut c_char, room: u32) -> Code {
+    // SAFETY: as the header says.
+    unsafe { store_text(to, room, c"580.65.06") }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlSystemGetProcessName(pid: u32, to: *mut c_char, room: u32) -> Code {
+    match faults().process {
+        // SAFETY: as the header says.
+        Some((known, _)) if known == u64::from(pid) => unsafe { store_text(to, room, c"python3") },
+        _ => NOT_FOUND,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(bus: *const c_char, to: *mut usize) -> Code {
+    if bus.is_null() {
+        return INVALID_ARGUMENT;
+    }
+    // SAFETY: as the header says.
+    let bus = unsafe { CStr::from_ptr(bus) }.to_string_lossy().into_owned();
+    match (0..abi::count().unwrap_or(0)).find(|gpu| abi::bus(*gpu) == bus) {
+        // SAFETY: as the header says.
+        Some(gpu) => unsafe { store(to, gpu + 1) },
+        None => NOT_FOUND,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo(handle: usize, to: *mut Memory) -> Code {
+    // SAFETY: as the header says.
+    unsafe {
+        store_of(handle, to, |gpu| {
+            let (free, total) = abi::memory_of(gpu);
+            Memory { total, free, used: total - free }
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
+    handle: usize,
+    count: *mut u32,
+    to: *mut Process,
+) -> Code {
+    if gpu(handle).is_none() || count.is_null() {
+        return INVALID_ARGUMENT;
+    }
+    let found = faults().process;
+    // SAFETY: as the header says.
+    let room = unsafe { count.replace(u32::from(found.is_some())) };
+    match found {
+        None => SUCCESS,
+        Some(_) if room == 0 => INSUFFICIENT_SIZE,
+        // SAFETY: as the header says; there is room for one.
+        Some((pid, mebibytes)) => unsafe {
+            store(to, Process { pid: pid as u32, used: mebibytes << 20, instances: [u32::MAX; 2] })
+        },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetCurrentClocksThrottleReasons(handle: usize, to: *mut u64) -> Code {
+    // SAFETY: as the header says.
+    unsafe { store_of(handle, to, |_| faults().slowed.unwrap_or(0)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetTemperature(handle: usize, _sensor: i32, to: *mut u32) -> Code {
+    // SAFETY: as the header says.
+    unsafe { store_of(handle, to, |_| faults().celsius.unwrap_or(40) as u32) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetTotalEccErrors(handle: usize, kind: i32, _counter: i32, to: *mut u64) -> Code {
+    // Errors of other programs, before this one: they are not its own.
+    const BEFORE: u64 = 5;
+    // SAFETY: as the header says.
+    unsafe { store_of(handle, to, |gpu| BEFORE + u64::from(kind == 1 && happened().broken.contains(&gpu))) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetCurrPcieLinkWidth(handle: usize, to: *mut u32) -> Code {
+    // SAFETY: as the header says.
+    unsafe { store_of(handle, to, |_| faults().lanes.map_or(LANES, |lanes| lanes as u32)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetMaxPcieLinkWidth(handle: usize, to: *mut u32) -> Code {
+    // SAFETY: as the header says.
+    unsafe { store_of(handle, to, |_| LANES) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetMigMode(handle: usize, now: *mut u32, later: *mut u32) -> Code {
+    let mode = u32::from(faults().mig);
+    // SAFETY: as the header says.
+    unsafe { store_of(handle, now, |_| mode).max(store_of(handle, later, |_| mode)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetSupportedEventTypes(handle: usize, to: *mut u64) -> Code {
+    // SAFETY: as the header says.
+    unsafe { store_of(handle, to, |_| XID) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlEventSetCreate(to: *mut usize) -> Code {
+    let mut happened = happened();
+    let seen = happened.xids.len();
+    happened.sets.push(Some((BTreeSet::new(), seen)));
+    // SAFETY: as the header says.
+    unsafe { store(to, happened.sets.len()) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceRegisterEvents(handle: usize, kinds: u64, set: usize) -> Code {
+    let mut happened = happened();
+    let found = set.checked_sub(1).and_then(|index| happened.sets.get_mut(index)?.as_mut());
+    match (found, gpu(handle)) {
+        (Some((gpus, _)), Some(gpu)) if kinds == XID => {
+            gpus.insert(gpu);
+            SUCCESS
+        }
+        _ => INVALID_ARGUMENT,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlEventSetWait_v2(set: usize, to: *mut EventData, milliseconds: u32) -> Code {
+    let time = Duration::from_millis(milliseconds.into());
+    let waiting = CHANGED.wait_timeout_while(happened(), time, |happened| happened.xids.len() == seen(happened, set));
+    let (mut happened, _) = waiting.unwrap_or_else(PoisonError::into_inner);
+    match happened.next(set) {
+        None => INVALID_ARGUMENT,
+        Some(None) => TIMEOUT,
+        // SAFETY: as the header says.
+        Some(Some((gpu, data))) => unsafe {
+            store(to, EventData { device: gpu + 1, kind: XID, data, instances: [u32::MAX; 2] })
+        },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlEventSetFree(set: usize) -> Code {
+    let mut happened = happened();
+    let found = set.checked_sub(1).and_then(|index| happened.sets.get_mut(index)?.take());
+    found.map_or(INVALID_ARGUMENT, |_| SUCCESS)
+}

@@ -1,0 +1,55 @@
+//! NVML of the reference libraries, through the calls that the worker makes.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used)]
+
+// Programs with planted findings are in `findings.rs`.
+#[allow(dead_code, unused_imports, unused_macros)]
+mod child;
+
+use std::path::Path;
+use std::time::Duration;
+use switchyard_cuda::find::{NVML, Places, VARIABLE};
+use switchyard_cuda::nvml::{Heard, Nvml, Process, State};
+
+fn nvml() -> Nvml {
+    let places = Places::new(
+        |name| (name == VARIABLE).then(|| switchyard_cuda_libraries::folder().into()),
+        Path::new("/nowhere"),
+        None,
+    );
+    Nvml::new(&places.open(&NVML).unwrap().library).unwrap()
+}
+
+#[test]
+fn a_gpu_without_faults_is_well() {
+    let nvml = nvml();
+    assert_eq!(nvml.driver_version().unwrap(), "580.65.06");
+    let gpu = nvml.gpu("0000:10:00.0").unwrap();
+    let State { reasons, celsius, uncorrected, lanes, .. } = gpu.state();
+    assert!(reasons.is_some_and(|reasons| !reasons.power() && !reasons.temperature() && !reasons.hardware()));
+    assert_eq!((celsius, uncorrected, lanes), (Some(40), Some(5), Some((16, 16))));
+    assert_eq!((gpu.processes().unwrap(), gpu.is_divided()), (Vec::new(), false));
+    assert_eq!(gpu.memory().unwrap().free, gpu.memory().unwrap().total);
+    let listener = gpu.listen().unwrap().unwrap();
+    assert_eq!(listener.wait(Duration::ZERO).unwrap(), Heard::Nothing);
+    let error = nvml.gpu("0000:77:00.0").err().unwrap().to_string();
+    assert_eq!(error, "NVML: nvmlDeviceGetHandleByPciBusId returned 6: Not Found");
+}
+
+#[test]
+fn what_is_asked_for_is_told() {
+    if child::role().is_none() {
+        let faults = "slowed:36,celsius:91,lanes:4,process:4242.1024,mig";
+        let output = child::start("what_is_asked_for_is_told", true, &[("SWITCHYARD_REFERENCE_FAULT", faults)]);
+        assert!(output.status.success(), "{output:?}");
+        return;
+    }
+    let gpu = nvml().gpu("0000:10:00.0").unwrap();
+    let State { reasons, celsius, lanes, .. } = gpu.state();
+    assert!(reasons.is_some_and(|reasons| reasons.power() && reasons.temperature()));
+    assert_eq!((celsius, lanes, gpu.is_divided()), (Some(91), Some((4, 16)), true));
+    let python = Process { pid: 4242, name: Some("python3".into()), bytes: Some(1 << 30) };
+    assert_eq!(gpu.processes().unwrap(), [python]);
+    let memory = gpu.memory().unwrap();
+    assert_eq!(memory.total - memory.free, 1 << 30);
+}

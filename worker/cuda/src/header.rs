@@ -1,0 +1,52 @@
+//! For tests: bindings against NVIDIA's own headers, by the C compiler.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A folder in `target/data`; `None` where nobody has fetched it. `cargo xtask test` requires it with a variable, so that no test can pass
+/// without it.
+pub(crate) fn fetched(name: &str, required_by: &str) -> Option<PathBuf> {
+    let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    let folder = above.map(|folder| folder.join("target/data").join(name)).find(|folder| folder.is_dir());
+    let is_required = std::env::var_os(required_by).is_some();
+    assert!(folder.is_some() || !is_required, "target/data/{name} is missing, but cargo xtask asked for it");
+    folder
+}
+
+/// A header, and the folders in which it and those that it includes are.
+pub(crate) struct Header<'a> {
+    pub name: &'a str,
+    pub folders: &'a [PathBuf],
+}
+
+impl Header<'_> {
+    /// What the compiler says of a C file with these conditions, and with functions of these names.
+    pub fn compiled(&self, conditions: &[String], functions: &[&str]) -> (bool, String) {
+        let asserts = conditions.iter().map(|condition| format!("_Static_assert({condition}, \"{condition}\");\n"));
+        let functions = functions.iter().map(|name| format!("void *of_{name} = (void *)&{name};\n"));
+        let text: String = [format!("#include <{}>\n#include <stddef.h>\n", self.name)]
+            .into_iter()
+            .chain(asserts)
+            .chain(functions)
+            .collect();
+        let mut compiler = Command::new("cc");
+        for folder in self.folders {
+            compiler.arg("-I").arg(folder);
+        }
+        compiler.args(["-fsyntax-only", "-x", "c", "-"]);
+        let mut child = compiler.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("a C compiler");
+        child.stdin.take().expect("its input").write_all(text.as_bytes()).expect("it reads");
+        let output = child.wait_with_output().expect("it ends");
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+}
+
+/// The headers of the libraries that only `cargo xtask test --gpu-libraries` fetches.
+pub(crate) fn of_libraries() -> Option<Vec<PathBuf>> {
+    let folders = ["gpu-cublas", "gpu-nccl", "gpu-runtime", "gpu-crt", "gpu-stub"];
+    folders.into_iter().map(|name| fetched(name, REQUIRED)).collect()
+}
+
+/// Set by `cargo xtask test --gpu-libraries`.
+pub(crate) const REQUIRED: &str = "SWITCHYARD_TEST_GPU_LIBRARIES";

@@ -1,0 +1,76 @@
+//! NVIDIA's own libraries, opened without a GPU. Only `cargo xtask test --gpu-libraries` fetches them.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use switchyard_cuda::cublaslt::CublasLt;
+use switchyard_cuda::find::{CUBLASLT, Found, NCCL, NVRTC, Origin, Places, VARIABLE, Wanted};
+use switchyard_cuda::inventory;
+use switchyard_cuda::nccl::Nccl;
+
+/// Folders in `target/data`.
+const LIBRARIES: [&str; 3] = ["gpu-cublas", "gpu-nccl", "nvrtc"];
+/// What the image of the worker has (`xtask/src/images.rs`, and what the worker itself is linked with).
+const IN_IMAGE: [&str; 8] = [
+    "ld-linux-x86-64.so.2",
+    "libc.so.6",
+    "libdl.so.2",
+    "libgcc_s.so.1",
+    "libm.so.6",
+    "libpthread.so.0",
+    "librt.so.1",
+    "libstdc++.so.6",
+];
+
+/// The folders; `None` where nobody has fetched them.
+fn folders() -> Option<Vec<PathBuf>> {
+    let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    let data = above.map(|folder| folder.join("target/data")).find(|folder| folder.join(LIBRARIES[0]).is_dir());
+    let is_required = std::env::var_os("SWITCHYARD_TEST_GPU_LIBRARIES").is_some();
+    assert!(data.is_some() || !is_required, "the libraries are missing, but cargo xtask asked for them");
+    data.map(|data| LIBRARIES.iter().map(|name| data.join(name)).collect())
+}
+
+fn open(folders: &[PathBuf], wanted: &Wanted) -> Found {
+    let variable = std::env::join_paths(folders).unwrap();
+    let places = Places::new(|name| (name == VARIABLE).then(|| variable.clone()), Path::new("/nowhere"), None);
+    let found = places.open(wanted).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(found.origin, Origin::Variable);
+    found
+}
+
+#[test]
+fn every_name_that_is_called_is_there_and_versions_are_read() {
+    let Some(folders) = folders() else { return };
+    let cublaslt = open(&folders, &CUBLASLT);
+    assert!(CublasLt::new(&cublaslt.library).is_ok());
+    assert_eq!(inventory::cublaslt(&cublaslt).unwrap(), "13.1.0");
+    let nccl = open(&folders, &NCCL);
+    assert_eq!(inventory::nccl(&nccl).unwrap(), "2.28.9");
+    let id = Nccl::new(&nccl.library).unwrap().unique_id();
+    assert!(id.is_ok_and(|id| id.0.iter().any(|byte| *byte != 0)), "it needs no GPU");
+    assert_eq!(inventory::nvrtc(&open(&folders, &NVRTC)).unwrap(), "13.0");
+}
+
+#[test]
+fn the_image_of_the_worker_has_what_they_are_linked_with() {
+    let Some(folders) = folders() else { return };
+    let mut seen = 0;
+    for file in folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()) {
+        let file = file.unwrap().path();
+        let name = file.file_name().unwrap().to_string_lossy().into_owned();
+        let is_opened = ["libcublasLt.so", "libnccl.so", "libnvrtc.so", "libnvrtc-builtins.so"];
+        if !is_opened.iter().any(|start| name.starts_with(start)) {
+            continue;
+        }
+        let output = Command::new("readelf").arg("-d").arg(&file).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let needed = text.lines().filter(|line| line.contains("(NEEDED)"));
+        for needed in needed.filter_map(|line| line.split(['[', ']']).nth(1)) {
+            assert!(IN_IMAGE.contains(&needed), "{name} needs {needed}");
+            seen += 1;
+        }
+    }
+    assert!(seen > 12, "{seen} were read");
+}
