@@ -17,6 +17,7 @@ pub mod env;
 pub mod event;
 pub mod exit;
 pub mod fold;
+pub mod kernels;
 pub mod laggard;
 pub mod prediction;
 pub mod record;

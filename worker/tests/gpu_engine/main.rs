@@ -8,6 +8,7 @@ mod collective_support;
 mod failures;
 mod graphs;
 mod inspection;
+mod kernels;
 mod late;
 mod losses;
 mod nccl;
