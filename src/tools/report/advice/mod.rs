@@ -9,6 +9,7 @@ mod between;
 mod change;
 mod communication;
 mod compute;
+mod gpu;
 mod input;
 mod memory;
 #[cfg(test)]
@@ -46,19 +47,22 @@ pub struct Rule {
 }
 
 /// Every rule, in the order of diagnosis.
-pub const RULES: [Rule; 21] = [
+pub const RULES: [Rule; 24] = [
     precision::LOST_LOSS,
     compute::TOO_MANY_THREADS,
     compute::TOO_FEW_THREADS,
     compute::WARM_UP,
     compute::NOISE,
+    gpu::SLOW_KERNEL,
     input::INPUT_BOUND,
     between::CHECKPOINTS,
     between::FETCHES,
     between::EVALUATION,
     between::GAPS,
+    gpu::IDLE_GPU,
     precision::SHAPES,
     precision::AMP_OFF,
+    gpu::EXACT_PRODUCTS,
     precision::OVERFLOWS,
     precision::LOSS_SCALE,
     memory::NEAR_LIMIT,
@@ -82,6 +86,8 @@ pub enum Chart {
     Skew,
     AllReduce,
     Memory,
+    /// Kernels of a GPU.
+    Kernels,
     /// Ranks, CPUs, nodes.
     Placement,
     /// The configuration.
@@ -97,6 +103,7 @@ impl Chart {
             Chart::Skew => "skew",
             Chart::AllReduce => "all-reduce",
             Chart::Memory => "memory",
+            Chart::Kernels => "kernels",
             Chart::Placement => "placement",
             Chart::Manifest => "manifest",
         }
