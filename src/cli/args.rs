@@ -219,6 +219,10 @@ pub(super) struct ReportArgs {
     #[arg(long, value_name = "RUN_DIR")]
     pub synthetic: Option<PathBuf>,
 
+    /// A device file (docs/gpu.md): the kernels of a profiled run on GPUs are held against its rates.
+    #[arg(long, value_name = "FILE")]
+    pub device: Option<PathBuf>,
+
     /// Where the job is.
     #[command(flatten)]
     pub connection: ConnectionArgs,

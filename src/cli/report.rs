@@ -11,6 +11,7 @@ use switchyard_core::units::{self, three_digits};
 use switchyard_local::RunDir;
 use switchyard_tools::report::{Document, Item, Record, Report, html};
 use switchyard_worker_contract::exit::Exit;
+use switchyard_worker_contract::prediction::Gpu;
 use switchyard_worker_contract::record;
 
 /// The page in a run directory.
@@ -29,7 +30,7 @@ pub(super) fn is_job(subject: &Path) -> bool {
 
 /// Reports on the run of a directory.
 pub(super) fn report(cli: &Cli, args: &ReportArgs) -> Result<Exit, Failure> {
-    let report = make(&args.subject, args.synthetic.as_deref())?;
+    let report = make(&args.subject, args.synthetic.as_deref(), args.device.as_deref())?;
     let page = match &args.out {
         Some(file) => {
             std::fs::write(file, html(&report))
@@ -52,7 +53,7 @@ pub(super) fn after_run(run_dir: &RunDir) -> Result<Option<String>, Failure> {
     if !run_dir.path().join(Document::Plan.file()).is_file() {
         return Ok(None);
     }
-    let report = make(run_dir.path(), None)?;
+    let report = make(run_dir.path(), None, None)?;
     let page = write(run_dir, &report)?;
     Ok(Some(advice(&report, &page)))
 }
@@ -70,13 +71,18 @@ fn data(report: &Report) -> Result<String, Failure> {
         .map_err(|error| Failure::unexpected(format!("the report cannot be written as JSON: {error}")))
 }
 
-fn make(folder: &Path, synthetic: Option<&Path>) -> Result<Report, Failure> {
+fn make(folder: &Path, synthetic: Option<&Path>, device: Option<&Path>) -> Result<Report, Failure> {
     let mut record = read(folder)?;
     if let Some(other) = synthetic {
         let step = read(other)?.step_ms().ok_or_else(|| {
             Failure::usage(format!("{}: no step is recorded; expected a run of the same job", other.display()))
         })?;
         record.synthetic(step);
+    }
+    if let Some(file) = device {
+        let name = file.display().to_string();
+        let text = text(file).map_err(|error| Failure::usage(format!("device file {name}: {error}")))?;
+        record.device(Gpu::parse(&text, &name).map_err(|error| Failure::usage(error.to_string()))?);
     }
     Ok(record.report())
 }
@@ -104,11 +110,18 @@ fn read(folder: &Path) -> Result<Record, Failure> {
         Ok(()) => found = true,
         Err(error) => record.note(format!("events.jsonl cannot be read: {error}")),
     }
-    for rank in recorded(&folder.join(record::DIR)) {
+    for rank in recorded(&folder.join(record::DIR), ".steps.jsonl") {
         let path = folder.join(record::DIR).join(record::steps_file(rank));
         found = true;
         if let Err(error) = lines(&path, |line| record.step_line(rank, line)) {
             record.note(format!("the steps of rank {rank} cannot be read: {error}"));
+        }
+    }
+    for rank in recorded(&folder.join(record::DIR), ".kernels.json") {
+        let path = folder.join(record::DIR).join(record::kernels_file(rank));
+        match text(&path) {
+            Ok(text) => record.kernel_times(rank, &text),
+            Err(error) => record.note(format!("the kernels of rank {rank} cannot be read: {error}")),
         }
     }
     if !found {
@@ -118,10 +131,10 @@ fn read(folder: &Path) -> Result<Record, Failure> {
     Ok(record)
 }
 
-/// The ranks that left steps, ascending.
-fn recorded(folder: &Path) -> Vec<u32> {
+/// The ranks that left a file with this end of its name, ascending.
+fn recorded(folder: &Path, end: &str) -> Vec<u32> {
     let names = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
-    let rank = |name: &str| name.strip_prefix("rank-")?.strip_suffix(".steps.jsonl")?.parse().ok();
+    let rank = |name: &str| name.strip_prefix("rank-")?.strip_suffix(end)?.parse().ok();
     let mut ranks: Vec<u32> = names.filter_map(|name| rank(name.to_str()?)).collect();
     ranks.sort_unstable();
     ranks

@@ -189,6 +189,7 @@ impl Context {
             Some(waits) => index.waits(key, waits, rules),
             None => index.waits_no_more(key, &id),
         });
+        let others = index.in_order(others);
         drop(guard);
         others.into_iter().for_each(|other| self.queue.add(other, instant));
         Ok(Some(Planned { job, id, plan, held, fights }))

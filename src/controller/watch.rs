@@ -287,6 +287,7 @@ impl Context {
             let mut index = self.index();
             let effect = change(&mut index);
             let woken = index.woken(&effect.room);
+            let woken = index.in_order(woken);
             let waiting: Vec<Key> =
                 if effect.room.is_empty() { Vec::new() } else { index.waiting.keys().cloned().collect() };
             (effect, woken, waiting)

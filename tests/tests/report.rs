@@ -4,7 +4,7 @@ mod browser;
 mod hostile;
 mod markup;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::Duration;
 use switchyard_tests::{Ended, MadeUpRun, Scene, Trouble, root};
@@ -92,6 +92,44 @@ fn single_ranks_and_many_ranks_are_shown() {
     let (report, _) = of(&MadeUpRun::new(72, 60, Trouble::Straggler));
     assert_eq!((&report["skew"]["by"], report["skew"]["rows"].as_array().unwrap().len()), (&"node".into(), 9));
     assert_eq!(rules(&report), ["straggler"]);
+}
+
+#[test]
+fn kernels_of_a_gpu_are_shown_and_held_against_a_device_file() {
+    let scene = Scene::new();
+    MadeUpRun::new(2, 100, Trouble::None).write(&scene.join("run"));
+    let kernel = |part: &str, name: &str, cost: Value| json!({"part": part, "name": name, "launches": 4, "cost": cost, "half": true, "aligned": true, "seconds": 0.004});
+    let times = json!({
+        "attempt": 1, "steps": 2, "gpu": "A GPU", "tf32": false,
+        "kernels": [
+            kernel("forward", "product", json!({"bytes": 1e6, "flops": 7.8e10, "neededFlops": 7.8e10, "arithmetic": "bf16"})),
+            kernel("update", "optimizer_step", json!({"bytes": 4.3e9, "flops": 0.0, "neededFlops": 0.0, "arithmetic": "scalar"})),
+        ],
+        "gaps": {"count": 2, "seconds": 0.001, "longestSeconds": 0.0005}, "copies": {"count": 2, "bytes": 4096, "seconds": 0.0001},
+    });
+    let file = scene.join("run/record/rank-0.kernels.json");
+    std::fs::write(&file, times.to_string()).unwrap();
+    let (data, page) = read(&scene);
+    assert_eq!((&data["kernels"]["gpu"], &data["kernels"]["kernelMs"]), (&"A GPU".into(), &4.0.into()));
+    assert_eq!((&data["kernels"]["floorMs"], &data["kernels"]["utilizationPercent"]), (&Value::Null, &Value::Null));
+    assert!(page.contains("optimizer_step") && !page.contains("least ms"), "a table without floors");
+    let device = root().join("examples/devices/h200.json");
+    let ended = report(&scene, &["--device", device.to_str().unwrap()]);
+    let data: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let rows = data["kernels"]["rows"].as_array().unwrap();
+    let floors: Vec<_> = rows.iter().map(|row| (&row["name"], &row["floorMs"], &row["bound"])).collect();
+    let expected = [("product", 0.2, "arithmetic"), ("optimizer_step", 2.0, "memory")]
+        .map(|(name, ms, bound)| (json!(name), json!(ms), json!(bound)));
+    assert!(expected.iter().all(|(name, ms, bound)| floors.contains(&(name, ms, bound))), "{floors:?}");
+    assert_eq!(data["kernels"]["device"], "NVIDIA H200");
+    let bad = report(&scene, &["--device", file.to_str().unwrap()]);
+    assert_eq!(bad.code, Some(2));
+    assert!(bad.stderr.contains("rank-0.kernels.json: unknown field `attempt`"), "{}", bad.stderr);
+    std::fs::write(&file, "{").unwrap();
+    let (data, _) = read(&scene);
+    assert_eq!(data["kernels"], Value::Null);
+    let gaps = data["gaps"].to_string();
+    assert!(gaps.contains("the kernels of rank 0 cannot be read"), "{gaps}");
 }
 
 #[test]

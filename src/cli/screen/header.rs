@@ -73,6 +73,10 @@ fn memory_words(inspection: &Inspection) -> String {
     }
     if let Some(gpu) = &inspection.gpu_memory {
         words.push_str(&format!(", and {} of its GPU", binary(gpu.total())));
+        if let Some(full) = inspection.gpu_fp32_memory_bytes.filter(|full| *full > 0) {
+            let share = 100.0 * gpu.total() as f64 / full as f64;
+            words.push_str(&format!(", {share:.0} % of FP32's {}", binary(full)));
+        }
     }
     words
 }

@@ -4,9 +4,18 @@
 use super::Index;
 use crate::job::{Key, is_live, placement_of};
 use jiff::{SignedDuration, Timestamp};
+use std::collections::BTreeSet;
 use switchyard_plan::cluster::waiting_period;
 
 impl Index {
+    /// Jobs to look at, in the order in which they are to be: those that do not wait for room first, then in the order of the queue. Whoever is
+    /// looked at first takes what is free.
+    pub fn in_order(&self, jobs: BTreeSet<Key>) -> Vec<Key> {
+        let mut jobs: Vec<Key> = jobs.into_iter().collect();
+        jobs.sort_by_key(|key| self.waiting.get(key).map(|waiting| &waiting.turn));
+        jobs
+    }
+
     /// Puts the queue in its order of now, as seldom as forecasts are made. Returns the job that is the head of the queue by that, if it was not
     /// before.
     pub(crate) fn reorder(&mut self, now: Timestamp) -> Option<Key> {

@@ -375,8 +375,14 @@ impl Rule for Product {
     fn decide(&mut self, now: f64) -> Result<Vec<Decision>, String> {
         let now = at(now);
         let mut decisions = Vec::new();
-        while let Some(number) = self.look.pop_first() {
-            decisions.extend(self.reconcile(number, now)?);
+        while !self.look.is_empty() {
+            let keys = std::mem::take(&mut self.look)
+                .into_iter()
+                .filter_map(|number| Some(key_of(&self.jobs.get(&number)?.metadata)));
+            let keys = self.index.in_order(keys.collect());
+            for number in keys.iter().filter_map(number_of) {
+                decisions.extend(self.reconcile(number, now)?);
+            }
         }
         Ok(decisions)
     }

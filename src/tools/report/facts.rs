@@ -1,5 +1,6 @@
 //! The input of the advice rules: figures of the run, computed from its record, or written down in a test.
 
+use super::kernels::KernelFacts;
 use super::record::Record;
 use super::sample::{Part, Parts};
 use super::skew::Skew;
@@ -57,6 +58,8 @@ pub struct Facts {
     pub kernel: Option<String>,
     /// The ranks compute on a GPU.
     pub on_gpu: Option<bool>,
+    /// Kernels of the GPU of a rank, the critical one's if it was profiled.
+    pub kernels: Option<KernelFacts>,
     /// Cores for each logical CPU of the machine: 0.5 with two threads a core.
     pub cores_per_cpu: Option<f64>,
     /// Bus bandwidth that the placement was predicted to have, and that of the best placement, bytes per second.
@@ -170,6 +173,7 @@ impl Facts {
                 Some(engine) if engine.device == Device::Cuda => Some(true),
                 _ => devices.peek().is_some().then(|| devices.any(|device| device != "cpu")),
             },
+            kernels: record.kernels(ranks[critical].rank),
             cores_per_cpu: cpus.and_then(|cpus| {
                 Some(f64::from(cpus.cores?) / f64::from(cpus.threads.filter(|threads| *threads > 0)?))
             }),

@@ -17,6 +17,8 @@ mod events;
 mod facts;
 mod fold;
 mod html;
+mod kernels;
+mod launches;
 mod markup;
 mod model;
 mod record;

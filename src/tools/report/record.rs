@@ -3,10 +3,13 @@
 use super::documents::{Document, Documents, Node, Process};
 use super::events::{EventLine, Events};
 use super::fold::Fold;
+use super::kernels::KernelFacts;
 use super::markup::shortened;
 use super::sample::{Line, Sample};
 use std::collections::BTreeMap;
 use switchyard_worker_contract::event::Event;
+use switchyard_worker_contract::kernels::KernelTimes;
+use switchyard_worker_contract::prediction::Gpu;
 
 /// Ranks whose steps are kept apart; a job has no more.
 const MOST_RANKS: usize = 4096;
@@ -22,6 +25,10 @@ pub struct Record {
     steps: BTreeMap<u32, Fold>,
     /// Of progress events, for runs without records.
     progress: BTreeMap<u32, Fold>,
+    /// Of the ranks that were profiled on GPUs.
+    kernels: BTreeMap<u32, KernelTimes>,
+    /// What the GPUs can do, by a device file.
+    gpu: Option<Gpu>,
     pub(super) synthetic_step_ms: Option<f64>,
     pub(super) notes: Vec<String>,
 }
@@ -64,6 +71,26 @@ impl Record {
             Some(sample) => add(&mut self.steps, rank, &sample),
             None => fold_of(&mut self.steps, rank).into_iter().for_each(|fold| fold.unreadable += 1),
         }
+    }
+
+    /// Takes the times of the kernels of a rank. A note is added if they cannot be read.
+    pub fn kernel_times(&mut self, rank: u32, text: &str) {
+        match serde_json::from_str::<KernelTimes>(text) {
+            Ok(times) if times.steps > 0 => drop(self.kernels.insert(rank, times)),
+            Ok(_) => self.note(format!("the kernels of rank {rank} were timed in no step")),
+            Err(error) => self.note(format!("the kernels of rank {rank} cannot be read: {error}")),
+        }
+    }
+
+    /// What the GPUs of the run can do: their kernels are held against it.
+    pub fn device(&mut self, gpu: Gpu) {
+        self.gpu = Some(gpu);
+    }
+
+    /// Kernels of this rank, or of the first that was profiled.
+    pub(super) fn kernels(&self, rank: u32) -> Option<KernelFacts> {
+        let (rank, times) = self.kernels.get_key_value(&rank).or(self.kernels.first_key_value())?;
+        Some(KernelFacts { rank: *rank, times: times.clone(), gpu: self.gpu.clone() })
     }
 
     /// The wall time of a step of the same job with synthetic data, ms: if it is equal, input is not the limit.

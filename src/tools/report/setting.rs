@@ -83,6 +83,8 @@ pub(super) fn memory(record: &Record, facts: Option<&Facts>) -> Option<Memory> {
         kinds: kinds.map(|(kind, bytes)| Amount { kind: kind.into(), bytes }).to_vec(),
         total_bytes: total,
         fp32_bytes: inspection.fp32_memory_bytes,
+        gpu_bytes: inspection.gpu_memory.map(|memory| memory.total()),
+        gpu_fp32_bytes: inspection.gpu_fp32_memory_bytes,
         ranks_per_node: bound.map(|bound| bound.ranks),
         bound: bound.map(|bound| bound.bound.into()),
         capacity_bytes: bound.map(|bound| bound.capacity),

@@ -18,6 +18,7 @@ pub mod event;
 pub mod exit;
 pub mod fold;
 pub mod gpu;
+pub mod kernels;
 pub mod laggard;
 pub mod prediction;
 pub mod record;

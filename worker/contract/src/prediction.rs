@@ -88,6 +88,56 @@ impl Gpu {
     }
 }
 
+/// What a launch computes with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Arithmetic {
+    /// 32 bits, one operation of a thread after another.
+    Scalar,
+    /// A product of 32-bit factors.
+    F32,
+    /// A product of factors in bf16.
+    Bf16,
+    /// A product of factors in f16.
+    F16,
+}
+
+/// What a launch moves and computes, whatever the device.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Cost {
+    /// Bytes that have to be read and written if each is moved once.
+    pub bytes: f64,
+    /// Floating-point operations; only those of products and attention are counted.
+    pub flops: f64,
+    /// Those of them that are not done a second time to save memory.
+    pub needed_flops: f64,
+    /// What they are done with.
+    pub arithmetic: Arithmetic,
+}
+
+impl Gpu {
+    /// Seconds of a launch at least: the longest of its bytes, its arithmetic and the launch itself; and which that is.
+    pub fn floor(&self, cost: &Cost) -> (f64, Bound) {
+        let each = [
+            (cost.bytes / self.bytes_per_second, Bound::Memory),
+            (cost.flops / self.rate(cost.arithmetic), Bound::Arithmetic),
+            (self.launch_seconds.unwrap_or_default(), Bound::Launch),
+        ];
+        each.into_iter().rev().max_by(|a, b| a.0.total_cmp(&b.0)).expect("invariant: there are three")
+    }
+
+    /// Floating-point operations per second.
+    pub fn rate(&self, arithmetic: Arithmetic) -> f64 {
+        match arithmetic {
+            Arithmetic::Scalar => self.flops_per_second,
+            Arithmetic::F32 => self.products.f32,
+            Arithmetic::Bf16 => self.products.bf16,
+            Arithmetic::F16 => self.products.f16,
+        }
+    }
+}
+
 /// Part of a training step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -4,6 +4,7 @@
 //! RUN_DIR/record/rank-3.steps.jsonl      a StepRecord per optimizer step, appended; only the last line can be
 //! incomplete
 //! RUN_DIR/record/rank-3.trace.json       Chrome trace of the profiled steps
+//! RUN_DIR/record/rank-3.kernels.json     times of the kernels of its GPU in these steps: [`crate::kernels::KernelTimes`]
 //! RUN_DIR/record/rank-3.attempt-1.recorder   its last operations: see [`crate::recorder`]
 //! RUN_DIR/tensorboard/                   event files of rank 0
 //! ```
@@ -25,6 +26,11 @@ pub fn steps_file(rank: u32) -> String {
 /// File of a rank's operations in [`DIR`].
 pub fn trace_file(rank: u32) -> String {
     format!("rank-{rank}.trace.json")
+}
+
+/// File of the times of a rank's kernels in [`DIR`].
+pub fn kernels_file(rank: u32) -> String {
+    format!("rank-{rank}.kernels.json")
 }
 
 /// One optimizer step of one rank. The parts are disjoint and add up to `total_ms`.

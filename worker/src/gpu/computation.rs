@@ -1,6 +1,7 @@
 //! All that a GPU holds and runs in a training, as data.
 
 use super::contents::{Contents, Initial};
+use super::cost::{self, Costed};
 use super::input::Inputs;
 use super::launch::{Launch, Memory, Span, Work};
 use super::plan::Plan;
@@ -34,6 +35,16 @@ pub struct Works<M> {
     pub round: Option<Work<M>>,
     /// Losses and right predictions of a batch.
     pub evaluation: Vec<Work<M>>,
+}
+
+/// What the works of a step move and compute, each list in the order of its [`Works`].
+#[derive(Debug, Clone)]
+pub struct Costs {
+    /// Forward and backward.
+    pub first: Vec<Costed>,
+    /// The same.
+    pub later: Vec<Costed>,
+    pub update: Vec<Costed>,
 }
 
 /// A network, its update, and what comes with a batch.
@@ -106,6 +117,15 @@ impl Computation {
     /// None for a computation that [`Computation::new`] has returned.
     pub fn predict(&self, micro_batches: u32, gpu: &Gpu) -> Result<Vec<Operation>, Refused> {
         predict(&self.plan, &self.update, micro_batches, gpu)
+    }
+
+    /// What each work of a step moves and computes.
+    ///
+    /// # Errors
+    /// None for a computation that [`Computation::new`] has returned.
+    pub fn costs(&self) -> Result<Costs, Refused> {
+        let pass = |adds: bool| cost::of_pass(&self.plan, &self.update, adds);
+        Ok(Costs { first: pass(false)?, later: pass(true)?, update: cost::of_update(&self.update)? })
     }
 
     /// What is run. `place` says which memory of the device a span is.

@@ -82,6 +82,11 @@ impl Inputs {
         Inputs { parts, losses, vocabulary, starts: Vec::with_capacity(vocabulary as usize + 2) }
     }
 
+    /// The memories of the block, and their sizes.
+    pub fn parts(&self) -> impl Iterator<Item = (Memory, usize)> {
+        self.parts.iter().map(|(memory, part)| (*memory, part.len()))
+    }
+
     /// Size of the block.
     pub fn bytes(&self) -> usize {
         self.parts.last().map_or(0, |(_, part)| part.end)

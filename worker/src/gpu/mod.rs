@@ -12,20 +12,24 @@
 
 mod computation;
 mod contents;
+mod cost;
 mod input;
 mod launch;
 mod layers;
 mod plan;
 mod predict;
+mod program;
 mod refused;
 mod target;
 mod update;
 
-pub use computation::{Computation, Pass, Works};
+pub use computation::{Computation, Costs, Pass, Works};
 pub use contents::{Contents, Initial};
+pub use cost::Costed;
 pub use input::{Inputs, Share};
 pub use launch::{Launch, Matrix, Memory, Product, Span, Table, Work};
 pub use plan::Plan;
+pub use program::{Access, Action, Event, Lane, Marked, Program, Step, Unordered, marked};
 pub use refused::Refused;
 pub use target::Target;
 pub use update::Update;

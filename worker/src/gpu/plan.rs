@@ -74,6 +74,10 @@ impl Plan {
         &self.plan.layout
     }
 
+    pub(super) fn format(&self) -> Format {
+        self.format
+    }
+
     /// Bytes of [`Memory::Arena`](super::Memory::Arena).
     pub fn arena_bytes(&self) -> usize {
         self.plan.bytes

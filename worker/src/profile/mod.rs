@@ -3,10 +3,28 @@
 //! Always on: one line per step, kept in memory and written with the progress reports. On request: every operation of
 //! selected steps.
 
+mod kernels;
 mod steps;
 mod tensorboard;
 mod trace;
 
+pub use kernels::write_kernel_times;
 pub use steps::StepFile;
 pub use tensorboard::EventFile;
 pub use trace::{Row, Trace};
+
+use serde::Serialize;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::path::Path;
+use switchyard_worker_contract::record;
+
+/// Writes a file of the records as a whole.
+fn replace(run_dir: &Path, name: &str, what: &impl Serialize) -> io::Result<()> {
+    let folder = run_dir.join(record::DIR);
+    DirBuilder::new().recursive(true).create(&folder)?;
+    let file = folder.join(name);
+    let temporary = file.with_extension("new");
+    fs::write(&temporary, serde_json::to_vec(what)?)?;
+    fs::rename(temporary, file)
+}

@@ -3,8 +3,8 @@
 //! A rank is a process of the trace, a thread is a row. Times are those of rank 0's clock, so that the files of all
 //! ranks can be merged.
 
+use super::replace;
 use serde_json::{Value, json};
-use std::fs::{self, DirBuilder};
 use std::io;
 use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -85,8 +85,6 @@ impl Trace {
     /// # Errors
     /// The file cannot be written.
     pub fn write(mut self, run_dir: &Path) -> io::Result<()> {
-        let folder = run_dir.join(record::DIR);
-        DirBuilder::new().recursive(true).create(&folder)?;
         let (pid, rank) = (self.rank, format!("rank {}", self.rank));
         let name = |what: &str, tid: u32, name: String| json!({"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}});
         let mut events = vec![
@@ -99,16 +97,14 @@ impl Trace {
             "displayTimeUnit": "ms", "traceEvents": events,
             "otherData": {"rank": pid, "recordingMilliseconds": self.overhead * 1e3},
         });
-        let file = folder.join(record::trace_file(self.rank));
-        let temporary = file.with_extension("new");
-        fs::write(&temporary, serde_json::to_vec(&trace)?)?;
-        fs::rename(temporary, file)
+        replace(run_dir, &record::trace_file(self.rank), &trace)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::time::Duration;
 
     #[test]

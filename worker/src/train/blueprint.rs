@@ -105,6 +105,14 @@ impl Blueprint {
         }
     }
 
+    /// Bytes of the same if all numbers had 32 bits; `None` if they have.
+    fn gpu_memory_fp32(&self) -> Result<Option<u64>, TrainError> {
+        match &self.plan {
+            Plan::Gpu(plan) if self.training.half_type().is_some() => plan.memory_fp32(&self.training).map(Some),
+            _ => Ok(None),
+        }
+    }
+
     /// Name of the kernels.
     fn kernel(&self) -> String {
         match &self.plan {
@@ -133,6 +141,7 @@ impl Blueprint {
             memory: self.memory(),
             fp32_memory_bytes: self.memory_fp32(),
             gpu_memory: self.gpu_memory(),
+            gpu_fp32_memory_bytes: self.gpu_memory_fp32()?,
             kernel: self.kernel(),
             files: facts.files,
             empty_files: facts.empty_files,

@@ -15,6 +15,7 @@ use serde_json::Value;
 use std::time::Instant;
 use switchyard_worker_contract::config::{LossScaling, Transport};
 use switchyard_worker_contract::event::{GpuCalls, Link};
+use switchyard_worker_contract::kernels::KernelTimes;
 
 /// Ranks that tell their times in a step.
 pub(super) const TIMES: usize = 11;
@@ -169,6 +170,11 @@ pub(super) trait Engine: Send {
 
     /// Turns the recording of spans for [`Engine::trace`] on or off.
     fn record(&mut self, on: bool);
+
+    /// What the kernels of a GPU took in the recorded steps; none on CPUs.
+    fn kernel_times(&self) -> Option<&KernelTimes> {
+        None
+    }
 
     /// What ran in the last step.
     fn trace(&mut self, add: &mut AddSpan<'_>);

@@ -4,7 +4,7 @@
 
 use super::report::StepReport;
 use super::trainer::Trainer;
-use crate::profile::{EventFile, Row, StepFile, Trace};
+use crate::profile::{EventFile, Row, StepFile, Trace, write_kernel_times};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -99,6 +99,11 @@ impl Recording {
         if report.step >= profile.from_step && report.step < profile.from_step + u64::from(profile.steps) {
             trace.add(Row::Step, &format!("step {}", report.step), start, end, json!({"loss": report.loss}));
             trainer.trace(&mut |row, name, start, end, arguments| trace.add(row, name, start, end, arguments));
+            // After each of them: the run may end before the last.
+            if let Some(times) = trainer.kernel_times() {
+                let written = write_kernel_times(&self.run_dir, trainer.group().rank(), self.attempt, times);
+                or_warn("the times of kernels", written);
+            }
         }
         if report.step + 1 == profile.from_step + u64::from(profile.steps) + 1
             && let Some(trace) = self.trace.take()

@@ -24,6 +24,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::event::{GpuCalls, Slowest};
+use switchyard_worker_contract::kernels::KernelTimes;
 use switchyard_worker_contract::recorder::Operation;
 
 pub(super) struct Checkpoints {
@@ -224,6 +225,10 @@ impl Trainer {
     /// What ran in the last step.
     pub(super) fn trace(&mut self, add: &mut AddSpan<'_>) {
         self.engine.trace(add);
+    }
+
+    pub(super) fn kernel_times(&self) -> Option<&KernelTimes> {
+        self.engine.kernel_times()
     }
 
     pub(super) fn calls(&self) -> Option<GpuCalls> {

@@ -71,11 +71,18 @@ impl Training {
     /// # Errors
     /// The model does not fit the data.
     pub(super) fn graph(&self) -> Result<Graph, TrainError> {
-        let format = match self.half_type() {
+        self.graph_in(match self.half_type() {
             None => Format::F32,
             Some(HalfType::Bf16) => Format::Bf16,
             Some(HalfType::Fp16) => Format::F16,
-        };
+        })
+    }
+
+    /// The same in another format.
+    ///
+    /// # Errors
+    /// See [`Training::graph`].
+    pub(super) fn graph_in(&self, format: Format) -> Result<Graph, TrainError> {
         let (config, images) = (&self.config, &self.config.data.images);
         let mut graph = Graph::new(config.batch_size_per_process as usize, self.dataset.kind(), format)
             .with_label_smoothing(config.label_smoothing as f32)

@@ -14,6 +14,7 @@ mod network;
 mod nvrtc;
 mod optimizers;
 mod predict;
+mod program;
 mod refusals;
 mod training;
 #[path = "../trial/mod.rs"]

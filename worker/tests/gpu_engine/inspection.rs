@@ -51,7 +51,10 @@ fn the_memory_of_the_gpu_is_told_beside_that_of_the_process() {
     assert!(weights == flat && optimizer > 2 * flat && activations > 32 << 20 && input > 0, "{whole:?}");
     assert!(whole.memory.weights == 0 && whole.memory.gradients == 0 && whole.memory.input > 0, "{whole:?}");
     assert_eq!((whole.kernel.as_str(), whole.fp32_memory_bytes), ("cuda sm_90, NVRTC 13.0", None));
-    let half = inspected(amp(HalfType::Bf16, LossScaling::Static { scale: 1.0 })).unwrap().gpu_memory.unwrap();
+    assert_eq!(whole.gpu_fp32_memory_bytes, None);
+    let inspected = inspected(amp(HalfType::Bf16, LossScaling::Static { scale: 1.0 })).unwrap();
+    assert_eq!(inspected.gpu_fp32_memory_bytes, whole.gpu_memory.map(|memory| memory.total()));
+    let half = inspected.gpu_memory.unwrap();
     assert_eq!((half.weights, half.gradients), (flat + flat / 2, flat));
     assert!(half.activations < activations, "{half:?}");
 }

@@ -9,6 +9,7 @@ mod failures;
 mod graphs;
 mod health;
 mod inspection;
+mod kernels;
 mod late;
 mod losses;
 mod nccl;

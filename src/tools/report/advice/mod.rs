@@ -11,6 +11,7 @@ mod communication;
 mod compute;
 mod gpu;
 mod input;
+mod kernels;
 mod memory;
 #[cfg(test)]
 mod patches;
@@ -47,7 +48,7 @@ pub struct Rule {
 }
 
 /// Every rule, in the order of diagnosis.
-pub const RULES: [Rule; 24] = [
+pub const RULES: [Rule; 27] = [
     precision::LOST_LOSS,
     gpu::ERRORS,
     gpu::CLOCKS,
@@ -56,13 +57,16 @@ pub const RULES: [Rule; 24] = [
     compute::TOO_FEW_THREADS,
     compute::WARM_UP,
     compute::NOISE,
+    kernels::SLOW_KERNEL,
     input::INPUT_BOUND,
     between::CHECKPOINTS,
     between::FETCHES,
     between::EVALUATION,
     between::GAPS,
+    kernels::IDLE_GPU,
     precision::SHAPES,
     precision::AMP_OFF,
+    kernels::EXACT_PRODUCTS,
     precision::OVERFLOWS,
     precision::LOSS_SCALE,
     memory::NEAR_LIMIT,
@@ -86,6 +90,8 @@ pub enum Chart {
     Skew,
     AllReduce,
     Memory,
+    /// Kernels of a GPU.
+    Kernels,
     /// Ranks, CPUs, nodes.
     Placement,
     /// The configuration.
@@ -101,6 +107,7 @@ impl Chart {
             Chart::Skew => "skew",
             Chart::AllReduce => "all-reduce",
             Chart::Memory => "memory",
+            Chart::Kernels => "kernels",
             Chart::Placement => "placement",
             Chart::Manifest => "manifest",
         }

@@ -79,7 +79,9 @@ fn documents() -> Vec<Value> {
             },
         })
     };
-    (0..12).map(job).collect()
+    let mut on_gpu = job(0);
+    (on_gpu["spec"]["engine"]["device"], on_gpu["spec"]["engine"]["cudaGraphs"]) = (json!("Cuda"), json!("Disabled"));
+    (0..12).map(job).chain([on_gpu]).collect()
 }
 
 #[test]

@@ -1,10 +1,12 @@
 use super::*;
 use crate::report::facts::{MemoryFacts, RankFacts, Reduce};
+use crate::report::kernels::example;
 use crate::report::sample::Parts;
 use serde_json::json;
-use switchyard_worker_contract::config::{EngineConfig, Model, Precision, Transport};
+use switchyard_worker_contract::config::{Device, EngineConfig, Model, Precision, Transport};
 use switchyard_worker_contract::event::{Inspection, MemoryUse};
 use switchyard_worker_contract::gpu::{GpuReport, PcieWidth, Slowed, SlowedBy};
+use switchyard_worker_contract::prediction::Arithmetic;
 
 fn engine() -> EngineConfig {
     serde_json::from_value(json!({
@@ -115,7 +117,7 @@ fn gpu() -> GpuReport {
 /// A run that shows it, words of the evidence or of the change, and the gain of the first change, ms.
 pub(super) type Case = (&'static str, fn(&mut Facts), &'static str, Option<f64>);
 
-pub(super) const CASES: [Case; 27] = [
+pub(super) const CASES: [Case; 29] = [
     ("loss-not-a-number", |f| f.lost_at = Some(1200), "step 1,200", None),
     (
         "gpu-errors",
@@ -196,6 +198,17 @@ pub(super) const CASES: [Case; 27] = [
         "without a fetch or an evaluation",
         None,
     ),
+    // 50 of 98 ms are kernels, 5 are waits.
+    (
+        "gpu-idle",
+        |f| {
+            f.kernels = Some(example(false));
+            engine_of(f).device = Device::Cuda;
+            engine_of(f).gpu.graphs = false;
+        },
+        "`cudaGraphs: Enabled`",
+        Some(22.5),
+    ),
     (
         "shapes",
         |f| {
@@ -208,6 +221,18 @@ pub(super) const CASES: [Case; 27] = [
     ),
     ("amp-off", |f| f.kernel = Some("amx-bf16".into()), "`precision.mode: AMP`", Some(22.5)),
     ("amp-off", |f| f.on_gpu = Some(true), "FP32 on a GPU", Some(22.5)),
+    (
+        "exact-products",
+        |f| {
+            let mut kernels = example(false);
+            kernels.times.kernels[0].cost.arithmetic = Arithmetic::F32;
+            kernels.times.kernels[1].cost.arithmetic = Arithmetic::F32;
+            f.kernels = Some(kernels);
+            engine_of(f).device = Device::Cuda;
+        },
+        "`precision.matmul: TF32`",
+        Some(12.5),
+    ),
     (
         "overflow-skips",
         |f| {
@@ -296,7 +321,7 @@ fn each_rule_speaks_about_a_run_that_shows_it_and_not_about_a_healthy_one() {
         let difference = found.unwrap_or_default() - gain.unwrap_or_default();
         assert!(difference.abs() < 0.01, "{rule}: {found:?}, expected {gain:?}");
     }
-    let notes = ["warm-up", "noise"];
+    let notes = ["warm-up", "noise", "slow-kernel"];
     for rule in &RULES {
         assert!(CASES.iter().any(|case| case.0 == rule.id) || notes.contains(&rule.id), "no case for {}", rule.id);
     }
@@ -311,6 +336,9 @@ fn notes_speak_and_keep_silent() {
     };
     assert!(note(|f| f.warm_ms = Some(250.0), "warm-up") && !note(|_| {}, "warm-up"));
     assert!(note(|f| f.work_quantiles = Some((97.0, 200.0)), "noise") && !note(|_| {}, "noise"));
+    let far = |f: &mut Facts| f.kernels = Some(example(true));
+    assert!(note(far, "slow-kernel") && !note(|f| f.kernels = Some(example(false)), "slow-kernel"));
+    assert!(note(far, "gpu-idle"), "with graphs nothing is left to set");
     let odd = |f: &mut Facts| {
         let Model::Gpt(gpt) = &mut engine_of(f).model else { panic!() };
         gpt.hidden_size = 132;

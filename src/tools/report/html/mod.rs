@@ -1,6 +1,7 @@
 //! The report as one page: no script, no request, nothing outside of the file.
 
 mod elements;
+mod kernels;
 mod sections;
 mod time;
 
@@ -15,7 +16,7 @@ const STYLE: &str = include_str!("style.css");
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
 /// Sections in their order: anchor and heading.
-const SECTIONS: [(&str, &str); 11] = [
+const SECTIONS: [(&str, &str); 12] = [
     ("verdict", "Verdict"),
     ("advice", "Advice"),
     ("loss", "Loss"),
@@ -24,6 +25,7 @@ const SECTIONS: [(&str, &str); 11] = [
     ("skew", "Rank skew"),
     ("all-reduce", "All-reduce"),
     ("memory", "Memory"),
+    ("kernels", "Kernels of the GPU"),
     ("placement", "Placement"),
     ("events", "Events"),
     ("manifest", "Manifest, versions, environment"),
@@ -46,7 +48,7 @@ pub fn html(report: &Report) -> String {
         page.push_str(&format!("<li><a href=\"#{anchor}\">{name}</a></li>"));
     }
     page.push_str("</ul></nav>\n<main>\n");
-    let bodies: [Page; 11] = [
+    let bodies: [Page; 12] = [
         sections::verdict(report),
         sections::advice(report),
         time::loss(report),
@@ -55,6 +57,7 @@ pub fn html(report: &Report) -> String {
         time::skew(report),
         sections::all_reduce(report),
         sections::memory(report),
+        kernels::kernels(report),
         sections::placement(report),
         sections::events(report),
         sections::setting(report),

@@ -266,6 +266,16 @@ pub(super) fn memory(report: &Report) -> Page {
         amounts.push(Bar { name: "in FP32", value: fp32 as f64, words: binary(fp32), class: "c-other" });
         caption.push_str(&format!(" In FP32 it would be {}: {saved:.0} % saved.", binary(fp32)));
     }
+    if let Some(gpu) = memory.gpu_bytes {
+        amounts.push(Bar { name: "of its GPU", value: gpu as f64, words: binary(gpu), class: "other" });
+        caption.push_str(&format!(" On its GPU it allocates {}", binary(gpu)));
+        if let Some(fp32) = memory.gpu_fp32_bytes.filter(|bytes| *bytes > 0) {
+            let saved = 100.0 * (1.0 - gpu as f64 / fp32 as f64);
+            amounts.push(Bar { name: "of its GPU in FP32", value: fp32 as f64, words: binary(fp32), class: "c-other" });
+            caption.push_str(&format!("; in FP32 it would be {}: {saved:.0} % saved", binary(fp32)));
+        }
+        caption.push('.');
+    }
     if let (Some(ranks), Some(bound), Some(capacity)) = (memory.ranks_per_node, &memory.bound, memory.capacity_bytes) {
         let all = memory.total_bytes.saturating_mul(u64::from(ranks));
         caption.push_str(&format!(

@@ -12,9 +12,11 @@ macro_rules! data {
 }
 
 mod charts;
+mod kernels;
 mod setting;
 
 pub use charts::{AllReduce, Loss, LossWindow, Point, RankSkew, Restart, SkewRow, StepTime, StepWindow, Throughput};
+pub use kernels::{KernelRow, Kernels};
 pub use setting::{Amount, GpuSeen, Happened, Memory, Placed, RankPlace, Setting, Variable};
 
 use super::advice::{Basis, Change, Chart};
@@ -65,6 +67,9 @@ data! {
         /// Reduction of gradients.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub all_reduce: Option<AllReduce>,
+        /// Kernels of a GPU.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub kernels: Option<Kernels>,
         /// Memory of a rank.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub memory: Option<Memory>,

@@ -12,6 +12,12 @@ data! {
         /// What it would be in FP32, bytes.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub fp32_bytes: Option<u64>,
+        /// What it allocates on its GPU, bytes.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub gpu_bytes: Option<u64>,
+        /// What that would be in FP32, bytes.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub gpu_fp32_bytes: Option<u64>,
         #[serde(skip_serializing_if = "Option::is_none")]
         pub ranks_per_node: Option<u32>,
         /// What bounds it.

@@ -25,6 +25,9 @@ pub struct Inspection {
     /// Memory of one rank on its GPU; absent on CPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_memory: Option<MemoryUse>,
+    /// Its sum in bytes if all numbers had 32 bits; `None` if they have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_fp32_memory_bytes: Option<u64>,
     /// CPU kernels that will be used.
     pub kernel: String,
     /// Files read.

@@ -85,15 +85,20 @@ impl Workshop {
     /// # Errors
     /// No algorithm multiplies matrices of some shape.
     pub fn commands(&mut self, works: Vec<Work<Span>>) -> Result<Commands, Error> {
-        let commands = works.into_iter().map(|work| match work {
+        works.into_iter().map(|work| self.command(work)).collect()
+    }
+
+    /// # Errors
+    /// No algorithm multiplies matrices of this shape.
+    pub fn command(&mut self, work: Work<Span>) -> Result<Command, Error> {
+        match work {
             Work::Kernel(call) => Ok(Command::Kernel(self.program(call.program()), call)),
             Work::Product(product) => {
                 let product = described(&product, self.config.matmul);
                 Ok(Command::Product(Box::new(self.algorithms.plan(product)?)))
             }
             Work::Copy { from, to } => Ok(copy(&from, &to)),
-        });
-        commands.collect()
+        }
     }
 
     /// The number of a program.

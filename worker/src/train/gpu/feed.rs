@@ -8,6 +8,7 @@
 
 use super::SLOTS;
 use super::memories::Memories;
+use super::times::Times;
 use crate::data::Batch;
 use crate::gpu::{Inputs, Share};
 use switchyard_cuda::Error;
@@ -45,11 +46,17 @@ impl Feed {
         (batch, share): (&Batch, Share),
         memories: &Memories,
         (computed, compute): (&Event, &Stream),
+        times: Option<&mut Times>,
     ) -> Result<(), Error> {
         let Slot { pinned, arrived } = &mut self.slots[slot];
         self.inputs.write(batch, share, pinned.values_mut()?);
         self.stream.wait(computed)?;
-        self.stream.upload(pinned, 0..self.inputs.bytes(), memories.inputs[slot].span())?;
+        let bytes = self.inputs.bytes();
+        let upload = || self.stream.upload(pinned, 0..bytes, memories.inputs[slot].span());
+        match times {
+            Some(times) => times.copy(bytes, &self.stream, upload)?,
+            None => upload()?,
+        }
         self.stream.record(arrived)?;
         compute.wait(arrived)
     }

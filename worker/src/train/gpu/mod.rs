@@ -27,6 +27,7 @@ mod run;
 mod segment;
 mod staging;
 mod step;
+mod times;
 mod users;
 mod watch;
 
@@ -66,8 +67,10 @@ use switchyard_cuda::driver::{Context, Counts, Pinned, Stream};
 use switchyard_cuda::kernels::gradients::Scaler;
 use switchyard_cuda::kernels::optimizer::Numbers;
 use switchyard_cuda::nvrtc::Nvrtc;
-use switchyard_worker_contract::config::{EngineConfig, Transport};
+use switchyard_worker_contract::config::{EngineConfig, Matmul, Transport};
 use switchyard_worker_contract::event::{GpuCalls, MemoryUse};
+use switchyard_worker_contract::kernels::KernelTimes;
+use times::Times;
 
 /// Memory that products may use beside their matrices: what NVIDIA advises for its newer devices.
 const WORKSPACE: usize = 32 << 20;
@@ -117,6 +120,7 @@ pub(super) struct GpuEngine {
     makings: Vec<Making>,
     /// What the device did in the last step.
     seen: Vec<Seen>,
+    times: Times,
     /// Calls of the last step.
     calls: Counts,
     recorder: Arc<Recorder>,
@@ -194,6 +198,7 @@ impl GpuEngine {
             rows: [vec![0.0; rows], vec![0.0; rows]],
             makings: Vec::with_capacity(merge as usize),
             seen: Vec::with_capacity(2 * merge as usize + 4),
+            times: Times::new(&context.device().name, training.config.gpu.matmul == Matmul::Tf32),
             calls: Counts::default(),
             recorder: Arc::clone(recorder),
             health,
@@ -222,7 +227,7 @@ impl GpuEngine {
         let whole = Share { part: 1.0, loss_scale: 1.0 };
         self.norms.upload(&self.memories)?;
         let before = (&self.run.marks(0).backward, &self.stream);
-        self.feed.send(0, (batch, whole), &self.memories, before)?;
+        self.feed.send(0, (batch, whole), &self.memories, before, None)?;
         self.run.evaluation.queue(&self.workshop, &self.memories, &self.stream)?;
         let [losses, correct] = &mut self.rows;
         self.memories.buffer(Memory::Losses).read(0, losses)?;
@@ -342,8 +347,14 @@ impl Engine for GpuEngine {
         self.health.sight().explain(reduced)
     }
 
-    /// What the device did is known by forward and backward of each micro-batch, in every step.
-    fn record(&mut self, _on: bool) {}
+    /// What the device did is known by forward and backward of each micro-batch in every step; its works are timed one by one on request.
+    fn record(&mut self, on: bool) {
+        self.times.set(on);
+    }
+
+    fn kernel_times(&self) -> Option<&KernelTimes> {
+        self.times.told()
+    }
 
     fn trace(&mut self, add: &mut AddSpan<'_>) {
         for Seen { name, start, end } in &self.seen {

@@ -2,13 +2,14 @@
 
 use super::machine::{Machine, target};
 use super::{SLOTS, WORKSPACE, users};
+use crate::cpu::Format;
 use crate::gpu::{Computation, Contents, Memory};
 use crate::nn::Layout;
 use crate::train::TrainError;
 use crate::train::memory::batch_that_fits;
 use crate::train::training::Training;
 use switchyard_cuda::driver::Device;
-use switchyard_worker_contract::config::Matmul;
+use switchyard_worker_contract::config::{Matmul, Precision};
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::MemoryUse;
 
@@ -80,6 +81,17 @@ impl GpuPlan {
     /// Memory of the GPU.
     pub fn memory(&self) -> MemoryUse {
         memory(&self.computation)
+    }
+
+    /// Bytes of the same if all numbers had 32 bits.
+    ///
+    /// # Errors
+    /// None for a job that [`GpuPlan::new`] has planned.
+    pub fn memory_fp32(&self, training: &Training) -> Result<u64, TrainError> {
+        let (graph, config) = (training.graph_in(Format::F32)?, &training.config);
+        let (optimizer, samples) = (&config.optimizer, config.reader.sample_type);
+        let computation = Computation::new(graph, optimizer, Precision::Fp32, samples, target(&self.device))?;
+        Ok(memory(&computation).total())
     }
 
     /// Memory of the process, without what is the same on every device: pinned batches, and gradients on their way to other ranks.

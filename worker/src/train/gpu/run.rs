@@ -13,10 +13,10 @@ use super::commands::{Command, Commands, Workshop};
 use super::memories::Memories;
 use super::segment::Segment;
 use super::staging::Staging;
-use crate::gpu::{Computation, Pass, Works};
+use crate::gpu::{Computation, Costed, Costs, Event, Marked, Pass, Works, marked};
 use crate::train::TrainError;
 use switchyard_cuda::Error;
-use switchyard_cuda::driver::{Context, Event, Span};
+use switchyard_cuda::driver::{self, Context, Span};
 
 /// What is queued.
 pub(super) struct Run {
@@ -40,8 +40,9 @@ struct Slot {
 
 /// Recorded behind forward and backward of a micro-batch.
 pub(super) struct Marks {
-    pub forward: Event,
-    pub backward: Event,
+    slot: usize,
+    pub forward: driver::Event,
+    pub backward: driver::Event,
 }
 
 impl Run {
@@ -56,9 +57,10 @@ impl Run {
         staging: Option<&Staging>,
     ) -> Result<Run, TrainError> {
         let works = |slot: usize| computation.works(|span| memories.place(computation, slot, span));
+        let costs = computation.costs()?;
         let mut slot = |number| -> Result<Slot, TrainError> {
-            let marks = Marks { forward: context.event()?, backward: context.event()? };
-            Ok(Slot::new(workshop, works(number)?, merge, staging, marks)?)
+            let marks = Marks { slot: number, forward: context.event()?, backward: context.event()? };
+            Ok(Slot::new(workshop, (works(number)?, &costs), merge, staging, marks)?)
         };
         let slots = [slot(0)?, slot(1)?];
         let Works { update, round, evaluation, .. } = works(0)?;
@@ -66,9 +68,9 @@ impl Run {
         Ok(Run {
             slots,
             merge,
-            update: update.map(Segment::new),
+            update: update.map(|update| Segment::new(update, costs.update)),
             round: round.map(|round| workshop.commands(vec![round])).transpose()?,
-            evaluation: Segment::new(workshop.commands(evaluation)?),
+            evaluation: Segment::new(workshop.commands(evaluation)?, Vec::new()),
         })
     }
 
@@ -98,46 +100,46 @@ impl Run {
 impl Slot {
     fn new(
         workshop: &mut Workshop,
-        works: Works<Span>,
+        (works, costs): (Works<Span>, &Costs),
         merge: u32,
         staging: Option<&Staging>,
         marks: Marks,
     ) -> Result<Slot, Error> {
         let Works { first, later, update, .. } = works;
         let is_merged = merge > 1;
-        let ready: Vec<(usize, Event)> = staging.map_or_else(Vec::new, |staging| {
-            staging.complete[usize::from(is_merged)].iter().copied().zip(staging.ready.iter().cloned()).collect()
-        });
-        let mut last = commands(workshop, if is_merged { &later } else { &first }, &marks, &ready)?;
+        let ready = staging
+            .map_or((&[][..], &[][..]), |staging| (&staging.complete[usize::from(is_merged)][..], &staging.ready[..]));
+        let of_last = if is_merged { later.clone() } else { first.clone() };
+        let mut last = commands(workshop, of_last, &marks, ready)?;
+        let mut costs_of_last: Vec<Costed> = if is_merged { &costs.later } else { &costs.first }.clone();
         if staging.is_none() {
             last.extend(workshop.commands(update)?);
+            costs_of_last.extend(&costs.update);
         }
         Ok(Slot {
-            first: Segment::new(commands(workshop, &first, &marks, &[])?),
-            later: Segment::new(commands(workshop, &later, &marks, &[])?),
-            last: Segment::new(last),
+            first: Segment::new(commands(workshop, first, &marks, (&[], &[]))?, costs.first.clone()),
+            later: Segment::new(commands(workshop, later, &marks, (&[], &[]))?, costs.later.clone()),
+            last: Segment::new(last, costs_of_last),
             marks,
         })
     }
 }
 
-/// Forward and backward with their marks. `ready`: events, each behind so many works of backward, in order.
+/// Forward and backward with their marks. `ready`: for each bucket an event behind so many works of backward, in order.
 fn commands(
     workshop: &mut Workshop,
-    pass: &Pass<Span>,
+    pass: Pass<Span>,
     marks: &Marks,
-    ready: &[(usize, Event)],
+    (complete, ready): (&[usize], &[driver::Event]),
 ) -> Result<Commands, Error> {
-    let mut all = workshop.commands(pass.forward.clone())?;
-    all.push(Command::Record(marks.forward.clone()));
-    let mut ready = ready.iter().peekable();
-    for (number, command) in workshop.commands(pass.backward.clone())?.into_iter().enumerate() {
-        while let Some((_, event)) = ready.next_if(|(end, _)| *end <= number) {
-            all.push(Command::Record(event.clone()));
-        }
-        all.push(command);
-    }
-    all.extend(ready.map(|(_, event)| Command::Record(event.clone())));
-    all.push(Command::Record(marks.backward.clone()));
-    Ok(all)
+    let event = |event: Event| match event {
+        Event::Forward(_) => &marks.forward,
+        Event::Ready(bucket) => &ready[bucket],
+        _ => &marks.backward,
+    };
+    let command = |marked: Marked<Span>| match marked {
+        Marked::Work(work) => workshop.command(work),
+        Marked::Record(mark) => Ok(Command::Record(event(mark).clone())),
+    };
+    marked(pass, marks.slot, complete).into_iter().map(command).collect()
 }

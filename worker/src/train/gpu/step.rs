@@ -8,6 +8,10 @@
 //! What the optimizer is told depends on how many steps were left out because of overflows, and so on an outcome that is not known yet: the
 //! host says both, the device chooses. A dynamic loss scale is a factor of what the host sends with each batch; there it waits.
 
+use super::commands::Workshop;
+use super::memories::Memories;
+use super::segment::Segment;
+use super::times::Times;
 use super::{GpuEngine, Messages, SLOTS, Seen};
 use crate::amp::WireScale;
 use crate::data::Prefetcher;
@@ -16,7 +20,8 @@ use crate::train::TrainError;
 use crate::train::engine::{Flags, Given, Told};
 use crate::train::report::StepReport;
 use std::time::{Duration, Instant};
-use switchyard_cuda::driver::Counts;
+use switchyard_cuda::Error;
+use switchyard_cuda::driver::{Counts, Stream};
 use switchyard_worker_contract::recorder::Operation;
 
 /// A step that has begun, and whose outcome is not known.
@@ -87,7 +92,7 @@ impl GpuEngine {
             }
             let slot = self.slot(micro_batch);
             let before = (&self.run.marks(slot).backward, &self.stream);
-            self.feed.send(slot, (batch, share), &self.memories, before)?;
+            self.feed.send(slot, (batch, share), &self.memories, before, self.times.of_step())?;
             self.queue(micro_batch)?;
             report.forward += read.elapsed();
             if micro_batch == 0 {
@@ -113,8 +118,8 @@ impl GpuEngine {
     /// Queues forward and backward of a micro-batch.
     fn queue(&mut self, micro_batch: u32) -> Result<(), TrainError> {
         let slot = self.slot(micro_batch);
-        let GpuEngine { workshop, memories, stream, run, norms, .. } = self;
-        run.micro_batch(micro_batch, slot).queue(workshop, memories, stream)?;
+        let GpuEngine { workshop, memories, stream, run, norms, times, .. } = self;
+        queue(run.micro_batch(micro_batch, slot), (workshop, memories, stream), times)?;
         Ok(norms.download(slot, memories, (&run.marks(slot).forward, stream))?)
     }
 
@@ -241,9 +246,9 @@ impl GpuEngine {
 
     /// Queues what updates the weights, or leaves them as they are, and the copy of the outcome.
     fn queue_update(&mut self, step: u64) -> Result<(), TrainError> {
-        let GpuEngine { workshop, run, memories, stream, messages, .. } = self;
+        let GpuEngine { workshop, run, memories, stream, messages, times, .. } = self;
         if let Some(update) = &mut run.update {
-            update.queue(workshop, memories, stream)?;
+            queue(update, (workshop, memories, stream), times)?;
         }
         let Messages { scaler, loss, .. } = &mut messages[slot_of(step)];
         stream.download(memories.span(Memory::Scaler), scaler, 0..1)?;
@@ -260,6 +265,7 @@ impl GpuEngine {
         let start = Instant::now();
         self.recorder.begin(Operation::Update, 0);
         self.judge(&mut report)?;
+        self.times.take()?;
         let end = Instant::now();
         report.optimizer += end - start;
         self.seen.push(Seen { name: "update", start, end });
@@ -284,6 +290,17 @@ impl GpuEngine {
             return Err(TrainError::Usage(text));
         }
         Ok(())
+    }
+}
+
+fn queue(
+    segment: &mut Segment,
+    (workshop, memories, stream): (&Workshop, &Memories, &Stream),
+    times: &mut Times,
+) -> Result<(), Error> {
+    match times.of_step() {
+        Some(times) => segment.queue_timed((workshop, memories, stream), times),
+        None => segment.queue(workshop, memories, stream),
     }
 }
 

@@ -1,0 +1,101 @@
+//! The program of a step on a GPU: golden texts of small models, a check that finds nothing in them, and planted mistakes that it finds.
+
+use crate::TARGET;
+use crate::trial::{Case, cases};
+use switchyard_worker::cpu::Format;
+use switchyard_worker::gpu::{Action, Computation, Event, Lane, Program, Unordered};
+use switchyard_worker::model::Registry;
+use switchyard_worker::nn::{Graph, fuse};
+use switchyard_worker_contract::config::{
+    self, Amp, HalfType, LossScaling, Model, Momentum, Precision, Rule, SampleType,
+};
+
+/// Bytes of a bucket: small models have several of these.
+const BUCKET: usize = 4096;
+
+fn program(case: &Case, micro_batches: usize, ranks: bool) -> Program {
+    let mut graph = Graph::new(case.samples, case.kind, Format::Bf16);
+    Registry::new().model(&case.model).unwrap().build(&mut graph).unwrap();
+    let optimizer = config::Optimizer {
+        rule: Rule::Sgd(Momentum { momentum: 0.9, nesterov: false }),
+        learning_rate: 0.1,
+        weight_decay: 0.0,
+        gradient_clip_norm: None,
+        decay_exclusions: config::DecayExclusions::Vectors,
+    };
+    let precision =
+        Precision::Amp(Amp { compute_type: HalfType::Bf16, loss_scaling: LossScaling::Static { scale: 1.0 } });
+    let computation = Computation::new(graph, &optimizer, precision, SampleType::UInt8, TARGET).unwrap();
+    let buckets = if ranks { fuse(computation.layout(), BUCKET) } else { Vec::new() };
+    Program::new(&computation, micro_batches, &buckets).unwrap()
+}
+
+fn case(name: &str) -> Case {
+    cases().into_iter().find(|case| case.name == name).unwrap()
+}
+
+#[test]
+fn no_program_has_a_fault() {
+    for case in cases().into_iter().filter(|case| !matches!(case.model, Model::Custom(_))) {
+        for (micro_batches, ranks) in [(1, false), (3, false), (1, true), (4, true)] {
+            let program = program(&case, micro_batches, ranks);
+            assert_eq!(program.check(), Ok(()), "{}, {micro_batches} micro-batches\n{program}", case.name);
+        }
+    }
+}
+
+#[test]
+fn golden_texts() {
+    for (name, file) in [("gpt", "gpt"), ("bert next sentence", "bert"), ("resnet-18", "resnet-18")] {
+        insta::assert_snapshot!(file, program(&case(name), 1, false).to_string());
+    }
+    insta::assert_snapshot!("mlp", program(&case("mlp"), 3, true).to_string());
+}
+
+/// The fault of a program without the last of some steps.
+fn without(lane: Lane, is: impl Fn(Action) -> bool) -> Unordered {
+    let mut program = program(&case("resnet-18"), 4, true);
+    let at = program.steps.iter().rposition(|step| step.lane == lane && is(step.action)).unwrap();
+    program.steps.remove(at);
+    program.check().unwrap_err()
+}
+
+#[test]
+fn a_missing_wait_is_found() {
+    type Is = fn(Action) -> bool;
+    let waits: [(Lane, Is, &str); 6] = [
+        (Lane::Compute, |action| action == Action::Wait(Event::Arrived(0)), "input transfer"),
+        (Lane::Input, |action| action == Action::Wait(Event::Backward(0)), "input transfer"),
+        (Lane::Statistics, |action| action == Action::Wait(Event::Forward(0)), "statistics transfer"),
+        (Lane::Reduce, |action| action == Action::Wait(Event::Ready(0)), "reduce sum"),
+        (Lane::Reduce, |action| action == Action::Wait(Event::Backward(1)), "reduce sum"),
+        // Sums are done in order: who waits for the last waits for all.
+        (Lane::Compute, |action| matches!(action, Action::Wait(Event::Reduced(_))), "reduce sum"),
+    ];
+    for (lane, is, words) in waits {
+        let fault = without(lane, is);
+        assert!(matches!(&fault, Unordered::Steps { .. }) && fault.to_string().contains(words), "{words}: {fault}");
+    }
+    // Statistics that the next forward overwrites while they are copied: the one after it waits for them too.
+    let mut program = program(&case("resnet-18"), 2, true);
+    program.steps.retain(|step| step.action != Action::Wait(Event::Copied));
+    let fault = program.check().unwrap_err().to_string();
+    assert!(fault.contains("statistics transfer"), "{fault}");
+}
+
+#[test]
+fn a_wait_for_what_nothing_records_is_found() {
+    let fault = without(Lane::Compute, |action| action == Action::Record(Event::Ready(1)));
+    assert!(matches!(fault, Unordered::Event { .. }), "{fault}");
+}
+
+#[test]
+fn a_bucket_that_is_sent_before_its_last_gradient_is_found() {
+    let mut program = program(&case("gpt"), 1, true);
+    let is_record = |action: Action| action == Action::Record(Event::Ready(0));
+    let at = program.steps.iter().position(|step| is_record(step.action)).unwrap();
+    // What completes the bucket is the work before the event.
+    program.steps.swap(at - 1, at);
+    let fault = program.check().unwrap_err();
+    assert!(matches!(&fault, Unordered::Steps { second, .. } if second.contains("reduce sum")), "{fault}");
+}
