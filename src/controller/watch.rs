@@ -226,24 +226,45 @@ where
     });
 }
 
-/// Objects a watch has shown, to notice after a new list which of them are gone.
+/// Objects a watch has shown, to notice after a new list which of them are gone: the UID of each. Pods of others are most of them, so nothing
+/// else is kept.
 #[derive(Default)]
 struct Known {
-    by_name: HashMap<(String, String), ObjectMeta>,
+    by_name: HashMap<Name, Box<str>>,
     /// Shown by the list that is being read.
-    listed: HashMap<(String, String), ObjectMeta>,
+    listed: HashMap<Name, Box<str>>,
 }
 
-/// What is kept of an object's metadata: enough to take it out of the index.
-fn name_of(metadata: &ObjectMeta) -> ((String, String), ObjectMeta) {
-    let key = (metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default());
-    let kept = ObjectMeta {
-        namespace: metadata.namespace.clone(),
-        name: metadata.name.clone(),
-        uid: metadata.uid.clone(),
-        ..ObjectMeta::default()
-    };
-    (key, kept)
+/// Namespace, empty for what has none, and name.
+type Name = (Box<str>, Box<str>);
+
+fn name_of(metadata: &ObjectMeta) -> (Name, Box<str>) {
+    let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
+    ((text(&metadata.namespace), text(&metadata.name)), text(&metadata.uid))
+}
+
+/// What takes an object that is gone out of the index.
+fn metadata_of((namespace, name): Name, uid: Box<str>) -> ObjectMeta {
+    let some = |text: Box<str>| Some(text.into_string()).filter(|text| !text.is_empty());
+    ObjectMeta { namespace: some(namespace), name: some(name), uid: some(uid), ..ObjectMeta::default() }
+}
+
+impl Known {
+    /// A list shows an object. Returns the one that it stands in place of: deleted and made again while nobody looked.
+    fn list(&mut self, metadata: &ObjectMeta) -> Option<ObjectMeta> {
+        let (name, uid) = name_of(metadata);
+        let before = self.by_name.get(&name).filter(|before| **before != uid);
+        let before = before.map(|before| metadata_of(name.clone(), before.clone()));
+        self.listed.insert(name, uid);
+        before
+    }
+
+    /// The list is at its end. Returns what it has not shown.
+    fn end_list(&mut self) -> Vec<ObjectMeta> {
+        let before = std::mem::replace(&mut self.by_name, std::mem::take(&mut self.listed));
+        let gone = before.into_iter().filter(|(name, _)| !self.by_name.contains_key(name));
+        gone.map(|(name, uid)| metadata_of(name, uid)).collect()
+    }
 }
 
 impl Context {
@@ -252,20 +273,19 @@ impl Context {
         match event {
             watcher::Event::Init => known.listed.clear(),
             watcher::Event::InitApply(object) => {
-                let (key, kept) = name_of(object.meta());
-                known.listed.insert(key, kept);
+                if let Some(before) = known.list(object.meta()) {
+                    self.take_in(now, |index| (rules.delete)(index, &before));
+                }
                 self.take_in(now, |index| (rules.apply)(index, object));
             }
             watcher::Event::InitDone => {
-                let before = std::mem::replace(&mut known.by_name, std::mem::take(&mut known.listed));
-                let gone = before.into_iter().filter(|(key, _)| !known.by_name.contains_key(key));
-                for (_, metadata) in gone {
+                for metadata in known.end_list() {
                     self.take_in(now, |index| (rules.delete)(index, &metadata));
                 }
             }
             watcher::Event::Apply(object) => {
-                let (key, kept) = name_of(object.meta());
-                known.by_name.insert(key, kept);
+                let (name, uid) = name_of(object.meta());
+                known.by_name.insert(name, uid);
                 self.take_in(now, |index| (rules.apply)(index, object));
             }
             watcher::Event::Delete(object) => {
@@ -302,5 +322,30 @@ impl Context {
         // The others still wait, but perhaps for another reason.
         let later = now + waiting_period(waiting.len()).unsigned_abs();
         waiting.into_iter().for_each(|key| self.queue.add(key, later));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Known, ObjectMeta};
+
+    /// A pod of others that was made again under its name while the watch was away kept its room on the node for ever.
+    #[test]
+    fn what_a_new_list_does_not_show_is_gone_and_so_is_what_stands_under_its_name_with_another_uid() {
+        let object = |name: &str, uid: &str| ObjectMeta {
+            namespace: Some("n".into()),
+            name: Some(name.into()),
+            uid: Some(uid.into()),
+            ..ObjectMeta::default()
+        };
+        let mut known = Known::default();
+        for first in [object("a", "1"), object("b", "2"), object("c", "3")] {
+            assert_eq!(known.list(&first), None);
+        }
+        assert_eq!(known.end_list(), []);
+        assert_eq!(known.list(&object("a", "1")), None);
+        assert_eq!(known.list(&object("b", "4")), Some(object("b", "2")));
+        assert_eq!(known.end_list(), [object("c", "3")]);
+        assert_eq!(known.list(&object("b", "4")), None);
     }
 }

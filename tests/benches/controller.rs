@@ -10,8 +10,6 @@
 mod ours;
 #[path = "controller/peer.rs"]
 mod peer;
-#[path = "controller/seen.rs"]
-mod seen;
 
 use anyhow::Result;
 use serde_json::{Value, json};

@@ -32,6 +32,8 @@ mod programs;
 pub mod random;
 mod records;
 mod scene;
+mod seen;
+pub mod size;
 
 pub use accounts::{SYSTEM, account, chart_rules, chart_rules_with, role};
 pub use agent::{Agent, AgentOptions, Cable, Host, agent_plane, agent_program, agent_token, pod_token};
@@ -47,6 +49,7 @@ pub use programs::{cargo, clock_by, gpu_probe, planted, programs, target};
 pub use random::Random;
 pub use records::{MadeUpRun, Trouble};
 pub use scene::Scene;
+pub use seen::{PodSeen, PodsSeen};
 
 use std::path::Path;
 

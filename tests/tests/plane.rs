@@ -14,5 +14,6 @@ mod fights;
 mod lifecycle;
 mod malformed;
 mod rights;
+mod size;
 mod tenants;
 mod verdicts;

@@ -17,6 +17,8 @@ pub(crate) enum What {
     AllReduce,
     /// The controller with 1,000 workers and 1,000 jobs on a real API server, beside training-operator.
     Controller,
+    /// The controller in a cluster of 10,000 nodes with 100,000 pods, a gang of 4,096 nodes, and a day of 500 jobs that wait.
+    ClusterSize,
     /// The node agent at rest: memory, CPU time, calls to the API server.
     Agent,
     /// Placement of GPUs: quality against brute force and what is usual, time at 10,000 nodes.
@@ -53,6 +55,7 @@ impl What {
             What::Step => ("step", "step"),
             What::AllReduce => ("all-reduce", "all_reduce"),
             What::Controller => ("controller", "controller"),
+            What::ClusterSize => ("cluster-size", "cluster_size"),
             What::Agent => ("agent", "agent"),
             What::Placement => ("placement", "placement"),
             What::Queue => ("queue", "queue"),
@@ -94,7 +97,7 @@ pub(crate) fn bench(what: What, kueue: Option<&Path>) -> Result<()> {
     };
     let file = folder.join(format!("{name}.json"));
     let file = file.to_string_lossy().into_owned();
-    if matches!(what, What::Step | What::Controller | What::Verdict) {
+    if matches!(what, What::Step | What::Controller | What::ClusterSize | What::Verdict) {
         let programs = ["switchyard", "switchyard-worker"];
         step("both programs", &mut programs_in(SHIPPED, &programs))?;
     }

@@ -164,6 +164,7 @@ pub(crate) const STAGES: [Stage; 15] = [
                     "malformed",
                     "fights",
                     "rights",
+                    "size",
                     "tenants",
                     "agent",
                     "documents",

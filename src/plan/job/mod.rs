@@ -111,6 +111,7 @@ pub(crate) fn read(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
     let watchdog = engine::watchdog(&spec.failure_policy);
     let engine = engine.map(|engine| EngineConfig { bandwidth_check: check, watchdog, ..engine });
     faults.extend(fabric_faults(job));
+    faults.extend(too_many_ranks(job, processes_per_node));
     if !faults.is_empty() {
         return Err(faults);
     }
@@ -178,6 +179,24 @@ fn fabric_faults(job: &TrainJob) -> Option<Invalid> {
         field: "spec.fabric.mode".into(),
         got: "Required with framework Switchyard on several nodes".into(),
         expected: "Auto: the engine sends data between nodes over TCP, and has no other way".into(),
+    })
+}
+
+/// Largest group of the engine (`MAX_WORLD` of `worker/src/comm/config.rs`): bounds the size of its roster.
+const MAX_RANKS: u32 = 4096;
+
+/// The schema bounds nodes and processes one by one, and the processes of a node may follow from its GPUs.
+fn too_many_ranks(job: &TrainJob, per_node: u32) -> Option<Invalid> {
+    let nodes = count(job.spec.trainer.num_nodes);
+    let ranks = nodes.saturating_mul(per_node);
+    let is_own = job.spec.trainer.framework == api::Framework::Switchyard;
+    (is_own && ranks > MAX_RANKS).then(|| Invalid {
+        field: "spec.trainer.numNodes".into(),
+        got: format!("{nodes} with {per_node} processes each, {ranks} ranks in all"),
+        expected: format!(
+            "at most {} nodes: framework Switchyard has at most {MAX_RANKS} ranks, other frameworks as many as there are",
+            MAX_RANKS / per_node
+        ),
     })
 }
 

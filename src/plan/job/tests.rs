@@ -52,6 +52,27 @@ fn the_rule_on_reserved_names_knows_every_setting_of_users() {
 }
 
 #[test]
+fn the_engine_has_as_many_ranks_as_its_group_takes() {
+    let trainer = |trainer: Value| validate(&job("many", json!({"trainer": trainer})));
+    let by_gpus = |nodes: u32| json!({"numNodes": nodes, "resourcesPerNode": {"limits": {"nvidia.com/gpu": "8"}}});
+    for accepted in [json!({"numNodes": 4096}), json!({"numNodes": 64, "numProcPerNode": 64}), by_gpus(512)] {
+        assert!(trainer(accepted.clone()).is_ok(), "{accepted}");
+    }
+    for rejected in
+        [json!({"numNodes": 4096, "numProcPerNode": 2}), json!({"numNodes": 65, "numProcPerNode": 64}), by_gpus(513)]
+    {
+        assert!(trainer(rejected.clone()).is_err(), "{rejected}");
+    }
+    assert_eq!(
+        trainer(by_gpus(513)).unwrap_err()[0].to_string(),
+        "spec.trainer.numNodes: got 513 with 8 processes each, 4104 ranks in all; expected at most 512 nodes: framework Switchyard has at most \
+         4096 ranks, other frameworks as many as there are"
+    );
+    let engine = include_str!("../../../worker/src/comm/config.rs");
+    assert!(engine.contains(&format!("MAX_WORLD: u32 = {};", super::MAX_RANKS)), "the engine has another limit");
+}
+
+#[test]
 fn a_measured_check_reaches_the_engine_and_what_cannot_be_measured_is_refused() {
     let check = |preflight: Value, trainer: Value| {
         let spec = json!({"fabric": {"preflight": preflight}, "trainer": trainer});

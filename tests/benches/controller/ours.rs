@@ -1,6 +1,5 @@
 //! Our scenarios.
 
-use crate::seen::Seen;
 use crate::{COUNT, LIMIT, since};
 use anyhow::{Result, bail};
 use futures::StreamExt;
@@ -9,8 +8,8 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use switchyard_crds::TrainJob;
 use switchyard_tests::{
-    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, plain_job, stage_of,
-    start_controller,
+    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, PodsSeen, plain_job,
+    stage_of, start_controller,
 };
 
 /// User of the controller in the audit log.
@@ -19,7 +18,7 @@ const USER: &str = "switchyard-controller";
 struct Bench {
     plane: ControlPlane,
     jobs: Jobs,
-    seen: Seen,
+    seen: PodsSeen,
     kubelet: Kubelet,
     controller: Daemon,
 }
@@ -35,7 +34,7 @@ pub(crate) async fn measure() -> Result<Value> {
     let namespace = plane.namespace("scale").await?;
     let jobs = Jobs::new(plane.client().await?, &namespace);
     let kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new("node", COUNT)).await?;
-    let seen = Seen::watch(plane.client().await?, &namespace);
+    let seen = PodsSeen::watch(plane.client().await?, &namespace);
     let controller = start(&plane)?;
     let mut bench = Bench { plane, jobs, seen, kubelet, controller };
     tokio::time::sleep(Duration::from_secs(2)).await;

@@ -3,7 +3,6 @@
 //! It wants a webhook configuration and a Secret before it starts its controllers; once it has them the webhook is taken away, since
 //! nothing of that is measured. Its pods are not scheduled by gangs, so only creation and deletion are compared.
 
-use crate::seen::Seen;
 use crate::{COUNT, LIMIT, since};
 use anyhow::{Context, Result, bail};
 use futures::StreamExt;
@@ -13,7 +12,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::{Duration, Instant};
-use switchyard_tests::{ControlPlane, Daemon, Kubelet, KubeletOptions, Options, programs_of};
+use switchyard_tests::{ControlPlane, Daemon, Kubelet, KubeletOptions, Options, PodsSeen, programs_of};
 
 const USER: &str = "training-operator";
 /// Where controller-runtime looks for certificates, fixed in the peer's source.
@@ -28,7 +27,7 @@ pub(crate) async fn measure(raised: bool) -> Result<Value> {
     prepare(&plane, &client, &folder).await?;
     let namespace = plane.namespace("scale").await?;
     let _kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new("node", COUNT)).await?;
-    let seen = Seen::watch(client.clone(), &namespace);
+    let seen = PodsSeen::watch(client.clone(), &namespace);
     // It has one flag for its limits; those of its client (20 requests per second) are fixed.
     let mut arguments = vec!["--enable-scheme=pytorchjob".to_string(), "--metrics-bind-address=0".into()];
     arguments.extend([
@@ -130,7 +129,7 @@ fn job(name: &str, workers: usize) -> Result<DynamicObject> {
     Ok(serde_json::from_value(job)?)
 }
 
-async fn a(plane: &ControlPlane, jobs: &Api<DynamicObject>, seen: &Seen, operator: &Daemon) -> Result<Value> {
+async fn a(plane: &ControlPlane, jobs: &Api<DynamicObject>, seen: &PodsSeen, operator: &Daemon) -> Result<Value> {
     let (before, cpu, start) =
         (plane.writes_of(USER).values().sum::<u64>(), operator.usage().cpu_seconds, Instant::now());
     jobs.create(&PostParams::default(), &job("a", COUNT)?).await?;
@@ -148,7 +147,7 @@ async fn a(plane: &ControlPlane, jobs: &Api<DynamicObject>, seen: &Seen, operato
     }))
 }
 
-async fn b(plane: &ControlPlane, jobs: &Api<DynamicObject>, seen: &Seen) -> Result<Value> {
+async fn b(plane: &ControlPlane, jobs: &Api<DynamicObject>, seen: &PodsSeen) -> Result<Value> {
     let (before, start) = (plane.writes_of(USER).values().sum::<u64>(), Instant::now());
     let objects: Vec<DynamicObject> = (0..COUNT).map(|number| job(&format!("b-{number}"), 1)).collect::<Result<_>>()?;
     let params = PostParams::default();

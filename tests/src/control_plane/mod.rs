@@ -6,6 +6,7 @@
 mod access;
 mod certificates;
 mod process;
+mod store;
 mod temporary;
 
 pub(crate) use access::{kubeconfig_text, kubelet_user};
@@ -240,6 +241,8 @@ impl ControlPlane {
             format!("--initial-advertise-peer-urls={}", url(etcd_peers)),
             format!("--initial-cluster=default={}", url(etcd_peers)),
             "--log-level=warn".into(),
+            // Its default is 2 GiB; a full one refuses every write.
+            "--quota-backend-bytes=8589934592".into(),
         ];
         if !self.options.fsync {
             arguments.push("--unsafe-no-fsync".into());

@@ -111,6 +111,8 @@ pub struct KubeletOptions {
     pub policy: Policy,
     /// Folder in which commands are looked for first.
     pub programs: Option<PathBuf>,
+    /// Its nodes are there already, and it takes only pods with these labels.
+    pub only: Option<String>,
 }
 
 impl KubeletOptions {
@@ -123,6 +125,7 @@ impl KubeletOptions {
             capacity: capacity.map(|(name, amount)| (name.to_string(), amount.to_string())).into(),
             policy: Policy::Run,
             programs: None,
+            only: None,
         }
     }
 }

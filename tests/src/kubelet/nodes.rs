@@ -15,6 +15,9 @@ pub(super) async fn register(shared: &Shared) -> Result<()> {
     let names = (0..shared.options.nodes).map(|number| format!("{}-{number:0width$}", shared.options.prefix));
     let names: Vec<String> = names.collect();
     shared.state().nodes.extend(names.iter().cloned());
+    if shared.options.only.is_some() {
+        return Ok(());
+    }
     futures::stream::iter(names.into_iter().map(Ok))
         .try_for_each_concurrent(super::WRITES, |name| async move { make(shared, &name).await })
         .await?;

@@ -26,7 +26,10 @@ pub(super) enum Signal {
 
 /// Follows all pods that are bound to our nodes.
 pub(super) async fn watch(shared: Shared) {
-    let bound = watcher::Config::default().fields("spec.nodeName!=");
+    let mut bound = watcher::Config::default().fields("spec.nodeName!=");
+    if let Some(labels) = &shared.options.only {
+        bound = bound.labels(labels);
+    }
     let api = Api::<Pod>::all(shared.client.clone());
     let mut events = Box::pin(watcher(api, bound).default_backoff());
     loop {

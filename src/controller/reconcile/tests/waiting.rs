@@ -1,4 +1,4 @@
-//! An hour with hundreds of jobs that wait, with simulated clocks and without an API server.
+//! A day with hundreds of jobs that wait, with simulated clocks and without an API server.
 
 use super::*;
 use jiff::ToSpan;
@@ -102,9 +102,61 @@ impl Hour {
     }
 }
 
+/// What some hours cost.
+struct Counted {
+    writes: usize,
+    /// [`Hour::kept`] after half of the time, and at its end.
+    kept: [usize; 2],
+    /// Resident memory of this process in KiB, at the same times.
+    resident: [u64; 2],
+}
+
+impl Counted {
+    /// By how much what is kept may have grown: a twentieth.
+    fn is_flat(&self) {
+        let [at_half, at_end] = self.kept;
+        assert!(
+            at_end <= at_half + at_half / 20,
+            "what is kept grows: {at_half} bytes after half of the time, {at_end} at the end"
+        );
+    }
+}
+
+fn resident() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
 /// Five hundred jobs wrote their statuses once a minute each, and every pod that ended anywhere had all of them planned.
 #[tokio::test]
 async fn an_hour_with_hundreds_that_wait_costs_one_write_a_second_at_most_and_no_memory() {
+    let counted = hours(1);
+    let seconds = HOUR.as_secs() as usize;
+    assert!(counted.writes <= seconds, "{} writes in {seconds} s", counted.writes);
+    assert!(counted.writes > JOBS, "what is free is told to each, also behind the head: {} writes", counted.writes);
+    counted.is_flat();
+}
+
+#[tokio::test]
+#[ignore = "takes minutes: a part of cargo xtask bench cluster-size"]
+async fn a_day_with_hundreds_that_wait() {
+    let counted = hours(24);
+    let seconds = 24 * HOUR.as_secs();
+    counted.is_flat();
+    let growth = |[before, after]: [f64; 2]| ((after - before) / before * 1000.0).round() / 10.0;
+    let result = json!({
+        "waitingJobs": JOBS, "simulatedHours": 24, "changesOfWhatIsFree": seconds / CHANGE.as_secs(), "writes": counted.writes,
+        "writesPerSecond": (counted.writes as f64 / seconds as f64 * 1000.0).round() / 1000.0,
+        "rssMiBAtHalf": counted.resident[0] >> 10, "rssMiBAtEnd": counted.resident[1] >> 10,
+        "growthPercent": growth(counted.resident.map(|kib| kib as f64)),
+        "keptBytesGrowthPercent": growth(counted.kept.map(|bytes| bytes as f64)),
+    });
+    println!("\nday: {result}");
+}
+
+/// Some hours with changes of what is free, after one in which all jobs arrive.
+fn hours(count: u64) -> Counted {
     let (leader, leading) = election::channel(boot_time);
     leader.forever();
     let epoch: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
@@ -141,11 +193,11 @@ async fn an_hour_with_hundreds_that_wait_costs_one_write_a_second_at_most_and_no
     hour.work_until(HOUR);
     assert_eq!(hour.context.index().waiting.len(), JOBS);
     hour.writes = 0;
-    let changes = (HOUR.as_secs() / CHANGE.as_secs()) as usize;
-    let mut at_half = 0;
+    let changes = (count * HOUR.as_secs() / CHANGE.as_secs()) as usize;
+    let mut at_half = (0, 0);
     for number in 0..changes {
         if number == changes / 2 {
-            at_half = hour.kept();
+            at_half = (hour.kept(), resident());
         }
         // The head holds all nodes but the one that is used most: what is free there differs, and no gang fits.
         let node = (number / 2) % NODES;
@@ -154,12 +206,6 @@ async fn an_hour_with_hundreds_that_wait_costs_one_write_a_second_at_most_and_no
         busy[node] = hour.foreign(node, if number.is_multiple_of(2) { "7" } else { "6" });
         hour.work_until(hour.passed + CHANGE);
     }
-    let seconds = HOUR.as_secs() as usize;
-    assert!(hour.writes <= seconds, "{} writes in {seconds} s", hour.writes);
-    assert!(hour.writes > JOBS, "what is free is told to each, also behind the head: {} writes", hour.writes);
-    let at_end = hour.kept();
-    assert!(
-        at_end <= at_half + at_half / 20,
-        "what is kept grows: {at_half} bytes after half of the time, {at_end} at the end"
-    );
+    let at_end = (hour.kept(), resident());
+    Counted { writes: hour.writes, kept: [at_half.0, at_end.0], resident: [at_half.1, at_end.1] }
 }

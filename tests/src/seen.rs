@@ -1,29 +1,34 @@
-//! What a watch has seen of the pods of a namespace.
+//! What a watch has seen of the pods of a namespace: for benchmarks, which ask about thousands of them again and again.
 
-use crate::LIMIT;
 use anyhow::{Result, bail};
 use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+/// Longest time for any milestone.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// A pod as it is now.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct PodSeen {
+pub struct PodSeen {
+    /// It has a scheduling gate.
     pub gated: bool,
+    /// Its phase is `Running`.
     pub running: bool,
 }
 
 /// Pods by name, as they are now.
 #[derive(Clone)]
-pub(crate) struct Seen(Arc<Mutex<HashMap<String, PodSeen>>>);
+pub struct PodsSeen(Arc<Mutex<HashMap<String, PodSeen>>>);
 
-impl Seen {
+impl PodsSeen {
     /// Watches a namespace until the runtime ends.
-    pub fn watch(client: Client, namespace: &str) -> Seen {
-        let seen = Seen(Arc::default());
+    pub fn watch(client: Client, namespace: &str) -> PodsSeen {
+        let seen = PodsSeen(Arc::default());
         let own = seen.clone();
         let api = Api::<Pod>::namespaced(client, namespace);
         tokio::spawn(async move {
@@ -37,9 +42,11 @@ impl Seen {
                             gated: gates.is_some_and(|gates| !gates.is_empty()),
                             running: phase == Some("Running"),
                         };
-                        own.0.lock().unwrap().insert(pod.name_any(), now);
+                        own.0.lock().unwrap_or_else(PoisonError::into_inner).insert(pod.name_any(), now);
                     }
-                    Some(watcher::Event::Delete(pod)) => drop(own.0.lock().unwrap().remove(&pod.name_any())),
+                    Some(watcher::Event::Delete(pod)) => {
+                        own.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&pod.name_any());
+                    }
                     Some(_) => {}
                     None => return,
                 }
@@ -48,11 +55,15 @@ impl Seen {
         seen
     }
 
+    /// Number of pods that are so.
     pub fn count(&self, is: impl Fn(&str, &PodSeen) -> bool) -> usize {
-        self.0.lock().unwrap().iter().filter(|(name, pod)| is(name, pod)).count()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().filter(|(name, pod)| is(name, pod)).count()
     }
 
     /// Waits for a number of pods.
+    ///
+    /// # Errors
+    /// There are others when the time is up.
     pub async fn until(&self, what: &str, count: usize, is: impl Fn(&str, &PodSeen) -> bool) -> Result<()> {
         let give_up = Instant::now() + LIMIT;
         while self.count(&is) != count {

@@ -1,0 +1,263 @@
+//! A large cluster on this machine: a real API server that has all nodes, reports and pods, a real scheduler, and the controller under test.
+//!
+//! What is there before the controller starts (nodes, their GPUTopologies, the pods of others) is put into etcd
+//! ([`ControlPlane::store`]): the API server has it, lists it and sends its changes, so that nothing of what the controller sees is made up.
+//! TrainJobs, their pods, and the pods of others that come and go later, are created over the API. Nodes run nothing ([`crate::Kubelet`]).
+//!
+//! The nodes are three pools: those whose GPUs others have, those that the queue is for, and those that are free.
+
+mod objects;
+mod phases;
+mod seen;
+
+use crate::{
+    ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, SYSTEM, cargo, gpus, merge, page,
+    pages_of, start_controller,
+};
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::Api;
+use seen::Seen;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use switchyard_crds::labels;
+
+/// User of the controller in the audit log.
+const USER: &str = "switchyard-controller";
+/// Namespace of the pods of others.
+const OTHERS: &str = "others";
+/// How the names of nodes begin.
+const PREFIX: &str = "node";
+/// Label of the nodes of a pool.
+const POOL: &str = "bench.switchyard.dev/pool";
+/// Longest time for one phase.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// How large.
+#[derive(Debug, Clone)]
+pub struct Scale {
+    /// Nodes with 8 GPUs and a GPUTopology each.
+    pub nodes: usize,
+    /// Pods of others, bound and running.
+    pub others: usize,
+    /// TrainJobs that run, of one node each.
+    pub running: usize,
+    /// TrainJobs that wait.
+    pub waiting: usize,
+    /// Nodes of the large gang.
+    pub gang: usize,
+    /// Jobs whose time from apply to placed is taken, with a free cluster and with the queue.
+    pub probes: usize,
+    /// Seconds without changes, and with churn, in which writes are counted.
+    pub seconds: u64,
+    /// Another controller than that of the profile, to compare with.
+    pub program: Option<PathBuf>,
+}
+
+impl Scale {
+    fn free(&self) -> usize {
+        self.gang.max(4) + 4
+    }
+
+    fn pool(&self, node: usize) -> &'static str {
+        if node < self.running {
+            "queue"
+        } else if node < self.running + self.free() {
+            "free"
+        } else {
+            "others"
+        }
+    }
+
+    fn name(&self, node: usize) -> String {
+        let width = self.nodes.to_string().len();
+        format!("{PREFIX}-{node:0width$}")
+    }
+}
+
+/// The cluster, and what was measured until now.
+struct Bench {
+    scale: Scale,
+    jobs: Jobs,
+    seen: Seen,
+    kubelet: Kubelet,
+    controller: Daemon,
+    plane: ControlPlane,
+}
+
+/// Measures all, and prints each part when it is known.
+///
+/// # Errors
+/// The cluster cannot be made, or something does not happen in time.
+pub async fn measure(scale: &Scale) -> Result<Value> {
+    ensure!(
+        scale.nodes > scale.running + scale.free(),
+        "--nodes {}: expected more than {}, for --running {} and a --gang of {}",
+        scale.nodes,
+        scale.running + scale.free(),
+        scale.running,
+        scale.gang
+    );
+    let begin = Instant::now();
+    let mut result = json!({"nodes": scale.nodes, "otherPods": scale.others, "runningJobs": scale.running, "waitingJobs": scale.waiting});
+    let (mut bench, sync) = Bench::start(scale).await?;
+    result["sync"] = told(begin, "sync", sync);
+    result["free"] = told(begin, "free cluster, apply to placed", bench.probes("free").await?);
+    result["gang"] = told(begin, "gang", bench.gang().await?);
+    result["running"] = told(begin, "running", bench.run_all().await?);
+    result["queue"] = told(begin, "queue", bench.queue_up().await?);
+    result["withQueue"] = told(begin, "with the queue, apply to placed", bench.probes("behind").await?);
+    result["quiet"] = told(begin, "quiet", bench.quiet().await?);
+    result["churn"] = told(begin, "churn", bench.churn().await?);
+    result["passes"] = told(begin, "passes of the controller", bench.passes()?);
+    result["failover"] = told(begin, "failover", bench.failover().await?);
+    result["controlPlaneRssMiB"] = bench.plane.api_server().map_or(0, |server| server.usage().rss_bytes >> 20).into();
+    result["seconds"] = seconds(begin.elapsed()).into();
+    Ok(result)
+}
+
+/// 24 simulated hours of 500 jobs that wait, in the controller's own unit test, which prints what it counted.
+///
+/// # Errors
+/// It fails.
+pub fn day() -> Result<Value> {
+    let test = "reconcile::tests::waiting::a_day_with_hundreds_that_wait";
+    // Not for its time, so in the profile that the tests have built.
+    let mut command =
+        cargo(&["test", "--quiet", "-p", "switchyard-controller", "--lib", test, "--", "--ignored", "--nocapture"]);
+    let output = command.output().context("cannot start cargo")?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(output.status.success(), "{test}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    let line = text.lines().find_map(|line| line.strip_prefix("day: ")).with_context(|| format!("{test}: {text}"))?;
+    Ok(serde_json::from_str(line)?)
+}
+
+fn told(begin: Instant, what: &str, value: Value) -> Value {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load = load.split(' ').next().unwrap_or_default().to_string();
+    println!("{:6.1} s, load {load}: {what}: {value}", begin.elapsed().as_secs_f64());
+    merged(value, json!({"load": load}))
+}
+
+fn merged(mut value: Value, more: Value) -> Value {
+    merge(&mut value, more);
+    value
+}
+
+/// Rounded to milliseconds.
+fn seconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1000.0).round() / 1000.0
+}
+
+fn mib(controller: &Daemon) -> u64 {
+    controller.usage().rss_bytes >> 20
+}
+
+/// Starts a controller, one of several that choose a leader.
+fn candidate(plane: &ControlPlane, name: &str, scale: &Scale) -> Result<Daemon> {
+    let arguments = ["--leader-elect", "Enabled", "--identity", name].map(String::from).to_vec();
+    start_controller(
+        plane,
+        name,
+        &ControllerOptions { arguments, program: scale.program.clone(), ..ControllerOptions::default() },
+    )
+}
+
+/// Waits until a controller has listed everything.
+async fn synced(controller: &mut Daemon) -> Result<()> {
+    let give_up = Instant::now() + LIMIT;
+    while !std::fs::read_to_string(&controller.log)?.contains("all kinds are listed") {
+        controller.must_run()?;
+        ensure!(Instant::now() < give_up, "not listed in time: {}", controller.tail());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
+}
+
+impl Bench {
+    async fn start(scale: &Scale) -> Result<(Bench, Value)> {
+        let options = Options { controller_manager: true, scheduler: true, audit: true, ..Options::default() };
+        let plane = ControlPlane::start(&options)?;
+        plane.install_crds().await?;
+        let client = plane.client().await?;
+        let namespaces = Api::<Namespace>::all(client.clone());
+        for name in [OTHERS, SYSTEM] {
+            let namespace = serde_json::from_value(json!({"metadata": {"name": name}}))?;
+            namespaces.create(&Default::default(), &namespace).await?;
+        }
+        let namespace = plane.namespace("size").await?;
+        let begin = Instant::now();
+        let stored = plane.store(objects::all(scale)).await?;
+        println!("{stored} objects stored in {:.1} s", begin.elapsed().as_secs_f64());
+        // A watch begins before jobs are made; it is of our namespace only.
+        let seen = Seen::watch(client.clone(), &namespace);
+        let begin = Instant::now();
+        let mut controller = candidate(&plane, "first", scale)?;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let start = mib(&controller);
+        synced(&mut controller).await?;
+        let listed = begin.elapsed();
+        let sync = json!({"storedObjects": stored, "listedSeconds": seconds(listed), "rssMiBAtStart": start, "rssMiBAfterSync": mib(&controller)});
+        let options = KubeletOptions { only: Some(labels::JOB_UID.into()), ..KubeletOptions::new(PREFIX, scale.nodes) };
+        let kubelet = Kubelet::start(plane.config().await?, options).await?;
+        let jobs = Jobs::new(client, &namespace);
+        Ok((Bench { scale: scale.clone(), jobs, seen, kubelet, controller, plane }, sync))
+    }
+
+    /// A job of so many nodes of a pool, with all their GPUs.
+    fn job(&self, name: &str, nodes: usize, pool: &str, policy: &str) -> Value {
+        let job = gpus::gpu_job(name, u32::try_from(nodes).unwrap_or(u32::MAX), 8, policy);
+        merged(job, json!({"spec": {"template": {"spec": {"nodeSelector": {POOL: pool}}}}}))
+    }
+
+    /// The longest pass and decision, as far as the buckets of the metrics tell.
+    fn passes(&self) -> Result<Value> {
+        let address = pages_of(&self.controller).context("the controller serves no pages")?;
+        let text = page(address, "/metrics").context("no metrics")?;
+        let mut passes = json!({"rssMiB": mib(&self.controller)});
+        for name in ["reconcile", "plan"] {
+            passes[name] = histogram(&text, &format!("switchyard_{name}_seconds"))?;
+        }
+        Ok(passes)
+    }
+}
+
+/// Count, mean, and an upper bound of the longest of a histogram.
+fn histogram(text: &str, name: &str) -> Result<Value> {
+    let number = |what: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name}_{what} ")));
+        line.and_then(|number| number.trim().parse::<f64>().ok())
+    };
+    let (Some(count), Some(sum)) = (number("count"), number("sum")) else { bail!("no metric {name}") };
+    let bucket = |line: &str| {
+        let (bound, below) = line.strip_prefix(&format!("{name}_bucket{{le=\""))?.split_once("\"} ")?;
+        Some((bound.to_string(), below.trim().parse::<f64>().ok()?))
+    };
+    let longest = text.lines().filter_map(bucket).find(|(_, below)| *below >= count).map(|(bound, _)| bound);
+    Ok(
+        json!({"count": count, "meanMilliseconds": (sum / count.max(1.0) * 1e5).round() / 100.0, "longestAtMostSeconds": longest}),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_is_below_the_first_bound_that_has_all() {
+        let text = "a_seconds_sum 3.0\na_seconds_count 2\na_seconds_bucket{le=\"1.0\"} 1\na_seconds_bucket{le=\"4.0\"} 2\n\
+                    a_seconds_bucket{le=\"+Inf\"} 2\n";
+        let expected = json!({"count": 2.0, "meanMilliseconds": 1500.0, "longestAtMostSeconds": "4.0"});
+        assert_eq!(histogram(text, "a_seconds").unwrap(), expected);
+        assert!(histogram(text, "b_seconds").is_err());
+    }
+
+    #[test]
+    fn every_node_is_of_one_pool() {
+        let scale =
+            Scale { nodes: 30, others: 0, running: 5, waiting: 0, gang: 10, probes: 0, seconds: 0, program: None };
+        let count = |pool| (0..scale.nodes).filter(|node| scale.pool(*node) == pool).count();
+        assert_eq!(["queue", "free", "others"].map(count), [5, 14, 11]);
+    }
+}

@@ -1,0 +1,83 @@
+//! What a watch has seen of the TrainJobs, and when.
+
+use super::LIMIT;
+use crate::stage_of;
+use anyhow::{Result, bail};
+use futures::TryStreamExt;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, ResourceExt};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use switchyard_crds::TrainJob;
+
+/// A job as it is now.
+#[derive(Debug, Clone, Default)]
+pub(super) struct JobSeen {
+    pub stage: String,
+    /// When its status first named a place.
+    pub placed: Option<Instant>,
+}
+
+/// Jobs by name.
+#[derive(Clone)]
+pub(super) struct Seen(Arc<Mutex<HashMap<String, JobSeen>>>);
+
+impl Seen {
+    /// Watches a namespace until the runtime ends.
+    pub fn watch(client: Client, namespace: &str) -> Seen {
+        let seen = Seen(Arc::default());
+        let own = seen.clone();
+        let api = Api::<TrainJob>::namespaced(client, namespace);
+        tokio::spawn(async move {
+            let mut events = Box::pin(watcher(api, watcher::Config::default()).default_backoff());
+            loop {
+                match events.try_next().await {
+                    Ok(Some(watcher::Event::Apply(job) | watcher::Event::InitApply(job))) => own.see(&job),
+                    Ok(Some(watcher::Event::Delete(job))) => drop(own.with(|jobs| jobs.remove(&job.name_any()))),
+                    Ok(Some(_)) | Err(_) => {}
+                    Ok(None) => return,
+                }
+            }
+        });
+        seen
+    }
+
+    fn see(&self, job: &TrainJob) {
+        let is_placed = job.status.as_ref().is_some_and(|status| status.placement.is_some());
+        let stage = stage_of(job).unwrap_or_default().to_string();
+        self.with(|jobs| {
+            let seen = jobs.entry(job.name_any()).or_default();
+            seen.stage = stage;
+            if is_placed {
+                seen.placed.get_or_insert_with(Instant::now);
+            }
+        });
+    }
+
+    pub fn with<T>(&self, look: impl FnOnce(&mut HashMap<String, JobSeen>) -> T) -> T {
+        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Number of jobs whose names begin so and which are so.
+    pub fn count(&self, prefix: &str, is: impl Fn(&JobSeen) -> bool) -> usize {
+        self.with(|jobs| jobs.iter().filter(|(name, job)| name.starts_with(prefix) && is(job)).count())
+    }
+
+    /// Waits until so many are.
+    pub async fn until(&self, what: &str, prefix: &str, count: usize, is: impl Fn(&JobSeen) -> bool) -> Result<()> {
+        let give_up = Instant::now() + LIMIT;
+        while self.count(prefix, &is) < count {
+            if Instant::now() > give_up {
+                let stages = self.with(|jobs| {
+                    let mut stages: HashMap<String, usize> = HashMap::new();
+                    jobs.values().for_each(|job| *stages.entry(job.stage.clone()).or_default() += 1);
+                    stages
+                });
+                bail!("{what}: {} of {count} after {} s; stages {stages:?}", self.count(prefix, &is), LIMIT.as_secs());
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Ok(())
+    }
+}
