@@ -65,8 +65,8 @@ const MUTANTS: [Mutant; 7] = [
     Mutant {
         name: "ghosts",
         file: "src/controller/watch.rs",
-        before: "                for (_, metadata) in gone {\n",
-        insert: "                let gone = gone.filter(|_| !bug!());\n",
+        before: "        gone.map(|(name, uid)| metadata_of(name, uid)).collect()\n",
+        insert: "        let gone = gone.filter(|_| !bug!());\n",
     },
     Mutant {
         name: "forgets",
