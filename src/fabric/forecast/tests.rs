@@ -143,7 +143,7 @@ fn equal_nodes_are_one_entry() {
 }
 
 #[test]
-fn what_cannot_be_foretold_is_refused() {
+fn what_cannot_be_predicted_is_refused() {
     let status = machine("4 L40S");
     let refused =
         |gpus: &[usize]| forecast(&[Member { node: "a", status: &status, gpus }], None).unwrap_err().to_string();

@@ -151,9 +151,9 @@ async fn observed(scene: &Scene) -> Result<TrainJob> {
 }
 
 #[tokio::test]
-async fn ranks_that_go_over_rdma_as_foretold_are_seen_to() -> Result<()> {
+async fn ranks_that_go_over_rdma_as_predicted_are_verified() -> Result<()> {
     let good = nccl("IB", "IB/0/GDRDMA");
-    let scene = speaking("as-foretold", json!({"fabric": {"mode": "Required"}}), [&good, &good]).await?;
+    let scene = speaking("as-predicted", json!({"fabric": {"mode": "Required"}}), [&good, &good]).await?;
     let job = observed(&scene).await?;
     let found = fabric(&job);
     assert_eq!(

@@ -29,7 +29,7 @@ fn verdict(world: &World) -> Option<ObservedVerdict> {
 }
 
 #[test]
-fn a_gang_that_goes_as_foretold_says_so() {
+fn a_gang_that_goes_as_predicted_says_so() {
     let world = running(json!({"mode": "Required"}), [IB, IB]);
     assert_eq!(verdict(&world), Some(ObservedVerdict::AsForecast));
     assert_eq!(condition(&world, conditions::FABRIC_READY).0, "True");
