@@ -20,6 +20,7 @@ const BFLOAT16: i32 = 9;
 /// `ncclRedOp_t`.
 const SUM: i32 = 0;
 /// `ncclResult_t`.
+const REMOTE_ERROR: i32 = 6;
 const IN_PROGRESS: i32 = 7;
 
 /// `NCCL_API_MAGIC`, `NCCL_CONFIG_UNDEF_INT`.
@@ -72,6 +73,27 @@ functions!(Functions {
 #[derive(Clone)]
 pub struct Nccl {
     functions: Arc<Functions>,
+}
+
+/// Whose failure an error tells of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blame {
+    /// NCCL's own words here.
+    Own,
+    /// A rank that is gone or cannot be reached: it may know why.
+    Another,
+}
+
+impl Blame {
+    /// Nothing if NCCL did not fail.
+    pub fn of(error: &Error) -> Option<Blame> {
+        match error {
+            Error::Call { library, code, .. } if *library == NCCL.name => {
+                Some(if *code == REMOTE_ERROR { Blame::Another } else { Blame::Own })
+            }
+            _ => None,
+        }
+    }
 }
 
 impl Nccl {

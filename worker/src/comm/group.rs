@@ -71,6 +71,11 @@ impl Aborter {
         self.0.suspect(cause);
     }
 
+    /// Waits until the group has failed, and no longer than this.
+    pub fn await_failure(&self, limit: Duration) {
+        self.0.await_failure(limit);
+    }
+
     /// See [`Group::failure`].
     pub fn failure(&self) -> Option<Cause> {
         self.0.failure()

@@ -234,8 +234,13 @@ impl Shared {
     /// A data lane broke. Usually its peer died and the control connection reports that within milliseconds; only if it
     /// does not, the lane itself is the cause. This keeps survivors from blaming each other in a circle.
     pub fn suspect(&self, cause: Cause) {
-        self.wait_until(Instant::now() + LAST_WORDS, |status| status.failure.is_some().then_some(()));
+        self.await_failure(LAST_WORDS);
         self.abort(cause);
+    }
+
+    /// Waits until the group has failed, and no longer than this.
+    pub fn await_failure(&self, limit: Duration) {
+        self.wait_until(Instant::now() + limit, |status| status.failure.is_some().then_some(()));
     }
 
     pub fn request(&self, request: Request) {

@@ -12,7 +12,7 @@
 use super::health::Sight;
 use super::memories::Memories;
 use super::offer::{self, Agreed};
-use super::watch::Watch;
+use super::watch::{self, Watch};
 use crate::comm::{Cause, CommError, Group};
 use crate::gpu::Memory;
 use crate::recorder::Recorder;
@@ -260,13 +260,14 @@ fn await_ready(communicator: &Communicator, group: &Group) -> Result<(), TrainEr
             Ok(true) => return Ok(()),
             Ok(false) if group.failure().is_none() && Instant::now() < end => std::thread::sleep(PAUSE),
             other => {
-                communicator.abort();
-                let error = TrainError::Nccl(match other {
-                    Err(error) => format!("a communicator does not form: {error}"),
-                    Ok(_) => format!("a communicator has not formed within {:.0} s", limit.as_secs_f64()),
+                let refused = other.err();
+                let error = TrainError::Nccl(match &refused {
+                    Some(error) => format!("a communicator does not form: {error}"),
+                    None => format!("a communicator has not formed within {:.0} s", limit.as_secs_f64()),
                 });
                 // Another rank may be the reason, and say so itself.
-                group.aborter().suspect(Cause::failed(group.rank(), error.to_string()));
+                watch::suspect(&group.aborter(), refused.as_ref(), Cause::failed(group.rank(), error.to_string()));
+                communicator.abort();
                 return Err(group.failure().map_or(error, |cause| CommError::Failed(cause).into()));
             }
         }

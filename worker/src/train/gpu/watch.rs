@@ -8,10 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use switchyard_cuda::nccl::Communicator;
+use switchyard_cuda::Error;
+use switchyard_cuda::nccl::{Blame, Communicator};
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(20);
+/// How long a rank whose peer is gone waits for the reason, which travels by other connections than the end of that peer's communicators.
+const PEER_WORDS: Duration = Duration::from_secs(5);
 
 /// The thread, which ends when this is dropped.
 pub(super) struct Watch {
@@ -36,12 +39,17 @@ impl Shared {
                 return self.abort();
             }
             if let Some(error) = self.communicators.iter().find_map(|communicator| communicator.is_ready().err()) {
-                self.abort();
-                let text = format!("a sum of gradients failed: {error}{}", self.sight.errors());
-                return self.aborter.suspect(Cause::failed(self.rank, text));
+                return self.fail(&error);
             }
             std::thread::park_timeout(PAUSE);
         }
+    }
+
+    /// Tells the group first: the other ranks' NCCL fails when these communicators end, and their errors would hide this one.
+    fn fail(&self, error: &Error) {
+        let text = format!("a sum of gradients failed: {error}{}", self.sight.errors());
+        suspect(&self.aborter, Some(error), Cause::failed(self.rank, text));
+        self.abort();
     }
 
     fn abort(&self) {
@@ -49,6 +57,15 @@ impl Shared {
         self.is_aborted.store(true, Ordering::Release);
         self.communicators.iter().for_each(|communicator| communicator.abort());
     }
+}
+
+/// Says why communicators end here, unless the group fails by itself meanwhile, for which it waits longer if NCCL blames another rank.
+/// The group has failed when it returns.
+pub(super) fn suspect(aborter: &Aborter, error: Option<&Error>, cause: Cause) {
+    if error.and_then(Blame::of) == Some(Blame::Another) {
+        aborter.await_failure(PEER_WORDS);
+    }
+    aborter.suspect(cause);
 }
 
 impl Watch {
@@ -68,13 +85,16 @@ impl Watch {
         Ok(Watch { shared, thread: Some(thread) })
     }
 
-    /// The outcome of a call. If communicators were aborted meanwhile, it is the root cause, whatever the call says.
+    /// The outcome of a call. If NCCL failed or communicators were aborted meanwhile, it is the root cause, whatever the call says.
     ///
     /// # Errors
     /// The call failed, or the communicators were aborted.
-    pub fn judge<T>(&mut self, outcome: Result<T, switchyard_cuda::Error>) -> Result<T, TrainError> {
+    pub fn judge<T>(&mut self, outcome: Result<T, Error>) -> Result<T, TrainError> {
         if !self.shared.is_aborted.load(Ordering::Acquire) {
-            return Ok(outcome?);
+            match outcome {
+                Err(error) if Blame::of(&error).is_some() => self.shared.fail(&error),
+                other => return Ok(other?),
+            }
         }
         // It knows the root cause before it ends.
         self.join();
