@@ -24,10 +24,12 @@ use crate::error::Error;
 use crate::nvrtc::{Compiled, Nvrtc};
 
 /// What the sources include.
-const HEADERS: [(&str, &str); 4] = [
+const HEADERS: [(&str, &str); 6] = [
+    ("attention.cuh", include_str!("attention.cuh")),
     ("columns.cuh", include_str!("columns.cuh")),
     ("device.cuh", include_str!("device.cuh")),
     ("rows.cuh", include_str!("rows.cuh")),
+    ("tensor.cuh", include_str!("tensor.cuh")),
     ("windows.cuh", include_str!("windows.cuh")),
 ];
 
