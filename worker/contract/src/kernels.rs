@@ -37,7 +37,8 @@ pub struct Launches {
     pub cost: Cost,
     /// Tensors are in 16 bits.
     pub half: bool,
-    /// A product that tensor cores can compute as it is: the sides along which its factors lie are multiples of 16 bytes.
+    /// A product that tensor cores can compute as it is: the sides along which its factors lie are multiples of 16 bytes. So are those of
+    /// attention in 16 bits.
     pub aligned: bool,
     /// Seconds of all.
     pub seconds: f64,

@@ -25,6 +25,8 @@ pub struct Shared {
 pub struct Counts {
     /// Instructions of warps.
     pub instructions: u64,
+    /// Of these, products on tensor cores.
+    pub products: u64,
     /// Bytes read and written, by allocation.
     pub memory: BTreeMap<String, [Traffic; 2]>,
     /// Accesses to global memory by warps, and those of them with 16 bytes a lane.

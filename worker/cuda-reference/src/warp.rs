@@ -1,5 +1,7 @@
 //! A warp: 32 lanes, of which those with the lowest program counter run.
 
+mod matrix;
+
 use crate::counts::conflicts;
 use crate::finding::Fault;
 use crate::machine::{Kernel, Machine};
@@ -212,6 +214,11 @@ impl Warp {
                     self.set(to, lane, value);
                 }
             }
+            Operation::Multiply(product) => {
+                machine.counts.products += 1;
+                self.multiply(product, active)?;
+            }
+            Operation::LoadMatrices(matrices) => self.load_matrices(matrices, active, machine)?,
             Operation::Branch { .. } | Operation::Exit | Operation::BlockBarrier | Operation::Nothing => {}
         }
         Ok(())

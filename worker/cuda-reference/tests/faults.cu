@@ -134,3 +134,40 @@ extern "C" __global__ void strided(const float* x, float* y, unsigned count) {
     }
     y[threadIdx.x] = sum + count;
 }
+
+extern "C" __global__ void part_of_a_product(const float* x, float* y, unsigned count) {
+    float sums[4] = {};
+    if (threadIdx.x != count) {
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%4,%4,%4}, {%4,%4}, {%0,%1,%2,%3};"
+                     : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+                     : "r"(__float_as_uint(x[threadIdx.x])));  // fault: part_of_a_product
+    }
+    y[threadIdx.x] = sums[0];
+}
+
+// A lane writes each row, of which others get numbers.
+extern "C" __global__ void matrix_race(const float* x, float* y, unsigned count) {
+    __shared__ float4 rows[32];
+    rows[threadIdx.x] = make_float4(x[0], x[1], x[2], x[count]);
+    unsigned words[4];
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"((unsigned)__cvta_generic_to_shared(rows + threadIdx.x))  // fault: matrix_race
+                 : "memory");
+    y[threadIdx.x] = __uint_as_float(words[0] + words[1] + words[2] + words[3]);
+}
+
+// `count` numbers from the first row on are written, and the rows begin at number `count` % 4.
+extern "C" __global__ void matrix_rows(const float* x, float* y, unsigned count) {
+    __shared__ alignas(16) float numbers[128];
+    for (unsigned at = threadIdx.x; at < count; at += 32) {
+        numbers[at] = x[at];
+    }
+    __syncwarp();
+    unsigned words[4];
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"((unsigned)__cvta_generic_to_shared(numbers + threadIdx.x * 4 + count % 4))  // fault: matrix_rows
+                 : "memory");
+    y[threadIdx.x] = __uint_as_float(words[0] + words[1] + words[2] + words[3]);
+}

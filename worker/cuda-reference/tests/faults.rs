@@ -154,6 +154,28 @@ fn a_barrier_of_part_of_a_warp_is_found() {
 }
 
 #[test]
+fn a_product_of_part_of_a_warp_is_found() {
+    let Some(found) = finding(&Case("part_of_a_product", 1, 32, 3)) else { return };
+    assert_eq!(found.fault, Fault::NotWhole { active: 0xffff_fff7 });
+    run(module().unwrap(), &Case("part_of_a_product", 1, 32, 32), 0).unwrap();
+}
+
+#[test]
+fn a_matrix_whose_rows_other_lanes_have_just_written_is_a_race() {
+    let Some(found) = finding(&Case("matrix_race", 1, 32, 3)) else { return };
+    assert!(matches!(found.fault, Fault::Race { what: "reads", did: "wrote", .. }), "{found}");
+}
+
+#[test]
+fn rows_of_matrices_are_checked_as_other_reads() {
+    let Some(found) = finding(&Case("matrix_rows", 1, 32, 124)) else { return };
+    assert!(matches!(found.fault, Fault::NeverWritten { .. }) && (28..32).contains(&found.thread), "{found}");
+    let found = finding(&Case("matrix_rows", 1, 32, 126)).unwrap();
+    assert!(matches!(found.fault, Fault::Misaligned { bytes: 16, .. }), "{found}");
+    run(module().unwrap(), &Case("matrix_rows", 1, 32, 128), 0).unwrap();
+}
+
+#[test]
 fn a_write_that_the_launch_does_not_declare_is_found() {
     let Some(found) = finding(&Case("undeclared", 1, 32, 32)) else { return };
     assert!(matches!(found.fault, Fault::Undeclared { what: "writes", bytes: 4, .. }), "{found}");

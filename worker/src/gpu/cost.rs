@@ -21,19 +21,20 @@ pub struct Costed {
     pub cost: Cost,
     /// Its tensors are in 16 bits.
     pub half: bool,
-    /// A product that tensor cores can compute as it is.
+    /// Products that tensor cores can compute as they are.
     pub aligned: bool,
 }
 
 /// Forward and backward of a micro-batch, in the order of [`Works`](super::Works). `adds`: to earlier ones.
 pub(super) fn of_pass(plan: &Plan, update: &Update, adds: bool) -> Result<Vec<Costed>, Refused> {
-    let half = plan.format() != Format::F32;
+    let format = plan.format();
+    let half = format != Format::F32;
     let mut all = Vec::new();
     for backward in [false, true] {
         let launches = plan.launches(adds, |span| span)?;
         for Launch { layer, work, .. } in launches.iter().filter(|launch| launch.backward == backward) {
             let part = if backward { Part::Backward } else { Part::Forward };
-            all.push(Costed { half, ..costed(part, work, plan.form(layer)) });
+            all.push(Costed { half, ..costed(part, work, plan.form(layer).map(|form| (form, format))) });
         }
     }
     for call in update.losses(&plan.losses(), adds, |span| span)? {
@@ -48,11 +49,13 @@ pub(super) fn of_update(update: &Update) -> Result<Vec<Costed>, Refused> {
     Ok(calls.into_iter().map(|call| costed(Part::Update, &Work::Kernel(call), None)).collect())
 }
 
-fn costed(part: Part, work: &Work<Span>, form: Option<&Form>) -> Costed {
+/// `form`: that of the layer, and the format of its tensors.
+fn costed(part: Part, work: &Work<Span>, form: Option<(&Form, Format)>) -> Costed {
     let (flops, needed_flops, arithmetic) = arithmetic(work, form);
     let aligned = match work {
         Work::Product(Product { left, right, result, .. }) => [left, right, result].into_iter().all(is_aligned),
-        _ => false,
+        // Attention refuses heads that are not.
+        _ => arithmetic != Arithmetic::Scalar,
     };
     let cost = Cost { bytes: bytes(work) as f64, flops, needed_flops, arithmetic };
     Costed { part, name: work.name(), cost, half: false, aligned }
@@ -78,16 +81,16 @@ fn bytes(work: &Work<Span>) -> usize {
 }
 
 /// Floating-point operations, those that are needed, and what they are done with.
-fn arithmetic(work: &Work<Span>, form: Option<&Form>) -> (f64, f64, Arithmetic) {
+fn arithmetic(work: &Work<Span>, form: Option<(&Form, Format)>) -> (f64, f64, Arithmetic) {
     match (work, form) {
         (Work::Product(product), _) => {
             let flops = flops(product);
             (flops, flops, of_factors(product.left.format))
         }
-        // Our attention uses no tensor cores.
-        (Work::Kernel(call), Some(Form::Attention(shape))) => {
+        (Work::Kernel(call), Some((Form::Attention(shape), format))) => {
             let [done, needed] = attention(call.kernel(), shape);
-            (done, needed, Arithmetic::Scalar)
+            // Our attention uses tensor cores for factors in 16 bits only.
+            (done, needed, if format == Format::F32 { Arithmetic::Scalar } else { of_factors(format) })
         }
         _ => (0.0, 0.0, Arithmetic::Scalar),
     }

@@ -109,6 +109,22 @@ fn attention_counts_half_of_its_scores_where_a_mask_hides_the_others() {
 }
 
 #[test]
+fn attention_in_16_bits_is_held_against_the_rate_of_products() {
+    // Each rate is another, so the seconds say which one it was.
+    let rates = Rates { f32: 1e3, bf16: 1e2, f16: 10.0 };
+    let gpu = Gpu { bytes_per_second: 1e9, products: rates, ..gpu() };
+    for (format, rate) in [(Format::F32, 1.0), (Format::Bf16, 1e2), (Format::F16, 10.0)] {
+        let operations = computation(network::language(trial::gpt(true), format)).predict(1, &gpu).unwrap();
+        let kernels =
+            [(Part::Forward, "attention"), (Part::Backward, "attention_queries"), (Part::Backward, "attention_keys")];
+        for (part, name) in kernels {
+            let found = find(&operations, part, name);
+            assert_eq!((found.bound, found.seconds), (Bound::Arithmetic, found.flops / rate), "{name}, {format:?}");
+        }
+    }
+}
+
+#[test]
 fn of_a_table_only_the_rows_that_are_picked_are_counted() {
     let [small, large] = [5_000, 50_000].map(|vocabulary| {
         let operations = computation(network::tokens(vocabulary)).predict(1, &gpu()).unwrap();

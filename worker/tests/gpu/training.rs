@@ -42,6 +42,9 @@ pub const ADAMW: Course = Course {
 /// For residual networks: steps as long as gradients are, because Adam makes long steps of gradients that are nothing but rounding.
 const MOMENTUM: Course = momentum(0.02);
 
+/// A GPT learns as much in 20 of these steps as by Adam, and roundings, also those of probabilities, which CPUs do not round, change little.
+const STEEP: Course = momentum(0.1);
+
 /// So small steps that in 20 of them roundings to 8 bits do not grow.
 const GENTLE: Course = momentum(0.005);
 
@@ -261,14 +264,14 @@ fn images_that_the_reader_has_normalised_are_numbers() {
 
 #[test]
 fn training_in_16_bits_has_the_losses_of_the_cpu() {
-    let networks: [(Build, Course); 2] =
-        [(|| language(gpt(true), Format::Bf16), ADAMW), (|| bottlenecks(Format::Bf16), GENTLE)];
-    for (build, course) in networks {
+    let networks: [(Build, Course, f64); 2] =
+        [(|| language(gpt(true), Format::Bf16), STEEP, 5e-3), (|| bottlenecks(Format::Bf16), GENTLE, 1e-2)];
+    for (build, course, most) in networks {
         let expected = on_cpu(build(), course);
         let Some(trained) = on_gpu(build(), course, 0, |_| ()) else { return };
         let all = |trained: &Trained| [&trained.losses[..], &trained.evaluated].concat();
         for (got, wanted) in all(&trained).iter().zip(all(&expected)) {
-            assert!((got - wanted).abs() < 1e-2 * wanted, "{:?}, expected {:?}", all(&trained), all(&expected));
+            assert!((got - wanted).abs() < most * wanted, "{:?}, expected {:?}", all(&trained), all(&expected));
         }
     }
 }

@@ -52,6 +52,8 @@ pub(super) fn instruction<'a>(
         "bar" | "barrier" => line.barrier(&modifiers, names)?,
         "shfl" => line.shuffle(&modifiers, names)?,
         "vote" => line.vote(&modifiers, names)?,
+        "mma" => line.product(&modifiers, names)?,
+        "ldmatrix" => line.matrices(&modifiers, names)?,
         // Memory is in order as it is; what a fence orders between blocks is reported as a race.
         "membar" | "fence" => Operation::Nothing,
         "cvta" => line.address(&modifiers, names)?,
@@ -84,13 +86,13 @@ fn split<'a, 't>(tokens: &'t [Token<'a>]) -> Vec<&'t [Token<'a>]> {
     parts
 }
 
-struct Line<'a, 't> {
+pub(super) struct Line<'a, 't> {
     opcode: Token<'a>,
-    operands: Vec<&'t [Token<'a>]>,
+    pub(super) operands: Vec<&'t [Token<'a>]>,
 }
 
 impl<'a> Line<'a, '_> {
-    fn unknown(&self) -> ParseError {
+    pub(super) fn unknown(&self) -> ParseError {
         let operands: Vec<String> = self.operands.iter().map(|operand| shown(operand)).collect();
         let text = format!("{} {}", self.opcode.text, operands.join(", "));
         ParseError::new(self.opcode.line, format!("`{}`, which is not an instruction that is executed", text.trim()))
@@ -380,7 +382,7 @@ fn join_name<'m>(modifiers: &[&'m str]) -> &'m str {
 }
 
 /// The parts of `{a, b}`.
-fn vector<'a, 't>(tokens: &'t [Token<'a>]) -> Vec<&'t [Token<'a>]> {
+pub(super) fn vector<'a, 't>(tokens: &'t [Token<'a>]) -> Vec<&'t [Token<'a>]> {
     match tokens {
         [open, inner @ .., close] if (open.text, close.text) == ("{", "}") => split(inner),
         _ => Vec::new(),
@@ -388,7 +390,7 @@ fn vector<'a, 't>(tokens: &'t [Token<'a>]) -> Vec<&'t [Token<'a>]> {
 }
 
 /// `[base]`, `[base+16]`, `[base+-16]`.
-fn bracket<'a>(tokens: &[Token<'a>]) -> Option<(Token<'a>, i64)> {
+pub(super) fn bracket<'a>(tokens: &[Token<'a>]) -> Option<(Token<'a>, i64)> {
     let [open, base, offset @ .., close] = tokens else { return None };
     let value = |token: &Token<'_>| number(token.text).map(|bits| bits as i64);
     let offset = match offset {

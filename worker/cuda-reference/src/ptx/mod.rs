@@ -3,6 +3,7 @@
 mod arithmetic;
 mod decode;
 mod entry;
+mod matrix;
 mod operands;
 mod scan;
 
@@ -195,7 +196,28 @@ pub(crate) enum Operation {
         negated: bool,
         mask: Register,
     },
+    Multiply(Product),
+    LoadMatrices(Matrices),
     Nothing,
+}
+
+/// A product of a whole warp on tensor cores: 16 x 16 by 16 x 8 numbers of 16 bits, added to numbers of 32 bits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Product {
+    pub(crate) widen: fn(u16) -> f32,
+    pub(crate) to: [Register; 4],
+    pub(crate) left: [Register; 4],
+    pub(crate) right: [Register; 2],
+    pub(crate) from: [Register; 4],
+}
+
+/// Four matrices of 8 x 8 numbers of 16 bits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Matrices {
+    /// Of each lane the row that it gives the address of.
+    pub(crate) rows: Access,
+    pub(crate) is_transposed: bool,
+    pub(crate) to: [Register; 4],
 }
 
 /// An access to memory: `parts` numbers of `bytes` bytes each from the address on.

@@ -139,6 +139,12 @@ fn narrow_rows_and_odd_ends_are_exact() {
 }
 
 #[test]
+fn sums_of_more_blocks_than_threads_of_a_column_are_exact() {
+    check::<f32>(40, 360, 45);
+    check::<bf16>(40, 360, 33);
+}
+
+#[test]
 fn rows_of_models_are_exact() {
     check::<f32>(768, 35, 3);
     check::<bf16>(768, 35, 3);

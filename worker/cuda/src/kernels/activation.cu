@@ -1,6 +1,7 @@
 // What follows a product of matrices, on rows of WIDTH numbers of type ELEMENT that lie PITCH apart: bias and activation; and backward,
 // in place on the gradient, with the column sums that are the gradient of the bias. A thread keeps to the same columns in all its rows.
 #include "columns.cuh"
+#include "parts.cuh"
 
 enum Function { NONE, RELU, GELU, TANH };
 
@@ -114,16 +115,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// Sums the partial sums of all blocks, in their order. add: the gradient is added to.
+// Sums the partial sums of all blocks, in the same order every time. add: the gradient is added to.
 extern "C" __global__ void __launch_bounds__(THREADS)
     activation_bias(const float* partial, float* d_bias, unsigned parts, unsigned add) {
-    const unsigned i = blockIdx.x * THREADS + threadIdx.x;
-    if (i >= WIDTH) {
-        return;
+    __shared__ Shares<float> shares;
+    const unsigned i = joined_column();
+    const bool exists = i < WIDTH;
+    const float sum = join_parts(partial, parts, WIDTH, i, exists, shares);
+    if (own_share() == 0 && exists) {
+        d_bias[i] = add != 0 ? d_bias[i] + sum : sum;
     }
-    float sum = 0.0f;
-    for (unsigned part = 0; part < parts; part++) {
-        sum += partial[(size_t)part * WIDTH + i];
-    }
-    d_bias[i] = add != 0 ? d_bias[i] + sum : sum;
 }

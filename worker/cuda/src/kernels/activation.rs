@@ -1,6 +1,6 @@
 //! What follows a product of matrices: bias and activation, forward and backward.
 
-use super::{Argument, COLUMN_THREADS, Call, Memory, Program, Rows, Source, sizes};
+use super::{Argument, COLUMN_THREADS, Call, JOINED_COLUMNS, Memory, Program, Rows, Source, sizes};
 use crate::error::Error;
 
 static SOURCE: Source =
@@ -156,7 +156,7 @@ impl Activation {
         Ok(Call {
             program: self.program(),
             kernel: "activation_bias",
-            blocks: self.rows.width.div_ceil(COLUMN_THREADS),
+            blocks: self.rows.width.div_ceil(JOINED_COLUMNS),
             threads: COLUMN_THREADS,
             shared_bytes: 0,
             arguments: vec![

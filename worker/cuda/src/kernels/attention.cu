@@ -1,43 +1,26 @@
-// Self-attention of heads of HEAD numbers of type ELEMENT. A row of qkv has the queries of all heads, then their keys, then their values.
-// Probabilities are never in memory: forward goes through the keys tile by tile, and scales what it has summed whenever a larger score
-// comes; backward computes them again from one number for each query (Dao and others 2022). A block has TILE queries, or TILE keys, of one
-// head, and each warp ROWS of them. Lanes are the rows of the other side, or the columns of a head. No two blocks write to the same row.
-#include "device.cuh"
+// Self-attention of heads of HEAD numbers of 32 bits. Probabilities are never in memory: forward goes through the keys tile by tile, and scales
+// what it has summed whenever a larger score comes; backward computes them again from one number for each query (Dao and others 2022). A block
+// has TILE queries, or TILE keys, of one head, and each warp ROWS of them. Lanes are the rows of the other side, or the columns of a head. No
+// two blocks write to the same row.
+#include "attention.cuh"
 
 constexpr int THREADS = 128;
 constexpr int TILE = LANES;
 constexpr int ROWS = TILE / (THREADS / LANES);
-constexpr int N = PER_VECTOR<ELEMENT>;
 // Of a row in a tile, in fours. Odd: eight lanes that read 16 bytes of eight rows use all banks.
 constexpr int PITCH = HEAD / 4 | 1;
 // Of a lane.
 constexpr int COLUMNS = (HEAD + LANES - 1) / LANES;
-constexpr float LOG2_OF_E = 1.44269504f;
-
-// All rows of a head in a tensor whose rows have `heads` heads each, of which it is number `column`.
-template <class T>
-struct Rows {
-    T* start;
-    size_t pitch;
-
-    __device__ Rows(T* tensor, size_t first_row, unsigned heads, unsigned column)
-        : start(tensor + (first_row * heads + column) * HEAD), pitch((size_t)heads * HEAD) {}
-
-    __device__ T* at(unsigned row) const { return start + row * pitch; }
-};
 
 // Copies TILE rows from `first` on; zeros beyond the last one.
-__device__ inline void fetch(const Rows<const ELEMENT>& from, unsigned first, unsigned context, float4* to) {
-    for (int at = threadIdx.x; at < TILE * (HEAD / N); at += THREADS) {
-        const int row = at / (HEAD / N), column = at % (HEAD / N) * N;
-        float values[N] = {};
+__device__ inline void fetch(const Rows<const float>& from, unsigned first, unsigned context, float4* to) {
+    for (int at = threadIdx.x; at < TILE * (HEAD / 4); at += THREADS) {
+        const int row = at / (HEAD / 4), column = at % (HEAD / 4);
+        float4 numbers = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (first + row < context) {
-            load(from.at(first + row) + column, values);
+            numbers = reinterpret_cast<const float4*>(from.at(first + row))[column];
         }
-#pragma unroll
-        for (int i = 0; i < N; i += 4) {
-            to[row * PITCH + (column + i) / 4] = make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);
-        }
+        to[row * PITCH + column] = numbers;
     }
 }
 
@@ -91,14 +74,14 @@ __device__ inline void accumulate(float4* weights, const float4* rows, float (&s
 }
 
 // Writes the sums of this warp's rows, the first of which is `first`.
-__device__ inline void put(const float (&sums)[ROWS][COLUMNS], const Rows<ELEMENT>& to, unsigned first, unsigned context) {
+__device__ inline void put(const float (&sums)[ROWS][COLUMNS], const Rows<float>& to, unsigned first, unsigned context) {
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
             const int column = c * LANES + threadIdx.x % LANES;
             if (first + r < context && column < HEAD) {
-                narrow(sums[r][c], to.at(first + r) + column);
+                to.at(first + r)[column] = sums[r][c];
             }
         }
     }
@@ -125,15 +108,11 @@ __device__ inline float warp_max(float value) {
     return value;
 }
 
-__device__ inline bool sees(unsigned query, unsigned key, unsigned context, unsigned causal) {
-    return key < context && (causal == 0 || key <= query);
-}
-
 // Of all three, 3 blocks have room on a multiprocessor: ptxas by itself aims at more, and spills.
 // saved: for each query of each head log2 of the sum of 2^(score times scale). `scale` makes exponents of 2. count: heads of all
 // sequences.
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
-    attention(const ELEMENT* qkv, ELEMENT* out, float* saved, unsigned count, unsigned heads, unsigned context,
+    attention(const float* qkv, float* out, float* saved, unsigned count, unsigned heads, unsigned context,
               unsigned causal, float scale) {
     extern __shared__ float4 tiles[];
     float4 *const queries = tiles, *const keys = queries + TILE * PITCH, *const values = keys + TILE * PITCH;
@@ -144,13 +123,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
         const unsigned head = task % count, start = (tiles_of_head - 1 - task / count) * TILE;
         const unsigned own = start + threadIdx.x / LANES * ROWS, column = head % heads;
         const size_t row = (size_t)(head / heads) * context;
-        const Rows<const ELEMENT> key_rows(qkv, row, 3 * heads, heads + column);
-        const Rows<const ELEMENT> value_rows(qkv, row, 3 * heads, 2 * heads + column);
-        fetch(Rows<const ELEMENT>(qkv, row, 3 * heads, column), start, context, queries);
+        const Rows<const float> key_rows(qkv, row, 3 * heads, heads + column);
+        const Rows<const float> value_rows(qkv, row, 3 * heads, 2 * heads + column);
+        fetch(Rows<const float>(qkv, row, 3 * heads, column), start, context, queries);
         float sums[ROWS][COLUMNS] = {}, totals[ROWS] = {}, largest[ROWS];
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            largest[r] = __uint_as_float(0xff800000);
+            largest[r] = __uint_as_float(MINUS_INFINITY);
         }
         const unsigned end = causal != 0 ? min(start + TILE, context) : context;
         for (unsigned first = 0; first < end; first += TILE) {
@@ -163,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
             for (int r = 0; r < ROWS; r++) {
                 // Every query sees the first key of every tile.
                 const bool seen = sees(own + r, first + lane, context, causal);
-                const float score = seen ? scores[r] * scale : __uint_as_float(0xff800000);
+                const float score = seen ? scores[r] * scale : __uint_as_float(MINUS_INFINITY);
                 const float now = fmaxf(largest[r], warp_max(score));
                 const float shrink = exp2f(largest[r] - now), weight = exp2f(score - now);
                 largest[r] = now;
@@ -188,15 +167,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
                 sums[r][c] *= inverse;
             }
         }
-        put(sums, Rows<ELEMENT>(out, row, heads, column), own, context);
+        put(sums, Rows<float>(out, row, heads, column), own, context);
         put_each(largest, saved + (size_t)head * context, own, context);
     }
 }
 
 // Gradient of the queries. means: for each query of each head the sum of its output times the gradient, for `attention_keys`.
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
-    attention_queries(const ELEMENT* qkv, const ELEMENT* out, const ELEMENT* d_out, const float* saved, float* means,
-                      ELEMENT* d_qkv, unsigned count, unsigned heads, unsigned context, unsigned causal, float scale) {
+    attention_queries(const float* qkv, const float* out, const float* d_out, const float* saved, float* means,
+                      float* d_qkv, unsigned count, unsigned heads, unsigned context, unsigned causal, float scale) {
     extern __shared__ float4 tiles[];
     float4 *const queries = tiles, *const d_outs = queries + TILE * PITCH, *const keys = d_outs + TILE * PITCH;
     float4 *const values = keys + TILE * PITCH, *const weights = values + TILE * PITCH;
@@ -205,11 +184,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
         const unsigned head = task % count, start = (tiles_of_head - 1 - task / count) * TILE;
         const unsigned own = start + threadIdx.x / LANES * ROWS, column = head % heads;
         const size_t row = (size_t)(head / heads) * context;
-        const Rows<const ELEMENT> key_rows(qkv, row, 3 * heads, heads + column);
-        const Rows<const ELEMENT> value_rows(qkv, row, 3 * heads, 2 * heads + column);
-        const Rows<const ELEMENT> out_rows(out, row, heads, column);
-        fetch(Rows<const ELEMENT>(qkv, row, 3 * heads, column), start, context, queries);
-        fetch(Rows<const ELEMENT>(d_out, row, heads, column), start, context, d_outs);
+        const Rows<const float> key_rows(qkv, row, 3 * heads, heads + column);
+        const Rows<const float> value_rows(qkv, row, 3 * heads, 2 * heads + column);
+        const Rows<const float> out_rows(out, row, heads, column);
+        fetch(Rows<const float>(qkv, row, 3 * heads, column), start, context, queries);
+        fetch(Rows<const float>(d_out, row, heads, column), start, context, d_outs);
         __syncthreads();
         const float mine = lane < ROWS && own + lane < context ? saved[(size_t)head * context + own + lane] : 0.0f;
         float mean[ROWS], logarithm[ROWS];
@@ -221,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 #pragma unroll
             for (int c = 0; c < COLUMNS; c++) {
                 const int at = c * LANES + lane;
-                sum += query < context && at < HEAD ? widen(out_rows.at(query)[at]) * gradient[at] : 0.0f;
+                sum += query < context && at < HEAD ? out_rows.at(query)[at] * gradient[at] : 0.0f;
             }
             mean[r] = warp_sum(sum);
             logarithm[r] = __shfl_sync(ALL_LANES, mine, r);
@@ -246,13 +225,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
             accumulate(weights, keys, sums);
             __syncthreads();
         }
-        put(sums, Rows<ELEMENT>(d_qkv, row, 3 * heads, column), own, context);
+        put(sums, Rows<float>(d_qkv, row, 3 * heads, column), own, context);
     }
 }
 
 // Gradients of keys and values.
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
-    attention_keys(const ELEMENT* qkv, const ELEMENT* d_out, const float* saved, const float* means, ELEMENT* d_qkv,
+    attention_keys(const float* qkv, const float* d_out, const float* saved, const float* means, float* d_qkv,
                    unsigned count, unsigned heads, unsigned context, unsigned causal, float scale) {
     extern __shared__ float4 tiles[];
     float4 *const keys = tiles, *const values = keys + TILE * PITCH, *const queries = values + TILE * PITCH;
@@ -264,10 +243,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
         const unsigned head = task % count, start = task / count * TILE;
         const unsigned own = start + threadIdx.x / LANES * ROWS, column = head % heads;
         const size_t row = (size_t)(head / heads) * context;
-        const Rows<const ELEMENT> query_rows(qkv, row, 3 * heads, column);
-        const Rows<const ELEMENT> d_out_rows(d_out, row, heads, column);
-        fetch(Rows<const ELEMENT>(qkv, row, 3 * heads, heads + column), start, context, keys);
-        fetch(Rows<const ELEMENT>(qkv, row, 3 * heads, 2 * heads + column), start, context, values);
+        const Rows<const float> query_rows(qkv, row, 3 * heads, column);
+        const Rows<const float> d_out_rows(d_out, row, heads, column);
+        fetch(Rows<const float>(qkv, row, 3 * heads, heads + column), start, context, keys);
+        fetch(Rows<const float>(qkv, row, 3 * heads, 2 * heads + column), start, context, values);
         float d_keys[ROWS][COLUMNS] = {}, d_values[ROWS][COLUMNS] = {};
         for (unsigned first = causal != 0 ? start : 0; first < context; first += TILE) {
             fetch(query_rows, first, context, queries);
@@ -291,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
             accumulate(d_scores, queries, d_keys);
             __syncthreads();
         }
-        put(d_keys, Rows<ELEMENT>(d_qkv, row, 3 * heads, heads + column), own, context);
-        put(d_values, Rows<ELEMENT>(d_qkv, row, 3 * heads, 2 * heads + column), own, context);
+        put(d_keys, Rows<float>(d_qkv, row, 3 * heads, heads + column), own, context);
+        put(d_values, Rows<float>(d_qkv, row, 3 * heads, 2 * heads + column), own, context);
     }
 }

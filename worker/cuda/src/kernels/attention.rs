@@ -5,9 +5,10 @@ use crate::error::Error;
 
 static SOURCE: Source =
     Source { name: "attention.cu", text: include_str!("attention.cu"), arithmetic: "--use_fast_math" };
+/// For 16 bits.
+static TENSOR: Source =
+    Source { name: "attention_tensor.cu", text: include_str!("attention_tensor.cu"), arithmetic: "--use_fast_math" };
 const THREADS: u32 = 128;
-/// Queries, or keys, of a block.
-const TILE: u32 = 32;
 const WIDEST: u32 = 128;
 
 /// Heads of the same size over sequences of the same length.
@@ -28,6 +29,15 @@ pub struct Shape {
 /// Self-attention of a shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attention(Shape);
+
+/// What a block has: rows of its own, and in shared memory all rows of a head, weights for the rows of some tiles, and numbers of queries.
+#[derive(Debug, Clone, Copy)]
+struct Block {
+    own: u32,
+    rows: u32,
+    weights: u32,
+    numbers: u32,
+}
 
 /// What backward reads and writes.
 #[derive(Debug, Clone, Copy)]
@@ -61,8 +71,14 @@ impl Attention {
     }
 
     pub fn program(&self) -> Program {
-        let definitions = vec![format!("-DELEMENT={}", self.0.element.name()), format!("-DHEAD={}", self.0.head_size)];
-        Program { source: &SOURCE, definitions }
+        let Shape { element, head_size, .. } = self.0;
+        let head = format!("-DHEAD={head_size}");
+        match element {
+            Element::F32 => Program { source: &SOURCE, definitions: vec![head] },
+            Element::Bf16 | Element::F16 => {
+                Program { source: &TENSOR, definitions: vec![format!("-DELEMENT={}", element.name()), head] }
+            }
+        }
     }
 
     /// Size of what forward keeps: for each query of each head one `f32`.
@@ -79,10 +95,36 @@ impl Attention {
         self.rows() * self.0.heads as usize * self.0.head_size as usize * self.0.element.bytes()
     }
 
-    /// Shared memory for rows of some tiles, and for the weights of some.
-    fn shared_bytes(&self, rows: u32, weights: u32) -> u32 {
-        let pitch = 4 * ((self.0.head_size / 4) | 1);
-        4 * TILE * (rows * pitch + weights * TILE)
+    /// Of forward, gradients of queries, gradients of keys and values; as the sources say.
+    fn blocks(&self) -> [Block; 3] {
+        const TILE: u32 = 64;
+        match self.0.element {
+            Element::F32 => [(3, 1), (4, 1), (4, 2)].map(|(tiles, weights)| Block {
+                own: 32,
+                rows: 32 * tiles,
+                weights,
+                numbers: 0,
+            }),
+            Element::Bf16 | Element::F16 => {
+                let queries = if self.0.head_size > 64 { 64 } else { 128 };
+                [(128, 1, 0), (queries, 2, 0), (64, 2, 2 * TILE)].map(|(own, tensors, numbers)| Block {
+                    own,
+                    rows: tensors * own + 2 * TILE,
+                    weights: 0,
+                    numbers,
+                })
+            }
+        }
+    }
+
+    fn shared_bytes(&self, Block { own, rows, weights, numbers }: Block) -> u32 {
+        let size = self.0.head_size;
+        // An odd number of vectors.
+        let pitch = match self.0.element {
+            Element::F32 => 16 * ((size / 4) | 1),
+            Element::Bf16 | Element::F16 => 2 * size.next_multiple_of(16) + 16,
+        };
+        rows * pitch + 4 * (weights * own * own + numbers)
     }
 
     /// `shared_bytes`: of a block, at most.
@@ -90,10 +132,10 @@ impl Attention {
         &self,
         kernel: &'static str,
         (most, shared_bytes): (u32, u32),
-        (rows, weights): (u32, u32),
+        block: Block,
         mut arguments: Vec<Argument<M>>,
     ) -> Result<Call<M>, Error> {
-        let needed = self.shared_bytes(rows, weights);
+        let needed = self.shared_bytes(block);
         if needed > shared_bytes {
             let text = format!("{shared_bytes} bytes of shared memory, expected at least {needed}");
             return Err(Error::refused(kernel, text));
@@ -104,7 +146,7 @@ impl Attention {
         let sizes = [count, self.0.heads, self.0.context, self.0.causal.into()];
         arguments.extend(sizes.map(Argument::Int));
         arguments.push(Argument::Float(scale as f32));
-        let blocks = (count * self.0.context.div_ceil(TILE)).min(most).max(1);
+        let blocks = (count * self.0.context.div_ceil(block.own)).min(most).max(1);
         Ok(Call { program: self.program(), kernel, blocks, threads: THREADS, shared_bytes: needed, arguments })
     }
 
@@ -117,7 +159,7 @@ impl Attention {
         let all = self.out_bytes();
         sizes("attention", &[("qkv", qkv, 3 * all), ("out", out, all), ("saved", saved, self.saved_bytes())])?;
         let arguments = vec![Argument::Reads(qkv), Argument::Writes(out), Argument::Writes(saved)];
-        self.call("attention", (most, shared_bytes), (3, 1), arguments)
+        self.call("attention", (most, shared_bytes), self.blocks()[0], arguments)
     }
 
     /// The gradient of `qkv`, in two calls on at most `most` blocks that have `shared_bytes` each. The number of blocks changes no bit.
@@ -151,9 +193,10 @@ impl Attention {
             Argument::Reads(means),
             Argument::Writes(d_qkv),
         ];
+        let [_, of_queries, of_keys] = self.blocks();
         Ok([
-            self.call("attention_queries", (most, shared_bytes), (4, 1), queries)?,
-            self.call("attention_keys", (most, shared_bytes), (4, 2), keys)?,
+            self.call("attention_queries", (most, shared_bytes), of_queries, queries)?,
+            self.call("attention_keys", (most, shared_bytes), of_keys, keys)?,
         ])
     }
 }

@@ -2,13 +2,11 @@
 // are joined in the same order every time, in 64 bits, by squared distances from the mean of each part, so that a large mean does not swallow a
 // small variance (Chan, Golub and LeVeque 1979).
 #include "columns.cuh"
+#include "parts.cuh"
 
 constexpr double EPSILON = 1e-5;
 // From one number of all channels to the next: numbers of channels begin at multiples of 16 bytes.
 constexpr int STEP = (WIDTH + 3) / 4 * 4;
-// Of the kernels that join parts: channels of a block, a sector of memory. Its threads share the parts, which are many where channels are few.
-constexpr int CHANNELS = 8;
-constexpr int SHARES = THREADS / CHANNELS;
 
 // Rows of the threads that are `own` rows from the first of their block, which is one of `parts` for its columns.
 __device__ inline unsigned rows_of(unsigned part, unsigned own, unsigned parts, unsigned rows) {
@@ -69,36 +67,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     partial[(size_t)(2 * part + 1) * STEP + first + at] = (float)square;
 }
 
-// The sum over the threads of a channel, in their order; all of them get it.
-__device__ inline double channel_sum(double (&sums)[SHARES][CHANNELS], double own) {
-    const int channel = threadIdx.x % CHANNELS;
-    // Others may still read the sums before.
-    __syncthreads();
-    sums[threadIdx.x / CHANNELS][channel] = own;
-    __syncthreads();
-    double sum = 0.0;
-#pragma unroll
-    for (int share = 0; share < SHARES; share++) {
-        sum += sums[share][channel];
-    }
-    return sum;
-}
-
 // saved: mean of each channel, then 1 / standard deviation. statistics: mean and unbiased variance, without a gap.
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_norm_statistics(const float* partial, float* saved, float* statistics, unsigned parts, unsigned rows) {
-    __shared__ double sums[SHARES][CHANNELS];
-    const unsigned channel = blockIdx.x * CHANNELS + threadIdx.x % CHANNELS, share = threadIdx.x / CHANNELS;
+    __shared__ Shares<double> shares;
+    const unsigned channel = joined_column(), share = own_share();
     double sum = 0.0, square = 0.0;
     for (unsigned part = share; part < parts && channel < WIDTH; part += SHARES) {
         sum += rows_of(part, parts, rows) * (double)partial[(size_t)2 * part * STEP + channel];
     }
-    const double mean = channel_sum(sums, sum) / rows;
+    const double mean = join(shares, sum) / rows;
     for (unsigned part = share; part < parts && channel < WIDTH; part += SHARES) {
         const double distance = partial[(size_t)2 * part * STEP + channel] - mean;
         square += partial[(size_t)(2 * part + 1) * STEP + channel] + rows_of(part, parts, rows) * (distance * distance);
     }
-    square = channel_sum(sums, square);
+    square = join(shares, square);
     if (share == 0 && channel < WIDTH) {
         saved[channel] = (float)mean;
         saved[STEP + channel] = (float)(1.0 / sqrt(square / rows + EPSILON));
@@ -204,16 +187,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_norm_parameters(const float* partial, const float* gamma, const float* saved, float* factors, float* d_gamma,
                           float* d_beta, unsigned parts, unsigned rows, unsigned add) {
-    __shared__ double sums[SHARES][CHANNELS];
-    const unsigned channel = blockIdx.x * CHANNELS + threadIdx.x % CHANNELS, share = threadIdx.x / CHANNELS;
-    double sum = 0.0, plain = 0.0;
-    for (unsigned part = share; part < parts && channel < WIDTH; part += SHARES) {
-        sum += partial[(size_t)2 * part * STEP + channel];
-        plain += partial[(size_t)(2 * part + 1) * STEP + channel];
-    }
-    sum = channel_sum(sums, sum);
-    plain = channel_sum(sums, plain);
-    if (share == 0 && channel < WIDTH) {
+    __shared__ Shares<double> shares;
+    const unsigned channel = joined_column(), share = own_share();
+    const bool exists = channel < WIDTH;
+    const double sum = join_parts(partial, parts, 2 * STEP, channel, exists, shares);
+    const double plain = join_parts(partial + STEP, parts, 2 * STEP, channel, exists, shares);
+    if (share == 0 && exists) {
         const float inverse = saved[STEP + channel];
         factors[channel] = (float)(sum / rows * inverse);
         factors[STEP + channel] = (float)(plain / rows);

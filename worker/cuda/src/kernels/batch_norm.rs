@@ -1,13 +1,11 @@
 //! Batch norm, with the residual addition and ReLU that often follow, forward and backward.
 
-use super::{Argument, COLUMN_THREADS, Call, Memory, Program, Rows, Source, sizes};
+use super::{Argument, COLUMN_THREADS, Call, JOINED_COLUMNS, Memory, Program, Rows, Source, sizes};
 use crate::error::Error;
 
 // Without fast arithmetic, which flushes what is nearly zero.
 static SOURCE: Source =
     Source { name: "batch_norm.cu", text: include_str!("batch_norm.cu"), arithmetic: "--fmad=true" };
-/// Channels of a block of the kernels that join parts.
-const CHANNELS: u32 = 8;
 
 /// Of `count` rows of channels: the pixels of all images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,7 +129,7 @@ impl BatchNorm {
         ];
         Ok([
             self.over_rows("batch_norm_moments", most, moments),
-            self.call("batch_norm_statistics", self.rows.width.div_ceil(CHANNELS), joined),
+            self.call("batch_norm_statistics", self.rows.width.div_ceil(JOINED_COLUMNS), joined),
         ])
     }
 
@@ -222,7 +220,7 @@ impl BatchNorm {
         let input = vec![reads(x), reads(dy), reads(saved), reads(factors), gradient(dx, adds_input), count, add];
         Ok([
             self.over_rows("batch_norm_backward", most, sums),
-            self.call("batch_norm_parameters", self.rows.width.div_ceil(CHANNELS), parameters),
+            self.call("batch_norm_parameters", self.rows.width.div_ceil(JOINED_COLUMNS), parameters),
             self.over_rows("batch_norm_input", most, input),
         ])
     }

@@ -1,5 +1,6 @@
 // Layer norm of rows of WIDTH numbers of type ELEMENT that lie PITCH apart (a multiple of 16 bytes). One warp, or several for wide rows, holds
 // a whole row in registers, so the row is read once. Compiled for each width: guards at the end of the row vanish where it is a multiple.
+#include "parts.cuh"
 #include "rows.cuh"
 
 constexpr int THREADS = 256;
@@ -229,17 +230,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// Sums the partial gradients of all blocks, in their order. add: the gradients are added to.
+// Sums the partial gradients of all blocks, in the same order every time. add: the gradients are added to.
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm_parameters(const float* partial, float* d_gamma, float* d_beta, unsigned blocks, unsigned add) {
-    const unsigned i = blockIdx.x * THREADS + threadIdx.x;
-    if (i >= 2 * WIDTH) {
-        return;
+    __shared__ Shares<float> shares;
+    const unsigned i = joined_column();
+    const bool exists = i < 2 * WIDTH;
+    const float sum = join_parts(partial, blocks, 2 * WIDTH, i, exists, shares);
+    if (own_share() == 0 && exists) {
+        float* const to = i < WIDTH ? d_gamma + i : d_beta + (i - WIDTH);
+        *to = add != 0 ? *to + sum : sum;
     }
-    float sum = 0.0f;
-    for (unsigned block = 0; block < blocks; block++) {
-        sum += partial[(size_t)block * 2 * WIDTH + i];
-    }
-    float* to = i < WIDTH ? d_gamma + i : d_beta + (i - WIDTH);
-    *to = add != 0 ? *to + sum : sum;
 }

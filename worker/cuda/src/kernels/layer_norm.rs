@@ -1,6 +1,6 @@
 //! Layer norm, forward and backward.
 
-use super::{Argument, Call, Memory, Program, Rows, Source, sizes};
+use super::{Argument, Call, JOINED_COLUMNS, Memory, Program, Rows, Source, sizes};
 use crate::error::Error;
 
 static SOURCE: Source =
@@ -151,7 +151,7 @@ impl LayerNorm {
         Ok(Call {
             program: self.program(),
             kernel: "layer_norm_parameters",
-            blocks: (2 * self.rows.width).div_ceil(THREADS),
+            blocks: (2 * self.rows.width).div_ceil(JOINED_COLUMNS),
             threads: THREADS,
             shared_bytes: 0,
             arguments: vec![

@@ -24,10 +24,13 @@ use crate::error::Error;
 use crate::nvrtc::{Compiled, Nvrtc};
 
 /// What the sources include.
-const HEADERS: [(&str, &str); 4] = [
+const HEADERS: [(&str, &str); 7] = [
+    ("attention.cuh", include_str!("attention.cuh")),
     ("columns.cuh", include_str!("columns.cuh")),
     ("device.cuh", include_str!("device.cuh")),
+    ("parts.cuh", include_str!("parts.cuh")),
     ("rows.cuh", include_str!("rows.cuh")),
+    ("tensor.cuh", include_str!("tensor.cuh")),
     ("windows.cuh", include_str!("windows.cuh")),
 ];
 
@@ -116,6 +119,9 @@ impl Rows {
 
 /// Threads of a block of kernels whose threads keep to their columns.
 const COLUMN_THREADS: u32 = 256;
+
+/// Columns of a block of kernels that join parts (`parts.cuh`).
+const JOINED_COLUMNS: u32 = 8;
 
 /// A source with the constants that it is compiled for.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,0 +1,107 @@
+//! Matrices that a warp loads and multiplies as a whole. Which lane has which number is as the PTX ISA says: of 8 x 8 numbers lane 4 r + c
+//! has two, in row r and columns 2 c and 2 c + 1.
+
+use super::{LANES, LaneFault, Warp, number};
+use crate::counts::conflicts;
+use crate::finding::Fault;
+use crate::machine::Machine;
+use crate::memory::verb;
+use crate::ptx::{Matrices, Product, SHARED};
+use crate::race::Kind;
+
+/// Rows and columns of a matrix that is loaded.
+const SIDE: usize = 8;
+/// Bytes of its rows.
+const ROW: usize = 16;
+
+/// All lanes take part.
+fn whole(active: u32) -> Result<(), LaneFault> {
+    if active == u32::MAX {
+        Ok(())
+    } else {
+        Err(LaneFault(Fault::NotWhole { active }, active.trailing_zeros() as usize))
+    }
+}
+
+/// Two numbers of 16 bits in a register.
+fn halves(register: u64) -> [u16; 2] {
+    [register as u16, (register >> 16) as u16]
+}
+
+impl Warp {
+    /// 16 x 16 by 16 x 8 numbers. A device adds in an order of its own, and cuts bits off; here each sum is rounded once.
+    pub(super) fn multiply(&mut self, product: Product, active: u32) -> Result<(), LaneFault> {
+        let Product { widen, to, left, right, from } = product;
+        whole(active)?;
+        // By row, and by column.
+        let (mut rows, mut columns) = ([[0.0f32; 16]; 16], [[0.0f32; 16]; 8]);
+        for lane in 0..LANES {
+            let (row, pair) = (lane / 4, lane % 4 * 2);
+            for (part, register) in left.into_iter().enumerate() {
+                for (half, bits) in halves(self.get(register, lane)).into_iter().enumerate() {
+                    rows[row + part % 2 * SIDE][pair + half + part / 2 * SIDE] = widen(bits);
+                }
+            }
+            for (part, register) in right.into_iter().enumerate() {
+                for (half, bits) in halves(self.get(register, lane)).into_iter().enumerate() {
+                    columns[row][pair + half + part * SIDE] = widen(bits);
+                }
+            }
+        }
+        for lane in 0..LANES {
+            for (part, (to, from)) in to.into_iter().zip(from).enumerate() {
+                let (row, column) = (&rows[lane / 4 + part / 2 * SIDE], &columns[lane % 4 * 2 + part % 2]);
+                let added = f64::from(f32::from_bits(self.get(from, lane) as u32));
+                let sum = row.iter().zip(column).fold(added, |sum, (a, b)| sum + f64::from(*a) * f64::from(*b));
+                self.set(to, lane, (sum as f32).to_bits().into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Four matrices of 8 x 8 numbers, for each of which eight lanes give the addresses of its rows. A number is read by the lane that gets
+    /// it: what another lane has written needs a barrier, also if the reader gave no address.
+    pub(super) fn load_matrices(
+        &mut self,
+        matrices: Matrices,
+        active: u32,
+        machine: &mut Machine<'_>,
+    ) -> Result<(), LaneFault> {
+        let Matrices { rows, is_transposed, to } = matrices;
+        whole(active)?;
+        let addresses: [u64; LANES] = std::array::from_fn(|lane| self.address(rows, lane));
+        let mut offsets = [None; LANES];
+        for (lane, offset) in offsets.iter_mut().enumerate() {
+            let address = addresses[lane];
+            let shared = &machine.shared;
+            let place = || shared.place(address);
+            let what = verb(Kind::Read);
+            if shared.bytes(address, ROW).is_empty() {
+                return Err(LaneFault(Fault::OutOfBounds { what, bytes: ROW, place: place() }, lane));
+            }
+            if !address.is_multiple_of(ROW as u64) {
+                return Err(LaneFault(Fault::Misaligned { what, bytes: ROW, place: place() }, lane));
+            }
+            *offset = Some(address.wrapping_sub(SHARED));
+        }
+        for (matrix, to) in to.into_iter().enumerate() {
+            let mut values = [0; LANES];
+            for (row, column) in (0..SIDE).flat_map(|row| (0..SIDE).map(move |column| (row, column))) {
+                let (major, minor) = if is_transposed { (column, row) } else { (row, column) };
+                let (lane, half) = (4 * major + minor / 2, minor % 2);
+                let address = addresses[matrix * SIDE + row] + 2 * column as u64;
+                let mut now = machine.now;
+                (now.thread, now.step) = ((self.first_thread + lane as u32) as u16, self.step);
+                machine.shared.check(address, 2, Kind::Read, &now).map_err(|fault| LaneFault(fault, lane))?;
+                values[lane] |= number(machine.shared.bytes(address, 2)) << (16 * half);
+            }
+            for (lane, value) in values.into_iter().enumerate() {
+                self.set(to, lane, value);
+            }
+        }
+        if machine.is_counted {
+            machine.counts.shared.add(conflicts(&offsets, ROW, false));
+        }
+        Ok(())
+    }
+}
