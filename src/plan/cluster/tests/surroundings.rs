@@ -129,6 +129,18 @@ fn what_the_scheduler_refuses_is_given_back_at_once_and_another_node_is_asked() 
     assert_eq!(world.stage(), "Running");
 }
 
+/// A claim that cannot be reserved is an error and not a lack of room: the gang held its nodes for 300 s, "the scheduler gives no reason".
+#[test]
+fn a_scheduler_that_fails_on_the_way_has_refused() {
+    let of = |reason: &str| {
+        let condition = json!({"type": "PodScheduled", "status": "False", "reason": reason, "message": "running PreBind plugin: no"});
+        let pod = json!({"metadata": {"name": "a-1-0"}, "status": {"conditions": [condition]}});
+        PodView::of(&serde_json::from_value(pod).unwrap()).unschedulable.map(|why| why.message)
+    };
+    assert_eq!(of("SchedulerError").as_deref(), Some("running PreBind plugin: no"));
+    assert_eq!(of("SchedulingGated"), None);
+}
+
 /// Beside nodes that cannot be used for several other reasons, the scheduler's words were not said at all.
 #[test]
 fn what_the_scheduler_said_comes_before_what_keeps_every_job_away() {
@@ -386,6 +398,8 @@ fn a_gang_waits_until_its_volumes_are_read_and_goes_where_they_are() {
     world.run();
     let why = "2 nodes cannot be used: PersistentVolumeClaim data has no volume there (spec.template.spec.volumes)";
     assert!(world.stage() == "Queued" && world.message().contains(why), "{}", world.message());
+    let change = "smallest change that fits: template.spec.volumes: without PersistentVolumeClaim data";
+    assert!(world.message().contains(change), "{}", world.message());
     read(&mut world, "n1");
     world.run();
     assert_eq!((world.stage(), world.pods[0].node.as_deref()), ("Running", Some("n1")));
