@@ -94,12 +94,11 @@ fn nodes_of(slice: &PlacementSliceSpec) -> impl Iterator<Item = Option<PlacedNod
     })
 }
 
-/// The job with the nodes of its place in its status.
-pub fn with_nodes(mut job: TrainJob, nodes: Vec<PlacedNode>) -> TrainJob {
+/// Puts the nodes of its place into the status of a job.
+pub fn set_nodes(job: &mut TrainJob, nodes: Vec<PlacedNode>) {
     if let Some(placement) = job.status.as_mut().and_then(|status| status.placement.as_mut()) {
         placement.nodes = nodes;
     }
-    job
 }
 
 #[cfg(test)]
