@@ -296,7 +296,7 @@ const READ_IN: SignedDuration = SignedDuration::from_secs(300);
 /// Says that no step has been reported for a long time; else returns when that will be so. A rank that the watchdogs cannot see (a
 /// process that is stopped with all others) is seen here only, and so is a long validation: it is told, and nothing follows.
 fn no_progress(attempt: &Attempt<'_>, draft: &mut Draft<'_>) -> Option<Timestamp> {
-    let last = attempt.snapshot.patience.progress.filter(|_| draft.next.is(conditions::PROGRESSING))?;
+    let last = attempt.snapshot.silence.progress.filter(|_| draft.next.is(conditions::PROGRESSING))?;
     let policy = &attempt.snapshot.job.spec.failure_policy;
     let seconds = policy.progress_timeout_seconds.unwrap_or(PROGRESS_TIMEOUT).max(PROGRESS_TIMEOUT);
     let limit = SignedDuration::from_secs(seconds.into()).saturating_add(READ_IN);
