@@ -281,6 +281,8 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
         && let Some(at) = attempt.placed_at()
     {
         result.wake_at(attempt.due(at));
+        let heard_by = Some(attempt.heard_by(at)).filter(|by| *by > attempt.now());
+        heard_by.into_iter().for_each(|by| result.wake_at(by));
     }
     if let Err(at) = refused {
         result.wake_at(at);
@@ -317,7 +319,7 @@ fn starting(attempt: &Attempt<'_>, running: usize) -> String {
         let why = match (pod.hindrance(), &pod.unschedulable) {
             (Some(waiting), _) => hindrance::of_start(waiting).sentence(&waiting.sentence()),
             (None, Some(why)) => format!("not scheduled: {}", why.message),
-            (None, None) => return None,
+            (None, None) => attempt.unheard(pod)?,
         };
         let on = pod.node.as_ref().map_or_else(String::new, |node| format!(" on node {node}"));
         Some(format!("; pod {}{on}: {why}", pod.name))
