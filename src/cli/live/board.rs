@@ -234,7 +234,8 @@ fn row(name: &str, job: &TrainJob, now: Timestamp) -> Vec<String> {
     let cells = [
         Some(name.to_owned()),
         Some(stage(job).to_owned()),
-        status.and_then(|status| status.ready.clone()),
+        // Nothing of a job that is over is ready, and `0/2` looks like a failure.
+        status.filter(|_| ended(job).is_none()).and_then(|status| status.ready.clone()),
         Some(format!("{}/{}/{}", restarts.application, restarts.infrastructure, restarts.preemption)),
         figures.map(|figures| format!("{} %", figures.progress_percentage)),
         age.map(duration),

@@ -79,6 +79,20 @@ fn a_line_per_job_with_its_figures_or_what_it_waits_for() {
     insta::assert_snapshot!(table(&known, now(), 100));
 }
 
+/// A success was shown as `READY 0/2`.
+#[test]
+fn a_job_that_is_over_is_not_said_to_lack_nodes() {
+    let cells = |complete: &str| {
+        let over = condition("Complete", complete, "Completed", "all nodes are done");
+        let known = Known {
+            jobs: [("a".into(), job("a", json!({"ready": "0/2", "conditions": [over]})))].into(),
+            ..Known::default()
+        };
+        table(&known, now(), 100)
+    };
+    assert!(cells("False").contains("0/2") && !cells("True").contains("0/2"), "{}", cells("True"));
+}
+
 #[test]
 fn where_there_is_little_room_the_columns_that_say_nothing_go_first() {
     let jobs = [running(), waiting()].into_iter().map(|job| (crate::snapshot::name_of(&job), job)).collect();
