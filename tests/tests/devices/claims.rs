@@ -41,8 +41,8 @@ async fn a_gang_gets_exactly_the_gpus_of_its_plan() -> Result<()> {
     assert!(place.reason.starts_with(&format!("8 ranks on 2 nodes x 4 GPUs in {RACK} r1; ")), "{}", place.reason);
     for (node, report) in place.nodes.iter().zip(&scene.reports) {
         let all = uuids(report);
-        assert_eq!((node.gpus.len(), node.nics.len()), (4, 4), "{node:?}");
-        assert!(node.gpus.iter().all(|gpu| all.contains(gpu)) && !node.numa_nodes.is_empty(), "{node:?}");
+        assert_eq!((node.gpus.len(), node.shape.nics.len()), (4, 4), "{node:?}");
+        assert!(node.gpus.iter().all(|gpu| all.contains(gpu)) && !node.shape.numa_nodes.is_empty(), "{node:?}");
     }
     assert_eq!(scene.gpus.allocated(&scene.jobs.namespace).await?, planned(&job));
     let pods = serde_json::to_string(&scene.jobs.pods().await?)?;

@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use switchyard_core::placement::gpus::{Level, MinLink, Placement, Pod, UNLIMITED};
 use switchyard_core::rates::gigabytes;
 use switchyard_core::units::plural;
-use switchyard_crds::{Limit, PlacedNode, PlacementStatus};
+use switchyard_crds::{Limit, NodeShape, PlacedNode, PlacementStatus};
 use switchyard_worker_contract::CpuList;
 
 /// Excluded nodes that are named in a reason.
@@ -60,10 +60,8 @@ impl Chosen<'_> {
         PlacedNode {
             first_rank: first_rank as i32,
             node_name: node.facts.name.clone(),
-            cpus,
             gpus: gpus.map(|gpu| gpu.uuid.clone()).collect(),
-            nics: self.nics(pod).map(str::to_string).collect(),
-            numa_nodes,
+            shape: NodeShape { cpus, nics: self.nics(pod).map(str::to_string).collect(), numa_nodes },
         }
     }
 

@@ -117,7 +117,7 @@ fn one_node_is_bound_by_its_ring() {
     );
     assert_eq!(placed.status.predicted_bus_bandwidth, Some(Quantity("370800M".into())));
     assert_eq!((placed.status.limited_by, placed.status.nodes[0].gpus.len()), (Some(Limit::Ring), 8));
-    assert_eq!(placed.status.nodes[0].numa_nodes, [0, 2]);
+    assert_eq!(placed.status.nodes[0].shape.numa_nodes, [0, 2]);
 }
 
 #[test]
@@ -125,9 +125,9 @@ fn ranks_have_cores_near_their_gpus() {
     let placed = Cluster::h200(&["r1"]).place(&job(1, 8, json!({}))).unwrap();
     let node = &placed.status.nodes[0];
     // 24 cores of NUMA node 0 for GPUs 0 to 3, 24 of NUMA node 2 for the others.
-    assert_eq!(node.cpus, ["0-5", "6-11", "12-17", "18-23", "48-53", "54-59", "60-65", "66-71"]);
+    assert_eq!(node.shape.cpus, ["0-5", "6-11", "12-17", "18-23", "48-53", "54-59", "60-65", "66-71"]);
     let placed = Cluster::h200(&["r1"]).place(&job(1, 2, json!({}))).unwrap();
-    assert_eq!(placed.status.nodes[0].cpus.len(), 2);
+    assert_eq!(placed.status.nodes[0].shape.cpus.len(), 2);
 }
 
 #[test]
