@@ -18,8 +18,7 @@ fn drain(node: &str, timeout: &str) -> Ended {
 /// The last value of a field in the log of a pod.
 fn last(scene: &Training, pod: &str, field: &str) -> Option<u64> {
     let log = scene.kubelet.log(&scene.namespace, pod);
-    let values = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()?[field].as_u64());
-    values.last()
+    log.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok()?[field].as_u64())
 }
 
 /// It was refused for as long as the job ran. Now the job saves its state, leaves the node and goes on elsewhere.
