@@ -1,7 +1,7 @@
 //! Status of a `TrainJob`: what became of it, written by the controller and by `switchyard run`.
 
 use crate::fabric::FabricStatus;
-use crate::placement_slice::SlicesStatus;
+use crate::placement_slice::{NodeShape, SlicesStatus};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
@@ -230,29 +230,15 @@ pub struct PlacedNode {
     #[schemars(length(max = 253))]
     pub node_name: String,
 
-    /// CPU list of each process in rank order, as the kernel writes it (`0-3,8`); empty: not pinned.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), inner(length(max = 1024)))]
-    #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
-    pub cpus: Vec<String>,
-
     /// UUIDs of the GPUs, in the order of local ranks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 96)))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
     pub gpus: Vec<String>,
 
-    /// Names of the NICs nearest to these GPUs.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), inner(length(max = 64)))]
-    #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
-    pub nics: Vec<String>,
-
-    /// NUMA nodes in use.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 1024), inner(range(min = 0)))]
-    #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
-    pub numa_nodes: Vec<i32>,
+    /// Its cores and NICs.
+    #[serde(flatten)]
+    pub shape: NodeShape,
 }
 
 /// Figures of the training, from rank 0's last report.

@@ -109,11 +109,11 @@ fn devices(node: &PlacedNode, cluster: &Cluster) -> String {
         };
         line.push_str(&format!("  GPU {}", node.gpus.iter().map(index).collect::<Vec<_>>().join(",")));
     }
-    if !node.nics.is_empty() {
-        line.push_str(&format!("  {}", node.nics.join(",")));
+    if !node.shape.nics.is_empty() {
+        line.push_str(&format!("  {}", node.shape.nics.join(",")));
     }
-    if !node.numa_nodes.is_empty() {
-        let numa: Vec<String> = node.numa_nodes.iter().map(ToString::to_string).collect();
+    if !node.shape.numa_nodes.is_empty() {
+        let numa: Vec<String> = node.shape.numa_nodes.iter().map(ToString::to_string).collect();
         line.push_str(&format!("  NUMA {}", numa.join(",")));
     }
     line

@@ -22,7 +22,7 @@ use switchyard_ledger::own_writes::{Cache, OwnWrites};
 use switchyard_ledger::usage::{Usage, Without};
 use switchyard_plan::cluster::hindrance::Trouble;
 use switchyard_plan::cluster::view::PodView;
-use switchyard_plan::cluster::{self, Action, JobSnapshot, Patience, PlacementRules, Reconciliation};
+use switchyard_plan::cluster::{self, Action, JobSnapshot, PlacementRules, Reconciliation, Silence};
 use switchyard_plan::objects::Kind;
 use tracing::{debug, info, warn};
 
@@ -161,7 +161,7 @@ impl Context {
             asked_again,
             restricted: family.restricted,
             provisioning_class: index.provisioning_class.as_deref(),
-            patience: Patience {
+            silence: Silence {
                 grace: self.settings.node_grace,
                 brake: index.fleet.brake(),
                 released: index.fleet.released(),

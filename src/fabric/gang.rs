@@ -27,6 +27,12 @@ pub struct Member<'a> {
     pub allocatable: &'a Resources,
 }
 
+/// Whether pods claim a channel of a ComputeDomain, without which no GPU may use the memory of another node over NVLink. Which device a claim's
+/// template is for is not known here: every claim made from a template counts.
+pub fn claims_channel(pod: &PodSpec) -> bool {
+    pod.resource_claims.iter().flatten().any(|claim| claim.resource_claim_template_name.is_some())
+}
+
 /// A gang with its placement.
 #[derive(Debug, Clone)]
 pub struct Gang<'a> {

@@ -27,7 +27,7 @@ pub mod variables;
 pub use compare::{Prediction, compare};
 pub use conf::{FOLDER, MERGE, PLAN, conf, reasons};
 pub use decide::{Refused, decide};
-pub use gang::{Gang, Member, facts};
+pub use gang::{Gang, Member, claims_channel, facts};
 pub use needs::{Asked, needs, shared_memory};
 pub use rules::{CONF_FILE, CONF_PATH, interface, interfaces};
 pub use seen::{Seen, Way};

@@ -53,7 +53,9 @@ impl Incidents {
             let last = known.back().map(|last| last.cause.as_str()).unwrap_or_default();
             (
                 node.clone(),
-                format!("it ended attempts {MOST} times within an hour and is avoided until {until}; last: {last}"),
+                format!(
+                    "it ended attempts {MOST} times within an hour, last with \"{last}\", and is avoided until {until}"
+                ),
             )
         })
     }
@@ -80,7 +82,7 @@ mod tests {
         incidents.add("n", "the node is lost", at(40));
         incidents.add("other", "the node is gone", at(41));
         let left_out: BTreeMap<String, String> = incidents.left_out(at(99)).collect();
-        let why = "it ended attempts 3 times within an hour and is avoided until 1970-01-01T01:40:00Z; last: the node is lost";
+        let why = "it ended attempts 3 times within an hour, last with \"the node is lost\", and is avoided until 1970-01-01T01:40:00Z";
         assert_eq!(left_out, BTreeMap::from([("n".to_string(), why.to_string())]));
         assert_eq!(incidents.next(at(99)), Some(at(100)));
         assert_eq!((incidents.left_out(at(100)).count(), incidents.next(at(100))), (0, None));

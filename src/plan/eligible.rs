@@ -52,7 +52,8 @@ impl Unfit {
             }
             Unfit::Selector(key) => Some(format!("template.spec.nodeSelector: without {key}")),
             Unfit::Affinity => Some("template.spec.affinity.nodeAffinity: without it".into()),
-            Unfit::NotReady | Unfit::Cordoned | Unfit::Tainted(_) | Unfit::Volume(_) => None,
+            Unfit::Volume(claim) => Some(format!("template.spec.volumes: without PersistentVolumeClaim {claim}")),
+            Unfit::NotReady | Unfit::Cordoned | Unfit::Tainted(_) => None,
         }
     }
 }
@@ -117,7 +118,8 @@ impl NodeRules {
             }),
             Unfit::Selector(key) => drop(rules.selector.remove(key)),
             Unfit::Affinity => rules.required = None,
-            Unfit::NotReady | Unfit::Cordoned | Unfit::Volume(_) => {}
+            Unfit::Volume(claim) => rules.reach.iter_mut().for_each(|all| all.retain(|reach| reach.claim != *claim)),
+            Unfit::NotReady | Unfit::Cordoned => {}
         }
         rules
     }

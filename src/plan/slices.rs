@@ -37,13 +37,12 @@ pub fn cut(attempt: u32, nodes: &[PlacedNode]) -> Vec<PlacementSliceSpec> {
 
 fn slice(attempt: i32, first_node: i32, nodes: &[PlacedNode]) -> PlacementSliceSpec {
     let mut slice = PlacementSliceSpec { attempt, first_node, ..PlacementSliceSpec::default() };
-    let mut known: BTreeMap<NodeShape, i32> = BTreeMap::new();
+    let mut known: BTreeMap<&NodeShape, i32> = BTreeMap::new();
     for node in nodes {
-        let shape = NodeShape { cpus: node.cpus.clone(), nics: node.nics.clone(), numa_nodes: node.numa_nodes.clone() };
         let next = slice.shapes.len() as i32;
-        let position = *known.entry(shape.clone()).or_insert(next);
+        let position = *known.entry(&node.shape).or_insert(next);
         if position == next {
-            slice.shapes.push(shape);
+            slice.shapes.push(node.shape.clone());
         }
         slice.nodes.push(SlicedNode {
             first_rank: node.first_rank,
@@ -82,24 +81,21 @@ pub fn join(named: &SlicesStatus, known: &BTreeMap<String, PlacementSliceSpec>) 
 
 fn nodes_of(slice: &PlacementSliceSpec) -> impl Iterator<Item = Option<PlacedNode>> {
     slice.nodes.iter().map(|node| {
-        let shape = slice.shapes.get(usize::try_from(node.shape).ok()?)?;
+        let shape = slice.shapes.get(usize::try_from(node.shape).ok()?)?.clone();
         Some(PlacedNode {
             first_rank: node.first_rank,
             node_name: node.node_name.clone(),
-            cpus: shape.cpus.clone(),
             gpus: node.gpus.clone(),
-            nics: shape.nics.clone(),
-            numa_nodes: shape.numa_nodes.clone(),
+            shape,
         })
     })
 }
 
-/// The job with the nodes of its place in its status.
-pub fn with_nodes(mut job: TrainJob, nodes: Vec<PlacedNode>) -> TrainJob {
+/// Puts the nodes of its place into the status of a job.
+pub fn set_nodes(job: &mut TrainJob, nodes: Vec<PlacedNode>) {
     if let Some(placement) = job.status.as_mut().and_then(|status| status.placement.as_mut()) {
         placement.nodes = nodes;
     }
-    job
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 mod admitted;
 mod clock;
+mod drains;
 mod ends;
 mod failures;
 mod forged;

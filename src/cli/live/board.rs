@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use switchyard_core::units::{counted, duration, rank_list};
 use switchyard_crds::conditions::Stage;
-use switchyard_crds::{TrainJob, TrainJobStatus, conditions};
+use switchyard_crds::{PlacementSlice, PlacementSliceSpec, TrainJob, TrainJobStatus, conditions};
 use switchyard_plan::cluster::view::{Phase, PodView};
-use switchyard_plan::kueue;
 use switchyard_plan::resources::gigabytes_per_second;
+use switchyard_plan::{kueue, slices};
 use switchyard_worker_contract::exit::Exit;
 
 /// The state of the jobs on the screen.
@@ -24,6 +24,8 @@ pub(super) struct Known {
     pub jobs: BTreeMap<String, TrainJob>,
     /// Pods of the only job, by attempt and node rank.
     pub pods: BTreeMap<(u32, u32), PodView>,
+    /// Slices of the only job's place, by name.
+    pub slices: BTreeMap<String, PlacementSliceSpec>,
     /// Only one job is shown.
     pub only: bool,
     /// Names are shown with their namespaces.
@@ -36,10 +38,33 @@ impl Known {
         match event {
             Event::Apply(job) | Event::InitApply(job) => {
                 self.jobs.insert(name_of(&job), job);
+                self.join();
                 None
             }
             Event::Delete(job) => self.jobs.remove(&name_of(&job)).map(|job| name_of(&job)),
             Event::Init | Event::InitDone => None,
+        }
+    }
+
+    /// Applies an event of a slice.
+    pub(super) fn slice(&mut self, event: Event<PlacementSlice>) {
+        match event {
+            Event::Apply(slice) | Event::InitApply(slice) => {
+                self.slices.insert(slice.name_any(), slice.spec);
+                self.join();
+            }
+            Event::Delete(slice) => drop(self.slices.remove(&slice.name_any())),
+            Event::Init | Event::InitDone => {}
+        }
+    }
+
+    /// Puts the nodes of a place that stands in slices into its job, once all of them are known.
+    fn join(&mut self) {
+        for job in self.jobs.values_mut() {
+            let nodes = slices::of(job).and_then(|named| slices::join(named, &self.slices));
+            if let Some(nodes) = nodes {
+                slices::set_nodes(job, nodes);
+            }
         }
     }
 
@@ -209,7 +234,8 @@ fn row(name: &str, job: &TrainJob, now: Timestamp) -> Vec<String> {
     let cells = [
         Some(name.to_owned()),
         Some(stage(job).to_owned()),
-        status.and_then(|status| status.ready.clone()),
+        // Nothing of a job that is over is ready, and `0/2` looks like a failure.
+        status.filter(|_| ended(job).is_none()).and_then(|status| status.ready.clone()),
         Some(format!("{}/{}/{}", restarts.application, restarts.infrastructure, restarts.preemption)),
         figures.map(|figures| format!("{} %", figures.progress_percentage)),
         age.map(duration),

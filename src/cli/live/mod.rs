@@ -48,6 +48,10 @@ impl Live {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
+    fn slices(&self) -> Api<PlacementSlice> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
     /// A job by name.
     async fn job(&self, name: &str) -> Result<TrainJob, Failure> {
         if let Some(job) = self.jobs().get_opt(name).await.map_err(|error| asked("get the TrainJob", error))? {
@@ -60,14 +64,14 @@ impl Live {
     }
 
     /// The job with the nodes of its place, where these stand in slices that can be read; without one of them, as it is.
-    async fn with_nodes(&self, job: TrainJob) -> Result<TrainJob, Failure> {
+    async fn with_nodes(&self, mut job: TrainJob) -> Result<TrainJob, Failure> {
         let Some(named) = slices::of(&job) else { return Ok(job) };
-        let api = Api::<PlacementSlice>::namespaced(self.client.clone(), &self.namespace);
-        let list = api.list(&ListParams::default().labels(&selector(&job))).await;
+        let list = self.slices().list(&ListParams::default().labels(&selector(&job))).await;
         let list = list.map_err(|error| asked("list PlacementSlices", error))?;
         let known = list.items.into_iter().map(|slice| (slice.name_any(), slice.spec)).collect();
         let nodes = slices::join(named, &known);
-        Ok(nodes.map_or_else(|| job.clone(), |nodes| slices::with_nodes(job.clone(), nodes)))
+        nodes.into_iter().for_each(|nodes| slices::set_nodes(&mut job, nodes));
+        Ok(job)
     }
 
     /// The pods of a job that exist, by attempt and node.

@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::time::Duration;
-use switchyard_crds::TrainJob;
+use switchyard_crds::{PlacementSlice, TrainJob};
 use switchyard_worker_contract::exit::Exit;
 
 /// Shortest interval between two redraws.
@@ -60,6 +60,7 @@ fn api(live: &Live, args: &StatusArgs) -> Api<TrainJob> {
 enum News {
     Job(Box<watcher::Event<TrainJob>>),
     Pod(Box<watcher::Event<Pod>>),
+    Slice(Box<watcher::Event<PlacementSlice>>),
     Trouble(String),
     Tick,
 }
@@ -69,11 +70,12 @@ async fn watch(cli: &Cli, args: &StatusArgs, live: &Live) -> Result<Exit, Failur
     let mut jobs = watcher::Config::default();
     let mut news: BoxStream<'_, News> = match &args.job {
         Some(name) => {
-            // A missing job is reported at once, and its pods are selected by its UID.
+            // A missing job is reported at once, and what belongs to it is selected by its UID.
             let job = live.job(name).await?;
             jobs = jobs.fields(&format!("metadata.name={name}"));
-            let pods = watcher::Config::default().labels(&selector(&job));
-            select(stream(api(live, args), jobs, News::Job), stream(live.pods(), pods, News::Pod)).boxed()
+            let own = watcher::Config::default().labels(&selector(&job));
+            let parts = select(stream(live.pods(), own.clone(), News::Pod), stream(live.slices(), own, News::Slice));
+            select(stream(api(live, args), jobs, News::Job), parts).boxed()
         }
         None => stream(api(live, args), jobs, News::Job),
     };
@@ -101,6 +103,7 @@ async fn watch(cli: &Cli, args: &StatusArgs, live: &Live) -> Result<Exit, Failur
                 }
             }
             Some(News::Pod(event)) => known.pod(*event),
+            Some(News::Slice(event)) => known.slice(*event),
             Some(News::Trouble(trouble)) => {
                 // Once, not with every retry.
                 if told.as_ref() != Some(&trouble) {

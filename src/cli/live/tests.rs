@@ -4,9 +4,11 @@ use super::report::event;
 use crate::args::LogsArgs;
 use crate::failure::Failure;
 use jiff::Timestamp;
+use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
-use switchyard_crds::TrainJob;
+use switchyard_crds::{PlacedNode, PlacementSlice, TrainJob};
 use switchyard_plan::cluster::view::{Phase, PodView};
+use switchyard_plan::slices;
 
 fn job(name: &str, status: Value) -> TrainJob {
     serde_json::from_value(json!({
@@ -77,6 +79,20 @@ fn a_line_per_job_with_its_figures_or_what_it_waits_for() {
     insta::assert_snapshot!(table(&known, now(), 100));
 }
 
+/// A success was shown as `READY 0/2`.
+#[test]
+fn a_job_that_is_over_is_not_said_to_lack_nodes() {
+    let cells = |complete: &str| {
+        let over = condition("Complete", complete, "Completed", "all nodes are done");
+        let known = Known {
+            jobs: [("a".into(), job("a", json!({"ready": "0/2", "conditions": [over]})))].into(),
+            ..Known::default()
+        };
+        table(&known, now(), 100)
+    };
+    assert!(cells("False").contains("0/2") && !cells("True").contains("0/2"), "{}", cells("True"));
+}
+
 #[test]
 fn where_there_is_little_room_the_columns_that_say_nothing_go_first() {
     let jobs = [running(), waiting()].into_iter().map(|job| (crate::snapshot::name_of(&job), job)).collect();
@@ -91,8 +107,39 @@ fn where_there_is_little_room_the_columns_that_say_nothing_go_first() {
 fn one_job_is_shown_with_its_pods() {
     let pods = [pod("gpt-124m-2-0", Phase::Running), pod("gpt-124m-2-1", Phase::Failed)];
     let pods = pods.into_iter().map(|pod| ((pod.attempt, pod.node_rank), pod)).collect();
-    let known = Known { jobs: [("gpt-124m".into(), running())].into(), pods, only: true, all_namespaces: false };
+    let known = Known { jobs: [("gpt-124m".into(), running())].into(), pods, only: true, ..Known::default() };
     insta::assert_snapshot!(table(&known, now(), 100));
+}
+
+/// A watch showed `-` in place of the GPUs of a large job.
+#[test]
+fn a_place_in_slices_is_shown_once_all_of_them_are_known() {
+    let nodes: Vec<PlacedNode> = (0..129)
+        .map(|rank| PlacedNode {
+            first_rank: 8 * rank,
+            node_name: format!("n{rank}"),
+            gpus: (0..8).map(|gpu| format!("GPU-{rank}-{gpu}")).collect(),
+            ..PlacedNode::default()
+        })
+        .collect();
+    let named = slices::named("large", 1, &nodes).unwrap();
+    let slice = |name: String| PlacementSlice::new(&name, slices::cut(1, &nodes).remove(0));
+    let large = |loss: &str| {
+        let figures = json!({"step": 1, "totalSteps": 2, "progressPercentage": 50, "loss": loss, "lastUpdatedTime": "2026-11-20T14:08:00Z"});
+        job(
+            "large",
+            json!({"attempt": 1, "placement": {"reason": "r", "nodes": [], "slices": named}, "trainerStatus": figures}),
+        )
+    };
+    let mut known = Known { only: true, ..Known::default() };
+    known.pods.insert((1, 128), PodView { node_rank: 128, ..pod("large-1-128", Phase::Running) });
+    let last = |known: &Known| table(known, now(), 100).trim_end().rsplit('\n').next().unwrap().to_owned();
+    known.job(Event::Apply(large("2")));
+    assert!(!last(&known).contains("1024-1031"), "{}", last(&known));
+    slices::names(&named).for_each(|name| known.slice(Event::Apply(slice(name))));
+    assert!(last(&known).starts_with("1024-1031") && last(&known).ends_with('8'), "{}", last(&known));
+    known.job(Event::Apply(large("1")));
+    assert!(last(&known).starts_with("1024-1031"), "it stays with the next figures: {}", last(&known));
 }
 
 /// The job had failed, and its pod was shown as running: the kubelet had said that the trainer ended, and not yet that the pod did.

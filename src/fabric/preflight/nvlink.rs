@@ -2,6 +2,7 @@
 
 use super::fault::{Fault, Outcome, differences, each, list};
 use super::scene::{Scene, gpus, is_of_gang};
+use crate::gang::claims_channel;
 use switchyard_crds::gpu_topology::{Fabric, FabricState, FabricSummary};
 
 /// Check 11: on machines with NVSwitch every GPU is registered with the Fabric Manager.
@@ -75,8 +76,7 @@ pub(super) fn between_nodes(scene: &Scene<'_>) -> Outcome {
                 .of_job(),
         );
     }
-    let has_channel =
-        gang.pod.resource_claims.iter().flatten().any(|claim| claim.resource_claim_template_name.is_some());
+    let has_channel = claims_channel(gang.pod);
     let of_nodes = each(gang, |_, member, facts| {
         let mut faults = Vec::new();
         let Some(fabric) = &facts.fabric else { return Err("the driver reports no fabric".into()) };

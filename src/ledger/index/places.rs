@@ -30,7 +30,7 @@ pub struct Lack {
 
 impl Index {
     /// A job appeared or changed.
-    pub fn show_job(&mut self, job: TrainJob) -> Effect {
+    pub fn show_job(&mut self, mut job: TrainJob) -> Effect {
         let key = key_of(&job.metadata);
         self.places.waiting.remove(&key);
         let Some(named) = slices::of(&job).cloned() else { return self.apply_job(job) };
@@ -39,7 +39,8 @@ impl Index {
                 if let Some(known) = self.places.known.get_mut(&JobId::of(&job.metadata)) {
                     slices::names(&named).for_each(|name| drop(known.remove(&name)));
                 }
-                self.apply_job(slices::with_nodes(job, nodes))
+                slices::set_nodes(&mut job, nodes);
+                self.apply_job(job)
             }
             None => {
                 self.places.waiting.insert(key.clone(), job);

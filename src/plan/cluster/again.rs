@@ -153,13 +153,21 @@ pub(super) fn after_timeout(attempt: &Attempt<'_>) -> Option<Reconciliation> {
     if unbound.is_empty() || !clock::is_over(attempt.due(at), attempt.schedule_timeout(), attempt.now()) {
         return None;
     }
-    let why = unbound.iter().find_map(|pod| Some(format!("pod {}: {}", pod.name, pod.unschedulable.as_ref()?.message)));
+    let said =
+        unbound.iter().find_map(|pod| Some(format!("pod {}: {}", pod.name, pod.unschedulable.as_ref()?.message)));
+    let pause = if said.is_some() { ROLLBACK_PAUSE } else { unheard_pause(attempt.number) };
+    let unheard = || unbound.iter().find_map(|pod| Some(format!("pod {}: {}", pod.name, attempt.unheard(pod)?)));
     let (open, all) = (unbound.len(), attempt.pods.len());
     let seconds = attempt.schedule_timeout().as_secs();
-    let why = why.unwrap_or_else(|| "the scheduler gives no reason".into());
+    let why = said.or_else(unheard).unwrap_or_else(|| "the scheduler gives no reason".into());
     let text = format!("{open} of {all} pods not scheduled within {seconds} s: {why}");
-    let not_before = attempt.now().saturating_add(ROLLBACK_PAUSE).unwrap_or(attempt.now());
+    let not_before = attempt.now().saturating_add(pause).unwrap_or(attempt.now());
     Some(rolled_back(attempt, "ScheduleTimeout", text, not_before))
+}
+
+/// Pause after a gang of which no scheduler said anything. It grows: whoever names a scheduler that does not exist would hold nodes nearly always.
+fn unheard_pause(attempt: u32) -> SignedDuration {
+    ROLLBACK_PAUSE.saturating_mul(1 << attempt.min(16)).min(restart::LONGEST_PAUSE)
 }
 
 /// What pods ask for is fixed when they are created. If the nodes now offer devices that they did not then, the pods are created again.

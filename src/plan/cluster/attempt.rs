@@ -1,11 +1,16 @@
 //! The current attempt: its pods by node rank, and what is known of them together.
 
-use super::JobSnapshot;
 use super::view::PodView;
+use super::{JobSnapshot, clock};
 use crate::ValidJob;
 use crate::status::Draft;
 use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::{PlacedNode, conditions};
+
+/// A scheduler says something of a pod within this time.
+const HEARD_WITHIN: SignedDuration = SignedDuration::from_secs(10);
+/// A gang of which none says anything does not hold its nodes for longer.
+const UNHEARD_FOR: SignedDuration = SignedDuration::from_secs(60);
 
 /// The current attempt and its pods.
 pub(super) struct Attempt<'a> {
@@ -70,8 +75,27 @@ impl<'a> Attempt<'a> {
         guess.or_else(|| nodes.iter().find(|node| node.first_rank == first))
     }
 
+    /// How long the gang may take to be bound.
     pub fn schedule_timeout(&self) -> SignedDuration {
-        SignedDuration::from_secs(self.snapshot.job.spec.gang_policy.schedule_timeout_seconds.into())
+        let asked = SignedDuration::from_secs(self.snapshot.job.spec.gang_policy.schedule_timeout_seconds.into());
+        if self.all(|pod| self.unheard(pod).is_some()) { asked.min(UNHEARD_FOR) } else { asked }
+    }
+
+    /// What is to be said of a pod without a node of which no scheduler has said anything; `None`: one has, or may still.
+    pub fn unheard(&self, pod: &PodView) -> Option<String> {
+        let is_silent = pod.node.is_none() && !pod.gated && pod.unschedulable.is_none();
+        let by = self.heard_by(self.placed_at()?);
+        (is_silent && clock::is_over(by, HEARD_WITHIN, self.now())).then(|| {
+            let name = self.valid.pod.spec.scheduler_name.as_deref().unwrap_or("default-scheduler");
+            format!(
+                "no scheduler has said anything of it: is there one named {name} (spec.template.spec.schedulerName)?"
+            )
+        })
+    }
+
+    /// When the silence of a scheduler is told.
+    pub fn heard_by(&self, placed: Timestamp) -> Timestamp {
+        placed.saturating_add(HEARD_WITHIN).unwrap_or(Timestamp::MAX)
     }
 
     /// Until when the scheduler may bind the gang.

@@ -194,7 +194,7 @@ fn summary(transport: Option<Transport>, forecast: Option<&Forecast>, placement:
         let words: Vec<String> = forecast.summary.within.iter().map(ToString::to_string).collect();
         format!("{} inside nodes", words.join(", else "))
     });
-    let nics = placement.nodes.first().map_or(0, |node| node.nics.len());
+    let nics = placement.nodes.first().map_or(0, |node| node.shape.nics.len());
     let between = transport.filter(|_| placement.nodes.len() > 1).map(|transport| {
         let over = match transport {
             Transport::RDMA => match forecast.and_then(|forecast| forecast.summary.between.as_ref()) {

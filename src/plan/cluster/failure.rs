@@ -3,7 +3,7 @@
 use super::attempt::Attempt;
 use super::hindrance::{self, Limit, START_GRACE};
 use super::view::{NodeView, PodView};
-use super::{Patience, clock};
+use super::{Silence, clock};
 use crate::restart::{self, Class, Failure};
 use jiff::{SignedDuration, Timestamp};
 use switchyard_core::units::plural;
@@ -199,8 +199,8 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
                 return Verdict::Failed(failure(Class::Infrastructure, cause).of_node());
             }
             Some(node) => {
-                let Patience { grace, brake, .. } = attempt.snapshot.patience;
-                match (silence(attempt, node), brake) {
+                let Silence { grace, brake, .. } = attempt.snapshot.silence;
+                match (unheard_since(attempt, node), brake) {
                     (None, _) => {}
                     (Some(_), Some(_)) => {
                         return Verdict::Look(attempt.now().saturating_add(grace).unwrap_or(Timestamp::MAX));
@@ -219,8 +219,8 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
 }
 
 /// Since when nothing is heard of a node that does not report, be it that ranks elsewhere go on as they only can with those there.
-fn silence(attempt: &Attempt<'_>, node: &NodeView) -> Option<Timestamp> {
-    let Patience { released, progress, .. } = attempt.snapshot.patience;
+fn unheard_since(attempt: &Attempt<'_>, node: &NodeView) -> Option<Timestamp> {
+    let Silence { released, progress, .. } = attempt.snapshot.silence;
     let since = node.silent_since?;
     [released, progress].into_iter().flatten().chain([since]).max()
 }
@@ -230,7 +230,7 @@ pub(super) fn silent_node(attempt: &Attempt<'_>) -> Option<String> {
     let nodes = attempt.snapshot.nodes;
     let mut used = attempt.existing().into_iter().filter(|pod| !pod.is_done()).filter_map(|pod| pod.node.as_ref());
     let (name, since) = used.find_map(|name| Some((name, nodes.get(name)?.silent_since?)))?;
-    let Patience { grace, brake, progress, .. } = attempt.snapshot.patience;
+    let Silence { grace, brake, progress, .. } = attempt.snapshot.silence;
     let follows = match brake {
         Some(brake) => brake.to_string(),
         None if progress.is_some_and(|progress| progress > since) => {

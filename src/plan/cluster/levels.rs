@@ -158,7 +158,7 @@ impl Levels {
 
     /// The levels that some of these nodes have, small to large, the cluster last.
     pub fn domains(&self, nodes: &[&NodeView]) -> Vec<LevelDomains> {
-        let tree = Tree::of(self, &TopologyPolicy::default(), nodes);
+        let tree = Tree::of(self, &TopologyPolicy::default(), nodes, true);
         let of = |level: usize| {
             (0..nodes.len()).map(|node| tree.domain(node, level).map(str::to_string)).collect::<Vec<_>>()
         };
@@ -184,6 +184,8 @@ pub(super) struct Tree {
     /// Labels of the levels, small to large, the cluster last.
     pub keys: Vec<String>,
     pub levels: Vec<Level>,
+    /// Levels whose NVLink the job cannot use, and which count as if they had none.
+    pub unused: Vec<usize>,
     /// Of each node its domain of each level but the last.
     pub domains: Vec<Arc<[Option<u32>]>>,
     /// Names of the domains of each level.
@@ -196,8 +198,8 @@ impl Tree {
     /// Levels that the operator knows and some node has, and those that the job names.
     ///
     /// The job's own levels are sorted in by the number of their domains: more domains are smaller ones. They let through what the level
-    /// below does.
-    pub fn of(levels: &Levels, policy: &TopologyPolicy, nodes: &[&NodeView]) -> Tree {
+    /// below does. `has_channel`: the pods may use the memory of other nodes, so NVLink between nodes counts.
+    pub fn of(levels: &Levels, policy: &TopologyPolicy, nodes: &[&NodeView], has_channel: bool) -> Tree {
         let asked = |key: &str| policy.domains.iter().find(|domain| domain.key == key);
         let mut found: Vec<(String, Level, Domains)> = Vec::new();
         let (cluster, known) = levels.0.split_last().expect("invariant: the cluster is always a level");
@@ -226,11 +228,15 @@ impl Tree {
             domains.push(shared.unwrap_or_else(|| own.collect()));
         }
         let is_required = |key: &str| asked(key).is_some_and(|domain| domain.mode == DomainMode::Required);
+        let levels: Vec<Level> = found.iter().map(|(_, level, _)| *level).chain([cluster.1]).collect();
+        let usable = |level: &Level| Level { nvlink: level.nvlink && has_channel, ..*level };
+        let is_unused = |number: &usize| levels[*number].nvlink && !has_channel;
         Tree {
             within: found.iter().position(|(key, ..)| is_required(key)),
+            unused: (0..levels.len()).filter(is_unused).collect(),
             domains,
             keys: found.iter().map(|(key, ..)| key.clone()).chain([cluster.0.clone()]).collect(),
-            levels: found.iter().map(|(_, level, _)| *level).chain([cluster.1]).collect(),
+            levels: levels.iter().map(usable).collect(),
             names: found.into_iter().map(|(.., domains)| domains.names).collect(),
         }
     }

@@ -116,7 +116,7 @@ pub struct JobSnapshot<'a> {
     pub seen: &'a BTreeMap<u32, Seen>,
     /// When this controller last wrote the status.
     pub status_written: Option<Timestamp>,
-    pub patience: Patience<'a>,
+    pub silence: Silence<'a>,
     /// Nodes that are not asked now, and why: the scheduler refused them, or they failed too often.
     pub left_out: &'a BTreeMap<String, String>,
     /// When the next of them may be asked again.
@@ -129,7 +129,7 @@ pub struct JobSnapshot<'a> {
 
 /// How long nodes that do not report are waited for.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience<'a> {
+pub struct Silence<'a> {
     /// Since the node stopped reporting, and since the ranks last made progress.
     pub grace: SignedDuration,
     /// Why none is given up now, in words: too many stopped together.

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use switchyard_core::placement::gpus::{Fleet, MOST_GPUS, Request, Shape, Site};
 use switchyard_crds::{self as api, DeviceAllocation, TopologyPolicy};
+use switchyard_fabric::claims_channel;
 
 /// The nodes of a cluster for one job.
 pub(super) struct Sites<'a> {
@@ -29,7 +30,7 @@ impl<'a> Sites<'a> {
         need: &Need<'_>,
     ) -> Sites<'a> {
         let nodes: Vec<&NodeView> = nodes.values().collect();
-        let tree = Tree::of(levels, policy, &nodes);
+        let tree = Tree::of(levels, policy, &nodes, claims_channel(&need.question.valid.pod.spec));
         let mut shapes = Kinds::default();
         let mut sites = Vec::with_capacity(nodes.len());
         let mut excluded = Vec::with_capacity(nodes.len());

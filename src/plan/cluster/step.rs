@@ -281,6 +281,8 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
         && let Some(at) = attempt.placed_at()
     {
         result.wake_at(attempt.due(at));
+        let heard_by = Some(attempt.heard_by(at)).filter(|by| *by > attempt.now());
+        heard_by.into_iter().for_each(|by| result.wake_at(by));
     }
     if let Err(at) = refused {
         result.wake_at(at);
@@ -296,7 +298,7 @@ const READ_IN: SignedDuration = SignedDuration::from_secs(300);
 /// Says that no step has been reported for a long time; else returns when that will be so. A rank that the watchdogs cannot see (a
 /// process that is stopped with all others) is seen here only, and so is a long validation: it is told, and nothing follows.
 fn no_progress(attempt: &Attempt<'_>, draft: &mut Draft<'_>) -> Option<Timestamp> {
-    let last = attempt.snapshot.patience.progress.filter(|_| draft.next.is(conditions::PROGRESSING))?;
+    let last = attempt.snapshot.silence.progress.filter(|_| draft.next.is(conditions::PROGRESSING))?;
     let policy = &attempt.snapshot.job.spec.failure_policy;
     let seconds = policy.progress_timeout_seconds.unwrap_or(PROGRESS_TIMEOUT).max(PROGRESS_TIMEOUT);
     let limit = SignedDuration::from_secs(seconds.into()).saturating_add(READ_IN);
@@ -317,7 +319,7 @@ fn starting(attempt: &Attempt<'_>, running: usize) -> String {
         let why = match (pod.hindrance(), &pod.unschedulable) {
             (Some(waiting), _) => hindrance::of_start(waiting).sentence(&waiting.sentence()),
             (None, Some(why)) => format!("not scheduled: {}", why.message),
-            (None, None) => return None,
+            (None, None) => attempt.unheard(pod)?,
         };
         let on = pod.node.as_ref().map_or_else(String::new, |node| format!(" on node {node}"));
         Some(format!("; pod {}{on}: {why}", pod.name))

@@ -301,7 +301,7 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
         asked_again: None,
         restricted: false,
         provisioning_class: None,
-        patience: Patience { grace: SignedDuration::from_secs(60), brake: None, released: None, progress: None },
+        silence: Silence { grace: SignedDuration::from_secs(60), brake: None, released: None, progress: None },
     };
     let waits = plan(&snapshot);
     assert_eq!((waits.status, waits.wake), (None, Some(at(10))));

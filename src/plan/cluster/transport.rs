@@ -121,8 +121,11 @@ fn end(snapshot: &JobSnapshot<'_>, nodes: &[PlacedNode], rank: u32) -> String {
         Some(rail) => format!("{nic} (rail {rail})"),
         None => nic.clone(),
     };
-    let nics: Vec<String> =
-        if node.nics.is_empty() { route.into_iter().collect() } else { node.nics.iter().map(with_rail).collect() };
+    let nics: Vec<String> = if node.shape.nics.is_empty() {
+        route.into_iter().collect()
+    } else {
+        node.shape.nics.iter().map(with_rail).collect()
+    };
     if !nics.is_empty() {
         text.push_str(&format!(", {}", nics.join(" ")));
     }

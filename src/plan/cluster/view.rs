@@ -253,7 +253,7 @@ impl PodView {
             ready: is("Ready", "True").is_some(),
             deleting: pod.metadata.deletion_timestamp.is_some(),
             unschedulable: is("PodScheduled", "False")
-                .filter(|c| c.reason.as_deref() == Some("Unschedulable"))
+                .filter(|c| c.reason.as_deref().is_some_and(|reason| REFUSED.contains(&reason)))
                 .map(|c| Unschedulable { message: because(c).1, since: None }),
             disruption: is("DisruptionTarget", "True").map(because),
             stopped_by_queue: is(kueue::STOPPED, "True").map(|c| because(c).1),
@@ -276,6 +276,10 @@ impl PodView {
         }
     }
 }
+
+/// What the scheduler says of a pod that it does not bind: it has looked at the nodes, or it has failed on the way (a claim or a volume that it
+/// could not reserve, a webhook of its own).
+const REFUSED: [&str; 2] = ["Unschedulable", "SchedulerError"];
 
 /// Attempt and node rank in the name of a pod, or of its claim; `None`: no such name is ever given.
 pub fn position(name: &str) -> Option<(u32, u32)> {

@@ -5,7 +5,7 @@ use crate::restart::{self, Class, Decision, Failure, GiveUp};
 use crate::status::{Draft, Ending, time};
 use jiff::Timestamp;
 use switchyard_crds::conditions::{self, Stage};
-use switchyard_crds::{FailurePolicy, PlacedNode, PlacementStatus, Restarts, TrainJob, TrainJobStatus};
+use switchyard_crds::{FailurePolicy, NodeShape, PlacedNode, PlacementStatus, Restarts, TrainJob, TrainJobStatus};
 use switchyard_worker_contract::event::Summary;
 use switchyard_worker_contract::exit::Exit;
 
@@ -120,8 +120,11 @@ fn placement(plan: &LocalPlan) -> PlacementStatus {
                 PlacedNode {
                     first_rank: node.first_rank as i32,
                     node_name: node.node_name.clone(),
-                    cpus: node.processes.iter().filter_map(|process| process.cpus.clone()).collect(),
-                    numa_nodes,
+                    shape: NodeShape {
+                        cpus: node.processes.iter().filter_map(|process| process.cpus.clone()).collect(),
+                        numa_nodes,
+                        ..NodeShape::default()
+                    },
                     ..PlacedNode::default()
                 }
             })

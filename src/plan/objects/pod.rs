@@ -293,7 +293,7 @@ pub fn placement_patch(rules: &NodeRules, placed: &PlacedNode, interface: Option
         "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}},
     }});
     if !placed.gpus.is_empty() {
-        patch["metadata"]["annotations"][labels::RANK_CPUS] = placed.cpus.join(";").into();
+        patch["metadata"]["annotations"][labels::RANK_CPUS] = placed.shape.cpus.join(";").into();
     }
     if let Some(interface) = interface {
         patch["metadata"]["annotations"][labels::SOCKET_INTERFACE] = interface.into();

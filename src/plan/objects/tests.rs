@@ -6,7 +6,7 @@ use crate::{resources, validate};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use proptest::prelude::*;
 use serde_json::Value;
-use switchyard_crds::{DeviceAllocation, FabricResource, FabricStatus, PlacedNode, TrainJobStatus};
+use switchyard_crds::{DeviceAllocation, FabricResource, FabricStatus, NodeShape, PlacedNode, TrainJobStatus};
 
 fn job(name: &str, spec: Value) -> (TrainJob, ValidJob) {
     let document = json!({
@@ -87,7 +87,7 @@ fn gpus_by_claim_and_cores_near_them() {
     job.0.status.get_or_insert_default().device_allocation = Some(DeviceAllocation::Claims);
     let placed = PlacedNode {
         gpus: vec!["GPU-a".into(), "GPU-b".into()],
-        cpus: vec!["0-3".into(), "4-7".into()],
+        shape: NodeShape { cpus: vec!["0-3".into(), "4-7".into()], ..Default::default() },
         ..on("node-7")
     };
     let made = pod(&job.0, &job.1, &defaults(), 1, 0);

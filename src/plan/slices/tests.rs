@@ -14,10 +14,12 @@ fn nodes(count: u32, makes: u32) -> Vec<PlacedNode> {
         .map(|node| PlacedNode {
             first_rank: (8 * node) as i32,
             node_name: format!("gpu-{node:04}.rack-{:03}.zone-a.cluster.example.internal", node / 16),
-            cpus: (0..8).map(|process| interleaved(process, node % makes)).collect(),
             gpus: (0..8).map(|gpu| format!("GPU-{node:08x}-6d39-4d7c-8a11-{gpu:012x}")).collect(),
-            nics: (0..8).map(|nic| format!("mlx5_{nic}")).collect(),
-            numa_nodes: vec![0, 1],
+            shape: NodeShape {
+                cpus: (0..8).map(|process| interleaved(process, node % makes)).collect(),
+                nics: (0..8).map(|nic| format!("mlx5_{nic}")).collect(),
+                numa_nodes: vec![0, 1],
+            },
         })
         .collect()
 }

@@ -95,8 +95,8 @@ fn place(pod: &PodFacts, placed: Option<&PlacedNode>, local: Option<u32>) -> Str
         None if !placed.gpus.is_empty() => text.push_str(&format!(", GPUs {}", placed.gpus.join(" "))),
         None => {}
     }
-    if !placed.nics.is_empty() {
-        text.push_str(&format!(", NICs {}", placed.nics.join(" ")));
+    if !placed.shape.nics.is_empty() {
+        text.push_str(&format!(", NICs {}", placed.shape.nics.join(" ")));
     }
     text
 }

@@ -21,9 +21,9 @@ const NODES: usize = 64;
 /// Nodes of a rack, and of a block.
 const RACK: usize = 4;
 const BLOCK: usize = 16;
-/// Levels of the controller, and what they let through.
+/// Levels of the controller, and what they let through: no pod claims the channel without which NVLink between nodes does not count.
 const LEVELS: [(&str, &str, Level); 4] = [
-    ("nvidia.com/gpu.clique", "nvidia.com/gpu.clique:NVLink", Level { share: 1000, nvlink: true }),
+    ("nvidia.com/gpu.clique", "nvidia.com/gpu.clique:NVLink", Level { share: 1000, nvlink: false }),
     ("bench/rack", "bench/rack", Level { share: 1000, nvlink: false }),
     ("bench/block", "bench/block:2", Level { share: 500, nvlink: false }),
     ("cluster", "cluster:4", Level { share: 250, nvlink: false }),

@@ -41,8 +41,8 @@ async fn a_gang_gets_exactly_the_gpus_of_its_plan() -> Result<()> {
     assert!(place.reason.starts_with(&format!("8 ranks on 2 nodes x 4 GPUs in {RACK} r1; ")), "{}", place.reason);
     for (node, report) in place.nodes.iter().zip(&scene.reports) {
         let all = uuids(report);
-        assert_eq!((node.gpus.len(), node.nics.len()), (4, 4), "{node:?}");
-        assert!(node.gpus.iter().all(|gpu| all.contains(gpu)) && !node.numa_nodes.is_empty(), "{node:?}");
+        assert_eq!((node.gpus.len(), node.shape.nics.len()), (4, 4), "{node:?}");
+        assert!(node.gpus.iter().all(|gpu| all.contains(gpu)) && !node.shape.numa_nodes.is_empty(), "{node:?}");
     }
     assert_eq!(scene.gpus.allocated(&scene.jobs.namespace).await?, planned(&job));
     let pods = serde_json::to_string(&scene.jobs.pods().await?)?;
@@ -111,7 +111,7 @@ async fn every_kind_of_machine_gives_its_best_gpus() -> Result<()> {
     scene.had_all_rights()
 }
 
-/// Trays of one NVLink domain are joined by it, which carries more than their NICs.
+/// Trays of one NVLink domain are near each other, but only with a channel does NVLink carry more than their NICs.
 #[tokio::test]
 async fn trays_of_a_clique_are_taken_together() -> Result<()> {
     let gb200 = switchyard_tests::gpus::Machine::of("f06-gb200");
@@ -134,7 +134,12 @@ async fn trays_of_a_clique_are_taken_together() -> Result<()> {
     let job = scene.run("a", 2, 4, json!({})).await?;
     assert_eq!(names(&job), [scene.nodes[0].as_str(), scene.nodes[3].as_str()], "{}", placement(&job).reason);
     assert!(placement(&job).reason.contains("in nvidia.com/gpu.clique 7b9f63a1"), "{}", placement(&job).reason);
-    assert_ne!(placement(&job).limited_by, Some(Limit::NICs), "{}", placement(&job).reason);
+    assert_eq!(placement(&job).limited_by, Some(Limit::NICs), "{}", placement(&job).reason);
+    assert!(
+        placement(&job).reason.contains("the pods claim no channel of a ComputeDomain"),
+        "{}",
+        placement(&job).reason
+    );
     scene.had_all_rights()
 }
 

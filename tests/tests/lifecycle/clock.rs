@@ -14,23 +14,23 @@ use switchyard_crds::TrainJob;
 use switchyard_tests::{Command, ControlPlane, clock_by, condition_of, stage_of};
 
 /// A scene whose controller has a clock of its own.
-struct Shifted {
-    scene: Scene,
+pub(super) struct Shifted {
+    pub scene: Scene,
     offset: PathBuf,
 }
 
 impl Shifted {
-    async fn new(prefix: &str, nodes: usize) -> Result<Shifted> {
+    pub async fn new(prefix: &str, nodes: usize) -> Result<Shifted> {
         let offset = ControlPlane::shared().folder().join(format!("{prefix}.offset"));
         std::fs::write(&offset, "0")?;
         Ok(Shifted { scene: Scene::with(prefix, nodes, clock_by(&offset)).await?, offset })
     }
 
-    /// The clock is this many hours off from now on.
-    fn jump(&self, hours: i64) -> Result<()> {
+    /// The clock is this many minutes off from now on.
+    pub fn jump(&self, minutes: i64) -> Result<()> {
         // Renamed into its place: the controller reads it at any moment.
         let next = self.offset.with_extension("next");
-        std::fs::write(&next, (hours * 3600).to_string())?;
+        std::fs::write(&next, (minutes * 60).to_string())?;
         Ok(std::fs::rename(next, &self.offset)?)
     }
 
@@ -63,7 +63,7 @@ async fn what_runs_is_not_disturbed_by_a_jump() -> Result<()> {
     };
     let before = uids(&scene.jobs.pods().await?);
     for (name, hours) in [("back", -1), ("forth", 1), ("right", 0)] {
-        shifted.jump(hours)?;
+        shifted.jump(60 * hours)?;
         shifted.touch("a", name).await?;
         // A job of that hour goes through its life; the controller has reconciled the other one by then.
         scene.create(name, 1, "succeed-after=0.1s", json!({})).await?;
@@ -75,7 +75,7 @@ async fn what_runs_is_not_disturbed_by_a_jump() -> Result<()> {
     }
     assert_eq!(uids(&scene.jobs.pods().await?), before);
     // It ends an hour before it began, by the clock.
-    shifted.jump(-1)?;
+    shifted.jump(-60)?;
     scene.finish().await?;
     let done = scene.jobs.wait_stage("a", "Complete").await?;
     times_are_in_order(&done)?;
@@ -97,7 +97,7 @@ async fn a_pause_between_attempts_is_not_an_hour_longer() -> Result<()> {
         scene.order(&format!("a-{attempt}-0"), Command::Exit(9, String::new()))?;
     }
     scene.jobs.wait("a", "waiting for attempt 3", |job| total(job) == 2).await?;
-    shifted.jump(-1)?;
+    shifted.jump(-60)?;
     let third = scene.jobs.wait("a", "running in attempt 3", |job| stage_of(job) == Some("Running")).await?;
     assert_eq!((third.status.as_ref().unwrap().attempt, total(&third)), (Some(3), 2));
     scene.never_panicked()
@@ -111,7 +111,7 @@ async fn deadlines_follow_the_clock() -> Result<()> {
     scene.create("done", 1, "succeed-after=0.1s", json!({"ttlSecondsAfterFinished": 1800})).await?;
     scene.jobs.wait_stage("late", "Running").await?;
     scene.jobs.wait_stage("done", "Complete").await?;
-    shifted.jump(-1)?;
+    shifted.jump(-60)?;
     for name in ["late", "done"] {
         shifted.touch(name, "back").await?;
     }
@@ -119,7 +119,7 @@ async fn deadlines_follow_the_clock() -> Result<()> {
     scene.jobs.wait_stage("after", "Complete").await?;
     assert_eq!(stage_of(&scene.jobs.api().get("late").await?), Some("Running"), "a jump back ends nothing");
     assert_eq!(stage_of(&scene.jobs.api().get("done").await?), Some("Complete"), "nor does it delete anything");
-    shifted.jump(1)?;
+    shifted.jump(60)?;
     for name in ["late", "done"] {
         shifted.touch(name, "forth").await?;
     }

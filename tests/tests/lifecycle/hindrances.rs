@@ -55,3 +55,12 @@ async fn a_priority_class_that_does_not_exist_is_told_and_the_job_runs_when_it_d
     scene.jobs.wait_stage("a", "Running").await?;
     Ok(())
 }
+
+#[tokio::test]
+async fn a_scheduler_that_does_not_exist_is_told() -> Result<()> {
+    let scene = Scene::new("scheduler", 1).await?;
+    scene.create("a", 1, "run", json!({"template": {"spec": {"schedulerName": "nobody"}}})).await?;
+    let why = "pod a-1-0: no scheduler has said anything of it: is there one named nobody (spec.template.spec.schedulerName)?";
+    scene.jobs.wait("a", "told", says(why)).await?;
+    Ok(())
+}

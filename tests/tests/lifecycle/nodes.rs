@@ -1,14 +1,16 @@
 //! Nodes that are not ready, that do not report, and that stop reporting together.
 
 use super::Scene;
-use anyhow::Result;
+use super::clock::Shifted;
+use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::Patch;
 use serde_json::json;
 use switchyard_crds::TrainJob;
 use switchyard_tests::{
-    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, condition_of, merge, start_controller, template_on,
+    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, PATIENCE, Scene as Folder, condition_of, merge,
+    start_controller, template_on,
 };
 
 /// It was taken for dead after 5 s, and a network that was rolled out over the nodes started every job again.
@@ -87,5 +89,56 @@ async fn a_job_leaves_a_cordoned_node_if_it_says_so_and_else_says_that_a_drain_w
     let note = &scene.jobs.events("stays", "NodeCordoned").await?[0];
     assert!(note.contains("a drain waits until the job ends"), "{note}");
     assert_eq!(scene.jobs.api().get("stays").await?.status.unwrap().attempt, Some(1));
+    Ok(())
+}
+
+/// The same bad node was taken again and again, by one job after the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_ends_three_jobs_within_an_hour_is_avoided_by_the_fourth_and_explain_says_so() -> Result<()> {
+    let shifted = Shifted::new("incidents", 2).await?;
+    let scene = &shifted.scene;
+    let nodes = scene.kubelet.nodes();
+    let api = Api::<Node>::all(scene.jobs.client.clone());
+    let taint = async |taints: serde_json::Value| -> Result<()> {
+        let patch = Patch::Merge(json!({"spec": {"taints": taints}}));
+        api.patch(&nodes[0], &Default::default(), &patch).await?;
+        Ok(())
+    };
+    let lost = json!([{"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoSchedule"}]);
+    let used = |job: &TrainJob| job.status.as_ref().unwrap().placement.as_ref().unwrap().nodes[0].node_name.clone();
+    let only_there = |name: &str| {
+        let mut job = scene.job(name, 1, "run", json!({}));
+        merge(&mut job["spec"], json!({"template": template_on(&nodes[..1])}));
+        scene.jobs.create(job)
+    };
+    let waits = |words: &'static str| {
+        move |job: &TrainJob| {
+            condition_of(job, "Succeeded").is_some_and(|c| c.reason == "Queued" && c.message.contains(words))
+        }
+    };
+    for turn in 0..3 {
+        // Of what happens within two minutes, only one counts.
+        shifted.jump(10 * turn)?;
+        let name = format!("a{turn}");
+        only_there(&name).await?;
+        scene.jobs.wait_stage(&name, "Running").await?;
+        scene.kubelet.unready_node(&nodes[0]).await?;
+        taint(lost.clone()).await?;
+        scene.jobs.wait(&name, "without a node", waits("cannot be used: not ready")).await?;
+        scene.jobs.api().delete(&name, &Default::default()).await?;
+        scene.jobs.wait_gone(&name).await?;
+        taint(json!([])).await?;
+        scene.kubelet.recover_node(&nodes[0]).await?;
+    }
+    only_there("waits").await?;
+    scene.jobs.wait("waits", "told", waits("it ended attempts 3 times within an hour")).await?;
+    scene.create("fourth", 1, "run", json!({})).await?;
+    let fourth = scene.jobs.wait_stage("fourth", "Running").await?;
+    assert_eq!((used(&fourth), fourth.status.unwrap().attempt), (nodes[1].clone(), Some(1)));
+    let config = ControlPlane::shared().kubeconfig("admin").display().to_string();
+    let asked = ["explain", "fourth", "--namespace", &scene.jobs.namespace, "--kubeconfig", &config];
+    let told = Folder::new().switchyard(asked).start().wait(PATIENCE);
+    let why = format!("1 node is not asked: {} (it ended attempts 3 times within an hour, last with", nodes[0]);
+    ensure!(told.code == Some(0) && told.stdout.contains(&why), "{}{}", told.stdout, told.stderr);
     Ok(())
 }

@@ -8,7 +8,7 @@ use switchyard_tests::{
     start_controller, template_on, worker_folder,
 };
 
-/// A namespace with two nodes whose pods run our worker, a controller, and text to train on.
+/// A namespace with nodes whose pods run our worker, a controller, and text to train on.
 pub(super) struct Training {
     pub folder: Folder,
     pub namespace: String,
@@ -19,11 +19,16 @@ pub(super) struct Training {
 
 impl Training {
     pub async fn new(prefix: &str) -> Result<Training> {
+        Training::on(prefix, 2).await
+    }
+
+    /// With so many nodes.
+    pub async fn on(prefix: &str, nodes: usize) -> Result<Training> {
         let folder = Folder::new();
         folder.write_text("data/text.txt", 64);
         let plane = ControlPlane::shared();
         let namespace = plane.namespace(prefix).await?;
-        let mut options = KubeletOptions::new(&namespace, 2);
+        let mut options = KubeletOptions::new(&namespace, nodes);
         (options.policy, options.programs) = (Policy::Worker, Some(worker_folder().to_path_buf()));
         let kubelet = Kubelet::start(plane.config().await?, options).await?;
         let own = ControllerOptions { namespace: Some(namespace.clone()), ..ControllerOptions::default() };

@@ -27,7 +27,9 @@ fn whole(version: i32, prefix: &str) -> TrainJob {
 /// The job as it stands in the cluster, and its slices.
 fn stored(whole: &TrainJob) -> (TrainJob, Vec<PlacementSlice>) {
     let placement = whole.status.as_ref().unwrap().placement.clone().unwrap();
-    (slices::with_nodes(whole.clone(), Vec::new()), placement_slices(whole, &placement))
+    let mut job = whole.clone();
+    slices::set_nodes(&mut job, Vec::new());
+    (job, placement_slices(whole, &placement))
 }
 
 fn key() -> Key {

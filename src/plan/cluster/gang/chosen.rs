@@ -1,13 +1,14 @@
 //! A placement that was chosen, in the words of the API: nodes, figures, and why there.
 
+use crate::cluster::excluded::Excluded;
 use crate::cluster::machine::NamedGpu;
 use crate::cluster::need::Need;
 use crate::cluster::sites::Sites;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use switchyard_core::placement::gpus::{MinLink, Placement, Pod, UNLIMITED};
+use switchyard_core::placement::gpus::{Level, MinLink, Placement, Pod, UNLIMITED};
 use switchyard_core::rates::gigabytes;
 use switchyard_core::units::plural;
-use switchyard_crds::{Limit, PlacedNode, PlacementStatus};
+use switchyard_crds::{Limit, NodeShape, PlacedNode, PlacementStatus};
 use switchyard_worker_contract::CpuList;
 
 /// Excluded nodes that are named in a reason.
@@ -34,7 +35,7 @@ impl Chosen<'_> {
             (is_known && megabytes != UNLIMITED).then(|| Quantity(format!("{amount}{unit}")))
         };
         let mut reason = self.reason(is_known);
-        for note in note.into_iter().chain(self.better()) {
+        for note in note.into_iter().chain(self.unused_links()).chain(self.better()).chain(self.not_asked()) {
             reason.push_str("; ");
             reason.push_str(&note);
         }
@@ -59,10 +60,8 @@ impl Chosen<'_> {
         PlacedNode {
             first_rank: first_rank as i32,
             node_name: node.facts.name.clone(),
-            cpus,
             gpus: gpus.map(|gpu| gpu.uuid.clone()).collect(),
-            nics: self.nics(pod).map(str::to_string).collect(),
-            numa_nodes,
+            shape: NodeShape { cpus, nics: self.nics(pod).map(str::to_string).collect(), numa_nodes },
         }
     }
 
@@ -183,6 +182,20 @@ impl Chosen<'_> {
         (used > 1).then(|| format!(" in {used} domains of {}", tree.keys[parts]))
     }
 
+    /// That NVLink joins the nodes and would carry more than their NICs, but not for these pods.
+    fn unused_links(&self) -> Option<String> {
+        let level = self.placement.level.filter(|level| self.sites.tree.unused.contains(level))?;
+        let (pod, level) = (self.weakest(), self.sites.tree.levels[level]);
+        let with = self.sites.shape(pod.node.0 as usize).outward(pod.set, Some(Level { nvlink: true, ..level }));
+        (pod.set != 0 && with > pod.outward).then(|| {
+            format!(
+                "NVLink between them ({} GB/s) does not count: the pods claim no channel of a ComputeDomain \
+                 (spec.template.spec.resourceClaims)",
+                gigabytes(with)
+            )
+        })
+    }
+
     /// Nodes that are left out and could give more.
     fn better(&self) -> Option<String> {
         let level = self.placement.level.map(|level| self.sites.tree.levels[level]);
@@ -190,29 +203,38 @@ impl Chosen<'_> {
         if gpus == 0 || self.best <= self.placement.bandwidth {
             return None;
         }
-        let is_better = |node: &usize| {
-            let machine = self.sites.nodes[*node].described();
-            let shape = self.sites.shape(*node);
+        let is_better = |node: usize| {
+            let machine = self.sites.nodes[node].described();
+            let shape = self.sites.shape(node);
             let set = machine.and_then(|machine| shape.best_set(machine.usable, gpus, level));
             set.is_some_and(|set| shape.value(set, level, MinLink::System) > self.placement.bandwidth)
         };
-        let left_out = (0..self.sites.nodes.len()).filter(|node| self.sites.excluded[*node].is_some());
-        let better: Vec<usize> = left_out.filter(is_better).collect();
-        if better.is_empty() {
-            return None;
-        }
-        let name = |node: &usize| {
-            let why = self.sites.excluded[*node].as_ref().map(ToString::to_string).unwrap_or_default();
-            format!("{} ({why})", self.sites.nodes[*node].facts.name)
-        };
-        let names: Vec<String> = better.iter().take(NAMED_NODES).map(name).collect();
-        let dots = if better.len() > NAMED_NODES { ", …" } else { "" };
-        Some(format!(
-            "{} better node{} left out: {}{dots}",
-            better.len(),
-            if better.len() == 1 { " is" } else { "s are" },
-            names.join(", ")
-        ))
+        let better = self.left_out(|node, why| !matches!(why, Excluded::LeftOut(_)) && is_better(node));
+        (!better.is_empty()).then(|| {
+            let are = if better.len() == 1 { " is" } else { "s are" };
+            format!("{} better node{are} left out: {}", better.len(), self.names(&better))
+        })
+    }
+
+    /// Nodes on which something happened to this job or to others, be they better or not.
+    fn not_asked(&self) -> Option<String> {
+        let nodes = self.left_out(|_, why| matches!(why, Excluded::LeftOut(_)));
+        (!nodes.is_empty()).then(|| {
+            let are = if nodes.len() == 1 { " is" } else { "s are" };
+            format!("{} node{are} not asked: {}", nodes.len(), self.names(&nodes))
+        })
+    }
+
+    /// Nodes that are left out for such reasons.
+    fn left_out(&self, matches: impl Fn(usize, &Excluded) -> bool) -> Vec<(usize, &Excluded)> {
+        let nodes = self.sites.excluded.iter().enumerate().filter_map(|(node, why)| Some((node, why.as_ref()?)));
+        nodes.filter(|(node, why)| matches(*node, why)).collect()
+    }
+
+    fn names(&self, nodes: &[(usize, &Excluded)]) -> String {
+        let name = |(node, why): &(usize, &Excluded)| format!("{} ({why})", self.sites.nodes[*node].facts.name);
+        let names: Vec<String> = nodes.iter().take(NAMED_NODES).map(name).collect();
+        names.join(", ") + if nodes.len() > NAMED_NODES { ", …" } else { "" }
     }
 }
 

@@ -23,6 +23,7 @@ use switchyard_topology::matrix::parse;
 const H200: &str = include_str!("../../../../tests/fixtures/topo/f04-h200.txt");
 const B200: &str = include_str!("../../../../tests/fixtures/topo/f10-b200.txt");
 const A30: &str = include_str!("../../../../tests/fixtures/topo/f08-a30.txt");
+const GB200: &str = include_str!("../../../../tests/fixtures/topo/f06-gb200.txt");
 
 fn report(name: &str, text: &str, model: &str) -> GPUTopology {
     let rate = NicRate { nic: None, megabits_per_second: 400_000 };
@@ -66,11 +67,20 @@ impl Cluster {
     }
 
     fn place_with(&self, job: &TrainJob, levels: &Levels) -> Result<Placed, NoPlace> {
+        self.place_without(job, levels, &BTreeMap::new())
+    }
+
+    fn place_without(
+        &self,
+        job: &TrainJob,
+        levels: &Levels,
+        left_out: &BTreeMap<String, String>,
+    ) -> Result<Placed, NoPlace> {
         let valid = validate(job).unwrap();
         let now = Timestamp::from_second(1_000_000).unwrap();
         let rules = PlacementRules { defaults: &Defaults::default(), levels, now };
         let admitted = &Admitted::of_template(&valid, job.status.as_ref());
-        place(&Question { job, valid: &valid, rules, admitted, left_out: &BTreeMap::new() }, &self.nodes)
+        place(&Question { job, valid: &valid, rules, admitted, left_out }, &self.nodes)
     }
 }
 
@@ -107,7 +117,7 @@ fn one_node_is_bound_by_its_ring() {
     );
     assert_eq!(placed.status.predicted_bus_bandwidth, Some(Quantity("370800M".into())));
     assert_eq!((placed.status.limited_by, placed.status.nodes[0].gpus.len()), (Some(Limit::Ring), 8));
-    assert_eq!(placed.status.nodes[0].numa_nodes, [0, 2]);
+    assert_eq!(placed.status.nodes[0].shape.numa_nodes, [0, 2]);
 }
 
 #[test]
@@ -115,9 +125,9 @@ fn ranks_have_cores_near_their_gpus() {
     let placed = Cluster::h200(&["r1"]).place(&job(1, 8, json!({}))).unwrap();
     let node = &placed.status.nodes[0];
     // 24 cores of NUMA node 0 for GPUs 0 to 3, 24 of NUMA node 2 for the others.
-    assert_eq!(node.cpus, ["0-5", "6-11", "12-17", "18-23", "48-53", "54-59", "60-65", "66-71"]);
+    assert_eq!(node.shape.cpus, ["0-5", "6-11", "12-17", "18-23", "48-53", "54-59", "60-65", "66-71"]);
     let placed = Cluster::h200(&["r1"]).place(&job(1, 2, json!({}))).unwrap();
-    assert_eq!(placed.status.nodes[0].cpus.len(), 2);
+    assert_eq!(placed.status.nodes[0].shape.cpus.len(), 2);
 }
 
 #[test]
@@ -181,6 +191,32 @@ fn a_gpu_without_its_nvlink_is_not_taken_for_one_with() {
     assert!(placed.status.reason.contains("minLink NVLink is given up"), "{}", placed.status.reason);
 }
 
+/// Trays were promised NVLink's rate, and without a channel NCCL goes over the NICs, or ends with an error of CUDA.
+#[test]
+fn nvlink_between_nodes_counts_for_pods_that_claim_a_channel() {
+    let mut cluster = Cluster::default();
+    for (name, clique) in [("a", "0"), ("b", "1"), ("c", "0")] {
+        let labels = &mut cluster.node(name, "r1", GB200, "GB200").facts.labels;
+        labels.insert("nvidia.com/gpu.clique".into(), clique.into());
+    }
+    let mut asked = job(2, 4, json!({}));
+    let without = cluster.place(&asked).unwrap();
+    let channel = json!({"spec": {"containers": [], "resourceClaims": [{"name": "channel", "resourceClaimTemplateName": "channel"}]}});
+    asked.spec.template = serde_json::from_value(channel).unwrap();
+    let with = cluster.place(&asked).unwrap();
+    assert_eq!(
+        (names(&without), names(&with)),
+        (vec!["a", "c"], vec!["a", "c"]),
+        "near each other they are in any case"
+    );
+    let note = "NVLink between them (721.8 GB/s) does not count: the pods claim no channel of a ComputeDomain \
+                (spec.template.spec.resourceClaims)";
+    assert_eq!(without.status.limited_by, Some(Limit::NICs));
+    assert!(without.status.reason.ends_with(&format!("; {note}")), "{}", without.status.reason);
+    assert_ne!(with.status.limited_by, Some(Limit::NICs), "{}", with.status.reason);
+    assert!(!with.status.reason.contains("does not count"), "{}", with.status.reason);
+}
+
 #[test]
 fn better_nodes_that_are_left_out_are_named() {
     let mut cluster = Cluster::default();
@@ -198,6 +234,17 @@ fn better_nodes_that_are_left_out_are_named() {
         "{}",
         placed.status.reason
     );
+}
+
+/// A job that went elsewhere because of what happened on a node did not say so: `explain` showed the other place and no reason.
+#[test]
+fn nodes_that_are_not_asked_are_named_with_the_place_that_was_taken_instead() {
+    let cluster = Cluster::h200(&["r1"; 3]);
+    let why = "it ended attempts 3 times within an hour";
+    let left_out = [("n00".to_string(), why.to_string())].into();
+    let placed = cluster.place_without(&job(1, 8, json!({})), &Levels::default(), &left_out).unwrap();
+    assert_eq!(names(&placed), ["n01"]);
+    assert!(placed.status.reason.ends_with(&format!("; 1 node is not asked: n00 ({why})")), "{}", placed.status.reason);
 }
 
 #[test]

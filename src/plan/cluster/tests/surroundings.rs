@@ -129,6 +129,51 @@ fn what_the_scheduler_refuses_is_given_back_at_once_and_another_node_is_asked() 
     assert_eq!(world.stage(), "Running");
 }
 
+/// A claim that cannot be reserved is an error and not a lack of room: the gang held its nodes for 300 s, "the scheduler gives no reason".
+#[test]
+fn a_scheduler_that_fails_on_the_way_has_refused() {
+    let of = |reason: &str| {
+        let condition = json!({"type": "PodScheduled", "status": "False", "reason": reason, "message": "running PreBind plugin: no"});
+        let pod = json!({"metadata": {"name": "a-1-0"}, "status": {"conditions": [condition]}});
+        PodView::of(&serde_json::from_value(pod).unwrap()).unschedulable.map(|why| why.message)
+    };
+    assert_eq!(of("SchedulerError").as_deref(), Some("running PreBind plugin: no"));
+    assert_eq!(of("SchedulingGated"), None);
+}
+
+/// Whoever named a scheduler that does not exist held nodes for 300 of every 310 s, and nobody said why the pods did not run.
+#[test]
+fn a_gang_of_which_no_scheduler_says_anything_is_told_and_taken_back() {
+    let mut world = World::new(2, json!({"template": {"spec": {"schedulerName": "nobody"}}}));
+    let let_go = |world: &mut World| {
+        (0..4).for_each(|_| drop(world.step()));
+        let pods = world.pods.iter_mut().filter(|pod| pod.node.is_some());
+        pods.for_each(|pod| (pod.node, pod.phase, pod.ready) = (None, Phase::Pending, false));
+    };
+    let_go(&mut world);
+    assert_eq!(world.step().wake, Some(at(10)));
+    world.now = 10;
+    assert_eq!(world.step().wake, Some(at(60)));
+    let why = "pod a-1-0: no scheduler has said anything of it: is there one named nobody (spec.template.spec.schedulerName)?";
+    assert_eq!(world.message(), format!("0 of 2 pods run; {why}"));
+    for (attempt, pause) in [(1, 20), (2, 40), (3, 80), (4, 160), (5, 300), (6, 300)] {
+        let placed = world.now;
+        world.now = if attempt == 1 { 60 } else { placed + 60 };
+        world.step();
+        assert_eq!(world.attempt(), attempt + 1);
+        assert!(world.message().contains("2 of 2 pods not scheduled within 60 s: pod a-"), "{}", world.message());
+        assert_eq!(world.step().wake, Some(at(world.now + pause)), "in attempt {attempt}");
+        world.now += pause;
+        let_go(&mut world);
+    }
+    // One of a gang is heard of: the others may still be.
+    let bound = world.pods.iter_mut().find(|pod| pod.attempt == 7).unwrap();
+    bound.node = Some("n0".into());
+    world.now += 60;
+    world.step();
+    assert_eq!(world.attempt(), 7);
+}
+
 /// Beside nodes that cannot be used for several other reasons, the scheduler's words were not said at all.
 #[test]
 fn what_the_scheduler_said_comes_before_what_keeps_every_job_away() {
@@ -386,6 +431,8 @@ fn a_gang_waits_until_its_volumes_are_read_and_goes_where_they_are() {
     world.run();
     let why = "2 nodes cannot be used: PersistentVolumeClaim data has no volume there (spec.template.spec.volumes)";
     assert!(world.stage() == "Queued" && world.message().contains(why), "{}", world.message());
+    let change = "smallest change that fits: template.spec.volumes: without PersistentVolumeClaim data";
+    assert!(world.message().contains(change), "{}", world.message());
     read(&mut world, "n1");
     world.run();
     assert_eq!((world.stage(), world.pods[0].node.as_deref()), ("Running", Some("n1")));

@@ -4,7 +4,7 @@ use crate::cluster::hindrance::Trouble;
 use crate::cluster::levels::Levels;
 use crate::cluster::refusals::Refusals;
 use crate::cluster::view::{Ended, NodeView, ObjectView, Phase, PodView};
-use crate::cluster::{Action, JobSnapshot, Patience, PlacementRules, Reconciliation, plan};
+use crate::cluster::{Action, JobSnapshot, PlacementRules, Reconciliation, Silence, plan};
 use crate::eligible::NodeFacts;
 use crate::objects::{Defaults, Kind, Object, placement_slices};
 use crate::{resources, status};
@@ -116,7 +116,7 @@ impl World {
             asked_again: self.refusals.next(at(self.now)),
             restricted: self.restricted,
             provisioning_class: self.provisioning_class,
-            patience: Patience {
+            silence: Silence {
                 grace: SignedDuration::from_secs(60),
                 brake: self.brake.as_deref(),
                 released: None,

@@ -1,0 +1,82 @@
+//! `kubectl drain` of a node on which a job trains.
+
+use super::training::Training;
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use switchyard_tests::{ControlPlane, Ended, PATIENCE, Program, condition_of, merge, template_on};
+
+/// Steps between two checkpoints.
+const INTERVAL: u64 = 20;
+
+fn drain(node: &str, timeout: &str) -> Ended {
+    let plane = ControlPlane::shared();
+    let config = plane.kubeconfig("admin").display().to_string();
+    let arguments = ["drain", node, "--ignore-daemonsets", "--delete-emptydir-data", timeout];
+    Program::new(&plane.kubectl_program(), plane.folder(), arguments).env("KUBECONFIG", &config).run(PATIENCE)
+}
+
+/// The last value of a field in the log of a pod.
+fn last(scene: &Training, pod: &str, field: &str) -> Option<u64> {
+    let log = scene.kubelet.log(&scene.namespace, pod);
+    log.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok()?[field].as_u64())
+}
+
+/// It was refused for as long as the job ran. Now the job saves its state, leaves the node and goes on elsewhere.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_ends_and_costs_a_job_that_leaves_at_most_one_interval_of_its_checkpoints() -> Result<()> {
+    let scene = Training::on("drains", 3).await?;
+    let mut job = scene.job("leaves", &scene.data(), 100_000_000);
+    let path = scene.folder.join("checkpoints").display().to_string();
+    let own = json!({
+        "gangPolicy": {"disruption": "Checkpoint"}, "checkpoint": {"path": path, "everySteps": INTERVAL},
+        "template": template_on(&scene.kubelet.nodes()),
+    });
+    merge(&mut job["spec"], own);
+    scene.jobs.create(job).await?;
+    let trains = scene.jobs.wait("leaves", "training", |job| {
+        let figures = job.status.as_ref().and_then(|status| status.trainer_status.as_ref());
+        figures.is_some_and(|figures| figures.step > 2 * INTERVAL as i64)
+    });
+    let node = trains.await?.status.unwrap().placement.unwrap().nodes[1].node_name.clone();
+    let ended = drain(&node, "--timeout=0s");
+    ensure!(ended.code == Some(0), "{}{}", ended.stdout, ended.stderr);
+    println!("kubectl drain took {:.1} s", ended.time.as_secs_f64());
+    let again = scene.jobs.wait("leaves", "training elsewhere", |job| {
+        let status = job.status.as_ref();
+        status.is_some_and(|status| status.attempt == Some(2))
+            && condition_of(job, "Succeeded").is_some_and(|stage| stage.reason == "Running")
+    });
+    let status = again.await?.status.unwrap();
+    assert!(status.placement.unwrap().nodes.iter().all(|placed| placed.node_name != node));
+    assert_eq!(status.restarts.map(|restarts| (restarts.preemption, restarts.total)), Some((1, 1)));
+    let done = last(&scene, "leaves-1-0", "step").context("attempt 1 says what it did")?;
+    let give_up = std::time::Instant::now() + PATIENCE;
+    let resumed = loop {
+        if let Some(step) = last(&scene, "leaves-2-0", "resumedStep") {
+            break step;
+        }
+        ensure!(std::time::Instant::now() < give_up, "{}", scene.kubelet.log(&scene.namespace, "leaves-2-0"));
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    };
+    assert!(resumed + INTERVAL >= done, "attempt 1 did {done} steps, and attempt 2 goes on after {resumed}");
+    Ok(())
+}
+
+/// The default: whoever drains hears why it does not end, and the job trains on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_waits_for_a_job_that_stays() -> Result<()> {
+    let scene = Training::on("stays", 2).await?;
+    scene.jobs.create(scene.job("stays", &scene.data(), 100_000_000)).await?;
+    let runs = scene.jobs.wait_stage("stays", "Running").await?;
+    let node = runs.status.unwrap().placement.unwrap().nodes[1].node_name.clone();
+    let ended = drain(&node, "--timeout=1s");
+    ensure!(ended.code == Some(1) && ended.stderr.contains("would violate the pod's disruption budget"), "{ended:?}");
+    let says = |job: &_| condition_of(job, "Succeeded").is_some_and(|stage| stage.message.contains("a drain waits"));
+    let told = scene.jobs.wait("stays", "told", says).await?;
+    assert_eq!(told.status.unwrap().attempt, Some(1));
+    // As the message says, a suspended job is out of the way.
+    scene.jobs.patch("stays", json!({"spec": {"suspend": true}})).await?;
+    let ended = drain(&node, "--timeout=0s");
+    ensure!(ended.code == Some(0), "{}{}", ended.stdout, ended.stderr);
+    Ok(())
+}
