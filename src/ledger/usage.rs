@@ -111,6 +111,9 @@ impl Usage {
     pub fn set_node(&mut self, mut view: NodeView) -> bool {
         let name = view.facts.name.clone();
         view.free = view.allocatable.clone();
+        if let Some(before) = self.nodes.get(&name).filter(|before| before.facts.labels == view.facts.labels) {
+            view.facts.labels = before.facts.labels.clone();
+        }
         for taker in self.on.get(&name).into_iter().flatten() {
             view.free = view.free.less(&self.shares[taker].amount);
         }

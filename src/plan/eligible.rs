@@ -5,6 +5,7 @@
 
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Taint, Toleration};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// What a cordon adds.
 const CORDON: &str = "node.kubernetes.io/unschedulable";
@@ -13,7 +14,8 @@ const CORDON: &str = "node.kubernetes.io/unschedulable";
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeFacts {
     pub name: String,
-    pub labels: BTreeMap<String, String>,
+    /// The same map as long as they do not change: by that, what was computed of them is known to hold.
+    pub labels: Arc<BTreeMap<String, String>>,
     pub taints: Vec<Taint>,
     /// Cordoned.
     pub unschedulable: bool,
@@ -218,7 +220,8 @@ mod tests {
 
     fn node(change: impl FnOnce(&mut NodeFacts)) -> NodeFacts {
         let labels = [("zone", "a"), ("gpus", "8")].map(|(key, value)| (key.to_string(), value.to_string()));
-        let mut node = NodeFacts { name: "n1".into(), labels: labels.into(), ready: true, ..NodeFacts::default() };
+        let mut node =
+            NodeFacts { name: "n1".into(), labels: Arc::new(labels.into()), ready: true, ..NodeFacts::default() };
         change(&mut node);
         node
     }

@@ -14,7 +14,7 @@ use switchyard_fabric::claims_channel;
 /// The nodes of a cluster for one job.
 pub(super) struct Sites<'a> {
     pub nodes: Vec<&'a NodeView>,
-    pub tree: Tree,
+    pub tree: Arc<Tree>,
     pub excluded: Vec<Option<Excluded>>,
     shapes: Vec<Arc<Shape>>,
     sites: Vec<Site>,
@@ -30,7 +30,7 @@ impl<'a> Sites<'a> {
         need: &Need<'_>,
     ) -> Sites<'a> {
         let nodes: Vec<&NodeView> = nodes.values().collect();
-        let tree = Tree::of(levels, policy, &nodes, claims_channel(&need.question.valid.pod.spec));
+        let tree = levels.tree(policy, &nodes, claims_channel(&need.question.valid.pod.spec));
         let mut shapes = Kinds::default();
         let mut sites = Vec::with_capacity(nodes.len());
         let mut excluded = Vec::with_capacity(nodes.len());

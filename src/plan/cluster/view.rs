@@ -406,7 +406,7 @@ impl NodeView {
             .map(|condition| condition.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0));
         let facts = NodeFacts {
             name: node.metadata.name.clone().unwrap_or_default(),
-            labels: node.metadata.labels.clone().unwrap_or_default(),
+            labels: node.metadata.labels.clone().unwrap_or_default().into(),
             taints: node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default(),
             unschedulable: node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false),
             ready: is_ready,

@@ -3,6 +3,7 @@
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{DeviceAllocation, TrainJob};
 use switchyard_plan::cluster::machine::Shapes;
@@ -31,8 +32,9 @@ pub fn nodes() -> BTreeMap<String, NodeView> {
     let node = |number: usize| {
         let name = format!("gpu-{number:05}");
         let labels = [("example.com/rack", number / 20), ("example.com/block", number / 500)];
-        let labels = labels.map(|(label, domain)| (label.to_string(), domain.to_string())).into();
-        let facts = NodeFacts { name: name.clone(), labels, ready: true, ..NodeFacts::default() };
+        let labels = labels.map(|(label, domain)| (label.to_string(), domain.to_string()));
+        let facts =
+            NodeFacts { name: name.clone(), labels: Arc::new(labels.into()), ready: true, ..NodeFacts::default() };
         let taken = if random.below(10) < 3 { 0 } else { random.next() as u32 & 0xff };
         let machine = Some(Ok(machines[number / 20 % machines.len()].clone()));
         let (allocatable, free) = (amounts.clone(), amounts.clone());

@@ -13,6 +13,7 @@ use crate::validate;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Value, json};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::validate as schema;
@@ -46,8 +47,9 @@ impl Cluster {
         let amounts = [("cpu", "64".to_string()), ("pods", "9".into()), (GPU_RESOURCE, count.to_string())];
         let amounts = amounts.map(|(name, amount)| (name.to_string(), Quantity(amount)));
         let amounts = resources::of_quantities(&amounts.into());
-        let labels = [("example.com/rack".to_string(), rack.to_string())].into();
-        let facts = NodeFacts { name: name.into(), labels, ready: true, ..NodeFacts::default() };
+        let labels = [("example.com/rack".to_string(), rack.to_string())];
+        let facts =
+            NodeFacts { name: name.into(), labels: Arc::new(labels.into()), ready: true, ..NodeFacts::default() };
         let (free, allocatable) = (amounts.clone(), amounts);
         let node = NodeView { facts, free, allocatable, machine: Some(machine), ..NodeView::default() };
         self.nodes.insert(name.into(), node);
@@ -169,7 +171,7 @@ fn a_refusal_names_what_binds_and_what_would_help() {
     );
     let refused = cluster.place(&job(5, 8, json!({}))).unwrap_err();
     assert!(refused.to_string().starts_with("3 of 5 nodes have room for 8 GPUs, cpu 8; most free GPUs"), "{refused}");
-    cluster.nodes.values_mut().for_each(|node| drop(node.facts.labels.remove("example.com/rack")));
+    cluster.nodes.values_mut().for_each(|node| drop(Arc::make_mut(&mut node.facts.labels).remove("example.com/rack")));
     let refused = cluster.place(&asked).unwrap_err().to_string();
     assert!(refused.contains("4 nodes have no label example.com/rack"), "{refused}");
 }
@@ -196,7 +198,7 @@ fn a_gpu_without_its_nvlink_is_not_taken_for_one_with() {
 fn nvlink_between_nodes_counts_for_pods_that_claim_a_channel() {
     let mut cluster = Cluster::default();
     for (name, clique) in [("a", "0"), ("b", "1"), ("c", "0")] {
-        let labels = &mut cluster.node(name, "r1", GB200, "GB200").facts.labels;
+        let labels = Arc::make_mut(&mut cluster.node(name, "r1", GB200, "GB200").facts.labels);
         labels.insert("nvidia.com/gpu.clique".into(), clique.into());
     }
     let mut asked = job(2, 4, json!({}));
@@ -354,7 +356,7 @@ fn ten_thousand_nodes_are_no_trouble() {
     for number in 1..10_000 {
         let mut node = node.clone();
         node.facts.name = format!("n{number:05}");
-        node.facts.labels.insert("example.com/rack".into(), format!("r{}", number / 20));
+        Arc::make_mut(&mut node.facts.labels).insert("example.com/rack".into(), format!("r{}", number / 20));
         if number % 3 > 0 {
             node.taken = 0xf;
         }
@@ -399,7 +401,7 @@ proptest::proptest! {
                 _ => {}
             }
             if *rack == 3 {
-                node.facts.labels.clear();
+                Arc::make_mut(&mut node.facts.labels).clear();
             }
         }
         let link = ["NVLink", "PCIeHost", "System"][link];

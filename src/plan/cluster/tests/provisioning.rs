@@ -4,6 +4,7 @@ use super::World;
 use crate::cluster::{Action, Reconciliation};
 use crate::objects::Kind;
 use serde_json::{Value, json};
+use std::sync::Arc;
 use switchyard_crds::{DeviceAllocation, conditions};
 
 const CLASS: &str = "best-effort-atomic-scale-up.autoscaling.x-k8s.io";
@@ -144,7 +145,7 @@ fn nobody_asks_for_nodes_that_would_not_help_or_that_others_ask_for() {
     let mut split = World::new(2, racks);
     split.provisioning_class = Some(CLASS);
     for (name, rack) in [("n0", "r0"), ("n1", "r1")] {
-        let labels = &mut split.nodes.get_mut(name).unwrap().facts.labels;
+        let labels = Arc::make_mut(&mut split.nodes.get_mut(name).unwrap().facts.labels);
         labels.insert("example.com/rack".into(), rack.into());
     }
     quiet(split, "there are nodes enough, in the wrong places");
