@@ -3,6 +3,7 @@
 use super::*;
 use jiff::ToSpan;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use std::fmt::Write;
 use switchyard_crds::labels;
 use switchyard_plan::objects::{Object, observed_content};
 
@@ -96,9 +97,20 @@ impl Hour {
         }
     }
 
-    /// How much is kept, written down.
+    /// How many bytes what is kept has, written down. Nothing is kept of that: it would be in the resident memory.
     fn kept(&self) -> usize {
-        format!("{:?}", self.context.index()).len()
+        let mut bytes = Bytes(0);
+        write!(bytes, "{:?}", self.context.index()).unwrap();
+        bytes.0
+    }
+}
+
+struct Bytes(usize);
+
+impl Write for Bytes {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        self.0 += text.len();
+        Ok(())
     }
 }
 
