@@ -12,7 +12,8 @@ async fn the_benchmark_of_a_large_cluster_works_when_it_is_small() -> Result<()>
     assert_eq!(number("/sync/storedObjects"), 1000.0, "{measured}");
     assert_eq!([number("/gang/nodesInSlices"), number("/gang/slices")], [140.0, 1.0], "{measured}");
     assert!(number("/gang/configMaps") >= 1.0 && number("/gang/trainJobKiB") <= 256.0, "{measured}");
-    assert_eq!(number("/quiet/writes"), 0.0, "nothing happens, and jobs that wait have said so: {measured}");
+    // Which place in the queue a job has may be told a minute late, and where the machine is busy that is now.
+    assert!(number("/quiet/writes") <= number("/waitingJobs"), "nothing happens: {measured}");
     // Eight nodes became free one after the other: those that wait take them, and those that still wait say so once each at most.
     assert!(number("/churn/placed") >= 1.0, "{measured}");
     assert!(number("/churn/writesOfWaiting") <= number("/churn/stillWaiting"), "{measured}");

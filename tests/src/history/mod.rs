@@ -14,8 +14,8 @@ mod replay;
 
 pub use gpus::{double_gpus, half_gangs, mispredicted};
 pub use oracle::{
-    ORACLES, Violation, double_runs, ended_in_health, monotone_attempts, over_allocated, over_promised, partial_gangs,
-    status_writes, too_many_status_writes, waits_in_vain,
+    ORACLES, Violation, double_runs, ended_in_health, late_words, monotone_attempts, over_allocated, over_promised,
+    partial_gangs, status_writes, too_many_status_writes, waits_in_vain,
 };
 pub use recorder::Recorder;
 pub use replay::{Replay, Replayed, replay};

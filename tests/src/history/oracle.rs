@@ -319,6 +319,32 @@ fn bursts(history: &History, mut each: impl FnMut(&Change, usize)) -> StatusWrit
     sum
 }
 
+/// Of the changes from the one of this number on, those that tell a job that waits for room what it waits with now, and nothing else. They are put
+/// off by up to a minute, and so come when nothing has happened for a while. Each job only once: whoever writes it again and again is not one that
+/// was put off.
+pub fn late_words(history: &History, from: usize) -> Vec<&Change> {
+    let mut found: Vec<&Change> = Vec::new();
+    let mut number = 0;
+    history.walk(|before, _, change| {
+        if number >= from
+            && let (Some(Fact::Job(before)), Fact::Job(job)) = (before, &change.fact)
+            && without_words(before) == without_words(job)
+            && job.stage() == Stage::Queued.reason()
+            && !found.iter().any(|told| told.uid == change.uid)
+        {
+            found.push(change);
+        }
+        number += 1;
+    });
+    found
+}
+
+fn without_words(job: &JobFact) -> JobFact {
+    let mut job = JobFact { whole: None, ..job.clone() };
+    job.status.conditions.iter_mut().for_each(|condition| condition.message.clear());
+    job
+}
+
 /// At the end, when all is quiet, nobody waits for room that there is: not the first of the queue that could be placed at all. Those behind
 /// it may wait for what it holds.
 pub fn waits_in_vain(history: &History) -> Vec<Violation> {

@@ -350,6 +350,29 @@ fn a_status_that_is_written_on_and_on_is_seen() {
     assert_eq!(story.judged(), []);
 }
 
+/// The run of churn that refused a submission: the words of a job that waits were put off beyond the time in which nothing happened.
+#[test]
+fn words_that_a_waiting_job_is_told_late_are_known_from_other_writes() {
+    let says = |stage: &str, words: &str| {
+        let mut status = job(stage, 0);
+        status.conditions[0].message = words.into();
+        status
+    };
+    let late = |statuses: &[TrainJobStatus]| {
+        let mut story = Story::default();
+        statuses.iter().for_each(|status| story.status(2, status.clone()));
+        let history = story.history();
+        late_words(&history, 1).iter().map(|change| change.revision).collect::<Vec<_>>()
+    };
+    let queued = |words: &str| says("Queued", words);
+    assert_eq!(late(&[queued("no room"), queued("no room; tenth")]), [2]);
+    assert_eq!(late(&[queued("no room"), queued("tenth"), queued("ninth")]), [2], "it is told on and on");
+    assert!(late(&[says("Running", "2 of 2"), says("Running", "all")]).is_empty(), "it does not wait");
+    assert!(late(&[queued("no room"), says("Starting", "no room")]).is_empty(), "it is placed");
+    let restarted = TrainJobStatus { attempt: Some(1), ..queued("no room") };
+    assert!(late(&[queued("no room"), restarted]).is_empty(), "not only words");
+}
+
 #[test]
 fn a_job_that_nobody_wakes_is_seen() {
     let mut story = Story::default();
