@@ -6,8 +6,12 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use switchyard_crds::{TrainJob, conditions};
 
@@ -105,12 +109,14 @@ pub struct Jobs {
     pub client: Client,
     /// The namespace.
     pub namespace: String,
+    /// When each job was created.
+    created: Arc<Mutex<BTreeMap<String, Instant>>>,
 }
 
 impl Jobs {
     /// Of a namespace.
     pub fn new(client: Client, namespace: &str) -> Jobs {
-        Jobs { client, namespace: namespace.into() }
+        Jobs { client, namespace: namespace.into(), created: Arc::default() }
     }
 
     /// The API of TrainJobs.
@@ -129,7 +135,26 @@ impl Jobs {
     /// It is refused.
     pub async fn create(&self, job: Value) -> Result<TrainJob> {
         let job: TrainJob = serde_json::from_value(job)?;
-        Ok(self.api().create(&PostParams::default(), &job).await?)
+        let begin = Instant::now();
+        let job = self.api().create(&PostParams::default(), &job).await?;
+        self.created.lock().unwrap_or_else(PoisonError::into_inner).insert(job.name_any(), begin);
+        Ok(job)
+    }
+
+    /// Writes down how long ago a job was created, of which the verdict is known now, for `cargo xtask bench scenes`.
+    ///
+    /// # Errors
+    /// The job was not created here, or the file cannot be written.
+    pub fn verdict(&self, scene: &str, verdict: &str, name: &str) -> Result<()> {
+        let created = self.created.lock().unwrap_or_else(PoisonError::into_inner).get(name).copied();
+        let seconds = created.with_context(|| format!("{name} was not created here"))?.elapsed().as_secs_f64();
+        let Some(file) = std::env::var_os("SWITCHYARD_SCENES") else { return Ok(()) };
+        let mut file = File::options().create(true).append(true).open(file)?;
+        Ok(writeln!(
+            file,
+            "{}",
+            json!({"scene": scene, "verdict": verdict, "seconds": (seconds * 100.0).round() / 100.0})
+        )?)
     }
 
     /// Waits until a job is as wanted.

@@ -1,6 +1,6 @@
 //! Benchmarks: each prints its table and writes a result file to `docs/results`.
 
-use crate::images::{SHIPPED, programs_in};
+use crate::images::SHIPPED;
 use crate::workspace::{cargo, root, step};
 use anyhow::Result;
 use clap::ValueEnum;
@@ -37,6 +37,8 @@ pub(crate) enum What {
     Cluster,
     /// On four real nodes in two racks: the same jobs where we put them, where kube-scheduler does, and in any order.
     Worth,
+    /// What others do to pods and nodes of a cluster: seconds until a job runs, or its status names the cause.
+    Scenes,
     /// On real nodes: what 20 random jobs and faults leave behind.
     Leftovers,
     /// Matrix products and the model's step, by kernel.
@@ -51,7 +53,7 @@ impl What {
     /// Its name, and the program that measures it; `None` for what is more than a program.
     pub(crate) fn bench(self) -> Option<(&'static str, &'static str)> {
         Some(match self {
-            What::Build | What::Cluster | What::Worth | What::Leftovers => return None,
+            What::Build | What::Cluster | What::Worth | What::Scenes | What::Leftovers => return None,
             What::Step => ("step", "step"),
             What::AllReduce => ("all-reduce", "all_reduce"),
             What::Controller => ("controller", "controller"),
@@ -92,14 +94,16 @@ pub(crate) fn bench(what: What, kueue: Option<&Path>) -> Result<()> {
             What::Build => crate::bench_build::bench(&folder.join("build.json")),
             What::Cluster => crate::steps::bench_cluster(&folder, "times"),
             What::Worth => crate::steps::bench_cluster(&folder, "worth"),
+            What::Scenes => crate::steps::bench_scenes(&folder.join("scenes.json")),
             _ => crate::steps::bench_cluster(&folder, "leftovers"),
         };
     };
     let file = folder.join(format!("{name}.json"));
     let file = file.to_string_lossy().into_owned();
     if matches!(what, What::Step | What::Controller | What::ClusterSize | What::Verdict) {
-        let programs = ["switchyard", "switchyard-worker"];
-        step("both programs", &mut programs_in(SHIPPED, &programs))?;
+        // As the tests' library builds them, or it would do so again: by package they have other features of their libraries.
+        let programs = ["--workspace", "--bin", "switchyard", "--bin", "switchyard-worker"];
+        step("both programs", cargo(&["build", "--profile", SHIPPED]).args(programs))?;
     }
     // What is measured is what is shipped; its link-time optimisation takes minutes. Before Kueue not the time counts.
     let profile = if matches!(what, What::Kueue) { "dev" } else { SHIPPED };

@@ -1,6 +1,6 @@
 //! `cargo xtask bench build`: how long a developer waits, in a fresh clone of what is committed, with an empty target folder.
 
-use crate::workspace::{root, stripped};
+use crate::workspace::{cpu, root, stripped};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value as Json, json};
 use std::fs;
@@ -25,7 +25,7 @@ pub(crate) fn bench(file: &Path) -> Result<()> {
     let _ = fs::remove_dir_all(&folder);
     let (seconds, lines) = result?;
     let report = json!({
-        "command": "cargo xtask bench build", "machine": machine()?, "cores": std::thread::available_parallelism()?.get(),
+        "command": "cargo xtask bench build", "machine": cpu(), "cores": std::thread::available_parallelism()?.get(),
         "loadBefore": begin_load, "seconds": seconds, "changedLine": lines,
     });
     fs::write(file, serde_json::to_string_pretty(&report)? + "\n").with_context(|| file.display().to_string())?;
@@ -116,12 +116,6 @@ fn first_step(clone: &Path) -> Result<f64> {
 
 fn rounded(start: Instant) -> f64 {
     (start.elapsed().as_secs_f64() * 10.0).round() / 10.0
-}
-
-fn machine() -> Result<String> {
-    let text = fs::read_to_string("/proc/cpuinfo")?;
-    let model = text.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
-    Ok(model.trim_matches([' ', '\t', ':']).to_owned())
 }
 
 /// The load of the last minute: whether others computed meanwhile.

@@ -9,7 +9,7 @@
 
 use crate::bench::What;
 use crate::images::SHIPPED;
-use crate::workspace::{root, step, stripped, target};
+use crate::workspace::{machine, root, step, stripped, target};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -154,15 +154,6 @@ fn rows(measured: &[Vec<BTreeMap<String, Vec<f64>>>; 2]) -> Vec<Value> {
             })
         })
         .collect()
-}
-
-/// Name of the CPU, and cores.
-fn machine() -> String {
-    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name =
-        info.lines().find_map(|line| Some(line.strip_prefix("model name")?.split_once(':')?.1.trim().to_string()));
-    let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    format!("{}, {cores} cores", name.unwrap_or_default())
 }
 
 #[cfg(test)]

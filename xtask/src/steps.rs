@@ -3,8 +3,9 @@
 use crate::images::programs_in;
 use crate::programs::Family;
 use crate::setup;
-use crate::workspace::{cargo, root, step, target};
+use crate::workspace::{cargo, machine, root, step, target};
 use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -64,6 +65,28 @@ pub(crate) fn bench_cluster(folder: &Path, module: &str) -> Result<()> {
     let module = format!("e2e::{module}::");
     let test = ["test", "--workspace", "--test", "cluster", "--", &module, "--nocapture"];
     step("on real nodes", cargo(&test).env("SWITCHYARD_CHAOS", folder))
+}
+
+/// The tests of what others do to pods and nodes, one after another, and how long each verdict took.
+pub(crate) fn bench_scenes(file: &Path) -> Result<()> {
+    control_plane()?;
+    let lines = target().join("scenes.jsonl");
+    if lines.exists() {
+        std::fs::remove_file(&lines)?;
+    }
+    let modules =
+        ["admitted", "scenes", "hindrances", "hostile", "failures"].map(|name| format!("lifecycle::{name}::"));
+    let mut test = cargo(&["test", "--workspace", "--test", "plane", "--", "--test-threads", "1"]);
+    step("scenes", test.args(modules).env("SWITCHYARD_SCENES", &lines))?;
+    let text = std::fs::read_to_string(&lines).with_context(|| lines.display().to_string())?;
+    let scenes: Vec<Value> = text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    let result =
+        json!({"command": "cargo xtask bench scenes", "machine": machine(), "goalSeconds": 15, "scenes": scenes});
+    std::fs::write(file, format!("{}\n", serde_json::to_string_pretty(&result)?))?;
+    for scene in &scenes {
+        println!("{:>6} s  {}: {}", scene["seconds"], scene["scene"], scene["verdict"]);
+    }
+    Ok(())
 }
 
 /// Builds programs of others and prints where they are.

@@ -60,3 +60,15 @@ pub(crate) fn crds() -> Result<Vec<(String, String)>> {
     names.sort();
     names.into_iter().map(|name| Ok((name.clone(), std::fs::read_to_string(folder.join(name))?))).collect()
 }
+
+/// Name of the CPU.
+pub(crate) fn cpu() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map_or_else(String::new, |(_, name)| name.trim().to_string())
+}
+
+/// Name of the CPU, and cores.
+pub(crate) fn machine() -> String {
+    format!("{}, {} cores", cpu(), std::thread::available_parallelism().map_or(0, usize::from))
+}

@@ -74,10 +74,12 @@ async fn defaults_of_a_limit_range_count() -> Result<()> {
     let sidecar = json!({"template": {"spec": {"containers": [{"name": "proxy", "image": "none"}]}}});
     scene.create("a", 1, "run", sidecar.clone()).await?;
     let first = node_of(&scene, "a").await?;
+    scene.jobs.verdict("defaults of a LimitRange", "runs", "a")?;
     scene.create("b", 1, "run", sidecar.clone()).await?;
     assert_ne!(node_of(&scene, "b").await?, first);
     scene.create("c", 1, "run", sidecar).await?;
     let waits = scene.jobs.wait_stage("c", "Queued").await?;
+    scene.jobs.verdict("defaults of a LimitRange leave no room", "waits, cause named", "c")?;
     let message = &condition_of(&waits, "Placed").unwrap().message;
     assert!(message.contains("0 of 1 nodes have room for cpu 6100m"), "{message}");
     Ok(())
@@ -106,7 +108,13 @@ async fn what_the_scheduler_refuses_is_given_back_at_once_and_the_next_place_is_
     stranger(&scene, 0).await?;
     stranger(&scene, 1).await?;
     scene.create("a", 1, "run", anti.clone()).await?;
+    let refused = |job: &TrainJob| {
+        condition_of(job, "Succeeded").is_some_and(|condition| condition.message.contains("anti-affinity"))
+    };
+    scene.jobs.wait("a", "told what the scheduler says", refused).await?;
+    scene.jobs.verdict("an anti-affinity that two of three nodes break", "starts, cause named", "a")?;
     let runs = scene.jobs.wait("a", "running", |job| stage_of(job) == Some("Running")).await?.status.unwrap();
+    scene.jobs.verdict("the same", "runs on the third node", "a")?;
     assert_eq!((runs.attempt, runs.restarts.unwrap().total), (Some(3), 0), "each node is asked once, and nobody pays");
     assert_eq!(runs.placement.unwrap().nodes[0].node_name, scene.kubelet.nodes()[2]);
     let notes = scene.jobs.events("a", "GangRolledBack").await?;

@@ -184,6 +184,7 @@ async fn a_missing_image_is_told_while_it_is_tried() -> Result<()> {
                 .is_some_and(|c| c.reason == "Starting" && c.message.contains("no such image"))
         })
         .await?;
+    scene.jobs.verdict("an image that does not exist", "starts, cause named", "a")?;
     assert_eq!(starting.status.unwrap().attempt, Some(1));
     Ok(())
 }
@@ -194,9 +195,11 @@ async fn an_image_that_runs_as_root_runs_unless_it_may_not_and_then_the_job_ends
     let scene = Scene::new("root", 1).await?;
     scene.create("a", 1, "image=root", json!({})).await?;
     scene.jobs.wait_stage("a", "Running").await?;
+    scene.jobs.verdict("an image that runs as root", "runs", "a")?;
     let template = json!({"template": {"spec": {"securityContext": {"runAsNonRoot": true}}}});
     scene.create("b", 1, "image=root", template).await?;
     let failed = scene.jobs.wait_stage("b", "Failed").await?;
+    scene.jobs.verdict("an image that runs as root and may not", "failed, cause named", "b")?;
     let condition = condition_of(&failed, "Failed").unwrap();
     let attempt = failed.status.as_ref().unwrap().attempt;
     assert_eq!((condition.reason.as_str(), attempt), ("PermanentFailure", Some(1)));
@@ -219,6 +222,7 @@ async fn a_namespace_that_enforces_restricted_takes_jobs_whose_images_have_a_use
     }
     scene.create("b", 1, "image=root", json!({})).await?;
     let failed = scene.jobs.wait_stage("b", "Failed").await?;
+    scene.jobs.verdict("the same where the namespace enforces restricted", "failed, cause named", "b")?;
     assert_eq!(condition_of(&failed, "Failed").map(|c| c.reason.as_str()), Some("PermanentFailure"));
     Ok(())
 }

@@ -20,6 +20,7 @@ async fn what_a_kubelet_cannot_mount_is_told_with_the_field_to_change() -> Resul
     scene.create("a", 1, "mount=missing", json!({})).await?;
     let change = "create ConfigMap texxt in the job's namespace, or correct its name in spec.template.spec.volumes";
     let starting = scene.jobs.wait("a", "told", says(change)).await?;
+    scene.jobs.verdict("a ConfigMap that is not there (FailedMount)", "starts, cause named", "a")?;
     let stage = condition_of(&starting, "Succeeded").unwrap();
     assert!(stage.reason == "Starting" && stage.message.contains("FailedMount"), "{stage:?}");
     assert_eq!(starting.status.unwrap().attempt, Some(1));
@@ -34,6 +35,7 @@ async fn a_pod_that_the_server_will_never_accept_ends_the_job_with_the_servers_w
     let template = json!({"template": {"spec": {"containers": [{"name": "trainer", "volumeMounts": mounts}]}}});
     scene.create("a", 1, "run", template).await?;
     let failed = scene.jobs.wait_stage("a", "Failed").await?;
+    scene.jobs.verdict("a pod that the API server never accepts", "failed, cause named", "a")?;
     let condition = condition_of(&failed, "Failed").unwrap();
     assert_eq!(condition.reason, "PermanentFailure");
     for words in ["volumeMounts[0].name: Not found: \"nope\"", "the fields are those below spec.template"] {
@@ -50,6 +52,7 @@ async fn a_priority_class_that_does_not_exist_is_told_and_the_job_runs_when_it_d
     scene.create("a", 1, "run", json!({"template": {"spec": {"priorityClassName": name}}})).await?;
     let change = "create the PriorityClass, or correct spec.template.spec.priorityClassName";
     scene.jobs.wait("a", "told", says(change)).await?;
+    scene.jobs.verdict("a priority class that does not exist", "waits, cause named", "a")?;
     let class = serde_json::from_value(json!({"metadata": {"name": name}, "value": 7}))?;
     Api::<PriorityClass>::all(scene.jobs.client.clone()).create(&PostParams::default(), &class).await?;
     scene.jobs.wait_stage("a", "Running").await?;
@@ -62,5 +65,5 @@ async fn a_scheduler_that_does_not_exist_is_told() -> Result<()> {
     scene.create("a", 1, "run", json!({"template": {"spec": {"schedulerName": "nobody"}}})).await?;
     let why = "pod a-1-0: no scheduler has said anything of it: is there one named nobody (spec.template.spec.schedulerName)?";
     scene.jobs.wait("a", "told", says(why)).await?;
-    Ok(())
+    scene.jobs.verdict("a scheduler that does not exist", "starts, cause named", "a")
 }

@@ -23,6 +23,7 @@ async fn a_quota_is_told_and_the_job_goes_on_when_it_grows() -> Result<()> {
         condition_of(job, "Succeeded").is_some_and(|c| c.message.contains("exceeded quota"))
     });
     refused.await?;
+    scene.jobs.verdict("a quota of pods", "waits, cause named", "a")?;
     quotas.patch("small", &Default::default(), &Patch::Merge(json!({"spec": {"hard": {"pods": "5"}}}))).await?;
     scene.jobs.wait_stage("a", "Running").await?;
     Ok(())
@@ -36,6 +37,7 @@ async fn a_missing_service_account_is_told() -> Result<()> {
         condition_of(job, "Succeeded").is_some_and(|c| c.message.contains("nobody") && c.message.contains("not found"))
     });
     refused.await?;
+    scene.jobs.verdict("a service account that does not exist", "waits, cause named", "a")?;
     let accounts =
         Api::<k8s_openapi::api::core::v1::ServiceAccount>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
     accounts.create(&Default::default(), &serde_json::from_value(json!({"metadata": {"name": "nobody"}}))?).await?;
@@ -56,6 +58,7 @@ async fn a_name_that_is_taken_is_told_and_left_alone() -> Result<()> {
             .is_some_and(|c| c.message.contains("Service a") && c.message.contains("does not belong to this job"))
     });
     refused.await?;
+    scene.jobs.verdict("a Service of that name that is somebody else's", "waits, cause named", "a")?;
     let kept = services.get("a").await?.spec.unwrap().selector.unwrap();
     assert_eq!(kept.get("app").map(String::as_str), Some("theirs"));
     services.delete("a", &Default::default()).await?;

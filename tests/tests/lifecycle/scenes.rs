@@ -99,11 +99,13 @@ async fn what_admission_adds_to_pods_counts_for_their_place() -> Result<()> {
     for name in ["a", "b"] {
         scene.create(name, 1, "run", json!({})).await?;
         used.push(node_of(&scene, name).await?);
+        scene.jobs.verdict("admission adds sidecars, a selector, an affinity, a toleration", "runs", name)?;
     }
     used.sort_unstable();
     assert_eq!(used, scene.kubelet.nodes()[2..], "two sidecars of 3 cores leave room for one such pod on each");
     scene.create("c", 1, "run", json!({})).await?;
     let waits = scene.jobs.wait_stage("c", "Queued").await?;
+    scene.jobs.verdict("sidecars that admission adds leave no room", "waits, cause named", "c")?;
     let message = &condition_of(&waits, "Placed").unwrap().message;
     assert!(message.contains("0 of 1 nodes have room for cpu 6100m"), "{message}");
     scene.never_panicked()
@@ -155,13 +157,17 @@ async fn jobs_go_where_their_volumes_are_and_say_so_where_there_are_none() -> Re
         ],
     )?;
     // `node_of` wants the first attempt: nobody was refused.
-    for (name, node) in [("zone", 2), ("local", 3)] {
+    for (name, node, what) in
+        [("zone", 2, "a volume of one zone"), ("local", 3, "a local volume, WaitForFirstConsumer")]
+    {
         scene.create(name, 1, "run", with_claim(name)).await?;
         assert_eq!(node_of(&scene, name).await?, nodes[node], "{name}");
+        scene.jobs.verdict(what, "runs", name)?;
     }
     scene.create("none", 1, "run", with_claim("none")).await?;
     let why = "4 nodes cannot be used: PersistentVolumeClaim none has no volume there (spec.template.spec.volumes)";
     let waits = scene.jobs.wait("none", "told", says(why)).await?;
+    scene.jobs.verdict("a claim for which there is no volume", "waits, cause named", "none")?;
     assert_eq!(waits.status.unwrap().attempt, Some(1));
     apply(ControlPlane::shared(), &[volume(&format!("{namespace}-new"), &none, "kubernetes.io/hostname", &nodes[1])])?;
     assert_eq!(node_of(&scene, "none").await?, nodes[1], "a volume that comes later is seen");
@@ -178,11 +184,12 @@ async fn the_overhead_of_a_runtime_takes_room() -> Result<()> {
     let heavy = json!({"template": {"spec": {"runtimeClassName": name}}});
     scene.create("a", 1, "run", heavy.clone()).await?;
     let first = node_of(&scene, "a").await?;
+    scene.jobs.verdict("overhead of a RuntimeClass", "runs", "a")?;
     scene.create("b", 1, "run", heavy.clone()).await?;
     assert_ne!(node_of(&scene, "b").await?, first);
     scene.create("c", 1, "run", heavy).await?;
     scene.jobs.wait("c", "told", says("0 of 1 nodes have room for cpu 6100m")).await?;
-    Ok(())
+    scene.jobs.verdict("overhead of a RuntimeClass leaves no room", "waits, cause named", "c")
 }
 
 /// The scheduler knows, and its word is taken: the gang is given back after 10 s, and the next node is asked.
@@ -202,9 +209,14 @@ async fn a_port_that_is_taken_and_a_spread_that_does_not_hold_are_learned() -> R
     let spread = json!({"template": {"metadata": {"labels": {"app": "spread"}}, "spec": {"topologySpreadConstraints": [{
         "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule", "nodeAffinityPolicy": "Ignore",
         "labelSelector": {"matchLabels": {"app": "spread"}}}]}}});
-    for (name, spec, words) in [("port", port, "free ports"), ("spread", spread, "topology spread constraints")] {
+    let both = [
+        ("port", port, "free ports", "a host port that is taken"),
+        ("spread", spread, "topology spread constraints", "a spread that does not hold"),
+    ];
+    for (name, spec, words, what) in both {
         scene.create(name, 1, "run", spec).await?;
         let status = scene.jobs.wait_stage(name, "Running").await?.status.unwrap();
+        scene.jobs.verdict(what, "runs on the next node", name)?;
         assert_eq!((status.attempt, status.restarts.unwrap().total), (Some(2), 0), "{name}");
         assert_eq!(status.placement.unwrap().nodes[0].node_name, nodes[1], "{name}");
         let notes = scene.jobs.events(name, "GangRolledBack").await?;
@@ -227,10 +239,12 @@ async fn quotas_by_object_count_and_by_extended_resource_are_told() -> Result<()
     kube::runtime::wait::await_condition(quotas.clone(), "small", counted).await?;
     scene.create("objects", 2, "run", json!({})).await?;
     let told = scene.jobs.wait("objects", "told", says("exceeded quota: small")).await?;
+    scene.jobs.verdict("a quota by object count", "waits, cause named", "objects")?;
     assert!(condition_of(&told, "Succeeded").unwrap().message.contains("count/services=1"), "{told:?}");
     let gpus = json!({"trainer": {"resourcesPerNode": {"limits": {"nvidia.com/gpu": 2}}}});
     scene.create("gpus", 1, "run", gpus).await?;
     scene.jobs.wait("gpus", "told", says("requested: requests.nvidia.com/gpu=2, used: requests.nvidia.com/gpu=0, limited: requests.nvidia.com/gpu=1")).await?;
+    scene.jobs.verdict("a quota by extended resource", "waits, cause named", "gpus")?;
     let more = json!({"spec": {"hard": {"count/services": "5", "requests.nvidia.com/gpu": "9"}}});
     quotas.patch("small", &Default::default(), &Patch::Merge(more)).await?;
     scene.jobs.wait_stage("objects", "Running").await?;
