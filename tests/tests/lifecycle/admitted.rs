@@ -114,7 +114,7 @@ async fn what_the_scheduler_refuses_is_given_back_at_once_and_the_next_place_is_
     scene.jobs.wait("a", "told what the scheduler says", refused).await?;
     scene.jobs.verdict("an anti-affinity that two of three nodes break", "starts, cause named", "a")?;
     let runs = scene.jobs.wait("a", "running", |job| stage_of(job) == Some("Running")).await?.status.unwrap();
-    scene.jobs.verdict("the same", "runs on the third node", "a")?;
+    scene.jobs.verdict("an anti-affinity that two of three nodes break", "runs on the third node", "a")?;
     assert_eq!((runs.attempt, runs.restarts.unwrap().total), (Some(3), 0), "each node is asked once, and nobody pays");
     assert_eq!(runs.placement.unwrap().nodes[0].node_name, scene.kubelet.nodes()[2]);
     let notes = scene.jobs.events("a", "GangRolledBack").await?;

@@ -222,7 +222,11 @@ async fn a_namespace_that_enforces_restricted_takes_jobs_whose_images_have_a_use
     }
     scene.create("b", 1, "image=root", json!({})).await?;
     let failed = scene.jobs.wait_stage("b", "Failed").await?;
-    scene.jobs.verdict("the same where the namespace enforces restricted", "failed, cause named", "b")?;
+    scene.jobs.verdict(
+        "an image that runs as root where the namespace enforces restricted",
+        "failed, cause named",
+        "b",
+    )?;
     assert_eq!(condition_of(&failed, "Failed").map(|c| c.reason.as_str()), Some("PermanentFailure"));
     Ok(())
 }

@@ -99,7 +99,11 @@ async fn what_admission_adds_to_pods_counts_for_their_place() -> Result<()> {
     for name in ["a", "b"] {
         scene.create(name, 1, "run", json!({})).await?;
         used.push(node_of(&scene, name).await?);
-        scene.jobs.verdict("admission adds sidecars, a selector, an affinity, a toleration", "runs", name)?;
+        scene.jobs.verdict(
+            "admission adds sidecars, a selector, an affinity, a toleration",
+            &format!("{name} runs"),
+            name,
+        )?;
     }
     used.sort_unstable();
     assert_eq!(used, scene.kubelet.nodes()[2..], "two sidecars of 3 cores leave room for one such pod on each");
