@@ -20,10 +20,16 @@ mod watching;
 use anyhow::Result;
 use kube::ResourceExt;
 use serde_json::{Value, json};
+use switchyard_crds::TrainJob;
 use switchyard_tests::{
-    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, merge, start_controller,
-    template_on,
+    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, condition_of, merge,
+    start_controller, template_on,
 };
+
+/// Whether the stage of a job has these words.
+fn says(words: &str) -> impl Fn(&TrainJob) -> bool {
+    move |job| condition_of(job, "Succeeded").is_some_and(|condition| condition.message.contains(words))
+}
 
 /// A namespace with its own controller, and nodes that only its jobs use.
 struct Scene {

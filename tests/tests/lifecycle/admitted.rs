@@ -1,6 +1,6 @@
 //! Places are planned from the pods that were admitted, and the scheduler has the last word.
 
-use super::Scene;
+use super::{Scene, says};
 use anyhow::Result;
 use k8s_openapi::api::core::v1::{LimitRange, Node, Pod};
 use kube::api::Patch;
@@ -108,10 +108,7 @@ async fn what_the_scheduler_refuses_is_given_back_at_once_and_the_next_place_is_
     stranger(&scene, 0).await?;
     stranger(&scene, 1).await?;
     scene.create("a", 1, "run", anti.clone()).await?;
-    let refused = |job: &TrainJob| {
-        condition_of(job, "Succeeded").is_some_and(|condition| condition.message.contains("anti-affinity"))
-    };
-    scene.jobs.wait("a", "told what the scheduler says", refused).await?;
+    scene.jobs.wait("a", "told what the scheduler says", says("anti-affinity")).await?;
     scene.jobs.verdict("an anti-affinity that two of three nodes break", "starts, cause named", "a")?;
     let runs = scene.jobs.wait("a", "running", |job| stage_of(job) == Some("Running")).await?.status.unwrap();
     scene.jobs.verdict("an anti-affinity that two of three nodes break", "runs on the third node", "a")?;

@@ -1,17 +1,12 @@
 //! What keeps pods from being made or from starting stands in the status, with the field to change.
 
-use super::Scene;
+use super::{Scene, says};
 use anyhow::Result;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::Api;
 use kube::api::PostParams;
 use serde_json::json;
-use switchyard_crds::TrainJob;
 use switchyard_tests::condition_of;
-
-fn says(words: &str) -> impl Fn(&TrainJob) -> bool {
-    move |job| condition_of(job, "Succeeded").is_some_and(|condition| condition.message.contains(words))
-}
 
 /// The kubelet says it in events only: the status said `ContainerCreating` for ever.
 #[tokio::test]

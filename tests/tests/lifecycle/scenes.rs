@@ -1,22 +1,17 @@
 //! What others do to pods and nodes of a cluster: admission that adds to pods, volumes, overhead, ports, spread, quotas. Each ends in a job that runs, or
 //! in a sentence that names the cause.
 
-use super::Scene;
 use super::admitted::{node_of, patch_nodes};
+use super::{Scene, says};
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
 use kube::api::Patch;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
-use switchyard_crds::TrainJob;
 use switchyard_tests::{
     ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, PATIENCE, condition_of, start_controller,
 };
-
-fn says(words: &str) -> impl Fn(&TrainJob) -> bool {
-    move |job| condition_of(job, "Succeeded").is_some_and(|condition| condition.message.contains(words))
-}
 
 fn apply(plane: &ControlPlane, objects: &[Value]) -> Result<()> {
     let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
