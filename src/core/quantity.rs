@@ -1,42 +1,56 @@
 //! Amounts of resources as Kubernetes writes and counts them: CPUs, bytes, devices.
 
-use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 /// Every pod takes one of this resource: it limits the number of pods on a node.
-/// Every pod asks for one of these.
 pub const PODS: &str = "pods";
 
 /// Amounts by resource name, in thousandths of the resource's unit (cores, bytes, devices). A name that is absent has none.
+///
+/// In the order of names. A node has about five, mostly of different lengths: to compare those one after another is several times as fast as a
+/// search in a tree, and every plan asks every node for several amounts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Resources(BTreeMap<String, i64>);
+pub struct Resources(Vec<(Arc<str>, i64)>);
 
 impl Resources {
     /// The names that have an amount.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().map(String::as_str)
+        self.0.iter().map(|(name, _)| &**name)
     }
 
     /// An amount, thousandths.
     pub fn get(&self, name: &str) -> i64 {
-        self.0.get(name).copied().unwrap_or(0)
+        self.0.iter().find(|(known, _)| **known == *name).map_or(0, |(_, amount)| *amount)
+    }
+
+    /// The place of an amount, which is none where there was no such name.
+    fn entry(&mut self, name: &Arc<str>) -> &mut i64 {
+        let place = self.0.binary_search_by(|(known, _)| known.cmp(name)).unwrap_or_else(|place| {
+            self.0.insert(place, (Arc::clone(name), 0));
+            place
+        });
+        &mut self.0[place].1
     }
 
     /// The same without one of them.
     pub fn without(mut self, name: &str) -> Resources {
-        self.0.remove(name);
+        self.0.retain(|(known, _)| **known != *name);
         self
     }
 
     /// Reads amounts by name, each written as a quantity. Anything else counts as zero; the API server never accepts it.
     pub fn read<'a>(quantities: impl IntoIterator<Item = (&'a str, &'a str)>) -> Resources {
-        let amount = |(name, text): (&str, &str)| (name.to_string(), thousandths(text));
-        Resources(quantities.into_iter().map(amount).collect())
+        let mut read = Resources::default();
+        for (name, text) in quantities {
+            *read.entry(&name.into()) = thousandths(text);
+        }
+        read
     }
 
     /// The same for a pod: it also takes one of the pod slots of a node.
     pub fn with_one_pod(mut self) -> Resources {
-        self.0.insert(PODS.to_string(), 1000);
+        *self.entry(&PODS.into()) = 1000;
         self
     }
 
@@ -58,7 +72,7 @@ impl Resources {
     fn merge(&self, other: &Resources, operation: fn(i64, i64) -> i64) -> Resources {
         let mut result = self.clone();
         for (name, amount) in &other.0 {
-            let before = result.0.entry(name.clone()).or_insert(0);
+            let before = result.entry(name);
             *before = operation(*before, *amount);
         }
         result
@@ -81,7 +95,7 @@ impl fmt::Display for Resources {
         let parts: Vec<String> = self
             .0
             .iter()
-            .filter(|(name, _)| *name != PODS)
+            .filter(|(name, _)| **name != *PODS)
             .map(|(name, amount)| format!("{name} {}", Resources::amount(name, *amount)))
             .collect();
         f.write_str(if parts.is_empty() { "one pod" } else { "" })?;

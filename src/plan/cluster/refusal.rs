@@ -165,13 +165,15 @@ fn left_out(excluded: &[Option<Excluded>]) -> String {
     let mut gpus: Vec<u32> = Vec::new();
     // What this job met there comes before what keeps everybody away.
     let mut refused: BTreeMap<(bool, String), usize> = BTreeMap::new();
-    for why in excluded.iter().flatten() {
-        match why {
-            Excluded::Short { name, free, .. } => short.entry(name).or_default().push(*free),
-            Excluded::Gpus { free, .. } => gpus.push(*free),
-            other => {
+    // Neighbours are mostly left out for the same reason, which is then put into words once.
+    for same in excluded.chunk_by(|a, b| a == b) {
+        match &same[0] {
+            None => {}
+            Some(Excluded::Short { name, free, .. }) => short.entry(name).or_default().extend(same.iter().map(|_| free)),
+            Some(Excluded::Gpus { free, .. }) => gpus.push(*free),
+            Some(other) => {
                 let others_too = !matches!(other, Excluded::LeftOut(_));
-                *refused.entry((others_too, other.to_string())).or_default() += 1;
+                *refused.entry((others_too, other.to_string())).or_default() += same.len();
             }
         }
     }
