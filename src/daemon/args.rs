@@ -59,11 +59,11 @@ pub struct ControllerArgs {
     pub leader_elect: Toggle,
 
     /// Seconds after which a Lease that is not renewed is free.
-    #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u16).range(1..=3600))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=3600))]
     pub lease_duration_seconds: u16,
 
     /// Seconds after which a leader that cannot renew its Lease stops.
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=3600))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..=3600))]
     pub renew_deadline_seconds: u16,
 
     /// Seconds between two attempts to take or renew the Lease.

@@ -11,8 +11,8 @@
 {{- if and (eq $election.enabled false) (gt (include "switchyard.replicas" . | int) 1) -}}
 {{- fail (printf "controller.replicas: got %s without controller.leaderElection.enabled; expected 1 at most, or an election" (include "switchyard.replicas" .)) -}}
 {{- end -}}
-{{- $lease := $election.leaseDurationSeconds | default 15 | int -}}
-{{- $renew := $election.renewDeadlineSeconds | default 10 | int -}}
+{{- $lease := $election.leaseDurationSeconds | default 10 | int -}}
+{{- $renew := $election.renewDeadlineSeconds | default 7 | int -}}
 {{- $retry := $election.retryPeriodSeconds | default 2 | int -}}
 {{- if ge (add $renew $retry | int) $lease -}}
 {{- fail (printf "controller.leaderElection: got renewDeadlineSeconds %d and retryPeriodSeconds %d; expected less than leaseDurationSeconds (%d) together" $renew $retry $lease) -}}

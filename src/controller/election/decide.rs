@@ -15,10 +15,11 @@ pub struct Timing {
 
 impl Default for Timing {
     fn default() -> Self {
-        // As Kubernetes' own controllers.
+        // Kubernetes' own controllers have 15 s, 10 s and 2 s. Gangs in the middle of their start wait for the next leader, and correctness does not
+        // depend on the election, so this one waits for less long.
         Timing {
-            duration: Duration::from_secs(15),
-            renew_deadline: Duration::from_secs(10),
+            duration: Duration::from_secs(10),
+            renew_deadline: Duration::from_secs(7),
             retry: Duration::from_secs(2),
         }
     }
