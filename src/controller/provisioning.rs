@@ -2,6 +2,7 @@
 //! watched and nothing asked.
 
 use super::Context;
+use super::queue::Look;
 use super::watch::{Rules, scopes, spawn_in};
 use k8s_openapi::api::core::v1::PodTemplate;
 use kube::core::DeserializeGuard;
@@ -57,6 +58,7 @@ fn watch(context: &Context) {
     for namespace in scopes(&context.settings) {
         let requests = Rules::<DeserializeGuard<ProvisioningRequest>> {
             kind: Kind::ProvisioningRequest.name(),
+            look: Look::InAnyCase,
             apply: Box::new(|index, request| match request.0 {
                 // What it asks for never changes; what became of it does.
                 Ok(request) => {
@@ -70,6 +72,7 @@ fn watch(context: &Context) {
         };
         let templates = Rules::<PodTemplate> {
             kind: Kind::PodTemplate.name(),
+            look: Look::InAnyCase,
             apply: Box::new(|index, template| {
                 let content = observed_content(&serde_json::to_value(&template).unwrap_or_default());
                 index.apply_object(Kind::PodTemplate, &template.metadata, content)

@@ -1,4 +1,5 @@
-//! A queue of keys to look at: each key once, at its earliest time, and never twice at a time.
+//! A queue of keys to look at: each key once, at its earliest time, and never twice at a time. A key may be scheduled for one time in any case,
+//! and for another if it is worth it then.
 //!
 //! [`Schedule`] is the rule, with time as a parameter; [`Queue`] lets tasks wait for it. Whoever takes a key holds a [`Turn`], so
 //! that the key is free again however the work ends.
@@ -19,14 +20,31 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Failures are expected to pass in this time.
 const MINUTE: Duration = Duration::from_secs(60);
 
+/// Whether a key has to be looked at when it is due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Look {
+    InAnyCase,
+    /// If it is worth it by then, which whoever takes the key finds out.
+    IfWorthIt,
+}
+
+impl Look {
+    fn other(self) -> Look {
+        match self {
+            Look::InAnyCase => Look::IfWorthIt,
+            Look::IfWorthIt => Look::InAnyCase,
+        }
+    }
+}
+
 /// When which key is due.
 #[derive(Debug)]
 pub(super) struct Schedule<K> {
-    due: BTreeSet<(Instant, u64, K)>,
-    at: HashMap<K, (Instant, u64)>,
+    due: BTreeSet<(Instant, u64, K, Look)>,
+    at: HashMap<(K, Look), (Instant, u64)>,
     running: HashSet<K>,
-    /// Added while they ran.
-    again: HashMap<K, Instant>,
+    /// Looks at those that run, for when they are done.
+    again: HashMap<(K, Look), Instant>,
     failing: HashMap<K, Failing>,
     sequence: u64,
 }
@@ -51,40 +69,62 @@ impl<K> Default for Schedule<K> {
 }
 
 impl<K: Clone + Eq + Hash + Ord> Schedule<K> {
-    /// Schedules a key for this time, unless it is already scheduled earlier.
-    pub fn add(&mut self, key: K, at: Instant) {
-        if self.running.contains(&key) {
-            let again = self.again.entry(key).or_insert(at);
+    /// Schedules a look at a key for this time, unless the same is already scheduled earlier.
+    pub fn add(&mut self, key: K, at: Instant, look: Look) {
+        let entry = (key, look);
+        if self.running.contains(&entry.0) {
+            let again = self.again.entry(entry).or_insert(at);
             *again = (*again).min(at);
             return;
         }
-        if let Some((before, sequence)) = self.at.get(&key).copied() {
-            if before <= at {
-                return;
-            }
-            self.due.remove(&(before, sequence, key.clone()));
+        if self.at.get(&entry).is_some_and(|(before, _)| *before <= at) {
+            return;
         }
+        self.take(&entry);
         self.sequence += 1;
-        self.at.insert(key.clone(), (at, self.sequence));
-        self.due.insert((at, self.sequence, key));
+        self.at.insert(entry.clone(), (at, self.sequence));
+        self.due.insert((at, self.sequence, entry.0, look));
     }
 
-    /// A key that is due; it runs until [`Schedule::done`].
-    pub fn pop(&mut self, now: Instant) -> Option<K> {
+    /// Takes a look out of the schedule. Returns its time.
+    fn take(&mut self, entry: &(K, Look)) -> Option<Instant> {
+        let (at, sequence) = self.at.remove(entry)?;
+        self.due.remove(&(at, sequence, entry.0.clone(), entry.1));
+        Some(at)
+    }
+
+    /// A key that is due, and how; it runs until [`Schedule::done`]. One look serves all that are due.
+    pub fn pop(&mut self, now: Instant) -> Option<(K, Look)> {
         if self.due.first().is_none_or(|(at, ..)| *at > now) {
             return None;
         }
-        let (_, _, key) = self.due.pop_first()?;
-        self.at.remove(&key);
+        let (_, _, key, mut look) = self.due.pop_first()?;
+        self.at.remove(&(key.clone(), look));
+        let other = (key.clone(), look.other());
+        if let Some(at) = self.take(&other) {
+            if at <= now {
+                look = Look::InAnyCase;
+            } else {
+                self.again.insert(other, at);
+            }
+        }
         self.running.insert(key.clone());
-        Some(key)
+        Some((key, look))
+    }
+
+    /// Forgets what is scheduled.
+    pub fn clear(&mut self) {
+        self.due.clear();
+        self.at.clear();
     }
 
     /// The key does not run any more.
     pub fn done(&mut self, key: &K) {
         self.running.remove(key);
-        if let Some(at) = self.again.remove(key) {
-            self.add(key.clone(), at);
+        for look in [Look::InAnyCase, Look::IfWorthIt] {
+            if let Some(at) = self.again.remove(&(key.clone(), look)) {
+                self.add(key.clone(), at, look);
+            }
         }
     }
 
@@ -132,9 +172,14 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         change(&mut self.schedule.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// See [`Schedule::add`].
+    /// Schedules a key: it is looked at then in any case.
     pub fn add(&self, key: K, at: Instant) {
-        self.with(|schedule| schedule.add(key, at));
+        self.look(key, at, Look::InAnyCase);
+    }
+
+    /// See [`Schedule::add`].
+    pub fn look(&self, key: K, at: Instant, look: Look) {
+        self.with(|schedule| schedule.add(key, at, look));
         self.changed.notify_one();
     }
 
@@ -143,7 +188,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         loop {
             let (key, due) = self.with(|schedule| (schedule.pop(Instant::now()), schedule.next_due()));
             match (key, due) {
-                (Some(key), _) => return Turn { key, queue: self.clone() },
+                (Some((key, look)), _) => return Turn { key, look, queue: self.clone() },
                 (None, Some(due)) => {
                     let _ = tokio::time::timeout_at(due.into(), self.changed.notified()).await;
                 }
@@ -157,7 +202,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         let now = Instant::now();
         self.with(|schedule| {
             let at = schedule.failed(key, now);
-            schedule.add(key.clone(), at);
+            schedule.add(key.clone(), at, Look::InAnyCase);
             at
         })
     }
@@ -177,6 +222,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
 #[derive(Debug)]
 pub(super) struct Turn<K: Clone + Eq + Hash + Ord> {
     key: K,
+    pub look: Look,
     queue: Queue<K>,
 }
 
@@ -208,25 +254,40 @@ mod tests {
     fn the_earliest_time_of_a_key_wins() {
         let (mut schedule, now) = (Schedule::default(), Instant::now());
         let at = |seconds| now + Duration::from_secs(seconds);
-        schedule.add("a", at(5));
-        schedule.add("a", at(3));
-        schedule.add("b", at(4));
-        schedule.add("a", at(9));
+        schedule.add("a", at(5), Look::InAnyCase);
+        schedule.add("a", at(3), Look::InAnyCase);
+        schedule.add("b", at(4), Look::InAnyCase);
+        schedule.add("a", at(9), Look::InAnyCase);
         assert_eq!(schedule.next_due(), Some(at(3)));
         assert_eq!(schedule.pop(at(2)), None);
-        assert_eq!((schedule.pop(at(9)), schedule.pop(at(9)), schedule.pop(at(9))), (Some("a"), Some("b"), None));
+        let popped: Vec<&str> = std::iter::from_fn(|| schedule.pop(at(9))).map(|(key, _)| key).collect();
+        assert_eq!(popped, ["a", "b"]);
     }
 
     #[test]
     fn what_is_added_while_it_runs_runs_once_more() {
         let (mut schedule, now) = (Schedule::default(), Instant::now());
-        schedule.add("a", now);
-        assert_eq!(schedule.pop(now), Some("a"));
-        schedule.add("a", now);
-        schedule.add("a", now);
+        schedule.add("a", now, Look::InAnyCase);
+        assert_eq!(schedule.pop(now), Some(("a", Look::InAnyCase)));
+        schedule.add("a", now, Look::InAnyCase);
+        schedule.add("a", now, Look::InAnyCase);
         assert_eq!(schedule.pop(now), None, "it runs");
         schedule.done(&"a");
-        assert_eq!((schedule.pop(now), schedule.pop(now)), (Some("a"), None));
+        assert_eq!((schedule.pop(now), schedule.pop(now)), (Some(("a", Look::InAnyCase)), None));
+    }
+
+    #[test]
+    fn a_look_that_may_be_left_out_leaves_the_other_one_in_its_place() {
+        let (mut schedule, now) = (Schedule::default(), Instant::now());
+        let at = |seconds| now + Duration::from_secs(seconds);
+        schedule.add("a", at(5), Look::InAnyCase);
+        schedule.add("a", at(3), Look::IfWorthIt);
+        assert_eq!(schedule.pop(at(4)), Some(("a", Look::IfWorthIt)));
+        schedule.add("a", at(4), Look::IfWorthIt);
+        schedule.done(&"a");
+        assert_eq!(schedule.pop(at(6)), Some(("a", Look::InAnyCase)), "one look for both, which is not left out");
+        schedule.done(&"a");
+        assert_eq!((schedule.pop(at(9)), schedule.next_due()), (None, None));
     }
 
     #[test]
@@ -274,32 +335,38 @@ mod tests {
             let (mut schedule, start) = (Schedule::default(), Instant::now());
             let mut earliest: BTreeMap<u8, u64> = BTreeMap::new();
             for (key, seconds) in times {
-                schedule.add(key, start + Duration::from_secs(seconds));
+                schedule.add(key, start + Duration::from_secs(seconds), Look::InAnyCase);
                 earliest.entry(key).and_modify(|before| *before = seconds.min(*before)).or_insert(seconds);
             }
             for second in 0..9 {
                 let now = start + Duration::from_secs(second);
-                let due: Vec<u8> = std::iter::from_fn(|| schedule.pop(now)).collect();
+                let due: Vec<u8> = std::iter::from_fn(|| schedule.pop(now)).map(|(key, _)| key).collect();
                 prop_assert!(due.iter().all(|key| earliest[key] == second), "{due:?} at {second}: {earliest:?}");
                 prop_assert_eq!(due.len(), earliest.values().filter(|at| **at == second).count());
             }
         }
 
         #[test]
-        fn nothing_is_lost_and_nothing_runs_twice_at_a_time(steps in prop::collection::vec((0_u8..4, 0_u8..3, 0_u64..5), 1..200)) {
+        fn nothing_is_lost_and_nothing_runs_twice_at_a_time(
+            steps in prop::collection::vec((0_u8..4, 0_u8..4, 0_u64..5), 1..200),
+        ) {
             let (mut schedule, start) = (Schedule::default(), Instant::now());
             let (mut now, mut running, mut owed) = (start, HashSet::new(), HashSet::new());
             for (key, operation, seconds) in steps {
+                let look = if operation == 0 { Look::InAnyCase } else { Look::IfWorthIt };
                 match operation {
-                    0 => {
-                        schedule.add(key, now + Duration::from_secs(seconds));
-                        owed.insert(key);
+                    0 | 1 => {
+                        schedule.add(key, now + Duration::from_secs(seconds), look);
+                        owed.insert((key, look));
                     }
-                    1 => {
+                    2 => {
                         now += Duration::from_secs(seconds);
-                        if let Some(key) = schedule.pop(now) {
+                        if let Some((key, look)) = schedule.pop(now) {
                             prop_assert!(running.insert(key), "runs twice");
-                            owed.remove(&key);
+                            prop_assert!(owed.remove(&(key, look)), "{look:?} of {key}");
+                            if look == Look::InAnyCase && !schedule.again.contains_key(&(key, Look::IfWorthIt)) {
+                                owed.remove(&(key, Look::IfWorthIt));
+                            }
                         }
                     }
                     _ => {
@@ -312,11 +379,7 @@ mod tests {
             for key in running {
                 schedule.done(&key);
             }
-            now += Duration::from_secs(1000);
-            let mut left = HashSet::new();
-            while let Some(key) = schedule.pop(now) {
-                left.insert(key);
-            }
+            let left: HashSet<(u8, Look)> = schedule.at.keys().copied().collect();
             prop_assert_eq!(left, owed);
         }
     }

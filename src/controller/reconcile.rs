@@ -7,6 +7,7 @@
 mod places;
 
 use super::Context;
+use super::queue::Look;
 use crate::apply::{Applied, Refusal, Retry};
 use jiff::Timestamp;
 use std::collections::BTreeMap;
@@ -55,7 +56,10 @@ struct Planned {
 
 impl Context {
     /// Reconciles a job.
-    pub(super) async fn reconcile(&self, key: &Key) -> Outcome {
+    pub(super) async fn reconcile(&self, key: &Key, look: Look) -> Outcome {
+        if look == Look::IfWorthIt && !self.index().is_worth_a_plan(key) {
+            return Outcome::Quiet;
+        }
         let unreadable = self.index().unreadable.get(key).cloned();
         if let Some(job) = unreadable {
             return self.refuse(key, job).await;
@@ -70,6 +74,7 @@ impl Context {
             Ok(Some(planned)) => planned,
             Ok(None) => return Outcome::Quiet,
             Err(until) => {
+                self.index().owes_a_plan(key);
                 // A change of the cache comes first; this is for a watch that lost something.
                 self.queue.add(key.clone(), until);
                 return Outcome::Behind;
@@ -191,7 +196,7 @@ impl Context {
         });
         let others = index.in_order(others);
         drop(guard);
-        others.into_iter().for_each(|other| self.queue.add(other, instant));
+        others.into_iter().for_each(|other| self.queue.look(other, instant, Look::IfWorthIt));
         Ok(Some(Planned { job, id, plan, held, fights }))
     }
 
@@ -316,6 +321,7 @@ impl Context {
             family.own.says(next.attempt.unwrap_or(0).unsigned_abs(), &words_of(&next));
             if let Some(version) = version {
                 family.own.wrote("TrainJob", &version, Instant::now());
+                index.wrote_status(key, &version);
             }
         }
         let stage = stage_of(&next);

@@ -1,5 +1,6 @@
 //! The watches: what the API server shows, into the index and the queue. One watch per kind, shared by everything.
 
+use super::queue::Look;
 use super::{Context, Settings};
 use futures::TryStreamExt;
 use k8s_openapi::NamespaceResourceScope;
@@ -77,6 +78,8 @@ pub(super) type Apply<K> = Box<dyn Fn(&mut Index, K) -> Effect + Send>;
 /// What a kind does to the index.
 pub(super) struct Rules<K> {
     pub kind: &'static str,
+    /// How the jobs are looked at that an object of this kind belongs to.
+    pub look: Look,
     pub apply: Apply<K>,
     pub delete: fn(&mut Index, &ObjectMeta) -> Effect,
 }
@@ -87,6 +90,8 @@ pub(super) fn start(context: &Context) {
     let ours = watcher::Config::default().labels(labels::JOB_UID);
     let jobs = || Rules::<DeserializeGuard<TrainJob>> {
         kind: "TrainJob",
+        // Most changes of a job that waits are those of its status that were written here.
+        look: Look::IfWorthIt,
         apply: Box::new(|index, job| match job.0 {
             Ok(job) => index.show_job(job),
             Err(invalid) => index.apply_unreadable(&invalid.metadata, invalid.error),
@@ -95,19 +100,26 @@ pub(super) fn start(context: &Context) {
     };
     let placements = || Rules::<DeserializeGuard<PlacementSlice>> {
         kind: Kind::PlacementSlice.name(),
+        look: Look::InAnyCase,
         // One that cannot be read is one that is missing.
         apply: Box::new(|index, slice| slice.0.map_or_else(|_| Effect::default(), |slice| index.show_slice(slice))),
         delete: Index::hide_slice,
     };
-    let pods =
-        Rules::<Pod> { kind: "Pod", apply: Box::new(|index, pod| index.apply_pod(&pod)), delete: Index::delete_pod };
+    let pods = Rules::<Pod> {
+        kind: "Pod",
+        look: Look::InAnyCase,
+        apply: Box::new(|index, pod| index.apply_pod(&pod)),
+        delete: Index::delete_pod,
+    };
     let nodes = Rules::<Node> {
         kind: "Node",
+        look: Look::InAnyCase,
         apply: Box::new(|index, node| index.apply_node(&node)),
         delete: Index::delete_node,
     };
     let reports = Rules::<DeserializeGuard<GPUTopology>> {
         kind: "GPUTopology",
+        look: Look::InAnyCase,
         apply: Box::new(|index, report| match &report.0 {
             Ok(report) => index.apply_report(&report.metadata, Ok(report)),
             Err(invalid) => index.apply_report(&invalid.metadata, Err(invalid.error.clone())),
@@ -117,11 +129,13 @@ pub(super) fn start(context: &Context) {
     let driver = context.settings.defaults.gpu_driver.clone();
     let slices = Rules::<ResourceSlice> {
         kind: "ResourceSlice",
+        look: Look::InAnyCase,
         apply: Box::new(move |index, slice| index.apply_slice(&slice, &driver)),
         delete: Index::delete_slice,
     };
     let claims = Rules::<ResourceClaim> {
         kind: Kind::ResourceClaim.name(),
+        look: Look::InAnyCase,
         apply: Box::new(|index, claim| {
             let content = observed_content(&serde_json::to_value(&claim).unwrap_or_default());
             index.apply_claim(&claim, content)
@@ -142,6 +156,7 @@ pub(super) fn start(context: &Context) {
         ($type:ident) => {
             let rules = || Rules::<$type> {
                 kind: Kind::$type.name(),
+                look: Look::InAnyCase,
                 apply: Box::new(|index, object| {
                     let content = observed_content(&serde_json::to_value(&object).unwrap_or_default());
                     index.apply_object(Kind::$type, &object.metadata, content)
@@ -274,23 +289,23 @@ impl Context {
             watcher::Event::Init => known.listed.clear(),
             watcher::Event::InitApply(object) => {
                 if let Some(before) = known.list(object.meta()) {
-                    self.take_in(now, |index| (rules.delete)(index, &before));
+                    self.take_in(now, rules.look, |index| (rules.delete)(index, &before));
                 }
-                self.take_in(now, |index| (rules.apply)(index, object));
+                self.take_in(now, rules.look, |index| (rules.apply)(index, object));
             }
             watcher::Event::InitDone => {
                 for metadata in known.end_list() {
-                    self.take_in(now, |index| (rules.delete)(index, &metadata));
+                    self.take_in(now, rules.look, |index| (rules.delete)(index, &metadata));
                 }
             }
             watcher::Event::Apply(object) => {
                 let (name, uid) = name_of(object.meta());
                 known.by_name.insert(name, uid);
-                self.take_in(now, |index| (rules.apply)(index, object));
+                self.take_in(now, rules.look, |index| (rules.apply)(index, object));
             }
             watcher::Event::Delete(object) => {
                 known.by_name.remove(&name_of(object.meta()).0);
-                self.take_in(now, |index| (rules.delete)(index, object.meta()));
+                self.take_in(now, rules.look, |index| (rules.delete)(index, object.meta()));
             }
         }
     }
@@ -301,8 +316,8 @@ impl Context {
         only.is_empty() || only.contains(&key.namespace)
     }
 
-    /// Changes the index, and schedules the jobs that this concerns.
-    pub(super) fn take_in(&self, now: Instant, change: impl FnOnce(&mut Index) -> Effect) {
+    /// Changes the index, and schedules looks at the jobs that this concerns.
+    pub(super) fn take_in(&self, now: Instant, look: Look, change: impl FnOnce(&mut Index) -> Effect) {
         let (effect, woken, waiting) = {
             let mut index = self.index();
             let effect = change(&mut index);
@@ -314,10 +329,10 @@ impl Context {
         };
         // Pods are watched everywhere for the room they take; jobs of other namespaces are not this controller's.
         for key in effect.jobs.into_iter().filter(|key| self.watches(key)) {
-            self.queue.add(key, now + TOGETHER);
+            self.queue.look(key, now + TOGETHER, look);
         }
         for key in woken {
-            self.queue.add(key, now + ROOM_TOGETHER);
+            self.queue.look(key, now + ROOM_TOGETHER, Look::IfWorthIt);
         }
         // The others still wait, but perhaps for another reason.
         let later = now + waiting_period(waiting.len()).unsigned_abs();

@@ -3,12 +3,13 @@
 use super::election::{self, Candidate, boot_time};
 use super::metrics::{Counts, Metrics};
 use super::pages::{self, Health, Pages, Readers};
-use super::queue::Queue;
+use super::queue::{Queue, Schedule};
 use super::reconcile::Outcome;
 use super::{
     Context, Error, Settings, admissions, openings, policies, progress, provisioning, reader, volumes, warnings, watch,
 };
 use crate::apply::Executor;
+use jiff::Timestamp;
 use kube::Resource;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use std::sync::atomic::Ordering;
@@ -131,7 +132,9 @@ async fn work(context: &Context, running: &Arc<Semaphore>) {
             context.health.tick();
             let _ = tokio::time::timeout(TICK, leading.changed()).await;
         }
-        // Whatever changed while another controller led, or none.
+        // Whatever changed while another controller led, or none. In the order of the queue, and not in that of the watches, which have scheduled
+        // everything.
+        context.queue.with(Schedule::clear);
         context.look_at_all();
         let mut resync = Instant::now() + RESYNC;
         while leading.now() {
@@ -147,7 +150,7 @@ async fn work(context: &Context, running: &Arc<Semaphore>) {
             tokio::spawn(
                 async move {
                     let start = Instant::now();
-                    let outcome = context.reconcile(&key).await;
+                    let outcome = context.reconcile(&key, key.look).await;
                     drop(key);
                     context.metrics.reconciled(outcome.word(), start.elapsed());
                     drop(turn);
@@ -190,10 +193,8 @@ impl Outcome {
 impl Context {
     pub(super) fn look_at_all(&self) {
         let now = Instant::now();
-        let index = self.index();
-        let of_families = index.families.values().filter_map(|family| family.key.clone());
-        let keys = index.jobs.keys().chain(index.unreadable.keys()).cloned().chain(of_families);
-        for key in keys.filter(|key| self.watches(key)) {
+        let keys = self.index().all_in_order(Timestamp::now());
+        for key in keys.into_iter().filter(|key| self.watches(key)) {
             self.queue.add(key, now);
         }
     }

@@ -170,7 +170,11 @@ impl Index {
         let Some(job) = self.jobs.get(key).cloned() else { return BTreeSet::new() };
         let turn = self.turn(&job);
         let hopeless = waits == Waits::Fabric;
-        self.waiting.insert(key.clone(), Waiting { turn, hopeless, waits_for: WaitsFor::Anything });
+        let version = job.metadata.resource_version.clone();
+        self.waiting.insert(
+            key.clone(),
+            Waiting { turn, hopeless, waits_for: WaitsFor::Anything, version, is_owed: false },
+        );
         let (victims, freed) = match waits {
             Waits::Room { open } => self.waits_for_room(key, &job, open, rules),
             Waits::Fabric => (Vec::new(), self.release(&JobId::of(&job.metadata))),
@@ -191,8 +195,9 @@ impl Index {
     ) -> (Vec<Key>, BTreeSet<String>) {
         let turn = self.turn(job);
         let waits = |index: &mut Index, question: &Question<'_>| {
-            let waits_for = WaitsFor::nodes(question, open);
-            index.waiting.insert(key.clone(), Waiting { turn: turn.clone(), hopeless: false, waits_for });
+            if let Some(waiting) = index.waiting.get_mut(key) {
+                waiting.waits_for = WaitsFor::nodes(question, open);
+            }
             if index.head().as_ref() == Some(key) {
                 index.head_waits(question, &turn)
             } else {

@@ -1,6 +1,6 @@
 //! Jobs whose PlacementSlices the watch has not shown: they come, or they are gone for good.
 
-use super::{Context, Outcome, SECOND};
+use super::{Context, Look, Outcome, SECOND};
 use std::time::Instant;
 use switchyard_ledger::job::Key;
 use tracing::{debug, warn};
@@ -25,7 +25,7 @@ impl Context {
         // Meanwhile it may have come, or the job may have changed.
         if self.index().lack(key).as_ref() == Some(&lack) {
             warn!(job = %key, slice = what, "the place of the job is not known any more: its PlacementSlices are gone, or are not its own");
-            self.take_in(Instant::now(), |index| index.show_without_nodes(key));
+            self.take_in(Instant::now(), Look::InAnyCase, |index| index.show_without_nodes(key));
         }
         None
     }

@@ -68,10 +68,10 @@ async fn what_falls_into_a_moment_without_the_lease_stays_in_the_queue() {
     });
     context.index().apply_job(serde_json::from_value(job).unwrap());
     let key = Key { namespace: "t".into(), name: "a".into() };
-    assert_eq!(context.reconcile(&key).await, Outcome::Behind);
+    assert_eq!(context.reconcile(&key, Look::InAnyCase).await, Outcome::Behind);
     assert_eq!(context.queue.depth().0, 1, "it is due again");
     leader.forever();
     let turn = context.queue.next().await;
     assert_eq!(*turn, key);
-    assert_eq!(context.reconcile(&key).await, Outcome::Refused, "it is tried as soon as this process leads");
+    assert_eq!(context.reconcile(&key, Look::InAnyCase).await, Outcome::Refused, "it is tried as soon as this process leads");
 }

@@ -5,6 +5,7 @@ use super::Index;
 use crate::job::{Key, is_live, placement_of};
 use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeSet;
+use switchyard_plan::cluster::turn::Turn;
 use switchyard_plan::cluster::waiting_period;
 
 impl Index {
@@ -14,6 +15,21 @@ impl Index {
         let mut jobs: Vec<Key> = jobs.into_iter().collect();
         jobs.sort_by_key(|key| self.waiting.get(key).map(|waiting| &waiting.turn));
         jobs
+    }
+
+    /// All jobs, as whoever begins to lead looks at them: those that have a place or want none, and then those that may wait, in the order of a queue
+    /// that is not known yet. Else a job far behind would take what the first one held.
+    pub fn all_in_order(&mut self, now: Timestamp) -> Vec<Key> {
+        self.reorder(now);
+        let of_families = self.families.values().filter_map(|family| family.key.as_ref());
+        let keys: BTreeSet<&Key> = self.jobs.keys().chain(self.unreadable.keys()).chain(of_families).collect();
+        let turn = |key: &Key| {
+            let job = self.jobs.get(key).filter(|job| is_live(job) && placement_of(job).is_none())?;
+            Some(self.turn(job))
+        };
+        let mut keys: Vec<(Option<Turn>, Key)> = keys.into_iter().map(|key| (turn(key), key.clone())).collect();
+        keys.sort();
+        keys.into_iter().map(|(_, key)| key).collect()
     }
 
     /// Puts the queue in its order of now, as seldom as forecasts are made. Returns the job that is the head of the queue by that, if it was not

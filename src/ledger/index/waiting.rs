@@ -3,10 +3,12 @@
 //!
 //! A gang is placed on nodes with room for a pod each. So a plan that found too few of them finds no place either before as many others as
 //! were missing have changed, and have room. Only the head of the queue looks at every change: jobs may have to give way to it.
+//!
+//! Of those whom a change may help, the first one that is planned often takes what became free. For the others it is not worth a plan any more.
 
-use super::{Index, Reservation};
+use super::Index;
 use crate::job::Key;
-use crate::usage::{HELD, HOLE};
+use crate::usage::{HELD, HOLE, Usage};
 use std::collections::BTreeSet;
 use switchyard_plan::cluster::turn::Turn;
 use switchyard_plan::cluster::view::NodeView;
@@ -20,6 +22,10 @@ pub struct Waiting {
     /// Room alone would not help: it would not fit into the empty cluster, or must not start there. It does not come before others.
     pub(crate) hopeless: bool,
     pub(crate) waits_for: WaitsFor,
+    /// Resource version of the job as the last plan left it: the one that was planned, or the one that its status was written with.
+    pub(crate) version: Option<String>,
+    /// A plan was wanted and not made, since the cache was behind.
+    pub(crate) is_owed: bool,
 }
 
 /// What a job waits for.
@@ -38,16 +44,21 @@ pub(crate) struct Nodes {
     none_open: bool,
     /// So many more than the last plan found.
     missing: usize,
-    /// Nodes that have changed since and have room; not more than are missing.
+    /// Nodes that have changed since and have room.
     changed: BTreeSet<String>,
+    /// What has changed may be more than that: other nodes had room too, or give GPUs in another way.
+    is_more: bool,
 }
+
+/// More nodes than are missing are remembered, so that those that others take are known not to be enough.
+const MOST_SPARE: usize = 16;
 
 impl WaitsFor {
     /// A job with this question found so many nodes with room for a pod.
     pub(crate) fn nodes(question: &Question<'_>, open: u32) -> WaitsFor {
         let missing = question.valid.request.nodes.saturating_sub(open).max(1) as usize;
         let demand = Demand::of(question);
-        WaitsFor::Nodes(Box::new(Nodes { demand, none_open: open == 0, missing, changed: BTreeSet::new() }))
+        WaitsFor::Nodes(Box::new(Nodes { demand, none_open: open == 0, missing, changed: BTreeSet::new(), is_more: false }))
     }
 
     /// What a pod asks of a node, where the job waits for room.
@@ -63,20 +74,27 @@ impl Nodes {
     /// A node changed, which may have room now. Returns whether enough have.
     fn note(&mut self, node: &NodeView, has_room: impl Fn(&Demand, &str) -> bool) -> bool {
         if self.none_open && self.demand.is_given_otherwise(node) {
+            self.is_more = true;
             return true;
         }
         if !self.demand.has_room(node) {
             self.changed.remove(&node.facts.name);
             return false;
         }
-        if self.changed.len() < self.missing {
+        if self.changed.len() < self.missing + MOST_SPARE {
             self.changed.insert(node.facts.name.clone());
+        } else {
+            self.is_more |= !self.changed.contains(&node.facts.name);
         }
+        self.are_enough(has_room)
+    }
+
+    /// Whether enough of the nodes that have changed have room; others may have taken some since.
+    fn are_enough(&mut self, has_room: impl Fn(&Demand, &str) -> bool) -> bool {
         if self.changed.len() >= self.missing {
-            // Others may have taken them since.
             self.changed.retain(|name| has_room(&self.demand, name));
         }
-        self.changed.len() >= self.missing
+        self.is_more || self.changed.len() >= self.missing
     }
 }
 
@@ -95,27 +113,17 @@ impl Index {
             return BTreeSet::new();
         }
         let mut woken: BTreeSet<Key> = self.head().into_iter().collect();
-        let is_hole = |taker: &str| taker.starts_with(HOLE);
-        // Also where none of these nodes is held: those that changed before may be.
-        let held = self.reservation.as_ref();
-        // As a job sees a node: what is held for it, for a gang behind it, or for one that begins after its end, does not count as taken.
-        let usage = &self.usage;
-        let seen = |name: &str, is_ahead: bool| {
-            usage.node_without(name, |taker| is_hole(taker) || is_ahead && taker.starts_with(HELD))
-        };
+        let seen = Seen { usage: &self.usage };
         let views: Vec<[NodeView; 2]> =
-            nodes.iter().filter_map(|name| Some([seen(name, false)?, seen(name, true)?])).collect();
+            nodes.iter().filter_map(|name| Some([seen.node(name, false)?, seen.node(name, true)?])).collect();
+        // Also where none of these nodes is held: those that changed before may be.
+        let ahead: BTreeSet<Key> = self.waiting.keys().filter(|key| self.is_ahead(key)).cloned().collect();
         for (key, waiting) in &mut self.waiting {
-            let ends_before = |held: &Reservation| {
-                let job = self.jobs.get(key);
-                job.is_some_and(|job| held.is_begun_after(job, held.at, self.predictor.as_ref()).is_some())
-            };
-            let is_ahead = held.is_some_and(|held| waiting.turn <= held.turn || ends_before(held));
-            let has_room =
-                |demand: &Demand, name: &str| seen(name, is_ahead).is_some_and(|node| demand.has_room(&node));
+            let is_ahead = ahead.contains(key);
             let is_woken = match &mut waiting.waits_for {
                 WaitsFor::Anything => true,
                 WaitsFor::Nodes(nodes) => {
+                    let has_room = |demand: &Demand, name: &str| seen.has_room(demand, name, is_ahead);
                     // All of them are noted, also after one that is enough.
                     views.iter().filter(|view| nodes.note(&view[usize::from(is_ahead)], has_room)).count() > 0
                 }
@@ -125,6 +133,61 @@ impl Index {
             }
         }
         woken
+    }
+
+    /// What is held for the head does not count as taken for a job that waits: it comes before, or ends before the head can begin.
+    fn is_ahead(&self, key: &Key) -> bool {
+        let (Some(held), Some(waiting)) = (&self.reservation, self.waiting.get(key)) else { return false };
+        let ends_before = || {
+            let job = self.jobs.get(key);
+            job.is_some_and(|job| held.is_begun_after(job, held.at, self.predictor.as_ref()).is_some())
+        };
+        waiting.turn <= held.turn || ends_before()
+    }
+
+    /// Whether a plan may find for a job what the last one did not: not if it waits for room behind others, nobody has changed it, and what became
+    /// free is taken again.
+    pub fn is_worth_a_plan(&mut self, key: &Key) -> bool {
+        let (is_ahead, is_head) = (self.is_ahead(key), self.head().as_ref() == Some(key));
+        let job = self.jobs.get(key).map(|job| &job.metadata.resource_version);
+        if self.unreadable.contains_key(key) || self.lack(key).is_some() {
+            return true;
+        }
+        let Some(waiting) = self.waiting.get_mut(key) else { return true };
+        let WaitsFor::Nodes(nodes) = &mut waiting.waits_for else { return true };
+        let seen = Seen { usage: &self.usage };
+        let is_as_planned = !waiting.is_owed && job == Some(&waiting.version);
+        !is_as_planned || is_head || nodes.are_enough(|demand, name| seen.has_room(demand, name, is_ahead))
+    }
+
+    /// The status of a job was written with this resource version.
+    pub fn wrote_status(&mut self, key: &Key, version: &str) {
+        if let Some(waiting) = self.waiting.get_mut(key) {
+            waiting.version = Some(version.to_string());
+        }
+    }
+
+    /// A job is not planned now, although that may be worth it.
+    pub fn owes_a_plan(&mut self, key: &Key) {
+        if let Some(waiting) = self.waiting.get_mut(key) {
+            waiting.is_owed = true;
+        }
+    }
+}
+
+/// The nodes as a job that waits sees them.
+struct Seen<'a> {
+    usage: &'a Usage,
+}
+
+impl Seen<'_> {
+    /// What is held for gangs that start again does not count as taken, nor, for a job that is ahead of the head, what the head holds.
+    fn node(&self, name: &str, is_ahead: bool) -> Option<NodeView> {
+        self.usage.node_without(name, |taker| taker.starts_with(HOLE) || is_ahead && taker.starts_with(HELD))
+    }
+
+    fn has_room(&self, demand: &Demand, name: &str, is_ahead: bool) -> bool {
+        self.node(name, is_ahead).is_some_and(|node| demand.has_room(&node))
     }
 }
 

@@ -380,8 +380,12 @@ impl Rule for Product {
                 .into_iter()
                 .filter_map(|number| Some(key_of(&self.jobs.get(&number)?.metadata)));
             let keys = self.index.in_order(keys.collect());
-            for number in keys.iter().filter_map(number_of) {
-                decisions.extend(self.reconcile(number, now)?);
+            for key in keys {
+                if self.index.is_worth_a_plan(&key)
+                    && let Some(number) = number_of(&key)
+                {
+                    decisions.extend(self.reconcile(number, now)?);
+                }
             }
         }
         Ok(decisions)

@@ -22,17 +22,61 @@ struct Hour {
     /// Resource version of the last write.
     version: u64,
     writes: usize,
+    plans: usize,
 }
 
 impl Hour {
+    /// With empty nodes.
+    fn new() -> Hour {
+        let (leader, leading) = election::channel(boot_time);
+        leader.forever();
+        let mut hour = Hour {
+            context: context(leading),
+            epoch: "2026-01-01T00:00:00Z".parse().unwrap(),
+            start: Instant::now(),
+            passed: Duration::ZERO,
+            version: 0,
+            writes: 0,
+            plans: 0,
+        };
+        for node in 0..NODES {
+            let node = json!({
+                "metadata": {"name": format!("n{node}")},
+                "status": {"allocatable": {"cpu": "8", "pods": "110"}, "conditions": [{"type": "Ready", "status": "True"}]},
+            });
+            let node: Node = serde_json::from_value(node).unwrap();
+            hour.take_in(Look::InAnyCase, |index, _| index.apply_node(&node));
+        }
+        hour
+    }
+
+    /// Jobs with so many pods, one a second.
+    fn apply_jobs(&mut self, numbers: std::ops::Range<usize>, nodes: impl Fn(usize) -> usize) {
+        for number in numbers {
+            let job = json!({
+                "apiVersion": labels::API_VERSION, "kind": "TrainJob",
+                "metadata": {"name": format!("j{number}"), "namespace": "t", "uid": format!("u{number}"),
+                    "creationTimestamp": self.epoch + (number as i64).seconds()},
+                "spec": {"trainer": {"framework": "Plain", "image": "i", "numNodes": nodes(number),
+                    "resourcesPerNode": {"limits": {"cpu": "4"}}}},
+            });
+            let mut job: TrainJob = serde_json::from_value(job).unwrap();
+            self.take_in(Look::IfWorthIt, |index, version| {
+                job.metadata.resource_version = Some(version);
+                index.apply_job(job)
+            });
+        }
+    }
+
     fn instant(&self) -> Instant {
         self.start + self.passed
     }
 
-    fn take_in(&mut self, change: impl FnOnce(&mut Index, String) -> switchyard_ledger::index::Effect) {
+    /// What a watch shows.
+    fn take_in(&mut self, look: Look, change: impl FnOnce(&mut Index, String) -> switchyard_ledger::index::Effect) {
         self.version += 1;
         let version = self.version.to_string();
-        self.context.take_in(self.instant(), |index| change(index, version));
+        self.context.take_in(self.instant(), look, |index| change(index, version));
     }
 
     /// A pod of somebody else, which takes most of a node.
@@ -43,7 +87,7 @@ impl Hour {
             "status": {"phase": "Running"},
         });
         let pod: Pod = serde_json::from_value(pod).unwrap();
-        self.take_in(|index, _| index.apply_pod(&pod));
+        self.take_in(Look::InAnyCase, |index, _| index.apply_pod(&pod));
         pod
     }
 
@@ -54,14 +98,17 @@ impl Hour {
             let Some(next) = next.filter(|next| *next <= self.start + end) else { break };
             self.passed = next.saturating_duration_since(self.start).max(self.passed);
             let now = self.instant();
-            let Some(key) = self.context.queue.with(|schedule| schedule.pop(now)) else { break };
-            self.reconcile(&key);
+            let Some((key, look)) = self.context.queue.with(|schedule| schedule.pop(now)) else { break };
+            if look == Look::InAnyCase || self.context.index().is_worth_a_plan(&key) {
+                self.reconcile(&key);
+            }
             self.context.queue.with(|schedule| schedule.done(&key));
         }
         self.passed = end;
     }
 
     fn reconcile(&mut self, key: &Key) {
+        self.plans += 1;
         let now = self.epoch + jiff::SignedDuration::try_from(self.passed).unwrap();
         let planned = self.context.plan(key, now, self.instant());
         let Ok(Some(Planned { job, id, plan, .. })) = planned else { panic!("the cache is behind") };
@@ -70,8 +117,13 @@ impl Hour {
             self.context.queue.add(key.clone(), self.instant() + wait);
         }
         for action in plan.actions {
-            let Action::Create(object) = action else { panic!("{action:?}") };
-            self.take_in(|index, version| match object {
+            let object = match action {
+                Action::Create(object) => object,
+                // There is no scheduler, so nothing would come of it.
+                Action::Release { .. } => continue,
+                action => panic!("{action:?}"),
+            };
+            self.take_in(Look::InAnyCase, |index, version| match object {
                 Object::Pod(mut pod) => {
                     pod.metadata.uid = Some(format!("uid-{version}"));
                     index.apply_pod(&pod)
@@ -90,7 +142,8 @@ impl Hour {
             }
             let mut next = (*job).clone();
             next.status = Some(status);
-            self.take_in(|index, version| {
+            self.take_in(Look::IfWorthIt, |index, version| {
+                index.wrote_status(key, &version);
                 next.metadata.resource_version = Some(version);
                 index.apply_job(next)
             });
@@ -161,41 +214,30 @@ async fn hundreds_that_wait_cost_one_write_a_second_at_most_and_no_memory() {
     println!("\nday: {result}");
 }
 
+/// Each node that became free had all jobs planned that it was enough for, and each status that was written its job once more. In a cluster of
+/// 10,000 nodes that was 6 s of work for each node.
+#[tokio::test]
+async fn a_node_that_becomes_free_is_planned_for_by_the_head_and_by_whom_it_helps() {
+    let mut hour = Hour::new();
+    let busy: Vec<Pod> = (0..NODES).map(|node| hour.foreign(node, "6")).collect();
+    hour.apply_jobs(0..JOBS, |_| 1);
+    hour.work_until(Duration::from_secs(1));
+    assert_eq!(hour.context.index().waiting.len(), JOBS);
+    assert!(hour.plans <= 3 * JOBS + NODES, "for the attempt, the pods and the place of each: {}", hour.plans);
+    for (node, pod) in busy.iter().enumerate() {
+        hour.plans = 0;
+        hour.take_in(Look::InAnyCase, |index, _| index.delete_pod(&pod.metadata));
+        hour.work_until(hour.passed + Duration::from_secs(1));
+        assert_eq!(hour.context.index().waiting.len(), JOBS - 2 * (node + 1), "a node has room for two pods");
+        assert!(hour.plans <= 10, "{} plans for one node", hour.plans);
+    }
+}
+
 /// Some hours with changes of what is free, after one in which all jobs arrive.
 fn hours(count: u64) -> Counted {
-    let (leader, leading) = election::channel(boot_time);
-    leader.forever();
-    let epoch: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
-    let mut hour =
-        Hour { context: context(leading), epoch, start: Instant::now(), passed: Duration::ZERO, version: 0, writes: 0 };
-    for node in 0..NODES {
-        let node = json!({
-            "metadata": {"name": format!("n{node}")},
-            "status": {"allocatable": {"cpu": "8", "pods": "110"}, "conditions": [{"type": "Ready", "status": "True"}]},
-        });
-        let node: Node = serde_json::from_value(node).unwrap();
-        hour.take_in(|index, _| index.apply_node(&node));
-    }
+    let mut hour = Hour::new();
     let mut busy: Vec<Pod> = (0..NODES).map(|node| hour.foreign(node, "6")).collect();
-    for number in 0..JOBS {
-        let job = json!({
-            "apiVersion": labels::API_VERSION, "kind": "TrainJob",
-            "metadata": {"name": format!("j{number}"), "namespace": "t", "uid": format!("u{number}"),
-                "creationTimestamp": epoch + (number as i64).seconds()},
-            "spec": {"trainer": {"framework": "Plain", "image": "i", "numNodes": if number == 0 { NODES - 1 } else { 2 + number % 3 },
-                "resourcesPerNode": {"limits": {"cpu": "4"}}}},
-        });
-        let job: TrainJob = serde_json::from_value(job).unwrap();
-        hour.take_in(|index, version| {
-            index.apply_job(TrainJob {
-                metadata: k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta {
-                    resource_version: Some(version),
-                    ..job.metadata.clone()
-                },
-                ..job
-            })
-        });
-    }
+    hour.apply_jobs(0..JOBS, |number| if number == 0 { NODES - 1 } else { 2 + number % 3 });
     hour.work_until(HOUR);
     assert_eq!(hour.context.index().waiting.len(), JOBS);
     hour.writes = 0;
@@ -208,7 +250,7 @@ fn hours(count: u64) -> Counted {
         // The head holds all nodes but the one that is used most: what is free there differs, and no gang fits.
         let node = (number / 2) % NODES;
         let uid = busy[node].metadata.clone();
-        hour.take_in(|index, _| index.delete_pod(&uid));
+        hour.take_in(Look::InAnyCase, |index, _| index.delete_pod(&uid));
         busy[node] = hour.foreign(node, if number.is_multiple_of(2) { "7" } else { "6" });
         hour.work_until(hour.passed + CHANGE);
     }
