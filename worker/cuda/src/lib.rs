@@ -3,7 +3,7 @@
 //! ```text
 //! find ── Library ──┬── driver    devices, memory, streams, kernels, time
 //!                   ├── cublaslt  products of matrices
-//!                   ├── cudnn     convolutions; graph: one operation as a graph
+//!                   ├── cudnn     convolution: whether and how; graph: one operation
 //!                   ├── nccl      sums over ranks
 //!                   ├── nvml      errors, clocks, temperature and users of a GPU
 //!                   └── nvrtc     CUDA C to machine code; kernels: what is compiled, and its calls
@@ -17,6 +17,7 @@
 //! CUDA is linked: a machine without it gets an [`Error`].
 #![deny(unsafe_code)]
 
+pub mod convolution;
 pub mod cublaslt;
 pub mod cudnn;
 pub mod driver;

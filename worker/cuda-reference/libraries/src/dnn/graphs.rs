@@ -1,0 +1,227 @@
+//! What descriptors become when they are finalized: tensors, an operation, the engines for it.
+
+use super::attributes::{self as known, Attributes};
+use super::plans::{Pack, Plan};
+use super::{Answer, BAD_PARAM, DUPLICATED_ENTRIES, NOT_INITIALIZED, SHAPE_MISMATCH, refused, unsupported};
+use crate::abi;
+use crate::fault;
+use crate::gpu::convolution::{Operation, Shape, Tensor, Window};
+use crate::numbers::Format;
+
+const NHWC: &str = "strides that are not those of NHWC";
+
+/// An engine, with what it says of its numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Engine(pub(super) i64);
+
+/// Tensor cores, and sums in an order that changes.
+const UNORDERED: Engine = Engine(0);
+/// Tensor cores; 32-bit factors are rounded to TF32.
+const ROUNDED: Engine = Engine(1);
+/// Each product in the format of its factors.
+const EXACT: Engine = Engine(2);
+
+impl Engine {
+    /// `CUDNN_NUMERICAL_NOTE_TENSOR_CORE`, `CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC`.
+    pub(super) fn notes(self) -> &'static [i32] {
+        match self {
+            UNORDERED => &[0, 4],
+            ROUNDED => &[0],
+            _ => &[],
+        }
+    }
+
+    pub(super) fn is_rounded(self) -> bool {
+        self == ROUNDED
+    }
+
+    pub(super) fn is_unordered(self) -> bool {
+        self == UNORDERED
+    }
+
+    /// The last engine needs none.
+    pub(super) fn workspace_bytes(self) -> u64 {
+        if self == EXACT { 0 } else { 4096 }
+    }
+}
+
+/// An engine for a graph.
+#[derive(Debug, Clone)]
+pub(super) struct Configuration {
+    pub(super) shape: Shape,
+    pub(super) engine: Engine,
+}
+
+/// A descriptor that is finalized.
+#[derive(Debug)]
+pub(super) enum Made {
+    Tensor(Tensor),
+    Window(Window),
+    Operation(Shape),
+    Graph(Shape),
+    Device,
+    Heuristic(Vec<Configuration>),
+    Engine(Engine),
+    Configuration(Configuration),
+    Plan(Plan),
+    Pack(Pack),
+}
+
+impl Made {
+    pub(super) fn kind(&self) -> i32 {
+        match self {
+            Made::Tensor(_) => known::TENSOR,
+            Made::Window(_) => known::WINDOW,
+            Made::Operation(shape) => kind_of(shape.operation),
+            Made::Graph(_) => known::GRAPH,
+            Made::Device => known::DEVICE,
+            Made::Heuristic(_) => known::HEURISTIC,
+            Made::Engine(_) => known::ENGINE,
+            Made::Configuration(_) => known::CONFIGURATION,
+            Made::Plan(_) => known::PLAN,
+            Made::Pack(_) => known::PACK,
+        }
+    }
+}
+
+/// Whether a fault that was asked for is about an operation: about its kind, or about all.
+pub(super) fn meets(fault: Option<u64>, shape: &Shape) -> bool {
+    fault.is_some_and(|kind| kind == 0 || kind == kind_of(shape.operation) as u64)
+}
+
+fn kind_of(operation: Operation) -> i32 {
+    match operation {
+        Operation::Forward => known::FORWARD,
+        Operation::Images => known::IMAGES,
+        Operation::Filters => known::FILTERS,
+    }
+}
+
+/// What a descriptor with these attributes, which has all that it needs, becomes.
+pub(super) fn made(call: &str, kind: i32, of: &Attributes) -> Answer<Made> {
+    match kind {
+        known::TENSOR => tensor(call, of).map(Made::Tensor),
+        known::WINDOW => window(call, of).map(Made::Window),
+        known::FORWARD => operation(call, Operation::Forward, of, 700, [704, 703, 705]).map(Made::Operation),
+        known::IMAGES => operation(call, Operation::Images, of, 706, [710, 709, 711]).map(Made::Operation),
+        known::FILTERS => operation(call, Operation::Filters, of, 712, [716, 715, 717]).map(Made::Operation),
+        known::GRAPH => match of.part(801) {
+            Some(Made::Operation(shape)) => Ok(Made::Graph(shape.clone())),
+            _ => refused(call, BAD_PARAM, "a graph of what is no operation"),
+        },
+        known::DEVICE => device(call, of).map(|()| Made::Device),
+        known::HEURISTIC => heuristic(call, of).map(Made::Heuristic),
+        known::PLAN => Plan::new(call, of).map(Made::Plan),
+        known::PACK => Pack::new(call, of).map(Made::Pack),
+        _ => refused(call, BAD_PARAM, &format!("kind {kind} is filled by the library")),
+    }
+}
+
+fn format(data_type: i32) -> Option<Format> {
+    match data_type {
+        0 => Some(Format::F32),
+        2 => Some(Format::F16),
+        9 => Some(Format::Bf16),
+        _ => None,
+    }
+}
+
+/// Numbers that are all greater than 0.
+fn positive<const N: usize>(call: &str, numbers: &[i64]) -> Answer<[u64; N]> {
+    let all: Option<Vec<u64>> =
+        numbers.iter().map(|number| u64::try_from(*number).ok().filter(|number| *number > 0)).collect();
+    match all.and_then(|all| all.try_into().ok()) {
+        Some(numbers) => Ok(numbers),
+        None => refused(call, BAD_PARAM, &format!("sizes or strides {numbers:?}")),
+    }
+}
+
+fn tensor(call: &str, of: &Attributes) -> Answer<Tensor> {
+    let Some(format) = format(of.int(901)) else {
+        return refused(call, BAD_PARAM, &format!("a tensor of type {}", of.int(901)));
+    };
+    let alignment = of.long(900) as u64;
+    if !alignment.is_power_of_two() || alignment < format.bytes() {
+        return refused(call, BAD_PARAM, &format!("a tensor at a multiple of {} bytes", of.long(900)));
+    }
+    let dimensions = positive(call, &of.longs(902))?;
+    Ok(Tensor { id: of.long(906), format, alignment, dimensions, strides: positive(call, &of.longs(903))? })
+}
+
+fn window(call: &str, of: &Attributes) -> Answer<Window> {
+    if (of.int(100), of.int(101), of.long(106)) != (0, 1, 2) {
+        return refused(call, BAD_PARAM, "sums in another format than 32 bits, flipped filters, or not two dimensions");
+    }
+    let [dilations, strides] = [positive(call, &of.longs(102))?, positive(call, &of.longs(103))?];
+    let padding = |name: i32| of.longs(name).iter().map(|number| *number as u64).collect::<Vec<_>>();
+    let [after, before] = [padding(104), padding(105)];
+    if after.iter().chain(&before).any(|number| *number > 1 << 20) {
+        return refused(call, BAD_PARAM, "a padding that is negative or very large");
+    }
+    Ok(Window { dilations, strides, before: [before[0], before[1]], after: [after[0], after[1]] })
+}
+
+fn operation(call: &str, operation: Operation, of: &Attributes, first: i32, names: [i32; 3]) -> Answer<Shape> {
+    let (
+        Some(Made::Window(window)),
+        [Some(Made::Tensor(images)), Some(Made::Tensor(filters)), Some(Made::Tensor(results))],
+    ) = (of.part(first + 2), names.map(|name| of.part(name)))
+    else {
+        return refused(call, BAD_PARAM, "a window or tensors that are of another kind");
+    };
+    let ids = [images.id, filters.id, results.id];
+    if ids[0] == ids[1] || ids[1] == ids[2] || ids[0] == ids[2] {
+        return refused(call, DUPLICATED_ENTRIES, &format!("two tensors of one number: {ids:?}"));
+    }
+    let shape = Shape {
+        operation,
+        images: images.clone(),
+        filters: filters.clone(),
+        results: results.clone(),
+        window: *window,
+        alpha: of.float(first),
+        beta: of.float(first + 1),
+    };
+    if !shape.fits() {
+        return refused(call, SHAPE_MISMATCH, &format!("sides that do not fit: {shape:?}"));
+    }
+    Ok(shape)
+}
+
+/// By its number, or in words.
+fn device(call: &str, of: &Attributes) -> Answer<()> {
+    if of.has(2700) {
+        return match abi::devices() {
+            Ok(count) if usize::try_from(of.int(2700)).is_ok_and(|number| number < count) => Ok(()),
+            _ => refused(call, NOT_INITIALIZED, &format!("there is no device {}", of.int(2700))),
+        };
+    }
+    let text = String::from_utf8_lossy(of.bytes(2702));
+    if !text.trim_start().starts_with('{') || !text.contains("\"deviceVer\"") {
+        return refused(call, BAD_PARAM, "no device, by number or in JSON");
+    }
+    Ok(())
+}
+
+/// The engines for a graph, of which the last is also what the fall-back mode knows.
+fn heuristic(call: &str, of: &Attributes) -> Answer<Vec<Configuration>> {
+    let (Some(Made::Graph(shape)), Some(Made::Device)) = (of.part(201), of.part(204)) else {
+        return refused(call, BAD_PARAM, "no graph, or no device");
+    };
+    let formats = [&shape.images, &shape.filters, &shape.results].map(|tensor| tensor.format);
+    if formats.iter().any(|format| *format != formats[0]) {
+        return unsupported(&format!("formats {formats:?}"));
+    }
+    if [&shape.images, &shape.filters, &shape.results].into_iter().any(|tensor| !tensor.is_nhwc()) {
+        return unsupported(NHWC);
+    }
+    if fault::requested().is_ok_and(|faults| meets(faults.cudnn_refused, shape)) {
+        return unsupported("the fault that was asked for");
+    }
+    let engines = match of.int(200) {
+        3 => &[UNORDERED, ROUNDED, EXACT][..],
+        2 => &[EXACT],
+        mode => return refused(call, BAD_PARAM, &format!("mode {mode}")),
+    };
+    Ok(engines.iter().map(|engine| Configuration { shape: shape.clone(), engine: *engine }).collect())
+}
