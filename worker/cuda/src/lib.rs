@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Signatures, constants and layouts are those of the headers of CUDA 13.2, cuDNN 9.26 and NCCL 2.30. The calls used here
-//! have not changed since CUDA 12.4, which has `cuFuncGetParamInfo`, cuDNN 9.0 and NCCL 2.19, except where a comment says so.
+//! have not changed since CUDA 12.4, which has `cuFuncGetParamInfo`, cuDNN 9.11 and NCCL 2.19, except where a comment says so.
 //!
 //! A function checks the sizes of buffers, and that they still exist, before it passes addresses on, so that its callers need no unsafe code. Nothing of
 //! CUDA is linked: a machine without it gets an [`Error`].

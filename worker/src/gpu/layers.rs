@@ -36,7 +36,7 @@ fn adds(mode: Mode) -> Option<bool> {
 ///
 /// # Errors
 /// No kernel computes it.
-pub(super) fn needs(form: &Form, target: Target, format: Format) -> Result<Needs, Reason> {
+pub(super) fn needs(form: &Form, target: &Target, format: Format) -> Result<Needs, Reason> {
     let missing = |what: &str| Err(Reason::Missing(what.to_owned()));
     let first = [true, false, false];
     match form {
@@ -94,9 +94,9 @@ pub(super) fn needs(form: &Form, target: Target, format: Format) -> Result<Needs
             })
         }
         Form::Convolution(shape) => {
-            let scratch = convolution::scratch(shape, target, format)?;
+            let [scratch, backward_scratch] = convolution::scratch(shape, target, format)?;
             let flow = [Flow::Accumulate; INPUTS];
-            Ok(Needs { inputs: first, scratch, backward_scratch: scratch, flow, ..Needs::default() })
+            Ok(Needs { inputs: first, scratch, backward_scratch, flow, ..Needs::default() })
         }
         Form::MaxPool(window) => Ok(Needs {
             saved: pooling::max_pool(window, format)?.places_bytes() / FLOAT,
@@ -119,7 +119,7 @@ pub(super) const VECTOR: usize = 16;
 /// Bytes of a number in 32 bits.
 const FLOAT: usize = size_of::<f32>();
 
-fn element(format: Format) -> Element {
+pub(super) fn element(format: Format) -> Element {
     match format {
         Format::F32 => Element::F32,
         Format::Bf16 => Element::Bf16,
@@ -133,7 +133,7 @@ fn size(number: usize) -> Result<u32, Reason> {
 }
 
 /// From one row of a tensor to the next, in numbers.
-fn pitch(width: usize, format: Format) -> usize {
+pub(super) fn pitch(width: usize, format: Format) -> usize {
     width.next_multiple_of(VECTOR / format.size())
 }
 
@@ -168,7 +168,7 @@ pub(super) fn widths(form: &Form) -> ([usize; 2], usize) {
 
 /// Makes the launches of one layer after another.
 pub(super) struct Lowering<'a, M> {
-    pub target: Target,
+    pub target: &'a Target,
     pub format: Format,
     pub layout: &'a Layout,
     pub place: &'a dyn Fn(Span) -> M,

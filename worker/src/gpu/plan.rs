@@ -39,7 +39,7 @@ impl Plan {
             check(&graph, node)?;
         }
         let needs = |node: &Node| -> Result<Needs, Refused> {
-            let needs = layers::needs(&node.layer.form(), target, format);
+            let needs = layers::needs(&node.layer.form(), &target, format);
             needs.map_err(|reason| reason.of(&node.name, node.layer.kind()))
         };
         // The plan goes backward; a refusal names the first layer.
@@ -135,7 +135,7 @@ impl Plan {
     }
 
     /// Losses and right predictions of a batch by running statistics, in order; no gradient is computed, and nothing outside of the arena is written but
-    /// [`Memory::Losses`](super::Memory::Losses) and [`Memory::Correct`](super::Memory::Correct).
+    /// [`Memory::Losses`](super::Memory::Losses), [`Memory::Correct`](super::Memory::Correct) and workspaces.
     ///
     /// # Errors
     /// See [`Plan::launches`].
@@ -145,7 +145,7 @@ impl Plan {
 
     fn lowering<'a, M>(&'a self, place: &'a dyn Fn(Span) -> M, adds: bool, evaluates: bool) -> Lowering<'a, M> {
         Lowering {
-            target: self.target,
+            target: &self.target,
             format: self.format,
             layout: &self.plan.layout,
             place,
