@@ -1,7 +1,6 @@
 //! Convolutions that a library computes as a whole, and what it is asked before the first step.
 
-use super::layers::{element, pitch};
-use super::target::Target;
+use super::format::{element, pitch};
 use crate::cpu::{ConvolutionShape, Format};
 use crate::nn::{Form, Graph};
 use switchyard_cuda::convolution::{self, Direction};
@@ -93,12 +92,5 @@ impl Convolutions {
         ways.all(|(direction, adds)| {
             self.workspace(&ConvolutionKind { shape: *shape, format, direction, adds }).is_some()
         })
-    }
-}
-
-impl Target {
-    /// The same device whose cuDNN computes these convolutions.
-    pub fn with(self, convolutions: Convolutions) -> Target {
-        Target { convolutions, ..self }
     }
 }

@@ -14,6 +14,7 @@ mod computation;
 mod contents;
 mod convolutions;
 mod cost;
+mod format;
 mod input;
 mod launch;
 mod layers;

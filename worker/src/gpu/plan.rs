@@ -1,5 +1,6 @@
 //! The plan of a network on a GPU: memory, and the launches of forward and backward.
 
+use super::format::VECTOR;
 use super::launch::{Launch, Span};
 use super::layers::{self, Lowering};
 use super::refused::Refused;
@@ -45,7 +46,7 @@ impl Plan {
         // The plan goes backward; a refusal names the first layer.
         graph.nodes.iter().try_for_each(|node| needs(node).map(drop))?;
         graph.nodes.iter().try_for_each(|node| check_rows(&graph, node))?;
-        let alignment = Alignment { address: ADDRESS, row: layers::VECTOR / format.size() };
+        let alignment = Alignment { address: ADDRESS, row: VECTOR / format.size() };
         let plan = NetworkPlan::new(&graph, alignment, &needs)?;
         let (mut loss, mut row, mut constant) = (0, 0, 0);
         let computed = graph.nodes.iter().map(|node| {

@@ -14,6 +14,13 @@ pub struct Target {
     pub convolutions: Convolutions,
 }
 
+impl Target {
+    /// The same device whose cuDNN computes these convolutions.
+    pub fn with(self, convolutions: Convolutions) -> Target {
+        Target { convolutions, ..self }
+    }
+}
+
 /// What a layer computes.
 pub(super) struct Computed {
     pub form: Form,

@@ -22,7 +22,7 @@ fn half(config: &mut EngineConfig) {
     config.precision = amp(HalfType::Bf16, LossScaling::Static { scale: 1.0 });
 }
 
-/// What the log says of convolutions: how many kinds cuDNN computes, of how many.
+/// What the log says of convolutions: how many kinds cuDNN accepts, of how many.
 fn counts(told: &Told) -> Option<[usize; 2]> {
     let line = told.log.lines().find(|line| line.contains(" kinds of convolutions"))?;
     let words: Vec<usize> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
@@ -40,7 +40,7 @@ fn in_f16_the_losses_are_those_on_cpus_and_cudnn_computes_all() {
     let counts = counts(&told).unwrap_or_else(|| panic!("{}", told.log));
     // Of each shape forward, and the gradients of the weights and of the input, that one written or added.
     assert!(counts[0] == counts[1] && counts[0] > 20 && counts[0].is_multiple_of(4), "{}", told.log);
-    assert!(told.log.contains("note: cuDNN 9.12.0 computes"), "{}", told.log);
+    assert!(told.log.contains("note: cuDNN 9.12.0 accepts"), "{}", told.log);
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn what_cudnn_does_not_compute_goes_by_patches_and_the_log_says_why() {
     let Some(libraries) = libraries() else { return };
     let by_cudnn = with(&libraries, &[]);
     let all = counts(&by_cudnn).unwrap_or_else(|| panic!("{}", by_cudnn.log))[1];
-    // A fault, which share of the four kinds cuDNN then computes, and what the log says.
+    // A fault, which share of the four kinds cuDNN then accepts, and what the log says.
     let cases = [
         ("cudnn-refused:0", Some(0), "gradient of the weights: cuDNN: cudnnBackendFinalize(heuristic)"),
         ("cudnn-refused:11", Some(3), "stride 2, padding 1: gradient of the weights: cuDNN: "),

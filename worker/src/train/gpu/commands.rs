@@ -1,6 +1,6 @@
 //! Works of a GPU, ready to be queued: kernels are loaded, products have their algorithms.
 
-use super::algorithms::Algorithms;
+use super::algorithms::{Algorithms, arithmetic};
 use super::cache::Cache;
 use super::convolutions::Answers;
 use super::machine::name_of;
@@ -10,7 +10,7 @@ use crate::cpu::Format;
 use crate::gpu::{Matrix, Product, Work, Works};
 use crate::recorder::Recorder;
 use switchyard_cuda::convolution;
-use switchyard_cuda::cublaslt::{self, Arithmetic, CublasLt, Planned};
+use switchyard_cuda::cublaslt::{self, CublasLt, Planned};
 use switchyard_cuda::driver::{Context, Event, Lines, Loaded, Span, Stream};
 use switchyard_cuda::kernels::{Call, Element, Program};
 use switchyard_cuda::nvrtc::Nvrtc;
@@ -145,14 +145,6 @@ fn element(format: Format) -> Element {
         Format::F32 => Element::F32,
         Format::Bf16 => Element::Bf16,
         Format::F16 => Element::F16,
-    }
-}
-
-/// How 32-bit numbers are multiplied.
-pub(super) fn arithmetic(matmul: config::Matmul) -> Arithmetic {
-    match matmul {
-        config::Matmul::Ieee => Arithmetic::Ieee,
-        config::Matmul::Tf32 => Arithmetic::Tf32,
     }
 }
 

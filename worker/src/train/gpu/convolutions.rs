@@ -1,8 +1,8 @@
 //! Convolutions by cuDNN: it is asked for each kind before anything is allocated, and its plans are kept between runs. What it does not compute
 //! is a product of patches.
 
+use super::algorithms::arithmetic;
 use super::cache::Cache;
-use super::commands::arithmetic;
 use super::machine::{Machine, name_of};
 use crate::gpu::{self, ConvolutionKind, Convolutions};
 use crate::nn::{Form, Graph};
@@ -155,9 +155,9 @@ impl Answers {
             Err(reason) if !reason.is_empty() => eprintln!("note: convolutions are products of patches: {reason}"),
             Ok((_, cudnn)) => {
                 let version = version::library(i64::try_from(cudnn.version()).unwrap_or(i64::MAX));
-                let (all, by_cudnn) =
+                let (all, accepted) =
                     (self.kinds.len(), self.kinds.iter().filter(|(_, answer)| answer.is_ok()).count());
-                eprintln!("note: cuDNN {version} computes {by_cudnn} of {all} kinds of convolutions");
+                eprintln!("note: cuDNN {version} accepts {accepted} of {all} kinds of convolutions");
                 for (ConvolutionKind { shape, direction, adds, .. }, answer) in &self.kinds {
                     let Err(reason) = answer else { continue };
                     let what = match (direction, adds) {

@@ -1,6 +1,5 @@
 //! Which attributes a descriptor has: type, count, and whether it must be set.
 
-use super::graphs::Made;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -118,16 +117,16 @@ pub(super) fn size(kind: i32) -> usize {
 
 /// What was set: its bytes, or of descriptors what they had become.
 #[derive(Debug, Clone)]
-pub(super) enum Value {
+pub(super) enum Value<P> {
     Bytes(Vec<u8>),
-    Parts(Vec<Arc<Made>>),
+    Parts(Vec<Arc<P>>),
 }
 
-/// All that was set of a descriptor.
-#[derive(Debug, Default)]
-pub(super) struct Attributes(pub(super) BTreeMap<i32, Value>);
+/// All that was set of a descriptor. `P`: what other descriptors have become.
+#[derive(Debug)]
+pub(super) struct Attributes<P>(pub(super) BTreeMap<i32, Value<P>>);
 
-impl Attributes {
+impl<P> Attributes<P> {
     pub(super) fn has(&self, name: i32) -> bool {
         self.0.contains_key(&name)
     }
@@ -157,7 +156,7 @@ impl Attributes {
         self.bytes(name).try_into().map(f32::from_le_bytes).unwrap_or_default()
     }
 
-    pub(super) fn part(&self, name: i32) -> Option<&Made> {
+    pub(super) fn part(&self, name: i32) -> Option<&P> {
         match self.0.get(&name) {
             Some(Value::Parts(parts)) => parts.first().map(|part| &**part),
             _ => None,

@@ -7,6 +7,7 @@ use super::{
     OUT_OF_BOUND, done, refused,
 };
 use crate::abi::Pointer;
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ const TAG: u64 = 0x7377_646e_6465_7363;
 pub(super) struct Descriptor {
     tag: u64,
     kind: i32,
-    attributes: Attributes,
+    attributes: Attributes<Made>,
     /// Once it is finalized.
     pub(super) made: Option<Arc<Made>>,
 }
@@ -57,7 +58,7 @@ pub unsafe extern "C" fn cudnnBackendCreateDescriptor(kind: i32, to: *mut Pointe
     if !KINDS.contains(&kind) {
         return done(refused(CALL, NOT_SUPPORTED, &format!("descriptors of kind {kind}")));
     }
-    let made = Box::new(Descriptor { tag: TAG, kind, attributes: Attributes::default(), made: None });
+    let made = Box::new(Descriptor { tag: TAG, kind, attributes: Attributes(BTreeMap::new()), made: None });
     // SAFETY: the header says that it may be written.
     unsafe { to.write(Box::into_raw(made).cast()) };
     0

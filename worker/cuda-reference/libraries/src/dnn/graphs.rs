@@ -1,6 +1,7 @@
 //! What descriptors become when they are finalized: tensors, an operation, the engines for it.
 
 use super::attributes::{self as known, Attributes};
+use super::engines::{Configuration, EXACT, Engine, ROUNDED, UNORDERED, kind_of, meets};
 use super::plans::{Pack, Plan};
 use super::{Answer, BAD_PARAM, DUPLICATED_ENTRIES, NOT_INITIALIZED, SHAPE_MISMATCH, refused, unsupported};
 use crate::abi;
@@ -9,48 +10,6 @@ use crate::gpu::convolution::{Operation, Shape, Tensor, Window};
 use crate::numbers::Format;
 
 const NHWC: &str = "strides that are not those of NHWC";
-
-/// An engine, with what it says of its numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Engine(pub(super) i64);
-
-/// Tensor cores, and sums in an order that changes.
-const UNORDERED: Engine = Engine(0);
-/// Tensor cores; 32-bit factors are rounded to TF32.
-const ROUNDED: Engine = Engine(1);
-/// Each product in the format of its factors.
-const EXACT: Engine = Engine(2);
-
-impl Engine {
-    /// `CUDNN_NUMERICAL_NOTE_TENSOR_CORE`, `CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC`.
-    pub(super) fn notes(self) -> &'static [i32] {
-        match self {
-            UNORDERED => &[0, 4],
-            ROUNDED => &[0],
-            _ => &[],
-        }
-    }
-
-    pub(super) fn is_rounded(self) -> bool {
-        self == ROUNDED
-    }
-
-    pub(super) fn is_unordered(self) -> bool {
-        self == UNORDERED
-    }
-
-    /// The last engine needs none.
-    pub(super) fn workspace_bytes(self) -> u64 {
-        if self == EXACT { 0 } else { 4096 }
-    }
-}
-
-/// An engine for a graph.
-#[derive(Debug, Clone)]
-pub(super) struct Configuration {
-    pub(super) shape: Shape,
-    pub(super) engine: Engine,
-}
 
 /// A descriptor that is finalized.
 #[derive(Debug)]
@@ -84,21 +43,8 @@ impl Made {
     }
 }
 
-/// Whether a fault that was asked for is about an operation: about its kind, or about all.
-pub(super) fn meets(fault: Option<u64>, shape: &Shape) -> bool {
-    fault.is_some_and(|kind| kind == 0 || kind == kind_of(shape.operation) as u64)
-}
-
-fn kind_of(operation: Operation) -> i32 {
-    match operation {
-        Operation::Forward => known::FORWARD,
-        Operation::Images => known::IMAGES,
-        Operation::Filters => known::FILTERS,
-    }
-}
-
 /// What a descriptor with these attributes, which has all that it needs, becomes.
-pub(super) fn made(call: &str, kind: i32, of: &Attributes) -> Answer<Made> {
+pub(super) fn made(call: &str, kind: i32, of: &Attributes<Made>) -> Answer<Made> {
     match kind {
         known::TENSOR => tensor(call, of).map(Made::Tensor),
         known::WINDOW => window(call, of).map(Made::Window),
@@ -111,9 +57,21 @@ pub(super) fn made(call: &str, kind: i32, of: &Attributes) -> Answer<Made> {
         },
         known::DEVICE => device(call, of).map(|()| Made::Device),
         known::HEURISTIC => heuristic(call, of).map(Made::Heuristic),
-        known::PLAN => Plan::new(call, of).map(Made::Plan),
-        known::PACK => Pack::new(call, of).map(Made::Pack),
+        known::PLAN => plan(call, of).map(Made::Plan),
+        known::PACK => Pack::new(call, &of.longs(1000), &of.longs(1001), of.long(1003)).map(Made::Pack),
         _ => refused(call, BAD_PARAM, &format!("kind {kind} is filled by the library")),
+    }
+}
+
+/// From a text, or from the configuration of an engine for a device.
+fn plan(call: &str, of: &Attributes<Made>) -> Answer<Plan> {
+    let is_here = of.has(400);
+    if of.has(405) {
+        return Plan::read(call, is_here, &String::from_utf8_lossy(of.bytes(405)));
+    }
+    match of.part(401) {
+        Some(Made::Configuration(configuration)) if is_here || of.has(407) => Ok(Plan::new(configuration, is_here)),
+        _ => refused(call, BAD_PARAM, "a plan without a configuration, or without a device"),
     }
 }
 
@@ -136,7 +94,7 @@ fn positive<const N: usize>(call: &str, numbers: &[i64]) -> Answer<[u64; N]> {
     }
 }
 
-fn tensor(call: &str, of: &Attributes) -> Answer<Tensor> {
+fn tensor(call: &str, of: &Attributes<Made>) -> Answer<Tensor> {
     let Some(format) = format(of.int(901)) else {
         return refused(call, BAD_PARAM, &format!("a tensor of type {}", of.int(901)));
     };
@@ -148,7 +106,7 @@ fn tensor(call: &str, of: &Attributes) -> Answer<Tensor> {
     Ok(Tensor { id: of.long(906), format, alignment, dimensions, strides: positive(call, &of.longs(903))? })
 }
 
-fn window(call: &str, of: &Attributes) -> Answer<Window> {
+fn window(call: &str, of: &Attributes<Made>) -> Answer<Window> {
     if (of.int(100), of.int(101), of.long(106)) != (0, 1, 2) {
         return refused(call, BAD_PARAM, "sums in another format than 32 bits, flipped filters, or not two dimensions");
     }
@@ -161,7 +119,7 @@ fn window(call: &str, of: &Attributes) -> Answer<Window> {
     Ok(Window { dilations, strides, before: [before[0], before[1]], after: [after[0], after[1]] })
 }
 
-fn operation(call: &str, operation: Operation, of: &Attributes, first: i32, names: [i32; 3]) -> Answer<Shape> {
+fn operation(call: &str, operation: Operation, of: &Attributes<Made>, first: i32, names: [i32; 3]) -> Answer<Shape> {
     let (
         Some(Made::Window(window)),
         [Some(Made::Tensor(images)), Some(Made::Tensor(filters)), Some(Made::Tensor(results))],
@@ -189,7 +147,7 @@ fn operation(call: &str, operation: Operation, of: &Attributes, first: i32, name
 }
 
 /// By its number, or in words.
-fn device(call: &str, of: &Attributes) -> Answer<()> {
+fn device(call: &str, of: &Attributes<Made>) -> Answer<()> {
     if of.has(2700) {
         return match abi::devices() {
             Ok(count) if usize::try_from(of.int(2700)).is_ok_and(|number| number < count) => Ok(()),
@@ -204,7 +162,7 @@ fn device(call: &str, of: &Attributes) -> Answer<()> {
 }
 
 /// The engines for a graph, of which the last is also what the fall-back mode knows.
-fn heuristic(call: &str, of: &Attributes) -> Answer<Vec<Configuration>> {
+fn heuristic(call: &str, of: &Attributes<Made>) -> Answer<Vec<Configuration>> {
     let (Some(Made::Graph(shape)), Some(Made::Device)) = (of.part(201), of.part(204)) else {
         return refused(call, BAD_PARAM, "no graph, or no device");
     };

@@ -8,6 +8,8 @@
 
 mod attributes;
 mod descriptors;
+mod engines;
+mod execute;
 mod graphs;
 mod plans;
 

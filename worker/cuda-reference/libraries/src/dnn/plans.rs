@@ -1,18 +1,11 @@
-//! Plans, their texts, and their execution.
+//! Plans, their texts, and the memory that they are given.
 
-use super::attributes::Attributes;
-use super::descriptors::made;
-use super::graphs::{Configuration, Engine, Made, meets};
+use super::engines::{Configuration, Engine, meets};
 use super::{
-    Answer, BAD_PARAM, DUPLICATED_ENTRIES, EXECUTION_FAILED, MISALIGNED_POINTER, NOT_SUPPORTED, cudnnGetVersion, done,
-    handle, refused, unsupported,
+    Answer, BAD_PARAM, DUPLICATED_ENTRIES, MISALIGNED_POINTER, NOT_SUPPORTED, cudnnGetVersion, refused, unsupported,
 };
-use crate::abi::{self, Pointer};
 use crate::fault;
-use crate::gpu::Gpu;
 use crate::gpu::convolution::{Convolution, Shape};
-use crate::gpu::work::Work;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What texts of plans begin with.
 const MAGIC: &str = "reference cuDNN plan";
@@ -35,30 +28,24 @@ pub(super) struct Pack {
 }
 
 impl Plan {
-    /// From the configuration of an engine, or from a text that a plan of this version gave.
+    pub(super) fn new(configuration: &Configuration, is_here: bool) -> Plan {
+        Plan { configuration: configuration.clone(), is_here }
+    }
+
+    /// From a text that a plan of this version gave.
     ///
     /// # Errors
-    /// There is neither, a device is missing, or the text is of another version.
-    pub(super) fn new(call: &str, of: &Attributes) -> Answer<Plan> {
-        let is_here = of.has(400);
-        if of.has(405) {
-            let text = String::from_utf8_lossy(of.bytes(405)).into_owned();
-            return match (is_here, parsed(&text)) {
-                (true, Some(Configuration { shape, .. }))
-                    if fault::requested().is_ok_and(|faults| meets(faults.cudnn_untaken, &shape)) =>
-                {
-                    unsupported("the fault that was asked for")
-                }
-                (true, Some(configuration)) => Ok(Plan { configuration, is_here }),
-                (false, _) => refused(call, BAD_PARAM, "a plan from a text needs a handle"),
-                (true, None) => refused(call, NOT_SUPPORTED, "a text that is no plan of this version"),
-            };
-        }
-        match of.part(401) {
-            Some(Made::Configuration(configuration)) if is_here || of.has(407) => {
-                Ok(Plan { configuration: configuration.clone(), is_here })
+    /// There is no handle, or the text is of another version.
+    pub(super) fn read(call: &str, is_here: bool, text: &str) -> Answer<Plan> {
+        match (is_here, parsed(text)) {
+            (false, _) => refused(call, BAD_PARAM, "a plan from a text needs a handle"),
+            (true, None) => refused(call, NOT_SUPPORTED, "a text that is no plan of this version"),
+            (true, Some(Configuration { shape, .. }))
+                if fault::requested().is_ok_and(|faults| meets(faults.cudnn_untaken, &shape)) =>
+            {
+                unsupported("the fault that was asked for")
             }
-            _ => refused(call, BAD_PARAM, "a plan without a configuration, or without a device"),
+            (true, Some(configuration)) => Ok(Plan { configuration, is_here }),
         }
     }
 
@@ -88,16 +75,15 @@ fn parsed(text: &str) -> Option<Configuration> {
 }
 
 impl Pack {
-    pub(super) fn new(call: &str, of: &Attributes) -> Answer<Pack> {
-        let (ids, addresses) = (of.longs(1000), of.longs(1001));
+    pub(super) fn new(call: &str, ids: &[i64], addresses: &[i64], workspace: i64) -> Answer<Pack> {
         if ids.len() != addresses.len() {
             return refused(call, BAD_PARAM, &format!("{} numbers and {} addresses", ids.len(), addresses.len()));
         }
         if ids.iter().enumerate().any(|(at, id)| ids[..at].contains(id)) {
             return refused(call, DUPLICATED_ENTRIES, &format!("numbers {ids:?}"));
         }
-        let addresses = ids.into_iter().zip(addresses.into_iter().map(|address| address as u64)).collect();
-        Ok(Pack { addresses, workspace: of.long(1003) as u64 })
+        let addresses = ids.iter().copied().zip(addresses.iter().map(|address| *address as u64)).collect();
+        Ok(Pack { addresses, workspace: workspace as u64 })
     }
 
     fn address(&self, id: i64) -> Option<u64> {
@@ -105,36 +91,8 @@ impl Pack {
     }
 }
 
-/// Executions so far.
-static EXECUTED: AtomicU64 = AtomicU64::new(0);
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudnnBackendExecute(raw: Pointer, plan: Pointer, pack: Pointer) -> i32 {
-    const CALL: &str = "cudnnBackendExecute";
-    // SAFETY: as the header says.
-    let run = || unsafe {
-        let stream = handle(CALL, raw)?.stream;
-        let (plan, pack) = (made(CALL, plan)?, made(CALL, pack)?);
-        let (Made::Plan(plan), Made::Pack(pack)) = (&*plan, &*pack) else {
-            return refused(CALL, BAD_PARAM, "no plan, or no addresses");
-        };
-        let number = 1 + EXECUTED.fetch_add(1, Ordering::Relaxed);
-        if fault::requested().is_ok_and(|faults| faults.cudnn_fails == Some(number)) {
-            return refused(CALL, EXECUTION_FAILED, "the fault that was asked for");
-        }
-        let convolution = bound(CALL, plan, pack)?;
-        let queued = abi::with(|gpu| {
-            let stream = abi::stream(gpu, stream)?;
-            enqueue(gpu, stream, convolution);
-            Ok(())
-        });
-        queued.or_else(|code| refused(CALL, EXECUTION_FAILED, &format!("the driver says {code:?}")))
-    };
-    done(run())
-}
-
 /// A plan with its memory.
-fn bound(call: &str, plan: &Plan, pack: &Pack) -> Answer<Convolution> {
+pub(super) fn bound(call: &str, plan: &Plan, pack: &Pack) -> Answer<Convolution> {
     let Plan { configuration: Configuration { shape, engine }, is_here } = plan;
     if !is_here {
         return refused(call, BAD_PARAM, "a plan for a device that need not be there");
@@ -161,9 +119,4 @@ fn bound(call: &str, plan: &Plan, pack: &Pack) -> Answer<Convolution> {
         is_unordered: engine.is_unordered(),
         workspace: pack.workspace..pack.workspace + bytes,
     })
-}
-
-fn enqueue(gpu: &mut Gpu, stream: usize, convolution: Convolution) {
-    let uses = convolution.uses();
-    gpu.put(stream, convolution.name(), &uses, Work::Convolution(Box::new(convolution)));
 }
