@@ -213,7 +213,8 @@ fn the_worker_finds_a_driver_in_its_image() -> Result<()> {
         assert!(names.iter().all(|name| !name.starts_with(of_cuda)), "{of_cuda} is in the image");
     }
     // `worker/cuda/tests/libraries.rs` compares this list with the real ones.
-    for needed in ["libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0", "librt.so.1", "libstdc++.so.6"] {
+    let of_c = ["libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0", "librt.so.1"];
+    for needed in of_c.into_iter().chain(["libstdc++.so.6", "libz.so.1"]) {
         let file = all.iter().find(|file| file.ends_with(needed)).with_context(|| format!("{needed} is not there"))?;
         let within = format!("/{}", file.strip_prefix(&files)?.display());
         let ended = inside(&files, &["/lib64/ld-linux-x86-64.so.2", "--list", &within]);

@@ -37,9 +37,18 @@ pub(crate) enum What {
 /// They cannot be fetched, or a test fails.
 pub(crate) fn libraries() -> Result<()> {
     wheels::gpu_libraries()?;
-    let mut command = cargo(&["test", "--package", "switchyard-cuda"]);
-    command.env("SWITCHYARD_TEST_GPU_LIBRARIES", "1").env("SWITCHYARD_TEST_CUDA_HEADER", "1");
-    step("NVIDIA's libraries and headers, without a GPU", &mut command)
+    let tests: [(&str, &[&str]); 2] = [
+        ("NVIDIA's libraries and headers, without a GPU", &["test", "--package", "switchyard-cuda"]),
+        (
+            "cuDNN and the convolutions of ResNets, without a GPU",
+            &["test", "--package", "switchyard-worker", "--test", "gpu", "accepted"],
+        ),
+    ];
+    tests.iter().try_for_each(|(name, arguments)| {
+        let mut command = cargo(arguments);
+        command.env("SWITCHYARD_TEST_GPU_LIBRARIES", "1").env("SWITCHYARD_TEST_CUDA_HEADER", "1");
+        step(name, &mut command)
+    })
 }
 
 /// Does it.

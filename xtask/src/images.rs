@@ -39,10 +39,11 @@ pub(crate) const SHIPPED: &str = "dist";
 /// Parts of the C library that the driver's libraries are linked with; newer ones are empty files.
 const OF_DRIVER: &[&str] = &["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"];
 
-/// The same and the C++ library, which `libnvrtc-builtins` is linked with.
-const OF_TOOLKIT: &[&str] = &["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "libstdc++.so.6"];
+/// The same, the C++ library, which `libnvrtc-builtins` is linked with, and zlib, which heuristics of cuDNN are.
+const OF_TOOLKIT: &[&str] =
+    &["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "libstdc++.so.6", "libz.so.1"];
 
-/// All images. The agent loads NVML, the worker the driver of CUDA too, cuBLASLt, NVRTC and NCCL: none of them is in an image.
+/// All images. The agent loads NVML, the worker the driver of CUDA too, cuBLASLt, cuDNN, NVRTC and NCCL: none of them is in an image.
 pub(crate) const IMAGES: [Image; 3] = [
     Image {
         stage: "operator",

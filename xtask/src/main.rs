@@ -54,7 +54,7 @@ enum Command {
         /// exported checkpoints in PyTorch; writes docs/results/frameworks.json.
         #[arg(long, conflicts_with = "stages")]
         frameworks: bool,
-        /// Instead: NVIDIA's cuBLASLt and NCCL from PyPI (620 MB), opened without a GPU, and our bindings against their headers.
+        /// Instead: NVIDIA's cuBLASLt, cuDNN and NCCL from PyPI (990 MB), opened without a GPU, our bindings against their headers, and what cuDNN accepts.
         #[arg(long, conflicts_with_all = ["stages", "frameworks"])]
         gpu_libraries: bool,
     },

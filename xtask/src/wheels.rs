@@ -105,13 +105,20 @@ const HEADER: Wheel = Wheel {
 };
 
 /// Libraries that need no GPU to be opened, and all headers that theirs include, as they come with torch 2.11. Only for x86-64.
-const LIBRARIES: [Wheel; 4] = [
+const LIBRARIES: [Wheel; 5] = [
     Wheel {
         requirement: "nvidia-cublas==13.1.0.3 \
             --hash=sha256:ee8722c1f0145ab246bccb9e452153b5e0515fd094c3678df50b2a0888b8b171",
         parts: &["/lib/libcublasLt.so", "/include/"],
         megabytes: 423,
         folder: "gpu-cublas",
+    },
+    Wheel {
+        requirement: "nvidia-cudnn-cu13==9.19.0.56 \
+            --hash=sha256:d20e1734305e9d68889a96e3f35094d733ff1f83932ebe462753973e53a572bf",
+        parts: &["/lib/", "/include/"],
+        megabytes: 366,
+        folder: "gpu-cudnn",
     },
     Wheel {
         requirement: "nvidia-nccl-cu13==2.28.9 \

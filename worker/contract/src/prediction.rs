@@ -168,7 +168,7 @@ pub enum Bound {
 pub struct Operation {
     /// Part of the step.
     pub part: Part,
-    /// Name of the kernel; `product` and `copy` are no kernels of ours.
+    /// Name of the kernel; `product`, `copy` and those of convolutions are no kernels of ours.
     pub name: String,
     /// Launches in a step.
     pub launches: u64,

@@ -1,117 +1,119 @@
-//! cuDNN: its handle, and convolutions with the calls that are deprecated since 9.0 and still exist in 9.26. The graph
-//! calls are in `graph`.
+//! cuDNN: its handle, and descriptors with typed attributes, of which graphs are made (`graph`, `convolution`).
 #![allow(unsafe_code)]
 
-use crate::driver::Buffer;
+use crate::driver::Stream;
 use crate::error::Error;
 use crate::find::CUDNN;
 use crate::library::{Handle, Library, Pointer, check, functions, text_at};
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 functions!(Functions {
     cudnnGetVersion() -> usize;
+    cudnnGetCudartVersion() -> usize;
     cudnnGetErrorString(i32) -> *const c_char;
+    cudnnGetLastErrorString(*mut c_char, usize) -> ();
     cudnnCreate(*mut Pointer) -> i32;
     cudnnDestroy(Pointer) -> i32;
-    cudnnCreateTensorDescriptor(*mut Pointer) -> i32;
-    cudnnDestroyTensorDescriptor(Pointer) -> i32;
-    cudnnSetTensor4dDescriptor(Pointer, i32, i32, i32, i32, i32, i32) -> i32;
-    cudnnCreateFilterDescriptor(*mut Pointer) -> i32;
-    cudnnDestroyFilterDescriptor(Pointer) -> i32;
-    cudnnSetFilter4dDescriptor(Pointer, i32, i32, i32, i32, i32, i32) -> i32;
-    cudnnCreateConvolutionDescriptor(*mut Pointer) -> i32;
-    cudnnDestroyConvolutionDescriptor(Pointer) -> i32;
-    cudnnSetConvolution2dDescriptor(Pointer, i32, i32, i32, i32, i32, i32, i32, i32) -> i32;
-    cudnnSetConvolutionMathType(Pointer, i32) -> i32;
-    cudnnFindConvolutionForwardAlgorithmEx(
-        Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, i32, *mut i32,
-        *mut Found, Pointer, usize,
-    ) -> i32;
-    cudnnFindConvolutionBackwardDataAlgorithmEx(
-        Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, i32, *mut i32,
-        *mut Found, Pointer, usize,
-    ) -> i32;
-    cudnnFindConvolutionBackwardFilterAlgorithmEx(
-        Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, i32, *mut i32,
-        *mut Found, Pointer, usize,
-    ) -> i32;
-    cudnnConvolutionForward(
-        Pointer, *const f32, Pointer, Pointer, Pointer, Pointer, Pointer, i32, Pointer, usize,
-        *const f32, Pointer, Pointer,
-    ) -> i32;
-    cudnnConvolutionBackwardData(
-        Pointer, *const f32, Pointer, Pointer, Pointer, Pointer, Pointer, i32, Pointer, usize,
-        *const f32, Pointer, Pointer,
-    ) -> i32;
-    cudnnConvolutionBackwardFilter(
-        Pointer, *const f32, Pointer, Pointer, Pointer, Pointer, Pointer, i32, Pointer, usize,
-        *const f32, Pointer, Pointer,
-    ) -> i32;
+    cudnnSetStream(Pointer, Pointer) -> i32;
+    cudnnBackendCreateDescriptor(i32, *mut Pointer) -> i32;
+    cudnnBackendDestroyDescriptor(Pointer) -> i32;
+    cudnnBackendSetAttribute(Pointer, i32, i32, i64, *const c_void) -> i32;
+    cudnnBackendGetAttribute(Pointer, i32, i32, i64, *mut i64, Pointer) -> i32;
+    cudnnBackendFinalize(Pointer) -> i32;
+    cudnnBackendExecute(Pointer, Pointer, Pointer) -> i32;
 });
 
-const NHWC: i32 = 1;
-const FLOAT: i32 = 0;
-const BFLOAT16: i32 = 9;
-const CROSS_CORRELATION: i32 = 1;
-const TENSOR_OP_MATH: i32 = 1;
+pub(crate) const FLOAT: i32 = 0;
+pub(crate) const HALF: i32 = 2;
+pub(crate) const BFLOAT16: i32 = 9;
 
-/// `cudnnConvolutionFwdAlgoPerf_t` and its counterparts for the other two directions.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Found {
-    algorithm: i32,
-    status: i32,
-    milliseconds: f32,
-    workspace_bytes: usize,
-    determinism: i32,
-    math: i32,
-    reserved: [i32; 3],
+const ENGINE_DESCRIPTOR: i32 = 2;
+pub(crate) const ENGINECFG_DESCRIPTOR: i32 = 3;
+pub(crate) const ENGINEHEUR_DESCRIPTOR: i32 = 4;
+pub(crate) const EXECUTION_PLAN_DESCRIPTOR: i32 = 5;
+pub(crate) const OPERATIONGRAPH_DESCRIPTOR: i32 = 15;
+pub(crate) const VARIANT_PACK_DESCRIPTOR: i32 = 16;
+const TENSOR_DESCRIPTOR: i32 = 17;
+
+pub(crate) const ENGINEHEUR_MODE: i32 = 200;
+pub(crate) const ENGINEHEUR_OPERATION_GRAPH: i32 = 201;
+const ENGINEHEUR_RESULTS: i32 = 202;
+const ENGINECFG_ENGINE: i32 = 300;
+pub(crate) const EXECUTION_PLAN_HANDLE: i32 = 400;
+pub(crate) const EXECUTION_PLAN_ENGINE_CONFIG: i32 = 401;
+pub(crate) const EXECUTION_PLAN_WORKSPACE_SIZE: i32 = 402;
+pub(crate) const OPERATIONGRAPH_HANDLE: i32 = 800;
+pub(crate) const OPERATIONGRAPH_OPS: i32 = 801;
+const TENSOR_BYTE_ALIGNMENT: i32 = 900;
+const TENSOR_DATA_TYPE: i32 = 901;
+const TENSOR_DIMENSIONS: i32 = 902;
+const TENSOR_STRIDES: i32 = 903;
+const TENSOR_UNIQUE_ID: i32 = 906;
+const TENSOR_IS_BY_VALUE: i32 = 908;
+pub(crate) const VARIANT_PACK_UNIQUE_IDS: i32 = 1000;
+pub(crate) const VARIANT_PACK_DATA_POINTERS: i32 = 1001;
+pub(crate) const VARIANT_PACK_WORKSPACE: i32 = 1003;
+const ENGINE_NUMERICAL_NOTE: i32 = 1303;
+
+const TYPE_HANDLE: i32 = 0;
+const TYPE_DATA_TYPE: i32 = 1;
+const TYPE_BOOLEAN: i32 = 2;
+const TYPE_INT64: i32 = 3;
+const TYPE_FLOAT: i32 = 4;
+const TYPE_VOID_PTR: i32 = 6;
+const TYPE_CONVOLUTION_MODE: i32 = 7;
+const TYPE_HEUR_MODE: i32 = 8;
+const TYPE_NUMERICAL_NOTE: i32 = 11;
+const TYPE_BACKEND_DESCRIPTOR: i32 = 15;
+const TYPE_INT32: i32 = 23;
+const TYPE_CHAR: i32 = 24;
+
+pub(crate) const HEUR_MODE_FALLBACK: i32 = 2;
+pub(crate) const HEUR_MODE_A: i32 = 3;
+
+/// Kinds of notes of an engine that the library can give, and a few to come.
+const MOST_NOTES: usize = 32;
+
+/// Bytes that addresses of tensors on the device are multiples of.
+pub(crate) const ALIGNMENT: usize = 16;
+
+/// Value of an attribute; cuDNN derives the element size from its type.
+pub(crate) enum Value<'a> {
+    Library(Pointer),
+    DataType(i32),
+    Boolean(bool),
+    Integers(&'a [i64]),
+    Int32(i32),
+    Float(f32),
+    Pointers(&'a [Pointer]),
+    ConvolutionMode(i32),
+    Heuristic(i32),
+    Text(&'a [u8]),
+    Descriptors(&'a [Pointer]),
 }
 
-/// A convolution of square images with square filters, in NHWC and in bf16 with sums in f32.
-#[derive(Debug, Clone, Copy)]
-pub struct Shape {
-    pub images: usize,
-    pub channels: usize,
-    /// Height and width of an image.
-    pub size: usize,
-    pub filters: usize,
-    /// Height and width of a filter.
-    pub window: usize,
-    pub stride: usize,
-    pub padding: usize,
+/// A tensor of four dimensions, with their strides in elements.
+pub(crate) struct TensorLayout {
+    /// Its number in the graph, by which memory is assigned to it.
+    pub id: i64,
+    pub data_type: i32,
+    pub dimensions: [i64; 4],
+    pub strides: [i64; 4],
+    /// A single number in host memory.
+    pub by_value: bool,
 }
 
-impl Shape {
-    /// Height and width of the result.
-    pub fn result(&self) -> usize {
-        (self.size + 2 * self.padding - self.window) / self.stride + 1
-    }
-
-    /// Elements of the images, the filters and the results.
-    pub fn elements(&self) -> [usize; 3] {
-        [
-            self.images * self.size * self.size * self.channels,
-            self.filters * self.window * self.window * self.channels,
-            self.images * self.result() * self.result() * self.filters,
-        ]
-    }
-}
-
-/// Which of images, filters and results is computed from the other two.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
-    Forward,
-    /// The gradient of the images.
-    Images,
-    /// The gradient of the filters.
-    Filters,
-}
-
-/// The library, on the current device once it is started.
+/// The library, on the current device once it is started. A copy is the same.
+#[derive(Clone)]
 pub struct Cudnn {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
     functions: Functions,
-    handle: Option<Handle>,
+    /// It has one stream at a time.
+    handle: Option<Mutex<Handle>>,
 }
 
 impl Cudnn {
@@ -120,234 +122,192 @@ impl Cudnn {
     /// # Errors
     /// A function is missing.
     pub fn new(library: &Library) -> Result<Cudnn, Error> {
-        Ok(Cudnn { functions: Functions::load(library)?, handle: None })
+        Ok(Cudnn { inner: Arc::new(Inner { functions: Functions::load(library)?, handle: None }) })
     }
 
-    /// Starts the library on the current device.
+    /// Starts the library on the device of the current context.
     ///
     /// # Errors
-    /// The call fails.
-    pub fn start(&mut self) -> Result<(), Error> {
+    /// A function is missing, or the call fails.
+    pub fn start(library: &Library) -> Result<Cudnn, Error> {
+        let mut inner = Inner { functions: Functions::load(library)?, handle: None };
+        let mut raw = std::ptr::null_mut();
         // SAFETY: the pointer is to a live handle.
-        let make = |raw: *mut Pointer| unsafe { (self.functions.cudnnCreate)(raw) };
-        self.handle = Some(self.create("cudnnCreate", self.functions.cudnnDestroy, make)?);
-        Ok(())
+        let code = unsafe { (inner.functions.cudnnCreate)(&raw mut raw) };
+        inner.check("cudnnCreate", code)?;
+        inner.handle = Some(Mutex::new(Handle { raw, destroy: inner.functions.cudnnDestroy }));
+        Ok(Cudnn { inner: Arc::new(inner) })
+    }
+
+    fn call(&self) -> &Functions {
+        &self.inner.functions
     }
 
     /// The version number.
     pub fn version(&self) -> usize {
         // SAFETY: takes nothing.
-        unsafe { (self.functions.cudnnGetVersion)() }
+        unsafe { (self.call().cudnnGetVersion)() }
     }
 
-    pub(crate) fn check(&self, call: &str, code: i32) -> Result<(), Error> {
-        // SAFETY: any number may be passed; the result is a constant string.
-        check(CUDNN.name, call, code, || unsafe { text_at((self.functions.cudnnGetErrorString)(code)) })
+    /// The major version of CUDA that it was built for.
+    pub fn cuda_major(&self) -> usize {
+        // SAFETY: takes nothing.
+        unsafe { (self.call().cudnnGetCudartVersion)() / 1000 }
     }
 
-    pub(crate) fn create(
-        &self,
-        call: &str,
-        destroy: unsafe extern "C" fn(Pointer) -> i32,
-        make: impl FnOnce(*mut Pointer) -> i32,
-    ) -> Result<Handle, Error> {
-        let mut raw = std::ptr::null_mut();
-        self.check(call, make(&raw mut raw))?;
-        Ok(Handle { raw, destroy })
+    fn check(&self, call: &str, code: i32) -> Result<(), Error> {
+        self.inner.check(call, code)
+    }
+
+    fn handle(&self) -> Result<MutexGuard<'_, Handle>, Error> {
+        let handle = self.inner.handle.as_ref().ok_or_else(|| Error::refused("cudnn", "cuDNN was not started"))?;
+        Ok(handle.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The raw handle; an error if the library was not started.
     pub(crate) fn raw(&self) -> Result<Pointer, Error> {
-        let started = self.handle.as_ref().map(|handle| handle.raw);
-        started.ok_or_else(|| Error::refused("cudnn", "cuDNN was not started"))
+        Ok(self.handle()?.raw)
     }
 
-    /// Creates the descriptors of a convolution.
-    ///
-    /// # Errors
-    /// A call fails.
-    pub fn convolution(&self, shape: Shape) -> Result<Convolution<'_>, Error> {
-        let call = &self.functions;
-        let number = |value: usize| value as i32;
-        let tensor = |channels: usize, size: usize| {
-            // SAFETY: the pointer is to a live handle.
-            let make = |raw: *mut Pointer| unsafe { (call.cudnnCreateTensorDescriptor)(raw) };
-            let handle = self.create("cudnnCreateTensorDescriptor", call.cudnnDestroyTensorDescriptor, make)?;
-            let [n, c, s] = [shape.images, channels, size].map(number);
-            // SAFETY: the descriptor was just made.
-            let code = unsafe { (call.cudnnSetTensor4dDescriptor)(handle.raw, NHWC, BFLOAT16, n, c, s, s) };
-            self.check("cudnnSetTensor4dDescriptor", code)?;
-            Ok::<Handle, Error>(handle)
+    pub(crate) fn descriptor(&self, kind: i32) -> Result<Handle, Error> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the pointer is to a live handle.
+        let code = unsafe { (self.call().cudnnBackendCreateDescriptor)(kind, &raw mut raw) };
+        self.check(&format!("cudnnBackendCreateDescriptor({kind})"), code)?;
+        Ok(Handle { raw, destroy: self.call().cudnnBackendDestroyDescriptor })
+    }
+
+    pub(crate) fn set(&self, descriptor: &Handle, attribute: i32, value: &Value<'_>) -> Result<(), Error> {
+        let (kind, count, address): (i32, usize, *const c_void) = match value {
+            Value::Library(pointer) => (TYPE_HANDLE, 1, std::ptr::from_ref(pointer).cast()),
+            Value::DataType(number) => (TYPE_DATA_TYPE, 1, std::ptr::from_ref(number).cast()),
+            Value::Boolean(boolean) => (TYPE_BOOLEAN, 1, std::ptr::from_ref(boolean).cast()),
+            Value::Integers(list) => (TYPE_INT64, list.len(), list.as_ptr().cast()),
+            Value::Int32(number) => (TYPE_INT32, 1, std::ptr::from_ref(number).cast()),
+            Value::Float(number) => (TYPE_FLOAT, 1, std::ptr::from_ref(number).cast()),
+            Value::Pointers(list) => (TYPE_VOID_PTR, list.len(), list.as_ptr().cast()),
+            Value::ConvolutionMode(mode) => (TYPE_CONVOLUTION_MODE, 1, std::ptr::from_ref(mode).cast()),
+            Value::Heuristic(mode) => (TYPE_HEUR_MODE, 1, std::ptr::from_ref(mode).cast()),
+            Value::Text(bytes) => (TYPE_CHAR, bytes.len(), bytes.as_ptr().cast()),
+            Value::Descriptors(list) => (TYPE_BACKEND_DESCRIPTOR, list.len(), list.as_ptr().cast()),
         };
-        let (x, y) = (tensor(shape.channels, shape.size)?, tensor(shape.filters, shape.result())?);
-        // SAFETY: the pointer is to a live handle.
-        let make = |raw: *mut Pointer| unsafe { (call.cudnnCreateFilterDescriptor)(raw) };
-        let w = self.create("cudnnCreateFilterDescriptor", call.cudnnDestroyFilterDescriptor, make)?;
-        let [k, c, r] = [shape.filters, shape.channels, shape.window].map(number);
-        // SAFETY: the descriptor was just made.
-        let code = unsafe { (call.cudnnSetFilter4dDescriptor)(w.raw, BFLOAT16, NHWC, k, c, r, r) };
-        self.check("cudnnSetFilter4dDescriptor", code)?;
-        // SAFETY: the pointer is to a live handle.
-        let make = |raw: *mut Pointer| unsafe { (call.cudnnCreateConvolutionDescriptor)(raw) };
-        let how = self.create("cudnnCreateConvolutionDescriptor", call.cudnnDestroyConvolutionDescriptor, make)?;
-        let [p, s] = [shape.padding, shape.stride].map(number);
-        // SAFETY: the descriptor was just made.
+        // SAFETY: the address is of as many live elements of the kind as are given; cuDNN copies them, and refuses an
+        // attribute of another kind.
         let code =
-            unsafe { (call.cudnnSetConvolution2dDescriptor)(how.raw, p, p, s, s, 1, 1, CROSS_CORRELATION, FLOAT) };
-        self.check("cudnnSetConvolution2dDescriptor", code)?;
-        Ok(Convolution { cudnn: self, shape, x, w, y, how })
-    }
-}
-
-/// A convolution with its descriptors.
-pub struct Convolution<'a> {
-    cudnn: &'a Cudnn,
-    shape: Shape,
-    x: Handle,
-    w: Handle,
-    y: Handle,
-    how: Handle,
-}
-
-/// An algorithm for one direction of a convolution.
-#[derive(Debug, Clone, Copy)]
-pub struct Algorithm {
-    direction: Direction,
-    number: i32,
-    /// The math type with which it was found; it only works with this one.
-    math: i32,
-    workspace_bytes: usize,
-}
-
-impl Convolution<'_> {
-    pub fn shape(&self) -> &Shape {
-        &self.shape
+            unsafe { (self.call().cudnnBackendSetAttribute)(descriptor.raw, attribute, kind, count as i64, address) };
+        self.check(&format!("cudnnBackendSetAttribute({attribute})"), code)
     }
 
-    fn set_math(&self, math: i32) -> Result<(), Error> {
+    pub(crate) fn finalize(&self, descriptor: &Handle, what: &str) -> Result<(), Error> {
         // SAFETY: the descriptor lives.
-        let code = unsafe { (self.cudnn.functions.cudnnSetConvolutionMathType)(self.how.raw, math) };
-        self.cudnn.check("cudnnSetConvolutionMathType", code)
+        let code = unsafe { (self.call().cudnnBackendFinalize)(descriptor.raw) };
+        self.check(&format!("cudnnBackendFinalize({what})"), code)
     }
 
-    fn check_buffers(&self, buffers: [&Buffer; 3]) -> Result<(), Error> {
-        let needed = self.shape.elements().map(|elements| elements * 2);
-        let given = buffers.map(Buffer::bytes);
-        if needed.iter().zip(given).any(|(needed, given)| *needed > given) {
-            return Err(Error::refused(
-                "convolution",
-                format!("buffers of {given:?} bytes, expected at least {needed:?}"),
-            ));
-        }
-        Ok(())
-    }
-
-    /// The three tensors in the order of the direction's calls; the one that is written is last.
-    fn operands(&self, direction: Direction, [x, w, y]: [&Buffer; 3]) -> [(Pointer, Pointer); 3] {
-        let [x, w, y] = [(self.x.raw, x.pointer()), (self.w.raw, w.pointer()), (self.y.raw, y.pointer())];
-        match direction {
-            Direction::Forward => [x, w, y],
-            Direction::Images => [w, y, x],
-            Direction::Filters => [x, y, w],
-        }
-    }
-
-    /// The fastest algorithm according to cuDNN's own measurement. Overwrites the result of the direction.
+    /// As many values of an attribute as there are, at most those of `into`; returns how many.
     ///
-    /// # Errors
-    /// A buffer is too small, a call fails, or no algorithm works.
-    pub fn fastest(&self, direction: Direction, buffers: [&Buffer; 3], workspace: &Buffer) -> Result<Algorithm, Error> {
-        self.check_buffers(buffers)?;
-        self.set_math(TENSOR_OP_MATH)?;
-        let call = &self.cudnn.functions;
-        let (name, find) = match direction {
-            Direction::Forward => {
-                ("cudnnFindConvolutionForwardAlgorithmEx", call.cudnnFindConvolutionForwardAlgorithmEx)
-            }
-            Direction::Images => {
-                ("cudnnFindConvolutionBackwardDataAlgorithmEx", call.cudnnFindConvolutionBackwardDataAlgorithmEx)
-            }
-            Direction::Filters => {
-                ("cudnnFindConvolutionBackwardFilterAlgorithmEx", call.cudnnFindConvolutionBackwardFilterAlgorithmEx)
-            }
-        };
-        let [first, second, written] = self.operands(direction, buffers);
-        const MOST: usize = 8;
-        let empty = Found {
-            algorithm: 0,
-            status: -1,
-            milliseconds: 0.0,
-            workspace_bytes: 0,
-            determinism: 0,
-            math: 0,
-            reserved: [0; 3],
-        };
-        let (mut found, mut count) = ([empty; MOST], 0);
-        // SAFETY: handles are alive, and the buffers are as large as their descriptors say, as just checked; at most
-        // `MOST` results are written.
+    /// # Safety
+    /// `T` has the size of the values of this type, and any bits are a `T`.
+    unsafe fn get<T>(&self, of: &Handle, (attribute, kind): (i32, i32), into: &mut [T]) -> Result<usize, Error> {
+        let mut count = 0i64;
+        // SAFETY: the descriptor lives; cuDNN writes at most as many values as it is told to, and their number.
         let code = unsafe {
-            find(
-                self.cudnn.raw()?,
-                first.0,
-                first.1,
-                second.0,
-                second.1,
-                self.how.raw,
-                written.0,
-                written.1,
-                MOST as i32,
+            (self.call().cudnnBackendGetAttribute)(
+                of.raw,
+                attribute,
+                kind,
+                into.len() as i64,
                 &raw mut count,
-                found.as_mut_ptr(),
-                workspace.pointer(),
-                workspace.bytes(),
+                into.as_mut_ptr().cast(),
             )
         };
-        self.cudnn.check(name, code)?;
-        let count = usize::try_from(count).unwrap_or(0).min(MOST);
-        let fits = |found: &&Found| found.status == 0 && found.workspace_bytes <= workspace.bytes();
-        let best = found[..count].iter().filter(fits).min_by(|a, b| a.milliseconds.total_cmp(&b.milliseconds));
-        let best = best.ok_or_else(|| Error::refused(name, "no algorithm works"))?;
-        Ok(Algorithm { direction, number: best.algorithm, math: best.math, workspace_bytes: best.workspace_bytes })
+        self.check(&format!("cudnnBackendGetAttribute({attribute})"), code)?;
+        Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    /// Launches one direction.
-    ///
-    /// # Errors
-    /// A buffer is too small, or the call fails.
-    pub fn run(&self, algorithm: Algorithm, buffers: [&Buffer; 3], workspace: &Buffer) -> Result<(), Error> {
-        self.check_buffers(buffers)?;
-        if workspace.bytes() < algorithm.workspace_bytes {
-            let text = format!("{} bytes of workspace, expected {}", workspace.bytes(), algorithm.workspace_bytes);
-            return Err(Error::refused("convolution", text));
+    pub(crate) fn integer(&self, of: &Handle, attribute: i32) -> Result<usize, Error> {
+        let mut value = [0i64];
+        // SAFETY: 64 bits each.
+        unsafe { self.get(of, (attribute, TYPE_INT64), &mut value) }?;
+        Ok(usize::try_from(value[0]).unwrap_or(0))
+    }
+
+    pub(crate) fn text(&self, of: &Handle, attribute: i32) -> Result<String, Error> {
+        // SAFETY: a byte each.
+        let bytes = unsafe { self.get::<u8>(of, (attribute, TYPE_CHAR), &mut []) }?;
+        let mut text = vec![0u8; bytes];
+        // SAFETY: the same.
+        let bytes = unsafe { self.get(of, (attribute, TYPE_CHAR), &mut text) }?;
+        text.truncate(bytes);
+        String::from_utf8(text).map_err(|_| Error::refused("cudnnBackendGetAttribute", "a text that is not UTF-8"))
+    }
+
+    /// Engine configurations that a heuristic proposes, best first, at most so many.
+    pub(crate) fn engines(&self, heuristic: &Handle, most: usize) -> Result<Vec<Handle>, Error> {
+        let engines = (0..most).map(|_| self.descriptor(ENGINECFG_DESCRIPTOR)).collect::<Result<Vec<_>, _>>()?;
+        let mut list: Vec<Pointer> = engines.iter().map(|engine| engine.raw).collect();
+        // SAFETY: cuDNN fills the live descriptors of the list.
+        let count = unsafe { self.get(heuristic, (ENGINEHEUR_RESULTS, TYPE_BACKEND_DESCRIPTOR), &mut list) }?;
+        Ok(engines.into_iter().take(count).collect())
+    }
+
+    /// The numerical notes of a configuration's engine.
+    pub(crate) fn notes(&self, configuration: &Handle) -> Result<Vec<i32>, Error> {
+        let engine = self.descriptor(ENGINE_DESCRIPTOR)?;
+        // SAFETY: cuDNN fills the live descriptor.
+        unsafe { self.get(configuration, (ENGINECFG_ENGINE, TYPE_BACKEND_DESCRIPTOR), &mut [engine.raw]) }?;
+        let mut notes = vec![0i32; MOST_NOTES];
+        // SAFETY: 32 bits each.
+        let count = unsafe { self.get(&engine, (ENGINE_NUMERICAL_NOTE, TYPE_NUMERICAL_NOTE), &mut notes) }?;
+        notes.truncate(count);
+        Ok(notes)
+    }
+
+    pub(crate) fn tensor(&self, tensor: &TensorLayout) -> Result<Handle, Error> {
+        let descriptor = self.descriptor(TENSOR_DESCRIPTOR)?;
+        let alignment = if tensor.by_value { size_of::<f32>() } else { ALIGNMENT };
+        self.set(&descriptor, TENSOR_UNIQUE_ID, &Value::Integers(&[tensor.id]))?;
+        self.set(&descriptor, TENSOR_DATA_TYPE, &Value::DataType(tensor.data_type))?;
+        self.set(&descriptor, TENSOR_BYTE_ALIGNMENT, &Value::Integers(&[alignment as i64]))?;
+        self.set(&descriptor, TENSOR_DIMENSIONS, &Value::Integers(&tensor.dimensions))?;
+        self.set(&descriptor, TENSOR_STRIDES, &Value::Integers(&tensor.strides))?;
+        if tensor.by_value {
+            self.set(&descriptor, TENSOR_IS_BY_VALUE, &Value::Boolean(true))?;
         }
-        self.set_math(algorithm.math)?;
-        let call = &self.cudnn.functions;
-        let (name, run) = match algorithm.direction {
-            Direction::Forward => ("cudnnConvolutionForward", call.cudnnConvolutionForward),
-            Direction::Images => ("cudnnConvolutionBackwardData", call.cudnnConvolutionBackwardData),
-            Direction::Filters => ("cudnnConvolutionBackwardFilter", call.cudnnConvolutionBackwardFilter),
-        };
-        let [first, second, written] = self.operands(algorithm.direction, buffers);
-        let (one, zero) = (1.0f32, 0.0f32);
-        // SAFETY: as in `fastest`; the two factors are read before the call returns; freeing a buffer waits for the
-        // work.
-        let code = unsafe {
-            run(
-                self.cudnn.raw()?,
-                &raw const one,
-                first.0,
-                first.1,
-                second.0,
-                second.1,
-                self.how.raw,
-                algorithm.number,
-                workspace.pointer(),
-                algorithm.workspace_bytes,
-                &raw const zero,
-                written.0,
-                written.1,
-            )
-        };
-        self.cudnn.check(name, code)
+        self.finalize(&descriptor, "tensor")?;
+        Ok(descriptor)
+    }
+
+    /// Queues a plan in a stream.
+    ///
+    /// # Safety
+    /// Plan and pack are finalized descriptors of this library, and the memory that the pack names is that of the plan's tensors, lives, and is
+    /// not freed before the work is done.
+    pub(crate) unsafe fn execute(&self, plan: &Handle, pack: &Handle, stream: &Stream) -> Result<(), Error> {
+        let handle = self.handle()?;
+        // SAFETY: handle and stream live.
+        let code = unsafe { (self.call().cudnnSetStream)(handle.raw, stream.raw()) };
+        self.check("cudnnSetStream", code)?;
+        // SAFETY: as the caller promises.
+        let code = unsafe { (self.call().cudnnBackendExecute)(handle.raw, plan.raw, pack.raw) };
+        self.check("cudnnBackendExecute", code)
     }
 }
+
+impl Inner {
+    /// An error has the library's text of the last call too.
+    fn check(&self, call: &str, code: i32) -> Result<(), Error> {
+        check(CUDNN.name, call, code, || {
+            // SAFETY: any number may be passed; the result is a constant string.
+            let text = unsafe { text_at((self.functions.cudnnGetErrorString)(code)) };
+            let mut more = [0u8; 1024];
+            // SAFETY: cuDNN writes at most as many bytes as it is told to.
+            unsafe { (self.functions.cudnnGetLastErrorString)(more.as_mut_ptr().cast(), more.len()) };
+            let end = more.iter().position(|byte| *byte == 0).unwrap_or(more.len());
+            format!("{text}: {}", String::from_utf8_lossy(&more[..end]).trim())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

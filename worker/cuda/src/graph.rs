@@ -1,76 +1,21 @@
-//! cuDNN's graph calls, as far as one operation needs them: descriptors with typed attributes, a plan, and its
-//! execution.
+//! One operation of cuDNN as a graph: descriptors, a plan, and its execution.
 #![allow(unsafe_code)]
 
-use crate::cudnn::Cudnn;
-use crate::driver::Buffer;
+use crate::cudnn::{
+    BFLOAT16, Cudnn, ENGINEHEUR_DESCRIPTOR, ENGINEHEUR_MODE, ENGINEHEUR_OPERATION_GRAPH, EXECUTION_PLAN_DESCRIPTOR,
+    EXECUTION_PLAN_ENGINE_CONFIG, EXECUTION_PLAN_HANDLE, EXECUTION_PLAN_WORKSPACE_SIZE, FLOAT, HEUR_MODE_A,
+    HEUR_MODE_FALLBACK, OPERATIONGRAPH_DESCRIPTOR, OPERATIONGRAPH_HANDLE, OPERATIONGRAPH_OPS, TensorLayout,
+    VARIANT_PACK_DATA_POINTERS, VARIANT_PACK_DESCRIPTOR, VARIANT_PACK_UNIQUE_IDS, VARIANT_PACK_WORKSPACE, Value,
+};
+use crate::driver::{Buffer, Stream};
 use crate::error::Error;
-use crate::library::{Handle, Library, Pointer, functions};
-use std::ffi::{c_char, c_void};
-
-functions!(Functions {
-    cudnnBackendCreateDescriptor(i32, *mut Pointer) -> i32;
-    cudnnBackendDestroyDescriptor(Pointer) -> i32;
-    cudnnBackendSetAttribute(Pointer, i32, i32, i64, *const c_void) -> i32;
-    cudnnBackendGetAttribute(Pointer, i32, i32, i64, *mut i64, Pointer) -> i32;
-    cudnnBackendFinalize(Pointer) -> i32;
-    cudnnBackendExecute(Pointer, Pointer, Pointer) -> i32;
-    cudnnGetLastErrorString(*mut c_char, usize) -> ();
-});
-
-const ENGINECFG_DESCRIPTOR: i32 = 3;
-const ENGINEHEUR_DESCRIPTOR: i32 = 4;
-const EXECUTION_PLAN_DESCRIPTOR: i32 = 5;
-const OPERATIONGRAPH_DESCRIPTOR: i32 = 15;
-const VARIANT_PACK_DESCRIPTOR: i32 = 16;
-const TENSOR_DESCRIPTOR: i32 = 17;
-
-const ENGINEHEUR_MODE: i32 = 200;
-const ENGINEHEUR_OPERATION_GRAPH: i32 = 201;
-const ENGINEHEUR_RESULTS: i32 = 202;
-const EXECUTION_PLAN_HANDLE: i32 = 400;
-const EXECUTION_PLAN_ENGINE_CONFIG: i32 = 401;
-const EXECUTION_PLAN_WORKSPACE_SIZE: i32 = 402;
-const OPERATIONGRAPH_HANDLE: i32 = 800;
-const OPERATIONGRAPH_OPS: i32 = 801;
-const TENSOR_BYTE_ALIGNMENT: i32 = 900;
-const TENSOR_DATA_TYPE: i32 = 901;
-const TENSOR_DIMENSIONS: i32 = 902;
-const TENSOR_STRIDES: i32 = 903;
-const TENSOR_UNIQUE_ID: i32 = 906;
-const TENSOR_IS_BY_VALUE: i32 = 908;
-const VARIANT_PACK_UNIQUE_IDS: i32 = 1000;
-const VARIANT_PACK_DATA_POINTERS: i32 = 1001;
-const VARIANT_PACK_WORKSPACE: i32 = 1003;
-
-const TYPE_HANDLE: i32 = 0;
-const TYPE_DATA_TYPE: i32 = 1;
-const TYPE_BOOLEAN: i32 = 2;
-const TYPE_INT64: i32 = 3;
-const TYPE_VOID_PTR: i32 = 6;
-const TYPE_HEUR_MODE: i32 = 8;
-const TYPE_BACKEND_DESCRIPTOR: i32 = 15;
-
-const HEUR_MODE_FALLBACK: i32 = 2;
-const HEUR_MODE_A: i32 = 3;
+use crate::library::{Handle, Pointer};
 
 /// Type of the elements of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(i32)]
 pub enum Element {
-    F32 = 0,
-    Bf16 = 9,
-}
-
-/// Value of an attribute; cuDNN derives the element size from its type.
-enum Value<'a> {
-    Library(Pointer),
-    Element(Element),
-    Boolean(bool),
-    Integers(&'a [i64]),
-    Pointers(&'a [Pointer]),
-    Heuristic(i32),
-    Descriptors(&'a [Pointer]),
+    F32,
+    Bf16,
 }
 
 /// A tensor: dimensions (batch, heads, tokens, width) with their strides in elements.
@@ -95,84 +40,25 @@ impl Tensor {
         };
         (!self.by_value).then(|| usize::try_from(last + 1).unwrap_or(0) * element)
     }
+
+    fn layout(&self) -> TensorLayout {
+        let Tensor { id, element, dimensions, strides, by_value } = *self;
+        let data_type = match element {
+            Element::F32 => FLOAT,
+            Element::Bf16 => BFLOAT16,
+        };
+        TensorLayout { id, data_type, dimensions, strides, by_value }
+    }
 }
 
 /// The graph calls. Plans need a started cuDNN, operations do not.
 pub struct Graph<'a> {
-    functions: Functions,
     cudnn: &'a Cudnn,
 }
 
 impl<'a> Graph<'a> {
-    /// Looks up the functions.
-    ///
-    /// # Errors
-    /// A function is missing.
-    pub fn new(library: &Library, cudnn: &'a Cudnn) -> Result<Graph<'a>, Error> {
-        Ok(Graph { functions: Functions::load(library)?, cudnn })
-    }
-
-    /// Same as `Cudnn::check`, with the additional text of the graph calls.
-    fn check(&self, call: &str, code: i32) -> Result<(), Error> {
-        self.cudnn.check(call, code).map_err(|error| match error {
-            Error::Call { library, call, code, text } => {
-                let mut more = [0u8; 1024];
-                // SAFETY: cuDNN writes at most as many bytes as it is told to.
-                unsafe { (self.functions.cudnnGetLastErrorString)(more.as_mut_ptr().cast(), more.len()) };
-                let end = more.iter().position(|byte| *byte == 0).unwrap_or(more.len());
-                let text = format!("{text}: {}", String::from_utf8_lossy(&more[..end]).trim());
-                Error::Call { library, call, code, text }
-            }
-            other => other,
-        })
-    }
-
-    fn descriptor(&self, kind: i32) -> Result<Handle, Error> {
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: the pointer is to a live handle.
-        let code = unsafe { (self.functions.cudnnBackendCreateDescriptor)(kind, &raw mut raw) };
-        self.check(&format!("cudnnBackendCreateDescriptor({kind})"), code)?;
-        Ok(Handle { raw, destroy: self.functions.cudnnBackendDestroyDescriptor })
-    }
-
-    fn set(&self, descriptor: &Handle, attribute: i32, value: &Value<'_>) -> Result<(), Error> {
-        let (kind, count, address): (i32, usize, *const c_void) = match value {
-            Value::Library(pointer) => (TYPE_HANDLE, 1, std::ptr::from_ref(pointer).cast()),
-            Value::Element(element) => (TYPE_DATA_TYPE, 1, std::ptr::from_ref(element).cast()),
-            Value::Boolean(boolean) => (TYPE_BOOLEAN, 1, std::ptr::from_ref(boolean).cast()),
-            Value::Integers(list) => (TYPE_INT64, list.len(), list.as_ptr().cast()),
-            Value::Pointers(list) => (TYPE_VOID_PTR, list.len(), list.as_ptr().cast()),
-            Value::Heuristic(mode) => (TYPE_HEUR_MODE, 1, std::ptr::from_ref(mode).cast()),
-            Value::Descriptors(list) => (TYPE_BACKEND_DESCRIPTOR, list.len(), list.as_ptr().cast()),
-        };
-        // SAFETY: the address is of as many live elements of the kind as are given; cuDNN copies them, and refuses an
-        // attribute of another kind.
-        let code = unsafe {
-            (self.functions.cudnnBackendSetAttribute)(descriptor.raw, attribute, kind, count as i64, address)
-        };
-        self.check(&format!("cudnnBackendSetAttribute({attribute})"), code)
-    }
-
-    fn finalize(&self, descriptor: &Handle, what: &str) -> Result<(), Error> {
-        // SAFETY: the descriptor lives.
-        let code = unsafe { (self.functions.cudnnBackendFinalize)(descriptor.raw) };
-        self.check(&format!("cudnnBackendFinalize({what})"), code)
-    }
-
-    fn tensor(&self, tensor: &Tensor) -> Result<Handle, Error> {
-        const ALIGNMENT: i64 = 16;
-        let descriptor = self.descriptor(TENSOR_DESCRIPTOR)?;
-        let alignment = if tensor.by_value { size_of::<f32>() as i64 } else { ALIGNMENT };
-        self.set(&descriptor, TENSOR_UNIQUE_ID, &Value::Integers(&[tensor.id]))?;
-        self.set(&descriptor, TENSOR_DATA_TYPE, &Value::Element(tensor.element))?;
-        self.set(&descriptor, TENSOR_BYTE_ALIGNMENT, &Value::Integers(&[alignment]))?;
-        self.set(&descriptor, TENSOR_DIMENSIONS, &Value::Integers(&tensor.dimensions))?;
-        self.set(&descriptor, TENSOR_STRIDES, &Value::Integers(&tensor.strides))?;
-        if tensor.by_value {
-            self.set(&descriptor, TENSOR_IS_BY_VALUE, &Value::Boolean(true))?;
-        }
-        self.finalize(&descriptor, "tensor")?;
-        Ok(descriptor)
+    pub fn new(cudnn: &'a Cudnn) -> Graph<'a> {
+        Graph { cudnn }
     }
 
     /// Creates an operation of `kind`, whose attributes are the given tensors. Needs no GPU.
@@ -180,14 +66,14 @@ impl<'a> Graph<'a> {
     /// # Errors
     /// cuDNN does not know the operation, or refuses its tensors.
     pub fn operation(&self, kind: i32, tensors: &[(i32, Tensor)]) -> Result<Operation, Error> {
-        let operation = self.descriptor(kind)?;
+        let operation = self.cudnn.descriptor(kind)?;
         let mut kept = Vec::new();
         for (attribute, tensor) in tensors {
-            let descriptor = self.tensor(tensor)?;
-            self.set(&operation, *attribute, &Value::Descriptors(&[descriptor.raw]))?;
+            let descriptor = self.cudnn.tensor(&tensor.layout())?;
+            self.cudnn.set(&operation, *attribute, &Value::Descriptors(&[descriptor.raw]))?;
             kept.push(descriptor);
         }
-        self.finalize(&operation, "operation")?;
+        self.cudnn.finalize(&operation, "operation")?;
         let tensors = tensors.iter().map(|(_, tensor)| (tensor.id, tensor.bytes())).collect();
         Ok(Operation { descriptor: operation, _tensors: kept, tensors })
     }
@@ -196,11 +82,12 @@ impl<'a> Graph<'a> {
     ///
     /// # Errors
     /// A call fails, or no engine accepts the graph.
-    pub fn plan(&self, operation: Operation) -> Result<ExecutionPlan<'_, 'a>, Error> {
-        let graph = self.descriptor(OPERATIONGRAPH_DESCRIPTOR)?;
-        self.set(&graph, OPERATIONGRAPH_HANDLE, &Value::Library(self.cudnn.raw()?))?;
-        self.set(&graph, OPERATIONGRAPH_OPS, &Value::Descriptors(&[operation.descriptor.raw]))?;
-        self.finalize(&graph, "operation graph")?;
+    pub fn plan(&self, operation: Operation) -> Result<ExecutionPlan<'a>, Error> {
+        let cudnn = self.cudnn;
+        let graph = cudnn.descriptor(OPERATIONGRAPH_DESCRIPTOR)?;
+        cudnn.set(&graph, OPERATIONGRAPH_HANDLE, &Value::Library(cudnn.raw()?))?;
+        cudnn.set(&graph, OPERATIONGRAPH_OPS, &Value::Descriptors(&[operation.descriptor.raw]))?;
+        cudnn.finalize(&graph, "operation graph")?;
         // The error of the engine that the heuristic prefers says most.
         let mut first = None;
         for mode in [HEUR_MODE_A, HEUR_MODE_FALLBACK] {
@@ -211,7 +98,7 @@ impl<'a> Graph<'a> {
             for engine in &engines {
                 match self.plan_with(engine) {
                     Ok((plan, workspace_bytes)) => {
-                        return Ok(ExecutionPlan { graph: self, plan, tensors: operation.tensors, workspace_bytes });
+                        return Ok(ExecutionPlan { cudnn, plan, tensors: operation.tensors, workspace_bytes });
                     }
                     Err(error) => {
                         first.get_or_insert(error);
@@ -225,48 +112,20 @@ impl<'a> Graph<'a> {
     /// Engine configurations that the heuristic proposes, best first.
     fn engines(&self, graph: &Handle, mode: i32) -> Result<Vec<Handle>, Error> {
         const MOST: usize = 8;
-        let heuristic = self.descriptor(ENGINEHEUR_DESCRIPTOR)?;
-        self.set(&heuristic, ENGINEHEUR_OPERATION_GRAPH, &Value::Descriptors(&[graph.raw]))?;
-        self.set(&heuristic, ENGINEHEUR_MODE, &Value::Heuristic(mode))?;
-        self.finalize(&heuristic, "heuristic")?;
-        let mut engines = (0..MOST).map(|_| self.descriptor(ENGINECFG_DESCRIPTOR)).collect::<Result<Vec<_>, _>>()?;
-        let mut list: Vec<Pointer> = engines.iter().map(|engine| engine.raw).collect();
-        let mut count = 0i64;
-        // SAFETY: cuDNN fills the live descriptors of the list, and writes their number.
-        let code = unsafe {
-            (self.functions.cudnnBackendGetAttribute)(
-                heuristic.raw,
-                ENGINEHEUR_RESULTS,
-                TYPE_BACKEND_DESCRIPTOR,
-                MOST as i64,
-                &raw mut count,
-                list.as_mut_ptr().cast(),
-            )
-        };
-        self.check("cudnnBackendGetAttribute(202)", code)?;
-        engines.truncate(usize::try_from(count).unwrap_or(0));
-        Ok(engines)
+        let heuristic = self.cudnn.descriptor(ENGINEHEUR_DESCRIPTOR)?;
+        self.cudnn.set(&heuristic, ENGINEHEUR_OPERATION_GRAPH, &Value::Descriptors(&[graph.raw]))?;
+        self.cudnn.set(&heuristic, ENGINEHEUR_MODE, &Value::Heuristic(mode))?;
+        self.cudnn.finalize(&heuristic, "heuristic")?;
+        self.cudnn.engines(&heuristic, MOST)
     }
 
     fn plan_with(&self, engine: &Handle) -> Result<(Handle, usize), Error> {
-        let plan = self.descriptor(EXECUTION_PLAN_DESCRIPTOR)?;
-        self.set(&plan, EXECUTION_PLAN_HANDLE, &Value::Library(self.cudnn.raw()?))?;
-        self.set(&plan, EXECUTION_PLAN_ENGINE_CONFIG, &Value::Descriptors(&[engine.raw]))?;
-        self.finalize(&plan, "plan")?;
-        let (mut bytes, mut count) = (0i64, 0i64);
-        // SAFETY: cuDNN writes one integer and the count.
-        let code = unsafe {
-            (self.functions.cudnnBackendGetAttribute)(
-                plan.raw,
-                EXECUTION_PLAN_WORKSPACE_SIZE,
-                TYPE_INT64,
-                1,
-                &raw mut count,
-                (&raw mut bytes).cast(),
-            )
-        };
-        self.check("cudnnBackendGetAttribute(402)", code)?;
-        Ok((plan, usize::try_from(bytes).unwrap_or(0)))
+        let plan = self.cudnn.descriptor(EXECUTION_PLAN_DESCRIPTOR)?;
+        self.cudnn.set(&plan, EXECUTION_PLAN_HANDLE, &Value::Library(self.cudnn.raw()?))?;
+        self.cudnn.set(&plan, EXECUTION_PLAN_ENGINE_CONFIG, &Value::Descriptors(&[engine.raw]))?;
+        self.cudnn.finalize(&plan, "plan")?;
+        let workspace_bytes = self.cudnn.integer(&plan, EXECUTION_PLAN_WORKSPACE_SIZE)?;
+        Ok((plan, workspace_bytes))
     }
 }
 
@@ -279,8 +138,8 @@ pub struct Operation {
 }
 
 /// A graph that is ready to run.
-pub struct ExecutionPlan<'g, 'a> {
-    graph: &'g Graph<'a>,
+pub struct ExecutionPlan<'a> {
+    cudnn: &'a Cudnn,
     plan: Handle,
     /// See [`Operation`].
     tensors: Vec<(i64, Option<usize>)>,
@@ -288,13 +147,13 @@ pub struct ExecutionPlan<'g, 'a> {
     pub workspace_bytes: usize,
 }
 
-impl ExecutionPlan<'_, '_> {
-    /// Launches the graph: `buffers` are those of the tensors on the device in the order in which they were given, and
+impl ExecutionPlan<'_> {
+    /// Queues the graph: `buffers` are those of the tensors on the device in the order in which they were given, and
     /// `value` is the number for all tensors in host memory.
     ///
     /// # Errors
     /// Buffers are missing or too small, or a call fails.
-    pub fn run(&self, buffers: &[&Buffer], value: f32, workspace: &Buffer) -> Result<(), Error> {
+    pub fn run(&self, buffers: &[&Buffer], value: f32, workspace: &Buffer, stream: &Stream) -> Result<(), Error> {
         let needed: Vec<usize> =
             self.tensors.iter().filter_map(|(_, bytes)| *bytes).chain([self.workspace_bytes]).collect();
         let given: Vec<usize> = buffers.iter().copied().chain([workspace]).map(Buffer::bytes).collect();
@@ -310,15 +169,13 @@ impl ExecutionPlan<'_, '_> {
             .map(|(_, bytes)| bytes.and_then(|_| buffers.next()).map_or(host, |buffer| buffer.pointer()))
             .collect();
         let ids: Vec<i64> = self.tensors.iter().map(|(id, _)| *id).collect();
-        let graph = self.graph;
-        let pack = graph.descriptor(VARIANT_PACK_DESCRIPTOR)?;
-        graph.set(&pack, VARIANT_PACK_UNIQUE_IDS, &Value::Integers(&ids))?;
-        graph.set(&pack, VARIANT_PACK_DATA_POINTERS, &Value::Pointers(&pointers))?;
-        graph.set(&pack, VARIANT_PACK_WORKSPACE, &Value::Pointers(&[workspace.pointer()]))?;
-        graph.finalize(&pack, "variant pack")?;
-        // SAFETY: plan and pack are alive; the buffers are as large as their tensors, as checked above; host numbers
-        // are read before the call returns, and freeing a buffer waits for the work.
-        let code = unsafe { (graph.functions.cudnnBackendExecute)(graph.cudnn.raw()?, self.plan.raw, pack.raw) };
-        graph.check("cudnnBackendExecute", code)
+        let pack = self.cudnn.descriptor(VARIANT_PACK_DESCRIPTOR)?;
+        self.cudnn.set(&pack, VARIANT_PACK_UNIQUE_IDS, &Value::Integers(&ids))?;
+        self.cudnn.set(&pack, VARIANT_PACK_DATA_POINTERS, &Value::Pointers(&pointers))?;
+        self.cudnn.set(&pack, VARIANT_PACK_WORKSPACE, &Value::Pointers(&[workspace.pointer()]))?;
+        self.cudnn.finalize(&pack, "variant pack")?;
+        // SAFETY: the buffers are as large as their tensors, as checked above; host numbers are read before the call returns, and freeing a
+        // buffer waits for the work.
+        unsafe { self.cudnn.execute(&self.plan, &pack, stream) }
     }
 }

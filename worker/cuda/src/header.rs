@@ -44,7 +44,7 @@ impl Header<'_> {
 
 /// The headers of the libraries that only `cargo xtask test --gpu-libraries` fetches.
 pub(crate) fn of_libraries() -> Option<Vec<PathBuf>> {
-    let folders = ["gpu-cublas", "gpu-nccl", "gpu-runtime", "gpu-crt", "gpu-stub"];
+    let folders = ["gpu-cublas", "gpu-cudnn", "gpu-nccl", "gpu-runtime", "gpu-crt", "gpu-stub"];
     folders.into_iter().map(|name| fetched(name, REQUIRED)).collect()
 }
 

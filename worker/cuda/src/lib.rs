@@ -3,7 +3,7 @@
 //! ```text
 //! find ── Library ──┬── driver    devices, memory, streams, kernels, time
 //!                   ├── cublaslt  products of matrices
-//!                   ├── cudnn     convolutions; graph: one operation as a graph
+//!                   ├── cudnn     convolution: whether and how; graph: one operation
 //!                   ├── nccl      sums over ranks
 //!                   ├── nvml      errors, clocks, temperature and users of a GPU
 //!                   └── nvrtc     CUDA C to machine code; kernels: what is compiled, and its calls
@@ -11,12 +11,13 @@
 //! ```
 //!
 //! Signatures, constants and layouts are those of the headers of CUDA 13.2, cuDNN 9.26 and NCCL 2.30. The calls used here
-//! have not changed since CUDA 12.4, which has `cuFuncGetParamInfo`, cuDNN 9.0 and NCCL 2.19, except where a comment says so.
+//! have not changed since CUDA 12.4, which has `cuFuncGetParamInfo`, cuDNN 9.11 and NCCL 2.19, except where a comment says so.
 //!
 //! A function checks the sizes of buffers, and that they still exist, before it passes addresses on, so that its callers need no unsafe code. Nothing of
 //! CUDA is linked: a machine without it gets an [`Error`].
 #![deny(unsafe_code)]
 
+pub mod convolution;
 pub mod cublaslt;
 pub mod cudnn;
 pub mod driver;

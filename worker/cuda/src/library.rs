@@ -60,7 +60,7 @@ macro_rules! functions {
         #[allow(non_snake_case)]
         struct $structure { $($function: unsafe extern "C" fn($($argument),*) -> $result,)* }
         impl $structure {
-            /// Those of the driver, of cuBLASLt and of NCCL are compared with their headers.
+            /// Those of the driver, of cuBLASLt, of cuDNN and of NCCL are compared with their headers.
             #[cfg(test)]
             #[allow(dead_code)]
             const NAMES: &[&str] = &[$(stringify!($function)),*];

@@ -73,7 +73,7 @@ impl ConvolutionShape {
     }
 
     /// Weights of one output.
-    fn window_len(&self) -> usize {
+    pub(crate) fn window_len(&self) -> usize {
         self.kernel * self.kernel * self.channels
     }
 

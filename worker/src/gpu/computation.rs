@@ -70,8 +70,8 @@ impl Computation {
     ) -> Result<Computation, Refused> {
         let kind = *graph.kind();
         let plan = match samples {
-            SampleType::UInt8 => Plan::new(graph, target)?,
-            SampleType::Float32 => Plan::new(graph, target)?.with_normalised_images(),
+            SampleType::UInt8 => Plan::new(graph, target.clone())?,
+            SampleType::Float32 => Plan::new(graph, target.clone())?.with_normalised_images(),
         };
         let update = Update::new(plan.layout(), optimizer, precision, target)?;
         let used = used(&works(&plan, &update, &|span| span)?);

@@ -1,6 +1,6 @@
 //! What each work of a step moves and computes.
 
-use super::launch::{Launch, Matrix, Product, Span, Work};
+use super::launch::{Convolution, Launch, Matrix, Product, Span, Work};
 use super::plan::Plan;
 use super::refused::Refused;
 use super::update::Update;
@@ -54,6 +54,9 @@ fn costed(part: Part, work: &Work<Span>, form: Option<(&Form, Format)>) -> Coste
     let (flops, needed_flops, arithmetic) = arithmetic(work, form);
     let aligned = match work {
         Work::Product(Product { left, right, result, .. }) => [left, right, result].into_iter().all(is_aligned),
+        Work::Convolution(Convolution { kind, .. }) => [kind.shape.channels, kind.shape.outputs]
+            .iter()
+            .all(|width| (width * kind.format.size()).is_multiple_of(TENSOR)),
         // Attention refuses heads that are not.
         _ => arithmetic != Arithmetic::Scalar,
     };
@@ -86,6 +89,11 @@ fn arithmetic(work: &Work<Span>, form: Option<(&Form, Format)>) -> (f64, f64, Ar
         (Work::Product(product), _) => {
             let flops = flops(product);
             (flops, flops, of_factors(product.left.format))
+        }
+        // Each direction multiplies each pixel of each window once.
+        (Work::Convolution(Convolution { kind, .. }), _) => {
+            let flops = 2.0 * kind.shape.output_len() as f64 * kind.shape.window_len() as f64;
+            (flops, flops, of_factors(kind.format))
         }
         (Work::Kernel(call), Some((Form::Attention(shape), format))) => {
             let [done, needed] = attention(call.kernel(), shape);

@@ -58,6 +58,7 @@ fn is_input(memory: Memory) -> bool {
         | Memory::Chunks
         | Memory::Candidates
         | Memory::Numbers
+        | Memory::Workspace
         | Memory::Norms
         | Memory::Ratios => false,
     }

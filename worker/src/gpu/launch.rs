@@ -1,7 +1,9 @@
 //! What a GPU is told to do, as data.
 
+use super::convolutions::ConvolutionKind;
 use crate::cpu::Format;
 use crate::nn::layers::Target;
+use switchyard_cuda::convolution::Direction;
 use switchyard_cuda::kernels::{self, Argument, Call};
 
 /// A memory of the device.
@@ -63,6 +65,8 @@ pub enum Memory {
     Norms,
     /// LAMB and LARS: the factor of each parameter, `f64`.
     Ratios,
+    /// What convolutions of cuDNN need beside their tensors, one after the other.
+    Workspace,
 }
 
 /// A table of an embedding whose entries a batch chooses.
@@ -118,11 +122,34 @@ pub struct Product<M> {
     pub adds: bool,
 }
 
+/// A convolution of cuDNN. Images and results are in NHWC with the pitch of tensors, filters without gaps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Convolution<M> {
+    pub kind: ConvolutionKind,
+    pub images: M,
+    pub filters: M,
+    pub results: M,
+    /// If it needs any.
+    pub workspace: Option<M>,
+}
+
+impl<M: Copy> Convolution<M> {
+    /// What is computed, and what it is computed from.
+    fn written_and_read(&self) -> (M, [M; 2]) {
+        match self.kind.direction {
+            Direction::Forward => (self.results, [self.images, self.filters]),
+            Direction::Images => (self.images, [self.filters, self.results]),
+            Direction::Filters => (self.filters, [self.images, self.results]),
+        }
+    }
+}
+
 /// One operation of a GPU.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Work<M> {
     Kernel(Call<M>),
     Product(Product<M>),
+    Convolution(Convolution<M>),
     /// Between matrices of the same size.
     Copy {
         from: Matrix<M>,
@@ -140,11 +167,16 @@ pub struct Launch<M> {
 }
 
 impl<M: Copy> Work<M> {
-    /// Name of the kernel; `product` or `copy` where it is none of ours.
+    /// Name of the kernel; `product`, `convolution`, `convolution_images`, `convolution_filters` or `copy` where it is none of ours.
     pub fn name(&self) -> &'static str {
         match self {
             Work::Kernel(call) => call.kernel(),
             Work::Product(_) => "product",
+            Work::Convolution(convolution) => match convolution.kind.direction {
+                Direction::Forward => "convolution",
+                Direction::Images => "convolution_images",
+                Direction::Filters => "convolution_filters",
+            },
             Work::Copy { .. } => "copy",
         }
     }
@@ -156,6 +188,10 @@ impl<M: Copy> Work<M> {
             Work::Product(Product { left, right, result, adds, .. }) => {
                 [left.memory, right.memory].into_iter().chain(adds.then_some(result.memory)).collect()
             }
+            Work::Convolution(convolution) => {
+                let (written, read) = convolution.written_and_read();
+                read.into_iter().chain(convolution.kind.adds.then_some(written)).collect()
+            }
             Work::Copy { from, .. } => vec![from.memory],
         }
     }
@@ -165,6 +201,9 @@ impl<M: Copy> Work<M> {
         match self {
             Work::Kernel(call) => call.arguments().iter().filter_map(|argument| written(*argument)).collect(),
             Work::Product(product) => vec![product.result.memory],
+            Work::Convolution(convolution) => {
+                [convolution.written_and_read().0].into_iter().chain(convolution.workspace).collect()
+            }
             Work::Copy { to, .. } => vec![to.memory],
         }
     }

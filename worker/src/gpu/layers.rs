@@ -10,6 +10,7 @@ mod pooling;
 mod product;
 mod rows;
 
+use super::format::{VECTOR, element, pitch};
 use super::launch::{Matrix, Memory, Span, Work};
 use super::refused::Reason;
 use super::target::{Computed, Target};
@@ -21,7 +22,7 @@ use crate::nn::{Flow, Form, INPUTS, Layout, Needs};
 use switchyard_cuda::kernels::elementwise::Elementwise;
 use switchyard_cuda::kernels::gather::Gather;
 use switchyard_cuda::kernels::windows::Windows;
-use switchyard_cuda::kernels::{self, Element, Rows};
+use switchyard_cuda::kernels::{self, Rows};
 
 /// Whether a layer adds to what is in the memory for the gradient of its input; `None` if nobody needs that gradient.
 fn adds(mode: Mode) -> Option<bool> {
@@ -36,7 +37,7 @@ fn adds(mode: Mode) -> Option<bool> {
 ///
 /// # Errors
 /// No kernel computes it.
-pub(super) fn needs(form: &Form, target: Target, format: Format) -> Result<Needs, Reason> {
+pub(super) fn needs(form: &Form, target: &Target, format: Format) -> Result<Needs, Reason> {
     let missing = |what: &str| Err(Reason::Missing(what.to_owned()));
     let first = [true, false, false];
     match form {
@@ -94,9 +95,9 @@ pub(super) fn needs(form: &Form, target: Target, format: Format) -> Result<Needs
             })
         }
         Form::Convolution(shape) => {
-            let scratch = convolution::scratch(shape, target, format)?;
+            let [scratch, backward_scratch] = convolution::scratch(shape, target, format)?;
             let flow = [Flow::Accumulate; INPUTS];
-            Ok(Needs { inputs: first, scratch, backward_scratch: scratch, flow, ..Needs::default() })
+            Ok(Needs { inputs: first, scratch, backward_scratch, flow, ..Needs::default() })
         }
         Form::MaxPool(window) => Ok(Needs {
             saved: pooling::max_pool(window, format)?.places_bytes() / FLOAT,
@@ -113,28 +114,12 @@ pub(super) fn needs(form: &Form, target: Target, format: Format) -> Result<Needs
     }
 }
 
-/// Bytes that a thread of a kernel reads at once: rows begin at multiples of them.
-pub(super) const VECTOR: usize = 16;
-
 /// Bytes of a number in 32 bits.
 const FLOAT: usize = size_of::<f32>();
-
-fn element(format: Format) -> Element {
-    match format {
-        Format::F32 => Element::F32,
-        Format::Bf16 => Element::Bf16,
-        Format::F16 => Element::F16,
-    }
-}
 
 /// Sizes of kernels have 32 bits.
 fn size(number: usize) -> Result<u32, Reason> {
     u32::try_from(number).map_err(|_| Reason::Missing(format!("a size of {number}")))
-}
-
-/// From one row of a tensor to the next, in numbers.
-fn pitch(width: usize, format: Format) -> usize {
-    width.next_multiple_of(VECTOR / format.size())
 }
 
 fn rows(width: usize, format: Format) -> Result<Rows, Reason> {
@@ -168,7 +153,7 @@ pub(super) fn widths(form: &Form) -> ([usize; 2], usize) {
 
 /// Makes the launches of one layer after another.
 pub(super) struct Lowering<'a, M> {
-    pub target: Target,
+    pub target: &'a Target,
     pub format: Format,
     pub layout: &'a Layout,
     pub place: &'a dyn Fn(Span) -> M,

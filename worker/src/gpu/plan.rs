@@ -1,5 +1,6 @@
 //! The plan of a network on a GPU: memory, and the launches of forward and backward.
 
+use super::format::VECTOR;
 use super::launch::{Launch, Span};
 use super::layers::{self, Lowering};
 use super::refused::Refused;
@@ -39,13 +40,13 @@ impl Plan {
             check(&graph, node)?;
         }
         let needs = |node: &Node| -> Result<Needs, Refused> {
-            let needs = layers::needs(&node.layer.form(), target, format);
+            let needs = layers::needs(&node.layer.form(), &target, format);
             needs.map_err(|reason| reason.of(&node.name, node.layer.kind()))
         };
         // The plan goes backward; a refusal names the first layer.
         graph.nodes.iter().try_for_each(|node| needs(node).map(drop))?;
         graph.nodes.iter().try_for_each(|node| check_rows(&graph, node))?;
-        let alignment = Alignment { address: ADDRESS, row: layers::VECTOR / format.size() };
+        let alignment = Alignment { address: ADDRESS, row: VECTOR / format.size() };
         let plan = NetworkPlan::new(&graph, alignment, &needs)?;
         let (mut loss, mut row, mut constant) = (0, 0, 0);
         let computed = graph.nodes.iter().map(|node| {
@@ -135,7 +136,7 @@ impl Plan {
     }
 
     /// Losses and right predictions of a batch by running statistics, in order; no gradient is computed, and nothing outside of the arena is written but
-    /// [`Memory::Losses`](super::Memory::Losses) and [`Memory::Correct`](super::Memory::Correct).
+    /// [`Memory::Losses`](super::Memory::Losses), [`Memory::Correct`](super::Memory::Correct) and workspaces.
     ///
     /// # Errors
     /// See [`Plan::launches`].
@@ -145,7 +146,7 @@ impl Plan {
 
     fn lowering<'a, M>(&'a self, place: &'a dyn Fn(Span) -> M, adds: bool, evaluates: bool) -> Lowering<'a, M> {
         Lowering {
-            target: self.target,
+            target: &self.target,
             format: self.format,
             layout: &self.plan.layout,
             place,

@@ -1,14 +1,24 @@
 //! What launches are for: the device, and what a layer computes.
 
+use super::convolutions::Convolutions;
 use crate::nn::Form;
 
 /// The GPU that launches are for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
     /// Blocks of a launch, at most: a small multiple of the multiprocessors.
     pub blocks: u32,
     /// Shared memory of a block, at most.
     pub shared_bytes: u32,
+    /// What its cuDNN computes.
+    pub convolutions: Convolutions,
+}
+
+impl Target {
+    /// The same device whose cuDNN computes these convolutions.
+    pub fn with(self, convolutions: Convolutions) -> Target {
+        Target { convolutions, ..self }
+    }
 }
 
 /// What a layer computes.

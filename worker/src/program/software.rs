@@ -44,7 +44,7 @@ fn need(name: &str) -> (&'static str, Option<&'static str>) {
             "nobody watches GPUs for errors and slow clocks",
             Some("it comes with the driver: a container needs utility in NVIDIA_DRIVER_CAPABILITIES"),
         ),
-        name if name == CUDNN.name => ("nothing is missing: only gpu-probe uses it", None),
+        name if name == CUDNN.name => ("convolutions are products of patches", Some("pip install nvidia-cudnn-cu13")),
         _ => ("nothing is missing", None),
     }
 }

@@ -1,10 +1,10 @@
 //! Small networks of what GPUs have kernels for, and their launches beside their programs.
 
-use crate::TARGET;
 use crate::trial::{self, kind_of};
+use crate::{TARGET, with_cudnn};
 use switchyard_worker::cpu::Format;
 use switchyard_worker::data::Kind;
-use switchyard_worker::gpu::{Launch, Memory, Plan, Span};
+use switchyard_worker::gpu::{self, Launch, Memory, Plan, Span};
 use switchyard_worker::model::Registry;
 use switchyard_worker::nn::layers::{
     Activation, BatchNorm, Convolution, CrossEntropy, Embedding, LayerNorm, Linear, Target, average_pool, features,
@@ -223,8 +223,14 @@ pub fn all() -> impl Iterator<Item = (&'static str, Build)> {
     NETWORKS.into_iter().chain(IMAGES).chain(RESIDUAL).chain(DEEP).chain(LANGUAGE)
 }
 
-fn planned(graph: Graph) -> (Plan, Program) {
-    let plan = Plan::new(graph, TARGET).unwrap();
+/// With and without cuDNN.
+fn both(build: Build) -> [(Plan, Program); 2] {
+    let target = with_cudnn(&build());
+    [planned(build(), TARGET), planned(build(), target)]
+}
+
+fn planned(graph: Graph, target: gpu::Target) -> (Plan, Program) {
+    let plan = Plan::new(graph, target).unwrap();
     let buckets = fuse(plan.layout(), 1024);
     let runs: Vec<_> = (0..buckets.len()).map(|bucket| bucket..bucket + 1).collect();
     let program = plan.program(&Reductions { buckets: &buckets, runs: &runs, lanes: 1, micro_batches: 1 });
@@ -233,8 +239,7 @@ fn planned(graph: Graph) -> (Plan, Program) {
 
 #[test]
 fn launches_use_what_the_checked_program_declares() {
-    for (name, build) in all() {
-        let (plan, program) = planned(build());
+    for (name, (plan, program)) in all().flat_map(|(name, build)| both(build).map(|planned| (name, planned))) {
         assert_eq!(program.check(), Ok(()), "{name}\n{program}");
         for launch in plan.launches(false, |span| span).unwrap() {
             assert_eq!(undeclared(&launch, &program), None, "{name}: {launch:?}");
@@ -244,12 +249,11 @@ fn launches_use_what_the_checked_program_declares() {
 
 #[test]
 fn evaluation_writes_nothing_but_its_results() {
-    for (name, build) in all() {
-        let (plan, program) = planned(build());
+    for (name, (plan, program)) in all().flat_map(|(name, build)| both(build).map(|planned| (name, planned))) {
         let launches = plan.evaluation(|span| span).unwrap();
         for launch in &launches {
             assert_eq!(undeclared(launch, &program), None, "{name}: {launch:?}");
-            let allowed = [Memory::Arena, Memory::Losses, Memory::Correct];
+            let allowed = [Memory::Arena, Memory::Workspace, Memory::Losses, Memory::Correct];
             let writes = launch.work.writes();
             assert!(writes.iter().all(|span| allowed.contains(&span.memory)), "{name}: {launch:?}");
         }
@@ -260,7 +264,7 @@ fn evaluation_writes_nothing_but_its_results() {
 
 #[test]
 fn a_launch_in_the_wrong_memory_is_found() {
-    let (plan, program) = planned(graph(4));
+    let (plan, program) = planned(graph(4), TARGET);
     for memory in [Memory::Arena, Memory::Gradients] {
         let moved = |span: Span| if span.memory == memory { Span { at: span.at + 4, ..span } } else { span };
         let launches = plan.launches(false, moved).unwrap();

@@ -1,8 +1,8 @@
 //! What a step takes at least, by the rates of a GPU.
 
-use crate::TARGET;
 use crate::network::{self, SAMPLES};
 use crate::trial;
+use crate::{TARGET, with_cudnn};
 use switchyard_worker::cpu::Format;
 use switchyard_worker::gpu::Computation;
 use switchyard_worker::nn::Graph;
@@ -61,7 +61,10 @@ fn products_count_their_matrices_once() {
 
 #[test]
 fn every_launch_of_a_step_is_counted() {
-    for computation in [mlp(), computation(network::bottlenecks(Format::F32))] {
+    let bottlenecks = || network::bottlenecks(Format::F32);
+    let target = with_cudnn(&bottlenecks());
+    let by_cudnn = Computation::new(bottlenecks(), &SGD, Precision::Fp32, SampleType::UInt8, target).unwrap();
+    for computation in [mlp(), computation(bottlenecks()), by_cudnn] {
         let works = computation.works(|span| span).unwrap();
         for micro_batches in [1, 2, 5] {
             let operations = computation.predict(micro_batches, &gpu()).unwrap();
@@ -75,6 +78,31 @@ fn every_launch_of_a_step_is_counted() {
             assert_eq!(launches(Part::Update), works.update.len());
         }
     }
+}
+
+#[test]
+fn convolutions_of_cudnn_count_their_tensors_once_and_as_many_operations_as_products_of_patches() {
+    let bottlenecks = || network::bottlenecks(Format::F32);
+    let target = with_cudnn(&bottlenecks());
+    let whole = Computation::new(bottlenecks(), &SGD, Precision::Fp32, SampleType::UInt8, target).unwrap();
+    let [whole, patches] = [whole, computation(bottlenecks())].map(|one| one.predict(1, &gpu()).unwrap());
+    let sum = |operations: &[Operation], part: Part, of: fn(&Operation) -> f64| {
+        operations.iter().filter(|one| one.part == part).map(of).sum::<f64>()
+    };
+    for part in [Part::Forward, Part::Backward] {
+        assert_eq!(sum(&whole, part, |one| one.flops), sum(&patches, part, |one| one.flops), "{part:?}");
+        assert!(sum(&whole, part, |one| one.bytes) < sum(&patches, part, |one| one.bytes), "{part:?}");
+    }
+    // The stem, the shortcut, and a window of three in each block: 20 x 20, 5 x 5 and 3 x 3 pixels of rows whose ends are aligned.
+    let forward = find(&whole, Part::Forward, "convolution");
+    assert_eq!(forward.launches, 4);
+    // Of pixels: 6 images of 20 x 20 with 3 channels to 10 x 10 with 4, of which pools make 5 x 5.
+    let stem = 2.0 * (6 * 10 * 10 * 4 * 7 * 7 * 3) as f64;
+    let shortcut = 2.0 * (6 * 3 * 3 * 10 * 4) as f64;
+    let middle = [3 * 3, 3 * 3].map(|pixels| 2.0 * (6 * pixels * 5 * 3 * 3 * 5) as f64);
+    assert_eq!(forward.flops, stem + shortcut + middle.iter().sum::<f64>());
+    assert_eq!(find(&whole, Part::Backward, "convolution_filters").launches, 4);
+    assert_eq!(find(&whole, Part::Backward, "convolution_images").launches, 3, "nobody needs that of the pixels");
 }
 
 #[test]

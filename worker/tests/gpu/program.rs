@@ -1,9 +1,9 @@
 //! The program of a step on a GPU: golden texts of small models, a check that finds nothing in them, and planted mistakes that it finds.
 
-use crate::TARGET;
 use crate::trial::{Case, cases};
+use crate::{TARGET, with_cudnn};
 use switchyard_worker::cpu::Format;
-use switchyard_worker::gpu::{Action, Computation, Event, Lane, Program, Unordered};
+use switchyard_worker::gpu::{Action, Computation, Event, Lane, Program, Target, Unordered};
 use switchyard_worker::model::Registry;
 use switchyard_worker::nn::{Graph, fuse};
 use switchyard_worker_contract::config::{
@@ -14,6 +14,11 @@ use switchyard_worker_contract::config::{
 const BUCKET: usize = 4096;
 
 fn program(case: &Case, micro_batches: usize, ranks: bool) -> Program {
+    program_for(case, micro_batches, ranks, |_| TARGET)
+}
+
+/// `target`: for a graph.
+fn program_for(case: &Case, micro_batches: usize, ranks: bool, target: impl Fn(&Graph) -> Target) -> Program {
     let mut graph = Graph::new(case.samples, case.kind, Format::Bf16);
     Registry::new().model(&case.model).unwrap().build(&mut graph).unwrap();
     let optimizer = config::Optimizer {
@@ -25,7 +30,8 @@ fn program(case: &Case, micro_batches: usize, ranks: bool) -> Program {
     };
     let precision =
         Precision::Amp(Amp { compute_type: HalfType::Bf16, loss_scaling: LossScaling::Static { scale: 1.0 } });
-    let computation = Computation::new(graph, &optimizer, precision, SampleType::UInt8, TARGET).unwrap();
+    let target = target(&graph);
+    let computation = Computation::new(graph, &optimizer, precision, SampleType::UInt8, target).unwrap();
     let buckets = if ranks { fuse(computation.layout(), BUCKET) } else { Vec::new() };
     Program::new(&computation, micro_batches, &buckets).unwrap()
 }
@@ -40,6 +46,8 @@ fn no_program_has_a_fault() {
         for (micro_batches, ranks) in [(1, false), (3, false), (1, true), (4, true)] {
             let program = program(&case, micro_batches, ranks);
             assert_eq!(program.check(), Ok(()), "{}, {micro_batches} micro-batches\n{program}", case.name);
+            let program = program_for(&case, micro_batches, ranks, with_cudnn);
+            assert_eq!(program.check(), Ok(()), "{}, {micro_batches} micro-batches\n{program}", case.name);
         }
     }
 }
@@ -49,6 +57,7 @@ fn golden_texts() {
     for (name, file) in [("gpt", "gpt"), ("bert next sentence", "bert"), ("resnet-18", "resnet-18")] {
         insta::assert_snapshot!(file, program(&case(name), 1, false).to_string());
     }
+    insta::assert_snapshot!("resnet-18-cudnn", program_for(&case("resnet-18"), 1, false, with_cudnn).to_string());
     insta::assert_snapshot!("mlp", program(&case("mlp"), 3, true).to_string());
 }
 

@@ -47,6 +47,11 @@ fn every_work_of_the_profiled_steps_is_timed() {
             times.kernels.iter().all(|kernel| kernel.seconds > 0.0 && kernel.cost.bytes > 0.0),
             "{name}: {times:?}"
         );
+        let convolutions = |name: &str| launches(&times, |kernel| kernel.name == name && kernel.cost.flops > 0.0);
+        let all = ["convolution", "convolution_images", "convolution_filters"].map(convolutions);
+        // Of a ResNet-18 there are 20; nobody needs the gradient of its pixels.
+        let expected = if name == "resnet" { [20, 19, 20] } else { [0; 3] };
+        assert_eq!(all, expected.map(|count| count * steps * u64::from(merge)), "{name}");
         for part in [Part::Forward, Part::Backward, Part::Update] {
             assert!(launches(&times, |kernel| kernel.part == part) > 0, "{name}: {part:?}");
         }

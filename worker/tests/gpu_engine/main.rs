@@ -5,6 +5,7 @@
 mod cache;
 #[path = "../collective_support/mod.rs"]
 mod collective_support;
+mod convolutions;
 mod failures;
 mod graphs;
 mod health;

@@ -4,7 +4,7 @@
 pub const VARIABLE: &str = "SWITCHYARD_REFERENCE_FAULT";
 
 /// What may be requested.
-const EXPECTED: &str = "out-of-memory:N, launch:N, lost:N, hang:N, wrong:N, stale:N, exit, busy, nccl-version:N, nccl-init:RANK, \
+const EXPECTED: &str = "out-of-memory:N, launch:N, lost:N, hang:N, wrong:N, stale:N, exit, busy, cudnn-version:N, cudnn-refused:KIND, cudnn-untaken:KIND, cudnn-fails:N, nccl-version:N, nccl-init:RANK, \
                         nccl-absent:RANK, nccl-error:RANK.N, nccl-silent:RANK.N, xid:GPU.N.XID, ecc:N, slowed:REASONS, celsius:N, \
                         lanes:N, process:PID.MEBIBYTES, driver-version:N or mig";
 
@@ -19,7 +19,7 @@ pub(crate) struct Faults {
     pub(crate) lost: Option<u64>,
     /// This launch never ends.
     pub(crate) hang: Option<u64>,
-    /// From this product on, the first number of each result is too large by one.
+    /// From this product or convolution on, the first number of each result is too large by one.
     pub(crate) wrong: Option<u64>,
     /// Of the copies of so many bytes from pinned memory to the device only the first arrives: later launches see the numbers of the first,
     /// as if these were arguments of a graph.
@@ -28,6 +28,14 @@ pub(crate) struct Faults {
     pub(crate) exit: bool,
     /// Another process has the device for itself.
     pub(crate) busy: bool,
+    /// cuDNN has this version.
+    pub(crate) cudnn_version: Option<u64>,
+    /// cuDNN has no engine for operations of this kind; 0: for none.
+    pub(crate) cudnn_refused: Option<u64>,
+    /// cuDNN takes no text of a plan for operations of this kind; 0: of any.
+    pub(crate) cudnn_untaken: Option<u64>,
+    /// This execution of a graph of cuDNN fails when it is called.
+    pub(crate) cudnn_fails: Option<u64>,
     /// NCCL has this version.
     pub(crate) nccl_version: Option<u64>,
     /// The communicators of this rank fail at once.
@@ -99,6 +107,10 @@ impl Faults {
             "hang" => self.hang = number()?,
             "wrong" => self.wrong = number()?,
             "stale" => self.stale = number()?,
+            "cudnn-version" => self.cudnn_version = number()?,
+            "cudnn-refused" => self.cudnn_refused = number()?,
+            "cudnn-untaken" => self.cudnn_untaken = number()?,
+            "cudnn-fails" => self.cudnn_fails = number()?,
             "nccl-version" => self.nccl_version = number()?,
             "nccl-init" => self.nccl_init = number()?,
             "nccl-absent" => self.nccl_absent = number()?,

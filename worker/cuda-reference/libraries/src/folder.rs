@@ -7,7 +7,8 @@ use switchyard_cuda::find::VARIABLE;
 
 /// As cargo calls it.
 const LIBRARY: &str = "libswitchyard_cuda_libraries.so";
-const NAMES: [&str; 5] = ["libcuda.so.1", "libcublasLt.so.13", "libnvrtc.so.13", "libnccl.so.2", "libnvidia-ml.so.1"];
+const NAMES: [&str; 6] =
+    ["libcuda.so.1", "libcublasLt.so.13", "libcudnn.so.9", "libnvrtc.so.13", "libnccl.so.2", "libnvidia-ml.so.1"];
 
 /// The library under the names of NVIDIA's, beside the program of the test, which depends on this package; that makes cargo build it.
 ///

@@ -1,6 +1,7 @@
 //! A GPU: its memory, its streams, what has failed.
 
 pub(crate) mod collective;
+pub(crate) mod convolution;
 mod graph;
 pub(crate) mod product;
 pub(crate) mod queue;
@@ -64,7 +65,7 @@ pub(crate) struct Gpu {
     /// Calls so far.
     allocated: u64,
     launched: u64,
-    /// Products that have run.
+    /// Products and convolutions that have run.
     multiplied: u64,
     /// Whether a copy that becomes stale on request has run.
     has_copied: bool,
@@ -184,7 +185,7 @@ impl Gpu {
         self.failed.is_some()
     }
 
-    /// Whether the product that runs next is wrong on request.
+    /// Whether the product or convolution that runs next is wrong on request.
     pub(crate) fn is_wrong(&mut self) -> bool {
         self.multiplied += 1;
         self.settings.faults.wrong.is_some_and(|first| self.multiplied >= first)

@@ -3,13 +3,14 @@
 //! ```text
 //! libcuda.so.1      ─┐                  ┌─ queue: streams, what waits, in which order it runs
 //! libcublasLt.so.13 ─┼─ one file, abi ──┤  gpu: memory, races, faults ── executor of PTX
-//! libnvrtc.so.13    ─┤    blas, nvrtc,  └─ finding: ends the process
+//! libcudnn.so.9     ─┤
+//! libnvrtc.so.13    ─┤    blas, dnn, nvrtc,  └─ finding: ends the process
 //! libnccl.so.2      ─┤    nccl ── other ranks
 //! libnvidia-ml.so.1 ─┘    nvml
 //! ```
 //!
-//! [`folder`] has one shared library under five names, so that `SWITCHYARD_CUDA_LIBRARIES` may name it. Kernels run in
-//! `switchyard-cuda-reference`; products are computed by definition. NVRTC is NVIDIA's; in place of a CUBIN it gives its PTX in a
+//! [`folder`] has one shared library under six names, so that `SWITCHYARD_CUDA_LIBRARIES` may name it. Kernels run in
+//! `switchyard-cuda-reference`; products and convolutions are computed by definition. NVRTC is NVIDIA's; in place of a CUBIN it gives its PTX in a
 //! container that this driver takes.
 //!
 //! A stream runs as late as possible: when somebody waits, and then no more than is waited for. With a seed, in an order that is drawn
@@ -23,7 +24,7 @@
 //! | `SWITCHYARD_REFERENCE_SEED` | draws the order of streams, and of blocks and warps; a process that takes its device again has the next seed |
 //! | `SWITCHYARD_REFERENCE_DEVICES` | number of GPUs, 1 without it |
 //! | `SWITCHYARD_REFERENCE_MEMORY` | bytes of memory of each, those of an H200 without it |
-//! | `SWITCHYARD_REFERENCE_FAULT` | `out-of-memory:N`, `launch:N`, `lost:N`, `hang:N`, `wrong:N`, `stale:N`, `exit`, `busy`, and those of NCCL and NVML: see [`fault`] |
+//! | `SWITCHYARD_REFERENCE_FAULT` | `out-of-memory:N`, `launch:N`, `lost:N`, `hang:N`, `wrong:N`, `stale:N`, `exit`, `busy`, and those of cuDNN, NCCL and NVML: see [`fault`] |
 //!
 //! Not here: graphs with memory of the host or of several streams, several contexts of a device, managed memory, textures. Time is not
 //! modelled: events count operations.
@@ -35,6 +36,8 @@ mod abi;
 mod blas;
 mod clock;
 mod code;
+#[allow(unsafe_code)]
+mod dnn;
 pub mod fault;
 #[allow(unsafe_code)]
 pub mod finding;

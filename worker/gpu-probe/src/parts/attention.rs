@@ -104,8 +104,8 @@ fn backward_operation(graph: &Graph<'_>, shape: &Shape) -> Result<Operation, Err
 
 /// Whether cuDNN knows both nodes and accepts their tensors, which needs no GPU. Whether an engine runs them does.
 pub(super) fn nodes(probe: &Probe) -> Result<Value, Outcome> {
-    let (cudnn, library) = probe.cudnn()?;
-    let graph = Graph::new(&library, &cudnn)?;
+    let cudnn = Cudnn::new(&probe.cudnn()?)?;
+    let graph = Graph::new(&cudnn);
     check_version(&cudnn, &FORWARD)?;
     forward_operation(&graph, &TIMED)?;
     check_version(&cudnn, &BACKWARD)?;
@@ -142,16 +142,17 @@ fn compute(context: &Context, graph: &Graph<'_>, shape: &Shape, backward: bool) 
     let plan = graph.plan(forward_operation(graph, shape)?)?;
     let workspace = context.zeros(plan.workspace_bytes.max(1))?;
     let buffers = tensors.forward.each_ref();
-    let run = || plan.run(&buffers, shape.scale(), &workspace);
+    let stream = context.default_stream();
+    let run = || plan.run(&buffers, shape.scale(), &workspace, &stream);
     run()?;
     if !backward {
-        let seconds = context.time(&context.default_stream(), 10, run)?;
+        let seconds = context.time(&stream, 10, run)?;
         return Ok((vec![read(&tensors.forward[3], shape)?], seconds));
     }
     let plan = graph.plan(backward_operation(graph, shape)?)?;
     let workspace = context.zeros(plan.workspace_bytes.max(1))?;
     let buffers: Vec<&Buffer> = tensors.forward.iter().chain(&tensors.gradients).collect();
-    let seconds = context.time(&context.default_stream(), 10, || plan.run(&buffers, shape.scale(), &workspace))?;
+    let seconds = context.time(&stream, 10, || plan.run(&buffers, shape.scale(), &workspace, &stream))?;
     let [dq, dk, dv, _] = &tensors.gradients;
     Ok((vec![read(dq, shape)?, read(dk, shape)?, read(dv, shape)?], seconds))
 }
@@ -170,11 +171,10 @@ pub(super) fn backward(probe: &Probe) -> Result<Value, Outcome> {
 
 fn measure(probe: &Probe, backward: bool) -> Result<Value, Outcome> {
     let (context, device) = probe.start()?;
-    let (mut cudnn, library) = probe.cudnn()?;
-    cudnn.start()?;
+    let cudnn = Cudnn::start(&probe.cudnn()?)?;
     let nodes: &[Node] = if backward { &[FORWARD, BACKWARD] } else { &[FORWARD] };
     nodes.iter().try_for_each(|node| check_version(&cudnn, node))?;
-    let graph = Graph::new(&library, &cudnn)?;
+    let graph = Graph::new(&cudnn);
     let (got, _) = compute(&context, &graph, &CHECKED, backward)?;
     let reference = Reference::new(&CHECKED);
     let (wanted, names) = match backward {

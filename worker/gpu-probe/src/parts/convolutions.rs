@@ -6,8 +6,11 @@ use crate::outcome::Outcome;
 use crate::peaks::{Precision, peak};
 use half::bf16;
 use serde_json::{Value, json};
-use switchyard_cuda::cudnn::{Convolution, Direction, Shape};
+use switchyard_cuda::convolution::{Convolution, Direction, Planned, Properties, ask};
+use switchyard_cuda::cublaslt::Arithmetic;
+use switchyard_cuda::cudnn::Cudnn;
 use switchyard_cuda::driver::{Buffer, Context};
+use switchyard_cuda::kernels::Element;
 
 const IMAGES: usize = 128;
 const WORKSPACE_BYTES: usize = 512 << 20;
@@ -23,34 +26,90 @@ const LAYERS: [[usize; 6]; 9] = [
     [1024, 14, 256, 1, 1, 0],
     [512, 7, 512, 3, 1, 1],
 ];
+/// Those of a rehearsal, of two images.
+const REHEARSED: [[usize; 6]; 2] = [[3, 9, 8, 7, 2, 3], [8, 5, 8, 3, 1, 1]];
 
 const DIRECTIONS: [Direction; 3] = [Direction::Forward, Direction::Images, Direction::Filters];
 
+/// A convolution of square images with square filters, in NHWC and in bf16 with sums in f32.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    images: usize,
+    channels: usize,
+    /// Height and width of an image.
+    size: usize,
+    filters: usize,
+    /// Height and width of a filter.
+    window: usize,
+    stride: usize,
+    padding: usize,
+}
+
+impl Shape {
+    /// Height and width of the result.
+    fn result(&self) -> usize {
+        (self.size + 2 * self.padding - self.window) / self.stride + 1
+    }
+
+    /// Elements of the images, the filters and the results.
+    fn elements(&self) -> [usize; 3] {
+        [
+            self.images * self.size * self.size * self.channels,
+            self.filters * self.window * self.window * self.channels,
+            self.images * self.result() * self.result() * self.filters,
+        ]
+    }
+
+    fn convolution(&self, direction: Direction) -> Convolution {
+        let Shape { images, channels, size, filters, window, stride, padding } = *self;
+        let (arithmetic, element) = (Arithmetic::Ieee, Element::Bf16);
+        let (pitch, result_pitch, adds) = (channels, filters, false);
+        let (height, width) = (size, size);
+        Convolution {
+            direction,
+            element,
+            adds,
+            arithmetic,
+            images,
+            height,
+            width,
+            channels,
+            pitch,
+            filters,
+            result_pitch,
+            window,
+            stride,
+            padding,
+        }
+    }
+}
+
 pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
     let (context, device) = probe.start()?;
-    let (mut cudnn, _) = probe.cudnn()?;
-    cudnn.start()?;
-    let workspace = context.zeros(WORKSPACE_BYTES)?;
+    let cudnn = Cudnn::start(&probe.cudnn()?)?;
+    let properties = Properties::of(&cudnn, i32::try_from(probe.device).unwrap_or(i32::MAX))?;
+    let (images, layers) = if probe.rehearse { (2, &REHEARSED[..]) } else { (IMAGES, &LAYERS[..]) };
+    let workspace = context.zeros(if probe.rehearse { 1 << 20 } else { WORKSPACE_BYTES })?;
     let peak = peak(&device.name, Precision::Bf16);
     let mut rows = Vec::new();
-    for (index, layer) in LAYERS.into_iter().enumerate() {
-        let shape = shape(layer);
+    for (index, layer) in layers.iter().enumerate() {
+        let shape = shape(images, *layer);
         let [images, filters, results] = shape.elements();
         let upload = |seed: u32, len: usize| {
             context.upload(&(0..len).map(|index| bf16::from_f32(pattern(seed, index))).collect::<Vec<_>>())
         };
         let inputs = [upload(1, images)?, upload(2, filters)?, upload(3, results)?];
-        let convolution = cudnn.convolution(shape)?;
         let operations = 2.0 * (results * shape.window * shape.window * shape.channels) as f64;
         // The gradient of the images of the first layer is never needed.
         for direction in DIRECTIONS.into_iter().filter(|direction| index > 0 || *direction != Direction::Images) {
-            let [channels, size, filters, window, stride, _] = layer;
+            let [channels, size, filters, window, stride, _] = *layer;
             let row = json!({
                 "direction": format!("{direction:?}"),
                 "channels": channels, "size": size, "filters": filters, "window": window, "stride": stride,
             });
-            let result =
-                measure(&context, &convolution, direction, inputs.each_ref(), &workspace).map(|(seconds, error)| {
+            let library = (&cudnn, &properties);
+            let result = measure(&context, library, (&shape, direction), inputs.each_ref(), &workspace).map(
+                |(seconds, error)| {
                     let tflops = operations / seconds / 1e12;
                     json!({
                         "microseconds": short(seconds * 1e6),
@@ -58,23 +117,24 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
                         "shareOfPeak": peak.map(|peak| short(tflops / peak)),
                         "relativeError": short(error),
                     })
-                });
+                },
+            );
             rows.push((row, result));
         }
     }
-    let figures = json!({"device": device.name, "images": IMAGES, "precision": "Bf16", "layout": "NHWC"});
+    let figures = json!({"device": device.name, "images": images, "precision": "Bf16", "layout": "NHWC"});
     gather(figures, "convolutions", rows)
 }
 
-fn shape([channels, size, filters, window, stride, padding]: [usize; 6]) -> Shape {
-    Shape { images: IMAGES, channels, size, filters, window, stride, padding }
+fn shape(images: usize, [channels, size, filters, window, stride, padding]: [usize; 6]) -> Shape {
+    Shape { images, channels, size, filters, window, stride, padding }
 }
 
 /// Seconds and relative error of one direction.
 fn measure(
     context: &Context,
-    convolution: &Convolution<'_>,
-    direction: Direction,
+    (cudnn, properties): (&Cudnn, &Properties),
+    (shape, direction): (&Shape, Direction),
     inputs: [&Buffer; 3],
     workspace: &Buffer,
 ) -> Result<(f64, f64), Outcome> {
@@ -82,9 +142,13 @@ fn measure(
     let result = context.zeros(inputs[written].bytes())?;
     let mut buffers = inputs;
     buffers[written] = &result;
-    let algorithm = convolution.fastest(direction, buffers, workspace)?;
-    let seconds = context.time(&context.default_stream(), 5, || convolution.run(algorithm, buffers, workspace))?;
-    Ok((seconds, error(&result, convolution.shape(), direction)?))
+    let convolution = shape.convolution(direction);
+    let accepted = ask(cudnn, properties, &convolution, workspace.bytes())?;
+    let spans = buffers.map(Buffer::span);
+    let planned = Planned::new(cudnn, &convolution, &accepted, spans, Some(workspace.span()))?;
+    let stream = context.stream()?;
+    let seconds = context.time(&stream, 5, || planned.run(&stream))?;
+    Ok((seconds, error(&result, shape, direction)?))
 }
 
 /// Which of images, filters and results each direction writes.
@@ -196,7 +260,7 @@ mod tests {
     fn every_comparison_sees_numbers() {
         for layer in LAYERS {
             for direction in DIRECTIONS {
-                let shape = Shape { images: 2, ..shape(layer) };
+                let shape = shape(2, layer);
                 let len = shape.elements()[RESULT[direction as usize]];
                 let seen = places(len, PLACES).filter(|place| element(&shape, direction, *place) != 0.0).count();
                 assert!(seen >= 4, "{seen} of {PLACES} in {direction:?} of {shape:?}");

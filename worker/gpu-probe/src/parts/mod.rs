@@ -17,7 +17,6 @@ use crate::outcome::Outcome;
 use crate::worker::Worker;
 use serde_json::{Value, json};
 use std::path::PathBuf;
-use switchyard_cuda::cudnn::Cudnn;
 use switchyard_cuda::driver::{Context, Device, Driver};
 use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, NVRTC, Places};
 use switchyard_cuda::nvrtc::Nvrtc;
@@ -141,11 +140,10 @@ impl Probe {
     }
 
     /// cuDNN, not started.
-    fn cudnn(&self) -> Result<(Cudnn, Library), Error> {
+    fn cudnn(&self) -> Result<Library, Error> {
         // cuDNN asks the loader for these by name, and reports by itself what it cannot do without them.
         let _ = [CUBLASLT, NVRTC].map(|needed| self.places.open(&needed));
-        let library = self.places.open(&CUDNN)?.library;
-        Ok((Cudnn::new(&library)?, library))
+        Ok(self.places.open(&CUDNN)?.library)
     }
 }
 

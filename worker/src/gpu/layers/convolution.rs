@@ -1,19 +1,26 @@
-//! Convolution as products of patches: the windows of the images as rows of a matrix.
+//! Convolution: one operation of cuDNN for each direction that it computes. The others, and all where there is no cuDNN, are products of
+//! patches: the windows of the images as rows of a matrix.
 //!
 //! ```text
 //! y = patches(x) weights^T     d_weights = dy^T patches(x)     dx = the sum of what d_patches = dy weights say of each pixel
 //! ```
 //!
 //! Patches are many times as large as the images, so they are made of some images at a time, and again in backward.
+//!
+//! cuDNN does not sum 16-bit numbers into gradients of 32 bits, so it writes gradients of weights in the format of the network to scratch
+//! memory, and a kernel converts them.
 
-use super::{FLOAT, Lowering, VECTOR, adds, rows, size, windows};
+use super::{FLOAT, Lowering, VECTOR, adds, element, rows, size, windows};
 use crate::cpu::{ConvolutionShape, Format};
-use crate::gpu::launch::{Matrix, Product, Work};
+use crate::gpu::convolutions::ConvolutionKind;
+use crate::gpu::launch::{Convolution, Matrix, Memory, Product, Span, Work};
 use crate::gpu::refused::Reason;
 use crate::gpu::target::Target;
 use crate::nn::arena::Region;
 use crate::nn::plan::NodePlan;
+use switchyard_cuda::convolution::Direction;
 use switchyard_cuda::kernels;
+use switchyard_cuda::kernels::elementwise::Elementwise;
 use switchyard_cuda::kernels::patches::Patches;
 
 /// Vectors of the patches that are made at a time, for each thread of a launch: enough to fill a device, and few enough that a product finds
@@ -29,7 +36,7 @@ fn patches(shape: &ConvolutionShape, images: usize, format: Format) -> Result<Pa
 }
 
 /// Images whose patches are made at a time; at least one. `None` if pixels are the rows of the product as they are.
-fn images_at_once(shape: &ConvolutionShape, target: Target, format: Format) -> Result<Option<usize>, Reason> {
+fn images_at_once(shape: &ConvolutionShape, target: &Target, format: Format) -> Result<Option<usize>, Reason> {
     if shape.is_product() {
         return Ok(None);
     }
@@ -38,12 +45,13 @@ fn images_at_once(shape: &ConvolutionShape, target: Target, format: Format) -> R
     Ok(Some((most / each).clamp(1, shape.batch)))
 }
 
-/// Numbers of 32 bits of the patches that are made at a time.
-pub(super) fn scratch(shape: &ConvolutionShape, target: Target, format: Format) -> Result<usize, Reason> {
-    match images_at_once(shape, target, format)? {
-        Some(images) => Ok(patches(shape, images, format)?.patches_bytes() / FLOAT),
-        None => Ok(0),
-    }
+/// Numbers of 32 bits of scratch memory, forward and backward: patches that are made at a time, or a gradient of the weights.
+pub(super) fn scratch(shape: &ConvolutionShape, target: &Target, format: Format) -> Result<[usize; 2], Reason> {
+    let Some(images) = images_at_once(shape, target, format)? else { return Ok([0; 2]) };
+    let patches = patches(shape, images, format)?.patches_bytes() / FLOAT;
+    let weights = (shape.weights_len() * format.size()).div_ceil(FLOAT);
+    let of = |direction, whole| if target.convolutions.have(shape, format, direction) { whole } else { patches };
+    Ok([of(Direction::Forward, 0), of(Direction::Filters, weights).max(of(Direction::Images, 0))])
 }
 
 /// Some images, one after the other.
@@ -55,6 +63,11 @@ struct Images {
 
 impl<M: kernels::Memory> Lowering<'_, M> {
     pub(super) fn convolution(&mut self, shape: &ConvolutionShape, places: &NodePlan) -> Result<(), Reason> {
+        if self.is_whole(shape, Direction::Forward) {
+            let (images, results) = (self.arena(&places.inputs[0]), self.arena(&places.output));
+            self.whole(shape, (Direction::Forward, false), [images, self.rounded(places.ordinals[0]), results]);
+            return Ok(());
+        }
         let right = self.filters(shape, places).transposed();
         for images in self.lots(shape)? {
             let left = self.factor(shape, images, &places.inputs[0], &places.scratch)?;
@@ -65,16 +78,68 @@ impl<M: kernels::Memory> Lowering<'_, M> {
     }
 
     pub(super) fn convolution_backward(&mut self, shape: &ConvolutionShape, places: &NodePlan) -> Result<(), Reason> {
+        let (filters, images) = (self.is_whole(shape, Direction::Filters), self.is_whole(shape, Direction::Images));
+        if filters {
+            self.gradient_of_filters(shape, places)?;
+        }
+        let adds = adds(places.modes[0]);
+        if let Some(adds) = adds.filter(|_| images) {
+            let [dx, dy] = [&places.d_inputs[0], &places.d_output].map(|place| self.arena(place));
+            self.whole(shape, (Direction::Images, adds), [dx, self.rounded(places.ordinals[0]), dy]);
+        }
+        self.by_patches(shape, places, [!filters, !images])
+    }
+
+    /// Whether cuDNN computes a direction.
+    fn is_whole(&self, shape: &ConvolutionShape, direction: Direction) -> bool {
+        self.target.convolutions.have(shape, self.format, direction)
+    }
+
+    /// A convolution of cuDNN, of images, filters and results.
+    fn whole(&mut self, shape: &ConvolutionShape, (direction, adds): (Direction, bool), tensors: [M; 3]) {
+        let kind = ConvolutionKind { shape: *shape, format: self.format, direction, adds };
+        let bytes = self.target.convolutions.workspace(&kind).filter(|bytes| *bytes > 0);
+        let workspace = bytes.map(|bytes| (self.place)(Span { memory: Memory::Workspace, at: 0, bytes }));
+        let [images, filters, results] = tensors;
+        self.works.push(Work::Convolution(Convolution { kind, images, filters, results, workspace }));
+    }
+
+    fn gradient_of_filters(&mut self, shape: &ConvolutionShape, places: &NodePlan) -> Result<(), Reason> {
+        let len = shape.weights_len();
+        let written = self.arena(&Region { len, format: self.format, ..places.backward_scratch });
+        let [x, dy] = [&places.backward_inputs[0], &places.d_output].map(|place| self.arena(place));
+        self.whole(shape, (Direction::Filters, false), [x, written, dy]);
+        let (gradient, adds) = self.gradient(places, 0);
+        let conversion = Elementwise { from: element(self.format), to: element(Format::F32) };
+        let call = conversion.convert(self.target.blocks, size(len)?, written, 1.0, gradient, adds)?;
+        self.works.push(Work::Kernel(call));
+        Ok(())
+    }
+
+    /// The gradients of the weights and of the input, each if it is wanted, by products of patches.
+    fn by_patches(
+        &mut self,
+        shape: &ConvolutionShape,
+        places: &NodePlan,
+        [of_weights, of_input]: [bool; 2],
+    ) -> Result<(), Reason> {
         let (filters, scratch) = (self.filters(shape, places), &places.backward_scratch);
         let (memory, adds_weights) = self.gradient(places, 0);
         let d_weights = Matrix { memory, format: Format::F32, ..filters };
-        for images in self.lots(shape)? {
-            let right = self.factor(shape, images, &places.backward_inputs[0], scratch)?;
+        let adds = adds(places.modes[0]).filter(|_| of_input);
+        let lots = if of_weights || adds.is_some() { self.lots(shape)? } else { Vec::new() };
+        for images in lots {
+            let right = match of_weights {
+                true => self.factor(shape, images, &places.backward_inputs[0], scratch)?,
+                false => self.patches_of(shape, images, scratch)?,
+            };
             let dy = self.results(shape, images, &places.d_output);
-            let adds_sum = adds_weights || images.first > 0;
-            let sum = Product { left: dy.transposed(), right, result: d_weights, adds: adds_sum };
-            self.works.push(Work::Product(sum));
-            let Some(adds) = adds(places.modes[0]) else { continue };
+            if of_weights {
+                let adds_sum = adds_weights || images.first > 0;
+                let sum = Product { left: dy.transposed(), right, result: d_weights, adds: adds_sum };
+                self.works.push(Work::Product(sum));
+            }
+            let Some(adds) = adds else { continue };
             let to = &places.d_inputs[0];
             if shape.is_product() {
                 let result = self.pixels_of(shape, images, to);
@@ -114,9 +179,16 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         if shape.is_product() {
             return Ok(pixels);
         }
+        let matrix = self.patches_of(shape, images, scratch)?;
+        let patches = patches(shape, images.count, self.format)?;
+        self.works.push(Work::Kernel(patches.forward(self.target.blocks, pixels.memory, matrix.memory)?));
+        Ok(matrix)
+    }
+
+    /// Where the patches of some images are.
+    fn patches_of(&self, shape: &ConvolutionShape, images: Images, scratch: &Region) -> Result<Matrix<M>, Reason> {
         let patches = patches(shape, images.count, self.format)?;
         let memory = self.arena(&Region { len: patches.patches_bytes() / FLOAT, ..*scratch });
-        self.works.push(Work::Kernel(patches.forward(self.target.blocks, pixels.memory, memory)?));
         let rows = images.count * shape.output_height() * shape.output_width();
         let (columns, pitch) = (patches.matrix().width as usize, patches.matrix().pitch as usize);
         Ok(Matrix { memory, rows, columns, pitch, format: self.format, is_transposed: false })

@@ -20,7 +20,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
             correct: self.floats(Memory::Correct, computed.row, loss.rows),
             scale: (!self.evaluates).then(|| self.floats(Memory::Factors, computed.loss, 1)),
         };
-        let Target { blocks, shared_bytes } = self.target;
+        let Target { blocks, shared_bytes, .. } = *self.target;
         // The loss in evaluation is that of the plain classes, as on CPUs.
         let smoothing = if self.evaluates { 0.0 } else { loss.smoothing };
         self.works.push(Work::Kernel(call.call(blocks, shared_bytes, on, smoothing)?));

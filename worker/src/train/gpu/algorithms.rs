@@ -4,7 +4,16 @@ use super::WORKSPACE;
 use super::cache::Cache;
 use std::collections::BTreeMap;
 use switchyard_cuda::Error;
-use switchyard_cuda::cublaslt::{Algorithm, CublasLt, Planned, Product};
+use switchyard_cuda::cublaslt::{Algorithm, Arithmetic, CublasLt, Planned, Product};
+use switchyard_worker_contract::config::Matmul;
+
+/// How 32-bit numbers are multiplied.
+pub(super) fn arithmetic(matmul: Matmul) -> Arithmetic {
+    match matmul {
+        Matmul::Ieee => Arithmetic::Ieee,
+        Matmul::Tf32 => Arithmetic::Tf32,
+    }
+}
 
 pub(super) struct Algorithms {
     cublaslt: CublasLt,

@@ -1,13 +1,16 @@
 //! Works of a GPU, ready to be queued: kernels are loaded, products have their algorithms.
 
-use super::algorithms::Algorithms;
+use super::algorithms::{Algorithms, arithmetic};
 use super::cache::Cache;
+use super::convolutions::Answers;
+use super::machine::name_of;
 use super::memories::Memories;
 use super::programs::Compiler;
 use crate::cpu::Format;
 use crate::gpu::{Matrix, Product, Work, Works};
 use crate::recorder::Recorder;
-use switchyard_cuda::cublaslt::{self, Arithmetic, CublasLt, Planned};
+use switchyard_cuda::convolution;
+use switchyard_cuda::cublaslt::{self, CublasLt, Planned};
 use switchyard_cuda::driver::{Context, Event, Lines, Loaded, Span, Stream};
 use switchyard_cuda::kernels::{Call, Element, Program};
 use switchyard_cuda::nvrtc::Nvrtc;
@@ -17,6 +20,7 @@ use switchyard_worker_contract::config::{self, EngineConfig};
 /// What makes works ready.
 pub(super) struct Workshop {
     algorithms: Algorithms,
+    answers: Answers,
     programs: Vec<Loaded>,
     /// Programs that were compiled in this run.
     compiled: u64,
@@ -32,6 +36,7 @@ pub(super) enum Command {
     /// With the number of its program.
     Kernel(usize, Call<Span>),
     Product(Box<Planned>),
+    Convolution(Box<convolution::Planned>),
     Copy {
         bytes: usize,
         count: usize,
@@ -48,20 +53,19 @@ impl Workshop {
     /// cuBLASLt does not start on the device, or a kernel cannot be compiled or loaded.
     pub fn new(
         context: &Context,
-        (nvrtc, cublaslt): (&Nvrtc, &Library),
+        (nvrtc, cublaslt, answers): (&Nvrtc, &Library, Answers),
         works: &Works<Span>,
         config: &EngineConfig,
         recorder: &Recorder,
     ) -> Result<Workshop, Error> {
         context.make_current()?;
         let cublaslt = CublasLt::start(cublaslt)?;
-        let (cache, device) = (Cache::of_environment(), context.device());
-        let device = format!("{} {}", device.name, device.architecture());
+        let (cache, device) = (Cache::of_environment(), name_of(context.device()));
         let compiler = Compiler::new((context, nvrtc), (&cache, &device), recorder)?;
         let programs = compiler.load(&distinct(works), config.cpu_threads as usize)?;
         let compiled = compiler.compiled();
         let algorithms = Algorithms::open(cublaslt, &device, &cache);
-        Ok(Workshop { algorithms, programs, compiled, cache, config: config.gpu })
+        Ok(Workshop { algorithms, answers, programs, compiled, cache, config: config.gpu })
     }
 
     /// Everything is ready: keeps what was found out for the next run, and says how much that is.
@@ -89,7 +93,7 @@ impl Workshop {
     }
 
     /// # Errors
-    /// No algorithm multiplies matrices of this shape.
+    /// No algorithm multiplies matrices of this shape, or cuDNN refuses a convolution that it has accepted.
     pub fn command(&mut self, work: Work<Span>) -> Result<Command, Error> {
         match work {
             Work::Kernel(call) => Ok(Command::Kernel(self.program(call.program()), call)),
@@ -97,6 +101,7 @@ impl Workshop {
                 let product = described(&product, self.config.matmul);
                 Ok(Command::Product(Box::new(self.algorithms.plan(product)?)))
             }
+            Work::Convolution(convolution) => Ok(Command::Convolution(Box::new(self.answers.plan(&convolution)?))),
             Work::Copy { from, to } => Ok(copy(&from, &to)),
         }
     }
@@ -115,6 +120,7 @@ impl Workshop {
         commands.iter().try_for_each(|command| match command {
             Command::Kernel(program, call) => self.programs[*program].launch(call, stream),
             Command::Product(planned) => planned.run(0, memories.workspace.span(), stream),
+            Command::Convolution(planned) => planned.run(stream),
             Command::Copy { bytes, count, from, to } => stream.copy_lines(*bytes, *count, *from, *to),
             Command::Record(event) => stream.record(event),
         })
@@ -134,24 +140,23 @@ fn distinct(works: &Works<Span>) -> Vec<&Program> {
     programs
 }
 
-fn matrix(matrix: &Matrix<Span>) -> cublaslt::Matrix {
-    let Matrix { memory, rows, columns, pitch, format, is_transposed } = *matrix;
-    let element = match format {
+fn element(format: Format) -> Element {
+    match format {
         Format::F32 => Element::F32,
         Format::Bf16 => Element::Bf16,
         Format::F16 => Element::F16,
-    };
-    cublaslt::Matrix { span: memory, element, rows, columns, pitch, is_transposed }
+    }
+}
+
+fn matrix(matrix: &Matrix<Span>) -> cublaslt::Matrix {
+    let Matrix { memory, rows, columns, pitch, format, is_transposed } = *matrix;
+    cublaslt::Matrix { span: memory, element: element(format), rows, columns, pitch, is_transposed }
 }
 
 fn described(product: &Product<Span>, matmul: config::Matmul) -> cublaslt::Product {
     let Product { left, right, result, adds } = product;
     let [left, right, result] = [left, right, result].map(matrix);
-    let arithmetic = match matmul {
-        config::Matmul::Ieee => Arithmetic::Ieee,
-        config::Matmul::Tf32 => Arithmetic::Tf32,
-    };
-    cublaslt::Product { left, right, result, adds: *adds, arithmetic }
+    cublaslt::Product { left, right, result, adds: *adds, arithmetic: arithmetic(matmul) }
 }
 
 fn copy(from: &Matrix<Span>, to: &Matrix<Span>) -> Command {

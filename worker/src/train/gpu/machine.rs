@@ -1,15 +1,17 @@
 //! The GPUs of this machine, and the libraries that compute on them.
 
 use super::users::in_use;
-use crate::gpu::Target;
+use crate::gpu::{Convolutions, Target};
 use crate::process::variable;
 use crate::train::TrainError;
 use std::path::Path;
+use switchyard_cuda::convolution;
 use switchyard_cuda::cublaslt::CublasLt;
+use switchyard_cuda::cudnn::Cudnn;
 use switchyard_cuda::driver::{Context, Device, Driver};
-use switchyard_cuda::find::{CUBLASLT, DRIVER, NVRTC, Places, VARIABLE, Wanted};
+use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, NVRTC, Places, VARIABLE, Wanted};
 use switchyard_cuda::nvrtc::Nvrtc;
-use switchyard_cuda::{Error, Library};
+use switchyard_cuda::{Error, Library, version};
 
 /// Names the GPUs that a process sees; the driver reads it.
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
@@ -23,7 +25,13 @@ pub(super) struct Machine {
     pub devices: Vec<Device>,
     pub nvrtc: Nvrtc,
     pub cublaslt: Library,
+    /// The major version of CUDA of it.
+    products: i32,
+    places: Places,
 }
+
+/// A GPU, the compiler, and cuBLASLt.
+pub(super) type Taken = (Context, Nvrtc, Library);
 
 impl Machine {
     /// Opens the libraries and asks for the GPUs. None of them is used yet.
@@ -50,14 +58,14 @@ impl Machine {
                 )));
             }
         }
-        Ok(Machine { driver, devices, nvrtc: opened, cublaslt })
+        Ok(Machine { driver, devices, nvrtc: opened, cublaslt, products, places })
     }
 
     /// Takes a GPU: the only one that the environment names, else that of the rank's number on its node.
     ///
     /// # Errors
     /// There are fewer GPUs than ranks on the node, or the driver refuses.
-    pub fn take(self, local_rank: u32) -> Result<(Context, Nvrtc, Library), TrainError> {
+    pub fn take(self, local_rank: u32) -> Result<Taken, TrainError> {
         let named = variable(VISIBLE).filter(|names| !names.contains(','));
         let index = if named.is_some() { 0 } else { local_rank as usize };
         let Some(device) = self.devices.get(index) else {
@@ -80,16 +88,49 @@ impl Machine {
             self.driver.context(device).map_err(|error| TrainError::from(error).with_users_of(&device.bus))?;
         Ok((context, self.nvrtc, self.cublaslt))
     }
+
+    /// cuDNN, which is opened after cuBLASLt: without it, it ends the process. It is not started.
+    ///
+    /// # Errors
+    /// Why it cannot be used.
+    pub fn cudnn(&self) -> Result<(Library, Cudnn), String> {
+        let library = match self.places.open(&CUDNN) {
+            Ok(found) => found.library,
+            Err(Error::NotFound { .. }) => return Err("cuDNN is not on this machine".to_owned()),
+            Err(error) => return Err(error.to_string()),
+        };
+        let cudnn = Cudnn::new(&library).map_err(|error| error.to_string())?;
+        let [found, since] = [cudnn.version(), convolution::SINCE];
+        let [shown, wanted] = [found, since].map(|number| version::library(i64::try_from(number).unwrap_or(i64::MAX)));
+        if found < since || found / 10_000 != convolution::MAJOR {
+            let major = convolution::MAJOR;
+            return Err(format!(
+                "cuDNN in {} is {shown}, expected {wanted} or newer of version {major}",
+                library.path.display()
+            ));
+        }
+        let (major, expected) = (cudnn.cuda_major(), self.products);
+        if i32::try_from(major) != Ok(expected) {
+            let file = library.path.display();
+            return Err(format!("cuDNN in {file} is for CUDA {major}, and cuBLASLt of CUDA {expected}"));
+        }
+        Ok((library, cudnn))
+    }
 }
 
-/// What launches on a device are planned for.
+/// What entries of the cache depend on.
+pub(super) fn name_of(device: &Device) -> String {
+    format!("{} {}", device.name, device.architecture())
+}
+
+/// What launches on a device are planned for: all convolutions are products of patches.
 pub(super) fn target(device: &Device) -> Target {
     target_of(u32::try_from(device.multiprocessors).unwrap_or(1), device.shared_bytes)
 }
 
 /// The same for a device that need not be there. `shared_bytes`: of a block, at most.
 pub(super) fn target_of(multiprocessors: u32, shared_bytes: u32) -> Target {
-    Target { blocks: BLOCKS * multiprocessors.max(1), shared_bytes }
+    Target { blocks: BLOCKS * multiprocessors.max(1), shared_bytes, convolutions: Convolutions::none() }
 }
 
 fn missing(error: Error) -> TrainError {

@@ -1,7 +1,7 @@
 //! The engine on a GPU: the host queues what the device does, and waits for the outcome of a step.
 //!
 //! ```text
-//! GpuPlan: libraries, GPU, gpu::Computation ─> Memories: buffers ─> Workshop: kernels, algorithms ─> Run: Segments, graphs
+//! GpuPlan: libraries, GPU, answers of cuDNN, gpu::Computation ─> Memories: buffers ─> Workshop: kernels, algorithms ─> Run: Segments, graphs
 //! reader -> Feed: pinned memory, copies ─> stream: forward, backward ──────────────────> update ─> outcome
 //!                                                     └─ several ranks: Collectives, or ───┘
 //!                                                        Staging -> reducer
@@ -14,6 +14,7 @@ mod algorithms;
 mod cache;
 mod collectives;
 mod commands;
+mod convolutions;
 mod feed;
 mod health;
 mod machine;
@@ -56,6 +57,7 @@ use feed::Feed;
 use health::Health;
 use memories::Memories;
 use norms::Norms;
+use plan::Planned;
 use run::Run;
 use serde_json::json;
 use staging::Staging;
@@ -68,7 +70,7 @@ use switchyard_cuda::kernels::gradients::Scaler;
 use switchyard_cuda::kernels::optimizer::Numbers;
 use switchyard_cuda::nvrtc::Nvrtc;
 use switchyard_worker_contract::config::{EngineConfig, Matmul, Transport};
-use switchyard_worker_contract::event::{GpuCalls, MemoryUse};
+use switchyard_worker_contract::event::GpuCalls;
 use switchyard_worker_contract::kernels::KernelTimes;
 use times::Times;
 
@@ -139,25 +141,27 @@ impl GpuEngine {
         (group, local_rank): (&mut Group, u32),
         recorder: &Arc<Recorder>,
     ) -> Result<GpuEngine, TrainError> {
-        let names = (plan.kernel(), plan.memory());
-        let GpuPlan { machine, computation, .. } = plan;
-        let taken = machine.take(local_rank)?;
+        let (taken, planned) = plan.take(local_rank, training)?;
+        if group.rank() == 0 {
+            planned.answers.tell();
+        }
         let health = Health::start((group.rank(), &taken.0.device().bus), local_rank == 0, recorder);
         let sight = health.sight().clone();
-        sight.explain(GpuEngine::on(taken, (computation, names), training, group, (recorder, health)))
+        sight.explain(GpuEngine::on(taken, planned, training, group, (recorder, health)))
     }
 
     /// The engine on a GPU that was taken.
     fn on(
         (context, nvrtc, cublaslt): (Context, Nvrtc, Library),
-        (computation, (kernel, need)): (Computation, (String, MemoryUse)),
+        Planned { computation, answers, kernel, need }: Planned,
         training: &Training,
         group: &mut Group,
         (recorder, health): (&Arc<Recorder>, Health),
     ) -> Result<GpuEngine, TrainError> {
         let memories = Memories::new(&context, (&computation, WORKSPACE), training, &need)?;
         let works = computation.works(|span| memories.place(&computation, 0, span))?;
-        let mut workshop = Workshop::new(&context, (&nvrtc, &cublaslt), &works, &training.config, recorder)?;
+        let libraries = (&nvrtc, &cublaslt, answers);
+        let mut workshop = Workshop::new(&context, libraries, &works, &training.config, recorder)?;
         let norms = Norms::new(&context, computation.plan())?;
         let statistics = norms.running.len();
         let collectives = match training.world {

@@ -1,6 +1,7 @@
 //! The static plan of a rank on a GPU.
 
-use super::machine::{Machine, target};
+use super::convolutions::Answers;
+use super::machine::{Machine, Taken, target};
 use super::{SLOTS, WORKSPACE, users};
 use crate::cpu::Format;
 use crate::gpu::{Computation, Contents, Memory};
@@ -15,11 +16,21 @@ use switchyard_worker_contract::event::MemoryUse;
 
 /// What a rank holds and runs on its GPU, planned for the first one of the machine.
 pub(in crate::train) struct GpuPlan {
-    pub(super) machine: Machine,
-    pub(super) computation: Computation,
+    machine: Machine,
+    computation: Computation,
+    answers: Answers,
     device: Device,
     compiler: (i32, i32),
     matmul: Matmul,
+}
+
+/// What the engine of a rank is made of.
+pub(super) struct Planned {
+    pub computation: Computation,
+    pub answers: Answers,
+    /// See [`GpuPlan::kernel`].
+    pub kernel: String,
+    pub need: MemoryUse,
 }
 
 impl GpuPlan {
@@ -39,8 +50,11 @@ impl GpuPlan {
         let device = machine.devices.first().cloned().ok_or(switchyard_cuda::Error::NoDevice)?;
         let compiler = machine.nvrtc.version()?;
         let (optimizer, samples) = (&config.optimizer, config.reader.sample_type);
-        let computation = Computation::new(training.graph()?, optimizer, config.precision, samples, target(&device))?;
-        let plan = GpuPlan { machine, computation, device, compiler, matmul: config.gpu.matmul };
+        let graph = training.graph()?;
+        let answers = Answers::new(&machine, &device, &graph, config.gpu.matmul);
+        let target = target(&device).with(answers.convolutions());
+        let computation = Computation::new(graph, optimizer, config.precision, samples, target)?;
+        let plan = GpuPlan { machine, computation, answers, device, compiler, matmul: config.gpu.matmul };
         let limit = (plan.device.memory_bytes as f64 * config.memory.fraction) as u64;
         let need = plan.memory();
         if need.total() > limit {
@@ -90,8 +104,26 @@ impl GpuPlan {
     pub fn memory_fp32(&self, training: &Training) -> Result<u64, TrainError> {
         let (graph, config) = (training.graph_in(Format::F32)?, &training.config);
         let (optimizer, samples) = (&config.optimizer, config.reader.sample_type);
-        let computation = Computation::new(graph, optimizer, Precision::Fp32, samples, target(&self.device))?;
+        let target = target(&self.device).with(self.answers.convolutions().in_format(Format::F32));
+        let computation = Computation::new(graph, optimizer, Precision::Fp32, samples, target)?;
         Ok(memory(&computation).total())
+    }
+
+    /// Takes the GPU of a rank. What cuDNN does not take there is planned again, by patches.
+    ///
+    /// # Errors
+    /// There is no GPU for this rank, or the driver refuses.
+    pub(super) fn take(self, local_rank: u32, training: &Training) -> Result<(Taken, Planned), TrainError> {
+        let (kernel, config) = (self.kernel(), &training.config);
+        let GpuPlan { machine, mut computation, mut answers, device, .. } = self;
+        let taken = machine.take(local_rank)?;
+        if !answers.start(&taken.0)? {
+            let (optimizer, samples) = (&config.optimizer, config.reader.sample_type);
+            let target = target(&device).with(answers.convolutions());
+            computation = Computation::new(training.graph()?, optimizer, config.precision, samples, target)?;
+        }
+        let need = memory(&computation);
+        Ok((taken, Planned { computation, answers, kernel, need }))
     }
 
     /// Memory of the process, without what is the same on every device: pinned batches, and gradients on their way to other ranks.

@@ -3,7 +3,7 @@
 use super::machine::target_of;
 use super::plan::{memory, too_large};
 use crate::data::Dataset;
-use crate::gpu::Computation;
+use crate::gpu::{Computation, Convolutions};
 use crate::model::Registry;
 use crate::train::TrainError;
 use crate::train::training::Training;
@@ -23,9 +23,11 @@ pub fn predict(
     registry: &Registry,
 ) -> Result<Prediction, TrainError> {
     let training = Training::new(config, dataset, world, registry)?;
-    let target = target_of(gpu.multiprocessors, gpu.shared_bytes_per_block);
+    let graph = training.graph()?;
+    // Nothing is faster than if cuDNN computes all that it can.
+    let target = target_of(gpu.multiprocessors, gpu.shared_bytes_per_block).with(Convolutions::all(&graph));
     let (optimizer, samples) = (&config.optimizer, config.reader.sample_type);
-    let computation = Computation::new(training.graph()?, optimizer, config.precision, samples, target)?;
+    let computation = Computation::new(graph, optimizer, config.precision, samples, target)?;
     let limit = (gpu.memory_bytes as f64 * config.memory.fraction) as u64;
     let need = memory(&computation);
     if need.total() > limit {

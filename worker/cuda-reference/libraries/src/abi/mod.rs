@@ -45,6 +45,11 @@ pub(crate) fn current() -> Answer<(usize, usize)> {
     Ok((number, *ordinal))
 }
 
+/// GPUs that this process sees.
+pub(crate) fn devices() -> Answer<usize> {
+    Ok(machine()?.gpus.len())
+}
+
 /// Runs a call about the device of the current context.
 pub(crate) fn with<T>(call: impl FnOnce(&mut Gpu) -> Answer<T>) -> Answer<T> {
     let number = CURRENT.get();

@@ -135,7 +135,7 @@ fn transposed(columns: &[Vec<f32>]) -> Vec<Vec<f32>> {
 }
 
 /// Rounds to the nearest number with 10 bits behind the point, away from zero at a tie, as the conversion of CUDA does.
-fn tf32(number: f32) -> f32 {
+pub(crate) fn tf32(number: f32) -> f32 {
     if !number.is_finite() { number } else { f32::from_bits(number.to_bits().wrapping_add(1 << 12) & !0x1fff) }
 }
 

@@ -75,6 +75,10 @@ impl Gpu {
                 let is_wrong = self.is_wrong();
                 product.run(self, stamp, is_wrong)
             }
+            Work::Convolution(convolution) => {
+                let is_wrong = self.is_wrong();
+                convolution.run(self, stamp, is_wrong)
+            }
         }
     }
 

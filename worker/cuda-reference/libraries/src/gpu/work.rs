@@ -1,6 +1,7 @@
 //! What waits in streams, and what it does when it runs.
 
 use crate::gpu::collective::Collective;
+use crate::gpu::convolution::Convolution;
 use crate::gpu::product::Product;
 use crate::host::Queued;
 use std::ops::Range;
@@ -70,6 +71,7 @@ pub(crate) enum Work {
         count: u64,
     },
     Product(Box<Product>),
+    Convolution(Box<Convolution>),
     /// This rank's part of an all-reduce.
     Send(Collective),
     /// The sum over all ranks.

@@ -1,0 +1,165 @@
+//! Which attributes a descriptor has: type, count, and whether it must be set.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// `cudnnBackendAttributeType_t`.
+pub(super) const HANDLE: i32 = 0;
+const DATA_TYPE: i32 = 1;
+pub(super) const INT64: i32 = 3;
+const FLOAT: i32 = 4;
+const VOID_PTR: i32 = 6;
+const CONVOLUTION_MODE: i32 = 7;
+const HEUR_MODE: i32 = 8;
+pub(super) const NUMERICAL_NOTE: i32 = 11;
+pub(super) const DESCRIPTOR: i32 = 15;
+const INT32: i32 = 23;
+pub(super) const CHAR: i32 = 24;
+
+/// Descriptors.
+pub(super) const WINDOW: i32 = 1;
+pub(super) const ENGINE: i32 = 2;
+pub(super) const CONFIGURATION: i32 = 3;
+pub(super) const HEURISTIC: i32 = 4;
+pub(super) const PLAN: i32 = 5;
+pub(super) const FORWARD: i32 = 10;
+pub(super) const FILTERS: i32 = 11;
+pub(super) const IMAGES: i32 = 12;
+pub(super) const GRAPH: i32 = 15;
+pub(super) const PACK: i32 = 16;
+pub(super) const TENSOR: i32 = 17;
+pub(super) const DEVICE: i32 = 38;
+
+pub(super) const KINDS: [i32; 12] =
+    [WINDOW, ENGINE, CONFIGURATION, HEURISTIC, PLAN, FORWARD, FILTERS, IMAGES, GRAPH, PACK, TENSOR, DEVICE];
+
+/// An attribute that can be set: name, type, the least and most of its values, and whether it must be set.
+pub(super) struct Known {
+    pub(super) name: i32,
+    pub(super) kind: i32,
+    pub(super) counts: (usize, usize),
+    pub(super) is_required: bool,
+}
+
+const fn one(name: i32, kind: i32) -> Known {
+    Known { name, kind, counts: (1, 1), is_required: true }
+}
+
+const fn several(name: i32, kind: i32, count: usize) -> Known {
+    Known { name, kind, counts: (count, count), is_required: true }
+}
+
+const fn optional(name: i32, kind: i32, most: usize) -> Known {
+    Known { name, kind, counts: (1, most), is_required: false }
+}
+
+/// Of a text, or a list.
+const ANY: usize = 1 << 20;
+
+/// Those of a convolution: factors, window and tensors are numbered one after the other.
+macro_rules! operation {
+    ($first:literal) => {
+        vec![
+            one($first, FLOAT),
+            one($first + 1, FLOAT),
+            one($first + 2, DESCRIPTOR),
+            one($first + 3, DESCRIPTOR),
+            one($first + 4, DESCRIPTOR),
+            one($first + 5, DESCRIPTOR),
+        ]
+    };
+}
+
+/// What can be set of a descriptor of this kind.
+pub(super) fn known(kind: i32) -> Vec<Known> {
+    match kind {
+        WINDOW => vec![
+            one(100, DATA_TYPE),
+            one(101, CONVOLUTION_MODE),
+            several(102, INT64, 2),
+            several(103, INT64, 2),
+            several(104, INT64, 2),
+            several(105, INT64, 2),
+            one(106, INT64),
+        ],
+        HEURISTIC => vec![one(200, HEUR_MODE), one(201, DESCRIPTOR), one(204, DESCRIPTOR)],
+        PLAN => vec![
+            optional(400, HANDLE, 1),
+            optional(401, DESCRIPTOR, 1),
+            optional(405, CHAR, ANY),
+            optional(407, DESCRIPTOR, 1),
+        ],
+        FORWARD => operation!(700),
+        IMAGES => operation!(706),
+        FILTERS => operation!(712),
+        GRAPH => vec![optional(800, HANDLE, 1), one(801, DESCRIPTOR)],
+        TENSOR => {
+            vec![one(900, INT64), one(901, DATA_TYPE), several(902, INT64, 4), several(903, INT64, 4), one(906, INT64)]
+        }
+        PACK => vec![
+            Known { name: 1000, kind: INT64, counts: (1, ANY), is_required: true },
+            Known { name: 1001, kind: VOID_PTR, counts: (1, ANY), is_required: true },
+            optional(1003, VOID_PTR, 1),
+        ],
+        DEVICE => vec![optional(2700, INT32, 1), optional(2702, CHAR, ANY)],
+        _ => Vec::new(),
+    }
+}
+
+/// Bytes of a value of a type.
+pub(super) fn size(kind: i32) -> usize {
+    match kind {
+        HANDLE | INT64 | VOID_PTR | DESCRIPTOR => 8,
+        CHAR => 1,
+        _ => 4,
+    }
+}
+
+/// What was set: its bytes, or of descriptors what they had become.
+#[derive(Debug, Clone)]
+pub(super) enum Value<P> {
+    Bytes(Vec<u8>),
+    Parts(Vec<Arc<P>>),
+}
+
+/// All that was set of a descriptor. `P`: what other descriptors have become.
+#[derive(Debug)]
+pub(super) struct Attributes<P>(pub(super) BTreeMap<i32, Value<P>>);
+
+impl<P> Attributes<P> {
+    pub(super) fn has(&self, name: i32) -> bool {
+        self.0.contains_key(&name)
+    }
+
+    pub(super) fn bytes(&self, name: i32) -> &[u8] {
+        match self.0.get(&name) {
+            Some(Value::Bytes(bytes)) => bytes,
+            _ => &[],
+        }
+    }
+
+    /// Those of 64 bits.
+    pub(super) fn longs(&self, name: i32) -> Vec<i64> {
+        self.bytes(name).chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap_or_default())).collect()
+    }
+
+    pub(super) fn long(&self, name: i32) -> i64 {
+        self.longs(name).first().copied().unwrap_or_default()
+    }
+
+    /// One of 32 bits.
+    pub(super) fn int(&self, name: i32) -> i32 {
+        self.bytes(name).try_into().map(i32::from_le_bytes).unwrap_or_default()
+    }
+
+    pub(super) fn float(&self, name: i32) -> f32 {
+        self.bytes(name).try_into().map(f32::from_le_bytes).unwrap_or_default()
+    }
+
+    pub(super) fn part(&self, name: i32) -> Option<&P> {
+        match self.0.get(&name) {
+            Some(Value::Parts(parts)) => parts.first().map(|part| &**part),
+            _ => None,
+        }
+    }
+}

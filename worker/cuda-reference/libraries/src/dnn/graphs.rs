@@ -1,0 +1,185 @@
+//! What descriptors become when they are finalized: tensors, an operation, the engines for it.
+
+use super::attributes::{self as known, Attributes};
+use super::engines::{Configuration, EXACT, Engine, ROUNDED, UNORDERED, kind_of, meets};
+use super::plans::{Pack, Plan};
+use super::{Answer, BAD_PARAM, DUPLICATED_ENTRIES, NOT_INITIALIZED, SHAPE_MISMATCH, refused, unsupported};
+use crate::abi;
+use crate::fault;
+use crate::gpu::convolution::{Operation, Shape, Tensor, Window};
+use crate::numbers::Format;
+
+const NHWC: &str = "strides that are not those of NHWC";
+
+/// A descriptor that is finalized.
+#[derive(Debug)]
+pub(super) enum Made {
+    Tensor(Tensor),
+    Window(Window),
+    Operation(Shape),
+    Graph(Shape),
+    Device,
+    Heuristic(Vec<Configuration>),
+    Engine(Engine),
+    Configuration(Configuration),
+    Plan(Plan),
+    Pack(Pack),
+}
+
+impl Made {
+    pub(super) fn kind(&self) -> i32 {
+        match self {
+            Made::Tensor(_) => known::TENSOR,
+            Made::Window(_) => known::WINDOW,
+            Made::Operation(shape) => kind_of(shape.operation),
+            Made::Graph(_) => known::GRAPH,
+            Made::Device => known::DEVICE,
+            Made::Heuristic(_) => known::HEURISTIC,
+            Made::Engine(_) => known::ENGINE,
+            Made::Configuration(_) => known::CONFIGURATION,
+            Made::Plan(_) => known::PLAN,
+            Made::Pack(_) => known::PACK,
+        }
+    }
+}
+
+/// What a descriptor with these attributes, which has all that it needs, becomes.
+pub(super) fn made(call: &str, kind: i32, of: &Attributes<Made>) -> Answer<Made> {
+    match kind {
+        known::TENSOR => tensor(call, of).map(Made::Tensor),
+        known::WINDOW => window(call, of).map(Made::Window),
+        known::FORWARD => operation(call, Operation::Forward, of, 700, [704, 703, 705]).map(Made::Operation),
+        known::IMAGES => operation(call, Operation::Images, of, 706, [710, 709, 711]).map(Made::Operation),
+        known::FILTERS => operation(call, Operation::Filters, of, 712, [716, 715, 717]).map(Made::Operation),
+        known::GRAPH => match of.part(801) {
+            Some(Made::Operation(shape)) => Ok(Made::Graph(shape.clone())),
+            _ => refused(call, BAD_PARAM, "a graph of what is no operation"),
+        },
+        known::DEVICE => device(call, of).map(|()| Made::Device),
+        known::HEURISTIC => heuristic(call, of).map(Made::Heuristic),
+        known::PLAN => plan(call, of).map(Made::Plan),
+        known::PACK => Pack::new(call, &of.longs(1000), &of.longs(1001), of.long(1003)).map(Made::Pack),
+        _ => refused(call, BAD_PARAM, &format!("kind {kind} is filled by the library")),
+    }
+}
+
+/// From a text, or from the configuration of an engine for a device.
+fn plan(call: &str, of: &Attributes<Made>) -> Answer<Plan> {
+    let is_here = of.has(400);
+    if of.has(405) {
+        return Plan::read(call, is_here, &String::from_utf8_lossy(of.bytes(405)));
+    }
+    match of.part(401) {
+        Some(Made::Configuration(configuration)) if is_here || of.has(407) => Ok(Plan::new(configuration, is_here)),
+        _ => refused(call, BAD_PARAM, "a plan without a configuration, or without a device"),
+    }
+}
+
+fn format(data_type: i32) -> Option<Format> {
+    match data_type {
+        0 => Some(Format::F32),
+        2 => Some(Format::F16),
+        9 => Some(Format::Bf16),
+        _ => None,
+    }
+}
+
+/// Numbers that are all greater than 0.
+fn positive<const N: usize>(call: &str, numbers: &[i64]) -> Answer<[u64; N]> {
+    let all: Option<Vec<u64>> =
+        numbers.iter().map(|number| u64::try_from(*number).ok().filter(|number| *number > 0)).collect();
+    match all.and_then(|all| all.try_into().ok()) {
+        Some(numbers) => Ok(numbers),
+        None => refused(call, BAD_PARAM, &format!("sizes or strides {numbers:?}")),
+    }
+}
+
+fn tensor(call: &str, of: &Attributes<Made>) -> Answer<Tensor> {
+    let Some(format) = format(of.int(901)) else {
+        return refused(call, BAD_PARAM, &format!("a tensor of type {}", of.int(901)));
+    };
+    let alignment = of.long(900) as u64;
+    if !alignment.is_power_of_two() || alignment < format.bytes() {
+        return refused(call, BAD_PARAM, &format!("a tensor at a multiple of {} bytes", of.long(900)));
+    }
+    let dimensions = positive(call, &of.longs(902))?;
+    Ok(Tensor { id: of.long(906), format, alignment, dimensions, strides: positive(call, &of.longs(903))? })
+}
+
+fn window(call: &str, of: &Attributes<Made>) -> Answer<Window> {
+    if (of.int(100), of.int(101), of.long(106)) != (0, 1, 2) {
+        return refused(call, BAD_PARAM, "sums in another format than 32 bits, flipped filters, or not two dimensions");
+    }
+    let [dilations, strides] = [positive(call, &of.longs(102))?, positive(call, &of.longs(103))?];
+    let padding = |name: i32| of.longs(name).iter().map(|number| *number as u64).collect::<Vec<_>>();
+    let [after, before] = [padding(104), padding(105)];
+    if after.iter().chain(&before).any(|number| *number > 1 << 20) {
+        return refused(call, BAD_PARAM, "a padding that is negative or very large");
+    }
+    Ok(Window { dilations, strides, before: [before[0], before[1]], after: [after[0], after[1]] })
+}
+
+fn operation(call: &str, operation: Operation, of: &Attributes<Made>, first: i32, names: [i32; 3]) -> Answer<Shape> {
+    let (
+        Some(Made::Window(window)),
+        [Some(Made::Tensor(images)), Some(Made::Tensor(filters)), Some(Made::Tensor(results))],
+    ) = (of.part(first + 2), names.map(|name| of.part(name)))
+    else {
+        return refused(call, BAD_PARAM, "a window or tensors that are of another kind");
+    };
+    let ids = [images.id, filters.id, results.id];
+    if ids[0] == ids[1] || ids[1] == ids[2] || ids[0] == ids[2] {
+        return refused(call, DUPLICATED_ENTRIES, &format!("two tensors of one number: {ids:?}"));
+    }
+    let shape = Shape {
+        operation,
+        images: images.clone(),
+        filters: filters.clone(),
+        results: results.clone(),
+        window: *window,
+        alpha: of.float(first),
+        beta: of.float(first + 1),
+    };
+    if !shape.fits() {
+        return refused(call, SHAPE_MISMATCH, &format!("sides that do not fit: {shape:?}"));
+    }
+    Ok(shape)
+}
+
+/// By its number, or in words.
+fn device(call: &str, of: &Attributes<Made>) -> Answer<()> {
+    if of.has(2700) {
+        return match abi::devices() {
+            Ok(count) if usize::try_from(of.int(2700)).is_ok_and(|number| number < count) => Ok(()),
+            _ => refused(call, NOT_INITIALIZED, &format!("there is no device {}", of.int(2700))),
+        };
+    }
+    let text = String::from_utf8_lossy(of.bytes(2702));
+    if !text.trim_start().starts_with('{') || !text.contains("\"deviceVer\"") {
+        return refused(call, BAD_PARAM, "no device, by number or in JSON");
+    }
+    Ok(())
+}
+
+/// The engines for a graph, of which the last is also what the fall-back mode knows.
+fn heuristic(call: &str, of: &Attributes<Made>) -> Answer<Vec<Configuration>> {
+    let (Some(Made::Graph(shape)), Some(Made::Device)) = (of.part(201), of.part(204)) else {
+        return refused(call, BAD_PARAM, "no graph, or no device");
+    };
+    let formats = [&shape.images, &shape.filters, &shape.results].map(|tensor| tensor.format);
+    if formats.iter().any(|format| *format != formats[0]) {
+        return unsupported(&format!("formats {formats:?}"));
+    }
+    if [&shape.images, &shape.filters, &shape.results].into_iter().any(|tensor| !tensor.is_nhwc()) {
+        return unsupported(NHWC);
+    }
+    if fault::requested().is_ok_and(|faults| meets(faults.cudnn_refused, shape)) {
+        return unsupported("the fault that was asked for");
+    }
+    let engines = match of.int(200) {
+        3 => &[UNORDERED, ROUNDED, EXACT][..],
+        2 => &[EXACT],
+        mode => return refused(call, BAD_PARAM, &format!("mode {mode}")),
+    };
+    Ok(engines.iter().map(|engine| Configuration { shape: shape.clone(), engine: *engine }).collect())
+}

@@ -1,0 +1,328 @@
+//! A convolution by definition, with sums in 32 bits.
+
+use crate::gpu::Gpu;
+use crate::gpu::product::tf32;
+use crate::numbers::{Format, decoded, encoded};
+use crate::shadow::Stamp;
+use std::ops::Range;
+use switchyard_cuda_reference::Touched;
+
+/// What is computed from the other two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Forward,
+    Images,
+    Filters,
+}
+
+const OPERATIONS: [Operation; 3] = [Operation::Forward, Operation::Images, Operation::Filters];
+const FORMATS: [Format; 3] = [Format::F32, Format::F16, Format::Bf16];
+
+/// Batch, channels, height and width, with their strides in numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Tensor {
+    pub(crate) id: i64,
+    pub(crate) format: Format,
+    /// What its address is a multiple of.
+    pub(crate) alignment: u64,
+    pub(crate) dimensions: [u64; 4],
+    pub(crate) strides: [u64; 4],
+}
+
+/// Height and width each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Window {
+    pub(crate) dilations: [u64; 2],
+    pub(crate) strides: [u64; 2],
+    /// Zeros before and after an image.
+    pub(crate) before: [u64; 2],
+    pub(crate) after: [u64; 2],
+}
+
+/// What is computed, wherever it lies: `result = alpha convolution + beta result`.
+#[derive(Debug, Clone)]
+pub(crate) struct Shape {
+    pub(crate) operation: Operation,
+    pub(crate) images: Tensor,
+    pub(crate) filters: Tensor,
+    pub(crate) results: Tensor,
+    pub(crate) window: Window,
+    pub(crate) alpha: f32,
+    pub(crate) beta: f32,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Convolution {
+    pub(crate) shape: Shape,
+    /// Of images, filters and results.
+    pub(crate) addresses: [u64; 3],
+    /// 32-bit factors have 10 bits behind the point.
+    pub(crate) is_rounded: bool,
+    /// Sums are in another order each time.
+    pub(crate) is_unordered: bool,
+    pub(crate) workspace: Range<u64>,
+}
+
+impl Tensor {
+    /// Channels lie side by side, and nothing overlaps.
+    pub(crate) fn is_nhwc(&self) -> bool {
+        let [_, channels, height, width] = self.dimensions;
+        let [image, channel, line, pixel] = self.strides;
+        channel == 1 && pixel >= channels && line >= width * pixel && image >= height * line
+    }
+
+    fn pixels(&self) -> impl Iterator<Item = [u64; 3]> + use<> {
+        let [images, _, height, width] = self.dimensions;
+        (0..images).flat_map(move |n| (0..height).flat_map(move |h| (0..width).map(move |w| [n, h, w])))
+    }
+
+    /// Where the channels of a pixel begin, in numbers.
+    fn start(&self, [n, h, w]: [u64; 3]) -> u64 {
+        n * self.strides[0] + h * self.strides[2] + w * self.strides[3]
+    }
+
+    /// The channels of each pixel, joined where nothing is between.
+    fn ranges(&self, address: u64) -> Vec<Range<u64>> {
+        let (size, channels) = (self.format.bytes(), self.dimensions[1]);
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for pixel in self.pixels() {
+            let start = address + size * self.start(pixel);
+            let end = start + size * channels;
+            match ranges.last_mut().filter(|last| last.end == start) {
+                Some(last) => last.end = end,
+                None => ranges.push(start..end),
+            }
+        }
+        ranges
+    }
+
+    fn whole(&self, address: u64) -> Range<u64> {
+        let ranges = self.ranges(address);
+        address..ranges.last().map_or(address, |last| last.end)
+    }
+
+    /// All numbers, pixel by pixel without gaps. All of them must have been written.
+    fn read(&self, gpu: &Gpu, address: u64, stamp: &Stamp) -> Vec<f32> {
+        let range = |range: Range<u64>| {
+            let bytes = (range.end - range.start) as usize;
+            if !gpu.device.at(range.start, bytes).is_some_and(|span| gpu.device.is_written(span)) {
+                gpu.end(&format!("{} reads {} that nobody has written", stamp.name, gpu.place(&range)));
+            }
+            decoded(self.format, &gpu.read(range.start, bytes))
+        };
+        self.ranges(address).into_iter().flat_map(range).collect()
+    }
+
+    fn write(&self, gpu: &mut Gpu, address: u64, numbers: &[f32]) {
+        let mut rest = numbers;
+        for range in self.ranges(address) {
+            let (own, others) = rest.split_at(((range.end - range.start) / self.format.bytes()) as usize);
+            gpu.write(range.start, &encoded(self.format, own));
+            rest = others;
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.dimensions.iter().product::<u64>() as usize
+    }
+
+    fn words(&self) -> Vec<i64> {
+        let format = FORMATS.iter().position(|format| *format == self.format).unwrap_or(0) as u64;
+        let numbers = [format, self.alignment].into_iter().chain(self.dimensions).chain(self.strides);
+        [self.id].into_iter().chain(numbers.map(|number| number as i64)).collect()
+    }
+
+    fn from_words(words: &[i64]) -> Option<Tensor> {
+        let four = |from: usize| Some(<[i64; 4]>::try_from(words.get(from..from + 4)?).ok()?.map(|word| word as u64));
+        let format = *FORMATS.get(*words.get(1)? as usize)?;
+        Some(Tensor { id: words[0], format, alignment: *words.get(2)? as u64, dimensions: four(3)?, strides: four(7)? })
+    }
+}
+
+/// Words of a tensor in the text of a plan.
+const TENSOR_WORDS: usize = 11;
+
+impl Shape {
+    /// Whether the sides of all tensors are those of one convolution without groups.
+    pub(crate) fn fits(&self) -> bool {
+        let Shape { images, filters, results, window, .. } = self;
+        let side = |at: usize| {
+            let long = images.dimensions[2 + at] + window.before[at] + window.after[at];
+            let reach = (filters.dimensions[2 + at] - 1) * window.dilations[at] + 1;
+            long.checked_sub(reach).map(|rest| rest / window.strides[at] + 1)
+        };
+        let expected = [Some(images.dimensions[0]), Some(filters.dimensions[0]), side(0), side(1)];
+        results.dimensions.map(Some) == expected && images.dimensions[1] == filters.dimensions[1]
+    }
+
+    pub(crate) fn words(&self) -> Vec<i64> {
+        let Window { dilations, strides, before, after } = self.window;
+        let operation = OPERATIONS.iter().position(|operation| *operation == self.operation).unwrap_or(0) as i64;
+        let mut words = vec![operation, self.alpha.to_bits().into(), self.beta.to_bits().into()];
+        words.extend([dilations, strides, before, after].concat().iter().map(|number| *number as i64));
+        words.extend([&self.images, &self.filters, &self.results].into_iter().flat_map(Tensor::words));
+        words
+    }
+
+    /// `None` if they are no shape.
+    pub(crate) fn from_words(words: &[i64]) -> Option<Shape> {
+        let two = |from: usize| Some([*words.get(from)? as u64, *words.get(from + 1)? as u64]);
+        let factor = |at: usize| Some(f32::from_bits(u32::try_from(*words.get(at)?).ok()?));
+        let tensor = |at: usize| {
+            let from = TENSOR_WORDS * at + 11;
+            Tensor::from_words(words.get(from..from + TENSOR_WORDS)?)
+        };
+        Some(Shape {
+            operation: *OPERATIONS.get(*words.first()? as usize)?,
+            alpha: factor(1)?,
+            beta: factor(2)?,
+            window: Window { dilations: two(3)?, strides: two(5)?, before: two(7)?, after: two(9)? },
+            images: tensor(0)?,
+            filters: tensor(1)?,
+            results: tensor(2)?,
+        })
+    }
+
+    fn tensors(&self) -> [&Tensor; 3] {
+        [&self.images, &self.filters, &self.results]
+    }
+
+    /// Which of the three is written.
+    fn written(&self) -> usize {
+        match self.operation {
+            Operation::Forward => 2,
+            Operation::Images => 0,
+            Operation::Filters => 1,
+        }
+    }
+
+    /// Calls `each` with the first number of a pixel of the images, of a tap of all channels of a filter, and with one of a result, wherever
+    /// two meet in the third. Tensors are without gaps. `turned`: in another order.
+    fn meetings(&self, turned: bool, mut each: impl FnMut(usize, usize, usize)) {
+        let Shape { images, filters, results, window, .. } = self;
+        let [count, channels, height, width] = images.dimensions;
+        let [outputs, _, rows, columns] = filters.dimensions;
+        let [_, _, tall, wide] = results.dimensions;
+        let place = |at: usize, result: u64, tap: u64, side: u64| {
+            let shifted = result * window.strides[at] + tap * window.dilations[at];
+            shifted.checked_sub(window.before[at]).filter(|place| *place < side)
+        };
+        for n in 0..count {
+            let n = if turned { count - 1 - n } else { n };
+            for (p, q) in (0..tall).flat_map(|p| (0..wide).map(move |q| (p, q))) {
+                for (r, s) in (0..rows).flat_map(|r| (0..columns).map(move |s| (r, s))) {
+                    let (Some(h), Some(w)) = (place(0, p, r, height), place(1, q, s, width)) else { continue };
+                    let pixel = ((n * height + h) * width + w) * channels;
+                    for k in 0..outputs {
+                        let tap = ((k * rows + r) * columns + s) * channels;
+                        let result = ((n * tall + p) * wide + q) * outputs + k;
+                        each(pixel as usize, tap as usize, result as usize);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Convolution {
+    pub(crate) fn name(&self) -> String {
+        let Shape { operation, images, filters, .. } = &self.shape;
+        let what = match operation {
+            Operation::Forward => "a convolution",
+            Operation::Images => "a gradient of images",
+            Operation::Filters => "a gradient of filters",
+        };
+        format!("{what} of {:?} by {:?}", images.dimensions, filters.dimensions)
+    }
+
+    /// All that is read or written.
+    pub(crate) fn uses(&self) -> Vec<Range<u64>> {
+        let tensors = self.shape.tensors().into_iter().zip(self.addresses);
+        let tensors = tensors.map(|(tensor, address)| tensor.whole(address));
+        tensors.chain((!self.workspace.is_empty()).then(|| self.workspace.clone())).collect()
+    }
+
+    /// `is_wrong`: see [`crate::fault`].
+    pub(crate) fn run(&self, gpu: &mut Gpu, stamp: &Stamp, is_wrong: bool) -> Vec<Touched> {
+        if let Some(range) = self.overwritten() {
+            gpu.end(&format!("{} writes what it reads: {}", stamp.name, gpu.place(&range)));
+        }
+        // What was there is gone.
+        let workspace = (self.workspace.end - self.workspace.start) as usize;
+        gpu.write(self.workspace.start, &vec![0xff; workspace]);
+        let Shape { operation, beta, alpha, .. } = self.shape;
+        let (tensors, written) = (self.shape.tensors(), self.shape.written());
+        let mut numbers: [Vec<f32>; 3] = std::array::from_fn(|at| {
+            if at == written {
+                return vec![0.0; tensors[at].len()];
+            }
+            let mut read = tensors[at].read(gpu, self.addresses[at], stamp);
+            if self.is_rounded && tensors[at].format == Format::F32 {
+                read.iter_mut().for_each(|number| *number = tf32(*number));
+            }
+            read
+        });
+        let old = (beta != 0.0).then(|| tensors[written].read(gpu, self.addresses[written], stamp));
+        let channels = tensors[0].dimensions[1] as usize;
+        let turned = self.is_unordered && stamp.index % 2 == 1;
+        let [images, filters, results] = &mut numbers;
+        self.shape.meetings(turned, |pixel, tap, result| {
+            let (pixel, tap) = (pixel..pixel + channels, tap..tap + channels);
+            match operation {
+                Operation::Forward => {
+                    let terms = images[pixel].iter().zip(&filters[tap]);
+                    terms.for_each(|(x, w)| results[result] += x * w);
+                }
+                Operation::Images => {
+                    images[pixel].iter_mut().zip(&filters[tap]).for_each(|(dx, w)| *dx += results[result] * w);
+                }
+                Operation::Filters => {
+                    filters[tap].iter_mut().zip(&images[pixel]).for_each(|(dw, x)| *dw += results[result] * x);
+                }
+            }
+        });
+        let sums = &mut numbers[written];
+        sums.iter_mut().for_each(|sum| *sum *= alpha);
+        if let Some(old) = &old {
+            sums.iter_mut().zip(old).for_each(|(sum, old)| *sum += beta * old);
+        }
+        if is_wrong {
+            sums[0] += 1.0;
+        }
+        tensors[written].write(gpu, self.addresses[written], sums);
+        self.touched()
+    }
+
+    /// A part of the result or the workspace that is a part of what is read too.
+    fn overwritten(&self) -> Option<Range<u64>> {
+        let written = self.shape.written();
+        let ranges = |at: usize| self.shape.tensors()[at].ranges(self.addresses[at]);
+        let read: Vec<Range<u64>> = (0..3).filter(|at| *at != written).flat_map(ranges).collect();
+        let meets = |one: &Range<u64>, other: &Range<u64>| one.start < other.end && other.start < one.end;
+        // By whole tensors first: few meet.
+        let near = |range: &Range<u64>| read.iter().any(|one| meets(one, range));
+        let mut all = ranges(written);
+        all.push(self.workspace.clone());
+        let (first, last) = (read.iter().map(|one| one.start).min()?, read.iter().map(|one| one.end).max()?);
+        all.into_iter().filter(|range| !range.is_empty() && meets(range, &(first..last))).find(near)
+    }
+
+    fn touched(&self) -> Vec<Touched> {
+        let written = self.shape.written();
+        let mut touched = Vec::new();
+        for (at, (tensor, address)) in self.shape.tensors().into_iter().zip(self.addresses).enumerate() {
+            for range in tensor.ranges(address) {
+                if at != written || self.shape.beta != 0.0 {
+                    touched.push(Touched { range: range.clone(), writes: false });
+                }
+                if at == written {
+                    touched.push(Touched { range, writes: true });
+                }
+            }
+        }
+        if !self.workspace.is_empty() {
+            touched.push(Touched { range: self.workspace.clone(), writes: true });
+        }
+        touched
+    }
+}

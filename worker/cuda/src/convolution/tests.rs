@@ -1,0 +1,112 @@
+//! Numbers are those of NVIDIA's header; what is refused before the library is asked; engines that may not compute.
+
+use super::*;
+use crate::header::{Header, of_libraries};
+
+const GOOD: Convolution = Convolution {
+    direction: Direction::Forward,
+    element: Element::Bf16,
+    adds: false,
+    arithmetic: Arithmetic::Ieee,
+    images: 2,
+    height: 9,
+    width: 7,
+    channels: 3,
+    pitch: 8,
+    filters: 5,
+    result_pitch: 8,
+    window: 3,
+    stride: 2,
+    padding: 1,
+};
+
+#[test]
+fn constants_are_those_of_the_header() {
+    let Some(folders) = of_libraries() else { return };
+    let convolution = |name: &str| format!("CUDNN_ATTR_CONVOLUTION_{name}");
+    let mut numbers: Vec<(String, i32)> = [
+        ("COMP_TYPE", COMP_TYPE),
+        ("CONV_MODE", CONV_MODE),
+        ("DILATIONS", DILATIONS),
+        ("FILTER_STRIDES", FILTER_STRIDES),
+        ("POST_PADDINGS", POST_PADDINGS),
+        ("PRE_PADDINGS", PRE_PADDINGS),
+        ("SPATIAL_DIMS", SPATIAL_DIMS),
+    ]
+    .map(|(name, value)| (convolution(name), value))
+    .to_vec();
+    let others = [
+        ("CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR", CONVOLUTION_DESCRIPTOR),
+        ("CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR", DEVICEPROP_DESCRIPTOR),
+        ("CUDNN_ATTR_ENGINEHEUR_DEVICEPROP", ENGINEHEUR_DEVICEPROP),
+        ("CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION", EXECUTION_PLAN_JSON),
+        ("CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP", EXECUTION_PLAN_DEVICEPROP),
+        ("CUDNN_ATTR_DEVICEPROP_DEVICE_ID", DEVICEPROP_DEVICE_ID),
+        ("CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION", DEVICEPROP_JSON),
+        ("CUDNN_CROSS_CORRELATION", CROSS_CORRELATION),
+        ("CUDNN_NUMERICAL_NOTE_TENSOR_CORE", TENSOR_CORE),
+        ("CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS", DOWN_CONVERT_INPUTS),
+        ("CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION", REDUCED_PRECISION_REDUCTION),
+        ("CUDNN_NUMERICAL_NOTE_FFT", FFT),
+        ("CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC", NONDETERMINISTIC),
+        ("CUDNN_NUMERICAL_NOTE_WINOGRAD", WINOGRAD[0]),
+        ("CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4", WINOGRAD[1]),
+        ("CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6", WINOGRAD[2]),
+        ("CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13", WINOGRAD[3]),
+    ];
+    numbers.extend(others.map(|(name, value)| (name.to_owned(), value)));
+    for direction in [Direction::Forward, Direction::Images, Direction::Filters] {
+        let (name, images, results) = match direction {
+            Direction::Forward => ("FORWARD", "X", "Y"),
+            Direction::Images => ("BWD_DATA", "DX", "DY"),
+            Direction::Filters => ("BWD_FILTER", "X", "DY"),
+        };
+        let filters = if direction == Direction::Filters { "DW" } else { "W" };
+        let kind = name.replace("BWD", "BACKWARD");
+        let (operation, first, tensors) = direction.numbers();
+        numbers.push((format!("CUDNN_BACKEND_OPERATION_CONVOLUTION_{kind}_DESCRIPTOR"), operation));
+        let names = ["ALPHA", "BETA", "CONV_DESC", images, filters, results];
+        let values = [first, first + 1, first + 2, tensors[0], tensors[1], tensors[2]];
+        let named = names.iter().map(|attribute| format!("CUDNN_ATTR_OPERATION_CONVOLUTION_{name}_{attribute}"));
+        numbers.extend(named.zip(values));
+    }
+    let conditions: Vec<String> = numbers.into_iter().map(|(name, value)| format!("{name} == {value}")).collect();
+    let (is_good, text) = Header { name: "cudnn.h", folders: &folders }.compiled(&conditions, &[]);
+    assert!(is_good, "{text}");
+}
+
+#[test]
+fn sizes_that_no_convolution_has_are_refused() {
+    assert_eq!(GOOD.result(), Some([5, 4]));
+    assert!(GOOD.tensors().is_ok());
+    let wrong = [
+        Convolution { window: 12, ..GOOD },
+        Convolution { stride: 0, ..GOOD },
+        Convolution { images: 0, ..GOOD },
+        Convolution { pitch: 2, ..GOOD },
+        Convolution { result_pitch: 4, ..GOOD },
+    ];
+    for one in wrong {
+        assert!(one.tensors().is_err(), "{one:?}");
+    }
+}
+
+#[test]
+fn engines_that_are_not_deterministic_or_not_exact_enough_do_not_compute() {
+    let exact = Convolution { element: Element::F32, ..GOOD };
+    let rounded = Convolution { arithmetic: Arithmetic::Tf32, ..exact };
+    for (convolution, notes, may) in [
+        (GOOD, &[][..], true),
+        (GOOD, &[TENSOR_CORE], true),
+        (GOOD, &[TENSOR_CORE, NONDETERMINISTIC], false),
+        (GOOD, &[REDUCED_PRECISION_REDUCTION], false),
+        (GOOD, &[WINOGRAD[0]], false),
+        (exact, &[], true),
+        (exact, &[TENSOR_CORE], false),
+        (exact, &[DOWN_CONVERT_INPUTS], false),
+        (rounded, &[TENSOR_CORE], true),
+        (rounded, &[FFT], false),
+    ] {
+        assert_eq!(convolution.may_have(notes), may, "{convolution:?} with {notes:?}");
+    }
+}

@@ -1,0 +1,63 @@
+//! Names and numbers are those of NVIDIA's header.
+
+use super::*;
+use crate::header::{Header, of_libraries};
+
+#[test]
+fn constants_and_names_are_those_of_the_header() {
+    let Some(folders) = of_libraries() else { return };
+    let numbers = [
+        ("CUDNN_DATA_FLOAT", FLOAT),
+        ("CUDNN_DATA_HALF", HALF),
+        ("CUDNN_DATA_BFLOAT16", BFLOAT16),
+        ("CUDNN_BACKEND_ENGINE_DESCRIPTOR", ENGINE_DESCRIPTOR),
+        ("CUDNN_BACKEND_ENGINECFG_DESCRIPTOR", ENGINECFG_DESCRIPTOR),
+        ("CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR", ENGINEHEUR_DESCRIPTOR),
+        ("CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR", EXECUTION_PLAN_DESCRIPTOR),
+        ("CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR", OPERATIONGRAPH_DESCRIPTOR),
+        ("CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR", VARIANT_PACK_DESCRIPTOR),
+        ("CUDNN_BACKEND_TENSOR_DESCRIPTOR", TENSOR_DESCRIPTOR),
+        ("CUDNN_ATTR_ENGINEHEUR_MODE", ENGINEHEUR_MODE),
+        ("CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH", ENGINEHEUR_OPERATION_GRAPH),
+        ("CUDNN_ATTR_ENGINEHEUR_RESULTS", ENGINEHEUR_RESULTS),
+        ("CUDNN_ATTR_ENGINECFG_ENGINE", ENGINECFG_ENGINE),
+        ("CUDNN_ATTR_EXECUTION_PLAN_HANDLE", EXECUTION_PLAN_HANDLE),
+        ("CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG", EXECUTION_PLAN_ENGINE_CONFIG),
+        ("CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE", EXECUTION_PLAN_WORKSPACE_SIZE),
+        ("CUDNN_ATTR_OPERATIONGRAPH_HANDLE", OPERATIONGRAPH_HANDLE),
+        ("CUDNN_ATTR_OPERATIONGRAPH_OPS", OPERATIONGRAPH_OPS),
+        ("CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT", TENSOR_BYTE_ALIGNMENT),
+        ("CUDNN_ATTR_TENSOR_DATA_TYPE", TENSOR_DATA_TYPE),
+        ("CUDNN_ATTR_TENSOR_DIMENSIONS", TENSOR_DIMENSIONS),
+        ("CUDNN_ATTR_TENSOR_STRIDES", TENSOR_STRIDES),
+        ("CUDNN_ATTR_TENSOR_UNIQUE_ID", TENSOR_UNIQUE_ID),
+        ("CUDNN_ATTR_TENSOR_IS_BY_VALUE", TENSOR_IS_BY_VALUE),
+        ("CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS", VARIANT_PACK_UNIQUE_IDS),
+        ("CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS", VARIANT_PACK_DATA_POINTERS),
+        ("CUDNN_ATTR_VARIANT_PACK_WORKSPACE", VARIANT_PACK_WORKSPACE),
+        ("CUDNN_ATTR_ENGINE_NUMERICAL_NOTE", ENGINE_NUMERICAL_NOTE),
+        ("CUDNN_TYPE_HANDLE", TYPE_HANDLE),
+        ("CUDNN_TYPE_DATA_TYPE", TYPE_DATA_TYPE),
+        ("CUDNN_TYPE_BOOLEAN", TYPE_BOOLEAN),
+        ("CUDNN_TYPE_INT64", TYPE_INT64),
+        ("CUDNN_TYPE_FLOAT", TYPE_FLOAT),
+        ("CUDNN_TYPE_VOID_PTR", TYPE_VOID_PTR),
+        ("CUDNN_TYPE_CONVOLUTION_MODE", TYPE_CONVOLUTION_MODE),
+        ("CUDNN_TYPE_HEUR_MODE", TYPE_HEUR_MODE),
+        ("CUDNN_TYPE_NUMERICAL_NOTE", TYPE_NUMERICAL_NOTE),
+        ("CUDNN_TYPE_BACKEND_DESCRIPTOR", TYPE_BACKEND_DESCRIPTOR),
+        ("CUDNN_TYPE_INT32", TYPE_INT32),
+        ("CUDNN_TYPE_CHAR", TYPE_CHAR),
+        ("CUDNN_HEUR_MODE_FALLBACK", HEUR_MODE_FALLBACK),
+        ("CUDNN_HEUR_MODE_A", HEUR_MODE_A),
+        ("sizeof(cudnnDataType_t)", size_of::<i32>() as i32),
+        ("sizeof(cudnnBackendNumericalNote_t)", size_of::<i32>() as i32),
+    ];
+    let mut conditions = numbers.map(|(name, value)| format!("{name} == {value}")).to_vec();
+    conditions.push(format!("CUDNN_NUMERICAL_NOTE_TYPE_COUNT <= {MOST_NOTES}"));
+    let header = Header { name: "cudnn.h", folders: &folders };
+    let (is_good, text) = header.compiled(&conditions, Functions::NAMES);
+    assert!(is_good, "{text}");
+    let (is_good, text) = header.compiled(&["CUDNN_TYPE_CHAR == 2".to_owned()], &["cudnnBackendExecute_v9"]);
+    assert!(!is_good && text.contains("CUDNN_TYPE_CHAR == 2") && text.contains("cudnnBackendExecute_v9"), "{text}");
+}
