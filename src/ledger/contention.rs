@@ -171,10 +171,8 @@ impl Index {
         let turn = self.turn(&job);
         let hopeless = waits == Waits::Fabric;
         let version = job.metadata.resource_version.clone();
-        self.waiting.insert(
-            key.clone(),
-            Waiting { turn, hopeless, waits_for: WaitsFor::Anything, version, is_owed: false },
-        );
+        self.waiting
+            .insert(key.clone(), Waiting { turn, hopeless, waits_for: WaitsFor::Anything, version, is_owed: false });
         let (victims, freed) = match waits {
             Waits::Room { open } => self.waits_for_room(key, &job, open, rules),
             Waits::Fabric => (Vec::new(), self.release(&JobId::of(&job.metadata))),

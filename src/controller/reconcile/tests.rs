@@ -73,5 +73,9 @@ async fn what_falls_into_a_moment_without_the_lease_stays_in_the_queue() {
     leader.forever();
     let turn = context.queue.next().await;
     assert_eq!(*turn, key);
-    assert_eq!(context.reconcile(&key, Look::InAnyCase).await, Outcome::Refused, "it is tried as soon as this process leads");
+    assert_eq!(
+        context.reconcile(&key, Look::InAnyCase).await,
+        Outcome::Refused,
+        "it is tried as soon as this process leads"
+    );
 }

@@ -58,7 +58,13 @@ impl WaitsFor {
     pub(crate) fn nodes(question: &Question<'_>, open: u32) -> WaitsFor {
         let missing = question.valid.request.nodes.saturating_sub(open).max(1) as usize;
         let demand = Demand::of(question);
-        WaitsFor::Nodes(Box::new(Nodes { demand, none_open: open == 0, missing, changed: BTreeSet::new(), is_more: false }))
+        WaitsFor::Nodes(Box::new(Nodes {
+            demand,
+            none_open: open == 0,
+            missing,
+            changed: BTreeSet::new(),
+            is_more: false,
+        }))
     }
 
     /// What a pod asks of a node, where the job waits for room.

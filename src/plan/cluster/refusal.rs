@@ -169,7 +169,9 @@ fn left_out(excluded: &[Option<Excluded>]) -> String {
     for same in excluded.chunk_by(|a, b| a == b) {
         match &same[0] {
             None => {}
-            Some(Excluded::Short { name, free, .. }) => short.entry(name).or_default().extend(same.iter().map(|_| free)),
+            Some(Excluded::Short { name, free, .. }) => {
+                short.entry(name).or_default().extend(same.iter().map(|_| free))
+            }
             Some(Excluded::Gpus { free, .. }) => gpus.push(*free),
             Some(other) => {
                 let others_too = !matches!(other, Excluded::LeftOut(_));
