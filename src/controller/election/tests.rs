@@ -10,6 +10,13 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
+/// In which the stories are told.
+const OF_STORIES: Timing = Timing {
+    duration: Duration::from_secs(15),
+    renew_deadline: Duration::from_secs(10),
+    retry: Duration::from_secs(2),
+};
+
 thread_local! {
     static NOW: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
@@ -113,7 +120,7 @@ impl Actor {
             client: client(store),
             namespace: "default".into(),
             identity: name.into(),
-            timing: Timing::default(),
+            timing: OF_STORIES,
             clock: story_time,
         };
         Actor { candidate, view: View::default(), role: Role::Standby, leader, leading }
