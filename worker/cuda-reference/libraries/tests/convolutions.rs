@@ -4,10 +4,11 @@
 
 mod child;
 mod device;
+mod formats;
 
 use child::planted;
 use device::{Gpu, number, places};
-use half::{bf16, f16};
+use formats::{download, round, upload};
 use switchyard_cuda::convolution::{Accepted, Convolution, Direction, Planned, Properties, ask};
 use switchyard_cuda::cublaslt::Arithmetic;
 use switchyard_cuda::cudnn::Cudnn;
@@ -65,12 +66,7 @@ impl Tensor {
             _ => f32::NAN,
         };
         let numbers: Vec<f32> = (0..rows * pitch).map(of).collect();
-        let buffer = match element {
-            Element::F32 => gpu.context.upload(&numbers),
-            Element::Bf16 => gpu.context.upload(&numbers.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>()),
-            Element::F16 => gpu.context.upload(&numbers.iter().map(|x| f16::from_f32(*x)).collect::<Vec<_>>()),
-        };
-        Tensor { buffer: buffer.unwrap(), numbers, width, pitch }
+        Tensor { buffer: upload(gpu, element, &numbers), numbers, width, pitch }
     }
 
     fn at(&self, row: usize, column: usize) -> f64 {
@@ -78,20 +74,7 @@ impl Tensor {
     }
 
     fn now(&self, element: Element) -> Vec<f32> {
-        let count = 0..self.numbers.len();
-        match element {
-            Element::F32 => self.buffer.download(count).unwrap(),
-            Element::Bf16 => self.buffer.download::<bf16>(count).unwrap().into_iter().map(bf16::to_f32).collect(),
-            Element::F16 => self.buffer.download::<f16>(count).unwrap().into_iter().map(f16::to_f32).collect(),
-        }
-    }
-}
-
-fn round(element: Element, number: f32) -> f32 {
-    match element {
-        Element::F32 => number,
-        Element::Bf16 => bf16::from_f32(number).to_f32(),
-        Element::F16 => f16::from_f32(number).to_f32(),
+        download(&self.buffer, element, self.numbers.len())
     }
 }
 

@@ -4,10 +4,11 @@
 
 mod child;
 mod device;
+mod formats;
 
 use child::planted;
 use device::{Gpu, number, places};
-use half::{bf16, f16};
+use formats::{download, round, upload};
 use switchyard_cuda::cublaslt::{Arithmetic, CublasLt, Matrix, Product};
 use switchyard_cuda::driver::Buffer;
 use switchyard_cuda::find::CUBLASLT;
@@ -27,7 +28,7 @@ const WORKSPACE_BYTES: usize = 1 << 20;
 
 /// A matrix on the device, with NaN where nobody may read, and its numbers.
 struct Side {
-    _buffer: Buffer,
+    buffer: Buffer,
     matrix: Matrix,
     numbers: Vec<f32>,
 }
@@ -45,7 +46,7 @@ impl Side {
         let numbers: Vec<f32> = (0..lines * pitch).map(|at| round(element, of(at))).collect();
         let buffer = upload(gpu, element, &numbers);
         let matrix = Matrix { span: buffer.span(), element, rows: lines, columns: width, pitch, is_transposed };
-        Side { _buffer: buffer, matrix, numbers }
+        Side { buffer, matrix, numbers }
     }
 
     fn at(&self, row: usize, column: usize) -> f64 {
@@ -54,30 +55,8 @@ impl Side {
     }
 
     fn now(&self) -> Vec<f32> {
-        let count = 0..self.numbers.len();
-        match self.matrix.element {
-            Element::F32 => self._buffer.download(count).unwrap(),
-            Element::Bf16 => self._buffer.download::<bf16>(count).unwrap().into_iter().map(bf16::to_f32).collect(),
-            Element::F16 => self._buffer.download::<f16>(count).unwrap().into_iter().map(f16::to_f32).collect(),
-        }
+        download(&self.buffer, self.matrix.element, self.numbers.len())
     }
-}
-
-fn round(element: Element, number: f32) -> f32 {
-    match element {
-        Element::F32 => number,
-        Element::Bf16 => bf16::from_f32(number).to_f32(),
-        Element::F16 => f16::from_f32(number).to_f32(),
-    }
-}
-
-fn upload(gpu: &Gpu, element: Element, numbers: &[f32]) -> Buffer {
-    match element {
-        Element::F32 => gpu.context.upload(numbers),
-        Element::Bf16 => gpu.context.upload(&numbers.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>()),
-        Element::F16 => gpu.context.upload(&numbers.iter().map(|x| f16::from_f32(*x)).collect::<Vec<_>>()),
-    }
-    .unwrap()
 }
 
 /// On the device of the current context.
