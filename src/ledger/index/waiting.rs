@@ -6,10 +6,13 @@
 //!
 //! Of those whom a change may help, the first one that is planned often takes what became free. For the others it is not worth a plan any more.
 
-use super::Index;
+use super::{Index, Reservation};
 use crate::job::Key;
+use crate::predictor::Predictor;
 use crate::usage::{HELD, HOLE, Usage};
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use switchyard_crds::TrainJob;
 use switchyard_plan::cluster::turn::Turn;
 use switchyard_plan::cluster::view::NodeView;
 use switchyard_plan::cluster::{Demand, Question};
@@ -104,6 +107,13 @@ impl Nodes {
     }
 }
 
+impl Reservation {
+    /// Whether what is held does not count as taken for a job that waits: it comes before the holder, or ends before that can begin.
+    fn is_behind(&self, turn: &Turn, job: Option<&Arc<TrainJob>>, predictor: Option<&Predictor>) -> bool {
+        *turn <= self.turn || job.is_some_and(|job| self.is_begun_after(job, self.at, predictor).is_some())
+    }
+}
+
 impl Index {
     /// Jobs that something that became free on these nodes may help.
     pub fn woken(&mut self, nodes: &BTreeSet<String>) -> BTreeSet<Key> {
@@ -122,10 +132,10 @@ impl Index {
         let seen = Seen { usage: &self.usage };
         let views: Vec<[NodeView; 2]> =
             nodes.iter().filter_map(|name| Some([seen.node(name, false)?, seen.node(name, true)?])).collect();
-        // Also where none of these nodes is held: those that changed before may be.
-        let ahead: BTreeSet<Key> = self.waiting.keys().filter(|key| self.is_ahead(key)).cloned().collect();
+        let (held, predictor) = (self.reservation.as_ref(), self.predictor.as_ref());
         for (key, waiting) in &mut self.waiting {
-            let is_ahead = ahead.contains(key);
+            // Also where none of these nodes is held: those that changed before may be.
+            let is_ahead = held.is_some_and(|held| held.is_behind(&waiting.turn, self.jobs.get(key), predictor));
             let is_woken = match &mut waiting.waits_for {
                 WaitsFor::Anything => true,
                 WaitsFor::Nodes(nodes) => {
@@ -141,29 +151,22 @@ impl Index {
         woken
     }
 
-    /// What is held for the head does not count as taken for a job that waits: it comes before, or ends before the head can begin.
-    fn is_ahead(&self, key: &Key) -> bool {
-        let (Some(held), Some(waiting)) = (&self.reservation, self.waiting.get(key)) else { return false };
-        let ends_before = || {
-            let job = self.jobs.get(key);
-            job.is_some_and(|job| held.is_begun_after(job, held.at, self.predictor.as_ref()).is_some())
-        };
-        waiting.turn <= held.turn || ends_before()
-    }
-
     /// Whether a plan may find for a job what the last one did not: not if it waits for room behind others, nobody has changed it, and what became
     /// free is taken again.
     pub fn is_worth_a_plan(&mut self, key: &Key) -> bool {
-        let (is_ahead, is_head) = (self.is_ahead(key), self.head().as_ref() == Some(key));
-        let job = self.jobs.get(key).map(|job| &job.metadata.resource_version);
         if self.unreadable.contains_key(key) || self.lack(key).is_some() {
             return true;
         }
         let Some(waiting) = self.waiting.get_mut(key) else { return true };
         let WaitsFor::Nodes(nodes) = &mut waiting.waits_for else { return true };
+        let job = self.jobs.get(key);
+        if waiting.is_owed || job.map(|job| &job.metadata.resource_version) != Some(&waiting.version) {
+            return true;
+        }
+        let (held, predictor) = (self.reservation.as_ref(), self.predictor.as_ref());
+        let is_ahead = held.is_some_and(|held| held.is_behind(&waiting.turn, job, predictor));
         let seen = Seen { usage: &self.usage };
-        let is_as_planned = !waiting.is_owed && job == Some(&waiting.version);
-        !is_as_planned || is_head || nodes.are_enough(|demand, name| seen.has_room(demand, name, is_ahead))
+        nodes.are_enough(|demand, name| seen.has_room(demand, name, is_ahead)) || self.head().as_ref() == Some(key)
     }
 
     /// The status of a job was written with this resource version.
