@@ -68,14 +68,13 @@ impl Computation {
         samples: SampleType,
         target: Target,
     ) -> Result<Computation, Refused> {
-        let kind = *graph.kind();
         let plan = match samples {
             SampleType::UInt8 => Plan::new(graph, target.clone())?,
             SampleType::Float32 => Plan::new(graph, target.clone())?.with_normalised_images(),
         };
         let update = Update::new(plan.layout(), optimizer, precision, target)?;
         let used = used(&works(&plan, &update, &|span| span)?);
-        let inputs = Inputs::new(&used, plan.losses(), &kind);
+        let inputs = Inputs::new(&used, plan.losses(), plan.vocabulary());
         let contents = contents(&plan, &update, &inputs, &used);
         Ok(Computation { plan, update, inputs, contents })
     }

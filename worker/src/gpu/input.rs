@@ -2,7 +2,7 @@
 
 use super::launch::{Memory, Span, Table};
 use crate::cpu::ops::Targets;
-use crate::data::{Batch, Kind};
+use crate::data::Batch;
 use crate::nn::layers::Loss;
 use std::ops::Range;
 use switchyard_cuda::kernels::embedding::order;
@@ -65,18 +65,13 @@ fn is_input(memory: Memory) -> bool {
 }
 
 impl Inputs {
-    /// Of memories with their bytes, those that come with a batch of this kind.
-    pub(super) fn new(used: &[(Memory, usize)], losses: Vec<Loss>, kind: &Kind) -> Inputs {
+    /// Of memories with their bytes, those that come with a batch. `vocabulary`: entries of the table of tokens, with those that no data have.
+    pub(super) fn new(used: &[(Memory, usize)], losses: Vec<Loss>, vocabulary: u32) -> Inputs {
         let mut end = 0;
         let mut place = |bytes: usize| {
             let start = end;
             end = (start + bytes).next_multiple_of(ALIGNMENT);
             start..start + bytes
-        };
-        let vocabulary = match *kind {
-            Kind::Tokens { vocabulary, .. } => vocabulary,
-            Kind::Masked(masking) => masking.vocabulary,
-            Kind::Images { .. } | Kind::Features { .. } => 0,
         };
         let parts = used.iter().filter(|(memory, _)| is_input(*memory));
         let parts = parts.map(|(memory, bytes)| (*memory, place(*bytes))).collect();

@@ -100,6 +100,15 @@ impl Plan {
         self.computed.get(at).map(|computed| &computed.form)
     }
 
+    /// Entries of the table of tokens; 0 without one.
+    pub(super) fn vocabulary(&self) -> u32 {
+        let of = |computed: &Computed| match &computed.form {
+            Form::Embedding(tables) => u32::try_from(tables.vocabulary).ok(),
+            _ => None,
+        };
+        self.computed.iter().filter_map(of).max().unwrap_or(0)
+    }
+
     /// In the order of [`Memory::Factors`](super::Memory::Factors).
     pub fn losses(&self) -> Vec<Loss> {
         let loss = |computed: &Computed| match &computed.form {
