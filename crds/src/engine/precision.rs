@@ -16,7 +16,7 @@ pub enum PrecisionMode {
     AMP,
 }
 
-/// How GPUs multiply matrices of 32-bit numbers.
+/// How GPUs multiply matrices.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[allow(clippy::upper_case_acronyms)]
 pub enum Matmul {
@@ -25,6 +25,8 @@ pub enum Matmul {
     IEEE,
     /// 10 bits of fraction, the range of 32-bit floats.
     TF32,
+    /// 8 bits with a scale for each tensor, for products that are in `BF16` otherwise.
+    FP8,
 }
 
 /// The 16-bit number format of mode `AMP`. Default `BF16`.
@@ -55,9 +57,11 @@ pub struct Precision {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scaling: Option<LossScaling>,
 
-    /// How GPUs multiply matrices of 32-bit numbers. `IEEE` (default): exactly, as PyTorch does unless it is told otherwise. `TF32`: tensor
-    /// cores round the factors to 10 bits of fraction first and add in 32 bits, which is several times as fast. Products in 16 bits
-    /// (mode `AMP`) stay as they are.
+    /// How GPUs multiply matrices. `IEEE` (default): numbers of 32 bits exactly, as PyTorch does unless it is told otherwise. `TF32`: tensor
+    /// cores round factors of 32 bits to 10 bits of fraction first and add in 32 bits, which is several times as fast; products in 16 bits
+    /// (mode `AMP`) stay as they are. `FP8`: with mode `AMP` and `BF16` on GPUs of compute capability 8.9 or higher, such as H100, linear layers
+    /// whose sides are multiples of 16 round both factors to 8 bits with a scale for each tensor, forward and for the gradients of their
+    /// inputs; the gradients of weights and all sums stay as they are.
     #[serde(default)]
     pub matmul: Matmul,
 }

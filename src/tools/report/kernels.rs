@@ -86,7 +86,7 @@ impl KernelFacts {
     fn on_tensor_cores(&self, kernel: &Launches) -> bool {
         kernel.aligned
             && match kernel.cost.arithmetic {
-                Arithmetic::Bf16 | Arithmetic::F16 => true,
+                Arithmetic::Bf16 | Arithmetic::F16 | Arithmetic::Fp8 => true,
                 Arithmetic::F32 => self.times.tf32,
                 Arithmetic::Scalar => false,
             }

@@ -17,6 +17,7 @@
 mod block;
 mod counts;
 mod device;
+pub mod eighth;
 mod finding;
 mod machine;
 mod memory;

@@ -15,6 +15,8 @@ mod cross_entropy;
 mod elementwise;
 #[path = "kernels/embedding.rs"]
 mod embedding;
+#[path = "kernels/fp8.rs"]
+mod fp8;
 #[path = "kernels/gather.rs"]
 mod gather;
 #[path = "kernels/gradients.rs"]

@@ -4,6 +4,7 @@
 use crate::driver::{Span, Stream};
 use crate::error::Error;
 use crate::find::CUBLASLT;
+use crate::kernels::fp8::{Fp8, MULTIPLE};
 use crate::kernels::{Element, Memory};
 use crate::library::{Handle, Library, Pointer, check, functions, text_at};
 use std::ffi::{c_char, c_void};
@@ -37,10 +38,15 @@ functions!(Functions {
 const R_32F: i32 = 0;
 const R_16F: i32 = 2;
 const R_16BF: i32 = 14;
+const R_8F_E4M3: i32 = 28;
+const R_8F_E5M2: i32 = 29;
 const COMPUTE_32F: i32 = 68;
 const COMPUTE_32F_FAST_TF32: i32 = 77;
 const DESC_TRANSA: i32 = 3;
 const DESC_TRANSB: i32 = 4;
+const DESC_A_SCALE_POINTER: i32 = 17;
+const DESC_B_SCALE_POINTER: i32 = 18;
+const DESC_FAST_ACCUM: i32 = 25;
 const OP_T: i32 = 1;
 const PREF_MAX_WORKSPACE_BYTES: i32 = 1;
 /// Of A, B, C and D. What is not said is taken to be 256.
@@ -67,6 +73,39 @@ impl Heuristic {
         Heuristic { algorithm: Algorithm([0; 8]), workspace_bytes: 0, state: 0, waves: 0.0, reserved: [0; 4] };
 }
 
+/// The type of a matrix's numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    F32,
+    Bf16,
+    F16,
+    Fp8(Fp8),
+}
+
+impl Format {
+    pub fn bytes(self) -> usize {
+        match self {
+            Format::F32 => 4,
+            Format::Bf16 | Format::F16 => 2,
+            Format::Fp8(_) => 1,
+        }
+    }
+
+    fn is_fp8(self) -> bool {
+        matches!(self, Format::Fp8(_))
+    }
+}
+
+impl From<Element> for Format {
+    fn from(element: Element) -> Format {
+        match element {
+            Element::F32 => Format::F32,
+            Element::Bf16 => Format::Bf16,
+            Element::F16 => Format::F16,
+        }
+    }
+}
+
 /// How 32-bit numbers are multiplied; sums are in 32 bits. Numbers of 16 bits are multiplied exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arithmetic {
@@ -79,7 +118,7 @@ pub enum Arithmetic {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Matrix {
     pub span: Span,
-    pub element: Element,
+    pub format: Format,
     pub rows: usize,
     pub columns: usize,
     pub pitch: usize,
@@ -94,9 +133,9 @@ impl Matrix {
     }
 
     fn check(&self) -> Result<(), Error> {
-        let Matrix { span, element, rows, columns, pitch, .. } = *self;
+        let Matrix { span, format, rows, columns, pitch, .. } = *self;
         let numbers = rows.checked_sub(1).and_then(|last| last.checked_mul(pitch)?.checked_add(columns));
-        let bytes = numbers.and_then(|numbers| numbers.checked_mul(element.bytes()));
+        let bytes = numbers.and_then(|numbers| numbers.checked_mul(format.bytes()));
         if columns == 0 || pitch < columns || bytes.is_none_or(|bytes| bytes > span.bytes()) {
             return Err(Error::refused("product", format!("not within its memory, or empty: {self:?}")));
         }
@@ -105,6 +144,9 @@ impl Matrix {
 }
 
 /// `result = left right`, or `result += left right`.
+///
+/// In 8 bits only the right side is transposed, the result is in bf16, not both sides are [`Fp8::E5m2`], and all sides, pitches and addresses are
+/// multiples of [`MULTIPLE`]. Where both are [`Fp8::E4m3`], as in forward, parts of the sums are kept with fewer bits, which is faster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Product {
     pub left: Matrix,
@@ -113,17 +155,19 @@ pub struct Product {
     pub result: Matrix,
     pub adds: bool,
     pub arithmetic: Arithmetic,
+    /// Of sides in 8 bits, left and right: one number of 32 bits on the device that all of a side is multiplied by.
+    pub scales: Option<[Span; 2]>,
 }
 
 impl Product {
     /// What an algorithm is chosen by: all but the addresses.
     pub fn kind(&self) -> String {
         let matrix = |matrix: &Matrix| {
-            let Matrix { span, element, rows, columns, pitch, is_transposed } = matrix;
+            let Matrix { span, format, rows, columns, pitch, is_transposed } = matrix;
             let (flip, alignment) = (if *is_transposed { "T" } else { "" }, span.alignment());
-            format!("{rows} x {columns} / {pitch}{flip} {element:?} at {alignment}")
+            format!("{rows} x {columns} / {pitch}{flip} {format:?} at {alignment}")
         };
-        let Product { left, right, result, adds, arithmetic } = self;
+        let Product { left, right, result, adds, arithmetic, .. } = self;
         let [left, right, result] = [left, right, result].map(matrix);
         format!("{result} {}= {left} * {right}, {arithmetic:?}", if *adds { "+" } else { "" })
     }
@@ -133,11 +177,41 @@ impl Product {
         let Product { left, right, result, .. } = self;
         [left, right, result].into_iter().try_for_each(Matrix::check)?;
         let ((m, k), (inner, n)) = (left.sides(), right.sides());
-        let formats = left.element == right.element && [left.element, Element::F32].contains(&result.element);
+        let formats = match (left.format, right.format) {
+            (Format::Fp8(_), Format::Fp8(_)) => self.fits_fp8(),
+            (left, right) => {
+                left == right && [left, Format::F32].contains(&result.format) && !left.is_fp8() && self.scales.is_none()
+            }
+        };
         if k != inner || (m, n) != (result.rows, result.columns) || result.is_transposed || !formats {
             return Err(Error::refused("product", format!("sides or formats that do not fit: {self:?}")));
         }
         Ok([m, n, k])
+    }
+}
+
+impl Product {
+    /// What the library asks of sides in 8 bits.
+    fn fits_fp8(&self) -> bool {
+        let Product { left, right, result, .. } = self;
+        let multiple = MULTIPLE as usize;
+        let is_multiple = |matrix: &Matrix| {
+            let numbers = [matrix.rows, matrix.columns, matrix.pitch];
+            numbers.iter().all(|number| number.is_multiple_of(multiple))
+                && (matrix.span.alignment() as usize).is_multiple_of(multiple)
+        };
+        let formats = (left.format, right.format) != (Format::Fp8(Fp8::E5m2), Format::Fp8(Fp8::E5m2));
+        let scales = self.scales.is_none_or(|scales| scales.iter().all(|scale| scale.bytes() >= size_of::<f32>()));
+        formats
+            && scales
+            && (left.is_transposed, right.is_transposed) == (false, true)
+            && result.format == Format::Bf16
+            && [left, right, result].into_iter().all(is_multiple)
+    }
+
+    /// Whether parts of the sums may have fewer bits.
+    fn has_fast_sums(&self) -> bool {
+        [self.left.format, self.right.format] == [Format::Fp8(Fp8::E4m3); 2]
     }
 }
 
@@ -232,15 +306,14 @@ impl Inner {
         Ok(handle.raw)
     }
 
-    /// An attribute of 32 bits of a description.
-    fn describe(&self, operation: &Handle, attribute: i32, value: i32) -> Result<(), Error> {
+    fn describe<T>(&self, operation: &Handle, attribute: i32, value: T) -> Result<(), Error> {
         // SAFETY: the description lives; the pointer is to a live value of the size given.
         let code = unsafe {
             (self.functions.cublasLtMatmulDescSetAttribute)(
                 operation.raw,
                 attribute,
                 (&raw const value).cast(),
-                size_of::<i32>(),
+                size_of::<T>(),
             )
         };
         self.check("cublasLtMatmulDescSetAttribute", code)
@@ -261,10 +334,12 @@ impl Inner {
 
     fn layout(&self, matrix: &Matrix) -> Result<Handle, Error> {
         let call = &self.functions;
-        let element = match matrix.element {
-            Element::F32 => R_32F,
-            Element::Bf16 => R_16BF,
-            Element::F16 => R_16F,
+        let element = match matrix.format {
+            Format::F32 => R_32F,
+            Format::Bf16 => R_16BF,
+            Format::F16 => R_16F,
+            Format::Fp8(Fp8::E4m3) => R_8F_E4M3,
+            Format::Fp8(Fp8::E5m2) => R_8F_E5M2,
         };
         // The library counts by columns: a matrix that lies row by row is its transpose.
         let (rows, columns, pitch) = (matrix.columns as u64, matrix.rows as u64, matrix.pitch as i64);
@@ -287,8 +362,8 @@ impl Descriptors {
     fn new(cublaslt: &Inner, product: &Product) -> Result<Descriptors, Error> {
         let Product { left, right, result, arithmetic, .. } = product;
         let call = &cublaslt.functions;
-        let compute = match (left.element, arithmetic) {
-            (Element::F32, Arithmetic::Tf32) => COMPUTE_32F_FAST_TF32,
+        let compute = match (left.format, arithmetic) {
+            (Format::F32, Arithmetic::Tf32) => COMPUTE_32F_FAST_TF32,
             _ => COMPUTE_32F,
         };
         let operation = cublaslt.create("cublasLtMatmulDescCreate", call.cublasLtMatmulDescDestroy, |raw| {
@@ -299,6 +374,14 @@ impl Descriptors {
             if matrix.is_transposed {
                 cublaslt.describe(&operation, attribute, OP_T)?;
             }
+        }
+        if let Some([left, right]) = product.scales {
+            for (scale, attribute) in [(right, DESC_A_SCALE_POINTER), (left, DESC_B_SCALE_POINTER)] {
+                cublaslt.describe(&operation, attribute, scale.pointer())?;
+            }
+        }
+        if product.has_fast_sums() {
+            cublaslt.describe(&operation, DESC_FAST_ACCUM, 1i8)?;
         }
         let [a, b, c] = [right, left, result].map(|matrix| cublaslt.layout(matrix));
         Ok(Descriptors { operation, a: a?, b: b?, c: c? })
@@ -407,7 +490,8 @@ impl Planned {
             let (given, needed) = (workspace.bytes(), heuristic.workspace_bytes);
             return Err(Error::refused("product", format!("a workspace of {given} bytes, expected at least {needed}")));
         }
-        stream.uses("product", [left.span, right.span, result.span, workspace].into_iter())?;
+        let spans = [left.span, right.span, result.span, workspace];
+        stream.uses("product", spans.into_iter().chain(product.scales.into_iter().flatten()))?;
         stream.context().make_current()?;
         let (alpha, beta) = (1.0f32, if *adds { 1.0f32 } else { 0.0 });
         let handle = cublaslt.inner.handle()?;
@@ -451,10 +535,15 @@ mod tests {
             ("CUDA_R_32F", R_32F),
             ("CUDA_R_16F", R_16F),
             ("CUDA_R_16BF", R_16BF),
+            ("CUDA_R_8F_E4M3", R_8F_E4M3),
+            ("CUDA_R_8F_E5M2", R_8F_E5M2),
             ("CUBLAS_COMPUTE_32F", COMPUTE_32F),
             ("CUBLAS_COMPUTE_32F_FAST_TF32", COMPUTE_32F_FAST_TF32),
             ("CUBLASLT_MATMUL_DESC_TRANSA", DESC_TRANSA),
             ("CUBLASLT_MATMUL_DESC_TRANSB", DESC_TRANSB),
+            ("CUBLASLT_MATMUL_DESC_A_SCALE_POINTER", DESC_A_SCALE_POINTER),
+            ("CUBLASLT_MATMUL_DESC_B_SCALE_POINTER", DESC_B_SCALE_POINTER),
+            ("CUBLASLT_MATMUL_DESC_FAST_ACCUM", DESC_FAST_ACCUM),
             ("CUBLAS_OP_T", OP_T),
             ("CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES", PREF_MAX_WORKSPACE_BYTES),
             ("CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES", a),

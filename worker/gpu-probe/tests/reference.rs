@@ -90,12 +90,13 @@ fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
     let figures = |name| &part(&all, name)["figures"];
     assert_eq!(figures("driver")["devices"][0]["multiprocessors"], 132);
     let rates = figures("rates")["deviceFile"].to_string();
-    assert!(Gpu::parse(&rates, "rates").unwrap().launch_seconds > Some(0.0), "{rates}");
+    let device = Gpu::parse(&rates, "rates").unwrap();
+    assert!(device.launch_seconds > Some(0.0) && device.products.fp8 > Some(0.0), "{rates}");
     assert_eq!(figures("adamw")["sameBitsAsCpu"], true);
     assert_eq!(figures("adamw")["bf16SameBitsAsCpu"], true);
     assert_eq!(figures("products")["products"].as_array().unwrap().len(), 16);
     assert_eq!(figures("convolutions")["convolutions"].as_array().unwrap().len(), 5);
-    assert_eq!(figures("training-gpt")["checks"].as_array().unwrap().len(), 6);
+    assert_eq!(figures("training-gpt")["checks"].as_array().unwrap().len(), 8);
     // Of the script: four steps of a millisecond, of two sentences of eight tokens.
     let sides = figures("steps-gpt")["sides"].as_array().unwrap();
     assert_eq!(
@@ -104,7 +105,7 @@ fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
     );
     assert!(sides[0]["ms"].as_f64().unwrap() > 0.0, "{sides:?}");
     let shown = String::from_utf8(output.stdout).unwrap();
-    assert!(shown.ends_with("27 ok, 3 absent, 0 failed\n"), "{shown}");
+    assert!(shown.ends_with("28 ok, 3 absent, 0 failed\n"), "{shown}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What each work of a step moves and computes.
 
+use super::format::number;
 use super::launch::{Convolution, Launch, Matrix, Product, Span, Work};
 use super::plan::Plan;
 use super::refused::Refused;
@@ -7,6 +8,7 @@ use super::update::Update;
 use crate::cpu::Format;
 use crate::cpu::attention::AttentionShape;
 use crate::nn::Form;
+use switchyard_cuda::cublaslt;
 use switchyard_worker_contract::prediction::{Arithmetic, Cost, Part};
 
 /// Bytes of which addresses and rows of factors are multiples where tensor cores compute a product as it is.
@@ -65,7 +67,7 @@ fn costed(part: Part, work: &Work<Span>, form: Option<(&Form, Format)>) -> Coste
 }
 
 fn is_aligned(matrix: &Matrix<Span>) -> bool {
-    matrix.memory.at.is_multiple_of(TENSOR) && (matrix.pitch * matrix.format.size()).is_multiple_of(TENSOR)
+    matrix.memory.at.is_multiple_of(TENSOR) && (matrix.pitch * matrix.format.bytes()).is_multiple_of(TENSOR)
 }
 
 /// Bytes that have to be read and written.
@@ -93,12 +95,12 @@ fn arithmetic(work: &Work<Span>, form: Option<(&Form, Format)>) -> (f64, f64, Ar
         // Each direction multiplies each pixel of each window once.
         (Work::Convolution(Convolution { kind, .. }), _) => {
             let flops = 2.0 * kind.shape.output_len() as f64 * kind.shape.window_len() as f64;
-            (flops, flops, of_factors(kind.format))
+            (flops, flops, of_factors(number(kind.format)))
         }
         (Work::Kernel(call), Some((Form::Attention(shape), format))) => {
             let [done, needed] = attention(call.kernel(), shape);
             // Our attention uses tensor cores for factors in 16 bits only.
-            (done, needed, if format == Format::F32 { Arithmetic::Scalar } else { of_factors(format) })
+            (done, needed, if format == Format::F32 { Arithmetic::Scalar } else { of_factors(number(format)) })
         }
         _ => (0.0, 0.0, Arithmetic::Scalar),
     }
@@ -109,11 +111,12 @@ fn flops(product: &Product<Span>) -> f64 {
     2.0 * (product.result.rows * product.result.columns) as f64 * inner as f64
 }
 
-fn of_factors(format: Format) -> Arithmetic {
+fn of_factors(format: cublaslt::Format) -> Arithmetic {
     match format {
-        Format::F32 => Arithmetic::F32,
-        Format::Bf16 => Arithmetic::Bf16,
-        Format::F16 => Arithmetic::F16,
+        cublaslt::Format::F32 => Arithmetic::F32,
+        cublaslt::Format::Bf16 => Arithmetic::Bf16,
+        cublaslt::Format::F16 => Arithmetic::F16,
+        cublaslt::Format::Fp8(_) => Arithmetic::Fp8,
     }
 }
 

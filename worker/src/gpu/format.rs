@@ -1,6 +1,7 @@
 //! How numbers of a format lie in rows.
 
 use crate::cpu::Format;
+use switchyard_cuda::cublaslt;
 use switchyard_cuda::kernels::Element;
 
 /// Bytes that a thread of a kernel reads at once: rows begin at multiples of them.
@@ -12,6 +13,11 @@ pub(super) fn element(format: Format) -> Element {
         Format::Bf16 => Element::Bf16,
         Format::F16 => Element::F16,
     }
+}
+
+/// Of a matrix.
+pub(super) fn number(format: Format) -> cublaslt::Format {
+    element(format).into()
 }
 
 /// From one row of a tensor to the next, in numbers.

@@ -1,9 +1,9 @@
 //! What a GPU is told to do, as data.
 
 use super::convolutions::ConvolutionKind;
-use crate::cpu::Format;
 use crate::nn::layers::Target;
 use switchyard_cuda::convolution::Direction;
+use switchyard_cuda::cublaslt::Format;
 use switchyard_cuda::kernels::{self, Argument, Call};
 
 /// A memory of the device.
@@ -120,6 +120,8 @@ pub struct Product<M> {
     pub right: Matrix<M>,
     pub result: Matrix<M>,
     pub adds: bool,
+    /// Of factors in 8 bits, left and right: one `f32` that all of a factor is multiplied by.
+    pub scales: Option<[M; 2]>,
 }
 
 /// A convolution of cuDNN. Images and results are in NHWC with the pitch of tensors, filters without gaps.
@@ -185,8 +187,9 @@ impl<M: Copy> Work<M> {
     pub fn reads(&self) -> Vec<M> {
         match self {
             Work::Kernel(call) => call.arguments().iter().filter_map(|argument| read(*argument)).collect(),
-            Work::Product(Product { left, right, result, adds, .. }) => {
-                [left.memory, right.memory].into_iter().chain(adds.then_some(result.memory)).collect()
+            Work::Product(Product { left, right, result, adds, scales }) => {
+                let scales = scales.iter().flatten().copied();
+                [left.memory, right.memory].into_iter().chain(scales).chain(adds.then_some(result.memory)).collect()
             }
             Work::Convolution(convolution) => {
                 let (written, read) = convolution.written_and_read();

@@ -3,6 +3,7 @@
 mod attention;
 mod convolution;
 mod embedding;
+mod fp8;
 pub(super) mod input;
 mod loss;
 mod norm;
@@ -10,7 +11,7 @@ mod pooling;
 mod product;
 mod rows;
 
-use super::format::{VECTOR, element, pitch};
+use super::format::{VECTOR, element, number, pitch};
 use super::launch::{Matrix, Memory, Span, Work};
 use super::refused::Reason;
 use super::target::{Computed, Target};
@@ -50,6 +51,8 @@ pub(super) fn needs(form: &Form, target: &Target, format: Format) -> Result<Need
         }),
         Form::Product(product) => {
             let after = product::activation(product, format)?.filter(|_| product.bias);
+            let partial = after.map_or(0, |after| after.partial_bytes(target.blocks) / FLOAT);
+            let [scratch, backward_scratch] = fp8::scratch(product, target, format)?;
             Ok(Needs {
                 inputs: first,
                 // GELU needs its argument; for the others the output is enough.
@@ -59,7 +62,8 @@ pub(super) fn needs(form: &Form, target: &Target, format: Format) -> Result<Need
                 } else {
                     0
                 },
-                backward_scratch: after.map_or(0, |after| after.partial_bytes(target.blocks) / FLOAT),
+                scratch,
+                backward_scratch: backward_scratch.max(partial),
                 flow: [Flow::Accumulate, Flow::InPlace, Flow::Write],
                 ..Needs::default()
             })
@@ -111,6 +115,14 @@ pub(super) fn needs(form: &Form, target: &Target, format: Format) -> Result<Need
         // Loss and gradient come from one kernel, in backward.
         Form::CrossEntropy(_) => Ok(Needs { flow: [Flow::OverInput; INPUTS], ..Needs::default() }),
         Form::Own => missing("code for CPUs"),
+    }
+}
+
+/// Whether a linear layer is computed in 8 bits; `None` for other layers.
+pub(super) fn in_fp8(form: &Form, target: &Target, format: Format) -> Option<bool> {
+    match form {
+        Form::Product(product) => Some(fp8::takes(product, target, format)),
+        _ => None,
     }
 }
 
@@ -245,13 +257,13 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         let (pitch, format) = (pitch(columns, place.format), place.format);
         let offset = place.offset + first * pitch * format.size();
         let memory = self.arena(&Region { offset, len: rows * pitch, format });
-        Matrix { memory, rows, columns, pitch, format, is_transposed: false }
+        Matrix { memory, rows, columns, pitch, format: number(format), is_transposed: false }
     }
 
     /// The matrix that a layer multiplies with, its first parameter, in the format that is computed with.
     fn weight(&self, rows: usize, columns: usize, places: &NodePlan) -> Matrix<M> {
         let memory = self.rounded(places.ordinals[0]);
-        Matrix { memory, rows, columns, pitch: columns, format: self.format, is_transposed: false }
+        Matrix { memory, rows, columns, pitch: columns, format: number(self.format), is_transposed: false }
     }
 
     /// A parameter or its gradient, in 32 bits.

@@ -109,6 +109,13 @@ impl Plan {
         self.computed.iter().filter_map(of).max().unwrap_or(0)
     }
 
+    /// Linear layers, and how many of them are computed in 8 bits.
+    pub fn linear_layers(&self) -> [usize; 2] {
+        let in_fp8 = |computed: &Computed| layers::in_fp8(&computed.form, &self.target, self.format);
+        let known: Vec<bool> = self.computed.iter().filter_map(in_fp8).collect();
+        [known.len(), known.into_iter().filter(|is| *is).count()]
+    }
+
     /// In the order of [`Memory::Factors`](super::Memory::Factors).
     pub fn losses(&self) -> Vec<Loss> {
         let loss = |computed: &Computed| match &computed.form {

@@ -12,6 +12,8 @@ pub struct Target {
     pub shared_bytes: u32,
     /// What its cuDNN computes.
     pub convolutions: Convolutions,
+    /// Products of numbers in bf16 are computed in 8 bits where their sides allow it.
+    pub fp8: bool,
 }
 
 impl Target {

@@ -3,10 +3,12 @@
 use crate::nvrtc;
 use bytemuck::Pod;
 use std::sync::{Arc, Mutex};
+use switchyard_cuda::cublaslt::Format;
+use switchyard_cuda::kernels::fp8::Fp8;
 use switchyard_cuda::kernels::{Call, Program};
 use switchyard_cuda::nvrtc::Nvrtc;
-use switchyard_cuda_reference::{Device, Launch, Module, Span};
-use switchyard_worker::cpu::{Format, bf16, f16};
+use switchyard_cuda_reference::{Device, Launch, Module, Span, eighth};
+use switchyard_worker::cpu::{bf16, f16};
 use switchyard_worker::gpu::{self, Contents, Initial, Matrix, Memory, Product, Work};
 
 /// The architecture of the reference GPU, an H200.
@@ -91,8 +93,9 @@ impl Gpu {
 
     /// Sums in 32 bits.
     fn multiply(&mut self, product: &Product<Span>) {
-        let Product { left, right, result, adds } = product;
+        let Product { left, right, result, adds, scales } = product;
         let [left, right] = [left, right].map(|matrix| self.rows_of(matrix));
+        let scale: f32 = scales.iter().flatten().map(|scale| self.device.download::<f32>(*scale)[0]).product();
         assert_eq!((left.len(), right[0].len()), (result.rows, result.columns), "sides of a product");
         for (row, left) in left.iter().enumerate() {
             assert_eq!(left.len(), right.len(), "inner side of a product");
@@ -100,6 +103,7 @@ impl Gpu {
             for (factor, right) in left.iter().zip(&right) {
                 sums.iter_mut().zip(right).for_each(|(sum, x)| *sum += factor * x);
             }
+            sums.iter_mut().for_each(|sum| *sum *= scale);
             if *adds {
                 let old = self.row_of(result, row);
                 sums.iter_mut().zip(old).for_each(|(sum, old)| *sum += old);
@@ -109,6 +113,7 @@ impl Gpu {
                 Format::F32 => self.device.write(to, &sums),
                 Format::Bf16 => self.device.write(to, &sums.into_iter().map(bf16::from_f32).collect::<Vec<_>>()),
                 Format::F16 => self.device.write(to, &sums.into_iter().map(f16::from_f32).collect::<Vec<_>>()),
+                Format::Fp8(_) => unreachable!("no result has 8 bits"),
             }
         }
     }
@@ -128,12 +133,19 @@ impl Gpu {
             Format::F32 => self.device.download(from),
             Format::Bf16 => self.device.download::<bf16>(from).into_iter().map(bf16::to_f32).collect(),
             Format::F16 => self.device.download::<f16>(from).into_iter().map(f16::to_f32).collect(),
+            Format::Fp8(format) => {
+                let format = match format {
+                    Fp8::E4m3 => eighth::E4M3,
+                    Fp8::E5m2 => eighth::E5M2,
+                };
+                self.device.download::<u8>(from).into_iter().map(|bits| format.decoded(bits)).collect()
+            }
         }
     }
 }
 
 /// A row of a matrix.
 fn part(matrix: &Matrix<Span>, row: usize) -> Span {
-    let (start, size) = (row * matrix.pitch, matrix.format.size());
+    let (start, size) = (row * matrix.pitch, matrix.format.bytes());
     matrix.memory.part(size * start..size * (start + matrix.columns)).unwrap()
 }

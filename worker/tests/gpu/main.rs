@@ -32,4 +32,4 @@ fn with_cudnn(graph: &Graph) -> Target {
 }
 
 /// Few blocks, so that each has several rows, and the shared memory of a block on an H200.
-const TARGET: Target = Target { blocks: 4, shared_bytes: 232_448, convolutions: Convolutions::none() };
+const TARGET: Target = Target { blocks: 4, shared_bytes: 232_448, convolutions: Convolutions::none(), fp8: false };

@@ -190,6 +190,28 @@ pub const LANGUAGE: [(&str, Build); 4] = [
     ("bert", || language(trial::bert(true), Format::F32)),
 ];
 
+/// Products in 8 bits, and one whose outputs are no multiple of 16: gradients that are added, a residual, GELU.
+///
+/// ```text
+/// x = first(features)     y = x + down(GELU(up(norm(x))))     logits = head(y)
+/// ```
+pub fn eighths() -> Graph {
+    let mut graph = Graph::new(16, Kind::Features { width: 32, classes: 4 }, Format::Bf16);
+    let linear = |outputs: usize| Linear::new(outputs).initial(Initial::Uniform(0.3));
+    let input = features(&mut graph, "input").unwrap();
+    let x = linear(48).add(&mut graph, "first", input).unwrap();
+    let norm = LayerNorm.add(&mut graph, "norm", x).unwrap();
+    let wide = linear(64).activation(Activation::Gelu).add(&mut graph, "up", norm).unwrap();
+    let y = linear(48).residual(x).add(&mut graph, "down", wide).unwrap();
+    let logits = linear(4).add(&mut graph, "head", y).unwrap();
+    CrossEntropy { target: Target::Classes, count: true }.add(&mut graph, "loss", logits).unwrap();
+    graph
+}
+
+pub fn in_fp8() -> gpu::Target {
+    gpu::Target { fp8: true, ..TARGET }
+}
+
 /// The first memory of a launch that the program's operation does not declare.
 fn undeclared(launch: &Launch<Span>, program: &Program) -> Option<Span> {
     let is_of = |step: &&Step| match &step.work {
@@ -221,6 +243,27 @@ fn undeclared(launch: &Launch<Span>, program: &Program) -> Option<Span> {
 
 pub fn all() -> impl Iterator<Item = (&'static str, Build)> {
     NETWORKS.into_iter().chain(IMAGES).chain(RESIDUAL).chain(DEEP).chain(LANGUAGE)
+}
+
+#[test]
+fn linear_layers_that_fit_are_computed_in_8_bits_and_all_that_they_use_is_declared() {
+    let (plan, program) = planned(eighths(), in_fp8());
+    assert_eq!((plan.linear_layers(), program.check()), ([4, 3], Ok(())));
+    let launches = plan.launches(false, |span| span).unwrap();
+    assert_eq!(launches.iter().find_map(|launch| undeclared(launch, &program)), None);
+    let layers = |backward: bool| -> Vec<&str> {
+        let is = |launch: &&Launch<Span>| {
+            let has_scales = matches!(&launch.work, gpu::Work::Product(product) if product.scales.is_some());
+            launch.backward == backward && has_scales
+        };
+        launches.iter().filter(is).map(|launch| launch.layer.as_str()).collect()
+    };
+    assert_eq!(layers(false), ["first", "up", "down"]);
+    // Nobody wants the gradient of the features.
+    assert_eq!(layers(true), ["down", "up"]);
+    let (without, _) = planned(eighths(), TARGET);
+    assert_eq!(without.linear_layers(), [4, 0]);
+    assert!(without.arena_bytes() < plan.arena_bytes());
 }
 
 /// With and without cuDNN.

@@ -4,7 +4,7 @@ use crate::network::{self, SAMPLES};
 use crate::trial;
 use crate::{TARGET, with_cudnn};
 use switchyard_worker::cpu::Format;
-use switchyard_worker::gpu::Computation;
+use switchyard_worker::gpu::{Computation, Target};
 use switchyard_worker::nn::Graph;
 use switchyard_worker_contract::config::{self, Activation, Precision, SampleType};
 use switchyard_worker_contract::prediction::{Bound, Gpu, Operation, Part, Rates};
@@ -26,14 +26,18 @@ fn gpu() -> Gpu {
         shared_bytes_per_block: TARGET.shared_bytes,
         memory_bytes: 1 << 30,
         bytes_per_second: 1.0,
-        products: Rates { f32: 1.0, bf16: 1.0, f16: 1.0 },
+        products: Rates { f32: 1.0, bf16: 1.0, f16: 1.0, fp8: None },
         flops_per_second: 1.0,
         launch_seconds: None,
     }
 }
 
 fn computation(graph: Graph) -> Computation {
-    Computation::new(graph, &SGD, Precision::Fp32, SampleType::UInt8, TARGET).unwrap()
+    computation_for(graph, TARGET)
+}
+
+fn computation_for(graph: Graph, target: Target) -> Computation {
+    Computation::new(graph, &SGD, Precision::Fp32, SampleType::UInt8, target).unwrap()
 }
 
 fn mlp() -> Computation {
@@ -139,7 +143,7 @@ fn attention_counts_half_of_its_scores_where_a_mask_hides_the_others() {
 #[test]
 fn attention_in_16_bits_is_held_against_the_rate_of_products() {
     // Each rate is another, so the seconds say which one it was.
-    let rates = Rates { f32: 1e3, bf16: 1e2, f16: 10.0 };
+    let rates = Rates { f32: 1e3, bf16: 1e2, f16: 10.0, fp8: None };
     let gpu = Gpu { bytes_per_second: 1e9, products: rates, ..gpu() };
     for (format, rate) in [(Format::F32, 1.0), (Format::Bf16, 1e2), (Format::F16, 10.0)] {
         let operations = computation(network::language(trial::gpt(true), format)).predict(1, &gpu).unwrap();
@@ -149,6 +153,26 @@ fn attention_in_16_bits_is_held_against_the_rate_of_products() {
             let found = find(&operations, part, name);
             assert_eq!((found.bound, found.seconds), (Bound::Arithmetic, found.flops / rate), "{name}, {format:?}");
         }
+    }
+}
+
+#[test]
+fn products_in_8_bits_are_held_against_their_own_rate_and_move_fewer_bytes() {
+    let predicted = |target, fp8| {
+        let rates = Rates { f32: 1e9, bf16: 1e2, f16: 1e9, fp8 };
+        let gpu = Gpu { bytes_per_second: 1e9, products: rates, ..gpu() };
+        let operations = computation_for(network::eighths(), target).predict(1, &gpu).unwrap();
+        let product = find(&operations, Part::Forward, "product");
+        (product.seconds, product.flops, product.bytes, operations.iter().any(|of| of.name == "quantize_transposed"))
+    };
+    let (half, flops, bytes, none) = predicted(TARGET, None);
+    assert_eq!((half, none), (flops / 1e2, false));
+    // All but the head.
+    let head = 2.0 * 16.0 * 48.0 * 4.0;
+    for (rate, of) in [(None, 2e2), (Some(1e3), 1e3)] {
+        let (seconds, same, fewer, some) = predicted(network::in_fp8(), rate);
+        assert!((seconds - (head / 1e2 + (flops - head) / of)).abs() < 1e-9 * seconds, "{seconds}");
+        assert!(same == flops && fewer < bytes && some);
     }
 }
 

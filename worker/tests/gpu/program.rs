@@ -1,7 +1,7 @@
 //! The program of a step on a GPU: golden texts of small models, a check that finds nothing in them, and planted mistakes that it finds.
 
 use crate::trial::{Case, cases};
-use crate::{TARGET, with_cudnn};
+use crate::{TARGET, network, with_cudnn};
 use switchyard_worker::cpu::Format;
 use switchyard_worker::gpu::{Action, Computation, Event, Lane, Program, Target, Unordered};
 use switchyard_worker::model::Registry;
@@ -21,6 +21,10 @@ fn program(case: &Case, micro_batches: usize, ranks: bool) -> Program {
 fn program_for(case: &Case, micro_batches: usize, ranks: bool, target: impl Fn(&Graph) -> Target) -> Program {
     let mut graph = Graph::new(case.samples, case.kind, Format::Bf16);
     Registry::new().model(&case.model).unwrap().build(&mut graph).unwrap();
+    program_of(graph, micro_batches, ranks, target)
+}
+
+fn program_of(graph: Graph, micro_batches: usize, ranks: bool, target: impl Fn(&Graph) -> Target) -> Program {
     let optimizer = config::Optimizer {
         rule: Rule::Sgd(Momentum { momentum: 0.9, nesterov: false }),
         learning_rate: 0.1,
@@ -50,6 +54,15 @@ fn no_program_has_a_fault() {
             assert_eq!(program.check(), Ok(()), "{}, {micro_batches} micro-batches\n{program}", case.name);
         }
     }
+}
+
+#[test]
+fn the_program_of_products_in_8_bits() {
+    for (micro_batches, ranks) in [(3, false), (4, true)] {
+        let program = program_of(network::eighths(), micro_batches, ranks, |_| network::in_fp8());
+        assert_eq!(program.check(), Ok(()), "{micro_batches} micro-batches\n{program}");
+    }
+    insta::assert_snapshot!("fp8", program_of(network::eighths(), 1, false, |_| network::in_fp8()).to_string());
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod cache;
 mod collective_support;
 mod convolutions;
 mod failures;
+mod fp8;
 mod graphs;
 mod health;
 mod inspection;

@@ -11,12 +11,29 @@ pub(super) fn device(engine: &api::Engine, (processes, gpus): (u32, u32), check:
         api::Device::Auto if gpus > 0 => Device::Cuda,
         api::Device::Auto | api::Device::Cpu => Device::Cpu,
     };
+    let precision = &engine.precision;
     if device == Device::Cpu {
-        if engine.precision.matmul == api::Matmul::TF32 {
-            let expected = "IEEE: cores multiply 32-bit numbers exactly; or mode AMP, which is faster there";
-            check.fault("precision.matmul", "TF32 on CPUs", expected);
+        match precision.matmul {
+            api::Matmul::IEEE => {}
+            api::Matmul::TF32 => {
+                let expected = "IEEE: cores multiply 32-bit numbers exactly; or mode AMP, which is faster there";
+                check.fault("precision.matmul", "TF32 on CPUs", expected);
+            }
+            api::Matmul::FP8 => check.fault("precision.matmul", "FP8 on CPUs", "IEEE: only GPUs multiply 8 bits"),
         }
         return device;
+    }
+    let is_bf16 = precision.mode == api::PrecisionMode::AMP && precision.compute_type != Some(api::ComputeType::FP16);
+    if precision.matmul == api::Matmul::FP8 && !is_bf16 {
+        let got = match precision.mode {
+            api::PrecisionMode::FP32 => "FP8 with mode FP32",
+            api::PrecisionMode::AMP => "FP8 with computeType FP16",
+        };
+        check.fault(
+            "precision.matmul",
+            got,
+            "mode AMP with computeType BF16, the default: it is what is rounded to 8 bits",
+        );
     }
     if gpus > 0 && processes > gpus {
         let expected = format!("a GPU for each: trainer.numProcPerNode {gpus}, or nvidia.com/gpu {processes}");
@@ -33,6 +50,7 @@ pub(super) fn gpu(engine: &api::Engine) -> Gpu {
     let matmul = match engine.precision.matmul {
         api::Matmul::IEEE => Matmul::Ieee,
         api::Matmul::TF32 => Matmul::Tf32,
+        api::Matmul::FP8 => Matmul::Fp8,
     };
     Gpu { graphs: engine.cuda_graphs.is_on(), matmul }
 }

@@ -80,7 +80,7 @@ pub struct EngineConfig {
 pub struct Gpu {
     /// The works of a micro-batch are queued as one CUDA graph once they have run one by one; otherwise always one by one.
     pub graphs: bool,
-    /// How it multiplies matrices of 32-bit numbers.
+    /// How it multiplies matrices.
     pub matmul: Matmul,
 }
 
@@ -90,15 +90,17 @@ impl Default for Gpu {
     }
 }
 
-/// How matrices of 32-bit numbers are multiplied; sums are in 32 bits.
+/// How matrices are multiplied; sums are in 32 bits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Matmul {
     /// As they are.
     #[default]
     Ieee,
-    /// Rounded to 10 bits of fraction, which tensor cores multiply.
+    /// Numbers of 32 bits are rounded to 10 bits of fraction, which tensor cores multiply.
     Tf32,
+    /// In mixed precision with bf16: both factors of linear layers are rounded to 8 bits, forward and for the gradients of their inputs.
+    Fp8,
 }
 
 impl Gpu {

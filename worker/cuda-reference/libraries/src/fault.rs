@@ -6,7 +6,7 @@ pub const VARIABLE: &str = "SWITCHYARD_REFERENCE_FAULT";
 /// What may be requested.
 const EXPECTED: &str = "out-of-memory:N, launch:N, lost:N, hang:N, wrong:N, stale:N, exit, busy, cudnn-version:N, cudnn-refused:KIND, cudnn-untaken:KIND, cudnn-fails:N, nccl-version:N, nccl-init:RANK, \
                         nccl-absent:RANK, nccl-error:RANK.N, nccl-silent:RANK.N, xid:GPU.N.XID, ecc:N, slowed:REASONS, celsius:N, \
-                        lanes:N, process:PID.MEBIBYTES, driver-version:N or mig";
+                        lanes:N, process:PID.MEBIBYTES, driver-version:N, capability:N or mig";
 
 /// What shall happen, by the numbers of calls from 1 on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -60,6 +60,8 @@ pub(crate) struct Faults {
     pub(crate) process: Option<(u64, u64)>,
     /// The driver is for this version of CUDA.
     pub(crate) driver_version: Option<u64>,
+    /// Ten times the major number of the compute capability, and the minor one.
+    pub(crate) capability: Option<u64>,
     /// MIG divides each GPU.
     pub(crate) mig: bool,
 }
@@ -123,6 +125,7 @@ impl Faults {
             "lanes" => self.lanes = number()?,
             "process" => self.process = of_rank()?,
             "driver-version" => self.driver_version = number()?,
+            "capability" => self.capability = number()?,
             _ => return None,
         }
         Some(())

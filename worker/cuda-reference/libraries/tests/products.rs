@@ -9,10 +9,13 @@ mod formats;
 use child::planted;
 use device::{Gpu, number, places};
 use formats::{download, round, upload};
-use switchyard_cuda::cublaslt::{Arithmetic, CublasLt, Matrix, Product};
+use half::bf16;
+use switchyard_cuda::cublaslt::{Arithmetic, CublasLt, Format, Matrix, Product};
 use switchyard_cuda::driver::Buffer;
 use switchyard_cuda::find::CUBLASLT;
 use switchyard_cuda::kernels::Element;
+use switchyard_cuda::kernels::fp8::Fp8;
+use switchyard_cuda_reference::eighth::{E4M3, E5M2};
 
 const FORMATS: [(Element, Element); 5] = [
     (Element::F32, Element::F32),
@@ -29,6 +32,7 @@ const WORKSPACE_BYTES: usize = 1 << 20;
 /// A matrix on the device, with NaN where nobody may read, and its numbers.
 struct Side {
     buffer: Buffer,
+    element: Element,
     matrix: Matrix,
     numbers: Vec<f32>,
 }
@@ -45,8 +49,9 @@ impl Side {
         };
         let numbers: Vec<f32> = (0..lines * pitch).map(|at| round(element, of(at))).collect();
         let buffer = upload(gpu, element, &numbers);
-        let matrix = Matrix { span: buffer.span(), element, rows: lines, columns: width, pitch, is_transposed };
-        Side { buffer, matrix, numbers }
+        let matrix =
+            Matrix { span: buffer.span(), format: element.into(), rows: lines, columns: width, pitch, is_transposed };
+        Side { buffer, element, matrix, numbers }
     }
 
     fn at(&self, row: usize, column: usize) -> f64 {
@@ -55,7 +60,7 @@ impl Side {
     }
 
     fn now(&self) -> Vec<f32> {
-        download(&self.buffer, self.matrix.element, self.numbers.len())
+        download(&self.buffer, self.element, self.numbers.len())
     }
 }
 
@@ -76,7 +81,7 @@ fn sides(gpu: &Gpu, (element, result): (Element, Element), transposed: [bool; 2]
 
 fn product(sides: &[Side; 3], adds: bool, arithmetic: Arithmetic) -> Product {
     let [left, right, result] = sides.each_ref().map(|side| side.matrix);
-    Product { left, right, result, adds, arithmetic }
+    Product { left, right, result, adds, arithmetic, scales: None }
 }
 
 /// The largest error of a product, and the largest that rounding explains.
@@ -128,6 +133,88 @@ fn products_of_all_formats_and_sides_are_right() {
     });
 }
 
+/// Sides in 8 bits, in the only order that there is, and the result in bf16.
+fn in_fp8(gpu: &Gpu, formats: [Fp8; 2], scales: [f32; 2]) -> (Product, Vec<Buffer>, Vec<f64>) {
+    let [m, n, k] = [16, 32, 48];
+    let bits = |seed: usize, at: usize| number(seed, at).to_bits().to_le_bytes()[2] & 0xb7;
+    let bytes = |seed, len| (0..len).map(|at| bits(seed, at)).collect::<Vec<u8>>();
+    let (left, right) = (bytes(1, m * k), bytes(2, n * k));
+    let old: Vec<bf16> = (0..m * n).map(|at| bf16::from_f32(number(3, at))).collect();
+    let decoded = |format: Fp8, bits: u8| match format {
+        Fp8::E4m3 => E4M3.decoded(bits),
+        Fp8::E5m2 => E5M2.decoded(bits),
+    };
+    let wanted = (0..m * n).map(|at| {
+        let (row, column) = (at / n, at % n);
+        let term = |i| {
+            let (left, right) = (left[row * k + i], right[column * k + i]);
+            f64::from(decoded(formats[0], left)) * f64::from(decoded(formats[1], right))
+        };
+        (0..k).map(term).sum::<f64>() * f64::from(scales[0] * scales[1]) + f64::from(old[at].to_f32())
+    });
+    let wanted = wanted.collect();
+    let buffers = vec![
+        gpu.context.upload(&left).unwrap(),
+        gpu.context.upload(&right).unwrap(),
+        gpu.context.upload(&old).unwrap(),
+        gpu.context.upload(&scales[..1]).unwrap(),
+        gpu.context.upload(&scales[1..]).unwrap(),
+    ];
+    let matrix = |buffer: &Buffer, format, [rows, columns]: [usize; 2], is_transposed| Matrix {
+        span: buffer.span(),
+        format,
+        rows,
+        columns,
+        pitch: columns,
+        is_transposed,
+    };
+    let product = Product {
+        left: matrix(&buffers[0], Format::Fp8(formats[0]), [m, k], false),
+        right: matrix(&buffers[1], Format::Fp8(formats[1]), [n, k], true),
+        result: matrix(&buffers[2], Format::Bf16, [m, n], false),
+        adds: true,
+        arithmetic: Arithmetic::Ieee,
+        scales: Some([buffers[3].span(), buffers[4].span()]),
+    };
+    (product, buffers, wanted)
+}
+
+#[test]
+fn products_in_8_bits_are_right() {
+    device::on_a_device("products_in_8_bits_are_right", &[], || {
+        let gpu = Gpu::new();
+        for formats in [[Fp8::E4m3; 2], [Fp8::E5m2, Fp8::E4m3], [Fp8::E4m3, Fp8::E5m2]] {
+            let (product, buffers, wanted) = in_fp8(&gpu, formats, [0.25, 2.0]);
+            let workspace = gpu.context.allocate(WORKSPACE_BYTES).unwrap();
+            cublaslt().plan(product, WORKSPACE_BYTES, 1).unwrap().run(0, workspace.span(), &gpu.stream).unwrap();
+            let got = download(&buffers[2], Element::Bf16, wanted.len());
+            for (at, (got, wanted)) in got.into_iter().zip(wanted).enumerate() {
+                let error = (f64::from(got) - wanted).abs();
+                assert!(error <= wanted.abs() / 250.0 + 1e-5, "{formats:?}, {at}: {got}, {wanted}");
+            }
+        }
+    });
+}
+
+#[test]
+fn products_in_8_bits_that_the_library_does_not_have_are_refused() {
+    device::on_a_device("products_in_8_bits_that_the_library_does_not_have_are_refused", &[], || {
+        let (good, ..) = in_fp8(&Gpu::new(), [Fp8::E4m3; 2], [1.0; 2]);
+        let refusal = |product| cublaslt().plan(product, 0, 1).map(|_| ()).unwrap_err().to_string();
+        let both = Format::Fp8(Fp8::E5m2);
+        let Product { left, right, result, .. } = good;
+        let bad = [
+            Product { left: Matrix { format: both, ..left }, right: Matrix { format: both, ..right }, ..good },
+            Product { result: Matrix { rows: 8, ..result }, left: Matrix { rows: 8, ..left }, ..good },
+            Product { right: Matrix { rows: 48, columns: 32, pitch: 32, is_transposed: false, ..right }, ..good },
+            Product { left: Matrix { format: Format::Bf16, pitch: 24, columns: 24, ..left }, ..good },
+        ];
+        for product in bad {
+            assert!(refusal(product).contains("sides or formats that do not fit"), "{product:?}");
+        }
+    });
+}
+
 #[test]
 fn tf32_is_less_exact_and_no_more_than_that() {
     device::on_a_device("tf32_is_less_exact_and_no_more_than_that", &[], || {
@@ -146,7 +233,7 @@ fn products_that_do_not_fit_are_refused_before_the_library_is_asked() {
         let refusal = |product| cublaslt().plan(product, 0, 1).map(|_| ()).unwrap_err().to_string();
         let fits_not = "sides or formats that do not fit";
         assert!(refusal(Product { left: good.right, ..good }).contains(fits_not));
-        let bf16 = Matrix { element: Element::Bf16, ..good.right };
+        let bf16 = Matrix { format: Format::Bf16, ..good.right };
         assert!(refusal(Product { right: bf16, ..good }).contains(fits_not));
         let longer = Matrix { rows: M + 1, ..good.left };
         assert!(refusal(Product { left: longer, ..good }).contains("not within its memory"));
@@ -180,6 +267,18 @@ planted! {
         if !is_right {
             // The result has fewer numbers than the right side.
             product.result.span = product.right.span;
+        }
+        let workspace = gpu.context.allocate(16).unwrap();
+        cublaslt().plan(product, 0, 1).unwrap().run(0, workspace.span(), &gpu.stream).unwrap();
+        gpu.context.synchronize().unwrap();
+    }
+
+    a_scale_is_there_before_the_product: "that nobody has written", |is_right| {
+        let gpu = Gpu::new();
+        let (mut product, buffers, _) = in_fp8(&gpu, [Fp8::E4m3; 2], [1.0; 2]);
+        let fresh = gpu.context.allocate(4).unwrap();
+        if !is_right {
+            product.scales = Some([buffers[3].span(), fresh.span()]);
         }
         let workspace = gpu.context.allocate(16).unwrap();
         cublaslt().plan(product, 0, 1).unwrap().run(0, workspace.span(), &gpu.stream).unwrap();

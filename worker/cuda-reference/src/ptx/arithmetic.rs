@@ -1,6 +1,7 @@
 //! What an instruction computes of its operands, for one lane.
 
 use super::Function;
+use crate::eighth::{E4M3, E5M2};
 use half::{bf16, f16};
 
 /// A number in the low bits of a register; the bits above are zero.
@@ -90,7 +91,7 @@ pub(super) fn function(opcode: &str) -> Option<Function> {
     let (name, kind) = opcode.rsplit_once('.')?;
     match name {
         "mov" => copy(kind),
-        "cvt.rn.bf16x2" | "cvt.rn.f16x2" => pair(opcode),
+        "cvt.rn.bf16x2" | "cvt.rn.f16x2" | "cvt.rn.satfinite.e4m3x2" | "cvt.rn.satfinite.e5m2x2" => pair(opcode),
         _ if name.starts_with("cvt.") => conversion(opcode),
         "selp" => selection(kind),
         _ if name.starts_with("setp.") => comparison(&name[5..], kind),
@@ -301,6 +302,12 @@ fn pair(opcode: &str) -> Option<Function> {
         }
         "cvt.rn.f16x2.f32" => {
             function!(|a: f32, b: f32| (f16::from_f32(a).bits() << 16 | f16::from_f32(b).bits()) as u32)
+        }
+        "cvt.rn.satfinite.e4m3x2.f32" => {
+            function!(|a: f32, b: f32| u16::from_le_bytes([E4M3.encoded(b), E4M3.encoded(a)]))
+        }
+        "cvt.rn.satfinite.e5m2x2.f32" => {
+            function!(|a: f32, b: f32| u16::from_le_bytes([E5M2.encoded(b), E5M2.encoded(a)]))
         }
         _ => None,
     }

@@ -68,6 +68,8 @@ fn instructions_compute_what_the_manual_says() {
     // The first operand is the high half.
     assert_eq!(compute("cvt.rn.bf16x2.f32", float(2.0), float(1.0), 0), 0x4000_3f80);
     // Ties go to the even number.
+    assert_eq!(compute("cvt.rn.satfinite.e4m3x2.f32", float(1.0), float(-1e9), 0), 0x38fe);
+    assert_eq!(compute("cvt.rn.satfinite.e5m2x2.f32", float(1.0), float(-1e9), 0), 0x3cfb);
     assert_eq!(compute("cvt.rn.bf16.f32", 0x3f80_8000, 0, 0), 0x3f80);
     assert_eq!(compute("cvt.rn.bf16.f32", 0x3f81_8000, 0, 0), 0x3f82);
 }

@@ -6,6 +6,7 @@ use switchyard_cuda::kernels::batch_norm::BatchNorm;
 use switchyard_cuda::kernels::cross_entropy::CrossEntropy;
 use switchyard_cuda::kernels::elementwise::Elementwise;
 use switchyard_cuda::kernels::embedding::Embedding;
+use switchyard_cuda::kernels::fp8::{Fp8, Quantization};
 use switchyard_cuda::kernels::gather::Gather;
 use switchyard_cuda::kernels::input::Input;
 use switchyard_cuda::kernels::layer_norm::LayerNorm;
@@ -22,6 +23,10 @@ fn programs() -> Vec<(String, Program)> {
     let mut programs = vec![("gradients".to_owned(), gradients::program())];
     for rule in [Rule::Sgd, Rule::Adam, Rule::Lamb, Rule::Lars] {
         programs.push((format!("{rule:?}"), Optimizer { rule, copy: Element::Bf16 }.program()));
+    }
+    for to in [Fp8::E4m3, Fp8::E5m2] {
+        let rows = Rows { element: Element::Bf16, width: 768, pitch: 768 };
+        programs.push((format!("fp8 {to:?} 768"), Quantization::new(rows, 16, to).unwrap().program()));
     }
     for (element, name) in [(Element::F32, "f32"), (Element::Bf16, "bf16"), (Element::F16, "f16")] {
         for width in [768, 1024, 1600, 4096] {
@@ -96,7 +101,8 @@ fn no_kernel_spills_on_any_architecture() {
     let Some(nvrtc) = nvrtc() else { return };
     let mut table = String::new();
     for (name, program) in programs() {
-        for architecture in ARCHITECTURES {
+        // An A100 does not convert to 8 bits.
+        for architecture in ARCHITECTURES.into_iter().filter(|it| *it != "sm_80" || !name.contains("fp8")) {
             let compiled = program.compile(&nvrtc, architecture).unwrap();
             let kernels = resources(&compiled.log).unwrap_or_else(|text| panic!("{name}, {architecture}: {text}"));
             assert!(kernels.iter().all(|kernel| kernel.contains("registers")), "{}", compiled.log);

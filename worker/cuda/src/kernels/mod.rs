@@ -11,6 +11,7 @@ pub mod batch_norm;
 pub mod cross_entropy;
 pub mod elementwise;
 pub mod embedding;
+pub mod fp8;
 pub mod gather;
 pub mod gradients;
 pub mod input;

@@ -71,7 +71,7 @@ impl Bench {
         let y = self.stream.context().allocate(self.tokens * n * element.bytes())?;
         let matrix = |buffer: &Buffer, rows, columns, is_transposed| Matrix {
             span: buffer.span(),
-            element,
+            format: element.into(),
             rows,
             columns,
             pitch: columns,
@@ -83,6 +83,7 @@ impl Bench {
             result: matrix(&y, self.tokens, n, false),
             adds: false,
             arithmetic: precision.arithmetic(),
+            scales: None,
         };
         let planned = self.cublaslt.plan(product, WORKSPACE_BYTES, ALGORITHMS)?;
         let (algorithm, seconds) = fastest(&planned, self.workspace.span(), &self.stream)?;

@@ -7,10 +7,10 @@ use crate::outcome::Outcome;
 use crate::version;
 use half::{bf16, f16};
 use serde_json::{Value, json};
-use switchyard_cuda::cublaslt::{Arithmetic, CublasLt, Matrix, Product};
+use switchyard_cuda::cublaslt::{Arithmetic, CublasLt, Format, Matrix, Product};
 use switchyard_cuda::driver::{Buffer, Context, Stream};
 use switchyard_cuda::find::CUBLASLT;
-use switchyard_cuda::kernels::Element;
+use switchyard_cuda::kernels::fp8::{self, Fp8};
 use switchyard_worker_contract::prediction::{Gpu, Rates};
 
 /// Bytes of a copy, more than any cache; rows and columns of a product, enough for every multiprocessor; launches of a graph.
@@ -25,8 +25,14 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
     let stream = context.stream()?;
     let [_, launch] = streams::kernels(probe, &stream, launches)?;
     let cublaslt = CublasLt::start(&probe.places.open(&CUBLASLT)?.library)?;
-    let rate = |element| product(&context, &stream, &cublaslt, element, size);
-    let products = Rates { f32: rate(Element::F32)?, bf16: rate(Element::Bf16)?, f16: rate(Element::F16)? };
+    let rate = |format| product(&context, &stream, &cublaslt, format, size);
+    let has_fp8 = device.capability >= fp8::SINCE;
+    let products = Rates {
+        f32: rate(Format::F32)?,
+        bf16: rate(Format::Bf16)?,
+        f16: rate(Format::F16)?,
+        fp8: has_fp8.then(|| rate(Format::Fp8(Fp8::E4m3))).transpose()?,
+    };
     let gpu = Gpu {
         name: device.name,
         source: format!("measured by gpu-probe {}", version::OWN),
@@ -54,14 +60,16 @@ fn product(
     context: &Context,
     stream: &Stream,
     cublaslt: &CublasLt,
-    element: Element,
+    format: Format,
     size: usize,
 ) -> Result<f64, Outcome> {
-    let [left, right, result] = [1, 2, 3].map(|seed| upload(context, element, seed, size * size));
+    let of_result = if let Format::Fp8(_) = format { Format::Bf16 } else { format };
+    let sides = [(1, format), (2, format), (3, of_result)];
+    let [left, right, result] = sides.map(|(seed, format)| upload(context, format, seed, size * size));
     let (left, right, result, workspace) = (left?, right?, result?, context.allocate(WORKSPACE_BYTES)?);
-    let matrix = |buffer: &Buffer, is_transposed| Matrix {
+    let matrix = |buffer: &Buffer, format, is_transposed| Matrix {
         span: buffer.span(),
-        element,
+        format,
         rows: size,
         columns: size,
         pitch: size,
@@ -69,11 +77,12 @@ fn product(
     };
     let planned = cublaslt.plan(
         Product {
-            left: matrix(&left, false),
-            right: matrix(&right, true),
-            result: matrix(&result, false),
+            left: matrix(&left, format, false),
+            right: matrix(&right, format, true),
+            result: matrix(&result, of_result, false),
             adds: false,
             arithmetic: Arithmetic::Ieee,
+            scales: None,
         },
         WORKSPACE_BYTES,
         ALGORITHMS,
@@ -82,11 +91,15 @@ fn product(
     Ok(short(2.0 * (size as f64).powi(3) / seconds))
 }
 
-fn upload(context: &Context, element: Element, seed: u32, len: usize) -> Result<Buffer, Outcome> {
+fn upload(context: &Context, format: Format, seed: u32, len: usize) -> Result<Buffer, Outcome> {
     let values = (0..len).map(|index| pattern(seed, index));
-    Ok(match element {
-        Element::F32 => context.upload(&values.collect::<Vec<_>>())?,
-        Element::Bf16 => context.upload(&values.map(bf16::from_f32).collect::<Vec<_>>())?,
-        Element::F16 => context.upload(&values.map(f16::from_f32).collect::<Vec<_>>())?,
+    Ok(match format {
+        // Any bits but those of NaN and of large numbers.
+        Format::Fp8(_) => {
+            context.upload(&values.map(|value| value.to_bits().to_le_bytes()[2] & 0xb7).collect::<Vec<_>>())?
+        }
+        Format::F32 => context.upload(&values.collect::<Vec<_>>())?,
+        Format::Bf16 => context.upload(&values.map(bf16::from_f32).collect::<Vec<_>>())?,
+        Format::F16 => context.upload(&values.map(f16::from_f32).collect::<Vec<_>>())?,
     })
 }

@@ -71,6 +71,13 @@ pub(super) fn gpt_124m(probe: &Probe) -> Result<Value, Outcome> {
     measure(probe, gpt(if probe.rehearse { [1, 16, 2, 8, 64] } else { [12, 768, 12, 1024, 50_304] }))
 }
 
+/// PyTorch computes in bf16.
+pub(super) fn gpt_124m_fp8(probe: &Probe) -> Result<Value, Outcome> {
+    let mut case = gpt(if probe.rehearse { [1, 16, 2, 8, 64] } else { [12, 768, 12, 1024, 50_304] });
+    case.config.gpu.matmul = Matmul::Fp8;
+    measure(probe, case)
+}
+
 pub(super) fn gpt_tiny(probe: &Probe) -> Result<Value, Outcome> {
     let case = gpt(if probe.rehearse { [1, 16, 2, 8, 64] } else { [4, 256, 4, 128, 1024] });
     measure(probe, Case { batches: vec![8], steps: 400, compile: "reduce-overhead", ..case })

@@ -8,6 +8,7 @@ use crate::worker::{Ran, Worker};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use switchyard_cuda::kernels::fp8;
 use switchyard_worker_contract::config::*;
 
 /// Numbers of a run, how much losses may differ as a share of their value, and gradients as a share of their tensor's largest.
@@ -15,15 +16,25 @@ use switchyard_worker_contract::config::*;
 struct Numbers {
     name: &'static str,
     precision: fn() -> Precision,
+    /// On the GPU.
+    matmul: Matmul,
     /// Without a scale that changes, for the gradients of one step.
     steady: fn() -> Precision,
     losses: f64,
     gradients: f64,
 }
 
-const F32: Numbers =
-    Numbers { name: "f32", precision: || Precision::Fp32, steady: || Precision::Fp32, losses: 1e-3, gradients: 1e-2 };
-const BF16: Numbers = Numbers { name: "bf16", precision: bf16, steady: bf16, losses: 2e-2, gradients: 1e-1 };
+const F32: Numbers = Numbers {
+    name: "f32",
+    precision: || Precision::Fp32,
+    matmul: Matmul::Ieee,
+    steady: || Precision::Fp32,
+    losses: 1e-3,
+    gradients: 1e-2,
+};
+const BF16: Numbers = Numbers { name: "bf16", precision: bf16, steady: bf16, losses: 2e-2, gradients: 1e-1, ..F32 };
+/// Of factors in 8 bits each is wrong by 3 % on average; a gradient has several of them behind it.
+const FP8: Numbers = Numbers { name: "fp8", matmul: Matmul::Fp8, losses: 5e-2, gradients: 5e-1, ..BF16 };
 const FP16: Numbers = Numbers {
     name: "fp16",
     precision: || half(HalfType::Fp16, DYNAMIC),
@@ -45,7 +56,9 @@ pub(super) fn mlp(probe: &Probe) -> Result<Value, Outcome> {
 }
 
 pub(super) fn gpt(probe: &Probe) -> Result<Value, Outcome> {
-    compare(probe, "gpt", &[F32, BF16, FP16], small_gpt)
+    let (_, device) = probe.present()?;
+    let all = [F32, BF16, FP16, FP8];
+    compare(probe, "gpt", if device.capability < fp8::SINCE { &all[..3] } else { &all }, small_gpt)
 }
 
 fn small_gpt(probe: &Probe) -> Result<EngineConfig, Outcome> {
@@ -102,6 +115,7 @@ fn compare(
 fn gradients(worker: &Worker, name: &str, numbers: &Numbers, config: &EngineConfig) -> Result<Value, Outcome> {
     let after = |device: Device, learning_rate: f64| {
         let mut config = EngineConfig { device, precision: (numbers.steady)(), ..config.clone() };
+        config.gpu.matmul = numbers.matmul;
         config.optimizer = Optimizer {
             rule: Rule::Sgd(Momentum { momentum: 0.0, nesterov: false }),
             learning_rate,
@@ -158,8 +172,9 @@ fn losses(
     (config, steps): (&EngineConfig, u64),
 ) -> Result<Value, Outcome> {
     let run = |device| {
-        let config =
+        let mut config =
             EngineConfig { device, precision: (numbers.precision)(), length: Length::Steps(steps), ..config.clone() };
+        config.gpu.matmul = numbers.matmul;
         worker.train(&format!("{name}-losses"), &config, 1)
     };
     let (cpu, gpu) = (run(Device::Cpu)?, run(Device::Cuda)?);

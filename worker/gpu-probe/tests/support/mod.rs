@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-pub const PARTS: [&str; 30] = [
+pub const PARTS: [&str; 31] = [
     "machine",
     "driver",
     "cublaslt",
@@ -24,6 +24,7 @@ pub const PARTS: [&str; 30] = [
     "steps-bert",
     "steps-resnet",
     "steps-mlp",
+    "steps-gpt-fp8",
     "products",
     "memcheck",
     "racecheck",

@@ -10,7 +10,7 @@
 //! cuDNN does not sum 16-bit numbers into gradients of 32 bits, so it writes gradients of weights in the format of the network to scratch
 //! memory, and a kernel converts them.
 
-use super::{FLOAT, Lowering, VECTOR, adds, element, rows, size, windows};
+use super::{FLOAT, Lowering, VECTOR, adds, element, number, rows, size, windows};
 use crate::cpu::{ConvolutionShape, Format};
 use crate::gpu::convolutions::ConvolutionKind;
 use crate::gpu::launch::{Convolution, Matrix, Memory, Product, Span, Work};
@@ -72,7 +72,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         for images in self.lots(shape)? {
             let left = self.factor(shape, images, &places.inputs[0], &places.scratch)?;
             let result = self.results(shape, images, &places.output);
-            self.works.push(Work::Product(Product { left, right, result, adds: false }));
+            self.works.push(Work::Product(Product { left, right, result, adds: false, scales: None }));
         }
         Ok(())
     }
@@ -125,7 +125,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
     ) -> Result<(), Reason> {
         let (filters, scratch) = (self.filters(shape, places), &places.backward_scratch);
         let (memory, adds_weights) = self.gradient(places, 0);
-        let d_weights = Matrix { memory, format: Format::F32, ..filters };
+        let d_weights = Matrix { memory, format: number(Format::F32), ..filters };
         let adds = adds(places.modes[0]).filter(|_| of_input);
         let lots = if of_weights || adds.is_some() { self.lots(shape)? } else { Vec::new() };
         for images in lots {
@@ -136,19 +136,25 @@ impl<M: kernels::Memory> Lowering<'_, M> {
             let dy = self.results(shape, images, &places.d_output);
             if of_weights {
                 let adds_sum = adds_weights || images.first > 0;
-                let sum = Product { left: dy.transposed(), right, result: d_weights, adds: adds_sum };
+                let sum = Product { left: dy.transposed(), right, result: d_weights, adds: adds_sum, scales: None };
                 self.works.push(Work::Product(sum));
             }
             let Some(adds) = adds else { continue };
             let to = &places.d_inputs[0];
             if shape.is_product() {
                 let result = self.pixels_of(shape, images, to);
-                self.works.push(Work::Product(Product { left: dy, right: filters, result, adds }));
+                self.works.push(Work::Product(Product { left: dy, right: filters, result, adds, scales: None }));
                 continue;
             }
             // In the place of the patches, which are no longer needed.
             let d_patches = right;
-            self.works.push(Work::Product(Product { left: dy, right: filters, result: d_patches, adds: false }));
+            self.works.push(Work::Product(Product {
+                left: dy,
+                right: filters,
+                result: d_patches,
+                adds: false,
+                scales: None,
+            }));
             let dx = self.pixels_of(shape, images, to).memory;
             let gather = patches(shape, images.count, self.format)?;
             self.works.push(Work::Kernel(gather.backward(self.target.blocks, d_patches.memory, dx, adds)?));
@@ -191,7 +197,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         let memory = self.arena(&Region { len: patches.patches_bytes() / FLOAT, ..*scratch });
         let rows = images.count * shape.output_height() * shape.output_width();
         let (columns, pitch) = (patches.matrix().width as usize, patches.matrix().pitch as usize);
-        Ok(Matrix { memory, rows, columns, pitch, format: self.format, is_transposed: false })
+        Ok(Matrix { memory, rows, columns, pitch, format: number(self.format), is_transposed: false })
     }
 
     fn pixels_of(&self, shape: &ConvolutionShape, images: Images, place: &Region) -> Matrix<M> {

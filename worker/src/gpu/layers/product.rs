@@ -1,6 +1,7 @@
 //! Products of matrices, and what follows them.
 
-use super::{Lowering, rows, size};
+use super::fp8::{self, Way};
+use super::{Lowering, number, rows, size};
 use crate::cpu::Format;
 use crate::gpu::launch::{Matrix, Memory, Product, Work};
 use crate::gpu::refused::Reason;
@@ -34,8 +35,13 @@ impl<M: kernels::Memory> Lowering<'_, M> {
             self.works.push(Work::Copy { from, to: result });
         }
         let left = self.matrix(&places.inputs[0], product.rows, product.inputs);
-        let right = self.weight(product.outputs, product.inputs, places).transposed();
-        self.works.push(Work::Product(Product { left, right, result, adds: product.residual }));
+        let (weights, adds) = (self.weight(product.outputs, product.inputs, places), product.residual);
+        if fp8::takes(product, self.target, self.format) {
+            self.product_in_fp8(Way::Forward, [left, weights, result], adds, &places.scratch)?;
+        } else {
+            let right = weights.transposed();
+            self.works.push(Work::Product(Product { left, right, result, adds, scales: None }));
+        }
         if let Some(after) = activation(product, self.format)? {
             let bias = product.bias.then(|| self.parameter(Memory::Weights, places.ordinals[1]));
             // Without a bias the product is what is kept.
@@ -66,11 +72,16 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         let x = self.matrix(&places.backward_inputs[0], product.rows, product.inputs);
         let (memory, adds) = self.gradient(places, 0);
         let right = self.weight(product.outputs, product.inputs, places);
-        let result = Matrix { memory, format: Format::F32, ..right };
-        self.works.push(Work::Product(Product { left: dy.transposed(), right: x, result, adds }));
+        let result = Matrix { memory, format: number(Format::F32), ..right };
+        self.works.push(Work::Product(Product { left: dy.transposed(), right: x, result, adds, scales: None }));
         if let Mode::Write | Mode::Add = places.modes[0] {
             let result = self.matrix(&places.d_inputs[0], product.rows, product.inputs);
-            self.works.push(Work::Product(Product { left: dy, right, result, adds: places.modes[0] == Mode::Add }));
+            let adds = places.modes[0] == Mode::Add;
+            if fp8::takes(product, self.target, self.format) {
+                self.product_in_fp8(Way::Backward, [dy, right, result], adds, &places.backward_scratch)?;
+            } else {
+                self.works.push(Work::Product(Product { left: dy, right, result, adds, scales: None }));
+            }
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use switchyard_worker_contract::config::Matmul;
 /// How 32-bit numbers are multiplied.
 pub(super) fn arithmetic(matmul: Matmul) -> Arithmetic {
     match matmul {
-        Matmul::Ieee => Arithmetic::Ieee,
+        Matmul::Ieee | Matmul::Fp8 => Arithmetic::Ieee,
         Matmul::Tf32 => Arithmetic::Tf32,
     }
 }

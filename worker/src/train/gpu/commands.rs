@@ -6,13 +6,12 @@ use super::convolutions::Answers;
 use super::machine::name_of;
 use super::memories::Memories;
 use super::programs::Compiler;
-use crate::cpu::Format;
 use crate::gpu::{Matrix, Product, Work, Works};
 use crate::recorder::Recorder;
 use switchyard_cuda::convolution;
 use switchyard_cuda::cublaslt::{self, CublasLt, Planned};
 use switchyard_cuda::driver::{Context, Event, Lines, Loaded, Span, Stream};
-use switchyard_cuda::kernels::{Call, Element, Program};
+use switchyard_cuda::kernels::{Call, Program};
 use switchyard_cuda::nvrtc::Nvrtc;
 use switchyard_cuda::{Error, Library};
 use switchyard_worker_contract::config::{self, EngineConfig};
@@ -140,26 +139,18 @@ fn distinct(works: &Works<Span>) -> Vec<&Program> {
     programs
 }
 
-fn element(format: Format) -> Element {
-    match format {
-        Format::F32 => Element::F32,
-        Format::Bf16 => Element::Bf16,
-        Format::F16 => Element::F16,
-    }
-}
-
 fn matrix(matrix: &Matrix<Span>) -> cublaslt::Matrix {
     let Matrix { memory, rows, columns, pitch, format, is_transposed } = *matrix;
-    cublaslt::Matrix { span: memory, element: element(format), rows, columns, pitch, is_transposed }
+    cublaslt::Matrix { span: memory, format, rows, columns, pitch, is_transposed }
 }
 
 fn described(product: &Product<Span>, matmul: config::Matmul) -> cublaslt::Product {
-    let Product { left, right, result, adds } = product;
+    let Product { left, right, result, adds, scales } = product;
     let [left, right, result] = [left, right, result].map(matrix);
-    cublaslt::Product { left, right, result, adds: *adds, arithmetic: arithmetic(matmul) }
+    cublaslt::Product { left, right, result, adds: *adds, arithmetic: arithmetic(matmul), scales: *scales }
 }
 
 fn copy(from: &Matrix<Span>, to: &Matrix<Span>) -> Command {
-    let lines = |matrix: &Matrix<Span>| Lines { span: matrix.memory, pitch: matrix.pitch * matrix.format.size() };
-    Command::Copy { bytes: from.columns * from.format.size(), count: from.rows, from: lines(from), to: lines(to) }
+    let lines = |matrix: &Matrix<Span>| Lines { span: matrix.memory, pitch: matrix.pitch * matrix.format.bytes() };
+    Command::Copy { bytes: from.columns * from.format.bytes(), count: from.rows, from: lines(from), to: lines(to) }
 }

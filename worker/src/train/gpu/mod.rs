@@ -144,6 +144,7 @@ impl GpuEngine {
         let (taken, planned) = plan.take(local_rank, training)?;
         if group.rank() == 0 {
             planned.answers.tell();
+            planned.tell_fp8(training);
         }
         let health = Health::start((group.rank(), &taken.0.device().bus), local_rank == 0, recorder);
         let sight = health.sight().clone();

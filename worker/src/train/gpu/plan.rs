@@ -4,12 +4,14 @@ use super::convolutions::Answers;
 use super::machine::{Machine, Taken, target};
 use super::{SLOTS, WORKSPACE, users};
 use crate::cpu::Format;
-use crate::gpu::{Computation, Contents, Memory};
+use crate::gpu::{Computation, Contents, Memory, Target};
+use crate::nn::Graph;
 use crate::nn::Layout;
 use crate::train::TrainError;
 use crate::train::memory::batch_that_fits;
 use crate::train::training::Training;
 use switchyard_cuda::driver::Device;
+use switchyard_cuda::kernels::fp8;
 use switchyard_worker_contract::config::{Matmul, Precision};
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::MemoryUse;
@@ -33,6 +35,19 @@ pub(super) struct Planned {
     pub need: MemoryUse,
 }
 
+impl Planned {
+    /// Says how many linear layers are computed in 8 bits, if the job wants that.
+    pub fn tell_fp8(&self, training: &Training) {
+        if training.config.gpu.matmul == Matmul::Fp8 {
+            let [all, taken] = self.computation.plan().linear_layers();
+            let multiple = fp8::MULTIPLE;
+            eprintln!(
+                "note: {taken} of {all} linear layers are computed in 8 bits: those whose rows, inputs and outputs are multiples of {multiple}"
+            );
+        }
+    }
+}
+
 impl GpuPlan {
     /// `kernel`: see [`env::KERNEL`].
     ///
@@ -49,11 +64,10 @@ impl GpuPlan {
         let machine = Machine::open()?;
         let device = machine.devices.first().cloned().ok_or(switchyard_cuda::Error::NoDevice)?;
         let compiler = machine.nvrtc.version()?;
-        let (optimizer, samples) = (&config.optimizer, config.reader.sample_type);
+        check_fp8(config.gpu.matmul, &device)?;
         let graph = training.graph()?;
         let answers = Answers::new(&machine, &device, &graph, config.gpu.matmul);
-        let target = target(&device).with(answers.convolutions());
-        let computation = Computation::new(graph, optimizer, config.precision, samples, target)?;
+        let computation = computation(training, graph, target(&device).with(answers.convolutions()))?;
         let plan = GpuPlan { machine, computation, answers, device, compiler, matmul: config.gpu.matmul };
         let limit = (plan.device.memory_bytes as f64 * config.memory.fraction) as u64;
         let need = plan.memory();
@@ -89,6 +103,7 @@ impl GpuPlan {
         match self.matmul {
             Matmul::Ieee => name,
             Matmul::Tf32 => name + ", TF32",
+            Matmul::Fp8 => name + ", FP8",
         }
     }
 
@@ -114,13 +129,12 @@ impl GpuPlan {
     /// # Errors
     /// There is no GPU for this rank, or the driver refuses.
     pub(super) fn take(self, local_rank: u32, training: &Training) -> Result<(Taken, Planned), TrainError> {
-        let (kernel, config) = (self.kernel(), &training.config);
+        let kernel = self.kernel();
         let GpuPlan { machine, mut computation, mut answers, device, .. } = self;
         let taken = machine.take(local_rank)?;
         if !answers.start(&taken.0)? {
-            let (optimizer, samples) = (&config.optimizer, config.reader.sample_type);
             let target = target(&device).with(answers.convolutions());
-            computation = Computation::new(training.graph()?, optimizer, config.precision, samples, target)?;
+            computation = self::computation(training, training.graph()?, target)?;
         }
         let need = memory(&computation);
         Ok((taken, Planned { computation, answers, kernel, need }))
@@ -135,6 +149,36 @@ impl GpuPlan {
             ..MemoryUse::default()
         }
     }
+}
+
+/// What a rank computes of this network, the one of its job, on a device.
+///
+/// # Errors
+/// A device cannot compute it, or not as the job wants it.
+pub(super) fn computation(training: &Training, graph: Graph, target: Target) -> Result<Computation, TrainError> {
+    let config = &training.config;
+    let fp8 = config.gpu.matmul == Matmul::Fp8;
+    if fp8 && graph.format() != Format::Bf16 {
+        return Err(TrainError::Usage(format!(
+            "spec.engine.precision.matmul: got FP8 with numbers in {:?}; expected mode AMP with computeType BF16",
+            graph.format()
+        )));
+    }
+    let (optimizer, samples) = (&config.optimizer, config.reader.sample_type);
+    Ok(Computation::new(graph, optimizer, config.precision, samples, Target { fp8, ..target })?)
+}
+
+/// # Errors
+/// 8 bits are wanted of a device that does not multiply them.
+fn check_fp8(matmul: Matmul, device: &Device) -> Result<(), TrainError> {
+    let (since, (major, minor)) = (fp8::SINCE, device.capability);
+    if matmul == Matmul::Fp8 && device.capability < since {
+        return Err(TrainError::Usage(format!(
+            "spec.engine.precision.matmul: got FP8 on {}, whose compute capability is {major}.{minor}; expected IEEE, or a GPU of {}.{} or higher",
+            device.name, since.0, since.1
+        )));
+    }
+    Ok(())
 }
 
 /// Memory of the GPU that a computation needs.

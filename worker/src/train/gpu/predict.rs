@@ -1,9 +1,9 @@
 //! What a step takes at least on a GPU that need not be there.
 
 use super::machine::target_of;
-use super::plan::{memory, too_large};
+use super::plan::{computation, memory, too_large};
 use crate::data::Dataset;
-use crate::gpu::{Computation, Convolutions};
+use crate::gpu::Convolutions;
 use crate::model::Registry;
 use crate::train::TrainError;
 use crate::train::training::Training;
@@ -26,8 +26,7 @@ pub fn predict(
     let graph = training.graph()?;
     // Nothing is faster than if cuDNN computes all that it can.
     let target = target_of(gpu.multiprocessors, gpu.shared_bytes_per_block).with(Convolutions::all(&graph));
-    let (optimizer, samples) = (&config.optimizer, config.reader.sample_type);
-    let computation = Computation::new(graph, optimizer, config.precision, samples, target)?;
+    let computation = computation(&training, graph, target)?;
     let limit = (gpu.memory_bytes as f64 * config.memory.fraction) as u64;
     let need = memory(&computation);
     if need.total() > limit {

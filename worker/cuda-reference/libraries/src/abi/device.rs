@@ -96,9 +96,14 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut i32, attribute: i32, d
     if let Err(code) = gpu(device) {
         return done(Err(code));
     }
-    let known = ATTRIBUTES.iter().find(|(number, _)| *number == attribute);
+    let asked = crate::fault::requested().unwrap_or_default().capability.map(|number| number as i32);
+    let known = match (attribute, asked) {
+        (75, Some(asked)) => Some(asked / 10),
+        (76, Some(asked)) => Some(asked % 10),
+        _ => ATTRIBUTES.iter().find(|(number, _)| *number == attribute).map(|(_, known)| *known),
+    };
     // SAFETY: as the header says.
-    done(known.ok_or(INVALID_VALUE).and_then(|(_, known)| unsafe { store(value, *known) }))
+    done(known.ok_or(INVALID_VALUE).and_then(|known| unsafe { store(value, known) }))
 }
 
 #[unsafe(no_mangle)]

@@ -5,14 +5,20 @@ use crate::abi::{self, Pointer};
 use crate::gpu::product::Layout;
 use crate::numbers::Format;
 use std::ffi::c_void;
+use switchyard_cuda_reference::eighth::{E4M3, E5M2};
 
 const R_32F: i32 = 0;
 const R_16F: i32 = 2;
 const R_16BF: i32 = 14;
+const R_8F_E4M3: i32 = 28;
+const R_8F_E5M2: i32 = 29;
 const COMPUTE_32F: i32 = 68;
 const COMPUTE_32F_FAST_TF32: i32 = 77;
 const DESC_TRANSA: i32 = 3;
 const DESC_TRANSB: i32 = 4;
+const DESC_A_SCALE_POINTER: i32 = 17;
+const DESC_B_SCALE_POINTER: i32 = 18;
+const DESC_FAST_ACCUM: i32 = 25;
 const PREF_MAX_WORKSPACE_BYTES: i32 = 1;
 const PREF_MIN_ALIGNMENT_A_BYTES: i32 = 5;
 const PREF_MIN_ALIGNMENT_D_BYTES: i32 = 8;
@@ -22,6 +28,9 @@ const PREF_MIN_ALIGNMENT_D_BYTES: i32 = 8;
 pub(super) struct Operation {
     pub(super) is_tf32: bool,
     pub(super) transposed: [bool; 2],
+    pub(super) has_fast_sums: bool,
+    /// Addresses of the factors of A and B; 0: none.
+    pub(super) scales: [u64; 2],
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -111,7 +120,15 @@ pub unsafe extern "C" fn cublasLtDestroy(handle: Pointer) -> i32 {
 pub unsafe extern "C" fn cublasLtMatmulDescCreate(handle: *mut Pointer, compute: i32, scale: i32) -> i32 {
     let known = [COMPUTE_32F, COMPUTE_32F_FAST_TF32].contains(&compute) && scale == R_32F;
     done(if known {
-        create(handle, Operation { is_tf32: compute == COMPUTE_32F_FAST_TF32, transposed: [false; 2] })
+        create(
+            handle,
+            Operation {
+                is_tf32: compute == COMPUTE_32F_FAST_TF32,
+                transposed: [false; 2],
+                has_fast_sums: false,
+                scales: [0; 2],
+            },
+        )
     } else {
         refused("cublasLtMatmulDescCreate", NOT_SUPPORTED, &format!("compute type {compute}, scale type {scale}"))
     })
@@ -149,6 +166,15 @@ pub unsafe extern "C" fn cublasLtMatmulDescSetAttribute(
         let side = match name {
             DESC_TRANSA => 0,
             DESC_TRANSB => 1,
+            DESC_A_SCALE_POINTER | DESC_B_SCALE_POINTER => {
+                let address = attribute::<u64>(CALL, value, bytes)?;
+                operation.scales[(name - DESC_A_SCALE_POINTER) as usize] = address;
+                return Ok(());
+            }
+            DESC_FAST_ACCUM => {
+                operation.has_fast_sums = attribute::<i8>(CALL, value, bytes)? != 0;
+                return Ok(());
+            }
             _ => return refused(CALL, NOT_SUPPORTED, &format!("attribute {name}")),
         };
         operation.transposed[side] = match attribute::<i32>(CALL, value, bytes)? {
@@ -174,6 +200,8 @@ pub unsafe extern "C" fn cublasLtMatrixLayoutCreate(
         R_32F => Format::F32,
         R_16F => Format::F16,
         R_16BF => Format::Bf16,
+        R_8F_E4M3 => Format::Eighth(E4M3),
+        R_8F_E5M2 => Format::Eighth(E5M2),
         _ => return done(refused(CALL, NOT_SUPPORTED, &format!("numbers of type {element}"))),
     };
     let fits = rows > 0 && columns > 0 && pitch >= 0 && pitch as u64 >= rows;

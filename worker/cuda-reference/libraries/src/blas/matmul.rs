@@ -8,6 +8,7 @@ use crate::gpu::product::{Layout, Product};
 use crate::gpu::work::Work;
 use crate::numbers::Format;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use switchyard_cuda_reference::eighth::E5M2;
 
 /// `cublasLtMatmulHeuristicResult_t`.
 #[repr(C)]
@@ -59,9 +60,28 @@ impl Described {
         if k != inner || (c.rows, c.columns) != (m, n) {
             return refused(call, INVALID_VALUE, &format!("sides that do not fit: {self:?}"));
         }
-        let formats = a.format == b.format && (c.format == a.format || c.format == Format::F32);
+        if let (Format::Eighth(_), Format::Eighth(_)) = (a.format, b.format) {
+            return self.check_fp8(call);
+        }
+        if operation.has_fast_sums || operation.scales != [0; 2] {
+            return refused(call, NOT_SUPPORTED, &format!("scales or fast sums without 8 bits: {self:?}"));
+        }
+        let is_eighth = matches!(a.format, Format::Eighth(_));
+        let formats = !is_eighth && a.format == b.format && (c.format == a.format || c.format == Format::F32);
         if !formats || (operation.is_tf32 && a.format != Format::F32) {
             return refused(call, NOT_SUPPORTED, &format!("formats: {self:?}"));
+        }
+        Ok(())
+    }
+
+    /// As the documentation says of Hopper: A transposed and B not, both contiguous in the sums, multiples of 16, and C and D in bf16 among others.
+    fn check_fp8(&self, call: &str) -> Answer<()> {
+        let Described { operation, a, b, c } = self;
+        let numbers = [a, b, c].into_iter().flat_map(|layout| [layout.rows, layout.columns, layout.pitch]);
+        let multiples = numbers.into_iter().all(|number| number.is_multiple_of(16));
+        let formats = (a.format, b.format) != (Format::Eighth(E5M2), Format::Eighth(E5M2)) && c.format == Format::Bf16;
+        if operation.transposed != [true, false] || !multiples || !formats || operation.is_tf32 {
+            return refused(call, NOT_SUPPORTED, &format!("8 bits: {self:?}"));
         }
         Ok(())
     }
@@ -69,7 +89,9 @@ impl Described {
     /// What only an algorithm for the same product has.
     fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        self.hash(&mut hasher);
+        // Addresses are none of its parts.
+        let operation = Operation { scales: [0; 2], ..self.operation };
+        Described { operation, ..*self }.hash(&mut hasher);
         hasher.finish()
     }
 
@@ -171,8 +193,10 @@ fn check(call: &str, described: &Described, algorithm: &[u64; 8], places: &Place
         let at = places.workspace.start;
         return refused(call, INVALID_VALUE, &format!("a workspace of {given} bytes at {at:#x}, needed are {needed}"));
     }
+    let least = if let Format::Eighth(_) = described.a.format { 16 } else { 1 };
     for (address, alignment) in [places.a, places.b, places.c, places.d].into_iter().zip(&algorithm[3..7]) {
-        if !address.is_multiple_of(*alignment) {
+        let alignment = (*alignment).max(least);
+        if !address.is_multiple_of(alignment) {
             let text = format!("a matrix at {address:#x}, the algorithm was chosen for multiples of {alignment}");
             return refused(call, INVALID_VALUE, &text);
         }
@@ -230,6 +254,8 @@ fn enqueue(gpu: &mut Gpu, stream: usize, described: &Described, (alpha, beta): (
     if !places.workspace.is_empty() {
         uses.push(places.workspace.clone());
     }
+    let scales = operation.scales.map(|address| (address != 0).then_some(address));
+    uses.extend(scales.into_iter().flatten().map(|address| address..address + 4));
     let inner = if operation.transposed[0] { a.rows } else { a.columns };
     let name = format!("a product of {} x {} x {inner}", c.columns, c.rows);
     let product = Product {
@@ -241,6 +267,7 @@ fn enqueue(gpu: &mut Gpu, stream: usize, described: &Described, (alpha, beta): (
         alpha,
         beta,
         is_tf32: operation.is_tf32,
+        scales,
         workspace: places.workspace,
     };
     gpu.put(stream, name, &uses, Work::Product(Box::new(product)));

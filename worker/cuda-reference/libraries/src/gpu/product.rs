@@ -48,6 +48,8 @@ pub(crate) struct Product {
     pub(crate) beta: f32,
     /// Factors are rounded to 10 bits behind the point.
     pub(crate) is_tf32: bool,
+    /// Addresses of what all of A, and of B, is multiplied by.
+    pub(crate) scales: [Option<u64>; 2],
     pub(crate) workspace: Range<u64>,
 }
 
@@ -64,6 +66,8 @@ impl Product {
             }
             if flip { transposed(&numbers) } else { numbers }
         });
+        let scales = self.scales.into_iter().flatten().map(|address| scale(gpu, address, stamp));
+        let alpha = self.alpha * scales.product::<f32>();
         let (layout, address) = self.c;
         let old = (self.beta != 0.0).then(|| matrix(gpu, layout, address, stamp));
         // `a` has a column of the result's height for each term of the sums, `b` a number of each of its columns.
@@ -73,7 +77,7 @@ impl Product {
                 let factor = b[column];
                 sums.iter_mut().zip(a).for_each(|(sum, a)| *sum += a * factor);
             }
-            sums.iter_mut().for_each(|sum| *sum *= self.alpha);
+            sums.iter_mut().for_each(|sum| *sum *= alpha);
             if let Some(old) = &old {
                 sums.iter_mut().zip(&old[column]).for_each(|(sum, old)| *sum += self.beta * old);
             }
@@ -105,6 +109,8 @@ impl Product {
             layout.columns(address).into_iter().map(move |range| Touched { range, writes })
         };
         let mut touched: Vec<Touched> = of(self.a, false).chain(of(self.b, false)).collect();
+        let scales = self.scales.into_iter().flatten();
+        touched.extend(scales.map(|address| Touched { range: address..address + 4, writes: false }));
         if self.beta != 0.0 {
             touched.extend(of(self.c, false));
         }
@@ -127,6 +133,12 @@ fn matrix(gpu: &Gpu, layout: Layout, address: u64, stamp: &Stamp) -> Vec<Vec<f32
         decoded(layout.format, &gpu.read(range.start, bytes))
     };
     (0..layout.columns).map(column).collect()
+}
+
+/// A number of 32 bits, which must have been written.
+fn scale(gpu: &Gpu, address: u64, stamp: &Stamp) -> f32 {
+    let one = Layout { format: Format::F32, rows: 1, columns: 1, pitch: 1 };
+    matrix(gpu, one, address, stamp)[0][0]
 }
 
 fn transposed(columns: &[Vec<f32>]) -> Vec<Vec<f32>> {

@@ -1,0 +1,83 @@
+//! Training with products in 8 bits.
+
+use crate::pods::Job;
+use crate::support::{Change, Told, amp, bert, gpt, libraries, mlp, on, run};
+use switchyard_worker_contract::config::*;
+
+const STEPS: u64 = 50;
+const STATIC: LossScaling = LossScaling::Static { scale: 1.0 };
+
+fn with(model: Change, matmul: Matmul, extra: &[(&str, &str)], change: impl Fn(&mut EngineConfig)) -> Option<Told> {
+    let job = Job::new(1, 1, STEPS).with(on(Device::Cuda, STEPS, |config| {
+        model(config);
+        config.batch_size_per_process = 16;
+        config.precision = amp(HalfType::Bf16, STATIC);
+        config.gpu.matmul = matmul;
+        change(config);
+    }));
+    Some(run(&job, &libraries()?, extra))
+}
+
+#[test]
+fn losses_are_those_in_bf16_but_for_roundings() {
+    let models: [(&str, Change, &str); 2] =
+        [("gpt", gpt, "note: 5 of 5 linear layers"), ("bert", bert, "linear layers are computed in 8 bits")];
+    for (name, model, note) in models {
+        let Some(half) = with(model, Matmul::Ieee, &[], |_| ()) else { return };
+        let eighth = with(model, Matmul::Fp8, &[("SWITCHYARD_REFERENCE_SEED", "3")], |_| ()).unwrap();
+        assert_eq!(eighth.difference(&half, 2e-2), None, "{name}");
+        assert_ne!(eighth.digest, half.digest, "{name}");
+        assert_eq!(eighth.kernel.as_deref(), Some("cuda sm_90, NVRTC 13.0, FP8"), "{name}");
+        assert!(eighth.log.contains(note), "{name}: {}", eighth.log);
+        let losses = half.losses();
+        assert!(losses[STEPS as usize - 1] < 0.9 * losses[0], "{name} learns nothing that could be lost: {losses:?}");
+    }
+}
+
+#[test]
+fn graphs_merged_batches_and_evaluations_are_those_of_one_work_after_another() {
+    let runs = [false, true].map(|graphs| {
+        with(gpt, Matmul::Fp8, &[("SWITCHYARD_REFERENCE_SEED", "11")], |config| {
+            config.length = Length::Steps(6);
+            config.batch_merge = 2;
+            config.evaluation.every_steps = 3;
+            config.gpu.graphs = graphs;
+        })
+    });
+    let [Some(eager), Some(captured)] = runs else { return };
+    assert_eq!((eager.codes.as_slice(), eager.progress.len()), (&[0][..], 6), "{}", eager.log);
+    assert_eq!(eager.losses(), captured.losses());
+    assert_eq!((eager.digest, eager.validation), (captured.digest, captured.validation));
+}
+
+#[test]
+fn layers_whose_sides_do_not_fit_stay_in_16_bits() {
+    let Some(odd) = with(mlp, Matmul::Fp8, &[], |_| ()) else { return };
+    let same = with(mlp, Matmul::Ieee, &[], |_| ()).unwrap();
+    assert!(odd.log.contains("note: 0 of 3 linear layers are computed in 8 bits"), "{}", odd.log);
+    assert_eq!(odd.digest, same.digest);
+}
+
+#[test]
+fn a_product_that_is_wrong_is_found() {
+    let Some(half) = with(gpt, Matmul::Ieee, &[], |_| ()) else { return };
+    let wrong = with(gpt, Matmul::Fp8, &[("SWITCHYARD_REFERENCE_FAULT", "wrong:1")], |_| ()).unwrap();
+    assert!(wrong.difference(&half, 2e-2).is_some(), "{:?}", wrong.losses());
+}
+
+#[test]
+fn where_it_cannot_be_had_the_job_is_refused() {
+    let refused = |words: &str, extra: &[(&str, &str)], change: fn(&mut EngineConfig)| {
+        let Some(told) = with(gpt, Matmul::Fp8, extra, change) else { return };
+        assert_eq!(told.codes, [2], "{}", told.log);
+        assert!(told.log.contains(words), "no `{words}` in {}", told.log);
+    };
+    let old = [("SWITCHYARD_REFERENCE_FAULT", "capability:80")];
+    refused("whose compute capability is 8.0; expected IEEE, or a GPU of 8.9 or higher", &old, |_| ());
+    refused("got FP8 with numbers in F32; expected mode AMP with computeType BF16", &[], |config| {
+        config.precision = Precision::Fp32;
+    });
+    refused("got FP8 with numbers in F16; expected mode AMP", &[], |config| {
+        config.precision = amp(HalfType::Fp16, STATIC);
+    });
+}
