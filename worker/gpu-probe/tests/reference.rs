@@ -97,6 +97,12 @@ fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
     assert_eq!(figures("products")["products"].as_array().unwrap().len(), 16);
     assert_eq!(figures("convolutions")["convolutions"].as_array().unwrap().len(), 5);
     assert_eq!(figures("training-gpt")["checks"].as_array().unwrap().len(), 8);
+    let kernels = figures("kernels-gpt")["kernels"].as_array().unwrap();
+    for judged in ["layer_norm_forward", "layer_norm_backward", "cross_entropy", "optimizer_step"] {
+        let row = kernels.iter().find(|row| row["kernel"] == judged).unwrap_or_else(|| panic!("{judged}: {kernels:?}"));
+        // The reference libraries count operations, not time.
+        assert!(row["ratio"].as_f64() > Some(0.0) && row["goal"] == 1.4 && row["isWithinGoal"].is_boolean(), "{row}");
+    }
     // Of the script: four steps of a millisecond, of two sentences of eight tokens.
     let sides = figures("steps-gpt")["sides"].as_array().unwrap();
     assert_eq!(
@@ -105,7 +111,7 @@ fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
     );
     assert!(sides[0]["ms"].as_f64().unwrap() > 0.0, "{sides:?}");
     let shown = String::from_utf8(output.stdout).unwrap();
-    assert!(shown.ends_with("28 ok, 3 absent, 0 failed\n"), "{shown}");
+    assert!(shown.ends_with("30 ok, 3 absent, 0 failed\n"), "{shown}");
 }
 
 #[test]

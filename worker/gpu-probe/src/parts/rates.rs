@@ -20,6 +20,11 @@ const ALGORITHMS: usize = 4;
 const ROUNDS: usize = 10;
 
 pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
+    Ok(json!({"deviceFile": measured(probe)?}))
+}
+
+/// The rates of the device.
+pub(super) fn measured(probe: &Probe) -> Result<Gpu, Outcome> {
     let (context, device) = probe.start()?;
     let (bytes, size, launches) = if probe.rehearse { REHEARSED } else { SIZES };
     let stream = context.stream()?;
@@ -33,7 +38,7 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
         f16: rate(Format::F16)?,
         fp8: has_fp8.then(|| rate(Format::Fp8(Fp8::E4m3))).transpose()?,
     };
-    let gpu = Gpu {
+    Ok(Gpu {
         name: device.name,
         source: format!("measured by gpu-probe {}", version::OWN),
         multiprocessors: u32::try_from(device.multiprocessors).unwrap_or(1),
@@ -44,8 +49,7 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
         flops_per_second: products.f32,
         products,
         launch_seconds: Some(short(launch)),
-    };
-    Ok(json!({"deviceFile": gpu}))
+    })
 }
 
 /// Bytes per second, read and written.

@@ -15,7 +15,7 @@ use switchyard_worker_contract::config::*;
 const BATCHES: [u32; 5] = [16, 8, 4, 2, 1];
 
 /// What is measured.
-struct Case {
+pub(super) struct Case {
     config: EngineConfig,
     /// Batches that are tried, largest first.
     batches: Vec<u32>,
@@ -67,13 +67,17 @@ fn gpt([layers, hidden_size, heads, context_length, vocabulary_size]: [u32; 5]) 
     }
 }
 
+pub(super) fn gpt_124m_case(probe: &Probe) -> Case {
+    gpt(if probe.rehearse { [1, 16, 2, 8, 64] } else { [12, 768, 12, 1024, 50_304] })
+}
+
 pub(super) fn gpt_124m(probe: &Probe) -> Result<Value, Outcome> {
-    measure(probe, gpt(if probe.rehearse { [1, 16, 2, 8, 64] } else { [12, 768, 12, 1024, 50_304] }))
+    measure(probe, gpt_124m_case(probe))
 }
 
 /// PyTorch computes in bf16.
 pub(super) fn gpt_124m_fp8(probe: &Probe) -> Result<Value, Outcome> {
-    let mut case = gpt(if probe.rehearse { [1, 16, 2, 8, 64] } else { [12, 768, 12, 1024, 50_304] });
+    let mut case = gpt_124m_case(probe);
     case.config.gpu.matmul = Matmul::Fp8;
     measure(probe, case)
 }
@@ -99,6 +103,10 @@ pub(super) fn bert_base(probe: &Probe) -> Result<Value, Outcome> {
 }
 
 pub(super) fn resnet50(probe: &Probe) -> Result<Value, Outcome> {
+    measure(probe, resnet50_case(probe))
+}
+
+pub(super) fn resnet50_case(probe: &Probe) -> Case {
     let (width, side) = if probe.rehearse { (2, 32) } else { (64, 224) };
     let model = ResNet { depth: ResNetDepth::D50, stem: Stem::ImageNet, width };
     let peer = json!({
@@ -108,7 +116,7 @@ pub(super) fn resnet50(probe: &Probe) -> Result<Value, Outcome> {
     let optimizer = Optimizer { rule: Rule::Sgd(Momentum { momentum: 0.9, nesterov: false }), ..config.optimizer };
     let config = EngineConfig { precision: bf16(), optimizer, ..config };
     let batches = vec![128, 64, 32, 16];
-    measure(probe, Case { config, batches, peer, items: 1, steps: 40, rounds: 3, compile: "default" })
+    Case { config, batches, peer, items: 1, steps: 40, rounds: 3, compile: "default" }
 }
 
 pub(super) fn mlp(probe: &Probe) -> Result<Value, Outcome> {
@@ -158,7 +166,7 @@ fn measure(probe: &Probe, case: Case) -> Result<Value, Outcome> {
 }
 
 /// The job in the largest batch that fits, and the bytes that it takes on the GPU.
-fn fitting(worker: &Worker, case: &Case) -> Result<(EngineConfig, u64), Outcome> {
+pub(super) fn fitting(worker: &Worker, case: &Case) -> Result<(EngineConfig, u64), Outcome> {
     let config = |batch| EngineConfig {
         batch_size_per_process: batch,
         length: Length::Steps(case.steps),

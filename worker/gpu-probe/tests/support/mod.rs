@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-pub const PARTS: [&str; 31] = [
+pub const PARTS: [&str; 33] = [
     "machine",
     "driver",
     "cublaslt",
@@ -25,6 +25,8 @@ pub const PARTS: [&str; 31] = [
     "steps-resnet",
     "steps-mlp",
     "steps-gpt-fp8",
+    "kernels-gpt",
+    "kernels-resnet",
     "products",
     "memcheck",
     "racecheck",

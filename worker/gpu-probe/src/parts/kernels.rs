@@ -1,0 +1,137 @@
+//! Time of each kernel of a training step, beside the least that its bytes and its arithmetic take at the rates measured here.
+
+use super::steps::{self, Case};
+use super::{Probe, rates};
+use crate::numbers::short;
+use crate::outcome::Outcome;
+use crate::scratch;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use switchyard_worker_contract::config::{EngineConfig, Length, Profile};
+use switchyard_worker_contract::kernels::KernelTimes;
+use switchyard_worker_contract::prediction::{Gpu, Part};
+
+/// Steps before those that are timed: the first ones load code and touch memory.
+const BEFORE: u64 = 10;
+const TIMED: u32 = 5;
+
+/// What kernels of ours that only move memory may take, as a multiple of the least.
+const GOAL: f64 = 1.4;
+/// Those that are held against it.
+const JUDGED: [&str; 4] = ["layer_norm_forward", "layer_norm_backward", "cross_entropy", "optimizer_step"];
+
+pub(super) fn gpt(probe: &Probe) -> Result<Value, Outcome> {
+    run(probe, "gpt", &steps::gpt_124m_case(probe))
+}
+
+pub(super) fn resnet(probe: &Probe) -> Result<Value, Outcome> {
+    run(probe, "resnet", &steps::resnet50_case(probe))
+}
+
+fn run(probe: &Probe, name: &str, case: &Case) -> Result<Value, Outcome> {
+    let gpu = rates::measured(probe)?;
+    let worker = probe.worker()?;
+    let (config, _) = steps::fitting(&worker, case)?;
+    let (before, timed) = if probe.rehearse { (1, 2) } else { (BEFORE, TIMED) };
+    let profile = Some(Profile { from_step: before + 1, steps: timed });
+    let length = Length::Steps(before + u64::from(timed));
+    let config = EngineConfig { profile, length, ..config };
+    let name = format!("kernels-{name}");
+    worker.train(&name, &config, 1)?;
+    let times = times(&name)?;
+    let rows = rows(&times, &gpu);
+    let step_ms = 1e3 * times.kernels.iter().map(|kernel| kernel.seconds).sum::<f64>() / times.steps.max(1) as f64;
+    Ok(json!({
+        "device": gpu.name, "batch": config.batch_size_per_process, "steps": times.steps, "kernelMs": short(step_ms),
+        "gapMs": short(1e3 * times.gaps.seconds / times.steps.max(1) as f64), "bytesPerSecond": gpu.bytes_per_second,
+        "kernels": rows,
+    }))
+}
+
+/// What the worker wrote of its kernels.
+fn times(name: &str) -> Result<KernelTimes, Outcome> {
+    let failed = |text: String| Outcome::failed("times of kernels", text);
+    let folder = scratch::folder(name).map_err(|error| failed(error.to_string()))?;
+    let file = folder.join("record/rank-0.kernels.json");
+    let bytes = std::fs::read(&file).map_err(|error| failed(format!("{}: {error}", file.display())))?;
+    serde_json::from_slice(&bytes).map_err(|error| failed(format!("{}: {error}", file.display())))
+}
+
+/// One for each kernel of each part of a step, the slowest first.
+fn rows(times: &KernelTimes, gpu: &Gpu) -> Vec<Value> {
+    let mut sums: BTreeMap<(Part, &str), [f64; 4]> = BTreeMap::new();
+    for kernel in &times.kernels {
+        let [launches, seconds, floor, bytes] = sums.entry((kernel.part, &kernel.name)).or_default();
+        let count = kernel.launches as f64;
+        *launches += count;
+        *seconds += kernel.seconds;
+        *floor += count * gpu.floor(&kernel.cost).0;
+        *bytes += count * kernel.cost.bytes;
+    }
+    let mut sums: Vec<_> = sums.into_iter().collect();
+    sums.sort_by(|a, b| b.1[1].total_cmp(&a.1[1]));
+    let steps = times.steps.max(1) as f64;
+    let row = |((part, name), [launches, seconds, floor, bytes]): ((Part, &str), [f64; 4])| {
+        let ratio = seconds / floor;
+        let goal = JUDGED.contains(&name).then_some(GOAL);
+        json!({
+            "part": part, "kernel": name, "launches": launches / steps, "ms": short(1e3 * seconds / steps),
+            "leastMs": short(1e3 * floor / steps), "ratio": short(ratio), "goal": goal,
+            "isWithinGoal": goal.map(|goal| ratio <= goal), "GBs": short(bytes / seconds / 1e9),
+        })
+    };
+    sums.into_iter().map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use switchyard_worker_contract::kernels::Launches;
+    use switchyard_worker_contract::prediction::{Arithmetic, Cost, Rates};
+
+    #[test]
+    fn each_kernel_is_held_against_the_least_that_its_launches_take() {
+        let gpu = Gpu {
+            name: "slow".into(),
+            source: String::new(),
+            multiprocessors: 1,
+            shared_bytes_per_block: 1,
+            memory_bytes: 1,
+            bytes_per_second: 1e3,
+            products: Rates { f32: 1.0, bf16: 1e3, f16: 1.0, fp8: None },
+            flops_per_second: 1.0,
+            launch_seconds: None,
+        };
+        let launches = |part, name: &str, bytes, flops, seconds| Launches {
+            part,
+            name: name.into(),
+            launches: 2,
+            cost: Cost { bytes, flops, needed_flops: flops, arithmetic: Arithmetic::Bf16 },
+            half: true,
+            aligned: true,
+            seconds,
+        };
+        let kernels = vec![
+            launches(Part::Forward, "cross_entropy", 1e3, 0.0, 2.4),
+            launches(Part::Forward, "cross_entropy", 3e3, 0.0, 6.4),
+            launches(Part::Backward, "product", 1e3, 5e3, 12.0),
+            launches(Part::Update, "optimizer_step", 1e3, 0.0, 3.0),
+        ];
+        let times = KernelTimes { steps: 2, kernels, ..KernelTimes::default() };
+        let rows = rows(&times, &gpu);
+        let of = |row: usize, name: &str| rows[row][name].clone();
+        let told = ["kernel", "launches", "ms", "leastMs", "ratio", "isWithinGoal"];
+        assert_eq!(
+            told.map(|name| of(0, name)),
+            ["product".into(), 1.0.into(), 6e3.into(), 5e3.into(), 1.2.into(), Value::Null]
+        );
+        assert_eq!(
+            told.map(|name| of(1, name)),
+            ["cross_entropy".into(), 2.0.into(), 4.4e3.into(), 4e3.into(), 1.1.into(), true.into()]
+        );
+        assert_eq!(
+            told.map(|name| of(2, name)),
+            ["optimizer_step".into(), 1.0.into(), 1.5e3.into(), 1e3.into(), 1.5.into(), false.into()]
+        );
+    }
+}
