@@ -119,19 +119,13 @@ mod tests {
         ];
         let times = KernelTimes { steps: 2, kernels, ..KernelTimes::default() };
         let rows = rows(&times, &gpu);
-        let of = |row: usize, name: &str| rows[row][name].clone();
         let told = ["kernel", "launches", "ms", "leastMs", "ratio", "isWithinGoal"];
-        assert_eq!(
-            told.map(|name| of(0, name)),
-            ["product".into(), 1.0.into(), 6e3.into(), 5e3.into(), 1.2.into(), Value::Null]
-        );
-        assert_eq!(
-            told.map(|name| of(1, name)),
-            ["cross_entropy".into(), 2.0.into(), 4.4e3.into(), 4e3.into(), 1.1.into(), true.into()]
-        );
-        assert_eq!(
-            told.map(|name| of(2, name)),
-            ["optimizer_step".into(), 1.0.into(), 1.5e3.into(), 1e3.into(), 1.5.into(), false.into()]
-        );
+        let shown: Vec<Value> = rows.iter().map(|row| told.map(|name| row[name].clone()).into()).collect();
+        let expected = [
+            json!(["product", 1.0, 6e3, 5e3, 1.2, null]),
+            json!(["cross_entropy", 2.0, 4.4e3, 4e3, 1.1, true]),
+            json!(["optimizer_step", 1.0, 1.5e3, 1e3, 1.5, false]),
+        ];
+        assert_eq!(shown, expected);
     }
 }
