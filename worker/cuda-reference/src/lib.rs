@@ -17,8 +17,8 @@
 mod block;
 mod counts;
 mod device;
-pub mod eighth;
 mod finding;
+pub mod fp8;
 mod machine;
 mod memory;
 mod ptx;

@@ -7,7 +7,7 @@ use switchyard_cuda::cublaslt::Format;
 use switchyard_cuda::kernels::fp8::Fp8;
 use switchyard_cuda::kernels::{Call, Program};
 use switchyard_cuda::nvrtc::Nvrtc;
-use switchyard_cuda_reference::{Device, Launch, Module, Span, eighth};
+use switchyard_cuda_reference::{Device, Launch, Module, Span, fp8};
 use switchyard_worker::cpu::{bf16, f16};
 use switchyard_worker::gpu::{self, Contents, Initial, Matrix, Memory, Product, Work};
 
@@ -135,8 +135,8 @@ impl Gpu {
             Format::F16 => self.device.download::<f16>(from).into_iter().map(f16::to_f32).collect(),
             Format::Fp8(format) => {
                 let format = match format {
-                    Fp8::E4m3 => eighth::E4M3,
-                    Fp8::E5m2 => eighth::E5M2,
+                    Fp8::E4m3 => fp8::E4M3,
+                    Fp8::E5m2 => fp8::E5M2,
                 };
                 self.device.download::<u8>(from).into_iter().map(|bits| format.decoded(bits)).collect()
             }

@@ -195,7 +195,7 @@ pub const LANGUAGE: [(&str, Build); 4] = [
 /// ```text
 /// x = first(features)     y = x + down(GELU(up(norm(x))))     logits = head(y)
 /// ```
-pub fn eighths() -> Graph {
+pub fn narrow() -> Graph {
     let mut graph = Graph::new(16, Kind::Features { width: 32, classes: 4 }, Format::Bf16);
     let linear = |outputs: usize| Linear::new(outputs).initial(Initial::Uniform(0.3));
     let input = features(&mut graph, "input").unwrap();
@@ -247,7 +247,7 @@ pub fn all() -> impl Iterator<Item = (&'static str, Build)> {
 
 #[test]
 fn linear_layers_that_fit_are_computed_in_8_bits_and_all_that_they_use_is_declared() {
-    let (plan, program) = planned(eighths(), in_fp8());
+    let (plan, program) = planned(narrow(), in_fp8());
     assert_eq!((plan.linear_layers(), program.check()), ([4, 3], Ok(())));
     let launches = plan.launches(false, |span| span).unwrap();
     assert_eq!(launches.iter().find_map(|launch| undeclared(launch, &program)), None);
@@ -261,7 +261,7 @@ fn linear_layers_that_fit_are_computed_in_8_bits_and_all_that_they_use_is_declar
     assert_eq!(layers(false), ["first", "up", "down"]);
     // Nobody wants the gradient of the features.
     assert_eq!(layers(true), ["down", "up"]);
-    let (without, _) = planned(eighths(), TARGET);
+    let (without, _) = planned(narrow(), TARGET);
     assert_eq!(without.linear_layers(), [4, 0]);
     assert!(without.arena_bytes() < plan.arena_bytes());
 }

@@ -161,7 +161,7 @@ fn products_in_8_bits_are_held_against_their_own_rate_and_move_fewer_bytes() {
     let predicted = |target, fp8| {
         let rates = Rates { f32: 1e9, bf16: 1e2, f16: 1e9, fp8 };
         let gpu = Gpu { bytes_per_second: 1e9, products: rates, ..gpu() };
-        let operations = computation_for(network::eighths(), target).predict(1, &gpu).unwrap();
+        let operations = computation_for(network::narrow(), target).predict(1, &gpu).unwrap();
         let product = find(&operations, Part::Forward, "product");
         (product.seconds, product.flops, product.bytes, operations.iter().any(|of| of.name == "quantize_transposed"))
     };

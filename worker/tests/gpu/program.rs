@@ -59,10 +59,10 @@ fn no_program_has_a_fault() {
 #[test]
 fn the_program_of_products_in_8_bits() {
     for (micro_batches, ranks) in [(3, false), (4, true)] {
-        let program = program_of(network::eighths(), micro_batches, ranks, |_| network::in_fp8());
+        let program = program_of(network::narrow(), micro_batches, ranks, |_| network::in_fp8());
         assert_eq!(program.check(), Ok(()), "{micro_batches} micro-batches\n{program}");
     }
-    insta::assert_snapshot!("fp8", program_of(network::eighths(), 1, false, |_| network::in_fp8()).to_string());
+    insta::assert_snapshot!("fp8", program_of(network::narrow(), 1, false, |_| network::in_fp8()).to_string());
 }
 
 #[test]

@@ -24,11 +24,11 @@ fn losses_are_those_in_bf16_but_for_roundings() {
         [("gpt", gpt, "note: 5 of 5 linear layers"), ("bert", bert, "linear layers are computed in 8 bits")];
     for (name, model, note) in models {
         let Some(half) = with(model, Matmul::Ieee, &[], |_| ()) else { return };
-        let eighth = with(model, Matmul::Fp8, &[("SWITCHYARD_REFERENCE_SEED", "3")], |_| ()).unwrap();
-        assert_eq!(eighth.difference(&half, 2e-2), None, "{name}");
-        assert_ne!(eighth.digest, half.digest, "{name}");
-        assert_eq!(eighth.kernel.as_deref(), Some("cuda sm_90, NVRTC 13.0, FP8"), "{name}");
-        assert!(eighth.log.contains(note), "{name}: {}", eighth.log);
+        let narrow = with(model, Matmul::Fp8, &[("SWITCHYARD_REFERENCE_SEED", "3")], |_| ()).unwrap();
+        assert_eq!(narrow.difference(&half, 2e-2), None, "{name}");
+        assert_ne!(narrow.digest, half.digest, "{name}");
+        assert_eq!(narrow.kernel.as_deref(), Some("cuda sm_90, NVRTC 13.0, FP8"), "{name}");
+        assert!(narrow.log.contains(note), "{name}: {}", narrow.log);
         let losses = half.losses();
         assert!(losses[STEPS as usize - 1] < 0.9 * losses[0], "{name} learns nothing that could be lost: {losses:?}");
     }

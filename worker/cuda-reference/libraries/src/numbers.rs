@@ -1,14 +1,14 @@
 //! Numbers of products and sums, as bytes.
 
 use half::{bf16, f16};
-use switchyard_cuda_reference::eighth::Eighth;
+use switchyard_cuda_reference::fp8::Fp8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Format {
     F32,
     F16,
     Bf16,
-    Eighth(Eighth),
+    Fp8(Fp8),
 }
 
 impl Format {
@@ -16,7 +16,7 @@ impl Format {
         match self {
             Format::F32 => 4,
             Format::F16 | Format::Bf16 => 2,
-            Format::Eighth(_) => 1,
+            Format::Fp8(_) => 1,
         }
     }
 }
@@ -29,7 +29,7 @@ pub(crate) fn decoded(format: Format, bytes: &[u8]) -> Vec<f32> {
         }
         Format::F16 => halves().map(|bits| f16::from_bits(bits).to_f32()).collect(),
         Format::Bf16 => halves().map(|bits| bf16::from_bits(bits).to_f32()).collect(),
-        Format::Eighth(format) => bytes.iter().map(|bits| format.decoded(*bits)).collect(),
+        Format::Fp8(format) => bytes.iter().map(|bits| format.decoded(*bits)).collect(),
     }
 }
 
@@ -38,6 +38,6 @@ pub(crate) fn encoded(format: Format, numbers: &[f32]) -> Vec<u8> {
         Format::F32 => numbers.iter().flat_map(|number| number.to_le_bytes()).collect(),
         Format::F16 => numbers.iter().flat_map(|number| f16::from_f32(*number).to_le_bytes()).collect(),
         Format::Bf16 => numbers.iter().flat_map(|number| bf16::from_f32(*number).to_le_bytes()).collect(),
-        Format::Eighth(format) => numbers.iter().map(|number| format.encoded(*number)).collect(),
+        Format::Fp8(format) => numbers.iter().map(|number| format.encoded(*number)).collect(),
     }
 }

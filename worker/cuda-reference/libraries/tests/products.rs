@@ -15,7 +15,7 @@ use switchyard_cuda::driver::Buffer;
 use switchyard_cuda::find::CUBLASLT;
 use switchyard_cuda::kernels::Element;
 use switchyard_cuda::kernels::fp8::Fp8;
-use switchyard_cuda_reference::eighth::{E4M3, E5M2};
+use switchyard_cuda_reference::fp8::{E4M3, E5M2};
 
 const FORMATS: [(Element, Element); 5] = [
     (Element::F32, Element::F32),

@@ -1,7 +1,7 @@
 //! What an instruction computes of its operands, for one lane.
 
 use super::Function;
-use crate::eighth::{E4M3, E5M2};
+use crate::fp8::{E4M3, E5M2};
 use half::{bf16, f16};
 
 /// A number in the low bits of a register; the bits above are zero.

@@ -2,11 +2,11 @@ use super::{Counts, Device, at_the_floor, compile, line, matrix, number, numbers
 use half::{bf16, f16};
 use switchyard_cuda::kernels::fp8::{Fp8, Quantization};
 use switchyard_cuda::kernels::{Element, Rows};
-use switchyard_cuda_reference::eighth::{E4M3, E5M2, Eighth};
+use switchyard_cuda_reference::fp8::{self, E4M3, E5M2};
 
 const BLOCKS: u32 = 3;
 
-fn format(to: Fp8) -> (Eighth, f32) {
+fn format(to: Fp8) -> (fp8::Fp8, f32) {
     match to {
         Fp8::E4m3 => (E4M3, 448.0),
         Fp8::E5m2 => (E5M2, 57344.0),

@@ -23,24 +23,24 @@ constexpr float LARGEST<e5m2> = 57344.0f;
 
 // Rounded to the nearest, ties to even; NaN stays NaN.
 template <class T>
-__device__ inline unsigned short narrow_eighths(float low, float high);
+__device__ inline unsigned short narrow_two(float low, float high);
 
 template <>
-__device__ inline unsigned short narrow_eighths<e4m3>(float low, float high) {
+__device__ inline unsigned short narrow_two<e4m3>(float low, float high) {
     unsigned short pair;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
     return pair;
 }
 
 template <>
-__device__ inline unsigned short narrow_eighths<e5m2>(float low, float high) {
+__device__ inline unsigned short narrow_two<e5m2>(float low, float high) {
     unsigned short pair;
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
     return pair;
 }
 
 __device__ inline unsigned narrow_four(float a, float b, float c, float d) {
-    return narrow_eighths<TO>(a, b) | (unsigned)narrow_eighths<TO>(c, d) << 16;
+    return narrow_two<TO>(a, b) | (unsigned)narrow_two<TO>(c, d) << 16;
 }
 
 // All threads get it. Called once in a kernel.

@@ -5,7 +5,7 @@ use crate::abi::{self, Pointer};
 use crate::gpu::product::Layout;
 use crate::numbers::Format;
 use std::ffi::c_void;
-use switchyard_cuda_reference::eighth::{E4M3, E5M2};
+use switchyard_cuda_reference::fp8::{E4M3, E5M2};
 
 const R_32F: i32 = 0;
 const R_16F: i32 = 2;
@@ -200,8 +200,8 @@ pub unsafe extern "C" fn cublasLtMatrixLayoutCreate(
         R_32F => Format::F32,
         R_16F => Format::F16,
         R_16BF => Format::Bf16,
-        R_8F_E4M3 => Format::Eighth(E4M3),
-        R_8F_E5M2 => Format::Eighth(E5M2),
+        R_8F_E4M3 => Format::Fp8(E4M3),
+        R_8F_E5M2 => Format::Fp8(E5M2),
         _ => return done(refused(CALL, NOT_SUPPORTED, &format!("numbers of type {element}"))),
     };
     let fits = rows > 0 && columns > 0 && pitch >= 0 && pitch as u64 >= rows;

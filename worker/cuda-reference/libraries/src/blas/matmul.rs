@@ -8,7 +8,7 @@ use crate::gpu::product::{Layout, Product};
 use crate::gpu::work::Work;
 use crate::numbers::Format;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use switchyard_cuda_reference::eighth::E5M2;
+use switchyard_cuda_reference::fp8::E5M2;
 
 /// `cublasLtMatmulHeuristicResult_t`.
 #[repr(C)]
@@ -60,14 +60,14 @@ impl Described {
         if k != inner || (c.rows, c.columns) != (m, n) {
             return refused(call, INVALID_VALUE, &format!("sides that do not fit: {self:?}"));
         }
-        if let (Format::Eighth(_), Format::Eighth(_)) = (a.format, b.format) {
+        if let (Format::Fp8(_), Format::Fp8(_)) = (a.format, b.format) {
             return self.check_fp8(call);
         }
         if operation.has_fast_sums || operation.scales != [0; 2] {
             return refused(call, NOT_SUPPORTED, &format!("scales or fast sums without 8 bits: {self:?}"));
         }
-        let is_eighth = matches!(a.format, Format::Eighth(_));
-        let formats = !is_eighth && a.format == b.format && (c.format == a.format || c.format == Format::F32);
+        let is_fp8 = matches!(a.format, Format::Fp8(_));
+        let formats = !is_fp8 && a.format == b.format && (c.format == a.format || c.format == Format::F32);
         if !formats || (operation.is_tf32 && a.format != Format::F32) {
             return refused(call, NOT_SUPPORTED, &format!("formats: {self:?}"));
         }
@@ -79,7 +79,7 @@ impl Described {
         let Described { operation, a, b, c } = self;
         let numbers = [a, b, c].into_iter().flat_map(|layout| [layout.rows, layout.columns, layout.pitch]);
         let multiples = numbers.into_iter().all(|number| number.is_multiple_of(16));
-        let formats = (a.format, b.format) != (Format::Eighth(E5M2), Format::Eighth(E5M2)) && c.format == Format::Bf16;
+        let formats = (a.format, b.format) != (Format::Fp8(E5M2), Format::Fp8(E5M2)) && c.format == Format::Bf16;
         if operation.transposed != [true, false] || !multiples || !formats || operation.is_tf32 {
             return refused(call, NOT_SUPPORTED, &format!("8 bits: {self:?}"));
         }
@@ -193,7 +193,7 @@ fn check(call: &str, described: &Described, algorithm: &[u64; 8], places: &Place
         let at = places.workspace.start;
         return refused(call, INVALID_VALUE, &format!("a workspace of {given} bytes at {at:#x}, needed are {needed}"));
     }
-    let least = if let Format::Eighth(_) = described.a.format { 16 } else { 1 };
+    let least = if let Format::Fp8(_) = described.a.format { 16 } else { 1 };
     for (address, alignment) in [places.a, places.b, places.c, places.d].into_iter().zip(&algorithm[3..7]) {
         let alignment = (*alignment).max(least);
         if !address.is_multiple_of(alignment) {

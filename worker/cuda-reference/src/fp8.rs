@@ -2,7 +2,7 @@
 
 /// A format: a sign, an exponent, a fraction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Eighth {
+pub struct Fp8 {
     fraction_bits: i32,
     bias: i32,
     /// The bits of the largest number.
@@ -12,14 +12,14 @@ pub struct Eighth {
 }
 
 /// Infinity would be NaN; it has one NaN for each sign.
-pub const E4M3: Eighth = Eighth { fraction_bits: 3, bias: 7, largest: 0x7e, infinity: None };
+pub const E4M3: Fp8 = Fp8 { fraction_bits: 3, bias: 7, largest: 0x7e, infinity: None };
 /// With infinity and NaN as in IEEE 754.
-pub const E5M2: Eighth = Eighth { fraction_bits: 2, bias: 15, largest: 0x7b, infinity: Some(0x7c) };
+pub const E5M2: Fp8 = Fp8 { fraction_bits: 2, bias: 15, largest: 0x7b, infinity: Some(0x7c) };
 
 const SIGN: u8 = 0x80;
 const NAN: u8 = 0x7f;
 
-impl Eighth {
+impl Fp8 {
     pub fn decoded(self, bits: u8) -> f32 {
         let magnitude = bits & !SIGN;
         let number = if magnitude <= self.largest {

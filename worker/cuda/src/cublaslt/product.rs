@@ -1,0 +1,146 @@
+//! What is multiplied.
+
+use crate::driver::Span;
+use crate::error::Error;
+use crate::kernels::fp8::{Fp8, MULTIPLE};
+use crate::kernels::{Element, Memory};
+
+/// The type of a matrix's numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    F32,
+    Bf16,
+    F16,
+    Fp8(Fp8),
+}
+
+impl Format {
+    pub fn bytes(self) -> usize {
+        match self {
+            Format::F32 => 4,
+            Format::Bf16 | Format::F16 => 2,
+            Format::Fp8(_) => 1,
+        }
+    }
+
+    fn is_fp8(self) -> bool {
+        matches!(self, Format::Fp8(_))
+    }
+}
+
+impl From<Element> for Format {
+    fn from(element: Element) -> Format {
+        match element {
+            Element::F32 => Format::F32,
+            Element::Bf16 => Format::Bf16,
+            Element::F16 => Format::F16,
+        }
+    }
+}
+
+/// How 32-bit numbers are multiplied; sums are in 32 bits. Numbers of 16 bits are multiplied exactly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arithmetic {
+    Ieee,
+    /// Factors are rounded to TF32, which tensor cores multiply.
+    Tf32,
+}
+
+/// `rows` x `columns` numbers as they lie in memory, row by row, `pitch` numbers from one row to the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Matrix {
+    pub span: Span,
+    pub format: Format,
+    pub rows: usize,
+    pub columns: usize,
+    pub pitch: usize,
+    /// A product takes rows for columns.
+    pub is_transposed: bool,
+}
+
+impl Matrix {
+    /// Rows and columns as a product takes them.
+    fn sides(&self) -> (usize, usize) {
+        if self.is_transposed { (self.columns, self.rows) } else { (self.rows, self.columns) }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let Matrix { span, format, rows, columns, pitch, .. } = *self;
+        let numbers = rows.checked_sub(1).and_then(|last| last.checked_mul(pitch)?.checked_add(columns));
+        let bytes = numbers.and_then(|numbers| numbers.checked_mul(format.bytes()));
+        if columns == 0 || pitch < columns || bytes.is_none_or(|bytes| bytes > span.bytes()) {
+            return Err(Error::refused("product", format!("not within its memory, or empty: {self:?}")));
+        }
+        Ok(())
+    }
+}
+
+/// `result = left right`, or `result += left right`.
+///
+/// In 8 bits only the right side is transposed, the result is in bf16, not both sides are [`Fp8::E5m2`], and all sides, pitches and addresses are
+/// multiples of [`MULTIPLE`]. Where both are [`Fp8::E4m3`], as in forward, parts of the sums are kept with fewer bits, which is faster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Product {
+    pub left: Matrix,
+    pub right: Matrix,
+    /// Not transposed. 32 bits, or the format of both sides.
+    pub result: Matrix,
+    pub adds: bool,
+    pub arithmetic: Arithmetic,
+    /// Of sides in 8 bits, left and right: one number of 32 bits on the device that all of a side is multiplied by.
+    pub scales: Option<[Span; 2]>,
+}
+
+impl Product {
+    /// What an algorithm is chosen by: all but the addresses.
+    pub fn kind(&self) -> String {
+        let matrix = |matrix: &Matrix| {
+            let Matrix { span, format, rows, columns, pitch, is_transposed } = matrix;
+            let (flip, alignment) = (if *is_transposed { "T" } else { "" }, span.alignment());
+            format!("{rows} x {columns} / {pitch}{flip} {format:?} at {alignment}")
+        };
+        let Product { left, right, result, adds, arithmetic, .. } = self;
+        let [left, right, result] = [left, right, result].map(matrix);
+        format!("{result} {}= {left} * {right}, {arithmetic:?}", if *adds { "+" } else { "" })
+    }
+
+    /// Rows, columns, and the length of the sums.
+    pub(super) fn shape(&self) -> Result<[usize; 3], Error> {
+        let Product { left, right, result, .. } = self;
+        [left, right, result].into_iter().try_for_each(Matrix::check)?;
+        let ((m, k), (inner, n)) = (left.sides(), right.sides());
+        let formats = match (left.format, right.format) {
+            (Format::Fp8(_), Format::Fp8(_)) => self.fits_fp8(),
+            (left, right) => {
+                left == right && [left, Format::F32].contains(&result.format) && !left.is_fp8() && self.scales.is_none()
+            }
+        };
+        if k != inner || (m, n) != (result.rows, result.columns) || result.is_transposed || !formats {
+            return Err(Error::refused("product", format!("sides or formats that do not fit: {self:?}")));
+        }
+        Ok([m, n, k])
+    }
+
+    /// What the library asks of sides in 8 bits.
+    fn fits_fp8(&self) -> bool {
+        let Product { left, right, result, .. } = self;
+        let multiple = MULTIPLE as usize;
+        let is_multiple = |matrix: &Matrix| {
+            let numbers = [matrix.rows, matrix.columns, matrix.pitch];
+            numbers.iter().all(|number| number.is_multiple_of(multiple))
+                && (matrix.span.alignment() as usize).is_multiple_of(multiple)
+        };
+        let formats = (left.format, right.format) != (Format::Fp8(Fp8::E5m2), Format::Fp8(Fp8::E5m2));
+        let scales = self.scales.is_none_or(|scales| scales.iter().all(|scale| scale.bytes() >= size_of::<f32>()));
+        formats
+            && scales
+            && (left.is_transposed, right.is_transposed) == (false, true)
+            && result.format == Format::Bf16
+            && [left, right, result].into_iter().all(is_multiple)
+    }
+
+    /// Whether parts of the sums may have fewer bits.
+    pub(super) fn has_fast_sums(&self) -> bool {
+        [self.left.format, self.right.format] == [Format::Fp8(Fp8::E4m3); 2]
+    }
+}
