@@ -1,5 +1,7 @@
 //! Numbers of 8 bits by their definition: "OCP 8-bit Floating Point Specification (OFP8)", revision 1.0, tables 1 and 2.
 
+use switchyard_cuda::kernels;
+
 /// A format: a sign, an exponent, a fraction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fp8 {
@@ -18,6 +20,15 @@ pub const E5M2: Fp8 = Fp8 { fraction_bits: 2, bias: 15, largest: 0x7b, infinity:
 
 const SIGN: u8 = 0x80;
 const NAN: u8 = 0x7f;
+
+impl From<kernels::fp8::Fp8> for Fp8 {
+    fn from(format: kernels::fp8::Fp8) -> Fp8 {
+        match format {
+            kernels::fp8::Fp8::E4m3 => E4M3,
+            kernels::fp8::Fp8::E5m2 => E5M2,
+        }
+    }
+}
 
 impl Fp8 {
     pub fn decoded(self, bits: u8) -> f32 {

@@ -4,7 +4,6 @@ use crate::nvrtc;
 use bytemuck::Pod;
 use std::sync::{Arc, Mutex};
 use switchyard_cuda::cublaslt::Format;
-use switchyard_cuda::kernels::fp8::Fp8;
 use switchyard_cuda::kernels::{Call, Program};
 use switchyard_cuda::nvrtc::Nvrtc;
 use switchyard_cuda_reference::{Device, Launch, Module, Span, fp8};
@@ -134,10 +133,7 @@ impl Gpu {
             Format::Bf16 => self.device.download::<bf16>(from).into_iter().map(bf16::to_f32).collect(),
             Format::F16 => self.device.download::<f16>(from).into_iter().map(f16::to_f32).collect(),
             Format::Fp8(format) => {
-                let format = match format {
-                    Fp8::E4m3 => fp8::E4M3,
-                    Fp8::E5m2 => fp8::E5M2,
-                };
+                let format = fp8::Fp8::from(format);
                 self.device.download::<u8>(from).into_iter().map(|bits| format.decoded(bits)).collect()
             }
         }

@@ -15,7 +15,7 @@ use switchyard_cuda::driver::Buffer;
 use switchyard_cuda::find::CUBLASLT;
 use switchyard_cuda::kernels::Element;
 use switchyard_cuda::kernels::fp8::Fp8;
-use switchyard_cuda_reference::fp8::{E4M3, E5M2};
+use switchyard_cuda_reference::fp8;
 
 const FORMATS: [(Element, Element); 5] = [
     (Element::F32, Element::F32),
@@ -140,10 +140,7 @@ fn in_fp8(gpu: &Gpu, formats: [Fp8; 2], scales: [f32; 2]) -> (Product, Vec<Buffe
     let bytes = |seed, len| (0..len).map(|at| bits(seed, at)).collect::<Vec<u8>>();
     let (left, right) = (bytes(1, m * k), bytes(2, n * k));
     let old: Vec<bf16> = (0..m * n).map(|at| bf16::from_f32(number(3, at))).collect();
-    let decoded = |format: Fp8, bits: u8| match format {
-        Fp8::E4m3 => E4M3.decoded(bits),
-        Fp8::E5m2 => E5M2.decoded(bits),
-    };
+    let decoded = |format: Fp8, bits: u8| fp8::Fp8::from(format).decoded(bits);
     let wanted = (0..m * n).map(|at| {
         let (row, column) = (at / n, at % n);
         let term = |i| {

@@ -2,14 +2,14 @@ use super::{Counts, Device, at_the_floor, compile, line, matrix, number, numbers
 use half::{bf16, f16};
 use switchyard_cuda::kernels::fp8::{Fp8, Quantization};
 use switchyard_cuda::kernels::{Element, Rows};
-use switchyard_cuda_reference::fp8::{self, E4M3, E5M2};
+use switchyard_cuda_reference::fp8::{self, E4M3};
 
 const BLOCKS: u32 = 3;
 
-fn format(to: Fp8) -> (fp8::Fp8, f32) {
+fn largest(to: Fp8) -> f32 {
     match to {
-        Fp8::E4m3 => (E4M3, 448.0),
-        Fp8::E5m2 => (E5M2, 57344.0),
+        Fp8::E4m3 => 448.0,
+        Fp8::E5m2 => 57344.0,
     }
 }
 
@@ -47,8 +47,8 @@ fn check<T: super::Number>((width, pitch, count): (u32, u32, usize), to: Fp8, sc
     let rows = Rows { pitch, ..rows::<T>(width) };
     let x = matrix::<T>(rows, count, |at| number(7, at) * scale);
     let numbers = values::<T>(rows, &x);
-    let (format, largest) = format(to);
-    let factor = factor(&numbers.concat(), largest);
+    let format = fp8::Fp8::from(to);
+    let factor = factor(&numbers.concat(), largest(to));
     let wanted: Vec<Vec<u8>> =
         numbers.iter().map(|row| row.iter().map(|x| format.encoded((x * factor) as f32)).collect()).collect();
     let flipped = (0..width as usize).flat_map(|column| wanted.iter().map(move |row| row[column])).collect();

@@ -100,14 +100,6 @@ __device__ inline void put_each(const float (&numbers)[ROWS], float* to, unsigne
     }
 }
 
-__device__ inline float warp_max(float value) {
-#pragma unroll
-    for (int distance = LANES / 2; distance > 0; distance /= 2) {
-        value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, distance));
-    }
-    return value;
-}
-
 // Of all three, 3 blocks have room on a multiprocessor: ptxas by itself aims at more, and spills.
 // saved: for each query of each head log2 of the sum of 2^(score times scale). `scale` makes exponents of 2. count: heads of all
 // sequences.

@@ -117,6 +117,15 @@ __device__ inline float warp_sum(float value) {
     return value;
 }
 
+// The largest of a warp; all lanes get it.
+__device__ inline float warp_max(float value) {
+#pragma unroll
+    for (int distance = LANES / 2; distance > 0; distance /= 2) {
+        value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, distance));
+    }
+    return value;
+}
+
 // The sum over a block, in the same order every time; all threads get it. Between two sums of a kernel stands a barrier.
 template <int WARPS>
 __device__ inline double block_sum(double value) {

@@ -46,10 +46,7 @@ __device__ inline unsigned narrow_four(float a, float b, float c, float d) {
 // All threads get it. Called once in a kernel.
 __device__ inline float block_largest(float value) {
     __shared__ float parts[WARPS];
-#pragma unroll
-    for (int distance = LANES / 2; distance > 0; distance /= 2) {
-        value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, distance));
-    }
+    value = warp_max(value);
     if (threadIdx.x % LANES == 0) {
         parts[threadIdx.x / LANES] = value;
     }

@@ -115,10 +115,13 @@ impl Quantization {
         [x, partial]: [M; 2],
         [y, inverse]: [M; 2],
     ) -> Result<Call<M>, Error> {
-        let whole = self.rows.bytes(self.count);
-        let memory = [("x", x, whole), ("partial", partial, self.partial_bytes(most))];
+        let memory = [
+            ("x", x, self.rows.bytes(self.count)),
+            ("partial", partial, self.partial_bytes(most)),
+            ("y", y, self.bytes()),
+            ("inverse", inverse, 4),
+        ];
         sizes(kernel, &memory)?;
-        sizes(kernel, &[("y", y, self.bytes()), ("inverse", inverse, 4)])?;
         let arguments = vec![
             Argument::Reads(x),
             Argument::Reads(partial),

@@ -32,11 +32,15 @@ pub(super) fn scratch(product: &layers::Product, target: &Target, format: Format
     let layers::Product { rows: batch, inputs, outputs, .. } = *product;
     let bytes = |count: usize, width: usize| -> Result<usize, Reason> {
         let quantization = Quantization::new(rows(width, format)?, size(count)?, Fp8::E4m3)?;
-        let parts = [quantization.bytes(), quantization.partial_bytes(target.blocks), FLOAT];
-        Ok(parts.iter().map(|bytes| bytes.next_multiple_of(PLACE)).sum())
+        Ok(parts(&quantization, target.blocks).iter().map(|bytes| bytes.next_multiple_of(PLACE)).sum())
     };
     let weights = bytes(outputs, inputs)?;
     Ok([(bytes(batch, inputs)? + weights) / FLOAT, (bytes(batch, outputs)? + weights) / FLOAT])
+}
+
+/// Bytes of what a factor has in scratch memory, one after the other: its numbers in 8 bits, maxima, what they have to be multiplied by.
+fn parts(quantization: &Quantization, blocks: u32) -> [usize; 3] {
+    [quantization.bytes(), quantization.partial_bytes(blocks), FLOAT]
 }
 
 /// Which way a product goes.
@@ -80,13 +84,11 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         let Matrix { memory: x, rows, columns, pitch, .. } = matrix;
         let of_rows = Rows { element: element(self.format), width: size(columns)?, pitch: size(pitch)? };
         let (quantization, blocks) = (Quantization::new(of_rows, size(rows)?, to)?, self.target.blocks);
-        let mut place = |bytes: usize| {
+        let [y, partial, inverse] = parts(&quantization, blocks).map(|bytes| {
             let span = Span { memory: Memory::Arena, at: *at, bytes };
             *at += bytes.next_multiple_of(PLACE);
             (self.place)(span)
-        };
-        let y = place(quantization.bytes());
-        let (partial, inverse) = (place(quantization.partial_bytes(blocks)), place(FLOAT));
+        });
         self.works.push(Work::Kernel(quantization.maxima(blocks, x, partial)?));
         let (call, [rows, columns]) = match is_flipped {
             false => (quantization.quantize(blocks, x, partial, y, inverse)?, [rows, columns]),

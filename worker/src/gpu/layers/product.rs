@@ -5,6 +5,7 @@ use super::{Lowering, number, rows, size};
 use crate::cpu::Format;
 use crate::gpu::launch::{Matrix, Memory, Product, Work};
 use crate::gpu::refused::Reason;
+use crate::nn::arena::Region;
 use crate::nn::layers::{self, Activation};
 use crate::nn::plan::{Mode, NodePlan};
 use switchyard_cuda::kernels;
@@ -36,12 +37,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         }
         let left = self.matrix(&places.inputs[0], product.rows, product.inputs);
         let (weights, adds) = (self.weight(product.outputs, product.inputs, places), product.residual);
-        if fp8::takes(product, self.target, self.format) {
-            self.product_in_fp8(Way::Forward, [left, weights, result], adds, &places.scratch)?;
-        } else {
-            let right = weights.transposed();
-            self.works.push(Work::Product(Product { left, right, result, adds, scales: None }));
-        }
+        self.with_weights(product, Way::Forward, [left, weights, result], adds, &places.scratch)?;
         if let Some(after) = activation(product, self.format)? {
             let bias = product.bias.then(|| self.parameter(Memory::Weights, places.ordinals[1]));
             // Without a bias the product is what is kept.
@@ -49,6 +45,23 @@ impl<M: kernels::Memory> Lowering<'_, M> {
             let on = activation::Forward { x: result.memory, bias, kept, y };
             self.works.push(Work::Kernel(after.forward(self.target.blocks, on)?));
         }
+        Ok(())
+    }
+
+    /// `result` = `left` and the weights, in 8 bits where that is wanted and fits.
+    fn with_weights(
+        &mut self,
+        product: &layers::Product,
+        way: Way,
+        [left, weights, result]: [Matrix<M>; 3],
+        adds: bool,
+        scratch: &Region,
+    ) -> Result<(), Reason> {
+        if fp8::takes(product, self.target, self.format) {
+            return self.product_in_fp8(way, [left, weights, result], adds, scratch);
+        }
+        let right = if way == Way::Forward { weights.transposed() } else { weights };
+        self.works.push(Work::Product(Product { left, right, result, adds, scales: None }));
         Ok(())
     }
 
@@ -77,11 +90,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         if let Mode::Write | Mode::Add = places.modes[0] {
             let result = self.matrix(&places.d_inputs[0], product.rows, product.inputs);
             let adds = places.modes[0] == Mode::Add;
-            if fp8::takes(product, self.target, self.format) {
-                self.product_in_fp8(Way::Backward, [dy, right, result], adds, &places.backward_scratch)?;
-            } else {
-                self.works.push(Work::Product(Product { left: dy, right, result, adds, scales: None }));
-            }
+            self.with_weights(product, Way::Backward, [dy, right, result], adds, &places.backward_scratch)?;
         }
         Ok(())
     }
