@@ -30,6 +30,9 @@ use tracing::{debug, info, warn};
 /// A job with a conflict is reconciled again after this time at the latest.
 const SECOND: Duration = Duration::from_secs(1);
 
+/// Between two plans that were put off: about twice as long as such a plan takes with 10,000 nodes.
+const PUT_OFF: Duration = Duration::from_millis(20);
+
 /// How a reconcile ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Outcome {
@@ -70,6 +73,9 @@ impl Context {
         if !self.index().jobs.contains_key(key) {
             return self.clean_up(key).await;
         }
+        if self.is_put_off(key, Instant::now()) {
+            return Outcome::Quiet;
+        }
         let planned = match self.plan(key, Timestamp::now(), Instant::now()) {
             Ok(Some(planned)) => planned,
             Ok(None) => return Outcome::Quiet,
@@ -99,6 +105,23 @@ impl Context {
         self.ended(key, None, written.err())
     }
 
+    /// Whether a plan that finds no place is put off: first come those that may find one, also those of jobs that come meanwhile.
+    fn is_put_off(&self, key: &Key, now: Instant) -> bool {
+        let rules = self.rules(Timestamp::now());
+        let mut index = self.index();
+        if !index.waits_like_another(key, rules) {
+            return false;
+        }
+        let later = now + PUT_OFF * u32::try_from(index.waiting.len()).unwrap_or(u32::MAX);
+        drop(index);
+        self.queue.add(key.clone(), later);
+        true
+    }
+
+    fn rules(&self, now: Timestamp) -> PlacementRules<'_> {
+        PlacementRules { defaults: &self.settings.defaults, levels: &self.settings.levels, now }
+    }
+
     /// Plans under the lock, so that the next plan knows what this one decided.
     fn plan(&self, key: &Key, now: Timestamp, instant: Instant) -> Result<Option<Planned>, Instant> {
         let mut guard = self.index();
@@ -112,7 +135,7 @@ impl Context {
             None if was_braked => info!("the brake is taken off: nodes report again"),
             _ => {}
         }
-        let rules = PlacementRules { defaults: &self.settings.defaults, levels: &self.settings.levels, now };
+        let rules = self.rules(now);
         let mut others = index.float(&job, rules);
         let ahead = index.ahead_of(&job, now);
         let forecast = index.forecast(key, now);

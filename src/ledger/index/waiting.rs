@@ -7,15 +7,15 @@
 //! Of those whom a change may help, the first one that is planned often takes what became free. For the others it is not worth a plan any more.
 
 use super::{Index, Reservation};
-use crate::job::Key;
+use crate::job::{Key, is_live};
 use crate::predictor::Predictor;
 use crate::usage::{HELD, HOLE, Usage};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use switchyard_crds::TrainJob;
+use switchyard_crds::{TrainJob, conditions};
 use switchyard_plan::cluster::turn::Turn;
 use switchyard_plan::cluster::view::NodeView;
-use switchyard_plan::cluster::{Demand, Question};
+use switchyard_plan::cluster::{Demand, PlacementRules, Question};
 
 /// A job that waits, as its last plan left it.
 #[derive(Debug)]
@@ -43,9 +43,9 @@ pub(crate) enum WaitsFor {
 #[derive(Debug)]
 pub(crate) struct Nodes {
     demand: Demand,
-    /// The last plan found none at all.
-    none_open: bool,
-    /// So many more than the last plan found.
+    /// The last plan found so many.
+    open: usize,
+    /// The job needs so many more.
     missing: usize,
     /// Nodes that have changed since and have room.
     changed: BTreeSet<String>,
@@ -63,7 +63,7 @@ impl WaitsFor {
         let demand = Demand::of(question);
         WaitsFor::Nodes(Box::new(Nodes {
             demand,
-            none_open: open == 0,
+            open: open as usize,
             missing,
             changed: BTreeSet::new(),
             is_more: false,
@@ -82,7 +82,7 @@ impl WaitsFor {
 impl Nodes {
     /// A node changed, which may have room now. Returns whether enough have.
     fn note(&mut self, node: &NodeView, has_room: impl Fn(&Demand, &str) -> bool) -> bool {
-        if self.none_open && self.demand.is_given_otherwise(node) {
+        if self.open == 0 && self.demand.is_given_otherwise(node) {
             self.is_more = true;
             return true;
         }
@@ -96,6 +96,11 @@ impl Nodes {
             self.is_more |= !self.changed.contains(&node.facts.name);
         }
         self.are_enough(has_room)
+    }
+
+    /// At most so many nodes have room now; `None`: that is not known.
+    fn at_most(&self) -> Option<usize> {
+        (!self.is_more).then_some(self.open + self.changed.len())
     }
 
     /// Whether enough of the nodes that have changed have room; others may have taken some since.
@@ -167,6 +172,40 @@ impl Index {
         let is_ahead = held.is_some_and(|held| held.is_behind(&waiting.turn, job, predictor));
         let seen = Seen { usage: &self.usage };
         nodes.are_enough(|demand, name| seen.has_room(demand, name, is_ahead)) || self.head().as_ref() == Some(key)
+    }
+
+    /// Whether a job that stands in the queue by its status, and was not planned by this process yet, finds no place now: another one ahead of it
+    /// asks the same of each node, and too few have room. It takes its place in the queue, and a plan is owed: what it is told may have changed.
+    ///
+    /// After a failover that is nearly all of the queue, and the plan of a job that finds no place is the most expensive one.
+    pub fn waits_like_another(&mut self, key: &Key, rules: PlacementRules<'_>) -> bool {
+        let is_told = |job: &&Arc<TrainJob>| {
+            let placed = job.status.as_ref().and_then(|status| status.condition(conditions::PLACED));
+            is_live(job) && !job.spec.suspend && placed.is_some_and(|placed| placed.reason == conditions::NO_ROOM)
+        };
+        if self.waiting.contains_key(key) {
+            return false;
+        }
+        let Some(job) = self.jobs.get(key).filter(is_told).cloned() else { return false };
+        let turn = self.turn(&job);
+        let found = self.asked(&job, rules, |index, question| {
+            let (held, predictor) = (index.reservation.as_ref(), index.predictor.as_ref());
+            let may_use_held =
+                |turn: &Turn, job| held.is_some_and(|held: &Reservation| held.is_behind(turn, job, predictor));
+            let demand = Demand::of(question);
+            let more = may_use_held(&turn, Some(&job));
+            let like_it = |(other, waiting): (&Key, &Waiting)| {
+                let WaitsFor::Nodes(nodes) = &waiting.waits_for else { return None };
+                let is_ahead = !waiting.hopeless && waiting.turn < turn;
+                let sees_all = !more || may_use_held(&waiting.turn, index.jobs.get(other));
+                let open = nodes.at_most().filter(|open| *open < question.valid.request.nodes as usize)?;
+                (is_ahead && sees_all && nodes.demand == demand).then_some(open as u32)
+            };
+            index.waiting.iter().find_map(like_it).map(|open| WaitsFor::nodes(question, open))
+        });
+        let Some(waits_for) = found.flatten() else { return false };
+        self.waiting.insert(key.clone(), Waiting { turn, hopeless: false, waits_for, version: None, is_owed: true });
+        true
     }
 
     /// The status of a job was written with this resource version.

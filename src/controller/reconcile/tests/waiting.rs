@@ -1,6 +1,7 @@
 //! A day with hundreds of jobs that wait, with simulated clocks and without an API server.
 
 use super::*;
+use crate::queue::Schedule;
 use jiff::ToSpan;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use std::fmt::Write;
@@ -50,22 +51,24 @@ impl Hour {
         hour
     }
 
-    /// Jobs with so many pods, one a second.
+    /// Jobs with so many pods of 4 CPUs, one a second.
     fn apply_jobs(&mut self, numbers: std::ops::Range<usize>, nodes: impl Fn(usize) -> usize) {
-        for number in numbers {
-            let job = json!({
-                "apiVersion": labels::API_VERSION, "kind": "TrainJob",
-                "metadata": {"name": format!("j{number}"), "namespace": "t", "uid": format!("u{number}"),
-                    "creationTimestamp": self.epoch + (number as i64).seconds()},
-                "spec": {"trainer": {"framework": "Plain", "image": "i", "numNodes": nodes(number),
-                    "resourcesPerNode": {"limits": {"cpu": "4"}}}},
-            });
-            let mut job: TrainJob = serde_json::from_value(job).unwrap();
-            self.take_in(Look::IfWorthIt, |index, version| {
-                job.metadata.resource_version = Some(version);
-                index.apply_job(job)
-            });
-        }
+        numbers.for_each(|number| self.apply_job(number, nodes(number), "4"));
+    }
+
+    fn apply_job(&mut self, number: usize, nodes: usize, cpu: &str) {
+        let job = json!({
+            "apiVersion": labels::API_VERSION, "kind": "TrainJob",
+            "metadata": {"name": format!("j{number}"), "namespace": "t", "uid": format!("u{number}"),
+                "creationTimestamp": self.epoch + (number as i64).seconds()},
+            "spec": {"trainer": {"framework": "Plain", "image": "i", "numNodes": nodes,
+                "resourcesPerNode": {"limits": {"cpu": cpu}}}},
+        });
+        let mut job: TrainJob = serde_json::from_value(job).unwrap();
+        self.take_in(Look::IfWorthIt, |index, version| {
+            job.metadata.resource_version = Some(version);
+            index.apply_job(job)
+        });
     }
 
     fn instant(&self) -> Instant {
@@ -99,7 +102,8 @@ impl Hour {
             self.passed = next.saturating_duration_since(self.start).max(self.passed);
             let now = self.instant();
             let Some((key, look)) = self.context.queue.with(|schedule| schedule.pop(now)) else { break };
-            if look == Look::InAnyCase || self.context.index().is_worth_a_plan(&key) {
+            let is_worth_it = look == Look::InAnyCase || self.context.index().is_worth_a_plan(&key);
+            if is_worth_it && !self.context.is_put_off(&key, now) {
                 self.reconcile(&key);
             }
             self.context.queue.with(|schedule| schedule.done(&key));
@@ -231,6 +235,42 @@ async fn a_node_that_becomes_free_is_planned_for_by_the_head_and_by_whom_it_help
         assert_eq!(hour.context.index().waiting.len(), JOBS - 2 * (node + 1), "a node has room for two pods");
         assert!(hour.plans <= 10, "{} plans for one node", hour.plans);
     }
+}
+
+/// A new leader planned the whole queue before it came to the job that had just been applied: with 500 jobs and 10,000 nodes that took 5 s.
+#[tokio::test]
+async fn a_new_leader_comes_to_a_job_that_finds_a_place_before_it_plans_the_whole_queue() {
+    let mut hour = Hour::new();
+    for node in 0..NODES - 1 {
+        hour.foreign(node, "6");
+    }
+    let big = |number| 2 + number % 3;
+    hour.apply_jobs(0..JOBS, big);
+    hour.work_until(Duration::from_secs(1));
+    assert_eq!(hour.context.index().waiting.len(), JOBS);
+    // Nothing of the last leader's plans is known to the next one.
+    let last = hour.context.index().reservation.take();
+    let held: Vec<String> = last.iter().flat_map(|held| held.takers()).collect();
+    held.iter().for_each(|taker| drop(hour.context.index().usage.set_share(taker, None)));
+    hour.context.index().waiting.clear();
+    hour.apply_job(JOBS, 1, "1");
+    hour.context.queue.with(Schedule::clear);
+    let keys = hour.context.index().all_in_order(hour.epoch);
+    keys.into_iter().for_each(|key| hour.context.queue.add(key, hour.instant()));
+    hour.plans = 0;
+    // Its pods are made, seen, and get their place.
+    hour.work_until(hour.passed + PUT_OFF * 10);
+    let (placed, waiting) = {
+        let index = hour.context.index();
+        let last = &index.jobs[&Key { namespace: "t".into(), name: format!("j{JOBS}") }];
+        (switchyard_ledger::job::placement_of(last).is_some(), index.waiting.len())
+    };
+    assert_eq!((placed, waiting), (true, JOBS));
+    assert!(hour.plans <= 20, "{} plans", hour.plans);
+    // What was put off is done then: each job knows the new one, and is planned once.
+    hour.plans = 0;
+    hour.work_until(hour.passed + PUT_OFF * 2 * JOBS as u32);
+    assert!((JOBS - 20..=JOBS + 10).contains(&hour.plans), "{} plans", hour.plans);
 }
 
 /// Some hours with changes of what is free, after one in which all jobs arrive.

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use serde_json::json;
 use switchyard_crds::labels;
 use switchyard_plan::cluster::levels::Levels;
+use switchyard_plan::cluster::turn::Basis;
 use switchyard_plan::cluster::{PlacementRules, Waits};
 use switchyard_plan::objects::Defaults;
 
@@ -175,4 +176,54 @@ fn a_head_that_begins_later_wakes_those_that_end_before_it() {
     scene.0.apply_job(serde_json::from_value(longer).unwrap());
     let woken = scene.waits("head", 0, 2, json!({}), Waits::Room { open: 1 });
     assert_eq!(woken, ["ends"]);
+}
+
+/// What waits by a status that says so.
+fn told(scene: &mut Scene, name: &str, created: i64, nodes: u32, spec: serde_json::Value) -> bool {
+    scene.waits(name, created, nodes, spec, Waits::Room { open: 0 });
+    scene.0.waiting.remove(&key(name));
+    let mut job = (*scene.0.jobs[&key(name)]).clone();
+    let placed = json!({"type": "Placed", "status": "False", "reason": "NoRoom", "message": "", "lastTransitionTime": Timestamp::UNIX_EPOCH});
+    job.status.as_mut().unwrap().conditions = vec![serde_json::from_value(placed).unwrap()];
+    scene.0.apply_job(job);
+    like_another(scene, name)
+}
+
+fn like_another(scene: &mut Scene, name: &str) -> bool {
+    let (defaults, levels) = (Defaults::default(), Levels::default());
+    let rules = PlacementRules { defaults: &defaults, levels: &levels, now: Timestamp::UNIX_EPOCH };
+    scene.0.waits_like_another(&key(name), rules)
+}
+
+#[test]
+fn a_job_waits_like_one_ahead_of_it_that_asks_the_same_and_found_too_few_nodes() {
+    let mut scene = Scene::new(4);
+    let selects = json!({"template": {"spec": {"nodeSelector": {"disk": "fast"}}}});
+    scene.waits("head", 1, 2, json!({}), Waits::Room { open: 1 });
+    assert!(told(&mut scene, "two", 2, 2, json!({})), "one node has room");
+    assert!(!told(&mut scene, "one", 3, 1, json!({})), "which is enough for this one");
+    assert!(!told(&mut scene, "selects", 4, 2, selects), "it asks for other nodes");
+    assert!(!told(&mut scene, "suspended", 5, 2, json!({"suspend": true})));
+    assert!(!like_another(&mut scene, "two"), "once: then it is planned");
+    assert!(scene.0.is_worth_a_plan(&key("two")));
+    assert_eq!(scene.held("two", Timestamp::UNIX_EPOCH).0, ["n0", "n1"]);
+    scene.busy(3, "0");
+    assert!(!told(&mut scene, "three", 6, 2, json!({})), "another node has room now");
+    assert!(told(&mut scene, "four", 7, 3, json!({})), "two are too few for this one");
+    let mut scene = Scene::new(4);
+    scene.waits("impossible", 1, 9, json!({}), Waits::Room { open: 1 });
+    assert!(!told(&mut scene, "first", 2, 2, json!({})), "that one stands in nobody's way");
+    assert!(!told(&mut scene, "earlier", 1, 3, json!({})), "it comes before the other");
+}
+
+/// What the head holds is no room for those behind it, but for those that end before it begins.
+#[test]
+fn a_job_that_may_use_what_the_head_holds_waits_like_none_that_may_not() {
+    let mut scene = Scene::new(3);
+    scene.busy(0, "0");
+    scene.waits("head", 0, 3, json!({}), Waits::Room { open: 1 });
+    scene.waits("long", 1, 1, json!({}), Waits::Room { open: 0 });
+    scene.0.reservation.as_mut().unwrap().start = Some((Timestamp::from_second(100).unwrap(), Basis::Limits));
+    assert!(told(&mut scene, "longer", 2, 1, json!({})));
+    assert!(!told(&mut scene, "short", 3, 1, json!({"activeDeadlineSeconds": 60})));
 }
