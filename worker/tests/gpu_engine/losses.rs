@@ -28,15 +28,41 @@ pub fn compare(
     Some(got)
 }
 
-#[test]
-fn of_every_model_in_32_bits() {
-    let models: [(&str, Change); 4] = [("mlp", mlp), ("resnet", resnet), ("gpt", gpt), ("bert", bert)];
-    for (name, model) in models {
-        compare(name, (1, 1), &[], 1e-3, |config| {
+/// Fifty steps of each model, of which the ResNet's losses may differ by `most_of_resnet`.
+fn of_every_model(precision: Precision, most: f64, most_of_resnet: f64) {
+    let models: [(&str, Change, f64); 4] =
+        [("mlp", mlp, most), ("resnet", steady_resnet, most_of_resnet), ("gpt", gpt, most), ("bert", bert, most)];
+    for (name, model, most) in models {
+        compare(name, (1, 1), &[("SWITCHYARD_REFERENCE_SEED", "7")], most, |config| {
             model(config);
             config.batch_merge = 2;
+            config.length = Length::Steps(50);
+            config.precision = precision;
         });
     }
+}
+
+/// Batch norms of few numbers at a high rate make so much of roundings that after forty steps the last bit of one weight is a percent of the loss, in
+/// 32 bits and on CPUs alike. With larger batches and a smaller rate the loss falls as far, and two devices stay together.
+fn steady_resnet(config: &mut EngineConfig) {
+    resnet(config);
+    config.batch_size_per_process = 16;
+    config.optimizer.learning_rate = 0.003;
+}
+
+#[test]
+fn of_every_model_in_32_bits() {
+    of_every_model(Precision::Fp32, 1e-4, 1e-3);
+}
+
+#[test]
+fn of_every_model_in_bf16() {
+    of_every_model(amp(HalfType::Bf16, STATIC), 5e-3, 3e-2);
+}
+
+#[test]
+fn of_every_model_in_fp16() {
+    of_every_model(amp(HalfType::Fp16, LossScaling::Static { scale: 256.0 }), 1e-3, 3e-2);
 }
 
 /// CLS, SEP and MASK, which the vocabulary of the data does not have, were left in no order: two warps added to the row of one of them.
@@ -79,24 +105,6 @@ fn on_images_that_come_as_bytes_or_numbers() {
             config.data.source = Source::Synthetic(Synthetic { samples: 200, image, classes: 5 });
             config.data.images = Images { mean: vec![0.4], deviation: vec![0.3], ..config.data.images.clone() };
             config.reader.sample_type = sample_type;
-        });
-    }
-}
-
-#[test]
-fn of_every_model_in_bf16() {
-    // Batch norms of few numbers make much of roundings: on CPUs, too, the losses of a ResNet in bf16 are soon percents from those in 32 bits.
-    let models: [(&str, Change, f64, u64); 4] = [
-        ("mlp", mlp, 1e-2, STEPS),
-        ("resnet", resnet, 2e-2, 6),
-        ("gpt", gpt, 1e-2, STEPS),
-        ("bert", bert, 1e-2, STEPS),
-    ];
-    for (name, model, most, steps) in models {
-        compare(name, (1, 1), &[("SWITCHYARD_REFERENCE_SEED", "7")], most, |config| {
-            model(config);
-            config.length = Length::Steps(steps);
-            config.precision = amp(HalfType::Bf16, STATIC);
         });
     }
 }
