@@ -30,8 +30,8 @@ use tracing::{debug, info, warn};
 /// A job with a conflict is reconciled again after this time at the latest.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Between two plans that were put off: about twice as long as such a plan takes with 10,000 nodes.
-const PUT_OFF: Duration = Duration::from_millis(20);
+/// Between two plans that were put off: several times as long as such a plan takes with 10,000 nodes, so that others come in between.
+const PUT_OFF: Duration = Duration::from_millis(50);
 
 /// How a reconcile ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
