@@ -40,6 +40,12 @@ pub fn is_live(job: &TrainJob) -> bool {
     !switchyard_plan::cluster::is_over(job)
 }
 
+/// True if a job stands in the queue by its status: it waits for room.
+pub(crate) fn is_queued(job: &TrainJob) -> bool {
+    let placed = job.status.as_ref().and_then(|status| status.condition(conditions::PLACED));
+    is_live(job) && !job.spec.suspend && placed.is_some_and(|placed| placed.reason == conditions::NO_ROOM)
+}
+
 /// The place of a job that has one now.
 pub fn placement_of(job: &TrainJob) -> Option<&PlacementStatus> {
     place_in(job.status.as_ref()?)

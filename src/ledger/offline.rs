@@ -1,14 +1,15 @@
 //! A cluster as a list of objects, read as the controller reads it: what it would decide, and why. No client, no clock.
 
 use crate::index::Index;
-use crate::job::{JobId, Key, attempt_of, key_of};
+use crate::job::{JobId, Key, attempt_of, is_queued, key_of};
 use crate::usage::Without;
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use switchyard_crds::TrainJob;
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_crds::{TrainJob, conditions};
+use switchyard_plan::cluster::NoPlace;
 use switchyard_plan::cluster::allocation;
 use switchyard_plan::cluster::fabric::{self, Decided};
 use switchyard_plan::cluster::find::{Found, Nowhere, find};
@@ -17,7 +18,6 @@ use switchyard_plan::cluster::gang::Placed;
 use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::cluster::turn::Ahead;
 use switchyard_plan::cluster::view::NodeView;
-use switchyard_plan::cluster::{NoPlace, is_over};
 use switchyard_plan::cluster::{PlacementRules, Question, Waits};
 use switchyard_plan::objects::{Defaults, observed_content, pod};
 use switchyard_plan::{Invalid, ValidJob, validate};
@@ -127,12 +127,8 @@ impl Cluster {
 
     /// Jobs that wait stand in the queue, and the first of them holds its nodes.
     fn queue(&mut self) {
-        let waits = |job: &TrainJob| {
-            let placed = job.status.as_ref().and_then(|status| status.condition(conditions::PLACED));
-            !is_over(job) && !job.spec.suspend && placed.is_some_and(|placed| placed.reason == conditions::NO_ROOM)
-        };
         let mut waiting: Vec<Key> =
-            self.index.jobs.iter().filter(|(_, job)| waits(job)).map(|(key, _)| key.clone()).collect();
+            self.index.jobs.iter().filter(|(_, job)| is_queued(job)).map(|(key, _)| key.clone()).collect();
         let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now: self.now };
         self.index.lateness.at = self.now;
         waiting.sort_by_key(|key| self.index.jobs.get(key).map(|job| self.index.turn(job)));

@@ -7,12 +7,12 @@
 //! Of those whom a change may help, the first one that is planned often takes what became free. For the others it is not worth a plan any more.
 
 use super::{Index, Reservation};
-use crate::job::{Key, is_live};
+use crate::job::{Key, is_queued};
 use crate::predictor::Predictor;
 use crate::usage::{HELD, HOLE, Usage};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use switchyard_crds::{TrainJob, conditions};
+use switchyard_crds::TrainJob;
 use switchyard_plan::cluster::turn::Turn;
 use switchyard_plan::cluster::view::NodeView;
 use switchyard_plan::cluster::{Demand, PlacementRules, Question};
@@ -179,14 +179,10 @@ impl Index {
     ///
     /// After a failover that is nearly all of the queue, and the plan of a job that finds no place is the most expensive one.
     pub fn waits_like_another(&mut self, key: &Key, rules: PlacementRules<'_>) -> bool {
-        let is_told = |job: &&Arc<TrainJob>| {
-            let placed = job.status.as_ref().and_then(|status| status.condition(conditions::PLACED));
-            is_live(job) && !job.spec.suspend && placed.is_some_and(|placed| placed.reason == conditions::NO_ROOM)
-        };
         if self.waiting.contains_key(key) {
             return false;
         }
-        let Some(job) = self.jobs.get(key).filter(is_told).cloned() else { return false };
+        let Some(job) = self.jobs.get(key).filter(|job| is_queued(job)).cloned() else { return false };
         let turn = self.turn(&job);
         let found = self.asked(&job, rules, |index, question| {
             let (held, predictor) = (index.reservation.as_ref(), index.predictor.as_ref());
