@@ -258,8 +258,9 @@ fn given_up(cluster: &Cluster) -> Result<()> {
     let little = |memory: &str| json!({"limits": {"cpu": "100m", "memory": memory}});
     let cases: [(&str, Value, &str); 3] = [
         ("no-image", json!({"image": "registry.invalid/nothing:1", "resourcesPerNode": little("1Gi")}), "Pending: "),
-        // The engine counts before it allocates, so that the kernel never has to choose a victim.
-        ("no-memory", json!({"resourcesPerNode": little("20Mi")}), "not placeable: a rank needs"),
+        // The engine counts before it writes, so that the kernel never has to choose a victim: two ranks of 321 MiB each, where
+        // the programs alone have room enough.
+        ("no-memory", json!({"resourcesPerNode": little("256Mi")}), "not placeable: a rank needs"),
         (
             "no-program",
             json!({"framework": "Plain", "command": ["/no/such/program"], "resourcesPerNode": little("1Gi")}),
@@ -272,6 +273,9 @@ fn given_up(cluster: &Cluster) -> Result<()> {
         job["spec"]["failurePolicy"] = json!({"maxRestarts": 0, "maxInfrastructureRestarts": 0});
         for (key, value) in trainer.as_object().into_iter().flatten() {
             job["spec"]["trainer"][key] = value.clone();
+        }
+        if *name == "no-memory" {
+            job["spec"]["engine"]["batchSizePerProcess"] = 512.into();
         }
         if trainer["framework"] == "Plain" {
             job["spec"]["trainer"]["image"] = "switchyard-worker:0.1.0".into();

@@ -4,10 +4,7 @@
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([f32; LANES]);
-
+/// Numbers in a cache line.
 const LANES: usize = 16;
 /// Bytes of a huge page on x86-64 and, usually, on ARM.
 #[cfg(target_os = "linux")]
@@ -15,7 +12,9 @@ const HUGE_PAGE: usize = 2 << 20;
 
 /// A fixed number of f32, zeroed, starting on a 64-byte boundary. It never grows.
 pub struct AlignedBuffer {
-    lines: Vec<Line>,
+    /// Holds the buffer and what comes before its first boundary.
+    memory: Vec<f32>,
+    start: usize,
     len: usize,
 }
 
@@ -31,19 +30,22 @@ impl AlignedBuffer {
     /// # Errors
     /// There is not enough memory; the error is the layout that was asked for.
     pub fn try_zeroed(len: usize) -> Result<AlignedBuffer, Layout> {
-        let count = len.div_ceil(LANES);
-        if count == 0 {
-            return Ok(AlignedBuffer { lines: Vec::new(), len });
+        if len == 0 {
+            return Ok(AlignedBuffer { memory: Vec::new(), start: 0, len });
         }
-        let layout = Layout::array::<Line>(count).map_err(|_| Layout::new::<Line>())?;
+        // Cut to the boundary here: asked for more alignment than `malloc` has, the allocator writes all the zeros itself, and
+        // a plan that is refused for its size would have taken the memory before.
+        let whole = len.saturating_add(LANES - 1);
+        let layout = Layout::array::<f32>(whole).map_err(|_| Layout::new::<f32>())?;
         // SAFETY: the layout is not empty.
-        let lines = unsafe { alloc_zeroed(layout) }.cast::<Line>();
-        if lines.is_null() {
+        let memory = unsafe { alloc_zeroed(layout) }.cast::<f32>();
+        if memory.is_null() {
             return Err(layout);
         }
-        // SAFETY: the global allocator returned `lines` for exactly this layout, and zero bytes are valid f32.
-        let lines = unsafe { Vec::from_raw_parts(lines, count, count) };
-        let mut buffer = AlignedBuffer { lines, len };
+        // SAFETY: the global allocator returned `memory` for exactly this layout, and zero bytes are valid f32.
+        let memory = unsafe { Vec::from_raw_parts(memory, whole, whole) };
+        let start = memory.as_ptr().align_offset(LANES * size_of::<f32>());
+        let mut buffer = AlignedBuffer { memory, start, len };
         buffer.prefer_huge_pages();
         Ok(buffer)
     }
@@ -53,9 +55,9 @@ impl AlignedBuffer {
     fn prefer_huge_pages(&mut self) {
         #[cfg(target_os = "linux")]
         if self.len * size_of::<f32>() >= 2 * HUGE_PAGE {
-            let start = self.lines.as_mut_ptr().cast::<u8>();
+            let start = self.as_mut_ptr().cast::<u8>();
             let skip = start.align_offset(HUGE_PAGE);
-            let bytes = (self.lines.len() * size_of::<Line>()).saturating_sub(skip) / HUGE_PAGE * HUGE_PAGE;
+            let bytes = (self.len * size_of::<f32>()).saturating_sub(skip) / HUGE_PAGE * HUGE_PAGE;
             // SAFETY: the range lies in the buffer, and the advice changes no contents.
             let _ = unsafe {
                 let inner = start.wrapping_add(skip).cast();
@@ -69,14 +71,52 @@ impl Deref for AlignedBuffer {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
-        // SAFETY: `lines` owns at least `len` initialised f32 without gaps (`Line` is repr(C), 64 bytes of 16 f32).
-        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast::<f32>(), self.len) }
+        &self.memory[self.start..][..self.len]
     }
 }
 
 impl DerefMut for AlignedBuffer {
     fn deref_mut(&mut self) -> &mut [f32] {
-        // SAFETY: as in `deref`; the borrow of `self` is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast::<f32>(), self.len) }
+        &mut self.memory[self.start..][..self.len]
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn starts_on_a_cache_line() {
+        for len in [0, 1, 15, 16, 17, 1000, 1 << 20] {
+            let buffer = AlignedBuffer::zeroed(len);
+            assert_eq!(buffer.len(), len);
+            assert!(len == 0 || buffer.as_ptr().addr().is_multiple_of(64), "{len} at {:p}", buffer.as_ptr());
+            assert!(buffer.iter().all(|number| *number == 0.0));
+        }
+    }
+
+    /// A plan is refused for its size after its buffers were allocated: they must not have been written to.
+    #[test]
+    fn nobody_pays_for_memory_before_it_is_written_to() {
+        let mut buffer = AlignedBuffer::zeroed(128 << 20);
+        assert!(resident(&buffer) < 64 << 20, "{} bytes", resident(&buffer));
+        buffer.fill(1.0);
+        assert!(resident(&buffer) >= 508 << 20, "{} bytes", resident(&buffer));
+    }
+
+    /// Bytes in memory of the mapping that holds the middle of a buffer.
+    fn resident(buffer: &AlignedBuffer) -> usize {
+        let middle = buffer[buffer.len() / 2..].as_ptr().addr();
+        let maps = fs::read_to_string("/proc/self/smaps").unwrap_or_default();
+        let holds = |line: &str| {
+            let (from, to) = line.split(' ').next()?.split_once('-')?;
+            let address = |text| usize::from_str_radix(text, 16).ok();
+            Some((address(from)?..address(to)?).contains(&middle))
+        };
+        let mut own = maps.lines().skip_while(|line| holds(line) != Some(true));
+        let rss = own.find_map(|line| line.strip_prefix("Rss:"));
+        let kib = rss.and_then(|text| text.trim().strip_suffix(" kB")?.parse::<usize>().ok());
+        kib.map_or(0, |kib| kib << 10)
     }
 }
