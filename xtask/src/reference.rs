@@ -117,8 +117,9 @@ fn number(bound: &Json) -> String {
 }
 
 fn default(field: &Json) -> Option<String> {
-    // Of an object the defaults of its fields say the same.
-    let value = Some(&field["default"]).filter(|value| !value.is_null() && !value.is_object())?;
+    // Of an object the defaults of its fields say the same; most descriptions say it too, some with a reason.
+    let is_said = sentence(field).contains("Default");
+    let value = Some(&field["default"]).filter(|value| !value.is_null() && !value.is_object() && !is_said)?;
     Some(format!("Default `{}`.", value.as_str().map_or_else(|| value.to_string(), str::to_owned)))
 }
 

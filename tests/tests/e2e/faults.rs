@@ -72,6 +72,7 @@ fn jobs_survive_what_fails_around_them() -> Result<()> {
     gated(&cluster)?;
     given_up(&cluster)?;
     out_of_memory(&cluster)?;
+    left(&cluster)?;
     ensure!(cluster.suspend(JOB, false)?, "{JOB} is gone");
     state.next(&cluster, "it was suspended", Then::Restarts)?;
     // Two killed ranks, and the plug: from inside, a network that is gone looks like a program that hangs.
@@ -131,12 +132,14 @@ pub(crate) struct State {
     job: &'static str,
     attempt: u64,
     step: u64,
+    /// The checkpoint from which the last attempt went on that followed another one.
+    resumed: u64,
 }
 
 impl State {
     /// A job that has not begun.
     pub fn new(job: &'static str) -> State {
-        State { job, attempt: 0, step: 0 }
+        State { job, attempt: 0, step: 0, resumed: 0 }
     }
 
     /// The pod of a node in the attempt that runs.
@@ -171,7 +174,8 @@ impl State {
             cluster.until("rank 0 is ready", || Ok(ready()?.is_some()))?;
             let ready = ready()?.context("rank 0 was ready")?;
             let from = serde_json::from_str::<Value>(&ready)?["resumedStep"].as_u64();
-            ensure!(from.is_some_and(|from| from > 0), "attempt {attempt} did not go on from a checkpoint: {ready}");
+            let from = from.filter(|from| *from > 0);
+            self.resumed = from.with_context(|| format!("attempt {attempt} did not go on from a checkpoint: {ready}"))?;
         }
         (self.attempt, self.step) = (attempt, step);
         Ok(())
@@ -229,6 +233,31 @@ fn drained(cluster: &Cluster, node: &str) -> Result<()> {
     cluster.sh(&format!("{drain} --disable-eviction --timeout=120s"))?;
     cluster.wait_job(TEAM, JOB, "waiting for a node", |job| stage(job) == "Queued")?;
     cluster.sh(&format!("kubectl uncordon {node}")).map(drop)
+}
+
+/// A job that leaves cordoned nodes lets a drain end, and goes on elsewhere at most one interval of checkpoints before where it was.
+fn left(cluster: &Cluster) -> Result<()> {
+    const NAME: &str = "leaves";
+    let mut job = checkpointed(NAME)?;
+    job["spec"]["trainer"]["numNodes"] = 1.into();
+    job["spec"]["gangPolicy"] = json!({"disruption": "Checkpoint"});
+    let interval = job["spec"]["checkpoint"]["everySteps"].as_u64().context("an interval")?;
+    cluster.apply(TEAM, &job)?;
+    let mut state = State::new(NAME);
+    state.next(cluster, "a job that leaves cordoned nodes starts", Then::Restarts)?;
+    let (node, before) = (node_of(cluster, &state.pod(0))?, state.step);
+
+    let begin = Instant::now();
+    cluster.sh(&format!("kubectl drain {node} --ignore-daemonsets --delete-emptydir-data --timeout=300s 2>&1"))?;
+    println!("{:5.1} s  kubectl drain", begin.elapsed().as_secs_f64());
+    state.next(cluster, "its node is drained", Then::Restarts)?;
+    let after = node_of(cluster, &state.pod(0))?;
+    ensure!(after != node, "it goes on where it was: {node}");
+    ensure!(state.resumed + interval >= before, "it went on from {} and had done {before} steps", state.resumed);
+    let restarts = cluster.job(TEAM, NAME)?["status"]["restarts"].clone();
+    ensure!(restarts["preemption"] == 1 && restarts["total"] == 1, "charged to the wrong budget: {restarts}");
+    cluster.sh(&format!("kubectl uncordon {node}"))?;
+    cluster.sh(&format!("kubectl --namespace {TEAM} delete {JOBS} {NAME}")).map(drop)
 }
 
 /// A gate that is not ours is left alone, and the job runs when its owner lifts it.
