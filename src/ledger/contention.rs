@@ -11,9 +11,10 @@ use switchyard_core::quantity::Resources;
 use switchyard_crds::{PlacedNode, Preemption, TrainJob, conditions};
 use switchyard_plan::cluster::admitted::Admitted;
 use switchyard_plan::cluster::find::find;
+use switchyard_plan::cluster::reserve::reserve;
 use switchyard_plan::cluster::turn::{self, Ahead, Basis, GivesWay, Turn};
 use switchyard_plan::cluster::view;
-use switchyard_plan::cluster::{PlacementRules, Question, Waits};
+use switchyard_plan::cluster::{Demand, PlacementRules, Question, Waits};
 use switchyard_plan::objects::Kind;
 use switchyard_plan::{self as plan, ValidJob};
 
@@ -194,7 +195,7 @@ impl Index {
         let turn = self.turn(job);
         let waits = |index: &mut Index, question: &Question<'_>| {
             if let Some(waiting) = index.waiting.get_mut(key) {
-                waiting.waits_for = WaitsFor::nodes(question, open);
+                waiting.waits_for = WaitsFor::nodes(Demand::of(question), question.valid.request.nodes, open);
             }
             if index.head().as_ref() == Some(key) {
                 index.head_waits(question, &turn)
@@ -252,7 +253,7 @@ impl Index {
         }
         let nodes = held.map(|held| held.nodes.clone()).unwrap_or_default();
         let first = self.first_start(question);
-        Some(first.or_else(|| turn::reserve(question, self.usage.nodes(), &nodes).map(|nodes| (nodes, None))))
+        Some(first.or_else(|| reserve(question, self.usage.nodes(), &nodes).map(|nodes| (nodes, None))))
     }
 
     /// The nodes that are held are chosen again before a job behind their holder is planned: it might take those on which the holder can begin

@@ -5,13 +5,14 @@ use crate::job::{JobId, is_live, placement_of};
 use crate::predictor::Predictor;
 use crate::usage::{HELD, Usage, Without};
 use jiff::{SignedDuration, Timestamp};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::{PlacedNode, TrainJob};
 use switchyard_plan::cluster::clock::deadline;
 use switchyard_plan::cluster::find::find;
-use switchyard_plan::cluster::turn::{self, Basis, Turn};
+use switchyard_plan::cluster::reserve::least;
+use switchyard_plan::cluster::turn::{Basis, Turn};
 use switchyard_plan::cluster::view::NodeView;
-use switchyard_plan::cluster::{Question, gang};
+use switchyard_plan::cluster::{Demand, Question, gang};
 
 /// What the head of the queue holds.
 #[derive(Debug)]
@@ -80,9 +81,10 @@ impl Index {
             .collect();
         ending.sort();
         let takers: Vec<Vec<String>> = ending.iter().map(|(.., id)| self.takers_of(id, |_| true)).collect();
+        let few = few(question, &mut self.usage, &takers)?;
         let usage = &mut self.usage;
         let fits = |ended: usize| good(question, Without::new(usage, &takers[..ended].concat()).nodes());
-        let enough = turn::least(ending.len(), fits)?;
+        let enough = least(few, ending.len(), fits)?;
         let at = ending[..enough].last().map_or(now, |(end, ..)| *end);
         let basis = ending[..enough].iter().map(|(_, basis, _)| *basis).max().unwrap_or(Basis::Limits);
         let without = Without::new(&mut self.usage, &takers[..enough].concat());
@@ -101,6 +103,29 @@ impl Index {
         let is_assumed = placement_of(job).is_none() && family.assumed.is_some();
         if is_assumed { end_from(job, now) } else { deadline(job) }
     }
+}
+
+/// The fewest of the jobs with these takers that have to end, in this order, for all pods of another one to have room on a node each; `None`: not
+/// even all of them.
+fn few(question: &Question<'_>, usage: &mut Usage, takers: &[Vec<String>]) -> Option<usize> {
+    let (demand, pods) = (Demand::of(question), question.valid.request.nodes as usize);
+    let mut open = usage.nodes().values().filter(|node| demand.has_room(node)).count();
+    let mut without = Without::new::<&str>(usage, &[]);
+    let mut ended = takers.iter();
+    let mut few = 0;
+    while open < pods {
+        let takers = ended.next()?;
+        let names: BTreeSet<String> =
+            takers.iter().filter_map(|taker| Some(without.share(taker)?.node.clone())).collect();
+        let with_room = |usage: &Usage| {
+            names.iter().filter_map(|name| usage.nodes().get(name)).filter(|node| demand.has_room(node)).count()
+        };
+        let before = with_room(&without);
+        without.and(takers);
+        open += with_room(&without) - before;
+        few += 1;
+    }
+    Some(few)
 }
 
 /// When a job has ended at the latest, if it has a place or gets one now.

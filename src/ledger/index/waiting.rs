@@ -15,7 +15,7 @@ use std::sync::Arc;
 use switchyard_crds::TrainJob;
 use switchyard_plan::cluster::turn::Turn;
 use switchyard_plan::cluster::view::NodeView;
-use switchyard_plan::cluster::{Demand, PlacementRules, Question};
+use switchyard_plan::cluster::{Demand, PlacementRules};
 
 /// A job that waits, as its last plan left it.
 #[derive(Debug)]
@@ -57,17 +57,10 @@ pub(crate) struct Nodes {
 const MOST_SPARE: usize = 16;
 
 impl WaitsFor {
-    /// A job with this question found so many nodes with room for a pod.
-    pub(crate) fn nodes(question: &Question<'_>, open: u32) -> WaitsFor {
-        let missing = question.valid.request.nodes.saturating_sub(open).max(1) as usize;
-        let demand = Demand::of(question);
-        WaitsFor::Nodes(Box::new(Nodes {
-            demand,
-            open: open as usize,
-            missing,
-            changed: BTreeSet::new(),
-            is_more: false,
-        }))
+    /// A job of so many pods, which ask this of a node, found so many nodes with room for one.
+    pub(crate) fn nodes(demand: Demand, pods: u32, open: u32) -> WaitsFor {
+        let (open, missing) = (open as usize, pods.saturating_sub(open).max(1) as usize);
+        WaitsFor::Nodes(Box::new(Nodes { demand, open, missing, changed: BTreeSet::new(), is_more: false }))
     }
 
     /// What a pod asks of a node, where the job waits for room.
@@ -188,16 +181,17 @@ impl Index {
             let (held, predictor) = (index.reservation.as_ref(), index.predictor.as_ref());
             let may_use_held =
                 |turn: &Turn, job| held.is_some_and(|held: &Reservation| held.is_behind(turn, job, predictor));
-            let demand = Demand::of(question);
+            let (demand, pods) = (Demand::of(question), question.valid.request.nodes);
             let more = may_use_held(&turn, Some(&job));
             let like_it = |(other, waiting): (&Key, &Waiting)| {
                 let WaitsFor::Nodes(nodes) = &waiting.waits_for else { return None };
                 let is_ahead = !waiting.hopeless && waiting.turn < turn;
                 let sees_all = !more || may_use_held(&waiting.turn, index.jobs.get(other));
-                let open = nodes.at_most().filter(|open| *open < question.valid.request.nodes as usize)?;
+                let open = nodes.at_most().filter(|open| *open < pods as usize)?;
                 (is_ahead && sees_all && nodes.demand == demand).then_some(open as u32)
             };
-            index.waiting.iter().find_map(like_it).map(|open| WaitsFor::nodes(question, open))
+            let open = index.waiting.iter().find_map(like_it)?;
+            Some(WaitsFor::nodes(demand, pods, open))
         });
         let Some(waits_for) = found.flatten() else { return false };
         self.waiting.insert(key.clone(), Waiting { turn, hopeless: false, waits_for, version: None, is_owed: true });

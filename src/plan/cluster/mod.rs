@@ -45,6 +45,7 @@ mod provisioning;
 mod question;
 mod refusal;
 pub mod refusals;
+pub mod reserve;
 mod sites;
 mod step;
 #[cfg(test)]

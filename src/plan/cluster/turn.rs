@@ -21,13 +21,8 @@
 //!
 //! Gangs are placed as a whole or not at all, so nothing else is ever reserved.
 
-use super::find::find;
-use super::gang;
-use super::question::Question;
-use super::view::NodeView;
 use jiff::{SignedDuration, Timestamp};
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 use switchyard_crds::{OnSuspend, PlacedNode, PlacementStatus, TrainJob, conditions};
 
 /// Place in the queue; the smallest comes first.
@@ -195,60 +190,6 @@ impl std::fmt::Display for Ahead {
         let count = self.nodes.len();
         let verb = if count == 1 { "node is" } else { "nodes are" };
         write!(f, "{count} {verb} held for {}, which is ahead in the queue", self.name)
-    }
-}
-
-/// The nodes, and the GPUs on them, that a job which finds no room would have if as few busy nodes as possible were emptied, of equal ones
-/// those that it holds already. `None`: it would not fit into the empty cluster either.
-pub fn reserve(
-    question: &Question<'_>,
-    nodes: &BTreeMap<String, NodeView>,
-    held: &[PlacedNode],
-) -> Option<Vec<PlacedNode>> {
-    let used = |node: &NodeView| {
-        let share = |name: &str| {
-            let all = node.allocatable.get(name);
-            if all == 0 { 0 } else { (all - node.free.get(name)).saturating_mul(1000) / all }
-        };
-        (node.taken.count_ones(), node.allocatable.names().map(share).max().unwrap_or(0))
-    };
-    let is_held = |node: &NodeView| held.iter().any(|held| held.node_name == node.facts.name);
-    let mut busy: Vec<&NodeView> = nodes.values().collect();
-    busy.sort_by_cached_key(|node| (used(node), !is_held(node), node.facts.name.clone()));
-    let place = |nodes: &BTreeMap<String, NodeView>| find(question, nodes).ok().map(|found| found.placed.status.nodes);
-    let mut tried = nodes.clone();
-    let mut search = |fits: &dyn Fn(&BTreeMap<String, NodeView>) -> bool| {
-        let enough = least(busy.len(), |count| {
-            empty(&mut tried, &busy, count);
-            fits(&tried)
-        })?;
-        empty(&mut tried, &busy, enough);
-        place(&tried)
-    };
-    // Where the fabric of the first nodes with room is wrong, the search goes by places that may be used: that takes longer.
-    search(&|nodes| gang::fits(question, nodes)).or_else(|| search(&|nodes| place(nodes).is_some()))
-}
-
-/// The least number with which something fits; with more it still fits. `None`: not even with the most.
-pub fn least(most: usize, mut fits_with: impl FnMut(usize) -> bool) -> Option<usize> {
-    if !fits_with(most) {
-        return None;
-    }
-    let (mut few, mut enough) = (0, most);
-    while few < enough {
-        let middle = few.midpoint(enough);
-        if fits_with(middle) { enough = middle } else { few = middle + 1 }
-    }
-    Some(enough)
-}
-
-/// Empties the first of the nodes; the others are as they were.
-fn empty(nodes: &mut BTreeMap<String, NodeView>, order: &[&NodeView], first: usize) {
-    for (number, was) in order.iter().enumerate() {
-        let Some(node) = nodes.get_mut(&was.facts.name) else { continue };
-        let is_empty = number < first;
-        node.free.clone_from(if is_empty { &was.allocatable } else { &was.free });
-        (node.taken, node.in_use) = if is_empty { (0, 0) } else { (was.taken, was.in_use) };
     }
 }
 

@@ -14,7 +14,7 @@ use switchyard_plan::cluster::admitted::Admitted;
 use switchyard_plan::cluster::gang::{self, Placed};
 use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::cluster::machine::{Machine, Shapes};
-use switchyard_plan::cluster::turn;
+use switchyard_plan::cluster::reserve::reserve;
 use switchyard_plan::cluster::view::{self, NodeView};
 use switchyard_plan::cluster::{PlacementRules, Question};
 use switchyard_plan::objects::Defaults;
@@ -97,7 +97,7 @@ impl<'a> Replay<'a> {
     /// Whether it would not fit if nothing ran.
     fn is_hopeless(&mut self, world: &World<'a>, uid: &str, job: &TrainJob) -> bool {
         let nodes = self.nodes(world, uid, job);
-        self.ask(&nodes, job, |question, nodes| turn::reserve(question, nodes, &[])).is_none()
+        self.ask(&nodes, job, |question, nodes| reserve(question, nodes, &[])).is_none()
     }
 
     fn ask<T>(

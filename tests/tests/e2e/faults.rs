@@ -175,7 +175,8 @@ impl State {
             let ready = ready()?.context("rank 0 was ready")?;
             let from = serde_json::from_str::<Value>(&ready)?["resumedStep"].as_u64();
             let from = from.filter(|from| *from > 0);
-            self.resumed = from.with_context(|| format!("attempt {attempt} did not go on from a checkpoint: {ready}"))?;
+            self.resumed =
+                from.with_context(|| format!("attempt {attempt} did not go on from a checkpoint: {ready}"))?;
         }
         (self.attempt, self.step) = (attempt, step);
         Ok(())
