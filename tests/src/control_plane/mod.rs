@@ -363,6 +363,17 @@ impl ControlPlane {
         self.api_server.as_ref()
     }
 
+    /// Seconds of a core that its programs have used so far, by name.
+    pub fn cpu_seconds(&self) -> std::collections::BTreeMap<&'static str, f64> {
+        let programs = [
+            ("apiServer", &self.api_server),
+            ("controllerManager", &self.controller_manager),
+            ("etcd", &self.etcd),
+            ("scheduler", &self.scheduler),
+        ];
+        programs.into_iter().filter_map(|(name, daemon)| Some((name, daemon.as_ref()?.usage().cpu_seconds))).collect()
+    }
+
     /// Writes of a user so far by resource and verb, from the audit log; Leases are not counted.
     pub fn writes_of(&self, user: &str) -> std::collections::BTreeMap<String, u64> {
         let mut counts = std::collections::BTreeMap::new();

@@ -61,13 +61,18 @@ impl Bench {
         let pods = PodsSeen::watch(self.jobs.client.clone(), &self.jobs.namespace);
         let mut job = self.job("gang", nodes, "free", "run");
         job["spec"]["trainer"]["framework"] = "Torch".into();
-        let before = self.writes_of_all();
+        let (before, cpu) = (self.writes_of_all(), self.cpu_seconds());
         let begin = Instant::now();
         self.jobs.create(job).await?;
         pods.until("created", nodes, |_, _| true).await?;
         let created = begin.elapsed();
         pods.until("lifted", nodes, |_, pod| !pod.gated).await?;
         let lifted = begin.elapsed();
+        let used: BTreeMap<&str, f64> = self
+            .cpu_seconds()
+            .into_iter()
+            .map(|(name, now)| (name, round(now - cpu.get(name).unwrap_or(&0.0))))
+            .collect();
         self.seen.until("running", "gang", 1, |job| job.stage == "Running").await?;
         let running = begin.elapsed();
         let placed = self.seen.with(|jobs| jobs.get("gang").and_then(|job| job.placed)).context("no place")?;
@@ -83,7 +88,7 @@ impl Bench {
             "liftedSeconds": seconds(lifted), "runningSeconds": seconds(running), "trainJobKiB": kib(&job)?,
             "slices": slices.len(), "nodesInSlices": placed_nodes, "largestSliceKiB": largest(&slices)?,
             "configMaps": configs.len(), "largestConfigMapKiB": largest(&configs)?,
-            "writes": self.writes_of_all() - before, "rssMiB": mib(&self.controller),
+            "writes": self.writes_of_all() - before, "rssMiB": mib(&self.controller), "cpuSecondsUntilLifted": used,
         });
         let begin = Instant::now();
         self.jobs.api().delete("gang", &DeleteParams::default()).await?;
@@ -91,6 +96,13 @@ impl Bench {
         let mut result = result;
         result["goneSeconds"] = seconds(begin.elapsed()).into();
         Ok(result)
+    }
+
+    /// Seconds of a core that the control plane and our controller have used so far.
+    fn cpu_seconds(&self) -> BTreeMap<&'static str, f64> {
+        let mut seconds = self.plane.cpu_seconds();
+        seconds.insert("switchyard", self.controller.usage().cpu_seconds);
+        seconds
     }
 
     /// The jobs that run.
