@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::{PlacedNode, TrainJob};
 use switchyard_plan::cluster::clock::deadline;
 use switchyard_plan::cluster::find::find;
-use switchyard_plan::cluster::reserve::least;
+use switchyard_plan::cluster::reserve::{few, least};
 use switchyard_plan::cluster::turn::{Basis, Turn};
 use switchyard_plan::cluster::view::NodeView;
 use switchyard_plan::cluster::{Demand, Question, gang};
@@ -81,7 +81,7 @@ impl Index {
             .collect();
         ending.sort();
         let takers: Vec<Vec<String>> = ending.iter().map(|(.., id)| self.takers_of(id, |_| true)).collect();
-        let few = few(question, &mut self.usage, &takers)?;
+        let few = few_ended(question, &mut self.usage, &takers)?;
         let usage = &mut self.usage;
         let fits = |ended: usize| good(question, Without::new(usage, &takers[..ended].concat()).nodes());
         let enough = least(few, ending.len(), fits)?;
@@ -107,14 +107,11 @@ impl Index {
 
 /// The fewest of the jobs with these takers that have to end, in this order, for all pods of another one to have room on a node each; `None`: not
 /// even all of them.
-fn few(question: &Question<'_>, usage: &mut Usage, takers: &[Vec<String>]) -> Option<usize> {
-    let (demand, pods) = (Demand::of(question), question.valid.request.nodes as usize);
-    let mut open = usage.nodes().values().filter(|node| demand.has_room(node)).count();
+fn few_ended(question: &Question<'_>, usage: &mut Usage, takers: &[Vec<String>]) -> Option<usize> {
+    let demand = Demand::of(question);
+    let open = usage.nodes().values().filter(|node| demand.has_room(node)).count();
     let mut without = Without::new::<&str>(usage, &[]);
-    let mut ended = takers.iter();
-    let mut few = 0;
-    while open < pods {
-        let takers = ended.next()?;
+    let gains = takers.iter().map(|takers| {
         let names: BTreeSet<String> =
             takers.iter().filter_map(|taker| Some(without.share(taker)?.node.clone())).collect();
         let with_room = |usage: &Usage| {
@@ -122,10 +119,9 @@ fn few(question: &Question<'_>, usage: &mut Usage, takers: &[Vec<String>]) -> Op
         };
         let before = with_room(&without);
         without.and(takers);
-        open += with_room(&without) - before;
-        few += 1;
-    }
-    Some(few)
+        with_room(&without) - before
+    });
+    few(open, question.valid.request.nodes, gains)
 }
 
 /// When a job has ended at the latest, if it has a place or gets one now.

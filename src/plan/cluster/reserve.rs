@@ -15,8 +15,12 @@ pub fn reserve(
     nodes: &BTreeMap<String, NodeView>,
     held: &[PlacedNode],
 ) -> Option<Vec<PlacedNode>> {
-    let mut emptied = Emptied::of(question, nodes, held);
-    let few = emptied.few(question.valid.request.nodes as usize)?;
+    let demand = Demand::of(question);
+    let order = least_used(question, &demand, nodes, held);
+    let open = order.iter().filter(|node| demand.has_room(node)).count();
+    let gains = order.iter().map(|node| usize::from(!demand.has_room(node)));
+    let few = few(open, question.valid.request.nodes, gains)?;
+    let mut emptied = Emptied { nodes: nodes.clone(), order, count: 0 };
     let place = |nodes: &BTreeMap<String, NodeView>| find(question, nodes).ok().map(|found| found.placed.status.nodes);
     let mut search = |fits: &dyn Fn(&BTreeMap<String, NodeView>) -> bool| {
         let enough = least(few, emptied.order.len(), |count| fits(emptied.first(count)))?;
@@ -26,8 +30,19 @@ pub fn reserve(
     search(&|nodes| gang::fits(question, nodes)).or_else(|| search(&|nodes| place(nodes).is_some()))
 }
 
+/// The fewest steps after which so many pods have room on a node each: `open` nodes have it now, and each step gives it to some more. `None`:
+/// not even all steps are enough.
+pub fn few(mut open: usize, pods: u32, mut gains: impl Iterator<Item = usize>) -> Option<usize> {
+    let mut steps = 0;
+    while open < pods as usize {
+        open += gains.next()?;
+        steps += 1;
+    }
+    Some(steps)
+}
+
 /// The least number with which something fits, where less than `few` is never enough and with more it still fits. `None`: not even with the
-/// most. What is just enough by a count usually fits, and one answer may cost as much as a plan.
+/// most. What is just enough by a count usually fits, and one call may cost as much as a plan.
 pub fn least(few: usize, most: usize, mut fits_with: impl FnMut(usize) -> bool) -> Option<usize> {
     if few > most {
         return None;
@@ -46,47 +61,42 @@ pub fn least(few: usize, most: usize, mut fits_with: impl FnMut(usize) -> bool) 
     Some(enough)
 }
 
-/// The nodes as they are, but for some of those that a job could use, on which nothing runs.
+/// Nodes that would have room for a pod if nothing ran there, the least used first, of equal ones those that are held.
+fn least_used<'a>(
+    question: &Question<'_>,
+    demand: &Demand,
+    nodes: &'a BTreeMap<String, NodeView>,
+    held: &[PlacedNode],
+) -> Vec<&'a NodeView> {
+    let used = |node: &NodeView| {
+        let share = |name: &str| {
+            let all = node.allocatable.get(name);
+            if all == 0 { 0 } else { (all - node.free.get(name)).saturating_mul(1000) / all }
+        };
+        (node.taken.count_ones(), node.allocatable.names().map(share).max().unwrap_or(0))
+    };
+    let is_held = |node: &NodeView| held.iter().any(|held| held.node_name == node.facts.name);
+    let is_of_use = |node: &&NodeView| {
+        !question.left_out.contains_key(&node.facts.name) && demand.may_use(node) && demand.has_room(&empty(node))
+    };
+    let mut order: Vec<&NodeView> = nodes.values().filter(is_of_use).collect();
+    order.sort_by_cached_key(|node| (used(node), !is_held(node), node.facts.name.clone()));
+    order
+}
+
+/// The nodes as they are, but for the first ones of an order, on which nothing runs.
 struct Emptied<'a> {
     nodes: BTreeMap<String, NodeView>,
-    /// Nodes that would have room for a pod if nothing ran there, the least used first; and whether they have it as they are.
-    order: Vec<(&'a NodeView, bool)>,
+    order: Vec<&'a NodeView>,
     /// So many of them are empty.
     count: usize,
 }
 
-impl<'a> Emptied<'a> {
-    fn of(question: &Question<'_>, nodes: &'a BTreeMap<String, NodeView>, held: &[PlacedNode]) -> Emptied<'a> {
-        let demand = Demand::of(question);
-        let used = |node: &NodeView| {
-            let share = |name: &str| {
-                let all = node.allocatable.get(name);
-                if all == 0 { 0 } else { (all - node.free.get(name)).saturating_mul(1000) / all }
-            };
-            (node.taken.count_ones(), node.allocatable.names().map(share).max().unwrap_or(0))
-        };
-        let is_held = |node: &NodeView| held.iter().any(|held| held.node_name == node.facts.name);
-        let is_of_use = |node: &&NodeView| {
-            !question.left_out.contains_key(&node.facts.name) && demand.may_use(node) && demand.has_room(&empty(node))
-        };
-        let mut order: Vec<&NodeView> = nodes.values().filter(is_of_use).collect();
-        order.sort_by_cached_key(|node| (used(node), !is_held(node), node.facts.name.clone()));
-        let order = order.into_iter().map(|node| (node, demand.has_room(node))).collect();
-        Emptied { nodes: nodes.clone(), order, count: 0 }
-    }
-
-    /// The fewest of the first ones that have to be empty for so many pods to have room on a node each; `None`: there are too few nodes.
-    fn few(&self, pods: usize) -> Option<usize> {
-        let open = self.order.iter().filter(|(_, has_room)| *has_room).count();
-        let missing = pods.saturating_sub(open);
-        let full = self.order.iter().enumerate().filter(|(_, (_, has_room))| !has_room);
-        if missing == 0 { Some(0) } else { full.map(|(number, _)| number + 1).nth(missing - 1) }
-    }
-
+impl Emptied<'_> {
     /// The nodes where the first ones are empty.
     fn first(&mut self, count: usize) -> &BTreeMap<String, NodeView> {
         for number in self.count.min(count)..self.count.max(count) {
-            let was = self.order[number].0;
+            let was = self.order[number];
             let now = if number < count { empty(was) } else { was.clone() };
             self.nodes.insert(was.facts.name.clone(), now);
         }
@@ -117,6 +127,15 @@ mod tests {
             });
             prop_assert_eq!(found, Some(enough).filter(|enough| *enough <= most));
             prop_assert!(more > 0 || asked <= 1);
+        }
+
+        #[test]
+        fn no_step_less_gives_all_pods_room(open in 0_usize..9, pods in 0_u32..20, gains in prop::collection::vec(0_usize..4, 0..9)) {
+            let after = |steps: usize| open + gains[..steps].iter().sum::<usize>() >= pods as usize;
+            match few(open, pods, gains.iter().copied()) {
+                None => prop_assert!(!after(gains.len())),
+                Some(steps) => prop_assert!(after(steps) && (steps == 0 || !after(steps - 1))),
+            }
         }
     }
 }
