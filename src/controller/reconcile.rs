@@ -202,6 +202,11 @@ impl Context {
         drop(usage);
         plan.actions.retain(|action| !matches!(action, Action::Delete { uid, .. } if family.own.deleted(uid, instant)));
         let held = hold(&mut plan, &mut family.own, &job, instant);
+        for action in &plan.actions {
+            if let Action::Release { uid, .. } = action {
+                family.own.releases(uid.clone());
+            }
+        }
         if plan.actions.is_empty() && held.is_none() {
             family.trouble = None;
         }

@@ -324,7 +324,7 @@ impl Index {
                 if family.pods.get(&slot).is_some_and(|pod| pod.uid == *uid) {
                     family.pods.remove(&slot);
                 }
-                family.own.forget_deletion(uid);
+                family.own.forget(uid);
             }
             self.touch(&job, &mut effect);
             self.drop_if_empty(&job);
@@ -367,7 +367,7 @@ impl Index {
         };
         if let Some(family) = self.families.get_mut(&job) {
             family.objects.remove(&place);
-            family.own.forget_deletion(&uid);
+            family.own.forget(&uid);
         }
         self.touch(&job, &mut effect);
         self.drop_if_empty(&job);
@@ -432,8 +432,9 @@ impl Index {
         let pod = family.pods.get(slot)?;
         let promised = self.promised(family, pod);
         // What was promised to an attempt that is over stays taken until its pod is gone: its gate is lifted, so it may run or be bound at any
-        // moment, and its claim have devices, without that having been seen yet.
-        let before = self.usage.share(&pod.uid).filter(|_| promised.is_none() && !pod.gated);
+        // moment, and its claim have devices, without that having been seen yet. The end of the job may be seen before the gate is seen lifted.
+        let is_open = !pod.gated || family.own.released(&pod.uid);
+        let before = self.usage.share(&pod.uid).filter(|_| promised.is_none() && is_open);
         let promised = promised.map(|placed| (placed.node_name.as_str(), placed.gpus.as_slice()));
         let promised = promised.or(before.map(|share| (share.node.as_str(), share.gpus.as_slice())));
         let node = pod.node.as_deref().or(promised.map(|(node, _)| node));

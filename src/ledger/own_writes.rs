@@ -25,6 +25,8 @@ const MOST_SAID: usize = 16;
 pub struct OwnWrites {
     expected: BTreeMap<&'static str, (u64, Instant)>,
     deleted: BTreeMap<String, Instant>,
+    /// Pods whose gates were lifted, as far as is known: a reply may be lost.
+    released: BTreeSet<String>,
     /// Objects made for the current attempt, to notice that they are made again and again.
     made: (u32, BTreeSet<String>),
     /// What the status said in the current attempt, as digests, the newest last.
@@ -70,9 +72,20 @@ impl OwnWrites {
         self.deleted.insert(uid, now);
     }
 
-    /// The cache shows that an object is gone: its deletion need not be remembered any longer.
-    pub fn forget_deletion(&mut self, uid: &str) {
+    /// The gate of a pod is about to be lifted.
+    pub fn releases(&mut self, uid: String) {
+        self.released.insert(uid);
+    }
+
+    /// Whether the gate of this pod may have been lifted, whatever the cache shows.
+    pub fn released(&self, uid: &str) -> bool {
+        self.released.contains(uid)
+    }
+
+    /// The cache shows that an object is gone: what was done to it need not be remembered any longer.
+    pub fn forget(&mut self, uid: &str) {
         self.deleted.remove(uid);
+        self.released.remove(uid);
     }
 
     /// Whether this object was deleted by us a moment ago.
@@ -184,7 +197,7 @@ mod tests {
         own.deletes("a".into(), start);
         assert!(own.deleted("a", start) && !own.deleted("b", start));
         assert!(!own.deleted("a", start + PATIENCE), "the answer may have been wrong");
-        own.forget_deletion("a");
+        own.forget("a");
         assert!(!own.deleted("a", start));
     }
 

@@ -59,7 +59,7 @@ const MUTANTS: [Mutant; 7] = [
     Mutant {
         name: "forgets-promises",
         file: "src/ledger/index.rs",
-        before: "        let before = self.usage.share(&pod.uid).filter(|_| promised.is_none() && !pod.gated);\n",
+        before: "        let before = self.usage.share(&pod.uid).filter(|_| promised.is_none() && is_open);\n",
         insert: "        let promised = promised.filter(|_| !bug!());\n",
     },
     Mutant {

@@ -52,6 +52,27 @@ fn a_pod_of_an_attempt_that_is_over_has_its_gpus_until_it_is_gone() {
     }
 }
 
+/// A watch of jobs may be ahead of the one of pods: the job was seen deleted, its pod was still gated in the cache, and its GPUs went to the
+/// next gang although the pod ran.
+#[test]
+fn a_pod_whose_gate_was_lifted_and_is_not_seen_lifted_has_its_gpus_until_it_is_gone() {
+    for released in [false, true] {
+        let mut index = Index::default();
+        index.apply_job(job(1, true));
+        index.apply_pod(&pod(None, true));
+        if released {
+            index.families.values_mut().for_each(|family| family.own.releases("p".into()));
+        }
+        index.delete_job(&job(1, true).metadata);
+        index.apply_pod(&pod(None, false));
+        let gpus = index.usage.share("p").map(|share| share.gpus.clone());
+        assert_eq!(gpus, released.then(|| vec!["GPU-1".to_string(), "GPU-2".to_string()]));
+        index.delete_pod(&pod(None, false).metadata);
+        assert_eq!(index.usage.share("p"), None);
+        assert!(index.families.is_empty());
+    }
+}
+
 #[test]
 fn a_pod_that_was_never_released_gives_back_at_once() {
     let mut index = Index::default();
