@@ -202,6 +202,7 @@ impl Context {
         drop(usage);
         plan.actions.retain(|action| !matches!(action, Action::Delete { uid, .. } if family.own.deleted(uid, instant)));
         let held = hold(&mut plan, &mut family.own, &job, instant);
+        // Noted under the lock of the plan and not after the call: the end of the job may be seen between.
         for action in &plan.actions {
             if let Action::Release { uid, .. } = action {
                 family.own.releases(uid.clone());
