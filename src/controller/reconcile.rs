@@ -195,6 +195,7 @@ impl Context {
                 released: index.fleet.released(),
                 progress: family.progress,
             },
+            scheduler_is_known: index.schedulers.know(&job),
         };
         let start = Instant::now();
         let mut plan = cluster::plan(&snapshot);
@@ -247,11 +248,11 @@ impl Context {
             self.queue.add(key.clone(), Instant::now());
             return Outcome::Behind;
         }
-        if let Some(pod) = &plan.absent {
-            match self.executor.is_absent(&key.namespace, pod, &id.uid).await {
+        if let Some(premise) = &plan.premise {
+            match self.executor.holds(&key.namespace, premise, &id.uid).await {
                 Ok(true) => {}
                 Ok(false) => {
-                    debug!(job = %key, pod, "the pod is there; the cache does not show it yet");
+                    debug!(job = %key, ?premise, "it is not so; the cache does not show that yet");
                     self.queue.add(key.clone(), Instant::now() + SECOND);
                     return Outcome::Behind;
                 }
@@ -330,8 +331,8 @@ impl Context {
     /// What is planned now, with the trouble that was noted, where that changes the status.
     fn plan_now(&self, key: &Key) -> Option<Reconciliation> {
         let planned = self.plan(key, Timestamp::now(), Instant::now()).ok()??;
-        // What depends on an absent pod is left to a reconcile that asks for it.
-        Some(planned.plan).filter(|plan| plan.status.is_some() && plan.absent.is_none())
+        // What depends on a premise is left to a reconcile that asks for it.
+        Some(planned.plan).filter(|plan| plan.status.is_some() && plan.premise.is_none())
     }
 
     async fn write_status(

@@ -24,6 +24,7 @@ use crate::incidents::Incidents;
 use crate::job::{JobId, Key, attempt_of, is_live, key_of, placement_of};
 use crate::own_writes::{Cache, OwnWrites};
 use crate::predictor::Predictor;
+use crate::schedulers::Schedulers;
 use crate::usage::{Share, Usage};
 use forecast::Forecasts;
 use jiff::Timestamp;
@@ -120,6 +121,7 @@ pub struct Index {
     pub incidents: Incidents,
     pub devices: Devices,
     pub places: Places,
+    pub schedulers: Schedulers,
     /// Where each pod of ours is kept, by its UID.
     pods: BTreeMap<String, Kept>,
     /// Latest resource version seen in each namespace that has jobs, by kind: there may be a watch for each namespace, and one may be ahead of
@@ -280,6 +282,7 @@ impl Index {
         let namespace = pod.metadata.namespace.clone().unwrap_or_default();
         let job = JobId { namespace: namespace.clone(), uid: parent.uid.clone() };
         let mut next = PodView::of(pod);
+        self.schedulers.observe(pod, &next);
         let slot = Slot { attempt: next.attempt, node_rank: next.node_rank, name: next.name.clone() };
         let family = self.families.entry(job.clone()).or_default();
         family.key.get_or_insert_with(|| Key { namespace, name: parent.name.clone() });

@@ -9,9 +9,14 @@ fn folder() -> Option<PathBuf> {
     std::env::var_os("SWITCHYARD_CHAOS").map(PathBuf::from)
 }
 
+/// True where everything is done in full.
+pub fn is_full() -> bool {
+    folder().is_some()
+}
+
 /// How many, in CI and in `cargo xtask chaos`.
 pub fn size(ci: usize, full: usize) -> usize {
-    if folder().is_some() { full } else { ci }
+    if is_full() { full } else { ci }
 }
 
 /// The seed of this run, where somebody asks for one: a failure is played again by it.

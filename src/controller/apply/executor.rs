@@ -16,8 +16,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 use switchyard_crds::labels::PLAN_MANAGER;
 use switchyard_crds::{PlacementSlice, ProvisioningRequest, TrainJob};
-use switchyard_plan::cluster::Action;
-use switchyard_plan::cluster::view;
+use switchyard_plan::cluster::{Action, Premise, view};
 use switchyard_plan::objects::{Kind, Object};
 use tokio::sync::Semaphore;
 
@@ -243,8 +242,19 @@ impl Executor {
         }
     }
 
-    /// Whether a pod of the job with this UID is really gone: asked of the server before its absence has consequences.
-    pub async fn is_absent(&self, namespace: &str, name: &str, uid: &str) -> Result<bool, Refusal> {
+    /// Whether what a decision depends on is so, as the server has it, of a pod of the job with this UID.
+    pub async fn holds(&self, namespace: &str, premise: &Premise, uid: &str) -> Result<bool, Refusal> {
+        match premise {
+            Premise::Absent(pod) => self.is_absent(namespace, pod, uid).await,
+            Premise::Unbound(pod) => {
+                let api = Api::<Pod>::namespaced(self.client.clone(), namespace);
+                let found = self.call(&format!("look for Pod {pod}"), api.get_opt(pod)).await?;
+                Ok(found.and_then(|found| found.spec?.node_name).is_none_or(|node| node.is_empty()))
+            }
+        }
+    }
+
+    async fn is_absent(&self, namespace: &str, name: &str, uid: &str) -> Result<bool, Refusal> {
         let api = Api::<kube::core::PartialObjectMeta<Pod>>::namespaced(self.client.clone(), namespace);
         let found = self.call(&format!("look for Pod {name}"), api.get_metadata_opt(name)).await?;
         Ok(found.is_none_or(|found| view::parent(&found.metadata).is_none_or(|parent| parent.uid != uid)))

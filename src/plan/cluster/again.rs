@@ -4,7 +4,7 @@ use super::attempt::Attempt;
 use super::events::{self, EventDraft};
 use super::failure::{PodFailure, preempted};
 use super::view::{PodView, Unschedulable};
-use super::{JobSnapshot, Reconciliation, allocation, clock, end, fabric, refusals};
+use super::{JobSnapshot, Premise, Reconciliation, allocation, clock, end, fabric, refusals};
 use crate::restart::{self, Class};
 use crate::status::{self, Draft, Ending};
 use jiff::{SignedDuration, Timestamp};
@@ -18,8 +18,8 @@ const ROLLBACK_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 /// The decision after a failure; if the failure is a missing pod, the absence has to be confirmed.
 pub(super) fn after_failure(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
     let is_seen = attempt.existing().iter().any(|pod| pod.name == failed.pod);
-    let absent = if is_seen { None } else { Some(failed.pod.clone()) };
-    let mut result = Reconciliation { absent, ..decided(attempt, failed) };
+    let premise = if is_seen { None } else { Some(Premise::Absent(failed.pod.clone())) };
+    let mut result = Reconciliation { premise, ..decided(attempt, failed) };
     if failed.is_eviction {
         leave_nodes(&mut result);
     }
@@ -120,8 +120,9 @@ pub(super) fn after_refusal(attempt: &Attempt<'_>) -> Option<Result<Reconciliati
     let named: Vec<String> = named.collect();
     let (count, all) = (refused.len(), attempt.pods.len());
     let text = format!("the scheduler refuses {count} of {all} pods: {}", named.join("; "));
+    let (pod, ..) = refused.first()?;
     // At once: it goes elsewhere.
-    Some(Ok(rolled_back(attempt, conditions::UNSCHEDULABLE, text, attempt.now())))
+    Some(Ok(rolled_back(attempt, pod, conditions::UNSCHEDULABLE, text, attempt.now())))
 }
 
 /// Pods that are named in a message.
@@ -133,8 +134,15 @@ fn refused<'a>(attempt: &Attempt<'a>) -> Vec<(&'a PodView, &'a Unschedulable, &'
     open.filter_map(|pod| Some((pod, pod.unschedulable.as_ref()?, attempt.planned(pod.node_rank)?))).collect()
 }
 
-/// The next attempt of a gang that the scheduler did not bind as a whole.
-fn rolled_back(attempt: &Attempt<'_>, reason: &str, text: String, not_before: Timestamp) -> Reconciliation {
+/// The next attempt of a gang that the scheduler did not bind as a whole: this pod is on no node.
+fn rolled_back(
+    attempt: &Attempt<'_>,
+    unbound: &PodView,
+    reason: &str,
+    text: String,
+    not_before: Timestamp,
+) -> Reconciliation {
+    let premise = Some(Premise::Unbound(unbound.name.clone()));
     let mut draft = attempt.draft();
     next_attempt(attempt, &mut draft, not_before);
     draft.next.placement = None;
@@ -143,14 +151,15 @@ fn rolled_back(attempt: &Attempt<'_>, reason: &str, text: String, not_before: Ti
     let refused = refused(attempt);
     let refused = refused.iter().map(|(_, why, node)| (node.node_name.clone(), refusals::words(&why.message)));
     let refused = refused.collect();
-    Reconciliation { refused, ..draft.decide(vec![EventDraft::warning(events::ROLLED_BACK, text)]) }
+    Reconciliation { premise, refused, ..draft.decide(vec![EventDraft::warning(events::ROLLED_BACK, text)]) }
 }
 
 /// Rolls back a gang that the scheduler did not bind as a whole in time.
 pub(super) fn after_timeout(attempt: &Attempt<'_>) -> Option<Reconciliation> {
     let at = attempt.placed_at()?;
     let unbound: Vec<&PodView> = attempt.existing().into_iter().filter(|pod| pod.node.is_none()).collect();
-    if unbound.is_empty() || !clock::is_over(attempt.due(at), attempt.schedule_timeout(), attempt.now()) {
+    let first = unbound.first()?;
+    if !clock::is_over(attempt.due(at), attempt.schedule_timeout(), attempt.now()) {
         return None;
     }
     let said =
@@ -162,7 +171,7 @@ pub(super) fn after_timeout(attempt: &Attempt<'_>) -> Option<Reconciliation> {
     let why = said.or_else(unheard).unwrap_or_else(|| "the scheduler gives no reason".into());
     let text = format!("{open} of {all} pods not scheduled within {seconds} s: {why}");
     let not_before = attempt.now().saturating_add(pause).unwrap_or(attempt.now());
-    Some(rolled_back(attempt, "ScheduleTimeout", text, not_before))
+    Some(rolled_back(attempt, first, "ScheduleTimeout", text, not_before))
 }
 
 /// Pause after a gang of which no scheduler said anything. It grows: whoever names a scheduler that does not exist would hold nodes nearly always.

@@ -1,6 +1,6 @@
 //! The current attempt: its pods by node rank, and what is known of them together.
 
-use super::view::PodView;
+use super::view::{DEFAULT_SCHEDULER, PodView};
 use super::{JobSnapshot, clock};
 use crate::ValidJob;
 use crate::status::Draft;
@@ -9,7 +9,7 @@ use switchyard_crds::{PlacedNode, conditions};
 
 /// A scheduler says something of a pod within this time.
 const HEARD_WITHIN: SignedDuration = SignedDuration::from_secs(10);
-/// A gang of which none says anything does not hold its nodes for longer.
+/// A gang whose scheduler nobody has heard of, and of which none says anything, does not hold its nodes for longer.
 const UNHEARD_FOR: SignedDuration = SignedDuration::from_secs(60);
 
 /// The current attempt and its pods.
@@ -78,7 +78,8 @@ impl<'a> Attempt<'a> {
     /// How long the gang may take to be bound.
     pub fn schedule_timeout(&self) -> SignedDuration {
         let asked = SignedDuration::from_secs(self.snapshot.job.spec.gang_policy.schedule_timeout_seconds.into());
-        if self.all(|pod| self.unheard(pod).is_some()) { asked.min(UNHEARD_FOR) } else { asked }
+        let is_known = self.snapshot.scheduler_is_known;
+        if !is_known && self.all(|pod| self.unheard(pod).is_some()) { asked.min(UNHEARD_FOR) } else { asked }
     }
 
     /// What is to be said of a pod without a node of which no scheduler has said anything; `None`: one has, or may still.
@@ -86,10 +87,13 @@ impl<'a> Attempt<'a> {
         let is_silent = pod.node.is_none() && !pod.gated && pod.unschedulable.is_none();
         let by = self.heard_by(self.placed_at()?);
         (is_silent && clock::is_over(by, HEARD_WITHIN, self.now())).then(|| {
-            let name = self.valid.pod.spec.scheduler_name.as_deref().unwrap_or("default-scheduler");
-            format!(
-                "no scheduler has said anything of it: is there one named {name} (spec.template.spec.schedulerName)?"
-            )
+            let name = self.valid.pod.spec.scheduler_name.as_deref().unwrap_or(DEFAULT_SCHEDULER);
+            match self.snapshot.scheduler_is_known {
+                true => format!("the scheduler {name} has not said anything of it yet"),
+                false => format!(
+                    "no scheduler has said anything of it: is there one named {name} (spec.template.spec.schedulerName)?"
+                ),
+            }
         })
     }
 

@@ -118,6 +118,8 @@ pub struct JobSnapshot<'a> {
     /// When this controller last wrote the status.
     pub status_written: Option<Timestamp>,
     pub silence: Silence<'a>,
+    /// A scheduler of the name that the job gives has been heard of: if it says nothing now, it is busy or starts again.
+    pub scheduler_is_known: bool,
     /// Nodes that are not asked now, and why: the scheduler refused them, or they failed too often.
     pub left_out: &'a BTreeMap<String, String>,
     /// When the next of them may be asked again.
@@ -169,9 +171,9 @@ pub struct Reconciliation {
     pub status: Option<TrainJobStatus>,
     /// Sent once the status is written.
     pub events: Vec<EventDraft>,
-    /// A missing pod on which the decision depends. The server is asked before the decision is written: a controller that has just started,
-    /// or that runs beside another one, may have seen a newer job than its pods.
-    pub absent: Option<String>,
+    /// What the decision depends on. The server is asked before the decision is written: watches may be late, and a controller that has just
+    /// started, or that runs beside another one, may have seen a newer job than its pods.
+    pub premise: Option<Premise>,
     /// When to reconcile again even if nothing changes.
     pub wake: Option<Timestamp>,
     /// The gang has no place: reconcile again when resources become free.
@@ -180,6 +182,15 @@ pub struct Reconciliation {
     pub refused: Vec<(String, String)>,
     /// Nodes that ended the attempt by faults of their own, and which: remembered likewise.
     pub incidents: Vec<(String, String)>,
+}
+
+/// What must hold of a pod, by its name, before an attempt is given up for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Premise {
+    /// It is not there.
+    Absent(String),
+    /// It is on no node.
+    Unbound(String),
 }
 
 /// What a gang without a place waits for.

@@ -302,6 +302,7 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
         restricted: false,
         provisioning_class: None,
         silence: Silence { grace: SignedDuration::from_secs(60), brake: None, released: None, progress: None },
+        scheduler_is_known: true,
     };
     let waits = plan(&snapshot);
     assert_eq!((waits.status, waits.wake), (None, Some(at(10))));
@@ -355,11 +356,14 @@ fn a_decision_from_an_absent_pod_names_it() {
     world.run();
     world.pods.pop();
     let decision = world.plan();
-    assert_eq!((decision.absent.as_deref(), decision.status.map(|s| s.attempt)), (Some("a-1-1"), Some(Some(2))));
+    assert_eq!(
+        (decision.premise, decision.status.map(|s| s.attempt)),
+        (Some(Premise::Absent("a-1-1".into())), Some(Some(2)))
+    );
     world.run();
     world.exit("a-2-0", 9, "");
     let decision = world.plan();
-    assert_eq!((decision.absent, decision.status.map(|s| s.attempt)), (None, Some(Some(3))));
+    assert_eq!((decision.premise, decision.status.map(|s| s.attempt)), (None, Some(Some(3))));
 }
 
 /// What may happen to the pods of a job.

@@ -277,6 +277,9 @@ impl PodView {
     }
 }
 
+/// The scheduler of pods that name none.
+pub const DEFAULT_SCHEDULER: &str = "default-scheduler";
+
 /// What the scheduler says of a pod that it does not bind: it has looked at the nodes, or it has failed on the way (a claim or a volume that it
 /// could not reserve, a webhook of its own).
 const REFUSED: [&str; 2] = ["Unschedulable", "SchedulerError"];

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 /// A proxy that treats calls by a plan; ended on drop.
 pub struct Proxy {
@@ -32,6 +32,7 @@ struct Shared {
     client: RwLock<Client>,
     plan: RwLock<Plan>,
     events: Mutex<Events>,
+    pods_held: watch::Sender<bool>,
     writes: AtomicU64,
     calls: AtomicU64,
     faults: AtomicU64,
@@ -54,6 +55,7 @@ impl Proxy {
             client: RwLock::new(Client::try_from(config.clone())?),
             plan: RwLock::new(Plan::Quiet),
             events: Mutex::default(),
+            pods_held: watch::Sender::new(false),
             writes: AtomicU64::new(0),
             calls: AtomicU64::new(0),
             faults: AtomicU64::new(0),
@@ -115,6 +117,11 @@ impl Proxy {
         *events = Events { delay, cut_one_in, ..events.clone() };
     }
 
+    /// Holds the events of all watches of pods back, or lets them go.
+    pub fn hold_pods(&self, held: bool) {
+        self.shared.pods_held.send_replace(held);
+    }
+
     /// The process that faults kill.
     pub fn set_target(&self, pid: u32) {
         self.shared.target.store(i32::try_from(pid).unwrap_or(0), Ordering::SeqCst);
@@ -145,7 +152,7 @@ impl Proxy {
         self.shared.killed.load(Ordering::SeqCst)
     }
 
-    /// The writes since the plan was set, in order.
+    /// The calls since the plan was set, in order, without watches; writes have their number.
     pub fn log(&self) -> Vec<String> {
         self.shared.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -207,8 +214,9 @@ async fn treat(State(shared): State<Arc<Shared>>, request: Request) -> Response<
     let write =
         if is_write { shared.writes.fetch_add(1, Ordering::SeqCst) + 1 } else { shared.writes.load(Ordering::SeqCst) };
     shared.calls.fetch_add(1, Ordering::SeqCst);
-    if is_write {
-        shared.log.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{write} {method} {path}"));
+    if !is_watch {
+        let number = if is_write { format!("{write} ") } else { String::new() };
+        shared.log.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{number}{method} {path}"));
     }
     let call = Call { method, path, is_watch, write };
     let fault = shared.plan.read().unwrap_or_else(PoisonError::into_inner).decide(&call);
@@ -246,6 +254,7 @@ async fn treat(State(shared): State<Arc<Shared>>, request: Request) -> Response<
 
 async fn forward(shared: &Shared, request: Request, is_watch: bool) -> Response<Body> {
     let (mut parts, body) = request.into_parts();
+    let is_of_pods = parts.uri.path().ends_with("/pods");
     // The real client puts the address and its own token in.
     parts.uri = parts.uri.path_and_query().map(|path| path.as_str().parse().unwrap_or_default()).unwrap_or_default();
     for name in ["host", "authorization", "content-length", "accept-encoding"] {
@@ -258,8 +267,9 @@ async fn forward(shared: &Shared, request: Request, is_watch: bool) -> Response<
             let (parts, body) = response.into_parts();
             let data = http_body_util::BodyDataStream::new(body);
             let events = shared.events.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let body = if is_watch && (events.cut_one_in > 0 || !events.delay.is_zero()) {
-                Body::from_stream(stream::treat(data, events))
+            let held = if is_of_pods { shared.pods_held.subscribe() } else { watch::channel(false).1 };
+            let body = if is_watch && (is_of_pods || !events.is_nothing()) {
+                Body::from_stream(stream::treat(data, events, held))
             } else {
                 Body::from_stream(data)
             };

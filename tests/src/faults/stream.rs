@@ -6,7 +6,7 @@ use futures::{Stream, StreamExt};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 /// What happens to the events of a watch.
 #[derive(Debug, Clone, Default)]
@@ -22,22 +22,34 @@ pub(super) struct Events {
     pub cut: Arc<AtomicU64>,
 }
 
-/// The lines of a watch, treated.
-pub(super) fn treat<S, E>(source: S, events: Events) -> impl Stream<Item = Result<Bytes, E>> + Send
+impl Events {
+    /// Nothing happens to them.
+    pub fn is_nothing(&self) -> bool {
+        self.cut_one_in == 0 && self.delay.is_zero()
+    }
+}
+
+/// The lines of a watch, treated; while `held` is true, none is shown.
+pub(super) fn treat<S, E>(
+    source: S,
+    events: Events,
+    held: watch::Receiver<bool>,
+) -> impl Stream<Item = Result<Bytes, E>> + Send
 where
     S: Stream<Item = Result<Bytes, E>> + Send + Unpin + 'static,
     E: Send + 'static,
 {
     let (lines, received) = mpsc::unbounded_channel();
     tokio::spawn(read(source, lines));
-    futures::stream::unfold((received, events), |(mut received, events)| async move {
+    futures::stream::unfold((received, events, held), |(mut received, events, mut held)| async move {
         let (came, line): (Instant, Result<Bytes, E>) = received.recv().await?;
         if events.cut_one_in > 0 && events.dice.next().is_multiple_of(events.cut_one_in) {
             events.cut.fetch_add(1, Ordering::Relaxed);
             return None;
         }
         tokio::time::sleep_until((came + events.delay).into()).await;
-        Some((line, (received, events)))
+        held.wait_for(|held| !held).await.ok()?;
+        Some((line, (received, events, held)))
     })
 }
 

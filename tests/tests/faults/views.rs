@@ -1,11 +1,13 @@
 //! G3: what the controller sees is old, or missing until the next list.
 
-use super::{base, kubelet, lanes, on_lanes};
+use super::{base, kubelet, lane, lanes, on_lanes};
 use anyhow::{Context, Result, ensure};
-use serde_json::json;
-use std::time::Duration;
+use k8s_openapi::api::core::v1::Binding;
+use kube::api::PostParams;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
 use switchyard_tests::faults::{Plan, Scenario};
-use switchyard_tests::{PATIENCE, chaos};
+use switchyard_tests::{PATIENCE, chaos, condition_of, plain_job, template_on};
 
 /// Milliseconds by which events are late, and of how many one is lost with its watch (0: none).
 pub const VIEWS: [(u64, u64); 5] = [(100, 0), (1000, 0), (0, 5), (100, 3), (0, 2)];
@@ -46,4 +48,39 @@ async fn stale_views_change_nothing() -> Result<()> {
     let (plans, cut) = played.iter().fold((0, 0), |(plans, cut), (more, cuts)| (plans + more, cut + cuts));
     ensure!(cut > 0, "no watch was cut");
     chaos::report("g3-stale-views", &json!({"plans": plans, "watchesCut": cut, "violations": 0}))
+}
+
+/// Gangs were taken back that the scheduler had bound: the watch of pods was late, and nobody asked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gang_that_is_bound_and_not_seen_so_is_not_taken_back() -> Result<()> {
+    let kubelet = kubelet("unseen").await?;
+    let lane = lane(&kubelet, "unseen").await?;
+    let mut job = plain_job("a", 2, "run");
+    job["spec"]["template"]["spec"] = template_on(&kubelet.nodes())["spec"].take();
+    job["spec"]["template"]["spec"]["schedulerName"] = json!("by-hand");
+    lane.jobs.create(job).await?;
+    // Told ten seconds after the place was decided, and taken back after sixty.
+    let told = lane.jobs.wait("a", "told", |job| {
+        condition_of(job, "Succeeded").is_some_and(|stage| stage.message.contains("no scheduler has said anything"))
+    });
+    let placed = told.await?.status.and_then(|status| status.placement).context("it has a place")?.nodes;
+    lane.proxy.hold_pods(true);
+    for (rank, node) in placed.iter().enumerate() {
+        let pod = format!("a-1-{rank}");
+        let target = json!({"apiVersion": "v1", "kind": "Node", "name": node.node_name});
+        let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": target});
+        let binding: Binding = serde_json::from_value(binding)?;
+        let _: Value =
+            lane.jobs.pods_api().create_subresource("binding", &pod, &PostParams::default(), &binding).await?;
+    }
+    let asked = format!("GET /api/v1/namespaces/{}/pods/a-1-0", lane.jobs.namespace);
+    let give_up = Instant::now() + PATIENCE;
+    while !lane.proxy.log().contains(&asked) {
+        ensure!(Instant::now() < give_up, "it did not ask: {:#?}", lane.proxy.log());
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    lane.proxy.hold_pods(false);
+    let runs = lane.jobs.wait_stage("a", "Running").await?;
+    ensure!(runs.status.and_then(|status| status.attempt) == Some(1), "it was taken back");
+    Ok(())
 }

@@ -104,7 +104,8 @@ fn what_the_scheduler_refuses_is_given_back_at_once_and_another_node_is_asked() 
     assert_eq!(world.attempt(), 1, "it may change its mind");
     world.now = 10;
     let back = world.step();
-    assert_eq!((world.attempt(), back.actions.len()), (2, 0));
+    let premise = Some(Premise::Unbound("a-1-0".into()));
+    assert_eq!((world.attempt(), back.actions.len(), back.premise), (2, 0, premise), "it may be bound and not seen so");
     let says = "the scheduler refuses 1 of 2 pods: pod a-1-0 on node n0: 0/3 nodes are available: 1 node(s) didn't match pod \
                 anti-affinity rules. (spec.template.spec.affinity.podAntiAffinity)";
     assert_eq!(world.message(), format!("attempt 2 follows: {says}"));
@@ -172,6 +173,23 @@ fn a_gang_of_which_no_scheduler_says_anything_is_told_and_taken_back() {
     world.now += 60;
     world.step();
     assert_eq!(world.attempt(), 7);
+}
+
+/// After the API server came back, kube-scheduler's watches took 30 to 60 s to do so, and gangs were taken back that it then bound.
+#[test]
+fn a_scheduler_that_has_been_heard_of_has_all_the_time_that_the_job_gives_it() {
+    let mut world = World::new(2, json!({"template": {"spec": {"schedulerName": "bins"}}}));
+    world.scheduler_is_known = true;
+    (0..4).for_each(|_| drop(world.step()));
+    world.pods.iter_mut().for_each(|pod| (pod.node, pod.phase, pod.ready) = (None, Phase::Pending, false));
+    world.now = 60;
+    assert_eq!(world.step().wake, Some(at(300)));
+    let why = "pod a-1-0: the scheduler bins has not said anything of it yet";
+    assert_eq!(world.message(), format!("0 of 2 pods run; {why}"));
+    world.now = 300;
+    let decision = world.step();
+    assert!(world.message().contains(&format!("2 of 2 pods not scheduled within 300 s: {why}")), "{}", world.message());
+    assert_eq!((world.attempt(), decision.premise), (2, Some(Premise::Unbound("a-1-0".into()))));
 }
 
 /// Beside nodes that cannot be used for several other reasons, the scheduler's words were not said at all.

@@ -45,6 +45,7 @@ pub struct World {
     pub written: Option<Timestamp>,
     /// How many jobs wait.
     pub waiting: usize,
+    pub scheduler_is_known: bool,
 }
 
 impl World {
@@ -78,6 +79,7 @@ impl World {
             summary: None,
             written: None,
             waiting: 1,
+            scheduler_is_known: false,
         };
         for number in 0..nodes {
             world.node(&format!("n{number}"), "4");
@@ -122,6 +124,7 @@ impl World {
                 released: None,
                 progress: self.progress,
             },
+            scheduler_is_known: self.scheduler_is_known,
         };
         plan(&snapshot)
     }

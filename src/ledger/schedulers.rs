@@ -1,0 +1,72 @@
+//! Schedulers that have been heard of: one that says nothing for a minute then starts again, or has lost its watches; one that nobody has heard
+//! of may not exist.
+
+use k8s_openapi::api::core::v1::Pod;
+use std::collections::BTreeSet;
+use switchyard_crds::TrainJob;
+use switchyard_plan::cluster::view::{DEFAULT_SCHEDULER, PodView};
+
+/// Names of schedulers that bound or refused a pod of a job.
+#[derive(Debug, Default)]
+pub struct Schedulers(BTreeSet<String>);
+
+impl Schedulers {
+    /// Takes what a pod of a job shows. It is gated when it is created, so the API server has let nobody but a scheduler bind it.
+    pub fn observe(&mut self, pod: &Pod, view: &PodView) {
+        let name = pod.spec.as_ref().and_then(|spec| spec.scheduler_name.as_ref());
+        if let Some(name) = name.filter(|name| !self.0.contains(*name))
+            && (view.node.is_some() || view.unschedulable.is_some())
+        {
+            self.0.insert(name.clone());
+        }
+    }
+
+    /// True if the scheduler that a job names has been heard of. Every cluster has the default one.
+    pub fn know(&self, job: &TrainJob) -> bool {
+        let spec = job.spec.template.as_ref().and_then(|template| template.spec.as_ref());
+        let name = spec.and_then(|spec| spec.scheduler_name.as_ref());
+        name.is_none_or(|name| name == DEFAULT_SCHEDULER || self.0.contains(name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn pod(scheduler: &str, more: Value) -> Pod {
+        let mut pod = json!({
+            "metadata": {"name": "a-1-0", "namespace": "team", "uid": "p0"},
+            "spec": {"containers": [], "schedulerName": scheduler},
+        });
+        for (field, value) in more.as_object().unwrap() {
+            pod["spec"][field] = value.clone();
+        }
+        serde_json::from_value(pod).unwrap()
+    }
+
+    #[test]
+    fn a_scheduler_is_known_once_it_has_bound_or_refused_a_pod() {
+        let mut schedulers = Schedulers::default();
+        let job = |scheduler: Value| -> TrainJob {
+            let trainer = json!({"framework": "Plain", "image": "i", "numNodes": 1});
+            let template = json!({"spec": {"containers": [], "schedulerName": scheduler}});
+            let spec = json!({"trainer": trainer, "template": template});
+            serde_json::from_value(json!({
+                "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "a"}, "spec": spec,
+            }))
+            .unwrap()
+        };
+        let mut seen = |pod: &Pod| schedulers.observe(pod, &PodView::of(pod));
+        seen(&pod("volcano", json!({"schedulingGates": [{"name": "other"}]})));
+        let bound = pod("bins", json!({"nodeName": "n0"}));
+        seen(&bound);
+        let mut refused = pod("spread", json!({}));
+        let said = json!({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]});
+        refused.status = serde_json::from_value(said).unwrap();
+        seen(&refused);
+        let names = [json!(null), json!("default-scheduler"), json!("bins"), json!("spread"), json!("volcano")];
+        let known = names.map(|name| schedulers.know(&job(name)));
+        assert_eq!(known, [true, true, true, true, false]);
+    }
+}
