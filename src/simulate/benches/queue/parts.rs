@@ -130,13 +130,14 @@ fn pool(fabric: &Fabric, order: PoolOrder) -> Made {
 }
 
 /// Rules of the table that have hosts.
-const WITH_HOSTS: usize = 10;
+const WITH_HOSTS: usize = 11;
 
-const RULES: [Entry; 13] = [
+const RULES: [Entry; 14] = [
     Entry { name: "Switchyard", limits: Limits::Coarse, make: |f, m| Policy::Switchyard.rule(f, m) },
     Entry { name: "Switchyard, half without limits", limits: Limits::Half, make: |f, m| Policy::Switchyard.rule(f, m) },
     Entry { name: "with predictor, half without", limits: Limits::Half, make: |f, m| Policy::Predicting.rule(f, m) },
     Entry { name: "Switchyard, no limits", limits: Limits::None, make: |f, m| Policy::Switchyard.rule(f, m) },
+    Entry { name: "with predictor, no limits", limits: Limits::None, make: |f, m| Policy::Predicting.rule(f, m) },
     Entry { name: "strict FIFO", limits: Limits::None, make: |f, m| Policy::StrictFifo.rule(f, m) },
     Entry { name: "Kueue-like", limits: Limits::None, make: |f, m| Policy::KueueLike.rule(f, m) },
     Entry { name: "Volcano-like", limits: Limits::None, make: |f, m| Policy::VolcanoLike.rule(f, m) },
