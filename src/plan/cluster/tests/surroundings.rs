@@ -175,7 +175,7 @@ fn a_gang_of_which_no_scheduler_says_anything_is_told_and_taken_back() {
     assert_eq!(world.attempt(), 7);
 }
 
-/// After the API server came back, kube-scheduler's watches took 30 to 60 s to do so, and gangs were taken back that it then bound.
+/// After the API server came back, kube-scheduler's watches took the better part of a minute to do so, and gangs were taken back that it then bound.
 #[test]
 fn a_scheduler_that_has_been_heard_of_has_all_the_time_that_the_job_gives_it() {
     let mut world = World::new(2, json!({"template": {"spec": {"schedulerName": "bins"}}}));
