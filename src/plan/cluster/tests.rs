@@ -4,6 +4,7 @@ mod kueue;
 mod large;
 mod progress;
 mod provisioning;
+mod scheduler;
 mod surroundings;
 mod world;
 

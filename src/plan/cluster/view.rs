@@ -230,6 +230,7 @@ impl PodView {
             .and_then(|container| container.state.clone())
             .unwrap_or_default();
         let ContainerState { terminated, .. } = container;
+        let node = spec.and_then(|spec| spec.node_name.clone()).filter(|name| !name.is_empty());
         PodView {
             name: pod.metadata.name.clone().unwrap_or_default(),
             uid: pod.metadata.uid.clone().unwrap_or_default(),
@@ -240,7 +241,6 @@ impl PodView {
             other_gate: gates.iter().find(|gate| **gate != labels::GANG_GATE).map(ToString::to_string),
             group: pod.metadata.labels.as_ref().and_then(|labels| labels.get(kueue::GROUP)).cloned(),
             admission: None,
-            node: spec.and_then(|spec| spec.node_name.clone()).filter(|name| !name.is_empty()),
             phase: match status.and_then(|status| status.phase.as_deref()) {
                 Some("Running") => Phase::Running,
                 Some("Succeeded") => Phase::Succeeded,
@@ -252,7 +252,9 @@ impl PodView {
             },
             ready: is("Ready", "True").is_some(),
             deleting: pod.metadata.deletion_timestamp.is_some(),
+            // A scheduler that lost the reply to its binding binds again, fails, and says so of a pod that is on its node.
             unschedulable: is("PodScheduled", "False")
+                .filter(|_| node.is_none())
                 .filter(|c| c.reason.as_deref().is_some_and(|reason| REFUSED.contains(&reason)))
                 .map(|c| Unschedulable { message: because(c).1, since: None }),
             disruption: is("DisruptionTarget", "True").map(because),
@@ -270,6 +272,7 @@ impl PodView {
             }),
             stopped: ends.filter(|_| is_all).and_then(|ends| ends.into_iter().max()),
             started: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
+            node,
             requests: spec.map(resources::of_pod).unwrap_or_default(),
             rules: spec.filter(|_| gates.contains(&labels::GANG_GATE)).map(|spec| Arc::new(NodeRules::of(spec))),
             priority: spec.and_then(|spec| spec.priority).unwrap_or(0),

@@ -1,9 +1,9 @@
-//! What others do to a job: nodes that go silent, a scheduler that refuses, names that are taken, images that cannot start, sidecars.
+//! What others do to a job: nodes that go silent, names that are taken, images that cannot start, sidecars.
 
 use super::world::at;
 use super::*;
 use crate::cluster::hindrance::Trouble;
-use crate::cluster::view::{Phase, Unschedulable, Waiting};
+use crate::cluster::view::{Phase, Waiting};
 use crate::eligible::Reach;
 
 /// Seen on real nodes: a kubelet that was stopped for half a minute had its job start from step 0, and a network rollout every job.
@@ -80,132 +80,6 @@ fn all_nodes_that_are_lost_together_are_named_and_remembered() {
         "pod a-1-0 on node n0: {lost}; node n1: {lost}; node n2: {lost}; node n4: the node is gone; and 1 more node"
     );
     assert!(world.message().ends_with(&says), "{}", world.message());
-}
-
-/// Seen on real nodes: the same node was asked again every 310 s for ever, and its GPUs were held 97 % of the time.
-#[test]
-fn what_the_scheduler_refuses_is_given_back_at_once_and_another_node_is_asked() {
-    let mut world = World::new(2, json!({}));
-    world.node("n2", "4");
-    let refuse = |world: &mut World, nodes: &[&str]| {
-        (0..4).for_each(|_| drop(world.step()));
-        let now = at(world.now);
-        for pod in world.pods.iter_mut().filter(|pod| pod.node.as_deref().is_some_and(|node| nodes.contains(&node))) {
-            let message =
-                "0/3 nodes are available: 1 node(s) didn't match pod anti-affinity rules. preemption: no".into();
-            (pod.node, pod.phase, pod.ready) = (None, Phase::Pending, false);
-            pod.unschedulable = Some(Unschedulable { message, since: Some(now) });
-        }
-    };
-    refuse(&mut world, &["n0"]);
-    assert_eq!(world.step().wake, Some(at(10)));
-    world.now = 9;
-    world.step();
-    assert_eq!(world.attempt(), 1, "it may change its mind");
-    world.now = 10;
-    let back = world.step();
-    let premise = Some(Premise::Unbound("a-1-0".into()));
-    assert_eq!((world.attempt(), back.actions.len(), back.premise), (2, 0, premise), "it may be bound and not seen so");
-    let says = "the scheduler refuses 1 of 2 pods: pod a-1-0 on node n0: 0/3 nodes are available: 1 node(s) didn't match pod \
-                anti-affinity rules. (spec.template.spec.affinity.podAntiAffinity)";
-    assert_eq!(world.message(), format!("attempt 2 follows: {says}"));
-    world.run();
-    let used = |world: &World| world.pods.iter().filter_map(|pod| pod.node.clone()).collect::<Vec<_>>();
-    assert_eq!((world.stage(), used(&world)), ("Running", vec!["n1".to_string(), "n2".to_string()]));
-    assert_eq!(world.job.status.as_ref().unwrap().restarts.as_ref().unwrap().total, 0, "nobody pays");
-    // A job that no other node can take waits, says what the scheduler said, and asks again later.
-    let mut world = World::new(1, json!({}));
-    refuse(&mut world, &["n0"]);
-    world.now = 10;
-    world.run();
-    assert_eq!((world.stage(), world.attempt()), ("Queued", 2));
-    assert!(
-        world.message().contains("1 node cannot be used: the scheduler refused it: 0/3 nodes"),
-        "{}",
-        world.message()
-    );
-    assert_eq!(world.plan().wake, Some(at(70)));
-    world.now = 70;
-    world.run();
-    assert_eq!(world.stage(), "Running");
-}
-
-/// A claim that cannot be reserved is an error and not a lack of room: the gang held its nodes for 300 s, "the scheduler gives no reason".
-#[test]
-fn a_scheduler_that_fails_on_the_way_has_refused() {
-    let of = |reason: &str| {
-        let condition = json!({"type": "PodScheduled", "status": "False", "reason": reason, "message": "running PreBind plugin: no"});
-        let pod = json!({"metadata": {"name": "a-1-0"}, "status": {"conditions": [condition]}});
-        PodView::of(&serde_json::from_value(pod).unwrap()).unschedulable.map(|why| why.message)
-    };
-    assert_eq!(of("SchedulerError").as_deref(), Some("running PreBind plugin: no"));
-    assert_eq!(of("SchedulingGated"), None);
-}
-
-/// Whoever named a scheduler that does not exist held nodes for 300 of every 310 s, and nobody said why the pods did not run.
-#[test]
-fn a_gang_of_which_no_scheduler_says_anything_is_told_and_taken_back() {
-    let mut world = World::new(2, json!({"template": {"spec": {"schedulerName": "nobody"}}}));
-    let let_go = |world: &mut World| {
-        (0..4).for_each(|_| drop(world.step()));
-        let pods = world.pods.iter_mut().filter(|pod| pod.node.is_some());
-        pods.for_each(|pod| (pod.node, pod.phase, pod.ready) = (None, Phase::Pending, false));
-    };
-    let_go(&mut world);
-    assert_eq!(world.step().wake, Some(at(10)));
-    world.now = 10;
-    assert_eq!(world.step().wake, Some(at(60)));
-    let why = "pod a-1-0: no scheduler has said anything of it: is there one named nobody (spec.template.spec.schedulerName)?";
-    assert_eq!(world.message(), format!("0 of 2 pods run; {why}"));
-    for (attempt, pause) in [(1, 20), (2, 40), (3, 80), (4, 160), (5, 300), (6, 300)] {
-        let placed = world.now;
-        world.now = if attempt == 1 { 60 } else { placed + 60 };
-        world.step();
-        assert_eq!(world.attempt(), attempt + 1);
-        assert!(world.message().contains("2 of 2 pods not scheduled within 60 s: pod a-"), "{}", world.message());
-        assert_eq!(world.step().wake, Some(at(world.now + pause)), "in attempt {attempt}");
-        world.now += pause;
-        let_go(&mut world);
-    }
-    // One of a gang is heard of: the others may still be.
-    let bound = world.pods.iter_mut().find(|pod| pod.attempt == 7).unwrap();
-    bound.node = Some("n0".into());
-    world.now += 60;
-    world.step();
-    assert_eq!(world.attempt(), 7);
-}
-
-/// After the API server came back, kube-scheduler's watches took the better part of a minute to do so, and gangs were taken back that it then bound.
-#[test]
-fn a_scheduler_that_has_been_heard_of_has_all_the_time_that_the_job_gives_it() {
-    let mut world = World::new(2, json!({"template": {"spec": {"schedulerName": "bins"}}}));
-    world.scheduler_is_known = true;
-    (0..4).for_each(|_| drop(world.step()));
-    world.pods.iter_mut().for_each(|pod| (pod.node, pod.phase, pod.ready) = (None, Phase::Pending, false));
-    world.now = 60;
-    assert_eq!(world.step().wake, Some(at(300)));
-    let why = "pod a-1-0: the scheduler bins has not said anything of it yet";
-    assert_eq!(world.message(), format!("0 of 2 pods run; {why}"));
-    world.now = 300;
-    let decision = world.step();
-    assert!(world.message().contains(&format!("2 of 2 pods not scheduled within 300 s: {why}")), "{}", world.message());
-    assert_eq!((world.attempt(), decision.premise), (2, Some(Premise::Unbound("a-1-0".into()))));
-}
-
-/// Beside nodes that cannot be used for several other reasons, the scheduler's words were not said at all.
-#[test]
-fn what_the_scheduler_said_comes_before_what_keeps_every_job_away() {
-    let mut world = World::new(1, json!({}));
-    for (node, key) in (1..=8).zip(["a", "a", "b", "b", "c", "c", "d", "d"]) {
-        world.node(&format!("n{node}"), "4");
-        let taint = json!({"key": key, "effect": "NoSchedule"});
-        world.nodes.get_mut(&format!("n{node}")).unwrap().facts.taints = vec![serde_json::from_value(taint).unwrap()];
-    }
-    world.refusals.add("n0", "0/9 nodes are available: no", at(0));
-    world.run();
-    let says = "0 of 1 nodes have room for cpu 2; 1 node cannot be used: the scheduler refused it: 0/9 nodes are available: no; \
-                2 nodes cannot be used: ";
-    assert!(world.message().starts_with(says), "{}", world.message());
 }
 
 /// A claim of the right name that is somebody else's was taken for ours, and the pods waited for it for ever.
