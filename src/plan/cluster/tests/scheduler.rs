@@ -63,7 +63,7 @@ fn a_scheduler_that_fails_on_the_way_has_refused() {
     };
     assert_eq!(on(None, "SchedulerError").as_deref(), Some("running PreBind plugin: no"));
     assert_eq!(on(None, "SchedulingGated"), None);
-    // Seen with an API server that was killed: kube-scheduler binds once more, "already assigned to node", and writes that into the pod.
+    // Seen with an API server that was killed: kube-scheduler binds once more, "already assigned to node", and patches the pod's status for it.
     assert_eq!(on(Some("n0"), "SchedulerError"), None);
 }
 
