@@ -16,7 +16,8 @@ use std::fmt::Debug;
 use std::time::Duration;
 use switchyard_crds::labels::PLAN_MANAGER;
 use switchyard_crds::{PlacementSlice, ProvisioningRequest, TrainJob};
-use switchyard_plan::cluster::{Action, Premise, view};
+use switchyard_plan::cluster::view::{self, PodView};
+use switchyard_plan::cluster::{Action, Premise};
 use switchyard_plan::objects::{Kind, Object};
 use tokio::sync::Semaphore;
 
@@ -244,20 +245,11 @@ impl Executor {
 
     /// Whether what a decision depends on is so, as the server has it, of a pod of the job with this UID.
     pub async fn holds(&self, namespace: &str, premise: &Premise, uid: &str) -> Result<bool, Refusal> {
-        match premise {
-            Premise::Absent(pod) => self.is_absent(namespace, pod, uid).await,
-            Premise::Unbound(pod) => {
-                let api = Api::<Pod>::namespaced(self.client.clone(), namespace);
-                let found = self.call(&format!("look for Pod {pod}"), api.get_opt(pod)).await?;
-                Ok(found.and_then(|found| found.spec?.node_name).is_none_or(|node| node.is_empty()))
-            }
-        }
-    }
-
-    async fn is_absent(&self, namespace: &str, name: &str, uid: &str) -> Result<bool, Refusal> {
-        let api = Api::<kube::core::PartialObjectMeta<Pod>>::namespaced(self.client.clone(), namespace);
-        let found = self.call(&format!("look for Pod {name}"), api.get_metadata_opt(name)).await?;
-        Ok(found.is_none_or(|found| view::parent(&found.metadata).is_none_or(|parent| parent.uid != uid)))
+        let (Premise::Absent(name) | Premise::Unbound(name)) = premise;
+        let api = Api::<Pod>::namespaced(self.client.clone(), namespace);
+        let found = self.call(&format!("look for Pod {name}"), api.get_opt(name)).await?;
+        let ours = found.filter(|found| view::parent(&found.metadata).is_some_and(|parent| parent.uid == uid));
+        Ok(ours.is_none_or(|pod| matches!(premise, Premise::Unbound(_)) && PodView::of(&pod).node.is_none()))
     }
 
     /// Whether there is a slice of the job with this UID.

@@ -78,8 +78,11 @@ impl<'a> Attempt<'a> {
     /// How long the gang may take to be bound.
     pub fn schedule_timeout(&self) -> SignedDuration {
         let asked = SignedDuration::from_secs(self.snapshot.job.spec.gang_policy.schedule_timeout_seconds.into());
-        let is_known = self.snapshot.scheduler_is_known;
-        if !is_known && self.all(|pod| self.unheard(pod).is_some()) { asked.min(UNHEARD_FOR) } else { asked }
+        if !self.snapshot.scheduler_is_known && self.all(|pod| self.unheard(pod).is_some()) {
+            asked.min(UNHEARD_FOR)
+        } else {
+            asked
+        }
     }
 
     /// What is to be said of a pod without a node of which no scheduler has said anything; `None`: one has, or may still.
@@ -88,12 +91,12 @@ impl<'a> Attempt<'a> {
         let by = self.heard_by(self.placed_at()?);
         (is_silent && clock::is_over(by, HEARD_WITHIN, self.now())).then(|| {
             let name = self.valid.pod.spec.scheduler_name.as_deref().unwrap_or(DEFAULT_SCHEDULER);
-            match self.snapshot.scheduler_is_known {
-                true => format!("the scheduler {name} has not said anything of it yet"),
-                false => format!(
-                    "no scheduler has said anything of it: is there one named {name} (spec.template.spec.schedulerName)?"
-                ),
+            if self.snapshot.scheduler_is_known {
+                return format!("the scheduler {name} has not said anything of it yet");
             }
+            format!(
+                "no scheduler has said anything of it: is there one named {name} (spec.template.spec.schedulerName)?"
+            )
         })
     }
 

@@ -266,10 +266,11 @@ async fn forward(shared: &Shared, request: Request, is_watch: bool) -> Response<
         Ok(response) => {
             let (parts, body) = response.into_parts();
             let data = http_body_util::BodyDataStream::new(body);
+            let held = is_of_pods.then(|| shared.pods_held.subscribe());
             let events = shared.events.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let held = if is_of_pods { shared.pods_held.subscribe() } else { watch::channel(false).1 };
-            let body = if is_watch && (is_of_pods || !events.is_nothing()) {
-                Body::from_stream(stream::treat(data, events, held))
+            let events = Events { held, ..events };
+            let body = if is_watch && !events.is_nothing() {
+                Body::from_stream(stream::treat(data, events))
             } else {
                 Body::from_stream(data)
             };

@@ -20,36 +20,36 @@ pub(super) struct Events {
     pub dice: Arc<Random>,
     /// Watches that were cut.
     pub cut: Arc<AtomicU64>,
+    /// Shown only while this is false. `None`: always.
+    pub held: Option<watch::Receiver<bool>>,
 }
 
 impl Events {
     /// Nothing happens to them.
     pub fn is_nothing(&self) -> bool {
-        self.cut_one_in == 0 && self.delay.is_zero()
+        self.cut_one_in == 0 && self.delay.is_zero() && self.held.is_none()
     }
 }
 
-/// The lines of a watch, treated; while `held` is true, none is shown.
-pub(super) fn treat<S, E>(
-    source: S,
-    events: Events,
-    held: watch::Receiver<bool>,
-) -> impl Stream<Item = Result<Bytes, E>> + Send
+/// The lines of a watch, treated.
+pub(super) fn treat<S, E>(source: S, events: Events) -> impl Stream<Item = Result<Bytes, E>> + Send
 where
     S: Stream<Item = Result<Bytes, E>> + Send + Unpin + 'static,
     E: Send + 'static,
 {
     let (lines, received) = mpsc::unbounded_channel();
     tokio::spawn(read(source, lines));
-    futures::stream::unfold((received, events, held), |(mut received, events, mut held)| async move {
+    futures::stream::unfold((received, events), |(mut received, mut events)| async move {
         let (came, line): (Instant, Result<Bytes, E>) = received.recv().await?;
         if events.cut_one_in > 0 && events.dice.next().is_multiple_of(events.cut_one_in) {
             events.cut.fetch_add(1, Ordering::Relaxed);
             return None;
         }
         tokio::time::sleep_until((came + events.delay).into()).await;
-        held.wait_for(|held| !held).await.ok()?;
-        Some((line, (received, events, held)))
+        if let Some(held) = &mut events.held {
+            held.wait_for(|held| !held).await.ok()?;
+        }
+        Some((line, (received, events)))
     })
 }
 
