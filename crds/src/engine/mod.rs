@@ -56,6 +56,12 @@ pub struct Engine {
     #[serde(default)]
     pub cuda_graphs: Switch,
 
+    /// Whether a run on GPUs that is repeated has the same bits. `Enabled` (default): only operations are used that sum in a fixed
+    /// order; runs on CPUs always do. `Disabled`: attention in 16 bits also goes backward by cuDNN, which adds up gradients of queries
+    /// in whatever order they come; two runs then differ in the last bits.
+    #[serde(default)]
+    pub deterministic: Switch,
+
     /// What a rank is. `MultiProcess` (default): a separate process. `SingleProcess`: the ranks of a node are devices of one
     /// process, each with a share of its cores. Both give the same numbers.
     #[serde(default)]

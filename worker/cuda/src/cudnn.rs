@@ -1,4 +1,4 @@
-//! cuDNN: its handle, and descriptors with typed attributes, of which graphs are made (`graph`, `convolution`).
+//! cuDNN: its handle, and descriptors with typed attributes, of which graphs are made (`graph`).
 #![allow(unsafe_code)]
 
 use crate::driver::Stream;
@@ -26,7 +26,9 @@ functions!(Functions {
 
 pub(crate) const FLOAT: i32 = 0;
 pub(crate) const HALF: i32 = 2;
+pub(crate) const INT32: i32 = 4;
 pub(crate) const BFLOAT16: i32 = 9;
+pub(crate) const BOOLEAN: i32 = 11;
 
 const ENGINE_DESCRIPTOR: i32 = 2;
 pub(crate) const ENGINECFG_DESCRIPTOR: i32 = 3;
@@ -43,13 +45,13 @@ const ENGINECFG_ENGINE: i32 = 300;
 pub(crate) const EXECUTION_PLAN_HANDLE: i32 = 400;
 pub(crate) const EXECUTION_PLAN_ENGINE_CONFIG: i32 = 401;
 pub(crate) const EXECUTION_PLAN_WORKSPACE_SIZE: i32 = 402;
-pub(crate) const OPERATIONGRAPH_HANDLE: i32 = 800;
 pub(crate) const OPERATIONGRAPH_OPS: i32 = 801;
 const TENSOR_BYTE_ALIGNMENT: i32 = 900;
 const TENSOR_DATA_TYPE: i32 = 901;
 const TENSOR_DIMENSIONS: i32 = 902;
 const TENSOR_STRIDES: i32 = 903;
 const TENSOR_UNIQUE_ID: i32 = 906;
+const TENSOR_IS_VIRTUAL: i32 = 907;
 const TENSOR_IS_BY_VALUE: i32 = 908;
 pub(crate) const VARIANT_PACK_UNIQUE_IDS: i32 = 1000;
 pub(crate) const VARIANT_PACK_DATA_POINTERS: i32 = 1001;
@@ -65,7 +67,9 @@ const TYPE_VOID_PTR: i32 = 6;
 const TYPE_CONVOLUTION_MODE: i32 = 7;
 const TYPE_HEUR_MODE: i32 = 8;
 const TYPE_NUMERICAL_NOTE: i32 = 11;
+const TYPE_POINTWISE_MODE: i32 = 14;
 const TYPE_BACKEND_DESCRIPTOR: i32 = 15;
+const TYPE_REDUCTION_OPERATOR: i32 = 18;
 const TYPE_INT32: i32 = 23;
 const TYPE_CHAR: i32 = 24;
 
@@ -88,20 +92,57 @@ pub(crate) enum Value<'a> {
     Float(f32),
     Pointers(&'a [Pointer]),
     ConvolutionMode(i32),
+    Pointwise(i32),
+    Reduction(i32),
     Heuristic(i32),
     Text(&'a [u8]),
     Descriptors(&'a [Pointer]),
 }
 
-/// A tensor of four dimensions, with their strides in elements.
+/// A tensor of four dimensions, with their strides in numbers.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct TensorLayout {
     /// Its number in the graph, by which memory is assigned to it.
     pub id: i64,
     pub data_type: i32,
     pub dimensions: [i64; 4],
     pub strides: [i64; 4],
-    /// A single number in host memory.
-    pub by_value: bool,
+    pub place: Place,
+}
+
+/// Where the numbers of a tensor are.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Place {
+    Device,
+    /// In memory of the host: this one.
+    Host(f32),
+    /// Nowhere: between two operations of a graph.
+    Between,
+}
+
+impl TensorLayout {
+    /// That of the host.
+    pub(crate) fn number(&self) -> Option<f32> {
+        match self.place {
+            Place::Host(number) => Some(number),
+            Place::Device | Place::Between => None,
+        }
+    }
+
+    /// Bytes from its first to its last number.
+    pub(crate) fn bytes(&self) -> usize {
+        let last: i64 =
+            self.dimensions.iter().zip(self.strides).map(|(dimension, stride)| (dimension - 1) * stride).sum();
+        usize::try_from(last + 1).unwrap_or(usize::MAX).saturating_mul(self.number_bytes())
+    }
+
+    fn number_bytes(&self) -> usize {
+        match self.data_type {
+            HALF | BFLOAT16 => 2,
+            BOOLEAN => 1,
+            _ => 4,
+        }
+    }
 }
 
 /// The library, on the current device once it is started. A copy is the same.
@@ -187,6 +228,8 @@ impl Cudnn {
             Value::Float(number) => (TYPE_FLOAT, 1, std::ptr::from_ref(number).cast()),
             Value::Pointers(list) => (TYPE_VOID_PTR, list.len(), list.as_ptr().cast()),
             Value::ConvolutionMode(mode) => (TYPE_CONVOLUTION_MODE, 1, std::ptr::from_ref(mode).cast()),
+            Value::Pointwise(mode) => (TYPE_POINTWISE_MODE, 1, std::ptr::from_ref(mode).cast()),
+            Value::Reduction(mode) => (TYPE_REDUCTION_OPERATOR, 1, std::ptr::from_ref(mode).cast()),
             Value::Heuristic(mode) => (TYPE_HEUR_MODE, 1, std::ptr::from_ref(mode).cast()),
             Value::Text(bytes) => (TYPE_CHAR, bytes.len(), bytes.as_ptr().cast()),
             Value::Descriptors(list) => (TYPE_BACKEND_DESCRIPTOR, list.len(), list.as_ptr().cast()),
@@ -265,14 +308,16 @@ impl Cudnn {
 
     pub(crate) fn tensor(&self, tensor: &TensorLayout) -> Result<Handle, Error> {
         let descriptor = self.descriptor(TENSOR_DESCRIPTOR)?;
-        let alignment = if tensor.by_value { size_of::<f32>() } else { ALIGNMENT };
+        let alignment = if tensor.place == Place::Device { ALIGNMENT } else { tensor.number_bytes() };
         self.set(&descriptor, TENSOR_UNIQUE_ID, &Value::Integers(&[tensor.id]))?;
         self.set(&descriptor, TENSOR_DATA_TYPE, &Value::DataType(tensor.data_type))?;
         self.set(&descriptor, TENSOR_BYTE_ALIGNMENT, &Value::Integers(&[alignment as i64]))?;
         self.set(&descriptor, TENSOR_DIMENSIONS, &Value::Integers(&tensor.dimensions))?;
         self.set(&descriptor, TENSOR_STRIDES, &Value::Integers(&tensor.strides))?;
-        if tensor.by_value {
-            self.set(&descriptor, TENSOR_IS_BY_VALUE, &Value::Boolean(true))?;
+        match tensor.place {
+            Place::Device => {}
+            Place::Host(_) => self.set(&descriptor, TENSOR_IS_BY_VALUE, &Value::Boolean(true))?,
+            Place::Between => self.set(&descriptor, TENSOR_IS_VIRTUAL, &Value::Boolean(true))?,
         }
         self.finalize(&descriptor, "tensor")?;
         Ok(descriptor)

@@ -1,181 +1,172 @@
-//! One operation of cuDNN as a graph: descriptors, a plan, and its execution.
-#![allow(unsafe_code)]
+//! Graphs of operations of cuDNN: descriptors of tensors and operations, joined to one that cuDNN plans as a whole.
 
-use crate::cudnn::{
-    BFLOAT16, Cudnn, ENGINEHEUR_DESCRIPTOR, ENGINEHEUR_MODE, ENGINEHEUR_OPERATION_GRAPH, EXECUTION_PLAN_DESCRIPTOR,
-    EXECUTION_PLAN_ENGINE_CONFIG, EXECUTION_PLAN_HANDLE, EXECUTION_PLAN_WORKSPACE_SIZE, FLOAT, HEUR_MODE_A,
-    HEUR_MODE_FALLBACK, OPERATIONGRAPH_DESCRIPTOR, OPERATIONGRAPH_HANDLE, OPERATIONGRAPH_OPS, TensorLayout,
-    VARIANT_PACK_DATA_POINTERS, VARIANT_PACK_DESCRIPTOR, VARIANT_PACK_UNIQUE_IDS, VARIANT_PACK_WORKSPACE, Value,
-};
-use crate::driver::{Buffer, Stream};
+use crate::cudnn::{Cudnn, FLOAT, OPERATIONGRAPH_DESCRIPTOR, OPERATIONGRAPH_OPS, TensorLayout, Value};
 use crate::error::Error;
 use crate::library::{Handle, Pointer};
 
-/// Type of the elements of a tensor.
+const POINTWISE_DESCRIPTOR: i32 = 0;
+const OPERATION_POINTWISE_DESCRIPTOR: i32 = 13;
+const MATMUL_DESCRIPTOR: i32 = 18;
+const OPERATION_MATMUL_DESCRIPTOR: i32 = 19;
+const REDUCTION_DESCRIPTOR: i32 = 21;
+const OPERATION_REDUCTION_DESCRIPTOR: i32 = 22;
+const OPERATION_RESHAPE_DESCRIPTOR: i32 = 31;
+
+const POINTWISE_MODE: i32 = 0;
+const POINTWISE_MATH_PREC: i32 = 1;
+const POINTWISE_AXIS: i32 = 9;
+const OPERATION_POINTWISE_PW_DESCRIPTOR: i32 = 750;
+const OPERATION_POINTWISE_XDESC: i32 = 751;
+const OPERATION_POINTWISE_BDESC: i32 = 752;
+const OPERATION_POINTWISE_YDESC: i32 = 753;
+const OPERATION_POINTWISE_TDESC: i32 = 758;
+const MATMUL_COMP_TYPE: i32 = 1500;
+const OPERATION_MATMUL_ADESC: i32 = 1520;
+const OPERATION_MATMUL_BDESC: i32 = 1521;
+const OPERATION_MATMUL_CDESC: i32 = 1522;
+const OPERATION_MATMUL_DESC: i32 = 1523;
+const REDUCTION_OPERATOR: i32 = 1600;
+const REDUCTION_COMP_TYPE: i32 = 1601;
+const OPERATION_REDUCTION_XDESC: i32 = 1610;
+const OPERATION_REDUCTION_YDESC: i32 = 1611;
+const OPERATION_REDUCTION_DESC: i32 = 1612;
+const OPERATION_RESHAPE_XDESC: i32 = 2200;
+const OPERATION_RESHAPE_YDESC: i32 = 2201;
+
+/// What is done number by number, computed in 32 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Element {
-    F32,
-    Bf16,
+#[repr(i32)]
+pub(crate) enum Pointwise {
+    Add = 0,
+    Multiply = 1,
+    Divide = 6,
+    Subtract = 9,
+    Exponential = 13,
+    Logarithm = 15,
+    Identity = 21,
+    GreaterOrEqual = 303,
+    /// The place of a number along an axis.
+    Index = 501,
+    /// The first where the third is true, else the second.
+    Select = 601,
 }
 
-/// A tensor: dimensions (batch, heads, tokens, width) with their strides in elements.
-pub struct Tensor {
-    /// Its number in the graph, by which memory is assigned to it.
-    pub id: i64,
-    pub element: Element,
-    pub dimensions: [i64; 4],
-    pub strides: [i64; 4],
-    /// A single number in host memory.
-    pub by_value: bool,
+/// How the numbers of an axis become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub(crate) enum Reduction {
+    Add = 0,
+    Max = 3,
 }
 
-impl Tensor {
-    /// Bytes from its first to its last element on the device; `None` for a number in host memory.
-    fn bytes(&self) -> Option<usize> {
-        let last: i64 =
-            self.dimensions.iter().zip(self.strides).map(|(dimension, stride)| (dimension - 1) * stride).sum();
-        let element = match self.element {
-            Element::F32 => 4,
-            Element::Bf16 => 2,
-        };
-        (!self.by_value).then(|| usize::try_from(last + 1).unwrap_or(0) * element)
-    }
-
-    fn layout(&self) -> TensorLayout {
-        let Tensor { id, element, dimensions, strides, by_value } = *self;
-        let data_type = match element {
-            Element::F32 => FLOAT,
-            Element::Bf16 => BFLOAT16,
-        };
-        TensorLayout { id, data_type, dimensions, strides, by_value }
-    }
+/// A graph, and what it is made of, which lives as long.
+pub(crate) struct Graph {
+    pub(crate) descriptor: Handle,
+    _parts: Vec<Handle>,
 }
 
-/// The graph calls. Plans need a started cuDNN, operations do not.
-pub struct Graph<'a> {
+/// Collects operations.
+pub(crate) struct Builder<'a> {
     cudnn: &'a Cudnn,
+    parts: Vec<Handle>,
+    operations: Vec<Pointer>,
 }
 
-impl<'a> Graph<'a> {
-    pub fn new(cudnn: &'a Cudnn) -> Graph<'a> {
-        Graph { cudnn }
+impl<'a> Builder<'a> {
+    pub(crate) fn new(cudnn: &'a Cudnn) -> Builder<'a> {
+        Builder { cudnn, parts: Vec::new(), operations: Vec::new() }
     }
 
-    /// Creates an operation of `kind`, whose attributes are the given tensors. Needs no GPU.
-    ///
-    /// # Errors
-    /// cuDNN does not know the operation, or refuses its tensors.
-    pub fn operation(&self, kind: i32, tensors: &[(i32, Tensor)]) -> Result<Operation, Error> {
-        let operation = self.cudnn.descriptor(kind)?;
-        let mut kept = Vec::new();
-        for (attribute, tensor) in tensors {
-            let descriptor = self.cudnn.tensor(&tensor.layout())?;
-            self.cudnn.set(&operation, *attribute, &Value::Descriptors(&[descriptor.raw]))?;
-            kept.push(descriptor);
+    pub(crate) fn tensor(&mut self, tensor: &TensorLayout) -> Result<Pointer, Error> {
+        let descriptor = self.cudnn.tensor(tensor)?;
+        Ok(self.keep(descriptor))
+    }
+
+    /// A descriptor with these attributes, finalized.
+    pub(crate) fn part(&mut self, kind: i32, name: &str, attributes: &[(i32, Value<'_>)]) -> Result<Pointer, Error> {
+        let descriptor = self.cudnn.descriptor(kind)?;
+        for (attribute, value) in attributes {
+            self.cudnn.set(&descriptor, *attribute, value)?;
         }
-        self.cudnn.finalize(&operation, "operation")?;
-        let tensors = tensors.iter().map(|(_, tensor)| (tensor.id, tensor.bytes())).collect();
-        Ok(Operation { descriptor: operation, _tensors: kept, tensors })
+        self.cudnn.finalize(&descriptor, name)?;
+        Ok(self.keep(descriptor))
     }
 
-    /// A plan for a graph of one operation.
-    ///
-    /// # Errors
-    /// A call fails, or no engine accepts the graph.
-    pub fn plan(&self, operation: Operation) -> Result<ExecutionPlan<'a>, Error> {
-        let cudnn = self.cudnn;
-        let graph = cudnn.descriptor(OPERATIONGRAPH_DESCRIPTOR)?;
-        cudnn.set(&graph, OPERATIONGRAPH_HANDLE, &Value::Library(cudnn.raw()?))?;
-        cudnn.set(&graph, OPERATIONGRAPH_OPS, &Value::Descriptors(&[operation.descriptor.raw]))?;
-        cudnn.finalize(&graph, "operation graph")?;
-        // The error of the engine that the heuristic prefers says most.
-        let mut first = None;
-        for mode in [HEUR_MODE_A, HEUR_MODE_FALLBACK] {
-            let engines = self.engines(&graph, mode).unwrap_or_else(|error| {
-                first.get_or_insert(error);
-                Vec::new()
-            });
-            for engine in &engines {
-                match self.plan_with(engine) {
-                    Ok((plan, workspace_bytes)) => {
-                        return Ok(ExecutionPlan { cudnn, plan, tensors: operation.tensors, workspace_bytes });
-                    }
-                    Err(error) => {
-                        first.get_or_insert(error);
-                    }
-                }
-            }
-        }
-        Err(first.unwrap_or_else(|| Error::refused("cudnnBackendGetAttribute(202)", "the heuristic names no engine")))
+    /// The same for an operation of the graph. They are in the order of what they need of each other.
+    pub(crate) fn operation(&mut self, kind: i32, name: &str, attributes: &[(i32, Value<'_>)]) -> Result<(), Error> {
+        let operation = self.part(kind, name, attributes)?;
+        self.operations.push(operation);
+        Ok(())
     }
 
-    /// Engine configurations that the heuristic proposes, best first.
-    fn engines(&self, graph: &Handle, mode: i32) -> Result<Vec<Handle>, Error> {
-        const MOST: usize = 8;
-        let heuristic = self.cudnn.descriptor(ENGINEHEUR_DESCRIPTOR)?;
-        self.cudnn.set(&heuristic, ENGINEHEUR_OPERATION_GRAPH, &Value::Descriptors(&[graph.raw]))?;
-        self.cudnn.set(&heuristic, ENGINEHEUR_MODE, &Value::Heuristic(mode))?;
-        self.cudnn.finalize(&heuristic, "heuristic")?;
-        self.cudnn.engines(&heuristic, MOST)
+    /// `y = a b`, with sums in 32 bits.
+    pub(crate) fn multiply(&mut self, a: Pointer, b: Pointer, y: Pointer) -> Result<(), Error> {
+        let how = self.part(MATMUL_DESCRIPTOR, "product", &[(MATMUL_COMP_TYPE, Value::DataType(FLOAT))])?;
+        let attributes = [
+            (OPERATION_MATMUL_ADESC, Value::Descriptors(&[a])),
+            (OPERATION_MATMUL_BDESC, Value::Descriptors(&[b])),
+            (OPERATION_MATMUL_CDESC, Value::Descriptors(&[y])),
+            (OPERATION_MATMUL_DESC, Value::Descriptors(&[how])),
+        ];
+        self.operation(OPERATION_MATMUL_DESCRIPTOR, "operation of a product", &attributes)
     }
 
-    fn plan_with(&self, engine: &Handle) -> Result<(Handle, usize), Error> {
-        let plan = self.cudnn.descriptor(EXECUTION_PLAN_DESCRIPTOR)?;
-        self.cudnn.set(&plan, EXECUTION_PLAN_HANDLE, &Value::Library(self.cudnn.raw()?))?;
-        self.cudnn.set(&plan, EXECUTION_PLAN_ENGINE_CONFIG, &Value::Descriptors(&[engine.raw]))?;
-        self.cudnn.finalize(&plan, "plan")?;
-        let workspace_bytes = self.cudnn.integer(&plan, EXECUTION_PLAN_WORKSPACE_SIZE)?;
-        Ok((plan, workspace_bytes))
+    /// `y` of one to three tensors, number by number; tensors with an axis of one number have it for all.
+    pub(crate) fn pointwise(&mut self, mode: Pointwise, of: &[Pointer], y: Pointer) -> Result<(), Error> {
+        self.pointwise_along(mode, None, of, y)
     }
-}
 
-/// One operation with its tensors, finalized.
-pub struct Operation {
-    descriptor: Handle,
-    _tensors: Vec<Handle>,
-    /// Number of each tensor, and its bytes on the device; `None` for a number in host memory.
-    tensors: Vec<(i64, Option<usize>)>,
-}
+    /// `y`: the place of each number of `x` along an axis.
+    pub(crate) fn index(&mut self, axis: i64, x: Pointer, y: Pointer) -> Result<(), Error> {
+        self.pointwise_along(Pointwise::Index, Some(axis), &[x], y)
+    }
 
-/// A graph that is ready to run.
-pub struct ExecutionPlan<'a> {
-    cudnn: &'a Cudnn,
-    plan: Handle,
-    /// See [`Operation`].
-    tensors: Vec<(i64, Option<usize>)>,
-    /// Memory that it needs besides its tensors.
-    pub workspace_bytes: usize,
-}
+    fn pointwise_along(&mut self, mode: Pointwise, axis: Option<i64>, of: &[Pointer], y: Pointer) -> Result<(), Error> {
+        let axis = axis.map(|axis| [axis]);
+        let mut how =
+            vec![(POINTWISE_MODE, Value::Pointwise(mode as i32)), (POINTWISE_MATH_PREC, Value::DataType(FLOAT))];
+        how.extend(axis.as_ref().map(|axis| (POINTWISE_AXIS, Value::Integers(axis))));
+        let how = [self.part(POINTWISE_DESCRIPTOR, "pointwise", &how)?];
+        let y = [y];
+        let mut attributes = vec![(OPERATION_POINTWISE_PW_DESCRIPTOR, Value::Descriptors(&how))];
+        let names = [OPERATION_POINTWISE_XDESC, OPERATION_POINTWISE_BDESC, OPERATION_POINTWISE_TDESC];
+        attributes.extend(names.into_iter().zip(of.chunks(1)).map(|(name, one)| (name, Value::Descriptors(one))));
+        attributes.push((OPERATION_POINTWISE_YDESC, Value::Descriptors(&y)));
+        self.operation(OPERATION_POINTWISE_DESCRIPTOR, &format!("operation {mode:?}"), &attributes)
+    }
 
-impl ExecutionPlan<'_> {
-    /// Queues the graph: `buffers` are those of the tensors on the device in the order in which they were given, and
-    /// `value` is the number for all tensors in host memory.
-    ///
-    /// # Errors
-    /// Buffers are missing or too small, or a call fails.
-    pub fn run(&self, buffers: &[&Buffer], value: f32, workspace: &Buffer, stream: &Stream) -> Result<(), Error> {
-        let needed: Vec<usize> =
-            self.tensors.iter().filter_map(|(_, bytes)| *bytes).chain([self.workspace_bytes]).collect();
-        let given: Vec<usize> = buffers.iter().copied().chain([workspace]).map(Buffer::bytes).collect();
-        if needed.len() != given.len() || needed.iter().zip(&given).any(|(needed, given)| needed > given) {
-            return Err(Error::refused("run", format!("buffers of {given:?} bytes, expected at least {needed:?}")));
-        }
-        let mut buffers = buffers.iter();
-        let mut value = value;
-        let host: Pointer = (&raw mut value).cast();
-        let pointers: Vec<Pointer> = self
-            .tensors
-            .iter()
-            .map(|(_, bytes)| bytes.and_then(|_| buffers.next()).map_or(host, |buffer| buffer.pointer()))
-            .collect();
-        let ids: Vec<i64> = self.tensors.iter().map(|(id, _)| *id).collect();
-        let pack = self.cudnn.descriptor(VARIANT_PACK_DESCRIPTOR)?;
-        self.cudnn.set(&pack, VARIANT_PACK_UNIQUE_IDS, &Value::Integers(&ids))?;
-        self.cudnn.set(&pack, VARIANT_PACK_DATA_POINTERS, &Value::Pointers(&pointers))?;
-        self.cudnn.set(&pack, VARIANT_PACK_WORKSPACE, &Value::Pointers(&[workspace.pointer()]))?;
-        self.cudnn.finalize(&pack, "variant pack")?;
-        // SAFETY: the buffers are as large as their tensors, as checked above; host numbers are read before the call returns, and freeing a
-        // buffer waits for the work.
-        unsafe { self.cudnn.execute(&self.plan, &pack, stream) }
+    /// `y`: the numbers of `x` along the axes of which `y` has one.
+    pub(crate) fn reduce(&mut self, by: Reduction, x: Pointer, y: Pointer) -> Result<(), Error> {
+        let how = [(REDUCTION_OPERATOR, Value::Reduction(by as i32)), (REDUCTION_COMP_TYPE, Value::DataType(FLOAT))];
+        let how = self.part(REDUCTION_DESCRIPTOR, "reduction", &how)?;
+        let attributes = [
+            (OPERATION_REDUCTION_XDESC, Value::Descriptors(&[x])),
+            (OPERATION_REDUCTION_YDESC, Value::Descriptors(&[y])),
+            (OPERATION_REDUCTION_DESC, Value::Descriptors(&[how])),
+        ];
+        self.operation(OPERATION_REDUCTION_DESCRIPTOR, &format!("operation of a reduction ({by:?})"), &attributes)
+    }
+
+    /// `y`: the numbers of `x` by the dimensions and strides of `y`.
+    pub(crate) fn reshape(&mut self, x: Pointer, y: Pointer) -> Result<(), Error> {
+        let attributes =
+            [(OPERATION_RESHAPE_XDESC, Value::Descriptors(&[x])), (OPERATION_RESHAPE_YDESC, Value::Descriptors(&[y]))];
+        self.operation(OPERATION_RESHAPE_DESCRIPTOR, "operation of a reshape", &attributes)
+    }
+
+    pub(crate) fn graph(self) -> Result<Graph, Error> {
+        let descriptor = self.cudnn.descriptor(OPERATIONGRAPH_DESCRIPTOR)?;
+        self.cudnn.set(&descriptor, OPERATIONGRAPH_OPS, &Value::Descriptors(&self.operations))?;
+        self.cudnn.finalize(&descriptor, "operation graph")?;
+        Ok(Graph { descriptor, _parts: self.parts })
+    }
+
+    fn keep(&mut self, descriptor: Handle) -> Pointer {
+        let raw = descriptor.raw;
+        self.parts.push(descriptor);
+        raw
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,7 @@
 //! ```text
 //! find ── Library ──┬── driver    devices, memory, streams, kernels, time
 //!                   ├── cublaslt  products of matrices
-//!                   ├── cudnn     convolution: whether and how; graph: one operation
+//!                   ├── cudnn     convolution, attention: graphs; operation: whether it computes one, and how
 //!                   ├── nccl      sums over ranks
 //!                   ├── nvml      errors, clocks, temperature and users of a GPU
 //!                   └── nvrtc     CUDA C to machine code; kernels: what is compiled, and its calls
@@ -17,13 +17,14 @@
 //! CUDA is linked: a machine without it gets an [`Error`].
 #![deny(unsafe_code)]
 
+pub mod attention;
 pub mod convolution;
 pub mod cublaslt;
 pub mod cudnn;
 pub mod driver;
 mod error;
 pub mod find;
-pub mod graph;
+mod graph;
 #[cfg(test)]
 mod header;
 pub mod inventory;
@@ -32,6 +33,7 @@ mod library;
 pub mod nccl;
 pub mod nvml;
 pub mod nvrtc;
+pub mod operation;
 pub mod version;
 
 pub use error::Error;

@@ -75,7 +75,6 @@ fn a_library_that_cannot_be_opened_is_told_and_the_rest_goes_on() {
     }
     assert_eq!((&cudnn["status"], &cudnn["call"]), (&"Failed".into(), &"dlopen".into()));
     assert!(cudnn["text"].as_str().unwrap().contains("file too short"), "{cudnn}");
-    assert_eq!(part(&results, "attention-nodes")["status"], "Failed");
     assert_ne!(part(&results, "cublaslt")["status"], "Failed");
     let shown = String::from_utf8(output.stdout).unwrap();
     assert!(shown.contains("\nfailed: cudnn: dlopen: "), "{shown}");

@@ -1,7 +1,7 @@
 //! What each work of a step moves and computes.
 
 use super::format::number;
-use super::launch::{Convolution, Launch, Matrix, Product, Span, Work};
+use super::launch::{Attention, Convolution, Launch, Matrix, Product, Span, Work};
 use super::plan::Plan;
 use super::refused::Refused;
 use super::update::Update;
@@ -97,6 +97,10 @@ fn arithmetic(work: &Work<Span>, form: Option<(&Form, Format)>) -> (f64, f64, Ar
             let flops = 2.0 * kind.shape.output_len() as f64 * kind.shape.window_len() as f64;
             (flops, flops, of_factors(number(kind.format)))
         }
+        (Work::Attention(Attention { kind, .. }), _) => {
+            let [done, needed] = attention(work.name(), &kind.shape);
+            (done, needed, of_factors(number(kind.format)))
+        }
         (Work::Kernel(call), Some((Form::Attention(shape), format))) => {
             let [done, needed] = attention(call.kernel(), shape);
             // Our attention uses tensor cores for factors in 16 bits only.
@@ -120,11 +124,12 @@ fn of_factors(format: cublaslt::Format) -> Arithmetic {
     }
 }
 
-/// Forward multiplies scores and values. Backward needs the gradients of the scores, and of queries, keys and values; it computes scores and
-/// their gradient again, once for the queries and once for the keys and values. Of a causal mask half of the scores are computed.
+/// Forward multiplies scores and values. Backward needs the gradients of the scores, and of queries, keys and values; it computes scores again,
+/// and in kernels of ours also their gradient, once for the queries and once for the keys and values. Of a causal mask half of the scores are computed.
 fn attention(kernel: &str, shape: &AttentionShape) -> [f64; 2] {
     let products = match kernel {
-        "attention" => [2.0, 2.0],
+        "attention" | "fused_attention" => [2.0, 2.0],
+        "fused_attention_backward" => [5.0, 4.0],
         "attention_queries" => [3.0, 2.0],
         "attention_keys" => [4.0, 2.0],
         _ => [0.0, 0.0],

@@ -1,7 +1,8 @@
 //! What a GPU is told to do, as data.
 
-use super::convolutions::ConvolutionKind;
+use super::cudnn::{AttentionKind, ConvolutionKind};
 use crate::nn::layers::Target;
+use switchyard_cuda::attention;
 use switchyard_cuda::convolution::Direction;
 use switchyard_cuda::cublaslt::Format;
 use switchyard_cuda::kernels::{self, Argument, Call};
@@ -65,7 +66,7 @@ pub enum Memory {
     Norms,
     /// LAMB and LARS: the factor of each parameter, `f64`.
     Ratios,
-    /// What convolutions of cuDNN need beside their tensors, one after the other.
+    /// What cuDNN needs beside the tensors, one operation after the other.
     Workspace,
 }
 
@@ -146,12 +147,47 @@ impl<M: Copy> Convolution<M> {
     }
 }
 
+/// Attention of cuDNN.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attention<M> {
+    pub kind: AttentionKind,
+    pub on: AttentionPass<M>,
+    /// If it needs any.
+    pub workspace: Option<M>,
+}
+
+/// The memory of a pass of attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttentionPass<M> {
+    Forward { qkv: M, out: M, saved: M },
+    Backward(attention::Backward<M>),
+}
+
+impl<M: Copy> AttentionPass<M> {
+    fn reads(&self) -> Vec<M> {
+        match self {
+            AttentionPass::Forward { qkv, .. } => vec![*qkv],
+            AttentionPass::Backward(attention::Backward { qkv, out, saved, d_out, .. }) => {
+                vec![*qkv, *out, *saved, *d_out]
+            }
+        }
+    }
+
+    fn writes(&self) -> Vec<M> {
+        match self {
+            AttentionPass::Forward { out, saved, .. } => vec![*out, *saved],
+            AttentionPass::Backward(attention::Backward { d_qkv, scratch, .. }) => vec![*d_qkv, *scratch],
+        }
+    }
+}
+
 /// One operation of a GPU.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Work<M> {
     Kernel(Call<M>),
     Product(Product<M>),
     Convolution(Convolution<M>),
+    Attention(Attention<M>),
     /// Between matrices of the same size.
     Copy {
         from: Matrix<M>,
@@ -169,7 +205,8 @@ pub struct Launch<M> {
 }
 
 impl<M: Copy> Work<M> {
-    /// Name of the kernel; `product`, `convolution`, `convolution_images`, `convolution_filters` or `copy` where it is none of ours.
+    /// Name of the kernel; `product`, `convolution`, `convolution_images`, `convolution_filters`, `fused_attention`, `fused_attention_backward` or
+    /// `copy` where it is none of ours.
     pub fn name(&self) -> &'static str {
         match self {
             Work::Kernel(call) => call.kernel(),
@@ -178,6 +215,10 @@ impl<M: Copy> Work<M> {
                 Direction::Forward => "convolution",
                 Direction::Images => "convolution_images",
                 Direction::Filters => "convolution_filters",
+            },
+            Work::Attention(attention) => match attention.kind.backward {
+                false => "fused_attention",
+                true => "fused_attention_backward",
             },
             Work::Copy { .. } => "copy",
         }
@@ -195,6 +236,7 @@ impl<M: Copy> Work<M> {
                 let (written, read) = convolution.written_and_read();
                 read.into_iter().chain(convolution.kind.adds.then_some(written)).collect()
             }
+            Work::Attention(attention) => attention.on.reads(),
             Work::Copy { from, .. } => vec![from.memory],
         }
     }
@@ -207,6 +249,7 @@ impl<M: Copy> Work<M> {
             Work::Convolution(convolution) => {
                 [convolution.written_and_read().0].into_iter().chain(convolution.workspace).collect()
             }
+            Work::Attention(Attention { on, workspace, .. }) => on.writes().into_iter().chain(*workspace).collect(),
             Work::Copy { to, .. } => vec![to.memory],
         }
     }

@@ -11,7 +11,7 @@ mod pooling;
 mod product;
 mod rows;
 
-use super::format::{VECTOR, element, number, pitch};
+use super::format::{VECTOR, element, number, pitch, size};
 use super::launch::{Matrix, Memory, Span, Work};
 use super::refused::Reason;
 use super::target::{Computed, Target};
@@ -70,7 +70,8 @@ pub(super) fn needs(form: &Form, target: &Target, format: Format) -> Result<Need
         }
         Form::Attention(shape) => {
             let saved = attention::kernels_of(shape, format)?.saved_bytes() / FLOAT;
-            Ok(Needs { inputs: first, output: true, saved, backward_scratch: saved, ..Needs::default() })
+            let backward_scratch = attention::backward_scratch(shape, target, format)?;
+            Ok(Needs { inputs: first, output: true, saved, backward_scratch, ..Needs::default() })
         }
         Form::Rows(picked) => {
             rows::kernels_of(picked, format)?;
@@ -128,11 +129,6 @@ pub(super) fn in_fp8(form: &Form, target: &Target, format: Format) -> Option<boo
 
 /// Bytes of a number in 32 bits.
 const FLOAT: usize = size_of::<f32>();
-
-/// Sizes of kernels have 32 bits.
-fn size(number: usize) -> Result<u32, Reason> {
-    u32::try_from(number).map_err(|_| Reason::Missing(format!("a size of {number}")))
-}
 
 fn rows(width: usize, format: Format) -> Result<Rows, Reason> {
     Ok(Rows { element: element(format), width: size(width)?, pitch: size(pitch(width, format))? })

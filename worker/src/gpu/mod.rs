@@ -1,7 +1,7 @@
 //! The engine on GPUs of NVIDIA, as far as it exists: the graph of a network turned into launches, which are data.
 //!
 //! ```text
-//! nn::Graph -> forms -> Needs -> plan of nn (addresses) -> Plan::launches -> Launch: kernel, product, convolution, copy
+//! nn::Graph -> forms -> Needs -> plan of nn (addresses) -> Plan::launches -> Launch: kernel, product, convolution, attention, copy
 //!                └─ Refused                                                    with the memory that each uses
 //! ```
 //!
@@ -12,8 +12,8 @@
 
 mod computation;
 mod contents;
-mod convolutions;
 mod cost;
+mod cudnn;
 mod format;
 mod input;
 mod launch;
@@ -27,10 +27,10 @@ mod update;
 
 pub use computation::{Computation, Costs, Pass, Works};
 pub use contents::{Contents, Initial};
-pub use convolutions::{ConvolutionKind, Convolutions};
 pub use cost::Costed;
+pub use cudnn::{AttentionKind, ConvolutionKind, CudnnKind, CudnnKinds};
 pub use input::{Inputs, Share};
-pub use launch::{Convolution, Launch, Matrix, Memory, Product, Span, Table, Work};
+pub use launch::{Attention, AttentionPass, Convolution, Launch, Matrix, Memory, Product, Span, Table, Work};
 pub use plan::Plan;
 pub use program::{Access, Action, Event, Lane, Marked, Program, Step, Unordered, marked};
 pub use refused::Refused;

@@ -1,6 +1,6 @@
 //! What launches are for: the device, and what a layer computes.
 
-use super::convolutions::Convolutions;
+use super::cudnn::CudnnKinds;
 use crate::nn::Form;
 
 /// The GPU that launches are for.
@@ -11,15 +11,15 @@ pub struct Target {
     /// Shared memory of a block, at most.
     pub shared_bytes: u32,
     /// What its cuDNN computes.
-    pub convolutions: Convolutions,
+    pub cudnn: CudnnKinds,
     /// Products of numbers in bf16 are computed in 8 bits where their sides allow it.
     pub fp8: bool,
 }
 
 impl Target {
-    /// The same device whose cuDNN computes these convolutions.
-    pub fn with(self, convolutions: Convolutions) -> Target {
-        Target { convolutions, ..self }
+    /// The same device whose cuDNN computes this.
+    pub fn with(self, cudnn: CudnnKinds) -> Target {
+        Target { cudnn, ..self }
     }
 }
 

@@ -1,16 +1,19 @@
-//! The convolutions of ResNets, which cuDNN itself accepts for a GPU that is not there. Only `cargo xtask test --gpu-libraries` fetches it.
+//! The convolutions of ResNets and the attention of GPT and BERT, which cuDNN itself accepts for a GPU that is not there. Only
+//! `cargo xtask test --gpu-libraries` fetches it.
 
 use crate::trial;
 use std::path::{Path, PathBuf};
-use switchyard_cuda::convolution::{Accepted, Properties, ask};
+use std::process::Command;
 use switchyard_cuda::cublaslt::Arithmetic;
 use switchyard_cuda::cudnn::Cudnn;
-use switchyard_cuda::find::{CUBLASLT, CUDNN, Places, VARIABLE};
+use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, NVRTC, Places, VARIABLE};
+use switchyard_cuda::operation::{Accepted, Limits, Properties, ask};
 use switchyard_worker::cpu::Format;
-use switchyard_worker::gpu::{ConvolutionKind, Convolutions};
+use switchyard_worker::data::Kind;
+use switchyard_worker::gpu::{CudnnKind, CudnnKinds};
 use switchyard_worker::model::Registry;
 use switchyard_worker::nn::Graph;
-use switchyard_worker_contract::config::{Model, ResNet, ResNetDepth, Stem};
+use switchyard_worker_contract::config::{Bert, Gpt, Model, ResNet, ResNetDepth, Stem};
 
 /// An H200 in the words of cuDNN, written by hand from public figures: no GPU has told its own.
 const H200: &str = r#"{"deviceName":"NVIDIA H200","deviceVer":900,"cudaDeviceId":0,"driverVer":13000,"totalGlobalMem":150109814784,
@@ -23,47 +26,111 @@ const IMAGES: usize = 64;
 /// What the engine allows.
 const MOST_WORKSPACE: usize = 256 << 20;
 
+/// Names that cuDNN looks up in a driver before it compiles a kernel for a graph, which is all that it does with them here.
+const DRIVER_NAMES: &str = "cuInit cuGetErrorString cuCtxGetCurrent cuCtxSetCurrent cuCtxGetLimit cuCtxPopCurrent cuCtxPushCurrent \
+    cuCtxSynchronize cuDeviceGet cuDeviceGetAttribute cuDeviceGetCount cuDeviceGetName cuDevicePrimaryCtxRetain cuFuncSetAttribute \
+    cuGetErrorName cuKernelGetAttribute cuKernelSetAttribute cuLaunchCooperativeKernel cuLaunchKernel cuLaunchKernelEx \
+    cuLibraryLoadFromFile cuLibraryUnload cuLinkAddData cuLinkComplete cuLinkCreate cuLinkDestroy cuMemcpyDtoHAsync_v2 \
+    cuMemcpyHtoDAsync_v2 cuModuleGetFunction cuModuleLoadData cuModuleUnload cuOccupancyMaxPotentialClusterSize cuStreamGetCtx \
+    cuStreamSynchronize";
+
+/// A driver without devices: it takes machine code, and nothing else.
+fn driver(folder: &Path) {
+    let mut source = String::from(
+        "static int taken;\nint cuLibraryLoadData(void **to) { *to = &taken; return 0; }\nint cuLibraryGetKernel(void **to) { *to = &taken; return 0; }\n\
+         int cuDriverGetVersion(int *to) { *to = 13000; return 0; }\n",
+    );
+    source.extend(DRIVER_NAMES.split_whitespace().map(|name| format!("int {name}(void) {{ return 100; }}\n")));
+    let file = folder.join("driver.c");
+    std::fs::write(&file, source).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o"]).arg(folder.join("libcuda.so.1")).arg(&file);
+    assert!(compiler.status().unwrap().success());
+}
+
 /// cuDNN; `None` where nobody has fetched it.
 fn cudnn() -> Option<Cudnn> {
     let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
     let data = above.map(|folder| folder.join("target/data")).find(|folder| folder.join("gpu-cudnn").is_dir());
     let is_required = std::env::var_os("SWITCHYARD_TEST_GPU_LIBRARIES").is_some();
     assert!(data.is_some() || !is_required, "cuDNN is missing, but cargo xtask asked for it");
-    let folders: Vec<PathBuf> = ["gpu-cublas", "gpu-cudnn", "nvrtc"]
-        .map(|name| data.as_ref().map(|data| data.join(name)))
+    let data = data?;
+    let stub = tempfile::tempdir().unwrap();
+    driver(stub.path());
+    let folders: Vec<PathBuf> = [stub.path().to_owned()]
         .into_iter()
-        .collect::<Option<_>>()?;
+        .chain(["gpu-cublas", "gpu-cudnn", "nvrtc"].map(|name| data.join(name)))
+        .collect();
     let variable = std::env::join_paths(folders).unwrap();
     let places = Places::new(|name| (name == VARIABLE).then(|| variable.clone()), Path::new("/nowhere"), None);
-    // Without it cuDNN ends the process.
-    places.open(&CUBLASLT).unwrap_or_else(|error| panic!("{error}"));
+    // Without cuBLASLt cuDNN ends the process; graphs are compiled by NVRTC for the driver.
+    for needed in [DRIVER, NVRTC, CUBLASLT] {
+        places.open(&needed).unwrap_or_else(|error| panic!("{error}"));
+    }
     let found = places.open(&CUDNN).unwrap_or_else(|error| panic!("{error}"));
     Some(Cudnn::new(&found.library).unwrap())
 }
 
-fn kinds(depth: ResNetDepth, format: Format) -> Vec<ConvolutionKind> {
-    let mut graph = Graph::new(IMAGES, trial::images(224, 3), format);
-    let model = Model::ResNet(ResNet { depth, stem: Stem::ImageNet, width: 64 });
-    Registry::new().model(&model).unwrap().build(&mut graph).unwrap();
-    Convolutions::of(&graph)
+fn kinds(model: &Model, (batch, kind): (usize, Kind), format: Format) -> Vec<CudnnKind> {
+    let mut graph = Graph::new(batch, kind, format);
+    Registry::new().model(model).unwrap().build(&mut graph).unwrap();
+    CudnnKinds::of(&graph, false)
+}
+
+/// Checks that cuDNN has a plan for each of at least so many kinds; returns the largest workspace.
+fn all_are_accepted(cudnn: &Cudnn, kinds: &[CudnnKind], least: usize) -> usize {
+    let device = Properties::described(cudnn, H200).unwrap();
+    assert!(kinds.len() >= least, "{kinds:?}");
+    let bytes = |kind: &CudnnKind| {
+        let operation = kind.described(Arithmetic::Ieee).unwrap();
+        let limits = Limits { deterministic: operation.is_deterministic(), workspace_bytes: MOST_WORKSPACE };
+        let asked = ask(cudnn, &device, &operation, limits);
+        let Accepted { workspace_bytes, plan } = asked.unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+        assert!(plan.contains("91900"), "{plan}");
+        workspace_bytes
+    };
+    kinds.iter().map(bytes).max().unwrap()
 }
 
 #[test]
 fn all_convolutions_of_resnets_are_accepted_by_cudnn() {
     let Some(cudnn) = cudnn() else { return };
-    let device = Properties::described(&cudnn, H200).unwrap();
     for depth in [ResNetDepth::D18, ResNetDepth::D50] {
         for format in [Format::Bf16, Format::F16, Format::F32] {
-            let kinds = kinds(depth, format);
-            assert!(kinds.len() > 20, "{kinds:?}");
-            let mut most = 0;
-            for kind in &kinds {
-                let asked = ask(&cudnn, &device, &kind.described(Arithmetic::Ieee), MOST_WORKSPACE);
-                let Accepted { workspace_bytes, plan } = asked.unwrap_or_else(|error| panic!("{kind:?}: {error}"));
-                assert!(plan.contains("91900"), "{plan}");
-                most = most.max(workspace_bytes);
-            }
+            let model = Model::ResNet(ResNet { depth, stem: Stem::ImageNet, width: 64 });
+            let kinds = kinds(&model, (IMAGES, trial::images(224, 3)), format);
+            let most = all_are_accepted(&cudnn, &kinds, 20);
             println!("{depth:?} in {format:?}: {} kinds, at most {most} bytes of workspace", kinds.len());
         }
+    }
+}
+
+/// Of GPT-124M, BERT base, a GPT with heads of 128, and small ones with odd numbers of tokens.
+#[test]
+fn all_attention_in_16_bits_is_accepted_by_cudnn() {
+    let Some(cudnn) = cudnn() else { return };
+    let gpt = |layers, hidden_size, heads, context_length| {
+        let vocabulary_size = 512;
+        let model = Gpt { layers, hidden_size, heads, context_length, vocabulary_size, tied_head: true };
+        Model::Gpt(model)
+    };
+    let bert = Bert {
+        layers: 1,
+        hidden_size: 768,
+        heads: 12,
+        context_length: 128,
+        vocabulary_size: 512,
+        masked_fraction: 0.15,
+        next_sentence: false,
+    };
+    let models =
+        [gpt(1, 768, 12, 1024), gpt(1, 2048, 16, 2048), gpt(1, 24, 3, 65), gpt(1, 16, 2, 8), Model::Bert(bert)];
+    for model in models {
+        for format in [Format::Bf16, Format::F16] {
+            let kinds = kinds(&model, (8, trial::kind_of(&model)), format);
+            let most = all_are_accepted(&cudnn, &kinds, 2);
+            println!("{model:?} in {format:?}: {} kinds, at most {most} bytes of workspace", kinds.len());
+        }
+        assert_eq!(kinds(&model, (8, trial::kind_of(&model)), Format::F32), []);
     }
 }

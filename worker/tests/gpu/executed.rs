@@ -64,7 +64,7 @@ impl Gpu {
         match work {
             Work::Kernel(call) => self.launch(call),
             Work::Product(product) => self.multiply(product),
-            Work::Convolution(_) => unreachable!("cuDNN is not asked here: `gpu_engine` has its convolutions"),
+            Work::Convolution(_) | Work::Attention(_) => unreachable!("cuDNN is not asked here: `gpu_engine` does"),
             Work::Copy { from, to } => {
                 for row in 0..from.rows {
                     let numbers: Vec<u8> = self.device.download(part(from, row));

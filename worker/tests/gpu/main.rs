@@ -22,14 +22,14 @@ mod training;
 mod trial;
 mod update;
 
-use switchyard_worker::gpu::{Convolutions, Target};
+use switchyard_worker::gpu::{CudnnKinds, Target};
 use switchyard_worker::nn::Graph;
 
-/// The same with a cuDNN that computes all convolutions of a graph.
+/// The same with a cuDNN that computes all that it can of a graph.
 fn with_cudnn(graph: &Graph) -> Target {
-    let kinds = Convolutions::of(graph).into_iter();
-    TARGET.with(Convolutions::new(kinds.map(|kind| (kind, 4096)).collect()))
+    let kinds = CudnnKinds::of(graph, false).into_iter();
+    TARGET.with(CudnnKinds::new(kinds.map(|kind| (kind, 4096)).collect()))
 }
 
 /// Few blocks, so that each has several rows, and the shared memory of a block on an H200.
-const TARGET: Target = Target { blocks: 4, shared_bytes: 232_448, convolutions: Convolutions::none(), fp8: false };
+const TARGET: Target = Target { blocks: 4, shared_bytes: 232_448, cudnn: CudnnKinds::none(), fp8: false };

@@ -245,6 +245,12 @@ pub fn all() -> impl Iterator<Item = (&'static str, Build)> {
     NETWORKS.into_iter().chain(IMAGES).chain(RESIDUAL).chain(DEEP).chain(LANGUAGE)
 }
 
+/// In 16 bits, so that cuDNN may compute attention.
+const HALF: [(&str, Build); 2] = [
+    ("gpt in bf16", || language(trial::gpt(true), Format::Bf16)),
+    ("bert in f16", || language(trial::bert(true), Format::F16)),
+];
+
 #[test]
 fn linear_layers_that_fit_are_computed_in_8_bits_and_all_that_they_use_is_declared() {
     let (plan, program) = planned(narrow(), in_fp8());
@@ -282,7 +288,9 @@ fn planned(graph: Graph, target: gpu::Target) -> (Plan, Program) {
 
 #[test]
 fn launches_use_what_the_checked_program_declares() {
-    for (name, (plan, program)) in all().flat_map(|(name, build)| both(build).map(|planned| (name, planned))) {
+    for (name, (plan, program)) in
+        all().chain(HALF).flat_map(|(name, build)| both(build).map(|planned| (name, planned)))
+    {
         assert_eq!(program.check(), Ok(()), "{name}\n{program}");
         for launch in plan.launches(false, |span| span).unwrap() {
             assert_eq!(undeclared(&launch, &program), None, "{name}: {launch:?}");
@@ -292,7 +300,9 @@ fn launches_use_what_the_checked_program_declares() {
 
 #[test]
 fn evaluation_writes_nothing_but_its_results() {
-    for (name, (plan, program)) in all().flat_map(|(name, build)| both(build).map(|planned| (name, planned))) {
+    for (name, (plan, program)) in
+        all().chain(HALF).flat_map(|(name, build)| both(build).map(|planned| (name, planned)))
+    {
         let launches = plan.evaluation(|span| span).unwrap();
         for launch in &launches {
             assert_eq!(undeclared(launch, &program), None, "{name}: {launch:?}");

@@ -157,6 +157,20 @@ fn attention_in_16_bits_is_held_against_the_rate_of_products() {
 }
 
 #[test]
+fn attention_of_cudnn_computes_scores_once_less_and_moves_no_more() {
+    let half = || network::language(trial::gpt(true), Format::Bf16);
+    let fused = computation_for(half(), with_cudnn(&half()));
+    let [fused, kernels] = [fused, computation(half())].map(|one| one.predict(1, &gpu()).unwrap());
+    let forward = [find(&fused, Part::Forward, "fused_attention"), find(&kernels, Part::Forward, "attention")];
+    assert_eq!(forward[0].flops, forward[1].flops);
+    // The reference device's cuDNN has a workspace.
+    assert_eq!(forward[0].bytes - forward[1].bytes, 2.0 * 4096.0);
+    let names = ["attention_queries", "attention_keys"];
+    let ours: f64 = names.iter().map(|name| find(&kernels, Part::Backward, name).flops).sum();
+    assert_eq!(find(&fused, Part::Backward, "fused_attention_backward").flops, ours * 5.0 / 7.0);
+}
+
+#[test]
 fn products_in_8_bits_are_held_against_their_own_rate_and_move_fewer_bytes() {
     let predicted = |target, fp8| {
         let rates = Rates { f32: 1e9, bf16: 1e2, f16: 1e9, fp8 };

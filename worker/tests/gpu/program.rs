@@ -70,6 +70,7 @@ fn golden_texts() {
     for (name, file) in [("gpt", "gpt"), ("bert next sentence", "bert"), ("resnet-18", "resnet-18")] {
         insta::assert_snapshot!(file, program(&case(name), 1, false).to_string());
     }
+    insta::assert_snapshot!("gpt-cudnn", program_for(&case("gpt"), 1, false, with_cudnn).to_string());
     insta::assert_snapshot!("resnet-18-cudnn", program_for(&case("resnet-18"), 1, false, with_cudnn).to_string());
     insta::assert_snapshot!("mlp", program(&case("mlp"), 3, true).to_string());
 }

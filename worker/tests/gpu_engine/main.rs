@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
+mod attention;
 mod cache;
 #[path = "../collective_support/mod.rs"]
 mod collective_support;

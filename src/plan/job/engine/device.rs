@@ -52,5 +52,5 @@ pub(super) fn gpu(engine: &api::Engine) -> Gpu {
         api::Matmul::TF32 => Matmul::Tf32,
         api::Matmul::FP8 => Matmul::Fp8,
     };
-    Gpu { graphs: engine.cuda_graphs.is_on(), matmul }
+    Gpu { graphs: engine.cuda_graphs.is_on(), matmul, deterministic: engine.deterministic.is_on() }
 }

@@ -176,7 +176,7 @@ fn what_only_gpus_have_is_refused_on_cpus_unless_it_is_of_no_matter_there() {
     );
     assert_eq!(on(json!({}), json!({"device": "Cuda", "precision": {"matmul": "TF32"}})), Ok(Device::Cuda));
     let fp8 = json!({"device": "Cuda", "precision": {"matmul": "FP8", "mode": "AMP"}});
-    assert_eq!(config(fp8.clone()).gpu, Gpu { graphs: true, matmul: Matmul::Fp8 });
+    assert_eq!(config(fp8.clone()).gpu, Gpu { matmul: Matmul::Fp8, ..Gpu::default() });
     assert_eq!(
         on(json!({}), json!({"precision": fp8["precision"]})).unwrap_err(),
         "spec.engine.precision.matmul: got FP8 on CPUs; expected IEEE: only GPUs multiply 8 bits"
@@ -193,7 +193,8 @@ fn what_only_gpus_have_is_refused_on_cpus_unless_it_is_of_no_matter_there() {
     }
     let mut blocks = tf32;
     (blocks["device"], blocks["cudaGraphs"]) = (json!("Cuda"), json!("Disabled"));
-    assert_eq!(config(blocks).gpu, Gpu { graphs: false, matmul: Matmul::Tf32 });
+    blocks["deterministic"] = json!("Disabled");
+    assert_eq!(config(blocks).gpu, Gpu { graphs: false, matmul: Matmul::Tf32, deterministic: false });
     assert_eq!(config(json!({})).gpu, Gpu::default());
 }
 

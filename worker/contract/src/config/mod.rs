@@ -82,11 +82,19 @@ pub struct Gpu {
     pub graphs: bool,
     /// How it multiplies matrices.
     pub matmul: Matmul,
+    /// Every run has the same bits.
+    #[serde(default = "always")]
+    pub deterministic: bool,
+}
+
+/// Of a configuration that a controller has written that does not know the field.
+fn always() -> bool {
+    true
 }
 
 impl Default for Gpu {
     fn default() -> Gpu {
-        Gpu { graphs: true, matmul: Matmul::Ieee }
+        Gpu { graphs: true, matmul: Matmul::Ieee, deterministic: true }
     }
 }
 

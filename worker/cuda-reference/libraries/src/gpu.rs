@@ -2,11 +2,13 @@
 
 pub(crate) mod collective;
 pub(crate) mod convolution;
+pub(crate) mod dataflow;
 mod graph;
 pub(crate) mod product;
 pub(crate) mod queue;
 #[allow(unsafe_code)]
 mod run;
+pub(crate) mod tensor;
 pub(crate) mod work;
 
 pub(crate) use graph::Graph;

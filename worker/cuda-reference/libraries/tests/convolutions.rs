@@ -9,16 +9,17 @@ mod formats;
 use child::planted;
 use device::{Gpu, number, places};
 use formats::{download, round, upload};
-use switchyard_cuda::convolution::{Accepted, Convolution, Direction, Planned, Properties, ask};
+use switchyard_cuda::convolution::{Convolution, Direction};
 use switchyard_cuda::cublaslt::Arithmetic;
 use switchyard_cuda::cudnn::Cudnn;
 use switchyard_cuda::driver::{Buffer, Span};
 use switchyard_cuda::find::CUDNN;
 use switchyard_cuda::kernels::Element;
+use switchyard_cuda::operation::{Accepted, Limits, Operation, Planned, Properties, ask};
 
 const DIRECTIONS: [Direction; 3] = [Direction::Forward, Direction::Images, Direction::Filters];
 const FORMATS: [Element; 3] = [Element::F32, Element::Bf16, Element::F16];
-const MOST_WORKSPACE: usize = 1 << 20;
+const LIMITS: Limits = Limits { deterministic: true, workspace_bytes: 1 << 20 };
 
 /// Height, width, channels, filters, window, stride and padding.
 const SIZES: [[usize; 7]; 5] =
@@ -48,7 +49,7 @@ fn library() -> switchyard_cuda::Library {
 }
 
 fn asked(cudnn: &Cudnn, convolution: &Convolution) -> Accepted {
-    ask(cudnn, &Properties::of(cudnn, 0).unwrap(), convolution, MOST_WORKSPACE).unwrap()
+    ask(cudnn, &Properties::of(cudnn, 0).unwrap(), &Operation::Convolution(*convolution), LIMITS).unwrap()
 }
 
 /// Numbers of a tensor on the device: rows of `width` numbers, with NaN between them.
@@ -132,7 +133,8 @@ fn error(gpu: &Gpu, cudnn: &Cudnn, of: &Convolution) -> [f64; 2] {
     let tensors = tensors(gpu, of);
     let accepted = asked(cudnn, of);
     let workspace = gpu.context.allocate(accepted.workspace_bytes.max(1)).unwrap();
-    let planned = Planned::new(cudnn, of, &accepted, spans(&tensors), Some(workspace.span())).unwrap();
+    let planned =
+        Planned::new(cudnn, &Operation::Convolution(*of), &accepted, &spans(&tensors), Some(workspace.span())).unwrap();
     planned.run(&gpu.stream).unwrap();
     gpu.stream.synchronize().unwrap();
     let written = &tensors[match of.direction {
@@ -193,8 +195,11 @@ fn what_does_not_fit_is_refused() {
         let of = Convolution { element: Element::Bf16, ..convolution(SIZES[0]) };
         let tensors = tensors(&gpu, &of);
         let accepted = asked(&cudnn, &of);
-        let refusal = |spans, workspace, accepted: &Accepted| {
-            Planned::new(&cudnn, &of, accepted, spans, workspace).map(|_| ()).unwrap_err().to_string()
+        let refusal = |spans: [Span; 3], workspace, accepted: &Accepted| {
+            Planned::new(&cudnn, &Operation::Convolution(of), accepted, &spans, workspace)
+                .map(|_| ())
+                .unwrap_err()
+                .to_string()
         };
         let [images, filters, results] = spans(&tensors);
         assert_eq!(accepted.workspace_bytes, 4096);
@@ -213,9 +218,14 @@ fn what_does_not_fit_is_refused() {
         // A heuristic that has no engine, and a limit that its engines exceed.
         let device = Properties::of(&cudnn, 0).unwrap();
         let backward = Convolution { direction: Direction::Filters, ..of };
-        let none = ask(&cudnn, &device, &backward, MOST_WORKSPACE).unwrap_err().to_string();
+        let none = ask(&cudnn, &device, &Operation::Convolution(backward), LIMITS).unwrap_err().to_string();
         assert!(none.contains("3000: CUDNN_STATUS_NOT_SUPPORTED: the fault that was asked for"), "{none}");
-        assert_eq!(ask(&cudnn, &device, &of, 4095).unwrap().workspace_bytes, 0);
+        assert_eq!(
+            ask(&cudnn, &device, &Operation::Convolution(of), Limits { workspace_bytes: 4095, ..LIMITS })
+                .unwrap()
+                .workspace_bytes,
+            0
+        );
         assert!(Properties::of(&cudnn, 1).is_err());
         assert!(Properties::described(&cudnn, "no device").is_err());
     });
@@ -235,7 +245,7 @@ planted! {
         let (cudnn, of, tensors, accepted) = prepared(&gpu);
         let workspace = gpu.context.allocate(if is_right { 4096 } else { 4080 }).unwrap();
         let accepted = Accepted { workspace_bytes: 4080, ..accepted };
-        Planned::new(&cudnn, &of, &accepted, spans(&tensors), Some(workspace.span())).unwrap().run(&gpu.stream).unwrap();
+        Planned::new(&cudnn, &Operation::Convolution(of), &accepted, &spans(&tensors), Some(workspace.span())).unwrap().run(&gpu.stream).unwrap();
         gpu.context.synchronize().unwrap();
     }
 
@@ -246,7 +256,7 @@ planted! {
         let streams = [(); 2].map(|()| gpu.context.stream().unwrap());
         for (index, ((cudnn, of, tensors, accepted), stream)) in all.iter().zip(&streams).enumerate() {
             let workspace = if is_right { &workspaces[index] } else { &workspaces[0] };
-            Planned::new(cudnn, of, accepted, spans(tensors), Some(workspace.span())).unwrap().run(stream).unwrap();
+            Planned::new(cudnn, &Operation::Convolution(*of), accepted, &spans(tensors), Some(workspace.span())).unwrap().run(stream).unwrap();
         }
         gpu.context.synchronize().unwrap();
     }
@@ -257,7 +267,7 @@ planted! {
         let (workspace, fresh) = (gpu.context.allocate(4096).unwrap(), gpu.context.allocate(4096).unwrap());
         let [images, filters, results] = spans(&tensors);
         let filters = if is_right { filters } else { fresh.span() };
-        Planned::new(&cudnn, &of, &accepted, [images, filters, results], Some(workspace.span())).unwrap().run(&gpu.stream).unwrap();
+        Planned::new(&cudnn, &Operation::Convolution(of), &accepted, &[images, filters, results], Some(workspace.span())).unwrap().run(&gpu.stream).unwrap();
         gpu.context.synchronize().unwrap();
     }
 
@@ -269,7 +279,7 @@ planted! {
         let one = gpu.context.zeros(8192).unwrap();
         let images = if is_right { images } else { one.span() };
         let results = if is_right { results } else { one.span() };
-        Planned::new(&cudnn, &of, &accepted, [images, filters, results], Some(workspace.span())).unwrap().run(&gpu.stream).unwrap();
+        Planned::new(&cudnn, &Operation::Convolution(of), &accepted, &[images, filters, results], Some(workspace.span())).unwrap().run(&gpu.stream).unwrap();
         gpu.context.synchronize().unwrap();
     }
 }

@@ -61,7 +61,7 @@ fn exact(shape: Shape, (qkv, d_out): (&[f64], &[f64]), given: &[f64], rounding: 
             let scores: Vec<f64> = (0..seen).map(|key| scale * dot(row(0, query), row(1, key))).collect();
             let largest = scores.iter().copied().fold(f64::MIN, f64::max);
             let sum: f64 = scores.iter().map(|score| (score - largest).exp()).sum();
-            exact.saved[(sequence * heads + head) * context + query] = largest * std::f64::consts::LOG2_E + sum.log2();
+            exact.saved[(sequence * heads + head) * context + query] = largest + sum.ln();
             let dy = &d_out[to..to + size];
             let mean = dot(&given[to..to + size], dy);
             for (key, score) in scores.into_iter().enumerate() {

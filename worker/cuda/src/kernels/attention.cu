@@ -101,7 +101,7 @@ __device__ inline void put_each(const float (&numbers)[ROWS], float* to, unsigne
 }
 
 // Of all three, 3 blocks have room on a multiprocessor: ptxas by itself aims at more, and spills.
-// saved: for each query of each head log2 of the sum of 2^(score times scale). `scale` makes exponents of 2. count: heads of all
+// saved: for each query of each head the natural logarithm of the sum of e^score, as cuDNN's attention has it. `scale` makes exponents of 2. count: heads of all
 // sequences.
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
     attention(const float* qkv, float* out, float* saved, unsigned count, unsigned heads, unsigned context,
@@ -152,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             const float total = warp_sum(totals[r]);
-            largest[r] += log2f(total);
+            largest[r] = LOG_OF_2 * (largest[r] + log2f(total));
             const float inverse = 1.0f / total;
 #pragma unroll
             for (int c = 0; c < COLUMNS; c++) {
@@ -182,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
         fetch(Rows<const float>(qkv, row, 3 * heads, column), start, context, queries);
         fetch(Rows<const float>(d_out, row, heads, column), start, context, d_outs);
         __syncthreads();
-        const float mine = lane < ROWS && own + lane < context ? saved[(size_t)head * context + own + lane] : 0.0f;
+        const float mine = lane < ROWS && own + lane < context ? LOG2_OF_E * saved[(size_t)head * context + own + lane] : 0.0f;
         float mean[ROWS], logarithm[ROWS];
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
@@ -245,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
             fetch(d_out_rows, first, context, d_outs);
             const unsigned query = first + lane;
             const size_t at = (size_t)head * context + query;
-            const float logarithm = query < context ? saved[at] : 0.0f, mean = query < context ? means[at] : 0.0f;
+            const float logarithm = query < context ? LOG2_OF_E * saved[at] : 0.0f, mean = query < context ? means[at] : 0.0f;
             __syncthreads();
             float scores[ROWS], d_weights[ROWS];
             multiply(keys, queries, scores);

@@ -2,7 +2,7 @@
 #pragma once
 #include "device.cuh"
 
-constexpr float LOG2_OF_E = 1.44269504f;
+constexpr float LOG2_OF_E = 1.44269504f, LOG_OF_2 = 0.693147181f;
 constexpr unsigned MINUS_INFINITY = 0xff800000;
 
 // All rows of a head in a tensor whose rows have `heads` heads each, of which it is number `column`.

@@ -150,7 +150,7 @@ __device__ inline void put_each(const float (&numbers)[M][2], float* to, unsigne
     }
 }
 
-// saved: for each query of each head log2 of the sum of 2^(score times scale). `scale` makes exponents of 2. count: heads of all
+// saved: for each query of each head the natural logarithm of the sum of e^score, as cuDNN's attention has it. `scale` makes exponents of 2. count: heads of all
 // sequences.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention(const ELEMENT* qkv, ELEMENT* out, float* saved, unsigned count, unsigned heads, unsigned context,
@@ -226,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         for (int at = 0; at < M * 2; at++) {
             const int m = at / 2, half = at % 2;
             const float total = row_sum(totals[m][half]);
-            largest[m][half] += log2f(total);
+            largest[m][half] = LOG_OF_2 * (largest[m][half] + log2f(total));
             const float inverse = 1.0f / total;
 #pragma unroll
             for (int n = 0; n < PADDED * 2; n++) {
@@ -275,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                 }
             }
             mean[at / 2][at % 2] = row_sum(sum);
-            logarithm[at / 2][at % 2] = query < context ? saved[(size_t)head * context + query] : 0.0f;
+            logarithm[at / 2][at % 2] = query < context ? LOG2_OF_E * saved[(size_t)head * context + query] : 0.0f;
         }
         put_each<M>(mean, means + (size_t)head * context, first_query, context);
         Sums<M, PADDED> sums = {};
@@ -338,7 +338,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             if (threadIdx.x < TILE) {
                 const unsigned query = first + threadIdx.x;
                 const size_t at = (size_t)head * context + query;
-                logarithms[threadIdx.x] = query < context ? saved[at] : 0.0f;
+                logarithms[threadIdx.x] = query < context ? LOG2_OF_E * saved[at] : 0.0f;
                 averages[threadIdx.x] = query < context ? means[at] : 0.0f;
             }
             __syncthreads();

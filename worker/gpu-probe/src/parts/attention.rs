@@ -1,245 +1,232 @@
-//! Attention as a single node of cuDNN's graph, without the C++ front end.
-//!
-//! The node has no attribute for a causal mask: by itself it only computes `softmax(scale * Q K^T) V` (header of 9.26).
+//! Attention by cuDNN and by our kernels at the same shape: values against the CPU, and which is faster.
 
-use super::Probe;
+use super::{Probe, gather};
 use crate::numbers::{pattern, relative_error, short};
 use crate::outcome::Outcome;
 use half::bf16;
 use serde_json::{Value, json};
-use switchyard_cuda::Error;
+use switchyard_cuda::attention::{Attention, Backward};
 use switchyard_cuda::cudnn::Cudnn;
-use switchyard_cuda::driver::{Buffer, Context};
-use switchyard_cuda::graph::{Element, Graph, Operation, Tensor};
-use switchyard_cuda::version;
-
-/// A descriptor of an operation and the first version that has it.
-struct Node {
-    kind: i32,
-    since: usize,
-    name: &'static str,
-}
-
-const FORWARD: Node = Node { kind: 41, since: 91_300, name: "CUDNN_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR" };
-const BACKWARD: Node = Node { kind: 43, since: 91_700, name: "CUDNN_BACKEND_OPERATION_SDPA_BWD_DESCRIPTOR" };
-
-/// Batch, heads, tokens and width of a head.
-#[derive(Debug, Clone, Copy)]
-struct Shape {
-    batch: usize,
-    heads: usize,
-    tokens: usize,
-    width: usize,
-}
+use switchyard_cuda::driver::{Buffer, Context, Device, Loaded};
+use switchyard_cuda::kernels::attention::{Attention as Kernels, Backward as KernelBackward, Shape};
+use switchyard_cuda::kernels::{Call, Element};
+use switchyard_cuda::operation::{Limits, Operation, Planned, Properties, ask};
+use switchyard_cuda::{Error, driver};
 
 /// Small enough for the CPU.
-const CHECKED: Shape = Shape { batch: 2, heads: 2, tokens: 128, width: 64 };
+const CHECKED: Shape = Shape { element: Element::Bf16, batch: 2, context: 128, heads: 2, head_size: 64, causal: true };
 /// GPT-2 of 124 million parameters, 8 sequences.
-const TIMED: Shape = Shape { batch: 8, heads: 12, tokens: 1024, width: 64 };
+const TIMED: Shape = Shape { batch: 8, context: 1024, heads: 12, ..CHECKED };
+/// In a rehearsal.
+const SMALL: Shape = Shape { batch: 1, context: 24, head_size: 16, ..CHECKED };
 
-impl Shape {
-    fn elements(&self) -> usize {
-        self.batch * self.heads * self.tokens * self.width
-    }
+/// cuDNN's plans at these shapes need 256 bytes; the gradient's sums have no fixed order.
+const LIMITS: Limits = Limits { deterministic: false, workspace_bytes: 16 << 20 };
 
-    /// Operations of a product of scores.
-    fn product(&self) -> f64 {
-        2.0 * (self.elements() * self.tokens) as f64
-    }
+/// Eight bits of mantissa in weights, in the gradients of scores and in the results.
+const LIMIT: f64 = 0.02;
 
-    fn scale(&self) -> f32 {
-        1.0 / (self.width as f32).sqrt()
-    }
-
-    fn numbers(&self) -> [i64; 4] {
-        [self.batch, self.heads, self.tokens, self.width].map(|number| number as i64)
-    }
-
-    /// In the layout that linear layers produce: batch, tokens, heads, width.
-    fn tensor(&self, id: i64) -> Tensor {
-        let [b, h, s, d] = self.numbers();
-        Tensor {
-            id,
-            element: Element::Bf16,
-            dimensions: [b, h, s, d],
-            strides: [s * h * d, d, h * d, 1],
-            by_value: false,
-        }
-    }
-
-    /// Logarithms of the sums of a softmax, one per row.
-    fn statistics(&self, id: i64) -> Tensor {
-        let [b, h, s, _] = self.numbers();
-        Tensor { id, element: Element::F32, dimensions: [b, h, s, 1], strides: [h * s, s, 1, 1], by_value: false }
-    }
+/// Numbers of a row of all heads, for all tokens.
+fn elements(shape: &Shape) -> usize {
+    shape.batch as usize * shape.context as usize * shape.heads as usize * shape.head_size as usize
 }
 
-fn scale(id: i64) -> Tensor {
-    Tensor { id, element: Element::F32, dimensions: [1; 4], strides: [1; 4], by_value: true }
+/// Operations of a product of scores, of which half are computed.
+fn product(shape: &Shape) -> f64 {
+    elements(shape) as f64 * f64::from(shape.context)
 }
 
-fn check_version(cudnn: &Cudnn, node: &Node) -> Result<(), Outcome> {
-    let have = cudnn.version();
-    if have >= node.since {
-        return Ok(());
-    }
-    let [have, since] = [have, node.since].map(|number| version::library(number as i64));
-    Err(Outcome::absent(format!("cuDNN {have} has no {}: {since} is the first", node.name)))
-}
-
-fn forward_operation(graph: &Graph<'_>, shape: &Shape) -> Result<Operation, Error> {
-    // Q, K, V, O, statistics, scale.
-    let tensors = (2800..2804).zip(1..).map(|(attribute, id)| (attribute, shape.tensor(id)));
-    let tensors: Vec<_> = tensors.chain([(2804, shape.statistics(5)), (2805, scale(6))]).collect();
-    graph.operation(FORWARD.kind, &tensors)
-}
-
-fn backward_operation(graph: &Graph<'_>, shape: &Shape) -> Result<Operation, Error> {
-    // Q, K, V, O, statistics, scale, then dQ, dK, dV and dO.
-    let inputs = (2851..2855).zip(1..).map(|(attribute, id)| (attribute, shape.tensor(id)));
-    let gradients = (2859..2863).zip(7..).map(|(attribute, id)| (attribute, shape.tensor(id)));
-    let between = [(2855, shape.statistics(5)), (2856, scale(6))];
-    graph.operation(BACKWARD.kind, &inputs.chain(between).chain(gradients).collect::<Vec<_>>())
-}
-
-/// Whether cuDNN knows both nodes and accepts their tensors, which needs no GPU. Whether an engine runs them does.
-pub(super) fn nodes(probe: &Probe) -> Result<Value, Outcome> {
-    let cudnn = Cudnn::new(&probe.cudnn()?)?;
-    let graph = Graph::new(&cudnn);
-    check_version(&cudnn, &FORWARD)?;
-    forward_operation(&graph, &TIMED)?;
-    check_version(&cudnn, &BACKWARD)?;
-    backward_operation(&graph, &TIMED)?;
-    Ok(json!({"accepted": [FORWARD.name, BACKWARD.name]}))
-}
-
-/// The tensors of one attention on the device.
+/// The memory of both passes.
 struct Tensors {
-    /// Q, K, V, O, statistics.
-    forward: [Buffer; 5],
-    /// dQ, dK, dV, dO.
-    gradients: [Buffer; 4],
+    qkv: Buffer,
+    out: Buffer,
+    saved: Buffer,
+    d_out: Buffer,
+    d_qkv: Buffer,
+    scratch: Buffer,
+    workspace: Buffer,
 }
 
 impl Tensors {
     fn new(context: &Context, shape: &Shape) -> Result<Tensors, Error> {
-        let input = |seed| {
-            let values: Vec<bf16> = (0..shape.elements()).map(|index| bf16::from_f32(pattern(seed, index))).collect();
+        let all = elements(shape);
+        let input = |seed, count: usize| {
+            let values: Vec<bf16> = (0..count).map(|index| bf16::from_f32(pattern(seed, index))).collect();
             context.upload(&values)
         };
-        let zeros = || context.zeros(2 * shape.elements());
-        let statistics = context.zeros(4 * shape.batch * shape.heads * shape.tokens)?;
         Ok(Tensors {
-            forward: [input(1)?, input(2)?, input(3)?, zeros()?, statistics],
-            gradients: [zeros()?, zeros()?, zeros()?, input(4)?],
+            qkv: input(1, 3 * all)?,
+            out: context.zeros(2 * all)?,
+            saved: context.zeros(4 * all / shape.head_size as usize)?,
+            d_out: input(2, all)?,
+            d_qkv: context.zeros(6 * all)?,
+            scratch: context.zeros(Attention { shape: *shape, backward: true }.scratch_bytes())?,
+            workspace: context.allocate(LIMITS.workspace_bytes)?,
         })
     }
 }
 
-/// Runs forward and, if requested, backward; returns the results and the seconds of the last pass.
-fn compute(context: &Context, graph: &Graph<'_>, shape: &Shape, backward: bool) -> Result<(Vec<Vec<f32>>, f64), Error> {
-    let tensors = Tensors::new(context, shape)?;
-    let plan = graph.plan(forward_operation(graph, shape)?)?;
-    let workspace = context.zeros(plan.workspace_bytes.max(1))?;
-    let buffers = tensors.forward.each_ref();
-    let stream = context.default_stream();
-    let run = || plan.run(&buffers, shape.scale(), &workspace, &stream);
-    run()?;
-    if !backward {
-        let seconds = context.time(&stream, 10, run)?;
-        return Ok((vec![read(&tensors.forward[3], shape)?], seconds));
+/// One side, ready for both passes of a shape.
+enum Side {
+    Cudnn([Planned; 2]),
+    Kernels(Loaded, Vec<Call<driver::Span>>, Vec<Call<driver::Span>>),
+}
+
+impl Side {
+    fn cudnn(cudnn: &Cudnn, properties: &Properties, shape: &Shape, on: &Tensors) -> Result<Side, Error> {
+        let [qkv, out, saved, d_out, d_qkv, scratch] =
+            [&on.qkv, &on.out, &on.saved, &on.d_out, &on.d_qkv, &on.scratch].map(Buffer::span);
+        let pass = |backward| {
+            let attention = Attention { shape: *shape, backward };
+            let operation = Operation::Attention(attention);
+            let accepted = ask(cudnn, properties, &operation, LIMITS)?;
+            let spans = match backward {
+                false => attention.spans(qkv, out, saved)?,
+                true => attention.backward_spans(Backward { qkv, out, saved, d_out, d_qkv, scratch })?,
+            };
+            Planned::new(cudnn, &operation, &accepted, &spans, Some(on.workspace.span()))
+        };
+        Ok(Side::Cudnn([pass(false)?, pass(true)?]))
     }
-    let plan = graph.plan(backward_operation(graph, shape)?)?;
-    let workspace = context.zeros(plan.workspace_bytes.max(1))?;
-    let buffers: Vec<&Buffer> = tensors.forward.iter().chain(&tensors.gradients).collect();
-    let seconds = context.time(&stream, 10, || plan.run(&buffers, shape.scale(), &workspace, &stream))?;
-    let [dq, dk, dv, _] = &tensors.gradients;
-    Ok((vec![read(dq, shape)?, read(dk, shape)?, read(dv, shape)?], seconds))
+
+    fn kernels(
+        probe: &Probe,
+        (context, device): (&Context, &Device),
+        shape: &Shape,
+        on: &Tensors,
+    ) -> Result<Side, Error> {
+        let kernels = Kernels::new(*shape)?;
+        let blocks = 4 * u32::try_from(device.multiprocessors).unwrap_or(1);
+        let [qkv, out, saved, d_out, d_qkv, means] =
+            [&on.qkv, &on.out, &on.saved, &on.d_out, &on.d_qkv, &on.scratch].map(Buffer::span);
+        let loaded = context.load(kernels.program(), &probe.nvrtc()?)?;
+        let forward = kernels.forward(blocks, device.shared_bytes, qkv, out, saved)?;
+        let on = KernelBackward { qkv, out, saved, d_out, means, d_qkv };
+        let backward = kernels.backward(blocks, device.shared_bytes, on)?;
+        Ok(Side::Kernels(loaded, vec![forward], backward.to_vec()))
+    }
+
+    /// Queues a pass.
+    fn run(&self, backward: bool, stream: &driver::Stream) -> Result<(), Error> {
+        match self {
+            Side::Cudnn(passes) => passes[usize::from(backward)].run(stream),
+            Side::Kernels(loaded, forward, gradient) => {
+                let calls = if backward { gradient } else { forward };
+                calls.iter().try_for_each(|call| loaded.launch(call, stream))
+            }
+        }
+    }
 }
 
-fn read(buffer: &Buffer, shape: &Shape) -> Result<Vec<f32>, Error> {
-    Ok(buffer.download::<bf16>(0..shape.elements())?.iter().map(|value| value.to_f32()).collect())
-}
-
-pub(super) fn forward(probe: &Probe) -> Result<Value, Outcome> {
-    measure(probe, false)
-}
-
-pub(super) fn backward(probe: &Probe) -> Result<Value, Outcome> {
-    measure(probe, true)
-}
-
-fn measure(probe: &Probe, backward: bool) -> Result<Value, Outcome> {
+/// cuDNN's attention and ours: the errors of results and gradients, and how long each pass takes.
+pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
     let (context, device) = probe.start()?;
-    let cudnn = Cudnn::start(&probe.cudnn()?)?;
-    let nodes: &[Node] = if backward { &[FORWARD, BACKWARD] } else { &[FORWARD] };
-    nodes.iter().try_for_each(|node| check_version(&cudnn, node))?;
-    let graph = Graph::new(&cudnn);
-    let (got, _) = compute(&context, &graph, &CHECKED, backward)?;
-    let reference = Reference::new(&CHECKED);
-    let (wanted, names) = match backward {
-        false => (vec![reference.o], vec!["O"]),
-        true => (vec![reference.dq, reference.dk, reference.dv], vec!["dQ", "dK", "dV"]),
+    let cudnn = probe.cudnn().and_then(|library| Cudnn::start(&library));
+    let index = i32::try_from(probe.device).unwrap_or(i32::MAX);
+    let [checked, timed] = if probe.rehearse { [SMALL, SMALL] } else { [CHECKED, TIMED] };
+    let reference = Reference::new(&checked);
+    let measured = |side: &dyn Fn(&Shape, &Tensors) -> Result<Side, Error>| -> Result<Value, Outcome> {
+        let errors = errors(&context, &checked, &reference, side)?;
+        let tensors = Tensors::new(&context, &timed)?;
+        let (side, stream) = (side(&timed, &tensors)?, context.stream()?);
+        let mut figures = json!({"relativeErrors": errors});
+        // Two products forward. Backward needs five: scores are computed again.
+        for (backward, name, products) in [(false, "forward", 2.0), (true, "backward", 5.0)] {
+            side.run(backward, &stream)?;
+            let seconds = context.time(&stream, 10, || side.run(backward, &stream))?;
+            figures[name] = json!({
+                "microseconds": short(seconds * 1e6),
+                "TFLOPs": short(products * product(&timed) / seconds / 1e12),
+            });
+        }
+        Ok(figures)
     };
-    let errors: Vec<f64> = got.iter().zip(&wanted).map(|(got, wanted)| relative_error(got, wanted)).collect();
-    // Eight bits of mantissa in probabilities, in the gradients of scores and in the results.
-    let limit = 0.02;
-    if let Some((error, name)) = errors.iter().zip(&names).find(|(error, _)| **error > limit) {
-        return Err(Outcome::failed(
-            "cudnnBackendExecute",
-            format!("relative error {error:e} of {name}, expected at most {limit}"),
-        ));
-    }
-    let (_, seconds) = compute(&context, &graph, &TIMED, backward)?;
-    // Two products forward; five backward, of which the scores are computed again.
-    let products = if backward { 5.0 } else { 2.0 };
-    let errors: serde_json::Map<String, Value> =
-        names.iter().map(|name| name.to_string()).zip(errors.iter().map(|error| short(*error).into())).collect();
-    Ok(json!({
-        "device": device.name,
-        "relativeErrors": errors,
-        "batch": TIMED.batch, "heads": TIMED.heads, "tokens": TIMED.tokens, "width": TIMED.width,
-        "microseconds": short(seconds * 1e6),
-        "TFLOPs": short(products * TIMED.product() / seconds / 1e12),
-    }))
+    let by_cudnn = cudnn.map_err(Outcome::from).and_then(|cudnn| {
+        let properties = Properties::of(&cudnn, index)?;
+        measured(&|shape, on| Side::cudnn(&cudnn, &properties, shape, on))
+    });
+    let by_kernels = measured(&|shape, on| Side::kernels(probe, (&context, &device), shape, on));
+    let Shape { batch, context, heads, head_size, .. } = timed;
+    let figures = json!({
+        "device": device.name, "batch": batch, "heads": heads, "tokens": context, "width": head_size, "causal": true,
+    });
+    gather(figures, "sides", vec![(json!({"side": "cuDNN"}), by_cudnn), (json!({"side": "kernels"}), by_kernels)])
 }
 
-/// Attention and its gradients in f32, computed from the definition, in the layout of the device.
+/// Relative errors of the result and of the gradients of queries, keys and values.
+fn errors(
+    context: &Context,
+    shape: &Shape,
+    reference: &Reference,
+    side: &dyn Fn(&Shape, &Tensors) -> Result<Side, Error>,
+) -> Result<serde_json::Map<String, Value>, Outcome> {
+    let tensors = Tensors::new(context, shape)?;
+    let (side, stream) = (side(shape, &tensors)?, context.stream()?);
+    side.run(false, &stream)?;
+    side.run(true, &stream)?;
+    stream.synchronize()?;
+    let read = |buffer: &Buffer, count| -> Result<Vec<f32>, Error> {
+        Ok(buffer.download::<bf16>(0..count)?.iter().map(|value| value.to_f32()).collect())
+    };
+    let out = read(&tensors.out, elements(shape))?;
+    let gradients = read(&tensors.d_qkv, 3 * elements(shape))?;
+    let width = shape.heads as usize * shape.head_size as usize;
+    let part = |rows: &[f32], part: usize| -> Vec<f32> {
+        rows.chunks(3 * width).flat_map(|row| row[part * width..][..width].to_vec()).collect()
+    };
+    let mut errors = serde_json::Map::new();
+    let mut compare = |name: &str, got: &[f32], wanted: &[f32]| {
+        let error = relative_error(got, wanted);
+        errors.insert(name.to_owned(), short(error).into());
+        let text = || format!("relative error {error:e} of {name}, expected at most {LIMIT}");
+        // A NaN is never within.
+        if error <= LIMIT { Ok(()) } else { Err(Outcome::failed("attention", text())) }
+    };
+    compare("out", &out, &reference.out)?;
+    for (at, name) in ["queries", "keys", "values"].into_iter().enumerate() {
+        compare(name, &part(&gradients, at), &part(&reference.d_qkv, at))?;
+    }
+    Ok(errors)
+}
+
+/// Causal attention and its gradients in f32, computed from the definition, in the layout of the device.
 struct Reference {
-    o: Vec<f32>,
-    dq: Vec<f32>,
-    dk: Vec<f32>,
-    dv: Vec<f32>,
+    out: Vec<f32>,
+    /// Rows of the gradients of queries, keys and values.
+    d_qkv: Vec<f32>,
 }
 
 impl Reference {
     fn new(shape: &Shape) -> Reference {
-        let Shape { batch, heads, tokens, width } = *shape;
-        let zeros = || vec![0.0f32; shape.elements()];
-        let mut reference = Reference { o: zeros(), dq: zeros(), dk: zeros(), dv: zeros() };
+        let [batch, heads, tokens, width] =
+            [shape.batch, shape.heads, shape.context, shape.head_size].map(|number| number as usize);
+        let scale = 1.0 / (width as f32).sqrt();
+        let mut reference = Reference { out: vec![0.0; elements(shape)], d_qkv: vec![0.0; 3 * elements(shape)] };
         for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
             let at = |token: usize| ((b * tokens + token) * heads + h) * width;
-            let row = |seed: u32, token: usize| (0..width).map(move |d| pattern(seed, at(token) + d));
+            let in_rows = |part: usize, token: usize| (((b * tokens + token) * 3 + part) * heads + h) * width;
+            let row = |part: usize, token: usize| (0..width).map(move |d| pattern(1, in_rows(part, token) + d));
+            let d_row = |token: usize| (0..width).map(move |d| pattern(2, at(token) + d));
+            let dot = |a: &mut dyn Iterator<Item = f32>, b: &mut dyn Iterator<Item = f32>| {
+                a.zip(b).map(|(a, b)| a * b).sum::<f32>()
+            };
             for i in 0..tokens {
-                let dot = |first: u32, second: u32, j: usize| {
-                    row(first, i).zip(row(second, j)).map(|(a, b)| a * b).sum::<f32>()
-                };
-                let scores: Vec<f32> = (0..tokens).map(|j| dot(1, 2, j) * shape.scale()).collect();
+                let scores: Vec<f32> = (0..=i).map(|j| scale * dot(&mut row(0, i), &mut row(1, j))).collect();
                 let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 let powers: Vec<f32> = scores.iter().map(|score| (score - largest).exp()).collect();
                 let sum: f32 = powers.iter().sum();
                 // dP = dO V^T; dS = P * (dP - rowsum(P * dP)).
-                let of_probability: Vec<f32> = (0..tokens).map(|j| dot(4, 3, j)).collect();
-                let mean: f32 =
-                    powers.iter().zip(&of_probability).map(|(power, gradient)| power / sum * gradient).sum();
-                for j in 0..tokens {
-                    let probability = powers[j] / sum;
-                    let of_score = probability * (of_probability[j] - mean) * shape.scale();
+                let of_weight: Vec<f32> = (0..=i).map(|j| dot(&mut d_row(i), &mut row(2, j))).collect();
+                let mean: f32 = powers.iter().zip(&of_weight).map(|(power, gradient)| power / sum * gradient).sum();
+                for j in 0..=i {
+                    let weight = powers[j] / sum;
+                    let of_score = weight * (of_weight[j] - mean) * scale;
                     for d in 0..width {
-                        reference.o[at(i) + d] += probability * pattern(3, at(j) + d);
-                        reference.dq[at(i) + d] += of_score * pattern(2, at(j) + d);
-                        reference.dk[at(j) + d] += of_score * pattern(1, at(i) + d);
-                        reference.dv[at(j) + d] += probability * pattern(4, at(i) + d);
+                        let part = |part: usize, token: usize| pattern(1, in_rows(part, token) + d);
+                        reference.out[at(i) + d] += weight * part(2, j);
+                        reference.d_qkv[in_rows(0, i) + d] += of_score * part(1, j);
+                        reference.d_qkv[in_rows(1, j) + d] += of_score * part(0, i);
+                        reference.d_qkv[in_rows(2, j) + d] += weight * pattern(2, at(i) + d);
                     }
                 }
             }
@@ -252,19 +239,18 @@ impl Reference {
 mod tests {
     use super::*;
 
-    /// `<O, dO>` is linear in V, so its product with dV is the same number; the softmax is invariant to a shift of all
-    /// scores, so the rows of dS sum to zero and dQ is invariant to a shift of K.
+    /// `<out, d_out>` is linear in V, so its product with dV is the same number; scores are linear in Q and in K, so <dQ, Q> = <dK, K>.
     #[test]
     fn the_gradients_belong_to_the_result() {
-        let shape = Shape { batch: 1, heads: 2, tokens: 5, width: 4 };
+        let shape = Shape { batch: 1, context: 5, heads: 2, head_size: 8, ..CHECKED };
         let reference = Reference::new(&shape);
-        let inner = |values: &[f32], seed| -> f32 {
-            values.iter().enumerate().map(|(i, value)| value * pattern(seed, i)).sum()
+        let output: f32 = reference.out.iter().enumerate().map(|(i, value)| value * pattern(2, i)).sum();
+        let width = 2 * 8;
+        let inner = |part: usize| -> f32 {
+            let rows = reference.d_qkv.iter().enumerate().filter(|(i, _)| i / width % 3 == part);
+            rows.map(|(i, gradient)| gradient * pattern(1, i)).sum()
         };
-        let output = inner(&reference.o, 4);
-        assert!(output.abs() > 1e-3 && (inner(&reference.dv, 3) - output).abs() < 1e-5, "{output}");
-        // Scores are linear in Q and in K: <dQ, Q> = <dS, S> = <dK, K>.
-        let (of_q, of_k) = (inner(&reference.dq, 1), inner(&reference.dk, 2));
-        assert!(of_q.abs() > 1e-4 && (of_q - of_k).abs() < 1e-5, "{of_q} and {of_k}");
+        assert!(output.abs() > 1e-3 && (inner(2) - output).abs() < 1e-5, "{output} and {}", inner(2));
+        assert!(inner(0).abs() > 1e-4 && (inner(0) - inner(1)).abs() < 1e-5, "{} and {}", inner(0), inner(1));
     }
 }

@@ -6,11 +6,12 @@ use crate::outcome::Outcome;
 use crate::peaks::{Precision, peak};
 use half::bf16;
 use serde_json::{Value, json};
-use switchyard_cuda::convolution::{Convolution, Direction, Planned, Properties, ask};
+use switchyard_cuda::convolution::{Convolution, Direction};
 use switchyard_cuda::cublaslt::Arithmetic;
 use switchyard_cuda::cudnn::Cudnn;
 use switchyard_cuda::driver::{Buffer, Context};
 use switchyard_cuda::kernels::Element;
+use switchyard_cuda::operation::{Limits, Operation, Planned, Properties, ask};
 
 const IMAGES: usize = 128;
 const WORKSPACE_BYTES: usize = 512 << 20;
@@ -142,10 +143,11 @@ fn measure(
     let result = context.zeros(inputs[written].bytes())?;
     let mut buffers = inputs;
     buffers[written] = &result;
-    let convolution = shape.convolution(direction);
-    let accepted = ask(cudnn, properties, &convolution, workspace.bytes())?;
+    let operation = Operation::Convolution(shape.convolution(direction));
+    let limits = Limits { deterministic: true, workspace_bytes: workspace.bytes() };
+    let accepted = ask(cudnn, properties, &operation, limits)?;
     let spans = buffers.map(Buffer::span);
-    let planned = Planned::new(cudnn, &convolution, &accepted, spans, Some(workspace.span()))?;
+    let planned = Planned::new(cudnn, &operation, &accepted, &spans, Some(workspace.span()))?;
     let stream = context.stream()?;
     let seconds = context.time(&stream, 5, || planned.run(&stream))?;
     Ok((seconds, error(&result, shape, direction)?))

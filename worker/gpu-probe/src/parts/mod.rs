@@ -48,7 +48,7 @@ pub(crate) struct Part {
 }
 
 /// All parts, the most valuable first: what is there, whether training is right, how fast it is, and what only a later engine may use.
-pub(crate) const PARTS: [Part; 33] = [
+pub(crate) const PARTS: [Part; 31] = [
     Part { name: "machine", asks: "the machine", limit: 60, run: machine::facts },
     Part { name: "driver", asks: "driver and devices", limit: 60, run: libraries::driver },
     Part { name: "cublaslt", asks: "cuBLASLt", limit: 60, run: libraries::cublaslt },
@@ -98,9 +98,7 @@ pub(crate) const PARTS: [Part; 33] = [
     Part { name: "nccl", asks: "NCCL", limit: 60, run: libraries::nccl },
     Part { name: "all-reduce", asks: "NCCL with one rank", limit: 120, run: all_reduce::run },
     Part { name: "cudnn", asks: "cuDNN", limit: 60, run: libraries::cudnn },
-    Part { name: "attention-nodes", asks: "cuDNN SDPA nodes accepted", limit: 60, run: attention::nodes },
-    Part { name: "attention", asks: "cuDNN SDPA node, forward", limit: 120, run: attention::forward },
-    Part { name: "attention-backward", asks: "cuDNN SDPA node, backward", limit: 120, run: attention::backward },
+    Part { name: "attention", asks: "attention by cuDNN and by ours", limit: 180, run: attention::run },
     Part { name: "convolutions", asks: "cuDNN at ResNet-50 shapes", limit: 300, run: convolutions::run },
 ];
 

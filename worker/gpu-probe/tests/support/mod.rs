@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-pub const PARTS: [&str; 33] = [
+pub const PARTS: [&str; 31] = [
     "machine",
     "driver",
     "cublaslt",
@@ -35,9 +35,7 @@ pub const PARTS: [&str; 33] = [
     "nccl",
     "all-reduce",
     "cudnn",
-    "attention-nodes",
     "attention",
-    "attention-backward",
     "convolutions",
 ];
 

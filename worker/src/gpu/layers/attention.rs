@@ -1,23 +1,36 @@
-//! Self-attention.
+//! Self-attention: one operation of cuDNN each way, where it computes it, else kernels of ours. Either goes on from what the other has kept.
 
-use super::{Lowering, element, size};
+use super::{FLOAT, Lowering};
 use crate::cpu::Format;
 use crate::cpu::attention::AttentionShape;
-use crate::gpu::launch::Work;
+use crate::gpu::cudnn::{AttentionKind, CudnnKind};
+use crate::gpu::format;
+use crate::gpu::launch::{self, AttentionPass, Work};
 use crate::gpu::refused::Reason;
+use crate::gpu::target::Target;
 use crate::nn::plan::{Mode, NodePlan};
 use switchyard_cuda::kernels;
-use switchyard_cuda::kernels::attention::{Attention, Backward, Shape};
+use switchyard_cuda::kernels::attention::{Attention, Backward};
 
-pub(super) fn kernels_of(shape: &AttentionShape, format: Format) -> Result<Attention, Reason> {
-    let AttentionShape { batch, context, heads, head_size, causal } = *shape;
-    let [batch, context, heads, head_size] = [size(batch)?, size(context)?, size(heads)?, size(head_size)?];
-    Ok(Attention::new(Shape { element: element(format), batch, context, heads, head_size, causal })?)
+pub(super) fn kernels_of(shape: &AttentionShape, of: Format) -> Result<Attention, Reason> {
+    Ok(Attention::new(format::attention(shape, of)?)?)
+}
+
+/// Numbers of 32 bits of scratch memory.
+pub(super) fn backward_scratch(shape: &AttentionShape, target: &Target, of: Format) -> Result<usize, Reason> {
+    let kind = AttentionKind { shape: *shape, format: of, backward: true };
+    if target.cudnn.workspace(&CudnnKind::Attention(kind)).is_none() {
+        return Ok(kernels_of(shape, of)?.saved_bytes() / FLOAT);
+    }
+    Ok(kind.described()?.scratch_bytes() / FLOAT)
 }
 
 impl<M: kernels::Memory> Lowering<'_, M> {
     pub(super) fn attention(&mut self, shape: &AttentionShape, places: &NodePlan) -> Result<(), Reason> {
         let [qkv, out, saved] = [&places.inputs[0], &places.output, &places.saved].map(|place| self.arena(place));
+        if self.fused(shape, false, AttentionPass::Forward { qkv, out, saved }) {
+            return Ok(());
+        }
         let (blocks, shared_bytes) = (self.target.blocks, self.target.shared_bytes);
         let call = kernels_of(shape, self.format)?.forward(blocks, shared_bytes, qkv, out, saved)?;
         self.works.push(Work::Kernel(call));
@@ -28,16 +41,29 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         if places.modes[0] != Mode::Write {
             return Ok(());
         }
-        let on = Backward {
-            qkv: self.arena(&places.backward_inputs[0]),
-            out: self.arena(&places.backward_output),
-            saved: self.arena(&places.saved),
-            d_out: self.arena(&places.d_output),
-            means: self.arena(&places.backward_scratch),
-            d_qkv: self.arena(&places.d_inputs[0]),
-        };
+        let [qkv, out, saved] =
+            [&places.backward_inputs[0], &places.backward_output, &places.saved].map(|place| self.arena(place));
+        let [d_out, d_qkv, scratch] =
+            [&places.d_output, &places.d_inputs[0], &places.backward_scratch].map(|place| self.arena(place));
+        let on = switchyard_cuda::attention::Backward { qkv, out, saved, d_out, d_qkv, scratch };
+        if self.fused(shape, true, AttentionPass::Backward(on)) {
+            return Ok(());
+        }
+        let on = Backward { qkv, out, saved, d_out, means: scratch, d_qkv };
         let calls = kernels_of(shape, self.format)?.backward(self.target.blocks, self.target.shared_bytes, on)?;
         self.works.extend(calls.map(Work::Kernel));
         Ok(())
+    }
+
+    /// Makes it an operation of cuDNN, if that computes it.
+    fn fused(&mut self, shape: &AttentionShape, backward: bool, on: AttentionPass<M>) -> bool {
+        let kind = AttentionKind { shape: *shape, format: self.format, backward };
+        let known = CudnnKind::Attention(kind);
+        let computes = self.target.cudnn.workspace(&known).is_some();
+        if computes {
+            let workspace = self.workspace(&known);
+            self.works.push(Work::Attention(launch::Attention { kind, on, workspace }));
+        }
+        computes
     }
 }

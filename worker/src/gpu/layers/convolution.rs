@@ -12,7 +12,7 @@
 
 use super::{FLOAT, Lowering, VECTOR, adds, element, number, rows, size, windows};
 use crate::cpu::{ConvolutionShape, Format};
-use crate::gpu::convolutions::ConvolutionKind;
+use crate::gpu::cudnn::{ConvolutionKind, CudnnKind};
 use crate::gpu::launch::{Convolution, Matrix, Memory, Product, Span, Work};
 use crate::gpu::refused::Reason;
 use crate::gpu::target::Target;
@@ -50,7 +50,7 @@ pub(super) fn scratch(shape: &ConvolutionShape, target: &Target, format: Format)
     let Some(images) = images_at_once(shape, target, format)? else { return Ok([0; 2]) };
     let patches = patches(shape, images, format)?.patches_bytes() / FLOAT;
     let weights = (shape.weights_len() * format.size()).div_ceil(FLOAT);
-    let of = |direction, whole| if target.convolutions.have(shape, format, direction) { whole } else { patches };
+    let of = |direction, whole| if target.cudnn.have(shape, format, direction) { whole } else { patches };
     Ok([of(Direction::Forward, 0), of(Direction::Filters, weights).max(of(Direction::Images, 0))])
 }
 
@@ -92,16 +92,21 @@ impl<M: kernels::Memory> Lowering<'_, M> {
 
     /// Whether cuDNN computes a direction.
     fn is_whole(&self, shape: &ConvolutionShape, direction: Direction) -> bool {
-        self.target.convolutions.have(shape, self.format, direction)
+        self.target.cudnn.have(shape, self.format, direction)
     }
 
     /// A convolution of cuDNN, of images, filters and results.
     fn whole(&mut self, shape: &ConvolutionShape, (direction, adds): (Direction, bool), tensors: [M; 3]) {
         let kind = ConvolutionKind { shape: *shape, format: self.format, direction, adds };
-        let bytes = self.target.convolutions.workspace(&kind).filter(|bytes| *bytes > 0);
-        let workspace = bytes.map(|bytes| (self.place)(Span { memory: Memory::Workspace, at: 0, bytes }));
+        let workspace = self.workspace(&CudnnKind::Convolution(kind));
         let [images, filters, results] = tensors;
         self.works.push(Work::Convolution(Convolution { kind, images, filters, results, workspace }));
+    }
+
+    /// Memory beside the tensors of what cuDNN computes, if it needs any.
+    pub(super) fn workspace(&self, kind: &CudnnKind) -> Option<M> {
+        let bytes = self.target.cudnn.workspace(kind).filter(|bytes| *bytes > 0);
+        bytes.map(|bytes| (self.place)(Span { memory: Memory::Workspace, at: 0, bytes }))
     }
 
     fn gradient_of_filters(&mut self, shape: &ConvolutionShape, places: &NodePlan) -> Result<(), Reason> {

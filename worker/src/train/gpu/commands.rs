@@ -2,17 +2,17 @@
 
 use super::algorithms::{Algorithms, arithmetic};
 use super::cache::Cache;
-use super::convolutions::Answers;
+use super::cudnn::Answers;
 use super::machine::name_of;
 use super::memories::Memories;
 use super::programs::Compiler;
 use crate::gpu::{Matrix, Product, Work, Works};
 use crate::recorder::Recorder;
-use switchyard_cuda::convolution;
 use switchyard_cuda::cublaslt::{self, CublasLt, Planned};
 use switchyard_cuda::driver::{Context, Event, Lines, Loaded, Span, Stream};
 use switchyard_cuda::kernels::{Call, Program};
 use switchyard_cuda::nvrtc::Nvrtc;
+use switchyard_cuda::operation;
 use switchyard_cuda::{Error, Library};
 use switchyard_worker_contract::config::{self, EngineConfig};
 
@@ -35,7 +35,7 @@ pub(super) enum Command {
     /// With the number of its program.
     Kernel(usize, Call<Span>),
     Product(Box<Planned>),
-    Convolution(Box<convolution::Planned>),
+    Cudnn(Box<operation::Planned>),
     Copy {
         bytes: usize,
         count: usize,
@@ -92,7 +92,7 @@ impl Workshop {
     }
 
     /// # Errors
-    /// No algorithm multiplies matrices of this shape, or cuDNN refuses a convolution that it has accepted.
+    /// No algorithm multiplies matrices of this shape, or cuDNN refuses what it has accepted.
     pub fn command(&mut self, work: Work<Span>) -> Result<Command, Error> {
         match work {
             Work::Kernel(call) => Ok(Command::Kernel(self.program(call.program()), call)),
@@ -100,7 +100,8 @@ impl Workshop {
                 let product = described(&product, self.config.matmul);
                 Ok(Command::Product(Box::new(self.algorithms.plan(product)?)))
             }
-            Work::Convolution(convolution) => Ok(Command::Convolution(Box::new(self.answers.plan(&convolution)?))),
+            Work::Convolution(convolution) => Ok(Command::Cudnn(Box::new(self.answers.convolution(&convolution)?))),
+            Work::Attention(attention) => Ok(Command::Cudnn(Box::new(self.answers.attention(&attention)?))),
             Work::Copy { from, to } => Ok(copy(&from, &to)),
         }
     }
@@ -119,7 +120,7 @@ impl Workshop {
         commands.iter().try_for_each(|command| match command {
             Command::Kernel(program, call) => self.programs[*program].launch(call, stream),
             Command::Product(planned) => planned.run(0, memories.workspace.span(), stream),
-            Command::Convolution(planned) => planned.run(stream),
+            Command::Cudnn(planned) => planned.run(stream),
             Command::Copy { bytes, count, from, to } => stream.copy_lines(*bytes, *count, *from, *to),
             Command::Record(event) => stream.record(event),
         })

@@ -1,16 +1,16 @@
 //! The GPUs of this machine, and the libraries that compute on them.
 
 use super::users::in_use;
-use crate::gpu::{Convolutions, Target};
+use crate::gpu::{CudnnKinds, Target};
 use crate::process::variable;
 use crate::train::TrainError;
 use std::path::Path;
-use switchyard_cuda::convolution;
 use switchyard_cuda::cublaslt::CublasLt;
 use switchyard_cuda::cudnn::Cudnn;
 use switchyard_cuda::driver::{Context, Device, Driver};
 use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, NVRTC, Places, VARIABLE, Wanted};
 use switchyard_cuda::nvrtc::Nvrtc;
+use switchyard_cuda::operation;
 use switchyard_cuda::{Error, Library, version};
 
 /// Names the GPUs that a process sees; the driver reads it.
@@ -100,10 +100,10 @@ impl Machine {
             Err(error) => return Err(error.to_string()),
         };
         let cudnn = Cudnn::new(&library).map_err(|error| error.to_string())?;
-        let [found, since] = [cudnn.version(), convolution::SINCE];
+        let [found, since] = [cudnn.version(), operation::SINCE];
         let [shown, wanted] = [found, since].map(|number| version::library(i64::try_from(number).unwrap_or(i64::MAX)));
-        if found < since || found / 10_000 != convolution::MAJOR {
-            let major = convolution::MAJOR;
+        if found < since || found / 10_000 != operation::MAJOR {
+            let major = operation::MAJOR;
             return Err(format!(
                 "cuDNN in {} is {shown}, expected {wanted} or newer of version {major}",
                 library.path.display()
@@ -123,14 +123,14 @@ pub(super) fn name_of(device: &Device) -> String {
     format!("{} {}", device.name, device.architecture())
 }
 
-/// What launches on a device are planned for: all convolutions are products of patches.
+/// What launches on a device without cuDNN are planned for.
 pub(super) fn target(device: &Device) -> Target {
     target_of(u32::try_from(device.multiprocessors).unwrap_or(1), device.shared_bytes)
 }
 
 /// The same for a device that need not be there. `shared_bytes`: of a block, at most.
 pub(super) fn target_of(multiprocessors: u32, shared_bytes: u32) -> Target {
-    Target { blocks: BLOCKS * multiprocessors.max(1), shared_bytes, convolutions: Convolutions::none(), fp8: false }
+    Target { blocks: BLOCKS * multiprocessors.max(1), shared_bytes, cudnn: CudnnKinds::none(), fp8: false }
 }
 
 fn missing(error: Error) -> TrainError {

@@ -14,7 +14,7 @@ mod algorithms;
 mod cache;
 mod collectives;
 mod commands;
-mod convolutions;
+mod cudnn;
 mod feed;
 mod health;
 mod machine;

@@ -1,6 +1,6 @@
 //! The static plan of a rank on a GPU.
 
-use super::convolutions::Answers;
+use super::cudnn::Answers;
 use super::machine::{Machine, Taken, target};
 use super::{SLOTS, WORKSPACE, users};
 use crate::cpu::Format;
@@ -66,8 +66,8 @@ impl GpuPlan {
         let compiler = machine.nvrtc.version()?;
         check_fp8(config.gpu.matmul, &device)?;
         let graph = training.graph()?;
-        let answers = Answers::new(&machine, &device, &graph, config.gpu.matmul);
-        let computation = computation(training, graph, target(&device).with(answers.convolutions()))?;
+        let answers = Answers::new(&machine, &device, &graph, config.gpu);
+        let computation = computation(training, graph, target(&device).with(answers.kinds()))?;
         let plan = GpuPlan { machine, computation, answers, device, compiler, matmul: config.gpu.matmul };
         let limit = (plan.device.memory_bytes as f64 * config.memory.fraction) as u64;
         let need = plan.memory();
@@ -119,12 +119,12 @@ impl GpuPlan {
     pub fn memory_fp32(&self, training: &Training) -> Result<u64, TrainError> {
         let (graph, config) = (training.graph_in(Format::F32)?, &training.config);
         let (optimizer, samples) = (&config.optimizer, config.reader.sample_type);
-        let target = target(&self.device).with(self.answers.convolutions().in_format(Format::F32));
+        let target = target(&self.device).with(self.answers.kinds().in_format(Format::F32));
         let computation = Computation::new(graph, optimizer, Precision::Fp32, samples, target)?;
         Ok(memory(&computation).total())
     }
 
-    /// Takes the GPU of a rank. What cuDNN does not take there is planned again, by patches.
+    /// Takes the GPU of a rank. What cuDNN does not take there is planned again without it.
     ///
     /// # Errors
     /// There is no GPU for this rank, or the driver refuses.
@@ -133,7 +133,7 @@ impl GpuPlan {
         let GpuPlan { machine, mut computation, mut answers, device, .. } = self;
         let taken = machine.take(local_rank)?;
         if !answers.start(&taken.0)? {
-            let target = target(&device).with(answers.convolutions());
+            let target = target(&device).with(answers.kinds());
             computation = self::computation(training, training.graph()?, target)?;
         }
         let need = memory(&computation);

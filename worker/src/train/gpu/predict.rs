@@ -3,7 +3,7 @@
 use super::machine::target_of;
 use super::plan::{computation, memory, too_large};
 use crate::data::Dataset;
-use crate::gpu::Convolutions;
+use crate::gpu::CudnnKinds;
 use crate::model::Registry;
 use crate::train::TrainError;
 use crate::train::training::Training;
@@ -25,7 +25,8 @@ pub fn predict(
     let training = Training::new(config, dataset, world, registry)?;
     let graph = training.graph()?;
     // Nothing is faster than if cuDNN computes all that it can.
-    let target = target_of(gpu.multiprocessors, gpu.shared_bytes_per_block).with(Convolutions::all(&graph));
+    let all = CudnnKinds::all(&graph, config.gpu.deterministic);
+    let target = target_of(gpu.multiprocessors, gpu.shared_bytes_per_block).with(all);
     let computation = computation(&training, graph, target)?;
     let limit = (gpu.memory_bytes as f64 * config.memory.fraction) as u64;
     let need = memory(&computation);

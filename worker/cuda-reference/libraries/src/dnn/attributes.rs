@@ -6,17 +6,21 @@ use std::sync::Arc;
 /// `cudnnBackendAttributeType_t`.
 pub(super) const HANDLE: i32 = 0;
 const DATA_TYPE: i32 = 1;
+const BOOLEAN: i32 = 2;
 pub(super) const INT64: i32 = 3;
 const FLOAT: i32 = 4;
 const VOID_PTR: i32 = 6;
 const CONVOLUTION_MODE: i32 = 7;
 const HEUR_MODE: i32 = 8;
 pub(super) const NUMERICAL_NOTE: i32 = 11;
+const POINTWISE_MODE: i32 = 14;
 pub(super) const DESCRIPTOR: i32 = 15;
+const REDUCTION_OPERATOR: i32 = 18;
 const INT32: i32 = 23;
 pub(super) const CHAR: i32 = 24;
 
 /// Descriptors.
+pub(super) const POINTWISE: i32 = 0;
 pub(super) const WINDOW: i32 = 1;
 pub(super) const ENGINE: i32 = 2;
 pub(super) const CONFIGURATION: i32 = 3;
@@ -25,13 +29,38 @@ pub(super) const PLAN: i32 = 5;
 pub(super) const FORWARD: i32 = 10;
 pub(super) const FILTERS: i32 = 11;
 pub(super) const IMAGES: i32 = 12;
+pub(super) const OF_POINTWISE: i32 = 13;
 pub(super) const GRAPH: i32 = 15;
 pub(super) const PACK: i32 = 16;
 pub(super) const TENSOR: i32 = 17;
+pub(super) const PRODUCT: i32 = 18;
+pub(super) const OF_PRODUCT: i32 = 19;
+pub(super) const REDUCTION: i32 = 21;
+pub(super) const OF_REDUCTION: i32 = 22;
+pub(super) const RESHAPE: i32 = 31;
 pub(super) const DEVICE: i32 = 38;
 
-pub(super) const KINDS: [i32; 12] =
-    [WINDOW, ENGINE, CONFIGURATION, HEURISTIC, PLAN, FORWARD, FILTERS, IMAGES, GRAPH, PACK, TENSOR, DEVICE];
+pub(super) const KINDS: [i32; 19] = [
+    POINTWISE,
+    WINDOW,
+    ENGINE,
+    CONFIGURATION,
+    HEURISTIC,
+    PLAN,
+    FORWARD,
+    FILTERS,
+    IMAGES,
+    OF_POINTWISE,
+    GRAPH,
+    PACK,
+    TENSOR,
+    PRODUCT,
+    OF_PRODUCT,
+    REDUCTION,
+    OF_REDUCTION,
+    RESHAPE,
+    DEVICE,
+];
 
 /// An attribute that can be set: name, type, the least and most of its values, and whether it must be set.
 pub(super) struct Known {
@@ -92,9 +121,32 @@ pub(super) fn known(kind: i32) -> Vec<Known> {
         FORWARD => operation!(700),
         IMAGES => operation!(706),
         FILTERS => operation!(712),
-        GRAPH => vec![optional(800, HANDLE, 1), one(801, DESCRIPTOR)],
+        POINTWISE => vec![one(0, POINTWISE_MODE), one(1, DATA_TYPE), optional(9, INT64, 1)],
+        OF_POINTWISE => vec![
+            one(750, DESCRIPTOR),
+            one(751, DESCRIPTOR),
+            optional(752, DESCRIPTOR, 1),
+            one(753, DESCRIPTOR),
+            optional(758, DESCRIPTOR, 1),
+        ],
+        PRODUCT => vec![one(1500, DATA_TYPE)],
+        OF_PRODUCT => vec![one(1520, DESCRIPTOR), one(1521, DESCRIPTOR), one(1522, DESCRIPTOR), one(1523, DESCRIPTOR)],
+        REDUCTION => vec![one(1600, REDUCTION_OPERATOR), one(1601, DATA_TYPE)],
+        OF_REDUCTION => vec![one(1610, DESCRIPTOR), one(1611, DESCRIPTOR), one(1612, DESCRIPTOR)],
+        RESHAPE => vec![one(2200, DESCRIPTOR), one(2201, DESCRIPTOR)],
+        GRAPH => {
+            vec![optional(800, HANDLE, 1), Known { name: 801, kind: DESCRIPTOR, counts: (1, ANY), is_required: true }]
+        }
         TENSOR => {
-            vec![one(900, INT64), one(901, DATA_TYPE), several(902, INT64, 4), several(903, INT64, 4), one(906, INT64)]
+            vec![
+                one(900, INT64),
+                one(901, DATA_TYPE),
+                several(902, INT64, 4),
+                several(903, INT64, 4),
+                one(906, INT64),
+                optional(907, BOOLEAN, 1),
+                optional(908, BOOLEAN, 1),
+            ]
         }
         PACK => vec![
             Known { name: 1000, kind: INT64, counts: (1, ANY), is_required: true },
@@ -110,7 +162,7 @@ pub(super) fn known(kind: i32) -> Vec<Known> {
 pub(super) fn size(kind: i32) -> usize {
     match kind {
         HANDLE | INT64 | VOID_PTR | DESCRIPTOR => 8,
-        CHAR => 1,
+        BOOLEAN | CHAR => 1,
         _ => 4,
     }
 }
@@ -156,10 +208,18 @@ impl<P> Attributes<P> {
         self.bytes(name).try_into().map(f32::from_le_bytes).unwrap_or_default()
     }
 
-    pub(super) fn part(&self, name: i32) -> Option<&P> {
+    pub(super) fn is_true(&self, name: i32) -> bool {
+        self.bytes(name) == [1]
+    }
+
+    pub(super) fn parts(&self, name: i32) -> &[Arc<P>] {
         match self.0.get(&name) {
-            Some(Value::Parts(parts)) => parts.first().map(|part| &**part),
-            _ => None,
+            Some(Value::Parts(parts)) => parts,
+            _ => &[],
         }
+    }
+
+    pub(super) fn part(&self, name: i32) -> Option<&P> {
+        self.parts(name).first().map(|part| &**part)
     }
 }

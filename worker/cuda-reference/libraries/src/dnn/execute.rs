@@ -2,13 +2,11 @@
 
 use super::descriptors::made;
 use super::graphs::Made;
-use super::plans::bound;
+use super::plans::{Ready, bound};
 use super::{BAD_PARAM, EXECUTION_FAILED, done, handle, refused};
 use crate::abi::{self, Pointer};
 use crate::fault;
 use crate::gpu::Gpu;
-use crate::gpu::convolution::Convolution;
-use crate::gpu::work::Work;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Executions so far.
@@ -28,10 +26,10 @@ pub unsafe extern "C" fn cudnnBackendExecute(raw: Pointer, plan: Pointer, pack: 
         if fault::requested().is_ok_and(|faults| faults.cudnn_fails == Some(number)) {
             return refused(CALL, EXECUTION_FAILED, "the fault that was asked for");
         }
-        let convolution = bound(CALL, plan, pack)?;
+        let ready = bound(CALL, plan, pack)?;
         let queued = abi::with(|gpu| {
             let stream = abi::stream(gpu, stream)?;
-            enqueue(gpu, stream, convolution);
+            enqueue(gpu, stream, ready);
             Ok(())
         });
         queued.or_else(|code| refused(CALL, EXECUTION_FAILED, &format!("the driver says {code:?}")))
@@ -39,7 +37,6 @@ pub unsafe extern "C" fn cudnnBackendExecute(raw: Pointer, plan: Pointer, pack: 
     done(run())
 }
 
-fn enqueue(gpu: &mut Gpu, stream: usize, convolution: Convolution) {
-    let uses = convolution.uses();
-    gpu.put(stream, convolution.name(), &uses, Work::Convolution(Box::new(convolution)));
+fn enqueue(gpu: &mut Gpu, stream: usize, Ready { name, uses, work }: Ready) {
+    gpu.put(stream, name, &uses, work);
 }

@@ -1,13 +1,17 @@
 //! What descriptors become when they are finalized: tensors, an operation, the engines for it.
 
 use super::attributes::{self as known, Attributes};
-use super::engines::{Configuration, EXACT, Engine, ROUNDED, UNORDERED, kind_of, meets};
+use super::engines::{Configuration, EXACT, Engine, FUSED, ROUNDED, UNORDERED, Whole, kind_of, meets};
+use super::flows::{self, How};
 use super::plans::{Pack, Plan};
 use super::{Answer, BAD_PARAM, DUPLICATED_ENTRIES, NOT_INITIALIZED, SHAPE_MISMATCH, refused, unsupported};
 use crate::abi;
 use crate::fault;
-use crate::gpu::convolution::{Operation, Shape, Tensor, Window};
+use crate::gpu::convolution::{Operation, Shape, Window, is_nhwc};
+use crate::gpu::dataflow::{Dataflow, Node};
+use crate::gpu::tensor::{Place, Tensor};
 use crate::numbers::Format;
+use std::sync::Arc;
 
 const NHWC: &str = "strides that are not those of NHWC";
 
@@ -16,8 +20,10 @@ const NHWC: &str = "strides that are not those of NHWC";
 pub(super) enum Made {
     Tensor(Tensor),
     Window(Window),
-    Operation(Shape),
-    Graph(Shape),
+    Operation(Box<Shape>),
+    How(How),
+    Node(Node),
+    Graph(Whole),
     Device,
     Heuristic(Vec<Configuration>),
     Engine(Engine),
@@ -32,6 +38,8 @@ impl Made {
             Made::Tensor(_) => known::TENSOR,
             Made::Window(_) => known::WINDOW,
             Made::Operation(shape) => kind_of(shape.operation),
+            Made::How(how) => how.kind(),
+            Made::Node(node) => flows::kind_of(node),
             Made::Graph(_) => known::GRAPH,
             Made::Device => known::DEVICE,
             Made::Heuristic(_) => known::HEURISTIC,
@@ -48,18 +56,39 @@ pub(super) fn made(call: &str, kind: i32, of: &Attributes<Made>) -> Answer<Made>
     match kind {
         known::TENSOR => tensor(call, of).map(Made::Tensor),
         known::WINDOW => window(call, of).map(Made::Window),
-        known::FORWARD => operation(call, Operation::Forward, of, 700, [704, 703, 705]).map(Made::Operation),
-        known::IMAGES => operation(call, Operation::Images, of, 706, [710, 709, 711]).map(Made::Operation),
-        known::FILTERS => operation(call, Operation::Filters, of, 712, [716, 715, 717]).map(Made::Operation),
-        known::GRAPH => match of.part(801) {
-            Some(Made::Operation(shape)) => Ok(Made::Graph(shape.clone())),
-            _ => refused(call, BAD_PARAM, "a graph of what is no operation"),
-        },
+        known::FORWARD => operation(call, Operation::Forward, of, 700, [704, 703, 705]),
+        known::IMAGES => operation(call, Operation::Images, of, 706, [710, 709, 711]),
+        known::FILTERS => operation(call, Operation::Filters, of, 712, [716, 715, 717]),
+        known::POINTWISE | known::PRODUCT | known::REDUCTION => flows::how(call, kind, of).map(Made::How),
+        known::OF_POINTWISE | known::OF_PRODUCT | known::OF_REDUCTION | known::RESHAPE => {
+            flows::node(call, kind, of).map(Made::Node)
+        }
+        known::GRAPH => graph(call, of).map(Made::Graph),
         known::DEVICE => device(call, of).map(|()| Made::Device),
         known::HEURISTIC => heuristic(call, of).map(Made::Heuristic),
         known::PLAN => plan(call, of).map(Made::Plan),
         known::PACK => Pack::new(call, &of.longs(1000), &of.longs(1001), of.long(1003)).map(Made::Pack),
         _ => refused(call, BAD_PARAM, &format!("kind {kind} is filled by the library")),
+    }
+}
+
+/// A convolution, or operations that go on from each other.
+fn graph(call: &str, of: &Attributes<Made>) -> Answer<Whole> {
+    if let [one] = of.parts(801)
+        && let Made::Operation(shape) = &**one
+    {
+        return Ok(Whole::Convolution(shape.clone()));
+    }
+    let node = |part: &Arc<Made>| match &**part {
+        Made::Node(node) => Some(node.clone()),
+        _ => None,
+    };
+    let Some(nodes) = of.parts(801).iter().map(node).collect() else {
+        return refused(call, BAD_PARAM, "a graph of what is no operation, or of a convolution and others");
+    };
+    match Dataflow::new(nodes) {
+        Ok(flow) => Ok(Whole::Dataflow(flow)),
+        Err(text) => refused(call, BAD_PARAM, &text),
     }
 }
 
@@ -95,15 +124,30 @@ fn positive<const N: usize>(call: &str, numbers: &[i64]) -> Answer<[u64; N]> {
 }
 
 fn tensor(call: &str, of: &Attributes<Made>) -> Answer<Tensor> {
-    let Some(format) = format(of.int(901)) else {
+    let place = match (of.is_true(907), of.is_true(908)) {
+        (false, false) => Place::Device,
+        (true, false) => Place::Between,
+        (false, true) => Place::Host,
+        (true, true) => return refused(call, BAD_PARAM, "a tensor that is virtual and of the host"),
+    };
+    // Indices and truths are between operations only, and are numbers like others there.
+    let format = match of.int(901) {
+        4 | 11 if place == Place::Between => Some(Format::F32),
+        data_type => format(data_type),
+    };
+    let Some(format) = format else {
         return refused(call, BAD_PARAM, &format!("a tensor of type {}", of.int(901)));
     };
     let alignment = of.long(900) as u64;
-    if !alignment.is_power_of_two() || alignment < format.bytes() {
+    if !alignment.is_power_of_two() || (alignment < format.bytes() && place != Place::Between) {
         return refused(call, BAD_PARAM, &format!("a tensor at a multiple of {} bytes", of.long(900)));
     }
     let dimensions = positive(call, &of.longs(902))?;
-    Ok(Tensor { id: of.long(906), format, alignment, dimensions, strides: positive(call, &of.longs(903))? })
+    let strides = positive(call, &of.longs(903))?;
+    if place == Place::Host && dimensions != [1; 4] {
+        return refused(call, BAD_PARAM, "more than one number of the host");
+    }
+    Ok(Tensor { id: of.long(906), format, alignment, dimensions, strides, place })
 }
 
 fn window(call: &str, of: &Attributes<Made>) -> Answer<Window> {
@@ -119,7 +163,7 @@ fn window(call: &str, of: &Attributes<Made>) -> Answer<Window> {
     Ok(Window { dilations, strides, before: [before[0], before[1]], after: [after[0], after[1]] })
 }
 
-fn operation(call: &str, operation: Operation, of: &Attributes<Made>, first: i32, names: [i32; 3]) -> Answer<Shape> {
+fn operation(call: &str, operation: Operation, of: &Attributes<Made>, first: i32, names: [i32; 3]) -> Answer<Made> {
     let (
         Some(Made::Window(window)),
         [Some(Made::Tensor(images)), Some(Made::Tensor(filters)), Some(Made::Tensor(results))],
@@ -143,7 +187,7 @@ fn operation(call: &str, operation: Operation, of: &Attributes<Made>, first: i32
     if !shape.fits() {
         return refused(call, SHAPE_MISMATCH, &format!("sides that do not fit: {shape:?}"));
     }
-    Ok(shape)
+    Ok(Made::Operation(Box::new(shape)))
 }
 
 /// By its number, or in words.
@@ -163,23 +207,34 @@ fn device(call: &str, of: &Attributes<Made>) -> Answer<()> {
 
 /// The engines for a graph, of which the last is also what the fall-back mode knows.
 fn heuristic(call: &str, of: &Attributes<Made>) -> Answer<Vec<Configuration>> {
-    let (Some(Made::Graph(shape)), Some(Made::Device)) = (of.part(201), of.part(204)) else {
+    let (Some(Made::Graph(whole)), Some(Made::Device)) = (of.part(201), of.part(204)) else {
         return refused(call, BAD_PARAM, "no graph, or no device");
     };
-    let formats = [&shape.images, &shape.filters, &shape.results].map(|tensor| tensor.format);
+    match whole {
+        Whole::Convolution(shape) => check_convolution(shape)?,
+        Whole::Dataflow(flow) => flows::check(flow)?,
+    }
+    if fault::requested().is_ok_and(|faults| meets(faults.cudnn_refused, whole)) {
+        return unsupported("the fault that was asked for");
+    }
+    let engines = match (of.int(200), whole) {
+        (3, Whole::Convolution(_)) => &[UNORDERED, ROUNDED, EXACT][..],
+        (2, Whole::Convolution(_)) => &[EXACT],
+        (3, Whole::Dataflow(_)) => &[FUSED],
+        (2, Whole::Dataflow(_)) => &[],
+        (mode, _) => return refused(call, BAD_PARAM, &format!("mode {mode}")),
+    };
+    Ok(engines.iter().map(|engine| Configuration { whole: whole.clone(), engine: *engine }).collect())
+}
+
+fn check_convolution(shape: &Shape) -> Answer<()> {
+    let tensors = [&shape.images, &shape.filters, &shape.results];
+    let formats = tensors.map(|tensor| tensor.format);
     if formats.iter().any(|format| *format != formats[0]) {
         return unsupported(&format!("formats {formats:?}"));
     }
-    if [&shape.images, &shape.filters, &shape.results].into_iter().any(|tensor| !tensor.is_nhwc()) {
+    if tensors.into_iter().any(|tensor| !is_nhwc(tensor) || tensor.place != Place::Device) {
         return unsupported(NHWC);
     }
-    if fault::requested().is_ok_and(|faults| meets(faults.cudnn_refused, shape)) {
-        return unsupported("the fault that was asked for");
-    }
-    let engines = match of.int(200) {
-        3 => &[UNORDERED, ROUNDED, EXACT][..],
-        2 => &[EXACT],
-        mode => return refused(call, BAD_PARAM, &format!("mode {mode}")),
-    };
-    Ok(engines.iter().map(|engine| Configuration { shape: shape.clone(), engine: *engine }).collect())
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! `libcudnn.so.9`: convolutions as graphs of one operation. What the real library refuses is refused, with the reason on standard error.
+//! `libcudnn.so.9`: convolutions as graphs of one operation, and graphs of products, reductions and what is done number by number. What the real library refuses is refused, with the reason on standard error.
 //!
 //! ```text
 //! tensors, window ── operation ── graph ── heuristic ── configuration of an engine ── plan ── its text
@@ -10,6 +10,7 @@ mod attributes;
 mod descriptors;
 mod engines;
 mod execute;
+mod flows;
 mod graphs;
 mod plans;
 
@@ -33,7 +34,7 @@ const DESCRIPTOR_TYPE: i32 = 2012;
 const NOT_SUPPORTED: i32 = 3000;
 const EXECUTION_FAILED: i32 = 5000;
 
-/// Of a version that has all that the engine needs, and no attention.
+/// Of a version that has all that the engine needs.
 const VERSION: u64 = 91_200;
 
 type Answer<T> = Result<T, i32>;

@@ -1,11 +1,15 @@
 //! Plans, their texts, and the memory that they are given.
 
-use super::engines::{Configuration, Engine, meets};
+use super::engines::{Configuration, Engine, Whole, meets};
 use super::{
     Answer, BAD_PARAM, DUPLICATED_ENTRIES, MISALIGNED_POINTER, NOT_SUPPORTED, cudnnGetVersion, refused, unsupported,
 };
 use crate::fault;
-use crate::gpu::convolution::{Convolution, Shape};
+use crate::gpu::convolution::Convolution;
+use crate::gpu::dataflow::Bound;
+use crate::gpu::tensor::Place;
+use crate::gpu::work::Work;
+use std::ops::Range;
 
 /// What texts of plans begin with.
 const MAGIC: &str = "reference cuDNN plan";
@@ -40,8 +44,8 @@ impl Plan {
         match (is_here, parsed(text)) {
             (false, _) => refused(call, BAD_PARAM, "a plan from a text needs a handle"),
             (true, None) => refused(call, NOT_SUPPORTED, "a text that is no plan of this version"),
-            (true, Some(Configuration { shape, .. }))
-                if fault::requested().is_ok_and(|faults| meets(faults.cudnn_untaken, &shape)) =>
+            (true, Some(Configuration { whole, .. }))
+                if fault::requested().is_ok_and(|faults| meets(faults.cudnn_untaken, &whole)) =>
             {
                 unsupported("the fault that was asked for")
             }
@@ -54,7 +58,7 @@ impl Plan {
     }
 
     pub(super) fn text(&self) -> String {
-        let numbers: Vec<String> = self.configuration.shape.words().iter().map(i64::to_string).collect();
+        let numbers: Vec<String> = self.configuration.whole.words().iter().map(i64::to_string).collect();
         let engine = self.configuration.engine.0;
         format!("{MAGIC} {} {engine} {}", version(), numbers.join(" "))
     }
@@ -71,7 +75,7 @@ fn parsed(text: &str) -> Option<Configuration> {
     let numbers = numbers?;
     let (head, words) = numbers.split_at_checked(2)?;
     (head[0] == version() as i64).then_some(())?;
-    Some(Configuration { shape: Shape::from_words(words)?, engine: Engine(head[1]) })
+    Some(Configuration { whole: Whole::from_words(words)?, engine: Engine(head[1]) })
 }
 
 impl Pack {
@@ -91,14 +95,24 @@ impl Pack {
     }
 }
 
+/// What a plan does with its memory: its name, all that it uses, and the work.
+pub(super) struct Ready {
+    pub(super) name: String,
+    pub(super) uses: Vec<Range<u64>>,
+    pub(super) work: Work,
+}
+
 /// A plan with its memory.
-pub(super) fn bound(call: &str, plan: &Plan, pack: &Pack) -> Answer<Convolution> {
-    let Plan { configuration: Configuration { shape, engine }, is_here } = plan;
+///
+/// # Safety
+/// Addresses of numbers of the host are those of live numbers.
+pub(super) unsafe fn bound(call: &str, plan: &Plan, pack: &Pack) -> Answer<Ready> {
+    let Plan { configuration: Configuration { whole, engine }, is_here } = plan;
     if !is_here {
         return refused(call, BAD_PARAM, "a plan for a device that need not be there");
     }
-    let mut addresses = [0; 3];
-    for (tensor, to) in [&shape.images, &shape.filters, &shape.results].into_iter().zip(&mut addresses) {
+    let mut addresses = Vec::new();
+    for tensor in whole.tensors() {
         let Some(address) = pack.address(tensor.id) else {
             return refused(call, BAD_PARAM, &format!("no address for tensor {}", tensor.id));
         };
@@ -106,17 +120,39 @@ pub(super) fn bound(call: &str, plan: &Plan, pack: &Pack) -> Answer<Convolution>
             let text = format!("tensor {} at {address:#x}, expected a multiple of {}", tensor.id, tensor.alignment);
             return refused(call, MISALIGNED_POINTER, &text);
         }
-        *to = address;
+        addresses.push((tensor.id, address));
     }
     let bytes = engine.workspace_bytes();
     if bytes > 0 && !pack.workspace.is_multiple_of(WORKSPACE_ALIGNMENT) {
         return refused(call, MISALIGNED_POINTER, &format!("a workspace at {:#x}", pack.workspace));
     }
-    Ok(Convolution {
-        shape: shape.clone(),
-        addresses,
-        is_rounded: engine.is_rounded(),
-        is_unordered: engine.is_unordered(),
-        workspace: pack.workspace..pack.workspace + bytes,
-    })
+    let workspace = pack.workspace..pack.workspace + bytes;
+    match whole {
+        Whole::Convolution(shape) => {
+            let convolution = Convolution {
+                shape: (**shape).clone(),
+                addresses: [addresses[0].1, addresses[1].1, addresses[2].1],
+                is_rounded: engine.is_rounded(),
+                is_unordered: engine.is_unordered(),
+                workspace,
+            };
+            let (name, uses) = (convolution.name(), convolution.uses());
+            Ok(Ready { name, uses, work: Work::Convolution(Box::new(convolution)) })
+        }
+        Whole::Dataflow(flow) => {
+            let mut numbers = Vec::new();
+            for tensor in flow.tensors(Place::Host).concat() {
+                let address = pack.address(tensor.id).unwrap_or(0);
+                if address == 0 {
+                    return refused(call, BAD_PARAM, &format!("no number of the host for tensor {}", tensor.id));
+                }
+                let pointer: *const f32 = std::ptr::with_exposed_provenance(address as usize);
+                // SAFETY: as the caller promises. As in the real library it is read now, not when the work runs.
+                numbers.push((tensor.id, unsafe { pointer.read_unaligned() }));
+            }
+            let bound = Bound { flow: flow.clone(), addresses, numbers, workspace };
+            let (name, uses) = (bound.name(), bound.uses());
+            Ok(Ready { name, uses, work: Work::Dataflow(Box::new(bound)) })
+        }
+    }
 }

@@ -2,7 +2,8 @@
 
 use crate::gpu::Gpu;
 use crate::gpu::product::tf32;
-use crate::numbers::{Format, decoded, encoded};
+use crate::gpu::tensor::{TENSOR_WORDS, Tensor, overlap};
+use crate::numbers::Format;
 use crate::shadow::Stamp;
 use std::ops::Range;
 use switchyard_cuda_reference::Touched;
@@ -16,18 +17,6 @@ pub(crate) enum Operation {
 }
 
 const OPERATIONS: [Operation; 3] = [Operation::Forward, Operation::Images, Operation::Filters];
-const FORMATS: [Format; 3] = [Format::F32, Format::F16, Format::Bf16];
-
-/// Batch, channels, height and width, with their strides in numbers.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Tensor {
-    pub(crate) id: i64,
-    pub(crate) format: Format,
-    /// What its address is a multiple of.
-    pub(crate) alignment: u64,
-    pub(crate) dimensions: [u64; 4],
-    pub(crate) strides: [u64; 4],
-}
 
 /// Height and width each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +28,7 @@ pub(crate) struct Window {
     pub(crate) after: [u64; 2],
 }
 
-/// What is computed, wherever it lies: `result = alpha convolution + beta result`.
+/// What is computed, wherever it lies: `result = alpha convolution + beta result`. Axes are images, channels, height and width.
 #[derive(Debug, Clone)]
 pub(crate) struct Shape {
     pub(crate) operation: Operation,
@@ -63,84 +52,12 @@ pub(crate) struct Convolution {
     pub(crate) workspace: Range<u64>,
 }
 
-impl Tensor {
-    /// Channels lie side by side, and nothing overlaps.
-    pub(crate) fn is_nhwc(&self) -> bool {
-        let [_, channels, height, width] = self.dimensions;
-        let [image, channel, line, pixel] = self.strides;
-        channel == 1 && pixel >= channels && line >= width * pixel && image >= height * line
-    }
-
-    fn pixels(&self) -> impl Iterator<Item = [u64; 3]> + use<> {
-        let [images, _, height, width] = self.dimensions;
-        (0..images).flat_map(move |n| (0..height).flat_map(move |h| (0..width).map(move |w| [n, h, w])))
-    }
-
-    /// Where the channels of a pixel begin, in numbers.
-    fn start(&self, [n, h, w]: [u64; 3]) -> u64 {
-        n * self.strides[0] + h * self.strides[2] + w * self.strides[3]
-    }
-
-    /// The channels of each pixel, joined where nothing is between.
-    fn ranges(&self, address: u64) -> Vec<Range<u64>> {
-        let (size, channels) = (self.format.bytes(), self.dimensions[1]);
-        let mut ranges: Vec<Range<u64>> = Vec::new();
-        for pixel in self.pixels() {
-            let start = address + size * self.start(pixel);
-            let end = start + size * channels;
-            match ranges.last_mut().filter(|last| last.end == start) {
-                Some(last) => last.end = end,
-                None => ranges.push(start..end),
-            }
-        }
-        ranges
-    }
-
-    fn whole(&self, address: u64) -> Range<u64> {
-        let ranges = self.ranges(address);
-        address..ranges.last().map_or(address, |last| last.end)
-    }
-
-    /// All numbers, pixel by pixel without gaps. All of them must have been written.
-    fn read(&self, gpu: &Gpu, address: u64, stamp: &Stamp) -> Vec<f32> {
-        let range = |range: Range<u64>| {
-            let bytes = (range.end - range.start) as usize;
-            if !gpu.device.at(range.start, bytes).is_some_and(|span| gpu.device.is_written(span)) {
-                gpu.end(&format!("{} reads {} that nobody has written", stamp.name, gpu.place(&range)));
-            }
-            decoded(self.format, &gpu.read(range.start, bytes))
-        };
-        self.ranges(address).into_iter().flat_map(range).collect()
-    }
-
-    fn write(&self, gpu: &mut Gpu, address: u64, numbers: &[f32]) {
-        let mut rest = numbers;
-        for range in self.ranges(address) {
-            let (own, others) = rest.split_at(((range.end - range.start) / self.format.bytes()) as usize);
-            gpu.write(range.start, &encoded(self.format, own));
-            rest = others;
-        }
-    }
-
-    fn len(&self) -> usize {
-        self.dimensions.iter().product::<u64>() as usize
-    }
-
-    fn words(&self) -> Vec<i64> {
-        let format = FORMATS.iter().position(|format| *format == self.format).unwrap_or(0) as u64;
-        let numbers = [format, self.alignment].into_iter().chain(self.dimensions).chain(self.strides);
-        [self.id].into_iter().chain(numbers.map(|number| number as i64)).collect()
-    }
-
-    fn from_words(words: &[i64]) -> Option<Tensor> {
-        let four = |from: usize| Some(<[i64; 4]>::try_from(words.get(from..from + 4)?).ok()?.map(|word| word as u64));
-        let format = *FORMATS.get(*words.get(1)? as usize)?;
-        Some(Tensor { id: words[0], format, alignment: *words.get(2)? as u64, dimensions: four(3)?, strides: four(7)? })
-    }
+/// Whether channels lie side by side, and nothing overlaps.
+pub(crate) fn is_nhwc(tensor: &Tensor) -> bool {
+    let [_, channels, height, width] = tensor.dimensions;
+    let [image, channel, line, pixel] = tensor.strides;
+    channel == 1 && pixel >= channels && line >= width * pixel && image >= height * line
 }
-
-/// Words of a tensor in the text of a plan.
-const TENSOR_WORDS: usize = 11;
 
 impl Shape {
     /// Whether the sides of all tensors are those of one convolution without groups.
@@ -297,14 +214,9 @@ impl Convolution {
     fn overwritten(&self) -> Option<Range<u64>> {
         let written = self.shape.written();
         let ranges = |at: usize| self.shape.tensors()[at].ranges(self.addresses[at]);
-        let read: Vec<Range<u64>> = (0..3).filter(|at| *at != written).flat_map(ranges).collect();
-        let meets = |one: &Range<u64>, other: &Range<u64>| one.start < other.end && other.start < one.end;
-        // By whole tensors first: few meet.
-        let near = |range: &Range<u64>| read.iter().any(|one| meets(one, range));
-        let mut all = ranges(written);
-        all.push(self.workspace.clone());
-        let (first, last) = (read.iter().map(|one| one.start).min()?, read.iter().map(|one| one.end).max()?);
-        all.into_iter().filter(|range| !range.is_empty() && meets(range, &(first..last))).find(near)
+        let read = (0..3).filter(|at| *at != written).flat_map(ranges).collect();
+        let all = ranges(written).into_iter().chain([self.workspace.clone()]).collect();
+        overlap(all, read)
     }
 
     fn touched(&self) -> Vec<Touched> {

@@ -79,6 +79,10 @@ impl Gpu {
                 let is_wrong = self.is_wrong();
                 convolution.run(self, stamp, is_wrong)
             }
+            Work::Dataflow(flow) => {
+                let is_wrong = self.is_wrong();
+                flow.run(self, stamp, is_wrong)
+            }
         }
     }
 

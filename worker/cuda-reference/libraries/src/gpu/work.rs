@@ -2,6 +2,7 @@
 
 use crate::gpu::collective::Collective;
 use crate::gpu::convolution::Convolution;
+use crate::gpu::dataflow::Bound;
 use crate::gpu::product::Product;
 use crate::host::Queued;
 use std::ops::Range;
@@ -72,6 +73,7 @@ pub(crate) enum Work {
     },
     Product(Box<Product>),
     Convolution(Box<Convolution>),
+    Dataflow(Box<Bound>),
     /// This rank's part of an all-reduce.
     Send(Collective),
     /// The sum over all ranks.

@@ -1,0 +1,307 @@
+//! Graphs of operations on tensors, one after another by definition, in 32 bits.
+
+use crate::gpu::Gpu;
+use crate::gpu::tensor::{Place, TENSOR_WORDS, Tensor, overlap};
+use crate::shadow::Stamp;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use switchyard_cuda_reference::Touched;
+
+/// What an operation does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Does {
+    /// Of the last two axes.
+    Product,
+    /// `cudnnPointwiseMode_t`, and the axis of indices.
+    Pointwise(i64, u64),
+    /// The largest along an axis, else the sum.
+    Reduction { max: bool },
+    /// The same numbers along other axes.
+    Reshape,
+}
+
+const ADD: i64 = 0;
+const MULTIPLY: i64 = 1;
+const DIVIDE: i64 = 6;
+const SUBTRACT: i64 = 9;
+const EXPONENTIAL: i64 = 13;
+const LOGARITHM: i64 = 15;
+const IDENTITY: i64 = 21;
+const GREATER_OR_EQUAL: i64 = 303;
+const INDEX: i64 = 501;
+const SELECT: i64 = 601;
+
+/// Each mode with the number of its tensors.
+pub(crate) const MODES: [(i64, usize); 10] = [
+    (ADD, 2),
+    (MULTIPLY, 2),
+    (DIVIDE, 2),
+    (SUBTRACT, 2),
+    (EXPONENTIAL, 1),
+    (LOGARITHM, 1),
+    (IDENTITY, 1),
+    (GREATER_OR_EQUAL, 2),
+    (INDEX, 1),
+    (SELECT, 3),
+];
+
+/// An operation and its tensors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Node {
+    pub(crate) does: Does,
+    pub(crate) inputs: Vec<Tensor>,
+    pub(crate) output: Tensor,
+}
+
+/// Operations in an order in which each finds what it needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Dataflow(Vec<Node>);
+
+/// With its memory.
+#[derive(Debug, Clone)]
+pub(crate) struct Bound {
+    pub(crate) flow: Dataflow,
+    /// Of tensors on the device.
+    pub(crate) addresses: Vec<(i64, u64)>,
+    /// In memory of the host.
+    pub(crate) numbers: Vec<(i64, f32)>,
+    pub(crate) workspace: Range<u64>,
+}
+
+impl Node {
+    /// Whether the axes fit.
+    pub(crate) fn fits(&self) -> bool {
+        let y = self.output.dimensions;
+        let spreads = |tensor: &Tensor| tensor.dimensions.iter().zip(y).all(|(one, all)| *one == 1 || *one == all);
+        match (self.does, &self.inputs[..]) {
+            (Does::Product, [a, b]) => {
+                let ([c, d, rows, inner], [e, f, other, columns]) = (a.dimensions, b.dimensions);
+                [c, d, inner] == [e, f, other] && [c, d, rows, columns] == y
+            }
+            (Does::Pointwise(mode, axis), inputs) => {
+                MODES.contains(&(mode, inputs.len())) && axis < 4 && inputs.iter().all(spreads)
+            }
+            (Does::Reduction { .. }, [x]) => x.dimensions.iter().zip(y).all(|(all, one)| one == 1 || one == *all),
+            (Does::Reshape, [x]) => x.len() == self.output.len(),
+            _ => false,
+        }
+    }
+
+    fn words(&self) -> Vec<i64> {
+        let does = match self.does {
+            Does::Product => [0, 0, 0],
+            Does::Pointwise(mode, axis) => [1, mode, axis as i64],
+            Does::Reduction { max } => [2, max.into(), 0],
+            Does::Reshape => [3, 0, 0],
+        };
+        let tensors = self.inputs.iter().chain([&self.output]).flat_map(Tensor::words);
+        does.into_iter().chain([self.inputs.len() as i64]).chain(tensors).collect()
+    }
+
+    /// The node, and the words behind it.
+    fn from_words(words: &[i64]) -> Option<(Node, &[i64])> {
+        let [does, mode, axis, count, rest @ ..] = words else { return None };
+        let does = match does {
+            0 => Does::Product,
+            1 => Does::Pointwise(*mode, *axis as u64),
+            2 => Does::Reduction { max: *mode == 1 },
+            _ => Does::Reshape,
+        };
+        let count = usize::try_from(*count).ok()?;
+        let (own, rest) = rest.split_at_checked((count + 1) * TENSOR_WORDS)?;
+        let mut tensors: Vec<Tensor> = own.chunks(TENSOR_WORDS).map(Tensor::from_words).collect::<Option<_>>()?;
+        let output = tensors.pop()?;
+        Some((Node { does, inputs: tensors, output }, rest))
+    }
+
+    /// From the numbers of its tensors in the order of their axes.
+    fn computed(&self, inputs: &[&[f32]]) -> Vec<f32> {
+        let y = self.output.dimensions.map(|length| length as usize);
+        match (self.does, inputs) {
+            (Does::Product, [a, b]) => {
+                let (rows, columns, inner) = (y[2], y[3], self.inputs[0].dimensions[3] as usize);
+                let mut sums = vec![0.0f32; self.output.len()];
+                for (matrix, sums) in sums.chunks_mut((rows * columns).max(1)).enumerate() {
+                    for (row, sums) in sums.chunks_mut(columns).enumerate() {
+                        for k in 0..inner {
+                            let factor = a[(matrix * rows + row) * inner + k];
+                            let b = &b[(matrix * inner + k) * columns..][..columns];
+                            sums.iter_mut().zip(b).for_each(|(sum, b)| *sum += factor * b);
+                        }
+                    }
+                }
+                sums
+            }
+            (Does::Reduction { max }, [x]) => {
+                let mut all = vec![if max { f32::NEG_INFINITY } else { 0.0 }; self.output.len()];
+                for (number, place) in x.iter().zip(spread(y, self.inputs[0].dimensions)) {
+                    let to = &mut all[place];
+                    *to = if max { to.max(*number) } else { *to + number };
+                }
+                all
+            }
+            (Does::Reshape, [x]) => reshaped(&self.inputs[0], &self.output, x),
+            (Does::Pointwise(mode, axis), inputs) => {
+                let places: Vec<Vec<usize>> = self
+                    .inputs
+                    .iter()
+                    .map(|input| spread(input.dimensions.map(|length| length as usize), self.output.dimensions))
+                    .collect();
+                let of = |input: usize, at: usize| inputs[input][places[input][at]];
+                let after: usize = y[axis as usize + 1..].iter().product();
+                let one = |at: usize| match mode {
+                    ADD => of(0, at) + of(1, at),
+                    MULTIPLY => of(0, at) * of(1, at),
+                    DIVIDE => of(0, at) / of(1, at),
+                    SUBTRACT => of(0, at) - of(1, at),
+                    EXPONENTIAL => of(0, at).exp(),
+                    LOGARITHM => of(0, at).ln(),
+                    GREATER_OR_EQUAL => f32::from(u8::from(of(0, at) >= of(1, at))),
+                    INDEX => (at / after % y[axis as usize]) as f32,
+                    SELECT => of(if of(2, at) == 0.0 { 1 } else { 0 }, at),
+                    _ => of(0, at),
+                };
+                (0..self.output.len()).map(one).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// For each number of a tensor with the axes `all` its place among those of one whose axes are as long, or of one number.
+fn spread(one: [usize; 4], all: [u64; 4]) -> Vec<usize> {
+    let mut places = vec![0];
+    for (length, all) in one.into_iter().zip(all) {
+        let along = |place: usize| (0..all as usize).map(move |at| place * length + if length == 1 { 0 } else { at });
+        places = places.into_iter().flat_map(along).collect();
+    }
+    places
+}
+
+/// The numbers of `x` as `y` has them: in the order of memory of both, as if `x` had no gaps.
+fn reshaped(x: &Tensor, y: &Tensor, numbers: &[f32]) -> Vec<f32> {
+    let mut to = vec![0.0; numbers.len()];
+    for (from, place) in x.places().into_iter().zip(y.places()) {
+        to[place] = numbers[from];
+    }
+    to
+}
+
+impl Dataflow {
+    /// # Errors
+    /// An operation needs what none before it makes, or two make the same.
+    pub(crate) fn new(nodes: Vec<Node>) -> Result<Dataflow, String> {
+        let mut made: Vec<&Tensor> = Vec::new();
+        let mut seen: BTreeMap<i64, &Tensor> = BTreeMap::new();
+        for Node { inputs, output, .. } in &nodes {
+            for tensor in inputs.iter().chain([output]) {
+                if *seen.entry(tensor.id).or_insert(tensor) != tensor {
+                    return Err(format!("two tensors have number {}", tensor.id));
+                }
+            }
+            let missing = |tensor: &&Tensor| tensor.place == Place::Between && !made.contains(tensor);
+            if let Some(tensor) = inputs.iter().find(missing) {
+                return Err(format!("nothing before makes tensor {}", tensor.id));
+            }
+            if output.place == Place::Host || made.contains(&output) {
+                return Err(format!("tensor {} is of the host, or made twice", output.id));
+            }
+            made.push(output);
+        }
+        Ok(Dataflow(nodes))
+    }
+
+    pub(crate) fn nodes(&self) -> &[Node] {
+        &self.0
+    }
+
+    /// Tensors of a place, each once: those that are read, and those that are made.
+    pub(crate) fn tensors(&self, place: Place) -> [Vec<&Tensor>; 2] {
+        let made: Vec<&Tensor> = self.0.iter().map(|node| &node.output).filter(|made| made.place == place).collect();
+        let mut read: Vec<&Tensor> = Vec::new();
+        for tensor in self.0.iter().flat_map(|node| &node.inputs).filter(|tensor| tensor.place == place) {
+            if !made.contains(&tensor) && !read.contains(&tensor) {
+                read.push(tensor);
+            }
+        }
+        [read, made]
+    }
+
+    pub(crate) fn words(&self) -> Vec<i64> {
+        self.0.iter().flat_map(Node::words).collect()
+    }
+
+    /// `None` if they are none.
+    pub(crate) fn from_words(mut words: &[i64]) -> Option<Dataflow> {
+        let mut nodes = Vec::new();
+        while !words.is_empty() {
+            let (node, rest) = Node::from_words(words)?;
+            nodes.push(node);
+            words = rest;
+        }
+        Dataflow::new(nodes).ok()
+    }
+}
+
+impl Bound {
+    pub(crate) fn name(&self) -> String {
+        format!("a graph of {} operations", self.flow.0.len())
+    }
+
+    fn address(&self, tensor: &Tensor) -> u64 {
+        self.addresses.iter().find(|(id, _)| *id == tensor.id).map_or(0, |(_, address)| *address)
+    }
+
+    /// All that is read or written.
+    pub(crate) fn uses(&self) -> Vec<Range<u64>> {
+        let tensors = self.flow.tensors(Place::Device).concat().into_iter();
+        let tensors = tensors.map(|tensor| tensor.whole(self.address(tensor)));
+        tensors.chain((!self.workspace.is_empty()).then(|| self.workspace.clone())).collect()
+    }
+
+    /// `is_wrong`: see [`crate::fault`].
+    pub(crate) fn run(&self, gpu: &mut Gpu, stamp: &Stamp, is_wrong: bool) -> Vec<Touched> {
+        let [read, made] = self.flow.tensors(Place::Device);
+        let ranges = |tensors: &[&Tensor]| -> Vec<Range<u64>> {
+            tensors.iter().flat_map(|tensor| tensor.ranges(self.address(tensor))).collect()
+        };
+        let (read_ranges, mut written) = (ranges(&read), ranges(&made));
+        written.push(self.workspace.clone());
+        if let Some(range) = overlap(written.clone(), read_ranges.clone()) {
+            gpu.end(&format!("{} writes what it reads: {}", stamp.name, gpu.place(&range)));
+        }
+        // What was there is gone.
+        gpu.write(self.workspace.start, &vec![0xff; (self.workspace.end - self.workspace.start) as usize]);
+        let mut known: BTreeMap<i64, Vec<f32>> = self.numbers.iter().map(|(id, number)| (*id, vec![*number])).collect();
+        for tensor in read {
+            let numbers = tensor.read(gpu, self.address(tensor), stamp);
+            known.insert(tensor.id, by_axes(tensor, &numbers));
+        }
+        let mut is_wrong = is_wrong;
+        for node in &self.flow.0 {
+            let inputs: Vec<&[f32]> =
+                node.inputs.iter().filter_map(|tensor| known.get(&tensor.id)).map(Vec::as_slice).collect();
+            let mut numbers = node.output.rounded(node.computed(&inputs));
+            if node.output.place == Place::Device {
+                if std::mem::take(&mut is_wrong) {
+                    numbers[0] += 1.0;
+                }
+                let in_memory: Vec<f32> = node.output.places().into_iter().map(|place| numbers[place]).collect();
+                node.output.write(gpu, self.address(&node.output), &in_memory);
+            }
+            known.insert(node.output.id, numbers);
+        }
+        let touched = |writes: bool| move |range: Range<u64>| Touched { range, writes };
+        written.retain(|range| !range.is_empty());
+        read_ranges.into_iter().map(touched(false)).chain(written.into_iter().map(touched(true))).collect()
+    }
+}
+
+/// Numbers in the order of memory in that of the axes.
+fn by_axes(tensor: &Tensor, numbers: &[f32]) -> Vec<f32> {
+    let mut all = vec![0.0; numbers.len()];
+    for (place, number) in tensor.places().into_iter().zip(numbers) {
+        all[place] = *number;
+    }
+    all
+}

@@ -1,0 +1,190 @@
+//! Tensors of four axes, wherever their numbers lie.
+
+use crate::gpu::Gpu;
+use crate::numbers::{Format, decoded, encoded};
+use crate::shadow::Stamp;
+use std::ops::Range;
+
+const FORMATS: [Format; 3] = [Format::F32, Format::F16, Format::Bf16];
+const PLACES: [Place; 3] = [Place::Device, Place::Host, Place::Between];
+
+/// Where the numbers are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    Device,
+    /// One number in memory of the host.
+    Host,
+    /// Between two operations of a graph: nowhere.
+    Between,
+}
+
+/// Its axes, with their strides in numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Tensor {
+    pub(crate) id: i64,
+    pub(crate) format: Format,
+    /// What its address is a multiple of.
+    pub(crate) alignment: u64,
+    pub(crate) dimensions: [u64; 4],
+    pub(crate) strides: [u64; 4],
+    pub(crate) place: Place,
+}
+
+impl Tensor {
+    /// Numbers.
+    pub(crate) fn len(&self) -> usize {
+        self.dimensions.iter().product::<u64>() as usize
+    }
+
+    /// Axes from the one with the longest stride on.
+    fn order(&self) -> [usize; 4] {
+        let mut order = [0, 1, 2, 3];
+        order.sort_by_key(|axis| std::cmp::Reverse(self.strides[*axis]));
+        order
+    }
+
+    /// Where numbers lie side by side: first bytes and lengths, in the order of memory, joined where nothing is between.
+    pub(crate) fn ranges(&self, address: u64) -> Vec<Range<u64>> {
+        let order = self.order();
+        let (lengths, strides) = (order.map(|axis| self.dimensions[axis]), order.map(|axis| self.strides[axis]));
+        let size = self.format.bytes();
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        let mut put = |start: u64, count: u64| {
+            let start = address + size * start;
+            match ranges.last_mut().filter(|last| last.end == start) {
+                Some(last) => last.end = start + size * count,
+                None => ranges.push(start..start + size * count),
+            }
+        };
+        for (a, b) in (0..lengths[0]).flat_map(|a| (0..lengths[1]).map(move |b| (a, b))) {
+            for c in 0..lengths[2] {
+                let start = a * strides[0] + b * strides[1] + c * strides[2];
+                match strides[3] {
+                    1 => put(start, lengths[3]),
+                    stride => (0..lengths[3]).for_each(|d| put(start + d * stride, 1)),
+                }
+            }
+        }
+        ranges
+    }
+
+    /// From its first to its last byte.
+    pub(crate) fn whole(&self, address: u64) -> Range<u64> {
+        let ranges = self.ranges(address);
+        address..ranges.last().map_or(address, |last| last.end)
+    }
+
+    /// All numbers in the order of memory, without gaps. All of them must have been written.
+    pub(crate) fn read(&self, gpu: &Gpu, address: u64, stamp: &Stamp) -> Vec<f32> {
+        let range = |range: Range<u64>| {
+            let bytes = (range.end - range.start) as usize;
+            if !gpu.device.at(range.start, bytes).is_some_and(|span| gpu.device.is_written(span)) {
+                gpu.end(&format!("{} reads {} that nobody has written", stamp.name, gpu.place(&range)));
+            }
+            decoded(self.format, &gpu.read(range.start, bytes))
+        };
+        self.ranges(address).into_iter().flat_map(range).collect()
+    }
+
+    /// The other way.
+    pub(crate) fn write(&self, gpu: &mut Gpu, address: u64, numbers: &[f32]) {
+        let mut rest = numbers;
+        for range in self.ranges(address) {
+            let (own, others) = rest.split_at(((range.end - range.start) / self.format.bytes()) as usize);
+            gpu.write(range.start, &encoded(self.format, own));
+            rest = others;
+        }
+    }
+
+    /// For each number in the order of memory its place in the order of the axes.
+    pub(crate) fn places(&self) -> Vec<usize> {
+        let order = self.order();
+        let mut steps = [1; 4];
+        (0..3).rev().for_each(|axis| steps[axis] = steps[axis + 1] * self.dimensions[axis + 1] as usize);
+        let mut places = vec![0];
+        for axis in order {
+            let along = |place: usize| (0..self.dimensions[axis] as usize).map(move |at| place + at * steps[axis]);
+            places = places.into_iter().flat_map(along).collect();
+        }
+        places
+    }
+
+    /// Rounded to its format.
+    pub(crate) fn rounded(&self, numbers: Vec<f32>) -> Vec<f32> {
+        match self.format {
+            Format::F32 => numbers,
+            format => decoded(format, &encoded(format, &numbers)),
+        }
+    }
+
+    pub(crate) fn words(&self) -> Vec<i64> {
+        let format = FORMATS.iter().position(|format| *format == self.format).unwrap_or(0) as u64;
+        let place = PLACES.iter().position(|place| *place == self.place).unwrap_or(0) as u64;
+        let numbers = [format, place, self.alignment].into_iter().chain(self.dimensions).chain(self.strides);
+        [self.id].into_iter().chain(numbers.map(|number| number as i64)).collect()
+    }
+
+    /// `None` if they are no tensor.
+    pub(crate) fn from_words(words: &[i64]) -> Option<Tensor> {
+        let [id, format, place, alignment, rest @ ..] = words.get(..TENSOR_WORDS)? else { return None };
+        let four = |from: usize| Some(<[i64; 4]>::try_from(rest.get(from..from + 4)?).ok()?.map(|word| word as u64));
+        Some(Tensor {
+            id: *id,
+            format: *FORMATS.get(*format as usize)?,
+            alignment: *alignment as u64,
+            dimensions: four(0)?,
+            strides: four(4)?,
+            place: *PLACES.get(*place as usize)?,
+        })
+    }
+}
+
+/// Words of a tensor in the text of a plan.
+pub(crate) const TENSOR_WORDS: usize = 12;
+
+/// A part of what is written that is a part of what is read too.
+pub(crate) fn overlap(mut written: Vec<Range<u64>>, mut read: Vec<Range<u64>>) -> Option<Range<u64>> {
+    read.retain(|range| !range.is_empty());
+    written.retain(|range| !range.is_empty());
+    read.sort_by_key(|range| range.start);
+    // Ends in the same order: where ranges meet each other, they are joined.
+    let mut joined: Vec<Range<u64>> = Vec::new();
+    for range in read {
+        match joined.last_mut().filter(|last| range.start <= last.end) {
+            Some(last) => last.end = last.end.max(range.end),
+            None => joined.push(range),
+        }
+    }
+    written.into_iter().find(|range| {
+        let before = joined.partition_point(|one| one.start < range.end);
+        before.checked_sub(1).is_some_and(|last| joined[last].end > range.start)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_found_by_their_strides() {
+        // Two rows of three numbers, of which every second place is used, read column by column.
+        let tensor = Tensor {
+            id: 1,
+            format: Format::Bf16,
+            alignment: 2,
+            dimensions: [1, 1, 3, 2],
+            strides: [12, 12, 2, 6],
+            place: Place::Device,
+        };
+        assert_eq!(tensor.ranges(100), [100..102, 104..106, 108..110, 112..114, 116..118, 120..122]);
+        assert_eq!(tensor.places(), [0, 2, 4, 1, 3, 5]);
+        assert_eq!(Tensor::from_words(&tensor.words()), Some(tensor));
+    }
+
+    #[test]
+    fn what_is_written_and_read_is_found() {
+        assert_eq!(overlap(vec![0..4, 10..12], vec![4..6, 12..20]), None);
+        assert_eq!(overlap(vec![0..4, 10..13], vec![12..20, 4..6]), Some(10..13));
+        assert_eq!(overlap(vec![5..6, 7..7], vec![0..10, 2..3]), Some(5..6));
+    }
+}

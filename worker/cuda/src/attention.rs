@@ -1,0 +1,328 @@
+//! Self-attention in the words of cuDNN: graphs of many operations, of which it makes one kernel each way.
+//!
+//! Queries, keys and values are parts of the same rows, as in [`crate::kernels::attention`], and so is what forward keeps: for each query of each
+//! head the natural logarithm of the sum of all e^(score times scale). Either side goes on from what the other has kept.
+//!
+//! ```text
+//! forward    scores = scale Q K^T, masked     out = softmax(scores) V     saved = log(sum(e^scores))
+//! backward   P = e^(scores - saved)           dV = P^T dO
+//!            dS = scale P (dO V^T - sum(dO out))    dK = dS^T Q    dQ = dS K
+//! ```
+
+use crate::cudnn::{BFLOAT16, BOOLEAN, Cudnn, FLOAT, HALF, INT32, Place, TensorLayout};
+use crate::driver::Span;
+use crate::error::Error;
+use crate::graph::{Builder, Graph, Pointwise, Reduction};
+use crate::kernels::Element;
+use crate::kernels::attention::Shape;
+use crate::library::Pointer;
+
+/// Of these [`Shape`]s, 16 bits only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attention {
+    pub shape: Shape,
+    /// The gradient of queries, keys and values, not the result.
+    pub backward: bool,
+}
+
+/// Memory of a backward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backward<M> {
+    pub qkv: M,
+    /// What forward wrote.
+    pub out: M,
+    pub saved: M,
+    pub d_out: M,
+    pub d_qkv: M,
+    /// [`Attention::scratch_bytes`].
+    pub scratch: M,
+}
+
+/// Numbers of tensors in a graph.
+mod id {
+    pub(super) const QUERIES: i64 = 1;
+    pub(super) const KEYS: i64 = 2;
+    pub(super) const VALUES: i64 = 3;
+    pub(super) const OUT: i64 = 4;
+    pub(super) const SAVED: i64 = 5;
+    pub(super) const D_OUT: i64 = 6;
+    pub(super) const D_QUERIES: i64 = 7;
+    pub(super) const D_KEYS: i64 = 8;
+    pub(super) const D_VALUES: i64 = 9;
+    pub(super) const MEANS: i64 = 10;
+    pub(super) const SUMS: i64 = 11;
+    pub(super) const SCALE: i64 = 20;
+    pub(super) const MASKED: i64 = 21;
+    pub(super) const ONE: i64 = 22;
+    /// The first of those between two operations.
+    pub(super) const BETWEEN: i64 = 100;
+}
+
+/// Axes of tensors.
+const QUERY: usize = 2;
+const KEY: usize = 3;
+
+/// The same memory with rows for columns.
+fn transposed(tensor: TensorLayout) -> TensorLayout {
+    let TensorLayout { mut dimensions, mut strides, .. } = tensor;
+    dimensions.swap(2, 3);
+    strides.swap(2, 3);
+    TensorLayout { dimensions, strides, ..tensor }
+}
+
+/// Without gaps.
+fn packed(id: i64, data_type: i32, dimensions: [i64; 4], place: Place) -> TensorLayout {
+    let [_, b, c, d] = dimensions;
+    TensorLayout { id, data_type, dimensions, strides: [b * c * d, c * d, d, 1], place }
+}
+
+impl Attention {
+    fn sizes(&self) -> [i64; 4] {
+        let Shape { batch, heads, context, head_size, .. } = self.shape;
+        [batch, heads, context, head_size].map(i64::from)
+    }
+
+    fn data_type(&self) -> i32 {
+        match self.shape.element {
+            Element::F32 => FLOAT,
+            Element::F16 => HALF,
+            Element::Bf16 => BFLOAT16,
+        }
+    }
+
+    /// Rows of all heads, of `parts` such rows side by side.
+    fn rows(&self, id: i64, parts: i64) -> TensorLayout {
+        let [_, heads, context, size] = self.sizes();
+        let pitch = parts * heads * size;
+        let strides = [context * pitch, size, pitch, 1];
+        TensorLayout { id, data_type: self.data_type(), dimensions: self.sizes(), strides, place: Place::Device }
+    }
+
+    /// A number in 32 bits for each query of each head.
+    fn each(&self, id: i64, place: Place) -> TensorLayout {
+        let [batch, heads, context, _] = self.sizes();
+        packed(id, FLOAT, [batch, heads, context, 1], place)
+    }
+
+    /// Bytes of scratch memory of a backward pass: a number for each query of each head, and gradients of queries in 32 bits.
+    pub fn scratch_bytes(&self) -> usize {
+        let [means, sums] = self.scratch();
+        means + sums
+    }
+
+    fn scratch(&self) -> [usize; 2] {
+        let means = self.each(id::MEANS, Place::Device).bytes().next_multiple_of(256);
+        [means, packed(id::SUMS, FLOAT, self.sizes(), Place::Device).bytes()]
+    }
+
+    fn numbers(&self) -> Vec<TensorLayout> {
+        let scale = 1.0 / f64::from(self.shape.head_size).sqrt();
+        let one = |id, number| packed(id, FLOAT, [1; 4], Place::Host(number));
+        let mut numbers = vec![one(id::SCALE, scale as f32)];
+        numbers.extend(self.shape.causal.then(|| one(id::MASKED, f32::NEG_INFINITY)));
+        numbers.extend(self.backward.then(|| one(id::ONE, 1.0)));
+        numbers
+    }
+
+    /// Its tensors outside of the graph, in the order of [`Attention::spans`] and [`Attention::backward_spans`].
+    ///
+    /// # Errors
+    /// Numbers in 32 bits.
+    pub(crate) fn tensors(&self) -> Result<Vec<TensorLayout>, Error> {
+        if self.shape.element == Element::F32 {
+            return Err(Error::refused("attention", "numbers in 32 bits, expected 16"));
+        }
+        let [queries, keys, values] = [id::QUERIES, id::KEYS, id::VALUES].map(|id| self.rows(id, 3));
+        let mut tensors = vec![queries, transposed(keys)];
+        if self.backward {
+            tensors.push(transposed(values));
+            tensors.extend([self.rows(id::OUT, 1), self.each(id::SAVED, Place::Device), self.rows(id::D_OUT, 1)]);
+            tensors.extend([id::D_QUERIES, id::D_KEYS, id::D_VALUES].map(|id| self.rows(id, 3)));
+            tensors.push(self.each(id::MEANS, Place::Device));
+            tensors.push(packed(id::SUMS, FLOAT, self.sizes(), Place::Device));
+        } else {
+            tensors.extend([values, self.rows(id::OUT, 1), self.each(id::SAVED, Place::Device)]);
+        }
+        tensors.extend(self.numbers());
+        Ok(tensors)
+    }
+
+    /// Queries, keys and values in their rows.
+    fn parts(&self, rows: Span) -> Result<[Span; 3], Error> {
+        let bytes = self.shape.heads as usize * self.shape.head_size as usize * self.shape.element.bytes();
+        let of = |part: usize| {
+            let end = crate::kernels::Memory::bytes(&rows);
+            rows.part(part * bytes..end).ok_or_else(|| {
+                Error::refused("attention", format!("{end} bytes of rows, expected at least {}", 3 * bytes))
+            })
+        };
+        Ok([of(0)?, of(1)?, of(2)?])
+    }
+
+    /// Memory of a forward pass.
+    ///
+    /// # Errors
+    /// It is too small.
+    pub fn spans(&self, qkv: Span, out: Span, saved: Span) -> Result<Vec<Span>, Error> {
+        Ok(self.parts(qkv)?.into_iter().chain([out, saved]).collect())
+    }
+
+    /// Memory of a backward pass.
+    ///
+    /// # Errors
+    /// It is too small.
+    pub fn backward_spans(&self, on: Backward<Span>) -> Result<Vec<Span>, Error> {
+        let Backward { qkv, out, saved, d_out, d_qkv, scratch } = on;
+        let [means, sums] = self.scratch();
+        let of = |range: std::ops::Range<usize>| {
+            let text = || format!("scratch memory that ends before {range:?}");
+            scratch.part(range.clone()).ok_or_else(|| Error::refused("attention", text()))
+        };
+        let mut spans = self.parts(qkv)?.to_vec();
+        spans.extend([out, saved, d_out]);
+        spans.extend(self.parts(d_qkv)?);
+        spans.extend([of(0..means)?, of(means..means + sums)?]);
+        Ok(spans)
+    }
+
+    pub(crate) fn graph(&self, cudnn: &Cudnn) -> Result<Graph, Error> {
+        let mut flow = Flow { attention: self, builder: Builder::new(cudnn), next: id::BETWEEN, known: Vec::new() };
+        for tensor in self.tensors()? {
+            let descriptor = flow.builder.tensor(&tensor)?;
+            flow.known.push((tensor.id, descriptor));
+        }
+        if self.backward {
+            flow.backward()?
+        } else {
+            flow.forward()?
+        }
+        flow.builder.graph()
+    }
+}
+
+/// A graph in the making.
+struct Flow<'a> {
+    attention: &'a Attention,
+    builder: Builder<'a>,
+    next: i64,
+    /// Descriptors of tensors outside of the graph.
+    known: Vec<(i64, Pointer)>,
+}
+
+impl Flow<'_> {
+    fn known(&self, id: i64) -> Pointer {
+        let found = self.known.iter().find(|(known, _)| *known == id);
+        found.expect("invariant: a graph names tensors of its direction").1
+    }
+
+    fn between(&mut self, data_type: i32, dimensions: [i64; 4]) -> Result<Pointer, Error> {
+        self.next += 1;
+        self.builder.tensor(&packed(self.next, data_type, dimensions, Place::Between))
+    }
+
+    /// A matrix of queries and keys for each head, in 32 bits.
+    fn scores_like(&mut self, data_type: i32) -> Result<Pointer, Error> {
+        let [batch, heads, context, _] = self.attention.sizes();
+        self.between(data_type, [batch, heads, context, context])
+    }
+
+    fn each_like(&mut self) -> Result<Pointer, Error> {
+        let [batch, heads, context, _] = self.attention.sizes();
+        self.between(FLOAT, [batch, heads, context, 1])
+    }
+
+    fn on_scores(&mut self, mode: Pointwise, of: &[Pointer]) -> Result<Pointer, Error> {
+        let y = self.scores_like(FLOAT)?;
+        self.builder.pointwise(mode, of, y)?;
+        Ok(y)
+    }
+
+    /// Scaled products of queries and keys.
+    fn scores(&mut self) -> Result<Pointer, Error> {
+        let products = self.scores_like(FLOAT)?;
+        self.builder.multiply(self.known(id::QUERIES), self.known(id::KEYS), products)?;
+        let scale = self.known(id::SCALE);
+        self.on_scores(Pointwise::Multiply, &[products, scale])
+    }
+
+    /// Minus infinity for keys behind their query.
+    fn masked(&mut self, scores: Pointer) -> Result<Pointer, Error> {
+        if !self.attention.shape.causal {
+            return Ok(scores);
+        }
+        let [query, key] = [self.scores_like(INT32)?, self.scores_like(INT32)?];
+        self.builder.index(QUERY as i64, scores, query)?;
+        self.builder.index(KEY as i64, scores, key)?;
+        let sees = self.scores_like(BOOLEAN)?;
+        self.builder.pointwise(Pointwise::GreaterOrEqual, &[query, key], sees)?;
+        let never = self.known(id::MASKED);
+        self.on_scores(Pointwise::Select, &[scores, never, sees])
+    }
+
+    fn forward(&mut self) -> Result<(), Error> {
+        let scores = self.scores()?;
+        let scores = self.masked(scores)?;
+        let [largest, total, logarithm] = [self.each_like()?, self.each_like()?, self.each_like()?];
+        self.builder.reduce(Reduction::Max, scores, largest)?;
+        let shifted = self.on_scores(Pointwise::Subtract, &[scores, largest])?;
+        let powers = self.on_scores(Pointwise::Exponential, &[shifted])?;
+        self.builder.reduce(Reduction::Add, powers, total)?;
+        self.builder.pointwise(Pointwise::Logarithm, &[total], logarithm)?;
+        self.builder.pointwise(Pointwise::Add, &[logarithm, largest], self.known(id::SAVED))?;
+        let weights = self.scores_like(self.attention.data_type())?;
+        self.builder.pointwise(Pointwise::Divide, &[powers, total], weights)?;
+        self.builder.multiply(weights, self.known(id::VALUES), self.known(id::OUT))
+    }
+
+    fn backward(&mut self) -> Result<(), Error> {
+        let [batch, heads, context, size] = self.attention.sizes();
+        let data_type = self.attention.data_type();
+        // Of each query, sum(dO out).
+        let terms = self.between(FLOAT, [batch, heads, context, size])?;
+        self.builder.pointwise(Pointwise::Multiply, &[self.known(id::D_OUT), self.known(id::OUT)], terms)?;
+        let sums = self.each_like()?;
+        self.builder.reduce(Reduction::Add, terms, sums)?;
+        let means = self.known(id::MEANS);
+        self.builder.pointwise(Pointwise::Multiply, &[sums, self.known(id::ONE)], means)?;
+
+        let scores = self.scores()?;
+        let saved = self.known(id::SAVED);
+        let shifted = self.on_scores(Pointwise::Subtract, &[scores, saved])?;
+        let shifted = self.masked(shifted)?;
+        let weights = self.on_scores(Pointwise::Exponential, &[shifted])?;
+        let for_values = self.turned(weights, data_type)?;
+        self.builder.multiply(for_values, self.known(id::D_OUT), self.known(id::D_VALUES))?;
+
+        let d_weights = self.scores_like(FLOAT)?;
+        self.builder.multiply(self.known(id::D_OUT), self.known(id::VALUES), d_weights)?;
+        let centred = self.on_scores(Pointwise::Subtract, &[d_weights, means])?;
+        let weighted = self.on_scores(Pointwise::Multiply, &[centred, weights])?;
+        let scale = self.known(id::SCALE);
+        let y = self.scores_like(data_type)?;
+        self.builder.pointwise(Pointwise::Multiply, &[weighted, scale], y)?;
+        let d_scores = y;
+
+        let for_keys = self.turned(d_scores, data_type)?;
+        self.builder.multiply(for_keys, self.known(id::QUERIES), self.known(id::D_KEYS))?;
+        self.next += 1;
+        let keys = TensorLayout { place: Place::Between, ..self.attention.rows(self.next, 3) };
+        let keys = self.builder.tensor(&keys)?;
+        self.builder.reshape(self.known(id::KEYS), keys)?;
+        let in_32_bits = self.known(id::SUMS);
+        self.builder.multiply(d_scores, keys, in_32_bits)?;
+        self.builder.pointwise(Pointwise::Identity, &[in_32_bits], self.known(id::D_QUERIES))
+    }
+
+    /// Keys and queries of a matrix for queries and keys.
+    fn turned(&mut self, scores: Pointer, data_type: i32) -> Result<Pointer, Error> {
+        let [batch, heads, context, _] = self.attention.sizes();
+        self.next += 1;
+        let tensor = packed(self.next, data_type, [batch, heads, context, context], Place::Between);
+        let y = self.builder.tensor(&transposed(tensor))?;
+        self.builder.reshape(scores, y)?;
+        Ok(y)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,31 @@
+//! Where tensors lie, and what is refused before the library is asked.
+
+use super::*;
+
+const SHAPE: Shape = Shape { element: Element::Bf16, batch: 2, context: 5, heads: 3, head_size: 8, causal: true };
+
+#[test]
+fn queries_keys_and_values_are_parts_of_the_same_rows() {
+    let tensors = Attention { shape: SHAPE, backward: false }.tensors().unwrap();
+    let [queries, keys, values, out, saved] = tensors[..5] else { panic!("{tensors:?}") };
+    assert_eq!((queries.dimensions, queries.strides), ([2, 3, 5, 8], [360, 8, 72, 1]));
+    assert_eq!((keys.dimensions, keys.strides), ([2, 3, 8, 5], [360, 8, 1, 72]), "keys have rows for columns");
+    assert_eq!((values.dimensions, values.strides), (queries.dimensions, queries.strides));
+    assert_eq!((out.strides, out.bytes()), ([120, 8, 24, 1], 2 * 2 * 5 * 24));
+    assert_eq!((saved.dimensions, saved.strides), ([2, 3, 5, 1], [15, 5, 1, 1]));
+    let numbers: Vec<Place> = tensors[5..].iter().map(|tensor| tensor.place).collect();
+    assert_eq!(numbers, [Place::Host(1.0 / 8f32.sqrt()), Place::Host(f32::NEG_INFINITY)]);
+    let full = Attention { shape: Shape { causal: false, ..SHAPE }, backward: false };
+    assert_eq!(full.tensors().unwrap().len(), 6, "nothing is masked");
+}
+
+#[test]
+fn numbers_in_32_bits_are_refused() {
+    let attention = Attention { shape: Shape { element: Element::F32, ..SHAPE }, backward: true };
+    assert!(attention.tensors().unwrap_err().to_string().contains("numbers in 32 bits, expected 16"));
+}
+
+#[test]
+fn scratch_memory_has_a_number_of_each_query_and_gradients_in_32_bits() {
+    assert_eq!(Attention { shape: SHAPE, backward: true }.scratch_bytes(), 256 + 4 * 2 * 3 * 5 * 8);
+}

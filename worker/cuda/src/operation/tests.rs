@@ -1,0 +1,74 @@
+//! Numbers are those of NVIDIA's header; engines that may not compute.
+
+use super::*;
+use crate::convolution::Direction;
+use crate::cublaslt::Arithmetic;
+use crate::header::{Header, of_libraries};
+use crate::kernels::Element;
+use crate::kernels::attention::Shape;
+
+#[test]
+fn constants_are_those_of_the_header() {
+    let Some(folders) = of_libraries() else { return };
+    let numbers = [
+        ("CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR", DEVICEPROP_DESCRIPTOR),
+        ("CUDNN_ATTR_ENGINEHEUR_DEVICEPROP", ENGINEHEUR_DEVICEPROP),
+        ("CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION", EXECUTION_PLAN_JSON),
+        ("CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP", EXECUTION_PLAN_DEVICEPROP),
+        ("CUDNN_ATTR_DEVICEPROP_DEVICE_ID", DEVICEPROP_DEVICE_ID),
+        ("CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION", DEVICEPROP_JSON),
+        ("CUDNN_NUMERICAL_NOTE_TENSOR_CORE", TENSOR_CORE),
+        ("CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS", DOWN_CONVERT_INPUTS),
+        ("CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION", REDUCED_PRECISION_REDUCTION),
+        ("CUDNN_NUMERICAL_NOTE_FFT", FFT),
+        ("CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC", NONDETERMINISTIC),
+        ("CUDNN_NUMERICAL_NOTE_WINOGRAD", WINOGRAD[0]),
+        ("CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4", WINOGRAD[1]),
+        ("CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6", WINOGRAD[2]),
+        ("CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13", WINOGRAD[3]),
+    ];
+    let conditions = numbers.map(|(name, value)| format!("{name} == {value}"));
+    let (is_good, text) = Header { name: "cudnn.h", folders: &folders }.compiled(&conditions, &[]);
+    assert!(is_good, "{text}");
+}
+
+#[test]
+fn engines_that_are_not_deterministic_or_not_exact_enough_do_not_compute() {
+    let half = Convolution {
+        direction: Direction::Forward,
+        element: Element::Bf16,
+        adds: false,
+        arithmetic: Arithmetic::Ieee,
+        images: 2,
+        height: 9,
+        width: 7,
+        channels: 3,
+        pitch: 8,
+        filters: 5,
+        result_pitch: 8,
+        window: 3,
+        stride: 2,
+        padding: 1,
+    };
+    let exact = Convolution { element: Element::F32, ..half };
+    let rounded = Convolution { arithmetic: Arithmetic::Tf32, ..exact };
+    let [half, exact, rounded] = [half, exact, rounded].map(Operation::Convolution);
+    let shape = Shape { element: Element::Bf16, batch: 1, context: 8, heads: 1, head_size: 8, causal: true };
+    let attention = Operation::Attention(Attention { shape, backward: true });
+    for (operation, notes, [may, may_unordered]) in [
+        (half, &[][..], [true; 2]),
+        (half, &[TENSOR_CORE], [true; 2]),
+        (half, &[TENSOR_CORE, NONDETERMINISTIC], [false, true]),
+        (half, &[REDUCED_PRECISION_REDUCTION], [false; 2]),
+        (half, &[WINOGRAD[0]], [false; 2]),
+        (exact, &[], [true; 2]),
+        (exact, &[TENSOR_CORE], [false; 2]),
+        (exact, &[DOWN_CONVERT_INPUTS], [false; 2]),
+        (rounded, &[TENSOR_CORE], [true; 2]),
+        (rounded, &[FFT], [false; 2]),
+        (attention, &[TENSOR_CORE], [false, true]),
+    ] {
+        let got = [true, false].map(|deterministic| operation.may_have(notes, deterministic));
+        assert_eq!(got, [may, may_unordered], "{operation:?} with {notes:?}");
+    }
+}

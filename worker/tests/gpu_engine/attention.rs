@@ -1,0 +1,84 @@
+//! Attention in 16 bits goes by cuDNN where it takes it, else by our kernels: with the same losses, and the log says why.
+
+use crate::losses::compare;
+use crate::pods::Job;
+use crate::support::{Change, Told, amp, bert, gpt, libraries, on, run};
+use switchyard_worker_contract::config::*;
+
+const STEPS: u64 = 4;
+const FAULT: &str = "SWITCHYARD_REFERENCE_FAULT";
+const BF16: Precision =
+    Precision::Amp(Amp { compute_type: HalfType::Bf16, loss_scaling: LossScaling::Static { scale: 1.0 } });
+
+/// A run in bf16.
+fn with(model: Change, deterministic: bool, extra: &[(&str, &str)]) -> Option<Told> {
+    let job = Job::new(1, 1, STEPS).with(on(Device::Cuda, STEPS, |config| {
+        model(config);
+        config.precision = BF16;
+        config.gpu.deterministic = deterministic;
+    }));
+    Some(run(&job, &libraries()?, extra))
+}
+
+#[test]
+fn losses_of_fifty_steps_are_those_on_cpus() {
+    let models: [(&str, Change); 2] = [("gpt", gpt), ("bert", bert)];
+    for (name, model) in models {
+        for (deterministic, note) in
+            [(true, "accepts 1 of 1 kinds of attention"), (false, "accepts 2 of 2 kinds of attention")]
+        {
+            for (half, scale) in [(HalfType::Bf16, 1.0), (HalfType::Fp16, 256.0)] {
+                let told = compare(name, (1, 1), &[("SWITCHYARD_REFERENCE_SEED", "5")], 5e-3, |config| {
+                    model(config);
+                    config.length = Length::Steps(50);
+                    config.batch_merge = 2;
+                    config.evaluation.every_steps = 20;
+                    config.precision = amp(half, LossScaling::Static { scale });
+                    config.gpu.deterministic = deterministic;
+                });
+                let Some(told) = told else { return };
+                assert!(told.log.contains(note), "{name}: {}", told.log);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_graph_of_the_driver_computes_what_its_works_compute_one_by_one() {
+    let runs = [false, true].map(|graphs| {
+        let job = Job::new(1, 1, 6).with(on(Device::Cuda, 6, |config| {
+            gpt(config);
+            config.precision = BF16;
+            config.gpu = Gpu { graphs, deterministic: false, ..config.gpu };
+        }));
+        Some(run(&job, &libraries()?, &[("SWITCHYARD_REFERENCE_SEED", "11")]))
+    });
+    let [Some(eager), Some(captured)] = runs else { return };
+    assert_eq!(eager.codes, [0], "{}", eager.log);
+    assert_eq!((eager.losses(), eager.digest), (captured.losses(), captured.digest));
+}
+
+#[test]
+fn what_cudnn_does_not_compute_goes_by_our_kernels_and_the_log_says_why() {
+    let Some(by_cudnn) = with(gpt, false, &[]) else { return };
+    assert!(by_cudnn.log.contains("note: cuDNN 9.12.0 accepts 2 of 2 kinds of attention"), "{}", by_cudnn.log);
+    // A fault, and what the log says.
+    let cases = [
+        ("cudnn-refused:0", "accepts 0 of 2 kinds", "2 heads, causal: forward: cuDNN: cudnnBackendFinalize(heuristic)"),
+        ("cudnn-refused:13", "accepts 1 of 2 kinds", "2 heads, causal: gradient: cuDNN: "),
+        ("cudnn-untaken:19", "accepts 1 of 2 kinds", "2 heads, causal: forward: cuDNN: cudnnBackendFinalize(plan)"),
+        ("cudnn-version:91000", "note: attention: kernels of ours", "is 9.10.0, expected 9.11.0 or newer of version 9"),
+    ];
+    for (fault, counts, reason) in cases {
+        let told = with(gpt, false, &[(FAULT, fault)]).unwrap();
+        assert_eq!(told.difference(&by_cudnn, 1e-2), None, "{fault}");
+        assert!(told.log.contains(counts) && told.log.contains(reason), "{fault}: {}", told.log);
+    }
+}
+
+#[test]
+fn in_32_bits_cudnn_is_not_asked() {
+    let Some(libraries) = libraries() else { return };
+    let told = run(&Job::new(1, 1, STEPS).with(on(Device::Cuda, STEPS, gpt)), &libraries, &[]);
+    assert!(told.codes == [0] && !told.log.contains("attention"), "{}", told.log);
+}
