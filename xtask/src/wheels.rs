@@ -104,6 +104,16 @@ const HEADER: Wheel = Wheel {
     folder: "cuda-header",
 };
 
+/// The headers of NVTX, of which CUDA has no library.
+const NVTX: Wheel = Wheel {
+    requirement: "nvidia-nvtx==13.0.85 \
+        --hash=sha256:4936d1d6780fbe68db454f5e72a42ff64d1fd6397df9f363ae786930fd5c1cd4 \
+        --hash=sha256:cb7780edb6b14107373c835bf8b72e7a178bac7367e23da7acb108f973f157a6",
+    parts: &["/include/"],
+    megabytes: 1,
+    folder: "nvtx-header",
+};
+
 /// The disassembler of machine code. It comes as a wheel from 13.2 on, and reads what older compilers have made.
 const DISASSEMBLER: Wheel = Wheel {
     requirement: "nvidia-cuda-nvdisasm==13.2.86 \
@@ -158,9 +168,9 @@ pub(crate) fn gpu_libraries() -> Result<()> {
         .with_context(|| stub.display().to_string())
 }
 
-/// Fetches NVRTC, the header of the driver, and the disassembler.
+/// Fetches NVRTC, the headers of the driver and of NVTX, and the disassembler.
 pub(crate) fn cuda() -> Result<()> {
-    [NVRTC, HEADER, DISASSEMBLER].iter().try_for_each(Wheel::fetch)
+    [NVRTC, HEADER, NVTX, DISASSEMBLER].iter().try_for_each(Wheel::fetch)
 }
 
 impl Wheel {

@@ -31,6 +31,7 @@ pub unsafe extern "C" fn cudnnBackendExecute(raw: Pointer, plan: Pointer, pack: 
         let convolution = bound(CALL, plan, pack)?;
         let queued = abi::with(|gpu| {
             let stream = abi::stream(gpu, stream)?;
+            crate::nvtx::queued("a convolution");
             enqueue(gpu, stream, convolution);
             Ok(())
         });
