@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) enum Need {
     /// The data set of the accuracy tests.
     Digits,
-    /// NVIDIA's compiler of kernels, and the header of its driver.
+    /// NVIDIA's compiler of kernels, its disassembler, and the headers of its driver and of NVTX.
     Cuda,
     /// Chromium.
     Browser,

@@ -104,6 +104,26 @@ const HEADER: Wheel = Wheel {
     folder: "cuda-header",
 };
 
+/// The headers of NVTX, of which CUDA has no library.
+const NVTX: Wheel = Wheel {
+    requirement: "nvidia-nvtx==13.0.85 \
+        --hash=sha256:4936d1d6780fbe68db454f5e72a42ff64d1fd6397df9f363ae786930fd5c1cd4 \
+        --hash=sha256:cb7780edb6b14107373c835bf8b72e7a178bac7367e23da7acb108f973f157a6",
+    parts: &["/include/"],
+    megabytes: 1,
+    folder: "nvtx-header",
+};
+
+/// The disassembler of machine code. It comes as a wheel from 13.2 on, and reads what older compilers have made.
+const DISASSEMBLER: Wheel = Wheel {
+    requirement: "nvidia-cuda-nvdisasm==13.2.86 \
+        --hash=sha256:53606e719ecae07a2335f95902d5a1393a0cc1c317499ee7ffcf628a44385f2c \
+        --hash=sha256:d02c627f7aecfcac4dd5e923e94adeaa6607c5fdae8df750b01ad948d38941d3",
+    parts: &["/bin/"],
+    megabytes: 4,
+    folder: "nvdisasm",
+};
+
 /// Libraries that need no GPU to be opened, and all headers that theirs include, as they come with torch 2.11. Only for x86-64.
 const LIBRARIES: [Wheel; 5] = [
     Wheel {
@@ -148,9 +168,9 @@ pub(crate) fn gpu_libraries() -> Result<()> {
         .with_context(|| stub.display().to_string())
 }
 
-/// Fetches NVRTC and the header of the driver.
+/// Fetches NVRTC, the headers of the driver and of NVTX, and the disassembler.
 pub(crate) fn cuda() -> Result<()> {
-    [NVRTC, HEADER].iter().try_for_each(Wheel::fetch)
+    [NVRTC, HEADER, NVTX, DISASSEMBLER].iter().try_for_each(Wheel::fetch)
 }
 
 impl Wheel {
@@ -190,7 +210,8 @@ impl Wheel {
                         inner = name.split(part, 1)[1] if part.endswith('/') else os.path.basename(name)\n            \
                         path = os.path.join(sys.argv[2], inner)\n            \
                         os.makedirs(os.path.dirname(path), exist_ok=True)\n            \
-                        open(path, 'wb').write(archive.read(name))\n";
+                        open(path, 'wb').write(archive.read(name))\n            \
+                        os.chmod(path, archive.getinfo(name).external_attr >> 16 & 0o777 or 0o644)\n";
         let [wheels, partial] = ["wheels", "partial"].map(|kind| parent.join(format!("{}-{kind}", self.folder)));
         for folder in [&wheels, &partial] {
             // A try that was cut short leaves half of it.

@@ -11,6 +11,8 @@ mod attention;
 mod batch_norm;
 #[path = "kernels/cross_entropy.rs"]
 mod cross_entropy;
+#[path = "kernels/disassembler.rs"]
+mod disassembler;
 #[path = "kernels/elementwise.rs"]
 mod elementwise;
 #[path = "kernels/embedding.rs"]
@@ -25,6 +27,8 @@ mod gradients;
 mod input;
 #[path = "kernels/layer_norm.rs"]
 mod layer_norm;
+#[path = "kernels/machine_code.rs"]
+mod machine_code;
 mod nvrtc;
 #[path = "kernels/optimizer.rs"]
 mod optimizer;

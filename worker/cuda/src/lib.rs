@@ -7,7 +7,7 @@
 //!                   ├── nccl      sums over ranks
 //!                   ├── nvml      errors, clocks, temperature and users of a GPU
 //!                   └── nvrtc     CUDA C to machine code; kernels: what is compiled, and its calls
-//! inventory: which of them a machine has
+//! inventory: which of them a machine has; nvtx: names for profilers, which bring their library themselves
 //! ```
 //!
 //! Signatures, constants and layouts are those of the headers of CUDA 13.2, cuDNN 9.26 and NCCL 2.30. The calls used here
@@ -33,6 +33,7 @@ mod library;
 pub mod nccl;
 pub mod nvml;
 pub mod nvrtc;
+pub mod nvtx;
 pub mod operation;
 pub mod version;
 

@@ -19,8 +19,17 @@ pub struct Library {
 impl Library {
     /// Opens a library for the whole process. The error is the text of the loader.
     pub(crate) fn open(path: &Path) -> Result<Library, String> {
+        Library::open_with(path, unix::RTLD_NOW | unix::RTLD_GLOBAL)
+    }
+
+    /// Opens a library whose names nobody else shall find.
+    pub(crate) fn open_alone(path: &Path) -> Result<Library, String> {
+        Library::open_with(path, unix::RTLD_LAZY | unix::RTLD_LOCAL)
+    }
+
+    fn open_with(path: &Path, flags: i32) -> Result<Library, String> {
         // SAFETY: opening runs the constructors of the library; those of NVIDIA's libraries may run on any thread.
-        let inner = unsafe { unix::Library::open(Some(path), unix::RTLD_NOW | unix::RTLD_GLOBAL) };
+        let inner = unsafe { unix::Library::open(Some(path), flags) };
         let inner = inner.map_err(|error| {
             let mut text = error.to_string();
             if let Some(cause) = std::error::Error::source(&error) {

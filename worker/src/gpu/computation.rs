@@ -127,6 +127,14 @@ impl Computation {
         Ok(Costs { first: pass(false)?, later: pass(true)?, update: cost::of_update(&self.update)? })
     }
 
+    /// For each cost of a micro-batch, the first of a step or another that adds to it, the name of its layer, or an empty one.
+    ///
+    /// # Errors
+    /// None for a computation that [`Computation::new`] has returned.
+    pub fn layers(&self, adds: bool) -> Result<Vec<String>, Refused> {
+        cost::layers(&self.plan, &self.update, adds)
+    }
+
     /// What is run. `place` says which memory of the device a span is.
     ///
     /// # Errors

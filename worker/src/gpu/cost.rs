@@ -32,17 +32,28 @@ pub(super) fn of_pass(plan: &Plan, update: &Update, adds: bool) -> Result<Vec<Co
     let format = plan.format();
     let half = format != Format::F32;
     let mut all = Vec::new();
-    for backward in [false, true] {
-        let launches = plan.launches(adds, |span| span)?;
-        for Launch { layer, work, .. } in launches.iter().filter(|launch| launch.backward == backward) {
-            let part = if backward { Part::Backward } else { Part::Forward };
-            all.push(Costed { half, ..costed(part, work, plan.form(layer).map(|form| (form, format))) });
-        }
+    for Launch { layer, work, backward } in in_order(plan, adds)? {
+        let part = if backward { Part::Backward } else { Part::Forward };
+        all.push(Costed { half, ..costed(part, &work, plan.form(&layer).map(|form| (form, format))) });
     }
     for call in update.losses(&plan.losses(), adds, |span| span)? {
         all.push(costed(Part::Backward, &Work::Kernel(call), None));
     }
     Ok(all)
+}
+
+/// The layers of these, in the same order; works that are of none, such as those of the loss, have no name.
+pub(super) fn layers(plan: &Plan, update: &Update, adds: bool) -> Result<Vec<String>, Refused> {
+    let layers = in_order(plan, adds)?.into_iter().map(|launch| launch.layer);
+    let losses = update.losses(&plan.losses(), adds, |span| span)?;
+    Ok(layers.chain(losses.iter().map(|_| String::new())).collect())
+}
+
+/// Forward before backward.
+fn in_order(plan: &Plan, adds: bool) -> Result<Vec<Launch<Span>>, Refused> {
+    let mut launches = plan.launches(adds, |span| span)?;
+    launches.sort_by_key(|launch| launch.backward);
+    Ok(launches)
 }
 
 /// What follows the last micro-batch.

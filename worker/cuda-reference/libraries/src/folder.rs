@@ -7,8 +7,18 @@ use switchyard_cuda::find::VARIABLE;
 
 /// As cargo calls it.
 const LIBRARY: &str = "libswitchyard_cuda_libraries.so";
-const NAMES: [&str; 6] =
-    ["libcuda.so.1", "libcublasLt.so.13", "libcudnn.so.9", "libnvrtc.so.13", "libnccl.so.2", "libnvidia-ml.so.1"];
+const NAMES: [&str; 7] = [
+    "libcuda.so.1",
+    "libcublasLt.so.13",
+    "libcudnn.so.9",
+    "libnvrtc.so.13",
+    "libnccl.so.2",
+    "libnvidia-ml.so.1",
+    RECORDER,
+];
+
+/// The name for `NVTX_INJECTION64_PATH`: of a profiler that writes into the folder in [`RANGES`](crate::RANGES).
+pub const RECORDER: &str = "libnvtx-recorder.so";
 
 /// The library under the names of NVIDIA's, beside the program of the test, which depends on this package; that makes cargo build it.
 ///

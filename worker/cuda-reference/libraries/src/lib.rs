@@ -9,7 +9,8 @@
 //! libnvidia-ml.so.1 ─┘    nvml
 //! ```
 //!
-//! [`folder`] has one shared library under six names, so that `SWITCHYARD_CUDA_LIBRARIES` may name it. Kernels run in
+//! [`folder`] has one shared library under six names, so that `SWITCHYARD_CUDA_LIBRARIES` may name it, and under a seventh that of a profiler
+//! (`nvtx`). Kernels run in
 //! `switchyard-cuda-reference`; products and convolutions are computed by definition. NVRTC is NVIDIA's; in place of a CUBIN it gives its PTX in a
 //! container that this driver takes.
 //!
@@ -24,6 +25,7 @@
 //! | `SWITCHYARD_REFERENCE_SEED` | draws the order of streams, and of blocks and warps; a process that takes its device again has the next seed |
 //! | `SWITCHYARD_REFERENCE_DEVICES` | number of GPUs, 1 without it |
 //! | `SWITCHYARD_REFERENCE_MEMORY` | bytes of memory of each, those of an H200 without it |
+//! | `SWITCHYARD_REFERENCE_RANGES` | folder of the ranges that were written down: see `nvtx` |
 //! | `SWITCHYARD_REFERENCE_FAULT` | `out-of-memory:N`, `launch:N`, `lost:N`, `hang:N`, `wrong:N`, `stale:N`, `exit`, `busy`, and those of cuDNN, NCCL and NVML: see [`fault`] |
 //!
 //! Not here: graphs with memory of the host or of several streams, several contexts of a device, managed memory, textures. Time is not
@@ -52,8 +54,11 @@ mod numbers;
 mod nvml;
 #[allow(unsafe_code)]
 mod nvrtc;
+#[allow(unsafe_code)]
+mod nvtx;
 mod ranks;
 mod reported;
 mod shadow;
 
-pub use folder::{environment, folder};
+pub use folder::{RECORDER, environment, folder};
+pub use nvtx::VARIABLE as RANGES;

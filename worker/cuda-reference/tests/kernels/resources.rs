@@ -1,4 +1,6 @@
+use super::disassembler::{Section, sections};
 use super::nvrtc::nvrtc;
+use std::sync::OnceLock;
 use switchyard_cuda::kernels::activation::{Activation, Function};
 use switchyard_cuda::kernels::attention::{Attention, Shape};
 use switchyard_cuda::kernels::average_pool::AveragePool;
@@ -17,7 +19,42 @@ use switchyard_cuda::kernels::windows::Windows;
 use switchyard_cuda::kernels::{Element, Program, Rows, gradients};
 
 /// An A100, an H100 or H200, a B200, and consumer devices of the same family.
-const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_90a", "sm_100a", "sm_120"];
+pub(super) const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_90a", "sm_100a", "sm_120"];
+
+/// A program, compiled for an architecture.
+pub(super) struct Built {
+    pub name: String,
+    pub architecture: &'static str,
+    log: String,
+    pub sections: Vec<Section>,
+}
+
+/// All programs for all architectures, compiled once for all tests that look at them, each architecture in a thread of its own; `None` where
+/// there is no compiler.
+pub(super) fn built() -> Option<&'static [Built]> {
+    static BUILT: OnceLock<Option<Vec<Built>>> = OnceLock::new();
+    let all = || {
+        let (nvrtc, programs) = (nvrtc()?, programs());
+        let of = |architecture: &'static str| {
+            // An A100 does not convert to 8 bits.
+            let programs = programs.iter().enumerate();
+            let programs = programs.filter(|(_, (name, _))| architecture != "sm_80" || !name.contains("fp8"));
+            let build = |(number, (name, program)): (usize, &(String, Program))| {
+                let compiled = program.compile(&nvrtc, architecture).unwrap();
+                let sections = sections(&compiled.cubin);
+                (number, Built { name: name.clone(), architecture, log: compiled.log, sections })
+            };
+            programs.map(build).collect::<Vec<(usize, Built)>>()
+        };
+        std::thread::scope(|scope| {
+            let threads = ARCHITECTURES.map(|architecture| scope.spawn(move || of(architecture)));
+            let mut all: Vec<(usize, Built)> = threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
+            all.sort_by_key(|(number, _)| *number);
+            Some(all.into_iter().map(|(_, built)| built).collect())
+        })
+    };
+    BUILT.get_or_init(all).as_deref()
+}
 
 fn programs() -> Vec<(String, Program)> {
     let mut programs = vec![("gradients".to_owned(), gradients::program())];
@@ -98,16 +135,12 @@ fn resources(log: &str) -> Result<Vec<String>, String> {
 
 #[test]
 fn no_kernel_spills_on_any_architecture() {
-    let Some(nvrtc) = nvrtc() else { return };
+    let Some(built) = built() else { return };
     let mut table = String::new();
-    for (name, program) in programs() {
-        // An A100 does not convert to 8 bits.
-        for architecture in ARCHITECTURES.into_iter().filter(|it| *it != "sm_80" || !name.contains("fp8")) {
-            let compiled = program.compile(&nvrtc, architecture).unwrap();
-            let kernels = resources(&compiled.log).unwrap_or_else(|text| panic!("{name}, {architecture}: {text}"));
-            assert!(kernels.iter().all(|kernel| kernel.contains("registers")), "{}", compiled.log);
-            table += &format!("{name}, {architecture}\n  {}\n", kernels.join("\n  "));
-        }
+    for Built { name, architecture, log, .. } in built {
+        let kernels = resources(log).unwrap_or_else(|text| panic!("{name}, {architecture}: {text}"));
+        assert!(kernels.iter().all(|kernel| kernel.contains("registers")), "{log}");
+        table += &format!("{name}, {architecture}\n  {}\n", kernels.join("\n  "));
     }
     insta::assert_snapshot!("resources", table);
 }

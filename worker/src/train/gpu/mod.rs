@@ -69,6 +69,7 @@ use switchyard_cuda::driver::{Context, Counts, Pinned, Stream};
 use switchyard_cuda::kernels::gradients::Scaler;
 use switchyard_cuda::kernels::optimizer::Numbers;
 use switchyard_cuda::nvrtc::Nvrtc;
+use switchyard_cuda::nvtx;
 use switchyard_worker_contract::config::{EngineConfig, Matmul, Transport};
 use switchyard_worker_contract::event::GpuCalls;
 use switchyard_worker_contract::kernels::KernelTimes;
@@ -141,6 +142,11 @@ impl GpuEngine {
         (group, local_rank): (&mut Group, u32),
         recorder: &Arc<Recorder>,
     ) -> Result<GpuEngine, TrainError> {
+        if let Err(error) = nvtx::attach(|name| std::env::var_os(name))
+            && local_rank == 0
+        {
+            eprintln!("note: profilers see no ranges: {error}");
+        }
         let (taken, planned) = plan.take(local_rank, training)?;
         if group.rank() == 0 {
             planned.answers.tell();

@@ -15,8 +15,8 @@ use super::segment::Segment;
 use super::staging::Staging;
 use crate::gpu::{Computation, Costed, Costs, Event, Marked, Pass, Works, marked};
 use crate::train::TrainError;
-use switchyard_cuda::Error;
 use switchyard_cuda::driver::{self, Context, Span};
+use switchyard_cuda::{Error, nvtx};
 
 /// What is queued.
 pub(super) struct Run {
@@ -58,9 +58,12 @@ impl Run {
     ) -> Result<Run, TrainError> {
         let works = |slot: usize| computation.works(|span| memories.place(computation, slot, span));
         let costs = computation.costs()?;
+        // Nobody else needs them.
+        let layers = |adds| if nvtx::is_attached() { computation.layers(adds) } else { Ok(Vec::new()) };
+        let layers = [layers(false)?, layers(true)?];
         let mut slot = |number| -> Result<Slot, TrainError> {
             let marks = Marks { slot: number, forward: context.event()?, backward: context.event()? };
-            Ok(Slot::new(workshop, (works(number)?, &costs), merge, staging, marks)?)
+            Ok(Slot::new(workshop, (works(number)?, &costs, &layers), merge, staging, marks)?)
         };
         let slots = [slot(0)?, slot(1)?];
         let Works { update, round, evaluation, .. } = works(0)?;
@@ -68,9 +71,9 @@ impl Run {
         Ok(Run {
             slots,
             merge,
-            update: update.map(|update| Segment::new(update, costs.update)),
+            update: update.map(|update| Segment::new("update", update, costs.update)),
             round: round.map(|round| workshop.commands(vec![round])).transpose()?,
-            evaluation: Segment::new(workshop.commands(evaluation)?, Vec::new()),
+            evaluation: Segment::new("evaluation", workshop.commands(evaluation)?, Vec::new()),
         })
     }
 
@@ -97,10 +100,13 @@ impl Run {
     }
 }
 
+/// The name of a micro-batch without the update.
+const PASS: &str = "forward and backward";
+
 impl Slot {
     fn new(
         workshop: &mut Workshop,
-        (works, costs): (Works<Span>, &Costs),
+        (works, costs, layers): (Works<Span>, &Costs, &[Vec<String>; 2]),
         merge: u32,
         staging: Option<&Staging>,
         marks: Marks,
@@ -112,14 +118,18 @@ impl Slot {
         let of_last = if is_merged { later.clone() } else { first.clone() };
         let mut last = commands(workshop, of_last, &marks, ready)?;
         let mut costs_of_last: Vec<Costed> = if is_merged { &costs.later } else { &costs.first }.clone();
+        let mut name = PASS;
         if staging.is_none() {
+            name = "forward, backward and update";
             last.extend(workshop.commands(update)?);
             costs_of_last.extend(&costs.update);
         }
         Ok(Slot {
-            first: Segment::new(commands(workshop, first, &marks, (&[], &[]))?, costs.first.clone()),
-            later: Segment::new(commands(workshop, later, &marks, (&[], &[]))?, costs.later.clone()),
-            last: Segment::new(last, costs_of_last),
+            first: Segment::new(PASS, commands(workshop, first, &marks, (&[], &[]))?, costs.first.clone())
+                .with_layers(layers[0].clone()),
+            later: Segment::new(PASS, commands(workshop, later, &marks, (&[], &[]))?, costs.later.clone())
+                .with_layers(layers[1].clone()),
+            last: Segment::new(name, last, costs_of_last).with_layers(layers[usize::from(is_merged)].clone()),
             marks,
         })
     }

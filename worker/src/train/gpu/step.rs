@@ -20,8 +20,8 @@ use crate::train::TrainError;
 use crate::train::engine::{Flags, Given, Told};
 use crate::train::report::StepReport;
 use std::time::{Duration, Instant};
-use switchyard_cuda::Error;
 use switchyard_cuda::driver::{Counts, Stream};
+use switchyard_cuda::{Error, nvtx};
 use switchyard_worker_contract::recorder::Operation;
 
 /// A step that has begun, and whose outcome is not known.
@@ -35,6 +35,7 @@ pub(super) struct Begun {
 impl GpuEngine {
     /// Begins an optimizer step. Returns the outcome of the one before or, if it must be known before the next one begins, of this one.
     pub(super) fn run_step(&mut self, reader: &mut Prefetcher, given: &Given) -> Result<Option<Told>, TrainError> {
+        let _range = nvtx::range(format_args!("step {}", given.step));
         let before = self.stream.context().counts();
         let loss_scale = self.scales.loss_scale();
         let mut report = StepReport {
@@ -117,6 +118,7 @@ impl GpuEngine {
 
     /// Queues forward and backward of a micro-batch.
     fn queue(&mut self, micro_batch: u32) -> Result<(), TrainError> {
+        let _range = nvtx::range(format_args!("micro-batch {micro_batch}"));
         let slot = self.slot(micro_batch);
         let GpuEngine { workshop, memories, stream, run, norms, times, .. } = self;
         queue(run.micro_batch(micro_batch, slot), (workshop, memories, stream), times)?;

@@ -51,6 +51,7 @@ pub unsafe extern "C" fn cuGraphLaunch(executable: Pointer, raw: Pointer) -> i32
         let stream = stream(gpu, raw)?;
         gpu.graphs.refuse_for(stream, "cuGraphLaunch")?;
         let graph = find(&gpu.graphs.executables, Kind::Executable, executable)?;
+        crate::nvtx::queued("a graph");
         gpu.launch_graph(&graph, stream);
         Ok(())
     }))

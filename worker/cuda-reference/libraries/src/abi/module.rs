@@ -186,6 +186,7 @@ fn enqueue(gpu: &mut Gpu, stream: usize, launch: Launch, (module, most_shared_by
         // Its code is loaded then.
         return gpu.graphs.refuse("the first cuLaunchKernel of a kernel");
     }
+    crate::nvtx::queued(&launch.kernel);
     let name = launch.name();
     gpu.put(stream, name, &uses, Work::Launch(launch));
     Ok(())

@@ -237,6 +237,7 @@ pub unsafe extern "C" fn cublasLtMatmul(
         check(CALL, &described, algorithm, &places)?;
         let queued = abi::with(|gpu| {
             let stream = abi::stream(gpu, stream)?;
+            crate::nvtx::queued("a product");
             enqueue(gpu, stream, &described, (*alpha, *beta), places);
             Ok(())
         });

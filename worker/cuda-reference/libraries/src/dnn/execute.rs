@@ -29,6 +29,7 @@ pub unsafe extern "C" fn cudnnBackendExecute(raw: Pointer, plan: Pointer, pack: 
         let ready = bound(CALL, plan, pack)?;
         let queued = abi::with(|gpu| {
             let stream = abi::stream(gpu, stream)?;
+            crate::nvtx::queued(ready.what);
             enqueue(gpu, stream, ready);
             Ok(())
         });
@@ -37,6 +38,6 @@ pub unsafe extern "C" fn cudnnBackendExecute(raw: Pointer, plan: Pointer, pack: 
     done(run())
 }
 
-fn enqueue(gpu: &mut Gpu, stream: usize, Ready { name, uses, work }: Ready) {
+fn enqueue(gpu: &mut Gpu, stream: usize, Ready { name, uses, work, .. }: Ready) {
     gpu.put(stream, name, &uses, work);
 }

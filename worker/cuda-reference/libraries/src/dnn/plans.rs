@@ -97,6 +97,8 @@ impl Pack {
 
 /// What a plan does with its memory: its name, all that it uses, and the work.
 pub(super) struct Ready {
+    /// For who records calls.
+    pub(super) what: &'static str,
     pub(super) name: String,
     pub(super) uses: Vec<Range<u64>>,
     pub(super) work: Work,
@@ -137,7 +139,7 @@ pub(super) unsafe fn bound(call: &str, plan: &Plan, pack: &Pack) -> Answer<Ready
                 workspace,
             };
             let (name, uses) = (convolution.name(), convolution.uses());
-            Ok(Ready { name, uses, work: Work::Convolution(Box::new(convolution)) })
+            Ok(Ready { what: "a convolution", name, uses, work: Work::Convolution(Box::new(convolution)) })
         }
         Whole::Dataflow(flow) => {
             let mut numbers = Vec::new();
@@ -152,7 +154,7 @@ pub(super) unsafe fn bound(call: &str, plan: &Plan, pack: &Pack) -> Answer<Ready
             }
             let bound = Bound { flow: flow.clone(), addresses, numbers, workspace };
             let (name, uses) = (bound.name(), bound.uses());
-            Ok(Ready { name, uses, work: Work::Dataflow(Box::new(bound)) })
+            Ok(Ready { what: "a graph of operations", name, uses, work: Work::Dataflow(Box::new(bound)) })
         }
     }
 }
