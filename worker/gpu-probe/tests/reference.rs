@@ -3,7 +3,11 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../cuda-reference/tests/nvrtc/mod.rs"]
+mod nvrtc;
 mod support;
+#[path = "support/vectors.rs"]
+mod vectors;
 
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
@@ -61,7 +65,9 @@ fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
     let python = script(folder.path(), "python3", TORCH);
     script(folder.path(), "compute-sanitizer", SANITIZER);
     let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap_or_default());
-    let arguments = ["--python", python.to_str().unwrap()];
+    let launches = folder.path().join("vectors");
+    let Some(()) = vectors::record(&launches) else { return };
+    let arguments = ["--python", python.to_str().unwrap(), "--vectors", launches.to_str().unwrap()];
     let Some(mut first) = rehearsal(folder.path(), &arguments, &[("PATH", &path)]) else { return };
     let mut first = first.stdout(Stdio::null()).spawn().unwrap();
     let start = Instant::now();
@@ -111,7 +117,7 @@ fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
     );
     assert!(sides[0]["ms"].as_f64().unwrap() > 0.0, "{sides:?}");
     let shown = String::from_utf8(output.stdout).unwrap();
-    assert!(shown.ends_with("30 ok, 3 absent, 0 failed\n"), "{shown}");
+    assert!(shown.ends_with("31 ok, 3 absent, 0 failed\n"), "{shown}");
 }
 
 #[test]
@@ -124,6 +130,44 @@ fn a_wrong_result_of_the_device_fails_every_verdict() {
     }
     for check in part(&results, "training-mlp")["figures"]["checks"].as_array().unwrap() {
         assert_eq!((&check["outcome"]["status"], &check["outcome"]["call"]), (&"Failed".into(), &check["check"]));
+    }
+}
+
+#[test]
+fn a_launch_whose_memory_is_not_as_on_the_executor_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let launches = folder.path().join("vectors");
+    let arguments = ["--only", "vectors", "--vectors", launches.to_str().unwrap()];
+    let Some(absent) = rehearse(&arguments, &[]) else { return };
+    let absent = part(&absent, "vectors");
+    assert_eq!((&absent["reason"], &absent["lookedFor"][0]), (&"no vectors".into(), &arguments[3].into()), "{absent}");
+
+    vectors::record(&launches).unwrap();
+    let result = |name: &str| part(&rehearse(&arguments, &[]).unwrap(), name).clone();
+    let right = result("vectors");
+    assert_eq!((&right["status"], &right["figures"]["played"]), (&"Ok".into(), &2.into()), "{right}");
+    let kernels = [("convert", true), ("layer_norm_forward", false)];
+    for (row, (kernel, is_exact)) in right["figures"]["kernels"].as_array().unwrap().iter().zip(kernels) {
+        assert_eq!((&row["kernel"], &row["isExact"], &row["different"]), (&kernel.into(), &is_exact.into(), &0.into()));
+        assert!(row["numbers"].as_u64() > Some(100) && row["bytes"].as_u64() > Some(1000), "{row}");
+    }
+
+    // One byte of what is expected: of a number in the second row, of the gap behind the first, and of what is only read.
+    let all =
+        [("y", 83, "number 41: got"), ("y", 67, "number 33: got NaN (0xffff), expected"), ("x", 4, "byte 4: got")];
+    for (buffer, byte, place) in all {
+        vectors::record(&launches).unwrap();
+        vectors::plant(&launches, buffer, byte);
+        let wrong = result("vectors");
+        assert_eq!((&wrong["status"], &wrong["call"]), (&"Failed".into(), &"layer_norm_forward".into()), "{wrong}");
+        let text = wrong["text"].as_str().unwrap();
+        let place = format!("1 of 1 cases are wrong; the first: case 0, `{buffer}`, {place}");
+        assert!(text.starts_with(&place) && text.contains("layer_norm.cu -DELEMENT=bf16 -DWIDTH=33"), "{text}");
+        assert_eq!(
+            wrong["figures"]["kernels"].as_array().unwrap().len(),
+            2,
+            "what is right is told beside it: {wrong}"
+        );
     }
 }
 

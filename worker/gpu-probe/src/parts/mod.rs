@@ -13,6 +13,7 @@ mod sanitizer;
 mod steps;
 mod streams;
 mod training;
+mod vectors;
 
 use crate::outcome::Outcome;
 use crate::worker::Worker;
@@ -34,6 +35,8 @@ pub(crate) struct Probe {
     pub(crate) python: Option<PathBuf>,
     /// The program that trains, if not the one beside this program.
     pub(crate) worker: Option<PathBuf>,
+    /// The folder of recorded launches, if not the one beside this program.
+    pub(crate) vectors: Option<PathBuf>,
     /// Small sizes.
     pub(crate) rehearse: bool,
 }
@@ -48,7 +51,7 @@ pub(crate) struct Part {
 }
 
 /// All parts, the most valuable first: what is there, whether training is right, how fast it is, and what only a later engine may use.
-pub(crate) const PARTS: [Part; 33] = [
+pub(crate) const PARTS: [Part; 34] = [
     Part { name: "machine", asks: "the machine", limit: 60, run: machine::facts },
     Part { name: "driver", asks: "driver and devices", limit: 60, run: libraries::driver },
     Part { name: "cublaslt", asks: "cuBLASLt", limit: 60, run: libraries::cublaslt },
@@ -57,6 +60,7 @@ pub(crate) const PARTS: [Part; 33] = [
     Part { name: "adamw", asks: "that kernel against the CPU", limit: 120, run: optimizer::run },
     Part { name: "streams", asks: "copies, events, graphs", limit: 60, run: streams::run },
     Part { name: "rates", asks: "copies, products, launches", limit: 120, run: rates::run },
+    Part { name: "vectors", asks: "every kernel as on the executor", limit: 240, run: vectors::run },
     Part { name: "training-mlp", asks: "MLP trains as on CPUs", limit: 120, run: training::mlp },
     Part { name: "training-gpt", asks: "GPT trains as on CPUs", limit: 240, run: training::gpt },
     Part { name: "training-bert", asks: "BERT trains as on CPUs", limit: 240, run: training::bert },
@@ -131,6 +135,18 @@ impl Probe {
     /// The program that trains.
     fn worker(&self) -> Result<Worker, Outcome> {
         Worker::new(self.worker.as_deref(), self.python.as_deref(), self.device)
+    }
+
+    /// The folder of recorded launches.
+    fn vectors(&self) -> Result<PathBuf, Outcome> {
+        let own = || std::env::current_exe().map(|probe| probe.with_file_name("vectors"));
+        let folder = self.vectors.clone().map_or_else(own, Ok);
+        let folder = folder.map_err(|error| Outcome::failed("current_exe", error.to_string()))?;
+        if !folder.is_dir() {
+            let looked_for = vec![folder.display().to_string()];
+            return Err(Outcome::Absent { reason: "no vectors".into(), looked_for });
+        }
+        Ok(folder)
     }
 
     fn chosen(&self, driver: &Driver) -> Result<Device, Outcome> {

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-pub const PARTS: [&str; 33] = [
+pub const PARTS: [&str; 34] = [
     "machine",
     "driver",
     "cublaslt",
@@ -14,6 +14,7 @@ pub const PARTS: [&str; 33] = [
     "adamw",
     "streams",
     "rates",
+    "vectors",
     "training-mlp",
     "training-gpt",
     "training-bert",
