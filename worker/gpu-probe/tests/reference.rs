@@ -109,6 +109,18 @@ fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
         // The reference libraries count operations, not time.
         assert!(row["ratio"].as_f64() > Some(0.0) && row["goal"] == 1.4 && row["isWithinGoal"].is_boolean(), "{row}");
     }
+    for row in figures("memory")["models"].as_array().unwrap() {
+        let number = |name: &str| row[name].as_f64().unwrap_or_else(|| panic!("{name}: {row}"));
+        assert!(number("ratio") > 0.3 && number("ratio") < 1.0 && row["trainedSteps"] == 2, "{row}");
+        assert_eq!((number("largestF32"), number("goal"), number("batchGoal")), (9.0, 0.6, 2.0), "{row}");
+        assert_eq!(row["isWithinBatchGoal"], number("largestBf16") >= 18.0, "{row}");
+    }
+    let input = figures("input-resnet");
+    let told = |side: usize, name: &str| input["sides"][side][name].as_f64().unwrap_or_else(|| panic!("{input}"));
+    let ratio = input["ratio"].as_f64().unwrap();
+    assert!((ratio - told(0, "perSecond") / told(1, "perSecond")).abs() < 0.01 * ratio, "{input}");
+    assert_eq!((&input["goal"], &input["isWithinGoal"]), (&0.97.into(), &(ratio >= 0.97).into()), "{input}");
+    assert!(told(0, "inputMs") >= 0.0 && input["sides"][0]["side"] == "file", "{input}");
     // Of the script: four steps of a millisecond, of two sentences of eight tokens.
     let sides = figures("steps-gpt")["sides"].as_array().unwrap();
     assert_eq!(
@@ -117,7 +129,7 @@ fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
     );
     assert!(sides[0]["ms"].as_f64().unwrap() > 0.0, "{sides:?}");
     let shown = String::from_utf8(output.stdout).unwrap();
-    assert!(shown.ends_with("31 ok, 3 absent, 0 failed\n"), "{shown}");
+    assert!(shown.ends_with("33 ok, 3 absent, 0 failed\n"), "{shown}");
 }
 
 #[test]

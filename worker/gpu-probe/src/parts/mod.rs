@@ -3,9 +3,11 @@
 mod all_reduce;
 mod attention;
 mod convolutions;
+mod input;
 mod kernels;
 mod libraries;
 mod machine;
+mod memory;
 mod optimizer;
 mod products;
 mod rates;
@@ -51,7 +53,7 @@ pub(crate) struct Part {
 }
 
 /// All parts, the most valuable first: what is there, whether training is right, how fast it is, and what only a later engine may use.
-pub(crate) const PARTS: [Part; 34] = [
+pub(crate) const PARTS: [Part; 36] = [
     Part { name: "machine", asks: "the machine", limit: 60, run: machine::facts },
     Part { name: "driver", asks: "driver and devices", limit: 60, run: libraries::driver },
     Part { name: "cublaslt", asks: "cuBLASLt", limit: 60, run: libraries::cublaslt },
@@ -70,8 +72,10 @@ pub(crate) const PARTS: [Part; 34] = [
     Part { name: "steps-gpt-tiny", asks: "steps of a tiny GPT, bf16", limit: 200, run: steps::gpt_tiny },
     Part { name: "steps-bert", asks: "steps of BERT base, fp16", limit: 300, run: steps::bert_base },
     Part { name: "steps-resnet", asks: "steps of ResNet-50, bf16", limit: 300, run: steps::resnet50 },
+    Part { name: "input-resnet", asks: "input of ResNet-50", limit: 240, run: input::resnet },
     Part { name: "steps-mlp", asks: "steps of an MLP, f32", limit: 200, run: steps::mlp },
     Part { name: "steps-gpt-fp8", asks: "steps of GPT-124M, bf16 and FP8", limit: 300, run: steps::gpt_124m_fp8 },
+    Part { name: "memory", asks: "memory of bf16 beside f32", limit: 300, run: memory::run },
     Part { name: "kernels-gpt", asks: "kernels of GPT-124M, bf16", limit: 180, run: kernels::gpt },
     Part { name: "kernels-resnet", asks: "kernels of ResNet-50, bf16", limit: 180, run: kernels::resnet },
     Part { name: "products", asks: "cuBLASLt at GPT shapes", limit: 180, run: products::run },

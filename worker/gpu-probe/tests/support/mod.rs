@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-pub const PARTS: [&str; 34] = [
+pub const PARTS: [&str; 36] = [
     "machine",
     "driver",
     "cublaslt",
@@ -24,8 +24,10 @@ pub const PARTS: [&str; 34] = [
     "steps-gpt-tiny",
     "steps-bert",
     "steps-resnet",
+    "input-resnet",
     "steps-mlp",
     "steps-gpt-fp8",
+    "memory",
     "kernels-gpt",
     "kernels-resnet",
     "products",

@@ -125,7 +125,7 @@ mod tests {
             Argument::Float(0.1),
             Argument::Float(f32::NEG_INFINITY),
         ];
-        let buffer = |name: &str| Kept { name: name.into(), before: vec![0..80, 160..200], after: vec![7..9] };
+        let buffer = |name: &str| Kept { name: name.into(), before: vec![0..80, 160..200], after: vec![7..9, 0..1] };
         for definitions in [vec!["-DELEMENT=bf16".to_owned(), "-DWIDTH=33".to_owned()], Vec::new()] {
             let launch = Recorded {
                 source: "x.cu".into(),
