@@ -20,7 +20,7 @@ use switchyard_worker_contract::prediction::Gpu;
 /// Parts that need a newer cuDNN than is there.
 const MISSING: [&str; 3] = ["attention-nodes", "attention", "attention-backward"];
 
-/// Programs in the place of Python with PyTorch, and of compute-sanitizer.
+/// Programs in the place of Python with PyTorch, of compute-sanitizer, and of Nsight Compute.
 const TORCH: &str = r#"#!/bin/sh
 echo '{"torch": "a script"}'
 while read -r word count; do
@@ -31,6 +31,26 @@ const SANITIZER: &str = r#"#!/bin/sh
 for word; do case $word in --*|99|10) ;; memcheck|racecheck|synccheck|initcheck) tool=$word ;; *) break ;; esac; done
 echo "========= ERROR SUMMARY: 0 errors ($tool)"
 [ "$tool" != "$SWITCHYARD_TEST_FINDING" ] || exit 99
+while [ "$1" != train ]; do worker=$1; shift; done
+exec "$worker" train
+"#;
+const NCU: &str = r#"#!/bin/sh
+for word; do
+    case $last in --log-file) log=$word ;; --metrics) metrics=$word ;; --launch-skip) skip=$word ;; esac
+    last=$word
+done
+{
+    echo "==PROF== Connected to process 1"
+    if [ "$SWITCHYARD_TEST_NCU" = refused ]; then echo "==ERROR== ERR_NVGPUCTRPERM - no permission"; else
+        echo '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"'
+        for metric in $(echo "$metrics" | tr , ' '); do
+            value=1,000
+            [ "$SWITCHYARD_TEST_NCU" != strange ] || value=n/a
+            echo "\"$skip\",\"layer_norm_forward\",\"$metric\",\"x\",\"$value\""
+        done
+    fi
+} > "$log"
+[ "$SWITCHYARD_TEST_NCU" != fails ] || exit 9
 while [ "$1" != train ]; do worker=$1; shift; done
 exec "$worker" train
 "#;
@@ -64,6 +84,7 @@ fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
     let folder = tempfile::tempdir().unwrap();
     let python = script(folder.path(), "python3", TORCH);
     script(folder.path(), "compute-sanitizer", SANITIZER);
+    script(folder.path(), "ncu", NCU);
     let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap_or_default());
     let launches = folder.path().join("vectors");
     let Some(()) = vectors::record(&launches) else { return };
@@ -121,6 +142,14 @@ fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
     assert!((ratio - told(0, "perSecond") / told(1, "perSecond")).abs() < 0.01 * ratio, "{input}");
     assert_eq!((&input["goal"], &input["isWithinGoal"]), (&0.97.into(), &(ratio >= 0.97).into()), "{input}");
     assert!(told(0, "inputMs") >= 0.0 && input["sides"][0]["side"] == "file", "{input}");
+    let counters = figures("counters");
+    let row = &counters["kernels"][0];
+    assert_eq!(
+        (&row["kernel"], &row["occupancyPercent"]),
+        (&"layer_norm_forward".into(), &1000.0.into()),
+        "{counters}"
+    );
+    assert_eq!((&row["GBs"], &counters["launchesOfStep"]), (&2.0.into(), &1.into()), "{counters}");
     // Of the script: four steps of a millisecond, of two sentences of eight tokens.
     let sides = figures("steps-gpt")["sides"].as_array().unwrap();
     assert_eq!(
@@ -129,7 +158,7 @@ fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
     );
     assert!(sides[0]["ms"].as_f64().unwrap() > 0.0, "{sides:?}");
     let shown = String::from_utf8(output.stdout).unwrap();
-    assert!(shown.ends_with("33 ok, 3 absent, 0 failed\n"), "{shown}");
+    assert!(shown.ends_with("34 ok, 3 absent, 0 failed\n"), "{shown}");
 }
 
 #[test]
@@ -194,6 +223,30 @@ fn what_the_sanitizer_finds_is_a_failure() {
     let result = part(&results, "racecheck");
     assert_eq!((&result["status"], &result["code"]), (&"Failed".into(), &99.into()), "{result}");
     assert_eq!(result["text"], "========= ERROR SUMMARY: 0 errors (racecheck)");
+}
+
+#[test]
+fn counters_that_are_refused_strange_or_absent_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    script(folder.path(), "ncu", NCU);
+    let own = std::env::var("PATH").unwrap_or_default();
+    let path = format!("{}:{own}", folder.path().display());
+    let told = |path: &str, fault: &str| {
+        let results = rehearse(&["--only", "counters"], &[("PATH", path), ("SWITCHYARD_TEST_NCU", fault)])?;
+        Some(part(&results, "counters").clone())
+    };
+    let Some(refused) = told(&path, "refused") else { return };
+    let text = refused["text"].as_str().unwrap();
+    assert!(text.starts_with("counted no launch of ") && text.ends_with("ERR_NVGPUCTRPERM - no permission"), "{text}");
+    let strange = told(&path, "strange").unwrap();
+    let text = strange["text"].as_str().unwrap();
+    assert!(text.ends_with("has no gpu__time_duration.sum, expected a number"), "{text}");
+    let fails = told(&path, "fails").unwrap();
+    assert_eq!((&fails["status"], &fails["code"]), (&"Failed".into(), &9.into()), "{fails}");
+    let absent = told(&own, "").unwrap();
+    if absent["status"] != "Ok" {
+        assert_eq!((&absent["status"], &absent["reason"]), (&"Absent".into(), &"no ncu".into()), "{absent}");
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod all_reduce;
 mod attention;
 mod convolutions;
+mod counters;
 mod input;
 mod kernels;
 mod libraries;
@@ -53,7 +54,7 @@ pub(crate) struct Part {
 }
 
 /// All parts, the most valuable first: what is there, whether training is right, how fast it is, and what only a later engine may use.
-pub(crate) const PARTS: [Part; 36] = [
+pub(crate) const PARTS: [Part; 37] = [
     Part { name: "machine", asks: "the machine", limit: 60, run: machine::facts },
     Part { name: "driver", asks: "driver and devices", limit: 60, run: libraries::driver },
     Part { name: "cublaslt", asks: "cuBLASLt", limit: 60, run: libraries::cublaslt },
@@ -103,6 +104,7 @@ pub(crate) const PARTS: [Part; 36] = [
         limit: 120,
         run: |probe| sanitizer::run(probe, "initcheck"),
     },
+    Part { name: "counters", asks: "Nsight Compute on GPT-124M", limit: 240, run: counters::gpt },
     Part { name: "nccl", asks: "NCCL", limit: 60, run: libraries::nccl },
     Part { name: "all-reduce", asks: "NCCL with one rank", limit: 120, run: all_reduce::run },
     Part { name: "cudnn", asks: "cuDNN", limit: 60, run: libraries::cudnn },

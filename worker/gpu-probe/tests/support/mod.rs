@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-pub const PARTS: [&str; 36] = [
+pub const PARTS: [&str; 37] = [
     "machine",
     "driver",
     "cublaslt",
@@ -35,6 +35,7 @@ pub const PARTS: [&str; 36] = [
     "racecheck",
     "synccheck",
     "initcheck",
+    "counters",
     "nccl",
     "all-reduce",
     "cudnn",
