@@ -10,8 +10,7 @@ use serde_json::{Value, json};
 use switchyard_worker_contract::config::{EngineConfig, Length, Precision};
 use switchyard_worker_contract::exit::Exit;
 
-/// What a card has that many people have. With more, batches of bf16 would have losses of more numbers than an index reaches, and the
-/// comparison would be about that.
+/// What cards have that many people have; devices that can be lent have more, so that both numbers are about the same limit there.
 const LIMIT: u64 = 24 << 30;
 /// Of the device's memory, what the engine takes by default.
 const FRACTION: f64 = 0.9;
