@@ -15,12 +15,16 @@ use std::process::Command;
 const PROGRAMS: [&str; 2] = ["gpu-probe", "switchyard-worker"];
 /// Pages of this repository that are in it.
 const PAGES: [&str; 2] = ["docs/gpu-probe.md", "LICENSE"];
+/// The folder of launches that the tests of the kernels have recorded, beside the probe.
+const VECTORS: &str = "vectors";
+/// Tells the tests of the kernels where to record their launches.
+const RECORD: &str = "SWITCHYARD_RECORD_VECTORS";
 /// The most MiB of an archive: what is carried to such machines is limited.
 const MOST: f64 = 60.0;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum What {
-    /// Pack the probe and the worker into one archive; print its size, and the command to run there.
+    /// Pack the probe, the worker and launches of every kernel into one archive; print its size, and the command to run there.
     Bundle {
         /// The archive; target/gpu-bundle.tar.gz if not given.
         #[arg(long, value_name = "FILE")]
@@ -28,6 +32,9 @@ pub(crate) enum What {
         /// Profile of the programs: `dist` is what the images have; `release` is faster to build.
         #[arg(long, default_value = SHIPPED)]
         profile: String,
+        /// Record no launches of kernels: the probe's part `vectors` then has nothing to compare with. Saves two minutes and half of the size.
+        #[arg(long)]
+        without_vectors: bool,
     },
 }
 
@@ -54,15 +61,18 @@ pub(crate) fn libraries() -> Result<()> {
 /// Does it.
 ///
 /// # Errors
-/// A program does not build, or the archive cannot be written or is too large.
+/// A program does not build, a kernel is wrong on the executor, or the archive cannot be written or is too large.
 pub(crate) fn gpu(what: &What) -> Result<()> {
-    let What::Bundle { out, profile } = what;
+    let What::Bundle { out, profile, without_vectors } = what;
     step(&format!("programs of the bundle ({profile})"), &mut programs_in(profile, &PROGRAMS))?;
     // Cargo builds the profile `dev` in `debug`.
     let built = target().join(if profile == "dev" { "debug" } else { profile });
     let archive = out.clone().unwrap_or_else(|| target().join("gpu-bundle.tar.gz"));
     let folder = target().join("gpu-bundle");
     lay_out(&built, &folder)?;
+    if !without_vectors {
+        record(&folder.join(VECTORS))?;
+    }
     pack(&folder, &archive, Version::of_this_tree().time)?;
     let size = fs::metadata(&archive).with_context(|| archive.display().to_string())?.len() as f64 / 1_048_576.0;
     small(size)?;
@@ -87,6 +97,22 @@ fn lay_out(built: &Path, folder: &Path) -> Result<()> {
         let name = Path::new(page).file_name().context("invariant: a page is a file")?;
         fs::copy(root().join(page), folder.join(name)).with_context(|| page.to_owned())?;
     }
+    Ok(())
+}
+
+/// Runs the tests of the kernels, which record their launches into a folder.
+fn record(folder: &Path) -> Result<()> {
+    wheels::cuda()?;
+    // On one thread: the cases are then in the same order each time. Programs for other devices have no launches.
+    let arguments = ["test", "--package", "switchyard-cuda-reference", "--test", "kernels", "--quiet", "--"];
+    let mut command = cargo(&arguments);
+    command.args(["--test-threads=1", "--skip", "resources::"]);
+    command.env(RECORD, folder).env("SWITCHYARD_TEST_NVRTC", "1");
+    step("launches of every kernel on the executor, recorded", &mut command)?;
+    let text = fs::read_to_string(folder.join("cases.txt")).context("what the tests of the kernels recorded")?;
+    let cases = text.lines().count();
+    ensure!(cases > 0, "the tests of the kernels recorded no launch, expected at least one");
+    println!("{cases} launches of kernels are recorded");
     Ok(())
 }
 

@@ -160,6 +160,14 @@ impl Device {
         self.memory.holding(address, bytes, 0).map(|_| Span { address, bytes })
     }
 
+    /// The allocation that holds a range of memory, with its name.
+    pub fn allocation(&self, span: Span) -> Option<(&str, Span)> {
+        let index = self.memory.holding(span.address, span.bytes, 0)?;
+        let allocation = &self.memory.allocations[index];
+        let Range { start, end } = allocation.addresses();
+        Some((&allocation.name, Span { address: start, bytes: (end - start) as usize }))
+    }
+
     /// Whether somebody has written all of it.
     pub fn is_written(&self, span: Span) -> bool {
         let of = |index: usize| self.memory.allocations[index].written(span.address, span.bytes);

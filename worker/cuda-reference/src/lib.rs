@@ -24,6 +24,7 @@ mod memory;
 mod ptx;
 mod race;
 mod random;
+mod record;
 mod warp;
 
 pub use counts::{Counts, Shared, Traffic};
@@ -31,3 +32,4 @@ pub use device::{Bare, Device, Launch, LaunchError, Span, Touched};
 pub use finding::{Fault, Finding};
 pub use ptx::{Module, ParseError};
 pub use random::Random;
+pub use record::Recorder;

@@ -73,7 +73,7 @@ impl Allocation {
 
     /// The ranges that were read, or written, since somebody watches; nobody watches then.
     pub(crate) fn touched(&mut self) -> [Vec<Range<u64>>; 2] {
-        let end = self.base + self.bytes.len() as u64;
+        let end = self.addresses().end;
         let ranges = |bits: Vec<u64>| {
             runs(&bits).into_iter().map(|cells| {
                 let address = |cell: usize| end.min(self.base + (cell * CELL) as u64);
@@ -93,6 +93,11 @@ impl Allocation {
     fn range(&self, address: u64, bytes: usize) -> Option<Range<usize>> {
         let start = usize::try_from(address.checked_sub(self.base)?).ok()?;
         (start + bytes <= self.bytes.len()).then_some(start..start + bytes)
+    }
+
+    /// Of its first byte, and behind its last.
+    pub(crate) fn addresses(&self) -> Range<u64> {
+        self.base..self.base + self.bytes.len() as u64
     }
 
     pub(crate) fn bytes(&self, address: u64, bytes: usize) -> &[u8] {

@@ -41,8 +41,10 @@ mod resources;
 
 use bytemuck::Pod;
 use half::{bf16, f16};
+use std::path::Path;
+use std::sync::LazyLock;
 use switchyard_cuda::kernels::{Call, Element, Program, Rows};
-use switchyard_cuda_reference::{Counts, Device, Launch, Module, Span, Traffic};
+use switchyard_cuda_reference::{Counts, Device, Launch, Module, Recorder, Span, Traffic};
 
 /// The architecture of the reference GPU, an H200.
 const ARCHITECTURE: &str = "sm_90a";
@@ -54,8 +56,18 @@ fn compile(program: &Program) -> Option<Module> {
     Some(Module::parse(&compiled.ptx).unwrap())
 }
 
+/// Names a folder for vectors: launches that a device is to repeat.
+const RECORD: &str = "SWITCHYARD_RECORD_VECTORS";
+
+static RECORDER: LazyLock<Option<Recorder>> =
+    LazyLock::new(|| std::env::var_os(RECORD).map(|folder| Recorder::new(Path::new(&folder)).unwrap()));
+
 fn run(device: &mut Device, module: &Module, call: &Call<Span>, seed: u64) -> Counts {
-    device.launch(module, &Launch::new(call, seed)).unwrap_or_else(|error| panic!("{error}"))
+    let counts = match &*RECORDER {
+        Some(recorder) if seed == 0 => recorder.launch(device, module, call),
+        _ => device.launch(module, &Launch::new(call, seed)),
+    };
+    counts.unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// The number at `index` of stream `seed`, between -1 and 1.

@@ -62,6 +62,9 @@ struct Arguments {
     /// The program that trains; the switchyard-worker beside this one if not given.
     #[arg(long, value_name = "FILE")]
     worker: Option<PathBuf>,
+    /// Folder of the launches that were recorded on the executor; `vectors` beside this program if not given.
+    #[arg(long, value_name = "FOLDER")]
+    vectors: Option<PathBuf>,
     /// The most seconds of a part, where its own limit is longer.
     #[arg(long, value_name = "SECONDS")]
     limit: Option<u64>,
@@ -134,6 +137,7 @@ fn one(arguments: &Arguments, name: &str) -> ExitCode {
         capability: arguments.sm,
         python: arguments.python.clone(),
         worker: arguments.worker.clone(),
+        vectors: arguments.vectors.clone(),
         rehearse: arguments.rehearse,
     };
     let outcome = Outcome::from((part.run)(&probe));

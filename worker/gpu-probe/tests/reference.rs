@@ -3,7 +3,11 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../cuda-reference/tests/nvrtc/mod.rs"]
+mod nvrtc;
 mod support;
+#[path = "support/vectors.rs"]
+mod vectors;
 
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +17,7 @@ use std::time::{Duration, Instant};
 use support::{PARTS, part, probe, results};
 use switchyard_worker_contract::prediction::Gpu;
 
-/// Programs in the place of Python with PyTorch, and of compute-sanitizer.
+/// Programs in the place of Python with PyTorch, of compute-sanitizer, and of Nsight Compute.
 const TORCH: &str = r#"#!/bin/sh
 echo '{"torch": "a script"}'
 while read -r word count; do
@@ -24,6 +28,26 @@ const SANITIZER: &str = r#"#!/bin/sh
 for word; do case $word in --*|99|10) ;; memcheck|racecheck|synccheck|initcheck) tool=$word ;; *) break ;; esac; done
 echo "========= ERROR SUMMARY: 0 errors ($tool)"
 [ "$tool" != "$SWITCHYARD_TEST_FINDING" ] || exit 99
+while [ "$1" != train ]; do worker=$1; shift; done
+exec "$worker" train
+"#;
+const NCU: &str = r#"#!/bin/sh
+for word; do
+    case $last in --log-file) log=$word ;; --metrics) metrics=$word ;; --launch-skip) skip=$word ;; esac
+    last=$word
+done
+{
+    echo "==PROF== Connected to process 1"
+    if [ "$SWITCHYARD_TEST_NCU" = refused ]; then echo "==ERROR== ERR_NVGPUCTRPERM - no permission"; else
+        echo '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"'
+        for metric in $(echo "$metrics" | tr , ' '); do
+            value=1,000
+            [ "$SWITCHYARD_TEST_NCU" != strange ] || value=n/a
+            echo "\"$skip\",\"layer_norm_forward\",\"$metric\",\"x\",\"$value\""
+        done
+    fi
+} > "$log"
+[ "$SWITCHYARD_TEST_NCU" != fails ] || exit 9
 while [ "$1" != train ]; do worker=$1; shift; done
 exec "$worker" train
 "#;
@@ -57,8 +81,11 @@ fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
     let folder = tempfile::tempdir().unwrap();
     let python = script(folder.path(), "python3", TORCH);
     script(folder.path(), "compute-sanitizer", SANITIZER);
+    script(folder.path(), "ncu", NCU);
     let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap_or_default());
-    let arguments = ["--python", python.to_str().unwrap()];
+    let launches = folder.path().join("vectors");
+    let Some(()) = vectors::record(&launches) else { return };
+    let arguments = ["--python", python.to_str().unwrap(), "--vectors", launches.to_str().unwrap()];
     let Some(mut first) = rehearsal(folder.path(), &arguments, &[("PATH", &path)]) else { return };
     let mut first = first.stdout(Stdio::null()).spawn().unwrap();
     let start = Instant::now();
@@ -103,6 +130,26 @@ fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
         // The reference libraries count operations, not time.
         assert!(row["ratio"].as_f64() > Some(0.0) && row["goal"] == 1.4 && row["isWithinGoal"].is_boolean(), "{row}");
     }
+    for row in figures("memory")["models"].as_array().unwrap() {
+        let number = |name: &str| row[name].as_f64().unwrap_or_else(|| panic!("{name}: {row}"));
+        assert!(number("ratio") > 0.3 && number("ratio") < 1.0 && row["trainedSteps"] == 2, "{row}");
+        assert_eq!((number("largestF32"), number("goal"), number("batchGoal")), (9.0, 0.6, 2.0), "{row}");
+        assert_eq!(row["isWithinBatchGoal"], number("largestBf16") >= 18.0, "{row}");
+    }
+    let input = figures("input-resnet");
+    let told = |side: usize, name: &str| input["sides"][side][name].as_f64().unwrap_or_else(|| panic!("{input}"));
+    let ratio = input["ratio"].as_f64().unwrap();
+    assert!((ratio - told(0, "perSecond") / told(1, "perSecond")).abs() < 0.01 * ratio, "{input}");
+    assert_eq!((&input["goal"], &input["isWithinGoal"]), (&0.97.into(), &(ratio >= 0.97).into()), "{input}");
+    assert!(told(0, "inputMs") >= 0.0 && input["sides"][0]["side"] == "file", "{input}");
+    let counters = figures("counters");
+    let row = &counters["kernels"][0];
+    assert_eq!(
+        (&row["kernel"], &row["occupancyPercent"]),
+        (&"layer_norm_forward".into(), &1000.0.into()),
+        "{counters}"
+    );
+    assert_eq!((&row["GBs"], &counters["launchesOfStep"]), (&2.0.into(), &1.into()), "{counters}");
     // Of the script: four steps of a millisecond, of two sentences of eight tokens.
     let sides = figures("steps-gpt")["sides"].as_array().unwrap();
     assert_eq!(
@@ -111,7 +158,7 @@ fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
     );
     assert!(sides[0]["ms"].as_f64().unwrap() > 0.0, "{sides:?}");
     let shown = String::from_utf8(output.stdout).unwrap();
-    assert!(shown.ends_with("31 ok, 0 absent, 0 failed\n"), "{shown}");
+    assert!(shown.ends_with("36 ok, 0 absent, 0 failed\n"), "{shown}");
 }
 
 #[test]
@@ -128,6 +175,44 @@ fn a_wrong_result_of_the_device_fails_every_verdict() {
 }
 
 #[test]
+fn a_launch_whose_memory_is_not_as_on_the_executor_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let launches = folder.path().join("vectors");
+    let arguments = ["--only", "vectors", "--vectors", launches.to_str().unwrap()];
+    let Some(absent) = rehearse(&arguments, &[]) else { return };
+    let absent = part(&absent, "vectors");
+    assert_eq!((&absent["reason"], &absent["lookedFor"][0]), (&"no vectors".into(), &arguments[3].into()), "{absent}");
+
+    vectors::record(&launches).unwrap();
+    let result = |name: &str| part(&rehearse(&arguments, &[]).unwrap(), name).clone();
+    let right = result("vectors");
+    assert_eq!((&right["status"], &right["figures"]["played"]), (&"Ok".into(), &2.into()), "{right}");
+    let kernels = [("convert", true), ("layer_norm_forward", false)];
+    for (row, (kernel, is_exact)) in right["figures"]["kernels"].as_array().unwrap().iter().zip(kernels) {
+        assert_eq!((&row["kernel"], &row["isExact"], &row["different"]), (&kernel.into(), &is_exact.into(), &0.into()));
+        assert!(row["numbers"].as_u64() > Some(100) && row["bytes"].as_u64() > Some(1000), "{row}");
+    }
+
+    // One byte of what is expected: of a number in the second row, of the gap behind the first, and of what is only read.
+    let all =
+        [("y", 83, "number 41: got"), ("y", 67, "number 33: got NaN (0xffff), expected"), ("x", 4, "byte 4: got")];
+    for (buffer, byte, place) in all {
+        vectors::record(&launches).unwrap();
+        vectors::plant(&launches, buffer, byte);
+        let wrong = result("vectors");
+        assert_eq!((&wrong["status"], &wrong["call"]), (&"Failed".into(), &"layer_norm_forward".into()), "{wrong}");
+        let text = wrong["text"].as_str().unwrap();
+        let place = format!("1 of 1 cases are wrong; the first: case 0, `{buffer}`, {place}");
+        assert!(text.starts_with(&place) && text.contains("layer_norm.cu -DELEMENT=bf16 -DWIDTH=33"), "{text}");
+        assert_eq!(
+            wrong["figures"]["kernels"].as_array().unwrap().len(),
+            2,
+            "what is right is told beside it: {wrong}"
+        );
+    }
+}
+
+#[test]
 fn what_the_sanitizer_finds_is_a_failure() {
     let folder = tempfile::tempdir().unwrap();
     script(folder.path(), "compute-sanitizer", SANITIZER);
@@ -138,6 +223,30 @@ fn what_the_sanitizer_finds_is_a_failure() {
     let result = part(&results, "racecheck");
     assert_eq!((&result["status"], &result["code"]), (&"Failed".into(), &99.into()), "{result}");
     assert_eq!(result["text"], "========= ERROR SUMMARY: 0 errors (racecheck)");
+}
+
+#[test]
+fn counters_that_are_refused_strange_or_absent_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    script(folder.path(), "ncu", NCU);
+    let own = std::env::var("PATH").unwrap_or_default();
+    let path = format!("{}:{own}", folder.path().display());
+    let told = |path: &str, fault: &str| {
+        let results = rehearse(&["--only", "counters"], &[("PATH", path), ("SWITCHYARD_TEST_NCU", fault)])?;
+        Some(part(&results, "counters").clone())
+    };
+    let Some(refused) = told(&path, "refused") else { return };
+    let text = refused["text"].as_str().unwrap();
+    assert!(text.starts_with("counted no launch of ") && text.ends_with("ERR_NVGPUCTRPERM - no permission"), "{text}");
+    let strange = told(&path, "strange").unwrap();
+    let text = strange["text"].as_str().unwrap();
+    assert!(text.ends_with("has no gpu__time_duration.sum, expected a number"), "{text}");
+    let fails = told(&path, "fails").unwrap();
+    assert_eq!((&fails["status"], &fails["code"]), (&"Failed".into(), &9.into()), "{fails}");
+    let absent = told(&own, "").unwrap();
+    if absent["status"] != "Ok" {
+        assert_eq!((&absent["status"], &absent["reason"]), (&"Absent".into(), &"no ncu".into()), "{absent}");
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::{Argument, COLUMN_THREADS, Call, JOINED_COLUMNS, Memory, Program, Rows, Source, sizes};
 use crate::error::Error;
 
-static SOURCE: Source =
+pub(super) static SOURCE: Source =
     Source { name: "activation.cu", text: include_str!("activation.cu"), arithmetic: "--use_fast_math" };
 
 /// A function of each number, with the formulas of the engine on CPUs.

@@ -3,10 +3,10 @@
 use super::{Argument, Call, Element, Memory, Program, Source, sizes};
 use crate::error::Error;
 
-static SOURCE: Source =
+pub(super) static SOURCE: Source =
     Source { name: "attention.cu", text: include_str!("attention.cu"), arithmetic: "--use_fast_math" };
 /// For 16 bits.
-static TENSOR: Source =
+pub(super) static TENSOR: Source =
     Source { name: "attention_tensor.cu", text: include_str!("attention_tensor.cu"), arithmetic: "--use_fast_math" };
 const THREADS: u32 = 128;
 const WIDEST: u32 = 128;

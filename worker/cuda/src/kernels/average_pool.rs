@@ -3,7 +3,7 @@
 use super::{Argument, Call, Memory, Program, Rows, Source, sizes};
 use crate::error::Error;
 
-static SOURCE: Source =
+pub(super) static SOURCE: Source =
     Source { name: "average_pool.cu", text: include_str!("average_pool.cu"), arithmetic: "--fmad=false" };
 const THREADS: u32 = 256;
 

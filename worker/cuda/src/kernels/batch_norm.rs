@@ -4,7 +4,7 @@ use super::{Argument, COLUMN_THREADS, Call, JOINED_COLUMNS, Memory, Program, Row
 use crate::error::Error;
 
 // Without fast arithmetic, which flushes what is nearly zero.
-static SOURCE: Source =
+pub(super) static SOURCE: Source =
     Source { name: "batch_norm.cu", text: include_str!("batch_norm.cu"), arithmetic: "--fmad=true" };
 
 /// Of `count` rows of channels: the pixels of all images.

@@ -3,7 +3,7 @@
 use super::{Argument, Call, Memory, Program, Rows, Source, sizes};
 use crate::error::Error;
 
-static SOURCE: Source =
+pub(super) static SOURCE: Source =
     Source { name: "cross_entropy.cu", text: include_str!("cross_entropy.cu"), arithmetic: "--use_fast_math" };
 const THREADS: u32 = 512;
 /// The target of a row that does not count.

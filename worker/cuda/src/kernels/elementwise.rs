@@ -3,7 +3,7 @@
 use super::{Argument, Call, Element, Memory, Program, Source, sizes};
 use crate::error::Error;
 
-static SOURCE: Source =
+pub(super) static SOURCE: Source =
     Source { name: "elementwise.cu", text: include_str!("elementwise.cu"), arithmetic: "--fmad=false" };
 const THREADS: u32 = 256;
 

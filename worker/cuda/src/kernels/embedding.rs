@@ -3,7 +3,8 @@
 use super::{Argument, Call, Memory, Program, Rows, Source, sizes};
 use crate::error::Error;
 
-static SOURCE: Source = Source { name: "embedding.cu", text: include_str!("embedding.cu"), arithmetic: "--fmad=false" };
+pub(super) static SOURCE: Source =
+    Source { name: "embedding.cu", text: include_str!("embedding.cu"), arithmetic: "--fmad=false" };
 const THREADS: u32 = 256;
 const WARPS: u32 = THREADS / LANES;
 const LANES: u32 = 32;

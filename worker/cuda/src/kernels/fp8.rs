@@ -6,7 +6,7 @@
 use super::{Argument, Call, Element, Memory, Program, Rows, Source, sizes};
 use crate::error::Error;
 
-static SOURCE: Source = Source { name: "fp8.cu", text: include_str!("fp8.cu"), arithmetic: "--fmad=false" };
+pub(super) static SOURCE: Source = Source { name: "fp8.cu", text: include_str!("fp8.cu"), arithmetic: "--fmad=false" };
 const THREADS: u32 = 256;
 /// Rows and columns of what a block transposes at once.
 const TILE: (u32, u32) = (128, 64);

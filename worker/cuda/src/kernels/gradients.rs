@@ -5,7 +5,8 @@ use super::{Argument, Call, Memory, Program, Source, sizes};
 use crate::error::Error;
 use bytemuck::{Pod, Zeroable};
 
-static SOURCE: Source = Source { name: "gradients.cu", text: include_str!("gradients.cu"), arithmetic: "--fmad=false" };
+pub(super) static SOURCE: Source =
+    Source { name: "gradients.cu", text: include_str!("gradients.cu"), arithmetic: "--fmad=false" };
 const THREADS: u32 = 256;
 /// Numbers that a block takes at a time.
 const AT_ONCE: u32 = THREADS * 4 * 4;

@@ -3,7 +3,8 @@
 use super::{Argument, Call, Memory, Program, Rows, Source, sizes};
 use crate::error::Error;
 
-static SOURCE: Source = Source { name: "input.cu", text: include_str!("input.cu"), arithmetic: "--fmad=false" };
+pub(super) static SOURCE: Source =
+    Source { name: "input.cu", text: include_str!("input.cu"), arithmetic: "--fmad=false" };
 const THREADS: u32 = 256;
 
 /// `count` rows of samples.

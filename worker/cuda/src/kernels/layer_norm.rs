@@ -3,7 +3,7 @@
 use super::{Argument, Call, JOINED_COLUMNS, Memory, Program, Rows, Source, sizes};
 use crate::error::Error;
 
-static SOURCE: Source =
+pub(super) static SOURCE: Source =
     Source { name: "layer_norm.cu", text: include_str!("layer_norm.cu"), arithmetic: "--use_fast_math" };
 const THREADS: u32 = 256;
 /// Numbers of a row that a warp holds in registers; wider rows have 2 or 4 warps.

@@ -4,7 +4,8 @@ use super::windows::Windows;
 use super::{Argument, Call, Memory, Program, Rows, Source, sizes};
 use crate::error::Error;
 
-static SOURCE: Source = Source { name: "max_pool.cu", text: include_str!("max_pool.cu"), arithmetic: "--fmad=false" };
+pub(super) static SOURCE: Source =
+    Source { name: "max_pool.cu", text: include_str!("max_pool.cu"), arithmetic: "--fmad=false" };
 const THREADS: u32 = 256;
 /// The place in a window is one byte.
 const LARGEST: u32 = 16;

@@ -19,10 +19,13 @@ pub mod layer_norm;
 pub mod max_pool;
 pub mod optimizer;
 pub mod patches;
+pub mod recorded;
+mod signature;
 pub mod windows;
 
 use crate::error::Error;
 use crate::nvrtc::{Compiled, Nvrtc};
+pub use signature::Format;
 
 /// What the sources include.
 const HEADERS: [(&str, &str); 7] = [
@@ -43,6 +46,26 @@ pub(crate) struct Source {
     /// `--fmad=false` rounds every operation as a CPU does; `--use_fast_math` is for what is rounded to 16 bits anyway.
     pub(crate) arithmetic: &'static str,
 }
+
+/// All of them.
+const SOURCES: [&Source; 16] = [
+    &activation::SOURCE,
+    &attention::SOURCE,
+    &attention::TENSOR,
+    &average_pool::SOURCE,
+    &batch_norm::SOURCE,
+    &cross_entropy::SOURCE,
+    &elementwise::SOURCE,
+    &embedding::SOURCE,
+    &fp8::SOURCE,
+    &gather::SOURCE,
+    &gradients::SOURCE,
+    &input::SOURCE,
+    &layer_norm::SOURCE,
+    &max_pool::SOURCE,
+    &optimizer::SOURCE,
+    &patches::SOURCE,
+];
 
 /// The type of numbers in memory; the kernels compute in `f32`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -176,7 +199,7 @@ pub enum Argument<M> {
 }
 
 /// A launch of a kernel: data that a device, or the executor of the tests, carries out. Made by the functions of this room only, which check
-/// sizes; therefore a launch needs no unsafe code of its caller.
+/// sizes, or from the [record](recorded) of one that they made and the executor ran; therefore a launch needs no unsafe code of its caller.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Call<M> {
     pub(crate) program: Program,

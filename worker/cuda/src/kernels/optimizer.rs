@@ -4,7 +4,8 @@ use super::{Argument, Call, Element, Memory, Program, Source, sizes};
 use crate::error::Error;
 use bytemuck::{Pod, Zeroable};
 
-static SOURCE: Source = Source { name: "optimizer.cu", text: include_str!("optimizer.cu"), arithmetic: "--fmad=false" };
+pub(super) static SOURCE: Source =
+    Source { name: "optimizer.cu", text: include_str!("optimizer.cu"), arithmetic: "--fmad=false" };
 const THREADS: u32 = 256;
 /// State smaller than this becomes zero, as in the engine on CPUs.
 const TINY: f32 = 1e-30;

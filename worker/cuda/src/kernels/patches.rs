@@ -4,7 +4,8 @@ use super::windows::Windows;
 use super::{Argument, Call, Memory, Program, Rows, Source, sizes};
 use crate::error::Error;
 
-static SOURCE: Source = Source { name: "patches.cu", text: include_str!("patches.cu"), arithmetic: "--fmad=false" };
+pub(super) static SOURCE: Source =
+    Source { name: "patches.cu", text: include_str!("patches.cu"), arithmetic: "--fmad=false" };
 const THREADS: u32 = 256;
 
 /// Of `batch` images, whose pixels are rows of channels.

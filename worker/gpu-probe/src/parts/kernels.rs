@@ -49,7 +49,7 @@ fn run(probe: &Probe, name: &str, case: &Case) -> Result<Value, Outcome> {
 }
 
 /// What the worker wrote of its kernels.
-fn times(name: &str) -> Result<KernelTimes, Outcome> {
+pub(super) fn times(name: &str) -> Result<KernelTimes, Outcome> {
     let failed = |text: String| Outcome::failed("times of kernels", text);
     let folder = scratch::folder(name).map_err(|error| failed(error.to_string()))?;
     let file = folder.join("record/rank-0.kernels.json");

@@ -3,9 +3,12 @@
 mod all_reduce;
 mod attention;
 mod convolutions;
+mod counters;
+mod input;
 mod kernels;
 mod libraries;
 mod machine;
+mod memory;
 mod optimizer;
 mod products;
 mod rates;
@@ -13,6 +16,7 @@ mod sanitizer;
 mod steps;
 mod streams;
 mod training;
+mod vectors;
 
 use crate::outcome::Outcome;
 use crate::worker::Worker;
@@ -34,6 +38,8 @@ pub(crate) struct Probe {
     pub(crate) python: Option<PathBuf>,
     /// The program that trains, if not the one beside this program.
     pub(crate) worker: Option<PathBuf>,
+    /// The folder of recorded launches, if not the one beside this program.
+    pub(crate) vectors: Option<PathBuf>,
     /// Small sizes.
     pub(crate) rehearse: bool,
 }
@@ -48,7 +54,7 @@ pub(crate) struct Part {
 }
 
 /// All parts, the most valuable first: what is there, whether training is right, how fast it is, and what only a later engine may use.
-pub(crate) const PARTS: [Part; 31] = [
+pub(crate) const PARTS: [Part; 36] = [
     Part { name: "machine", asks: "the machine", limit: 60, run: machine::facts },
     Part { name: "driver", asks: "driver and devices", limit: 60, run: libraries::driver },
     Part { name: "cublaslt", asks: "cuBLASLt", limit: 60, run: libraries::cublaslt },
@@ -57,17 +63,21 @@ pub(crate) const PARTS: [Part; 31] = [
     Part { name: "adamw", asks: "that kernel against the CPU", limit: 120, run: optimizer::run },
     Part { name: "streams", asks: "copies, events, graphs", limit: 60, run: streams::run },
     Part { name: "rates", asks: "copies, products, launches", limit: 120, run: rates::run },
+    Part { name: "vectors", asks: "every kernel as on the executor", limit: 240, run: vectors::run },
     Part { name: "training-mlp", asks: "MLP trains as on CPUs", limit: 120, run: training::mlp },
     Part { name: "training-gpt", asks: "GPT trains as on CPUs", limit: 240, run: training::gpt },
     Part { name: "training-bert", asks: "BERT trains as on CPUs", limit: 240, run: training::bert },
     Part { name: "training-resnet", asks: "ResNet trains as on CPUs", limit: 240, run: training::resnet },
     Part { name: "resume", asks: "checkpoints across devices", limit: 180, run: training::resume },
     Part { name: "steps-gpt", asks: "steps of GPT-124M, bf16", limit: 300, run: steps::gpt_124m },
+    Part { name: "steps-gpt-unordered", asks: "the same, bits may differ", limit: 300, run: steps::gpt_124m_unordered },
     Part { name: "steps-gpt-tiny", asks: "steps of a tiny GPT, bf16", limit: 200, run: steps::gpt_tiny },
     Part { name: "steps-bert", asks: "steps of BERT base, fp16", limit: 300, run: steps::bert_base },
     Part { name: "steps-resnet", asks: "steps of ResNet-50, bf16", limit: 300, run: steps::resnet50 },
+    Part { name: "input-resnet", asks: "input of ResNet-50", limit: 240, run: input::resnet },
     Part { name: "steps-mlp", asks: "steps of an MLP, f32", limit: 200, run: steps::mlp },
     Part { name: "steps-gpt-fp8", asks: "steps of GPT-124M, bf16 and FP8", limit: 300, run: steps::gpt_124m_fp8 },
+    Part { name: "memory", asks: "memory of bf16 beside f32", limit: 300, run: memory::run },
     Part { name: "kernels-gpt", asks: "kernels of GPT-124M, bf16", limit: 180, run: kernels::gpt },
     Part { name: "kernels-resnet", asks: "kernels of ResNet-50, bf16", limit: 180, run: kernels::resnet },
     Part { name: "products", asks: "cuBLASLt at GPT shapes", limit: 180, run: products::run },
@@ -95,6 +105,7 @@ pub(crate) const PARTS: [Part; 31] = [
         limit: 120,
         run: |probe| sanitizer::run(probe, "initcheck"),
     },
+    Part { name: "counters", asks: "Nsight Compute on GPT-124M", limit: 240, run: counters::gpt },
     Part { name: "nccl", asks: "NCCL", limit: 60, run: libraries::nccl },
     Part { name: "all-reduce", asks: "NCCL with one rank", limit: 120, run: all_reduce::run },
     Part { name: "cudnn", asks: "cuDNN", limit: 60, run: libraries::cudnn },
@@ -129,6 +140,18 @@ impl Probe {
     /// The program that trains.
     fn worker(&self) -> Result<Worker, Outcome> {
         Worker::new(self.worker.as_deref(), self.python.as_deref(), self.device)
+    }
+
+    /// The folder of recorded launches.
+    fn vectors(&self) -> Result<PathBuf, Outcome> {
+        let own = || std::env::current_exe().map(|probe| probe.with_file_name("vectors"));
+        let folder = self.vectors.clone().map_or_else(own, Ok);
+        let folder = folder.map_err(|error| Outcome::failed("current_exe", error.to_string()))?;
+        if !folder.is_dir() {
+            let looked_for = vec![folder.display().to_string()];
+            return Err(Outcome::Absent { reason: "no vectors".into(), looked_for });
+        }
+        Ok(folder)
     }
 
     fn chosen(&self, driver: &Driver) -> Result<Device, Outcome> {

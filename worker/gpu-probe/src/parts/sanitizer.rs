@@ -15,7 +15,7 @@ const FOUND: i32 = 99;
 /// What one of its tools finds.
 pub(super) fn run(probe: &Probe, tool: &str) -> Result<Value, Outcome> {
     let (_, device) = probe.present()?;
-    let (program, worker) = (program()?, probe.worker()?);
+    let (program, worker) = (program(PROGRAM)?, probe.worker()?);
     let gpt = Gpt { layers: 1, hidden_size: 64, heads: 2, context_length: 40, vocabulary_size: 256, tied_head: true };
     let config = EngineConfig { length: Length::Steps(2), ..job(Model::Gpt(gpt), text()?, 2) };
     let code = FOUND.to_string();
@@ -38,13 +38,13 @@ pub(super) fn run(probe: &Probe, tool: &str) -> Result<Value, Outcome> {
     })
 }
 
-/// On the path, or in the toolkit.
-fn program() -> Result<PathBuf, Outcome> {
+/// A program on the path, or in the toolkit.
+pub(super) fn program(name: &str) -> Result<PathBuf, Outcome> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain([Path::new("/usr/local/cuda/bin").to_path_buf()]);
-    let candidates: Vec<PathBuf> = folders.map(|folder| folder.join(PROGRAM)).collect();
+    let candidates: Vec<PathBuf> = folders.map(|folder| folder.join(name)).collect();
     candidates.iter().find(|file| file.is_file()).cloned().ok_or_else(|| Outcome::Absent {
-        reason: format!("no {PROGRAM}"),
+        reason: format!("no {name}"),
         looked_for: candidates.iter().map(|file| file.display().to_string()).collect(),
     })
 }

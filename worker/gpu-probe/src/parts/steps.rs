@@ -75,6 +75,13 @@ pub(super) fn gpt_124m(probe: &Probe) -> Result<Value, Outcome> {
     measure(probe, gpt_124m_case(probe))
 }
 
+/// Sums may have any order, as PyTorch's have.
+pub(super) fn gpt_124m_unordered(probe: &Probe) -> Result<Value, Outcome> {
+    let mut case = gpt_124m_case(probe);
+    case.config.gpu.deterministic = false;
+    measure(probe, case)
+}
+
 /// PyTorch computes in bf16.
 pub(super) fn gpt_124m_fp8(probe: &Probe) -> Result<Value, Outcome> {
     let mut case = gpt_124m_case(probe);
@@ -152,7 +159,11 @@ fn measure(probe: &Probe, case: Case) -> Result<Value, Outcome> {
     }
     let per_second = f64::from(batch * case.items) * 1e3;
     let [own_times, torch, compiled] = times;
-    let own = own.map(|()| figures(&own_times, per_second, mib(ours)));
+    let own = own.map(|()| {
+        let mut told = figures(&own_times, per_second);
+        told["memoryMiB"] = mib(ours).into();
+        told
+    });
     let mut rows = vec![(json!({"side": "switchyard"}), own)];
     for ((name, peer), times) in peers.into_iter().zip([torch, compiled]) {
         rows.push((json!({"side": name}), Ok(theirs(peer, &times, per_second))));
@@ -165,21 +176,28 @@ fn measure(probe: &Probe, case: Case) -> Result<Value, Outcome> {
     gather(what, "sides", rows)
 }
 
+impl Case {
+    /// The job with so many samples in a micro-batch.
+    pub(super) fn with(&self, batch: u32) -> EngineConfig {
+        EngineConfig {
+            batch_size_per_process: batch,
+            length: Length::Steps(self.steps),
+            fetch_every_steps: (self.steps / 4).max(1) as u32,
+            optimizer: Optimizer { gradient_clip_norm: None, ..self.config.optimizer },
+            ..self.config.clone()
+        }
+    }
+}
+
 /// The job in the largest batch that fits, and the bytes that it takes on the GPU.
 pub(super) fn fitting(worker: &Worker, case: &Case) -> Result<(EngineConfig, u64), Outcome> {
-    let config = |batch| EngineConfig {
-        batch_size_per_process: batch,
-        length: Length::Steps(case.steps),
-        fetch_every_steps: (case.steps / 4).max(1) as u32,
-        optimizer: Optimizer { gradient_clip_norm: None, ..case.config.optimizer },
-        ..case.config.clone()
-    };
     let mut refused = Outcome::failed("batches", "none was tried");
     for batch in &case.batches {
-        match worker.inspect(&config(*batch)) {
+        let config = case.with(*batch);
+        match worker.inspect(&config) {
             Ok(inspection) => {
                 let memory = inspection.gpu_memory.map_or(0, |memory| memory.total());
-                return Ok((config(*batch), memory));
+                return Ok((config, memory));
             }
             Err(outcome) => refused = outcome,
         }
@@ -189,17 +207,18 @@ pub(super) fn fitting(worker: &Worker, case: &Case) -> Result<(EngineConfig, u64
 
 /// Milliseconds of a step in a round, and for us parts of it.
 #[derive(Debug, Default)]
-struct Round {
-    ms: f64,
-    input: f64,
-    forward: f64,
-    backward: f64,
-    optimizer: f64,
+pub(super) struct Round {
+    pub(super) ms: f64,
+    pub(super) input: f64,
+    pub(super) forward: f64,
+    pub(super) backward: f64,
+    pub(super) optimizer: f64,
     /// Seconds.
-    to_first: f64,
+    pub(super) to_first: f64,
 }
 
-fn ours_of(worker: &Worker, config: &EngineConfig) -> Result<Round, Outcome> {
+/// A run of the worker.
+pub(super) fn ours_of(worker: &Worker, config: &EngineConfig) -> Result<Round, Outcome> {
     let ran = worker.train("steps", config, 1)?;
     // Without the first report, in which memory is touched and clocks rise.
     let told = &ran.progress[1.min(ran.progress.len() - 1)..];
@@ -216,18 +235,20 @@ fn ours_of(worker: &Worker, config: &EngineConfig) -> Result<Round, Outcome> {
     })
 }
 
-fn figures(rounds: &[Round], per_second: f64, memory: u64) -> Value {
+/// Medians. `per_second`: items of a step, times 1000.
+pub(super) fn figures(rounds: &[Round], per_second: f64) -> Value {
     let median = |of: fn(&Round) -> f64| short(median(rounds.iter().map(of).collect()));
     let ms = median(|round| round.ms);
     json!({
-        "ms": ms, "perSecond": short(per_second / ms), "memoryMiB": memory,
+        "ms": ms, "perSecond": short(per_second / ms),
         "inputMs": median(|round| round.input), "forwardMs": median(|round| round.forward),
         "backwardMs": median(|round| round.backward), "optimizerMs": median(|round| round.optimizer),
         "secondsToFirstReport": median(|round| round.to_first),
     })
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+/// The one in the middle; of an even number, the higher of the two.
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
@@ -270,7 +291,7 @@ mod tests {
     #[test]
     fn figures_are_medians_of_rounds() {
         let rounds = [30.0, 10.0, 20.0].map(|ms| Round { ms, ..Round::default() });
-        let figures = figures(&rounds, 1e3 * 64.0, 5);
+        let figures = figures(&rounds, 1e3 * 64.0);
         assert_eq!((&figures["ms"], &figures["perSecond"]), (&json!(20.0), &json!(3200.0)));
     }
 

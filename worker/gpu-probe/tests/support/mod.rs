@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-pub const PARTS: [&str; 31] = [
+pub const PARTS: [&str; 36] = [
     "machine",
     "driver",
     "cublaslt",
@@ -14,17 +14,21 @@ pub const PARTS: [&str; 31] = [
     "adamw",
     "streams",
     "rates",
+    "vectors",
     "training-mlp",
     "training-gpt",
     "training-bert",
     "training-resnet",
     "resume",
     "steps-gpt",
+    "steps-gpt-unordered",
     "steps-gpt-tiny",
     "steps-bert",
     "steps-resnet",
+    "input-resnet",
     "steps-mlp",
     "steps-gpt-fp8",
+    "memory",
     "kernels-gpt",
     "kernels-resnet",
     "products",
@@ -32,6 +36,7 @@ pub const PARTS: [&str; 31] = [
     "racecheck",
     "synccheck",
     "initcheck",
+    "counters",
     "nccl",
     "all-reduce",
     "cudnn",

@@ -1,0 +1,238 @@
+//! Launches as data in a file: what the tests on the executor ran, for a device that is to run the same.
+
+mod text;
+
+use super::signature::{Format, Parameter, source};
+use super::{Argument, Call, Memory, Program};
+use crate::error::Error;
+use std::fmt;
+use std::ops::Range;
+
+/// The file of a folder of vectors that has a [`Case`] in each line.
+pub const CASES: &str = "cases.txt";
+/// The file that has the bytes.
+pub const BYTES: &str = "bytes.bin";
+
+/// A launch, with its memory before and after it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Case {
+    pub launch: Recorded,
+    pub buffers: Vec<Kept>,
+}
+
+/// An allocation that a launch used: all of it, with what the launch must leave alone.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Kept {
+    pub name: String,
+    /// Ranges of the file of bytes, one behind the other; bytes that nobody had written are 0xff.
+    pub before: Vec<Range<usize>>,
+    pub after: Vec<Range<usize>>,
+}
+
+/// A part of an allocation of a case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Index of the allocation.
+    pub buffer: usize,
+    pub offset: usize,
+    pub bytes: usize,
+}
+
+/// A [`Call`] that was made, without its memory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Recorded {
+    source: String,
+    definitions: Vec<String>,
+    /// Of all sources: a launch of another version says nothing of this one.
+    version: u64,
+    kernel: String,
+    blocks: u32,
+    threads: u32,
+    shared_bytes: u32,
+    arguments: Vec<Argument<Place>>,
+}
+
+impl Recorded {
+    /// Of a call whose memory lies at `place`.
+    pub fn new<M>(call: &Call<M>, place: impl Fn(&M) -> Place) -> Recorded {
+        let argument = |argument: &Argument<M>| match argument {
+            Argument::Reads(memory) => Argument::Reads(place(memory)),
+            Argument::Writes(memory) => Argument::Writes(place(memory)),
+            Argument::Updates(memory) => Argument::Updates(place(memory)),
+            Argument::Absent => Argument::Absent,
+            Argument::Int(value) => Argument::Int(*value),
+            Argument::Float(value) => Argument::Float(*value),
+        };
+        Recorded {
+            source: call.program.source.name.to_owned(),
+            definitions: call.program.definitions.clone(),
+            version: call.program.version(),
+            kernel: call.kernel.to_owned(),
+            blocks: call.blocks,
+            threads: call.threads,
+            shared_bytes: call.shared_bytes,
+            arguments: call.arguments.iter().map(argument).collect(),
+        }
+    }
+
+    /// Name of the kernel.
+    pub fn kernel(&self) -> &str {
+        &self.kernel
+    }
+
+    /// What has the kernel.
+    ///
+    /// # Errors
+    /// This program has another version of it, or none.
+    pub fn program(&self) -> Result<Program, Error> {
+        let refused = |text| Err(Error::refused("vectors", text));
+        let Some(source) = source(&self.source) else { return refused(format!("no source `{}`", self.source)) };
+        let program = Program { source, definitions: self.definitions.clone() };
+        if program.version() != self.version {
+            return refused(format!(
+                "`{}` is {:016x}, but the launch was recorded with {:016x}: expected those of one build",
+                self.source,
+                program.version(),
+                self.version
+            ));
+        }
+        Ok(program)
+    }
+
+    /// The same call with memory of the caller's, as large as that which it was made with.
+    ///
+    /// # Errors
+    /// There is no such kernel, its parameters are others, or memory has another size.
+    pub fn call<M: Memory>(&self, memory: impl Fn(Place) -> Option<M>) -> Result<Call<M>, Error> {
+        let program = self.program()?;
+        let (kernel, _) = self.signature(&program)?;
+        let of = |place: Place| match memory(place) {
+            Some(memory) if memory.bytes() == place.bytes => Ok(memory),
+            other => {
+                let got = other.map_or(0, |memory| memory.bytes());
+                Err(self.refused(format!("memory of {got} bytes, expected {}", place.bytes)))
+            }
+        };
+        let argument = |argument: &Argument<Place>| {
+            Ok(match *argument {
+                Argument::Reads(place) => Argument::Reads(of(place)?),
+                Argument::Writes(place) => Argument::Writes(of(place)?),
+                Argument::Updates(place) => Argument::Updates(of(place)?),
+                Argument::Absent => Argument::Absent,
+                Argument::Int(value) => Argument::Int(value),
+                Argument::Float(value) => Argument::Float(value),
+            })
+        };
+        let arguments = self.arguments.iter().map(argument).collect::<Result<_, Error>>()?;
+        let Recorded { blocks, threads, shared_bytes, .. } = *self;
+        Ok(Call { program, kernel, blocks, threads, shared_bytes, arguments })
+    }
+
+    /// Memory that the launch may write, and what is in it.
+    ///
+    /// # Errors
+    /// There is no such kernel, or its parameters are others.
+    pub fn written(&self) -> Result<Vec<(Place, Format)>, Error> {
+        let program = self.program()?;
+        let (_, parameters) = self.signature(&program)?;
+        let of = |(argument, parameter): (&Argument<Place>, &Parameter)| match (argument, parameter) {
+            (Argument::Writes(place) | Argument::Updates(place), Parameter::Memory { format, .. }) => {
+                Some((*place, *format))
+            }
+            _ => None,
+        };
+        Ok(self.arguments.iter().zip(&parameters).filter_map(of).collect())
+    }
+
+    /// The kernel's name and parameters, if they are those of the arguments.
+    fn signature(&self, program: &Program) -> Result<(&'static str, Vec<Parameter>), Error> {
+        let signature = program.signature(&self.kernel);
+        let (kernel, parameters) =
+            signature.ok_or_else(|| self.refused(format!("no kernel of known types in `{}`", self.source)))?;
+        let fits = |(argument, parameter): (&Argument<Place>, &Parameter)| match (argument, parameter) {
+            (Argument::Reads(_) | Argument::Absent, Parameter::Memory { .. }) => true,
+            (Argument::Writes(_) | Argument::Updates(_), Parameter::Memory { is_const, .. }) => !is_const,
+            (Argument::Int(_), Parameter::Int) | (Argument::Float(_), Parameter::Float) => true,
+            _ => false,
+        };
+        if self.arguments.len() != parameters.len() || !self.arguments.iter().zip(&parameters).all(fits) {
+            return Err(self.refused(format!("arguments {:?}, expected {parameters:?}", self.arguments)));
+        }
+        Ok((kernel, parameters))
+    }
+
+    fn refused(&self, text: String) -> Error {
+        Error::refused("vectors", format!("{}: {text}", self.kernel))
+    }
+}
+
+impl fmt::Display for Recorded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Recorded { source, kernel, blocks, threads, .. } = self;
+        write!(f, "{kernel} of {source} {}, {blocks} blocks of {threads} threads", self.definitions.join(" "))
+    }
+}
+
+impl Program {
+    /// Whether every operation is rounded as on a CPU, so that all devices have the same bits.
+    pub fn is_exact(&self) -> bool {
+        self.source.arithmetic == "--fmad=false"
+    }
+
+    /// A digest of the source and of all that it may include: FNV-1a, against mistakes and not against malice.
+    fn version(&self) -> u64 {
+        let headers = super::HEADERS.iter().flat_map(|(name, text)| [*name, *text]);
+        let parts = [self.source.name, self.source.text, self.source.arithmetic].into_iter().chain(headers);
+        let step = |digest: u64, byte: u8| (digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        parts.flat_map(str::bytes).fold(0xcbf2_9ce4_8422_2325, step)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Element;
+    use super::super::elementwise::Elementwise;
+    use super::*;
+
+    /// Memory of so many bytes.
+    impl Memory for usize {
+        fn bytes(&self) -> usize {
+            *self
+        }
+    }
+
+    fn recorded() -> (Call<usize>, Recorded) {
+        let convert = Elementwise { from: Element::F32, to: Element::Bf16 };
+        let call = convert.convert(1, 8, 32, 0.1, 16, true).unwrap();
+        let recorded = Recorded::new(&call, |bytes| Place { buffer: *bytes, offset: 0, bytes: *bytes });
+        (call, recorded)
+    }
+
+    #[test]
+    fn a_recorded_call_is_the_call_that_was_made() {
+        let (call, recorded) = recorded();
+        assert_eq!(recorded.call(|place| Some(place.buffer)).unwrap(), call);
+        let place = Place { buffer: 16, offset: 0, bytes: 16 };
+        assert_eq!(recorded.written().unwrap(), [(place, Format::Bf16)]);
+        assert!(call.program.is_exact());
+    }
+
+    #[test]
+    fn what_is_not_the_recorded_call_is_refused() {
+        let (_, recorded) = recorded();
+        let text = |recorded: Recorded, bytes: usize| {
+            recorded.call(|place| Some(place.bytes.min(bytes))).unwrap_err().to_string()
+        };
+        assert_eq!(text(recorded.clone(), 16), "vectors: convert: memory of 16 bytes, expected 32");
+        let other = Recorded { source: "weather.cu".into(), ..recorded.clone() };
+        assert_eq!(text(other, 64), "vectors: no source `weather.cu`");
+        let other = Recorded { version: 7, ..recorded.clone() };
+        assert!(text(other, 64).ends_with("was recorded with 0000000000000007: expected those of one build"));
+        let other = Recorded { kernel: "multiply".into(), ..recorded.clone() };
+        assert_eq!(text(other, 64), "vectors: multiply: no kernel of known types in `elementwise.cu`");
+        // What the kernel's source does not let it write is not written.
+        let mut other = recorded;
+        other.arguments[0] = Argument::Writes(Place { buffer: 0, offset: 0, bytes: 32 });
+        assert!(text(other, 64).contains("convert: arguments [Writes("));
+    }
+}
