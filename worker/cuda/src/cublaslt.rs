@@ -218,6 +218,7 @@ struct Descriptors {
     a: Handle,
     b: Handle,
     c: Handle,
+    d: Handle,
 }
 
 impl Descriptors {
@@ -245,8 +246,8 @@ impl Descriptors {
         if product.has_fast_sums() {
             cublaslt.describe(&operation, DESC_FAST_ACCUM, 1i8)?;
         }
-        let [a, b, c] = [right, left, result].map(|matrix| cublaslt.layout(matrix));
-        Ok(Descriptors { operation, a: a?, b: b?, c: c? })
+        let [a, b, c, d] = [right, left, product.addend(), result].map(|matrix| cublaslt.layout(matrix));
+        Ok(Descriptors { operation, a: a?, b: b?, c: c?, d: d? })
     }
 
     fn heuristic(
@@ -264,7 +265,7 @@ impl Descriptors {
             })?;
         cublaslt.prefer(&preference, PREF_MAX_WORKSPACE_BYTES, workspace_bytes)?;
         // Algorithms depend on how addresses are aligned; parameters begin wherever the one before ends.
-        let matrices = [&product.right, &product.left, &product.result, &product.result];
+        let matrices = [&product.right, &product.left, product.addend(), &product.result];
         for (attribute, matrix) in PREF_MIN_ALIGNMENTS.into_iter().zip(matrices) {
             cublaslt.prefer(&preference, attribute, matrix.span.alignment())?;
         }
@@ -278,7 +279,7 @@ impl Descriptors {
                 self.a.raw,
                 self.b.raw,
                 self.c.raw,
-                self.c.raw,
+                self.d.raw,
                 preference.raw,
                 candidates as i32,
                 found.as_mut_ptr(),
@@ -302,7 +303,7 @@ impl Descriptors {
                 self.a.raw,
                 self.b.raw,
                 self.c.raw,
-                self.c.raw,
+                self.d.raw,
                 algorithm,
                 &raw mut result,
             )
@@ -346,16 +347,16 @@ impl Planned {
     /// The workspace is too small, a buffer is gone, or the call fails.
     pub fn run(&self, algorithm: usize, workspace: Span, stream: &Stream) -> Result<(), Error> {
         let Planned { cublaslt, product, descriptors, found } = self;
-        let Product { left, right, result, adds, .. } = product;
+        let Product { left, right, result, addend, .. } = product;
         let heuristic = &found[algorithm];
         if workspace.bytes() < heuristic.workspace_bytes {
             let (given, needed) = (workspace.bytes(), heuristic.workspace_bytes);
             return Err(Error::refused("product", format!("a workspace of {given} bytes, expected at least {needed}")));
         }
-        let spans = [left.span, right.span, result.span, workspace];
+        let spans = [left.span, right.span, result.span, product.addend().span, workspace];
         stream.uses("product", spans.into_iter().chain(product.scales.into_iter().flatten()))?;
         stream.context().make_current()?;
-        let (alpha, beta) = (1.0f32, if *adds { 1.0f32 } else { 0.0 });
+        let (alpha, beta) = (1.0f32, if addend.is_some() { 1.0f32 } else { 0.0 });
         let handle = cublaslt.inner.handle()?;
         // SAFETY: all handles live; the matrices are within buffers that live, as checked; `alpha` and `beta` are read before the call
         // returns; freeing a buffer waits for the work.
@@ -369,10 +370,10 @@ impl Planned {
                 left.span.pointer(),
                 descriptors.b.raw,
                 &raw const beta,
-                result.span.pointer(),
+                product.addend().span.pointer(),
                 descriptors.c.raw,
                 result.span.pointer(),
-                descriptors.c.raw,
+                descriptors.d.raw,
                 &raw const heuristic.algorithm,
                 workspace.pointer(),
                 heuristic.workspace_bytes,

@@ -114,13 +114,14 @@ impl<M> Matrix<M> {
     }
 }
 
-/// `result = left right`, or `result += left right`. Sums are in 32 bits.
+/// `result = left right`, or `result = left right + addend`. Sums are in 32 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Product<M> {
     pub left: Matrix<M>,
     pub right: Matrix<M>,
     pub result: Matrix<M>,
-    pub adds: bool,
+    /// As large as the result and in its format; it may be the result itself.
+    pub addend: Option<Matrix<M>>,
     /// Of factors in 8 bits, left and right: one `f32` that all of a factor is multiplied by.
     pub scales: Option<[M; 2]>,
 }
@@ -228,9 +229,10 @@ impl<M: Copy> Work<M> {
     pub fn reads(&self) -> Vec<M> {
         match self {
             Work::Kernel(call) => call.arguments().iter().filter_map(|argument| read(*argument)).collect(),
-            Work::Product(Product { left, right, result, adds, scales }) => {
+            Work::Product(Product { left, right, addend, scales, .. }) => {
                 let scales = scales.iter().flatten().copied();
-                [left.memory, right.memory].into_iter().chain(scales).chain(adds.then_some(result.memory)).collect()
+                let addend = addend.map(|addend| addend.memory);
+                [left.memory, right.memory].into_iter().chain(scales).chain(addend).collect()
             }
             Work::Convolution(convolution) => {
                 let (written, read) = convolution.written_and_read();

@@ -92,7 +92,7 @@ impl Gpu {
 
     /// Sums in 32 bits.
     fn multiply(&mut self, product: &Product<Span>) {
-        let Product { left, right, result, adds, scales } = product;
+        let Product { left, right, result, addend, scales } = product;
         let [left, right] = [left, right].map(|matrix| self.rows_of(matrix));
         let scale: f32 = scales.iter().flatten().map(|scale| self.device.download::<f32>(*scale)[0]).product();
         assert_eq!((left.len(), right[0].len()), (result.rows, result.columns), "sides of a product");
@@ -103,8 +103,8 @@ impl Gpu {
                 sums.iter_mut().zip(right).for_each(|(sum, x)| *sum += factor * x);
             }
             sums.iter_mut().for_each(|sum| *sum *= scale);
-            if *adds {
-                let old = self.row_of(result, row);
+            if let Some(addend) = addend {
+                let old = self.row_of(addend, row);
                 sums.iter_mut().zip(old).for_each(|(sum, old)| *sum += old);
             }
             let to = part(result, row);

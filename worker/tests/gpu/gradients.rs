@@ -62,7 +62,7 @@ fn a_product_that_is_added_twice_is_found_in_the_gradient_of_its_layer() {
         let product = |launch: &Launch<Span>| is_of(launch) && matches!(&launch.work, Work::Product(_));
         let first = launches.iter().position(product).unwrap();
         let Work::Product(mut product) = launches[first].work.clone() else { unreachable!() };
-        product.adds = true;
+        product.addend = Some(product.result);
         launches.insert(first + 1, Launch { work: Work::Product(product), ..launches[first].clone() });
     };
     let Some((layout, got, expected)) = gradients(RESIDUAL[0].1, twice) else { return };

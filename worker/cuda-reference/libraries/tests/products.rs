@@ -79,9 +79,19 @@ fn sides(gpu: &Gpu, (element, result): (Element, Element), transposed: [bool; 2]
     ]
 }
 
+/// What is added to a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Adds {
+    Nothing,
+    /// What the result holds.
+    Itself,
+    /// What lies elsewhere.
+    Another,
+}
+
 fn product(sides: &[Side; 3], adds: bool, arithmetic: Arithmetic) -> Product {
     let [left, right, result] = sides.each_ref().map(|side| side.matrix);
-    Product { left, right, result, adds, arithmetic, scales: None }
+    Product { left, right, result, addend: adds.then_some(result), arithmetic, scales: None }
 }
 
 /// The largest error of a product, and the largest that rounding explains.
@@ -89,11 +99,16 @@ fn error(
     gpu: &Gpu,
     formats: (Element, Element),
     transposed: [bool; 2],
-    adds: bool,
+    adds: Adds,
     arithmetic: Arithmetic,
 ) -> [f64; 2] {
     let sides = sides(gpu, formats, transposed);
-    let planned = cublaslt().plan(product(&sides, adds, arithmetic), WORKSPACE_BYTES, 4).unwrap();
+    let another = Side::new(gpu, 4, formats.1, (M, N), false);
+    let mut product = product(&sides, adds == Adds::Itself, arithmetic);
+    if adds == Adds::Another {
+        product.addend = Some(another.matrix);
+    }
+    let planned = cublaslt().plan(product, WORKSPACE_BYTES, 4).unwrap();
     let workspace = gpu.context.allocate(WORKSPACE_BYTES).unwrap();
     planned.run(0, workspace.span(), &gpu.stream).unwrap();
     let [left, right, result] = &sides;
@@ -106,7 +121,12 @@ fn error(
             continue;
         }
         let sum: f64 = (0..K).map(|i| left.at(row, i) * right.at(i, column)).sum();
-        let wanted = sum + if adds { result.at(row, column) } else { 0.0 };
+        let added = match adds {
+            Adds::Nothing => 0.0,
+            Adds::Itself => result.at(row, column),
+            Adds::Another => another.at(row, column),
+        };
+        let wanted = sum + added;
         worst = worst.max((f64::from(got) - wanted).abs());
     }
     // Half of the last bit of sums below 8.
@@ -124,9 +144,9 @@ fn products_of_all_formats_and_sides_are_right() {
         let gpu = Gpu::new();
         for formats in FORMATS {
             for sides in [[false, false], [false, true], [true, false], [true, true]] {
-                for adds in [false, true] {
+                for adds in [Adds::Nothing, Adds::Itself, Adds::Another] {
                     let [worst, allowed] = error(&gpu, formats, sides, adds, Arithmetic::Ieee);
-                    assert!(worst < allowed, "{formats:?}, transposed {sides:?}, adds {adds}: {worst} > {allowed}");
+                    assert!(worst < allowed, "{formats:?}, transposed {sides:?}, adds {adds:?}: {worst} > {allowed}");
                 }
             }
         }
@@ -169,7 +189,7 @@ fn in_fp8(gpu: &Gpu, formats: [Fp8; 2], scales: [f32; 2]) -> (Product, Vec<Buffe
         left: matrix(&buffers[0], Format::Fp8(formats[0]), [m, k], false),
         right: matrix(&buffers[1], Format::Fp8(formats[1]), [n, k], true),
         result: matrix(&buffers[2], Format::Bf16, [m, n], false),
-        adds: true,
+        addend: Some(matrix(&buffers[2], Format::Bf16, [m, n], false)),
         arithmetic: Arithmetic::Ieee,
         scales: Some([buffers[3].span(), buffers[4].span()]),
     };
@@ -216,7 +236,7 @@ fn products_in_8_bits_that_the_library_does_not_have_are_refused() {
 fn tf32_is_less_exact_and_no_more_than_that() {
     device::on_a_device("tf32_is_less_exact_and_no_more_than_that", &[], || {
         let [worst, allowed] =
-            error(&Gpu::new(), (Element::F32, Element::F32), [false, false], false, Arithmetic::Tf32);
+            error(&Gpu::new(), (Element::F32, Element::F32), [false, false], Adds::Nothing, Arithmetic::Tf32);
         assert!(worst > 10.0 * allowed && worst < 12.0 / 1024.0, "{worst}");
     });
 }
@@ -232,6 +252,8 @@ fn products_that_do_not_fit_are_refused_before_the_library_is_asked() {
         assert!(refusal(Product { left: good.right, ..good }).contains(fits_not));
         let bf16 = Matrix { format: Format::Bf16, ..good.right };
         assert!(refusal(Product { right: bf16, ..good }).contains(fits_not));
+        let narrow = Matrix { columns: N - 1, ..good.result };
+        assert!(refusal(Product { addend: Some(narrow), ..good }).contains(fits_not));
         let longer = Matrix { rows: M + 1, ..good.left };
         assert!(refusal(Product { left: longer, ..good }).contains("not within its memory"));
         let planned = cublaslt().plan(good, WORKSPACE_BYTES, 4).unwrap();

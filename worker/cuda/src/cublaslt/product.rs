@@ -75,7 +75,7 @@ impl Matrix {
     }
 }
 
-/// `result = left right`, or `result += left right`.
+/// `result = left right`, or `result = left right + addend`.
 ///
 /// In 8 bits only the right side is transposed, the result is in bf16, not both sides are [`Fp8::E5m2`], and all sides, pitches and addresses are
 /// multiples of [`MULTIPLE`]. Where both are [`Fp8::E4m3`], as in forward, parts of the sums are kept with fewer bits, which is faster.
@@ -85,7 +85,8 @@ pub struct Product {
     pub right: Matrix,
     /// Not transposed. 32 bits, or the format of both sides.
     pub result: Matrix,
-    pub adds: bool,
+    /// As large as the result and in its format; it may be the result itself.
+    pub addend: Option<Matrix>,
     pub arithmetic: Arithmetic,
     /// Of sides in 8 bits, left and right: one number of 32 bits on the device that all of a side is multiplied by.
     pub scales: Option<[Span; 2]>,
@@ -99,15 +100,25 @@ impl Product {
             let (flip, alignment) = (if *is_transposed { "T" } else { "" }, span.alignment());
             format!("{rows} x {columns} / {pitch}{flip} {format:?} at {alignment}")
         };
-        let Product { left, right, result, adds, arithmetic, .. } = self;
+        let Product { left, right, result, addend, arithmetic, .. } = self;
+        let addend = match addend {
+            None => String::new(),
+            Some(addend) if addend == result => " + itself".to_owned(),
+            Some(addend) => format!(" + {}", matrix(addend)),
+        };
         let [left, right, result] = [left, right, result].map(matrix);
-        format!("{result} {}= {left} * {right}, {arithmetic:?}", if *adds { "+" } else { "" })
+        format!("{result} = {left} * {right}{addend}, {arithmetic:?}")
+    }
+
+    /// C in the words of the library; where nothing is added, it is not read.
+    pub(super) fn addend(&self) -> &Matrix {
+        self.addend.as_ref().unwrap_or(&self.result)
     }
 
     /// Rows, columns, and the length of the sums.
     pub(super) fn shape(&self) -> Result<[usize; 3], Error> {
-        let Product { left, right, result, .. } = self;
-        [left, right, result].into_iter().try_for_each(Matrix::check)?;
+        let Product { left, right, result, addend, .. } = self;
+        [left, right, result].into_iter().chain(addend).try_for_each(Matrix::check)?;
         let ((m, k), (inner, n)) = (left.sides(), right.sides());
         let formats = match (left.format, right.format) {
             (Format::Fp8(_), Format::Fp8(_)) => self.fits_fp8(),
@@ -115,7 +126,12 @@ impl Product {
                 left == right && [left, Format::F32].contains(&result.format) && !left.is_fp8() && self.scales.is_none()
             }
         };
-        if k != inner || (m, n) != (result.rows, result.columns) || result.is_transposed || !formats {
+        let is_alike = |addend: &Matrix| {
+            let Matrix { format, rows, columns, is_transposed, .. } = *addend;
+            (format, rows, columns, is_transposed) == (result.format, result.rows, result.columns, false)
+        };
+        let fits = k == inner && (m, n) == (result.rows, result.columns) && addend.as_ref().is_none_or(is_alike);
+        if !fits || result.is_transposed || !formats {
             return Err(Error::refused("product", format!("sides or formats that do not fit: {self:?}")));
         }
         Ok([m, n, k])
@@ -123,7 +139,7 @@ impl Product {
 
     /// What the library asks of sides in 8 bits.
     fn fits_fp8(&self) -> bool {
-        let Product { left, right, result, .. } = self;
+        let Product { left, right, result, addend, .. } = self;
         let multiple = MULTIPLE as usize;
         let is_multiple = |matrix: &Matrix| {
             let numbers = [matrix.rows, matrix.columns, matrix.pitch];
@@ -136,7 +152,7 @@ impl Product {
             && scales
             && (left.is_transposed, right.is_transposed) == (false, true)
             && result.format == Format::Bf16
-            && [left, right, result].into_iter().all(is_multiple)
+            && [left, right, result].into_iter().chain(addend).all(is_multiple)
     }
 
     /// Whether parts of the sums may have fewer bits.

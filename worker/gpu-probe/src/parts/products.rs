@@ -81,7 +81,7 @@ impl Bench {
             left: matrix(x, self.tokens, k, false),
             right: matrix(w, n, k, true),
             result: matrix(&y, self.tokens, n, false),
-            adds: false,
+            addend: None,
             arithmetic: precision.arithmetic(),
             scales: None,
         };

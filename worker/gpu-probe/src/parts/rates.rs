@@ -84,7 +84,7 @@ fn product(
             left: matrix(&left, format, false),
             right: matrix(&right, format, true),
             result: matrix(&result, of_result, false),
-            adds: false,
+            addend: None,
             arithmetic: Arithmetic::Ieee,
             scales: None,
         },

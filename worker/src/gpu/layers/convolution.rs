@@ -72,7 +72,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         for images in self.lots(shape)? {
             let left = self.factor(shape, images, &places.inputs[0], &places.scratch)?;
             let result = self.results(shape, images, &places.output);
-            self.works.push(Work::Product(Product { left, right, result, adds: false, scales: None }));
+            self.works.push(Work::Product(Product { left, right, result, addend: None, scales: None }));
         }
         Ok(())
     }
@@ -140,15 +140,16 @@ impl<M: kernels::Memory> Lowering<'_, M> {
             };
             let dy = self.results(shape, images, &places.d_output);
             if of_weights {
-                let adds_sum = adds_weights || images.first > 0;
-                let sum = Product { left: dy.transposed(), right, result: d_weights, adds: adds_sum, scales: None };
+                let addend = (adds_weights || images.first > 0).then_some(d_weights);
+                let sum = Product { left: dy.transposed(), right, result: d_weights, addend, scales: None };
                 self.works.push(Work::Product(sum));
             }
             let Some(adds) = adds else { continue };
             let to = &places.d_inputs[0];
             if shape.is_product() {
                 let result = self.pixels_of(shape, images, to);
-                self.works.push(Work::Product(Product { left: dy, right: filters, result, adds, scales: None }));
+                let addend = adds.then_some(result);
+                self.works.push(Work::Product(Product { left: dy, right: filters, result, addend, scales: None }));
                 continue;
             }
             // In the place of the patches, which are no longer needed.
@@ -157,7 +158,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
                 left: dy,
                 right: filters,
                 result: d_patches,
-                adds: false,
+                addend: None,
                 scales: None,
             }));
             let dx = self.pixels_of(shape, images, to).memory;

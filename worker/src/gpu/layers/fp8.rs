@@ -58,7 +58,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         &mut self,
         way: Way,
         [left, weights, result]: [Matrix<M>; 3],
-        adds: bool,
+        addend: Option<Matrix<M>>,
         scratch: &Region,
     ) -> Result<(), Reason> {
         let (to, is_flipped) = match way {
@@ -69,7 +69,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         let (left, of_left) = self.quantized(left, to, false, &mut at)?;
         let (right, of_right) = self.quantized(weights, Fp8::E4m3, is_flipped, &mut at)?;
         let scales = Some([of_left, of_right]);
-        self.works.push(Work::Product(Product { left, right: right.transposed(), result, adds, scales }));
+        self.works.push(Work::Product(Product { left, right: right.transposed(), result, addend, scales }));
         Ok(())
     }
 

@@ -31,13 +31,10 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         let is_gelu = product.activation == Some(Activation::Gelu);
         let place = if is_gelu { &places.kept } else { &places.output };
         let result = self.matrix(place, product.rows, product.outputs);
-        if product.residual {
-            let from = self.matrix(&places.inputs[1], product.rows, product.outputs);
-            self.works.push(Work::Copy { from, to: result });
-        }
         let left = self.matrix(&places.inputs[0], product.rows, product.inputs);
-        let (weights, adds) = (self.weight(product.outputs, product.inputs, places), product.residual);
-        self.with_weights(product, Way::Forward, [left, weights, result], adds, &places.scratch)?;
+        let weights = self.weight(product.outputs, product.inputs, places);
+        let addend = product.residual.then(|| self.matrix(&places.inputs[1], product.rows, product.outputs));
+        self.with_weights(product, Way::Forward, [left, weights, result], addend, &places.scratch)?;
         if let Some(after) = activation(product, self.format)? {
             let bias = product.bias.then(|| self.parameter(Memory::Weights, places.ordinals[1]));
             // Without a bias the product is what is kept.
@@ -54,14 +51,14 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         product: &layers::Product,
         way: Way,
         [left, weights, result]: [Matrix<M>; 3],
-        adds: bool,
+        addend: Option<Matrix<M>>,
         scratch: &Region,
     ) -> Result<(), Reason> {
         if fp8::takes(product, self.target, self.format) {
-            return self.product_in_fp8(way, [left, weights, result], adds, scratch);
+            return self.product_in_fp8(way, [left, weights, result], addend, scratch);
         }
         let right = if way == Way::Forward { weights.transposed() } else { weights };
-        self.works.push(Work::Product(Product { left, right, result, adds, scales: None }));
+        self.works.push(Work::Product(Product { left, right, result, addend, scales: None }));
         Ok(())
     }
 
@@ -86,11 +83,12 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         let (memory, adds) = self.gradient(places, 0);
         let right = self.weight(product.outputs, product.inputs, places);
         let result = Matrix { memory, format: number(Format::F32), ..right };
-        self.works.push(Work::Product(Product { left: dy.transposed(), right: x, result, adds, scales: None }));
+        let (left, addend) = (dy.transposed(), adds.then_some(result));
+        self.works.push(Work::Product(Product { left, right: x, result, addend, scales: None }));
         if let Mode::Write | Mode::Add = places.modes[0] {
             let result = self.matrix(&places.d_inputs[0], product.rows, product.inputs);
-            let adds = places.modes[0] == Mode::Add;
-            self.with_weights(product, Way::Backward, [dy, right, result], adds, &places.backward_scratch)?;
+            let addend = (places.modes[0] == Mode::Add).then_some(result);
+            self.with_weights(product, Way::Backward, [dy, right, result], addend, &places.backward_scratch)?;
         }
         Ok(())
     }

@@ -146,9 +146,10 @@ fn matrix(matrix: &Matrix<Span>) -> cublaslt::Matrix {
 }
 
 fn described(product: &Product<Span>, matmul: config::Matmul) -> cublaslt::Product {
-    let Product { left, right, result, adds, scales } = product;
+    let Product { left, right, result, addend, scales } = product;
     let [left, right, result] = [left, right, result].map(matrix);
-    cublaslt::Product { left, right, result, adds: *adds, arithmetic: arithmetic(matmul), scales: *scales }
+    let (addend, arithmetic) = (addend.as_ref().map(matrix), arithmetic(matmul));
+    cublaslt::Product { left, right, result, addend, arithmetic, scales: *scales }
 }
 
 fn copy(from: &Matrix<Span>, to: &Matrix<Span>) -> Command {

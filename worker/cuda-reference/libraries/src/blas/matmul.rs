@@ -33,6 +33,7 @@ struct Described {
     a: Layout,
     b: Layout,
     c: Layout,
+    d: Layout,
 }
 
 impl Described {
@@ -45,20 +46,20 @@ impl Described {
             let layout = |raw| get::<Layout>(call, raw).map(|layout| *layout);
             (operation, layout(a)?, layout(b)?, layout(c)?, layout(d)?)
         };
-        if c != d {
-            return refused(call, NOT_SUPPORTED, &format!("C and D differ: {c:?}, {d:?}"));
-        }
-        let described = Described { operation, a, b, c };
+        let described = Described { operation, a, b, c, d };
         described.check(call).map(|()| described)
     }
 
     fn check(&self, call: &str) -> Answer<()> {
-        let Described { operation, a, b, c } = self;
+        let Described { operation, a, b, c, d } = self;
         let sides =
             |layout: &Layout, flip| if flip { (layout.columns, layout.rows) } else { (layout.rows, layout.columns) };
         let ((m, k), (inner, n)) = (sides(a, operation.transposed[0]), sides(b, operation.transposed[1]));
-        if k != inner || (c.rows, c.columns) != (m, n) {
+        if k != inner || (d.rows, d.columns) != (m, n) || (c.rows, c.columns) != (m, n) {
             return refused(call, INVALID_VALUE, &format!("sides that do not fit: {self:?}"));
+        }
+        if c.format != d.format {
+            return refused(call, NOT_SUPPORTED, &format!("formats of C and D: {self:?}"));
         }
         if let (Format::Fp8(_), Format::Fp8(_)) = (a.format, b.format) {
             return self.check_fp8(call);
@@ -76,8 +77,8 @@ impl Described {
 
     /// As the documentation says of Hopper: A transposed and B not, both contiguous in the sums, multiples of 16, and C and D in bf16 among others.
     fn check_fp8(&self, call: &str) -> Answer<()> {
-        let Described { operation, a, b, c } = self;
-        let numbers = [a, b, c].into_iter().flat_map(|layout| [layout.rows, layout.columns, layout.pitch]);
+        let Described { operation, a, b, c, d } = self;
+        let numbers = [a, b, c, d].into_iter().flat_map(|layout| [layout.rows, layout.columns, layout.pitch]);
         let multiples = numbers.into_iter().all(|number| number.is_multiple_of(16));
         let formats = (a.format, b.format) != (Format::Fp8(E5M2), Format::Fp8(E5M2)) && c.format == Format::Bf16;
         if operation.transposed != [true, false] || !multiples || !formats || operation.is_tf32 {
@@ -134,7 +135,7 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
         }
         let described = Described::new(CALL, operation, [a, b, c, d])?;
         let preference = *get::<Preference>(CALL, preference)?;
-        let formats = [&described.a, &described.b, &described.c, &described.c].map(|layout| layout.format);
+        let formats = [&described.a, &described.b, &described.c, &described.d].map(|layout| layout.format);
         if preference.alignments.iter().zip(formats).any(|(bytes, format)| u64::from(*bytes) < format.bytes()) {
             return refused(CALL, NOT_SUPPORTED, &format!("alignments {:?}", preference.alignments));
         }
@@ -247,8 +248,8 @@ pub unsafe extern "C" fn cublasLtMatmul(
 }
 
 fn enqueue(gpu: &mut Gpu, stream: usize, described: &Described, (alpha, beta): (f32, f32), places: Places) {
-    let Described { operation, a, b, c } = *described;
-    let mut uses = vec![a.whole(places.a), b.whole(places.b), c.whole(places.d)];
+    let Described { operation, a, b, c, d } = *described;
+    let mut uses = vec![a.whole(places.a), b.whole(places.b), d.whole(places.d)];
     if beta != 0.0 {
         uses.push(c.whole(places.c));
     }
@@ -263,7 +264,7 @@ fn enqueue(gpu: &mut Gpu, stream: usize, described: &Described, (alpha, beta): (
         a: (a, places.a),
         b: (b, places.b),
         c: (c, places.c),
-        d: places.d,
+        d: (d, places.d),
         transposed: operation.transposed,
         alpha,
         beta,

@@ -36,13 +36,13 @@ impl Layout {
     }
 }
 
-/// `D = alpha op(A) op(B) + beta C`, C and D alike.
+/// `D = alpha op(A) op(B) + beta C`.
 #[derive(Debug, Clone)]
 pub(crate) struct Product {
     pub(crate) a: (Layout, u64),
     pub(crate) b: (Layout, u64),
     pub(crate) c: (Layout, u64),
-    pub(crate) d: u64,
+    pub(crate) d: (Layout, u64),
     pub(crate) transposed: [bool; 2],
     pub(crate) alpha: f32,
     pub(crate) beta: f32,
@@ -68,8 +68,8 @@ impl Product {
         });
         let scales = self.scales.into_iter().flatten().map(|address| scale(gpu, address, stamp));
         let alpha = self.alpha * scales.product::<f32>();
-        let (layout, address) = self.c;
-        let old = (self.beta != 0.0).then(|| matrix(gpu, layout, address, stamp));
+        let old = (self.beta != 0.0).then(|| matrix(gpu, self.c.0, self.c.1, stamp));
+        let (layout, to) = self.d;
         // `a` has a column of the result's height for each term of the sums, `b` a number of each of its columns.
         for column in 0..layout.columns as usize {
             let mut sums = vec![0.0f32; layout.rows as usize];
@@ -84,8 +84,7 @@ impl Product {
             if is_wrong && column == 0 {
                 sums[0] += 1.0;
             }
-            let to = layout.column(self.d, column as u64).start;
-            gpu.write(to, &encoded(layout.format, &sums));
+            gpu.write(layout.column(to, column as u64).start, &encoded(layout.format, &sums));
         }
         self.touched()
     }
@@ -94,12 +93,16 @@ impl Product {
     fn overwritten(&self) -> Option<Range<u64>> {
         let of = |(layout, address): (Layout, u64)| layout.columns(address);
         let mut read = [of(self.a), of(self.b)].concat();
+        // C may be D, and nothing else of it.
+        if self.beta != 0.0 && self.c != self.d {
+            read.extend(of(self.c));
+        }
         read.sort_by_key(|range| range.start);
-        let written = of((self.c.0, self.d)).into_iter().chain([self.workspace.clone()]);
+        let written = of(self.d).into_iter().chain([self.workspace.clone()]);
         let is_read = |range: &Range<u64>| {
             let before = read.partition_point(|one| one.start < range.end);
-            // Those of one factor do not overlap; of two, the one before may.
-            read[..before].iter().rev().take(2).any(|one| one.end > range.start && !range.is_empty())
+            // Those of one matrix do not overlap; of three, the two before may.
+            read[..before].iter().rev().take(3).any(|one| one.end > range.start && !range.is_empty())
         };
         written.into_iter().find(is_read)
     }
@@ -114,7 +117,7 @@ impl Product {
         if self.beta != 0.0 {
             touched.extend(of(self.c, false));
         }
-        touched.extend(of((self.c.0, self.d), true));
+        touched.extend(of(self.d, true));
         if !self.workspace.is_empty() {
             touched.push(Touched { range: self.workspace.clone(), writes: true });
         }
