@@ -73,7 +73,8 @@ fn the_loss_changes_along_each_parameter_as_its_gradient_says() {
 fn a_gpu_refuses_the_gate() {
     let mut graph = Graph::new(6, images(8, 3), Format::F32);
     registry().model(&model(&[])).unwrap().build(&mut graph).unwrap();
-    let target = gpu::Target { blocks: 132, shared_bytes: 232_448, cudnn: gpu::CudnnKinds::none(), fp8: false };
+    let target =
+        gpu::Target { blocks: 132, shared_bytes: 232_448, cudnn: gpu::CudnnKinds::none(), epilogues: true, fp8: false };
     let refused = gpu::Plan::new(graph, target).err().unwrap();
     let expected = "layer `stages.0.gate` (Gate) comes from a user's program and runs on CPUs only";
     assert_eq!(refused.to_string(), expected);

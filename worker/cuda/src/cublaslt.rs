@@ -7,12 +7,13 @@ use crate::driver::{Span, Stream};
 use crate::error::Error;
 use crate::find::CUBLASLT;
 use crate::kernels::Memory;
+use crate::kernels::activation::Function;
 use crate::kernels::fp8::Fp8;
 use crate::library::{Handle, Library, Pointer, check, functions, text_at};
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
-pub use product::{Arithmetic, Format, Matrix, Product};
+pub use product::{Arithmetic, Epilogue, Format, KEPT_PITCH, Matrix, Product};
 
 functions!(Functions {
     cublasLtGetVersion() -> usize;
@@ -48,9 +49,16 @@ const COMPUTE_32F: i32 = 68;
 const COMPUTE_32F_FAST_TF32: i32 = 77;
 const DESC_TRANSA: i32 = 3;
 const DESC_TRANSB: i32 = 4;
+const DESC_EPILOGUE: i32 = 7;
+const DESC_BIAS_POINTER: i32 = 8;
+const DESC_EPILOGUE_AUX_POINTER: i32 = 11;
+const DESC_EPILOGUE_AUX_LD: i32 = 12;
 const DESC_A_SCALE_POINTER: i32 = 17;
 const DESC_B_SCALE_POINTER: i32 = 18;
 const DESC_FAST_ACCUM: i32 = 25;
+const EPILOGUE_BIAS: i32 = 4;
+const EPILOGUE_RELU_BIAS: i32 = 6;
+const EPILOGUE_GELU_AUX_BIAS: i32 = 164;
 const OP_T: i32 = 1;
 const PREF_MAX_WORKSPACE_BYTES: i32 = 1;
 /// Of A, B, C and D. What is not said is taken to be 256.
@@ -124,11 +132,11 @@ impl CublasLt {
     /// # Errors
     /// The matrices do not fit, a call fails, or the library has no algorithm.
     pub fn plan(&self, product: Product, workspace_bytes: usize, candidates: usize) -> Result<Planned, Error> {
-        let [m, n, k] = product.shape()?;
+        product.shape()?;
         let descriptors = Descriptors::new(&self.inner, &product)?;
         let found = descriptors.heuristic(&self.inner, &product, workspace_bytes, candidates)?;
         if found.is_empty() {
-            let text = format!("no algorithm for {m} x {n} x {k}: {product:?}");
+            let text = format!("no algorithm for {}", product.kind());
             return Err(Error::refused("cublasLtMatmulAlgoGetHeuristic", text));
         }
         Ok(Planned { cublaslt: self.clone(), product, descriptors, found })
@@ -246,6 +254,19 @@ impl Descriptors {
         if product.has_fast_sums() {
             cublaslt.describe(&operation, DESC_FAST_ACCUM, 1i8)?;
         }
+        if let Some(Epilogue { bias, function, kept }) = product.epilogue {
+            let kind = match function {
+                Function::Relu => EPILOGUE_RELU_BIAS,
+                Function::Gelu => EPILOGUE_GELU_AUX_BIAS,
+                Function::Identity | Function::Tanh => EPILOGUE_BIAS,
+            };
+            cublaslt.describe(&operation, DESC_EPILOGUE, kind)?;
+            cublaslt.describe(&operation, DESC_BIAS_POINTER, bias.pointer())?;
+            if let Some(kept) = kept {
+                cublaslt.describe(&operation, DESC_EPILOGUE_AUX_POINTER, kept.span.pointer())?;
+                cublaslt.describe(&operation, DESC_EPILOGUE_AUX_LD, kept.pitch as i64)?;
+            }
+        }
         let [a, b, c, d] = [right, left, product.addend(), result].map(|matrix| cublaslt.layout(matrix));
         Ok(Descriptors { operation, a: a?, b: b?, c: c?, d: d? })
     }
@@ -354,7 +375,9 @@ impl Planned {
             return Err(Error::refused("product", format!("a workspace of {given} bytes, expected at least {needed}")));
         }
         let spans = [left.span, right.span, result.span, product.addend().span, workspace];
-        stream.uses("product", spans.into_iter().chain(product.scales.into_iter().flatten()))?;
+        let of_epilogue =
+            product.epilogue.iter().flat_map(|of| [Some(of.bias), of.kept.map(|kept| kept.span)]).flatten();
+        stream.uses("product", spans.into_iter().chain(product.scales.into_iter().flatten()).chain(of_epilogue))?;
         stream.context().make_current()?;
         let (alpha, beta) = (1.0f32, if addend.is_some() { 1.0f32 } else { 0.0 });
         let handle = cublaslt.inner.handle()?;
@@ -404,6 +427,14 @@ mod tests {
             ("CUBLAS_COMPUTE_32F_FAST_TF32", COMPUTE_32F_FAST_TF32),
             ("CUBLASLT_MATMUL_DESC_TRANSA", DESC_TRANSA),
             ("CUBLASLT_MATMUL_DESC_TRANSB", DESC_TRANSB),
+            ("CUBLASLT_MATMUL_DESC_EPILOGUE", DESC_EPILOGUE),
+            ("CUBLASLT_MATMUL_DESC_BIAS_POINTER", DESC_BIAS_POINTER),
+            ("CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER", DESC_EPILOGUE_AUX_POINTER),
+            ("CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD", DESC_EPILOGUE_AUX_LD),
+            ("CUBLASLT_EPILOGUE_BIAS", EPILOGUE_BIAS),
+            ("CUBLASLT_EPILOGUE_RELU_BIAS", EPILOGUE_RELU_BIAS),
+            ("CUBLASLT_EPILOGUE_GELU_AUX_BIAS", EPILOGUE_GELU_AUX_BIAS),
+            ("sizeof(cublasLtEpilogue_t)", size_of::<i32>() as i32),
             ("CUBLASLT_MATMUL_DESC_A_SCALE_POINTER", DESC_A_SCALE_POINTER),
             ("CUBLASLT_MATMUL_DESC_B_SCALE_POINTER", DESC_B_SCALE_POINTER),
             ("CUBLASLT_MATMUL_DESC_FAST_ACCUM", DESC_FAST_ACCUM),

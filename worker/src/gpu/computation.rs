@@ -100,6 +100,11 @@ impl Computation {
         &self.contents
     }
 
+    /// The same in the same memory, with kernels of ours for what cuBLASLt does after products.
+    pub fn without_epilogues(self) -> Computation {
+        Computation { plan: self.plan.without_epilogues(), ..self }
+    }
+
     /// For each bucket of gradients how many backward works of a micro-batch complete it and all before it; for the first micro-batch of a
     /// step, and for another.
     ///

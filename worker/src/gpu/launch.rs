@@ -5,6 +5,7 @@ use crate::nn::layers::Target;
 use switchyard_cuda::attention;
 use switchyard_cuda::convolution::Direction;
 use switchyard_cuda::cublaslt::Format;
+use switchyard_cuda::kernels::activation::Function;
 use switchyard_cuda::kernels::{self, Argument, Call};
 
 /// A memory of the device.
@@ -114,6 +115,16 @@ impl<M> Matrix<M> {
     }
 }
 
+/// What follows a product before its result is written: `result = function(left right + addend + bias)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Epilogue<M> {
+    /// In the format of the result.
+    pub bias: M,
+    pub function: Function,
+    /// Gets the argument of [`Function::Gelu`].
+    pub kept: Option<Matrix<M>>,
+}
+
 /// `result = left right`, or `result = left right + addend`. Sums are in 32 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Product<M> {
@@ -122,6 +133,7 @@ pub struct Product<M> {
     pub result: Matrix<M>,
     /// As large as the result and in its format; it may be the result itself.
     pub addend: Option<Matrix<M>>,
+    pub epilogue: Option<Epilogue<M>>,
     /// Of factors in 8 bits, left and right: one `f32` that all of a factor is multiplied by.
     pub scales: Option<[M; 2]>,
 }
@@ -229,10 +241,10 @@ impl<M: Copy> Work<M> {
     pub fn reads(&self) -> Vec<M> {
         match self {
             Work::Kernel(call) => call.arguments().iter().filter_map(|argument| read(*argument)).collect(),
-            Work::Product(Product { left, right, addend, scales, .. }) => {
+            Work::Product(Product { left, right, addend, epilogue, scales, .. }) => {
                 let scales = scales.iter().flatten().copied();
-                let addend = addend.map(|addend| addend.memory);
-                [left.memory, right.memory].into_iter().chain(scales).chain(addend).collect()
+                let more = [addend.map(|addend| addend.memory), epilogue.map(|epilogue| epilogue.bias)];
+                [left.memory, right.memory].into_iter().chain(scales).chain(more.into_iter().flatten()).collect()
             }
             Work::Convolution(convolution) => {
                 let (written, read) = convolution.written_and_read();
@@ -247,7 +259,10 @@ impl<M: Copy> Work<M> {
     pub fn writes(&self) -> Vec<M> {
         match self {
             Work::Kernel(call) => call.arguments().iter().filter_map(|argument| written(*argument)).collect(),
-            Work::Product(product) => vec![product.result.memory],
+            Work::Product(Product { result, epilogue, .. }) => {
+                let kept = epilogue.and_then(|epilogue| epilogue.kept);
+                [result.memory].into_iter().chain(kept.map(|kept| kept.memory)).collect()
+            }
             Work::Convolution(convolution) => {
                 [convolution.written_and_read().0].into_iter().chain(convolution.workspace).collect()
             }

@@ -30,7 +30,7 @@ pub use contents::{Contents, Initial};
 pub use cost::Costed;
 pub use cudnn::{AttentionKind, ConvolutionKind, CudnnKind, CudnnKinds};
 pub use input::{Inputs, Share};
-pub use launch::{Attention, AttentionPass, Convolution, Launch, Matrix, Memory, Product, Span, Table, Work};
+pub use launch::{Attention, AttentionPass, Convolution, Epilogue, Launch, Matrix, Memory, Product, Span, Table, Work};
 pub use plan::Plan;
 pub use program::{Access, Action, Event, Lane, Marked, Program, Step, Unordered, marked};
 pub use refused::Refused;

@@ -71,6 +71,11 @@ impl Plan {
         Plan { is_normalised: true, ..self }
     }
 
+    /// See [`Computation::without_epilogues`](super::Computation::without_epilogues).
+    pub(super) fn without_epilogues(self) -> Plan {
+        Plan { target: Target { epilogues: false, ..self.target }, ..self }
+    }
+
     pub fn layout(&self) -> &Layout {
         &self.plan.layout
     }

@@ -12,6 +12,8 @@ pub struct Target {
     pub shared_bytes: u32,
     /// What its cuDNN computes.
     pub cudnn: CudnnKinds,
+    /// cuBLASLt adds biases to products and computes activations before it writes them, where it has that.
+    pub epilogues: bool,
     /// Products of numbers in bf16 are computed in 8 bits where their sides allow it.
     pub fp8: bool,
 }

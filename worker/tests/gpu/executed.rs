@@ -92,7 +92,8 @@ impl Gpu {
 
     /// Sums in 32 bits.
     fn multiply(&mut self, product: &Product<Span>) {
-        let Product { left, right, result, addend, scales } = product;
+        let Product { left, right, result, addend, epilogue, scales } = product;
+        assert!(epilogue.is_none(), "cuBLASLt is not asked here: `gpu_engine` does");
         let [left, right] = [left, right].map(|matrix| self.rows_of(matrix));
         let scale: f32 = scales.iter().flatten().map(|scale| self.device.download::<f32>(*scale)[0]).product();
         assert_eq!((left.len(), right[0].len()), (result.rows, result.columns), "sides of a product");

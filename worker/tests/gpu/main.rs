@@ -25,11 +25,13 @@ mod update;
 use switchyard_worker::gpu::{CudnnKinds, Target};
 use switchyard_worker::nn::Graph;
 
-/// The same with a cuDNN that computes all that it can of a graph.
-fn with_cudnn(graph: &Graph) -> Target {
+/// The same with a cuDNN and a cuBLASLt that compute all that they can of a graph.
+fn with_libraries(graph: &Graph) -> Target {
     let kinds = CudnnKinds::of(graph, false).into_iter();
-    TARGET.with(CudnnKinds::new(kinds.map(|kind| (kind, 4096)).collect()))
+    let target = TARGET.with(CudnnKinds::new(kinds.map(|kind| (kind, 4096)).collect()));
+    Target { epilogues: true, ..target }
 }
 
 /// Few blocks, so that each has several rows, and the shared memory of a block on an H200.
-const TARGET: Target = Target { blocks: 4, shared_bytes: 232_448, cudnn: CudnnKinds::none(), fp8: false };
+const TARGET: Target =
+    Target { blocks: 4, shared_bytes: 232_448, cudnn: CudnnKinds::none(), epilogues: false, fp8: false };

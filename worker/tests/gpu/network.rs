@@ -1,7 +1,7 @@
 //! Small networks of what GPUs have kernels for, and their launches beside their programs.
 
 use crate::trial::{self, kind_of};
-use crate::{TARGET, with_cudnn};
+use crate::{TARGET, with_libraries};
 use switchyard_worker::cpu::Format;
 use switchyard_worker::data::Kind;
 use switchyard_worker::gpu::{self, Launch, Memory, Plan, Span};
@@ -274,7 +274,7 @@ fn linear_layers_that_fit_are_computed_in_8_bits_and_all_that_they_use_is_declar
 
 /// With and without cuDNN.
 fn both(build: Build) -> [(Plan, Program); 2] {
-    let target = with_cudnn(&build());
+    let target = with_libraries(&build());
     [planned(build(), TARGET), planned(build(), target)]
 }
 

@@ -2,7 +2,7 @@
 
 use crate::network::{self, SAMPLES};
 use crate::trial;
-use crate::{TARGET, with_cudnn};
+use crate::{TARGET, with_libraries};
 use switchyard_worker::cpu::Format;
 use switchyard_worker::gpu::{Computation, Target};
 use switchyard_worker::nn::Graph;
@@ -66,7 +66,7 @@ fn products_count_their_matrices_once() {
 #[test]
 fn every_launch_of_a_step_is_counted() {
     let bottlenecks = || network::bottlenecks(Format::F32);
-    let target = with_cudnn(&bottlenecks());
+    let target = with_libraries(&bottlenecks());
     let by_cudnn = Computation::new(bottlenecks(), &SGD, Precision::Fp32, SampleType::UInt8, target).unwrap();
     for computation in [mlp(), computation(bottlenecks()), by_cudnn] {
         let works = computation.works(|span| span).unwrap();
@@ -87,7 +87,7 @@ fn every_launch_of_a_step_is_counted() {
 #[test]
 fn convolutions_of_cudnn_count_their_tensors_once_and_as_many_operations_as_products_of_patches() {
     let bottlenecks = || network::bottlenecks(Format::F32);
-    let target = with_cudnn(&bottlenecks());
+    let target = with_libraries(&bottlenecks());
     let whole = Computation::new(bottlenecks(), &SGD, Precision::Fp32, SampleType::UInt8, target).unwrap();
     let [whole, patches] = [whole, computation(bottlenecks())].map(|one| one.predict(1, &gpu()).unwrap());
     let sum = |operations: &[Operation], part: Part, of: fn(&Operation) -> f64| {
@@ -159,7 +159,7 @@ fn attention_in_16_bits_is_held_against_the_rate_of_products() {
 #[test]
 fn attention_of_cudnn_computes_scores_once_less_and_moves_no_more() {
     let half = || network::language(trial::gpt(true), Format::Bf16);
-    let fused = computation_for(half(), with_cudnn(&half()));
+    let fused = computation_for(half(), with_libraries(&half()));
     let [fused, kernels] = [fused, computation(half())].map(|one| one.predict(1, &gpu()).unwrap());
     let forward = [find(&fused, Part::Forward, "fused_attention"), find(&kernels, Part::Forward, "attention")];
     assert_eq!(forward[0].flops, forward[1].flops);

@@ -1,7 +1,7 @@
 //! The program of a step on a GPU: golden texts of small models, a check that finds nothing in them, and planted mistakes that it finds.
 
 use crate::trial::{Case, cases};
-use crate::{TARGET, network, with_cudnn};
+use crate::{TARGET, network, with_libraries};
 use switchyard_worker::cpu::Format;
 use switchyard_worker::gpu::{Action, Computation, Event, Lane, Program, Target, Unordered};
 use switchyard_worker::model::Registry;
@@ -50,7 +50,7 @@ fn no_program_has_a_fault() {
         for (micro_batches, ranks) in [(1, false), (3, false), (1, true), (4, true)] {
             let program = program(&case, micro_batches, ranks);
             assert_eq!(program.check(), Ok(()), "{}, {micro_batches} micro-batches\n{program}", case.name);
-            let program = program_for(&case, micro_batches, ranks, with_cudnn);
+            let program = program_for(&case, micro_batches, ranks, with_libraries);
             assert_eq!(program.check(), Ok(()), "{}, {micro_batches} micro-batches\n{program}", case.name);
         }
     }
@@ -70,8 +70,11 @@ fn golden_texts() {
     for (name, file) in [("gpt", "gpt"), ("bert next sentence", "bert"), ("resnet-18", "resnet-18")] {
         insta::assert_snapshot!(file, program(&case(name), 1, false).to_string());
     }
-    insta::assert_snapshot!("gpt-cudnn", program_for(&case("gpt"), 1, false, with_cudnn).to_string());
-    insta::assert_snapshot!("resnet-18-cudnn", program_for(&case("resnet-18"), 1, false, with_cudnn).to_string());
+    insta::assert_snapshot!("gpt-libraries", program_for(&case("gpt"), 1, false, with_libraries).to_string());
+    insta::assert_snapshot!(
+        "resnet-18-libraries",
+        program_for(&case("resnet-18"), 1, false, with_libraries).to_string()
+    );
     insta::assert_snapshot!("mlp", program(&case("mlp"), 3, true).to_string());
 }
 

@@ -112,7 +112,7 @@ fn too_little_memory() {
 fn a_gpu_that_hangs() {
     let words = ["stands still for 6 s", "in step 2: forward pass of micro-batch 0"];
     // The driver may wait for its device at the end of the process, too.
-    for fault in ["hang:40", "hang:40,exit"] {
+    for fault in ["hang:30", "hang:30,exit"] {
         fails(1, &[("SWITCHYARD_REFERENCE_FAULT", fault)], 10, &words, |config| {
             config.watchdog.timeout_seconds = Some(6);
         });

@@ -36,7 +36,7 @@ fn compare(name: &str, (ranks, graphs): (u32, u64), extra: &[(&str, &str)], chan
     assert_eq!(eager.progress.len() as u64, STEPS, "{name}");
     assert_eq!(bits(&eager), bits(&captured), "{name}");
     let [GpuCalls { works, launches, .. }, after] = [&eager, &captured].map(|told| told.calls.unwrap());
-    assert!(works > 20 * graphs && after.works == works, "{name}: {works}");
+    assert!(works > 15 * graphs && after.works == works, "{name}: {works}");
     assert_eq!(after.launches, launches - works + graphs, "{name}: {launches} calls without graphs");
     println!("{name}: {works} works, {launches} calls one by one, {} with graphs", after.launches);
 }

@@ -20,6 +20,7 @@ mod nccl;
 mod plain;
 #[path = "../pods/mod.rs"]
 mod pods;
+mod products;
 mod ranges;
 mod resume;
 mod software;

@@ -4,7 +4,7 @@
 pub const VARIABLE: &str = "SWITCHYARD_REFERENCE_FAULT";
 
 /// What may be requested.
-const EXPECTED: &str = "out-of-memory:N, launch:N, lost:N, hang:N, wrong:N, stale:N, exit, busy, cudnn-version:N, cudnn-refused:KIND, cudnn-untaken:KIND, cudnn-fails:N, nccl-version:N, nccl-init:RANK, \
+const EXPECTED: &str = "out-of-memory:N, launch:N, lost:N, hang:N, wrong:N, stale:N, exit, busy, cublaslt-bare, cudnn-version:N, cudnn-refused:KIND, cudnn-untaken:KIND, cudnn-fails:N, nccl-version:N, nccl-init:RANK, \
                         nccl-absent:RANK, nccl-error:RANK.N, nccl-silent:RANK.N, xid:GPU.N.XID, ecc:N, slowed:REASONS, celsius:N, \
                         lanes:N, process:PID.MEBIBYTES, driver-version:N, capability:N or mig";
 
@@ -28,6 +28,8 @@ pub(crate) struct Faults {
     pub(crate) exit: bool,
     /// Another process has the device for itself.
     pub(crate) busy: bool,
+    /// cuBLASLt has no algorithm for a product that anything follows.
+    pub(crate) cublaslt_bare: bool,
     /// cuDNN has this version.
     pub(crate) cudnn_version: Option<u64>,
     /// cuDNN has no engine for operations of this kind; 0: for none.
@@ -83,6 +85,7 @@ impl Faults {
     fn add(&mut self, one: &str) -> Option<()> {
         match one {
             "busy" => self.busy = true,
+            "cublaslt-bare" => self.cublaslt_bare = true,
             "exit" => self.exit = true,
             "mig" => self.mig = true,
             _ => return self.numbered(one),

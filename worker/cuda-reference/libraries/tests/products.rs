@@ -10,10 +10,11 @@ use child::planted;
 use device::{Gpu, number, places};
 use formats::{download, round, upload};
 use half::bf16;
-use switchyard_cuda::cublaslt::{Arithmetic, CublasLt, Format, Matrix, Product};
+use switchyard_cuda::cublaslt::{Arithmetic, CublasLt, Epilogue, Format, KEPT_PITCH, Matrix, Product};
 use switchyard_cuda::driver::Buffer;
 use switchyard_cuda::find::CUBLASLT;
 use switchyard_cuda::kernels::Element;
+use switchyard_cuda::kernels::activation::Function;
 use switchyard_cuda::kernels::fp8::Fp8;
 use switchyard_cuda_reference::fp8;
 
@@ -91,7 +92,7 @@ enum Adds {
 
 fn product(sides: &[Side; 3], adds: bool, arithmetic: Arithmetic) -> Product {
     let [left, right, result] = sides.each_ref().map(|side| side.matrix);
-    Product { left, right, result, addend: adds.then_some(result), arithmetic, scales: None }
+    Product { left, right, result, addend: adds.then_some(result), epilogue: None, arithmetic, scales: None }
 }
 
 /// The largest error of a product, and the largest that rounding explains.
@@ -153,6 +154,86 @@ fn products_of_all_formats_and_sides_are_right() {
     });
 }
 
+/// A product with what follows it: errors of the result and of what is kept, and the largest that rounding explains.
+fn epilogue_error(gpu: &Gpu, element: Element, function: Function, adds: bool) -> [f64; 3] {
+    let sides = sides(gpu, (element, element), [false, true]);
+    let another = Side::new(gpu, 4, element, (M, N), false);
+    let biases: Vec<f32> = (0..N).map(|column| round(element, number(6, column))).collect();
+    let bias = upload(gpu, element, &biases);
+    let is_gelu = function == Function::Gelu;
+    let pitch = N.next_multiple_of(KEPT_PITCH);
+    let room = gpu.context.zeros(M * pitch * element.bytes()).unwrap();
+    let kept = Matrix { span: room.span(), pitch, ..sides[2].matrix };
+    let epilogue = Epilogue { bias: bias.span(), function, kept: is_gelu.then_some(kept) };
+    let mut product = product(&sides, false, Arithmetic::Ieee);
+    (product.epilogue, product.addend) = (Some(epilogue), adds.then_some(another.matrix));
+    let workspace = gpu.context.allocate(WORKSPACE_BYTES).unwrap();
+    cublaslt().plan(product, WORKSPACE_BYTES, 1).unwrap().run(0, workspace.span(), &gpu.stream).unwrap();
+    gpu.stream.synchronize().unwrap();
+    let [left, right, result] = &sides;
+    let (got, in_room, mut worst) = (result.now(), download(&room, element, M * pitch), [0.0f64; 2]);
+    for (row, column) in (0..M).flat_map(|row| (0..N).map(move |column| (row, column))) {
+        let sum: f64 = (0..K).map(|i| left.at(row, i) * right.at(i, column)).sum();
+        let x = sum + f64::from(biases[column]) + if adds { another.at(row, column) } else { 0.0 };
+        let wanted = match function {
+            Function::Relu => x.max(0.0),
+            Function::Gelu => {
+                0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+            }
+            Function::Identity | Function::Tanh => x,
+        };
+        let error = |got: f32, wanted: f64| (f64::from(got) - wanted).abs();
+        worst[0] = worst[0].max(error(got[row * result.matrix.pitch + column], wanted));
+        if is_gelu {
+            worst[1] = worst[1].max(error(in_room[row * pitch + column], x));
+        }
+    }
+    let allowed = match element {
+        Element::F32 => 8e-6,
+        Element::Bf16 => 16.0 / 512.0,
+        Element::F16 => 16.0 / 4096.0,
+    };
+    [worst[0], worst[1], allowed]
+}
+
+#[test]
+fn what_follows_a_product_is_right() {
+    device::on_a_device("what_follows_a_product_is_right", &[], || {
+        let gpu = Gpu::new();
+        for element in [Element::F32, Element::Bf16, Element::F16] {
+            for function in [Function::Identity, Function::Relu, Function::Gelu] {
+                for adds in [false, true] {
+                    let [result, kept, allowed] = epilogue_error(&gpu, element, function, adds);
+                    let is_right = result < allowed && kept < allowed;
+                    assert!(is_right, "{element:?}, {function:?}, adds {adds}: {result}, {kept} > {allowed}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn what_cannot_follow_a_product_is_refused() {
+    let bare = [("SWITCHYARD_REFERENCE_FAULT", "cublaslt-bare")];
+    device::on_a_device("what_cannot_follow_a_product_is_refused", &bare, || {
+        let gpu = Gpu::new();
+        let sides = sides(&gpu, (Element::Bf16, Element::Bf16), [false, false]);
+        let good = product(&sides, false, Arithmetic::Ieee);
+        let bias = gpu.context.zeros(2 * N).unwrap().span();
+        let refusal = |product| cublaslt().plan(product, 0, 1).map(|_| ()).unwrap_err().to_string();
+        let with = |epilogue| refusal(Product { epilogue: Some(epilogue), ..good });
+        let epilogue = Epilogue { bias, function: Function::Relu, kept: None };
+        let fits_not = "sides or formats that do not fit";
+        assert!(with(Epilogue { bias: bias.part(0..2 * N - 2).unwrap(), ..epilogue }).contains(fits_not));
+        assert!(with(Epilogue { function: Function::Tanh, ..epilogue }).contains(fits_not));
+        assert!(with(Epilogue { function: Function::Gelu, ..epilogue }).contains(fits_not), "nothing is kept");
+        assert!(with(Epilogue { kept: Some(good.result), ..epilogue }).contains(fits_not), "ReLU keeps nothing");
+        // The fault.
+        assert!(with(epilogue).contains("no algorithm for"), "{}", with(epilogue));
+        assert!(cublaslt().plan(good, 0, 1).is_ok());
+    });
+}
+
 /// Sides in 8 bits, in the only order that there is, and the result in bf16.
 fn in_fp8(gpu: &Gpu, formats: [Fp8; 2], scales: [f32; 2]) -> (Product, Vec<Buffer>, Vec<f64>) {
     let [m, n, k] = [16, 32, 48];
@@ -190,6 +271,7 @@ fn in_fp8(gpu: &Gpu, formats: [Fp8; 2], scales: [f32; 2]) -> (Product, Vec<Buffe
         right: matrix(&buffers[1], Format::Fp8(formats[1]), [n, k], true),
         result: matrix(&buffers[2], Format::Bf16, [m, n], false),
         addend: Some(matrix(&buffers[2], Format::Bf16, [m, n], false)),
+        epilogue: None,
         arithmetic: Arithmetic::Ieee,
         scales: Some([buffers[3].span(), buffers[4].span()]),
     };

@@ -2,6 +2,7 @@
 
 use crate::driver::Span;
 use crate::error::Error;
+use crate::kernels::activation::Function;
 use crate::kernels::fp8::{Fp8, MULTIPLE};
 use crate::kernels::{Element, Memory};
 
@@ -75,6 +76,21 @@ impl Matrix {
     }
 }
 
+/// What follows a product before its result is written: `result = function(left right + addend + bias)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Epilogue {
+    /// A number for each column, in the format of the result.
+    pub bias: Span,
+    /// Not [`Function::Tanh`].
+    pub function: Function,
+    /// As large as the result and in its format, with a pitch that is a multiple of [`KEPT_PITCH`]: gets the argument of [`Function::Gelu`], and is only
+    /// there for it.
+    pub kept: Option<Matrix>,
+}
+
+/// What the library asks of the pitch of a matrix that an epilogue keeps.
+pub const KEPT_PITCH: usize = 8;
+
 /// `result = left right`, or `result = left right + addend`.
 ///
 /// In 8 bits only the right side is transposed, the result is in bf16, not both sides are [`Fp8::E5m2`], and all sides, pitches and addresses are
@@ -87,6 +103,8 @@ pub struct Product {
     pub result: Matrix,
     /// As large as the result and in its format; it may be the result itself.
     pub addend: Option<Matrix>,
+    /// Not of sides in 8 bits.
+    pub epilogue: Option<Epilogue>,
     pub arithmetic: Arithmetic,
     /// Of sides in 8 bits, left and right: one number of 32 bits on the device that all of a side is multiplied by.
     pub scales: Option<[Span; 2]>,
@@ -100,14 +118,21 @@ impl Product {
             let (flip, alignment) = (if *is_transposed { "T" } else { "" }, span.alignment());
             format!("{rows} x {columns} / {pitch}{flip} {format:?} at {alignment}")
         };
-        let Product { left, right, result, addend, arithmetic, .. } = self;
+        let Product { left, right, result, addend, epilogue, arithmetic, .. } = self;
+        let epilogue = match epilogue {
+            None => String::new(),
+            Some(Epilogue { bias, function, kept }) => {
+                let kept = kept.as_ref().map(|kept| format!(", keeps {}", matrix(kept))).unwrap_or_default();
+                format!(", {function:?} after bias at {}{kept}", bias.alignment())
+            }
+        };
         let addend = match addend {
             None => String::new(),
             Some(addend) if addend == result => " + itself".to_owned(),
             Some(addend) => format!(" + {}", matrix(addend)),
         };
         let [left, right, result] = [left, right, result].map(matrix);
-        format!("{result} = {left} * {right}{addend}, {arithmetic:?}")
+        format!("{result} = {left} * {right}{addend}, {arithmetic:?}{epilogue}")
     }
 
     /// C in the words of the library; where nothing is added, it is not read.
@@ -130,11 +155,28 @@ impl Product {
             let Matrix { format, rows, columns, is_transposed, .. } = *addend;
             (format, rows, columns, is_transposed) == (result.format, result.rows, result.columns, false)
         };
-        let fits = k == inner && (m, n) == (result.rows, result.columns) && addend.as_ref().is_none_or(is_alike);
+        let fits = k == inner
+            && (m, n) == (result.rows, result.columns)
+            && addend.as_ref().is_none_or(is_alike)
+            && self.epilogue.as_ref().is_none_or(|epilogue| self.has_room_for(epilogue, is_alike));
         if !fits || result.is_transposed || !formats {
             return Err(Error::refused("product", format!("sides or formats that do not fit: {self:?}")));
         }
         Ok([m, n, k])
+    }
+
+    fn has_room_for(&self, Epilogue { bias, function, kept }: &Epilogue, is_alike: impl Fn(&Matrix) -> bool) -> bool {
+        let fits = |kept: &Matrix| {
+            is_alike(kept)
+                && kept.check().is_ok()
+                && kept.pitch.is_multiple_of(KEPT_PITCH)
+                && *function == Function::Gelu
+        };
+        bias.bytes() >= self.result.columns * self.result.format.bytes()
+            && *function != Function::Tanh
+            && kept.is_some() == (*function == Function::Gelu)
+            && kept.as_ref().is_none_or(fits)
+            && !self.left.format.is_fp8()
     }
 
     /// What the library asks of sides in 8 bits.

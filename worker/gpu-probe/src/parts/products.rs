@@ -82,6 +82,7 @@ impl Bench {
             right: matrix(w, n, k, true),
             result: matrix(&y, self.tokens, n, false),
             addend: None,
+            epilogue: None,
             arithmetic: precision.arithmetic(),
             scales: None,
         };

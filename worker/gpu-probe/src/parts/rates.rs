@@ -85,6 +85,7 @@ fn product(
             right: matrix(&right, format, true),
             result: matrix(&result, of_result, false),
             addend: None,
+            epilogue: None,
             arithmetic: Arithmetic::Ieee,
             scales: None,
         },

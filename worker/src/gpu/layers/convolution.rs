@@ -72,7 +72,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         for images in self.lots(shape)? {
             let left = self.factor(shape, images, &places.inputs[0], &places.scratch)?;
             let result = self.results(shape, images, &places.output);
-            self.works.push(Work::Product(Product { left, right, result, addend: None, scales: None }));
+            self.works.push(Work::Product(Product { left, right, result, addend: None, epilogue: None, scales: None }));
         }
         Ok(())
     }
@@ -141,7 +141,8 @@ impl<M: kernels::Memory> Lowering<'_, M> {
             let dy = self.results(shape, images, &places.d_output);
             if of_weights {
                 let addend = (adds_weights || images.first > 0).then_some(d_weights);
-                let sum = Product { left: dy.transposed(), right, result: d_weights, addend, scales: None };
+                let sum =
+                    Product { left: dy.transposed(), right, result: d_weights, addend, epilogue: None, scales: None };
                 self.works.push(Work::Product(sum));
             }
             let Some(adds) = adds else { continue };
@@ -149,7 +150,14 @@ impl<M: kernels::Memory> Lowering<'_, M> {
             if shape.is_product() {
                 let result = self.pixels_of(shape, images, to);
                 let addend = adds.then_some(result);
-                self.works.push(Work::Product(Product { left: dy, right: filters, result, addend, scales: None }));
+                self.works.push(Work::Product(Product {
+                    left: dy,
+                    right: filters,
+                    result,
+                    addend,
+                    epilogue: None,
+                    scales: None,
+                }));
                 continue;
             }
             // In the place of the patches, which are no longer needed.
@@ -159,6 +167,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
                 right: filters,
                 result: d_patches,
                 addend: None,
+                epilogue: None,
                 scales: None,
             }));
             let dx = self.pixels_of(shape, images, to).memory;

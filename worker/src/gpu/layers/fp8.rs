@@ -69,7 +69,14 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         let (left, of_left) = self.quantized(left, to, false, &mut at)?;
         let (right, of_right) = self.quantized(weights, Fp8::E4m3, is_flipped, &mut at)?;
         let scales = Some([of_left, of_right]);
-        self.works.push(Work::Product(Product { left, right: right.transposed(), result, addend, scales }));
+        self.works.push(Work::Product(Product {
+            left,
+            right: right.transposed(),
+            result,
+            addend,
+            epilogue: None,
+            scales,
+        }));
         Ok(())
     }
 

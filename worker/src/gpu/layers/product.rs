@@ -3,11 +3,12 @@
 use super::fp8::{self, Way};
 use super::{Lowering, number, rows, size};
 use crate::cpu::Format;
-use crate::gpu::launch::{Matrix, Memory, Product, Work};
+use crate::gpu::launch::{Epilogue, Matrix, Memory, Product, Work};
 use crate::gpu::refused::Reason;
 use crate::nn::arena::Region;
 use crate::nn::layers::{self, Activation};
 use crate::nn::plan::{Mode, NodePlan};
+use switchyard_cuda::cublaslt::KEPT_PITCH;
 use switchyard_cuda::kernels;
 use switchyard_cuda::kernels::activation::{self, Function};
 
@@ -27,13 +28,19 @@ pub(super) fn activation(product: &layers::Product, format: Format) -> Result<Op
 
 impl<M: kernels::Memory> Lowering<'_, M> {
     pub(super) fn product(&mut self, product: &layers::Product, places: &NodePlan) -> Result<(), Reason> {
+        let left = self.matrix(&places.inputs[0], product.rows, product.inputs);
+        let weights = self.weight(product.outputs, product.inputs, places);
+        let addend = product.residual.then(|| self.matrix(&places.inputs[1], product.rows, product.outputs));
+        if let Some(epilogue) = self.epilogue(product, places) {
+            let (right, result) = (weights.transposed(), self.matrix(&places.output, product.rows, product.outputs));
+            let whole = Product { left, right, result, addend, epilogue: Some(epilogue), scales: None };
+            self.works.push(Work::Product(whole));
+            return Ok(());
+        }
         let y = self.arena(&places.output);
         let is_gelu = product.activation == Some(Activation::Gelu);
         let place = if is_gelu { &places.kept } else { &places.output };
         let result = self.matrix(place, product.rows, product.outputs);
-        let left = self.matrix(&places.inputs[0], product.rows, product.inputs);
-        let weights = self.weight(product.outputs, product.inputs, places);
-        let addend = product.residual.then(|| self.matrix(&places.inputs[1], product.rows, product.outputs));
         self.with_weights(product, Way::Forward, [left, weights, result], addend, &places.scratch)?;
         if let Some(after) = activation(product, self.format)? {
             let bias = product.bias.then(|| self.parameter(Memory::Weights, places.ordinals[1]));
@@ -43,6 +50,21 @@ impl<M: kernels::Memory> Lowering<'_, M> {
             self.works.push(Work::Kernel(after.forward(self.target.blocks, on)?));
         }
         Ok(())
+    }
+
+    /// What cuBLASLt does after a product before it writes the result; `None` where a kernel of ours does it, or nothing is to be done.
+    fn epilogue(&self, product: &layers::Product, places: &NodePlan) -> Option<Epilogue<M>> {
+        if !self.target.epilogues || !product.bias || fp8::takes(product, self.target, self.format) {
+            return None;
+        }
+        let (function, kept) = match product.activation {
+            None => (Function::Identity, None),
+            Some(Activation::Relu) => (Function::Relu, None),
+            Some(Activation::Gelu) => (Function::Gelu, Some(self.matrix(&places.kept, product.rows, product.outputs))),
+            Some(Activation::Tanh) => return None,
+        };
+        let fits = |kept: Matrix<M>| kept.pitch.is_multiple_of(KEPT_PITCH);
+        kept.is_none_or(fits).then(|| Epilogue { bias: self.rounded(places.ordinals[1]), function, kept })
     }
 
     /// `result` = `left` and the weights, in 8 bits where that is wanted and fits.
@@ -58,7 +80,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
             return self.product_in_fp8(way, [left, weights, result], addend, scratch);
         }
         let right = if way == Way::Forward { weights.transposed() } else { weights };
-        self.works.push(Work::Product(Product { left, right, result, addend, scales: None }));
+        self.works.push(Work::Product(Product { left, right, result, addend, epilogue: None, scales: None }));
         Ok(())
     }
 
@@ -84,7 +106,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         let right = self.weight(product.outputs, product.inputs, places);
         let result = Matrix { memory, format: number(Format::F32), ..right };
         let (left, addend) = (dy.transposed(), adds.then_some(result));
-        self.works.push(Work::Product(Product { left, right: x, result, addend, scales: None }));
+        self.works.push(Work::Product(Product { left, right: x, result, addend, epilogue: None, scales: None }));
         if let Mode::Write | Mode::Add = places.modes[0] {
             let result = self.matrix(&places.d_inputs[0], product.rows, product.inputs);
             let addend = (places.modes[0] == Mode::Add).then_some(result);

@@ -2,9 +2,11 @@
 
 use super::WORKSPACE;
 use super::cache::Cache;
+use super::machine::name_of;
 use std::collections::BTreeMap;
-use switchyard_cuda::Error;
 use switchyard_cuda::cublaslt::{Algorithm, Arithmetic, CublasLt, Planned, Product};
+use switchyard_cuda::driver::Context;
+use switchyard_cuda::{Error, Library};
 use switchyard_worker_contract::config::Matmul;
 
 /// How 32-bit numbers are multiplied.
@@ -25,12 +27,17 @@ pub(super) struct Algorithms {
 }
 
 impl Algorithms {
-    /// Those of a device that were kept.
-    pub fn open(cublaslt: CublasLt, device: &str, cache: &Cache) -> Algorithms {
+    /// Starts cuBLASLt on a device, with the algorithms that were kept.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start(context: &Context, library: &Library, cache: &Cache) -> Result<Algorithms, Error> {
+        context.make_current()?;
+        let (cublaslt, device) = (CublasLt::start(library)?, name_of(context.device()));
         let key = format!("{device}, cuBLASLt {}, {WORKSPACE} bytes: algorithms", cublaslt.version());
         let kept = cache.get(&key).and_then(|bytes| serde_json::from_slice::<BTreeMap<String, [u64; 8]>>(&bytes).ok());
         let known = kept.into_iter().flatten().map(|(kind, words)| (kind, Algorithm(words))).collect();
-        Algorithms { cublaslt, key, known, asked: 0 }
+        Ok(Algorithms { cublaslt, key, known, asked: 0 })
     }
 
     /// # Errors

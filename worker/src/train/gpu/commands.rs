@@ -6,14 +6,14 @@ use super::cudnn::Answers;
 use super::machine::name_of;
 use super::memories::Memories;
 use super::programs::Compiler;
-use crate::gpu::{Matrix, Product, Work, Works};
+use crate::gpu::{Epilogue, Matrix, Product, Work, Works};
 use crate::recorder::Recorder;
-use switchyard_cuda::cublaslt::{self, CublasLt, Planned};
+use switchyard_cuda::Error;
+use switchyard_cuda::cublaslt::{self, Planned};
 use switchyard_cuda::driver::{Context, Event, Lines, Loaded, Span, Stream};
 use switchyard_cuda::kernels::{Call, Program};
 use switchyard_cuda::nvrtc::Nvrtc;
 use switchyard_cuda::operation;
-use switchyard_cuda::{Error, Library};
 use switchyard_worker_contract::config::{self, EngineConfig};
 
 /// What makes works ready.
@@ -49,21 +49,19 @@ impl Workshop {
     /// Loads the programs of works, as many at a time as the configuration has threads, and compiles those that were not kept.
     ///
     /// # Errors
-    /// cuBLASLt does not start on the device, or a kernel cannot be compiled or loaded.
+    /// A kernel cannot be compiled or loaded.
     pub fn new(
         context: &Context,
-        (nvrtc, cublaslt, answers): (&Nvrtc, &Library, Answers),
+        (nvrtc, algorithms, answers): (&Nvrtc, Algorithms, Answers),
         works: &Works<Span>,
         config: &EngineConfig,
         recorder: &Recorder,
     ) -> Result<Workshop, Error> {
         context.make_current()?;
-        let cublaslt = CublasLt::start(cublaslt)?;
         let (cache, device) = (Cache::of_environment(), name_of(context.device()));
         let compiler = Compiler::new((context, nvrtc), (&cache, &device), recorder)?;
         let programs = compiler.load(&distinct(works), config.cpu_threads as usize)?;
         let compiled = compiler.compiled();
-        let algorithms = Algorithms::open(cublaslt, &device, &cache);
         Ok(Workshop { algorithms, answers, programs, compiled, cache, config: config.gpu })
     }
 
@@ -127,6 +125,19 @@ impl Workshop {
     }
 }
 
+/// Why cuBLASLt does not compute what follows a product, if there is such a product.
+pub(super) fn refused_epilogue(
+    algorithms: &mut Algorithms,
+    works: &Works<Span>,
+    matmul: config::Matmul,
+) -> Option<Error> {
+    let products = works.all().filter_map(|work| match work {
+        Work::Product(product) if product.epilogue.is_some() => Some(described(product, matmul)),
+        _ => None,
+    });
+    products.into_iter().find_map(|product| algorithms.plan(product).err())
+}
+
 /// The programs of works, each once.
 fn distinct(works: &Works<Span>) -> Vec<&Program> {
     let mut programs = Vec::new();
@@ -146,10 +157,15 @@ fn matrix(matrix: &Matrix<Span>) -> cublaslt::Matrix {
 }
 
 fn described(product: &Product<Span>, matmul: config::Matmul) -> cublaslt::Product {
-    let Product { left, right, result, addend, scales } = product;
+    let Product { left, right, result, addend, epilogue, scales } = product;
     let [left, right, result] = [left, right, result].map(matrix);
     let (addend, arithmetic) = (addend.as_ref().map(matrix), arithmetic(matmul));
-    cublaslt::Product { left, right, result, addend, arithmetic, scales: *scales }
+    let epilogue = epilogue.as_ref().map(|Epilogue { bias, function, kept }| cublaslt::Epilogue {
+        bias: *bias,
+        function: *function,
+        kept: kept.as_ref().map(matrix),
+    });
+    cublaslt::Product { left, right, result, addend, epilogue, arithmetic, scales: *scales }
 }
 
 fn copy(from: &Matrix<Span>, to: &Matrix<Span>) -> Command {

@@ -130,7 +130,13 @@ pub(super) fn target(device: &Device) -> Target {
 
 /// The same for a device that need not be there. `shared_bytes`: of a block, at most.
 pub(super) fn target_of(multiprocessors: u32, shared_bytes: u32) -> Target {
-    Target { blocks: BLOCKS * multiprocessors.max(1), shared_bytes, cudnn: CudnnKinds::none(), fp8: false }
+    Target {
+        blocks: BLOCKS * multiprocessors.max(1),
+        shared_bytes,
+        cudnn: CudnnKinds::none(),
+        epilogues: true,
+        fp8: false,
+    }
 }
 
 fn missing(error: Error) -> TrainError {

@@ -51,8 +51,10 @@ use crate::nn::{Layout, LossSums};
 use crate::optimizer::Steps;
 use crate::profile::Row;
 use crate::recorder::Recorder;
+use algorithms::Algorithms;
+use cache::Cache;
 use collectives::Collectives;
-use commands::Workshop;
+use commands::{Workshop, refused_epilogue};
 use feed::Feed;
 use health::Health;
 use memories::Memories;
@@ -160,14 +162,22 @@ impl GpuEngine {
     /// The engine on a GPU that was taken.
     fn on(
         (context, nvrtc, cublaslt): (Context, Nvrtc, Library),
-        Planned { computation, answers, kernel, need }: Planned,
+        Planned { mut computation, answers, kernel, need }: Planned,
         training: &Training,
         group: &mut Group,
         (recorder, health): (&Arc<Recorder>, Health),
     ) -> Result<GpuEngine, TrainError> {
         let memories = Memories::new(&context, (&computation, WORKSPACE), training, &need)?;
-        let works = computation.works(|span| memories.place(&computation, 0, span))?;
-        let libraries = (&nvrtc, &cublaslt, answers);
+        let mut algorithms = Algorithms::start(&context, &cublaslt, &Cache::of_environment())?;
+        let mut works = computation.works(|span| memories.place(&computation, 0, span))?;
+        if let Some(reason) = refused_epilogue(&mut algorithms, &works, training.config.gpu.matmul) {
+            if group.rank() == 0 {
+                eprintln!("note: what follows products is computed by kernels of ours: {reason}");
+            }
+            computation = computation.without_epilogues();
+            works = computation.works(|span| memories.place(&computation, 0, span))?;
+        }
+        let libraries = (&nvrtc, algorithms, answers);
         let mut workshop = Workshop::new(&context, libraries, &works, &training.config, recorder)?;
         let norms = Norms::new(&context, computation.plan())?;
         let statistics = norms.running.len();

@@ -16,6 +16,10 @@ const COMPUTE_32F: i32 = 68;
 const COMPUTE_32F_FAST_TF32: i32 = 77;
 const DESC_TRANSA: i32 = 3;
 const DESC_TRANSB: i32 = 4;
+const DESC_EPILOGUE: i32 = 7;
+const DESC_BIAS_POINTER: i32 = 8;
+const DESC_EPILOGUE_AUX_POINTER: i32 = 11;
+const DESC_EPILOGUE_AUX_LD: i32 = 12;
 const DESC_A_SCALE_POINTER: i32 = 17;
 const DESC_B_SCALE_POINTER: i32 = 18;
 const DESC_FAST_ACCUM: i32 = 25;
@@ -31,6 +35,19 @@ pub(super) struct Operation {
     pub(super) has_fast_sums: bool,
     /// Addresses of the factors of A and B; 0: none.
     pub(super) scales: [u64; 2],
+    pub(super) epilogue: Epilogue,
+}
+
+/// What follows a product.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(super) struct Epilogue {
+    /// `cublasLtEpilogue_t`; 0 or 1: nothing.
+    pub(super) kind: i32,
+    /// Addresses; 0: not set.
+    pub(super) bias: u64,
+    pub(super) kept: u64,
+    /// From one column of what is kept to the next.
+    pub(super) kept_pitch: i64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -127,6 +144,7 @@ pub unsafe extern "C" fn cublasLtMatmulDescCreate(handle: *mut Pointer, compute:
                 transposed: [false; 2],
                 has_fast_sums: false,
                 scales: [0; 2],
+                epilogue: Epilogue::default(),
             },
         )
     } else {
@@ -169,6 +187,22 @@ pub unsafe extern "C" fn cublasLtMatmulDescSetAttribute(
             DESC_A_SCALE_POINTER | DESC_B_SCALE_POINTER => {
                 let address = attribute::<u64>(CALL, value, bytes)?;
                 operation.scales[(name - DESC_A_SCALE_POINTER) as usize] = address;
+                return Ok(());
+            }
+            DESC_EPILOGUE => {
+                operation.epilogue.kind = attribute::<i32>(CALL, value, bytes)?;
+                return Ok(());
+            }
+            DESC_BIAS_POINTER => {
+                operation.epilogue.bias = attribute::<u64>(CALL, value, bytes)?;
+                return Ok(());
+            }
+            DESC_EPILOGUE_AUX_POINTER => {
+                operation.epilogue.kept = attribute::<u64>(CALL, value, bytes)?;
+                return Ok(());
+            }
+            DESC_EPILOGUE_AUX_LD => {
+                operation.epilogue.kept_pitch = attribute::<i64>(CALL, value, bytes)?;
                 return Ok(());
             }
             DESC_FAST_ACCUM => {

@@ -1,10 +1,11 @@
 //! The heuristic, and products.
 
-use super::descriptors::{Operation, Preference, get};
+use super::descriptors::{Epilogue, Operation, Preference, get};
 use super::{Answer, EXECUTION_FAILED, INVALID_VALUE, NOT_SUPPORTED, done, refused};
 use crate::abi::{self, Pointer};
+use crate::fault;
 use crate::gpu::Gpu;
-use crate::gpu::product::{Layout, Product};
+use crate::gpu::product::{After, Function, Layout, Product};
 use crate::gpu::work::Work;
 use crate::numbers::Format;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -20,6 +21,11 @@ pub struct Heuristic {
     waves: f32,
     reserved: [i32; 4],
 }
+
+/// `cublasLtEpilogue_t`.
+const BIAS: i32 = 4;
+const RELU_BIAS: i32 = 6;
+const GELU_AUX_BIAS: i32 = 164;
 
 const MAGIC: u64 = 0x7377_6974_6368_7972;
 /// What the algorithm with a workspace needs.
@@ -58,6 +64,7 @@ impl Described {
         if k != inner || (d.rows, d.columns) != (m, n) || (c.rows, c.columns) != (m, n) {
             return refused(call, INVALID_VALUE, &format!("sides that do not fit: {self:?}"));
         }
+        self.check_epilogue(call)?;
         if c.format != d.format {
             return refused(call, NOT_SUPPORTED, &format!("formats of C and D: {self:?}"));
         }
@@ -73,6 +80,32 @@ impl Described {
             return refused(call, NOT_SUPPORTED, &format!("formats: {self:?}"));
         }
         Ok(())
+    }
+
+    /// A bias, with ReLU, or with GELU whose argument is kept in columns of multiples of eight.
+    fn check_epilogue(&self, call: &str) -> Answer<()> {
+        let Epilogue { kind, bias, kept, kept_pitch } = self.operation.epilogue;
+        let pitch = self.d.rows as i64;
+        match kind {
+            0 | 1 if bias == 0 && kept == 0 => Ok(()),
+            BIAS | RELU_BIAS if bias != 0 && kept == 0 => Ok(()),
+            GELU_AUX_BIAS if bias != 0 && kept != 0 && kept_pitch >= pitch && kept_pitch % 8 == 0 => Ok(()),
+            _ => refused(call, NOT_SUPPORTED, &format!("epilogue: {self:?}")),
+        }
+    }
+
+    /// What follows the product.
+    fn after(&self) -> Option<After> {
+        let Epilogue { kind, bias, kept, kept_pitch } = self.operation.epilogue;
+        let function = match kind {
+            BIAS => Function::None,
+            RELU_BIAS => Function::Relu,
+            GELU_AUX_BIAS => Function::Gelu,
+            _ => return None,
+        };
+        let layout = Layout { pitch: kept_pitch as u64, ..self.d };
+        let of_bias = Layout { rows: self.d.rows, columns: 1, pitch: self.d.rows, ..self.d };
+        Some(After { bias: (of_bias, bias), function, kept: (kept != 0).then_some((layout, kept)) })
     }
 
     /// As the documentation says of Hopper: A transposed and B not, both contiguous in the sums, multiples of 16, and C and D in bf16 among others.
@@ -91,7 +124,8 @@ impl Described {
     fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         // Addresses are none of its parts.
-        let operation = Operation { scales: [0; 2], ..self.operation };
+        let epilogue = Epilogue { bias: 0, kept: 0, ..self.operation.epilogue };
+        let operation = Operation { scales: [0; 2], epilogue, ..self.operation };
         Described { operation, ..*self }.hash(&mut hasher);
         hasher.finish()
     }
@@ -134,6 +168,10 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
             return refused(CALL, INVALID_VALUE, &format!("{most} algorithms wanted"));
         }
         let described = Described::new(CALL, operation, [a, b, c, d])?;
+        if described.after().is_some() && fault::requested().is_ok_and(|faults| faults.cublaslt_bare) {
+            count.write(0);
+            return Ok(());
+        }
         let preference = *get::<Preference>(CALL, preference)?;
         let formats = [&described.a, &described.b, &described.c, &described.d].map(|layout| layout.format);
         if preference.alignments.iter().zip(formats).any(|(bytes, format)| u64::from(*bytes) < format.bytes()) {
@@ -256,6 +294,10 @@ fn enqueue(gpu: &mut Gpu, stream: usize, described: &Described, (alpha, beta): (
     if !places.workspace.is_empty() {
         uses.push(places.workspace.clone());
     }
+    let after = described.after();
+    if let Some(After { bias, kept, .. }) = after {
+        uses.extend([Some(bias), kept].into_iter().flatten().map(|(layout, address)| layout.whole(address)));
+    }
     let scales = operation.scales.map(|address| (address != 0).then_some(address));
     uses.extend(scales.into_iter().flatten().map(|address| address..address + 4));
     let inner = if operation.transposed[0] { a.rows } else { a.columns };
@@ -270,6 +312,7 @@ fn enqueue(gpu: &mut Gpu, stream: usize, described: &Described, (alpha, beta): (
         beta,
         is_tf32: operation.is_tf32,
         scales,
+        after,
         workspace: places.workspace,
     };
     gpu.put(stream, name, &uses, Work::Product(Box::new(product)));

@@ -1,6 +1,7 @@
 //! A product of matrices by definition, with sums in 32 bits. Everything counts by columns, as cuBLASLt does.
 
 use crate::gpu::Gpu;
+use crate::gpu::tensor::overlap;
 use crate::numbers::{Format, decoded, encoded};
 use crate::shadow::Stamp;
 use std::ops::Range;
@@ -36,6 +37,38 @@ impl Layout {
     }
 }
 
+/// Of a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Function {
+    None,
+    Relu,
+    /// The form with tanh.
+    Gelu,
+}
+
+impl Function {
+    fn of(self, x: f32) -> f32 {
+        match self {
+            Function::None => x,
+            Function::Relu => x.max(0.0),
+            Function::Gelu => {
+                let inner = (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+                0.5 * x * (1.0 + inner.tanh())
+            }
+        }
+    }
+}
+
+/// What follows a product before D is written.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct After {
+    /// A number for each row of D.
+    pub(crate) bias: (Layout, u64),
+    pub(crate) function: Function,
+    /// Gets the argument of the function.
+    pub(crate) kept: Option<(Layout, u64)>,
+}
+
 /// `D = alpha op(A) op(B) + beta C`.
 #[derive(Debug, Clone)]
 pub(crate) struct Product {
@@ -50,6 +83,7 @@ pub(crate) struct Product {
     pub(crate) is_tf32: bool,
     /// Addresses of what all of A, and of B, is multiplied by.
     pub(crate) scales: [Option<u64>; 2],
+    pub(crate) after: Option<After>,
     pub(crate) workspace: Range<u64>,
 }
 
@@ -70,6 +104,7 @@ impl Product {
         let alpha = self.alpha * scales.product::<f32>();
         let old = (self.beta != 0.0).then(|| matrix(gpu, self.c.0, self.c.1, stamp));
         let (layout, to) = self.d;
+        let bias = self.after.map(|after| matrix(gpu, after.bias.0, after.bias.1, stamp).remove(0));
         // `a` has a column of the result's height for each term of the sums, `b` a number of each of its columns.
         for column in 0..layout.columns as usize {
             let mut sums = vec![0.0f32; layout.rows as usize];
@@ -81,6 +116,13 @@ impl Product {
             if let Some(old) = &old {
                 sums.iter_mut().zip(&old[column]).for_each(|(sum, old)| *sum += self.beta * old);
             }
+            if let (Some(After { function, kept, .. }), Some(bias)) = (self.after, &bias) {
+                sums.iter_mut().zip(bias).for_each(|(sum, bias)| *sum += bias);
+                if let Some((layout, to)) = kept {
+                    gpu.write(layout.column(to, column as u64).start, &encoded(layout.format, &sums));
+                }
+                sums.iter_mut().for_each(|sum| *sum = function.of(*sum));
+            }
             if is_wrong && column == 0 {
                 sums[0] += 1.0;
             }
@@ -89,7 +131,7 @@ impl Product {
         self.touched()
     }
 
-    /// A part of the result or the workspace that is a part of a factor too.
+    /// A part of what is written that is a part of what is read too.
     fn overwritten(&self) -> Option<Range<u64>> {
         let of = |(layout, address): (Layout, u64)| layout.columns(address);
         let mut read = [of(self.a), of(self.b)].concat();
@@ -97,14 +139,13 @@ impl Product {
         if self.beta != 0.0 && self.c != self.d {
             read.extend(of(self.c));
         }
-        read.sort_by_key(|range| range.start);
-        let written = of(self.d).into_iter().chain([self.workspace.clone()]);
-        let is_read = |range: &Range<u64>| {
-            let before = read.partition_point(|one| one.start < range.end);
-            // Those of one matrix do not overlap; of three, the two before may.
-            read[..before].iter().rev().take(3).any(|one| one.end > range.start && !range.is_empty())
-        };
-        written.into_iter().find(is_read)
+        let mut written = of(self.d);
+        written.push(self.workspace.clone());
+        if let Some(After { bias, kept, .. }) = self.after {
+            read.extend(of(bias));
+            written.extend(kept.into_iter().flat_map(of));
+        }
+        overlap(written, read)
     }
 
     fn touched(&self) -> Vec<Touched> {
@@ -118,6 +159,10 @@ impl Product {
             touched.extend(of(self.c, false));
         }
         touched.extend(of(self.d, true));
+        if let Some(After { bias, kept, .. }) = self.after {
+            touched.extend(of(bias, false));
+            touched.extend(kept.into_iter().flat_map(|kept| of(kept, true)));
+        }
         if !self.workspace.is_empty() {
             touched.push(Touched { range: self.workspace.clone(), writes: true });
         }
