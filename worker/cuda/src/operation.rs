@@ -121,6 +121,14 @@ impl Properties {
         Properties::with(cudnn, DEVICEPROP_JSON, &Value::Text(json.as_bytes()))
     }
 
+    /// The JSON in which cuDNN describes the device; [`Properties::described`] takes it where that is not.
+    ///
+    /// # Errors
+    /// A call fails.
+    pub fn json(&self, cudnn: &Cudnn) -> Result<String, Error> {
+        cudnn.text(&self.0, DEVICEPROP_JSON)
+    }
+
     fn with(cudnn: &Cudnn, attribute: i32, value: &Value<'_>) -> Result<Properties, Error> {
         let descriptor = cudnn.descriptor(DEVICEPROP_DESCRIPTOR)?;
         cudnn.set(&descriptor, attribute, value)?;

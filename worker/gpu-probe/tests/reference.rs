@@ -119,6 +119,7 @@ fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
     assert_eq!(figures("adamw")["bf16SameBitsAsCpu"], true);
     assert_eq!(figures("products")["products"].as_array().unwrap().len(), 16);
     assert_eq!(figures("convolutions")["convolutions"].as_array().unwrap().len(), 5);
+    assert_eq!(figures("cudnn")["deviceProperties"]["deviceVer"], 900);
     for side in figures("attention")["sides"].as_array().unwrap() {
         let error = side["relativeErrors"]["queries"].as_f64();
         assert!(error.is_some_and(|error| error < 0.02) && side["backward"]["microseconds"].is_number(), "{side}");

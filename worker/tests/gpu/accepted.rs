@@ -134,3 +134,12 @@ fn all_attention_in_16_bits_is_accepted_by_cudnn() {
         assert_eq!(kinds(&model, (8, trial::kind_of(&model)), Format::F32), []);
     }
 }
+
+#[test]
+fn what_cudnn_knows_of_a_device_can_be_read_and_described_again() {
+    let Some(cudnn) = cudnn() else { return };
+    let told = Properties::described(&cudnn, H200).unwrap().json(&cudnn).unwrap();
+    assert!(told.contains("NVIDIA H200"), "{told}");
+    let again = Properties::described(&cudnn, told.trim_end_matches('\0')).unwrap().json(&cudnn).unwrap();
+    assert_eq!(again, told);
+}

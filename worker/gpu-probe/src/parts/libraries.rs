@@ -3,8 +3,10 @@
 use super::Probe;
 use crate::outcome::Outcome;
 use serde_json::{Value, json};
+use switchyard_cuda::cudnn::Cudnn;
 use switchyard_cuda::driver::Driver;
 use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, Found, NCCL, NVRTC, Wanted};
+use switchyard_cuda::operation::Properties;
 use switchyard_cuda::{inventory, version};
 
 pub(super) fn driver(probe: &Probe) -> Result<Value, Outcome> {
@@ -26,8 +28,17 @@ pub(super) fn cublaslt(probe: &Probe) -> Result<Value, Outcome> {
     library(probe, &CUBLASLT, inventory::cublaslt)
 }
 
+/// With what it knows of the device, if there is one: plans can then be asked for where the device is not.
 pub(super) fn cudnn(probe: &Probe) -> Result<Value, Outcome> {
-    library(probe, &CUDNN, inventory::cudnn)
+    let mut figures = library(probe, &CUDNN, inventory::cudnn)?;
+    if probe.present().is_ok() {
+        let cudnn = Cudnn::new(&probe.cudnn()?)?;
+        let device = i32::try_from(probe.device).unwrap_or(i32::MAX);
+        let json = Properties::of(&cudnn, device)?.json(&cudnn)?;
+        let text = |error: serde_json::Error| Outcome::failed("properties of the device", format!("{error}: {json}"));
+        figures["deviceProperties"] = serde_json::from_str(json.trim_end_matches('\0')).map_err(text)?;
+    }
+    Ok(figures)
 }
 
 pub(super) fn nvrtc(probe: &Probe) -> Result<Value, Outcome> {

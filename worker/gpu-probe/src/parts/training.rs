@@ -22,6 +22,9 @@ struct Numbers {
     steady: fn() -> Precision,
     losses: f64,
     gradients: f64,
+    /// Of gradients below this share of the model's largest, the difference counts as a share of that: what is small because large terms cancel
+    /// has their roundings.
+    small: f64,
 }
 
 const F32: Numbers = Numbers {
@@ -31,8 +34,10 @@ const F32: Numbers = Numbers {
     steady: || Precision::Fp32,
     losses: 1e-3,
     gradients: 1e-2,
+    small: 1e-3,
 };
-const BF16: Numbers = Numbers { name: "bf16", precision: bf16, steady: bf16, losses: 2e-2, gradients: 1e-1, ..F32 };
+const BF16: Numbers =
+    Numbers { name: "bf16", precision: bf16, steady: bf16, losses: 2e-2, gradients: 1e-1, small: 1e-2, ..F32 };
 /// Of factors in 8 bits each is wrong by 3 % on average; a gradient has several of them behind it.
 const FP8: Numbers = Numbers { name: "fp8", matmul: Matmul::Fp8, losses: 5e-2, gradients: 5e-1, ..BF16 };
 const FP16: Numbers = Numbers {
@@ -45,9 +50,6 @@ const FP16: Numbers = Numbers {
 fn bf16() -> Precision {
     half(HalfType::Bf16, LossScaling::Static { scale: 1.0 })
 }
-
-/// Of gradients below this share of the model's largest, the difference counts as a share of that.
-const SMALL: f64 = 1e-3;
 
 pub(super) fn mlp(probe: &Probe) -> Result<Value, Outcome> {
     let (hidden_sizes, batch) = if probe.rehearse { (vec![24, 13], 6) } else { (vec![256, 130], 64) };
@@ -127,7 +129,7 @@ fn gradients(worker: &Worker, name: &str, numbers: &Numbers, config: &EngineConf
     // With next to no rate they stay as they are.
     let [start, cpu] = [after(Device::Cpu, 1e-30)?, after(Device::Cpu, 1.0)?];
     let gpu = after(Device::Cuda, 1.0)?;
-    let (tensor, difference) = worst(&start, &cpu, &gpu);
+    let (tensor, difference) = worst([&start, &cpu, &gpu], numbers.small);
     let (tensors, limit) = (start.len(), numbers.gradients);
     within("gradients", difference, limit, || format!("of `{tensor}`"))?;
     Ok(json!({"tensors": tensors, "largestDifference": short(difference), "of": tensor, "limit": limit}))
@@ -146,7 +148,7 @@ fn weights(ran: &Ran) -> Result<Tensors, Outcome> {
 }
 
 /// The tensor whose gradients on the GPU are farthest from those on the CPU.
-fn worst(start: &Tensors, cpu: &Tensors, gpu: &Tensors) -> (String, f64) {
+fn worst([start, cpu, gpu]: [&Tensors; 3], small: f64) -> (String, f64) {
     let largest = |a: &[f32], b: &[f32]| {
         let apart = a.iter().zip(b).map(|(a, b)| f64::from(a - b).abs());
         let apart = apart.map(|apart| if apart.is_nan() { f64::INFINITY } else { apart });
@@ -155,7 +157,7 @@ fn worst(start: &Tensors, cpu: &Tensors, gpu: &Tensors) -> (String, f64) {
     };
     let of = |tensors: &'_ Tensors, name: &str| tensors.get(name).cloned().unwrap_or_default();
     let changes: Vec<f64> = start.iter().map(|(name, start)| largest(start, &of(cpu, name))).collect();
-    let floor = changes.iter().copied().fold(f64::MIN_POSITIVE, f64::max) * SMALL;
+    let floor = changes.iter().copied().fold(f64::MIN_POSITIVE, f64::max) * small;
     let shares = start.keys().zip(&changes).map(|(name, change)| {
         let apart = largest(&of(cpu, name), &of(gpu, name));
         (name.clone(), apart / change.max(floor))
@@ -254,17 +256,17 @@ mod tests {
     fn the_tensor_whose_gradient_is_wrong_is_named() {
         let start = tensors(&[1.0, 2.0], &[3.0]);
         let cpu = tensors(&[1.5, 2.0], &[2.5]);
-        assert_eq!(worst(&start, &cpu, &cpu).1, 0.0);
-        assert_eq!(worst(&start, &cpu, &tensors(&[1.5, 2.0], &[2.25])), ("b".into(), 0.5));
-        assert_eq!(worst(&start, &cpu, &tensors(&[f32::NAN, 2.0], &[2.5])), ("a".into(), f64::INFINITY));
-        assert_eq!(worst(&start, &cpu, &Tensors::new()).1, f64::INFINITY);
+        assert_eq!(worst([&start, &cpu, &cpu], 1e-3).1, 0.0);
+        assert_eq!(worst([&start, &cpu, &tensors(&[1.5, 2.0], &[2.25])], 1e-3), ("b".into(), 0.5));
+        assert_eq!(worst([&start, &cpu, &tensors(&[f32::NAN, 2.0], &[2.5])], 1e-3), ("a".into(), f64::INFINITY));
+        assert_eq!(worst([&start, &cpu, &Tensors::new()], 1e-3).1, f64::INFINITY);
     }
 
     #[test]
     fn a_gradient_of_nothing_but_rounding_is_not_wrong() {
         let start = tensors(&[1.0], &[3.0]);
         let (cpu, gpu) = (tensors(&[1.0], &[2.0]), tensors(&[1.0 + 1e-7], &[2.0]));
-        assert!(worst(&start, &cpu, &gpu).1 < 1e-3);
+        assert!(worst([&start, &cpu, &gpu], 1e-3).1 < 1e-3);
     }
 
     #[test]

@@ -186,6 +186,7 @@ pub unsafe extern "C" fn cudnnBackendGetAttribute(
             }
             (Made::Engine(engine), 1303, NUMERICAL_NOTE) => give(engine.notes(), most, count, to),
             (Made::Plan(plan), 402, INT64) => give(&[plan.workspace_bytes() as i64], most, count, to),
+            (Made::Device(text), 2702, CHAR) => give(text.as_bytes(), most, count, to),
             (Made::Plan(plan), 405, CHAR) => give(plan.text().as_bytes(), most, count, to),
             (_, _, kind) => {
                 return refused(CALL, NOT_SUPPORTED, &format!("attribute {name} with values of type {kind}"));

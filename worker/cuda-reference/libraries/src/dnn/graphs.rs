@@ -13,6 +13,9 @@ use crate::gpu::tensor::{Place, Tensor};
 use crate::numbers::Format;
 use std::sync::Arc;
 
+/// The reference GPU, in fewer words than a real one has.
+const OURS: &str = r#"{"deviceName":"Switchyard reference GPU","deviceVer":900,"multiProcessorCount":132}"#;
+
 const NHWC: &str = "strides that are not those of NHWC";
 
 /// A descriptor that is finalized.
@@ -24,7 +27,8 @@ pub(super) enum Made {
     How(How),
     Node(Node),
     Graph(Whole),
-    Device,
+    /// In JSON.
+    Device(String),
     Heuristic(Vec<Configuration>),
     Engine(Engine),
     Configuration(Configuration),
@@ -41,7 +45,7 @@ impl Made {
             Made::How(how) => how.kind(),
             Made::Node(node) => flows::kind_of(node),
             Made::Graph(_) => known::GRAPH,
-            Made::Device => known::DEVICE,
+            Made::Device(_) => known::DEVICE,
             Made::Heuristic(_) => known::HEURISTIC,
             Made::Engine(_) => known::ENGINE,
             Made::Configuration(_) => known::CONFIGURATION,
@@ -64,7 +68,7 @@ pub(super) fn made(call: &str, kind: i32, of: &Attributes<Made>) -> Answer<Made>
             flows::node(call, kind, of).map(Made::Node)
         }
         known::GRAPH => graph(call, of).map(Made::Graph),
-        known::DEVICE => device(call, of).map(|()| Made::Device),
+        known::DEVICE => device(call, of).map(Made::Device),
         known::HEURISTIC => heuristic(call, of).map(Made::Heuristic),
         known::PLAN => plan(call, of).map(Made::Plan),
         known::PACK => Pack::new(call, &of.longs(1000), &of.longs(1001), of.long(1003)).map(Made::Pack),
@@ -191,10 +195,10 @@ fn operation(call: &str, operation: Operation, of: &Attributes<Made>, first: i32
 }
 
 /// By its number, or in words.
-fn device(call: &str, of: &Attributes<Made>) -> Answer<()> {
+fn device(call: &str, of: &Attributes<Made>) -> Answer<String> {
     if of.has(2700) {
         return match abi::devices() {
-            Ok(count) if usize::try_from(of.int(2700)).is_ok_and(|number| number < count) => Ok(()),
+            Ok(count) if usize::try_from(of.int(2700)).is_ok_and(|number| number < count) => Ok(OURS.to_owned()),
             _ => refused(call, NOT_INITIALIZED, &format!("there is no device {}", of.int(2700))),
         };
     }
@@ -202,12 +206,12 @@ fn device(call: &str, of: &Attributes<Made>) -> Answer<()> {
     if !text.trim_start().starts_with('{') || !text.contains("\"deviceVer\"") {
         return refused(call, BAD_PARAM, "no device, by number or in JSON");
     }
-    Ok(())
+    Ok(text.into_owned())
 }
 
 /// The engines for a graph, of which the last is also what the fall-back mode knows.
 fn heuristic(call: &str, of: &Attributes<Made>) -> Answer<Vec<Configuration>> {
-    let (Some(Made::Graph(whole)), Some(Made::Device)) = (of.part(201), of.part(204)) else {
+    let (Some(Made::Graph(whole)), Some(Made::Device(_))) = (of.part(201), of.part(204)) else {
         return refused(call, BAD_PARAM, "no graph, or no device");
     };
     match whole {
