@@ -8,7 +8,7 @@ use super::{Answer, BAD_PARAM, DUPLICATED_ENTRIES, NOT_INITIALIZED, SHAPE_MISMAT
 use crate::abi;
 use crate::fault;
 use crate::gpu::convolution::{Operation, Shape, Window, is_nhwc};
-use crate::gpu::dataflow::{Dataflow, Node};
+use crate::gpu::dataflow::{Dataflow, Does, MODES, Node};
 use crate::gpu::tensor::{Place, Tensor};
 use crate::numbers::Format;
 use std::sync::Arc;
@@ -63,9 +63,9 @@ pub(super) fn made(call: &str, kind: i32, of: &Attributes<Made>) -> Answer<Made>
         known::FORWARD => operation(call, Operation::Forward, of, 700, [704, 703, 705]),
         known::IMAGES => operation(call, Operation::Images, of, 706, [710, 709, 711]),
         known::FILTERS => operation(call, Operation::Filters, of, 712, [716, 715, 717]),
-        known::POINTWISE | known::PRODUCT | known::REDUCTION => flows::how(call, kind, of).map(Made::How),
+        known::POINTWISE | known::PRODUCT | known::REDUCTION => how(call, kind, of).map(Made::How),
         known::OF_POINTWISE | known::OF_PRODUCT | known::OF_REDUCTION | known::RESHAPE => {
-            flows::node(call, kind, of).map(Made::Node)
+            node(call, kind, of).map(Made::Node)
         }
         known::GRAPH => graph(call, of).map(Made::Graph),
         known::DEVICE => device(call, of).map(Made::Device),
@@ -74,6 +74,59 @@ pub(super) fn made(call: &str, kind: i32, of: &Attributes<Made>) -> Answer<Made>
         known::PACK => Pack::new(call, &of.longs(1000), &of.longs(1001), of.long(1003)).map(Made::Pack),
         _ => refused(call, BAD_PARAM, &format!("kind {kind} is filled by the library")),
     }
+}
+
+/// What a descriptor of a kind of operation says.
+fn how(call: &str, kind: i32, of: &Attributes<Made>) -> Answer<How> {
+    let (precision, does) = match kind {
+        known::PRODUCT => (1500, Does::Product),
+        known::REDUCTION => match of.int(1600) {
+            0 => (1601, Does::Reduction { max: false }),
+            3 => (1601, Does::Reduction { max: true }),
+            other => return refused(call, BAD_PARAM, &format!("reduction {other}")),
+        },
+        _ => (1, Does::Pointwise(of.int(0).into(), of.long(9) as u64)),
+    };
+    if of.int(precision) != 0 {
+        return refused(call, BAD_PARAM, "sums in another format than 32 bits");
+    }
+    if let Does::Pointwise(mode, _) = does
+        && !MODES.iter().any(|(known, _)| *known == mode)
+    {
+        return refused(call, BAD_PARAM, &format!("pointwise mode {mode}"));
+    }
+    Ok(How(does))
+}
+
+/// An operation with its tensors.
+fn node(call: &str, kind: i32, of: &Attributes<Made>) -> Answer<Node> {
+    let (how, inputs, output) = match kind {
+        known::OF_PRODUCT => (Some(1523), &[1520, 1521][..], 1522),
+        known::OF_REDUCTION => (Some(1612), &[1610][..], 1611),
+        known::OF_POINTWISE => (Some(750), &[751, 752, 758][..], 753),
+        _ => (None, &[2200][..], 2201),
+    };
+    let does = match how.map(|name| of.part(name)) {
+        None => Does::Reshape,
+        Some(Some(Made::How(How(does)))) => *does,
+        Some(_) => return refused(call, BAD_PARAM, "no descriptor of what is done"),
+    };
+    let tensor = |name: &i32| match of.part(*name) {
+        Some(Made::Tensor(tensor)) => Some(tensor.clone()),
+        _ => None,
+    };
+    let inputs: Vec<Tensor> = inputs.iter().filter(|name| of.has(**name)).filter_map(tensor).collect();
+    let Some(output) = tensor(&output) else {
+        return refused(call, BAD_PARAM, "no tensor for the result");
+    };
+    let node = Node { does, inputs, output };
+    if flows::kind_of(&node) != kind {
+        return refused(call, BAD_PARAM, "a descriptor of what another operation does");
+    }
+    if !node.fits() {
+        return refused(call, SHAPE_MISMATCH, &format!("axes that do not fit: {node:?}"));
+    }
+    Ok(node)
 }
 
 /// A convolution, or operations that go on from each other.

@@ -305,3 +305,58 @@ fn by_axes(tensor: &Tensor, numbers: &[f32]) -> Vec<f32> {
     }
     all
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::numbers::Format;
+
+    fn tensor(id: i64, dimensions: [u64; 4], place: Place) -> Tensor {
+        let [_, b, c, d] = dimensions;
+        Tensor { id, format: Format::F32, alignment: 4, dimensions, strides: [b * c * d, c * d, d, 1], place }
+    }
+
+    fn add(inputs: [Tensor; 2], output: Tensor) -> Node {
+        Node { does: Does::Pointwise(ADD, 0), inputs: inputs.into(), output }
+    }
+
+    #[test]
+    fn a_graph_names_what_it_has_made_and_nothing_twice() {
+        let all = [1, 1, 2, 3];
+        let [x, y] = [1, 2].map(|id| tensor(id, all, Place::Device));
+        let [between, other] = [3, 4].map(|id| tensor(id, all, Place::Between));
+        let good = vec![add([x.clone(), x.clone()], between.clone()), add([between.clone(), x.clone()], y.clone())];
+        let flow = Dataflow::new(good.clone()).unwrap();
+        assert_eq!(flow.tensors(Place::Device), [vec![&x], vec![&y]]);
+        assert_eq!(Dataflow::from_words(&flow.words()), Some(flow));
+        let refusal = |nodes| Dataflow::new(nodes).unwrap_err();
+        assert_eq!(refusal(vec![add([x.clone(), other], y.clone())]), "nothing before makes tensor 4");
+        assert_eq!(refusal([good.clone(), good].concat()), "tensor 3 is of the host, or made twice");
+        let namesake = tensor(1, [1, 1, 2, 1], Place::Device);
+        assert_eq!(refusal(vec![add([x, namesake], y)]), "two tensors have number 1");
+    }
+
+    #[test]
+    fn axes_that_do_not_fit_are_found() {
+        let of = |id, dimensions| tensor(id, dimensions, Place::Device);
+        let x = || of(1, [1, 2, 3, 4]);
+        let node = |does, inputs: &[Tensor], y| Node { does, inputs: inputs.to_vec(), output: of(9, y) };
+        let by = of(2, [1, 2, 4, 5]);
+        assert!(node(Does::Product, &[x(), by.clone()], [1, 2, 3, 5]).fits());
+        assert!(!node(Does::Product, &[by, x()], [1, 2, 3, 5]).fits());
+        assert!(node(Does::Reduction { max: true }, &[x()], [1, 2, 3, 1]).fits());
+        assert!(!node(Does::Reduction { max: true }, &[x()], [1, 2, 3, 2]).fits());
+        assert!(add([x(), of(2, [1, 1, 1, 1])], of(9, [1, 2, 3, 4])).fits(), "one number for all");
+        assert!(!add([x(), of(2, [1, 2, 3, 2])], of(9, [1, 2, 3, 4])).fits());
+        assert!(!node(Does::Pointwise(SELECT, 0), &[x(), x()], [1, 2, 3, 4]).fits(), "it takes three");
+        assert!(node(Does::Reshape, &[x()], [1, 2, 4, 3]).fits());
+        assert!(!node(Does::Reshape, &[x()], [1, 2, 4, 4]).fits());
+    }
+
+    #[test]
+    fn a_reshape_exchanges_what_lies_side_by_side() {
+        let (x, y) = (tensor(1, [1, 1, 2, 3], Place::Device), tensor(2, [1, 1, 3, 2], Place::Device));
+        let turned = Tensor { strides: [6, 6, 1, 3], ..y };
+        assert_eq!(reshaped(&x, &turned, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]), [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
+    }
+}
