@@ -14,6 +14,8 @@ use switchyard_plan::volumes;
 
 /// Pause between two reads of one gang.
 const PERIOD: Duration = Duration::from_secs(10);
+/// The same while a claim has no volume that it could use anywhere: one may be given to it at any moment.
+const SOON: Duration = Duration::from_secs(2);
 
 /// Reads the volumes of gangs that wait.
 pub(super) struct Volumes;
@@ -70,6 +72,8 @@ impl Reader for Volumes {
     ) -> Duration {
         let mut index = context.index();
         let Some(family) = index.families.get_mut(&source.job) else { return PERIOD };
+        let is_nowhere = |reach: &Reach| reach.nodes.node_selector_terms.is_empty();
+        let pause = if found.iter().flatten().any(is_nowhere) { SOON } else { PERIOD };
         let mut is_news = false;
         for rules in family.pods.values_mut().filter_map(|pod| pod.rules.as_mut()) {
             // What cannot be read is as it was, or left to the scheduler.
@@ -82,6 +86,6 @@ impl Reader for Volumes {
         if is_news {
             context.queue.add(source.key.clone(), Instant::now());
         }
-        PERIOD
+        pause
     }
 }

@@ -35,7 +35,7 @@ fn waits(class: &StorageClass) -> bool {
     class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer")
 }
 
-/// Where a claim can be used; `None`: everywhere, or that is not known. `volumes`: the one that it has, or those that it may get.
+/// Where a claim can be used, which is nowhere while its volume is to come before its pods; `None`: everywhere, or that is not known. `volumes`: the one that it has, or those that it may get.
 pub fn reach(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,
@@ -59,8 +59,10 @@ pub fn reach(
             let terms = class.allowed_topologies.as_ref().filter(|terms| !terms.is_empty())?;
             NodeSelector { node_selector_terms: terms.iter().map(term).collect() }
         }
-        // One that is bound at once is the business of its controller.
-        _ => return None,
+        // The class is not there: that is the scheduler's to tell.
+        (None, None) if self::class(claim).is_some() => return None,
+        // The scheduler refuses its pods until its controller has given it a volume.
+        (None, _) => NodeSelector { node_selector_terms: Vec::new() },
     };
     Some(Reach { claim: claim.metadata.name.clone().unwrap_or_default(), nodes })
 }
@@ -186,7 +188,18 @@ mod tests {
             nodes(reach(&claim(""), Some(&class("csi.example.com", "WaitForFirstConsumer", json!(null))), &[])),
             None
         );
-        assert_eq!(nodes(reach(&claim(""), Some(&class("csi.example.com", "Immediate", zones)), &[])), None);
-        assert_eq!(nodes(reach(&claim(""), None, &[])), None);
+        assert_eq!(nodes(reach(&claim(""), None, &[])), None, "a class that is not there");
+    }
+
+    /// The scheduler refuses its pods until then: on a busy control plane that was once longer than the 10 s for which a refusal is borne, twice.
+    #[test]
+    fn a_claim_that_is_bound_at_once_can_be_used_nowhere_before_it_has_its_volume() {
+        let at_once = class("csi.example.com", "Immediate", json!(null));
+        assert_eq!(nodes(reach(&claim(""), Some(&at_once), &[])), Some(vec![]));
+        let mut without_class = claim("");
+        without_class.spec.as_mut().unwrap().storage_class_name = None;
+        assert_eq!(nodes(reach(&without_class, None, &[])), Some(vec![]));
+        let volume = volume("pv-1", "n1", json!({}));
+        assert_eq!(nodes(reach(&claim("pv-1"), Some(&at_once), &[volume])), Some(vec!["n1".into()]));
     }
 }

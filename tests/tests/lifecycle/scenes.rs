@@ -140,7 +140,7 @@ fn with_claim(name: &str) -> Value {
 async fn jobs_go_where_their_volumes_are_and_say_so_where_there_are_none() -> Result<()> {
     let scene = Scene::new("volumes", 4).await?;
     let (namespace, nodes) = (scene.jobs.namespace.clone(), scene.kubelet.nodes());
-    let [at_once, later, none] = ["at-once", "later", "none"].map(|name| format!("{namespace}-{name}"));
+    let [at_once, later, none, late] = ["at-once", "later", "none", "late"].map(|name| format!("{namespace}-{name}"));
     patch_nodes(&scene, &[(2, json!({"metadata": {"labels": {"topology.kubernetes.io/zone": namespace}}}))]).await?;
     apply(
         ControlPlane::shared(),
@@ -148,11 +148,13 @@ async fn jobs_go_where_their_volumes_are_and_say_so_where_there_are_none() -> Re
             class(&at_once, "Immediate"),
             class(&later, "WaitForFirstConsumer"),
             class(&none, "WaitForFirstConsumer"),
+            class(&late, "Immediate"),
             volume(&format!("{namespace}-zone"), &at_once, "topology.kubernetes.io/zone", &namespace),
             volume(&format!("{namespace}-local"), &later, "kubernetes.io/hostname", &nodes[3]),
             claim("zone", &namespace, &at_once),
             claim("local", &namespace, &later),
             claim("none", &namespace, &none),
+            claim("late", &namespace, &late),
         ],
     )?;
     // `node_of` wants the first attempt: nobody was refused.
@@ -163,13 +165,22 @@ async fn jobs_go_where_their_volumes_are_and_say_so_where_there_are_none() -> Re
         assert_eq!(node_of(&scene, name).await?, nodes[node], "{name}");
         scene.jobs.verdict(what, "runs", name)?;
     }
-    scene.create("none", 1, "run", with_claim("none")).await?;
-    let why = "4 nodes cannot be used: PersistentVolumeClaim none has no volume there (spec.template.spec.volumes)";
-    let waits = scene.jobs.wait("none", "told", says(why)).await?;
-    scene.jobs.verdict("a claim for which there is no volume", "waits, cause named", "none")?;
-    assert_eq!(waits.status.unwrap().attempt, Some(1));
-    apply(ControlPlane::shared(), &[volume(&format!("{namespace}-new"), &none, "kubernetes.io/hostname", &nodes[1])])?;
-    assert_eq!(node_of(&scene, "none").await?, nodes[1], "a volume that comes later is seen");
+    for (name, class, node, what) in [
+        ("none", &none, 1, "a claim for which there is no volume"),
+        // The scheduler would refuse its pods until its controller has bound it.
+        ("late", &late, 0, "a claim that is bound at once, before it is"),
+    ] {
+        scene.create(name, 1, "run", with_claim(name)).await?;
+        let why = format!(
+            "4 nodes cannot be used: PersistentVolumeClaim {name} has no volume there (spec.template.spec.volumes)"
+        );
+        let waits = scene.jobs.wait(name, "told", says(&why)).await?;
+        scene.jobs.verdict(what, "waits, cause named", name)?;
+        assert_eq!(waits.status.unwrap().attempt, Some(1));
+        let new = volume(&format!("{namespace}-{name}"), class, "kubernetes.io/hostname", &nodes[node]);
+        apply(ControlPlane::shared(), &[new])?;
+        assert_eq!(node_of(&scene, name).await?, nodes[node], "a volume that comes later is seen");
+    }
     scene.never_panicked()
 }
 
