@@ -45,8 +45,8 @@ pub(crate) fn summary(results: &[PartResult]) -> String {
         Outcome::Failed { .. } => Some(format!("failed: {}: {}\n", result.part, line(&result.outcome))),
         _ => None,
     });
-    let gpu = results.iter().any(|result| result.part == "driver" && matches!(result.outcome, Outcome::Ok { .. }));
-    let machine = if gpu { "" } else { "No GPU on this machine. " };
+    let is_missing = |result: &PartResult| result.part == "driver" && matches!(result.outcome, Outcome::Absent { .. });
+    let machine = if results.iter().any(is_missing) { "No GPU on this machine. " } else { "" };
     format!(
         "{}{machine}{ok} ok, {absent} absent, {} failed\n",
         failures.collect::<String>(),
@@ -103,7 +103,10 @@ mod tests {
         let failed = result(failed);
         let shown = part(&failed);
         assert!(shown.contains("FAILED") && shown.contains("cuInit 999: unknown"), "{shown}");
-        let shown = summary(&[failed]);
-        assert_eq!(shown, "failed: x: cuInit 999: unknown\nNo GPU on this machine. 0 ok, 0 absent, 1 failed\n");
+        let missing = PartResult { part: "driver".into(), ..result(Outcome::absent("no library")) };
+        let both = "failed: x: cuInit 999: unknown\nNo GPU on this machine. 0 ok, 1 absent, 1 failed\n";
+        assert_eq!(summary(&[failed, missing]), both);
+        // Of a run of other parts nothing is known.
+        assert_eq!(summary(&[result(Outcome::absent("no torch"))]), "0 ok, 1 absent, 0 failed\n");
     }
 }
