@@ -426,9 +426,24 @@ fn wait(daemon: &mut Option<Daemon>, name: &str, is_ready: impl Fn() -> bool) ->
     bail!("{name} is not ready after {} s\n{}", PATIENCE.as_secs(), daemon.tail())
 }
 
-/// A port that is free now. If somebody takes it in between, the program that wants it reports it.
+/// A port that nobody listens at now. It is below those that Linux gives to outgoing connections (32768 and higher, `ip(7)`), of which any may have
+/// taken one that was free a moment before, and none that Kubernetes uses by default; processes begin at places of their own, and no process is
+/// given one twice.
 pub(crate) fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+    const FIRST: u32 = 12_000;
+    const COUNT: u32 = 30_000 - FIRST;
+    /// More than a process of tests needs.
+    const OF_A_PROCESS: u32 = 211;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let start = std::process::id().wrapping_mul(OF_A_PROCESS) % COUNT;
+    for _ in 0..COUNT {
+        let at = (start + NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT;
+        let port = u16::try_from(FIRST + at)?;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    bail!("no port of {FIRST} to {} is free", FIRST + COUNT - 1)
 }
 
 /// Builds the programs, where they are missing.
