@@ -135,4 +135,4 @@ impl Convolution {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

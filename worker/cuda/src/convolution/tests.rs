@@ -3,7 +3,8 @@
 use super::*;
 use crate::header::{Header, of_libraries};
 
-const GOOD: Convolution = Convolution {
+/// In bf16.
+pub(crate) const GOOD: Convolution = Convolution {
     direction: Direction::Forward,
     element: Element::Bf16,
     adds: false,

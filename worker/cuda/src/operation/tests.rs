@@ -1,7 +1,7 @@
 //! Numbers are those of NVIDIA's header; engines that may not compute.
 
 use super::*;
-use crate::convolution::Direction;
+use crate::convolution::tests::GOOD;
 use crate::cublaslt::Arithmetic;
 use crate::header::{Header, of_libraries};
 use crate::kernels::Element;
@@ -34,25 +34,9 @@ fn constants_are_those_of_the_header() {
 
 #[test]
 fn engines_that_are_not_deterministic_or_not_exact_enough_do_not_compute() {
-    let half = Convolution {
-        direction: Direction::Forward,
-        element: Element::Bf16,
-        adds: false,
-        arithmetic: Arithmetic::Ieee,
-        images: 2,
-        height: 9,
-        width: 7,
-        channels: 3,
-        pitch: 8,
-        filters: 5,
-        result_pitch: 8,
-        window: 3,
-        stride: 2,
-        padding: 1,
-    };
-    let exact = Convolution { element: Element::F32, ..half };
+    let exact = Convolution { element: Element::F32, ..GOOD };
     let rounded = Convolution { arithmetic: Arithmetic::Tf32, ..exact };
-    let [half, exact, rounded] = [half, exact, rounded].map(Operation::Convolution);
+    let [half, exact, rounded] = [GOOD, exact, rounded].map(Operation::Convolution);
     let shape = Shape { element: Element::Bf16, batch: 1, context: 8, heads: 1, head_size: 8, causal: true };
     let attention = Operation::Attention(Attention { shape, backward: true });
     for (operation, notes, [may, may_unordered]) in [

@@ -8,6 +8,7 @@ use super::memories::Memories;
 use super::programs::Compiler;
 use crate::gpu::{Epilogue, Matrix, Product, Work, Works};
 use crate::recorder::Recorder;
+use std::collections::BTreeMap;
 use switchyard_cuda::Error;
 use switchyard_cuda::cublaslt::{self, Planned};
 use switchyard_cuda::driver::{Context, Event, Lines, Loaded, Span, Stream};
@@ -135,7 +136,9 @@ pub(super) fn refused_epilogue(
         Work::Product(product) if product.epilogue.is_some() => Some(described(product, matmul)),
         _ => None,
     });
-    products.into_iter().find_map(|product| algorithms.plan(product).err())
+    // What is true of one is true of all of its kind, which has many layers.
+    let kinds: BTreeMap<String, cublaslt::Product> = products.map(|product| (product.kind(), product)).collect();
+    kinds.into_values().find_map(|product| algorithms.plan(product).err())
 }
 
 /// The programs of works, each once.

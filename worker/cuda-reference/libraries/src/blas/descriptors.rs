@@ -181,41 +181,24 @@ pub unsafe extern "C" fn cublasLtMatmulDescSetAttribute(
     // SAFETY: as the header says.
     let set = || unsafe {
         let operation = get::<Operation>(CALL, handle)?;
-        let side = match name {
-            DESC_TRANSA => 0,
-            DESC_TRANSB => 1,
+        match name {
+            DESC_TRANSA | DESC_TRANSB => {
+                operation.transposed[(name - DESC_TRANSA) as usize] = match attribute::<i32>(CALL, value, bytes)? {
+                    0 => false,
+                    1 => true,
+                    other => return refused(CALL, INVALID_VALUE, &format!("operation {other}")),
+                };
+            }
             DESC_A_SCALE_POINTER | DESC_B_SCALE_POINTER => {
-                let address = attribute::<u64>(CALL, value, bytes)?;
-                operation.scales[(name - DESC_A_SCALE_POINTER) as usize] = address;
-                return Ok(());
+                operation.scales[(name - DESC_A_SCALE_POINTER) as usize] = attribute(CALL, value, bytes)?;
             }
-            DESC_EPILOGUE => {
-                operation.epilogue.kind = attribute::<i32>(CALL, value, bytes)?;
-                return Ok(());
-            }
-            DESC_BIAS_POINTER => {
-                operation.epilogue.bias = attribute::<u64>(CALL, value, bytes)?;
-                return Ok(());
-            }
-            DESC_EPILOGUE_AUX_POINTER => {
-                operation.epilogue.kept = attribute::<u64>(CALL, value, bytes)?;
-                return Ok(());
-            }
-            DESC_EPILOGUE_AUX_LD => {
-                operation.epilogue.kept_pitch = attribute::<i64>(CALL, value, bytes)?;
-                return Ok(());
-            }
-            DESC_FAST_ACCUM => {
-                operation.has_fast_sums = attribute::<i8>(CALL, value, bytes)? != 0;
-                return Ok(());
-            }
+            DESC_EPILOGUE => operation.epilogue.kind = attribute(CALL, value, bytes)?,
+            DESC_BIAS_POINTER => operation.epilogue.bias = attribute(CALL, value, bytes)?,
+            DESC_EPILOGUE_AUX_POINTER => operation.epilogue.kept = attribute(CALL, value, bytes)?,
+            DESC_EPILOGUE_AUX_LD => operation.epilogue.kept_pitch = attribute(CALL, value, bytes)?,
+            DESC_FAST_ACCUM => operation.has_fast_sums = attribute::<i8>(CALL, value, bytes)? != 0,
             _ => return refused(CALL, NOT_SUPPORTED, &format!("attribute {name}")),
-        };
-        operation.transposed[side] = match attribute::<i32>(CALL, value, bytes)? {
-            0 => false,
-            1 => true,
-            other => return refused(CALL, INVALID_VALUE, &format!("operation {other}")),
-        };
+        }
         Ok(())
     };
     done(set())
