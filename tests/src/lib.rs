@@ -45,7 +45,7 @@ pub use manifest::Manifest;
 pub use pages::page;
 pub use pod_resources::{PodResources, Reply, message};
 pub use program::{Ended, Program, Running};
-pub use programs::{cargo, clock_by, gpu_probe, planted, programs, target};
+pub use programs::{cargo, clock_by, gpu_probe, planted, programs, target, xtask};
 pub use random::Random;
 pub use records::{MadeUpRun, Trouble};
 pub use scene::Scene;

@@ -32,6 +32,15 @@ pub(crate) fn agent() -> &'static Path {
     })
 }
 
+/// The developer commands.
+///
+/// # Panics
+/// They do not build.
+pub fn xtask() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| build(&["--workspace", "--bin", "xtask"], &["xtask"]).join("xtask"))
+}
+
 /// The probe of GPUs.
 ///
 /// # Panics
@@ -105,7 +114,14 @@ pub fn cargo(arguments: &[&str]) -> Command {
 /// Builds files in the profile and target folder of the running test. Returns their folder.
 ///
 /// Programs are chosen from the whole workspace, as the tests themselves are: their crates are built already.
+///
+/// `cargo xtask test` has built all programs, and says so by a variable: cargo need not check the whole tree again in each test process.
 fn build(what: &[&str], files: &[&str]) -> PathBuf {
+    let folder = profile_folder();
+    let are_programs = what.contains(&"--bin") && files.iter().all(|file| folder.join(file).is_file());
+    if are_programs && std::env::var_os("SWITCHYARD_TEST_BUILT").is_some() {
+        return folder;
+    }
     build_in(root(), what, files)
 }
 

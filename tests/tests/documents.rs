@@ -20,7 +20,7 @@ fn pages() -> Result<Vec<(String, Vec<Block>)>> {
     documents()?.into_iter().map(|page| Ok((page.clone(), blocks(&page)?))).collect()
 }
 
-/// A clone as a user has it after `cargo build --release`: the files of the repository, and the programs in `target/release`.
+/// A clone as a user has it after `cargo xtask install`: the files of the repository, and the programs on the PATH.
 struct Clone {
     folder: tempfile::TempDir,
     environment: Vec<(&'static str, String)>,
@@ -35,14 +35,14 @@ impl Clone {
                 symlink(root().join(&name), folder.path().join(&name))?;
             }
         }
-        let release = folder.path().join("target/release");
-        fs::create_dir_all(&release)?;
+        let bin = folder.path().join("target/bin");
+        fs::create_dir_all(&bin)?;
         for program in
             [&programs().join("switchyard"), &programs().join("switchyard-worker"), agent_program(), gpu_probe()]
         {
-            symlink(program, release.join(program.file_name().context("a name")?))?;
+            symlink(program, bin.join(program.file_name().context("a name")?))?;
         }
-        let path = format!("{}:{}", release.display(), std::env::var("PATH").unwrap_or_default());
+        let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
         let environment = vec![("PATH", path), ("HOME", folder.path().display().to_string())];
         Ok(Clone { folder, environment })
     }
@@ -119,7 +119,10 @@ fn fault_of_cargo(words: &[&str]) -> Option<String> {
         (!ended.status.success()).then(|| String::from_utf8_lossy(&ended.stderr).into_owned())
     };
     // With `--help` a program checks what stands before it, and does nothing.
-    let xtask = |arguments: &[&str]| run(&[&["run", "--quiet", "-p", "xtask", "--"], arguments].concat());
+    let xtask = |arguments: &[&str]| {
+        let ended = Program::new(switchyard_tests::xtask(), root(), arguments).run(PATIENCE);
+        (ended.code != Some(0)).then_some(ended.stderr)
+    };
     let package = |name: &str| run(&["pkgid", "-p", name]);
     match words {
         // What follows the file is for `switchyard run`, and the file must be there.
@@ -128,12 +131,6 @@ fn fault_of_cargo(words: &[&str]) -> Option<String> {
             let worker = options.iter().position(|option| *option == "--worker").and_then(|at| options.get(at + 1));
             gone.or_else(|| worker.and_then(|name| package(name)))
                 .or_else(|| xtask(&[&["run"], options, &["--help"]].concat()))
-        }
-        // This one hands its arguments on.
-        ["xtask", "cluster", arguments @ ..] => {
-            let program = Path::new(env!("CARGO_BIN_EXE_switchyard-bench-cluster"));
-            let ended = Program::new(program, root(), [arguments, &["--help"]].concat()).run(PATIENCE);
-            (ended.code != Some(0)).then_some(ended.stderr)
         }
         ["xtask", "programs", names @ ..] => {
             switchyard_tests::programs_of(names).err().map(|error| format!("{error:#}"))
@@ -191,7 +188,7 @@ async fn the_first_job_page_leads_to_a_job_without_real_nodes() -> Result<()> {
     (options.policy, options.programs) = ("worker".parse()?, Some(programs().to_path_buf()));
     let _kubelet = Kubelet::start(plane.config().await?, options).await?;
     let mut clone = Clone::new()?;
-    symlink(plane.kubectl_program(), clone.folder.path().join("target/release/kubectl"))?;
+    symlink(plane.kubectl_program(), clone.folder.path().join("target/bin/kubectl"))?;
     clone.environment.push(("KUBECONFIG", plane.kubeconfig("admin").display().to_string()));
     let (mut said, mut running) = (String::new(), Vec::new());
     let all = pages()?.into_iter().flat_map(|(_, blocks)| blocks);

@@ -12,8 +12,11 @@
 use crate::workspace::root;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value as Json;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 /// The page with holes.
 const PAGE: &str = include_str!("performance.md");
@@ -37,7 +40,7 @@ pub(crate) fn generated() -> Result<[(PathBuf, String); 2]> {
 
 /// A text with its holes filled from the files of a folder.
 fn filled(text: &str, results: &Path) -> Result<String> {
-    filled_for(text, &Files { results, item: None })
+    filled_for(text, &Files { results, item: None, read: &RefCell::default() })
 }
 
 /// Where figures come from.
@@ -45,16 +48,23 @@ struct Files<'a> {
     results: &'a Path,
     /// What is shown of a list.
     item: Option<&'a Json>,
+    /// Files by name: hundreds of holes name the same few, and the largest has half a megabyte.
+    read: &'a RefCell<BTreeMap<String, Rc<Json>>>,
 }
 
 impl Files<'_> {
-    fn read(&self, file: &str) -> Result<Json> {
+    fn read(&self, file: &str) -> Result<Rc<Json>> {
         if let Some(item) = self.item.filter(|_| file == "item") {
-            return Ok(item.clone());
+            return Ok(Rc::new(item.clone()));
+        }
+        if let Some(json) = self.read.borrow().get(file) {
+            return Ok(Rc::clone(json));
         }
         let name = self.results.join(format!("{file}.json"));
         let text = fs::read_to_string(&name).with_context(|| name.display().to_string())?;
-        serde_json::from_str(&text).with_context(|| name.display().to_string())
+        let json: Rc<Json> = Rc::new(serde_json::from_str(&text).with_context(|| name.display().to_string())?);
+        self.read.borrow_mut().insert(file.to_owned(), Rc::clone(&json));
+        Ok(json)
     }
 }
 
@@ -112,7 +122,8 @@ fn figure(hole: &str, files: &Files<'_>) -> Result<String> {
         }
         _ => bail!("expected FILE | PATH, and for a number | DECIMALS and perhaps | xFACTOR"),
     };
-    let found = quotient(&files.read(file)?, path)?;
+    let file = files.read(file)?;
+    let found = quotient(&file, path)?;
     match (&found, decimals) {
         (Json::Null, _) => Ok("–".into()),
         (Json::String(text), None) => Ok(text.clone()),

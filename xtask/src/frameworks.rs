@@ -1,7 +1,8 @@
 //! `cargo xtask test --frameworks`: the real frameworks of others, and the result file.
 
+use crate::cluster::control_plane;
 use crate::stages::FRAMEWORKS as FRAMEWORKS_MODULE;
-use crate::steps::control_plane;
+use crate::test_programs::Launch;
 use crate::totals::Totals;
 use crate::wheels::{FRAMEWORKS, TORCH};
 use crate::workspace::{cargo, root, step};
@@ -23,7 +24,7 @@ pub(crate) fn test() -> Result<()> {
     let mut command = cargo(&file);
     command.env(TORCH.own, torch).env(FRAMEWORKS.own, others).env("SWITCHYARD_FRAMEWORKS_RESULTS", &parts);
     println!("==> frameworks of others, started with the environment of our pods");
-    totals.run("frameworks", &mut [command])?;
+    totals.run("frameworks", &mut [Launch { program: "processes".to_owned(), command }])?;
     totals.finish()?;
     let mut results = Map::new();
     for entry in fs::read_dir(&parts)? {

@@ -36,6 +36,9 @@ pub(crate) struct Image {
 /// Profile of the programs that are shipped.
 pub(crate) const SHIPPED: &str = "dist";
 
+/// Profile of programs and images for this machine and for tests: the engine is optimised, nothing is optimised across crates.
+pub(crate) const LOCAL: &str = "dev";
+
 /// Parts of the C library that the driver's libraries are linked with; newer ones are empty files.
 const OF_DRIVER: &[&str] = &["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"];
 
@@ -81,27 +84,54 @@ pub(crate) fn images(only_layout: Option<&Path>, profile: &str) -> Result<()> {
     let version = Version::of_this_tree();
     let programs = IMAGES.map(|image| image.name);
     step(&format!("programs of the images ({profile})"), &mut programs_in(profile, &programs))?;
-    let built = target().join(profile);
+    let built = built_in(profile);
     if let Some(folder) = only_layout {
         return lay_out(folder, &built, &version);
     }
-    setup::buildah()?;
     let folder = folder();
+    let inputs = inputs(&built, profile, &version)?;
+    let known = fs::read_to_string(folder.join(INPUTS)).is_ok_and(|known| known == inputs);
+    if known && IMAGES.iter().all(|image| folder.join(format!("{}.tar", image.name)).is_file()) {
+        println!("==> images: up to date, in {}", folder.display());
+        return Ok(());
+    }
+    setup::buildah()?;
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    let _ = fs::remove_file(folder.join(INPUTS));
     let files = folder.join("root");
     lay_out(&files, &built, &version)?;
     let start = Instant::now();
     for image in &IMAGES {
-        let made = make(image, &folder, &files, &version).and_then(|size| match profile == SHIPPED {
-            true => small(image, size),
+        if profile == SHIPPED {
+            names_its_commit(image, &built, &version)?;
+        }
+        let made = make(image, &folder, &files, &version).and_then(|archive| match profile == SHIPPED {
+            true => small(image, sizes(image, &archive)?),
             false => Ok(()),
         });
         // buildah's store is of no use after that, and holds every layer twice.
         made.with_context(|| format!("image {}", image.name))?;
     }
     let _ = fs::remove_dir_all(folder.join("store"));
+    fs::write(folder.join(INPUTS), inputs)?;
     println!("==> images: {:.1} s, in {}", start.elapsed().as_secs_f64(), folder.display());
     Ok(())
+}
+
+/// File in the images' folder: what they were made of. Without it they are made again.
+const INPUTS: &str = "inputs";
+
+/// Everything that decides what is in the images: the programs, this program, which lays them out, the Dockerfile and the version.
+fn inputs(built: &Path, profile: &str, version: &Version) -> Result<String> {
+    // Not `current_exe()`: a test run builds this program again, and so replaces its file.
+    let own = PathBuf::from("/proc/self/exe");
+    let files = IMAGES.map(|image| built.join(image.name)).into_iter().chain([root().join("Dockerfile"), own]);
+    let mut text = format!("{profile} {}\n", version.words());
+    for file in files {
+        let data = fs::metadata(&file).with_context(|| file.display().to_string())?;
+        text += &format!("{} {} {:?}\n", file.display(), data.len(), data.modified()?);
+    }
+    Ok(text)
 }
 
 fn lay_out(folder: &Path, built: &Path, version: &Version) -> Result<()> {
@@ -125,8 +155,28 @@ fn small(image: &Image, (pulled, unpacked): (f64, f64)) -> Result<()> {
     Ok(())
 }
 
-/// Builds one image, writes its archive, and prints its size and digest. Returns its MiB to pull, and unpacked.
-fn make(image: &Image, folder: &Path, files: &Path, version: &Version) -> Result<(f64, f64)> {
+/// Fails for a program that does not print the commit it was built from.
+fn names_its_commit(image: &Image, built: &Path, version: &Version) -> Result<()> {
+    let output = Command::new(built.join(image.name)).arg("--version").output().context("cannot start the program")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let expected = format!("{} {}", image.name, version.words());
+    ensure!(text.trim() == expected, "{} --version: got {text:?}, expected {expected:?}", image.name);
+    Ok(())
+}
+
+/// MiB of an archive, compressed as a registry stores it and as it is; prints both.
+fn sizes(image: &Image, archive: &Path) -> Result<(f64, f64)> {
+    let compressed = Command::new("gzip").args(["--stdout", "--no-name"]).arg(archive).output();
+    let compressed = compressed.context("cannot start gzip")?;
+    ensure!(compressed.status.success(), "gzip: {}", compressed.status);
+    let mib = |bytes: usize| bytes as f64 / 1_048_576.0;
+    let (pulled, unpacked) = (mib(compressed.stdout.len()), mib(fs::metadata(archive)?.len() as usize));
+    println!("    {}: {pulled:.1} MiB to pull, {unpacked:.1} MiB unpacked", image.name);
+    Ok((pulled, unpacked))
+}
+
+/// Builds one image, writes its archive, and prints its digest.
+fn make(image: &Image, folder: &Path, files: &Path, version: &Version) -> Result<PathBuf> {
     // What a name without a registry means, such as those of the chart without values.
     let tag = format!("docker.io/library/{}:{}", image.name, version.number);
     let store = |command: &mut Command| {
@@ -155,15 +205,10 @@ fn make(image: &Image, folder: &Path, files: &Path, version: &Version) -> Result
     push.args(["push", "--quiet", &tag]);
     push.arg(format!("docker-archive:{}:{tag}", new.display()));
     programs::quietly(&format!("{}.tar", image.name), &mut push)?;
-    let compressed =
-        Command::new("gzip").args(["--stdout", "--no-name"]).arg(&new).output().context("cannot start gzip")?;
-    ensure!(compressed.status.success(), "gzip: {}", compressed.status);
     fs::rename(&new, &archive)?;
-    let mib = |bytes: usize| bytes as f64 / 1_048_576.0;
-    let (pulled, unpacked) = (mib(compressed.stdout.len()), mib(fs::metadata(&archive)?.len() as usize));
     fs::write(folder.join(format!("{}.digest", image.name)), format!("sha256:{id}\n"))?;
-    println!("{}:{}  {pulled:.1} MiB to pull, {unpacked:.1} MiB unpacked, sha256:{id}", image.name, version.number);
-    Ok((pulled, unpacked))
+    println!("{}:{}  sha256:{id}", image.name, version.number);
+    Ok(archive)
 }
 
 /// What is built.
@@ -203,14 +248,22 @@ impl Version {
     }
 }
 
-/// Builds programs in a profile; they know of which commit they are.
+/// Where cargo puts the programs of a profile.
+pub(crate) fn built_in(profile: &str) -> PathBuf {
+    target().join(if profile == "dev" { "debug" } else { profile })
+}
+
+/// Builds programs in a profile; all but local ones print the commit with their version.
 ///
 /// The whole workspace is selected and only these programs are built: cargo unifies features over what is selected, so that each
 /// crate is compiled once in a profile, whatever is built of it.
 pub(crate) fn programs_in(profile: &str, programs: &[&str]) -> Command {
     let mut all = cargo(&["build", "--profile", profile, "--locked", "--workspace"]);
     all.args(programs.iter().flat_map(|program| ["--bin", program]));
-    all.env("SWITCHYARD_VERSION", Version::of_this_tree().words());
+    // Programs for this machine do without: each commit would link them again, and tests would replace programs that others run.
+    if profile != LOCAL {
+        all.env("SWITCHYARD_VERSION", Version::of_this_tree().words());
+    }
     all
 }
 

@@ -6,13 +6,16 @@
 mod bench;
 mod bench_build;
 mod chart;
+mod cluster;
 mod compare;
 mod data;
+mod failed;
 mod figures;
 mod frameworks;
 mod gpu;
 mod images;
 mod programs;
+mod record;
 mod reference;
 mod run;
 mod setup;
@@ -50,6 +53,9 @@ enum Command {
         /// Play one stage so often beside a load of all cores; write the counts to docs/results/repeat.json.
         #[arg(long, value_name = "N", requires = "stages", value_parser = clap::value_parser!(u32).range(1..))]
         repeat: Option<u32>,
+        /// Also write stages, compile time and the forty slowest tests to docs/results/test-time.json, under these conditions.
+        #[arg(long, value_enum, conflicts_with_all = ["repeat", "frameworks", "gpu_libraries"])]
+        record: Option<record::Record>,
         /// Instead: the real PyTorch, PaddlePaddle, JAX and Open MPI from PyPI (gigabytes), started with the environment of our pods, and
         /// exported checkpoints in PyTorch; writes docs/results/frameworks.json.
         #[arg(long, conflicts_with = "stages")]
@@ -58,7 +64,7 @@ enum Command {
         #[arg(long, conflicts_with_all = ["stages", "frameworks"])]
         gpu_libraries: bool,
     },
-    /// Build both programs in release mode and run a TrainJob on this machine.
+    /// Build both programs and run a TrainJob on this machine.
     Run {
         /// Manifest of a TrainJob.
         file: PathBuf,
@@ -78,11 +84,19 @@ enum Command {
         #[arg(required = true)]
         names: Vec<String>,
     },
-    /// A control plane for developers, with nodes whose kubelet is ours, or with real ones.
+    /// Build `switchyard` and `switchyard-worker` of this tree and put them on the PATH.
+    Install {
+        /// The folder. Default: where cargo installs programs, ~/.cargo/bin.
+        #[arg(long, value_name = "FOLDER")]
+        to: Option<PathBuf>,
+        /// Profile: `dev` is what `run` has built, `release` plans large clusters faster, `dist` is what is shipped.
+        #[arg(long, default_value = images::LOCAL)]
+        profile: String,
+    },
+    /// A cluster on this machine: a real control plane, with real nodes or with nodes of our test kubelet.
     Cluster {
-        /// `up`, `down`, `status` or `check`, and options (`up --help`).
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
-        arguments: Vec<String>,
+        #[command(subcommand)]
+        action: cluster::Action,
     },
     /// Fetch or make training data for examples and tests; print where they are.
     Data {
@@ -133,7 +147,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
-        Command::Check => run::run(&["lint", "pure"].map(String::from)),
+        Command::Check => run::run(&["lint", "pure"].map(String::from), None),
         Command::Test { list: true, .. } => {
             run::list();
             Ok(())
@@ -141,11 +155,12 @@ fn main() -> ExitCode {
         Command::Test { frameworks: true, .. } => frameworks::test(),
         Command::Test { gpu_libraries: true, .. } => gpu::libraries(),
         Command::Test { stages, repeat: Some(times), .. } => run::repeat(&stages, times),
-        Command::Test { stages, .. } => run::run(&stages),
+        Command::Test { stages, record, .. } => run::run(&stages, record),
         Command::Run { file, worker, rest } => return steps::run(&file, worker.as_deref(), &rest),
         Command::Chaos => steps::chaos(),
         Command::Programs { names } => steps::programs(&names),
-        Command::Cluster { arguments } => return steps::cluster(&arguments),
+        Command::Install { to, profile } => steps::install(to.as_deref(), &profile),
+        Command::Cluster { action } => return cluster::cluster(&action),
         Command::Data { what } => data::data(what).map(|path| println!("{}", path.display())),
         Command::Images { layout, profile } => images::images(layout.as_deref(), &profile),
         Command::Gpu { what } => gpu::gpu(&what),

@@ -10,6 +10,7 @@ use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::Instant;
 
 /// Version of Kubernetes: the lowest server we support.
@@ -109,6 +110,21 @@ pub(crate) const FAMILIES: [Family; 10] = [
     },
 ];
 
+/// Builds what is missing of these families, and returns their folders. The modules of later ones are downloaded while earlier ones
+/// compile.
+pub(crate) fn build_all(names: &[&str]) -> Result<Vec<PathBuf>> {
+    let families = names.iter().map(|name| Family::named(name)).collect::<Result<Vec<_>>>()?;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // A failure is reported by the build, which downloads what is still missing.
+            for family in families.iter().skip(1) {
+                let _ = family.download();
+            }
+        });
+        families.iter().map(|family| family.build()).collect()
+    })
+}
+
 impl Family {
     /// By name.
     pub(crate) fn named(name: &str) -> Result<&'static Family> {
@@ -119,10 +135,29 @@ impl Family {
             .with_context(|| format!("no programs `{name}`; expected one of {}", names.join(", ")))
     }
 
-    /// Builds what is missing, and returns the folder with the programs. Everything it prints goes to standard error.
-    pub(crate) fn build(&self) -> Result<PathBuf> {
+    /// Its Go module, and the folder in the cache in which its programs are once they are built.
+    fn folders(&self) -> Result<(PathBuf, PathBuf)> {
         let module = root().join("xtask/go").join(self.name);
         let folder = cache("programs")?.join(format!("{}-{:016x}", self.name, self.digest(&module)?));
+        Ok((module, folder))
+    }
+
+    /// Fetches the modules of a family that is not built.
+    fn download(&self) -> Result<()> {
+        let (module, folder) = self.folders()?;
+        if folder.is_dir() {
+            return Ok(());
+        }
+        let mut download = Command::new(go(folder.parent().context("invariant: the cache has a folder")?)?);
+        download.args(["mod", "download"]);
+        // For its files alone, a module is fetched without what it depends on.
+        download.args(self.data.filter(|_| self.programs.is_empty()).map(|(of, _)| of));
+        quietly(&format!("modules of {}", self.name), download.current_dir(&module))
+    }
+
+    /// Builds what is missing, and returns the folder with the programs. Everything it prints goes to standard error.
+    fn build(&self) -> Result<PathBuf> {
+        let (module, folder) = self.folders()?;
         if folder.is_dir() {
             return Ok(folder);
         }
@@ -138,18 +173,22 @@ impl Family {
         let partial = parent.join(format!("{}.partial", self.name));
         let _ = fs::remove_dir_all(&partial);
         fs::create_dir_all(&partial)?;
-        eprintln!("==> building {} once, for the tests, in {}", self.name, folder.display());
+        let known = past(parent, self.name);
+        eprintln!("==> building {} once, into {} ({known})", self.name, folder.display());
         let all = Instant::now();
-        let mut download = Command::new(&go);
-        download.args(["mod", "download"]);
-        // For its files alone, a module is fetched without what it depends on.
-        download.args(self.data.filter(|_| self.programs.is_empty()).map(|(of, _)| of));
-        quietly("downloading modules", download.current_dir(&module))?;
-        for (program, package) in self.programs {
+        self.download()?;
+        if !self.programs.is_empty() {
+            // One command for all programs: one links while the packages of another compile.
             let mut command = Command::new(&go);
-            command.args(["build", "-trimpath", "-tags", self.own.tags, "-ldflags", &self.linker(), "-o"]);
-            command.arg(partial.join(program)).arg(package);
-            quietly(program, command.current_dir(&module).env("CGO_ENABLED", "0"))?;
+            command.args(["build", "-trimpath", "-gcflags", COMPILER, "-tags", self.own.tags]);
+            command.args(["-ldflags", &self.linker(), "-o"]).arg(partial.join(""));
+            command.args(self.programs.iter().map(|(_, package)| package));
+            let names: Vec<&str> = self.programs.iter().map(|(program, _)| *program).collect();
+            quietly(&names.join(", "), command.current_dir(&module).env("CGO_ENABLED", "0"))?;
+            for (program, package) in self.programs {
+                let made = partial.join(made_name(package));
+                fs::rename(&made, partial.join(program)).with_context(|| made.display().to_string())?;
+            }
         }
         if let Some((of, path)) = self.data {
             let mut list = Command::new(&go);
@@ -158,7 +197,10 @@ impl Family {
             copy(&source, &partial.join("data")).with_context(|| format!("cannot copy {}", source.display()))?;
         }
         fs::rename(&partial, &folder).context("cannot move the finished programs into place")?;
-        eprintln!("    {}: {:.0} s in all", self.name, all.elapsed().as_secs_f64());
+        let seconds = all.elapsed().as_secs_f64();
+        eprintln!("    {}: {seconds:.0} s in all", self.name);
+        // Only for the next forecast.
+        let _ = fs::write(seconds_file(parent, self.name), format!("{seconds:.0}\n"));
         Ok(folder)
     }
 
@@ -169,7 +211,7 @@ impl Family {
             let path = module.join(file);
             fs::read(&path).with_context(|| path.display().to_string())?.hash(&mut hasher);
         }
-        (self.linker(), self.programs).hash(&mut hasher);
+        (COMPILER, self.linker(), self.programs).hash(&mut hasher);
         if !self.own.tags.is_empty() {
             self.own.tags.hash(&mut hasher);
         }
@@ -180,6 +222,27 @@ impl Family {
     fn linker(&self) -> String {
         format!("{}{}", flags(), self.own.linker)
     }
+}
+
+/// Compiler flags: no DWARF, which the linker would drop anyway.
+const COMPILER: &str = "all=-dwarf=false";
+
+/// The file name that `go build` gives the program of a package: the last element of its path that is no major version.
+fn made_name(package: &str) -> &str {
+    let is_version = |part: &str| part.strip_prefix('v').is_some_and(|rest| rest.parse::<u32>().is_ok());
+    package.rsplit('/').find(|part| !is_version(part)).unwrap_or(package)
+}
+
+/// How long the last build of this family took on this machine, as text.
+fn past(parent: &Path, name: &str) -> String {
+    match fs::read_to_string(seconds_file(parent, name)) {
+        Ok(text) => format!("{} s last time", text.trim()),
+        Err(_) => "minutes, the first time on this machine".to_owned(),
+    }
+}
+
+fn seconds_file(parent: &Path, name: &str) -> PathBuf {
+    parent.join(format!("{name}.seconds"))
 }
 
 /// Linker flags of all.

@@ -1,18 +1,17 @@
-//! Runs stages: what must be there is installed beside the compilation, then both lanes work; at the end stand the times.
+//! Runs stages: what must be there is installed beside the compilation, then all lanes run side by side; the times come at the end.
 
+use crate::failed;
 use crate::images::Version;
+use crate::record::{self, Load, Record};
 use crate::setup::{self, Need, Needs};
 use crate::stages::{Lane, STAGES, Stage, Work};
-use crate::test_programs::{self, Program, Selection};
-use crate::totals::Totals;
+use crate::test_programs::{self, Launch, Program, Selection};
+use crate::totals::{Name, Totals, log};
 use crate::workspace::{cargo, root, step, target};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value as Json, json};
 use std::fs;
-use std::hint::black_box;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
@@ -27,53 +26,92 @@ pub(crate) fn list() {
     }
 }
 
-/// Runs the stages of these names, or all, and prints the totals.
-pub(crate) fn run(names: &[String]) -> Result<()> {
+/// Runs the stages of these names, or all, and prints the totals. What failed the last time runs first.
+pub(crate) fn run(names: &[String], record: Option<Record>) -> Result<()> {
     let stages = chosen(names)?;
     let start = Instant::now();
+    let clock = record::Cores::now();
     let needs: Vec<Need> = stages.iter().flat_map(|stage| stage.needs).copied().collect();
     let provided = Needs::default();
-    let (mut totals, mut times) = thread::scope(|scope| {
+    let (lint, rest): (Vec<_>, Vec<_>) = stages.iter().copied().partition(|stage| matches!(stage.work, Work::Lint));
+    fs::create_dir_all(log("").parent().context("invariant: a log lies in a folder")?)?;
+    let _load = record.filter(|record| *record == Record::Busy).map(|_| Load::start());
+    let mut outcome = thread::scope(|scope| {
         scope.spawn(|| provided.provide_early(&needs));
-        let mut totals = Totals::default();
-        let mut times = Vec::new();
-        let (lint, rest): (Vec<_>, Vec<_>) = stages.iter().copied().partition(|stage| matches!(stage.work, Work::Lint));
+        let mut outcome = Outcome::default();
         // Before the tests are compiled, which takes longer: it finds most.
-        lane(&lint, &[], &provided, false, &mut totals, &mut times)?;
-        let begin = Instant::now();
-        let programs = match rest.iter().any(|stage| matches!(stage.work, Work::Tests { .. })) {
-            false => Vec::new(),
-            true => {
-                println!("==> compiling the tests");
-                let programs = test_programs::build(selection(&rest))?;
-                times.push(("compilation", begin.elapsed().as_secs_f64(), None));
-                programs
-            }
-        };
-        let lanes = [Lane::Compute, Lane::Wait]
-            .map(|lane| rest.iter().copied().filter(|stage| stage.lane == lane).collect::<Vec<_>>());
-        let yields = lanes.iter().all(|lane| !lane.is_empty());
-        let done = Mutex::new((&mut totals, &mut times));
-        let ended: Vec<Result<()>> = thread::scope(|scope| {
-            let started = lanes.each_ref().map(|stages| {
-                let (programs, provided, done) = (&programs, &provided, &done);
-                scope.spawn(move || {
-                    let (mut totals, mut times) = (Totals::default(), Vec::new());
-                    let ended = lane(stages, programs, provided, yields, &mut totals, &mut times);
-                    let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
-                    done.0.add(totals);
-                    done.1.extend(times);
-                    ended
-                })
-            });
-            started.into_iter().map(|lane| lane.join().unwrap_or_else(|_| bail!("a lane panicked"))).collect()
-        });
-        ended.into_iter().collect::<Result<Vec<()>>>()?;
-        Ok::<_, anyhow::Error>((totals, times))
+        lane(&lint, &[], &provided, false, &mut outcome);
+        if rest.iter().any(|stage| matches!(stage.work, Work::Tests { .. })) {
+            println!("==> compiling the tests");
+            let (begin, before) = (Instant::now(), record::children_cpu());
+            let programs = test_programs::build(selection(&rest))?;
+            let seconds = begin.elapsed().as_secs_f64();
+            println!("    compilation: {seconds:.1} s");
+            let cpu = record::children_cpu() - before;
+            outcome.times.push(Time { name: "compilation", seconds, cpu, tests: 0, budget: None });
+            again(&failed::last(), &rest, &programs, &provided)?;
+            lanes(&rest, &programs, &provided, &mut outcome)?;
+        } else {
+            lane(&rest, &[], &provided, false, &mut outcome);
+        }
+        Ok::<_, anyhow::Error>(outcome)
     })?;
-    println!("==> {:.0} s in all", start.elapsed().as_secs_f64());
-    summary(&mut totals, &mut times);
-    totals.finish()
+    let seconds = start.elapsed().as_secs_f64();
+    println!("==> {seconds:.0} s in all, {:.0} % of the cores idle", clock.idle_percent());
+    failed::write(&stages, &outcome.totals);
+    summary(&mut outcome);
+    if let Some(record) = record {
+        record.write(seconds, &clock, &outcome)?;
+    }
+    outcome.totals.finish()
+}
+
+/// Runs all lanes side by side.
+fn lanes(stages: &[&'static Stage], programs: &[Program], provided: &Needs, outcome: &mut Outcome) -> Result<()> {
+    let lanes = Lane::ALL.map(|lane| stages.iter().copied().filter(|stage| stage.lane == lane).collect::<Vec<_>>());
+    let yields = lanes.iter().skip(1).any(|lane| !lane.is_empty());
+    let ended: Vec<Result<Outcome>> = thread::scope(|scope| {
+        let started = lanes.each_ref().map(|stages| {
+            scope.spawn(move || {
+                let mut own = Outcome::default();
+                lane(stages, programs, provided, yields, &mut own);
+                own
+            })
+        });
+        started.into_iter().map(|lane| lane.join().map_err(|_| anyhow!("a lane panicked"))).collect()
+    });
+    for own in ended {
+        let own = own?;
+        outcome.totals.add(own.totals);
+        outcome.times.extend(own.times);
+    }
+    Ok(())
+}
+
+/// Runs what failed the last time, so that its verdict comes first. Its stages run it again, and count it.
+fn again(names: &[Name], stages: &[&'static Stage], programs: &[Program], provided: &Needs) -> Result<()> {
+    for stage in stages {
+        let Work::Tests { threads, environment, .. } = &stage.work else { continue };
+        let names: Vec<Name> = names.iter().filter(|name| name.stage == stage.name).cloned().collect();
+        let mut launches = test_programs::only(programs, &names);
+        if launches.is_empty() {
+            continue;
+        }
+        println!("==> {}: first the {} tests that failed the last time", stage.name, names.len());
+        let mut totals = Totals::default();
+        match environment_of(stage, provided) {
+            Ok(Some(mut own)) => {
+                own.extend(*environment);
+                launches.iter_mut().for_each(|launch| timed(&mut launch.command, *threads, &own, false));
+                totals.run(stage.name, &mut launches)?;
+                totals.print_failures();
+                println!("    {}: {} of them pass, {} fail again", stage.name, totals.passed, totals.failed);
+            }
+            // The stage itself reports it.
+            Ok(None) | Err(_) => {}
+        }
+    }
+    Ok(())
 }
 
 /// Plays a stage this often beside a load of all cores, and writes what came of it to `docs/results/repeat.json`.
@@ -86,33 +124,22 @@ pub(crate) fn repeat(names: &[String], times: u32) -> Result<()> {
     }
     let provided = Needs::default();
     let programs = test_programs::build(Selection::All)?;
-    let cores = thread::available_parallelism().map_or(1, usize::from);
     let (mut all, mut runs) = (Totals::default(), Vec::new());
-    let ended = AtomicBool::new(false);
-    let result = thread::scope(|scope| {
-        for _ in 0..cores {
-            scope.spawn(|| {
-                let mut number = 0u64;
-                while !ended.load(Ordering::Relaxed) {
-                    number = black_box(number.wrapping_add(1));
-                }
-            });
-        }
-        let result: Result<()> = (1..=times).try_for_each(|run| {
-            println!("==> {name}: run {run} of {times}, beside {cores} busy cores");
-            let (mut totals, mut seconds) = (Totals::default(), Vec::new());
-            lane(&[stage], &programs, &provided, false, &mut totals, &mut seconds)?;
-            runs.push(json!({
-                "passed": totals.passed, "failed": totals.failed, "skipped": totals.skipped, "failures": totals.failures,
-                "seconds": seconds.first().map(|(_, seconds, _)| seconds.round()),
-            }));
-            all.add(totals);
-            Ok(())
-        });
-        ended.store(true, Ordering::Relaxed);
-        result
-    });
-    result?;
+    let load = Load::start();
+    let cores = load.cores();
+    for run in 1..=times {
+        println!("==> {name}: run {run} of {times}, with {cores} busy cores");
+        let mut outcome = Outcome::default();
+        lane(&[stage], &programs, &provided, false, &mut outcome);
+        let Outcome { totals, times } = outcome;
+        let failures: Vec<String> = totals.failures.iter().map(|failure| failure.name.to_string()).collect();
+        runs.push(json!({
+            "passed": totals.passed, "failed": totals.failed, "skipped": totals.skipped, "failures": failures,
+            "seconds": times.first().map(|time| time.seconds.round()),
+        }));
+        all.add(totals);
+    }
+    drop(load);
     let path = root().join("docs/results/repeat.json");
     let mut file: Json = match fs::read_to_string(&path) {
         Ok(text) => serde_json::from_str(&text).with_context(|| path.display().to_string())?,
@@ -138,53 +165,88 @@ fn selection(stages: &[&Stage]) -> Selection {
     if stages.iter().all(|stage| stage.name == "pure") { Selection::Pure } else { Selection::All }
 }
 
-/// Name of a stage, seconds, and its budget.
-type Time = (&'static str, f64, Option<u64>);
+/// Counts and times of stages.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    pub totals: Totals,
+    pub times: Vec<Time>,
+}
 
-/// Runs stages one after another. `yields`: its programs let those of the other lane go first.
-fn lane(
-    stages: &[&'static Stage],
-    programs: &[Program],
-    provided: &Needs,
-    yields: bool,
-    totals: &mut Totals,
-    times: &mut Vec<Time>,
-) -> Result<()> {
+/// What a stage took.
+#[derive(Debug)]
+pub(crate) struct Time {
+    pub name: &'static str,
+    pub seconds: f64,
+    /// CPU seconds.
+    pub cpu: f64,
+    pub tests: u64,
+    /// In seconds.
+    pub budget: Option<u64>,
+}
+
+/// Runs stages one after another. `yields`: its programs let those of the other lane go first. A stage that fails is reported at once, with
+/// its log; the next ones still run.
+fn lane(stages: &[&'static Stage], programs: &[Program], provided: &Needs, yields: bool, outcome: &mut Outcome) {
     for stage in stages {
-        let mut environment = Vec::new();
-        let mut is_able = true;
-        for need in stage.needs {
-            let had = provided.provide(*need).with_context(|| stage.name)?;
-            match need {
-                Need::Browser if had => environment.push(("SWITCHYARD_TEST_BROWSER", "1")),
-                Need::Nodes => is_able = had && can_run_nodes()?,
-                _ => {}
-            }
+        let begin = Instant::now();
+        // Of an earlier run.
+        let _ = fs::remove_file(log(stage.name));
+        let mut own = Totals::default();
+        match stage_of(stage, programs, provided, yields, &mut own) {
+            Ok(true) => {}
+            Ok(false) => continue,
+            Err(error) => own.broken.push(format!("{}: {error:#}", stage.name)),
         }
-        if !is_able {
-            println!("==> {}: left out, this machine cannot run real nodes", stage.name);
-            continue;
+        let (seconds, tests) = (begin.elapsed().as_secs_f64(), own.passed + own.failed);
+        println!("    {}: {tests} tests, {seconds:.1} s, {:.0} s of CPU time", stage.name, own.cpu);
+        if !own.failures.is_empty() || !own.broken.is_empty() {
+            println!("==> {} FAILED; everything it printed: {}", stage.name, log(stage.name).display());
+            own.print_failures();
         }
-        println!("==> {}: {}", stage.name, stage.what);
-        let (begin, before) = (Instant::now(), totals.passed + totals.failed);
-        match &stage.work {
-            Work::Lint => lint()?,
-            Work::Documentation => documentation(stage.name, totals)?,
-            Work::Tests { of, threads, environment: own } => {
-                environment.extend(*own);
-                for mut group in test_programs::commands(programs, of)? {
-                    for command in &mut group {
-                        timed(command, *threads, &environment, yields && stage.lane == Lane::Compute);
-                    }
-                    totals.run(stage.name, &mut group)?;
-                }
-            }
-        }
-        let seconds = begin.elapsed().as_secs_f64();
-        println!("    {}: {} tests, {seconds:.1} s", stage.name, totals.passed + totals.failed - before);
-        times.push((stage.name, seconds, Some(stage.budget)));
+        outcome.times.push(Time { name: stage.name, seconds, cpu: own.cpu, tests, budget: Some(stage.budget) });
+        outcome.totals.add(own);
     }
-    Ok(())
+}
+
+/// Runs one stage; false where this machine cannot.
+fn stage_of(stage: &Stage, programs: &[Program], provided: &Needs, yields: bool, totals: &mut Totals) -> Result<bool> {
+    let Some(mut environment) = environment_of(stage, provided)? else {
+        println!("==> {}: left out, this machine cannot run real nodes", stage.name);
+        return Ok(false);
+    };
+    println!("==> {}: {}", stage.name, stage.what);
+    match &stage.work {
+        Work::Lint => {
+            let before = record::children_cpu();
+            lint(totals);
+            totals.cpu += record::children_cpu() - before;
+        }
+        Work::Documentation => documentation(stage.name, totals)?,
+        Work::Tests { of, threads, environment: own } => {
+            environment.extend(*own);
+            for mut group in test_programs::launches(programs, of)? {
+                for launch in &mut group {
+                    timed(&mut launch.command, *threads, &environment, yields && stage.lane == Lane::Compute);
+                }
+                totals.run(stage.name, &mut group)?;
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// Provides what a stage needs, and returns its environment; `None` where this machine cannot run it.
+fn environment_of(stage: &Stage, provided: &Needs) -> Result<Option<Vec<(&'static str, &'static str)>>> {
+    let mut environment = Vec::new();
+    for need in stage.needs {
+        let had = provided.provide(*need)?;
+        match need {
+            Need::Browser if had => environment.push(("SWITCHYARD_TEST_BROWSER", "1")),
+            Need::Nodes if !(had && can_run_nodes()?) => return Ok(None),
+            _ => {}
+        }
+    }
+    Ok(Some(environment))
 }
 
 /// Completes the start of a program of tests.
@@ -196,27 +258,36 @@ fn timed(command: &mut Command, threads: Option<u32>, environment: &[(&str, &str
         nice.current_dir(command.get_current_dir().unwrap_or(&root()));
         *command = nice;
     }
-    command.envs(environment.iter().copied());
+    command.envs(environment.iter().copied()).env("SWITCHYARD_TEST_BUILT", "1");
     command.args(threads.map(|threads| format!("--test-threads={threads}")));
     // The runner of a stable toolchain reports times only so. `switchyard_tests::cargo` keeps the variable from the compiler.
     command.env("RUSTC_BOOTSTRAP", "1").args(["-Z", "unstable-options", "--report-time"]);
 }
 
-/// Formatting, clippy, licences.
-fn lint() -> Result<()> {
-    setup::components()?;
-    step("formatting", &mut cargo(&["fmt", "--all", "--check"]))?;
-    step("clippy", &mut cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]))?;
-    if let Some(mut deny) = setup::cargo_deny()? {
-        let deny = deny.args(["--offline", "check", "bans", "licenses", "sources"]).current_dir(root());
-        step("licences and advisories of dependencies", deny)?;
+/// Formatting, clippy, licences. One that fails does not hide the others.
+fn lint(totals: &mut Totals) {
+    let mut check = |done: Result<()>| {
+        if let Err(error) = done {
+            totals.broken.push(format!("lint: {error:#}"));
+        }
+    };
+    check(setup::components());
+    check(step("formatting", &mut cargo(&["fmt", "--all", "--check"])));
+    check(step("clippy", &mut cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"])));
+    match setup::cargo_deny() {
+        Ok(Some(mut deny)) => {
+            let deny = deny.args(["--offline", "check", "bans", "licenses", "sources"]).current_dir(root());
+            check(step("licences and advisories of dependencies", deny));
+        }
+        Ok(None) => {}
+        Err(error) => check(Err(error)),
     }
-    Ok(())
 }
 
 /// Tests in the documentation, and its links.
 fn documentation(name: &str, totals: &mut Totals) -> Result<()> {
-    totals.run(name, &mut [cargo(&["test", "--workspace", "--doc"])])?;
+    let tests = Launch { program: "doc".to_owned(), command: cargo(&["test", "--workspace", "--doc"]) };
+    totals.run(name, &mut [tests])?;
     step("rustdoc", cargo(&["doc", "--workspace", "--no-deps", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"))
 }
 
@@ -231,18 +302,18 @@ fn can_run_nodes() -> Result<bool> {
 }
 
 /// Prints the times of the stages and of the slowest tests. A stage far over its budget fails the run.
-fn summary(totals: &mut Totals, times: &mut [Time]) {
-    println!("\nstage           seconds  budget");
-    for (name, seconds, budget) in times.iter() {
+fn summary(outcome: &mut Outcome) {
+    println!("\nstage           seconds      CPU  budget");
+    for Time { name, seconds, cpu, budget, .. } in &outcome.times {
         let words = budget.map_or_else(|| "-".to_owned(), |budget| budget.to_string());
-        println!("{name:<14} {seconds:>8.0} {words:>7}");
+        println!("{name:<14} {seconds:>8.0} {cpu:>8.0} {words:>7}");
         if budget.is_some_and(|budget| *seconds > 2.0 * budget as f64) {
-            totals.broken.push(format!("{name}: took {seconds:.0} s, over twice its budget of {words} s"));
+            outcome.totals.broken.push(format!("{name}: took {seconds:.0} s, over twice its budget of {words} s"));
         }
     }
-    totals.times.sort_by(|a, b| b.0.total_cmp(&a.0));
+    outcome.totals.times.sort_by(|a, b| b.0.total_cmp(&a.0));
     println!("\nslowest tests");
-    for (seconds, name) in totals.times.iter().take(SLOWEST) {
+    for (seconds, name) in outcome.totals.times.iter().take(SLOWEST) {
         println!("{seconds:>7.1} s  {name}");
     }
     println!();

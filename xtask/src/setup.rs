@@ -46,7 +46,7 @@ impl Need {
                 }
                 had.map(|()| true)
             }
-            Need::Images => own(&["images", "--profile", "release"]).map(|()| true),
+            Need::Images => own(&["images", "--profile", crate::images::LOCAL]).map(|()| true),
         }
     }
 }
@@ -162,6 +162,23 @@ const NODE_TOOLS: [(&str, &str); 7] = [
     ("unshare", "util-linux"),
 ];
 
+/// What this machine lacks for real nodes and cannot install, as a sentence. What only shows at work, such as cgroups that may not be made,
+/// the program that keeps the cluster finds.
+pub(crate) fn missing_for_nodes() -> Option<String> {
+    if !is_root() {
+        return Some("they need root: namespaces, mounts and cgroups are made".to_owned());
+    }
+    let packages = missing_tools(&NODE_TOOLS);
+    if !packages.is_empty() && !may_install() {
+        return Some(format!("missing packages (Debian names): {}", packages.join(", ")));
+    }
+    let namespaces = ["--mount", "--net", "--uts", "--pid", "--fork", "true"];
+    if runs("unshare", &["--help"]) && !runs("unshare", &namespaces) {
+        return Some("this process may not make namespaces (unshare refuses)".to_owned());
+    }
+    None
+}
+
 /// The tools of real nodes. Installed by apt where apt is and may.
 ///
 /// # Errors
@@ -172,10 +189,7 @@ pub(crate) fn node_tools() -> Result<()> {
 
 /// Programs with the packages that bring them; installed by apt where apt is and may.
 fn tools(wanted: &[(&str, &'static str)], what_for: &str) -> Result<()> {
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    let is_there = |program: &str| std::env::split_paths(&folders).any(|folder| folder.join(program).is_file());
-    let missing: Vec<&str> =
-        wanted.iter().filter(|(program, _)| !is_there(program)).map(|(_, package)| *package).collect();
+    let missing = missing_tools(wanted);
     if missing.is_empty() {
         return Ok(());
     }
@@ -185,6 +199,13 @@ fn tools(wanted: &[(&str, &'static str)], what_for: &str) -> Result<()> {
     install(&missing, what_for)
 }
 
+/// Packages whose program is not there.
+fn missing_tools(wanted: &[(&str, &'static str)]) -> Vec<&'static str> {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let is_there = |program: &str| std::env::split_paths(&folders).any(|folder| folder.join(program).is_file());
+    wanted.iter().filter(|(program, _)| !is_there(program)).map(|(_, package)| *package).collect()
+}
+
 fn runs(program: &str, arguments: &[&str]) -> bool {
     let status = Command::new(program).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).status();
     status.is_ok_and(|status| status.success())
@@ -192,8 +213,11 @@ fn runs(program: &str, arguments: &[&str]) -> bool {
 
 /// Only root may install, and only where apt is.
 fn may_install() -> bool {
-    let root = Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout.trim_ascii() == b"0");
-    root && runs("apt-get", &["--version"])
+    is_root() && runs("apt-get", &["--version"])
+}
+
+fn is_root() -> bool {
+    Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout.trim_ascii() == b"0")
 }
 
 fn install(packages: &[&str], what_for: &str) -> Result<()> {

@@ -1,44 +1,65 @@
-//! The steps behind `run`, `cluster`, `chaos` and `gen`.
+//! The steps behind `run`, `install`, `chaos` and `gen`.
 
-use crate::images::programs_in;
-use crate::programs::Family;
-use crate::setup;
+use crate::cluster::{control_plane, real_nodes};
+use crate::images::{LOCAL, built_in, programs_in};
+use crate::programs::build_all;
 use crate::workspace::{cargo, machine, root, step, target};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::thread;
 
 /// Builds both programs and runs a manifest; returns the program's own exit code. `worker`: the package of another worker.
 ///
-/// Only what computes is built in release mode: `switchyard` starts the ranks and shows what they report, and its dev build takes half as
-/// long and is the one that tests use.
+/// In the profile of the tests: the engine is optimised there too, and a second profile would compile every shared crate and every procedural
+/// macro once more, a third of the time until the first step.
 pub(crate) fn run(file: &Path, worker: Option<&str>, rest: &[String]) -> ExitCode {
     let worker = worker.unwrap_or("switchyard-worker");
-    let build = || {
-        thread::scope(|scope| {
-            // Quiet, since cargo draws one bar at a time.
-            let computes = scope.spawn(|| {
-                let mut release = programs_in("release", &[worker]);
-                step(&format!("building {worker} (release)"), release.arg("--quiet"))
-            });
-            let shows = step("building switchyard (dev)", &mut programs_in("dev", &["switchyard"]));
-            computes.join().unwrap_or_else(|_| bail!("the build of the worker panicked")).and(shows)
-        })
-    };
-    if let Err(error) = build() {
+    let programs = ["switchyard", worker];
+    if let Err(error) = step(&format!("building {} ({LOCAL})", programs.join(", ")), &mut programs_in(LOCAL, &programs))
+    {
         eprintln!("error: {error:#}");
         return ExitCode::FAILURE;
     }
-    let program = target().join("debug/switchyard");
-    let mut command = Command::new(&program);
-    command.arg("run").arg(file).arg("--worker").arg(target().join("release").join(worker));
+    let folder = target().join("debug");
+    let mut command = Command::new(folder.join("switchyard"));
+    command.arg("run").arg(file).arg("--worker").arg(folder.join(worker));
     // Replaces this process, so that signals sent to it reach the program, and its exit code is the program's.
     let error = command.args(rest).exec();
-    eprintln!("error: cannot start {}: {error}", program.display());
+    eprintln!("error: cannot start {}: {error}", folder.join("switchyard").display());
     ExitCode::FAILURE
+}
+
+/// Puts `switchyard` and `switchyard-worker` of this tree into a folder on the PATH.
+pub(crate) fn install(folder: Option<&Path>, profile: &str) -> Result<()> {
+    let folder = match folder {
+        Some(folder) => folder.to_owned(),
+        None => cargo_bin()?,
+    };
+    let programs = ["switchyard", "switchyard-worker"];
+    step(&format!("building {} ({profile})", programs.join(", ")), &mut programs_in(profile, &programs))?;
+    std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    for program in programs {
+        let (built, to) = (built_in(profile).join(program), folder.join(program));
+        // A program that runs keeps its file until it ends.
+        let new = to.with_extension("new");
+        crate::images::layout::strip(&built, &new)?;
+        std::fs::rename(&new, &to).with_context(|| to.display().to_string())?;
+        println!("{}", to.display());
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if !std::env::split_paths(&path).any(|entry| entry == folder) {
+        println!("{} is not on the PATH: export PATH=\"{}:$PATH\"", folder.display(), folder.display());
+    }
+    Ok(())
+}
+
+/// Where cargo installs programs.
+fn cargo_bin() -> Result<PathBuf> {
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo")));
+    Ok(home.context("neither CARGO_HOME nor HOME is set: name a folder with --to")?.join("bin"))
 }
 
 /// The fault layer in full.
@@ -89,64 +110,11 @@ pub(crate) fn bench_scenes(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Builds programs of others and prints where they are.
+/// Builds third-party programs and prints where they are.
 pub(crate) fn programs(names: &[String]) -> Result<()> {
-    for name in names {
-        println!("{name}={}", Family::named(name)?.build()?.display());
-    }
-    Ok(())
-}
-
-/// Runs the command of the tests' library that keeps a cluster; returns its exit code.
-pub(crate) fn cluster(arguments: &[String]) -> ExitCode {
-    let has_real_nodes = arguments.iter().any(|argument| argument.starts_with("--nodes"));
-    let starts = arguments.first().is_some_and(|argument| argument == "up");
-    // Nodes whose kubelet is ours start the worker from beside the bench. To end a cluster needs the bench alone, and must not take minutes.
-    let programs = match starts && !has_real_nodes {
-        true => vec![BENCH, "switchyard", "switchyard-worker"],
-        false => vec![BENCH],
-    };
-    let build = || -> Result<()> {
-        let mut compile = programs_in("release", &programs);
-        if !starts {
-            return step("building the bench", compile.arg("--quiet"));
-        }
-        // Programs in Go beside those in Rust.
-        thread::scope(|scope| {
-            let others = scope.spawn(|| {
-                control_plane()?;
-                if has_real_nodes { real_nodes() } else { Ok(()) }
-            });
-            let own = step(&format!("building {} (release)", programs.join(", ")), &mut compile);
-            others.join().unwrap_or_else(|_| bail!("the build of the programs of others panicked")).and(own)
-        })
-    };
-    if let Err(error) = build() {
-        eprintln!("error: {error:#}");
-        return ExitCode::FAILURE;
-    }
-    let program = target().join("release").join(BENCH);
-    let error = Command::new(&program).args(arguments).exec();
-    eprintln!("error: cannot start {}: {error}", program.display());
-    ExitCode::FAILURE
-}
-
-/// The program that keeps a cluster.
-const BENCH: &str = "switchyard-bench-cluster";
-
-/// Builds the control plane, where it is missing.
-pub(crate) fn control_plane() -> Result<()> {
-    for name in ["etcd", "kubernetes"] {
-        Family::named(name)?.build()?;
-    }
-    Ok(())
-}
-
-/// Builds and installs what real nodes run, where it is missing.
-fn real_nodes() -> Result<()> {
-    setup::node_tools()?;
-    for name in ["kubernetes-node", "containerd", "coredns"] {
-        Family::named(name)?.build()?;
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    for (name, folder) in names.iter().zip(build_all(&names)?) {
+        println!("{name}={}", folder.display());
     }
     Ok(())
 }

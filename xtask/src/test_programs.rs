@@ -1,6 +1,7 @@
 //! Programs of tests: one build of all of them, and which tests a stage starts.
 
 use crate::stages::{STAGES, Tests, Work};
+use crate::totals::Name;
 use crate::workspace::{cargo, stripped};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value as Json;
@@ -21,6 +22,14 @@ pub(crate) struct Program {
     file: PathBuf,
     /// Folder of the package, in which its tests run.
     folder: PathBuf,
+}
+
+/// The start of a program of tests.
+#[derive(Debug)]
+pub(crate) struct Launch {
+    /// `package/target`.
+    pub program: String,
+    pub command: Command,
 }
 
 /// What is built.
@@ -106,26 +115,26 @@ fn package_of(id: &str) -> &str {
 }
 
 /// The commands of a stage, in groups that run one after another; those of a group run at the same time.
-pub(crate) fn commands(programs: &[Program], tests: &Tests) -> Result<Vec<Vec<Command>>> {
+pub(crate) fn launches(programs: &[Program], tests: &Tests) -> Result<Vec<Vec<Launch>>> {
     let of = |wanted: &dyn Fn(&Program) -> bool| programs.iter().filter(|program| wanted(program)).collect::<Vec<_>>();
-    let groups: Vec<Vec<Command>> = match tests {
+    let groups: Vec<Vec<Launch>> = match tests {
         Tests::AllBut(packages) => {
             let own = |program: &Program| match program.package.as_str() {
                 PACKAGE => program.name == "rules",
                 package => !packages.contains(&package),
             };
-            of(&own).into_iter().map(|program| vec![program.command()]).collect()
+            of(&own).into_iter().map(|program| vec![program.launch()]).collect()
         }
         Tests::Of(packages) => of(&|program| packages.contains(&program.package.as_str()))
             .into_iter()
-            .map(|program| vec![program.command()])
+            .map(|program| vec![program.launch()])
             .collect(),
         Tests::Beside(names, word) => {
             let found = of(&|program| program.is_integration && names.contains(&program.name.as_str()));
             let start = |program: &Program| {
-                let mut command = program.command();
-                command.arg(word);
-                command
+                let mut launch = program.launch();
+                launch.command.arg(word);
+                launch
             };
             vec![found.into_iter().map(start).collect()]
         }
@@ -137,15 +146,15 @@ pub(crate) fn commands(programs: &[Program], tests: &Tests) -> Result<Vec<Vec<Co
                 let own: Vec<&String> = all.iter().filter(|test| test.split("::").next() == Some(*module)).collect();
                 // Without a name the program would run all.
                 ensure!(!own.is_empty(), "{name} has no module `{module}`");
-                let mut command = program.command();
-                command.arg("--exact").args(own);
-                Ok(vec![command])
+                let mut launch = program.launch();
+                launch.command.arg("--exact").args(own);
+                Ok(vec![launch])
             };
-            let mut groups: Vec<Vec<Command>> = modules.iter().map(module).collect::<Result<_>>()?;
+            let mut groups: Vec<Vec<Launch>> = modules.iter().map(module).collect::<Result<_>>()?;
             // The library of the tests and the command of the cluster are checked with the first that use them.
             if *name == "processes" && modules.len() > 1 {
                 let own = of(&|program| program.package == PACKAGE && !program.is_integration);
-                groups.splice(0..0, own.into_iter().map(|program| vec![program.command()]));
+                groups.splice(0..0, own.into_iter().map(|program| vec![program.launch()]));
             }
             groups
         }
@@ -154,7 +163,31 @@ pub(crate) fn commands(programs: &[Program], tests: &Tests) -> Result<Vec<Vec<Co
     Ok(groups)
 }
 
+/// The starts of just these tests, one for each program that is still there.
+pub(crate) fn only(programs: &[Program], names: &[Name]) -> Vec<Launch> {
+    let mut launches = Vec::new();
+    for program in programs {
+        let id = program.id();
+        let tests: Vec<&str> = names.iter().filter(|name| name.program == id).map(|name| name.test.as_str()).collect();
+        if !tests.is_empty() {
+            let mut launch = program.launch();
+            launch.command.arg("--exact").args(tests);
+            launches.push(launch);
+        }
+    }
+    launches
+}
+
 impl Program {
+    /// `package/target`.
+    fn id(&self) -> String {
+        format!("{}/{}", self.package, self.name)
+    }
+
+    fn launch(&self) -> Launch {
+        Launch { program: self.id(), command: self.command() }
+    }
+
     /// Its start, as `cargo test` does it.
     fn command(&self) -> Command {
         let mut command = stripped(Command::new(&self.file));

@@ -1,9 +1,15 @@
 //! Runs test programs and adds up what they report.
 
 use anyhow::{Context, Result, bail};
-use std::io::{BufRead, BufReader};
-use std::process::{Command, ExitStatus, Stdio};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ExitStatus, Stdio};
 use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::test_programs::Launch;
+use crate::workspace::target;
 
 /// Tests so far.
 #[derive(Debug, Default)]
@@ -11,45 +17,58 @@ pub(crate) struct Totals {
     pub passed: u64,
     pub failed: u64,
     pub skipped: u64,
-    /// Commands that failed, by the name of their stage.
+    /// Steps that failed, each with its stage.
     pub broken: Vec<String>,
-    /// Names of the tests that failed, as `stage: test`.
-    pub failures: Vec<String>,
-    /// What each failed test printed, as its runner repeats it at the end.
-    pub outputs: Vec<Output>,
-    /// Seconds and name of each test whose runner reports times.
-    pub times: Vec<(f64, String)>,
+    pub failures: Vec<Failure>,
+    /// Each test whose runner reports its seconds.
+    pub times: Vec<(f64, Name)>,
+    /// CPU seconds of all commands and of the processes that they waited for.
+    pub cpu: f64,
 }
 
-/// What a failed test printed.
-#[derive(Debug)]
-pub(crate) struct Output {
-    /// `stage: test`.
+/// A test: its stage, the program that holds it, and its name there.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Name {
+    pub stage: String,
+    pub program: String,
     pub test: String,
+}
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.stage, self.test)
+    }
+}
+
+/// A failed test, and what it printed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub name: Name,
     pub lines: Vec<String>,
 }
 
-/// How much of the output of a failed test is repeated at the end: a log that keeps only its end still names the cause.
+/// How much of the output of a failed test is repeated: a log that keeps only its end still names the cause.
 const REPEATED_LINES: usize = 12;
 const REPEATED_CHARACTERS: usize = 300;
 
 impl Totals {
-    /// Runs test commands at the same time, shows their output behind the name, and counts. A failing command is remembered; the next
-    /// ones still run.
-    pub(crate) fn run(&mut self, name: &str, commands: &mut [Command]) -> Result<()> {
+    /// Runs test commands at the same time, shows their output behind the stage's name, appends all of it to the stage's log, and counts. A
+    /// failing command is remembered; the next ones still run.
+    pub(crate) fn run(&mut self, stage: &str, launches: &mut [Launch]) -> Result<()> {
         let ended: Vec<Result<(Totals, ExitStatus)>> = thread::scope(|scope| {
-            let started: Vec<_> = commands.iter_mut().map(|command| scope.spawn(|| one(name, command))).collect();
+            let started: Vec<_> = launches.iter_mut().map(|launch| scope.spawn(|| one(stage, launch))).collect();
             let end = |thread: thread::ScopedJoinHandle<'_, _>| {
                 thread.join().unwrap_or_else(|_| bail!("the thread that reads the test's output panicked"))
             };
             started.into_iter().map(end).collect()
         });
         for ended in ended {
-            let (totals, status) = ended.with_context(|| name.to_owned())?;
-            self.add(totals);
-            if !status.success() {
-                self.broken.push(format!("{name}: {status}"));
+            let (totals, status) = ended.with_context(|| stage.to_owned())?;
+            // A runner whose tests failed exits non-zero: its tests are named already.
+            if !status.success() && totals.failures.is_empty() {
+                self.broken.push(format!("{stage}: {status}"));
             }
+            self.add(totals);
         }
         Ok(())
     }
@@ -61,27 +80,33 @@ impl Totals {
         self.skipped += other.skipped;
         self.broken.extend(other.broken);
         self.failures.extend(other.failures);
-        self.outputs.extend(other.outputs);
         self.times.extend(other.times);
+        self.cpu += other.cpu;
     }
 
-    /// Prints the totals. A test that was skipped counts as a failure of the run: CI can have every part that a test needs.
-    pub(crate) fn finish(self) -> Result<()> {
-        for Output { test, lines } in &self.outputs {
-            println!("---- {test}");
+    /// Prints what failed, with the beginning of its output.
+    pub(crate) fn print_failures(&self) {
+        for Failure { name, lines } in &self.failures {
+            println!("---- {name}");
             for line in lines.iter().skip(cause(lines)).take(REPEATED_LINES) {
                 println!("{}", line.chars().take(REPEATED_CHARACTERS).collect::<String>());
             }
         }
-        for failure in &self.failures {
-            println!("FAILED {failure}");
+        for Failure { name, .. } in &self.failures {
+            println!("FAILED {name}");
         }
         for broken in &self.broken {
             println!("FAILED {broken}");
         }
+    }
+
+    /// Prints the totals. A test that was skipped counts as a failure of the run: CI can have every part that a test needs.
+    pub(crate) fn finish(self) -> Result<()> {
+        self.print_failures();
         println!("{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped);
-        if !self.broken.is_empty() {
-            bail!("{} step{} failed", self.broken.len(), if self.broken.len() == 1 { "" } else { "s" });
+        let failed = self.failures.len() + self.broken.len();
+        if failed > 0 {
+            bail!("{failed} test{} or steps failed", if failed == 1 { "" } else { "s" });
         }
         if self.skipped > 0 {
             bail!("{} tests were skipped", self.skipped);
@@ -93,16 +118,26 @@ impl Totals {
     }
 }
 
+/// The log of a stage: all output, also of tests that passed.
+pub(crate) fn log(stage: &str) -> std::path::PathBuf {
+    target().join("tests").join(format!("{stage}.log"))
+}
+
 /// Runs a test command.
-fn one(name: &str, command: &mut Command) -> Result<(Totals, ExitStatus)> {
-    let what = format!("cannot start {:?}", command.get_program());
-    let mut child = command.stdout(Stdio::piped()).spawn().context(what)?;
+fn one(stage: &str, launch: &mut Launch) -> Result<(Totals, ExitStatus)> {
+    let what = format!("cannot start {:?}", launch.command.get_program());
+    let path = log(stage);
+    let mut log = File::options().append(true).create(true).open(&path).with_context(|| path.display().to_string())?;
+    let mut child = launch.command.stdout(Stdio::piped()).spawn().context(what)?;
     let stdout = child.stdout.take().context("no standard output")?;
     let mut totals = Totals::default();
+    let name = |test: &str| Name { stage: stage.to_owned(), program: launch.program.clone(), test: test.to_owned() };
     // Whether the lines are the output of a failed test.
     let mut output = false;
     for line in BufReader::new(stdout).lines() {
         let line = line?;
+        // A full disk must not fail the tests.
+        let _ = writeln!(log, "{line}");
         if let Some((passed, failed, skipped)) = counts(&line) {
             totals.passed += passed;
             totals.failed += failed;
@@ -114,26 +149,48 @@ fn one(name: &str, command: &mut Command) -> Result<(Totals, ExitStatus)> {
         }
         let test = test(&line);
         if let Some((test, verdict, seconds)) = test {
-            totals.times.extend(seconds.map(|seconds| (seconds, format!("{name}: {test}"))));
+            totals.times.extend(seconds.map(|seconds| (seconds, name(test))));
             if verdict == "FAILED" {
-                totals.failures.push(format!("{name}: {test}"));
+                totals.failures.push(Failure { name: name(test), lines: Vec::new() });
             }
         }
         if let Some(test) = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----")) {
-            totals.outputs.push(Output { test: format!("{name}: {test}"), lines: Vec::new() });
             output = true;
+            // The output of a failed test comes after all verdicts, in the order of the failures.
+            if let Some(at) = totals.failures.iter().position(|failure| failure.name.test == test) {
+                let failure = totals.failures.remove(at);
+                totals.failures.push(failure);
+            }
         } else if line == "failures:" {
             output = false;
-        } else if let (true, Some(last)) = (output, totals.outputs.last_mut()) {
+        } else if let (true, Some(last)) = (output, totals.failures.last_mut()) {
             last.lines.push(line.clone());
         }
         // One line per passed test says nothing that the count does not.
         let is_passed = test.is_some_and(|(_, verdict, _)| verdict == "ok");
         if !(is_passed || line.is_empty() || line.starts_with("running ")) {
-            println!("{name} | {line}");
+            println!("{stage} | {line}");
         }
     }
+    totals.cpu = cpu_seconds(&child);
     Ok((totals, child.wait()?))
+}
+
+/// CPU seconds of an ended process that nobody has waited for yet, and of the children it waited for; 0 where the kernel does not tell.
+fn cpu_seconds(child: &Child) -> f64 {
+    const TICKS_PER_SECOND: f64 = 100.0;
+    let path = format!("/proc/{}/stat", child.id());
+    let end = Instant::now() + Duration::from_secs(10);
+    loop {
+        let Ok(text) = fs::read_to_string(&path) else { return 0.0 };
+        // Behind the name, which may have spaces: state is the first field, utime, stime, cutime and cstime the 12th to 15th.
+        let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        if fields.first() == Some(&"Z") || Instant::now() > end {
+            let ticks = fields.get(11..15).unwrap_or_default().iter().filter_map(|field| field.parse::<f64>().ok());
+            return ticks.sum::<f64>() / TICKS_PER_SECOND;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// The first line that says why a test failed: a panic, or the error that it returned. Without either the first.

@@ -2,16 +2,20 @@
 #![forbid(unsafe_code)]
 #![allow(missing_docs)]
 
+#[path = "../../../xtask/src/cluster/arguments.rs"]
+mod arguments;
+
 use anyhow::{Context, Result, bail, ensure};
+use arguments::{Action, Up};
 use clap::{Parser, Subcommand};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde::{Deserialize, Serialize};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
-use switchyard_tests::nodes::{MOST, Nodes, NodesOptions, clean_all, missing};
+use switchyard_tests::nodes::{Nodes, NodesOptions, clean_all, missing};
 use switchyard_tests::{ControlPlane, Kubelet, KubeletOptions, Options, Policy, root};
 
 /// Time to become ready, on a loaded machine.
@@ -25,42 +29,19 @@ const SKIPPED: u8 = 77;
 #[command(name = "cargo xtask cluster", bin_name = "cargo xtask cluster")]
 struct Cli {
     #[command(subcommand)]
-    command: Action,
+    command: Command,
     /// Folder of the cluster's state; by default one in the cache, by the place of this clone.
     #[arg(long, global = true, hide = true, value_name = "FOLDER")]
     folder: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
-enum Action {
-    /// Start it in the background.
-    Up(Up),
-    /// End it, and leave nothing.
-    Down,
-    /// Say what runs.
-    Status,
-    /// Say whether this machine can run real nodes; exit code 77 if it cannot.
-    Check,
+enum Command {
+    #[command(flatten)]
+    Action(Action),
     /// What runs in the background.
     #[command(hide = true)]
     Serve(Up),
-}
-
-#[derive(Debug, Clone, clap::Args)]
-struct Up {
-    /// Real nodes, 1 to 4: containerd, kubelet and kube-proxy, each in namespaces of its own. Needs root.
-    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=i64::from(MOST)))]
-    nodes: u8,
-    /// With real nodes: a folder with archives of images (*.tar) for all of them, such as that of `cargo xtask images`.
-    #[arg(long, value_name = "FOLDER", requires = "nodes")]
-    images: Option<PathBuf>,
-    /// Nodes whose kubelet is ours, where there are no real ones.
-    #[arg(long, default_value_t = 4)]
-    own_nodes: usize,
-    /// What pods of our own kubelet do that do not say so themselves: worker (the pod's command runs as processes of this machine), run,
-    /// succeed-after=2s, fail=3@2s, oom, hang, image=missing, ignore-delete.
-    #[arg(long, default_value = "worker")]
-    policy: String,
 }
 
 /// What `status` and `down` know.
@@ -87,11 +68,11 @@ impl State {
 fn main() -> ExitCode {
     let Cli { command, folder } = Cli::parse();
     let done = folder.map_or_else(own_folder, Ok).and_then(|folder| match command {
-        Action::Up(up) => start(&folder, &up),
-        Action::Down => down(&folder),
-        Action::Status => status(&folder),
-        Action::Check => check(),
-        Action::Serve(up) => serve(&folder, &up),
+        Command::Action(Action::Up(up)) => start(&folder, &up),
+        Command::Action(Action::Down) => down(&folder),
+        Command::Action(Action::Status) => status(&folder),
+        Command::Action(Action::Check) => check(),
+        Command::Serve(up) => serve(&folder, &up),
     });
     match done {
         Ok(code) => code,
@@ -143,7 +124,7 @@ fn start(folder: &Path, up: &Up) -> Result<ExitCode> {
     // A missing folder is reported now, not by the process in the background.
     let images = up.images.as_ref().map(|images| images.canonicalize().with_context(|| images.display().to_string()));
     let images = images.transpose()?;
-    let mut child = Command::new("setsid")
+    let mut child = std::process::Command::new("setsid")
         .arg(std::env::current_exe()?)
         .args(["serve", "--nodes", &nodes, "--own-nodes", &own_nodes, "--policy", &up.policy, "--folder"])
         .arg(folder)
@@ -164,8 +145,8 @@ fn start(folder: &Path, up: &Up) -> Result<ExitCode> {
             let next = if up.nodes > 0 {
                 "kubectl get nodes\n  docs/first-job.md"
             } else {
-                "target/release/switchyard controller --leader-elect Disabled &\n  kubectl apply -f examples/gpt-pods.yaml\n  \
-                 target/release/switchyard status gpt-pods --watch"
+                "target/debug/switchyard controller --leader-elect Disabled &\n  kubectl apply -f examples/gpt-pods.yaml\n  \
+                 target/debug/switchyard status gpt-pods --watch"
             };
             println!(
                 "up after {:.1} s: Kubernetes at {}, {}\n\nexport KUBECONFIG={}\n\nnext:\n  {next}\n\n\
@@ -209,7 +190,7 @@ fn serve(folder: &Path, up: &Up) -> Result<ExitCode> {
     runtime.block_on(async {
         let mut options = KubeletOptions::new("node", up.own_nodes);
         options.policy = up.policy.parse()?;
-        options.programs = Some(root().join("target/release"));
+        options.programs = std::env::current_exe()?.parent().map(Path::to_path_buf);
         let kubelet = Kubelet::start(plane.config().await?, options).await?;
         stay(folder, &plane, kubelet.nodes(), Some(up.policy.clone())).await
     })

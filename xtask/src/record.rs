@@ -1,0 +1,139 @@
+//! `cargo xtask test --record`: how long everything took, in `docs/results/test-time.json`.
+
+use crate::images::Version;
+use crate::run::Outcome;
+use crate::workspace::{machine, root};
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use serde_json::{Value as Json, json};
+use std::fs;
+use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+
+/// How many of the slowest tests are kept.
+const SLOWEST: usize = 40;
+
+/// Under which conditions a run is recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Record {
+    /// Nothing else runs on this machine.
+    Quiet,
+    /// The run starts a load of all cores and competes with it.
+    Busy,
+    /// Nothing is built or cached: no target folder, no programs, no crates.
+    Fresh,
+}
+
+impl Record {
+    /// Writes what a run took; runs under other conditions stay.
+    pub(crate) fn write(self, seconds: f64, cores: &Cores, outcome: &Outcome) -> Result<()> {
+        let name = self.to_possible_value().context("invariant: each has a name")?.get_name().to_owned();
+        let path = root().join("docs/results/test-time.json");
+        let mut file: Json = match fs::read_to_string(&path) {
+            Ok(text) => serde_json::from_str(&text).with_context(|| path.display().to_string())?,
+            Err(_) => json!({"command": "cargo xtask test --record quiet|busy|fresh", "runs": {}}),
+        };
+        let stages: Vec<Json> = outcome
+            .times
+            .iter()
+            .map(|time| {
+                json!({
+                    "name": time.name, "seconds": time.seconds.round(), "cpuSeconds": time.cpu.round(), "tests": time.tests,
+                })
+            })
+            .collect();
+        let slowest = outcome.totals.times.iter().take(SLOWEST);
+        let slowest: Vec<Json> =
+            slowest.map(|(seconds, name)| json!({"seconds": seconds, "test": name.to_string()})).collect();
+        file["runs"][&name] = json!({
+            "commit": Version::of_this_tree().commit, "machine": machine(), "seconds": seconds.round(),
+            "idlePercent": cores.idle_percent().round(), "passed": outcome.totals.passed, "failed": outcome.totals.failed,
+            "stages": stages, "slowest": slowest,
+        });
+        fs::write(&path, serde_json::to_string_pretty(&file)? + "\n").with_context(|| path.display().to_string())?;
+        println!("docs/results/test-time.json");
+        Ok(())
+    }
+}
+
+/// Ticks of all cores since the machine started, from which idle time is counted.
+#[derive(Debug)]
+pub(crate) struct Cores(Option<(f64, f64)>);
+
+impl Cores {
+    /// Counts from now on.
+    pub(crate) fn now() -> Cores {
+        let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+        let ticks: Vec<f64> = text
+            .lines()
+            .next()
+            .map(|line| line.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect())
+            .unwrap_or_default();
+        // user, nice, system, idle, iowait, ...
+        Cores((ticks.len() > 4).then(|| (ticks[3] + ticks[4], ticks.iter().sum())))
+    }
+
+    /// Share of the cores' time since then in which they had nothing to do; 0 where the kernel does not say.
+    pub(crate) fn idle_percent(&self) -> f64 {
+        match (self.0, Cores::now().0) {
+            (Some((idle, all)), Some((idle_now, all_now))) if all_now > all => {
+                100.0 * (idle_now - idle) / (all_now - all)
+            }
+            _ => 0.0,
+        }
+    }
+}
+
+/// CPU seconds of all children of this process that have ended, and of theirs.
+pub(crate) fn children_cpu() -> f64 {
+    const TICKS_PER_SECOND: f64 = 100.0;
+    let text = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // Behind the name: cutime and cstime are the 14th and 15th field.
+    let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let ticks = fields.get(13..15).unwrap_or_default().iter().filter_map(|field| field.parse::<f64>().ok());
+    ticks.sum::<f64>() / TICKS_PER_SECOND
+}
+
+/// A load of all cores, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Load {
+    ended: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Load {
+    /// Starts one busy thread per core.
+    pub(crate) fn start() -> Load {
+        let ended = Arc::new(AtomicBool::new(false));
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let spin = |ended: Arc<AtomicBool>| {
+            let mut number = 0u64;
+            while !ended.load(Ordering::Relaxed) {
+                number = black_box(number.wrapping_add(1));
+            }
+        };
+        let threads = (0..cores)
+            .map(|_| {
+                let ended = Arc::clone(&ended);
+                thread::spawn(move || spin(ended))
+            })
+            .collect();
+        Load { ended, threads }
+    }
+
+    /// How many cores it keeps busy.
+    pub(crate) fn cores(&self) -> usize {
+        self.threads.len()
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
