@@ -151,14 +151,11 @@ fn lane(
     times: &mut Vec<Time>,
 ) -> Result<()> {
     for stage in stages {
-        let mut environment = Vec::new();
         let mut is_able = true;
         for need in stage.needs {
             let had = provided.provide(*need).with_context(|| stage.name)?;
-            match need {
-                Need::Browser if had => environment.push(("SWITCHYARD_TEST_BROWSER", "1")),
-                Need::Nodes => is_able = had && can_run_nodes()?,
-                _ => {}
+            if *need == Need::Nodes {
+                is_able = had && can_run_nodes()?;
             }
         }
         if !is_able {
@@ -170,11 +167,10 @@ fn lane(
         match &stage.work {
             Work::Lint => lint()?,
             Work::Documentation => documentation(stage.name, totals)?,
-            Work::Tests { of, threads, environment: own } => {
-                environment.extend(*own);
+            Work::Tests { of, threads, environment } => {
                 for mut group in test_programs::commands(programs, of)? {
                     for command in &mut group {
-                        timed(command, *threads, &environment, yields && stage.lane == Lane::Compute);
+                        timed(command, *threads, environment, yields && stage.lane == Lane::Compute);
                     }
                     totals.run(stage.name, &mut group)?;
                 }
