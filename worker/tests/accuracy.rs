@@ -46,20 +46,10 @@ fn train(what: &str, config: &EngineConfig) -> Trained {
     Trained { loss, judgement, bigram_nats }
 }
 
-/// The digits that `cargo xtask data digits` writes. `cargo xtask test` fetches them and then requires them with
-/// `SWITCHYARD_TEST_DIGITS`, so that no test can pass without them.
-fn digits() -> Option<Data> {
+fn digits() -> Data {
     let path = repository().join("target/data/digits.csv");
-    if !path.is_file() {
-        assert!(
-            std::env::var_os("SWITCHYARD_TEST_DIGITS").is_none(),
-            "{} is missing, but cargo xtask asked for it",
-            path.display()
-        );
-        println!("no digits: nothing was trained; `cargo xtask data digits` fetches them");
-        return None;
-    }
-    Some(Data {
+    assert!(path.is_file(), "target/data/digits.csv is missing: `cargo xtask data digits` fetches it");
+    Data {
         source: Source::Csv(Csv {
             path: path.display().to_string(),
             image: Some(ImageShape { height: 8, width: 8, channels: 1 }),
@@ -67,7 +57,7 @@ fn digits() -> Option<Data> {
         }),
         validation_fraction: 0.2,
         images: Images { size: 0, crop_padding: 1, flip: false, mean: vec![0.3], deviation: vec![0.38] },
-    })
+    }
 }
 
 /// The training of `examples/resnet-digits.yaml`.
@@ -123,7 +113,7 @@ fn gpt(layers: u32, width: u32, context: u32, batch: u32, steps: u64) -> EngineC
 
 #[test]
 fn resnet_reads_97_percent_of_digits_it_has_not_seen() {
-    let Some(data) = digits() else { return };
+    let data = digits();
     let accuracy = train("ResNet-18", &resnet(data, 20)).judgement.accuracy.unwrap();
     assert!(accuracy >= 0.97, "accuracy {accuracy}");
 }
@@ -172,7 +162,7 @@ fn sixteen_bits_train_a_gpt_as_well() {
 
 #[test]
 fn sixteen_bits_train_a_resnet_as_well() {
-    let Some(mut data) = digits() else { return };
+    let mut data = digits();
     // Random crops, and a validation set of 360 images, move the loss by more than the difference that is tested.
     data.images.crop_padding = 0;
     sixteen_bits_learn_the_same::<3>("ResNet-18", &resnet(data, 10));

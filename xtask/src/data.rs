@@ -16,6 +16,9 @@ pub(crate) enum What {
     Digits,
     /// The text of this repository as token numbers of 16 bits, as `target/data/tokens`.
     Tokens,
+    /// NVIDIA's compiler of kernels, its disassembler, and the headers of its driver and of NVTX, from PyPI (97 MB), as folders in
+    /// `target/data`. Tests of GPU kernels need them; nothing of them needs a GPU.
+    Cuda,
 }
 
 /// The package whose wheel holds the digits, of a fixed version: the same bytes everywhere.
@@ -28,6 +31,7 @@ pub(crate) fn data(what: What) -> Result<PathBuf> {
     match what {
         What::Digits => digits(),
         What::Tokens => tokens(),
+        What::Cuda => crate::wheels::cuda().map(|()| folder()),
     }
 }
 

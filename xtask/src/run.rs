@@ -99,16 +99,12 @@ fn again(names: &[Name], stages: &[&'static Stage], programs: &[Program], provid
         }
         println!("==> {}: first the {} tests that failed the last time", stage.name, names.len());
         let mut totals = Totals::default();
-        match environment_of(stage, provided) {
-            Ok(Some(mut own)) => {
-                own.extend(*environment);
-                launches.iter_mut().for_each(|launch| timed(&mut launch.command, *threads, &own, false));
-                totals.run(stage.name, &mut launches)?;
-                totals.print_failures();
-                println!("    {}: {} of them pass, {} fail again", stage.name, totals.passed, totals.failed);
-            }
-            // The stage itself reports it.
-            Ok(None) | Err(_) => {}
+        // Where it cannot run, the stage itself reports it.
+        if is_able(stage, provided).unwrap_or(false) {
+            launches.iter_mut().for_each(|launch| timed(&mut launch.command, *threads, environment, false));
+            totals.run(stage.name, &mut launches)?;
+            totals.print_failures();
+            println!("    {}: {} of them pass, {} fail again", stage.name, totals.passed, totals.failed);
         }
     }
     Ok(())
@@ -210,10 +206,10 @@ fn lane(stages: &[&'static Stage], programs: &[Program], provided: &Needs, yield
 
 /// Runs one stage; false where this machine cannot.
 fn stage_of(stage: &Stage, programs: &[Program], provided: &Needs, yields: bool, totals: &mut Totals) -> Result<bool> {
-    let Some(mut environment) = environment_of(stage, provided)? else {
+    if !is_able(stage, provided)? {
         println!("==> {}: left out, this machine cannot run real nodes", stage.name);
         return Ok(false);
-    };
+    }
     println!("==> {}: {}", stage.name, stage.what);
     match &stage.work {
         Work::Lint => {
@@ -222,11 +218,10 @@ fn stage_of(stage: &Stage, programs: &[Program], provided: &Needs, yields: bool,
             totals.cpu += record::children_cpu() - before;
         }
         Work::Documentation => documentation(stage.name, totals)?,
-        Work::Tests { of, threads, environment: own } => {
-            environment.extend(*own);
+        Work::Tests { of, threads, environment } => {
             for mut group in test_programs::launches(programs, of)? {
                 for launch in &mut group {
-                    timed(&mut launch.command, *threads, &environment, yields && stage.lane == Lane::Compute);
+                    timed(&mut launch.command, *threads, environment, yields && stage.lane == Lane::Compute);
                 }
                 totals.run(stage.name, &mut group)?;
             }
@@ -235,18 +230,15 @@ fn stage_of(stage: &Stage, programs: &[Program], provided: &Needs, yields: bool,
     Ok(true)
 }
 
-/// Provides what a stage needs, and returns its environment; `None` where this machine cannot run it.
-fn environment_of(stage: &Stage, provided: &Needs) -> Result<Option<Vec<(&'static str, &'static str)>>> {
-    let mut environment = Vec::new();
+/// Provides what a stage needs; false where this machine cannot run it.
+fn is_able(stage: &Stage, provided: &Needs) -> Result<bool> {
     for need in stage.needs {
         let had = provided.provide(*need)?;
-        match need {
-            Need::Browser if had => environment.push(("SWITCHYARD_TEST_BROWSER", "1")),
-            Need::Nodes if !(had && can_run_nodes()?) => return Ok(None),
-            _ => {}
+        if *need == Need::Nodes && !(had && can_run_nodes()?) {
+            return Ok(false);
         }
     }
-    Ok(Some(environment))
+    Ok(true)
 }
 
 /// Completes the start of a program of tests.

@@ -134,9 +134,9 @@ fn chromium() -> Result<bool> {
     if runs("chromium", &["--version"]) {
         return Ok(true);
     }
-    // Elsewhere the test is reported as not run.
+    // Without it the tests of the page fail, and no others.
     if !may_install() {
-        println!("==> chromium is not installed: the page of the report is checked as text only");
+        println!("==> chromium is not installed, and cannot be installed here");
         return Ok(false);
     }
     install(&["chromium"], "in which the tests look at a report")?;

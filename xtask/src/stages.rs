@@ -96,15 +96,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         budget: 1200,
         lane: Lane::Compute,
         needs: &[Need::Digits, Need::Cuda],
-        work: Work::Tests {
-            of: Tests::Of(ENGINE),
-            threads: None,
-            environment: &[
-                ("SWITCHYARD_TEST_DIGITS", "1"),
-                ("SWITCHYARD_TEST_NVRTC", "1"),
-                ("SWITCHYARD_TEST_CUDA_HEADER", "1"),
-            ],
-        },
+        work: Work::Tests { of: Tests::Of(ENGINE), threads: None, environment: &[] },
     },
     Stage {
         name: "fuzz",

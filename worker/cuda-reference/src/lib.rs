@@ -15,8 +15,10 @@
 #![forbid(unsafe_code)]
 
 mod block;
+pub mod compiler;
 mod counts;
 mod device;
+mod fetched;
 mod finding;
 pub mod fp8;
 mod machine;
@@ -29,6 +31,7 @@ mod warp;
 
 pub use counts::{Counts, Shared, Traffic};
 pub use device::{Bare, Device, Launch, LaunchError, Span, Touched};
+pub use fetched::fetched;
 pub use finding::{Fault, Finding};
 pub use ptx::{Module, ParseError};
 pub use random::Random;

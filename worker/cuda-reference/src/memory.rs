@@ -11,8 +11,9 @@ const GLOBAL: u64 = 0x7000_0000_0000;
 const GAP: u64 = 1 << 20;
 /// As the driver aligns.
 const ALIGNMENT: u64 = 256;
-/// Bytes for which one cell stands. Single bytes are read only: threads that write both bytes of a cell would seem to race.
-const CELL: usize = 2;
+/// The fewest and the most bytes for which one cell stands. Single bytes are read only: threads that write both bytes of a cell would
+/// seem to race.
+const CELL: [usize; 2] = [2, 16];
 /// What is in memory that nobody has written: NaN in every float format.
 const POISON: u8 = 0xff;
 
@@ -31,6 +32,8 @@ pub(crate) struct Allocation {
     written: Vec<bool>,
     /// Of memory that no kernel has used: none.
     cells: Vec<Cell>,
+    /// Bytes of a cell: as few as the smallest access had. Larger cells are fewer, and know as much until then.
+    cell: usize,
     /// `None`: everything, as in shared memory.
     pub(crate) declared: Option<Vec<Declared>>,
     pub(crate) traffic: [Traffic; 2],
@@ -50,6 +53,7 @@ impl Allocation {
             bytes: vec![POISON; bytes],
             written: vec![false; bytes],
             cells: Vec::new(),
+            cell: CELL[1],
             declared,
             traffic: Default::default(),
             touched: None,
@@ -76,7 +80,7 @@ impl Allocation {
         let end = self.addresses().end;
         let ranges = |bits: Vec<u64>| {
             runs(&bits).into_iter().map(|cells| {
-                let address = |cell: usize| end.min(self.base + (cell * CELL) as u64);
+                let address = |cell: usize| end.min(self.base + (cell * self.cell) as u64);
                 address(cells.start)..address(cells.end)
             })
         };
@@ -124,8 +128,31 @@ impl Allocation {
         }
     }
 
-    /// Checks an access and notes it. The address lies within.
-    pub(crate) fn check(&mut self, address: u64, bytes: usize, kind: Kind, now: &Now) -> Result<(), Fault> {
+    /// Cells of so many bytes, each of which knows what the larger one did.
+    fn split(&mut self, cell: usize) {
+        let (parts, count) = (self.cell / cell, self.bytes.len().div_ceil(cell));
+        let all = self.cells.iter().flat_map(|cell| std::iter::repeat_n(*cell, parts));
+        self.cells = all.take(count).collect();
+        for bits in self.touched.iter_mut().flatten().filter(|bits| !bits.is_empty()) {
+            let is_one = |at: usize| bits[at / parts / 64] >> (at / parts % 64) & 1;
+            let word =
+                |word: usize| (0..64.min(count - word * 64)).fold(0, |all, at| all | is_one(word * 64 + at) << at);
+            *bits = (0..count.div_ceil(64)).map(word).collect();
+        }
+        self.cell = cell;
+    }
+
+    /// Checks an access and notes it; its bytes, which count as written if it writes.
+    pub(crate) fn access(&mut self, address: u64, bytes: usize, kind: Kind, now: &Now) -> Result<&mut [u8], Fault> {
+        let range = self.check(address, bytes, kind, now)?;
+        if kind != Kind::Read {
+            self.written[range.clone()].fill(true);
+        }
+        Ok(&mut self.bytes[range])
+    }
+
+    /// Checks an access and notes it.
+    pub(crate) fn check(&mut self, address: u64, bytes: usize, kind: Kind, now: &Now) -> Result<Range<usize>, Fault> {
         let (reads, writes) = (kind != Kind::Write, kind != Kind::Read);
         if let Some(declared) = &self.declared {
             let end = address + bytes as u64;
@@ -138,13 +165,17 @@ impl Allocation {
         let Some(range) = self.range(address, bytes) else {
             return Err(Fault::OutOfBounds { what: verb(kind), bytes, place: self.place(address) });
         };
-        if reads && !self.written[range.clone()].iter().all(|written| *written) {
+        if reads && self.written[range.clone()].contains(&false) {
             return Err(Fault::NeverWritten { bytes, place: self.place(address) });
         }
         if self.cells.is_empty() {
-            self.cells = vec![Cell::default(); self.bytes.len().div_ceil(CELL)];
+            self.cells = vec![Cell::default(); self.bytes.len().div_ceil(self.cell)];
         }
-        let cells = range.start / CELL..range.end.div_ceil(CELL);
+        if bytes < self.cell {
+            self.split(bytes.max(CELL[0]));
+        }
+        let shift = self.cell.trailing_zeros();
+        let cells = range.start >> shift..((range.end - 1) >> shift) + 1;
         self.touch(&cells, [reads, writes]);
         for cell in &mut self.cells[cells] {
             if let Some(other) = cell.touch(kind, now) {
@@ -153,7 +184,7 @@ impl Allocation {
                 return Err(Fault::Race { what: verb(kind), bytes, place: self.place(address), block, thread, did });
             }
         }
-        Ok(())
+        Ok(range)
     }
 
     /// An address in words.
@@ -250,7 +281,26 @@ impl Memory {
 
 #[cfg(test)]
 mod tests {
-    use super::runs;
+    use super::{Allocation, runs};
+    use crate::finding::Fault;
+    use crate::ptx::SHARED;
+    use crate::race::{Kind, Now};
+
+    #[test]
+    fn a_smaller_access_splits_what_is_known_of_a_larger_one() {
+        let now = |thread| Now { launch: 1, block: 1, epoch: 1, thread, step: 0 };
+        let mut memory = Allocation::shared(70);
+        memory.watch();
+        for (at, bytes, thread) in [(0, 16, 0), (16, 4, 1), (22, 2, 2), (68, 2, 3)] {
+            assert!(memory.access(SHARED + at, bytes, Kind::Write, &now(thread)).is_ok(), "{bytes} bytes at {at}");
+        }
+        for (at, bytes, writer) in [(14, 2, 0), (12, 4, 0), (18, 2, 1), (22, 2, 2), (68, 2, 3)] {
+            let raced = memory.access(SHARED + at, bytes, Kind::Read, &now(9)).map(|_| ());
+            assert!(matches!(raced, Err(Fault::Race { thread, .. }) if thread == writer), "{at}: {raced:?}");
+        }
+        let [_, written] = memory.touched();
+        assert_eq!(written, [SHARED..SHARED + 20, SHARED + 22..SHARED + 24, SHARED + 68..SHARED + 70]);
+    }
 
     #[test]
     fn runs_of_ones_go_on_over_words() {

@@ -7,7 +7,8 @@ use crate::finding::Fault;
 use crate::machine::{Kernel, Machine};
 use crate::memory::verb;
 use crate::ptx::{
-    Access, Constant, Entry, Flush, Function, Operation, Place, Register, SHARED, Shuffle, Space, Special, Step, Vote,
+    Access, Constant, Entry, Flush, Function, Lanes, Operation, Place, Register, SHARED, Shuffle, Space, Special, Step,
+    Vote,
 };
 use crate::race::Kind;
 
@@ -34,8 +35,7 @@ struct LaneFault(Fault, usize);
 
 #[derive(Default)]
 pub(crate) struct Warp {
-    /// 32 lanes of each register.
-    registers: Vec<u64>,
+    registers: Vec<Lanes>,
     /// Program counters with their lanes, the lowest last.
     groups: Vec<(u32, u32)>,
     first_thread: u32,
@@ -47,8 +47,17 @@ pub(crate) struct Warp {
     sectors: Vec<(u64, usize)>,
 }
 
-fn lanes(mask: u32) -> impl Iterator<Item = usize> {
-    (0..LANES).filter(move |lane| mask >> lane & 1 != 0)
+fn lanes(mut mask: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let lane = mask.trailing_zeros();
+        mask &= mask.wrapping_sub(1);
+        (lane < LANES as u32).then_some(lane as usize)
+    })
+}
+
+/// The lanes whose number is not zero.
+fn ones(lanes: &Lanes) -> u32 {
+    lanes.iter().enumerate().fold(0, |all, (lane, value)| all | u32::from(*value != 0) << lane)
 }
 
 impl Warp {
@@ -58,23 +67,24 @@ impl Warp {
         let count = (kernel.threads - self.first_thread).min(LANES as u32);
         self.groups.clear();
         self.groups.push((0, u32::MAX >> (LANES as u32 - count)));
-        self.registers.clear();
-        self.registers.resize(kernel.entry.registers * LANES, 0);
-        for (register, constant) in &kernel.constants {
-            for lane in 0..LANES as u32 {
-                let value = match *constant {
-                    Constant::Bits(bits) => bits,
-                    Constant::Special(Special::Thread) => (self.first_thread + lane).into(),
-                    Constant::Special(Special::Threads) => kernel.threads.into(),
-                    Constant::Special(Special::Block) => block.into(),
-                    Constant::Special(Special::Blocks) => kernel.blocks.into(),
-                    Constant::Special(Special::Lane) => lane.into(),
-                    Constant::Special(Special::Warp) => index.into(),
-                    // The launch has put its bytes here.
-                    Constant::Parameter { .. } => 0,
-                };
-                self.registers[*register as usize * LANES + lane as usize] = value;
-            }
+        // Of the constants, only the number of the block is another one than in the block before.
+        let is_first = self.registers.is_empty();
+        self.registers.resize(kernel.entry.registers, [0; LANES]);
+        let changes = |constant: &Constant| is_first || *constant == Constant::Special(Special::Block);
+        for (register, constant) in kernel.constants.iter().filter(|(_, constant)| changes(constant)) {
+            self.registers[*register as usize] = match *constant {
+                Constant::Bits(bits) => [bits; LANES],
+                Constant::Special(Special::Thread) => {
+                    std::array::from_fn(|lane| u64::from(self.first_thread) + lane as u64)
+                }
+                Constant::Special(Special::Threads) => [kernel.threads.into(); LANES],
+                Constant::Special(Special::Block) => [block.into(); LANES],
+                Constant::Special(Special::Blocks) => [kernel.blocks.into(); LANES],
+                Constant::Special(Special::Lane) => std::array::from_fn(|lane| lane as u64),
+                Constant::Special(Special::Warp) => [index.into(); LANES],
+                // The launch has put its bytes here.
+                Constant::Parameter { .. } => [0; LANES],
+            };
         }
     }
 
@@ -88,11 +98,20 @@ impl Warp {
     }
 
     fn get(&self, register: Register, lane: usize) -> u64 {
-        self.registers[register as usize * LANES + lane]
+        self.registers[register as usize][lane]
     }
 
     fn set(&mut self, register: Register, lane: usize, value: u64) {
-        self.registers[register as usize * LANES + lane] = value;
+        self.registers[register as usize][lane] = value;
+    }
+
+    /// Sets a register of the active lanes.
+    fn put(&mut self, register: Register, values: &Lanes, active: u32) {
+        let register = &mut self.registers[register as usize];
+        match active {
+            u32::MAX => *register = *values,
+            _ => lanes(active).for_each(|lane| register[lane] = values[lane]),
+        }
     }
 
     /// Puts lanes where they go on; those that meet there go on together.
@@ -109,7 +128,8 @@ impl Warp {
 
     /// Runs to the next barrier of the block, or to the end.
     pub(crate) fn run(&mut self, entry: &Entry, machine: &mut Machine<'_>) -> Result<Stop, Raised> {
-        while let Some((counter, mask)) = self.groups.pop() {
+        let Some((mut counter, mut mask)) = self.groups.pop() else { return Ok(Stop::End) };
+        loop {
             let step = &entry.steps[counter as usize];
             let active = self.guarded(step, mask);
             let raised =
@@ -121,12 +141,13 @@ impl Warp {
             if self.executed > MOST_INSTRUCTIONS {
                 return Err(raised(LaneFault(Fault::Endless(MOST_INSTRUCTIONS), lane), first));
             }
-            match step.operation {
+            match &step.operation {
+                Operation::Branch { target } if active == mask => counter = *target,
                 Operation::Branch { target } => {
-                    self.insert(counter + 1, mask & !active);
-                    self.insert(target, active);
+                    self.insert(*target, active);
+                    (counter, mask) = (counter + 1, mask & !active);
                 }
-                Operation::Exit => self.insert(counter + 1, mask & !active),
+                Operation::Exit => (counter, mask) = (counter + 1, mask & !active),
                 Operation::BlockBarrier if active != 0 => {
                     let live = mask | self.live();
                     if active != live {
@@ -138,59 +159,63 @@ impl Warp {
                 }
                 operation => {
                     if active != 0 {
-                        let live = mask | self.live();
-                        self.execute(operation, active, live, machine).map_err(|fault| raised(fault, first))?;
+                        self.execute(operation, active, mask, machine).map_err(|fault| raised(fault, first))?;
                     }
-                    self.insert(counter + 1, mask);
+                    counter += 1;
                 }
             }
+            // Others go on together with these, or before them.
+            if mask == 0 || self.groups.last().is_some_and(|(other, _)| *other <= counter) {
+                self.insert(counter, mask);
+                let Some(next) = self.groups.pop() else { return Ok(Stop::End) };
+                (counter, mask) = next;
+            }
         }
-        Ok(Stop::End)
     }
 
     fn guarded(&self, step: &Step, mask: u32) -> u32 {
         match step.guard {
             None => mask,
             Some(guard) => {
-                let taken = |lane: &usize| (self.get(guard.predicate, *lane) != 0) != guard.negated;
-                lanes(mask).filter(taken).fold(0, |all, lane| all | 1 << lane)
+                let taken = ones(&self.registers[guard.predicate as usize]);
+                mask & if guard.negated { !taken } else { taken }
             }
         }
     }
 
     fn execute(
         &mut self,
-        operation: Operation,
+        operation: &Operation,
         active: u32,
-        live: u32,
+        mask: u32,
         machine: &mut Machine<'_>,
     ) -> Result<(), LaneFault> {
-        match operation {
+        match *operation {
             Operation::Compute { function, to, from, flush } => self.compute(function, to, from, flush, active),
             Operation::Split { to, parts, bits, from } => {
-                for lane in lanes(active) {
-                    let value = self.get(from, lane);
-                    for (part, to) in to[..parts].iter().enumerate() {
-                        self.set(*to, lane, value >> (part as u32 * bits) & (u64::MAX >> (64 - bits)));
-                    }
+                let values = self.registers[from as usize];
+                for (part, to) in to[..parts].iter().enumerate() {
+                    let of = |value: u64| value >> (part as u32 * bits) & (u64::MAX >> (64 - bits));
+                    self.put(*to, &values.map(of), active);
                 }
             }
             Operation::Join { to, parts, bits, from } => {
-                for lane in lanes(active) {
-                    let of = |(part, from): (usize, &Register)| {
-                        (self.get(*from, lane) & (u64::MAX >> (64 - bits))) << (part as u32 * bits)
-                    };
-                    let value = from[..parts].iter().enumerate().map(of).fold(0, |all, part| all | part);
-                    self.set(to, lane, value);
+                let mut values = [0; LANES];
+                for (part, from) in from[..parts].iter().enumerate() {
+                    for (value, of_part) in values.iter_mut().zip(&self.registers[*from as usize]) {
+                        *value |= (of_part & (u64::MAX >> (64 - bits))) << (part as u32 * bits);
+                    }
                 }
+                self.put(to, &values, active);
             }
             Operation::Load { access, to } => self.load(access, to, active, machine)?,
             Operation::Store { access, from } => self.store(access, from, active, machine)?,
             Operation::Atomic { access, function, to, from } => {
                 self.atomic(access, function, to, from, active, machine)?
             }
-            Operation::WarpBarrier { mask } => {
-                let mask = self.mask(mask, active)?;
+            Operation::WarpBarrier { mask: register } => {
+                let live = mask | self.live();
+                let mask = self.mask(register, active)?;
                 if mask != live {
                     return Err(LaneFault(Fault::PartOfAWarp { mask }, active.trailing_zeros() as usize));
                 }
@@ -202,17 +227,15 @@ impl Warp {
             }
             Operation::Vote { mode, to, predicate, negated, mask } => {
                 self.mask(mask, active)?;
-                let agrees = |lane: &usize| (self.get(predicate, *lane) != 0) != negated;
-                let yes = lanes(active).filter(agrees).fold(0u32, |all, lane| all | 1 << lane);
+                let taken = ones(&self.registers[predicate as usize]);
+                let yes = active & if negated { !taken } else { taken };
                 let value = match mode {
                     Vote::All => u64::from(yes == active),
                     Vote::Any => u64::from(yes != 0),
                     Vote::Uniform => u64::from(yes == 0 || yes == active),
                     Vote::Ballot => yes.into(),
                 };
-                for lane in lanes(active) {
-                    self.set(to, lane, value);
-                }
+                self.put(to, &[value; LANES], active);
             }
             Operation::Multiply(product) => {
                 machine.counts.products += 1;
@@ -225,16 +248,13 @@ impl Warp {
     }
 
     fn compute(&mut self, function: Function, to: Register, from: [Register; 3], flush: Flush, active: u32) {
-        let [a, b, c] = from;
-        for lane in lanes(active) {
-            let (a, b, c) = (self.get(a, lane), self.get(b, lane), self.get(c, lane));
-            let value = match flush {
-                Flush::Nothing => function(a, b, c),
-                Flush::Operands => function(flushed(a), flushed(b), flushed(c)),
-                Flush::All => flushed(function(flushed(a), flushed(b), flushed(c))),
-            };
-            self.set(to, lane, value);
-        }
+        let [a, b, c] = from.map(|register| &self.registers[register as usize]);
+        let values = match flush {
+            Flush::Nothing => (function.warp)(a, b, c),
+            Flush::Operands => (function.warp)(&flushed(a), &flushed(b), &flushed(c)),
+            Flush::All => flushed(&(function.warp)(&flushed(a), &flushed(b), &flushed(c))),
+        };
+        self.put(to, &values, active);
     }
 
     /// The mask of an instruction of a whole warp; it must name the lanes that are here, all of them.
@@ -255,7 +275,7 @@ impl Warp {
         [from, by, clamp]: [Register; 3],
         active: u32,
     ) -> Result<(), LaneFault> {
-        let values: [u64; LANES] = std::array::from_fn(|lane| self.get(from, lane));
+        let values = self.registers[from as usize];
         let mut results = [(0, false); LANES];
         for lane in lanes(active) {
             let (by, clamp) = (self.get(by, lane) as u32 & 31, self.get(clamp, lane) as u32);
@@ -290,9 +310,9 @@ impl Warp {
         active: u32,
         machine: &mut Machine<'_>,
     ) -> Result<(), LaneFault> {
-        self.each(access, Kind::Read, active, machine, &mut |warp, lane, bytes| {
+        self.each(access, Kind::Read, active, machine, |registers, lane, bytes| {
             for (to, value) in to.iter().zip(bytes.chunks_exact(access.bytes)) {
-                warp.set(*to, lane, number(value));
+                registers[*to as usize][lane] = number(value);
             }
         })
     }
@@ -304,9 +324,9 @@ impl Warp {
         active: u32,
         machine: &mut Machine<'_>,
     ) -> Result<(), LaneFault> {
-        self.each(access, Kind::Write, active, machine, &mut |warp, lane, bytes| {
+        self.each(access, Kind::Write, active, machine, |registers, lane, bytes| {
             for (from, value) in from.iter().zip(bytes.chunks_exact_mut(access.bytes)) {
-                value.copy_from_slice(&warp.get(*from, lane).to_le_bytes()[..access.bytes]);
+                store(value, registers[*from as usize][lane]);
             }
         })
     }
@@ -320,33 +340,33 @@ impl Warp {
         active: u32,
         machine: &mut Machine<'_>,
     ) -> Result<(), LaneFault> {
-        self.each(access, Kind::Atomic, active, machine, &mut |warp, lane, bytes| {
+        self.each(access, Kind::Atomic, active, machine, |registers, lane, bytes| {
             let old = number(bytes);
-            let new = function(old, warp.get(from[0], lane), warp.get(from[1], lane));
-            bytes.copy_from_slice(&new.to_le_bytes()[..access.bytes]);
+            let [first, second] = from.map(|from| registers[from as usize][lane]);
+            store(bytes, (function.lane)(old, first, second));
             if let Some(to) = to {
-                warp.set(to, lane, old);
+                registers[to as usize][lane] = old;
             }
         })
     }
 
-    /// Checks the access of each lane, and lets `work` have its bytes; what `work` changes is kept unless this reads.
+    /// Checks the access of each lane, and lets `work` have its bytes. `work` changes none if this reads.
     fn each(
         &mut self,
         access: Access,
         kind: Kind,
         active: u32,
         machine: &mut Machine<'_>,
-        work: &mut dyn FnMut(&mut Warp, usize, &mut [u8]),
+        mut work: impl FnMut(&mut [Lanes], usize, &mut [u8]),
     ) -> Result<(), LaneFault> {
         let size = access.bytes * access.parts;
         let mut offsets = [None; LANES];
-        let mut buffer = [0; 32];
+        let mut now = machine.now;
+        now.step = self.step;
         self.sectors.clear();
         for lane in lanes(active) {
             let address = self.address(access, lane);
-            let mut now = machine.now;
-            (now.thread, now.step) = ((self.first_thread + lane as u32) as u16, self.step);
+            now.thread = (self.first_thread + lane as u32) as u16;
             let is_shared = access.space == Space::Shared || address >> 40 == SHARED >> 40;
             let allocation = if is_shared {
                 offsets[lane] = Some(address.wrapping_sub(SHARED));
@@ -358,25 +378,22 @@ impl Warp {
                 };
                 self.last = index;
                 let allocation = &mut machine.memory.allocations[index];
-                for sector in address / SECTOR..(address + size as u64).div_ceil(SECTOR) {
-                    if self.sectors.last() != Some(&(sector, index)) {
-                        self.sectors.push((sector, index));
+                if machine.is_counted {
+                    for sector in address / SECTOR..(address + size as u64).div_ceil(SECTOR) {
+                        if self.sectors.last() != Some(&(sector, index)) {
+                            self.sectors.push((sector, index));
+                        }
                     }
+                    allocation.traffic[usize::from(kind != Kind::Read)].asked += size as u64;
                 }
-                allocation.traffic[usize::from(kind != Kind::Read)].asked += size as u64;
                 allocation
             };
             if !address.is_multiple_of(size as u64) {
                 let place = allocation.place(address);
                 return Err(LaneFault(Fault::Misaligned { what: verb(kind), bytes: size, place }, lane));
             }
-            allocation.check(address, size, kind, &now).map_err(|fault| LaneFault(fault, lane))?;
-            let bytes = &mut buffer[..size];
-            bytes.copy_from_slice(allocation.bytes(address, size));
-            work(self, lane, bytes);
-            if kind != Kind::Read {
-                allocation.write(address, bytes);
-            }
+            let bytes = allocation.access(address, size, kind, &now).map_err(|fault| LaneFault(fault, lane))?;
+            work(&mut self.registers, lane, bytes);
         }
         if machine.is_counted {
             self.count(kind, size, &offsets, machine);
@@ -415,13 +432,28 @@ impl Warp {
 }
 
 fn number(bytes: &[u8]) -> u64 {
-    let mut value = [0; 8];
-    value[..bytes.len()].copy_from_slice(bytes);
-    u64::from_le_bytes(value)
+    match *bytes {
+        [a, b] => u16::from_le_bytes([a, b]).into(),
+        [a, b, c, d] => u32::from_le_bytes([a, b, c, d]).into(),
+        _ => bytes.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)),
+    }
 }
 
-/// Subnormal numbers as zeros with their sign.
-fn flushed(bits: u64) -> u64 {
-    let value = f32::from_bits(bits as u32);
-    if value.is_subnormal() { (bits as u32 & 0x8000_0000).into() } else { bits }
+/// The reverse of [`number`].
+fn store(bytes: &mut [u8], value: u64) {
+    match bytes {
+        [a, b] => [*a, *b] = (value as u16).to_le_bytes(),
+        [a, b, c, d] => [*a, *b, *c, *d] = (value as u32).to_le_bytes(),
+        _ => bytes.iter_mut().zip(value.to_le_bytes()).for_each(|(byte, of_value)| *byte = of_value),
+    }
+}
+
+/// Subnormal numbers of 32 bits as zeros with their sign.
+fn flushed(lanes: &Lanes) -> Lanes {
+    let is_zero_or_subnormal = |bits: u64| bits & 0x7f80_0000 == 0;
+    let mut flushed = *lanes;
+    for bits in &mut flushed {
+        *bits = if is_zero_or_subnormal(*bits) { *bits & 0x8000_0000 } else { *bits };
+    }
+    flushed
 }

@@ -2,23 +2,21 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
-mod nvrtc;
-
-use std::sync::OnceLock;
+use std::sync::LazyLock;
 use switchyard_cuda::kernels::Argument;
+use switchyard_cuda_reference::compiler::nvrtc;
 use switchyard_cuda_reference::{Counts, Device, Fault, Finding, Launch, LaunchError, Module};
 
 const SOURCE: &str = include_str!("faults.cu");
 
 /// The kernels of `faults.cu`.
-fn module() -> Option<&'static Module> {
-    static MODULE: OnceLock<Option<Module>> = OnceLock::new();
-    let compile = || {
+fn module() -> &'static Module {
+    static MODULE: LazyLock<Module> = LazyLock::new(|| {
         let options = ["--gpu-architecture=sm_90a", "-lineinfo"].map(str::to_owned);
-        let compiled = nvrtc::nvrtc()?.compile(("faults.cu", SOURCE), &[], &options).unwrap();
-        Some(Module::parse(&compiled.ptx).unwrap())
-    };
-    MODULE.get_or_init(compile).as_ref()
+        let compiled = nvrtc().compile(("faults.cu", SOURCE), &[], &options).unwrap();
+        Module::parse(&compiled.ptx).unwrap()
+    });
+    &MODULE
 }
 
 /// Blocks, threads and the number that the kernel gets.
@@ -37,8 +35,8 @@ fn run(module: &Module, Case(kernel, blocks, threads, count): &Case, seed: u64) 
 }
 
 /// The finding of a kernel with seed 0; with every order it is at a line that says so.
-fn finding(case: &Case) -> Option<Finding> {
-    let module = module()?;
+fn finding(case: &Case) -> Finding {
+    let module = module();
     let found = |seed| match run(module, case, seed) {
         Err(LaunchError::Found(finding)) => *finding,
         other => panic!("{}: {other:?}", case.0),
@@ -53,12 +51,12 @@ fn finding(case: &Case) -> Option<Finding> {
     }
     let first = found(0);
     println!("{first}");
-    Some(first)
+    first
 }
 
 #[test]
 fn an_index_past_the_end_is_found_with_its_thread() {
-    let Some(found) = finding(&Case("out_of_bounds", 5, 64, 256)) else { return };
+    let found = finding(&Case("out_of_bounds", 5, 64, 256));
     assert_eq!((found.block, found.thread), (4, 0));
     let text = found.to_string();
     assert!(
@@ -70,24 +68,24 @@ fn an_index_past_the_end_is_found_with_its_thread() {
 #[test]
 fn an_index_beside_a_shared_array_is_found() {
     for (shift, thread, place) in [(1, 63, "at byte 0 past the end of"), (-1i32, 0, "4 bytes before")] {
-        let Some(found) = finding(&Case("shared_out_of_bounds", 1, 64, shift as u32)) else { return };
+        let found = finding(&Case("shared_out_of_bounds", 1, 64, shift as u32));
         let fault = &found.fault;
         assert!(matches!(fault, Fault::OutOfBounds { place: got, .. } if got.starts_with(place)), "{found}");
         assert_eq!(found.thread, thread, "{found}");
     }
-    run(module().unwrap(), &Case("shared_out_of_bounds", 1, 64, 0), 0).unwrap();
+    run(module(), &Case("shared_out_of_bounds", 1, 64, 0), 0).unwrap();
 }
 
 #[test]
 fn an_address_that_is_not_aligned_is_found() {
-    let Some(found) = finding(&Case("misaligned", 1, 32, 2)) else { return };
+    let found = finding(&Case("misaligned", 1, 32, 2));
     let place = "at byte 8 of `x` (1024 bytes)".to_owned();
     assert_eq!(found.fault, Fault::Misaligned { what: "reads", bytes: 16, place });
 }
 
 #[test]
 fn reading_what_nobody_has_written_is_found() {
-    let Some(found) = finding(&Case("never_written", 1, 128, 100)) else { return };
+    let found = finding(&Case("never_written", 1, 128, 100));
     assert!(
         matches!(&found.fault, Fault::NeverWritten { bytes: 4, place } if place.contains("`shared memory`")),
         "{found}"
@@ -95,28 +93,28 @@ fn reading_what_nobody_has_written_is_found() {
     assert!((96..128).contains(&found.thread), "{found}");
     let page = include_str!("../../../docs/gpu.md");
     assert!(page.contains(&found.to_string()), "docs/gpu.md shows another finding than {found}");
-    let module = module().unwrap();
+    let module = module();
     run(module, &Case("never_written", 1, 128, 128), 0).unwrap();
 }
 
 #[test]
 fn a_barrier_that_was_left_out_is_a_race_in_shared_memory() {
-    let Some(found) = finding(&Case("shared_race", 1, 256, 256)) else { return };
+    let found = finding(&Case("shared_race", 1, 256, 256));
     assert!(matches!(found.fault, Fault::Race { block: 0, .. }), "{found}");
 }
 
 #[test]
 fn lanes_of_a_warp_race_without_a_barrier_of_the_warp() {
-    let Some(found) = finding(&Case("warp_race", 1, 32, 32)) else { return };
+    let found = finding(&Case("warp_race", 1, 32, 32));
     assert!(matches!(found.fault, Fault::Race { what: "reads", did: "wrote", .. }), "{found}");
-    run(module().unwrap(), &Case("warp_race_twin", 1, 32, 32), 0).unwrap();
+    run(module(), &Case("warp_race_twin", 1, 32, 32), 0).unwrap();
 }
 
 #[test]
 fn blocks_race_in_global_memory_unless_they_are_atomic() {
-    let Some(found) = finding(&Case("global_race", 3, 32, 256)) else { return };
+    let found = finding(&Case("global_race", 3, 32, 256));
     assert!(matches!(found.fault, Fault::Race { did: "wrote", .. }), "{found}");
-    run(module().unwrap(), &Case("global_race_twin", 3, 32, 256), 0).unwrap();
+    run(module(), &Case("global_race_twin", 3, 32, 256), 0).unwrap();
 }
 
 #[test]
@@ -125,65 +123,65 @@ fn a_barrier_that_not_all_threads_reach_is_found() {
     for (count, fault) in
         [(40, Fault::Barrier { reached: 8, threads: 32 }), (32, Fault::Barrier { reached: 32, threads: 64 })]
     {
-        let Some(found) = finding(&Case("barrier_missed", 1, 64, count)) else { return };
+        let found = finding(&Case("barrier_missed", 1, 64, count));
         assert_eq!(found.fault, fault);
     }
-    run(module().unwrap(), &Case("barrier_missed", 1, 64, 64), 0).unwrap();
+    run(module(), &Case("barrier_missed", 1, 64, 64), 0).unwrap();
 }
 
 #[test]
 fn a_mask_with_lanes_that_take_no_part_is_found() {
-    let Some(found) = finding(&Case("mask", 1, 32, 16)) else { return };
+    let found = finding(&Case("mask", 1, 32, 16));
     assert_eq!(found.fault, Fault::Mask { mask: u32::MAX, active: 0xffff });
-    run(module().unwrap(), &Case("mask", 1, 32, 32), 0).unwrap();
+    run(module(), &Case("mask", 1, 32, 32), 0).unwrap();
 }
 
 #[test]
 fn a_value_of_a_lane_that_takes_no_part_is_found() {
-    let Some(found) = finding(&Case("inactive_lane", 1, 32, 24)) else { return };
+    let found = finding(&Case("inactive_lane", 1, 32, 24));
     assert_eq!(found.fault, Fault::InactiveLane { lane: 24 });
-    run(module().unwrap(), &Case("inactive_lane", 1, 32, 23), 0).unwrap();
+    run(module(), &Case("inactive_lane", 1, 32, 23), 0).unwrap();
 }
 
 #[test]
 fn a_barrier_of_part_of_a_warp_is_found() {
-    let Some(found) = finding(&Case("part_of_a_warp", 1, 32, 16)) else { return };
+    let found = finding(&Case("part_of_a_warp", 1, 32, 16));
     assert_eq!(found.fault, Fault::PartOfAWarp { mask: 0xffff });
     // A warp that has no more lanes.
-    run(module().unwrap(), &Case("part_of_a_warp", 1, 16, 16), 0).unwrap();
+    run(module(), &Case("part_of_a_warp", 1, 16, 16), 0).unwrap();
 }
 
 #[test]
 fn a_product_of_part_of_a_warp_is_found() {
-    let Some(found) = finding(&Case("part_of_a_product", 1, 32, 3)) else { return };
+    let found = finding(&Case("part_of_a_product", 1, 32, 3));
     assert_eq!(found.fault, Fault::NotWhole { active: 0xffff_fff7 });
-    run(module().unwrap(), &Case("part_of_a_product", 1, 32, 32), 0).unwrap();
+    run(module(), &Case("part_of_a_product", 1, 32, 32), 0).unwrap();
 }
 
 #[test]
 fn a_matrix_whose_rows_other_lanes_have_just_written_is_a_race() {
-    let Some(found) = finding(&Case("matrix_race", 1, 32, 3)) else { return };
+    let found = finding(&Case("matrix_race", 1, 32, 3));
     assert!(matches!(found.fault, Fault::Race { what: "reads", did: "wrote", .. }), "{found}");
 }
 
 #[test]
 fn rows_of_matrices_are_checked_as_other_reads() {
-    let Some(found) = finding(&Case("matrix_rows", 1, 32, 124)) else { return };
+    let found = finding(&Case("matrix_rows", 1, 32, 124));
     assert!(matches!(found.fault, Fault::NeverWritten { .. }) && (28..32).contains(&found.thread), "{found}");
-    let found = finding(&Case("matrix_rows", 1, 32, 126)).unwrap();
+    let found = finding(&Case("matrix_rows", 1, 32, 126));
     assert!(matches!(found.fault, Fault::Misaligned { bytes: 16, .. }), "{found}");
-    run(module().unwrap(), &Case("matrix_rows", 1, 32, 128), 0).unwrap();
+    run(module(), &Case("matrix_rows", 1, 32, 128), 0).unwrap();
 }
 
 #[test]
 fn a_write_that_the_launch_does_not_declare_is_found() {
-    let Some(found) = finding(&Case("undeclared", 1, 32, 32)) else { return };
+    let found = finding(&Case("undeclared", 1, 32, 32));
     assert!(matches!(found.fault, Fault::Undeclared { what: "writes", bytes: 4, .. }), "{found}");
 }
 
 #[test]
 fn an_access_beside_the_declared_part_of_an_allocation_is_found() {
-    let Some(module) = module() else { return };
+    let module = module();
     let mut device = Device::default();
     let x = device.upload("x", &[1.0f32; 256]).part(0..64).unwrap();
     let y = device.upload("y", &[0.0f32; 256]);
@@ -198,7 +196,7 @@ fn an_access_beside_the_declared_part_of_an_allocation_is_found() {
 
 #[test]
 fn a_kernel_that_touches_what_is_absent_is_found() {
-    let Some(module) = module() else { return };
+    let module = module();
     let mut device = Device::default();
     let y = device.upload("y", &[0.0f32; 256]);
     let arguments = [Argument::Absent, Argument::Updates(y), Argument::Int(32)];
@@ -209,20 +207,20 @@ fn a_kernel_that_touches_what_is_absent_is_found() {
 
 #[test]
 fn a_kernel_that_does_not_end_is_found() {
-    let Some(found) = finding(&Case("endless", 1, 32, 0)) else { return };
+    let found = finding(&Case("endless", 1, 32, 0));
     assert!(matches!(found.fault, Fault::Endless(_)), "{found}");
 }
 
 #[test]
 fn a_fault_in_an_inlined_function_names_both_lines() {
-    let Some(found) = finding(&Case("inlined", 1, 256, 256)) else { return };
+    let found = finding(&Case("inlined", 1, 256, 256));
     let line = SOURCE.lines().position(|line| line.contains("// inlined here")).unwrap() as u32 + 1;
     assert_eq!(found.inlined_at, line, "{found}");
 }
 
 #[test]
 fn sectors_and_bank_conflicts_are_counted() {
-    let Some(module) = module() else { return };
+    let module = module();
     let counts = run(module, &Case("strided", 1, 32, 0), 0).unwrap();
     let [x, _] = counts.of("x");
     // Each lane has a sector of its own for its 4 bytes.
@@ -235,7 +233,7 @@ fn sectors_and_bank_conflicts_are_counted() {
 
 #[test]
 fn a_launch_that_does_not_fit_the_kernel_is_refused() {
-    let Some(module) = module() else { return };
+    let module = module();
     let mut device = Device::default();
     let x = device.upload("x", &[1.0f32; 256]);
     let good = Launch {

@@ -29,7 +29,6 @@ mod input;
 mod layer_norm;
 #[path = "kernels/machine_code.rs"]
 mod machine_code;
-mod nvrtc;
 #[path = "kernels/optimizer.rs"]
 mod optimizer;
 #[path = "kernels/patches.rs"]
@@ -44,16 +43,16 @@ use half::{bf16, f16};
 use std::path::Path;
 use std::sync::LazyLock;
 use switchyard_cuda::kernels::{Call, Element, Program, Rows};
+use switchyard_cuda_reference::compiler::compiled;
 use switchyard_cuda_reference::{Counts, Device, Launch, Module, Recorder, Span, Traffic};
 
 /// The architecture of the reference GPU, an H200.
 const ARCHITECTURE: &str = "sm_90a";
 const SEEDS: u64 = 3;
 
-/// A program as PTX; `None` where there is no compiler.
-fn compile(program: &Program) -> Option<Module> {
-    let compiled = program.compile(&nvrtc::nvrtc()?, ARCHITECTURE).unwrap();
-    Some(Module::parse(&compiled.ptx).unwrap())
+/// A program as PTX.
+fn compile(program: &Program) -> Module {
+    Module::parse(&compiled(program, ARCHITECTURE).ptx).unwrap()
 }
 
 /// Names a folder for vectors: launches that a device is to repeat.

@@ -4,13 +4,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A folder in `target/data`; `None` where nobody has fetched it. `cargo xtask test` requires it with a variable, so that no test can pass
-/// without it.
-pub(crate) fn fetched(name: &str, required_by: &str) -> Option<PathBuf> {
-    let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
-    let folder = above.map(|folder| folder.join("target/data").join(name)).find(|folder| folder.is_dir());
-    let is_required = std::env::var_os(required_by).is_some();
-    assert!(folder.is_some() || !is_required, "target/data/{name} is missing, but cargo xtask asked for it");
+/// A folder in `target/data`, which this command fetches. A test without it would test nothing, so it must not pass.
+pub(crate) fn fetched(name: &str, command: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/data").join(name);
+    assert!(folder.is_dir(), "target/data/{name} is missing: `{command}` fetches it");
     folder
 }
 
@@ -43,10 +40,7 @@ impl Header<'_> {
 }
 
 /// The headers of the libraries that only `cargo xtask test --gpu-libraries` fetches.
-pub(crate) fn of_libraries() -> Option<Vec<PathBuf>> {
+pub(crate) fn of_libraries() -> Vec<PathBuf> {
     let folders = ["gpu-cublas", "gpu-cudnn", "gpu-nccl", "gpu-runtime", "gpu-crt", "gpu-stub"];
-    folders.into_iter().map(|name| fetched(name, REQUIRED)).collect()
+    folders.into_iter().map(|name| fetched(name, "cargo xtask test --gpu-libraries")).collect()
 }
-
-/// Set by `cargo xtask test --gpu-libraries`.
-pub(crate) const REQUIRED: &str = "SWITCHYARD_TEST_GPU_LIBRARIES";

@@ -1,11 +1,10 @@
 //! The executor of PTX as a GPU: memories, kernels compiled when they are needed, products by definition.
 
-use crate::nvrtc;
 use bytemuck::Pod;
 use std::sync::{Arc, Mutex};
 use switchyard_cuda::cublaslt::Format;
 use switchyard_cuda::kernels::{Call, Program};
-use switchyard_cuda::nvrtc::Nvrtc;
+use switchyard_cuda_reference::compiler::compiled;
 use switchyard_cuda_reference::{Device, Launch, Module, Span, fp8};
 use switchyard_worker::cpu::{bf16, f16};
 use switchyard_worker::gpu::{self, Contents, Initial, Matrix, Memory, Product, Work};
@@ -17,17 +16,14 @@ const ARCHITECTURE: &str = "sm_90a";
 static MODULES: Mutex<Vec<(Program, Arc<Module>)>> = Mutex::new(Vec::new());
 
 pub struct Gpu {
-    nvrtc: Nvrtc,
     pub device: Device,
     memories: Vec<(Memory, Span)>,
     seed: u64,
 }
 
 impl Gpu {
-    /// `None` where there is no compiler.
-    pub fn new(seed: u64) -> Option<Gpu> {
-        let nvrtc = nvrtc::nvrtc()?;
-        Some(Gpu { nvrtc, device: Device::default(), memories: Vec::new(), seed })
+    pub fn new(seed: u64) -> Gpu {
+        Gpu { device: Device::default(), memories: Vec::new(), seed }
     }
 
     /// Memory that nobody has written.
@@ -84,8 +80,7 @@ impl Gpu {
         if let Some((_, module)) = modules.iter().find(|(known, _)| known == program) {
             return Arc::clone(module);
         }
-        let compiled = program.compile(&self.nvrtc, ARCHITECTURE).unwrap();
-        let module = Arc::new(Module::parse(&compiled.ptx).unwrap());
+        let module = Arc::new(Module::parse(&compiled(program, ARCHITECTURE).ptx).unwrap());
         modules.push((program.clone(), Arc::clone(&module)));
         module
     }

@@ -46,16 +46,9 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// For steps of so many micro-batches like `batch`; `None` where there is no compiler.
-    pub fn new(
-        plan: &Plan,
-        batch: &Batch,
-        weights: &[f32],
-        is_half: bool,
-        micro_batches: usize,
-        seed: u64,
-    ) -> Option<Loaded> {
-        let mut gpu = Gpu::new(seed)?;
+    /// For steps of so many micro-batches like `batch`.
+    pub fn new(plan: &Plan, batch: &Batch, weights: &[f32], is_half: bool, micro_batches: usize, seed: u64) -> Loaded {
+        let mut gpu = Gpu::new(seed);
         gpu.allocate(Memory::Arena, plan.arena_bytes());
         let losses = plan.losses();
         let rows: usize = losses.iter().map(|loss| loss.rows).sum();
@@ -72,12 +65,12 @@ impl Loaded {
         }
         // Gaps between parameters stay zeros, which a norm sums over.
         gpu.upload(Memory::Gradients, &vec![0.0f32; weights.len()]);
-        Some(Loaded {
+        Loaded {
             rows: [Memory::Losses, Memory::Correct].map(|memory| gpu.allocate(memory, 4 * rows)),
             losses,
             inputs: inputs(batch).iter().map(|(memory, bytes)| gpu.allocate(*memory, bytes.len())).collect(),
             gpu,
-        })
+        }
     }
 
     /// Runs launches on a batch; their loss, and right predictions.

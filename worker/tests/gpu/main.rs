@@ -11,8 +11,6 @@ mod flat_gradients;
 mod gradients;
 mod loaded;
 mod network;
-#[path = "../../cuda-reference/tests/nvrtc/mod.rs"]
-mod nvrtc;
 mod optimizers;
 mod predict;
 mod program;

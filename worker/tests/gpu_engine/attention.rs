@@ -2,7 +2,8 @@
 
 use crate::losses::compare;
 use crate::pods::Job;
-use crate::support::{Change, Told, amp, bert, gpt, libraries, on, run};
+use crate::support::{Change, Told, amp, bert, gpt, on, run};
+use switchyard_cuda_libraries::environment;
 use switchyard_worker_contract::config::*;
 
 const STEPS: u64 = 4;
@@ -11,13 +12,13 @@ const BF16: Precision =
     Precision::Amp(Amp { compute_type: HalfType::Bf16, loss_scaling: LossScaling::Static { scale: 1.0 } });
 
 /// A run in bf16.
-fn with(model: Change, deterministic: bool, extra: &[(&str, &str)]) -> Option<Told> {
+fn with(model: Change, deterministic: bool, extra: &[(&str, &str)]) -> Told {
     let job = Job::new(1, 1, STEPS).with(on(Device::Cuda, STEPS, |config| {
         model(config);
         config.precision = BF16;
         config.gpu.deterministic = deterministic;
     }));
-    Some(run(&job, &libraries()?, extra))
+    run(&job, &environment(), extra)
 }
 
 #[test]
@@ -36,7 +37,6 @@ fn losses_of_fifty_steps_are_those_on_cpus() {
                     config.precision = amp(half, LossScaling::Static { scale });
                     config.gpu.deterministic = deterministic;
                 });
-                let Some(told) = told else { return };
                 assert!(told.log.contains(note), "{name}: {}", told.log);
             }
         }
@@ -45,22 +45,21 @@ fn losses_of_fifty_steps_are_those_on_cpus() {
 
 #[test]
 fn a_graph_of_the_driver_computes_what_its_works_compute_one_by_one() {
-    let runs = [false, true].map(|graphs| {
+    let [eager, captured] = [false, true].map(|graphs| {
         let job = Job::new(1, 1, 6).with(on(Device::Cuda, 6, |config| {
             gpt(config);
             config.precision = BF16;
             config.gpu = Gpu { graphs, deterministic: false, ..config.gpu };
         }));
-        Some(run(&job, &libraries()?, &[("SWITCHYARD_REFERENCE_SEED", "11")]))
+        run(&job, &environment(), &[("SWITCHYARD_REFERENCE_SEED", "11")])
     });
-    let [Some(eager), Some(captured)] = runs else { return };
     assert_eq!(eager.codes, [0], "{}", eager.log);
     assert_eq!((eager.losses(), eager.digest), (captured.losses(), captured.digest));
 }
 
 #[test]
 fn what_cudnn_does_not_compute_goes_by_our_kernels_and_the_log_says_why() {
-    let Some(by_cudnn) = with(gpt, false, &[]) else { return };
+    let by_cudnn = with(gpt, false, &[]);
     assert!(by_cudnn.log.contains("note: cuDNN 9.12.0 accepts 2 of 2 kinds of attention"), "{}", by_cudnn.log);
     // A fault, and what the log says.
     let cases = [
@@ -70,7 +69,7 @@ fn what_cudnn_does_not_compute_goes_by_our_kernels_and_the_log_says_why() {
         ("cudnn-version:91000", "note: attention: kernels of ours", "is 9.10.0, expected 9.11.0 or newer of version 9"),
     ];
     for (fault, counts, reason) in cases {
-        let told = with(gpt, false, &[(FAULT, fault)]).unwrap();
+        let told = with(gpt, false, &[(FAULT, fault)]);
         assert_eq!(told.difference(&by_cudnn, 1e-2), None, "{fault}");
         assert!(told.log.contains(counts) && told.log.contains(reason), "{fault}: {}", told.log);
     }
@@ -78,7 +77,7 @@ fn what_cudnn_does_not_compute_goes_by_our_kernels_and_the_log_says_why() {
 
 #[test]
 fn in_32_bits_cudnn_is_not_asked() {
-    let Some(libraries) = libraries() else { return };
+    let libraries = environment();
     let told = run(&Job::new(1, 1, STEPS).with(on(Device::Cuda, STEPS, gpt)), &libraries, &[]);
     assert!(told.codes == [0] && !told.log.contains("attention"), "{}", told.log);
 }

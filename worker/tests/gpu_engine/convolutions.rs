@@ -2,10 +2,11 @@
 
 use crate::losses::compare;
 use crate::pods::Job;
-use crate::support::{Told, amp, libraries, on, resnet, run};
+use crate::support::{Told, amp, on, resnet, run};
 use std::ffi::OsString;
 use std::path::Path;
 use switchyard_cuda::find::VARIABLE;
+use switchyard_cuda_libraries::environment;
 use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::env;
 
@@ -36,7 +37,6 @@ fn in_f16_the_losses_are_those_on_cpus_and_cudnn_computes_all() {
         config.length = Length::Steps(6);
         config.precision = amp(HalfType::Fp16, LossScaling::Static { scale: 128.0 });
     });
-    let Some(told) = told else { return };
     let counts = counts(&told).unwrap_or_else(|| panic!("{}", told.log));
     // Of each shape forward, and the gradients of the weights and of the input, that one written or added.
     assert!(counts[0] == counts[1] && counts[0] > 20 && counts[0].is_multiple_of(4), "{}", told.log);
@@ -45,7 +45,7 @@ fn in_f16_the_losses_are_those_on_cpus_and_cudnn_computes_all() {
 
 #[test]
 fn what_cudnn_does_not_compute_goes_by_patches_and_the_log_says_why() {
-    let Some(libraries) = libraries() else { return };
+    let libraries = environment();
     let by_cudnn = with(&libraries, &[]);
     let all = counts(&by_cudnn).unwrap_or_else(|| panic!("{}", by_cudnn.log))[1];
     // A fault, which share of the four kinds cuDNN then accepts, and what the log says.
@@ -67,7 +67,7 @@ fn what_cudnn_does_not_compute_goes_by_patches_and_the_log_says_why() {
 
 #[test]
 fn a_machine_without_cudnn_computes_by_patches() {
-    let Some(mut libraries) = libraries() else { return };
+    let mut libraries = environment();
     let folder = tempfile::tempdir().unwrap();
     let variable = libraries.iter_mut().find(|(name, _)| *name == VARIABLE).unwrap();
     for entry in std::fs::read_dir(&variable.1).unwrap() {
@@ -87,7 +87,7 @@ fn a_machine_without_cudnn_computes_by_patches() {
 #[test]
 fn a_second_run_asks_for_no_plan_and_another_version_for_all() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(libraries) = libraries() else { return };
+    let libraries = environment();
     let kept =
         |folder: &Path, fault: &str| with(&libraries, &[(env::GPU_CACHE, folder.to_str().unwrap()), (FAULT, fault)]);
     let first = kept(folder.path(), "");
@@ -106,7 +106,7 @@ fn a_second_run_asks_for_no_plan_and_another_version_for_all() {
 
 #[test]
 fn a_convolution_that_fails_ends_the_rank_with_the_call() {
-    let Some(libraries) = libraries() else { return };
+    let libraries = environment();
     let told = with(&libraries, &[(FAULT, "cudnn-fails:70")]);
     assert_ne!(told.codes, [0], "{}", told.log);
     let expected = "cuDNN: cudnnBackendExecute returned 5000: CUDNN_STATUS_EXECUTION_FAILED";

@@ -1,7 +1,8 @@
 //! What cannot run on a GPU is refused with the reason, and a GPU that fails ends the rank with the driver's words.
 
 use crate::pods::Job;
-use crate::support::{gpt, libraries, on, run};
+use crate::support::{gpt, on, run};
+use switchyard_cuda_libraries::environment;
 use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::env;
 
@@ -9,7 +10,7 @@ const STEPS: u64 = 3;
 
 /// Runs a GPT; its exit code is expected, and so are these words in the log.
 fn fails(ranks: u32, extra: &[(&str, &str)], code: i32, words: &[&str], change: impl FnOnce(&mut EngineConfig)) {
-    let Some(libraries) = libraries() else { return };
+    let libraries = environment();
     let job = Job::new(1, ranks, STEPS).with(on(Device::Cuda, STEPS, |config| {
         gpt(config);
         change(config);
@@ -20,7 +21,7 @@ fn fails(ranks: u32, extra: &[(&str, &str)], code: i32, words: &[&str], change: 
 }
 
 #[test]
-fn a_machine_without_the_libraries() {
+fn a_machine_without_the_environment() {
     let folder = tempfile::tempdir().unwrap();
     let none = folder.path().to_str().unwrap();
     let words = ["spec.engine.device: got Cuda; driver is not on this machine; looked for", "libcuda.so.1"];
@@ -61,7 +62,7 @@ fn gpus_that_mig_divides() {
 }
 
 #[test]
-fn a_driver_that_is_too_old_or_older_than_the_libraries() {
+fn a_driver_that_is_too_old_or_older_than_the_environment() {
     let words = ["is of a driver for CUDA 12.2; expected 12.4 or newer, which NVIDIA's driver 550"];
     fails(1, &[("SWITCHYARD_REFERENCE_FAULT", "driver-version:12020")], 2, &words, |_| ());
     let words = ["is of CUDA 13, and the driver supports CUDA 12: expected a newer driver, or libraries of CUDA 12"];

@@ -1,16 +1,17 @@
 //! What is captured as a graph computes what it computes one by one, bit for bit.
 
 use crate::pods::Job;
-use crate::support::{Change, Told, amp, bert, gpt, libraries, mlp, on, resnet, run};
+use crate::support::{Change, Told, amp, bert, gpt, mlp, on, resnet, run};
 use switchyard_cuda::kernels::optimizer::Numbers;
+use switchyard_cuda_libraries::environment;
 use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::event::GpuCalls;
 
 const STEPS: u64 = 8;
 
-/// A run with and without graphs: `None` where there is no compiler.
-fn with_graphs(graphs: bool, ranks: u32, extra: &[(&str, &str)], change: impl Fn(&mut EngineConfig)) -> Option<Told> {
-    let libraries = libraries()?;
+/// A run with or without graphs.
+fn with_graphs(graphs: bool, ranks: u32, extra: &[(&str, &str)], change: impl Fn(&mut EngineConfig)) -> Told {
+    let libraries = environment();
     let job = Job::new(1, ranks, STEPS).with(on(Device::Cuda, STEPS, |config| {
         change(config);
         config.evaluation.every_steps = 3;
@@ -18,7 +19,7 @@ fn with_graphs(graphs: bool, ranks: u32, extra: &[(&str, &str)], change: impl Fn
     }));
     let told = run(&job, &libraries, extra);
     assert!(told.codes.iter().all(|code| *code == 0), "{}", told.log);
-    Some(told)
+    told
 }
 
 /// Bits of all losses, norms and scales, and the digest of the weights.
@@ -31,8 +32,8 @@ fn bits(told: &Told) -> (Vec<[u64; 3]>, Option<u64>, Option<String>) {
 
 /// Compares both, and the calls of their last step. `graphs`: of a step.
 fn compare(name: &str, (ranks, graphs): (u32, u64), extra: &[(&str, &str)], change: impl Fn(&mut EngineConfig)) {
-    let Some(eager) = with_graphs(false, ranks, extra, &change) else { return };
-    let captured = with_graphs(true, ranks, extra, &change).unwrap();
+    let eager = with_graphs(false, ranks, extra, &change);
+    let captured = with_graphs(true, ranks, extra, &change);
     assert_eq!(eager.progress.len() as u64, STEPS, "{name}");
     assert_eq!(bits(&eager), bits(&captured), "{name}");
     let [GpuCalls { works, launches, .. }, after] = [&eager, &captured].map(|told| told.calls.unwrap());
@@ -66,7 +67,7 @@ fn with_a_dynamic_scale_that_overflows() {
         config.precision = amp(HalfType::Fp16, loss_scaling);
     };
     compare("gpt in f16", (1, 1), &[], fp16);
-    let Some(told) = with_graphs(true, 1, &[], fp16) else { return };
+    let told = with_graphs(true, 1, &[], fp16);
     let scales: Vec<f64> = told.progress.iter().filter_map(|progress| progress.loss_scale).collect();
     assert!(scales.windows(2).any(|pair| pair[1] < pair[0]), "it backs off: {scales:?}");
     assert!(scales.windows(2).any(|pair| pair[1] > pair[0]), "it grows again: {scales:?}");
@@ -87,9 +88,9 @@ fn of_two_ranks_whose_gradients_the_host_sums_while_a_graph_runs() {
 
 #[test]
 fn a_number_of_a_step_that_a_graph_does_not_read_anew_is_found() {
-    let Some(right) = with_graphs(false, 1, &[], mlp) else { return };
+    let right = with_graphs(false, 1, &[], mlp);
     let stale = format!("stale:{}", 2 * size_of::<Numbers>());
-    let baked = with_graphs(true, 1, &[("SWITCHYARD_REFERENCE_FAULT", &stale)], mlp).unwrap();
+    let baked = with_graphs(true, 1, &[("SWITCHYARD_REFERENCE_FAULT", &stale)], mlp);
     let [right, baked] = [right, baked].map(|told| bits(&told));
     assert_eq!(right.0[0], baked.0[0], "the first step has the numbers of the first step");
     assert_ne!((right.0, right.2), (baked.0, baked.2));

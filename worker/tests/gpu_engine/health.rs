@@ -1,9 +1,10 @@
 //! What the driver's NVML says of a GPU reaches log, events and the root cause; a GPU that is gone ends the job; without NVML all is as it was.
 
 use crate::pods::{Job, events};
-use crate::support::{gpt, libraries, on, run};
+use crate::support::{gpt, on, run};
 use std::ffi::OsString;
 use std::path::Path;
+use switchyard_cuda_libraries::environment;
 use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::event::{Event, GpuReport, GpuTrouble};
 use switchyard_worker_contract::gpu::{PcieWidth, SlowedBy, Trouble};
@@ -22,9 +23,9 @@ struct Seen {
     failures: Vec<String>,
 }
 
-/// Runs a GPT with a fault; `None`: without the compiler nothing can run.
-fn with(ranks: u32, fault: &str, devices: &str) -> Option<Seen> {
-    Some(with_libraries(&libraries()?, ranks, fault, devices))
+/// Runs a GPT with a fault.
+fn with(ranks: u32, fault: &str, devices: &str) -> Seen {
+    with_libraries(&environment(), ranks, fault, devices)
 }
 
 fn with_libraries(libraries: &[(&'static str, OsString)], ranks: u32, fault: &str, devices: &str) -> Seen {
@@ -61,7 +62,7 @@ fn says(seen: &Seen, code: i32, words: &[&str]) {
 
 #[test]
 fn a_gpu_that_is_well_is_told_at_the_end_only() {
-    let Some(seen) = with(2, "", "2") else { return };
+    let seen = with(2, "", "2");
     says(&seen, 0, &[]);
     assert!(!seen.log.contains("warning") && !seen.log.contains("nobody watches"), "{}", seen.log);
     assert_eq!((seen.reports.len(), &seen.troubles), (2, &Vec::new()));
@@ -74,7 +75,7 @@ fn a_gpu_that_is_well_is_told_at_the_end_only() {
 
 #[test]
 fn an_error_that_the_run_survives_is_told_with_its_meaning() {
-    let Some(seen) = with(1, "xid:0.40.31", "1") else { return };
+    let seen = with(1, "xid:0.40.31", "1");
     says(&seen, 0, &["warning: rank 0: GPU 0000:10:00.0: XID 31 (GPU memory page fault)"]);
     assert_eq!(seen.reports[0].xids, [31]);
     let trouble = seen.troubles.last().copied().flatten().unwrap();
@@ -84,7 +85,7 @@ fn an_error_that_the_run_survives_is_told_with_its_meaning() {
 
 #[test]
 fn an_error_of_another_gpu_is_not_this_ones() {
-    let Some(seen) = with(1, "xid:1.40.31", "2") else { return };
+    let seen = with(1, "xid:1.40.31", "2");
     says(&seen, 0, &[]);
     assert!(seen.reports[0].xids.is_empty() && seen.troubles.is_empty());
 }
@@ -92,7 +93,7 @@ fn an_error_of_another_gpu_is_not_this_ones() {
 #[test]
 fn the_root_cause_names_the_error_of_the_driver() {
     let words = "returned 719: unspecified launch failure; the driver reported for GPU 0000:10:00.0: XID 31 (GPU memory page fault)";
-    let Some(seen) = with(1, "launch:40,xid:0.40.31", "1") else { return };
+    let seen = with(1, "launch:40,xid:0.40.31", "1");
     says(&seen, 5, &[words]);
     assert!(seen.failures.iter().any(|cause| cause.contains(words)), "{:?}", seen.failures);
     assert_eq!(seen.reports[0].xids, [31], "told although the run failed");
@@ -102,17 +103,17 @@ fn the_root_cause_names_the_error_of_the_driver() {
 fn a_gpu_that_is_gone_ends_the_job_though_its_calls_never_return() {
     let words =
         ["the GPU is gone; the driver reported for GPU 0000:10:00.0: XID 79 (GPU has fallen off the bus), in step 2: "];
-    let Some(seen) = with(1, "hang:40,xid:0.40.79", "1") else { return };
+    let seen = with(1, "hang:40,xid:0.40.79", "1");
     says(&seen, 5, &words);
     // The GPU of the other rank is well: it ends because of the first.
-    let Some(seen) = with(2, "hang:40,xid:0.40.79", "2") else { return };
+    let seen = with(2, "hang:40,xid:0.40.79", "2");
     says(&seen, 5, &words);
     assert!(seen.failures.iter().all(|cause| cause.contains("XID 79")), "{:?}", seen.failures);
 }
 
 #[test]
 fn slow_clocks_heat_and_a_narrow_link_are_told() {
-    let Some(seen) = with(1, "slowed:36,celsius:91,lanes:8", "1") else { return };
+    let seen = with(1, "slowed:36,celsius:91,lanes:8", "1");
     says(&seen, 0, &["warning: rank 0: GPU 0000:10:00.0: its PCIe link uses 8 of 16 lanes"]);
     let report = &seen.reports[0];
     let shares =
@@ -123,14 +124,14 @@ fn slow_clocks_heat_and_a_narrow_link_are_told() {
 
 #[test]
 fn memory_errors_of_this_run_are_told() {
-    let Some(seen) = with(1, "ecc:40", "1") else { return };
+    let seen = with(1, "ecc:40", "1");
     says(&seen, 0, &["warning: rank 0: GPU 0000:10:00.0: memory errors that ECC could not mend"]);
     assert_eq!((seen.reports[0].uncorrected_errors, seen.reports[0].corrected_errors), (Some(1), Some(0)));
 }
 
 #[test]
 fn without_nvml_the_run_is_the_same() {
-    let Some(mut libraries) = libraries() else { return };
+    let mut libraries = environment();
     let watched = with_libraries(&libraries, 1, "", "1");
     let folder = tempfile::tempdir().unwrap();
     for (name, value) in &mut libraries {

@@ -1,28 +1,29 @@
 //! What a launcher is told before anything starts.
 
 use crate::pods::{Job, WORKER};
-use crate::support::{amp, gpt, libraries, on};
+use crate::support::{amp, gpt, on};
 use std::fs::File;
 use std::process::Command;
+use switchyard_cuda_libraries::environment;
 use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::{Inspection, MemoryUse};
 
-fn inspected(precision: Precision) -> Option<Inspection> {
+fn inspected(precision: Precision) -> Inspection {
     let job = Job::new(1, 1, 5).with(on(Device::Cuda, 5, |config| {
         gpt(config);
         config.precision = precision;
     }));
     let mut command = Command::new(WORKER);
-    command.arg("inspect").envs(libraries()?).stdin(File::open(job.path("engine.json")).unwrap());
+    command.arg("inspect").envs(environment()).stdin(File::open(job.path("engine.json")).unwrap());
     let output = command.output().unwrap();
     assert!(output.status.success(), "{output:?}");
-    Some(serde_json::from_slice(&output.stdout).unwrap())
+    serde_json::from_slice(&output.stdout).unwrap()
 }
 
 #[test]
 fn a_job_is_refused_before_it_starts_if_others_have_the_memory_of_its_gpu() {
-    let Some(libraries) = libraries() else { return };
+    let libraries = environment();
     let job = Job::new(1, 2, 5).with(on(Device::Cuda, 5, gpt));
     let inspect = |fault: &str| {
         let mut command = Command::new(WORKER);
@@ -43,7 +44,7 @@ fn a_job_is_refused_before_it_starts_if_others_have_the_memory_of_its_gpu() {
 
 #[test]
 fn the_memory_of_the_gpu_is_told_beside_that_of_the_process() {
-    let Some(whole) = inspected(Precision::Fp32) else { return };
+    let whole = inspected(Precision::Fp32);
     let flat = whole.gpu_memory.unwrap().gradients;
     // Gaps between parameters are few.
     assert!((4 * whole.parameters..5 * whole.parameters).contains(&flat), "{whole:?}");
@@ -52,7 +53,7 @@ fn the_memory_of_the_gpu_is_told_beside_that_of_the_process() {
     assert!(whole.memory.weights == 0 && whole.memory.gradients == 0 && whole.memory.input > 0, "{whole:?}");
     assert_eq!((whole.kernel.as_str(), whole.fp32_memory_bytes), ("cuda sm_90, NVRTC 13.0", None));
     assert_eq!(whole.gpu_fp32_memory_bytes, None);
-    let inspected = inspected(amp(HalfType::Bf16, LossScaling::Static { scale: 1.0 })).unwrap();
+    let inspected = inspected(amp(HalfType::Bf16, LossScaling::Static { scale: 1.0 }));
     assert_eq!(inspected.gpu_fp32_memory_bytes, whole.gpu_memory.map(|memory| memory.total()));
     let half = inspected.gpu_memory.unwrap();
     assert_eq!((half.weights, half.gradients), (flat + flat / 2, flat));

@@ -1,7 +1,8 @@
 //! What a profiled run tells of its kernels. The reference libraries count operations instead of time, so figures are not compared.
 
 use crate::pods::Job;
-use crate::support::{Change, amp, bert, gpt, libraries, mlp, on, resnet, run};
+use crate::support::{Change, amp, bert, gpt, mlp, on, resnet, run};
+use switchyard_cuda_libraries::environment;
 use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::kernels::{KernelTimes, Launches};
 use switchyard_worker_contract::prediction::{Arithmetic, Part};
@@ -10,8 +11,8 @@ const STEPS: u64 = 6;
 const PROFILE: Profile = Profile { from_step: 3, steps: 2 };
 
 /// The times of rank 0, and works of a step.
-fn profiled(ranks: u32, change: impl Fn(&mut EngineConfig)) -> Option<(KernelTimes, u64)> {
-    let libraries = libraries()?;
+fn profiled(ranks: u32, change: impl Fn(&mut EngineConfig)) -> (KernelTimes, u64) {
+    let libraries = environment();
     let job = Job::new(1, ranks, STEPS).with(on(Device::Cuda, STEPS, |config| {
         change(config);
         config.profile = Some(PROFILE);
@@ -23,7 +24,7 @@ fn profiled(ranks: u32, change: impl Fn(&mut EngineConfig)) -> Option<(KernelTim
         run(&unprofiled, &libraries, &[("SWITCHYARD_REFERENCE_DEVICES", "2"), ("SWITCHYARD_REFERENCE_SEED", "3")]);
     assert_eq!(told.digest, expected.digest, "a profile changes no bit");
     let text = unprofiled.read("run-0/record/rank-0.kernels.json");
-    Some((serde_json::from_str(&text).unwrap(), told.calls.unwrap().works))
+    (serde_json::from_str(&text).unwrap(), told.calls.unwrap().works)
 }
 
 fn launches(times: &KernelTimes, is: impl Fn(&Launches) -> bool) -> u64 {
@@ -34,12 +35,10 @@ fn launches(times: &KernelTimes, is: impl Fn(&Launches) -> bool) -> u64 {
 fn every_work_of_the_profiled_steps_is_timed() {
     let models: [(&str, Change); 4] = [("mlp", mlp), ("resnet", resnet), ("gpt", gpt), ("bert", bert)];
     for (merge, (name, model)) in (1..).zip(models) {
-        let Some((times, works)) = profiled(1, |config| {
+        let (times, works) = profiled(1, |config| {
             model(config);
             config.batch_merge = merge;
-        }) else {
-            return;
-        };
+        });
         let steps = u64::from(PROFILE.steps);
         assert_eq!((times.attempt, times.steps, times.tf32), (1, steps, false), "{name}");
         assert_eq!(launches(&times, |_| true), steps * works, "{name}");
@@ -66,22 +65,18 @@ fn every_work_of_the_profiled_steps_is_timed() {
 #[test]
 fn products_tell_what_they_are_computed_with() {
     let bf16 = amp(HalfType::Bf16, LossScaling::Static { scale: 1.0 });
-    let Some((whole, _)) = profiled(1, |config| {
+    let (whole, _) = profiled(1, |config| {
         gpt(config);
         config.gpu.matmul = Matmul::Tf32;
-    }) else {
-        return;
-    };
+    });
     let (half, _) = profiled(1, |config| {
         gpt(config);
         config.precision = bf16;
-    })
-    .unwrap();
+    });
     let (odd, _) = profiled(1, |config| {
         mlp(config);
         config.precision = bf16;
-    })
-    .unwrap();
+    });
     let products = |times: &KernelTimes, is: fn(&Launches) -> bool| {
         let products = times.kernels.iter().filter(|kernel| kernel.name == "product");
         let found: Vec<bool> = products.map(is).collect();
@@ -100,7 +95,7 @@ fn products_tell_what_they_are_computed_with() {
 
 #[test]
 fn ranks_that_reduce_between_backward_and_update_have_no_gap_there() {
-    let Some((times, works)) = profiled(2, mlp) else { return };
+    let (times, works) = profiled(2, mlp);
     assert_eq!(launches(&times, |_| true), u64::from(PROFILE.steps) * works);
     assert_eq!(times.gaps.count, u64::from(PROFILE.steps) * (works - 2));
 }

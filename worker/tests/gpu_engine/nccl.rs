@@ -1,9 +1,10 @@
 //! Gradients that NCCL sums: the same losses as by way of the host, and one root cause when a sum fails.
 
 use crate::pods::{Job, pid_of, wait_for_step};
-use crate::support::{Change, Told, amp, gpt, libraries, mlp, on, run};
+use crate::support::{Change, Told, amp, gpt, mlp, on, run};
 use rustix::process::{Signal, kill_process};
 use std::ffi::OsString;
+use switchyard_cuda_libraries::environment;
 use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::env;
 
@@ -24,19 +25,19 @@ fn wide(config: &mut EngineConfig) {
 }
 
 /// A run with a GPU for each rank of a node.
-fn on_gpus((nodes, ranks): (u32, u32), extra: &[(&str, &str)], change: impl FnOnce(&mut EngineConfig)) -> Option<Told> {
-    let libraries = libraries()?;
+fn on_gpus((nodes, ranks): (u32, u32), extra: &[(&str, &str)], change: impl FnOnce(&mut EngineConfig)) -> Told {
+    let libraries = environment();
     let devices = ranks.to_string();
     let extra = [&[(DEVICES, devices.as_str())], extra].concat();
-    Some(run(&Job::new(nodes, ranks, STEPS).with(on(Device::Cuda, STEPS, change)), &libraries, &extra))
+    run(&Job::new(nodes, ranks, STEPS).with(on(Device::Cuda, STEPS, change)), &libraries, &extra)
 }
 
 /// By NCCL, by way of the host, and on CPUs.
 fn compare(name: &str, (nodes, ranks): (u32, u32), seed: &str, most: f64, change: impl Fn(&mut EngineConfig)) {
-    let Some(summed) = on_gpus((nodes, ranks), &[(SEED, seed)], &change) else { return };
+    let summed = on_gpus((nodes, ranks), &[(SEED, seed)], &change);
     assert!(summed.log.contains("note: gradients are summed by NCCL 2.28.9"), "{name}: {}", summed.log);
     assert_eq!(summed.transport, Some(Transport::Nccl), "{name}: {}", summed.log);
-    let staged = on_gpus((nodes, ranks), &[(SEED, seed), TOO_OLD], &change).unwrap();
+    let staged = on_gpus((nodes, ranks), &[(SEED, seed), TOO_OLD], &change);
     assert!(staged.transport.is_some_and(|transport| transport != Transport::Nccl), "{name}: {}", staged.log);
     assert_eq!(summed.difference(&staged, most), None, "{name} and by way of the host");
     let expected = run(&Job::new(nodes, ranks, STEPS).with(on(Device::Cpu, STEPS, &change)), &[], &[]);
@@ -93,7 +94,7 @@ fn stages(extra: &[(&str, &str)], libraries: &[(&'static str, OsString)], words:
 
 #[test]
 fn ranks_that_cannot_use_nccl_say_why_and_go_by_way_of_the_host() {
-    let Some(mut libraries) = libraries() else { return };
+    let mut libraries = environment();
     stages(&[("CUDA_VISIBLE_DEVICES", "0")], &libraries, "ranks 0 and 1 share GPU 0000:10:00.0 of host 0");
     stages(&[(DEVICES, "2"), TOO_OLD], &libraries, "rank 0: ncclGetVersion: ");
     let other = (FAULT, "nccl-version:31000");
@@ -110,7 +111,7 @@ fn ranks_that_cannot_use_nccl_say_why_and_go_by_way_of_the_host() {
 
 /// A run of two ranks fails with this code, and its log has these words.
 fn fails(fault: &str, code: i32, words: &[&str], extra: &[(&str, &str)], change: impl FnOnce(&mut EngineConfig)) {
-    let Some(libraries) = libraries() else { return };
+    let libraries = environment();
     let job = Job::new(1, 2, STEPS).with(on(Device::Cuda, STEPS, |config| {
         gpt(config);
         change(config);
@@ -144,7 +145,7 @@ fn a_sum_that_never_ends_ends_the_run() {
 
 #[test]
 fn a_rank_that_is_killed_is_the_root_cause_of_all() {
-    let Some(libraries) = libraries() else { return };
+    let libraries = environment();
     let job = Job::new(2, 1, 100_000).with(on(Device::Cuda, 100_000, gpt));
     let mut pods = [0, 1].map(|node| {
         let mut command = job.command(node);

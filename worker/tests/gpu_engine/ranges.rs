@@ -1,11 +1,11 @@
 //! What a profiler sees of a run: the ranges of NVTX, and what is queued within them.
 
 use crate::pods::Job;
-use crate::support::{Change, Told, amp, gpt, libraries, mlp, on, resnet, run};
+use crate::support::{Change, Told, amp, gpt, mlp, on, resnet, run};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use switchyard_cuda::nvtx::VARIABLE;
-use switchyard_cuda_libraries::{RANGES, RECORDER, folder};
+use switchyard_cuda_libraries::{RANGES, RECORDER, environment, folder};
 use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::kernels::KernelTimes;
 use switchyard_worker_contract::prediction::Part;
@@ -44,16 +44,16 @@ fn calls(text: &str) -> Result<Vec<Call>, String> {
 }
 
 /// A run with a profiler: what each rank did.
-fn seen(job: &Job, extra: &[(&str, &str)]) -> Option<(Told, Vec<Vec<Call>>)> {
+fn seen(job: &Job, extra: &[(&str, &str)]) -> (Told, Vec<Vec<Call>>) {
     let place = job.path("ranges");
     fs::create_dir_all(&place).unwrap();
     let (tool, place) = (folder().join(RECORDER), place.to_str().unwrap().to_owned());
     let of_tool = [(VARIABLE, tool.to_str().unwrap()), (RANGES, place.as_str())];
-    let told = run(job, &libraries()?, &[&of_tool, extra].concat());
+    let told = run(job, &environment(), &[&of_tool, extra].concat());
     assert!(told.codes.iter().all(|code| *code == 0), "{}", told.log);
     let files = fs::read_dir(&place).unwrap().map(|entry| fs::read_to_string(entry.unwrap().path()).unwrap());
     let ranks = files.map(|text| calls(&text).unwrap_or_else(|error| panic!("{error}\n{text}")));
-    Some((told, ranks.collect()))
+    (told, ranks.collect())
 }
 
 /// What a step called, with the ranges within it.
@@ -97,7 +97,7 @@ fn each_call_of_a_profiled_step_is_in_its_part_and_layer_and_each_graph_in_its_s
             model(config);
             config.batch_merge = merge;
         });
-        let Some((told, ranks)) = seen(&job, &[]) else { return };
+        let (told, ranks) = seen(&job, &[]);
         let [calls] = &ranks[..] else { panic!("{name}: {} processes", ranks.len()) };
         let times: KernelTimes = serde_json::from_str(&job.read("run-0/record/rank-0.kernels.json")).unwrap();
         let mut expected: BTreeMap<(Part, &str), u64> = BTreeMap::new();
@@ -148,7 +148,7 @@ fn each_call_of_a_profiled_step_is_in_its_part_and_layer_and_each_graph_in_its_s
             assert_eq!((call.as_str(), &ranges[1..]), ("a graph", &[format!("micro-batch {number}"), pass.into()][..]));
         }
         fs::remove_dir_all(job.path("ranges")).unwrap();
-        let expected = run(&job, &libraries().unwrap(), &[]);
+        let expected = run(&job, &environment(), &[]);
         assert_eq!((told.digest, told.calls), (expected.digest, expected.calls), "{name}");
     }
 }
@@ -160,7 +160,7 @@ fn without_graphs_every_step_has_its_layers() {
         config.gpu.graphs = false;
         config.profile = None;
     });
-    let Some((_, ranks)) = seen(&job, &[]) else { return };
+    let (_, ranks) = seen(&job, &[]);
     let last = of_step(&ranks[0], STEPS);
     assert_eq!(of_step(&ranks[0], 1), last);
     let place = ["micro-batch 0", "forward, backward and update", "forward", "layers.0"].map(str::to_owned);
@@ -170,7 +170,7 @@ fn without_graphs_every_step_has_its_layers() {
 #[test]
 fn the_update_of_several_ranks_is_a_range_of_its_own() {
     let job = job(2, mlp);
-    let Some((_, ranks)) = seen(&job, &[("SWITCHYARD_REFERENCE_DEVICES", "2")]) else { return };
+    let (_, ranks) = seen(&job, &[("SWITCHYARD_REFERENCE_DEVICES", "2")]);
     assert_eq!(ranks.len(), 2);
     for calls in ranks {
         let of_last =
@@ -185,7 +185,7 @@ fn the_update_of_several_ranks_is_a_range_of_its_own() {
 
 #[test]
 fn without_a_tool_nothing_is_written_and_what_is_no_tool_is_named_and_left() {
-    let Some(libraries) = libraries() else { return };
+    let libraries = environment();
     let job = job(1, mlp);
     fs::create_dir_all(job.path("ranges")).unwrap();
     let place = job.path("ranges").to_str().unwrap().to_owned();

@@ -1,8 +1,8 @@
 //! What the worker says of the libraries of a machine.
 
 use crate::pods::WORKER;
-use crate::support::libraries;
 use std::process::Command;
+use switchyard_cuda_libraries::environment;
 use switchyard_worker_contract::software::{Library, Process, Software};
 
 fn software(variables: &[(&str, &std::ffi::OsStr)]) -> Software {
@@ -17,7 +17,7 @@ fn versions(libraries: &[Library]) -> Vec<(&str, Option<&str>)> {
 
 #[test]
 fn libraries_are_told_with_file_and_version_and_gpus_with_their_place() {
-    let Some(libraries) = libraries() else { return };
+    let libraries = environment();
     let mut variables: Vec<_> = libraries.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
     variables.push(("SWITCHYARD_REFERENCE_DEVICES", "2".as_ref()));
     let Software { libraries, gpus } = software(&variables);
@@ -37,7 +37,7 @@ fn libraries_are_told_with_file_and_version_and_gpus_with_their_place() {
 
 #[test]
 fn users_of_a_gpu_are_told() {
-    let Some(libraries) = libraries() else { return };
+    let libraries = environment();
     let mut variables: Vec<_> = libraries.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
     variables.push(("SWITCHYARD_REFERENCE_FAULT", "process:4242.1024,mig".as_ref()));
     let Software { gpus, .. } = software(&variables);
@@ -48,7 +48,7 @@ fn users_of_a_gpu_are_told() {
 
 #[test]
 fn a_library_that_cannot_be_used_is_told_with_the_reason_and_what_helps() {
-    let Some(libraries) = libraries() else { return };
+    let libraries = environment();
     let mut variables: Vec<_> = libraries.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
     variables.push(("SWITCHYARD_REFERENCE_FAULT", "nccl-version:21806".as_ref()));
     let Software { libraries, .. } = software(&variables);

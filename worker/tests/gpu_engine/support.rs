@@ -6,11 +6,6 @@ use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::{Event, GpuCalls, Progress};
 
-/// The libraries; `None` where NVRTC is missing.
-pub fn libraries() -> Option<Vec<(&'static str, OsString)>> {
-    switchyard_cuda_libraries::environment()
-}
-
 /// Makes a job that of another model.
 pub type Change = fn(&mut EngineConfig);
 

@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use switchyard_cuda::find::VARIABLE;
+use switchyard_cuda_reference::compiler::cache;
+use switchyard_cuda_reference::fetched;
 
 /// As cargo calls it.
 const LIBRARY: &str = "libswitchyard_cuda_libraries.so";
@@ -41,27 +43,15 @@ pub fn folder() -> PathBuf {
     folder
 }
 
-/// The variables with which a program finds the libraries, and they find NVRTC; `None` where nobody has fetched that. `cargo xtask test`
-/// requires it with `SWITCHYARD_TEST_NVRTC`, so that no test can pass without it.
+/// The variables with which a program finds the libraries, and they find NVRTC.
 ///
 /// # Panics
-/// As [`folder`], or NVRTC is missing and was required.
-pub fn environment() -> Option<Vec<(&'static str, OsString)>> {
-    let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
-    let Some(nvrtc) = above.map(|folder| folder.join("target/data/nvrtc")).find(|folder| folder.is_dir()) else {
-        assert!(
-            std::env::var_os("SWITCHYARD_TEST_NVRTC").is_none(),
-            "target/data/nvrtc is missing, but cargo xtask asked for it"
-        );
-        println!("no NVRTC: nothing was compiled; `cargo xtask test engine` fetches it");
-        return None;
-    };
-    let folder = folder();
-    let cache = folder.join("compiled");
-    std::fs::create_dir_all(&cache).expect("a folder");
-    Some(vec![
-        (VARIABLE, folder.into()),
+/// As [`folder`] and [`fetched`].
+pub fn environment() -> Vec<(&'static str, OsString)> {
+    let nvrtc = fetched("nvrtc");
+    vec![
+        (VARIABLE, folder().into()),
         ("SWITCHYARD_REFERENCE_NVRTC", nvrtc.into()),
-        ("SWITCHYARD_REFERENCE_CACHE", cache.into()),
-    ])
+        ("SWITCHYARD_REFERENCE_CACHE", cache().into()),
+    ]
 }

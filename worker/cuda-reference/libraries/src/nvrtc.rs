@@ -2,13 +2,12 @@
 
 use crate::abi::Pointer;
 use std::ffi::{CStr, OsString, c_char};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
 use switchyard_cuda::Error;
 use switchyard_cuda::find::{NVRTC, Places, VARIABLE};
 use switchyard_cuda::nvrtc::Nvrtc;
+use switchyard_cuda_reference::compiler::{kept, kept_or};
 
 /// What a CUBIN begins with here: it looks like an ELF file, and PTX follows, with a zero at its end.
 pub(crate) const CONTAINER: &[u8] = b"\x7fELF switchyard reference: PTX\n";
@@ -52,43 +51,25 @@ fn with_zero(text: &str) -> Vec<u8> {
 
 impl Program {
     fn compile(&mut self, options: &[String]) -> Result<(), (i32, String)> {
-        let file = self.cached(options);
-        let known = file.as_ref().and_then(|file| std::fs::read_to_string(file).ok());
-        if let Some((log, ptx)) = known.as_deref().and_then(|text| text.split_once('\0')) {
-            (self.log, self.ptx) = (with_zero(log), with_zero(ptx));
-            return Ok(());
-        }
-        let compiler = compiler().map_err(|text| (NO_COMPILER, text))?;
         let headers: Vec<(&str, &str)> = self.headers.iter().map(|(name, text)| (&**name, &**text)).collect();
-        let compiled =
-            compiler.compile((&self.name, &self.source), &headers, options).map_err(|error| match error {
-                Error::Call { code, text, .. } => (code, text),
-                other => (COMPILATION, other.to_string()),
-            })?;
+        let compiled = kept_or(self.cached(options).as_deref(), || {
+            let compiler = compiler().map_err(|text| Error::Refused { call: "nvrtc", text })?;
+            compiler.compile((&self.name, &self.source), &headers, options)
+        });
+        let compiled = compiled.map_err(|error| match error {
+            Error::Call { code, text, .. } => (code, text),
+            other => (NO_COMPILER, other.to_string()),
+        })?;
         (self.log, self.ptx) = (with_zero(&compiled.log), with_zero(&compiled.ptx));
-        if let Some(file) = file {
-            // Other threads and processes may do the same: each writes a file of its own, and the last name counts.
-            static WRITTEN: AtomicU32 = AtomicU32::new(0);
-            let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
-            let own = file.with_extension(format!("{}-{number}", std::process::id()));
-            let written = std::fs::write(&own, format!("{}\0{}", compiled.log, compiled.ptx));
-            // Without it the next process compiles again.
-            let _ = written.and_then(|()| std::fs::rename(&own, &file));
-        }
         Ok(())
     }
 
-    /// The file for what comes of a compilation; its name has all that goes in.
+    /// The file for what comes of a compilation.
     fn cached(&self, options: &[String]) -> Option<PathBuf> {
         let folder = PathBuf::from(std::env::var_os("SWITCHYARD_REFERENCE_CACHE")?);
-        let compiler =
-            std::env::var_os("SWITCHYARD_REFERENCE_NVRTC").and_then(|folder| Path::new(&folder).canonicalize().ok());
-        let half = |salt: u8| {
-            let mut hasher = DefaultHasher::new();
-            (salt, &compiler, &self.name, &self.source, &self.headers, options).hash(&mut hasher);
-            hasher.finish()
-        };
-        Some(folder.join(format!("{:016x}{:016x}.ptx", half(0), half(1))))
+        let compiler = std::env::var_os("SWITCHYARD_REFERENCE_NVRTC");
+        let compiler = compiler.and_then(|folder| Path::new(&folder).canonicalize().ok());
+        Some(kept(&folder, &(&compiler, &self.name, &self.source, &self.headers, options)))
     }
 }
 

@@ -1,9 +1,9 @@
 //! The recorder of ranges under a program that has them by NVIDIA's own headers, so that it is no tool for our own tables only.
 #![allow(clippy::unwrap_used)]
 
-use std::path::Path;
 use std::process::Command;
 use switchyard_cuda_libraries::{RANGES, RECORDER, folder};
+use switchyard_cuda_reference::fetched;
 
 const PROGRAM: &str = r#"
 #include <nvtx3/nvToolsExt.h>
@@ -18,16 +18,7 @@ int main(void) {
 
 #[test]
 fn a_program_with_nvidias_headers_has_its_ranges_written_down() {
-    let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
-    let Some(headers) = above.map(|folder| folder.join("target/data/nvtx-header")).find(|folder| folder.is_dir())
-    else {
-        assert!(
-            std::env::var_os("SWITCHYARD_TEST_CUDA_HEADER").is_none(),
-            "target/data/nvtx-header is missing, but cargo xtask asked for it"
-        );
-        println!("no headers of NVTX: nothing was compiled; `cargo xtask test engine` fetches them");
-        return;
-    };
+    let headers = fetched("nvtx-header");
     let place = tempfile::tempdir().unwrap();
     let (source, program, ranges) =
         (place.path().join("ranges.c"), place.path().join("program"), place.path().join("ranges"));

@@ -53,26 +53,19 @@ impl Bits for bool {
 }
 
 macro_rules! function {
-    (|$a:ident: $A:ty| $value:expr) => {{
-        let function: Function = |a, _, _| {
-            let $a = <$A>::of(a);
-            ($value).bits()
-        };
-        Some(function)
-    }};
-    (|$a:ident: $A:ty, $b:ident: $B:ty| $value:expr) => {{
-        let function: Function = |a, b, _| {
-            let ($a, $b) = (<$A>::of(a), <$B>::of(b));
-            ($value).bits()
-        };
-        Some(function)
-    }};
+    (|$a:ident: $A:ty| $value:expr) => {
+        function!(|$a: $A, _b: u64, _c: u64| $value)
+    };
+    (|$a:ident: $A:ty, $b:ident: $B:ty| $value:expr) => {
+        function!(|$a: $A, $b: $B, _c: u64| $value)
+    };
     (|$a:ident: $A:ty, $b:ident: $B:ty, $c:ident: $C:ty| $value:expr) => {{
-        let function: Function = |a, b, c| {
+        #[inline(always)]
+        fn lane(a: u64, b: u64, c: u64) -> u64 {
             let ($a, $b, $c) = (<$A>::of(a), <$B>::of(b), <$C>::of(c));
             ($value).bits()
-        };
-        Some(function)
+        }
+        Some(Function { lane, warp: |a, b, c| std::array::from_fn(|at| lane(a[at], b[at], c[at])) })
     }};
 }
 
@@ -162,6 +155,11 @@ fn extract(a: u32, b: u32, c: u32) -> u32 {
     let (at, bits) = (b & 0xff, c & 0xff);
     let shifted = a.checked_shr(at).unwrap_or(0);
     if bits >= 32 { shifted } else { shifted & ((1 << bits) - 1) }
+}
+
+/// What `bfi.b32` computes.
+pub(super) fn insertion() -> Option<Function> {
+    function!(|a: u64, b: u64, place: u64| insert(a, b, place))
 }
 
 /// The low bits of `a` put into `b`. `place` is the first bit that they take and, from bit 8 on, how many they are.

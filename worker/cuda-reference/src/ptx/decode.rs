@@ -1,6 +1,6 @@
 //! One instruction of PTX to operations on numbered registers.
 
-use super::arithmetic::{atomic, function, insert};
+use super::arithmetic::{atomic, function, insertion};
 use super::operands::{Names, number, shown};
 use super::scan::Token;
 use super::{Access, Constant, Flush, Operation, ParseError, Register, Shuffle, Space, Vote};
@@ -205,17 +205,19 @@ impl<'a> Line<'a, '_> {
         let (at, bits) = number(at.text).zip(number(bits.text)).ok_or_else(|| self.unknown())?;
         let place = names.constant(Constant::Bits(at | bits << 8));
         let from = [names.source(from)?, names.source(into)?, place];
-        Ok(Operation::Compute { function: insert, to: self.destination(names)?, from, flush: Flush::Nothing })
+        let function = insertion().ok_or_else(|| self.unknown())?;
+        Ok(Operation::Compute { function, to: self.destination(names)?, from, flush: Flush::Nothing })
     }
 
     /// `cvta.to.global.u64` and `cvta.shared.u64`: global addresses are generic ones, shared ones have a base.
     fn address(&self, modifiers: &[&str], names: &mut Names<'a>) -> Result<Operation, ParseError> {
-        let function: super::Function = match modifiers {
-            ["to", "global", "u64"] | ["global", "u64"] => |a, _, _| a,
-            ["to", "shared", "u64"] => |a, base, _| a.wrapping_sub(base),
-            ["shared", "u64"] => |a, base, _| a.wrapping_add(base),
-            _ => return Err(self.unknown()),
+        let function = match modifiers {
+            ["to", "global", "u64"] | ["global", "u64"] => function("mov.u64"),
+            ["to", "shared", "u64"] => function("sub.u64"),
+            ["shared", "u64"] => function("add.u64"),
+            _ => None,
         };
+        let function = function.ok_or_else(|| self.unknown())?;
         let [from] = self.sources(names)?;
         let base = names.constant(Constant::Bits(super::SHARED));
         Ok(Operation::Compute {
@@ -294,10 +296,11 @@ impl<'a> Line<'a, '_> {
         if is_store || start + to.len() * bytes > size {
             return Err(self.unknown());
         }
+        let function = function("mov.u64").ok_or_else(|| self.unknown())?;
         let copy = |(part, to): (usize, &Register)| {
             let constant = Constant::Parameter { index, offset: start + part * bytes, bytes };
             let from = [names.constant(constant); 3];
-            Target::Operation(Operation::Compute { function: |a, _, _| a, to: *to, from, flush: Flush::Nothing })
+            Target::Operation(Operation::Compute { function, to: *to, from, flush: Flush::Nothing })
         };
         Ok(to.iter().enumerate().map(copy).collect())
     }

@@ -125,8 +125,17 @@ pub(crate) struct Guard {
     pub(crate) negated: bool,
 }
 
-/// A function of up to three registers of one lane.
-pub(crate) type Function = fn(u64, u64, u64) -> u64;
+/// A register of each lane of a warp.
+pub(crate) type Lanes = [u64; 32];
+
+/// A function of up to three registers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Function {
+    /// For one lane.
+    pub(crate) lane: fn(u64, u64, u64) -> u64,
+    /// For all lanes in one call: most instructions of most kernels are of whole warps.
+    pub(crate) warp: fn(&Lanes, &Lanes, &Lanes) -> Lanes,
+}
 
 /// `.ftz`: whether subnormal numbers are zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -48,7 +48,7 @@ fn text_that_is_not_ptx_is_an_error() {
 
 #[test]
 fn instructions_compute_what_the_manual_says() {
-    let compute = |opcode: &str, a: u64, b: u64, c: u64| arithmetic::function(opcode).unwrap()(a, b, c);
+    let compute = |opcode: &str, a: u64, b: u64, c: u64| (arithmetic::function(opcode).unwrap().lane)(a, b, c);
     let float = |value: f32| u64::from(value.to_bits());
     assert_eq!(compute("add.s32", 0xffff_ffff, 2, 0), 1);
     assert_eq!(compute("mul.wide.s32", 0xffff_ffff, 2, 0), (-2i64) as u64);

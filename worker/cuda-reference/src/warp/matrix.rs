@@ -33,28 +33,40 @@ impl Warp {
     pub(super) fn multiply(&mut self, product: Product, active: u32) -> Result<(), LaneFault> {
         let Product { widen, to, left, right, from } = product;
         whole(active)?;
-        // By row, and by column.
-        let (mut rows, mut columns) = ([[0.0f32; 16]; 16], [[0.0f32; 16]; 8]);
+        // Each by the side that is summed over: the inner loop is over columns, whose sums do not wait for each other.
+        let (mut rows, mut columns) = ([[0.0f64; 16]; 16], [[0.0f64; SIDE]; 16]);
         for lane in 0..LANES {
             let (row, pair) = (lane / 4, lane % 4 * 2);
             for (part, register) in left.into_iter().enumerate() {
                 for (half, bits) in halves(self.get(register, lane)).into_iter().enumerate() {
-                    rows[row + part % 2 * SIDE][pair + half + part / 2 * SIDE] = widen(bits);
+                    rows[row + part % 2 * SIDE][pair + half + part / 2 * SIDE] = widen(bits).into();
                 }
             }
             for (part, register) in right.into_iter().enumerate() {
                 for (half, bits) in halves(self.get(register, lane)).into_iter().enumerate() {
-                    columns[row][pair + half + part * SIDE] = widen(bits);
+                    columns[pair + half + part * SIDE][row] = widen(bits).into();
                 }
             }
         }
-        for lane in 0..LANES {
-            for (part, (to, from)) in to.into_iter().zip(from).enumerate() {
-                let (row, column) = (&rows[lane / 4 + part / 2 * SIDE], &columns[lane % 4 * 2 + part % 2]);
-                let added = f64::from(f32::from_bits(self.get(from, lane) as u32));
-                let sum = row.iter().zip(column).fold(added, |sum, (a, b)| sum + f64::from(*a) * f64::from(*b));
-                self.set(to, lane, (sum as f32).to_bits().into());
+        let mut sums = [[0.0f64; SIDE]; 16];
+        let places = |lane: usize, part: usize| (lane / 4 + part / 2 * SIDE, lane % 4 * 2 + part % 2);
+        for (lane, (part, from)) in
+            (0..LANES).flat_map(|lane| from.into_iter().enumerate().map(move |part| (lane, part)))
+        {
+            let (row, column) = places(lane, part);
+            sums[row][column] = f32::from_bits(self.get(from, lane) as u32).into();
+        }
+        for (sums, row) in sums.iter_mut().zip(&rows) {
+            for (factor, column) in row.iter().zip(&columns) {
+                sums.iter_mut().zip(column).for_each(|(sum, other)| *sum += factor * other);
             }
+        }
+        for (part, to) in to.into_iter().enumerate() {
+            let of = |lane| {
+                let (row, column) = places(lane, part);
+                u64::from((sums[row][column] as f32).to_bits())
+            };
+            self.put(to, &std::array::from_fn(of), active);
         }
         Ok(())
     }
@@ -95,9 +107,7 @@ impl Warp {
                 machine.shared.check(address, 2, Kind::Read, &now).map_err(|fault| LaneFault(fault, lane))?;
                 values[lane] |= number(machine.shared.bytes(address, 2)) << (16 * half);
             }
-            for (lane, value) in values.into_iter().enumerate() {
-                self.set(to, lane, value);
-            }
+            self.put(to, &values, active);
         }
         if machine.is_counted {
             machine.counts.shared.add(conflicts(&offsets, ROW, false));

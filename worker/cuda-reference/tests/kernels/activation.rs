@@ -89,7 +89,7 @@ fn check<T: Number>(width: u32, count: usize) {
     for function in FUNCTIONS {
         let rows = rows::<T>(width);
         let activation = Activation::new(function, rows, count as u32).unwrap();
-        let Some(module) = compile(&activation.program()) else { return };
+        let module = compile(&activation.program());
         let what = format!("{function:?}, {} {count} x {width}", T::NAME);
         let bias = numbers(3, width as usize, 0.5);
         let x = values::<T>(rows, &matrix::<T>(rows, count, input)).concat();
@@ -155,7 +155,7 @@ fn rows_of_models_are_exact() {
 fn what_is_left_out_is_not_touched() {
     let rows = rows::<f32>(40);
     let activation = Activation::new(Function::Tanh, rows, 3).unwrap();
-    let Some(module) = compile(&activation.program()) else { return };
+    let module = compile(&activation.program());
     let mut device = Device::default();
     let x = device.upload("x", &matrix::<f32>(rows, 3, input));
     let dy = device.upload("dy", &[1.0f32; 120]);
@@ -174,7 +174,7 @@ fn what_is_left_out_is_not_touched() {
 fn the_rectifier_keeps_nan_and_stops_infinity() {
     let rows = rows::<f32>(4);
     let activation = Activation::new(Function::Relu, rows, 1).unwrap();
-    let Some(module) = compile(&activation.program()) else { return };
+    let module = compile(&activation.program());
     let mut device = Device::default();
     let x = device.upload("x", &[f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0]);
     let dy = device.upload("dy", &[f32::INFINITY; 4]);
@@ -194,15 +194,13 @@ fn a_row_is_moved_once() {
             table += &costs::<bf16>(function, width, count);
         }
     }
-    if !table.is_empty() {
-        insta::assert_snapshot!("activation", table);
-    }
+    insta::assert_snapshot!("activation", table);
 }
 
 fn costs<T: Number>(function: Function, width: u32, count: usize) -> String {
     let rows = rows::<T>(width);
     let activation = Activation::new(function, rows, count as u32).unwrap();
-    let Some(module) = compile(&activation.program()) else { return String::new() };
+    let module = compile(&activation.program());
     let got = play::<T>(&module, activation, rows, count, 9, false, 0);
     let all = count * width as usize * size_of::<T>();
     let (moved, partial) = (if function == Function::Identity { 0 } else { all }, activation.partial_bytes(9));

@@ -112,7 +112,7 @@ fn near<T: Number>(what: &str, got: &[f64], wanted: &[Sum]) {
 }
 
 fn check<T: Number>(shape: Shape, largest: f32) {
-    let Some(module) = compile(&Attention::new(shape).unwrap().program()) else { return };
+    let module = compile(&Attention::new(shape).unwrap().program());
     let (qkv, d_out) = inputs::<T>(shape, largest);
     let wide = |numbers: &[T]| numbers.iter().map(|number| number.get()).collect::<Vec<f64>>();
     let first = play(&module, shape, (&qkv, &d_out), 3, 0);
@@ -177,13 +177,11 @@ fn every_tile_is_moved_once_by_each_block() {
             table += &costs::<bf16>(shape::<bf16>([1, context], [2, head_size], causal));
         }
     }
-    if !table.is_empty() {
-        insta::assert_snapshot!("attention", table);
-    }
+    insta::assert_snapshot!("attention", table);
 }
 
 fn costs<T: Number>(shape: Shape) -> String {
-    let Some(module) = compile(&Attention::new(shape).unwrap().program()) else { return String::new() };
+    let module = compile(&Attention::new(shape).unwrap().program());
     let (qkv, d_out) = inputs::<T>(shape, 1.0);
     let got = play(&module, shape, (&qkv, &d_out), 4, 0);
     let all = size_of_val(d_out.as_slice());

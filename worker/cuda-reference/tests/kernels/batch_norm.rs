@@ -144,7 +144,7 @@ fn play<T: Number>(
 fn check<T: Number>(width: u32, count: usize, most: u32, options: Options) {
     let rows = rows::<T>(width);
     let norm = BatchNorm::new(rows, count as u32).unwrap();
-    let Some(module) = compile(&norm.program()) else { return };
+    let module = compile(&norm.program());
     let all: Vec<Got<T>> =
         (0..super::SEEDS).map(|seed| play::<T>(&module, norm, rows, (count, most), options, input, seed)).collect();
     let of = |matrix: &[T]| values::<T>(rows, matrix);
@@ -194,7 +194,7 @@ fn channels_of_models_are_exact() {
 fn a_small_variance_around_a_large_mean_is_not_lost() {
     let rows = rows::<f32>(4);
     let norm = BatchNorm::new(rows, 3000).unwrap();
-    let Some(module) = compile(&norm.program()) else { return };
+    let module = compile(&norm.program());
     // Channels far from zero, one with a single value beside thousands of another, and a constant one.
     fn value(index: usize) -> f32 {
         match index % 4 {
@@ -226,15 +226,13 @@ fn rows_are_moved_once_in_each_pass() {
         table += &costs::<f32>(width, count, most);
         table += &costs::<bf16>(width, count, most);
     }
-    if !table.is_empty() {
-        insta::assert_snapshot!("batch_norm", table);
-    }
+    insta::assert_snapshot!("batch_norm", table);
 }
 
 fn costs<T: Number>(width: u32, count: usize, most: u32) -> String {
     let rows = rows::<T>(width);
     let norm = BatchNorm::new(rows, count as u32).unwrap();
-    let Some(module) = compile(&norm.program()) else { return String::new() };
+    let module = compile(&norm.program());
     let got = play::<T>(&module, norm, rows, (count, most), FULL, input, 0);
     let all = count * width as usize * size_of::<T>();
     // Every block reads what belongs to its channels once; the sums of all blocks are read twice for the variance.

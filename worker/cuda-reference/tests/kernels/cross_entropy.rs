@@ -94,7 +94,7 @@ fn problem<T: Number>(rows: Rows, count: usize) -> (Vec<T>, Vec<u32>) {
 }
 
 fn check<T: Number>(rows: Rows, count: usize, most: u32, shared: u32, smoothing: f32) {
-    let Some(module) = compile(&CrossEntropy::new(rows, 1).unwrap().program()) else { return };
+    let module = compile(&CrossEntropy::new(rows, 1).unwrap().program());
     let (logits, targets) = problem::<T>(rows, count);
     let wanted = exact(&values(rows, &logits), &targets, smoothing.into());
     let what = format!("{} {count} x {}, smoothing {smoothing}", T::NAME, rows.width);
@@ -138,7 +138,7 @@ fn the_vocabulary_of_gpt_2_is_exact() {
 #[test]
 fn a_row_with_a_nan_predicts_nothing_and_its_loss_is_one() {
     let rows = rows::<f32>(40);
-    let Some(module) = compile(&CrossEntropy::new(rows, 1).unwrap().program()) else { return };
+    let module = compile(&CrossEntropy::new(rows, 1).unwrap().program());
     for place in [0, 17, 39] {
         let mut logits = matrix::<f32>(rows, 1, |index| number(5, index));
         logits[place] = f32::NAN;
@@ -150,7 +150,7 @@ fn a_row_with_a_nan_predicts_nothing_and_its_loss_is_one() {
 #[test]
 fn a_target_that_is_no_column_gives_no_loss_and_reads_no_other_row() {
     let rows = rows::<f32>(40);
-    let Some(module) = compile(&CrossEntropy::new(rows, 1).unwrap().program()) else { return };
+    let module = compile(&CrossEntropy::new(rows, 1).unwrap().program());
     let logits = matrix::<f32>(rows, 1, |index| number(5, index));
     for target in [40, u32::MAX - 1] {
         let got = play(&module, rows, &logits, &[target], (1, SHARED, 0.0), 0, true);
@@ -166,13 +166,11 @@ fn a_row_is_moved_once_if_it_is_held() {
         table += &costs::<f32>(rows(f32::ELEMENT), 3);
         table += &costs::<bf16>(rows(bf16::ELEMENT), 3);
     }
-    if !table.is_empty() {
-        insta::assert_snapshot!("cross_entropy", table);
-    }
+    insta::assert_snapshot!("cross_entropy", table);
 }
 
 fn costs<T: Number>(rows: Rows, count: usize) -> String {
-    let Some(module) = compile(&CrossEntropy::new(rows, 1).unwrap().program()) else { return String::new() };
+    let module = compile(&CrossEntropy::new(rows, 1).unwrap().program());
     let (logits, targets) = problem::<T>(rows, count);
     let got = play(&module, rows, &logits, &targets, (2, SHARED, 0.0), 0, true);
     let what = format!("cross entropy, {} {count} x {}", T::NAME, rows.width);

@@ -1,12 +1,13 @@
-//! NVIDIA's disassembler, as `cargo xtask test` fetches it: the machine code of many CUBINs in one run.
+//! NVIDIA's disassembler, as `cargo xtask data cuda` fetches it: the machine code of many CUBINs in one run.
 //!
 //! To start costs it a fifth of a second, and it takes one file. So the code of all kernels goes into one file without any structure, and what an
 //! ELF file says of it is read here: where kernels begin, and the functions that the compiler has put behind them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
+use switchyard_cuda_reference::fetched;
 
 /// Bytes of an instruction, on every architecture since Volta.
 const INSTRUCTION: usize = 16;
@@ -98,18 +99,8 @@ impl Section {
 pub struct Disassembler(PathBuf);
 
 impl Disassembler {
-    /// `None` where nobody has fetched it. `cargo xtask test` requires it with `SWITCHYARD_TEST_NVRTC`, as it does the compiler.
-    pub fn new() -> Option<Disassembler> {
-        let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
-        let found = above.map(|folder| folder.join("target/data/nvdisasm/nvdisasm")).find(|path| path.is_file());
-        if found.is_none() {
-            assert!(
-                std::env::var_os("SWITCHYARD_TEST_NVRTC").is_none(),
-                "target/data/nvdisasm/nvdisasm is missing, but cargo xtask asked for it"
-            );
-            println!("no nvdisasm: no machine code was read; `cargo xtask test engine` fetches it");
-        }
-        found.map(Disassembler)
+    pub fn new() -> Disassembler {
+        Disassembler(fetched("nvdisasm").join("nvdisasm"))
     }
 
     /// The instructions of kernels for an architecture, in the order of `sections`. Every 16 bytes must have become one.

@@ -30,7 +30,7 @@ fn table<T: Number>(seed: u64, entries: u32, width: u32) -> Vec<T> {
 fn check_forward<T: Number>(rows: Rows, count: usize, context: u32, has_segments: bool) -> Counts {
     let width = rows.width;
     let embedding = Embedding::new(rows, count as u32, context).unwrap();
-    let Some(module) = compile(&embedding.program()) else { return Counts::default() };
+    let module = compile(&embedding.program());
     let (tokens, segments) = (tokens(count), segments(count));
     let tables = [table::<T>(1, VOCABULARY, width), table(2, context, width), table(3, SEGMENTS, width)];
     let mut counts = Counts::default();
@@ -114,7 +114,7 @@ fn play<T: Number>(
 fn check_backward<T: Number>(width: u32, ids: &[u32], entries: u32, context: u32) {
     let (rows, count) = (rows::<T>(width), ids.len());
     let embedding = Embedding::new(rows, count as u32, context).unwrap();
-    let Some(module) = compile(&embedding.program()) else { return };
+    let module = compile(&embedding.program());
     let dx = values::<T>(rows, &matrix::<T>(rows, count, |index| number(4, index)));
     let mut wanted = [vec![1.0; (entries * width) as usize], vec![0.0; (context * width) as usize]];
     for (row, dx) in dx.iter().enumerate() {
@@ -165,15 +165,13 @@ fn rows_are_moved_once() {
         table += &costs::<f32>(768, count);
         table += &costs::<bf16>(768, count);
     }
-    if !table.is_empty() {
-        insta::assert_snapshot!("embedding", table);
-    }
+    insta::assert_snapshot!("embedding", table);
 }
 
 fn costs<T: Number>(width: u32, count: usize) -> String {
     let rows = rows::<T>(width);
     let embedding = Embedding::new(rows, count as u32, 64).unwrap();
-    let Some(module) = compile(&embedding.program()) else { return String::new() };
+    let module = compile(&embedding.program());
     let forward = check_forward::<T>(rows, count, 64, false);
     let ids = tokens(count);
     let (_, [gradient, runs, positions]) = play::<T>(&module, embedding, rows, (&ids, VOCABULARY, 64), (4, false), 0);

@@ -13,7 +13,7 @@ fn numbers(count: usize, of: usize) -> Vec<u32> {
 fn check<T: Number>(width: u32, count: usize) -> [Counts; 2] {
     let (rows, of) = (rows::<T>(width), 2 * count + 1);
     let gather = Gather::new(rows, count as u32, of as u32).unwrap();
-    let Some(module) = compile(&gather.program()) else { return Default::default() };
+    let module = compile(&gather.program());
     let ids = numbers(count, of);
     let [all, old, some] =
         [(1, of), (2, of), (3, count)].map(|(seed, count)| matrix::<T>(rows, count, |at| number(seed, at)));
@@ -43,7 +43,7 @@ fn check<T: Number>(width: u32, count: usize) -> [Counts; 2] {
 fn all_rows_are_added_in_their_places() {
     let rows = rows::<bf16>(21);
     let gather = Gather::new(rows, 5, 5).unwrap();
-    let Some(module) = compile(&gather.program()) else { return };
+    let module = compile(&gather.program());
     let [old, dy] = [2, 3].map(|seed| matrix::<bf16>(rows, 5, |at| number(seed, at)));
     let mut device = Device::default();
     let (dx_at, dy_at) = (device.upload("dx", &old), device.upload("dy", &dy));
@@ -71,22 +71,18 @@ fn picked_rows_are_moved_once() {
         let floors: [&[(&str, [usize; 2])]; 2] =
             [&[("x", [there, 0]), ("y", [0, all])], &[("dy", [there, 0]), ("dx", [there, there])]];
         for ((counts, floors), kernel) in [forward, backward].iter().zip(floors).zip(["gather", "scatter"]) {
-            if !counts.memory.is_empty() {
-                let what = format!("{kernel}, {name} 24 x 768");
-                at_the_floor(&what, counts, floors);
-                table += &line(&what, counts);
-            }
+            let what = format!("{kernel}, {name} 24 x 768");
+            at_the_floor(&what, counts, floors);
+            table += &line(&what, counts);
         }
     }
-    if !table.is_empty() {
-        insta::assert_snapshot!("gather", table);
-    }
+    insta::assert_snapshot!("gather", table);
 }
 
 #[test]
 fn a_row_that_occurs_twice_is_found() {
     let gather = Gather::new(rows::<f32>(4), 2, 3).unwrap();
-    let Some(module) = compile(&gather.program()) else { return };
+    let module = compile(&gather.program());
     let mut device = Device::default();
     let [numbers, dy, dx] =
         [device.upload("numbers", &[1u32, 1]), device.upload("dy", &[1.0f32; 8]), device.upload("dx", &[0.0f32; 12])];

@@ -14,7 +14,7 @@ fn normalisation(channels: usize) -> Vec<[f32; 2]> {
 fn images<T: Number>(width: u32, count: usize, channels: usize) -> Counts {
     let rows = rows::<T>(width);
     let input = Input::new(rows, count as u32, Some(channels as u32)).unwrap();
-    let Some(module) = compile(&input.program()) else { return Counts::default() };
+    let module = compile(&input.program());
     let mut bytes: Vec<u8> = (0..count * width as usize).map(|at| (at * at * 31 + at * 7) as u8).collect();
     let table = normalisation(channels);
     let of = |(at, &byte): (usize, &u8)| {
@@ -38,7 +38,7 @@ fn images<T: Number>(width: u32, count: usize, channels: usize) -> Counts {
 fn features<T: Number>(width: u32, count: usize) -> Counts {
     let rows = rows::<T>(width);
     let input = Input::new(rows, count as u32, None).unwrap();
-    let Some(module) = compile(&input.program()) else { return Counts::default() };
+    let module = compile(&input.program());
     let given: Vec<f32> = (0..count * width as usize).map(|at| number(1, at)).collect();
     let wanted: Vec<f64> = given.iter().map(|value| T::of(*value).get()).collect();
     let mut counts = Counts::default();
@@ -69,19 +69,15 @@ fn samples_have_the_bits_of_the_cpu() {
 fn samples_are_moved_once() {
     let mut table = String::new();
     let mut note = |what: &str, counts: Counts, floors: [usize; 2]| {
-        if !counts.memory.is_empty() {
-            at_the_floor(what, &counts, &[("from", [floors[0], 0]), ("to", [0, floors[1]])]);
-            table += &line(what, &counts);
-        }
+        at_the_floor(what, &counts, &[("from", [floors[0], 0]), ("to", [0, floors[1]])]);
+        table += &line(what, &counts);
     };
     // A pixel of three channels fills 12 of 16 bytes, and 6: what is moved has the gaps.
     note("input f32 2048 x 3 bytes", images::<f32>(3, 2048, 3), [2048 * 3, 2048 * 16]);
     note("input bf16 2048 x 3 bytes", images::<bf16>(3, 2048, 3), [2048 * 3, 2048 * 16]);
     note("input bf16 16 x 768 bytes", images::<bf16>(768, 16, 3), [16 * 768, 16 * 768 * 2]);
     note("input bf16 16 x 768 numbers", features::<bf16>(768, 16), [16 * 768 * 4, 16 * 768 * 2]);
-    if !table.is_empty() {
-        insta::assert_snapshot!("input", table);
-    }
+    insta::assert_snapshot!("input", table);
 }
 
 #[test]

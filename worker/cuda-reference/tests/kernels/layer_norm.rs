@@ -99,7 +99,7 @@ fn parameters(width: usize) -> (Vec<f32>, Vec<f32>) {
 fn check<T: Number>(width: u32, count: usize, most: u32) {
     let rows = rows::<T>(width);
     let norm = LayerNorm::new(rows, count as u32).unwrap();
-    let Some(module) = compile(&norm.program()) else { return };
+    let module = compile(&norm.program());
     let (gamma, beta) = parameters(width as usize);
     let x = values::<T>(rows, &matrix::<T>(rows, count, input));
     let dy = values::<T>(rows, &matrix::<T>(rows, count, |index| number(2, index)));
@@ -161,15 +161,13 @@ fn a_row_is_moved_once() {
         table += &costs::<f32>(width, count, most);
         table += &costs::<bf16>(width, count, most);
     }
-    if !table.is_empty() {
-        insta::assert_snapshot!("layer_norm", table);
-    }
+    insta::assert_snapshot!("layer_norm", table);
 }
 
 fn costs<T: Number>(width: u32, count: usize, most: u32) -> String {
     let rows = rows::<T>(width);
     let norm = LayerNorm::new(rows, count as u32).unwrap();
-    let Some(module) = compile(&norm.program()) else { return String::new() };
+    let module = compile(&norm.program());
     let got = play::<T>(&module, norm, rows, count, most, false, 0);
     let all = count * width as usize * size_of::<T>();
     // Every block reads the parameters once.

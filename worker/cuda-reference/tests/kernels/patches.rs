@@ -14,7 +14,7 @@ const SHORTCUT: Windows = Windows { height: 5, width: 6, kernel: 1, stride: 2, p
 fn check<T: Number>(channels: u32, batch: usize, windows: Windows) -> [Counts; 3] {
     let rows = rows::<T>(channels);
     let patches = Patches::new(rows, batch as u32, windows).unwrap();
-    let Some(module) = compile(&patches.program()) else { return Default::default() };
+    let module = compile(&patches.program());
     let (each, width) = ((windows.height * windows.width) as usize, channels as usize);
     let results = pixels(windows, batch);
     assert_eq!(results.len(), batch * result(windows).iter().product::<usize>());
@@ -72,9 +72,6 @@ fn windows_and_the_gradients_of_their_pixels_are_exact() {
 fn patches_are_moved_once() {
     let mut table = String::new();
     let mut note = |name: &str, counts: &[Counts; 3], [image, added]: [usize; 2], [patches, read]: [usize; 2]| {
-        if counts[0].memory.is_empty() {
-            return;
-        }
         // A pixel is read for each window that has it: what is more than the size of the images comes from caches.
         let floors: [&[(&str, [usize; 2])]; 3] = [
             &[("x", [read, 0]), ("patches", [0, patches])],
@@ -95,15 +92,10 @@ fn patches_are_moved_once() {
     note("f32 2 x 8 x 8 x 64, 1 x 1 stride 2", &counts, [f32, f32 / 4], [f32 / 4, f32 / 4]);
     // Numbers of three channels are read one by one, so a sector of 32 bytes counts again for each of them.
     let windows = Windows { height: 16, width: 16, ..STEM };
-    if let [forward, ..] = &check::<bf16>(3, 2, windows)
-        && !forward.memory.is_empty()
-    {
-        at_the_floor("stem", forward, &[("patches", [0, 2 * 64 * 152 * 2])]);
-        table += &line("bf16 2 x 16 x 16 x 3, 7 x 7 stride 2, patches", forward);
-    }
-    if !table.is_empty() {
-        insta::assert_snapshot!("patches", table);
-    }
+    let [forward, ..] = &check::<bf16>(3, 2, windows);
+    at_the_floor("stem", forward, &[("patches", [0, 2 * 64 * 152 * 2])]);
+    table += &line("bf16 2 x 16 x 16 x 3, 7 x 7 stride 2, patches", forward);
+    insta::assert_snapshot!("patches", table);
 }
 
 #[test]

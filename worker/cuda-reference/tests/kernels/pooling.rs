@@ -42,7 +42,7 @@ fn coarse(at: usize) -> f32 {
 fn max<T: Number>(channels: u32, batch: usize, windows: Windows) -> [Counts; 3] {
     let rows = rows::<T>(channels);
     let pool = MaxPool::new(rows, batch as u32, windows).unwrap();
-    let Some(module) = compile(&pool.program()) else { return Default::default() };
+    let module = compile(&pool.program());
     let each = (windows.height * windows.width) as usize;
     let results = pixels(windows, batch);
     let image = matrix::<T>(rows, batch * each, coarse);
@@ -99,7 +99,7 @@ fn the_largest_of_each_window_and_its_gradient_are_exact() {
 #[test]
 fn a_nan_is_the_largest() {
     let pool = MaxPool::new(rows::<f32>(4), 1, STEM).unwrap();
-    let Some(module) = compile(&pool.program()) else { return };
+    let module = compile(&pool.program());
     let mut image = vec![1.0f32; 9 * 8 * 4];
     image[4 * 27 + 2] = f32::NAN;
     let mut device = Device::default();
@@ -114,7 +114,7 @@ fn a_nan_is_the_largest() {
 fn average<T: Number>(channels: u32, batch: usize, pixels: usize) -> [Counts; 3] {
     let rows = rows::<T>(channels);
     let pool = AveragePool::new(rows, batch as u32, pixels as u32).unwrap();
-    let Some(module) = compile(&pool.program()) else { return Default::default() };
+    let module = compile(&pool.program());
     let image = matrix::<T>(rows, batch * pixels, |at| number(1, at));
     let d_mean = matrix::<T>(rows, batch, |at| number(2, at));
     let old = matrix::<T>(rows, batch * pixels, |at| number(3, at));
@@ -158,10 +158,8 @@ fn means_of_images_and_their_gradients_are_exact() {
 fn images_are_moved_once() {
     let mut table = String::new();
     let mut note = |name: &str, counts: &Counts, floors: &[(&str, [usize; 2])]| {
-        if !counts.memory.is_empty() {
-            at_the_floor(name, counts, floors);
-            table += &line(name, counts);
-        }
+        at_the_floor(name, counts, floors);
+        table += &line(name, counts);
     };
     // A window reads its nine pixels and a pixel reads the windows that have it, beside their neighbours in time: what is more than once
     // the size comes from caches. Borders save a little.
@@ -177,9 +175,7 @@ fn images_are_moved_once() {
     note("average pool bf16", &forward, &[("x", [image, 0]), ("y", [0, mean])]);
     note("average pool backward bf16", &backward, &[("dy", [mean, 0]), ("dx", [0, image])]);
     note("average pool backward bf16, added", &adding, &[("dy", [mean, 0]), ("dx", [image, image])]);
-    if !table.is_empty() {
-        insta::assert_snapshot!("pooling", table);
-    }
+    insta::assert_snapshot!("pooling", table);
 }
 
 #[test]

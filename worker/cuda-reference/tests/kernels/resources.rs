@@ -1,6 +1,5 @@
 use super::disassembler::{Section, sections};
-use super::nvrtc::nvrtc;
-use std::sync::OnceLock;
+use std::sync::LazyLock;
 use switchyard_cuda::kernels::activation::{Activation, Function};
 use switchyard_cuda::kernels::attention::{Attention, Shape};
 use switchyard_cuda::kernels::average_pool::AveragePool;
@@ -17,6 +16,7 @@ use switchyard_cuda::kernels::optimizer::{Optimizer, Rule};
 use switchyard_cuda::kernels::patches::Patches;
 use switchyard_cuda::kernels::windows::Windows;
 use switchyard_cuda::kernels::{Element, Program, Rows, gradients};
+use switchyard_cuda_reference::compiler::{compiled, nvrtc};
 
 /// An A100, an H100 or H200, a B200, and consumer devices of the same family.
 pub(super) const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_90a", "sm_100a", "sm_120"];
@@ -29,18 +29,16 @@ pub(super) struct Built {
     pub sections: Vec<Section>,
 }
 
-/// All programs for all architectures, compiled once for all tests that look at them, each architecture in a thread of its own; `None` where
-/// there is no compiler.
-pub(super) fn built() -> Option<&'static [Built]> {
-    static BUILT: OnceLock<Option<Vec<Built>>> = OnceLock::new();
-    let all = || {
-        let (nvrtc, programs) = (nvrtc()?, programs());
+/// All programs for all architectures, compiled once for all tests that look at them, each architecture in a thread of its own.
+pub(super) fn built() -> &'static [Built] {
+    static BUILT: LazyLock<Vec<Built>> = LazyLock::new(|| {
+        let programs = programs();
         let of = |architecture: &'static str| {
             // An A100 does not convert to 8 bits.
             let programs = programs.iter().enumerate();
             let programs = programs.filter(|(_, (name, _))| architecture != "sm_80" || !name.contains("fp8"));
             let build = |(number, (name, program)): (usize, &(String, Program))| {
-                let compiled = program.compile(&nvrtc, architecture).unwrap();
+                let compiled = compiled(program, architecture);
                 let sections = sections(&compiled.cubin);
                 (number, Built { name: name.clone(), architecture, log: compiled.log, sections })
             };
@@ -50,10 +48,10 @@ pub(super) fn built() -> Option<&'static [Built]> {
             let threads = ARCHITECTURES.map(|architecture| scope.spawn(move || of(architecture)));
             let mut all: Vec<(usize, Built)> = threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
             all.sort_by_key(|(number, _)| *number);
-            Some(all.into_iter().map(|(_, built)| built).collect())
+            all.into_iter().map(|(_, built)| built).collect()
         })
-    };
-    BUILT.get_or_init(all).as_deref()
+    });
+    &BUILT
 }
 
 fn programs() -> Vec<(String, Program)> {
@@ -135,7 +133,7 @@ fn resources(log: &str) -> Result<Vec<String>, String> {
 
 #[test]
 fn no_kernel_spills_on_any_architecture() {
-    let Some(built) = built() else { return };
+    let built = built();
     let mut table = String::new();
     for Built { name, architecture, log, .. } in built {
         let kernels = resources(log).unwrap_or_else(|text| panic!("{name}, {architecture}: {text}"));
@@ -154,7 +152,7 @@ fn a_kernel_that_spills_is_found() {
         __syncthreads();
         for (int i = 0; i < 64; i++) y[i * 1024 + threadIdx.x] = held[i] * held[63 - i];
     }";
-    let Some(nvrtc) = nvrtc() else { return };
+    let nvrtc = nvrtc();
     let options = ["--gpu-architecture=sm_90a", "--ptxas-options=-v"].map(str::to_owned);
     let compiled = nvrtc.compile(("spilling.cu", SOURCE), &[], &options).unwrap();
     let text = resources(&compiled.log).unwrap_err();

@@ -1,24 +1,23 @@
 //! A few launches that were recorded on the executor, as `cargo xtask gpu bundle` records those of all kernels.
 
-use super::nvrtc::nvrtc;
 use std::fs;
 use std::path::Path;
 use switchyard_cuda::kernels::elementwise::Elementwise;
 use switchyard_cuda::kernels::layer_norm::LayerNorm;
 use switchyard_cuda::kernels::recorded::{BYTES, CASES, Case};
 use switchyard_cuda::kernels::{Call, Element, Rows};
+use switchyard_cuda_reference::compiler::compiled;
 use switchyard_cuda_reference::{Device, Module, Recorder, Span};
 
 /// Numbers of a row, with gaps behind them, and rows.
 const ROWS: Rows = Rows { element: Element::Bf16, width: 33, pitch: 40 };
 const COUNT: usize = 5;
 
-/// Writes two launches: one whose arithmetic is approximate, and one that is exact. `None` where there is no compiler.
-pub fn record(folder: &Path) -> Option<()> {
-    let nvrtc = nvrtc()?;
+/// Writes two launches: one whose arithmetic is approximate, and one that is exact.
+pub fn record(folder: &Path) {
     let recorder = Recorder::new(folder).unwrap();
     let launch = |device: &mut Device, call: Call<Span>| {
-        let module = Module::parse(&call.program().compile(&nvrtc, "sm_90a").unwrap().ptx).unwrap();
+        let module = Module::parse(&compiled(call.program(), "sm_90a").ptx).unwrap();
         recorder.launch(device, &module, &call).unwrap();
     };
     let mut device = Device::default();
@@ -31,7 +30,6 @@ pub fn record(folder: &Path) -> Option<()> {
     let (from, to) = (device.upload("from", &numbers), device.allocate("to", 4 * numbers.len()));
     let convert = Elementwise { from: Element::F32, to: Element::F16 };
     launch(&mut device, convert.convert(1, numbers.len() as u32, from, 0.1, to, false).unwrap());
-    Some(())
 }
 
 /// Changes one byte of what is expected in a buffer of the first launch.

@@ -21,7 +21,7 @@ pub fn command(test: &str, is_right: bool) -> Command {
     command.args([test, "--exact", "--nocapture"]).env(VARIABLE, is_right.to_string()).env_remove("RUST_TEST_THREADS");
     // Of a machine that has GPUs.
     command.env_remove("CUDA_VISIBLE_DEVICES");
-    command.envs(switchyard_cuda_libraries::environment().into_iter().flatten());
+    command.envs(switchyard_cuda_libraries::environment());
     command
 }
 

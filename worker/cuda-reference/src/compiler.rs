@@ -1,0 +1,108 @@
+//! NVIDIA's compiler. What it has made is kept in files for all tests and later runs: to compile costs more than to execute.
+
+use crate::fetched;
+use std::ffi::OsString;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use switchyard_cuda::Error;
+use switchyard_cuda::find::{NVRTC, Places, VARIABLE};
+use switchyard_cuda::kernels::Program;
+use switchyard_cuda::nvrtc::{Compiled, Nvrtc};
+
+/// NVRTC of the pinned wheel.
+///
+/// # Panics
+/// As [`fetched`], or it cannot be opened.
+pub fn nvrtc() -> &'static Nvrtc {
+    static OPENED: LazyLock<Nvrtc> = LazyLock::new(|| {
+        let folder = fetched("nvrtc");
+        let get = |name: &str| (name == VARIABLE).then(|| OsString::from(&folder));
+        let found = Places::new(get, Path::new("/"), None).open(&NVRTC).expect("NVRTC of the wheel");
+        Nvrtc::new(&found.library).expect("NVRTC of the wheel")
+    });
+    &OPENED
+}
+
+/// The machine code and the PTX of a program.
+///
+/// # Panics
+/// As [`nvrtc`], or with the messages of the compiler.
+pub fn compiled(program: &Program, architecture: &str) -> Compiled {
+    let compiler = fetched("nvrtc").canonicalize().expect("a folder");
+    let file = kept(&cache(), &(compiler, program.identity(architecture)));
+    kept_or(Some(&file), || program.compile(nvrtc(), architecture)).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The folder of the files, as old as the build.
+///
+/// # Panics
+/// It cannot be made.
+pub fn cache() -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/kernels");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    folder
+}
+
+/// The file for what comes of a compilation; its name has all that goes in.
+pub fn kept(folder: &Path, all: &impl Hash) -> PathBuf {
+    let half = |salt: u8| {
+        let mut hasher = DefaultHasher::new();
+        (salt, all).hash(&mut hasher);
+        hasher.finish()
+    };
+    folder.join(format!("{:016x}{:016x}", half(0), half(1)))
+}
+
+/// What is in a file, or what `compile` makes, which is then in it.
+///
+/// # Errors
+/// What `compile` says.
+pub fn kept_or(file: Option<&Path>, compile: impl FnOnce() -> Result<Compiled, Error>) -> Result<Compiled, Error> {
+    if let Some(known) = file.and_then(|file| std::fs::read(file).ok()).and_then(|bytes| parsed(&bytes)) {
+        return Ok(known);
+    }
+    let compiled = compile()?;
+    if let Some(file) = file {
+        // Other threads and processes may do the same: each writes a file of its own, and the last name counts.
+        static WRITTEN: AtomicU32 = AtomicU32::new(0);
+        let own = file.with_extension(format!("{}-{}", std::process::id(), WRITTEN.fetch_add(1, Ordering::Relaxed)));
+        let Compiled { log, ptx, cubin } = &compiled;
+        let bytes = [log.as_bytes(), ptx.as_bytes(), cubin].join(&0);
+        // Without it the next process compiles again.
+        let _ = std::fs::write(&own, bytes).and_then(|()| std::fs::rename(&own, file));
+    }
+    Ok(compiled)
+}
+
+/// The log, the PTX and the machine code, with a zero between; texts have none.
+fn parsed(bytes: &[u8]) -> Option<Compiled> {
+    let mut parts = bytes.splitn(3, |byte| *byte == 0);
+    let mut text = || String::from_utf8(parts.next()?.to_vec()).ok();
+    let (log, ptx) = (text()?, text()?);
+    Some(Compiled { log, ptx, cubin: parts.next()?.to_vec() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Compiled, kept, kept_or};
+    use switchyard_cuda::Error;
+
+    #[test]
+    fn what_was_compiled_is_compiled_once_and_a_damaged_file_is_made_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = kept(folder.path(), &("source", "option"));
+        assert_ne!(file, kept(folder.path(), &("source", "another")));
+        let made = |cubin: &[u8]| Compiled { log: "log\n".into(), ptx: "ptx".into(), cubin: cubin.to_vec() };
+        let first = kept_or(Some(&file), || Ok(made(b"\x7fELF\0\0code"))).expect("compiled");
+        let second = kept_or(Some(&file), || unreachable!("it is known")).expect("kept");
+        assert_eq!((first.log, first.ptx, first.cubin), (second.log, second.ptx, second.cubin));
+        std::fs::write(&file, "log").expect("a file");
+        let third = kept_or(Some(&file), || Ok(made(b"new"))).expect("compiled again");
+        assert_eq!(third.cubin, b"new");
+        std::fs::remove_file(&file).expect("a file");
+        let refused = kept_or(Some(&file), || Err(Error::Refused { call: "nvrtc", text: "no".to_owned() }));
+        assert!(refused.is_err() && !file.exists(), "what does not compile is not kept");
+    }
+}
