@@ -102,7 +102,7 @@ fn again(names: &[Name], stages: &[&'static Stage], programs: &[Program], provid
         // Where it cannot run, the stage itself reports it.
         if is_able(stage, provided).unwrap_or(false) {
             launches.iter_mut().for_each(|launch| timed(&mut launch.command, *threads, environment, false));
-            totals.run(stage.name, &mut launches)?;
+            totals.run(stage.name, launches, 1)?;
             totals.print_failures();
             println!("    {}: {} of them pass, {} fail again", stage.name, totals.passed, totals.failed);
         }
@@ -219,12 +219,11 @@ fn stage_of(stage: &Stage, programs: &[Program], provided: &Needs, yields: bool,
         }
         Work::Documentation => documentation(stage.name, totals)?,
         Work::Tests { of, threads, environment } => {
-            for mut group in test_programs::launches(programs, of)? {
-                for launch in &mut group {
-                    timed(&mut launch.command, *threads, environment, yields && stage.lane == Lane::Compute);
-                }
-                totals.run(stage.name, &mut group)?;
+            let (mut launches, width) = test_programs::launches(programs, of)?;
+            for launch in &mut launches {
+                timed(&mut launch.command, *threads, environment, yields && stage.lane == Lane::Compute);
             }
+            totals.run(stage.name, launches, width)?;
         }
     }
     Ok(true)
@@ -279,7 +278,7 @@ fn lint(totals: &mut Totals) {
 /// Tests in the documentation, and its links.
 fn documentation(name: &str, totals: &mut Totals) -> Result<()> {
     let tests = Launch { program: "doc".to_owned(), command: cargo(&["test", "--workspace", "--doc"]) };
-    totals.run(name, &mut [tests])?;
+    totals.run(name, vec![tests], 1)?;
     step("rustdoc", cargo(&["doc", "--workspace", "--no-deps", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"))
 }
 

@@ -114,21 +114,24 @@ fn package_of(id: &str) -> &str {
     }
 }
 
-/// The commands of a stage, in groups that run one after another; those of a group run at the same time.
-pub(crate) fn launches(programs: &[Program], tests: &Tests) -> Result<Vec<Vec<Launch>>> {
+/// How many programs of tests run at a time where they are independent: one that waits, or whose last test runs alone, leaves cores idle.
+const SIDE_BY_SIDE: usize = 2;
+
+/// The commands of a stage, and how many of them run at the same time.
+pub(crate) fn launches(programs: &[Program], tests: &Tests) -> Result<(Vec<Launch>, usize)> {
     let of = |wanted: &dyn Fn(&Program) -> bool| programs.iter().filter(|program| wanted(program)).collect::<Vec<_>>();
-    let groups: Vec<Vec<Launch>> = match tests {
+    let (launches, width) = match tests {
         Tests::AllBut(packages) => {
             let own = |program: &Program| match program.package.as_str() {
                 PACKAGE => program.name == "rules",
                 package => !packages.contains(&package),
             };
-            of(&own).into_iter().map(|program| vec![program.launch()]).collect()
+            (of(&own).into_iter().map(Program::launch).collect(), SIDE_BY_SIDE)
         }
-        Tests::Of(packages) => of(&|program| packages.contains(&program.package.as_str()))
-            .into_iter()
-            .map(|program| vec![program.launch()])
-            .collect(),
+        Tests::Of(packages) => {
+            let own = of(&|program| packages.contains(&program.package.as_str()));
+            (own.into_iter().map(Program::launch).collect(), SIDE_BY_SIDE)
+        }
         Tests::Beside(names, word) => {
             let found = of(&|program| program.is_integration && names.contains(&program.name.as_str()));
             let start = |program: &Program| {
@@ -136,7 +139,7 @@ pub(crate) fn launches(programs: &[Program], tests: &Tests) -> Result<Vec<Vec<La
                 launch.command.arg(word);
                 launch
             };
-            vec![found.into_iter().map(start).collect()]
+            (found.into_iter().map(start).collect(), names.len())
         }
         Tests::Modules(name, modules) => {
             let found = of(&|program| program.package == PACKAGE && program.is_integration && program.name == *name);
@@ -148,19 +151,19 @@ pub(crate) fn launches(programs: &[Program], tests: &Tests) -> Result<Vec<Vec<La
                 ensure!(!own.is_empty(), "{name} has no module `{module}`");
                 let mut launch = program.launch();
                 launch.command.arg("--exact").args(own);
-                Ok(vec![launch])
+                Ok(launch)
             };
-            let mut groups: Vec<Vec<Launch>> = modules.iter().map(module).collect::<Result<_>>()?;
+            let mut launches: Vec<Launch> = modules.iter().map(module).collect::<Result<_>>()?;
             // The library of the tests and the command of the cluster are checked with the first that use them.
             if *name == "processes" && modules.len() > 1 {
                 let own = of(&|program| program.package == PACKAGE && !program.is_integration);
-                groups.splice(0..0, own.into_iter().map(|program| vec![program.launch()]));
+                launches.splice(0..0, own.into_iter().map(Program::launch));
             }
-            groups
+            (launches, 1)
         }
     };
-    ensure!(!groups.is_empty() && groups.iter().all(|group| !group.is_empty()), "{tests:?} names no program");
-    Ok(groups)
+    ensure!(!launches.is_empty(), "{tests:?} names no program");
+    Ok((launches, width))
 }
 
 /// The starts of just these tests, one for each program that is still there.

@@ -1,10 +1,12 @@
 //! Runs test programs and adds up what they report.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -52,17 +54,26 @@ const REPEATED_LINES: usize = 12;
 const REPEATED_CHARACTERS: usize = 300;
 
 impl Totals {
-    /// Runs test commands at the same time, shows their output behind the stage's name, appends all of it to the stage's log, and counts. A
-    /// failing command is remembered; the next ones still run.
-    pub(crate) fn run(&mut self, stage: &str, launches: &mut [Launch]) -> Result<()> {
-        let ended: Vec<Result<(Totals, ExitStatus)>> = thread::scope(|scope| {
-            let started: Vec<_> = launches.iter_mut().map(|launch| scope.spawn(|| one(stage, launch))).collect();
+    /// Runs test commands, `width` at a time, shows their output behind the stage's name, appends all of it to the stage's log, and counts.
+    /// A failing command is remembered; the next ones still run.
+    pub(crate) fn run(&mut self, stage: &str, launches: Vec<Launch>, width: usize) -> Result<()> {
+        let queue = Mutex::new(VecDeque::from(launches));
+        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        let work = || {
+            let mut ended = Vec::new();
+            while let Some(launch) = next() {
+                ended.push(one(stage, launch));
+            }
+            ended
+        };
+        let ended: Vec<Vec<Result<(Totals, ExitStatus)>>> = thread::scope(|scope| {
+            let started: Vec<_> = (0..width).map(|_| scope.spawn(work)).collect();
             let end = |thread: thread::ScopedJoinHandle<'_, _>| {
-                thread.join().unwrap_or_else(|_| bail!("the thread that reads the test's output panicked"))
+                thread.join().unwrap_or_else(|_| vec![Err(anyhow!("the thread that reads the tests' output panicked"))])
             };
             started.into_iter().map(end).collect()
         });
-        for ended in ended {
+        for ended in ended.into_iter().flatten() {
             let (totals, status) = ended.with_context(|| stage.to_owned())?;
             // A runner whose tests failed exits non-zero: its tests are named already.
             if !status.success() && totals.failures.is_empty() {
@@ -124,7 +135,7 @@ pub(crate) fn log(stage: &str) -> std::path::PathBuf {
 }
 
 /// Runs a test command.
-fn one(stage: &str, launch: &mut Launch) -> Result<(Totals, ExitStatus)> {
+fn one(stage: &str, mut launch: Launch) -> Result<(Totals, ExitStatus)> {
     let what = format!("cannot start {:?}", launch.command.get_program());
     let path = log(stage);
     let mut log = File::options().append(true).create(true).open(&path).with_context(|| path.display().to_string())?;

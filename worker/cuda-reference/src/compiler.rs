@@ -35,12 +35,13 @@ pub fn compiled(program: &Program, architecture: &str) -> Compiled {
     kept_or(Some(&file), || program.compile(nvrtc(), architecture)).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The folder of the files, as old as the build.
+/// The folder of the files, next to the compiler in the user's cache: a fresh clone compiles only what has changed.
 ///
 /// # Panics
-/// It cannot be made.
+/// As [`fetched`], or it cannot be made.
 pub fn cache() -> PathBuf {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/kernels");
+    let compiler = fetched("nvrtc").canonicalize().expect("a folder");
+    let folder = compiler.parent().expect("invariant: the wheel lies in a folder").join("kernels");
     std::fs::create_dir_all(&folder).expect("a folder");
     folder
 }
