@@ -81,6 +81,16 @@ default
 {{ toJson $allow }}.transformList(key, places, '*' in places || request.namespace in places, key)
 {{- end -}}
 
+{{/* A CEL expression: a pod that the controller creates on trial, which stores nothing, to see whether pods of others would pass. */}}
+{{- define "switchyard.isForeignProbe" -}}
+(request.?dryRun.orValue(false) && request.name == 'switchyard-foreign-probe')
+{{- end -}}
+
+{{- define "switchyard.notForeignProbe" -}}
+- name: not-a-probe-that-stands-for-pods-of-others
+  expression: "!{{ include "switchyard.isForeignProbe" . }}"
+{{- end -}}
+
 {{/* Names of the ValidatingAdmissionPolicies, one a line; the bindings have the same. */}}
 {{- define "switchyard.policies" -}}
 {{- $admission := .Values.admissionPolicy | default dict -}}
