@@ -26,5 +26,12 @@ pub const PLAN_MANAGER: &str = "switchyard-plan";
 /// Field manager of the status of a job.
 pub const STATUS_MANAGER: &str = "switchyard-status";
 
+/// The Lease by which the replicas of the controller elect a leader.
+pub const LEASE: &str = "switchyard-controller";
+/// Annotation of the Lease: version of the leader.
+pub const LEADER_VERSION: &str = "training.switchyard.dev/version";
+/// Annotation of the Lease: `ok`, or what the leader found wrong with the admission policies. Absent until it has tried them.
+pub const LEADER_POLICIES: &str = "training.switchyard.dev/policies";
+
 /// Annotation of a pod on the network of its node: the interface by which the other nodes are reached.
 pub const SOCKET_INTERFACE: &str = "training.switchyard.dev/socket-interface";

@@ -8,7 +8,7 @@ mod topo;
 mod values;
 
 pub(super) use cluster::{ClusterArgs, ExplainArgs, PreflightArgs, SnapshotArgs, WhatifArgs};
-pub(super) use diagnose::{ConvertArgs, DoctorArgs, DoctorCommand, DoctorGpuArgs, LintArgs};
+pub(super) use diagnose::{ConvertArgs, DoctorArgs, DoctorClusterArgs, DoctorCommand, DoctorGpuArgs, LintArgs};
 pub(super) use live::{BundleArgs, ConnectionArgs, LogsArgs, StatusArgs};
 pub(super) use simulate::{Limits, SimulateArgs};
 pub(super) use topo::{ImportArgs, TopoArgs, TopoCommand, XmlArgs};

@@ -1,5 +1,6 @@
 //! `switchyard doctor`: reads logs and reports the first error, what followed, and what to check.
 
+mod cluster;
 mod gpu;
 
 use crate::args::{Cli, DoctorArgs, DoctorCommand};
@@ -52,8 +53,10 @@ const STRIDE: u64 = 8 << 20;
 
 /// Reads logs and explains them.
 pub(super) fn doctor(cli: &Cli, args: &DoctorArgs) -> Result<Exit, Failure> {
-    if let Some(DoctorCommand::Gpu(args)) = &args.command {
-        return gpu::gpu(cli, args);
+    match &args.command {
+        Some(DoctorCommand::Gpu(args)) => return gpu::gpu(cli, args),
+        Some(DoctorCommand::Cluster(args)) => return cluster::cluster(cli, args),
+        None => {}
     }
     let (diagnosis, gang, stories) = match live::name_in(args) {
         Some(name) => live::diagnose(args, name).map(|(diagnosis, gang)| (diagnosis, Some(gang), Vec::new()))?,

@@ -10,7 +10,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 /// An example of each command.
-const EXAMPLES: [(&str, &str); 26] = [
+const EXAMPLES: [(&str, &str); 27] = [
     ("run", "switchyard run examples/gpt-source.yaml"),
     ("report", "switchyard report runs/gpt-source-6669"),
     ("plan", "switchyard plan examples/clusters/gpt-rack.yaml --snapshot examples/clusters/two-racks.json"),
@@ -28,6 +28,7 @@ const EXAMPLES: [(&str, &str); 26] = [
     ("preflight", "switchyard preflight examples/clusters/gpt-rack.yaml --snapshot examples/clusters/two-racks.json"),
     ("doctor", "switchyard doctor examples/logs"),
     ("doctor gpu", "switchyard doctor gpu"),
+    ("doctor cluster", "switchyard doctor cluster"),
     ("status", "switchyard status gpt-cluster --namespace team --watch"),
     ("logs", "switchyard logs gpt-cluster --namespace team --rank 2"),
     ("support-bundle", "switchyard support-bundle --namespace team"),

@@ -21,11 +21,10 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use leading::Leader;
 use std::time::Duration;
+use switchyard_crds::labels::{LEADER_POLICIES, LEADER_VERSION, LEASE};
 use tokio::sync::watch::Receiver;
 use tracing::{info, warn};
 
-/// Name of the Lease.
-const LEASE: &str = "switchyard-controller";
 /// A Lease that claims to last longer is not believed: nobody could take over.
 const LONGEST: Duration = Duration::from_secs(3600);
 
@@ -41,6 +40,8 @@ pub(super) struct Candidate {
     pub identity: String,
     pub timing: Timing,
     pub clock: Clock,
+    /// What the leader says of the admission policies, for `switchyard doctor cluster`.
+    pub policies: Receiver<Option<String>>,
 }
 
 /// The Lease as this process last saw it.
@@ -220,6 +221,13 @@ impl Candidate {
             },
             spec: None,
         });
+        let annotations = lease.metadata.annotations.get_or_insert_default();
+        annotations.insert(LEADER_VERSION.into(), env!("CARGO_PKG_VERSION").into());
+        match &*self.policies.borrow() {
+            Some(report) => annotations.insert(LEADER_POLICIES.into(), report.clone()),
+            // That of an earlier leader.
+            None => annotations.remove(LEADER_POLICIES),
+        };
         let spec: &mut LeaseSpec = lease.spec.get_or_insert_default();
         if spec.holder_identity.as_deref() != Some(&self.identity) {
             spec.holder_identity = Some(self.identity.clone());

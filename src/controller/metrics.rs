@@ -49,6 +49,7 @@ pub(super) struct Metrics {
     degraded: Gauge,
     nodes: Family<Labels, Gauge>,
     policies_missing: Family<Labels, Gauge>,
+    policies_locking: Family<Labels, Gauge>,
 }
 
 /// What is counted when the metrics are read.
@@ -90,6 +91,7 @@ impl Metrics {
             degraded: Gauge::default(),
             nodes: Family::default(),
             policies_missing: Family::default(),
+            policies_locking: Family::default(),
         };
         metrics.register();
         metrics.begin();
@@ -149,6 +151,8 @@ impl Metrics {
         registry.register("nodes", help, self.nodes.clone());
         let help = "1 while an admission policy is not in force";
         registry.register("policy_missing", help, self.policies_missing.clone());
+        let help = "1 while an admission policy refuses pods that are not of TrainJobs; known to the leader";
+        registry.register("policy_refuses_foreign", help, self.policies_locking.clone());
         registry.register("leader", "1 while this controller leads", self.leader.clone());
     }
 
@@ -190,8 +194,10 @@ impl Metrics {
     }
 
     /// An admission policy was checked.
-    pub fn policy(&self, name: &str, is_missing: bool) {
-        self.policies_missing.get_or_create(&[("policy", name.to_string().into())]).set(is_missing.into());
+    pub fn policy(&self, name: &str, is_missing: bool, refuses_foreign: bool) {
+        let of = |gauge: &Family<Labels<1>, Gauge>| gauge.get_or_create(&[("policy", name.to_string().into())]).clone();
+        of(&self.policies_missing).set(is_missing.into());
+        of(&self.policies_locking).set(refuses_foreign.into());
     }
 
     /// The gauges, before they are read.

@@ -1,14 +1,20 @@
-//! Whether the admission policies are in force. Without them a TrainJob may ask for what its author may not have, and nothing else shows it.
+//! Whether the admission policies are in force. Without them a TrainJob may ask for what its author may not have, and nothing else shows it;
+//! a policy that fails, on the other hand, may refuse pods of everybody.
 //!
 //! The chart names them (`--admission-policy`), and they are read from time to time: for that the right to get these names is enough,
-//! and a watch would need that to list everybody's.
+//! and a watch would need that to list everybody's. The leader also tries them: it creates pods on trial, which the API server must refuse or
+//! take, and stores nothing of them. What it found is in the log, in the metrics, and in an annotation of its Lease.
 
 use super::Context;
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
+use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
+use std::collections::BTreeSet;
 use std::time::Duration;
-use tokio::sync::watch::Receiver;
-use tracing::{info, warn};
+use switchyard_plan::policies::{Finding, Probe, fault};
+use switchyard_service::trial;
+use tokio::sync::watch::{Receiver, Sender};
+use tracing::{debug, info, warn};
 
 /// Pause between two looks while one is missing, at first and at most: Helm makes policies after the Deployment.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -16,16 +22,20 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Pause while all are in force.
 const PAUSE: Duration = Duration::from_secs(120);
 
-/// Looks until `stop` becomes true; says each change in the log, and what holds in the metrics.
-pub(super) async fn run(context: Context, mut stop: Receiver<bool>) {
+/// Looks until `stop` becomes true, and whenever this controller begins to lead. Reports each change in the log, and the state in the metrics
+/// and to `report`.
+pub(super) async fn run(context: Context, report: Sender<Option<String>>, mut stop: Receiver<bool>) {
     if context.settings.admission_policies.is_empty() {
         return;
     }
     let mut told: Option<Vec<String>> = None;
     let mut pause = FIRST_PAUSE;
+    let mut leading = context.leading.clone();
     while !*stop.borrow() {
-        let faults = context.policies_missing().await;
-        if told.as_ref() != Some(&faults) {
+        let leads = leading.now();
+        let faults = context.policy_faults(leads).await;
+        let is_new = told.as_ref() != Some(&faults);
+        if is_new {
             match faults.as_slice() {
                 [] => info!("the admission policies are in force"),
                 faults => {
@@ -33,26 +43,51 @@ pub(super) async fn run(context: Context, mut stop: Receiver<bool>) {
                 }
             }
         }
+        report.send_replace(leads.then(|| if faults.is_empty() { "ok".into() } else { faults.join("; ") }));
+        pause = if is_new { FIRST_PAUSE } else { (2 * pause).min(LONGEST_PAUSE) };
         let next = if faults.is_empty() { PAUSE } else { pause };
-        pause = if faults.is_empty() { FIRST_PAUSE } else { (2 * pause).min(LONGEST_PAUSE) };
         told = Some(faults);
-        let _ = tokio::time::timeout(next, stop.wait_for(|stop| *stop)).await;
+        tokio::select! {
+            () = tokio::time::sleep(next) => {}
+            () = leading.changed() => {}
+            _ = stop.wait_for(|stop| *stop) => {}
+        }
     }
 }
 
 impl Context {
-    /// The policies that are not in force, each with the reason.
-    async fn policies_missing(&self) -> Vec<String> {
+    /// What is wrong with the policies, each with its name; and the metrics that say so.
+    async fn policy_faults(&self, leads: bool) -> Vec<String> {
+        let (mut missing, mut faults) = self.policies_missing().await;
+        let findings = if leads { self.try_policies().await } else { Vec::new() };
+        missing.extend(findings.iter().filter(|finding| !finding.locks).map(|finding| finding.policy.clone()));
+        for name in &self.settings.admission_policies {
+            let locks = findings.iter().any(|finding| finding.locks && finding.policy == *name);
+            self.metrics.policy(name, missing.contains(name), locks);
+        }
+        // One that is absent refuses nothing, which need not be said twice.
+        for Finding { policy, fault, .. } in findings {
+            let begin = format!("{policy}: ");
+            if !faults.iter().any(|told| told.starts_with(&begin)) {
+                faults.push(begin + &fault);
+            }
+        }
+        faults
+    }
+
+    /// The policies that are not in force, and all of them with the reason.
+    async fn policies_missing(&self) -> (BTreeSet<String>, Vec<String>) {
         let policies = Api::<ValidatingAdmissionPolicy>::all(self.client.clone());
         let bindings = Api::<ValidatingAdmissionPolicyBinding>::all(self.client.clone());
-        let mut faults = Vec::new();
+        let (mut missing, mut faults) = (BTreeSet::new(), Vec::new());
         for name in &self.settings.admission_policies {
             let found = async { Ok::<_, kube::Error>((policies.get_opt(name).await?, bindings.get_opt(name).await?)) };
             match found.await {
                 Ok((policy, binding)) => {
-                    let fault = fault(policy.as_ref(), binding.as_ref());
-                    self.metrics.policy(name, fault.is_some());
-                    faults.extend(fault.map(|fault| format!("{name}: {fault}")));
+                    if let Some(fault) = fault(policy.as_ref(), binding.as_ref()) {
+                        missing.insert(name.clone());
+                        faults.push(format!("{name}: {fault}"));
+                    }
                 }
                 // What keeps one from being read keeps the others, too.
                 Err(error) => {
@@ -61,43 +96,21 @@ impl Context {
                 }
             }
         }
-        faults
+        (missing, faults)
     }
-}
 
-/// Why a policy refuses nothing; `None`: it is in force.
-fn fault(
-    policy: Option<&ValidatingAdmissionPolicy>,
-    binding: Option<&ValidatingAdmissionPolicyBinding>,
-) -> Option<&'static str> {
-    let Some(policy) = policy else { return Some("there is no such ValidatingAdmissionPolicy") };
-    let bound = binding.and_then(|binding| binding.spec.as_ref());
-    let Some(bound) = bound.filter(|bound| bound.policy_name == policy.metadata.name) else {
-        return Some("it has no ValidatingAdmissionPolicyBinding of its name");
-    };
-    let denies = bound.validation_actions.iter().flatten().any(|action| action == "Deny");
-    (!denies).then_some("its binding does not deny")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::fault;
-    use serde_json::{Value, json};
-
-    #[test]
-    fn a_policy_is_in_force_with_a_binding_that_denies() {
-        let found = |policy: Option<Value>, binding: Option<Value>| {
-            let policy = policy.map(|metadata| serde_json::from_value(json!({"metadata": metadata})).unwrap());
-            let binding = binding.map(|spec| serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap());
-            fault(policy.as_ref(), binding.as_ref())
-        };
-        let policy = || Some(json!({"name": "a"}));
-        let binding = |name: &str, action: &str| Some(json!({"policyName": name, "validationActions": [action]}));
-        assert_eq!(found(policy(), binding("a", "Deny")), None);
-        assert_eq!(found(policy(), binding("a", "Audit")), Some("its binding does not deny"));
-        for other in [None, binding("b", "Deny")] {
-            assert_eq!(found(policy(), other), Some("it has no ValidatingAdmissionPolicyBinding of its name"));
+    /// Creates the probes on trial.
+    async fn try_policies(&self) -> Vec<Finding> {
+        let namespace = self.settings.watch_namespaces.first().unwrap_or(&self.settings.namespace);
+        let pods = Api::<Pod>::namespaced(self.client.clone(), namespace);
+        let mut findings = Vec::new();
+        for probe in Probe::ALL {
+            let answer = trial(&pods, &probe.pod()).await;
+            debug!(?probe, ?answer, "a pod was created on trial");
+            findings.extend(
+                probe.judge(&self.settings.admission_policies, answer.as_ref().copied().map_err(String::as_str)),
+            );
         }
-        assert_eq!(found(None, binding("a", "Deny")), Some("there is no such ValidatingAdmissionPolicy"));
+        findings
     }
 }

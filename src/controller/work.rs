@@ -88,10 +88,11 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     let pages = tokio::spawn(pages::serve(listener, pages, readers, stop.clone()));
     // Told after the last work is done: whoever leads next must find nobody at work.
     let (retire, retired) = channel(false);
+    let (report, policies) = channel(None);
     let election = match settings.election {
         Some(timing) => {
             let (namespace, identity) = (settings.namespace.clone(), settings.identity.clone());
-            let candidate = Candidate { client, namespace, identity, timing, clock: boot_time };
+            let candidate = Candidate { client, namespace, identity, timing, clock: boot_time, policies };
             Some(tokio::spawn(candidate.run(leader, retired)))
         }
         None => {
@@ -104,7 +105,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     tokio::spawn(reader::run(context.clone(), warnings::Warnings, stop.clone()));
     tokio::spawn(reader::run(context.clone(), admissions::Admissions, stop.clone()));
     tokio::spawn(reader::run(context.clone(), volumes::Volumes, stop.clone()));
-    tokio::spawn(policies::run(context.clone(), stop.clone()));
+    tokio::spawn(policies::run(context.clone(), report, stop.clone()));
     tokio::spawn(provisioning::run(context.clone(), stop.clone()));
     let running = Arc::new(Semaphore::new(settings.concurrent_reconciles));
     tokio::select! {

@@ -21,6 +21,7 @@ pub mod job;
 pub mod kueue;
 pub mod local;
 pub mod objects;
+pub mod policies;
 pub mod resources;
 pub mod restart;
 pub mod slices;

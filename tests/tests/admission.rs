@@ -1,7 +1,7 @@
 //! What a TrainJob may ask for, and who may do what: the policies and rights of the chart on a real API server.
 //!
-//! The cases are in `admission/cases.yaml`, the users in `admission/users.yaml`. An API server takes a new policy or a changed
-//! ConfigMap into account a moment later: a case is tried again until it ends as expected or a deadline has passed.
+//! The cases are in `admission/cases.yaml`, the users in `admission/users.yaml`. An API server takes a new or a changed policy
+//! into account a moment later: a case is tried again until it ends as expected or a deadline has passed.
 
 mod fence;
 mod rights;
@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+use switchyard_tests::chart::render;
 use switchyard_tests::{ControlPlane, Ended, Options, root};
 
 /// Time for an API server to take a policy into account.
@@ -93,12 +94,12 @@ impl Scene {
         }
     }
 
-    fn allow(&self, allowed: &BTreeMap<String, String>) {
-        let data: BTreeMap<&String, String> =
-            allowed.iter().map(|(key, value)| (key, value.replace("NAMESPACE", &self.namespace))).collect();
-        let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": data,
-            "metadata": {"name": "switchyard-admission", "namespace": "switchyard-system"}});
-        self.must(&["replace", "-f", "-"], &map.to_string());
+    fn allow(&self, allowed: &BTreeMap<String, String>) -> Result<()> {
+        let allow =
+            format!("admissionPolicy.allow={}", json!(allowed).to_string().replace("NAMESPACE", &self.namespace));
+        let policies = render(&["--show-only", "templates/policies/trainjobs.yaml", "--set-json", &allow])?;
+        self.must(&["apply", "-f", "-"], &policies);
+        Ok(())
     }
 
     fn try_case(&self, case: &Case) -> Option<String> {
@@ -121,7 +122,7 @@ async fn accepted_and_refused_jobs() -> Result<()> {
     let mut allowed = BTreeMap::new();
     for case in &cases {
         if case.allowed != allowed {
-            scene.allow(&case.allowed);
+            scene.allow(&case.allowed)?;
             allowed.clone_from(&case.allowed);
         }
         faults.extend(scene.settles(|| scene.try_case(case)));
@@ -131,10 +132,6 @@ async fn accepted_and_refused_jobs() -> Result<()> {
     examples(&scene);
     updates(&scene);
     children(&scene);
-    scene.must(&["delete", "configmap", "-n", "switchyard-system", "switchyard-admission"], "");
-    let case = cases.iter().find(|case| case.title == "no template").unwrap();
-    let without = Case { refused: vec!["no params found".into()], ..case.clone() };
-    assert_eq!(scene.settles(|| scene.try_case(&without)), None, "without the ConfigMap all are refused");
     Ok(())
 }
 
@@ -234,7 +231,7 @@ fn controllers(scene: &Scene) {
         (with("/spec/schedulingGates", json!([])), "spec.schedulingGates: expected training.switchyard.dev/gang"),
         (way(own.clone(), "hostNetwork", json!(true)), "got hostNetwork; expected none of them"),
         (way(own.clone(), "hostPID", json!(true)), "got hostPID; expected none of them"),
-        (way(own.clone(), "volumes", host), "allows it by the key hostPath"),
+        (way(own.clone(), "volumes", host), "not in the chart value admissionPolicy.allow.hostPath"),
         (
             with(
                 "/spec/containers/0",
@@ -247,7 +244,7 @@ fn controllers(scene: &Scene) {
                 "/spec/containers/0",
                 json!({"name": "trainer", "image": "i", "securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}}),
             ),
-            "allows it by the key capability.SYS_ADMIN",
+            "not in the chart value admissionPolicy.allow.capability.SYS_ADMIN",
         ),
     ] {
         let refused = || {

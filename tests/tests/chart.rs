@@ -10,6 +10,7 @@ mod policies;
 mod readers;
 mod render;
 mod rules;
+mod sequences;
 mod server;
 mod values;
 

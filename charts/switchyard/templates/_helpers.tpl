@@ -53,6 +53,44 @@ default
 {{- include "switchyard.account" (list . "node-agent" (.Values.nodeAgent | default dict)) -}}
 {{- end -}}
 
+{{/* The namespace as the owner of what lies in none: if somebody deletes the namespace, the garbage collector deletes policies and roles too,
+     and no policy outlives its release. Unknown without a cluster, and to an installation that makes the namespace itself. */}}
+{{- define "switchyard.owner" -}}
+{{- with lookup "v1" "Namespace" "" (include "switchyard.namespace" .) }}
+  ownerReferences:
+    - {apiVersion: v1, kind: Namespace, name: {{ .metadata.name }}, uid: {{ .metadata.uid }}}
+{{- end -}}
+{{- end -}}
+
+{{/* Where policies about tenants hold: in the namespaces of this release, so that two releases do not refuse each other's objects. */}}
+{{- define "switchyard.bindingScope" -}}
+{{- with (.Values.controller).namespaces }}
+  matchResources:
+    namespaceSelector:
+      matchExpressions:
+        - {key: kubernetes.io/metadata.name, operator: In, values: {{ toJson . }}}
+{{- end -}}
+{{- end -}}
+
+{{/* A CEL expression: keys of admissionPolicy.allow that hold in the namespace of a request. JSON is CEL, strings included. */}}
+{{- define "switchyard.allowed" -}}
+{{- $allow := dict -}}
+{{- range $key, $namespaces := (.Values.admissionPolicy).allow -}}
+{{- $_ := set $allow $key (regexFindAll "[^, ]+" $namespaces -1) -}}
+{{- end -}}
+{{ toJson $allow }}.transformList(key, places, '*' in places || request.namespace in places, key)
+{{- end -}}
+
+{{/* A CEL expression: a pod that the controller creates on trial, which stores nothing, to see whether pods of others would pass. */}}
+{{- define "switchyard.isForeignProbe" -}}
+(request.?dryRun.orValue(false) && request.name == 'switchyard-foreign-probe')
+{{- end -}}
+
+{{- define "switchyard.notForeignProbe" -}}
+- name: not-a-probe-that-stands-for-pods-of-others
+  expression: "!{{ include "switchyard.isForeignProbe" . }}"
+{{- end -}}
+
 {{/* Names of the ValidatingAdmissionPolicies, one a line; the bindings have the same. */}}
 {{- define "switchyard.policies" -}}
 {{- $admission := .Values.admissionPolicy | default dict -}}

@@ -47,6 +47,20 @@ pub(crate) struct DoctorArgs {
 pub(crate) enum DoctorCommand {
     /// Show what this machine has for training on GPUs: driver, libraries, GPUs; what is missing, and what would fix it.
     Gpu(DoctorGpuArgs),
+    /// Check Switchyard in a cluster, for its administrator: policies, leader, agents, versions, CRDs, webhooks; each finding with its fix.
+    Cluster(DoctorClusterArgs),
+}
+
+/// Arguments of `doctor cluster`.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorClusterArgs {
+    /// Kubeconfig. Default: KUBECONFIG or ~/.kube/config.
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Context of the kubeconfig. Default: the current one.
+    #[arg(long)]
+    pub context: Option<String>,
 }
 
 /// Arguments of `doctor gpu`.

@@ -104,6 +104,10 @@ fn client(store: &Arc<Mutex<Store>>) -> Client {
     Client::new(service, "default")
 }
 
+fn nothing_to_report() -> Receiver<Option<String>> {
+    tokio::sync::watch::channel(None).1
+}
+
 /// A candidate and what it keeps between rounds.
 struct Actor {
     candidate: Candidate,
@@ -122,6 +126,7 @@ impl Actor {
             identity: name.into(),
             timing: OF_STORIES,
             clock: story_time,
+            policies: nothing_to_report(),
         };
         Actor { candidate, view: View::default(), role: Role::Standby, leader, leading }
     }
@@ -210,7 +215,8 @@ async fn a_lease_that_is_given_back_is_taken_at_once() {
             retry: Duration::from_millis(20),
         };
         let (client, namespace, identity) = (client(&store), "default".into(), name.into());
-        let candidate = Candidate { client, namespace, identity, timing, clock: boot_time };
+        let policies = nothing_to_report();
+        let candidate = Candidate { client, namespace, identity, timing, clock: boot_time, policies };
         (leading, stop, tokio::spawn(candidate.run(leader, stopped)))
     };
     let until_leads = async |leading: &mut Leading| {

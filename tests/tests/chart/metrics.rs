@@ -80,8 +80,13 @@ fn boards_and_alerts_ask_for_what_there_is() -> Result<()> {
     // Some series begin with the first job: it waits for nodes that are not there.
     let made = plane.kubectl_with(&["create", "-n", "default", "-f", "-"], &plain_job("a", 1, "run").to_string());
     ensure!(made.code == Some(0), "{}", made.stderr);
-    let latest =
-        ["switchyard_jobs", "switchyard_policy_missing", "switchyard_events_total", "switchyard_agent_devices"];
+    let latest = [
+        "switchyard_jobs",
+        "switchyard_policy_missing",
+        "switchyard_policy_refuses_foreign",
+        "switchyard_events_total",
+        "switchyard_agent_devices",
+    ];
     let give_up = Instant::now() + PATIENCE;
     let mut known = BTreeSet::new();
     while Instant::now() < give_up && !latest.iter().all(|name| known.contains(*name)) {

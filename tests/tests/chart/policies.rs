@@ -1,11 +1,15 @@
-//! The controller says which admission policies of the chart are not in force.
+//! The controller says which admission policies of the chart are not in force, or refuse pods of others, and so does `switchyard doctor cluster`.
 
+use crate::chart::server::get;
 use crate::chart::{MONITORING, files};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::time::{Duration, Instant};
+use switchyard_crds::labels;
 use switchyard_tests::chart::{objects, policy_arguments, render};
-use switchyard_tests::{ControllerOptions, Daemon, agent_plane, page, pages_of, start_controller};
+use switchyard_tests::{
+    ControlPlane, ControllerOptions, Daemon, Program, SYSTEM, agent_plane, page, pages_of, programs, start_controller,
+};
 
 const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -51,6 +55,26 @@ fn the_controller_knows_the_policies_of_its_release() -> Result<()> {
     Ok(())
 }
 
+/// The policy that locks the cluster.
+const LOCK: &str = "switchyard-controller-pods";
+
+fn change(plane: &ControlPlane, kind: &str, name: &str, patch: &str) -> Result<()> {
+    let changed = plane.kubectl(&["patch", kind, name, "--type=merge", "-p", patch]);
+    ensure!(changed.code == Some(0), "{}", changed.stderr);
+    Ok(())
+}
+
+/// What `switchyard doctor cluster` finds; it ends with 1 where there is something.
+fn findings(plane: &ControlPlane) -> Result<Vec<Value>> {
+    let kubeconfig = plane.kubeconfig("admin").display().to_string();
+    let arguments = ["doctor", "cluster", "--kubeconfig", &kubeconfig, "-o", "json"];
+    let ended = Program::new(&programs().join("switchyard"), plane.folder(), arguments).run(PATIENCE);
+    let report: Value = serde_json::from_str(&ended.stdout).with_context(|| ended.stderr.clone())?;
+    let findings = report["findings"].as_array().cloned().context("no findings")?;
+    assert_eq!(ended.code, Some(i32::from(!findings.is_empty())), "{report}");
+    Ok(findings)
+}
+
 #[test]
 fn a_policy_that_is_not_in_force_is_told_until_it_is() -> Result<()> {
     let plane = agent_plane()?;
@@ -59,21 +83,32 @@ fn a_policy_that_is_not_in_force_is_told_until_it_is() -> Result<()> {
         let gone = plane.kubectl(&["delete", kind, name]);
         ensure!(gone.code == Some(0), "{}", gone.stderr);
     }
+    // Teeth out, and the whole cluster locked: a parameter that is missing fails before match conditions are read.
+    let toothless = r#"{"spec": {"validations": [{"expression": "true"}]}}"#;
+    change(&plane, policy, "switchyard-controller", toothless)?;
+    let (kind, reference) = (
+        r#"{"spec": {"paramKind": {"apiVersion": "v1", "kind": "ConfigMap"}}}"#,
+        r#"{"spec": {"paramRef": {"name": "missing", "namespace": "default", "parameterNotFoundAction": "Deny"}}}"#,
+    );
+    change(&plane, policy, LOCK, kind)?;
+    change(&plane, binding, LOCK, reference)?;
     let to_audit = r#"{"spec": {"validationActions": ["Audit"]}}"#;
-    let changed = plane.kubectl(&["patch", binding, "switchyard-trainjobs", "--type=merge", "-p", to_audit]);
-    ensure!(changed.code == Some(0), "{}", changed.stderr);
+    change(&plane, binding, "switchyard-trainjobs", to_audit)?;
+    let mut arguments = policy_arguments(&objects(&render(&[])?)?);
+    arguments.extend(["--leader-elect".into(), "Enabled".into()]);
     let options = ControllerOptions {
         kubeconfig: Some(plane.controller_kubeconfig()?),
-        arguments: policy_arguments(&objects(&render(&[])?)?),
+        arguments,
         ..ControllerOptions::default()
     };
     let controller = start_controller(&plane, "policies", &options)?;
     let log = || std::fs::read_to_string(&controller.log).context("the log");
-    let missing = |name: &str| -> Result<Option<String>> {
-        let begin = format!("switchyard_policy_missing{{policy=\"switchyard-{name}\"}} ");
+    let metric = |metric: &str, name: &str| -> Result<Option<String>> {
+        let begin = format!("switchyard_policy_{metric}{{policy=\"switchyard-{name}\"}} ");
         let page = pages_of(&controller).and_then(|address| page(address, "/metrics")).unwrap_or_default();
         Ok(page.lines().find_map(|line| line.strip_prefix(&begin)).map(str::to_string))
     };
+    let missing = |name: &str| metric("missing", name);
     until("told", &controller, || Ok(log()?.contains("PolicyMissing") && missing("node-agent")?.is_some()))?;
     for (name, expected) in [
         ("trainjobs", "1"),
@@ -85,8 +120,21 @@ fn a_policy_that_is_not_in_force_is_told_until_it_is() -> Result<()> {
     ] {
         assert_eq!(missing(name)?.as_deref(), Some(expected), "{name}");
     }
+    let locked = || Ok(metric("refuses_foreign", "controller-pods")?.as_deref() == Some("1"));
+    until("told of the lock", &controller, locked)?;
+    let lock = findings(&plane)?
+        .into_iter()
+        .find(|found| found["what"].to_string().contains("refuses pods that are not ours"));
+    let fix = lock.context("the doctor says nothing of the lock")?["fix"].to_string();
+    assert!(fix.contains("kubectl delete validatingadmissionpolicybinding switchyard-controller-pods"), "{fix}");
+    change(&plane, policy, LOCK, r#"{"spec": {"paramKind": null}}"#)?;
+    change(&plane, binding, LOCK, r#"{"spec": {"paramRef": null}}"#)?;
+    until("free", &controller, || Ok(!locked()?))?;
+    until("tried", &controller, || Ok(missing("controller")?.as_deref() == Some("1")))?;
     let told = log()?;
     for words in [
+        "switchyard-controller-pods: refuses pods that are not ours",
+        "switchyard-controller: does not refuse a pod of the controller that belongs to no TrainJob",
         "switchyard-trainjobs: its binding does not deny",
         "switchyard-trainjobs-secrets: there is no such ValidatingAdmissionPolicy",
         "switchyard-children: it has no ValidatingAdmissionPolicyBinding of its name",
@@ -97,8 +145,16 @@ fn a_policy_that_is_not_in_force_is_told_until_it_is() -> Result<()> {
         plane.kubectl_with(&["apply", "-f", "-"], &render(&["--set", "crds.enabled=false,controller.replicas=0"])?);
     ensure!(applied.code == Some(0), "{}", applied.stderr);
     until("in force", &controller, || Ok(log()?.contains("the admission policies are in force")))?;
-    for name in ["trainjobs", "trainjobs-secrets", "children"] {
+    for name in ["trainjobs", "trainjobs-secrets", "children", "controller"] {
         assert_eq!(missing(name)?.as_deref(), Some("0"), "{name}");
     }
+    let report = || {
+        Ok(get(&plane, &["lease", labels::LEASE, "-n", SYSTEM])?["metadata"]["annotations"][labels::LEADER_POLICIES]
+            == "ok")
+    };
+    until("in the Lease", &controller, report)?;
+    // All is well but for what this control plane lacks: pods of the controller, and nodes.
+    let checks: Vec<Value> = findings(&plane)?.into_iter().map(|found| found["check"].clone()).collect();
+    assert_eq!(checks, ["controller", "agents"]);
     Ok(())
 }

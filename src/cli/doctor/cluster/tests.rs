@@ -1,0 +1,224 @@
+//! What is said of a cluster that is well, and of each thing that can be wrong.
+
+use super::seen::{Release, Seen};
+use super::*;
+use jiff::Timestamp;
+use kube::ResourceExt;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+const NOW: &str = "2026-11-27T12:00:00Z";
+const NAMES: [&str; 4] =
+    ["switchyard-trainjobs", "switchyard-children", "switchyard-controller", "switchyard-controller-pods"];
+
+fn object<T: DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).unwrap()
+}
+
+fn metadata(name: &str) -> Value {
+    json!({"name": name, "namespace": "switchyard-system", "labels": {"app.kubernetes.io/instance": "switchyard",
+        "app.kubernetes.io/version": env!("CARGO_PKG_VERSION")}})
+}
+
+fn refused_by(name: &str) -> Option<String> {
+    Some(format!(
+        "pods \"a\" is forbidden: ValidatingAdmissionPolicy '{name}' with binding '{name}' denied request: no"
+    ))
+}
+
+fn release() -> Release {
+    let mut args: Vec<String> = NAMES.iter().map(|name| format!("--admission-policy={name}")).collect();
+    args.extend(["--gpu-driver=gpu.nvidia.com".into(), "--gpu-device-class=gpu.nvidia.com".into()]);
+    let template = json!({"spec": {"containers": [{"name": "controller", "args": args}]}});
+    let renewed =
+        json!({"holderIdentity": "a", "leaseDurationSeconds": 10, "renewTime": "2026-11-27T11:59:58.000000Z"});
+    Release {
+        controller: object(json!({"metadata": metadata("switchyard-controller"),
+            "spec": {"replicas": 2, "selector": {}, "template": template}, "status": {"readyReplicas": 2}})),
+        agents: object(json!({"metadata": metadata("switchyard-node-agent"), "status": {"desiredNumberScheduled": 3,
+            "currentNumberScheduled": 3, "numberReady": 3, "numberMisscheduled": 0}})),
+        lease: object(json!({"metadata": {"annotations": {"training.switchyard.dev/policies": "ok",
+            "training.switchyard.dev/version": env!("CARGO_PKG_VERSION")}}, "spec": renewed})),
+        forged: refused_by("switchyard-children"),
+        job: refused_by("switchyard-trainjobs"),
+        ..Release::default()
+    }
+}
+
+/// A cluster without a fault.
+fn well() -> Seen {
+    let mut crds: Vec<_> = switchyard_crds::generate::crds().into_iter().map(|(_, crd)| crd).collect();
+    for crd in &mut crds {
+        let status = json!({"conditions": [{"type": "Established", "status": "True"}]});
+        crd.status = object(status);
+    }
+    Seen {
+        now: NOW.parse::<Timestamp>().unwrap(),
+        crds: crds.into_iter().map(|crd| (crd.name_any(), crd)).collect(),
+        policies: NAMES.iter().map(|name| object(json!({"metadata": metadata(name), "spec": {}}))).collect(),
+        bindings: NAMES
+            .iter()
+            .map(|name| {
+                object(json!({"metadata": metadata(name), "spec": {"policyName": name, "validationActions": ["Deny"]}}))
+            })
+            .collect(),
+        releases: vec![release()],
+        device_classes: vec!["gpu.nvidia.com".into()],
+        drivers: vec!["gpu.nvidia.com".into()],
+        ..Seen::default()
+    }
+}
+
+#[test]
+fn a_cluster_that_is_well_is_ok() {
+    assert_eq!(screen(&checks::all(&well()), 100), "ok\n");
+}
+
+#[test]
+fn each_fault_has_one_finding_and_a_fix() {
+    let agents = |desired: i32, ready: i32| {
+        object(json!({"metadata": metadata("switchyard-node-agent"), "status": {"desiredNumberScheduled": desired,
+            "currentNumberScheduled": ready, "numberReady": ready, "numberMisscheduled": 0}}))
+    };
+    type Change = Box<dyn Fn(&mut Seen)>;
+    let of_release = |change: fn(&mut Release)| -> Change { Box::new(move |seen| change(&mut seen.releases[0])) };
+    let quota = "Error creating: insufficient quota to match these scopes: [{PriorityClass In [system-node-critical]}]";
+    let cases: Vec<(Change, &str, &str)> = vec![
+        (
+            of_release(|it| it.foreign = refused_by("switchyard-children")),
+            "refuses pods that are not ours",
+            "kubectl delete validatingadmissionpolicybinding switchyard-children",
+        ),
+        (of_release(|it| it.foreign = Some("exceeded quota: small".into())), "", ""),
+        (
+            of_release(|it| it.forged = None),
+            "switchyard-children does not refuse a pod with the label of a job",
+            "helm upgrade",
+        ),
+        (of_release(|it| it.job = Some("trainjobs is forbidden: User".into())), "cannot be tried", "administrator"),
+        (
+            Box::new(|seen| drop(seen.bindings.remove(1))),
+            "switchyard-children: it has no ValidatingAdmissionPolicyBinding",
+            "helm upgrade",
+        ),
+        (
+            Box::new(|seen| {
+                seen.policies
+                    .push(object(json!({"metadata": {"name": "b", "labels": {"app.kubernetes.io/instance": "gone"}}})))
+            }),
+            "those of release gone are left",
+            "app.kubernetes.io/instance=gone",
+        ),
+        (
+            Box::new(|seen| {
+                seen.policies[0].spec = object(json!({"paramKind": {"apiVersion": "v1", "kind": "ConfigMap"}}))
+            }),
+            "needs a parameter object",
+            "helm upgrade",
+        ),
+        (
+            Box::new(|seen| drop(seen.crds.remove("trainjobs.training.switchyard.dev"))),
+            "trainjobs.training.switchyard.dev is missing",
+            "crds.enabled",
+        ),
+        (
+            Box::new(|seen| {
+                seen.crds.get_mut("trainjobs.training.switchyard.dev").unwrap().spec.versions[0].schema = None
+            }),
+            "is not that of this program",
+            "crds.enabled",
+        ),
+        (of_release(|it| it.controller.status = None), "0 of 2 pods are ready", "describe pods"),
+        (of_release(|it| it.lease = None), "there is no Lease", "logs"),
+        (
+            of_release(|it| {
+                it.lease.as_mut().unwrap().spec.as_mut().unwrap().renew_time =
+                    object(json!("2026-11-27T11:59:00.000000Z"))
+            }),
+            "has not renewed the Lease switchyard-system/switchyard-controller for 60 s",
+            "logs",
+        ),
+        (
+            of_release(|it| {
+                drop(
+                    it.lease
+                        .as_mut()
+                        .unwrap()
+                        .annotations_mut()
+                        .insert("training.switchyard.dev/policies".into(), "x: no".into()),
+                )
+            }),
+            "a found: x: no",
+            "helm upgrade",
+        ),
+        (
+            of_release(|it| {
+                drop(
+                    it.lease
+                        .as_mut()
+                        .unwrap()
+                        .annotations_mut()
+                        .insert("training.switchyard.dev/version".into(), "0.0.1".into()),
+                )
+            }),
+            "the leader of release switchyard: version 0.0.1",
+            "upgrade the older one",
+        ),
+        (
+            Box::new(move |seen| {
+                seen.releases[0].agents = agents(3, 0);
+                seen.releases[0].warnings = vec![quota.into()];
+            }),
+            "0 of 3 are ready, 0 exist",
+            "nodeAgent.resourceQuota.enabled=true",
+        ),
+        (
+            Box::new(move |seen| {
+                seen.releases[0].agents = agents(3, 0);
+                seen.releases[0].warnings = vec!["violates PodSecurity".into()];
+            }),
+            "Pod Security forbids",
+            "enforce=privileged",
+        ),
+        (Box::new(move |seen| seen.releases[0].agents = agents(0, 0)), "finds no node", "nodeAgent.nodeSelector"),
+        (
+            Box::new(|seen| seen.dead_webhooks.push("a.example.com (Service a/b)".into())),
+            "a.example.com",
+            "delete its webhook configuration",
+        ),
+        (Box::new(|seen| seen.device_classes.clear()), "there is no DeviceClass gpu.nvidia.com", "dra.deviceClass"),
+        (
+            Box::new(|seen| seen.unread.push(("list deployments".into(), "forbidden".into()))),
+            "cannot list deployments: forbidden",
+            "administrator",
+        ),
+    ];
+    for (change, what, fix) in cases {
+        let mut seen = well();
+        change(&mut seen);
+        let findings = checks::all(&seen);
+        assert_eq!(findings.len(), usize::from(!what.is_empty()), "{what}: {findings:?}");
+        assert!(
+            findings.iter().all(|found| found.what.contains(what) && found.fix.contains(fix)),
+            "{what}: {findings:?}"
+        );
+    }
+}
+
+#[test]
+fn two_releases_share_no_namespace() {
+    let limited = |name: &str, namespace: &str| {
+        let mut release = release();
+        let pod = release.controller.spec.as_mut().unwrap().template.spec.as_mut().unwrap();
+        pod.containers[0].args.as_mut().unwrap().push(format!("--watch-namespace={namespace}"));
+        release.controller.labels_mut().insert("app.kubernetes.io/instance".into(), name.into());
+        release
+    };
+    let found = |releases: Vec<Release>| {
+        let findings = checks::all(&Seen { releases, ..well() });
+        findings.into_iter().filter(|found| found.check == "releases").count()
+    };
+    assert_eq!(found(vec![limited("switchyard", "a"), limited("other", "b")]), 0);
+    assert_eq!(found(vec![limited("switchyard", "a"), limited("other", "a")]), 1);
+    assert_eq!(found(vec![release(), limited("other", "a")]), 1);
+}

@@ -1,0 +1,189 @@
+//! The admission policies of a release: whether one is in force, and pods whose creation on trial (a server dry run) shows that they work.
+
+use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSchedulingGate, PodSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use serde_json::json;
+use std::collections::BTreeMap;
+use switchyard_crds::labels;
+
+/// Name of the pods that stand for those of others. The policies judge a dry run of it by the controller as if it came from somebody else.
+pub const FOREIGN_NAME: &str = "switchyard-foreign-probe";
+/// Name of the pods that stand for the controller's own.
+const OWN_NAME: &str = "switchyard-own-probe";
+/// Their made-up job.
+const UID: &str = "00000000-0000-0000-0000-000000000000";
+
+/// A pod that is created on trial.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Probe {
+    /// A harmless pod without anything of ours: no policy may refuse it.
+    Foreign,
+    /// The same with the label of a job.
+    Forged,
+    /// A pod of the controller that no TrainJob owns.
+    Ownerless,
+    /// A pod of the controller without its gate.
+    Ungated,
+}
+
+/// What a probe found wrong with a policy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// Name of the policy.
+    pub policy: String,
+    /// What is wrong.
+    pub fault: String,
+    /// The policy refuses pods that are not ours; otherwise it accepts what it should refuse.
+    pub locks: bool,
+}
+
+impl Probe {
+    /// All of them. Only the controller's account can use the last two.
+    pub const ALL: [Probe; 4] = [Probe::Foreign, Probe::Forged, Probe::Ownerless, Probe::Ungated];
+
+    /// The pod. It fits the Pod Security level `restricted`, so that policies are what decides.
+    pub fn pod(self) -> Pod {
+        let is_own = matches!(self, Probe::Ownerless | Probe::Ungated);
+        let owner = OwnerReference {
+            api_version: labels::API_VERSION.into(),
+            kind: "TrainJob".into(),
+            name: OWN_NAME.into(),
+            uid: UID.into(),
+            controller: Some(true),
+            ..OwnerReference::default()
+        };
+        let gate = PodSchedulingGate { name: labels::GANG_GATE.into() };
+        let restricted =
+            json!({"runAsNonRoot": true, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}});
+        let container = json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}});
+        Pod {
+            metadata: ObjectMeta {
+                name: Some(if is_own { OWN_NAME } else { FOREIGN_NAME }.into()),
+                labels: (self != Probe::Foreign).then(|| BTreeMap::from([(labels::JOB_UID.into(), UID.into())])),
+                owner_references: (self == Probe::Ungated).then(|| vec![owner]),
+                ..ObjectMeta::default()
+            },
+            spec: Some(PodSpec {
+                automount_service_account_token: Some(false),
+                scheduling_gates: (self == Probe::Ownerless).then(|| vec![gate]),
+                security_context: serde_json::from_value(restricted).ok(),
+                containers: vec![Container {
+                    name: "probe".into(),
+                    image: Some("probe".into()),
+                    security_context: serde_json::from_value(container).ok(),
+                    ..Container::default()
+                }],
+                ..PodSpec::default()
+            }),
+            status: None,
+        }
+    }
+
+    /// The end of the name of the policy that must refuse it, and what it is.
+    fn refused_by(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Probe::Foreign => None,
+            Probe::Forged => {
+                Some(("-children", "a pod with the label of a job, by somebody other than the controller"))
+            }
+            Probe::Ownerless => Some(("-controller", "a pod of the controller that belongs to no TrainJob")),
+            Probe::Ungated => Some(("-controller-pods", "a pod of the controller without a scheduling gate")),
+        }
+    }
+
+    /// What the API server's answer says about the policies of a release: `Ok` if it would create the pod, otherwise its words. A refusal
+    /// by anything else (a quota, another policy, a webhook) says nothing.
+    pub fn judge(self, policies: &[String], answer: Result<(), &str>) -> Option<Finding> {
+        let by = answer.err().and_then(denier).filter(|name| policies.iter().any(|policy| policy == name));
+        match (self.refused_by(), answer) {
+            (None, Err(words)) => by.map(|policy| Finding {
+                policy: policy.into(),
+                fault: format!("refuses pods that are not ours: {words}"),
+                locks: true,
+            }),
+            (Some((end, what)), Ok(())) => policies.iter().find(|policy| policy.ends_with(end)).map(|policy| Finding {
+                policy: policy.clone(),
+                fault: format!("does not refuse {what}"),
+                locks: false,
+            }),
+            (None, Ok(())) | (Some(_), Err(_)) => None,
+        }
+    }
+}
+
+/// The ValidatingAdmissionPolicy that refused a request, by the API server's words.
+pub fn denier(words: &str) -> Option<&str> {
+    let (_, rest) = words.split_once("ValidatingAdmissionPolicy '")?;
+    rest.split_once('\'').map(|(name, _)| name)
+}
+
+/// Why a policy refuses nothing, or everything; `None`: it is in force.
+pub fn fault(
+    policy: Option<&ValidatingAdmissionPolicy>,
+    binding: Option<&ValidatingAdmissionPolicyBinding>,
+) -> Option<&'static str> {
+    let Some(policy) = policy else { return Some("there is no such ValidatingAdmissionPolicy") };
+    let bound = binding.and_then(|binding| binding.spec.as_ref());
+    let Some(bound) = bound.filter(|bound| bound.policy_name == policy.metadata.name) else {
+        return Some("it has no ValidatingAdmissionPolicyBinding of its name");
+    };
+    let denies = bound.validation_actions.iter().flatten().any(|action| action == "Deny");
+    (!denies).then_some("its binding does not deny")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    fn release() -> Vec<String> {
+        ["children", "controller", "controller-pods"].map(|name| format!("switchyard-{name}")).into()
+    }
+
+    #[test]
+    fn a_policy_is_in_force_with_a_binding_that_denies() {
+        let found = |policy: Option<Value>, binding: Option<Value>| {
+            let policy = policy.map(|metadata| serde_json::from_value(json!({"metadata": metadata})).unwrap());
+            let binding = binding.map(|spec| serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap());
+            fault(policy.as_ref(), binding.as_ref())
+        };
+        let policy = || Some(json!({"name": "a"}));
+        let binding = |name: &str, action: &str| Some(json!({"policyName": name, "validationActions": [action]}));
+        assert_eq!(found(policy(), binding("a", "Deny")), None);
+        assert_eq!(found(policy(), binding("a", "Audit")), Some("its binding does not deny"));
+        for other in [None, binding("b", "Deny")] {
+            assert_eq!(found(policy(), other), Some("it has no ValidatingAdmissionPolicyBinding of its name"));
+        }
+        assert_eq!(found(None, binding("a", "Deny")), Some("there is no such ValidatingAdmissionPolicy"));
+    }
+
+    #[test]
+    fn a_probe_blames_the_policy_that_locks_or_lets_through_and_no_other() {
+        let refusal = |name: &str| {
+            format!("pods \"a\" is forbidden: ValidatingAdmissionPolicy '{name}' with binding 'b' denied request: no")
+        };
+        let found = |probe: Probe, answer: Result<(), &str>| {
+            probe.judge(&release(), answer).map(|finding| (finding.policy, finding.locks))
+        };
+        let ours = refusal("switchyard-controller-pods");
+        assert_eq!(found(Probe::Foreign, Ok(())), None);
+        assert_eq!(found(Probe::Foreign, Err(&ours)), Some(("switchyard-controller-pods".into(), true)));
+        for (probe, policy) in [
+            (Probe::Forged, "switchyard-children"),
+            (Probe::Ownerless, "switchyard-controller"),
+            (Probe::Ungated, "switchyard-controller-pods"),
+        ] {
+            assert_eq!(found(probe, Ok(())), Some((policy.into(), false)));
+            assert_eq!(found(probe, Err(&refusal(policy))), None);
+        }
+        for others in [&refusal("theirs"), "exceeded quota: small", "pods is forbidden: User cannot create resource"] {
+            assert!(Probe::ALL.iter().all(|probe| found(*probe, Err(others)).is_none()), "{others}");
+        }
+    }
+
+    #[test]
+    fn a_policy_that_is_turned_off_is_not_missed() {
+        assert_eq!(Probe::Forged.judge(&["switchyard-controller".into()], Ok(())), None);
+    }
+}

@@ -1,0 +1,285 @@
+//! Pods of others are created whatever happens to the chart.
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use kube::api::{ListParams, PostParams};
+use kube::runtime::wait::await_condition;
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+use switchyard_crds::{TrainJob, labels};
+use switchyard_tests::chart::RELEASE;
+use switchyard_tests::{ControlPlane, Options, SYSTEM};
+
+/// Time for an API server to take policies into account, and for a namespace to go.
+const PATIENCE: Duration = Duration::from_secs(90);
+/// Where the foreign objects are.
+const FOREIGN: &str = "default";
+/// The namespace of the second release.
+const SECOND: &str = "second";
+/// Neither pods nor CRDs of the release: what the API server refuses is all that counts.
+const LEAN: [&str; 4] = ["--set", "controller.replicas=0", "--set", "crds.enabled=false"];
+
+/// What happens to the chart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Step {
+    Install,
+    Upgrade,
+    Uninstall,
+    /// Uninstalled and installed at once, before the API server has noticed.
+    Reinstall,
+    PoliciesOff,
+    PoliciesOn,
+    NamespaceDeleted,
+    SecondRelease,
+}
+
+use Step::{Install, NamespaceDeleted, PoliciesOff, PoliciesOn, Reinstall, SecondRelease, Uninstall, Upgrade};
+
+const STEPS: [Step; 8] =
+    [Install, Upgrade, Uninstall, Reinstall, PoliciesOff, PoliciesOn, NamespaceDeleted, SecondRelease];
+
+/// What the API server holds: whether the first release is there, and with policies; whether the second is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct State {
+    policies: Option<bool>,
+    second: bool,
+}
+
+impl State {
+    /// `None`: helm refuses and writes nothing, or writes what is there.
+    fn after(self, step: Step) -> Option<State> {
+        let to = |policies| Some(State { policies, ..self });
+        match (step, self.policies) {
+            (Install, None) => to(Some(true)),
+            (Upgrade, Some(_)) => Some(self),
+            (Uninstall | NamespaceDeleted, Some(_)) => to(None),
+            (Reinstall, Some(true)) => Some(self),
+            (PoliciesOff, Some(true)) => to(Some(false)),
+            (PoliciesOn, Some(false)) => to(Some(true)),
+            (SecondRelease, _) if !self.second => Some(State { second: true, ..self }),
+            _ => None,
+        }
+    }
+}
+
+/// Every step from every state that it changes, with one release; and the second release beside each state of the first.
+///
+/// This walk stands for all sequences of the eight steps, of any length. What an API server answers depends on the objects that it
+/// stores; the test checks that no policy has a parameter, whose informers are the only other memory that policies have. So the answer after
+/// a sequence is that after its last step, taken from the state before: each such pair is in the walk. Left out is what changes no object
+/// (helm refuses, or there is nothing to do) and a reinstallation without policies, which is an uninstallation and an installation. With two
+/// releases the server asks the policies of each by themselves, and refuses if one refuses.
+const WALK: [Step; 19] = [
+    Install,
+    NamespaceDeleted,
+    Install,
+    Upgrade,
+    Reinstall,
+    Uninstall,
+    Install,
+    PoliciesOff,
+    Upgrade,
+    PoliciesOn,
+    PoliciesOff,
+    Uninstall,
+    Install,
+    PoliciesOff,
+    NamespaceDeleted,
+    SecondRelease,
+    Install,
+    PoliciesOff,
+    Uninstall,
+];
+
+const PRISTINE: State = State { policies: None, second: false };
+
+#[test]
+fn the_walk_takes_every_step_from_every_state_of_one_release() {
+    let mut state = PRISTINE;
+    let mut taken = BTreeSet::new();
+    let mut seen = BTreeSet::from([state]);
+    for step in WALK {
+        taken.insert((state, step));
+        state = state.after(step).unwrap_or_else(|| panic!("{step:?} does nothing in {state:?}"));
+        seen.insert(state);
+    }
+    for (state, step) in seen.iter().flat_map(|state| STEPS.map(|step| (*state, step))) {
+        let counts = !state.second && (step != SecondRelease || state.policies.is_none());
+        assert!(!counts || state.after(step).is_none() || taken.contains(&(state, step)), "{step:?} in {state:?}");
+    }
+    assert_eq!(seen.len(), 6, "{seen:?}");
+}
+
+struct Cluster {
+    plane: ControlPlane,
+    admin: Client,
+    controller: Client,
+}
+
+/// The answer to a create that changes nothing.
+async fn refusal<K>(api: &Api<K>, object: &Value) -> Result<Option<String>>
+where
+    K: Clone + std::fmt::Debug + serde::de::DeserializeOwned + serde::Serialize,
+{
+    let look = PostParams { dry_run: true, ..PostParams::default() };
+    match api.create(&look, &serde_json::from_value(object.clone())?).await {
+        Ok(_) => Ok(None),
+        Err(kube::Error::Api(status)) => Ok(Some(status.message)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+impl Cluster {
+    async fn start() -> Result<Cluster> {
+        let plane = ControlPlane::start(&Options { controller_manager: true, ..Options::default() })?;
+        plane.install_crds().await?;
+        let admin = plane.client().await?;
+        let mut config = plane.config().await?;
+        config.auth_info.impersonate = Some(format!("system:serviceaccount:{SYSTEM}:switchyard-controller"));
+        let controller = Client::try_from(config)?;
+        let cluster = Cluster { plane, admin, controller };
+        cluster.namespace(SECOND)?;
+        let accounts = Api::<k8s_openapi::api::core::v1::ServiceAccount>::namespaced(cluster.admin.clone(), FOREIGN);
+        let exists = await_condition(accounts, "default", |account: Option<&_>| account.is_some());
+        tokio::time::timeout(PATIENCE, exists).await.context("no default service account")??;
+        Ok(cluster)
+    }
+
+    fn namespace(&self, name: &str) -> Result<()> {
+        let made = self.plane.kubectl(&["create", "namespace", name]);
+        ensure!(made.code == Some(0) || made.stderr.contains("AlreadyExists"), "{}", made.stderr);
+        Ok(())
+    }
+
+    fn helm(&self, arguments: &[&str]) -> Result<()> {
+        let ended = self.plane.helm(&[arguments, &["--namespace", SYSTEM]].concat());
+        ensure!(ended.code == Some(0), "helm {arguments:?}: {}", ended.stderr);
+        Ok(())
+    }
+
+    fn take(&self, step: Step, before: State) -> Result<()> {
+        let install = [&["install", RELEASE, "."][..], &LEAN].concat();
+        // Two releases share no namespace.
+        let first = format!("controller.namespaces={}", if before.second { r#"["first"]"# } else { "[]" });
+        let install = || {
+            self.namespace(SYSTEM)?;
+            self.helm(&[&install[..], &["--set-json", &first]].concat())
+        };
+        let upgrade = |set: &str| self.helm(&["upgrade", RELEASE, ".", "--reuse-values", "--set", set]);
+        match step {
+            Install => install(),
+            Upgrade => upgrade("admissionPolicy.allow.hostIPC=upgraded"),
+            Uninstall => self.helm(&["uninstall", RELEASE]),
+            Reinstall => self.helm(&["uninstall", RELEASE]).and_then(|()| install()),
+            PoliciesOff => upgrade("admissionPolicy.enabled=false"),
+            PoliciesOn => upgrade("admissionPolicy.enabled=true"),
+            NamespaceDeleted => {
+                let gone = self.plane.kubectl(&["delete", "namespace", SYSTEM]);
+                ensure!(gone.code == Some(0), "{}", gone.stderr);
+                Ok(())
+            }
+            SecondRelease => {
+                let other = ["install", "other", ".", "--namespace", SECOND, "--set", "controller.namespaces={second}"];
+                let ended = self.plane.helm(&[&other[..], &LEAN].concat());
+                ensure!(ended.code == Some(0), "{}", ended.stderr);
+                Ok(())
+            }
+        }
+    }
+
+    /// Waits until the API server refuses, or takes, what the policies of the first release refuse: one object for each policy that could refuse
+    /// pods or jobs of others. It reads changed policies once a second.
+    async fn settle(&self, policies: bool) -> Result<()> {
+        let place = "first";
+        self.namespace(place)?;
+        let forged = json!({"metadata": {"name": "forged", "labels": {labels::JOB_UID: "1"}}});
+        let owner =
+            json!({"apiVersion": labels::API_VERSION, "kind": "TrainJob", "name": "a", "uid": "1", "controller": true});
+        let ungated = json!({"metadata": {"name": "a-1-0", "labels": {labels::JOB_UID: "1"}, "ownerReferences": [owner]},
+            "spec": {"containers": [{"name": "trainer", "image": "image"}]}});
+        let job = json!({"metadata": {"name": "a"}, "spec": {"trainer": {"framework": "Plain", "image": "image", "command": ["train"]},
+            "template": {"spec": {"hostNetwork": true}}}});
+        let give_up = Instant::now() + PATIENCE;
+        loop {
+            let answers = [
+                refusal(&Api::<ConfigMap>::namespaced(self.admin.clone(), place), &forged).await?,
+                refusal(&Api::<Pod>::namespaced(self.controller.clone(), place), &ungated).await?,
+                refusal(&Api::<TrainJob>::namespaced(self.admin.clone(), place), &job).await?,
+            ];
+            let by = |answer: &Option<String>| answer.as_deref().is_some_and(|words| words.contains("'switchyard-"));
+            if answers.iter().all(|answer| by(answer) == policies) {
+                return Ok(());
+            }
+            ensure!(Instant::now() < give_up, "policies: {policies}, but {answers:?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// A pod, and a Deployment whose pod another controller makes.
+    async fn foreign_objects_are_made(&self, name: &str) -> Result<()> {
+        let pods = Api::<Pod>::namespaced(self.admin.clone(), FOREIGN);
+        let pod = json!({"metadata": {"name": name}, "spec": foreign()});
+        pods.create(&PostParams::default(), &serde_json::from_value(pod)?).await.context("a foreign pod")?;
+        let deployments = Api::<Deployment>::namespaced(self.admin.clone(), FOREIGN);
+        let chosen = json!({"app": name});
+        let deployment = json!({"metadata": {"name": name}, "spec": {"selector": {"matchLabels": chosen},
+            "template": {"metadata": {"labels": chosen}, "spec": foreign()}}});
+        let made = deployments.create(&PostParams::default(), &serde_json::from_value(deployment)?).await;
+        made.context("a foreign Deployment")?;
+        let has_pod = |it: Option<&Deployment>| it.and_then(|it| it.status.as_ref()?.replicas) == Some(1);
+        let made = await_condition(deployments, name, has_pod);
+        tokio::time::timeout(PATIENCE, made).await.context("a foreign Deployment gets no pod")??;
+        Ok(())
+    }
+
+    async fn no_policy_has_a_parameter(&self) -> Result<()> {
+        let policies = Api::<ValidatingAdmissionPolicy>::all(self.admin.clone()).list(&ListParams::default()).await?;
+        ensure!(!policies.items.is_empty(), "no policies");
+        let with = policies.iter().find(|policy| policy.spec.as_ref().is_some_and(|spec| spec.param_kind.is_some()));
+        ensure!(with.is_none(), "the API server has another memory than its objects: {with:?}");
+        Ok(())
+    }
+}
+
+fn foreign() -> Value {
+    json!({"containers": [{"name": "a", "image": "image"}]})
+}
+
+/// Looks all the time whether a foreign pod would be created, also while helm is at work.
+async fn watch_foreign_pods(client: Client) -> Result<()> {
+    let pods = Api::<Pod>::namespaced(client, FOREIGN);
+    let pod = json!({"metadata": {"name": "meanwhile"}, "spec": foreign()});
+    loop {
+        let refused = refusal(&pods, &pod).await?;
+        ensure!(refused.is_none(), "a foreign pod is refused meanwhile: {refused:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn walk(cluster: &Cluster) -> Result<()> {
+    let mut state = PRISTINE;
+    for (number, step) in WALK.into_iter().enumerate() {
+        let place = || format!("step {number}, {step:?} in {state:?}");
+        cluster.take(step, state).with_context(place)?;
+        let next = state.after(step).context("a step that does nothing")?;
+        cluster.settle(next.policies == Some(true)).await.with_context(place)?;
+        cluster.foreign_objects_are_made(&format!("foreign-{number}")).await.with_context(place)?;
+        println!("{}", place());
+        state = next;
+    }
+    cluster.no_policy_has_a_parameter().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_of_others_are_created_whatever_happens_to_the_chart() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let meanwhile = tokio::spawn(watch_foreign_pods(cluster.admin.clone()));
+    tokio::select! {
+        walked = walk(&cluster) => walked,
+        refused = meanwhile => refused?,
+    }
+}
