@@ -155,7 +155,8 @@ pub enum Framework {
 #[serde(rename_all = "camelCase")]
 pub struct GangPolicy {
     /// Seconds that the pods of an attempt may take to be scheduled, all of them, once they have a place. After that the attempt
-    /// is taken back, so that it does not hold part of its resources, and retried. Default 300.
+    /// is taken back, so that it does not hold part of its resources, and retried. Default 300. The administrator sets an upper bound for all
+    /// jobs (`controller.maxScheduleTimeoutSeconds`, 600 by default).
     #[serde(default = "three_hundred")]
     #[schemars(range(min = 1, max = 86400))]
     pub schedule_timeout_seconds: i32,

@@ -70,6 +70,8 @@ pub struct Settings {
     pub levels: Levels,
     /// How long a node that does not report is waited for.
     pub node_grace: SignedDuration,
+    /// Upper bound of `gangPolicy.scheduleTimeoutSeconds`.
+    pub longest_schedule_timeout: SignedDuration,
     /// Share of the nodes that must stop reporting together for the brake.
     pub fleet_brake_percent: u8,
     /// Run times stand in for limits that are missing.

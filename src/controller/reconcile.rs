@@ -8,7 +8,7 @@ mod places;
 
 use super::Context;
 use super::queue::Look;
-use crate::apply::{Applied, Refusal, Retry};
+use crate::apply::{Applied, Cause, Refusal, Retry};
 use jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,6 +32,9 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// Between two plans that were put off: several times as long as such a plan takes with 10,000 nodes, so that others come in between.
 const PUT_OFF: Duration = Duration::from_millis(50);
+
+/// How often a job that waits for room looks whether another one of its namespace could use its quota.
+const QUOTA_PERIOD: Duration = Duration::from_secs(10);
 
 /// How a reconcile ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -140,6 +143,7 @@ impl Context {
         let ahead = index.ahead_of(&job, now);
         let forecast = index.forecast(key, now);
         let aside = index.not_in_the_way(&job, now);
+        let quota_goes_to = index.quota_goes_to(&job, rules);
         let (left_out, asked_again) = (index.left_out(&id, now), index.asked_again(&id, now));
         match index.catch_up(&id, instant) {
             Cache::Current => {}
@@ -164,6 +168,7 @@ impl Context {
         let fight = family.own.fights(instant).map(|what| Trouble {
             text: format!("somebody undoes what this controller writes: {what}; it is written again every few seconds"),
             since: now,
+            is_refusal: false,
         });
         let gives_way = family.gives_way_to.clone().filter(|_| family.gives_way_in == Some(attempt_of(&job)));
         // Without the shares that do not stand in the way of this job.
@@ -186,6 +191,7 @@ impl Context {
             seen: family.seen.get(&attempt_of(&job)).unwrap_or(const { &BTreeMap::new() }),
             status_written: family.status_written,
             left_out: &left_out,
+            quota_goes_to: quota_goes_to.as_ref().map(|key| key.name.as_str()),
             asked_again,
             restricted: family.restricted,
             provisioning_class: index.provisioning_class.as_deref(),
@@ -196,6 +202,7 @@ impl Context {
                 progress: family.progress,
             },
             scheduler_is_known: index.schedulers.know(&job),
+            longest_schedule_timeout: self.settings.longest_schedule_timeout,
         };
         let start = Instant::now();
         let mut plan = cluster::plan(&snapshot);
@@ -219,6 +226,10 @@ impl Context {
         {
             let attempt = next.attempt.unwrap_or(0).unsigned_abs();
             index.assume(&id, attempt, place_in(next).cloned());
+        }
+        // What it waits for does not change when a job that lacks quota finds room.
+        if plan.waits.is_some() && !index.short_of_quota_in(&key.namespace).is_empty() {
+            self.queue.add(key.clone(), instant + QUOTA_PERIOD);
         }
         others.extend(match plan.waits {
             Some(waits) => index.waits(key, waits, rules),
@@ -324,7 +335,16 @@ impl Context {
         // What is only out of date is planned again, and not reported.
         let told = applied.refusals.iter().find(|refusal| refusal.cause.retry() == Retry::BackOff).cloned();
         let before = family.trouble.take();
-        family.trouble = told.as_ref().map(|told| Trouble::after(before.as_ref(), told.to_string(), Timestamp::now()));
+        family.trouble = told.as_ref().map(|told| {
+            let is_refusal = told.cause != Cause::Unreachable;
+            Trouble::after(before.as_ref(), told.to_string(), is_refusal, Timestamp::now())
+        });
+        if family.trouble.as_ref().is_some_and(Trouble::is_for_quota) && !before.is_some_and(|before| before.is_for_quota()) {
+            index.lacks_quota(job);
+            // Some of them may hold what it lacks.
+            let waiting = index.waiting.keys().filter(|key| key.namespace == job.namespace);
+            waiting.for_each(|key| self.queue.add(key.clone(), now));
+        }
         told.or_else(|| applied.refusals.into_iter().next())
     }
 

@@ -105,6 +105,10 @@ pub struct ControllerArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub node_grace_seconds: u32,
 
+    /// Upper bound of gangPolicy.scheduleTimeoutSeconds: no gang holds nodes for longer while its pods are not all scheduled, whatever its job says.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u32).range(10..=86_400))]
+    pub max_schedule_timeout_seconds: u32,
+
     /// Where more than this share of the nodes, and at least 3, stop reporting within a minute, no job is started again for that until they
     /// report; 0: never.
     #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u8).range(0..=100))]

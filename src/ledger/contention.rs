@@ -68,7 +68,10 @@ impl Index {
             takers.extend(self.takers_of(id, |of| of < attempt));
         }
         for (other, holes) in &self.holes {
-            let is_lower = || self.job_of(other).is_some_and(|job| self.turn(job).priority() < turn.priority());
+            let is_lower = || {
+                let other = self.job_of(other).map(|job| self.turn(job));
+                !turn.is_set_back() && other.is_some_and(|other| other.priority() < turn.priority())
+            };
             if other == id || is_lower() {
                 takers.extend(holes.iter().cloned());
             }
@@ -342,7 +345,7 @@ impl Index {
 
     /// The jobs that have to give way: none while others do already that are enough. `None`: that would not help.
     pub fn departure(&mut self, question: &Question<'_>, turn: &Turn) -> Option<Departure> {
-        if question.job.spec.topology_policy.preemption != Preemption::LowerPriority {
+        if question.job.spec.topology_policy.preemption != Preemption::LowerPriority || turn.is_set_back() {
             return None;
         }
         let mut leaving = Vec::new();

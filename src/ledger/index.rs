@@ -145,6 +145,8 @@ pub struct Index {
     pub(crate) could_begin: BTreeMap<Key, Timestamp>,
     /// When those that wait can begin.
     pub forecasts: Forecasts,
+    /// Jobs whose pods a ResourceQuota kept from being made when they were tried last. Those whose trouble is over are dropped when it is read.
+    pub(crate) short_of_quota: BTreeSet<JobId>,
     /// What gangs hold that start again.
     pub holes: BTreeMap<JobId, Vec<String>>,
 }
@@ -156,6 +158,8 @@ pub struct Effect {
     pub jobs: BTreeSet<Key>,
     /// Nodes on which there may be more room.
     pub room: BTreeSet<String>,
+    /// A job that lacked quota and may have it now: its pods are tried again without a pause.
+    pub quota: Option<Key>,
 }
 
 impl AsMut<Usage> for Index {
@@ -322,6 +326,7 @@ impl Index {
         let mut effect = Effect::default();
         let Some(uid) = &metadata.uid else { return effect };
         effect.room.extend(self.usage.set_share(uid, None));
+        effect.quota = self.quota_freed(metadata.namespace.as_deref().unwrap_or_default());
         if let Some(Kept { job, slot }) = self.pods.remove(uid) {
             if let Some(family) = self.families.get_mut(&job) {
                 if family.pods.get(&slot).is_some_and(|pod| pod.uid == *uid) {

@@ -41,6 +41,8 @@ pub const SLOW_FABRIC: &str = "SlowFabric";
 pub const DEGRADED: &str = "PlacementDegraded";
 /// The scheduler did not bind the whole gang in time; the attempt is rolled back.
 pub const ROLLED_BACK: &str = "GangRolledBack";
+/// The gang gave its pods back, so that another job of the namespace can use the quota.
+pub const QUOTA_LEFT: &str = "QuotaLeft";
 pub const RUNNING: &str = "Running";
 /// A node of the job is cordoned, and the job stays there.
 pub const NODE_CORDONED: &str = "NodeCordoned";

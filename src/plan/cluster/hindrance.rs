@@ -55,19 +55,26 @@ pub struct Trouble {
     pub text: String,
     /// Since when the same thing is refused.
     pub since: Timestamp,
+    /// The API server refused the write: trying again does not help before somebody changes something.
+    pub is_refusal: bool,
 }
 
 impl Trouble {
     /// The trouble after the one `before`.
-    pub fn after(before: Option<&Trouble>, text: String, now: Timestamp) -> Trouble {
+    pub fn after(before: Option<&Trouble>, text: String, is_refusal: bool, now: Timestamp) -> Trouble {
         // It may be another pod that meets the same.
-        let same = before.filter(|before| of_write(&before.text) == of_write(&text));
-        Trouble { since: same.map_or(now, |before| before.since), text }
+        let same = before.filter(|before| before.is_refusal == is_refusal && of_write(&before.text) == of_write(&text));
+        Trouble { since: same.map_or(now, |before| before.since), text, is_refusal }
     }
 
     /// In one sentence, with the field to change.
     pub fn sentence(&self) -> String {
         of_write(&self.text).sentence(&self.text)
+    }
+
+    /// A ResourceQuota has no room for the pods.
+    pub fn is_for_quota(&self) -> bool {
+        self.text.starts_with("cannot create Pod ") && self.text.contains(EXCEEDED_QUOTA)
     }
 
     /// When it ends the job. `None`: never.
@@ -84,6 +91,9 @@ impl Trouble {
         self.ends().is_some_and(|at| clock::is_over(at, START_GRACE, now))
     }
 }
+
+/// What the server says where a ResourceQuota has no room.
+const EXCEEDED_QUOTA: &str = "exceeded quota";
 
 /// Parts of what admission says to a pod, and what helps.
 const ADMISSION: [(&str, &str); 7] = [
@@ -104,7 +114,7 @@ fn of_write(text: &str) -> Remedy {
     let Some((_, why)) = text.strip_prefix("cannot create Pod ").and_then(|rest| rest.split_once(": ")) else {
         return Remedy::unknown(Limit::Unlimited);
     };
-    if why.contains("exceeded quota") {
+    if why.contains(EXCEEDED_QUOTA) {
         let change =
             "it is made when others give back enough of the quota; or lower spec.trainer.numNodes or resourcesPerNode";
         return Remedy::new(Limit::Unlimited, change);
@@ -316,12 +326,13 @@ mod tests {
         let missing = |pod: &str| {
             format!("cannot create Pod {pod}: pods \"{pod}\" is forbidden: no PriorityClass with name p was found")
         };
-        let first = Trouble::after(None, missing("a-1-0"), at(0));
-        let second = Trouble::after(Some(&first), missing("a-1-1"), at(9));
+        let first = Trouble::after(None, missing("a-1-0"), true, at(0));
+        let second = Trouble::after(Some(&first), missing("a-1-1"), true, at(9));
         assert_eq!((second.since, second.is_final(at(299)), second.is_final(at(300))), (at(0), false, true));
         let other = Trouble::after(
             Some(&second),
             "cannot create Pod a-1-0: pods is forbidden: exceeded quota: q".into(),
+            true,
             at(10),
         );
         assert_eq!((other.since, other.ends()), (at(10), None));

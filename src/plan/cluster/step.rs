@@ -68,6 +68,7 @@ fn gather(attempt: &Attempt<'_>) -> Reconciliation {
         // The stage and its reason were written with the decision to start again.
         let mut result = attempt.draft().act(&attempt.snapshot);
         result.actions = act::old_pods(attempt);
+        result.actions.extend(act::old_objects(attempt));
         result.wake_at(not_before);
         return result;
     }
@@ -88,6 +89,11 @@ fn gather(attempt: &Attempt<'_>) -> Reconciliation {
         let trouble = attempt.snapshot.trouble;
         if let Some(trouble) = trouble.filter(|trouble| trouble.is_final(attempt.now())) {
             return end(&attempt.snapshot, Ending::failed(conditions::PERMANENT_FAILURE, trouble.sentence()));
+        }
+        if let Some(trouble) = trouble.filter(|trouble| trouble.is_for_quota())
+            && let Some(result) = again::for_quota(attempt, &trouble.text)
+        {
+            return result;
         }
         let mut draft = attempt.draft();
         let text = match (trouble, strangers.first()) {
@@ -159,7 +165,8 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
             let ahead = attempt.snapshot.ahead.map(ToString::to_string);
             let forecast = attempt.snapshot.forecast.map(|forecast| forecast.words(attempt.now()));
             let why = ahead.into_iter().chain(forecast).fold(refused.to_string(), |why, more| why + "; " + &more);
-            if let Some(result) = again::for_allocation(attempt, &why) {
+            let again = again::for_allocation(attempt, &why).or_else(|| again::for_quota(attempt, &why));
+            if let Some(result) = again {
                 return result;
             }
             let asked = provisioning::ask(attempt, &admitted, &refused, &mut draft);
@@ -231,17 +238,22 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
         actions.extend(act::releases(attempt));
     }
     actions.extend(missing);
+    let refused = again::after_refused_write(attempt, &taken);
+    let refused = refused.or_else(|| again::after_refusal(attempt)).transpose();
     strangers.extend(taken);
     if attempt.all(|pod| !pod.gated) {
         actions.extend(provisioning::given_back(attempt));
     }
-    let refused = again::after_refusal(attempt).transpose();
     if let Some(result) = refused.as_ref().ok().cloned().flatten().or_else(|| again::after_timeout(attempt)) {
         return result;
     }
     let desired = attempt.pods.len();
     let running = attempt.count(|pod| pod.phase == Phase::Running || pod.has_succeeded());
     let mut draft = attempt.draft();
+    if attempt.all(|pod| !pod.gated) && draft.next.is(conditions::OBJECTS_REFUSED) {
+        let text = "the API server has accepted what the pods need to start".to_string();
+        draft.condition(conditions::OBJECTS_REFUSED, "False", conditions::ACCEPTED, text);
+    }
     let is_new = status::reason_of(&draft.next, conditions::SUCCEEDED) != Some(Stage::Running.reason());
     let mut events = Vec::new();
     events.extend(degraded::report(attempt, placement, &mut draft));

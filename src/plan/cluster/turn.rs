@@ -1,6 +1,6 @@
 //! Which job comes first when there is no room for all.
 //!
-//! 1. **Order**: by priority; where the administrator gives namespaces weights, then by what the namespace had of the GPUs lately; then by how
+//! 1. **Order**: a job whose objects the API server refused within the last hour comes after all others. Then by priority; where the administrator gives namespaces weights, then by what the namespace had of the GPUs lately; then by how
 //!    late a job is: the time it has waited ÷ the time it may run (`activeDeadlineSeconds`), a day at most, which also counts for jobs without a
 //!    limit; then by age. The first job that waits and could be placed at all is the head of the queue, and stays it until it has a place or
 //!    one of higher priority or smaller share comes. Batch schedulers know the quotient as the expansion factor (Maui: Jackson, Snell, Clement,
@@ -28,6 +28,8 @@ use switchyard_crds::{OnSuspend, PlacedNode, PlacementStatus, TrainJob, conditio
 /// Place in the queue; the smallest comes first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Turn {
+    /// The API server refused what its pods need a short time ago: it would hold nodes and not start.
+    is_set_back: bool,
     priority: Reverse<i32>,
     /// What its namespace had of the GPUs lately, against its weight; 0 where that does not count.
     share: u64,
@@ -44,7 +46,7 @@ impl Turn {
         let late = Reverse(lateness.of(job));
         let part = |part: &Option<String>| part.clone().unwrap_or_default();
         let name = format!("{}/{}", part(&job.metadata.namespace), part(&job.metadata.name));
-        Turn { priority: Reverse(priority), share, late, created, name }
+        Turn { is_set_back: is_set_back(job, lateness.at), priority: Reverse(priority), share, late, created, name }
     }
 
     /// The same where it comes before all of its priority and share: it holds nodes.
@@ -57,10 +59,24 @@ impl Turn {
         self.priority.0
     }
 
+    /// It comes after all jobs that may be able to start.
+    pub fn is_set_back(&self) -> bool {
+        self.is_set_back
+    }
+
     /// Namespace and name of the job.
     pub fn name(&self) -> &str {
         &self.name
     }
+}
+
+/// How long a job comes after all others once the API server has refused what its pods need.
+const SET_BACK: SignedDuration = SignedDuration::from_hours(1);
+
+fn is_set_back(job: &TrainJob, now: Timestamp) -> bool {
+    let refused = job.status.as_ref().and_then(|status| status.condition(conditions::OBJECTS_REFUSED));
+    let refused = refused.filter(|refused| refused.status == "True");
+    refused.is_some_and(|refused| now.duration_since(refused.last_transition_time.0) < SET_BACK)
 }
 
 fn created(job: &TrainJob) -> Option<Timestamp> {
