@@ -21,6 +21,9 @@ pub const NODES_REQUESTED: &str = "NodesRequested";
 /// `True` after the API server refused an object or a patch without which the pods of a placed gang cannot start; the message holds the server's
 /// words. For an hour the job then comes after all others. `False` once all gates were lifted. Absent: never so.
 pub const OBJECTS_REFUSED: &str = "ObjectsRefused";
+/// `False` while this version of Switchyard cannot read a job that another version began; the message says why. Its pods go on, and nothing is
+/// done for it. Absent: it can be read.
+pub const READABLE: &str = "Readable";
 /// `True` while optimizer steps are made; `False` with the reason when none is. Absent: no step has been reported.
 pub const PROGRESSING: &str = "Progressing";
 /// `True` while a rank is slower than the median of the others by 15 % over 100 steps; the message names it and its node. Absent: never so.
@@ -35,6 +38,8 @@ pub const TEMPLATE_MERGED: &str = "TemplateMerged";
 pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
 /// Reason of [`FAILED`]: the spec asks for something that cannot be.
 pub const INVALID_SPEC: &str = "InvalidSpec";
+/// Reason of [`READABLE`]: a field has a value that this version does not know.
+pub const OTHER_VERSION: &str = "OtherVersion";
 /// Reason of [`FAILED`]: the program failed, and its restarts are used up.
 pub const APPLICATION_FAILURE: &str = "ApplicationFailure";
 /// Reason of [`FAILED`]: nodes or images failed, and the restarts for that are used up.
@@ -43,6 +48,8 @@ pub const INFRASTRUCTURE_FAILURE: &str = "InfrastructureFailure";
 pub const NO_ROOM: &str = "NoRoom";
 /// Reason of [`PLACED`] while another job of the namespace gets the quota that the pods used.
 pub const QUOTA: &str = "QuotaLeft";
+/// Reason of [`PLACED`] while an object that the pods name does not exist: a PersistentVolumeClaim, a ResourceClaim or its template.
+pub const ABSENT: &str = "ObjectMissing";
 /// Reason of [`PLACED`] while others, such as Kueue, hold the pods by gates of their own.
 pub const GATED: &str = "Gated";
 /// Reason of [`PLACED`] after the scheduler refused a pod of the gang on its node.

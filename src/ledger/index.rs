@@ -296,11 +296,14 @@ impl Index {
             }
             if let (Some(rules), Some(before)) = (&mut next.rules, &before.rules)
                 && before.reach.is_some()
-                && rules.claims == before.claims
+                && (&rules.claims, &rules.devices) == (&before.claims, &before.devices)
             {
-                Arc::make_mut(rules).reach.clone_from(&before.reach);
+                let rules = Arc::make_mut(rules);
+                rules.reach.clone_from(&before.reach);
+                rules.absent.clone_from(&before.absent);
             }
             next.warning = before.warning.clone().filter(|_| next.is_silent());
+            next.progress = before.progress.clone().filter(|_| next.is_silent());
             next.admission = before.admission.clone().filter(|_| next.waits_for_kueue());
         }
         let before = self.pods.insert(uid.clone(), Kept { job: job.clone(), slot: slot.clone() });

@@ -2,13 +2,16 @@
 //! for, and the field to change.
 
 use super::clock::{self, time_of};
-use super::view::Waiting;
+use super::view::{Progress, Waiting};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::events::v1::Event;
 use switchyard_crds::names::TRAINER;
 
 /// What cannot start, or be made, for this long has failed.
 pub(super) const START_GRACE: SignedDuration = SignedDuration::from_secs(300);
+
+/// A pod on a node that has not started for this long, for a reason that is not known to pass by itself, has failed there.
+pub(super) const STUCK_GRACE: SignedDuration = SignedDuration::from_mins(10);
 
 /// How long something is waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +22,8 @@ pub(super) enum Limit {
     Grace,
     /// [`START_GRACE`], then another attempt: it may be the node's.
     Attempt,
+    /// [`STUCK_GRACE`], then another attempt: nothing is known of it, and it may pass by itself.
+    Stuck,
     /// It passes by itself, or when there is room.
     Unlimited,
 }
@@ -82,7 +87,7 @@ impl Trouble {
         match of_write(&self.text).limit {
             Limit::None => Some(self.since),
             Limit::Grace => self.since.saturating_add(START_GRACE).ok(),
-            Limit::Attempt | Limit::Unlimited => None,
+            Limit::Attempt | Limit::Stuck | Limit::Unlimited => None,
         }
     }
 
@@ -178,7 +183,7 @@ pub(super) fn of_start(waiting: &Waiting) -> Remedy {
         "FailedCreatePodSandBox" | "NetworkNotReady" | "CreateContainerError" | "RunContainerError" => {
             Remedy::unknown(Limit::Attempt)
         }
-        _ => Remedy::unknown(Limit::Unlimited),
+        _ => Remedy::unknown(Limit::Stuck),
     }
 }
 
@@ -213,8 +218,20 @@ pub(super) fn field_of(words: &str) -> Option<&'static str> {
     SCHEDULER.iter().find(|(part, _)| words.contains(part)).map(|(_, field)| *field)
 }
 
+/// The kubelet pulls an image. It says nothing more until it has it, which may take hours; a pull without progress ends in an error.
+const PULLING: &str = "Pulling";
+
 /// Events by which a pod gets on.
-const PROGRESS: [&str; 5] = ["Pulling", "Pulled", "Created", "Started", "SuccessfulAttachVolume"];
+const PROGRESS: [&str; 5] = [PULLING, "Pulled", "Created", "Started", "SuccessfulAttachVolume"];
+
+/// The last progress that the events of a pod show.
+pub fn progress(events: &[Event]) -> Progress {
+    let reason = |event: &Event| event.reason.clone().unwrap_or_default();
+    let steps = events.iter().filter(|event| PROGRESS.contains(&reason(event).as_str()));
+    // Within a second, a pull begins after the last container was started, and ends before the next is created.
+    let last = steps.max_by_key(|event| (time_of(event), reason(event) != PULLING));
+    last.map_or_else(Progress::default, |last| Progress { at: time_of(last), is_pulling: reason(last) == PULLING })
+}
 
 /// What the last of a pod's events says that its containers do not: a volume, a sandbox or a network that cannot be made. `None`: it gets
 /// on.

@@ -137,6 +137,12 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
         // Read within seconds; what cannot be read is left to the scheduler.
         return draft.act(&attempt.snapshot);
     }
+    if let Some(absent) = pods.iter().find_map(|pod| pod.rules.as_ref()?.absent.first()) {
+        // Its scheduler would say nothing of it, or refuse one node after the other.
+        draft.condition(conditions::PLACED, "False", conditions::ABSENT, absent.clone());
+        draft.stage(Stage::Queued, absent.clone());
+        return draft.act(&attempt.snapshot);
+    }
     let JobSnapshot { job, nodes, rules, .. } = attempt.snapshot;
     let admitted = Admitted::of(attempt.valid, job.status.as_ref(), pods.iter().copied());
     let left_out = attempt.snapshot.left_out;

@@ -7,6 +7,7 @@ mod provisioning;
 mod quota;
 mod refused;
 mod scheduler;
+mod starting;
 mod surroundings;
 mod world;
 
