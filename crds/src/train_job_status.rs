@@ -207,6 +207,9 @@ pub enum Limit {
     Domain,
     /// The NVLink domain.
     NVLinkDomain,
+    /// A value of a newer version.
+    #[serde(other)]
+    Unknown,
 }
 
 /// How pods get their GPUs.
@@ -216,6 +219,9 @@ pub enum DeviceAllocation {
     Claims,
     /// As an extended resource: the kubelet's device plugin chooses. Whole nodes are exact nevertheless.
     DevicePlugin,
+    /// A value of a newer version.
+    #[serde(other)]
+    Unknown,
 }
 
 /// The part of the job on one node.
@@ -338,4 +344,7 @@ pub enum ThroughputUnit {
     Images,
     /// Samples of any other kind.
     Samples,
+    /// A value of a newer version.
+    #[serde(other)]
+    Unknown,
 }

@@ -10,12 +10,11 @@ use super::{
 };
 use crate::apply::Executor;
 use jiff::Timestamp;
-use kube::Resource;
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use switchyard_crds::TrainJob;
 use switchyard_ledger::fairness::{Fairness, Weights};
 use switchyard_ledger::index::Index;
 use switchyard_ledger::predictor::Predictor;
@@ -200,7 +199,7 @@ impl Context {
     }
 
     /// Sends events. They inform; nothing depends on them.
-    pub(super) async fn tell(&self, job: &TrainJob, events: Vec<EventDraft>) {
+    pub(super) async fn tell(&self, job: &ObjectReference, events: Vec<EventDraft>) {
         for event in events {
             let note: String = event.note.chars().take(1000).collect();
             let kind = match event.severity {
@@ -210,7 +209,7 @@ impl Context {
             self.metrics.event(event.reason);
             let (reason, action) = (event.reason.to_string(), "Reconcile".to_string());
             let event = Event { type_: kind, reason, note: Some(note), action, secondary: None };
-            match self.recorder.publish(&event, &job.object_ref(&())).await {
+            match self.recorder.publish(&event, job).await {
                 Ok(()) if self.silent.swap(false, Ordering::Relaxed) => info!("events can be sent again"),
                 Ok(()) => {}
                 // The same trouble once, not with every event.

@@ -22,7 +22,7 @@ impl EventDraft {
         EventDraft { severity: Severity::Normal, reason, note }
     }
 
-    pub(super) fn warning(reason: &'static str, note: String) -> EventDraft {
+    pub fn warning(reason: &'static str, note: String) -> EventDraft {
         EventDraft { severity: Severity::Warning, reason, note }
     }
 }
@@ -56,5 +56,7 @@ pub const COMPLETE: &str = "Complete";
 pub const FAILED: &str = "Failed";
 /// Two settings of the same thing, and which one won.
 pub const MERGE_CONFLICT: &str = "MergeConflict";
+/// This version cannot read the job, which another version began.
+pub const UNREADABLE: &str = "Unreadable";
 /// The API server refuses what the job needs.
 pub const REFUSED: &str = "Refused";
