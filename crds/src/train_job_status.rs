@@ -24,6 +24,12 @@ pub struct TrainJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placed_time: Option<Time>,
 
+    /// `spec.activeDeadlineSeconds` when the gang got its place. The queue counts with it: if the limit is raised later, the job runs on, but once
+    /// this time has passed it gives way to the head of the queue. Absent: it had no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub placed_limit_seconds: Option<i64>,
+
     /// End of the job, successful or not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,

@@ -123,6 +123,15 @@ pub struct ControllerArgs {
     #[arg(long = "queue-weight", value_name = "NAMESPACE=WEIGHT", value_parser = weight)]
     pub queue_weights: Vec<(String, u32)>,
 
+    /// A priority class whose preemptionPolicy: Never is for the scheduler alone, repeatable: whether jobs of this class preempt others is their
+    /// topologyPolicy.preemption. Jobs of other classes with that policy never preempt.
+    #[arg(long = "gang-priority-class", value_name = "NAME")]
+    pub gang_priority_classes: Vec<String>,
+
+    /// Whether the status of a job names jobs of other namespaces, such as the one ahead of it in the queue.
+    #[arg(long, value_enum, default_value_t = Toggle::Disabled)]
+    pub name_other_namespaces: Toggle,
+
     /// Class of the ProvisioningRequests by which gangs that lack nodes ask the cluster's autoscaler for them, such as
     /// best-effort-atomic-scale-up.autoscaling.x-k8s.io. Default: they do not ask.
     #[arg(long, value_name = "CLASS", value_parser = class)]

@@ -139,6 +139,10 @@ pub struct Index {
     pub fairness: Option<Fairness>,
     /// Class of the ProvisioningRequests of gangs that lack nodes; `None`: none are made.
     pub provisioning_class: Option<String>,
+    /// Priority classes whose `preemptionPolicy: Never` is for the scheduler alone.
+    pub gang_classes: BTreeSet<String>,
+    /// What a job says of others names those of other namespaces too.
+    pub names_others: bool,
     /// How long gangs wait for a better place; `None`: they do not.
     pub patience: Option<Patience>,
     /// Since when jobs that wait for one could have begun.
@@ -218,6 +222,11 @@ impl Index {
         let limit = |job: Option<&Arc<TrainJob>>| job.and_then(|job| job.spec.active_deadline_seconds);
         if let Some(held) = self.reservation.as_mut().filter(|_| limit(before.as_ref()) != limit(self.jobs.get(&key))) {
             held.is_stale = true;
+        }
+        let limits = [before.as_ref(), self.jobs.get(&key)].map(|job| limit(job).unwrap_or(i64::MAX));
+        if before.is_some() && limits[1] > limits[0] {
+            // It came to the head of the queue with a lower limit.
+            effect.room.extend(self.unreserve(|held| held.job == id));
         }
         effect.room.extend(self.hold_holes(&id));
         effect.room.extend(self.recount(&id));

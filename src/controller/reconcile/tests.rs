@@ -35,6 +35,8 @@ fn context(leading: election::Leading) -> Context {
         defaults: Defaults::default(),
         levels: Levels::default(),
         node_grace: SignedDuration::from_secs(60),
+        gang_classes: Default::default(),
+        names_others: false,
         longest_schedule_timeout: SignedDuration::from_secs(600),
         fleet_brake_percent: 20,
         predicts: false,

@@ -313,7 +313,7 @@ fn begin(snapshot: &JobSnapshot<'_>, valid: &ValidJob, resumed: bool) -> Reconci
     draft.next.attempt_time = Some(status::time(now));
     draft.next.start_time = Some(status::time(now));
     draft.next.restarts.get_or_insert_default();
-    (draft.next.placement, draft.next.placed_time) = (None, None);
+    (draft.next.placement, draft.next.placed_time, draft.next.placed_limit_seconds) = (None, None, None);
     draft.next.device_allocation = allocation::allocation(snapshot.job, snapshot.nodes);
     draft.next.fabric = fabric::before(snapshot.job, valid, snapshot.rules.defaults, snapshot.nodes);
     draft.count(&[], snapshot.job.spec.trainer.num_nodes);

@@ -22,8 +22,8 @@ use crate::restart;
 use crate::slices;
 use crate::status::{self, Draft, Ending};
 use jiff::{SignedDuration, Timestamp};
-use switchyard_crds::DeviceAllocation;
 use switchyard_crds::conditions::{self, Stage};
+use switchyard_crds::{DeviceAllocation, TrainJob};
 
 /// The next step of an attempt.
 pub(super) fn step(snapshot: &JobSnapshot<'_>, valid: &ValidJob, number: u32) -> Reconciliation {
@@ -155,6 +155,7 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
             let reason = overtaken.into_iter().fold(placed.status.reason.clone(), |reason, why| reason + "; " + &why);
             draft.next.placement = Some(placed.status);
             draft.next.placed_time.get_or_insert_with(|| status::time(attempt.now()));
+            draft.next.placed_limit_seconds = placed_limit(job);
             draft.condition(conditions::PLACED, "True", "Placed", reason.clone());
             draft.stage(Stage::Starting, format!("0 of {} pods run", pods.len()));
             draft.decide(vec![EventDraft::normal(events::PLACED, reason)])
@@ -196,6 +197,13 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
             result
         }
     }
+}
+
+/// The limit that the queue counts with from now on. A gang that starts again on its nodes has not stood in the queue with a higher one.
+fn placed_limit(job: &TrainJob) -> Option<i64> {
+    let limit = job.spec.active_deadline_seconds;
+    let kept = job.status.as_ref().filter(|status| status.placement.is_some());
+    kept.and_then(|status| status.placed_limit_seconds).into_iter().chain(limit).min()
 }
 
 /// Who holds a pod by a gate of its own, and what is waited for; `None`: nobody.

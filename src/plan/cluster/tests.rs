@@ -2,6 +2,7 @@
 
 mod kueue;
 mod large;
+mod limits;
 mod progress;
 mod provisioning;
 mod quota;

@@ -161,6 +161,8 @@ pub struct PodView {
     pub rules: Option<Arc<NodeRules>>,
     /// Its priority, as the server resolved it.
     pub priority: i32,
+    /// Its priority class, where that says `preemptionPolicy: Never`.
+    pub never_preempts: Option<String>,
 }
 
 /// A kubelet needs a second or two from the end of the last container to the phase of the pod: it checks its containers once a second. A
@@ -293,6 +295,9 @@ impl PodView {
             requests: spec.map(resources::of_pod).unwrap_or_default(),
             rules: spec.filter(|_| gates.contains(&labels::GANG_GATE)).map(|spec| Arc::new(NodeRules::of(spec))),
             priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
+            never_preempts: spec
+                .filter(|spec| spec.preemption_policy.as_deref() == Some("Never"))
+                .map(|spec| spec.priority_class_name.clone().unwrap_or_default()),
         }
     }
 }
