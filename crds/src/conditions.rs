@@ -18,6 +18,12 @@ pub const FABRIC_READY: &str = "FabricReady";
 pub const PLACEMENT_DEGRADED: &str = "PlacementDegraded";
 /// Whether the autoscaler has the nodes that the gang asks for, by a ProvisioningRequest; the message is what it said. Absent: none are asked for.
 pub const NODES_REQUESTED: &str = "NodesRequested";
+/// `True` after the API server refused an object or a patch without which the pods of a placed gang cannot start; the message holds the server's
+/// words. For an hour the job then comes after all others. `False` once all gates were lifted. Absent: never so.
+pub const OBJECTS_REFUSED: &str = "ObjectsRefused";
+/// `False` while this version of Switchyard cannot read a job that another version began; the message says why. Its pods go on, and nothing is
+/// done for it. Absent: it can be read.
+pub const READABLE: &str = "Readable";
 /// `True` while optimizer steps are made; `False` with the reason when none is. Absent: no step has been reported.
 pub const PROGRESSING: &str = "Progressing";
 /// `True` while a rank is slower than the median of the others by 15 % over 100 steps; the message names it and its node. Absent: never so.
@@ -32,16 +38,26 @@ pub const TEMPLATE_MERGED: &str = "TemplateMerged";
 pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
 /// Reason of [`FAILED`]: the spec asks for something that cannot be.
 pub const INVALID_SPEC: &str = "InvalidSpec";
+/// Reason of [`READABLE`]: a field has a value that this version does not know.
+pub const OTHER_VERSION: &str = "OtherVersion";
 /// Reason of [`FAILED`]: the program failed, and its restarts are used up.
 pub const APPLICATION_FAILURE: &str = "ApplicationFailure";
 /// Reason of [`FAILED`]: nodes or images failed, and the restarts for that are used up.
 pub const INFRASTRUCTURE_FAILURE: &str = "InfrastructureFailure";
 /// Reason of [`PLACED`] while the gang does not fit.
 pub const NO_ROOM: &str = "NoRoom";
+/// Reason of [`PLACED`] while another job of the namespace gets the quota that the pods used.
+pub const QUOTA: &str = "QuotaLeft";
+/// Reason of [`PLACED`] while an object that the pods name does not exist: a PersistentVolumeClaim, a ResourceClaim or its template.
+pub const ABSENT: &str = "ObjectMissing";
 /// Reason of [`PLACED`] while others, such as Kueue, hold the pods by gates of their own.
 pub const GATED: &str = "Gated";
 /// Reason of [`PLACED`] after the scheduler refused a pod of the gang on its node.
 pub const UNSCHEDULABLE: &str = "Unschedulable";
+/// Reason of [`PLACED`] and [`OBJECTS_REFUSED`] after the API server refused an object or a patch that the pods of the gang need.
+pub const REFUSED: &str = "Refused";
+/// Reason of [`OBJECTS_REFUSED`]: the API server accepted everything later.
+pub const ACCEPTED: &str = "Accepted";
 /// Reason of [`PLACED`] and [`FABRIC_READY`] while the job must not start over the fabric of the nodes that it could have.
 pub const FABRIC_NOT_READY: &str = "FabricNotReady";
 /// Reason of [`FABRIC_READY`] and [`FAILED`]: the ranks report another transport than predicted.

@@ -143,6 +143,9 @@ pub enum Transport {
     Plugin,
     /// TCP.
     TCP,
+    /// A value of a newer version.
+    #[serde(other)]
+    Unknown,
 }
 
 /// Whether NICs reach GPU memory directly (GPUDirect RDMA).
@@ -152,6 +155,9 @@ pub enum GpuDirect {
     Yes,
     /// Some rank goes through host memory.
     No,
+    /// A value of a newer version.
+    #[serde(other)]
+    Unknown,
 }
 
 /// The forecast compared with what the ranks reported after their start.
@@ -188,6 +194,9 @@ pub enum MeasuredVerdict {
     Passed,
     /// Less than the bandwidth that was required.
     Failed,
+    /// A value of a newer version.
+    #[serde(other)]
+    Unknown,
 }
 
 /// How forecast and observation compare.
@@ -199,7 +208,8 @@ pub enum ObservedVerdict {
     Slower,
     /// A lesser transport than predicted.
     OtherTransport,
-    /// The ranks do not report it.
+    /// The ranks do not report it, or a newer version wrote another value.
+    #[serde(other)]
     Unknown,
 }
 
@@ -260,6 +270,9 @@ pub enum DecisionOutcome {
     User,
     /// Left alone on purpose.
     NotSet,
+    /// A value of a newer version.
+    #[serde(other)]
+    Unknown,
 }
 
 /// How much depends on a setting.
@@ -271,6 +284,9 @@ pub enum DecisionClass {
     May,
     /// For finding faults only: it is never set without an administrator's word.
     Never,
+    /// A value of a newer version.
+    #[serde(other)]
+    Unknown,
 }
 
 /// What the checks of the chosen nodes found.
@@ -344,4 +360,7 @@ pub enum PreflightSeverity {
     Block,
     /// It runs, slower than it could or at a risk.
     Warn,
+    /// A value of a newer version.
+    #[serde(other)]
+    Unknown,
 }

@@ -70,7 +70,8 @@ pub struct TrainJobSpec {
 
     /// Seconds from `status.placedTime` after which an unfinished job fails with the reason `DeadlineExceeded`: time in the queue does not
     /// count, restarts do, and the clock starts again when the job is resumed. A job with a limit may start before a job ahead of it in the
-    /// queue, if it ends before that one can start. Default: none.
+    /// queue, if it ends before that one can start. A limit that is raised once the job has its place gives no such advantage: see
+    /// `status.placedLimitSeconds`. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub active_deadline_seconds: Option<i64>,
@@ -155,7 +156,8 @@ pub enum Framework {
 #[serde(rename_all = "camelCase")]
 pub struct GangPolicy {
     /// Seconds that the pods of an attempt may take to be scheduled, all of them, once they have a place. After that the attempt
-    /// is taken back, so that it does not hold part of its resources, and retried. Default 300.
+    /// is taken back, so that it does not hold part of its resources, and retried. Default 300. The administrator sets an upper bound for all
+    /// jobs (`controller.maxScheduleTimeoutSeconds`, 600 by default).
     #[serde(default = "three_hundred")]
     #[schemars(range(min = 1, max = 86400))]
     pub schedule_timeout_seconds: i32,

@@ -24,6 +24,12 @@ pub struct TrainJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placed_time: Option<Time>,
 
+    /// `spec.activeDeadlineSeconds` when the gang got its place. The queue counts with it: if the limit is raised later, the job runs on, but once
+    /// this time has passed it gives way to the head of the queue. Absent: it had no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub placed_limit_seconds: Option<i64>,
+
     /// End of the job, successful or not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
@@ -207,6 +213,9 @@ pub enum Limit {
     Domain,
     /// The NVLink domain.
     NVLinkDomain,
+    /// A value of a newer version.
+    #[serde(other)]
+    Unknown,
 }
 
 /// How pods get their GPUs.
@@ -216,6 +225,9 @@ pub enum DeviceAllocation {
     Claims,
     /// As an extended resource: the kubelet's device plugin chooses. Whole nodes are exact nevertheless.
     DevicePlugin,
+    /// A value of a newer version.
+    #[serde(other)]
+    Unknown,
 }
 
 /// The part of the job on one node.
@@ -338,4 +350,7 @@ pub enum ThroughputUnit {
     Images,
     /// Samples of any other kind.
     Samples,
+    /// A value of a newer version.
+    #[serde(other)]
+    Unknown,
 }

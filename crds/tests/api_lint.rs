@@ -91,6 +91,47 @@ fn every_crd_keeps_the_habits() {
     }
 }
 
+/// Paths of the enums below a schema, with their values.
+fn enums(schema: &Value, path: &str, found: &mut Vec<(String, Vec<String>)>) {
+    if path.contains(".conditions") {
+        return;
+    }
+    let words = schema["enum"].as_array().into_iter().flatten().filter_map(Value::as_str).map(String::from);
+    let words: Vec<String> = words.collect();
+    if !words.is_empty() {
+        found.push((path.to_string(), words));
+    }
+    for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+        enums(property, &format!("{path}.{name}"), found);
+    }
+    if schema["items"].is_object() {
+        enums(&schema["items"], &format!("{path}[]"), found);
+    }
+}
+
+/// After a rollback of the release, a status that the newer version wrote made its job unreadable.
+#[test]
+fn every_enum_of_a_job_status_reads_the_value_of_a_newer_version() {
+    let crd = serde_json::to_value(
+        &switchyard_crds::generate::crds().into_iter().find(|(file, _)| *file == "trainjobs.yaml").unwrap().1,
+    )
+    .unwrap();
+    let status = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"];
+    let mut found = Vec::new();
+    enums(status, ".status", &mut found);
+    assert!(found.len() >= 10, "{found:?}");
+    for (path, words) in found {
+        assert!(words.iter().any(|word| word == "Unknown"), "{path} has no value Unknown: {words:?}");
+    }
+    let status = json!({
+        "deviceAllocation": "Telepathy", "trainerStatus": {"step": 1, "totalSteps": 2, "progressPercentage": 50, "throughputUnit": "Songs"},
+        "placement": {"reason": "", "nodes": [], "limitedBy": "Budget"},
+    });
+    let status: switchyard_crds::TrainJobStatus = serde_json::from_value(status).unwrap();
+    assert_eq!(status.device_allocation, Some(switchyard_crds::DeviceAllocation::Unknown));
+    assert_eq!(status.placement.unwrap().limited_by, Some(switchyard_crds::Limit::Unknown));
+}
+
 #[test]
 fn the_lint_catches_planted_faults() {
     let schema = json!({"type": "object", "properties": {"spec": {"type": "object", "description": "long enough text", "properties": {

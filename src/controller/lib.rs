@@ -38,7 +38,7 @@ use kube::runtime::events::Recorder;
 use metrics::Metrics;
 use pages::Health;
 use queue::Queue;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -70,12 +70,18 @@ pub struct Settings {
     pub levels: Levels,
     /// How long a node that does not report is waited for.
     pub node_grace: SignedDuration,
+    /// Upper bound of `gangPolicy.scheduleTimeoutSeconds`.
+    pub longest_schedule_timeout: SignedDuration,
     /// Share of the nodes that must stop reporting together for the brake.
     pub fleet_brake_percent: u8,
     /// Run times stand in for limits that are missing.
     pub predicts: bool,
     /// By namespace; empty: what namespaces had does not count in the order of the queue.
     pub weights: BTreeMap<String, u32>,
+    /// Priority classes whose `preemptionPolicy: Never` is for the scheduler alone: `topologyPolicy.preemption` decides about their jobs.
+    pub gang_classes: BTreeSet<String>,
+    /// Messages in the status of a job name jobs of other namespaces.
+    pub names_others: bool,
     /// Class of the ProvisioningRequests by which gangs ask for nodes; `None`: they do not.
     pub provisioning_class: Option<String>,
     /// Admission policies that must be in force, each with a binding of its name.

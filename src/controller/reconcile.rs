@@ -4,23 +4,27 @@
 //! index ─> JobSnapshot ─> plan (no client) ─> apply ─> status ─> events
 //! ```
 
+mod gone;
 mod places;
+mod unreadable;
 
 use super::Context;
 use super::queue::Look;
-use crate::apply::{Applied, Refusal, Retry};
+use crate::apply::{Applied, Cause, Refusal, Retry};
 use jiff::Timestamp;
+use kube::Resource;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use switchyard_crds::conditions::STEPS_MADE;
 use switchyard_crds::{DeviceAllocation, TrainJob, TrainJobStatus};
 use switchyard_ledger::devices::Devices;
-use switchyard_ledger::index::{Family, Index, Unreadable};
+use switchyard_ledger::index::{Family, Index};
 use switchyard_ledger::job::{JobId, Key, attempt_of, is_another_place, message_of, place_in, stage_of};
 use switchyard_ledger::own_writes;
 use switchyard_ledger::own_writes::{Cache, OwnWrites};
 use switchyard_ledger::usage::{Usage, Without};
+use switchyard_plan::cluster::events::EventDraft;
 use switchyard_plan::cluster::hindrance::Trouble;
 use switchyard_plan::cluster::view::PodView;
 use switchyard_plan::cluster::{self, Action, JobSnapshot, PlacementRules, Reconciliation, Silence};
@@ -32,6 +36,9 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// Between two plans that were put off: several times as long as such a plan takes with 10,000 nodes, so that others come in between.
 const PUT_OFF: Duration = Duration::from_millis(50);
+
+/// How often a job that waits for room looks whether another one of its namespace could use its quota.
+const QUOTA_PERIOD: Duration = Duration::from_secs(10);
 
 /// How a reconcile ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -89,22 +96,6 @@ impl Context {
         self.carry_out(key, planned).await
     }
 
-    /// Reports that a job cannot be read: in the log, and in its status unless the server refuses that as well.
-    async fn refuse(&self, key: &Key, job: Unreadable) -> Outcome {
-        if job.told {
-            return Outcome::Quiet;
-        }
-        warn!(job = %key, error = job.why, "the job cannot be read");
-        let why = format!("the TrainJob cannot be read: {}", job.why);
-        let written = self.executor.refuse_unreadable(&key.namespace, &key.name, &job.version, &why).await;
-        if written.is_ok()
-            && let Some(now) = self.index().unreadable.get_mut(key).filter(|now| now.why == job.why)
-        {
-            now.told = true;
-        }
-        self.ended(key, None, written.err())
-    }
-
     /// Whether a plan that finds no place is put off: first come those that may find one, also those of jobs that come meanwhile.
     fn is_put_off(&self, key: &Key, now: Instant) -> bool {
         let rules = self.rules(Timestamp::now());
@@ -140,6 +131,7 @@ impl Context {
         let ahead = index.ahead_of(&job, now);
         let forecast = index.forecast(key, now);
         let aside = index.not_in_the_way(&job, now);
+        let quota_goes_to = index.quota_goes_to(&job, rules);
         let (left_out, asked_again) = (index.left_out(&id, now), index.asked_again(&id, now));
         match index.catch_up(&id, instant) {
             Cache::Current => {}
@@ -164,6 +156,7 @@ impl Context {
         let fight = family.own.fights(instant).map(|what| Trouble {
             text: format!("somebody undoes what this controller writes: {what}; it is written again every few seconds"),
             since: now,
+            is_refusal: false,
         });
         let gives_way = family.gives_way_to.clone().filter(|_| family.gives_way_in == Some(attempt_of(&job)));
         // Without the shares that do not stand in the way of this job.
@@ -186,6 +179,7 @@ impl Context {
             seen: family.seen.get(&attempt_of(&job)).unwrap_or(const { &BTreeMap::new() }),
             status_written: family.status_written,
             left_out: &left_out,
+            quota_goes_to: quota_goes_to.as_ref().map(|key| key.name.as_str()),
             asked_again,
             restricted: family.restricted,
             provisioning_class: index.provisioning_class.as_deref(),
@@ -196,6 +190,7 @@ impl Context {
                 progress: family.progress,
             },
             scheduler_is_known: index.schedulers.know(&job),
+            longest_schedule_timeout: self.settings.longest_schedule_timeout,
         };
         let start = Instant::now();
         let mut plan = cluster::plan(&snapshot);
@@ -219,6 +214,10 @@ impl Context {
         {
             let attempt = next.attempt.unwrap_or(0).unsigned_abs();
             index.assume(&id, attempt, place_in(next).cloned());
+        }
+        // What it waits for does not change when a job that lacks quota finds room.
+        if plan.waits.is_some() && !index.short_of_quota_in(&key.namespace).is_empty() {
+            self.queue.add(key.clone(), instant + QUOTA_PERIOD);
         }
         others.extend(match plan.waits {
             Some(waits) => index.waits(key, waits, rules),
@@ -290,7 +289,7 @@ impl Context {
                 }
             }
         } else if plan.waits.is_some() {
-            self.tell(&job, events).await;
+            self.tell(&job.object_ref(&()), events).await;
         }
         // A write that still waits for its backoff has not succeeded yet.
         if refusal.is_none() && held.is_some() {
@@ -324,7 +323,18 @@ impl Context {
         // What is only out of date is planned again, and not reported.
         let told = applied.refusals.iter().find(|refusal| refusal.cause.retry() == Retry::BackOff).cloned();
         let before = family.trouble.take();
-        family.trouble = told.as_ref().map(|told| Trouble::after(before.as_ref(), told.to_string(), Timestamp::now()));
+        family.trouble = told.as_ref().map(|told| {
+            let is_refusal = told.cause != Cause::Unreachable;
+            Trouble::after(before.as_ref(), told.to_string(), is_refusal, Timestamp::now())
+        });
+        if family.trouble.as_ref().is_some_and(Trouble::is_for_quota)
+            && !before.is_some_and(|before| before.is_for_quota())
+        {
+            index.lacks_quota(job);
+            // Some of them may hold what it lacks.
+            let waiting = index.waiting.keys().filter(|key| key.namespace == job.namespace);
+            waiting.for_each(|key| self.queue.add(key.clone(), now));
+        }
         told.or_else(|| applied.refusals.into_iter().next())
     }
 
@@ -340,7 +350,7 @@ impl Context {
         key: &Key,
         job: &TrainJob,
         next: TrainJobStatus,
-        events: Vec<cluster::events::EventDraft>,
+        events: Vec<EventDraft>,
     ) -> Result<(), Refusal> {
         let previous = job.status.clone();
         let version = self.executor.write_status(job, next.clone()).await?;
@@ -359,7 +369,7 @@ impl Context {
             info!(job = %key, attempt = next.attempt, stage = stage.unwrap_or_default(), "{}", message_of(&next));
         }
         self.metrics.status_changed(job, previous.as_ref(), &next, Timestamp::now());
-        self.tell(job, events).await;
+        self.tell(&job.object_ref(&()), events).await;
         Ok(())
     }
 
@@ -385,44 +395,6 @@ impl Context {
         warn!(job = %key, error = %refusal, retry_in_ms = until.saturating_duration_since(Instant::now()).as_millis() as u64, "refused");
         Outcome::Refused
     }
-
-    /// A job is gone: its pods are deleted at once, the rest is left to the garbage collector.
-    async fn clean_up(&self, key: &Key) -> Outcome {
-        let now = Instant::now();
-        let orphans: Vec<(JobId, Vec<Action>)> = {
-            let index = self.index();
-            let of_job = index.families.iter().filter(|(_, family)| family.key.as_ref() == Some(key));
-            of_job
-                .map(|(id, family)| {
-                    let pods: Vec<&PodView> =
-                        family.pods.values().filter(|pod| !family.own.deleted(&pod.uid, now)).collect();
-                    (id.clone(), cluster::remove(&pods))
-                })
-                .filter(|(_, actions)| !actions.is_empty())
-                .collect()
-        };
-        let mut outcome = Outcome::Quiet;
-        for (id, actions) in orphans {
-            // The list of jobs may be older than that of the pods.
-            match self.executor.is_gone(&key.namespace, &key.name, &id.uid).await {
-                Ok(true) if self.leads() => {}
-                Ok(true) => {
-                    self.queue.add(key.clone(), Instant::now());
-                    return Outcome::Behind;
-                }
-                Ok(false) => continue,
-                Err(refusal) => return self.ended(key, None, Some(refusal)),
-            }
-            info!(job = %key, pods = actions.len(), "the job is gone; deleting its pods");
-            let applied = self.executor.apply(&key.namespace, &id.uid, actions).await;
-            let refusal = self.note(&id, applied);
-            outcome = Outcome::Wrote;
-            if self.ended(key, None, refusal) == Outcome::Refused {
-                return Outcome::Refused;
-            }
-        }
-        outcome
-    }
 }
 
 /// GPUs that the pods of the current attempt have: by their claims, else by what the kubelets say.
@@ -438,6 +410,7 @@ fn actual(job: &TrainJob, family: &Family, devices: &Devices, usage: &Usage) -> 
                 let claim = family.objects.get(&(Kind::ResourceClaim, pod.name.clone()))?;
                 devices.allocated(&claim.uid)?
             }
+            DeviceAllocation::Unknown => return None,
             DeviceAllocation::DevicePlugin => usage.given(pod.node.as_deref()?, namespace, &pod.name),
         };
         Some((pod.node_rank, gpus))

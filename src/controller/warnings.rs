@@ -55,14 +55,18 @@ impl Reader for Warnings {
 
     fn take(&self, context: &Context, source: &Source<()>, events: Option<Vec<Event>>, _: Option<Reads>) -> Duration {
         let Some(events) = events else { return PERIOD };
-        let warning = hindrance::warning(&events);
+        let (warning, progress) = (hindrance::warning(&events), hindrance::progress(&events));
         let mut index = context.index();
         if let Some(family) = index.families.get_mut(&source.job)
             && let Some(pod) = family.pods.values_mut().find(|pod| pod.uid == source.uid)
-            && pod.warning != warning
         {
-            pod.warning = warning;
-            context.queue.add(source.key.clone(), Instant::now());
+            // An API server keeps events for an hour only.
+            let is_older = pod.progress.as_ref().is_some_and(|known| known.at > progress.at);
+            let progress = if is_older { pod.progress.clone() } else { Some(progress) };
+            if pod.warning != warning || pod.progress != progress {
+                (pod.warning, pod.progress) = (warning, progress);
+                context.queue.add(source.key.clone(), Instant::now());
+            }
         }
         PERIOD
     }

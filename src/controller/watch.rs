@@ -331,6 +331,10 @@ impl Context {
         for key in effect.jobs.into_iter().filter(|key| self.watches(key)) {
             self.queue.look(key, now + TOGETHER, look);
         }
+        if let Some(key) = effect.quota {
+            self.queue.succeeded(&key);
+            self.queue.add(key, now + ROOM_TOGETHER);
+        }
         for key in woken {
             self.queue.look(key, now + ROOM_TOGETHER, Look::IfWorthIt);
         }

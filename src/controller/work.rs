@@ -10,12 +10,11 @@ use super::{
 };
 use crate::apply::Executor;
 use jiff::Timestamp;
-use kube::Resource;
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use switchyard_crds::TrainJob;
 use switchyard_ledger::fairness::{Fairness, Weights};
 use switchyard_ledger::index::Index;
 use switchyard_ledger::predictor::Predictor;
@@ -57,6 +56,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     let reporter = Reporter { controller: "switchyard-controller".into(), instance: Some(settings.identity.clone()) };
     let mut index = Index::default();
     index.predictor = settings.predicts.then(Predictor::default);
+    (index.gang_classes, index.names_others) = (settings.gang_classes.clone(), settings.names_others);
     index.fairness = (!settings.weights.is_empty()).then(|| Fairness::new(Weights::new(settings.weights.clone())));
     let context = Context {
         executor: Executor::new(client.clone()),
@@ -201,7 +201,7 @@ impl Context {
     }
 
     /// Sends events. They inform; nothing depends on them.
-    pub(super) async fn tell(&self, job: &TrainJob, events: Vec<EventDraft>) {
+    pub(super) async fn tell(&self, job: &ObjectReference, events: Vec<EventDraft>) {
         for event in events {
             let note: String = event.note.chars().take(1000).collect();
             let kind = match event.severity {
@@ -211,7 +211,7 @@ impl Context {
             self.metrics.event(event.reason);
             let (reason, action) = (event.reason.to_string(), "Reconcile".to_string());
             let event = Event { type_: kind, reason, note: Some(note), action, secondary: None };
-            match self.recorder.publish(&event, &job.object_ref(&())).await {
+            match self.recorder.publish(&event, job).await {
                 Ok(()) if self.silent.swap(false, Ordering::Relaxed) => info!("events can be sent again"),
                 Ok(()) => {}
                 // The same trouble once, not with every event.

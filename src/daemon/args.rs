@@ -105,6 +105,10 @@ pub struct ControllerArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub node_grace_seconds: u32,
 
+    /// Upper bound of gangPolicy.scheduleTimeoutSeconds: no gang holds nodes for longer while its pods are not all scheduled, whatever its job says.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u32).range(10..=86_400))]
+    pub max_schedule_timeout_seconds: u32,
+
     /// Where more than this share of the nodes, and at least 3, stop reporting within a minute, no job is started again for that until they
     /// report; 0: never.
     #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u8).range(0..=100))]
@@ -118,6 +122,15 @@ pub struct ControllerArgs {
     /// namespaces that are not named the weight is 1. Default: by age.
     #[arg(long = "queue-weight", value_name = "NAMESPACE=WEIGHT", value_parser = weight)]
     pub queue_weights: Vec<(String, u32)>,
+
+    /// A priority class whose preemptionPolicy: Never is for the scheduler alone, repeatable: whether jobs of this class preempt others is their
+    /// topologyPolicy.preemption. Jobs of other classes with that policy never preempt.
+    #[arg(long = "gang-priority-class", value_name = "NAME")]
+    pub gang_priority_classes: Vec<String>,
+
+    /// Whether the status of a job names jobs of other namespaces, such as the one ahead of it in the queue.
+    #[arg(long, value_enum, default_value_t = Toggle::Disabled)]
+    pub name_other_namespaces: Toggle,
 
     /// Class of the ProvisioningRequests by which gangs that lack nodes ask the cluster's autoscaler for them, such as
     /// best-effort-atomic-scale-up.autoscaling.x-k8s.io. Default: they do not ask.

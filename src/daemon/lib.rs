@@ -75,9 +75,12 @@ pub fn start(args: &ControllerArgs) -> Result<Exit, Failure> {
             },
             levels,
             node_grace: SignedDuration::from_secs(args.node_grace_seconds.into()),
+            longest_schedule_timeout: SignedDuration::from_secs(args.max_schedule_timeout_seconds.into()),
             fleet_brake_percent: args.fleet_brake_percent,
             predicts: args.queue_predictor == Guess::RunTimes,
             weights: args.queue_weights.iter().cloned().collect(),
+            gang_classes: args.gang_priority_classes.iter().cloned().collect(),
+            names_others: args.name_other_namespaces == Toggle::Enabled,
             provisioning_class: args.provisioning_class.clone(),
             admission_policies: args.admission_policies.clone(),
         };

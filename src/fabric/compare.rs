@@ -61,7 +61,7 @@ impl Prediction {
         let direct = match self.gpu_direct {
             Some(GpuDirect::Yes) => " with GPUDirect",
             Some(GpuDirect::No) => " through host memory",
-            None => "",
+            Some(GpuDirect::Unknown) | None => "",
         };
         let place = if self.several_nodes { "between nodes" } else { "inside the node" };
         format!("{:?}{direct} {place}", self.transport)

@@ -43,6 +43,7 @@ pub fn reasons(decisions: &[FabricDecision]) -> String {
             DecisionOutcome::Set => "set",
             DecisionOutcome::User => "your own, which stays",
             DecisionOutcome::NotSet => "left alone",
+            DecisionOutcome::Unknown => "decided by another version",
         };
         text.push_str(&format!("{name}{value}{on}: {how}: {reason}\n"));
     }

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use switchyard_core::quantity::Resources;
 use switchyard_crds::{PlacedNode, Preemption, TrainJob, conditions};
 use switchyard_plan::cluster::admitted::Admitted;
+use switchyard_plan::cluster::clock::breaks_promise;
 use switchyard_plan::cluster::find::find;
 use switchyard_plan::cluster::reserve::reserve;
 use switchyard_plan::cluster::turn::{self, Ahead, Basis, GivesWay, Turn};
@@ -68,7 +69,10 @@ impl Index {
             takers.extend(self.takers_of(id, |of| of < attempt));
         }
         for (other, holes) in &self.holes {
-            let is_lower = || self.job_of(other).is_some_and(|job| self.turn(job).priority() < turn.priority());
+            let is_lower = || {
+                let other = self.job_of(other).map(|job| self.turn(job));
+                !turn.is_set_back() && other.is_some_and(|other| other.priority() < turn.priority())
+            };
             if other == id || is_lower() {
                 takers.extend(holes.iter().cloned());
             }
@@ -90,7 +94,7 @@ impl Index {
         let id = JobId::of(&job.metadata);
         let held = self.reservation.as_ref().filter(|held| held.job != id && held.turn < self.turn(job))?;
         Some(Ahead {
-            name: held.turn.name().into(),
+            name: self.name_for(job, &held.turn),
             nodes: held.nodes.iter().map(|node| node.node_name.clone()).collect(),
             start: held.start,
             ends_before: self.begins_after(held, job, now),
@@ -291,7 +295,7 @@ impl Index {
         self.unreserve(|held| held.job == *job)
     }
 
-    fn unreserve(&mut self, which: impl FnOnce(&mut Reservation) -> bool) -> BTreeSet<String> {
+    pub(crate) fn unreserve(&mut self, which: impl FnOnce(&mut Reservation) -> bool) -> BTreeSet<String> {
         let Some(held) = self.reservation.take_if(which) else { return BTreeSet::new() };
         let turn = self.job_of(&held.job).map(|job| (key_of(&job.metadata), self.turn(job)));
         if let Some((waiting, turn)) = turn.and_then(|(key, turn)| Some((self.waiting.get_mut(&key)?, turn))) {
@@ -340,9 +344,29 @@ impl Index {
         }
     }
 
+    /// Whether a job may preempt others, by its policy and by the priority class of its pods.
+    fn preempts(&self, job: &TrainJob) -> bool {
+        let pods = self.families.get(&JobId::of(&job.metadata)).into_iter().flat_map(|family| family.pods.values());
+        let mut never = pods.filter_map(|pod| pod.never_preempts.as_ref());
+        job.spec.topology_policy.preemption == Preemption::LowerPriority
+            && never.all(|class| self.gang_classes.contains(class))
+    }
+
+    /// The name of the job with this turn, as the tenant of another job may read it.
+    fn name_for(&self, reader: &TrainJob, turn: &Turn) -> String {
+        let namespace = turn.name().split('/').next();
+        if self.names_others || namespace == reader.metadata.namespace.as_deref() {
+            turn.name().to_string()
+        } else {
+            "a job of another namespace".to_string()
+        }
+    }
+
     /// The jobs that have to give way: none while others do already that are enough. `None`: that would not help.
     pub fn departure(&mut self, question: &Question<'_>, turn: &Turn) -> Option<Departure> {
-        if question.job.spec.topology_policy.preemption != Preemption::LowerPriority {
+        let now = question.rules.now;
+        let preempts = self.preempts(question.job);
+        if turn.is_set_back() || !(preempts || self.jobs.values().any(|job| breaks_promise(job, now))) {
             return None;
         }
         let mut leaving = Vec::new();
@@ -353,8 +377,10 @@ impl Index {
             let gives_way = self.families.get(id).is_some_and(|family| family.gives_way_in == Some(attempt));
             leaving.extend(self.takers_of(id, |of| of < attempt || gives_way || !is_live(job)));
             let theirs = self.turn(job);
-            if placement_of(job).is_some() && !gives_way && theirs.priority() < turn.priority() {
-                let order = GivesWay::of(job, &theirs, question.rules.now);
+            let is_lower = preempts && theirs.priority() < turn.priority();
+            let is_overdue = theirs.priority() <= turn.priority() && breaks_promise(job, now);
+            if placement_of(job).is_some() && !gives_way && (is_lower || is_overdue) {
+                let order = GivesWay::of(job, &theirs, now);
                 candidates.push((order, key.clone(), self.takers_of(id, |of| of == attempt)));
             }
         }
@@ -370,9 +396,15 @@ impl Index {
         for key in &victims {
             let Some(job) = self.jobs.get(key) else { continue };
             let attempt = attempt_of(job);
+            let mut to = format!("{} (priority {})", self.name_for(job, turn), turn.priority());
+            if breaks_promise(job, now) {
+                to.push_str(
+                    "; its limit was raised after it was placed, and the one that it was placed with has passed",
+                );
+            }
             if let Some(family) = self.families.get_mut(&JobId::of(&job.metadata)) {
                 family.gives_way_in = Some(attempt);
-                family.gives_way_to = Some(format!("{} (priority {})", turn.name(), turn.priority()));
+                family.gives_way_to = Some(to);
             }
         }
         Some(Departure { victims, nodes })

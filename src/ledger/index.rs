@@ -139,12 +139,18 @@ pub struct Index {
     pub fairness: Option<Fairness>,
     /// Class of the ProvisioningRequests of gangs that lack nodes; `None`: none are made.
     pub provisioning_class: Option<String>,
+    /// Priority classes whose `preemptionPolicy: Never` is for the scheduler alone.
+    pub gang_classes: BTreeSet<String>,
+    /// What a job says of others names those of other namespaces too.
+    pub names_others: bool,
     /// How long gangs wait for a better place; `None`: they do not.
     pub patience: Option<Patience>,
     /// Since when jobs that wait for one could have begun.
     pub(crate) could_begin: BTreeMap<Key, Timestamp>,
     /// When those that wait can begin.
     pub forecasts: Forecasts,
+    /// Jobs whose pods a ResourceQuota kept from being made when they were tried last. Those whose trouble is over are dropped when it is read.
+    pub(crate) short_of_quota: BTreeSet<JobId>,
     /// What gangs hold that start again.
     pub holes: BTreeMap<JobId, Vec<String>>,
 }
@@ -156,6 +162,8 @@ pub struct Effect {
     pub jobs: BTreeSet<Key>,
     /// Nodes on which there may be more room.
     pub room: BTreeSet<String>,
+    /// A job that lacked quota and may have it now: its pods are tried again without a pause.
+    pub quota: Option<Key>,
 }
 
 impl AsMut<Usage> for Index {
@@ -214,6 +222,11 @@ impl Index {
         let limit = |job: Option<&Arc<TrainJob>>| job.and_then(|job| job.spec.active_deadline_seconds);
         if let Some(held) = self.reservation.as_mut().filter(|_| limit(before.as_ref()) != limit(self.jobs.get(&key))) {
             held.is_stale = true;
+        }
+        let limits = [before.as_ref(), self.jobs.get(&key)].map(|job| limit(job).unwrap_or(i64::MAX));
+        if before.is_some() && limits[1] > limits[0] {
+            // It came to the head of the queue with a lower limit.
+            effect.room.extend(self.unreserve(|held| held.job == id));
         }
         effect.room.extend(self.hold_holes(&id));
         effect.room.extend(self.recount(&id));
@@ -292,11 +305,14 @@ impl Index {
             }
             if let (Some(rules), Some(before)) = (&mut next.rules, &before.rules)
                 && before.reach.is_some()
-                && rules.claims == before.claims
+                && (&rules.claims, &rules.devices) == (&before.claims, &before.devices)
             {
-                Arc::make_mut(rules).reach.clone_from(&before.reach);
+                let rules = Arc::make_mut(rules);
+                rules.reach.clone_from(&before.reach);
+                rules.absent.clone_from(&before.absent);
             }
             next.warning = before.warning.clone().filter(|_| next.is_silent());
+            next.progress = before.progress.clone().filter(|_| next.is_silent());
             next.admission = before.admission.clone().filter(|_| next.waits_for_kueue());
         }
         let before = self.pods.insert(uid.clone(), Kept { job: job.clone(), slot: slot.clone() });
@@ -322,6 +338,7 @@ impl Index {
         let mut effect = Effect::default();
         let Some(uid) = &metadata.uid else { return effect };
         effect.room.extend(self.usage.set_share(uid, None));
+        effect.quota = self.quota_freed(metadata.namespace.as_deref().unwrap_or_default());
         if let Some(Kept { job, slot }) = self.pods.remove(uid) {
             if let Some(family) = self.families.get_mut(&job) {
                 if family.pods.get(&slot).is_some_and(|pod| pod.uid == *uid) {

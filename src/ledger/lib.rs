@@ -6,6 +6,7 @@
 //!                                               ├─> waiting (which change is worth another plan), forecast (when those that wait can begin)
 //!                                               ├─> predictor (how long jobs without a limit may run)
 //!                                               ├─> fairness (what each namespace had lately)
+//!                                               ├─> quota (which job of a namespace keeps its pods)
 //!                                               ├─> schedulers (which have been heard of)
 //!                                               └─> own_writes (what was written and not seen yet)
 //! a file of objects ─> offline ─> the same index ─> where a job would go
@@ -22,5 +23,6 @@ pub mod job;
 pub mod offline;
 pub mod own_writes;
 pub mod predictor;
+pub mod quota;
 pub mod schedulers;
 pub mod usage;

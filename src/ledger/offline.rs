@@ -77,6 +77,8 @@ impl Cluster {
             let kind = item.get("kind").and_then(Value::as_str).unwrap_or("-");
             cluster.take(kind, item).map_err(|error| format!("items[{position}] ({kind} {name}): {error}"))?;
         }
+        // Whoever has these objects has read the names.
+        cluster.index.names_others = true;
         cluster.index.show_all();
         cluster.queue();
         Ok(cluster)

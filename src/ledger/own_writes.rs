@@ -148,6 +148,11 @@ impl OwnWrites {
         self.hold = Some(until);
     }
 
+    /// What was refused may be accepted now.
+    pub fn release_hold(&mut self) {
+        self.hold = None;
+    }
+
     /// Until when nothing is created.
     pub fn held(&self, now: Instant) -> Option<Instant> {
         self.hold.filter(|until| *until > now)

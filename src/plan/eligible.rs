@@ -76,8 +76,22 @@ pub struct NodeRules {
     pub tolerations: Vec<Toleration>,
     /// PersistentVolumeClaims of its volumes.
     pub claims: Vec<String>,
+    /// Objects that its devices come from, without the claim that Switchyard makes for it.
+    pub devices: Vec<DeviceSource>,
     /// Where those can be used that cannot be used everywhere; `None`: that has not been read.
     pub reach: Option<Vec<Reach>>,
+    /// Objects of `claims` and `devices` that do not exist, and the field that names each; read together with `reach`.
+    pub absent: Vec<String>,
+}
+
+/// Name, inside the pod, of the claim that Switchyard makes for its GPUs.
+pub(crate) const DEVICES: &str = "switchyard-devices";
+
+/// What an entry of `spec.resourceClaims` names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DeviceSource {
+    Claim(String),
+    Template(String),
 }
 
 /// The nodes from which a claim can be used.
@@ -99,13 +113,15 @@ impl NodeRules {
             claims: volumes
                 .filter_map(|volume| Some(volume.persistent_volume_claim.as_ref()?.claim_name.clone()))
                 .collect(),
+            devices: device_sources(pod),
             reach: None,
+            absent: Vec::new(),
         }
     }
 
     /// Whether all is known that decides about a node.
     pub fn is_known(&self) -> bool {
-        self.claims.is_empty() || self.reach.is_some()
+        (self.claims.is_empty() && self.devices.is_empty()) || self.reach.is_some()
     }
 
     /// The same after the change that lifts this.
@@ -125,6 +141,15 @@ impl NodeRules {
         }
         rules
     }
+}
+
+fn device_sources(pod: &PodSpec) -> Vec<DeviceSource> {
+    let of_others = pod.resource_claims.iter().flatten().filter(|claim| claim.name != DEVICES);
+    let sources = of_others.filter_map(|claim| {
+        let by_name = claim.resource_claim_name.clone().map(DeviceSource::Claim);
+        by_name.or_else(|| claim.resource_claim_template_name.clone().map(DeviceSource::Template))
+    });
+    sources.collect()
 }
 
 /// Whether a pod with these rules may run on the node.

@@ -71,6 +71,7 @@ impl<'a> Draft<'a> {
     pub fn new(job: &'a TrainJob, now: Timestamp) -> Draft<'a> {
         let mut next = job.status.clone().unwrap_or_default();
         next.observed_generation = job.metadata.generation;
+        next.conditions.retain(|condition| condition.type_ != conditions::READABLE);
         Draft { job, now, next }
     }
 

@@ -48,12 +48,25 @@ fn bad() -> Vec<(Value, &'static str)> {
     ]
 }
 
+/// What a newer version began, and this one cannot read.
+fn begun() -> Value {
+    let condition = |kind: &str, state: &str, reason: &str| {
+        json!({"type": kind, "status": state, "reason": reason, "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z"})
+    };
+    let mut job = with("spec-future", "/spec/trainer/framework", "Sixth".into());
+    let conditions = [condition("Succeeded", "Unknown", "Running"), condition("Placed", "True", "Placed")];
+    job["status"] = json!({"attempt": 1, "conditions": conditions});
+    job
+}
+
 /// What another version left, and is no harm.
 fn good() -> Vec<Value> {
     let workers: Vec<Value> = (0..5000).map(|rank| json!({"rank": rank, "state": "Training", "host": "h"})).collect();
     vec![
         plain_job("plain", 1, "run"),
         with("status-old", "/status", json!({"phase": "Training", "workers": workers, "observedGeneration": 1})),
+        with("status-future", "/status", json!({"attempt": 1, "deviceAllocation": "Telepathy"})),
         with("status-negative", "/status", json!({"attempt": -5, "restarts": {"application": -1, "total": -7}})),
         with("spec-old", "/spec/cleanPodPolicy", "Running".into()),
     ]
@@ -125,7 +138,7 @@ async fn stored_jobs_that_cannot_be_carried_out_are_told_and_hold_nobody_up() ->
     let options = Options { controller_manager: true, scheduler: true, audit: true, ..Options::default() };
     let plane = ControlPlane::start(&options)?;
     let namespace = plane.namespace("stored").await?;
-    let all: Vec<Value> = bad().into_iter().map(|(job, _)| job).chain(good()).collect();
+    let all: Vec<Value> = bad().into_iter().map(|(job, _)| job).chain(good()).chain([begun()]).collect();
     store(&plane, &namespace, &all).await?;
     let _kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new("stored", 4)).await?;
     let mut controller = start_controller(&plane, "stored", &ControllerOptions::default())?;
@@ -158,6 +171,21 @@ async fn stored_jobs_that_cannot_be_carried_out_are_told_and_hold_nobody_up() ->
         }
     }
     ensure!(faults.is_empty(), "{}", faults.join("\n"));
+    let name = "spec-future";
+    let told = loop {
+        let path = "jsonpath={range .status.conditions[*]}{.type}={.status} {end}";
+        let told = plane
+            .kubectl(&["get", "trainjobs.training.switchyard.dev", name, "-n", &jobs.namespace, "-o", path])
+            .stdout;
+        if told.contains("Readable=") {
+            break told;
+        }
+        ensure!(Instant::now() < give_up, "{name}: {told}\n{}", controller.tail());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    };
+    assert_eq!(told.trim(), "Succeeded=Unknown Placed=True Readable=False", "it goes on");
+    let notes = jobs.events(name, "Unreadable").await?;
+    assert!(notes.iter().any(|note| note.contains("Sixth")), "{notes:?}");
     // One that comes later is served as any other.
     jobs.create(plain_job("later", 1, "succeed-after=0.1s")).await?;
     jobs.wait_stage("later", "Complete").await?;

@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(150);
 type Right = (&'static str, &'static str);
 
 /// Rights that no case takes away, and why.
-const KEPT: [(Right, &str); 19] = [
+const KEPT: [(Right, &str); 20] = [
     (("trainjobs/status", "patch"), "for jobs that cannot be read: tests/malformed.rs"),
     (("trainjobs/finalizers", "update"), "asked for by an admission plugin that is off here"),
     (("pods", "get"), "asked for when the answer to a create was lost: tests/faults.rs"),
@@ -32,6 +32,7 @@ const KEPT: [(Right, &str); 19] = [
     (("resourceclaims", "create"), "for jobs with GPUs: tests/devices.rs"),
     (("resourceclaims", "patch"), "asked for when somebody took our labels off a claim"),
     (("resourceclaims", "delete"), "for jobs with GPUs: tests/devices.rs"),
+    (("resourceclaimtemplates", "get"), "for jobs whose pods name one: tests/lifecycle/hindrances.rs"),
     (("placementslices", "get"), "for jobs of more than 128 nodes: tests/lifecycle/large.rs"),
     (("placementslices", "create"), "for jobs of more than 128 nodes: tests/lifecycle/large.rs"),
     (("placementslices", "patch"), "asked for when somebody took our labels off a slice"),

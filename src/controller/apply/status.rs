@@ -2,14 +2,20 @@
 
 use super::error::Refusal;
 use super::executor::Executor;
-use kube::api::{Patch, PatchParams, PostParams};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
+use kube::core::ApiResource;
 use kube::{Api, ResourceExt};
-use serde_json::json;
+use serde_json::{Value, json};
 use switchyard_crds::labels::STATUS_MANAGER;
-use switchyard_crds::{TrainJob, TrainJobStatus, conditions};
+use switchyard_crds::{TrainJob, TrainJobStatus, conditions, labels};
 use switchyard_plan::cluster::Action;
 use switchyard_plan::objects::{self, Object};
 use switchyard_plan::slices;
+
+/// Longest message of a condition that this writes, characters.
+const MESSAGE: usize = 1024;
 
 impl Executor {
     /// Writes the status of a job; before it, the slices of a place that does not stand in it. Returns the new resource version.
@@ -47,33 +53,97 @@ impl Executor {
         Ok(())
     }
 
-    /// Ends a job whose spec cannot even be read.
+    /// Reports a job that cannot be read. One that has not begun ends; one that has was begun by another version of this program, and goes on.
+    /// Returns the job if it goes on and was not reported before.
     ///
     /// # Errors
-    /// The server refuses the write.
-    pub async fn refuse_unreadable(
+    /// The server refuses the read or the write.
+    pub async fn report_unreadable(
         &self,
         namespace: &str,
         name: &str,
         version: &str,
         why: &str,
-    ) -> Result<(), Refusal> {
-        let now = k8s_openapi::jiff::Timestamp::now();
-        let condition = |kind: &str, state: &str, reason: &str| json!({"type": kind, "status": state, "reason": reason, "message": why, "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()});
-        let patch = json!({
-            "metadata": {"resourceVersion": version},
-            "status": {"conditions": [
-                condition(conditions::SUCCEEDED, "False", "Failed"),
-                condition(conditions::FAILED, "True", conditions::INVALID_SPEC),
-            ]},
-        });
-        let api = Api::<kube::core::PartialObjectMeta<TrainJob>>::namespaced(self.client.clone(), namespace);
+    ) -> Result<Option<ObjectReference>, Refusal> {
+        let api =
+            Api::<DynamicObject>::namespaced_with(self.client.clone(), namespace, &ApiResource::erase::<TrainJob>(&()));
+        let what = format!("read TrainJob {name}");
+        let Some(job) = self.call(&what, api.get_opt(name)).await? else { return Ok(None) };
+        let Some(conditions) = unreadable(&job.data, why) else { return Ok(None) };
+        let goes_on = has_begun(&job.data);
+        let version = if goes_on { job.metadata.resource_version.as_deref().unwrap_or(version) } else { version };
+        let patch = json!({"metadata": {"resourceVersion": version}, "status": {"conditions": conditions}});
         let params = PatchParams { field_manager: Some(STATUS_MANAGER.into()), ..PatchParams::default() };
-        self.call(
-            &format!("write the status of TrainJob {name}"),
-            api.patch_status(name, &params, &Patch::Merge(patch)),
-        )
-        .await?;
-        Ok(())
+        let what = format!("write the status of TrainJob {name}");
+        self.call(&what, api.patch_status(name, &params, &Patch::Merge(patch))).await?;
+        let reference = ObjectReference {
+            api_version: Some(labels::API_VERSION.into()),
+            kind: Some("TrainJob".into()),
+            name: job.metadata.name,
+            namespace: job.metadata.namespace,
+            uid: job.metadata.uid,
+            ..ObjectReference::default()
+        };
+        Ok(Some(reference).filter(|_| goes_on))
+    }
+}
+
+/// Whether a job has had an attempt, which may have pods.
+fn has_begun(job: &Value) -> bool {
+    job.pointer("/status/attempt").and_then(Value::as_i64).is_some_and(|attempt| attempt > 0)
+}
+
+/// The next conditions of a job that cannot be read; `None`: they are right.
+fn unreadable(job: &Value, why: &str) -> Option<Vec<Value>> {
+    let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let why: String = why.chars().take(MESSAGE).collect();
+    let condition = |kind: &str, state: &str, reason: &str| json!({"type": kind, "status": state, "reason": reason, "message": why, "lastTransitionTime": now});
+    if !has_begun(job) {
+        let summary = condition(conditions::SUCCEEDED, "False", "Failed");
+        return Some(vec![summary, condition(conditions::FAILED, "True", conditions::INVALID_SPEC)]);
+    }
+    let mut all = job.pointer("/status/conditions").and_then(Value::as_array).cloned().unwrap_or_default();
+    let is = |condition: &Value, kind: &str, state: &str| condition["type"] == kind && condition["status"] == state;
+    let is_over = all.iter().any(|c| is(c, conditions::COMPLETE, "True") || is(c, conditions::FAILED, "True"));
+    let is_said = all.iter().any(|c| is(c, conditions::READABLE, "False") && c["message"] == why);
+    if is_over || is_said {
+        return None;
+    }
+    all.retain(|condition| condition["type"] != conditions::READABLE);
+    all.push(condition(conditions::READABLE, "False", conditions::OTHER_VERSION));
+    Some(all)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// Rolling the release back set `Failed` on running jobs, and their pods were deleted once it was repeated.
+    #[test]
+    fn a_job_that_another_version_began_is_only_reported() {
+        let condition =
+            |kind: &str, state: &str| json!({"type": kind, "status": state, "reason": "Running", "message": ""});
+        let job = |status: Value| json!({"spec": {"trainer": {"framework": "Future"}}, "status": status});
+        let kinds = |job: &Value| {
+            let conditions = unreadable(job, "unknown variant `Future`")?;
+            Some(
+                conditions
+                    .iter()
+                    .map(|c| format!("{}={}", c["type"].as_str().unwrap(), c["status"].as_str().unwrap()))
+                    .collect::<Vec<_>>(),
+            )
+        };
+        let said = |kinds: &[&str]| Some(kinds.iter().map(ToString::to_string).collect::<Vec<_>>());
+        let ended = said(&["Succeeded=False", "Failed=True"]);
+        assert_eq!(kinds(&json!({"spec": "text"})), ended, "it never began");
+        assert_eq!(kinds(&job(json!({"attempt": "two"}))), ended);
+        let runs = json!([condition("Succeeded", "Unknown"), condition("Placed", "True")]);
+        let mut running = job(json!({"attempt": 2, "conditions": runs}));
+        assert_eq!(kinds(&running), said(&["Succeeded=Unknown", "Placed=True", "Readable=False"]));
+        running["status"]["conditions"] = unreadable(&running, "unknown variant `Future`").unwrap().into();
+        assert_eq!(kinds(&running), None, "it says so already");
+        let complete = json!([condition("Complete", "True")]);
+        assert_eq!(kinds(&job(json!({"attempt": 1, "conditions": complete}))), None, "it is over");
     }
 }

@@ -7,7 +7,7 @@ use crate::usage::{HELD, Usage, Without};
 use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::{PlacedNode, TrainJob};
-use switchyard_plan::cluster::clock::deadline;
+use switchyard_plan::cluster::clock::{deadline, promised_end};
 use switchyard_plan::cluster::find::find;
 use switchyard_plan::cluster::reserve::{few, least};
 use switchyard_plan::cluster::turn::{Basis, Turn};
@@ -101,7 +101,7 @@ impl Index {
         };
         // One that was placed a moment ago, which the cache does not show yet, begins now.
         let is_assumed = placement_of(job).is_none() && family.assumed.is_some();
-        if is_assumed { end_from(job, now) } else { deadline(job) }
+        if is_assumed { end_from(job, now) } else { promised_end(job) }
     }
 }
 

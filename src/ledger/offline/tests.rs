@@ -214,3 +214,52 @@ fn a_job_that_may_not_start_on_the_nodes_it_waits_for_holds_none() {
         assert_eq!((verdict.ahead.is_some(), verdict.place.is_err()), (holds, holds), "{mode}: {verdict:?}");
     }
 }
+
+/// The gang preempts the small job. What it and its pods say of that can be changed.
+fn preempting(change: impl Fn(&mut Vec<Value>)) -> Cluster {
+    let mut items = gang_waits(9);
+    items[5]["spec"]["topologyPolicy"] = json!({"preemption": "LowerPriority"});
+    change(&mut items);
+    cluster(&items)
+}
+
+fn gives_way_to(cluster: &Cluster, namespace: &str) -> Option<String> {
+    cluster.index.families[&JobId { namespace: namespace.into(), uid: "small".into() }].gives_way_to.clone()
+}
+
+#[test]
+fn a_priority_class_that_never_preempts_does_not_unless_that_is_meant_for_the_scheduler() {
+    assert_eq!(gives_way_to(&preempting(|_| {}), "ns").as_deref(), Some("ns/gang (priority 9)"));
+    let mut never = preempting(|items| {
+        for pod in &mut items[6..9] {
+            (pod["spec"]["preemptionPolicy"], pod["spec"]["priorityClassName"]) = (json!("Never"), json!("polite"));
+        }
+    });
+    assert_eq!(gives_way_to(&never, "ns"), None);
+    never.index.gang_classes.insert("polite".into());
+    never.queue();
+    assert_eq!(gives_way_to(&never, "ns").as_deref(), Some("ns/gang (priority 9)"));
+}
+
+/// The status of a tenant's job named the projects of others.
+#[test]
+fn jobs_of_other_namespaces_are_not_named() {
+    let mut cluster = preempting(|items| {
+        for item in &mut items[3..5] {
+            item["metadata"]["namespace"] = json!("theirs");
+        }
+    });
+    assert_eq!(gives_way_to(&cluster, "theirs").as_deref(), Some("ns/gang (priority 9)"), "whoever reads all objects");
+    cluster.index.names_others = false;
+    let small = JobId { namespace: "theirs".into(), uid: "small".into() };
+    cluster.index.families.get_mut(&small).unwrap().gives_way_in = None;
+    cluster.queue();
+    assert_eq!(gives_way_to(&cluster, "theirs").as_deref(), Some("a job of another namespace (priority 9)"));
+    let ahead = |cluster: &Cluster, namespace: &str| {
+        let mut late = fresh("late", 1, json!({}));
+        late.metadata.namespace = Some(namespace.into());
+        cluster.index.ahead_of(&late, cluster.now).map(|ahead| ahead.name)
+    };
+    assert_eq!(ahead(&cluster, "theirs").as_deref(), Some("a job of another namespace"));
+    assert_eq!(ahead(&cluster, "ns").as_deref(), Some("ns/gang"));
+}

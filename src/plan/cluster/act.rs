@@ -34,11 +34,16 @@ pub(super) fn objects(attempt: &Attempt<'_>, actions: &mut Vec<Action>) -> Vec<S
             Some(_) => actions.push(Action::Repair(object)),
         }
     }
-    let of_attempt = |kind: Kind| matches!(kind, Kind::ConfigMap | Kind::ResourceClaim) || provisioning::is_part(kind);
-    let is_current = |name: &str| objects::is_of_attempt(attempt.valid, attempt.number, name);
-    actions.extend(give_back(&attempt.snapshot, |kind, name| of_attempt(kind) && !is_current(name)));
+    actions.extend(old_objects(attempt));
     actions.extend(slices(attempt, &mut strangers));
     strangers
+}
+
+/// Objects of other attempts are deleted: their claims hold devices, and all of them count for the quotas of the namespace.
+pub(super) fn old_objects<'a>(attempt: &'a Attempt<'_>) -> impl Iterator<Item = Action> + 'a {
+    let of_attempt = |kind: Kind| matches!(kind, Kind::ConfigMap | Kind::ResourceClaim) || provisioning::is_part(kind);
+    let is_current = move |name: &str| objects::is_of_attempt(attempt.valid, attempt.number, name);
+    give_back(&attempt.snapshot, move |kind, name| of_attempt(kind) && !is_current(name))
 }
 
 /// Creates slices of the place that somebody deleted, and deletes those that no status will name any more. Slices of an attempt without a place

@@ -125,6 +125,38 @@ pub(super) fn after_refusal(attempt: &Attempt<'_>) -> Option<Result<Reconciliati
     Some(Ok(rolled_back(attempt, pod, conditions::UNSCHEDULABLE, text, attempt.now())))
 }
 
+/// Rolls back a placed gang whose pods stay gated because the API server refuses what they need: a claim, a file for NCCL, or the patch
+/// that lifts a gate. Nodes that wait for a quota or for somebody to free a name are lost to everybody else.
+///
+/// # Errors
+/// The server may still accept it: until then.
+pub(super) fn after_refused_write(
+    attempt: &Attempt<'_>,
+    taken: &[String],
+) -> Option<Result<Reconciliation, Timestamp>> {
+    let placed = attempt.placed_at()?;
+    let gated = attempt.existing().into_iter().find(|pod| pod.gated && pod.node.is_none() && !pod.deleting)?;
+    let refused = attempt.snapshot.trouble.filter(|trouble| trouble.is_refusal);
+    let refused = refused.map(|trouble| (trouble.since.max(placed), trouble.sentence()));
+    let (since, words) = refused.or_else(|| Some((placed, taken.first()?.clone())))?;
+    let due = since.saturating_add(REFUSED_FOR).unwrap_or(Timestamp::MAX);
+    if !clock::is_over(due, REFUSED_FOR, attempt.now()) {
+        return Some(Err(due));
+    }
+    let pause = growing_pause(attempt.number);
+    let not_before = attempt.now().saturating_add(pause).unwrap_or(attempt.now());
+    let text = format!("the API server refuses what the pods need to start: {words}");
+    let mut result = rolled_back(attempt, gated, conditions::REFUSED, text.clone(), not_before);
+    result.status = result.status.map(|mut next| {
+        // Its time is that of the last refusal.
+        next.conditions.retain(|condition| condition.type_ != conditions::OBJECTS_REFUSED);
+        let mut draft = Draft::of(attempt.snapshot.job, next, attempt.now());
+        draft.condition(conditions::OBJECTS_REFUSED, "True", conditions::REFUSED, text);
+        draft.next
+    });
+    Some(Ok(result))
+}
+
 /// Pods that are named in a message.
 const NAMED: usize = 3;
 
@@ -164,7 +196,7 @@ pub(super) fn after_timeout(attempt: &Attempt<'_>) -> Option<Reconciliation> {
     }
     let said =
         unbound.iter().find_map(|pod| Some(format!("pod {}: {}", pod.name, pod.unschedulable.as_ref()?.message)));
-    let pause = if said.is_some() { ROLLBACK_PAUSE } else { unheard_pause(attempt.number) };
+    let pause = if said.is_some() { ROLLBACK_PAUSE } else { growing_pause(attempt.number) };
     let unheard = || unbound.iter().find_map(|pod| Some(format!("pod {}: {}", pod.name, attempt.unheard(pod)?)));
     let (open, all) = (unbound.len(), attempt.pods.len());
     let seconds = attempt.schedule_timeout().as_secs();
@@ -174,9 +206,28 @@ pub(super) fn after_timeout(attempt: &Attempt<'_>) -> Option<Reconciliation> {
     Some(rolled_back(attempt, first, "ScheduleTimeout", text, not_before))
 }
 
-/// Pause after a gang of which no scheduler said anything. It grows: whoever names a scheduler that does not exist would hold nodes nearly always.
-fn unheard_pause(attempt: u32) -> SignedDuration {
+/// Pause after a gang that no scheduler reacted to, or whose objects the API server refused. It grows, because a job that can never start would
+/// otherwise hold nodes nearly always.
+fn growing_pause(attempt: u32) -> SignedDuration {
     ROLLBACK_PAUSE.saturating_mul(1 << attempt.min(16)).min(restart::LONGEST_PAUSE)
+}
+
+/// Longest pause of a gang that left the quota of its namespace to another one.
+const LONGEST_QUOTA_PAUSE: SignedDuration = SignedDuration::from_secs(120);
+
+/// A gang without a place gives all its pods back: another job of the namespace comes first, or can begin, and lacks the quota that they use.
+pub(super) fn for_quota(attempt: &Attempt<'_>, why: &str) -> Option<Reconciliation> {
+    let other = attempt.snapshot.quota_goes_to.filter(|_| !attempt.existing().is_empty())?;
+    let pause = growing_pause(attempt.number).min(LONGEST_QUOTA_PAUSE);
+    let mut draft = attempt.draft();
+    next_attempt(attempt, &mut draft, attempt.now().saturating_add(pause).unwrap_or(attempt.now()));
+    let text = format!(
+        "job {other} needs the quota of the namespace first: the pods are deleted, and created again in {} s; {why}",
+        pause.as_secs()
+    );
+    draft.condition(conditions::PLACED, "False", conditions::QUOTA, text.clone());
+    draft.stage(Stage::Queued, text.clone());
+    Some(draft.decide(vec![EventDraft::normal(events::QUOTA_LEFT, text)]))
 }
 
 /// What pods ask for is fixed when they are created. If the nodes now offer devices that they did not then, the pods are created again.

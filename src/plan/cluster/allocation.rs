@@ -25,6 +25,7 @@ pub fn other(job: &TrainJob, nodes: &BTreeMap<String, NodeView>) -> Option<Devic
         nodes.values().any(|node| match way {
             DeviceAllocation::Claims => node.offered.is_some(),
             DeviceAllocation::DevicePlugin => node.allocatable.get(GPU_RESOURCE) > 0,
+            DeviceAllocation::Unknown => false,
         })
     };
     allocation(job, nodes).filter(|now| *now != chosen && is_given(*now) && !is_given(chosen))

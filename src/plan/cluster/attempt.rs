@@ -78,6 +78,7 @@ impl<'a> Attempt<'a> {
     /// How long the gang may take to be bound.
     pub fn schedule_timeout(&self) -> SignedDuration {
         let asked = SignedDuration::from_secs(self.snapshot.job.spec.gang_policy.schedule_timeout_seconds.into());
+        let asked = asked.min(self.snapshot.longest_schedule_timeout);
         if !self.snapshot.scheduler_is_known && self.all(|pod| self.unheard(pod).is_some()) {
             asked.min(UNHEARD_FOR)
         } else {

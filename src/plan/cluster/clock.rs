@@ -14,6 +14,22 @@ pub fn deadline(job: &TrainJob) -> Option<Timestamp> {
     Some(from.0.saturating_add(SignedDuration::from_secs(seconds)).unwrap_or(Timestamp::MAX))
 }
 
+/// When a job has ended by what the queue was promised: the limit that it was placed with, or a lower one that was set since.
+pub fn promised_end(job: &TrainJob) -> Option<Timestamp> {
+    [placed_limit_ends(job), deadline(job)].into_iter().flatten().min()
+}
+
+fn placed_limit_ends(job: &TrainJob) -> Option<Timestamp> {
+    let status = job.status.as_ref()?;
+    let limit = SignedDuration::from_secs(status.placed_limit_seconds?);
+    Some(status.placed_time.as_ref()?.0.saturating_add(limit).unwrap_or(Timestamp::MAX))
+}
+
+/// Whether a job runs for longer than the queue was promised: its limit was raised after it was placed.
+pub fn breaks_promise(job: &TrainJob, now: Timestamp) -> bool {
+    placed_limit_ends(job).is_some_and(|end| end <= now && deadline(job).is_none_or(|deadline| deadline > end))
+}
+
 /// Clocks of a cluster differ by less than this: a certificate or a token would not work with more.
 const SKEW: SignedDuration = SignedDuration::from_secs(60);
 

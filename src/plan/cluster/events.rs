@@ -22,7 +22,7 @@ impl EventDraft {
         EventDraft { severity: Severity::Normal, reason, note }
     }
 
-    pub(super) fn warning(reason: &'static str, note: String) -> EventDraft {
+    pub fn warning(reason: &'static str, note: String) -> EventDraft {
         EventDraft { severity: Severity::Warning, reason, note }
     }
 }
@@ -41,6 +41,8 @@ pub const SLOW_FABRIC: &str = "SlowFabric";
 pub const DEGRADED: &str = "PlacementDegraded";
 /// The scheduler did not bind the whole gang in time; the attempt is rolled back.
 pub const ROLLED_BACK: &str = "GangRolledBack";
+/// The gang gave its pods back, so that another job of the namespace can use the quota.
+pub const QUOTA_LEFT: &str = "QuotaLeft";
 pub const RUNNING: &str = "Running";
 /// A node of the job is cordoned, and the job stays there.
 pub const NODE_CORDONED: &str = "NodeCordoned";
@@ -54,5 +56,7 @@ pub const COMPLETE: &str = "Complete";
 pub const FAILED: &str = "Failed";
 /// Two settings of the same thing, and which one won.
 pub const MERGE_CONFLICT: &str = "MergeConflict";
+/// This version cannot read the job, which another version began.
+pub const UNREADABLE: &str = "Unreadable";
 /// The API server refuses what the job needs.
 pub const REFUSED: &str = "Refused";

@@ -1,7 +1,7 @@
 //! What went wrong: which pod failed first, and of which class the failure is. What follows is decided in [`crate::restart`].
 
 use super::attempt::Attempt;
-use super::hindrance::{self, Limit, START_GRACE};
+use super::hindrance::{self, Limit, START_GRACE, STUCK_GRACE};
 use super::view::{NodeView, PodView};
 use super::{Silence, clock};
 use crate::restart::{self, Class, Failure};
@@ -254,7 +254,12 @@ fn after(
 
 /// A pod that cannot start.
 fn starting(pod: &PodView, attempt: &Attempt<'_>, failure: impl Fn(Class, String) -> PodFailure) -> Verdict {
-    let Some(waiting) = pod.hindrance() else { return Verdict::Well };
+    let Some(waiting) = pod.hindrance() else {
+        let minutes = STUCK_GRACE.as_mins();
+        let cause = format!("it has not started, and its kubelet has reported nothing of it for {minutes} minutes");
+        let failed = || failure(Class::Infrastructure, cause).of_node();
+        return if pod.is_silent() { stuck(pod, attempt, failed) } else { Verdict::Well };
+    };
     let remedy = hindrance::of_start(waiting);
     let failed = || failure(Class::Infrastructure, remedy.sentence(&waiting.sentence()));
     let since = pod.started.unwrap_or(attempt.now());
@@ -262,8 +267,25 @@ fn starting(pod: &PodView, attempt: &Attempt<'_>, failure: impl Fn(Class, String
         Limit::None => Verdict::Failed(failed().permanently(true)),
         Limit::Grace => after(attempt, since, START_GRACE, || failed().permanently(true)),
         Limit::Attempt => after(attempt, since, START_GRACE, failed),
+        // What its containers say may be the template's fault.
+        Limit::Stuck if waiting.container.is_empty() => stuck(pod, attempt, || failed().of_node()),
+        Limit::Stuck => stuck(pod, attempt, failed),
         Limit::Unlimited => Verdict::Well,
     }
+}
+
+/// A pod on a node that has not started, for no reason that is known to pass by itself. What a kubelet takes long for is waited for: pulling an
+/// image, and containers that run before the trainer.
+fn stuck(pod: &PodView, attempt: &Attempt<'_>, failed: impl FnOnce() -> PodFailure) -> Verdict {
+    let since = match (pod.started, &pod.progress) {
+        _ if pod.initializes => None,
+        (Some(_), Some(progress)) if progress.is_pulling => None,
+        (Some(started), Some(progress)) => Some(progress.at.map_or(started, |at| at.max(started))),
+        // Without its events, a long pull looks like a kubelet that does nothing.
+        (Some(started), None) => Some(started).filter(|_| !pod.is_silent()),
+        (None, _) => pod.bound,
+    };
+    since.map_or(Verdict::Well, |since| after(attempt, since, STUCK_GRACE, failed))
 }
 
 /// The trainer container ended by itself, or was killed.

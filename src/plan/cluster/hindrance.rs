@@ -2,13 +2,16 @@
 //! for, and the field to change.
 
 use super::clock::{self, time_of};
-use super::view::Waiting;
+use super::view::{Progress, Waiting};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::events::v1::Event;
 use switchyard_crds::names::TRAINER;
 
 /// What cannot start, or be made, for this long has failed.
 pub(super) const START_GRACE: SignedDuration = SignedDuration::from_secs(300);
+
+/// A pod on a node that has not started for this long, for a reason that is not known to pass by itself, has failed there.
+pub(super) const STUCK_GRACE: SignedDuration = SignedDuration::from_mins(10);
 
 /// How long something is waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +22,8 @@ pub(super) enum Limit {
     Grace,
     /// [`START_GRACE`], then another attempt: it may be the node's.
     Attempt,
+    /// [`STUCK_GRACE`], then another attempt: nothing is known of it, and it may pass by itself.
+    Stuck,
     /// It passes by itself, or when there is room.
     Unlimited,
 }
@@ -55,14 +60,16 @@ pub struct Trouble {
     pub text: String,
     /// Since when the same thing is refused.
     pub since: Timestamp,
+    /// The API server refused the write: trying again does not help before somebody changes something.
+    pub is_refusal: bool,
 }
 
 impl Trouble {
     /// The trouble after the one `before`.
-    pub fn after(before: Option<&Trouble>, text: String, now: Timestamp) -> Trouble {
+    pub fn after(before: Option<&Trouble>, text: String, is_refusal: bool, now: Timestamp) -> Trouble {
         // It may be another pod that meets the same.
-        let same = before.filter(|before| of_write(&before.text) == of_write(&text));
-        Trouble { since: same.map_or(now, |before| before.since), text }
+        let same = before.filter(|before| before.is_refusal == is_refusal && of_write(&before.text) == of_write(&text));
+        Trouble { since: same.map_or(now, |before| before.since), text, is_refusal }
     }
 
     /// In one sentence, with the field to change.
@@ -70,12 +77,17 @@ impl Trouble {
         of_write(&self.text).sentence(&self.text)
     }
 
+    /// A ResourceQuota has no room for the pods.
+    pub fn is_for_quota(&self) -> bool {
+        self.text.starts_with("cannot create Pod ") && self.text.contains(EXCEEDED_QUOTA)
+    }
+
     /// When it ends the job. `None`: never.
     pub(super) fn ends(&self) -> Option<Timestamp> {
         match of_write(&self.text).limit {
             Limit::None => Some(self.since),
             Limit::Grace => self.since.saturating_add(START_GRACE).ok(),
-            Limit::Attempt | Limit::Unlimited => None,
+            Limit::Attempt | Limit::Stuck | Limit::Unlimited => None,
         }
     }
 
@@ -84,6 +96,9 @@ impl Trouble {
         self.ends().is_some_and(|at| clock::is_over(at, START_GRACE, now))
     }
 }
+
+/// What the server says where a ResourceQuota has no room.
+const EXCEEDED_QUOTA: &str = "exceeded quota";
 
 /// Parts of what admission says to a pod, and what helps.
 const ADMISSION: [(&str, &str); 7] = [
@@ -104,7 +119,7 @@ fn of_write(text: &str) -> Remedy {
     let Some((_, why)) = text.strip_prefix("cannot create Pod ").and_then(|rest| rest.split_once(": ")) else {
         return Remedy::unknown(Limit::Unlimited);
     };
-    if why.contains("exceeded quota") {
+    if why.contains(EXCEEDED_QUOTA) {
         let change =
             "it is made when others give back enough of the quota; or lower spec.trainer.numNodes or resourcesPerNode";
         return Remedy::new(Limit::Unlimited, change);
@@ -168,7 +183,7 @@ pub(super) fn of_start(waiting: &Waiting) -> Remedy {
         "FailedCreatePodSandBox" | "NetworkNotReady" | "CreateContainerError" | "RunContainerError" => {
             Remedy::unknown(Limit::Attempt)
         }
-        _ => Remedy::unknown(Limit::Unlimited),
+        _ => Remedy::unknown(Limit::Stuck),
     }
 }
 
@@ -203,8 +218,20 @@ pub(super) fn field_of(words: &str) -> Option<&'static str> {
     SCHEDULER.iter().find(|(part, _)| words.contains(part)).map(|(_, field)| *field)
 }
 
+/// The kubelet pulls an image. It says nothing more until it has it, which may take hours; a pull without progress ends in an error.
+const PULLING: &str = "Pulling";
+
 /// Events by which a pod gets on.
-const PROGRESS: [&str; 5] = ["Pulling", "Pulled", "Created", "Started", "SuccessfulAttachVolume"];
+const PROGRESS: [&str; 5] = [PULLING, "Pulled", "Created", "Started", "SuccessfulAttachVolume"];
+
+/// The last progress that the events of a pod show.
+pub fn progress(events: &[Event]) -> Progress {
+    let reason = |event: &Event| event.reason.clone().unwrap_or_default();
+    let steps = events.iter().filter(|event| PROGRESS.contains(&reason(event).as_str()));
+    // Within a second, a pull begins after the last container was started, and ends before the next is created.
+    let last = steps.max_by_key(|event| (time_of(event), reason(event) != PULLING));
+    last.map_or_else(Progress::default, |last| Progress { at: time_of(last), is_pulling: reason(last) == PULLING })
+}
 
 /// What the last of a pod's events says that its containers do not: a volume, a sandbox or a network that cannot be made. `None`: it gets
 /// on.
@@ -316,12 +343,13 @@ mod tests {
         let missing = |pod: &str| {
             format!("cannot create Pod {pod}: pods \"{pod}\" is forbidden: no PriorityClass with name p was found")
         };
-        let first = Trouble::after(None, missing("a-1-0"), at(0));
-        let second = Trouble::after(Some(&first), missing("a-1-1"), at(9));
+        let first = Trouble::after(None, missing("a-1-0"), true, at(0));
+        let second = Trouble::after(Some(&first), missing("a-1-1"), true, at(9));
         assert_eq!((second.since, second.is_final(at(299)), second.is_final(at(300))), (at(0), false, true));
         let other = Trouble::after(
             Some(&second),
             "cannot create Pod a-1-0: pods is forbidden: exceeded quota: q".into(),
+            true,
             at(10),
         );
         assert_eq!((other.since, other.ends()), (at(10), None));

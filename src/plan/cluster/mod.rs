@@ -118,10 +118,14 @@ pub struct JobSnapshot<'a> {
     /// When this controller last wrote the status.
     pub status_written: Option<Timestamp>,
     pub silence: Silence<'a>,
+    /// Upper bound of `gangPolicy.scheduleTimeoutSeconds`, set by the administrator.
+    pub longest_schedule_timeout: SignedDuration,
     /// A scheduler of the name that the job gives has been heard of: if it says nothing now, it is busy or starts again.
     pub scheduler_is_known: bool,
     /// Nodes that are not asked now, and why: the scheduler refused them, or they failed too often.
     pub left_out: &'a BTreeMap<String, String>,
+    /// The job of the namespace to which this one leaves the quota that its pods use, while it has no place.
+    pub quota_goes_to: Option<&'a str>,
     /// When the next of them may be asked again.
     pub asked_again: Option<Timestamp>,
     /// The API server refuses pods that do not say that they run as another user than root.
@@ -309,7 +313,7 @@ fn begin(snapshot: &JobSnapshot<'_>, valid: &ValidJob, resumed: bool) -> Reconci
     draft.next.attempt_time = Some(status::time(now));
     draft.next.start_time = Some(status::time(now));
     draft.next.restarts.get_or_insert_default();
-    (draft.next.placement, draft.next.placed_time) = (None, None);
+    (draft.next.placement, draft.next.placed_time, draft.next.placed_limit_seconds) = (None, None, None);
     draft.next.device_allocation = allocation::allocation(snapshot.job, snapshot.nodes);
     draft.next.fabric = fabric::before(snapshot.job, valid, snapshot.rules.defaults, snapshot.nodes);
     draft.count(&[], snapshot.job.spec.trainer.num_nodes);

@@ -52,7 +52,7 @@ impl Demand {
         match self.allocation {
             Some(DeviceAllocation::Claims) => counted && !claims,
             Some(DeviceAllocation::DevicePlugin) => claims && !counted,
-            None => false,
+            Some(DeviceAllocation::Unknown) | None => false,
         }
     }
 

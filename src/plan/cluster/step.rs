@@ -22,8 +22,8 @@ use crate::restart;
 use crate::slices;
 use crate::status::{self, Draft, Ending};
 use jiff::{SignedDuration, Timestamp};
-use switchyard_crds::DeviceAllocation;
 use switchyard_crds::conditions::{self, Stage};
+use switchyard_crds::{DeviceAllocation, TrainJob};
 
 /// The next step of an attempt.
 pub(super) fn step(snapshot: &JobSnapshot<'_>, valid: &ValidJob, number: u32) -> Reconciliation {
@@ -68,6 +68,7 @@ fn gather(attempt: &Attempt<'_>) -> Reconciliation {
         // The stage and its reason were written with the decision to start again.
         let mut result = attempt.draft().act(&attempt.snapshot);
         result.actions = act::old_pods(attempt);
+        result.actions.extend(act::old_objects(attempt));
         result.wake_at(not_before);
         return result;
     }
@@ -88,6 +89,11 @@ fn gather(attempt: &Attempt<'_>) -> Reconciliation {
         let trouble = attempt.snapshot.trouble;
         if let Some(trouble) = trouble.filter(|trouble| trouble.is_final(attempt.now())) {
             return end(&attempt.snapshot, Ending::failed(conditions::PERMANENT_FAILURE, trouble.sentence()));
+        }
+        if let Some(trouble) = trouble.filter(|trouble| trouble.is_for_quota())
+            && let Some(result) = again::for_quota(attempt, &trouble.text)
+        {
+            return result;
         }
         let mut draft = attempt.draft();
         let text = match (trouble, strangers.first()) {
@@ -131,6 +137,12 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
         // Read within seconds; what cannot be read is left to the scheduler.
         return draft.act(&attempt.snapshot);
     }
+    if let Some(absent) = pods.iter().find_map(|pod| pod.rules.as_ref()?.absent.first()) {
+        // Its scheduler would say nothing of it, or refuse one node after the other.
+        draft.condition(conditions::PLACED, "False", conditions::ABSENT, absent.clone());
+        draft.stage(Stage::Queued, absent.clone());
+        return draft.act(&attempt.snapshot);
+    }
     let JobSnapshot { job, nodes, rules, .. } = attempt.snapshot;
     let admitted = Admitted::of(attempt.valid, job.status.as_ref(), pods.iter().copied());
     let left_out = attempt.snapshot.left_out;
@@ -143,6 +155,7 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
             let reason = overtaken.into_iter().fold(placed.status.reason.clone(), |reason, why| reason + "; " + &why);
             draft.next.placement = Some(placed.status);
             draft.next.placed_time.get_or_insert_with(|| status::time(attempt.now()));
+            draft.next.placed_limit_seconds = placed_limit(job);
             draft.condition(conditions::PLACED, "True", "Placed", reason.clone());
             draft.stage(Stage::Starting, format!("0 of {} pods run", pods.len()));
             draft.decide(vec![EventDraft::normal(events::PLACED, reason)])
@@ -159,7 +172,8 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
             let ahead = attempt.snapshot.ahead.map(ToString::to_string);
             let forecast = attempt.snapshot.forecast.map(|forecast| forecast.words(attempt.now()));
             let why = ahead.into_iter().chain(forecast).fold(refused.to_string(), |why, more| why + "; " + &more);
-            if let Some(result) = again::for_allocation(attempt, &why) {
+            let again = again::for_allocation(attempt, &why).or_else(|| again::for_quota(attempt, &why));
+            if let Some(result) = again {
                 return result;
             }
             let asked = provisioning::ask(attempt, &admitted, &refused, &mut draft);
@@ -183,6 +197,13 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
             result
         }
     }
+}
+
+/// The limit that the queue counts with from now on. A gang that starts again on its nodes has not stood in the queue with a higher one.
+fn placed_limit(job: &TrainJob) -> Option<i64> {
+    let limit = job.spec.active_deadline_seconds;
+    let kept = job.status.as_ref().filter(|status| status.placement.is_some());
+    kept.and_then(|status| status.placed_limit_seconds).into_iter().chain(limit).min()
 }
 
 /// Who holds a pod by a gate of its own, and what is waited for; `None`: nobody.
@@ -231,17 +252,22 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
         actions.extend(act::releases(attempt));
     }
     actions.extend(missing);
+    let refused = again::after_refused_write(attempt, &taken);
+    let refused = refused.or_else(|| again::after_refusal(attempt)).transpose();
     strangers.extend(taken);
     if attempt.all(|pod| !pod.gated) {
         actions.extend(provisioning::given_back(attempt));
     }
-    let refused = again::after_refusal(attempt).transpose();
     if let Some(result) = refused.as_ref().ok().cloned().flatten().or_else(|| again::after_timeout(attempt)) {
         return result;
     }
     let desired = attempt.pods.len();
     let running = attempt.count(|pod| pod.phase == Phase::Running || pod.has_succeeded());
     let mut draft = attempt.draft();
+    if attempt.all(|pod| !pod.gated) && draft.next.is(conditions::OBJECTS_REFUSED) {
+        let text = "the API server has accepted what the pods need to start".to_string();
+        draft.condition(conditions::OBJECTS_REFUSED, "False", conditions::ACCEPTED, text);
+    }
     let is_new = status::reason_of(&draft.next, conditions::SUCCEEDED) != Some(Stage::Running.reason());
     let mut events = Vec::new();
     events.extend(degraded::report(attempt, placement, &mut draft));

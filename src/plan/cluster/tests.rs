@@ -2,9 +2,13 @@
 
 mod kueue;
 mod large;
+mod limits;
 mod progress;
 mod provisioning;
+mod quota;
+mod refused;
 mod scheduler;
+mod starting;
 mod surroundings;
 mod world;
 
@@ -299,11 +303,13 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
         seen: &world.seen,
         status_written: Some(at(0)),
         left_out: &BTreeMap::new(),
+        quota_goes_to: None,
         asked_again: None,
         restricted: false,
         provisioning_class: None,
         silence: Silence { grace: SignedDuration::from_secs(60), brake: None, released: None, progress: None },
         scheduler_is_known: true,
+        longest_schedule_timeout: SignedDuration::from_mins(10),
     };
     let waits = plan(&snapshot);
     assert_eq!((waits.status, waits.wake), (None, Some(at(10))));

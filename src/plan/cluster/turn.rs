@@ -1,8 +1,8 @@
 //! Which job comes first when there is no room for all.
 //!
-//! 1. **Order**: by priority; where the administrator gives namespaces weights, then by what the namespace had of the GPUs lately; then by how
-//!    late a job is: the time it has waited ÷ the time it may run (`activeDeadlineSeconds`), a day at most, which also counts for jobs without a
-//!    limit; then by age. The first job that waits and could be placed at all is the head of the queue, and stays it until it has a place or
+//! 1. **Order**: a job whose objects the API server refused within the last hour comes after all others. Then by priority; where the administrator gives namespaces weights, then by what the namespace had of the GPUs lately; then by how
+//!    late a job is: the time it has waited ÷ the time it may run (`activeDeadlineSeconds`), at least five minutes and a day at most, which also
+//!    counts for jobs without a limit; then by age. The first job that waits and could be placed at all is the head of the queue, and stays it until it has a place or
 //!    one of higher priority or smaller share comes. Batch schedulers know the quotient as the expansion factor (Maui: Jackson, Snell, Clement,
 //!    JSSPP 2001): an hour is long for a job of an hour, and short for one of a week.
 //! 2. **Reservation**: the head holds the nodes on which it can begin first, once enough of the jobs that run have ended by their limits
@@ -16,6 +16,8 @@
 //!    that ran longer than the others is not followed by another.
 //! 4. **Preemption**: only the head preempts, only jobs of lower priority, only if its policy says so, and only if it fits then. Of equal
 //!    priority, those give way first that have not done so within a day, and of these the ones that lose least work.
+//!    A job whose limit was raised after it was placed gives way to a head of at least its priority once the limit that it was placed with
+//!    (`status.placedLimitSeconds`) has passed: others were told that it ends then.
 //! 5. **Holes**: a gang that starts again after a failure keeps the GPUs of the nodes that it still has, unless it finds no place: gangs
 //!    that hold parts of what they need and wait for each other would wait forever.
 //!
@@ -28,6 +30,8 @@ use switchyard_crds::{OnSuspend, PlacedNode, PlacementStatus, TrainJob, conditio
 /// Place in the queue; the smallest comes first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Turn {
+    /// The API server refused what its pods need a short time ago: it would hold nodes and not start.
+    is_set_back: bool,
     priority: Reverse<i32>,
     /// What its namespace had of the GPUs lately, against its weight; 0 where that does not count.
     share: u64,
@@ -44,7 +48,7 @@ impl Turn {
         let late = Reverse(lateness.of(job));
         let part = |part: &Option<String>| part.clone().unwrap_or_default();
         let name = format!("{}/{}", part(&job.metadata.namespace), part(&job.metadata.name));
-        Turn { priority: Reverse(priority), share, late, created, name }
+        Turn { is_set_back: is_set_back(job, lateness.at), priority: Reverse(priority), share, late, created, name }
     }
 
     /// The same where it comes before all of its priority and share: it holds nodes.
@@ -57,10 +61,24 @@ impl Turn {
         self.priority.0
     }
 
+    /// It comes after all jobs that may be able to start.
+    pub fn is_set_back(&self) -> bool {
+        self.is_set_back
+    }
+
     /// Namespace and name of the job.
     pub fn name(&self) -> &str {
         &self.name
     }
+}
+
+/// How long a job comes after all others once the API server has refused what its pods need.
+const SET_BACK: SignedDuration = SignedDuration::from_hours(1);
+
+fn is_set_back(job: &TrainJob, now: Timestamp) -> bool {
+    let refused = job.status.as_ref().and_then(|status| status.condition(conditions::OBJECTS_REFUSED));
+    let refused = refused.filter(|refused| refused.status == "True");
+    refused.is_some_and(|refused| now.duration_since(refused.last_transition_time.0) < SET_BACK)
 }
 
 fn created(job: &TrainJob) -> Option<Timestamp> {
@@ -76,6 +94,9 @@ pub struct Lateness {
     pub longest: SignedDuration,
 }
 
+/// Shorter limits count as so much. Whoever asks for a minute would be late after a minute, and may raise the limit later.
+const SHORTEST: SignedDuration = SignedDuration::from_mins(5);
+
 impl Default for Lateness {
     /// Nobody has waited yet.
     fn default() -> Lateness {
@@ -87,7 +108,7 @@ impl Lateness {
     /// Thousandths of the time that the job may run.
     fn of(self, job: &TrainJob) -> i64 {
         let longest = self.longest.as_secs().max(1);
-        let limit = job.spec.active_deadline_seconds.unwrap_or(longest).clamp(1, longest);
+        let limit = job.spec.active_deadline_seconds.unwrap_or(longest).clamp(SHORTEST.as_secs().min(longest), longest);
         let waited = created(job).map_or(0, |created| self.at.duration_since(created).as_secs().max(0));
         waited.saturating_mul(1000) / limit
     }
@@ -144,7 +165,7 @@ pub enum Basis {
 /// A job ahead of another one in the queue, which holds nodes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ahead {
-    /// Namespace and name.
+    /// Namespace and name; without them, that it is of another namespace.
     pub name: String,
     /// The nodes that it holds.
     pub nodes: Vec<String>,
@@ -337,5 +358,19 @@ mod tests {
             "2000 of 3600 s are more than 7000 of 86,400"
         );
         assert_eq!(sorted(8100), "high holds a b week day hour young had low", "nobody is late by less than nothing");
+    }
+
+    #[test]
+    fn a_limit_of_a_minute_makes_a_job_no_later_than_one_of_five_minutes() {
+        let late = |limit: i64, longest: i64| {
+            let spec =
+                serde_json::json!({"trainer": {"framework": "Plain", "image": "i"}, "activeDeadlineSeconds": limit});
+            let mut job = TrainJob::new("a", serde_json::from_value(spec).unwrap());
+            let time = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::UNIX_EPOCH);
+            job.metadata.creation_timestamp = Some(time);
+            Lateness { at: Timestamp::from_second(600).unwrap(), longest: SignedDuration::from_secs(longest) }.of(&job)
+        };
+        assert_eq!([1, 60, 300, 600].map(|limit| late(limit, 86_400)), [2000, 2000, 2000, 1000]);
+        assert_eq!(late(1, 60), 10_000, "where no limit counts as more than a minute");
     }
 }

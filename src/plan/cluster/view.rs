@@ -97,6 +97,14 @@ impl Waiting {
     }
 }
 
+/// How far a pod that has not started has come, by its events.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// When it last got on; `None`: not since its kubelet took it.
+    pub at: Option<Timestamp>,
+    pub is_pulling: bool,
+}
+
 /// A pod of a job.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PodView {
@@ -135,6 +143,12 @@ pub struct PodView {
     pub waiting: Option<Waiting>,
     /// What its kubelet last said of it in an event, while its containers say nothing.
     pub warning: Option<Waiting>,
+    /// How far it has come, by its events; `None`: they have not been read, or cannot be.
+    pub progress: Option<Progress>,
+    /// A container that has to end before the trainer starts is running.
+    pub initializes: bool,
+    /// When the scheduler bound it.
+    pub bound: Option<Timestamp>,
     /// The trainer container has ended.
     pub ended: Option<Ended>,
     /// When the last of its containers ended: all have, though the phase may not say so yet.
@@ -147,6 +161,8 @@ pub struct PodView {
     pub rules: Option<Arc<NodeRules>>,
     /// Its priority, as the server resolved it.
     pub priority: i32,
+    /// Its priority class, where that says `preemptionPolicy: Never`.
+    pub never_preempts: Option<String>,
 }
 
 /// A kubelet needs a second or two from the end of the last container to the phase of the pod: it checks its containers once a second. A
@@ -264,6 +280,9 @@ impl PodView {
                 .and_then(|status| Some((status.reason.clone()?, status.message.clone().unwrap_or_default()))),
             waiting: status.and_then(Waiting::of),
             warning: None,
+            progress: None,
+            initializes: status.is_some_and(initializes),
+            bound: is("PodScheduled", "True").and_then(|c| c.last_transition_time.as_ref()).map(|time| time.0),
             ended: terminated.map(|t| Ended {
                 code: t.exit_code,
                 reason: t.reason.unwrap_or_default(),
@@ -276,8 +295,16 @@ impl PodView {
             requests: spec.map(resources::of_pod).unwrap_or_default(),
             rules: spec.filter(|_| gates.contains(&labels::GANG_GATE)).map(|spec| Arc::new(NodeRules::of(spec))),
             priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
+            never_preempts: spec
+                .filter(|spec| spec.preemption_policy.as_deref() == Some("Never"))
+                .map(|spec| spec.priority_class_name.clone().unwrap_or_default()),
         }
     }
+}
+
+fn initializes(status: &PodStatus) -> bool {
+    let states = status.init_container_statuses.iter().flatten().filter_map(|container| container.state.as_ref());
+    states.into_iter().any(|state| state.running.is_some())
 }
 
 /// The scheduler of pods that name none.

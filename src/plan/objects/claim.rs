@@ -1,14 +1,12 @@
 //! The exact GPUs of a pod, as a ResourceClaim: the scheduler allocates them, and no other pod can have them at the same time.
 
 use super::{Defaults, metadata, object};
+use crate::eligible::DEVICES;
 use crate::job::{ValidJob, trainer_mut};
 use k8s_openapi::api::core::v1::{PodResourceClaim, PodSpec, ResourceClaim as Reference};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
 use switchyard_crds::{DeviceAllocation, PlacedNode, TrainJob, labels};
-
-/// Name of the claim inside the pod.
-const DEVICES: &str = "switchyard-devices";
 
 /// Has the GPUs of the trainer come by its claim, if that is how this attempt gets them.
 pub(super) fn attach(spec: &mut PodSpec, job: &TrainJob, name: &str) {

@@ -112,6 +112,9 @@ fn settings<'a>(fabric: &'a FabricStatus, id: &str) -> impl Iterator<Item = Fact
             DecisionOutcome::Set => format!("{}={value} was set{nodes}: {}", decision.name, decision.reason),
             DecisionOutcome::User => format!("{}={value} is your own: {}", decision.name, decision.reason),
             DecisionOutcome::NotSet => format!("{} was left alone: {}", decision.name, decision.reason),
+            DecisionOutcome::Unknown => {
+                format!("{} was decided by another version: {}", decision.name, decision.reason)
+            }
         };
         Fact { about: "setting", text }
     })

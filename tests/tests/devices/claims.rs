@@ -2,6 +2,7 @@
 
 use super::{RACK, Scene, Way, h200, names, placement, until};
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::ResourceQuota;
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
@@ -215,4 +216,27 @@ async fn a_suspended_job_holds_no_claims() -> Result<()> {
     let again = scene.jobs.wait_stage("a", "Running").await?;
     assert_eq!(scene.gpus.allocated(&scene.jobs.namespace).await?, planned(&again));
     scene.had_all_rights()
+}
+
+/// A tenant whose quota has no room for its claims held 16 GPUs for a day, and nobody else could use them.
+#[tokio::test]
+async fn a_gang_whose_claims_a_quota_refuses_leaves_its_nodes_to_others() -> Result<()> {
+    let scene = Scene::new(Way::Claims, "quota", &[(h200(), ""), (h200(), "")]).await?;
+    let quotas = Api::<ResourceQuota>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
+    let hard = json!({"count/resourceclaims.resource.k8s.io": "1"});
+    let quota = json!({"metadata": {"name": "small"}, "spec": {"hard": hard}});
+    quotas.create(&Default::default(), &serde_json::from_value(quota)?).await?;
+    let counted =
+        |quota: Option<&ResourceQuota>| quota.and_then(|quota| quota.status.as_ref()?.used.as_ref()).is_some();
+    kube::runtime::wait::await_condition(quotas, "small", counted).await?;
+    scene.create("a", 2, 8, "run", json!({"gangPolicy": {"scheduleTimeoutSeconds": 86_400}})).await?;
+    let is_placed = |job: &TrainJob| condition_of(job, "Placed").is_some_and(|placed| placed.status == "True");
+    scene.jobs.wait("a", "placed", is_placed).await?;
+    scene.run("b", 1, 8, json!({})).await?;
+    let a = scene.jobs.api().get("a").await?;
+    let refused = condition_of(&a, "ObjectsRefused").context("ObjectsRefused")?;
+    assert!(refused.status == "True" && refused.message.contains("exceeded quota: small"), "{refused:?}");
+    let notes = scene.jobs.events("a", "GangRolledBack").await?;
+    assert!(notes.iter().any(|note| note.contains("exceeded quota: small")), "{notes:?}");
+    Ok(())
 }

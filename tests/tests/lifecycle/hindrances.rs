@@ -54,6 +54,24 @@ async fn a_priority_class_that_does_not_exist_is_told_and_the_job_runs_when_it_d
     Ok(())
 }
 
+/// The scheduler says nothing of these pods, and their nodes were held for as long as the job said.
+#[tokio::test]
+async fn a_claim_that_does_not_exist_is_told_and_no_node_is_held() -> Result<()> {
+    let scene = Scene::new("absent", 1).await?;
+    for (name, claim, words) in [
+        ("a", json!({"resourceClaimName": "nope"}), "ResourceClaim nope does not exist"),
+        ("b", json!({"resourceClaimTemplateName": "nope"}), "ResourceClaimTemplate nope does not exist"),
+    ] {
+        let mut claim = claim;
+        claim["name"] = json!("x");
+        scene.create(name, 1, "run", json!({"template": {"spec": {"resourceClaims": [claim]}}})).await?;
+        let waits = scene.jobs.wait(name, "told", says(words)).await?;
+        let placed = condition_of(&waits, "Placed").unwrap();
+        assert_eq!((placed.status.as_str(), placed.reason.as_str()), ("False", "ObjectMissing"), "{name}");
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_scheduler_that_does_not_exist_is_told() -> Result<()> {
     let scene = Scene::new("scheduler", 1).await?;

@@ -1,7 +1,8 @@
 //! Hostile surroundings: quotas, missing accounts, names that are taken, namespaces that end, huge jobs.
 
-use super::Scene;
+use super::{Scene, says};
 use anyhow::Result;
+use k8s_openapi::api::core::v1::ResourceQuota;
 use kube::Api;
 use kube::api::Patch;
 use serde_json::json;
@@ -10,11 +11,10 @@ use switchyard_tests::condition_of;
 #[tokio::test]
 async fn a_quota_is_told_and_the_job_goes_on_when_it_grows() -> Result<()> {
     let scene = Scene::new("quota", 2).await?;
-    let quotas =
-        Api::<k8s_openapi::api::core::v1::ResourceQuota>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
+    let quotas = Api::<ResourceQuota>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
     let quota = json!({"metadata": {"name": "small"}, "spec": {"hard": {"pods": "1"}}});
     quotas.create(&Default::default(), &serde_json::from_value(quota)?).await?;
-    let counted = |quota: Option<&k8s_openapi::api::core::v1::ResourceQuota>| {
+    let counted = |quota: Option<&ResourceQuota>| {
         quota.and_then(|quota| quota.status.as_ref()?.used.as_ref()).is_some_and(|used| used.contains_key("pods"))
     };
     kube::runtime::wait::await_condition(quotas.clone(), "small", counted).await?;
@@ -26,6 +26,41 @@ async fn a_quota_is_told_and_the_job_goes_on_when_it_grows() -> Result<()> {
     scene.jobs.verdict("a quota of pods", "waits, cause named", "a")?;
     quotas.patch("small", &Default::default(), &Patch::Merge(json!({"spec": {"hard": {"pods": "5"}}}))).await?;
     scene.jobs.wait_stage("a", "Running").await?;
+    Ok(())
+}
+
+/// Each of two gangs had a part of the quota of their namespace, and both waited for the rest forever.
+#[tokio::test]
+async fn of_two_gangs_that_share_a_quota_one_runs_and_then_the_other() -> Result<()> {
+    let scene = Scene::new("shared", 6).await?;
+    let quotas = Api::<ResourceQuota>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
+    let quota = json!({"metadata": {"name": "small"}, "spec": {"hard": {"pods": "4"}}});
+    quotas.create(&Default::default(), &serde_json::from_value(quota)?).await?;
+    let used = |pods: &'static str| {
+        move |quota: Option<&ResourceQuota>| {
+            let used = quota.and_then(|quota| quota.status.as_ref()?.used.as_ref()?.get("pods"));
+            used.is_some_and(|used| used.0 == pods)
+        }
+    };
+    kube::runtime::wait::await_condition(quotas.clone(), "small", used("0")).await?;
+    let pods = scene.jobs.pods_api();
+    for name in ["x", "y"] {
+        let pod = json!({"metadata": {"name": name}, "spec": {"schedulingGates": [{"name": "example.com/held"}],
+            "containers": [{"name": "a", "image": "none"}]}});
+        pods.create(&Default::default(), &serde_json::from_value(pod)?).await?;
+    }
+    scene.create("a", 3, "run", json!({})).await?;
+    scene.jobs.wait("a", "refused", says("exceeded quota")).await?;
+    for name in ["x", "y"] {
+        pods.delete(name, &Default::default()).await?;
+    }
+    scene.create("b", 3, "run", json!({})).await?;
+    let second = tokio::select! {
+        run = scene.jobs.wait_stage("a", "Running") => run.map(|_| "b")?,
+        run = scene.jobs.wait_stage("b", "Running") => run.map(|_| "a")?,
+    };
+    scene.finish().await?;
+    scene.jobs.wait_stage(second, "Running").await?;
     Ok(())
 }
 

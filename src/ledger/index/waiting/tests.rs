@@ -227,3 +227,22 @@ fn a_job_that_may_use_what_the_head_holds_waits_like_none_that_may_not() {
     assert!(told(&mut scene, "longer", 2, 1, json!({})));
     assert!(!told(&mut scene, "short", 3, 1, json!({"activeDeadlineSeconds": 60})));
 }
+
+/// A limit of a minute made a job the head of the queue, and a raise to a month left it there.
+#[test]
+fn a_job_whose_limit_is_raised_while_it_waits_loses_the_nodes_that_it_holds() {
+    let mut scene = Scene::new(2);
+    scene.0.lateness.at = Timestamp::from_second(10_000).unwrap();
+    let room = Waits::Room { open: 0 };
+    scene.waits("short", 9000, 2, json!({"activeDeadlineSeconds": 300}), room);
+    scene.waits("old", 1000, 2, json!({}), room);
+    assert_eq!((scene.0.head(), scene.0.reservation.is_some()), (Some(key("short")), true));
+    let mut raised = (*scene.0.jobs[&key("short")]).clone();
+    raised.spec.active_deadline_seconds = Some(200);
+    scene.0.apply_job(raised.clone());
+    assert_eq!(scene.0.head(), Some(key("short")), "a lower limit takes nothing from others");
+    raised.spec.active_deadline_seconds = Some(2_592_000);
+    let freed = scene.0.apply_job(raised).room;
+    assert_eq!((scene.0.head(), scene.0.reservation.is_none()), (Some(key("old")), true));
+    assert_eq!(freed, BTreeSet::from(["n0".to_string(), "n1".to_string()]));
+}

@@ -190,3 +190,28 @@ fn no_guess_puts_off_what_limits_promise() {
     let ahead = verdict.ahead.unwrap();
     assert_eq!((ahead.start, ahead.ends_before), (Some((now + HOUR, Basis::Limits)), None));
 }
+
+/// A job that went first because of a short limit raised it once it had its place, and the head waited for a month.
+#[test]
+fn a_limit_that_was_raised_after_the_place_was_given_puts_nobody_off() {
+    let now: Timestamp = "2026-06-01T12:00:00Z".parse().unwrap();
+    let mut items = gang_waits_an_hour(now);
+    items[3]["status"]["placedLimitSeconds"] = json!(3660);
+    let start = |items: &[Value]| look(items, now, &fresh("late", 1, json!({}))).ahead.unwrap().start;
+    assert_eq!(start(&items), Some((now + SignedDuration::from_secs(60), Basis::Limits)));
+    items[3]["spec"]["activeDeadlineSeconds"] = json!(3601);
+    assert_eq!(start(&items), Some((now + SignedDuration::from_secs(1), Basis::Limits)), "a lower one counts");
+    // Once the first limit has passed, the head need not wait for the second.
+    items[3]["spec"].as_object_mut().unwrap().remove("activeDeadlineSeconds");
+    items[3]["status"]["placedLimitSeconds"] = json!(3600);
+    let to = |priority: i32, items: &[Value]| {
+        let mut items = items.to_vec();
+        items[4]["spec"]["priority"] = json!(priority);
+        let cluster = Cluster::of(&items, Defaults::default(), Levels::default(), now).unwrap();
+        cluster.index.families[&JobId { namespace: "ns".into(), uid: "small".into() }].gives_way_to.clone()
+    };
+    let why = "ns/gang (priority 0); its limit was raised after it was placed, and the one that it was placed with has passed";
+    assert_eq!([to(0, &items), to(1, &items)], [Some(why.to_string()), None], "not to a job of lower priority");
+    items[3]["spec"]["activeDeadlineSeconds"] = json!(3600);
+    assert_eq!(to(0, &items), None, "it was not raised");
+}

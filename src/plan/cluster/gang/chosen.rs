@@ -159,6 +159,7 @@ impl Chosen<'_> {
                 Limit::NICs => "the NICs",
                 Limit::Domain => "what the domain lets through",
                 Limit::NVLinkDomain => "the NVLink domain",
+                Limit::Unknown => "something that this version does not know",
             };
             text.push_str(&format!(
                 "; bound by {by} at {} GB/s, best possible {}",

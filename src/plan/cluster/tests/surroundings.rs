@@ -237,7 +237,7 @@ fn a_pod_that_the_server_will_never_accept_ends_the_job_and_one_that_lacks_somet
     ] {
         let mut world = World::new(1, json!({}));
         world.step();
-        world.trouble = Some(Trouble::after(None, format!("cannot create Pod a-1-0: {why}"), at(0)));
+        world.trouble = Some(Trouble::after(None, format!("cannot create Pod a-1-0: {why}"), true, at(0)));
         for (now, is_over) in [(0, end <= 0), (299, end <= 299), (300, end <= 300)] {
             world.now = now;
             let status = world.plan().status.or(world.job.status.clone()).unwrap();

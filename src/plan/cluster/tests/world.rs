@@ -46,6 +46,8 @@ pub struct World {
     /// How many jobs wait.
     pub waiting: usize,
     pub scheduler_is_known: bool,
+    pub longest_schedule_timeout: SignedDuration,
+    pub quota_goes_to: Option<&'static str>,
 }
 
 impl World {
@@ -80,6 +82,8 @@ impl World {
             written: None,
             waiting: 1,
             scheduler_is_known: false,
+            longest_schedule_timeout: SignedDuration::from_mins(10),
+            quota_goes_to: None,
         };
         for number in 0..nodes {
             world.node(&format!("n{number}"), "4");
@@ -115,6 +119,7 @@ impl World {
             seen: &self.seen,
             status_written: self.written,
             left_out: &left_out,
+            quota_goes_to: self.quota_goes_to,
             asked_again: self.refusals.next(at(self.now)),
             restricted: self.restricted,
             provisioning_class: self.provisioning_class,
@@ -125,6 +130,7 @@ impl World {
                 progress: self.progress,
             },
             scheduler_is_known: self.scheduler_is_known,
+            longest_schedule_timeout: self.longest_schedule_timeout,
         };
         plan(&snapshot)
     }

@@ -1,0 +1,48 @@
+//! Jobs that are gone.
+
+use super::{Context, Outcome};
+use std::time::Instant;
+use switchyard_ledger::job::{JobId, Key};
+use switchyard_plan::cluster::view::PodView;
+use switchyard_plan::cluster::{self, Action};
+use tracing::info;
+
+impl Context {
+    /// A job is gone: its pods are deleted at once, the rest is left to the garbage collector.
+    pub(super) async fn clean_up(&self, key: &Key) -> Outcome {
+        let now = Instant::now();
+        let orphans: Vec<(JobId, Vec<Action>)> = {
+            let index = self.index();
+            let of_job = index.families.iter().filter(|(_, family)| family.key.as_ref() == Some(key));
+            of_job
+                .map(|(id, family)| {
+                    let pods: Vec<&PodView> =
+                        family.pods.values().filter(|pod| !family.own.deleted(&pod.uid, now)).collect();
+                    (id.clone(), cluster::remove(&pods))
+                })
+                .filter(|(_, actions)| !actions.is_empty())
+                .collect()
+        };
+        let mut outcome = Outcome::Quiet;
+        for (id, actions) in orphans {
+            // The list of jobs may be older than that of the pods.
+            match self.executor.is_gone(&key.namespace, &key.name, &id.uid).await {
+                Ok(true) if self.leads() => {}
+                Ok(true) => {
+                    self.queue.add(key.clone(), Instant::now());
+                    return Outcome::Behind;
+                }
+                Ok(false) => continue,
+                Err(refusal) => return self.ended(key, None, Some(refusal)),
+            }
+            info!(job = %key, pods = actions.len(), "the job is gone; deleting its pods");
+            let applied = self.executor.apply(&key.namespace, &id.uid, actions).await;
+            let refusal = self.note(&id, applied);
+            outcome = Outcome::Wrote;
+            if self.ended(key, None, refusal) == Outcome::Refused {
+                return Outcome::Refused;
+            }
+        }
+        outcome
+    }
+}

@@ -1,0 +1,30 @@
+//! Jobs that cannot be read: somebody switched validation off, or another version of this program wrote them.
+
+use super::{Context, Outcome};
+use switchyard_ledger::index::Unreadable;
+use switchyard_ledger::job::Key;
+use switchyard_plan::cluster::events::{self, EventDraft};
+use tracing::warn;
+
+impl Context {
+    /// Reports that a job cannot be read: in the log, and in its status unless the server refuses that as well.
+    pub(super) async fn refuse(&self, key: &Key, job: Unreadable) -> Outcome {
+        if job.told {
+            return Outcome::Quiet;
+        }
+        warn!(job = %key, error = job.why, "the job cannot be read");
+        let why = format!("the TrainJob cannot be read: {}", job.why);
+        let written = self.executor.report_unreadable(&key.namespace, &key.name, &job.version, &why).await;
+        if let Ok(Some(reference)) = &written {
+            let note =
+                format!("{why}; another version of Switchyard began it, so its pods go on and nothing is done for it");
+            self.tell(reference, vec![EventDraft::warning(events::UNREADABLE, note)]).await;
+        }
+        if written.is_ok()
+            && let Some(now) = self.index().unreadable.get_mut(key).filter(|now| now.why == job.why)
+        {
+            now.told = true;
+        }
+        self.ended(key, None, written.err())
+    }
+}

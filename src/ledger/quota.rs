@@ -1,0 +1,190 @@
+//! Jobs of one namespace that share its ResourceQuotas.
+//!
+//! A gang is made pod by pod, so two gangs could each hold a part of a quota and wait for the rest forever. Of the gangs that lack quota only the
+//! first in the order of the queue keeps its pods. A gang that only waits for room leaves the quota to one that has room and lacks quota.
+
+use crate::index::Index;
+use crate::job::{JobId, Key, attempt_of, is_live, key_of, placement_of};
+use crate::usage::Without;
+use std::sync::Arc;
+use switchyard_crds::TrainJob;
+use switchyard_plan::cluster::PlacementRules;
+use switchyard_plan::cluster::find::find;
+use switchyard_plan::cluster::hindrance::Trouble;
+use switchyard_plan::cluster::turn::Turn;
+
+/// Jobs that are tried for room: each costs as much as a placement.
+const MOST_TRIED: usize = 4;
+
+impl Index {
+    /// The API server refused pods of a job for a quota.
+    pub fn lacks_quota(&mut self, job: &JobId) {
+        self.short_of_quota.insert(job.clone());
+    }
+
+    /// Jobs of a namespace whose pods a quota keeps from being made, in the order of the queue.
+    pub fn short_of_quota_in(&mut self, namespace: &str) -> Vec<(Turn, Arc<TrainJob>)> {
+        if self.short_of_quota.is_empty() {
+            return Vec::new();
+        }
+        let families = &self.families;
+        let trouble = |id: &JobId| families.get(id).and_then(|family| family.trouble.as_ref());
+        self.short_of_quota.retain(|id| trouble(id).is_some_and(Trouble::is_for_quota));
+        let of_namespace = self.short_of_quota.iter().filter(|id| id.namespace == namespace);
+        let jobs = of_namespace.filter_map(|id| self.jobs.get(self.families.get(id)?.key.as_ref()?));
+        let waits = |job: &&Arc<TrainJob>| is_live(job) && !job.spec.suspend && placement_of(job).is_none();
+        let mut jobs: Vec<_> = jobs.filter(waits).map(|job| (self.turn(job), job.clone())).collect();
+        jobs.sort_by(|a, b| a.0.cmp(&b.0));
+        jobs
+    }
+
+    /// The job of the same namespace to which a job without a place has to leave the quota that its pods use; `None`: it keeps them.
+    pub fn quota_goes_to(&mut self, job: &TrainJob, rules: PlacementRules<'_>) -> Option<Key> {
+        let id = JobId::of(&job.metadata);
+        let mut short = self.short_of_quota_in(&id.namespace);
+        let attempt = attempt_of(job);
+        let has_pods = self.families.get(&id)?.pods.values().any(|pod| pod.attempt == attempt);
+        if !has_pods || placement_of(job).is_some() {
+            return None;
+        }
+        let turn = self.turn(job);
+        let is_short = short.iter().any(|(own, _)| *own == turn);
+        short.retain(|(other, _)| *other != turn);
+        if is_short {
+            let (first, other) = short.first()?;
+            return (*first < turn).then(|| key_of(&other.metadata));
+        }
+        if !self.waiting.contains_key(&key_of(&job.metadata)) {
+            return None;
+        }
+        let has_room = |(_, other): &(Turn, Arc<TrainJob>)| self.has_room_now(other, rules);
+        let (_, other) = short.into_iter().take(MOST_TRIED).find(has_room)?;
+        Some(key_of(&other.metadata))
+    }
+
+    /// Whether a job could begin now if its pods existed.
+    fn has_room_now(&mut self, job: &TrainJob, rules: PlacementRules<'_>) -> bool {
+        let found = self.asked(job, rules, |index, question| {
+            let aside = index.not_in_the_way(job, rules.now);
+            let without = Without::new(&mut index.usage, &aside);
+            find(question, without.nodes()).is_ok()
+        });
+        found.unwrap_or(false)
+    }
+
+    /// Pods of a namespace are gone, and so some of its quota may be free: the first job that lacks it tries again at once.
+    pub(crate) fn quota_freed(&mut self, namespace: &str) -> Option<Key> {
+        let (_, job) = self.short_of_quota_in(namespace).into_iter().next()?;
+        let family = self.families.get_mut(&JobId::of(&job.metadata))?;
+        family.own.release_hold();
+        Some(key_of(&job.metadata))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use jiff::Timestamp;
+    use k8s_openapi::api::core::v1::{Node, Pod};
+    use serde_json::{Value, json};
+    use switchyard_crds::labels;
+    use switchyard_plan::cluster::Waits;
+    use switchyard_plan::cluster::levels::Levels;
+    use switchyard_plan::objects::Defaults;
+
+    fn key(name: &str) -> Key {
+        Key { namespace: "t".into(), name: name.into() }
+    }
+
+    fn id(name: &str) -> JobId {
+        JobId { namespace: "t".into(), uid: name.into() }
+    }
+
+    /// A job that was made in this second, and so many of its pods.
+    fn create(index: &mut Index, name: &str, second: i64, nodes: u32, pods: u32) {
+        let created = Timestamp::from_second(second).unwrap();
+        let limits = json!({"cpu": "2"});
+        let trainer =
+            json!({"framework": "Plain", "image": "i", "numNodes": nodes, "resourcesPerNode": {"limits": limits}});
+        let job = json!({
+            "apiVersion": labels::API_VERSION, "kind": "TrainJob",
+            "metadata": {"name": name, "namespace": "t", "uid": name, "creationTimestamp": created},
+            "spec": {"trainer": trainer}, "status": {"attempt": 1},
+        });
+        index.apply_job(serde_json::from_value(job).unwrap());
+        (0..pods).for_each(|rank| drop(index.apply_pod(&pod(name, rank))));
+    }
+
+    fn pod(job: &str, rank: u32) -> Pod {
+        let name = format!("{job}-1-{rank}");
+        let owner =
+            json!({"apiVersion": labels::API_VERSION, "kind": "TrainJob", "name": job, "uid": job, "controller": true});
+        let container = json!({"name": "trainer", "resources": {"limits": {"cpu": "2"}}});
+        serde_json::from_value(json!({
+            "metadata": {"name": name, "namespace": "t", "uid": name, "labels": {labels::JOB_UID: job}, "ownerReferences": [owner]},
+            "spec": {"schedulingGates": [{"name": labels::GANG_GATE}], "containers": [container]},
+        }))
+        .unwrap()
+    }
+
+    fn refuse(index: &mut Index, name: &str) {
+        let text = format!("cannot create Pod {name}-1-9: pods is forbidden: exceeded quota: q");
+        let trouble = Trouble::after(None, text, true, Timestamp::UNIX_EPOCH);
+        index.families.get_mut(&id(name)).unwrap().trouble = Some(trouble);
+        index.lacks_quota(&id(name));
+    }
+
+    fn goes_to(index: &mut Index, name: &str, then: impl Fn(&mut Index, PlacementRules<'_>)) -> Option<String> {
+        let (defaults, levels) = (Defaults::default(), Levels::default());
+        let rules = PlacementRules { defaults: &defaults, levels: &levels, now: Timestamp::from_second(100).unwrap() };
+        then(index, rules);
+        let job = index.jobs.get(&key(name)).unwrap().clone();
+        index.quota_goes_to(&job, rules).map(|key| key.name)
+    }
+
+    #[test]
+    fn of_gangs_that_lack_quota_the_first_of_the_namespace_keeps_its_pods() {
+        let mut index = Index::default();
+        for (name, second, pods) in [("a", 1, 2), ("b", 2, 2), ("c", 3, 0)] {
+            create(&mut index, name, second, 3, pods);
+        }
+        let all = |index: &mut Index| ["a", "b", "c"].map(|name| goes_to(index, name, |_, _| {}));
+        assert_eq!(all(&mut index), [None, None, None], "nobody lacks any");
+        ["a", "b", "c"].iter().for_each(|name| refuse(&mut index, name));
+        assert_eq!(all(&mut index), [None, Some("a".into()), None], "c has nothing to give back");
+        index.families.get_mut(&id("a")).unwrap().trouble = None;
+        assert_eq!(all(&mut index), [None, None, None], "a has all its pods");
+        // The first one is tried again once pods of the namespace are gone.
+        refuse(&mut index, "a");
+        assert_eq!(index.delete_pod(&pod("b", 0).metadata).quota, Some(key("a")));
+        assert_eq!(index.delete_pod(&json_metadata("elsewhere")).quota, None);
+    }
+
+    fn json_metadata(namespace: &str) -> k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta {
+        serde_json::from_value(json!({"name": "x", "namespace": namespace, "uid": "x"})).unwrap()
+    }
+
+    #[test]
+    fn a_gang_that_waits_for_room_leaves_the_quota_to_one_that_has_room() {
+        let mut index = Index::default();
+        let ready = json!([{"type": "Ready", "status": "True"}]);
+        let node = |name: &str| -> Value {
+            json!({"metadata": {"name": name}, "status": {"allocatable": {"cpu": "3", "pods": "9"}, "conditions": ready}})
+        };
+        for name in ["n0", "n1"] {
+            index.apply_node(&serde_json::from_value::<Node>(node(name)).unwrap());
+        }
+        for (name, second, nodes, pods) in [("wide", 1, 4, 4), ("large", 2, 3, 0), ("small", 3, 1, 0)] {
+            create(&mut index, name, second, nodes, pods);
+        }
+        let waits = |index: &mut Index, rules: PlacementRules<'_>| {
+            drop(index.waits(&key("wide"), Waits::Room { open: 2 }, rules));
+        };
+        assert_eq!(goes_to(&mut index, "wide", waits), None, "nobody lacks quota");
+        refuse(&mut index, "large");
+        assert_eq!(goes_to(&mut index, "wide", waits), None, "it has no room either");
+        refuse(&mut index, "small");
+        assert_eq!(goes_to(&mut index, "wide", waits), Some("small".into()));
+    }
+}

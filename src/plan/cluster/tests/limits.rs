@@ -1,0 +1,36 @@
+//! Limits that are changed while a job runs.
+
+use super::*;
+use crate::cluster::clock::{breaks_promise, promised_end};
+use world::at;
+
+#[test]
+fn the_limit_that_a_job_was_placed_with_counts_until_it_stands_in_the_queue_again() {
+    let limit = |world: &World| world.job.status.as_ref().unwrap().placed_limit_seconds;
+    let mut world = World::new(1, json!({"activeDeadlineSeconds": 600, "failurePolicy": {"maxRestarts": 9}}));
+    world.run();
+    assert_eq!((world.stage(), limit(&world)), ("Running", Some(600)));
+    let promise = |world: &World, second: i64| (promised_end(&world.job), breaks_promise(&world.job, at(second)));
+    assert_eq!(promise(&world, 600), (Some(at(600)), false), "it is stopped then");
+    world.job.spec.active_deadline_seconds = Some(10_000);
+    assert_eq!(promise(&world, 599), (Some(at(600)), false));
+    assert_eq!(promise(&world, 600), (Some(at(600)), true));
+    world.now = 700;
+    world.run();
+    assert_eq!((world.stage(), limit(&world)), ("Running", Some(600)), "the deadline is the raised one");
+    // A failure keeps the nodes, and what was promised with them.
+    world.exit("a-1-0", 5, "");
+    world.run();
+    assert_eq!((world.stage(), world.attempt(), limit(&world)), ("Running", 2, Some(600)));
+    world.job.spec.active_deadline_seconds = Some(60);
+    assert_eq!(promise(&world, 0).0, Some(at(60)), "a lower limit counts at once");
+    world.job.spec.active_deadline_seconds = None;
+    assert_eq!(promise(&world, 600), (Some(at(600)), true));
+    // A job that gave its nodes up has stood in the queue with the limit of now.
+    world.job.spec.suspend = true;
+    world.run();
+    world.job.spec.suspend = false;
+    world.run();
+    assert_eq!((world.stage(), limit(&world)), ("Running", None));
+    assert_eq!(promise(&world, 100_000), (None, false));
+}

@@ -1,0 +1,72 @@
+//! Gangs of one namespace that share its quota.
+
+use super::world::at;
+use super::*;
+
+const QUOTA: &str = "cannot create Pod a-1-2: pods \"a-1-2\" is forbidden: exceeded quota: q, requested: pods=1, used: pods=4, limited: pods=4";
+
+/// A gang of three of which the quota lets two pods be made.
+fn short() -> World {
+    let mut world = World::new(3, json!({}));
+    (0..2).for_each(|_| drop(world.step()));
+    world.pods.pop();
+    world.trouble = Some(Trouble::after(None, QUOTA.into(), true, at(0)));
+    world
+}
+
+fn plan_only(world: &mut World) -> Reconciliation {
+    let done = world.plan();
+    if let Some(status) = &done.status {
+        world.job.status = Some(status.clone());
+    }
+    done
+}
+
+/// Each of two gangs had a part of the quota and waited for the rest forever.
+#[test]
+fn a_gang_that_lacks_quota_gives_its_pods_back_to_the_first_of_its_namespace() {
+    let mut world = short();
+    plan_only(&mut world);
+    assert_eq!((world.attempt(), world.stage(), world.pods.len()), (1, "Placing", 2), "the first keeps its pods");
+    world.quota_goes_to = Some("b");
+    let decision = plan_only(&mut world);
+    assert_eq!((world.attempt(), world.stage(), decision.actions.len()), (2, "Queued", 0));
+    let says = format!(
+        "job b needs the quota of the namespace first: the pods are deleted, and created again in 20 s; {QUOTA}"
+    );
+    assert_eq!(world.message(), says);
+    assert_eq!(decision.events.iter().map(|event| event.reason).collect::<Vec<_>>(), ["QuotaLeft"]);
+    (world.trouble, world.quota_goes_to) = (None, None);
+    world.run();
+    assert_eq!((world.pods.len(), world.message()), (0, says), "it says so until it tries again");
+    assert_eq!(world.job.status.as_ref().unwrap().restarts.as_ref().unwrap().total, 0, "nobody pays");
+    world.now = 20;
+    world.run();
+    assert_eq!((world.stage(), world.attempt()), ("Running", 2));
+}
+
+/// A gang of 64 that waited for days had the whole quota of its team, and a job of one node could not begin on free nodes.
+#[test]
+fn a_gang_that_waits_for_room_gives_its_pods_back_to_one_that_has_room() {
+    let mut world = World::new(2, json!({}));
+    world.node("n1", "1");
+    world.run();
+    assert_eq!((world.stage(), world.pods.len()), ("Queued", 2));
+    let mut pauses = Vec::new();
+    for attempt in 2..8 {
+        world.quota_goes_to = Some("small");
+        world.step();
+        assert_eq!((world.stage(), world.attempt()), ("Queued", attempt));
+        let says = "job small needs the quota of the namespace first: ";
+        assert!(world.message().starts_with(says), "{}", world.message());
+        world.quota_goes_to = None;
+        world.run();
+        assert_eq!(world.pods.len(), 0);
+        let pause = world.plan().wake.unwrap().duration_since(at(world.now)).as_secs();
+        pauses.push(pause);
+        world.now += pause;
+        world.run();
+        assert_eq!((world.stage(), world.pods.len()), ("Queued", 2), "{}", world.message());
+    }
+    assert_eq!(pauses, [20, 40, 80, 120, 120, 120]);
+}
