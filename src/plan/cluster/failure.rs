@@ -13,6 +13,9 @@ use switchyard_worker_contract::exit::Exit;
 /// After a rank reports a failed peer, that peer has this long to show up.
 const ROOT_CAUSE_GRACE: SignedDuration = SignedDuration::from_secs(3);
 
+/// Why the taint eviction controller disrupts a pod (`DeletionByTaintManager` in Kubernetes).
+const BY_TAINT: &str = "DeletionByTaintManager";
+
 /// Nodes that are named beside the first.
 const NAMED: usize = 3;
 
@@ -177,7 +180,7 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
         if let Some(why) = &pod.stopped_by_queue {
             return Verdict::Failed(failure(Class::Preemption, format!("stopped by Kueue: {why}")).of_queue());
         }
-        if let Some((reason, message)) = &pod.disruption {
+        if let Some((reason, message)) = pod.disruption.as_ref().filter(|_| !is_evicted_in_silence(pod, attempt)) {
             let class = if reason == "PreemptionByScheduler" { Class::Preemption } else { Class::Infrastructure };
             return Verdict::Failed(failure(class, format!("{reason}: {message}")));
         }
@@ -188,7 +191,7 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
     if pod.has_failed() {
         return Verdict::Failed(exited(pod, attempt, failure));
     }
-    if pod.deleting {
+    if pod.deleting && !is_evicted_in_silence(pod, attempt) {
         return Verdict::Failed(failure(Class::Infrastructure, "the pod was deleted".into()));
     }
     if let Some(name) = &pod.node {
@@ -216,6 +219,14 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
         }
     }
     starting(pod, attempt, failure)
+}
+
+/// Evicted because its node does not report. Its kubelet cannot know that, so its containers may train on: the silence of the node decides. Pods
+/// that tolerate it are not evicted; this one was made without the toleration, or its template limits it.
+fn is_evicted_in_silence(pod: &PodView, attempt: &Attempt<'_>) -> bool {
+    let node = pod.node.as_ref().and_then(|name| attempt.snapshot.nodes.get(name));
+    let is_silent = node.is_some_and(|node| node.silent_since.is_some() && !node.out_of_service);
+    is_silent && !pod.is_done() && pod.disruption.as_ref().is_some_and(|(reason, _)| reason == BY_TAINT)
 }
 
 /// Since when nothing is heard of a node that does not report, be it that ranks elsewhere go on as they only can with those there.

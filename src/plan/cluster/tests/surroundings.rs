@@ -47,6 +47,34 @@ fn a_node_that_is_not_ready_is_not_lost_and_one_that_is_silent_not_at_once() {
     assert!(world.message().contains("took it out of service"), "{}", world.message());
 }
 
+/// An eviction after 300 s ended the attempt, past the brake and the progress of the ranks.
+#[test]
+fn a_pod_that_is_evicted_from_a_silent_node_is_judged_by_the_silence() {
+    let mut world = World::new(2, json!({}));
+    world.run();
+    let silent =
+        |world: &mut World, since: Option<i64>| world.nodes.get_mut("n0").unwrap().silent_since = since.map(at);
+    silent(&mut world, Some(0));
+    world.pods[0].deleting = true;
+    world.pods[0].disruption =
+        Some(("DeletionByTaintManager".into(), "Taint manager: deleting due to NoExecute taint".into()));
+    (world.now, world.progress) = (350, Some(at(340)));
+    assert_eq!((world.step().wake, world.attempt()), (Some(at(400)), 1), "the ranks make progress");
+    (world.now, world.progress, world.brake) = (3600, None, Some("5 of 20 nodes stopped reporting".into()));
+    world.step();
+    assert_eq!(world.attempt(), 1, "{}", world.message());
+    world.brake = None;
+    let mut reports_again =
+        World { job: world.job.clone(), pods: world.pods.clone(), now: 3600, ..World::new(2, json!({})) };
+    world.step();
+    assert_eq!(world.attempt(), 2);
+    assert!(world.message().contains("the node is lost"), "{}", world.message());
+    silent(&mut reports_again, None);
+    reports_again.step();
+    assert_eq!(reports_again.attempt(), 2, "its kubelet ends it now");
+    assert!(reports_again.message().contains("DeletionByTaintManager"), "{}", reports_again.message());
+}
+
 #[test]
 fn a_node_that_is_silent_for_its_grace_is_lost() {
     let mut world = World::new(3, json!({}));
