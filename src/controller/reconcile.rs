@@ -278,11 +278,6 @@ impl Context {
             match self.write_status(key, &job, next, events).await {
                 Ok(()) => {
                     outcome = Outcome::Wrote;
-                    let (mut index, now) = (self.index(), Timestamp::now());
-                    plan.incidents.iter().for_each(|(node, cause)| index.incidents.add(node, cause, now));
-                    if let Some(family) = index.families.get_mut(&id) {
-                        plan.refused.iter().for_each(|(node, words)| family.refusals.add(node, words, now));
-                    }
                 }
                 Err(error) => {
                     self.index().assume(&id, 0, None);

@@ -35,7 +35,6 @@ use std::sync::Arc;
 use std::time::Instant;
 use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, labels};
 use switchyard_plan::cluster::hindrance::Trouble;
-use switchyard_plan::cluster::refusals::Refusals;
 use switchyard_plan::cluster::transport::Seen;
 use switchyard_plan::cluster::turn::Lateness;
 use switchyard_plan::cluster::view::{self, NodeView, ObjectView, PodView};
@@ -88,7 +87,6 @@ pub struct Family {
     pub seen: BTreeMap<u32, BTreeMap<u32, Seen>>,
     /// The API server refuses pods that do not say that they run as another user than root.
     pub restricted: bool,
-    pub refusals: Refusals,
     /// The attempt that gives way to a job of higher priority, and to which one.
     pub gives_way_in: Option<u32>,
     pub gives_way_to: Option<String>,
@@ -205,6 +203,7 @@ impl Index {
         if family.assumed.as_ref().is_some_and(|(assumed, _)| attempt > *assumed || is_placed) {
             family.assumed = None;
         }
+        self.incidents.observe(&job);
         let before = self.jobs.insert(key.clone(), Arc::new(job));
         let has_ended = |job: &&Arc<TrainJob>| !is_live(job) && before.as_ref().is_none_or(|before| is_live(before));
         if let Some(job) = self.jobs.get(&key).filter(has_ended) {

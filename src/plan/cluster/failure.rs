@@ -1,6 +1,7 @@
 //! What went wrong: which pod failed first, and of which class the failure is. What follows is decided in [`crate::restart`].
 
 use super::attempt::Attempt;
+use super::avoidance::{GONE, LOST, NodeFault};
 use super::hindrance::{self, Limit, START_GRACE};
 use super::view::{NodeView, PodView};
 use super::{Silence, clock};
@@ -27,33 +28,24 @@ pub(super) struct PodFailure {
     pub node: Option<String>,
     pub cause: String,
     pub at: Option<Timestamp>,
-    /// The node did it, whatever its pods did: nothing that a user can bring about.
-    pub is_of_node: bool,
+    /// What the node did, in the word by which it is remembered; `None`: it is not to blame.
+    pub blame: Option<String>,
     /// The queue took the room back: the job leaves its nodes.
     pub is_eviction: bool,
-    /// Other nodes that did the same, and what each did.
-    pub others: Vec<(String, String)>,
+    /// Other nodes that are to blame.
+    pub others: Vec<NodeFault>,
 }
 
 impl PodFailure {
     /// Of a pod whose state is unknown.
     pub fn unseen(class: Class, pod: String, cause: String) -> PodFailure {
         let failure = Failure { class, permanent: false, code: None, conditions: Vec::new() };
-        PodFailure {
-            failure,
-            pod,
-            node: None,
-            cause,
-            at: None,
-            is_of_node: false,
-            is_eviction: false,
-            others: Vec::new(),
-        }
+        PodFailure { failure, pod, node: None, cause, at: None, blame: None, is_eviction: false, others: Vec::new() }
     }
 
-    /// Sets that the node did it.
-    fn of_node(mut self) -> PodFailure {
-        self.is_of_node = true;
+    /// Blames the node.
+    fn of_node(mut self, reason: &str) -> PodFailure {
+        self.blame = Some(reason.to_string());
         self
     }
 
@@ -73,8 +65,8 @@ impl PodFailure {
     pub fn sentence(&self) -> String {
         let on = self.node.as_ref().map_or_else(String::new, |node| format!(" on node {node}"));
         let mut text = format!("pod {}{on}: {}", self.pod, self.cause);
-        for (node, cause) in self.others.iter().take(NAMED) {
-            text.push_str(&format!("; node {node}: {cause}"));
+        for fault in self.others.iter().take(NAMED) {
+            text.push_str(&format!("; node {}: {}", fault.node, fault.message));
         }
         let more = self.others.len().saturating_sub(NAMED);
         if more > 0 {
@@ -83,10 +75,14 @@ impl PodFailure {
         text
     }
 
-    /// Nodes that ended the attempt by faults of their own, and which.
-    pub fn incidents(&self) -> Vec<(String, String)> {
-        let own = self.node.clone().filter(|_| self.is_of_node).map(|node| (node, self.cause.clone()));
-        own.into_iter().chain(self.others.iter().cloned()).collect()
+    /// Its own node, if that is to blame.
+    fn node_fault(&self) -> Option<NodeFault> {
+        Some(NodeFault { node: self.node.clone()?, reason: self.blame.clone()?, message: self.cause.clone() })
+    }
+
+    /// All nodes that are to blame.
+    pub fn node_faults(&self) -> impl Iterator<Item = NodeFault> {
+        self.node_fault().into_iter().chain(self.others.iter().cloned())
     }
 }
 
@@ -141,8 +137,7 @@ pub(super) fn judge(attempt: &Attempt<'_>) -> Verdict {
 
 /// The first failure, with the other nodes that are at fault: the next attempt would meet them one after the other.
 fn with_others(first: &PodFailure, failures: &[PodFailure]) -> PodFailure {
-    let of_nodes = failures.iter().filter(|failed| failed.is_of_node && failed.node != first.node);
-    let others = of_nodes.filter_map(|failed| Some((failed.node.clone()?, failed.cause.clone())));
+    let others = failures.iter().filter(|failed| failed.node != first.node).filter_map(PodFailure::node_fault);
     PodFailure { others: others.collect(), ..first.clone() }
 }
 
@@ -172,7 +167,7 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
         node: pod.node.clone(),
         cause,
         at: pod.ended.as_ref().and_then(|ended| ended.at),
-        is_of_node: false,
+        blame: None,
         is_eviction: false,
         others: Vec::new(),
     };
@@ -185,7 +180,10 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
             return Verdict::Failed(failure(class, format!("{reason}: {message}")));
         }
         if let Some((reason, message)) = pod.reason.as_ref().filter(|(reason, _)| !reason.is_empty()) {
-            return Verdict::Failed(failure(Class::Infrastructure, format!("{reason}: {message}")));
+            let failed = failure(Class::Infrastructure, format!("{reason}: {message}"));
+            // Its trainer never ran: the node refused the pod, and would refuse the next one.
+            let is_refused = pod.has_failed() && pod.ended.is_none();
+            return Verdict::Failed(if is_refused { failed.of_node(reason) } else { failed });
         }
     }
     if pod.has_failed() {
@@ -196,10 +194,10 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
     }
     if let Some(name) = &pod.node {
         match attempt.snapshot.nodes.get(name) {
-            None => return Verdict::Failed(failure(Class::Infrastructure, "the node is gone".into()).of_node()),
+            None => return Verdict::Failed(failure(Class::Infrastructure, "the node is gone".into()).of_node(GONE)),
             Some(node) if node.out_of_service => {
                 let cause = "the node is lost: an administrator took it out of service".into();
-                return Verdict::Failed(failure(Class::Infrastructure, cause).of_node());
+                return Verdict::Failed(failure(Class::Infrastructure, cause).of_node(LOST));
             }
             Some(node) => {
                 let Silence { grace, brake, .. } = attempt.snapshot.silence;
@@ -211,7 +209,7 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
                     (Some(since), None) => {
                         return after(attempt, since, grace, || {
                             let cause = "the node is lost: it does not report to the cluster";
-                            failure(Class::Infrastructure, cause.into()).of_node()
+                            failure(Class::Infrastructure, cause.into()).of_node(LOST)
                         });
                     }
                 }
@@ -272,7 +270,7 @@ fn starting(pod: &PodView, attempt: &Attempt<'_>, failure: impl Fn(Class, String
     match remedy.limit {
         Limit::None => Verdict::Failed(failed().permanently(true)),
         Limit::Grace => after(attempt, since, START_GRACE, || failed().permanently(true)),
-        Limit::Attempt => after(attempt, since, START_GRACE, failed),
+        Limit::Attempt => after(attempt, since, START_GRACE, || failed().of_node(&waiting.reason)),
         Limit::Unlimited => Verdict::Well,
     }
 }

@@ -26,6 +26,7 @@ pub mod admitted;
 mod again;
 pub mod allocation;
 mod attempt;
+pub mod avoidance;
 pub mod clock;
 mod cordon;
 mod degraded;
@@ -44,7 +45,6 @@ mod need;
 mod provisioning;
 mod question;
 mod refusal;
-pub mod refusals;
 pub mod reserve;
 mod sites;
 mod step;
@@ -58,7 +58,7 @@ pub use clock::is_old;
 pub use draft::major;
 pub use excluded::Excluded;
 pub use need::Demand;
-pub use question::{PlacementRules, Question};
+pub use question::{Avoided, PlacementRules, Question};
 pub use refusal::{Change, NoPlace};
 
 use super::objects::{self, Kind, Object};
@@ -120,9 +120,9 @@ pub struct JobSnapshot<'a> {
     pub silence: Silence<'a>,
     /// A scheduler of the name that the job gives has been heard of: if it says nothing now, it is busy or starts again.
     pub scheduler_is_known: bool,
-    /// Nodes that are not asked now, and why: the scheduler refused them, or they failed too often.
-    pub left_out: &'a BTreeMap<String, String>,
-    /// When the next of them may be asked again.
+    /// Nodes that are avoided: they failed this job, or others too often.
+    pub left_out: &'a BTreeMap<String, Avoided>,
+    /// When the next of them may be used again.
     pub asked_again: Option<Timestamp>,
     /// The API server refuses pods that do not say that they run as another user than root.
     pub restricted: bool,
@@ -178,10 +178,6 @@ pub struct Reconciliation {
     pub wake: Option<Timestamp>,
     /// The gang has no place: reconcile again when resources become free.
     pub waits: Option<Waits>,
-    /// Nodes that the scheduler refused, with its words: remembered once the status is written.
-    pub refused: Vec<(String, String)>,
-    /// Nodes that ended the attempt by faults of their own, and which: remembered likewise.
-    pub incidents: Vec<(String, String)>,
 }
 
 /// What must hold of a pod, by its name, before an attempt is given up for it.

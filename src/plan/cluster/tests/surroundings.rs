@@ -6,6 +6,14 @@ use crate::cluster::hindrance::Trouble;
 use crate::cluster::view::{Phase, Waiting};
 use crate::eligible::Reach;
 
+/// Nodes that the job remembers, and for what.
+fn failures(world: &World) -> Vec<String> {
+    let known = world.job.status.iter().flat_map(|status| &status.node_failures);
+    let mut known: Vec<String> = known.map(|failure| format!("{} {}", failure.node_name, failure.reason)).collect();
+    known.sort_unstable();
+    known
+}
+
 /// Seen on real nodes: a kubelet that was stopped for half a minute had its job start from step 0, and a network rollout every job.
 #[test]
 fn a_node_that_is_not_ready_is_not_lost_and_one_that_is_silent_not_at_once() {
@@ -99,15 +107,70 @@ fn all_nodes_that_are_lost_together_are_named_and_remembered() {
     }
     world.nodes.remove("n4");
     world.now = 60;
-    let done = world.step();
-    let mut incidents: Vec<&str> = done.incidents.iter().map(|(node, _)| node.as_str()).collect();
-    incidents.sort_unstable();
-    assert_eq!(incidents, ["n0", "n1", "n2", "n4", "n5"]);
+    world.step();
+    let remembered = failures(&world);
+    let expected = ["n0 NodeLost", "n1 NodeLost", "n2 NodeLost", "n4 NodeGone", "n5 NodeLost"];
+    assert_eq!(remembered, expected);
     let lost = "the node is lost: it does not report to the cluster";
     let says = format!(
         "pod a-1-0 on node n0: {lost}; node n1: {lost}; node n2: {lost}; node n4: the node is gone; and 1 more node"
     );
     assert!(world.message().ends_with(&says), "{}", world.message());
+}
+
+/// Ten attempts within minutes went to the node that refused the pod, while others were free.
+#[test]
+fn a_node_that_refuses_a_pod_is_left_and_is_the_last_resort_afterwards() {
+    let refuse = |world: &mut World, node: &str| {
+        let pod = world.pods.iter_mut().filter(|pod| pod.node.as_deref() == Some(node)).next_back().unwrap();
+        let message =
+            "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu";
+        (pod.phase, pod.ready, pod.reason) =
+            (Phase::Failed, false, Some(("UnexpectedAdmissionError".into(), message.into())));
+    };
+    let used = |world: &World| {
+        let placement = world.job.status.as_ref().unwrap().placement.clone().unwrap();
+        let mut used: Vec<String> = placement.nodes.into_iter().map(|node| node.node_name).collect();
+        used.sort_unstable();
+        used
+    };
+    let mut world = World::new(2, json!({}));
+    world.node("n2", "4");
+    world.run();
+    refuse(&mut world, "n0");
+    world.run();
+    assert_eq!(
+        (world.stage(), world.attempt(), used(&world)),
+        ("Running", 2, vec!["n1".to_string(), "n2".to_string()])
+    );
+    assert_eq!(failures(&world), ["n0 UnexpectedAdmissionError"]);
+    let reason = world.job.status.as_ref().unwrap().placement.as_ref().unwrap().reason.clone();
+    let why =
+        "1 node is not asked: n0 (a pod of this job could not start there: UnexpectedAdmissionError: Allocate failed";
+    assert!(reason.contains(why), "{reason}");
+    // The other nodes are not enough: it waits, says why, and asks again later.
+    world.now = 30;
+    refuse(&mut world, "n2");
+    (0..9).for_each(|_| drop(world.step()));
+    world.now = 40;
+    world.run();
+    assert_eq!((world.stage(), world.attempt()), ("Queued", 3));
+    assert!(world.message().contains("could not start there: UnexpectedAdmissionError"), "{}", world.message());
+    assert_eq!(world.plan().wake, Some(at(60)));
+    world.now = 60;
+    world.run();
+    assert_eq!((world.stage(), used(&world)), ("Running", vec!["n0".to_string(), "n1".to_string()]));
+    // Once it may be used again, it is the last choice.
+    let mut world = World::new(1, json!({"failurePolicy": {"maxRestarts": 1}}));
+    world.node("n1", "9");
+    world.run();
+    refuse(&mut world, "n0");
+    world.run();
+    world.now = 600;
+    world.exit("a-2-0", 9, "");
+    world.nodes.get_mut("n1").unwrap().facts.ready = false;
+    world.run();
+    assert_eq!((world.stage(), used(&world)), ("Running", vec!["n0".to_string()]));
 }
 
 /// A claim of the right name that is somebody else's was taken for ours, and the pods waited for it for ever.
@@ -391,10 +454,8 @@ fn two_bad_nodes_of_a_gang_of_64_are_both_named() {
         world.nodes.get_mut(node).unwrap().silent_since = Some(at(0));
     }
     world.now = 60;
-    let done = world.step();
-    let mut incidents: Vec<&str> = done.incidents.iter().map(|(node, _)| node.as_str()).collect();
-    incidents.sort_unstable();
-    assert_eq!(incidents, ["n41", "n7"]);
+    world.step();
+    assert_eq!(failures(&world), ["n41 NodeLost", "n7 NodeLost"]);
     for node in ["node n7:", "node n41:"] {
         assert!(world.message().contains(node), "{}", world.message());
     }

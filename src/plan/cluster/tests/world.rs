@@ -1,8 +1,8 @@
 //! A cluster of one job, whose plans are carried out as the API server, the scheduler and the kubelets would.
 
+use crate::cluster::avoidance;
 use crate::cluster::hindrance::Trouble;
 use crate::cluster::levels::Levels;
-use crate::cluster::refusals::Refusals;
 use crate::cluster::view::{Ended, NodeView, ObjectView, Phase, PodView};
 use crate::cluster::{Action, JobSnapshot, PlacementRules, Reconciliation, Silence, plan};
 use crate::eligible::NodeFacts;
@@ -36,7 +36,6 @@ pub struct World {
     pub now: i64,
     pub restricted: bool,
     pub provisioning_class: Option<&'static str>,
-    pub refusals: Refusals,
     pub brake: Option<String>,
     pub progress: Option<Timestamp>,
     pub trouble: Option<Trouble>,
@@ -72,7 +71,6 @@ impl World {
             now: 0,
             restricted: false,
             provisioning_class: None,
-            refusals: Refusals::default(),
             brake: None,
             progress: None,
             trouble: None,
@@ -98,7 +96,8 @@ impl World {
         pods.sort_by_key(|pod| (pod.attempt, pod.node_rank));
         let defaults = Defaults { worker_image: "worker:1".into(), ..Defaults::default() };
         let levels = Levels::default();
-        let left_out = self.refusals.left_out(at(self.now));
+        let status = self.job.status.clone().unwrap_or_default();
+        let left_out = avoidance::avoided(&status, &self.nodes, at(self.now));
         let snapshot = JobSnapshot {
             job: &self.job,
             pods: &pods,
@@ -115,7 +114,7 @@ impl World {
             seen: &self.seen,
             status_written: self.written,
             left_out: &left_out,
-            asked_again: self.refusals.next(at(self.now)),
+            asked_again: avoidance::next(&status, at(self.now)),
             restricted: self.restricted,
             provisioning_class: self.provisioning_class,
             silence: Silence {
@@ -152,7 +151,6 @@ impl World {
             let slices: Vec<Object> = slices.map(|slice| Object::PlacementSlice(Box::new(slice))).collect();
             slices.iter().for_each(|slice| self.make(slice));
             self.job.status = Some(status.clone());
-            done.refused.iter().for_each(|(node, words)| self.refusals.add(node, words, at(self.now)));
         }
         done
     }
