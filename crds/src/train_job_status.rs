@@ -173,7 +173,7 @@ pub struct NodeFailure {
     #[schemars(length(max = 253))]
     pub node_name: String,
 
-    /// What happened, in one word: `NodeLost`, `NodeGone`, `Unschedulable`, or the reason that the kubelet gave, such as
+    /// What happened, in one word: `NodeLost`, `NodeOutOfService`, `NodeGone`, `Unschedulable`, or the reason that the kubelet gave, such as
     /// `UnexpectedAdmissionError`.
     #[schemars(length(max = 64))]
     pub reason: String,

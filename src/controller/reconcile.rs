@@ -23,7 +23,7 @@ use switchyard_ledger::own_writes::{Cache, OwnWrites};
 use switchyard_ledger::usage::{Usage, Without};
 use switchyard_plan::cluster::hindrance::Trouble;
 use switchyard_plan::cluster::view::PodView;
-use switchyard_plan::cluster::{self, Action, JobSnapshot, PlacementRules, Reconciliation, Silence};
+use switchyard_plan::cluster::{self, Action, JobSnapshot, PlacementRules, Premise, Reconciliation, Silence};
 use switchyard_plan::objects::Kind;
 use tracing::{debug, info, warn};
 
@@ -149,6 +149,7 @@ impl Context {
                 self.metrics.rescued();
             }
         }
+        index.note_missing(&id, now);
         let family = index.families.entry(id.clone()).or_default();
         family.note_refusals(&job, now);
         let deleted = |pod: &PodView| family.own.deleted(&pod.uid, instant);
@@ -174,6 +175,7 @@ impl Context {
             pods: &pods,
             objects: &family.objects,
             nodes: usage.nodes(),
+            missing: &index.missing,
             rules,
             actual: &actual,
             ahead: ahead.as_ref(),
@@ -253,7 +255,9 @@ impl Context {
                 Ok(true) => {}
                 Ok(false) => {
                     debug!(job = %key, ?premise, "it is not so; the cache does not show that yet");
-                    self.queue.add(key.clone(), Instant::now() + SECOND);
+                    // A watch of nodes that has lost its connection notices after minutes, and all jobs of such a node ask meanwhile.
+                    let is_of_node = matches!(premise, Premise::NodeGone(_) | Premise::NodeSilent(_));
+                    self.queue.add(key.clone(), Instant::now() + if is_of_node { SECOND * 10 } else { SECOND });
                     return Outcome::Behind;
                 }
                 Err(refusal) => return self.ended(key, Some(&id), Some(refusal)),

@@ -27,7 +27,7 @@ use crate::predictor::Predictor;
 use crate::schedulers::Schedulers;
 use crate::usage::{Share, Usage};
 use forecast::Forecasts;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{BTreeMap, BTreeSet};
@@ -115,6 +115,8 @@ pub struct Index {
     pub unreadable: BTreeMap<Key, Unreadable>,
     pub families: BTreeMap<JobId, Family>,
     pub usage: Usage,
+    /// Since when nodes are not there on which pods of jobs are.
+    pub missing: BTreeMap<String, Timestamp>,
     pub fleet: Fleet,
     pub incidents: Incidents,
     pub devices: Devices,
@@ -146,6 +148,9 @@ pub struct Index {
     /// What gangs hold that start again.
     pub holes: BTreeMap<JobId, Vec<String>>,
 }
+
+/// Nodes that are missing are remembered for this long: their pods are given up long before.
+const MISSING_FOR: SignedDuration = SignedDuration::from_hours(1);
 
 /// What a change means.
 #[derive(Debug, Default)]
@@ -381,6 +386,7 @@ impl Index {
         self.saw("Node", &node.metadata);
         let view = NodeView::of(node);
         let name = view.facts.name.clone();
+        self.missing.remove(&name);
         self.fleet.set(&name, view.silent_since.filter(|_| !view.out_of_service));
         let readiness = |view: &NodeView| (view.silent_since, view.out_of_service, view.facts.unschedulable);
         let before = self.usage.nodes().get(&name).map(readiness);
@@ -403,6 +409,18 @@ impl Index {
         self.fleet.set(&name, None);
         self.touch_node(&name, &mut effect);
         effect
+    }
+
+    /// Notes since when nodes of a job's pods are not there.
+    pub fn note_missing(&mut self, job: &JobId, now: Timestamp) {
+        // Those whose pods are gone as well are not asked for again.
+        self.missing.retain(|_, since| now.duration_since(*since) < MISSING_FOR);
+        let pods = self.families.get(job).into_iter().flat_map(|family| family.pods.values());
+        for node in pods.filter(|pod| !pod.is_over()).filter_map(|pod| pod.node.as_ref()) {
+            if !self.usage.nodes().contains_key(node) {
+                self.missing.entry(node.clone()).or_insert(now);
+            }
+        }
     }
 
     pub fn touch_node(&self, name: &str, effect: &mut Effect) {

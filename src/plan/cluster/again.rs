@@ -16,10 +16,10 @@ use switchyard_worker_contract::exit::Exit;
 /// Seconds before a gang that the scheduler did not bind in time is tried again.
 const ROLLBACK_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 
-/// The decision after a failure; if the failure is a missing pod, the absence has to be confirmed.
+/// The decision after a failure; a missing pod, and a node that is gone or silent, have to be confirmed.
 pub(super) fn after_failure(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
     let is_seen = attempt.existing().iter().any(|pod| pod.name == failed.pod);
-    let premise = if is_seen { None } else { Some(Premise::Absent(failed.pod.clone())) };
+    let premise = failed.premise().or_else(|| (!is_seen).then(|| Premise::Absent(failed.pod.clone())));
     let mut result = Reconciliation { premise, ..decided(attempt, failed) };
     if failed.is_eviction {
         leave_nodes(&mut result);

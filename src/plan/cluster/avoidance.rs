@@ -20,8 +20,10 @@ const KEPT: SignedDuration = SignedDuration::from_hours(24);
 const LONGEST: usize = 240;
 const LONGEST_REASON: usize = 64;
 
-/// The node stopped reporting, or an administrator took it out of service.
+/// The node stopped reporting.
 pub(super) const LOST: &str = "NodeLost";
+/// An administrator took the node out of service.
+pub(super) const OUT_OF_SERVICE: &str = "NodeOutOfService";
 /// The Node was deleted.
 pub(super) const GONE: &str = "NodeGone";
 /// The scheduler refused the node.
@@ -50,7 +52,7 @@ pub enum Evidence {
 /// `None`: nothing, since the job or other pods may cause it.
 pub fn evidence(reason: &str) -> Option<Evidence> {
     match reason {
-        LOST => Some(Evidence::Lost),
+        LOST | OUT_OF_SERVICE => Some(Evidence::Lost),
         "UnexpectedAdmissionError" => Some(Evidence::Refused),
         "FailedCreatePodSandBox"
         | "FailedPrepareDynamicResources"
@@ -83,7 +85,7 @@ pub(super) fn remember(known: &mut Vec<NodeFailure>, faults: impl IntoIterator<I
 /// Until when no attempt uses a node, and the longest such pause. `None`: the health of the node decides.
 fn until(failure: &NodeFailure) -> Option<(Timestamp, SignedDuration)> {
     let (factor, longest): (i32, _) = match failure.reason.as_str() {
-        LOST | GONE => return None,
+        LOST | OUT_OF_SERVICE | GONE => return None,
         // What was in the way of the scheduler may be gone in a minute.
         UNSCHEDULABLE => (2, SignedDuration::from_secs(600)),
         _ => (4, FORGOTTEN),

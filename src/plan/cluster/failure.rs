@@ -1,10 +1,10 @@
 //! What went wrong: which pod failed first, and of which class the failure is. What follows is decided in [`crate::restart`].
 
 use super::attempt::Attempt;
-use super::avoidance::{GONE, LOST, NodeFault};
+use super::avoidance::{GONE, LOST, NodeFault, OUT_OF_SERVICE};
 use super::hindrance::{self, Limit, START_GRACE};
 use super::view::{NodeView, PodView};
-use super::{Silence, clock};
+use super::{JobSnapshot, Premise, Silence, clock};
 use crate::restart::{self, Class, Failure};
 use jiff::{SignedDuration, Timestamp};
 use switchyard_core::units::plural;
@@ -16,6 +16,9 @@ const ROOT_CAUSE_GRACE: SignedDuration = SignedDuration::from_secs(3);
 
 /// Why the taint eviction controller disrupts a pod (`DeletionByTaintManager` in Kubernetes).
 const BY_TAINT: &str = "DeletionByTaintManager";
+
+/// A Node that was deleted has this long to be registered again, as in the pod garbage collector of Kubernetes.
+const GONE_FOR: SignedDuration = SignedDuration::from_secs(40);
 
 /// Nodes that are named beside the first.
 const NAMED: usize = 3;
@@ -41,6 +44,16 @@ impl PodFailure {
     pub fn unseen(class: Class, pod: String, cause: String) -> PodFailure {
         let failure = Failure { class, permanent: false, code: None, conditions: Vec::new() };
         PodFailure { failure, pod, node: None, cause, at: None, blame: None, is_eviction: false, others: Vec::new() }
+    }
+
+    /// What the server has to confirm of the node.
+    pub fn premise(&self) -> Option<Premise> {
+        let node = self.node.clone()?;
+        match self.blame.as_deref()? {
+            GONE => Some(Premise::NodeGone(node)),
+            LOST => Some(Premise::NodeSilent(node)),
+            _ => None,
+        }
     }
 
     /// Blames the node.
@@ -163,13 +176,9 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
             code: pod.ended.as_ref().map(|ended| ended.code),
             conditions: pod.true_conditions.clone(),
         },
-        pod: pod.name.clone(),
         node: pod.node.clone(),
-        cause,
         at: pod.ended.as_ref().and_then(|ended| ended.at),
-        blame: None,
-        is_eviction: false,
-        others: Vec::new(),
+        ..PodFailure::unseen(class, pod.name.clone(), cause)
     };
     if pod.deleting || pod.has_failed() {
         if let Some(why) = &pod.stopped_by_queue {
@@ -194,10 +203,15 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
     }
     if let Some(name) = &pod.node {
         match attempt.snapshot.nodes.get(name) {
-            None => return Verdict::Failed(failure(Class::Infrastructure, "the node is gone".into()).of_node(GONE)),
+            None => {
+                let since = attempt.snapshot.missing.get(name).copied().unwrap_or(attempt.now());
+                return after(attempt, since, GONE_FOR, || {
+                    failure(Class::Infrastructure, "the node is gone".into()).of_node(GONE)
+                });
+            }
             Some(node) if node.out_of_service => {
                 let cause = "the node is lost: an administrator took it out of service".into();
-                return Verdict::Failed(failure(Class::Infrastructure, cause).of_node(LOST));
+                return Verdict::Failed(failure(Class::Infrastructure, cause).of_node(OUT_OF_SERVICE));
             }
             Some(node) => {
                 let Silence { grace, brake, .. } = attempt.snapshot.silence;
@@ -234,10 +248,19 @@ fn unheard_since(attempt: &Attempt<'_>, node: &NodeView) -> Option<Timestamp> {
     [released, progress].into_iter().flatten().chain([since]).max()
 }
 
-/// The first node of the attempt that does not report, and what follows from that; `None`: all do.
+/// The first node of the attempt that is gone or does not report, and what follows from that; `None`: all do.
 pub(super) fn silent_node(attempt: &Attempt<'_>) -> Option<String> {
-    let nodes = attempt.snapshot.nodes;
-    let mut used = attempt.existing().into_iter().filter(|pod| !pod.is_done()).filter_map(|pod| pod.node.as_ref());
+    let JobSnapshot { nodes, missing, .. } = attempt.snapshot;
+    let used = || attempt.existing().into_iter().filter(|pod| !pod.is_done()).filter_map(|pod| pod.node.as_ref());
+    if let Some((name, since)) =
+        used().find_map(|name| missing.get_key_value(name).filter(|_| !nodes.contains_key(name)))
+    {
+        let seconds = GONE_FOR.as_secs();
+        return Some(format!(
+            "node {name} has not been registered since {since}: after {seconds} s the job starts again without it"
+        ));
+    }
+    let mut used = used();
     let (name, since) = used.find_map(|name| Some((name, nodes.get(name)?.silent_since?)))?;
     let Silence { grace, brake, progress, .. } = attempt.snapshot.silence;
     let follows = match brake {

@@ -98,6 +98,8 @@ pub struct JobSnapshot<'a> {
     pub objects: &'a BTreeMap<(Kind, String), ObjectView>,
     /// All nodes by name.
     pub nodes: &'a BTreeMap<String, NodeView>,
+    /// Since when nodes are not there on which pods of jobs are.
+    pub missing: &'a BTreeMap<String, Timestamp>,
     pub rules: PlacementRules<'a>,
     /// The job ahead in the queue that holds nodes.
     pub ahead: Option<&'a Ahead>,
@@ -180,13 +182,17 @@ pub struct Reconciliation {
     pub waits: Option<Waits>,
 }
 
-/// What must hold of a pod, by its name, before an attempt is given up for it.
+/// What must hold before an attempt is given up for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Premise {
-    /// It is not there.
+    /// The pod of this name is not there.
     Absent(String),
-    /// It is on no node.
+    /// The pod of this name is on no node.
     Unbound(String),
+    /// The node of this name is not there.
+    NodeGone(String),
+    /// The node of this name does not report, or is not there.
+    NodeSilent(String),
 }
 
 /// What a gang without a place waits for.

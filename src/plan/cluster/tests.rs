@@ -288,6 +288,7 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
         pods: &pods,
         objects: &world.objects,
         nodes: &world.nodes,
+        missing: &BTreeMap::new(),
         rules: PlacementRules { defaults: &defaults, levels: &levels, now: at(3) },
         actual: &BTreeMap::new(),
         ahead: None,

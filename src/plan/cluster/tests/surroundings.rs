@@ -97,6 +97,36 @@ fn a_node_that_is_silent_for_its_grace_is_lost() {
     assert!(!used.contains(&Some("n1")), "{used:?}");
 }
 
+/// `kubectl delete node` and a restart of the kubelet renew the labels of a node: its jobs were started again in the same second.
+#[test]
+fn a_node_that_is_registered_again_within_40_s_ends_nothing_and_the_server_is_asked_before_one_is_given_up() {
+    let mut world = World::new(2, json!({}));
+    world.run();
+    let node = world.nodes.remove("n1").unwrap();
+    let none = world.step();
+    assert_eq!((world.attempt(), none.wake), (1, Some(at(40))), "nobody has noted yet that it is missing");
+    world.missing.insert("n1".into(), at(0));
+    world.now = 39;
+    assert_eq!((world.step().wake, world.attempt()), (Some(at(40)), 1));
+    assert!(world.message().contains("node n1 has not been registered since"), "{}", world.message());
+    let mut stays_away = World { job: world.job.clone(), pods: world.pods.clone(), ..World::new(2, json!({})) };
+    world.nodes.insert("n1".into(), node);
+    world.now = 50;
+    world.run();
+    assert_eq!((world.stage(), world.attempt()), ("Running", 1));
+    assert!(!world.message().contains("n1"), "{}", world.message());
+    stays_away.nodes.remove("n1");
+    stays_away.missing.insert("n1".into(), at(0));
+    stays_away.now = 40;
+    let gone = stays_away.step();
+    assert_eq!((stays_away.attempt(), gone.premise), (2, Some(Premise::NodeGone("n1".into()))));
+    let mut silent = World::new(1, json!({}));
+    silent.run();
+    (silent.nodes.get_mut("n0").unwrap().silent_since, silent.now) = (Some(at(0)), 60);
+    let lost = silent.step();
+    assert_eq!((silent.attempt(), lost.premise), (2, Some(Premise::NodeSilent("n0".into()))), "a watch may be late");
+}
+
 /// Only the first was named, and the next attempts would have met the others one by one.
 #[test]
 fn all_nodes_that_are_lost_together_are_named_and_remembered() {
@@ -106,6 +136,7 @@ fn all_nodes_that_are_lost_together_are_named_and_remembered() {
         world.nodes.get_mut(node).unwrap().silent_since = Some(at(0));
     }
     world.nodes.remove("n4");
+    world.missing.insert("n4".into(), at(20));
     world.now = 60;
     world.step();
     let remembered = failures(&world);
