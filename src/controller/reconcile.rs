@@ -7,6 +7,7 @@
 mod places;
 
 use super::Context;
+use super::progress::is_read;
 use super::queue::Look;
 use crate::apply::{Applied, Refusal, Retry};
 use jiff::Timestamp;
@@ -195,7 +196,9 @@ impl Context {
                 grace: self.settings.node_grace,
                 brake: index.fleet.brake(),
                 released: index.fleet.released(),
-                progress: family.progress,
+                progress: family.progress.last(attempt_of(&job), job.status.as_ref()),
+                is_awaited: is_read(&job)
+                    && family.progress.is_awaited(attempt_of(&job), family.pods.values(), usage.nodes()),
             },
             scheduler_is_known: index.schedulers.know(&job),
         };

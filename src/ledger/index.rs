@@ -24,6 +24,7 @@ use crate::incidents::Incidents;
 use crate::job::{JobId, Key, attempt_of, is_live, key_of, placement_of};
 use crate::own_writes::{Cache, OwnWrites};
 use crate::predictor::Predictor;
+use crate::progress::Progress;
 use crate::schedulers::Schedulers;
 use crate::usage::{Share, Usage};
 use forecast::Forecasts;
@@ -81,8 +82,7 @@ pub struct Family {
     pub status_written: Option<Timestamp>,
     /// Last figures of the training, and the attempt that wrote them.
     pub summary: Option<(u32, Summary)>,
-    /// When they last showed another step.
-    pub progress: Option<Timestamp>,
+    pub progress: Progress,
     /// What pods said of the links between ranks, by attempt and node rank.
     pub seen: BTreeMap<u32, BTreeMap<u32, Seen>>,
     /// The API server refuses pods that do not say that they run as another user than root.
@@ -332,6 +332,7 @@ impl Index {
                     family.pods.remove(&slot);
                 }
                 family.own.forget(uid);
+                family.progress.forget(uid);
             }
             self.touch(&job, &mut effect);
             self.drop_if_empty(&job);

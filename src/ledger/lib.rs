@@ -22,5 +22,6 @@ pub mod job;
 pub mod offline;
 pub mod own_writes;
 pub mod predictor;
+pub mod progress;
 pub mod schedulers;
 pub mod usage;

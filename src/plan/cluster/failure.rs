@@ -17,6 +17,9 @@ const ROOT_CAUSE_GRACE: SignedDuration = SignedDuration::from_secs(3);
 /// Why the taint eviction controller disrupts a pod (`DeletionByTaintManager` in Kubernetes).
 const BY_TAINT: &str = "DeletionByTaintManager";
 
+/// Until it is seen again whether a log has been read.
+const READ_PAUSE: SignedDuration = SignedDuration::from_secs(5);
+
 /// A Node that was deleted has this long to be registered again, as in the pod garbage collector of Kubernetes.
 const GONE_FOR: SignedDuration = SignedDuration::from_secs(40);
 
@@ -214,12 +217,12 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
                 return Verdict::Failed(failure(Class::Infrastructure, cause).of_node(OUT_OF_SERVICE));
             }
             Some(node) => {
-                let Silence { grace, brake, .. } = attempt.snapshot.silence;
+                let Silence { grace, brake, is_awaited, .. } = attempt.snapshot.silence;
+                let later = |pause| Verdict::Look(attempt.now().saturating_add(pause).unwrap_or(Timestamp::MAX));
                 match (unheard_since(attempt, node), brake) {
                     (None, _) => {}
-                    (Some(_), Some(_)) => {
-                        return Verdict::Look(attempt.now().saturating_add(grace).unwrap_or(Timestamp::MAX));
-                    }
+                    (Some(_), Some(_)) => return later(grace),
+                    (Some(_), None) if is_awaited => return later(READ_PAUSE),
                     (Some(since), None) => {
                         return after(attempt, since, grace, || {
                             let cause = "the node is lost: it does not report to the cluster";

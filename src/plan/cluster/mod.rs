@@ -143,6 +143,8 @@ pub struct Silence<'a> {
     pub released: Option<Timestamp>,
     /// When the ranks were last seen to make progress.
     pub progress: Option<Timestamp>,
+    /// A controller that has just begun has not read yet what they say.
+    pub is_awaited: bool,
 }
 
 /// One write other than the status.

@@ -2,6 +2,7 @@
 
 mod kueue;
 mod large;
+mod nodes;
 mod progress;
 mod provisioning;
 mod scheduler;
@@ -303,7 +304,13 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
         asked_again: None,
         restricted: false,
         provisioning_class: None,
-        silence: Silence { grace: SignedDuration::from_secs(60), brake: None, released: None, progress: None },
+        silence: Silence {
+            grace: SignedDuration::from_secs(60),
+            brake: None,
+            released: None,
+            progress: None,
+            is_awaited: false,
+        },
         scheduler_is_known: true,
     };
     let waits = plan(&snapshot);

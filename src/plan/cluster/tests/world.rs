@@ -39,6 +39,7 @@ pub struct World {
     pub provisioning_class: Option<&'static str>,
     pub brake: Option<String>,
     pub progress: Option<Timestamp>,
+    pub is_awaited: bool,
     pub trouble: Option<Trouble>,
     pub summary: Option<Summary>,
     /// When the status was written last.
@@ -75,6 +76,7 @@ impl World {
             provisioning_class: None,
             brake: None,
             progress: None,
+            is_awaited: false,
             trouble: None,
             summary: None,
             written: None,
@@ -125,6 +127,7 @@ impl World {
                 brake: self.brake.as_deref(),
                 released: None,
                 progress: self.progress,
+                is_awaited: self.is_awaited,
             },
             scheduler_is_known: self.scheduler_is_known,
         };
