@@ -18,6 +18,9 @@ pub const FABRIC_READY: &str = "FabricReady";
 pub const PLACEMENT_DEGRADED: &str = "PlacementDegraded";
 /// Whether the autoscaler has the nodes that the gang asks for, by a ProvisioningRequest; the message is what it said. Absent: none are asked for.
 pub const NODES_REQUESTED: &str = "NodesRequested";
+/// `False` while the API server refuses pods and the job waits a limited time for a change: the time of the transition is that of the first refusal.
+/// Absent: it refuses none.
+pub const PODS_CREATED: &str = "PodsCreated";
 /// `True` while optimizer steps are made; `False` with the reason when none is. Absent: no step has been reported.
 pub const PROGRESSING: &str = "Progressing";
 /// `True` while a rank is slower than the median of the others by 15 % over 100 steps; the message names it and its node. Absent: never so.

@@ -307,7 +307,8 @@ impl Context {
     /// Remembers what was written, so that nothing is planned before the cache shows it.
     fn note(&self, job: &JobId, applied: Applied) -> Option<Refusal> {
         let now = Instant::now();
-        let mut index = self.index();
+        let mut guard = self.index();
+        let index = &mut *guard;
         let family = index.families.entry(job.clone()).or_default();
         for (kind, version) in applied.written {
             family.own.wrote(kind, &version, now);
@@ -325,7 +326,8 @@ impl Context {
         }
         // What is only out of date is planned again, and not reported.
         let told = applied.refusals.iter().find(|refusal| refusal.cause.retry() == Retry::BackOff).cloned();
-        let before = family.trouble.take();
+        let status = family.key.as_ref().and_then(|key| index.jobs.get(key)).and_then(|job| job.status.as_ref());
+        let before = family.trouble.take().or_else(|| Trouble::told(status?));
         family.trouble = told.as_ref().map(|told| Trouble::after(before.as_ref(), told.to_string(), Timestamp::now()));
         told.or_else(|| applied.refusals.into_iter().next())
     }

@@ -90,6 +90,7 @@ fn gather(attempt: &Attempt<'_>) -> Reconciliation {
             return end(&attempt.snapshot, Ending::failed(conditions::PERMANENT_FAILURE, trouble.sentence()));
         }
         let mut draft = attempt.draft();
+        Trouble::tell(trouble, &mut draft);
         let text = match (trouble, strangers.first()) {
             (Some(trouble), _) => trouble.sentence(),
             (None, Some(stranger)) => stranger.clone(),

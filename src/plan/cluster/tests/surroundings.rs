@@ -172,6 +172,41 @@ fn a_pod_that_the_server_will_never_accept_ends_the_job_and_one_that_lacks_somet
     }
 }
 
+/// Seen on real nodes: with each change of the leader the five minutes began again.
+#[test]
+fn the_time_for_what_a_pod_lacks_goes_on_under_another_leader() {
+    let refused = |pod: &str| {
+        format!("cannot create Pod {pod}: pods \"{pod}\" is forbidden: violates PodSecurity \"restricted\"")
+    };
+    let mut world = World::new(2, json!({}));
+    world.step();
+    let told = |world: &World| Trouble::told(world.job.status.as_ref().unwrap());
+    let mut quota = World { job: world.job.clone(), ..World::new(2, json!({})) };
+    world.trouble = Some(Trouble::after(None, refused("a-1-0"), at(7)));
+    world.now = 7;
+    world.job.status = world.plan().status;
+    let of_new_leader = Trouble::after(told(&world).as_ref(), refused("a-1-1"), at(200));
+    assert_eq!((of_new_leader.since, of_new_leader.text.as_str()), (at(7), refused("a-1-1").as_str()));
+    world.trouble = Some(Trouble::after(told(&world).as_ref(), format!("{}: other words", refused("a-1-0")), at(300)));
+    (world.now, world.written) = (306, Some(at(8)));
+    assert_eq!(world.plan().wake, Some(at(307)));
+    world.now = 307;
+    world.job.status = world.plan().status;
+    assert_eq!(world.stage(), "Failed");
+    quota.trouble = Some(Trouble::after(None, "cannot create Pod a-1-0: exceeded quota: q".into(), at(7)));
+    quota.job.status = quota.plan().status;
+    assert_eq!((quota.stage(), told(&quota)), ("Placing", None), "no time runs");
+    // The pods can be made again.
+    let mut made = World::new(1, json!({}));
+    made.step();
+    made.trouble = Some(Trouble::after(None, refused("a-1-0"), at(0)));
+    made.job.status = made.plan().status;
+    assert!(told(&made).is_some());
+    made.trouble = None;
+    made.run();
+    assert_eq!((made.stage(), told(&made)), ("Running", None));
+}
+
 /// Seen on real nodes: the status of an attempt that began at step 0 showed step, percent and time left of the one before.
 #[test]
 fn an_attempt_without_a_checkpoint_does_not_show_the_figures_of_the_one_before() {
