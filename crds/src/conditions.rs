@@ -24,6 +24,9 @@ pub const OBJECTS_REFUSED: &str = "ObjectsRefused";
 /// `False` while this version of Switchyard cannot read a job that another version began; the message says why. Its pods go on, and nothing is
 /// done for it. Absent: it can be read.
 pub const READABLE: &str = "Readable";
+/// `False` while the API server refuses pods and the job waits a limited time for a change: the time of the transition is that of the first refusal.
+/// Absent: it refuses none.
+pub const PODS_CREATED: &str = "PodsCreated";
 /// `True` while optimizer steps are made; `False` with the reason when none is. Absent: no step has been reported.
 pub const PROGRESSING: &str = "Progressing";
 /// `True` while a rank is slower than the median of the others by 15 % over 100 steps; the message names it and its node. Absent: never so.

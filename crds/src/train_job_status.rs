@@ -62,6 +62,13 @@ pub struct TrainJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restarts: Option<Restarts>,
 
+    /// Nodes that failed the job within a day, the newest last. Its next attempts avoid them for a while; so do all jobs, after failures of
+    /// several jobs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 128))]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["nodeName".into()]))]
+    pub node_failures: Vec<NodeFailure>,
+
     /// Where the processes run, and why there. After a failure the last place, until the next one is decided.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<PlacementStatus>,
@@ -162,6 +169,31 @@ pub struct RecentRestarts {
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub preemption: i32,
+}
+
+/// A node that failed the job.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeFailure {
+    /// Name of the node.
+    #[schemars(length(max = 253))]
+    pub node_name: String,
+
+    /// What happened, in one word: `NodeLost`, `NodeOutOfService`, `NodeGone`, `NotStarted`, `Unschedulable`, or the reason that the kubelet gave, such as
+    /// `UnexpectedAdmissionError`.
+    #[schemars(length(max = 64))]
+    pub reason: String,
+
+    /// What happened, in the words of the kubelet or the scheduler.
+    #[schemars(length(max = 256))]
+    pub message: String,
+
+    /// How often, each time within an hour of the time before: the pause before the node is used again grows with it.
+    #[schemars(range(min = 1))]
+    pub count: i32,
+
+    /// When it happened last.
+    pub last_time: Time,
 }
 
 /// Where the processes run, and why there.

@@ -1,4 +1,4 @@
-//! Figures of running jobs, from the log of the pod of node 0.
+//! Figures of running jobs, from the log of the pod of node 0; while its kubelet does not answer, their progress from the log of another pod.
 //!
 //! The worker prints one line that says where the training stands; the kubelet keeps the log, and the API server returns the end of
 //! it. So the pod needs no permission, no port and no hole in its NetworkPolicy, and it works wherever `kubectl logs` does.
@@ -10,10 +10,9 @@ use super::reader::{Reader, Reads, Source};
 use jiff::Timestamp;
 use kube::api::LogParams;
 use std::time::{Duration, Instant};
-use switchyard_crds::Framework;
+use switchyard_crds::{Framework, TrainJob};
 use switchyard_ledger::job::{JobId, attempt_of};
-use switchyard_plan::cluster::view::Phase;
-use switchyard_worker_contract::event::Summary;
+use switchyard_worker_contract::event::{Summary, step_in};
 
 /// Pause between two reads of one job.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -22,55 +21,80 @@ const LONGEST: Duration = Duration::from_secs(300);
 /// Bytes read at most.
 const BYTES: i64 = 16 << 10;
 
+/// Whether logs of a job's pods say where its training stands: those of our framework.
+pub(super) fn is_read(job: &TrainJob) -> bool {
+    job.spec.trainer.framework == Framework::Switchyard
+}
+
 /// Reads the last figures of every running job of our framework.
 pub(super) struct Progress;
 
+/// A log to read.
+pub(super) struct Log {
+    /// The attempt that writes it.
+    attempt: u32,
+    /// A node of the gang does not report: whether the ranks go on decides about the attempt.
+    is_urgent: bool,
+}
+
 impl Reader for Progress {
-    /// The attempt that writes the log.
-    type Of = u32;
+    type Of = Log;
     type Text = String;
 
     const LOST: &str = "logs cannot be read: running jobs have no figures";
 
-    async fn read(&self, context: &Context, source: &Source<u32>) -> Result<String, kube::Error> {
+    fn is_urgent(of: &Log) -> bool {
+        of.is_urgent
+    }
+
+    async fn read(&self, context: &Context, source: &Source<Log>) -> Result<String, kube::Error> {
         let tail = Some(Summary::TAIL_LINES as i64);
         logs::read(context, source, LogParams { tail_lines: tail, limit_bytes: Some(BYTES), ..LogParams::default() })
             .await
     }
 
-    fn sources(&self, context: &Context) -> Vec<Source<u32>> {
+    fn sources(&self, context: &Context) -> Vec<Source<Log>> {
         let index = context.index();
         let mut found = Vec::new();
         for (key, job) in &index.jobs {
             let id = JobId::of(&job.metadata);
             let attempt = attempt_of(job);
-            let Some(family) = index.families.get(&id).filter(|_| job.spec.trainer.framework == Framework::Switchyard)
-            else {
-                continue;
-            };
-            let first = family.pods.values().find(|pod| pod.attempt == attempt && pod.node_rank == 0);
-            if let Some(pod) = first.filter(|pod| pod.phase == Phase::Running && !pod.deleting) {
-                let (uid, pod) = (pod.uid.clone(), pod.name.clone());
-                found.push(Source { job: id, key: key.clone(), uid, pod, of: attempt });
-            }
+            let Some(family) = index.families.get(&id).filter(|_| is_read(job)) else { continue };
+            let nodes = index.usage.nodes();
+            let is_silent = |node: &String| nodes.get(node).is_some_and(|node| node.silent_since.is_some());
+            let current = || family.pods.values().filter(|pod| pod.attempt == attempt);
+            let is_urgent = current().any(|pod| pod.node.as_ref().is_some_and(is_silent));
+            found.extend(family.progress.sources(attempt, current(), nodes).into_iter().map(|pod| Source {
+                job: id.clone(),
+                key: key.clone(),
+                uid: pod.uid.clone(),
+                pod: pod.name.clone(),
+                of: Log { attempt, is_urgent },
+            }));
         }
         found
     }
 
-    fn take(&self, context: &Context, source: &Source<u32>, log: Option<String>, before: Option<Reads>) -> Duration {
-        let Some(summary) = log.as_deref().and_then(Summary::last_in) else {
-            return (before.map_or(PERIOD, |before| before.pause) * 2).min(LONGEST);
-        };
-        let mut index = context.index();
-        if let Some(family) = index.families.get_mut(&source.job)
-            && family.summary != Some((source.of, summary))
-        {
-            if family.summary.as_ref().is_none_or(|(_, before)| before.step != summary.step) {
-                family.progress = Some(Timestamp::now());
+    fn take(&self, context: &Context, source: &Source<Log>, log: Option<String>, before: Option<Reads>) -> Duration {
+        let mut guard = context.index();
+        let index = &mut *guard;
+        let status = index.jobs.get(&source.key).and_then(|job| job.status.as_ref());
+        let step = log.as_deref().and_then(step_in);
+        if let Some(family) = index.families.get_mut(&source.job) {
+            match &log {
+                Some(_) => family.progress.read(source.of.attempt, &source.uid, step, status, Timestamp::now()),
+                None => family.progress.cannot_read(&source.uid),
             }
-            family.summary = Some((source.of, summary));
-            context.queue.add(source.key.clone(), Instant::now());
+            // Only the pod of rank 0 prints one.
+            let summary = log.as_deref().and_then(Summary::last_in).map(|summary| (source.of.attempt, summary));
+            if summary.is_some() && family.summary != summary {
+                family.summary = summary;
+                context.queue.add(source.key.clone(), Instant::now());
+            }
         }
-        PERIOD
+        match step {
+            Some(_) => PERIOD,
+            None => (before.map_or(PERIOD, |before| before.pause) * 2).min(LONGEST),
+        }
     }
 }

@@ -39,6 +39,11 @@ pub(super) trait Reader {
     /// What is read, and what does not work while the controller may not read it.
     const LOST: &str;
 
+    /// Whether it is read before others that are due.
+    fn is_urgent(_of: &Self::Of) -> bool {
+        false
+    }
+
     /// The pods to read.
     fn sources(&self, context: &Context) -> Vec<Source<Self::Of>>;
 
@@ -64,6 +69,7 @@ pub(super) async fn run<R: Reader>(context: Context, reader: R, mut stop: Receiv
             return;
         }
         if !context.leads() {
+            reads.clear();
             continue;
         }
         let sources = reader.sources(&context);
@@ -71,7 +77,7 @@ pub(super) async fn run<R: Reader>(context: Context, reader: R, mut stop: Receiv
         reads.retain(|uid, _| sources.iter().any(|source| source.uid == *uid));
         let next = |source: &Source<R::Of>| reads.get(&source.uid).map_or(now, |reads| reads.next);
         let mut due: Vec<&Source<R::Of>> = sources.iter().filter(|source| next(source) <= now).collect();
-        due.sort_by_key(|source| next(source));
+        due.sort_by_key(|source| (!R::is_urgent(&source.of), next(source)));
         due.truncate(READS_PER_SECOND);
         let texts = due.iter().map(|source| tokio::time::timeout(DEADLINE, reader.read(&context, source)));
         for (source, text) in due.iter().zip(futures::future::join_all(texts).await) {

@@ -9,6 +9,7 @@ mod places;
 mod unreadable;
 
 use super::Context;
+use super::progress::is_read;
 use super::queue::Look;
 use crate::apply::{Applied, Cause, Refusal, Retry};
 use jiff::Timestamp;
@@ -27,7 +28,7 @@ use switchyard_ledger::usage::{Usage, Without};
 use switchyard_plan::cluster::events::EventDraft;
 use switchyard_plan::cluster::hindrance::Trouble;
 use switchyard_plan::cluster::view::PodView;
-use switchyard_plan::cluster::{self, Action, JobSnapshot, PlacementRules, Reconciliation, Silence};
+use switchyard_plan::cluster::{self, Action, JobSnapshot, PlacementRules, Premise, Reconciliation, Silence};
 use switchyard_plan::objects::Kind;
 use tracing::{debug, info, warn};
 
@@ -141,6 +142,7 @@ impl Context {
                 self.metrics.rescued();
             }
         }
+        index.note_missing(&id, now);
         let family = index.families.entry(id.clone()).or_default();
         family.note_refusals(&job, now);
         let deleted = |pod: &PodView| family.own.deleted(&pod.uid, instant);
@@ -167,6 +169,7 @@ impl Context {
             pods: &pods,
             objects: &family.objects,
             nodes: usage.nodes(),
+            missing: &index.missing,
             rules,
             actual: &actual,
             ahead: ahead.as_ref(),
@@ -187,7 +190,9 @@ impl Context {
                 grace: self.settings.node_grace,
                 brake: index.fleet.brake(),
                 released: index.fleet.released(),
-                progress: family.progress,
+                progress: family.progress.last(attempt_of(&job), job.status.as_ref()),
+                is_awaited: is_read(&job)
+                    && family.progress.is_awaited(attempt_of(&job), family.pods.values(), usage.nodes()),
             },
             scheduler_is_known: index.schedulers.know(&job),
             longest_schedule_timeout: self.settings.longest_schedule_timeout,
@@ -252,7 +257,9 @@ impl Context {
                 Ok(true) => {}
                 Ok(false) => {
                     debug!(job = %key, ?premise, "it is not so; the cache does not show that yet");
-                    self.queue.add(key.clone(), Instant::now() + SECOND);
+                    // A watch of nodes that has lost its connection notices after minutes, and all jobs of such a node ask meanwhile.
+                    let is_of_node = matches!(premise, Premise::NodeGone(_) | Premise::NodeSilent(_));
+                    self.queue.add(key.clone(), Instant::now() + if is_of_node { SECOND * 10 } else { SECOND });
                     return Outcome::Behind;
                 }
                 Err(refusal) => return self.ended(key, Some(&id), Some(refusal)),
@@ -277,11 +284,6 @@ impl Context {
             match self.write_status(key, &job, next, events).await {
                 Ok(()) => {
                     outcome = Outcome::Wrote;
-                    let (mut index, now) = (self.index(), Timestamp::now());
-                    plan.incidents.iter().for_each(|(node, cause)| index.incidents.add(node, cause, now));
-                    if let Some(family) = index.families.get_mut(&id) {
-                        plan.refused.iter().for_each(|(node, words)| family.refusals.add(node, words, now));
-                    }
                 }
                 Err(error) => {
                     self.index().assume(&id, 0, None);
@@ -304,7 +306,8 @@ impl Context {
     /// Remembers what was written, so that nothing is planned before the cache shows it.
     fn note(&self, job: &JobId, applied: Applied) -> Option<Refusal> {
         let now = Instant::now();
-        let mut index = self.index();
+        let mut guard = self.index();
+        let index = &mut *guard;
         let family = index.families.entry(job.clone()).or_default();
         for (kind, version) in applied.written {
             family.own.wrote(kind, &version, now);
@@ -322,7 +325,8 @@ impl Context {
         }
         // What is only out of date is planned again, and not reported.
         let told = applied.refusals.iter().find(|refusal| refusal.cause.retry() == Retry::BackOff).cloned();
-        let before = family.trouble.take();
+        let status = family.key.as_ref().and_then(|key| index.jobs.get(key)).and_then(|job| job.status.as_ref());
+        let before = family.trouble.take().or_else(|| Trouble::told(status?));
         family.trouble = told.as_ref().map(|told| {
             let is_refusal = told.cause != Cause::Unreachable;
             Trouble::after(before.as_ref(), told.to_string(), is_refusal, Timestamp::now())

@@ -136,6 +136,7 @@ async fn work(context: &Context, running: &Arc<Semaphore>) {
         // Whatever changed while another controller led, or none. In the order of the queue, and not in that of the watches, which have scheduled
         // everything.
         context.queue.with(Schedule::clear);
+        context.index().families.values_mut().for_each(|family| family.progress.leads_again());
         context.look_at_all();
         let mut resync = Instant::now() + RESYNC;
         while leading.now() {

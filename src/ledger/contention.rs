@@ -10,12 +10,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use switchyard_core::quantity::Resources;
 use switchyard_crds::{PlacedNode, Preemption, TrainJob, conditions};
 use switchyard_plan::cluster::admitted::Admitted;
+use switchyard_plan::cluster::avoidance;
 use switchyard_plan::cluster::clock::breaks_promise;
 use switchyard_plan::cluster::find::find;
 use switchyard_plan::cluster::reserve::reserve;
 use switchyard_plan::cluster::turn::{self, Ahead, Basis, GivesWay, Turn};
 use switchyard_plan::cluster::view;
-use switchyard_plan::cluster::{Demand, PlacementRules, Question, Waits};
+use switchyard_plan::cluster::{Avoided, Demand, PlacementRules, Question, Waits};
 use switchyard_plan::objects::Kind;
 use switchyard_plan::{self as plan, ValidJob};
 
@@ -149,16 +150,22 @@ impl Index {
         others
     }
 
-    /// Nodes that a job is not asked to take now, and why.
-    pub fn left_out(&self, job: &JobId, now: Timestamp) -> BTreeMap<String, String> {
-        let refused = self.families.get(job).map(|family| family.refusals.left_out(now)).unwrap_or_default();
-        self.incidents.left_out(now).chain(refused).collect()
+    /// Nodes that a job avoids: for what they did to it, and to others.
+    pub fn left_out(&self, job: &JobId, now: Timestamp) -> BTreeMap<String, Avoided> {
+        let status = self.job_of(job).and_then(|job| job.status.as_ref());
+        let mut left_out = status.map(|status| avoidance::avoided(status, self.usage.nodes(), now)).unwrap_or_default();
+        for (node, avoided) in self.incidents.avoided(job, self.usage.nodes(), now) {
+            if !avoided.is_last_resort || !left_out.contains_key(&node) {
+                left_out.insert(node, avoided);
+            }
+        }
+        left_out
     }
 
     /// When the next of them may be used.
     pub fn asked_again(&self, job: &JobId, now: Timestamp) -> Option<Timestamp> {
-        let refused = self.families.get(job).and_then(|family| family.refusals.next(now));
-        refused.into_iter().chain(self.incidents.next(now)).min()
+        let own = self.job_of(job).and_then(|job| avoidance::next(job.status.as_ref()?, now));
+        own.into_iter().chain(self.incidents.next(self.usage.nodes(), now)).min()
     }
 
     /// What the pods of the current attempt of a job ask for.

@@ -1,92 +1,299 @@
-//! Nodes that ended attempts by faults of their own: one that did so again and again is avoided by all jobs until it was quiet for a time.
+//! Nodes that failed several jobs: all jobs avoid them for a time, which grows as long as they go on failing.
 //!
-//! Only what no user can bring about counts: a node that is lost or gone. The memory is the controller's; after a change of the leader it
-//! begins again.
+//! The jobs' statuses say what happened, so a new leader knows the last failure of each job. Only what a node is to blame for counts, since a
+//! user could otherwise take nodes away from others (`plan::cluster::avoidance::evidence`).
 
+use crate::job::{JobId, placement_of, stage_of};
 use jiff::{SignedDuration, Timestamp};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
+use switchyard_crds::conditions::Stage;
+use switchyard_crds::{NodeFailure, TrainJob, TrainJobStatus};
+use switchyard_plan::cluster::Avoided;
+use switchyard_plan::cluster::avoidance::{Evidence, evidence};
+use switchyard_plan::cluster::view::NodeView;
 
-/// Incidents within [`PERIOD`] after which a node is avoided.
+/// Losses within [`PERIOD`] after which a node is avoided.
 const MOST: usize = 3;
 const PERIOD: SignedDuration = SignedDuration::from_hours(1);
 /// A node that is lost ends all its jobs within this time: one incident.
 const TOGETHER: SignedDuration = SignedDuration::from_secs(120);
+/// The first time that a node is avoided lasts a period; each further one is twice as long.
+const LONGEST: SignedDuration = SignedDuration::from_hours(8);
+const FORGOTTEN: SignedDuration = SignedDuration::from_hours(24);
+/// Incidents of a node that are kept.
+const KEPT: usize = 32;
 
 #[derive(Debug, Clone, PartialEq)]
 struct Incident {
     at: Timestamp,
+    job: JobId,
     cause: String,
+    is_loss: bool,
 }
 
-/// The last incidents by node.
+/// The last incidents by node, in the order of time.
 #[derive(Debug, Default)]
-pub struct Incidents(BTreeMap<String, VecDeque<Incident>>);
+pub struct Incidents(BTreeMap<String, Vec<Incident>>);
+
+/// Why and until when a node is avoided.
+struct Verdict {
+    until: Timestamp,
+    why: String,
+}
 
 impl Incidents {
-    /// A node ended an attempt.
-    pub fn add(&mut self, node: &str, cause: &str, now: Timestamp) {
-        self.0.retain(|_, known| known.back().is_some_and(|last| now.duration_since(last.at) < PERIOD));
-        let known = self.0.entry(node.to_string()).or_default();
-        if known.back().is_some_and(|last| now.duration_since(last.at) < TOGETHER) {
+    /// Takes what a job says of its nodes.
+    pub fn observe(&mut self, job: &TrainJob) {
+        let Some(status) = job.status.as_ref().filter(|status| !status.node_failures.is_empty()) else { return };
+        let id = JobId::of(&job.metadata);
+        for failure in &status.node_failures {
+            let Some(evidence) = evidence(&failure.reason) else { continue };
+            match evidence {
+                Evidence::Lost | Evidence::Refused => self.add(failure, &id, evidence == Evidence::Lost),
+                Evidence::NotStarted if runs_elsewhere(job, status, &failure.node_name) => {
+                    self.add(failure, &id, false)
+                }
+                Evidence::NotStarted => {}
+            }
+            if evidence != Evidence::Lost && runs_on(job, status, &failure.node_name) {
+                self.forgive(&failure.node_name, &id);
+            }
+        }
+    }
+
+    fn add(&mut self, failure: &NodeFailure, job: &JobId, is_loss: bool) {
+        let at = failure.last_time.0;
+        let is_recent = |known: &Vec<Incident>| known.last().is_some_and(|last| at.duration_since(last.at) < FORGOTTEN);
+        self.0.retain(|_, known| is_recent(known));
+        let known = self.0.entry(failure.node_name.clone()).or_default();
+        if known.iter().any(|incident| incident.at == at && incident.job == *job) {
             return;
         }
-        known.push_back(Incident { at: now, cause: cause.to_string() });
-        if known.len() > MOST {
-            known.pop_front();
+        let position = known.partition_point(|incident| incident.at <= at);
+        known.insert(position, Incident { at, job: job.clone(), cause: failure.message.clone(), is_loss });
+        known.drain(..known.len().saturating_sub(KEPT));
+    }
+
+    /// A job runs where its pods could not start before.
+    fn forgive(&mut self, node: &str, job: &JobId) {
+        if let Some(known) = self.0.get_mut(node) {
+            known.retain(|incident| incident.is_loss || incident.job != *job);
         }
+        self.0.retain(|_, known| !known.is_empty());
     }
 
-    /// Until when a node is avoided; `None`: it is not.
-    fn until(known: &VecDeque<Incident>, now: Timestamp) -> Option<Timestamp> {
-        let (first, last) = (known.front()?, known.back()?);
-        let is_often = known.len() == MOST && last.at.duration_since(first.at) < PERIOD;
-        last.at.saturating_add(PERIOD).ok().filter(|until| is_often && *until > now)
-    }
-
-    fn avoided(&self, now: Timestamp) -> impl Iterator<Item = (&String, &VecDeque<Incident>, Timestamp)> {
-        self.0.iter().filter_map(move |(node, known)| Some((node, known, Self::until(known, now)?)))
-    }
-
-    /// Nodes that are avoided, and why.
-    pub fn left_out(&self, now: Timestamp) -> impl Iterator<Item = (String, String)> {
-        self.avoided(now).map(|(node, known, until)| {
-            let last = known.back().map(|last| last.cause.as_str()).unwrap_or_default();
-            (
-                node.clone(),
-                format!(
-                    "it ended attempts {MOST} times within an hour, last with \"{last}\", and is avoided until {until}"
-                ),
-            )
+    /// Incidents of the nodes as they are: one that was registered again since has none.
+    fn current<'a>(
+        &'a self,
+        nodes: &BTreeMap<String, NodeView>,
+    ) -> impl Iterator<Item = (&'a String, Vec<&'a Incident>)> {
+        self.0.iter().map(|(name, known)| {
+            let node = nodes.get(name);
+            (name, known.iter().filter(|incident| node.is_none_or(|node| node.was_there(incident.at))).collect())
         })
     }
 
-    /// When the next of them may be used again.
-    pub fn next(&self, now: Timestamp) -> Option<Timestamp> {
-        self.avoided(now).map(|(.., until)| until).min()
+    /// Nodes that a job avoids for what they did to others.
+    pub fn avoided(
+        &self,
+        job: &JobId,
+        nodes: &BTreeMap<String, NodeView>,
+        now: Timestamp,
+    ) -> BTreeMap<String, Avoided> {
+        let avoided = self.current(nodes).filter_map(|(node, known)| {
+            if let Some(Verdict { until, why }) = verdict(&known, now) {
+                let why = format!("{why}, and is avoided until {until}");
+                return Some((node.clone(), Avoided { why, is_last_resort: false }));
+            }
+            let of_others = known.iter().rev().find(|incident| !incident.is_loss && incident.job != *job)?;
+            let is_recent = now.duration_since(of_others.at) < PERIOD;
+            let why = format!("a pod of another job could not start there at {}: {}", of_others.at, of_others.cause);
+            is_recent.then(|| (node.clone(), Avoided { why, is_last_resort: true }))
+        });
+        avoided.collect()
     }
+
+    /// When the next of them may be used again.
+    pub fn next(&self, nodes: &BTreeMap<String, NodeView>, now: Timestamp) -> Option<Timestamp> {
+        self.current(nodes).filter_map(|(_, known)| verdict(&known, now)).map(|verdict| verdict.until).min()
+    }
+}
+
+/// Whether a node is avoided now.
+fn verdict(known: &[&Incident], now: Timestamp) -> Option<Verdict> {
+    let all = [losses(known), starts(known)].into_iter().flatten();
+    all.max_by_key(|verdict| verdict.until).filter(|verdict| verdict.until > now)
+}
+
+/// Whether the pods of a job have started, and none of them on this node: its template works.
+fn runs_elsewhere(job: &TrainJob, status: &TrainJobStatus, node: &str) -> bool {
+    let has_started = [Stage::Running, Stage::Complete].map(|stage| Some(stage.reason())).contains(&stage_of(status));
+    has_started && !runs_on(job, status, node)
+}
+
+fn runs_on(job: &TrainJob, status: &TrainJobStatus, node: &str) -> bool {
+    let nodes = placement_of(job).map_or(&[][..], |placement| &placement.nodes);
+    stage_of(status) == Some(Stage::Running.reason()) && nodes.iter().any(|placed| placed.node_name == node)
+}
+
+/// Whether a node was lost too often.
+fn losses(known: &[&Incident]) -> Option<Verdict> {
+    let mut apart: Vec<&Incident> = Vec::new();
+    for loss in known.iter().copied().filter(|incident| incident.is_loss) {
+        if apart.last().is_none_or(|last| loss.at.duration_since(last.at) >= TOGETHER) {
+            apart.push(loss);
+        }
+    }
+    let is_often = |losses: &[&Incident]| {
+        let first = losses.len().checked_sub(MOST).map(|first| losses[first].at);
+        losses.last().zip(first).is_some_and(|(last, first)| last.at.duration_since(first) < PERIOD)
+    };
+    let last = apart.last()?;
+    let why = format!("it ended attempts {MOST} times within an hour, last with \"{}\"", last.cause);
+    Some(Verdict { until: until(&apart, is_often)?, why })
+}
+
+/// Whether pods of several jobs could not start on a node.
+fn starts(known: &[&Incident]) -> Option<Verdict> {
+    let failures: Vec<&Incident> = known.iter().copied().filter(|incident| !incident.is_loss).collect();
+    let (last, _) = failures.split_last()?;
+    let is_often = |failures: &[&Incident]| {
+        let Some((last, before)) = failures.split_last() else { return false };
+        before.iter().any(|incident| incident.job != last.job && last.at.duration_since(incident.at) < PERIOD)
+    };
+    let why = format!("pods of several jobs could not start there, last with \"{}\"", last.cause);
+    Some(Verdict { until: until(&failures, is_often)?, why })
+}
+
+/// Until when a node is avoided: for a period after it failed often, and for twice as long each time that it fails within a period after it was
+/// used again.
+fn until(incidents: &[&Incident], is_often: impl Fn(&[&Incident]) -> bool) -> Option<Timestamp> {
+    let (mut until, mut pause) = (None::<Timestamp>, PERIOD);
+    for (number, incident) in incidents.iter().enumerate() {
+        match until.map(|until| incident.at.duration_since(until)) {
+            Some(since) if since.is_negative() => {}
+            Some(since) if since < PERIOD => pause = pause.saturating_mul(2).min(LONGEST),
+            _ if is_often(&incidents[..=number]) => pause = PERIOD,
+            _ => continue,
+        }
+        until = until.max(incident.at.saturating_add(pause).ok());
+    }
+    until
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use serde_json::{Value, json};
+
+    fn at(minute: i64) -> Timestamp {
+        Timestamp::from_second(60 * minute).unwrap()
+    }
+
+    /// A job that a node failed at this minute.
+    fn job(uid: &str, stage: &str, on: &str, failures: &[(&str, &str, i64)]) -> TrainJob {
+        let failures: Vec<Value> = failures.iter().map(|(node, reason, minute)| {
+            let message = format!("{reason}: no");
+            json!({"nodeName": node, "reason": reason, "message": message, "count": 1, "lastTime": at(*minute).to_string()})
+        }).collect();
+        let condition = |kind: &str, status: &str, reason: &str| json!({"type": kind, "status": status, "reason": reason, "message": "", "lastTransitionTime": at(0).to_string()});
+        serde_json::from_value(json!({
+            "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob",
+            "metadata": {"name": uid, "namespace": "t", "uid": uid},
+            "spec": {"trainer": {"framework": "Plain", "image": "i"}},
+            "status": {
+                "attempt": 2, "nodeFailures": failures, "placement": {"reason": "", "nodes": [{"firstRank": 0, "nodeName": on}]},
+                "conditions": [condition("Succeeded", "Unknown", stage), condition("Placed", "True", "Placed")],
+            },
+        }))
+        .unwrap()
+    }
+
+    fn other() -> JobId {
+        JobId { namespace: "t".into(), uid: "other".into() }
+    }
+
+    /// Nodes that another job avoids at this minute, with whether they are a last resort.
+    fn avoided(incidents: &Incidents, minute: i64) -> Vec<(String, bool)> {
+        let all = incidents.avoided(&other(), &BTreeMap::new(), at(minute));
+        all.into_iter().map(|(node, avoided)| (node, avoided.is_last_resort)).collect()
+    }
+
+    fn firmly(node: &str) -> Vec<(String, bool)> {
+        vec![(node.to_string(), false)]
+    }
 
     #[test]
-    fn a_node_that_fails_three_times_in_an_hour_is_avoided_until_it_was_quiet_for_one() {
-        let at = |minute: i64| Timestamp::from_second(60 * minute).unwrap();
+    fn a_node_that_is_lost_three_times_in_an_hour_is_avoided_and_for_longer_when_it_is_lost_again() {
         let mut incidents = Incidents::default();
+        let mut lose = |minute: i64| {
+            incidents.observe(&job("a", "Restarting", "x", &[("n", "NodeLost", minute)]));
+            avoided(&incidents, minute)
+        };
         for minute in [0, 1, 20] {
-            incidents.add("n", "the node is lost", at(minute));
+            assert_eq!(lose(minute), [], "the losses of the first two minutes are one");
         }
-        assert_eq!(incidents.left_out(at(20)).count(), 0, "that of the first two minutes was one");
-        incidents.add("n", "the node is lost", at(40));
-        incidents.add("other", "the node is gone", at(41));
-        let left_out: BTreeMap<String, String> = incidents.left_out(at(99)).collect();
-        let why = "it ended attempts 3 times within an hour, last with \"the node is lost\", and is avoided until 1970-01-01T01:40:00Z";
-        assert_eq!(left_out, BTreeMap::from([("n".to_string(), why.to_string())]));
-        assert_eq!(incidents.next(at(99)), Some(at(100)));
-        assert_eq!((incidents.left_out(at(100)).count(), incidents.next(at(100))), (0, None));
-        incidents.add("n", "the node is lost", at(101));
-        assert_eq!(incidents.left_out(at(101)).count(), 0, "it was quiet for an hour, and begins again");
+        assert_eq!(lose(40), firmly("n"));
+        let why = "it ended attempts 3 times within an hour, last with \"NodeLost: no\", and is avoided until 1970-01-01T01:40:00Z";
+        assert_eq!(incidents.avoided(&other(), &BTreeMap::new(), at(99))["n"].why, why);
+        assert_eq!(incidents.next(&BTreeMap::new(), at(99)), Some(at(100)));
+        assert_eq!((avoided(&incidents, 100), incidents.next(&BTreeMap::new(), at(100))), (Vec::new(), None));
+        incidents.observe(&job("b", "Restarting", "x", &[("n", "NodeLost", 110)]));
+        assert_eq!(incidents.next(&BTreeMap::new(), at(110)), Some(at(230)), "twice as long");
+        incidents.observe(&job("b", "Restarting", "x", &[("n", "NodeLost", 300)]));
+        assert_eq!(avoided(&incidents, 300), [], "it was good for an hour after it was used again");
+    }
+
+    /// Each job met the same ill node, since only lost nodes were remembered.
+    #[test]
+    fn a_node_that_refuses_pods_of_two_jobs_is_avoided_by_all_whoever_leads() {
+        let refused = |uid: &str, minute: i64| job(uid, "Queued", "x", &[("n", "UnexpectedAdmissionError", minute)]);
+        let mut incidents = Incidents::default();
+        incidents.observe(&refused("a", 0));
+        incidents.observe(&refused("a", 10));
+        assert_eq!(avoided(&incidents, 11), [("n".to_string(), true)], "one job: the last resort of the others");
+        assert_eq!(avoided(&incidents, 70), [], "for an hour");
+        incidents.observe(&refused("b", 20));
+        assert_eq!(avoided(&incidents, 21), firmly("n"));
+        let why = "pods of several jobs could not start there, last with \"UnexpectedAdmissionError: no\", and is avoided until \
+                   1970-01-01T01:20:00Z";
+        assert_eq!(incidents.avoided(&other(), &BTreeMap::new(), at(21))["n"].why, why);
+        let again = NodeView { registered: Some(at(21)), ..NodeView::default() };
+        assert!(incidents.avoided(&other(), &[("n".to_string(), again)].into(), at(22)).is_empty(), "it was repaired");
+        let mut of_new_leader = Incidents::default();
+        for job in [refused("b", 20), refused("a", 10)] {
+            of_new_leader.observe(&job);
+            of_new_leader.observe(&job);
+        }
+        assert_eq!(
+            of_new_leader.avoided(&other(), &BTreeMap::new(), at(21)),
+            incidents.avoided(&other(), &BTreeMap::new(), at(21))
+        );
+        incidents.observe(&refused("c", 90));
+        assert_eq!(incidents.next(&BTreeMap::new(), at(90)), Some(at(90 + 120)), "it grows");
+    }
+
+    /// A template that cannot start anywhere would take all nodes away from others.
+    #[test]
+    fn a_sandbox_that_fails_is_the_nodes_fault_once_the_job_runs_elsewhere() {
+        let failed = |uid: &str, stage: &str, on: &str| job(uid, stage, on, &[("n", "FailedCreatePodSandBox", 0)]);
+        let mut incidents = Incidents::default();
+        for uid in ["a", "b"] {
+            incidents.observe(&failed(uid, "Starting", "x"));
+        }
+        assert_eq!(avoided(&incidents, 1), []);
+        incidents.observe(&failed("a", "Running", "x"));
+        incidents.observe(&failed("b", "Complete", "x"));
+        assert_eq!(avoided(&incidents, 1), firmly("n"));
+        incidents.observe(&failed("a", "Running", "n"));
+        assert_eq!(avoided(&incidents, 1), [("n".to_string(), true)], "it starts there now");
+        for reason in ["Unschedulable", "FailedMount", "OutOfcpu", "Evicted"] {
+            let mut incidents = Incidents::default();
+            for uid in ["a", "b", "c"] {
+                incidents.observe(&job(uid, "Running", "x", &[("n", reason, 0)]));
+            }
+            assert_eq!(avoided(&incidents, 1), [], "{reason} may be the job's own fault");
+        }
     }
 }

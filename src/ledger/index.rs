@@ -24,10 +24,11 @@ use crate::incidents::Incidents;
 use crate::job::{JobId, Key, attempt_of, is_live, key_of, placement_of};
 use crate::own_writes::{Cache, OwnWrites};
 use crate::predictor::Predictor;
+use crate::progress::Progress;
 use crate::schedulers::Schedulers;
 use crate::usage::{Share, Usage};
 use forecast::Forecasts;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,7 +36,6 @@ use std::sync::Arc;
 use std::time::Instant;
 use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, labels};
 use switchyard_plan::cluster::hindrance::Trouble;
-use switchyard_plan::cluster::refusals::Refusals;
 use switchyard_plan::cluster::transport::Seen;
 use switchyard_plan::cluster::turn::Lateness;
 use switchyard_plan::cluster::view::{self, NodeView, ObjectView, PodView};
@@ -82,13 +82,11 @@ pub struct Family {
     pub status_written: Option<Timestamp>,
     /// Last figures of the training, and the attempt that wrote them.
     pub summary: Option<(u32, Summary)>,
-    /// When they last showed another step.
-    pub progress: Option<Timestamp>,
+    pub progress: Progress,
     /// What pods said of the links between ranks, by attempt and node rank.
     pub seen: BTreeMap<u32, BTreeMap<u32, Seen>>,
     /// The API server refuses pods that do not say that they run as another user than root.
     pub restricted: bool,
-    pub refusals: Refusals,
     /// The attempt that gives way to a job of higher priority, and to which one.
     pub gives_way_in: Option<u32>,
     pub gives_way_to: Option<String>,
@@ -117,6 +115,8 @@ pub struct Index {
     pub unreadable: BTreeMap<Key, Unreadable>,
     pub families: BTreeMap<JobId, Family>,
     pub usage: Usage,
+    /// Since when nodes are not there on which pods of jobs are.
+    pub missing: BTreeMap<String, Timestamp>,
     pub fleet: Fleet,
     pub incidents: Incidents,
     pub devices: Devices,
@@ -154,6 +154,9 @@ pub struct Index {
     /// What gangs hold that start again.
     pub holes: BTreeMap<JobId, Vec<String>>,
 }
+
+/// Nodes that are missing are remembered for this long: their pods are given up long before.
+const MISSING_FOR: SignedDuration = SignedDuration::from_hours(1);
 
 /// What a change means.
 #[derive(Debug, Default)]
@@ -213,6 +216,7 @@ impl Index {
         if family.assumed.as_ref().is_some_and(|(assumed, _)| attempt > *assumed || is_placed) {
             family.assumed = None;
         }
+        self.incidents.observe(&job);
         let before = self.jobs.insert(key.clone(), Arc::new(job));
         let has_ended = |job: &&Arc<TrainJob>| !is_live(job) && before.as_ref().is_none_or(|before| is_live(before));
         if let Some(job) = self.jobs.get(&key).filter(has_ended) {
@@ -345,6 +349,7 @@ impl Index {
                     family.pods.remove(&slot);
                 }
                 family.own.forget(uid);
+                family.progress.forget(uid);
             }
             self.touch(&job, &mut effect);
             self.drop_if_empty(&job);
@@ -399,6 +404,7 @@ impl Index {
         self.saw("Node", &node.metadata);
         let view = NodeView::of(node);
         let name = view.facts.name.clone();
+        self.missing.remove(&name);
         self.fleet.set(&name, view.silent_since.filter(|_| !view.out_of_service));
         let readiness = |view: &NodeView| (view.silent_since, view.out_of_service, view.facts.unschedulable);
         let before = self.usage.nodes().get(&name).map(readiness);
@@ -421,6 +427,18 @@ impl Index {
         self.fleet.set(&name, None);
         self.touch_node(&name, &mut effect);
         effect
+    }
+
+    /// Notes since when nodes of a job's pods are not there.
+    pub fn note_missing(&mut self, job: &JobId, now: Timestamp) {
+        // Those whose pods are gone as well are not asked for again.
+        self.missing.retain(|_, since| now.duration_since(*since) < MISSING_FOR);
+        let pods = self.families.get(job).into_iter().flat_map(|family| family.pods.values());
+        for node in pods.filter(|pod| !pod.is_over()).filter_map(|pod| pod.node.as_ref()) {
+            if !self.usage.nodes().contains_key(node) {
+                self.missing.entry(node.clone()).or_insert(now);
+            }
+        }
     }
 
     pub fn touch_node(&self, name: &str, effect: &mut Effect) {

@@ -23,6 +23,7 @@ pub mod job;
 pub mod offline;
 pub mod own_writes;
 pub mod predictor;
+pub mod progress;
 pub mod quota;
 pub mod schedulers;
 pub mod usage;

@@ -193,6 +193,7 @@ impl Cluster {
         if self.index.jobs.get(&key).is_none_or(|known| known.metadata.uid != job.metadata.uid) {
             self.submit(&job, &valid, attempt);
         }
+        let left_out = self.index.left_out(&id, self.now);
         // What it has itself is not in its way.
         let own = self.index.takers_of(&id, |_| true);
         let mut without = Without::new(&mut self.index, &own);
@@ -201,7 +202,7 @@ impl Cluster {
         without.and(&free);
         let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now: self.now };
         let admitted = without.admitted(&job, &valid);
-        let question = Question { job: &job, valid: &valid, rules, admitted: &admitted, left_out: &BTreeMap::new() };
+        let question = Question { job: &job, valid: &valid, rules, admitted: &admitted, left_out: &left_out };
         let (place, fabric) = match find(&question, without.usage.nodes()) {
             Ok(Found { placed, fabric }) => (Ok(placed), fabric.map(Ok)),
             Err(Nowhere::WrongFabric(found)) => (Ok(found.placed), Some(Err(found.why))),

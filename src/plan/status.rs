@@ -106,6 +106,17 @@ impl<'a> Draft<'a> {
         condition.observed_generation = generation;
     }
 
+    /// Sets a condition that has its status since then.
+    pub(crate) fn condition_since(&mut self, kind: &str, state: &str, reason: &str, message: String, since: Timestamp) {
+        self.condition(kind, state, reason, message);
+        let set = self.next.conditions.iter_mut().filter(|condition| condition.type_ == kind);
+        set.for_each(|condition| condition.last_transition_time = time(since));
+    }
+
+    pub(crate) fn without(&mut self, kind: &str) {
+        self.next.conditions.retain(|condition| condition.type_ != kind);
+    }
+
     /// Sets the summary condition.
     pub fn stage(&mut self, stage: Stage, message: String) {
         let state = match stage {
@@ -122,7 +133,10 @@ impl<'a> Draft<'a> {
             }
         }
         if stage != Stage::Queued {
-            self.next.conditions.retain(|condition| condition.type_ != conditions::NODES_REQUESTED);
+            self.without(conditions::NODES_REQUESTED);
+        }
+        if !matches!(stage, Stage::Placing | Stage::Restarting | Stage::Failed) {
+            self.without(conditions::PODS_CREATED);
         }
         self.condition(conditions::SUCCEEDED, state, stage.reason(), message);
     }

@@ -83,8 +83,11 @@ async fn fetch(live: &Live, job: &TrainJob) -> Result<PathBuf, Failure> {
 pub(super) fn event(line: &str, attempt: u32) -> Option<String> {
     let (time, line) = line.split_once(' ')?;
     let event: Event = serde_json::from_str(line).ok()?;
-    if matches!(event, Event::Summary(_)) {
-        return None;
+    match &event {
+        Event::Summary(_) => return None,
+        // Other pods than that of rank 0 repeat what shows that they go on, not each report.
+        Event::Progress(progress) if progress.rank != 0 => return None,
+        _ => {}
     }
     let rank = event.rank().unwrap_or(0);
     let mut text = String::new();

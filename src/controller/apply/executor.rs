@@ -4,7 +4,7 @@ use super::error::{Cause, Refusal};
 use futures::StreamExt;
 use futures::stream;
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, PodTemplate, Secret, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, PodTemplate, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -16,7 +16,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 use switchyard_crds::labels::PLAN_MANAGER;
 use switchyard_crds::{PlacementSlice, ProvisioningRequest, TrainJob};
-use switchyard_plan::cluster::view::{self, PodView};
+use switchyard_plan::cluster::view::{self, NodeView, PodView};
 use switchyard_plan::cluster::{Action, Premise};
 use switchyard_plan::objects::{Kind, Object};
 use tokio::sync::Semaphore;
@@ -243,9 +243,17 @@ impl Executor {
         }
     }
 
-    /// Whether what a decision depends on is so, as the server has it, of a pod of the job with this UID.
+    /// Whether what a decision depends on is so, as the server has it: of a node, or of a pod of the job with this UID.
     pub async fn holds(&self, namespace: &str, premise: &Premise, uid: &str) -> Result<bool, Refusal> {
-        let (Premise::Absent(name) | Premise::Unbound(name)) = premise;
+        let name = match premise {
+            Premise::NodeGone(name) | Premise::NodeSilent(name) => {
+                let api = Api::<Node>::all(self.client.clone());
+                let found = self.call(&format!("look for Node {name}"), api.get_opt(name)).await?;
+                let is_silent = |node: &Node| NodeView::of(node).silent_since.is_some();
+                return Ok(found.is_none_or(|node| matches!(premise, Premise::NodeSilent(_)) && is_silent(&node)));
+            }
+            Premise::Absent(name) | Premise::Unbound(name) => name,
+        };
         let api = Api::<Pod>::namespaced(self.client.clone(), namespace);
         let found = self.call(&format!("look for Pod {name}"), api.get_opt(name)).await?;
         let ours = found.filter(|found| view::parent(&found.metadata).is_some_and(|parent| parent.uid == uid));

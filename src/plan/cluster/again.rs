@@ -1,10 +1,11 @@
 //! Decisions for another attempt: after a failure, a preemption or a scheduling timeout, and for pods that must ask for other devices.
 
 use super::attempt::Attempt;
+use super::avoidance::{FIRST_PAUSE, MOST, NodeFault, UNSCHEDULABLE, remember};
 use super::events::{self, EventDraft};
 use super::failure::{PodFailure, preempted};
 use super::view::{PodView, Unschedulable};
-use super::{JobSnapshot, Premise, Reconciliation, allocation, clock, end, fabric, refusals};
+use super::{JobSnapshot, Premise, Reconciliation, allocation, avoidance, clock, end, fabric};
 use crate::restart::{self, Class};
 use crate::status::{self, Draft, Ending};
 use jiff::{SignedDuration, Timestamp};
@@ -15,10 +16,10 @@ use switchyard_worker_contract::exit::Exit;
 /// Seconds before a gang that the scheduler did not bind in time is tried again.
 const ROLLBACK_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 
-/// The decision after a failure; if the failure is a missing pod, the absence has to be confirmed.
+/// The decision after a failure; a missing pod, and a node that is gone or silent, have to be confirmed.
 pub(super) fn after_failure(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
     let is_seen = attempt.existing().iter().any(|pod| pod.name == failed.pod);
-    let premise = if is_seen { None } else { Some(Premise::Absent(failed.pod.clone())) };
+    let premise = failed.premise().or_else(|| (!is_seen).then(|| Premise::Absent(failed.pod.clone())));
     let mut result = Reconciliation { premise, ..decided(attempt, failed) };
     if failed.is_eviction {
         leave_nodes(&mut result);
@@ -83,12 +84,12 @@ fn decided(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
             let wait = if pause.is_zero() { String::new() } else { format!(" in {} s", pause.as_secs()) };
             let text = format!("attempt {} starts{wait}: {}", attempt.number + 1, failed.sentence());
             draft.stage(Stage::Restarting, text.clone());
-            Reconciliation {
-                incidents: failed.incidents(),
-                ..draft.decide(vec![EventDraft::warning(events::RESTARTING, text)])
-            }
+            draft.decide(vec![EventDraft::warning(events::RESTARTING, text)])
         }
     };
+    if let Some(next) = &mut result.status {
+        remember(&mut next.node_failures, failed.node_faults(), attempt.now());
+    }
     if failed.failure.code == Some(Exit::Hung.code().into()) {
         result.status = result.status.map(|next| {
             let mut draft = Draft::of(attempt.snapshot.job, next, attempt.now());
@@ -115,14 +116,16 @@ pub(super) fn after_refusal(attempt: &Attempt<'_>) -> Option<Result<Reconciliati
         return Some(Err(due));
     }
     let named = refused.iter().take(NAMED).map(|(pod, why, node)| {
-        format!("pod {} on node {}: {}", pod.name, node.node_name, refusals::words(&why.message))
+        format!("pod {} on node {}: {}", pod.name, node.node_name, avoidance::words(&why.message))
     });
     let named: Vec<String> = named.collect();
     let (count, all) = (refused.len(), attempt.pods.len());
     let text = format!("the scheduler refuses {count} of {all} pods: {}", named.join("; "));
     let (pod, ..) = refused.first()?;
-    // At once: it goes elsewhere.
-    Some(Ok(rolled_back(attempt, pod, conditions::UNSCHEDULABLE, text, attempt.now())))
+    // At once, since it goes elsewhere; but nodes that are not remembered might be asked again and again.
+    let pause = if count > MOST { FIRST_PAUSE } else { SignedDuration::ZERO };
+    let not_before = attempt.now().saturating_add(pause).unwrap_or(attempt.now());
+    Some(Ok(rolled_back(attempt, pod, conditions::UNSCHEDULABLE, text, not_before)))
 }
 
 /// Rolls back a placed gang whose pods stay gated because the API server refuses what they need: a claim, a file for NCCL, or the patch
@@ -181,9 +184,13 @@ fn rolled_back(
     draft.condition(conditions::PLACED, "False", reason, text.clone());
     draft.stage(Stage::Placing, format!("attempt {} follows: {text}", attempt.number + 1));
     let refused = refused(attempt);
-    let refused = refused.iter().map(|(_, why, node)| (node.node_name.clone(), refusals::words(&why.message)));
-    let refused = refused.collect();
-    Reconciliation { premise, refused, ..draft.decide(vec![EventDraft::warning(events::ROLLED_BACK, text)]) }
+    let faults = refused.iter().map(|(_, why, node)| NodeFault {
+        node: node.node_name.clone(),
+        reason: UNSCHEDULABLE.into(),
+        message: avoidance::words(&why.message),
+    });
+    remember(&mut draft.next.node_failures, faults, attempt.now());
+    Reconciliation { premise, ..draft.decide(vec![EventDraft::warning(events::ROLLED_BACK, text)]) }
 }
 
 /// Rolls back a gang that the scheduler did not bind as a whole in time.

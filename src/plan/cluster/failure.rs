@@ -1,9 +1,10 @@
 //! What went wrong: which pod failed first, and of which class the failure is. What follows is decided in [`crate::restart`].
 
 use super::attempt::Attempt;
+use super::avoidance::{GONE, LOST, NOT_STARTED, NodeFault, OUT_OF_SERVICE};
 use super::hindrance::{self, Limit, START_GRACE, STUCK_GRACE};
 use super::view::{NodeView, PodView};
-use super::{Silence, clock};
+use super::{JobSnapshot, Premise, Silence, clock};
 use crate::restart::{self, Class, Failure};
 use jiff::{SignedDuration, Timestamp};
 use switchyard_core::units::plural;
@@ -12,6 +13,15 @@ use switchyard_worker_contract::exit::Exit;
 
 /// After a rank reports a failed peer, that peer has this long to show up.
 const ROOT_CAUSE_GRACE: SignedDuration = SignedDuration::from_secs(3);
+
+/// Why the taint eviction controller disrupts a pod (`DeletionByTaintManager` in Kubernetes).
+const BY_TAINT: &str = "DeletionByTaintManager";
+
+/// Until it is seen again whether a log has been read.
+const READ_PAUSE: SignedDuration = SignedDuration::from_secs(5);
+
+/// A Node that was deleted has this long to be registered again, as in the pod garbage collector of Kubernetes.
+const GONE_FOR: SignedDuration = SignedDuration::from_secs(40);
 
 /// Nodes that are named beside the first.
 const NAMED: usize = 3;
@@ -24,33 +34,34 @@ pub(super) struct PodFailure {
     pub node: Option<String>,
     pub cause: String,
     pub at: Option<Timestamp>,
-    /// The node did it, whatever its pods did: nothing that a user can bring about.
-    pub is_of_node: bool,
+    /// What the node did, in the word by which it is remembered; `None`: it is not to blame.
+    pub blame: Option<String>,
     /// The queue took the room back: the job leaves its nodes.
     pub is_eviction: bool,
-    /// Other nodes that did the same, and what each did.
-    pub others: Vec<(String, String)>,
+    /// Other nodes that are to blame.
+    pub others: Vec<NodeFault>,
 }
 
 impl PodFailure {
     /// Of a pod whose state is unknown.
     pub fn unseen(class: Class, pod: String, cause: String) -> PodFailure {
         let failure = Failure { class, permanent: false, code: None, conditions: Vec::new() };
-        PodFailure {
-            failure,
-            pod,
-            node: None,
-            cause,
-            at: None,
-            is_of_node: false,
-            is_eviction: false,
-            others: Vec::new(),
+        PodFailure { failure, pod, node: None, cause, at: None, blame: None, is_eviction: false, others: Vec::new() }
+    }
+
+    /// What the server has to confirm of the node.
+    pub fn premise(&self) -> Option<Premise> {
+        let node = self.node.clone()?;
+        match self.blame.as_deref()? {
+            GONE => Some(Premise::NodeGone(node)),
+            LOST => Some(Premise::NodeSilent(node)),
+            _ => None,
         }
     }
 
-    /// Sets that the node did it.
-    fn of_node(mut self) -> PodFailure {
-        self.is_of_node = true;
+    /// Blames the node.
+    fn of_node(mut self, reason: &str) -> PodFailure {
+        self.blame = Some(reason.to_string());
         self
     }
 
@@ -70,8 +81,8 @@ impl PodFailure {
     pub fn sentence(&self) -> String {
         let on = self.node.as_ref().map_or_else(String::new, |node| format!(" on node {node}"));
         let mut text = format!("pod {}{on}: {}", self.pod, self.cause);
-        for (node, cause) in self.others.iter().take(NAMED) {
-            text.push_str(&format!("; node {node}: {cause}"));
+        for fault in self.others.iter().take(NAMED) {
+            text.push_str(&format!("; node {}: {}", fault.node, fault.message));
         }
         let more = self.others.len().saturating_sub(NAMED);
         if more > 0 {
@@ -80,10 +91,14 @@ impl PodFailure {
         text
     }
 
-    /// Nodes that ended the attempt by faults of their own, and which.
-    pub fn incidents(&self) -> Vec<(String, String)> {
-        let own = self.node.clone().filter(|_| self.is_of_node).map(|node| (node, self.cause.clone()));
-        own.into_iter().chain(self.others.iter().cloned()).collect()
+    /// Its own node, if that is to blame.
+    fn node_fault(&self) -> Option<NodeFault> {
+        Some(NodeFault { node: self.node.clone()?, reason: self.blame.clone()?, message: self.cause.clone() })
+    }
+
+    /// All nodes that are to blame.
+    pub fn node_faults(&self) -> impl Iterator<Item = NodeFault> {
+        self.node_fault().into_iter().chain(self.others.iter().cloned())
     }
 }
 
@@ -138,8 +153,7 @@ pub(super) fn judge(attempt: &Attempt<'_>) -> Verdict {
 
 /// The first failure, with the other nodes that are at fault: the next attempt would meet them one after the other.
 fn with_others(first: &PodFailure, failures: &[PodFailure]) -> PodFailure {
-    let of_nodes = failures.iter().filter(|failed| failed.is_of_node && failed.node != first.node);
-    let others = of_nodes.filter_map(|failed| Some((failed.node.clone()?, failed.cause.clone())));
+    let others = failures.iter().filter(|failed| failed.node != first.node).filter_map(PodFailure::node_fault);
     PodFailure { others: others.collect(), ..first.clone() }
 }
 
@@ -165,50 +179,54 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
             code: pod.ended.as_ref().map(|ended| ended.code),
             conditions: pod.true_conditions.clone(),
         },
-        pod: pod.name.clone(),
         node: pod.node.clone(),
-        cause,
         at: pod.ended.as_ref().and_then(|ended| ended.at),
-        is_of_node: false,
-        is_eviction: false,
-        others: Vec::new(),
+        ..PodFailure::unseen(class, pod.name.clone(), cause)
     };
     if pod.deleting || pod.has_failed() {
         if let Some(why) = &pod.stopped_by_queue {
             return Verdict::Failed(failure(Class::Preemption, format!("stopped by Kueue: {why}")).of_queue());
         }
-        if let Some((reason, message)) = &pod.disruption {
+        if let Some((reason, message)) = pod.disruption.as_ref().filter(|_| !is_evicted_in_silence(pod, attempt)) {
             let class = if reason == "PreemptionByScheduler" { Class::Preemption } else { Class::Infrastructure };
             return Verdict::Failed(failure(class, format!("{reason}: {message}")));
         }
         if let Some((reason, message)) = pod.reason.as_ref().filter(|(reason, _)| !reason.is_empty()) {
-            return Verdict::Failed(failure(Class::Infrastructure, format!("{reason}: {message}")));
+            let failed = failure(Class::Infrastructure, format!("{reason}: {message}"));
+            // Its trainer never ran: the node refused the pod, and would refuse the next one.
+            let is_refused = pod.has_failed() && pod.ended.is_none();
+            return Verdict::Failed(if is_refused { failed.of_node(reason) } else { failed });
         }
     }
     if pod.has_failed() {
         return Verdict::Failed(exited(pod, attempt, failure));
     }
-    if pod.deleting {
+    if pod.deleting && !is_evicted_in_silence(pod, attempt) {
         return Verdict::Failed(failure(Class::Infrastructure, "the pod was deleted".into()));
     }
     if let Some(name) = &pod.node {
         match attempt.snapshot.nodes.get(name) {
-            None => return Verdict::Failed(failure(Class::Infrastructure, "the node is gone".into()).of_node()),
+            None => {
+                let since = attempt.snapshot.missing.get(name).copied().unwrap_or(attempt.now());
+                return after(attempt, since, GONE_FOR, || {
+                    failure(Class::Infrastructure, "the node is gone".into()).of_node(GONE)
+                });
+            }
             Some(node) if node.out_of_service => {
                 let cause = "the node is lost: an administrator took it out of service".into();
-                return Verdict::Failed(failure(Class::Infrastructure, cause).of_node());
+                return Verdict::Failed(failure(Class::Infrastructure, cause).of_node(OUT_OF_SERVICE));
             }
             Some(node) => {
-                let Silence { grace, brake, .. } = attempt.snapshot.silence;
+                let Silence { grace, brake, is_awaited, .. } = attempt.snapshot.silence;
+                let later = |pause| Verdict::Look(attempt.now().saturating_add(pause).unwrap_or(Timestamp::MAX));
                 match (unheard_since(attempt, node), brake) {
                     (None, _) => {}
-                    (Some(_), Some(_)) => {
-                        return Verdict::Look(attempt.now().saturating_add(grace).unwrap_or(Timestamp::MAX));
-                    }
+                    (Some(_), Some(_)) => return later(grace),
+                    (Some(_), None) if is_awaited => return later(READ_PAUSE),
                     (Some(since), None) => {
                         return after(attempt, since, grace, || {
                             let cause = "the node is lost: it does not report to the cluster";
-                            failure(Class::Infrastructure, cause.into()).of_node()
+                            failure(Class::Infrastructure, cause.into()).of_node(LOST)
                         });
                     }
                 }
@@ -218,6 +236,14 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
     starting(pod, attempt, failure)
 }
 
+/// Evicted because its node does not report. Its kubelet cannot know that, so its containers may train on: the silence of the node decides. Pods
+/// that tolerate it are not evicted; this one was made without the toleration, or its template limits it.
+fn is_evicted_in_silence(pod: &PodView, attempt: &Attempt<'_>) -> bool {
+    let node = pod.node.as_ref().and_then(|name| attempt.snapshot.nodes.get(name));
+    let is_silent = node.is_some_and(|node| node.silent_since.is_some() && !node.out_of_service);
+    is_silent && !pod.is_done() && pod.disruption.as_ref().is_some_and(|(reason, _)| reason == BY_TAINT)
+}
+
 /// Since when nothing is heard of a node that does not report, be it that ranks elsewhere go on as they only can with those there.
 fn unheard_since(attempt: &Attempt<'_>, node: &NodeView) -> Option<Timestamp> {
     let Silence { released, progress, .. } = attempt.snapshot.silence;
@@ -225,10 +251,19 @@ fn unheard_since(attempt: &Attempt<'_>, node: &NodeView) -> Option<Timestamp> {
     [released, progress].into_iter().flatten().chain([since]).max()
 }
 
-/// The first node of the attempt that does not report, and what follows from that; `None`: all do.
+/// The first node of the attempt that is gone or does not report, and what follows from that; `None`: all do.
 pub(super) fn silent_node(attempt: &Attempt<'_>) -> Option<String> {
-    let nodes = attempt.snapshot.nodes;
-    let mut used = attempt.existing().into_iter().filter(|pod| !pod.is_done()).filter_map(|pod| pod.node.as_ref());
+    let JobSnapshot { nodes, missing, .. } = attempt.snapshot;
+    let used = || attempt.existing().into_iter().filter(|pod| !pod.is_done()).filter_map(|pod| pod.node.as_ref());
+    if let Some((name, since)) =
+        used().find_map(|name| missing.get_key_value(name).filter(|_| !nodes.contains_key(name)))
+    {
+        let seconds = GONE_FOR.as_secs();
+        return Some(format!(
+            "node {name} has not been registered since {since}: after {seconds} s the job starts again without it"
+        ));
+    }
+    let mut used = used();
     let (name, since) = used.find_map(|name| Some((name, nodes.get(name)?.silent_since?)))?;
     let Silence { grace, brake, progress, .. } = attempt.snapshot.silence;
     let follows = match brake {
@@ -257,7 +292,7 @@ fn starting(pod: &PodView, attempt: &Attempt<'_>, failure: impl Fn(Class, String
     let Some(waiting) = pod.hindrance() else {
         let minutes = STUCK_GRACE.as_mins();
         let cause = format!("it has not started, and its kubelet has reported nothing of it for {minutes} minutes");
-        let failed = || failure(Class::Infrastructure, cause).of_node();
+        let failed = || failure(Class::Infrastructure, cause).of_node(NOT_STARTED);
         return if pod.is_silent() { stuck(pod, attempt, failed) } else { Verdict::Well };
     };
     let remedy = hindrance::of_start(waiting);
@@ -266,9 +301,9 @@ fn starting(pod: &PodView, attempt: &Attempt<'_>, failure: impl Fn(Class, String
     match remedy.limit {
         Limit::None => Verdict::Failed(failed().permanently(true)),
         Limit::Grace => after(attempt, since, START_GRACE, || failed().permanently(true)),
-        Limit::Attempt => after(attempt, since, START_GRACE, failed),
+        Limit::Attempt => after(attempt, since, START_GRACE, || failed().of_node(&waiting.reason)),
         // What its containers say may be the template's fault.
-        Limit::Stuck if waiting.container.is_empty() => stuck(pod, attempt, || failed().of_node()),
+        Limit::Stuck if waiting.container.is_empty() => stuck(pod, attempt, || failed().of_node(&waiting.reason)),
         Limit::Stuck => stuck(pod, attempt, failed),
         Limit::Unlimited => Verdict::Well,
     }

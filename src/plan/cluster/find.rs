@@ -3,7 +3,7 @@
 
 use super::fabric::{self, Decided};
 use super::gang::{self, Placed};
-use super::question::Question;
+use super::question::{Avoided, Question};
 use super::refusal::NoPlace;
 use super::view::NodeView;
 use std::collections::BTreeMap;
@@ -36,11 +36,22 @@ pub struct WrongFabric {
     pub decided: Option<Decided>,
 }
 
-/// Looks for a place.
+/// Looks for a place, first without the nodes that are the last resort.
 ///
 /// # Errors
 /// Why there is none. Of several places with the wrong fabric, the best one is told.
 pub fn find(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> Result<Found, Nowhere> {
+    let firmly = || question.left_out.iter().filter(|(_, avoided)| !avoided.is_last_resort);
+    if firmly().count() < question.left_out.len()
+        && let Ok(found) = find_among(question, nodes)
+    {
+        return Ok(found);
+    }
+    let left_out = firmly().map(|(name, avoided)| (name.clone(), avoided.clone())).collect();
+    find_among(&Question { left_out: &left_out, ..*question }, nodes)
+}
+
+fn find_among(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> Result<Found, Nowhere> {
     let mut left_out = question.left_out.clone();
     let mut best: Option<Nowhere> = None;
     for _ in 0..MOST_TRIES {
@@ -58,7 +69,8 @@ pub fn find(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> Resu
         let blamed = refused.ranks.iter().filter_map(|rank| placed.status.nodes.get(*rank as usize));
         let blamed: Vec<String> = blamed.map(|node| node.node_name.clone()).collect();
         let is_of_gang = blamed.is_empty();
-        left_out.extend(blamed.into_iter().map(|node| (node, refused.why.clone())));
+        left_out
+            .extend(blamed.into_iter().map(|node| (node, Avoided { why: refused.why.clone(), is_last_resort: false })));
         best.get_or_insert_with(|| Nowhere::WrongFabric(Box::new(WrongFabric { placed, why: refused.why, decided })));
         if is_of_gang {
             break;

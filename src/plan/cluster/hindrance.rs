@@ -2,10 +2,13 @@
 //! for, and the field to change.
 
 use super::clock::{self, time_of};
+use super::events;
 use super::view::{Progress, Waiting};
+use crate::status::Draft;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::events::v1::Event;
 use switchyard_crds::names::TRAINER;
+use switchyard_crds::{TrainJobStatus, conditions};
 
 /// What cannot start, or be made, for this long has failed.
 pub(super) const START_GRACE: SignedDuration = SignedDuration::from_secs(300);
@@ -70,6 +73,23 @@ impl Trouble {
         // It may be another pod that meets the same.
         let same = before.filter(|before| before.is_refusal == is_refusal && of_write(&before.text) == of_write(&text));
         Trouble { since: same.map_or(now, |before| before.since), text, is_refusal }
+    }
+
+    /// What the status says of the last refusal, where the time until the end of the job runs: it goes on under another leader.
+    pub fn told(status: &TrainJobStatus) -> Option<Trouble> {
+        let told = status.condition(conditions::PODS_CREATED)?;
+        Some(Trouble { text: told.message.clone(), since: told.last_transition_time.0, is_refusal: true })
+    }
+
+    /// Says so in a condition where the time until the end of the job runs.
+    pub(super) fn tell(trouble: Option<&Trouble>, draft: &mut Draft<'_>) {
+        match trouble.filter(|trouble| trouble.ends().is_some()) {
+            Some(trouble) => {
+                let (text, since) = (trouble.sentence(), trouble.since);
+                draft.condition_since(conditions::PODS_CREATED, "False", events::REFUSED, text, since);
+            }
+            None => draft.without(conditions::PODS_CREATED),
+        }
     }
 
     /// In one sentence, with the field to change.

@@ -26,6 +26,7 @@ pub mod admitted;
 mod again;
 pub mod allocation;
 mod attempt;
+pub mod avoidance;
 pub mod clock;
 mod cordon;
 mod degraded;
@@ -44,7 +45,6 @@ mod need;
 mod provisioning;
 mod question;
 mod refusal;
-pub mod refusals;
 pub mod reserve;
 mod sites;
 mod step;
@@ -58,7 +58,7 @@ pub use clock::is_old;
 pub use draft::major;
 pub use excluded::Excluded;
 pub use need::Demand;
-pub use question::{PlacementRules, Question};
+pub use question::{Avoided, PlacementRules, Question};
 pub use refusal::{Change, NoPlace};
 
 use super::objects::{self, Kind, Object};
@@ -98,6 +98,8 @@ pub struct JobSnapshot<'a> {
     pub objects: &'a BTreeMap<(Kind, String), ObjectView>,
     /// All nodes by name.
     pub nodes: &'a BTreeMap<String, NodeView>,
+    /// Since when nodes are not there on which pods of jobs are.
+    pub missing: &'a BTreeMap<String, Timestamp>,
     pub rules: PlacementRules<'a>,
     /// The job ahead in the queue that holds nodes.
     pub ahead: Option<&'a Ahead>,
@@ -122,12 +124,12 @@ pub struct JobSnapshot<'a> {
     pub longest_schedule_timeout: SignedDuration,
     /// A scheduler of the name that the job gives has been heard of: if it says nothing now, it is busy or starts again.
     pub scheduler_is_known: bool,
-    /// Nodes that are not asked now, and why: the scheduler refused them, or they failed too often.
-    pub left_out: &'a BTreeMap<String, String>,
+    /// Nodes that are avoided: they failed this job, or others too often.
+    pub left_out: &'a BTreeMap<String, Avoided>,
+    /// When the next of them may be used again.
+    pub asked_again: Option<Timestamp>,
     /// The job of the namespace to which this one leaves the quota that its pods use, while it has no place.
     pub quota_goes_to: Option<&'a str>,
-    /// When the next of them may be asked again.
-    pub asked_again: Option<Timestamp>,
     /// The API server refuses pods that do not say that they run as another user than root.
     pub restricted: bool,
     /// Class of the ProvisioningRequests that are made for gangs that lack nodes; `None`: none are, or the cluster knows no such kind.
@@ -145,6 +147,8 @@ pub struct Silence<'a> {
     pub released: Option<Timestamp>,
     /// When the ranks were last seen to make progress.
     pub progress: Option<Timestamp>,
+    /// A controller that has just begun has not read yet what they say.
+    pub is_awaited: bool,
 }
 
 /// One write other than the status.
@@ -182,19 +186,19 @@ pub struct Reconciliation {
     pub wake: Option<Timestamp>,
     /// The gang has no place: reconcile again when resources become free.
     pub waits: Option<Waits>,
-    /// Nodes that the scheduler refused, with its words: remembered once the status is written.
-    pub refused: Vec<(String, String)>,
-    /// Nodes that ended the attempt by faults of their own, and which: remembered likewise.
-    pub incidents: Vec<(String, String)>,
 }
 
-/// What must hold of a pod, by its name, before an attempt is given up for it.
+/// What must hold before an attempt is given up for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Premise {
-    /// It is not there.
+    /// The pod of this name is not there.
     Absent(String),
-    /// It is on no node.
+    /// The pod of this name is on no node.
     Unbound(String),
+    /// The node of this name is not there.
+    NodeGone(String),
+    /// The node of this name does not report, or is not there.
+    NodeSilent(String),
 }
 
 /// What a gang without a place waits for.

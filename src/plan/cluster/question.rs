@@ -26,6 +26,14 @@ pub struct Question<'a> {
     pub rules: PlacementRules<'a>,
     /// What its pods ask for.
     pub admitted: &'a Admitted,
-    /// Nodes that are not asked, and why.
-    pub left_out: &'a BTreeMap<String, String>,
+    /// Nodes that are avoided.
+    pub left_out: &'a BTreeMap<String, Avoided>,
+}
+
+/// Why a node is avoided.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Avoided {
+    pub why: String,
+    /// It is used where no place can be found without it.
+    pub is_last_resort: bool,
 }

@@ -77,7 +77,9 @@ fn least_used<'a>(
     };
     let is_held = |node: &NodeView| held.iter().any(|held| held.node_name == node.facts.name);
     let is_of_use = |node: &&NodeView| {
-        !question.left_out.contains_key(&node.facts.name) && demand.may_use(node) && demand.has_room(&empty(node))
+        question.left_out.get(&node.facts.name).is_none_or(|avoided| avoided.is_last_resort)
+            && demand.may_use(node)
+            && demand.has_room(&empty(node))
     };
     let mut order: Vec<&NodeView> = nodes.values().filter(is_of_use).collect();
     order.sort_by_cached_key(|node| (used(node), !is_held(node), node.facts.name.clone()));

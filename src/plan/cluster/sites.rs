@@ -129,7 +129,8 @@ impl Kinds {
 }
 
 fn exclude(node: &NodeView, need: &Need<'_>, free: u32) -> Option<Excluded> {
-    let left_out = || need.question.left_out.get(&node.facts.name).cloned().map(Excluded::LeftOut);
+    let left_out =
+        || need.question.left_out.get(&node.facts.name).map(|avoided| Excluded::LeftOut(avoided.why.clone()));
     let missing = || need.demand.missing_on(node, free, need.question.rules.now);
     need.demand.refused_by(node).or_else(left_out).or_else(missing)
 }

@@ -96,6 +96,7 @@ fn gather(attempt: &Attempt<'_>) -> Reconciliation {
             return result;
         }
         let mut draft = attempt.draft();
+        Trouble::tell(trouble, &mut draft);
         let text = match (trouble, strangers.first()) {
             (Some(trouble), _) => trouble.sentence(),
             (None, Some(stranger)) => stranger.clone(),

@@ -3,6 +3,7 @@
 mod kueue;
 mod large;
 mod limits;
+mod nodes;
 mod progress;
 mod provisioning;
 mod quota;
@@ -292,6 +293,7 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
         pods: &pods,
         objects: &world.objects,
         nodes: &world.nodes,
+        missing: &BTreeMap::new(),
         rules: PlacementRules { defaults: &defaults, levels: &levels, now: at(3) },
         actual: &BTreeMap::new(),
         ahead: None,
@@ -307,7 +309,13 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
         asked_again: None,
         restricted: false,
         provisioning_class: None,
-        silence: Silence { grace: SignedDuration::from_secs(60), brake: None, released: None, progress: None },
+        silence: Silence {
+            grace: SignedDuration::from_secs(60),
+            brake: None,
+            released: None,
+            progress: None,
+            is_awaited: false,
+        },
         scheduler_is_known: true,
         longest_schedule_timeout: SignedDuration::from_mins(10),
     };

@@ -405,6 +405,8 @@ const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 pub struct NodeView {
     /// What decides whether a pod may go there.
     pub facts: NodeFacts,
+    /// When it was registered.
+    pub registered: Option<Timestamp>,
     /// Since when its kubelet does not report; `None`: it does, be it that the node is not ready.
     pub silent_since: Option<Timestamp>,
     /// It is not ready, and an administrator says by a taint that it will not come back as it was.
@@ -447,7 +449,13 @@ impl NodeView {
         let allocatable =
             status.and_then(|status| status.allocatable.as_ref()).map(resources::of_quantities).unwrap_or_default();
         let out_of_service = !is_ready && facts.taints.iter().any(|taint| taint.key == OUT_OF_SERVICE);
-        NodeView { facts, silent_since, out_of_service, allocatable, ..NodeView::default() }
+        let registered = node.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        NodeView { facts, registered, silent_since, out_of_service, allocatable, ..NodeView::default() }
+    }
+
+    /// Whether it is the node of that time, and has not been registered again since.
+    pub fn was_there(&self, at: Timestamp) -> bool {
+        self.registered.is_none_or(|registered| registered <= at)
     }
 
     /// Its devices, where there is a report that can be used.

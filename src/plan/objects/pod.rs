@@ -8,7 +8,8 @@ use crate::job::{EnvEntry, GangPod, ValidJob, identity, set_devices, trainer, tr
 use crate::kueue;
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, Pod,
-    PodSchedulingGate, PodSecurityContext, PodSpec, SeccompProfile, SecretVolumeSource, SecurityContext, Volume,
+    PodSchedulingGate, PodSecurityContext, PodSpec, SeccompProfile, SecretVolumeSource, SecurityContext, Toleration,
+    Volume,
 };
 use serde_json::{Value, json};
 use switchyard_crds::names::TRAINER;
@@ -29,6 +30,9 @@ const KEY_MODE: i32 = 0o440;
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 /// Seconds between SIGTERM and SIGKILL unless the template says otherwise.
 const GRACE_SECONDS: i64 = 30;
+/// Taints of a node whose kubelet reports trouble, or has stopped reporting.
+const TROUBLE: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
+const NO_EXECUTE: &str = "NoExecute";
 
 /// The pod of a node of an attempt, gated.
 pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, node_rank: u32) -> Pod {
@@ -62,6 +66,7 @@ pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, 
     spec.termination_grace_period_seconds.get_or_insert(GRACE_SECONDS);
     spec.automount_service_account_token.get_or_insert(false);
     spec.enable_service_links.get_or_insert(false);
+    stay_in_trouble(&mut spec);
     secure_pod(&mut spec, job.spec.trainer.framework);
     making.volumes(&mut spec);
     making.trainer(&mut spec);
@@ -85,6 +90,25 @@ fn declare_port(spec: &mut PodSpec, port: u16) {
     if !ports.iter().any(|own| own.container_port == i32::from(port)) {
         let (container_port, host_port) = (port.into(), Some(port.into()));
         ports.push(ContainerPort { container_port, host_port, ..ContainerPort::default() });
+    }
+}
+
+/// Keeps Kubernetes from evicting the pod from a node in trouble. Admission adds tolerations of 300 s to pods that tolerate neither taint, but its
+/// containers may train all the while: the controller decides, by its grace, the progress of the ranks and the rest of the fleet.
+fn stay_in_trouble(spec: &mut PodSpec) {
+    let tolerations = spec.tolerations.get_or_insert_default();
+    for key in TROUBLE {
+        // The same test as in the DefaultTolerationSeconds admission plugin.
+        let is_any =
+            |field: &Option<String>, value: &str| field.as_deref().is_none_or(|is| is.is_empty() || is == value);
+        if !tolerations.iter().any(|own| is_any(&own.key, key) && is_any(&own.effect, NO_EXECUTE)) {
+            tolerations.push(Toleration {
+                key: Some(key.into()),
+                operator: Some("Exists".into()),
+                effect: Some(NO_EXECUTE.into()),
+                ..Toleration::default()
+            });
+        }
     }
 }
 

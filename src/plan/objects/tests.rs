@@ -76,6 +76,29 @@ fn a_template_is_merged_by_name() {
     insta::assert_yaml_snapshot!(conflicts);
 }
 
+/// After 300 s Kubernetes evicted pods that trained on, past the controller's grace, brake and progress.
+#[test]
+fn a_pod_stays_on_a_node_in_trouble_unless_its_template_says_for_how_long() {
+    let key = |name: &str| format!("node.kubernetes.io/{name}");
+    let ours = |name: &str| json!({"key": key(name), "operator": "Exists", "effect": "NoExecute"});
+    let seconds =
+        |name: &str| json!({"key": key(name), "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60});
+    let all = json!({"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60});
+    let gpu = json!({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"});
+    let new = json!({"key": key("not-ready"), "operator": "Exists", "effect": "NoSchedule"});
+    for (template, expected) in [
+        (json!([]), json!([ours("not-ready"), ours("unreachable")])),
+        (json!([gpu]), json!([gpu, ours("not-ready"), ours("unreachable")])),
+        (json!([new]), json!([new, ours("not-ready"), ours("unreachable")])),
+        (json!([seconds("unreachable")]), json!([seconds("unreachable"), ours("not-ready")])),
+        (json!([all]), json!([all])),
+    ] {
+        let job = torch("t", json!({"containers": [], "tolerations": template}));
+        let pod = pod(&job.0, &job.1, &defaults(), 1, 0);
+        assert_eq!(serde_json::to_value(pod.spec.unwrap().tolerations).unwrap(), expected);
+    }
+}
+
 fn on(node: &str) -> PlacedNode {
     PlacedNode { node_name: node.into(), ..PlacedNode::default() }
 }

@@ -142,3 +142,35 @@ async fn a_node_that_ends_three_jobs_within_an_hour_is_avoided_by_the_fourth_and
     ensure!(told.code == Some(0) && told.stdout.contains(&why), "{}{}", told.stdout, told.stderr);
     Ok(())
 }
+
+/// A GPU that fell off the bus: ten attempts went to the same node within minutes, and so did the next job.
+#[tokio::test]
+async fn a_node_that_refuses_a_pod_is_left_by_the_job_and_under_another_leader_by_the_next_one() -> Result<()> {
+    let mut scene = Scene::new("refuses", 2).await?;
+    let used = |job: &TrainJob| job.status.as_ref().unwrap().placement.as_ref().unwrap().nodes[0].node_name.clone();
+    scene.create("first", 1, "run", json!({})).await?;
+    let ill = used(&scene.jobs.wait_stage("first", "Running").await?);
+    let why = "Allocate failed due to no healthy devices present";
+    let refused = json!({"status": {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": why}});
+    scene.jobs.pods_api().patch_status("first-1-0", &Default::default(), &Patch::Merge(refused)).await?;
+    let again = |job: &TrainJob| {
+        let is_running = condition_of(job, "Succeeded").is_some_and(|c| c.reason == "Running");
+        is_running && job.status.as_ref().is_some_and(|status| status.attempt == Some(2))
+    };
+    let first = scene.jobs.wait("first", "running elsewhere", again).await?;
+    assert_ne!(used(&first), ill);
+    let known = &first.status.as_ref().unwrap().node_failures;
+    assert_eq!(known.iter().map(|failure| &failure.node_name).collect::<Vec<_>>(), [&ill]);
+    let namespace = scene.jobs.namespace.clone();
+    let options = ControllerOptions { namespace: Some(namespace.clone()), ..ControllerOptions::default() };
+    scene.controller = start_controller(ControlPlane::shared(), &namespace, &options)?;
+    scene.create("second", 1, "run", json!({})).await?;
+    let second = scene.jobs.wait_stage("second", "Running").await?;
+    assert_eq!((used(&second), second.status.unwrap().attempt), (used(&first), Some(1)));
+    let config = ControlPlane::shared().kubeconfig("admin").display().to_string();
+    let told = Folder::new().switchyard(["explain", "second", "--namespace", &namespace, "--kubeconfig", &config]);
+    let told = told.start().wait(PATIENCE);
+    let why = format!("{ill}: a pod of another job could not start there at ");
+    ensure!(told.code == Some(0) && told.stdout.contains(&why), "{}{}", told.stdout, told.stderr);
+    Ok(())
+}

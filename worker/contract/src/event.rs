@@ -352,6 +352,15 @@ impl Summary {
     }
 }
 
+/// The step of the last report of progress in the lines of a log: the pods of all nodes have one among their last [`Summary::TAIL_LINES`].
+pub fn step_in(log: &str) -> Option<u64> {
+    log.lines().rev().find_map(|line| match serde_json::from_str(line) {
+        Ok(Event::Summary(summary)) => Some(summary.step),
+        Ok(Event::Progress(progress)) => Some(progress.step),
+        _ => None,
+    })
+}
+
 /// The end of training on one rank.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -2,46 +2,59 @@
 //!
 //! A cluster keeps only part of a log, and the controller reads only its last lines. So rank 0 is printed in full,
 //! other ranks when they start, fail, or tell what their GPUs have met, and the pod of rank 0 repeats a summary of the job.
+//! Each other pod repeats the progress of its first rank: the kubelet of rank 0's node may not answer.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
-use switchyard_worker_contract::event::{Event, Failure, Finished, Summary};
+use switchyard_worker_contract::event::{Event, Failure, Finished, Progress, Summary};
 use switchyard_worker_contract::fold::Fold;
 
-/// Time between two summaries.
+/// Time between two summaries, or two reports of progress.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Most lines between two summaries: fewer than what is read of a log, to leave room for lines printed meanwhile.
+/// Most lines between two of them: fewer than what is read of a log, to leave room for lines printed meanwhile.
 const LINES: usize = Summary::TAIL_LINES - 14;
 
 /// The two streams of the pod.
 pub(super) struct Output<O, E> {
     out: O,
     err: E,
-    /// State of the job; only in the pod of rank 0.
-    journal: Option<Journal>,
+    journal: Journal,
+    printed: Option<(Instant, Event)>,
+    /// Lines printed since then.
+    lines: usize,
 }
 
-/// What is known about the job, and what of it was printed.
-struct Journal {
+/// What a pod repeats in its log.
+enum Journal {
+    /// State of the job: in the pod of rank 0.
+    Job(Box<JobJournal>),
+    /// Last report of the first rank of another pod.
+    Rank(Option<Progress>),
+}
+
+/// What is known about the job.
+struct JobJournal {
     fold: Fold,
     summary: Option<Summary>,
     finished: Option<Finished>,
-    printed: Option<(Instant, Summary)>,
-    lines: usize,
+}
+
+impl Journal {
+    fn event(&self) -> Option<Event> {
+        match self {
+            Journal::Job(job) => job.summary.map(Event::Summary),
+            Journal::Rank(progress) => progress.clone().map(Event::Progress),
+        }
+    }
 }
 
 impl<O: Write, E: Write> Output<O, E> {
     /// `ranks_of_leader`: number of ranks in this pod, if rank 0 is one of them.
     pub fn new(out: O, err: E, ranks_of_leader: Option<u32>) -> Self {
-        let journal = ranks_of_leader.map(|ranks| Journal {
-            fold: Fold::new(ranks),
-            summary: None,
-            finished: None,
-            printed: None,
-            lines: 0,
-        });
-        Output { out, err, journal }
+        let job = |ranks| JobJournal { fold: Fold::new(ranks), summary: None, finished: None };
+        let journal = ranks_of_leader.map_or(Journal::Rank(None), |ranks| Journal::Job(Box::new(job(ranks))));
+        Output { out, err, journal, printed: None, lines: 0 }
     }
 
     /// A line from the standard output of a process whose first rank is `rank`. Returns the failure that it reports, if
@@ -54,55 +67,44 @@ impl<O: Write, E: Write> Output<O, E> {
         if event.rank().unwrap_or(rank) == 0 || matches!(event, Event::Ready(_) | Event::Gpu(_) | Event::Failed(_)) {
             self.print(line, now);
         }
-        let journal = self.journal.as_mut();
-        match event {
-            Event::Failed(failure) => return Some(failure),
-            Event::Progress(progress) => {
-                if let Some(journal) = journal
-                    && let Some((summary, _)) = journal.fold.progress(progress)
-                {
-                    journal.summary = Some(summary);
-                    self.summarise(now, false);
+        match (event, &mut self.journal) {
+            (Event::Failed(failure), _) => return Some(failure),
+            (Event::Progress(progress), Journal::Job(job)) => {
+                if let Some((summary, _)) = job.fold.progress(progress) {
+                    job.summary = Some(summary);
+                    self.repeat(now, false);
                 }
             }
-            Event::Evaluation { loss, accuracy, .. } => {
-                if let Some(journal) = journal {
-                    journal.fold.evaluation(loss, accuracy);
-                    if let Some(summary) = &mut journal.summary {
-                        summary.validation_loss = Some(loss);
-                        summary.accuracy = accuracy;
-                    }
+            // Those of its other ranks say the same, since ranks reduce their gradients together.
+            (Event::Progress(progress), Journal::Rank(last))
+                if last.as_ref().is_none_or(|last| progress.rank <= last.rank) =>
+            {
+                *last = Some(progress);
+                self.repeat(now, false);
+            }
+            (Event::Evaluation { loss, accuracy, .. }, Journal::Job(job)) => {
+                job.fold.evaluation(loss, accuracy);
+                if let Some(summary) = &mut job.summary {
+                    summary.validation_loss = Some(loss);
+                    summary.accuracy = accuracy;
                 }
             }
-            Event::Standstill { stuck } => {
-                if let Some(journal) = journal {
-                    journal.fold.standstill(stuck);
-                    if let Some(summary) = &mut journal.summary {
-                        summary.stuck = stuck;
-                        self.summarise(now, true);
-                    }
+            (Event::Standstill { stuck }, Journal::Job(job)) => {
+                job.fold.standstill(stuck);
+                if let Some(summary) = &mut job.summary {
+                    summary.stuck = stuck;
+                    self.repeat(now, true);
                 }
             }
-            Event::GpuTrouble { gpu } => {
-                if let Some(journal) = journal {
-                    journal.fold.gpu_trouble(gpu);
-                    if let Some(summary) = &mut journal.summary {
-                        summary.gpu = gpu;
-                        self.summarise(now, true);
-                    }
+            (Event::GpuTrouble { gpu }, Journal::Job(job)) => {
+                job.fold.gpu_trouble(gpu);
+                if let Some(summary) = &mut job.summary {
+                    summary.gpu = gpu;
+                    self.repeat(now, true);
                 }
             }
-            Event::Finished(finished) if finished.rank == 0 => {
-                if let Some(journal) = journal {
-                    journal.finished = Some(finished);
-                }
-            }
-            Event::Finished(_)
-            | Event::Checkpoint(_)
-            | Event::Measured(_)
-            | Event::Ready(_)
-            | Event::Gpu(_)
-            | Event::Summary(_) => {}
+            (Event::Finished(finished), Journal::Job(job)) if finished.rank == 0 => job.finished = Some(finished),
+            _ => {}
         }
         None
     }
@@ -115,17 +117,17 @@ impl<O: Write, E: Write> Output<O, E> {
 
     /// Called at the end: returns the last summary, and prints it if it is news.
     pub fn finish(&mut self, now: Instant) -> Option<Summary> {
-        let journal = self.journal.as_mut()?;
-        if let (Some(summary), Some(finished)) = (&mut journal.summary, journal.finished.take()) {
+        let Journal::Job(job) = &mut self.journal else { return None };
+        if let (Some(summary), Some(finished)) = (&mut job.summary, job.finished.take()) {
             summary.step = finished.step;
             summary.loss = finished.last_loss.unwrap_or(summary.loss);
             summary.validation_loss = finished.validation_loss;
             summary.accuracy = finished.accuracy;
             summary.remaining_seconds = Some(0.0);
         }
-        let summary = journal.summary;
-        if journal.printed.map(|(_, printed)| printed) != summary {
-            self.summarise(now, true);
+        let summary = job.summary;
+        if self.printed.as_ref().map(|(_, printed)| printed) != self.journal.event().as_ref() {
+            self.repeat(now, true);
         }
         summary
     }
@@ -138,23 +140,19 @@ impl<O: Write, E: Write> Output<O, E> {
 
     /// Counts a line of the log.
     fn count(&mut self, now: Instant) {
-        let Some(journal) = &mut self.journal else { return };
-        journal.lines += 1;
-        if journal.lines >= LINES {
-            self.summarise(now, true);
+        self.lines += 1;
+        if self.lines >= LINES {
+            self.repeat(now, true);
         }
     }
 
-    /// Prints the summary if it must, or if it is time.
-    fn summarise(&mut self, now: Instant, must: bool) {
-        let Some(journal) = &mut self.journal else { return };
-        let Some(summary) = journal.summary else { return };
-        let due = journal.printed.is_none_or(|(at, _)| now.saturating_duration_since(at) >= INTERVAL);
-        if must || due {
-            journal.printed = Some((now, summary));
-            journal.lines = 0;
-            let line = serde_json::to_string(&Event::Summary(summary)).expect("invariant: a summary is plain data");
+    /// Prints what the journal has if it must, or if it is time.
+    fn repeat(&mut self, now: Instant, must: bool) {
+        let due = self.printed.as_ref().is_none_or(|(at, _)| now.saturating_duration_since(*at) >= INTERVAL);
+        if let Some(event) = self.journal.event().filter(|_| must || due) {
+            let line = serde_json::to_string(&event).expect("invariant: an event is plain data");
             let _ = writeln!(self.out, "{line}").and_then(|()| self.out.flush());
+            (self.printed, self.lines) = (Some((now, event)), 0);
         }
     }
 }
@@ -163,6 +161,7 @@ impl<O: Write, E: Write> Output<O, E> {
 mod tests {
     use super::*;
     use serde_json::json;
+    use switchyard_worker_contract::event::step_in;
 
     fn progress(rank: u32, step: u64) -> String {
         json!({"event": "progress", "rank": rank, "step": step, "totalSteps": 100, "intervalSteps": 1, "loss": 2.0,
@@ -281,10 +280,24 @@ mod tests {
         assert_eq!(Summary::last_in(&text(&output)).unwrap().gpu, None);
     }
 
+    /// Only the pod of rank 0 said where the training stands, so the silence of its node looked like that of all ranks.
     #[test]
-    fn other_pods_know_no_summary() {
+    fn another_pod_repeats_the_progress_of_its_first_rank_and_knows_no_summary() {
+        let start = Instant::now();
         let mut output = Output::new(Vec::new(), Vec::new(), None);
-        output.stdout(2, &progress(2, 1), Instant::now());
-        assert_eq!((output.finish(Instant::now()), text(&output).as_str()), (None, ""));
+        for (step, seconds) in [(1, 0), (2, 4), (3, 5)] {
+            output.stdout(2, &progress(2, step), start + Duration::from_secs(seconds));
+            output.stdout(3, &progress(3, step), start + Duration::from_secs(seconds));
+        }
+        let lines: Vec<String> = text(&output).lines().map(ToString::to_string).collect();
+        assert_eq!((lines.len(), step_in(&text(&output))), (2, Some(3)), "{lines:?}");
+        for _ in 0..500 {
+            output.stdout(2, "chatter", start);
+            let text = text(&output);
+            let lines: Vec<&str> = text.lines().collect();
+            let tail = lines[lines.len().saturating_sub(Summary::TAIL_LINES)..].join("\n");
+            assert_eq!(step_in(&tail), Some(3), "{tail}");
+        }
+        assert_eq!((output.finish(start), summaries(&output)), (None, 0));
     }
 }

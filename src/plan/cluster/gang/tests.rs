@@ -2,10 +2,10 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::cluster::PlacementRules;
 use crate::cluster::admitted::Admitted;
 use crate::cluster::levels::Levels;
 use crate::cluster::machine::Shapes;
+use crate::cluster::{Avoided, PlacementRules};
 use crate::eligible::NodeFacts;
 use crate::objects::Defaults;
 use crate::resources;
@@ -76,7 +76,7 @@ impl Cluster {
         &self,
         job: &TrainJob,
         levels: &Levels,
-        left_out: &BTreeMap<String, String>,
+        left_out: &BTreeMap<String, Avoided>,
     ) -> Result<Placed, NoPlace> {
         let valid = validate(job).unwrap();
         let now = Timestamp::from_second(1_000_000).unwrap();
@@ -243,7 +243,7 @@ fn better_nodes_that_are_left_out_are_named() {
 fn nodes_that_are_not_asked_are_named_with_the_place_that_was_taken_instead() {
     let cluster = Cluster::h200(&["r1"; 3]);
     let why = "it ended attempts 3 times within an hour";
-    let left_out = [("n00".to_string(), why.to_string())].into();
+    let left_out = [("n00".to_string(), Avoided { why: why.to_string(), is_last_resort: false })].into();
     let placed = cluster.place_without(&job(1, 8, json!({})), &Levels::default(), &left_out).unwrap();
     assert_eq!(names(&placed), ["n01"]);
     assert!(placed.status.reason.ends_with(&format!("; 1 node is not asked: n00 ({why})")), "{}", placed.status.reason);

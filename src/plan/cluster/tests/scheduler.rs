@@ -2,6 +2,7 @@
 
 use super::world::at;
 use super::*;
+use crate::cluster::avoidance::{NodeFault, UNSCHEDULABLE, remember};
 use crate::cluster::view::{Phase, Unschedulable};
 
 /// Seen on real nodes: the same node was asked again every 310 s for ever, and its GPUs were held 97 % of the time.
@@ -126,7 +127,10 @@ fn what_the_scheduler_said_comes_before_what_keeps_every_job_away() {
         let taint = json!({"key": key, "effect": "NoSchedule"});
         world.nodes.get_mut(&format!("n{node}")).unwrap().facts.taints = vec![serde_json::from_value(taint).unwrap()];
     }
-    world.refusals.add("n0", "0/9 nodes are available: no", at(0));
+    let fault =
+        NodeFault { node: "n0".into(), reason: UNSCHEDULABLE.into(), message: "0/9 nodes are available: no".into() };
+    world.step();
+    remember(&mut world.job.status.as_mut().unwrap().node_failures, [fault], at(0));
     world.run();
     let says = "0 of 1 nodes have room for cpu 2; 1 node cannot be used: the scheduler refused it: 0/9 nodes are available: no; \
                 2 nodes cannot be used: ";

@@ -1,8 +1,8 @@
 //! A cluster of one job, whose plans are carried out as the API server, the scheduler and the kubelets would.
 
+use crate::cluster::avoidance;
 use crate::cluster::hindrance::Trouble;
 use crate::cluster::levels::Levels;
-use crate::cluster::refusals::Refusals;
 use crate::cluster::view::{Ended, NodeView, ObjectView, Phase, PodView};
 use crate::cluster::{Action, JobSnapshot, PlacementRules, Reconciliation, Silence, plan};
 use crate::eligible::NodeFacts;
@@ -32,13 +32,14 @@ pub struct World {
     pub pods: Vec<PodView>,
     pub objects: BTreeMap<(Kind, String), ObjectView>,
     pub nodes: BTreeMap<String, NodeView>,
+    pub missing: BTreeMap<String, Timestamp>,
     pub seen: BTreeMap<u32, Seen>,
     pub now: i64,
     pub restricted: bool,
     pub provisioning_class: Option<&'static str>,
-    pub refusals: Refusals,
     pub brake: Option<String>,
     pub progress: Option<Timestamp>,
+    pub is_awaited: bool,
     pub trouble: Option<Trouble>,
     pub summary: Option<Summary>,
     /// When the status was written last.
@@ -70,13 +71,14 @@ impl World {
             pods: Vec::new(),
             objects,
             nodes: nodes_of,
+            missing: BTreeMap::new(),
             seen,
             now: 0,
             restricted: false,
             provisioning_class: None,
-            refusals: Refusals::default(),
             brake: None,
             progress: None,
+            is_awaited: false,
             trouble: None,
             summary: None,
             written: None,
@@ -102,12 +104,14 @@ impl World {
         pods.sort_by_key(|pod| (pod.attempt, pod.node_rank));
         let defaults = Defaults { worker_image: "worker:1".into(), ..Defaults::default() };
         let levels = Levels::default();
-        let left_out = self.refusals.left_out(at(self.now));
+        let status = self.job.status.clone().unwrap_or_default();
+        let left_out = avoidance::avoided(&status, &self.nodes, at(self.now));
         let snapshot = JobSnapshot {
             job: &self.job,
             pods: &pods,
             objects: &self.objects,
             nodes: &self.nodes,
+            missing: &self.missing,
             rules: PlacementRules { defaults: &defaults, levels: &levels, now: at(self.now) },
             actual: &BTreeMap::new(),
             forecast: None,
@@ -120,7 +124,7 @@ impl World {
             status_written: self.written,
             left_out: &left_out,
             quota_goes_to: self.quota_goes_to,
-            asked_again: self.refusals.next(at(self.now)),
+            asked_again: avoidance::next(&status, at(self.now)),
             restricted: self.restricted,
             provisioning_class: self.provisioning_class,
             silence: Silence {
@@ -128,6 +132,7 @@ impl World {
                 brake: self.brake.as_deref(),
                 released: None,
                 progress: self.progress,
+                is_awaited: self.is_awaited,
             },
             scheduler_is_known: self.scheduler_is_known,
             longest_schedule_timeout: self.longest_schedule_timeout,
@@ -158,7 +163,6 @@ impl World {
             let slices: Vec<Object> = slices.map(|slice| Object::PlacementSlice(Box::new(slice))).collect();
             slices.iter().for_each(|slice| self.make(slice));
             self.job.status = Some(status.clone());
-            done.refused.iter().for_each(|(node, words)| self.refusals.add(node, words, at(self.now)));
         }
         done
     }

@@ -1,0 +1,185 @@
+//! Whether a gang makes progress, as the logs of its pods say.
+//!
+//! The pod of rank 0 says most, and comes first. If its kubelet does not answer, the log of another pod shows that the ranks go on.
+
+use jiff::Timestamp;
+use std::collections::{BTreeMap, BTreeSet};
+use switchyard_crds::{TrainJobStatus, conditions};
+use switchyard_plan::cluster::view::{NodeView, Phase, PodView};
+
+/// Further pods that are read while those before them cannot be.
+const MOST_OTHERS: usize = 3;
+
+/// What the logs of a job's pods said.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// The newest step of an attempt, and when it was first seen.
+    newest: Option<(u32, u64, Timestamp)>,
+    /// Pods whose logs could not be read last time, by UID.
+    unread: BTreeSet<String>,
+    /// A log was read, or could not be, since this controller leads.
+    is_tried: bool,
+}
+
+impl Progress {
+    /// A log of this attempt was read and had this step; `None`: it has none yet.
+    pub fn read(
+        &mut self,
+        attempt: u32,
+        uid: &str,
+        step: Option<u64>,
+        status: Option<&TrainJobStatus>,
+        now: Timestamp,
+    ) {
+        self.is_tried = true;
+        self.unread.remove(uid);
+        let known = self.of(attempt).or_else(|| written(status));
+        if let Some(step) = step {
+            // Pods are read one after the other: an older step is no news.
+            let (step, at) = known.filter(|(known, _)| *known >= step).unwrap_or((step, now));
+            self.newest = Some((attempt, step, at));
+        }
+    }
+
+    /// The log of this pod cannot be read now.
+    pub fn cannot_read(&mut self, uid: &str) {
+        self.is_tried = true;
+        self.unread.insert(uid.to_string());
+    }
+
+    /// Another controller led meanwhile, and may have read other things.
+    pub fn leads_again(&mut self) {
+        self.is_tried = false;
+    }
+
+    fn of(&self, attempt: u32) -> Option<(u64, Timestamp)> {
+        self.newest.filter(|(of, ..)| *of == attempt).map(|(_, step, at)| (step, at))
+    }
+
+    /// When the ranks of an attempt were last seen to make a step: by this controller, or by an earlier one.
+    pub fn last(&self, attempt: u32, status: Option<&TrainJobStatus>) -> Option<Timestamp> {
+        self.of(attempt).or_else(|| written(status)).map(|(_, at)| at)
+    }
+
+    /// Whether nothing has been read yet that could be.
+    pub fn is_awaited<'a>(
+        &self,
+        attempt: u32,
+        pods: impl Iterator<Item = &'a PodView>,
+        nodes: &BTreeMap<String, NodeView>,
+    ) -> bool {
+        !self.is_tried && !self.sources(attempt, pods, nodes).is_empty()
+    }
+
+    /// The pods to read: the first one whose node reports, and after each that cannot be read the next.
+    pub fn sources<'a>(
+        &self,
+        attempt: u32,
+        pods: impl Iterator<Item = &'a PodView>,
+        nodes: &BTreeMap<String, NodeView>,
+    ) -> Vec<&'a PodView> {
+        let reports = |pod: &&PodView| {
+            pod.node.as_ref().and_then(|node| nodes.get(node)).is_some_and(|node| node.silent_since.is_none())
+        };
+        let runs = |pod: &&PodView| pod.attempt == attempt && pod.phase == Phase::Running && !pod.deleting;
+        let mut found = Vec::new();
+        for pod in pods.filter(runs).filter(reports).take(1 + MOST_OTHERS) {
+            found.push(pod);
+            if !self.unread.contains(&pod.uid) {
+                break;
+            }
+        }
+        found
+    }
+
+    /// Forgets a pod that is gone.
+    pub fn forget(&mut self, uid: &str) {
+        self.unread.remove(uid);
+    }
+}
+
+/// The newest step in the status, and when it was first seen. While the condition says otherwise, the figures are those of an earlier attempt.
+fn written(status: Option<&TrainJobStatus>) -> Option<(u64, Timestamp)> {
+    let status = status.filter(|status| status.is(conditions::PROGRESSING))?;
+    let figures = status.trainer_status.as_ref()?;
+    Some((figures.step.unsigned_abs(), figures.last_updated_time.as_ref()?.0))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use serde_json::json;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn gang(nodes: u32) -> (Vec<PodView>, BTreeMap<String, NodeView>) {
+        let pod = |rank: u32| PodView {
+            uid: format!("p{rank}"),
+            attempt: 1,
+            node_rank: rank,
+            node: Some(format!("n{rank}")),
+            phase: Phase::Running,
+            ..PodView::default()
+        };
+        let nodes_of = (0..nodes).map(|rank| (format!("n{rank}"), NodeView::default()));
+        ((0..nodes).map(pod).collect(), nodes_of.collect())
+    }
+
+    /// Seen on real nodes: the kubelet of rank 0's node was stopped for 85 s, and a gang that trained was ended.
+    #[test]
+    fn another_pod_is_read_where_the_kubelet_of_the_first_does_not_answer() {
+        let (pods, mut nodes) = gang(6);
+        let mut progress = Progress::default();
+        let read = |progress: &Progress, nodes: &BTreeMap<String, NodeView>| -> Vec<u32> {
+            progress.sources(1, pods.iter(), nodes).into_iter().map(|pod| pod.node_rank).collect()
+        };
+        assert_eq!(read(&progress, &nodes), [0]);
+        progress.cannot_read("p0");
+        assert_eq!(read(&progress, &nodes), [0, 1]);
+        (1..6).for_each(|rank| progress.cannot_read(&format!("p{rank}")));
+        assert_eq!(read(&progress, &nodes), [0, 1, 2, 3], "not all of a large gang");
+        progress.read(1, "p0", Some(1), None, at(0));
+        assert_eq!(read(&progress, &nodes), [0]);
+        for node in ["n0", "n1"] {
+            nodes.get_mut(node).unwrap().silent_since = Some(at(0));
+        }
+        nodes.remove("n2");
+        progress.read(1, "p3", Some(2), None, at(9));
+        assert_eq!(read(&progress, &nodes), [3], "it is known before a read has to fail");
+        assert_eq!(progress.last(1, None), Some(at(9)));
+        progress.read(1, "p0", Some(2), None, at(10));
+        progress.read(1, "p0", Some(1), None, at(11));
+        assert_eq!(progress.last(1, None), Some(at(9)), "what another pod said before");
+        progress.read(2, "p0", Some(1), None, at(12));
+        assert_eq!((progress.last(2, None), progress.last(3, None)), (Some(at(12)), None));
+    }
+
+    #[test]
+    fn a_new_leader_knows_when_the_last_step_was_made_and_waits_for_its_first_read() {
+        let (pods, nodes) = gang(2);
+        let status = |state: &str| -> TrainJobStatus {
+            let condition = json!({"type": "Progressing", "status": state, "reason": "StepsMade", "message": "",
+                "lastTransitionTime": at(0).to_string()});
+            let figures =
+                json!({"step": 7, "totalSteps": 9, "progressPercentage": 77, "lastUpdatedTime": at(50).to_string()});
+            serde_json::from_value(json!({"conditions": [condition], "trainerStatus": figures})).unwrap()
+        };
+        let (steps, started) = (status("True"), status("False"));
+        let mut progress = Progress::default();
+        assert_eq!((progress.last(1, Some(&steps)), progress.last(1, Some(&started))), (Some(at(50)), None));
+        assert!(progress.is_awaited(1, pods.iter(), &nodes) && !progress.is_awaited(1, pods.iter(), &BTreeMap::new()));
+        progress.read(1, "p0", Some(7), Some(&steps), at(90));
+        assert_eq!(progress.last(1, Some(&steps)), Some(at(50)), "the same step as before is no progress");
+        assert!(!progress.is_awaited(1, pods.iter(), &nodes));
+        progress.read(1, "p0", Some(8), Some(&steps), at(100));
+        assert_eq!(progress.last(1, Some(&steps)), Some(at(100)));
+        progress.leads_again();
+        assert!(progress.is_awaited(1, pods.iter(), &nodes));
+        let mut resumed = Progress::default();
+        resumed.read(2, "p0", Some(5), Some(&started), at(200));
+        assert_eq!(resumed.last(2, Some(&started)), Some(at(200)), "an earlier attempt had come further");
+    }
+}

@@ -1,0 +1,214 @@
+//! Nodes that failed a job. They are kept in its status, so that a new leader knows them, and its next attempts avoid them for a while.
+
+use super::question::Avoided;
+use super::view::NodeView;
+use super::{clock, hindrance};
+use crate::status::time;
+use jiff::{SignedDuration, Timestamp};
+use std::collections::BTreeMap;
+use switchyard_crds::{NodeFailure, TrainJobStatus};
+
+/// Nodes that a job remembers.
+pub(super) const MOST: usize = 128;
+/// Pause after the first failure on a node.
+pub(super) const FIRST_PAUSE: SignedDuration = SignedDuration::from_secs(60);
+/// After this long without a failure, the pause of a node begins again with the first one.
+const FORGOTTEN: SignedDuration = SignedDuration::from_secs(3600);
+/// The status remembers a node for this long: what other jobs make of it may last for hours.
+const KEPT: SignedDuration = SignedDuration::from_hours(24);
+/// Longest message that is kept, characters.
+const LONGEST: usize = 240;
+const LONGEST_REASON: usize = 64;
+
+/// The node stopped reporting.
+pub(super) const LOST: &str = "NodeLost";
+/// An administrator took the node out of service.
+pub(super) const OUT_OF_SERVICE: &str = "NodeOutOfService";
+/// The Node was deleted.
+pub(super) const GONE: &str = "NodeGone";
+/// The pod did not start there, and its kubelet reported nothing of it.
+pub(super) const NOT_STARTED: &str = "NotStarted";
+/// The scheduler refused the node.
+pub(super) const UNSCHEDULABLE: &str = "Unschedulable";
+
+/// A failure that a node is to blame for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct NodeFault {
+    pub node: String,
+    /// One word: of this module, or the kubelet's.
+    pub reason: String,
+    pub message: String,
+}
+
+/// What a failure says about its node to other jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Evidence {
+    /// The node was lost: it is the node's fault whatever ran there.
+    Lost,
+    /// The kubelet could not allocate what its node offers, such as a GPU that fell off the bus.
+    Refused,
+    /// Nothing started, which a template may cause as well: it is the node's fault once the same template runs elsewhere.
+    NotStarted,
+}
+
+/// `None`: nothing, since the job or other pods may cause it.
+pub fn evidence(reason: &str) -> Option<Evidence> {
+    match reason {
+        LOST | OUT_OF_SERVICE => Some(Evidence::Lost),
+        "UnexpectedAdmissionError" => Some(Evidence::Refused),
+        "FailedCreatePodSandBox"
+        | "FailedPrepareDynamicResources"
+        | "NetworkNotReady"
+        | "CreateContainerError"
+        | "RunContainerError" => Some(Evidence::NotStarted),
+        _ => None,
+    }
+}
+
+/// Records failures of nodes, the newest last.
+pub(super) fn remember(known: &mut Vec<NodeFailure>, faults: impl IntoIterator<Item = NodeFault>, now: Timestamp) {
+    let age = |failure: &NodeFailure| now.duration_since(failure.last_time.0);
+    known.retain(|failure| age(failure) < KEPT);
+    for NodeFault { node, reason, message } in faults {
+        let reason: String = reason.chars().take(LONGEST_REASON).collect();
+        let before = known.iter().position(|failure| failure.node_name == node).map(|position| known.remove(position));
+        let before = before.filter(|before| before.reason == reason && age(before) < FORGOTTEN);
+        known.push(NodeFailure {
+            count: before.map_or(1, |before| before.count.saturating_add(1)),
+            message: message.chars().take(LONGEST).collect(),
+            last_time: time(now),
+            node_name: node,
+            reason,
+        });
+    }
+    known.drain(..known.len().saturating_sub(MOST));
+}
+
+/// Until when no attempt uses a node, and the longest such pause. `None`: the health of the node decides.
+fn until(failure: &NodeFailure) -> Option<(Timestamp, SignedDuration)> {
+    let (factor, longest): (i32, _) = match failure.reason.as_str() {
+        LOST | OUT_OF_SERVICE | GONE => return None,
+        // What was in the way of the scheduler may be gone in a minute.
+        UNSCHEDULABLE => (2, SignedDuration::from_secs(600)),
+        _ => (4, FORGOTTEN),
+    };
+    let times = factor.saturating_pow(failure.count.clamp(1, 16).unsigned_abs() - 1);
+    let pause = FIRST_PAUSE.saturating_mul(times).min(longest);
+    Some((failure.last_time.0.saturating_add(pause).unwrap_or(Timestamp::MAX), longest))
+}
+
+fn is_avoided(failure: &NodeFailure, now: Timestamp) -> bool {
+    until(failure).is_some_and(|(until, longest)| !clock::is_over(until, longest, now))
+}
+
+/// Nodes that the next attempts of a job avoid, and why. One that has been registered again since its failure is like any other.
+pub fn avoided(
+    status: &TrainJobStatus,
+    nodes: &BTreeMap<String, NodeView>,
+    now: Timestamp,
+) -> BTreeMap<String, Avoided> {
+    let is_same =
+        |failure: &&NodeFailure| nodes.get(&failure.node_name).is_none_or(|node| node.was_there(failure.last_time.0));
+    let of = |failure: &NodeFailure| {
+        let is_refusal = failure.reason == UNSCHEDULABLE;
+        let forgotten = failure.last_time.0.saturating_add(FORGOTTEN).unwrap_or(Timestamp::MAX);
+        let is_avoided = is_avoided(failure, now);
+        let is_last_resort =
+            !is_avoided && !is_refusal && until(failure).is_some() && !clock::is_over(forgotten, FORGOTTEN, now);
+        let who = if is_refusal { "the scheduler refused it" } else { "a pod of this job could not start there" };
+        let why = format!("{who}: {}", failure.message);
+        (is_avoided || is_last_resort).then(|| (failure.node_name.clone(), Avoided { why, is_last_resort }))
+    };
+    status.node_failures.iter().filter(is_same).filter_map(of).collect()
+}
+
+/// When the next of them may be used again.
+pub fn next(status: &TrainJobStatus, now: Timestamp) -> Option<Timestamp> {
+    let avoided = status.node_failures.iter().filter(|failure| is_avoided(failure, now));
+    avoided.filter_map(until).map(|(until, _)| until).min()
+}
+
+/// The scheduler's words without what it says of preemption, and the field that they are about.
+pub(super) fn words(message: &str) -> String {
+    let end = [" still not schedulable", " preemption:"].iter().filter_map(|part| message.find(part)).min();
+    let said: String = message[..end.unwrap_or(message.len())].chars().take(LONGEST).collect();
+    match hindrance::field_of(&said) {
+        Some(field) => format!("{said} ({field})"),
+        None => said,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn fault(node: &str, reason: &str) -> NodeFault {
+        NodeFault { node: node.into(), reason: reason.into(), message: "no".into() }
+    }
+
+    /// The pauses after seven failures, each right after the pause of the one before.
+    fn pauses(reason: &str) -> Vec<i64> {
+        let (mut status, mut now, mut pauses) = (TrainJobStatus::default(), 0, Vec::new());
+        for _ in 0..7 {
+            remember(&mut status.node_failures, [fault("n", reason)], at(now));
+            assert!(!avoided(&status, &BTreeMap::new(), at(now))["n"].is_last_resort);
+            let until = next(&status, at(now)).unwrap();
+            pauses.push(until.duration_since(at(now)).as_secs());
+            now = until.as_second();
+            assert_eq!(next(&status, at(now)), None);
+        }
+        remember(&mut status.node_failures, [fault("n", reason)], at(now + 3600));
+        assert_eq!(next(&status, at(now + 3600)), Some(at(now + 3660)), "forgotten after an hour");
+        pauses
+    }
+
+    #[test]
+    fn a_pause_grows_with_each_failure_and_an_old_one_is_forgotten() {
+        assert_eq!(pauses(UNSCHEDULABLE), [60, 120, 240, 480, 600, 600, 600]);
+        assert_eq!(pauses("UnexpectedAdmissionError")[..4], [60, 240, 960, 3600]);
+    }
+
+    #[test]
+    fn a_node_that_started_nothing_is_the_last_resort_for_an_hour() {
+        let mut status = TrainJobStatus::default();
+        let all = [fault("ill", "FailedCreatePodSandBox"), fault("full", UNSCHEDULABLE), fault("dead", LOST)];
+        remember(&mut status.node_failures, all, at(0));
+        let firm = |why: &str| Avoided { why: why.into(), is_last_resort: false };
+        let ill = "a pod of this job could not start there: no";
+        let both = [("ill".to_string(), firm(ill)), ("full".to_string(), firm("the scheduler refused it: no"))];
+        assert_eq!(avoided(&status, &BTreeMap::new(), at(59)), both.into());
+        let last = Avoided { why: ill.into(), is_last_resort: true };
+        assert_eq!(avoided(&status, &BTreeMap::new(), at(60)), [("ill".to_string(), last)].into());
+        assert_eq!(avoided(&status, &BTreeMap::new(), at(3600)), BTreeMap::new());
+        let again = NodeView { registered: Some(at(1)), ..NodeView::default() };
+        let avoided = avoided(&status, &[("ill".to_string(), again)].into(), at(59));
+        assert_eq!(avoided.into_keys().collect::<Vec<_>>(), ["full"], "it was repaired");
+    }
+
+    #[test]
+    fn the_status_remembers_the_newest_failures_for_a_day() {
+        let mut known = Vec::new();
+        remember(&mut known, (0..MOST + 2).map(|node| fault(&node.to_string(), LOST)), at(0));
+        assert_eq!((known.len(), known[0].node_name.as_str()), (MOST, "2"));
+        remember(&mut known, [fault("2", LOST)], at(1));
+        assert_eq!(known.last().map(|last| (last.node_name.as_str(), last.count)), Some(("2", 2)));
+        remember(&mut known, [], at(86_400));
+        assert_eq!(known.len(), 1);
+    }
+
+    #[test]
+    fn the_words_are_those_about_the_node() {
+        let rest = "still not schedulable, preemption: 0/3 nodes are available.";
+        let message = format!("0/3 nodes are available: 1 cannot allocate all claims. {rest}");
+        assert_eq!(words(&message), "0/3 nodes are available: 1 cannot allocate all claims.");
+        let message = "0/3 nodes are available: 1 node(s) didn't match pod anti-affinity rules. preemption: 0/3 nodes are available.";
+        let field = "spec.template.spec.affinity.podAntiAffinity";
+        let said = "0/3 nodes are available: 1 node(s) didn't match pod anti-affinity rules.";
+        assert_eq!(words(message), format!("{said} ({field})"));
+    }
+}
