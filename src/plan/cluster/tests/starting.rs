@@ -64,13 +64,12 @@ fn a_pod_that_does_not_start_is_waited_for_without_end_only_for_reasons_that_are
         assert_eq!(world.attempt(), 1, "{name}: {}", world.message());
         if let Some(end) = end {
             world.now = end;
-            let decision = world.step();
+            world.step();
             assert_eq!(world.attempt(), 2, "{name}: {}", world.message());
             let restarts = world.job.status.as_ref().unwrap().restarts.as_ref().unwrap();
             assert_eq!((restarts.infrastructure, restarts.application), (1, 0), "{name}");
-            let is_blamed = !decision.incidents.is_empty();
-            let is_of_node = end != 300 && world.pods[0].waiting.is_none();
-            assert_eq!(is_blamed, is_of_node, "{name}: {:?}", decision.incidents);
+            let failures = &world.job.status.as_ref().unwrap().node_failures;
+            assert_eq!(!failures.is_empty(), world.pods[0].waiting.is_none(), "{name}: {failures:?}");
         }
     }
     let mut world = bound(|pod| pod.progress = since(None, false));

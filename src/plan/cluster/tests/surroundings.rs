@@ -182,24 +182,25 @@ fn the_time_for_what_a_pod_lacks_goes_on_under_another_leader() {
     world.step();
     let told = |world: &World| Trouble::told(world.job.status.as_ref().unwrap());
     let mut quota = World { job: world.job.clone(), ..World::new(2, json!({})) };
-    world.trouble = Some(Trouble::after(None, refused("a-1-0"), at(7)));
+    world.trouble = Some(Trouble::after(None, refused("a-1-0"), true, at(7)));
     world.now = 7;
     world.job.status = world.plan().status;
-    let of_new_leader = Trouble::after(told(&world).as_ref(), refused("a-1-1"), at(200));
+    let of_new_leader = Trouble::after(told(&world).as_ref(), refused("a-1-1"), true, at(200));
     assert_eq!((of_new_leader.since, of_new_leader.text.as_str()), (at(7), refused("a-1-1").as_str()));
-    world.trouble = Some(Trouble::after(told(&world).as_ref(), format!("{}: other words", refused("a-1-0")), at(300)));
+    world.trouble =
+        Some(Trouble::after(told(&world).as_ref(), format!("{}: other words", refused("a-1-0")), true, at(300)));
     (world.now, world.written) = (306, Some(at(8)));
     assert_eq!(world.plan().wake, Some(at(307)));
     world.now = 307;
     world.job.status = world.plan().status;
     assert_eq!(world.stage(), "Failed");
-    quota.trouble = Some(Trouble::after(None, "cannot create Pod a-1-0: exceeded quota: q".into(), at(7)));
+    quota.trouble = Some(Trouble::after(None, "cannot create Pod a-1-0: exceeded quota: q".into(), true, at(7)));
     quota.job.status = quota.plan().status;
     assert_eq!((quota.stage(), told(&quota)), ("Placing", None), "no time runs");
     // The pods can be made again.
     let mut made = World::new(1, json!({}));
     made.step();
-    made.trouble = Some(Trouble::after(None, refused("a-1-0"), at(0)));
+    made.trouble = Some(Trouble::after(None, refused("a-1-0"), true, at(0)));
     made.job.status = made.plan().status;
     assert!(told(&made).is_some());
     made.trouble = None;
