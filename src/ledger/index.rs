@@ -4,6 +4,7 @@
 
 mod claims;
 mod forecast;
+mod missing;
 mod order;
 mod patience;
 mod places;
@@ -28,7 +29,7 @@ use crate::progress::Progress;
 use crate::schedulers::Schedulers;
 use crate::usage::{Share, Usage};
 use forecast::Forecasts;
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{BTreeMap, BTreeSet};
@@ -154,9 +155,6 @@ pub struct Index {
     /// What gangs hold that start again.
     pub holes: BTreeMap<JobId, Vec<String>>,
 }
-
-/// Nodes that are missing are remembered for this long: their pods are given up long before.
-const MISSING_FOR: SignedDuration = SignedDuration::from_hours(1);
 
 /// What a change means.
 #[derive(Debug, Default)]
@@ -427,18 +425,6 @@ impl Index {
         self.fleet.set(&name, None);
         self.touch_node(&name, &mut effect);
         effect
-    }
-
-    /// Notes since when nodes of a job's pods are not there.
-    pub fn note_missing(&mut self, job: &JobId, now: Timestamp) {
-        // Those whose pods are gone as well are not asked for again.
-        self.missing.retain(|_, since| now.duration_since(*since) < MISSING_FOR);
-        let pods = self.families.get(job).into_iter().flat_map(|family| family.pods.values());
-        for node in pods.filter(|pod| !pod.is_over()).filter_map(|pod| pod.node.as_ref()) {
-            if !self.usage.nodes().contains_key(node) {
-                self.missing.entry(node.clone()).or_insert(now);
-            }
-        }
     }
 
     pub fn touch_node(&self, name: &str, effect: &mut Effect) {

@@ -24,10 +24,11 @@ const PATIENCE: Duration = Duration::from_secs(150);
 type Right = (&'static str, &'static str);
 
 /// Rights that no case takes away, and why.
-const KEPT: [(Right, &str); 20] = [
+const KEPT: [(Right, &str); 21] = [
     (("trainjobs/status", "patch"), "for jobs that cannot be read: tests/malformed.rs"),
     (("trainjobs/finalizers", "update"), "asked for by an admission plugin that is off here"),
     (("pods", "get"), "asked for when the answer to a create was lost: tests/faults.rs"),
+    (("nodes", "get"), "asked for before a node is given up: tests/lifecycle/nodes.rs"),
     (("resourceclaims", "get"), "asked for when the answer to a create was lost"),
     (("resourceclaims", "create"), "for jobs with GPUs: tests/devices.rs"),
     (("resourceclaims", "patch"), "asked for when somebody took our labels off a claim"),

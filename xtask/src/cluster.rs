@@ -5,10 +5,10 @@ mod arguments;
 pub(crate) use arguments::Action;
 use arguments::Up;
 
-use crate::images::{self, LOCAL, programs_in};
+use crate::images::{self, programs_in};
 use crate::programs::build_all;
 use crate::setup;
-use crate::workspace::{step, target};
+use crate::workspace::{LOCAL, built_in, step};
 use anyhow::{Result, bail};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
@@ -51,7 +51,7 @@ pub(crate) fn cluster(action: &Action) -> ExitCode {
         eprintln!("error: {error:#}");
         return ExitCode::FAILURE;
     }
-    let program = target().join("debug").join(BENCH);
+    let program = built_in(LOCAL).join(BENCH);
     let mut command = Command::new(&program);
     // As they were typed; they have been checked.
     command.args(std::env::args_os().skip_while(|argument| argument != "cluster").skip(1));

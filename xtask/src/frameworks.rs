@@ -2,8 +2,7 @@
 
 use crate::cluster::control_plane;
 use crate::stages::FRAMEWORKS as FRAMEWORKS_MODULE;
-use crate::test_programs::Launch;
-use crate::totals::Totals;
+use crate::totals::{Launch, Totals};
 use crate::wheels::{FRAMEWORKS, TORCH};
 use crate::workspace::{cargo, root, step};
 use anyhow::{Context, Result};

@@ -10,7 +10,7 @@
 pub(crate) mod layout;
 mod sbom;
 
-use crate::workspace::{cargo, root, step, target};
+use crate::workspace::{LOCAL, built_in, cargo, root, step, target};
 use crate::{programs, setup};
 use anyhow::{Context, Result, ensure};
 use std::fs;
@@ -35,9 +35,6 @@ pub(crate) struct Image {
 
 /// Profile of the programs that are shipped.
 pub(crate) const SHIPPED: &str = "dist";
-
-/// Profile of programs and images for this machine and for tests: the engine is optimised, nothing is optimised across crates.
-pub(crate) const LOCAL: &str = "dev";
 
 /// Parts of the C library that the driver's libraries are linked with; newer ones are empty files.
 const OF_DRIVER: &[&str] = &["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"];
@@ -246,11 +243,6 @@ impl Version {
             None => self.number.to_string(),
         }
     }
-}
-
-/// Where cargo puts the programs of a profile.
-pub(crate) fn built_in(profile: &str) -> PathBuf {
-    target().join(if profile == "dev" { "debug" } else { profile })
 }
 
 /// Builds programs in a profile; all but local ones print the commit with their version.

@@ -90,7 +90,7 @@ enum Command {
         #[arg(long, value_name = "FOLDER")]
         to: Option<PathBuf>,
         /// Profile: `dev` is what `run` has built, `release` plans large clusters faster, `dist` is what is shipped.
-        #[arg(long, default_value = images::LOCAL)]
+        #[arg(long, default_value = workspace::LOCAL)]
         profile: String,
     },
     /// A cluster on this machine: a real control plane, with real nodes or with nodes of our test kubelet.

@@ -1,7 +1,7 @@
 //! `cargo xtask test --record`: how long everything took, in `docs/results/test-time.json`.
 
 use crate::images::Version;
-use crate::run::Outcome;
+use crate::totals::Outcome;
 use crate::workspace::{machine, root};
 use anyhow::{Context, Result};
 use clap::ValueEnum;

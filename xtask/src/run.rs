@@ -5,8 +5,8 @@ use crate::images::Version;
 use crate::record::{self, Load, Record};
 use crate::setup::{self, Need, Needs};
 use crate::stages::{Lane, STAGES, Stage, Work};
-use crate::test_programs::{self, Launch, Program, Selection};
-use crate::totals::{Name, Totals, log};
+use crate::test_programs::{self, Program, Selection};
+use crate::totals::{Launch, Name, Outcome, Time, Totals, log};
 use crate::workspace::{cargo, root, step, target};
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value as Json, json};
@@ -159,25 +159,6 @@ fn chosen(names: &[String]) -> Result<Vec<&'static Stage>> {
 /// What these stages need compiled.
 fn selection(stages: &[&Stage]) -> Selection {
     if stages.iter().all(|stage| stage.name == "pure") { Selection::Pure } else { Selection::All }
-}
-
-/// Counts and times of stages.
-#[derive(Debug, Default)]
-pub(crate) struct Outcome {
-    pub totals: Totals,
-    pub times: Vec<Time>,
-}
-
-/// What a stage took.
-#[derive(Debug)]
-pub(crate) struct Time {
-    pub name: &'static str,
-    pub seconds: f64,
-    /// CPU seconds.
-    pub cpu: f64,
-    pub tests: u64,
-    /// In seconds.
-    pub budget: Option<u64>,
 }
 
 /// Runs stages one after another. `yields`: its programs let those of the other lane go first. A stage that fails is reported at once, with

@@ -46,7 +46,7 @@ impl Need {
                 }
                 had.map(|()| true)
             }
-            Need::Images => own(&["images", "--profile", crate::images::LOCAL]).map(|()| true),
+            Need::Images => own(&["images", "--profile", crate::workspace::LOCAL]).map(|()| true),
         }
     }
 }

@@ -1,9 +1,9 @@
 //! The steps behind `run`, `install`, `chaos` and `gen`.
 
 use crate::cluster::{control_plane, real_nodes};
-use crate::images::{LOCAL, built_in, programs_in};
+use crate::images::programs_in;
 use crate::programs::build_all;
-use crate::workspace::{cargo, machine, root, step, target};
+use crate::workspace::{LOCAL, built_in, cargo, machine, root, step, target};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::os::unix::process::CommandExt;
@@ -22,7 +22,7 @@ pub(crate) fn run(file: &Path, worker: Option<&str>, rest: &[String]) -> ExitCod
         eprintln!("error: {error:#}");
         return ExitCode::FAILURE;
     }
-    let folder = target().join("debug");
+    let folder = built_in(LOCAL);
     let mut command = Command::new(folder.join("switchyard"));
     command.arg("run").arg(file).arg("--worker").arg(folder.join(worker));
     // Replaces this process, so that signals sent to it reach the program, and its exit code is the program's.

@@ -1,7 +1,7 @@
 //! Programs of tests: one build of all of them, and which tests a stage starts.
 
 use crate::stages::{STAGES, Tests, Work};
-use crate::totals::Name;
+use crate::totals::{Launch, Name};
 use crate::workspace::{cargo, stripped};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value as Json;
@@ -22,14 +22,6 @@ pub(crate) struct Program {
     file: PathBuf,
     /// Folder of the package, in which its tests run.
     folder: PathBuf,
-}
-
-/// The start of a program of tests.
-#[derive(Debug)]
-pub(crate) struct Launch {
-    /// `package/target`.
-    pub program: String,
-    pub command: Command,
 }
 
 /// What is built.

@@ -5,12 +5,11 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::test_programs::Launch;
 use crate::workspace::target;
 
 /// Tests so far.
@@ -42,11 +41,38 @@ impl std::fmt::Display for Name {
     }
 }
 
+/// The start of a program of tests.
+#[derive(Debug)]
+pub(crate) struct Launch {
+    /// `package/target`.
+    pub program: String,
+    pub command: Command,
+}
+
 /// A failed test, and what it printed.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub name: Name,
     pub lines: Vec<String>,
+}
+
+/// Counts and times of stages.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    pub totals: Totals,
+    pub times: Vec<Time>,
+}
+
+/// What a stage took.
+#[derive(Debug)]
+pub(crate) struct Time {
+    pub name: &'static str,
+    pub seconds: f64,
+    /// CPU seconds.
+    pub cpu: f64,
+    pub tests: u64,
+    /// In seconds.
+    pub budget: Option<u64>,
 }
 
 /// How much of the output of a failed test is repeated: a log that keeps only its end still names the cause.

@@ -43,6 +43,14 @@ pub(crate) fn step(name: &str, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
+/// Profile of programs and images for this machine and for tests: the engine is optimised, nothing is optimised across crates.
+pub(crate) const LOCAL: &str = "dev";
+
+/// Where cargo puts the programs of a profile.
+pub(crate) fn built_in(profile: &str) -> PathBuf {
+    target().join(if profile == "dev" { "debug" } else { profile })
+}
+
 /// Where cargo builds.
 pub(crate) fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)

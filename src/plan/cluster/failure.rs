@@ -320,7 +320,12 @@ fn stuck(pod: &PodView, attempt: &Attempt<'_>, failed: impl FnOnce() -> PodFailu
         (Some(started), None) => Some(started).filter(|_| !pod.is_silent()),
         (None, _) => pod.bound,
     };
-    since.map_or(Verdict::Well, |since| after(attempt, since, STUCK_GRACE, failed))
+    let Some(since) = since else { return Verdict::Well };
+    // These times are the kubelet's and the scheduler's, whose clocks may be an hour off: the limit counts from the placement at the earliest,
+    // which this controller timed, and a clock that is behind makes it no shorter.
+    let since = attempt.placed_at().map_or(since, |placed| placed.max(since));
+    let [due, latest] = [since, attempt.now()].map(|time| time.saturating_add(STUCK_GRACE).unwrap_or(Timestamp::MAX));
+    if due <= attempt.now() { Verdict::Failed(failed()) } else { Verdict::Look(due.min(latest)) }
 }
 
 /// The trainer container ended by itself, or was killed.

@@ -168,8 +168,8 @@ async fn a_node_that_refuses_a_pod_is_left_by_the_job_and_under_another_leader_b
     let second = scene.jobs.wait_stage("second", "Running").await?;
     assert_eq!((used(&second), second.status.unwrap().attempt), (used(&first), Some(1)));
     let config = ControlPlane::shared().kubeconfig("admin").display().to_string();
-    let told = Folder::new().switchyard(["explain", "second", "--namespace", &namespace, "--kubeconfig", &config]);
-    let told = told.start().wait(PATIENCE);
+    let asked = ["explain", "second", "--namespace", &namespace, "--kubeconfig", &config];
+    let told = Folder::new().switchyard(asked).start().wait(PATIENCE);
     let why = format!("{ill}: a pod of another job could not start there at ");
     ensure!(told.code == Some(0) && told.stdout.contains(&why), "{}{}", told.stdout, told.stderr);
     Ok(())

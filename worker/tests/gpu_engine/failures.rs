@@ -21,7 +21,7 @@ fn fails(ranks: u32, extra: &[(&str, &str)], code: i32, words: &[&str], change: 
 }
 
 #[test]
-fn a_machine_without_the_environment() {
+fn a_machine_without_the_libraries() {
     let folder = tempfile::tempdir().unwrap();
     let none = folder.path().to_str().unwrap();
     let words = ["spec.engine.device: got Cuda; driver is not on this machine; looked for", "libcuda.so.1"];
@@ -62,7 +62,7 @@ fn gpus_that_mig_divides() {
 }
 
 #[test]
-fn a_driver_that_is_too_old_or_older_than_the_environment() {
+fn a_driver_that_is_too_old_or_older_than_the_libraries() {
     let words = ["is of a driver for CUDA 12.2; expected 12.4 or newer, which NVIDIA's driver 550"];
     fails(1, &[("SWITCHYARD_REFERENCE_FAULT", "driver-version:12020")], 2, &words, |_| ());
     let words = ["is of CUDA 13, and the driver supports CUDA 12: expected a newer driver, or libraries of CUDA 12"];

@@ -79,6 +79,18 @@ fn a_pod_that_does_not_start_is_waited_for_without_end_only_for_reasons_that_are
     assert!(world.message().contains(says), "{}", world.message());
 }
 
+/// With a controller's clock that is an hour ahead, each new pod counted as stuck at once.
+#[test]
+fn a_clock_that_is_an_hour_off_makes_no_pod_stuck() {
+    for kubelet in [-3600, 3600] {
+        let time = Some(at(kubelet));
+        let mut world = bound(|pod| (pod.started, pod.bound, pod.progress) = (time, time, since(None, false)));
+        world.now = 599;
+        world.run();
+        assert_eq!(world.attempt(), 1, "{kubelet}: {}", world.message());
+    }
+}
+
 #[test]
 fn the_progress_of_a_pod_is_read_from_its_events() {
     let event = |kind: &str, reason: &str, second: i64| -> Event {
