@@ -1,4 +1,4 @@
-//! Runs stages: what must be there is installed beside the compilation, then all lanes run side by side; the times come at the end.
+//! Runs stages: what must be there is installed beside the compilation, then both lanes run side by side; the times come at the end.
 
 use crate::failed;
 use crate::images::Version;
@@ -66,10 +66,11 @@ pub(crate) fn run(names: &[String], record: Option<Record>) -> Result<()> {
     outcome.totals.finish()
 }
 
-/// Runs all lanes side by side.
+/// Runs both lanes side by side.
 fn lanes(stages: &[&'static Stage], programs: &[Program], provided: &Needs, outcome: &mut Outcome) -> Result<()> {
-    let lanes = Lane::ALL.map(|lane| stages.iter().copied().filter(|stage| stage.lane == lane).collect::<Vec<_>>());
-    let yields = lanes.iter().skip(1).any(|lane| !lane.is_empty());
+    let lanes = [Lane::Compute, Lane::Wait]
+        .map(|lane| stages.iter().copied().filter(|stage| stage.lane == lane).collect::<Vec<_>>());
+    let yields = lanes.iter().all(|lane| !lane.is_empty());
     let ended: Vec<Result<Outcome>> = thread::scope(|scope| {
         let started = lanes.each_ref().map(|stages| {
             scope.spawn(move || {

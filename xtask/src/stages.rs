@@ -16,21 +16,13 @@ pub(crate) struct Stage {
     pub work: Work,
 }
 
-/// Stages of one lane follow each other; the lanes run side by side.
+/// Stages of one lane follow each other; the lanes run side by side. More than two only compete: two cores have nothing left to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lane {
-    /// Tests that keep cores busy. They yield to the other lanes.
+    /// Tests that keep cores busy. They yield to the other lane.
     Compute,
-    /// Tests on an API server that they share.
-    Plane,
-    /// Tests that kill and delay controllers.
-    Faults,
-    /// Tests on real nodes.
-    Nodes,
-}
-
-impl Lane {
-    pub(crate) const ALL: [Lane; 4] = [Lane::Compute, Lane::Plane, Lane::Faults, Lane::Nodes];
+    /// Tests that wait for clusters.
+    Wait,
 }
 
 #[derive(Debug)]
@@ -151,7 +143,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         name: "plane",
         what: "controller and node agent on a real API server; commands of the documents",
         budget: 1200,
-        lane: Lane::Plane,
+        lane: Lane::Wait,
         needs: &[CONTROL_PLANE, CHART],
         work: Work::Tests {
             of: Tests::Modules(
@@ -178,7 +170,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         name: "chart",
         what: "the Helm chart",
         budget: 300,
-        lane: Lane::Plane,
+        lane: Lane::Wait,
         needs: &[CONTROL_PLANE, CHART],
         work: Work::Tests { of: Tests::Modules("plane", &["chart"]), threads: Some(4), environment: &[] },
     },
@@ -186,7 +178,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         name: "devices",
         what: "exact GPUs, with claims and without",
         budget: 600,
-        lane: Lane::Plane,
+        lane: Lane::Wait,
         needs: &[CONTROL_PLANE],
         work: Work::Tests { of: Tests::Modules("plane", &["devices"]), threads: Some(4), environment: &[] },
     },
@@ -194,7 +186,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         name: "faults",
         what: "controller under faults",
         budget: 900,
-        lane: Lane::Faults,
+        lane: Lane::Wait,
         needs: &[CONTROL_PLANE],
         work: Work::Tests { of: Tests::Modules("plane", &["faults"]), threads: Some(2), environment: &[] },
     },
@@ -202,7 +194,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         name: "churn",
         what: "churn, judged offline",
         budget: 600,
-        lane: Lane::Faults,
+        lane: Lane::Wait,
         needs: &[CONTROL_PLANE],
         work: Work::Tests { of: Tests::Modules("plane", &["churn"]), threads: Some(1), environment: &[] },
     },
@@ -210,7 +202,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         name: "nodes",
         what: "real nodes: pods, links, GPUs, what is left",
         budget: 600,
-        lane: Lane::Nodes,
+        lane: Lane::Wait,
         needs: &[CONTROL_PLANE, Need::Nodes],
         work: Work::Tests { of: Tests::Modules("cluster", &["nodes"]), threads: Some(1), environment: &[] },
     },
@@ -218,7 +210,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         name: "e2e",
         what: "the product on real nodes: from helm install to a trained model, and what fails on the way",
         budget: 1200,
-        lane: Lane::Nodes,
+        lane: Lane::Wait,
         needs: &[CONTROL_PLANE, CHART, Need::Nodes, Need::Images],
         // Two clusters at a time: their tests wait more than they compute.
         work: Work::Tests { of: Tests::Modules("cluster", &["e2e"]), threads: Some(2), environment: &[] },
