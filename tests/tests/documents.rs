@@ -20,7 +20,7 @@ fn pages() -> Result<Vec<(String, Vec<Block>)>> {
     documents()?.into_iter().map(|page| Ok((page.clone(), blocks(&page)?))).collect()
 }
 
-/// A clone as a user has it after `cargo xtask install`: the files of the repository, and the programs on the PATH.
+/// A clone as a user has it after `cargo xtask install` and `cargo build --release`: the files of the repository, and the programs on the PATH.
 struct Clone {
     folder: tempfile::TempDir,
     environment: Vec<(&'static str, String)>,
@@ -35,7 +35,7 @@ impl Clone {
                 symlink(root().join(&name), folder.path().join(&name))?;
             }
         }
-        let bin = folder.path().join("target/bin");
+        let bin = folder.path().join("target/release");
         fs::create_dir_all(&bin)?;
         for program in
             [&programs().join("switchyard"), &programs().join("switchyard-worker"), agent_program(), gpu_probe()]
@@ -188,7 +188,7 @@ async fn the_first_job_page_leads_to_a_job_without_real_nodes() -> Result<()> {
     (options.policy, options.programs) = ("worker".parse()?, Some(programs().to_path_buf()));
     let _kubelet = Kubelet::start(plane.config().await?, options).await?;
     let mut clone = Clone::new()?;
-    symlink(plane.kubectl_program(), clone.folder.path().join("target/bin/kubectl"))?;
+    symlink(plane.kubectl_program(), clone.folder.path().join("target/release/kubectl"))?;
     clone.environment.push(("KUBECONFIG", plane.kubeconfig("admin").display().to_string()));
     let (mut said, mut running) = (String::new(), Vec::new());
     let all = pages()?.into_iter().flat_map(|(_, blocks)| blocks);

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::fs;
 use switchyard_tests::documents::{Class, blocks, documents};
-use switchyard_tests::{Program, programs, root, target};
+use switchyard_tests::{Program, programs, root};
 
 /// The page that begins on an empty cluster, and leaves one.
 const PAGE: &str = "docs/first-job.md";
@@ -164,8 +164,8 @@ fn trained(cluster: &Cluster, watched: &str) -> Result<()> {
         }
     }
     fs::write(folder.join("alone.json"), alone.to_string())?;
-    // The worker of the image.
-    let worker = target().join("release/switchyard-worker").display().to_string();
+    // The worker that is in the image.
+    let worker = programs().join("switchyard-worker").display().to_string();
     let arguments = ["run", "alone.json", "--run-dir", "alone", "-q", "--worker", &worker];
     let run = Program::new(&programs().join("switchyard"), folder, arguments);
     let ended = run.run(crate::e2e::PATIENCE);
