@@ -23,6 +23,11 @@ const READ_PAUSE: SignedDuration = SignedDuration::from_secs(5);
 /// A Node that was deleted has this long to be registered again, as in the pod garbage collector of Kubernetes.
 const GONE_FOR: SignedDuration = SignedDuration::from_secs(40);
 
+/// An administrator who gives silent nodes less time gives deleted ones no more.
+fn gone_for(attempt: &Attempt<'_>) -> SignedDuration {
+    GONE_FOR.min(attempt.snapshot.silence.grace)
+}
+
 /// Nodes that are named beside the first.
 const NAMED: usize = 3;
 
@@ -208,7 +213,7 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
         match attempt.snapshot.nodes.get(name) {
             None => {
                 let since = attempt.snapshot.missing.get(name).copied().unwrap_or(attempt.now());
-                return after(attempt, since, GONE_FOR, || {
+                return after(attempt, since, gone_for(attempt), || {
                     failure(Class::Infrastructure, "the node is gone".into()).of_node(GONE)
                 });
             }
@@ -258,7 +263,7 @@ pub(super) fn silent_node(attempt: &Attempt<'_>) -> Option<String> {
     if let Some((name, since)) =
         used().find_map(|name| missing.get_key_value(name).filter(|_| !nodes.contains_key(name)))
     {
-        let seconds = GONE_FOR.as_secs();
+        let seconds = gone_for(attempt).as_secs();
         return Some(format!(
             "node {name} has not been registered since {since}: after {seconds} s the job starts again without it"
         ));
