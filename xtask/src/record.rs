@@ -86,16 +86,6 @@ impl Cores {
     }
 }
 
-/// CPU seconds of all children of this process that have ended, and of theirs.
-pub(crate) fn children_cpu() -> f64 {
-    const TICKS_PER_SECOND: f64 = 100.0;
-    let text = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // Behind the name: cutime and cstime are the 14th and 15th field.
-    let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    let ticks = fields.get(13..15).unwrap_or_default().iter().filter_map(|field| field.parse::<f64>().ok());
-    ticks.sum::<f64>() / TICKS_PER_SECOND
-}
-
 /// A load of all cores, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Load {

@@ -7,7 +7,7 @@ use crate::setup::{self, Need, Needs};
 use crate::stages::{Lane, STAGES, Stage, Work};
 use crate::test_programs::{self, Program, Selection};
 use crate::totals::{Launch, Name, Outcome, Time, Totals, log};
-use crate::workspace::{cargo, root, step, target};
+use crate::workspace::{cargo, children_cpu, root, step, target};
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value as Json, json};
 use std::fs;
@@ -43,11 +43,11 @@ pub(crate) fn run(names: &[String], record: Option<Record>) -> Result<()> {
         lane(&lint, &[], &provided, false, &mut outcome);
         if rest.iter().any(|stage| matches!(stage.work, Work::Tests { .. })) {
             println!("==> compiling the tests");
-            let (begin, before) = (Instant::now(), record::children_cpu());
+            let (begin, before) = (Instant::now(), children_cpu());
             let programs = test_programs::build(selection(&rest))?;
             let seconds = begin.elapsed().as_secs_f64();
             println!("    compilation: {seconds:.1} s");
-            let cpu = record::children_cpu() - before;
+            let cpu = children_cpu() - before;
             outcome.times.push(Time { name: "compilation", seconds, cpu, tests: 0, budget: None });
             again(&failed::last(), &rest, &programs, &provided)?;
             lanes(&rest, &programs, &provided, &mut outcome)?;
@@ -195,9 +195,9 @@ fn stage_of(stage: &Stage, programs: &[Program], provided: &Needs, yields: bool,
     println!("==> {}: {}", stage.name, stage.what);
     match &stage.work {
         Work::Lint => {
-            let before = record::children_cpu();
+            let before = children_cpu();
             lint(totals);
-            totals.cpu += record::children_cpu() - before;
+            totals.cpu += children_cpu() - before;
         }
         Work::Documentation => documentation(stage.name, totals)?,
         Work::Tests { of, threads, environment } => {

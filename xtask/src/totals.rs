@@ -3,14 +3,14 @@
 use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::workspace::target;
+use crate::workspace::{process_stat, target};
 
 /// Tests so far.
 #[derive(Debug, Default)]
@@ -217,21 +217,16 @@ fn one(stage: &str, mut launch: Launch) -> Result<(Totals, ExitStatus)> {
     Ok((totals, child.wait()?))
 }
 
-/// CPU seconds of an ended process that nobody has waited for yet, and of the children it waited for; 0 where the kernel does not tell.
+/// CPU seconds of a process that is ending and of the children it waited for; 0 where the kernel does not say.
 fn cpu_seconds(child: &Child) -> f64 {
-    const TICKS_PER_SECOND: f64 = 100.0;
-    let path = format!("/proc/{}/stat", child.id());
     let end = Instant::now() + Duration::from_secs(10);
-    loop {
-        let Ok(text) = fs::read_to_string(&path) else { return 0.0 };
-        // Behind the name, which may have spaces: state is the first field, utime, stime, cutime and cstime the 12th to 15th.
-        let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-        if fields.first() == Some(&"Z") || Instant::now() > end {
-            let ticks = fields.get(11..15).unwrap_or_default().iter().filter_map(|field| field.parse::<f64>().ok());
-            return ticks.sum::<f64>() / TICKS_PER_SECOND;
+    while let Some(stat) = process_stat(&child.id().to_string()) {
+        if stat.is_zombie || Instant::now() > end {
+            return stat.own + stat.children;
         }
         thread::sleep(Duration::from_millis(1));
     }
+    0.0
 }
 
 /// The first line that says why a test failed: a panic, or the error that it returned. Without either the first.

@@ -69,6 +69,34 @@ pub(crate) fn crds() -> Result<Vec<(String, String)>> {
     names.into_iter().map(|name| Ok((name.clone(), std::fs::read_to_string(folder.join(name))?))).collect()
 }
 
+/// CPU seconds of all children of this process that have ended, and of theirs.
+pub(crate) fn children_cpu() -> f64 {
+    process_stat("self").map_or(0.0, |stat| stat.children)
+}
+
+/// What the kernel says of a process.
+pub(crate) struct ProcessStat {
+    /// It has ended, and nobody has waited for it.
+    pub is_zombie: bool,
+    /// CPU seconds of its own.
+    pub own: f64,
+    /// CPU seconds of its children that have ended and were waited for, and of theirs.
+    pub children: f64,
+}
+
+/// Reads `/proc/PID/stat`; `None` without such a process.
+pub(crate) fn process_stat(pid: &str) -> Option<ProcessStat> {
+    const TICKS_PER_SECOND: f64 = 100.0;
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Behind the name, which may have spaces: the state, and as 12th to 15th field utime, stime, cutime and cstime (proc_pid_stat(5)).
+    let fields: Vec<&str> = text.rsplit(')').next()?.split_whitespace().collect();
+    let seconds = |from: usize| {
+        let ticks = fields.get(from..from + 2)?.iter().map(|field| field.parse::<f64>());
+        Some(ticks.sum::<std::result::Result<f64, _>>().ok()? / TICKS_PER_SECOND)
+    };
+    Some(ProcessStat { is_zombie: *fields.first()? == "Z", own: seconds(11)?, children: seconds(13)? })
+}
+
 /// Name of the CPU.
 pub(crate) fn cpu() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
