@@ -3,7 +3,7 @@
 mod arguments;
 
 pub(crate) use arguments::Action;
-use arguments::Up;
+use arguments::{SKIPPED, Up};
 
 use crate::images::{self, programs_in};
 use crate::programs::build_all;
@@ -16,9 +16,6 @@ use std::thread;
 
 /// The program that keeps a cluster.
 const BENCH: &str = "switchyard-bench-cluster";
-
-/// Exit code where this machine cannot run real nodes: skipped, as automake and others say it.
-const SKIPPED: u8 = 77;
 
 const CONTROL_PLANE: &[&str] = &["etcd", "kubernetes"];
 const NODES: &[&str] = &["kubernetes-node", "containerd", "coredns"];

@@ -6,7 +6,7 @@
 mod arguments;
 
 use anyhow::{Context, Result, bail, ensure};
-use arguments::{Action, Up};
+use arguments::{Action, MOST_NODES, SKIPPED, Up};
 use clap::{Parser, Subcommand};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde::{Deserialize, Serialize};
@@ -15,14 +15,13 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
-use switchyard_tests::nodes::{Nodes, NodesOptions, clean_all, missing};
+use switchyard_tests::nodes::{MOST, Nodes, NodesOptions, clean_all, missing};
 use switchyard_tests::{ControlPlane, Kubelet, KubeletOptions, Options, Policy, root};
 
 /// Time to become ready, on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Exit code where this machine cannot run real nodes: skipped, as automake and others say it.
-const SKIPPED: u8 = 77;
+const _: () = assert!(MOST_NODES == MOST, "the most real nodes: xtask's arguments and the tests' library differ");
 
 /// A cluster for developers.
 #[derive(Debug, Parser)]

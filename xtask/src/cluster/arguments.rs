@@ -6,6 +6,9 @@ use std::path::PathBuf;
 /// The most real nodes of a cluster.
 pub const MOST_NODES: u8 = 4;
 
+/// Exit code where this machine cannot run real nodes: skipped, as automake and others say it.
+pub const SKIPPED: u8 = 77;
+
 /// What to do with the cluster of this clone.
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum Action {

@@ -45,6 +45,10 @@ fn release() -> Release {
     }
 }
 
+fn annotate(release: &mut Release, name: &str, value: &str) {
+    release.lease.as_mut().unwrap().annotations_mut().insert(name.into(), value.into());
+}
+
 /// A cluster without a fault.
 fn well() -> Seen {
     let mut crds: Vec<_> = switchyard_crds::generate::crds().into_iter().map(|(_, crd)| crd).collect();
@@ -138,29 +142,9 @@ fn each_fault_has_one_finding_and_a_fix() {
             "has not renewed the Lease switchyard-system/switchyard-controller for 60 s",
             "logs",
         ),
+        (of_release(|it| annotate(it, "training.switchyard.dev/policies", "x: no")), "a found: x: no", "helm upgrade"),
         (
-            of_release(|it| {
-                drop(
-                    it.lease
-                        .as_mut()
-                        .unwrap()
-                        .annotations_mut()
-                        .insert("training.switchyard.dev/policies".into(), "x: no".into()),
-                )
-            }),
-            "a found: x: no",
-            "helm upgrade",
-        ),
-        (
-            of_release(|it| {
-                drop(
-                    it.lease
-                        .as_mut()
-                        .unwrap()
-                        .annotations_mut()
-                        .insert("training.switchyard.dev/version".into(), "0.0.1".into()),
-                )
-            }),
+            of_release(|it| annotate(it, "training.switchyard.dev/version", "0.0.1")),
             "the leader of release switchyard: version 0.0.1",
             "upgrade the older one",
         ),
