@@ -36,6 +36,10 @@ pub enum Unfit {
     Selector(String),
     #[error("spec.template.spec.affinity.nodeAffinity does not match")]
     Affinity,
+    #[error("label {0} is not what the nodeSelector asks for that admission gave the pods")]
+    AddedSelector(String),
+    #[error("the node affinity that admission gave the pods does not match")]
+    AddedAffinity,
     #[error("PersistentVolumeClaim {0} has no volume there (spec.template.spec.volumes)")]
     Volume(String),
 }
@@ -55,7 +59,9 @@ impl Unfit {
             Unfit::Selector(key) => Some(format!("template.spec.nodeSelector: without {key}")),
             Unfit::Affinity => Some("template.spec.affinity.nodeAffinity: without it".into()),
             Unfit::Volume(claim) => Some(format!("template.spec.volumes: without PersistentVolumeClaim {claim}")),
-            Unfit::NotReady | Unfit::Cordoned | Unfit::Tainted(_) => None,
+            Unfit::NotReady | Unfit::Cordoned | Unfit::Tainted(_) | Unfit::AddedSelector(_) | Unfit::AddedAffinity => {
+                None
+            }
         }
     }
 }
@@ -137,7 +143,7 @@ impl NodeRules {
             Unfit::Selector(key) => drop(rules.selector.remove(key)),
             Unfit::Affinity => rules.required = None,
             Unfit::Volume(claim) => rules.reach.iter_mut().for_each(|all| all.retain(|reach| reach.claim != *claim)),
-            Unfit::NotReady | Unfit::Cordoned => {}
+            Unfit::NotReady | Unfit::Cordoned | Unfit::AddedSelector(_) | Unfit::AddedAffinity => {}
         }
         rules
     }

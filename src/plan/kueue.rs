@@ -22,6 +22,8 @@ const GROUP_COUNT: &str = "kueue.x-k8s.io/pod-group-total-count";
 const RETRIABLE: &str = "kueue.x-k8s.io/retriable-in-group";
 /// Annotation of a pod: its role in the group. Kueue works one out from the pod where it finds none.
 const ROLE: &str = "kueue.x-k8s.io/role-hash";
+/// Label of a pod: its position in the group. Kueue's topology-aware scheduling assigns nodes in this order.
+const INDEX: &str = "kueue.x-k8s.io/pod-group-pod-index";
 /// The role of all pods of a gang: what differs between them, such as the names of their claims, is nothing to the queue.
 const ONLY_ROLE: &str = "main";
 /// What the names of Kueue's scheduling gates begin with.
@@ -46,7 +48,7 @@ pub fn queue(job: &TrainJob) -> Option<&str> {
 pub(crate) fn join(
     job: &TrainJob,
     valid: &ValidJob,
-    attempt: u32,
+    (attempt, node_rank): (u32, u32),
     labels: &mut BTreeMap<String, String>,
     annotations: &mut BTreeMap<String, String>,
 ) {
@@ -56,6 +58,7 @@ pub(crate) fn join(
         labels.entry(PRIORITY.into()).or_insert_with(|| priority.clone());
     }
     labels.insert(GROUP.into(), group(job, valid, attempt));
+    labels.insert(INDEX.into(), node_rank.to_string());
     annotations.insert(GROUP_COUNT.into(), valid.request.nodes.to_string());
     annotations.insert(RETRIABLE.into(), "false".into());
     annotations.insert(ROLE.into(), ONLY_ROLE.into());

@@ -10,6 +10,7 @@ use super::levels::Levels;
 use super::machine::Machine;
 use super::need::Need;
 use super::question::Question;
+use super::ranks::Shortage;
 use super::refusal::{self, NoPlace};
 use super::sites::Sites;
 use super::view::NodeView;
@@ -51,6 +52,10 @@ pub fn place(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> Res
     let mut request = request(&need, &sites, policy);
     let mut fleet = sites.fleet();
     let (placement, note) = solve(&need, &mut sites, &mut fleet, &mut request).map_err(|refused| {
+        let refused = match refused {
+            NoPlacement::Room(refused) => refused,
+            NoPlacement::Ranks(shortage) => return refusal::of_ranks(&shortage, &sites),
+        };
         let why = refusal::explain(&need, &sites, &mut fleet, &request, &refused);
         sites.note_links(&mut fleet, &request, question.job.spec.topology_policy.node_topology.min_link);
         let why = NoPlace { excluded: sites.left_out(), ..why };
@@ -99,8 +104,71 @@ fn request(need: &Need<'_>, sites: &Sites<'_>, policy: &api::TopologyPolicy) -> 
     }
 }
 
+/// Why there is no placement.
+enum NoPlacement {
+    Room(Refusal),
+    /// The pods were admitted with different rules, by which some of them have too few nodes.
+    Ranks(Shortage),
+}
+
 /// Finds the placement and what was given up for it. `request` becomes the one that was served.
 fn solve(
+    need: &Need<'_>,
+    sites: &mut Sites<'_>,
+    fleet: &mut Fleet,
+    request: &mut Request,
+) -> Result<(Placement, Option<String>), NoPlacement> {
+    let (placement, note) = solve_for_any_rank(need, sites, fleet, request).map_err(NoPlacement::Room)?;
+    let rules = &need.demand.rules;
+    if rules.are_equal() {
+        return Ok((placement, note));
+    }
+    let facts = |nodes: &[usize]| nodes.iter().map(|node| &sites.nodes[*node].facts).collect::<Vec<_>>();
+    let in_order = |placement: &Placement| {
+        let nodes: Vec<usize> = placement.pods.iter().map(|pod| pod.node.0 as usize).collect();
+        let by_rank = rules.assign(&facts(&nodes))?;
+        let pods = by_rank.iter().map(|position| placement.pods[*position].clone()).collect();
+        Ok(Placement { pods, ..placement.clone() })
+    };
+    let shortage = match in_order(&placement) {
+        Ok(placement) => return Ok((placement, note)),
+        Err(shortage) => Shortage { nodes: Vec::new(), ..shortage },
+    };
+    // The best nodes do not fit all ranks. Of each domain that may contain the gang, nodes are taken that do, and the best of these
+    // placements is chosen.
+    let badly: Vec<usize> =
+        fleet.badly_joined(request.groups[0].gpus, request.min_link).iter().map(|node| node.0 as usize).collect();
+    let mut by_domain: BTreeMap<Option<u32>, Vec<usize>> = BTreeMap::new();
+    for node in sites.open().filter(|node| badly.binary_search(node).is_err()) {
+        let domain = request.within.map(|level| sites.tree.domains[node].get(level).copied().flatten());
+        if domain != Some(None) {
+            by_domain.entry(domain.flatten()).or_default().push(node);
+        }
+    }
+    let before = earlier(need.question.job, sites);
+    let mut best: Option<Placement> = None;
+    let mut why = shortage;
+    for nodes in by_domain.values() {
+        let covered = match rules.cover(&facts(nodes)) {
+            Ok(covered) => covered,
+            Err(shortage) => {
+                let named = shortage.nodes.iter().map(|node| nodes[*node]).collect();
+                why = Shortage { nodes: named, ..shortage };
+                continue;
+            }
+        };
+        let only: Vec<usize> = covered.into_iter().map(|position| nodes[position]).collect();
+        let Ok(placement) = sites.only(&only).repair(request, &before) else { continue };
+        let Ok(placement) = in_order(&placement) else { continue };
+        if best.as_ref().is_none_or(|best| best.bandwidth < placement.bandwidth) {
+            best = Some(placement);
+        }
+    }
+    best.map(|placement| (placement, note)).ok_or(NoPlacement::Ranks(why))
+}
+
+/// The same as if each pod might run on every node on which some pod may.
+fn solve_for_any_rank(
     need: &Need<'_>,
     sites: &mut Sites<'_>,
     fleet: &mut Fleet,

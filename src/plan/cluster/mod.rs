@@ -44,6 +44,7 @@ pub mod machine;
 mod need;
 mod provisioning;
 mod question;
+mod ranks;
 mod refusal;
 pub mod reserve;
 mod sites;

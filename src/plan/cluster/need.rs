@@ -4,10 +4,10 @@ use super::clock::is_old;
 use super::excluded::Excluded;
 use super::machine::Machine;
 use super::question::Question;
+use super::ranks::RankRules;
 use super::view::NodeView;
-use crate::eligible::{self, NodeRules};
+use crate::eligible::NodeRules;
 use jiff::Timestamp;
-use std::sync::Arc;
 use switchyard_core::placement::gpus::MOST_GPUS;
 use switchyard_core::quantity::Resources;
 use switchyard_crds::names::GPU_RESOURCE;
@@ -16,7 +16,7 @@ use switchyard_crds::{DeviceAllocation, MinLink, TopologyMode};
 /// What a pod asks of a node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Demand {
-    rules: Vec<Arc<NodeRules>>,
+    pub(super) rules: RankRules,
     /// Amounts, without GPUs.
     pub(super) amounts: Resources,
     pub(super) gpus: u32,
@@ -32,7 +32,7 @@ impl Demand {
         let status = job.status.as_ref();
         let policy = &job.spec.topology_policy;
         Demand {
-            rules: admitted.rules.clone(),
+            rules: RankRules::of(admitted, &NodeRules::of(&valid.pod.spec)),
             amounts: admitted.requests.clone().without(GPU_RESOURCE),
             gpus: valid.pod.gpus,
             allocation: status.and_then(|status| status.device_allocation).filter(|_| valid.pod.gpus > 0),
@@ -56,9 +56,9 @@ impl Demand {
         }
     }
 
-    /// Why the scheduler would not take a node, whatever is free there.
+    /// Why the scheduler would not take a node for any of the pods, whatever is free there.
     pub(super) fn refused_by(&self, node: &NodeView) -> Option<Excluded> {
-        self.rules.iter().find_map(|rules| eligible::may_run(rules, &node.facts).err()).map(Excluded::Unfit)
+        self.rules.refused_by(&node.facts).map(Excluded::Unfit)
     }
 
     /// True if pods may run on a node once it has room.

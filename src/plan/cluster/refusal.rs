@@ -4,6 +4,7 @@ use super::admitted::Admitted;
 use super::excluded::Excluded;
 use super::need::Need;
 use super::question::Question;
+use super::ranks::{HOST, Shortage};
 use super::sites::Sites;
 use super::view::NodeView;
 use crate::eligible::Unfit;
@@ -111,6 +112,7 @@ pub(super) fn explain(
             plural(badly.into())
         ));
     }
+    text.push_str(&pinned(need, sites));
     text.push_str(&left_out(&sites.excluded));
     if sites.nodes.is_empty() {
         text.push_str("; the cluster has no nodes");
@@ -118,6 +120,30 @@ pub(super) fn explain(
     let changes = changes(question, fleet, request, &sites.tree.keys);
     let open = fit + badly;
     NoPlace { sentence: text, changes, excluded: Vec::new(), open, lacks_nodes: open < count }
+}
+
+/// Of pods that were admitted with different rules, some have too few nodes.
+pub(super) fn of_ranks(shortage: &Shortage, sites: &Sites<'_>) -> NoPlace {
+    let sentence = shortage.sentence(|node| sites.nodes[node].facts.name.clone());
+    let open = sites.open().count() as u32;
+    NoPlace { sentence, changes: Vec::new(), excluded: sites.left_out(), open, lacks_nodes: false }
+}
+
+/// The hosts to which pods are pinned and that cannot take them.
+fn pinned(need: &Need<'_>, sites: &Sites<'_>) -> String {
+    let mut text = String::new();
+    let why = |host: &str| {
+        let is_host = |node: &&NodeView| node.facts.labels.get(HOST).is_some_and(|label| label == host);
+        match sites.nodes.iter().position(|node| is_host(&node)) {
+            Some(node) => sites.excluded[node].as_ref().map(ToString::to_string),
+            None => Some("no node has this name".into()),
+        }
+    };
+    let unmet = need.demand.rules.pins().filter_map(|(host, rank)| Some((host, rank, why(host)?)));
+    for (host, rank, why) in unmet.take(NAMED) {
+        text.push_str(&format!("; pod {rank} is pinned to {host}: {why}"));
+    }
+    text
 }
 
 /// Rules of the pods that are tried to be changed: each costs as much as a placement.
@@ -147,7 +173,7 @@ pub(super) fn with_rules_changed(
     let mut changes = Vec::new();
     for (unfit, _) in kept_out.into_iter().take(MOST_RULES) {
         let rules = question.admitted.rules.iter().map(|rules| Arc::new(rules.without(unfit))).collect();
-        let admitted = Admitted { requests: question.admitted.requests.clone(), rules };
+        let admitted = Admitted { rules, ..question.admitted.clone() };
         if let (Some(field), Some(bandwidth)) = (unfit.change(), with(&admitted)) {
             changes.push(Change { field, bandwidth });
         }

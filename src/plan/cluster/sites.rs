@@ -96,6 +96,15 @@ impl<'a> Sites<'a> {
         nodes.filter_map(|(node, why)| Some((node.facts.name.clone(), why.clone()?))).collect()
     }
 
+    /// The fleet with these nodes alone, in ascending order.
+    pub fn only(&self, nodes: &[usize]) -> Fleet {
+        let closed = |(node, site): (usize, &Site)| Site {
+            open: site.open && nodes.binary_search(&node).is_ok(),
+            ..site.clone()
+        };
+        self.make(&self.sites.iter().enumerate().map(closed).collect::<Vec<_>>())
+    }
+
     /// The fleet without the nodes that have GPUs.
     pub fn without_gpus(&self) -> Fleet {
         let plain = |(site, node): (&Site, &&NodeView)| Site { open: site.open && node.gpus() == 0, ..site.clone() };

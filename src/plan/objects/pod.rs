@@ -50,7 +50,7 @@ pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, 
     merged.extend(ours);
     merged.extend(of_pod.map(|(label, value)| (label.to_string(), value)));
     let mut annotations = theirs.annotations.unwrap_or_default();
-    kueue::join(job, valid, attempt, &mut merged, &mut annotations);
+    kueue::join(job, valid, (attempt, node_rank), &mut merged, &mut annotations);
     meta.labels = Some(merged);
     annotations.entry("kubectl.kubernetes.io/default-container".into()).or_insert_with(|| TRAINER.into());
     let mut spec = valid.pod.spec.clone();

@@ -426,10 +426,8 @@ fn a_request_for_nodes_has_what_the_scheduler_looks_at_as_it_was_admitted() {
     spec.node_selector = Some([("pool".to_string(), "a".to_string())].into());
     let requests = [("cpu", "2100m"), ("memory", "1Gi"), ("nvidia.com/gpu", "8"), ("pods", "1")];
     let requests = requests.map(|(name, amount)| (name.to_string(), Quantity(amount.into())));
-    let admitted = crate::cluster::admitted::Admitted {
-        requests: resources::of_quantities(&requests.into()),
-        rules: vec![std::sync::Arc::new(rules(&made))],
-    };
+    let requests = resources::of_quantities(&requests.into());
+    let admitted = crate::cluster::admitted::Admitted::new(requests, [std::sync::Arc::new(rules(&made))]);
     let class = "check-capacity.autoscaling.x-k8s.io";
     let asked = provisioning(&job.0, &job.1, &defaults(), 2, &admitted, class);
     let asked = asked.map(|object| json!({"kind": object.kind(), "object": object.content()}));

@@ -2,9 +2,11 @@
 
 use super::World;
 use crate::cluster::view::{Phase, PodView};
+use crate::eligible::NodeRules;
 use crate::kueue::last_words;
 use k8s_openapi::api::events::v1::Event;
 use serde_json::{Value, json};
+use std::sync::Arc;
 use switchyard_crds::{DeviceAllocation, conditions};
 
 /// A job in a queue. What Kueue's webhook does to its pods is done by [`gate`].
@@ -153,4 +155,68 @@ fn what_a_real_kueue_wrote_is_read() {
     let stopped = PodView::of(&recorded(include_str!("recorded/stopped-pod.json")));
     let why = stopped.stopped_by_queue.unwrap();
     assert!(stopped.deleting && why.starts_with("Preempted to accommodate a workload"), "{why}");
+}
+
+/// Nodes with a label of their host, of which `full` has too few CPUs, and what Kueue's topology-aware scheduling does when it has admitted the
+/// gang: it pins each pod to a host.
+fn pinned(hosts: &[&str], full: &str) -> World {
+    let mut world = held(hosts.len() as u32);
+    world.node("n9", "4");
+    world.node(full, "1");
+    for node in world.nodes.values_mut() {
+        let label = ("kubernetes.io/hostname".to_string(), format!("host-{}", node.facts.name));
+        node.facts.labels = Arc::new([label].into());
+    }
+    for (pod, host) in world.pods.iter_mut().zip(hosts) {
+        let selector = [("kubernetes.io/hostname".to_string(), format!("host-{host}"))].into();
+        pod.rules = Some(Arc::new(NodeRules { selector, ..NodeRules::default() }));
+    }
+    gate(&mut world, None);
+    world.run();
+    world
+}
+
+/// Finding 4: each rule counted for all pods, so that no gang of two nodes ever started.
+#[test]
+fn a_gang_that_kueue_pins_to_hosts_runs_there_in_the_order_of_its_pods() {
+    let world = pinned(&["n9", "n0"], "n1");
+    assert_eq!(world.stage(), "Running", "{}", world.message());
+    let placement = world.job.status.as_ref().unwrap().placement.as_ref().unwrap();
+    assert_eq!(placement.nodes.iter().map(|node| node.node_name.as_str()).collect::<Vec<_>>(), ["n9", "n0"]);
+}
+
+#[test]
+fn a_pin_that_cannot_be_met_is_named_and_no_field_of_the_manifest_is_blamed() {
+    let world = pinned(&["n9", "n0"], "n0");
+    assert_eq!(world.stage(), "Queued");
+    let message = world.message();
+    assert!(message.starts_with("1 of 2 nodes have room for cpu 2"), "{message}");
+    assert!(message.contains("; pod 1 is pinned to host-n0: cpu: 1 free, 2 asked for"), "{message}");
+    assert!(!message.contains("template"), "{message}");
+    // It may give two pods of a gang to one host; a gang has each pod on a node of its own.
+    let world = pinned(&["n9", "n9"], "n1");
+    assert!(world.message().starts_with("1 of 2 nodes have room for cpu 2"), "{}", world.message());
+}
+
+/// Letter I: one pod's selector, which somebody had patched into it, counted for the whole gang, and the refusal blamed the template.
+#[test]
+fn a_selector_of_one_pod_counts_for_that_pod_alone() {
+    let mut world = held(2);
+    world.pods[1].rules = Some(Arc::new(NodeRules {
+        selector: [("disk".to_string(), "ssd".to_string())].into(),
+        ..NodeRules::default()
+    }));
+    gate(&mut world, None);
+    world.run();
+    assert_eq!(world.stage(), "Queued");
+    let message = world.message();
+    assert_eq!(
+        message,
+        "by the rules that they were admitted with, 1 pod (1) accepts 0 of the nodes with room, and each pod of a gang needs a node of its own"
+    );
+    let node = world.nodes.get_mut("n0").unwrap();
+    node.facts.labels = Arc::new([("disk".to_string(), "ssd".to_string())].into());
+    world.run();
+    let placement = world.job.status.as_ref().unwrap().placement.as_ref().unwrap();
+    assert_eq!((placement.nodes[0].node_name.as_str(), placement.nodes[1].node_name.as_str()), ("n1", "n0"));
 }

@@ -1,0 +1,331 @@
+//! Which pod of a gang may run on which node. Mostly all pods have the same rules; a queue with topology-aware scheduling, such as Kueue's, pins
+//! each of them to a host or a rack of its own.
+
+use super::admitted::Admitted;
+use crate::eligible::{self, NodeFacts, NodeRules, Unfit};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use switchyard_core::units::plural;
+
+/// Label by which a selector names a single node.
+pub(super) const HOST: &str = "kubernetes.io/hostname";
+/// Pods or nodes that a sentence names.
+const NAMED: usize = 4;
+
+/// Rules of the pods, and the pods that have them.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct RankRules {
+    kinds: Vec<Kind>,
+    /// Kinds whose selector names a host, by the host.
+    pinned: BTreeMap<String, Vec<usize>>,
+    /// The other kinds.
+    unpinned: Vec<usize>,
+    /// What the template itself says: the rest was added by admission.
+    template: Template,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Kind {
+    rules: Arc<NodeRules>,
+    /// Node ranks in ascending order; empty where all pods are of this kind.
+    ranks: Vec<usize>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Template {
+    selector: Vec<String>,
+    has_affinity: bool,
+}
+
+/// Pods that have too few nodes between them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Shortage {
+    /// Node ranks.
+    pub ranks: Vec<usize>,
+    /// Positions of the only nodes that any of them may run on.
+    pub nodes: Vec<usize>,
+}
+
+impl RankRules {
+    /// `template`: the rules of the job's own template.
+    pub fn of(admitted: &Admitted, template: &NodeRules) -> RankRules {
+        let kind = |rules: &Arc<NodeRules>| Kind { rules: rules.clone(), ranks: Vec::new() };
+        let mut kinds: Vec<Kind> = admitted.rules.iter().map(kind).collect();
+        for (rank, kind) in admitted.of_rank.iter().enumerate() {
+            kinds[*kind].ranks.push(rank);
+        }
+        let (mut pinned, mut unpinned) = (BTreeMap::<String, Vec<usize>>::new(), Vec::new());
+        for (number, kind) in kinds.iter().enumerate() {
+            match kind.rules.selector.get(HOST) {
+                Some(host) => pinned.entry(host.clone()).or_default().push(number),
+                None => unpinned.push(number),
+            }
+        }
+        let template = Template {
+            selector: template.selector.keys().cloned().collect(),
+            has_affinity: template.required.is_some(),
+        };
+        RankRules { kinds, pinned, unpinned, template }
+    }
+
+    /// All pods have the same rules.
+    pub fn are_equal(&self) -> bool {
+        self.kinds.len() < 2
+    }
+
+    /// Why no pod may run on a node, whatever is free there.
+    pub fn refused_by(&self, node: &NodeFacts) -> Option<Unfit> {
+        if self.accepting(node).next().is_some() {
+            return None;
+        }
+        let first = self.candidates(node).next().or(self.kinds.first().map(|_| 0))?;
+        let unfit = eligible::may_run(&self.kinds[first].rules, node).err()?;
+        Some(match unfit {
+            Unfit::Selector(key) if !self.template.selector.contains(&key) => Unfit::AddedSelector(key),
+            Unfit::Affinity if !self.template.has_affinity => Unfit::AddedAffinity,
+            other => other,
+        })
+    }
+
+    /// Kinds whose pods may run on a node, unless it is of another host than they are pinned to.
+    fn candidates(&self, node: &NodeFacts) -> impl Iterator<Item = usize> {
+        let pinned = node.labels.get(HOST).and_then(|host| self.pinned.get(host));
+        pinned.into_iter().flatten().chain(&self.unpinned).copied()
+    }
+
+    /// Kinds whose pods may run on a node.
+    fn accepting(&self, node: &NodeFacts) -> impl Iterator<Item = usize> {
+        self.candidates(node).filter(|kind| eligible::may_run(&self.kinds[*kind].rules, node).is_ok())
+    }
+
+    /// The position in `nodes` of the node for each rank. A rank keeps its own position where it may.
+    ///
+    /// # Errors
+    /// Pods that have too few nodes.
+    pub fn assign(&self, nodes: &[&NodeFacts]) -> Result<Vec<usize>, Shortage> {
+        if self.are_equal() {
+            return Ok((0..nodes.len()).collect());
+        }
+        let mut matching = Matching::new(self, nodes);
+        for (number, kind) in self.kinds.iter().enumerate() {
+            let own = kind.ranks.iter().filter(|rank| matching.nodes_of[number].binary_search(rank).is_ok());
+            own.for_each(|rank| matching.owners[*rank] = Some(number));
+        }
+        matching.complete(self)?;
+        let mut by_rank = vec![0; self.kinds.iter().map(|kind| kind.ranks.len()).sum()];
+        for (number, kind) in self.kinds.iter().enumerate() {
+            kind.ranks.iter().zip(matching.of(number)).for_each(|(rank, node)| by_rank[*rank] = node);
+        }
+        Ok(by_rank)
+    }
+
+    /// As many of these nodes as there are pods with different rules, so that each pod has one on which it may run; the first ones are preferred.
+    ///
+    /// # Errors
+    /// Pods that have too few nodes.
+    pub fn cover(&self, nodes: &[&NodeFacts]) -> Result<Vec<usize>, Shortage> {
+        let mut matching = Matching::new(self, nodes);
+        matching.complete(self)?;
+        Ok((0..nodes.len()).filter(|node| matching.owners[*node].is_some()).collect())
+    }
+
+    /// Hosts to which single pods are pinned, with the pods' ranks.
+    pub fn pins(&self) -> impl Iterator<Item = (&str, usize)> {
+        let hosts = self.pinned.iter().filter(|_| !self.are_equal());
+        hosts.flat_map(|(host, kinds)| {
+            kinds.iter().flat_map(|kind| &self.kinds[*kind].ranks).map(move |rank| (host.as_str(), *rank))
+        })
+    }
+}
+
+/// Which kind of pod has which node.
+struct Matching {
+    /// Nodes that a kind may have, in ascending order.
+    nodes_of: Vec<Vec<usize>>,
+    owners: Vec<Option<usize>>,
+}
+
+impl Matching {
+    fn new(rules: &RankRules, nodes: &[&NodeFacts]) -> Matching {
+        let mut nodes_of = vec![Vec::new(); rules.kinds.len()];
+        for (position, node) in nodes.iter().enumerate() {
+            rules.accepting(node).for_each(|kind| nodes_of[kind].push(position));
+        }
+        Matching { nodes_of, owners: vec![None; nodes.len()] }
+    }
+
+    fn of(&self, kind: usize) -> impl Iterator<Item = usize> {
+        self.nodes_of[kind].iter().copied().filter(move |node| self.owners[*node] == Some(kind))
+    }
+
+    /// Gives each kind as many nodes as it has pods.
+    fn complete(&mut self, rules: &RankRules) -> Result<(), Shortage> {
+        for (number, kind) in rules.kinds.iter().enumerate() {
+            for _ in self.of(number).count()..kind.ranks.len() {
+                self.one_more(number, rules)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a kind one more node; others may have to take another one, by the shortest chain of exchanges.
+    fn one_more(&mut self, first: usize, rules: &RankRules) -> Result<(), Shortage> {
+        // By which kind a node was reached, and by which node a kind.
+        let mut reached_by: Vec<Option<usize>> = vec![None; self.owners.len()];
+        let mut gives_up: Vec<Option<usize>> = vec![None; self.nodes_of.len()];
+        let mut queue = VecDeque::from([first]);
+        let mut asked = vec![first];
+        while let Some(kind) = queue.pop_front() {
+            for node in &self.nodes_of[kind] {
+                if reached_by[*node].is_some() || self.owners[*node] == Some(kind) {
+                    continue;
+                }
+                reached_by[*node] = Some(kind);
+                let Some(owner) = self.owners[*node] else {
+                    self.exchange(*node, first, &reached_by, &gives_up);
+                    return Ok(());
+                };
+                if owner != first && gives_up[owner].is_none() {
+                    gives_up[owner] = Some(*node);
+                    queue.push_back(owner);
+                    asked.push(owner);
+                }
+            }
+        }
+        let mut ranks: Vec<usize> = asked.iter().flat_map(|kind| rules.kinds[*kind].ranks.iter().copied()).collect();
+        let mut nodes: Vec<usize> = asked.iter().flat_map(|kind| self.nodes_of[*kind].iter().copied()).collect();
+        ranks.sort_unstable();
+        nodes.sort_unstable();
+        nodes.dedup();
+        Err(Shortage { ranks, nodes })
+    }
+
+    fn exchange(&mut self, free: usize, first: usize, reached_by: &[Option<usize>], gives_up: &[Option<usize>]) {
+        let mut node = free;
+        while let Some(kind) = reached_by[node] {
+            self.owners[node] = Some(kind);
+            match gives_up[kind].filter(|_| kind != first) {
+                Some(given_up) => node = given_up,
+                None => break,
+            }
+        }
+    }
+}
+
+impl Shortage {
+    /// In a sentence; `name`: that of the node at a position.
+    pub fn sentence(&self, name: impl Fn(usize) -> String) -> String {
+        let ranks = listed(self.ranks.iter().map(ToString::to_string));
+        let (pods, nodes) = (self.ranks.len() as u64, self.nodes.len() as u64);
+        let accept = if pods == 1 { "accepts" } else { "accept" };
+        let names = listed(self.nodes.iter().map(|node| name(*node)));
+        let which = if nodes == 0 { String::new() } else { format!(" ({names})") };
+        format!(
+            "by the rules that they were admitted with, {pods} pod{} ({ranks}) {accept} {nodes} of the nodes with room{which}, and each \
+             pod of a gang needs a node of its own",
+            plural(pods)
+        )
+    }
+}
+
+fn listed(all: impl ExactSizeIterator<Item = String>) -> String {
+    let more = all.len() > NAMED;
+    all.take(NAMED).collect::<Vec<_>>().join(", ") + if more { ", …" } else { "" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn node(name: usize) -> NodeFacts {
+        let labels = [(HOST.to_string(), name.to_string())];
+        NodeFacts { name: name.to_string(), labels: Arc::new(labels.into()), ready: true, ..NodeFacts::default() }
+    }
+
+    /// Rules by which a pod may run on these nodes only.
+    fn only(nodes: &[usize]) -> NodeRules {
+        let nodes: Vec<String> = nodes.iter().map(ToString::to_string).collect();
+        let field = serde_json::json!({"nodeSelectorTerms": [{"matchExpressions": [{"key": HOST, "operator": "In", "values": nodes}]}]});
+        NodeRules { required: serde_json::from_value(field).unwrap(), ..NodeRules::default() }
+    }
+
+    fn rules(of_ranks: &[NodeRules]) -> RankRules {
+        RankRules::of(&Admitted::new(Default::default(), of_ranks.iter().cloned().map(Arc::new)), &NodeRules::default())
+    }
+
+    /// Every order of the nodes is tried.
+    fn by_brute_force(of_ranks: &[Vec<usize>], taken: &mut Vec<usize>) -> bool {
+        let Some(nodes) = of_ranks.get(taken.len()) else { return true };
+        nodes.iter().any(|node| {
+            if taken.contains(node) {
+                return false;
+            }
+            taken.push(*node);
+            let found = by_brute_force(of_ranks, taken);
+            taken.pop();
+            found
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_gang_has_nodes_exactly_where_brute_force_finds_them(
+            of_ranks in prop::collection::vec(prop::collection::btree_set(0_usize..7, 0..4), 2..6),
+        ) {
+            let of_ranks: Vec<Vec<usize>> = of_ranks.into_iter().map(|nodes| nodes.into_iter().collect()).collect();
+            let rules = rules(&of_ranks.iter().map(|nodes| only(nodes)).collect::<Vec<_>>());
+            prop_assume!(!rules.are_equal());
+            let nodes: Vec<NodeFacts> = (0..7).map(node).collect();
+            let nodes: Vec<&NodeFacts> = nodes.iter().collect();
+            let is_possible = by_brute_force(&of_ranks, &mut Vec::new());
+            match rules.cover(&nodes) {
+                Ok(cover) => {
+                    prop_assert!(is_possible && cover.len() == of_ranks.len());
+                    let chosen: Vec<&NodeFacts> = cover.iter().map(|node| nodes[*node]).collect();
+                    let by_rank = rules.assign(&chosen).unwrap();
+                    for (rank, position) in by_rank.iter().enumerate() {
+                        prop_assert!(of_ranks[rank].contains(&cover[*position]), "{:?} {:?}", by_rank, cover);
+                    }
+                    let mut seen = by_rank.clone();
+                    seen.sort_unstable();
+                    prop_assert_eq!(seen, (0..chosen.len()).collect::<Vec<_>>());
+                }
+                Err(shortage) => {
+                    prop_assert!(!is_possible);
+                    prop_assert!(shortage.nodes.len() < shortage.ranks.len(), "{:?}", shortage);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ranks_stay_where_they_may_and_exchange_where_they_must() {
+        let nodes: Vec<NodeFacts> = (0..3).map(node).collect();
+        let nodes: Vec<&NodeFacts> = nodes.iter().collect();
+        let any = || only(&[0, 1, 2]);
+        assert_eq!(rules(&[any(), any(), only(&[0])]).assign(&nodes).unwrap(), [1, 2, 0]);
+        assert_eq!(rules(&[any(), only(&[1]), any()]).assign(&nodes).unwrap(), [0, 1, 2]);
+        // One gives its node up for another, which a third leaves.
+        assert_eq!(rules(&[only(&[0, 1]), only(&[1, 2]), only(&[0])]).assign(&nodes).unwrap(), [1, 2, 0]);
+    }
+
+    #[test]
+    fn two_pods_on_one_host_are_named_with_it() {
+        let pin =
+            |host: &str| NodeRules { selector: [(HOST.to_string(), host.to_string())].into(), ..NodeRules::default() };
+        let mut spread = only(&[1]);
+        spread.selector = pin("1").selector;
+        let rules = rules(&[pin("1"), spread, pin("2")]);
+        let nodes: Vec<NodeFacts> = (0..3).map(node).collect();
+        assert_eq!(rules.refused_by(&nodes[0]), Some(Unfit::AddedSelector(HOST.into())));
+        assert_eq!(rules.refused_by(&nodes[1]), None);
+        let shortage = rules.cover(&nodes.iter().collect::<Vec<_>>()).unwrap_err();
+        assert_eq!(
+            shortage.sentence(|node| format!("n{node}")),
+            "by the rules that they were admitted with, 2 pods (0, 1) accept 1 of the nodes with room (n1), and each pod of a gang needs \
+             a node of its own"
+        );
+        assert_eq!(rules.pins().collect::<Vec<_>>(), [("1", 0), ("1", 1), ("2", 2)]);
+    }
+}
