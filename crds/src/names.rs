@@ -2,5 +2,7 @@
 
 /// The container that trains, in a job's pods and in templates of Kubeflow.
 pub const TRAINER: &str = "trainer";
+/// Annotation with kubectl's copy of the manifest that was applied last.
+pub const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// Extended resource of NVIDIA's device plugin: whole GPUs.
 pub const GPU_RESOURCE: &str = "nvidia.com/gpu";

@@ -21,6 +21,7 @@ use switchyard_crds::{PlacementSlice, TrainJob, labels};
 use switchyard_ledger::index::{Effect, Index};
 use switchyard_ledger::job::Key;
 use switchyard_plan::cluster::waiting_period;
+use switchyard_plan::job::too_large;
 use switchyard_plan::objects::{Kind, observed_content};
 use tracing::{debug, info, warn};
 
@@ -28,6 +29,9 @@ use tracing::{debug, info, warn};
 const TOGETHER: Duration = Duration::from_millis(20);
 /// The same for room that becomes free.
 const ROOM_TOGETHER: Duration = Duration::from_millis(100);
+
+/// Jobs in a page of a list. One may have 1.5 MB, and a page is in memory as a whole.
+const JOBS_AT_ONCE: u32 = 32;
 
 /// First pause after a watch failed; each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(400);
@@ -93,7 +97,10 @@ pub(super) fn start(context: &Context) {
         // Most changes of a job that waits are those of its status that were written here.
         look: Look::IfWorthIt,
         apply: Box::new(|index, job| match job.0 {
-            Ok(job) => index.show_job(job),
+            Ok(job) => match too_large(&job) {
+                Some(fault) => index.apply_unreadable(&job.metadata, fault.to_string()),
+                None => index.show_job(job),
+            },
             Err(invalid) => index.apply_unreadable(&invalid.metadata, invalid.error),
         }),
         delete: Index::hide_job,
@@ -149,7 +156,7 @@ pub(super) fn start(context: &Context) {
     spawn(context, slices, everything.clone());
     spawn(context, claims, everything.clone());
     for namespace in scopes(&context.settings) {
-        spawn_in(context, jobs(), namespace, everything.clone());
+        spawn_in(context, jobs(), namespace, everything.clone().page_size(JOBS_AT_ONCE));
         spawn_in(context, placements(), namespace, ours.clone());
     }
     macro_rules! object {

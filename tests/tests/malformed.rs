@@ -43,6 +43,7 @@ fn bad() -> Vec<(Value, &'static str)> {
         (with("engine", "/spec/trainer/framework", "Switchyard".into()), "engine"),
         (with("amount", "/spec/trainer/resourcesPerNode/limits/cpu", "a lot".into()), "a lot"),
         (with("template", "/spec/template/spec", json!({"containers": "none"})), "none"),
+        (with("large", "/spec/trainer/args", json!(["x".repeat(300_000)])), "expected at most 262144"),
         (with("status-text", "/status", json!({"attempt": "two"})), "two"),
         (with("name-that-is-much-too-long-for-the-names-of-all-its-pods", "/spec/suspend", false.into()), "name"),
     ]

@@ -6,6 +6,7 @@ use super::{Effect, Index, label};
 use crate::job::{JobId, Key, key_of};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::BTreeMap;
+use switchyard_crds::names::LAST_APPLIED;
 use switchyard_crds::{PlacedNode, PlacementSlice, PlacementSliceSpec, SlicesStatus, TrainJob, labels};
 use switchyard_plan::cluster::view;
 use switchyard_plan::objects::Kind;
@@ -32,6 +33,9 @@ impl Index {
     /// A job appeared or changed.
     pub fn show_job(&mut self, mut job: TrainJob) -> Effect {
         let key = key_of(&job.metadata);
+        // Each of them may be as large as the rest.
+        job.metadata.managed_fields = None;
+        job.metadata.annotations.iter_mut().for_each(|all| drop(all.remove(LAST_APPLIED)));
         self.places.waiting.remove(&key);
         let Some(named) = slices::of(&job).cloned() else { return self.apply_job(job) };
         match self.nodes_of(&key, &job, &named) {

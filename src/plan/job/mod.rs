@@ -13,6 +13,7 @@ mod engine;
 mod environment;
 mod gang_pod;
 mod pod;
+mod size;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -21,6 +22,7 @@ pub(crate) use environment::identity;
 pub use gang_pod::GangPod;
 pub use pod::{PodAsk, gpus};
 pub(crate) use pod::{set_devices, trainer, trainer_mut};
+pub use size::too_large;
 
 use switchyard_core::placement::{Mode, NumaBinding, Request};
 use switchyard_core::quantity::parse_quantity;
@@ -112,6 +114,7 @@ pub(crate) fn read(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
     let engine = engine.map(|engine| EngineConfig { bandwidth_check: check, watchdog, ..engine });
     faults.extend(fabric_faults(job));
     faults.extend(too_many_ranks(job, processes_per_node));
+    faults.extend(too_large(job));
     if !faults.is_empty() {
         return Err(faults);
     }

@@ -4,7 +4,7 @@ use super::reader::{Reader, words};
 use super::{ConvertError, advice};
 use serde_json::{Map, Value, json};
 use switchyard_crds::labels;
-use switchyard_crds::names::TRAINER;
+use switchyard_crds::names::{LAST_APPLIED, TRAINER};
 use switchyard_fabric::lint::Cursor;
 
 /// Longest name of a TrainJob.
@@ -60,10 +60,9 @@ pub(super) fn metadata<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>) -> Value {
         }
     }
     // kubectl's copy of the old manifest would be mistaken for ours.
-    let applied = "kubectl.kubernetes.io/last-applied-configuration";
-    if let Some(field) = theirs.at(&["annotations", applied]) {
+    if let Some(field) = theirs.at(&["annotations", LAST_APPLIED]) {
         reader.note(&field, "of the old object");
-        metadata["annotations"].as_object_mut().map(|annotations| annotations.remove(applied));
+        metadata["annotations"].as_object_mut().map(|annotations| annotations.remove(LAST_APPLIED));
     }
     let asked = theirs.get("name").or_else(|| theirs.get("generateName"));
     let name = name_of(asked.as_ref().and_then(|field| field.value.as_str()).unwrap_or("converted"));

@@ -1,0 +1,80 @@
+//! How large a manifest may be. Every pod repeats most of it, so a manifest of a megabyte for thousands of nodes would fill etcd, and hundreds of
+//! them the memory of the controller, for all namespaces.
+
+use super::{Invalid, count};
+use serde::Serialize;
+use std::io::{self, Write};
+use switchyard_crds::{MAX_NODES, TrainJob};
+
+/// Bytes of a job's spec as JSON.
+const MOST_SPEC: u64 = 256 << 10;
+/// Bytes that all pods of a job repeat of its spec. etcd holds 2 GiB by default.
+const MOST_PODS: u64 = 256 << 20;
+
+/// The fault of a job that is too large.
+pub fn too_large(job: &TrainJob) -> Option<Invalid> {
+    let bytes = bytes(&job.spec);
+    if bytes > MOST_SPEC {
+        let expected = format!("at most {MOST_SPEC}: put files and scripts into ConfigMaps or images");
+        return Some(Invalid { field: "spec".into(), got: format!("{bytes} bytes"), expected });
+    }
+    // A number that is out of range is another fault.
+    let nodes = u64::from(count(job.spec.trainer.num_nodes.min(MAX_NODES)));
+    let repeated = bytes * nodes;
+    (repeated > MOST_PODS).then(|| Invalid {
+        field: "spec".into(),
+        got: format!("{bytes} bytes, which each of {nodes} pods repeats: {repeated} bytes"),
+        expected: format!("at most {MOST_PODS} bytes in all pods"),
+    })
+}
+
+/// Length of a value as JSON.
+fn bytes(value: &impl Serialize) -> u64 {
+    let mut counter = Counter(0);
+    match serde_json::to_writer(&mut counter, value) {
+        Ok(()) => counter.0,
+        // No value of the API is of this kind.
+        Err(_) => u64::MAX,
+    }
+}
+
+struct Counter(u64);
+
+impl Write for Counter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use switchyard_crds::validate as schema;
+
+    fn fault(nodes: u32, value: usize) -> Option<String> {
+        let env = json!([{"name": "A", "value": "x".repeat(value)}]);
+        let trainer = json!({"framework": "Plain", "image": "i", "numNodes": nodes, "env": env});
+        let document = json!({
+            "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "a"}, "spec": {"trainer": trainer},
+        });
+        let job: TrainJob =
+            serde_json::from_value(document.clone()).unwrap_or_else(|_| schema::train_job(&document).unwrap());
+        too_large(&job).map(|fault| fault.to_string())
+    }
+
+    #[test]
+    fn a_spec_and_what_all_pods_repeat_of_it_are_bounded() {
+        assert_eq!(fault(1, 250_000), None);
+        assert_eq!(fault(4096, 60_000), None);
+        let alone = fault(1, 300_000).unwrap();
+        assert!(alone.starts_with("spec: got 300") && alone.contains("expected at most 262144"), "{alone}");
+        let many = fault(4096, 100_000).unwrap();
+        assert!(many.contains("which each of 4096 pods repeats") && many.contains("at most 268435456 bytes"), "{many}");
+    }
+}
