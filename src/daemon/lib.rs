@@ -69,6 +69,7 @@ pub fn start(args: &ControllerArgs) -> Result<Exit, Failure> {
             concurrent_reconciles: args.concurrent_reconciles.into(),
             defaults: Defaults {
                 worker_image: args.worker_image.clone(),
+                image_pull_secrets: args.image_pull_secrets.clone(),
                 gpu_class: args.gpu_device_class.clone(),
                 gpu_driver: args.gpu_driver.clone(),
                 fabric_profile,

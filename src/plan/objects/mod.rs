@@ -54,6 +54,8 @@ use switchyard_worker_contract::pod::{CONFIG_FILE, HOST_FILE};
 pub struct Defaults {
     /// Image of the worker, for jobs that name none.
     pub worker_image: String,
+    /// Secrets of the jobs' namespaces with which that image is pulled, where the template names none.
+    pub image_pull_secrets: Vec<String>,
     /// Device class that claims for GPUs name.
     pub gpu_class: String,
     /// Driver whose attributes have the UUIDs of GPUs.
@@ -67,6 +69,7 @@ impl Default for Defaults {
     fn default() -> Defaults {
         Defaults {
             worker_image: concat!("switchyard-worker:", env!("CARGO_PKG_VERSION")).into(),
+            image_pull_secrets: Vec::new(),
             gpu_class: "gpu.nvidia.com".into(),
             gpu_driver: "gpu.nvidia.com".into(),
             fabric_profile: None,

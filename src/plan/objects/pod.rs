@@ -7,9 +7,9 @@ use crate::frameworks;
 use crate::job::{EnvEntry, GangPod, ValidJob, identity, set_devices, trainer, trainer_mut};
 use crate::kueue;
 use k8s_openapi::api::core::v1::{
-    Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, Pod,
-    PodSchedulingGate, PodSecurityContext, PodSpec, SeccompProfile, SecretVolumeSource, SecurityContext, Toleration,
-    Volume,
+    Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, LocalObjectReference,
+    Pod, PodSchedulingGate, PodSecurityContext, PodSpec, SeccompProfile, SecretVolumeSource, SecurityContext,
+    Toleration, Volume,
 };
 use serde_json::{Value, json};
 use switchyard_crds::names::TRAINER;
@@ -70,6 +70,7 @@ pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, 
     secure_pod(&mut spec, job.spec.trainer.framework);
     making.volumes(&mut spec);
     making.trainer(&mut spec);
+    making.worker_image(&mut spec);
     fabric::attach(&mut spec, &making);
     if spec.host_network == Some(true) && valid.request.nodes > 1 {
         declare_port(&mut spec, made.port());
@@ -183,6 +184,19 @@ impl Making<'_> {
         add_volumes(spec, ours);
     }
 
+    /// The image of a job that names none, and the Secrets with which it is pulled.
+    fn worker_image(&self, spec: &mut PodSpec) {
+        let Some(trainer) = trainer_mut(spec).filter(|trainer| self.is_ours() && trainer.image.is_none()) else {
+            return;
+        };
+        trainer.image = Some(self.defaults.worker_image.clone());
+        let secrets = &self.defaults.image_pull_secrets;
+        if spec.image_pull_secrets.is_none() && !secrets.is_empty() {
+            let secret = |name: &String| LocalObjectReference { name: name.clone() };
+            spec.image_pull_secrets = Some(secrets.iter().map(secret).collect());
+        }
+    }
+
     fn trainer(&self, spec: &mut PodSpec) {
         let Some(trainer) = trainer_mut(spec) else { return };
         let asked = &self.pod.job.spec.trainer;
@@ -190,7 +204,6 @@ impl Making<'_> {
             trainer.image = Some(image.clone());
         }
         if self.is_ours() {
-            trainer.image.get_or_insert_with(|| self.defaults.worker_image.clone());
             trainer.command = Some(vec!["switchyard-worker".into(), "pod".into()]);
             trainer.args = None;
             trainer.security_context.get_or_insert_default().read_only_root_filesystem.get_or_insert(true);

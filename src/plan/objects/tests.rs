@@ -437,3 +437,18 @@ fn a_request_for_nodes_has_what_the_scheduler_looks_at_as_it_was_admitted() {
     }
     insta::assert_yaml_snapshot!(asked);
 }
+
+/// Finding 15: each tenant had to write the Secret of the administrator's registry into each template.
+#[test]
+fn the_worker_image_is_pulled_with_the_secrets_of_the_operator_and_no_other_image() {
+    let defaults = Defaults { image_pull_secrets: vec!["registry".into()], ..defaults() };
+    let secrets = |spec: Value| {
+        let job = job("a", spec);
+        let secrets = pod(&job.0, &job.1, &defaults, 1, 0).spec.unwrap().image_pull_secrets;
+        secrets.unwrap_or_default().into_iter().map(|secret| secret.name).collect::<Vec<_>>()
+    };
+    assert_eq!(secrets(json!({"engine": engine()})), ["registry"]);
+    assert!(secrets(json!({"trainer": {"framework": "Plain", "image": "torch:2"}})).is_empty());
+    let own = json!({"spec": {"imagePullSecrets": [{"name": "own"}], "containers": []}});
+    assert_eq!(secrets(json!({"engine": engine(), "template": own})), ["own"]);
+}
