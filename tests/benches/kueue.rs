@@ -1,4 +1,4 @@
-//! 200 gangs in the queues of a real Kueue: `cargo xtask bench kueue --kueue FOLDER`.
+//! 200 gangs in the queues of a real Kueue, and scenes of its topology-aware scheduling: `cargo xtask bench kueue`.
 //!
 //! Two cohorts of two queues each, on nodes with more GPUs than the quotas together, since the pods of a gang take different nodes. First the one
 //! queue of each cohort borrows what the other does not use; then the other takes it back, and Kueue evicts; then everything runs to its end. A watch
@@ -8,6 +8,8 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
+#[path = "kueue/scenes.rs"]
+mod scenes;
 #[path = "kueue/watched.rs"]
 mod watched;
 
@@ -23,7 +25,7 @@ use switchyard_crds::TrainJob;
 use switchyard_tests::gpus::gpu_job;
 use switchyard_tests::{
     Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, condition_of, kueue,
-    stage_of, start_controller,
+    programs_of, stage_of, start_controller,
 };
 use watched::Watched;
 
@@ -53,13 +55,15 @@ struct Bench {
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().collect();
     let after = |name: &str| arguments.iter().position(|word| word == name).and_then(|at| arguments.get(at + 1));
-    let folder = after("--kueue").map(PathBuf::from).context("--kueue FOLDER: Kueue's source with bin/manager")?;
+    let folder = programs_of(&["kueue"])?.remove(0);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let scenes = runtime.block_on(scenes::play(&folder))?;
+    println!("{scenes:#}");
     let (version, result) = runtime.block_on(measure(&folder, after("--record").map(PathBuf::from)))?;
     println!("{result:#}");
     if let Some(file) = after("--json") {
         let document = json!({
-            "command": "cargo xtask bench kueue --kueue FOLDER", "kubernetes": "v1.34.4", "kueue": version, "result": result,
+            "command": "cargo xtask bench kueue", "kubernetes": "v1.34.4", "kueue": version, "result": result, "scenes": scenes,
         });
         std::fs::write(file, format!("{}\n", serde_json::to_string_pretty(&document)?))?;
     }
@@ -70,7 +74,7 @@ async fn measure(folder: &Path, record: Option<PathBuf>) -> Result<(String, Valu
     let plane = ControlPlane::start(&Options { controller_manager: true, scheduler: true, ..Options::default() })?;
     plane.install_crds().await?;
     plane.apply_chart(&[])?;
-    let kueue = kueue::start(&plane, folder).await?;
+    let kueue = kueue::start(&plane, folder, json!({})).await?;
     let namespace = plane.namespace("queues").await?;
     let mut options = KubeletOptions::new("node", NODE.1);
     options.capacity.push(("nvidia.com/gpu".into(), NODE.0.to_string()));

@@ -1,4 +1,4 @@
-//! A real Kueue before a control plane of this machine, from a folder with its source and the program built from it (`bin/manager`).
+//! A real Kueue before a control plane of this machine, as `cargo xtask programs kueue` builds it.
 //!
 //! Only its integration for pods is on. Its webhooks are called on loopback; what its pod would find mounted under `/etc/kueue` is put there in
 //! a mount namespace of its own, which needs root.
@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 /// Time to become ready.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Installs Kueue's CRDs and webhooks, starts it, and waits until it takes pods.
+/// Installs Kueue's CRDs and webhooks, starts it, and waits until it takes pods. `settings` are added to its configuration.
 ///
 /// # Errors
 /// Something is missing in the folder, or it does not become ready; the end of its log is in the error.
-pub async fn start(plane: &ControlPlane, folder: &Path) -> Result<Daemon> {
+pub async fn start(plane: &ControlPlane, folder: &Path, settings: Value) -> Result<Daemon> {
     let own = plane.folder().join("kueue");
     let certificates = own.join("etc/kueue/metrics/certs");
     fs::create_dir_all(&certificates)?;
@@ -27,7 +27,7 @@ pub async fn start(plane: &ControlPlane, folder: &Path) -> Result<Daemon> {
     fs::write(certificates.join("tls.crt"), &certificate)?;
     fs::write(certificates.join("tls.key"), key)?;
     let [webhooks, health] = [free_port()?, free_port()?];
-    let config = json!({
+    let mut config = json!({
         "apiVersion": "config.kueue.x-k8s.io/v1beta2", "kind": "Configuration", "namespace": "kueue-system",
         "health": {"healthProbeBindAddress": format!("127.0.0.1:{health}")}, "metrics": {"bindAddress": "0"},
         "webhook": {"host": "127.0.0.1", "port": webhooks, "certDir": "/etc/kueue/metrics/certs"},
@@ -35,19 +35,20 @@ pub async fn start(plane: &ControlPlane, folder: &Path) -> Result<Daemon> {
         "integrations": {"frameworks": ["pod"]}, "featureGates": {"VisibilityOnDemand": false}, "clientConnection": {"qps": 300, "burst": 500},
         "controller": {"groupKindConcurrency": {"Pod": 5, "Workload.kueue.x-k8s.io": 10, "ClusterQueue.kueue.x-k8s.io": 5}},
     });
+    crate::merge(&mut config, settings);
     fs::write(own.join("config.json"), config.to_string())?;
     let kubectl = |arguments: &[&str], input: &str| {
         let ended = plane.kubectl_with(arguments, input);
         ensure!(ended.code == Some(0), "kubectl {}: {}", arguments.join(" "), ended.stderr);
         Ok(())
     };
-    let crds = folder.join("config/components/crd/bases").display().to_string();
+    let crds = folder.join("data/crd/bases").display().to_string();
     kubectl(&["apply", "--server-side", "-f", &crds], "")?;
     kubectl(&["wait", "--for=condition=Established", "--timeout=60s", "crd", "--all"], "")?;
     kubectl(&["create", "namespace", "kueue-system"], "")?;
     // Kueue sees /etc of this machine, and its certificates in it.
     let script = r#"cp -a /etc/. "$0/etc/" && mount --bind "$0/etc" /etc && exec "$@""#;
-    let manager = folder.join("bin/manager").display().to_string();
+    let manager = folder.join("kueue").display().to_string();
     let config = format!("--config={}", own.join("config.json").display());
     let arguments =
         ["--mount", "--", "sh", "-c", script, &own.display().to_string(), &manager, &config].map(String::from);
@@ -60,7 +61,7 @@ pub async fn start(plane: &ControlPlane, folder: &Path) -> Result<Daemon> {
         ensure!(Instant::now() < give_up, "Kueue is not ready\n{}", kueue.tail());
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    let manifests = folder.join("config/components/webhook/manifests.yaml");
+    let manifests = folder.join("data/webhook/manifests.yaml");
     let text = fs::read_to_string(&manifests).with_context(|| manifests.display().to_string())?;
     let configurations: Vec<Value> = serde_saphyr::from_multiple(&text)?;
     for mut configuration in configurations {

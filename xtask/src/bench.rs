@@ -4,7 +4,6 @@ use crate::images::SHIPPED;
 use crate::workspace::{cargo, root, step};
 use anyhow::Result;
 use clap::ValueEnum;
-use std::path::Path;
 
 /// What to measure.
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -29,7 +28,7 @@ pub(crate) enum What {
     Preflight,
     /// `switchyard doctor` on logs of 1 GiB.
     Doctor,
-    /// 200 gangs in the queues of a real Kueue: partial admissions, evictions, what is charged.
+    /// 200 gangs in the queues of a real Kueue: partial admissions, evictions, what is charged. Scenes of its topology-aware scheduling.
     Kueue,
     /// From apply to the verdict about the fabric in the status of a gang of 16.
     Verdict,
@@ -85,8 +84,8 @@ impl What {
     }
 }
 
-/// Measures and writes the result file. `kueue`: see the command.
-pub(crate) fn bench(what: What, kueue: Option<&Path>) -> Result<()> {
+/// Measures and writes the result file.
+pub(crate) fn bench(what: What) -> Result<()> {
     let folder = root().join("docs/results");
     std::fs::create_dir_all(&folder)?;
     let Some((name, bench)) = what.bench() else {
@@ -105,12 +104,9 @@ pub(crate) fn bench(what: What, kueue: Option<&Path>) -> Result<()> {
         let programs = ["--workspace", "--bin", "switchyard", "--bin", "switchyard-worker"];
         step("both programs", cargo(&["build", "--profile", SHIPPED]).args(programs))?;
     }
-    // What is measured is what is shipped; its link-time optimisation takes minutes. Before Kueue not the time counts.
+    // What is measured is what is shipped; its link-time optimisation takes minutes. With Kueue, no time is compared.
     let profile = if matches!(what, What::Kueue) { "dev" } else { SHIPPED };
     let mut command = cargo(&["bench", "--profile", profile, "--workspace", "--bench", bench, "--", "--json", &file]);
-    if let (What::Kueue, Some(folder)) = (what, kueue) {
-        command.arg("--kueue").arg(std::path::absolute(folder)?);
-    }
     if matches!(what, What::Engine | What::EngineAvx2) {
         command.arg("--python").arg(crate::wheels::TORCH.python()?);
     }

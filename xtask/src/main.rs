@@ -125,9 +125,6 @@ enum Command {
         /// What to measure.
         #[arg(value_enum)]
         what: bench::What,
-        /// For `kueue`: Kueue's source, with the program built from it in `bin/manager`.
-        #[arg(long, value_name = "FOLDER", required_if_eq("what", "kueue"))]
-        kueue: Option<PathBuf>,
     },
     /// Measure another commit and this tree in turn, and write docs/results/compare.json.
     Compare {
@@ -165,7 +162,7 @@ fn main() -> ExitCode {
         Command::Images { layout, profile } => images::images(layout.as_deref(), &profile),
         Command::Gpu { what } => gpu::gpu(&what),
         Command::Gen => steps::generate(),
-        Command::Bench { what, kueue } => bench::bench(what, kueue.as_deref()),
+        Command::Bench { what } => bench::bench(what),
         Command::Compare { what, folder, rounds, rest } => compare::compare(what, &folder, rounds, &rest),
     };
     match done {

@@ -40,7 +40,7 @@ struct Own {
 const NOTHING: Own = Own { tags: "", linker: "" };
 
 /// Everything that can be built.
-pub(crate) const FAMILIES: [Family; 10] = [
+pub(crate) const FAMILIES: [Family; 11] = [
     Family { name: "etcd", programs: &[("etcd", "go.etcd.io/etcd/server/v3")], data: None, own: NOTHING },
     Family {
         name: "kubernetes",
@@ -95,6 +95,12 @@ pub(crate) const FAMILIES: [Family; 10] = [
         programs: &[],
         data: Some(("github.com/kubeflow/trainer/v2", "manifests/base/crds")),
         own: NOTHING,
+    },
+    Family {
+        name: "kueue",
+        programs: &[("kueue", "sigs.k8s.io/kueue/cmd/kueue")],
+        data: Some(("sigs.k8s.io/kueue", "config/components")),
+        own: Own { tags: "", linker: " -X sigs.k8s.io/kueue/pkg/version.GitVersion=v0.19.2" },
     },
     Family {
         name: "helm",
