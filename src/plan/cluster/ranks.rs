@@ -129,6 +129,11 @@ impl RankRules {
         Ok((0..nodes.len()).filter(|node| matching.owners[*node].is_some()).collect())
     }
 
+    /// The host to which all pods are pinned.
+    pub fn shared_pin(&self) -> Option<&str> {
+        self.pinned.keys().next().filter(|_| self.are_equal()).map(String::as_str)
+    }
+
     /// Hosts to which single pods are pinned, with the pods' ranks.
     pub fn pins(&self) -> impl Iterator<Item = (&str, usize)> {
         let hosts = self.pinned.iter().filter(|_| !self.are_equal());

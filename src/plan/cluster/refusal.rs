@@ -132,6 +132,10 @@ pub(super) fn of_ranks(shortage: &Shortage, sites: &Sites<'_>) -> NoPlace {
 /// The hosts to which pods are pinned and that cannot take them.
 fn pinned(need: &Need<'_>, sites: &Sites<'_>) -> String {
     let mut text = String::new();
+    let rules = &need.demand.rules;
+    if let Some(host) = rules.shared_pin().filter(|_| need.question.valid.request.nodes > 1) {
+        text.push_str(&format!("; all pods are pinned to {host}, and each pod of a gang needs a node of its own"));
+    }
     let why = |host: &str| {
         let is_host = |node: &&NodeView| node.facts.labels.get(HOST).is_some_and(|label| label == host);
         match sites.nodes.iter().position(|node| is_host(&node)) {
@@ -139,7 +143,7 @@ fn pinned(need: &Need<'_>, sites: &Sites<'_>) -> String {
             None => Some("no node has this name".into()),
         }
     };
-    let unmet = need.demand.rules.pins().filter_map(|(host, rank)| Some((host, rank, why(host)?)));
+    let unmet = rules.pins().filter_map(|(host, rank)| Some((host, rank, why(host)?)));
     for (host, rank, why) in unmet.take(NAMED) {
         text.push_str(&format!("; pod {rank} is pinned to {host}: {why}"));
     }

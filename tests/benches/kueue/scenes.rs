@@ -138,7 +138,7 @@ impl Scenes {
         self.create(name, "by-topology", GPUS / 2, json!({})).await?;
         let says = |job: &TrainJob| {
             let message = condition_of(job, "Placed").map(|placed| placed.message.clone()).unwrap_or_default();
-            message.contains("is pinned to") || message.contains("by the rules that they were admitted with")
+            message.contains("pinned to")
         };
         let ended = |job: &TrainJob| says(job) || stage_of(job) == Some("Running");
         let job = self.jobs.wait(name, "a verdict", ended).await?;

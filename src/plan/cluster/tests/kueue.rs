@@ -195,7 +195,8 @@ fn a_pin_that_cannot_be_met_is_named_and_no_field_of_the_manifest_is_blamed() {
     assert!(!message.contains("template"), "{message}");
     // It may give two pods of a gang to one host; a gang has each pod on a node of its own.
     let world = pinned(&["n9", "n9"], "n1");
-    assert!(world.message().starts_with("1 of 2 nodes have room for cpu 2"), "{}", world.message());
+    let words = "1 of 2 nodes have room for cpu 2; all pods are pinned to host-n9, and each pod of a gang needs a node of its own";
+    assert!(world.message().starts_with(words), "{}", world.message());
 }
 
 /// Letter I: one pod's selector, which somebody had patched into it, counted for the whole gang, and the refusal blamed the template.
