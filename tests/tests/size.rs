@@ -1,7 +1,18 @@
 //! The benchmark of a large cluster, small: that all of its parts still work, and what can be counted.
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
+use futures::{StreamExt, TryStreamExt};
+use serde_json::json;
+use switchyard_crds::TrainJob;
 use switchyard_tests::size::{Scale, measure};
+use switchyard_tests::{
+    ControlPlane, ControllerOptions, Jobs, Options, condition_of, merge, plain_job, start_controller,
+};
+
+/// Stored manifests, and the bytes of each: 60 MiB that anybody may store who may create TrainJobs.
+const LARGE: (usize, usize) = (48, 1_300_000);
+/// Memory of the controller that reads them, bytes.
+const MOST_MEMORY: u64 = 200 << 20;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_benchmark_of_a_large_cluster_works_when_it_is_small() -> Result<()> {
@@ -18,5 +29,36 @@ async fn the_benchmark_of_a_large_cluster_works_when_it_is_small() -> Result<()>
     assert!(number("/churn/placed") >= 1.0, "{measured}");
     assert!(number("/churn/writesOfWaiting") <= number("/churn/stillWaiting"), "{measured}");
     assert!(number("/passes/plan/count") >= 30.0, "{measured}");
+    Ok(())
+}
+
+/// Finding 6: some hundred suspended jobs of a megabyte put both controllers into a loop of ends for lack of memory.
+#[tokio::test]
+async fn manifests_of_a_megabyte_are_refused_and_not_kept_in_memory() -> Result<()> {
+    let plane = ControlPlane::start(&Options::default())?;
+    plane.install_crds().await?;
+    let namespace = plane.namespace("large").await?;
+    let jobs = Jobs::new(plane.client().await?, &namespace);
+    let large = |number: usize| {
+        let mut job = plain_job(&format!("large-{number}"), 1, "run");
+        let annotations = json!({"note": "x".repeat(LARGE.1)});
+        merge(&mut job["spec"], json!({"suspend": true, "template": {"metadata": {"annotations": annotations}}}));
+        job
+    };
+    let create = |number: usize| jobs.create(large(number));
+    futures::stream::iter(0..LARGE.0).map(create).buffer_unordered(4).try_for_each(|_| async { Ok(()) }).await?;
+    let controller = start_controller(&plane, "large", &ControllerOptions::default())?;
+    for number in 0..LARGE.0 {
+        let is_refused = |job: &TrainJob| {
+            condition_of(job, "Failed").is_some_and(|failed| failed.message.contains("expected at most 262144"))
+        };
+        jobs.wait(&format!("large-{number}"), "refused", is_refused).await.with_context(|| controller.tail())?;
+    }
+    let status = std::fs::read_to_string(format!("/proc/{}/status", controller.pid()))?;
+    let peak =
+        status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    let peak = peak.context("no VmHWM")? << 10;
+    println!("peak of the controller: {} MiB", peak >> 20);
+    ensure!(peak < MOST_MEMORY, "the controller needed {} MiB", peak >> 20);
     Ok(())
 }
