@@ -8,6 +8,7 @@ mod bench_build;
 mod chart;
 mod cluster;
 mod compare;
+mod crates;
 mod data;
 mod failed;
 mod figures;

@@ -1,5 +1,6 @@
 //! Runs stages: what must be there is installed beside the compilation, then both lanes run side by side; the times come at the end.
 
+use crate::crates;
 use crate::failed;
 use crate::images::Version;
 use crate::record::{self, Load, Record};
@@ -12,6 +13,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value as Json, json};
 use std::fs;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
@@ -35,12 +37,13 @@ pub(crate) fn run(names: &[String], record: Option<Record>) -> Result<()> {
     let provided = Needs::default();
     let (lint, rest): (Vec<_>, Vec<_>) = stages.iter().copied().partition(|stage| matches!(stage.work, Work::Lint));
     fs::create_dir_all(log("").parent().context("invariant: a log lies in a folder")?)?;
+    crates::take()?;
     let _load = record.filter(|record| *record == Record::Busy).map(|_| Load::start());
     let mut outcome = thread::scope(|scope| {
         scope.spawn(|| provided.provide_early(&needs));
         let mut outcome = Outcome::default();
         // Before the tests are compiled, which takes longer: it finds most.
-        lane(&lint, &[], &provided, false, &mut outcome);
+        play(lint.iter().copied(), &[], &provided, false, &mut outcome);
         if rest.iter().any(|stage| matches!(stage.work, Work::Tests { .. })) {
             println!("==> compiling the tests");
             let (begin, before) = (Instant::now(), children_cpu());
@@ -49,10 +52,13 @@ pub(crate) fn run(names: &[String], record: Option<Record>) -> Result<()> {
             println!("    compilation: {seconds:.1} s");
             let cpu = children_cpu() - before;
             outcome.times.push(Time { name: "compilation", seconds, cpu, tests: 0, budget: None });
+            if selection(&rest) == Selection::All && !lint.is_empty() {
+                crates::keep()?;
+            }
             again(&failed::last(), &rest, &programs, &provided)?;
             lanes(&rest, &programs, &provided, &mut outcome)?;
         } else {
-            lane(&rest, &[], &provided, false, &mut outcome);
+            play(rest.iter().copied(), &[], &provided, false, &mut outcome);
         }
         Ok::<_, anyhow::Error>(outcome)
     })?;
@@ -66,16 +72,16 @@ pub(crate) fn run(names: &[String], record: Option<Record>) -> Result<()> {
     outcome.totals.finish()
 }
 
-/// Runs both lanes side by side.
+/// Runs both lanes side by side. One that is done takes stages of the other.
 fn lanes(stages: &[&'static Stage], programs: &[Program], provided: &Needs, outcome: &mut Outcome) -> Result<()> {
-    let lanes = [Lane::Compute, Lane::Wait]
-        .map(|lane| stages.iter().copied().filter(|stage| stage.lane == lane).collect::<Vec<_>>());
-    let yields = lanes.iter().all(|lane| !lane.is_empty());
+    let left = &Mutex::new(stages.to_vec());
+    let yields = [Lane::Compute, Lane::Wait].iter().all(|lane| stages.iter().any(|stage| stage.lane == *lane));
     let ended: Vec<Result<Outcome>> = thread::scope(|scope| {
-        let started = lanes.each_ref().map(|stages| {
+        let started = [Lane::Compute, Lane::Wait].map(|lane| {
             scope.spawn(move || {
                 let mut own = Outcome::default();
-                lane(stages, programs, provided, yields, &mut own);
+                let next = || next(lane, &mut left.lock().unwrap_or_else(PoisonError::into_inner));
+                play(std::iter::from_fn(next), programs, provided, yields, &mut own);
                 own
             })
         });
@@ -87,6 +93,13 @@ fn lanes(stages: &[&'static Stage], programs: &[Program], provided: &Needs, outc
         outcome.times.extend(own.times);
     }
     Ok(())
+}
+
+/// The next stage of a lane, or one of the other that may run in any. It is taken from what is left.
+fn next(lane: Lane, left: &mut Vec<&'static Stage>) -> Option<&'static Stage> {
+    let own = left.iter().position(|stage| stage.lane == lane);
+    let position = own.or_else(|| left.iter().position(|stage| !stage.needs.contains(&Need::Nodes)))?;
+    Some(left.remove(position))
 }
 
 /// Runs what failed the last time, so that its verdict comes first. Its stages run it again, and count it.
@@ -127,7 +140,7 @@ pub(crate) fn repeat(names: &[String], times: u32) -> Result<()> {
     for run in 1..=times {
         println!("==> {name}: run {run} of {times}, with {cores} busy cores");
         let mut outcome = Outcome::default();
-        lane(&[stage], &programs, &provided, false, &mut outcome);
+        play([stage].into_iter(), &programs, &provided, false, &mut outcome);
         let Outcome { totals, times } = outcome;
         let failures: Vec<String> = totals.failures.iter().map(|failure| failure.name.to_string()).collect();
         runs.push(json!({
@@ -164,7 +177,13 @@ fn selection(stages: &[&Stage]) -> Selection {
 
 /// Runs stages one after another. `yields`: its programs let those of the other lane go first. A stage that fails is reported at once, with
 /// its log; the next ones still run.
-fn lane(stages: &[&'static Stage], programs: &[Program], provided: &Needs, yields: bool, outcome: &mut Outcome) {
+fn play(
+    stages: impl Iterator<Item = &'static Stage>,
+    programs: &[Program],
+    provided: &Needs,
+    yields: bool,
+    outcome: &mut Outcome,
+) {
     for stage in stages {
         let begin = Instant::now();
         // Of an earlier run.

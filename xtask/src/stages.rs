@@ -16,7 +16,8 @@ pub(crate) struct Stage {
     pub work: Work,
 }
 
-/// Stages of one lane follow each other; the lanes run side by side. More than two only compete: two cores have nothing left to do.
+/// Stages of one lane follow each other; the lanes run side by side, and one that is done takes stages of the other. More than two only compete:
+/// two cores have nothing left to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lane {
     /// Tests that keep cores busy. They yield to the other lane.
@@ -64,7 +65,8 @@ pub(crate) const FRAMEWORKS: &str = "frameworks";
 const CONTROL_PLANE: Need = Need::Programs(&["etcd", "kubernetes"]);
 const CHART: Need = Need::Programs(&["helm", "prometheus-operator", "promtool", "kubeflow-trainer"]);
 
-/// All stages, in the order in which each lane runs them.
+/// All stages, in the order in which each lane runs them. Those on real nodes come early: they count what is left on the machine, so only their own
+/// lane runs them.
 pub(crate) const STAGES: [Stage; 15] = [
     Stage {
         name: "lint",
@@ -167,20 +169,21 @@ pub(crate) const STAGES: [Stage; 15] = [
         },
     },
     Stage {
-        name: "chart",
-        what: "the Helm chart",
-        budget: 300,
-        lane: Lane::Wait,
-        needs: &[CONTROL_PLANE, CHART],
-        work: Work::Tests { of: Tests::Modules("plane", &["chart"]), threads: Some(4), environment: &[] },
-    },
-    Stage {
-        name: "devices",
-        what: "exact GPUs, with claims and without",
+        name: "nodes",
+        what: "real nodes: pods, links, GPUs, what is left",
         budget: 600,
         lane: Lane::Wait,
-        needs: &[CONTROL_PLANE],
-        work: Work::Tests { of: Tests::Modules("plane", &["devices"]), threads: Some(4), environment: &[] },
+        needs: &[CONTROL_PLANE, Need::Nodes],
+        work: Work::Tests { of: Tests::Modules("cluster", &["nodes"]), threads: Some(1), environment: &[] },
+    },
+    Stage {
+        name: "e2e",
+        what: "the product on real nodes: from helm install to a trained model, and what fails on the way",
+        budget: 1200,
+        lane: Lane::Wait,
+        needs: &[CONTROL_PLANE, CHART, Need::Nodes, Need::Images],
+        // Two clusters at a time: their tests wait more than they compute.
+        work: Work::Tests { of: Tests::Modules("cluster", &["e2e"]), threads: Some(2), environment: &[] },
     },
     Stage {
         name: "faults",
@@ -199,21 +202,20 @@ pub(crate) const STAGES: [Stage; 15] = [
         work: Work::Tests { of: Tests::Modules("plane", &["churn"]), threads: Some(1), environment: &[] },
     },
     Stage {
-        name: "nodes",
-        what: "real nodes: pods, links, GPUs, what is left",
+        name: "devices",
+        what: "exact GPUs, with claims and without",
         budget: 600,
         lane: Lane::Wait,
-        needs: &[CONTROL_PLANE, Need::Nodes],
-        work: Work::Tests { of: Tests::Modules("cluster", &["nodes"]), threads: Some(1), environment: &[] },
+        needs: &[CONTROL_PLANE],
+        work: Work::Tests { of: Tests::Modules("plane", &["devices"]), threads: Some(4), environment: &[] },
     },
     Stage {
-        name: "e2e",
-        what: "the product on real nodes: from helm install to a trained model, and what fails on the way",
-        budget: 1200,
+        name: "chart",
+        what: "the Helm chart",
+        budget: 300,
         lane: Lane::Wait,
-        needs: &[CONTROL_PLANE, CHART, Need::Nodes, Need::Images],
-        // Two clusters at a time: their tests wait more than they compute.
-        work: Work::Tests { of: Tests::Modules("cluster", &["e2e"]), threads: Some(2), environment: &[] },
+        needs: &[CONTROL_PLANE, CHART],
+        work: Work::Tests { of: Tests::Modules("plane", &["chart"]), threads: Some(4), environment: &[] },
     },
 ];
 

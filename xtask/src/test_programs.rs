@@ -2,7 +2,7 @@
 
 use crate::stages::{STAGES, Tests, Work};
 use crate::totals::{Launch, Name};
-use crate::workspace::{cargo, stripped};
+use crate::workspace::{cargo, metadata, stripped};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value as Json;
 use std::path::PathBuf;
@@ -72,9 +72,7 @@ pub(crate) fn build(selection: Selection) -> Result<Vec<Program>> {
 
 /// Names of the files of tests that `check` runs.
 fn integration_tests() -> Result<Vec<String>> {
-    let output = cargo(&["metadata", "--no-deps", "--format-version", "1"]).output().context("cannot start cargo")?;
-    ensure!(output.status.success(), "cargo metadata: {}", output.status);
-    let metadata: Json = serde_json::from_slice(&output.stdout)?;
+    let metadata = metadata()?;
     let list = |value: &Json| value.as_array().cloned().unwrap_or_default();
     let mut names = vec!["rules".to_owned()];
     for package in list(&metadata["packages"]) {

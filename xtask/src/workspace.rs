@@ -1,6 +1,8 @@
 //! The workspace: its folders, cargo in it, and commands that are shown while they run.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value as Json;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -49,6 +51,20 @@ pub(crate) const LOCAL: &str = "dev";
 /// Where cargo puts the programs of a profile.
 pub(crate) fn built_in(profile: &str) -> PathBuf {
     target().join(if profile == "dev" { "debug" } else { profile })
+}
+
+/// What cargo says of the packages of the workspace.
+pub(crate) fn metadata() -> Result<Json> {
+    let output = cargo(&["metadata", "--no-deps", "--format-version", "1"]).output().context("cannot start cargo")?;
+    ensure!(output.status.success(), "cargo metadata: {}", output.status);
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// Names of the packages of the workspace.
+pub(crate) fn members() -> Result<BTreeSet<String>> {
+    let metadata = metadata()?;
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    Ok(packages.filter_map(|package| package["name"].as_str().map(str::to_owned)).collect())
 }
 
 /// Where cargo builds.

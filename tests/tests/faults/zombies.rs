@@ -1,5 +1,5 @@
 //! G6: the pods of a lost node go on; the next attempt does not wait for them, and they end when the node is back. That they
-//! cannot join the next attempt either is shown with the real worker, in `worker/tests/attempts.rs`.
+//! cannot join the next attempt either is shown with the real worker, in `worker/tests/collectives/attempts.rs`.
 
 use super::{kubelet, lane};
 use anyhow::{Result, ensure};

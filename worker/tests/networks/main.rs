@@ -1,0 +1,12 @@
+//! Whole networks of a single rank: their programs, gradients, and results of other implementations.
+
+#![allow(clippy::unwrap_used, reason = "a test may end where a helper fails")]
+
+#[path = "../flat_gradients/mod.rs"]
+mod flat_gradients;
+mod gradients;
+mod network_parity;
+mod parity;
+mod program;
+#[path = "../trial/mod.rs"]
+mod trial;

@@ -1,0 +1,17 @@
+//! Whole trainings with ranks as threads of the test.
+
+#![allow(clippy::unwrap_used, reason = "a test may end where a helper fails")]
+
+mod accuracy;
+#[path = "../../../tests/src/chaos.rs"]
+mod chaos;
+mod export;
+mod gpu_seeds;
+mod mixed;
+mod options;
+#[path = "../plain/mod.rs"]
+mod plain;
+#[path = "../ranks/mod.rs"]
+mod ranks;
+mod resume;
+mod training;

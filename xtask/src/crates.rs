@@ -1,0 +1,194 @@
+//! Compiled crates of others, shared by the clones of a user: a quarter of what the first test run of a clone compiles.
+//!
+//! Cargo finds them by fingerprints that depend neither on the clone nor on its target folder, and checks them as ever: a crate whose source,
+//! features or flags differ is compiled. Their times are kept, since cargo rebuilds what is older than what it depends on.
+
+use crate::programs::cache;
+use crate::workspace::{built_in, members, root};
+use anyhow::{Context, Result, ensure};
+use std::collections::BTreeSet;
+use std::fs::{self, File, FileTimes};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+/// Folders of a profile's folder that hold crates.
+const FOLDERS: [&str; 3] = [".fingerprint", "build", "deps"];
+/// Outputs of the compiler, which it replaces and never rewrites. Everything else is copied, since cargo and build scripts rewrite it.
+const LINKED: [&str; 3] = ["rlib", "rmeta", "so"];
+/// In a target folder: what has been taken from the cache.
+const TAKEN: &str = ".shared-crates";
+
+/// Takes the crates into this clone's target folder, unless it has had them.
+pub(crate) fn take() -> Result<()> {
+    let (shared, target) = (shared()?, built_in("dev"));
+    let marker = target.join(TAKEN);
+    let name = shared.file_name().unwrap_or_default().as_encoded_bytes();
+    if !shared.is_dir() || fs::read(&marker).is_ok_and(|taken| taken == name) {
+        return Ok(());
+    }
+    let start = Instant::now();
+    let lock = lock()?;
+    lock.lock_shared()?;
+    let entries = transfer(&shared, &target, &BTreeSet::new())?;
+    fs::write(&marker, name)?;
+    println!(
+        "==> {entries} parts of compiled crates taken from {}: {:.1} s",
+        shared.display(),
+        start.elapsed().as_secs_f64()
+    );
+    Ok(())
+}
+
+/// Keeps the crates of this clone, from which everything has just been compiled, unless there are any.
+pub(crate) fn keep() -> Result<()> {
+    let (shared, target) = (shared()?, built_in("dev"));
+    if shared.is_dir() {
+        return Ok(());
+    }
+    let parent = shared.parent().context("invariant: the cache has a folder")?;
+    let lock = lock()?;
+    lock.lock()?;
+    // Those of other versions of the compiler or of the crates are of no use any more.
+    for other in fs::read_dir(parent)? {
+        let path = other?.path();
+        if path.is_dir() {
+            fs::remove_dir_all(&path).with_context(|| path.display().to_string())?;
+        }
+    }
+    let partial = parent.join("partial");
+    transfer(&target, &partial, &members()?)?;
+    fs::rename(&partial, &shared)?;
+    fs::write(target.join(TAKEN), shared.file_name().unwrap_or_default().as_encoded_bytes())?;
+    Ok(())
+}
+
+fn lock() -> Result<File> {
+    Ok(File::create(cache("crates")?.join("lock"))?)
+}
+
+/// The folder in the cache for these versions of the crates, this compiler and these flags.
+fn shared() -> Result<PathBuf> {
+    let compiler = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())).arg("-vV").output()?;
+    ensure!(compiler.status.success(), "rustc -vV: {}", compiler.status);
+    let mut hasher = DefaultHasher::new();
+    compiler.stdout.hash(&mut hasher);
+    for file in ["Cargo.lock", "Cargo.toml", ".cargo/config.toml"] {
+        let path = root().join(file);
+        fs::read(&path).with_context(|| path.display().to_string())?.hash(&mut hasher);
+    }
+    std::env::var_os("RUSTFLAGS").hash(&mut hasher);
+    let folder = cache("crates")?;
+    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    Ok(folder.join(format!("{:016x}", hasher.finish())))
+}
+
+/// Copies or links all crates but those of these packages, over what is there. Returns how many files and folders there were.
+fn transfer(from: &Path, to: &Path, without: &BTreeSet<String>) -> Result<usize> {
+    let mut count = 0;
+    for folder in FOLDERS {
+        let (from, to) = (from.join(folder), to.join(folder));
+        fs::create_dir_all(&to)?;
+        for entry in fs::read_dir(&from).with_context(|| from.display().to_string())? {
+            let path = entry?.path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if package_of(name).is_none_or(|package| without.contains(&package)) || !is_of_crate(folder, &path) {
+                continue;
+            }
+            let target = to.join(name);
+            put(&path, &target).with_context(|| format!("{} to {}", path.display(), target.display()))?;
+            count += 1;
+        }
+    }
+    Ok(count)
+}
+
+/// Programs of tests and objects of incremental builds lie beside the crates.
+fn is_of_crate(folder: &str, path: &Path) -> bool {
+    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+    folder != "deps" || extension == "d" || LINKED.contains(&extension)
+}
+
+/// The package of `anyhow-048b8907eea8f476` or `libserde_json-0ff2cdde3c525be2.rmeta`, with hyphens.
+fn package_of(name: &str) -> Option<String> {
+    let (package, _) = name.split_once('.').map_or(name, |(stem, _)| stem).rsplit_once('-')?;
+    let is_file = name.contains('.') && !name.ends_with(".d");
+    let package = if is_file { package.strip_prefix("lib").unwrap_or(package) } else { package };
+    Some(package.replace('_', "-"))
+}
+
+fn put(from: &Path, to: &Path) -> io::Result<()> {
+    let of = fs::metadata(from)?;
+    if of.is_dir() {
+        match fs::remove_dir_all(to) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => fs::create_dir_all(to)?,
+        }
+        return fs::read_dir(from)?.try_for_each(|entry| {
+            let entry = entry?;
+            put(&entry.path(), &to.join(entry.file_name()))
+        });
+    }
+    match fs::remove_file(to) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let is_linked = from.extension().is_some_and(|extension| LINKED.iter().any(|linked| extension == *linked));
+    // The cache may be on another file system.
+    if is_linked && fs::hard_link(from, to).is_ok() {
+        return Ok(());
+    }
+    fs::copy(from, to)?;
+    let times = FileTimes::new().set_modified(of.modified()?);
+    File::options().append(true).open(to)?.set_times(times)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn crates_of_others_are_told_from_ours() {
+        assert_eq!(package_of("anyhow-048b8907eea8f476").as_deref(), Some("anyhow"));
+        assert_eq!(package_of("libserde_json-0ff2.rmeta").as_deref(), Some("serde-json"));
+        assert_eq!(package_of("libloading-0ff2").as_deref(), Some("libloading"));
+        assert_eq!(package_of("liblibloading-0ff2.rlib").as_deref(), Some("libloading"));
+        assert_eq!(package_of("libloading-0ff2.d").as_deref(), Some("libloading"));
+        assert_eq!(package_of("unnumbered"), None);
+        assert!(members().unwrap().contains("switchyard-plan") && members().unwrap().contains("xtask"));
+    }
+
+    #[test]
+    fn files_keep_their_times_and_what_is_rewritten_in_place_is_no_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+        for name in [
+            ".fingerprint/a-1/lib-a",
+            "build/a-2/out/x.rs",
+            "deps/liba-1.rlib",
+            "deps/a-1.d",
+            "deps/program-1",
+            "deps/libours-1.rlib",
+        ] {
+            let path = from.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, name).unwrap();
+        }
+        let old = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
+        let file = from.join(".fingerprint/a-1/lib-a");
+        File::options().append(true).open(&file).unwrap().set_times(FileTimes::new().set_modified(old)).unwrap();
+        for _ in 0..2 {
+            assert_eq!(transfer(&from, &to, &BTreeSet::from(["ours".to_string()])).unwrap(), 4);
+        }
+        assert_eq!(fs::metadata(to.join(".fingerprint/a-1/lib-a")).unwrap().modified().unwrap(), old);
+        fs::write(to.join("build/a-2/out/x.rs"), "changed").unwrap();
+        assert_eq!(fs::read_to_string(from.join("build/a-2/out/x.rs")).unwrap(), "build/a-2/out/x.rs");
+        assert!(
+            to.join("deps/liba-1.rlib").exists()
+                && !to.join("deps/program-1").exists()
+                && !to.join("deps/libours-1.rlib").exists()
+        );
+    }
+}
