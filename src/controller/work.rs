@@ -104,7 +104,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     tokio::spawn(reader::run(context.clone(), openings::Openings, stop.clone()));
     tokio::spawn(reader::run(context.clone(), warnings::Warnings, stop.clone()));
     tokio::spawn(reader::run(context.clone(), admissions::Admissions, stop.clone()));
-    tokio::spawn(reader::run(context.clone(), volumes::Volumes, stop.clone()));
+    tokio::spawn(reader::run(context.clone(), volumes::Volumes::default(), stop.clone()));
     tokio::spawn(policies::run(context.clone(), report, stop.clone()));
     tokio::spawn(provisioning::run(context.clone(), stop.clone()));
     let running = Arc::new(Semaphore::new(settings.concurrent_reconciles));
