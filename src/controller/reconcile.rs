@@ -25,7 +25,7 @@ use switchyard_ledger::job::{JobId, Key, attempt_of, is_another_place, message_o
 use switchyard_ledger::own_writes;
 use switchyard_ledger::own_writes::{Cache, OwnWrites};
 use switchyard_ledger::usage::{Usage, Without};
-use switchyard_plan::cluster::events::EventDraft;
+use switchyard_plan::cluster::events::{self, EventDraft};
 use switchyard_plan::cluster::hindrance::Trouble;
 use switchyard_plan::cluster::view::PodView;
 use switchyard_plan::cluster::{self, Action, JobSnapshot, PlacementRules, Premise, Reconciliation, Silence};
@@ -287,6 +287,11 @@ impl Context {
                 }
                 Err(error) => {
                     self.index().assume(&id, 0, None);
+                    if error.cause == Cause::Invalid {
+                        // The status cannot say so itself.
+                        let event = EventDraft::warning(events::REFUSED, error.to_string());
+                        self.tell(&job.object_ref(&()), vec![event]).await;
+                    }
                     refusal = refusal.or(Some(error));
                 }
             }
