@@ -39,6 +39,7 @@ impl Index {
         let namespace = job.metadata.namespace.as_deref().unwrap_or_default();
         let share = self.fairness.as_ref().map_or(0, |fairness| fairness.share(namespace));
         let turn = Turn::of(job, priority, share, self.lateness);
+        let turn = if self.refusals.set_back(namespace, self.lateness.at) { turn.set_back() } else { turn };
         let holds = self.reservation.as_ref().is_some_and(|held| held.job == JobId::of(&job.metadata));
         if holds { turn.held() } else { turn }
     }

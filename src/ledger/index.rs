@@ -26,6 +26,7 @@ use crate::job::{JobId, Key, attempt_of, is_live, key_of, placement_of};
 use crate::own_writes::{Cache, OwnWrites};
 use crate::predictor::Predictor;
 use crate::progress::Progress;
+use crate::refusals::Refusals;
 use crate::schedulers::Schedulers;
 use crate::usage::{Share, Usage};
 use forecast::Forecasts;
@@ -120,6 +121,7 @@ pub struct Index {
     pub missing: BTreeMap<String, Timestamp>,
     pub fleet: Fleet,
     pub incidents: Incidents,
+    pub(crate) refusals: Refusals,
     pub devices: Devices,
     pub places: Places,
     pub schedulers: Schedulers,
@@ -215,6 +217,7 @@ impl Index {
             family.assumed = None;
         }
         self.incidents.observe(&job);
+        self.refusals.observe(&job);
         let before = self.jobs.insert(key.clone(), Arc::new(job));
         let has_ended = |job: &&Arc<TrainJob>| !is_live(job) && before.as_ref().is_none_or(|before| is_live(before));
         if let Some(job) = self.jobs.get(&key).filter(has_ended) {
@@ -265,7 +268,12 @@ impl Index {
         let Some(id) = self.jobs.get(key).map(|job| JobId::of(&job.metadata)) else { return };
         effect.jobs.insert(key.clone());
         effect.jobs.extend(self.waits_no_more(key, &id));
-        self.jobs.remove(key);
+        if let Some(job) = self.jobs.remove(key) {
+            let is_gated =
+                |family: &Family| family.pods.values().all(|pod| pod.gated && !family.own.released(&pod.uid));
+            let pods = self.families.get(&id).filter(|family| !family.pods.is_empty());
+            self.refusals.forget_job(&job, pods.is_some_and(is_gated));
+        }
         if !self.jobs.keys().any(|other| other.namespace == key.namespace) {
             self.versions.remove(&key.namespace);
         }
