@@ -45,6 +45,7 @@ mod need;
 mod provisioning;
 mod question;
 mod refusal;
+mod replacement;
 pub mod reserve;
 mod sites;
 mod step;

@@ -8,6 +8,7 @@ mod progress;
 mod provisioning;
 mod quota;
 mod refused;
+mod replacement;
 mod scheduler;
 mod starting;
 mod surroundings;

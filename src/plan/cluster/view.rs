@@ -105,6 +105,14 @@ pub struct Progress {
     pub is_pulling: bool,
 }
 
+/// The deletion of a pod, as the API server recorded it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Deletion {
+    pub requested: Timestamp,
+    /// When its grace period ends.
+    pub due: Timestamp,
+}
+
 /// A pod of a job.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PodView {
@@ -129,7 +137,10 @@ pub struct PodView {
     pub phase: Phase,
     /// The pod is ready.
     pub ready: bool,
+    /// It has been deleted, by what the cache shows or by this controller's last write.
     pub deleting: bool,
+    /// The same where the cache shows it.
+    pub deletion: Option<Deletion>,
     /// The scheduler refuses it.
     pub unschedulable: Option<Unschedulable>,
     /// Why it is disturbed: reason and message of the condition `DisruptionTarget`.
@@ -189,6 +200,11 @@ impl PodView {
 
     pub fn is_done(&self) -> bool {
         self.has_succeeded() || self.has_failed()
+    }
+
+    /// Whether a container of it may run, now or later: a pod on no node is never bound once it is deleted.
+    pub fn may_run(&self) -> bool {
+        !self.is_over() && self.stopped.is_none() && (self.node.is_some() || self.deletion.is_none())
     }
 
     /// It is on a node and has not started, and its containers do not say why.
@@ -268,6 +284,11 @@ impl PodView {
             },
             ready: is("Ready", "True").is_some(),
             deleting: pod.metadata.deletion_timestamp.is_some(),
+            deletion: pod.metadata.deletion_timestamp.as_ref().map(|due| {
+                // The server sets the time at which the grace period ends.
+                let grace = SignedDuration::from_secs(pod.metadata.deletion_grace_period_seconds.unwrap_or(0));
+                Deletion { requested: due.0.saturating_sub(grace).unwrap_or(due.0), due: due.0 }
+            }),
             // A scheduler that lost the reply to its binding binds again, fails, and says so of a pod that is on its node.
             unschedulable: is("PodScheduled", "False")
                 .filter(|_| node.is_none())

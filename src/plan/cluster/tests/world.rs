@@ -3,7 +3,7 @@
 use crate::cluster::avoidance;
 use crate::cluster::hindrance::Trouble;
 use crate::cluster::levels::Levels;
-use crate::cluster::view::{Ended, NodeView, ObjectView, Phase, PodView};
+use crate::cluster::view::{Deletion, Ended, NodeView, ObjectView, Phase, PodView};
 use crate::cluster::{Action, JobSnapshot, PlacementRules, Reconciliation, Silence, plan};
 use crate::eligible::NodeFacts;
 use crate::objects::{Defaults, Kind, Object, placement_slices};
@@ -27,6 +27,7 @@ fn amounts(cpu: &str) -> Resources {
 }
 
 /// A cluster of one job.
+#[derive(Clone)]
 pub struct World {
     pub job: TrainJob,
     pub pods: Vec<PodView>,
@@ -49,6 +50,8 @@ pub struct World {
     pub scheduler_is_known: bool,
     pub longest_schedule_timeout: SignedDuration,
     pub quota_goes_to: Option<&'static str>,
+    /// Seconds of the grace period of pods that are deleted; `None`: they end at once.
+    pub ends_after: Option<i64>,
 }
 
 impl World {
@@ -86,6 +89,7 @@ impl World {
             scheduler_is_known: false,
             longest_schedule_timeout: SignedDuration::from_mins(10),
             quota_goes_to: None,
+            ends_after: None,
         };
         for number in 0..nodes {
             world.node(&format!("n{number}"), "4");
@@ -154,7 +158,16 @@ impl World {
                     let pod = self.pods.iter_mut().find(|other| other.name == *pod).unwrap();
                     (pod.gated, pod.node, pod.phase, pod.ready) = (false, Some(node.into()), Phase::Running, true);
                 }
-                Action::Delete { kind: Kind::Pod, name, .. } => self.pods.retain(|pod| pod.name != *name),
+                Action::Delete { kind: Kind::Pod, name, .. } => {
+                    let pod = self.pods.iter_mut().find(|pod| pod.name == *name && pod.node.is_some());
+                    match (pod.filter(|pod| !pod.is_over()), self.ends_after) {
+                        (Some(pod), Some(seconds)) => {
+                            let (requested, due) = (at(self.now), at(self.now + seconds));
+                            (pod.deleting, pod.deletion) = (true, Some(Deletion { requested, due }));
+                        }
+                        _ => self.pods.retain(|pod| pod.name != *name),
+                    }
+                }
                 Action::Delete { kind, name, .. } => drop(self.objects.remove(&(*kind, name.clone()))),
             }
         }
