@@ -167,6 +167,7 @@ impl Context {
         let snapshot = JobSnapshot {
             job: &job,
             pods: &pods,
+            unlabelled: &family.unlabelled,
             objects: &family.objects,
             nodes: usage.nodes(),
             missing: &index.missing,

@@ -7,15 +7,14 @@ use crate::job::{JobId, Key, attempt_of, is_live, key_of, placement_of};
 use crate::usage::{HOLE, Share, Usage, Without};
 use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
-use switchyard_core::quantity::Resources;
 use switchyard_crds::{PlacedNode, Preemption, TrainJob, conditions};
 use switchyard_plan::cluster::admitted::Admitted;
 use switchyard_plan::cluster::avoidance;
 use switchyard_plan::cluster::clock::breaks_promise;
 use switchyard_plan::cluster::find::find;
+use switchyard_plan::cluster::ownership;
 use switchyard_plan::cluster::reserve::reserve;
 use switchyard_plan::cluster::turn::{self, Ahead, Basis, GivesWay, Turn};
-use switchyard_plan::cluster::view;
 use switchyard_plan::cluster::{Avoided, Demand, PlacementRules, Question, Waits};
 use switchyard_plan::objects::Kind;
 use switchyard_plan::{self as plan, ValidJob};
@@ -54,7 +53,7 @@ impl Index {
         let Some(family) = self.families.get(job) else { return Vec::new() };
         let pods = family.pods.values().filter(|pod| is_of(pod.attempt));
         // A claim keeps its devices for a while after its pod is gone, whose name it has.
-        let is_named = |name: &str| view::position(name).is_some_and(|(attempt, _)| is_of(attempt));
+        let is_named = |name: &str| ownership::position(name).is_some_and(|(attempt, _)| is_of(attempt));
         let is_theirs = |(kind, name): &(Kind, String)| *kind == Kind::ResourceClaim && is_named(name);
         let claims = family.objects.iter().filter(|(object, _)| is_theirs(object));
         pods.map(|pod| pod.uid.clone()).chain(claims.map(|(_, claim)| taker(&claim.uid))).collect()
@@ -122,9 +121,7 @@ impl Index {
             freed.extend(self.usage.set_share(&gone, None));
         }
         for (taker, PlacedNode { node_name, gpus, .. }) in next.iter().zip(nodes) {
-            freed.extend(
-                self.usage.set_share(taker, Some(Share { node: node_name, amount: Resources::default(), gpus })),
-            );
+            freed.extend(self.usage.set_share(taker, Some(Share { node: node_name, gpus, ..Share::default() })));
         }
         if !next.is_empty() {
             self.holes.insert(id.clone(), next);
@@ -347,7 +344,12 @@ impl Index {
     pub fn hold(&mut self, question: &Question<'_>, takers: impl Iterator<Item = String>, nodes: &[PlacedNode]) {
         let amount = &question.admitted.requests;
         for (taker, placed) in takers.zip(nodes) {
-            let share = Share { node: placed.node_name.clone(), amount: amount.clone(), gpus: placed.gpus.clone() };
+            let share = Share {
+                node: placed.node_name.clone(),
+                amount: amount.clone(),
+                gpus: placed.gpus.clone(),
+                is_lasting: false,
+            };
             self.usage.set_share(&taker, Some(share));
         }
     }

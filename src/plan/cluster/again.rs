@@ -9,8 +9,8 @@ use super::{JobSnapshot, Premise, Reconciliation, allocation, avoidance, clock, 
 use crate::restart::{self, Class};
 use crate::status::{self, Draft, Ending};
 use jiff::{SignedDuration, Timestamp};
-use switchyard_crds::PlacedNode;
 use switchyard_crds::conditions::{self, Stage};
+use switchyard_crds::{PlacedNode, labels};
 use switchyard_worker_contract::exit::Exit;
 
 /// Seconds before a gang that the scheduler did not bind in time is tried again.
@@ -98,6 +98,31 @@ fn decided(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
         });
     }
     result
+}
+
+/// Somebody else removed our gate of a pod before the gang had a place, so the pod starts alone, on any node: all pods start again together.
+/// Where the condition is missing instead, somebody edited the status, and the gang may well run.
+pub(super) fn after_lost_gate(attempt: &Attempt<'_>) -> Option<Reconciliation> {
+    let placed = attempt.snapshot.job.status.as_ref()?.condition(conditions::PLACED)?;
+    let alone = attempt.existing().into_iter().find(|pod| !pod.gated && placed.status == "False")?;
+    let starts = match &alone.node {
+        Some(node) => format!("was started on node {node} without its gang"),
+        None => "may start without its gang".into(),
+    };
+    let pause = growing_pause(attempt.number);
+    let text = format!(
+        "pod {} {starts}, since somebody removed its scheduling gate {}: attempt {} follows in {} s",
+        alone.name,
+        labels::GANG_GATE,
+        attempt.number + 1,
+        pause.as_secs()
+    );
+    let mut draft = attempt.draft();
+    next_attempt(attempt, &mut draft, attempt.now().saturating_add(pause).unwrap_or(attempt.now()));
+    draft.next.placement = None;
+    draft.condition(conditions::PLACED, "False", conditions::GATE_REMOVED, text.clone());
+    draft.stage(Stage::Placing, text.clone());
+    Some(draft.decide(vec![EventDraft::warning(events::GATE_REMOVED, text)]))
 }
 
 /// What the scheduler has refused for this long is not waited for.

@@ -52,6 +52,11 @@ impl<'a> Attempt<'a> {
         self.pods.iter().flatten().filter(|pod| is(pod)).count()
     }
 
+    /// Whether the pod of this rank exists, and has lost its labels.
+    pub fn is_unlabelled(&self, node_rank: u32) -> bool {
+        self.snapshot.unlabelled.contains_key(&self.valid.pod_name(self.number, node_rank))
+    }
+
     /// When the place was decided.
     pub fn placed_at(&self) -> Option<Timestamp> {
         let status = self.snapshot.job.status.as_ref()?;

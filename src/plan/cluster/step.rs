@@ -36,6 +36,9 @@ pub(super) fn step(snapshot: &JobSnapshot<'_>, valid: &ValidJob, number: u32) ->
     if let Some(by) = snapshot.gives_way_to.filter(|_| attempt.placed) {
         return again::after_preemption(&attempt, by);
     }
+    if let Some(result) = again::after_lost_gate(&attempt) {
+        return result;
+    }
     let verdict = failure::judge(&attempt);
     if let failure::Verdict::Failed(failed) = &verdict {
         return again::after_failure(&attempt, failed);
@@ -73,9 +76,11 @@ fn gather(attempt: &Attempt<'_>) -> Reconciliation {
         return result;
     }
     let mut actions = act::old_pods(attempt);
+    let labels = act::labels(attempt);
     let strangers = act::objects(attempt, &mut actions);
     let missing = attempt.pods.iter().filter(|pod| pod.is_none()).count();
     let numbered = (0_u32..).zip(&attempt.pods).filter(|(_, pod)| pod.is_none());
+    let numbered = numbered.filter(|(rank, _)| !attempt.is_unlabelled(*rank));
     let (job, defaults) = (attempt.snapshot.job, attempt.snapshot.rules.defaults);
     actions.extend(numbered.map(|(rank, _)| {
         let mut pod = objects::pod(job, attempt.valid, defaults, attempt.number, rank);
@@ -85,7 +90,9 @@ fn gather(attempt: &Attempt<'_>) -> Reconciliation {
         Action::Create(Object::Pod(Box::new(pod)))
     }));
     let desired = attempt.pods.len();
-    if missing > 0 || attempt.existing().iter().any(|pod| pod.deleting) {
+    let is_unlabelled = !labels.is_empty();
+    actions.extend(labels);
+    if missing > 0 || is_unlabelled || attempt.existing().iter().any(|pod| pod.deleting) {
         let trouble = attempt.snapshot.trouble;
         if let Some(trouble) = trouble.filter(|trouble| trouble.is_final(attempt.now())) {
             return end(&attempt.snapshot, Ending::failed(conditions::PERMANENT_FAILURE, trouble.sentence()));
@@ -258,6 +265,7 @@ fn not_ready(attempt: &Attempt<'_>, mut draft: Draft<'_>, why: String) -> Reconc
 /// The gang is placed: gates are lifted, and the pods are followed until they end.
 fn follow(attempt: &Attempt<'_>) -> Reconciliation {
     let mut actions = act::old_pods(attempt);
+    actions.extend(act::labels(attempt));
     let mut strangers = act::objects(attempt, &mut actions);
     let placement = attempt.snapshot.job.status.as_ref().and_then(|status| status.placement.as_ref());
     // All gates are lifted together, and not before every claim and the files for NCCL exist.

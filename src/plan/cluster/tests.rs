@@ -12,6 +12,7 @@ mod replacement;
 mod scheduler;
 mod starting;
 mod surroundings;
+mod tampered;
 mod world;
 
 use super::levels::Levels;
@@ -265,7 +266,18 @@ fn a_job_without_a_next_attempt_ends_and_says_so() {
     world.job.status.as_mut().unwrap().attempt = Some(i32::MAX);
     world.run();
     assert_eq!(world.stage(), "Failed");
-    assert!(world.message().starts_with("status.attempt: got 2147483647; expected less"), "{}", world.message());
+    assert!(
+        world.message().starts_with("status.attempt: got 2147483647; expected less than 99999"),
+        "{}",
+        world.message()
+    );
+    // At 100,000, the longest name had more characters than a host name may have.
+    let mut longest = World::new(1, json!({})).job;
+    longest.metadata.name = Some("a".repeat(50));
+    let valid = validate(&longest).unwrap();
+    let name = valid.pod_name(ownership::LAST_ATTEMPT, switchyard_crds::MAX_NODES as u32 - 1);
+    assert!(name.len() <= 63 && ownership::position(&name).is_some(), "{name}");
+    assert_eq!(ownership::position("a-100000-0"), None);
 }
 
 #[test]
@@ -298,6 +310,7 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
         rules: PlacementRules { defaults: &defaults, levels: &levels, now: at(3) },
         actual: &BTreeMap::new(),
         ahead: None,
+        unlabelled: &BTreeMap::new(),
         forecast: None,
         waiting: 1,
         gives_way_to: None,

@@ -31,6 +31,8 @@ fn amounts(cpu: &str) -> Resources {
 pub struct World {
     pub job: TrainJob,
     pub pods: Vec<PodView>,
+    /// Pods that have lost their labels.
+    pub unlabelled: Vec<PodView>,
     pub objects: BTreeMap<(Kind, String), ObjectView>,
     pub nodes: BTreeMap<String, NodeView>,
     pub missing: BTreeMap<String, Timestamp>,
@@ -72,6 +74,7 @@ impl World {
         let mut world = World {
             job,
             pods: Vec::new(),
+            unlabelled: Vec::new(),
             objects,
             nodes: nodes_of,
             missing: BTreeMap::new(),
@@ -106,6 +109,7 @@ impl World {
     pub fn plan(&self) -> Reconciliation {
         let mut pods: Vec<&PodView> = self.pods.iter().collect();
         pods.sort_by_key(|pod| (pod.attempt, pod.node_rank));
+        let unlabelled = self.unlabelled.iter().map(|pod| (pod.name.clone(), pod.uid.clone())).collect();
         let defaults = Defaults { worker_image: "worker:1".into(), ..Defaults::default() };
         let levels = Levels::default();
         let status = self.job.status.clone().unwrap_or_default();
@@ -113,6 +117,7 @@ impl World {
         let snapshot = JobSnapshot {
             job: &self.job,
             pods: &pods,
+            unlabelled: &unlabelled,
             objects: &self.objects,
             nodes: &self.nodes,
             missing: &self.missing,
@@ -150,6 +155,10 @@ impl World {
         for action in &done.actions {
             match action {
                 Action::Create(Object::Pod(pod)) => self.pods.push(PodView::of(pod)),
+                Action::Repair(Object::Pod(pod)) => {
+                    let is_it = |other: &mut PodView| Some(&other.name) == pod.metadata.name.as_ref();
+                    self.pods.extend(self.unlabelled.extract_if(.., is_it));
+                }
                 Action::Create(object) | Action::Repair(object) => self.make(object),
                 Action::Release { pod, patch, .. } => {
                     let terms =
