@@ -131,6 +131,7 @@ impl Context {
         let mut others = index.float(&job, rules);
         let ahead = index.ahead_of(&job, now);
         let forecast = index.forecast(key, now);
+        let rests_until = index.rests_until(key);
         let aside = index.not_in_the_way(&job, now);
         let quota_goes_to = index.quota_goes_to(&job, rules);
         let (left_out, asked_again) = (index.left_out(&id, now), index.asked_again(&id, now));
@@ -175,6 +176,7 @@ impl Context {
             actual: &actual,
             ahead: ahead.as_ref(),
             forecast,
+            rests_until,
             waiting: index.waiting.len(),
             gives_way_to: gives_way.as_deref(),
             trouble: family.trouble.as_ref().or(fight.as_ref()),
@@ -229,6 +231,9 @@ impl Context {
             Some(waits) => index.waits(key, waits, rules),
             None => index.waits_no_more(key, &id),
         });
+        if let Some(at) = index.reservation_ends(key) {
+            self.queue.add(key.clone(), instant + Duration::try_from(at.duration_since(now)).unwrap_or_default());
+        }
         let others = index.in_order(others);
         drop(guard);
         others.into_iter().for_each(|other| self.queue.look(other, instant, Look::IfWorthIt));

@@ -133,6 +133,7 @@ impl Index {
     pub fn waits_no_more(&mut self, key: &Key, job: &JobId) -> BTreeSet<Key> {
         let head = self.head();
         self.could_begin.remove(key);
+        self.rests.remove(key);
         if self.waiting.remove(key).is_none() {
             return BTreeSet::new();
         }
@@ -141,7 +142,7 @@ impl Index {
     }
 
     /// Jobs other than this one to look at, after one that waits was planned: those that may use what it gave back, and a new head.
-    fn concerned(&mut self, key: &Key, head: Option<Key>, freed: &BTreeSet<String>) -> BTreeSet<Key> {
+    pub(crate) fn concerned(&mut self, key: &Key, head: Option<Key>, freed: &BTreeSet<String>) -> BTreeSet<Key> {
         let mut others = self.helped(freed);
         others.extend(self.head().filter(|now| Some(now) != head.as_ref()));
         others.remove(key);
@@ -268,7 +269,7 @@ impl Index {
     /// The nodes that are held are chosen again before a job behind their holder is planned: it might take those on which the holder can begin
     /// now. Returns the jobs to look at.
     pub fn float(&mut self, job: &TrainJob, rules: PlacementRules<'_>) -> BTreeSet<Key> {
-        let mut others = BTreeSet::new();
+        let mut others = self.rest(rules.now);
         if let Some(head) = self.reorder(rules.now) {
             // Or the job that is planned would go before it, being the head until now.
             others.extend(self.choose(&head, rules));
@@ -311,7 +312,7 @@ impl Index {
 
     /// The job that comes first of those that wait and could be placed.
     pub fn head(&self) -> Option<Key> {
-        let open = self.waiting.iter().filter(|(_, waiting)| !waiting.hopeless);
+        let open = self.waiting.iter().filter(|(key, waiting)| !waiting.hopeless && !self.rests.contains_key(key));
         open.min_by_key(|(_, waiting)| &waiting.turn).map(|(key, _)| key.clone())
     }
 
@@ -321,13 +322,15 @@ impl Index {
         let before = self.reservation.as_ref().and_then(|held| held.start).map(|(at, _)| at);
         let same = self.reservation.as_ref().filter(|held| held.job == job);
         let begins = start.map(|(at, _)| at);
-        let first_start = same.and_then(|held| held.first_start).or(begins);
+        let (first_start, since) = (same.and_then(|held| held.first_start).or(begins), same.map(|held| held.since));
         let mut freed = self.unreserve(|_| true);
         let turn = turn.held();
         if let Some(waiting) = self.waiting.get_mut(&key_of(&question.job.metadata)) {
             waiting.turn.clone_from(&turn);
         }
-        let next = Reservation { job, turn, nodes, start, first_start, at: question.rules.now, is_stale: false };
+        let at = question.rules.now;
+        let next =
+            Reservation { job, turn, nodes, start, first_start, at, since: since.unwrap_or(at), is_stale: false };
         self.hold(question, next.takers(), &next.nodes);
         for PlacedNode { node_name, .. } in &next.nodes {
             if begins > before {

@@ -10,6 +10,7 @@ mod patience;
 mod places;
 mod pods;
 mod reservation;
+mod rest;
 mod waiting;
 
 pub use patience::Patience;
@@ -140,6 +141,10 @@ pub struct Index {
     pub lateness: Lateness,
     /// What the first of them holds.
     pub reservation: Option<Reservation>,
+    /// How long the head may hold nodes; `None`: forever.
+    pub longest_reservation: Option<SignedDuration>,
+    /// Jobs that held nodes for as long, and until when they hold none.
+    pub(crate) rests: BTreeMap<Key, Timestamp>,
     /// Run times stand in for limits that are missing; `None`: they do not.
     pub predictor: Option<Predictor>,
     /// What the namespaces had counts in the order of the queue; `None`: it does not.

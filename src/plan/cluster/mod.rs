@@ -107,6 +107,8 @@ pub struct JobSnapshot<'a> {
     pub rules: PlacementRules<'a>,
     /// The job ahead in the queue that holds nodes.
     pub ahead: Option<&'a Ahead>,
+    /// Until when the job holds no nodes at the head of the queue, since it held some for too long.
+    pub rests_until: Option<Timestamp>,
     /// When the job can begin, where it waited before.
     pub forecast: Option<Forecast>,
     /// How many jobs wait.

@@ -194,7 +194,14 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
             let open = refused.open;
             let ahead = attempt.snapshot.ahead.map(ToString::to_string);
             let forecast = attempt.snapshot.forecast.map(|forecast| forecast.words(attempt.now()));
-            let why = ahead.into_iter().chain(forecast).fold(refused.to_string(), |why, more| why + "; " + &more);
+            let rests = attempt.snapshot.rests_until.map(|until| {
+                format!("it held nodes for as long as it may (queue.longestReservationSeconds), and holds none until {until}")
+            });
+            let why = ahead
+                .into_iter()
+                .chain(rests)
+                .chain(forecast)
+                .fold(refused.to_string(), |why, more| why + "; " + &more);
             let again = again::for_allocation(attempt, &why).or_else(|| again::for_quota(attempt, &why));
             if let Some(result) = again {
                 return result;

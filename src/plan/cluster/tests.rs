@@ -311,6 +311,7 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
         actual: &BTreeMap::new(),
         ahead: None,
         unlabelled: &BTreeMap::new(),
+        rests_until: None,
         forecast: None,
         waiting: 1,
         gives_way_to: None,

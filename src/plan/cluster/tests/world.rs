@@ -124,6 +124,7 @@ impl World {
             rules: PlacementRules { defaults: &defaults, levels: &levels, now: at(self.now) },
             actual: &BTreeMap::new(),
             forecast: None,
+            rests_until: None,
             ahead: None,
             waiting: self.waiting,
             gives_way_to: None,
