@@ -40,6 +40,11 @@ impl<'a> Attempt<'a> {
         self.snapshot.rules.now
     }
 
+    pub fn lasted(&self) -> SignedDuration {
+        let since = self.snapshot.job.status.as_ref().and_then(|status| status.attempt_time.as_ref());
+        since.map(|since| self.now().duration_since(since.0)).unwrap_or_default()
+    }
+
     pub fn existing(&self) -> Vec<&'a PodView> {
         self.pods.iter().copied().flatten().collect()
     }

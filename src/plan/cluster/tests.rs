@@ -19,6 +19,7 @@ use super::levels::Levels;
 use super::view::{Phase, PodView, Waiting};
 use super::*;
 use crate::objects::Defaults;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use proptest::prelude::*;
 use serde_json::json;
 use switchyard_crds::DeviceAllocation;
@@ -80,6 +81,22 @@ fn a_job_that_was_there_before_the_driver_gets_its_gpus_by_claims() {
     world.nodes.get_mut("n0").unwrap().offered = None;
     world.run();
     assert_eq!((world.stage(), world.attempt(), way(&world)), ("Queued", 2, Some(DeviceAllocation::Claims)));
+    // Where the ways alternate, as with drivers that keep restarting, less and less often.
+    let gpu = [(switchyard_crds::names::GPU_RESOURCE.to_string(), Quantity("1".into()))];
+    let gpu = crate::resources::of_quantities(&gpu.into());
+    for (attempt, pause) in [(3, 10), (4, 20), (5, 40)] {
+        let node = world.nodes.get_mut("n0").unwrap();
+        let by_plugin = attempt % 2 == 1;
+        node.offered = (!by_plugin).then_some(0b1);
+        node.allocatable = if by_plugin { node.allocatable.plus(&gpu) } else { node.allocatable.less(&gpu) };
+        world.step();
+        assert_eq!(world.attempt(), attempt, "{}", world.message());
+        assert!(world.message().contains(&format!("the pods are created again in {pause} s; ")), "{}", world.message());
+        assert_eq!(world.step().wake, Some(at(world.now + pause)));
+        world.now += pause;
+        world.run();
+        assert_eq!((world.stage(), world.attempt()), ("Queued", attempt));
+    }
 }
 
 #[test]
