@@ -55,6 +55,8 @@ pub const QUOTA: &str = "QuotaLeft";
 pub const ABSENT: &str = "ObjectMissing";
 /// Reason of [`PLACED`] while others, such as Kueue, hold the pods by gates of their own.
 pub const GATED: &str = "Gated";
+/// Reason of [`PLACED`] after somebody removed our gate of a pod before the gang had a place.
+pub const GATE_REMOVED: &str = "GateRemoved";
 /// Reason of [`PLACED`] after the scheduler refused a pod of the gang on its node.
 pub const UNSCHEDULABLE: &str = "Unschedulable";
 /// Reason of [`PLACED`] and [`OBJECTS_REFUSED`] after the API server refused an object or a patch that the pods of the gang need.

@@ -165,6 +165,23 @@ pub struct GangPolicy {
     /// What happens when an administrator cordons a node of the running job, as `kubectl drain` does first. Default `Protect`.
     #[serde(default)]
     pub disruption: Disruption,
+
+    /// When the pods of the next attempt may start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replacement: Option<Replacement>,
+}
+
+/// When the pods of the next attempt may start: after a failure, a preemption, or when a suspended job is resumed. `AfterTermination`: once no
+/// container of an older attempt can run any more, or 30 s after the grace period of its pod, or, where its node does not report,
+/// `controller.nodeGraceSeconds` after the pod was deleted. `Immediate`: at once, for programs whose older attempts cannot overwrite what newer ones
+/// write. Default: `Immediate` with `trainer.framework: Switchyard`, else `AfterTermination`. In `switchyard run`, where an attempt starts once all
+/// processes of the one before have ended, it has no effect.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Replacement {
+    /// Two attempts never write the same files, unless a wait ends by its bound. The status then names the pod that may still run.
+    AfterTermination,
+    /// Pods of the older attempt may still be ending. Checkpoints of our own engine carry the number of their attempt.
+    Immediate,
 }
 
 /// What happens when a node of a running job is cordoned.
@@ -179,7 +196,17 @@ pub enum Disruption {
 
 impl Default for GangPolicy {
     fn default() -> Self {
-        GangPolicy { schedule_timeout_seconds: 300, disruption: Disruption::Protect }
+        GangPolicy { schedule_timeout_seconds: 300, disruption: Disruption::Protect, replacement: None }
+    }
+}
+
+impl TrainJobSpec {
+    /// When the pods of the next attempt may start: the job's choice, or the default of its framework.
+    pub fn replacement(&self) -> Replacement {
+        self.gang_policy.replacement.unwrap_or(match self.trainer.framework {
+            Framework::Switchyard => Replacement::Immediate,
+            _ => Replacement::AfterTermination,
+        })
     }
 }
 

@@ -72,6 +72,8 @@ pub struct Settings {
     pub node_grace: SignedDuration,
     /// Upper bound of `gangPolicy.scheduleTimeoutSeconds`.
     pub longest_schedule_timeout: SignedDuration,
+    /// How long the head of the queue may hold nodes without beginning.
+    pub longest_reservation: SignedDuration,
     /// Share of the nodes that must stop reporting together for the brake.
     pub fleet_brake_percent: u8,
     /// Run times stand in for limits that are missing.

@@ -25,7 +25,7 @@ use switchyard_ledger::job::{JobId, Key, attempt_of, is_another_place, message_o
 use switchyard_ledger::own_writes;
 use switchyard_ledger::own_writes::{Cache, OwnWrites};
 use switchyard_ledger::usage::{Usage, Without};
-use switchyard_plan::cluster::events::EventDraft;
+use switchyard_plan::cluster::events::{self, EventDraft};
 use switchyard_plan::cluster::hindrance::Trouble;
 use switchyard_plan::cluster::view::PodView;
 use switchyard_plan::cluster::{self, Action, JobSnapshot, PlacementRules, Premise, Reconciliation, Silence};
@@ -131,6 +131,7 @@ impl Context {
         let mut others = index.float(&job, rules);
         let ahead = index.ahead_of(&job, now);
         let forecast = index.forecast(key, now);
+        let rests_until = index.rests_until(key);
         let aside = index.not_in_the_way(&job, now);
         let quota_goes_to = index.quota_goes_to(&job, rules);
         let (left_out, asked_again) = (index.left_out(&id, now), index.asked_again(&id, now));
@@ -167,6 +168,7 @@ impl Context {
         let snapshot = JobSnapshot {
             job: &job,
             pods: &pods,
+            unlabelled: &family.unlabelled,
             objects: &family.objects,
             nodes: usage.nodes(),
             missing: &index.missing,
@@ -174,6 +176,7 @@ impl Context {
             actual: &actual,
             ahead: ahead.as_ref(),
             forecast,
+            rests_until,
             waiting: index.waiting.len(),
             gives_way_to: gives_way.as_deref(),
             trouble: family.trouble.as_ref().or(fight.as_ref()),
@@ -228,6 +231,9 @@ impl Context {
             Some(waits) => index.waits(key, waits, rules),
             None => index.waits_no_more(key, &id),
         });
+        if let Some(at) = index.reservation_ends(key) {
+            self.queue.add(key.clone(), instant + Duration::try_from(at.duration_since(now)).unwrap_or_default());
+        }
         let others = index.in_order(others);
         drop(guard);
         others.into_iter().for_each(|other| self.queue.look(other, instant, Look::IfWorthIt));
@@ -287,6 +293,11 @@ impl Context {
                 }
                 Err(error) => {
                     self.index().assume(&id, 0, None);
+                    if error.cause == Cause::Invalid {
+                        // The status cannot say so itself.
+                        let event = EventDraft::warning(events::REFUSED, error.to_string());
+                        self.tell(&job.object_ref(&()), vec![event]).await;
+                    }
                     refusal = refusal.or(Some(error));
                 }
             }

@@ -56,6 +56,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     let reporter = Reporter { controller: "switchyard-controller".into(), instance: Some(settings.identity.clone()) };
     let mut index = Index::default();
     index.predictor = settings.predicts.then(Predictor::default);
+    index.longest_reservation = Some(settings.longest_reservation);
     (index.gang_classes, index.names_others) = (settings.gang_classes.clone(), settings.names_others);
     index.fairness = (!settings.weights.is_empty()).then(|| Fairness::new(Weights::new(settings.weights.clone())));
     let context = Context {
@@ -104,7 +105,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     tokio::spawn(reader::run(context.clone(), openings::Openings, stop.clone()));
     tokio::spawn(reader::run(context.clone(), warnings::Warnings, stop.clone()));
     tokio::spawn(reader::run(context.clone(), admissions::Admissions, stop.clone()));
-    tokio::spawn(reader::run(context.clone(), volumes::Volumes, stop.clone()));
+    tokio::spawn(reader::run(context.clone(), volumes::Volumes::default(), stop.clone()));
     tokio::spawn(policies::run(context.clone(), report, stop.clone()));
     tokio::spawn(provisioning::run(context.clone(), stop.clone()));
     let running = Arc::new(Semaphore::new(settings.concurrent_reconciles));

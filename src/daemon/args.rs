@@ -123,6 +123,11 @@ pub struct ControllerArgs {
     #[arg(long, value_enum, default_value_t = Guess::None)]
     pub queue_predictor: Guess,
 
+    /// How long the first job of the queue may hold nodes without being able to begin; twice as long if the limits of the jobs that run there promise
+    /// that it can by then. After that it holds none for as long, and jobs behind it use the nodes.
+    #[arg(long, value_name = "SECONDS", default_value_t = 86_400, value_parser = clap::value_parser!(u32).range(60..=31_536_000))]
+    pub longest_reservation_seconds: u32,
+
     /// NAMESPACE=WEIGHT, repeatable: of equal priority, jobs of the namespace go first that had least of the GPUs lately against its weight; of
     /// namespaces that are not named the weight is 1. Default: by age.
     #[arg(long = "queue-weight", value_name = "NAMESPACE=WEIGHT", value_parser = weight)]

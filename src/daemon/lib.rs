@@ -77,6 +77,7 @@ pub fn start(args: &ControllerArgs) -> Result<Exit, Failure> {
             levels,
             node_grace: SignedDuration::from_secs(args.node_grace_seconds.into()),
             longest_schedule_timeout: SignedDuration::from_secs(args.max_schedule_timeout_seconds.into()),
+            longest_reservation: SignedDuration::from_secs(args.longest_reservation_seconds.into()),
             fleet_brake_percent: args.fleet_brake_percent,
             predicts: args.queue_predictor == Guess::RunTimes,
             weights: args.queue_weights.iter().cloned().collect(),

@@ -7,15 +7,14 @@ use crate::job::{JobId, Key, attempt_of, is_live, key_of, placement_of};
 use crate::usage::{HOLE, Share, Usage, Without};
 use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
-use switchyard_core::quantity::Resources;
 use switchyard_crds::{PlacedNode, Preemption, TrainJob, conditions};
 use switchyard_plan::cluster::admitted::Admitted;
 use switchyard_plan::cluster::avoidance;
 use switchyard_plan::cluster::clock::breaks_promise;
 use switchyard_plan::cluster::find::find;
+use switchyard_plan::cluster::ownership;
 use switchyard_plan::cluster::reserve::reserve;
 use switchyard_plan::cluster::turn::{self, Ahead, Basis, GivesWay, Turn};
-use switchyard_plan::cluster::view;
 use switchyard_plan::cluster::{Avoided, Demand, PlacementRules, Question, Waits};
 use switchyard_plan::objects::Kind;
 use switchyard_plan::{self as plan, ValidJob};
@@ -39,6 +38,7 @@ impl Index {
         let namespace = job.metadata.namespace.as_deref().unwrap_or_default();
         let share = self.fairness.as_ref().map_or(0, |fairness| fairness.share(namespace));
         let turn = Turn::of(job, priority, share, self.lateness);
+        let turn = if self.refusals.set_back(namespace, self.lateness.at) { turn.set_back() } else { turn };
         let holds = self.reservation.as_ref().is_some_and(|held| held.job == JobId::of(&job.metadata));
         if holds { turn.held() } else { turn }
     }
@@ -53,7 +53,7 @@ impl Index {
         let Some(family) = self.families.get(job) else { return Vec::new() };
         let pods = family.pods.values().filter(|pod| is_of(pod.attempt));
         // A claim keeps its devices for a while after its pod is gone, whose name it has.
-        let is_named = |name: &str| view::position(name).is_some_and(|(attempt, _)| is_of(attempt));
+        let is_named = |name: &str| ownership::position(name).is_some_and(|(attempt, _)| is_of(attempt));
         let is_theirs = |(kind, name): &(Kind, String)| *kind == Kind::ResourceClaim && is_named(name);
         let claims = family.objects.iter().filter(|(object, _)| is_theirs(object));
         pods.map(|pod| pod.uid.clone()).chain(claims.map(|(_, claim)| taker(&claim.uid))).collect()
@@ -121,9 +121,7 @@ impl Index {
             freed.extend(self.usage.set_share(&gone, None));
         }
         for (taker, PlacedNode { node_name, gpus, .. }) in next.iter().zip(nodes) {
-            freed.extend(
-                self.usage.set_share(taker, Some(Share { node: node_name, amount: Resources::default(), gpus })),
-            );
+            freed.extend(self.usage.set_share(taker, Some(Share { node: node_name, gpus, ..Share::default() })));
         }
         if !next.is_empty() {
             self.holes.insert(id.clone(), next);
@@ -135,6 +133,7 @@ impl Index {
     pub fn waits_no_more(&mut self, key: &Key, job: &JobId) -> BTreeSet<Key> {
         let head = self.head();
         self.could_begin.remove(key);
+        self.rests.remove(key);
         if self.waiting.remove(key).is_none() {
             return BTreeSet::new();
         }
@@ -143,7 +142,7 @@ impl Index {
     }
 
     /// Jobs other than this one to look at, after one that waits was planned: those that may use what it gave back, and a new head.
-    fn concerned(&mut self, key: &Key, head: Option<Key>, freed: &BTreeSet<String>) -> BTreeSet<Key> {
+    pub(crate) fn concerned(&mut self, key: &Key, head: Option<Key>, freed: &BTreeSet<String>) -> BTreeSet<Key> {
         let mut others = self.helped(freed);
         others.extend(self.head().filter(|now| Some(now) != head.as_ref()));
         others.remove(key);
@@ -270,7 +269,7 @@ impl Index {
     /// The nodes that are held are chosen again before a job behind their holder is planned: it might take those on which the holder can begin
     /// now. Returns the jobs to look at.
     pub fn float(&mut self, job: &TrainJob, rules: PlacementRules<'_>) -> BTreeSet<Key> {
-        let mut others = BTreeSet::new();
+        let mut others = self.rest(rules.now);
         if let Some(head) = self.reorder(rules.now) {
             // Or the job that is planned would go before it, being the head until now.
             others.extend(self.choose(&head, rules));
@@ -313,7 +312,7 @@ impl Index {
 
     /// The job that comes first of those that wait and could be placed.
     pub fn head(&self) -> Option<Key> {
-        let open = self.waiting.iter().filter(|(_, waiting)| !waiting.hopeless);
+        let open = self.waiting.iter().filter(|(key, waiting)| !waiting.hopeless && !self.rests.contains_key(key));
         open.min_by_key(|(_, waiting)| &waiting.turn).map(|(key, _)| key.clone())
     }
 
@@ -323,13 +322,15 @@ impl Index {
         let before = self.reservation.as_ref().and_then(|held| held.start).map(|(at, _)| at);
         let same = self.reservation.as_ref().filter(|held| held.job == job);
         let begins = start.map(|(at, _)| at);
-        let first_start = same.and_then(|held| held.first_start).or(begins);
+        let (first_start, since) = (same.and_then(|held| held.first_start).or(begins), same.map(|held| held.since));
         let mut freed = self.unreserve(|_| true);
         let turn = turn.held();
         if let Some(waiting) = self.waiting.get_mut(&key_of(&question.job.metadata)) {
             waiting.turn.clone_from(&turn);
         }
-        let next = Reservation { job, turn, nodes, start, first_start, at: question.rules.now, is_stale: false };
+        let at = question.rules.now;
+        let next =
+            Reservation { job, turn, nodes, start, first_start, at, since: since.unwrap_or(at), is_stale: false };
         self.hold(question, next.takers(), &next.nodes);
         for PlacedNode { node_name, .. } in &next.nodes {
             if begins > before {
@@ -346,7 +347,12 @@ impl Index {
     pub fn hold(&mut self, question: &Question<'_>, takers: impl Iterator<Item = String>, nodes: &[PlacedNode]) {
         let amount = &question.admitted.requests;
         for (taker, placed) in takers.zip(nodes) {
-            let share = Share { node: placed.node_name.clone(), amount: amount.clone(), gpus: placed.gpus.clone() };
+            let share = Share {
+                node: placed.node_name.clone(),
+                amount: amount.clone(),
+                gpus: placed.gpus.clone(),
+                is_lasting: false,
+            };
             self.usage.set_share(&taker, Some(share));
         }
     }

@@ -13,6 +13,8 @@ struct Offered {
     slice: String,
     node: String,
     uuid: String,
+    /// What it shares with other devices of its pool: a partition with its GPU, and with the other partitions of that.
+    counters: Vec<String>,
 }
 
 /// GPUs that drivers offer, and who has them.
@@ -46,8 +48,9 @@ impl Devices {
             if !taints.iter().any(|taint| taint.effect == "NoSchedule" || taint.effect == "NoExecute") {
                 healthy.push(uuid.clone());
             }
+            let counters = device.consumes_counters.iter().flatten().map(|of| of.counter_set.clone()).collect();
             let device = (driver.to_string(), slice.spec.pool.name.clone(), device.name.clone());
-            self.gpus.insert(device.clone(), Offered { slice: name.clone(), node: node.clone(), uuid });
+            self.gpus.insert(device.clone(), Offered { slice: name.clone(), node: node.clone(), uuid, counters });
             devices.push(device);
         }
         self.slices.insert(name.clone(), (node.clone(), devices));
@@ -123,19 +126,31 @@ impl Devices {
 
     /// UUIDs of the GPUs that a claim got; `None`: it is not allocated, or nobody offers what it got.
     pub fn allocated(&self, uid: &str) -> Option<Vec<String>> {
-        Some(self.share(self.claims.get(uid)?)?.gpus)
+        let gpus = self.claims.get(uid)?.iter().filter_map(|device| self.gpus.get(device));
+        Some(gpus.map(|offered| offered.uuid.clone()).collect()).filter(|gpus: &Vec<String>| !gpus.is_empty())
     }
 
-    /// The GPUs among some devices. All devices of a claim are on one node.
+    /// The GPUs that nobody else can have while some devices are in use: the devices themselves, and those that share counters with one of them. All
+    /// devices of a claim are on one node.
     fn share(&self, devices: &[Device]) -> Option<Share> {
         let mut share = Share::default();
         for device in devices {
             if let Some(offered) = self.gpus.get(device) {
                 share.node.clone_from(&offered.node);
                 share.gpus.push(offered.uuid.clone());
+                share.gpus.extend(self.relatives(device, offered));
             }
         }
         Some(share).filter(|share| !share.gpus.is_empty())
+    }
+
+    /// UUIDs of the other devices of a pool that share counters with one of them.
+    fn relatives<'a>(&'a self, (driver, pool, name): &'a Device, of: &'a Offered) -> impl Iterator<Item = String> + 'a {
+        let first = (driver.clone(), pool.clone(), String::new());
+        let of_pool = self.gpus.range(first..).take_while(move |((d, p, _), _)| (d, p) == (driver, pool));
+        let others = of_pool.filter(move |((.., other), _)| !of.counters.is_empty() && other != name);
+        let shares = others.filter(|(_, other)| other.counters.iter().any(|set| of.counters.contains(set)));
+        shares.map(|(_, other)| other.uuid.clone())
     }
 }
 

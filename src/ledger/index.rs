@@ -8,7 +8,9 @@ mod missing;
 mod order;
 mod patience;
 mod places;
+mod pods;
 mod reservation;
+mod rest;
 mod waiting;
 
 pub use patience::Patience;
@@ -26,20 +28,22 @@ use crate::job::{JobId, Key, attempt_of, is_live, key_of, placement_of};
 use crate::own_writes::{Cache, OwnWrites};
 use crate::predictor::Predictor;
 use crate::progress::Progress;
+use crate::refusals::Refusals;
 use crate::schedulers::Schedulers;
-use crate::usage::{Share, Usage};
+use crate::usage::Usage;
 use forecast::Forecasts;
-use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
-use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, labels};
+use switchyard_crds::{PlacementStatus, TrainJob, labels};
 use switchyard_plan::cluster::hindrance::Trouble;
+use switchyard_plan::cluster::ownership;
 use switchyard_plan::cluster::transport::Seen;
 use switchyard_plan::cluster::turn::Lateness;
-use switchyard_plan::cluster::view::{self, NodeView, ObjectView, PodView};
+use switchyard_plan::cluster::view::{NodeView, ObjectView, PodView};
 use switchyard_plan::objects::Kind;
 use switchyard_worker_contract::event::Summary;
 
@@ -73,6 +77,8 @@ struct Kept {
 pub struct Family {
     pub key: Option<Key>,
     pub pods: BTreeMap<Slot, PodView>,
+    /// UIDs of pods that name the job as their controller and lack its label, by name.
+    pub unlabelled: BTreeMap<String, String>,
     pub objects: BTreeMap<(Kind, String), ObjectView>,
     /// A place that was decided a moment ago and is not in the cache yet.
     pub assumed: Option<(u32, PlacementStatus)>,
@@ -120,6 +126,7 @@ pub struct Index {
     pub missing: BTreeMap<String, Timestamp>,
     pub fleet: Fleet,
     pub incidents: Incidents,
+    pub(crate) refusals: Refusals,
     pub devices: Devices,
     pub places: Places,
     pub schedulers: Schedulers,
@@ -134,6 +141,10 @@ pub struct Index {
     pub lateness: Lateness,
     /// What the first of them holds.
     pub reservation: Option<Reservation>,
+    /// How long the head may hold nodes; `None`: forever.
+    pub longest_reservation: Option<SignedDuration>,
+    /// Jobs that held nodes for as long, and until when they hold none.
+    pub(crate) rests: BTreeMap<Key, Timestamp>,
     /// Run times stand in for limits that are missing; `None`: they do not.
     pub predictor: Option<Predictor>,
     /// What the namespaces had counts in the order of the queue; `None`: it does not.
@@ -215,6 +226,7 @@ impl Index {
             family.assumed = None;
         }
         self.incidents.observe(&job);
+        self.refusals.observe(&job);
         let before = self.jobs.insert(key.clone(), Arc::new(job));
         let has_ended = |job: &&Arc<TrainJob>| !is_live(job) && before.as_ref().is_none_or(|before| is_live(before));
         if let Some(job) = self.jobs.get(&key).filter(has_ended) {
@@ -265,7 +277,12 @@ impl Index {
         let Some(id) = self.jobs.get(key).map(|job| JobId::of(&job.metadata)) else { return };
         effect.jobs.insert(key.clone());
         effect.jobs.extend(self.waits_no_more(key, &id));
-        self.jobs.remove(key);
+        if let Some(job) = self.jobs.remove(key) {
+            let is_gated =
+                |family: &Family| family.pods.values().all(|pod| pod.gated && !family.own.released(&pod.uid));
+            let pods = self.families.get(&id).filter(|family| !family.pods.is_empty());
+            self.refusals.forget_job(&job, pods.is_some_and(is_gated));
+        }
         if !self.jobs.keys().any(|other| other.namespace == key.namespace) {
             self.versions.remove(&key.namespace);
         }
@@ -277,82 +294,10 @@ impl Index {
     fn drop_if_empty(&mut self, id: &JobId) {
         let is_known = |key: &Key| self.jobs.get(key).is_some_and(|job| JobId::of(&job.metadata) == *id);
         let Some(family) = self.families.get(id) else { return };
-        if !family.key.as_ref().is_some_and(is_known) && family.pods.is_empty() && family.objects.is_empty() {
+        let is_empty = family.pods.is_empty() && family.unlabelled.is_empty() && family.objects.is_empty();
+        if !family.key.as_ref().is_some_and(is_known) && is_empty {
             self.families.remove(id);
         }
-    }
-
-    /// A pod appeared or changed, ours or not.
-    pub fn apply_pod(&mut self, pod: &Pod) -> Effect {
-        self.saw("Pod", &pod.metadata);
-        let mut effect = Effect::default();
-        let Some(uid) = pod.metadata.uid.clone() else { return effect };
-        let Some(parent) = view::parent(&pod.metadata) else {
-            let pod = PodView::of(pod);
-            let node = pod.node.filter(|_| !matches!(pod.phase, view::Phase::Succeeded | view::Phase::Failed));
-            let share = node.map(|node| Share { node, amount: pod.requests, gpus: Vec::new() });
-            effect.room.extend(self.usage.set_share(&uid, share));
-            return effect;
-        };
-        let namespace = pod.metadata.namespace.clone().unwrap_or_default();
-        let job = JobId { namespace: namespace.clone(), uid: parent.uid.clone() };
-        let mut next = PodView::of(pod);
-        self.schedulers.observe(pod, &next);
-        let slot = Slot { attempt: next.attempt, node_rank: next.node_rank, name: next.name.clone() };
-        let family = self.families.entry(job.clone()).or_default();
-        family.key.get_or_insert_with(|| Key { namespace, name: parent.name.clone() });
-        if let Some(before) = family.pods.get(&slot).filter(|before| before.uid == next.uid) {
-            if let Some(refused) = &mut next.unschedulable {
-                refused.since = before.unschedulable.as_ref().and_then(|before| before.since);
-            }
-            if let (Some(rules), Some(before)) = (&mut next.rules, &before.rules)
-                && before.reach.is_some()
-                && (&rules.claims, &rules.devices) == (&before.claims, &before.devices)
-            {
-                let rules = Arc::make_mut(rules);
-                rules.reach.clone_from(&before.reach);
-                rules.absent.clone_from(&before.absent);
-            }
-            next.warning = before.warning.clone().filter(|_| next.is_silent());
-            next.progress = before.progress.clone().filter(|_| next.is_silent());
-            next.admission = before.admission.clone().filter(|_| next.waits_for_kueue());
-        }
-        let before = self.pods.insert(uid.clone(), Kept { job: job.clone(), slot: slot.clone() });
-        if let Some(Kept { slot: before, .. }) = before.filter(|before| before.slot != slot) {
-            family.pods.remove(&before);
-        }
-        // Only what the plan reads counts as a change; a new version alone does not.
-        let is_news = family.pods.get_mut(&slot).is_none_or(|before| {
-            before.version.clone_from(&next.version);
-            *before != next
-        });
-        family.pods.insert(slot.clone(), next);
-        effect.room.extend(self.recount_pod(&job, &slot));
-        if is_news {
-            self.touch(&job, &mut effect);
-        }
-        effect
-    }
-
-    /// A pod is gone.
-    pub fn delete_pod(&mut self, metadata: &ObjectMeta) -> Effect {
-        self.saw("Pod", metadata);
-        let mut effect = Effect::default();
-        let Some(uid) = &metadata.uid else { return effect };
-        effect.room.extend(self.usage.set_share(uid, None));
-        effect.quota = self.quota_freed(metadata.namespace.as_deref().unwrap_or_default());
-        if let Some(Kept { job, slot }) = self.pods.remove(uid) {
-            if let Some(family) = self.families.get_mut(&job) {
-                if family.pods.get(&slot).is_some_and(|pod| pod.uid == *uid) {
-                    family.pods.remove(&slot);
-                }
-                family.own.forget(uid);
-                family.progress.forget(uid);
-            }
-            self.touch(&job, &mut effect);
-            self.drop_if_empty(&job);
-        }
-        effect
     }
 
     /// An object other than a pod appeared or changed.
@@ -360,7 +305,7 @@ impl Index {
         self.saw(kind.name(), metadata);
         let mut effect = Effect::default();
         let (Some(uid), Some(name)) = (label(metadata, labels::JOB_UID), metadata.name.clone()) else { return effect };
-        let owned = view::owner(metadata) == Some(uid.as_str());
+        let owned = ownership::owner(metadata) == Some(uid.as_str());
         let job = JobId { namespace: metadata.namespace.clone().unwrap_or_default(), uid };
         let next = ObjectView {
             uid: metadata.uid.clone().unwrap_or_default(),
@@ -441,48 +386,6 @@ impl Index {
             family.assumed = placement.map(|placement| (attempt, placement));
         }
         self.recount(job);
-    }
-
-    /// Recounts what the pods of a job take. Returns the nodes on which something became free.
-    fn recount(&mut self, job: &JobId) -> BTreeSet<String> {
-        let slots: Vec<_> =
-            self.families.get(job).map(|family| family.pods.keys().cloned().collect()).unwrap_or_default();
-        slots.iter().filter_map(|slot| self.recount_pod(job, slot)).collect()
-    }
-
-    /// A pod takes room on the node it is bound to, or will be: from the moment the place of its gang is decided.
-    fn recount_pod(&mut self, job: &JobId, slot: &Slot) -> Option<String> {
-        let family = self.families.get(job)?;
-        let pod = family.pods.get(slot)?;
-        let promised = self.promised(family, pod);
-        // What was promised to an attempt that is over stays taken until its pod is gone: its gate is lifted, so it may run or be bound at any
-        // moment, and its claim have devices, without that having been seen yet. The end of the job may be seen before the gate is seen lifted.
-        let is_open = !pod.gated || family.own.released(&pod.uid);
-        let before = self.usage.share(&pod.uid).filter(|_| promised.is_none() && is_open);
-        let promised = promised.map(|placed| (placed.node_name.as_str(), placed.gpus.as_slice()));
-        let promised = promised.or(before.map(|share| (share.node.as_str(), share.gpus.as_slice())));
-        let node = pod.node.as_deref().or(promised.map(|(node, _)| node));
-        let share = node.filter(|_| !pod.is_over()).map(|node| Share {
-            gpus: promised.filter(|(place, _)| *place == node).map(|(_, gpus)| gpus.to_vec()).unwrap_or_default(),
-            amount: pod.requests.clone(),
-            node: node.to_string(),
-        });
-        let uid = pod.uid.clone();
-        self.usage.set_share(&uid, share)
-    }
-
-    /// The place of a pod that the last decision is about.
-    fn promised<'a>(&'a self, family: &'a Family, pod: &PodView) -> Option<&'a PlacedNode> {
-        let job = self.jobs.get(family.key.as_ref()?)?;
-        let attempt = attempt_of(job);
-        let (attempt, placement) = match &family.assumed {
-            Some((attempt, placement)) => (*attempt, placement),
-            None => (attempt, placement_of(job)?),
-        };
-        if pod.attempt != attempt {
-            return None;
-        }
-        placement.nodes.get(pod.node_rank as usize)
     }
 }
 

@@ -7,6 +7,7 @@
 //!                                               ├─> predictor (how long jobs without a limit may run)
 //!                                               ├─> fairness (what each namespace had lately)
 //!                                               ├─> quota (which job of a namespace keeps its pods)
+//!                                               ├─> refusals (whose jobs held nodes and could not start)
 //!                                               ├─> schedulers (which have been heard of)
 //!                                               └─> own_writes (what was written and not seen yet)
 //! a file of objects ─> offline ─> the same index ─> where a job would go
@@ -25,5 +26,6 @@ pub mod own_writes;
 pub mod predictor;
 pub mod progress;
 pub mod quota;
+pub mod refusals;
 pub mod schedulers;
 pub mod usage;

@@ -37,6 +37,8 @@ pub struct Share {
     pub amount: Resources,
     /// UUIDs of GPUs.
     pub gpus: Vec<String>,
+    /// It is given back only when somebody deletes the pod.
+    pub is_lasting: bool,
 }
 
 impl AsMut<Usage> for Usage {
@@ -114,8 +116,11 @@ impl Usage {
         if let Some(before) = self.nodes.get(&name).filter(|before| before.facts.labels == view.facts.labels) {
             view.facts.labels = before.facts.labels.clone();
         }
-        for taker in self.on.get(&name).into_iter().flatten() {
-            view.free = view.free.less(&self.shares[taker].amount);
+        for share in self.on.get(&name).into_iter().flatten().map(|taker| &self.shares[taker]) {
+            view.free = view.free.less(&share.amount);
+            if share.is_lasting {
+                view.lasting = view.lasting.plus(&share.amount);
+            }
         }
         let before = self.nodes.insert(name.clone(), view);
         self.refresh(&name);
@@ -143,6 +148,9 @@ impl Usage {
             }
             if let Some(node) = self.nodes.get_mut(&before.node) {
                 node.free = node.free.plus(&before.amount);
+                if before.is_lasting {
+                    node.lasting = node.lasting.less(&before.amount);
+                }
             }
             self.count_taken(&before.node);
         }
@@ -150,6 +158,9 @@ impl Usage {
             let node = share.node.clone();
             if let Some(node) = self.nodes.get_mut(&node) {
                 node.free = node.free.less(&share.amount);
+                if share.is_lasting {
+                    node.lasting = node.lasting.plus(&share.amount);
+                }
             }
             self.on.entry(node.clone()).or_default().push(taker.to_string());
             self.shares.insert(taker.to_string(), share);

@@ -58,7 +58,7 @@ const MUTANTS: [Mutant; 7] = [
     },
     Mutant {
         name: "forgets-promises",
-        file: "src/ledger/index.rs",
+        file: "src/ledger/index/pods.rs",
         before: "        let before = self.usage.share(&pod.uid).filter(|_| promised.is_none() && is_open);\n",
         insert: "        let promised = promised.filter(|_| !bug!());\n",
     },

@@ -5,6 +5,7 @@
 
 mod kills;
 mod leaders;
+mod overlaps;
 mod planted;
 mod points;
 mod views;

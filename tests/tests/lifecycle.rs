@@ -14,6 +14,7 @@ mod nodes;
 mod objects;
 mod provisioning;
 mod scenes;
+mod tampered;
 mod training;
 mod watching;
 

@@ -91,9 +91,17 @@ impl Cause {
             409 if status.reason == "AlreadyExists" => Cause::Exists,
             409 => Cause::Stale,
             400 | 405 | 413 | 415 | 422 => Cause::Invalid,
+            _ if is_too_large(status) => Cause::Invalid,
             _ => Cause::Unreachable,
         }
     }
+}
+
+/// Whether an object is larger than what is stored. For most sizes the API server passes on what etcd, or its own client of etcd, says, as an
+/// error of its own.
+fn is_too_large(status: &Status) -> bool {
+    let says = |words| status.message.contains(words);
+    status.code == 413 || says("request is too large") || says("trying to send message larger than max")
 }
 
 /// One write that was not done.
@@ -111,6 +119,12 @@ pub struct Refusal {
 impl Refusal {
     pub(super) fn new(what: String, error: &kube::Error) -> Refusal {
         let why = match error {
+            kube::Error::Api(status) if is_too_large(status) => {
+                format!(
+                    "{}: the object is larger than the API server stores (1.5 MiB); shorten the job's spec",
+                    status.message
+                )
+            }
             kube::Error::Api(status) => status.message.clone(),
             other => format!("the API server cannot be reached: {other}"),
         };
@@ -130,7 +144,7 @@ impl Refusal {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cause, Retry};
+    use super::{Cause, Refusal, Retry};
     use kube::core::Status;
     use kube::core::response::{StatusCause, StatusDetails};
 
@@ -156,6 +170,27 @@ mod tests {
         ] {
             let found = Cause::of(&status(code, name, cause));
             assert_eq!((found, found.retry()), (expected, retry), "{code} {name} {cause}");
+        }
+    }
+
+    /// The log said every few minutes that the API server cannot be reached.
+    #[test]
+    fn an_object_that_is_too_large_is_refused_and_says_what_to_change() {
+        for (code, message) in [
+            (413, "Request entity too large: limit is 3145728"),
+            (500, "etcdserver: request is too large"),
+            (
+                500,
+                "rpc error: code = ResourceExhausted desc = trying to send message larger than max (2098021 vs. 2097152)",
+            ),
+        ] {
+            let error = kube::Error::Api(Status { code, message: message.into(), ..Status::default() }.boxed());
+            let refusal = Refusal::new("write the status of TrainJob a".into(), &error);
+            let says = format!(
+                "cannot write the status of TrainJob a: {message}: the object is larger than the API server stores (1.5 MiB); shorten the \
+                 job's spec"
+            );
+            assert_eq!((refusal.cause, refusal.to_string()), (Cause::Invalid, says));
         }
     }
 }

@@ -16,7 +16,8 @@ use std::fmt::Debug;
 use std::time::Duration;
 use switchyard_crds::labels::PLAN_MANAGER;
 use switchyard_crds::{PlacementSlice, ProvisioningRequest, TrainJob};
-use switchyard_plan::cluster::view::{self, NodeView, PodView};
+use switchyard_plan::cluster::ownership;
+use switchyard_plan::cluster::view::{NodeView, PodView};
 use switchyard_plan::cluster::{Action, Premise};
 use switchyard_plan::objects::{Kind, Object};
 use tokio::sync::Semaphore;
@@ -113,12 +114,12 @@ impl Executor {
                 Object::Secret(secret) => self.create_secret(job, secret).await,
             },
             Action::Repair(object) => match object {
+                Object::Pod(pod) => self.set(job, Kind::Pod, &*pod).await,
                 Object::Service(service) => self.set(job, Kind::Service, &*service).await,
                 Object::PodDisruptionBudget(budget) => self.set(job, Kind::PodDisruptionBudget, &budget).await,
                 Object::NetworkPolicy(policy) => self.set(job, Kind::NetworkPolicy, &policy).await,
                 // Immutable, or made once: what has its name is what was made.
-                Object::Pod(_)
-                | Object::Claim(_)
+                Object::Claim(_)
                 | Object::ConfigMap(_)
                 | Object::Secret(_)
                 | Object::PlacementSlice(_)
@@ -167,8 +168,8 @@ impl Executor {
             Err(refusal) if refusal.cause == Cause::Exists => {
                 let Some(found) = self.call(&what, api.get_opt(&name)).await? else { return Err(refusal) };
                 let owner = match kind {
-                    Kind::Pod => view::parent(found.meta()).map(|parent| parent.uid.as_str()),
-                    _ => view::owner(found.meta()),
+                    Kind::Pod => ownership::parent(found.meta()).map(|parent| parent.uid.as_str()),
+                    _ => ownership::owner(found.meta()),
                 };
                 if owner != Some(job.uid) {
                     let why = "the name is taken by an object that does not belong to this job".to_string();
@@ -256,7 +257,9 @@ impl Executor {
         };
         let api = Api::<Pod>::namespaced(self.client.clone(), namespace);
         let found = self.call(&format!("look for Pod {name}"), api.get_opt(name)).await?;
-        let ours = found.filter(|found| view::parent(&found.metadata).is_some_and(|parent| parent.uid == uid));
+        // Its label may be gone.
+        let ours =
+            found.filter(|found| ownership::named_parent(&found.metadata).is_some_and(|parent| parent.uid == uid));
         Ok(ours.is_none_or(|pod| matches!(premise, Premise::Unbound(_)) && PodView::of(&pod).node.is_none()))
     }
 
@@ -264,7 +267,7 @@ impl Executor {
     pub async fn has_slice(&self, namespace: &str, name: &str, uid: &str) -> Result<bool, Refusal> {
         let api = Api::<kube::core::PartialObjectMeta<PlacementSlice>>::namespaced(self.client.clone(), namespace);
         let found = self.call(&format!("look for PlacementSlice {name}"), api.get_metadata_opt(name)).await?;
-        Ok(found.is_some_and(|found| view::owner(&found.metadata) == Some(uid)))
+        Ok(found.is_some_and(|found| ownership::owner(&found.metadata) == Some(uid)))
     }
 
     /// Whether the job with this UID is really gone: asked of the server before anything of it is deleted.

@@ -38,6 +38,7 @@ fn context(leading: election::Leading) -> Context {
         gang_classes: Default::default(),
         names_others: false,
         longest_schedule_timeout: SignedDuration::from_secs(600),
+        longest_reservation: SignedDuration::from_hours(24),
         fleet_brake_percent: 20,
         predicts: false,
         provisioning_class: None,

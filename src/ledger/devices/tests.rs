@@ -54,3 +54,34 @@ fn a_slice_that_goes_takes_only_what_it_offers_itself() {
     devices.apply_claim(&claim(&["a"]), &mut usage);
     assert_eq!(devices.allocated("c"), Some(vec!["GPU-a".to_string()]));
 }
+
+/// The scheduler refused the GPU of which a partition was in use, and after 10 s it was asked for again.
+#[test]
+fn a_partition_in_use_takes_its_gpu_and_nothing_else() {
+    let (mut devices, mut usage) = (Devices::default(), Usage::default());
+    let device = |name: &str, uuid: &str, set: &str| {
+        let counters = json!([{"counterSet": set, "counters": {"memory": {"value": "10Gi"}}}]);
+        json!({"name": name, "attributes": {"uuid": {"string": uuid}}, "consumesCounters": counters})
+    };
+    let mut offered = slice("s", "pool", "n");
+    offered.spec.devices = serde_json::from_value(json!([
+        device("gpu-0", "GPU-0", "gpu-0-counters"),
+        device("gpu-0-part-0", "MIG-0", "gpu-0-counters"),
+        device("gpu-0-part-1", "MIG-1", "gpu-0-counters"),
+        device("gpu-1", "GPU-1", "gpu-1-counters"),
+    ]))
+    .unwrap();
+    devices.apply_slice(&offered, DRIVER, &mut usage);
+    let allocated = |device: &str| {
+        let result = json!({"request": "gpus", "driver": DRIVER, "pool": "pool", "device": device});
+        let mut claim = claim(&[]);
+        claim.status = serde_json::from_value(json!({"allocation": {"devices": {"results": [result]}}})).unwrap();
+        claim
+    };
+    let taken = |usage: &Usage| usage.share(&taker("c")).map(|share| share.gpus.clone()).unwrap_or_default();
+    devices.apply_claim(&allocated("gpu-0-part-0"), &mut usage);
+    assert_eq!(taken(&usage), ["MIG-0", "GPU-0", "MIG-1"]);
+    assert_eq!(devices.allocated("c"), Some(vec!["MIG-0".to_string()]), "the pod has its partition only");
+    devices.apply_claim(&allocated("gpu-1"), &mut usage);
+    assert_eq!(taken(&usage), ["GPU-1"]);
+}

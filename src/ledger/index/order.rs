@@ -41,6 +41,7 @@ impl Index {
         }
         let head = self.head();
         self.lateness.at = now;
+        self.refusals.forget(now);
         if let Some(fairness) = &mut self.fairness {
             let running =
                 self.jobs.values().map(|job| &**job).filter(|job| is_live(job) && placement_of(job).is_some());

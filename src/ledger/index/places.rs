@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::BTreeMap;
 use switchyard_crds::names::LAST_APPLIED;
 use switchyard_crds::{PlacedNode, PlacementSlice, PlacementSliceSpec, SlicesStatus, TrainJob, labels};
-use switchyard_plan::cluster::view;
+use switchyard_plan::cluster::ownership;
 use switchyard_plan::objects::Kind;
 use switchyard_plan::slices;
 
@@ -76,7 +76,7 @@ impl Index {
     /// A slice appeared. One that its job does not control is not taken for a part of its place, whatever its name.
     pub fn show_slice(&mut self, slice: PlacementSlice) -> Effect {
         let mut effect = self.apply_object(Kind::PlacementSlice, &slice.metadata, serde_json::Value::Null);
-        let uid = label(&slice.metadata, labels::JOB_UID).filter(|uid| view::owner(&slice.metadata) == Some(uid));
+        let uid = label(&slice.metadata, labels::JOB_UID).filter(|uid| ownership::owner(&slice.metadata) == Some(uid));
         let (Some(uid), Some(name)) = (uid, slice.metadata.name.clone()) else { return effect };
         let namespace = slice.metadata.namespace.clone().unwrap_or_default();
         let key =

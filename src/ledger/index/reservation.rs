@@ -26,6 +26,8 @@ pub struct Reservation {
     pub first_start: Option<Timestamp>,
     /// When that was found.
     pub at: Timestamp,
+    /// Since when the job has held nodes.
+    pub since: Timestamp,
     /// Something became free since then, or a limit changed.
     pub is_stale: bool,
 }

@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::job::is_another_place;
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 use switchyard_plan::cluster::view::Waiting;
 
@@ -29,7 +30,7 @@ fn pod(node: Option<&str>, is_gated: bool) -> Pod {
         "metadata": {"name": "a-1-0", "namespace": "t", "uid": "p", "labels": {labels::JOB_UID: UID}, "ownerReferences": [
             {"apiVersion": labels::API_VERSION, "kind": "TrainJob", "name": "a", "uid": UID, "controller": true},
         ]},
-        "spec": {"nodeName": node, "schedulingGates": gates, "containers": [{"name": "trainer"}]},
+        "spec": {"nodeName": node, "schedulingGates": gates, "restartPolicy": "Never", "containers": [{"name": "trainer"}]},
     }))
     .unwrap()
 }
@@ -130,6 +131,35 @@ fn a_pod_that_only_says_it_is_a_jobs_is_nobodys() {
         index.delete_pod(&forged(name, namespace, label).metadata);
         assert_eq!(pods(&index), ["a-1-0"], "{namespace}/{name} {label:?}");
     }
+}
+
+/// It stayed in its job as it was seen last, forever, and its GPUs went to the next gang.
+#[test]
+fn a_pod_that_loses_its_label_is_known_as_such_and_keeps_its_gpus() {
+    let id = JobId { namespace: "t".into(), uid: UID.into() };
+    let mut stripped = pod(Some("n"), false);
+    stripped.metadata.labels = None;
+    let mut index = Index::default();
+    index.apply_job(job(1, true));
+    index.apply_pod(&pod(Some("n"), false));
+    let taken = index.usage.share("p").cloned();
+    assert_eq!(taken.as_ref().map(|share| share.gpus.len()), Some(2));
+    let mine = Key { namespace: "t".into(), name: "a".into() };
+    assert!(index.apply_pod(&stripped).jobs.contains(&mine));
+    assert!(!index.apply_pod(&stripped).jobs.contains(&mine), "said once");
+    let family = &index.families[&id];
+    assert_eq!((family.pods.len(), family.unlabelled.get("a-1-0").map(String::as_str)), (0, Some("p")));
+    assert_eq!(index.usage.share("p"), taken.as_ref());
+    index.apply_pod(&pod(Some("n"), false));
+    assert_eq!((index.families[&id].pods.len(), index.families[&id].unlabelled.len()), (1, 0));
+    assert_eq!(index.usage.share("p"), taken.as_ref());
+    // Under a new leader, it has no label from the start.
+    let mut index = Index::default();
+    index.apply_pod(&stripped);
+    index.apply_job(job(1, true));
+    assert_eq!(index.families[&id].unlabelled.len(), 1);
+    index.delete_pod(&stripped.metadata);
+    assert!(index.families[&id].unlabelled.is_empty() && index.usage.share("p").is_none());
 }
 
 /// It took the place of the real one in the table, and the real one was never made.

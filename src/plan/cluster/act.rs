@@ -1,12 +1,23 @@
 //! The actions of an attempt: objects that are missing or were changed, claims, files for NCCL, gates, pods of older attempts.
 
 use super::attempt::Attempt;
+use super::ownership::position;
 use super::view::{ObjectView, PodView};
 use super::{Action, JobSnapshot, delete_unfinished, fabric, give_back, provisioning};
 use crate::objects::{self, Kind, Object};
 use crate::slices;
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::{DeviceAllocation, PlacementStatus};
+
+/// Sets the labels of pods that have lost them: the Service, the NetworkPolicy and the budget of the job find its pods by these.
+pub(super) fn labels(attempt: &Attempt<'_>) -> Vec<Action> {
+    let JobSnapshot { job, unlabelled, .. } = attempt.snapshot;
+    let known = unlabelled.iter().filter_map(|(name, uid)| Some((position(name)?, uid)));
+    // A number that this job has not reached yet is forged.
+    let known = known.filter(|((of, rank), _)| *of <= attempt.number && *rank < attempt.valid.request.nodes);
+    let labelled = known.map(|((of, rank), uid)| objects::labels_of_pod(job, attempt.valid, of, rank, uid));
+    labelled.map(|pod| Action::Repair(Object::Pod(Box::new(pod)))).collect()
+}
 
 /// Creates or repairs the objects beside the pods. Returns what cannot be done, one sentence each.
 pub(super) fn objects(attempt: &Attempt<'_>, actions: &mut Vec<Action>) -> Vec<String> {

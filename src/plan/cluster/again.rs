@@ -9,8 +9,8 @@ use super::{JobSnapshot, Premise, Reconciliation, allocation, avoidance, clock, 
 use crate::restart::{self, Class};
 use crate::status::{self, Draft, Ending};
 use jiff::{SignedDuration, Timestamp};
-use switchyard_crds::PlacedNode;
 use switchyard_crds::conditions::{self, Stage};
+use switchyard_crds::{PlacedNode, labels};
 use switchyard_worker_contract::exit::Exit;
 
 /// Seconds before a gang that the scheduler did not bind in time is tried again.
@@ -67,8 +67,6 @@ fn leave_nodes(result: &mut Reconciliation) {
 fn decided(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
     let status = attempt.snapshot.job.status.as_ref();
     let restarts = status.and_then(|status| status.restarts.clone()).unwrap_or_default();
-    let since = status.and_then(|status| status.attempt_time.as_ref()).map(|time| time.0);
-    let lasted = since.map(|since| attempt.now().duration_since(since)).unwrap_or_default();
     let policy = &attempt.snapshot.job.spec.failure_policy;
     let mut result = match restart::decide_at(&failed.failure, policy, &restarts, attempt.now()) {
         restart::Decision::GiveUp(why) => {
@@ -76,7 +74,7 @@ fn decided(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
             end(&attempt.snapshot, Ending::failed(why.reason(), message))
         }
         restart::Decision::Restart(next) => {
-            let pause = restart::pause(restarts.total, lasted);
+            let pause = restart::pause(restarts.total, attempt.lasted());
             let mut draft = attempt.draft();
             next_attempt(attempt, &mut draft, attempt.now().saturating_add(pause).unwrap_or(attempt.now()));
             draft.next.restarts = Some(next);
@@ -98,6 +96,31 @@ fn decided(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
         });
     }
     result
+}
+
+/// Somebody else removed our gate of a pod before the gang had a place, so the pod starts alone, on any node: all pods start again together.
+/// Where the condition is missing instead, somebody edited the status, and the gang may well run.
+pub(super) fn after_lost_gate(attempt: &Attempt<'_>) -> Option<Reconciliation> {
+    let placed = attempt.snapshot.job.status.as_ref()?.condition(conditions::PLACED)?;
+    let alone = attempt.existing().into_iter().find(|pod| !pod.gated && placed.status == "False")?;
+    let starts = match &alone.node {
+        Some(node) => format!("was started on node {node} without its gang"),
+        None => "may start without its gang".into(),
+    };
+    let pause = growing_pause(attempt.number);
+    let text = format!(
+        "pod {} {starts}, since somebody removed its scheduling gate {}: attempt {} follows in {} s",
+        alone.name,
+        labels::GANG_GATE,
+        attempt.number + 1,
+        pause.as_secs()
+    );
+    let mut draft = attempt.draft();
+    next_attempt(attempt, &mut draft, attempt.now().saturating_add(pause).unwrap_or(attempt.now()));
+    draft.next.placement = None;
+    draft.condition(conditions::PLACED, "False", conditions::GATE_REMOVED, text.clone());
+    draft.stage(Stage::Placing, text.clone());
+    Some(draft.decide(vec![EventDraft::warning(events::GATE_REMOVED, text)]))
 }
 
 /// What the scheduler has refused for this long is not waited for.
@@ -255,11 +278,14 @@ pub(super) fn for_allocation(attempt: &Attempt<'_>, why: &str) -> Option<Reconci
     Some(changed_nodes(attempt, conditions::NO_ROOM, format!("the nodes give GPUs by {way:?} now"), why))
 }
 
-/// Another attempt, since the nodes have changed. The event has the reason of the condition.
+/// Another attempt, since the nodes have changed; after a pause, if that happens again and again, as with a driver that keeps restarting. The event
+/// has the reason of the condition.
 fn changed_nodes(attempt: &Attempt<'_>, reason: &'static str, change: String, why: &str) -> Reconciliation {
     let mut draft = attempt.draft();
-    next_attempt(attempt, &mut draft, attempt.now());
-    let text = format!("{change}: the pods are created again; {why}");
+    let pause = restart::pause(attempt.number as i32 - 1, attempt.lasted());
+    next_attempt(attempt, &mut draft, attempt.now().saturating_add(pause).unwrap_or(attempt.now()));
+    let wait = if pause.is_zero() { String::new() } else { format!(" in {} s", pause.as_secs()) };
+    let text = format!("{change}: the pods are created again{wait}; {why}");
     draft.condition(conditions::PLACED, "False", reason, text.clone());
     draft.stage(Stage::Placing, text.clone());
     draft.decide(vec![EventDraft::normal(reason, text)])

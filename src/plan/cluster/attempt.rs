@@ -40,6 +40,11 @@ impl<'a> Attempt<'a> {
         self.snapshot.rules.now
     }
 
+    pub fn lasted(&self) -> SignedDuration {
+        let since = self.snapshot.job.status.as_ref().and_then(|status| status.attempt_time.as_ref());
+        since.map(|since| self.now().duration_since(since.0)).unwrap_or_default()
+    }
+
     pub fn existing(&self) -> Vec<&'a PodView> {
         self.pods.iter().copied().flatten().collect()
     }
@@ -50,6 +55,11 @@ impl<'a> Attempt<'a> {
 
     pub fn count(&self, is: impl Fn(&PodView) -> bool) -> usize {
         self.pods.iter().flatten().filter(|pod| is(pod)).count()
+    }
+
+    /// Whether the pod of this rank exists, and has lost its labels.
+    pub fn is_unlabelled(&self, node_rank: u32) -> bool {
+        self.snapshot.unlabelled.contains_key(&self.valid.pod_name(self.number, node_rank))
     }
 
     /// When the place was decided.

@@ -1,5 +1,7 @@
 //! Decisions that are reported as Kubernetes Events. Reasons are constants: people and alerts match them.
 
+use switchyard_crds::conditions;
+
 /// Severity of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Severity {
@@ -44,6 +46,10 @@ pub const ROLLED_BACK: &str = "GangRolledBack";
 /// The gang gave its pods back, so that another job of the namespace can use the quota.
 pub const QUOTA_LEFT: &str = "QuotaLeft";
 pub const RUNNING: &str = "Running";
+/// A pod was started without its gang.
+pub const GATE_REMOVED: &str = conditions::GATE_REMOVED;
+/// An attempt starts although a pod of an older one may still run.
+pub const OLD_POD_MAY_RUN: &str = "OldPodMayRun";
 /// A node of the job is cordoned, and the job stays there.
 pub const NODE_CORDONED: &str = "NodeCordoned";
 /// The group is started again.

@@ -129,7 +129,7 @@ pub(super) fn judge(attempt: &Attempt<'_>) -> Verdict {
                 Verdict::Failed(failure) => failures.push(failure),
             },
             // Before the gates are lifted a missing pod has done nothing, and is simply created again.
-            None if attempt.placed => failures.push(gone(attempt, rank)),
+            None if attempt.placed && !attempt.is_unlabelled(rank) => failures.push(gone(attempt, rank)),
             None => {}
         }
     }

@@ -1,5 +1,6 @@
 //! A place where a gang may start: there is room, and a fabric that it may use. A node with which it may not start is left out, and the next
-//! best place is tried.
+//! best place is tried. A try costs as much as the first plan, so after some of them, which in a small cluster are as many as there are nodes, all
+//! nodes of the same kind are left out together. Both bounds are counts: the same cluster always gives the same place.
 
 use super::fabric::{self, Decided};
 use super::gang::{self, Placed};
@@ -7,9 +8,13 @@ use super::question::{Avoided, Question};
 use super::refusal::NoPlace;
 use super::view::NodeView;
 use std::collections::BTreeMap;
+use switchyard_core::quantity::Resources;
+use switchyard_crds::gpu_topology::GPUTopologyStatus;
 
-/// Places that are tried: each one costs as much as the first.
-const MOST_TRIES: usize = 8;
+/// Nodes that all tries together may look at: 50 ms.
+const MOST_LOOKS: usize = 50_000;
+/// Tries in the largest clusters, and tries that leave out nodes by their kind.
+const FEWEST_TRIES: usize = 8;
 
 /// A place, and what was decided for it.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,18 +48,23 @@ pub struct WrongFabric {
 pub fn find(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> Result<Found, Nowhere> {
     let firmly = || question.left_out.iter().filter(|(_, avoided)| !avoided.is_last_resort);
     if firmly().count() < question.left_out.len()
-        && let Ok(found) = find_among(question, nodes)
+        && let Ok(found) = find_among(question, nodes, tries(nodes.len()))
     {
         return Ok(found);
     }
     let left_out = firmly().map(|(name, avoided)| (name.clone(), avoided.clone())).collect();
-    find_among(&Question { left_out: &left_out, ..*question }, nodes)
+    find_among(&Question { left_out: &left_out, ..*question }, nodes, tries(nodes.len()))
 }
 
-fn find_among(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> Result<Found, Nowhere> {
+/// Tries that leave out single nodes.
+fn tries(nodes: usize) -> usize {
+    (MOST_LOOKS / nodes.max(1)).max(FEWEST_TRIES)
+}
+
+fn find_among(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>, single: usize) -> Result<Found, Nowhere> {
     let mut left_out = question.left_out.clone();
     let mut best: Option<Nowhere> = None;
-    for _ in 0..MOST_TRIES {
+    for tried in 0..single + FEWEST_TRIES {
         let placed = match gang::place(&Question { left_out: &left_out, ..*question }, nodes) {
             Ok(placed) => placed,
             Err(why) => return Err(best.unwrap_or(Nowhere::NoRoom(why))),
@@ -69,12 +79,55 @@ fn find_among(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> Re
         let blamed = refused.ranks.iter().filter_map(|rank| placed.status.nodes.get(*rank as usize));
         let blamed: Vec<String> = blamed.map(|node| node.node_name.clone()).collect();
         let is_of_gang = blamed.is_empty();
-        left_out
-            .extend(blamed.into_iter().map(|node| (node, Avoided { why: refused.why.clone(), is_last_resort: false })));
+        let kinds: Vec<Kind<'_>> = blamed.iter().filter_map(|name| nodes.get(name)).map(kind).collect();
+        let alike = nodes.values().filter(|node| tried + 1 >= single && kinds.contains(&kind(node)));
+        let alike: Vec<String> = alike.map(|node| node.facts.name.clone()).collect();
+        let avoided = || Avoided { why: refused.why.clone(), is_last_resort: false };
+        left_out.extend(blamed.into_iter().chain(alike).map(|node| (node, avoided())));
         best.get_or_insert_with(|| Nowhere::WrongFabric(Box::new(WrongFabric { placed, why: refused.why, decided })));
         if is_of_gang {
             break;
         }
     }
     Err(best.expect("invariant: at least one place was tried"))
+}
+
+/// What the fabric is decided from, but for names: the devices that the agent reports, and the resources that the node offers.
+type Kind<'a> = (Option<&'a GPUTopologyStatus>, &'a Resources);
+
+fn kind(node: &NodeView) -> Kind<'_> {
+    (node.described().map(|machine| &*machine.facts), &node.allocatable)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::admitted::Admitted;
+    use super::super::fabric::tests::mostly_refused;
+    use super::*;
+    use crate::cluster::levels::Levels;
+    use crate::cluster::question::PlacementRules;
+    use crate::objects::Defaults;
+    use crate::validate;
+    use jiff::Timestamp;
+
+    /// The ninth place was good, and the job waited.
+    #[test]
+    fn a_place_is_found_behind_many_that_must_not_be_used() {
+        let mut world = mostly_refused(40);
+        // Its attempt begins: now it is known which devices the pods ask for.
+        world.step();
+        let valid = validate(&world.job).unwrap();
+        let (defaults, levels, left_out) = (Defaults::default(), Levels::default(), BTreeMap::new());
+        let admitted = Admitted::of_template(&valid, world.job.status.as_ref());
+        let rules = PlacementRules { defaults: &defaults, levels: &levels, now: Timestamp::UNIX_EPOCH };
+        let question = Question { job: &world.job, valid: &valid, rules, admitted: &admitted, left_out: &left_out };
+        let names = |found: Result<Found, Nowhere>| {
+            let found = found.ok().map(|found| found.placed.status.nodes);
+            found.into_iter().flatten().map(|node| node.node_name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(find(&question, &world.nodes)), ["n40", "n41"], "one node after the other is left out");
+        // In a cluster so large that this takes too long, nodes of a kind are left out together.
+        assert_eq!(names(find_among(&question, &world.nodes, 1)), ["n40", "n41"]);
+    }
 }

@@ -42,10 +42,12 @@ pub mod hindrance;
 pub mod levels;
 pub mod machine;
 mod need;
+pub mod ownership;
 mod provisioning;
 mod question;
 mod ranks;
 mod refusal;
+mod replacement;
 pub mod reserve;
 mod sites;
 mod step;
@@ -95,6 +97,8 @@ pub struct JobSnapshot<'a> {
     pub job: &'a TrainJob,
     /// Its pods of all attempts, in the order of attempt and node rank.
     pub pods: &'a [&'a PodView],
+    /// UIDs of pods that name the job as their controller and have the name of one of its pods, but not the label, by name.
+    pub unlabelled: &'a BTreeMap<String, String>,
     /// Other objects with names of the job's objects, by kind and name.
     pub objects: &'a BTreeMap<(Kind, String), ObjectView>,
     /// All nodes by name.
@@ -104,6 +108,8 @@ pub struct JobSnapshot<'a> {
     pub rules: PlacementRules<'a>,
     /// The job ahead in the queue that holds nodes.
     pub ahead: Option<&'a Ahead>,
+    /// Until when the job holds no nodes at the head of the queue, since it held some for too long.
+    pub rests_until: Option<Timestamp>,
     /// When the job can begin, where it waited before.
     pub forecast: Option<Forecast>,
     /// How many jobs wait.
@@ -276,10 +282,10 @@ fn alive(snapshot: &JobSnapshot<'_>, valid: &ValidJob) -> Reconciliation {
     let status = snapshot.job.status.clone().unwrap_or_default();
     let resumed = status::reason_of(&status, conditions::SUCCEEDED) == Some(Stage::Suspended.reason());
     let number = attempt_number(snapshot);
-    if number.is_some_and(|number| number >= view::LAST_ATTEMPT) {
+    if let Some(number) = number.filter(|number| *number >= ownership::LAST_ATTEMPT) {
+        let last = ownership::LAST_ATTEMPT;
         let text = format!(
-            "status.attempt: got {}; expected less, since no attempt can follow it: delete the job and create it again",
-            view::LAST_ATTEMPT
+            "status.attempt: got {number}; expected less than {last}, since no attempt can follow that: delete the job and create it again"
         );
         return end(snapshot, Ending::failed(conditions::PERMANENT_FAILURE, text));
     }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use switchyard_crds::PlacedNode;
 
 /// The nodes, and the GPUs on them, that a job which finds no room would have if as few busy nodes as possible were emptied, of equal ones
-/// those that it holds already. `None`: it would not fit into the empty cluster either.
+/// those that it holds already. Pods that do not end by themselves stay. `None`: it would not fit then either.
 pub fn reserve(
     question: &Question<'_>,
     nodes: &BTreeMap<String, NodeView>,
@@ -61,7 +61,7 @@ pub fn least(few: usize, most: usize, mut fits_with: impl FnMut(usize) -> bool) 
     Some(enough)
 }
 
-/// Nodes that would have room for a pod if nothing ran there, the least used first, of equal ones those that are held.
+/// Nodes that would have room for a pod if all that ends by itself had ended there, the least used first, of equal ones those that are held.
 fn least_used<'a>(
     question: &Question<'_>,
     demand: &Demand,
@@ -107,9 +107,9 @@ impl Emptied<'_> {
     }
 }
 
-/// A node on which nothing runs.
+/// A node once everything on it has ended that ends by itself.
 fn empty(node: &NodeView) -> NodeView {
-    NodeView { free: node.allocatable.clone(), taken: 0, in_use: 0, ..node.clone() }
+    NodeView { free: node.allocatable.less(&node.lasting), taken: 0, in_use: 0, ..node.clone() }
 }
 
 #[cfg(test)]

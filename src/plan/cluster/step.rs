@@ -14,7 +14,7 @@ use super::hindrance::{self, Trouble};
 use super::view::{Phase, PodView};
 use super::{
     Action, JobSnapshot, Question, Reconciliation, Waits, act, again, clock, cordon, degraded, end, fabric, failure,
-    provisioning, transport, waiting_period,
+    provisioning, replacement, transport, waiting_period,
 };
 use crate::ValidJob;
 use crate::objects::{self, Object};
@@ -23,7 +23,7 @@ use crate::slices;
 use crate::status::{self, Draft, Ending};
 use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::conditions::{self, Stage};
-use switchyard_crds::{DeviceAllocation, TrainJob};
+use switchyard_crds::{DeviceAllocation, TrainJob, TrainJobStatus};
 
 /// The next step of an attempt.
 pub(super) fn step(snapshot: &JobSnapshot<'_>, valid: &ValidJob, number: u32) -> Reconciliation {
@@ -35,6 +35,9 @@ pub(super) fn step(snapshot: &JobSnapshot<'_>, valid: &ValidJob, number: u32) ->
     }
     if let Some(by) = snapshot.gives_way_to.filter(|_| attempt.placed) {
         return again::after_preemption(&attempt, by);
+    }
+    if let Some(result) = again::after_lost_gate(&attempt) {
+        return result;
     }
     let verdict = failure::judge(&attempt);
     if let failure::Verdict::Failed(failed) = &verdict {
@@ -73,9 +76,11 @@ fn gather(attempt: &Attempt<'_>) -> Reconciliation {
         return result;
     }
     let mut actions = act::old_pods(attempt);
+    let labels = act::labels(attempt);
     let strangers = act::objects(attempt, &mut actions);
     let missing = attempt.pods.iter().filter(|pod| pod.is_none()).count();
     let numbered = (0_u32..).zip(&attempt.pods).filter(|(_, pod)| pod.is_none());
+    let numbered = numbered.filter(|(rank, _)| !attempt.is_unlabelled(*rank));
     let (job, defaults) = (attempt.snapshot.job, attempt.snapshot.rules.defaults);
     actions.extend(numbered.map(|(rank, _)| {
         let mut pod = objects::pod(job, attempt.valid, defaults, attempt.number, rank);
@@ -85,7 +90,9 @@ fn gather(attempt: &Attempt<'_>) -> Reconciliation {
         Action::Create(Object::Pod(Box::new(pod)))
     }));
     let desired = attempt.pods.len();
-    if missing > 0 || attempt.existing().iter().any(|pod| pod.deleting) {
+    let is_unlabelled = !labels.is_empty();
+    actions.extend(labels);
+    if missing > 0 || is_unlabelled || attempt.existing().iter().any(|pod| pod.deleting) {
         let trouble = attempt.snapshot.trouble;
         if let Some(trouble) = trouble.filter(|trouble| trouble.is_final(attempt.now())) {
             return end(&attempt.snapshot, Ending::failed(conditions::PERMANENT_FAILURE, trouble.sentence()));
@@ -103,8 +110,7 @@ fn gather(attempt: &Attempt<'_>) -> Reconciliation {
             (None, None) => format!("{} of {desired} pods exist", desired - missing),
         };
         // After a failure the stage stays Restarting, with the cause, until the next attempt is complete.
-        let is_restart =
-            status.and_then(|s| status::reason_of(s, conditions::SUCCEEDED)) == Some(Stage::Restarting.reason());
+        let is_restart = is_restart(status);
         if !is_restart || trouble.is_some() {
             let stage = if is_restart { Stage::Restarting } else { Stage::Placing };
             draft.stage(stage, text);
@@ -114,12 +120,26 @@ fn gather(attempt: &Attempt<'_>) -> Reconciliation {
         trouble.and_then(Trouble::ends).into_iter().for_each(|at| result.wake_at(at));
         return result;
     }
+    if let Some(wait) = replacement::wait(attempt) {
+        let mut draft = attempt.draft();
+        if let Some(text) = wait.text {
+            draft.stage(if is_restart(status) { Stage::Restarting } else { Stage::Placing }, text);
+        }
+        let mut result = draft.act(&attempt.snapshot);
+        result.actions = actions;
+        result.wake_at(wait.wake);
+        return result;
+    }
     let mut result = place(attempt);
     if result.status.is_none() || result.waits.is_some() {
         actions.append(&mut result.actions);
         result.actions = actions;
     }
     result
+}
+
+fn is_restart(status: Option<&TrainJobStatus>) -> bool {
+    status.and_then(|status| status::reason_of(status, conditions::SUCCEEDED)) == Some(Stage::Restarting.reason())
 }
 
 /// All pods exist: the whole gang gets a place, or waits.
@@ -158,8 +178,10 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
             draft.next.placed_time.get_or_insert_with(|| status::time(attempt.now()));
             draft.next.placed_limit_seconds = placed_limit(job);
             draft.condition(conditions::PLACED, "True", "Placed", reason.clone());
-            draft.stage(Stage::Starting, format!("0 of {} pods run", pods.len()));
-            draft.decide(vec![EventDraft::normal(events::PLACED, reason)])
+            let overlap = replacement::not_awaited(attempt);
+            draft.stage(Stage::Starting, with(format!("0 of {} pods run", pods.len()), overlap.clone()));
+            let overlap = overlap.map(|text| EventDraft::warning(events::OLD_POD_MAY_RUN, text));
+            draft.decide([EventDraft::normal(events::PLACED, reason)].into_iter().chain(overlap).collect())
         }
         Err(Nowhere::WrongFabric(found)) => {
             let WrongFabric { why, decided, .. } = *found;
@@ -172,7 +194,14 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
             let open = refused.open;
             let ahead = attempt.snapshot.ahead.map(ToString::to_string);
             let forecast = attempt.snapshot.forecast.map(|forecast| forecast.words(attempt.now()));
-            let why = ahead.into_iter().chain(forecast).fold(refused.to_string(), |why, more| why + "; " + &more);
+            let rests = attempt.snapshot.rests_until.map(|until| {
+                format!("it held nodes for as long as it may (queue.longestReservationSeconds), and holds none until {until}")
+            });
+            let why = ahead
+                .into_iter()
+                .chain(rests)
+                .chain(forecast)
+                .fold(refused.to_string(), |why, more| why + "; " + &more);
             let again = again::for_allocation(attempt, &why).or_else(|| again::for_quota(attempt, &why));
             if let Some(result) = again {
                 return result;
@@ -243,6 +272,7 @@ fn not_ready(attempt: &Attempt<'_>, mut draft: Draft<'_>, why: String) -> Reconc
 /// The gang is placed: gates are lifted, and the pods are followed until they end.
 fn follow(attempt: &Attempt<'_>) -> Reconciliation {
     let mut actions = act::old_pods(attempt);
+    actions.extend(act::labels(attempt));
     let mut strangers = act::objects(attempt, &mut actions);
     let placement = attempt.snapshot.job.status.as_ref().and_then(|status| status.placement.as_ref());
     // All gates are lifted together, and not before every claim and the files for NCCL exist.
@@ -289,15 +319,15 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
         if let Some(news) = cordoned.as_ref().filter(|cordoned| !before.contains(*cordoned)) {
             events.push(EventDraft::warning(events::NODE_CORDONED, news.clone()));
         }
-        let remarks = silent.into_iter().chain(cordoned).map(|remark| format!("; {remark}"));
-        draft.stage(Stage::Running, remarks.fold(text, |text, remark| text + &remark));
+        let remarks = silent.into_iter().chain(cordoned).chain(replacement::not_awaited(attempt));
+        draft.stage(Stage::Running, with(text, remarks));
         if is_new {
             let of = if attempt.number > 1 { format!(" in attempt {}", attempt.number) } else { String::new() };
             events.push(EventDraft::normal(events::RUNNING, format!("all {desired} pods run{of}")));
         }
     } else if is_new {
         // Once all pods ran, the stage stays Running: a kubelet that restarts reports less for a moment.
-        draft.stage(Stage::Starting, starting(attempt, running));
+        draft.stage(Stage::Starting, with(starting(attempt, running), replacement::not_awaited(attempt)));
     }
     let due = no_progress(attempt, &mut draft);
     let mut result = draft.act(&attempt.snapshot);
@@ -337,6 +367,11 @@ fn no_progress(attempt: &Attempt<'_>, draft: &mut Draft<'_>) -> Option<Timestamp
     let text = format!("no step has been reported since step {step} at {}", status::time(last).0);
     draft.condition(conditions::PROGRESSING, "False", conditions::NO_PROGRESS, text);
     None
+}
+
+/// A sentence with remarks.
+fn with(text: String, remarks: impl IntoIterator<Item = String>) -> String {
+    remarks.into_iter().fold(text, |text, remark| text + "; " + &remark)
 }
 
 /// What the pods that do not run wait for.

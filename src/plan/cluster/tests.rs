@@ -8,15 +8,18 @@ mod progress;
 mod provisioning;
 mod quota;
 mod refused;
+mod replacement;
 mod scheduler;
 mod starting;
 mod surroundings;
+mod tampered;
 mod world;
 
 use super::levels::Levels;
 use super::view::{Phase, PodView, Waiting};
 use super::*;
 use crate::objects::Defaults;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use proptest::prelude::*;
 use serde_json::json;
 use switchyard_crds::DeviceAllocation;
@@ -78,6 +81,22 @@ fn a_job_that_was_there_before_the_driver_gets_its_gpus_by_claims() {
     world.nodes.get_mut("n0").unwrap().offered = None;
     world.run();
     assert_eq!((world.stage(), world.attempt(), way(&world)), ("Queued", 2, Some(DeviceAllocation::Claims)));
+    // Where the ways alternate, as with drivers that keep restarting, less and less often.
+    let gpu = [(switchyard_crds::names::GPU_RESOURCE.to_string(), Quantity("1".into()))];
+    let gpu = crate::resources::of_quantities(&gpu.into());
+    for (attempt, pause) in [(3, 10), (4, 20), (5, 40)] {
+        let node = world.nodes.get_mut("n0").unwrap();
+        let by_plugin = attempt % 2 == 1;
+        node.offered = (!by_plugin).then_some(0b1);
+        node.allocatable = if by_plugin { node.allocatable.plus(&gpu) } else { node.allocatable.less(&gpu) };
+        world.step();
+        assert_eq!(world.attempt(), attempt, "{}", world.message());
+        assert!(world.message().contains(&format!("the pods are created again in {pause} s; ")), "{}", world.message());
+        assert_eq!(world.step().wake, Some(at(world.now + pause)));
+        world.now += pause;
+        world.run();
+        assert_eq!((world.stage(), world.attempt()), ("Queued", attempt));
+    }
 }
 
 #[test]
@@ -264,7 +283,18 @@ fn a_job_without_a_next_attempt_ends_and_says_so() {
     world.job.status.as_mut().unwrap().attempt = Some(i32::MAX);
     world.run();
     assert_eq!(world.stage(), "Failed");
-    assert!(world.message().starts_with("status.attempt: got 2147483647; expected less"), "{}", world.message());
+    assert!(
+        world.message().starts_with("status.attempt: got 2147483647; expected less than 99999"),
+        "{}",
+        world.message()
+    );
+    // At 100,000, the longest name had more characters than a host name may have.
+    let mut longest = World::new(1, json!({})).job;
+    longest.metadata.name = Some("a".repeat(50));
+    let valid = validate(&longest).unwrap();
+    let name = valid.pod_name(ownership::LAST_ATTEMPT, switchyard_crds::MAX_NODES as u32 - 1);
+    assert!(name.len() <= 63 && ownership::position(&name).is_some(), "{name}");
+    assert_eq!(ownership::position("a-100000-0"), None);
 }
 
 #[test]
@@ -297,6 +327,8 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
         rules: PlacementRules { defaults: &defaults, levels: &levels, now: at(3) },
         actual: &BTreeMap::new(),
         ahead: None,
+        unlabelled: &BTreeMap::new(),
+        rests_until: None,
         forecast: None,
         waiting: 1,
         gives_way_to: None,

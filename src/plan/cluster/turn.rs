@@ -1,7 +1,8 @@
 //! Which job comes first when there is no room for all.
 //!
-//! 1. **Order**: a job whose objects the API server refused within the last hour comes after all others. Then by priority; where the administrator gives namespaces weights, then by what the namespace had of the GPUs lately; then by how
-//!    late a job is: the time it has waited ÷ the time it may run (`activeDeadlineSeconds`), at least five minutes and a day at most, which also
+//! 1. **Order**: a job whose objects the API server refused within the last hour comes after all others, and so do all jobs of a namespace where
+//!    that happened to three. Then by priority; where the administrator gives namespaces weights, then by what the namespace had of the GPUs
+//!    lately; then by how late a job is: the time it has waited ÷ the time it may run (`activeDeadlineSeconds`), at least five minutes and a day at most, which also
 //!    counts for jobs without a limit; then by age. The first job that waits and could be placed at all is the head of the queue, and stays it until it has a place or
 //!    one of higher priority or smaller share comes. Batch schedulers know the quotient as the expansion factor (Maui: Jackson, Snell, Clement,
 //!    JSSPP 2001): an hour is long for a job of an hour, and short for one of a week.
@@ -48,13 +49,26 @@ impl Turn {
         let late = Reverse(lateness.of(job));
         let part = |part: &Option<String>| part.clone().unwrap_or_default();
         let name = format!("{}/{}", part(&job.metadata.namespace), part(&job.metadata.name));
-        Turn { is_set_back: is_set_back(job, lateness.at), priority: Reverse(priority), share, late, created, name }
+        Turn {
+            is_set_back: refused_at(job).is_some_and(|at| is_recent(at, lateness.at)),
+            priority: Reverse(priority),
+            share,
+            late,
+            created,
+            name,
+        }
     }
 
     /// The same where it comes before all of its priority and share: it holds nodes.
     #[must_use]
     pub fn held(self) -> Turn {
         Turn { late: Reverse(i64::MAX), ..self }
+    }
+
+    /// The same for a job of a namespace whose jobs were refused again and again.
+    #[must_use]
+    pub fn set_back(self) -> Turn {
+        Turn { is_set_back: true, ..self }
     }
 
     pub fn priority(&self) -> i32 {
@@ -75,10 +89,15 @@ impl Turn {
 /// How long a job comes after all others once the API server has refused what its pods need.
 const SET_BACK: SignedDuration = SignedDuration::from_hours(1);
 
-fn is_set_back(job: &TrainJob, now: Timestamp) -> bool {
+/// When the API server last refused what the pods of a job need; `None`: it never has, or accepted it later.
+pub fn refused_at(job: &TrainJob) -> Option<Timestamp> {
     let refused = job.status.as_ref().and_then(|status| status.condition(conditions::OBJECTS_REFUSED));
-    let refused = refused.filter(|refused| refused.status == "True");
-    refused.is_some_and(|refused| now.duration_since(refused.last_transition_time.0) < SET_BACK)
+    refused.filter(|refused| refused.status == "True").map(|refused| refused.last_transition_time.0)
+}
+
+/// Whether a refusal of that time still counts.
+pub fn is_recent(refused: Timestamp, now: Timestamp) -> bool {
+    now.duration_since(refused) < SET_BACK
 }
 
 fn created(job: &TrainJob) -> Option<Timestamp> {

@@ -3,11 +3,11 @@
 
 use super::clock;
 use super::machine::Machine;
+use super::ownership::position;
 use crate::eligible::{NodeFacts, NodeRules};
 use crate::{kueue, resources};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Node, Pod, PodCondition, PodStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use std::sync::Arc;
 use switchyard_core::quantity::Resources;
 use switchyard_crds::labels;
@@ -105,6 +105,14 @@ pub struct Progress {
     pub is_pulling: bool,
 }
 
+/// The deletion of a pod, as the API server recorded it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Deletion {
+    pub requested: Timestamp,
+    /// When its grace period ends.
+    pub due: Timestamp,
+}
+
 /// A pod of a job.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PodView {
@@ -129,7 +137,10 @@ pub struct PodView {
     pub phase: Phase,
     /// The pod is ready.
     pub ready: bool,
+    /// It has been deleted, by what the cache shows or by this controller's last write.
     pub deleting: bool,
+    /// The same where the cache shows it.
+    pub deletion: Option<Deletion>,
     /// The scheduler refuses it.
     pub unschedulable: Option<Unschedulable>,
     /// Why it is disturbed: reason and message of the condition `DisruptionTarget`.
@@ -157,6 +168,8 @@ pub struct PodView {
     pub started: Option<Timestamp>,
     /// What it asks of a node.
     pub requests: Resources,
+    /// It ends only when somebody deletes it: its containers are started again without end, as those of Deployments and DaemonSets are.
+    pub is_lasting: bool,
     /// What it says of its nodes; kept while our gate holds it.
     pub rules: Option<Arc<NodeRules>>,
     /// Its priority, as the server resolved it.
@@ -189,6 +202,11 @@ impl PodView {
 
     pub fn is_done(&self) -> bool {
         self.has_succeeded() || self.has_failed()
+    }
+
+    /// Whether a container of it may run, now or later: a pod on no node is never bound once it is deleted.
+    pub fn may_run(&self) -> bool {
+        !self.is_over() && self.stopped.is_none() && (self.node.is_some() || self.deletion.is_none())
     }
 
     /// It is on a node and has not started, and its containers do not say why.
@@ -268,6 +286,11 @@ impl PodView {
             },
             ready: is("Ready", "True").is_some(),
             deleting: pod.metadata.deletion_timestamp.is_some(),
+            deletion: pod.metadata.deletion_timestamp.as_ref().map(|due| {
+                // The server sets the time at which the grace period ends.
+                let grace = SignedDuration::from_secs(pod.metadata.deletion_grace_period_seconds.unwrap_or(0));
+                Deletion { requested: due.0.saturating_sub(grace).unwrap_or(due.0), due: due.0 }
+            }),
             // A scheduler that lost the reply to its binding binds again, fails, and says so of a pod that is on its node.
             unschedulable: is("PodScheduled", "False")
                 .filter(|_| node.is_none())
@@ -293,6 +316,10 @@ impl PodView {
             started: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
             node,
             requests: spec.map(resources::of_pod).unwrap_or_default(),
+            is_lasting: spec.is_some_and(|spec| {
+                let is_restarted = spec.restart_policy.as_deref().is_none_or(|policy| policy == "Always");
+                is_restarted && spec.active_deadline_seconds.is_none()
+            }),
             rules: spec.filter(|_| gates.contains(&labels::GANG_GATE)).map(|spec| Arc::new(NodeRules::of(spec))),
             priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
             never_preempts: spec
@@ -313,46 +340,6 @@ pub const DEFAULT_SCHEDULER: &str = "default-scheduler";
 /// What the scheduler says of a pod that it does not bind: it has looked at the nodes, or it has failed on the way (a claim or a volume that it
 /// could not reserve, a webhook of its own).
 const REFUSED: [&str; 2] = ["Unschedulable", "SchedulerError"];
-
-/// Attempt and node rank in the name of a pod, or of its claim; `None`: no such name is ever given.
-pub fn position(name: &str) -> Option<(u32, u32)> {
-    let mut parts = name.rsplit('-');
-    let mut number = || {
-        let part = parts.next()?;
-        let number: u32 = part.parse().ok()?;
-        (number.to_string() == part).then_some(number)
-    };
-    let (node_rank, attempt) = (number()?, number()?);
-    (attempt > 0 && attempt <= LAST_ATTEMPT).then_some((attempt, node_rank))
-}
-
-/// The highest number of an attempt: that of the status has 32 bits and a sign.
-pub const LAST_ATTEMPT: u32 = i32::MAX as u32;
-
-/// The TrainJob whose pod this is. An ownerReference is not enough: whoever may create pods writes what he likes into it. The label is set
-/// by the controller only (an admission policy keeps it so), and the name is one that this job gives.
-pub fn parent(pod: &ObjectMeta) -> Option<&OwnerReference> {
-    let owner = controller(pod)?;
-    let label = pod.labels.as_ref()?.get(labels::JOB_UID)?;
-    let name = pod.name.as_deref()?;
-    let rest = name.strip_prefix(owner.name.as_str())?.strip_prefix('-')?;
-    let (attempt, node_rank) = position(name)?;
-    (*label == owner.uid && rest == format!("{attempt}-{node_rank}")).then_some(owner)
-}
-
-/// UID of the TrainJob that controls an object.
-pub fn owner(metadata: &ObjectMeta) -> Option<&str> {
-    controller(metadata).map(|owner| owner.uid.as_str())
-}
-
-/// The TrainJob that controls an object, as it says of itself.
-fn controller(metadata: &ObjectMeta) -> Option<&OwnerReference> {
-    let owners = metadata.owner_references.as_deref().unwrap_or_default();
-    let ours = |owner: &&OwnerReference| {
-        owner.controller == Some(true) && owner.kind == "TrainJob" && owner.api_version == labels::API_VERSION
-    };
-    owners.iter().find(ours)
-}
 
 /// An object of a job other than a pod, as it is in the cluster.
 #[derive(Debug, Clone, PartialEq)]
@@ -419,6 +406,8 @@ pub struct NodeView {
     pub machine: Option<Result<Machine, String>>,
     /// GPUs that are allocated or planned by name, one bit each.
     pub taken: u32,
+    /// What pods take that do not end by themselves.
+    pub lasting: Resources,
     /// GPUs that the kubelet said were in use when the report was written.
     pub in_use: u32,
     /// GPUs that a driver offers for claims; `None`: none offers any.

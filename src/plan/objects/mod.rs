@@ -30,7 +30,7 @@ pub use claim::claim;
 pub use fabric::fabric_configs;
 pub use kind::Kind;
 pub use merge::{MergeConflict, conflicts, faults};
-pub use pod::{placement_patch, pod, run_as_non_root};
+pub use pod::{labels_of_pod, placement_patch, pod, run_as_non_root};
 pub use provisioning::{consume, provisioning, provisioning_name};
 pub use slices::{named_attempt, placement_slices};
 

@@ -1,7 +1,7 @@
 //! The pod of one node: the user's template with what Switchyard needs merged into it.
 
 use super::making::{Making, add_volumes, from_annotation, mount, mounts};
-use super::{Defaults, claim, config_name, fabric, key_name, metadata};
+use super::{Defaults, claim, config_name, fabric, job_labels, key_name, metadata};
 use crate::eligible::NodeRules;
 use crate::frameworks;
 use crate::job::{EnvEntry, GangPod, ValidJob, identity, set_devices, trainer, trainer_mut};
@@ -11,7 +11,9 @@ use k8s_openapi::api::core::v1::{
     Pod, PodSchedulingGate, PodSecurityContext, PodSpec, SeccompProfile, SecretVolumeSource, SecurityContext,
     Toleration, Volume,
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use switchyard_crds::names::TRAINER;
 use switchyard_crds::{Checkpoint, Framework, PlacedNode, TrainJob, labels};
 use switchyard_worker_contract::{env, pod as paths};
@@ -39,16 +41,8 @@ pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, 
     let theirs = job.spec.template.as_ref().and_then(|template| template.metadata.clone()).unwrap_or_default();
     let name = valid.pod_name(attempt, node_rank);
     let mut meta = metadata(job, name.clone());
-    let first_rank = node_rank * valid.request.processes_per_node;
-    let ours = meta.labels.take().unwrap_or_default();
-    let of_pod = [
-        (labels::ATTEMPT, attempt.to_string()),
-        (labels::NODE_RANK, node_rank.to_string()),
-        (labels::RANK, first_rank.to_string()),
-    ];
     let mut merged = theirs.labels.unwrap_or_default();
-    merged.extend(ours);
-    merged.extend(of_pod.map(|(label, value)| (label.to_string(), value)));
+    merged.extend(pod_labels(job, valid, attempt, node_rank));
     let mut annotations = theirs.annotations.unwrap_or_default();
     kueue::join(job, valid, (attempt, node_rank), &mut merged, &mut annotations);
     meta.labels = Some(merged);
@@ -82,6 +76,29 @@ pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, 
     claim::attach(&mut spec, job, &made.name());
     spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()).for_each(secure_container);
     Pod { metadata: meta, spec: Some(spec), status: None }
+}
+
+fn pod_labels(job: &TrainJob, valid: &ValidJob, attempt: u32, node_rank: u32) -> BTreeMap<String, String> {
+    let mut all = job_labels(job);
+    let of_pod = [
+        (labels::ATTEMPT, attempt),
+        (labels::NODE_RANK, node_rank),
+        (labels::RANK, node_rank * valid.request.processes_per_node),
+    ];
+    all.extend(of_pod.map(|(label, value)| (label.to_string(), value.to_string())));
+    all
+}
+
+/// Our labels of a pod that exists, and nothing else of it. The server refuses them for a pod of the same name with another UID.
+pub fn labels_of_pod(job: &TrainJob, valid: &ValidJob, attempt: u32, node_rank: u32, uid: &str) -> Pod {
+    let metadata = ObjectMeta {
+        name: Some(valid.pod_name(attempt, node_rank)),
+        namespace: job.metadata.namespace.clone(),
+        uid: Some(uid.to_string()),
+        labels: Some(pod_labels(job, valid, attempt, node_rank)),
+        ..ObjectMeta::default()
+    };
+    Pod { metadata, spec: None, status: None }
 }
 
 /// Declares the port that the pod uses on its node, so that the scheduler sees it.

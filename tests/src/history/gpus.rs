@@ -10,7 +10,8 @@ use switchyard_core::placement::gpus::{Level, MinLink, UNLIMITED};
 use switchyard_crds::PlacedNode;
 use switchyard_crds::conditions::PLACED;
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_plan::cluster::view::{self, Phase};
+use switchyard_plan::cluster::ownership;
+use switchyard_plan::cluster::view::Phase;
 use switchyard_plan::resources::bytes_per_second;
 use switchyard_topology::report;
 
@@ -42,7 +43,8 @@ pub fn double_gpus(history: &History) -> Vec<Violation> {
             let name = name.rsplit('/').next().unwrap_or_default();
             let pod = world.pods.values().find(|pod| pod.view.name == name && pod.job == claim.job);
             let is_old = pod.is_none_or(|pod| pod.view.phase != Phase::Running || pod.view.deleting)
-                || claim.job == change.uid && view::position(name).is_some_and(|(attempt, _)| attempt < job.attempt());
+                || claim.job == change.uid
+                    && ownership::position(name).is_some_and(|(attempt, _)| attempt < job.attempt());
             if !is_old || claim.job.is_empty() {
                 for gpu in world.gpus_of(claim) {
                     holders.entry(gpu).or_default().insert(name);

@@ -28,7 +28,8 @@ use std::sync::Arc;
 use switchyard_core::quantity::Resources;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{TrainJob, TrainJobStatus};
-use switchyard_plan::cluster::view::{self, NodeView, PodView};
+use switchyard_plan::cluster::ownership;
+use switchyard_plan::cluster::view::{NodeView, PodView};
 use switchyard_plan::eligible::NodeFacts;
 use switchyard_plan::resources;
 
@@ -97,7 +98,7 @@ pub struct PodFact {
 
 impl PodFact {
     fn of(pod: &Pod) -> PodFact {
-        PodFact { job: view::owner(&pod.metadata).unwrap_or_default().into(), view: PodView::of(pod) }
+        PodFact { job: ownership::owner(&pod.metadata).unwrap_or_default().into(), view: PodView::of(pod) }
     }
 
     /// Takes room on this node.
@@ -150,7 +151,7 @@ impl ClaimFact {
         let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
         let results = allocation.and_then(|allocation| allocation.devices.as_ref()?.results.as_deref());
         let devices = results.unwrap_or_default().iter().map(|result| (result.pool.clone(), result.device.clone()));
-        ClaimFact { job: view::owner(&claim.metadata).unwrap_or_default().into(), devices: devices.collect() }
+        ClaimFact { job: ownership::owner(&claim.metadata).unwrap_or_default().into(), devices: devices.collect() }
     }
 }
 

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use switchyard_core::quantity::Resources;
 use switchyard_crds::conditions::{COMPLETE, FAILED, PLACED, Stage};
+use switchyard_plan::cluster::view::Phase;
 
 /// Something that must not be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -125,7 +126,7 @@ pub fn partial_gangs(history: &History) -> Vec<Violation> {
     for (uid, (name, job)) in &end.jobs {
         let current = || end.pods_of(uid).filter(|pod| pod.view.attempt == job.attempt());
         let holding = current().filter(|pod| pod.holds().is_some()).count();
-        let done = current().filter(|pod| pod.view.phase == super::view::Phase::Succeeded).count();
+        let done = current().filter(|pod| pod.view.phase == Phase::Succeeded).count();
         if holding > 0 && holding + done < job.nodes {
             let text = format!("holds room for {holding} of {} pods at the end, {done} are done", job.nodes);
             found.push(Violation { revision, name: (*name).into(), text });
@@ -199,7 +200,7 @@ pub fn double_runs(history: &History) -> Vec<Violation> {
         if !view.gated {
             lifted.insert(place);
         }
-        let runs = |pod: &PodFact| pod.view.phase == super::view::Phase::Running;
+        let runs = |pod: &PodFact| pod.view.phase == Phase::Running;
         let is_lost = |pod: &PodFact| {
             let node = pod.view.node.as_deref().and_then(|name| world.nodes.get(name));
             pod.view.deleting || !node.is_some_and(|node| node.ready)

@@ -14,8 +14,9 @@ use switchyard_plan::cluster::admitted::Admitted;
 use switchyard_plan::cluster::gang::{self, Placed};
 use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::cluster::machine::{Machine, Shapes};
+use switchyard_plan::cluster::ownership;
 use switchyard_plan::cluster::reserve::reserve;
-use switchyard_plan::cluster::view::{self, NodeView};
+use switchyard_plan::cluster::view::NodeView;
 use switchyard_plan::cluster::{PlacementRules, Question};
 use switchyard_plan::objects::Defaults;
 use switchyard_plan::{self as plan, cluster};
@@ -181,7 +182,7 @@ fn takers<'a>(world: &World<'a>, uid: &str, job: &TrainJob) -> Vec<Taken<'a>> {
     let claims = world
         .claims
         .values()
-        .filter(|(name, claim)| view::position(name).is_none_or(|(attempt, _)| !gives_back(&claim.job, attempt)));
+        .filter(|(name, claim)| ownership::position(name).is_none_or(|(attempt, _)| !gives_back(&claim.job, attempt)));
     for (by, claim) in claims {
         let pools: BTreeSet<&str> = claim.devices.iter().map(|(pool, _)| pool.as_str()).collect();
         for offer in world.offers.values() {

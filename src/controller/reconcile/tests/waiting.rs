@@ -86,7 +86,7 @@ impl Hour {
     fn foreign(&mut self, node: usize, cpu: &str) -> Pod {
         let pod = json!({
             "metadata": {"name": format!("other-{node}"), "namespace": "o", "uid": format!("other-{node}-{}", self.version)},
-            "spec": {"nodeName": format!("n{node}"), "containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]},
+            "spec": {"nodeName": format!("n{node}"), "restartPolicy": "Never", "containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]},
             "status": {"phase": "Running"},
         });
         let pod: Pod = serde_json::from_value(pod).unwrap();

@@ -37,7 +37,7 @@ impl Scene {
     fn busy(&mut self, node: usize, cpu: &str) -> Vec<String> {
         let pod = json!({
             "metadata": {"name": format!("other-{node}"), "namespace": "o", "uid": format!("other-{node}")},
-            "spec": {"nodeName": format!("n{node}"), "containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]},
+            "spec": {"nodeName": format!("n{node}"), "restartPolicy": "Never", "containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]},
         });
         let effect = self.0.apply_pod(&serde_json::from_value(pod).unwrap());
         self.0.woken(&effect.room).into_iter().map(|key| key.name).collect()

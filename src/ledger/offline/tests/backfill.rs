@@ -56,7 +56,7 @@ fn where_nobody_knows_when_the_head_can_begin_its_nodes_stay_idle() {
     assert_eq!(verdict.ahead.unwrap().start, None);
 }
 
-/// A DaemonSet has a pod on every node, which never ends: nobody knows when the head can begin only if it needs what others have.
+/// A Job has a pod on a node: nobody knows when the head can begin only if it needs what others have.
 #[test]
 fn pods_of_others_count_where_the_head_needs_what_they_have() {
     let now: Timestamp = "2026-06-01T12:00:00Z".parse().unwrap();
@@ -64,7 +64,7 @@ fn pods_of_others_count_where_the_head_needs_what_they_have() {
         let mut items = gang_waits_an_hour(now);
         items.push(json!({
             "kind": "Pod", "metadata": {"name": "agent", "namespace": "kube-system", "uid": "agent"},
-            "spec": {"nodeName": "n1", "containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]},
+            "spec": {"nodeName": "n1", "restartPolicy": "Never", "containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]},
         }));
         let verdict = look(&items, now, &fresh("late", 1, json!({"activeDeadlineSeconds": 60})));
         assert_eq!((verdict.place.is_ok(), verdict.ahead.unwrap().start.is_some()), (is_known, is_known), "{cpu}");

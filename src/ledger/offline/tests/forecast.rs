@@ -68,7 +68,7 @@ fn pods_of_others_are_not_expected_to_end() {
     let mut items = queue(json!(7200), json!(1800));
     items.push(json!({
         "kind": "Pod", "metadata": {"name": "agent", "namespace": "kube-system", "uid": "agent"},
-        "spec": {"nodeName": "n1", "containers": [{"name": "c", "resources": {"requests": {"cpu": "3"}}}]},
+        "spec": {"nodeName": "n1", "restartPolicy": "Never", "containers": [{"name": "c", "resources": {"requests": {"cpu": "3"}}}]},
     }));
     assert_eq!(
         told(&items)[0],

@@ -44,6 +44,21 @@ pub fn world(spec: Value, state: &str) -> World {
     world
 }
 
+/// A job that enforces its preflight, and so many nodes that it refuses. Two more, which come last, are well.
+pub fn mostly_refused(refused: usize) -> World {
+    let mut world = world(json!({"fabric": {"preflight": {"mode": "Enforce"}}}), "Active");
+    world.nodes.clear();
+    (0..refused + 2).for_each(|number| world.node(&format!("n{number:02}"), "4"));
+    set_reports(&mut world, "Active");
+    set_limit(&mut world, refused, "65536");
+    // Interfaces of nodes of one kind have the same names.
+    let facts = world.nodes["n00"].described().unwrap().facts.clone();
+    for node in world.nodes.values_mut().take(refused) {
+        node.machine.as_mut().unwrap().as_mut().unwrap().facts = facts.clone();
+    }
+    world
+}
+
 fn set_reports(world: &mut World, state: &str) {
     let mut shapes = Shapes::default();
     for (position, node) in world.nodes.values_mut().enumerate() {

@@ -89,6 +89,9 @@ fn what_kueue_takes_back_is_preemption_and_the_nodes_are_left() {
     // The budget is that of preemptions.
     for _ in 0..3 {
         world.now += 700;
+        // Kueue lets go of the pods once the group has ended.
+        let attempt = world.attempt().unsigned_abs();
+        world.pods.retain(|pod| pod.attempt == attempt);
         world.run();
         assert_eq!(world.stage(), "Running");
         world.pods.iter_mut().for_each(|pod| stop(pod, "again"));

@@ -3,7 +3,7 @@
 use crate::cluster::avoidance;
 use crate::cluster::hindrance::Trouble;
 use crate::cluster::levels::Levels;
-use crate::cluster::view::{Ended, NodeView, ObjectView, Phase, PodView};
+use crate::cluster::view::{Deletion, Ended, NodeView, ObjectView, Phase, PodView};
 use crate::cluster::{Action, JobSnapshot, PlacementRules, Reconciliation, Silence, plan};
 use crate::eligible::NodeFacts;
 use crate::objects::{Defaults, Kind, Object, placement_slices};
@@ -27,9 +27,12 @@ fn amounts(cpu: &str) -> Resources {
 }
 
 /// A cluster of one job.
+#[derive(Clone)]
 pub struct World {
     pub job: TrainJob,
     pub pods: Vec<PodView>,
+    /// Pods that have lost their labels.
+    pub unlabelled: Vec<PodView>,
     pub objects: BTreeMap<(Kind, String), ObjectView>,
     pub nodes: BTreeMap<String, NodeView>,
     pub missing: BTreeMap<String, Timestamp>,
@@ -49,6 +52,8 @@ pub struct World {
     pub scheduler_is_known: bool,
     pub longest_schedule_timeout: SignedDuration,
     pub quota_goes_to: Option<&'static str>,
+    /// Seconds of the grace period of pods that are deleted; `None`: they end at once.
+    pub ends_after: Option<i64>,
 }
 
 impl World {
@@ -69,6 +74,7 @@ impl World {
         let mut world = World {
             job,
             pods: Vec::new(),
+            unlabelled: Vec::new(),
             objects,
             nodes: nodes_of,
             missing: BTreeMap::new(),
@@ -86,6 +92,7 @@ impl World {
             scheduler_is_known: false,
             longest_schedule_timeout: SignedDuration::from_mins(10),
             quota_goes_to: None,
+            ends_after: None,
         };
         for number in 0..nodes {
             world.node(&format!("n{number}"), "4");
@@ -102,6 +109,7 @@ impl World {
     pub fn plan(&self) -> Reconciliation {
         let mut pods: Vec<&PodView> = self.pods.iter().collect();
         pods.sort_by_key(|pod| (pod.attempt, pod.node_rank));
+        let unlabelled = self.unlabelled.iter().map(|pod| (pod.name.clone(), pod.uid.clone())).collect();
         let defaults = Defaults { worker_image: "worker:1".into(), ..Defaults::default() };
         let levels = Levels::default();
         let status = self.job.status.clone().unwrap_or_default();
@@ -109,12 +117,14 @@ impl World {
         let snapshot = JobSnapshot {
             job: &self.job,
             pods: &pods,
+            unlabelled: &unlabelled,
             objects: &self.objects,
             nodes: &self.nodes,
             missing: &self.missing,
             rules: PlacementRules { defaults: &defaults, levels: &levels, now: at(self.now) },
             actual: &BTreeMap::new(),
             forecast: None,
+            rests_until: None,
             ahead: None,
             waiting: self.waiting,
             gives_way_to: None,
@@ -146,6 +156,10 @@ impl World {
         for action in &done.actions {
             match action {
                 Action::Create(Object::Pod(pod)) => self.pods.push(PodView::of(pod)),
+                Action::Repair(Object::Pod(pod)) => {
+                    let is_it = |other: &mut PodView| Some(&other.name) == pod.metadata.name.as_ref();
+                    self.pods.extend(self.unlabelled.extract_if(.., is_it));
+                }
                 Action::Create(object) | Action::Repair(object) => self.make(object),
                 Action::Release { pod, patch, .. } => {
                     let terms =
@@ -154,7 +168,16 @@ impl World {
                     let pod = self.pods.iter_mut().find(|other| other.name == *pod).unwrap();
                     (pod.gated, pod.node, pod.phase, pod.ready) = (false, Some(node.into()), Phase::Running, true);
                 }
-                Action::Delete { kind: Kind::Pod, name, .. } => self.pods.retain(|pod| pod.name != *name),
+                Action::Delete { kind: Kind::Pod, name, .. } => {
+                    let pod = self.pods.iter_mut().find(|pod| pod.name == *name && pod.node.is_some());
+                    match (pod.filter(|pod| !pod.is_over()), self.ends_after) {
+                        (Some(pod), Some(seconds)) => {
+                            let (requested, due) = (at(self.now), at(self.now + seconds));
+                            (pod.deleting, pod.deletion) = (true, Some(Deletion { requested, due }));
+                        }
+                        _ => self.pods.retain(|pod| pod.name != *name),
+                    }
+                }
                 Action::Delete { kind, name, .. } => drop(self.objects.remove(&(*kind, name.clone()))),
             }
         }

@@ -1,7 +1,6 @@
 //! Every oracle on a history that is right, and on one in which something was planted.
 
 use super::*;
-use crate::history::view::Phase;
 use crate::history::{ClaimFact, NodeFact, OfferFact};
 use serde_json::json;
 use std::collections::BTreeMap;

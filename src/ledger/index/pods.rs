@@ -1,0 +1,166 @@
+//! Pods: whose they are, and what they take.
+
+use super::{Effect, Family, Index, Kept, Slot};
+use crate::job::{JobId, Key, attempt_of, placement_of};
+use crate::usage::Share;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use switchyard_crds::PlacedNode;
+use switchyard_plan::cluster::ownership;
+use switchyard_plan::cluster::view::{Phase, PodView};
+
+impl Index {
+    /// A pod appeared or changed, ours or not.
+    pub fn apply_pod(&mut self, pod: &Pod) -> Effect {
+        self.saw("Pod", &pod.metadata);
+        let mut effect = Effect::default();
+        let Some(uid) = pod.metadata.uid.clone() else { return effect };
+        let Some(parent) = ownership::parent(&pod.metadata) else {
+            self.apply_unlabelled(&uid, &pod.metadata, &mut effect);
+            let pod = PodView::of(pod);
+            let is_lasting = pod.is_lasting;
+            let before = self.usage.share(&uid).map(|share| (share.node.clone(), share.gpus.clone()));
+            let node = pod.node.filter(|_| !matches!(pod.phase, Phase::Succeeded | Phase::Failed));
+            let share = node.map(|node| {
+                // A pod that has lost its labels keeps its GPUs.
+                let gpus = before.filter(|(before, _)| *before == node).map(|(_, gpus)| gpus).unwrap_or_default();
+                Share { node, amount: pod.requests, gpus, is_lasting }
+            });
+            effect.room.extend(self.usage.set_share(&uid, share));
+            return effect;
+        };
+        let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+        let job = JobId { namespace: namespace.clone(), uid: parent.uid.clone() };
+        let mut next = PodView::of(pod);
+        self.schedulers.observe(pod, &next);
+        let slot = Slot { attempt: next.attempt, node_rank: next.node_rank, name: next.name.clone() };
+        let family = self.families.entry(job.clone()).or_default();
+        family.key.get_or_insert_with(|| Key { namespace, name: parent.name.clone() });
+        if let Some(before) = family.pods.get(&slot).filter(|before| before.uid == next.uid) {
+            if let Some(refused) = &mut next.unschedulable {
+                refused.since = before.unschedulable.as_ref().and_then(|before| before.since);
+            }
+            if let (Some(rules), Some(before)) = (&mut next.rules, &before.rules)
+                && before.reach.is_some()
+                && (&rules.claims, &rules.devices) == (&before.claims, &before.devices)
+            {
+                let rules = Arc::make_mut(rules);
+                rules.reach.clone_from(&before.reach);
+                rules.absent.clone_from(&before.absent);
+            }
+            next.warning = before.warning.clone().filter(|_| next.is_silent());
+            next.progress = before.progress.clone().filter(|_| next.is_silent());
+            next.admission = before.admission.clone().filter(|_| next.waits_for_kueue());
+        }
+        let before = self.pods.insert(uid.clone(), Kept { job: job.clone(), slot: slot.clone() });
+        if let Some(Kept { slot: before, .. }) = before.filter(|before| before.slot != slot) {
+            family.pods.remove(&before);
+        }
+        family.unlabelled.remove(&slot.name);
+        // Only what the plan reads counts as a change; a new version alone does not.
+        let is_news = family.pods.get_mut(&slot).is_none_or(|before| {
+            before.version.clone_from(&next.version);
+            *before != next
+        });
+        family.pods.insert(slot.clone(), next);
+        effect.room.extend(self.recount_pod(&job, &slot));
+        if is_news {
+            self.touch(&job, &mut effect);
+        }
+        effect
+    }
+
+    /// A pod without the label of a job: nobody's, unless somebody removed the label.
+    fn apply_unlabelled(&mut self, uid: &str, metadata: &ObjectMeta, effect: &mut Effect) {
+        let namespace = metadata.namespace.clone().unwrap_or_default();
+        let named = ownership::named_parent(metadata).map(|owner| JobId { namespace, uid: owner.uid.clone() });
+        let name = metadata.name.clone().unwrap_or_default();
+        let is_known = |index: &Index, job: &JobId| {
+            index.families.get(job).is_some_and(|family| family.unlabelled.get(&name).is_some_and(|known| known == uid))
+        };
+        if named.as_ref().is_some_and(|job| is_known(self, job)) {
+            return;
+        }
+        self.forget_pod(uid, effect);
+        if let (Some(job), Some((attempt, node_rank))) = (named, ownership::position(&name)) {
+            self.families.entry(job.clone()).or_default().unlabelled.insert(name.clone(), uid.to_string());
+            self.touch(&job, effect);
+            self.pods.insert(uid.to_string(), Kept { job, slot: Slot { attempt, node_rank, name } });
+        }
+    }
+
+    /// Drops a pod from its job.
+    fn forget_pod(&mut self, uid: &str, effect: &mut Effect) {
+        let Some(Kept { job, slot }) = self.pods.remove(uid) else { return };
+        if let Some(family) = self.families.get_mut(&job) {
+            if family.pods.get(&slot).is_some_and(|pod| pod.uid == uid) {
+                family.pods.remove(&slot);
+            }
+            if family.unlabelled.get(&slot.name).is_some_and(|known| known == uid) {
+                family.unlabelled.remove(&slot.name);
+            }
+        }
+        self.touch(&job, effect);
+        self.drop_if_empty(&job);
+    }
+
+    /// A pod is gone.
+    pub fn delete_pod(&mut self, metadata: &ObjectMeta) -> Effect {
+        self.saw("Pod", metadata);
+        let mut effect = Effect::default();
+        let Some(uid) = &metadata.uid else { return effect };
+        effect.room.extend(self.usage.set_share(uid, None));
+        effect.quota = self.quota_freed(metadata.namespace.as_deref().unwrap_or_default());
+        if let Some(family) = self.pods.get(uid).and_then(|kept| self.families.get_mut(&kept.job)) {
+            family.own.forget(uid);
+            family.progress.forget(uid);
+        }
+        self.forget_pod(uid, &mut effect);
+        effect
+    }
+
+    /// Recounts what the pods of a job take. Returns the nodes on which something became free.
+    pub(super) fn recount(&mut self, job: &JobId) -> BTreeSet<String> {
+        let slots: Vec<_> =
+            self.families.get(job).map(|family| family.pods.keys().cloned().collect()).unwrap_or_default();
+        slots.iter().filter_map(|slot| self.recount_pod(job, slot)).collect()
+    }
+
+    /// A pod takes room on the node it is bound to, or will be: from the moment the place of its gang is decided.
+    fn recount_pod(&mut self, job: &JobId, slot: &Slot) -> Option<String> {
+        let family = self.families.get(job)?;
+        let pod = family.pods.get(slot)?;
+        let promised = self.promised(family, pod);
+        // What was promised to an attempt that is over stays taken until its pod is gone: its gate is lifted, so it may run or be bound at any
+        // moment, and its claim have devices, without that having been seen yet. The end of the job may be seen before the gate is seen lifted.
+        let is_open = !pod.gated || family.own.released(&pod.uid);
+        let before = self.usage.share(&pod.uid).filter(|_| promised.is_none() && is_open);
+        let promised = promised.map(|placed| (placed.node_name.as_str(), placed.gpus.as_slice()));
+        let promised = promised.or(before.map(|share| (share.node.as_str(), share.gpus.as_slice())));
+        let node = pod.node.as_deref().or(promised.map(|(node, _)| node));
+        let share = node.filter(|_| !pod.is_over()).map(|node| Share {
+            gpus: promised.filter(|(place, _)| *place == node).map(|(_, gpus)| gpus.to_vec()).unwrap_or_default(),
+            amount: pod.requests.clone(),
+            node: node.to_string(),
+            is_lasting: false,
+        });
+        let uid = pod.uid.clone();
+        self.usage.set_share(&uid, share)
+    }
+
+    /// The place of a pod that the last decision is about.
+    fn promised<'a>(&'a self, family: &'a Family, pod: &PodView) -> Option<&'a PlacedNode> {
+        let job = self.jobs.get(family.key.as_ref()?)?;
+        let attempt = attempt_of(job);
+        let (attempt, placement) = match &family.assumed {
+            Some((attempt, placement)) => (*attempt, placement),
+            None => (attempt, placement_of(job)?),
+        };
+        if pod.attempt != attempt {
+            return None;
+        }
+        placement.nodes.get(pod.node_rank as usize)
+    }
+}

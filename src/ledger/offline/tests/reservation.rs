@@ -1,0 +1,77 @@
+//! For how long the head of the queue holds nodes, and which.
+
+use super::*;
+use jiff::SignedDuration;
+
+const DAY: SignedDuration = SignedDuration::from_hours(24);
+
+fn other(on: &str, spec: Value) -> Value {
+    let mut pod = json!({
+        "kind": "Pod", "metadata": {"name": "other", "namespace": "web", "uid": "other"},
+        "spec": {"nodeName": on, "containers": [{"name": "c", "resources": {"requests": {"cpu": "3"}}}]},
+    });
+    for (field, value) in spec.as_object().unwrap() {
+        pod["spec"][field] = value.clone();
+    }
+    pod
+}
+
+/// Nodes with Deployments were held for a gang as if they would be empty one day, and the rest of them idled with it.
+#[test]
+fn a_node_is_held_only_if_what_runs_there_ends_by_itself() {
+    for (spec, is_held) in [
+        (json!({"restartPolicy": "Always"}), false),
+        (json!({}), false),
+        (json!({"restartPolicy": "Always", "activeDeadlineSeconds": 60}), true),
+        (json!({"restartPolicy": "OnFailure"}), true),
+        (json!({"restartPolicy": "Never"}), true),
+    ] {
+        let mut items = gang_waits(0);
+        items.push(other("n2", spec.clone()));
+        let late = cluster(&items).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
+        assert_eq!((late.place.is_err(), words(&late).starts_with("3 nodes are held")), (is_held, is_held), "{spec}");
+        // A gang of two has the other nodes.
+        items.push(node("n4"));
+        let late = cluster(&items).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
+        assert!(words(&late).starts_with("3 nodes are held"), "{spec}: {}", words(&late));
+    }
+}
+
+/// One gang that could not begin held its nodes for as long as it waited.
+#[test]
+fn the_head_gives_its_nodes_back_after_the_longest_time_and_holds_none_for_as_long() {
+    let now: Timestamp = "2026-06-01T12:00:00Z".parse().unwrap();
+    let mut cluster = Cluster::of(&gang_waits(0), Defaults::default(), Levels::default(), now).unwrap();
+    cluster.index.longest_reservation = Some(DAY);
+    let late = fresh("late", 1, json!({}));
+    let gang = Key { namespace: "ns".into(), name: "gang".into() };
+    let at = |cluster: &mut Cluster, now: Timestamp| {
+        cluster.now = now;
+        let (defaults, levels) = (cluster.defaults.clone(), cluster.levels.clone());
+        let rules = PlacementRules { defaults: &defaults, levels: &levels, now };
+        cluster.index.float(&late, rules);
+        cluster.index.waits(&gang, Waits::Room { open: 2 }, rules);
+        (cluster.look(&late, Earlier::Forgotten).unwrap().place.is_ok(), cluster.index.reservation_ends(&gang))
+    };
+    let second = SignedDuration::from_secs(1);
+    assert_eq!(at(&mut cluster, now), (false, Some(now + DAY)));
+    assert_eq!(at(&mut cluster, now + DAY - second), (false, Some(now + DAY)), "chosen again, and as old as before");
+    assert_eq!(at(&mut cluster, now + DAY), (true, Some(now + DAY * 2)));
+    assert_eq!(cluster.index.rests_until(&gang), Some(now + DAY * 2));
+    assert_eq!(at(&mut cluster, now + DAY * 2 - second), (true, Some(now + DAY * 2)));
+    assert_eq!(at(&mut cluster, now + DAY * 2), (false, Some(now + DAY * 3)), "it may hold nodes again");
+}
+
+#[test]
+fn a_promise_that_the_head_can_begin_keeps_its_nodes_for_longer_but_not_forever() {
+    let now: Timestamp = "2026-06-01T12:00:00Z".parse().unwrap();
+    for (hours, days) in [(47, 2), (49, 1)] {
+        let mut items = gang_waits(0);
+        items[3]["spec"]["activeDeadlineSeconds"] = json!(hours * 3600);
+        items[3]["status"]["placedTime"] = json!(now);
+        let mut cluster = Cluster::of(&items, Defaults::default(), Levels::default(), now).unwrap();
+        cluster.index.longest_reservation = Some(DAY);
+        let gang = Key { namespace: "ns".into(), name: "gang".into() };
+        assert_eq!(cluster.index.reservation_ends(&gang), Some(now + DAY * days), "{hours} h");
+    }
+}

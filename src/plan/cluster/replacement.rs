@@ -1,0 +1,112 @@
+//! Pods of older attempts that may still run when the next attempt could start. A program that does not fence its files must not run twice:
+//! both attempts would write the same checkpoints, hold the same locks, or listen on the same port.
+//!
+//! Everything is read from pods and nodes, so a new leader decides as the one before it.
+
+use super::attempt::Attempt;
+use super::view::PodView;
+use super::{JobSnapshot, Silence};
+use jiff::{SignedDuration, Timestamp};
+use std::cmp::Reverse;
+use switchyard_core::units::plural;
+use switchyard_crds::Replacement;
+
+/// When its grace period is over, a kubelet kills a pod's containers. It has this long to report that they have ended.
+const REPORTED_WITHIN: SignedDuration = SignedDuration::from_secs(30);
+
+/// A pod of an older attempt that may still run.
+struct Leftover<'a> {
+    pod: &'a PodView,
+    /// When the next attempt stops waiting for it; `None`: not foreseeable.
+    until: Option<Timestamp>,
+    /// Where that time comes from, or why there is none.
+    reason: String,
+}
+
+impl Leftover<'_> {
+    fn is_awaited(&self, now: Timestamp) -> bool {
+        // However far ahead it lies: a clock that was set back must not start a second writer.
+        self.until.is_none_or(|until| until > now)
+    }
+
+    fn name(&self) -> String {
+        let on = self.pod.node.as_ref().map_or_else(String::new, |node| format!(" on node {node}"));
+        format!("pod {} of attempt {}{on}", self.pod.name, self.pod.attempt)
+    }
+}
+
+/// A wait for older pods.
+pub(super) struct Wait {
+    /// `None`: the pods are on no node, and gone as soon as they are deleted.
+    pub text: Option<String>,
+    /// When it ends, or has to be looked at again.
+    pub wake: Timestamp,
+}
+
+/// The wait for pods of older attempts; `None`: this one may start.
+pub(super) fn wait(attempt: &Attempt<'_>) -> Option<Wait> {
+    let now = attempt.now();
+    let awaited: Vec<Leftover<'_>> = leftovers(attempt).filter(|left| left.is_awaited(now)).collect();
+    let longest = |left: &&Leftover<'_>| {
+        (left.pod.node.is_some(), left.until.unwrap_or(Timestamp::MAX), Reverse(left.pod.node_rank))
+    };
+    let last = awaited.iter().max_by_key(longest)?;
+    let is_on_node = awaited.iter().any(|left| left.pod.node.is_some());
+    let text = format!("attempt {} starts once {} has ended", attempt.number, last.name());
+    let text = match last.until {
+        Some(until) => format!("{text}, or at {until}, {}", last.reason),
+        None if last.reason.is_empty() => text,
+        None => format!("{text}: {}", last.reason),
+    };
+    let more = awaited.len() - 1;
+    let others = (more > 0).then(|| format!("; it waits for {more} more pod{}", plural(more as u64)));
+    // No change of its nodes shows that the brake is off.
+    let later = now.saturating_add(attempt.snapshot.silence.grace).unwrap_or(Timestamp::MAX);
+    let text = Some(text + &others.unwrap_or_default()).filter(|_| is_on_node);
+    Some(Wait { text, wake: last.until.unwrap_or(later) })
+}
+
+/// Pods of older attempts that may still run and that this one does not wait for any longer; `None`: there are none.
+pub(super) fn not_awaited(attempt: &Attempt<'_>) -> Option<String> {
+    let mut left = leftovers(attempt).filter(|left| !left.is_awaited(attempt.now()));
+    let first = left.next()?;
+    let since = first.until.map_or_else(String::new, |until| format!(" since {until}, {}", first.reason));
+    let text = format!("{} may still run; attempt {} no longer waits for it{since}", first.name(), attempt.number);
+    let more = left.count();
+    let others = (more > 0).then(|| format!("; the same is true of {more} more pod{}", plural(more as u64)));
+    Some(text + &others.unwrap_or_default())
+}
+
+fn leftovers<'a>(attempt: &'a Attempt<'_>) -> impl Iterator<Item = Leftover<'a>> {
+    let JobSnapshot { job, pods, .. } = attempt.snapshot;
+    let counts = job.spec.replacement() == Replacement::AfterTermination;
+    let older = pods.iter().copied().filter(move |pod| counts && pod.attempt < attempt.number && pod.may_run());
+    older.map(|pod| leftover(attempt, pod))
+}
+
+fn leftover<'a>(attempt: &Attempt<'_>, pod: &'a PodView) -> Leftover<'a> {
+    let Silence { grace, brake, .. } = attempt.snapshot.silence;
+    let (Some(name), Some(deletion)) = (&pod.node, &pod.deletion) else {
+        return Leftover { pod, until: None, reason: String::new() };
+    };
+    let after = |time: Timestamp, pause| Some(time.saturating_add(pause).unwrap_or(Timestamp::MAX));
+    let unheard = |why: String| {
+        let reason = format!("{} s after it was deleted: {why}", grace.as_secs());
+        (after(deletion.requested, grace), reason)
+    };
+    let (until, reason) = match attempt.snapshot.nodes.get(name) {
+        None => unheard(format!("node {name} is gone")),
+        Some(node) if node.out_of_service => {
+            (Some(deletion.requested), format!("when it was deleted: an administrator took node {name} out of service"))
+        }
+        Some(node) => match (node.silent_since, brake) {
+            (None, _) => {
+                let seconds = REPORTED_WITHIN.as_secs();
+                (after(deletion.due, REPORTED_WITHIN), format!("{seconds} s after the end of its grace period"))
+            }
+            (Some(_), Some(brake)) => (None, brake.to_string()),
+            (Some(since), None) => unheard(format!("node {name} has not reported since {since}")),
+        },
+    };
+    Leftover { pod, until, reason }
+}

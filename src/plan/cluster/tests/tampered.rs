@@ -1,0 +1,90 @@
+//! Pods whose labels or gates others change.
+
+use super::*;
+use switchyard_crds::labels;
+
+/// Somebody removes the labels of a pod.
+fn strip(world: &mut World, name: &str) {
+    let position = world.pods.iter().position(|pod| pod.name == name).unwrap();
+    world.unlabelled.push(world.pods.remove(position));
+}
+
+fn labelled(actions: &[Action]) -> Vec<(String, BTreeMap<String, String>)> {
+    let pods = actions.iter().filter_map(|action| match action {
+        Action::Repair(Object::Pod(pod)) => Some(pod.metadata.clone()),
+        _ => None,
+    });
+    pods.map(|metadata| (metadata.name.unwrap(), metadata.labels.unwrap())).collect()
+}
+
+/// The job said "Running, 1 of 2 nodes train" forever, and under the next leader a finished training started again.
+#[test]
+fn a_pod_that_has_lost_its_labels_gets_them_back_and_ends_nothing() {
+    let mut world = World::new(2, json!({}));
+    world.run();
+    strip(&mut world, "a-1-1");
+    let repaired = world.step();
+    let [(name, set)] = &labelled(&repaired.actions)[..] else { panic!("{:?}", repaired.actions) };
+    let expected = [
+        ("app.kubernetes.io/managed-by", "switchyard"),
+        (labels::ATTEMPT, "1"),
+        (labels::JOB_NAME, "a"),
+        (labels::JOB_UID, "0123456789"),
+        (labels::NODE_RANK, "1"),
+        (labels::RANK, "1"),
+    ];
+    let expected = expected.map(|(label, value)| (label.to_string(), value.to_string()));
+    assert_eq!((name.as_str(), set), ("a-1-1", &BTreeMap::from(expected)));
+    assert_eq!((world.stage(), world.attempt()), ("Running", 1), "no pod was deleted");
+    world.exit("a-1-0", 0, "");
+    world.exit("a-1-1", 0, "");
+    strip(&mut world, "a-1-1");
+    world.run();
+    assert_eq!((world.stage(), world.attempt()), ("Complete", 1));
+}
+
+#[test]
+fn a_pod_without_labels_is_neither_made_twice_nor_passed_over_by_the_next_attempt() {
+    let mut world = World::new(2, json!({"failurePolicy": {"maxRestarts": 9}}));
+    (0..2).for_each(|_| drop(world.step()));
+    strip(&mut world, "a-1-0");
+    let repaired = world.step();
+    assert_eq!((labelled(&repaired.actions).len(), repaired.actions.len()), (1, 1), "{:?}", repaired.actions);
+    world.run();
+    world.ends_after = Some(30);
+    world.exit("a-1-0", 7, "");
+    world.step();
+    strip(&mut world, "a-1-1");
+    world.run();
+    assert!(world.message().starts_with("attempt 2 starts once pod a-1-1 of attempt 1"), "{}", world.message());
+    // A name that this job has not given yet is forged.
+    world.unlabelled.push(PodView { name: "a-3-0".into(), ..PodView::default() });
+    assert!(labelled(&world.step().actions).is_empty());
+}
+
+/// It trained alone, and the job was said to be complete.
+#[test]
+fn a_pod_whose_gate_others_remove_does_not_run_without_its_gang() {
+    let mut world = World::new(2, json!({}));
+    world.node("n1", "1");
+    world.run();
+    assert_eq!(world.stage(), "Queued");
+    let alone = world.pods.iter_mut().find(|pod| pod.name == "a-1-0").unwrap();
+    (alone.gated, alone.node, alone.phase) = (false, Some("n0".into()), Phase::Running);
+    let decided = world.step();
+    let says = "pod a-1-0 was started on node n0 without its gang, since somebody removed its scheduling gate \
+                training.switchyard.dev/gang: attempt 2 follows in 20 s";
+    assert_eq!((world.attempt(), world.message().as_str()), (2, says));
+    assert_eq!(decided.events, [EventDraft::warning("GateRemoved", says.into())]);
+    assert_eq!(world.job.status.as_ref().unwrap().restarts.as_ref().unwrap().total, 0, "no budget pays");
+    world.run();
+    assert!(world.pods.iter().all(|pod| pod.attempt == 2), "the lone pod is deleted");
+    world.node("n1", "4");
+    world.now = 20;
+    world.run();
+    assert_eq!((world.stage(), world.attempt()), ("Running", 2));
+    // A status that somebody has emptied says nothing of gates: the gang runs.
+    world.job.status.as_mut().unwrap().conditions.clear();
+    world.run();
+    assert_eq!((world.stage(), world.attempt()), ("Running", 2));
+}
