@@ -119,7 +119,10 @@ async fn a_gang_without_room_waits_and_is_placed_when_there_is_some() -> Result<
     scene.create("second", 2, "run", all).await?;
     let waits = scene.jobs.wait_stage("second", "Queued").await?;
     let placed = condition_of(&waits, "Placed").unwrap();
-    assert!(placed.reason == "NoRoom" && placed.message.contains("0 of 2 nodes have room for cpu 8"), "{placed:?}");
+    assert!(
+        placed.reason == "NoRoom" && placed.message.contains("0 of 2 needed nodes have room for cpu 8"),
+        "{placed:?}"
+    );
     let gated = scene.jobs.pods().await?;
     assert!(
         gated.iter().filter(|pod| pod.name_any().starts_with("second")).all(|pod| pod

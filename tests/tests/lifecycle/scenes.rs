@@ -106,7 +106,7 @@ async fn what_admission_adds_to_pods_counts_for_their_place() -> Result<()> {
     let waits = scene.jobs.wait_stage("c", "Queued").await?;
     scene.jobs.verdict("sidecars that admission adds leave no room", "waits, cause named", "c")?;
     let message = &condition_of(&waits, "Placed").unwrap().message;
-    assert!(message.contains("0 of 1 nodes have room for cpu 6100m"), "{message}");
+    assert!(message.contains("no node has room for cpu 6100m"), "{message}");
     scene.never_panicked()
 }
 
@@ -198,7 +198,7 @@ async fn the_overhead_of_a_runtime_takes_room() -> Result<()> {
     scene.create("b", 1, "run", heavy.clone()).await?;
     assert_ne!(node_of(&scene, "b").await?, first);
     scene.create("c", 1, "run", heavy).await?;
-    scene.jobs.wait("c", "told", says("0 of 1 nodes have room for cpu 6100m")).await?;
+    scene.jobs.wait("c", "told", says("no node has room for cpu 6100m")).await?;
     scene.jobs.verdict("overhead of a RuntimeClass leaves no room", "waits, cause named", "c")
 }
 
