@@ -44,6 +44,23 @@ async fn the_whole_gang_starts_again_and_the_budget_ends() -> Result<()> {
     Ok(())
 }
 
+/// kubectl showed `Restarting (x2): attempt 2 starts`: the third was hidden.
+#[tokio::test]
+async fn each_restart_has_an_event_of_its_own() -> Result<()> {
+    let scene = Scene::new("each-restart", 1).await?;
+    scene.create("a", 1, "run", json!({"failurePolicy": {"maxRestarts": 2}})).await?;
+    for attempt in [1, 2] {
+        scene.jobs.wait("a", "in its attempt", in_attempt(attempt)).await?;
+        scene.order(&format!("a-{attempt}-0"), Command::Exit(9, "boom".into()))?;
+    }
+    scene.jobs.wait("a", "in attempt 3", in_attempt(3)).await?;
+    let notes = scene.jobs.events("a", "Restarting").await?;
+    for attempt in ["attempt 2 starts", "attempt 3 starts"] {
+        assert!(notes.iter().any(|note| note.contains(attempt)), "{attempt}: {notes:?}");
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn evictions_and_preemptions_have_budgets_of_their_own() -> Result<()> {
     let scene = Scene::new("classes", 2).await?;
