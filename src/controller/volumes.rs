@@ -73,7 +73,7 @@ impl Reader for Volumes {
                     ("ResourceClaimTemplate", name, api.get_metadata_opt(name).await?.is_some())
                 }
             };
-            found.absent.extend((!exists).then(|| absent(kind, name, "spec.template.spec.resourceClaims")));
+            found.absent.extend((!exists).then(|| volumes::absent_device(kind, name)));
         }
         Ok(found)
     }
@@ -107,7 +107,7 @@ async fn read_volume(context: &Context, namespace: &str, name: &str, found: &mut
     let all = Api::<PersistentVolume>::all(context.client.clone());
     let classes = Api::<StorageClass>::all(context.client.clone());
     let Some(claim) = claims.get_opt(name).await? else {
-        found.absent.push(absent("PersistentVolumeClaim", name, "spec.template.spec.volumes"));
+        found.absent.push(volumes::absent_claim(name));
         return Ok(());
     };
     let (mut class, mut known) = (None, Vec::new());
@@ -121,8 +121,4 @@ async fn read_volume(context: &Context, namespace: &str, name: &str, found: &mut
     }
     found.reach.extend(volumes::reach(&claim, class.as_ref(), &known));
     Ok(())
-}
-
-fn absent(kind: &str, name: &str, field: &str) -> String {
-    format!("{kind} {name} does not exist: create it in the job's namespace, or correct its name in {field}")
 }

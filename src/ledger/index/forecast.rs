@@ -30,16 +30,28 @@ impl Index {
     /// their statuses may be written: also with hundreds that wait they cost nothing beside the plans.
     pub fn forecast(&mut self, key: &Key, now: Timestamp) -> Option<Forecast> {
         let own = self.waiting.get(key).filter(|own| is_asked(own))?;
-        let ahead = self.waiting.values().filter(|other| is_asked(other) && other.turn < own.turn).count();
+        let before = || self.waiting.iter().filter(|(_, other)| is_asked(other) && other.turn < own.turn);
+        let ahead = before().count();
+        let has_no_limit = |key: &Key| self.jobs.get(key).is_none_or(|job| job.spec.active_deadline_seconds.is_none());
+        let without = before().filter(|(key, _)| has_no_limit(key)).count();
         if ahead >= MOST_AHEAD {
             return Some(Forecast { ahead, window: Err(Unknown::Far) });
         }
         let age = now.duration_since(self.forecasts.at);
         let is_fresh = (SignedDuration::ZERO..waiting_period(self.waiting.len())).contains(&age);
-        if !is_fresh || !self.forecasts.of.contains_key(key) {
+        // Without anybody ahead, the jobs ahead are no reason.
+        let is_for_jobs_ahead =
+            |forecast: &Forecast| matches!(forecast.window, Err(Unknown::Ahead { .. })) && without == 0;
+        if !is_fresh || self.forecasts.of.get(key).is_none_or(is_for_jobs_ahead) {
             (self.forecasts.at, self.forecasts.of) = (now, self.forecasts_of_all(now));
         }
-        self.forecasts.of.get(key).map(|forecast| Forecast { ahead, ..*forecast })
+        let forecast = *self.forecasts.of.get(key)?;
+        // The queue may have moved since it was made: its place and its reason are of one moment.
+        let window = match forecast.window {
+            Err(Unknown::Ahead { .. }) => Err(Unknown::Ahead { without, all: ahead }),
+            window => window,
+        };
+        Some(Forecast { ahead, window })
     }
 
     fn forecasts_of_all(&self, now: Timestamp) -> BTreeMap<Key, Forecast> {

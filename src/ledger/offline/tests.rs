@@ -3,6 +3,7 @@
 
 mod backfill;
 mod forecast;
+mod volumes;
 
 use super::*;
 use serde_json::json;
