@@ -102,12 +102,14 @@ pub(crate) fn read_file(path: &Path) -> Result<SnapshotFile, Failure> {
 pub(crate) fn list(args: &ClusterArgs, node: Option<&str>) -> Result<(Vec<Value>, String), Failure> {
     connect::wait_for(async {
         let connection = Connection { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
-        let (client, namespace) = connect::open(&connection).await?;
-        let items = match node {
-            Some(node) => list::report(&client, node).await,
-            None => list::take(&client).await,
+        let connect::Cluster { client, namespace, server } = connect::open(&connection).await?;
+        let items = async {
+            match node {
+                Some(node) => list::report(&client, node).await,
+                None => list::take(&client).await,
+            }
         };
-        items.map(|items| (items, namespace)).map_err(Failure::unexpected)
+        connect::answer(&server, items).await.map(|items| (items, namespace)).map_err(Failure::unexpected)
     })
 }
 

@@ -159,7 +159,11 @@ fn refusal(text: &mut String, job: &TrainJob, why: &NoPlace, (verdict, cluster):
         row(text, "preempts", &format!("{}: with them stopped it fits", verdict.victims.join(", ")));
     }
     if why.changes.is_empty() {
-        return row(text, "", "no single change of the manifest would make it fit");
+        let has_said_one = message_of(job, conditions::PLACED).contains("smallest change that fits");
+        if !has_said_one {
+            row(text, "", "no single change of the manifest would make it fit");
+        }
+        return;
     }
     let width = why.changes.iter().map(|change| change.field.chars().count()).max().unwrap_or(0).max(30);
     text.push_str(&format!("  {:<width$}  busbw\n", "smallest change that fits", width = width + 4));
@@ -226,11 +230,26 @@ pub(super) fn explanation(job: &TrainJob, now: &Verdict, cluster: &Cluster, verb
             let why = condition(conditions::SUCCEEDED).map_or("", |stage| stage.message.as_str());
             text.push_str(&format!("{} is {stage}: {why}\n", name_of(job)));
             if !switchyard_plan::cluster::is_over(job) {
-                text.push_str(&table(job, now, cluster, verbose));
+                text.push_str(&table(job, &beside_status(job, now), cluster, verbose));
             }
         }
     }
     text
+}
+
+fn message_of<'a>(job: &'a TrainJob, kind: &str) -> &'a str {
+    let condition = job.status.as_ref().and_then(|status| status.condition(kind));
+    condition.map_or("", |condition| condition.message.as_str())
+}
+
+/// The verdict without what the controller has said of the queue: only it knows the shares of namespaces, what jobs were refused and for whom
+/// nodes are held, so a second position in the queue would be a wrong one.
+fn beside_status(job: &TrainJob, now: &Verdict) -> Verdict {
+    let placed = job.status.as_ref().and_then(|status| status.condition(conditions::PLACED));
+    if placed.is_none_or(|placed| placed.reason != conditions::NO_ROOM || placed.message.is_empty()) {
+        return now.clone();
+    }
+    Verdict { ahead: None, forecast: None, ..now.clone() }
 }
 
 /// Where a job would go, for programs.
@@ -279,7 +298,7 @@ pub(super) fn json(job: &TrainJob, verdict: &Verdict) -> Value {
 /// Why a job is where it is, for programs.
 pub(super) fn explanation_json(job: &TrainJob, now: &Verdict) -> Value {
     let status = job.status.clone().unwrap_or_default();
-    let mut value = json!({"job": name_of(job), "now": json(job, now)});
+    let mut value = json!({"job": name_of(job), "now": json(job, &beside_status(job, now))});
     value["conditions"] = json!(status.conditions);
     if let Some(placement) = &status.placement {
         value["placement"] = json!(placement);

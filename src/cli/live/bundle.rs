@@ -3,8 +3,8 @@
 //! What the user may not read is left out and listed in the archive. Secrets are never requested, and objects are stripped as in `switchyard
 //! snapshot`: no environments, commands, annotations. The cluster in it works with `--snapshot` of all other commands.
 
-use super::board::{ended, stage};
-use super::{Live, asked, selector};
+use super::board::ended;
+use super::{Live, asked, selector, stage};
 use crate::args::{BundleArgs, Cli};
 use crate::connect::wait_for;
 use crate::failure::Failure;

@@ -1,8 +1,10 @@
 //! Lists the objects of a cluster that decide placements, as close to one moment as an API server allows.
 
-use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use crate::connect::words;
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate, ResourceSlice};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
+use k8s_openapi::api::storage::v1::StorageClass;
 use kube::core::ObjectList;
 use kube::{Api, Client, Resource};
 use serde::Serialize;
@@ -10,6 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::fmt::Debug;
 use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_crds::labels::JOB_UID;
 use switchyard_crds::{PlacementSlice, TrainJob};
 use switchyard_ledger::offline::KINDS;
 
@@ -27,6 +30,7 @@ pub(crate) async fn take(client: &Client) -> Result<Vec<Value>, String> {
     if items.iter().any(|item| item.pointer("/status/placement/slices").is_some()) {
         list!(PlacementSlice);
     }
+    take_storage(client, &mut items).await;
     let text = |item: &Value, path: &str| item.pointer(path).and_then(Value::as_str).unwrap_or_default().to_string();
     items.sort_by_cached_key(|item| {
         let kind = KINDS.iter().position(|kind| item["kind"] == *kind);
@@ -35,13 +39,37 @@ pub(crate) async fn take(client: &Client) -> Result<Vec<Value>, String> {
     Ok(items)
 }
 
+/// Adds the claims that jobs name, and what decides where these can be used. A user who may not list them gets the rest: then volumes do not
+/// restrict nodes, as before the scheduler looks.
+async fn take_storage(client: &Client, items: &mut Vec<Value>) {
+    let names = |item: &Value, field: &str| {
+        let spec = if item["kind"] == "Pod" { &item["spec"] } else { &item["spec"]["template"]["spec"] };
+        spec[field].as_array().is_some_and(|named| !named.is_empty())
+    };
+    let of_jobs = |field: &str| {
+        let is_ours = |item: &&Value| item["kind"] == "TrainJob" || item["metadata"]["labels"][JOB_UID].is_string();
+        items.iter().filter(is_ours).any(|item| names(item, field))
+    };
+    let (volumes, claims) = (of_jobs("volumes"), of_jobs("resourceClaims"));
+    macro_rules! list {
+        ($wanted:expr, $($type:ty),*) => { if $wanted { $(
+            match of_kind::<$type>(client).await {
+                Ok(found) => items.extend(found),
+                Err(error) => anstream::eprintln!("warning: {error}; volumes and claims of pods are left to the scheduler"),
+            }
+        )* } };
+    }
+    list!(volumes, PersistentVolumeClaim, PersistentVolume, StorageClass);
+    list!(claims, ResourceClaimTemplate);
+}
+
 /// The report of the agent of one node; empty: none.
 ///
 /// # Errors
 /// The server's message.
 pub(crate) async fn report(client: &Client, node: &str) -> Result<Vec<Value>, String> {
     let found = Api::<GPUTopology>::all(client.clone()).get_opt(node).await;
-    let found = found.map_err(|error| format!("cannot get GPUTopology {node}: {error}"))?;
+    let found = found.map_err(|error| format!("cannot get GPUTopology {node}: {}", words(&error)))?;
     found.into_iter().map(typed).collect()
 }
 
@@ -51,8 +79,10 @@ where
 {
     let kind = K::kind(&());
     let api = Api::<K>::all(client.clone());
-    let list: ObjectList<K> =
-        api.list(&Default::default()).await.map_err(|error| format!("cannot list {kind} objects: {error}"))?;
+    let list: ObjectList<K> = api
+        .list(&Default::default())
+        .await
+        .map_err(|error| format!("cannot list {kind} objects: {}", words(&error)))?;
     list.items.into_iter().map(typed).collect()
 }
 
@@ -76,6 +106,13 @@ fn strip(object: &mut Value) {
     {
         status.retain(|key, _| matches!(key.as_str(), "allocatable" | "capacity" | "conditions"));
     }
+    if object["kind"] == "PersistentVolume"
+        && let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut)
+    {
+        // The source of a volume may name servers and secrets.
+        let decides = ["storageClassName", "accessModes", "capacity", "volumeMode", "nodeAffinity", "claimRef"];
+        spec.retain(|key, _| decides.contains(&key.as_str()));
+    }
     let pod = match object["kind"].as_str() {
         Some("Pod") => object.get_mut("spec"),
         Some("TrainJob") => {
@@ -88,7 +125,10 @@ fn strip(object: &mut Value) {
         _ => None,
     };
     if let Some(spec) = pod.and_then(Value::as_object_mut) {
-        spec.remove("volumes");
+        // Claims decide about places; other volumes may name servers and secrets.
+        if let Some(volumes) = spec.get_mut("volumes").and_then(Value::as_array_mut) {
+            volumes.retain(|volume| volume.get("persistentVolumeClaim").is_some());
+        }
         for list in ["containers", "initContainers"] {
             let containers = spec.get_mut(list).and_then(Value::as_array_mut);
             for container in containers.into_iter().flatten().filter_map(Value::as_object_mut) {
