@@ -29,7 +29,7 @@ fn plane() -> Result<ControlPlane> {
     Ok(plane)
 }
 
-fn must(plane: &ControlPlane, arguments: &[&str], input: &str) -> Result<String> {
+pub(crate) fn must(plane: &ControlPlane, arguments: &[&str], input: &str) -> Result<String> {
     let ended = plane.kubectl_with(arguments, input);
     ensure!(ended.code == Some(0), "kubectl {arguments:?}: {}", ended.stderr);
     Ok(ended.stdout)
