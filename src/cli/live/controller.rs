@@ -16,12 +16,12 @@ const PATIENCE: i64 = 3;
 /// The holder of a Lease.
 ///
 /// # Errors
-/// Nobody renews it: since when, in words.
+/// It has none, or its holder does not renew it: since when.
 pub(crate) fn holder(lease: &Lease, now: Timestamp) -> Result<String, String> {
     let name = format!("{}/{}", lease.namespace().unwrap_or_default(), lease.name_any());
     let spec = lease.spec.clone().unwrap_or_default();
     let Some(holder) = spec.holder_identity.filter(|holder| !holder.is_empty()) else {
-        return Err(format!("nobody holds the Lease {name}"));
+        return Err(format!("the Lease {name} has no holder"));
     };
     let lasts = i64::from(spec.lease_duration_seconds.unwrap_or(10));
     let age = spec.renew_time.map(|time| now.duration_since(time.0).as_secs());
@@ -43,7 +43,7 @@ pub(super) fn absent<'a>(leases: impl Iterator<Item = &'a Lease>, now: Timestamp
 }
 
 impl Live {
-    /// The Leases of all controllers that the user may read: none, unless he may list Leases or read those of the chart's usual namespace.
+    /// The Leases of controllers that the user may read: all in the cluster, or else the one in the chart's usual namespace.
     pub(super) async fn leases(&self) -> Vec<Lease> {
         let named = ListParams::default().fields(&format!("metadata.name={LEASE}"));
         match Api::<Lease>::all(self.client.clone()).list(&named).await {

@@ -28,7 +28,7 @@ fn seconds(job: &TrainJob, now: Timestamp) -> Option<f64> {
 }
 
 /// The age of figures that are older than expected.
-pub(super) fn age(job: &TrainJob, now: Timestamp) -> Option<f64> {
+pub(crate) fn age(job: &TrainJob, now: Timestamp) -> Option<f64> {
     seconds(job, now).filter(|age| *age > EXPECTED)
 }
 

@@ -14,6 +14,7 @@ mod tests;
 pub(super) use bundle::bundle;
 pub(super) use controller::holder;
 pub(super) use doctor::{diagnose, name_in};
+pub(super) use figures::age as figures_age;
 pub(super) use logs::logs;
 pub(super) use report::report;
 pub(super) use status::status;

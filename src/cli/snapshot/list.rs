@@ -39,8 +39,8 @@ pub(crate) async fn take(client: &Client) -> Result<Vec<Value>, String> {
     Ok(items)
 }
 
-/// Adds the claims that jobs name, and what decides where these can be used. A user who may not list them gets the rest: then volumes do not
-/// restrict nodes, as before the scheduler looks.
+/// Adds the claims that jobs name, and the objects that decide where these can be used. Without the right to list them, volumes do not restrict
+/// nodes here.
 async fn take_storage(client: &Client, items: &mut Vec<Value>) {
     let names = |item: &Value, field: &str| {
         let spec = if item["kind"] == "Pod" { &item["spec"] } else { &item["spec"]["template"]["spec"] };
@@ -55,7 +55,7 @@ async fn take_storage(client: &Client, items: &mut Vec<Value>) {
         ($wanted:expr, $($type:ty),*) => { if $wanted { $(
             match of_kind::<$type>(client).await {
                 Ok(found) => items.extend(found),
-                Err(error) => anstream::eprintln!("warning: {error}; volumes and claims of pods are left to the scheduler"),
+                Err(error) => anstream::eprintln!("warning: {error}; where the volumes of pods can be used is not known"),
             }
         )* } };
     }
@@ -105,6 +105,12 @@ fn strip(object: &mut Value) {
         && let Some(status) = object.get_mut("status").and_then(Value::as_object_mut)
     {
         status.retain(|key, _| matches!(key.as_str(), "allocatable" | "capacity" | "conditions"));
+    }
+    if object["kind"] == "StorageClass"
+        && let Some(fields) = object.as_object_mut()
+    {
+        // They may name secrets.
+        fields.retain(|key, _| !matches!(key.as_str(), "parameters" | "mountOptions"));
     }
     if object["kind"] == "PersistentVolume"
         && let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut)

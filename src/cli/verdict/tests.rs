@@ -106,6 +106,29 @@ fn the_last_step_and_what_holds_up_a_job_are_explained() {
     assert!(!explained("GPUTrouble", "False", "reports nothing").contains("reports nothing"));
 }
 
+/// A step of eight minutes ago looked like the current one.
+#[test]
+fn an_old_step_is_explained_with_its_age() {
+    let mut cluster = open();
+    let mut job = cluster.job("default", "gpt-124m").unwrap().clone();
+    let read = cluster.now().saturating_sub(jiff::SignedDuration::from_mins(8)).unwrap();
+    let conditions =
+        [("Succeeded", "Unknown", "Running"), ("Placed", "True", "Placed"), ("Progressing", "True", "StepsMade")];
+    let condition = |(kind, status, reason): (&str, &str, &str)| {
+        serde_json::json!({"type": kind, "status": status, "reason": reason, "message": "step 5 of 9",
+            "lastTransitionTime": "2026-11-20T12:00:00Z"})
+    };
+    let status = job.status.as_mut().unwrap();
+    status.conditions = conditions.map(condition).map(|it| serde_json::from_value(it).unwrap()).to_vec();
+    status.trainer_status = serde_json::from_value(
+        serde_json::json!({"step": 5, "totalSteps": 9, "progressPercentage": 55, "lastUpdatedTime": read}),
+    )
+    .unwrap();
+    let now = cluster.look(&job, Earlier::Forgotten).unwrap();
+    let text = explanation(&job, &now, &cluster, false);
+    assert!(text.contains("progress  step 5 of 9 (8m00s ago)"), "{text}");
+}
+
 /// It was said to be placeable, and the API server refused it.
 #[test]
 fn what_admission_policies_may_refuse_stands_beside_the_place() {
