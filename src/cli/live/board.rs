@@ -117,7 +117,9 @@ pub(super) fn ended(job: &TrainJob) -> Option<Exit> {
 pub(super) fn state(job: &TrainJob) -> String {
     let mut text = stage(job).to_owned();
     let Some(status) = &job.status else { return text };
-    text.push_str(&format!(" ready={}", status.ready.as_deref().unwrap_or("-")));
+    if let Some(ready) = &status.ready {
+        text.push_str(&format!(" ready={ready}"));
+    }
     if let Some(attempt) = status.attempt {
         text.push_str(&format!(" attempt={attempt}"));
     }

@@ -70,10 +70,7 @@ fn rights_that_an_account_lost_are_named() -> Result<()> {
     for name in ["clusterrole/switchyard-controller", "clusterrole/switchyard-node-agent"] {
         must(&plane, &["patch", name, "--type=merge", "-p", nothing], "")?;
     }
-    // The second one lets every account read the Lease.
-    for name in ["role/switchyard-controller-election", "role/switchyard-lease-viewer"] {
-        must(&plane, &["patch", name, "-n", SYSTEM, "--type=merge", "-p", nothing], "")?;
-    }
+    must(&plane, &["patch", "role/switchyard-controller-election", "-n", SYSTEM, "--type=merge", "-p", nothing], "")?;
     let lacks = |account: &str| -> Result<BTreeSet<String>> {
         let what = must_find(&plane, &format!("system:serviceaccount:{SYSTEM}:{account} may not "), "helm upgrade")?;
         let (_, rights) = what.split_once(" may not ").context("rights")?;
