@@ -52,7 +52,7 @@ async fn collect(live: &Live, args: &BundleArgs, archive: &mut Archive, now: Tim
     let server = live.client.apiserver_version().await.map_err(|error| asked("ask for the server's version", error))?;
     let versions = json!({"switchyard": archive.version, "server": server.git_version, "taken": now});
     archive.json("versions.json", &versions)?;
-    match snapshot::take(&live.client).await {
+    match snapshot::take(&live.client, None).await {
         Ok(items) => archive.json("cluster.json", &json!(SnapshotFile::taken(items, now)))?,
         Err(error) => archive.missing("cluster.json", &error),
     }

@@ -16,11 +16,11 @@ use switchyard_crds::labels::JOB_UID;
 use switchyard_crds::{PlacementSlice, TrainJob};
 use switchyard_ledger::offline::KINDS;
 
-/// Lists what decides placements, in a fixed order and without irrelevant fields.
+/// Lists what decides placements, in a fixed order and without irrelevant fields. `new`: a job that is not in the cluster yet.
 ///
 /// # Errors
 /// A list that the server refuses: its kind and the server's message.
-pub(crate) async fn take(client: &Client) -> Result<Vec<Value>, String> {
+pub(crate) async fn take(client: &Client, new: Option<&TrainJob>) -> Result<Vec<Value>, String> {
     let mut items = Vec::new();
     macro_rules! list {
         ($($type:ty),*) => { $( items.extend(of_kind::<$type>(client).await?); )* };
@@ -30,7 +30,7 @@ pub(crate) async fn take(client: &Client) -> Result<Vec<Value>, String> {
     if items.iter().any(|item| item.pointer("/status/placement/slices").is_some()) {
         list!(PlacementSlice);
     }
-    take_storage(client, &mut items).await;
+    take_storage(client, &mut items, new).await;
     let text = |item: &Value, path: &str| item.pointer(path).and_then(Value::as_str).unwrap_or_default().to_string();
     items.sort_by_cached_key(|item| {
         let kind = KINDS.iter().position(|kind| item["kind"] == *kind);
@@ -41,14 +41,15 @@ pub(crate) async fn take(client: &Client) -> Result<Vec<Value>, String> {
 
 /// Adds the claims that jobs name, and the objects that decide where these can be used. Without the right to list them, volumes do not restrict
 /// nodes here.
-async fn take_storage(client: &Client, items: &mut Vec<Value>) {
+async fn take_storage(client: &Client, items: &mut Vec<Value>, new: Option<&TrainJob>) {
     let names = |item: &Value, field: &str| {
         let spec = if item["kind"] == "Pod" { &item["spec"] } else { &item["spec"]["template"]["spec"] };
         spec[field].as_array().is_some_and(|named| !named.is_empty())
     };
+    let new = serde_json::to_value(new).unwrap_or_default();
     let of_jobs = |field: &str| {
         let is_ours = |item: &&Value| item["kind"] == "TrainJob" || item["metadata"]["labels"][JOB_UID].is_string();
-        items.iter().filter(is_ours).any(|item| names(item, field))
+        items.iter().filter(is_ours).chain([&new]).any(|item| names(item, field))
     };
     let (volumes, claims) = (of_jobs("volumes"), of_jobs("resourceClaims"));
     macro_rules! list {

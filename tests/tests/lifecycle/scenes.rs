@@ -10,7 +10,8 @@ use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use switchyard_tests::{
-    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, PATIENCE, condition_of, start_controller,
+    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, PATIENCE, Scene as Folder, condition_of,
+    start_controller,
 };
 
 fn apply(plane: &ControlPlane, objects: &[Value]) -> Result<()> {
@@ -177,6 +178,15 @@ async fn jobs_go_where_their_volumes_are_and_say_so_where_there_are_none() -> Re
         let waits = scene.jobs.wait(name, "told", says(&why)).await?;
         scene.jobs.verdict(what, "waits, cause named", name)?;
         assert_eq!(waits.status.unwrap().attempt, Some(1));
+        let config = ControlPlane::shared().kubeconfig("admin").display().to_string();
+        let asked = ["explain", name, "--namespace", &namespace, "--kubeconfig", &config];
+        let told = Folder::new().switchyard(asked).start().wait(PATIENCE);
+        ensure!(
+            told.stdout.contains("not placeable: ") && told.stdout.contains(&why),
+            "{}{}",
+            told.stdout,
+            told.stderr
+        );
         let new = volume(&format!("{namespace}-{name}"), class, "kubernetes.io/hostname", &nodes[node]);
         apply(ControlPlane::shared(), &[new])?;
         assert_eq!(node_of(&scene, name).await?, nodes[node], "a volume that comes later is seen");
