@@ -252,3 +252,18 @@ fn words(item: &Item) -> String {
     let change = item.changes.first().map_or_else(String::new, |change| format!(" Try: {}", change.what));
     format!("{}{change}", item.evidence).replace('`', "")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Document, absences};
+
+    /// It said "missing there is no plan.yaml" three times, of files that no job in a cluster has.
+    #[test]
+    fn files_that_only_a_local_run_has_are_named_together() {
+        use Document::{Engine, Inspection, Machine, Plan};
+        let together = "there is no plan.yaml, inspection.json, machine.json: only `switchyard run` writes them";
+        assert_eq!(absences(&[Plan, Engine, Inspection, Machine]), [together, "there is no engine.json"]);
+        assert_eq!(absences(&[Inspection]), ["there is no inspection.json"]);
+        assert!(absences(&[]).is_empty());
+    }
+}

@@ -254,3 +254,28 @@ pub(super) fn setting(record: &Record) -> Setting {
         }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Document;
+
+    /// The report of a job that trained called it unfinished: "the run directory does not record how it ended".
+    #[test]
+    fn a_job_in_a_cluster_that_trains_is_running() {
+        let status = |stage: &str| {
+            format!(
+                "status: {{conditions: [{{type: Succeeded, status: Unknown, reason: {stage}, message: 2 of 2 nodes train}}]}}\n"
+            )
+        };
+        let of = |stage: &str, plan: Option<&str>| {
+            let mut record = Record::new();
+            record.document(Document::Status, &status(stage));
+            plan.into_iter().for_each(|plan| record.document(Document::Plan, plan));
+            result(&record)
+        };
+        assert_eq!(of("Running", None), ("running", "2 of 2 nodes train".into()));
+        assert_eq!(of("Queued", None), ("unfinished", "Queued: 2 of 2 nodes train".into()));
+        assert_eq!(of("Running", Some("job: a\n")).0, "unfinished", "a local run that was killed");
+    }
+}
