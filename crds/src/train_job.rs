@@ -37,6 +37,7 @@ use std::collections::BTreeMap;
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.ready", description = "Nodes that are ready, of those wanted"),
     printcolumn(name = "Restarts", type_ = "integer", json_path = ".status.restarts.total", description = "Restarts of the whole group"),
     printcolumn(name = "Progress", type_ = "integer", json_path = ".status.trainerStatus.progressPercentage", description = "Percent of the steps done"),
+    printcolumn(name = "Figures", type_ = "date", json_path = ".status.trainerStatus.lastUpdatedTime", description = "Age of the progress and of the other figures"),
     printcolumn(name = "BusBW", type_ = "string", json_path = ".status.placement.predictedBusBandwidth", description = "Predicted bandwidth of the ring, bytes per second"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "Queue", type_ = "string", json_path = ".metadata.labels.kueue\\.x-k8s\\.io/queue-name", priority = 1, description = "Queue named by the job's label"),

@@ -10,4 +10,4 @@ pub mod telemetry;
 mod trial;
 
 pub use connection::{Answered, Connection, client, connect};
-pub use trial::trial;
+pub use trial::{may, trial};

@@ -1,7 +1,8 @@
-//! Objects created on trial.
+//! Questions to the API server that look like writes and store nothing: objects created on trial, and whether an account may do something.
 
-use kube::Api;
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::api::PostParams;
+use kube::{Api, Client};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
@@ -20,4 +21,22 @@ where
         Err(kube::Error::Api(status)) => Err(status.message),
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// Whether a service account (`system:serviceaccount:NAMESPACE:NAME`) may do something, by all its groups.
+///
+/// # Errors
+/// The API server does not say.
+pub async fn may(client: &Client, account: &str, what: &ResourceAttributes) -> kube::Result<bool> {
+    let namespace = account.split(':').nth(2).unwrap_or_default();
+    let groups = ["system:serviceaccounts", &format!("system:serviceaccounts:{namespace}"), "system:authenticated"];
+    let spec = SubjectAccessReviewSpec {
+        user: Some(account.to_string()),
+        groups: Some(groups.map(str::to_string).to_vec()),
+        resource_attributes: Some(what.clone()),
+        ..SubjectAccessReviewSpec::default()
+    };
+    let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
+    let answer = Api::<SubjectAccessReview>::all(client.clone()).create(&PostParams::default(), &review).await?;
+    Ok(answer.status.is_some_and(|status| status.allowed))
 }

@@ -18,7 +18,7 @@ pub(super) fn snapshot(cli: &Cli, args: &SnapshotArgs) -> Result<Exit, Failure> 
 /// Shows where a job would go.
 pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
     let job = manifest::read(&args.file)?;
-    let file = snapshot::read(&args.place)?;
+    let file = snapshot::read_for(&args.place, Some(&job))?;
     let mut cluster = snapshot::cluster(&file)?;
     let job = in_namespace(of_namespace(job, args.namespace.as_deref())?, &cluster);
     let found = look(&mut cluster, &job)?;

@@ -2,7 +2,9 @@
 
 use crate::failure::Failure;
 use kube::Client;
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 use switchyard_service::{Connection, client, connect};
 
 /// Runs work that waits for the network.
@@ -14,13 +16,74 @@ pub(crate) fn wait_for<T>(work: impl Future<Output = Result<T, Failure>>) -> Res
     runtime.map_err(|error| Failure::unexpected(format!("cannot start: {error}")))?.block_on(work)
 }
 
-/// A client, and the namespace of its context.
+/// A cluster to which a command talks.
+pub(crate) struct Cluster {
+    pub client: Client,
+    /// The namespace of the context.
+    pub namespace: String,
+    /// The address of its API server.
+    pub server: String,
+}
+
+/// Connects to the cluster of the kubeconfig.
 ///
 /// # Errors
 /// There is no kubeconfig, or it cannot be used.
-pub(crate) async fn open(connection: &Connection) -> Result<(Client, String), Failure> {
+pub(crate) async fn open(connection: &Connection) -> Result<Cluster, Failure> {
     let config = connect(connection).await.map_err(Failure::usage)?;
-    let namespace = config.default_namespace.clone();
+    let (namespace, server) = (config.default_namespace.clone(), config.cluster_url.to_string());
     let client = client(config, "switchyard", Arc::new(|_, _, _| {})).map_err(Failure::usage)?;
-    Ok((client, namespace))
+    Ok(Cluster { client, namespace, server })
+}
+
+/// A command that has had no answer for this long says what it waits for.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Awaits the answer of an API server, and says so on standard error when it takes long.
+pub(crate) async fn answer<T>(server: &str, request: impl Future<Output = T>) -> T {
+    let mut request = pin!(request);
+    tokio::select! {
+        answer = &mut request => answer,
+        () = tokio::time::sleep(PATIENCE) => {
+            anstream::eprintln!("waiting for the API server at {server}, which has not answered for {} s", PATIENCE.as_secs());
+            request.await
+        }
+    }
+}
+
+/// An error for people: the API server's sentence, or why there is no answer. The client's own text has its error as Rust writes it.
+pub(crate) fn words(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
+        kube::Error::Api(status) => format!("the API server answered with code {} {}", status.code, status.reason),
+        error => {
+            let mut text = error.to_string();
+            let mut cause = std::error::Error::source(error);
+            while let Some(inner) = cause {
+                let more = inner.to_string();
+                if !text.contains(&more) {
+                    text = format!("{text}: {more}");
+                }
+                cause = inner.source();
+            }
+            text
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::words;
+
+    /// `doctor` printed `Status { status: Some(Failure), code: 403, …, continue_: None }`.
+    #[test]
+    fn errors_have_no_rust_in_them() {
+        let status = |message: &str| kube::core::Status::failure(message, "Forbidden").boxed();
+        let said = words(&kube::Error::Api(status("pods \"a-1-0\" is forbidden: User \"b\" cannot get resource")));
+        assert_eq!(said, "pods \"a-1-0\" is forbidden: User \"b\" cannot get resource");
+        assert_eq!(words(&kube::Error::Api(status(""))), "the API server answered with code 0 Forbidden");
+        let refused = std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "connection refused");
+        let said = words(&kube::Error::Service(Box::new(refused)));
+        assert!(said.contains("connection refused") && !said.contains('{'), "{said}");
+    }
 }

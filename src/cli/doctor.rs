@@ -279,12 +279,17 @@ fn of_attempt(attempt: &Attempt, gang: Option<&Gang>, screen: &mut Screen) {
             screen.paragraph(&detail("basis"), &attempt.basis);
         }
         None if has_error(attempt) => {
-            screen.line(&format!("first error{number}: not in these logs"));
+            let named = attempt.suspects.as_deref().unwrap_or("not in these logs");
+            screen.line(&format!("first error{number}: {named}"));
             screen.paragraph(&detail("basis"), &attempt.basis);
         }
         None => {}
     }
-    attempt.suspects.iter().for_each(|suspects| screen.paragraph(&detail("suspect"), suspects));
+    attempt
+        .suspects
+        .iter()
+        .filter(|_| attempt.first.is_some())
+        .for_each(|suspects| screen.paragraph(&detail("suspect"), suspects));
     for (label, folds) in [("other", &attempt.other_causes), ("after", &attempt.followed), ("note", &attempt.remarks)] {
         folds.iter().for_each(|fold| screen.paragraph(label, &folded(fold)));
     }

@@ -77,7 +77,7 @@ fn of_node(place: &ClusterArgs, node: &str) -> Result<GPUTopology, Failure> {
             (file.items, input::name(path))
         }
         None => {
-            let (items, _) = snapshot::list(place, Some(node))
+            let items = snapshot::report(place, node)
                 .map_err(|Failure { message, exit }| Failure::new(also(&message), exit))?;
             (items, "the cluster".to_string())
         }

@@ -94,18 +94,18 @@ fn read(folder: &Path) -> Result<Record, Failure> {
     }
     let mut record = Record::new();
     let mut found = false;
+    let mut absent = Vec::new();
     for document in Document::ALL {
         match text(&folder.join(document.file())) {
             Ok(text) => {
                 found = true;
                 record.document(document, &text);
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                record.note(format!("there is no {}", document.file()));
-            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => absent.push(document),
             Err(error) => record.note(format!("{} cannot be read: {error}", document.file())),
         }
     }
+    absences(&absent).into_iter().for_each(|note| record.note(note));
     match lines(&folder.join("events.jsonl"), |line| record.event_line(line)) {
         Ok(()) => found = true,
         Err(error) => record.note(format!("events.jsonl cannot be read: {error}")),
@@ -129,6 +129,24 @@ fn read(folder: &Path) -> Result<Record, Failure> {
         return Err(Failure::usage(format!("{}: {expected}", folder.display())));
     }
     Ok(record)
+}
+
+/// Documents that a run in a cluster does not have.
+const LOCAL: [Document; 3] = [Document::Plan, Document::Inspection, Document::Machine];
+
+/// The documents that a folder lacks, in a sentence or two.
+fn absences(absent: &[Document]) -> Vec<String> {
+    let is_of_cluster = LOCAL.iter().all(|document| absent.contains(document));
+    let (local, others): (Vec<&Document>, Vec<&Document>) =
+        absent.iter().partition(|document| is_of_cluster && LOCAL.contains(document));
+    let names =
+        |documents: &[&Document]| documents.iter().map(|document| document.file()).collect::<Vec<_>>().join(", ");
+    let mut notes = Vec::new();
+    if is_of_cluster {
+        notes.push(format!("there is no {}: only `switchyard run` writes them", names(&local)));
+    }
+    notes.extend(others.iter().map(|document| format!("there is no {}", document.file())));
+    notes
 }
 
 /// The ranks that left a file with this end of its name, ascending.
@@ -193,10 +211,10 @@ fn verdict(report: &Report) -> String {
         figure(verdict.step_ms_p99)
     ));
     if let Some(slowest) = verdict.slowest {
-        screen.line(&format!("        slowest: {slowest}"));
+        screen.paragraph("", &format!("slowest: {slowest}"));
     }
     screen.paragraph("", &verdict.sentence.replace('`', ""));
-    report.gaps.iter().for_each(|gap| screen.paragraph("missing", gap));
+    report.gaps.iter().for_each(|gap| screen.paragraph("gap", &gap.replace('`', "")));
     screen.into_text()
 }
 
@@ -233,4 +251,19 @@ fn gain(item: &Item) -> String {
 fn words(item: &Item) -> String {
     let change = item.changes.first().map_or_else(String::new, |change| format!(" Try: {}", change.what));
     format!("{}{change}", item.evidence).replace('`', "")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Document, absences};
+
+    /// It said "missing there is no plan.yaml" three times, of files that no job in a cluster has.
+    #[test]
+    fn files_that_only_a_local_run_has_are_named_together() {
+        use Document::{Engine, Inspection, Machine, Plan};
+        let together = "there is no plan.yaml, inspection.json, machine.json: only `switchyard run` writes them";
+        assert_eq!(absences(&[Plan, Engine, Inspection, Machine]), [together, "there is no engine.json"]);
+        assert_eq!(absences(&[Inspection]), ["there is no inspection.json"]);
+        assert!(absences(&[]).is_empty());
+    }
 }

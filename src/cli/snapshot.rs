@@ -10,6 +10,7 @@ use crate::failure::Failure;
 use crate::input::{self, Limit};
 use crate::output::CLI_VERSION;
 use jiff::Timestamp;
+use kube::Client;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::Path;
@@ -67,10 +68,15 @@ impl SnapshotFile {
 
 /// Reads a file, or lists a running cluster.
 pub(crate) fn read(args: &ClusterArgs) -> Result<SnapshotFile, Failure> {
+    read_for(args, None)
+}
+
+/// The same for a job that is not in the cluster yet, with the volume claims that it names.
+pub(crate) fn read_for(args: &ClusterArgs, job: Option<&TrainJob>) -> Result<SnapshotFile, Failure> {
     let mut file = match &args.snapshot {
         Some(path) => read_file(path)?,
         None => {
-            let (items, namespace) = list(args, None)?;
+            let (items, namespace) = objects(args, async |client| list::take(client, job).await)?;
             SnapshotFile { namespace: Some(namespace), ..SnapshotFile::taken(items, Timestamp::now()) }
         }
     };
@@ -98,15 +104,20 @@ pub(crate) fn read_file(path: &Path) -> Result<SnapshotFile, Failure> {
     }
 }
 
-/// Lists the running cluster of the kubeconfig; for one node only its report, if it exists. Also returns the namespace of the context.
-pub(crate) fn list(args: &ClusterArgs, node: Option<&str>) -> Result<(Vec<Value>, String), Failure> {
+/// The report of one node of the running cluster, if it exists.
+pub(crate) fn report(args: &ClusterArgs, node: &str) -> Result<Vec<Value>, Failure> {
+    Ok(objects(args, async |client| list::report(client, node).await)?.0)
+}
+
+/// Lists objects of the running cluster of the kubeconfig. Also returns the namespace of the context.
+fn objects(
+    args: &ClusterArgs,
+    list: impl AsyncFnOnce(&Client) -> Result<Vec<Value>, String>,
+) -> Result<(Vec<Value>, String), Failure> {
     connect::wait_for(async {
         let connection = Connection { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
-        let (client, namespace) = connect::open(&connection).await?;
-        let items = match node {
-            Some(node) => list::report(&client, node).await,
-            None => list::take(&client).await,
-        };
+        let connect::Cluster { client, namespace, server } = connect::open(&connection).await?;
+        let items = connect::answer(&server, list(&client)).await;
         items.map(|items| (items, namespace)).map_err(Failure::unexpected)
     })
 }

@@ -1,11 +1,12 @@
 //! Screens of placements: where a job would go or runs, and why; what limits it and what would help.
 
 use crate::fabric;
+use crate::live::figures_age;
 use crate::snapshot::name_of;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use switchyard_core::rates::gigabytes;
-use switchyard_core::units::plural;
+use switchyard_core::units::{duration, plural};
 use switchyard_crds::conditions::Stage;
 use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, conditions};
 use switchyard_fabric::lint;
@@ -159,7 +160,11 @@ fn refusal(text: &mut String, job: &TrainJob, why: &NoPlace, (verdict, cluster):
         row(text, "preempts", &format!("{}: with them stopped it fits", verdict.victims.join(", ")));
     }
     if why.changes.is_empty() {
-        return row(text, "", "no single change of the manifest would make it fit");
+        let has_said_one = message_of(job, conditions::PLACED).contains("smallest change that fits");
+        if !has_said_one {
+            row(text, "", "no single change of the manifest would make it fit");
+        }
+        return;
     }
     let width = why.changes.iter().map(|change| change.field.chars().count()).max().unwrap_or(0).max(30);
     text.push_str(&format!("  {:<width$}  busbw\n", "smallest change that fits", width = width + 4));
@@ -196,7 +201,8 @@ pub(super) fn explanation(job: &TrainJob, now: &Verdict, cluster: &Cluster, verb
             }
             if let Some(progressing) = condition(conditions::PROGRESSING) {
                 let name = if progressing.status == "True" { "progress" } else { "stands" };
-                row(&mut text, name, &progressing.message);
+                let age = figures_age(job, cluster.now()).map(|age| format!(" ({} ago)", duration(age)));
+                row(&mut text, name, &(progressing.message.clone() + &age.unwrap_or_default()));
             }
             if let Some(straggler) = condition(conditions::STRAGGLER).filter(|found| found.status == "True") {
                 row(&mut text, "slow", &straggler.message);
@@ -226,11 +232,26 @@ pub(super) fn explanation(job: &TrainJob, now: &Verdict, cluster: &Cluster, verb
             let why = condition(conditions::SUCCEEDED).map_or("", |stage| stage.message.as_str());
             text.push_str(&format!("{} is {stage}: {why}\n", name_of(job)));
             if !switchyard_plan::cluster::is_over(job) {
-                text.push_str(&table(job, now, cluster, verbose));
+                text.push_str(&table(job, &without_queue(job, now), cluster, verbose));
             }
         }
     }
     text
+}
+
+fn message_of<'a>(job: &'a TrainJob, kind: &str) -> &'a str {
+    let condition = job.status.as_ref().and_then(|status| status.condition(kind));
+    condition.map_or("", |condition| condition.message.as_str())
+}
+
+/// Leaves out the queue where the status of a job describes it. Only the controller knows the shares of namespaces and which jobs were set back,
+/// so a position computed here would contradict its own.
+fn without_queue(job: &TrainJob, now: &Verdict) -> Verdict {
+    let placed = job.status.as_ref().and_then(|status| status.condition(conditions::PLACED));
+    if placed.is_none_or(|placed| placed.reason != conditions::NO_ROOM || placed.message.is_empty()) {
+        return now.clone();
+    }
+    Verdict { ahead: None, forecast: None, ..now.clone() }
 }
 
 /// Where a job would go, for programs.
@@ -279,7 +300,7 @@ pub(super) fn json(job: &TrainJob, verdict: &Verdict) -> Value {
 /// Why a job is where it is, for programs.
 pub(super) fn explanation_json(job: &TrainJob, now: &Verdict) -> Value {
     let status = job.status.clone().unwrap_or_default();
-    let mut value = json!({"job": name_of(job), "now": json(job, now)});
+    let mut value = json!({"job": name_of(job), "now": json(job, &without_queue(job, now))});
     value["conditions"] = json!(status.conditions);
     if let Some(placement) = &status.placement {
         value["placement"] = json!(placement);

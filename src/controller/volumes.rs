@@ -130,7 +130,7 @@ impl Reader for Volumes {
                     ("ResourceClaimTemplate", name, api.get_metadata_opt(name).await?.is_some())
                 }
             };
-            found.absent.extend((!exists).then(|| absent(kind, name, "spec.template.spec.resourceClaims")));
+            found.absent.extend((!exists).then(|| volumes::absent_device(kind, name)));
         }
         Ok(found)
     }
@@ -170,7 +170,7 @@ impl Volumes {
         let claims = Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace);
         let classes = Api::<StorageClass>::all(client.clone());
         let Some(claim) = claims.get_opt(name).await? else {
-            found.absent.push(absent("PersistentVolumeClaim", name, "spec.template.spec.volumes"));
+            found.absent.push(volumes::absent_claim(name));
             return Ok(());
         };
         let (mut class, mut known) = (None, Arc::default());
@@ -187,10 +187,6 @@ impl Volumes {
         found.reach.extend(volumes::reach(&claim, class.as_ref(), &known));
         Ok(())
     }
-}
-
-fn absent(kind: &str, name: &str, field: &str) -> String {
-    format!("{kind} {name} does not exist: create it in the job's namespace, or correct its name in {field}")
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use crate::apply::Executor;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -211,7 +212,7 @@ impl Context {
                 Severity::Warning => EventType::Warning,
             };
             self.metrics.event(event.reason);
-            let (reason, action) = (event.reason.to_string(), "Reconcile".to_string());
+            let (reason, action) = (event.reason.to_string(), action(&note));
             let event = Event { type_: kind, reason, note: Some(note), action, secondary: None };
             match self.recorder.publish(&event, job).await {
                 Ok(()) if self.silent.swap(false, Ordering::Relaxed) => info!("events can be sent again"),
@@ -221,5 +222,24 @@ impl Context {
                 Err(error) => debug!(%error, "an event was not sent"),
             }
         }
+    }
+}
+
+/// The recorder merges events of one reason and action, and keeps the note of the first: "Restarting (x3): attempt 2 starts". So other words
+/// are another action.
+fn action(note: &str) -> String {
+    let mut hasher = DefaultHasher::new();
+    note.hash(&mut hasher);
+    format!("Reconcile{:016X}", hasher.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::action;
+
+    #[test]
+    fn events_with_other_words_are_not_merged() {
+        let [second, third] = ["attempt 2 starts: a", "attempt 3 starts: a"].map(action);
+        assert!(second != third && second == action("attempt 2 starts: a") && second.len() <= 128);
     }
 }

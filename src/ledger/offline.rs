@@ -1,5 +1,8 @@
 //! A cluster as a list of objects, read as the controller reads it: what it would decide, and why. No client, no clock.
 
+mod volumes;
+
+use self::volumes::{Storage, absent};
 use crate::index::Index;
 use crate::job::{JobId, Key, attempt_of, is_queued, key_of};
 use crate::usage::Without;
@@ -7,6 +10,7 @@ use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use switchyard_crds::TrainJob;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_plan::cluster::NoPlace;
@@ -23,8 +27,20 @@ use switchyard_plan::objects::{Defaults, observed_content, pod};
 use switchyard_plan::{Invalid, ValidJob, validate};
 
 /// Kinds that matter for placement; others are ignored.
-pub const KINDS: [&str; 8] =
-    ["Node", "Pod", "TrainJob", "PlacementSlice", "GPUTopology", "ResourceSlice", "ResourceClaim", "PriorityClass"];
+pub const KINDS: [&str; 12] = [
+    "Node",
+    "Pod",
+    "TrainJob",
+    "PlacementSlice",
+    "GPUTopology",
+    "ResourceSlice",
+    "ResourceClaim",
+    "PriorityClass",
+    "PersistentVolumeClaim",
+    "PersistentVolume",
+    "StorageClass",
+    "ResourceClaimTemplate",
+];
 
 /// A cluster at one moment.
 pub struct Cluster {
@@ -34,6 +50,7 @@ pub struct Cluster {
     /// Priorities by class, and that of pods without one.
     classes: BTreeMap<String, i32>,
     default_priority: i32,
+    storage: Storage,
     now: Timestamp,
     /// Of jobs whose manifest names none.
     namespace: String,
@@ -71,7 +88,8 @@ impl Cluster {
     pub fn of(items: &[Value], defaults: Defaults, levels: Levels, now: Timestamp) -> Result<Cluster, String> {
         let (index, classes) = (Index::default(), BTreeMap::new());
         let namespace = "default".to_string();
-        let mut cluster = Cluster { index, defaults, levels, classes, default_priority: 0, now, namespace };
+        let storage = Storage::default();
+        let mut cluster = Cluster { index, defaults, levels, classes, default_priority: 0, storage, now, namespace };
         for (position, item) in items.iter().enumerate() {
             let name = item.pointer("/metadata/name").and_then(Value::as_str).unwrap_or("-");
             let kind = item.get("kind").and_then(Value::as_str).unwrap_or("-");
@@ -79,6 +97,8 @@ impl Cluster {
         }
         // Whoever has these objects has read the names.
         cluster.index.names_others = true;
+        let ids: Vec<JobId> = cluster.index.families.keys().cloned().collect();
+        ids.iter().for_each(|id| cluster.resolve(id));
         cluster.index.show_all();
         cluster.queue();
         Ok(cluster)
@@ -95,10 +115,16 @@ impl Cluster {
         &self.namespace
     }
 
-    fn take(&mut self, kind: &str, item: &Value) -> Result<(), serde_json::Error> {
-        fn read<T: DeserializeOwned>(item: &Value) -> Result<T, serde_json::Error> {
-            T::deserialize(item)
+    /// Fills in where the pods of a job can use their volumes.
+    fn resolve(&mut self, id: &JobId) {
+        let pods = self.index.families.get_mut(id).into_iter().flat_map(|family| family.pods.values_mut());
+        for rules in pods.filter_map(|pod| pod.rules.as_mut()).filter(|rules| !rules.is_known()) {
+            self.storage.resolve(&id.namespace, Arc::make_mut(rules));
         }
+    }
+
+    fn take(&mut self, kind: &str, item: &Value) -> Result<(), serde_json::Error> {
+        self.storage.take(kind, item)?;
         let index = &mut self.index;
         match kind {
             "Node" => drop(index.apply_node(&read(item)?)),
@@ -127,10 +153,17 @@ impl Cluster {
         Ok(())
     }
 
+    /// The first object that the pods of a job name and that does not exist.
+    fn absent(&self, job: &TrainJob) -> Option<&str> {
+        let family = self.index.families.get(&JobId::of(&job.metadata));
+        absent(family.into_iter().flat_map(|family| family.pods.values()))
+    }
+
     /// Jobs that wait stand in the queue, and the first of them holds its nodes.
     fn queue(&mut self) {
-        let mut waiting: Vec<Key> =
-            self.index.jobs.iter().filter(|(_, job)| is_queued(job)).map(|(key, _)| key.clone()).collect();
+        let is_waiting = |job: &TrainJob| is_queued(job) && self.absent(job).is_none();
+        let waiting = self.index.jobs.iter().filter(|(_, job)| is_waiting(job));
+        let mut waiting: Vec<Key> = waiting.map(|(key, _)| key.clone()).collect();
         let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now: self.now };
         self.index.lateness.at = self.now;
         waiting.sort_by_key(|key| self.index.jobs.get(key).map(|job| self.index.turn(job)));
@@ -193,6 +226,10 @@ impl Cluster {
         if self.index.jobs.get(&key).is_none_or(|known| known.metadata.uid != job.metadata.uid) {
             self.submit(&job, &valid, attempt);
         }
+        if let Some(absent) = self.absent(&job) {
+            let place = Err(NoPlace::impossible(absent.to_string()));
+            return Ok(Verdict { place, ahead: None, forecast: None, victims: Vec::new(), fabric: None });
+        }
         let left_out = self.index.left_out(&id, self.now);
         // What it has itself is not in its way.
         let own = self.index.takers_of(&id, |_| true);
@@ -226,6 +263,7 @@ impl Cluster {
             spec.priority.get_or_insert(class.unwrap_or(self.default_priority));
         }
         self.index.apply_pod(&made);
+        self.resolve(&JobId::of(&job.metadata));
     }
 
     /// Places a job: for later questions its resources are taken.
@@ -240,6 +278,10 @@ impl Cluster {
             &placed.status.nodes,
         );
     }
+}
+
+fn read<T: DeserializeOwned>(item: &Value) -> Result<T, serde_json::Error> {
+    T::deserialize(item)
 }
 
 #[cfg(test)]

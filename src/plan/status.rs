@@ -146,6 +146,8 @@ impl<'a> Draft<'a> {
         if !is_over(&self.next) {
             self.stop();
         }
+        // Nothing of a job that is over can be ready, and `0/2` looks like a failure.
+        self.next.ready = None;
         let Ending { complete, reason, message } = ending;
         let (stage, kind) =
             if complete { (Stage::Complete, conditions::COMPLETE) } else { (Stage::Failed, conditions::FAILED) };
@@ -215,7 +217,7 @@ impl<'a> Draft<'a> {
             );
             self.condition(conditions::STRAGGLER, "True", conditions::SLOW_RANK, message);
         } else if self.next.is(conditions::STRAGGLER) {
-            let message = "no rank is that much slower than the others any more".to_owned();
+            let message = format!("no rank is {} % slower than the median any longer", Slowest::PERCENT);
             self.condition(conditions::STRAGGLER, "False", conditions::EVEN_PACE, message);
         }
     }

@@ -3,10 +3,11 @@
 
 use crate::eligible::Reach;
 use k8s_openapi::api::core::v1::{
-    NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim,
-    PersistentVolumeClaimSpec, PersistentVolumeSpec, TopologySelectorTerm,
+    NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PersistentVolumeClaimSpec, PersistentVolumeSpec,
+    TopologySelectorTerm,
 };
-use k8s_openapi::api::storage::v1::StorageClass;
+pub use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+pub use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeMap;
 use switchyard_core::quantity::parse_quantity;
@@ -65,6 +66,20 @@ pub fn reach(
         (None, _) => NodeSelector { node_selector_terms: Vec::new() },
     };
     Some(Reach { claim: claim.metadata.name.clone().unwrap_or_default(), nodes })
+}
+
+/// That a PersistentVolumeClaim which the pods name does not exist.
+pub fn absent_claim(name: &str) -> String {
+    absent("PersistentVolumeClaim", name, "spec.template.spec.volumes")
+}
+
+/// That a source of devices which the pods name does not exist.
+pub fn absent_device(kind: &str, name: &str) -> String {
+    absent(kind, name, "spec.template.spec.resourceClaims")
+}
+
+fn absent(kind: &str, name: &str, field: &str) -> String {
+    format!("{kind} {name} does not exist: create it in the job's namespace, or correct its name in {field}")
 }
 
 fn affinity(volume: &PersistentVolumeSpec) -> Option<&NodeSelector> {

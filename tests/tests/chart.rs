@@ -4,6 +4,7 @@
 //! after `INSTA_UPDATE=always cargo test -p switchyard-tests --test plane chart::`.
 
 mod alerts;
+mod doctor;
 mod life;
 mod metrics;
 mod policies;

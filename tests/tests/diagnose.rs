@@ -1,4 +1,4 @@
-//! `switchyard lint` and `switchyard doctor` as people run them: exit codes, streams, text, data.
+//! `switchyard lint` and `switchyard doctor` as people run them: exit codes, streams, text, data; and what commands say while they wait.
 
 use serde_json::Value;
 use std::time::Duration;
@@ -118,4 +118,24 @@ fn doctor_finds_the_first_of_many_in_a_folder() {
     scene.write("fine.log", "step=1\n");
     let fine = run(&scene, "doctor fine.log");
     assert!(fine.code == Some(0) && fine.stdout.contains("no known error"), "{}", fine.stdout);
+}
+
+/// A server that takes connections and never answers: `status` was silent for 8 s.
+#[test]
+fn status_says_which_server_keeps_it_waiting() {
+    let scene = Scene::new();
+    let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", server.local_addr().unwrap());
+    let cluster = serde_json::json!({"name": "away", "cluster": {"server": address}});
+    let context =
+        serde_json::json!({"name": "away", "context": {"cluster": "away", "user": "away", "namespace": "team"}});
+    let config = serde_json::json!({"apiVersion": "v1", "kind": "Config", "current-context": "away", "clusters": [cluster],
+        "contexts": [context], "users": [{"name": "away", "user": {}}]});
+    scene.write("config", config.to_string());
+    for line in ["status a --kubeconfig config", "status --kubeconfig config", "explain a --kubeconfig config"] {
+        let mut running = scene.switchyard(line.split(' ')).start();
+        running.wait_for(&format!("waiting for the API server at {address}"), DEADLINE);
+        running.signal(rustix::process::Signal::KILL);
+        running.wait(DEADLINE);
+    }
 }

@@ -52,6 +52,11 @@ pub(crate) struct LogsArgs {
     #[arg(long, value_name = "N", conflicts_with = "rank")]
     pub node_rank: Option<u32>,
 
+    /// The log of this container of the pods, such as an init container or a sidecar. Default: the trainer's, or before it starts that of the
+    /// init container that runs or failed.
+    #[arg(short, long, value_name = "NAME")]
+    pub container: Option<String>,
+
     /// Pods of this attempt, if they still exist. Default: the newest attempt with pods.
     #[arg(long, value_name = "N")]
     pub attempt: Option<u32>,

@@ -5,6 +5,7 @@
 //! ```
 
 mod checks;
+mod rights;
 mod seen;
 #[cfg(test)]
 mod tests;
@@ -40,8 +41,8 @@ impl Finding {
 pub(super) fn cluster(cli: &Cli, args: &DoctorClusterArgs) -> Result<Exit, Failure> {
     let connection = Connection { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
     let seen = connect::wait_for(async {
-        let (client, _) = connect::open(&connection).await?;
-        Ok(seen::gather(&client).await)
+        let cluster = connect::open(&connection).await?;
+        Ok(connect::answer(&cluster.server, seen::gather(&cluster.client)).await)
     })?;
     let findings = checks::all(&seen);
     emit(cli.output, "ClusterDiagnosis", &json!({"findings": findings}), || screen(&findings, width()));

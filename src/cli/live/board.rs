@@ -1,9 +1,10 @@
 //! The screen of `status`, as pure functions.
 
-use super::ranks;
+use super::{controller, figures, ranks, stage};
 use crate::snapshot::name_of;
 use crate::text::{Screen, columns};
 use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::runtime::watcher::Event;
@@ -11,7 +12,9 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use switchyard_core::units::{counted, duration, rank_list};
 use switchyard_crds::conditions::Stage;
+use switchyard_crds::names::TRAINER;
 use switchyard_crds::{PlacementSlice, PlacementSliceSpec, TrainJob, TrainJobStatus, conditions};
+use switchyard_plan::cluster::containers::{InitContainer, InitState};
 use switchyard_plan::cluster::view::{Phase, PodView};
 use switchyard_plan::resources::gigabytes_per_second;
 use switchyard_plan::{kueue, slices};
@@ -26,10 +29,17 @@ pub(super) struct Known {
     pub pods: BTreeMap<(u32, u32), PodView>,
     /// Slices of the only job's place, by name.
     pub slices: BTreeMap<String, PlacementSliceSpec>,
+    /// Leases of controllers, by namespace.
+    pub leases: BTreeMap<String, Lease>,
     /// Only one job is shown.
     pub only: bool,
     /// Names are shown with their namespaces.
     pub all_namespaces: bool,
+}
+
+/// Leases of controllers, as [`Known`] has them.
+pub(super) fn by_namespace(leases: Vec<Lease>) -> BTreeMap<String, Lease> {
+    leases.into_iter().map(|lease| (lease.namespace().unwrap_or_default(), lease)).collect()
 }
 
 impl Known {
@@ -68,6 +78,11 @@ impl Known {
         }
     }
 
+    /// Why nothing keeps the statuses up to date; `None`: a controller does, or that is not known.
+    pub(super) fn outdated(&self, now: Timestamp) -> Option<String> {
+        controller::absent(self.leases.values(), now)
+    }
+
     /// Applies an event of a pod.
     pub(super) fn pod(&mut self, event: Event<Pod>) {
         match event {
@@ -98,17 +113,13 @@ pub(super) fn ended(job: &TrainJob) -> Option<Exit> {
     }
 }
 
-/// The reason of the summary condition, as in the STAGE column of kubectl.
-pub(super) fn stage(job: &TrainJob) -> &str {
-    let summary = job.status.as_ref().and_then(|status| status.condition(conditions::SUCCEEDED));
-    summary.map_or("-", |condition| condition.reason.as_str())
-}
-
 /// The state of a job in a log line: everything that may have changed.
 pub(super) fn state(job: &TrainJob) -> String {
     let mut text = stage(job).to_owned();
     let Some(status) = &job.status else { return text };
-    text.push_str(&format!(" ready={}", status.ready.as_deref().unwrap_or("-")));
+    if let Some(ready) = &status.ready {
+        text.push_str(&format!(" ready={ready}"));
+    }
     if let Some(attempt) = status.attempt {
         text.push_str(&format!(" attempt={attempt}"));
     }
@@ -117,7 +128,7 @@ pub(super) fn state(job: &TrainJob) -> String {
         if let Some(loss) = &figures.loss {
             text.push_str(&format!(" loss={loss}"));
         }
-        if let Some(seconds) = figures.estimated_remaining_seconds.filter(|_| ended(job).is_none()) {
+        if let Some(seconds) = figures.estimated_remaining_seconds.filter(|_| figures::are_of_now(job)) {
             text.push_str(&format!(" eta={}", duration(seconds as f64)));
         }
     }
@@ -145,8 +156,8 @@ fn remarks(status: &TrainJobStatus) -> impl Iterator<Item = &Condition> {
     still.into_iter().chain(of(conditions::STRAGGLER, "True")).chain(of(conditions::GPU_TROUBLE, "True"))
 }
 
-/// The note below a job: why it waits or failed, or its figures.
-fn note(job: &TrainJob) -> Option<String> {
+/// The note below a job: why it waits or failed, or its figures with their age.
+fn note(job: &TrainJob, now: Timestamp) -> Option<String> {
     let status = job.status.as_ref()?;
     if let Some(failed) = status.condition(conditions::FAILED).filter(|failed| failed.status == "True") {
         return Some(failed.message.clone());
@@ -170,6 +181,9 @@ fn note(job: &TrainJob) -> Option<String> {
         }
         if let Some(exposed) = &figures.exposed_communication_percent {
             text.push_str(&format!(", exposed all-reduce {exposed} %"));
+        }
+        if let Some(age) = super::figures::age(job, now) {
+            text.push_str(&format!("; figures are {} old", duration(age)));
         }
         text.push_str(&remarks(status).map(|remark| format!("; {}", remark.message)).collect::<String>());
         // `2 of 2 nodes train; node n1 is cordoned`.
@@ -201,20 +215,22 @@ pub(super) fn table(known: &Known, now: Timestamp, width: usize) -> String {
         return "no TrainJob\n".into();
     }
     let head = ["NAME", "STAGE", "READY", "RESTARTS", "PROGRESS", "AGE", "QUEUE", "TOPOLOGY", "ETA"];
-    let rows =
-        known.jobs.iter().map(|(full, job)| row(if known.all_namespaces { full } else { job_name(job) }, job, now));
+    let outdated = known.outdated(now);
+    let name = |full, job| if known.all_namespaces { full } else { job_name(job) };
+    let rows = known.jobs.iter().map(|(full, job)| row(name(full, job), job, now, outdated.is_none()));
     let table = narrow(std::iter::once(head.map(String::from).to_vec()).chain(rows).collect(), width);
     let mut lines = table.lines();
     let mut text = Screen::new(width);
+    outdated.iter().for_each(|why| text.paragraph("warning", why));
     lines.next().into_iter().for_each(|head| text.line(head));
     for (line, job) in lines.zip(known.jobs.values()) {
         text.line(line);
-        if let Some(note) = note(job) {
+        if let Some(note) = note(job, now) {
             text.paragraph("", &note);
         }
         if known.only && !known.pods.is_empty() {
             text.line("");
-            pods(job, &known.pods, width).lines().for_each(|line| text.line(line));
+            pods(job, known, now, width).lines().for_each(|line| text.line(line));
         }
     }
     text.into_text()
@@ -224,24 +240,23 @@ fn job_name(job: &TrainJob) -> &str {
     job.metadata.name.as_deref().unwrap_or_default()
 }
 
-/// The cells of a job.
-fn row(name: &str, job: &TrainJob, now: Timestamp) -> Vec<String> {
+/// The cells of a job. `is_kept`: a controller keeps its status up to date.
+fn row(name: &str, job: &TrainJob, now: Timestamp, is_kept: bool) -> Vec<String> {
     let status = job.status.as_ref();
-    let figures = status.and_then(|status| status.trainer_status.as_ref());
     let restarts = status.and_then(|status| status.restarts.clone()).unwrap_or_default();
     let age = job.metadata.creation_timestamp.as_ref().map(|time| now.duration_since(time.0).as_secs_f64());
-    let remaining = figures.filter(|_| ended(job).is_none()).and_then(|figures| figures.estimated_remaining_seconds);
+    let remaining = figures::remaining(job, now).filter(|_| is_kept);
     let cells = [
         Some(name.to_owned()),
         Some(stage(job).to_owned()),
         // Nothing of a job that is over is ready, and `0/2` looks like a failure.
         status.filter(|_| ended(job).is_none()).and_then(|status| status.ready.clone()),
         Some(format!("{}/{}/{}", restarts.application, restarts.infrastructure, restarts.preemption)),
-        figures.map(|figures| format!("{} %", figures.progress_percentage)),
+        figures::progress(job, now),
         age.map(duration),
         kueue::queue(job).map(str::to_owned),
         topology(job),
-        remaining.map(|seconds| duration(seconds as f64)),
+        remaining.map(duration),
     ];
     cells.map(|cell| cell.unwrap_or_else(|| "-".into())).to_vec()
 }
@@ -261,11 +276,11 @@ fn narrow(mut rows: Vec<Vec<String>>, width: usize) -> String {
 }
 
 /// The pods of a job, with the reason if one does not run.
-fn pods(job: &TrainJob, pods: &BTreeMap<(u32, u32), PodView>, width: usize) -> String {
+fn pods(job: &TrainJob, known: &Known, now: Timestamp, width: usize) -> String {
     let ranks = ranks(job);
     let placed = job.status.as_ref().and_then(|status| status.placement.as_ref());
     let mut rows = vec![["RANKS", "POD", "STATE", "NODE", "GPUS"].map(String::from).to_vec()];
-    for pod in pods.values() {
+    for pod in known.pods.values() {
         let own = ranks.get(pod.node_rank as usize);
         let gpus = placed.and_then(|placed| {
             let first = own?.0;
@@ -275,7 +290,7 @@ fn pods(job: &TrainJob, pods: &BTreeMap<(u32, u32), PodView>, width: usize) -> S
         rows.push(vec![
             own.map_or_else(|| "-".into(), |(first, count)| rank_list(*first..first + count)),
             pod.name.clone(),
-            pod_state(pod),
+            pod_state(pod, now),
             pod.node.clone().unwrap_or_else(|| "-".into()),
             gpus.map_or_else(|| "-".into(), |count| count.to_string()),
         ]);
@@ -284,7 +299,7 @@ fn pods(job: &TrainJob, pods: &BTreeMap<(u32, u32), PodView>, width: usize) -> S
 }
 
 /// The state of a pod, and why it does not run.
-pub(super) fn pod_state(pod: &PodView) -> String {
+pub(super) fn pod_state(pod: &PodView, now: Timestamp) -> String {
     let reason = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     if pod.deleting {
         return "Terminating".into();
@@ -294,7 +309,10 @@ pub(super) fn pod_state(pod: &PodView) -> String {
         return "Succeeded".into();
     }
     if pod.has_failed() {
-        let ended = pod.ended.as_ref().map(|ended| format!("exit {} {}", ended.code, ended.reason).trim().to_owned());
+        let ended = pod.end().map(|(container, ended)| {
+            let who = if container == TRAINER { String::new() } else { format!("init container {container}, ") };
+            format!("{who}exit {} {}", ended.code, ended.reason).trim().to_owned()
+        });
         let why = pod.reason.as_ref().and_then(|(why, _)| reason(why)).or(ended);
         return why.map_or_else(|| "Failed".into(), |why| format!("Failed: {why}"));
     }
@@ -303,13 +321,29 @@ pub(super) fn pod_state(pod: &PodView) -> String {
         Phase::Pending if pod.other_gate.is_some() => "Gated by others".into(),
         Phase::Pending if pod.gated => "Gated".into(),
         Phase::Pending => {
+            if let Some(init) = &pod.init {
+                return format!("Pending: init container {}{}", init.name, runs_for(init, now));
+            }
             let waiting = pod.waiting.as_ref().and_then(|waiting| reason(&waiting.reason));
             let why = pod.unschedulable.as_ref().map(|_| "Unschedulable".to_owned()).or(waiting);
             why.map_or_else(|| "Pending".into(), |why| format!("Pending: {why}"))
         }
         Phase::Unknown => "Unknown".into(),
-        _ if pod.ready => "Ready".into(),
-        _ => "Running".into(),
+        _ => {
+            let state = if pod.ready { "Ready" } else { "Running" };
+            let stopped = pod.sidecars.iter().map(|sidecar| format!(", {} {}", sidecar.name, sidecar.what));
+            format!("{state}{}", stopped.collect::<String>())
+        }
+    }
+}
+
+/// ` for 3m07s`; empty if that is not known.
+fn runs_for(init: &InitContainer, now: Timestamp) -> String {
+    match init.state {
+        InitState::Running { since: Some(since) } => {
+            format!(" for {}", duration(now.duration_since(since).as_secs().max(0) as f64))
+        }
+        _ => String::new(),
     }
 }
 
@@ -319,14 +353,20 @@ pub(super) fn body(job: &TrainJob) -> Value {
 }
 
 /// The screen as data.
-pub(super) fn bodies(known: &Known) -> Value {
+pub(super) fn bodies(known: &Known, now: Timestamp) -> Value {
+    let mut all = bodies_of_jobs(known, now);
+    known.outdated(now).into_iter().for_each(|why| all["outdated"] = why.into());
+    all
+}
+
+fn bodies_of_jobs(known: &Known, now: Timestamp) -> Value {
     match known.jobs.values().next().filter(|_| known.only) {
         Some(job) => {
             let mut all = body(job);
             let pods = known.pods.values().map(|pod| {
                 json!({
                     "name": pod.name, "attempt": pod.attempt, "nodeRank": pod.node_rank, "node": pod.node,
-                    "state": pod_state(pod),
+                    "state": pod_state(pod, now),
                 })
             });
             all["pods"] = pods.collect();

@@ -3,8 +3,8 @@
 //! What the user may not read is left out and listed in the archive. Secrets are never requested, and objects are stripped as in `switchyard
 //! snapshot`: no environments, commands, annotations. The cluster in it works with `--snapshot` of all other commands.
 
-use super::board::{ended, stage};
-use super::{Live, asked, selector};
+use super::board::ended;
+use super::{Live, asked, selector, stage};
 use crate::args::{BundleArgs, Cli};
 use crate::connect::wait_for;
 use crate::failure::Failure;
@@ -52,7 +52,7 @@ async fn collect(live: &Live, args: &BundleArgs, archive: &mut Archive, now: Tim
     let server = live.client.apiserver_version().await.map_err(|error| asked("ask for the server's version", error))?;
     let versions = json!({"switchyard": archive.version, "server": server.git_version, "taken": now});
     archive.json("versions.json", &versions)?;
-    match snapshot::take(&live.client).await {
+    match snapshot::take(&live.client, None).await {
         Ok(items) => archive.json("cluster.json", &json!(SnapshotFile::taken(items, now)))?,
         Err(error) => archive.missing("cluster.json", &error),
     }

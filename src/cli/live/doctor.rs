@@ -2,7 +2,7 @@
 
 use super::{Live, ranks};
 use crate::args::DoctorArgs;
-use crate::connect::wait_for;
+use crate::connect::{wait_for, words};
 use crate::failure::Failure;
 use futures::{AsyncBufRead, AsyncBufReadExt};
 use jiff::Timestamp;
@@ -67,12 +67,13 @@ async fn of_pod(live: &Live, pod: &PodView, per_node: u32, doctor: &mut Doctor) 
     let log_name = |end: &str| format!("attempt-{}/{}{rank}.{end}", pod.attempt, pod.name);
     let year = Timestamp::now().to_zoned(TimeZone::UTC).year();
     // The log lacks what the kubelet knows about the end.
-    if let Some(words) = ended(pod) {
+    if let Some(line) = ended(pod) {
         let mut log = doctor.open(&log_name("status"), year);
-        doctor.stamped_line(&mut log, words.as_bytes());
+        doctor.stamped_line(&mut log, line.as_bytes());
     }
-    let params = LogParams { container: Some(TRAINER.into()), timestamps: true, ..LogParams::default() };
-    let stream = live.pods().log_stream(&pod.name, &params).await.map_err(|error| error.to_string())?;
+    let container = pod.logs().unwrap_or(TRAINER).to_owned();
+    let params = LogParams { container: Some(container), timestamps: true, ..LogParams::default() };
+    let stream = live.pods().log_stream(&pod.name, &params).await.map_err(|error| words(&error))?;
     lines(doctor, &log_name("log"), year, stream).await.map_err(|error| error.to_string())
 }
 
@@ -110,8 +111,8 @@ fn ended(pod: &PodView) -> Option<String> {
     if let Some((reason, message)) = pod.reason.as_ref().filter(|(reason, _)| !reason.is_empty()) {
         return Some(format!("Pod status: {reason}: {message}"));
     }
-    let ended = pod.ended.as_ref().filter(|ended| ended.code != 0)?;
+    let (container, ended) = pod.end().filter(|(_, ended)| ended.code != 0)?;
     let at = ended.at.map(|time| format!("{time} ")).unwrap_or_default();
     let signal = if ended.code == 137 { ", killed by signal 9 (SIGKILL)" } else { "" };
-    Some(format!("{at}container {TRAINER} ended: {}, exit code {}{signal}", ended.reason, ended.code))
+    Some(format!("{at}container {container} ended: {}, exit code {}{signal}", ended.reason, ended.code))
 }

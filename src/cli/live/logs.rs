@@ -11,7 +11,7 @@ use kube::api::LogParams;
 use switchyard_core::units::rank_list;
 use switchyard_crds::names::TRAINER;
 use switchyard_crds::{Framework, TrainJob};
-use switchyard_plan::cluster::view::{Phase, PodView};
+use switchyard_plan::cluster::view::PodView;
 use switchyard_worker_contract::event::Event;
 use switchyard_worker_contract::exit::Exit;
 
@@ -20,10 +20,14 @@ pub(crate) fn logs(cli: &Cli, args: &LogsArgs) -> Result<Exit, Failure> {
         let live = Live::open(&args.connection).await?;
         let job = live.job(&args.job).await?;
         let pods = chosen(args, &job, live.pods_of(&job).await?)?;
-        let of_one = args.rank.filter(|_| job.spec.trainer.framework == Framework::Switchyard);
+        let of_one =
+            args.rank.filter(|_| args.container.is_none() && job.spec.trainer.framework == Framework::Switchyard);
         if args.rank.is_some() && of_one.is_none() && !cli.quiet {
             let what =
                 "the programs of other frameworks do not say which rank writes a line: this is the log of its node";
+            anstream::eprintln!("note: {what}");
+        }
+        if let Some(what) = instead_of_trainers(args, &pods).filter(|_| !cli.quiet) {
             anstream::eprintln!("note: {what}");
         }
         let is_alone = pods.len() == 1;
@@ -44,15 +48,15 @@ type Lines = BoxStream<'static, (u32, std::io::Result<String>)>;
 
 /// The logs of pods: one after the other, or interleaved with `follow`.
 async fn open(live: &Live, args: &LogsArgs, pods: &[PodView]) -> Result<Vec<Lines>, Failure> {
-    let params = LogParams {
-        container: Some(TRAINER.into()),
-        follow: args.follow,
-        tail_lines: args.tail,
-        ..LogParams::default()
-    };
     let mut logs: Vec<Lines> = Vec::new();
     for pod in pods {
         let node_rank = pod.node_rank;
+        let params = LogParams {
+            container: container(args, pod).map(str::to_owned),
+            follow: args.follow,
+            tail_lines: args.tail,
+            ..LogParams::default()
+        };
         let log = live.pods().log_stream(&pod.name, &params).await;
         let log = log.map_err(|error| asked(&format!("read the log of {}", pod.name), error))?;
         logs.push(log.lines().map(move |line| (node_rank, line)).boxed());
@@ -90,13 +94,26 @@ pub(super) fn chosen(args: &LogsArgs, job: &TrainJob, mut pods: Vec<PodView>) ->
         }
     }
     let waiting: Vec<&str> =
-        pods.iter().filter(|pod| pod.phase == Phase::Pending).map(|pod| pod.name.as_str()).collect();
+        pods.iter().filter(|pod| container(args, pod).is_none()).map(|pod| pod.name.as_str()).collect();
     if waiting.len() == pods.len() {
         let text = format!("no log yet: {} not started (switchyard status {})", waiting.join(", "), args.job);
         return Err(Failure::unexpected(text));
     }
-    pods.retain(|pod| pod.phase != Phase::Pending);
+    pods.retain(|pod| container(args, pod).is_some());
     Ok(pods)
+}
+
+/// The container whose log is read: the named one, else the trainer, or the init container that keeps it from starting. `None`: none has
+/// started.
+fn container<'a>(args: &'a LogsArgs, pod: &'a PodView) -> Option<&'a str> {
+    args.container.as_deref().filter(|_| pod.node.is_some()).or_else(|| pod.logs())
+}
+
+/// Which other logs than those of the trainer are shown without having been named.
+pub(super) fn instead_of_trainers(args: &LogsArgs, pods: &[PodView]) -> Option<String> {
+    let mut others = pods.iter().filter_map(|pod| Some((pod, container(args, pod)?)));
+    let (pod, name) = others.find(|(_, name)| args.container.is_none() && *name != TRAINER)?;
+    Some(format!("the trainer of {} has not started: this is the log of its init container {name}", pod.name))
 }
 
 fn list(numbers: &[u32]) -> String {

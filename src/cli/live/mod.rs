@@ -2,7 +2,9 @@
 
 mod board;
 mod bundle;
+mod controller;
 mod doctor;
+mod figures;
 mod logs;
 mod report;
 mod status;
@@ -10,7 +12,9 @@ mod status;
 mod tests;
 
 pub(super) use bundle::bundle;
+pub(super) use controller::holder;
 pub(super) use doctor::{diagnose, name_in};
+pub(super) use figures::age as figures_age;
 pub(super) use logs::logs;
 pub(super) use report::report;
 pub(super) use status::status;
@@ -22,22 +26,29 @@ use crate::snapshot::name_of;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
-use switchyard_crds::{PlacementSlice, TrainJob, labels};
+use switchyard_crds::{PlacementSlice, TrainJob, conditions, labels};
 use switchyard_plan::cluster::view::PodView;
 use switchyard_plan::slices;
 use switchyard_service::Connection;
 
 /// A namespace of a running cluster.
+#[derive(Clone)]
 struct Live {
     client: Client,
     namespace: String,
+    server: String,
 }
 
 impl Live {
     async fn open(args: &ConnectionArgs) -> Result<Live, Failure> {
         let connection = Connection { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
-        let (client, namespace) = connect::open(&connection).await?;
-        Ok(Live { client, namespace: args.namespace.clone().unwrap_or(namespace) })
+        let connect::Cluster { client, namespace, server } = connect::open(&connection).await?;
+        Ok(Live { client, namespace: args.namespace.clone().unwrap_or(namespace), server })
+    }
+
+    /// Awaits an answer of the API server, and says so when it takes long.
+    async fn answer<T>(&self, request: impl Future<Output = T>) -> T {
+        connect::answer(&self.server, request).await
     }
 
     fn jobs(&self) -> Api<TrainJob> {
@@ -54,7 +65,9 @@ impl Live {
 
     /// A job by name.
     async fn job(&self, name: &str) -> Result<TrainJob, Failure> {
-        if let Some(job) = self.jobs().get_opt(name).await.map_err(|error| asked("get the TrainJob", error))? {
+        if let Some(job) =
+            self.answer(self.jobs().get_opt(name)).await.map_err(|error| asked("get the TrainJob", error))?
+        {
             return self.with_nodes(job).await;
         }
         let known = self.jobs().list(&ListParams::default()).await.map_err(|error| asked("list TrainJobs", error))?;
@@ -84,6 +97,15 @@ impl Live {
     }
 }
 
+/// Stage of a job that no controller has seen yet.
+const NEW: &str = "New";
+
+/// The reason of the summary condition, as in the STAGE column of kubectl.
+fn stage(job: &TrainJob) -> &str {
+    let summary = job.status.as_ref().and_then(|status| status.condition(conditions::SUCCEEDED));
+    summary.map_or(NEW, |condition| condition.reason.as_str())
+}
+
 /// Selects the pods of a job, but not those of an earlier job of that name.
 fn selector(job: &TrainJob) -> String {
     format!("{}={}", labels::JOB_UID, job.uid().unwrap_or_default())
@@ -95,8 +117,7 @@ fn asked(what: &str, error: kube::Error) -> Failure {
         kube::Error::Api(status) if status.code == 404 && status.message.contains("could not find the requested") => {
             "the cluster has no TrainJobs: Switchyard is not installed there (docs/install.md)".into()
         }
-        kube::Error::Api(status) => status.message,
-        error => error.to_string(),
+        error => connect::words(&error),
     };
     Failure::unexpected(format!("cannot {what}: {words}"))
 }

@@ -1,9 +1,9 @@
 //! `switchyard status`: shows jobs once, or until interrupted.
 
 use super::board::{self, Known};
-use super::{Live, asked, selector};
+use super::{Live, asked, selector, stage};
 use crate::args::{Cli, Output, StatusArgs};
-use crate::connect::wait_for;
+use crate::connect::{self, wait_for};
 use crate::failure::Failure;
 use crate::output::{emit, json_line, print, width, yaml};
 use crate::snapshot::name_of;
@@ -11,6 +11,7 @@ use futures::StreamExt;
 use futures::stream::{BoxStream, select};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::runtime::{WatchStreamExt, watcher};
@@ -23,6 +24,8 @@ use switchyard_worker_contract::exit::Exit;
 
 /// Shortest interval between two redraws.
 const REDRAW: Duration = Duration::from_millis(200);
+/// How often the Lease of the controller is read.
+const POLL: Duration = Duration::from_secs(10);
 /// Ages are redrawn even if nothing changes.
 const TICK: Duration = Duration::from_secs(1);
 
@@ -39,16 +42,20 @@ async fn once(cli: &Cli, args: &StatusArgs, live: &Live) -> Result<Exit, Failure
     let found = match &args.job {
         Some(name) => {
             let job = live.job(name).await?;
-            known.pods = live.pods_of(&job).await?.into_iter().map(|pod| ((pod.attempt, pod.node_rank), pod)).collect();
+            let pods = live.answer(live.pods_of(&job)).await?;
+            known.pods = pods.into_iter().map(|pod| ((pod.attempt, pod.node_rank), pod)).collect();
             vec![job]
         }
         None => {
-            let list = api(live, args).list(&Default::default()).await;
+            let (api, all) = (api(live, args), Default::default());
+            let list = live.answer(api.list(&all)).await;
             list.map_err(|error| asked("list TrainJobs", error))?.items
         }
     };
     known.jobs = found.into_iter().map(|job| (name_of(&job), job)).collect();
-    emit(cli.output, "JobStatus", &board::bodies(&known), || board::table(&known, Timestamp::now(), width()));
+    known.leases = board::by_namespace(live.leases().await);
+    let now = Timestamp::now();
+    emit(cli.output, "JobStatus", &board::bodies(&known, now), || board::table(&known, now, width()));
     Ok(Exit::Done)
 }
 
@@ -61,6 +68,7 @@ enum News {
     Job(Box<watcher::Event<TrainJob>>),
     Pod(Box<watcher::Event<Pod>>),
     Slice(Box<watcher::Event<PlacementSlice>>),
+    Leases(Vec<Lease>),
     Trouble(String),
     Tick,
 }
@@ -79,6 +87,14 @@ async fn watch(cli: &Cli, args: &StatusArgs, live: &Live) -> Result<Exit, Failur
         }
         None => stream(api(live, args), jobs, News::Job),
     };
+    let first = live.answer(news.next()).await;
+    news = futures::stream::iter(first).chain(news).boxed();
+    let polls = futures::stream::unfold(live.clone(), |live| async {
+        let leases = live.leases().await;
+        tokio::time::sleep(POLL).await;
+        Some((News::Leases(leases), live))
+    });
+    news = select(news, polls).boxed();
     let mut show = Show::new(cli);
     if show.bar.is_some() {
         let ticks = futures::stream::unfold((), |()| async {
@@ -87,7 +103,7 @@ async fn watch(cli: &Cli, args: &StatusArgs, live: &Live) -> Result<Exit, Failur
         });
         news = select(news, ticks).boxed();
     }
-    let mut told = None;
+    let (mut told, mut was_outdated) = (None, false);
     let interrupted = tokio::signal::ctrl_c();
     tokio::pin!(interrupted);
     loop {
@@ -104,6 +120,14 @@ async fn watch(cli: &Cli, args: &StatusArgs, live: &Live) -> Result<Exit, Failur
             }
             Some(News::Pod(event)) => known.pod(*event),
             Some(News::Slice(event)) => known.slice(*event),
+            Some(News::Leases(leases)) => {
+                known.leases = board::by_namespace(leases);
+                let outdated = known.outdated(Timestamp::now());
+                if outdated.is_some() && !was_outdated && show.bar.is_none() {
+                    outdated.iter().for_each(|why| show.note(&format!("warning: {why}")));
+                }
+                was_outdated = outdated.is_some();
+            }
             Some(News::Trouble(trouble)) => {
                 // Once, not with every retry.
                 if told.as_ref() != Some(&trouble) {
@@ -137,8 +161,10 @@ where
 
 fn words(error: &watcher::Error) -> String {
     match error {
-        watcher::Error::InitialListFailed(kube::Error::Api(status))
-        | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => status.message.clone(),
+        watcher::Error::InitialListFailed(error)
+        | watcher::Error::WatchStartFailed(error)
+        | watcher::Error::WatchFailed(error) => connect::words(error),
+        watcher::Error::WatchError(status) => status.message.clone(),
         error => error.to_string(),
     }
 }
@@ -175,7 +201,7 @@ impl Show {
                     let state = board::state(job);
                     let before = self.told.get(name).and_then(|told| told.split(' ').next());
                     let stage = match before {
-                        Some(before) if before != board::stage(job) => format!("{before}->"),
+                        Some(before) if before != stage(job) => format!("{before}->"),
                         _ => String::new(),
                     };
                     let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();

@@ -1,9 +1,11 @@
-use super::board::{Known, pod_state, state, table};
-use super::logs::{chosen, is_of};
+use super::board::{Known, by_namespace, pod_state, state, table};
+use super::controller::absent as outdated;
+use super::logs::{chosen, instead_of_trainers, is_of};
 use super::report::event;
 use crate::args::LogsArgs;
 use crate::failure::Failure;
 use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
 use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
 use switchyard_crds::{PlacedNode, PlacementSlice, TrainJob};
@@ -145,7 +147,7 @@ fn a_place_in_slices_is_shown_once_all_of_them_are_known() {
 /// The job had failed, and its pod was shown as running: the kubelet had said that the trainer ended, and not yet that the pod did.
 #[test]
 fn the_end_of_a_trainer_is_shown_before_that_of_its_pod() {
-    let of = |code, reason| pod_state(&ended("gpt-2-1", "Running", code, reason));
+    let of = |code, reason| pod_state(&ended("gpt-2-1", "Running", code, reason), now());
     assert_eq!(of(5, "OOMKilled"), "Failed: exit 5 OOMKilled");
     assert_eq!(of(0, "Completed"), "Succeeded");
 }
@@ -210,7 +212,92 @@ fn what_is_wrong_with_a_job_that_has_figures_is_shown() {
 fn a_change_is_one_line_without_escape_codes() {
     assert_eq!(state(&running()), "Running ready=2/2 attempt=2 step=8000/20000 loss=2.184 eta=3h05m");
     assert_eq!(state(&waiting()), "Queued ready=0/4 reason=NoRoom");
-    assert_eq!(state(&job("new", Value::Null)), "-");
+    assert_eq!(state(&job("new", Value::Null)), "New", "a change from it is `New->Placing`, where it was `-->Placing`");
+}
+
+/// The same job, with other figures.
+fn trains(stage: &str, spec: Value, figures: Value) -> TrainJob {
+    let mut job = serde_json::to_value(running()).unwrap();
+    job["status"]["conditions"][0]["reason"] = stage.into();
+    job["spec"].as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+    job["status"]["trainerStatus"].as_object_mut().unwrap().extend(figures.as_object().unwrap().clone());
+    serde_json::from_value(job).unwrap()
+}
+
+fn lease(renewed: &str, holder: &str) -> Lease {
+    let spec = json!({"holderIdentity": holder, "leaseDurationSeconds": 10, "renewTime": renewed});
+    let metadata = json!({"name": "switchyard-controller", "namespace": "switchyard-system"});
+    serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap()
+}
+
+fn screen(job: TrainJob, leases: Vec<Lease>) -> String {
+    let (jobs, leases) = ([("a".into(), job)].into(), by_namespace(leases));
+    table(&Known { jobs, leases, ..Known::default() }, now(), 200)
+}
+
+/// The kubelet was away for three minutes, and the screen went on to say "step 410/6000, ETA 2m20s".
+#[test]
+fn figures_show_their_age_and_old_ones_no_end() {
+    let at = |time: &str| screen(trains("Running", json!({}), json!({"lastUpdatedTime": time})), Vec::new());
+    let fresh = at("2026-11-20T14:07:32Z");
+    assert!(fresh.contains("40 %  ") && fresh.contains("3h04m") && !fresh.contains("old"), "{fresh}");
+    let late = at("2026-11-20T14:06:02Z");
+    assert!(late.contains("40 % (2m00s old)") && late.contains("; figures are 2m00s old"), "{late}");
+    assert!(late.contains("3h03m"), "the time that has passed since is taken off: {late}");
+    let stale = at("2026-11-20T14:00:02Z");
+    assert!(stale.contains("40 % (8m00s old)") && !stale.contains("3h0"), "{stale}");
+}
+
+/// It said "60 %, ETA 10s" although it began again at step 0.
+#[test]
+fn a_suspended_job_has_no_end_and_only_the_progress_of_its_checkpoint() {
+    let text = screen(trains("Suspended", json!({}), json!({})), Vec::new());
+    assert!(!text.contains("40 %") && !text.contains("3h0"), "{text}");
+    let text = screen(trains("Suspended", json!({"checkpoint": {"path": "/c"}}), json!({})), Vec::new());
+    assert!(text.contains("40 %") && !text.contains("3h0"), "{text}");
+}
+
+/// After `helm uninstall` the screen went on to say "Running, ETA 8m43s".
+#[test]
+fn without_a_controller_there_is_no_end_and_a_warning() {
+    let with = screen(running(), vec![lease("2026-11-20T14:08:00.000000Z", "pod-a")]);
+    assert!(with.contains("3h04m") && !with.contains("warning"), "{with}");
+    let without = screen(running(), vec![lease("2026-11-20T14:05:02.000000Z", "pod-a")]);
+    let says = "pod-a has not renewed the Lease switchyard-system/switchyard-controller for 3m00s";
+    assert!(without.starts_with("warning") && without.contains(says) && !without.contains("3h04m"), "{without}");
+    let given_back = screen(running(), vec![lease("2026-11-20T14:08:00.000000Z", "")]);
+    assert!(given_back.contains("has no holder"), "{given_back}");
+    let two = [lease("2026-11-20T14:05:02.000000Z", "a"), lease("2026-11-20T14:08:00.000000Z", "b")];
+    assert_eq!(outdated(two.iter(), now()), None, "which of two releases has the job is not known");
+}
+
+/// A pod whose init container is in this state.
+fn initializing(name: &str, phase: &str, state: Value) -> PodView {
+    let status = |name: &str, state: &Value| json!({"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state});
+    let waits = json!({"waiting": {"reason": "PodInitializing"}});
+    let object = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "uid": name}, "spec": {"nodeName": "n", "containers": []},
+        "status": {"phase": phase, "initContainerStatuses": [status("load", &state)], "containerStatuses": [status("trainer", &waits)]},
+    });
+    PodView::of(&serde_json::from_value(object).unwrap())
+}
+
+/// It said "PodInitializing", and `logs` that there was none yet.
+#[test]
+fn an_init_container_is_shown_with_its_time_its_end_and_its_log() {
+    let runs = initializing("gpt-124m-2-0", "Pending", json!({"running": {"startedAt": "2026-11-20T14:05:02Z"}}));
+    assert_eq!(pod_state(&runs, now()), "Pending: init container load for 3m00s");
+    let failed = initializing("gpt-124m-2-0", "Failed", json!({"terminated": {"exitCode": 3, "reason": "Error"}}));
+    assert_eq!(pod_state(&failed, now()), "Failed: init container load, exit 3 Error");
+    let note = "the trainer of gpt-124m-2-0 has not started: this is the log of its init container load";
+    for pod in [runs, failed] {
+        let pods = chosen(&ask(), &running(), vec![pod]).unwrap();
+        assert_eq!(instead_of_trainers(&ask(), &pods).as_deref(), Some(note));
+        let named = LogsArgs { container: Some("mesh".into()), ..ask() };
+        assert_eq!(instead_of_trainers(&named, &chosen(&named, &running(), pods).unwrap()), None);
+    }
+    let started = vec![pod("gpt-124m-2-0", Phase::Running)];
+    assert_eq!(instead_of_trainers(&ask(), &chosen(&ask(), &running(), started).unwrap()), None);
 }
 
 fn ask() -> LogsArgs {
@@ -221,6 +308,7 @@ fn ask() -> LogsArgs {
         attempt: None,
         follow: false,
         tail: None,
+        container: None,
         connection: Default::default(),
     }
 }

@@ -1,8 +1,10 @@
 //! Lists the objects of a cluster that decide placements, as close to one moment as an API server allows.
 
-use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use crate::connect::words;
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate, ResourceSlice};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
+use k8s_openapi::api::storage::v1::StorageClass;
 use kube::core::ObjectList;
 use kube::{Api, Client, Resource};
 use serde::Serialize;
@@ -10,14 +12,15 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::fmt::Debug;
 use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_crds::labels::JOB_UID;
 use switchyard_crds::{PlacementSlice, TrainJob};
 use switchyard_ledger::offline::KINDS;
 
-/// Lists what decides placements, in a fixed order and without irrelevant fields.
+/// Lists what decides placements, in a fixed order and without irrelevant fields. `new`: a job that is not in the cluster yet.
 ///
 /// # Errors
 /// A list that the server refuses: its kind and the server's message.
-pub(crate) async fn take(client: &Client) -> Result<Vec<Value>, String> {
+pub(crate) async fn take(client: &Client, new: Option<&TrainJob>) -> Result<Vec<Value>, String> {
     let mut items = Vec::new();
     macro_rules! list {
         ($($type:ty),*) => { $( items.extend(of_kind::<$type>(client).await?); )* };
@@ -27,6 +30,7 @@ pub(crate) async fn take(client: &Client) -> Result<Vec<Value>, String> {
     if items.iter().any(|item| item.pointer("/status/placement/slices").is_some()) {
         list!(PlacementSlice);
     }
+    take_storage(client, &mut items, new).await;
     let text = |item: &Value, path: &str| item.pointer(path).and_then(Value::as_str).unwrap_or_default().to_string();
     items.sort_by_cached_key(|item| {
         let kind = KINDS.iter().position(|kind| item["kind"] == *kind);
@@ -35,13 +39,38 @@ pub(crate) async fn take(client: &Client) -> Result<Vec<Value>, String> {
     Ok(items)
 }
 
+/// Adds the claims that jobs name, and the objects that decide where these can be used. Without the right to list them, volumes do not restrict
+/// nodes here.
+async fn take_storage(client: &Client, items: &mut Vec<Value>, new: Option<&TrainJob>) {
+    let names = |item: &Value, field: &str| {
+        let spec = if item["kind"] == "Pod" { &item["spec"] } else { &item["spec"]["template"]["spec"] };
+        spec[field].as_array().is_some_and(|named| !named.is_empty())
+    };
+    let new = serde_json::to_value(new).unwrap_or_default();
+    let of_jobs = |field: &str| {
+        let is_ours = |item: &&Value| item["kind"] == "TrainJob" || item["metadata"]["labels"][JOB_UID].is_string();
+        items.iter().filter(is_ours).chain([&new]).any(|item| names(item, field))
+    };
+    let (volumes, claims) = (of_jobs("volumes"), of_jobs("resourceClaims"));
+    macro_rules! list {
+        ($wanted:expr, $($type:ty),*) => { if $wanted { $(
+            match of_kind::<$type>(client).await {
+                Ok(found) => items.extend(found),
+                Err(error) => anstream::eprintln!("warning: {error}; where the volumes of pods can be used is not known"),
+            }
+        )* } };
+    }
+    list!(volumes, PersistentVolumeClaim, PersistentVolume, StorageClass);
+    list!(claims, ResourceClaimTemplate);
+}
+
 /// The report of the agent of one node; empty: none.
 ///
 /// # Errors
 /// The server's message.
 pub(crate) async fn report(client: &Client, node: &str) -> Result<Vec<Value>, String> {
     let found = Api::<GPUTopology>::all(client.clone()).get_opt(node).await;
-    let found = found.map_err(|error| format!("cannot get GPUTopology {node}: {error}"))?;
+    let found = found.map_err(|error| format!("cannot get GPUTopology {node}: {}", words(&error)))?;
     found.into_iter().map(typed).collect()
 }
 
@@ -51,8 +80,10 @@ where
 {
     let kind = K::kind(&());
     let api = Api::<K>::all(client.clone());
-    let list: ObjectList<K> =
-        api.list(&Default::default()).await.map_err(|error| format!("cannot list {kind} objects: {error}"))?;
+    let list: ObjectList<K> = api
+        .list(&Default::default())
+        .await
+        .map_err(|error| format!("cannot list {kind} objects: {}", words(&error)))?;
     list.items.into_iter().map(typed).collect()
 }
 
@@ -76,6 +107,19 @@ fn strip(object: &mut Value) {
     {
         status.retain(|key, _| matches!(key.as_str(), "allocatable" | "capacity" | "conditions"));
     }
+    if object["kind"] == "StorageClass"
+        && let Some(fields) = object.as_object_mut()
+    {
+        // They may name secrets.
+        fields.retain(|key, _| !matches!(key.as_str(), "parameters" | "mountOptions"));
+    }
+    if object["kind"] == "PersistentVolume"
+        && let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut)
+    {
+        // The source of a volume may name servers and secrets.
+        let decides = ["storageClassName", "accessModes", "capacity", "volumeMode", "nodeAffinity", "claimRef"];
+        spec.retain(|key, _| decides.contains(&key.as_str()));
+    }
     let pod = match object["kind"].as_str() {
         Some("Pod") => object.get_mut("spec"),
         Some("TrainJob") => {
@@ -88,7 +132,10 @@ fn strip(object: &mut Value) {
         _ => None,
     };
     if let Some(spec) = pod.and_then(Value::as_object_mut) {
-        spec.remove("volumes");
+        // Claims decide about places; other volumes may name servers and secrets.
+        if let Some(volumes) = spec.get_mut("volumes").and_then(Value::as_array_mut) {
+            volumes.retain(|volume| volume.get("persistentVolumeClaim").is_some());
+        }
         for list in ["containers", "initContainers"] {
             let containers = spec.get_mut(list).and_then(Value::as_array_mut);
             for container in containers.into_iter().flatten().filter_map(Value::as_object_mut) {

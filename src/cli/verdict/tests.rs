@@ -106,6 +106,29 @@ fn the_last_step_and_what_holds_up_a_job_are_explained() {
     assert!(!explained("GPUTrouble", "False", "reports nothing").contains("reports nothing"));
 }
 
+/// A step of eight minutes ago looked like the current one.
+#[test]
+fn an_old_step_is_explained_with_its_age() {
+    let mut cluster = open();
+    let mut job = cluster.job("default", "gpt-124m").unwrap().clone();
+    let read = cluster.now().saturating_sub(jiff::SignedDuration::from_mins(8)).unwrap();
+    let conditions =
+        [("Succeeded", "Unknown", "Running"), ("Placed", "True", "Placed"), ("Progressing", "True", "StepsMade")];
+    let condition = |(kind, status, reason): (&str, &str, &str)| {
+        serde_json::json!({"type": kind, "status": status, "reason": reason, "message": "step 5 of 9",
+            "lastTransitionTime": "2026-11-20T12:00:00Z"})
+    };
+    let status = job.status.as_mut().unwrap();
+    status.conditions = conditions.map(condition).map(|it| serde_json::from_value(it).unwrap()).to_vec();
+    status.trainer_status = serde_json::from_value(
+        serde_json::json!({"step": 5, "totalSteps": 9, "progressPercentage": 55, "lastUpdatedTime": read}),
+    )
+    .unwrap();
+    let now = cluster.look(&job, Earlier::Forgotten).unwrap();
+    let text = explanation(&job, &now, &cluster, false);
+    assert!(text.contains("progress  step 5 of 9 (8m00s ago)"), "{text}");
+}
+
 /// It was said to be placeable, and the API server refused it.
 #[test]
 fn what_admission_policies_may_refuse_stands_beside_the_place() {
@@ -123,4 +146,33 @@ fn what_admission_policies_may_refuse_stands_beside_the_place() {
         "{text}"
     );
     assert!(lines[1].starts_with("spec.template.spec.volumes[0].hostPath: got hostPath /data"), "{text}");
+}
+
+/// One output had two positions in the queue and two jobs for which nodes were held, and advice followed by "no single change".
+#[test]
+fn the_queue_of_a_waiting_job_is_explained_in_the_words_of_the_controller_only() {
+    let told =
+        "0 of 9 needed nodes have room; smallest change that fits: trainer.numNodes: 4; 46th in the queue, no forecast";
+    let mut waits = job(|job| job["spec"]["trainer"]["numNodes"] = 9.into());
+    let condition = |kind: &str, reason: &str| {
+        serde_json::json!({"type": kind, "status": "False", "reason": reason, "message": told,
+            "lastTransitionTime": "2026-11-20T12:00:00Z"})
+    };
+    let conditions = [condition("Succeeded", "Queued"), condition("Placed", "NoRoom")];
+    waits.status = serde_json::from_value(serde_json::json!({"conditions": conditions})).unwrap();
+    let mut cluster = open();
+    let mut now = cluster.look(&waits, Earlier::Forgotten).unwrap();
+    now.place.as_mut().unwrap_err().changes.clear();
+    now.ahead = Some(switchyard_plan::cluster::turn::Ahead {
+        name: "other/job".into(),
+        nodes: vec!["gpu-01".into()],
+        start: None,
+        ends_before: None,
+    });
+    let text = explanation(&waits, &now, &cluster, false);
+    assert_eq!(text.matches("in the queue").count(), 1, "{text}");
+    assert!(!text.contains("held") && !text.contains("no single change"), "{text}");
+    assert_eq!(explanation_json(&waits, &now)["now"].get("heldFor"), None);
+    let fresh = table(&job(|job| job["spec"]["trainer"]["numNodes"] = 9.into()), &now, &cluster, false);
+    assert!(fresh.contains("other/job") && fresh.contains("no single change"), "{fresh}");
 }

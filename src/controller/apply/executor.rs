@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, PodTemplate, Secret, Serv
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::Serialize;
@@ -172,8 +173,7 @@ impl Executor {
                     _ => ownership::owner(found.meta()),
                 };
                 if owner != Some(job.uid) {
-                    let why = "the name is taken by an object that does not belong to this job".to_string();
-                    return Err(Refusal { what, why, cause: Cause::Taken });
+                    return Err(Refusal { what, why: taken(found.meta()), cause: Cause::Taken });
                 }
                 if kind == Kind::Pod {
                     return Ok(Done::Written(kind.name(), found.resource_version()));
@@ -278,5 +278,39 @@ impl Executor {
             Err(refusal) if refusal.cause == Cause::Unknown => Ok(true),
             Err(refusal) => Err(refusal),
         }
+    }
+}
+
+/// Why an object of this name cannot be created: one of a job of that name before, or of somebody else.
+fn taken(holder: &ObjectMeta) -> String {
+    let text = "the name is taken by an object that does not belong to this job";
+    if holder.deletion_timestamp.is_none() {
+        return text.into();
+    }
+    let finalizers = holder.finalizers.as_deref().unwrap_or_default();
+    let held = if finalizers.is_empty() {
+        "and ends soon".to_string()
+    } else {
+        format!("but held by its finalizers ({})", finalizers.join(", "))
+    };
+    format!("{text}: it is being deleted, {held}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    /// Seen with pods of a job that was deleted and created again: nothing said that they were the old job's.
+    #[test]
+    fn an_object_that_is_being_deleted_is_said_to_be() {
+        let holder = |metadata: Value| taken(&serde_json::from_value(metadata).unwrap());
+        let text = "the name is taken by an object that does not belong to this job";
+        assert_eq!(holder(json!({"name": "a-1-0"})), text);
+        let ending = json!({"name": "a-1-0", "deletionTimestamp": "2026-11-27T10:00:00Z"});
+        assert_eq!(holder(ending.clone()), format!("{text}: it is being deleted, and ends soon"));
+        let mut held = ending;
+        held["finalizers"] = json!(["example.com/hold"]);
+        assert_eq!(holder(held), format!("{text}: it is being deleted, but held by its finalizers (example.com/hold)"));
     }
 }

@@ -29,17 +29,35 @@ impl Index {
     /// When a job that waits for room can begin; `None`: it does not wait, or room would not help. They are made for all together, and as seldom as
     /// their statuses may be written: also with hundreds that wait they cost nothing beside the plans.
     pub fn forecast(&mut self, key: &Key, now: Timestamp) -> Option<Forecast> {
-        let own = self.waiting.get(key).filter(|own| is_asked(own))?;
-        let ahead = self.waiting.values().filter(|other| is_asked(other) && other.turn < own.turn).count();
+        let turn = self.waiting.get(key).filter(|own| is_asked(own))?.turn.clone();
+        let ahead = self.ahead_of_turn(&turn).count();
         if ahead >= MOST_AHEAD {
             return Some(Forecast { ahead, window: Err(Unknown::Far) });
         }
         let age = now.duration_since(self.forecasts.at);
         let is_fresh = (SignedDuration::ZERO..waiting_period(self.waiting.len())).contains(&age);
-        if !is_fresh || !self.forecasts.of.contains_key(key) {
-            (self.forecasts.at, self.forecasts.of) = (now, self.forecasts_of_all(now));
+        let made = self.forecasts.of.get(key).filter(|_| is_fresh);
+        // The queue may have moved since it was made: its place and its reason are of one moment.
+        if let Some(Forecast { window: Err(Unknown::Ahead { .. }), .. }) = made {
+            let without = self.ahead_of_turn(&turn).filter(|key| self.has_no_limit(key)).count();
+            if without > 0 {
+                return Some(Forecast { ahead, window: Err(Unknown::Ahead { without, all: ahead }) });
+            }
+        } else if let Some(made) = made {
+            return Some(Forecast { ahead, ..*made });
         }
+        (self.forecasts.at, self.forecasts.of) = (now, self.forecasts_of_all(now));
         self.forecasts.of.get(key).map(|forecast| Forecast { ahead, ..*forecast })
+    }
+
+    /// Jobs that wait for room and come before this turn.
+    fn ahead_of_turn(&self, turn: &Turn) -> impl Iterator<Item = &Key> {
+        let before = self.waiting.iter().filter(move |(_, other)| is_asked(other) && other.turn < *turn);
+        before.map(|(key, _)| key)
+    }
+
+    fn has_no_limit(&self, key: &Key) -> bool {
+        self.jobs.get(key).is_none_or(|job| job.spec.active_deadline_seconds.is_none())
     }
 
     fn forecasts_of_all(&self, now: Timestamp) -> BTreeMap<Key, Forecast> {

@@ -4,6 +4,7 @@
 mod backfill;
 mod forecast;
 mod reservation;
+mod volumes;
 
 use super::*;
 use serde_json::json;

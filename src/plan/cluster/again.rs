@@ -88,7 +88,9 @@ fn decided(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
     if let Some(next) = &mut result.status {
         remember(&mut next.node_failures, failed.node_faults(), attempt.now());
     }
-    if failed.failure.code == Some(Exit::Hung.code().into()) {
+    // An init container's exit codes are its own.
+    let is_of_trainer = attempt.existing().iter().any(|pod| pod.name == failed.pod && pod.ended.is_some());
+    if is_of_trainer && failed.failure.code == Some(Exit::Hung.code().into()) {
         result.status = result.status.map(|next| {
             let mut draft = Draft::of(attempt.snapshot.job, next, attempt.now());
             draft.condition(conditions::PROGRESSING, "False", conditions::HUNG, failed.sentence());

@@ -33,10 +33,13 @@ impl Draft<'_> {
         }
     }
 
-    /// Another attempt begins: without a checkpoint at step 0, and the figures of the one before are not its own.
+    /// Nothing trains until another attempt does, which resumes from the checkpoint, or else begins at step 0.
     pub(super) fn start_over(&mut self) {
         if self.job.spec.checkpoint.is_none() {
             self.next.trainer_status = None;
+        }
+        if let Some(figures) = &mut self.next.trainer_status {
+            figures.estimated_remaining_seconds = None;
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::attempt::Attempt;
 use super::avoidance::{GONE, LOST, NOT_STARTED, NodeFault, OUT_OF_SERVICE};
+use super::containers::{OUT_OF_MEMORY, last_words};
 use super::hindrance::{self, Limit, START_GRACE, STUCK_GRACE};
 use super::view::{NodeView, PodView};
 use super::{JobSnapshot, Premise, Silence, clock};
@@ -38,6 +39,8 @@ pub(super) struct PodFailure {
     pub pod: String,
     pub node: Option<String>,
     pub cause: String,
+    /// The rank that failed, with its node, where another pod reported it.
+    pub origin: Option<String>,
     pub at: Option<Timestamp>,
     /// What the node did, in the word by which it is remembered; `None`: it is not to blame.
     pub blame: Option<String>,
@@ -51,7 +54,8 @@ impl PodFailure {
     /// Of a pod whose state is unknown.
     pub fn unseen(class: Class, pod: String, cause: String) -> PodFailure {
         let failure = Failure { class, permanent: false, code: None, conditions: Vec::new() };
-        PodFailure { failure, pod, node: None, cause, at: None, blame: None, is_eviction: false, others: Vec::new() }
+        let (node, origin, at, blame) = (None, None, None, None);
+        PodFailure { failure, pod, node, cause, origin, at, blame, is_eviction: false, others: Vec::new() }
     }
 
     /// What the server has to confirm of the node.
@@ -85,7 +89,10 @@ impl PodFailure {
     /// The failure in one sentence.
     pub fn sentence(&self) -> String {
         let on = self.node.as_ref().map_or_else(String::new, |node| format!(" on node {node}"));
-        let mut text = format!("pod {}{on}: {}", self.pod, self.cause);
+        let mut text = match &self.origin {
+            Some(origin) => format!("{origin}: {} (reported by pod {}{on})", self.cause, self.pod),
+            None => format!("pod {}{on}: {}", self.pod, self.cause),
+        };
         for fault in self.others.iter().take(NAMED) {
             text.push_str(&format!("; node {}: {}", fault.node, fault.message));
         }
@@ -181,11 +188,11 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
         failure: Failure {
             class,
             permanent: false,
-            code: pod.ended.as_ref().map(|ended| ended.code),
+            code: pod.end().map(|(_, ended)| ended.code),
             conditions: pod.true_conditions.clone(),
         },
         node: pod.node.clone(),
-        at: pod.ended.as_ref().and_then(|ended| ended.at),
+        at: pod.end().and_then(|(_, ended)| ended.at),
         ..PodFailure::unseen(class, pod.name.clone(), cause)
     };
     if pod.deleting || pod.has_failed() {
@@ -278,7 +285,7 @@ pub(super) fn silent_node(attempt: &Attempt<'_>) -> Option<String> {
         }
         None => format!("after {} s the job starts again without it", grace.as_secs()),
     };
-    Some(format!("node {name} does not report since {since}: {follows}"))
+    Some(format!("node {name} has not reported since {since}: {follows}"))
 }
 
 /// Failed once it lasts longer than `grace`.
@@ -318,7 +325,7 @@ fn starting(pod: &PodView, attempt: &Attempt<'_>, failure: impl Fn(Class, String
 /// image, and containers that run before the trainer.
 fn stuck(pod: &PodView, attempt: &Attempt<'_>, failed: impl FnOnce() -> PodFailure) -> Verdict {
     let since = match (pod.started, &pod.progress) {
-        _ if pod.initializes => None,
+        _ if pod.init.as_ref().is_some_and(|init| init.failure().is_none()) => None,
         (Some(_), Some(progress)) if progress.is_pulling => None,
         (Some(started), Some(progress)) => Some(progress.at.map_or(started, |at| at.max(started))),
         // Without its events, a long pull looks like a kubelet that does nothing.
@@ -336,23 +343,34 @@ fn stuck(pod: &PodView, attempt: &Attempt<'_>, failed: impl FnOnce() -> PodFailu
 /// The trainer container ended by itself, or was killed.
 fn exited(pod: &PodView, attempt: &Attempt<'_>, failure: impl Fn(Class, String) -> PodFailure) -> PodFailure {
     let Some(ended) = &pod.ended else {
-        return failure(Class::Infrastructure, "the pod failed before its container ended".into());
+        let Some((init, ended)) = pod.init.as_ref().and_then(|init| Some((init, init.failure()?))) else {
+            return failure(Class::Infrastructure, "the pod failed before its container ended".into());
+        };
+        // The program of an init container is the user's, like the trainer.
+        let is_killed = ended.reason == OUT_OF_MEMORY;
+        return failure(if is_killed { Class::Infrastructure } else { Class::Application }, init.sentence());
     };
-    if ended.reason == "OOMKilled" {
+    if ended.reason == OUT_OF_MEMORY {
         return failure(Class::Infrastructure, "the container ran out of memory (OOMKilled)".into());
     }
     let is_ours = attempt.snapshot.job.spec.trainer.framework == Framework::Switchyard;
     let exit = Exit::from_code(ended.code).filter(|_| is_ours);
     let account = ended.account().and_then(|account| account.failure);
+    let origin = account.as_ref().and_then(|account| elsewhere(account.origin_rank, pod, attempt));
     let cause = match (account, exit) {
+        (Some(account), _) if origin.is_some() => account.cause,
         (Some(account), _) => format!("rank {}: {}", account.origin_rank, account.cause),
         (None, Some(exit)) => format!("exit code {} ({})", ended.code, exit.meaning()),
-        (None, None) => {
-            let last = ended.message.trim().lines().last().unwrap_or_default().trim();
-            let last: String = last.chars().take(200).collect();
-            let says = if last.is_empty() { String::new() } else { format!(": {last}") };
-            format!("exit code {}{says}", ended.code)
-        }
+        (None, None) => format!("exit code {}{}", ended.code, last_words(&ended.message)),
     };
-    failure(Class::Application, cause).permanently(exit.is_some_and(restart::is_permanent))
+    let failed = failure(Class::Application, cause).permanently(exit.is_some_and(restart::is_permanent));
+    PodFailure { origin, ..failed }
+}
+
+/// A rank of another pod than this one, with its node; `None`: it is one of this pod.
+fn elsewhere(rank: u32, pod: &PodView, attempt: &Attempt<'_>) -> Option<String> {
+    let node_rank = rank / attempt.valid.request.processes_per_node.max(1);
+    let other = attempt.pods.get(node_rank as usize).filter(|_| node_rank != pod.node_rank)?;
+    let node = other.and_then(|other| other.node.as_deref());
+    Some(node.map_or_else(|| format!("rank {rank}"), |node| format!("rank {rank} on node {node}")))
 }

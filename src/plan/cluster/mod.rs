@@ -28,6 +28,7 @@ pub mod allocation;
 mod attempt;
 pub mod avoidance;
 pub mod clock;
+pub mod containers;
 mod cordon;
 mod degraded;
 mod draft;
@@ -350,6 +351,7 @@ fn suspended(snapshot: &JobSnapshot<'_>) -> Reconciliation {
     let now = snapshot.rules.now;
     let mut draft = Draft::new(snapshot.job, now);
     let is_new = status::reason_of(&draft.next, conditions::SUCCEEDED) != Some(Stage::Suspended.reason());
+    draft.start_over();
     draft.stage(Stage::Suspended, "spec.suspend is true; no pods run".into());
     draft.condition(conditions::SUSPENDED, "True", "Suspended", "spec.suspend is true".into());
     draft.condition(conditions::PLACED, "False", "Suspended", "spec.suspend is true".into());

@@ -46,7 +46,7 @@ pub struct Change {
 
 impl NoPlace {
     /// For a request that no cluster could serve.
-    pub(super) fn impossible(sentence: String) -> NoPlace {
+    pub fn impossible(sentence: String) -> NoPlace {
         NoPlace { sentence, changes: Vec::new(), excluded: Vec::new(), open: 0, lacks_nodes: false }
     }
 }
@@ -93,7 +93,8 @@ pub(super) fn explain(
                 asked.join(", ")
             )
         }
-        _ => format!("{fit} of {count} nodes have room for {}", asked.join(", ")),
+        _ if count == 1 && fit == 0 => format!("no node has room for {}", asked.join(", ")),
+        _ => format!("{fit} of {count} needed nodes have room for {}", asked.join(", ")),
     };
     if let Some(level) = request.within {
         let without = (0..sites.nodes.len()).filter(|node| sites.tree.domain(*node, level).is_none()).count();

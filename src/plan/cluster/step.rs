@@ -8,6 +8,7 @@
 
 use super::admitted::Admitted;
 use super::attempt::Attempt;
+use super::containers::Sidecar;
 use super::events::{self, EventDraft};
 use super::find::{Found, Nowhere, WrongFabric, find};
 use super::hindrance::{self, Trouble};
@@ -30,7 +31,8 @@ pub(super) fn step(snapshot: &JobSnapshot<'_>, valid: &ValidJob, number: u32) ->
     let attempt = Attempt::of(snapshot, valid, number);
     if attempt.placed && attempt.all(PodView::has_succeeded) {
         let pods = attempt.pods.len();
-        let text = format!("all {pods} node{} done in attempt {number}", if pods == 1 { " is" } else { "s are" });
+        let who = if pods == 1 { "the node is".to_string() } else { format!("all {pods} nodes are") };
+        let text = format!("{who} done in attempt {number}");
         return end(snapshot, Ending::complete(text));
     }
     if let Some(by) = snapshot.gives_way_to.filter(|_| attempt.placed) {
@@ -312,18 +314,22 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
         let text = if ended == 0 {
             format!("{desired} of {desired} nodes train")
         } else {
-            format!("{} of {desired} nodes train, {ended} are done", desired - ended)
+            let are = if ended == 1 { "is" } else { "are" };
+            format!("{} of {desired} nodes train, {ended} {are} done", desired - ended)
         };
         let before = status::message_of(&draft.next, conditions::SUCCEEDED).unwrap_or_default();
         let cordoned = cordon::stays(attempt);
         if let Some(news) = cordoned.as_ref().filter(|cordoned| !before.contains(*cordoned)) {
             events.push(EventDraft::warning(events::NODE_CORDONED, news.clone()));
         }
-        let remarks = silent.into_iter().chain(cordoned).chain(replacement::not_awaited(attempt));
+        let training = attempt.existing().into_iter().filter(|pod| !pod.is_done());
+        let stopped = Sidecar::sentence(training.map(|pod| (pod.name.as_str(), pod.sidecars.as_slice())));
+        let remarks = silent.into_iter().chain(cordoned).chain(replacement::not_awaited(attempt)).chain(stopped);
         draft.stage(Stage::Running, with(text, remarks));
         if is_new {
             let of = if attempt.number > 1 { format!(" in attempt {}", attempt.number) } else { String::new() };
-            events.push(EventDraft::normal(events::RUNNING, format!("all {desired} pods run{of}")));
+            let text = if desired == 1 { "the pod runs".into() } else { format!("all {desired} pods run") };
+            events.push(EventDraft::normal(events::RUNNING, text + &of));
         }
     } else if is_new {
         // Once all pods ran, the stage stays Running: a kubelet that restarts reports less for a moment.
@@ -381,7 +387,10 @@ fn starting(attempt: &Attempt<'_>, running: usize) -> String {
         let why = match (pod.hindrance(), &pod.unschedulable) {
             (Some(waiting), _) => hindrance::of_start(waiting).sentence(&waiting.sentence()),
             (None, Some(why)) => format!("not scheduled: {}", why.message),
-            (None, None) => attempt.unheard(pod)?,
+            (None, None) => match &pod.init {
+                Some(init) => init.sentence(),
+                None => attempt.unheard(pod)?,
+            },
         };
         let on = pod.node.as_ref().map_or_else(String::new, |node| format!(" on node {node}"));
         Some(format!("; pod {}{on}: {why}", pod.name))

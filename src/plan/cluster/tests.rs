@@ -54,7 +54,7 @@ fn a_gang_waits_as_a_whole_and_says_what_is_short() {
     world.node("n1", "1");
     world.run();
     assert_eq!(world.stage(), "Queued");
-    assert!(world.message().starts_with("1 of 2 nodes have room for cpu 2"), "{}", world.message());
+    assert!(world.message().starts_with("1 of 2 needed nodes have room for cpu 2"), "{}", world.message());
     assert!(world.pods.iter().all(|pod| pod.gated), "no pod holds anything");
     world.node("n1", "4");
     world.run();

@@ -2,6 +2,8 @@
 //! few lines.
 
 use super::clock;
+pub use super::containers::Ended;
+use super::containers::{InitContainer, Sidecar};
 use super::machine::Machine;
 use super::ownership::position;
 use crate::eligible::{NodeFacts, NodeRules};
@@ -13,7 +15,6 @@ use switchyard_core::quantity::Resources;
 use switchyard_crds::labels;
 use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::names::TRAINER;
-use switchyard_worker_contract::termination::Termination;
 
 /// Phase of a pod.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -29,24 +30,6 @@ pub enum Phase {
     Failed,
     /// The node does not answer.
     Unknown,
-}
-
-/// How the trainer container ended.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Ended {
-    pub code: i32,
-    /// The runtime's reason, such as `Error` or `OOMKilled`.
-    pub reason: String,
-    /// The termination message: JSON of the worker, or the end of the log.
-    pub message: String,
-    pub at: Option<Timestamp>,
-}
-
-impl Ended {
-    /// The worker's own account of its end.
-    pub fn account(&self) -> Option<Termination> {
-        Termination::parse(&self.message)
-    }
 }
 
 /// Why the scheduler does not bind a pod.
@@ -135,7 +118,7 @@ pub struct PodView {
     /// Node it is bound to.
     pub node: Option<String>,
     pub phase: Phase,
-    /// The pod is ready.
+    /// The pod is ready, or would be without the sidecars that have ended.
     pub ready: bool,
     /// It has been deleted, by what the cache shows or by this controller's last write.
     pub deleting: bool,
@@ -156,8 +139,10 @@ pub struct PodView {
     pub warning: Option<Waiting>,
     /// How far it has come, by its events; `None`: they have not been read, or cannot be.
     pub progress: Option<Progress>,
-    /// A container that has to end before the trainer starts is running.
-    pub initializes: bool,
+    /// The init container that runs, or that failed.
+    pub init: Option<InitContainer>,
+    /// Containers next to the trainer that have ended or cannot start again.
+    pub sidecars: Vec<Sidecar>,
     /// When the scheduler bound it.
     pub bound: Option<Timestamp>,
     /// The trainer container has ended.
@@ -230,6 +215,20 @@ impl PodView {
         self.waiting.as_ref().filter(|waiting| !waiting.is_ordinary()).or(self.warning.as_ref())
     }
 
+    /// The container by whose end the pod is over, and that end: the trainer, or an init container that failed before it.
+    pub fn end(&self) -> Option<(&str, &Ended)> {
+        let init = || self.init.as_ref().and_then(|init| Some((init.name.as_str(), init.failure()?)));
+        self.ended.as_ref().map(|ended| (TRAINER, ended)).or_else(init)
+    }
+
+    /// The container whose log says what the pod does: the trainer, or before it started the init container that runs or failed.
+    pub fn logs(&self) -> Option<&str> {
+        let has_started = self.ended.is_some() || self.phase == Phase::Running;
+        let init = self.init.as_ref().filter(|_| !has_started);
+        let may_have_started = has_started || self.phase != Phase::Pending;
+        init.map(|init| init.name.as_str()).or_else(|| may_have_started.then_some(TRAINER))
+    }
+
     /// Until when it is not deleted: its trainer has ended. Its kubelet is about to report that (a delete now would take its logs, and the
     /// kubelet would free the resources a second later), or other containers finish their work. `None`: it is over, runs, or has had enough
     /// time.
@@ -258,12 +257,11 @@ impl PodView {
             containers.iter().map(|container| container.state.as_ref()?.terminated.as_ref()?.finished_at.as_ref());
         let ends: Option<Vec<Timestamp>> = ends.map(|end| end.map(|end| end.0)).collect();
         let is_all = spec.is_some_and(|spec| spec.containers.len() == containers.len());
-        let container = containers
-            .iter()
-            .find(|container| container.name == TRAINER)
-            .and_then(|container| container.state.clone())
-            .unwrap_or_default();
-        let ContainerState { terminated, .. } = container;
+        let trainer = containers.iter().find(|container| container.name == TRAINER);
+        let sidecars = Sidecar::stopped(pod);
+        // A sidecar that has ended makes the pod unready, though the trainer trains.
+        let trains = !sidecars.is_empty() && trainer.is_some_and(|trainer| trainer.ready);
+        let ContainerState { terminated, .. } = trainer.and_then(|trainer| trainer.state.clone()).unwrap_or_default();
         let node = spec.and_then(|spec| spec.node_name.clone()).filter(|name| !name.is_empty());
         PodView {
             name: pod.metadata.name.clone().unwrap_or_default(),
@@ -284,7 +282,7 @@ impl PodView {
                 _ if terminated.is_some() => Phase::Running,
                 _ => Phase::Pending,
             },
-            ready: is("Ready", "True").is_some(),
+            ready: is("Ready", "True").is_some() || trains,
             deleting: pod.metadata.deletion_timestamp.is_some(),
             deletion: pod.metadata.deletion_timestamp.as_ref().map(|due| {
                 // The server sets the time at which the grace period ends.
@@ -304,14 +302,10 @@ impl PodView {
             waiting: status.and_then(Waiting::of),
             warning: None,
             progress: None,
-            initializes: status.is_some_and(initializes),
+            init: InitContainer::of(pod),
+            sidecars,
             bound: is("PodScheduled", "True").and_then(|c| c.last_transition_time.as_ref()).map(|time| time.0),
-            ended: terminated.map(|t| Ended {
-                code: t.exit_code,
-                reason: t.reason.unwrap_or_default(),
-                message: t.message.unwrap_or_default(),
-                at: t.finished_at.map(|time| time.0),
-            }),
+            ended: terminated.map(Ended::of),
             stopped: ends.filter(|_| is_all).and_then(|ends| ends.into_iter().max()),
             started: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
             node,
@@ -327,11 +321,6 @@ impl PodView {
                 .map(|spec| spec.priority_class_name.clone().unwrap_or_default()),
         }
     }
-}
-
-fn initializes(status: &PodStatus) -> bool {
-    let states = status.init_container_statuses.iter().flatten().filter_map(|container| container.state.as_ref());
-    states.into_iter().any(|state| state.running.is_some())
 }
 
 /// The scheduler of pods that name none.

@@ -186,8 +186,12 @@ impl Doctor {
         };
         let (found, blamed) = match own_words(text) {
             // Our ranks repeat the message of the group: it is about the rank that it names.
-            Some(origin) if said_by != Speaker::Rank(origin) && log.rank.is_some() => {
+            Some(origin) if said_by != Speaker::Rank(origin) && is_of_a_rank(log, text) => {
+                self.silent(log, origin, text, found);
                 (self.matcher.position(known::PEER), Some(origin))
+            }
+            Some(origin) if found.is_some_and(|(_, known)| known.id == known::SILENT) => {
+                return self.silent(log, origin, text, found);
             }
             Some(_) => (found.or_else(|| self.matcher.position(known::FAILURE)), None),
             None => (found, None),
@@ -211,10 +215,11 @@ impl Doctor {
         self.matcher.position("exception")
     }
 
-    /// Reads a line of `events.jsonl`; returns whether it was one.
+    /// Reads a line of `events.jsonl`, or the failure of a rank as it stands in the log of its pod; returns whether it was one.
     fn event(&mut self, log: &mut Log, text: &str) -> bool {
         let Ok(value) = serde_json::from_str::<serde_json::Value>(text) else { return false };
-        let event = &value["event"];
+        let is_of_pod = value["event"] == "failed" && value["originRank"].is_u64();
+        let event = if is_of_pod { &value } else { &value["event"] };
         if event["event"] != "failed" {
             return event.is_object();
         }
@@ -223,14 +228,26 @@ impl Doctor {
         let cause = event["cause"].as_str().unwrap_or_default().to_owned();
         let attempt = number(&value["attempt"]).or(log.attempt);
         let (id, blamed) = if rank == origin { (known::FAILURE, None) } else { (known::PEER, Some(origin)) };
-        let of_cause =
-            self.matcher.find(cause.as_bytes()).filter(|(_, known)| rank == origin && known.role == Role::Cause);
+        let found = self.matcher.find(cause.as_bytes());
+        if rank != origin {
+            let before = std::mem::replace(&mut log.attempt, attempt);
+            self.silent(log, origin, &cause, found);
+            log.attempt = before;
+        }
+        let of_cause = found.filter(|(_, known)| rank == origin && known.role == Role::Cause);
         if let Some(found) = of_cause.or_else(|| self.matcher.position(id)) {
             let attempt = std::mem::replace(&mut log.attempt, attempt);
             self.remember(log, Speaker::Rank(rank), found, &cause, blamed);
             log.attempt = attempt;
         }
         true
+    }
+
+    /// A rank that says nothing about its own end has it from the others.
+    fn silent(&mut self, log: &Log, origin: u32, text: &str, found: Option<(usize, &'static Known)>) {
+        if let Some(found) = found.filter(|(_, known)| known.id == known::SILENT) {
+            self.remember(log, Speaker::Rank(origin), found, text, None);
+        }
     }
 
     fn remember(
@@ -283,6 +300,11 @@ fn speaker(log: &Log, text: &str) -> Speaker {
         Some(rank) => Speaker::Rank(rank),
         None => Speaker::Log(pod().unwrap_or(&log.name).to_owned()),
     }
+}
+
+/// Whether a line was written by a rank: the log is one of a rank, or the line names the one that wrote it.
+fn is_of_a_rank(log: &Log, text: &str) -> bool {
+    log.rank.is_some() || line::rank(text).is_some()
 }
 
 /// The rank in a launcher's message.

@@ -10,7 +10,7 @@ use super::{Diagnosis, Doctor};
 use std::collections::BTreeSet;
 
 /// Id, line, who prints it.
-const SAMPLES: [(&str, &str, &str); 79] = [
+const SAMPLES: [(&str, &str, &str); 80] = [
     (
         "out-of-memory",
         "[12.3] Out of memory: Killed process 4711 (python3) total-vm:91234kB, anon-rss:81234kB",
@@ -306,6 +306,7 @@ const SAMPLES: [(&str, &str, &str); 79] = [
     ),
     ("worker-refused", "refused by rank 0: another job", "switchyard worker/src/comm/error.rs"),
     ("worker-missing-ranks", "ranks did not arrive within 60 s: 1", "switchyard worker/src/comm/error.rs"),
+    ("worker-silent", "error: rank 2: no sign of life for 10.0 s", "switchyard worker/src/comm/pulse.rs"),
 ];
 
 /// Lines of our own worker that are recognized by their form, and one of its remarks.

@@ -150,6 +150,21 @@ fn our_own_events_and_words_name_the_origin() {
     let attempt = only(&logs);
     assert_eq!(first(&attempt), ("killed", "rank 1"));
     assert_eq!(ids(&attempt.followed), [("worker-peer", "rank 0")]);
+    // A rank that was stopped writes nothing: the others agree on it, in a pod of several ranks and in one of its own.
+    let words = "error: rank 2: no sign of life for 10.0 s";
+    for (log, line) in [
+        ("attempt-1/stop-1-0.log", format!("[rank 0] {words}")),
+        ("attempt-1/stop-1-0/rank-0.log", words.to_owned()),
+        ("events.jsonl", event(0, 2, "no sign of life for 10.0 s")),
+        (
+            "attempt-1/stop-1-0.log",
+            r#"{"event":"failed","rank":0,"originRank":2,"cause":"no sign of life for 10.0 s","during":"x","exitCode":4}"#.into(),
+        ),
+    ] {
+        let attempt = only(&[(log, &line)]);
+        assert_eq!(first(&attempt), ("worker-silent", "rank 2"), "{line}");
+        assert_eq!(ids(&attempt.followed), [("worker-peer", "rank 0")], "{line}");
+    }
     // A rank that reports its own error.
     let own = event(1, 1, "spec.engine.data.path: a.bin has changed since the start");
     assert_eq!(first(&only(&[("events.jsonl", &own)])), ("worker-data", "rank 1"));

@@ -3,6 +3,7 @@
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::Deserialize;
 use serde_json::Value;
+use switchyard_core::quantity::parse_quantity;
 use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::event::Inspection;
 
@@ -46,6 +47,8 @@ pub(super) struct Documents {
     pub inspection: Option<Inspection>,
     pub machine: Option<MachineStatus>,
     pub job: Option<Job>,
+    /// CPUs that the job may use of each node, by `trainer.resourcesPerNode.limits`.
+    pub cpu_limit: Option<f64>,
     /// The original manifest, without values that may be secret.
     pub manifest: Option<Value>,
 }
@@ -174,6 +177,9 @@ impl Documents {
                 if let Some(fields) = manifest.as_object_mut() {
                     fields.remove("status");
                 }
+                let limit = manifest.pointer("/spec/trainer/resourcesPerNode/limits/cpu");
+                let text = limit.map(|limit| limit.as_str().map_or_else(|| limit.to_string(), str::to_owned));
+                self.cpu_limit = text.and_then(|text| parse_quantity(&text)).filter(|cpus| *cpus > 0.0);
                 hide(&mut manifest);
                 self.manifest = Some(manifest);
             }

@@ -60,6 +60,8 @@ pub struct Facts {
     pub on_gpu: Option<bool>,
     /// Kernels of the GPU of a rank, the critical one's if it was profiled.
     pub kernels: Option<KernelFacts>,
+    /// CPUs that the job may use of each node: its limit.
+    pub cpu_limit: Option<f64>,
     /// Cores for each logical CPU of the machine: 0.5 with two threads a core.
     pub cores_per_cpu: Option<f64>,
     /// Bus bandwidth that the placement was predicted to have, and that of the best placement, bytes per second.
@@ -174,6 +176,7 @@ impl Facts {
                 _ => devices.peek().is_some().then(|| devices.any(|device| device != "cpu")),
             },
             kernels: record.kernels(ranks[critical].rank),
+            cpu_limit: record.documents.cpu_limit,
             cores_per_cpu: cpus.and_then(|cpus| {
                 Some(f64::from(cpus.cores?) / f64::from(cpus.threads.filter(|threads| *threads > 0)?))
             }),

@@ -20,6 +20,9 @@ const MOST_EVENTS: usize = 200;
 const MOST_VARIABLES: usize = 100;
 /// Causes of slow clocks that are listed: as many as there are.
 const MOST_CAUSES: usize = 4;
+/// The condition with the stage of a job, and its reason while it trains.
+const SUCCEEDED: &str = "Succeeded";
+const RUNNING: &str = "Running";
 /// Bytes of a text of somebody else.
 const TEXT: usize = 500;
 
@@ -57,7 +60,19 @@ pub(super) fn result(record: &Record) -> (&'static str, String) {
     match (&record.events.finished, record.events.failures.last()) {
         (Some(finished), _) => ("complete", format!("{} steps done", grouped(finished.step))),
         (None, Some(told)) => ("failed", shortened(&cause(told), TEXT)),
-        (None, None) => ("unfinished", "the run directory does not record how it ended".into()),
+        (None, None) => unfinished(record),
+    }
+}
+
+/// A run without an end. A job in a cluster goes on, and its status says how far it is; the directory of a run that was killed says "Running", too,
+/// but has a plan.
+fn unfinished(record: &Record) -> (&'static str, String) {
+    let conditions = record.documents.job.iter().flat_map(|job| &job.conditions);
+    let stage = conditions.filter(|_| record.documents.plan.is_none()).find(|condition| condition.kind == SUCCEEDED);
+    match stage {
+        Some(stage) if stage.reason == RUNNING => ("running", shortened(&stage.message, TEXT)),
+        Some(stage) => ("unfinished", shortened(&format!("{}: {}", stage.reason, stage.message), TEXT)),
+        None => ("unfinished", "the run directory does not record how it ended".into()),
     }
 }
 
@@ -237,5 +252,30 @@ pub(super) fn setting(record: &Record) -> Setting {
                 inspection.item.word()
             )
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Document;
+
+    /// The report of a job that trained called it unfinished: "the run directory does not record how it ended".
+    #[test]
+    fn a_job_in_a_cluster_that_trains_is_running() {
+        let status = |stage: &str| {
+            format!(
+                "status: {{conditions: [{{type: Succeeded, status: Unknown, reason: {stage}, message: 2 of 2 nodes train}}]}}\n"
+            )
+        };
+        let of = |stage: &str, plan: Option<&str>| {
+            let mut record = Record::new();
+            record.document(Document::Status, &status(stage));
+            plan.into_iter().for_each(|plan| record.document(Document::Plan, plan));
+            result(&record)
+        };
+        assert_eq!(of("Running", None), ("running", "2 of 2 nodes train".into()));
+        assert_eq!(of("Queued", None), ("unfinished", "Queued: 2 of 2 nodes train".into()));
+        assert_eq!(of("Running", Some("job: a\n")).0, "unfinished", "a local run that was killed");
     }
 }

@@ -65,7 +65,7 @@ fn change(plane: &ControlPlane, kind: &str, name: &str, patch: &str) -> Result<(
 }
 
 /// What `switchyard doctor cluster` finds; it ends with 1 where there is something.
-fn findings(plane: &ControlPlane) -> Result<Vec<Value>> {
+pub(crate) fn findings(plane: &ControlPlane) -> Result<Vec<Value>> {
     let kubeconfig = plane.kubeconfig("admin").display().to_string();
     let arguments = ["doctor", "cluster", "--kubeconfig", &kubeconfig, "-o", "json"];
     let ended = Program::new(&programs().join("switchyard"), plane.folder(), arguments).run(PATIENCE);

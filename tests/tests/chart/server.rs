@@ -29,7 +29,7 @@ fn plane() -> Result<ControlPlane> {
     Ok(plane)
 }
 
-fn must(plane: &ControlPlane, arguments: &[&str], input: &str) -> Result<String> {
+pub(crate) fn must(plane: &ControlPlane, arguments: &[&str], input: &str) -> Result<String> {
     let ended = plane.kubectl_with(arguments, input);
     ensure!(ended.code == Some(0), "kubectl {arguments:?}: {}", ended.stderr);
     Ok(ended.stdout)
@@ -159,6 +159,12 @@ fn the_notes_count_the_nodes_of_the_agents() -> Result<()> {
         for word in words {
             assert!(text.contains(word), "{sets}: the notes lack `{word}`:\n{text}");
         }
+        // A selector ended with a blank, and a paragraph followed a command without an empty line.
+        assert!(text.lines().all(|line| line.trim_end() == line), "{sets}: {text:?}");
+        let is_command = |line: &str| line.starts_with("  ");
+        let mut pairs = text.trim().lines().zip(text.trim().lines().skip(1));
+        assert!(pairs.all(|(line, next)| !is_command(line) || next.is_empty() || is_command(next)), "{sets}:\n{text}");
+        assert!(!text.contains("\n\n\n") && !text.contains("Wait until"), "{sets}:\n{text}");
     }
     let off = notes("nodeAgent.enabled=false")?;
     assert!(!off.contains("Node agents"), "{off}");

@@ -36,7 +36,7 @@ async fn whole_nodes_are_exact_without_claims() -> Result<()> {
     }
     // The node that is left has room for what the plugin counts, and no more.
     scene.create("b", 2, 1, "run", json!({})).await?;
-    scene.tells("b", "1 of 2 nodes have room for 1 GPU").await?;
+    scene.tells("b", "1 of 2 needed nodes have room for 1 GPU").await?;
     scene.had_all_rights()
 }
 

@@ -41,7 +41,7 @@ async fn a_stream_of_small_jobs_does_not_starve_a_big_gang() -> Result<()> {
         scene.jobs.wait(&format!("first{number}"), "placed", is_placed).await?;
     }
     scene.create("big", 3, 8, "run", json!({})).await?;
-    scene.tells("big", "0 of 3 nodes have room").await?;
+    scene.tells("big", "0 of 3 needed nodes have room").await?;
     for number in 0..6 {
         scene.create(&format!("small{number}"), 1, 8, "succeed-after=1s", json!({})).await?;
     }
@@ -67,7 +67,7 @@ async fn the_fewest_jobs_of_lower_priority_are_stopped_and_start_again_later() -
     let mut never = high.clone();
     never["topologyPolicy"] = json!({"preemption": "Never"});
     scene.create("never", 2, 8, "run", never).await?;
-    scene.tells("never", "0 of 2 nodes have room").await?;
+    scene.tells("never", "0 of 2 needed nodes have room").await?;
     tokio::time::sleep(Duration::from_secs(2)).await;
     let restarts =
         async |name: &str| anyhow::Ok(scene.jobs.api().get(name).await?.status.unwrap().restarts.unwrap().total);
@@ -126,7 +126,7 @@ async fn a_gang_that_starts_again_keeps_the_gpus_that_others_wait_for() -> Resul
     scene.jobs.wait_stage("a", "Suspended").await?;
     let first = scene.run("b", 2, 8, json!({"failurePolicy": {"maxRestarts": 1}})).await?;
     scene.jobs.patch("a", json!({"spec": {"suspend": false}})).await?;
-    scene.tells("a", "0 of 2 nodes have room").await?;
+    scene.tells("a", "0 of 2 needed nodes have room").await?;
     scene.kubelet.order(&scene.jobs.namespace, "b-1-1", switchyard_tests::Command::Exit(3, String::new()))?;
     let is_again =
         |job: &TrainJob| job.status.as_ref().is_some_and(|s| s.attempt == Some(2)) && stage_of(job) == Some("Running");

@@ -132,7 +132,7 @@ impl GpuCluster {
             .cluster
             .wait_job(TEAM, name, "waiting for GPUs", |job| stage(job) == "Queued" && message(job).contains("room"))?;
         println!("         {name}: {}", message(&job));
-        ensure!(message(&job).contains(&format!("0 of 1 nodes have room for {MOST} GPUs")), "{}", message(&job));
+        ensure!(message(&job).contains(&format!("no node has room for {MOST} GPUs")), "{}", message(&job));
         ensure!(job["status"]["placement"].is_null(), "{:#}", job["status"]);
         Ok(())
     }

@@ -44,6 +44,23 @@ async fn the_whole_gang_starts_again_and_the_budget_ends() -> Result<()> {
     Ok(())
 }
 
+/// kubectl showed `Restarting (x2): attempt 2 starts`: the third was hidden.
+#[tokio::test]
+async fn each_restart_has_an_event_of_its_own() -> Result<()> {
+    let scene = Scene::new("each-restart", 1).await?;
+    scene.create("a", 1, "run", json!({"failurePolicy": {"maxRestarts": 2}})).await?;
+    for attempt in [1, 2] {
+        scene.jobs.wait("a", "in its attempt", in_attempt(attempt)).await?;
+        scene.order(&format!("a-{attempt}-0"), Command::Exit(9, "boom".into()))?;
+    }
+    scene.jobs.wait("a", "in attempt 3", in_attempt(3)).await?;
+    let notes = scene.jobs.events("a", "Restarting").await?;
+    for attempt in ["attempt 2 starts", "attempt 3 starts"] {
+        assert!(notes.iter().any(|note| note.contains(attempt)), "{attempt}: {notes:?}");
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn evictions_and_preemptions_have_budgets_of_their_own() -> Result<()> {
     let scene = Scene::new("classes", 2).await?;
@@ -119,7 +136,10 @@ async fn a_gang_without_room_waits_and_is_placed_when_there_is_some() -> Result<
     scene.create("second", 2, "run", all).await?;
     let waits = scene.jobs.wait_stage("second", "Queued").await?;
     let placed = condition_of(&waits, "Placed").unwrap();
-    assert!(placed.reason == "NoRoom" && placed.message.contains("0 of 2 nodes have room for cpu 8"), "{placed:?}");
+    assert!(
+        placed.reason == "NoRoom" && placed.message.contains("0 of 2 needed nodes have room for cpu 8"),
+        "{placed:?}"
+    );
     let gated = scene.jobs.pods().await?;
     assert!(
         gated.iter().filter(|pod| pod.name_any().starts_with("second")).all(|pod| pod

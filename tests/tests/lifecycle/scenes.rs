@@ -10,7 +10,8 @@ use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use switchyard_tests::{
-    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, PATIENCE, condition_of, start_controller,
+    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, PATIENCE, Scene as Folder, condition_of,
+    start_controller,
 };
 
 fn apply(plane: &ControlPlane, objects: &[Value]) -> Result<()> {
@@ -106,7 +107,7 @@ async fn what_admission_adds_to_pods_counts_for_their_place() -> Result<()> {
     let waits = scene.jobs.wait_stage("c", "Queued").await?;
     scene.jobs.verdict("sidecars that admission adds leave no room", "waits, cause named", "c")?;
     let message = &condition_of(&waits, "Placed").unwrap().message;
-    assert!(message.contains("0 of 1 nodes have room for cpu 6100m"), "{message}");
+    assert!(message.contains("no node has room for cpu 6100m"), "{message}");
     scene.never_panicked()
 }
 
@@ -177,6 +178,15 @@ async fn jobs_go_where_their_volumes_are_and_say_so_where_there_are_none() -> Re
         let waits = scene.jobs.wait(name, "told", says(&why)).await?;
         scene.jobs.verdict(what, "waits, cause named", name)?;
         assert_eq!(waits.status.unwrap().attempt, Some(1));
+        let config = ControlPlane::shared().kubeconfig("admin").display().to_string();
+        let asked = ["explain", name, "--namespace", &namespace, "--kubeconfig", &config];
+        let told = Folder::new().switchyard(asked).start().wait(PATIENCE);
+        ensure!(
+            told.stdout.contains("not placeable: ") && told.stdout.contains(&why),
+            "{}{}",
+            told.stdout,
+            told.stderr
+        );
         let new = volume(&format!("{namespace}-{name}"), class, "kubernetes.io/hostname", &nodes[node]);
         apply(ControlPlane::shared(), &[new])?;
         assert_eq!(node_of(&scene, name).await?, nodes[node], "a volume that comes later is seen");
@@ -198,7 +208,7 @@ async fn the_overhead_of_a_runtime_takes_room() -> Result<()> {
     scene.create("b", 1, "run", heavy.clone()).await?;
     assert_ne!(node_of(&scene, "b").await?, first);
     scene.create("c", 1, "run", heavy).await?;
-    scene.jobs.wait("c", "told", says("0 of 1 nodes have room for cpu 6100m")).await?;
+    scene.jobs.wait("c", "told", says("no node has room for cpu 6100m")).await?;
     scene.jobs.verdict("overhead of a RuntimeClass leaves no room", "waits, cause named", "c")
 }
 

@@ -1,6 +1,6 @@
 //! Paths that the documents name exist.
 
-use crate::tidy::{caught, none, read, repository_files};
+use crate::tidy::{caught, none, read, repository_files, rust_files};
 use switchyard_tests::documents::{SHELLS, blocks_in, documents};
 use switchyard_tests::root;
 
@@ -172,4 +172,69 @@ fn planted_paths_are_caught() {
             "README.md:5: `crds/away/` does not exist",
         ]
     );
+}
+
+/// Texts between double quotes in the first column of a table, with their lines.
+fn quoted(text: &str) -> Vec<(usize, &str)> {
+    let rows = text.lines().enumerate().filter(|(_, line)| line.starts_with("| "));
+    let first = rows.filter_map(|(at, line)| Some((at + 1, line.split('|').nth(1)?)));
+    first.flat_map(|(at, cell)| cell.split('"').skip(1).step_by(2).map(move |quote| (at, quote))).collect()
+}
+
+/// Quotations that no program prints. A number, or a `…`, stands for what differs from case to case.
+fn check_quotations(file: &str, text: &str, source: &str) -> Vec<String> {
+    let is_open = |letter: char| letter == '…' || letter.is_ascii_digit();
+    let mut faults = Vec::new();
+    for (line, quote) in quoted(text) {
+        let parts = quote.split(is_open).map(str::trim).filter(|part| part.len() > 3);
+        for part in parts.filter(|part| !source.contains(part)) {
+            faults.push(format!("{file}:{line}: nothing prints `{part}`"));
+        }
+    }
+    faults
+}
+
+/// troubleshooting.md quoted words that no program had printed for months.
+#[test]
+fn quoted_messages_are_printed_somewhere() {
+    let source: String = rust_files().filter(|(file, _)| file.starts_with("src/")).map(|(_, text)| text).collect();
+    let joined = source.split("\\\n").map(str::trim_start).collect::<String>();
+    let file = "docs/troubleshooting.md";
+    let text = read(file).unwrap_or_default();
+    assert!(quoted(&text).len() > 20, "{:?}", quoted(&text));
+    none(&check_quotations(file, &text, &joined));
+}
+
+#[test]
+fn planted_quotations_are_caught() {
+    let text = "| a | b |\n|---|---|\n| Running, \"ends after 5 tries\", \"never … said\" | \"not here\" |\n";
+    let faults = check_quotations("docs/x.md", text, "format!(\"ends after {tries} tries\")");
+    assert_eq!(faults, ["docs/x.md:3: nothing prints `never`", "docs/x.md:3: nothing prints `said`"]);
+}
+
+/// Names of tests in the last column of the administrators' tables.
+fn check_tests(file: &str, text: &str, source: &str) -> Vec<String> {
+    let rows = text.lines().enumerate().filter(|(_, line)| line.starts_with("| ") && !line.ends_with("| test |"));
+    let named = rows.flat_map(|(at, line)| {
+        let last = line.trim_end_matches(" |").rsplit(" | ").next().unwrap_or_default();
+        last.split('`').skip(1).step_by(2).map(move |name| (at + 1, name))
+    });
+    let is_test = |name: &str| name.len() > 20 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    let missing = named.filter(|(_, name)| is_test(name) && !source.contains(&format!("fn {name}(")));
+    missing.map(|(line, name)| format!("{file}:{line}: there is no test `{name}`")).collect()
+}
+
+#[test]
+fn tests_that_the_administrators_page_names_exist() {
+    let source: String = rust_files().map(|(_, text)| text).collect();
+    let text = read("docs/maintenance.md").unwrap_or_default();
+    assert!(text.matches("| test |").count() == 2, "two tables name their tests");
+    none(&check_tests("docs/maintenance.md", &text, &source));
+}
+
+#[test]
+fn planted_names_of_tests_are_caught() {
+    let text = "| a | b | test |\n|---|---|---|\n| x | y | `a_test_that_is_there_and_long`, `a_test_that_is_not_there_any_more` |\n";
+    let faults = check_tests("docs/x.md", text, "fn a_test_that_is_there_and_long() {");
+    assert_eq!(faults, ["docs/x.md:3: there is no test `a_test_that_is_not_there_any_more`"]);
 }

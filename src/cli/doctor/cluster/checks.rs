@@ -2,26 +2,47 @@
 
 use super::Finding;
 use super::seen::{Release, Seen, instance};
+use crate::live::holder;
 use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use std::collections::BTreeSet;
+use switchyard_crds::conditions::{COMPLETE, FAILED, PODS_CREATED};
 use switchyard_crds::generate;
+use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::labels::{LEADER_POLICIES, LEADER_VERSION, LEASE};
+use switchyard_crds::names::GPU_RESOURCE;
+use switchyard_plan::cluster::clock::is_old;
 use switchyard_plan::policies::{Probe, denier, fault};
 
+const ADMINISTRATOR: &str = "look with the kubeconfig of an administrator";
+/// Nodes that a finding names.
+const NAMED: usize = 4;
 const UPGRADE: &str = "helm upgrade with the chart of this version puts it back (docs/install.md)";
-/// A Lease that was not renewed for this many times its duration has no holder that lives.
-const PATIENCE: i64 = 3;
 
 /// All findings, the gravest check first.
 pub(super) fn all(seen: &Seen) -> Vec<Finding> {
-    let checks: [fn(&Seen) -> Vec<Finding>; 10] =
-        [foreign_pods, policies, leftovers, crds, releases, leader, agents, versions, webhooks, devices];
+    let checks: [fn(&Seen) -> Vec<Finding>; 14] = [
+        foreign_pods,
+        policies,
+        leftovers,
+        crds,
+        releases,
+        leader,
+        rights,
+        agents,
+        reports,
+        versions,
+        webhooks,
+        devices,
+        slices,
+        refused_jobs,
+    ];
     let mut findings: Vec<Finding> = checks.iter().flat_map(|check| check(seen)).collect();
     let unread: BTreeSet<&(String, String)> = seen.unread.iter().collect();
-    findings.extend(unread.into_iter().map(|(what, why)| {
-        Finding::new("rights", format!("cannot {what}: {why}"), "look with the kubeconfig of an administrator")
-    }));
+    findings.extend(
+        unread.into_iter().map(|(what, why)| Finding::new("rights", format!("cannot {what}: {why}"), ADMINISTRATOR)),
+    );
     findings
 }
 
@@ -192,16 +213,10 @@ fn leader(seen: &Seen) -> Vec<Finding> {
         let fix = format!("kubectl -n {place} logs -l app.kubernetes.io/component=controller says why");
         let one = |what: String| vec![Finding::new("leader", what, fix.clone())];
         let Some(lease) = &release.lease else { return one(format!("there is no Lease {place}/{LEASE}")) };
-        let spec = lease.spec.clone().unwrap_or_default();
-        let Some(holder) = spec.holder_identity.filter(|holder| !holder.is_empty()) else {
-            return one(format!("nobody holds the Lease {place}/{LEASE}"));
+        let holder = match holder(lease, seen.now) {
+            Ok(holder) => holder,
+            Err(why) => return one(why),
         };
-        let lasts = i64::from(spec.lease_duration_seconds.unwrap_or(10));
-        let age = spec.renew_time.map(|time| seen.now.duration_since(time.0).as_secs());
-        if age.is_none_or(|age| age > PATIENCE * lasts) {
-            let age = age.map_or("ever".into(), |age| format!("for {age} s"));
-            return one(format!("{holder} has not renewed the Lease {place}/{LEASE} {age}"));
-        }
         let said = lease.annotations().get(LEADER_POLICIES).filter(|said| *said != "ok");
         said.into_iter().map(|said| Finding::new("policies", format!("{holder} found: {said}"), UPGRADE)).collect()
     })
@@ -221,17 +236,25 @@ fn agent_faults(release: &Release, agents: &DaemonSet) -> Vec<Finding> {
         let fix = "see nodeAgent.nodeSelector and nodeAgent.gpuNodesOnly, or set nodeAgent.enabled=false";
         return vec![Finding::new("agents", format!("{name}: its selector finds no node"), fix)];
     }
-    if ready >= wanted {
+    // Pods that run stay, whatever their namespace would refuse now; the next ones are not created.
+    let warnings = release.warnings.iter().filter(|_| there < wanted).chain(&release.agent_pod);
+    let warned = |words: &str| warnings.clone().any(|warning| warning.contains(words));
+    let (no_quota, no_folders) = (warned("insufficient quota to match these scopes"), warned("violates PodSecurity"));
+    let updated = status.updated_number_scheduled.unwrap_or(wanted);
+    if ready >= wanted && !no_quota && !no_folders {
+        if updated < wanted {
+            let what = format!("{name}: {updated} of {wanted} pods are of its current version");
+            let fix = format!("kubectl -n {place} rollout status daemonset/{name} says what it waits for");
+            return vec![Finding::new("agents", what, fix)];
+        }
         return Vec::new();
     }
-    let level = release.namespace.as_ref().and_then(|it| it.labels().get("pod-security.kubernetes.io/enforce"));
-    let warned = |words: &str| release.warnings.iter().any(|warning| warning.contains(words));
     let privileged =
         format!("kubectl label --overwrite namespace {place} pod-security.kubernetes.io/enforce=privileged");
-    let (why, fix) = if there < wanted && warned("insufficient quota to match these scopes") {
+    let (why, fix) = if no_quota {
         let why = "this cluster (GKE does) takes the priority class of the agents only in a namespace with a ResourceQuota for it";
         (format!("; {why}"), "helm upgrade with nodeAgent.resourceQuota.enabled=true".into())
-    } else if there < wanted && (warned("violates PodSecurity") || level.is_some_and(|level| level != "privileged")) {
+    } else if no_folders {
         ("; Pod Security forbids folders and the network of the node".into(), privileged)
     } else {
         let last = release.warnings.last().map_or(String::new(), |last| format!("; {last}"));
@@ -240,16 +263,34 @@ fn agent_faults(release: &Release, agents: &DaemonSet) -> Vec<Finding> {
     vec![Finding::new("agents", format!("{name}: {ready} of {wanted} are ready, {there} exist{why}"), fix)]
 }
 
-/// Controller, leader, agents and this program have one version.
+/// Chart, controller, leader, agents and this program have one version.
 fn versions(seen: &Seen) -> Vec<Finding> {
     let ours = env!("CARGO_PKG_VERSION");
+    let there: BTreeSet<String> = seen.nodes.iter().map(ResourceExt::name_any).collect();
+    let is_other = |report: &&GPUTopology| {
+        let agent = report.status.as_ref().and_then(|status| status.agent_version.as_deref());
+        there.contains(&report.name_any()) && agent.is_some_and(|version| version != ours)
+    };
+    let others: Vec<String> = seen.reports.iter().filter(is_other).map(ResourceExt::name_any).collect();
+    let mut findings = Vec::new();
+    if !others.is_empty() {
+        let what = format!("the agents of {} are of another version than this program ({ours})", named(&others));
+        findings.push(Finding::new(
+            "versions",
+            what,
+            "wait until the rollout of the agents' DaemonSet is over, or upgrade the older one",
+        ));
+    }
     let label = "app.kubernetes.io/version";
-    each(seen, |release| {
+    findings.extend(each(seen, |release| {
         let controller = release.controller.labels().get(label).map(String::as_str);
         let agents = release.agents.as_ref().and_then(|agents| agents.labels().get(label)).map(String::as_str);
         let leader =
             release.lease.as_ref().and_then(|lease| lease.annotations().get(LEADER_VERSION)).map(String::as_str);
-        let all = [("the controller", controller), ("the leader", leader), ("the agents", agents)];
+        let chart =
+            release.controller.labels().get("helm.sh/chart").and_then(|chart| chart.strip_prefix("switchyard-"));
+        let all =
+            [("the chart", chart), ("the controller", controller), ("the leader", leader), ("the agents", agents)];
         let others = all
             .into_iter()
             .filter_map(|(who, version)| version.filter(|version| *version != ours).map(|version| (who, version)));
@@ -262,16 +303,118 @@ fn versions(seen: &Seen) -> Vec<Finding> {
                 )
             })
             .collect()
-    })
+    }));
+    findings
 }
 
 /// No webhook that is gone keeps pods from being created.
 fn webhooks(seen: &Seen) -> Vec<Finding> {
-    let found = seen.dead_webhooks.iter().map(|name| {
-        let what = format!("{name} must answer before a pod is created, and its Service does not exist");
+    let found = seen.dead_webhooks.iter().map(|(name, why)| {
+        let what = format!("{name} must answer before a pod or a TrainJob is created, and {why}");
         Finding::new("webhooks", what, "install what it belongs to again, or delete its webhook configuration")
     });
     found.collect()
+}
+
+/// The accounts have the rights of the chart.
+fn rights(seen: &Seen) -> Vec<Finding> {
+    each(seen, |release| {
+        let found = release.lacks.iter().filter_map(|(account, lacks)| match lacks {
+            Ok(missing) if missing.is_empty() => None,
+            Ok(missing) => {
+                let what = format!("{account} may not {}", missing.join(", "));
+                Some(Finding::new("rights", what, UPGRADE))
+            }
+            Err(why) => {
+                let what = format!("cannot check the rights of {account}: {why}");
+                Some(Finding::new("rights", what, ADMINISTRATOR))
+            }
+        });
+        found.collect()
+    })
+}
+
+/// Nodes with GPUs are reported, and not long ago.
+fn reports(seen: &Seen) -> Vec<Finding> {
+    let Some(release) = seen.releases.iter().find(|release| release.agents.is_some()) else { return Vec::new() };
+    let reported: BTreeSet<String> = seen.reports.iter().map(ResourceExt::name_any).collect();
+    let has_gpus = |node: &&Node| {
+        let offered = node.status.as_ref().and_then(|status| status.allocatable.as_ref()?.get(GPU_RESOURCE));
+        offered.is_some_and(|count| count.0 != "0")
+    };
+    let silent: Vec<String> = seen.nodes.iter().filter(has_gpus).map(ResourceExt::name_any).collect();
+    let silent: Vec<String> = silent.into_iter().filter(|node| !reported.contains(node)).collect();
+    let mut findings = Vec::new();
+    if !silent.is_empty() {
+        let what =
+            format!("no report of {}, which {} GPUs", named(&silent), if silent.len() == 1 { "has" } else { "have" });
+        let fix =
+            "see nodeAgent.nodeSelector, nodeAgent.gpuNodesOnly and nodeAgent.tolerations: an agent must run there";
+        findings.push(Finding::new("reports", what, fix));
+    }
+    let there: BTreeSet<String> = seen.nodes.iter().map(ResourceExt::name_any).collect();
+    let is_old = |report: &&GPUTopology| {
+        let observed = report.status.as_ref().and_then(|status| status.observed_time.as_ref());
+        there.contains(&report.name_any()) && observed.is_none_or(|at| is_old(at.0, seen.now))
+    };
+    let old: Vec<String> = seen.reports.iter().filter(is_old).map(ResourceExt::name_any).collect();
+    if !old.is_empty() {
+        let what = format!("the reports of {} are older than half an hour: jobs do not go there", named(&old));
+        let place = release.place();
+        let fix = format!(
+            "kubectl -n {place} logs -l app.kubernetes.io/component=node-agent says why, unless the node is gone"
+        );
+        findings.push(Finding::new("reports", what, fix));
+    }
+    findings
+}
+
+/// `a, b, c and 5 more nodes`.
+fn named(nodes: &[String]) -> String {
+    let first = nodes[..nodes.len().min(NAMED)].join(", ");
+    match nodes.len().saturating_sub(NAMED) {
+        0 if nodes.len() == 1 => format!("node {first}"),
+        0 => format!("nodes {first}"),
+        more => format!("nodes {first} and {more} more"),
+    }
+}
+
+/// Where the class of the claims exists, a driver offers devices.
+fn slices(seen: &Seen) -> Vec<Finding> {
+    each(seen, |release| {
+        let class = release
+            .arguments("--gpu-device-class")
+            .into_iter()
+            .find(|class| seen.device_classes.iter().any(|it| it == class));
+        let silent =
+            release.arguments("--gpu-driver").into_iter().find(|driver| seen.drivers.iter().all(|it| it != driver));
+        let found = class.zip(silent).map(|(class, driver)| {
+            let what = format!(
+                "DeviceClass {class} exists, but driver {driver} offers no ResourceSlice: no GPU comes by claims"
+            );
+            Finding::new(
+                "devices",
+                what,
+                "see the pods of the driver on the nodes with GPUs, or delete the DeviceClass",
+            )
+        });
+        found.into_iter().collect()
+    })
+}
+
+/// No job waits for pods that the Pod Security level of its namespace refuses.
+fn refused_jobs(seen: &Seen) -> Vec<Finding> {
+    let refused = seen.jobs.iter().filter_map(|job| {
+        let status = job.status.as_ref().filter(|status| !status.is(COMPLETE) && !status.is(FAILED))?;
+        let refused = status.condition(PODS_CREATED).filter(|it| it.message.contains("violates PodSecurity"))?;
+        let namespace = job.namespace().unwrap_or_default();
+        let what = format!("the pods of TrainJob {namespace}/{} are refused: {}", job.name_any(), refused.message);
+        let fix = format!(
+            "take what it names out of spec.template, or label namespace {namespace} with a lower pod-security.kubernetes.io/enforce"
+        );
+        Some(Finding::new("jobs", what, fix))
+    });
+    refused.collect()
 }
 
 /// Where a driver offers GPUs, the device class of the claims exists.

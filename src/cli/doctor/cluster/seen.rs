@@ -1,5 +1,7 @@
 //! What the checks look at: objects of the cluster, and answers of the API server to what is created on trial.
 
+use super::rights::{self, Lacks, Workers};
+use crate::connect::words;
 use futures::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::{
@@ -8,7 +10,8 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Event, Namespace, Pod, Service};
+use k8s_openapi::api::core::v1::{Event, Node, Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceSlice};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::ListParams;
@@ -17,6 +20,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::labels::LEASE;
 use switchyard_crds::{TrainJob, generate};
 use switchyard_plan::policies::Probe;
@@ -32,8 +36,11 @@ pub(super) struct Seen {
     pub releases: Vec<Release>,
     pub device_classes: Vec<String>,
     pub drivers: Vec<String>,
-    /// Webhooks without which no pod is created, and whose Service does not exist.
-    pub dead_webhooks: Vec<String>,
+    pub nodes: Vec<Node>,
+    pub reports: Vec<GPUTopology>,
+    pub jobs: Vec<TrainJob>,
+    /// Webhooks without which no pod or TrainJob is created, and why they cannot answer.
+    pub dead_webhooks: Vec<(String, &'static str)>,
     /// What could not be read, with the API server's words.
     pub unread: Vec<(String, String)>,
 }
@@ -44,7 +51,6 @@ pub(super) struct Release {
     pub controller: Deployment,
     pub agents: Option<DaemonSet>,
     pub lease: Option<Lease>,
-    pub namespace: Option<Namespace>,
     /// Messages of warnings about the agents' DaemonSet.
     pub warnings: Vec<String>,
     /// Answers to what was created on trial where the release works: a pod of others, one with the label of a job, a TrainJob with a
@@ -52,6 +58,10 @@ pub(super) struct Release {
     pub foreign: Answer,
     pub forged: Answer,
     pub job: Answer,
+    /// The answer to a pod of its agents.
+    pub agent_pod: Answer,
+    /// Rights that its accounts lack.
+    pub lacks: BTreeMap<String, Lacks>,
 }
 
 /// `Some`: refused, in these words.
@@ -63,6 +73,16 @@ impl Release {
         let template = self.controller.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
         let arguments = template.into_iter().flat_map(|pod| &pod.containers).flat_map(|c| c.args.iter().flatten());
         arguments.filter_map(|argument| argument.strip_prefix(name)?.strip_prefix('=')).collect()
+    }
+
+    fn workers<'a>(&'a self, place: &'a str) -> Workers<'a> {
+        Workers {
+            place,
+            controller: self.controller.spec.as_ref().and_then(|spec| spec.template.spec.as_ref()),
+            agents: self.agents.as_ref().and_then(|agents| agents.spec.as_ref()?.template.spec.as_ref()),
+            watched: self.arguments("--watch-namespace"),
+            is_scaling: !self.arguments("--provisioning-class").is_empty(),
+        }
     }
 
     pub fn place(&self) -> String {
@@ -78,14 +98,6 @@ impl Release {
 /// The release of an object, by its labels.
 pub(super) fn instance(labels: &BTreeMap<String, String>) -> &str {
     labels.get("app.kubernetes.io/instance").map_or("", String::as_str)
-}
-
-/// The error in the API server's words.
-fn words(error: kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) => status.message,
-        error => error.to_string(),
-    }
 }
 
 fn ours(component: &str) -> ListParams {
@@ -118,13 +130,16 @@ pub(super) async fn gather(client: &Client) -> Seen {
     let slices: Vec<ResourceSlice> = seen.list(client, &ListParams::default()).await;
     seen.device_classes = classes.iter().map(ResourceExt::name_any).collect();
     seen.drivers = slices.into_iter().map(|slice| slice.spec.driver).collect();
+    seen.nodes = seen.list(client, &ListParams::default()).await;
+    seen.reports = seen.list(client, &ListParams::default()).await;
+    seen.jobs = seen.list(client, &ListParams::default()).await;
     seen.webhooks(client).await;
     seen
 }
 
 impl Seen {
     fn noted<T>(&mut self, what: &str, answer: kube::Result<T>) -> Option<T> {
-        answer.map_err(|error| self.unread.push((what.into(), words(error)))).ok()
+        answer.map_err(|error| self.unread.push((what.into(), words(&error)))).ok()
     }
 
     async fn list<K>(&mut self, client: &Client, which: &ListParams) -> Vec<K>
@@ -139,8 +154,6 @@ impl Seen {
         let place = release.place();
         let lease = Api::<Lease>::namespaced(client.clone(), &place).get_opt(LEASE).await;
         release.lease = self.noted("get the Lease", lease).flatten();
-        let namespace = Api::<Namespace>::all(client.clone()).get_opt(&place).await;
-        release.namespace = self.noted("get the namespace", namespace).flatten();
         if let Some(agents) = &release.agents {
             let about = format!("involvedObject.kind=DaemonSet,involvedObject.name={}", agents.name_any());
             let events = Api::<Event>::namespaced(client.clone(), &place);
@@ -149,8 +162,14 @@ impl Seen {
             let warnings = events.into_iter().filter(|event| event.type_.as_deref() == Some("Warning"));
             release.warnings = warnings.filter_map(|event| event.message).collect();
         }
-        let works_in = release.arguments("--watch-namespace").first().map_or(place, |first| (*first).to_string());
+        let works_in =
+            release.arguments("--watch-namespace").first().map_or(place.clone(), |first| (*first).to_string());
         let pods = Api::<Pod>::namespaced(client.clone(), &works_in);
+        if let Some(pod) = release.agents.as_ref().and_then(agent_pod) {
+            let here = Api::<Pod>::namespaced(client.clone(), &place);
+            release.agent_pod = trial(&here, &pod).await.err();
+        }
+        release.lacks = rights::lacks(client, &release.workers(&place)).await;
         release.foreign = trial(&pods, &Probe::Foreign.pod()).await.err();
         release.forged = trial(&pods, &Probe::Forged.pod()).await.err();
         release.job = match daring_job() {
@@ -160,7 +179,7 @@ impl Seen {
         release
     }
 
-    /// Webhooks that must answer before a pod is created, and cannot.
+    /// Webhooks that must answer before a pod or an object of ours is written, and cannot.
     async fn webhooks(&mut self, client: &Client) {
         let validating: Vec<ValidatingWebhookConfiguration> = self.list(client, &ListParams::default()).await;
         let mutating: Vec<MutatingWebhookConfiguration> = self.list(client, &ListParams::default()).await;
@@ -168,7 +187,7 @@ impl Seen {
         let mut need =
             |name: &str, policy: &Option<String>, rules: &Option<Vec<RuleWithOperations>>, at: WebhookClientConfig| {
                 let fails_closed = policy.as_deref() != Some("Ignore");
-                if let Some(service) = at.service.filter(|_| fails_closed && rules.iter().flatten().any(is_about_pods))
+                if let Some(service) = at.service.filter(|_| fails_closed && rules.iter().flatten().any(is_about_ours))
                 {
                     needed.push((name.into(), service));
                 }
@@ -180,24 +199,51 @@ impl Seen {
             need(&hook.name, &hook.failure_policy, &hook.rules, hook.client_config);
         }
         let found = join_all(needed.into_iter().map(async |(name, at)| {
-            let found = Api::<Service>::namespaced(client.clone(), &at.namespace).get_opt(&at.name).await;
-            (format!("{name} (Service {}/{})", at.namespace, at.name), found)
+            let service = Api::<Service>::namespaced(client.clone(), &at.namespace).get_opt(&at.name).await;
+            let of_service = ListParams::default().labels(&format!("kubernetes.io/service-name={}", at.name));
+            let slices = Api::<EndpointSlice>::namespaced(client.clone(), &at.namespace).list(&of_service).await;
+            (format!("{name} (Service {}/{})", at.namespace, at.name), service, slices)
         }));
-        for (name, found) in found.await {
-            if let Some(None) = self.noted("get Services of webhooks", found) {
-                self.dead_webhooks.push(name);
+        for (name, service, slices) in found.await {
+            let service = self.noted("get Services of webhooks", service);
+            let slices = self.noted("list EndpointSlices of webhooks", slices);
+            match (service, slices) {
+                (Some(None), _) => self.dead_webhooks.push((name, "its Service does not exist")),
+                (Some(Some(_)), Some(slices)) if !slices.items.iter().any(answers) => {
+                    self.dead_webhooks.push((name, "no pod behind its Service is ready"));
+                }
+                _ => {}
             }
         }
     }
 }
 
-fn is_about_pods(rule: &RuleWithOperations) -> bool {
+/// Whether an address of a Service answers.
+fn answers(slice: &EndpointSlice) -> bool {
+    slice.endpoints.iter().any(|endpoint| {
+        let ready = endpoint.conditions.as_ref().and_then(|conditions| conditions.ready);
+        ready.unwrap_or(true) && !endpoint.addresses.is_empty()
+    })
+}
+
+/// A pod as the DaemonSet makes it.
+fn agent_pod(agents: &DaemonSet) -> Option<Pod> {
+    let template = agents.spec.as_ref()?.template.clone();
+    let mut metadata = template.metadata.unwrap_or_default();
+    metadata.name = Some("switchyard-probe".into());
+    Some(Pod { metadata, spec: template.spec, status: None })
+}
+
+/// Whether a webhook is called for pods, or for our own kinds.
+fn is_about_ours(rule: &RuleWithOperations) -> bool {
     let has = |words: &Option<Vec<String>>, wanted: &[&str]| {
         words.iter().flatten().any(|word| wanted.contains(&word.as_str()))
     };
-    has(&rule.api_groups, &["", "*"])
-        && has(&rule.resources, &["pods", "*", "*/*"])
-        && has(&rule.operations, &["CREATE", "*"])
+    let of_pods = has(&rule.api_groups, &["", "*"]) && has(&rule.resources, &["pods", "*", "*/*"]);
+    let ours =
+        ["trainjobs", "trainjobs/status", "gputopologies", "gputopologies/status", "placementslices", "*", "*/*"];
+    let of_ours = has(&rule.api_groups, &["training.switchyard.dev", "*"]) && has(&rule.resources, &ours);
+    (of_pods || of_ours) && has(&rule.operations, &["CREATE", "UPDATE", "*"])
 }
 
 /// A TrainJob that no setting allows.

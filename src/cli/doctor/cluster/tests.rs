@@ -3,9 +3,11 @@
 use super::seen::{Release, Seen};
 use super::*;
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use switchyard_crds::gpu_topology::GPUTopology;
 
 const NOW: &str = "2026-11-27T12:00:00Z";
 const NAMES: [&str; 4] =
@@ -37,12 +39,21 @@ fn release() -> Release {
             "spec": {"replicas": 2, "selector": {}, "template": template}, "status": {"readyReplicas": 2}})),
         agents: object(json!({"metadata": metadata("switchyard-node-agent"), "status": {"desiredNumberScheduled": 3,
             "currentNumberScheduled": 3, "numberReady": 3, "numberMisscheduled": 0}})),
-        lease: object(json!({"metadata": {"annotations": {"training.switchyard.dev/policies": "ok",
-            "training.switchyard.dev/version": env!("CARGO_PKG_VERSION")}}, "spec": renewed})),
+        lease: object(json!({"metadata": {"name": "switchyard-controller", "namespace": "switchyard-system",
+            "annotations": {"training.switchyard.dev/policies": "ok",
+                "training.switchyard.dev/version": env!("CARGO_PKG_VERSION")}}, "spec": renewed})),
         forged: refused_by("switchyard-children"),
         job: refused_by("switchyard-trainjobs"),
         ..Release::default()
     }
+}
+
+fn node(name: &str, gpus: &str) -> Node {
+    object(json!({"metadata": {"name": name}, "status": {"allocatable": {"nvidia.com/gpu": gpus}}}))
+}
+
+fn report(name: &str, observed: &str) -> GPUTopology {
+    object(json!({"metadata": {"name": name}, "spec": {}, "status": {"observedTime": observed}}))
 }
 
 fn annotate(release: &mut Release, name: &str, value: &str) {
@@ -139,7 +150,7 @@ fn each_fault_has_one_finding_and_a_fix() {
                 it.lease.as_mut().unwrap().spec.as_mut().unwrap().renew_time =
                     object(json!("2026-11-27T11:59:00.000000Z"))
             }),
-            "has not renewed the Lease switchyard-system/switchyard-controller for 60 s",
+            "has not renewed the Lease switchyard-system/switchyard-controller for 1m00s",
             "logs",
         ),
         (of_release(|it| annotate(it, "training.switchyard.dev/policies", "x: no")), "a found: x: no", "helm upgrade"),
@@ -164,9 +175,81 @@ fn each_fault_has_one_finding_and_a_fix() {
             "Pod Security forbids",
             "enforce=privileged",
         ),
+        (of_release(|it| it.warnings = vec!["violates PodSecurity, long ago".into()]), "", ""),
+        (
+            of_release(|it| {
+                it.agent_pod = Some("pods is forbidden: violates PodSecurity \"restricted:latest\"".into())
+            }),
+            "Pod Security forbids",
+            "enforce=privileged",
+        ),
+        (
+            Box::new(move |seen| seen.releases[0].agent_pod = Some(quota.into())),
+            "only in a namespace with a ResourceQuota",
+            "nodeAgent.resourceQuota.enabled=true",
+        ),
+        (of_release(|it| it.agent_pod = Some("pods is forbidden: User".into())), "", ""),
+        (
+            of_release(|it| it.agents.as_mut().unwrap().status.as_mut().unwrap().updated_number_scheduled = Some(1)),
+            "1 of 3 pods are of its current version",
+            "rollout status",
+        ),
+        (
+            of_release(|it| drop(it.lacks.insert("system:serviceaccount:s:c".into(), Ok(vec!["create pods".into()])))),
+            "system:serviceaccount:s:c may not create pods",
+            "helm upgrade",
+        ),
+        (
+            of_release(|it| drop(it.lacks.insert("system:serviceaccount:s:c".into(), Err("forbidden".into())))),
+            "cannot check the rights of system:serviceaccount:s:c: forbidden",
+            "administrator",
+        ),
+        (
+            of_release(|it| drop(it.controller.labels_mut().insert("helm.sh/chart".into(), "switchyard-0.0.1".into()))),
+            "the chart of release switchyard: version 0.0.1",
+            "upgrade the older one",
+        ),
+        (
+            Box::new(|seen| seen.nodes.push(node("gpu-9", "8"))),
+            "no report of node gpu-9, which has GPUs",
+            "nodeAgent.nodeSelector",
+        ),
+        (Box::new(|seen| seen.nodes.push(node("cpu-1", "0"))), "", ""),
+        (
+            Box::new(|seen| {
+                seen.nodes.push(node("gpu-9", "8"));
+                seen.reports.push(report("gpu-9", "2026-11-27T11:29:00Z"));
+            }),
+            "the reports of node gpu-9 are older than half an hour",
+            "logs -l app.kubernetes.io/component=node-agent",
+        ),
+        (Box::new(|seen| seen.reports.push(report("gone", "2026-11-26T11:29:00Z"))), "", ""),
+        (
+            Box::new(|seen| {
+                seen.nodes.push(node("gpu-9", "8"));
+                let mut report = report("gpu-9", "2026-11-27T11:59:00Z");
+                report.status.as_mut().unwrap().agent_version = Some("0.0.1".into());
+                seen.reports.push(report);
+            }),
+            "the agents of node gpu-9 are of another version",
+            "rollout",
+        ),
+        (Box::new(|seen| seen.drivers.clear()), "driver gpu.nvidia.com offers no ResourceSlice", "pods of the driver"),
+        (
+            Box::new(|seen| {
+                let refused = json!({"type": "PodsCreated", "status": "False", "reason": "Refused",
+                    "message": "pods is forbidden: violates PodSecurity", "lastTransitionTime": NOW});
+                seen.jobs.push(object(json!({"metadata": {"name": "a", "namespace": "team"},
+                    "spec": {"trainer": {"framework": "Plain"}}, "status": {"conditions": [refused]}})));
+            }),
+            "the pods of TrainJob team/a are refused",
+            "label namespace team",
+        ),
         (Box::new(move |seen| seen.releases[0].agents = agents(0, 0)), "finds no node", "nodeAgent.nodeSelector"),
         (
-            Box::new(|seen| seen.dead_webhooks.push("a.example.com (Service a/b)".into())),
+            Box::new(|seen| {
+                seen.dead_webhooks.push(("a.example.com (Service a/b)".into(), "its Service does not exist"))
+            }),
             "a.example.com",
             "delete its webhook configuration",
         ),

@@ -101,3 +101,21 @@ fn a_forecast_is_made_again_after_a_minute() {
     assert_eq!(told(59), first);
     assert!(told(60) > first);
 }
+
+/// "46th in the queue, no forecast: 47 of 47 jobs ahead have no activeDeadlineSeconds": the reason was a minute older than the place.
+#[test]
+fn the_place_in_the_queue_and_the_jobs_ahead_are_of_one_moment() {
+    let mut items = queue(json!(7200), Value::Null);
+    items.push(job("third", 1, "2026-01-04T00:00:00Z", waiting()));
+    items.push(pod("third", 0, None, 0));
+    let now: Timestamp = NOW.parse().unwrap();
+    let mut cluster = Cluster::of(&items, Defaults::default(), Levels::default(), now).unwrap();
+    let key = |name: &str| Key { namespace: "ns".into(), name: name.into() };
+    let words = |cluster: &mut Cluster| cluster.index.forecast(&key("third"), now).unwrap().words(now);
+    assert_eq!(words(&mut cluster), "third in the queue, no forecast: 2 of 2 jobs ahead have no activeDeadlineSeconds");
+    cluster.index.waiting.remove(&key("next"));
+    assert_eq!(words(&mut cluster), "second in the queue, no forecast: 1 of 1 job ahead has no activeDeadlineSeconds");
+    cluster.index.waiting.remove(&key("gang"));
+    let alone = words(&mut cluster);
+    assert!(alone.starts_with("first in the queue") && !alone.contains("ahead"), "{alone}");
+}

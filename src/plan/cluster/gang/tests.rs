@@ -170,7 +170,10 @@ fn a_refusal_names_what_binds_and_what_would_help() {
          (192 GB/s)"
     );
     let refused = cluster.place(&job(5, 8, json!({}))).unwrap_err();
-    assert!(refused.to_string().starts_with("3 of 5 nodes have room for 8 GPUs, cpu 8; most free GPUs"), "{refused}");
+    assert!(
+        refused.to_string().starts_with("3 of 5 needed nodes have room for 8 GPUs, cpu 8; most free GPUs"),
+        "{refused}"
+    );
     cluster.nodes.values_mut().for_each(|node| drop(Arc::make_mut(&mut node.facts.labels).remove("example.com/rack")));
     let refused = cluster.place(&asked).unwrap_err().to_string();
     assert!(refused.contains("4 nodes have no label example.com/rack"), "{refused}");

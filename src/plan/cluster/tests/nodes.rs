@@ -37,7 +37,7 @@ fn a_node_that_is_not_ready_is_not_lost_and_one_that_is_silent_not_at_once() {
     world.now = 59;
     let waits = world.step();
     assert_eq!((world.attempt(), waits.wake), (1, Some(at(60))));
-    assert!(world.message().contains("node n0 does not report since"), "{}", world.message());
+    assert!(world.message().contains("node n0 has not reported since"), "{}", world.message());
     world.progress = Some(at(50));
     world.now = 100;
     assert_eq!(world.step().wake, Some(at(110)), "the ranks there must have sent something at 50 s");

@@ -139,6 +139,48 @@ fn other_failures_and_a_suspended_job_make_no_steps_either() {
     assert_eq!(progressing(&world).map(|told| (told.0, told.1)), Some(("False".into(), "Complete".into())));
 }
 
+/// It said "60 %, ETA 10 s" although it began again at step 0.
+#[test]
+fn a_suspended_job_shows_only_figures_that_a_checkpoint_keeps() {
+    let shown = |checkpoint: Value| {
+        let mut world = training(json!({}));
+        world.job.spec.checkpoint = serde_json::from_value(checkpoint).unwrap();
+        world.summary.as_mut().unwrap().remaining_seconds = Some(10.0);
+        world.run();
+        let remaining = |world: &World| {
+            let status = world.job.status.as_ref().unwrap();
+            status.trainer_status.as_ref().map(|figures| (figures.step, figures.estimated_remaining_seconds))
+        };
+        assert_eq!(remaining(&world), Some((5, Some(10))));
+        world.job.spec.suspend = true;
+        world.summary = None;
+        world.run();
+        remaining(&world)
+    };
+    assert_eq!(shown(Value::Null), None);
+    assert_eq!(shown(json!({"path": "/c", "periodSeconds": 60})), Some((5, None)));
+}
+
+/// The event named the pod that reported it: a healthy one.
+#[test]
+fn a_rank_that_another_pod_reports_is_named_first() {
+    let message = |origin: u32| {
+        let failure = json!({"rank": 0, "originRank": origin, "cause": "no sign of life for 10.0 s", "during": "", "exitCode": 4});
+        let mut world = training(json!({"failurePolicy": {"maxRestarts": 1}}));
+        world.exit("a-1-0", 4, &json!({"exitCode": 4, "failure": failure}).to_string());
+        world.now += 10;
+        let done = world.step();
+        assert_eq!(done.events.len(), 1);
+        assert!(world.message().ends_with(done.events[0].note.split_once(": ").unwrap().1), "{}", world.message());
+        world.message()
+    };
+    assert_eq!(
+        message(1),
+        "attempt 2 starts: rank 1 on node n1: no sign of life for 10.0 s (reported by pod a-1-0 on node n0)"
+    );
+    assert_eq!(message(0), "attempt 2 starts: pod a-1-0 on node n0: rank 0: no sign of life for 10.0 s");
+}
+
 #[test]
 fn a_job_that_reports_no_step_for_too_long_does_not_progress() {
     let mut world = training(json!({}));

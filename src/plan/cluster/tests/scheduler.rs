@@ -132,7 +132,7 @@ fn what_the_scheduler_said_comes_before_what_keeps_every_job_away() {
     world.step();
     remember(&mut world.job.status.as_mut().unwrap().node_failures, [fault], at(0));
     world.run();
-    let says = "0 of 1 nodes have room for cpu 2; 1 node cannot be used: the scheduler refused it: 0/9 nodes are available: no; \
+    let says = "no node has room for cpu 2; 1 node cannot be used: the scheduler refused it: 0/9 nodes are available: no; \
                 2 nodes cannot be used: ";
     assert!(world.message().starts_with(says), "{}", world.message());
 }

@@ -2,6 +2,7 @@
 
 use super::world::at;
 use super::*;
+use crate::cluster::containers::{InitContainer, InitState};
 use crate::cluster::hindrance::{progress, warning};
 use crate::cluster::view::Progress;
 use k8s_openapi::api::events::v1::Event;
@@ -25,6 +26,10 @@ fn says(container: &str, reason: &str) -> Waiting {
     Waiting { container: container.into(), reason: reason.into(), message: "no".into() }
 }
 
+fn loads(state: InitState) -> InitContainer {
+    InitContainer { name: "load".into(), position: (1, 2), state }
+}
+
 /// A name for the message, a change of the pod, and when another attempt begins; `None`: never.
 type Case = (&'static str, fn(&mut PodView), Option<i64>);
 
@@ -36,7 +41,11 @@ fn a_pod_that_does_not_start_is_waited_for_without_end_only_for_reasons_that_are
         ("a kubelet that does not take the pod", |pod| (pod.started, pod.bound) = (None, Some(at(50))), Some(650)),
         ("a container was made at 100 s", |pod| pod.progress = since(Some(100), false), Some(700)),
         ("an image is pulled", |pod| pod.progress = since(Some(1), true), None),
-        ("an init container runs", |pod| (pod.initializes, pod.progress) = (true, since(Some(1), false)), None),
+        (
+            "an init container runs",
+            |pod| (pod.init, pod.progress) = (Some(loads(InitState::Running { since: None })), since(Some(1), false)),
+            None,
+        ),
         ("events cannot be read", |_| {}, None),
         (
             "a claim cannot be prepared",
@@ -109,19 +118,110 @@ fn the_progress_of_a_pod_is_read_from_its_events() {
     assert!(warning(&[pulling, warned]).is_some());
 }
 
-#[test]
-fn a_running_init_container_is_seen() {
-    let container = |state: serde_json::Value| json!({"name": "load", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state});
-    let view = |state: serde_json::Value| {
-        let condition = json!({"type": "PodScheduled", "status": "True", "lastTransitionTime": at(3)});
-        let status =
-            json!({"phase": "Pending", "initContainerStatuses": [container(state)], "conditions": [condition]});
-        let pod = json!({"metadata": {"name": "a-1-0"}, "spec": {"containers": []}, "status": status});
-        let view = PodView::of(&serde_json::from_value(pod).unwrap());
-        (view.initializes, view.bound)
+/// A pod as its kubelet reports it, with these states of its containers: each with its name.
+fn reported(phase: &str, init: serde_json::Value, others: serde_json::Value) -> PodView {
+    let statuses = |states: &serde_json::Value| -> Vec<serde_json::Value> {
+        let states = states.as_object().unwrap();
+        let status = |(name, state): (&String, &serde_json::Value)| {
+            let is_running = state["state"].get("running").is_some();
+            let mut status = json!({"name": name, "image": "", "imageID": "", "ready": is_running, "restartCount": 0});
+            status.as_object_mut().unwrap().extend(state.as_object().unwrap().clone());
+            status
+        };
+        states.iter().map(status).collect()
     };
-    assert_eq!(view(json!({"running": {"startedAt": at(4)}})), (true, Some(at(3))));
-    assert_eq!(view(json!({"waiting": {"reason": "PodInitializing"}})), (false, Some(at(3))));
+    let native = json!([{"name": "load"}, {"name": "mesh", "restartPolicy": "Always"}]);
+    let spec = json!({"containers": [{"name": "trainer"}], "initContainers": native});
+    let bound = json!({"type": "PodScheduled", "status": "True", "lastTransitionTime": at(3)});
+    let status = json!({"phase": phase, "conditions": [bound],
+        "initContainerStatuses": statuses(&init), "containerStatuses": statuses(&others)});
+    let pod = json!({"metadata": {"name": "a-1-0"}, "spec": spec, "status": status});
+    PodView::of(&serde_json::from_value(pod).unwrap())
+}
+
+/// The status said "0 of 2 pods run" for as long as it ran, and `logs` "PodInitializing".
+#[test]
+fn a_running_init_container_is_named_with_its_start() {
+    let waits = json!({"state": {"waiting": {"reason": "PodInitializing"}}});
+    let runs = json!({"state": {"running": {"startedAt": at(4)}}});
+    let view = |init: &serde_json::Value| reported("Pending", json!({"load": init}), json!({"trainer": waits}));
+    let loads = view(&runs);
+    assert_eq!(loads.bound, Some(at(3)));
+    assert_eq!(loads.logs(), Some("load"));
+    assert_eq!((view(&waits).init, view(&waits).logs()), (None, None));
+    let world = |init: Option<InitContainer>| {
+        let mut world = bound(|_| {});
+        world.pods[0].init = init;
+        let summary =
+            world.job.status.as_mut().unwrap().conditions.iter_mut().find(|c| c.type_ == conditions::SUCCEEDED);
+        summary.unwrap().reason = "Starting".into();
+        world.run();
+        world.message()
+    };
+    let since = format!("0 of 1 pods run; pod a-1-0 on node n0: init container load has been running since {}", at(4));
+    assert_eq!(world(loads.init), since);
+    assert_eq!(world(None), "0 of 1 pods run");
+    // A sidecar of this kind runs as long as the trainer.
+    assert_eq!(reported("Pending", json!({"mesh": runs}), json!({"trainer": waits})).init, None);
+}
+
+/// Five attempts were made, as if the node were at fault, and nothing named the container.
+#[test]
+fn a_failed_init_container_is_named_and_counts_as_the_applications_failure() {
+    let failed = |code: i32, reason: &str| {
+        let state = json!({"terminated": {"exitCode": code, "reason": reason, "message": "begins\nno such bucket\n", "finishedAt": at(5)}});
+        let waits = json!({"state": {"waiting": {"reason": "PodInitializing"}}});
+        reported("Failed", json!({"load": {"state": state}}), json!({"trainer": waits}))
+    };
+    assert_eq!(failed(3, "Error").logs(), Some("load"));
+    let world = |spec: serde_json::Value, end: PodView| {
+        let mut world = World::new(1, spec);
+        world.run();
+        (world.pods[0].phase, world.pods[0].ready, world.pods[0].init) = (end.phase, false, end.init);
+        world.run();
+        let restarts = world.job.status.as_ref().unwrap().restarts.clone().unwrap_or_default();
+        (world.message(), world.stage().to_owned(), (restarts.application, restarts.infrastructure))
+    };
+    let once = json!({"failurePolicy": {"maxRestarts": 0}});
+    let (message, stage, _) = world(once, failed(3, "Error"));
+    assert!(
+        message.starts_with("pod a-1-0 on node n0: init container load failed with exit code 3: no such bucket; "),
+        "{message}"
+    );
+    assert_eq!(stage, "Failed");
+    let more = json!({"failurePolicy": {"maxRestarts": 2}});
+    assert_eq!(world(more.clone(), failed(3, "Error")).2, (1, 0));
+    assert_eq!(world(more, failed(137, "OOMKilled")).2, (0, 1), "as for the trainer");
+    let rule =
+        json!({"action": "RestartTrainJobAndIgnoreMaxRestarts", "onExitCodes": {"operator": "In", "values": [3]}});
+    let by_rule = json!({"failurePolicy": {"maxRestarts": 0, "rules": [rule]}});
+    let (message, stage, _) = world(by_rule, failed(3, "Error"));
+    assert_eq!(stage, "Running", "a rule about its exit code counts: {message}");
+}
+
+/// The pods were shown as not ready, and nothing named the container.
+#[test]
+fn a_sidecar_that_ended_is_named_and_the_trainer_counts_as_ready() {
+    let runs = json!({"state": {"running": {"startedAt": at(4)}}});
+    let ended = json!({"state": {"terminated": {"exitCode": 1}}});
+    let again =
+        json!({"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": {"exitCode": 2}}});
+    let told = |init: serde_json::Value, others: serde_json::Value| {
+        let view = reported("Running", init, others);
+        let mut world = World::new(2, json!({}));
+        world.run();
+        world.pods.iter_mut().for_each(|pod| (pod.sidecars, pod.ready) = (view.sidecars.clone(), view.ready));
+        world.run();
+        (world.message(), world.job.status.as_ref().unwrap().ready.clone().unwrap())
+    };
+    let (message, ready) = told(json!({}), json!({"trainer": runs, "shipper": ended}));
+    assert_eq!(
+        (message.as_str(), ready.as_str()),
+        ("2 of 2 nodes train; sidecar shipper of pod a-1-0 ended with exit code 1, and 1 more sidecar", "2/2")
+    );
+    let (message, _) = told(json!({"mesh": again}), json!({"trainer": runs}));
+    assert!(message.contains("sidecar mesh of pod a-1-0 ended with exit code 2 (CrashLoopBackOff)"), "{message}");
+    assert_eq!(reported("Running", json!({"mesh": runs}), json!({"trainer": runs})).sidecars, []);
 }
 
 /// Its scheduler says nothing of such a pod: the gang held its nodes for up to a day, and again after 10 s.

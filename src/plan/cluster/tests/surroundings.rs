@@ -82,7 +82,7 @@ fn a_job_ends_with_its_trainers_whatever_runs_beside_them() {
     world.now = 20;
     end(&mut world, "a-1-0", 0);
     world.run();
-    assert_eq!((world.stage(), world.message()), ("Running", "1 of 2 nodes train, 1 are done".into()));
+    assert_eq!((world.stage(), world.message()), ("Running", "1 of 2 nodes train, 1 is done".into()));
     end(&mut world, "a-1-1", 9);
     world.run();
     assert_eq!(world.attempt(), 2, "{}", world.message());

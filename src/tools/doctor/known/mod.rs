@@ -10,7 +10,7 @@ mod machine;
 mod nccl;
 mod worker;
 
-pub(super) use worker::{FAILURE, PEER};
+pub(super) use worker::{FAILURE, PEER, SILENT};
 
 /// How an error relates to others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -7,7 +7,10 @@ pub(in crate::doctor) const FAILURE: &str = "worker-failure";
 /// A rank that ended because of another one.
 pub(in crate::doctor) const PEER: &str = "worker-peer";
 
-pub(super) const KNOWN: [Known; 9] = [
+/// A rank of which the others heard nothing any longer.
+pub(in crate::doctor) const SILENT: &str = "worker-silent";
+
+pub(super) const KNOWN: [Known; 10] = [
     Known {
         id: "worker-data",
         says: "Switchyard",
@@ -88,12 +91,24 @@ pub(super) const KNOWN: [Known; 9] = [
         link: "",
     },
     Known {
+        id: SILENT,
+        says: "Switchyard",
+        role: Role::Symptom,
+        texts: &[&["no sign of life for"]],
+        means: "the other ranks heard nothing from this rank: its process was stopped, its node stood still, or the network between them failed",
+        look: &[
+            "the last lines in the log of this rank, and kubectl describe of its node",
+            "the network between its node and that of rank 0",
+        ],
+        told_by: "",
+        link: "",
+    },
+    Known {
         id: PEER,
         says: "Switchyard",
         role: Role::Follower,
         texts: &[
             &["connection closed: the process ended or its network failed"],
-            &["no sign of life for"],
             &["a peer failed; the root cause is on another rank"],
         ],
         means: "this rank stopped because another one had failed",

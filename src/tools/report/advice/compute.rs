@@ -4,7 +4,7 @@ use super::{Advice, Basis, Change, Chart, Field, Finding, Rule, ms};
 use crate::report::facts::{Facts, RankFacts};
 use crate::report::sample::Part;
 use std::collections::BTreeMap;
-use switchyard_core::units::counted;
+use switchyard_core::units::{counted, three_digits};
 use switchyard_worker_contract::CpuList;
 
 /// First steps that take this many times a later one are reported.
@@ -52,7 +52,7 @@ pub(super) const TOO_MANY_THREADS: Rule = Rule {
 pub(super) const TOO_FEW_THREADS: Rule = Rule {
     id: "too-few-threads",
     question: 1,
-    threshold: "A rank has at most half as many compute threads as cores of its own.",
+    threshold: "A rank has at most half as many compute threads as cores of its own, within the CPU limit of its pod.",
     gain: "Half of the time that as many threads as cores would save if the computation divided evenly.",
     source: "PaddlePaddle's guide (threads per process: try 1 and 4, then step by step); the bound is ours",
     check: |facts| {
@@ -67,8 +67,11 @@ pub(super) const TOO_FEW_THREADS: Rule = Rule {
         let ranks = facts.ranks.iter().filter(|rank| name(rank) == name(slowest)).count().max(1);
         // CPUs of the rank alone: where ranks share theirs, an equal part. Two threads of a core compute hardly more than one.
         let own = (cpus.len() / ranks) as f64 * facts.cores_per_cpu.unwrap_or(1.0);
+        // More threads than the limit of the pod would only be throttled.
+        let own = facts.cpu_limit.map_or(own, |limit| own.min(limit / ranks as f64));
         if threads == 0 || f64::from(threads) > own / 2.0 {
-            return Finding::Fine(format!("{} for {own:.0} cores of a rank", counted(u64::from(threads), "thread")));
+            let own = three_digits(own);
+            return Finding::Fine(format!("{} for {own} cores of a rank", counted(u64::from(threads), "thread")));
         }
         let compute = slowest.step.compute();
         let gain = compute * (1.0 - f64::from(threads) / own) * THREAD_EFFICIENCY;

@@ -429,3 +429,15 @@ fn the_documentation_lists_every_rule() {
     questions.dedup();
     assert!(questions.windows(2).all(|pair| pair[0] < pair[1]), "not in the order of diagnosis: {questions:?}");
 }
+
+/// "with 1 thread and has 2 cores. Try cpuThreads 1 -> 2" in a pod that may use one CPU.
+#[test]
+fn no_more_threads_are_advised_than_the_pod_may_use() {
+    let is_advised = |limit: Option<f64>| {
+        let mut facts = healthy();
+        facts.ranks[1].threads = Some(1);
+        facts.cpu_limit = limit;
+        matches!(say("too-few-threads", &facts), Finding::Advice(_))
+    };
+    assert_eq!([None, Some(4.0), Some(2.0), Some(1.0), Some(0.3)].map(is_advised), [true, true, false, false, false]);
+}

@@ -84,7 +84,7 @@ data! {
 
     /// How a run went.
     pub struct Verdict {
-        /// `complete`, `failed`, `stopped` or `unfinished`.
+        /// `complete`, `failed`, `stopped`, `running` or `unfinished`.
         pub result: String,
         /// Why, in the words of the status.
         pub message: String,

@@ -1,0 +1,141 @@
+//! Rights that the controller and the agents need, and which of them their accounts lack. The chart grants them
+//! (`charts/switchyard/templates/controller/rbac.yaml`, `node-agent/rbac.yaml`); `tests/tests/chart/doctor.rs` compares this list with it.
+
+use crate::connect::words;
+use futures::future::join_all;
+use k8s_openapi::api::authorization::v1::ResourceAttributes;
+use k8s_openapi::api::core::v1::PodSpec;
+use kube::Client;
+use std::collections::BTreeMap;
+use switchyard_crds::labels::LEASE;
+use switchyard_service::may;
+
+/// API group, resource with its part, and verbs.
+type Rights = (&'static str, &'static str, &'static [&'static str]);
+
+const OURS: &str = "training.switchyard.dev";
+
+/// In all namespaces, whatever the release watches.
+const OF_CLUSTER: [Rights; 7] = [
+    ("", "nodes", &["get", "list", "watch"]),
+    (OURS, "gputopologies", &["list", "watch"]),
+    ("resource.k8s.io", "resourceslices", &["list", "watch"]),
+    ("", "persistentvolumes", &["get", "list"]),
+    ("storage.k8s.io", "storageclasses", &["get"]),
+    ("", "pods", &["list", "watch"]),
+    ("resource.k8s.io", "resourceclaims", &["list", "watch"]),
+];
+
+/// In the namespaces that the release watches.
+const OF_JOBS: [Rights; 15] = [
+    (OURS, "trainjobs", &["get", "list", "watch", "delete"]),
+    (OURS, "trainjobs/status", &["patch", "update"]),
+    (OURS, "trainjobs/finalizers", &["update"]),
+    (OURS, "placementslices", &["get", "list", "watch", "create", "patch", "delete"]),
+    ("", "pods", &["get", "create", "patch", "delete"]),
+    ("", "pods/log", &["get"]),
+    ("resource.k8s.io", "resourceclaims", &["get", "create", "patch", "delete"]),
+    ("resource.k8s.io", "resourceclaimtemplates", &["get"]),
+    ("", "persistentvolumeclaims", &["get"]),
+    ("", "services", &["get", "list", "watch", "create", "patch"]),
+    ("", "configmaps", &["get", "list", "watch", "create", "patch", "delete"]),
+    ("policy", "poddisruptionbudgets", &["get", "list", "watch", "create", "patch", "delete"]),
+    ("networking.k8s.io", "networkpolicies", &["get", "list", "watch", "create", "patch"]),
+    ("", "secrets", &["create"]),
+    ("events.k8s.io", "events", &["create", "list", "patch"]),
+];
+
+/// With a class of ProvisioningRequests.
+const OF_AUTOSCALING: [Rights; 2] = [
+    ("autoscaling.x-k8s.io", "provisioningrequests", &["get", "list", "watch", "create", "patch", "delete"]),
+    ("", "podtemplates", &["get", "list", "watch", "create", "patch", "delete"]),
+];
+
+/// In the namespace of the release.
+const OF_ELECTION: [Rights; 1] = [("coordination.k8s.io", "leases", &["get", "update", "create"])];
+
+const OF_AGENTS: [Rights; 3] = [
+    (OURS, "gputopologies", &["get", "create", "patch"]),
+    (OURS, "gputopologies/status", &["patch"]),
+    ("", "nodes", &["get"]),
+];
+
+/// What an account lacks, `verb resource` each; or why the API server does not say.
+pub(super) type Lacks = Result<Vec<String>, String>;
+
+/// Who works for a release, and where.
+pub(super) struct Workers<'a> {
+    /// The namespace of the release.
+    pub place: &'a str,
+    pub controller: Option<&'a PodSpec>,
+    /// Without agents of its own: `None`.
+    pub agents: Option<&'a PodSpec>,
+    /// Namespaces that the controller watches; empty: all.
+    pub watched: Vec<&'a str>,
+    /// The controller creates ProvisioningRequests.
+    pub is_scaling: bool,
+}
+
+/// What the accounts of a release lack, by `system:serviceaccount:NAMESPACE:NAME`.
+pub(super) async fn lacks(client: &Client, workers: &Workers<'_>) -> BTreeMap<String, Lacks> {
+    let Workers { place, controller, agents, watched, is_scaling } = workers;
+    let account = |spec: &PodSpec| {
+        let name = spec.service_account_name.as_deref().unwrap_or("default");
+        format!("system:serviceaccount:{place}:{name}")
+    };
+    let watched = if watched.is_empty() { &[""][..] } else { watched };
+    let scaling = if *is_scaling { &OF_AUTOSCALING[..] } else { &[] };
+    let mut asked: Vec<(String, ResourceAttributes)> = Vec::new();
+    let mut ask = |account: &str, namespace: &str, rights: &[Rights]| {
+        for (group, resource, verbs) in rights {
+            asked.extend(verbs.iter().map(|verb| (account.to_string(), attributes(namespace, group, resource, verb))));
+        }
+    };
+    if let Some(controller) = controller.map(account) {
+        ask(&controller, "", &OF_CLUSTER);
+        for namespace in watched {
+            ask(&controller, namespace, &OF_JOBS);
+            ask(&controller, namespace, scaling);
+        }
+        ask(&controller, place, &OF_ELECTION);
+    }
+    if let Some(agents) = agents.map(account) {
+        ask(&agents, "", &OF_AGENTS);
+    }
+    let mut lacks: BTreeMap<String, Lacks> = BTreeMap::new();
+    let answers = join_all(asked.into_iter().map(async |(account, right)| {
+        let answer = may(client, &account, &right).await.map_err(|error| words(&error));
+        (account, right, answer)
+    }));
+    for (account, right, answer) in answers.await {
+        let found = lacks.entry(account).or_insert_with(|| Ok(Vec::new()));
+        match (answer, &mut *found) {
+            (Ok(false), Ok(missing)) => missing.push(name(&right)),
+            (Err(why), _) => *found = Err(why),
+            _ => {}
+        }
+    }
+    lacks
+}
+
+fn attributes(namespace: &str, group: &str, resource: &str, verb: &str) -> ResourceAttributes {
+    let (resource, part) = resource.split_once('/').map_or((resource, None), |(resource, part)| (resource, Some(part)));
+    ResourceAttributes {
+        namespace: Some(namespace.to_string()).filter(|namespace| !namespace.is_empty()),
+        group: Some(group.to_string()),
+        resource: Some(resource.to_string()),
+        subresource: part.map(str::to_string),
+        verb: Some(verb.to_string()),
+        // The chart grants only this one, but for its creation.
+        name: (resource == "leases" && verb != "create").then(|| LEASE.to_string()),
+        ..ResourceAttributes::default()
+    }
+}
+
+/// `create pods`, `get pods/log in team`.
+fn name(right: &ResourceAttributes) -> String {
+    let text = |part: &Option<String>| part.clone().unwrap_or_default();
+    let part = right.subresource.as_ref().map_or_else(String::new, |part| format!("/{part}"));
+    let within = right.namespace.as_ref().map_or_else(String::new, |namespace| format!(" in {namespace}"));
+    format!("{} {}{part}{within}", text(&right.verb), text(&right.resource))
+}

@@ -1,0 +1,57 @@
+//! Whether a controller runs, by its Lease: without one, statuses are as the last one left them.
+
+use super::Live;
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::ListParams;
+use kube::{Api, ResourceExt};
+use switchyard_core::units::duration;
+use switchyard_crds::labels::LEASE;
+
+/// The namespace in which the chart is installed, unless an administrator chose another one.
+const SYSTEM: &str = "switchyard-system";
+/// A Lease that was not renewed for this many times its duration has no holder that lives.
+const PATIENCE: i64 = 3;
+
+/// The holder of a Lease.
+///
+/// # Errors
+/// It has none, or its holder does not renew it: since when.
+pub(crate) fn holder(lease: &Lease, now: Timestamp) -> Result<String, String> {
+    let name = format!("{}/{}", lease.namespace().unwrap_or_default(), lease.name_any());
+    let spec = lease.spec.clone().unwrap_or_default();
+    let Some(holder) = spec.holder_identity.filter(|holder| !holder.is_empty()) else {
+        return Err(format!("the Lease {name} has no holder"));
+    };
+    let lasts = i64::from(spec.lease_duration_seconds.unwrap_or(10));
+    let age = spec.renew_time.map(|time| now.duration_since(time.0).as_secs());
+    match age {
+        Some(age) if age <= PATIENCE * lasts => Ok(holder),
+        Some(age) => Err(format!("{holder} has not renewed the Lease {name} for {}", duration(age as f64))),
+        None => Err(format!("{holder} has never renewed the Lease {name}")),
+    }
+}
+
+/// Why no controller keeps statuses up to date; `None`: one does, or that is not known.
+pub(super) fn absent<'a>(leases: impl Iterator<Item = &'a Lease>, now: Timestamp) -> Option<String> {
+    let mut whys = Vec::new();
+    for lease in leases {
+        whys.push(holder(lease, now).err()?);
+    }
+    let why = whys.first()?;
+    Some(format!("no controller runs: {why}; what is shown is as it was then"))
+}
+
+impl Live {
+    /// The Leases of controllers that the user may read: all in the cluster, or else the one in the chart's usual namespace.
+    pub(super) async fn leases(&self) -> Vec<Lease> {
+        let named = ListParams::default().fields(&format!("metadata.name={LEASE}"));
+        match Api::<Lease>::all(self.client.clone()).list(&named).await {
+            Ok(list) => list.items,
+            Err(_) => {
+                let usual = Api::<Lease>::namespaced(self.client.clone(), SYSTEM).get_opt(LEASE).await;
+                usual.ok().flatten().into_iter().collect()
+            }
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Jobs whose pods name claims.
+
+use super::*;
+
+/// A job of one pod that waits with this claim.
+fn with_claim(name: &str, claim: &str) -> [Value; 2] {
+    let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]);
+    let mut waits = job(name, 1, "2026-01-02T00:00:00Z", waiting());
+    waits["spec"]["template"] = json!({"spec": {"volumes": volumes}});
+    let mut pod = pod(name, 0, None, 0);
+    pod["spec"]["volumes"] = volumes;
+    pod["spec"]["schedulingGates"] = json!([{"name": switchyard_crds::labels::GANG_GATE}]);
+    [waits, pod]
+}
+
+fn claim(name: &str, volume: &str) -> Value {
+    json!({"kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": "ns"},
+        "spec": {"volumeName": volume, "storageClassName": "local"}})
+}
+
+fn volume(name: &str, node: &str) -> Value {
+    let is_in = json!({"key": "metadata.name", "operator": "In", "values": [node]});
+    json!({"kind": "PersistentVolume", "metadata": {"name": name}, "spec": {
+        "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchFields": [is_in]}]}}}})
+}
+
+/// Two nodes, the first of which is taken.
+fn two_nodes() -> Vec<Value> {
+    let mut items: Vec<Value> = ["n1", "n2"].map(node).into();
+    items.extend([job("small", 1, "2026-01-01T00:00:00Z", placed(&["n1"])), pod("small", 0, Some("n1"), 0)]);
+    items
+}
+
+/// `explain` said "placeable" of a job whose volume is on another node, and showed every other job a reservation for it.
+#[test]
+fn a_job_waits_for_the_node_of_its_volume_and_holds_no_other() {
+    let mut items = two_nodes();
+    items.extend(with_claim("pinned", "data"));
+    let look = |items: &[Value], job: &TrainJob| cluster(items).look(job, Earlier::Forgotten).unwrap();
+    let pinned: TrainJob = cluster(&items).job("ns", "pinned").unwrap().clone();
+    assert_eq!(nodes(&look(&items, &pinned)), ["n2"], "a snapshot without claims says nothing of them");
+    items.extend([claim("data", "pv-1"), volume("pv-1", "n1")]);
+    let why = look(&items, &pinned).place.unwrap_err();
+    assert!(why.sentence.contains("PersistentVolumeClaim data has no volume there"), "{}", why.sentence);
+    let late = look(&items, &fresh("late", 1, json!({})));
+    let held = late.ahead.as_ref().map(|ahead| ahead.nodes.as_slice());
+    assert_eq!(
+        (nodes(&late), held),
+        (vec!["n2"], Some(&["n1".to_string()][..])),
+        "it holds the node of its volume only"
+    );
+    let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
+    let new = fresh("new", 1, json!({"template": {"spec": {"volumes": volumes}}}));
+    assert!(look(&items, &new).place.is_err(), "`plan` reads them for a job that does not exist yet");
+}
+
+#[test]
+fn a_job_that_names_a_claim_which_does_not_exist_stands_in_no_queue() {
+    let mut items = two_nodes();
+    items.extend(with_claim("early", "nope"));
+    items.extend([claim("other", "pv-1"), volume("pv-1", "n1")]);
+    let early: TrainJob = cluster(&items).job("ns", "early").unwrap().clone();
+    let verdict = cluster(&items).look(&early, Earlier::Forgotten).unwrap();
+    let absent = "PersistentVolumeClaim nope does not exist: create it in the job's namespace, or correct its name in \
+                  spec.template.spec.volumes";
+    assert_eq!((verdict.place.unwrap_err().sentence.as_str(), verdict.forecast), (absent, None));
+    let gang = cluster(&items).look(&fresh("gang", 2, json!({})), Earlier::Forgotten).unwrap();
+    assert_eq!(gang.ahead, None);
+}

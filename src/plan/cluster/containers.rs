@@ -1,0 +1,158 @@
+//! States of a pod's containers: how one ended, init containers, which run before the trainer, and sidecars, which run next to it.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStatus, Pod};
+use switchyard_core::units::plural;
+use switchyard_crds::names::TRAINER;
+use switchyard_worker_contract::termination::Termination;
+
+/// The kubelet's reason for a container that the kernel killed for its memory.
+pub(super) const OUT_OF_MEMORY: &str = "OOMKilled";
+
+/// Longest part of a container's last words that is shown, characters.
+const LAST_WORDS: usize = 200;
+
+/// How a container ended.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Ended {
+    pub code: i32,
+    /// The runtime's reason, such as `Error` or `OOMKilled`.
+    pub reason: String,
+    /// The termination message: JSON of the worker, or the end of the log.
+    pub message: String,
+    pub at: Option<Timestamp>,
+}
+
+impl Ended {
+    pub(super) fn of(state: ContainerStateTerminated) -> Ended {
+        Ended {
+            code: state.exit_code,
+            reason: state.reason.unwrap_or_default(),
+            message: state.message.unwrap_or_default(),
+            at: state.finished_at.map(|time| time.0),
+        }
+    }
+
+    /// The worker's own account of its end.
+    pub fn account(&self) -> Option<Termination> {
+        Termination::parse(&self.message)
+    }
+}
+
+/// An init container that runs, or that failed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InitContainer {
+    pub name: String,
+    /// Its position among the init containers that must end, from 1, and how many there are.
+    pub position: (usize, usize),
+    pub state: InitState,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum InitState {
+    Running { since: Option<Timestamp> },
+    Failed(Ended),
+}
+
+impl InitContainer {
+    /// The one that keeps the trainer of this pod from starting now.
+    pub(super) fn of(pod: &Pod) -> Option<InitContainer> {
+        let statuses = pod.status.as_ref()?.init_container_statuses.as_deref()?;
+        let must_end: Vec<&ContainerStatus> = statuses.iter().filter(|status| !is_sidecar(pod, &status.name)).collect();
+        must_end.iter().enumerate().find_map(|(at, status)| {
+            let state = match status.state.clone()? {
+                ContainerState { running: Some(running), .. } => {
+                    InitState::Running { since: running.started_at.map(|time| time.0) }
+                }
+                ContainerState { terminated: Some(terminated), .. } if terminated.exit_code != 0 => {
+                    InitState::Failed(Ended::of(terminated))
+                }
+                _ => return None,
+            };
+            Some(InitContainer { name: status.name.clone(), position: (at + 1, must_end.len()), state })
+        })
+    }
+
+    /// How it failed; `None`: it runs.
+    pub fn failure(&self) -> Option<&Ended> {
+        match &self.state {
+            InitState::Failed(ended) => Some(ended),
+            InitState::Running { .. } => None,
+        }
+    }
+
+    /// Since when it runs, in a sentence that stays the same while it does.
+    pub(super) fn sentence(&self) -> String {
+        let (at, all) = self.position;
+        let of = if all > 1 { format!(" ({at} of {all})") } else { String::new() };
+        match &self.state {
+            InitState::Running { since: Some(since) } => {
+                format!("init container {}{of} has been running since {since}", self.name)
+            }
+            InitState::Running { since: None } => format!("init container {}{of} is running", self.name),
+            InitState::Failed(ended) => format!("init container {}{of} {}", self.name, failed(ended)),
+        }
+    }
+}
+
+/// `failed with exit code 3: no such bucket`.
+fn failed(ended: &Ended) -> String {
+    if ended.reason == OUT_OF_MEMORY {
+        return format!("ran out of memory ({OUT_OF_MEMORY})");
+    }
+    format!("failed with exit code {}{}", ended.code, last_words(&ended.message))
+}
+
+/// The last line of a termination message, after a colon; empty if there is none.
+pub(super) fn last_words(message: &str) -> String {
+    let last = message.trim().lines().last().unwrap_or_default().trim();
+    let last: String = last.chars().take(LAST_WORDS).collect();
+    if last.is_empty() { last } else { format!(": {last}") }
+}
+
+/// A container next to the trainer that has ended, or that its kubelet does not start again yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sidecar {
+    pub name: String,
+    /// `ended with exit code 1`.
+    pub what: String,
+}
+
+impl Sidecar {
+    /// Those of a pod that do not run.
+    pub(super) fn stopped(pod: &Pod) -> Vec<Sidecar> {
+        let Some(status) = &pod.status else { return Vec::new() };
+        let native = status.init_container_statuses.iter().flatten().filter(|status| is_sidecar(pod, &status.name));
+        let others = status.container_statuses.iter().flatten().filter(|status| status.name != TRAINER);
+        let stopped = |status: &ContainerStatus| {
+            let ended = |ended: &ContainerStateTerminated| format!("exit code {}", ended.exit_code);
+            let what = match status.state.as_ref()? {
+                ContainerState { terminated: Some(last), .. } => format!("ended with {}", ended(last)),
+                ContainerState { waiting: Some(waiting), .. } => {
+                    let last = status.last_state.as_ref()?.terminated.as_ref()?;
+                    format!("ended with {} ({})", ended(last), waiting.reason.as_deref().unwrap_or("it starts again"))
+                }
+                _ => return None,
+            };
+            Some(Sidecar { name: status.name.clone(), what })
+        };
+        native.chain(others).filter_map(stopped).collect()
+    }
+
+    /// The first of these, with the pod's name; `None`: all run.
+    pub(super) fn sentence<'a>(pods: impl Iterator<Item = (&'a str, &'a [Sidecar])>) -> Option<String> {
+        let mut stopped = pods.flat_map(|(pod, sidecars)| sidecars.iter().map(move |sidecar| (pod, sidecar)));
+        let (pod, Sidecar { name, what }) = stopped.next()?;
+        let more = stopped.count();
+        let more = if more > 0 { format!(", and {more} more sidecar{}", plural(more as u64)) } else { String::new() };
+        Some(format!("sidecar {name} of pod {pod} {what}{more}"))
+    }
+}
+
+/// Whether an init container runs next to the trainer: Kubernetes restarts it and does not wait for its end.
+fn is_sidecar(pod: &Pod, name: &str) -> bool {
+    let containers = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+    containers
+        .into_iter()
+        .any(|container| container.name == name && container.restart_policy.as_deref() == Some("Always"))
+}

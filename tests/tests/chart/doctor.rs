@@ -1,0 +1,167 @@
+//! `switchyard doctor cluster` on a real API server: faults that an administrator may cause, each found with its fix, and gone with it.
+
+use crate::chart::policies::findings;
+use crate::chart::server::must;
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::rbac::v1::PolicyRule;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use switchyard_tests::chart::{objects, render};
+use switchyard_tests::{ControlPlane, Options, SYSTEM, chart_rules};
+
+/// An installation whose controllers and agents do not run: there are no nodes.
+fn plane() -> Result<ControlPlane> {
+    let plane = ControlPlane::start(&Options::default())?;
+    plane.install_crds_now()?;
+    must(&plane, &["create", "namespace", SYSTEM], "")?;
+    install(&plane)?;
+    // The DaemonSet controller would do this.
+    let counts = json!({"status": {"desiredNumberScheduled": 1, "currentNumberScheduled": 1, "numberReady": 1,
+        "updatedNumberScheduled": 1, "numberMisscheduled": 0}});
+    let patch =
+        ["patch", "daemonset", "switchyard-node-agent", "-n", SYSTEM, "--subresource=status", "--type=merge", "-p"];
+    must(&plane, &[&patch[..], &[&counts.to_string()]].concat(), "")?;
+    Ok(plane)
+}
+
+fn install(plane: &ControlPlane) -> Result<()> {
+    must(
+        plane,
+        &["apply", "--server-side", "--force-conflicts", "-f", "-"],
+        &render(&["--set", "crds.enabled=false"])?,
+    )?;
+    Ok(())
+}
+
+/// What is found, and the fix of what says this.
+fn found(plane: &ControlPlane, says: &str) -> Result<Option<(String, String)>> {
+    let text = |found: &Value, field: &str| found[field].as_str().unwrap_or_default().to_string();
+    let all = findings(plane)?;
+    let found = all.iter().find(|found| text(found, "what").contains(says));
+    Ok(found.map(|found| (text(found, "what"), text(found, "fix"))))
+}
+
+fn must_find(plane: &ControlPlane, says: &str, fix: &str) -> Result<String> {
+    let (what, found) = found(plane, says)?.with_context(|| format!("nothing says: {says}: {:#?}", findings(plane)))?;
+    ensure!(found.contains(fix), "{what}: {found}");
+    Ok(what)
+}
+
+/// `verb resource`, as the finding has them.
+fn named(rules: &[PolicyRule]) -> BTreeSet<String> {
+    let granted_by_name = |rule: &&PolicyRule| {
+        // Policies are checked by their names, in another way.
+        rule.api_groups.iter().flatten().all(|group| group != "admissionregistration.k8s.io")
+    };
+    let name = |rule: &PolicyRule| {
+        let resource = rule.resources.iter().flatten().next().cloned().unwrap_or_default();
+        let within = if resource == "leases" { format!(" in {SYSTEM}") } else { String::new() };
+        format!("{} {resource}{within}", rule.verbs.concat())
+    };
+    rules.iter().filter(granted_by_name).map(name).collect()
+}
+
+/// A role that somebody emptied: all that the chart grants is missed, no more and no less.
+#[test]
+fn rights_that_an_account_lost_are_named() -> Result<()> {
+    let plane = plane()?;
+    ensure!(found(&plane, " may not ")?.is_none(), "{:#?}", findings(&plane)?);
+    let nothing = r#"{"rules": []}"#;
+    for name in ["clusterrole/switchyard-controller", "clusterrole/switchyard-node-agent"] {
+        must(&plane, &["patch", name, "--type=merge", "-p", nothing], "")?;
+    }
+    must(&plane, &["patch", "role/switchyard-controller-election", "-n", SYSTEM, "--type=merge", "-p", nothing], "")?;
+    let lacks = |account: &str| -> Result<BTreeSet<String>> {
+        let what = must_find(&plane, &format!("system:serviceaccount:{SYSTEM}:{account} may not "), "helm upgrade")?;
+        let (_, rights) = what.split_once(" may not ").context("rights")?;
+        Ok(rights.split(", ").map(str::to_string).collect())
+    };
+    assert_eq!(lacks("switchyard-controller")?, named(&chart_rules()?));
+    let agents = objects(&render(&["--show-only", "templates/node-agent/rbac.yaml"])?)?;
+    let rules = agents.iter().filter_map(|object| object["rules"].as_array()).flatten();
+    let expected: BTreeSet<String> = rules
+        .flat_map(|rule| {
+            let words = |field: &str| rule[field].as_array().into_iter().flatten().filter_map(Value::as_str);
+            let resources: Vec<&str> = words("resources").collect();
+            words("verbs").flat_map(move |verb| resources.clone().into_iter().map(move |it| format!("{verb} {it}")))
+        })
+        .collect();
+    assert_eq!(lacks("switchyard-node-agent")?, expected);
+    install(&plane)?;
+    ensure!(found(&plane, " may not ")?.is_none(), "{:#?}", findings(&plane)?);
+    Ok(())
+}
+
+#[test]
+fn faults_around_the_installation_are_found_with_their_fixes() -> Result<()> {
+    let plane = plane()?;
+    let quiet =
+        ["no report of", "older than half an hour", "Pod Security forbids", "no pod behind", "no ResourceSlice"];
+    for says in quiet {
+        ensure!(found(&plane, says)?.is_none(), "{says}: {:#?}", findings(&plane)?);
+    }
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-1"}});
+    must(&plane, &["create", "-f", "-"], &node.to_string())?;
+    let gpus = json!({"status": {"allocatable": {"nvidia.com/gpu": "8"}, "capacity": {"nvidia.com/gpu": "8"}}});
+    let status = ["--subresource=status", "--type=merge", "-p"];
+    must(&plane, &[&["patch", "node", "gpu-1"][..], &status, &[&gpus.to_string()]].concat(), "")?;
+    must_find(&plane, "no report of node gpu-1, which has GPUs", "nodeAgent.nodeSelector")?;
+    let report = json!({"apiVersion": "training.switchyard.dev/v1alpha1", "kind": "GPUTopology", "metadata": {"name": "gpu-1"}, "spec": {}});
+    must(&plane, &["create", "-f", "-"], &report.to_string())?;
+    let old = json!({"status": {"observedTime": "2026-01-01T00:00:00Z", "agentVersion": "0.0.1"}});
+    must(&plane, &[&["patch", "gputopology", "gpu-1"][..], &status, &[&old.to_string()]].concat(), "")?;
+    must_find(&plane, "the reports of node gpu-1 are older than half an hour", "component=node-agent")?;
+    must_find(&plane, "the agents of node gpu-1 are of another version", "rollout")?;
+    ensure!(found(&plane, "no report of")?.is_none(), "there is one");
+    // A namespace whose next agent is refused, though those that run stay.
+    let level = "pod-security.kubernetes.io/enforce=restricted";
+    must(&plane, &["label", "namespace", SYSTEM, level], "")?;
+    must_find(&plane, "Pod Security forbids", "enforce=privileged")?;
+    // A webhook with a Service behind which nothing is ready.
+    let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "hooks", "namespace": "default"},
+        "spec": {"ports": [{"port": 443}]}});
+    must(&plane, &["create", "-f", "-"], &service.to_string())?;
+    let rule = json!({"apiGroups": ["training.switchyard.dev"], "apiVersions": ["*"], "operations": ["CREATE"], "resources": ["trainjobs"]});
+    let hook = json!({"name": "jobs.example.com", "rules": [rule], "failurePolicy": "Fail", "sideEffects": "None",
+        "admissionReviewVersions": ["v1"], "clientConfig": {"service": {"name": "hooks", "namespace": "default"}}});
+    let hooks = json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": "hooks"}, "webhooks": [hook]});
+    must(&plane, &["create", "-f", "-"], &hooks.to_string())?;
+    must_find(&plane, "jobs.example.com (Service default/hooks) must answer", "delete its webhook configuration")?;
+    // The class of a driver that offers nothing.
+    let class = json!({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "gpu.nvidia.com"}, "spec": {}});
+    must(&plane, &["create", "-f", "-"], &class.to_string())?;
+    must_find(&plane, "driver gpu.nvidia.com offers no ResourceSlice", "pods of the driver")?;
+    // A chart of another version.
+    must(
+        &plane,
+        &[
+            "label",
+            "--overwrite",
+            "deployment",
+            "switchyard-controller",
+            "-n",
+            SYSTEM,
+            "helm.sh/chart=switchyard-0.0.1",
+        ],
+        "",
+    )?;
+    must_find(&plane, "the chart of release switchyard: version 0.0.1", "upgrade the older one")?;
+    Ok(())
+}
+
+/// A reader without rights is told what was not looked at; nothing is passed over in silence.
+#[test]
+fn what_the_reader_may_not_see_is_said() -> Result<()> {
+    let plane = plane()?;
+    let kubeconfig = switchyard_tests::account(&plane, "reader", &[])?;
+    let arguments = ["doctor", "cluster", "--kubeconfig", &kubeconfig.display().to_string()].map(str::to_string);
+    let program = switchyard_tests::programs().join("switchyard");
+    let ended =
+        switchyard_tests::Program::new(&program, plane.folder(), arguments).run(std::time::Duration::from_secs(90));
+    for says in ["cannot list deployments", "cannot list nodes", "look with the kubeconfig of an administrator"] {
+        ensure!(ended.code == Some(1) && ended.stdout.contains(says), "{says}: {}{}", ended.stdout, ended.stderr);
+    }
+    ensure!(!ended.stdout.contains("Status {") && !ended.stdout.contains("Some("), "{}", ended.stdout);
+    Ok(())
+}
