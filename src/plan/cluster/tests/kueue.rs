@@ -193,12 +193,12 @@ fn a_pin_that_cannot_be_met_is_named_and_no_field_of_the_manifest_is_blamed() {
     let world = pinned(&["n9", "n0"], "n0");
     assert_eq!(world.stage(), "Queued");
     let message = world.message();
-    assert!(message.starts_with("1 of 2 nodes have room for cpu 2"), "{message}");
+    assert!(message.starts_with("1 of 2 needed nodes have room for cpu 2"), "{message}");
     assert!(message.contains("; pod 1 is pinned to host-n0: cpu: 1 free, 2 asked for"), "{message}");
     assert!(!message.contains("template"), "{message}");
     // It may give two pods of a gang to one host; a gang has each pod on a node of its own.
     let world = pinned(&["n9", "n9"], "n1");
-    let words = "1 of 2 nodes have room for cpu 2; all pods are pinned to host-n9, and each pod of a gang needs a node of its own";
+    let words = "1 of 2 needed nodes have room for cpu 2; all pods are pinned to host-n9, and each pod of a gang needs a node of its own";
     assert!(world.message().starts_with(words), "{}", world.message());
 }
 
