@@ -139,7 +139,7 @@ fn pinned(need: &Need<'_>, sites: &Sites<'_>) -> String {
     }
     let why = |host: &str| {
         let is_host = |node: &&NodeView| node.facts.labels.get(HOST).is_some_and(|label| label == host);
-        match sites.nodes.iter().position(|node| is_host(&node)) {
+        match sites.nodes.iter().position(is_host) {
             Some(node) => sites.excluded[node].as_ref().map(ToString::to_string),
             None => Some("no node has this name".into()),
         }

@@ -124,11 +124,15 @@ async fn huge_jobs_are_refused_or_run_and_nothing_hangs() -> Result<()> {
     let many: Vec<_> = (0..10_000).map(|number| json!({"name": format!("N{number}"), "value": "x"})).collect();
     let refused = scene.create("env", 1, "run", json!({"trainer": {"env": many}})).await;
     assert!(refused.is_err_and(|error| error.to_string().contains("Too many")), "10,000 entries are accepted");
-    // A megabyte where it is allowed: the template is the user's.
-    let large = json!({"template": {"spec": {"containers": [{"name": "trainer", "env": [{"name": "LARGE", "value": "x".repeat(900_000)}]}]}}});
-    scene.create("large", 1, "run", large).await?;
+    // The template is the user's, and its schema bounds no text.
+    let large = |bytes: usize| json!({"template": {"spec": {"containers": [{"name": "trainer", "env": [{"name": "LARGE", "value": "x".repeat(bytes)}]}]}}});
+    scene.create("large", 1, "run", large(200_000)).await?;
+    scene.create("too-large", 1, "run", large(900_000)).await?;
     scene.create("small", 1, "run", json!({})).await?;
     scene.jobs.wait_stage("small", "Running").await?;
     scene.jobs.wait_stage("large", "Running").await?;
+    let refused = scene.jobs.wait_stage("too-large", "Failed").await?;
+    let message = condition_of(&refused, "Failed").map(|failed| failed.message.as_str()).unwrap_or_default();
+    assert!(message.contains("expected at most 262144"), "{message}");
     Ok(())
 }
