@@ -78,7 +78,7 @@ pub struct ControllerArgs {
     #[arg(long, value_name = "IMAGE", default_value = concat!("switchyard-worker:", env!("CARGO_PKG_VERSION")))]
     pub worker_image: String,
 
-    /// Secret, in the namespaces of jobs, with which the worker image is pulled; repeatable. A job that names an image or imagePullSecrets of
+    /// Pull Secret of the worker image, by name, in the namespace of each job; repeatable. A job that names an image or imagePullSecrets of
     /// its own does not get it.
     #[arg(long = "job-image-pull-secret", value_name = "NAME")]
     pub image_pull_secrets: Vec<String>,

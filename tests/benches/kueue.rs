@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use switchyard_crds::TrainJob;
-use switchyard_tests::gpus::gpu_job;
+use switchyard_tests::gpus::{RESOURCE, gpu_job};
 use switchyard_tests::{
     Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, condition_of, kueue,
     programs_of, stage_of, start_controller,
@@ -215,14 +215,7 @@ impl Bench {
         let of = |cohort: &str| {
             let queues =
                 list["items"].as_array().into_iter().flatten().filter(|queue| queue["spec"]["cohortName"] == cohort);
-            let used = queues.flat_map(|queue| queue["status"]["flavorsUsage"].as_array().cloned().unwrap_or_default());
-            let of_gpus = used.flat_map(|flavor| flavor["resources"].as_array().cloned().unwrap_or_default());
-            let of_gpus = of_gpus.filter(|resource| resource["name"] == "nvidia.com/gpu");
-            let total = |resource: Value| match &resource["total"] {
-                Value::String(text) => text.parse().unwrap_or(u32::MAX),
-                number => number.as_u64().unwrap_or(0) as u32,
-            };
-            of_gpus.map(total).sum()
+            queues.map(gpus_charged).sum()
         };
         Ok(COHORTS.map(of))
     }
@@ -313,6 +306,17 @@ impl Bench {
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
     }
+}
+
+/// GPUs that Kueue charges to a ClusterQueue.
+fn gpus_charged(queue: &Value) -> u32 {
+    let flavors = queue["status"]["flavorsUsage"].as_array().into_iter().flatten();
+    let resources = flavors.flat_map(|flavor| flavor["resources"].as_array().into_iter().flatten());
+    let total = |resource: &Value| match &resource["total"] {
+        Value::String(text) => text.parse().unwrap_or(u32::MAX),
+        number => number.as_u64().unwrap_or(0) as u32,
+    };
+    resources.filter(|resource| resource["name"] == RESOURCE).map(total).sum()
 }
 
 /// Seconds since then, for the result.

@@ -1,7 +1,8 @@
 //! Scenes with a real Kueue that plans by topology and waits for ready pods: who decides about nodes, what an eviction costs, and when quota is
 //! given back.
 
-use anyhow::{Context, Result, bail, ensure};
+use super::{gpus_charged, since};
+use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
@@ -113,7 +114,7 @@ impl Scenes {
         let start = Instant::now();
         self.create(name, "by-topology", GPUS, annotations).await?;
         self.jobs.wait_stage(name, "Running").await?;
-        let seconds = seconds(start);
+        let seconds = since(start);
         let job = self.jobs.api().get(name).await?;
         let placement = job.status.as_ref().and_then(|status| status.placement.clone()).context("no placement")?;
         let pods: BTreeMap<String, Pod> =
@@ -158,14 +159,14 @@ impl Scenes {
         self.create(name, "by-quota", GPUS, json!({})).await?;
         let evicted = |job: &TrainJob| attempt(job) > 1;
         let job = self.jobs.wait(name, "the next attempt", evicted).await?;
-        let seconds_to_eviction = seconds(start);
+        let seconds_to_eviction = since(start);
         let restarts = restarts(&job);
         for pod in &blockers {
             self.jobs.pods_api().delete(pod, &Default::default()).await?;
         }
         let start = Instant::now();
         self.jobs.wait_stage(name, "Running").await?;
-        let seconds_to_running = seconds(start);
+        let seconds_to_running = since(start);
         self.charged("by-quota", GPUS * 2).await?;
         self.finish(name).await?;
         self.charged("by-quota", 0).await?;
@@ -236,19 +237,11 @@ impl Scenes {
         loop {
             let ended = self.plane.kubectl(&["get", "clusterqueue", queue, "-o", "json"]);
             let queue: Value = serde_json::from_str(&ended.stdout)?;
-            let flavors = queue["status"]["flavorsUsage"].as_array().cloned().unwrap_or_default();
-            let resources =
-                flavors.iter().flat_map(|flavor| flavor["resources"].as_array().cloned().unwrap_or_default());
-            let total = resources.filter(|resource| resource["name"] == RESOURCE).map(|resource| {
-                let total = &resource["total"];
-                total.as_str().and_then(|text| text.parse().ok()).or(total.as_u64()).unwrap_or(u64::MAX)
-            });
-            if total.clone().sum::<u64>() == u64::from(gpus) {
+            let seen = gpus_charged(&queue);
+            if seen == gpus {
                 return Ok(());
             }
-            if Instant::now() > give_up {
-                bail!("charged: {:?}, expected {gpus}", total.collect::<Vec<_>>());
-            }
+            ensure!(Instant::now() < give_up, "charged: {seen}, expected {gpus}");
             tokio::time::sleep(Duration::from_millis(250)).await;
         }
     }
@@ -265,8 +258,4 @@ fn attempt(job: &TrainJob) -> i32 {
 fn restarts(job: &TrainJob) -> Value {
     let restarts = job.status.as_ref().and_then(|status| status.restarts.clone()).unwrap_or_default();
     json!({"preemption": restarts.preemption, "infrastructure": restarts.infrastructure, "application": restarts.application})
-}
-
-fn seconds(start: Instant) -> f64 {
-    (start.elapsed().as_secs_f64() * 10.0).round() / 10.0
 }
