@@ -130,7 +130,7 @@ impl Devices {
         Some(gpus.map(|offered| offered.uuid.clone()).collect()).filter(|gpus: &Vec<String>| !gpus.is_empty())
     }
 
-    /// The GPUs that nobody else can have while some devices are in use: the devices themselves, and those that share counters with one of them. All
+    /// The GPUs that no other pod can have while some devices are in use: the devices themselves, and those that share counters with one of them. All
     /// devices of a claim are on one node.
     fn share(&self, devices: &[Device]) -> Option<Share> {
         let mut share = Share::default();

@@ -109,7 +109,7 @@ fn container<'a>(args: &'a LogsArgs, pod: &'a PodView) -> Option<&'a str> {
     args.container.as_deref().filter(|_| pod.node.is_some()).or_else(|| pod.logs())
 }
 
-/// Which other logs than those of the trainer are shown without having been named.
+/// Which logs other than the trainer's are shown without having been named.
 pub(super) fn instead_of_trainers(args: &LogsArgs, pods: &[PodView]) -> Option<String> {
     let mut others = pods.iter().filter_map(|pod| Some((pod, container(args, pod)?)));
     let (pod, name) = others.find(|(_, name)| args.container.is_none() && *name != TRAINER)?;

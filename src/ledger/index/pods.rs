@@ -72,7 +72,7 @@ impl Index {
         effect
     }
 
-    /// A pod without the label of a job: nobody's, unless somebody removed the label.
+    /// A pod without a job's label: not ours, unless the label was removed.
     fn apply_unlabelled(&mut self, uid: &str, metadata: &ObjectMeta, effect: &mut Effect) {
         let namespace = metadata.namespace.clone().unwrap_or_default();
         let named = ownership::named_parent(metadata).map(|owner| JobId { namespace, uid: owner.uid.clone() });

@@ -6,7 +6,6 @@ use super::machine::Machine;
 use super::question::Question;
 use super::ranks::RankRules;
 use super::view::NodeView;
-use crate::eligible::NodeRules;
 use jiff::Timestamp;
 use switchyard_core::placement::gpus::MOST_GPUS;
 use switchyard_core::quantity::Resources;
@@ -32,7 +31,7 @@ impl Demand {
         let status = job.status.as_ref();
         let policy = &job.spec.topology_policy;
         Demand {
-            rules: RankRules::of(admitted, &NodeRules::of(&valid.pod.spec)),
+            rules: RankRules::of(admitted, &valid.pod.spec),
             amounts: admitted.requests.clone().without(GPU_RESOURCE),
             gpus: valid.pod.gpus,
             allocation: status.and_then(|status| status.device_allocation).filter(|_| valid.pod.gpus > 0),

@@ -3,6 +3,7 @@
 
 use super::admitted::Admitted;
 use crate::eligible::{self, NodeFacts, NodeRules, Unfit};
+use k8s_openapi::api::core::v1::PodSpec;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use switchyard_core::units::plural;
@@ -47,8 +48,8 @@ pub(super) struct Shortage {
 }
 
 impl RankRules {
-    /// `template`: the rules of the job's own template.
-    pub fn of(admitted: &Admitted, template: &NodeRules) -> RankRules {
+    /// `template`: the pod as the job itself asks for it.
+    pub fn of(admitted: &Admitted, template: &PodSpec) -> RankRules {
         let kind = |rules: &Arc<NodeRules>| Kind { rules: rules.clone(), ranks: Vec::new() };
         let mut kinds: Vec<Kind> = admitted.rules.iter().map(kind).collect();
         for (rank, kind) in admitted.of_rank.iter().enumerate() {
@@ -61,9 +62,11 @@ impl RankRules {
                 None => unpinned.push(number),
             }
         }
+        let affinity = template.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
         let template = Template {
-            selector: template.selector.keys().cloned().collect(),
-            has_affinity: template.required.is_some(),
+            selector: template.node_selector.iter().flat_map(BTreeMap::keys).cloned().collect(),
+            has_affinity: affinity
+                .is_some_and(|affinity| affinity.required_during_scheduling_ignored_during_execution.is_some()),
         };
         RankRules { kinds, pinned, unpinned, template }
     }
@@ -98,14 +101,11 @@ impl RankRules {
         self.candidates(node).filter(|kind| eligible::may_run(&self.kinds[*kind].rules, node).is_ok())
     }
 
-    /// The position in `nodes` of the node for each rank. A rank keeps its own position where it may.
+    /// The position in `nodes` of the node for each rank, where ranks have different rules. A rank keeps its own position where it may.
     ///
     /// # Errors
     /// Pods that have too few nodes.
     pub fn assign(&self, nodes: &[&NodeFacts]) -> Result<Vec<usize>, Shortage> {
-        if self.are_equal() {
-            return Ok((0..nodes.len()).collect());
-        }
         let mut matching = Matching::new(self, nodes);
         for (number, kind) in self.kinds.iter().enumerate() {
             let own = kind.ranks.iter().filter(|rank| matching.nodes_of[number].binary_search(rank).is_ok());
@@ -134,10 +134,9 @@ impl RankRules {
         self.pinned.keys().next().filter(|_| self.are_equal()).map(String::as_str)
     }
 
-    /// Hosts to which single pods are pinned, with the pods' ranks.
+    /// Hosts to which single pods are pinned, with the pods' ranks; none where all pods are pinned to one.
     pub fn pins(&self) -> impl Iterator<Item = (&str, usize)> {
-        let hosts = self.pinned.iter().filter(|_| !self.are_equal());
-        hosts.flat_map(|(host, kinds)| {
+        self.pinned.iter().flat_map(|(host, kinds)| {
             kinds.iter().flat_map(|kind| &self.kinds[*kind].ranks).map(move |rank| (host.as_str(), *rank))
         })
     }
@@ -256,7 +255,7 @@ mod tests {
     }
 
     fn rules(of_ranks: &[NodeRules]) -> RankRules {
-        RankRules::of(&Admitted::new(Default::default(), of_ranks.iter().cloned().map(Arc::new)), &NodeRules::default())
+        RankRules::of(&Admitted::new(Default::default(), of_ranks.iter().cloned().map(Arc::new)), &PodSpec::default())
     }
 
     /// Every order of the nodes is tried.
