@@ -4,14 +4,19 @@ use crate::gpu_topology::GPUTopology;
 use crate::{PlacementSlice, TrainJob};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
+use std::sync::LazyLock;
 
 /// Every CRD with the name of its file in `crds/generated`.
 pub fn crds() -> Vec<(&'static str, CustomResourceDefinition)> {
-    vec![
-        ("gputopologies.yaml", GPUTopology::crd()),
-        ("placementslices.yaml", PlacementSlice::crd()),
-        ("trainjobs.yaml", TrainJob::crd()),
-    ]
+    // Deriving the schema of a TrainJob takes as long as hundreds of copies of it.
+    static CRDS: LazyLock<Vec<(&'static str, CustomResourceDefinition)>> = LazyLock::new(|| {
+        vec![
+            ("gputopologies.yaml", GPUTopology::crd()),
+            ("placementslices.yaml", PlacementSlice::crd()),
+            ("trainjobs.yaml", TrainJob::crd()),
+        ]
+    });
+    CRDS.clone()
 }
 
 /// The text of a generated file.

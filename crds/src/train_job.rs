@@ -27,7 +27,6 @@ use std::collections::BTreeMap;
     shortname = "tj",
     category = "switchyard",
     namespaced,
-    cel,
     status = "TrainJobStatus",
     derive = "PartialEq",
     doc = "A distributed training job: one group of processes that starts, trains and ends together.",

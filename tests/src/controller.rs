@@ -29,7 +29,7 @@ pub struct ControllerOptions {
     pub environment: Vec<(&'static str, String)>,
     /// A kubeconfig other than the administrator's.
     pub kubeconfig: Option<PathBuf>,
-    /// Program other than `switchyard` of the test's profile.
+    /// A `switchyard-controller` in place of the `switchyard controller` of the test's profile.
     pub program: Option<PathBuf>,
 }
 
@@ -45,7 +45,12 @@ pub fn start_controller(plane: &ControlPlane, name: &str, options: &ControllerOp
         "{name}: a controller of all namespaces needs a control plane of its own"
     );
     let kubeconfig = options.kubeconfig.clone().unwrap_or_else(|| plane.kubeconfig("switchyard-controller"));
-    let mut arguments: Vec<String> = vec!["controller".into(), "--kubeconfig".into(), kubeconfig.display().to_string()];
+    let (program, command) = match &options.program {
+        Some(program) => (program.clone(), None),
+        None => (programs().join("switchyard"), Some("controller".to_owned())),
+    };
+    let mut arguments: Vec<String> = command.into_iter().collect();
+    arguments.extend(["--kubeconfig".into(), kubeconfig.display().to_string()]);
     if !options.arguments.iter().any(|argument| argument == "--listen") {
         arguments.extend(["--listen".into(), "127.0.0.1:0".into()]);
     }
@@ -59,7 +64,6 @@ pub fn start_controller(plane: &ControlPlane, name: &str, options: &ControllerOp
         arguments.extend(["--node-grace-seconds".into(), "2".into()]);
     }
     arguments.extend(options.arguments.iter().cloned());
-    let program = options.program.clone().unwrap_or_else(|| programs().join("switchyard"));
     Daemon::start(&program, &arguments, &options.environment, &plane.folder().join(format!("{name}.log")))
 }
 

@@ -1,8 +1,8 @@
 //! Bugs that the fault tests must catch, as edits of the source: the product knows nothing of them.
 //!
 //! The workspace is copied below the target folder, every edit is applied to the copy, and the program is built from there as
-//! `switchyard-planted`, in the same target folder and with the same crates of others. `SWITCHYARD_PLANTED` names the bug that is active; without it
-//! the program behaves like `switchyard`.
+//! `switchyard-planted`, in the same target folder and with the same third-party crates. `SWITCHYARD_PLANTED` names the active bug; without it
+//! the program behaves like `switchyard-controller`.
 
 use crate::{root, target};
 use std::fs;
@@ -118,12 +118,15 @@ pub(crate) fn copy() -> PathBuf {
 /// The text of a file in the copy.
 fn changed(file: &str, product: String) -> Result<String, String> {
     if file == "Cargo.toml" {
-        let named = "\n[[bin]]\nname = \"switchyard-planted\"\npath = \"src/main.rs\"\n";
         // Cargo tells packages apart by their place in a workspace and their version, not by the workspace's folder. With the product's
         // version the two would overwrite, and take, each other's crates in the target folder, which they share for the crates of others.
         let (before, after) = product.split_once("\nversion = \"").ok_or("Cargo.toml has no version; expected one")?;
         let (version, after) = after.split_once('"').ok_or("the version of Cargo.toml has no end")?;
-        return Ok(format!("{before}\nversion = \"{version}-planted\"{after}{named}"));
+        return Ok(format!("{before}\nversion = \"{version}-planted\"{after}"));
+    }
+    if file == "src/daemon/Cargo.toml" {
+        // The controller alone: the other commands of `switchyard` are half of what would be compiled.
+        return Ok(format!("{product}\n[[bin]]\nname = \"switchyard-planted\"\npath = \"main.rs\"\n"));
     }
     let mut mutants = MUTANTS.iter().filter(|mutant| mutant.file == file);
     mutants.try_fold(product.clone(), |text, mutant| edited(mutant, &product, &text))

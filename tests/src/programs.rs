@@ -50,7 +50,7 @@ pub fn gpu_probe() -> &'static Path {
     PROGRAM.get_or_init(|| build(&["--workspace", "--bin", "gpu-probe"], &["gpu-probe"]).join("gpu-probe"))
 }
 
-/// `switchyard` with bugs that the fault tests must catch; `SWITCHYARD_PLANTED` chooses one (see `tests/src/mutants.rs`).
+/// `switchyard-controller` with bugs that the fault tests must catch; `SWITCHYARD_PLANTED` chooses one (see `tests/src/mutants.rs`).
 ///
 /// # Panics
 /// It does not build.

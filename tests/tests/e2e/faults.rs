@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 /// Far more steps than a test waits for: the job ends when it is told to stop.
 pub(crate) const ENDLESS: u64 = 100_000_000;
+/// Steps between checkpoints.
+const EVERY: u64 = 50;
 /// The job that has to live through it.
 const JOB: &str = "long";
 
@@ -102,14 +104,19 @@ pub(crate) fn volume(cluster: &Cluster) -> Result<()> {
     }))
 }
 
-/// The job of examples/gpt-cluster.yaml without an end, with a checkpoint every 20 steps.
+/// The job of examples/gpt-cluster.yaml without an end, with a checkpoint every [`EVERY`] steps.
+///
+/// Its model is tiny and its pods get a fraction of a core, because at full speed an endless training takes the cores from all other tests.
 pub(crate) fn checkpointed(name: &str) -> Result<Value> {
     let mut job = example("gpt-cluster.yaml")?;
     job["metadata"]["name"] = name.into();
+    job["spec"]["trainer"]["resourcesPerNode"]["limits"]["cpu"] = "300m".into();
     job["spec"]["engine"]["steps"] = ENDLESS.into();
+    job["spec"]["engine"]["batchSizePerProcess"] = 1.into();
+    job["spec"]["engine"]["model"]["gpt"] = json!({"layers": 1, "hiddenSize": 32, "heads": 1, "contextLength": 32});
     job["spec"]["failurePolicy"] = json!({"maxRestarts": 20, "maxInfrastructureRestarts": 20});
     // With `volumeName` the whole volume would be the directory of one job, and several have theirs on this one.
-    job["spec"]["checkpoint"] = json!({"path": format!("/checkpoints/{name}"), "everySteps": 20});
+    job["spec"]["checkpoint"] = json!({"path": format!("/checkpoints/{name}"), "everySteps": EVERY});
     let pod = &mut job["spec"]["template"]["spec"];
     let mounts = pod["containers"][0]["volumeMounts"].as_array_mut().context("the example mounts volumes")?;
     mounts.push(json!({"name": "checkpoints", "mountPath": "/checkpoints"}));
@@ -157,7 +164,7 @@ impl State {
                 Then::GoesOn => attempt == self.attempt,
             };
             // The figures may be those of the attempt before.
-            stage(job) == "Running" && is_new && step > self.step + 20
+            stage(job) == "Running" && is_new && step > self.step + EVERY
         })?;
         let (attempt, step) = (attempt(&job), step(&job));
         println!(
