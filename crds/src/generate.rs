@@ -6,17 +6,23 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::CustomResourceExt;
 use std::sync::LazyLock;
 
+/// Deriving the schemas takes as long as hundreds of copies of them.
+static CRDS: LazyLock<[(&'static str, CustomResourceDefinition); 3]> = LazyLock::new(|| {
+    [
+        ("gputopologies.yaml", GPUTopology::crd()),
+        ("placementslices.yaml", PlacementSlice::crd()),
+        ("trainjobs.yaml", TrainJob::crd()),
+    ]
+});
+
 /// Every CRD with the name of its file in `crds/generated`.
 pub fn crds() -> Vec<(&'static str, CustomResourceDefinition)> {
-    // Deriving the schema of a TrainJob takes as long as hundreds of copies of it.
-    static CRDS: LazyLock<Vec<(&'static str, CustomResourceDefinition)>> = LazyLock::new(|| {
-        vec![
-            ("gputopologies.yaml", GPUTopology::crd()),
-            ("placementslices.yaml", PlacementSlice::crd()),
-            ("trainjobs.yaml", TrainJob::crd()),
-        ]
-    });
-    CRDS.clone()
+    CRDS.to_vec()
+}
+
+/// The CRD of TrainJobs.
+pub(crate) fn train_job() -> &'static CustomResourceDefinition {
+    &CRDS[2].1
 }
 
 /// The text of a generated file.

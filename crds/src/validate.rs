@@ -6,9 +6,8 @@
 
 mod words;
 
-use crate::TrainJob;
 use crate::labels::API_VERSION;
-use kube::CustomResourceExt;
+use crate::{TrainJob, generate};
 use kube::core::cel;
 use serde_json::Value;
 use std::sync::LazyLock;
@@ -156,7 +155,7 @@ pub fn train_job(document: &Value) -> Result<TrainJob, Vec<Fault>> {
 
 /// The structural schema of a TrainJob with the envelope that the API server adds to every kind.
 fn train_job_schema() -> Value {
-    let crd = serde_json::to_value(TrainJob::crd()).expect("invariant: a CRD serialises to JSON");
+    let crd = serde_json::to_value(generate::train_job()).expect("invariant: a CRD serialises to JSON");
     let mut schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone();
     let properties = &mut schema["properties"];
     properties["apiVersion"] = serde_json::json!({"type": "string"});

@@ -11,6 +11,7 @@ mod licences;
 mod purity;
 mod tokens;
 mod unsafe_code;
+mod words;
 
 use serde_json::Value;
 use std::process::Command;

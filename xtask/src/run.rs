@@ -1,4 +1,4 @@
-//! Runs stages: what must be there is installed beside the compilation, then both lanes run side by side; the times come at the end.
+//! Runs stages: what must be there is installed beside the compilation, then the lanes run side by side; the times come at the end.
 
 use crate::crates;
 use crate::failed;
@@ -72,12 +72,12 @@ pub(crate) fn run(names: &[String], record: Option<Record>) -> Result<()> {
     outcome.totals.finish()
 }
 
-/// Runs both lanes side by side. One that is done takes stages of the other.
+/// Runs the lanes side by side. One that has finished takes stages from another.
 fn lanes(stages: &[&'static Stage], programs: &[Program], provided: &Needs, outcome: &mut Outcome) -> Result<()> {
     let left = &Mutex::new(stages.to_vec());
-    let yields = [Lane::Compute, Lane::Wait].iter().all(|lane| stages.iter().any(|stage| stage.lane == *lane));
+    let yields = stages.iter().any(|stage| stage.lane != Lane::Compute);
     let ended: Vec<Result<Outcome>> = thread::scope(|scope| {
-        let started = [Lane::Compute, Lane::Wait].map(|lane| {
+        let started = Lane::ALL.map(|lane| {
             scope.spawn(move || {
                 let mut own = Outcome::default();
                 let next = || next(lane, &mut left.lock().unwrap_or_else(PoisonError::into_inner));
@@ -95,10 +95,10 @@ fn lanes(stages: &[&'static Stage], programs: &[Program], provided: &Needs, outc
     Ok(())
 }
 
-/// The next stage of a lane, or one of the other that may run in any. It is taken from what is left.
+/// The next stage of a lane, or one from another lane. It is taken from what is left.
 fn next(lane: Lane, left: &mut Vec<&'static Stage>) -> Option<&'static Stage> {
     let own = left.iter().position(|stage| stage.lane == lane);
-    let position = own.or_else(|| left.iter().position(|stage| !stage.needs.contains(&Need::Nodes)))?;
+    let position = own.or_else(|| left.iter().position(|stage| stage.lane != Lane::Nodes))?;
     Some(left.remove(position))
 }
 
@@ -175,7 +175,7 @@ fn selection(stages: &[&Stage]) -> Selection {
     if stages.iter().all(|stage| stage.name == "pure") { Selection::Pure } else { Selection::All }
 }
 
-/// Runs stages one after another. `yields`: its programs let those of the other lane go first. A stage that fails is reported at once, with
+/// Runs stages one after another. `yields`: its programs let those of the other lanes go first. A stage that fails is reported at once, with
 /// its log; the next ones still run.
 fn play(
     stages: impl Iterator<Item = &'static Stage>,

@@ -16,14 +16,19 @@ pub(crate) struct Stage {
     pub work: Work,
 }
 
-/// Stages of one lane follow each other; the lanes run side by side, and one that is done takes stages of the other. More than two only compete:
-/// two cores have nothing left to do.
+/// Stages of one lane run one after another, and the lanes run side by side. A lane that has finished takes stages from another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lane {
-    /// Tests that keep cores busy. They yield to the other lane.
+    /// Tests that keep cores busy. They yield to the other lanes.
     Compute,
-    /// Tests that wait for clusters.
+    /// Tests that wait for an API server.
     Wait,
+    /// Tests on real nodes, which mostly wait for pauses between restarts. They count what is left on the machine, so no other lane takes them.
+    Nodes,
+}
+
+impl Lane {
+    pub const ALL: [Lane; 3] = [Lane::Compute, Lane::Wait, Lane::Nodes];
 }
 
 #[derive(Debug)]
@@ -65,8 +70,7 @@ pub(crate) const FRAMEWORKS: &str = "frameworks";
 const CONTROL_PLANE: Need = Need::Programs(&["etcd", "kubernetes"]);
 const CHART: Need = Need::Programs(&["helm", "prometheus-operator", "promtool", "kubeflow-trainer"]);
 
-/// All stages, in the order in which each lane runs them. Those on real nodes come early: they count what is left on the machine, so only their own
-/// lane runs them.
+/// All stages, in the order in which each lane runs them.
 pub(crate) const STAGES: [Stage; 15] = [
     Stage {
         name: "lint",
@@ -172,7 +176,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         name: "nodes",
         what: "real nodes: pods, links, GPUs, what is left",
         budget: 600,
-        lane: Lane::Wait,
+        lane: Lane::Nodes,
         needs: &[CONTROL_PLANE, Need::Nodes],
         work: Work::Tests { of: Tests::Modules("cluster", &["nodes"]), threads: Some(1), environment: &[] },
     },
@@ -180,10 +184,10 @@ pub(crate) const STAGES: [Stage; 15] = [
         name: "e2e",
         what: "the product on real nodes: from helm install to a trained model, and what fails on the way",
         budget: 1200,
-        lane: Lane::Wait,
+        lane: Lane::Nodes,
         needs: &[CONTROL_PLANE, CHART, Need::Nodes, Need::Images],
-        // Two clusters at a time: their tests wait more than they compute.
-        work: Work::Tests { of: Tests::Modules("cluster", &["e2e"]), threads: Some(2), environment: &[] },
+        // Three clusters at a time: their tests wait more than they compute.
+        work: Work::Tests { of: Tests::Modules("cluster", &["e2e"]), threads: Some(3), environment: &[] },
     },
     Stage {
         name: "faults",

@@ -1,0 +1,123 @@
+//! Phrases that a native engineer would not write, and the shape of commit subjects.
+
+use crate::tidy::{caught, none, output_of, read, repository_files};
+use regex::Regex;
+use std::sync::LazyLock;
+
+/// A phrase, and how to say it instead.
+struct Phrase {
+    pattern: Regex,
+    instead: &'static str,
+}
+
+/// What regular expressions can catch of the style guide in CONTRIBUTING.md.
+static PHRASES: LazyLock<Vec<Phrase>> = LazyLock::new(|| {
+    [
+        (r"(numbers|floats|values|words|types) of (8|16|32|64) bits", "f32, bf16, 16-bit values"),
+        (r"\b(GPUs?|libraries|kernels|drivers?|cards?) of NVIDIA\b", "NVIDIA GPUs"),
+        (r"\b(crates|programs|images|frameworks) of others\b", "third-party crates"),
+        (r"\bby way of\b", "via, through"),
+        (r"\bgoes on from\b|\bgo on from\b", "resumes from"),
+        (r"\bwhoever\b", "name the actor"),
+        (r"\bcannot be had\b|\bis had\b", "unavailable, not found"),
+        (r"\bfor ever\b", "forever, without end"),
+        (r"\bis none\b|\bthere is none\b", "not found, missing, none"),
+        (r"\bwith which\b|\bof which\b", "split the sentence"),
+        (r"\bis told\b|\bare told\b|\btells (of|that|the)\b", "logs, reports, receives"),
+        (r"\blately\b", "recently"),
+        (r"\bnobody knows\b", "unknown"),
+        (r"\bis a circle\b|\bcircles? of modules\b", "cycle"),
+    ]
+    .into_iter()
+    .map(|(pattern, instead)| Phrase { pattern: Regex::new(&format!("(?i){pattern}")).expect("a pattern"), instead })
+    .collect()
+});
+
+/// Rooms that have not been rewritten yet. The list only gets shorter.
+const LATER: [&str; 4] = ["src/controller/", "src/ledger/", "src/plan/", "tests/"];
+/// Texts of others, files that are generated from checked ones, and this list.
+const LEFT_OUT: [&str; 6] =
+    ["LICENSE", "docs/results/", "charts/switchyard/templates/crds/", "crds/generated/", "/snapshots/", "/golden/"];
+/// Columns of a comment.
+const COLUMNS: usize = 100;
+/// Longest subject of a commit.
+const SUBJECT: usize = 72;
+
+fn is_checked(file: &str) -> bool {
+    let is_text = [".rs", ".cu", ".md", ".yaml", ".toml", ".tpl"].iter().any(|end| file.ends_with(end));
+    let starts = |part: &&str| file.starts_with(*part) || (part.starts_with('/') && file.contains(*part));
+    is_text && !LATER.iter().any(|part| starts(&part)) && !LEFT_OUT.iter().any(|part| starts(&part))
+}
+
+/// Faults of a text. Quotations in a Markdown block are of programs, whose source is checked.
+fn check(file: &str, text: &str) -> Vec<String> {
+    let mut faults = Vec::new();
+    let is_markdown = file.ends_with(".md");
+    let mut in_block = false;
+    for (number, line) in (1..).zip(text.lines()) {
+        if is_markdown && line.trim_start().starts_with("```") {
+            in_block = !in_block;
+        }
+        if is_markdown && in_block {
+            continue;
+        }
+        for Phrase { pattern, instead } in PHRASES.iter() {
+            if let Some(found) = pattern.find(line) {
+                faults.push(format!("{file}:{number}: `{}`; write: {instead}", found.as_str()));
+            }
+        }
+        let is_comment = file.ends_with(".rs") && line.trim_start().starts_with("//");
+        let columns = line.chars().count();
+        // A long link cannot be wrapped.
+        if is_comment && columns > COLUMNS && !line.contains("http") {
+            faults.push(format!("{file}:{number}: a comment of {columns} columns; wrap it at {COLUMNS}"));
+        }
+    }
+    faults
+}
+
+/// A fault of the subject of a commit.
+fn check_subject(subject: &str) -> Option<String> {
+    let length = subject.chars().count();
+    if length > SUBJECT {
+        return Some(format!("`{subject}`: {length} characters; at most {SUBJECT}, the reason belongs into the body"));
+    }
+    let area = subject.split_once(": ").filter(|(area, rest)| {
+        let is_area = !area.is_empty() && area.chars().all(|c| c.is_ascii_lowercase() || "-_/,. ".contains(c));
+        is_area && rest.starts_with(|c: char| c.is_lowercase() || c.is_ascii_digit() || c == '`')
+    });
+    area.is_none().then(|| format!("`{subject}`: expected `area: imperative summary`"))
+}
+
+#[test]
+fn texts_read_as_native_english() {
+    let files = repository_files().iter().filter(|file| is_checked(file));
+    none(&files.filter_map(|file| Some(check(file, &read(file)?))).flatten().collect::<Vec<_>>());
+}
+
+#[test]
+fn planted_phrases_are_caught() {
+    let text = "//! Kernels for GPUs of NVIDIA.\n// Numbers of 16 bits go by way of the host.\nfn f() {}\n";
+    caught(&check("src/a.rs", text), &["src/a.rs:1: `GPUs of NVIDIA`", "src/a.rs:2: `Numbers of 16 bits`", "`by way of`"]);
+    caught(&check("src/a.rs", &format!("    // {}\n", "word ".repeat(20))), &["columns; wrap it at 100"]);
+    caught(&check("docs/a.md", "```text\nby way of\n```\nIt goes on from there.\n"), &["docs/a.md:4"]);
+    assert_eq!(check("src/a.rs", "// The controller rechecks the node.\n"), [""; 0]);
+    assert!(is_checked("docs/install.md") && !is_checked("docs/results/report.txt") && !is_checked("LICENSE"));
+}
+
+#[test]
+fn commits_have_an_area_and_a_short_subject() {
+    // Older ones cannot be changed.
+    let log = output_of("git", &["log", "--no-merges", "--since=2026-11-27T19:00:00Z", "--format=%s"]);
+    none(&log.lines().filter_map(check_subject).collect::<Vec<_>>());
+}
+
+#[test]
+fn planted_subjects_are_caught() {
+    let long = format!("plan: {}", "word ".repeat(20));
+    let faults: Vec<String> =
+        ["A gang waits", "plan: Wait", long.as_str()].into_iter().filter_map(check_subject).collect();
+    caught(&faults, &["`A gang waits`: expected", "`plan: Wait`: expected", "characters; at most 72"]);
+    assert_eq!(faults.len(), 3);
+    assert_eq!(check_subject("plan, cli: name the pod that waits"), None);
+}
