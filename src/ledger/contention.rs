@@ -351,7 +351,7 @@ impl Index {
                 node: placed.node_name.clone(),
                 amount: amount.clone(),
                 gpus: placed.gpus.clone(),
-                is_lasting: false,
+                ..Share::default()
             };
             self.usage.set_share(&taker, Some(share));
         }
