@@ -32,6 +32,8 @@ pub const LEASE: &str = "switchyard-controller";
 pub const LEADER_VERSION: &str = "training.switchyard.dev/version";
 /// Annotation of the Lease: `ok`, or what the leader found wrong with the admission policies. Absent until it has tried them.
 pub const LEADER_POLICIES: &str = "training.switchyard.dev/policies";
+/// Annotation of the Lease: seconds by which the leader's clock is ahead of the API server's. Absent while they agree.
+pub const LEADER_CLOCK_SKEW: &str = "training.switchyard.dev/clock-skew-seconds";
 
 /// Annotation of a pod on the network of its node: the interface by which the other nodes are reached.
 pub const SOCKET_INTERFACE: &str = "training.switchyard.dev/socket-interface";

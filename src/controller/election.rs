@@ -13,15 +13,17 @@ mod tests;
 pub use decide::Timing;
 pub(super) use leading::{Clock, Leading, boot_time, channel};
 
+use super::clock::notable;
 use decide::{Action, Role, Seen, decide};
-use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::PostParams;
 use kube::{Api, Client};
 use leading::Leader;
+use std::sync::Arc;
 use std::time::Duration;
-use switchyard_crds::labels::{LEADER_POLICIES, LEADER_VERSION, LEASE};
+use switchyard_crds::labels::{LEADER_CLOCK_SKEW, LEADER_POLICIES, LEADER_VERSION, LEASE};
+use switchyard_service::ServerClock;
 use tokio::sync::watch::Receiver;
 use tracing::{info, warn};
 
@@ -40,6 +42,8 @@ pub(super) struct Candidate {
     pub identity: String,
     pub timing: Timing,
     pub clock: Clock,
+    /// Sets the times in the Lease, which candidates do not use.
+    pub server: Arc<ServerClock>,
     /// What the leader says of the admission policies, for `switchyard doctor cluster`.
     pub policies: Receiver<Option<String>>,
 }
@@ -212,7 +216,7 @@ impl Candidate {
 
     /// The Lease with our name in it; the resource version of the one before makes the write fail if it has changed.
     fn record(&self, before: Option<Lease>) -> Lease {
-        let now = MicroTime(Timestamp::now());
+        let now = MicroTime(self.server.now());
         let mut lease = before.unwrap_or_else(|| Lease {
             metadata: ObjectMeta {
                 name: Some(LEASE.into()),
@@ -227,6 +231,10 @@ impl Candidate {
             Some(report) => annotations.insert(LEADER_POLICIES.into(), report.clone()),
             // That of an earlier leader.
             None => annotations.remove(LEADER_POLICIES),
+        };
+        match notable(self.server.skew()) {
+            Some(skew) => annotations.insert(LEADER_CLOCK_SKEW.into(), skew.as_secs().to_string()),
+            None => annotations.remove(LEADER_CLOCK_SKEW),
         };
         let spec: &mut LeaseSpec = lease.spec.get_or_insert_default();
         if spec.holder_identity.as_deref() != Some(&self.identity) {

@@ -4,6 +4,7 @@
 use super::leading::Leading;
 use super::*;
 use http::{Method, Request, Response, StatusCode};
+use jiff::Timestamp;
 use kube::client::Body;
 use serde_json::{Value, json};
 use std::cell::Cell;
@@ -126,6 +127,7 @@ impl Actor {
             identity: name.into(),
             timing: OF_STORIES,
             clock: story_time,
+            server: Arc::default(),
             policies: nothing_to_report(),
         };
         Actor { candidate, view: View::default(), role: Role::Standby, leader, leading }
@@ -216,7 +218,8 @@ async fn a_lease_that_is_given_back_is_taken_at_once() {
         };
         let (client, namespace, identity) = (client(&store), "default".into(), name.into());
         let policies = nothing_to_report();
-        let candidate = Candidate { client, namespace, identity, timing, clock: boot_time, policies };
+        let candidate =
+            Candidate { client, namespace, identity, timing, clock: boot_time, server: Arc::default(), policies };
         (leading, stop, tokio::spawn(candidate.run(leader, stopped)))
     };
     let until_leads = async |leading: &mut Leading| {

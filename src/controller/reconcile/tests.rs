@@ -55,6 +55,7 @@ fn context(leading: election::Leading) -> Context {
         metrics: Arc::new(Metrics::new()),
         health: Arc::new(Health::new(watch::KINDS.map(String::from))),
         leading,
+        clock: Arc::default(),
         silent: Arc::default(),
         settings: Arc::new(settings),
     }
