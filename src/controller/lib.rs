@@ -22,6 +22,7 @@ mod provisioning;
 mod queue;
 mod reader;
 mod reconcile;
+mod taints;
 mod volumes;
 mod warnings;
 mod watch;

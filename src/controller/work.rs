@@ -6,8 +6,8 @@ use super::pages::{self, Health, Pages, Readers};
 use super::queue::{Queue, Schedule};
 use super::reconcile::Outcome;
 use super::{
-    Context, Error, Settings, admissions, clock, openings, policies, progress, provisioning, reader, volumes, warnings,
-    watch,
+    Context, Error, Settings, admissions, clock, openings, policies, progress, provisioning, reader, taints, volumes,
+    warnings, watch,
 };
 use crate::apply::Executor;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -115,6 +115,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     tokio::spawn(reader::run(context.clone(), volumes::Volumes::default(), stop.clone()));
     tokio::spawn(policies::run(context.clone(), report, stop.clone()));
     tokio::spawn(provisioning::run(context.clone(), stop.clone()));
+    tokio::spawn(taints::run(context.clone(), stop.clone()));
     tokio::spawn(clock::run(context.clone(), stop.clone()));
     let running = Arc::new(Semaphore::new(settings.concurrent_reconciles));
     tokio::select! {
