@@ -22,7 +22,7 @@ use kube::{Api, Client};
 use leading::Leader;
 use std::sync::Arc;
 use std::time::Duration;
-use switchyard_crds::labels::{LEADER_CLOCK_SKEW, LEADER_POLICIES, LEADER_VERSION, LEASE};
+use switchyard_crds::labels::{LEADER_CLOCK_SKEW, LEADER_MEMORY, LEADER_POLICIES, LEADER_VERSION, LEASE};
 use switchyard_service::ServerClock;
 use tokio::sync::watch::Receiver;
 use tracing::{info, warn};
@@ -44,8 +44,17 @@ pub(super) struct Candidate {
     pub clock: Clock,
     /// Sets the times in the Lease, which candidates do not use.
     pub server: Arc<ServerClock>,
+    pub memory: LeaseMemory,
     /// What the leader says of the admission policies, for `switchyard doctor cluster`.
     pub policies: Receiver<Option<String>>,
+}
+
+/// What a leader leaves in its Lease for the next one.
+pub(super) struct LeaseMemory {
+    /// Returns the leader's state.
+    pub save: Box<dyn Fn() -> Option<String> + Send + Sync>,
+    /// Takes over the state of the previous leader.
+    pub recall: Box<dyn Fn(&str) + Send + Sync>,
 }
 
 /// The Lease as this process last saw it.
@@ -80,6 +89,10 @@ impl View {
             lasts: promised.unwrap_or(timing.duration),
         }
     }
+}
+
+fn lease_memory(lease: Option<&Lease>) -> Option<&str> {
+    lease?.metadata.annotations.as_ref()?.get(LEADER_MEMORY).map(String::as_str)
 }
 
 impl Candidate {
@@ -144,7 +157,7 @@ impl Candidate {
         role: &mut Role,
         leader: &Leader,
     ) -> Result<Duration, String> {
-        let lease = self.record(view.lease.clone());
+        let lease = self.record(view.lease.clone(), *role);
         let api = self.api();
         let params = PostParams::default();
         let written = match view.lease {
@@ -155,6 +168,10 @@ impl Candidate {
             Ok(lease) => {
                 view.see(Some(lease), (self.clock)());
                 if *role == Role::Standby {
+                    // Before anything is planned.
+                    if let Some(memory) = lease_memory(view.lease.as_ref()) {
+                        (self.memory.recall)(memory);
+                    }
                     info!(identity = self.identity, "leading");
                 }
                 *role = Role::Leading { renewed: before };
@@ -215,7 +232,7 @@ impl Candidate {
     }
 
     /// The Lease with our name in it; the resource version of the one before makes the write fail if it has changed.
-    fn record(&self, before: Option<Lease>) -> Lease {
+    fn record(&self, before: Option<Lease>, role: Role) -> Lease {
         let now = MicroTime(self.server.now());
         let mut lease = before.unwrap_or_else(|| Lease {
             metadata: ObjectMeta {
@@ -232,6 +249,13 @@ impl Candidate {
             // That of an earlier leader.
             None => annotations.remove(LEADER_POLICIES),
         };
+        // A candidate leaves what the last leader knew: it reads that once it leads.
+        if role != Role::Standby {
+            match (self.memory.save)() {
+                Some(memory) => annotations.insert(LEADER_MEMORY.into(), memory),
+                None => annotations.remove(LEADER_MEMORY),
+            };
+        }
         match notable(self.server.skew()) {
             Some(skew) => annotations.insert(LEADER_CLOCK_SKEW.into(), skew.as_secs().to_string()),
             None => annotations.remove(LEADER_CLOCK_SKEW),

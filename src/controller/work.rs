@@ -1,6 +1,6 @@
 //! The main loop: takes jobs from the queue, many at a time, as long as this controller leads.
 
-use super::election::{self, Candidate, boot_time};
+use super::election::{self, Candidate, LeaseMemory, boot_time};
 use super::metrics::{Counts, Metrics};
 use super::pages::{self, Health, Pages, Readers};
 use super::queue::{Queue, Schedule};
@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use switchyard_ledger::fairness::{Fairness, Weights};
 use switchyard_ledger::index::Index;
+use switchyard_ledger::memory::Memory;
 use switchyard_ledger::predictor::Predictor;
 use switchyard_plan::cluster::events::{EventDraft, Severity};
 use switchyard_service::ServerClock;
@@ -100,7 +101,13 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
         Some(timing) => {
             let (namespace, identity) = (settings.namespace.clone(), settings.identity.clone());
             let server = Arc::clone(&context.clock);
-            let candidate = Candidate { client, namespace, identity, timing, clock: boot_time, server, policies };
+            let (saved, recalled) = (context.clone(), context.clone());
+            let memory = LeaseMemory {
+                save: Box::new(move || saved.index().memory().text()),
+                recall: Box::new(move |text| recalled.index().recall(Memory::read(text))),
+            };
+            let candidate =
+                Candidate { client, namespace, identity, timing, clock: boot_time, server, memory, policies };
             Some(tokio::spawn(candidate.run(leader, retired)))
         }
         None => {

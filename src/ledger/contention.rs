@@ -323,6 +323,7 @@ impl Index {
         let same = self.reservation.as_ref().filter(|held| held.job == job);
         let begins = start.map(|(at, _)| at);
         let (first_start, since) = (same.and_then(|held| held.first_start).or(begins), same.map(|held| held.since));
+        let since = since.or_else(|| self.held_before(&job));
         let mut freed = self.unreserve(|_| true);
         let turn = turn.held();
         if let Some(waiting) = self.waiting.get_mut(&key_of(&question.job.metadata)) {
