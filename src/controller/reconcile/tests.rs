@@ -1,6 +1,8 @@
 //! Reconciles of a controller without an API server.
 #![allow(clippy::unwrap_used)]
 
+mod hour;
+mod outages;
 mod waiting;
 
 use super::*;
