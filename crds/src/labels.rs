@@ -32,6 +32,11 @@ pub const LEASE: &str = "switchyard-controller";
 pub const LEADER_VERSION: &str = "training.switchyard.dev/version";
 /// Annotation of the Lease: `ok`, or what the leader found wrong with the admission policies. Absent until it has tried them.
 pub const LEADER_POLICIES: &str = "training.switchyard.dev/policies";
+/// Annotation of the Lease: seconds by which the leader's clock is ahead of the API server's. Absent while they agree.
+pub const LEADER_CLOCK_SKEW: &str = "training.switchyard.dev/clock-skew-seconds";
+
+/// Annotation of the Lease: state of the leader that no object holds, as JSON, for the next leader. Absent if there is none.
+pub const LEADER_MEMORY: &str = "training.switchyard.dev/memory";
 
 /// Annotation of a pod on the network of its node: the interface by which the other nodes are reached.
 pub const SOCKET_INTERFACE: &str = "training.switchyard.dev/socket-interface";

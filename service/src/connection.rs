@@ -1,6 +1,7 @@
 //! The connection to the API server, without client-side throttling (the server has priority and fairness), and with
 //! every request counted.
 
+use crate::ServerClock;
 use http::header::{HeaderValue, USER_AGENT};
 use http::{Method, Request, Response};
 use kube::client::{Body, ClientBuilder};
@@ -8,6 +9,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 use tower::{Layer, Service};
 
 /// How to reach the API server.
@@ -43,15 +45,20 @@ pub async fn connect(connection: &Connection) -> Result<Config, String> {
 /// response.
 pub type Answered = Arc<dyn Fn(&'static str, String, Option<u16>) + Send + Sync>;
 
-/// Builds the client of a program, which identifies itself as `program` with the version of this workspace.
+/// Builds the client of a program, which identifies itself as `program` with the version of this workspace. `clock` follows the responses.
 ///
 /// # Errors
 /// The configuration has a certificate or key that cannot be used.
-pub fn client(mut config: Config, program: &str, answered: Answered) -> Result<Client, String> {
+pub fn client(
+    mut config: Config,
+    program: &str,
+    answered: Answered,
+    clock: Arc<ServerClock>,
+) -> Result<Client, String> {
     let agent = HeaderValue::try_from(format!("{program}/{}", env!("CARGO_PKG_VERSION")));
     config.headers.push((USER_AGENT, agent.map_err(|error| format!("the program's name `{program}`: {error}"))?));
     let builder = ClientBuilder::try_from(config).map_err(|error| format!("cannot use the kubeconfig: {error}"))?;
-    Ok(builder.with_layer(&Counted(answered)).build())
+    Ok(builder.with_layer(&Counted(answered, clock)).build())
 }
 
 /// The request in terms of RBAC: verb, and resource with subresource.
@@ -88,13 +95,13 @@ fn verb_and_resource(method: &Method, path: &str, query: &str) -> (&'static str,
 }
 
 /// Counts requests by verb, resource and status.
-struct Counted(Answered);
+struct Counted(Answered, Arc<ServerClock>);
 
 impl<S> Layer<S> for Counted {
     type Service = Counting<S>;
 
     fn layer(&self, inner: S) -> Counting<S> {
-        Counting { inner, answered: Arc::clone(&self.0) }
+        Counting { inner, answered: Arc::clone(&self.0), clock: Arc::clone(&self.1) }
     }
 }
 
@@ -102,6 +109,7 @@ impl<S> Layer<S> for Counted {
 struct Counting<S> {
     inner: S,
     answered: Answered,
+    clock: Arc<ServerClock>,
 }
 
 impl<S, B> Service<Request<Body>> for Counting<S>
@@ -118,12 +126,15 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let answered = Arc::clone(&self.answered);
+        let (answered, clock, sent) = (Arc::clone(&self.answered), Arc::clone(&self.clock), Instant::now());
         let (verb, resource) =
             verb_and_resource(request.method(), request.uri().path(), request.uri().query().unwrap_or_default());
         let answer = self.inner.call(request);
         Box::pin(async move {
             let result = answer.await;
+            if let Ok(response) = &result {
+                clock.observe(sent, response.headers());
+            }
             answered(verb, resource, result.as_ref().ok().map(|response| response.status().as_u16()));
             result
         })
@@ -171,7 +182,7 @@ mod tests {
             "/api/v1/nodes/a" => Ok(Response::new(Body::empty())),
             _ => Err(std::io::Error::other("no route")),
         });
-        let mut service = Counted(answered).layer(answers);
+        let mut service = Counted(answered, Arc::default()).layer(answers);
         for path in ["/api/v1/nodes/a", "/api/v1/nodes"] {
             let _ = service.call(Request::get(path).body(Body::empty()).unwrap()).await;
         }

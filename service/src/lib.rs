@@ -4,10 +4,12 @@
 //! Not here: what they count, log and do.
 #![forbid(unsafe_code)]
 
+mod clock;
 mod connection;
 pub mod file;
 pub mod telemetry;
 mod trial;
 
+pub use clock::ServerClock;
 pub use connection::{Answered, Connection, client, connect};
 pub use trial::{may, trial};

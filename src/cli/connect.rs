@@ -5,7 +5,7 @@ use kube::Client;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
-use switchyard_service::{Connection, client, connect};
+use switchyard_service::{Connection, ServerClock, client, connect};
 
 /// Runs work that waits for the network.
 ///
@@ -23,6 +23,8 @@ pub(crate) struct Cluster {
     pub namespace: String,
     /// The address of its API server.
     pub server: String,
+    /// Its clock, once it has answered.
+    pub clock: Arc<ServerClock>,
 }
 
 /// Connects to the cluster of the kubeconfig.
@@ -32,8 +34,9 @@ pub(crate) struct Cluster {
 pub(crate) async fn open(connection: &Connection) -> Result<Cluster, Failure> {
     let config = connect(connection).await.map_err(Failure::usage)?;
     let (namespace, server) = (config.default_namespace.clone(), config.cluster_url.to_string());
-    let client = client(config, "switchyard", Arc::new(|_, _, _| {})).map_err(Failure::usage)?;
-    Ok(Cluster { client, namespace, server })
+    let clock = Arc::<ServerClock>::default();
+    let client = client(config, "switchyard", Arc::new(|_, _, _| {}), Arc::clone(&clock)).map_err(Failure::usage)?;
+    Ok(Cluster { client, namespace, server, clock })
 }
 
 /// A command that has had no answer for this long says what it waits for.

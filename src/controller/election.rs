@@ -13,15 +13,17 @@ mod tests;
 pub use decide::Timing;
 pub(super) use leading::{Clock, Leading, boot_time, channel};
 
+use super::clock::notable;
 use decide::{Action, Role, Seen, decide};
-use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::PostParams;
 use kube::{Api, Client};
 use leading::Leader;
+use std::sync::Arc;
 use std::time::Duration;
-use switchyard_crds::labels::{LEADER_POLICIES, LEADER_VERSION, LEASE};
+use switchyard_crds::labels::{LEADER_CLOCK_SKEW, LEADER_MEMORY, LEADER_POLICIES, LEADER_VERSION, LEASE};
+use switchyard_service::ServerClock;
 use tokio::sync::watch::Receiver;
 use tracing::{info, warn};
 
@@ -40,8 +42,19 @@ pub(super) struct Candidate {
     pub identity: String,
     pub timing: Timing,
     pub clock: Clock,
+    /// Sets the times in the Lease, which candidates do not use.
+    pub server: Arc<ServerClock>,
+    pub memory: LeaseMemory,
     /// What the leader says of the admission policies, for `switchyard doctor cluster`.
     pub policies: Receiver<Option<String>>,
+}
+
+/// What a leader leaves in its Lease for the next one.
+pub(super) struct LeaseMemory {
+    /// Returns the leader's state.
+    pub save: Box<dyn Fn() -> Option<String> + Send + Sync>,
+    /// Takes over the state of the previous leader.
+    pub recall: Box<dyn Fn(&str) + Send + Sync>,
 }
 
 /// The Lease as this process last saw it.
@@ -76,6 +89,10 @@ impl View {
             lasts: promised.unwrap_or(timing.duration),
         }
     }
+}
+
+fn lease_memory(lease: Option<&Lease>) -> Option<&str> {
+    lease?.metadata.annotations.as_ref()?.get(LEADER_MEMORY).map(String::as_str)
 }
 
 impl Candidate {
@@ -140,7 +157,7 @@ impl Candidate {
         role: &mut Role,
         leader: &Leader,
     ) -> Result<Duration, String> {
-        let lease = self.record(view.lease.clone());
+        let lease = self.record(view.lease.clone(), *role);
         let api = self.api();
         let params = PostParams::default();
         let written = match view.lease {
@@ -151,6 +168,10 @@ impl Candidate {
             Ok(lease) => {
                 view.see(Some(lease), (self.clock)());
                 if *role == Role::Standby {
+                    // Before anything is planned.
+                    if let Some(memory) = lease_memory(view.lease.as_ref()) {
+                        (self.memory.recall)(memory);
+                    }
                     info!(identity = self.identity, "leading");
                 }
                 *role = Role::Leading { renewed: before };
@@ -211,8 +232,8 @@ impl Candidate {
     }
 
     /// The Lease with our name in it; the resource version of the one before makes the write fail if it has changed.
-    fn record(&self, before: Option<Lease>) -> Lease {
-        let now = MicroTime(Timestamp::now());
+    fn record(&self, before: Option<Lease>, role: Role) -> Lease {
+        let now = MicroTime(self.server.now());
         let mut lease = before.unwrap_or_else(|| Lease {
             metadata: ObjectMeta {
                 name: Some(LEASE.into()),
@@ -227,6 +248,17 @@ impl Candidate {
             Some(report) => annotations.insert(LEADER_POLICIES.into(), report.clone()),
             // That of an earlier leader.
             None => annotations.remove(LEADER_POLICIES),
+        };
+        // A candidate leaves what the last leader knew: it reads that once it leads.
+        if role != Role::Standby {
+            match (self.memory.save)() {
+                Some(memory) => annotations.insert(LEADER_MEMORY.into(), memory),
+                None => annotations.remove(LEADER_MEMORY),
+            };
+        }
+        match notable(self.server.skew()) {
+            Some(skew) => annotations.insert(LEADER_CLOCK_SKEW.into(), skew.as_secs().to_string()),
+            None => annotations.remove(LEADER_CLOCK_SKEW),
         };
         let spec: &mut LeaseSpec = lease.spec.get_or_insert_default();
         if spec.holder_identity.as_deref() != Some(&self.identity) {

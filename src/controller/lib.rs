@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod admissions;
+mod clock;
 mod election;
 mod logs;
 mod metrics;
@@ -21,6 +22,7 @@ mod provisioning;
 mod queue;
 mod reader;
 mod reconcile;
+mod taints;
 mod volumes;
 mod warnings;
 mod watch;
@@ -32,7 +34,7 @@ pub use election::Timing;
 
 use crate::apply::Executor;
 use election::Leading;
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use kube::runtime::events::Recorder;
 use metrics::Metrics;
@@ -46,6 +48,7 @@ use switchyard_ledger::index::Index;
 use switchyard_ledger::job::Key;
 use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::objects::Defaults;
+use switchyard_service::ServerClock;
 
 /// What an operator sets.
 #[derive(Debug, Clone)]
@@ -102,6 +105,7 @@ struct Context {
     health: Arc<Health>,
     recorder: Recorder,
     leading: Leading,
+    clock: Arc<ServerClock>,
     /// The last event could not be sent.
     silent: Arc<AtomicBool>,
 }
@@ -113,6 +117,11 @@ impl Context {
 
     fn leads(&self) -> bool {
         self.leading.now()
+    }
+
+    /// The time by the API server.
+    fn now(&self) -> Timestamp {
+        self.clock.now()
     }
 }
 

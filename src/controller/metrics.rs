@@ -1,7 +1,7 @@
 //! Metrics for Prometheus. No names of jobs or namespaces: their number has no bound.
 
 use crate::apply::Cause;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -50,6 +50,7 @@ pub(super) struct Metrics {
     nodes: Family<Labels, Gauge>,
     policies_missing: Family<Labels, Gauge>,
     policies_locking: Family<Labels, Gauge>,
+    clock_skew: Gauge<f64, AtomicU64>,
 }
 
 /// What is counted when the metrics are read.
@@ -92,6 +93,7 @@ impl Metrics {
             nodes: Family::default(),
             policies_missing: Family::default(),
             policies_locking: Family::default(),
+            clock_skew: Gauge::default(),
         };
         metrics.register();
         metrics.begin();
@@ -153,6 +155,8 @@ impl Metrics {
         registry.register("policy_missing", help, self.policies_missing.clone());
         let help = "1 while an admission policy refuses pods that are not of TrainJobs; known to the leader";
         registry.register("policy_refuses_foreign", help, self.policies_locking.clone());
+        let help = "By how much the clock of this machine is ahead of the API server's";
+        registry.register_with_unit("clock_skew", help, Unit::Seconds, self.clock_skew.clone());
         registry.register("leader", "1 while this controller leads", self.leader.clone());
     }
 
@@ -213,6 +217,11 @@ impl Metrics {
         self.queue_depth.set(depth.0 as i64);
         self.queue_age.set(depth.1.as_secs_f64());
         self.leader.set(leads.into());
+    }
+
+    /// The clock of this machine was compared with the API server's.
+    pub fn clock_skew(&self, ahead: SignedDuration) {
+        self.clock_skew.set(ahead.as_secs_f64());
     }
 
     /// A status was written.

@@ -7,7 +7,6 @@
 use super::Context;
 use super::logs;
 use super::reader::{Reader, Reads, Source};
-use jiff::Timestamp;
 use kube::api::LogParams;
 use std::time::{Duration, Instant};
 use switchyard_crds::{Framework, TrainJob};
@@ -82,7 +81,7 @@ impl Reader for Progress {
         let step = log.as_deref().and_then(step_in);
         if let Some(family) = index.families.get_mut(&source.job) {
             match &log {
-                Some(_) => family.progress.read(source.of.attempt, &source.uid, step, status, Timestamp::now()),
+                Some(_) => family.progress.read(source.of.attempt, &source.uid, step, status, context.now()),
                 None => family.progress.cannot_read(&source.uid),
             }
             // Only the pod of rank 0 prints one.

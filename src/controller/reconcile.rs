@@ -84,7 +84,7 @@ impl Context {
         if self.is_put_off(key, Instant::now()) {
             return Outcome::Quiet;
         }
-        let planned = match self.plan(key, Timestamp::now(), Instant::now()) {
+        let planned = match self.plan(key, self.now(), Instant::now()) {
             Ok(Some(planned)) => planned,
             Ok(None) => return Outcome::Quiet,
             Err(until) => {
@@ -99,7 +99,7 @@ impl Context {
 
     /// Whether a plan that finds no place is put off: first come those that may find one, also those of jobs that come meanwhile.
     fn is_put_off(&self, key: &Key, now: Instant) -> bool {
-        let rules = self.rules(Timestamp::now());
+        let rules = self.rules(self.now());
         let mut index = self.index();
         if !index.waits_like_another(key, rules) {
             return false;
@@ -243,7 +243,7 @@ impl Context {
     async fn carry_out(&self, key: &Key, planned: Planned) -> Outcome {
         let Planned { job, id, plan, held, fights } = planned;
         if let Some(wake) = plan.wake {
-            let wait = wake.duration_since(Timestamp::now());
+            let wait = wake.duration_since(self.now());
             self.queue.add(key.clone(), Instant::now() + Duration::try_from(wait).unwrap_or_default());
         }
         if fights {
@@ -340,7 +340,7 @@ impl Context {
         let before = family.trouble.take().or_else(|| Trouble::told(status?));
         family.trouble = told.as_ref().map(|told| {
             let is_refusal = told.cause != Cause::Unreachable;
-            Trouble::after(before.as_ref(), told.to_string(), is_refusal, Timestamp::now())
+            Trouble::after(before.as_ref(), told.to_string(), is_refusal, self.now())
         });
         if family.trouble.as_ref().is_some_and(Trouble::is_for_quota)
             && !before.is_some_and(|before| before.is_for_quota())
@@ -355,7 +355,7 @@ impl Context {
 
     /// What is planned now, with the trouble that was noted, where that changes the status.
     fn plan_now(&self, key: &Key) -> Option<Reconciliation> {
-        let planned = self.plan(key, Timestamp::now(), Instant::now()).ok()??;
+        let planned = self.plan(key, self.now(), Instant::now()).ok()??;
         // What depends on a premise is left to a reconcile that asks for it.
         Some(planned.plan).filter(|plan| plan.status.is_some() && plan.premise.is_none())
     }
@@ -372,7 +372,7 @@ impl Context {
         {
             let mut index = self.index();
             let family = index.families.entry(JobId::of(&job.metadata)).or_default();
-            family.status_written = Some(Timestamp::now());
+            family.status_written = Some(self.now());
             family.own.says(next.attempt.unwrap_or(0).unsigned_abs(), &words_of(&next));
             if let Some(version) = version {
                 family.own.wrote("TrainJob", &version, Instant::now());
@@ -383,7 +383,7 @@ impl Context {
         if stage != previous.as_ref().and_then(stage_of) {
             info!(job = %key, attempt = next.attempt, stage = stage.unwrap_or_default(), "{}", message_of(&next));
         }
-        self.metrics.status_changed(job, previous.as_ref(), &next, Timestamp::now());
+        self.metrics.status_changed(job, previous.as_ref(), &next, self.now());
         self.tell(&job.object_ref(&()), events).await;
         Ok(())
     }

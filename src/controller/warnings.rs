@@ -30,7 +30,7 @@ impl Reader for Warnings {
     const LOST: &str = "events cannot be read: why a pod does not start stands in no status";
 
     fn sources(&self, context: &Context) -> Vec<Source<()>> {
-        let now = Timestamp::now();
+        let now = context.now();
         let index = context.index();
         let mut found = Vec::new();
         for (key, job) in &index.jobs {

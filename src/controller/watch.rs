@@ -203,9 +203,10 @@ where
     run(context, rules, watch, Api::all(context.client.clone()), config);
 }
 
-fn run<K>(context: &Context, rules: Rules<K>, watch: String, api: Api<K>, config: watcher::Config)
+/// Watches what an API lists.
+pub(super) fn run<K>(context: &Context, rules: Rules<K>, watch: String, api: Api<K>, config: watcher::Config)
 where
-    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug + Send + 'static,
+    K: Resource + DeserializeOwned + Clone + Debug + Send + 'static,
 {
     let context = context.clone();
     tokio::spawn(async move {
@@ -290,7 +291,7 @@ impl Known {
 }
 
 impl Context {
-    fn on_event<K: Resource<DynamicType = ()>>(&self, rules: &Rules<K>, event: watcher::Event<K>, known: &mut Known) {
+    fn on_event<K: Resource>(&self, rules: &Rules<K>, event: watcher::Event<K>, known: &mut Known) {
         let now = Instant::now();
         match event {
             watcher::Event::Init => known.listed.clear(),

@@ -1,15 +1,15 @@
 //! The main loop: takes jobs from the queue, many at a time, as long as this controller leads.
 
-use super::election::{self, Candidate, boot_time};
+use super::election::{self, Candidate, LeaseMemory, boot_time};
 use super::metrics::{Counts, Metrics};
 use super::pages::{self, Health, Pages, Readers};
 use super::queue::{Queue, Schedule};
 use super::reconcile::Outcome;
 use super::{
-    Context, Error, Settings, admissions, openings, policies, progress, provisioning, reader, volumes, warnings, watch,
+    Context, Error, Settings, admissions, clock, openings, policies, progress, provisioning, reader, taints, volumes,
+    warnings, watch,
 };
 use crate::apply::Executor;
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -18,8 +18,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use switchyard_ledger::fairness::{Fairness, Weights};
 use switchyard_ledger::index::Index;
+use switchyard_ledger::memory::Memory;
 use switchyard_ledger::predictor::Predictor;
 use switchyard_plan::cluster::events::{EventDraft, Severity};
+use switchyard_service::ServerClock;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::sync::watch::{Receiver, channel};
@@ -42,7 +44,9 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
         let metrics = Arc::clone(&metrics);
         Arc::new(move |verb, resource, status| metrics.request(verb, resource, status))
     };
-    let client = switchyard_service::client(config, "switchyard-controller", answered).map_err(Error::Config)?;
+    let clock = Arc::<ServerClock>::default();
+    let client = switchyard_service::client(config, "switchyard-controller", answered, Arc::clone(&clock))
+        .map_err(Error::Config)?;
     let address = settings.listen;
     let listener = TcpListener::bind(address).await.map_err(|error| Error::Listen { address, error })?;
     let readers = match settings.secure_metrics {
@@ -69,6 +73,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
         metrics,
         health: Arc::new(Health::new(watch::names(&settings))),
         leading,
+        clock,
         silent: Arc::default(),
         settings: Arc::new(settings),
     };
@@ -84,6 +89,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
             move || {
                 let counts = Counts::of(&context.index());
                 context.metrics.gauges(&counts, context.queue.depth(), context.leads());
+                context.metrics.clock_skew(context.clock.skew());
             }
         }),
     };
@@ -94,7 +100,14 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     let election = match settings.election {
         Some(timing) => {
             let (namespace, identity) = (settings.namespace.clone(), settings.identity.clone());
-            let candidate = Candidate { client, namespace, identity, timing, clock: boot_time, policies };
+            let server = Arc::clone(&context.clock);
+            let (saved, recalled) = (context.clone(), context.clone());
+            let memory = LeaseMemory {
+                save: Box::new(move || saved.index().memory().text()),
+                recall: Box::new(move |text| recalled.index().recall(Memory::read(text))),
+            };
+            let candidate =
+                Candidate { client, namespace, identity, timing, clock: boot_time, server, memory, policies };
             Some(tokio::spawn(candidate.run(leader, retired)))
         }
         None => {
@@ -109,6 +122,8 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     tokio::spawn(reader::run(context.clone(), volumes::Volumes::default(), stop.clone()));
     tokio::spawn(policies::run(context.clone(), report, stop.clone()));
     tokio::spawn(provisioning::run(context.clone(), stop.clone()));
+    tokio::spawn(taints::run(context.clone(), stop.clone()));
+    tokio::spawn(clock::run(context.clone(), stop.clone()));
     let running = Arc::new(Semaphore::new(settings.concurrent_reconciles));
     tokio::select! {
         () = work(&context, &running) => {}
@@ -197,7 +212,7 @@ impl Outcome {
 impl Context {
     pub(super) fn look_at_all(&self) {
         let now = Instant::now();
-        let keys = self.index().all_in_order(Timestamp::now());
+        let keys = self.index().all_in_order(self.now());
         for key in keys.into_iter().filter(|key| self.watches(key)) {
             self.queue.add(key, now);
         }

@@ -323,6 +323,7 @@ impl Index {
         let same = self.reservation.as_ref().filter(|held| held.job == job);
         let begins = start.map(|(at, _)| at);
         let (first_start, since) = (same.and_then(|held| held.first_start).or(begins), same.map(|held| held.since));
+        let since = since.or_else(|| self.held_before(&job));
         let mut freed = self.unreserve(|_| true);
         let turn = turn.held();
         if let Some(waiting) = self.waiting.get_mut(&key_of(&question.job.metadata)) {
@@ -351,7 +352,7 @@ impl Index {
                 node: placed.node_name.clone(),
                 amount: amount.clone(),
                 gpus: placed.gpus.clone(),
-                is_lasting: false,
+                ..Share::default()
             };
             self.usage.set_share(&taker, Some(share));
         }

@@ -1,5 +1,9 @@
 //! Devices: what agents report of them, what drivers offer in ResourceSlices, and who has what by ResourceClaims.
 
+mod rules;
+
+pub use rules::DeviceRule;
+
 use crate::usage::{Share, Usage};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,6 +19,16 @@ struct Offered {
     uuid: String,
     /// What it shares with other devices of its pool: a partition with its GPU, and with the other partitions of that.
     counters: Vec<String>,
+    /// Its slice has a taint for it that keeps pods away.
+    is_tainted: bool,
+}
+
+/// A claim that is allocated.
+#[derive(Debug, Default)]
+struct Allocated {
+    devices: Vec<Device>,
+    /// UIDs of its pods.
+    pods: Vec<String>,
 }
 
 /// GPUs that drivers offer, and who has them.
@@ -24,10 +38,12 @@ pub struct Devices {
     slices: BTreeMap<String, (String, Vec<Device>)>,
     /// Every GPU, by its device. A driver may publish a new slice before it takes the old one back.
     gpus: BTreeMap<Device, Offered>,
-    /// Devices of each claim that is allocated, by its UID.
-    claims: BTreeMap<String, Vec<Device>>,
+    /// Claims that are allocated, by their UIDs.
+    claims: BTreeMap<String, Allocated>,
     /// Claims by the pools that they have devices of.
     by_pool: BTreeMap<String, BTreeSet<String>>,
+    /// DeviceTaintRules that keep pods away from devices, by name.
+    rules: BTreeMap<String, DeviceRule>,
 }
 
 impl Devices {
@@ -38,30 +54,37 @@ impl Devices {
             return self.delete_slice(&name, usage);
         };
         let mut changed = self.forget(&name, Some(&node), usage);
-        let (mut devices, mut healthy) = (Vec::new(), Vec::new());
+        let mut devices = Vec::new();
         for device in slice.spec.devices.iter().flatten() {
             let attributes = device.attributes.as_ref();
             let named = |name: &str| attributes.and_then(|all| all.get(name))?.string.clone();
             // An attribute without a domain is the driver's own.
             let Some(uuid) = named("uuid").or_else(|| named(&format!("{driver}/uuid"))) else { continue };
-            let taints = device.taints.as_deref().unwrap_or_default();
-            if !taints.iter().any(|taint| taint.effect == "NoSchedule" || taint.effect == "NoExecute") {
-                healthy.push(uuid.clone());
-            }
+            let is_tainted = device.taints.iter().flatten().any(|taint| rules::keeps_away(&taint.effect));
             let counters = device.consumes_counters.iter().flatten().map(|of| of.counter_set.clone()).collect();
             let device = (driver.to_string(), slice.spec.pool.name.clone(), device.name.clone());
-            self.gpus.insert(device.clone(), Offered { slice: name.clone(), node: node.clone(), uuid, counters });
+            let offered = Offered { slice: name.clone(), node: node.clone(), uuid, counters, is_tainted };
+            self.gpus.insert(device.clone(), offered);
             devices.push(device);
         }
-        self.slices.insert(name.clone(), (node.clone(), devices));
-        if usage.set_offer(&name, &node, healthy) {
-            changed.insert(node);
-        }
+        self.slices.insert(name.clone(), (node, devices));
+        changed.extend(self.offer(&name, usage));
         // What claims have of this pool is looked up again.
         for uid in self.by_pool.get(&slice.spec.pool.name).into_iter().flatten() {
             changed.extend(usage.set_share(&taker(uid), self.share(&self.claims[uid])));
         }
         changed
+    }
+
+    /// Offers the devices of a slice that no taint keeps pods away from. Returns its node if that is news.
+    fn offer(&self, name: &str, usage: &mut Usage) -> Option<String> {
+        let (node, devices) = self.slices.get(name)?;
+        let is_open = |device: &&Device| !self.rules.values().any(|rule| rule.selects(device));
+        let offered = devices.iter().filter(is_open).filter_map(|device| self.gpus.get(device));
+        let open = offered.filter(|offered| !offered.is_tainted).map(|offered| offered.uuid.clone()).collect();
+        // A node whose devices are all tainted gives them by claims all the same.
+        let open = Some(open).filter(|_| !devices.is_empty());
+        usage.set_offer(name, node, open).then(|| node.clone())
     }
 
     /// Forgets what a slice offered, but for what it offers on a node that it still is of. Returns the other node.
@@ -75,7 +98,7 @@ impl Devices {
         if kept == Some(node.as_str()) {
             return BTreeSet::new();
         }
-        usage.set_offer(name, &node, Vec::new());
+        usage.set_offer(name, &node, None);
         BTreeSet::from([node])
     }
 
@@ -98,12 +121,15 @@ impl Devices {
         if devices.is_empty() {
             return self.delete_claim(&uid, usage);
         }
-        let freed = usage.set_share(&taker(&uid), self.share(&devices));
+        let consumers = claim.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
+        let pods = consumers.filter(|consumer| consumer.resource == "pods").map(|pod| pod.uid.clone()).collect();
+        let allocated = Allocated { devices, pods };
+        let freed = usage.set_share(&taker(&uid), self.share(&allocated));
         self.forget_claim(&uid);
-        for (_, pool, _) in &devices {
+        for (_, pool, _) in &allocated.devices {
             self.by_pool.entry(pool.clone()).or_default().insert(uid.clone());
         }
-        self.claims.insert(uid, devices);
+        self.claims.insert(uid, allocated);
         freed
     }
 
@@ -114,7 +140,7 @@ impl Devices {
     }
 
     fn forget_claim(&mut self, uid: &str) {
-        for (_, pool, _) in self.claims.remove(uid).into_iter().flatten() {
+        for (_, pool, _) in self.claims.remove(uid).unwrap_or_default().devices {
             if let Some(claims) = self.by_pool.get_mut(&pool) {
                 claims.remove(uid);
                 if claims.is_empty() {
@@ -126,15 +152,15 @@ impl Devices {
 
     /// UUIDs of the GPUs that a claim got; `None`: it is not allocated, or nobody offers what it got.
     pub fn allocated(&self, uid: &str) -> Option<Vec<String>> {
-        let gpus = self.claims.get(uid)?.iter().filter_map(|device| self.gpus.get(device));
+        let gpus = self.claims.get(uid)?.devices.iter().filter_map(|device| self.gpus.get(device));
         Some(gpus.map(|offered| offered.uuid.clone()).collect()).filter(|gpus: &Vec<String>| !gpus.is_empty())
     }
 
     /// The GPUs that no other pod can have while some devices are in use: the devices themselves, and those that share counters with one of them. All
     /// devices of a claim are on one node.
-    fn share(&self, devices: &[Device]) -> Option<Share> {
-        let mut share = Share::default();
-        for device in devices {
+    fn share(&self, claim: &Allocated) -> Option<Share> {
+        let mut share = Share { reserved_for: claim.pods.clone(), ..Share::default() };
+        for device in &claim.devices {
             if let Some(offered) = self.gpus.get(device) {
                 share.node.clone_from(&offered.node);
                 share.gpus.push(offered.uuid.clone());

@@ -145,6 +145,8 @@ pub struct Index {
     pub longest_reservation: Option<SignedDuration>,
     /// Jobs that held nodes for as long, and until when they hold none.
     pub(crate) rests: BTreeMap<Key, Timestamp>,
+    /// UID of the job that held nodes under an earlier leader, and since when.
+    pub(crate) held_before: Option<(String, Timestamp)>,
     /// Run times stand in for limits that are missing; `None`: they do not.
     pub predictor: Option<Predictor>,
     /// What the namespaces had counts in the order of the queue; `None`: it does not.

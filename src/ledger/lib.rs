@@ -21,6 +21,7 @@ pub mod fleet;
 pub mod incidents;
 pub mod index;
 pub mod job;
+pub mod memory;
 pub mod offline;
 pub mod own_writes;
 pub mod predictor;

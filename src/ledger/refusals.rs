@@ -1,10 +1,11 @@
 //! Namespaces whose jobs got nodes and could not start, since the API server refused what their pods need.
 //!
 //! Each of these jobs held its nodes for 10 s. One that is created after the other would hold them all the time, so what is remembered outlives the
-//! job. Nothing is written: a new leader knows of the jobs that exist.
+//! job, and, in the leader's Lease, the leader (`memory`).
 
 use crate::job::{JobId, placement_of};
 use jiff::Timestamp;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use switchyard_crds::{TrainJob, conditions};
 use switchyard_plan::cluster::turn::{is_recent, refused_at};
@@ -39,7 +40,8 @@ impl Refusals {
         }
     }
 
-    fn note(&mut self, job: JobId, at: Timestamp) {
+    /// A job held nodes for nothing.
+    pub(crate) fn note(&mut self, job: JobId, at: Timestamp) {
         let of_namespace = self.of.entry(job.namespace).or_default();
         of_namespace.insert(job.uid, at);
         if of_namespace.len() > REMEMBERED
@@ -53,6 +55,18 @@ impl Refusals {
     pub fn set_back(&self, namespace: &str, now: Timestamp) -> bool {
         let times = self.of.get(namespace).into_iter().flat_map(BTreeMap::values);
         times.filter(|at| is_recent(**at, now)).count() >= MOST
+    }
+
+    /// What sets namespaces back, of the `most` that were refused last.
+    pub(crate) fn latest(&self, most: usize) -> BTreeMap<String, BTreeMap<String, Timestamp>> {
+        let mut namespaces: Vec<_> = self.of.iter().collect();
+        namespaces.sort_by_key(|(_, jobs)| Reverse(jobs.values().max()));
+        let cut = |jobs: &BTreeMap<String, Timestamp>| {
+            let mut jobs: Vec<_> = jobs.iter().collect();
+            jobs.sort_by_key(|(_, at)| Reverse(**at));
+            jobs.into_iter().take(MOST).map(|(uid, at)| (uid.clone(), *at)).collect()
+        };
+        namespaces.into_iter().take(most).map(|(namespace, jobs)| (namespace.clone(), cut(jobs))).collect()
     }
 
     /// Forgets what does not count any more.

@@ -39,6 +39,8 @@ pub struct Share {
     pub gpus: Vec<String>,
     /// It is given back only when somebody deletes the pod.
     pub is_lasting: bool,
+    /// UIDs of the pods that a claim is reserved for: its GPUs are given back with the last of them.
+    pub reserved_for: Vec<String>,
 }
 
 impl AsMut<Usage> for Usage {
@@ -178,13 +180,13 @@ impl Usage {
             view.free = view.free.plus(&self.shares[*taker].amount);
         }
         if !aside.is_empty() {
-            view.taken = self.taken(name, stay.into_iter());
+            view.taken = self.gpus_of(name, stay.into_iter());
         }
         Some(view)
     }
 
     /// GPUs of a node that these takers hold, one bit each.
-    fn taken<'a>(&self, node: &str, takers: impl Iterator<Item = &'a String>) -> u32 {
+    fn gpus_of<'a>(&self, node: &str, takers: impl Iterator<Item = &'a String>) -> u32 {
         let machine = self.reports.get(node).and_then(|report| report.machine.as_ref().ok());
         let mask = |machine: &Machine| {
             let masks = takers.map(|taker| machine.mask(self.shares[taker].gpus.iter().map(String::as_str)));
@@ -248,14 +250,13 @@ impl Usage {
         uses.iter().filter(is_theirs).map(|used| used.device.clone()).collect()
     }
 
-    /// A slice offers these GPUs of a node for claims; empty: none. Returns whether that is new.
-    pub fn set_offer(&mut self, slice: &str, node: &str, uuids: Vec<String>) -> bool {
+    /// A slice offers these GPUs of a node for claims, perhaps none of them now; `None`: it has no GPUs. Returns whether that is new.
+    pub fn set_offer(&mut self, slice: &str, node: &str, uuids: Option<Vec<String>>) -> bool {
         let offers = self.offers.entry(node.to_string()).or_default();
-        let is_new = offers.get(slice).map_or(!uuids.is_empty(), |before| *before != uuids);
-        if uuids.is_empty() {
-            offers.remove(slice);
-        } else {
-            offers.insert(slice.to_string(), uuids);
+        let is_new = offers.get(slice) != uuids.as_ref();
+        match uuids {
+            Some(uuids) => drop(offers.insert(slice.to_string(), uuids)),
+            None => drop(offers.remove(slice)),
         }
         if offers.is_empty() {
             self.offers.remove(node);
@@ -264,27 +265,41 @@ impl Usage {
         is_new
     }
 
-    /// Recomputes which GPUs of a node are taken.
+    /// GPUs of a node that are offered for claims; `None`: no slice has GPUs there.
+    pub(crate) fn offered(&self, node: &str) -> Option<impl Iterator<Item = &String>> {
+        Some(self.offers.get(node)?.values().flatten())
+    }
+
+    /// Recomputes which GPUs of a node are taken, and which of them until somebody deletes a pod.
     fn count_taken(&mut self, name: &str) {
-        let taken = self.taken(name, self.on.get(name).into_iter().flatten());
+        let takers = || self.on.get(name).into_iter().flatten();
+        let taken = self.gpus_of(name, takers());
+        let lasting = self.gpus_of(name, takers().filter(|taker| self.is_lasting(taker)));
         if let Some(view) = self.nodes.get_mut(name) {
-            view.taken = taken;
+            (view.taken, view.lasting_gpus) = (taken, lasting);
         }
+    }
+
+    /// Whether a taker gives back what it holds only when somebody deletes a pod. The pods of a claim are on the node of its devices, so
+    /// their shares change with a recount of that node.
+    fn is_lasting(&self, taker: &str) -> bool {
+        let share = &self.shares[taker];
+        let is_lasting = |pod: &String| self.shares.get(pod).is_some_and(|pod| pod.is_lasting);
+        share.is_lasting || share.reserved_for.iter().any(is_lasting)
     }
 
     /// Recomputes what is known of the GPUs of a node. Only reports and offers change that, not what is taken.
     fn refresh(&mut self, name: &str) {
         self.count_taken(name);
-        let Some(view) = self.nodes.get_mut(name) else { return };
         let report = self.reports.get(name);
         let machine = report.and_then(|report| report.machine.as_ref().ok());
         let mask = |uuids: &mut dyn Iterator<Item = &String>| {
             machine.map_or(0, |machine| machine.mask(uuids.map(String::as_str)))
         };
-        view.in_use = report.map_or(0, |report| mask(&mut report.in_use.iter().map(|used| &used.device)));
-        let offers = self.offers.get(name);
-        view.offered =
-            offers.map(|offers| offers.values().map(|uuids| mask(&mut uuids.iter())).fold(0, |all, gpus| all | gpus));
+        let in_use = report.map_or(0, |report| mask(&mut report.in_use.iter().map(|used| &used.device)));
+        let offered = self.offered(name).map(|mut uuids| mask(&mut uuids));
+        let Some(view) = self.nodes.get_mut(name) else { return };
+        (view.in_use, view.offered) = (in_use, offered);
         if view.machine.as_ref() != report.map(|report| &report.machine) {
             view.machine = report.map(|report| report.machine.clone());
         }
@@ -306,7 +321,7 @@ mod tests {
                 json!({"metadata": {"name": name}, "status": {"allocatable": {"cpu": "8", "nvidia.com/gpu": gpus}}});
             usage.set_node(NodeView::of(&serde_json::from_value(node).unwrap()));
         }
-        usage.set_offer("slice", "driver", vec!["GPU-1".into()]);
+        usage.set_offer("slice", "driver", Some(vec!["GPU-1".into()]));
         assert_eq!(usage.reports(), [("usable", 0), ("unusable", 0), ("none", 2), ("notNeeded", 1)].into());
     }
 

@@ -1,12 +1,15 @@
 //! The program `switchyard controller` as a process: leaders, signals, pages, rights, and surroundings that are not there.
 
 use anyhow::{Context, Result, bail};
+use kube::ResourceExt;
 use rustix::process::Signal;
+use serde_json::json;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use switchyard_crds::TrainJob;
 use switchyard_tests::{
-    ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, Program, clock_by, page, pages_of,
-    plain_job, programs, start_controller,
+    ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, Program, clock_by, condition_of,
+    merge, page, pages_of, plain_job, programs, start_controller, template_on,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -146,7 +149,22 @@ async fn clocks_that_are_an_hour_off_do_not_decide_who_leads() -> Result<()> {
     }
     live.kill();
     wait_for("the one an hour behind leads", || leads(wrong_page).filter(|leads| *leads))?;
-    assert!(lease("renewTime") < jiff::Timestamp::now().to_string(), "the clock is not behind");
+    let skew = || {
+        let page = page(wrong_page, "/metrics")?;
+        page.lines().find_map(|line| line.strip_prefix("switchyard_clock_skew_seconds ")?.parse::<f64>().ok())
+    };
+    wait_for("the skew", || skew().filter(|skew| (-3610.0..-3590.0).contains(skew)))?;
+    let annotation = "metadata.annotations.training\\.switchyard\\.dev/clock-skew-seconds";
+    let noted = plane.kubectl(&[
+        "get",
+        "lease",
+        "switchyard-controller",
+        "-n",
+        &namespace,
+        "-o",
+        &format!("jsonpath={{.{annotation}}}"),
+    ]);
+    assert!(noted.stdout.starts_with("-36") || noted.stdout.starts_with("-35"), "{}", noted.stdout);
 
     // And a leader whose clock jumps keeps the lead, and loses it when it is dead.
     let (_next, next_page) = candidate(plane, &namespace, "next", "4")?;
@@ -158,6 +176,48 @@ async fn clocks_that_are_an_hour_off_do_not_decide_who_leads() -> Result<()> {
     }
     wrong.kill();
     wait_for("the third leads, an hour before the time in the Lease", || leads(next_page).filter(|leads| *leads))?;
+    Ok(())
+}
+
+/// A gang that could not begin held its nodes for a day from each change of leader on.
+#[tokio::test]
+async fn the_next_leader_knows_since_when_the_head_of_the_queue_holds_its_nodes() -> Result<()> {
+    let plane = ControlPlane::shared();
+    let namespace = plane.namespace("memory").await?;
+    let kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new(&namespace, 2)).await?;
+    let jobs = Jobs::new(plane.client().await?, &namespace);
+    let create = async |name: &str, nodes: u32| {
+        let mut job = plain_job(name, nodes, "run");
+        let spec = json!({"template": template_on(&kubelet.nodes()), "trainer": {"resourcesPerNode": {"limits": {"cpu": "6"}}}});
+        merge(&mut job["spec"], spec);
+        jobs.create(job).await
+    };
+    let (mut first, _) = candidate(plane, &namespace, "first", "4")?;
+    create("runs", 1).await?;
+    jobs.wait_stage("runs", "Running").await?;
+    let big = create("big", 2).await?;
+    jobs.wait_stage("big", "Queued").await?;
+    create("late", 1).await?;
+    let is_behind =
+        |job: &TrainJob| condition_of(job, "Placed").is_some_and(|c| c.message.contains("ahead in the queue"));
+    jobs.wait("late", "behind the gang", is_behind).await?;
+    let annotation = "jsonpath={.metadata.annotations.training\\.switchyard\\.dev/memory}";
+    let memory =
+        || plane.kubectl(&["get", "lease", "switchyard-controller", "-n", &namespace, "-o", annotation]).stdout;
+    let uid = big.uid().context("a UID")?;
+    wait_for("a note of the reservation", || memory().contains(&uid).then_some(()))?;
+    first.kill();
+    // It held them for a day and an hour.
+    let since = jiff::Timestamp::now() - jiff::SignedDuration::from_hours(25);
+    let text = json!({"holder": [uid, since]}).to_string();
+    let note = json!({"metadata": {"annotations": {"training.switchyard.dev/memory": text}}}).to_string();
+    let patched =
+        plane.kubectl(&["patch", "lease", "switchyard-controller", "-n", &namespace, "--type=merge", "-p", &note]);
+    assert_eq!(patched.code, Some(0), "{}", patched.stderr);
+    let (_next, _) = candidate(plane, &namespace, "next", "4")?;
+    jobs.wait_stage("late", "Running").await?;
+    assert!(jobs.api().get("big").await?.status.is_some_and(|status| status.placement.is_none()));
+    wait_for("a note of the rest", || memory().contains("rests").then_some(()))?;
     Ok(())
 }
 

@@ -35,7 +35,8 @@ impl Way {
     fn plane(self) -> &'static (ControlPlane, PathBuf) {
         static PLANES: [OnceLock<(ControlPlane, PathBuf)>; 2] = [OnceLock::new(), OnceLock::new()];
         PLANES[self as usize].get_or_init(|| {
-            let options = Options { controller_manager: true, scheduler: true, ..Options::default() };
+            let device_taints = self == Way::Claims;
+            let options = Options { controller_manager: true, scheduler: true, device_taints, ..Options::default() };
             let start = || -> Result<_> {
                 let plane = ControlPlane::start(&options)?;
                 plane.install_crds_now()?;

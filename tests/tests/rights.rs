@@ -24,11 +24,13 @@ const PATIENCE: Duration = Duration::from_secs(150);
 type Right = (&'static str, &'static str);
 
 /// Rights that no case takes away, and why.
-const KEPT: [(Right, &str); 21] = [
+const KEPT: [(Right, &str); 23] = [
     (("trainjobs/status", "patch"), "for jobs that cannot be read: tests/malformed.rs"),
     (("trainjobs/finalizers", "update"), "asked for by an admission plugin that is off here"),
     (("pods", "get"), "asked for when the answer to a create was lost: tests/faults.rs"),
     (("nodes", "get"), "asked for before a node is given up: tests/lifecycle/nodes.rs"),
+    (("devicetaintrules", "list"), "where the cluster has the kind: tests/devices/claims.rs"),
+    (("devicetaintrules", "watch"), "where the cluster has the kind: tests/devices/claims.rs"),
     (("resourceclaims", "get"), "asked for when the answer to a create was lost"),
     (("resourceclaims", "create"), "for jobs with GPUs: tests/devices.rs"),
     (("resourceclaims", "patch"), "asked for when somebody took our labels off a claim"),

@@ -4,6 +4,8 @@
 //! The rows are in `tenants/forgeries.yaml`; docs/security.md has the same ones. A controller with the chart's account and rights runs
 //! for all namespaces.
 
+mod hostile;
+
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -87,21 +89,26 @@ struct Untouched {
 }
 
 impl Scene {
+    /// With a job to harm, on three nodes.
     async fn new() -> Result<Scene> {
+        let scene = Scene::start(KubeletOptions::new("n", 3)).await?;
+        scene.may("colleague", &scene.jobs.namespace, "edit")?;
+        scene.run("victim", 2).await?;
+        Ok(scene)
+    }
+
+    async fn start(nodes: KubeletOptions) -> Result<Scene> {
         let options = Options { controller_manager: true, scheduler: true, ..Options::default() };
         let plane = ControlPlane::start(&options)?;
         plane.install_crds().await?;
         plane.apply_chart(&["--set", "admissionPolicy.enabled=false"])?;
         let team = plane.namespace("team").await?;
-        let kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new("n", 3)).await?;
+        let kubelet = Kubelet::start(plane.config().await?, nodes).await?;
         let kubeconfig = Some(plane.controller_kubeconfig()?);
         let options = ControllerOptions { kubeconfig, ..ControllerOptions::default() };
         let controller = start_controller(&plane, "tenants", &options)?;
         let jobs = Jobs::new(plane.client().await?, &team);
-        let scene = Scene { plane, jobs, kubelet, controller };
-        scene.may("colleague", &team, "edit")?;
-        scene.run("victim", 2).await?;
-        Ok(scene)
+        Ok(Scene { plane, jobs, kubelet, controller })
     }
 
     /// Lets somebody edit a namespace.

@@ -137,7 +137,7 @@ async fn report(args: &Args) -> String {
         let metrics = Arc::clone(&agent.metrics);
         Arc::new(move |verb, resource, status| metrics.request(verb, resource, status))
     };
-    let client = match switchyard_service::client(config, "switchyard-node-agent", answered) {
+    let client = match switchyard_service::client(config, "switchyard-node-agent", answered, Arc::default()) {
         Ok(client) => client,
         Err(message) => return message,
     };

@@ -42,7 +42,7 @@ pub(super) fn cluster(cli: &Cli, args: &DoctorClusterArgs) -> Result<Exit, Failu
     let connection = Connection { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
     let seen = connect::wait_for(async {
         let cluster = connect::open(&connection).await?;
-        Ok(connect::answer(&cluster.server, seen::gather(&cluster.client)).await)
+        Ok(connect::answer(&cluster.server, seen::gather(&cluster.client, &cluster.clock)).await)
     })?;
     let findings = checks::all(&seen);
     emit(cli.output, "ClusterDiagnosis", &json!({"findings": findings}), || screen(&findings, width()));

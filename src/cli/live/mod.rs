@@ -42,7 +42,7 @@ struct Live {
 impl Live {
     async fn open(args: &ConnectionArgs) -> Result<Live, Failure> {
         let connection = Connection { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
-        let connect::Cluster { client, namespace, server } = connect::open(&connection).await?;
+        let connect::Cluster { client, namespace, server, .. } = connect::open(&connection).await?;
         Ok(Live { client, namespace: args.namespace.clone().unwrap_or(namespace), server })
     }
 

@@ -4,9 +4,10 @@
 use super::leading::Leading;
 use super::*;
 use http::{Method, Request, Response, StatusCode};
+use jiff::Timestamp;
 use kube::client::Body;
 use serde_json::{Value, json};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -108,6 +109,19 @@ fn nothing_to_report() -> Receiver<Option<String>> {
     tokio::sync::watch::channel(None).1
 }
 
+/// Candidates remember their names, and what they recall is in [`RECALLED`].
+fn memory_of(name: &str) -> LeaseMemory {
+    let (save, recall) = (name.to_string(), name.to_string());
+    LeaseMemory {
+        save: Box::new(move || Some(save.clone())),
+        recall: Box::new(move |memory| RECALLED.with_borrow_mut(|all| all.push(format!("{recall} recalls {memory}")))),
+    }
+}
+
+thread_local! {
+    static RECALLED: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
 /// A candidate and what it keeps between rounds.
 struct Actor {
     candidate: Candidate,
@@ -126,6 +140,8 @@ impl Actor {
             identity: name.into(),
             timing: OF_STORIES,
             clock: story_time,
+            server: Arc::default(),
+            memory: memory_of(name),
             policies: nothing_to_report(),
         };
         Actor { candidate, view: View::default(), role: Role::Standby, leader, leading }
@@ -196,6 +212,23 @@ async fn a_story_that_is_wrong_is_noticed() {
     assert_eq!(play("0 a -> leads\n0 b -> waits\n14 b -> leads").await.len(), 1);
 }
 
+/// The knowledge of the leader was lost with it.
+#[tokio::test]
+async fn the_next_leader_recalls_what_the_last_one_saved_and_saves_its_own() {
+    assert_eq!(
+        play("0 a -> leads\n1 a -> leads\n2 b -> waits\n60 b -> leads\n61 b -> leads\n120 c -> waits\n180 c -> leads")
+            .await,
+        [""; 0]
+    );
+    assert_eq!(RECALLED.take(), ["b recalls a", "c recalls b"]);
+    // One that has just taken the Lease has not saved anything yet.
+    assert_eq!(
+        play("0 a -> leads\n1 a -> leads\n2 b -> waits\n60 b -> leads\n62 c -> waits\n120 c -> leads").await,
+        [""; 0]
+    );
+    assert_eq!(RECALLED.take(), ["b recalls a", "c recalls a"]);
+}
+
 #[test]
 fn a_leader_stops_before_the_lease_is_free() {
     let timing = Timing::default();
@@ -216,7 +249,16 @@ async fn a_lease_that_is_given_back_is_taken_at_once() {
         };
         let (client, namespace, identity) = (client(&store), "default".into(), name.into());
         let policies = nothing_to_report();
-        let candidate = Candidate { client, namespace, identity, timing, clock: boot_time, policies };
+        let candidate = Candidate {
+            client,
+            namespace,
+            identity,
+            timing,
+            clock: boot_time,
+            server: Arc::default(),
+            memory: memory_of(""),
+            policies,
+        };
         (leading, stop, tokio::spawn(candidate.run(leader, stopped)))
     };
     let until_leads = async |leading: &mut Leading| {

@@ -1,6 +1,8 @@
 //! Reconciles of a controller without an API server.
 #![allow(clippy::unwrap_used)]
 
+mod hour;
+mod outages;
 mod waiting;
 
 use super::*;
@@ -55,6 +57,7 @@ fn context(leading: election::Leading) -> Context {
         metrics: Arc::new(Metrics::new()),
         health: Arc::new(Health::new(watch::KINDS.map(String::from))),
         leading,
+        clock: Arc::default(),
         silent: Arc::default(),
         settings: Arc::new(settings),
     }

@@ -85,3 +85,58 @@ fn a_partition_in_use_takes_its_gpu_and_nothing_else() {
     devices.apply_claim(&allocated("gpu-1"), &mut usage);
     assert_eq!(taken(&usage), ["GPU-1"]);
 }
+
+/// A device that a driver or an administrator has tainted is offered to nobody, and is again without the taint.
+#[test]
+fn a_device_with_a_taint_that_keeps_pods_away_is_not_offered() {
+    for (effect, is_offered) in [("NoSchedule", false), ("NoExecute", false), ("None", true)] {
+        let (mut devices, mut usage) = (Devices::default(), Usage::default());
+        let mut tainted = slice("s", "pool", "n");
+        let taint = json!([{"key": "example.com/ill", "effect": effect}]);
+        tainted.spec.devices.as_mut().unwrap()[0].taints = serde_json::from_value(taint).unwrap();
+        let offered = |usage: &Usage| usage.offered("n").map(Iterator::count);
+        devices.apply_slice(&tainted, DRIVER, &mut usage);
+        assert_eq!(offered(&usage), Some(usize::from(is_offered)), "{effect}: by claims in any case");
+        devices.apply_slice(&slice("s", "pool", "n"), DRIVER, &mut usage);
+        assert_eq!(offered(&usage), Some(1), "{effect}");
+        devices.delete_slice("s", &mut usage);
+        assert_eq!(offered(&usage), None, "{effect}");
+    }
+}
+
+/// The scheduler refused what a rule taints, and the gang was placed there again after 10 s.
+#[test]
+fn a_device_that_a_rule_taints_is_not_offered_whichever_comes_first() {
+    let rule = |selector: serde_json::Value, effect: &str| {
+        DeviceRule::of(&json!({"deviceSelector": selector, "taint": {"key": "k", "effect": effect}}))
+    };
+    for (selector, effect, nodes) in [
+        (json!({}), "NoSchedule", &["a", "b"][..]),
+        (json!({"pool": "a"}), "NoExecute", &["a"]),
+        (json!({"driver": DRIVER, "pool": "b", "device": "gpu-0"}), "NoSchedule", &["b"]),
+        (json!({"device": "gpu-1"}), "NoSchedule", &[]),
+        (json!({"driver": "other"}), "NoSchedule", &[]),
+        (json!({"pool": "a"}), "None", &[]),
+        (serde_json::Value::Null, "NoSchedule", &[]),
+    ] {
+        let (mut devices, mut usage) = (Devices::default(), Usage::default());
+        let parsed = rule(selector.clone(), effect).unwrap();
+        let set = |devices: &mut Devices, usage: &mut Usage, rule: &Option<DeviceRule>| {
+            devices.set_rule("r", rule.clone(), usage).into_iter().collect::<Vec<_>>()
+        };
+        devices.apply_slice(&slice("a", "a", "a"), DRIVER, &mut usage);
+        devices.apply_slice(&slice("b", "b", "b"), DRIVER, &mut usage);
+        assert_eq!(set(&mut devices, &mut usage, &parsed), nodes, "{selector} {effect}");
+        assert_eq!(set(&mut devices, &mut usage, &parsed), [""; 0], "the same again");
+        // A driver that starts again publishes its slice under the rule.
+        devices.apply_slice(&slice("c", "a", "a"), DRIVER, &mut usage);
+        assert_eq!(usage.offered("a").unwrap().count() == 0, nodes.contains(&"a"), "{selector} {effect}");
+        let mut freed = set(&mut devices, &mut usage, &None);
+        freed.dedup();
+        assert_eq!(freed, nodes, "{selector} {effect}");
+    }
+    for unread in [json!({"deviceClassName": "c"}), json!({"selectors": [{"cel": {"expression": "true"}}]})] {
+        assert!(rule(unread, "NoSchedule").unwrap_err().contains("not evaluated"));
+    }
+    assert!(DeviceRule::of(&json!({"taint": 7})).is_err());
+}

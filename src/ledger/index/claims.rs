@@ -1,6 +1,7 @@
 //! Reports of agents, slices of drivers and claims: the devices of the index.
 
 use super::{Effect, Index};
+use crate::devices::DeviceRule;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use switchyard_crds::gpu_topology::GPUTopology;
@@ -38,6 +39,11 @@ impl Index {
         self.saw("ResourceSlice", metadata);
         let name = metadata.name.as_deref().unwrap_or_default();
         Effect { room: self.devices.delete_slice(name, &mut self.usage), ..Effect::default() }
+    }
+
+    /// A DeviceTaintRule appeared or changed, or with `None` went or keeps no pod away.
+    pub fn apply_device_rule(&mut self, name: &str, rule: Option<DeviceRule>) -> Effect {
+        Effect { room: self.devices.set_rule(name, rule, &mut self.usage), ..Effect::default() }
     }
 
     /// A claim appeared or changed, of a job or not.

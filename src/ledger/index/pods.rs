@@ -26,7 +26,7 @@ impl Index {
             let share = node.map(|node| {
                 // A pod that has lost its labels keeps its GPUs.
                 let gpus = before.filter(|(before, _)| *before == node).map(|(_, gpus)| gpus).unwrap_or_default();
-                Share { node, amount: pod.requests, gpus, is_lasting }
+                Share { node, amount: pod.requests, gpus, is_lasting, ..Share::default() }
             });
             effect.room.extend(self.usage.set_share(&uid, share));
             return effect;
@@ -144,7 +144,7 @@ impl Index {
             gpus: promised.filter(|(place, _)| *place == node).map(|(_, gpus)| gpus.to_vec()).unwrap_or_default(),
             amount: pod.requests.clone(),
             node: node.to_string(),
-            is_lasting: false,
+            ..Share::default()
         });
         let uid = pod.uid.clone();
         self.usage.set_share(&uid, share)

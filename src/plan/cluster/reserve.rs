@@ -109,7 +109,7 @@ impl Emptied<'_> {
 
 /// A node once everything on it has ended that ends by itself.
 fn empty(node: &NodeView) -> NodeView {
-    NodeView { free: node.allocatable.less(&node.lasting), taken: 0, in_use: 0, ..node.clone() }
+    NodeView { free: node.allocatable.less(&node.lasting), taken: node.lasting_gpus, in_use: 0, ..node.clone() }
 }
 
 #[cfg(test)]

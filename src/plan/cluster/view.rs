@@ -397,6 +397,8 @@ pub struct NodeView {
     pub taken: u32,
     /// What pods take that do not end by themselves.
     pub lasting: Resources,
+    /// GPUs of `taken` that those pods hold, directly or by claims.
+    pub lasting_gpus: u32,
     /// GPUs that the kubelet said were in use when the report was written.
     pub in_use: u32,
     /// GPUs that a driver offers for claims; `None`: none offers any.

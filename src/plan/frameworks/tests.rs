@@ -75,6 +75,30 @@ fn one_process_per_node_needs_no_torchrun() {
     assert_eq!(value(&several, "PET_NPROC_PER_NODE"), Some(Source::Value("8".into())));
 }
 
+/// S18: a resolver remembers for half a minute that a name does not exist. Names are there as soon as their pod has an address, and no
+/// attempt asks for a name that an earlier one may have asked for too early.
+#[test]
+fn no_attempt_meets_what_a_resolver_remembers_of_an_earlier_one() {
+    for framework in FRAMEWORKS {
+        let job = of(framework, 2, 1);
+        let hosts = |attempt: u32| -> Vec<String> {
+            let pod = GangPod { job: &job.0, valid: &job.1, attempt, node_rank: 1 };
+            let is_name = |text: &String| text.contains(&format!("job-{attempt}"));
+            let values = environment(&pod).into_iter().filter_map(|entry| match entry.source {
+                Source::Value(value) => Some(value),
+                Source::Field(_) => None,
+            });
+            values.chain(hostfile(&job.0, &job.1, attempt)).filter(is_name).collect()
+        };
+        let (third, fourth) = (hosts(3), hosts(4));
+        assert!(!third.is_empty() && third.len() == fourth.len(), "{framework}: {third:?}");
+        assert!(third.iter().all(|host| !fourth.contains(host)), "{framework}: {third:?}");
+        let shared = objects::shared(&job.0, &job.1);
+        let service = shared.iter().find(|object| object.kind() == objects::Kind::Service).unwrap().content();
+        assert_eq!(service.pointer("/spec/publishNotReadyAddresses"), Some(&json!(true)), "{framework}");
+    }
+}
+
 /// The linter's table of names is that of the planner, and says rightly what differs from node to node.
 #[test]
 fn the_table_of_names_is_true() {

@@ -43,6 +43,8 @@ pub struct Options {
     pub audit: bool,
     /// The API server knows MutatingAdmissionPolicies, by which a test changes pods as webhooks do.
     pub mutating: bool,
+    /// API server and scheduler know DeviceTaintRules.
+    pub device_taints: bool,
     /// Keeps the folder here instead of in a temporary one.
     pub folder: Option<PathBuf>,
     /// Real nodes; without them everything is on loopback.
@@ -285,6 +287,10 @@ impl ControlPlane {
             arguments.push("--feature-gates=MutatingAdmissionPolicy=true".into());
             arguments.push("--runtime-config=admissionregistration.k8s.io/v1beta1=true".into());
         }
+        if self.options.device_taints {
+            arguments.push("--feature-gates=DRADeviceTaints=true".into());
+            arguments.push("--runtime-config=resource.k8s.io/v1alpha3=true".into());
+        }
         if self.options.audit {
             let policy = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n\
                           - {level: Metadata, verbs: [create, update, patch, delete, deletecollection], \
@@ -336,7 +342,10 @@ impl ControlPlane {
         );
         let path = self.folder.join("scheduler.yaml");
         fs::write(&path, config)?;
-        let arguments = [format!("--config={}", path.display()), "--secure-port=0".into()];
+        let mut arguments = vec![format!("--config={}", path.display()), "--secure-port=0".into()];
+        if self.options.device_taints {
+            arguments.push("--feature-gates=DRADeviceTaints=true".into());
+        }
         let program = self.programs.kubernetes.join("kube-scheduler");
         self.scheduler = Some(Daemon::start(&program, &arguments, &[], &self.folder.join("kube-scheduler.log"))?);
         Ok(())

@@ -55,10 +55,11 @@ pub(super) async fn serve(shared: Shared) -> Result<u16> {
 
 async fn answer(
     State(shared): State<Shared>,
-    Path((namespace, pod, _)): Path<(String, String, String)>,
+    Path((namespace, pod, container)): Path<(String, String, String)>,
     Query(query): Query<HashMap<String, String>>,
 ) -> (StatusCode, String) {
-    let Some(text) = read(&shared, &namespace, &pod) else {
+    let of_container = read(&shared, &namespace, &format!("{pod}/{container}"));
+    let Some(text) = of_container.or_else(|| read(&shared, &namespace, &pod)) else {
         return (StatusCode::NOT_FOUND, format!("no log of pod {namespace}/{pod}"));
     };
     let number = |name: &str| query.get(name).and_then(|text| text.parse::<usize>().ok());

@@ -39,6 +39,8 @@ pub enum Policy {
     Fail(i32, Duration),
     /// Is killed for want of memory.
     OutOfMemory,
+    /// Its first init container runs until a test ends it.
+    Initialize,
     /// Never starts.
     Hang,
     /// Its image does not exist.
@@ -56,7 +58,7 @@ pub enum Policy {
 impl FromStr for Policy {
     type Err = anyhow::Error;
 
-    /// `run`, `succeed-after=2s`, `fail=3`, `fail=3@2s`, `oom`, `hang`, `image=missing`, `image=root`, `mount=missing`, `ignore-delete`, `worker`.
+    /// `run`, `succeed-after=2s`, `fail=3`, `fail=3@2s`, `oom`, `initialize`, `hang`, `image=missing`, `image=root`, `mount=missing`, `ignore-delete`, `worker`.
     fn from_str(text: &str) -> Result<Policy> {
         let seconds = |text: &str| -> Result<Duration> {
             Ok(Duration::from_secs_f64(
@@ -67,6 +69,7 @@ impl FromStr for Policy {
             None => match text {
                 "run" => Policy::Run,
                 "oom" => Policy::OutOfMemory,
+                "initialize" => Policy::Initialize,
                 "hang" => Policy::Hang,
                 "ignore-delete" => Policy::IgnoreDelete,
                 "worker" => Policy::Worker,
@@ -92,6 +95,10 @@ pub enum Command {
     Exit(i32, String),
     /// The trainer ends with this code, and the other containers go on.
     ExitTrainer(i32),
+    /// The init container that runs ends with this code and this termination message.
+    ExitInit(i32, String),
+    /// The sidecar of this name ends with this code, and the trainer goes on.
+    ExitSidecar(String, i32),
     /// The pod is evicted.
     Evict,
     /// The pod makes room for one of higher priority.
@@ -239,7 +246,7 @@ impl Kubelet {
         signals.send(pods::Signal::Order(command)).ok().context("the pod has ended")
     }
 
-    /// Sets the log of a pod that is no process.
+    /// Sets the log of a pod that is no process, or with `POD/CONTAINER` of one of its containers.
     pub fn set_log(&self, namespace: &str, pod: &str, text: &str) {
         self.shared.state().logs.insert((namespace.into(), pod.into()), logs::Log::Text(text.into()));
     }

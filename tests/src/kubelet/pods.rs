@@ -214,6 +214,7 @@ impl Task {
     async fn live(&self, signals: &mut UnboundedReceiver<Signal>) -> bool {
         let policy = self.policy();
         match &policy {
+            Policy::Initialize => self.write(State::Initializing).await,
             Policy::Hang => self.write(State::Waiting("ContainerCreating", "")).await,
             Policy::ImageMissing => {
                 self.write(State::Waiting("ErrImagePull", "no such image")).await;
@@ -256,7 +257,9 @@ impl Task {
                 Some(Signal::Delete(_)) if policy != Policy::IgnoreDelete => return false,
                 Some(Signal::Order(command)) => {
                     self.obey(&command).await;
-                    return true;
+                    if !matches!(command, Command::ExitInit(0, _) | Command::ExitSidecar(..)) {
+                        return true;
+                    }
                 }
                 Some(Signal::Delete(_) | Signal::Look) => {}
             }
@@ -269,6 +272,9 @@ impl Task {
                 let reason = if *code == 0 { "Completed" } else { "Error" };
                 self.write(State::Ended(*code, reason, message)).await;
             }
+            Command::ExitInit(0, _) => self.write(State::Running).await,
+            Command::ExitInit(code, message) => self.write(State::InitFailed(*code, message)).await,
+            Command::ExitSidecar(name, code) => self.write(State::SidecarEnded(name, *code)).await,
             Command::ExitTrainer(code) => self.write(State::TrainerEnded(*code)).await,
             Command::Evict => {
                 let message = "The node was low on resource: memory.";

@@ -4,6 +4,7 @@ use super::{RACK, Scene, Way, h200, names, placement, until};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::ResourceQuota;
 use k8s_openapi::api::rbac::v1::ClusterRole;
+use k8s_openapi::api::resource::v1alpha3::DeviceTaintRule;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
@@ -14,7 +15,7 @@ use switchyard_plan::resources;
 use switchyard_tests::gpus::{MACHINES, uuids};
 use switchyard_tests::history::{Fact, Recorder};
 use switchyard_tests::placement::{bandwidth, best_pod};
-use switchyard_tests::{Command, account, chart_rules, condition_of, role, stage_of};
+use switchyard_tests::{Command, account, chart_rules, condition_of, merge, plain_job, role, stage_of, template_on};
 use switchyard_topology::report;
 
 /// What each claim of a job's attempt must have.
@@ -215,6 +216,32 @@ async fn a_suspended_job_holds_no_claims() -> Result<()> {
     scene.jobs.patch("a", json!({"spec": {"suspend": false}})).await?;
     let again = scene.jobs.wait_stage("a", "Running").await?;
     assert_eq!(scene.gpus.allocated(&scene.jobs.namespace).await?, planned(&again));
+    scene.had_all_rights()
+}
+
+/// An administrator drained the GPUs of a node by a rule; gangs went there, were refused by the scheduler, and came back.
+#[tokio::test]
+async fn a_gang_waits_while_a_rule_taints_the_devices_of_its_node() -> Result<()> {
+    let scene = Scene::new(Way::Claims, "rule", &[(h200(), "")]).await?;
+    scene.run("first", 1, 8, json!({})).await?;
+    let rules = Api::<DeviceTaintRule>::all(scene.jobs.client.clone());
+    let rule = json!({"metadata": {"name": scene.nodes[0]}, "spec": {
+        "deviceSelector": {"pool": scene.nodes[0]}, "taint": {"key": "example.com/drained", "effect": "NoSchedule"},
+    }});
+    rules.create(&Default::default(), &serde_json::from_value(rule)?).await?;
+    scene.create("second", 1, 8, "run", json!({})).await?;
+    scene.tells("second", "most free GPUs on the others: 0").await?;
+    scene.finish("first").await?;
+    // The controller has looked at the queue since.
+    let mut last = plain_job("last", 1, "succeed-after=0.1s");
+    merge(&mut last["spec"], json!({"template": template_on(&scene.nodes)}));
+    scene.jobs.create(last).await?;
+    scene.jobs.wait_stage("last", "Complete").await?;
+    let second = scene.tells("second", "most free GPUs on the others: 0").await?;
+    assert!(second.status.as_ref().unwrap().placement.is_none());
+    rules.delete(&scene.nodes[0], &Default::default()).await?;
+    let second = scene.jobs.wait_stage("second", "Running").await?;
+    assert_eq!(second.status.as_ref().unwrap().attempt, Some(1));
     scene.had_all_rights()
 }
 

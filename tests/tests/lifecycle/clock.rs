@@ -1,17 +1,18 @@
-//! The controller's wall clock jumps by an hour, both ways. What must hold:
+//! The controller's wall clock is minutes off, or jumps by an hour, both ways. What must hold:
 //!
-//! - What runs goes on: no attempt, no count and no pod changes by a jump.
-//! - A pause lasts at most as long as it can: one that a jump made longer is over (`plan::cluster::clock`).
-//! - A deadline and the time to live follow the clock: early or late by the jump, and not more.
+//! - What runs goes on: no attempt, no count and no pod changes.
+//! - Pauses, graces, deadlines and times to live are those of the API server's clock, and so are the times in statuses.
 //! - No job ends before its start.
 
-use super::Scene;
+use super::{Scene, says};
 use anyhow::Result;
 use kube::ResourceExt;
 use serde_json::json;
 use std::path::PathBuf;
 use switchyard_crds::TrainJob;
-use switchyard_tests::{Command, ControlPlane, clock_by, condition_of, stage_of};
+use switchyard_tests::{
+    Command, ControlPlane, ControllerOptions, clock_by, condition_of, merge, stage_of, template_on,
+};
 
 /// A scene whose controller has a clock of its own.
 pub(super) struct Shifted {
@@ -21,9 +22,18 @@ pub(super) struct Shifted {
 
 impl Shifted {
     pub async fn new(prefix: &str, nodes: usize) -> Result<Shifted> {
+        Shifted::off(prefix, nodes, 0).await
+    }
+
+    /// With a clock that is this many minutes off from the start.
+    pub async fn off(prefix: &str, nodes: usize, minutes: i64) -> Result<Shifted> {
         let offset = ControlPlane::shared().folder().join(format!("{prefix}.offset"));
-        std::fs::write(&offset, "0")?;
-        Ok(Shifted { scene: Scene::with(prefix, nodes, clock_by(&offset)).await?, offset })
+        std::fs::write(&offset, (minutes * 60).to_string())?;
+        let environment = clock_by(&offset);
+        // Longer than a test takes: nodes that are lost stay so by a wrong clock only.
+        let arguments = ["--node-grace-seconds", "120"].map(String::from).to_vec();
+        let options = ControllerOptions { environment, arguments, ..ControllerOptions::default() };
+        Ok(Shifted { scene: Scene::started(prefix, nodes, options).await?, offset })
     }
 
     /// The clock is this many minutes off from now on.
@@ -69,12 +79,11 @@ async fn what_runs_is_not_disturbed_by_a_jump() -> Result<()> {
         scene.create(name, 1, "succeed-after=0.1s", json!({})).await?;
         let done = scene.jobs.wait_stage(name, "Complete").await?;
         let end = done.status.as_ref().unwrap().completion_time.as_ref().unwrap().0;
-        let ours = jiff::Timestamp::now() + jiff::SignedDuration::from_hours(hours);
-        assert!(end.duration_since(ours).abs() < jiff::SignedDuration::from_mins(30), "the clock did not jump: {end}");
+        assert!(end.duration_since(jiff::Timestamp::now()).abs() < jiff::SignedDuration::from_mins(30), "{end}");
         times_are_in_order(&done)?;
     }
     assert_eq!(uids(&scene.jobs.pods().await?), before);
-    // It ends an hour before it began, by the clock.
+    // It ends an hour before it began, by the wrong clock.
     shifted.jump(-60)?;
     scene.finish().await?;
     let done = scene.jobs.wait_stage("a", "Complete").await?;
@@ -104,29 +113,59 @@ async fn a_pause_between_attempts_is_not_an_hour_longer() -> Result<()> {
 }
 
 #[tokio::test]
-async fn deadlines_follow_the_clock() -> Result<()> {
+async fn no_deadline_and_no_time_to_live_follows_the_clock_of_the_controller() -> Result<()> {
     let shifted = Shifted::new("deadline", 2).await?;
     let scene = &shifted.scene;
     scene.create("late", 1, "run", json!({"activeDeadlineSeconds": 1800})).await?;
     scene.create("done", 1, "succeed-after=0.1s", json!({"ttlSecondsAfterFinished": 1800})).await?;
     scene.jobs.wait_stage("late", "Running").await?;
     scene.jobs.wait_stage("done", "Complete").await?;
+    for (after, minutes) in [("back", -60), ("forth", 60)] {
+        shifted.jump(minutes)?;
+        for name in ["late", "done"] {
+            shifted.touch(name, after).await?;
+        }
+        scene.create(after, 1, "succeed-after=0.1s", json!({})).await?;
+        scene.jobs.wait_stage(after, "Complete").await?;
+        assert_eq!(stage_of(&scene.jobs.api().get("late").await?), Some("Running"), "{minutes} minutes");
+        assert_eq!(stage_of(&scene.jobs.api().get("done").await?), Some("Complete"), "{minutes} minutes");
+    }
+    // A deadline that has passed by the API server's clock has passed.
     shifted.jump(-60)?;
-    for name in ["late", "done"] {
-        shifted.touch(name, "back").await?;
-    }
-    scene.create("after", 1, "succeed-after=0.1s", json!({})).await?;
-    scene.jobs.wait_stage("after", "Complete").await?;
-    assert_eq!(stage_of(&scene.jobs.api().get("late").await?), Some("Running"), "a jump back ends nothing");
-    assert_eq!(stage_of(&scene.jobs.api().get("done").await?), Some("Complete"), "nor does it delete anything");
-    shifted.jump(60)?;
-    for name in ["late", "done"] {
-        shifted.touch(name, "forth").await?;
-    }
+    scene.jobs.patch("late", json!({"spec": {"activeDeadlineSeconds": 1}})).await?;
     let failed = scene.jobs.wait_stage("late", "Failed").await?;
     assert_eq!(condition_of(&failed, "Failed").map(|c| c.reason.as_str()), Some("DeadlineExceeded"));
     assert_eq!(total(&failed), 0);
     times_are_in_order(&failed)?;
+    scene.jobs.patch("done", json!({"spec": {"ttlSecondsAfterFinished": 0}})).await?;
     scene.jobs.wait_gone("done").await?;
     scene.never_panicked()
+}
+
+/// A node that had just stopped reporting was lost at once, and every job with a limit exceeded it as soon as it was placed.
+#[tokio::test]
+async fn a_controller_whose_clock_is_minutes_off_ends_no_grace_and_no_job() -> Result<()> {
+    for (prefix, minutes) in [("ahead", 10), ("behind", -10)] {
+        let shifted = Shifted::off(prefix, 2, minutes).await?;
+        let scene = &shifted.scene;
+        let node = scene.kubelet.nodes()[0].clone();
+        let mut job = scene.job("a", 1, "run", json!({"activeDeadlineSeconds": 300}));
+        merge(&mut job["spec"], json!({"template": template_on(std::slice::from_ref(&node))}));
+        scene.jobs.create(job).await?;
+        scene.jobs.wait_stage("a", "Running").await?;
+        scene.kubelet.lose_node(&node).await?;
+        scene.jobs.wait("a", "waiting for the node", says("has not reported since")).await?;
+        shifted.touch("a", "again").await?;
+        scene.create("after", 1, "succeed-after=0.1s", json!({})).await?;
+        scene.jobs.wait_stage("after", "Complete").await?;
+        let kept = scene.jobs.api().get("a").await?;
+        assert_eq!((stage_of(&kept), total(&kept)), (Some("Running"), 0), "{minutes} minutes off");
+        scene.kubelet.recover_node(&node).await?;
+        let log = std::fs::read_to_string(&scene.controller.log)?;
+        let words = if minutes > 0 { "s ahead of the API server's" } else { "s behind the API server's" };
+        assert_eq!(log.matches("the clock of this machine is").count(), 1, "{log}");
+        assert!(log.contains(words), "{log}");
+        scene.never_panicked()?;
+    }
+    Ok(())
 }

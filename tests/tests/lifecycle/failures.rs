@@ -1,13 +1,13 @@
 //! What fails, who pays, and what comes after.
 
-use super::Scene;
+use super::{Scene, says};
 use anyhow::Result;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::Patch;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 use switchyard_crds::TrainJob;
-use switchyard_tests::{Command, condition_of, stage_of};
+use switchyard_tests::{Command, ControlPlane, PATIENCE, Scene as Folder, condition_of, stage_of};
 
 fn in_attempt(attempt: i32) -> impl Fn(&TrainJob) -> bool {
     move |job| {
@@ -248,6 +248,59 @@ async fn a_namespace_that_enforces_restricted_takes_jobs_whose_images_have_a_use
         "b",
     )?;
     assert_eq!(condition_of(&failed, "Failed").map(|c| c.reason.as_str()), Some("PermanentFailure"));
+    Ok(())
+}
+
+/// The status said "0 of 1 pods run" for as long as it ran, its failure was the node's, and nothing named it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_init_container_is_named_while_it_runs_and_when_it_fails() -> Result<()> {
+    let scene = Scene::new("init", 1).await?;
+    let fetch = json!({"name": "fetch", "image": "none"});
+    let spec = json!({"template": {"spec": {"initContainers": [fetch]}}, "failurePolicy": {"maxRestarts": 1}});
+    scene.create("a", 1, "initialize", spec).await?;
+    scene.jobs.wait("a", "initializing", says("pod a-1-0 on node")).await?;
+    let runs = scene.jobs.wait("a", "named", says("init container fetch has been running since 20")).await?;
+    assert_eq!(stage_of(&runs), Some("Starting"));
+    let namespace = scene.jobs.namespace.clone();
+    scene.kubelet.set_log(&namespace, "a-1-0/fetch", "20 % of the data\n");
+    let config = ControlPlane::shared().kubeconfig("admin").display().to_string();
+    let arguments = ["logs", "a", "--namespace", &namespace, "--kubeconfig", &config];
+    let log = Folder::new().switchyard(arguments).start().wait(PATIENCE);
+    assert!(log.stdout.contains("20 % of the data"), "{}{}", log.stdout, log.stderr);
+    scene.order("a-1-0", Command::ExitInit(3, "begins\nno such bucket".into()))?;
+    let second = scene.jobs.wait("a", "in attempt 2", |job| job.status.as_ref().is_some_and(|s| s.attempt == Some(2)));
+    let restarts = second.await?.status.unwrap().restarts.unwrap();
+    assert_eq!((restarts.application, restarts.infrastructure), (1, 0));
+    let words = "init container fetch failed with exit code 3: no such bucket";
+    let notes = scene.jobs.events("a", "Restarting").await?;
+    assert!(notes.iter().any(|note| note.contains(words)), "{notes:?}");
+    scene.jobs.wait("a", "initializing again", says("init container fetch has been running since")).await?;
+    scene.order("a-2-0", Command::ExitInit(0, String::new()))?;
+    scene.jobs.wait_stage("a", "Running").await?;
+    Ok(())
+}
+
+/// The pods were shown as not ready while they trained, and nothing named the container.
+#[tokio::test]
+async fn a_sidecar_that_fails_is_named_while_the_trainer_trains() -> Result<()> {
+    let scene = Scene::new("failing", 1).await?;
+    let (proxy, mesh) = (
+        json!({"name": "proxy", "image": "none"}),
+        json!({"name": "mesh", "image": "none", "restartPolicy": "Always"}),
+    );
+    let spec = json!({"template": {"spec": {"containers": [proxy], "initContainers": [mesh]}}});
+    for (name, code) in [("proxy", 1), ("mesh", 2)] {
+        let job = format!("with-{name}");
+        scene.create(&job, 1, "run", spec.clone()).await?;
+        scene.jobs.wait_stage(&job, "Running").await?;
+        scene.order(&format!("{job}-1-0"), Command::ExitSidecar(name.into(), code))?;
+        let words = format!("sidecar {name} of pod {job}-1-0 ended with exit code {code}");
+        let named = scene.jobs.wait(&job, &words, says(&words)).await?;
+        assert_eq!((stage_of(&named), named.status.as_ref().unwrap().ready.as_deref()), (Some("Running"), Some("1/1")));
+        scene.order(&format!("{job}-1-0"), Command::Exit(0, String::new()))?;
+        let done = scene.jobs.wait_stage(&job, "Complete").await?;
+        assert_eq!(done.status.unwrap().attempt, Some(1));
+    }
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use switchyard_crds::conditions::{COMPLETE, FAILED, PODS_CREATED};
 use switchyard_crds::generate;
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_crds::labels::{LEADER_POLICIES, LEADER_VERSION, LEASE};
+use switchyard_crds::labels::{LEADER_CLOCK_SKEW, LEADER_POLICIES, LEADER_VERSION, LEASE};
 use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_plan::cluster::clock::is_old;
 use switchyard_plan::policies::{Probe, denier, fault};
@@ -217,8 +217,14 @@ fn leader(seen: &Seen) -> Vec<Finding> {
             Ok(holder) => holder,
             Err(why) => return one(why),
         };
-        let said = lease.annotations().get(LEADER_POLICIES).filter(|said| *said != "ok");
-        said.into_iter().map(|said| Finding::new("policies", format!("{holder} found: {said}"), UPGRADE)).collect()
+        let annotations = lease.annotations();
+        let said = annotations.get(LEADER_POLICIES).filter(|said| *said != "ok");
+        let said = said.map(|said| Finding::new("policies", format!("{holder} found: {said}"), UPGRADE));
+        let skew = annotations.get(LEADER_CLOCK_SKEW).map(|skew| {
+            let what = format!("the clock of the node of {holder} is off by {skew} s against the API server's");
+            Finding::new("clock", what, "synchronise the clock of that node (chrony, systemd-timesyncd)")
+        });
+        said.into_iter().chain(skew).collect()
     })
 }
 

@@ -16,10 +16,11 @@ type Rights = (&'static str, &'static str, &'static [&'static str]);
 const OURS: &str = "training.switchyard.dev";
 
 /// In all namespaces, whatever the release watches.
-const OF_CLUSTER: [Rights; 7] = [
+const OF_CLUSTER: [Rights; 8] = [
     ("", "nodes", &["get", "list", "watch"]),
     (OURS, "gputopologies", &["list", "watch"]),
     ("resource.k8s.io", "resourceslices", &["list", "watch"]),
+    ("resource.k8s.io", "devicetaintrules", &["list", "watch"]),
     ("", "persistentvolumes", &["get", "list"]),
     ("storage.k8s.io", "storageclasses", &["get"]),
     ("", "pods", &["list", "watch"]),

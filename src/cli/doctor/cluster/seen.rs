@@ -24,7 +24,7 @@ use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::labels::LEASE;
 use switchyard_crds::{TrainJob, generate};
 use switchyard_plan::policies::Probe;
-use switchyard_service::trial;
+use switchyard_service::{ServerClock, trial};
 
 /// Everything that was read. What could not be read is empty, and in `unread`.
 #[derive(Debug, Default)]
@@ -106,8 +106,8 @@ fn ours(component: &str) -> ListParams {
 }
 
 /// Reads and tries everything.
-pub(super) async fn gather(client: &Client) -> Seen {
-    let mut seen = Seen { now: Timestamp::now(), ..Seen::default() };
+pub(super) async fn gather(client: &Client, clock: &ServerClock) -> Seen {
+    let mut seen = Seen::default();
     seen.policies = seen.list(client, &ours("policy")).await;
     seen.bindings = seen.list(client, &ours("policy")).await;
     for (_, crd) in generate::crds() {
@@ -134,6 +134,7 @@ pub(super) async fn gather(client: &Client) -> Seen {
     seen.reports = seen.list(client, &ListParams::default()).await;
     seen.jobs = seen.list(client, &ListParams::default()).await;
     seen.webhooks(client).await;
+    seen.now = clock.now();
     seen
 }
 

@@ -155,6 +155,11 @@ fn each_fault_has_one_finding_and_a_fix() {
         ),
         (of_release(|it| annotate(it, "training.switchyard.dev/policies", "x: no")), "a found: x: no", "helm upgrade"),
         (
+            of_release(|it| annotate(it, "training.switchyard.dev/clock-skew-seconds", "-240")),
+            "the clock of the node of a is off by -240 s",
+            "synchronise the clock",
+        ),
+        (
             of_release(|it| annotate(it, "training.switchyard.dev/version", "0.0.1")),
             "the leader of release switchyard: version 0.0.1",
             "upgrade the older one",

@@ -1,175 +1,15 @@
 //! A day with hundreds of jobs that wait, with simulated clocks and without an API server.
 
+use super::hour::Hour;
 use super::*;
 use crate::queue::Schedule;
-use jiff::ToSpan;
-use k8s_openapi::api::core::v1::{Node, Pod};
-use std::fmt::Write;
-use switchyard_crds::labels;
-use switchyard_plan::objects::{Object, observed_content};
+use k8s_openapi::api::core::v1::Pod;
 
 const JOBS: usize = 500;
 const NODES: usize = 6;
 /// Between two changes of what is free.
 const CHANGE: Duration = Duration::from_secs(200);
 const HOUR: Duration = Duration::from_secs(3600);
-
-/// A controller whose clock is told, and whose writes go through.
-struct Hour {
-    context: Context,
-    epoch: Timestamp,
-    start: Instant,
-    passed: Duration,
-    /// Resource version of the last write.
-    version: u64,
-    writes: usize,
-    plans: usize,
-}
-
-impl Hour {
-    /// With empty nodes.
-    fn new() -> Hour {
-        let (leader, leading) = election::channel(boot_time);
-        leader.forever();
-        let mut hour = Hour {
-            context: context(leading),
-            epoch: "2026-01-01T00:00:00Z".parse().unwrap(),
-            start: Instant::now(),
-            passed: Duration::ZERO,
-            version: 0,
-            writes: 0,
-            plans: 0,
-        };
-        for node in 0..NODES {
-            let node = json!({
-                "metadata": {"name": format!("n{node}")},
-                "status": {"allocatable": {"cpu": "8", "pods": "110"}, "conditions": [{"type": "Ready", "status": "True"}]},
-            });
-            let node: Node = serde_json::from_value(node).unwrap();
-            hour.take_in(Look::InAnyCase, |index, _| index.apply_node(&node));
-        }
-        hour
-    }
-
-    /// Jobs with so many pods of 4 CPUs, one a second.
-    fn apply_jobs(&mut self, numbers: std::ops::Range<usize>, nodes: impl Fn(usize) -> usize) {
-        numbers.for_each(|number| self.apply_job(number, nodes(number), "4"));
-    }
-
-    fn apply_job(&mut self, number: usize, nodes: usize, cpu: &str) {
-        let job = json!({
-            "apiVersion": labels::API_VERSION, "kind": "TrainJob",
-            "metadata": {"name": format!("j{number}"), "namespace": "t", "uid": format!("u{number}"),
-                "creationTimestamp": self.epoch + (number as i64).seconds()},
-            "spec": {"trainer": {"framework": "Plain", "image": "i", "numNodes": nodes,
-                "resourcesPerNode": {"limits": {"cpu": cpu}}}},
-        });
-        let mut job: TrainJob = serde_json::from_value(job).unwrap();
-        self.take_in(Look::IfWorthIt, |index, version| {
-            job.metadata.resource_version = Some(version);
-            index.apply_job(job)
-        });
-    }
-
-    fn instant(&self) -> Instant {
-        self.start + self.passed
-    }
-
-    /// What a watch shows.
-    fn take_in(&mut self, look: Look, change: impl FnOnce(&mut Index, String) -> switchyard_ledger::index::Effect) {
-        self.version += 1;
-        let version = self.version.to_string();
-        self.context.take_in(self.instant(), look, |index| change(index, version));
-    }
-
-    /// A pod of somebody else, which takes most of a node.
-    fn foreign(&mut self, node: usize, cpu: &str) -> Pod {
-        let pod = json!({
-            "metadata": {"name": format!("other-{node}"), "namespace": "o", "uid": format!("other-{node}-{}", self.version)},
-            "spec": {"nodeName": format!("n{node}"), "restartPolicy": "Never", "containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]},
-            "status": {"phase": "Running"},
-        });
-        let pod: Pod = serde_json::from_value(pod).unwrap();
-        self.take_in(Look::InAnyCase, |index, _| index.apply_pod(&pod));
-        pod
-    }
-
-    /// Does what is due until then.
-    fn work_until(&mut self, end: Duration) {
-        loop {
-            let next = self.context.queue.with(|schedule| schedule.next_due());
-            let Some(next) = next.filter(|next| *next <= self.start + end) else { break };
-            self.passed = next.saturating_duration_since(self.start).max(self.passed);
-            let now = self.instant();
-            let Some((key, look)) = self.context.queue.with(|schedule| schedule.pop(now)) else { break };
-            let is_worth_it = look == Look::InAnyCase || self.context.index().is_worth_a_plan(&key);
-            if is_worth_it && !self.context.is_put_off(&key, now) {
-                self.reconcile(&key);
-            }
-            self.context.queue.with(|schedule| schedule.done(&key));
-        }
-        self.passed = end;
-    }
-
-    fn reconcile(&mut self, key: &Key) {
-        self.plans += 1;
-        let now = self.epoch + jiff::SignedDuration::try_from(self.passed).unwrap();
-        let planned = self.context.plan(key, now, self.instant());
-        let Ok(Some(Planned { job, id, plan, .. })) = planned else { panic!("the cache is behind") };
-        if let Some(wake) = plan.wake {
-            let wait = Duration::try_from(wake.duration_since(now)).unwrap_or_default();
-            self.context.queue.add(key.clone(), self.instant() + wait);
-        }
-        for action in plan.actions {
-            let object = match action {
-                Action::Create(object) => object,
-                // There is no scheduler, so nothing would come of it.
-                Action::Release { .. } => continue,
-                action => panic!("{action:?}"),
-            };
-            self.take_in(Look::InAnyCase, |index, version| match object {
-                Object::Pod(mut pod) => {
-                    pod.metadata.uid = Some(format!("uid-{version}"));
-                    index.apply_pod(&pod)
-                }
-                object => {
-                    let content = observed_content(&object.content());
-                    index.apply_object(object.kind(), object.metadata(), content)
-                }
-            });
-        }
-        if let Some(status) = plan.status {
-            self.writes += 1;
-            if let Some(family) = self.context.index().families.get_mut(&id) {
-                family.status_written = Some(now);
-                family.own.says(status.attempt.unwrap_or(0).unsigned_abs(), &words_of(&status));
-            }
-            let mut next = (*job).clone();
-            next.status = Some(status);
-            self.take_in(Look::IfWorthIt, |index, version| {
-                index.wrote_status(key, &version);
-                next.metadata.resource_version = Some(version);
-                index.apply_job(next)
-            });
-        }
-    }
-
-    /// How many bytes what is kept has, written down. Nothing is kept of that: it would be in the resident memory.
-    fn kept(&self) -> usize {
-        let mut bytes = Bytes(0);
-        write!(bytes, "{:?}", self.context.index()).unwrap();
-        bytes.0
-    }
-}
-
-struct Bytes(usize);
-
-impl Write for Bytes {
-    fn write_str(&mut self, text: &str) -> std::fmt::Result {
-        self.0 += text.len();
-        Ok(())
-    }
-}
 
 /// What some hours cost.
 struct Counted {
@@ -222,7 +62,7 @@ async fn hundreds_that_wait_cost_one_write_a_second_at_most_and_no_memory() {
 /// 10,000 nodes that was 6 s of work for each node.
 #[tokio::test]
 async fn a_node_that_becomes_free_is_planned_for_by_the_head_and_by_whom_it_helps() {
-    let mut hour = Hour::new();
+    let mut hour = Hour::new(NODES);
     let busy: Vec<Pod> = (0..NODES).map(|node| hour.foreign(node, "6")).collect();
     hour.apply_jobs(0..JOBS, |_| 1);
     hour.work_until(Duration::from_secs(1));
@@ -240,7 +80,7 @@ async fn a_node_that_becomes_free_is_planned_for_by_the_head_and_by_whom_it_help
 /// A new leader planned the whole queue before it came to the job that had just been applied: with 500 jobs and 10,000 nodes that took 5 s.
 #[tokio::test]
 async fn a_new_leader_comes_to_a_job_that_finds_a_place_before_it_plans_the_whole_queue() {
-    let mut hour = Hour::new();
+    let mut hour = Hour::new(NODES);
     for node in 0..NODES - 1 {
         hour.foreign(node, "6");
     }
@@ -273,9 +113,31 @@ async fn a_new_leader_comes_to_a_job_that_finds_a_place_before_it_plans_the_whol
     assert!((JOBS - 20..=JOBS + 10).contains(&hour.plans), "{} plans", hour.plans);
 }
 
+/// S16: 10,000 gated pods of gangs that wait made each later job wait for plans of theirs.
+#[tokio::test]
+async fn a_small_job_costs_as_much_behind_ten_thousand_gated_pods_as_without_them() {
+    let costs = [0, JOBS].map(|gangs| {
+        let mut hour = Hour::new(NODES);
+        hour.apply_jobs(0..gangs, |_| 20);
+        hour.work_until(HOUR);
+        let gated = |index: &Index| {
+            index.families.values().flat_map(|family| family.pods.values()).filter(|pod| pod.gated).count()
+        };
+        assert_eq!(gated(&hour.context.index()), gangs * 20);
+        (hour.plans, hour.writes) = (0, 0);
+        hour.apply_job(gangs, 1, "1");
+        hour.work_until(hour.passed + Duration::from_secs(1));
+        let index = hour.context.index();
+        let small = &index.jobs[&Key { namespace: "t".into(), name: format!("j{gangs}") }];
+        assert!(switchyard_ledger::job::placement_of(small).is_some(), "{:?}", small.status);
+        (hour.plans, hour.writes)
+    });
+    assert_eq!(costs[1], costs[0], "plans and writes");
+}
+
 /// Some hours with changes of what is free, after one in which all jobs arrive.
 fn hours(count: u64) -> Counted {
-    let mut hour = Hour::new();
+    let mut hour = Hour::new(NODES);
     let mut busy: Vec<Pod> = (0..NODES).map(|node| hour.foreign(node, "6")).collect();
     hour.apply_jobs(0..JOBS, |number| if number == 0 { NODES - 1 } else { 2 + number % 3 });
     hour.work_until(HOUR);

@@ -37,6 +37,47 @@ fn a_node_is_held_only_if_what_runs_there_ends_by_itself() {
     }
 }
 
+/// An inference service with a GPU by claim never ends, so nobody can wait for that GPU.
+#[test]
+fn a_gpu_that_a_lasting_pod_has_by_a_claim_is_not_waited_for() {
+    let gpu = |uuid: &str| json!({"index": uuid[4..].parse::<u32>().unwrap(), "uuid": uuid});
+    let device = |uuid: &str| json!({"name": uuid.to_lowercase(), "attributes": {"uuid": {"string": uuid}}});
+    let world = |policy: &str, consumer: &str| {
+        let mut items = vec![node("n1")];
+        items.push(json!({"kind": "GPUTopology", "metadata": {"name": "n1"}, "spec": {}, "status": {"gpuCount": 2, "gpus": [gpu("GPU-0"), gpu("GPU-1")]}}));
+        items.push(json!({"kind": "ResourceSlice", "metadata": {"name": "n1"}, "spec": {
+            "driver": "gpu.nvidia.com", "nodeName": "n1", "devices": [device("GPU-0"), device("GPU-1")],
+            "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1},
+        }}));
+        let result = json!({"request": "r", "driver": "gpu.nvidia.com", "pool": "n1", "device": "gpu-0"});
+        items.push(json!({"kind": "ResourceClaim", "metadata": {"name": "c", "namespace": "web", "uid": "c"}, "spec": {"devices": {}}, "status": {
+            "allocation": {"devices": {"results": [result]}},
+            "reservedFor": [{"resource": "pods", "name": "other", "uid": consumer}],
+        }}));
+        items.push(other("n1", json!({"restartPolicy": policy, "containers": [{"name": "c"}]})));
+        let mut gang = job("gang", 1, "2026-01-02T00:00:00Z", waiting());
+        gang["status"]["deviceAllocation"] = json!("Claims");
+        gang["spec"]["trainer"]["framework"] = json!("Torch");
+        gang["spec"]["trainer"]["resourcesPerNode"]["limits"] = json!({"nvidia.com/gpu": "2"});
+        items.push(gang);
+        let mut waits = pod("gang", 0, None, 0);
+        waits["spec"]["containers"][0]["resources"] = json!({});
+        items.push(waits);
+        items
+    };
+    for (policy, consumer, is_held) in
+        [("Always", "other", false), ("Never", "other", true), ("Always", "another", true)]
+    {
+        let items = world(policy, consumer);
+        let reversed: Vec<Value> = items.iter().rev().cloned().collect();
+        for items in [items, reversed] {
+            let late = cluster(&items).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
+            let is_free = late.place.is_ok() && words(&late).is_empty();
+            assert_eq!(is_free, !is_held, "{policy} {consumer}: {} {:?}", words(&late), late.place);
+        }
+    }
+}
+
 /// One gang that could not begin held its nodes for as long as it waited.
 #[test]
 fn the_head_gives_its_nodes_back_after_the_longest_time_and_holds_none_for_as_long() {

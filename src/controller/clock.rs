@@ -1,0 +1,51 @@
+//! Skew between the clock of this machine and the API server's. Plans use the server's time, so a wrong clock ends no grace and no deadline.
+//! Logs and certificates on this machine are wrong nonetheless.
+
+use super::Context;
+use jiff::SignedDuration;
+use std::time::Duration;
+use tokio::sync::watch::Receiver;
+use tracing::{info, warn};
+
+/// Smaller skews are not reported: certificates and tokens work.
+const NOTABLE: SignedDuration = SignedDuration::from_secs(5);
+/// Pause between two looks.
+const PERIOD: Duration = Duration::from_secs(5);
+
+/// The skew, if it is worth reporting.
+pub(super) fn notable(skew: SignedDuration) -> Option<SignedDuration> {
+    Some(skew).filter(|skew| skew.abs() > NOTABLE)
+}
+
+/// Logs when the clock goes wrong and when it is right again, until `stop` becomes true.
+pub(super) async fn run(context: Context, mut stop: Receiver<bool>) {
+    let mut was_off = false;
+    while !*stop.borrow() {
+        let skew = notable(context.clock.skew());
+        match skew {
+            Some(skew) if !was_off => {
+                let (seconds, word) = (skew.abs().as_secs(), if skew.is_positive() { "ahead of" } else { "behind" });
+                warn!(
+                    skew_seconds = skew.as_secs(),
+                    "the clock of this machine is {seconds} s {word} the API server's, which is used"
+                );
+            }
+            None if was_off => info!("the clock of this machine agrees with the API server's again"),
+            _ => {}
+        }
+        was_off = skew.is_some();
+        let _ = tokio::time::timeout(PERIOD, stop.wait_for(|stop| *stop)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_skew_of_seconds_is_not_worth_a_word() {
+        for (seconds, is_notable) in [(0, false), (5, false), (-5, false), (6, true), (-6, true), (600, true)] {
+            assert_eq!(notable(SignedDuration::from_secs(seconds)).is_some(), is_notable, "{seconds} s");
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! DeviceTaintRules: taints that administrators and drivers put on devices of claims. The API is optional. All its versions have the fields
+//! that are read here.
+
+use super::Context;
+use super::queue::Look;
+use super::watch::{Rules, run as watch};
+use kube::Api;
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::runtime::watcher;
+use std::time::Duration;
+use switchyard_ledger::devices::DeviceRule;
+use tokio::sync::watch::Receiver;
+use tracing::{info, warn};
+
+const GROUP: &str = "resource.k8s.io";
+/// The best first.
+const VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1alpha3"];
+const KIND: &str = "DeviceTaintRule";
+const RESOURCE: &str = "devicetaintrules";
+/// Pause between two looks: an API comes with a restart of the API server.
+const PAUSE: Duration = Duration::from_secs(300);
+/// Pause after a look that failed.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// Looks until the cluster has the kind, or until `stop` becomes true; then watches it.
+pub(super) async fn run(context: Context, mut stop: Receiver<bool>) {
+    loop {
+        let found = context.rules_version().await;
+        let pause = if found.is_ok() { PAUSE } else { RETRY };
+        if let Ok(Some(version)) = found {
+            let kind = GroupVersionKind::gvk(GROUP, version, KIND);
+            let resource = ApiResource::from_gvk_with_plural(&kind, RESOURCE);
+            info!(version, "devices that {RESOURCE} taint are not offered");
+            let rules = Rules::<DynamicObject> {
+                kind: KIND,
+                look: Look::InAnyCase,
+                apply: Box::new(|index, rule| {
+                    let name = rule.metadata.name.clone().unwrap_or_default();
+                    let parsed = DeviceRule::of(&rule.data["spec"]).unwrap_or_else(|error| {
+                        warn!(rule = name, error, "a DeviceTaintRule is not followed: the scheduler may refuse places");
+                        None
+                    });
+                    index.apply_device_rule(&name, parsed)
+                }),
+                delete: |index, metadata| index.apply_device_rule(metadata.name.as_deref().unwrap_or_default(), None),
+            };
+            let api = Api::all_with(context.client.clone(), &resource);
+            watch(&context, rules, KIND.into(), api, watcher::Config::default());
+            return;
+        }
+        if tokio::time::timeout(pause, stop.wait_for(|stop| *stop)).await.is_ok() {
+            return;
+        }
+    }
+}
+
+impl Context {
+    /// The best version in which the cluster has the rules.
+    async fn rules_version(&self) -> kube::Result<Option<&'static str>> {
+        for version in VERSIONS {
+            match self.client.list_api_group_resources(&format!("{GROUP}/{version}")).await {
+                Ok(list) if list.resources.iter().any(|resource| resource.name == RESOURCE) => {
+                    return Ok(Some(version));
+                }
+                Ok(_) => {}
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,116 @@
+//! State of the leader that no object holds, for the next leader: since when the head of the queue holds nodes, and which jobs held nodes for
+//! nothing. It is an annotation of the Lease, which the leader renews anyway and tenants cannot change.
+
+use crate::index::Index;
+use crate::job::{JobId, Key};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Entries of a kind that are written: the Lease is small.
+const MOST: usize = 32;
+
+/// The state, as the annotation has it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Memory {
+    /// UID of the job that holds nodes, and since when.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    holder: Option<(String, Timestamp)>,
+    /// Until when jobs that held nodes for too long hold none, by namespace and name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    rests: BTreeMap<String, Timestamp>,
+    /// When jobs held nodes for nothing, by namespace and UID.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    refusals: BTreeMap<String, BTreeMap<String, Timestamp>>,
+}
+
+impl Memory {
+    /// Reads what an earlier leader wrote. Text that cannot be read, perhaps of another version, is ignored.
+    pub fn read(text: &str) -> Memory {
+        serde_json::from_str(text).unwrap_or_default()
+    }
+
+    /// `None`: there is nothing to remember.
+    pub fn text(&self) -> Option<String> {
+        (*self != Memory::default()).then(|| serde_json::to_string(self).ok()).flatten()
+    }
+}
+
+impl Index {
+    pub fn memory(&self) -> Memory {
+        let holder = self.reservation.as_ref().map(|held| (held.job.uid.clone(), held.since));
+        let rests = self.rests.iter().take(MOST).map(|(key, until)| (key.to_string(), *until)).collect();
+        Memory { holder: holder.or_else(|| self.held_before.clone()), rests, refusals: self.refusals.latest(MOST) }
+    }
+
+    /// Takes over the state of the previous leader.
+    pub fn recall(&mut self, memory: Memory) {
+        let Memory { holder, rests, refusals } = memory;
+        match (&mut self.reservation, &holder) {
+            (Some(held), Some((uid, since))) if held.job.uid == *uid => held.since = held.since.min(*since),
+            _ => self.held_before = holder,
+        }
+        let rests = rests.into_iter().filter_map(|(name, until)| {
+            let (namespace, name) = name.split_once('/')?;
+            Some((Key { namespace: namespace.into(), name: name.into() }, until))
+        });
+        self.rests.extend(rests);
+        for (namespace, jobs) in refusals {
+            for (uid, at) in jobs {
+                self.refusals.note(JobId { namespace: namespace.clone(), uid }, at);
+            }
+        }
+    }
+
+    /// Since when a job held nodes under an earlier leader.
+    pub(crate) fn held_before(&mut self, job: &JobId) -> Option<Timestamp> {
+        self.held_before.take_if(|(uid, _)| *uid == job.uid).map(|(_, since)| since)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(1_000_000 + second).unwrap()
+    }
+
+    fn id(namespace: &str, uid: &str) -> JobId {
+        JobId { namespace: namespace.into(), uid: uid.into() }
+    }
+
+    /// A tenant whose three jobs had held nodes for nothing was the first again under the next leader.
+    #[test]
+    fn the_next_leader_sets_a_namespace_back_and_lets_a_job_rest_as_the_last_one_did() {
+        let (mut last, mut next) = (Index::default(), Index::default());
+        assert_eq!(last.memory().text(), None);
+        (0..5).for_each(|number| last.refusals.note(id("evil", &format!("j{number}")), at(number)));
+        let rests = Key { namespace: "a".into(), name: "big".into() };
+        last.rests.insert(rests.clone(), at(60));
+        last.held_before = Some(("u".into(), at(7)));
+        let text = last.memory().text().unwrap();
+        next.recall(Memory::read(&text));
+        assert!(next.refusals.set_back("evil", at(10)) && !next.refusals.set_back("good", at(10)));
+        assert_eq!(next.rests_until(&rests), Some(at(60)));
+        assert_eq!(next.memory(), last.memory(), "and so does the one after it");
+        assert_eq!((next.held_before(&id("a", "other")), next.held_before(&id("a", "u"))), (None, Some(at(7))));
+        next.recall(Memory::read("{\"refusals\": 7}"));
+        assert!(next.refusals.set_back("evil", at(10)), "what cannot be read says nothing");
+    }
+
+    #[test]
+    fn many_namespaces_are_cut_to_the_latest_and_each_to_what_sets_it_back() {
+        let mut index = Index::default();
+        for number in 0..100 {
+            (0..9).for_each(|job| {
+                index.refusals.note(id(&format!("n{number:03}"), &format!("j{job}")), at(number * 10 + job))
+            });
+        }
+        let Memory { refusals, .. } = index.memory();
+        assert_eq!((refusals.len(), refusals.keys().next().map(String::as_str)), (MOST, Some("n068")));
+        assert!(refusals.values().all(|jobs| jobs.len() == 3 && jobs.contains_key("j8")));
+    }
+}

@@ -1,0 +1,176 @@
+//! A tenant without a GPU quota who wants GPUs, nodes, memory or a place in the queue. While each of the attacks stands, a job of another
+//! tenant gets all GPUs of the cluster.
+
+mod attacks;
+
+use super::Scene;
+use anyhow::{Context, Result, ensure};
+use attacks::Act::{self, Create, Delete, Patch as Change, PatchStatus, Settle};
+use attacks::{attacks, pod};
+use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
+use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::core::GroupVersionKind;
+use kube::{Api, Client, ResourceExt};
+use serde_json::json;
+use switchyard_crds::TrainJob;
+use switchyard_tests::gpus::{RESOURCE, gpu_job};
+use switchyard_tests::{Jobs, KubeletOptions, condition_of, merge, stage_of, template_on};
+
+/// Nodes of the cluster, with eight GPUs each.
+const NODES: u32 = 2;
+
+const CLAIMS: &str = r#"{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "claims"}, "rules": [
+    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims", "resourceclaimtemplates"], "verbs": ["create"]}]}"#;
+
+/// The tenant.
+struct Tenant {
+    client: Client,
+    /// As the administrator sees the namespace.
+    jobs: Jobs,
+    nodes: Vec<String>,
+}
+
+impl Tenant {
+    fn api(&self, kind: &str, api: Option<&str>) -> Api<DynamicObject> {
+        let (group, version) = match (api, kind) {
+            (Some(api), _) => api.split_once('/').unwrap_or(("", api)),
+            (None, "TrainJob") => ("training.switchyard.dev", "v1alpha1"),
+            (None, _) => ("", "v1"),
+        };
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+        if ["Node", "GPUTopology", "PriorityClass"].contains(&kind) {
+            return Api::all_with(self.client.clone(), &resource);
+        }
+        Api::namespaced_with(self.client.clone(), &self.jobs.namespace, &resource)
+    }
+
+    async fn send(&self, act: &Act) -> Result<()> {
+        match act {
+            Create(object) => {
+                let mut object = object.clone();
+                if object["kind"] == "TrainJob" && object.pointer("/spec/template/spec/nodeName").is_none() {
+                    merge(&mut object["spec"], json!({"template": template_on(&self.nodes)}));
+                }
+                let text = |field: &str| object[field].as_str().unwrap_or_default().to_string();
+                let api = self.api(&text("kind"), Some(&text("apiVersion")));
+                api.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
+            }
+            Change(kind, name, patch) => {
+                self.api(kind, None).patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+            }
+            PatchStatus(kind, name, patch) => {
+                self.api(kind, None).patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+            }
+            Delete(kind, name) => drop(self.api(kind, None).delete(name, &DeleteParams::default()).await?),
+            Settle(name) => {
+                let has_settled = |job: &TrainJob| {
+                    let is_refused =
+                        condition_of(job, "Succeeded").is_some_and(|c| c.message.contains("cannot create"));
+                    let is = |kind: &str, state: &str| condition_of(job, kind).is_some_and(|c| c.status == state);
+                    is_refused || is("Placed", "True") || !matches!(stage_of(job), None | Some("Created" | "Placing"))
+                };
+                self.jobs.wait(name, "looked at by the controller", has_settled).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// No pod of the tenant has a GPU, and no job of all GPUs has a place.
+    async fn holds_nothing(&self) -> Result<()> {
+        for pod in self.jobs.pods().await? {
+            let spec = pod.spec.as_ref().context("no spec")?;
+            let asks = |container: &k8s_openapi::api::core::v1::Container| {
+                container
+                    .resources
+                    .as_ref()
+                    .is_some_and(|all| all.limits.iter().flatten().any(|(name, _)| name == RESOURCE))
+            };
+            ensure!(spec.node_name.is_none() || !spec.containers.iter().any(asks), "{} has GPUs", pod.name_any());
+        }
+        for job in self.jobs.api().list(&ListParams::default()).await?.items {
+            let resources = job.spec.trainer.resources_per_node.as_ref();
+            let wants_gpus = resources.is_some_and(|resources| resources.limits.contains_key(RESOURCE));
+            let is_placed = condition_of(&job, "Placed").is_some_and(|placed| placed.status == "True");
+            ensure!(!(wants_gpus && is_placed), "{} has a place", job.name_any());
+        }
+        Ok(())
+    }
+
+    /// The administrator takes everything away but what finalizers and kubelets keep.
+    async fn clear(&self) -> Result<()> {
+        let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+        let all = ListParams::default();
+        self.jobs.api().delete_collection(&DeleteParams::default(), &all).await?;
+        self.jobs.pods_api().delete_collection(&now, &all).await?;
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tenant_without_gpus_holds_nothing_in_forty_ways() -> Result<()> {
+    let mut options = KubeletOptions::new("n", NODES as usize);
+    options.capacity.push((RESOURCE.into(), "8".into()));
+    let scene = Scene::start(options).await?;
+    scene.turn_policies_on()?;
+    let evil = scene.plane.namespace("evil").await?;
+    scene.may("mallory", &evil, "edit")?;
+    let made = scene.plane.kubectl_with(&["create", "-f", "-"], CLAIMS);
+    ensure!(made.code == Some(0), "{}", made.stderr);
+    scene.may("mallory", &evil, "claims")?;
+    let admin = scene.jobs.client.clone();
+    let hard = json!({"requests.nvidia.com/gpu": "0", "limits.cpu": "2", "limits.memory": "2Gi", "pods": "20"});
+    let quota = json!({"metadata": {"name": "small"}, "spec": {"hard": hard}});
+    let quotas = Api::<ResourceQuota>::namespaced(admin.clone(), &evil);
+    quotas.create(&Default::default(), &serde_json::from_value(quota)?).await?;
+    let counted =
+        |quota: Option<&ResourceQuota>| quota.and_then(|quota| quota.status.as_ref()?.used.as_ref()).is_some();
+    kube::runtime::wait::await_condition(quotas, "small", counted).await?;
+    let mut config = scene.plane.config().await?;
+    config.auth_info.impersonate = Some("mallory".into());
+    let nodes = scene.kubelet.nodes();
+    let tenant = Tenant { client: Client::try_from(config)?, jobs: Jobs::new(admin, &evil), nodes: nodes.clone() };
+
+    let good = async |name: &str, policy: &str| {
+        let mut job = gpu_job(name, NODES, 8, policy);
+        merge(&mut job["spec"], json!({"template": template_on(&nodes)}));
+        scene.jobs.create(job).await
+    };
+    let uid = good("good", "succeed-after=0.1s").await?.uid().context("a UID")?;
+    scene.jobs.wait_stage("good", "Complete").await?;
+    let attacks = attacks(&nodes[0], &uid);
+    assert!(attacks.len() >= 40, "{} attacks", attacks.len());
+    for (number, (title, refusal, acts)) in attacks.iter().enumerate() {
+        let mut answer = Ok(());
+        for act in acts {
+            answer = tenant.send(act).await;
+            if answer.is_err() {
+                break;
+            }
+        }
+        let told = answer.as_ref().err().map(ToString::to_string);
+        let is_expected = match (refusal, &told) {
+            (Some(words), Some(told)) => told.contains(words),
+            (refusal, told) => refusal.is_none() && told.is_none(),
+        };
+        ensure!(is_expected, "{title}: expected {refusal:?}, got {told:?}");
+        let name = format!("good-{number}");
+        good(&name, "succeed-after=0.1s").await?;
+        let done = scene.jobs.wait_stage(&name, "Complete").await.with_context(|| format!("while there is {title}"))?;
+        assert_eq!(done.status.unwrap().attempt, Some(1), "{title}");
+        tenant.holds_nothing().await.with_context(|| title.to_string())?;
+        tenant.clear().await?;
+    }
+    println!("CPU seconds: {:?} and {:.1}", scene.plane.cpu_seconds(), scene.controller.usage().cpu_seconds);
+    let log = std::fs::read_to_string(&scene.controller.log)?;
+    assert!(!log.contains("panicked"), "{}", scene.controller.tail());
+    Ok(())
+}
+
+/// The assertion after each attack finds what it is about.
+#[test]
+fn a_pod_with_gpus_is_made_with_its_limit() {
+    let Create(made) = pod("p", json!({}), json!({}), 8) else { panic!("another act") };
+    let made: Pod = serde_json::from_value(made).unwrap();
+    let limits = made.spec.unwrap().containers[0].resources.clone().unwrap().limits.unwrap();
+    assert_eq!(limits[RESOURCE].0, "8");
+}
