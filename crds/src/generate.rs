@@ -1,11 +1,11 @@
-//! The CRDs as YAML: what `crds/generated` holds and what the Helm chart will carry.
+//! The CRDs as YAML, for `crds/generated` and the Helm chart.
 
 use crate::gpu_topology::GPUTopology;
 use crate::{PlacementSlice, TrainJob};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
 
-/// Every CRD with the name of its file in `crds/generated`.
+/// Every CRD with its file name in `crds/generated`.
 pub fn crds() -> Vec<(&'static str, CustomResourceDefinition)> {
     vec![
         ("gputopologies.yaml", GPUTopology::crd()),
