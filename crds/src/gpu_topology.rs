@@ -4,9 +4,9 @@
 //! everything is in [`GPUTopologyStatus`]. Three rules hold for every field:
 //!
 //! * **Unknown is absent**, never 0: a NIC without `numaNode` is one whose NUMA node the kernel
-//! does not know.
+//!   does not know.
 //! * **Facts only, no counters.** Values that change while the machine runs undisturbed (free
-//! memory, temperatures, error counts) are excluded, so that an agent writes only on change.
+//!   memory, temperatures, error counts) are excluded, so that an agent writes only on change.
 //! * **Every list of facts states its source** and whether it is complete: see [`FactSource`].
 //!
 //! CPU lists use the kernel's format (`0-3,8`): sorted, without overlap, neighbours joined.
