@@ -1,4 +1,5 @@
-//! Writes `crds/generated`: `cargo xtask gen` starts it before it generates what is made from these files.
+//! Writes `crds/generated`. `cargo xtask gen` runs this before generating files that depend on
+//! them.
 #![forbid(unsafe_code)]
 
 use std::path::Path;

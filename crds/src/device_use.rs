@@ -1,22 +1,24 @@
-//! Who uses which device of a machine, and how its kubelet places containers: the parts of a [`GPUTopology`] that come from the
-//! kubelet.
+//! Device assignments of a machine, and how its kubelet places containers: the parts of a
+//! [`GPUTopology`] that come from the kubelet.
 //!
 //! [`GPUTopology`]: crate::gpu_topology::GPUTopology
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What distinguishes two entries of `inUse`: a device may be shared by containers, and a container may have many.
+/// List map keys of `inUse`. Containers can share a device, and a container can have many.
 pub(crate) const IN_USE_KEYS: [&str; 5] = ["device", "resource", "namespace", "pod", "container"];
 
-/// A device that the kubelet gave to a container.
+/// A device that the kubelet assigned to a container.
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceUse {
-    /// The plugin's or driver's name of the device: usually the UUID of a GPU, the PCI address of a NIC.
+    /// Device name from the plugin or driver: usually the UUID of a GPU, or the PCI address of a
+    /// NIC.
     #[schemars(length(max = 256))]
     pub device: String,
-    /// The resource it was given as, for example `nvidia.com/gpu`; for a claim, the name of the driver.
+    /// Resource through which it was assigned, for example `nvidia.com/gpu`; for a claim, the name
+    /// of the driver.
     #[schemars(length(max = 256))]
     pub resource: String,
     /// Namespace of the pod.
@@ -28,14 +30,14 @@ pub struct DeviceUse {
     /// Name of the container.
     #[schemars(length(max = 253))]
     pub container: String,
-    /// How the device was given.
+    /// How the device was assigned.
     pub source: DeviceUseSource,
-    /// The claim for which the device was given. Absent for `DevicePlugin`.
+    /// The claim for which the device was assigned. Absent for `DevicePlugin`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<DeviceClaim>,
 }
 
-/// By which way a container got a device.
+/// How a container got a device.
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeviceUseSource {
     /// An extended resource of a device plugin.
@@ -44,25 +46,26 @@ pub enum DeviceUseSource {
     DynamicResource,
 }
 
-/// A ResourceClaim by which a container got a device.
+/// A ResourceClaim through which a container got a device.
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceClaim {
-    /// Name of the ResourceClaim, which is in the namespace of the pod.
+    /// Name of the ResourceClaim, in the namespace of the pod.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// The driver's pool that the device is in.
+    /// The driver's pool that contains the device.
     #[schemars(length(max = 253))]
     pub pool: String,
-    /// Names by which the container runtime adds the device to the container.
+    /// CDI names that the container runtime uses to add the device to the container.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), inner(length(max = 256)))]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub cdi_devices: Vec<String>,
 }
 
-/// How the kubelet places containers, in the words of its configuration. A policy that the configuration does not name is absent:
-/// the kubelet's default then holds, unless a flag sets another one.
+/// How the kubelet places containers, as spelled in its configuration. A policy that the
+/// configuration does not name is absent; the kubelet's default then applies, unless a flag sets
+/// another one.
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct KubeletPolicies {

@@ -1,4 +1,4 @@
-//! The fabric of a TrainJob: what is asked of it, and what was decided and found.
+//! The fabric of a TrainJob: requirements, decisions and findings.
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::KubeSchema;
@@ -9,17 +9,17 @@ use serde::{Deserialize, Serialize};
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!has(self.onFallback) || self.onFallback == 'Report' || (has(self.mode) && self.mode == 'Required')")
-    .message("onFallback: Fail needs mode: Required; the other modes take TCP where nothing better is there"))]
+    .message("onFallback: Fail needs mode: Required; the other modes fall back to TCP"))]
 pub struct FabricPolicy {
-    /// `Auto` (default): settings are derived from the nodes, and RDMA is used if available. `Required`: data between nodes must
-    /// not go over TCP: the transport is pinned, and a job that would fall back waits with the reason. `Disabled`: TCP on
-    /// purpose.
+    /// `Auto` (default): settings are derived from the nodes, and RDMA is used if available.
+    /// `Required`: data between nodes must not use TCP. The transport is pinned, and a job that
+    /// would fall back waits with a reason. `Disabled`: always TCP.
     #[serde(default)]
     pub mode: FabricMode,
 
-    /// What happens if the ranks report after their start that their data takes another transport than `mode: Required` demands.
-    /// `Report` (default): `FabricReady` becomes `False`, with the nodes and what was observed. `Fail`: the job is stopped as
-    /// well.
+    /// Reaction if the ranks report after their start that their data uses a different transport
+    /// than `mode: Required` demands. `Report` (default): `FabricReady` becomes `False`, with the
+    /// nodes and the observation. `Fail`: the job is also stopped.
     #[serde(default)]
     pub on_fallback: FallbackAction,
 
@@ -28,20 +28,20 @@ pub struct FabricPolicy {
     pub preflight: PreflightPolicy,
 }
 
-/// What happens when data takes another transport than the job demands.
+/// Reaction if data uses a different transport than the job demands.
 #[derive(JsonSchema, Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FallbackAction {
-    /// `FabricReady` becomes `False`; the job goes on.
+    /// `FabricReady` becomes `False`; the job continues.
     #[default]
     Report,
     /// The job is stopped.
     Fail,
 }
 
-/// What may carry data between nodes.
+/// Allowed transports between nodes.
 #[derive(JsonSchema, Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FabricMode {
-    /// RDMA if available, else TCP.
+    /// RDMA if available, otherwise TCP.
     #[default]
     Auto,
     /// TCP between nodes is not allowed.
@@ -56,36 +56,37 @@ pub enum FabricMode {
 #[x_kube(validation = Rule::new("!has(self.minBusBandwidth) || !has(self.mode) || self.mode != 'None'")
     .message("minBusBandwidth is a check: mode must be Report or Enforce").field_path(".minBusBandwidth"))]
 pub struct PreflightPolicy {
-    /// `Report` (default): findings are written to the status. `Enforce`: a finding that blocks keeps the job from starting.
-    /// `None`: nothing is checked.
+    /// `Report` (default): findings are written to the status. `Enforce`: a blocking finding keeps
+    /// the job from starting. `None`: the checks are skipped.
     #[serde(default)]
     pub mode: PreflightMode,
 
-    /// Bandwidth that the ranks measure before the first step, bytes per second such as `40G`: what an all-reduce over all of
-    /// them must achieve (bus bandwidth as NCCL's tests define it). If it is less, the status says so, or with `Enforce` the job
-    /// fails. Only with `trainer.framework: Switchyard`, whose worker measures the path that the engine uses. Default: nothing is
-    /// measured.
+    /// Minimum bandwidth, in bytes per second such as `40G`, of an all-reduce over all ranks before
+    /// the first step (bus bandwidth as NCCL's tests define it). If the measurement is lower, the
+    /// status reports it, or with `Enforce` the job fails. Only with `trainer.framework:
+    /// Switchyard`, whose worker measures the path that the engine uses. Default: no measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_bus_bandwidth: Option<Quantity>,
 }
 
-/// What happens with findings of the preflight.
+/// Reaction to preflight findings.
 #[derive(JsonSchema, Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PreflightMode {
-    /// Nothing is checked.
+    /// The checks are skipped.
     None,
     /// Findings are written to the status.
     #[default]
     Report,
-    /// Those that block keep the job from starting.
+    /// Blocking findings keep the job from starting.
     Enforce,
 }
 
-/// How the processes of a job reach each other, and why so.
+/// How the processes of a job reach each other, and why.
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FabricStatus {
-    /// What carries data between the nodes; for one node what carries it between its GPUs. Absent: nothing is known about the nodes.
+    /// Transport between the nodes; for a single node, between its GPUs. Absent if nothing is known
+    /// about the nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<Transport>,
 
@@ -94,24 +95,27 @@ pub struct FabricStatus {
     #[schemars(length(max = 1024))]
     pub summary: Option<String>,
 
-    /// Whether NICs are predicted to reach the memory of all GPUs directly. Absent: no RDMA, or unknown.
+    /// Whether NICs are predicted to access the memory of all GPUs directly. Absent if there is no
+    /// RDMA, or if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_direct: Option<GpuDirect>,
 
-    /// What the ranks of this attempt reported after their start, compared with the forecast. Absent: not all have reported yet.
+    /// What the ranks of this attempt reported after their start, compared with the forecast.
+    /// Absent until all have reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed: Option<FabricObservation>,
 
-    /// The data pack or the administrator's profile that the settings come from. Absent: none fits the nodes.
+    /// Built-in pack or administrator's profile that the settings come from. Absent if none matches
+    /// the nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub profile: Option<String>,
 
-    /// What the ranks measured before the first step; with `preflight.minBusBandwidth` only.
+    /// Measurement by the ranks before the first step; only with `preflight.minBusBandwidth`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<FabricMeasurement>,
 
-    /// Resources that each pod requests to reach the fabric, in addition to what the job requests.
+    /// Resources that each pod requests to reach the fabric, in addition to those of the job.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["name".into()]))]
@@ -123,15 +127,16 @@ pub struct FabricStatus {
     #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
     pub decisions: Vec<FabricDecision>,
 
-    /// What the checks of the chosen nodes found, blocking findings first; checks that found nothing are only counted.
+    /// Result of the checks of the chosen nodes, blocking findings first. Checks without findings
+    /// are only counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preflight: Option<PreflightStatus>,
 }
 
-/// What carries data.
+/// Transport of the data.
 #[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Transport {
-    /// NVLink, inside a node or a domain of nodes.
+    /// NVLink, inside a node or an NVLink domain of several nodes.
     NVLink,
     /// PCIe peer to peer, inside a node.
     PCIe,
@@ -139,23 +144,23 @@ pub enum Transport {
     SharedMemory,
     /// RDMA between nodes.
     RDMA,
-    /// A network plugin of a cloud.
+    /// A cloud's network plugin.
     Plugin,
     /// TCP.
     TCP,
-    /// A value of a newer version.
+    /// A value from a newer version.
     #[serde(other)]
     Unknown,
 }
 
-/// Whether NICs reach GPU memory directly (GPUDirect RDMA).
+/// Whether NICs access GPU memory directly (GPUDirect RDMA).
 #[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GpuDirect {
-    /// NICs reach the memory of every rank's GPU.
+    /// NICs access the memory of every rank's GPU.
     Yes,
-    /// Some rank goes through host memory.
+    /// Some rank uses host memory.
     No,
-    /// A value of a newer version.
+    /// A value from a newer version.
     #[serde(other)]
     Unknown,
 }
@@ -164,49 +169,51 @@ pub enum GpuDirect {
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FabricObservation {
-    /// How the two compare.
+    /// Result of the comparison.
     pub verdict: ObservedVerdict,
-    /// What carries data between the nodes, or inside the one node, as the ranks report it. Absent: they do not report it.
+    /// Transport between the nodes, or inside the single node, as the ranks report it. Absent if
+    /// they do not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<Transport>,
-    /// The forecast and what was observed where; or why it cannot be judged, and what would make that possible.
+    /// The forecast and the observation with its nodes; or why there is no verdict, and what would
+    /// make one possible.
     #[schemars(length(max = 1024))]
     pub message: String,
 }
 
-/// What the ranks measured before the first step.
+/// Measurement by the ranks before the first step.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FabricMeasurement {
-    /// Whether it is enough.
+    /// Whether the bandwidth is sufficient.
     pub verdict: MeasuredVerdict,
     /// Bus bandwidth of an all-reduce over all ranks, bytes per second.
     pub bus_bandwidth: Quantity,
-    /// The figures, what was required and what was predicted; slow links by node, GPU, NIC and address.
+    /// The measured, required and predicted figures; slow links by node, GPU, NIC and address.
     #[schemars(length(max = 1024))]
     pub message: String,
 }
 
-/// Whether the measured bandwidth is enough.
+/// Whether the measured bandwidth is sufficient.
 #[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MeasuredVerdict {
-    /// At least the bandwidth that was required.
+    /// At least the required bandwidth.
     Passed,
-    /// Less than the bandwidth that was required.
+    /// Less than the required bandwidth.
     Failed,
-    /// A value of a newer version.
+    /// A value from a newer version.
     #[serde(other)]
     Unknown,
 }
 
-/// How forecast and observation compare.
+/// Result of comparing forecast and observation.
 #[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ObservedVerdict {
     /// As predicted, or better.
     AsForecast,
     /// The predicted transport, but through host memory somewhere.
     Slower,
-    /// A lesser transport than predicted.
+    /// An inferior transport.
     OtherTransport,
     /// The ranks do not report it, or a newer version wrote another value.
     #[serde(other)]
@@ -220,27 +227,27 @@ pub struct FabricResource {
     /// Name of the resource.
     #[schemars(length(max = 317))]
     pub name: String,
-    /// How much each pod requests.
+    /// Amount that each pod requests.
     pub quantity: Quantity,
     /// Why the pods need it.
     #[schemars(length(max = 512))]
     pub reason: String,
 }
 
-/// One setting, and why it is as it is.
+/// One setting, and the reason for it.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FabricDecision {
     /// The environment variable.
     #[schemars(length(max = 256))]
     pub name: String,
-    /// Who decided.
+    /// Origin of the decision.
     pub outcome: DecisionOutcome,
     /// The value, for `Set` and `User`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1023))]
     pub value: Option<String>,
-    /// How much depends on it.
+    /// Importance of the setting.
     pub class: DecisionClass,
     /// Why it is set, or left alone.
     #[schemars(length(max = 512))]
@@ -248,11 +255,12 @@ pub struct FabricDecision {
     /// The fact behind the decision, and its source.
     #[schemars(length(max = 512))]
     pub evidence: String,
-    /// Node ranks to which it applies, as a list such as `0-3,6`. Absent: all.
+    /// Node ranks to which it applies, as a list such as `0-3,6`. Absent for all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16384))]
     pub nodes: Option<String>,
-    /// Releases of NCCL that read the variable, such as `2.21-` or `2.23-`. Absent: it is not NCCL's, or all do.
+    /// NCCL releases that read the variable, such as `2.21-` or `2.23-`. Absent if it is not an
+    /// NCCL variable, or if all releases read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub releases: Option<String>,
@@ -261,50 +269,50 @@ pub struct FabricDecision {
     pub link: String,
 }
 
-/// Who decided about a setting.
+/// Origin of a decision about a setting.
 #[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum DecisionOutcome {
     /// Switchyard sets it.
     Set,
-    /// The user's own value stays.
+    /// The user's own value is kept.
     User,
-    /// Left alone on purpose.
+    /// Deliberately left alone.
     NotSet,
-    /// A value of a newer version.
+    /// A value from a newer version.
     #[serde(other)]
     Unknown,
 }
 
-/// How much depends on a setting.
+/// Importance of a setting.
 #[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum DecisionClass {
-    /// The job breaks, or falls back silently, without it.
+    /// Without it, the job breaks or silently falls back.
     Must,
-    /// It helps, and may stay.
+    /// Optional: it helps, and can stay.
     May,
-    /// For finding faults only: it is never set without an administrator's word.
+    /// For debugging only: never set unless an administrator's profile does so.
     Never,
-    /// A value of a newer version.
+    /// A value from a newer version.
     #[serde(other)]
     Unknown,
 }
 
-/// What the checks of the chosen nodes found.
+/// Result of the checks of the chosen nodes.
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PreflightStatus {
-    /// Checks that found nothing.
+    /// Number of checks without findings.
     #[schemars(range(min = 0))]
     pub passed: i32,
-    /// Checks that do not apply to these nodes or this job.
+    /// Number of checks that do not apply to these nodes or this job.
     #[schemars(range(min = 0))]
     pub not_applicable: i32,
-    /// What was found.
+    /// Findings of the checks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
     pub findings: Vec<PreflightFinding>,
-    /// The checks that do not apply, with the reason, including those whose facts are not reported.
+    /// Checks that do not apply, with the reason. Includes checks whose facts are not reported.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
@@ -318,27 +326,27 @@ pub struct PreflightSkip {
     /// Number of the check.
     #[schemars(range(min = 1))]
     pub check: i32,
-    /// What is checked, in a few words.
+    /// Short title of the check.
     #[schemars(length(max = 64))]
     pub title: String,
-    /// Why it does not apply, or which fact is missing, on which nodes.
+    /// Why it does not apply, or which fact is missing on which nodes.
     #[schemars(length(max = 512))]
     pub reason: String,
 }
 
-/// What one check found.
+/// A finding of one check.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PreflightFinding {
     /// Number of the check.
     #[schemars(range(min = 1))]
     pub check: i32,
-    /// What is checked, in a few words.
+    /// Short title of the check.
     #[schemars(length(max = 64))]
     pub title: String,
-    /// How bad it is.
+    /// Severity of the finding.
     pub severity: PreflightSeverity,
-    /// What is wrong, where.
+    /// The problem and its location.
     #[schemars(length(max = 1024))]
     pub message: String,
     /// The consequence.
@@ -348,19 +356,19 @@ pub struct PreflightFinding {
     /// The fact, and its source.
     #[schemars(length(max = 1024))]
     pub evidence: String,
-    /// What to do.
+    /// How to fix it.
     #[schemars(length(max = 1024))]
     pub fix: String,
 }
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PreflightSeverity {
-    /// The job would fail, or run over TCP without a word.
+    /// The job would fail, or silently use TCP.
     Block,
-    /// It runs, slower than it could or at a risk.
+    /// The job runs, but slower than possible or at a risk.
     Warn,
-    /// A value of a newer version.
+    /// A value from a newer version.
     #[serde(other)]
     Unknown,
 }

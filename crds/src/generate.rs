@@ -1,4 +1,4 @@
-//! The CRDs as YAML: what `crds/generated` holds and what the Helm chart will carry.
+//! The CRDs as YAML, for `crds/generated` and the Helm chart.
 
 use crate::gpu_topology::GPUTopology;
 use crate::{PlacementSlice, TrainJob};

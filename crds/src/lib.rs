@@ -1,9 +1,11 @@
-//! The API of Switchyard, group `training.switchyard.dev/v1alpha1`, and the validation an API server would do.
+//! The Switchyard API, group `training.switchyard.dev/v1alpha1`, and the validation that an API
+//! server would do.
 //!
-//! - [`TrainJob`]: what a user asks for, and the state of it.
-//! - [`PlacementSlice`]: a part of the place of a job that has too many nodes for its status.
-//! - [`ProvisioningRequest`]: the one kind of another project, by which a gang asks for nodes.
-//! - [`validate`]: the checks that the API server derives from the CRD (structure, then CEL rules), without an API server.
+//! - [`TrainJob`]: a user's request, and its state.
+//! - [`PlacementSlice`]: a part of the placement of a job with too many nodes for its status.
+//! - [`ProvisioningRequest`]: the only third-party kind, through which a gang requests nodes.
+//! - [`validate`]: the checks that the API server derives from the CRD (structure, then CEL rules),
+//!   without an API server.
 //! - `crds/generated/*.yaml`: the CRDs, written by `cargo xtask gen`, never by hand.
 //!
 //! Deliberately absent: clients, I/O, decisions.

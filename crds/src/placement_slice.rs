@@ -1,12 +1,13 @@
-//! `PlacementSlice`: a part of the place of a job that has too many nodes for its status. Written by the controller only.
+//! `PlacementSlice`: a part of the placement of a job with too many nodes for its status. Only the
+//! controller writes it.
 
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
-/// Most nodes in one slice.
+/// Maximum number of nodes in one slice.
 pub const MAX_SLICE_NODES: i32 = 256;
 
-/// Nodes of one job, in the order of their ranks. A slice never changes: another place has other slices.
+/// Nodes of one job in rank order. A slice is immutable; another placement has other slices.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Debug, Clone, Default, PartialEq, Eq)]
 #[kube(
     group = "training.switchyard.dev",
@@ -17,16 +18,16 @@ pub const MAX_SLICE_NODES: i32 = 256;
     namespaced,
     category = "switchyard",
     derive = "PartialEq",
-    doc = "A part of the place of a TrainJob that has too many nodes for its status. Owned by the job, and written by the controller only.",
+    doc = "A part of the placement of a TrainJob with too many nodes for its status. Owned by the job; only the controller writes it.",
     printcolumn = r#"{"name":"Job","type":"string","jsonPath":".metadata.labels.training\\.switchyard\\.dev/job-name"}"#,
     printcolumn = r#"{"name":"Attempt","type":"integer","jsonPath":".spec.attempt"}"#,
     printcolumn = r#"{"name":"First node","type":"integer","jsonPath":".spec.firstNode"}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("self == oldSelf").message("a PlacementSlice does not change: another place has other slices"))]
+#[x_kube(validation = Rule::new("self == oldSelf").message("a PlacementSlice is immutable: another placement has other slices"))]
 pub struct PlacementSliceSpec {
-    /// The attempt that got this place.
+    /// The attempt that has this placement.
     #[schemars(range(min = 1))]
     pub attempt: i32,
 
@@ -34,7 +35,7 @@ pub struct PlacementSliceSpec {
     #[schemars(range(min = 0))]
     pub first_node: i32,
 
-    /// What several nodes have in common, once each.
+    /// Distinct node shapes; `nodes` refers to them by index.
     #[schemars(length(max = MAX_SLICE_NODES))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
     pub shapes: Vec<NodeShape>,
@@ -45,11 +46,12 @@ pub struct PlacementSliceSpec {
     pub nodes: Vec<SlicedNode>,
 }
 
-/// Cores and NICs of the processes of a node, alike on machines of one make.
+/// Cores and NICs of the processes of a node. Machines of one model share a shape.
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeShape {
-    /// CPU list of each process in rank order, as the kernel writes it (`0-3,8`); empty: not pinned.
+    /// CPU list of each process in rank order, in the kernel's format (`0-3,8`); empty if not
+    /// pinned.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 1024)))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
@@ -80,30 +82,31 @@ pub struct SlicedNode {
     #[schemars(length(max = 253))]
     pub node_name: String,
 
-    /// Position of its shape in `shapes`.
+    /// Index of its shape in `shapes`.
     #[schemars(range(min = 0))]
     pub shape: i32,
 
-    /// UUIDs of the GPUs, in the order of local ranks.
+    /// UUIDs of the GPUs in local rank order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 96)))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
     pub gpus: Vec<String>,
 }
 
-/// Where the nodes of a place stand that are not in the status.
+/// Where the nodes of a placement are listed if they are not in the status.
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SlicesStatus {
-    /// What the names of the PlacementSlices begin with; `-0`, `-1` and so on follow. It contains the attempt and a digest of the place.
+    /// Name prefix of the PlacementSlices; `-0`, `-1` and so on follow. It contains the attempt and
+    /// a digest of the placement.
     #[schemars(length(max = 253))]
     pub name_prefix: String,
 
-    /// How many slices there are.
+    /// Number of slices.
     #[schemars(range(min = 1))]
     pub count: i32,
 
-    /// How many nodes they hold.
+    /// Number of nodes in them.
     #[schemars(range(min = 1))]
     pub nodes: i32,
 }

@@ -1,11 +1,12 @@
-//! `ProvisioningRequest`: how a gang asks the cluster's autoscaler for nodes. Another project's kind, and here only as much of it as Switchyard writes
-//! and reads; its CRD comes with the autoscaler.
+//! `ProvisioningRequest`: how a gang requests nodes from the cluster's autoscaler. This kind
+//! belongs to another project. It is modelled here only as far as Switchyard writes and reads it;
+//! its CRD comes with the autoscaler.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::CustomResource;
 use serde::{Deserialize, Serialize};
 
-/// Pods for which room is asked. It never changes.
+/// Pods for which room is requested. Immutable.
 #[derive(CustomResource, Serialize, Deserialize, Debug, Clone, Default, PartialEq, Eq)]
 #[kube(
     group = "autoscaling.x-k8s.io",
@@ -20,30 +21,30 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ProvisioningRequestSpec {
-    /// What the autoscaler does: check, or make nodes.
+    /// Class that decides whether the autoscaler only checks for room or provisions nodes.
     pub provisioning_class_name: String,
-    /// The pods.
+    /// Groups of equal pods.
     pub pod_sets: Vec<PodSet>,
 }
 
-/// Pods that are alike.
+/// Equal pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodSet {
-    /// What each of them asks for.
+    /// Template of each pod.
     pub pod_template_ref: PodTemplateRef,
-    /// How many there are.
+    /// Number of pods.
     pub count: i32,
 }
 
 /// A PodTemplate of the same namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodTemplateRef {
-    /// Its name.
+    /// Name of the PodTemplate.
     pub name: String,
 }
 
-/// What the autoscaler says.
+/// Status written by the autoscaler.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ProvisioningRequestStatus {
     /// Accepted, Provisioned, Failed, BookingExpired and CapacityRevoked.

@@ -1,6 +1,6 @@
-//! `TrainJob`: what a user asks for, and what became of it.
+//! `TrainJob`: a user's request, and its state.
 //!
-//! Every field here works today; a field appears together with the feature behind it.
+//! Every field is implemented; a field is added together with its feature.
 
 use crate::checkpoint::Checkpoint;
 use crate::engine::Engine;
@@ -16,7 +16,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// What to train and how. Immutable after creation but for `suspend`, the deadline and the time to live.
+/// What to train and how. Immutable after creation, except for `suspend`, the deadline and the time
+/// to live.
 #[derive(CustomResource, KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "training.switchyard.dev",
@@ -40,7 +41,7 @@ use std::collections::BTreeMap;
     printcolumn(name = "BusBW", type_ = "string", json_path = ".status.placement.predictedBusBandwidth", description = "Predicted bandwidth of the ring, bytes per second"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "Queue", type_ = "string", json_path = ".metadata.labels.kueue\\.x-k8s\\.io/queue-name", priority = 1, description = "Queue named by the job's label"),
-    printcolumn(name = "Topology", type_ = "string", json_path = ".spec.topologyPolicy.mode", priority = 1, description = "How strictly the structure of the nodes is respected"),
+    printcolumn(name = "Topology", type_ = "string", json_path = ".spec.topologyPolicy.mode", priority = 1, description = "How strictly placement respects topology"),
     printcolumn(name = "ETA", type_ = "integer", json_path = ".status.trainerStatus.estimatedRemainingSeconds", priority = 1, description = "Estimated remaining seconds")
 )]
 #[serde(rename_all = "camelCase")]
@@ -51,32 +52,36 @@ use std::collections::BTreeMap;
 #[x_kube(validation = Rule::new("self.trainer.framework != 'Switchyard' || (!has(self.trainer.command) && !has(self.trainer.args))")
     .message("trainer.command and trainer.args are for other frameworks: with framework Switchyard the worker is started").field_path(".trainer"))]
 #[x_kube(validation = Rule::new("self.trainer.framework == 'Switchyard' || !has(self.fabric.preflight.minBusBandwidth)")
-    .message("minBusBandwidth is measured by our own engine, which other images do not have: framework must be Switchyard; for NCCL run nccl-tests as a job of its own").field_path(".fabric.preflight.minBusBandwidth"))]
+    .message("minBusBandwidth is measured by our own engine, which other images do not have: framework must be Switchyard; for NCCL run nccl-tests as a separate job").field_path(".fabric.preflight.minBusBandwidth"))]
 #[x_kube(validation = Rule::new("self.trainer.framework == 'Switchyard' || !has(self.checkpoint)")
-    .message("checkpoint is for framework Switchyard: other frameworks save what they want where they want").field_path(".checkpoint"))]
+    .message("checkpoint is for framework Switchyard: other frameworks save their own checkpoints").field_path(".checkpoint"))]
 #[x_kube(validation = Rule::new("!has(self.engine) || self.engine.device != 'Cpu' || !has(self.trainer.resourcesPerNode) \
     || !has(self.trainer.resourcesPerNode.limits) || !('nvidia.com/gpu' in self.trainer.resourcesPerNode.limits)")
     .message("with engine.device Cpu the GPUs of trainer.resourcesPerNode would stay unused: remove nvidia.com/gpu, or set engine.device to Auto")
     .field_path(".engine.device"))]
 pub struct TrainJobSpec {
-    /// `true`: no pods; those of a running attempt are deleted, which frees their resources. `false` again starts a new attempt,
-    /// which does not count as a restart. Default `false`. In `switchyard run` it must be `false`.
+    /// `true`: the job has no pods; those of a running attempt are deleted, which frees their
+    /// resources. Setting it to `false` starts a new attempt, which does not count as a restart.
+    /// Default `false`. In `switchyard run` it must be `false`.
     #[serde(default)]
     pub suspend: bool,
 
-    /// Who reconciles the job. Any value but the default makes the controller leave the job alone. Immutable.
+    /// The controller that reconciles the job. Switchyard ignores the job unless this is the
+    /// default. Immutable.
     #[serde(default)]
     pub managed_by: ManagedBy,
 
-    /// Seconds from `status.placedTime` after which an unfinished job fails with the reason `DeadlineExceeded`: time in the queue does not
-    /// count, restarts do, and the clock starts again when the job is resumed. A job with a limit may start before a job ahead of it in the
-    /// queue, if it ends before that one can start. A limit that is raised once the job has its place gives no such advantage: see
-    /// `status.placedLimitSeconds`. Default: none.
+    /// Seconds from `status.placedTime` after which an unfinished job fails with the reason
+    /// `DeadlineExceeded`. Time in the queue does not count, restarts do, and the clock restarts
+    /// when the job is resumed. A job with a limit can start before a job ahead of it in the queue,
+    /// if it ends before that one can start. Raising the limit after the job is placed gives no
+    /// such advantage: see `status.placedLimitSeconds`. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub active_deadline_seconds: Option<i64>,
 
-    /// Seconds after `status.completionTime` at which the job and everything that belongs to it is deleted. Default: never.
+    /// Seconds after `status.completionTime` at which the job and everything that belongs to it are
+    /// deleted. Default: never.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub ttl_seconds_after_finished: Option<i32>,
@@ -85,39 +90,42 @@ pub struct TrainJobSpec {
     #[serde(default)]
     pub trainer: Trainer,
 
-    /// Template of each node's pod. What Switchyard needs is merged into it by name: the container `trainer` is ours, volumes,
-    /// environment and mounts of other names are kept, and where both set the same thing the status says who won.
-    /// `spec.containers` may be left out. In `switchyard run`, which starts no containers, it has no effect.
+    /// Template of each node's pod. Switchyard's own settings are merged into it by name: the
+    /// container `trainer` is ours, volumes, environment and mounts of other names are kept, and
+    /// the status reports which side won a conflict. `spec.containers` can be omitted. Ignored by
+    /// `switchyard run`, which starts no containers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "pod_template_schema")]
     pub template: Option<PodTemplateSpec>,
 
-    /// All pods of an attempt are scheduled, or none.
+    /// Gang scheduling: all pods of an attempt are scheduled, or none.
     #[serde(default)]
     pub gang_policy: GangPolicy,
 
-    /// How strictly placement respects the structure of the nodes.
+    /// How strictly placement respects topology.
     #[serde(default)]
     pub topology_policy: TopologyPolicy,
 
-    /// How the processes reach each other: which transport may be used, and what is checked before they start.
+    /// How the processes reach each other: allowed transports, and checks before they start.
     #[serde(default)]
     pub fabric: FabricPolicy,
 
-    /// What happens when a process fails. Default: the job fails with it.
+    /// Reaction to a failed process. Default: the job fails with it.
     #[serde(default)]
     pub failure_policy: FailurePolicy,
 
-    /// Where and when the state of the training is saved; with `trainer.framework: Switchyard` only. Default: nowhere.
+    /// Where and when the state of the training is saved; only with `trainer.framework:
+    /// Switchyard`. Default: nowhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<Checkpoint>,
 
-    /// The training itself, done by Switchyard's own engine; with `trainer.framework: Switchyard` only.
+    /// Configuration of Switchyard's own training engine; only with `trainer.framework:
+    /// Switchyard`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<Engine>,
 }
 
-/// Who reconciles a job.
+/// The controller that reconciles a job.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ManagedBy {
     /// Switchyard's controller.
@@ -129,68 +137,77 @@ pub enum ManagedBy {
     MultiKueue,
 }
 
-/// What runs in the trainer container.
+/// Framework that runs in the trainer container.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Framework {
     /// Switchyard's own engine, configured by `engine`.
     #[default]
     Switchyard,
-    /// PyTorch, by `torchrun`, or without it where a node has one process.
+    /// PyTorch, started by `torchrun`, or directly if each node has one process.
     Torch,
-    /// PaddlePaddle, by `python -m paddle.distributed.launch`.
+    /// PaddlePaddle, started by `python -m paddle.distributed.launch`.
     Paddle,
-    /// Horovod, by `mpirun` as with `MPI`.
+    /// Horovod, started by `mpirun` as with `MPI`.
     Horovod,
-    /// Open MPI 5: the command, which calls `mpirun`, runs on node 0; the other nodes run its daemon. No ssh.
+    /// Open MPI 5: the command, which calls `mpirun`, runs on node 0; the other nodes run its
+    /// daemon. No ssh.
     MPI,
     /// JAX, with one process per node.
     JAX,
     /// TensorFlow, with one worker per node.
     TensorFlow,
-    /// Any program. It gets the rank, the number of nodes and the address of node 0 in the environment, and nothing else.
+    /// Any program. Its environment contains only the rank, the number of nodes and the address of
+    /// node 0.
     Plain,
 }
 
-/// All pods of an attempt are scheduled, or none.
+/// Gang scheduling: all pods of an attempt are scheduled, or none.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GangPolicy {
-    /// Seconds that the pods of an attempt may take to be scheduled, all of them, once they have a place. After that the attempt
-    /// is taken back, so that it does not hold part of its resources, and retried. Default 300. The administrator sets an upper bound for all
-    /// jobs (`controller.maxScheduleTimeoutSeconds`, 600 by default).
+    /// Seconds that the pods of a placed attempt have to be scheduled, all of them. After that the
+    /// attempt is rolled back, so that it does not hold part of its resources, and retried. Default
+    /// 300. The administrator sets an upper bound for all jobs
+    /// (`controller.maxScheduleTimeoutSeconds`, 600 by default).
     #[serde(default = "three_hundred")]
     #[schemars(range(min = 1, max = 86400))]
     pub schedule_timeout_seconds: i32,
 
-    /// What happens when an administrator cordons a node of the running job, as `kubectl drain` does first. Default `Protect`.
+    /// Reaction when an administrator cordons a node of the running job, which is the first step of
+    /// `kubectl drain`. Default `Protect`.
     #[serde(default)]
     pub disruption: Disruption,
 
-    /// When the pods of the next attempt may start.
+    /// When the pods of the next attempt can start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replacement: Option<Replacement>,
 }
 
-/// When the pods of the next attempt may start: after a failure, a preemption, or when a suspended job is resumed. `AfterTermination`: once no
-/// container of an older attempt can run any more, or 30 s after the grace period of its pod, or, where its node does not report,
-/// `controller.nodeGraceSeconds` after the pod was deleted. `Immediate`: at once, for programs whose older attempts cannot overwrite what newer ones
-/// write. Default: `Immediate` with `trainer.framework: Switchyard`, else `AfterTermination`. In `switchyard run`, where an attempt starts once all
-/// processes of the one before have ended, it has no effect.
+/// When the pods of the next attempt can start: after a failure, a preemption, or when a suspended
+/// job is resumed. `AfterTermination`: once no container of an older attempt can still run, or 30 s
+/// after the grace period of its pod, or, if its node does not report,
+/// `controller.nodeGraceSeconds` after the pod was deleted. `Immediate`: at once, for programs
+/// whose older attempts cannot overwrite what newer ones write. Default: `Immediate` with
+/// `trainer.framework: Switchyard`, otherwise `AfterTermination`. Ignored by `switchyard run`,
+/// where an attempt starts once all processes of the previous one have ended.
 #[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Replacement {
-    /// Two attempts never write the same files, unless a wait ends by its bound. The status then names the pod that may still run.
+    /// Two attempts never write the same files, unless the wait times out. The status then names
+    /// the pod that could still be running.
     AfterTermination,
-    /// Pods of the older attempt may still be ending. Checkpoints of our own engine carry the number of their attempt.
+    /// Pods of the older attempt can still be terminating. Checkpoints of our own engine carry the
+    /// number of their attempt.
     Immediate,
 }
 
-/// What happens when a node of a running job is cordoned.
+/// Reaction when a node of a running job is cordoned.
 #[derive(JsonSchema, Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Disruption {
-    /// The job stays there until it ends: a drain waits for it.
+    /// The job stays there until it ends; a drain waits for it.
     #[default]
     Protect,
-    /// The job saves its state, leaves and goes on without that node. It counts as a preemption.
+    /// The job saves its state, leaves the node and continues without it. This counts as a
+    /// preemption.
     Checkpoint,
 }
 
@@ -201,7 +218,8 @@ impl Default for GangPolicy {
 }
 
 impl TrainJobSpec {
-    /// When the pods of the next attempt may start: the job's choice, or the default of its framework.
+    /// When the pods of the next attempt can start: the job's choice, or the default of its
+    /// framework.
     pub fn replacement(&self) -> Replacement {
         self.gang_policy.replacement.unwrap_or(match self.trainer.framework {
             Framework::Switchyard => Replacement::Immediate,
@@ -210,8 +228,9 @@ impl TrainJobSpec {
     }
 }
 
-/// The schema of a pod template without its descriptions, which are five sixths of it (335 kB: too big for the annotation of a
-/// client-side `kubectl apply`), and with `spec.containers` optional: the trainer container is ours.
+/// The schema of a pod template without its descriptions, which are five sixths of it (335 kB: too
+/// big for the annotation of a client-side `kubectl apply`). `spec.containers` becomes optional,
+/// because the trainer container is ours.
 fn pod_template_schema(generator: &mut SchemaGenerator) -> Schema {
     fn strip(value: &mut Value) {
         match value {
@@ -233,9 +252,9 @@ fn pod_template_schema(generator: &mut SchemaGenerator) -> Schema {
     Schema::try_from(schema).expect("invariant: an object is a schema")
 }
 
-/// Most nodes of a job.
+/// Maximum number of nodes of a job.
 pub const MAX_NODES: i32 = 4096;
-/// Most processes on a node.
+/// Maximum number of processes on a node.
 pub const MAX_PROC_PER_NODE: i32 = 64;
 
 /// Processes, their resources and environment.
@@ -249,43 +268,46 @@ pub const MAX_PROC_PER_NODE: i32 = 64;
     .message("frameworks JAX and TensorFlow have one process per node, which drives all its GPUs: leave numProcPerNode out")
     .field_path(".numProcPerNode"))]
 pub struct Trainer {
-    /// Nodes (one pod each). Default 1. `switchyard run` has one machine: with `topologyPolicy.mode: Preferred` it starts
-    /// the processes of all nodes there and says so, with `Required` it refuses.
+    /// Number of nodes (one pod each). Default 1. `switchyard run` has one machine: with
+    /// `topologyPolicy.mode: Preferred` it starts the processes of all nodes there and prints a
+    /// warning, with `Required` it rejects the job.
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = MAX_NODES))]
     pub num_nodes: i32,
 
-    /// Processes on each node; in `engine.executionMode: SingleProcess` devices of the one process. Default: one for each GPU of
-    /// the pod; without GPUs 1.
+    /// Processes on each node; with `engine.executionMode: SingleProcess`, devices of the single
+    /// process. Default: one for each GPU of the pod; 1 without GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = MAX_PROC_PER_NODE))]
     pub num_proc_per_node: Option<i32>,
 
-    /// What runs in the trainer container, and so which rendezvous environment it gets; values from `env` and the template win.
-    /// Default `Switchyard`.
+    /// Framework of the trainer container, which determines its rendezvous environment; values from
+    /// `env` and the template win. Default `Switchyard`.
     #[serde(default)]
     pub framework: Framework,
 
-    /// Image of the trainer container. Default: the one that the template's container `trainer` names, or with framework
-    /// Switchyard the worker image of the installed version.
+    /// Image of the trainer container. Default: the image of the template's container `trainer`, or
+    /// with framework Switchyard the worker image of the installed version.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub image: Option<String>,
 
-    /// Command of the trainer container, for frameworks other than Switchyard. Default: the image's.
+    /// Command of the trainer container, for frameworks other than Switchyard. Default: the
+    /// image's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 4096)))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
     pub command: Vec<String>,
 
-    /// Arguments of the trainer container, for frameworks other than Switchyard. Default: the image's.
+    /// Arguments of the trainer container, for frameworks other than Switchyard. Default: the
+    /// image's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), inner(length(max = 32768)))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
     pub args: Vec<String>,
 
-    /// Compute threads of each process; in `engine.executionMode: SingleProcess` of each of its devices. Default: the physical
-    /// cores that placement gives to it.
+    /// Compute threads of each process; with `engine.executionMode: SingleProcess`, of each of its
+    /// devices. Default: the physical cores that placement assigns to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
     pub cpu_threads: Option<i32>,
@@ -294,8 +316,9 @@ pub struct Trainer {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resources_per_node: Option<ResourcesPerNode>,
 
-    /// Environment of every process, added to what Switchyard sets. Names that begin with `SWITCHYARD_` are reserved, except
-    /// the settings documented for users (`SWITCHYARD_TRANSPORT`, `SWITCHYARD_KERNEL`, …).
+    /// Environment of every process, added to what Switchyard sets. Names that begin with
+    /// `SWITCHYARD_` are reserved, except the settings documented for users
+    /// (`SWITCHYARD_TRANSPORT`, `SWITCHYARD_KERNEL`, …).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["name".into()]))]
@@ -322,9 +345,10 @@ impl Default for Trainer {
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourcesPerNode {
-    /// Limits by resource name: `cpu` (cores) bounds the cores that processes of a node are placed on, `memory` (bytes) is
-    /// compared with what the engine will allocate before anything starts, `nvidia.com/gpu` is the number of GPUs. Framework
-    /// Switchyard takes no others, and GPUs only if `engine.device` is not `Cpu`.
+    /// Limits by resource name: `cpu` (cores) bounds the cores that processes of a node are placed
+    /// on, `memory` (bytes) is compared before the start with what the engine will allocate,
+    /// `nvidia.com/gpu` is the number of GPUs. Framework Switchyard accepts no others, and GPUs
+    /// only if `engine.device` is not `Cpu`.
     #[serde(default)]
     #[schemars(extend("maxProperties" = 16))]
     pub limits: BTreeMap<String, Quantity>,

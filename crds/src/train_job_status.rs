@@ -1,4 +1,4 @@
-//! Status of a `TrainJob`: what became of it, written by the controller and by `switchyard run`.
+//! Status of a `TrainJob`, written by the controller and by `switchyard run`.
 
 use crate::fabric::FabricStatus;
 use crate::placement_slice::{NodeShape, SlicesStatus};
@@ -20,12 +20,14 @@ pub struct TrainJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
 
-    /// When the job first got a place since then: `spec.activeDeadlineSeconds` counts from here.
+    /// When the job was first placed since `startTime`. `spec.activeDeadlineSeconds` counts from
+    /// here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placed_time: Option<Time>,
 
-    /// `spec.activeDeadlineSeconds` when the gang got its place. The queue counts with it: if the limit is raised later, the job runs on, but once
-    /// this time has passed it gives way to the head of the queue. Absent: it had no limit.
+    /// `spec.activeDeadlineSeconds` when the gang was placed. The queue relies on it: if the limit
+    /// is raised later, the job runs on, but once this time has passed it yields to the head of the
+    /// queue. Absent if it had no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub placed_limit_seconds: Option<i64>,
@@ -39,11 +41,11 @@ pub struct TrainJobStatus {
     #[schemars(range(min = 1))]
     pub attempt: Option<i32>,
 
-    /// When the current attempt started, or will start: after a failure, attempts back off.
+    /// When the current attempt started, or will start: failed attempts back off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempt_time: Option<Time>,
 
-    /// Nodes that are ready of those wanted, such as `3/4`: the READY column.
+    /// Ready nodes out of those desired, such as `3/4`: the READY column.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     pub ready: Option<String>,
@@ -58,26 +60,27 @@ pub struct TrainJobStatus {
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
 
-    /// Restarts so far by the class of their cause.
+    /// Restarts so far, by the class of their cause.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restarts: Option<Restarts>,
 
-    /// Nodes that failed the job within a day, the newest last. Its next attempts avoid them for a while; so do all jobs, after failures of
-    /// several jobs.
+    /// Nodes that failed the job within the last day, newest last. The job's next attempts avoid
+    /// them for a while; after failures of several jobs, all jobs do.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 128))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["nodeName".into()]))]
     pub node_failures: Vec<NodeFailure>,
 
-    /// Where the processes run, and why there. After a failure the last place, until the next one is decided.
+    /// Where the processes run, and why. After a failure, the last placement until the next one is
+    /// decided.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<PlacementStatus>,
 
-    /// How the pods of the current attempt get their GPUs. Absent: they ask for none.
+    /// How the pods of the current attempt get their GPUs. Absent if they request none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_allocation: Option<DeviceAllocation>,
 
-    /// How the processes reach each other: every setting, and why.
+    /// How the processes reach each other: every setting, and its reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fabric: Option<FabricStatus>,
 
@@ -87,7 +90,7 @@ pub struct TrainJobStatus {
 }
 
 impl TrainJobStatus {
-    /// A condition by its type.
+    /// Returns a condition by type.
     pub fn condition(&self, kind: &str) -> Option<&Condition> {
         self.conditions.iter().find(|condition| condition.type_ == kind)
     }
@@ -102,7 +105,7 @@ impl TrainJobStatus {
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeCounts {
-    /// Nodes the job wants.
+    /// Nodes that the job requests.
     #[schemars(range(min = 0))]
     pub desired: i32,
 
@@ -123,7 +126,7 @@ pub struct NodeCounts {
     pub failed: i32,
 }
 
-/// Restarts so far by the class of their cause.
+/// Restarts so far, by the class of their cause.
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Restarts {
@@ -131,12 +134,13 @@ pub struct Restarts {
     #[schemars(range(min = 0))]
     pub application: i32,
 
-    /// After a node was lost, a pod was evicted or deleted, ran out of memory, or its image could not be pulled.
+    /// After a node was lost, or a pod was evicted, deleted or killed for memory, or its image
+    /// could not be pulled.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub infrastructure: i32,
 
-    /// After a pod gave way to one of higher priority, or the job left a node that was cordoned.
+    /// After a pod was preempted by one of higher priority, or the job left a cordoned node.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub preemption: i32,
@@ -146,7 +150,8 @@ pub struct Restarts {
     #[schemars(range(min = 0))]
     pub total: i32,
 
-    /// Restarts of the last 24 hours, by the hour: those count against the budgets of the classes infrastructure and preemption.
+    /// Restarts of the last 24 hours, by hour. They count against the budgets of the classes
+    /// infrastructure and preemption.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 26))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
@@ -157,7 +162,7 @@ pub struct Restarts {
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RecentRestarts {
-    /// The first of them.
+    /// Time of the first one.
     pub since: Time,
 
     /// Of the class infrastructure.
@@ -179,24 +184,25 @@ pub struct NodeFailure {
     #[schemars(length(max = 253))]
     pub node_name: String,
 
-    /// What happened, in one word: `NodeLost`, `NodeOutOfService`, `NodeGone`, `NotStarted`, `Unschedulable`, or the reason that the kubelet gave, such as
-    /// `UnexpectedAdmissionError`.
+    /// What happened, as a single word: `NodeLost`, `NodeOutOfService`, `NodeGone`, `NotStarted`,
+    /// `Unschedulable`, or the kubelet's reason, such as `UnexpectedAdmissionError`.
     #[schemars(length(max = 64))]
     pub reason: String,
 
-    /// What happened, in the words of the kubelet or the scheduler.
+    /// Message of the kubelet or the scheduler.
     #[schemars(length(max = 256))]
     pub message: String,
 
-    /// How often, each time within an hour of the time before: the pause before the node is used again grows with it.
+    /// Number of failures, each within an hour of the one before. The pause before the node is used
+    /// again grows with it.
     #[schemars(range(min = 1))]
     pub count: i32,
 
-    /// When it happened last.
+    /// Time of the last failure.
     pub last_time: Time,
 }
 
-/// Where the processes run, and why there.
+/// Where the processes run, and why.
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlacementStatus {
@@ -204,48 +210,48 @@ pub struct PlacementStatus {
     #[schemars(length(max = 1024))]
     pub reason: String,
 
-    /// One entry per node. Empty where `slices` says where they are.
+    /// One entry per node. Empty if `slices` lists the nodes.
     #[schemars(length(max = 1024))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["firstRank".into()]))]
     pub nodes: Vec<PlacedNode>,
 
-    /// The PlacementSlices that hold the nodes of a large job: more than 128.
+    /// The PlacementSlices that list the nodes of a large job: more than 128.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slices: Option<SlicesStatus>,
 
-    /// Bandwidth of the job's ring as the reports of the nodes predict it, bytes per second of one direction, such as `192G`.
-    /// Absent: a single process, or nothing is known about the nodes.
+    /// Predicted bandwidth of the job's ring from the nodes' reports, in bytes per second one-way,
+    /// such as `192G`. Absent for a single process, or if nothing is known about the nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted_bus_bandwidth: Option<Quantity>,
 
-    /// The bandwidth that the same job could have if all nodes it may use were free.
+    /// Bandwidth that the job could have if all nodes available to it were free.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub best_possible: Option<Quantity>,
 
-    /// What the prediction is bound by.
+    /// What limits the predicted bandwidth.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limited_by: Option<Limit>,
 }
 
 impl PlacementStatus {
-    /// How many nodes the job has, wherever they are listed.
+    /// Number of nodes of the job, wherever they are listed.
     pub fn node_count(&self) -> usize {
         self.slices.as_ref().map_or(self.nodes.len(), |slices| slices.nodes.unsigned_abs() as usize)
     }
 }
 
-/// What bounds the bandwidth of a job's ring.
+/// What limits the bandwidth of a job's ring.
 #[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Limit {
     /// The links between the GPUs of a node.
     Ring,
     /// The NICs of a node.
     NICs,
-    /// What the domains of the job let through.
+    /// The bandwidth between the domains of the job.
     Domain,
     /// The NVLink domain.
     NVLinkDomain,
-    /// A value of a newer version.
+    /// A value from a newer version.
     #[serde(other)]
     Unknown,
 }
@@ -253,11 +259,12 @@ pub enum Limit {
 /// How pods get their GPUs.
 #[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceAllocation {
-    /// By a ResourceClaim for each pod that names the GPUs.
+    /// Through a ResourceClaim per pod that names the GPUs.
     Claims,
-    /// As an extended resource: the kubelet's device plugin chooses. Whole nodes are exact nevertheless.
+    /// As an extended resource: the kubelet's device plugin chooses. Whole nodes are exact
+    /// nevertheless.
     DevicePlugin,
-    /// A value of a newer version.
+    /// A value from a newer version.
     #[serde(other)]
     Unknown,
 }
@@ -274,7 +281,7 @@ pub struct PlacedNode {
     #[schemars(length(max = 253))]
     pub node_name: String,
 
-    /// UUIDs of the GPUs, in the order of local ranks.
+    /// UUIDs of the GPUs in local rank order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 96)))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
@@ -285,7 +292,7 @@ pub struct PlacedNode {
     pub shape: NodeShape,
 }
 
-/// Figures of the training, from rank 0's last report.
+/// Training metrics from rank 0's last report.
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TrainerStatus {
@@ -293,11 +300,11 @@ pub struct TrainerStatus {
     #[schemars(range(min = 0))]
     pub step: i64,
 
-    /// Optimizer steps in all.
+    /// Total number of optimizer steps.
     #[schemars(range(min = 0))]
     pub total_steps: i64,
 
-    /// Share of the steps done, percent.
+    /// Percentage of the steps done.
     #[schemars(range(min = 0, max = 100))]
     pub progress_percentage: i32,
 
@@ -311,13 +318,13 @@ pub struct TrainerStatus {
     #[schemars(length(max = 32))]
     pub validation_loss: Option<String>,
 
-    /// Share of the validation split that was classified correctly at the last evaluation, a decimal string from 0 to 1. Absent:
-    /// the model does not classify.
+    /// Fraction of the validation split that was classified correctly at the last evaluation, a
+    /// decimal string from 0 to 1. Absent if the model does not classify.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub validation_accuracy: Option<String>,
 
-    /// What the whole job processes in a second, a decimal string; `throughputUnit` is its unit.
+    /// Throughput of the whole job per second, a decimal string; `throughputUnit` is its unit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub throughput: Option<String>,
@@ -326,7 +333,7 @@ pub struct TrainerStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub throughput_unit: Option<ThroughputUnit>,
 
-    /// Steps skipped because of an overflow in 16 bits. Absent: without mixed precision.
+    /// Steps skipped because of an overflow in 16 bits. Absent without mixed precision.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub skipped_steps: Option<i64>,
@@ -336,17 +343,18 @@ pub struct TrainerStatus {
     #[schemars(range(min = 0))]
     pub estimated_remaining_seconds: Option<i64>,
 
-    /// Share of the step time that the slowest rank waited for reductions, percent, a decimal string.
+    /// Percentage of the step time that the slowest rank waited for reductions, a decimal string.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub exposed_communication_percent: Option<String>,
 
-    /// Share of the step time that the slowest rank waited for the reader, percent, a decimal string.
+    /// Percentage of the step time that the slowest rank waited for the reader, a decimal string.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub input_wait_percent: Option<String>,
 
-    /// The rank that computes and reads longest: the others wait for it. Absent: a single rank, or too little is known.
+    /// The rank with the longest compute and input time, which the others wait for. Absent for a
+    /// single rank, or if too little is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slowest: Option<SlowestRank>,
 
@@ -355,7 +363,7 @@ pub struct TrainerStatus {
     pub last_updated_time: Option<Time>,
 }
 
-/// The slowest rank, over the last 100 steps or a little more; before there are so many, over those that were made.
+/// The slowest rank over the last 100 steps or slightly more, or over all steps if there are fewer.
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SlowestRank {
@@ -367,8 +375,8 @@ pub struct SlowestRank {
     #[schemars(range(min = 0))]
     pub node_rank: i32,
 
-    /// By how much its own time of a step, without waiting for others, is over the median of the other ranks, percent, a decimal
-    /// string.
+    /// Percentage by which its own step time, without waiting for others, exceeds the median of the
+    /// other ranks, a decimal string.
     #[schemars(length(max = 32))]
     pub over_median_percent: String,
 }
@@ -382,7 +390,7 @@ pub enum ThroughputUnit {
     Images,
     /// Samples of any other kind.
     Samples,
-    /// A value of a newer version.
+    /// A value from a newer version.
     #[serde(other)]
     Unknown,
 }

@@ -1,8 +1,9 @@
 //! The checks that an API server derives from the CRD, without an API server.
 //!
-//! Three passes, all reading the one generated schema, so that `switchyard run` refuses exactly what `kubectl apply` with
-//! strict field validation would refuse: structure (types, ranges, unknown fields), then schema defaults, then the CEL rules.
-//! Every pass reports all faults it finds, each with the path of the field, what was got and what was expected.
+//! Three passes read the same generated schema, so that `switchyard run` rejects exactly what
+//! `kubectl apply` with strict field validation would reject: structure (types, ranges, unknown
+//! fields), then schema defaults, then the CEL rules. Every pass reports all faults that it finds,
+//! each with the field path, the actual and the expected value.
 
 mod words;
 
@@ -14,24 +15,24 @@ use std::sync::LazyLock;
 pub use words::nearest;
 use words::{describe, is_quantity, type_words};
 
-/// Sort of a fault. The code is stable and documented in `docs/errors.md`.
+/// Kind of a fault. The code is stable and documented in `docs/errors.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FaultKind {
-    /// Not the one TrainJob document that was expected.
+    /// Not a TrainJob document.
     WrongDocument,
     /// A field that the API does not have.
     UnknownField,
-    /// A value of another type.
+    /// A value of the wrong type.
     WrongType,
-    /// A word that the field does not take.
+    /// A string that is not one of the field's allowed values.
     NotAllowed,
     /// A number, length or count outside its bounds.
     OutOfRange,
-    /// A required field that is not there.
+    /// A missing required field.
     Missing,
-    /// Text that does not have the form the field needs.
+    /// A string that does not match the required format.
     WrongForm,
-    /// Fields that do not go together.
+    /// Incompatible fields.
     Rule,
 }
 
@@ -51,25 +52,25 @@ impl FaultKind {
     }
 }
 
-/// One thing that is wrong with a manifest.
+/// A fault in a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     /// Kind of the fault; its code is stable.
     pub kind: FaultKind,
     /// Path of the field: keys and list indices from the top of the document.
     pub path: Vec<String>,
-    /// What is wrong, one phrase.
+    /// The problem, as a phrase.
     pub message: String,
-    /// What was got; empty where nothing was.
+    /// The actual value; empty if there is none.
     pub got: String,
-    /// What was expected; empty where the message says it.
+    /// The expected value; empty if the message contains it.
     pub expected: String,
-    /// What to write instead, where that is known.
+    /// What to write instead, if known.
     pub help: String,
 }
 
 impl Fault {
-    /// The path as people write it: `spec.engine.data.include[0]`.
+    /// The path in the usual notation: `spec.engine.data.include[0]`.
     pub fn field(&self) -> String {
         join_path(&self.path)
     }
@@ -88,7 +89,7 @@ impl std::fmt::Display for Fault {
     }
 }
 
-/// The path of a field as people write it.
+/// Formats the path of a field.
 fn join_path(path: &[String]) -> String {
     let mut text = String::new();
     for part in path {
@@ -104,13 +105,14 @@ fn join_path(path: &[String]) -> String {
     text
 }
 
-/// The schema with what every object has.
+/// The schema, including the envelope of every object.
 static SCHEMA: LazyLock<Value> = LazyLock::new(train_job_schema);
 
-/// The rules of the schema. Compiling them takes far longer than checking a job.
+/// The compiled rules of the schema. Compiling takes far longer than checking a job.
 static RULES: LazyLock<cel::CompiledSchema> = LazyLock::new(|| cel::compile_schema(&SCHEMA));
 
-/// Checks name and spec of a job that an API server holds, which it may have stored before it had this schema and these rules.
+/// Checks the name and spec of a job from an API server, which can have stored it before this
+/// schema and these rules existed.
 ///
 /// # Errors
 /// See [`train_job`].
@@ -145,7 +147,7 @@ pub fn train_job(document: &Value) -> Result<TrainJob, Vec<Fault>> {
         vec![Fault {
             kind: FaultKind::WrongForm,
             path: Vec::new(),
-            message: format!("cannot be read as a TrainJob: {error}"),
+            message: format!("cannot be parsed as a TrainJob: {error}"),
             got: String::new(),
             expected: String::new(),
             help: String::new(),
@@ -168,7 +170,8 @@ fn train_job_schema() -> Value {
             "namespace": {"type": "string", "maxLength": 63},
             "labels": {"type": "object", "additionalProperties": {"type": "string", "maxLength": 63}},
             "annotations": {"type": "object", "additionalProperties": {"type": "string"}},
-            // Set by the server; here so that the output of `kubectl get -o yaml` can be run again.
+            // Set by the server; accepted so that the output of `kubectl get -o yaml` can be run
+            // again.
             "creationTimestamp": {"type": "string"},
             "generation": {"type": "integer"},
             "managedFields": {"type": "array", "items": {"x-kubernetes-preserve-unknown-fields": true}},
@@ -180,7 +183,7 @@ fn train_job_schema() -> Value {
     schema
 }
 
-/// Is this a TrainJob of ours at all?
+/// Checks that the document is a Switchyard TrainJob.
 fn check_envelope(document: &Value, faults: &mut Vec<Fault>) {
     let mut fault = |path: &str, message: String, got: String, expected: &str, help: &str| {
         faults.push(Fault {
@@ -222,8 +225,8 @@ fn check_envelope(document: &Value, faults: &mut Vec<Fault>) {
     }
 }
 
-/// A field without a value is a field that is not there: so it is for the API server, and in its rules also where the schema says
-/// `nullable`.
+/// Removes null fields, as the API server does. Its rules also treat them as absent where the
+/// schema says `nullable`.
 fn prune_nulls(schema: &Value, value: &mut Value) {
     match value {
         Value::Object(object) => {
@@ -240,8 +243,9 @@ fn prune_nulls(schema: &Value, value: &mut Value) {
     }
 }
 
-/// Walks the value beside its structural schema. The schema is our own and uses the structural subset only, which is why this is a
-/// page and not a general JSON Schema library; the messages name what people can do.
+/// Walks the value together with its structural schema. The schema is our own and uses only the
+/// structural subset, so this is simpler than a general JSON Schema library, and the messages can
+/// say what to do.
 fn check(schema: &Value, value: &Value, path: &mut Vec<String>, faults: &mut Vec<Fault>) {
     let mut report = |kind, message: &str, got: String, expected: String, help: String| {
         faults.push(Fault { kind, path: path.clone(), message: message.to_string(), got, expected, help });
@@ -272,7 +276,7 @@ fn check(schema: &Value, value: &Value, path: &mut Vec<String>, faults: &mut Vec
     };
     if !fits {
         if let ("string", Value::Number(number)) = (wanted, value) {
-            // Quotes help only where the text would be taken.
+            // Suggest quotes only if the string would be accepted.
             let mut fault = None;
             check_string(schema, &number.to_string(), &mut |kind, message, _, expected, help| {
                 fault = Some((kind, message.to_string(), expected, help));
@@ -313,7 +317,8 @@ fn check(schema: &Value, value: &Value, path: &mut Vec<String>, faults: &mut Vec
     }
 }
 
-/// The items of a list of type `set` differ, those of type `map` in their keys; an API server refuses others.
+/// Checks that items of a list of type `set` differ, and items of type `map` differ in their keys,
+/// as an API server does.
 fn check_distinct(schema: &Value, items: &[Value], report: &mut Report<'_>) {
     let keys: Vec<&str> =
         schema["x-kubernetes-list-map-keys"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
@@ -458,7 +463,8 @@ fn compared(rule: &str, object: &Value, field: &str) -> String {
     words.join(", ")
 }
 
-/// A CEL failure as a fault. The engine's path may begin with `self` or a dot, and names the object that holds the rule.
+/// Converts a CEL failure to a fault. The engine's path can begin with `self` or a dot, and names
+/// the object that holds the rule.
 fn rule_fault(error: cel::ValidationError, document: &Value) -> Fault {
     let mut path: Vec<String> = Vec::new();
     for part in error.field_path.replace('[', ".").replace(']', "").split('.') {
@@ -467,7 +473,8 @@ fn rule_fault(error: cel::ValidationError, document: &Value) -> Fault {
             path.push(part.to_string());
         }
     }
-    // A rule at the top of the document cannot name a field of `metadata`, whose schema is the server's; its message does.
+    // A rule at the top of the document cannot name a field of `metadata`, whose schema is the
+    // server's; its message does.
     if path.is_empty() && error.message.starts_with("metadata.name ") {
         path = vec!["metadata".into(), "name".into()];
     }

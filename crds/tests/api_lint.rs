@@ -1,11 +1,13 @@
-//! API habits, checked on the generated schemas (rules of kube-api-linter that JobSet and Kueue use): no floats, no booleans, no
-//! free maps, every string and list bounded, lists with a declared type, everything described, nothing abbreviated with units.
+//! API conventions, checked on the generated schemas (the kube-api-linter rules that JobSet and
+//! Kueue use): no floats, no booleans, no free-form maps, every string and list bounded, lists with
+//! a declared type, everything described, no abbreviated units.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use serde_json::{Value, json};
 
-/// Kubernetes' own types, maps whose keys Kubernetes or a user's program defines, and two fields whose words are those of `batch/v1` Job.
+/// Exceptions: Kubernetes' own types, maps whose keys Kubernetes or a user's program defines, and
+/// two fields named as in `batch/v1` Job.
 const EXEMPT: [&str; 6] = [
     ".status.conditions",
     ".spec.trainer.resourcesPerNode.limits",
@@ -72,7 +74,7 @@ fn lint(schema: &Value, path: &str, faults: &mut Vec<String>) {
 }
 
 #[test]
-fn every_crd_keeps_the_habits() {
+fn every_crd_follows_the_conventions() {
     for (name, crd) in switchyard_crds::generate::crds() {
         let crd = serde_json::to_value(crd).unwrap();
         let version = &crd["spec"]["versions"][0];
@@ -109,9 +111,9 @@ fn enums(schema: &Value, path: &str, found: &mut Vec<(String, Vec<String>)>) {
     }
 }
 
-/// After a rollback of the release, a status that the newer version wrote made its job unreadable.
+/// Regression: after a rollback, a status written by the newer version made its job unreadable.
 #[test]
-fn every_enum_of_a_job_status_reads_the_value_of_a_newer_version() {
+fn status_enums_accept_values_from_newer_versions() {
     let crd = serde_json::to_value(
         &switchyard_crds::generate::crds().into_iter().find(|(file, _)| *file == "trainjobs.yaml").unwrap().1,
     )
@@ -133,7 +135,7 @@ fn every_enum_of_a_job_status_reads_the_value_of_a_newer_version() {
 }
 
 #[test]
-fn the_lint_catches_planted_faults() {
+fn the_lint_catches_injected_faults() {
     let schema = json!({"type": "object", "properties": {"spec": {"type": "object", "description": "long enough text", "properties": {
         "ratio": {"type": "number", "description": "long enough text"},
         "fast": {"type": "boolean", "description": "long enough text"},

@@ -1,4 +1,5 @@
-//! Every CEL rule of the TrainJob accepts what it should and rejects what it should, without an API server.
+//! Every CEL rule of the TrainJob accepts what it should and rejects what it should, without an API
+//! server.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -56,10 +57,10 @@ fn read(document: &Value) -> TrainJob {
     serde_json::from_value(document.clone()).unwrap()
 }
 
-/// Message of the rule, an accepted neighbour, a rejected manifest.
+/// Message of the rule, a similar accepted manifest, a rejected manifest.
 type Case = (&'static str, Value, Value);
 
-/// All cases but those of the block `engine`.
+/// All cases except those of the block `engine`.
 fn outer_cases() -> Vec<Case> {
     let env = |name: &str| with(&[("/spec/trainer", json!({"env": [{"name": name, "value": "1"}]}))]);
     let limits = |name: &str| with(&[("/spec/trainer", json!({"resourcesPerNode": {"limits": {name: "2"}}}))]);
@@ -180,7 +181,7 @@ fn spec_is_immutable() {
     }
 }
 
-/// Every framework but ours takes a command and no engine.
+/// Every framework except ours takes a command and no engine.
 #[test]
 fn every_framework_is_accepted_with_a_command() {
     for framework in ["Torch", "Paddle", "Horovod", "MPI", "JAX", "TensorFlow", "Plain"] {
@@ -192,7 +193,7 @@ fn every_framework_is_accepted_with_a_command() {
     }
 }
 
-/// A rule without a case above is found here.
+/// Detects rules without a case above.
 #[test]
 fn every_rule_has_a_case() {
     fn messages(schema: &Value, found: &mut Vec<String>) {

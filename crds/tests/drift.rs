@@ -1,7 +1,8 @@
-//! The committed CRDs are what the code says.
+//! The committed CRDs match the code.
 //!
-//! When this fails: run `cargo xtask gen`, look at `git diff crds/generated`, and commit the change together with the code that
-//! caused it. A change that an existing object would not survive needs a word in the commit message.
+//! If this fails, run `cargo xtask gen`, review `git diff crds/generated`, and commit the change
+//! together with the code that caused it. Mention in the commit message any change that invalidates
+//! existing objects.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 

@@ -1,7 +1,7 @@
-{{/* Names, labels and images. Every name of an object comes from here. Values are read so that a missing section is no error:
-     `helm upgrade --reuse-values` hands on the values of an older chart, which may lack new ones. */}}
+{{/* Names, labels and images. All object names are defined here. Missing sections of values are tolerated, because
+     `helm upgrade --reuse-values` passes on the values of an older chart, which can lack new ones. */}}
 
-{{/* Beginning of all names: the release's name, with the chart's where it lacks it. */}}
+{{/* Prefix of all names: the release name, with the chart name appended unless it contains it. */}}
 {{- define "switchyard.fullname" -}}
 {{- $chart := .Values.nameOverride | default .Chart.Name -}}
 {{- if .Values.fullnameOverride -}}
@@ -17,7 +17,7 @@
 {{- .Values.namespaceOverride | default .Release.Namespace -}}
 {{- end -}}
 
-{{/* Labels by which pods are selected; they never change. Takes [root, component]. */}}
+{{/* Selector labels of pods; they never change. Takes [root, component]. */}}
 {{- define "switchyard.selector" -}}
 app.kubernetes.io/name: {{ (index . 0).Values.nameOverride | default (index . 0).Chart.Name | trunc 63 }}
 app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
@@ -33,7 +33,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- merge (include "switchyard.selector" . | fromYaml) $ours ($root.Values.commonLabels | default dict) | toYaml -}}
 {{- end -}}
 
-{{/* Name of the account of a component. Takes [root, component, its values]. */}}
+{{/* Name of a component's service account. Takes [root, component, its values]. */}}
 {{- define "switchyard.account" -}}
 {{- $account := (index . 2).serviceAccount | default dict -}}
 {{- if $account.name -}}
@@ -53,8 +53,8 @@ default
 {{- include "switchyard.account" (list . "node-agent" (.Values.nodeAgent | default dict)) -}}
 {{- end -}}
 
-{{/* The namespace as the owner of what lies in none: if somebody deletes the namespace, the garbage collector deletes policies and roles too,
-     and no policy outlives its release. Unknown without a cluster, and to an installation that makes the namespace itself. */}}
+{{/* The namespace as owner of cluster-scoped objects: if the namespace is deleted, the garbage collector also deletes policies and roles,
+     and no policy outlives its release. Unknown without a cluster, and to an installation that creates the namespace itself. */}}
 {{- define "switchyard.owner" -}}
 {{- with lookup "v1" "Namespace" "" (include "switchyard.namespace" .) }}
   ownerReferences:
@@ -62,7 +62,7 @@ default
 {{- end -}}
 {{- end -}}
 
-{{/* Where policies about tenants hold: in the namespaces of this release, so that two releases do not refuse each other's objects. */}}
+{{/* Scope of the tenant policies: the namespaces of this release, so that two releases do not reject each other's objects. */}}
 {{- define "switchyard.bindingScope" -}}
 {{- with (.Values.controller).namespaces }}
   matchResources:
@@ -72,7 +72,7 @@ default
 {{- end -}}
 {{- end -}}
 
-{{/* A CEL expression: keys of admissionPolicy.allow that hold in the namespace of a request. JSON is CEL, strings included. */}}
+{{/* A CEL expression: keys of admissionPolicy.allow that apply in the namespace of a request. JSON is valid CEL, including strings. */}}
 {{- define "switchyard.allowed" -}}
 {{- $allow := dict -}}
 {{- range $key, $namespaces := (.Values.admissionPolicy).allow -}}
@@ -81,7 +81,7 @@ default
 {{ toJson $allow }}.transformList(key, places, '*' in places || request.namespace in places, key)
 {{- end -}}
 
-{{/* A CEL expression: a pod that the controller creates on trial, which stores nothing, to see whether pods of others would pass. */}}
+{{/* A CEL expression: a dry-run pod with which the controller checks that the policies admit unrelated pods. */}}
 {{- define "switchyard.isForeignProbe" -}}
 (request.?dryRun.orValue(false) && request.name == 'switchyard-foreign-probe')
 {{- end -}}
@@ -91,7 +91,7 @@ default
   expression: "!{{ include "switchyard.isForeignProbe" . }}"
 {{- end -}}
 
-{{/* Names of the ValidatingAdmissionPolicies, one a line; the bindings have the same. */}}
+{{/* Names of the ValidatingAdmissionPolicies, one per line; the bindings have the same names. */}}
 {{- define "switchyard.policies" -}}
 {{- $admission := .Values.admissionPolicy | default dict -}}
 {{- $names := list -}}
@@ -106,7 +106,7 @@ default
 {{- end -}}
 {{- end -}}
 
-{{/* An image: a digest wins over a tag. Takes [root, values of a component, repository]. */}}
+{{/* An image: a digest takes precedence over a tag. Takes [root, values of a component, repository]. */}}
 {{- define "switchyard.image" -}}
 {{- $root := index . 0 -}}
 {{- $image := (index . 1).image | default dict -}}
@@ -125,7 +125,7 @@ default
 {{- (.Values.image).pullPolicy | default "IfNotPresent" -}}
 {{- end -}}
 
-{{/* Environment variables, in which a later one of the same name takes the place of an earlier one. Takes a list. */}}
+{{/* Environment variables; a later one replaces an earlier one of the same name. Takes a list. */}}
 {{- define "switchyard.env" -}}
 {{- $last := dict -}}
 {{- range . }}{{ $_ := set $last .name . }}{{ end -}}
@@ -136,7 +136,7 @@ default
 {{- toYaml $all -}}
 {{- end -}}
 
-{{/* Where the pods of a component may run, and with whose word. Takes [root, values of the component]. */}}
+{{/* Scheduling fields and pull secrets of a component's pods. Takes [root, values of the component]. */}}
 {{- define "switchyard.scheduling" -}}
 {{- $root := index . 0 -}}
 {{- $own := index . 1 -}}
@@ -152,7 +152,7 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* Whether objects of monitoring.coreos.com are rendered; or an error. Takes [root, name of the value]. */}}
+{{/* Non-empty if objects of monitoring.coreos.com are rendered; can fail. Takes [root, name of the value]. */}}
 {{- define "switchyard.monitoring" -}}
 {{- $root := index . 0 -}}
 {{- $mode := ($root.Values.metrics).renderMode | default "fail" -}}
@@ -163,7 +163,7 @@ yes
 {{- end -}}
 {{- end -}}
 
-{{/* Labels of nodes with a GPU of NVIDIA: of the GPU operator, and of node feature discovery by PCI class and vendor. */}}
+{{/* Labels of nodes with an NVIDIA GPU: from the GPU operator, and from node feature discovery by PCI class and vendor. */}}
 {{- define "switchyard.gpuLabels" -}}
 - nvidia.com/gpu.present
 - feature.node.kubernetes.io/pci-10de.present

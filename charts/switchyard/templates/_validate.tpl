@@ -1,7 +1,7 @@
-{{/* What no schema can say. Each message names the value, what was got, and what was expected. */}}
+{{/* Checks that a schema cannot express. Each message names the value, and the actual and expected setting. */}}
 
 {{- define "switchyard.replicas" -}}
-{{- /* Zero is a number of replicas too: the jobs go on, and nobody looks after them. */ -}}
+{{- /* Zero replicas are valid: running jobs continue without a controller. */ -}}
 {{- dig "replicas" 2 (.Values.controller | default dict) -}}
 {{- end -}}
 
@@ -25,10 +25,10 @@
 {{- if .Release.IsInstall -}}{{- include "switchyard.alone" . -}}{{- end -}}
 {{- end -}}
 
-{{- /* Two releases that share a namespace would both manage its jobs, and each one's policies would refuse the pods of the other. An upgrade
-       is not refused: it may be the one that sets `controller.namespaces`. Asks the cluster, so `helm template` says nothing. */ -}}
+{{- /* Two releases that share a namespace would both manage its jobs, and the policies of each would reject the pods of the other. An upgrade
+       is not rejected, because it can be the one that sets `controller.namespaces`. Queries the cluster, so it has no effect in `helm template`. */ -}}
 {{- define "switchyard.alone" -}}
-{{- /* Policies of an older chart whose namespace was deleted: helm would take them over and leave their parameter as it is. */ -}}
+{{- /* Policies of an older chart whose namespace was deleted: helm would adopt them and leave their parameter unchanged. */ -}}
 {{- range (lookup "admissionregistration.k8s.io/v1" "ValidatingAdmissionPolicy" "" "").items -}}
 {{- $labels := .metadata.labels | default dict -}}
 {{- if and (eq (get $labels "app.kubernetes.io/part-of") "switchyard") .spec.paramKind -}}

@@ -12,24 +12,26 @@ pub enum DataFormat {
     /// Text files, read as bytes.
     #[default]
     Text,
-    /// A file of little-endian token numbers, or a directory with `train.bin` and optionally `val.bin`.
+    /// A file of little-endian token ids, or a directory with `train.bin` and optionally `val.bin`.
     Tokens,
-    /// A directory of one directory per class with JPEG and PNG files, or of `train` and `val` with those.
+    /// A directory with one subdirectory of JPEG and PNG files per class, or with `train` and `val`
+    /// directories of that form.
     ImageFolder,
     /// A directory with the binary version of CIFAR-10.
     CIFAR10,
-    /// A directory with the four files of MNIST, not compressed.
+    /// A directory with the four uncompressed files of MNIST.
     IDX,
     /// A file with one sample per line: numbers separated by commas, the class last.
     CSV,
-    /// A safetensors file with `images` or `features`, and `labels`; or a directory of `.npy` files of these names. Optionally
-    /// the same for validation, with the prefix `validation_`.
+    /// A safetensors file with `images` or `features`, and `labels`; or a directory of `.npy` files
+    /// with these names. Optionally also for validation, with the prefix `validation_`.
     SafeTensors,
-    /// Made up from the seed, of the kind that the model takes: shows how fast training is when input costs nothing.
+    /// Generated from the seed, in the form that the model expects. Shows the training speed
+    /// without input cost.
     Synthetic,
 }
 
-/// Width of a token number in a file of format `Tokens`. Default `UInt16`.
+/// Width of a token id in a file of format `Tokens`. Default `UInt16`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum TokenType {
     /// 2 bytes.
@@ -42,7 +44,7 @@ pub enum TokenType {
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("has(self.path) == (self.format != 'Synthetic')")
-    .message("path must be set; only with format Synthetic, which reads nothing, it must not").field_path(".path"))]
+    .message("path must be set, and omitted only with format Synthetic, which reads no files").field_path(".path"))]
 #[x_kube(validation = Rule::new("self.format in ['Text', 'ImageFolder'] || (!has(self.include) && !has(self.exclude))")
     .message("include and exclude are for the formats Text and ImageFolder").field_path(".format"))]
 #[x_kube(validation = Rule::new("self.format == 'Tokens' || !has(self.tokenType)")
@@ -50,7 +52,7 @@ pub enum TokenType {
 #[x_kube(validation = Rule::new("self.format != 'ImageFolder' || has(self.imageSize)")
     .message("imageSize must be set with format ImageFolder, whose files may have any size").field_path(".imageSize"))]
 #[x_kube(validation = Rule::new("self.format in ['CSV', 'Synthetic'] || !has(self.image)")
-    .message("image is for the formats CSV and Synthetic: the others say themselves how large their images are").field_path(".image"))]
+    .message("image is for the formats CSV and Synthetic: other formats contain the size of their images").field_path(".image"))]
 #[x_kube(validation = Rule::new("!(self.format in ['Text', 'Tokens'] || (self.format in ['CSV', 'Synthetic'] && !has(self.image))) \
     || (!has(self.imageSize) && !has(self.augmentation) && !has(self.normalisation))")
     .message("imageSize, augmentation and normalisation are for images: formats ImageFolder, CIFAR10, IDX, SafeTensors, and CSV and Synthetic with image").field_path(".format"))]
@@ -65,68 +67,71 @@ pub struct Data {
     #[serde(default)]
     pub format: DataFormat,
 
-    /// A file or a directory, depending on the format. In `switchyard run` relative paths start at the current directory; in a
-    /// cluster it is a path in the container. In a directory of text hidden entries and directories marked by a CACHEDIR.TAG
-    /// (build output) are left out. Not with format `Synthetic`.
+    /// A file or a directory, depending on the format. `switchyard run` resolves relative paths
+    /// against the current directory; in a cluster it is a path in the container. In a directory of
+    /// text files, hidden entries and directories marked by a CACHEDIR.TAG (build output) are
+    /// skipped. Not with format `Synthetic`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub path: Option<String>,
 
-    /// Glob patterns relative to `path`, such as `**/*.rs`; a file of a directory is read when one of them matches.
-    /// Formats `Text` and `ImageFolder`. Default: every file.
+    /// Glob patterns relative to `path`, such as `**/*.rs`; a file of a directory is read if any of
+    /// them matches. Formats `Text` and `ImageFolder`. Default: every file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Set)]
     pub include: Vec<String>,
 
-    /// Glob patterns relative to `path`; a file that one of them matches is left out. Formats `Text` and `ImageFolder`.
-    /// Default: none.
+    /// Glob patterns relative to `path`; a file that any of them matches is skipped. Formats `Text`
+    /// and `ImageFolder`. Default: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Set)]
     pub exclude: Vec<String>,
 
-    /// Width of a number of format `Tokens`. Default `UInt16`.
+    /// Width of a token id in format `Tokens`. Default `UInt16`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_type: Option<TokenType>,
 
-    /// Height and width of the images that the model sees, pixels: files are scaled so that their shorter side has this size, and
-    /// cut to the middle. Default: as the data has them; with format `ImageFolder` it must be set.
+    /// Height and width of the images that the model sees, in pixels: files are scaled so that
+    /// their shorter side has this size, and center-cropped. Default: the size of the data;
+    /// required with format `ImageFolder`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 8, max = 4096))]
     pub image_size: Option<i32>,
 
-    /// Size of an image. Format `CSV`: the numbers of a line are its pixels, row by row; default: they are features.
-    /// Format `Synthetic`: samples are images; default: they are 16 features.
+    /// Size of an image. Format `CSV`: the numbers of a line are its pixels, row by row; default:
+    /// they are features. Format `Synthetic`: samples are images; default: they are 16 features.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageShape>,
 
-    /// Number that means white in the images of format `CSV`, a decimal string. Default "255".
+    /// Number that represents white in the images of format `CSV`, a decimal string. Default "255".
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub largest_value: Option<String>,
 
-    /// Classes of format `Synthetic`. Default 10.
+    /// Number of classes of format `Synthetic`. Default 10.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 1_000_000))]
     pub classes: Option<i32>,
 
-    /// Samples of an epoch of format `Synthetic`; of language models: sequences. Default 10000.
+    /// Samples per epoch of format `Synthetic`; sequences for language models. Default 10000.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000_000_000_i64))]
     pub samples: Option<i64>,
 
-    /// Random changes of the images of a training step. Default: none.
+    /// Random augmentation of training images. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub augmentation: Option<Augmentation>,
 
-    /// Numbers that are subtracted from the channels of an image, and by which they are then divided. Default: the figures of the
-    /// data set for formats `CIFAR10` and `IDX` (MNIST), of ImageNet for `ImageFolder`, else mean 0 and deviation 1.
+    /// Mean and deviation with which image channels are normalised. Default: the statistics of the
+    /// data set for formats `CIFAR10` and `IDX` (MNIST), of ImageNet for `ImageFolder`, otherwise
+    /// mean 0 and deviation 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub normalisation: Option<Normalisation>,
 
-    /// Share of the data that is kept for validation, a decimal string between "0" and "0.5"; chosen by the hash of the content.
-    /// Not used if the data has its own validation part. Default "0.1".
+    /// Fraction of the data reserved for validation, a decimal string between "0" and "0.5"; chosen
+    /// by content hash. Not used if the data has its own validation split. Default "0.1".
     #[serde(default = "tenth")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub validation_fraction: String,
@@ -138,24 +143,25 @@ pub struct Data {
 #[x_kube(validation = Rule::new("self.channels == 1 || self.channels == 3")
     .message("channels must be 1 (grey) or 3 (red, green and blue)").field_path(".channels"))]
 pub struct ImageShape {
-    /// Rows of pixels.
+    /// Height in pixels.
     #[schemars(range(min = 1, max = 4096))]
     pub height: i32,
 
-    /// Pixels of a row.
+    /// Width in pixels.
     #[schemars(range(min = 1, max = 4096))]
     pub width: i32,
 
-    /// 1 for grey, 3 for red, green and blue.
+    /// 1 for greyscale, 3 for RGB.
     #[schemars(range(min = 1, max = 3))]
     pub channels: i32,
 }
 
-/// Random changes of the images of a training step.
+/// Random augmentation of training images.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Augmentation {
-    /// Zero pixels added on each side before a random piece of the image's size is cut out. Default 0: no random cropping.
+    /// Zero padding in pixels on each side before a random crop of the image's size. Default 0: no
+    /// random cropping.
     #[serde(default)]
     #[schemars(range(min = 0, max = 512))]
     pub crop_padding: i32,
@@ -165,7 +171,7 @@ pub struct Augmentation {
     pub flip: Switch,
 }
 
-/// What is done to the channels of x / 255, x being a pixel's byte.
+/// Normalisation of the channels. Pixel bytes are divided by 255 first.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("self.mean.size() == self.deviation.size() && self.mean.size() != 2")
@@ -173,28 +179,29 @@ pub struct Augmentation {
 #[x_kube(validation = Rule::new("self.deviation.all(number, double(number) > 0.0)")
     .message("every deviation must be greater than 0").field_path(".deviation"))]
 pub struct Normalisation {
-    /// Subtracted from the channels: one decimal string for all, or one for each.
+    /// Subtracted from the channels: one decimal string for all, or one per channel.
     #[schemars(length(min = 1, max = 3), inner(length(max = 32), regex(pattern = DECIMAL)))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
     pub mean: Vec<String>,
 
-    /// Divisors of the channels after that: one decimal string for all, or one for each.
+    /// Divisors of the channels after the subtraction: one decimal string for all, or one per
+    /// channel.
     #[schemars(length(min = 1, max = 3), inner(length(max = 32), regex(pattern = DECIMAL)))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
     pub deviation: Vec<String>,
 }
 
-/// What leaves the reader.
+/// Sample type that the reader produces.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum SampleType {
     /// Bytes, which the device normalises.
     #[default]
     UInt8,
-    /// Finished floats: 4 times the memory traffic.
+    /// Normalised floats, with 4 times the memory traffic.
     Float32,
 }
 
-/// Whether batches lie in memory that a GPU can read by itself.
+/// Whether batches are in memory that a GPU can read directly.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum PinnedMemory {
     /// If the process computes on a GPU.
@@ -208,30 +215,32 @@ pub enum PinnedMemory {
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Reader {
-    /// Threads of each process that read, decode and augment. Default 1.
+    /// Threads per process that read, decode and augment. Default 1.
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 256))]
     pub workers: i32,
 
-    /// `Enabled` (default): the next micro-batch is prepared while the current one is in use. `Disabled`: the step waits for it.
+    /// `Enabled` (default): the next micro-batch is prepared while the current one is in use.
+    /// `Disabled`: the step waits for it.
     #[serde(default)]
     pub double_buffer: Switch,
 
-    /// `Enabled` (default): an epoch follows the previous one without a gap. `Disabled`: the reader is empty between two epochs.
-    /// Both give the same samples.
+    /// `Enabled` (default): epochs follow each other without a gap. `Disabled`: the reader drains
+    /// between epochs. Both give the same samples.
     #[serde(default)]
     pub infinite: Switch,
 
-    /// What the reader hands over for images. Default `UInt8`: bytes, which the device normalises.
+    /// Sample type that the reader produces for images. Default `UInt8`: bytes, which the device
+    /// normalises.
     #[serde(default)]
     pub sample_type: SampleType,
 
-    /// Whether batches pass through pinned memory. Default `Auto`: if the ranks compute on GPUs, which take them from there; `Disabled`
-    /// is for CPUs only.
+    /// Whether batches pass through pinned memory. Default `Auto`: if the ranks compute on GPUs,
+    /// which read batches from there; `Disabled` is for CPUs only.
     #[serde(default)]
     pub pinned_memory: PinnedMemory,
 
-    /// Samples that may be unreadable before the run fails; each is named in the log. Default 0.
+    /// Unreadable samples tolerated before the run fails; each one is logged. Default 0.
     #[serde(default)]
     #[schemars(range(min = 0, max = 1_000_000_000))]
     pub max_bad_samples: i64,

@@ -1,4 +1,4 @@
-//! The training itself: the block `engine` of a TrainJob.
+//! The training engine: the block `engine` of a TrainJob.
 
 mod data;
 mod model;
@@ -18,11 +18,11 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A decimal number written as a string, such as "0.001" or "1e-8": the API has no floats, since they do not survive a round
-/// trip through every client.
+/// A decimal number written as a string, such as "0.001" or "1e-8". The API has no floats, because
+/// they do not survive a round trip through every client.
 const DECIMAL: &str = r"^[0-9]{1,12}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?$";
 
-/// The training itself.
+/// Configuration of Switchyard's own training engine.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("has(self.steps) != has(self.epochs)")
@@ -38,39 +38,44 @@ const DECIMAL: &str = r"^[0-9]{1,12}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?$";
     || (self.data.format in ['CSV', 'Synthetic'] && has(self.data.image))")
     .message("ResNet takes images: data.format must be ImageFolder, CIFAR10, IDX, SafeTensors, or CSV or Synthetic with data.image").field_path(".data.format"))]
 #[x_kube(validation = Rule::new("self.model.type != 'MLP' || !(self.data.format in ['Text', 'Tokens'])")
-    .message("MLP takes images or features: data.format must be none of Text and Tokens").field_path(".data.format"))]
+    .message("MLP takes images or features: data.format must not be Text or Tokens").field_path(".data.format"))]
 #[x_kube(validation = Rule::new("self.data.format != 'Text' || !((has(self.model.gpt) && self.model.gpt.vocabulary == 'GPT2') \
     || (has(self.model.bert) && self.model.bert.vocabulary == 'GPT2'))")
     .message("vocabulary GPT2 needs data.format Tokens or Synthetic: with Text the tokens are bytes").field_path(".data.format"))]
 #[x_kube(validation = Rule::new("double(self.labelSmoothing) < 1.0")
     .message("labelSmoothing must be less than 1").field_path(".labelSmoothing"))]
 pub struct Engine {
-    /// What the ranks compute with. `Auto` (default): `Cuda` if the trainer asks for `nvidia.com/gpu`, otherwise `Cpu`. `Cpu`: the
-    /// cores of the pod. `Cuda`: a GPU of NVIDIA for each rank; the image, or the node, must have cuBLASLt and NVRTC. What cannot be
-    /// computed there yet is refused before anything starts.
+    /// What the ranks compute on. `Auto` (default): `Cuda` if the trainer requests
+    /// `nvidia.com/gpu`, otherwise `Cpu`. `Cpu`: the cores of the pod. `Cuda`: an NVIDIA GPU for
+    /// each rank; the image, or the node, must have cuBLASLt and NVRTC. A job with operations that
+    /// the GPU backend does not support yet is rejected before anything starts.
     #[serde(default)]
     pub device: Device,
 
-    /// Whether GPUs run the works of a micro-batch as one CUDA graph, which spares a call of the driver for each kernel. `Enabled`
-    /// (default): both give the same numbers. `Disabled` for a profiler that shows kernels by the calls that queue them.
+    /// Whether GPUs run the operations of a micro-batch as one CUDA graph, which saves a driver
+    /// call per kernel. `Enabled` (default). `Disabled` is for profilers that attribute kernels to
+    /// the calls that launch them. Both give the same numbers.
     #[serde(default)]
     pub cuda_graphs: Switch,
 
-    /// Whether a run on GPUs that is repeated has the same bits. `Enabled` (default): only operations are used that sum in a fixed
-    /// order; runs on CPUs always do. `Disabled`: attention in 16 bits also goes backward by cuDNN, which adds up gradients of queries
-    /// in whatever order they come; two runs then differ in the last bits.
+    /// Whether repeating a run on GPUs gives bit-identical results. `Enabled` (default): only
+    /// operations that sum in a fixed order are used; runs on CPUs are always deterministic.
+    /// `Disabled`: 16-bit attention also uses cuDNN in the backward pass, which accumulates query
+    /// gradients in arbitrary order, so two runs differ in the last bits.
     #[serde(default)]
     pub deterministic: Switch,
 
-    /// What a rank is. `MultiProcess` (default): a separate process. `SingleProcess`: the ranks of a node are devices of one
-    /// process, each with a share of its cores. Both give the same numbers.
+    /// How ranks run. `MultiProcess` (default): each rank is a separate process. `SingleProcess`:
+    /// the ranks of a node are devices of one process, each with a share of its cores. Both give
+    /// the same numbers.
     #[serde(default)]
     pub execution_mode: ExecutionMode,
 
     /// The network.
     pub model: Model,
 
-    /// Share of the target's probability that is spread over all classes, a decimal string below 1. Default "0".
+    /// Probability mass of the target that is spread over all classes, a decimal string below 1.
+    /// Default "0".
     #[serde(default = "zero")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub label_smoothing: String,
@@ -82,13 +87,14 @@ pub struct Engine {
     #[serde(default)]
     pub reader: Reader,
 
-    /// Samples per process and micro-batch. The global batch of one optimizer step has
-    /// numNodes * numProcPerNode * batchSizePerProcess * batchMerge samples. Default 8.
+    /// Samples per process and micro-batch. The global batch of one optimizer step has numNodes *
+    /// numProcPerNode * batchSizePerProcess * batchMerge samples. Default 8.
     #[serde(default = "eight")]
     #[schemars(range(min = 1, max = 65536))]
     pub batch_size_per_process: i32,
 
-    /// Micro-batches whose gradients are accumulated before one reduction and one optimizer step. Default 1.
+    /// Micro-batches whose gradients are accumulated before one all-reduce and one optimizer step.
+    /// Default 1.
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 4096))]
     pub batch_merge: i32,
@@ -103,7 +109,8 @@ pub struct Engine {
     #[schemars(range(min = 1, max = 1_000_000))]
     pub epochs: Option<i64>,
 
-    /// Seed of the initial weights and of the order of samples. Default 1. The same seed gives the same run.
+    /// Seed of the initial weights and of the sample order. Default 1. The same seed gives the same
+    /// run.
     #[serde(default = "one_i64")]
     #[schemars(range(min = 0, max = 9_007_199_254_740_991_i64))]
     pub seed: i64,
@@ -112,7 +119,8 @@ pub struct Engine {
     #[serde(default)]
     pub optimizer: Optimizer,
 
-    /// Learning rate over the steps. Default: cosine to a tenth of the peak after a warm-up of 10 % of the steps, at most 100.
+    /// Learning rate schedule. Default: cosine decay to a tenth of the peak after a warm-up of 10 %
+    /// of the steps, at most 100.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Schedule>,
 
@@ -137,30 +145,30 @@ pub struct Engine {
     #[schemars(range(min = 1, max = 1_000_000))]
     pub fetch_every_steps: i32,
 
-    /// Steps that are recorded operation by operation, for a trace. Default: none.
+    /// Steps to record operation by operation for a trace. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<Profile>,
 }
 
-/// What the ranks compute with.
+/// What the ranks compute on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Device {
-    /// GPUs if the trainer asks for them.
+    /// GPUs if the trainer requests them.
     #[default]
     Auto,
-    /// Cores.
+    /// CPU cores.
     Cpu,
-    /// A GPU of NVIDIA for each rank.
+    /// An NVIDIA GPU for each rank.
     Cuda,
 }
 
-/// What a rank is.
+/// How ranks run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ExecutionMode {
-    /// A process.
+    /// Each rank is a process.
     #[default]
     MultiProcess,
-    /// A device of the one process of its node.
+    /// Each rank is a device of its node's only process.
     SingleProcess,
 }
 

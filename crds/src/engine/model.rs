@@ -18,11 +18,12 @@ pub enum ModelType {
     ResNet,
     /// Fully connected layers.
     MLP,
-    /// A network that the worker's program brings along.
+    /// A network that the worker program registers.
     Custom,
 }
 
-/// The network: `type` and the block of that name. How many classes there are and how large a sample is follows from the data.
+/// The network: `type` and the block of that name. The number of classes and the sample size follow
+/// from the data.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("(self.type == 'GPT') == has(self.gpt) && (self.type == 'BERT') == has(self.bert) \
@@ -37,7 +38,8 @@ pub struct Model {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpt: Option<Gpt>,
 
-    /// Shape of a BERT: post-LN blocks, GELU, learned positions, and how its samples are made.
+    /// Shape of a BERT (post-LN blocks, GELU, learned positions), and how its samples are
+    /// generated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bert: Option<Bert>,
 
@@ -49,7 +51,7 @@ pub struct Model {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mlp: Option<Mlp>,
 
-    /// A network of the worker's program, by the name under which it was registered.
+    /// A network of the worker program, by its registered name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub custom: Option<Custom>,
 }
@@ -70,7 +72,7 @@ pub enum Head {
     /// Shares its weights with the token embedding.
     #[default]
     Tied,
-    /// Has weights of its own.
+    /// Has its own weights.
     Untied,
 }
 
@@ -96,7 +98,7 @@ pub struct Gpt {
     #[schemars(range(min = 1, max = 131_072))]
     pub context_length: i32,
 
-    /// Vocabulary. Default `Bytes`. `GPT2` needs data that has such tokens.
+    /// Vocabulary. Default `Bytes`. `GPT2` needs data with GPT-2 tokens.
     #[serde(default)]
     pub vocabulary: Vocabulary,
 
@@ -105,7 +107,7 @@ pub struct Gpt {
     pub head: Head,
 }
 
-/// Shape of a BERT, and how its samples are made.
+/// Shape of a BERT, and how its samples are generated.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("self.hiddenSize % self.heads == 0")
@@ -125,31 +127,34 @@ pub struct Bert {
     #[schemars(range(min = 1, max = 1024))]
     pub heads: i32,
 
-    /// Tokens per sequence, special tokens included.
+    /// Tokens per sequence, including special tokens.
     #[schemars(range(min = 8, max = 131_072))]
     pub context_length: i32,
 
-    /// Share of the tokens that are predicted, a decimal string above "0" and at most "0.5". Default "0.15".
+    /// Fraction of the tokens that are predicted, a decimal string above "0" and at most "0.5".
+    /// Default "0.15".
     #[serde(default = "masked_fraction")]
     #[schemars(length(max = 32), regex(pattern = super::DECIMAL))]
     pub masked_fraction: String,
 
-    /// `Enabled`: a sequence is two segments, and whether the second follows the first in the text is predicted too. Default
-    /// `Disabled`.
+    /// `Enabled`: a sequence is two segments, and the model also predicts whether the second
+    /// follows the first in the text. Default `Disabled`.
     #[serde(default = "disabled")]
     pub next_sentence: Switch,
 
-    /// Vocabulary. Default `Bytes`. `GPT2` needs data that has such tokens.
+    /// Vocabulary. Default `Bytes`. `GPT2` needs data with GPT-2 tokens.
     #[serde(default)]
     pub vocabulary: Vocabulary,
 }
 
-/// First layers of a ResNet. Default: `ImageNet` if `data` says that images have 96 pixels or more, else `Small`.
+/// First layers of a ResNet. Default: `ImageNet` if `data` specifies images of 96 pixels or more,
+/// otherwise `Small`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Stem {
     /// 3 x 3 convolution: for small images.
     Small,
-    /// 7 x 7 convolution with stride 2 and 3 x 3 max pooling with stride 2: for images of about 224 pixels.
+    /// 7 x 7 convolution with stride 2 and 3 x 3 max pooling with stride 2: for images of about 224
+    /// pixels.
     ImageNet,
 }
 
@@ -163,7 +168,8 @@ pub struct ResNet {
     #[schemars(range(min = 18, max = 50))]
     pub depth: i32,
 
-    /// First layers. Default: `ImageNet` if `data` says that images have 96 pixels or more, else `Small`.
+    /// First layers. Default: `ImageNet` if `data` specifies images of 96 pixels or more, otherwise
+    /// `Small`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stem: Option<Stem>,
 
@@ -173,7 +179,7 @@ pub struct ResNet {
     pub width: i32,
 }
 
-/// Nonlinear function of a unit.
+/// Activation function.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[allow(clippy::upper_case_acronyms)]
 pub enum Activation {
@@ -188,17 +194,17 @@ pub enum Activation {
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Mlp {
-    /// Widths of the hidden layers, from the input to the output.
+    /// Widths of the hidden layers, from input to output.
     #[schemars(length(min = 1, max = 32), inner(range(min = 1, max = 65536)))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
     pub hidden_sizes: Vec<i32>,
 
-    /// Between the layers. Default `ReLU`.
+    /// Activation between the layers. Default `ReLU`.
     #[serde(default)]
     pub activation: Activation,
 }
 
-/// A network that the worker's program brings along.
+/// A network that the worker program registers.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Custom {

@@ -1,4 +1,4 @@
-//! Optimizer and learning rate.
+//! Optimizer and learning rate schedule.
 
 use super::{DECIMAL, Switch, disabled};
 use kube::KubeSchema;
@@ -22,13 +22,13 @@ pub enum OptimizerType {
     LARS,
 }
 
-/// Which parameters have no weight decay.
+/// Parameters without weight decay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum DecayExclusions {
-    /// Biases and what norms learn.
+    /// Biases and normalisation parameters.
     #[default]
     BiasesAndNorms,
-    /// These, and embeddings.
+    /// Biases, normalisation parameters and embeddings.
     BiasesNormsAndEmbeddings,
     /// None: all parameters decay.
     Nothing,
@@ -40,7 +40,7 @@ pub enum DecayExclusions {
 #[x_kube(validation = Rule::new("!has(self.learningRate) || double(self.learningRate) > 0.0")
     .message("learningRate must be greater than 0").field_path(".learningRate"))]
 #[x_kube(validation = Rule::new("has(self.learningRate) || !(self.type in ['LAMB', 'LARS'])")
-    .message("learningRate must be set with LAMB and LARS: the right one depends on the size of the batch").field_path(".learningRate"))]
+    .message("learningRate must be set with LAMB and LARS: a good value depends on the batch size").field_path(".learningRate"))]
 #[x_kube(validation = Rule::new("self.type in ['SGD', 'LARS'] || !has(self.momentum)")
     .message("momentum is for SGD and LARS; the others have beta1").field_path(".momentum"))]
 #[x_kube(validation = Rule::new("!has(self.momentum) || double(self.momentum) < 1.0")
@@ -64,40 +64,42 @@ pub struct Optimizer {
     #[serde(default, rename = "type")]
     pub kind: OptimizerType,
 
-    /// Peak learning rate, a decimal string. Default: "0.001" for `Adam` and `AdamW`, "0.1" for `SGD`; with `LAMB` and `LARS` it
-    /// must be set.
+    /// Peak learning rate, a decimal string. Default: "0.001" for `Adam` and `AdamW`, "0.1" for
+    /// `SGD`; required with `LAMB` and `LARS`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub learning_rate: Option<String>,
 
-    /// Decay of the sum of gradients of `SGD` and `LARS`, a decimal string below 1; "0": no sum is kept. Default "0.9".
+    /// Momentum of `SGD` and `LARS`, a decimal string below 1; "0" disables it. Default "0.9".
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub momentum: Option<String>,
 
-    /// Nesterov's form of the momentum of `SGD`. Default `Disabled`.
+    /// Nesterov momentum for `SGD`. Default `Disabled`.
     #[serde(default = "disabled")]
     pub nesterov: Switch,
 
-    /// Decay of the first moment of `Adam`, `AdamW` and `LAMB`, a decimal string below 1. Default "0.9".
+    /// Decay of the first moment of `Adam`, `AdamW` and `LAMB`, a decimal string below 1. Default
+    /// "0.9".
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub beta1: Option<String>,
 
-    /// Decay of the second moment of `Adam`, `AdamW` and `LAMB`, a decimal string below 1. Default: "0.95" for `AdamW`, "0.999" for
-    /// the others.
+    /// Decay of the second moment of `Adam`, `AdamW` and `LAMB`, a decimal string below 1. Default:
+    /// "0.95" for `AdamW`, "0.999" for the others.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub beta2: Option<String>,
 
-    /// Added to the root of the second moment by `Adam`, `AdamW` and `LAMB`, a decimal string. Default: "1e-6" for `LAMB`, "1e-8"
-    /// for the others.
+    /// Added to the square root of the second moment by `Adam`, `AdamW` and `LAMB`, a decimal
+    /// string. Default: "1e-6" for `LAMB`, "1e-8" for the others.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub epsilon: Option<String>,
 
-    /// Weight decay, a decimal string: decoupled for `AdamW` and `LAMB`, added to the gradient for the others. Default: "0.1" for
-    /// `AdamW`, "0.01" for `LAMB`, "0" for `Adam`, "0.0001" for `SGD` and `LARS`.
+    /// Weight decay, a decimal string: decoupled for `AdamW` and `LAMB`, added to the gradient for
+    /// the others. Default: "0.1" for `AdamW`, "0.01" for `LAMB`, "0" for `Adam`, "0.0001" for
+    /// `SGD` and `LARS`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub weight_decay: Option<String>,
@@ -106,13 +108,14 @@ pub struct Optimizer {
     #[serde(default)]
     pub weight_decay_exclusions: DecayExclusions,
 
-    /// Share of the norm of a layer's weights that its step may have with `LARS`, a decimal string. Default "0.001".
+    /// Trust coefficient of `LARS`: a layer's step relative to the norm of its weights, a decimal
+    /// string. Default "0.001".
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub trust_coefficient: Option<String>,
 
-    /// Largest global norm of the gradient, a decimal string; a larger gradient is scaled down to it. "0" turns clipping off.
-    /// Default: "0" for `SGD` and `LARS`, "1.0" for the others.
+    /// Maximum global norm of the gradient, a decimal string; a larger gradient is scaled down to
+    /// it. "0" disables clipping. Default: "0" for `SGD` and `LARS`, "1.0" for the others.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub gradient_clip_norm: Option<String>,
@@ -141,16 +144,16 @@ impl Default for Optimizer {
 pub enum ScheduleType {
     /// Stays at the peak.
     Constant,
-    /// Is multiplied by `factor` every `everySteps` steps.
+    /// Multiplies by `factor` every `everySteps` steps.
     Step,
-    /// Half a cosine down to `finalLearningRate`.
+    /// Cosine decay to `finalLearningRate`.
     #[default]
     Cosine,
-    /// A straight line down to `finalLearningRate`.
+    /// Linear decay to `finalLearningRate`.
     Linear,
 }
 
-/// Learning rate over the steps.
+/// Learning rate schedule.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("(self.type == 'Step') == has(self.everySteps)")
@@ -164,12 +167,13 @@ pub struct Schedule {
     #[serde(default, rename = "type")]
     pub kind: ScheduleType,
 
-    /// Steps of linear growth from 0 to the peak. Default 0.
+    /// Steps of linear warm-up from 0 to the peak. Default 0.
     #[serde(default)]
     #[schemars(range(min = 0, max = 1_000_000_000))]
     pub warmup_steps: i64,
 
-    /// Learning rate at the last step of `Cosine` and `Linear`, and the lower limit of `Step`, a decimal string. Default "0".
+    /// Learning rate at the last step of `Cosine` and `Linear`, and the lower limit of `Step`, a
+    /// decimal string. Default "0".
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub final_learning_rate: Option<String>,
@@ -179,7 +183,7 @@ pub struct Schedule {
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub every_steps: Option<i64>,
 
-    /// Type `Step` multiplies by this, a decimal string between "0" and "1". Default "0.1".
+    /// Multiplier of type `Step`, a decimal string between "0" and "1". Default "0.1".
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub factor: Option<String>,

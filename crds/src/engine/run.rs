@@ -1,4 +1,4 @@
-//! How a run goes: overlap, memory, evaluation, profile.
+//! How a run executes: overlap, memory, evaluation, profiling.
 
 use super::{DECIMAL, Switch, disabled, one};
 use kube::KubeSchema;
@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 /// Format in which gradients travel between hosts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum WireType {
-    /// 4 bytes a number.
+    /// 4 bytes per value.
     #[default]
     FP32,
-    /// 2 bytes: 10 bits of fraction.
+    /// 2 bytes, with a 10-bit fraction.
     FP16,
-    /// 2 bytes: 7 bits of fraction, the range of 32-bit floats.
+    /// 2 bytes, with a 7-bit fraction and the range of 32-bit floats.
     BF16,
 }
 
@@ -21,28 +21,30 @@ pub enum WireType {
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Overlap {
-    /// `Enabled` (default): the all-reduce of a bucket starts as soon as its last gradient is final. `Disabled`: all start after
-    /// the backward pass. Both give the same numbers.
+    /// `Enabled` (default): the all-reduce of a bucket starts as soon as its last gradient is
+    /// final. `Disabled`: all start after the backward pass. Both give the same numbers.
     #[serde(default)]
     pub mode: Switch,
 
-    /// Limit of a fused gradient bucket, MiB. Default: none. Without a limit the first and the last bucket have about 1 MiB, and the
-    /// others what the measured link between the ranks needs to be used well, at most 25 MiB. The numbers do not depend on it.
+    /// Maximum size of a fused gradient bucket, in MiB. Default: none. Without a limit the first
+    /// and the last bucket have about 1 MiB. The size of the others, at most 25 MiB, is chosen to
+    /// saturate the measured link between the ranks. The numbers do not depend on it.
     #[serde(skip_serializing_if = "Option::is_none", rename = "bucketSizeMiB")]
     #[schemars(range(min = 1, max = 1024))]
     pub bucket_size_mib: Option<i32>,
 
-    /// All-reduces that may run at the same time, each with its own connections. Default 1; between hosts 2 may be faster.
+    /// All-reduces that can run concurrently, each with its own connections. Default 1; between
+    /// hosts 2 can be faster.
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 8))]
     pub communicators: i32,
 
-    /// Format in which gradients travel between hosts; they are summed in 32 bits. Default `FP32`. With 16 bits the traffic is
-    /// halved, and the result is no longer identical to the last bit.
+    /// Format in which gradients travel between hosts; they are summed in 32 bits. Default `FP32`.
+    /// 16-bit formats halve the traffic, and the result is no longer bit-identical.
     #[serde(default)]
     pub wire_type: WireType,
 
-    /// `Enabled`: the rank waits for every all-reduce where it starts. Default `Disabled`.
+    /// `Enabled`: the rank blocks on every all-reduce where it starts. Default `Disabled`.
     #[serde(default = "disabled")]
     pub sync_all_reduce: Switch,
 }
@@ -65,14 +67,15 @@ impl Default for Overlap {
 #[x_kube(validation = Rule::new("double(self.fraction) > 0.0 && double(self.fraction) <= 1.0")
     .message("fraction must be greater than 0 and at most 1").field_path(".fraction"))]
 pub struct Memory {
-    /// Share of the memory limit, or of the machine's memory, that all ranks of a node may take together, a decimal string. What
-    /// they need is known before the start, and does not grow later; a job that needs more is refused. The system gives pages when
-    /// they are first used. Default "0.92".
+    /// Fraction of the memory limit, or of the machine's memory, that all ranks of a node can use
+    /// together, a decimal string. Their requirement is known before the start and does not grow
+    /// later; a job that needs more is rejected. The system allocates pages on first use. Default
+    /// "0.92".
     #[serde(default = "most")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub fraction: String,
 
-    /// Steps between two times when unused memory is returned to the system; 0: never. Default 30.
+    /// Steps between releases of unused memory to the system; 0 disables them. Default 30.
     #[serde(default = "thirty")]
     #[schemars(range(min = 0, max = 1_000_000_000))]
     pub release_every_steps: i32,
@@ -88,7 +91,7 @@ impl Default for Memory {
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Evaluation {
-    /// Steps between two evaluations; 0: only at the end. Default 100.
+    /// Steps between two evaluations; 0 for only one at the end. Default 100.
     #[serde(default = "hundred")]
     #[schemars(range(min = 0, max = 1_000_000_000))]
     pub every_steps: i64,
@@ -105,11 +108,11 @@ impl Default for Evaluation {
     }
 }
 
-/// Steps that are recorded operation by operation.
+/// Steps to record operation by operation.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Profile {
-    /// The first profiled step, from 1. Default 10, because the first steps of a run are not typical.
+    /// First profiled step, from 1. Default 10, because the first steps of a run are not typical.
     #[serde(default = "ten_i64")]
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub from_step: i64,

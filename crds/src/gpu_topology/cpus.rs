@@ -19,29 +19,30 @@ pub struct Cpus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub architecture: Option<String>,
-    /// Processor packages with at least one CPU that is online.
+    /// Processor packages with at least one online CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sockets: Option<u32>,
-    /// Cores with at least one CPU that is online, over all sockets.
+    /// Cores with at least one online CPU, over all sockets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,
-    /// CPUs that are online (hardware threads), over all sockets.
+    /// Online CPUs (hardware threads), over all sockets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<u32>,
-    /// All CPUs that are online, as a CPU list.
+    /// All online CPUs, as a CPU list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 8192))]
     pub online: Option<String>,
-    /// CPUs the agent itself may run on, as a CPU list: its affinity mask, which is that of its container.
+    /// CPUs that the agent itself can run on, as a CPU list: its affinity mask, which is that of
+    /// its container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 8192))]
     pub usable: Option<String>,
-    /// Limit of CPU time of the agent's control group, thousandths of a CPU: the lowest on the way up to the root. Absent when
-    /// there is no limit or it cannot be read.
+    /// CPU time limit of the agent's control group, in thousandths of a CPU: the lowest limit up to
+    /// the root. Absent if there is no limit or it is unreadable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_millicores: Option<u64>,
-    /// The CPUs of each core, one CPU list per core, in ascending order of the first CPU. A core without
-    /// simultaneous multithreading has one.
+    /// The CPUs of each core, one CPU list per core, in ascending order of the first CPU. A core
+    /// without simultaneous multithreading has one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 4096), inner(length(max = 64)))]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
@@ -59,7 +60,7 @@ pub struct Cpus {
 pub struct Cache {
     /// Distance from the core: 1, 2, 3 or 4.
     pub level: u32,
-    /// What it holds.
+    /// Content of the cache.
     #[serde(rename = "type")]
     pub kind: CacheKind,
     /// Size of one cache, bytes.
@@ -71,7 +72,7 @@ pub struct Cache {
     pub shared_by: Vec<String>,
 }
 
-/// What a cache holds.
+/// Content of a cache.
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CacheKind {
     /// Data only.
@@ -86,17 +87,18 @@ pub enum CacheKind {
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct NumaNode {
-    /// The kernel's number. Numbers may have gaps.
+    /// Kernel number of the node. Numbers can have gaps.
     pub id: u32,
-    /// Its CPUs that are online, as a CPU list. Empty for a node that has only memory; absent when it cannot be read.
+    /// Its online CPUs, as a CPU list. Empty for a node with only memory; absent if unreadable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 8192))]
     pub cpus: Option<String>,
     /// Its memory, bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Relative cost of memory access from this node to every node of `numaNodes`, itself included, in that order.
-    /// 10 is local; 21 is 2.1 times as far. The firmware's figures, not measurements.
+    /// Relative cost of memory access from this node to every node of `numaNodes`, itself included,
+    /// in that order. 10 is local; 21 is 2.1 times as far. These are the firmware's figures, not
+    /// measurements.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024))]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]

@@ -1,4 +1,4 @@
-//! What one GPU is like: its links, its memory, its instances.
+//! Details of one GPU: its links, its memory, its instances.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct PcieLink {
-    /// Generation at which the link runs. Absent for a GPU that slows its link to save power, because that says nothing about its
-    /// speed under load.
+    /// Generation at which the link runs. Absent for a GPU that slows its link to save power,
+    /// because that does not indicate its speed under load.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<u32>,
     /// Highest generation that both ends support.
@@ -28,7 +28,7 @@ pub struct PcieLink {
 pub struct NvLinks {
     /// Number of links that are up.
     pub up: u32,
-    /// Numbers of the links that the GPU has and that are down, ascending.
+    /// Numbers of the GPU's links that are down, ascending.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
@@ -42,7 +42,7 @@ pub struct Ecc {
     /// The current mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<EccMode>,
-    /// State of the replacement of bad rows. Absent for models without it.
+    /// State of row remapping. Absent for models without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub row_remapping: Option<RowRemapping>,
 }
@@ -56,14 +56,14 @@ pub enum EccMode {
     Enabled,
 }
 
-/// State of the replacement of bad rows of memory.
+/// State of row remapping, which replaces bad rows of memory.
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowRemapping {
     /// Nothing to do.
     Clean,
-    /// A row waits for the next reset of the GPU to be replaced.
+    /// A row will be remapped at the next reset of the GPU.
     Pending,
-    /// A row could not be replaced: the GPU has to be exchanged.
+    /// A row could not be remapped: the GPU must be replaced.
     Failed,
 }
 
@@ -89,11 +89,11 @@ pub enum MigMode {
     Enabled,
 }
 
-/// A part of a GPU.
+/// An instance of a GPU.
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct MigInstance {
-    /// The stable name, `MIG-` and a UUID.
+    /// Stable name, `MIG-` and a UUID.
     #[schemars(length(max = 96))]
     pub uuid: String,
     /// Size, by the driver's name: `1g.10gb`.

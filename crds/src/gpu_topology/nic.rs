@@ -14,21 +14,22 @@ pub struct VirtualFunctions {
     pub total: u32,
 }
 
-/// What the agent has seen of an RDMA port since it watches: when its counters moved, not what they say.
+/// Events on an RDMA port since the agent started watching: when its counters changed, not their
+/// values.
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct PortWatch {
-    /// When the agent began to watch.
+    /// When the agent started watching.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
-    /// When the link was last seen going down (`link_downed`), even if it is up again.
+    /// When the link was last observed going down (`link_downed`), even if it is up again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_link_down: Option<Time>,
-    /// When one of `errors` was last seen growing. Renewed every half hour while they grow.
+    /// When one of `errors` was last observed growing. Renewed every half hour while they grow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<Time>,
-    /// Error counters that have grown, by the kernel's name: `symbol_error`, `rnr_nak_retry_err`, `packet_seq_err`,
-    /// `implied_nak_seq_err`, `local_ack_timeout_err`.
+    /// Error counters that have grown, by kernel name: `symbol_error`, `rnr_nak_retry_err`,
+    /// `packet_seq_err`, `implied_nak_seq_err`, `local_ack_timeout_err`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), inner(length(max = 64)))]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
@@ -42,12 +43,12 @@ pub struct GidGroup {
     /// Type of the addresses.
     #[serde(rename = "type")]
     pub kind: GidType,
-    /// Family. Absent for InfiniBand, whose addresses are of no IP family.
+    /// IP family. Absent for InfiniBand, whose addresses have no IP family.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub family: Option<GidFamily>,
     /// Number of addresses.
     pub count: u32,
-    /// Position of the first one in the port's table.
+    /// Index of the first one in the port's table.
     pub first_index: u32,
 }
 
@@ -56,16 +57,16 @@ pub struct GidGroup {
 pub enum GidType {
     /// InfiniBand.
     IB,
-    /// RDMA over converged Ethernet in frames of its own, which no router passes on.
+    /// RDMA over converged Ethernet in its own frames, which routers do not forward.
     RoCEv1,
-    /// RDMA over converged Ethernet in UDP.
+    /// RDMA over converged Ethernet over UDP.
     RoCEv2,
 }
 
 /// IP family of an RDMA address.
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum GidFamily {
-    /// An IPv4 address written as an IPv6 one.
+    /// An IPv4 address, written as IPv6.
     IPv4,
     /// IPv6.
     IPv6,
@@ -82,11 +83,11 @@ pub struct CharDevice {
     pub state: FileState,
 }
 
-/// Whether a file is there.
+/// Whether a file exists.
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileState {
-    /// It is.
+    /// The file exists.
     Present,
-    /// It is not: programs cannot reach what is behind it.
+    /// The file does not exist, so programs cannot access the device.
     Missing,
 }

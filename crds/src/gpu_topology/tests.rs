@@ -35,7 +35,7 @@ fn schema_follows_the_conventions() {
     let mut faults = Vec::new();
     let mut seen = 0;
     walk("status", &status_schema(), &mut |path, schema| {
-        // The type of Kubernetes, as it is.
+        // The Kubernetes type, unchanged.
         if path.starts_with("status.conditions[]") {
             return;
         }

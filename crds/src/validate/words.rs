@@ -1,8 +1,8 @@
-//! Values and schemas in words.
+//! Describes values and schemas as text.
 
 use serde_json::Value;
 
-/// The known word nearest to a mistyped one, if it is near enough to be meant.
+/// The known word closest to a mistyped one, if it is close enough.
 pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     known
         .map(|candidate| (strsim::damerau_levenshtein(&word.to_lowercase(), &candidate.to_lowercase()), candidate))
@@ -11,7 +11,7 @@ pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&
         .map(|(_, candidate)| candidate)
 }
 
-/// A value in words, short enough for one line.
+/// Describes a value, short enough for one line.
 pub(super) fn describe(value: &Value) -> String {
     match value {
         Value::Null => "nothing (null)".into(),
@@ -27,7 +27,7 @@ pub(super) fn describe(value: &Value) -> String {
     }
 }
 
-/// What a schema takes, in words.
+/// Describes the values that a schema accepts.
 pub(super) fn type_words(schema: &Value) -> String {
     if let Some(words) = schema["enum"].as_array() {
         return format!("one of {}", words.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(", "));

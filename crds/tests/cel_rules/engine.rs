@@ -1,9 +1,9 @@
-//! Cases of the block `engine`, most of them as one change of a small engine.
+//! Cases of the block `engine`, mostly as a single change to a small engine.
 
 use super::{Case, base, with};
 use serde_json::{Value, json};
 
-/// The base manifest with these blocks of the engine replaced.
+/// The base manifest with these engine blocks replaced.
 fn engine(blocks: Value) -> Value {
     let mut job = base();
     for (name, block) in blocks.as_object().unwrap() {
@@ -20,12 +20,12 @@ fn resnet() -> Value {
     json!({"type": "ResNet", "resnet": {"depth": 18}})
 }
 
-/// An MLP on this data.
+/// An MLP with this data.
 fn data(data: Value) -> Value {
     engine(json!({"model": mlp(), "data": data}))
 }
 
-/// This model on this data.
+/// This model with this data.
 fn pair(model: Value, data: Value) -> Value {
     engine(json!({"model": model, "data": data}))
 }

@@ -153,7 +153,7 @@ fn the_notes_count_the_nodes_of_the_agents() -> Result<()> {
         ),
         ("nodeAgent.nodeSelector.pool=gpu", &["the selector finds 0 of 3 nodes", "pool=gpu"]),
         ("crds.keep=false", &["crds.keep is off: `helm uninstall` deletes every TrainJob"]),
-        ("admissionPolicy.enabled=false", &["whoever may create TrainJobs may do all that pods can do"]),
+        ("admissionPolicy.enabled=false", &["every user who can create TrainJobs can do everything that pods can do"]),
     ] {
         let text = notes(sets)?;
         for word in words {

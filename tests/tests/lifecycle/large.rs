@@ -41,7 +41,7 @@ async fn the_place_of_a_large_job_survives_restarts_of_the_controller_and_slices
 
     let change = Patch::Merge(json!({"spec": {"firstNode": 7}}));
     let refused = api.patch(&name, &Default::default(), &change).await.unwrap_err().to_string();
-    assert!(refused.contains("a PlacementSlice does not change"), "{refused}");
+    assert!(refused.contains("a PlacementSlice is immutable"), "{refused}");
 
     // What is deleted is written again: by whoever decided it, and by a controller that has only read it.
     let mut uid = slice.uid();

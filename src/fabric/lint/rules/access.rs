@@ -1,10 +1,10 @@
-//! What a pod asks of its node, and what refuses it.
+//! Access to the node that a pod requests and that policies reject.
 
-use super::{Found, Severity, Text};
+use super::{Findings, Message, Severity};
 use crate::lint::view::{Group, Kind, Workload};
 
 /// `host-access`.
-pub(super) fn check(workload: &Workload, group: &Group, found: &mut Found) {
+pub(super) fn check(workload: &Workload, group: &Group, found: &mut Findings) {
     if workload.kind != Kind::TrainJob {
         return;
     }
@@ -12,6 +12,6 @@ pub(super) fn check(workload: &Workload, group: &Group, found: &mut Found) {
         let why = "the admission policies of Switchyard refuse it when the job is created, unless admissionPolicy.allow names the namespace, \
                    and Pod Security refuses it in namespaces of level baseline and restricted";
         let fix = "do without it, or ask an administrator to allow it for the namespace";
-        found.add("host-access", Severity::Warning, path, Text::new(words, why, fix));
+        found.add("host-access", Severity::Warning, path, Message::new(words, why, fix));
     }
 }

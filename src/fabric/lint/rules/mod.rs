@@ -1,4 +1,4 @@
-//! The rules. Each checks a container with its pod and its job, and reports what it finds.
+//! The lint rules. Each checks a container in the context of its pod and job.
 
 mod access;
 mod contradictions;
@@ -14,9 +14,9 @@ use super::{Finding, Options, Severity};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rule {
-    /// Its id; stable.
+    /// Stable identifier.
     pub id: &'static str,
-    /// The highest severity that it reports.
+    /// Highest severity that it reports.
     pub severity: Severity,
     /// What it finds, in one sentence.
     pub finds: &'static str,
@@ -75,67 +75,67 @@ pub const RULES: [Rule; 19] = [
     rule("conf-line", Error, "a line of nccl.conf that is not NAME=value: NCCL trims nothing and knows no quotes"),
 ];
 
-/// The input of a rule.
-struct Scene<'a> {
+/// Input of a rule.
+struct Context<'a> {
     workload: &'a Workload,
     group: &'a Group,
     container: &'a Container,
     options: Options,
 }
 
-/// Collects what rules find.
+/// Collects findings.
 #[derive(Default)]
-struct Found(Vec<Finding>);
+struct Findings(Vec<Finding>);
 
-impl Found {
-    fn add(&mut self, rule: &'static str, severity: Severity, field: &Path, text: Text) {
-        let Text { got, why, fix, link } = text;
+impl Findings {
+    fn add(&mut self, rule: &'static str, severity: Severity, field: &Path, text: Message) {
+        let Message { got, why, fix, link } = text;
         self.0.push(Finding { rule, severity, field: field.clone(), got, why, fix, link });
     }
 }
 
-/// The words of a finding.
-struct Text {
+/// The text of a finding.
+struct Message {
     got: String,
     why: String,
     fix: String,
     link: Option<&'static str>,
 }
 
-impl Text {
-    fn new(got: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Text {
-        Text { got: got.into(), why: why.into(), fix: fix.into(), link: None }
+impl Message {
+    fn new(got: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Message {
+        Message { got: got.into(), why: why.into(), fix: fix.into(), link: None }
     }
 
-    /// About a variable.
-    fn of(variable: &Variable, why: impl Into<String>, fix: impl Into<String>) -> Text {
-        Text::new(variable.words(), why, fix)
+    /// A message about a variable.
+    fn of(variable: &Variable, why: impl Into<String>, fix: impl Into<String>) -> Message {
+        Message::new(variable.words(), why, fix)
     }
 
-    fn link(self, link: &'static str) -> Text {
-        Text { link: Some(link), ..self }
+    fn link(self, link: &'static str) -> Message {
+        Message { link: Some(link), ..self }
     }
 }
 
-/// Everything that the rules find in a workload.
+/// Runs all rules on a workload.
 pub(super) fn findings(workload: &Workload, options: Options) -> Vec<Finding> {
-    let mut found = Found::default();
+    let mut found = Findings::default();
     for group in &workload.groups {
         access::check(workload, group, &mut found);
         for container in &group.containers {
-            let scene = Scene { workload, group, container, options };
+            let context = Context { workload, group, container, options };
             for variable in &container.variables {
                 lines::check(variable, &mut found);
                 if lines::is_usable(variable) {
                     debugging::check(variable, &mut found);
-                    keys::check(&scene, variable, &mut found);
-                    interfaces::check(&scene, variable, &mut found);
-                    launcher::variable(&scene, variable, &mut found);
+                    keys::check(&context, variable, &mut found);
+                    interfaces::check(&context, variable, &mut found);
+                    launcher::variable(&context, variable, &mut found);
                 }
             }
             lines::duplicates(container, &mut found);
-            launcher::processes(&scene, &mut found);
-            contradictions::check(&scene, &mut found);
+            launcher::processes(&context, &mut found);
+            contradictions::check(&context, &mut found);
         }
     }
     found.0
