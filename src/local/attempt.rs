@@ -1,4 +1,5 @@
-//! One attempt: starts the processes of a plan, reads their events, and ends them all when one fails or a stop is requested.
+//! Runs one attempt: starts the processes of a plan, reads their events, and stops all of them when
+//! one fails or a stop is requested.
 
 #[cfg(test)]
 mod tests;
@@ -23,16 +24,17 @@ use switchyard_worker_contract::fold::Fold;
 use tokio::sync::mpsc::{Receiver, channel};
 use tokio::time::Instant;
 
-/// After the first failure the other ranks have this long to stop by themselves, with the root cause in their logs.
+/// Time for the other ranks to stop by themselves after the first failure, with the root cause in
+/// their logs.
 const GRACE_AFTER_FAILURE: Duration = Duration::from_millis(1200);
 
-/// After a stop request, the ranks have this long to finish their step.
+/// Time for the ranks to finish their step after a stop request.
 const GRACE_AFTER_STOP: Duration = Duration::from_secs(4);
 
-/// The same if they save a checkpoint first; as long as in a pod.
+/// Time to save a checkpoint after a stop request; the same as in a pod.
 const GRACE_TO_SAVE: Duration = Duration::from_secs(30);
 
-/// After the last process has ended, its pipes have this long to drain.
+/// Time for the pipes to drain after the last process has ended.
 const GRACE_FOR_PIPES: Duration = Duration::from_secs(1);
 
 /// The outcome of an attempt.
@@ -42,13 +44,13 @@ pub(super) struct Ended {
     pub cause: Option<RootCause>,
     pub finished: Option<Finished>,
     pub interval: Option<Interval>,
-    /// Seconds from ready to the end.
+    /// Seconds from ready to the end of the attempt.
     pub seconds: f64,
-    /// Steps that the checkpoint had already done.
+    /// Steps already done by the checkpoint that the attempt resumed from.
     pub resumed_step: u64,
 }
 
-/// Stop requests from outside.
+/// Termination signals sent to this process.
 pub(super) struct Signals {
     interrupt: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
@@ -63,7 +65,7 @@ impl Signals {
         })
     }
 
-    /// The next request to stop.
+    /// Waits for the next stop request.
     pub(super) async fn next(&mut self) -> (Exit, &'static str) {
         tokio::select! {
             _ = self.interrupt.recv() => (Exit::Interrupted, "SIGINT"),
@@ -96,7 +98,8 @@ pub(super) async fn run(
     };
     let mut listener = Some(OwnedFd::from(listener));
     for (index, process) in plan.processes().enumerate() {
-        // Rank 0 gets the listening socket as its standard input: no other program can take the port in between.
+        // Pass the bound socket to rank 0 as standard input, so that no other program can take the
+        // port in the meantime.
         let stdin = listener.take().map_or_else(Stdio::null, Stdio::from);
         match start(process, index, plan.attempt, worker, stdin, run_dir, &sender) {
             Ok(process) => group.processes.push(process),
@@ -119,12 +122,12 @@ struct Group<'a> {
     events: LogFile,
     fold: Fold,
     interval: Option<Interval>,
-    /// Number of the process that was the first to fail.
+    /// Index of the process that failed first.
     first_failed: Option<usize>,
     log_failed: Option<RunDirError>,
     stopped: Option<Exit>,
     ready_at: Option<Instant>,
-    /// Deadline for processes that still run, or for pipes that stay open.
+    /// When to kill the remaining processes, or to stop reading from open pipes.
     kill_at: Option<Instant>,
 }
 
@@ -197,8 +200,8 @@ impl Group<'_> {
                 self.tell(observer, Update::GpuTrouble(gpu));
             }
             Event::Checkpoint(report) => self.tell(observer, Update::Checkpoint(&report)),
-            // A supervisor in a pod makes summaries only; what was measured, and what GPUs have met, is in the log of the run, and the end
-            // says what is too little.
+            // Only a pod's supervisor prints summaries. Measurements and GPU problems go to the
+            // run's log, and the end of the run reports what is missing.
             Event::Summary(_) | Event::Measured(_) | Event::Gpu(_) => {}
             Event::Finished(finished) => own.finished = Some(finished),
             Event::Failed(failure) => {
@@ -214,7 +217,7 @@ impl Group<'_> {
             self.on_failure(index);
         }
         if self.running() == 0 {
-            // What is still in the pipes arrives within this time; a stray process that keeps one open does not block us.
+            // Bounds the wait for a stray process that keeps a pipe open.
             self.kill_at = Some(Instant::now() + GRACE_FOR_PIPES);
         }
     }
@@ -241,7 +244,7 @@ impl Group<'_> {
         }
     }
 
-    /// A run that can no longer be recorded is stopped.
+    /// Stops a run that can no longer be recorded.
     fn give_up_on_log(&mut self, error: RunDirError) {
         if self.log_failed.is_none() {
             self.log_failed = Some(error);
@@ -249,7 +252,7 @@ impl Group<'_> {
         }
     }
 
-    /// The outcome of the attempt, once all processes have ended.
+    /// Returns the outcome of the attempt, once all processes have ended.
     fn ended(self) -> Result<Ended, AttemptError> {
         if let Some(error) = self.log_failed {
             return Err(error.into());
@@ -273,7 +276,6 @@ impl Group<'_> {
         Ok(Ended { end, cause, finished, interval: self.interval, seconds, resumed_step })
     }
 
-    /// The events of every rank.
     fn heard(&self) -> impl Iterator<Item = &Heard> {
         self.processes.iter().flat_map(|process| &process.heard)
     }

@@ -1,4 +1,5 @@
-//! Which rank failed first, and why: a pure function of what was observed of all of them.
+//! Finds the rank that failed first and the cause, as a pure function of the observations of all
+//! ranks.
 
 use std::process::ExitStatus;
 use switchyard_worker_contract::event::Failure;
@@ -12,7 +13,7 @@ pub struct RootCause {
     pub pid: u32,
     /// What happened.
     pub cause: String,
-    /// What it, or its peers, were doing; empty if unknown.
+    /// The operation that the rank or its peers were in; empty if unknown.
     pub during: String,
     /// Exit code of that rank; `None` when a signal ended it.
     pub code: Option<i32>,
@@ -21,31 +22,30 @@ pub struct RootCause {
     pub others: Vec<u32>,
 }
 
-/// The end of a rank's log.
+/// The tail of a rank's log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RankLog {
-    /// Its path.
     pub path: String,
-    /// The last lines.
     pub tail: Vec<String>,
 }
 
-/// What was observed of a rank.
+/// Observations of one rank.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Seen {
     pub pid: u32,
-    /// How it ended; `None` while it runs.
+    /// Its exit status; `None` while it runs.
     pub ended: Option<ExitStatus>,
-    /// Ended by us after the grace period: not a cause.
+    /// We killed it after the grace period, so it is not a cause.
     pub killed: bool,
-    /// Its own report of a failure.
+    /// The failure that it reported.
     pub failure: Option<Failure>,
     pub log: RankLog,
 }
 
-/// The first failure: a rank that ended by itself and does not blame another one; else the rank that its peers blame. Of several that ended by
-/// themselves it is the one that the group agreed on, because the order of arrival depends on pipes and on how long a process takes to end.
-/// `first_failed` is the rank whose failure arrived first.
+/// The first failure: a rank that ended by itself and blames no other rank, otherwise the rank that
+/// its peers blame. If several ended by themselves, the rank that the group agreed on, because the
+/// order of arrival depends on pipes and on how long each process takes to exit. `first_failed` is
+/// the rank whose failure arrived first.
 pub(super) fn root_cause(ranks: &[&Seen], first_failed: Option<usize>) -> RootCause {
     let blames_another =
         |rank: &Seen| rank.ended.and_then(|status| status.code()) == Some(i32::from(Exit::PeerFailure.code()));
@@ -69,7 +69,8 @@ pub(super) fn root_cause(ranks: &[&Seen], first_failed: Option<usize>) -> RootCa
         _ => (Some(i32::from(Exit::OwnFailure.code())), "did not answer and was ended".to_string()),
     };
     let cause = match (&rank.failure, blamed) {
-        // Its own report is better evidence than its exit code, and that is better than what its peers saw.
+        // A rank's own report is better evidence than its exit code, which is better than its
+        // peers' reports.
         (Some(own), _) => format!("{} ({ended})", own.cause),
         (None, Some(seen)) if rank.killed || rank.ended.is_none() => format!("{} ({ended})", seen.cause),
         (None, _) => ended,

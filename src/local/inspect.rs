@@ -1,4 +1,5 @@
-//! Asks the worker what it would train, before anything starts: data, static plan and memory, and how fast a GPU could be.
+//! Queries the worker before anything starts: data, static plan and memory, and how fast a GPU
+//! could be.
 
 use super::worker::Worker;
 use serde::de::DeserializeOwned;
@@ -17,10 +18,10 @@ use tokio::io::AsyncWriteExt;
 /// Why the job cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
-    /// The worker refused, with a reason.
+    /// The worker rejected the configuration.
     #[error("{message}")]
     Refused {
-        /// The worker's words.
+        /// The worker's error message.
         message: String,
         /// Its exit code.
         exit: Exit,
@@ -32,9 +33,9 @@ pub enum InspectError {
     #[error("{program} ended with {status} and no result: {stderr}")]
     NoAnswer {
         program: String,
-        /// How it ended.
+        /// Its exit status.
         status: String,
-        /// What it printed on standard error.
+        /// Its standard error.
         stderr: String,
     },
 }
@@ -49,16 +50,16 @@ impl InspectError {
     }
 }
 
-/// Runs `switchyard-worker inspect` with the configuration on its standard input and the environment that the user gives to every
-/// rank. Ends the worker when the future is dropped.
+/// Runs `switchyard-worker inspect` with the configuration on standard input and the user's
+/// environment for the ranks. Dropping the future kills the worker.
 ///
 /// # Errors
-/// The worker refuses the configuration or its data, or cannot be started.
+/// The worker rejects the configuration or its data, or cannot be started.
 pub async fn inspect(worker: &Worker, plan: &LocalPlan) -> Result<Inspection, InspectError> {
     let mut command = tokio::process::Command::new(&worker.path);
     command.arg("inspect");
     command.envs(plan.processes().take(1).flat_map(|process| &process.env).map(|entry| (&entry.name, &entry.value)));
-    // It looks at the GPUs of all ranks.
+    // The worker inspects the GPUs of all ranks.
     if !plan.gpus.is_empty() {
         let chosen: Vec<&str> = plan.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
         command.env(VISIBLE, chosen.join(","));
@@ -69,7 +70,7 @@ pub async fn inspect(worker: &Worker, plan: &LocalPlan) -> Result<Inspection, In
 /// Runs `switchyard-worker predict` in the same way, for the GPU of a device file.
 ///
 /// # Errors
-/// The worker refuses the configuration, its data or the device file, or cannot be started.
+/// The worker rejects the configuration, its data or the device file, or cannot be started.
 pub async fn predict(worker: &Worker, engine: &Engine, device: &Path) -> Result<Prediction, InspectError> {
     let mut command = tokio::process::Command::new(&worker.path);
     command.arg("predict").arg("--device").arg(device);
@@ -77,18 +78,18 @@ pub async fn predict(worker: &Worker, engine: &Engine, device: &Path) -> Result<
     asked(command, worker, &engine.config, engine.world).await
 }
 
-/// Runs `switchyard-worker gpu`: what this machine has for training on GPUs. What a library of a GPU does to its process, it does not do
-/// to this one.
+/// Runs `switchyard-worker gpu`, which reports the GPU software of this machine. It runs in a
+/// separate process because a GPU library can crash the process that loads it.
 ///
 /// # Errors
-/// The worker cannot be started, or has no answer.
+/// The worker cannot be started, or returns no result.
 pub async fn software(worker: &Worker) -> Result<Software, InspectError> {
     let mut command = tokio::process::Command::new(&worker.path);
     command.arg("gpu");
     answer(command, worker, &[]).await
 }
 
-/// The answer about a configuration for so many ranks.
+/// Runs the worker on a configuration for `world` ranks.
 async fn asked<T: DeserializeOwned>(
     mut command: tokio::process::Command,
     worker: &Worker,
@@ -100,7 +101,7 @@ async fn asked<T: DeserializeOwned>(
     answer(command, worker, &config).await
 }
 
-/// Gives the worker its standard input, and reads its answer.
+/// Writes the worker's standard input and parses its output.
 async fn answer<T: DeserializeOwned>(
     mut command: tokio::process::Command,
     worker: &Worker,
@@ -116,7 +117,7 @@ async fn answer<T: DeserializeOwned>(
         .spawn()
         .map_err(start)?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A worker that ends without reading reports the reason itself.
+        // Ignore write errors: a worker that exits without reading reports the reason itself.
         let _ = stdin.write_all(input).await;
     }
     let output = child.wait_with_output().await.map_err(start)?;

@@ -1,4 +1,5 @@
-//! One process of an attempt, with one rank or several: started, read, and waited for.
+//! One process of an attempt, with one rank or several: starts it, reads its output, and waits for
+//! its exit.
 
 use super::cause::{RankLog, Seen};
 use super::error::AttemptError;
@@ -17,23 +18,23 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc::Sender;
 
-/// Lines of a log that an error shows.
+/// Log lines shown in an error.
 const TAIL_LINES: usize = 5;
 
-/// Longest line read from a process; the rest is cut off.
+/// Longest line read from a process; the rest is dropped.
 const LONGEST_LINE: usize = 64 * 1024;
 
-/// Something that a process did, with its number in the plan.
+/// A message from a process, with the process's index in the plan.
 pub(super) enum Message {
-    /// It printed an event.
+    /// An event line.
     Event(usize, Box<Event>),
-    /// It printed something else, which is in its log now.
+    /// Any other line, already written to the log.
     Text(usize, String),
     /// Its log could not be written.
     LogFailed(RunDirError),
 }
 
-/// Events of a rank so far.
+/// Events received from a rank.
 #[derive(Default)]
 pub(super) struct Heard {
     pub ready: Option<Ready>,
@@ -41,30 +42,32 @@ pub(super) struct Heard {
     pub failure: Option<Failure>,
 }
 
-/// A process and what was observed of it.
+/// A process and the observations of it.
 pub(super) struct Process {
     child: Child,
     pub seen: Seen,
     /// Its lowest rank.
     pub first_rank: u32,
-    /// One per rank.
+    /// Events by rank, in rank order.
     pub heard: Vec<Heard>,
 }
 
 impl Process {
-    /// The state of the rank that an event names; of the first one if it names no rank of this process.
+    /// The state of the rank that an event names, or of the first rank if the event names none of
+    /// this process.
     pub fn rank_of(&mut self, event: &Event) -> &mut Heard {
         let index = event.rank().and_then(|rank| rank.checked_sub(self.first_rank)).unwrap_or(0) as usize;
         let index = if index < self.heard.len() { index } else { 0 };
         &mut self.heard[index]
     }
 
-    /// The observations of each rank: all of them end with the process.
+    /// Observations of each rank; all of them end with the process.
     pub fn seen_of_ranks(&self) -> impl Iterator<Item = Seen> {
         self.heard.iter().map(|heard| Seen { failure: heard.failure.clone(), ..self.seen.clone() })
     }
 
-    /// The rank that failed, if the process failed by itself: the one that reports it, else the first.
+    /// The rank that failed, if the process ended by itself: the rank that reported a failure,
+    /// otherwise the first.
     pub fn failed_rank(&self) -> u32 {
         let own = |heard: &Heard| heard.failure.as_ref().is_some_and(|failure| failure.origin_rank == failure.rank);
         self.first_rank + self.heard.iter().position(own).unwrap_or(0) as u32
@@ -75,17 +78,17 @@ impl Process {
         if self.seen.ended.is_none()
             && let Some(pid) = i32::try_from(self.seen.pid).ok().and_then(Pid::from_raw)
         {
-            // The process is our child and has not been waited for, so the pid cannot have been reused.
+            // The process is our child and has not been waited for, so the pid cannot have been
+            // reused.
             let _ = rustix::process::kill_process(pid, signal);
         }
     }
 
-    /// Waits for the end of the process.
     pub async fn reap(&mut self) {
         self.seen.ended = self.child.wait().await.ok();
     }
 
-    /// Keeps the last lines of the log.
+    /// Appends a line to the tail of the log.
     pub fn remember(&mut self, text: String) {
         let tail = &mut self.seen.log.tail;
         tail.push(text);
@@ -95,10 +98,10 @@ impl Process {
     }
 }
 
-/// Starts a process of the plan; what it prints arrives as messages.
+/// Starts a process of the plan. Its output arrives as messages.
 ///
 /// # Errors
-/// Its log cannot be opened, or it cannot be started.
+/// Its log cannot be opened, or the process cannot be started.
 pub(super) fn start(
     process: &ProcessSpec,
     index: usize,
@@ -117,7 +120,8 @@ pub(super) fn start(
     }
     command.envs(process.env.iter().map(|entry| (&entry.name, &entry.value)));
     command.env(env::PARENT_PID, std::process::id().to_string());
-    // A group of its own, so that Ctrl-C in a terminal reaches the launcher only, which then stops all ranks in order.
+    // Use a separate process group, so that Ctrl-C in a terminal reaches only the launcher, which
+    // then stops all ranks in order.
     command.process_group(0).kill_on_drop(true);
     command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|source| AttemptError::Start {
@@ -137,7 +141,8 @@ pub(super) fn start(
     Ok(Process { child, seen, first_rank: process.rank, heard })
 }
 
-/// Reads one stream of a process to its end: events become messages, everything else goes to the log.
+/// Reads one output stream of a process to its end: events become messages, all other lines go to
+/// the log.
 fn listen(
     index: usize,
     stream: impl AsyncRead + Unpin + 'static,
@@ -169,7 +174,8 @@ fn listen(
     });
 }
 
-/// Reads up to a line feed; keeps at most [`LONGEST_LINE`] bytes of it. `false` at the end of the stream.
+/// Reads up to a line feed and keeps at most [`LONGEST_LINE`] bytes. Returns `false` at the end of
+/// the stream.
 async fn read_line(reader: &mut (impl tokio::io::AsyncBufRead + Unpin), line: &mut Vec<u8>) -> io::Result<bool> {
     loop {
         let chunk = reader.fill_buf().await?;
@@ -187,7 +193,7 @@ async fn read_line(reader: &mut (impl tokio::io::AsyncBufRead + Unpin), line: &m
     }
 }
 
-/// The next process that ends. Never resolves if none is left.
+/// Waits for the next process to exit. Never resolves if none is left.
 pub(super) async fn next_exit(processes: &mut [Process]) -> (usize, ExitStatus) {
     let waiting: Vec<_> = processes
         .iter_mut()
@@ -202,7 +208,8 @@ pub(super) async fn next_exit(processes: &mut [Process]) -> (usize, ExitStatus) 
     std::future::poll_fn(move |context| {
         for future in &mut waiting {
             if let std::task::Poll::Ready((index, result)) = future.as_mut().poll(context) {
-                // Waiting fails only for a process that was reaped already; it has ended either way.
+                // Waiting fails only for a process that was already reaped, which has ended as
+                // well.
                 return std::task::Poll::Ready((index, result.unwrap_or_else(|_| ExitStatus::from_raw(1 << 8))));
             }
         }

@@ -1,4 +1,4 @@
-//! Attempts with a worker that prints what the test wants: several ranks in one process.
+//! Attempts with a fake worker that prints the events of several ranks from one process.
 
 use super::*;
 use std::os::unix::fs::PermissionsExt;
@@ -97,7 +97,7 @@ fn failed(rank: u32) -> Event {
     Event::Failed(Failure { rank, origin_rank: 1, cause, during, exit_code: 5 })
 }
 
-/// Remembers how many ranks were ready, and the accuracy.
+/// Records how many ranks were ready, and the accuracy.
 #[derive(Default)]
 struct Seen {
     ready: Vec<usize>,
@@ -115,7 +115,7 @@ impl Observer for Seen {
     }
 }
 
-/// The outcome of an attempt whose only process prints these events and ends with this code.
+/// The outcome of an attempt whose only process prints these events and exits with this code.
 fn attempt(name: &str, events: &[Event], code: i32) -> (Ended, Seen) {
     let folder = std::env::temp_dir().join(format!("switchyard-attempt-{name}-{}", std::process::id()));
     let run_dir = RunDir::choose("one", Some(&folder));
