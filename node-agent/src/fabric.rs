@@ -1,4 +1,5 @@
-//! The NVLink fabric between machines: what the driver's numbers mean, and what the GPUs of a machine agree on.
+//! The NVLink fabric between machines: decodes the driver's values and checks that all GPUs of a
+//! machine agree.
 
 use crate::read::Notes;
 use switchyard_crds::gpu_topology::{Fabric, FabricHealth, FabricState, FabricSummary, Gpu};
@@ -6,7 +7,7 @@ use switchyard_crds::gpu_topology::{Fabric, FabricHealth, FabricState, FabricSum
 /// Result of `nvmlDeviceGetGpuFabricInfoV`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FabricInfo {
-    /// 0: the driver does not know a fabric; 1 not started, 2 in progress, 3 completed.
+    /// 0: the driver reports no fabric; 1 not started, 2 in progress, 3 completed.
     pub state: u8,
     /// Result of the registration, an `nvmlReturn_t`.
     pub status: u32,
@@ -16,8 +17,8 @@ pub struct FabricInfo {
     pub clique_id: u32,
     /// See [`faults`].
     pub health_mask: u32,
-    /// 0: not reported; 1 healthy, 2 unhealthy, 3 limited capacity. Drivers with version 2 of the call do not report
-    /// it.
+    /// 0: not reported; 1 healthy, 2 unhealthy, 3 limited capacity. Absent in version 2 of the
+    /// call.
     pub health_summary: u8,
 }
 
@@ -25,11 +26,11 @@ pub struct FabricInfo {
 /// `NVML_GPU_FABRIC_HEALTH_MASK_*`).
 const FLAGS: [&str; 4] = ["DegradedBandwidth", "RouteRecovery", "RouteUnhealthy", "AccessTimeoutRecovery"];
 
-/// The faults in a health mask, in words.
+/// Names of the faults in a health mask.
 pub fn faults(mask: u32) -> Vec<String> {
     let flags = FLAGS.iter().enumerate().filter(|(index, _)| mask >> (2 * index) & 3 == 1);
     let configuration = match mask >> 8 & 15 {
-        // Not reported, or nothing wrong.
+        // Not reported, or healthy.
         0 | 1 => None,
         2 => Some("IncorrectSystemGUID".to_owned()),
         3 => Some("IncorrectChassisSerial".to_owned()),
@@ -40,7 +41,7 @@ pub fn faults(mask: u32) -> Vec<String> {
     flags.map(|(_, name)| (*name).to_owned()).chain(configuration).collect()
 }
 
-/// The driver's numbers in words. `None`: it does not know a fabric.
+/// Decodes the driver's values. `None` if it reports no fabric.
 pub fn decode(info: &FabricInfo) -> Option<Fabric> {
     let state = match info.state {
         1 => FabricState::NotStarted,
@@ -84,8 +85,8 @@ fn uuid(bytes: &[u8; 16]) -> String {
     text
 }
 
-/// The position in the fabric that all GPUs agree on, with the worst health and the faults of all. `None`, with a note,
-/// if they disagree.
+/// The fabric position that all GPUs agree on, with the worst health and the faults of all GPUs.
+/// `None`, with a note, if they disagree.
 pub(crate) fn of_machine(gpus: &[Gpu], notes: &mut Notes) -> Option<Fabric> {
     let first = gpus.iter().find_map(|gpu| gpu.fabric.as_ref())?;
     let place = |fabric: &Fabric| (fabric.state, fabric.result.clone(), fabric.cluster_uuid.clone(), fabric.clique_id);

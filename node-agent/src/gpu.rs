@@ -1,4 +1,4 @@
-//! GPUs, read through NVML.
+//! Reads GPUs through NVML.
 
 use crate::nvml::{LIBRARY, Session, reason};
 use crate::pci::{self, PciPosition};
@@ -16,30 +16,30 @@ use switchyard_crds::gpu_topology::{
 
 /// Most GPUs in a description.
 const MOST_GPUS: usize = 64;
-/// Words of a set of NUMA nodes, 64 nodes each: as many nodes as Linux can have.
+/// 64-bit words of a NUMA node set: as many nodes as Linux supports.
 const NODE_SET_WORDS: usize = 16;
 /// `NVML_AFFINITY_SCOPE_NODE`.
 const SCOPE_NODE: u32 = 0;
-/// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`, outside of the range that drivers renumber.
+/// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`, outside the range that drivers renumber.
 const FIELD_RECOVERY_ACTION: u32 = 230;
 
 /// Facts from NVML, or from the PCI bus if NVML does not work.
 #[derive(Debug, Default)]
 pub(crate) struct GpuFacts {
-    /// Number of GPUs; `None` if it is unknown.
+    /// Number of GPUs, if known.
     pub count: Option<u32>,
     pub gpus: Vec<Gpu>,
     pub links: Vec<Link>,
-    /// GPUs with an NVLink to a switch.
+    /// Number of GPUs with an NVLink to a switch.
     pub at_switches: u32,
     pub driver: Option<String>,
     pub nvml_version: Option<String>,
     pub cuda_version: Option<String>,
-    /// Where the facts come from.
+    /// Source of the facts.
     pub source: String,
 }
 
-/// `nodes`: the NUMA nodes of the machine.
+/// `nodes` are the machine's NUMA nodes.
 pub(crate) fn read_gpus(roots: &Roots, nodes: &[NumaNode], notes: &mut Notes, link_notes: &mut Notes) -> GpuFacts {
     let session = match Session::open(roots.nvml_library.as_deref()) {
         Ok(session) => session,
@@ -94,7 +94,7 @@ fn cuda_version(number: i32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
 }
 
-/// A GPU that the driver has lost may still be on the bus.
+/// Notes GPUs that the driver has lost but the PCI bus still lists.
 fn note_hidden(roots: &Roots, gpus: &[Gpu], notes: &mut Notes) {
     let on_bus = pci::functions(&roots.sysfs).map(|all| pci::nvidia_gpus(&all)).unwrap_or_default();
     let hidden: Vec<String> =
@@ -104,7 +104,7 @@ fn note_hidden(roots: &Roots, gpus: &[Gpu], notes: &mut Notes) {
     }
 }
 
-/// Without NVML the PCI bus still distinguishes a machine without GPUs from one without a driver.
+/// The PCI bus still distinguishes a machine without GPUs from one without a driver.
 fn without_nvml(roots: &Roots, why: &str, notes: &mut Notes) -> GpuFacts {
     let source = "sysfs".to_owned();
     match pci::functions(&roots.sysfs).map(|all| pci::nvidia_gpus(&all).len()) {
@@ -123,7 +123,7 @@ fn without_nvml(roots: &Roots, why: &str, notes: &mut Notes) -> GpuFacts {
     }
 }
 
-/// Fills in the facts from the driver and sysfs. `gpu` already has its index and UUID.
+/// Completes `gpu`, which already has its index and UUID, with facts from the driver and sysfs.
 fn read_gpu(roots: &Roots, nodes: &[NumaNode], nvml: &Nvml, device: &Device<'_>, gpu: Gpu, notes: &mut Notes) -> Gpu {
     let index = gpu.index;
     let mut note = |fact: &str, error: &str| notes.add(format!("GPU{index}: {fact} unknown: {error}"));
@@ -137,7 +137,8 @@ fn read_gpu(roots: &Roots, nodes: &[NumaNode], nvml: &Nvml, device: &Device<'_>,
         id.map(|id| read::clip(&id, 32))
     });
     let model = device.name().map_err(|error| keep("model", &error)).ok().map(|name| read::clip(&name, 128));
-    // `memory_info` is version 2 of the call; drivers before 510 only have version 1, and the memory stays unknown.
+    // `memory_info` uses version 2 of the call. Drivers before 510 only have version 1, so the
+    // memory stays unknown.
     let memory_bytes = device.memory_info().map_err(|error| keep("memory", &error)).ok().map(|memory| memory.total);
     let place = bus_id.as_deref().map(|id| pci::place(&roots.sysfs.join("bus/pci/devices").join(id)));
     let place = place.transpose().unwrap_or_else(|error| {
@@ -163,8 +164,8 @@ fn read_gpu(roots: &Roots, nodes: &[NumaNode], nvml: &Nvml, device: &Device<'_>,
     }
 }
 
-/// The first NUMA node near the GPU according to the driver, which knows it even if the firmware does not tell the
-/// kernel. A set of all nodes means nothing.
+/// The first NUMA node near the GPU according to the driver, which knows it even if the firmware
+/// does not report it to the kernel. A set of all nodes carries no information.
 fn numa_by_affinity(device: &Device<'_>, nodes: &[NumaNode]) -> Option<u32> {
     let words = device.memory_affinity(NODE_SET_WORDS, SCOPE_NODE).ok()?;
     let near = |id: u32| words.get(id as usize / 64).is_some_and(|word| word >> (id % 64) & 1 == 1);
@@ -172,7 +173,7 @@ fn numa_by_affinity(device: &Device<'_>, nodes: &[NumaNode]) -> Option<u32> {
     (nodes.len() == 1 || !nodes.iter().all(|node| near(node.id))).then_some(first)
 }
 
-/// The driver's values, or those of sysfs where it has none.
+/// The driver's values, falling back to sysfs.
 fn pcie_link(device: &Device<'_>, place: &PciPosition) -> Option<PcieLink> {
     let by_kernel = place.link.clone().unwrap_or_default();
     let max_generation = device.max_pcie_link_gen().ok().or(by_kernel.max_generation);
@@ -205,7 +206,7 @@ fn read_mig(device: &Device<'_>) -> Option<Mig> {
     }
 }
 
-/// Numbers have gaps: a deleted instance leaves one.
+/// Instance numbers have gaps, because a deleted instance leaves one.
 fn read_instances(device: &Device<'_>) -> Vec<MigInstance> {
     let most = device.mig_device_count().unwrap_or(0).min(16);
     let instance = |number| {

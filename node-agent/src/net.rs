@@ -1,4 +1,4 @@
-//! Network devices: interfaces with hardware behind them, the interface of the default route, and RDMA ports.
+//! Network devices: physical interfaces, the interface of the default route, and RDMA ports.
 
 use crate::Roots;
 use crate::pci::{self, PciPosition};
@@ -10,13 +10,13 @@ use switchyard_crds::gpu_topology::{Nic, NicKind, VirtualFunctions};
 /// Most network devices in a description.
 const MOST_NICS: usize = 256;
 
-/// Parses an interface's speed: megabits per second. The kernel reports an unknown speed as -1, some drivers as 0 or
-/// 4294967295.
+/// Parses an interface's speed: megabits per second. The kernel reports an unknown speed as -1,
+/// some drivers as 0 or 4294967295.
 pub fn parse_speed(text: &str) -> Option<u64> {
     read::number::<u64>(text).filter(|speed| *speed > 0 && *speed < u64::from(u32::MAX))
 }
 
-/// Devices in ascending order of their names. `None`: the kernel's list cannot be read.
+/// Devices sorted by name. `None` if the kernel's list cannot be read.
 pub(crate) fn read_nics(roots: &Roots, default_route: Option<&str>, notes: &mut Notes) -> Option<Vec<Nic>> {
     let directory = roots.sysfs.join("class/net");
     let interfaces = match read::entries(&directory) {
@@ -29,7 +29,7 @@ pub(crate) fn read_nics(roots: &Roots, default_route: Option<&str>, notes: &mut 
     let mut ports = rdma::read_ports(roots, notes);
     let mut nics = Vec::new();
     for (name, path) in interfaces {
-        // This link exists exactly for devices with hardware, real or emulated by a hypervisor.
+        // Only devices with hardware, real or emulated by a hypervisor, have this link.
         let kind = if path.join("device").exists() { NicKind::Physical } else { NicKind::Virtual };
         if kind == NicKind::Virtual && default_route != Some(name.as_str()) {
             continue;
@@ -51,7 +51,7 @@ pub(crate) fn read_nics(roots: &Roots, default_route: Option<&str>, notes: &mut 
     Some(nics)
 }
 
-/// Sets the PCI function of a device, its parent and its virtual functions.
+/// Sets a device's PCI function, its parent and its virtual functions.
 fn read_functions(roots: &Roots, nic: &mut Nic) {
     let Some(device) = nic.bus_id.as_ref().map(|id| roots.sysfs.join("bus/pci/devices").join(id)) else { return };
     let parent = std::fs::read_link(device.join("physfn")).ok();
@@ -95,7 +95,7 @@ fn read_interface(name: &str, path: &Path, kind: NicKind, ports: &mut Vec<RdmaPo
     nic
 }
 
-/// Training uses the RDMA side of a device: its figures replace the interface's.
+/// Replaces the interface's values by the RDMA port's, because training uses the RDMA side.
 fn adopt(nic: &mut Nic, port: RdmaPort) {
     nic.kind = NicKind::Physical;
     nic.rdma_device = Some(read::clip(&port.device, 64));
@@ -117,7 +117,7 @@ fn adopt(nic: &mut Nic, port: RdmaPort) {
     }
 }
 
-/// Keeps physical functions first if there are more devices than a description holds.
+/// Keeps physical functions first if there are more devices than a description can hold.
 fn limit(nics: &mut Vec<Nic>, notes: &mut Notes) {
     if nics.len() > MOST_NICS {
         notes.add(format!("{} network devices: only {MOST_NICS} are described", nics.len()));

@@ -1,4 +1,4 @@
-//! Machines that do not exist, as trees of files.
+//! Descriptions of synthetic machines, built as directory trees.
 
 mod fixture;
 
@@ -196,7 +196,7 @@ fn describes_the_machine_it_runs_on() {
     if let (Some(online), Some(usable)) = (online, usable) {
         assert!(!usable.is_empty());
         assert_eq!(usable.intersection(&online), usable);
-        // A quota lowers what the standard library reports and never raises it.
+        // A CPU quota can lower the standard library's result but never raise it.
         assert!(std::thread::available_parallelism().is_ok_and(|count| count.get() <= usable.len()));
         let nodes: Vec<u32> = status
             .numa_nodes
@@ -208,7 +208,7 @@ fn describes_the_machine_it_runs_on() {
     }
     assert!(status.memory_bytes.is_some_and(|bytes| bytes > 64 << 20));
     assert!(elapsed.as_millis() < 1000, "a description took {elapsed:?}");
-    // Described again, the machine differs only in the time.
+    // A second description differs only in its time.
     let again = describe(&Roots::local("here"), Timestamp::UNIX_EPOCH).expect("a description");
     assert_eq!(topology, again);
     println!("{elapsed:?}: {topology:#?}");

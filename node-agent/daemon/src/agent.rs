@@ -1,4 +1,5 @@
-//! The loops: one scans the machine, one asks the kubelet, one keeps the object on the API server up to date.
+//! The agent's loops: one scans the machine, one queries the kubelet, one keeps the object on the
+//! API server up to date.
 //!
 //! ```text
 //! period, GPU events ─> scan (thread) ─> MachineState ─┐
@@ -6,7 +7,7 @@
 //! period ───────────> kubelet (socket) ─> Kubelet ─────┘
 //! ```
 //!
-//! Each keeps only its last state, so the newest facts are written next, whatever was slow or unreachable.
+//! Each loop keeps only its latest state, so a slow or unreachable source never delays newer facts.
 
 use crate::metrics::Metrics;
 use crate::pages::Health;
@@ -25,9 +26,10 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 use tracing::{info, warn};
 
-/// A GPU that reports one error after another does not cause more scans than this.
+/// Shortest time between scans triggered by GPU events, for a GPU that reports one error after
+/// another.
 const AFTER_EVENT: Duration = Duration::from_secs(2);
-/// Pause before waiting for NVML's events again: without NVML, and while a driver restarts.
+/// Pause before subscribing to NVML events again, without NVML or while a driver restarts.
 const EVENTS_AGAIN: Duration = Duration::from_secs(60);
 
 pub(crate) struct Agent {
@@ -36,7 +38,7 @@ pub(crate) struct Agent {
     /// Time after which a scan counts as hung.
     pub patience: Duration,
     pub place: ScanSource,
-    /// `None`: the kubelet is not asked.
+    /// `None` if the kubelet is not queried.
     pub pod_resources: Option<PathBuf>,
     pub metrics: Arc<Metrics>,
     pub health: Arc<Health>,
@@ -82,7 +84,8 @@ impl Agent {
         Ok((MachineState { last: Some(Arc::new(scan)), fault: None }, self.kubelet().await))
     }
 
-    /// Triggers a scan when a GPU reports something. The thread may hang in the driver, and ends with the process.
+    /// Triggers a scan when a GPU reports something. The thread may hang in the driver, and ends
+    /// with the process.
     fn watch_gpus(&self, event: Arc<Notify>) -> std::io::Result<()> {
         let library = self.place.roots.nvml_library.clone();
         let metrics = Arc::clone(&self.metrics);
@@ -95,7 +98,7 @@ impl Agent {
                     event.notify_one();
                 });
                 tracing::debug!(why, "no events from GPUs");
-                // A driver that disappeared is news as well; one that was never there is not.
+                // A driver that disappeared is worth a scan; one that was never there is not.
                 if begin.elapsed() > AFTER_EVENT {
                     event.notify_one();
                 }
@@ -166,7 +169,7 @@ impl Agent {
         mut machines: watch::Receiver<MachineState>,
         mut kubelets: watch::Receiver<Option<Kubelet>>,
     ) {
-        // The first report is complete: it waits for both, and neither can take longer than its own deadline.
+        // Wait for both, so that the first report is complete. Each has its own deadline.
         let known = |machine: &MachineState| machine.last.is_some() || machine.fault.is_some();
         if machines.wait_for(known).await.is_err() || kubelets.wait_for(Option::is_some).await.is_err() {
             return;

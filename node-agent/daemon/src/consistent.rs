@@ -1,5 +1,5 @@
-//! Whether the facts agree with each other. Pure: a contradiction is reported with both values, and nothing is
-//! corrected here.
+//! Checks whether the facts agree with each other. Pure: reports both values of a contradiction and
+//! corrects nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::gpu_topology::GPUTopologyStatus;
@@ -22,18 +22,19 @@ impl std::fmt::Display for Contradiction {
     }
 }
 
-/// Facts about the devices of a machine from other sources.
+/// Facts about the machine's devices from other sources.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Others<'a> {
     /// NVIDIA GPUs on the PCI bus; `None` if the bus cannot be read.
     pub pci_gpus: Option<u32>,
-    /// Counters of the GPUs, with their NVLinks from both ends.
+    /// GPU counters, with the NVLinks as counted at both ends.
     pub counters: &'a [GpuCounters],
-    /// Resource and device of everything that the kubelet can allocate to containers; `None` if it could not be asked.
+    /// Resource and device of everything that the kubelet can allocate; `None` if it could not be
+    /// queried.
     pub allocatable: Option<&'a BTreeSet<(String, String)>>,
 }
 
-/// All contradictions, in the order of the fields.
+/// All contradictions, in field order.
 pub(crate) fn contradictions(facts: &GPUTopologyStatus, others: Others<'_>) -> Vec<Contradiction> {
     let mut found = Vec::new();
     let mut add = |field: String, got: String, expected: String| found.push(Contradiction { field, got, expected });
@@ -119,7 +120,8 @@ fn asymmetric(counters: &[GpuCounters], add: &mut Add<'_>) {
     }
 }
 
-/// Compares GPUs that a device plugin names by UUID. Instances and claims have other names and are not compared.
+/// Compares only GPUs that a device plugin names by UUID; MIG instances and claims have other
+/// names.
 fn kubelet(facts: &GPUTopologyStatus, allocatable: &BTreeSet<(String, String)>, add: &mut Add<'_>) {
     // A plugin that shares GPUs allocates `UUID::0`, `UUID::1`, …
     let plain = |id: &'_ str| id.split("::").next().unwrap_or_default().to_owned();

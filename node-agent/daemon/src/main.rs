@@ -1,4 +1,5 @@
-//! The node agent: describes its machine periodically, and keeps the `GPUTopology` of its node up to date.
+//! The node agent: describes its machine periodically, and keeps the `GPUTopology` of its node up
+//! to date.
 //!
 //! ```text
 //! scan (thread: sysfs, procfs, NVML) ─┐
@@ -6,7 +7,8 @@
 //! pod_resources (kubelet's socket) ───┘
 //! ```
 //!
-//! Not here: how a machine is described (the library `switchyard-node-agent`), and any decision about jobs.
+//! How a machine is described is in the library `switchyard-node-agent`. The agent makes no
+//! decisions about jobs.
 #![forbid(unsafe_code)]
 
 mod agent;
@@ -36,7 +38,7 @@ use switchyard_worker_contract::exit::Exit;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Text of `--version`. `cargo xtask` passes the commit; only this file is compiled again for another one.
+/// Text of `--version`. `cargo xtask` sets the commit, so a new commit recompiles only this file.
 const VERSION: &str = match option_env!("SWITCHYARD_VERSION") {
     Some(version) => version,
     None => env!("CARGO_PKG_VERSION"),
@@ -53,7 +55,7 @@ fn main() -> ExitCode {
         Err(error) => return refuse(&format!("cannot start: {error}"), Exit::Unexpected),
     };
     let code = runtime.block_on(async { if args.once { once(&args).await } else { serve(&args).await } });
-    // A name lookup in progress does not delay the exit.
+    // Do not wait for a name lookup in progress.
     runtime.shutdown_background();
     code
 }
@@ -94,7 +96,8 @@ async fn once(args: &Args) -> ExitCode {
     }
 }
 
-/// Prints a result. A reader that is gone (`| head`) has seen enough; a full disk is reported.
+/// Prints a result. A closed pipe (`
+/// head`) is not an error; a full disk is.
 fn print(text: &str) -> ExitCode {
     use std::io::Write;
     match std::io::stdout().write_all(text.as_bytes()) {
@@ -115,12 +118,12 @@ async fn serve(args: &Args) -> ExitCode {
     tokio::select! {
         message = report(args) => refuse(&message, Exit::Usage),
         _ = interrupt.recv() => ExitCode::from(Exit::Interrupted.code()),
-        // A pod that is stopped has done its work. The next agent writes what is not written yet.
+        // SIGTERM is a clean exit; the next agent picks up any unwritten report.
         _ = terminate.recv() => ExitCode::SUCCESS,
     }
 }
 
-/// Reports until something ends it, and returns the reason.
+/// Reports until an error ends it, and returns the error.
 async fn report(args: &Args) -> String {
     let Some(name) = &args.node_name else { return "--node-name: got nothing; expected the name of this node".into() };
     let agent = agent(args, name);

@@ -1,5 +1,5 @@
-//! Watches RDMA ports: links that are up now and went down a while ago, and growing error counters. The report says
-//! when a counter moved rather than its value, so that a quiet port changes nothing. Pure.
+//! Watches RDMA ports for links that recently went down and for growing error counters. Pure. The
+//! report has the time of a change instead of the counter, so that a quiet port changes nothing.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::gpu_topology::{GPUTopologyStatus, PortWatch};
 use switchyard_node_agent::counters::PortCounters;
 
-/// While errors keep growing, their time is updated this often.
+/// While errors keep growing, their time is updated at this interval.
 const RENEWAL: SignedDuration = SignedDuration::from_mins(30);
 
 /// All ports seen so far.
@@ -26,8 +26,8 @@ struct Port {
 }
 
 impl Ports {
-    /// Compares with the previous counters. A port that is new, or whose counters restarted because its driver was
-    /// reloaded, counts as unchanged.
+    /// Compares counters with the previous ones. A new port, or one whose counters were reset by a
+    /// driver reload, counts as unchanged.
     pub fn see(&mut self, counters: Vec<PortCounters>, now: Timestamp) {
         for counters in counters {
             let key = (counters.device.clone(), counters.port);
@@ -68,7 +68,7 @@ impl Ports {
     }
 }
 
-/// Keeps what a previous agent, or another one on the same node, has observed: the later time wins.
+/// Keeps what a previous or concurrent agent on this node observed: the later time wins.
 pub(crate) fn keep(status: &mut GPUTopologyStatus, before: &GPUTopologyStatus) {
     for nic in &mut status.nics {
         let Some(watch) = &mut nic.port_watch else { continue };

@@ -1,4 +1,4 @@
-//! Turns what is known into the status that should be on the server, and compares two statuses. Pure.
+//! Builds the desired status from the known facts, and compares statuses. Pure.
 
 use crate::consistent::{Others, contradictions};
 use crate::pod_resources::Resources;
@@ -11,7 +11,7 @@ use switchyard_crds::conditions::topology::{CONSISTENT, FRESH, REPORTED};
 use switchyard_crds::gpu_topology::{FactSource, Facts, GPUTopologyStatus, SourceState};
 use switchyard_node_agent::Notes;
 
-/// What is known about the machine.
+/// The latest state of the machine.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct MachineState {
     /// The last successful scan.
@@ -20,21 +20,21 @@ pub(crate) struct MachineState {
     pub fault: Option<ScanFault>,
 }
 
-/// What is known from the kubelet.
+/// The latest state of the kubelet.
 #[derive(Debug, Clone)]
 pub(crate) enum Kubelet {
-    /// The kubelet is not asked.
+    /// The kubelet is not queried.
     Disabled,
     /// Its response.
     Known(Arc<Resources>),
-    /// It did not respond; the reason.
+    /// It did not respond, for this reason.
     Unknown(String),
 }
 
-/// The desired status, without transition times: those depend on the current status.
+/// The desired status without transition times, which depend on the current status.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Draft {
-    /// `None`: nothing is known yet, and the object on the server stays as it is.
+    /// `None` if nothing is known yet; the object on the server then stays unchanged.
     facts: Option<GPUTopologyStatus>,
     verdicts: [Verdict; 3],
 }
@@ -85,7 +85,7 @@ pub(crate) fn draft(machine: &MachineState, kubelet: &Kubelet) -> Draft {
     Draft { facts: Some(facts), verdicts }
 }
 
-/// The reason and the message of a failed scan.
+/// Reason and message of a failed scan.
 fn fault_of(machine: &MachineState) -> Option<(&'static str, String)> {
     Some(match machine.fault.as_ref()? {
         ScanFault::Failed(why) => ("ScanFailed", why.clone()),
@@ -101,7 +101,7 @@ fn reported(machine: &MachineState, sources: &[FactSource]) -> Verdict {
     if let Some((reason, message)) = fault_of(machine) {
         return verdict("False", reason, message);
     }
-    // Without the kubelet's response nothing about the machine is missing.
+    // Facts about the machine are complete even without the kubelet's response.
     let of_machine = sources.iter().filter(|source| source.facts != Facts::InUse);
     let told = |state| {
         let mut notes = Notes::default();
@@ -130,7 +130,7 @@ fn fresh(machine: &MachineState) -> Verdict {
 }
 
 impl Draft {
-    /// The status to write over `before`.
+    /// The status that replaces `before`.
     pub fn status(&self, before: Option<&GPUTopologyStatus>, now: Timestamp) -> GPUTopologyStatus {
         let mut status = self.facts.as_ref().or(before).cloned().unwrap_or_default();
         if let Some(before) = before {
@@ -156,7 +156,8 @@ impl Verdict {
     }
 }
 
-/// A status without what may differ between equal reports: times, and the order of lists with keys.
+/// A status without anything that can differ between equal reports: times, and the order of keyed
+/// lists.
 fn canonical(status: &GPUTopologyStatus) -> GPUTopologyStatus {
     let mut status = status.clone();
     status.observed_time = None;

@@ -1,4 +1,5 @@
-//! A unary call of gRPC over a unix socket: HTTP/2 with prior knowledge, one framed message each way, the status in the trailers.
+//! Unary gRPC calls over a Unix socket: HTTP/2 with prior knowledge, one framed message each way,
+//! the status in the trailers.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, Request, StatusCode};
@@ -9,13 +10,12 @@ use tokio::net::UnixStream;
 
 /// Longest response in bytes: the limit of the kubelet's own clients.
 const MAX_ANSWER: usize = 16 << 20;
-/// A flag and the length.
+/// Compression flag and length.
 const FRAME_HEADER: usize = 5;
 
-/// Why a call has no response.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CallError {
-    /// Nothing listens at the socket.
+    /// Nothing listens on the socket.
     #[error("{0}")]
     Connect(#[from] io::Error),
     /// The connection broke, or is not HTTP/2.
@@ -24,7 +24,7 @@ pub(super) enum CallError {
     /// The other side is not a gRPC server.
     #[error("HTTP status {0}; expected 200")]
     Status(StatusCode),
-    /// The server refused.
+    /// The server returned an error.
     #[error("gRPC status {code}: {message}")]
     Refused { code: String, message: String },
     #[error("the answer is longer than {MAX_ANSWER} bytes")]
@@ -39,7 +39,8 @@ pub(super) async fn call<Answer: Message + Default>(socket: &Path, method: &str)
     let stream = UnixStream::connect(socket).await?;
     let (requests, connection) = h2::client::handshake(stream).await?;
     let mut answer = std::pin::pin!(exchange(requests, method));
-    // The connection has to be polled for the call to make progress. A server that closes it may have responded before.
+    // The connection must be polled for the call to make progress. A server can respond and close
+    // it at once.
     tokio::select! {
         answer = &mut answer => return answer,
         ended = connection => ended?,
@@ -57,13 +58,13 @@ async fn exchange<Answer: Message + Default>(
         .body(())
         .map_err(|error| CallError::Malformed(error.to_string()))?;
     let (response, mut body) = requests.ready().await?.send_request(request, false)?;
-    // An empty message: not compressed, length 0.
+    // An empty message: uncompressed, length 0.
     body.send_data(Bytes::from_static(&[0; FRAME_HEADER]), true)?;
     let (head, mut answer) = response.await?.into_parts();
     if head.status != StatusCode::OK {
         return Err(CallError::Status(head.status));
     }
-    // An error without a message comes with its status in the headers.
+    // An error without a message carries its status in the headers.
     refused(&head.headers)?;
     let mut bytes = BytesMut::new();
     while let Some(chunk) = answer.data().await {

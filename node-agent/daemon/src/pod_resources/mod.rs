@@ -1,4 +1,5 @@
-//! Who uses which device: the kubelet's PodResources API on its unix socket.
+//! Queries which container uses which device, through the kubelet's PodResources API on its Unix
+//! socket.
 
 mod call;
 mod messages;
@@ -21,18 +22,18 @@ const MAX_USES: usize = 1024;
 /// `maxItems` of the CDI devices of a claim.
 const MAX_CDI: usize = 32;
 
-/// What the kubelet reports.
+/// The kubelet's response.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Resources {
-    /// Devices of containers, by key.
+    /// Devices in use by containers, sorted by key.
     pub in_use: Vec<DeviceUse>,
-    /// Devices of plugins that can be allocated to containers: resource and device.
+    /// Resource and device of every plugin device that the kubelet can allocate.
     pub allocatable: BTreeSet<(String, String)>,
-    /// What was cut off.
+    /// A note if the response exceeded a limit.
     pub note: Option<String>,
 }
 
-/// Asks the kubelet, with retries; calls `failed` for every failed attempt.
+/// Queries the kubelet, with retries. Calls `failed` after every failed attempt.
 ///
 /// # Errors
 /// The last failure, as one sentence.
@@ -45,7 +46,7 @@ pub(crate) async fn ask(socket: &Path, failed: impl Fn()) -> Result<Resources, S
             Err(_) => CallError::Malformed(format!("no answer within {} s", CALL.as_secs())),
         };
         failed();
-        // Without the socket there is no kubelet, or it lacks this API: not worth waiting for.
+        // Do not retry if the socket is missing: there is no kubelet, or it lacks this API.
         let absent = matches!(&error, CallError::Connect(error) if error.kind() == std::io::ErrorKind::NotFound);
         match pauses.next().filter(|_| !absent) {
             Some(pause) => tokio::time::sleep(pause).await,
@@ -83,7 +84,7 @@ fn resources(list: ListResponse, allocatable: AllocatableResponse) -> Resources 
 }
 
 fn uses(namespace: &str, pod: &str, container: Container) -> Vec<DeviceUse> {
-    // The API limits the length of every text.
+    // The API limits the length of every string.
     let clip = |text: &str, max: usize| text.chars().take(max).collect::<String>();
     let entry = |device: &str, resource: &str, source, claim| DeviceUse {
         device: clip(device, 256),
