@@ -1,27 +1,27 @@
-//! The cluster of a simulation, made of the nodes of a real one.
+//! Builds the simulated cluster from the nodes of a real one.
 
 use crate::fabric::Fabric;
 use std::collections::BTreeMap;
 use switchyard_plan::cluster::levels::{LevelDomains, Levels};
 use switchyard_plan::cluster::view::NodeView;
 
-/// What a simulation takes of a real cluster. Its jobs are not part of it: a trace begins with an empty cluster.
+/// The simulated form of a real cluster. It starts empty: the real cluster's jobs are not included.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Taken {
     pub fabric: Fabric,
-    /// The node whose report all hosts have.
+    /// The node whose report stands for all hosts.
     pub machine: String,
-    /// Labels that make leaves and blocks, where the nodes have such labels.
+    /// The labels that define leaves and blocks, if the nodes have them.
     pub keys: [Option<String>; 2],
-    /// Nodes that are left out, and why.
+    /// Skipped nodes with the reason.
     pub left_out: Vec<(String, String)>,
 }
 
-/// Takes the nodes that are ready and have as many GPUs as most of them. Leaves are the smallest domains that hold several nodes, blocks the next
-/// larger ones; domains of NVLink count as neither.
+/// Takes the ready nodes that have the most common number of GPUs. Leaves are the smallest domains
+/// that hold several nodes, blocks the next larger ones; NVLink domains count as neither.
 ///
 /// # Errors
-/// No node has GPUs that a report describes.
+/// No node has a usable report of its GPUs.
 pub fn of_nodes(nodes: &BTreeMap<String, NodeView>, levels: &Levels) -> Result<Taken, String> {
     let gpus = |node: &NodeView| node.described().map_or(0, |machine| machine.gpus.len() as u32);
     let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
@@ -72,7 +72,7 @@ fn holds_several(level: &LevelDomains) -> bool {
     names.windows(2).any(|two| two[0] == two[1])
 }
 
-/// A node without the label of a level is alone in its domain.
+/// A domain of a level. A node without the level's label is alone in its domain.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Domain {
     Named(String),
@@ -83,7 +83,7 @@ fn domain(level: &LevelDomains, node: usize) -> Domain {
     level.of[node].clone().map_or(Domain::Alone(node), Domain::Named)
 }
 
-/// Numbers of leaves and blocks, from 0. A leaf in two blocks is two leaves.
+/// Numbers leaves and blocks from 0. Equally named leaves in two blocks are two leaves.
 #[derive(Default)]
 struct Numbers {
     leaves: BTreeMap<(Domain, Domain), usize>,
@@ -107,7 +107,7 @@ mod tests {
     use switchyard_ledger::offline::Cluster;
     use switchyard_plan::objects::Defaults;
 
-    /// The example's cluster of two racks with four nodes each, changed.
+    /// The example's cluster of two racks with four nodes each, modified.
     fn taken(domains: &[&str], change: impl Fn(&str, &mut Value)) -> Result<Taken, String> {
         let text = include_str!("../../examples/clusters/two-racks.json");
         let mut cluster: Value = serde_json::from_str(text).unwrap();
@@ -136,7 +136,7 @@ mod tests {
             let half = if name < "gpu-03" || ("gpu-05".."gpu-07").contains(&name) { "a" } else { "b" };
             item["metadata"]["labels"]["example.com/half"] = json!(half);
         };
-        // A half of a rack is one leaf, whatever other racks call theirs.
+        // Half a rack is one leaf, even if another rack uses the same label value.
         let got = taken(&["example.com/half:2", "example.com/rack:4", "cluster:8"], split).unwrap();
         assert_eq!(got.fabric.leaves, [[0, 1], [2, 3], [4, 5], [6, 7]]);
         assert_eq!((got.fabric.blocks, got.fabric.oversubscription), (vec![vec![0, 1], vec![2, 3]], [2.0, 4.0]));

@@ -1,4 +1,5 @@
-//! The cluster of a simulation: hosts in leaves, leaves in blocks, and what the links between them carry.
+//! The simulated cluster: hosts in leaves, leaves in blocks, and the capacity of the links between
+//! them.
 
 use crate::table::{self, Table, TableError};
 use std::collections::BTreeMap;
@@ -12,7 +13,7 @@ pub struct Host {
     pub block: usize,
 }
 
-/// The cluster. All hosts have as many GPUs, and the bandwidth out of a host is 1.
+/// The cluster. All hosts have the same number of GPUs and an outgoing bandwidth of 1.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fabric {
     pub hosts: Vec<Host>,
@@ -21,18 +22,18 @@ pub struct Fabric {
     /// Leaves of each block.
     pub blocks: Vec<Vec<usize>>,
     pub gpus_per_host: u32,
-    /// What the hosts of a leaf, and those of a block, send out at once ÷ what its links carry.
+    /// Outgoing bandwidth of the hosts of a leaf, and of a block, ÷ the capacity of its uplinks.
     pub oversubscription: [f64; 2],
 }
 
 impl Fabric {
-    /// A cluster of equal leaves; blocks of eight leaves, the last one perhaps smaller.
+    /// A cluster of equal leaves in blocks of eight; the last block can be smaller.
     pub fn regular(leaves: usize, hosts_per_leaf: usize) -> Fabric {
         let host = |at: usize| (format!("host-{at:04}"), at / hosts_per_leaf, at / hosts_per_leaf / 8);
         Fabric::of((0..leaves * hosts_per_leaf).map(host))
     }
 
-    /// A cluster of hosts with their leaves and blocks, both numbered from 0.
+    /// Builds a cluster from hosts with their leaf and block, both numbered from 0.
     pub fn of(hosts: impl IntoIterator<Item = (String, usize, usize)>) -> Fabric {
         let (mut leaves, mut blocks): (Vec<Vec<usize>>, Vec<Vec<usize>>) = (Vec::new(), Vec::new());
         let mut all = Vec::new();
@@ -48,19 +49,20 @@ impl Fabric {
         Fabric { hosts: all, leaves, blocks, gpus_per_host: 8, oversubscription: [2.0, 4.0] }
     }
 
-    /// Reads a cluster of hosts: `node`, and `leaf` and `block` where it has such levels.
+    /// Reads a table of hosts with the column `node` and, for levels that exist, `leaf` and
+    /// `block`.
     ///
     /// # Errors
-    /// The first row that is wrong, by its line.
+    /// The first invalid row, with its line.
     pub fn read(from: impl Read) -> Result<Fabric, TableError> {
-        // By their names: the line that named them first, and their numbers.
+        // By name: the first line with that name, and the assigned numbers.
         let mut names: BTreeMap<String, u64> = BTreeMap::new();
         let mut leaves: BTreeMap<String, (u64, usize, String)> = BTreeMap::new();
         let mut blocks: BTreeMap<String, usize> = BTreeMap::new();
         let mut hosts = Vec::new();
         Table::open(table::unpacked(from)?, b',')?.rows(&["node"], |line, record, header| {
             let wrong = |field, got: &str, expected| TableError::Field { line, field, got: got.into(), expected };
-            // All hosts have the same, unnamed one of a level that the table does not know.
+            // If the table lacks a level, all hosts share one unnamed domain of it.
             let name = |field| match header.iter().position(|name| name == field).map(|at| record.get(at)) {
                 Some(None | Some("")) => Err(wrong(field, "", "a name".into())),
                 known => Ok(known.flatten().unwrap_or_default()),
@@ -82,7 +84,8 @@ impl Fabric {
         Ok(Fabric::of(hosts))
     }
 
-    /// The same with more leaves, each as large as the largest, in the block that has the fewest.
+    /// Returns a copy with more leaves. Each is as large as the largest one and is added to the
+    /// block with the fewest.
     #[must_use]
     pub fn with_more_leaves(&self, count: usize) -> Fabric {
         let mut fabric = self.clone();
@@ -91,7 +94,7 @@ impl Fabric {
             let fewest = (0..fabric.blocks.len()).min_by_key(|block| fabric.blocks[*block].len());
             let (leaf, block) = (fabric.leaves.len(), fewest.unwrap_or(0));
             let hosts = fabric.hosts.len()..fabric.hosts.len() + size;
-            // No name of a node has a `+`.
+            // Node names never contain a `+`.
             fabric.hosts.extend(hosts.clone().map(|at| Host { name: format!("+{number}-{at}"), leaf, block }));
             fabric.leaves.push(hosts.collect());
             fabric.blocks[block].push(leaf);
@@ -99,7 +102,6 @@ impl Fabric {
         fabric
     }
 
-    /// GPUs of all hosts.
     pub fn gpus(&self) -> u32 {
         self.hosts.len() as u32 * self.gpus_per_host
     }
@@ -110,7 +112,7 @@ impl Fabric {
     }
 }
 
-/// Fewest equal pods of at most so many GPUs.
+/// The fewest equal pods of at most `most` GPUs: pods, and GPUs per pod.
 pub fn pods(gpus: u32, most: u32) -> (u32, u32) {
     let pods = (gpus.div_ceil(most)..=gpus).find(|pods| gpus.is_multiple_of(*pods)).unwrap_or(gpus.max(1));
     (pods, gpus / pods)

@@ -1,32 +1,33 @@
-//! What became of a trace, in figures.
+//! Computes the figures of a replayed trace.
 
 use crate::play::{Done, Idle, Played, Team};
 use crate::trace::Row;
 use serde::Serialize;
 
-/// Gangs of at least so many GPUs have a figure of their own: they are those that wait for others.
+/// Gangs of at least this many GPUs get a separate figure, because they must wait for others to
+/// finish.
 const LARGE: u32 = 64;
-/// Shorter jobs count as so long in the slowdown, seconds.
+/// Durations below this count as this in the slowdown, seconds.
 const SHORT: f64 = 600.0;
 
-/// Of which jobs figures are.
+/// Which jobs the figures cover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counted {
-    /// Those submitted between 15 and 90 % of the time in which jobs are submitted: a cluster that begins empty, and one that no more jobs come
-    /// to, say little about the queue.
+    /// Jobs submitted between 15 and 90 % of the submission period: the empty cluster at the start
+    /// and the draining one at the end say little about the queue.
     Middle,
-    /// All, where few jobs say little anyway.
+    /// All jobs, for traces too short to have a middle.
     All,
 }
 
 impl Counted {
-    /// The middle of a trace that is long enough to have one.
+    /// The middle if the trace is long enough to have one.
     pub fn of(rows: &[Row]) -> Counted {
         let is_long = rows.len() >= 200 && rows.last().is_some_and(|last| last.submit > 0.0);
         if is_long { Counted::Middle } else { Counted::All }
     }
 
-    /// From when to when, seconds.
+    /// Start and end of the covered period, seconds.
     fn window(self, played: &Played) -> [f64; 2] {
         let most = |of: fn(&Done) -> f64| played.jobs.iter().map(of).fold(0.0, f64::max);
         match self {
@@ -35,14 +36,14 @@ impl Counted {
         }
     }
 
-    /// These jobs, with their positions in the trace.
+    /// The covered jobs with their positions in the trace.
     pub fn jobs(self, played: &Played) -> impl Iterator<Item = (usize, &Done)> {
         let [from, to] = self.window(played);
         played.jobs.iter().enumerate().filter(move |(_, job)| (from..=to).contains(&job.submit))
     }
 }
 
-/// How long jobs waited, seconds.
+/// Wait times, seconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Waits {
@@ -76,43 +77,48 @@ pub struct Figures {
     pub completion_p99: f64,
     pub wait_mean: f64,
     pub wait_p99: f64,
-    /// Of gangs of at least 64 GPUs.
+    /// For gangs of at least 64 GPUs.
     pub large_wait_mean: f64,
     pub wait_longest: f64,
     /// Mean of (wait + duration) ÷ duration, where ten minutes is the shortest duration.
     pub slowdown: f64,
-    /// GPU hours beyond those at the best places ÷ these, percent; work that is done again counts as work.
+    /// GPU hours spent beyond the GPU hours needed at the best placements, percent of the latter;
+    /// repeated work counts as needed.
     pub slow_percent: f64,
-    /// GPUs idle while a job waits that needs no more than are idle, in that time ÷ all GPUs, percent: kept for others, or in the wrong places.
+    /// GPUs idle while a waiting job needs no more than the idle ones, percent of all GPUs over the
+    /// period: GPUs that are reserved or badly placed.
     pub idle_percent: f64,
-    /// The same while the job that has waited longest needs no more than are idle: GPUs in the wrong places, percent.
+    /// The same while the longest-waiting job needs no more than the idle GPUs, percent: GPUs that
+    /// are badly placed.
     pub fragmentation_percent: f64,
-    /// GPUs that run jobs ÷ all GPUs, percent, in that time.
+    /// GPUs in use, percent of all GPUs over the period.
     pub utilisation_percent: f64,
-    /// How often jobs were stopped, because hosts failed or for jobs of a higher class.
+    /// How often jobs were stopped, by host failures or preemption.
     pub restarts: u32,
-    /// Jobs that were stopped more than once ÷ jobs that were stopped, percent; none without restarts.
+    /// Jobs stopped more than once, percent of the stopped jobs; `None` without restarts.
     pub stopped_again_percent: Option<f64>,
-    /// Of jobs of the higher class, and of the others; none where all are of one.
+    /// For jobs of the higher class and for the others; `None` if all jobs have one class.
     pub urgent_wait_mean: Option<f64>,
     pub others_wait_mean: Option<f64>,
-    /// From these stops to the starts behind them; none without restarts.
+    /// Mean time from a stop to the restart; `None` without restarts.
     pub restart_wait_mean: Option<f64>,
-    /// GPU hours of work that was done again ÷ those at the best places, percent.
+    /// GPU hours of repeated work, percent of the GPU hours at the best placements.
     pub lost_percent: f64,
-    /// GPU hours that teams had less than was their part while others had more ÷ their parts, percent; none where the trace names no queues.
+    /// GPU hours that teams were short of their fair share, percent of the fair shares; `None` if
+    /// the trace has no queues.
     pub short_percent: Option<f64>,
-    /// Of the jobs that waited, those that were told when they would begin, percent; none of a rule that tells nobody.
+    /// Waiting jobs that got a forecast of their start, percent; `None` for a rule without
+    /// forecasts.
     pub forecast_percent: Option<f64>,
-    /// Of these, those that began in that time, percent.
+    /// Of these, jobs that started within the forecast window, percent.
     pub forecast_coverage_percent: Option<f64>,
-    /// Of these, those that began before it, percent.
+    /// Of these, jobs that started before the forecast window, percent.
     pub forecast_early_percent: Option<f64>,
-    /// Median of how long that time was.
+    /// Median width of the forecast window.
     pub forecast_width_median: Option<f64>,
 }
 
-/// Takes the figures of a trace on a cluster of so many GPUs.
+/// Computes the figures of a trace on a cluster with this many GPUs.
 pub fn figures(played: &Played, gpus: u32, of: Counted) -> Figures {
     let [from, to] = of.window(played);
     let counted: Vec<&Done> = of.jobs(played).map(|(_, job)| job).collect();
@@ -135,7 +141,7 @@ pub fn figures(played: &Played, gpus: u32, of: Counted) -> Figures {
         |is_urgent: bool| self::mean(counted.iter().filter(|job| job.is_urgent == is_urgent).map(|job| job.wait()));
     let all = f64::from(gpus) * (to - from);
     let waited = counted.iter().filter(|job| job.wait() > 0.0).count();
-    // Limits are whole seconds.
+    // Allow a second on either side, because limits are whole seconds.
     let told = counted.iter().filter(|job| job.wait() > 0.0);
     let told: Vec<(&Done, [f64; 2])> =
         told.filter_map(|job| job.forecast.map(|[from, to]| (*job, [from - 1.0, to + 1.0]))).collect();
@@ -176,13 +182,13 @@ fn short(teams: &[Team]) -> Option<f64> {
     (teams.len() > 1).then(|| 100.0 * short / owed)
 }
 
-/// Mean; 0 of nothing.
+/// Mean; 0 if empty.
 pub fn mean(values: impl Iterator<Item = f64>) -> f64 {
     let (sum, count) = values.fold((0.0, 0), |(sum, count), value| (sum + value, count + 1));
     if count == 0 { 0.0 } else { sum / f64::from(count) }
 }
 
-/// Standard deviation of a sample; 0 of fewer than two.
+/// Sample standard deviation; 0 for fewer than two values.
 pub fn deviation(values: &[f64]) -> f64 {
     let mean = mean(values.iter().copied());
     let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
@@ -237,7 +243,8 @@ mod tests {
         assert_eq!(figures.slowdown, (1300.0 / 1000.0 + 1.0) / 2.0);
     }
 
-    /// A job of 100 s was stopped after 70 s, had 60 s of work in its checkpoint, and started again 30 s later on GPUs half as fast.
+    /// A job of 100 s was stopped after 70 s, had checkpointed 60 s of work, and resumed 30 s later
+    /// on GPUs half as fast.
     #[test]
     fn work_that_is_done_again_is_lost_and_not_slow() {
         let (restarts, lost, waited_again) = (1, 10.0, 30.0);

@@ -1,4 +1,4 @@
-//! Plays a trace: jobs arrive and end, hosts may fail, and a rule says who starts where.
+//! Replays a trace: jobs arrive and end, hosts fail, and a rule decides which jobs start where.
 
 mod player;
 
@@ -19,114 +19,116 @@ pub struct Job {
     pub pods: u32,
     /// GPUs of each pod.
     pub gpus: u32,
-    /// Seconds after its start when it is stopped: `activeDeadlineSeconds` of the manifest.
+    /// Seconds after its start when the job is stopped: the manifest's `activeDeadlineSeconds`.
     pub limit: Option<f64>,
-    /// Its team: a number for each name of a queue in the trace, in the order in which they appear.
+    /// The job's team. Teams are the trace's queue names, numbered by first appearance.
     pub team: usize,
-    /// Of the higher class: it starts before the others, and may stop them.
+    /// Whether the job has the higher class: it starts before the others and can preempt them.
     pub is_urgent: bool,
-    /// It writes a checkpoint when it is stopped. Another one has its last checkpoint by the clock, of which a rule knows nothing.
+    /// Whether the job writes a checkpoint when it is stopped. The other jobs write checkpoints by
+    /// the clock, which rules do not see.
     pub saves: bool,
 }
 
 impl Job {
-    /// GPUs of all pods.
     pub fn all_gpus(&self) -> u32 {
         self.pods * self.gpus
     }
 }
 
-/// A job that starts: the host of each pod, in the order of ranks. A rule without places leaves the list empty.
+/// A job that starts, with the host of each pod in rank order. Rules without placement leave the
+/// list empty.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Start {
     pub job: usize,
     pub hosts: Vec<usize>,
-    /// When the rule first told that the job would begin: at the earliest, at the latest.
+    /// The rule's first forecast of the start: earliest and latest time.
     pub forecast: Option<[f64; 2]>,
 }
 
-/// What a rule does with a job.
+/// A decision of a rule about a job.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Decision {
     Starts(Start),
-    /// It gives way to another job, and waits again.
+    /// The job is preempted and waits again.
     Stops(usize),
 }
 
-/// Who starts when, and where.
+/// Decides which jobs start when and where.
 pub trait Rule {
     /// A job arrives.
     ///
     /// # Errors
-    /// The rule cannot take such a job.
+    /// The rule cannot handle this job.
     fn submitted(&mut self, job: &Job) -> Result<(), String>;
     /// A job that ran has ended, and its GPUs are free.
     fn ended(&mut self, job: usize, now: f64);
-    /// A host fails. These jobs ran there, and wait again; nothing starts there before it is repaired.
+    /// A host fails. These jobs ran there and wait again; nothing can start there until the repair.
     fn failed(&mut self, host: usize, jobs: &[usize], now: f64);
-    /// A host that failed can be used again.
+    /// A failed host is usable again.
     fn repaired(&mut self, host: usize, now: f64);
-    /// What happens now, in this order.
+    /// Returns the decisions that take effect now, in this order.
     ///
     /// # Errors
     /// The rule contradicts itself.
     fn decide(&mut self, now: f64) -> Result<Vec<Decision>, String>;
 }
 
-/// What limits the manifests of a trace have.
+/// Where the limits of the manifests come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limits {
     None,
-    /// The least of an hour, 4 h, 12 h, 1, 3, 7, 14 and 90 days that the job needs: what people write.
+    /// The smallest of 1 h, 4 h, 12 h, 1, 3, 7, 14 and 90 days that covers the job, as users would
+    /// write it.
     Coarse,
-    /// The same for half of the jobs, by a hash; none for the others.
+    /// The same for half of the jobs, chosen by a hash; none for the others.
     Half,
-    /// Exactly the duration: what a rule could do that knows the future.
+    /// Exactly the duration, as if the rule knew the future.
     Exact,
-    /// Those of the trace. A job that ran for longer than its limit had that time as its limit.
+    /// From the trace. A job that exceeded its limit gets its run time as the limit.
     Trace,
 }
 
-/// A trace, and how it is played.
+/// A trace and how to replay it.
 #[derive(Debug, Clone, Copy)]
 pub struct Setting<'a> {
     pub fabric: &'a Fabric,
     pub model: Model,
     pub limits: Limits,
-    /// `None`: no host fails.
+    /// `None` if no host fails.
     pub failures: Option<Failures>,
-    /// `None`: all jobs are of one class.
+    /// `None` if all jobs have one class.
     pub urgent: Option<Urgent>,
 }
 
-/// Jobs of a higher class, which may stop the others.
+/// Jobs of a higher class, which can preempt the others.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Urgent {
-    /// One in so many, by a hash.
+    /// One in this many jobs, chosen by a hash.
     pub one_in: u64,
-    /// A job that is stopped starts again from its last checkpoint, one for so much work: seconds at the best place. Half of the jobs, by a
-    /// hash, write one when they are stopped.
+    /// Work between two checkpoints, from which a stopped job resumes; seconds at the best
+    /// placement. Half of the jobs, chosen by a hash, also write one when they are stopped.
     pub checkpoint: f64,
 }
 
-/// What became of a job.
+/// The outcome of a job.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Done {
     pub submit: f64,
-    /// The first one.
+    /// Time of the first start.
     pub start: f64,
     pub end: f64,
-    /// Seconds at the best place.
+    /// Seconds at the best placement.
     pub duration: f64,
     pub gpus: u32,
     pub is_urgent: bool,
-    /// How often it was stopped, because a host failed or for a job of a higher class.
+    /// How often it was stopped, by a host failure or preemption.
     pub restarts: u32,
-    /// Seconds of work at the best place that were done twice.
+    /// Repeated work, seconds at the best placement.
     pub lost: f64,
-    /// Seconds from these stops to the starts behind them.
+    /// Total seconds from each stop to the next start.
     pub waited_again: f64,
-    /// When it was to begin, at the earliest and at the latest, as it was told when it found no place.
+    /// The first forecast of the start: earliest and latest time.
     pub forecast: Option<[f64; 2]>,
 }
 
@@ -136,59 +138,62 @@ impl Done {
         self.start - self.submit
     }
 
-    /// Seconds on its GPUs.
+    /// Seconds that it ran.
     pub fn ran(&self) -> f64 {
         self.end - self.start - self.waited_again
     }
 }
 
-/// What became of a trace.
+/// The outcome of a replay.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Played {
     /// By position in the trace.
     pub jobs: Vec<Done>,
-    /// When GPUs were busy: from, to, and how many.
+    /// When GPUs were busy: start, end, and how many.
     pub busy: Vec<(f64, f64, u32)>,
-    /// When GPUs were idle while a job waited that needed no more than were idle.
+    /// When GPUs were idle although a waiting job needed no more of them.
     pub idle: Vec<Idle>,
-    /// By number.
+    /// By team number.
     pub teams: Vec<Team>,
-    /// The longest time that the rule took for an answer.
+    /// The longest decision of the rule.
     pub longest: Duration,
 }
 
-/// GPUs that are idle from one event to the next, while a job waits that needs no more.
+/// GPUs that are idle from one event to the next although a waiting job needs no more.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Idle {
     pub at: f64,
     /// Seconds.
     pub time: f64,
     pub gpus: u32,
-    /// The job that has waited longest needs no more either: not its turn keeps it from them, but where they are.
+    /// Whether the longest-waiting job needs no more either, so that the location of the GPUs is
+    /// the cause, not the queue order.
     pub is_fragmented: bool,
 }
 
-/// What a team had. All count alike.
+/// GPU time of a team. All teams have equal weights.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Team {
-    /// Queue; empty: not known.
+    /// Queue name; empty if unknown.
     pub name: String,
-    /// GPU-seconds.
+    /// GPU-seconds used.
     pub had: f64,
-    /// GPU-seconds that it asked for, at most its part of all GPUs at each moment, which is the same for all teams that ask for some.
+    /// The team's fair share of its demand, GPU-seconds: at each moment, demand up to an equal
+    /// share of the GPUs among the teams with demand.
     pub owed: f64,
 }
 
-/// Plays a trace to the end of its last job.
+/// Replays a trace until its last job has ended.
 ///
 /// # Errors
-/// The rule starts a job that does not wait, or on GPUs that are not free, or stops one that does not run; or jobs wait for ever.
+/// The rule starts a job that does not wait, uses GPUs that are not free, or stops a job that does
+/// not run; or some jobs can never start.
 pub fn play(rows: &[Row], setting: Setting<'_>, rule: &mut dyn Rule) -> Result<Played, String> {
     let mut player = Player::new(rows, setting);
     let mut next = 0;
     loop {
         let (end, submit) = (player.next_end(), rows.get(next).map(|row| row.submit));
-        // Those that wait when nothing runs and nothing comes wait for a repair, if for anything.
+        // Once nothing runs and nothing arrives, only a repair can help the waiting jobs.
         let goes_on = end.is_some() || submit.is_some();
         let change = player.hosts.next(goes_on).filter(|_| goes_on || player.has_waiting());
         let Some(next_event) = [end, submit, change].into_iter().flatten().reduce(f64::min) else { break };

@@ -1,4 +1,4 @@
-//! Whole traces, small enough to follow by hand.
+//! Whole traces that are small enough to verify by hand.
 #![allow(clippy::unwrap_used)]
 
 use crate::fabric::{Fabric, pods};
@@ -63,7 +63,7 @@ fn starts(played: &Played) -> Vec<f64> {
     played.jobs.iter().map(|job| job.start).collect()
 }
 
-/// A gang of all hosts behind a job of one: who goes before it afterwards?
+/// A gang of all hosts waits behind a one-host job: which later jobs overtake it?
 const BLOCKED: [(f64, f64, u32); 4] = [(0.0, 100.0, 8), (1.0, 10.0, 32), (2.0, 50.0, 8), (3.0, 500.0, 8)];
 
 #[test]
@@ -71,13 +71,13 @@ fn what_happens_behind_a_gang_that_waits_is_the_rule() {
     let fabric = fabric();
     let peer = |order, limits| starts(&played(&mut Peer::new(&fabric, order, Places::Domains), &BLOCKED, limits));
     assert_eq!(peer(Order::Strict, Limits::None)[1..3], [100.0, 110.0]);
-    // The gang waits for all that came later.
+    // The gang waits for all later jobs.
     assert_eq!(peer(Order::Skip, Limits::None), [0.0, 503.0, 2.0, 3.0]);
-    // The third ends before the gang can start, the fourth does not.
+    // The third job ends before the gang can start, the fourth does not.
     let easy = peer(Order::Easy, Limits::Exact);
     assert_eq!((easy[1], easy[2]), (100.0, 2.0));
     assert!(easy[3] > 100.0);
-    // Nobody knows when the first ends.
+    // The end of the first job is unknown.
     assert!(peer(Order::Easy, Limits::None)[2] >= 100.0);
 }
 
@@ -87,12 +87,12 @@ fn the_product_places_by_the_reports_and_holds_nodes_for_the_head() {
     let got = played(&mut product(&fabric), &BLOCKED, Limits::None);
     let gang = got.jobs[1];
     assert!(gang.start <= 503.0, "{got:?}");
-    // A gang of two hosts is put into one leaf, although a host of each was free first.
+    // A gang of two hosts is placed in one leaf, although each leaf had a host free earlier.
     let got = played(&mut product(&fabric), &[(0.0, 100.0, 16), (0.0, 100.0, 16)], Limits::None);
     assert_eq!(figures(&got, fabric.gpus(), Counted::All).slow_percent, 0.0);
 }
 
-/// A rule that puts every job on the same hosts, whatever runs there, or none anywhere.
+/// A rule that places every job on the same hosts, whether or not they are free, or on none.
 struct Puts {
     hosts: Option<Vec<usize>>,
     starts: Vec<Start>,
@@ -141,7 +141,7 @@ fn a_rule_that_forgets_what_is_taken_is_found_out() {
     assert!(error.starts_with("1 jobs wait for ever"), "{error}");
 }
 
-/// Four hosts of which one or another fails every quarter of an hour, on average.
+/// Four hosts with a failure every quarter of an hour on average.
 const FAIL_OFTEN: Failures = Failures { every: 3600.0, repair: 600.0, checkpoint: 100.0, seed: 3 };
 
 #[test]
@@ -183,7 +183,7 @@ fn a_rule_that_uses_a_host_which_failed_is_found_out() {
 
 #[test]
 fn a_gang_that_starts_again_keeps_the_hosts_that_are_left_and_waits_where_there_is_no_other() {
-    // One leaf: the other one would be a better place.
+    // One leaf, because another leaf would be a better placement.
     let mut product = product(&Fabric::regular(1, 4));
     product.submitted(&job(0, 2, 0, None)).unwrap();
     let hosts = started(&mut product, 0.0)[0].1.clone();
@@ -198,7 +198,7 @@ fn a_gang_that_starts_again_keeps_the_hosts_that_are_left_and_waits_where_there_
     let placed = started(&mut product, 20.0);
     let (hosts, fourth) = (placed[0].1.clone(), placed[1].1[0]);
     product.failed(hosts[0], &[1], 30.0);
-    // Nobody takes what the gang has while it waits for the fourth.
+    // No other job takes the gang's hosts while it waits for the fourth.
     product.submitted(&job(3, 1, 0, None)).unwrap();
     assert_eq!(started(&mut product, 30.0), []);
     product.ended(2, 40.0);
@@ -251,13 +251,13 @@ fn a_gang_waits_for_a_better_place_for_a_part_of_its_limit() {
         let hosts: Vec<usize> = started(&mut product, 0.0).into_iter().flat_map(|(_, hosts)| hosts).collect();
         let leaves = |hosts: &[usize]| hosts.iter().map(|host| host / 2).collect::<Vec<_>>();
         assert!(leaves(&hosts)[0] == leaves(&hosts)[1] && hosts.len() == 3, "{hosts:?}");
-        // One host of each leaf is free.
+        // One host in each leaf is free.
         product.ended(1, 1.0);
         product.submitted(&job(3, 2, 0, Some(limit))).unwrap();
         let placed = started(&mut product, 2.0);
         assert_eq!(placed.is_empty(), waits, "{limit}");
         if waits {
-            // A job without a limit takes the host that is not held.
+            // A job without a limit takes the host that is not reserved.
             product.submitted(&job(4, 1, 0, None)).unwrap();
             assert_eq!(leaves(&started(&mut product, 3.0)[0].1), [1 - leaves(&hosts)[0]]);
             product.ended(0, 900.0);
@@ -284,7 +284,7 @@ fn an_urgent_job_stops_the_job_that_loses_least_and_that_one_waits_again() {
     assert_eq!(started(&mut product, 200.0), [(0, vec![hosts[0]])]);
 }
 
-/// One job in two is urgent.
+/// Every second job is urgent.
 #[test]
 fn a_job_that_gives_way_does_again_what_its_checkpoint_lacks() {
     let fabric = Fabric { oversubscription: [1.0, 1.0], ..fabric() };
@@ -302,7 +302,7 @@ fn a_job_that_gives_way_does_again_what_its_checkpoint_lacks() {
     assert!(played.jobs.iter().any(|job| job.restarts > 0));
 }
 
-/// An evaluator without communication would not show what places are worth.
+/// Without communication, the simulation could not show the value of a placement.
 #[test]
 fn a_gang_over_two_leaves_is_slower_and_by_how_much_is_told() {
     let fabric = fabric();
@@ -313,7 +313,7 @@ fn a_gang_over_two_leaves_is_slower_and_by_how_much_is_told() {
     };
     let communication = crate::speed::communication(2);
     assert!((slow(Model::Levels) - 1000.0 * (1.0 + communication)).abs() < 1e-6);
-    // One ring crosses a leaf once each way, which its link carries.
+    // One ring crosses a leaf once in each direction, which its link can carry.
     assert_eq!(slow(Model::Flows), 1000.0);
 }
 
@@ -328,13 +328,13 @@ fn pods_are_the_fewest_equal_ones() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Every rule plays every trace to its end on GPUs that are free, and the same twice.
+    /// Every rule completes every trace using free GPUs only, and reproducibly.
     #[test]
     fn every_rule_ends_every_job(jobs in prop::collection::vec((0_u32..500, 1_u32..300, 1_u32..33), 1..20), model in 0u8..2) {
         let fabric = fabric();
         let mut jobs: Vec<(f64, f64, u32)> =
             jobs.into_iter().map(|(submit, duration, gpus)| (f64::from(submit), f64::from(duration), gpus)).collect();
-        // One pod of a job on a host: 31 GPUs would be as many pods of one.
+        // A host takes one pod per job, so 31 GPUs would need 31 hosts.
         jobs.retain(|(_, _, gpus)| pods(*gpus, fabric.gpus_per_host).0 as usize <= fabric.hosts.len());
         jobs.sort_by(|a, b| a.0.total_cmp(&b.0));
         let model = [Model::Levels, Model::Flows][usize::from(model)];
@@ -350,10 +350,10 @@ proptest! {
     }
 }
 
-/// The product, and what it promises, looked at after each of its answers.
+/// The product, with its promises checked after each decision.
 struct Watched {
     product: Product,
-    /// Earliest start that was forecast for a job, by its number; `None`: forecasts need not hold.
+    /// Earliest forecast start by job number; `None` if forecasts need not hold.
     forecasts: Option<BTreeMap<usize, f64>>,
     wrong: Vec<String>,
 }
@@ -400,7 +400,8 @@ impl Rule for Watched {
     }
 }
 
-/// What the product did wrong with these jobs (submitted, seconds, GPUs). Where hosts fail, no forecast need hold.
+/// The product's first broken promise for these jobs (submitted, seconds, GPUs). With host
+/// failures, forecasts need not hold.
 fn wrong(
     mut jobs: Vec<(f64, f64, u32)>,
     limits: Limits,
@@ -408,7 +409,7 @@ fn wrong(
     failures: Option<Failures>,
 ) -> Result<Vec<String>, String> {
     jobs.sort_by(|a, b| a.0.total_cmp(&b.0));
-    // At full speed everywhere, or jobs would run longer than their limits.
+    // At full speed everywhere, because slower jobs would exceed their limits.
     let fabric = Fabric { oversubscription: [1.0, 1.0], ..fabric() };
     let product = if predicts { product(&fabric).guessing(Guess::default()) } else { product(&fabric) };
     let forecasts = failures.is_none().then(BTreeMap::new);
@@ -417,8 +418,8 @@ fn wrong(
     Ok(rule.wrong)
 }
 
-/// A counterexample of the property below: a node that is held for the head of the queue, and that a job which ends before the head may use,
-/// was forgotten when another node became free.
+/// A counterexample found by the property test below: when another node became free, a node
+/// reserved for the head was no longer offered to a job that would end before the head starts.
 #[test]
 fn a_node_that_is_held_counts_for_a_short_job_also_when_another_one_becomes_free() {
     const JOBS: [(u32, u32, u32); 30] = [
@@ -460,7 +461,8 @@ fn a_node_that_is_held_counts_for_a_short_job_also_when_another_one_becomes_free
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Jobs behind the head of the queue never delay it where all have limits that hold, and whoever could start is looked at.
+    /// Jobs behind the head never delay it if all have correct limits, and every job that could
+    /// start is reconciled.
     #[test]
     fn nobody_delays_the_head_and_nobody_is_forgotten(
         jobs in prop::collection::vec((0_u32..20_000, 1_u32..20_000, 0_usize..7), 1..40),

@@ -1,7 +1,7 @@
-//! Traces of jobs: one row a job. What wrote a file is seen at its beginning: [`Format`].
+//! Traces with one row per job. The format is detected from the start of the file, see [`Format`].
 //!
 //! ```text
-//! file ─> unpacked ─> format ─┬─> seconds: our own CSV, in the order of submission ──┐
+//! file ─> unpacked ─> format ─┬─> seconds: our own CSV, in submission order ─────────┐
 //!                             └─> cluster_log, sacct, philly ─> Log (sorted) ────────┼─> Trace
 //! objects of a cluster ───────────> objects ─> Log ────────────────────────────────────┘
 //! ```
@@ -24,40 +24,41 @@ use std::io::{BufRead, Read};
 /// One job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
-    /// Line of the file, the header being 1; in JSON the number of the job.
+    /// Line in the file (the header is line 1); for JSON the index of the job.
     pub line: u64,
     /// Seconds.
     pub submit: f64,
-    /// Seconds of work at the best place.
+    /// Seconds of work at the best placement.
     pub duration: f64,
     pub gpus: u32,
-    /// Empty: not known.
+    /// Empty if unknown.
     pub queue: String,
-    /// Seconds after which the job would have been stopped; `None`: not known.
+    /// Seconds after which the job would have been stopped, if known.
     pub limit: Option<f64>,
 }
 
-/// Jobs in the order of submission.
+/// Jobs in submission order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trace {
     pub format: Format,
     pub rows: Vec<Row>,
-    /// Jobs of a log that cannot be played, and how many of them.
+    /// Jobs that cannot be replayed, counted by reason.
     pub left_out: Vec<(LeftOut, u64)>,
 }
 
-/// What wrote a trace.
+/// The origin of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// Our own columns: `submit_seconds`, `duration_seconds`, `gpus`.
     Seconds,
-    /// The log of a cluster as the Helios and Acme traces have it: `submit_time`, `start_time`, `end_time`, `gpu_num`.
+    /// Cluster log in the format of the Helios and Acme traces: `submit_time`, `start_time`,
+    /// `end_time`, `gpu_num`.
     ClusterLog,
     /// Slurm: `sacct --parsable2`.
     Sacct,
     /// `cluster_job_log` of the Philly traces, in JSON.
     Philly,
-    /// TrainJobs and pods of a cluster.
+    /// TrainJobs and pods from a cluster.
     Objects,
 }
 
@@ -73,7 +74,7 @@ impl fmt::Display for Format {
     }
 }
 
-/// Why a job of a log is not played.
+/// Why a logged job is not replayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LeftOut {
     NoGpus,
@@ -91,10 +92,10 @@ impl fmt::Display for LeftOut {
     }
 }
 
-/// Reads the trace of jobs that are to be played on a cluster.
+/// Reads a trace for a replay on `fabric`.
 ///
 /// # Errors
-/// The first row that is wrong, by its line.
+/// The first invalid row, with its line.
 pub fn read(from: impl Read, fabric: &Fabric) -> Result<Trace, TableError> {
     let mut text = unpacked(from)?;
     let start = text.fill_buf()?;
@@ -110,7 +111,7 @@ pub fn read(from: impl Read, fabric: &Fabric) -> Result<Trace, TableError> {
     if table.has("gpu_num") { cluster_log::read(table, fabric) } else { seconds::read(table, fabric) }
 }
 
-/// The number of GPUs of a job, or what was expected of it.
+/// Parses a job's number of GPUs; the error describes the expected value.
 fn gpus(text: &str, fabric: &Fabric) -> Result<u32, String> {
     let most = fabric.gpus();
     let gpus = text.parse().ok().filter(|gpus| (1..=most).contains(gpus));
@@ -123,8 +124,9 @@ fn gpus(text: &str, fabric: &Fabric) -> Result<u32, String> {
     Ok(gpus)
 }
 
-/// The same trace a little otherwise: submissions up to half an hour earlier or later, durations up to 5 % (input shaking: Tsafrir, Ouaknine,
-/// Feitelson, MASCOTS 2007). Two rules that differ by less than they do over such inputs do not differ.
+/// A perturbed trace: submissions move by up to half an hour and durations by up to 5 % (input
+/// shaking: Tsafrir, Ouaknine, Feitelson, MASCOTS 2007). Differences between rules that are smaller
+/// than their spread over perturbed inputs are noise.
 #[must_use]
 pub fn shaken(rows: &[Row], seed: u64) -> Vec<Row> {
     let mut chance = Chance::new(mixed(seed));
@@ -168,7 +170,7 @@ mod tests {
         assert_eq!((rows[0].line, rows[0].queue.as_str(), rows[1].gpus), (2, "a", 118));
     }
 
-    /// What the README beside the traces says of them.
+    /// The figures in the README next to the traces.
     #[test]
     fn the_traces_of_the_repository_are_whole() {
         for (file, count, gpu_hours, most) in
@@ -215,7 +217,7 @@ mod tests {
         }
     }
 
-    /// A million rows that nobody keeps as text.
+    /// A million rows, generated while they are read.
     struct Million {
         row: u64,
         text: Vec<u8>,
@@ -246,7 +248,7 @@ mod tests {
         let played = play(&rows, setting, &mut Peer::new(&fabric, Order::Strict, Places::Domains)).unwrap();
         assert_eq!(played.jobs.len(), 1_000_000);
         assert!(figures(&played, fabric.gpus(), Counted::Middle).completion_mean > 0.0);
-        // Of this process, with the tests that run beside.
+        // Memory of the whole process, including tests that run in parallel.
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
         let kibibytes: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();

@@ -1,4 +1,4 @@
-//! The state of a trace that is played: who waits, who runs how fast, and what is free.
+//! The state of a replay: waiting and running jobs, their speeds, and free GPUs.
 
 mod teams;
 
@@ -15,23 +15,23 @@ use teams::Teams;
 
 const LADDER: [f64; 8] = [3600.0, 14_400.0, 43_200.0, 86_400.0, 259_200.0, 604_800.0, 1_209_600.0, 7_776_000.0];
 
-/// A job that is stopped so often makes no progress.
+/// A job that is stopped this often makes no progress.
 const MOST_RESTARTS: u32 = 10_000;
 
-/// A gang that runs.
+/// A running gang.
 struct Running {
     hosts: Vec<usize>,
-    /// Part of communication; 0 on one host.
+    /// Share of communication in a step; 0 on one host.
     communication: f64,
-    /// Bandwidth of the best place.
+    /// Bandwidth of the best placement.
     best: f64,
     crossings: Vec<(usize, f64)>,
-    /// Seconds of work that are left, at the best place.
+    /// Remaining work, seconds at the best placement.
     left: f64,
     speed: f64,
     since: f64,
     started: f64,
-    /// Number of its last entry among the ends.
+    /// Version of its current entry in `ends`.
     version: u32,
 }
 
@@ -41,17 +41,17 @@ struct Begun {
     at: f64,
     forecast: Option<[f64; 2]>,
     restarts: u32,
-    /// Work in the last checkpoint, and work that was lost with later ones, seconds at the best place.
+    /// Work in the last checkpoint, and work lost after checkpoints; seconds at the best placement.
     kept: f64,
     lost: f64,
     waited_again: f64,
-    /// When it was stopped, until it starts again.
+    /// When it was stopped, until it restarts.
     stopped: Option<f64>,
-    /// Entries among the ends.
+    /// Number of entries in `ends` so far.
     versions: u32,
 }
 
-/// An end that is expected, the earliest being the greatest.
+/// An expected end. The earliest compares as the greatest.
 #[derive(PartialEq)]
 struct End {
     at: f64,
@@ -77,7 +77,7 @@ pub(super) struct Player<'a> {
     rows: &'a [Row],
     jobs: Vec<Option<Done>>,
     waiting: BTreeMap<usize, Job>,
-    /// Jobs that wait, by how many GPUs they need.
+    /// Number of waiting jobs by GPUs needed.
     needs: BTreeMap<u32, usize>,
     running: BTreeMap<usize, Running>,
     begun: BTreeMap<usize, Begun>,
@@ -133,7 +133,7 @@ impl<'a> Player<'a> {
         None
     }
 
-    /// To the next event, or to now, if that should have been before. Returns the time.
+    /// Advances to `to`, or stays if that is in the past. Returns the time.
     pub(super) fn pass_time(&mut self, to: f64) -> f64 {
         let now = to.max(self.now);
         let least = self.needs.keys().next().copied();
@@ -147,7 +147,7 @@ impl<'a> Player<'a> {
         now
     }
 
-    /// A job that ends by now, if there is one.
+    /// Takes a job whose end is due by `now`.
     pub(super) fn end_at(&mut self, now: f64) -> Option<usize> {
         self.next_end().filter(|at| *at <= now)?;
         let number = self.ends.pop()?.job;
@@ -160,7 +160,7 @@ impl<'a> Player<'a> {
         Some(number)
     }
 
-    /// A gang runs no more. Returns the work that is left, seconds at the best place.
+    /// Stops a gang. Returns the remaining work, seconds at the best placement.
     fn stop(&mut self, number: usize) -> Option<f64> {
         let gang = self.running.remove(&number)?;
         let job = &self.begun.get(&number)?.job;
@@ -172,7 +172,7 @@ impl<'a> Player<'a> {
         Some((gang.left - (self.now - gang.since) * gang.speed).max(0.0))
     }
 
-    /// A host fails. Returns the jobs that it stops, in the order of the trace.
+    /// Fails a host. Returns the jobs that this stops, in trace order.
     pub(super) fn failed(&mut self, host: usize) -> Result<Vec<usize>, String> {
         let there = self.running.iter().filter(|(_, gang)| gang.hosts.contains(&host));
         let stopped: Vec<usize> = there.map(|(number, _)| *number).collect();
@@ -183,7 +183,7 @@ impl<'a> Player<'a> {
         Ok(stopped)
     }
 
-    /// A job gives way to one of a higher class.
+    /// Preempts a job.
     pub(super) fn gives_way(&mut self, number: usize) -> Result<(), String> {
         if !self.running.contains_key(&number) {
             return Err(format!("job {number} gives way and does not run"));
@@ -192,12 +192,13 @@ impl<'a> Player<'a> {
         self.waits_again(number, |_, job, done| if job.saves { done } else { (done / every).floor() * every })
     }
 
-    /// A job that ran stops and waits again; `kept` says what a checkpoint has of the work that was done.
+    /// Stops a running job and queues it again. `kept` returns how much of the work done is in a
+    /// checkpoint.
     fn waits_again(&mut self, number: usize, kept: impl Fn(&Hosts, &Job, f64) -> f64) -> Result<(), String> {
         let left = self.stop(number).unwrap_or(0.0);
         let done = self.rows[number].duration - left;
         let Some(begun) = self.begun.get_mut(&number) else { return Ok(()) };
-        // What is in a checkpoint stays there.
+        // Work never leaves a checkpoint again.
         begun.kept = kept(&self.hosts, &begun.job, done).max(begun.kept);
         begun.lost += (done - begun.kept).max(0.0);
         (begun.stopped, begun.restarts) = (Some(self.now), begun.restarts + 1);
@@ -264,7 +265,7 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// A job gets its GPUs.
+    /// Allocates a job's GPUs.
     fn take(&mut self, job: &Job, hosts: &[usize]) -> Result<(), String> {
         let (number, places) = (job.number, hosts.len());
         if job.all_gpus() > self.idle || (places != 0 && places != job.pods as usize) {
@@ -288,7 +289,7 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// A gang that begins to run now.
+    /// The running state of a gang that starts now.
     fn gang(&self, number: usize, hosts: Vec<usize>, left: f64, version: u32) -> Running {
         let Setting { fabric, model, .. } = self.setting;
         let (pods, gpus) = pods(self.rows[number].gpus, fabric.gpus_per_host);
@@ -310,7 +311,7 @@ impl<'a> Player<'a> {
         Running { hosts, communication, best, crossings, left, speed, since, started, version }
     }
 
-    /// Gangs that share links have other speeds when one of them starts or ends.
+    /// Recomputes the speeds of gangs that share links after one of them started or ended.
     pub(super) fn speeds(&mut self) {
         if !std::mem::take(&mut self.changed) {
             return;

@@ -1,5 +1,6 @@
-//! Rules that answer the same events: the product's, and those of peers, from their documentation. All get gangs as a whole; without that, half
-//! gangs block each other for ever, which says nothing.
+//! Rules that respond to the same events: the product's own, and peers' rules implemented from
+//! their documentation. All start gangs as a whole; otherwise half-started gangs would deadlock and
+//! the comparison would be meaningless.
 
 mod peer;
 mod pool;
@@ -14,11 +15,11 @@ use crate::play::Rule;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_ledger::predictor::Guess;
 
-/// A rule by its name.
+/// The available rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
     Switchyard,
-    /// With its predictor.
+    /// Switchyard with its run-time predictor.
     Predicting,
     StrictFifo,
     KueueLike,
@@ -50,7 +51,7 @@ impl Policy {
         }
     }
 
-    /// The rule on an empty cluster whose hosts are all like this machine.
+    /// Creates the rule for an empty cluster whose hosts all look like `machine`.
     ///
     /// # Errors
     /// See [`Product::new`].

@@ -1,5 +1,6 @@
-//! Logs of clusters as the traces of Helios (SenseTime, SC '21) and Acme (Shanghai AI Laboratory, NSDI '24) have them, by the schemas
-//! in the READMEs of S-Lab-System-Group/HeliosData and InternLM/AcmeTrace.
+//! Cluster logs in the format of the Helios (SenseTime, SC '21) and Acme (Shanghai AI Laboratory,
+//! NSDI '24) traces, following the schemas in the READMEs of S-Lab-System-Group/HeliosData and
+//! InternLM/AcmeTrace.
 
 use super::log::{Log, TIME, is_known, time};
 use super::{Format, LeftOut, Row, Trace, gpus};
@@ -9,7 +10,8 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use std::io::Read;
 
-/// `queue` is a time there, and `duration` has the waiting in it in one of the files: neither is read.
+/// `queue` is a time in these logs, and `duration` includes the wait in one of the files, so
+/// neither is read.
 #[derive(Deserialize)]
 struct Raw<'a> {
     submit_time: &'a str,
@@ -34,7 +36,7 @@ pub(super) fn read(table: Table<impl Read>, fabric: &Fabric) -> Result<Trace, Ta
 
 fn job(line: u64, raw: &Raw<'_>, fabric: &Fabric, log: &mut Log) -> Result<(), TableError> {
     let wrong = |field, got: &str, expected: String| TableError::Field { line, field, got: got.into(), expected };
-    // Some writers have 8.0 where others have 8.
+    // Some logs have 8.0 instead of 8.
     let count = raw.gpu_num.strip_suffix(".0").unwrap_or(raw.gpu_num);
     if count == "0" || !is_known(count) {
         log.leave_out(LeftOut::NoGpus);

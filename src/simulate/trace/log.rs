@@ -1,4 +1,5 @@
-//! What the logs of others have in common: times of day, in any order, and jobs that cannot be played.
+//! Shared parts of foreign log formats: absolute times in any order, and jobs that cannot be
+//! replayed.
 
 use super::{Format, LeftOut, Row, Trace};
 use crate::table::TableError;
@@ -7,10 +8,9 @@ use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 use std::collections::BTreeMap;
 
-/// Jobs of a log.
 #[derive(Default)]
 pub(super) struct Log {
-    /// [`Row::submit`] is still empty.
+    /// [`Row::submit`] is filled in by [`Log::finish`].
     jobs: Vec<(Timestamp, Row)>,
     left_out: BTreeMap<LeftOut, u64>,
 }
@@ -28,7 +28,7 @@ impl Log {
         *self.left_out.entry(why).or_default() += 1;
     }
 
-    /// The jobs in the order of submission, in seconds after the first.
+    /// The jobs in submission order, in seconds since the first submission.
     pub fn finish(mut self, format: Format) -> Result<Trace, TableError> {
         self.jobs.sort_by_key(|(submit, row)| (*submit, row.line));
         let first = self.jobs.first().ok_or(TableError::Empty)?.0;
@@ -42,16 +42,16 @@ impl Log {
     }
 }
 
-/// What [`time`] reads.
+/// The format that [`time`] expects.
 pub(super) const TIME: &str = "a time like 2024-05-31 18:41:01, with or without an offset";
 
-/// A point in time; one without an offset is taken for UTC, since only differences count.
+/// Parses a timestamp. Without an offset it is taken as UTC, since only differences matter.
 pub(super) fn time(text: &str) -> Option<Timestamp> {
     let local = || text.parse::<DateTime>().ok()?.to_zoned(TimeZone::UTC).ok();
     text.parse().ok().or_else(|| Some(local()?.timestamp()))
 }
 
-/// Logs say in several ways that something has not happened.
+/// False for the various spellings of "has not happened".
 pub(super) fn is_known(text: &str) -> bool {
     !["", "none", "null", "nan", "nat", "unknown"].contains(&text.to_ascii_lowercase().as_str())
 }

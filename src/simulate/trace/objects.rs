@@ -1,4 +1,5 @@
-//! What a cluster remembers of its jobs: TrainJobs that have ended, and pods of others, each as a job of its own.
+//! Builds a trace from the objects of a cluster: finished TrainJobs, and foreign pods as one job
+//! each.
 
 use super::log::Log;
 use super::{Format, LeftOut, Row, Trace, gpus};
@@ -12,7 +13,7 @@ use switchyard_crds::{TrainJob, labels};
 use switchyard_plan::job;
 use switchyard_plan::resources::of_quantities;
 
-/// A job as its object tells it.
+/// A finished job according to its object.
 struct Past {
     name: String,
     gpus: u64,
@@ -24,10 +25,10 @@ struct Past {
     namespace: String,
 }
 
-/// Makes a trace of the TrainJobs and pods among the objects of a cluster.
+/// Builds a trace from the TrainJobs and pods in a list of objects.
 ///
 /// # Errors
-/// A job has more GPUs than the cluster, or none has ended.
+/// A job has more GPUs than the cluster, or no job has ended.
 pub fn of_objects(items: &[Value], fabric: &Fabric) -> Result<Trace, String> {
     let mut log = Log::default();
     let jobs = of_kind::<TrainJob>(items, "TrainJob").map(|job| of_job(&job));
@@ -54,7 +55,7 @@ pub fn of_objects(items: &[Value], fabric: &Fabric) -> Result<Trace, String> {
 
 fn of_kind<'a, T: DeserializeOwned>(items: &'a [Value], kind: &'static str) -> impl Iterator<Item = T> + 'a {
     let of_kind = items.iter().filter(move |item| item["kind"] == kind);
-    // One that cannot be read has not run under this version.
+    // An object that cannot be parsed has not run under this version.
     of_kind.filter_map(|item| serde_json::from_value(item.clone()).ok())
 }
 
@@ -73,7 +74,7 @@ fn of_job(job: &TrainJob) -> Past {
     }
 }
 
-/// `None`: it belongs to a TrainJob, or has no GPUs, as most pods of a cluster.
+/// `None` if the pod belongs to a TrainJob or has no GPUs, as most pods of a cluster.
 fn of_pod(pod: &Pod) -> Option<Past> {
     let (metadata, spec, status) = (&pod.metadata, pod.spec.as_ref()?, pod.status.as_ref());
     if metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(labels::JOB_UID)) {

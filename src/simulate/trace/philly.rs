@@ -1,5 +1,6 @@
-//! `cluster_job_log` of the Philly traces (Microsoft, ATC '19), by the schema in the README of msr-fiddle/philly-traces: a list of jobs in
-//! JSON, each with its attempts. A job has the GPUs of its largest attempt and runs as long as all attempts together.
+//! `cluster_job_log` of the Philly traces (Microsoft, ATC '19), following the schema in the README
+//! of msr-fiddle/philly-traces: a JSON list of jobs with their attempts. A job gets the GPUs of its
+//! largest attempt and the total run time of all attempts.
 
 use super::log::{Log, TIME, is_known, time};
 use super::{Format, LeftOut, Row, Trace, gpus};
@@ -40,7 +41,7 @@ pub(super) fn read(from: impl Read, fabric: &Fabric) -> Result<Trace, TableError
     jobs.log.finish(Format::Philly)
 }
 
-/// Takes one job after another: the log is larger than what is played of it.
+/// Processes one job after another, because the log is larger than the data we keep.
 struct Jobs<'a> {
     fabric: &'a Fabric,
     log: Log,

@@ -1,4 +1,5 @@
-//! What Slurm's `sacct --parsable2` prints: cells separated by `|`, with a header.
+//! Output of Slurm's `sacct --parsable2`: cells separated by `
+//! `, with a header.
 
 use super::log::{Log, TIME, time};
 use super::{Format, LeftOut, Row, Trace, gpus};
@@ -34,7 +35,7 @@ pub(super) fn read(table: Table<impl Read>, fabric: &Fabric) -> Result<Trace, Ta
 
 fn job(line: u64, raw: &Raw<'_>, fabric: &Fabric, log: &mut Log) -> Result<(), TableError> {
     let wrong = |field, got: &str, expected: String| TableError::Field { line, field, got: got.into(), expected };
-    // `7.batch` is a step of the job 7, and has its resources once more.
+    // `7.batch` is a step of job 7 and repeats its resources.
     if raw.job.contains('.') {
         return Ok(());
     }
@@ -54,7 +55,7 @@ fn job(line: u64, raw: &Raw<'_>, fabric: &Fabric, log: &mut Log) -> Result<(), T
     Ok(())
 }
 
-/// The number of GPUs in a list like `cpu=64,gres/gpu=8,gres/gpu:h100=8,node=1`; `None`: it has none.
+/// The number of GPUs in a list like `cpu=64,gres/gpu=8,gres/gpu:h100=8,node=1`, if any.
 fn allocated(list: &str) -> Option<String> {
     let count = |item: &str| Some(item.strip_prefix("gres/gpu=")?.to_owned());
     let of_type = |item: &str| item.strip_prefix("gres/gpu:")?.split_once('=')?.1.parse::<u32>().ok();
@@ -63,7 +64,7 @@ fn allocated(list: &str) -> Option<String> {
     items().find_map(count).or_else(typed).filter(|count| count != "0")
 }
 
-/// Seconds of `[days-]hours:minutes:seconds` or `minutes:seconds`, with a fraction or without.
+/// Seconds from `[days-]hours:minutes:seconds` or `minutes:seconds`, with optional fraction.
 fn seconds(text: &str) -> Option<f64> {
     let (days, clock) = text.split_once('-').unwrap_or(("0", text));
     let parts = clock.split(':').map(|part| part.parse::<f64>().ok().filter(|part| part.is_finite() && *part >= 0.0));

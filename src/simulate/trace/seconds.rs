@@ -1,4 +1,4 @@
-//! Our own format: CSV in seconds, in the order of submission.
+//! Our own format: CSV in seconds, in submission order.
 
 use super::{Format, Row, Trace, gpus};
 use crate::fabric::Fabric;

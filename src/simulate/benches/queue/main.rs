@@ -1,7 +1,8 @@
-//! The queue on real traces: `cargo xtask bench queue`. Every rule answers the same events on the same clusters, on eight shaken inputs.
+//! Benchmarks the queue on real traces: `cargo xtask bench queue`. Every rule sees the same events
+//! on the same clusters, on eight shaken inputs.
 //!
-//! A run can be cut into pieces: with `--part`, `--trace`, `--load`, `--model` or `--only`, the rows that are played replace those of the result
-//! file, and the others stay.
+//! With `--part`, `--trace`, `--load`, `--model` or `--only`, a run replaces the replayed rows in
+//! the result file and keeps the others, so a long run can be split.
 
 mod parts;
 mod results;
@@ -28,25 +29,26 @@ struct Args {
     /// Result file, from the root of the repository.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Shaken inputs of each case.
+    /// Shaken inputs per case.
     #[arg(long, default_value_t = 8)]
     seeds: u64,
-    /// What is played. Default: all.
+    /// What to replay. Default: everything.
     #[arg(long, value_enum, value_delimiter = ',')]
     part: Vec<Part>,
-    /// Default: what the part is played with.
+    /// Default: the part's own traces.
     #[arg(long, value_enum, value_delimiter = ',')]
     trace: Vec<TraceName>,
-    /// GPU hours of all jobs ÷ those of all GPUs while jobs are submitted. Default: what the part is played with.
+    /// GPU hours of all jobs ÷ GPU hours of the cluster while jobs are submitted. Default: the
+    /// part's own loads.
     #[arg(long, value_delimiter = ',')]
     load: Vec<f64>,
     /// Default: both.
     #[arg(long, value_enum, value_delimiter = ',')]
     model: Vec<ModelName>,
-    /// Only rules whose name has this word.
+    /// Only rules whose name contains this word.
     #[arg(long)]
     only: Option<String>,
-    /// Given by cargo.
+    /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -58,7 +60,7 @@ impl Args {
     }
 }
 
-/// What was asked for, or all there is.
+/// The requested values, or all of them.
 fn chosen<T: Copy>(asked: &[T], all: &[T]) -> Vec<T> {
     if asked.is_empty() { all.to_vec() } else { asked.to_vec() }
 }
@@ -96,7 +98,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A trace, and the cluster that it is played on.
+/// A trace and the cluster to replay it on.
 struct World {
     trace: TraceName,
     load: f64,
@@ -115,7 +117,7 @@ impl World {
         let gpu_seconds: f64 = rows.iter().map(|row| row.duration * f64::from(row.gpus)).sum();
         let window = rows.last().map_or(0.0, |row| row.submit);
         let fabric = match hosts {
-            // The cluster that the trace is of was nearly empty: jobs come faster.
+            // The trace's own cluster was nearly empty: compress the arrival times.
             Some(hosts) => {
                 let faster = load * window * f64::from(hosts.gpus()) / gpu_seconds;
                 rows.iter_mut().for_each(|row| row.submit /= faster);
@@ -164,7 +166,8 @@ fn play_all(
     Ok(())
 }
 
-/// The report of a machine with eight GPUs, NVSwitch and NICs: that of the first node of an example.
+/// The report of a machine with eight GPUs, NVSwitch and NICs, taken from the first node of an
+/// example.
 fn machine(root: &Path) -> Result<GPUTopology, Box<dyn Error>> {
     let text = fs::read_to_string(root.join("examples/clusters/two-racks.json"))?;
     let cluster: serde_json::Value = serde_json::from_str(&text)?;

@@ -1,4 +1,4 @@
-//! A row of the table: what a rule made of all inputs.
+//! One row of the table: the results of a rule over all inputs.
 
 use crate::parts::Part;
 use crate::{ModelName, World};
@@ -11,9 +11,9 @@ pub(crate) struct Row<'a> {
     pub model: ModelName,
     pub rule: &'a str,
     pub inputs: &'a [Figures],
-    /// For one input.
+    /// Seconds per input.
     pub seconds: f64,
-    /// The longest time that the rule took for an answer, milliseconds.
+    /// The longest decision of the rule, milliseconds.
     pub longest: f64,
 }
 

@@ -1,10 +1,10 @@
-//! What each team asks for, has, and should have.
+//! Accounts for each team's demand, usage and fair share.
 
 use crate::play::{Job, Team};
 use crate::trace::Row;
 use std::collections::BTreeMap;
 
-/// GPUs that a team asks for, and of them those that it has.
+/// GPUs that a team's jobs request, and the allocated part of them.
 #[derive(Default)]
 struct Demand {
     all: u32,
@@ -18,7 +18,7 @@ pub(super) struct Teams {
 }
 
 impl Teams {
-    /// Of a trace without queues there is one team.
+    /// A trace without queues has one team.
     pub fn of(rows: &[Row]) -> Teams {
         let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
         let mut had: Vec<Team> = Vec::new();
@@ -41,13 +41,13 @@ impl Teams {
         self.demands[job.team].has += job.all_gpus();
     }
 
-    /// A job has ended, or asks again.
+    /// A job ended, or is about to be queued again.
     pub fn give_back(&mut self, job: &Job) {
         let demand = &mut self.demands[job.team];
         (demand.all, demand.has) = (demand.all - job.all_gpus(), demand.has - job.all_gpus());
     }
 
-    /// What a team does not ask for is for the others.
+    /// Divides the GPUs max-min fairly: GPUs that a team does not need go to the others.
     pub fn pass_time(&mut self, seconds: f64, gpus: u32) {
         let mut open: Vec<usize> = (0..self.had.len()).filter(|team| self.demands[*team].all > 0).collect();
         open.sort_by_key(|team| self.demands[*team].all);
