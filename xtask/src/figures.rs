@@ -1,13 +1,24 @@
-//! Measured figures of the documents: `xtask/src/performance.md` with its holes filled from the result files becomes
-//! `docs/performance.md`, and `xtask/src/figures.md` the table in `README.md`.
+//! Fills in the measured figures of documents. From templates and the result files,
+//! `xtask/src/performance.md` becomes `docs/performance.md`, and `xtask/src/figures.md` the table
+//! in `README.md`.
 //!
-//! A hole is `{{FILE | PATH | DECIMALS}}`, or `{{FILE | PATH | DECIMALS | xFACTOR}}` (or `/DIVISOR`), or `{{FILE | PATH}}` for a text. FILE is one of
-//! `docs/results` without `.json`. PATH names fields by dots: `cluster.0.placed` is the first of a list, `rows[case=gpt][threads=1].ratio` the
-//! only one in a list whose fields are these, and behind `least`, `most` or `median` the path goes on in every one of a list:
-//! `oneProcess.least.stepMs`, `rows[case=gpt].most.ratio`. `PATH / PATH` is how many times the first has the second. What a file has no value for is `–`.
+//! A placeholder is `{{FILE
+//! PATH
+//! DECIMALS}}`, `{{FILE
+//! PATH
+//! DECIMALS
+//! xFACTOR}}` (or `/DIVISOR`), or `{{FILE
+//! PATH}}` for a text. FILE is a file in `docs/results` without `.json`. PATH names fields
+//! separated by dots: `cluster.0.placed` takes the first element of a list,
+//! `rows[case=gpt][threads=1].ratio` the only element whose fields have these values. After
+//! `least`, `most` or `median`, the rest of the path is evaluated for each element of a list:
+//! `oneProcess.least.stepMs`, `rows[case=gpt].most.ratio`. `PATH / PATH` is the ratio of two
+//! values. A missing value becomes `–`.
 //!
-//! `{{each FILE | LIST}} … {{end}}` repeats what is between for each in a list, `rows[case=gpt]` being those whose field is that. There, the file
-//! `item` is the one that is shown, and `@NAME` in a hole its field of that name.
+//! `{{each FILE
+//! LIST}} … {{end}}` repeats its body for each element of a list; `rows[case=gpt]` selects the
+//! elements with that field value. In the body, the file `item` is the current element, and `@NAME`
+//! in a placeholder is its field of that name.
 
 use crate::workspace::root;
 use anyhow::{Context, Result, bail, ensure};
@@ -18,17 +29,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// The page with holes.
+/// Template of the page.
 const PAGE: &str = include_str!("performance.md");
-/// The table of the README with holes, and what stands around it there.
+/// Template of the README's table, and the markers around it.
 const TABLE: &str = include_str!("figures.md");
 const BEGIN: &str = "<!-- figures: generated from xtask/src/figures.md and docs/results by `cargo xtask gen` -->\n";
 const END: &str = "<!-- end of the figures -->";
 
-/// The files and their texts.
+/// The generated files with their texts.
 ///
 /// # Errors
-/// A hole that no figure fits: the hole, and what is wrong with it. The README cannot be read, or has no place for the table.
+/// A placeholder that cannot be filled, with the reason. The README cannot be read, or lacks the
+/// markers.
 pub(crate) fn generated() -> Result<[(PathBuf, String); 2]> {
     let results = root().join("docs/results");
     let readme = fs::read_to_string(root().join("README.md")).context("README.md")?;
@@ -38,17 +50,18 @@ pub(crate) fn generated() -> Result<[(PathBuf, String); 2]> {
     Ok([("docs/performance.md".into(), filled(PAGE, &results)?), ("README.md".into(), readme)])
 }
 
-/// A text with its holes filled from the files of a folder.
+/// Fills the placeholders of a text from the files of a folder.
 fn filled(text: &str, results: &Path) -> Result<String> {
     filled_for(text, &Files { results, item: None, read: &RefCell::default() })
 }
 
-/// Where figures come from.
+/// Sources of the figures.
 struct Files<'a> {
     results: &'a Path,
-    /// What is shown of a list.
+    /// The current element of a list.
     item: Option<&'a Json>,
-    /// Files by name: hundreds of holes name the same few, and the largest has half a megabyte.
+    /// Files by name, cached because hundreds of placeholders refer to the same few, and the
+    /// largest is half a megabyte.
     read: &'a RefCell<BTreeMap<String, Rc<Json>>>,
 }
 
@@ -90,7 +103,7 @@ fn filled_for(text: &str, files: &Files<'_>) -> Result<String> {
     Ok(page + rest)
 }
 
-/// A hole in which `@NAME` is replaced by the field of that name.
+/// Replaces `@NAME` in a placeholder by the element's field.
 fn named(hole: &str, item: &Json) -> Result<String> {
     let mut parts = hole.split('@');
     let mut text = parts.next().unwrap_or_default().to_string();
@@ -102,7 +115,7 @@ fn named(hole: &str, item: &Json) -> Result<String> {
     Ok(text)
 }
 
-/// A text without quotes, a number as it is written.
+/// Formats a value: a string without quotes, a number as written.
 fn text_of(value: &Json) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_string)
 }
@@ -129,7 +142,7 @@ fn figure(hole: &str, files: &Files<'_>) -> Result<String> {
         (Json::String(text), None) => Ok(text.clone()),
         (Json::Number(number), Some(decimals)) => {
             let places = decimals.parse().with_context(|| format!("got the decimals `{decimals}`"))?;
-            // A half is rounded up: 6.35 is a little less than that in binary.
+            // Round halves up: 6.35 is slightly less than that in binary.
             let number = number.as_f64().context("no finite number")? * factor * (1.0 + 1e-12);
             Ok(format!("{number:.places$}"))
         }
@@ -137,21 +150,21 @@ fn figure(hole: &str, files: &Files<'_>) -> Result<String> {
     }
 }
 
-/// What stands at a path, or at one ÷ what stands at another.
+/// The value at a path, or the quotient of the values at two paths.
 fn quotient(from: &Json, path: &str) -> Result<Json> {
     let Some((above, below)) = path.split_once(" / ") else { return value(from, path) };
     let number = |path: &str| value(from, path)?.as_f64().with_context(|| format!("{path}: no number"));
     Ok(Json::from(number(above)? / number(below)?))
 }
 
-/// What stands at a path.
+/// The value at a path.
 fn value(from: &Json, path: &str) -> Result<Json> {
     if path.is_empty() {
         return Ok(from.clone());
     }
     if path.starts_with('[') {
         let (condition, found, rest) = filtered(from, path)?;
-        // Further conditions choose among them.
+        // Further conditions select among these.
         if rest.starts_with('[') {
             return value(&found.into(), rest);
         }
@@ -176,17 +189,18 @@ fn value(from: &Json, path: &str) -> Result<Json> {
     value(found.with_context(|| format!("there is no `{name}`"))?, rest)
 }
 
-/// Those of a list that a condition at the beginning of a path chooses: the condition, what it chooses, and the path behind it.
+/// Selects list elements by the condition at the start of a path. Returns the condition, the
+/// elements, and the rest of the path.
 fn filtered<'a>(from: &Json, path: &'a str) -> Result<(&'a str, Vec<Json>, &'a str)> {
     let (condition, rest) = path[1..].split_once(']').with_context(|| format!("no `]` after {path}"))?;
     let (key, wanted) = condition.split_once('=').with_context(|| format!("[{condition}]: expected KEY=VALUE"))?;
     let list = from.as_array().with_context(|| format!("[{condition}]: no list"))?;
-    // A number is chosen by its text.
+    // Numbers are compared as text.
     let is = |item: &&Json| value(item, key).is_ok_and(|field| text_of(&field) == wanted);
     Ok((condition, list.iter().filter(is).cloned().collect(), rest))
 }
 
-/// All that a path chooses of a list.
+/// All elements of a list that a path selects.
 fn chosen(from: &Json, path: &str) -> Result<Vec<Json>> {
     let (name, mut rest) = path.split_at(path.find('[').unwrap_or(path.len()));
     let mut found = value(from, name)?;
@@ -198,10 +212,10 @@ fn chosen(from: &Json, path: &str) -> Result<Vec<Json>> {
     found.as_array().cloned().with_context(|| format!("{path}: no list"))
 }
 
-/// What makes one number of a list.
+/// Functions that fold a list of numbers into one.
 const FOLDS: [&str; 3] = ["least", "most", "median"];
 
-/// The least, the greatest or the middle of what stands at a path in each of a list.
+/// The minimum, maximum or median of the values at a path in each element of a list.
 fn fold(list: &[Json], how: &str, path: &str) -> Result<Json> {
     let number = |item: &Json| value(item, path)?.as_f64().with_context(|| format!("{path}: no number"));
     let mut numbers: Vec<f64> = list.iter().map(number).collect::<Result<_>>()?;
@@ -218,7 +232,8 @@ fn fold(list: &[Json], how: &str, path: &str) -> Result<Json> {
 mod tests {
     use super::*;
 
-    /// When this fails: run `cargo xtask gen`, look at `git diff docs`, and commit it with the change that caused it.
+    /// If this fails: run `cargo xtask gen`, review `git diff docs`, and commit it with the change
+    /// that caused it.
     #[test]
     fn the_documents_have_the_figures_of_the_files() {
         for (path, expected) in generated().unwrap() {

@@ -1,4 +1,5 @@
-//! Runs stages: what must be there is installed beside the compilation, then both lanes run side by side; the times come at the end.
+//! Runs stages: installs prerequisites during compilation, then runs both lanes in parallel and
+//! prints the times.
 
 use crate::crates;
 use crate::failed;
@@ -17,7 +18,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-/// How many of the slowest tests are named.
+/// Number of slowest tests to print.
 const SLOWEST: usize = 20;
 
 /// Prints the stages.
@@ -28,7 +29,7 @@ pub(crate) fn list() {
     }
 }
 
-/// Runs the stages of these names, or all, and prints the totals. What failed the last time runs first.
+/// Runs the named stages, or all, and prints the totals. Tests that failed last time run first.
 pub(crate) fn run(names: &[String], record: Option<Record>) -> Result<()> {
     let stages = chosen(names)?;
     let start = Instant::now();
@@ -42,7 +43,7 @@ pub(crate) fn run(names: &[String], record: Option<Record>) -> Result<()> {
     let mut outcome = thread::scope(|scope| {
         scope.spawn(|| provided.provide_early(&needs));
         let mut outcome = Outcome::default();
-        // Before the tests are compiled, which takes longer: it finds most.
+        // Lint before the longer compilation, because it finds most errors.
         play(lint.iter().copied(), &[], &provided, false, &mut outcome);
         if rest.iter().any(|stage| matches!(stage.work, Work::Tests { .. })) {
             println!("==> compiling the tests");
@@ -72,7 +73,7 @@ pub(crate) fn run(names: &[String], record: Option<Record>) -> Result<()> {
     outcome.totals.finish()
 }
 
-/// Runs both lanes side by side. One that is done takes stages of the other.
+/// Runs both lanes in parallel. An idle lane takes stages from the other.
 fn lanes(stages: &[&'static Stage], programs: &[Program], provided: &Needs, outcome: &mut Outcome) -> Result<()> {
     let left = &Mutex::new(stages.to_vec());
     let yields = [Lane::Compute, Lane::Wait].iter().all(|lane| stages.iter().any(|stage| stage.lane == *lane));
@@ -95,14 +96,14 @@ fn lanes(stages: &[&'static Stage], programs: &[Program], provided: &Needs, outc
     Ok(())
 }
 
-/// The next stage of a lane, or one of the other that may run in any. It is taken from what is left.
+/// Takes the next stage of a lane, or one of the other lane that can run in any.
 fn next(lane: Lane, left: &mut Vec<&'static Stage>) -> Option<&'static Stage> {
     let own = left.iter().position(|stage| stage.lane == lane);
     let position = own.or_else(|| left.iter().position(|stage| !stage.needs.contains(&Need::Nodes)))?;
     Some(left.remove(position))
 }
 
-/// Runs what failed the last time, so that its verdict comes first. Its stages run it again, and count it.
+/// Runs last time's failures first, for an early verdict. Their stages run and count them again.
 fn again(names: &[Name], stages: &[&'static Stage], programs: &[Program], provided: &Needs) -> Result<()> {
     for stage in stages {
         let Work::Tests { threads, environment, .. } = &stage.work else { continue };
@@ -113,7 +114,7 @@ fn again(names: &[Name], stages: &[&'static Stage], programs: &[Program], provid
         }
         println!("==> {}: first the {} tests that failed the last time", stage.name, names.len());
         let mut totals = Totals::default();
-        // Where it cannot run, the stage itself reports it.
+        // If the stage cannot run here, it reports that itself.
         if is_able(stage, provided).unwrap_or(false) {
             launches.iter_mut().for_each(|launch| timed(&mut launch.command, *threads, environment, false));
             totals.run(stage.name, launches, 1)?;
@@ -124,7 +125,8 @@ fn again(names: &[Name], stages: &[&'static Stage], programs: &[Program], provid
     Ok(())
 }
 
-/// Plays a stage this often beside a load of all cores, and writes what came of it to `docs/results/repeat.json`.
+/// Runs a stage `times` times under load on all cores, and writes the results to
+/// `docs/results/repeat.json`.
 pub(crate) fn repeat(names: &[String], times: u32) -> Result<()> {
     let [name] = names else { bail!("--repeat plays one stage: name it (`--list` lists them)") };
     let stages = chosen(names)?;
@@ -162,7 +164,7 @@ pub(crate) fn repeat(names: &[String], times: u32) -> Result<()> {
     all.finish()
 }
 
-/// The stages of these names in the order of the table; all without a name.
+/// The named stages in table order; all if no name is given.
 fn chosen(names: &[String]) -> Result<Vec<&'static Stage>> {
     if let Some(name) = names.iter().find(|name| STAGES.iter().all(|stage| stage.name != **name)) {
         bail!("got the stage `{name}`; expected one of {}", STAGES.map(|stage| stage.name).join(", "));
@@ -170,13 +172,13 @@ fn chosen(names: &[String]) -> Result<Vec<&'static Stage>> {
     Ok(STAGES.iter().filter(|stage| names.is_empty() || names.iter().any(|name| stage.name == name)).collect())
 }
 
-/// What these stages need compiled.
+/// What must be compiled for these stages.
 fn selection(stages: &[&Stage]) -> Selection {
     if stages.iter().all(|stage| stage.name == "pure") { Selection::Pure } else { Selection::All }
 }
 
-/// Runs stages one after another. `yields`: its programs let those of the other lane go first. A stage that fails is reported at once, with
-/// its log; the next ones still run.
+/// Runs stages one after another. If `yields`, their programs give way to the other lane's. A
+/// failed stage is reported immediately, with its log; the remaining stages still run.
 fn play(
     stages: impl Iterator<Item = &'static Stage>,
     programs: &[Program],
@@ -186,7 +188,7 @@ fn play(
 ) {
     for stage in stages {
         let begin = Instant::now();
-        // Of an earlier run.
+        // From an earlier run.
         let _ = fs::remove_file(log(stage.name));
         let mut own = Totals::default();
         match stage_of(stage, programs, provided, yields, &mut own) {
@@ -205,7 +207,7 @@ fn play(
     }
 }
 
-/// Runs one stage; false where this machine cannot.
+/// Runs one stage; false if this machine cannot.
 fn stage_of(stage: &Stage, programs: &[Program], provided: &Needs, yields: bool, totals: &mut Totals) -> Result<bool> {
     if !is_able(stage, provided)? {
         println!("==> {}: left out, this machine cannot run real nodes", stage.name);
@@ -230,7 +232,7 @@ fn stage_of(stage: &Stage, programs: &[Program], provided: &Needs, yields: bool,
     Ok(true)
 }
 
-/// Provides what a stage needs; false where this machine cannot run it.
+/// Provides the prerequisites of a stage; false if this machine cannot run it.
 fn is_able(stage: &Stage, provided: &Needs) -> Result<bool> {
     for need in stage.needs {
         let had = provided.provide(*need)?;
@@ -241,7 +243,7 @@ fn is_able(stage: &Stage, provided: &Needs) -> Result<bool> {
     Ok(true)
 }
 
-/// Completes the start of a program of tests.
+/// Completes the command line of a test program.
 fn timed(command: &mut Command, threads: Option<u32>, environment: &[(&str, &str)], yields: bool) {
     if yields {
         let mut nice = Command::new("nice");
@@ -252,11 +254,12 @@ fn timed(command: &mut Command, threads: Option<u32>, environment: &[(&str, &str
     }
     command.envs(environment.iter().copied()).env("SWITCHYARD_TEST_BUILT", "1");
     command.args(threads.map(|threads| format!("--test-threads={threads}")));
-    // The runner of a stable toolchain reports times only so. `switchyard_tests::cargo` keeps the variable from the compiler.
+    // The stable test runner has no other way to report times. `switchyard_tests::cargo` hides the
+    // variable from the compiler.
     command.env("RUSTC_BOOTSTRAP", "1").args(["-Z", "unstable-options", "--report-time"]);
 }
 
-/// Formatting, clippy, licences. One that fails does not hide the others.
+/// Formatting, clippy, licences. Runs all of them even if one fails.
 fn lint(totals: &mut Totals) {
     let mut check = |done: Result<()>| {
         if let Err(error) = done {
@@ -276,14 +279,14 @@ fn lint(totals: &mut Totals) {
     }
 }
 
-/// Tests in the documentation, and its links.
+/// Documentation tests and links.
 fn documentation(name: &str, totals: &mut Totals) -> Result<()> {
     let tests = Launch { program: "doc".to_owned(), command: cargo(&["test", "--workspace", "--doc"]) };
     totals.run(name, vec![tests], 1)?;
     step("rustdoc", cargo(&["doc", "--workspace", "--no-deps", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"))
 }
 
-/// Whether this machine can run real nodes. In CI it must.
+/// Whether this machine can run real nodes, which is mandatory in CI.
 fn can_run_nodes() -> Result<bool> {
     let bench = target().join("debug/switchyard-bench-cluster");
     let able = Command::new(&bench).arg("check").status().with_context(|| bench.display().to_string())?.success();
@@ -293,7 +296,7 @@ fn can_run_nodes() -> Result<bool> {
     Ok(able)
 }
 
-/// Prints the times of the stages and of the slowest tests. A stage far over its budget fails the run.
+/// Prints the times of the stages and the slowest tests. A stage far over its budget fails the run.
 fn summary(outcome: &mut Outcome) {
     println!("\nstage           seconds      CPU  budget");
     for Time { name, seconds, cpu, budget, .. } in &outcome.times {

@@ -1,51 +1,55 @@
-//! The stages of `cargo xtask test`: what each runs, and for how long it may.
+//! The stages of `cargo xtask test`, with their content and time budgets.
 
 use crate::setup::Need;
 
-/// A part of the tests.
+/// A stage of the tests.
 #[derive(Debug)]
 pub(crate) struct Stage {
     pub name: &'static str,
     pub what: &'static str,
-    /// Seconds; over twice as many the run fails. `pure`, `fuzz`, `report` and `chart`: twice what they took beside a load. The others: what
-    /// they may take on two busy cores, until a run beside a load is in the result files.
+    /// Seconds; more than twice as many fail the run. For `pure`, `fuzz`, `report` and `chart`:
+    /// twice the time measured under load. For the others: an estimate for two busy cores, until
+    /// the result files have a run under load.
     pub budget: u64,
     pub lane: Lane,
-    /// What must be installed or built before.
+    /// What must be installed or built beforehand.
     pub needs: &'static [Need],
     pub work: Work,
 }
 
-/// Stages of one lane follow each other; the lanes run side by side, and one that is done takes stages of the other. More than two only compete:
-/// two cores have nothing left to do.
+/// Stages of a lane run one after another. The lanes run in parallel, and an idle lane takes stages
+/// from the other. More than two lanes would only compete for two busy cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lane {
-    /// Tests that keep cores busy. They yield to the other lane.
+    /// CPU-bound tests. They yield to the other lane.
     Compute,
-    /// Tests that wait for clusters.
+    /// Tests that mostly wait for clusters.
     Wait,
 }
 
 #[derive(Debug)]
 pub(crate) enum Work {
-    /// Formatting, clippy, licences: before anything else is built.
+    /// Formatting, clippy and licences, before anything else is built.
     Lint,
-    /// Documentation: its tests and its links.
+    /// Documentation tests and links.
     Documentation,
-    /// Programs of tests.
+    /// Test programs.
     Tests { of: Tests, threads: Option<u32>, environment: &'static [(&'static str, &'static str)] },
 }
 
-/// Which tests.
+/// A selection of tests.
 #[derive(Debug)]
 pub(crate) enum Tests {
-    /// All of every package but these and `switchyard-tests`, and the module of `rules`.
+    /// All tests of every package except these and `switchyard-tests`, and the tests of the program
+    /// `rules`.
     AllBut(&'static [&'static str]),
-    /// All of these packages.
+    /// All tests of these packages.
     Of(&'static [&'static str]),
-    /// Those of two programs of the worker whose names have this word, at the same time.
+    /// The tests whose names contain this word in two programs of the worker, which run
+    /// concurrently.
     Beside([&'static str; 2], &'static str),
-    /// Modules of a program of `switchyard-tests`, one process after another: they share what is static.
+    /// Modules of a `switchyard-tests` program, one process after another because they share static
+    /// state.
     Modules(&'static str, &'static [&'static str]),
 }
 
@@ -59,14 +63,14 @@ const ENGINE: &[&str] = &[
     "switchyard-cuda-libraries",
 ];
 
-/// Modules that need the frameworks of others: `cargo xtask test --frameworks`.
+/// Modules that need third-party frameworks: `cargo xtask test --frameworks`.
 pub(crate) const FRAMEWORKS: &str = "frameworks";
 
 const CONTROL_PLANE: Need = Need::Programs(&["etcd", "kubernetes"]);
 const CHART: Need = Need::Programs(&["helm", "prometheus-operator", "promtool", "kubeflow-trainer"]);
 
-/// All stages, in the order in which each lane runs them. Those on real nodes come early: they count what is left on the machine, so only their own
-/// lane runs them.
+/// All stages, in the order in which each lane runs them. Stages on real nodes come early and run
+/// only in their own lane, because they count leftovers on the machine.
 pub(crate) const STAGES: [Stage; 15] = [
     Stage {
         name: "lint",
@@ -98,7 +102,8 @@ pub(crate) const STAGES: [Stage; 15] = [
         budget: 180,
         lane: Lane::Compute,
         needs: &[],
-        // All at the same time, on however few cores: each goes on for this long.
+        // Run all at the same time regardless of the number of cores, because each runs for this
+        // long.
         work: Work::Tests {
             of: Tests::Beside(["data", "hostile"], "fuzz"),
             threads: Some(16),
@@ -182,7 +187,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         budget: 1200,
         lane: Lane::Wait,
         needs: &[CONTROL_PLANE, CHART, Need::Nodes, Need::Images],
-        // Two clusters at a time: their tests wait more than they compute.
+        // Two clusters at a time, since their tests wait more than they compute.
         work: Work::Tests { of: Tests::Modules("cluster", &["e2e"]), threads: Some(2), environment: &[] },
     },
     Stage {
@@ -225,7 +230,7 @@ mod tests {
 
     use super::{FRAMEWORKS, STAGES, Tests, Work};
 
-    /// Those of the modules declared in `text`, a program of tests, that no stage runs.
+    /// The modules declared in `text`, the source of a test program, that no stage runs.
     fn forgotten(program: &str, text: &str) -> Vec<String> {
         let is_run = |module: &str| {
             STAGES.iter().any(|stage| match &stage.work {

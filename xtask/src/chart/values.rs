@@ -1,25 +1,27 @@
-//! `values.yaml` with its comments.
+//! Parses `values.yaml` with its comments.
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value as Json};
 
-/// A value of the chart.
+/// A chart value.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    /// Its name and those of the objects it is in.
+    /// Path of names from the root.
     pub path: Vec<String>,
     /// The comment above it, as one line.
     pub description: String,
-    /// What `@schema` adds.
+    /// Schema additions from `@schema`.
     pub schema: Map<String, Json>,
-    /// `None` for an object of ours, in block style: it has entries of its own.
+    /// The default; `None` for one of our own objects, in block style, whose entries follow
+    /// separately.
     pub default: Option<Json>,
 }
 
-/// Every value in the order of the file.
+/// Every value, in file order.
 ///
 /// # Errors
-/// No YAML, a value without a comment, or a form that is not used here: each with its line.
+/// The file is not valid YAML, has a value without a comment, or uses an unsupported form; each
+/// with its line.
 pub(crate) fn entries(text: &str) -> Result<Vec<Entry>> {
     let document: Json = serde_saphyr::from_str(text).context("no YAML")?;
     let mut entries: Vec<Entry> = Vec::new();
@@ -53,7 +55,7 @@ pub(crate) fn entries(text: &str) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// A comment as a sentence and what it adds to the schema.
+/// Splits a comment into its text and its schema additions.
 fn said(comment: &[&str]) -> Result<(String, Map<String, Json>)> {
     let (mut words, mut schema) = (Vec::new(), Map::new());
     for line in comment {
