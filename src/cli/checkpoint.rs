@@ -1,4 +1,4 @@
-//! `switchyard checkpoint`: lists the checkpoints of a directory, verifies them, and exports their models.
+//! `switchyard checkpoint`: lists, verifies and exports the checkpoints in a directory.
 
 use crate::args::{CheckpointCommand, Cli, ExportArgs, WhichArgs};
 use crate::failure::Failure;
@@ -12,7 +12,7 @@ use switchyard_checkpoint::{Checkpoint, CheckpointError, CheckpointId, Found, St
 use switchyard_core::units::{binary, counted, grouped};
 use switchyard_worker_contract::exit::Exit;
 
-/// The result of a command: its kind and value for programs, and text for people.
+/// The result of a command: kind and value for programs, text for people.
 struct Answer {
     kind: &'static str,
     value: Value,
@@ -20,7 +20,7 @@ struct Answer {
     exit: Exit,
 }
 
-/// Carries out one of the commands.
+/// Runs a subcommand.
 pub(super) fn checkpoint(cli: &Cli, command: &CheckpointCommand) -> Result<Exit, Failure> {
     let Answer { kind, value, text, exit } = match command {
         CheckpointCommand::List(args) => list(args),
@@ -31,7 +31,7 @@ pub(super) fn checkpoint(cli: &Cli, command: &CheckpointCommand) -> Result<Exit,
     Ok(exit)
 }
 
-/// A checkpoint, or what is left of one.
+/// A complete or partial checkpoint.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row {
@@ -102,7 +102,7 @@ impl Row {
     }
 }
 
-/// A table of checkpoints, and below it what is wrong with them.
+/// A table of checkpoints, followed by their errors.
 fn answer(kind: &'static str, rows: &[Row], exit: Exit) -> Answer {
     let head = ["STEP", "ATTEMPT", "JOB", "RANKS", "SIZE", "CREATED", "STATE"].map(str::to_string).to_vec();
     let lines: Vec<Vec<String>> = std::iter::once(head).chain(rows.iter().map(Row::cells)).collect();
@@ -116,7 +116,7 @@ fn answer(kind: &'static str, rows: &[Row], exit: Exit) -> Answer {
 /// The requested checkpoints, newest first.
 fn find(args: &WhichArgs) -> Result<Vec<Found>, Failure> {
     let name = args.directory.display();
-    // A store treats a missing directory as empty; here it is a typing error.
+    // A store treats a missing directory as empty; on the command line it is a typo.
     if !args.directory.is_dir() {
         return Err(Failure::usage(format!("{name}: got no directory; expected that of a job's checkpoints")));
     }
@@ -142,7 +142,8 @@ fn list(args: &WhichArgs) -> Result<Answer, Failure> {
     Ok(answer("CheckpointList", &rows, Exit::Done))
 }
 
-/// An unfinished checkpoint is not an error if another one can be used: every crash leaves one.
+/// An unfinished checkpoint is not an error if another one is usable, because every crash leaves
+/// one.
 fn verify(args: &WhichArgs) -> Result<Answer, Failure> {
     let store = Store::new(&Disk, &args.directory);
     let verified = |found: &Found| {
@@ -159,7 +160,8 @@ fn verify(args: &WhichArgs) -> Result<Answer, Failure> {
     Ok(answer("CheckpointVerification", &rows, if is_good { Exit::Done } else { Exit::CheckpointRefused }))
 }
 
-/// Exports the newest requested checkpoint. If that is damaged, nothing is exported: an older model is not what was requested.
+/// Exports the newest matching checkpoint. Fails if that is damaged, because an older model is not
+/// what the user requested.
 fn export_model(args: &ExportArgs) -> Result<Answer, Failure> {
     let name = args.which.directory.display();
     let found = find(&args.which)?;
@@ -190,7 +192,7 @@ fn export_model(args: &ExportArgs) -> Result<Answer, Failure> {
     Ok(Answer { kind: "CheckpointExport", value, text, exit: Exit::Done })
 }
 
-/// The refusal of a damaged checkpoint, with what else can be done.
+/// An error about a damaged checkpoint, with alternatives.
 fn another(error: &CheckpointError) -> Failure {
     let message = format!("{error}\n`switchyard checkpoint verify` shows which others can be exported with --step");
     Failure::new(message, Exit::CheckpointRefused)

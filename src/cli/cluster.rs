@@ -1,4 +1,4 @@
-//! Commands that read a cluster, running or in a file: `plan --cluster`, `explain JOB`, `snapshot`. They change nothing.
+//! Read-only commands on a running or saved cluster: `plan --cluster`, `explain JOB`, `snapshot`.
 
 use crate::args::{Cli, ExplainArgs, PlanArgs, SnapshotArgs};
 use crate::failure::Failure;
@@ -15,7 +15,7 @@ pub(super) fn snapshot(cli: &Cli, args: &SnapshotArgs) -> Result<Exit, Failure> 
     Ok(Exit::Done)
 }
 
-/// Shows where a job would go.
+/// Shows where a job would be placed.
 pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
     let job = manifest::read(&args.file)?;
     let file = snapshot::read_for(&args.place, Some(&job))?;
@@ -43,7 +43,8 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
     Ok(exit)
 }
 
-/// The job in the namespace of the command line. As with kubectl, the manifest must not name another one.
+/// Puts the job into the namespace from the command line. As with kubectl, the manifest must not
+/// name another one.
 fn of_namespace(mut job: TrainJob, namespace: Option<&str>) -> Result<TrainJob, Failure> {
     match (&job.metadata.namespace, namespace) {
         (Some(own), Some(wanted)) if own != wanted => Err(Failure::usage(format!(
@@ -57,7 +58,7 @@ fn of_namespace(mut job: TrainJob, namespace: Option<&str>) -> Result<TrainJob, 
     }
 }
 
-/// Says why a job is where it is, or why it waits.
+/// Explains a job's placement, or why it waits.
 pub(super) fn explain(cli: &Cli, args: &ExplainArgs) -> Result<Exit, Failure> {
     let mut cluster = snapshot::open(&args.place)?;
     let namespace = args.namespace.as_deref().unwrap_or(cluster.namespace());
@@ -69,7 +70,7 @@ pub(super) fn explain(cli: &Cli, args: &ExplainArgs) -> Result<Exit, Failure> {
     };
     let found = look(&mut cluster, &job)?;
     if args.fabric {
-        // The decision counts; before there is one, what would be decided.
+        // Show the recorded decision; before there is one, show what would be decided.
         let decided = job.status.as_ref().and_then(|status| status.fabric.clone()).filter(|f| !f.decisions.is_empty());
         let forecast = found.fabric.as_ref().and_then(|found| found.as_ref().ok()?.forecast.clone());
         let decided = decided.map(|status| Ok(Decided { status, forecast, blamed: Vec::new() }));

@@ -1,4 +1,4 @@
-//! The connection of commands to a running cluster.
+//! Connects commands to a running cluster.
 
 use crate::failure::Failure;
 use kube::Client;
@@ -7,28 +7,28 @@ use std::sync::Arc;
 use std::time::Duration;
 use switchyard_service::{Connection, client, connect};
 
-/// Runs work that waits for the network.
+/// Runs `work` to completion.
 ///
 /// # Errors
-/// The error of `work`, or no runtime can be created.
+/// `work` failed, or no runtime could be created.
 pub(crate) fn wait_for<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|error| Failure::unexpected(format!("cannot start: {error}")))?.block_on(work)
 }
 
-/// A cluster to which a command talks.
+/// The cluster that a command talks to.
 pub(crate) struct Cluster {
     pub client: Client,
-    /// The namespace of the context.
+    /// Namespace of the context.
     pub namespace: String,
-    /// The address of its API server.
+    /// Address of the API server.
     pub server: String,
 }
 
 /// Connects to the cluster of the kubeconfig.
 ///
 /// # Errors
-/// There is no kubeconfig, or it cannot be used.
+/// There is no kubeconfig, or it is invalid.
 pub(crate) async fn open(connection: &Connection) -> Result<Cluster, Failure> {
     let config = connect(connection).await.map_err(Failure::usage)?;
     let (namespace, server) = (config.default_namespace.clone(), config.cluster_url.to_string());
@@ -36,10 +36,10 @@ pub(crate) async fn open(connection: &Connection) -> Result<Cluster, Failure> {
     Ok(Cluster { client, namespace, server })
 }
 
-/// A command that has had no answer for this long says what it waits for.
+/// How long to wait for a response before telling the user.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Awaits the answer of an API server, and says so on standard error when it takes long.
+/// Awaits a response from an API server, and reports on standard error if it takes long.
 pub(crate) async fn answer<T>(server: &str, request: impl Future<Output = T>) -> T {
     let mut request = pin!(request);
     tokio::select! {
@@ -51,7 +51,8 @@ pub(crate) async fn answer<T>(server: &str, request: impl Future<Output = T>) ->
     }
 }
 
-/// An error for people: the API server's sentence, or why there is no answer. The client's own text has its error as Rust writes it.
+/// An error message for people: the API server's message, or why there was no response. The
+/// client's own text contains Rust debug output.
 pub(crate) fn words(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),

@@ -1,4 +1,5 @@
-//! `switchyard convert`: prints manifests of other operators as TrainJobs, and lists on standard error what they lack.
+//! `switchyard convert`: converts manifests of other operators to TrainJobs, and lists unsupported
+//! settings on standard error.
 
 use crate::args::{Cli, ConvertArgs, Output};
 use crate::failure::Failure;
@@ -11,13 +12,13 @@ use switchyard_plan as plan;
 use switchyard_tools::convert::{self, ConvertError, Converted};
 use switchyard_worker_contract::exit::Exit;
 
-/// The conversion of a file: the TrainJobs with what they lack, and the skipped documents.
+/// A converted file: the TrainJobs with their unsupported settings, and the skipped documents.
 struct File {
     jobs: Vec<Converted>,
     passed_over: Vec<String>,
 }
 
-/// Converts a file; nothing is printed unless all of it is valid.
+/// Converts a file; prints nothing unless all of it is valid.
 pub(super) fn convert(cli: &Cli, args: &ConvertArgs) -> Result<Exit, Failure> {
     let text = input::read(&args.file, "manifest of at most 16 MiB", input::MANIFESTS)?;
     let file = read(&input::name(&args.file), &text)?;
@@ -62,7 +63,7 @@ fn is_list(document: &Value) -> bool {
     document["kind"].as_str().is_some_and(|kind| kind.ends_with("List"))
 }
 
-/// Checks that a cluster would accept it.
+/// Checks that a cluster would accept the job.
 fn check(job: &Value) -> Result<(), String> {
     let faults: Vec<String> = match switchyard_crds::validate::train_job(job) {
         Err(faults) => faults.iter().map(ToString::to_string).collect(),
@@ -74,7 +75,7 @@ fn check(job: &Value) -> Result<(), String> {
     Err(format!("what it becomes is no valid TrainJob; expected a manifest without these:\n  {}", faults.join("\n  ")))
 }
 
-/// Fields without a counterpart.
+/// Lists the fields without a counterpart.
 fn said(file: &File) -> String {
     let mut out = String::new();
     for converted in &file.jobs {

@@ -1,4 +1,5 @@
-//! `switchyard doctor`: reads logs and reports the first error, what followed, and what to check.
+//! `switchyard doctor`: reads logs and reports the first error, its consequences, and what to
+//! check.
 
 mod cluster;
 mod gpu;
@@ -22,9 +23,9 @@ use switchyard_tools::doctor::{Attempt, Diagnosis, Doctor, Fold, LONGEST_LINE};
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::recorder::{self, Recording};
 
-/// Depth to which folders are followed: `logs/attempt-1/rank-0.log` is at 3.
+/// Greatest folder depth; `logs/attempt-1/rank-0.log` is at 3.
 const DEEPEST: usize = 6;
-/// Most files of a folder that are read.
+/// Most files to read in a folder.
 const MOST_FILES: usize = 100_000;
 /// Extensions of files that are not logs.
 const NO_LOGS: [&str; 19] = [
@@ -67,14 +68,15 @@ pub(super) fn doctor(cli: &Cli, args: &DoctorArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// What the flight recorders in the folders say.
+/// Reads the flight recorders in the folders.
 fn recorded(paths: &[PathBuf]) -> Result<Vec<Story>, Failure> {
     let mut files = Vec::new();
     for path in paths.iter().filter(|path| path.is_dir()) {
         let unreadable = |error| Failure::usage(format!("cannot read {}: {error}", path.display()));
         collect(path, 1, &is_recorder, &mut files).map_err(unreadable)?;
     }
-    // One that its rank had not begun when it died says nothing, and the logs are still worth reading.
+    // A rank can die before it writes to its recorder. Skip that recorder; the logs are still worth
+    // reading.
     let read = |file: &PathBuf| {
         let bytes = std::fs::read(file).map_err(|error| error.to_string());
         let recording = bytes.and_then(|bytes| Recording::read(&bytes));
@@ -83,7 +85,7 @@ fn recorded(paths: &[PathBuf]) -> Result<Vec<Story>, Failure> {
     Ok(stories(&files.iter().filter_map(read).collect::<Vec<_>>()))
 }
 
-/// The diagnosis, each attempt with the facts of its gang, and what the recorders say.
+/// The diagnosis as data: each attempt with the facts about its gang, and the flight recorders.
 fn data(diagnosis: &Diagnosis, gang: Option<&Gang>, stories: &[Story]) -> Value {
     let mut value = json!(diagnosis);
     if !stories.is_empty() {
@@ -123,12 +125,12 @@ fn read_all(cli: &Cli, paths: &[PathBuf]) -> Result<Diagnosis, Failure> {
     Ok(doctor.diagnosis())
 }
 
-/// The year for times without one.
+/// The year to assume for timestamps without one.
 fn this_year(time: Option<Timestamp>) -> i16 {
     time.unwrap_or_else(Timestamp::now).to_zoned(TimeZone::UTC).year()
 }
 
-/// The requested files: those named, and in folders every file that may be a log.
+/// The named files, and every file in the named folders that can be a log.
 fn logs(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     let mut found = Vec::new();
     for path in paths {
@@ -165,10 +167,10 @@ fn collect(folder: &Path, depth: usize, wanted: &dyn Fn(&Path) -> bool, found: &
     }
     entries.sort();
     for path in entries {
-        // Without following links: one may lead back here.
+        // Do not follow links, which can form cycles.
         let Ok(about) = path.symlink_metadata() else { continue };
         if about.is_dir() && depth < DEEPEST {
-            // Unreadable subfolders are skipped; the folder itself was requested.
+            // Skip unreadable subfolders; only the folder itself was requested.
             let _ = collect(&path, depth + 1, wanted, found);
         } else if about.is_file() && wanted(&path) && found.len() < MOST_FILES {
             found.push(path);
@@ -188,7 +190,7 @@ fn may_be_log(path: &Path) -> bool {
     !name.starts_with('.') && !NO_LOGS.contains(&end) && !name.ends_with(".steps.jsonl") && !name.contains("tfevents")
 }
 
-/// Passes on every line of a log, keeping only one in memory.
+/// Passes every line of a log to `doctor`, holding one line in memory at a time.
 fn read(doctor: &mut Doctor, name: &str, year: i16, mut from: impl BufRead, progress: &mut Progress) -> io::Result<()> {
     let mut log = doctor.open(name, year);
     let mut line = Vec::new();
@@ -206,7 +208,7 @@ fn read(doctor: &mut Doctor, name: &str, year: i16, mut from: impl BufRead, prog
     }
 }
 
-/// Skips the rest of a line that is too long; returns its length.
+/// Skips the rest of an overlong line; returns its length.
 fn skip_line(from: &mut impl BufRead) -> io::Result<u64> {
     let mut skipped = 0;
     loop {
@@ -225,7 +227,7 @@ fn skip_line(from: &mut impl BufRead) -> io::Result<u64> {
     }
 }
 
-/// The diagnosis for people, the last attempt first.
+/// Formats the diagnosis, the last attempt first.
 fn screen(diagnosis: &Diagnosis, gang: Option<&Gang>, stories: &[Story], width: usize) -> String {
     let mut screen = Screen::new(width);
     for Story { attempt, text } in stories.iter().rev() {
@@ -302,7 +304,7 @@ fn labelled(screen: &mut Screen, label: &str, text: &str) {
     }
 }
 
-/// A label below the name of an error; all are equally wide.
+/// A label below the name of an error, padded to a common width.
 fn detail(label: &str) -> String {
     format!("  {label:<7}")
 }

@@ -1,4 +1,4 @@
-//! `switchyard lint`: what is wrong with manifests, shown in the user's files.
+//! `switchyard lint`: reports problems in manifests, shown in the user's files.
 
 use crate::args::{Cli, LintArgs};
 use crate::failure::Failure;
@@ -14,17 +14,17 @@ use switchyard_core::units::{counted, plural};
 use switchyard_fabric::lint::{self, Finding, Linted, Options, Severity, Step};
 use switchyard_worker_contract::exit::Exit;
 
-/// As other linters exit when they find an error in their input.
+/// The exit code when there are errors in the input, as in other linters.
 const FOUND: Exit = Exit::Unexpected;
 
-/// A file with what was found in it.
+/// A file with its findings.
 struct File {
     name: String,
     text: String,
     documents: Vec<(Spanned<Node>, Vec<Linted>)>,
 }
 
-/// Checks all files; the first one that cannot be read ends it.
+/// Checks all files; stops at the first one that cannot be read.
 pub(super) fn lint(cli: &Cli, args: &LintArgs) -> Result<Exit, Failure> {
     let options = Options { nccl: args.nccl };
     let files: Vec<File> = args.files.iter().map(|path| read(path, options)).collect::<Result<_, _>>()?;
@@ -61,7 +61,7 @@ fn count(files: &[File], severity: Severity) -> u64 {
     findings(files).filter(|finding| finding.severity == severity).count() as u64
 }
 
-/// Position of a finding in the text: its field, or the word in question in a script.
+/// Position of a finding in the text: its field, or the word in a script.
 fn place(text: &str, document: &Spanned<Node>, finding: &Finding) -> Option<Range<usize>> {
     let steps: Vec<String> = finding
         .field
@@ -82,7 +82,7 @@ fn place(text: &str, document: &Spanned<Node>, finding: &Finding) -> Option<Rang
     }
 }
 
-/// Findings with excerpts, and the totals.
+/// Findings with excerpts, followed by the totals.
 fn screen(files: &[File]) -> String {
     let mut out = String::new();
     for file in files {
@@ -146,7 +146,7 @@ struct Report<'a> {
 #[serde(rename_all = "camelCase")]
 struct Row<'a> {
     file: &'a str,
-    /// From 1, as editors count.
+    /// Counted from 1, as in editors.
     #[serde(skip_serializing_if = "Option::is_none")]
     line: Option<usize>,
     object_kind: &'a str,

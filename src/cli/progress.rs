@@ -1,4 +1,5 @@
-//! Progress of a command that may take long: a bar on a terminal, an occasional line elsewhere, and nothing if it is quick.
+//! Progress of a command that can take long: a bar on a terminal, an occasional line elsewhere,
+//! nothing if it is quick.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{self, IsTerminal};
@@ -9,14 +10,14 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// Time between two lines without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What is done, and how much of it there is.
+/// A kind of work with its amount.
 pub(crate) struct Work {
     /// Such as `read`.
     pub verb: &'static str,
-    /// An amount in words.
+    /// Formats an amount.
     pub words: fn(u64) -> String,
     pub total: u64,
-    /// How much is done between two looks at the clock.
+    /// Amount of work between two checks of the clock.
     pub stride: u64,
 }
 
@@ -31,7 +32,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// `talks`: shows progress at all.
+    /// `talks` is whether to show progress at all.
     pub(crate) fn new(talks: bool, work: Work) -> Progress {
         let now = Instant::now();
         Progress { work, done: 0, looked: 0, started: now, talks, bar: None, last_line: now }

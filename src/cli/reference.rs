@@ -1,6 +1,8 @@
-//! Committed output of the program: `docs/cli.md`, generated from the arguments, and the picture of README.md.
+//! Committed output of the program: `docs/cli.md`, generated from the arguments, and the picture of
+//! README.md.
 //!
-//! When a test here fails after an intended change: `INSTA_UPDATE=always cargo test -p switchyard-cli reference`, and commit the file.
+//! If a test here fails after an intended change: run `INSTA_UPDATE=always cargo test -p
+//! switchyard-cli reference`, and commit the file.
 #![allow(clippy::unwrap_used)]
 
 use crate::args::Cli;
@@ -72,7 +74,7 @@ fn page() -> String {
     text
 }
 
-/// Commands without a required subcommand, in the order of `--help`, by their words.
+/// Commands without a required subcommand, by name, in the order of `--help`.
 fn leaves<'a>(command: &'a Command, before: &str, found: &mut Vec<(String, &'a Command)>) {
     for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
         let name = format!("{before}{}", sub.get_name());
@@ -143,12 +145,12 @@ fn meaning(arg: &Arg) -> String {
     text
 }
 
-/// The first paragraph of what a command is about.
+/// The first paragraph of a command's description.
 fn first(command: &Command) -> String {
     command.get_about().map(|about| sentence(&about.to_string())).unwrap_or_default()
 }
 
-/// On one line, with the full stop that clap removes.
+/// The text on one line, with the full stop that clap removes.
 fn sentence(text: &str) -> String {
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     if text.is_empty() || text.ends_with('.') { text } else { format!("{text}.") }
@@ -190,7 +192,8 @@ fn every_command_has_an_example_that_it_takes() {
     }
 }
 
-/// `switchyard plan examples/clusters/gpt-rack.yaml --snapshot examples/clusters/two-racks.json --svg`.
+/// `switchyard plan examples/clusters/gpt-rack.yaml --snapshot examples/clusters/two-racks.json
+/// --svg`.
 #[test]
 fn the_picture_is_what_the_program_draws() {
     let at = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/clusters").join(name);

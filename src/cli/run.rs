@@ -15,7 +15,7 @@ use switchyard_plan::local::{Devices, LocalSnapshot, plan as make_plan};
 use switchyard_worker_contract::event::Inspection;
 use switchyard_worker_contract::exit::Exit;
 
-/// Time between two progress lines without a terminal.
+/// Time between progress lines without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Runs a TrainJob on this machine.
@@ -28,7 +28,8 @@ pub(super) fn run(cli: &Cli, args: &RunArgs) -> Result<Exit, Failure> {
     let run_dir = RunDir::choose(&name, args.run_dir.as_deref());
     let runtime = event_loop()?;
     let mut show = Show::new(cli, &topology, &run_dir);
-    // The processes are started from this thread: the kernel ends them when it ends.
+    // Start the processes from this thread, because the kernel kills them when their parent thread
+    // ends.
     let tasks = tokio::task::LocalSet::new();
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok().filter(|visible| !visible.is_empty());
     let devices = (!args.devices.is_empty()).then_some(Devices { indexes: &args.devices, visible: visible.as_deref() });
@@ -56,7 +57,7 @@ pub(super) fn run(cli: &Cli, args: &RunArgs) -> Result<Exit, Failure> {
     Ok(outcome.exit)
 }
 
-/// Shows what a TrainJob would become.
+/// Shows the plan of a TrainJob.
 pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
     let job = manifest::read(&args.file)?;
     let nodes: Result<Vec<GPUTopology>, Failure> = if args.topology.is_empty() {
@@ -78,7 +79,7 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Shows a run: as a bar on a terminal, else as lines; as JSON for programs.
+/// Shows a run: as a bar on a terminal, as lines elsewhere, as JSON for programs.
 struct Show<'a> {
     output: Output,
     quiet: bool,
@@ -106,7 +107,7 @@ impl<'a> Show<'a> {
         }
     }
 
-    /// Whether text for people goes to standard error.
+    /// Whether to print text for people on standard error.
     fn talks(&self) -> bool {
         !self.quiet && self.output != Output::Json
     }
@@ -120,7 +121,8 @@ impl<'a> Show<'a> {
         }
     }
 
-    /// The advice: part of the result after a successful run, else an explanation.
+    /// Prints the advice, as part of the result after a successful run and as an explanation
+    /// otherwise.
     fn result(&self, ended: &Result<local::Outcome, local::RunError>, advice: &str) {
         if ended.as_ref().is_ok_and(|outcome| outcome.exit == Exit::Done) {
             print(advice);
@@ -290,7 +292,7 @@ fn bar(total: u64, ascii: bool) -> ProgressBar {
     bar
 }
 
-/// Whether the locale can show more than ASCII.
+/// Whether the locale supports more than ASCII.
 fn utf8_locale() -> bool {
     let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
         .iter()

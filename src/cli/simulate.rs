@@ -1,4 +1,5 @@
-//! `switchyard simulate`: a trace of jobs played against a cluster by several rules, as the cluster is and as it might be.
+//! `switchyard simulate`: replays a trace of jobs against a cluster under several rules, for the
+//! current cluster and a changed one.
 
 mod table;
 
@@ -24,7 +25,7 @@ use switchyard_simulate::trace::{self, Format, LeftOut, Row, Trace, shaken};
 use switchyard_worker_contract::exit::Exit;
 use table::{SIZES, size};
 
-/// Shows what the rules make of the trace.
+/// Simulates the rules and prints the outcomes.
 pub(super) fn simulate(cli: &Cli, args: &SimulateArgs) -> Result<Exit, Failure> {
     let (world, outcomes) = outcomes(cli, args)?;
     if let Some(path) = &args.svg {
@@ -37,7 +38,7 @@ pub(super) fn simulate(cli: &Cli, args: &SimulateArgs) -> Result<Exit, Failure> 
     Ok(Exit::Done)
 }
 
-/// Plays the trace by each rule, on the cluster as it is and as it might be.
+/// Replays the trace under each rule, on the current cluster and on the changed one.
 fn outcomes(cli: &Cli, args: &SimulateArgs) -> Result<(World, Vec<Outcome>), Failure> {
     let world = World::read(args)?;
     let variants = variants(&world.taken.fabric, args)?;
@@ -73,12 +74,12 @@ fn outcomes(cli: &Cli, args: &SimulateArgs) -> Result<(World, Vec<Outcome>), Fai
     Ok((world, outcomes))
 }
 
-/// What is played.
+/// The input of a simulation.
 struct World {
     trace: String,
     format: Format,
     rows: Vec<Row>,
-    /// Jobs of the trace that are not played.
+    /// Jobs of the trace that cannot be replayed.
     jobs_left_out: Vec<(LeftOut, u64)>,
     taken: Taken,
     machine: GPUTopology,
@@ -162,13 +163,13 @@ fn gpu_hours(rows: &[Row]) -> f64 {
     rows.iter().map(|row| row.duration * f64::from(row.gpus)).sum::<f64>() / 3600.0
 }
 
-/// A cluster that is played.
+/// A cluster to replay the trace on.
 struct Variant {
     name: String,
     fabric: Fabric,
 }
 
-/// The cluster as it is and, if the command line changes it, as it might be.
+/// The current cluster and, if the command line changes it, the changed one.
 fn variants(fabric: &Fabric, args: &SimulateArgs) -> Result<Vec<Variant>, Failure> {
     let mut variants = vec![Variant { name: "as it is".into(), fabric: fabric.clone() }];
     let mut changed = fabric.clone();
@@ -199,18 +200,18 @@ fn variants(fabric: &Fabric, args: &SimulateArgs) -> Result<Vec<Variant>, Failur
     Ok(variants)
 }
 
-/// What one rule made of the trace on one cluster.
+/// The outcome of one rule on one cluster.
 struct Outcome {
     cluster: String,
     gpus: u32,
     policy: Policy,
-    /// Of each input.
+    /// One per input.
     figures: Vec<Figures>,
-    /// Of the first input, by queue; empty if the trace names none.
+    /// From the first input, by queue; empty if the trace has no queues.
     queues: Vec<(String, Waits)>,
-    /// Of the first input, by size.
+    /// From the first input, by size.
     sizes: Vec<(String, Waits)>,
-    /// Of the first input, seconds.
+    /// From the first input, seconds.
     waits: Vec<f64>,
 }
 
@@ -261,7 +262,7 @@ impl Outcome {
     }
 }
 
-/// A rule whose progress is shown.
+/// A rule that reports progress.
 struct Watched<'a> {
     rule: Box<dyn Rule>,
     progress: &'a mut Progress,

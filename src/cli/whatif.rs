@@ -1,5 +1,6 @@
-//! `switchyard whatif`: placements before and after a change, both from one snapshot. Changes are made to the objects, so that everything that
-//! follows is decided as in a cluster with that change.
+//! `switchyard whatif`: compares placements before and after a change, both from one snapshot. The
+//! change is applied to the objects, so everything that follows is decided as in a cluster with
+//! that change.
 
 use crate::args::{Cli, WhatifArgs};
 use crate::failure::Failure;
@@ -25,7 +26,7 @@ pub(super) fn whatif(cli: &Cli, args: &WhatifArgs) -> Result<Exit, Failure> {
     Ok(if results.iter().all(|result| result.after.place.is_ok()) { Exit::Done } else { Exit::NotPlaceable })
 }
 
-/// A job before and after.
+/// A job before and after the change.
 struct Compared {
     job: TrainJob,
     before: Verdict,
@@ -133,7 +134,7 @@ fn is_on(job: &TrainJob, nodes: &BTreeSet<&str>) -> bool {
     placement.is_some_and(|place| place.nodes.iter().any(|node| nodes.contains(node.node_name.as_str())))
 }
 
-/// The job, required to be in one domain of a level.
+/// The job with a requirement for one domain of a level.
 fn require(job: &TrainJob, key: &str) -> TrainJob {
     let mut job = job.clone();
     let domains = &mut job.spec.topology_policy.domains;
@@ -156,7 +157,7 @@ fn drain(file: &mut SnapshotFile, name: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Takes down the NVLinks of a GPU or between two, or a NIC.
+/// Takes down a GPU's NVLinks, the NVLinks between two GPUs, or a NIC.
 fn lose(file: &mut SnapshotFile, device: &str) -> Result<(), Failure> {
     let wrong = |message: String| Failure::usage(format!("--lose-link: {message}"));
     let expected = "expected NODE/GPU, NODE/GPU-GPU or NODE/NIC, such as gpu-07/5 or gpu-07/mlx5_0";

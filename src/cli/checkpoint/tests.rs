@@ -1,4 +1,4 @@
-//! The commands on checkpoints in a folder of their own.
+//! The checkpoint commands on a temporary directory.
 
 use super::*;
 use std::collections::BTreeMap;
@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use switchyard_checkpoint::format::About;
 use switchyard_checkpoint::{Manifest, Plan, Progress, Role, TensorSpec};
 
-/// Checkpoints of one tensor and its moments, by two ranks: complete ones of these steps, and an unfinished one of step 1500.
+/// Checkpoints of one tensor and its moments, written by two ranks: complete ones for these steps,
+/// and an unfinished one for step 1500.
 fn folder(steps: &[u64]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::new(&Disk, folder.path());

@@ -1,4 +1,5 @@
-//! `switchyard doctor cluster`: what is wrong with Switchyard in a cluster, for its administrator, each finding with what would fix it.
+//! `switchyard doctor cluster`: checks Switchyard's installation in a cluster for its
+//! administrator, and suggests a fix for each finding.
 //!
 //! ```text
 //! the API server ─> Seen (gather) ─> checks (pure) ─> findings ─> screen, exit code
@@ -20,10 +21,10 @@ use serde_json::json;
 use switchyard_service::Connection;
 use switchyard_worker_contract::exit::Exit;
 
-/// As linters exit when they find something.
+/// The exit code when there are findings, as in linters.
 const FOUND: Exit = Exit::Unexpected;
 
-/// Something wrong.
+/// A problem with a suggested fix.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Finding {
     check: &'static str,

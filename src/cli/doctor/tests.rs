@@ -1,4 +1,4 @@
-//! What people see of a diagnosis; which files of a folder are read, and how; that the document has the table.
+//! The diagnosis as shown, selection and reading of log files, and the table in the documentation.
 
 use super::*;
 use std::io::Write;
@@ -17,7 +17,8 @@ fn diagnosed(logs: &[(&str, &[u8])]) -> Diagnosis {
     doctor.diagnosis()
 }
 
-/// After an intended change: `INSTA_UPDATE=always cargo test -p switchyard --lib`, then review the diff.
+/// After an intended change: `INSTA_UPDATE=always cargo test -p switchyard --lib`, then review the
+/// diff.
 #[test]
 fn a_diagnosis_for_people() {
     let peer = b"2026-11-20T14:07:31.4Z [rank0]: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting";

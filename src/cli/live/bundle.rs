@@ -1,7 +1,9 @@
-//! `switchyard support-bundle`: one archive with everything needed to understand a fault remotely.
+//! `switchyard support-bundle`: collects everything needed to diagnose a problem remotely in one
+//! archive.
 //!
-//! What the user may not read is left out and listed in the archive. Secrets are never requested, and objects are stripped as in `switchyard
-//! snapshot`: no environments, commands, annotations. The cluster in it works with `--snapshot` of all other commands.
+//! Objects that the user cannot read are skipped and listed in the archive. Secrets are never
+//! requested, and objects are stripped as in `switchyard snapshot`: no environments, commands or
+//! annotations. The bundled cluster works with `--snapshot` of all other commands.
 
 use super::board::ended;
 use super::{Live, asked, selector, stage};
@@ -24,11 +26,11 @@ use switchyard_core::units::{binary, counted};
 use switchyard_crds::TrainJob;
 use switchyard_worker_contract::exit::Exit;
 
-/// Lines of each log, from its end.
+/// Most lines of each log, from its end.
 const LINES: i64 = 20_000;
-/// Bytes of each log.
+/// Most bytes of each log.
 const BYTES: i64 = 8 << 20;
-/// Label of the pods of our chart.
+/// Label of our chart's pods.
 const OURS: &str = "app.kubernetes.io/name=switchyard";
 
 pub(crate) fn bundle(cli: &Cli, args: &BundleArgs) -> Result<Exit, Failure> {
@@ -75,7 +77,7 @@ async fn collect(live: &Live, args: &BundleArgs, archive: &mut Archive, now: Tim
     events(live, &args.system_namespace, None, "system", archive).await
 }
 
-/// The jobs that were named, or those that are not over and the one that failed last.
+/// The named jobs, or the unfinished ones and the one that failed last.
 async fn jobs(live: &Live, args: &BundleArgs) -> Result<Vec<TrainJob>, Failure> {
     let mut jobs = Vec::new();
     for name in &args.jobs {
@@ -99,7 +101,8 @@ async fn of_job(live: &Live, args: &BundleArgs, archive: &mut Archive, job: &Tra
     let ours = ListParams::default().labels(&selector(job));
     let maps: Api<ConfigMap> = Api::namespaced(live.client.clone(), &live.namespace);
     match maps.list(&ours).await {
-        // Our own: the engine's configuration and the settings of the fabric, which contain no secrets.
+        // These are our own: the engine configuration and fabric settings, which contain no
+        // secrets.
         Ok(maps) => {
             for map in &maps.items {
                 archive.json(&format!("{folder}/{}.json", map.name_any()), &json!(map.data))?;
@@ -122,7 +125,7 @@ async fn of_job(live: &Live, args: &BundleArgs, archive: &mut Archive, job: &Tra
     Ok(())
 }
 
-/// The events of a namespace; with a job: those of objects whose names begin with the job's.
+/// The events of a namespace; with a job, only of objects whose names start with the job's.
 async fn events(
     live: &Live,
     namespace: &str,
@@ -164,7 +167,7 @@ async fn events(
     archive.file(&path, chosen.iter().map(line).collect::<String>().as_bytes())
 }
 
-/// The end of the logs of a pod's containers, and of those before a restart.
+/// The tails of a pod's container logs, including those from before a restart.
 async fn logs(api: &Api<Pod>, pod: &Pod, folder: &str, archive: &mut Archive) -> Result<(), Failure> {
     let status = pod.status.as_ref();
     let containers = status.and_then(|status| status.container_statuses.as_deref()).unwrap_or_default();
@@ -197,7 +200,7 @@ fn partial(path: &Path) -> PathBuf {
     path.with_added_extension("partial")
 }
 
-/// An archive that gets its name once it is complete.
+/// An archive that gets its final name once it is complete.
 struct Archive {
     tar: tar::Builder<GzEncoder<File>>,
     path: PathBuf,
@@ -231,7 +234,7 @@ impl Archive {
         }
     }
 
-    /// Notes something that could not be collected.
+    /// Records an item that could not be collected.
     fn missing(&mut self, path: &str, why: &str) {
         self.says(&format!("warning: {path}: {why}"));
         self.missing.push(format!("{path}: {why}"));
@@ -255,7 +258,7 @@ impl Archive {
         self.tar.append_data(&mut header, format!("{}/{path}", self.stem), content)
     }
 
-    /// Completes the archive; returns the number of files, of bytes, and of missing items.
+    /// Completes the archive; returns the numbers of files, bytes and missing items.
     fn finish(mut self) -> io::Result<(u64, u64, usize)> {
         let missing = std::mem::take(&mut self.missing);
         let mut text = String::from(

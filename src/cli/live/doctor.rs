@@ -1,4 +1,5 @@
-//! `switchyard doctor JOB`: the logs of the pods of a job in a running cluster, and what its status knows about the first error.
+//! `switchyard doctor JOB`: diagnoses a job in a running cluster from its pods' logs and its
+//! status.
 
 use super::{Live, ranks};
 use crate::args::DoctorArgs;
@@ -15,7 +16,7 @@ use switchyard_plan::cluster::view::PodView;
 use switchyard_tools::doctor::gang::{Gang, PodFacts};
 use switchyard_tools::doctor::{Diagnosis, Doctor, LONGEST_LINE};
 
-/// The only argument, if it may be the name of a job: it is not a file, and has the form of a name.
+/// The only argument if it can be a job's name: it has the form of a name and is not a file.
 pub(crate) fn name_in(args: &DoctorArgs) -> Option<&str> {
     let [only] = args.logs.as_slice() else { return None };
     let name = only.to_str().filter(|_| !Path::new(only).exists())?;
@@ -23,10 +24,10 @@ pub(crate) fn name_in(args: &DoctorArgs) -> Option<&str> {
     (!name.starts_with('-') && !name.is_empty() && name.len() <= 63 && name.bytes().all(fits)).then_some(name)
 }
 
-/// Reads the logs of all pods of a job that are still there.
+/// Reads the logs of a job's existing pods.
 ///
 /// # Errors
-/// There is no such job or no cluster, or its logs cannot be read.
+/// There is no such job, no cluster, or the logs cannot be read.
 pub(crate) fn diagnose(args: &DoctorArgs, name: &str) -> Result<(Diagnosis, Gang), Failure> {
     wait_for(async {
         let no_file = |failure: Failure| {
@@ -62,11 +63,11 @@ pub(crate) fn diagnose(args: &DoctorArgs, name: &str) -> Result<(Diagnosis, Gang
 }
 
 async fn of_pod(live: &Live, pod: &PodView, per_node: u32, doctor: &mut Doctor) -> Result<(), String> {
-    // The name of a log has its rank; lines of a log with several ranks name theirs.
+    // The log's name contains the rank; in a log of several ranks, each line does.
     let rank = if per_node == 1 { format!("/rank-{}", pod.node_rank) } else { String::new() };
     let log_name = |end: &str| format!("attempt-{}/{}{rank}.{end}", pod.attempt, pod.name);
     let year = Timestamp::now().to_zoned(TimeZone::UTC).year();
-    // The log lacks what the kubelet knows about the end.
+    // Append what the kubelet knows about the end, since the log lacks it.
     if let Some(line) = ended(pod) {
         let mut log = doctor.open(&log_name("status"), year);
         doctor.stamped_line(&mut log, line.as_bytes());
@@ -77,7 +78,7 @@ async fn of_pod(live: &Live, pod: &PodView, per_node: u32, doctor: &mut Doctor) 
     lines(doctor, &log_name("log"), year, stream).await.map_err(|error| error.to_string())
 }
 
-/// Passes on every line of a stream, keeping only one in memory.
+/// Passes every line of a stream to `doctor`, holding one line in memory at a time.
 async fn lines(doctor: &mut Doctor, name: &str, year: i16, from: impl AsyncBufRead) -> std::io::Result<()> {
     let mut from = pin!(from);
     let mut log = doctor.open(name, year);
@@ -106,7 +107,7 @@ async fn lines(doctor: &mut Doctor, name: &str, year: i16, from: impl AsyncBufRe
     Ok(())
 }
 
-/// The kubelet's words about a pod that failed, with the time before them.
+/// The kubelet's message about a failed pod, prefixed with its time.
 fn ended(pod: &PodView) -> Option<String> {
     if let Some((reason, message)) = pod.reason.as_ref().filter(|(reason, _)| !reason.is_empty()) {
         return Some(format!("Pod status: {reason}: {message}"));

@@ -24,9 +24,9 @@ use switchyard_worker_contract::exit::Exit;
 
 /// Shortest interval between two redraws.
 const REDRAW: Duration = Duration::from_millis(200);
-/// How often the Lease of the controller is read.
+/// Interval between reads of the controller's Lease.
 const POLL: Duration = Duration::from_secs(10);
-/// Ages are redrawn even if nothing changes.
+/// Interval for redrawing ages without other changes.
 const TICK: Duration = Duration::from_secs(1);
 
 /// Shows the state of jobs.
@@ -63,7 +63,7 @@ fn api(live: &Live, args: &StatusArgs) -> Api<TrainJob> {
     if args.all_namespaces { Api::all(live.client.clone()) } else { live.jobs() }
 }
 
-/// An event of a watch.
+/// A watch event.
 enum News {
     Job(Box<watcher::Event<TrainJob>>),
     Pod(Box<watcher::Event<Pod>>),
@@ -78,7 +78,7 @@ async fn watch(cli: &Cli, args: &StatusArgs, live: &Live) -> Result<Exit, Failur
     let mut jobs = watcher::Config::default();
     let mut news: BoxStream<'_, News> = match &args.job {
         Some(name) => {
-            // A missing job is reported at once, and what belongs to it is selected by its UID.
+            // Report a missing job immediately. The job's UID also selects its objects.
             let job = live.job(name).await?;
             jobs = jobs.fields(&format!("metadata.name={name}"));
             let own = watcher::Config::default().labels(&selector(&job));
@@ -129,7 +129,7 @@ async fn watch(cli: &Cli, args: &StatusArgs, live: &Live) -> Result<Exit, Failur
                 was_outdated = outdated.is_some();
             }
             Some(News::Trouble(trouble)) => {
-                // Once, not with every retry.
+                // Report an error once rather than with every retry.
                 if told.as_ref() != Some(&trouble) {
                     show.note(&format!("warning: {trouble}; tried again"));
                     told = Some(trouble);
@@ -169,7 +169,7 @@ fn words(error: &watcher::Error) -> String {
     }
 }
 
-/// The output of a watch.
+/// Output of a watch.
 struct Show {
     output: Output,
     bar: Option<ProgressBar>,
@@ -228,7 +228,7 @@ impl Show {
         }
     }
 
-    /// Leaves the last screen in place.
+    /// Keeps the last screen on the terminal.
     fn end(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.abandon();

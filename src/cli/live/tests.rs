@@ -58,7 +58,7 @@ fn pod(name: &str, phase: Phase) -> PodView {
     PodView { phase, ready: phase == Phase::Running, ..PodView::of(&serde_json::from_value(object).unwrap()) }
 }
 
-/// A pod whose trainer has ended, while its kubelet still reports this phase.
+/// A pod whose trainer has ended while its kubelet still reports this phase.
 fn ended(name: &str, phase: &str, code: i32, reason: &str) -> PodView {
     let terminated = json!({"exitCode": code, "reason": reason});
     let object = json!({
@@ -81,7 +81,7 @@ fn a_line_per_job_with_its_figures_or_what_it_waits_for() {
     insta::assert_snapshot!(table(&known, now(), 100));
 }
 
-/// A success was shown as `READY 0/2`.
+/// Regression: a successful job was shown as `READY 0/2`.
 #[test]
 fn a_job_that_is_over_is_not_said_to_lack_nodes() {
     let cells = |complete: &str| {
@@ -113,7 +113,7 @@ fn one_job_is_shown_with_its_pods() {
     insta::assert_snapshot!(table(&known, now(), 100));
 }
 
-/// A watch showed `-` in place of the GPUs of a large job.
+/// Regression: a watch showed `-` instead of the GPUs of a large job.
 #[test]
 fn a_place_in_slices_is_shown_once_all_of_them_are_known() {
     let nodes: Vec<PlacedNode> = (0..129)
@@ -144,7 +144,8 @@ fn a_place_in_slices_is_shown_once_all_of_them_are_known() {
     assert!(last(&known).starts_with("1024-1031"), "it stays with the next figures: {}", last(&known));
 }
 
-/// The job had failed, and its pod was shown as running: the kubelet had said that the trainer ended, and not yet that the pod did.
+/// Regression: a failed job's pod was shown as running, because the kubelet had reported the
+/// trainer's exit but not yet the pod's.
 #[test]
 fn the_end_of_a_trainer_is_shown_before_that_of_its_pod() {
     let of = |code, reason| pod_state(&ended("gpt-2-1", "Running", code, reason), now());
@@ -152,7 +153,8 @@ fn the_end_of_a_trainer_is_shown_before_that_of_its_pod() {
     assert_eq!(of(0, "Completed"), "Succeeded");
 }
 
-/// A kubelet keeps the phase that it last reported until a pod is over: one that ended at once was Pending, with all its output.
+/// A kubelet keeps its last reported phase until a pod is finished, so a pod that ended immediately
+/// stays Pending although it has output.
 #[test]
 fn a_pod_that_ended_at_once_has_a_log() {
     let pods = vec![pod("gpt-124m-2-0", Phase::Succeeded), ended("gpt-124m-2-1", "Pending", 0, "Completed")];
@@ -160,7 +162,8 @@ fn a_pod_that_ended_at_once_has_a_log() {
     assert_eq!(names, ["gpt-124m-2-0", "gpt-124m-2-1"]);
 }
 
-/// The reason stood in the condition only, and the screen said for ever that the pods were not created yet.
+/// Regression: the reason was only in the condition, and the screen kept saying that the pods were
+/// not created yet.
 #[test]
 fn what_keeps_pods_from_being_made_is_shown() {
     let trouble = "cannot create ConfigMap a-1: the name is taken by an object that does not belong to this job";
@@ -192,7 +195,8 @@ fn ranks_that_stand_still_or_are_slow_are_shown_beside_the_figures() {
     assert_eq!(shown(&[well, even, fine]), shown(&[]));
 }
 
-/// The figures hid what the controller said of the nodes, and of pods that did not start.
+/// Regression: the figures hid the controller's messages about nodes and about pods that did not
+/// start.
 #[test]
 fn what_is_wrong_with_a_job_that_has_figures_is_shown() {
     let shown = |stage: &str, message: &str| {
@@ -215,7 +219,7 @@ fn a_change_is_one_line_without_escape_codes() {
     assert_eq!(state(&job("new", Value::Null)), "New", "a change from it is `New->Placing`, where it was `-->Placing`");
 }
 
-/// The same job, with other figures.
+/// The same job with other figures.
 fn trains(stage: &str, spec: Value, figures: Value) -> TrainJob {
     let mut job = serde_json::to_value(running()).unwrap();
     job["status"]["conditions"][0]["reason"] = stage.into();
@@ -235,7 +239,8 @@ fn screen(job: TrainJob, leases: Vec<Lease>) -> String {
     table(&Known { jobs, leases, ..Known::default() }, now(), 200)
 }
 
-/// The kubelet was away for three minutes, and the screen went on to say "step 410/6000, ETA 2m20s".
+/// Regression: with the kubelet away for three minutes, the screen still showed "step 410/6000, ETA
+/// 2m20s".
 #[test]
 fn figures_show_their_age_and_old_ones_no_end() {
     let at = |time: &str| screen(trains("Running", json!({}), json!({"lastUpdatedTime": time})), Vec::new());
@@ -248,7 +253,7 @@ fn figures_show_their_age_and_old_ones_no_end() {
     assert!(stale.contains("40 % (8m00s old)") && !stale.contains("3h0"), "{stale}");
 }
 
-/// It said "60 %, ETA 10s" although it began again at step 0.
+/// Regression: the screen showed "60 %, ETA 10s" for a job that had restarted at step 0.
 #[test]
 fn a_suspended_job_has_no_end_and_only_the_progress_of_its_checkpoint() {
     let text = screen(trains("Suspended", json!({}), json!({})), Vec::new());
@@ -257,7 +262,7 @@ fn a_suspended_job_has_no_end_and_only_the_progress_of_its_checkpoint() {
     assert!(text.contains("40 %") && !text.contains("3h0"), "{text}");
 }
 
-/// After `helm uninstall` the screen went on to say "Running, ETA 8m43s".
+/// Regression: after `helm uninstall` the screen still showed "Running, ETA 8m43s".
 #[test]
 fn without_a_controller_there_is_no_end_and_a_warning() {
     let with = screen(running(), vec![lease("2026-11-20T14:08:00.000000Z", "pod-a")]);
@@ -282,7 +287,7 @@ fn initializing(name: &str, phase: &str, state: Value) -> PodView {
     PodView::of(&serde_json::from_value(object).unwrap())
 }
 
-/// It said "PodInitializing", and `logs` that there was none yet.
+/// Regression: `status` showed "PodInitializing", and `logs` reported that there was no log yet.
 #[test]
 fn an_init_container_is_shown_with_its_time_its_end_and_its_log() {
     let runs = initializing("gpt-124m-2-0", "Pending", json!({"running": {"startedAt": "2026-11-20T14:05:02Z"}}));

@@ -1,4 +1,4 @@
-//! Screens as they are printed.
+//! Screens as printed.
 
 use super::*;
 use crate::examples::machine;
@@ -87,7 +87,7 @@ fn a_failure_shows_the_first_cause_and_its_log() {
     );
 }
 
-/// Two ranks of a ResNet with mixed precision in one process.
+/// Two ranks of a ResNet with mixed precision, in one process.
 fn planned() -> LocalPlan {
     let document = json!({
         "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "digits"},

@@ -1,4 +1,4 @@
-//! The outcomes of a simulation for people.
+//! Formats the outcomes of a simulation.
 
 use super::{Outcome, World, gpu_hours};
 use crate::args::SimulateArgs;
@@ -7,14 +7,14 @@ use switchyard_core::units::{counted, duration, grouped, three_digits};
 use switchyard_simulate::cluster::Taken;
 use switchyard_simulate::measure::{Counted, Figures, Waits, deviation, mean};
 
-/// Names of groups of jobs, by GPUs.
+/// Names of job groups by number of GPUs.
 pub(super) const SIZES: [&str; 5] = ["1", "2 to 8", "9 to 63", "64 to 255", "256 and more"];
-/// Most queues that are shown; all are in the other forms of the output.
+/// Most queues shown; the other output formats have all.
 const MOST_QUEUES: usize = 20;
-/// Most nodes whose reason for being left out is shown.
+/// Most skipped nodes shown with a reason.
 const MOST_LEFT_OUT: usize = 5;
 
-/// The name of the group of a job with so many GPUs.
+/// The group of a job with this many GPUs.
 pub(super) fn size(gpus: u32) -> &'static str {
     match gpus {
         0..=1 => SIZES[0],
@@ -31,7 +31,7 @@ pub(super) fn table(world: &World, args: &SimulateArgs, outcomes: &[Outcome], wi
     let (short, long) = (rules(outcomes, false), rules(outcomes, true));
     screen.line("");
     screen.table(vec![long, short]);
-    // The product's on the cluster as it is; without it, the first.
+    // Prefer the product's outcome on the current cluster, otherwise the first one.
     let own = outcomes.iter().find(|outcome| outcome.policy == switchyard_simulate::rules::Policy::Switchyard);
     if let Some(outcome) = own.or(outcomes.first()) {
         parts(&mut screen, outcome, "GPUS OF A JOB", &outcome.sizes);
@@ -113,7 +113,7 @@ fn labelled(screen: &mut Screen, label: &str, text: &str) {
     screen.paragraph(&format!("{label:<8}"), text);
 }
 
-/// One row a rule. `long`: with all columns.
+/// One row per rule. `long` shows all columns.
 fn rules(outcomes: &[Outcome], long: bool) -> Table {
     let clusters = outcomes.iter().any(|outcome| outcome.cluster != outcomes[0].cluster);
     let mut heading = if clusters { vec!["CLUSTER"] } else { Vec::new() };
@@ -160,7 +160,7 @@ fn rules(outcomes: &[Outcome], long: bool) -> Table {
     table
 }
 
-/// Waits of groups of jobs.
+/// Wait times by group of jobs.
 fn parts(screen: &mut Screen, outcome: &Outcome, word: &str, parts: &[(String, Waits)]) {
     if parts.is_empty() {
         return;

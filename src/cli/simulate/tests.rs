@@ -1,4 +1,4 @@
-//! The example's trace on the example's cluster.
+//! The example trace on the example cluster.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -47,7 +47,7 @@ fn the_same_input_gives_the_same_bytes() {
 fn a_worse_network_slows_jobs_down() {
     let (_, _, outcomes) = played(&["--oversubscription", "8", "--rules", "switchyard"]).unwrap();
     assert_eq!(outcomes[1].cluster, "oversubscription 8, 8");
-    // A ring over both racks crosses once each way, which 2 : 1 still carries.
+    // A ring over both racks crosses once in each direction, which 2 : 1 still supports.
     assert_eq!(outcomes[0].figures[0].slow_percent, 0.0);
     assert!(outcomes[1].figures[0].slow_percent > 0.0);
 }

@@ -1,4 +1,5 @@
-//! GPUs and NICs: what each pair of them carries, over which path, and what that means for traffic that leaves the node.
+//! GPUs and NICs: bandwidth and path of each pair, and the consequences for traffic that leaves the
+//! node.
 
 use super::health::{self, Health};
 use super::{cpus_of_node, nic_name};
@@ -13,20 +14,20 @@ use switchyard_topology::fold::{apart, grouped, numbers, twins};
 use switchyard_topology::nccl::{NcclPath, Ways};
 use switchyard_topology::report::{self, NamedDevices, ReportError};
 
-/// One of several equal nodes: what leaves the node counts.
+/// One of several equal nodes, so that outgoing bandwidth counts.
 pub(super) const GANG: Level = Level { share: 1000, nvlink: false };
-/// If there are more rows of GPUs than this, equal ones are folded.
+/// With more GPU rows than this, equal ones are folded.
 const MOST_ROWS: usize = 8;
 
-/// A report as placement and NCCL see it.
+/// A report from the perspective of placement and NCCL.
 pub(super) struct Known<'a> {
     pub(super) status: &'a GPUTopologyStatus,
     pub(super) named: NamedDevices,
-    /// Values of sets of GPUs; `None`: more GPUs than placement supports.
+    /// Bandwidths of GPU sets; `None` if there are more GPUs than placement supports.
     pub(super) shape: Option<Shape>,
 }
 
-/// What a pair of devices carries.
+/// The connection of a pair of devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Pair {
     class: NcclPath,
@@ -34,7 +35,7 @@ struct Pair {
     rate: Option<u32>,
 }
 
-/// Columns for the memory and processors near a GPU; another table has them too.
+/// Columns for the memory and processors near a GPU, which another table also has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Memory {
     Neither,
@@ -59,7 +60,7 @@ impl Pair {
     }
 }
 
-/// Three digits of gigabytes per second.
+/// Gigabytes per second with three digits.
 pub(super) fn gigabytes(megabytes: u32) -> String {
     three_digits(f64::from(megabytes) / 1000.0)
 }
@@ -103,7 +104,7 @@ impl<'a> Known<'a> {
         plain(nic_name(&self.status.nics[self.named.nics[nic]]))
     }
 
-    /// `NIC0-3` by the numbers of the matrix; names of those that have none.
+    /// `NIC0-3` by the numbers in the matrix; names for NICs without a number.
     fn nic_label(&self, nics: &[usize]) -> String {
         let number = |nic: &usize| {
             let wanted = &self.status.nics[self.named.nics[*nic]];
@@ -117,14 +118,14 @@ impl<'a> Known<'a> {
         }
     }
 
-    /// Bandwidth of all GPUs together to other nodes, megabytes (10^6) per second.
+    /// Total bandwidth of all GPUs to other nodes, megabytes (10^6) per second.
     pub(super) fn outward(&self) -> Option<u32> {
         let shape = self.shape.as_ref().filter(|_| self.nic_count() > 0 && self.gpu_count() > 0)?;
         Some(shape.outward(shape.all(), Some(GANG)))
     }
 }
 
-/// The tables of pairs and what they mean. `full`: without blocks.
+/// The tables of pairs and their meaning. `full` disables folding.
 pub(super) fn tables(screen: &mut Screen, known: &Known<'_>, full: bool) {
     gpu_pairs(screen, known, full);
     gpu_rows(screen, known, full);
@@ -188,7 +189,7 @@ fn links_up(known: &Known<'_>, gpu: usize, usual: usize) -> String {
     if has > 0 && has < others { format!(" ({has} of {all} links up)") } else { String::new() }
 }
 
-/// A row for each GPU: its NICs, its memory, its health.
+/// A row per GPU: its NICs, memory and health.
 fn gpu_rows(screen: &mut Screen, known: &Known<'_>, full: bool) {
     let status = known.status;
     let (gpus, nics) = (known.gpu_count(), known.nic_count());
@@ -257,7 +258,7 @@ fn gpu_rows(screen: &mut Screen, known: &Known<'_>, full: bool) {
     }
 }
 
-/// The meaning of the words, and the name in `nvidia-smi topo` if it differs.
+/// Explains the terms, with their `nvidia-smi topo` names if those differ.
 fn legend(screen: &mut Screen, known: &Known<'_>) {
     let (gpus, nics) = (known.gpu_count(), known.nic_count());
     let mut used: BTreeMap<NcclPath, BTreeSet<PathClass>> = BTreeMap::new();

@@ -1,4 +1,5 @@
-//! Drawings of one machine: its NUMA nodes, root complexes, PCIe switches and the devices below them, joined by NVLinks.
+//! Draws one machine: its NUMA nodes, root complexes, PCIe switches and the devices below them,
+//! connected by NVLinks.
 
 mod dot;
 mod svg;
@@ -16,15 +17,15 @@ use switchyard_core::units::{plural, three_digits};
 use switchyard_crds::gpu_topology::{GPUTopology, GPUTopologyStatus};
 use switchyard_topology::{cells, report};
 
-/// Switches between a root complex and a device that are drawn; no machine has more.
+/// Most switches drawn between a root complex and a device; no machine has more.
 const MOST_SWITCHES: usize = 8;
 
-/// What is drawn.
+/// The contents of a drawing.
 struct Drawing {
     name: String,
     /// NUMA nodes in the order of their first devices.
     numa: Vec<Part>,
-    /// GPUs, then NICs.
+    /// GPUs, followed by NICs.
     devices: Vec<Device>,
     nvlinks: Vec<NvLink>,
     /// Rate between NUMA nodes, megabytes (10^6) per second.
@@ -47,7 +48,7 @@ struct Device {
     is_faulty: bool,
 }
 
-/// NVLinks from a GPU to another one, or to switches.
+/// NVLinks from a GPU to another one or to switches.
 struct NvLink {
     a: usize,
     b: Option<usize>,
@@ -95,7 +96,8 @@ impl Drawing {
         drawing
     }
 
-    /// Adds the last device below its NUMA node, root complex and switches. A switch is two bridges; NCCL and we use the upper one.
+    /// Adds the last device below its NUMA node, root complex and switches. A switch has two
+    /// bridges; like NCCL, we use the upper one.
     fn hang(&mut self, status: &GPUTopologyStatus, numa: Option<u32>, path: &[String]) {
         let label = match numa {
             Some(node) => format!("NUMA {node}, CPUs {}", cpus_of_node(status, numa)),
@@ -107,7 +109,7 @@ impl Drawing {
         }
         let mut switches: Vec<String> =
             path.iter().rev().skip(2).step_by(2).map(|name| plain(name)).take(MOST_SWITCHES).collect();
-        // Counted from the device, the last step may end at the root complex itself.
+        // Counted from the device, the last step can end at the root complex itself.
         if path.len() % 2 == 1 && switches.len() * 2 + 1 == path.len() {
             switches.pop();
         }

@@ -4,7 +4,8 @@ use super::devices::{GANG, Known, gigabytes};
 use crate::text::{Screen, Table};
 use switchyard_core::placement::gpus::UNLIMITED;
 
-/// For 1, 2, 4, 8 and 16 GPUs the set that placement would choose on this node if it were empty.
+/// For pods of 1, 2, 4, 8 and 16 GPUs, the set that placement would choose on this node if it were
+/// empty.
 pub(super) fn table(screen: &mut Screen, known: &Known<'_>) {
     let Some(shape) = &known.shape else { return };
     let mut table = Table::new(&["BEST", "RING GB/s", "OUT GB/s", "GPUS"]);

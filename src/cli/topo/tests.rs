@@ -41,7 +41,7 @@ fn path(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// A virtual machine of two cores.
+/// A virtual machine with two cores.
 fn small_box() -> GPUTopology {
     let cpus = Cpus {
         model: Some("Intel(R) Xeon(R) Processor".to_owned()),
@@ -115,7 +115,7 @@ fn two_sockets_and_no_gpu() {
     insta::assert_snapshot!(shown(&machine, 80));
 }
 
-/// Eight GPUs behind one NVSwitch, two and a NIC on each of four PCIe switches, two sockets.
+/// Eight GPUs behind one NVSwitch, two GPUs and a NIC on each of four PCIe switches, two sockets.
 fn eight_gpus() -> GPUTopology {
     let mut machine = small_box();
     let status = machine.status.as_mut().expect("a status");
@@ -183,7 +183,7 @@ fn eight_gpus_at_80_columns() {
     insta::assert_snapshot!(shown(&eight_gpus(), 80));
 }
 
-/// A machine with something wrong everywhere.
+/// A machine with faults everywhere.
 #[test]
 fn all_facts_count_for_health() {
     let mut machine = eight_gpus();

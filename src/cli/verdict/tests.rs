@@ -1,4 +1,4 @@
-//! The screens, on the cluster of examples/clusters.
+//! Screens for the cluster in examples/clusters.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -47,7 +47,7 @@ fn a_job_that_runs_is_explained() {
     insta::assert_snapshot!(explanation(&job, &now, &cluster, false));
 }
 
-/// The same file gives the same decision, byte for byte, and it equals that of the running job.
+/// The same file gives the same decision, byte for byte, and that equals the running job's.
 #[test]
 fn a_snapshot_gives_the_decision_of_the_controller_again() {
     let mut cluster = open();
@@ -60,14 +60,14 @@ fn a_snapshot_gives_the_decision_of_the_controller_again() {
     assert_eq!(text(&one), text(&other));
 }
 
-/// It was free, and a worse node was taken.
+/// Regression: it was free, and a worse node was chosen.
 #[test]
 fn a_free_node_that_is_left_out_for_its_links_is_named() {
     let text = planned(&job(|_| {}));
     assert!(text.contains("gpu-07: its free GPUs are not joined by NVLink or better"), "{text}");
 }
 
-/// The status said so, `explain` did not.
+/// Regression: the status mentioned it, but `explain` did not.
 #[test]
 fn what_keeps_pods_from_starting_is_explained() {
     let mut cluster = open();
@@ -106,7 +106,7 @@ fn the_last_step_and_what_holds_up_a_job_are_explained() {
     assert!(!explained("GPUTrouble", "False", "reports nothing").contains("reports nothing"));
 }
 
-/// A step of eight minutes ago looked like the current one.
+/// Regression: a step from eight minutes ago looked like the current one.
 #[test]
 fn an_old_step_is_explained_with_its_age() {
     let mut cluster = open();
@@ -129,7 +129,7 @@ fn an_old_step_is_explained_with_its_age() {
     assert!(text.contains("progress  step 5 of 9 (8m00s ago)"), "{text}");
 }
 
-/// It was said to be placeable, and the API server refused it.
+/// Regression: the job was reported as placeable, and the API server refused it.
 #[test]
 fn what_admission_policies_may_refuse_stands_beside_the_place() {
     let plain = job(|_| {});
@@ -148,7 +148,8 @@ fn what_admission_policies_may_refuse_stands_beside_the_place() {
     assert!(lines[1].starts_with("spec.template.spec.volumes[0].hostPath: got hostPath /data"), "{text}");
 }
 
-/// One output had two positions in the queue and two jobs for which nodes were held, and advice followed by "no single change".
+/// Regression: one output had two positions in the queue, two jobs with reserved nodes, and advice
+/// followed by "no single change".
 #[test]
 fn the_queue_of_a_waiting_job_is_explained_in_the_words_of_the_controller_only() {
     let told =

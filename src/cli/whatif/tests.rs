@@ -1,4 +1,4 @@
-//! Changes of the cluster of examples/clusters.
+//! Changes to the cluster in examples/clusters.
 #![allow(clippy::unwrap_used)]
 
 use super::*;

@@ -1,4 +1,4 @@
-//! The checks: one function each, from what was seen to findings.
+//! The checks: one function each, from observations to findings.
 
 use super::Finding;
 use super::seen::{Release, Seen, instance};
@@ -16,11 +16,11 @@ use switchyard_plan::cluster::clock::is_old;
 use switchyard_plan::policies::{Probe, denier, fault};
 
 const ADMINISTRATOR: &str = "look with the kubeconfig of an administrator";
-/// Nodes that a finding names.
+/// Most nodes named in a finding.
 const NAMED: usize = 4;
 const UPGRADE: &str = "helm upgrade with the chart of this version puts it back (docs/install.md)";
 
-/// All findings, the gravest check first.
+/// All findings, most severe check first.
 pub(super) fn all(seen: &Seen) -> Vec<Finding> {
     let checks: [fn(&Seen) -> Vec<Finding>; 14] = [
         foreign_pods,
@@ -50,7 +50,7 @@ fn each<'a>(seen: &'a Seen, check: impl Fn(&'a Release) -> Vec<Finding>) -> Vec<
     seen.releases.iter().flat_map(check).collect()
 }
 
-/// No policy of ours refuses what is not ours.
+/// Our admission policies do not refuse foreign pods.
 fn foreign_pods(seen: &Seen) -> Vec<Finding> {
     let names: Vec<String> = seen.policies.iter().map(ResourceExt::name_any).collect();
     let off = "kubectl delete validatingadmissionpolicybinding";
@@ -78,7 +78,7 @@ fn foreign_pods(seen: &Seen) -> Vec<Finding> {
     findings
 }
 
-/// The policies of each release are there, and refuse.
+/// Every release has its policies, and they are enforced.
 fn policies(seen: &Seen) -> Vec<Finding> {
     each(seen, |release| {
         let names: Vec<String> = release.arguments("--admission-policy").into_iter().map(str::to_string).collect();
@@ -95,7 +95,7 @@ fn policies(seen: &Seen) -> Vec<Finding> {
             fault(policy, binding).map(|fault| Finding::new("policies", format!("{name}: {fault}"), UPGRADE))
         });
         let mut findings: Vec<Finding> = missing.collect();
-        // The rest shows only where the objects are there.
+        // The refusals only matter once the objects exist.
         if findings.is_empty() {
             findings.extend(refusals(release, &names));
         }
@@ -103,7 +103,7 @@ fn policies(seen: &Seen) -> Vec<Finding> {
     })
 }
 
-/// What the policies must refuse is refused, by them.
+/// The policies refuse what they must refuse.
 fn refusals(release: &Release, names: &[String]) -> Vec<Finding> {
     let tried = [
         (&release.forged, "-children", "a pod with the label of a job"),
@@ -155,7 +155,7 @@ fn leftovers(seen: &Seen) -> Vec<Finding> {
     findings
 }
 
-/// The definitions are there, and those of this program.
+/// The CRDs exist and match this program.
 fn crds(seen: &Seen) -> Vec<Finding> {
     let fix = "helm upgrade with crds.enabled=true, or switchyard crd | kubectl apply --server-side -f -";
     let fault =
@@ -176,7 +176,7 @@ fn crds(seen: &Seen) -> Vec<Finding> {
     faults.map(|what| Finding::new("crds", what, fix)).collect()
 }
 
-/// There is a controller, and it runs.
+/// A controller exists and runs.
 fn releases(seen: &Seen) -> Vec<Finding> {
     let is_unread = seen.unread.iter().any(|(what, _)| what.contains("deployments"));
     if seen.releases.is_empty() && !is_unread {
@@ -203,7 +203,7 @@ fn releases(seen: &Seen) -> Vec<Finding> {
     })
 }
 
-/// One controller leads, renews its Lease, and is content with the policies.
+/// One controller leads, renews its Lease, and has no complaints about the policies.
 fn leader(seen: &Seen) -> Vec<Finding> {
     each(seen, |release| {
         let place = release.place();
@@ -222,7 +222,7 @@ fn leader(seen: &Seen) -> Vec<Finding> {
     })
 }
 
-/// Every node that should have an agent has one.
+/// Every eligible node has an agent.
 fn agents(seen: &Seen) -> Vec<Finding> {
     each(seen, |release| release.agents.as_ref().map(|agents| agent_faults(release, agents)).unwrap_or_default())
 }
@@ -236,7 +236,7 @@ fn agent_faults(release: &Release, agents: &DaemonSet) -> Vec<Finding> {
         let fix = "see nodeAgent.nodeSelector and nodeAgent.gpuNodesOnly, or set nodeAgent.enabled=false";
         return vec![Finding::new("agents", format!("{name}: its selector finds no node"), fix)];
     }
-    // Pods that run stay, whatever their namespace would refuse now; the next ones are not created.
+    // Running pods stay, even if their namespace would refuse them now; new ones are not created.
     let warnings = release.warnings.iter().filter(|_| there < wanted).chain(&release.agent_pod);
     let warned = |words: &str| warnings.clone().any(|warning| warning.contains(words));
     let (no_quota, no_folders) = (warned("insufficient quota to match these scopes"), warned("violates PodSecurity"));
@@ -263,7 +263,7 @@ fn agent_faults(release: &Release, agents: &DaemonSet) -> Vec<Finding> {
     vec![Finding::new("agents", format!("{name}: {ready} of {wanted} are ready, {there} exist{why}"), fix)]
 }
 
-/// Chart, controller, leader, agents and this program have one version.
+/// Chart, controller, leader, agents and this program have the same version.
 fn versions(seen: &Seen) -> Vec<Finding> {
     let ours = env!("CARGO_PKG_VERSION");
     let there: BTreeSet<String> = seen.nodes.iter().map(ResourceExt::name_any).collect();
@@ -307,7 +307,7 @@ fn versions(seen: &Seen) -> Vec<Finding> {
     findings
 }
 
-/// No webhook that is gone keeps pods from being created.
+/// No unavailable webhook blocks the creation of pods.
 fn webhooks(seen: &Seen) -> Vec<Finding> {
     let found = seen.dead_webhooks.iter().map(|(name, why)| {
         let what = format!("{name} must answer before a pod or a TrainJob is created, and {why}");
@@ -316,7 +316,7 @@ fn webhooks(seen: &Seen) -> Vec<Finding> {
     found.collect()
 }
 
-/// The accounts have the rights of the chart.
+/// The service accounts have the permissions in the chart.
 fn rights(seen: &Seen) -> Vec<Finding> {
     each(seen, |release| {
         let found = release.lacks.iter().filter_map(|(account, lacks)| match lacks {
@@ -334,7 +334,7 @@ fn rights(seen: &Seen) -> Vec<Finding> {
     })
 }
 
-/// Nodes with GPUs are reported, and not long ago.
+/// GPU nodes have recent reports.
 fn reports(seen: &Seen) -> Vec<Finding> {
     let Some(release) = seen.releases.iter().find(|release| release.agents.is_some()) else { return Vec::new() };
     let reported: BTreeSet<String> = seen.reports.iter().map(ResourceExt::name_any).collect();
@@ -379,7 +379,7 @@ fn named(nodes: &[String]) -> String {
     }
 }
 
-/// Where the class of the claims exists, a driver offers devices.
+/// If the device class of the claims exists, a driver offers devices.
 fn slices(seen: &Seen) -> Vec<Finding> {
     each(seen, |release| {
         let class = release
@@ -417,7 +417,7 @@ fn refused_jobs(seen: &Seen) -> Vec<Finding> {
     refused.collect()
 }
 
-/// Where a driver offers GPUs, the device class of the claims exists.
+/// If a driver offers GPUs, the device class of the claims exists.
 fn devices(seen: &Seen) -> Vec<Finding> {
     each(seen, |release| {
         let offers =

@@ -1,5 +1,6 @@
-//! Rights that the controller and the agents need, and which of them their accounts lack. The chart grants them
-//! (`charts/switchyard/templates/controller/rbac.yaml`, `node-agent/rbac.yaml`); `tests/tests/chart/doctor.rs` compares this list with it.
+//! Permissions of the controller and the agents, and which of them their accounts lack. The chart
+//! grants them (`charts/switchyard/templates/controller/rbac.yaml`, `node-agent/rbac.yaml`);
+//! `tests/tests/chart/doctor.rs` compares this list with the chart.
 
 use crate::connect::words;
 use futures::future::join_all;
@@ -10,12 +11,12 @@ use std::collections::BTreeMap;
 use switchyard_crds::labels::LEASE;
 use switchyard_service::may;
 
-/// API group, resource with its part, and verbs.
+/// API group, resource with subresource, and verbs.
 type Rights = (&'static str, &'static str, &'static [&'static str]);
 
 const OURS: &str = "training.switchyard.dev";
 
-/// In all namespaces, whatever the release watches.
+/// In all namespaces, even if the release watches only some.
 const OF_CLUSTER: [Rights; 7] = [
     ("", "nodes", &["get", "list", "watch"]),
     (OURS, "gputopologies", &["list", "watch"]),
@@ -45,7 +46,7 @@ const OF_JOBS: [Rights; 15] = [
     ("events.k8s.io", "events", &["create", "list", "patch"]),
 ];
 
-/// With a class of ProvisioningRequests.
+/// Needed with a ProvisioningRequest class.
 const OF_AUTOSCALING: [Rights; 2] = [
     ("autoscaling.x-k8s.io", "provisioningrequests", &["get", "list", "watch", "create", "patch", "delete"]),
     ("", "podtemplates", &["get", "list", "watch", "create", "patch", "delete"]),
@@ -60,23 +61,24 @@ const OF_AGENTS: [Rights; 3] = [
     ("", "nodes", &["get"]),
 ];
 
-/// What an account lacks, `verb resource` each; or why the API server does not say.
+/// Missing permissions of an account, each as `verb resource`, or why the API server did not list
+/// them.
 pub(super) type Lacks = Result<Vec<String>, String>;
 
-/// Who works for a release, and where.
+/// The accounts of a release and where they act.
 pub(super) struct Workers<'a> {
     /// The namespace of the release.
     pub place: &'a str,
     pub controller: Option<&'a PodSpec>,
-    /// Without agents of its own: `None`.
+    /// `None` if the release has no agents.
     pub agents: Option<&'a PodSpec>,
-    /// Namespaces that the controller watches; empty: all.
+    /// Namespaces that the controller watches; empty for all.
     pub watched: Vec<&'a str>,
-    /// The controller creates ProvisioningRequests.
+    /// Whether the controller creates ProvisioningRequests.
     pub is_scaling: bool,
 }
 
-/// What the accounts of a release lack, by `system:serviceaccount:NAMESPACE:NAME`.
+/// Missing permissions of a release's accounts, by `system:serviceaccount:NAMESPACE:NAME`.
 pub(super) async fn lacks(client: &Client, workers: &Workers<'_>) -> BTreeMap<String, Lacks> {
     let Workers { place, controller, agents, watched, is_scaling } = workers;
     let account = |spec: &PodSpec| {
@@ -126,7 +128,7 @@ fn attributes(namespace: &str, group: &str, resource: &str, verb: &str) -> Resou
         resource: Some(resource.to_string()),
         subresource: part.map(str::to_string),
         verb: Some(verb.to_string()),
-        // The chart grants only this one, but for its creation.
+        // The chart grants access to this Lease only, except for its creation.
         name: (resource == "leases" && verb != "create").then(|| LEASE.to_string()),
         ..ResourceAttributes::default()
     }

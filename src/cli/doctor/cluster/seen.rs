@@ -1,4 +1,5 @@
-//! What the checks look at: objects of the cluster, and answers of the API server to what is created on trial.
+//! Observations for the checks: cluster objects, and the API server's responses to dry-run
+//! creations.
 
 use super::rights::{self, Lacks, Workers};
 use crate::connect::words;
@@ -26,7 +27,7 @@ use switchyard_crds::{TrainJob, generate};
 use switchyard_plan::policies::Probe;
 use switchyard_service::trial;
 
-/// Everything that was read. What could not be read is empty, and in `unread`.
+/// All observations. What could not be read is empty here and listed in `unread`.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub now: Timestamp,
@@ -39,36 +40,36 @@ pub(super) struct Seen {
     pub nodes: Vec<Node>,
     pub reports: Vec<GPUTopology>,
     pub jobs: Vec<TrainJob>,
-    /// Webhooks without which no pod or TrainJob is created, and why they cannot answer.
+    /// Webhooks that must respond before a pod or TrainJob is created, and why they cannot.
     pub dead_webhooks: Vec<(String, &'static str)>,
-    /// What could not be read, with the API server's words.
+    /// What could not be read, with the API server's message.
     pub unread: Vec<(String, String)>,
 }
 
-/// One installation.
+/// An installation.
 #[derive(Debug, Default)]
 pub(super) struct Release {
     pub controller: Deployment,
     pub agents: Option<DaemonSet>,
     pub lease: Option<Lease>,
-    /// Messages of warnings about the agents' DaemonSet.
+    /// Warning events about the agents' DaemonSet.
     pub warnings: Vec<String>,
-    /// Answers to what was created on trial where the release works: a pod of others, one with the label of a job, a TrainJob with a
-    /// capability that nobody may have.
+    /// Responses to dry-run creations in the release's namespaces: a foreign pod, a foreign pod
+    /// with a job label, and a TrainJob with a capability that is never allowed.
     pub foreign: Answer,
     pub forged: Answer,
     pub job: Answer,
-    /// The answer to a pod of its agents.
+    /// The response to a dry-run agent pod.
     pub agent_pod: Answer,
-    /// Rights that its accounts lack.
+    /// Missing permissions of its accounts.
     pub lacks: BTreeMap<String, Lacks>,
 }
 
-/// `Some`: refused, in these words.
+/// The error message if the creation was refused.
 pub(super) type Answer = Option<String>;
 
 impl Release {
-    /// Values of an argument of the controller.
+    /// Values of a controller argument.
     pub fn arguments(&self, name: &str) -> Vec<&str> {
         let template = self.controller.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
         let arguments = template.into_iter().flat_map(|pod| &pod.containers).flat_map(|c| c.args.iter().flatten());
@@ -89,13 +90,13 @@ impl Release {
         self.controller.namespace().unwrap_or_default()
     }
 
-    /// The name that helm gave its objects, by label.
+    /// The Helm release name of its objects, from their label.
     pub fn name(&self) -> &str {
         instance(self.controller.labels())
     }
 }
 
-/// The release of an object, by its labels.
+/// The release of an object, from its labels.
 pub(super) fn instance(labels: &BTreeMap<String, String>) -> &str {
     labels.get("app.kubernetes.io/instance").map_or("", String::as_str)
 }
@@ -105,7 +106,7 @@ fn ours(component: &str) -> ListParams {
         .labels(&format!("app.kubernetes.io/part-of=switchyard,app.kubernetes.io/component={component}"))
 }
 
-/// Reads and tries everything.
+/// Reads all objects and runs all dry-run creations.
 pub(super) async fn gather(client: &Client) -> Seen {
     let mut seen = Seen { now: Timestamp::now(), ..Seen::default() };
     seen.policies = seen.list(client, &ours("policy")).await;
@@ -179,7 +180,7 @@ impl Seen {
         release
     }
 
-    /// Webhooks that must answer before a pod or an object of ours is written, and cannot.
+    /// Finds webhooks that must respond before a pod or one of our objects is written, but cannot.
     async fn webhooks(&mut self, client: &Client) {
         let validating: Vec<ValidatingWebhookConfiguration> = self.list(client, &ListParams::default()).await;
         let mutating: Vec<MutatingWebhookConfiguration> = self.list(client, &ListParams::default()).await;
@@ -218,7 +219,7 @@ impl Seen {
     }
 }
 
-/// Whether an address of a Service answers.
+/// Whether a Service has a ready endpoint.
 fn answers(slice: &EndpointSlice) -> bool {
     slice.endpoints.iter().any(|endpoint| {
         let ready = endpoint.conditions.as_ref().and_then(|conditions| conditions.ready);
@@ -226,7 +227,7 @@ fn answers(slice: &EndpointSlice) -> bool {
     })
 }
 
-/// A pod as the DaemonSet makes it.
+/// A pod from the DaemonSet's template.
 fn agent_pod(agents: &DaemonSet) -> Option<Pod> {
     let template = agents.spec.as_ref()?.template.clone();
     let mut metadata = template.metadata.unwrap_or_default();
@@ -234,7 +235,7 @@ fn agent_pod(agents: &DaemonSet) -> Option<Pod> {
     Some(Pod { metadata, spec: template.spec, status: None })
 }
 
-/// Whether a webhook is called for pods, or for our own kinds.
+/// Whether a webhook is called for pods or for our own kinds.
 fn is_about_ours(rule: &RuleWithOperations) -> bool {
     let has = |words: &Option<Vec<String>>, wanted: &[&str]| {
         words.iter().flatten().any(|word| wanted.contains(&word.as_str()))
@@ -246,7 +247,7 @@ fn is_about_ours(rule: &RuleWithOperations) -> bool {
     (of_pods || of_ours) && has(&rule.operations, &["CREATE", "UPDATE", "*"])
 }
 
-/// A TrainJob that no setting allows.
+/// A TrainJob that no configuration allows.
 fn daring_job() -> Option<TrainJob> {
     let container = json!({"name": "trainer", "securityContext": {"capabilities": {"add": ["SWITCHYARD_PROBE"]}}});
     let job = json!({"metadata": {"name": "switchyard-probe"}, "spec": {

@@ -1,4 +1,4 @@
-//! What is said of a cluster that is well, and of each thing that can be wrong.
+//! Findings for a healthy cluster, and for each fault.
 
 use super::seen::{Release, Seen};
 use super::*;
@@ -60,7 +60,7 @@ fn annotate(release: &mut Release, name: &str, value: &str) {
     release.lease.as_mut().unwrap().annotations_mut().insert(name.into(), value.into());
 }
 
-/// A cluster without a fault.
+/// A healthy cluster.
 fn well() -> Seen {
     let mut crds: Vec<_> = switchyard_crds::generate::crds().into_iter().map(|(_, crd)| crd).collect();
     for crd in &mut crds {

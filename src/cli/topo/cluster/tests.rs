@@ -17,7 +17,7 @@ fn object<'a>(file: &'a mut SnapshotFile, kind: &str, name: &str) -> &'a mut Val
     file.items.iter_mut().find(|item| item["kind"] == kind && item["metadata"]["name"] == name).unwrap()
 }
 
-/// The example with something wrong on every node of the second rack.
+/// The example with a fault on every node of the second rack.
 fn troubled() -> SnapshotFile {
     let mut file = example();
     object(&mut file, "Node", "gpu-05")["spec"]["unschedulable"] = json!(true);
@@ -104,7 +104,7 @@ fn levels_are_nested_and_nodes_of_no_domain_follow() {
     insta::assert_snapshot!(screen::render(&topology(&file), 80, false));
 }
 
-/// Seen on real nodes: `CLUSTER 0 nodes, 0/0 GPUs free`.
+/// Regression, found on real nodes: `CLUSTER 0 nodes, 0/0 GPUs free`.
 #[test]
 fn a_cluster_without_gpus_has_nodes_nevertheless() {
     let mut file = example();
@@ -116,7 +116,8 @@ fn a_cluster_without_gpus_has_nodes_nevertheless() {
     assert_eq!(text, "CLUSTER 8 nodes without GPUs\n");
 }
 
-/// gpu-07 has all its GPUs free and more bandwidth than gpu-08, and no job that asks for NVLink gets it.
+/// gpu-07 has all its GPUs free and more bandwidth than gpu-08, but no job that requires NVLink
+/// gets it.
 #[test]
 fn a_node_with_a_lost_link_says_so() {
     let text = screen::render(&topology(&example()), 100, false);
