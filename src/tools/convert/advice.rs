@@ -1,6 +1,6 @@
-//! What to do about fields that have no counterpart, by their name. A field listed here is noted as a whole.
+//! Advice for fields without a counterpart, by field name. A field listed here is noted as a whole.
 
-/// For fields without better advice.
+/// Advice for all other fields.
 pub(super) const DEFAULT: &str = "no counterpart: the TrainJob is without it";
 
 const ADVICE: [(&str, &str); 30] = [

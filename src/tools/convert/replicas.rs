@@ -1,4 +1,4 @@
-//! Jobs of the training operator with the roles Master and Worker: PyTorchJob, PaddleJob.
+//! Training operator jobs with the roles Master and Worker: PyTorchJob, PaddleJob.
 
 use super::pods::{self, Draft};
 use super::reader::Reader;
@@ -6,11 +6,11 @@ use super::{ConvertError, advice};
 use serde_json::Value;
 use switchyard_fabric::lint::Cursor;
 
-/// A kind with these roles.
+/// A job kind with these roles.
 pub(super) struct Family {
     framework: &'static str,
     roles: &'static str,
-    /// The container that trains.
+    /// Name of the training container.
     container: &'static str,
 }
 
@@ -46,7 +46,8 @@ pub(super) fn convert<'a>(
     Ok(())
 }
 
-/// The pods of a TrainJob are alike: what another role shares is in the TrainJob, and the rest is noted.
+/// All pods of a TrainJob are equal: what the roles share is already in the TrainJob, and other
+/// fields are noted.
 pub(super) fn same<'a>(other: &Cursor<'a>, main: &Cursor<'a>, reader: &mut Reader<'a>) {
     for (key, field) in other.fields() {
         match (main.get(key), field.value) {

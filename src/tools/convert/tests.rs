@@ -1,4 +1,4 @@
-//! Manifests of each kind, their conversion, and that nothing is dropped silently.
+//! Conversion of manifests of each kind, and the guarantee that nothing is dropped silently.
 
 use super::*;
 use proptest::prelude::*;
@@ -80,7 +80,7 @@ fn told(notes: &[Note]) -> Vec<String> {
     notes.iter().map(|note| format!("{}: {} -> {}", note.path, note.value, note.what)).collect()
 }
 
-/// A cluster accepts it.
+/// Whether a cluster would accept the job.
 fn is_valid(job: &Value) -> Result<(), String> {
     let job = switchyard_crds::validate::train_job(job).map_err(|faults| format!("{faults:?}\n{job}"))?;
     plan::validate(&job).map(drop).map_err(|faults| format!("{faults:?}"))
@@ -124,7 +124,7 @@ fn names_are_made_fit() {
     }
 }
 
-/// Found by the property below: the whole target was mistaken for its name.
+/// Found by the property test below: the whole target was mistaken for its name.
 #[test]
 fn a_field_beside_the_name_of_a_target_is_told() {
     let mut job = kubeflow();
@@ -133,7 +133,7 @@ fn a_field_beside_the_name_of_a_target_is_told() {
     assert!(notes.iter().any(|note| note.path == "spec.podTemplateOverrides[0].targetJobs[0].madeUp"), "{notes:?}");
 }
 
-/// Found by the property below: the launcher's variables replaced a value that is not a list.
+/// Found by the property test below: the launcher's variables replaced a value that is not a list.
 #[test]
 fn variables_of_a_worker_that_are_no_list_stay() {
     let mut job = mpi();
@@ -149,7 +149,7 @@ fn the_launcher_that_also_works_is_a_node() {
     assert_eq!(convert(&job).unwrap().job["spec"]["trainer"]["numNodes"], 3);
 }
 
-/// Every object of a document, as a pointer.
+/// Collects pointers to all objects of a document.
 fn objects(value: &Value, at: String, found: &mut Vec<String>) {
     match value {
         Value::Object(fields) => {
@@ -166,7 +166,7 @@ fn objects(value: &Value, at: String, found: &mut Vec<String>) {
     }
 }
 
-/// Whether the field of a pointer lies in that of a note.
+/// Whether the field at a pointer is covered by a note.
 fn covers(note: &Note, pointer: &str, key: &str) -> bool {
     let mut path = Cursor::new(&Value::Null).path;
     let parts = pointer.split('/').skip(1).map(|part| part.replace("~1", "/").replace("~0", "~"));
@@ -179,7 +179,8 @@ fn covers(note: &Note, pointer: &str, key: &str) -> bool {
 }
 
 proptest! {
-    /// An unknown field, anywhere in a document, is in the TrainJob or in a note; and so is one whose name is known elsewhere.
+    /// An unknown field anywhere in a document is in the TrainJob or in a note, even if its name is
+    /// known elsewhere.
     #[test]
     fn nothing_is_dropped_in_silence(
         document in 0..4_usize,
@@ -200,7 +201,7 @@ proptest! {
                 planted.push((pointer, key, marker));
             }
         }
-        // Input that cannot be converted is refused, which is not silent.
+        // Rejecting the input is not silent.
         if let Ok(converted) = convert(&document) {
             let text = converted.job.to_string();
             for (pointer, key, marker) in planted {
@@ -213,7 +214,7 @@ proptest! {
 
 #[test]
 fn every_leaf_is_carried_or_told() {
-    // Fields that change their form: the field, and its new form.
+    // Fields that change their form, with the new form.
     let said_otherwise = |path: &str| {
         ["kind", "apiVersion"].contains(&path)
             || ["nprocPerNode", "numProcPerNode", "replicas", "restartPolicy", "mpiImplementation"]

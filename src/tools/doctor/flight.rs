@@ -1,7 +1,8 @@
-//! What the flight recorders of an attempt say together. Pure: recordings in, a paragraph out.
+//! Combines the flight recorders of an attempt into one explanation. Pure: takes recordings,
+//! returns a paragraph.
 //!
 //! ```text
-//! last operation of each rank ─> who stopped without a word, or gave up while it did not wait ─> what the others waited for
+//! last operation of each rank ─> the rank that the others waited for ─> a paragraph
 //! ```
 
 use jiff::Timestamp;
@@ -10,9 +11,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use switchyard_core::units::{counted, duration, rank_list};
 use switchyard_worker_contract::recorder::{Entry, Operation, Recording};
 
-/// Seconds without a new operation that are worth a word.
+/// Seconds without a new operation that are worth mentioning.
 const LONG: f64 = 2.0;
-/// Operations before the last one that are told.
+/// Number of operations before the last one to mention.
 const BEFORE: usize = 3;
 
 /// What happened to the ranks of an attempt.
@@ -23,14 +24,14 @@ pub struct Story {
     pub text: String,
 }
 
-/// The end of a rank, as its recorder has it.
+/// The end of a rank according to its recorder.
 struct End<'a> {
     of: &'a Recording,
-    /// The last operation besides the end itself.
+    /// The last operation before the end.
     last: &'a Entry,
-    /// How it ended; `None`: without a word.
+    /// How the rank ended; `None` if it did so without an entry.
     end: Option<Operation>,
-    /// Microseconds after the start of the recording at which the last operation ended, as far as is known.
+    /// Latest known time of the last operation, microseconds after the start of the recording.
     until_us: u64,
 }
 
@@ -43,7 +44,7 @@ impl End<'_> {
         Some(End { of: recording, last, end, until_us })
     }
 
-    /// Seconds in the last operation.
+    /// Duration of the last operation in seconds.
     fn seconds(&self) -> f64 {
         self.until_us.saturating_sub(self.last.since_us) as f64 / 1e6
     }
@@ -77,7 +78,7 @@ impl End<'_> {
     }
 }
 
-/// A paragraph about each attempt, in order.
+/// A paragraph for each attempt, in order.
 pub fn stories(recordings: &[Recording]) -> Vec<Story> {
     let mut attempts: BTreeMap<u32, Vec<&Recording>> = BTreeMap::new();
     for recording in recordings {
@@ -119,8 +120,8 @@ fn story(recordings: &[&Recording]) -> String {
     text
 }
 
-/// The rank that the others had to wait for: one that did not wait itself, or else one that ended without a word. Of several the
-/// one that was longest in its last operation.
+/// The rank that the others had to wait for: one that was not waiting itself, otherwise one that
+/// ended without an entry. If there are several, the one that was longest in its last operation.
 fn culprit<'a, 'b>(ends: &'b [End<'a>]) -> Option<&'b End<'a>> {
     let unfinished = || ends.iter().filter(|end| end.end != Some(Operation::Finished));
     let longest = |ends: Vec<&'b End<'a>>| ends.into_iter().max_by(|a, b| a.seconds().total_cmp(&b.seconds()));

@@ -1,4 +1,4 @@
-//! Finds known errors in a line, all texts in one pass.
+//! Searches a line for all known errors in one pass.
 
 use super::known::{Known, Role, known};
 use aho_corasick::{AhoCorasick, BuildError};
@@ -8,19 +8,19 @@ use aho_corasick::{AhoCorasick, BuildError};
 pub(super) struct Matcher {
     texts: AhoCorasick,
     count: usize,
-    /// The groups of texts of each error, by position.
+    /// The alternatives of each error, as positions in the search.
     errors: Vec<(&'static Known, Vec<Vec<usize>>)>,
     found: Vec<bool>,
 }
 
 impl Matcher {
     /// # Errors
-    /// The table is too large for the search, which a test excludes.
+    /// The table is too large for the search; a test rules this out.
     pub(super) fn new() -> Result<Matcher, BuildError> {
         Matcher::of(known())
     }
 
-    /// From a part of the table.
+    /// Searches for a part of the table.
     ///
     /// # Errors
     /// As [`Matcher::new`].
@@ -39,8 +39,8 @@ impl Matcher {
         Ok(Matcher { texts, count: all.len(), errors, found: vec![false; all.len()] })
     }
 
-    /// The error of a line, with its position in the table. If several match: a cause, else a lost peer, which is more exact than its symptom;
-    /// among equals, the first in the table.
+    /// The error in a line, with its position in the table. If several match, a cause wins, then a
+    /// lost peer, which is more specific than its symptom; among equals, the first in the table.
     pub(super) fn find(&mut self, line: &[u8]) -> Option<(usize, &'static Known)> {
         let mut any = false;
         for hit in self.texts.find_overlapping_iter(line) {

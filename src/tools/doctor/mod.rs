@@ -1,11 +1,12 @@
-//! Explains errors in logs: finds known ones, which of them was first among many ranks, and what followed from it. Pure: lines in, a diagnosis
-//! out.
+//! Explains errors in logs: finds known errors, the first one among all ranks, and its
+//! consequences. Pure: takes lines, returns a diagnosis.
 //!
 //! ```text
-//! line ─> who says it, when ─> known error ─> the first of its kind of each rank ─> Diagnosis
+//! line ─> speaker, time ─> known error ─> first hit per rank and error ─> Diagnosis
 //! ```
 //!
-//! Each line is read once and not kept: memory depends on the number of ranks and known errors, not on the length of the logs.
+//! Each line is read once and not kept, so memory depends on the number of ranks and known errors
+//! rather than the length of the logs.
 
 pub mod flight;
 pub mod gang;
@@ -31,20 +32,20 @@ use time::Moment;
 pub const LONGEST_LINE: usize = 1 << 16;
 /// Longest timestamp before a line.
 const STAMP: usize = 40;
-/// Characters of a line that are kept.
+/// Characters of a line kept for display.
 const KEPT: usize = 240;
-/// Most attempts that are kept apart; a job that fails more often fails the same way.
+/// Most attempts tracked separately; a job that fails more often fails the same way.
 const MOST_ATTEMPTS: usize = 100;
-/// Most ranks and logs of an attempt that are kept apart.
+/// Most ranks and logs of an attempt tracked separately.
 const MOST_SPEAKERS: usize = 1 << 16;
-/// Lines within which torchrun's summary names exit code and rank of a process.
+/// Lines within which torchrun's summary names the exit code and rank of a process.
 const SUMMARY_LINES: u64 = 4;
 
-/// Who logs a line.
+/// The source of a line.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Speaker {
     Rank(u32),
-    /// A log of unknown rank: a node, a launcher, a pod.
+    /// A log of an unknown rank: a node, a launcher, a pod.
     Log(String),
 }
 
@@ -52,29 +53,28 @@ enum Speaker {
 #[derive(Debug, Clone)]
 struct Hit {
     known: &'static Known,
-    /// Time of the line, or of the last line before it that has one.
+    /// Time of the line, or of the last line before it with a time.
     time: Option<Moment>,
     log: String,
     line: u64,
     text: String,
-    /// How often.
+    /// Number of occurrences.
     count: u64,
-    /// The rank that it blames.
+    /// The rank that the line blames.
     blamed: Option<u32>,
-    /// The collective that it waited for, in the order of the group.
+    /// Sequence number of the collective that it waited for.
     sequence: Option<u32>,
 }
 
-/// The errors of one speaker: the first of each known error, by its position in the table.
+/// The errors of one speaker: the first hit of each known error, by position in the table.
 type Hits = BTreeMap<usize, Hit>;
 
-/// The state of an attempt.
+/// Errors seen in an attempt.
 #[derive(Debug, Default)]
 struct Heard {
     speakers: BTreeMap<Speaker, Hits>,
 }
 
-/// Reads logs.
 #[derive(Debug)]
 pub struct Doctor {
     matcher: Matcher,
@@ -82,7 +82,7 @@ pub struct Doctor {
     read: verdict::Counts,
 }
 
-/// The state of one log that is being read.
+/// State of a log that is being read.
 #[derive(Debug)]
 pub struct Log {
     name: String,
@@ -91,22 +91,22 @@ pub struct Log {
     year: i16,
     time: Option<Moment>,
     line: u64,
-    /// Column and speaker of a traceback that is being read.
+    /// Indentation and speaker of the current traceback.
     traceback: Option<(usize, Speaker)>,
-    /// The rank in a summary of torchrun, and its line.
+    /// The rank in torchrun's summary, with its line.
     summary: Option<(u32, u64)>,
 }
 
 impl Doctor {
-    /// Nothing read yet.
+    /// Creates a doctor that has not read anything.
     ///
     /// # Errors
-    /// The table of known errors is too large for the search; a test excludes that.
+    /// The table of known errors is too large for the search; a test rules this out.
     pub fn new() -> Result<Doctor, BuildError> {
         Ok(Doctor { matcher: Matcher::new()?, attempts: BTreeMap::new(), read: verdict::Counts::default() })
     }
 
-    /// Begins a log. `year`: for times without one, such as the year of the file.
+    /// Starts a log. `year` applies to times without one, and can be the year of the file.
     pub fn open(&mut self, name: &str, year: i16) -> Log {
         self.read.logs += 1;
         let log = Log {
@@ -119,26 +119,27 @@ impl Doctor {
             traceback: None,
             summary: None,
         };
-        // A log without errors counts too: it may be the rank that the group waits for.
+        // Count a log without errors too: it can belong to the rank that the group waits for.
         if let Some(rank) = log.rank {
             self.hits(log.attempt, Speaker::Rank(rank));
         }
         log
     }
 
-    /// Counts skipped bytes: the rest of a line that is too long.
+    /// Counts skipped bytes of an overlong line.
     pub fn passed_over(&mut self, bytes: u64) {
         self.read.bytes += bytes;
     }
 
-    /// Takes the next line of a log, with or without its line feed; only the first [`LONGEST_LINE`] bytes are needed.
+    /// Reads the next line of a log, with or without its line feed; only the first [`LONGEST_LINE`]
+    /// bytes matter.
     pub fn line(&mut self, log: &mut Log, bytes: &[u8]) {
         log.line += 1;
         self.read.lines += 1;
         self.read.bytes += bytes.len() as u64;
         let end = bytes.iter().rposition(|byte| !matches!(byte, b'\n' | b'\r')).map_or(0, |last| last + 1);
         let bytes = &bytes[..end];
-        // Errors are ASCII; the text around them may be anything.
+        // Errors are ASCII; the text around them can be anything.
         let head = &bytes[..bytes.len().min(256)];
         let head = String::from_utf8_lossy(head);
         log.time = time::moment(&head, log.year).or(log.time);
@@ -156,7 +157,7 @@ impl Doctor {
         self.judge(log, &text, found);
     }
 
-    /// Takes a line with the cluster's timestamp before it, as `kubectl logs --timestamps` does: the line itself follows.
+    /// Reads a line prefixed with the cluster's timestamp, as from `kubectl logs --timestamps`.
     pub fn stamped_line(&mut self, log: &mut Log, bytes: &[u8]) {
         let split = bytes.iter().take(STAMP).position(|byte| *byte == b' ');
         let stamp = split.and_then(|split| Some((std::str::from_utf8(&bytes[..split]).ok()?, split)));
@@ -169,14 +170,14 @@ impl Doctor {
         }
     }
 
-    /// A line that may contain an error.
+    /// Handles a line that can contain an error.
     fn judge(&mut self, log: &mut Log, text: &str, found: Option<(usize, &'static Known)>) {
         if text.starts_with('{') && self.event(log, text) {
             return;
         }
         let said_by = speaker(log, text);
         let found = match found {
-            // The exception itself is at its end.
+            // The exception itself is in the last line.
             Some((_, known)) if known.id == "exception" => {
                 log.traceback = text.find("Traceback").map(|column| (column, said_by));
                 return;
@@ -185,7 +186,7 @@ impl Doctor {
             None => self.end_of_traceback(log, text, &said_by),
         };
         let (found, blamed) = match own_words(text) {
-            // Our ranks repeat the message of the group: it is about the rank that it names.
+            // Our ranks repeat the group's message, which is about the rank that it names.
             Some(origin) if said_by != Speaker::Rank(origin) && is_of_a_rank(log, text) => {
                 self.silent(log, origin, text, found);
                 (self.matcher.position(known::PEER), Some(origin))
@@ -204,7 +205,7 @@ impl Doctor {
         self.remember(log, about, (position, known), text, blamed);
     }
 
-    /// The last line of a traceback, which is the exception.
+    /// Handles the last line of a traceback, which contains the exception.
     fn end_of_traceback(&mut self, log: &mut Log, text: &str, said_by: &Speaker) -> Option<(usize, &'static Known)> {
         let (column, speaker) = log.traceback.as_ref()?;
         let rest = text.get(*column..).unwrap_or_default();
@@ -215,7 +216,8 @@ impl Doctor {
         self.matcher.position("exception")
     }
 
-    /// Reads a line of `events.jsonl`, or the failure of a rank as it stands in the log of its pod; returns whether it was one.
+    /// Reads a line of `events.jsonl`, or a rank's failure event in its pod's log; returns whether
+    /// it was one.
     fn event(&mut self, log: &mut Log, text: &str) -> bool {
         let Ok(value) = serde_json::from_str::<serde_json::Value>(text) else { return false };
         let is_of_pod = value["event"] == "failed" && value["originRank"].is_u64();
@@ -243,7 +245,7 @@ impl Doctor {
         true
     }
 
-    /// A rank that says nothing about its own end has it from the others.
+    /// Records the end of a rank that did not log it itself, as reported by the others.
     fn silent(&mut self, log: &Log, origin: u32, text: &str, found: Option<(usize, &'static Known)>) {
         if let Some(found) = found.filter(|(_, known)| known.id == known::SILENT) {
             self.remember(log, Speaker::Rank(origin), found, text, None);
@@ -276,7 +278,7 @@ impl Doctor {
         hits.insert(position, hit);
     }
 
-    /// The state of a speaker; `None` if there are too many.
+    /// The errors of a speaker; `None` if there are too many speakers.
     fn hits(&mut self, attempt: Option<u32>, speaker: Speaker) -> Option<&mut Hits> {
         if self.attempts.len() >= MOST_ATTEMPTS && !self.attempts.contains_key(&attempt) {
             return None;
@@ -293,7 +295,7 @@ impl Doctor {
     }
 }
 
-/// The speaker of a line: the rank that it names, that of the log, or the pod in its prefix.
+/// The speaker of a line: the rank that it names, the log's rank, or the pod in its prefix.
 fn speaker(log: &Log, text: &str) -> Speaker {
     let pod = || text.strip_prefix("[pod/")?.split(['/', ']']).next();
     match line::rank(text).or(log.rank) {
@@ -302,7 +304,7 @@ fn speaker(log: &Log, text: &str) -> Speaker {
     }
 }
 
-/// Whether a line was written by a rank: the log is one of a rank, or the line names the one that wrote it.
+/// Whether a rank wrote the line: the log belongs to a rank, or the line names its writer.
 fn is_of_a_rank(log: &Log, text: &str) -> bool {
     log.rank.is_some() || line::rank(text).is_some()
 }
@@ -325,12 +327,12 @@ fn torchrun_rank(text: &str) -> Option<u32> {
     rest.contains("local_rank").then(|| line::number_after(rest, ":"))?
 }
 
-/// Whether a line may come from our worker.
+/// Whether the line can be from our worker.
 fn is_own(bytes: &[u8]) -> bool {
     bytes.starts_with(b"{") || own_words(&String::from_utf8_lossy(&bytes[..bytes.len().min(64)])).is_some()
 }
 
-/// `error: rank 1: …`: the rank that failed first, as the group agreed.
+/// Parses `error: rank 1: …`: the rank that failed first, as agreed by the group.
 fn own_words(text: &str) -> Option<u32> {
     let at = text.find("error: rank ")?;
     let rest = &text[at + "error: rank ".len()..];
@@ -338,7 +340,7 @@ fn own_words(text: &str) -> Option<u32> {
     (!words.is_empty()).then(|| number.parse().ok())?
 }
 
-/// A line for display: without control characters, not longer than a few terminal lines.
+/// A line for display: without control characters, at most a few terminal lines long.
 fn kept(text: &str) -> String {
     let plain = text.trim().chars().map(|letter| if letter.is_control() { ' ' } else { letter });
     let mut kept: String = plain.take(KEPT).collect();

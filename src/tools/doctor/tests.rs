@@ -1,9 +1,10 @@
-//! Scenes of several ranks: the first error is found, whichever rank is loudest; and no input breaks the reader.
+//! Logs of several ranks: the first error is found even if another rank is louder, and no input
+//! breaks the reader.
 
 use super::*;
 use proptest::prelude::*;
 
-/// Reads logs, name and text each.
+/// Reads logs, given as name and text.
 fn diagnose(logs: &[(&str, &str)]) -> Diagnosis {
     let mut doctor = Doctor::new().unwrap();
     for (name, text) in logs {
@@ -39,7 +40,7 @@ fn every_known_error_is_found_by_its_own_texts_and_well_formed() {
         for group in known.texts {
             let line = format!("prefix {} suffix", group.join(" 0000 "));
             let (_, found) = matcher.find(line.as_bytes()).unwrap_or_else(|| panic!("{line}"));
-            // A more serious error may match part of the text; then that one is named.
+            // A more serious error can match part of the text and then takes precedence.
             assert!(found.id == known.id || found.role <= known.role, "{}: {line} is {}", known.id, found.id);
         }
     }
@@ -79,7 +80,7 @@ fn a_rank_out_of_memory_is_the_cause_and_not_those_that_lost_it() {
     assert_eq!((attempt.followed[1].count, attempt.suspects), (2, None));
 }
 
-/// The launcher checks every few seconds, so it reports the kill after the peers' complaints.
+/// The launcher polls every few seconds, so it reports the kill after the peers' complaints.
 #[test]
 fn a_cause_that_is_told_late_is_still_the_cause_but_not_one_from_another_hour() {
     let logs = |killed: &str| {
@@ -141,7 +142,7 @@ fn our_own_events_and_words_name_the_origin() {
     let attempt = only(&[("events.jsonl", &silent.join("\n"))]);
     assert_eq!((attempt.attempt, first(&attempt)), (Some(2), ("", "")));
     assert_eq!(attempt.suspects.as_deref(), Some("rank 1: the others name it as the one that failed first"));
-    // The status has its end.
+    // The status describes its end.
     let status = "message: 'rank 1 (pid 41207): killed by signal 9 (SIGKILL)'";
     let logs = [
         ("attempt-2/rank-0.log", "error: rank 1: connection closed: the process ended or its network failed"),
@@ -150,7 +151,8 @@ fn our_own_events_and_words_name_the_origin() {
     let attempt = only(&logs);
     assert_eq!(first(&attempt), ("killed", "rank 1"));
     assert_eq!(ids(&attempt.followed), [("worker-peer", "rank 0")]);
-    // A rank that was stopped writes nothing: the others agree on it, in a pod of several ranks and in one of its own.
+    // A stopped rank writes nothing. The others agree on it, whether its pod has several ranks or
+    // only this one.
     let words = "error: rank 2: no sign of life for 10.0 s";
     for (log, line) in [
         ("attempt-1/stop-1-0.log", format!("[rank 0] {words}")),
@@ -230,7 +232,7 @@ fn remarks_are_no_errors_and_healthy_logs_have_nothing() {
     assert_eq!(diagnose(&[("rank-0.log", healthy)]).attempts, []);
 }
 
-/// Memory depends on ranks and errors, not on the length of logs.
+/// Memory depends on the number of ranks and errors rather than the length of logs.
 #[test]
 fn equal_errors_are_counted_and_not_kept() {
     let mut doctor = Doctor::new().unwrap();

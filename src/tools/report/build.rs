@@ -1,4 +1,4 @@
-//! From a record to a report.
+//! Builds a report from a record.
 
 use super::advice::{self, Chart, Ranked};
 use super::facts::Facts;
@@ -106,7 +106,7 @@ fn verdict(record: &Record, facts: Option<&Facts>, ranked: &Ranked, last_loss: O
     }
 }
 
-/// Where the time goes and what comes first, in one sentence.
+/// The main use of time and the first advice, in one sentence.
 fn sentence(facts: &Facts, ranked: &Ranked) -> String {
     let percent = |time: f64| format!("{:.0} %", facts.percent(time));
     let mut text = format!(

@@ -1,4 +1,4 @@
-//! What changes over the steps: loss, throughput, parts, ranks; and the all-reduce.
+//! Curves over the steps (loss, throughput, parts, ranks), and the all-reduce.
 
 use super::advice::bus_bandwidth;
 use super::facts::Facts;
@@ -11,11 +11,12 @@ use super::sample::{Part, believed};
 use super::setting;
 use super::skew::Skew;
 
-/// Rows of the skew; with more ranks there is one per node, and with more nodes one for several.
+/// Most rows in the skew chart. More ranks are grouped by node, and more nodes into groups of
+/// several.
 const MOST_ROWS: usize = 64;
-/// Windows are smoothed over this share of them.
+/// Share of the windows over which curves are smoothed.
 const SMOOTHED_SHARE: f64 = 1.0 / 20.0;
-/// Marks in a chart.
+/// Most marks in a chart.
 const MOST_MARKS: usize = 60;
 
 /// The rank whose curves were kept.
@@ -38,7 +39,7 @@ pub(super) fn loss(record: &Record) -> Option<Loss> {
     let windows: Vec<LossWindow> = known.iter().zip(smoothed(&means)).map(window).collect();
     let validation = record.events.evaluations.iter();
     let point = |(step, spread): (u64, &Spread)| {
-        // At the end of its window, where most of the training before it lies.
+        // Place the loss at the end of its window, after most of the training that it reflects.
         Some(Point { step: step + record.events.evaluations.width() - 1, value: tidy(spread.mean()?) })
     };
     let validation: Vec<Point> = validation.filter_map(point).collect();
@@ -60,7 +61,8 @@ pub(super) fn loss(record: &Record) -> Option<Loss> {
     })
 }
 
-/// Exponential means from the beginning and from the end, averaged: one alone would lag behind a falling loss.
+/// Mean of a forward and a backward exponential average, because a forward one alone lags behind a
+/// falling loss.
 fn smoothed(means: &[f64]) -> Vec<f64> {
     let weight = (2.0 / (means.len() as f64 * SMOOTHED_SHARE + 1.0)).min(1.0);
     let mean = |state: &mut Option<f64>, next: &f64| {
@@ -90,7 +92,7 @@ pub(super) fn throughput(record: &Record) -> Option<Throughput> {
 
 pub(super) fn step_time(record: &Record, facts: Option<&Facts>) -> Option<StepTime> {
     let (lead_rank, lead) = lead(record)?;
-    // The parts are those of the rank whose time is the time of the step.
+    // Show the parts of the critical rank.
     let rank = facts.map_or(lead_rank, |facts| facts.ranks[facts.critical].rank);
     let fold = record.ranks().get(&rank)?;
     let mut times = lead.curves.as_ref()?.step_times.clone();

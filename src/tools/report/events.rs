@@ -1,4 +1,4 @@
-//! The events of all ranks, folded while they are read.
+//! Folds the events of all ranks while they are read.
 
 use super::fold::Spread;
 use super::sample::{LAST_STEP, believed};
@@ -8,10 +8,10 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_worker_contract::event::{Event, Failure, Finished, GpuReport, Item, Ready, Slowest};
 
-/// Most events that are kept verbatim; a job that fails more often fails the same way.
+/// Most events kept verbatim; a job that fails more often fails the same way.
 const MOST_KEPT: usize = 100;
 
-/// Most GPUs that are remembered.
+/// Most GPUs tracked.
 const MOST_GPUS: usize = 4096;
 
 /// A line of `events.jsonl`.
@@ -28,7 +28,7 @@ fn first() -> u32 {
     1
 }
 
-/// A failure and when it was reported.
+/// A failure with the time of its report.
 #[derive(Debug)]
 pub(super) struct Told {
     pub time: Option<Timestamp>,
@@ -36,28 +36,28 @@ pub(super) struct Told {
     pub failure: Failure,
 }
 
-/// When the ranks of an attempt were ready and done.
+/// Times at which the ranks of an attempt were ready and done, and its checkpoints.
 #[derive(Debug, Default)]
 pub(super) struct Group {
     pub ready: BTreeSet<u32>,
     pub ready_time: Option<Timestamp>,
     pub finished: BTreeSet<u32>,
     pub finished_time: Option<Timestamp>,
-    /// Checkpoints that are complete, and the step of the last one.
+    /// Number of complete checkpoints, followed by the step of the last one.
     pub saved: u64,
     pub last_saved: u64,
-    /// Checkpoints that were abandoned, and the reason of the last one.
+    /// Number of abandoned checkpoints, followed by the reason for the last one.
     pub unsaved: u64,
     pub unsaved_cause: String,
     pub checkpoint_time: Option<Timestamp>,
 }
 
-/// What the events say.
+/// All events, folded.
 #[derive(Debug, Default)]
 pub(super) struct Events {
-    /// The last one of each rank.
+    /// The last one per rank.
     pub ready: BTreeMap<u32, Ready>,
-    /// Of the lowest rank that has one.
+    /// From the lowest rank that has one.
     pub finished: Option<Finished>,
     pub groups: BTreeMap<u32, Group>,
     pub failures: Vec<Told>,
@@ -67,15 +67,15 @@ pub(super) struct Events {
     pub total_steps: Option<u64>,
     pub items_per_second: Option<f64>,
     pub item: Option<Item>,
-    /// The last straggler, or else the last that is known.
+    /// The last straggler, otherwise the last known slowest rank.
     pub slowest: Option<Slowest>,
     pub unreadable: u64,
-    /// What the GPU of each rank had met in its last attempt.
+    /// GPU report of each rank's last attempt.
     pub gpus: BTreeMap<u32, GpuReport>,
 }
 
 impl Events {
-    /// Takes an event, except the figures of a progress event.
+    /// Adds an event, except for the figures of a progress event.
     pub(super) fn add(&mut self, line: &EventLine) {
         let known = self.groups.len() < MOST_KEPT || self.groups.contains_key(&line.attempt);
         let group = known.then(|| self.groups.entry(line.attempt).or_default());

@@ -1,4 +1,4 @@
-//! The section about the kernels of a GPU, from what is known of them.
+//! Builds the section about GPU kernels.
 
 use super::facts::Facts;
 use super::kernels::{Sum, word};
@@ -6,7 +6,6 @@ use super::model::{KernelRow, Kernels, tidy};
 use switchyard_worker_contract::kernels::KernelTimes;
 use switchyard_worker_contract::prediction::{Bound, Part as Phase};
 
-/// The section.
 pub(super) fn kernels(facts: &Facts) -> Option<Kernels> {
     let kernels = facts.kernels.as_ref()?;
     let KernelTimes { steps, gpu, gaps, copies, .. } = &kernels.times;
@@ -96,10 +95,10 @@ mod tests {
         assert_eq!((found.launches, found.kernel_ms, found.idle_ms, found.floor_ms), (5.0, 50.0, 10.0, Some(15.0)));
         assert_eq!((found.gaps, found.gap_ms, found.longest_gap_ms), (4.0, 2.0, 1.0));
         assert_eq!((found.copies, found.copied_bytes, found.copy_ms), (1.0, 1000.0, 1.0));
-        // Two of three products are aligned; all but the optimizer is in 16 bits.
+        // Two of three products are aligned; everything but the optimizer uses 16-bit formats.
         assert_eq!((found.rows[0].tensor_percent, found.tensor_percent), (Some(66.67), Some(66.67)));
         assert_eq!((found.half_percent, found.rows[1].tensor_percent), (Some(90.0), None));
-        // Half of 3e9 FLOP are needed, in 64 ms, at 1e12 a second.
+        // Half of 3e9 FLOP are needed, in 64 ms, at 1e12 FLOP/s.
         assert_eq!(found.utilization_percent, Some(2.344));
     }
 
@@ -122,7 +121,7 @@ mod tests {
         assert_eq!(found.utilization_percent, None);
         run.times.tf32 = false;
         let found = kernels(&Facts { kernels: Some(run), ..Facts::default() }).unwrap();
-        // 1e9 FLOP at 1e9 a second, three times.
+        // 1e9 FLOP at 1e9 FLOP/s, three times.
         assert_eq!((found.rows[0].floor_ms, found.rows[0].tensor_percent), (Some(3000.0), Some(0.0)));
     }
 }

@@ -1,4 +1,4 @@
-//! What does not change over the steps: result, memory, places, events, configuration.
+//! Properties that do not change over the steps: result, memory, placement, events, configuration.
 
 use super::documents::shown;
 use super::events::Told;
@@ -12,18 +12,18 @@ use switchyard_core::units::rank_list;
 use switchyard_core::units::{binary, counted, grouped};
 use switchyard_worker_contract::event::{GpuReport, Item};
 
-/// Ranks that are listed.
+/// Most ranks listed.
 const MOST_RANKS: u32 = 256;
-/// Events that are listed.
+/// Most events listed.
 const MOST_EVENTS: usize = 200;
-/// Variables that are listed.
+/// Most variables listed.
 const MOST_VARIABLES: usize = 100;
-/// Causes of slow clocks that are listed: as many as there are.
+/// Most causes of low clocks listed, which is all there are.
 const MOST_CAUSES: usize = 4;
-/// The condition with the stage of a job, and its reason while it trains.
+/// The condition with a job's stage, and its reason while the job trains.
 const SUCCEEDED: &str = "Succeeded";
 const RUNNING: &str = "Running";
-/// Bytes of a text of somebody else.
+/// Most bytes of a foreign text.
 const TEXT: usize = 500;
 
 pub(super) fn job(record: &Record) -> String {
@@ -39,7 +39,7 @@ pub(super) fn item(record: &Record) -> Option<Item> {
     record.documents.inspection.as_ref().map(|inspection| inspection.item).or(record.events.item)
 }
 
-/// How the run ended, and why.
+/// The outcome of the run, with its reason.
 pub(super) fn result(record: &Record) -> (&'static str, String) {
     let conditions = record.documents.job.iter().flat_map(|job| &job.conditions);
     let holds = |kind: &str| {
@@ -64,8 +64,9 @@ pub(super) fn result(record: &Record) -> (&'static str, String) {
     }
 }
 
-/// A run without an end. A job in a cluster goes on, and its status says how far it is; the directory of a run that was killed says "Running", too,
-/// but has a plan.
+/// The outcome of a run that has not ended. A job in a cluster is still running, and its status has
+/// its progress. The status of a killed local run also says "Running", but its directory has a
+/// plan.
 fn unfinished(record: &Record) -> (&'static str, String) {
     let conditions = record.documents.job.iter().flat_map(|job| &job.conditions);
     let stage = conditions.filter(|_| record.documents.plan.is_none()).find(|condition| condition.kind == SUCCEEDED);
@@ -159,7 +160,7 @@ fn gpu_seen(gpu: &GpuReport) -> GpuSeen {
     }
 }
 
-/// What happened, in order; the same from several ranks is one line.
+/// The events in order; the same event from several ranks is one line.
 pub(super) fn events(record: &Record) -> Vec<Happened> {
     let text = |time: Option<Timestamp>| time.map(|time| time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
     let mut list: Vec<(u32, Option<Timestamp>, Happened)> = Vec::new();
@@ -260,7 +261,8 @@ mod tests {
     use super::*;
     use crate::report::Document;
 
-    /// The report of a job that trained called it unfinished: "the run directory does not record how it ended".
+    /// Regression: the report of a running job called it unfinished, with "the run directory does
+    /// not record how it ended".
     #[test]
     fn a_job_in_a_cluster_that_trains_is_running() {
         let status = |stage: &str| {

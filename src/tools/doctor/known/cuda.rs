@@ -52,7 +52,7 @@ pub(super) const KNOWN: [Known; 13] = [
             &["NVRM: Xid", ": 64,"],
             &["NVRM: Xid", ": 94,"],
             &["NVRM: Xid", ": 95,"],
-            // In the words of our worker, here and below.
+            // In our worker's wording, here and below.
             &["XID 48 ("],
             &["XID 63 ("],
             &["XID 64 ("],

@@ -314,7 +314,7 @@ pub(super) const KNOWN: [Known; 22] = [
         id: "nccl-over-tcp",
         says: "NCCL (NCCL_DEBUG=INFO)",
         role: Role::Remark,
-        // After the last one NCCL continues with another network, unless NCCL_NET forbids it.
+        // After the last text, NCCL continues with another network, unless NCCL_NET forbids it.
         texts: &[&["NET/IB : No device found"], &["Using network Socket"], &["Failed to initialize NET plugin"]],
         means: "NCCL found no RDMA device and uses TCP",
         look: &[

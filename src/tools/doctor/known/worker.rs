@@ -2,12 +2,13 @@
 
 use super::{Known, Role};
 
-/// A rank that failed by itself, in the worker's own words; recognized by its form, `error: rank N: …` and the event `failed`.
+/// A rank that failed by itself, in the worker's wording; recognised by the form `error: rank N: …`
+/// or the event `failed`.
 pub(in crate::doctor) const FAILURE: &str = "worker-failure";
 /// A rank that ended because of another one.
 pub(in crate::doctor) const PEER: &str = "worker-peer";
 
-/// A rank of which the others heard nothing any longer.
+/// A rank that stopped sending signs of life to the others.
 pub(in crate::doctor) const SILENT: &str = "worker-silent";
 
 pub(super) const KNOWN: [Known; 10] = [

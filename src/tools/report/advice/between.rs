@@ -1,15 +1,15 @@
-//! What lies between two steps: checkpoints, progress reports, evaluation, and nothing at all.
+//! Time between steps: checkpoints, progress reports, evaluation, and unexplained gaps.
 
 use super::{Advice, Basis, Change, Chart, Field, Finding, Rule, ms, of_step};
 use crate::report::sample::Part;
 
-/// Share of the step that checkpoints may take, percent.
+/// Acceptable share of checkpoints in the step, percent.
 const CHECKPOINT: f64 = 2.0;
-/// Share of the step that may lie between steps, percent.
+/// Acceptable share of time between steps in the step, percent.
 const BETWEEN: f64 = 3.0;
-/// Steps between two fetches that have no noticeable cost.
+/// Steps between two fetches at which their cost is negligible.
 const RARE_FETCH: u32 = 30;
-/// The most that a field with a number of steps or seconds takes.
+/// Upper bound of fields with a number of steps or seconds.
 const MOST_PERIOD: u64 = 1_000_000_000;
 
 pub(super) const CHECKPOINTS: Rule = Rule {

@@ -1,19 +1,19 @@
-//! Are the GPUs well, and do they run as fast as they could?
+//! Are the GPUs healthy, and do they run as fast as they could?
 
 use super::{Advice, Basis, Change, Chart, Finding, Rule};
 use crate::report::facts::Facts;
 use switchyard_worker_contract::gpu::{GpuReport, SlowedBy, Trouble};
 
-/// Share of the time in which clocks are lowered, from which it is worth a word, percent.
+/// Share of time with lowered clocks from which it is reported, percent.
 const SLOWED: f64 = 10.0;
-/// Seconds that a GPU must have been watched for a share to say anything.
+/// Seconds of observation from which a share is meaningful.
 const WATCHED: f64 = 10.0;
-/// GPUs that are named.
+/// Most GPUs to name.
 const NAMED: usize = 4;
 
 const WHERE: &str = "what NVML said of the GPUs";
 
-/// The reports of a job on GPUs; else what a rule says.
+/// The GPU reports of a job; otherwise the finding to return.
 fn gpus(facts: &Facts) -> Result<&[GpuReport], Finding> {
     match (facts.gpus.as_slice(), facts.on_gpu) {
         ([], Some(true)) => Err(Finding::Unknown(WHERE)),
@@ -22,7 +22,7 @@ fn gpus(facts: &Facts) -> Result<&[GpuReport], Finding> {
     }
 }
 
-/// The first of several, and how many more there are.
+/// The first GPUs, and the number of the others.
 fn named(all: &[String]) -> String {
     let more = all.len().saturating_sub(NAMED);
     let first = all.iter().take(NAMED).cloned().collect::<Vec<_>>().join("; ");

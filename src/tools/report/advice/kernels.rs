@@ -1,4 +1,5 @@
-//! Kernels of a GPU: are they far from what they need, does the GPU wait, are products exact?
+//! GPU kernels: are they far from their minimum time, is the GPU idle, are products computed
+//! exactly?
 
 use super::{Advice, Basis, Change, Chart, Field, Finding, Rule, ms, of_step};
 use crate::report::facts::Facts;
@@ -7,19 +8,19 @@ use crate::report::sample::Part;
 use switchyard_worker_contract::config::{Device, Matmul};
 use switchyard_worker_contract::prediction::Arithmetic;
 
-/// Share of the step that a kernel takes before it is looked at, percent.
+/// Share of the step from which a kernel is checked, percent.
 const LARGE: f64 = 5.0;
-/// How often a kernel may take what it needs at least.
+/// Acceptable ratio of a kernel's time to its minimum.
 const FAR: f64 = 2.0;
-/// Share of the step in which a GPU may be idle, percent.
+/// Acceptable idle share of a GPU in the step, percent.
 const IDLE: f64 = 10.0;
-/// Share of the step that exact products may take, percent.
+/// Acceptable share of exact products in the step, percent.
 const EXACT: f64 = 10.0;
 
 const COMPUTE: &[Part] = &[Part::Forward, Part::Backward, Part::Optimizer];
 const PRODUCTS: &[Part] = &[Part::Forward, Part::Backward];
 
-/// The kernels, or why a rule cannot speak.
+/// The kernels, or the finding if they are unknown.
 fn known(facts: &Facts) -> Result<&KernelFacts, Finding> {
     match (&facts.kernels, facts.on_gpu) {
         (Some(kernels), _) => Ok(kernels),

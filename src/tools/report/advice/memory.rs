@@ -1,4 +1,4 @@
-//! How near is the memory to its bound, and how much larger may the batch be?
+//! How close is memory to its limit, and how much larger could the batch be?
 
 use super::communication::MOST_MERGE;
 use super::{Advice, Basis, Change, Chart, Field, Finding, Rule, of_step};
@@ -7,11 +7,11 @@ use crate::report::sample::Part;
 use switchyard_core::units::binary;
 use switchyard_worker_contract::config::{EngineConfig, Precision};
 
-/// Share of the memory above which a run is near its limit.
+/// Share of the limit above which a run is close to it.
 const NEAR: f64 = 0.9;
-/// Share of the step that a larger batch divides, from which it is worthwhile, percent.
+/// Share of the step amortised by a larger batch from which it is worthwhile, percent.
 const FIXED: f64 = 10.0;
-/// The most that `batchSizePerProcess` takes.
+/// Upper bound of `batchSizePerProcess`.
 const MOST_BATCH: u64 = 65_536;
 
 pub(super) const NEAR_LIMIT: Rule = Rule {
@@ -54,7 +54,8 @@ pub(super) const NEAR_LIMIT: Rule = Rule {
     },
 };
 
-/// Half the batch with twice the `batchMerge`: the same global batch. `None` if it cannot be halved.
+/// Half the batch with twice the `batchMerge`, which keeps the global batch. `None` if it cannot be
+/// halved.
 fn half_batch(engine: &EngineConfig) -> Option<[Field; 2]> {
     let (batch, merge) = (engine.batch_size_per_process, engine.batch_merge);
     let merge = (batch.is_multiple_of(2) && u64::from(merge) * 2 <= MOST_MERGE)

@@ -1,4 +1,4 @@
-//! The section about the kernels of a GPU.
+//! The section about GPU kernels.
 
 use super::elements::{Page, absent, paragraph, table};
 use crate::report::model::{KernelRow, Kernels, Report};

@@ -1,4 +1,4 @@
-//! Sections of words, tables and bars.
+//! Sections of text, tables and bars.
 
 use super::elements::{Page, absent, coded, figure, paragraph, table};
 use super::time::class;
@@ -8,7 +8,7 @@ use crate::report::model::{GpuSeen, Item, Remark, Report};
 use crate::report::svg::{Bar, bars, split_bar};
 use switchyard_core::units::{self, binary, counted, duration, grouped, three_digits};
 
-/// Bytes of a document that is shown.
+/// Most bytes shown of a document.
 const DOCUMENT: usize = 64 << 10;
 
 pub(super) fn header(report: &Report) -> Page {
@@ -332,7 +332,7 @@ pub(super) fn placement(report: &Report) -> Page {
     page
 }
 
-/// What GPUs have met; nothing where nobody watched them.
+/// Observations of the GPUs; empty if none was monitored.
 fn gpus(seen: &[GpuSeen]) -> Page {
     if seen.is_empty() {
         return Page::new();
