@@ -6,7 +6,7 @@ mod tests;
 
 use super::cause::{RootCause, root_cause};
 use super::error::AttemptError;
-use super::process::{Heard, Message, Process, next_exit, start};
+use super::process::{Message, Process, RankEvents, next_exit, start};
 use super::progress::Interval;
 use super::run_dir::{LogFile, RunDir, RunDirError};
 use super::worker::Worker;
@@ -39,7 +39,7 @@ const GRACE_FOR_PIPES: Duration = Duration::from_secs(1);
 
 /// The outcome of an attempt.
 #[derive(Debug)]
-pub(super) struct Ended {
+pub(super) struct AttemptResult {
     pub end: AttemptEnd,
     pub cause: Option<RootCause>,
     pub finished: Option<Finished>,
@@ -82,7 +82,7 @@ pub(super) async fn run(
     run_dir: &RunDir,
     signals: &mut Signals,
     observer: &mut dyn Observer,
-) -> Result<Ended, AttemptError> {
+) -> Result<AttemptResult, AttemptError> {
     let (sender, receiver) = channel(1024);
     let mut group = Group {
         plan,
@@ -136,7 +136,7 @@ impl Group<'_> {
     async fn watch(&mut self, mut messages: Receiver<Message>, signals: &mut Signals, observer: &mut dyn Observer) {
         let mut listening = true;
         while self.running() > 0 || listening {
-            let patience = self.kill_at;
+            let kill_at = self.kill_at;
             tokio::select! {
                 message = messages.recv(), if listening => match message {
                     Some(message) => self.on_message(message, observer),
@@ -144,7 +144,7 @@ impl Group<'_> {
                 },
                 (index, status) = next_exit(&mut self.processes) => self.on_exit(index, status),
                 (exit, signal) = signals.next() => self.on_signal(exit, signal, observer),
-                () = sleep_until(patience), if patience.is_some() => {
+                () = sleep_until(kill_at), if kill_at.is_some() => {
                     self.kill_at = None;
                     listening &= self.running() > 0;
                     self.kill_all();
@@ -166,29 +166,29 @@ impl Group<'_> {
         match event {
             Event::Ready(ready) => {
                 own.ready = Some(ready);
-                let all: Option<Vec<Ready>> = self.heard().map(|rank| rank.ready.clone()).collect();
+                let all: Option<Vec<Ready>> = self.rank_events().map(|rank| rank.ready.clone()).collect();
                 if let Some(ranks) = all {
                     self.ready_at = Some(Instant::now());
                     let update = Update::Ready { attempt: self.plan.attempt, plan: self.plan, ranks: &ranks };
-                    self.tell(observer, update);
+                    self.notify(observer, update);
                 }
             }
             Event::Progress(progress) => {
                 if let Some(folded) = self.fold.progress(progress) {
                     let interval = Interval::new(folded, Timestamp::now());
-                    self.tell(observer, Update::Progress(&interval));
+                    self.notify(observer, Update::Progress(&interval));
                     self.interval = Some(interval);
                 }
             }
             Event::Evaluation { step, loss, accuracy } => {
                 self.fold.evaluation(loss, accuracy);
-                self.tell(observer, Update::Evaluation { step, loss, accuracy });
+                self.notify(observer, Update::Evaluation { step, loss, accuracy });
             }
             Event::Standstill { stuck } => {
                 self.fold.standstill(stuck);
                 if let Some(mut interval) = self.interval.take() {
                     (interval.figures.stuck, interval.at) = (stuck, Timestamp::now());
-                    self.tell(observer, Update::Standstill(&interval));
+                    self.notify(observer, Update::Standstill(&interval));
                     self.interval = Some(interval);
                 }
             }
@@ -197,9 +197,9 @@ impl Group<'_> {
                 if let Some(interval) = &mut self.interval {
                     interval.figures.gpu = gpu;
                 }
-                self.tell(observer, Update::GpuTrouble(gpu));
+                self.notify(observer, Update::GpuTrouble(gpu));
             }
-            Event::Checkpoint(report) => self.tell(observer, Update::Checkpoint(&report)),
+            Event::Checkpoint(report) => self.notify(observer, Update::Checkpoint(&report)),
             // Only a pod's supervisor prints summaries. Measurements and GPU problems go to the
             // run's log, and the end of the run reports what is missing.
             Event::Summary(_) | Event::Measured(_) | Event::Gpu(_) => {}
@@ -212,7 +212,7 @@ impl Group<'_> {
     }
 
     fn on_exit(&mut self, index: usize, status: ExitStatus) {
-        self.processes[index].seen.ended = Some(status);
+        self.processes[index].observed.ended = Some(status);
         if !status.success() {
             self.on_failure(index);
         }
@@ -233,12 +233,12 @@ impl Group<'_> {
         }
         self.stopped = Some(exit);
         let saves = self.plan.engine.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.on_suspend);
-        self.tell(observer, Update::Stopping { signal, saves });
+        self.notify(observer, Update::Stopping { signal, saves });
         self.signal_all(Signal::TERM);
         self.kill_at = Some(Instant::now() + if saves { GRACE_TO_SAVE } else { GRACE_AFTER_STOP });
     }
 
-    fn tell(&mut self, observer: &mut dyn Observer, update: Update<'_>) {
+    fn notify(&mut self, observer: &mut dyn Observer, update: Update<'_>) {
         if let Err(error) = observer.observe(update) {
             self.give_up_on_log(error);
         }
@@ -253,35 +253,35 @@ impl Group<'_> {
     }
 
     /// Returns the outcome of the attempt, once all processes have ended.
-    fn ended(self) -> Result<Ended, AttemptError> {
+    fn ended(self) -> Result<AttemptResult, AttemptError> {
         if let Some(error) = self.log_failed {
             return Err(error.into());
         }
-        let ended_well = |process: &Process| process.seen.ended.is_some_and(|status| status.success());
-        let all_done = self.processes.iter().all(ended_well) && self.heard().all(|rank| rank.finished.is_some());
+        let ended_well = |process: &Process| process.observed.ended.is_some_and(|status| status.success());
+        let all_done = self.processes.iter().all(ended_well) && self.rank_events().all(|rank| rank.finished.is_some());
         let (end, cause) = match (all_done, self.stopped) {
             (true, _) => (AttemptEnd::Done, None),
             (false, Some(exit)) => (AttemptEnd::Stopped(exit), None),
             (false, None) => {
-                let seen: Vec<_> = self.processes.iter().flat_map(Process::seen_of_ranks).collect();
+                let observed: Vec<_> = self.processes.iter().flat_map(Process::rank_observations).collect();
                 let first_failed = self.first_failed.map(|index| self.processes[index].failed_rank() as usize);
-                let cause = root_cause(&seen.iter().collect::<Vec<_>>(), first_failed);
+                let cause = root_cause(&observed.iter().collect::<Vec<_>>(), first_failed);
                 (AttemptEnd::Failed(cause.code), Some(cause))
             }
         };
         let seconds = self.ready_at.map_or(0.0, |at| at.elapsed().as_secs_f64());
-        let first = self.processes.into_iter().next().and_then(|process| process.heard.into_iter().next());
+        let first = self.processes.into_iter().next().and_then(|process| process.ranks.into_iter().next());
         let (ready, finished) = first.map_or((None, None), |rank| (rank.ready, rank.finished));
         let resumed_step = ready.and_then(|ready| ready.resumed_step).unwrap_or(0);
-        Ok(Ended { end, cause, finished, interval: self.interval, seconds, resumed_step })
+        Ok(AttemptResult { end, cause, finished, interval: self.interval, seconds, resumed_step })
     }
 
-    fn heard(&self) -> impl Iterator<Item = &Heard> {
-        self.processes.iter().flat_map(|process| &process.heard)
+    fn rank_events(&self) -> impl Iterator<Item = &RankEvents> {
+        self.processes.iter().flat_map(|process| &process.ranks)
     }
 
     fn running(&self) -> usize {
-        self.processes.iter().filter(|process| process.seen.ended.is_none()).count()
+        self.processes.iter().filter(|process| process.observed.ended.is_none()).count()
     }
 
     fn record(&mut self, rank: u32, event: &Event) -> Result<(), RunDirError> {
@@ -296,8 +296,8 @@ impl Group<'_> {
 
     fn kill_all(&mut self) {
         self.signal_all(Signal::KILL);
-        for process in self.processes.iter_mut().filter(|process| process.seen.ended.is_none()) {
-            process.seen.killed = true;
+        for process in self.processes.iter_mut().filter(|process| process.observed.ended.is_none()) {
+            process.observed.killed = true;
         }
     }
 

@@ -13,6 +13,6 @@ pub enum AttemptError {
     #[error("{0}; all ranks were stopped")]
     Log(#[from] RunDirError),
     /// Signal handlers could not be installed.
-    #[error("cannot listen to signals: {0}")]
+    #[error("cannot handle signals: {0}")]
     Signals(io::Error),
 }

@@ -31,7 +31,7 @@ pub enum InspectError {
     Start { program: String, source: io::Error },
     /// The worker ended without a result.
     #[error("{program} ended with {status} and no result: {stderr}")]
-    NoAnswer {
+    NoResult {
         program: String,
         /// Its exit status.
         status: String,
@@ -45,7 +45,7 @@ impl InspectError {
     pub fn exit(&self) -> Exit {
         match self {
             InspectError::Refused { exit, .. } => *exit,
-            InspectError::Start { .. } | InspectError::NoAnswer { .. } => Exit::Unexpected,
+            InspectError::Start { .. } | InspectError::NoResult { .. } => Exit::Unexpected,
         }
     }
 }
@@ -64,7 +64,7 @@ pub async fn inspect(worker: &Worker, plan: &LocalPlan) -> Result<Inspection, In
         let chosen: Vec<&str> = plan.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
         command.env(VISIBLE, chosen.join(","));
     }
-    asked(command, worker, &plan.engine, plan.world()).await
+    run_with_config(command, worker, &plan.engine, plan.world()).await
 }
 
 /// Runs `switchyard-worker predict` in the same way, for the GPU of a device file.
@@ -75,7 +75,7 @@ pub async fn predict(worker: &Worker, engine: &Engine, device: &Path) -> Result<
     let mut command = tokio::process::Command::new(&worker.path);
     command.arg("predict").arg("--device").arg(device);
     command.envs(engine.env.iter().map(|(name, value)| (name, value)));
-    asked(command, worker, &engine.config, engine.world).await
+    run_with_config(command, worker, &engine.config, engine.world).await
 }
 
 /// Runs `switchyard-worker gpu`, which reports the GPU software of this machine. It runs in a
@@ -86,11 +86,11 @@ pub async fn predict(worker: &Worker, engine: &Engine, device: &Path) -> Result<
 pub async fn software(worker: &Worker) -> Result<Software, InspectError> {
     let mut command = tokio::process::Command::new(&worker.path);
     command.arg("gpu");
-    answer(command, worker, &[]).await
+    run_worker(command, worker, &[]).await
 }
 
 /// Runs the worker on a configuration for `world` ranks.
-async fn asked<T: DeserializeOwned>(
+async fn run_with_config<T: DeserializeOwned>(
     mut command: tokio::process::Command,
     worker: &Worker,
     config: &EngineConfig,
@@ -98,11 +98,11 @@ async fn asked<T: DeserializeOwned>(
 ) -> Result<T, InspectError> {
     command.env(env::NUM_NODES, "1").env(env::PROCS_PER_NODE, world.to_string());
     let config = serde_json::to_vec(config).expect("invariant: an engine configuration serialises to JSON");
-    answer(command, worker, &config).await
+    run_worker(command, worker, &config).await
 }
 
 /// Writes the worker's standard input and parses its output.
-async fn answer<T: DeserializeOwned>(
+async fn run_worker<T: DeserializeOwned>(
     mut command: tokio::process::Command,
     worker: &Worker,
     input: &[u8],
@@ -123,7 +123,7 @@ async fn answer<T: DeserializeOwned>(
     let output = child.wait_with_output().await.map_err(start)?;
     let stderr = String::from_utf8_lossy(&output.stderr).trim().to_string();
     if output.status.success() {
-        return serde_json::from_slice(&output.stdout).map_err(|error| InspectError::NoAnswer {
+        return serde_json::from_slice(&output.stdout).map_err(|error| InspectError::NoResult {
             program: program.clone(),
             status: "output that this version cannot read".into(),
             stderr: error.to_string(),
@@ -133,6 +133,6 @@ async fn answer<T: DeserializeOwned>(
         Some(exit @ (Exit::Usage | Exit::Data | Exit::OwnFailure | Exit::CheckpointRefused | Exit::NotPlaceable)) => {
             Err(InspectError::Refused { message: stderr.trim_start_matches("error: ").to_string(), exit })
         }
-        _ => Err(InspectError::NoAnswer { program: program.clone(), status: output.status.to_string(), stderr }),
+        _ => Err(InspectError::NoResult { program: program.clone(), status: output.status.to_string(), stderr }),
     }
 }

@@ -1,7 +1,7 @@
 //! One process of an attempt, with one rank or several: starts it, reads its output, and waits for
 //! its exit.
 
-use super::cause::{RankLog, Seen};
+use super::cause::{Observations, RankLog};
 use super::error::AttemptError;
 use super::run_dir::{LogFile, RunDir, RunDirError};
 use super::worker::Worker;
@@ -36,7 +36,7 @@ pub(super) enum Message {
 
 /// Events received from a rank.
 #[derive(Default)]
-pub(super) struct Heard {
+pub(super) struct RankEvents {
     pub ready: Option<Ready>,
     pub finished: Option<Finished>,
     pub failure: Option<Failure>,
@@ -45,38 +45,38 @@ pub(super) struct Heard {
 /// A process and the observations of it.
 pub(super) struct Process {
     child: Child,
-    pub seen: Seen,
+    pub observed: Observations,
     /// Its lowest rank.
     pub first_rank: u32,
     /// Events by rank, in rank order.
-    pub heard: Vec<Heard>,
+    pub ranks: Vec<RankEvents>,
 }
 
 impl Process {
     /// The state of the rank that an event names, or of the first rank if the event names none of
     /// this process.
-    pub fn rank_of(&mut self, event: &Event) -> &mut Heard {
+    pub fn rank_of(&mut self, event: &Event) -> &mut RankEvents {
         let index = event.rank().and_then(|rank| rank.checked_sub(self.first_rank)).unwrap_or(0) as usize;
-        let index = if index < self.heard.len() { index } else { 0 };
-        &mut self.heard[index]
+        let index = if index < self.ranks.len() { index } else { 0 };
+        &mut self.ranks[index]
     }
 
     /// Observations of each rank; all of them end with the process.
-    pub fn seen_of_ranks(&self) -> impl Iterator<Item = Seen> {
-        self.heard.iter().map(|heard| Seen { failure: heard.failure.clone(), ..self.seen.clone() })
+    pub fn rank_observations(&self) -> impl Iterator<Item = Observations> {
+        self.ranks.iter().map(|rank| Observations { failure: rank.failure.clone(), ..self.observed.clone() })
     }
 
     /// The rank that failed, if the process ended by itself: the rank that reported a failure,
     /// otherwise the first.
     pub fn failed_rank(&self) -> u32 {
-        let own = |heard: &Heard| heard.failure.as_ref().is_some_and(|failure| failure.origin_rank == failure.rank);
-        self.first_rank + self.heard.iter().position(own).unwrap_or(0) as u32
+        let own = |rank: &RankEvents| rank.failure.as_ref().is_some_and(|failure| failure.origin_rank == failure.rank);
+        self.first_rank + self.ranks.iter().position(own).unwrap_or(0) as u32
     }
 
     /// Sends a signal, unless the process has ended.
     pub fn signal(&self, signal: Signal) {
-        if self.seen.ended.is_none()
-            && let Some(pid) = i32::try_from(self.seen.pid).ok().and_then(Pid::from_raw)
+        if self.observed.ended.is_none()
+            && let Some(pid) = i32::try_from(self.observed.pid).ok().and_then(Pid::from_raw)
         {
             // The process is our child and has not been waited for, so the pid cannot have been
             // reused.
@@ -85,12 +85,12 @@ impl Process {
     }
 
     pub async fn reap(&mut self) {
-        self.seen.ended = self.child.wait().await.ok();
+        self.observed.ended = self.child.wait().await.ok();
     }
 
     /// Appends a line to the tail of the log.
     pub fn remember(&mut self, text: String) {
-        let tail = &mut self.seen.log.tail;
+        let tail = &mut self.observed.log.tail;
         tail.push(text);
         if tail.len() > TAIL_LINES {
             tail.remove(0);
@@ -136,9 +136,9 @@ pub(super) fn start(
         listen(index, stderr, false, log, sender.clone());
     }
     let log = RankLog { path: format!("{}/{name}", run_dir.short()), tail: Vec::new() };
-    let seen = Seen { pid: child.id().unwrap_or_default(), log, ..Seen::default() };
-    let heard = (0..process.ranks).map(|_| Heard::default()).collect();
-    Ok(Process { child, seen, first_rank: process.rank, heard })
+    let observed = Observations { pid: child.id().unwrap_or_default(), log, ..Observations::default() };
+    let ranks = (0..process.ranks).map(|_| RankEvents::default()).collect();
+    Ok(Process { child, observed, first_rank: process.rank, ranks })
 }
 
 /// Reads one output stream of a process to its end: events become messages, all other lines go to
@@ -198,7 +198,7 @@ pub(super) async fn next_exit(processes: &mut [Process]) -> (usize, ExitStatus) 
     let waiting: Vec<_> = processes
         .iter_mut()
         .enumerate()
-        .filter(|(_, process)| process.seen.ended.is_none())
+        .filter(|(_, process)| process.observed.ended.is_none())
         .map(|(index, process)| Box::pin(async move { (index, process.child.wait().await) }))
         .collect();
     if waiting.is_empty() {

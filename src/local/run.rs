@@ -1,6 +1,6 @@
 //! Runs a job from its plan to its end, across attempts.
 
-use super::attempt::{self, Ended, Signals};
+use super::attempt::{self, AttemptResult, Signals};
 use super::cause::RootCause;
 use super::error::AttemptError;
 use super::inspect::{InspectError, inspect};
@@ -202,7 +202,7 @@ impl Run<'_> {
     fn end(
         mut self,
         end: RunEnd,
-        ended: Ended,
+        ended: AttemptResult,
         plan: &LocalPlan,
         inspection: &Inspection,
         observer: &mut dyn Observer,

@@ -44,9 +44,10 @@ pub enum RunDirError {
 impl RunDir {
     /// The directory of a new run: the requested one, or `runs/JOB-xxxx` in the current directory.
     /// Creates nothing.
-    pub fn choose(job: &str, asked: Option<&Path>) -> RunDir {
-        let path = asked.map_or_else(|| Path::new("runs").join(format!("{job}-{}", random_suffix())), PathBuf::from);
-        // Absolute, so that a rank finds it whatever its working directory.
+    pub fn choose(job: &str, requested: Option<&Path>) -> RunDir {
+        let path =
+            requested.map_or_else(|| Path::new("runs").join(format!("{job}-{}", random_suffix())), PathBuf::from);
+        // Absolute, so that a rank finds it from any working directory.
         RunDir { path: std::path::absolute(&path).unwrap_or(path) }
     }
 

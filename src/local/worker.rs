@@ -19,7 +19,7 @@ pub enum WorkerNotFound {
     Nowhere(Vec<String>),
     /// The requested program is not a file.
     #[error("the worker program: got {0}, expected an existing file")]
-    Asked(String),
+    Requested(String),
 }
 
 impl Worker {
@@ -28,11 +28,13 @@ impl Worker {
     ///
     /// # Errors
     /// The requested program is not a file, or no searched folder has one.
-    pub fn find(asked: Option<&Path>) -> Result<Worker, WorkerNotFound> {
-        if let Some(asked) = asked {
+    pub fn find(requested: Option<&Path>) -> Result<Worker, WorkerNotFound> {
+        if let Some(requested) = requested {
             // The ranks start in another directory, so the path must be absolute.
-            let path = std::path::absolute(asked).ok().filter(|path| path.is_file());
-            return path.map(|path| Worker { path }).ok_or_else(|| WorkerNotFound::Asked(asked.display().to_string()));
+            let path = std::path::absolute(requested).ok().filter(|path| path.is_file());
+            return path
+                .map(|path| Worker { path })
+                .ok_or_else(|| WorkerNotFound::Requested(requested.display().to_string()));
         }
         let beside = std::env::current_exe().ok().and_then(|program| program.parent().map(PathBuf::from));
         let path = std::env::var_os("PATH").unwrap_or_default();
