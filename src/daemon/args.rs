@@ -191,7 +191,7 @@ mod tests {
     use super::{class, weight};
 
     #[test]
-    fn a_class_is_a_name_of_kubernetes() {
+    fn a_class_is_a_kubernetes_name() {
         for right in ["best-effort-atomic-scale-up.autoscaling.x-k8s.io", "a", "queued-provisioning.gke.io"] {
             assert_eq!(class(right), Ok(right.into()));
         }

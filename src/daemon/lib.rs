@@ -88,8 +88,7 @@ pub fn start(args: &ControllerArgs) -> Result<Exit, Failure> {
         };
         let (stop, stopped) = channel(false);
         let (sent, exit) = channel(Exit::Done);
-        stop_on_signal(stop, sent)
-            .map_err(|error| Failure::unexpected(format!("cannot listen to signals: {error}")))?;
+        stop_on_signal(stop, sent).map_err(|error| Failure::unexpected(format!("cannot handle signals: {error}")))?;
         controller::run(settings, config, stopped).await.map_err(Failure::usage)?;
         Ok(*exit.borrow())
     })
