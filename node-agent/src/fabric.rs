@@ -89,14 +89,15 @@ fn uuid(bytes: &[u8; 16]) -> String {
 /// `None`, with a note, if they disagree.
 pub(crate) fn of_machine(gpus: &[Gpu], notes: &mut Notes) -> Option<Fabric> {
     let first = gpus.iter().find_map(|gpu| gpu.fabric.as_ref())?;
-    let place = |fabric: &Fabric| (fabric.state, fabric.result.clone(), fabric.cluster_uuid.clone(), fabric.clique_id);
+    let position =
+        |fabric: &Fabric| (fabric.state, fabric.result.clone(), fabric.cluster_uuid.clone(), fabric.clique_id);
     let odd: Vec<String> = gpus
         .iter()
-        .filter(|gpu| gpu.fabric.as_ref().map(place) != Some(place(first)))
+        .filter(|gpu| gpu.fabric.as_ref().map(position) != Some(position(first)))
         .map(|gpu| format!("GPU{}", gpu.index))
         .collect();
     if !odd.is_empty() {
-        notes.add(format!("{} not in the same place of the fabric as the first GPU that is in one", odd.join(", ")));
+        notes.add(format!("{} not in the same fabric position as the first GPU that has one", odd.join(", ")));
         return None;
     }
     let all: Vec<&FabricHealth> = gpus.iter().filter_map(|gpu| gpu.fabric.as_ref()?.health.as_ref()).collect();
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn masks_in_words() {
+    fn health_masks_are_decoded() {
         for healthy in [0, 0xaa, 0x1aa] {
             assert_eq!(faults(healthy), Vec::<String>::new(), "{healthy:#x}");
         }
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn places_in_words() {
+    fn fabric_positions_are_decoded() {
         let fabric = decode(&info(0xaa)).unwrap();
         assert_eq!(fabric.cluster_uuid.as_deref(), Some("abababab-abab-abab-abab-abababababab"));
         assert_eq!((fabric.clique_id, fabric.result.as_deref()), (Some(7), Some("Success")));
@@ -142,12 +143,12 @@ mod tests {
         assert_eq!((starting.state, starting.result, starting.clique_id), (FabricState::InProgress, None, None));
         let limited = decode(&FabricInfo { health_summary: 3, ..info(0xaa) }).unwrap();
         assert_eq!(limited.health.unwrap().summary, FabricSummary::LimitedCapacity);
-        let refused = decode(&FabricInfo { status: 18, ..info(0) }).unwrap();
-        assert_eq!(refused.result.as_deref(), Some("Code18"));
+        let failed = decode(&FabricInfo { status: 18, ..info(0) }).unwrap();
+        assert_eq!(failed.result.as_deref(), Some("Code18"));
     }
 
     #[test]
-    fn a_machine_is_where_all_its_gpus_are() {
+    fn a_machine_has_the_position_that_all_its_gpus_share() {
         let gpu = |index, mask| Gpu { index, fabric: decode(&info(mask)), ..Gpu::default() };
         let mut notes = Notes::default();
         let fabric = of_machine(&[gpu(0, 0xaa), gpu(1, 0xa9), gpu(2, 0x2aa)], &mut notes).unwrap();
@@ -160,7 +161,7 @@ mod tests {
         let mut notes = Notes::default();
         let elsewhere = Gpu { index: 1, fabric: decode(&FabricInfo { clique_id: 8, ..info(0xaa) }), ..Gpu::default() };
         assert_eq!(of_machine(&[gpu(0, 0xaa), elsewhere, Gpu { index: 2, ..Gpu::default() }], &mut notes), None);
-        assert!(notes.message().unwrap().starts_with("GPU1, GPU2 not in the same place"));
+        assert!(notes.message().unwrap().starts_with("GPU1, GPU2 not in the same fabric position"));
         assert_eq!(of_machine(&[Gpu::default()], &mut Notes::default()), None);
     }
 }

@@ -15,7 +15,7 @@ use switchyard_crds::gpu_topology::{
 };
 
 /// Most GPUs in a description.
-const MOST_GPUS: usize = 64;
+const MAX_GPUS: usize = 64;
 /// 64-bit words of a NUMA node set: as many nodes as Linux supports.
 const NODE_SET_WORDS: usize = 16;
 /// `NVML_AFFINITY_SCOPE_NODE`.
@@ -69,14 +69,14 @@ pub(crate) fn read_gpus(roots: &Roots, nodes: &[NumaNode], notes: &mut Notes, li
     for index in 0..count {
         let found = nvml.device_by_index(index).and_then(|device| Ok((device.uuid()?, device)));
         match found {
-            Ok(_) if devices.len() == MOST_GPUS => notes.add(format!("GPU{index}: only {MOST_GPUS} are described")),
+            Ok(_) if devices.len() == MAX_GPUS => notes.add(format!("GPU{index}: only {MAX_GPUS} are described")),
             Ok((uuid, device)) => {
-                let own = nvlink::read_ports(nvml, index, &device, link_notes);
+                let gpu_ports = nvlink::read_ports(nvml, index, &device, link_notes);
                 let gpu = read_gpu(roots, nodes, nvml, &device, Gpu { index, uuid, ..Gpu::default() }, notes);
-                facts.gpus.push(Gpu { nvlinks: own.links.clone(), ..gpu });
-                facts.at_switches += u32::from(own.switches.is_some());
+                facts.gpus.push(Gpu { nvlinks: gpu_ports.links.clone(), ..gpu });
+                facts.at_switches += u32::from(gpu_ports.switches.is_some());
                 devices.push(device);
-                ports.push(own);
+                ports.push(gpu_ports);
             }
             Err(error) => notes.add(format!("GPU{index}: {}", reason(&error))),
         }
@@ -140,22 +140,22 @@ fn read_gpu(roots: &Roots, nodes: &[NumaNode], nvml: &Nvml, device: &Device<'_>,
     // `memory_info` uses version 2 of the call. Drivers before 510 only have version 1, so the
     // memory stays unknown.
     let memory_bytes = device.memory_info().map_err(|error| keep("memory", &error)).ok().map(|memory| memory.total);
-    let place = bus_id.as_deref().map(|id| pci::place(&roots.sysfs.join("bus/pci/devices").join(id)));
-    let place = place.transpose().unwrap_or_else(|error| {
+    let position = bus_id.as_deref().map(|id| pci::position(&roots.sysfs.join("bus/pci/devices").join(id)));
+    let position = position.transpose().unwrap_or_else(|error| {
         note("place", &error.to_string());
         None
     });
-    let place = place.unwrap_or_default();
+    let position = position.unwrap_or_default();
     Gpu {
         uuid: read::clip(&gpu.uuid, 96),
         bus_id,
         model,
         memory_bytes,
-        numa_node: place.numa_node.or_else(|| numa_by_affinity(device, nodes)),
+        numa_node: position.numa_node.or_else(|| numa_by_affinity(device, nodes)),
         memory_numa_node: device.numa_node_id().ok(),
-        pcie_link: pcie_link(device, &place),
-        pcie_root: place.path.first().cloned(),
-        pcie_path: place.path,
+        pcie_link: pcie_link(device, &position),
+        pcie_root: position.path.first().cloned(),
+        pcie_path: position.path,
         ecc: read_ecc(nvml, device),
         fabric: nvml_raw::fabric_info(nvml, device).as_ref().and_then(fabric::decode),
         mig: read_mig(device),
@@ -174,8 +174,8 @@ fn numa_by_affinity(device: &Device<'_>, nodes: &[NumaNode]) -> Option<u32> {
 }
 
 /// The driver's values, falling back to sysfs.
-fn pcie_link(device: &Device<'_>, place: &PciPosition) -> Option<PcieLink> {
-    let by_kernel = place.link.clone().unwrap_or_default();
+fn pcie_link(device: &Device<'_>, position: &PciPosition) -> Option<PcieLink> {
+    let by_kernel = position.link.clone().unwrap_or_default();
     let max_generation = device.max_pcie_link_gen().ok().or(by_kernel.max_generation);
     let generation = device.current_pcie_link_gen().ok().or(by_kernel.generation);
     let is_busy = || matches!(device.performance_state(), Ok(PerformanceState::Zero));

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wrong_entries_take_only_themselves() {
+    fn a_wrong_entry_affects_only_itself() {
         let text = "- {link: NIC, megabytesPerSecond: 47200.5, source: ib_write_bw}\n\
                     - {link: NVLink, megabytesPerSecond: .nan, source: x}\n\
                     - {link: NVLink, megabytesPerSecond: -1, source: x}\n\

@@ -1,7 +1,7 @@
 //! Direct calls of NVML functions that nvml-wrapper 0.13 lacks or gets wrong. The only unsafe code
 //! of this crate.
 //!
-//! * `NvLink::remote_device_type` passes NVML a temporary and returns `Unknown` whatever the result.
+//! * `NvLink::remote_device_type` passes NVML a temporary and always returns `Unknown`.
 //! * `Device::field_values_for` cannot set `scopeId`, so it always queries link 0.
 //! * It lacks the calls for the fabric and for remapped rows.
 

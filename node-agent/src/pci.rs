@@ -51,7 +51,7 @@ pub struct PciPosition {
 
 /// The position of the PCI device that `link` points to, directly or through a child: a virtio
 /// device is below its PCI function.
-pub(crate) fn place(link: &Path) -> io::Result<PciPosition> {
+pub(crate) fn position(link: &Path) -> io::Result<PciPosition> {
     let canonical = link.canonicalize()?;
     let Some(path) = canonical.to_str().and_then(path_of) else {
         return Ok(PciPosition { numa_node: read::number_in(&canonical.join("numa_node")), ..PciPosition::default() });

@@ -15,7 +15,7 @@ pub(crate) struct RdmaPort {
     pub device: String,
     /// Counted from 1.
     pub port: u32,
-    pub place: PciPosition,
+    pub position: PciPosition,
     pub link_layer: Option<String>,
     pub state: Option<String>,
     /// Megabits per second.
@@ -74,8 +74,8 @@ pub(crate) fn read_ports(roots: &Roots, notes: &mut Notes) -> Vec<RdmaPort> {
     let verbs = verbs_devices(roots);
     let mut ports = Vec::new();
     for (device, path) in devices {
-        let place = pci::place(&path.join("device")).unwrap_or_else(|error| {
-            notes.add(format!("{device}: place unknown: {error}"));
+        let position = pci::position(&path.join("device")).unwrap_or_else(|error| {
+            notes.add(format!("{device}: PCI position unknown: {error}"));
             PciPosition::default()
         });
         let numbers = read::entries(&path.join("ports")).unwrap_or_else(|error| {
@@ -84,7 +84,7 @@ pub(crate) fn read_ports(roots: &Roots, notes: &mut Notes) -> Vec<RdmaPort> {
         });
         let file = |name: &str, most| read::text(&path.join(name)).ok().map(|text| read::clip(&text, most));
         let of_device = RdmaPort {
-            place,
+            position,
             node_guid: file("node_guid", 32),
             firmware: file("fw_ver", 64),
             char_device: verbs.get(&device).map(|name| char_device(roots, &format!("infiniband/{name}"))),

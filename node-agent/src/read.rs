@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unknown_is_no_number() {
+    fn unknown_is_not_a_number() {
         assert_eq!(number::<u32>("-1"), None);
         assert_eq!(number::<u32>(" 7\n"), Some(7));
         assert_eq!(number::<u32>(""), None);

@@ -88,7 +88,7 @@ fn network_devices() {
 }
 
 #[test]
-fn no_gpu_and_no_driver_are_two_things() {
+fn a_missing_gpu_differs_from_a_missing_driver() {
     let tree = server();
     let without = status(&roots(&tree));
     assert_eq!(without.gpu_count, Some(0));
@@ -120,7 +120,7 @@ fn container_without_numa_nodes() {
 }
 
 #[test]
-fn broken_values_take_only_themselves() {
+fn a_broken_value_affects_only_itself() {
     let tree = server();
     tree.file("sys/devices/system/node/node1/cpulist", "2-x");
     tree.file("sys/devices/system/node/node0/distance", "10 21 31");

@@ -49,9 +49,9 @@ fn counters_and_events() {
 }
 
 #[test]
-fn without_nvml_there_is_nothing_to_count_or_to_wait_for() {
+fn without_nvml_there_are_no_counters_and_no_events() {
     let none = Path::new("no-such-library.so");
     assert_eq!(counters::read(Some(none)), []);
-    let why = events::watch(Some(none), |_| panic!("an event of nobody"));
+    let why = events::watch(Some(none), |_| panic!("an unexpected event"));
     assert!(why.contains("no-such-library.so"), "{why}");
 }

@@ -1,6 +1,6 @@
 //! Reads the kubelet's policies from its configuration file.
 //!
-//! `/configz` would require the permission `nodes/proxy`, with which an agent could run commands in
+//! `/configz` would require the permission `nodes/proxy`, which lets its holder run commands in
 //! every pod. Policies set by kubelet flags or drop-in files are not detected.
 
 use serde::Deserialize;
@@ -67,7 +67,7 @@ mod tests {
     use switchyard_crds::gpu_topology::FactSource;
 
     #[test]
-    fn policies_are_read_and_what_is_not_named_is_absent() {
+    fn policies_are_read_and_unset_ones_are_absent() {
         let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncpuManagerPolicy: static\n\
                     topologyManagerPolicy: single-numa-node\nauthentication: {x509: {clientCAFile: /ca}}\n";
         let policies = parse(text).unwrap();
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_missing_is_noted() {
+    fn a_missing_file_is_noted() {
         let host =
             FactSource { facts: Facts::Host, source: "procfs".into(), state: SourceState::Complete, message: None };
         let mut facts = GPUTopologyStatus { sources: vec![host], ..GPUTopologyStatus::default() };

@@ -171,14 +171,14 @@ impl Collector for GpuErrors {
             }
             Ok(())
         };
-        let given = |counts: [(&'static str, Option<u64>); 2]| {
+        let known = |counts: [(&'static str, Option<u64>); 2]| {
             counts.into_iter().filter_map(|(kind, count)| Some((kind, count?))).collect()
         };
         family("gpu_ecc_errors", "Memory errors since the driver was loaded, by GPU and kind", &|gpu| {
-            given([("corrected", gpu.corrected_ecc_errors), ("uncorrected", gpu.uncorrected_ecc_errors)])
+            known([("corrected", gpu.corrected_ecc_errors), ("uncorrected", gpu.uncorrected_ecc_errors)])
         })?;
         family("gpu_pcie_errors", "Errors of the PCIe link since the driver was loaded, by GPU and kind", &|gpu| {
-            given([("replay", gpu.pcie_replays), ("", None)])
+            known([("replay", gpu.pcie_replays), ("", None)])
         })?;
         family("gpu_nvlink_errors", "Errors over all NVLinks since the driver was loaded, by GPU and kind", &|gpu| {
             gpu.nvlink_errors.iter().map(|(kind, count)| (*kind, *count)).collect()
@@ -192,7 +192,7 @@ mod tests {
     use switchyard_crds::gpu_topology::{Gpu, Nic};
 
     #[test]
-    fn what_is_counted_has_its_labels() {
+    fn metrics_have_their_labels() {
         let metrics = Metrics::new();
         assert!(metrics.text(None).contains("switchyard_agent_report_age_seconds NaN"));
         let gpu = |action: &str| Gpu {

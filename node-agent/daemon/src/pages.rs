@@ -12,10 +12,10 @@ use tokio::net::TcpListener;
 
 /// State behind the health pages.
 #[derive(Debug)]
-pub(crate) struct Health(Mutex<Told>);
+pub(crate) struct Health(Mutex<HealthState>);
 
 #[derive(Debug)]
-struct Told {
+struct HealthState {
     /// Why the scan in progress counts as hung.
     hangs: Option<String>,
     /// Why the server lacks the current facts.
@@ -26,10 +26,10 @@ struct Told {
 impl Health {
     pub fn new() -> Health {
         let missing = Some("the machine has not been described yet".into());
-        Health(Mutex::new(Told { hangs: None, missing, observed: None }))
+        Health(Mutex::new(HealthState { hangs: None, missing, observed: None }))
     }
 
-    fn state(&self) -> MutexGuard<'_, Told> {
+    fn state(&self) -> MutexGuard<'_, HealthState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

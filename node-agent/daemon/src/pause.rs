@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_up_to_a_minute_and_begin_again() {
+    fn pauses_grow_to_a_minute_and_reset() {
         let mut backoff = Backoff::default();
         for longest in [1, 2, 4, 8, 16, 32, 60, 60, 60].map(Duration::from_secs) {
             let pause = backoff.next();

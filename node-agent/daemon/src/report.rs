@@ -1,6 +1,6 @@
 //! Builds the desired status from the known facts, and compares statuses. Pure.
 
-use crate::consistent::{Others, contradictions};
+use crate::consistent::{OtherSources, contradictions};
 use crate::pod_resources::Resources;
 use crate::ports;
 use crate::scan::{Scan, ScanFault};
@@ -74,7 +74,7 @@ pub(crate) fn draft(machine: &MachineState, kubelet: &Kubelet) -> Draft {
             facts.sources.push(source(SourceState::Unavailable, notes.message()));
         }
     }
-    let others = Others { pci_gpus: scan.pci_gpus, counters: &scan.counters, allocatable };
+    let others = OtherSources { pci_gpus: scan.pci_gpus, counters: &scan.counters, allocatable };
     let mut notes = Notes::default();
     contradictions(&facts, others).iter().for_each(|found| notes.add(found.to_string()));
     let consistent = match notes.message() {
@@ -89,8 +89,8 @@ pub(crate) fn draft(machine: &MachineState, kubelet: &Kubelet) -> Draft {
 fn fault_of(machine: &MachineState) -> Option<(&'static str, String)> {
     Some(match machine.fault.as_ref()? {
         ScanFault::Failed(why) => ("ScanFailed", why.clone()),
-        ScanFault::Hangs(patience) => {
-            ("ScanHangs", format!("a file or the driver has not answered for more than {} s", patience.as_secs()))
+        ScanFault::Hangs(timeout) => {
+            ("ScanHangs", format!("a file or the driver has not answered for more than {} s", timeout.as_secs()))
         }
         ScanFault::Gone => ("ScanFailed", "the scanning thread ended".into()),
     })
@@ -103,7 +103,7 @@ fn reported(machine: &MachineState, sources: &[FactSource]) -> Verdict {
     }
     // Facts about the machine are complete even without the kubelet's response.
     let of_machine = sources.iter().filter(|source| source.facts != Facts::InUse);
-    let told = |state| {
+    let messages_of = |state| {
         let mut notes = Notes::default();
         for source in of_machine.clone().filter(|source| source.state == state) {
             let message = source.message.as_deref().unwrap_or("nothing could be read");
@@ -111,10 +111,10 @@ fn reported(machine: &MachineState, sources: &[FactSource]) -> Verdict {
         }
         notes.message()
     };
-    if let Some(message) = told(SourceState::Unavailable) {
+    if let Some(message) = messages_of(SourceState::Unavailable) {
         return verdict("False", "SourceUnavailable", message);
     }
-    match told(SourceState::Partial) {
+    match messages_of(SourceState::Partial) {
         Some(message) => verdict("True", "Partial", message),
         None => verdict("True", "Complete", String::new()),
     }

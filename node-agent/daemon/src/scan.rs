@@ -39,7 +39,7 @@ impl ScanSource {
     ///
     /// # Errors
     /// The machine cannot be described at all.
-    pub fn look(&self) -> Result<Scan, String> {
+    pub fn scan(&self) -> Result<Scan, String> {
         let start = Instant::now();
         let topology = describe(&self.roots, jiff::Timestamp::now()).map_err(|error| error.to_string())?;
         let mut facts = topology.status.unwrap_or_default();
@@ -84,12 +84,12 @@ impl Scanner {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn start(look: impl Fn() -> Result<Scan, String> + Send + 'static) -> std::io::Result<Scanner> {
+    pub fn start(scan: impl Fn() -> Result<Scan, String> + Send + 'static) -> std::io::Result<Scanner> {
         let (orders, received) = std::sync::mpsc::channel();
         let (done, results) = mpsc::unbounded_channel();
         std::thread::Builder::new()
             .name("scan".into())
-            .spawn(move || while received.recv().is_ok() && done.send(look()).is_ok() {})?;
+            .spawn(move || while received.recv().is_ok() && done.send(scan()).is_ok() {})?;
         Ok(Scanner { orders, results, busy: false })
     }
 
@@ -97,13 +97,13 @@ impl Scanner {
     ///
     /// # Errors
     /// No result arrived in time, or the thread has ended.
-    pub async fn scan(&mut self, patience: Duration) -> Result<Scan, ScanFault> {
+    pub async fn scan(&mut self, timeout: Duration) -> Result<Scan, ScanFault> {
         if !self.busy {
             self.orders.send(()).map_err(|_| ScanFault::Gone)?;
             self.busy = true;
         }
-        let result = tokio::time::timeout(patience, self.results.recv()).await;
-        let result = result.map_err(|_| ScanFault::Hangs(patience))?.ok_or(ScanFault::Gone)?;
+        let result = tokio::time::timeout(timeout, self.results.recv()).await;
+        let result = result.map_err(|_| ScanFault::Hangs(timeout))?.ok_or(ScanFault::Gone)?;
         self.busy = false;
         result.map_err(ScanFault::Failed)
     }
@@ -116,15 +116,15 @@ mod tests {
 
     fn scanner() -> (Scanner, std::sync::mpsc::Sender<Result<Scan, String>>) {
         let (answer, answers) = channel();
-        let look = move || -> Result<Scan, String> {
+        let scan = move || -> Result<Scan, String> {
             let answers: &Receiver<Result<Scan, String>> = &answers;
             answers.recv().map_err(|_| "no more".to_string())?
         };
-        (Scanner::start(look).unwrap(), answer)
+        (Scanner::start(scan).unwrap(), answer)
     }
 
     #[tokio::test]
-    async fn a_look_that_hangs_is_told_and_used_when_it_ends() {
+    async fn a_hanging_scan_is_reported_and_used_when_it_ends() {
         let (mut scanner, answer) = scanner();
         let short = Duration::from_millis(20);
         for _ in 0..2 {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_thread_that_is_gone_is_told() {
+    async fn a_dead_thread_is_reported() {
         let mut scanner = Scanner::start(|| panic!("planted")).unwrap();
         assert_eq!(scanner.scan(Duration::from_secs(30)).await.unwrap_err(), ScanFault::Gone);
         assert_eq!(scanner.scan(Duration::from_secs(30)).await.unwrap_err(), ScanFault::Gone);

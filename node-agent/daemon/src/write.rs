@@ -19,7 +19,7 @@ use tokio::time::Instant;
 /// Field manager of everything that the agent writes.
 const MANAGER: &str = "switchyard-agent";
 /// Time limit for all calls of one write.
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 /// Earliest renewal of a report, as a share of the renewal period.
 const EARLIEST: f64 = 0.8;
 
@@ -31,7 +31,7 @@ pub(crate) enum WriteError {
     NoNode(String),
     #[error("{}", reason_of(.0))]
     Api(Box<kube::Error>),
-    #[error("no answer within {} s", PATIENCE.as_secs())]
+    #[error("no answer within {} s", TIMEOUT.as_secs())]
     Timeout,
 }
 
@@ -77,7 +77,7 @@ fn reason_of(error: &kube::Error) -> String {
 
 /// Result of [`Writer::sync`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Written {
+pub(crate) enum WriteOutcome {
     /// The object was up to date.
     Nothing,
     /// These fields of the status were changed.
@@ -88,7 +88,7 @@ pub(crate) enum Written {
 
 /// The object as last read from the server.
 #[derive(Debug)]
-struct Seen {
+struct LastRead {
     status: GPUTopologyStatus,
     /// When to read it again and renew the report.
     renew_at: Instant,
@@ -101,23 +101,23 @@ pub(crate) struct Writer {
     node: String,
     /// Age at which a report is renewed.
     renew: Duration,
-    seen: Option<Seen>,
+    last_read: Option<LastRead>,
 }
 
 impl Writer {
     pub fn new(client: Client, node: &str, renew: Duration) -> Writer {
         let (topologies, nodes) = (Api::all(client.clone()), Api::all(client));
-        Writer { topologies, nodes, node: node.into(), renew, seen: None }
+        Writer { topologies, nodes, node: node.into(), renew, last_read: None }
     }
 
     /// When the report must be renewed; `None` if it was never read.
     pub fn renew_at(&self) -> Option<Instant> {
-        self.seen.as_ref().map(|seen| seen.renew_at)
+        self.last_read.as_ref().map(|last_read| last_read.renew_at)
     }
 
     /// When the facts on the server were read.
     pub fn observed(&self) -> Option<Timestamp> {
-        self.seen.as_ref()?.status.observed_time.as_ref().map(|time| time.0)
+        self.last_read.as_ref()?.status.observed_time.as_ref().map(|time| time.0)
     }
 
     /// Updates the object on the server to the draft. Makes no call if the draft is unchanged and
@@ -125,20 +125,20 @@ impl Writer {
     ///
     /// # Errors
     /// A call failed; the next `sync` reads the object again.
-    pub async fn sync(&mut self, draft: &Draft) -> Result<Written, WriteError> {
+    pub async fn sync(&mut self, draft: &Draft) -> Result<WriteOutcome, WriteError> {
         let now = Timestamp::now();
-        if let Some(seen) = &self.seen {
-            let unchanged = differing(&draft.status(Some(&seen.status), now), &seen.status).is_empty();
-            if unchanged && Instant::now() < seen.renew_at {
-                return Ok(Written::Nothing);
+        if let Some(last_read) = &self.last_read {
+            let unchanged = differing(&draft.status(Some(&last_read.status), now), &last_read.status).is_empty();
+            if unchanged && Instant::now() < last_read.renew_at {
+                return Ok(WriteOutcome::Nothing);
             }
         }
-        self.seen = None;
-        tokio::time::timeout(PATIENCE, self.write(draft, now)).await.map_err(|_| WriteError::Timeout)?
+        self.last_read = None;
+        tokio::time::timeout(TIMEOUT, self.write(draft, now)).await.map_err(|_| WriteError::Timeout)?
     }
 
-    async fn write(&mut self, draft: &Draft, now: Timestamp) -> Result<Written, WriteError> {
-        let before = self.own().await?;
+    async fn write(&mut self, draft: &Draft, now: Timestamp) -> Result<WriteOutcome, WriteError> {
+        let before = self.get_or_create().await?;
         let before = before.status.unwrap_or_default();
         let status = draft.status(Some(&before), now);
         let changed = differing(&status, &before);
@@ -151,18 +151,18 @@ impl Writer {
             let rest = spread(self.renew, EARLIEST).saturating_sub(age);
             // Facts that cannot be renewed are checked no more often than others.
             let rest = if rest.is_zero() { spread(self.renew, EARLIEST) } else { rest };
-            self.seen = Some(Seen { status: before, renew_at: Instant::now() + rest });
-            return Ok(Written::Nothing);
+            self.last_read = Some(LastRead { status: before, renew_at: Instant::now() + rest });
+            return Ok(WriteOutcome::Nothing);
         }
         let body = json!({"status": &status});
         self.topologies.patch_status(&self.node, &apply(), &Patch::Apply(self.object(body))).await?;
-        self.seen = Some(Seen { status, renew_at: Instant::now() + spread(self.renew, EARLIEST) });
-        Ok(if changed.is_empty() { Written::Renewal } else { Written::Facts(changed) })
+        self.last_read = Some(LastRead { status, renew_at: Instant::now() + spread(self.renew, EARLIEST) });
+        Ok(if changed.is_empty() { WriteOutcome::Renewal } else { WriteOutcome::Facts(changed) })
     }
 
     /// Reads the object, or creates it, owned by the current Node so that it is deleted with the
     /// Node.
-    async fn own(&self) -> Result<GPUTopology, WriteError> {
+    async fn get_or_create(&self) -> Result<GPUTopology, WriteError> {
         let node = self.nodes.get_opt(&self.node).await?;
         let uid = node.and_then(|node| node.uid()).ok_or_else(|| WriteError::NoNode(self.node.clone()))?;
         if let Some(object) = self.topologies.get_opt(&self.node).await?
@@ -200,7 +200,7 @@ mod tests {
     use kube::core::Status;
 
     #[test]
-    fn failures_have_a_word_and_a_sentence() {
+    fn failures_have_a_label_and_a_message() {
         for (code, expected) in [
             (401, "forbidden"),
             (403, "forbidden"),
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_to_come_has_no_age() {
+    fn a_future_time_has_no_age() {
         let at = |second| Timestamp::from_second(second).unwrap();
         assert_eq!(age(&Time(at(10)), at(70)), Duration::from_secs(60));
         assert_eq!(age(&Time(at(70)), at(10)), Duration::ZERO);

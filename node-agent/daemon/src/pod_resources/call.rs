@@ -9,7 +9,7 @@ use std::path::Path;
 use tokio::net::UnixStream;
 
 /// Longest response in bytes: the limit of the kubelet's own clients.
-const MAX_ANSWER: usize = 16 << 20;
+const MAX_RESPONSE: usize = 16 << 20;
 /// Compression flag and length.
 const FRAME_HEADER: usize = 5;
 
@@ -27,7 +27,7 @@ pub(super) enum CallError {
     /// The server returned an error.
     #[error("gRPC status {code}: {message}")]
     Refused { code: String, message: String },
-    #[error("the answer is longer than {MAX_ANSWER} bytes")]
+    #[error("the answer is longer than {MAX_RESPONSE} bytes")]
     TooLong,
     /// The response is not one framed message.
     #[error("the answer is malformed: {0}")]
@@ -35,7 +35,7 @@ pub(super) enum CallError {
 }
 
 /// Calls `method` (`/package.Service/Method`) with an empty message.
-pub(super) async fn call<Answer: Message + Default>(socket: &Path, method: &str) -> Result<Answer, CallError> {
+pub(super) async fn call<Response: Message + Default>(socket: &Path, method: &str) -> Result<Response, CallError> {
     let stream = UnixStream::connect(socket).await?;
     let (requests, connection) = h2::client::handshake(stream).await?;
     let mut answer = std::pin::pin!(exchange(requests, method));
@@ -48,10 +48,10 @@ pub(super) async fn call<Answer: Message + Default>(socket: &Path, method: &str)
     answer.await
 }
 
-async fn exchange<Answer: Message + Default>(
+async fn exchange<Response: Message + Default>(
     requests: h2::client::SendRequest<Bytes>,
     method: &str,
-) -> Result<Answer, CallError> {
+) -> Result<Response, CallError> {
     let request = Request::post(format!("http://localhost{method}"))
         .header("content-type", "application/grpc")
         .header("te", "trailers")
@@ -65,24 +65,24 @@ async fn exchange<Answer: Message + Default>(
         return Err(CallError::Status(head.status));
     }
     // An error without a message carries its status in the headers.
-    refused(&head.headers)?;
+    check_status(&head.headers)?;
     let mut bytes = BytesMut::new();
     while let Some(chunk) = answer.data().await {
         let chunk = chunk?;
-        if bytes.len() + chunk.len() > MAX_ANSWER {
+        if bytes.len() + chunk.len() > MAX_RESPONSE {
             return Err(CallError::TooLong);
         }
         answer.flow_control().release_capacity(chunk.len())?;
         bytes.put(chunk);
     }
     match answer.trailers().await? {
-        Some(trailers) if trailers.contains_key("grpc-status") => refused(&trailers)?,
+        Some(trailers) if trailers.contains_key("grpc-status") => check_status(&trailers)?,
         _ => return Err(CallError::Malformed("no grpc-status after the message".into())),
     }
     unframe(&bytes)
 }
 
-fn refused(headers: &HeaderMap) -> Result<(), CallError> {
+fn check_status(headers: &HeaderMap) -> Result<(), CallError> {
     let text = |name: &str| {
         headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()).chars().take(256).collect())
     };
@@ -93,7 +93,7 @@ fn refused(headers: &HeaderMap) -> Result<(), CallError> {
     }
 }
 
-fn unframe<Answer: Message + Default>(bytes: &[u8]) -> Result<Answer, CallError> {
+fn unframe<Response: Message + Default>(bytes: &[u8]) -> Result<Response, CallError> {
     let malformed = |text: String| CallError::Malformed(text);
     let Some((header, message)) = bytes.split_first_chunk::<FRAME_HEADER>() else {
         return Err(malformed(format!("{} bytes; expected at least {FRAME_HEADER}", bytes.len())));
@@ -106,7 +106,7 @@ fn unframe<Answer: Message + Default>(bytes: &[u8]) -> Result<Answer, CallError>
     if length != message.len() {
         return Err(malformed(format!("{} bytes; expected the {length} of its header", message.len())));
     }
-    Answer::decode(message).map_err(|error| malformed(error.to_string()))
+    Response::decode(message).map_err(|error| malformed(error.to_string()))
 }
 
 #[cfg(test)]
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_that_are_none_are_refused() {
+    fn malformed_frames_are_rejected() {
         let fault = |bytes: &[u8]| unframe::<ListResponse>(bytes).unwrap_err().to_string();
         assert!(fault(&[0, 0]).contains("2 bytes; expected at least 5"));
         assert!(fault(&[1, 0, 0, 0, 0]).contains("compression flag 1"));
@@ -134,12 +134,12 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_told() {
+    fn an_error_status_is_reported() {
         let mut headers = HeaderMap::new();
-        assert!(refused(&headers).is_ok());
+        assert!(check_status(&headers).is_ok());
         headers.insert("grpc-status", "12".parse().unwrap());
         headers.insert("grpc-message", "unknown method List".parse().unwrap());
-        assert_eq!(refused(&headers).unwrap_err().to_string(), "gRPC status 12: unknown method List");
+        assert_eq!(check_status(&headers).unwrap_err().to_string(), "gRPC status 12: unknown method List");
     }
 
     proptest! {

@@ -14,7 +14,7 @@ use switchyard_crds::device_use::{DeviceClaim, DeviceUse, DeviceUseSource};
 const LIST: &str = "/v1.PodResourcesLister/List";
 const ALLOCATABLE: &str = "/v1.PodResourcesLister/GetAllocatableResources";
 /// Time limit of a call: the kubelet responds from memory.
-const CALL: Duration = Duration::from_secs(5);
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pauses before retries: a kubelet that restarts is back within seconds.
 const PAUSES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(4)];
 /// `maxItems` of `status.inUse`.
@@ -37,13 +37,13 @@ pub(crate) struct Resources {
 ///
 /// # Errors
 /// The last failure, as one sentence.
-pub(crate) async fn ask(socket: &Path, failed: impl Fn()) -> Result<Resources, String> {
+pub(crate) async fn query(socket: &Path, failed: impl Fn()) -> Result<Resources, String> {
     let mut pauses = PAUSES.into_iter();
     loop {
-        let error = match tokio::time::timeout(CALL, both(socket)).await {
+        let error = match tokio::time::timeout(CALL_TIMEOUT, query_both(socket)).await {
             Ok(Ok(resources)) => return Ok(resources),
             Ok(Err(error)) => error,
-            Err(_) => CallError::Malformed(format!("no answer within {} s", CALL.as_secs())),
+            Err(_) => CallError::Malformed(format!("no answer within {} s", CALL_TIMEOUT.as_secs())),
         };
         failed();
         // Do not retry if the socket is missing: there is no kubelet, or it lacks this API.
@@ -55,7 +55,7 @@ pub(crate) async fn ask(socket: &Path, failed: impl Fn()) -> Result<Resources, S
     }
 }
 
-async fn both(socket: &Path) -> Result<Resources, CallError> {
+async fn query_both(socket: &Path) -> Result<Resources, CallError> {
     let pods = call::<ListResponse>(socket, LIST).await?;
     let allocatable = call::<AllocatableResponse>(socket, ALLOCATABLE).await?;
     Ok(resources(pods, allocatable))
