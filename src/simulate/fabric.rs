@@ -30,11 +30,11 @@ impl Fabric {
     /// A cluster of equal leaves in blocks of eight; the last block can be smaller.
     pub fn regular(leaves: usize, hosts_per_leaf: usize) -> Fabric {
         let host = |at: usize| (format!("host-{at:04}"), at / hosts_per_leaf, at / hosts_per_leaf / 8);
-        Fabric::of((0..leaves * hosts_per_leaf).map(host))
+        Fabric::from_hosts((0..leaves * hosts_per_leaf).map(host))
     }
 
     /// Builds a cluster from hosts with their leaf and block, both numbered from 0.
-    pub fn of(hosts: impl IntoIterator<Item = (String, usize, usize)>) -> Fabric {
+    pub fn from_hosts(hosts: impl IntoIterator<Item = (String, usize, usize)>) -> Fabric {
         let (mut leaves, mut blocks): (Vec<Vec<usize>>, Vec<Vec<usize>>) = (Vec::new(), Vec::new());
         let mut all = Vec::new();
         for (at, (name, leaf, block)) in hosts.into_iter().enumerate() {
@@ -81,7 +81,7 @@ impl Fabric {
             hosts.push((node.to_string(), *leaf, *blocks.entry(block.into()).or_insert(number)));
             Ok(())
         })?;
-        Ok(Fabric::of(hosts))
+        Ok(Fabric::from_hosts(hosts))
     }
 
     /// Returns a copy with more leaves. Each is as large as the largest one and is added to the
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hosts_of_the_repository_are_whole() {
+    fn the_committed_hosts_are_complete() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/traces/lingjun-2023-hosts.csv.gz");
         let fabric = Fabric::read(std::fs::File::open(path).unwrap()).unwrap();
         let in_blocks: Vec<usize> = (0..3).map(|block| fabric.in_block(block).count()).collect();
@@ -134,7 +134,8 @@ mod tests {
     #[test]
     fn leaves_are_added_to_the_smallest_block() {
         let hosts = [("a", 0, 0), ("b", 0, 0), ("c", 1, 0), ("d", 2, 1)];
-        let fabric = Fabric::of(hosts.map(|(name, leaf, block)| (name.to_string(), leaf, block))).with_more_leaves(2);
+        let fabric =
+            Fabric::from_hosts(hosts.map(|(name, leaf, block)| (name.to_string(), leaf, block))).with_more_leaves(2);
         assert_eq!(fabric.leaves, [vec![0, 1], vec![2], vec![3], vec![4, 5], vec![6, 7]]);
         assert_eq!(fabric.blocks, [vec![0, 1, 4], vec![2, 3]]);
         assert_eq!((fabric.hosts[4].block, fabric.hosts[6].leaf, fabric.gpus()), (1, 4, 64));

@@ -1,6 +1,6 @@
 //! Host failures and repairs, which hit the same hosts at the same times under every rule.
 
-use crate::chance::{Chance, mixed};
+use crate::rng::{Rng, mix};
 use std::collections::BTreeSet;
 
 const HOUR: f64 = 3600.0;
@@ -34,7 +34,7 @@ impl Failures {
 #[derive(Debug, Default)]
 pub(crate) struct Hosts {
     failures: Option<Failures>,
-    chances: Vec<Chance>,
+    rngs: Vec<Rng>,
     fail: BTreeSet<(u64, usize)>,
     repaired: BTreeSet<(u64, usize)>,
 }
@@ -43,29 +43,29 @@ impl Hosts {
     /// All hosts start healthy.
     pub(crate) fn new(count: usize, failures: Option<Failures>) -> Hosts {
         let Some(Failures { seed, .. }) = failures else { return Hosts::default() };
-        let chances = (0..count as u64).map(|host| Chance::new(mixed(mixed(seed) ^ host))).collect();
-        let mut hosts = Hosts { failures, chances, ..Hosts::default() };
-        (0..count).for_each(|host| hosts.works(host, 0.0));
+        let rngs = (0..count as u64).map(|host| Rng::new(mix(mix(seed) ^ host))).collect();
+        let mut hosts = Hosts { failures, rngs, ..Hosts::default() };
+        (0..count).for_each(|host| hosts.schedule_failure(host, 0.0));
         hosts
     }
 
-    fn works(&mut self, host: usize, now: f64) {
+    fn schedule_failure(&mut self, host: usize, now: f64) {
         let Some(Failures { every, .. }) = self.failures else { return };
-        let at = now + self.chances[host].exponential(every);
+        let at = now + self.rngs[host].exponential(every);
         self.fail.insert((at.to_bits(), host));
     }
 
-    /// The time of the next repair or, if `do_fail`, failure.
-    pub(crate) fn next(&self, do_fail: bool) -> Option<f64> {
+    /// The time of the next repair or, if `can_fail`, failure.
+    pub(crate) fn next(&self, can_fail: bool) -> Option<f64> {
         let first = |of: &BTreeSet<(u64, usize)>| of.first().map(|(at, _)| f64::from_bits(*at));
-        let fails = first(&self.fail).filter(|_| do_fail);
+        let fails = first(&self.fail).filter(|_| can_fail);
         fails.into_iter().chain(first(&self.repaired)).reduce(f64::min)
     }
 
     /// Takes a host whose repair is due by `now`.
     pub(crate) fn repaired_by(&mut self, now: f64) -> Option<usize> {
         let host = due(&mut self.repaired, now)?;
-        self.works(host, now);
+        self.schedule_failure(host, now);
         Some(host)
     }
 
@@ -77,7 +77,7 @@ impl Hosts {
     }
 
     /// Work preserved by the last checkpoint, seconds at the best placement.
-    pub(crate) fn kept(&self, done: f64) -> f64 {
+    pub(crate) fn checkpointed(&self, done: f64) -> f64 {
         self.failures.map_or(0.0, |failures| (done / failures.checkpoint).floor() * failures.checkpoint)
     }
 }
@@ -92,9 +92,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_fail_as_often_as_was_asked_and_the_same_ones_every_time() {
+    fn hosts_fail_at_the_requested_rate_and_reproducibly() {
         let failures = Failures::every_days(10.0);
-        let played = |seed| {
+        let failures_with = |seed| {
             let mut hosts = Hosts::new(100, Some(Failures { seed, ..failures }));
             let (mut failed, mut now) = (Vec::new(), 0.0);
             while let Some(at) = hosts.next(true).filter(|at| *at < 1000.0 * 86_400.0) {
@@ -107,16 +107,16 @@ mod tests {
             }
             failed
         };
-        let failed = played(1);
+        let failed = failures_with(1);
         // 100 hosts over 1000 days, with 10.5 days between failures.
         assert!((9100..9950).contains(&failed.len()), "{}", failed.len());
-        assert_eq!(failed, played(1));
-        assert_ne!(failed, played(2));
+        assert_eq!(failed, failures_with(1));
+        assert_ne!(failed, failures_with(2));
     }
 
     #[test]
-    fn what_was_done_since_the_last_checkpoint_is_lost() {
+    fn work_since_the_last_checkpoint_is_lost() {
         let hosts = Hosts::new(1, Some(Failures::every_days(1.0)));
-        assert_eq!([0.0, 3599.0, 3600.0, 9000.0].map(|done| hosts.kept(done)), [0.0, 0.0, 3600.0, 7200.0]);
+        assert_eq!([0.0, 3599.0, 3600.0, 9000.0].map(|done| hosts.checkpointed(done)), [0.0, 0.0, 3600.0, 7200.0]);
     }
 }

@@ -12,13 +12,13 @@
 //! since the start of the trace.
 #![forbid(unsafe_code)]
 
-pub mod chance;
 pub mod cluster;
 pub mod fabric;
 pub mod failures;
 pub mod measure;
 pub mod picture;
-pub mod play;
+pub mod replay;
+pub mod rng;
 pub mod rules;
 pub mod speed;
 pub mod table;

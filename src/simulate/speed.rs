@@ -3,8 +3,8 @@
 //! `duration(place) = duration · (1 − c + c · B_best / B(place))`, where c is the share of a step
 //! spent on communication at the best placement.
 
-use crate::chance::mixed;
 use crate::fabric::Fabric;
+use crate::rng::mix;
 
 /// What determines a gang's bandwidth. The truth lies in between, so a claim about a rule must hold
 /// under both models.
@@ -22,7 +22,7 @@ pub enum Model {
 /// for 25, 30, 30 and 15 % of the multi-host gangs. The traces do not record what was trained; the
 /// values span measurements on A800s and T4s (Morphling, Pollux).
 pub fn communication(job: u64) -> f64 {
-    match mixed(job) % 100 {
+    match mix(job) % 100 {
         0..25 => 0.05,
         25..55 => 0.15,
         55..85 => 0.30,
@@ -143,21 +143,21 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_in_order_crosses_a_leaf_once_each_way_and_one_out_of_order_at_every_host() {
+    fn an_ordered_ring_crosses_a_leaf_once_each_way_and_an_unordered_one_at_every_host() {
         let fabric = fabric();
         let ordered: Vec<usize> = (0..16).collect();
-        let mixed: Vec<usize> = (0..8).flat_map(|at| [at, 8 + at]).collect();
+        let unordered: Vec<usize> = (0..8).flat_map(|at| [at, 8 + at]).collect();
         assert_eq!(crossings(&fabric, &ordered), [(0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0)]);
-        assert_eq!(crossings(&fabric, &mixed), [(0, 8.0), (1, 8.0), (2, 8.0), (3, 8.0)]);
-        let (ordered, mixed) = (crossings(&fabric, &ordered), crossings(&fabric, &mixed));
+        assert_eq!(crossings(&fabric, &unordered), [(0, 8.0), (1, 8.0), (2, 8.0), (3, 8.0)]);
+        let (ordered, unordered) = (crossings(&fabric, &ordered), crossings(&fabric, &unordered));
         assert_eq!(fair(&fabric, &[&ordered]), [1.0]);
         // Eight edges share a leaf capacity of four hosts.
-        assert_eq!(fair(&fabric, &[&mixed]), [0.5]);
+        assert_eq!(fair(&fabric, &[&unordered]), [0.5]);
         assert_eq!(crossings(&fabric, &[3, 3, 3]), []);
     }
 
     #[test]
-    fn what_one_gang_cannot_use_is_for_the_others() {
+    fn unused_bandwidth_of_a_gang_goes_to_the_others() {
         let fabric = fabric();
         // Five rings over leaves 0 and 1. Only some of the four that share a link of leaf 2 share
         // it with each other.
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn slower_communication_slows_its_part_of_a_step_only() {
+    fn slower_communication_only_slows_its_share_of_a_step() {
         assert_eq!(speed(0.0, 0.25), 1.0);
         assert!((1.0 / speed(0.3, 0.5) - 1.3).abs() < 1e-12);
         let all: Vec<f64> = (0..10_000).map(communication).collect();

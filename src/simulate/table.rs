@@ -5,7 +5,7 @@ use flate2::read::GzDecoder;
 use std::io::{BufRead, BufReader, Read};
 
 /// Row limit: the parsed rows are kept in memory, 100 bytes each.
-pub const MOST_ROWS: usize = 5_000_000;
+pub const MAX_ROWS: usize = 5_000_000;
 
 /// An error in a table.
 #[derive(Debug, thiserror::Error)]
@@ -21,7 +21,7 @@ pub enum TableError {
     Json(#[from] serde_json::Error),
     #[error("no rows: expected some behind the header")]
     Empty,
-    #[error("more than {MOST_ROWS} rows")]
+    #[error("more than {MAX_ROWS} rows")]
     TooMany,
     #[error(transparent)]
     Read(#[from] std::io::Error),
@@ -41,8 +41,7 @@ pub(crate) struct Table<R> {
 }
 
 impl<R: Read> Table<R> {
-    /// Cells are separated by commas, or by `
-    /// ` as in `sacct --parsable2`, which never quotes.
+    /// Cells are separated by commas, or by `|` as in `sacct --parsable2`, which never quotes.
     pub fn open(from: R, delimiter: u8) -> Result<Table<R>, TableError> {
         let mut builder = csv::ReaderBuilder::new();
         builder.trim(csv::Trim::All).delimiter(delimiter).quoting(delimiter == b',');
@@ -72,7 +71,7 @@ impl<R: Read> Table<R> {
             if !self.csv.read_record(&mut record).map_err(|source| TableError::Form { line, source })? {
                 break;
             }
-            if rows == MOST_ROWS {
+            if rows == MAX_ROWS {
                 return Err(TableError::TooMany);
             }
             rows += 1;

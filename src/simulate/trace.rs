@@ -13,10 +13,10 @@ mod philly;
 mod sacct;
 mod seconds;
 
-pub use objects::of_objects;
+pub use objects::from_objects;
 
-use crate::chance::{Chance, mixed};
 use crate::fabric::{Fabric, pods};
+use crate::rng::{Rng, mix};
 use crate::table::{Table, TableError, unpacked};
 use std::fmt;
 use std::io::{BufRead, Read};
@@ -43,7 +43,7 @@ pub struct Trace {
     pub format: Format,
     pub rows: Vec<Row>,
     /// Jobs that cannot be replayed, counted by reason.
-    pub left_out: Vec<(LeftOut, u64)>,
+    pub skipped: Vec<(Skipped, u64)>,
 }
 
 /// The origin of a trace.
@@ -76,18 +76,18 @@ impl fmt::Display for Format {
 
 /// Why a logged job is not replayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum LeftOut {
+pub enum Skipped {
     NoGpus,
     NoEnd,
     TooShort,
 }
 
-impl fmt::Display for LeftOut {
+impl fmt::Display for Skipped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            LeftOut::NoGpus => "without GPUs",
-            LeftOut::NoEnd => "without a start or an end",
-            LeftOut::TooShort => "ran for less than a second",
+            Skipped::NoGpus => "without GPUs",
+            Skipped::NoEnd => "without a start or an end",
+            Skipped::TooShort => "ran for less than a second",
         })
     }
 }
@@ -129,7 +129,7 @@ fn gpus(text: &str, fabric: &Fabric) -> Result<u32, String> {
 /// than their spread over perturbed inputs are noise.
 #[must_use]
 pub fn shaken(rows: &[Row], seed: u64) -> Vec<Row> {
-    let mut chance = Chance::new(mixed(seed));
+    let mut chance = Rng::new(mix(seed));
     let shake = |row: &Row| {
         let submit = (row.submit + 1800.0 * chance.around()).max(0.0);
         let duration = (row.duration * (1.0 + 0.05 * chance.around())).max(1.0);
@@ -144,9 +144,9 @@ pub fn shaken(rows: &[Row], seed: u64) -> Vec<Row> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::measure::{Counted, figures};
-    use crate::play::{Limits, Setting, play};
-    use crate::rules::{Order, Peer, Places};
+    use crate::measure::{JobWindow, figures};
+    use crate::replay::{Limits, Scenario, replay};
+    use crate::rules::{HostOrder, Order, Peer};
     use crate::speed::Model;
     use std::io::Write;
 
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn packed_or_not_it_is_the_same_trace() {
+    fn compression_does_not_change_the_trace() {
         let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         packed.write_all(GOOD.as_bytes()).unwrap();
         let rows = read(GOOD.as_bytes(), &fabric()).unwrap().rows;
@@ -172,7 +172,7 @@ mod tests {
 
     /// The figures in the README next to the traces.
     #[test]
-    fn the_traces_of_the_repository_are_whole() {
+    fn the_committed_traces_are_complete() {
         for (file, count, gpu_hours, most) in
             [("lingjun-2023", 2257, 313_061.0, 744), ("philly-2017-october", 62_421, 1_621_608.0, 128)]
         {
@@ -240,14 +240,14 @@ mod tests {
     }
 
     #[test]
-    fn a_million_rows_are_played_in_less_than_a_gibibyte() {
+    fn a_million_rows_are_replayed_in_less_than_a_gibibyte() {
         let fabric = Fabric::regular(32, 8);
         let rows = read(Million { row: 0, text: Vec::new() }, &fabric).unwrap().rows;
-        let setting =
-            Setting { fabric: &fabric, model: Model::Levels, limits: Limits::Coarse, failures: None, urgent: None };
-        let played = play(&rows, setting, &mut Peer::new(&fabric, Order::Strict, Places::Domains)).unwrap();
-        assert_eq!(played.jobs.len(), 1_000_000);
-        assert!(figures(&played, fabric.gpus(), Counted::Middle).completion_mean > 0.0);
+        let scenario =
+            Scenario { fabric: &fabric, model: Model::Levels, limits: Limits::Coarse, failures: None, urgent: None };
+        let outcome = replay(&rows, scenario, &mut Peer::new(&fabric, Order::Strict, HostOrder::Domains)).unwrap();
+        assert_eq!(outcome.jobs.len(), 1_000_000);
+        assert!(figures(&outcome, fabric.gpus(), JobWindow::Middle).completion_mean > 0.0);
         // Memory of the whole process, including tests that run in parallel.
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shaken_trace_is_another_one_in_order_and_the_same_every_time() {
+    fn shaking_a_trace_is_reproducible_and_keeps_it_sorted() {
         let rows = read(GOOD.as_bytes(), &fabric()).unwrap().rows;
         let shaken_rows = shaken(&rows, 1);
         assert_eq!(shaken_rows, shaken(&rows, 1));

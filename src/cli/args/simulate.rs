@@ -3,7 +3,7 @@
 use super::ClusterArgs;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
-use switchyard_simulate::play;
+use switchyard_simulate::replay;
 use switchyard_simulate::rules::Policy;
 use switchyard_simulate::speed::Model;
 
@@ -107,14 +107,14 @@ pub(crate) enum Limits {
     Exact,
 }
 
-impl From<Limits> for play::Limits {
-    fn from(limits: Limits) -> play::Limits {
+impl From<Limits> for replay::Limits {
+    fn from(limits: Limits) -> replay::Limits {
         match limits {
-            Limits::Trace => play::Limits::Trace,
-            Limits::Coarse => play::Limits::Coarse,
-            Limits::Half => play::Limits::Half,
-            Limits::None => play::Limits::None,
-            Limits::Exact => play::Limits::Exact,
+            Limits::Trace => replay::Limits::Trace,
+            Limits::Coarse => replay::Limits::Coarse,
+            Limits::Half => replay::Limits::Half,
+            Limits::None => replay::Limits::None,
+            Limits::Exact => replay::Limits::Exact,
         }
     }
 }

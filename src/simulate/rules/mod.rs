@@ -6,12 +6,12 @@ mod peer;
 mod pool;
 mod product;
 
-pub use peer::{Order, Peer, Places};
+pub use peer::{HostOrder, Order, Peer};
 pub use pool::{Pool, PoolOrder};
 pub use product::Product;
 
 use crate::fabric::Fabric;
-use crate::play::Rule;
+use crate::replay::Rule;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_ledger::predictor::Guess;
 
@@ -59,12 +59,12 @@ impl Policy {
         let peer = |order, places| Ok(Box::new(Peer::new(fabric, order, places)) as Box<dyn Rule>);
         match self {
             Policy::Switchyard => Ok(Box::new(Product::new(fabric, machine)?)),
-            Policy::Predicting => Ok(Box::new(Product::new(fabric, machine)?.guessing(Guess::default()))),
-            Policy::StrictFifo => peer(Order::Strict, Places::Domains),
-            Policy::KueueLike => peer(Order::Skip, Places::Domains),
-            Policy::VolcanoLike => peer(Order::Skip, Places::MostUsed),
-            Policy::DefaultScheduler => peer(Order::Skip, Places::LeastUsed),
-            Policy::Easy => peer(Order::Easy, Places::Domains),
+            Policy::Predicting => Ok(Box::new(Product::new(fabric, machine)?.with_predictor(Guess::default()))),
+            Policy::StrictFifo => peer(Order::Strict, HostOrder::Domains),
+            Policy::KueueLike => peer(Order::Skip, HostOrder::Domains),
+            Policy::VolcanoLike => peer(Order::Skip, HostOrder::MostUsed),
+            Policy::DefaultScheduler => peer(Order::Skip, HostOrder::LeastUsed),
+            Policy::Easy => peer(Order::Easy, HostOrder::Domains),
         }
     }
 }

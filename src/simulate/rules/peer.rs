@@ -1,12 +1,12 @@
 //! Peers' rules, implemented from their documentation. Quotas, cohorts and plugins are not
 //! modelled, hence the names "…-like".
 
-use crate::chance::Chance;
 use crate::fabric::Fabric;
-use crate::play::{Decision, Job, Rule, Start};
+use crate::replay::{Decision, Job, Rule, Start};
+use crate::rng::Rng;
 use std::collections::BTreeMap;
 
-/// What happens behind a job that does not fit.
+/// How jobs behind one that does not fit are treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
     /// The job blocks the queue: Kueue's `StrictFIFO`.
@@ -21,7 +21,7 @@ pub enum Order {
 
 /// Where the pods of a gang go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Places {
+pub enum HostOrder {
     /// Kueue's topology-aware scheduling (KEP-2724): the leaf with the least sufficient free
     /// capacity; otherwise the block with the least, filling its roomiest leaves first and the last
     /// one by best fit; otherwise the roomiest blocks first. Ranks follow the domains.
@@ -45,11 +45,11 @@ struct Running {
 pub struct Peer {
     fabric: Fabric,
     order: Order,
-    places: Places,
+    places: HostOrder,
     free: Vec<u32>,
     waiting: Vec<Job>,
     running: BTreeMap<usize, Running>,
-    chance: Chance,
+    rng: Rng,
     /// Whether a job ended or a host was repaired since the last decision.
     has_room: bool,
     /// Number of waiting jobs that arrived since the last decision.
@@ -57,7 +57,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    pub fn new(fabric: &Fabric, order: Order, places: Places) -> Peer {
+    pub fn new(fabric: &Fabric, order: Order, places: HostOrder) -> Peer {
         Peer {
             fabric: fabric.clone(),
             order,
@@ -65,7 +65,7 @@ impl Peer {
             free: vec![fabric.gpus_per_host; fabric.hosts.len()],
             waiting: Vec::new(),
             running: BTreeMap::new(),
-            chance: Chance::new(1),
+            rng: Rng::new(1),
             has_room: false,
             fresh: 0,
         }
@@ -75,15 +75,15 @@ impl Peer {
         let (pods, gpus) = (job.pods as usize, job.gpus);
         let slots = |host: usize| (free[host] / gpus) as usize;
         match self.places {
-            Places::Domains => domains(&self.fabric, pods, &slots),
-            Places::MostUsed | Places::LeastUsed => {
+            HostOrder::Domains => domains(&self.fabric, pods, &slots),
+            HostOrder::MostUsed | HostOrder::LeastUsed => {
                 let mut hosts: Vec<usize> = (0..free.len()).filter(|host| slots(*host) > 0).collect();
                 if hosts.iter().map(|host| slots(*host)).sum::<usize>() < pods {
                     return None;
                 }
-                self.chance.shuffle(&mut hosts);
+                self.rng.shuffle(&mut hosts);
                 let mut taken = spread(self.places, pods, gpus, free, hosts);
-                self.chance.shuffle(&mut taken);
+                self.rng.shuffle(&mut taken);
                 Some(taken)
             }
         }
@@ -134,13 +134,13 @@ impl Peer {
 }
 
 /// Spreads pods over hosts one by one, as a pod-level scheduler does.
-fn spread(places: Places, pods: usize, gpus: u32, free: &[u32], hosts: Vec<usize>) -> Vec<usize> {
+fn spread(places: HostOrder, pods: usize, gpus: u32, free: &[u32], hosts: Vec<usize>) -> Vec<usize> {
     let mut taken = Vec::with_capacity(pods);
     let mut left: BTreeMap<(u32, usize), usize> =
         hosts.into_iter().enumerate().map(|(tie, host)| ((free[host], tie), host)).collect();
     while taken.len() < pods {
         let next = match places {
-            Places::LeastUsed => left.pop_last(),
+            HostOrder::LeastUsed => left.pop_last(),
             _ => left.pop_first(),
         };
         let Some(((free, tie), host)) = next else { break };
@@ -282,7 +282,7 @@ impl Rule for Peer {
                     hosts.iter().for_each(|host| left[*host] -= job.gpus);
                 }
             }
-            starts.push(Decision::Starts(self.start(job, hosts, now)));
+            starts.push(Decision::Start(self.start(job, hosts, now)));
         }
         Ok(starts)
     }

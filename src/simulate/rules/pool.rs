@@ -2,7 +2,7 @@
 //! the cost of placement and fragmentation.
 
 use crate::fabric::Fabric;
-use crate::play::{Decision, Job, Rule, Start};
+use crate::replay::{Decision, Job, Rule, Start};
 use std::collections::BTreeMap;
 
 /// Which job starts first.
@@ -60,7 +60,7 @@ impl Rule for Pool {
             }
             free -= job.all_gpus();
             running.insert(job.number, job.all_gpus());
-            starts.push(Decision::Starts(Start { job: job.number, hosts: Vec::new(), forecast: None }));
+            starts.push(Decision::Start(Start { job: job.number, hosts: Vec::new(), forecast: None }));
             false
         });
         self.free = free;

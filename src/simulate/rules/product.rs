@@ -3,7 +3,7 @@
 //! (`controller::reconcile`, `plan::cluster::step`). No client, no clock.
 
 use crate::fabric::{Fabric, Host};
-use crate::play::{Decision, Job, Rule, Start};
+use crate::replay::{Decision, Job, Rule, Start};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
@@ -36,7 +36,7 @@ const BLOCK: &str = "network.topology.nvidia.com/spine";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stopped {
     HostFailed,
-    GaveWay,
+    Preempted,
 }
 
 /// The product.
@@ -92,35 +92,35 @@ impl Product {
 
     /// Estimates missing limits from run times.
     #[must_use]
-    pub fn guessing(mut self, guess: Guess) -> Product {
+    pub fn with_predictor(mut self, guess: Guess) -> Product {
         self.index.predictor = Some(Predictor::new(guess));
         self
     }
 
     /// Lets gangs wait for a better placement.
     #[must_use]
-    pub fn waiting_for_better(mut self, patience: Patience) -> Product {
+    pub fn with_patience(mut self, patience: Patience) -> Product {
         self.index.patience = Some(patience);
         self
     }
 
     /// Enables fair-share ordering.
     #[must_use]
-    pub fn sharing(mut self, weights: Weights) -> Product {
+    pub fn with_fair_share(mut self, weights: Weights) -> Product {
         self.index.fairness = Some(Fairness::new(weights));
         self
     }
 
     /// Caps limits at `longest` when ordering the queue.
     #[must_use]
-    pub fn late_within(mut self, longest: SignedDuration) -> Product {
+    pub fn with_longest_limit(mut self, longest: SignedDuration) -> Product {
         self.index.lateness.longest = longest;
         self
     }
 
     /// Sets the forecasts' earliest time to the moment when one in `early` jobs has ended.
     #[must_use]
-    pub fn forecasting(mut self, early: i32) -> Product {
+    pub fn with_forecast_quantile(mut self, early: i32) -> Product {
         self.index.forecasts.early = early;
         self
     }
@@ -210,7 +210,7 @@ impl Product {
         status.attempt = status.attempt.map(|attempt| attempt + 1);
         let reason = match why {
             Stopped::HostFailed => conditions::RESTARTING,
-            Stopped::GaveWay => {
+            Stopped::Preempted => {
                 let hour = RecentRestarts { since: Time(now), infrastructure: 0, preemption: 1 };
                 status.restarts.get_or_insert_default().recent.push(hour);
                 conditions::PREEMPTED
@@ -232,7 +232,7 @@ impl Product {
 
     /// Runs `ask` for a waiting job with the same inputs as a reconcile. Also returns the jobs to
     /// reconcile because the head's reservation was recomputed.
-    fn asked<R>(
+    fn with_request<R>(
         &mut self,
         number: usize,
         now: Timestamp,
@@ -251,22 +251,22 @@ impl Product {
     }
 
     /// Whether a placed job must make way for one of a higher class.
-    fn gives_way(&self, job: &TrainJob) -> bool {
+    fn must_yield(&self, job: &TrainJob) -> bool {
         let family = self.index.families.get(&JobId::of(&job.metadata));
         placement_of(job).is_some() && family.is_some_and(|family| family.gives_way_in == Some(attempt_of(job)))
     }
 
     /// Reconciles one job: places or queues a waiting job, and preempts a running one if required.
     fn reconcile(&mut self, number: usize, now: Timestamp) -> Result<Option<Decision>, String> {
-        if self.jobs.get(&number).is_some_and(|job| self.gives_way(job)) {
-            self.restart(number, Stopped::GaveWay, now);
-            return Ok(Some(Decision::Stops(number)));
+        if self.jobs.get(&number).is_some_and(|job| self.must_yield(job)) {
+            self.restart(number, Stopped::Preempted, now);
+            return Ok(Some(Decision::Preempt(number)));
         }
         let Some(object) = self.jobs.get(&number).filter(|job| placement_of(job).is_none()).cloned() else {
             return Ok(None);
         };
         let (key, id) = (key_of(&object.metadata), JobId::of(&object.metadata));
-        let (found, mut others) = self.asked(number, now, find)?;
+        let (found, mut others) = self.with_request(number, now, find)?;
         let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now };
         let decision = match found {
             Ok(Found { placed, .. }) if self.index.waits_for_better(&key, &placed.status, rules) => {
@@ -278,7 +278,7 @@ impl Product {
                 let hosts = self.placed(number, object, placed.status, now)?;
                 others.extend(self.index.waits_no_more(&key, &id));
                 let forecast = self.forecasts.remove(&number).flatten();
-                Some(Decision::Starts(Start { job: number, hosts, forecast }))
+                Some(Decision::Start(Start { job: number, hosts, forecast }))
             }
             Err(Nowhere::NoRoom(why)) => {
                 others.extend(self.index.waits(&key, Waits::Room { open: why.open }, rules));
@@ -287,7 +287,7 @@ impl Product {
                     let seconds = |at: Timestamp| at.duration_since(BEGIN).as_secs_f64();
                     self.forecasts.insert(number, window.map(|window| [window.earliest, window.latest].map(seconds)));
                 }
-                self.keeps_no_more(number, object, now);
+                self.release_kept_nodes(number, object, now);
                 None
             }
             Err(Nowhere::WrongFabric(found)) => return Err(format!("{key}: {}", found.why)),
@@ -308,18 +308,18 @@ impl Product {
 
     /// Waiting jobs that could start now.
     #[cfg(test)]
-    pub(crate) fn asleep(&mut self, now: f64) -> Result<Vec<usize>, String> {
+    pub(crate) fn startable(&mut self, now: f64) -> Result<Vec<usize>, String> {
         let now = at(now);
         let waiting: Vec<usize> = self.index.waiting.keys().filter_map(number_of).collect();
-        let mut asleep = Vec::new();
+        let mut startable = Vec::new();
         for number in waiting {
-            asleep.extend(self.asked(number, now, fits)?.0.then_some(number));
+            startable.extend(self.with_request(number, now, fits)?.0.then_some(number));
         }
-        Ok(asleep)
+        Ok(startable)
     }
 
     /// Releases the nodes kept by a restarting gang that found no placement.
-    fn keeps_no_more(&mut self, number: usize, mut object: TrainJob, now: Timestamp) {
+    fn release_kept_nodes(&mut self, number: usize, mut object: TrainJob, now: Timestamp) {
         let status = object.status.get_or_insert_default();
         let placed = status.condition(conditions::PLACED);
         if placed.is_some_and(|placed| placed.reason == conditions::RESTARTING) {

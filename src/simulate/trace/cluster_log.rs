@@ -3,7 +3,7 @@
 //! InternLM/AcmeTrace.
 
 use super::log::{Log, TIME, is_known, time};
-use super::{Format, LeftOut, Row, Trace, gpus};
+use super::{Format, Row, Skipped, Trace, gpus};
 use crate::fabric::Fabric;
 use crate::table::{Table, TableError};
 use jiff::Timestamp;
@@ -39,12 +39,12 @@ fn job(line: u64, raw: &Raw<'_>, fabric: &Fabric, log: &mut Log) -> Result<(), T
     // Some logs have 8.0 instead of 8.
     let count = raw.gpu_num.strip_suffix(".0").unwrap_or(raw.gpu_num);
     if count == "0" || !is_known(count) {
-        log.leave_out(LeftOut::NoGpus);
+        log.skip(Skipped::NoGpus);
         return Ok(());
     }
     let gpus = gpus(count, fabric).map_err(|expected| wrong("gpu_num", raw.gpu_num, expected))?;
     if !is_known(raw.start_time) || !is_known(raw.end_time) {
-        log.leave_out(LeftOut::NoEnd);
+        log.skip(Skipped::NoEnd);
         return Ok(());
     }
     let at =
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_of_helios_come_in_the_order_of_submission_and_wait_for_nobody() {
+    fn helios_jobs_are_sorted_by_submission_and_exclude_the_wait() {
         let trace = of(
             HELIOS,
             "2,u1,vcA,4,16,1,FAILED,2020-06-09 18:41:27,2020-06-09 18:42:00,2020-06-09 18:45:36,216,33\n\
@@ -88,11 +88,11 @@ mod tests {
         let rows: Vec<_> =
             trace.rows.iter().map(|row| (row.line, row.submit, row.duration, row.gpus, row.queue.as_str())).collect();
         assert_eq!(rows, [(3, 0.0, 36848.0, 1, "vcB"), (2, 26.0, 216.0, 4, "vcA")]);
-        assert_eq!(trace.left_out, [(LeftOut::NoGpus, 1), (LeftOut::NoEnd, 1), (LeftOut::TooShort, 1)]);
+        assert_eq!(trace.skipped, [(Skipped::NoGpus, 1), (Skipped::NoEnd, 1), (Skipped::TooShort, 1)]);
     }
 
     #[test]
-    fn the_run_time_of_acme_is_from_start_to_end_and_its_queue_the_user() {
+    fn acme_run_times_are_from_start_to_end_and_queues_are_users() {
         let trace = of(
             ACME,
             "d,u7,8,64,960,Other,FAILED,2023-05-17 11:00:58+00:00,2023-05-17 11:01:08+00:00,2023-05-17 11:01:16+00:00,18,10.0,1152.0\n",

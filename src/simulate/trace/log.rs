@@ -1,7 +1,7 @@
 //! Shared parts of foreign log formats: absolute times in any order, and jobs that cannot be
 //! replayed.
 
-use super::{Format, LeftOut, Row, Trace};
+use super::{Format, Row, Skipped, Trace};
 use crate::table::TableError;
 use jiff::Timestamp;
 use jiff::civil::DateTime;
@@ -12,20 +12,20 @@ use std::collections::BTreeMap;
 pub(super) struct Log {
     /// [`Row::submit`] is filled in by [`Log::finish`].
     jobs: Vec<(Timestamp, Row)>,
-    left_out: BTreeMap<LeftOut, u64>,
+    skipped: BTreeMap<Skipped, u64>,
 }
 
 impl Log {
     pub fn add(&mut self, submit: Timestamp, row: Row) {
         if row.duration < 1.0 {
-            self.leave_out(LeftOut::TooShort);
+            self.skip(Skipped::TooShort);
         } else {
             self.jobs.push((submit, row));
         }
     }
 
-    pub fn leave_out(&mut self, why: LeftOut) {
-        *self.left_out.entry(why).or_default() += 1;
+    pub fn skip(&mut self, why: Skipped) {
+        *self.skipped.entry(why).or_default() += 1;
     }
 
     /// The jobs in submission order, in seconds since the first submission.
@@ -37,7 +37,7 @@ impl Log {
         Ok(Trace {
             format,
             rows: self.jobs.into_iter().map(seconds).collect(),
-            left_out: self.left_out.into_iter().collect(),
+            skipped: self.skipped.into_iter().collect(),
         })
     }
 }

@@ -1,8 +1,7 @@
-//! Output of Slurm's `sacct --parsable2`: cells separated by `
-//! `, with a header.
+//! Output of Slurm's `sacct --parsable2`: cells separated by `|`, with a header.
 
 use super::log::{Log, TIME, time};
-use super::{Format, LeftOut, Row, Trace, gpus};
+use super::{Format, Row, Skipped, Trace, gpus};
 use crate::fabric::Fabric;
 use crate::table::{Table, TableError};
 use serde::Deserialize;
@@ -40,7 +39,7 @@ fn job(line: u64, raw: &Raw<'_>, fabric: &Fabric, log: &mut Log) -> Result<(), T
         return Ok(());
     }
     let Some(count) = allocated(raw.allocated) else {
-        log.leave_out(LeftOut::NoGpus);
+        log.skip(Skipped::NoGpus);
         return Ok(());
     };
     let gpus = gpus(&count, fabric).map_err(|expected| wrong("AllocTRES", raw.allocated, expected))?;
@@ -88,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_have_their_limits_and_accounts_and_steps_are_no_jobs() {
+    fn jobs_have_limits_and_accounts_and_steps_are_skipped() {
         let trace = of("JobID|Submit|Elapsed|AllocTRES|Account|Timelimit|State\n\
              9|2024-05-02T03:04:05|1-00:00:10|billing=8,cpu=64,gres/gpu:h100=8,gres/gpu=8,node=1|vision|2-00:00:00|COMPLETED\n\
              9.batch|2024-05-02T03:04:05|1-00:00:10|cpu=64,gres/gpu=8|vision||COMPLETED\n\
@@ -102,7 +101,7 @@ mod tests {
             .map(|row| (row.line, row.submit, row.duration, row.gpus, row.queue.as_str(), row.limit))
             .collect();
         assert_eq!(rows, [(4, 0.0, 1200.0, 3, "text", None), (2, 60.0, 86_410.0, 8, "vision", Some(172_800.0))]);
-        assert_eq!((trace.format, trace.left_out), (Format::Sacct, vec![(LeftOut::NoGpus, 2)]));
+        assert_eq!((trace.format, trace.skipped), (Format::Sacct, vec![(Skipped::NoGpus, 2)]));
     }
 
     #[test]

@@ -19,8 +19,8 @@ use std::time::Instant;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_simulate::fabric::Fabric;
 use switchyard_simulate::failures::Failures;
-use switchyard_simulate::measure::{Counted, figures};
-use switchyard_simulate::play::{Setting, play};
+use switchyard_simulate::measure::{JobWindow, figures};
+use switchyard_simulate::replay::{Scenario, replay};
 use switchyard_simulate::speed::Model;
 use switchyard_simulate::trace::{self, read, shaken};
 
@@ -61,7 +61,7 @@ impl Args {
 }
 
 /// The requested values, or all of them.
-fn chosen<T: Copy>(asked: &[T], all: &[T]) -> Vec<T> {
+fn selected<T: Copy>(asked: &[T], all: &[T]) -> Vec<T> {
     if asked.is_empty() { all.to_vec() } else { asked.to_vec() }
 }
 
@@ -85,12 +85,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let machine = machine(&root)?;
     let mut results = Results::open(args.json.as_ref().map(|file| root.join(file)), args.is_piece())?;
-    for part in chosen(&args.part, &Part::ALL) {
-        for trace in chosen(&args.trace, part.traces()) {
-            for load in chosen(&args.load, part.loads(trace)) {
-                for model in chosen(&args.model, &[ModelName::Levels, ModelName::Flows]) {
-                    let world = World::read(&root, trace, load)?;
-                    play_all(&args, &world, (part, model), &machine, &mut results)?;
+    for part in selected(&args.part, &Part::ALL) {
+        for trace in selected(&args.trace, part.traces()) {
+            for load in selected(&args.load, part.loads(trace)) {
+                for model in selected(&args.model, &[ModelName::Levels, ModelName::Flows]) {
+                    let input = Input::read(&root, trace, load)?;
+                    replay_all(&args, &input, (part, model), &machine, &mut results)?;
                 }
             }
         }
@@ -99,15 +99,15 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// A trace and the cluster to replay it on.
-struct World {
+struct Input {
     trace: TraceName,
     load: f64,
     fabric: Fabric,
     rows: Vec<trace::Row>,
 }
 
-impl World {
-    fn read(root: &Path, trace: TraceName, load: f64) -> Result<World, Box<dyn Error>> {
+impl Input {
+    fn read(root: &Path, trace: TraceName, load: f64) -> Result<Input, Box<dyn Error>> {
         let folder = root.join("tests/fixtures/traces");
         let hosts =
             trace.hosts().map(|file| Fabric::read(File::open(folder.join(file))?).map_err(Box::<dyn Error>::from));
@@ -125,18 +125,18 @@ impl World {
             }
             None => Fabric::regular((gpu_seconds / window / load / 64.0).round() as usize, 8),
         };
-        Ok(World { trace, load, fabric, rows })
+        Ok(Input { trace, load, fabric, rows })
     }
 }
 
-fn play_all(
+fn replay_all(
     args: &Args,
-    world: &World,
+    input: &Input,
     (part, model): (Part, ModelName),
     machine: &GPUTopology,
     results: &mut Results,
 ) -> Result<(), Box<dyn Error>> {
-    let World { trace, load, fabric, rows } = world;
+    let Input { trace, load, fabric, rows } = input;
     let (gpus, leaves) = (fabric.gpus(), fabric.leaves.len());
     println!(
         "\n{part:?}: {trace:?} at load {load}, {gpus} GPUs in {leaves} leaves, model {model:?}, {} inputs",
@@ -151,15 +151,15 @@ fn play_all(
         let (mut inputs, mut longest) = (Vec::new(), 0.0_f64);
         for seed in 0..args.seeds {
             let failures = part.failures().map(|failures| Failures { seed, ..failures });
-            let setting =
-                Setting { fabric, model: model.model(), limits: entry.limits, failures, urgent: part.urgent() };
+            let scenario =
+                Scenario { fabric, model: model.model(), limits: entry.limits, failures, urgent: part.urgent() };
             let mut rule = (entry.make)(fabric, machine)?;
-            let played = play(&shaken(rows, seed), setting, rule.as_mut())?;
-            longest = longest.max(played.longest.as_secs_f64() * 1e3);
-            inputs.push(figures(&played, gpus, Counted::Middle));
+            let outcome = replay(&shaken(rows, seed), scenario, rule.as_mut())?;
+            longest = longest.max(outcome.longest.as_secs_f64() * 1e3);
+            inputs.push(figures(&outcome, gpus, JobWindow::Middle));
         }
         let seconds = begin.elapsed().as_secs_f64() / args.seeds as f64;
-        let row = Row { part, world, model, rule: entry.name, inputs: &inputs, seconds, longest };
+        let row = Row { part, input, model, rule: entry.name, inputs: &inputs, seconds, longest };
         println!("{}", row.line());
         results.put(row.json()?)?;
     }

@@ -8,7 +8,7 @@ use switchyard_ledger::index::Patience;
 use switchyard_ledger::predictor::Guess;
 use switchyard_simulate::fabric::Fabric;
 use switchyard_simulate::failures::Failures;
-use switchyard_simulate::play::{Limits, Rule, Urgent};
+use switchyard_simulate::replay::{Limits, Rule, UrgentJobs};
 use switchyard_simulate::rules::{Policy, Pool, PoolOrder, Product};
 
 /// A trace.
@@ -60,13 +60,13 @@ pub(crate) enum Part {
     Priorities,
 }
 
-pub(crate) type Made = Result<Box<dyn Rule>, String>;
+pub(crate) type RuleResult = Result<Box<dyn Rule>, String>;
 
 /// A rule in a table.
 pub(crate) struct Entry {
     pub(crate) name: &'static str,
     pub(crate) limits: Limits,
-    pub(crate) make: fn(&Fabric, &GPUTopology) -> Made,
+    pub(crate) make: fn(&Fabric, &GPUTopology) -> RuleResult,
 }
 
 impl Part {
@@ -121,12 +121,12 @@ impl Part {
     }
 
     /// One job in ten is urgent. Checkpoints are an hour apart, as in the runs with failures.
-    pub(crate) fn urgent(self) -> Option<Urgent> {
-        (self == Part::Priorities).then_some(Urgent { one_in: 10, checkpoint: 3600.0 })
+    pub(crate) fn urgent(self) -> Option<UrgentJobs> {
+        (self == Part::Priorities).then_some(UrgentJobs { one_in: 10, checkpoint: 3600.0 })
     }
 }
 
-fn pool(fabric: &Fabric, order: PoolOrder) -> Made {
+fn pool(fabric: &Fabric, order: PoolOrder) -> RuleResult {
     Ok(Box::new(Pool::new(fabric, order)))
 }
 
@@ -154,27 +154,27 @@ const RULES: [Entry; 14] = [
     },
 ];
 
-fn guessing(fabric: &Fabric, machine: &GPUTopology, guess: Guess) -> Made {
-    Ok(Box::new(Product::new(fabric, machine)?.guessing(guess)))
+fn predicting(fabric: &Fabric, machine: &GPUTopology, guess: Guess) -> RuleResult {
+    Ok(Box::new(Product::new(fabric, machine)?.with_predictor(guess)))
 }
 
-fn forecasting(fabric: &Fabric, machine: &GPUTopology, one_in: i32) -> Made {
-    Ok(Box::new(Product::new(fabric, machine)?.forecasting(one_in)))
+fn forecasting(fabric: &Fabric, machine: &GPUTopology, one_in: i32) -> RuleResult {
+    Ok(Box::new(Product::new(fabric, machine)?.with_forecast_quantile(one_in)))
 }
 
-fn late(fabric: &Fabric, machine: &GPUTopology, within_hours: i64) -> Made {
-    Ok(Box::new(Product::new(fabric, machine)?.late_within(SignedDuration::from_hours(within_hours))))
+fn limits_within(fabric: &Fabric, machine: &GPUTopology, within_hours: i64) -> RuleResult {
+    Ok(Box::new(Product::new(fabric, machine)?.with_longest_limit(SignedDuration::from_hours(within_hours))))
 }
 
-fn patient(fabric: &Fabric, machine: &GPUTopology, percent_of_limit: i32) -> Made {
-    Ok(Box::new(Product::new(fabric, machine)?.waiting_for_better(Patience { percent_of_limit })))
+fn with_patience_percent(fabric: &Fabric, machine: &GPUTopology, percent_of_limit: i32) -> RuleResult {
+    Ok(Box::new(Product::new(fabric, machine)?.with_patience(Patience { percent_of_limit })))
 }
 
 const PATIENCE: [Entry; 4] = [
     Entry { name: "Switchyard", limits: Limits::Coarse, make: |f, m| Policy::Switchyard.rule(f, m) },
-    Entry { name: "waits for 10 % of its limit", limits: Limits::Coarse, make: |f, m| patient(f, m, 10) },
-    Entry { name: "waits for 5 % of its limit", limits: Limits::Coarse, make: |f, m| patient(f, m, 5) },
-    Entry { name: "waits for 20 % of its limit", limits: Limits::Coarse, make: |f, m| patient(f, m, 20) },
+    Entry { name: "waits for 10 % of its limit", limits: Limits::Coarse, make: |f, m| with_patience_percent(f, m, 10) },
+    Entry { name: "waits for 5 % of its limit", limits: Limits::Coarse, make: |f, m| with_patience_percent(f, m, 5) },
+    Entry { name: "waits for 20 % of its limit", limits: Limits::Coarse, make: |f, m| with_patience_percent(f, m, 20) },
 ];
 
 const PRIORITIES: [Entry; 2] = [
@@ -183,17 +183,17 @@ const PRIORITIES: [Entry; 2] = [
 ];
 
 /// Equal weights for all teams, with this half-life of past usage.
-fn sharing(fabric: &Fabric, machine: &GPUTopology, half_life_hours: i64) -> Made {
+fn fair_share(fabric: &Fabric, machine: &GPUTopology, half_life_hours: i64) -> RuleResult {
     let equal = Weights { half_life: SignedDuration::from_hours(half_life_hours), ..Weights::new(BTreeMap::new()) };
-    Ok(Box::new(Product::new(fabric, machine)?.sharing(equal)))
+    Ok(Box::new(Product::new(fabric, machine)?.with_fair_share(equal)))
 }
 
 /// A half-life of one week, half a week and two weeks.
 const TEAMS: [Entry; 5] = [
     Entry { name: "Switchyard", limits: Limits::Coarse, make: |f, m| Policy::Switchyard.rule(f, m) },
-    Entry { name: "equal weights", limits: Limits::Coarse, make: |f, m| sharing(f, m, 168) },
-    Entry { name: "equal weights, half-life 3.5 days", limits: Limits::Coarse, make: |f, m| sharing(f, m, 84) },
-    Entry { name: "equal weights, half-life 14 days", limits: Limits::Coarse, make: |f, m| sharing(f, m, 336) },
+    Entry { name: "equal weights", limits: Limits::Coarse, make: |f, m| fair_share(f, m, 168) },
+    Entry { name: "equal weights, half-life 3.5 days", limits: Limits::Coarse, make: |f, m| fair_share(f, m, 84) },
+    Entry { name: "equal weights, half-life 14 days", limits: Limits::Coarse, make: |f, m| fair_share(f, m, 336) },
     Entry { name: "Kueue-like", limits: Limits::None, make: |f, m| Policy::KueueLike.rule(f, m) },
 ];
 
@@ -203,39 +203,39 @@ const MINUTES_20: SignedDuration = SignedDuration::from_mins(20);
 /// Ordering constants, with limits for all jobs; then predictor constants, with limits for half of
 /// the jobs; then forecast constants.
 const CONSTANTS: [Entry; 13] = [
-    Entry { name: "late within a day, all limits", limits: Limits::Coarse, make: |f, m| late(f, m, 24) },
-    Entry { name: "late within half a day", limits: Limits::Coarse, make: |f, m| late(f, m, 12) },
-    Entry { name: "late within two days", limits: Limits::Coarse, make: |f, m| late(f, m, 48) },
-    Entry { name: "as they are", limits: Limits::Half, make: |f, m| guessing(f, m, Guess::default()) },
+    Entry { name: "late within a day, all limits", limits: Limits::Coarse, make: |f, m| limits_within(f, m, 24) },
+    Entry { name: "late within half a day", limits: Limits::Coarse, make: |f, m| limits_within(f, m, 12) },
+    Entry { name: "late within two days", limits: Limits::Coarse, make: |f, m| limits_within(f, m, 48) },
+    Entry { name: "as they are", limits: Limits::Half, make: |f, m| predicting(f, m, Guess::default()) },
     Entry {
         name: "10 jobs kept",
         limits: Limits::Half,
-        make: |f, m| guessing(f, m, Guess { kept: 10, ..Guess::default() }),
+        make: |f, m| predicting(f, m, Guess { kept: 10, ..Guess::default() }),
     },
     Entry {
         name: "40 jobs kept",
         limits: Limits::Half,
-        make: |f, m| guessing(f, m, Guess { kept: 40, ..Guess::default() }),
+        make: |f, m| predicting(f, m, Guess { kept: 40, ..Guess::default() }),
     },
     Entry {
         name: "half as long again",
         limits: Limits::Half,
-        make: |f, m| guessing(f, m, Guess { again_percent: 50, ..Guess::default() }),
+        make: |f, m| predicting(f, m, Guess { again_percent: 50, ..Guess::default() }),
     },
     Entry {
         name: "twice as long again",
         limits: Limits::Half,
-        make: |f, m| guessing(f, m, Guess { again_percent: 200, ..Guess::default() }),
+        make: |f, m| predicting(f, m, Guess { again_percent: 200, ..Guess::default() }),
     },
     Entry {
         name: "at least 5 minutes",
         limits: Limits::Half,
-        make: |f, m| guessing(f, m, Guess { least: MINUTES_5, ..Guess::default() }),
+        make: |f, m| predicting(f, m, Guess { least: MINUTES_5, ..Guess::default() }),
     },
     Entry {
         name: "at least 20 minutes",
         limits: Limits::Half,
-        make: |f, m| guessing(f, m, Guess { least: MINUTES_20, ..Guess::default() }),
+        make: |f, m| predicting(f, m, Guess { least: MINUTES_20, ..Guess::default() }),
     },
     Entry { name: "forecasts as they are", limits: Limits::Coarse, make: |f, m| forecasting(f, m, 10) },
     Entry { name: "one in 5 ends early", limits: Limits::Coarse, make: |f, m| forecasting(f, m, 5) },

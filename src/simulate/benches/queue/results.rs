@@ -47,11 +47,11 @@ impl Results {
 
 /// The command line that reproduces these rows.
 fn command() -> String {
-    let mut given = std::env::args().skip(1).filter(|word| word != "--bench");
+    let mut arguments = std::env::args().skip(1).filter(|word| word != "--bench");
     let mut chosen = Vec::new();
-    while let Some(word) = given.next() {
+    while let Some(word) = arguments.next() {
         if word == "--json" {
-            given.next();
+            arguments.next();
         } else {
             chosen.push(word);
         }

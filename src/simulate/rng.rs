@@ -2,16 +2,16 @@
 
 /// SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
 #[derive(Debug, Clone)]
-pub struct Chance(u64);
+pub struct Rng(u64);
 
-impl Chance {
-    pub fn new(seed: u64) -> Chance {
-        Chance(seed)
+impl Rng {
+    pub fn new(seed: u64) -> Rng {
+        Rng(seed)
     }
 
     fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mixed(self.0)
+        mix(self.0)
     }
 
     /// Uniform in -1 to 1.
@@ -34,7 +34,7 @@ impl Chance {
 }
 
 /// Hashes a number.
-pub fn mixed(number: u64) -> u64 {
+pub fn mix(number: u64) -> u64 {
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     number ^ (number >> 31)

@@ -1,12 +1,12 @@
 //! Replays a trace: jobs arrive and end, hosts fail, and a rule decides which jobs start where.
 
-mod player;
+mod simulation;
 
 use crate::fabric::Fabric;
 use crate::failures::Failures;
 use crate::speed::Model;
 use crate::trace::Row;
-use player::Player;
+use simulation::Simulation;
 use std::time::{Duration, Instant};
 
 /// A job as a rule sees it.
@@ -49,9 +49,9 @@ pub struct Start {
 /// A decision of a rule about a job.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Decision {
-    Starts(Start),
+    Start(Start),
     /// The job is preempted and waits again.
-    Stops(usize),
+    Preempt(usize),
 }
 
 /// Decides which jobs start when and where.
@@ -91,19 +91,19 @@ pub enum Limits {
 
 /// A trace and how to replay it.
 #[derive(Debug, Clone, Copy)]
-pub struct Setting<'a> {
+pub struct Scenario<'a> {
     pub fabric: &'a Fabric,
     pub model: Model,
     pub limits: Limits,
     /// `None` if no host fails.
     pub failures: Option<Failures>,
     /// `None` if all jobs have one class.
-    pub urgent: Option<Urgent>,
+    pub urgent: Option<UrgentJobs>,
 }
 
 /// Jobs of a higher class, which can preempt the others.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Urgent {
+pub struct UrgentJobs {
     /// One in this many jobs, chosen by a hash.
     pub one_in: u64,
     /// Work between two checkpoints, from which a stopped job resumes; seconds at the best
@@ -113,7 +113,7 @@ pub struct Urgent {
 
 /// The outcome of a job.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Done {
+pub struct JobOutcome {
     pub submit: f64,
     /// Time of the first start.
     pub start: f64,
@@ -132,7 +132,7 @@ pub struct Done {
     pub forecast: Option<[f64; 2]>,
 }
 
-impl Done {
+impl JobOutcome {
     /// Seconds from submission to start.
     pub fn wait(&self) -> f64 {
         self.start - self.submit
@@ -146,9 +146,9 @@ impl Done {
 
 /// The outcome of a replay.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Played {
+pub struct ReplayOutcome {
     /// By position in the trace.
-    pub jobs: Vec<Done>,
+    pub jobs: Vec<JobOutcome>,
     /// When GPUs were busy: start, end, and how many.
     pub busy: Vec<(f64, f64, u32)>,
     /// When GPUs were idle although a waiting job needed no more of them.
@@ -177,10 +177,10 @@ pub struct Team {
     /// Queue name; empty if unknown.
     pub name: String,
     /// GPU-seconds used.
-    pub had: f64,
+    pub used: f64,
     /// The team's fair share of its demand, GPU-seconds: at each moment, demand up to an equal
     /// share of the GPUs among the teams with demand.
-    pub owed: f64,
+    pub fair_share: f64,
 }
 
 /// Replays a trace until its last job has ended.
@@ -188,40 +188,40 @@ pub struct Team {
 /// # Errors
 /// The rule starts a job that does not wait, uses GPUs that are not free, or stops a job that does
 /// not run; or some jobs can never start.
-pub fn play(rows: &[Row], setting: Setting<'_>, rule: &mut dyn Rule) -> Result<Played, String> {
-    let mut player = Player::new(rows, setting);
+pub fn replay(rows: &[Row], scenario: Scenario<'_>, rule: &mut dyn Rule) -> Result<ReplayOutcome, String> {
+    let mut simulation = Simulation::new(rows, scenario);
     let mut next = 0;
     loop {
-        let (end, submit) = (player.next_end(), rows.get(next).map(|row| row.submit));
+        let (end, submit) = (simulation.next_end(), rows.get(next).map(|row| row.submit));
         // Once nothing runs and nothing arrives, only a repair can help the waiting jobs.
-        let goes_on = end.is_some() || submit.is_some();
-        let change = player.hosts.next(goes_on).filter(|_| goes_on || player.has_waiting());
+        let is_active = end.is_some() || submit.is_some();
+        let change = simulation.hosts.next(is_active).filter(|_| is_active || simulation.has_waiting());
         let Some(next_event) = [end, submit, change].into_iter().flatten().reduce(f64::min) else { break };
-        let now = player.pass_time(next_event);
-        while let Some(job) = player.end_at(now) {
+        let now = simulation.advance(next_event);
+        while let Some(job) = simulation.end_at(now) {
             rule.ended(job, now);
         }
-        while let Some(host) = player.hosts.repaired_by(now) {
-            player.repaired(host);
+        while let Some(host) = simulation.hosts.repaired_by(now) {
+            simulation.repaired(host);
             rule.repaired(host, now);
         }
-        while goes_on && let Some(host) = player.hosts.failed_by(now) {
-            rule.failed(host, &player.failed(host)?, now);
+        while is_active && let Some(host) = simulation.hosts.failed_by(now) {
+            rule.failed(host, &simulation.failed(host)?, now);
         }
         while let Some(row) = rows.get(next).filter(|row| row.submit <= now) {
-            rule.submitted(&player.submit(next, row))?;
+            rule.submitted(&simulation.submit(next, row))?;
             next += 1;
         }
         let begin = Instant::now();
         let decisions = rule.decide(now)?;
-        player.answered(begin.elapsed());
+        simulation.record_decision_time(begin.elapsed());
         for decision in decisions {
             match decision {
-                Decision::Starts(start) => player.start(start)?,
-                Decision::Stops(job) => player.gives_way(job)?,
+                Decision::Start(start) => simulation.start(start)?,
+                Decision::Preempt(job) => simulation.preempt(job)?,
             }
         }
-        player.speeds();
+        simulation.update_speeds();
     }
-    player.finish()
+    simulation.finish()
 }
