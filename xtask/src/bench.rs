@@ -7,7 +7,7 @@ use clap::ValueEnum;
 
 /// What to measure.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum What {
+pub(crate) enum Benchmark {
     /// Developer wait times: from a fresh clone to the first training step, test builds, rebuilds
     /// after one changed line.
     Build,
@@ -56,25 +56,27 @@ pub(crate) enum What {
     EngineAvx2,
 }
 
-impl What {
+impl Benchmark {
     /// Its name and the program that measures it; `None` if it takes more than one program.
     pub(crate) fn bench(self) -> Option<(&'static str, &'static str)> {
         Some(match self {
-            What::Build | What::Cluster | What::Worth | What::Scenes | What::Leftovers => return None,
-            What::Step => ("step", "step"),
-            What::AllReduce => ("all-reduce", "all_reduce"),
-            What::Controller => ("controller", "controller"),
-            What::ClusterSize => ("cluster-size", "cluster_size"),
-            What::Agent => ("agent", "agent"),
-            What::Placement => ("placement", "placement"),
-            What::Queue => ("queue", "queue"),
-            What::Preflight => ("preflight", "preflight"),
-            What::Doctor => ("doctor", "doctor"),
-            What::Kueue => ("kueue", "kueue"),
-            What::Verdict => ("verdict", "verdict"),
-            What::Kernels => ("kernels", "kernels"),
-            What::Engine => ("engine", "engine"),
-            What::EngineAvx2 => ("engine-avx2", "engine"),
+            Benchmark::Build | Benchmark::Cluster | Benchmark::Worth | Benchmark::Scenes | Benchmark::Leftovers => {
+                return None;
+            }
+            Benchmark::Step => ("step", "step"),
+            Benchmark::AllReduce => ("all-reduce", "all_reduce"),
+            Benchmark::Controller => ("controller", "controller"),
+            Benchmark::ClusterSize => ("cluster-size", "cluster_size"),
+            Benchmark::Agent => ("agent", "agent"),
+            Benchmark::Placement => ("placement", "placement"),
+            Benchmark::Queue => ("queue", "queue"),
+            Benchmark::Preflight => ("preflight", "preflight"),
+            Benchmark::Doctor => ("doctor", "doctor"),
+            Benchmark::Kueue => ("kueue", "kueue"),
+            Benchmark::Verdict => ("verdict", "verdict"),
+            Benchmark::Kernels => ("kernels", "kernels"),
+            Benchmark::Engine => ("engine", "engine"),
+            Benchmark::EngineAvx2 => ("engine-avx2", "engine"),
         })
     }
 
@@ -82,10 +84,10 @@ impl What {
     /// and not one of many from the same run.
     pub(crate) fn is_compared(self, path: &str) -> bool {
         match self {
-            What::Placement => path.ends_with("/p50Microseconds"),
-            What::Controller => path.starts_with("/switchyard/"),
-            What::Step => path.contains("Process") && path.ends_with("/stepMs"),
-            What::Engine | What::EngineAvx2 => {
+            Benchmark::Placement => path.ends_with("/p50Microseconds"),
+            Benchmark::Controller => path.starts_with("/switchyard/"),
+            Benchmark::Step => path.contains("Process") && path.ends_with("/stepMs"),
+            Benchmark::Engine | Benchmark::EngineAvx2 => {
                 path.ends_with("/ours/milliseconds") || path.ends_with("/ours/cpuMilliseconds")
             }
             _ => !path.starts_with("/machine"),
@@ -94,21 +96,21 @@ impl What {
 }
 
 /// Measures and writes the result file.
-pub(crate) fn bench(what: What) -> Result<()> {
+pub(crate) fn bench(what: Benchmark) -> Result<()> {
     let folder = root().join("docs/results");
     std::fs::create_dir_all(&folder)?;
     let Some((name, bench)) = what.bench() else {
         return match what {
-            What::Build => crate::bench_build::bench(&folder.join("build.json")),
-            What::Cluster => crate::steps::bench_cluster(&folder, "times"),
-            What::Worth => crate::steps::bench_cluster(&folder, "worth"),
-            What::Scenes => crate::steps::bench_scenes(&folder.join("scenes.json")),
+            Benchmark::Build => crate::bench_build::bench(&folder.join("build.json")),
+            Benchmark::Cluster => crate::steps::bench_cluster(&folder, "times"),
+            Benchmark::Worth => crate::steps::bench_cluster(&folder, "worth"),
+            Benchmark::Scenes => crate::steps::bench_scenes(&folder.join("scenes.json")),
             _ => crate::steps::bench_cluster(&folder, "leftovers"),
         };
     };
     let file = folder.join(format!("{name}.json"));
     let file = file.to_string_lossy().into_owned();
-    if matches!(what, What::Step | What::Controller | What::ClusterSize | What::Verdict) {
+    if matches!(what, Benchmark::Step | Benchmark::Controller | Benchmark::ClusterSize | Benchmark::Verdict) {
         // Select packages as the tests' library does. Selected by package they would get other
         // features, and the library would rebuild them.
         let programs = ["--workspace", "--bin", "switchyard", "--bin", "switchyard-worker"];
@@ -116,12 +118,12 @@ pub(crate) fn bench(what: What) -> Result<()> {
     }
     // Measure the shipped profile; its link-time optimisation takes minutes. The Kueue benchmark
     // compares no times.
-    let profile = if matches!(what, What::Kueue) { "dev" } else { SHIPPED };
+    let profile = if matches!(what, Benchmark::Kueue) { "dev" } else { SHIPPED };
     let mut command = cargo(&["bench", "--profile", profile, "--workspace", "--bench", bench, "--", "--json", &file]);
-    if matches!(what, What::Engine | What::EngineAvx2) {
+    if matches!(what, Benchmark::Engine | Benchmark::EngineAvx2) {
         command.arg("--python").arg(crate::wheels::TORCH.python()?);
     }
-    if matches!(what, What::EngineAvx2) {
+    if matches!(what, Benchmark::EngineAvx2) {
         // Without AVX-512, PyTorch has no fast bf16 products: one GPT step takes 3.6 s, 17 times as
         // long as ours.
         command.args(["--avx2", "--precision", "f32"]);

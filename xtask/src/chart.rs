@@ -122,7 +122,7 @@ mod tests {
     /// If this fails: run `cargo xtask gen`, review `git diff charts`, and commit it with the
     /// change that caused it.
     #[test]
-    fn what_is_generated_is_committed() {
+    fn generated_files_are_committed() {
         for (path, expected) in generated().unwrap() {
             let committed = std::fs::read_to_string(root().join(&path)).unwrap_or_default();
             assert!(committed == expected, "{} differs: run `cargo xtask gen`", path.display());
@@ -133,7 +133,7 @@ mod tests {
                           open: {a: b}\n  # Which | one.\n  # @schema {\"enum\": [\"x\", \"y\"]}\n  word: x\n";
 
     #[test]
-    fn our_objects_are_closed_and_others_open() {
+    fn our_objects_are_closed_and_foreign_ones_open() {
         let schema = object(&entries(VALUES).unwrap(), &[]);
         assert_eq!(schema["additionalProperties"], false);
         assert_eq!(
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_every_value_in_the_order_of_the_file() {
+    fn the_table_has_every_value_in_file_order() {
         let text = readme(&format!("before\n{BEGIN}\nold\n{END}\nafter\n"), &entries(VALUES).unwrap()).unwrap();
         assert_eq!(
             text,
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crd_is_kept_and_can_be_left_out() {
+    fn a_crd_is_kept_and_can_be_omitted() {
         let template = crd_template("# Generated.\nkind: X\nmetadata:\n  name: a\nspec:\n  b: c\n").unwrap();
         assert!(template.starts_with(
             "{{- if ne (.Values.crds).enabled false }}\n# Generated.\nkind: X\nmetadata:\n  name: a\n  labels:"

@@ -7,7 +7,7 @@
 //! Each side is built in the profile that its commit ships. Because background load slows both
 //! sides down, the minimum over all rounds is compared, with the medians next to it.
 
-use crate::bench::What;
+use crate::bench::Benchmark;
 use crate::images::SHIPPED;
 use crate::workspace::{machine, root, step, stripped, target};
 use anyhow::{Context, Result, ensure};
@@ -59,7 +59,7 @@ impl Side {
 }
 
 /// Measures both sides, prints a table, and writes the rows.
-pub(crate) fn compare(what: What, checkout: &Path, rounds: u32, arguments: &[String]) -> Result<()> {
+pub(crate) fn compare(what: Benchmark, checkout: &Path, rounds: u32, arguments: &[String]) -> Result<()> {
     let (name, bench) = what.bench().context("only benchmarks that are one program can be compared")?;
     let sides = [Side::of(checkout, checkout.join("target"))?, Side::of(&root(), target())?];
     let commits = [sides[0].commit()?, sides[1].commit()?];
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_of_the_same_name_are_compared_wherever_they_stand() {
+    fn figures_are_compared_by_name_in_any_order() {
         let before = json!({"time": [{"what": "a", "p50": 4.0}, {"what": "b", "p50": 1}], "gone": 3});
         let after =
             json!({"time": [{"what": "b", "p50": 2}, {"what": "a", "p50": 3.0}, {"what": "new", "p50": 1}], "zero": 0});

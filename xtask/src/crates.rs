@@ -21,13 +21,13 @@ const FOLDERS: [&str; 3] = [".fingerprint", "build", "deps"];
 /// Compiler outputs, which cargo replaces but never rewrites in place. All other files are copied,
 /// since cargo and build scripts rewrite them.
 const LINKED: [&str; 3] = ["rlib", "rmeta", "so"];
-/// A marker in the target folder: it lists what was taken from the cache.
-const TAKEN: &str = ".shared-crates";
+/// A marker in the target folder, which records what was restored from the cache.
+const RESTORED: &str = ".shared-crates";
 
 /// Copies cached crates into this clone's target folder, once per clone.
-pub(crate) fn take() -> Result<()> {
+pub(crate) fn restore() -> Result<()> {
     let (shared, target) = (shared()?, built_in("dev"));
-    let marker = target.join(TAKEN);
+    let marker = target.join(RESTORED);
     let name = shared.file_name().unwrap_or_default().as_encoded_bytes();
     if !shared.is_dir() || fs::read(&marker).is_ok_and(|taken| taken == name) {
         return Ok(());
@@ -46,7 +46,7 @@ pub(crate) fn take() -> Result<()> {
 }
 
 /// Caches the crates of this freshly compiled clone, unless the cache already has them.
-pub(crate) fn keep() -> Result<()> {
+pub(crate) fn store() -> Result<()> {
     let (shared, target) = (shared()?, built_in("dev"));
     if shared.is_dir() {
         return Ok(());
@@ -64,7 +64,7 @@ pub(crate) fn keep() -> Result<()> {
     let partial = parent.join("partial");
     transfer(&target, &partial, &members()?)?;
     fs::rename(&partial, &shared)?;
-    fs::write(target.join(TAKEN), shared.file_name().unwrap_or_default().as_encoded_bytes())?;
+    fs::write(target.join(RESTORED), shared.file_name().unwrap_or_default().as_encoded_bytes())?;
     Ok(())
 }
 
@@ -102,7 +102,7 @@ fn transfer(from: &Path, to: &Path, without: &BTreeSet<String>) -> Result<usize>
                 continue;
             }
             let target = to.join(name);
-            put(&path, &target).with_context(|| format!("{} to {}", path.display(), target.display()))?;
+            copy_or_link(&path, &target).with_context(|| format!("{} to {}", path.display(), target.display()))?;
             count += 1;
         }
     }
@@ -124,7 +124,7 @@ fn package_of(name: &str) -> Option<String> {
     Some(package.replace('_', "-"))
 }
 
-fn put(from: &Path, to: &Path) -> io::Result<()> {
+fn copy_or_link(from: &Path, to: &Path) -> io::Result<()> {
     let of = fs::metadata(from)?;
     if of.is_dir() {
         match fs::remove_dir_all(to) {
@@ -133,7 +133,7 @@ fn put(from: &Path, to: &Path) -> io::Result<()> {
         }
         return fs::read_dir(from)?.try_for_each(|entry| {
             let entry = entry?;
-            put(&entry.path(), &to.join(entry.file_name()))
+            copy_or_link(&entry.path(), &to.join(entry.file_name()))
         });
     }
     match fs::remove_file(to) {
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn crates_of_others_are_told_from_ours() {
+    fn third_party_crates_are_distinguished_from_ours() {
         assert_eq!(package_of("anyhow-048b8907eea8f476").as_deref(), Some("anyhow"));
         assert_eq!(package_of("libserde_json-0ff2.rmeta").as_deref(), Some("serde-json"));
         assert_eq!(package_of("libloading-0ff2").as_deref(), Some("libloading"));
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn files_keep_their_times_and_what_is_rewritten_in_place_is_no_link() {
+    fn times_are_preserved_and_rewritten_files_are_copied() {
         let folder = tempfile::tempdir().unwrap();
         let (from, to) = (folder.path().join("from"), folder.path().join("to"));
         for name in [

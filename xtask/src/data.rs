@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 /// A data set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum What {
+pub(crate) enum DataSet {
     /// 1,797 handwritten digits of 8 x 8 pixels from 0 to 16 (Alpaydin and Kaynak 1998, UCI; the
     /// subset shipped with scikit-learn), as `target/data/digits.csv`.
     Digits,
@@ -27,11 +27,11 @@ const PACKAGE: &str = "scikit-learn==1.7.2";
 const DIGITS: (usize, usize) = (1797, 65);
 
 /// Writes the data if they are missing and returns their path.
-pub(crate) fn data(what: What) -> Result<PathBuf> {
+pub(crate) fn data(what: DataSet) -> Result<PathBuf> {
     match what {
-        What::Digits => digits(),
-        What::Tokens => tokens(),
-        What::Cuda => crate::wheels::cuda().map(|()| folder()),
+        DataSet::Digits => digits(),
+        DataSet::Tokens => tokens(),
+        DataSet::Cuda => crate::wheels::cuda().map(|()| folder()),
     }
 }
 
@@ -41,7 +41,7 @@ fn digits() -> Result<PathBuf> {
     let cached = cache("data")?.join(PACKAGE).join("digits.csv");
     if !cached.is_file() {
         fetch(&cached).context(
-            "the digits come with a Python package: python3 with pip is needed, and once a way to PyPI or a mirror that pip is told of",
+            "the digits come with a Python package: python3 with pip is required, with access to PyPI or a mirror configured in pip",
         )?;
     }
     let text = fs::read_to_string(&cached).with_context(|| cached.display().to_string())?;

@@ -2,23 +2,17 @@
 //! `xtask/src/performance.md` becomes `docs/performance.md`, and `xtask/src/figures.md` the table
 //! in `README.md`.
 //!
-//! A placeholder is `{{FILE
-//! PATH
-//! DECIMALS}}`, `{{FILE
-//! PATH
-//! DECIMALS
-//! xFACTOR}}` (or `/DIVISOR`), or `{{FILE
-//! PATH}}` for a text. FILE is a file in `docs/results` without `.json`. PATH names fields
-//! separated by dots: `cluster.0.placed` takes the first element of a list,
+//! A placeholder is `{{FILE | PATH | DECIMALS}}`, `{{FILE | PATH | DECIMALS | xFACTOR}}` (or
+//! `/DIVISOR`), or `{{FILE | PATH}}` for a text. FILE is a file in `docs/results` without `.json`.
+//! PATH names fields separated by dots: `cluster.0.placed` takes the first element of a list,
 //! `rows[case=gpt][threads=1].ratio` the only element whose fields have these values. After
 //! `least`, `most` or `median`, the rest of the path is evaluated for each element of a list:
 //! `oneProcess.least.stepMs`, `rows[case=gpt].most.ratio`. `PATH / PATH` is the ratio of two
 //! values. A missing value becomes `–`.
 //!
-//! `{{each FILE
-//! LIST}} … {{end}}` repeats its body for each element of a list; `rows[case=gpt]` selects the
-//! elements with that field value. In the body, the file `item` is the current element, and `@NAME`
-//! in a placeholder is its field of that name.
+//! `{{each FILE | LIST}} … {{end}}` repeats its body for each element of a list; `rows[case=gpt]`
+//! selects the elements with that field value. In the body, the file `item` is the current element,
+//! and `@NAME` in a placeholder is its field of that name.
 
 use crate::workspace::root;
 use anyhow::{Context, Result, bail, ensure};
@@ -46,13 +40,13 @@ pub(crate) fn generated() -> Result<[(PathBuf, String); 2]> {
     let readme = fs::read_to_string(root().join("README.md")).context("README.md")?;
     let place = readme.split_once(BEGIN).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
     let (before, after) = place.with_context(|| format!("README.md: expected {BEGIN}and behind it {END}"))?;
-    let readme = format!("{before}{BEGIN}{}{END}{after}", filled(TABLE, &results)?);
-    Ok([("docs/performance.md".into(), filled(PAGE, &results)?), ("README.md".into(), readme)])
+    let readme = format!("{before}{BEGIN}{}{END}{after}", fill(TABLE, &results)?);
+    Ok([("docs/performance.md".into(), fill(PAGE, &results)?), ("README.md".into(), readme)])
 }
 
 /// Fills the placeholders of a text from the files of a folder.
-fn filled(text: &str, results: &Path) -> Result<String> {
-    filled_for(text, &Files { results, item: None, read: &RefCell::default() })
+fn fill(text: &str, results: &Path) -> Result<String> {
+    fill_for(text, &Files { results, item: None, read: &RefCell::default() })
 }
 
 /// Sources of the figures.
@@ -81,22 +75,23 @@ impl Files<'_> {
     }
 }
 
-fn filled_for(text: &str, files: &Files<'_>) -> Result<String> {
+fn fill_for(text: &str, files: &Files<'_>) -> Result<String> {
     let (mut page, mut rest) = (String::new(), text);
     while let Some((before, part)) = rest.split_once("{{") {
         page.push_str(before);
-        let (hole, after) = part.split_once("}}").with_context(|| format!("a hole without end: {part}"))?;
-        let fill = || -> Result<(String, &str)> {
-            let Some(list) = hole.strip_prefix("each ") else { return Ok((figure(hole, files)?, after)) };
+        let (placeholder, after) =
+            part.split_once("}}").with_context(|| format!("an unterminated placeholder: {part}"))?;
+        let filled = || -> Result<(String, &str)> {
+            let Some(list) = placeholder.strip_prefix("each ") else { return Ok((figure(placeholder, files)?, after)) };
             let (block, after) = after.split_once("{{end}}").context("expected {{end}} behind it")?;
             let (file, path) = list.split_once('|').context("expected each FILE | LIST")?;
             let file = files.read(file.trim())?;
-            let list = chosen(&file, path.trim())?;
+            let list = select(&file, path.trim())?;
             ensure!(!list.is_empty(), "the list is empty");
-            let of = |item: &Json| filled_for(block, &Files { item: Some(item), ..*files });
+            let of = |item: &Json| fill_for(block, &Files { item: Some(item), ..*files });
             Ok((list.iter().map(of).collect::<Result<_>>()?, after))
         };
-        let (filled, after) = fill().with_context(|| format!("{{{{{hole}}}}}"))?;
+        let (filled, after) = filled().with_context(|| format!("{{{{{placeholder}}}}}"))?;
         page.push_str(&filled);
         rest = after;
     }
@@ -104,8 +99,8 @@ fn filled_for(text: &str, files: &Files<'_>) -> Result<String> {
 }
 
 /// Replaces `@NAME` in a placeholder by the element's field.
-fn named(hole: &str, item: &Json) -> Result<String> {
-    let mut parts = hole.split('@');
+fn named(placeholder: &str, item: &Json) -> Result<String> {
+    let mut parts = placeholder.split('@');
     let mut text = parts.next().unwrap_or_default().to_string();
     for part in parts {
         let end = part.find(|letter: char| !letter.is_alphanumeric()).unwrap_or(part.len());
@@ -120,9 +115,9 @@ fn text_of(value: &Json) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_string)
 }
 
-fn figure(hole: &str, files: &Files<'_>) -> Result<String> {
-    let hole = files.item.map_or_else(|| Ok(hole.to_string()), |item| named(hole, item))?;
-    let words: Vec<&str> = hole.split('|').map(str::trim).collect();
+fn figure(placeholder: &str, files: &Files<'_>) -> Result<String> {
+    let placeholder = files.item.map_or_else(|| Ok(placeholder.to_string()), |item| named(placeholder, item))?;
+    let words: Vec<&str> = placeholder.split('|').map(str::trim).collect();
     let (file, path, decimals, factor) = match words[..] {
         [file, path] => (file, path, None, 1.0),
         [file, path, decimals] => (file, path, Some(decimals), 1.0),
@@ -163,7 +158,7 @@ fn value(from: &Json, path: &str) -> Result<Json> {
         return Ok(from.clone());
     }
     if path.starts_with('[') {
-        let (condition, found, rest) = filtered(from, path)?;
+        let (condition, found, rest) = filter(from, path)?;
         // Further conditions select among these.
         if rest.starts_with('[') {
             return value(&found.into(), rest);
@@ -201,11 +196,11 @@ fn filtered<'a>(from: &Json, path: &'a str) -> Result<(&'a str, Vec<Json>, &'a s
 }
 
 /// All elements of a list that a path selects.
-fn chosen(from: &Json, path: &str) -> Result<Vec<Json>> {
+fn select(from: &Json, path: &str) -> Result<Vec<Json>> {
     let (name, mut rest) = path.split_at(path.find('[').unwrap_or(path.len()));
     let mut found = value(from, name)?;
     while rest.starts_with('[') {
-        let (_, next, behind) = filtered(&found, rest)?;
+        let (_, next, behind) = filter(&found, rest)?;
         (found, rest) = (next.into(), behind);
     }
     ensure!(rest.is_empty(), "got `{rest}` behind the conditions of a list");
@@ -235,7 +230,7 @@ mod tests {
     /// If this fails: run `cargo xtask gen`, review `git diff docs`, and commit it with the change
     /// that caused it.
     #[test]
-    fn the_documents_have_the_figures_of_the_files() {
+    fn the_documents_match_the_result_files() {
         for (path, expected) in generated().unwrap() {
             let committed = fs::read_to_string(root().join(&path)).unwrap_or_default();
             assert!(committed == expected, "{} differs: run `cargo xtask gen`", path.display());
@@ -243,14 +238,14 @@ mod tests {
     }
 
     #[test]
-    fn holes_are_filled_or_refused() {
+    fn placeholders_are_filled_or_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let text = r#"{"cpu": "A (b)", "rows": [{"case": "x", "threads": 1, "ms": 1.26}, {"case": "x", "threads": 2, "ms": 3},
             {"inner": {"way": 2}, "ms": 5}],
             "list": [4, 1, 2, 9], "half": 6.35, "none": null}"#;
         fs::write(folder.path().join("a.json"), text).unwrap();
-        let fill = |hole: &str| filled(&format!("<{{{{{hole}}}}}>"), folder.path());
-        for (hole, expected) in [
+        let fill = |placeholder: &str| fill(&format!("<{{{{{placeholder}}}}}>"), folder.path());
+        for (placeholder, expected) in [
             ("a | cpu", "<A (b)>"),
             ("a | rows[case=x][threads=1].ms | 1", "<1.3>"),
             ("a | rows.1.ms | 0", "<3>"),
@@ -264,11 +259,11 @@ mod tests {
             ("a | half | 2 | /2", "<3.18>"),
             ("a | none | 1", "<–>"),
         ] {
-            assert_eq!(fill(hole).unwrap(), expected, "{hole}");
+            assert_eq!(fill(placeholder).unwrap(), expected, "{placeholder}");
         }
         let each = "{{each a | rows[case=x]}}{{item | threads | 0}}: {{item | ms | 1}} of {{a | rows[threads=@threads].ms | 2}}; {{end}}{{a | half | 1}}";
-        assert_eq!(filled(each, folder.path()).unwrap(), "1: 1.3 of 1.26; 2: 3.0 of 3.00; 6.4");
-        for (hole, words) in [
+        assert_eq!(fill(each, folder.path()).unwrap(), "1: 1.3 of 1.26; 2: 3.0 of 3.00; 6.4");
+        for (placeholder, words) in [
             ("each a | rows[case=x]", "expected {{end}}"),
             ("each a | rows[case=y]}}{{end", "the list is empty"),
             ("each a | cpu}}{{end", "cpu: no list"),
@@ -281,8 +276,8 @@ mod tests {
             ("a | rows.0.ms | 1 | 10", "expected x0.001, /3600"),
             ("a", "expected FILE | PATH"),
         ] {
-            let refused = format!("{:#}", fill(hole).unwrap_err());
-            assert!(refused.contains(words), "{hole}: {refused}");
+            let refused = format!("{:#}", fill(placeholder).unwrap_err());
+            assert!(refused.contains(words), "{placeholder}: {refused}");
         }
     }
 }

@@ -21,10 +21,10 @@ const VECTORS: &str = "vectors";
 /// The variable that makes kernel tests record their launches, and where.
 const RECORD: &str = "SWITCHYARD_RECORD_VECTORS";
 /// Largest archive in MiB, because transfers to isolated machines are limited.
-const MOST: f64 = 60.0;
+const MAX_MIB: f64 = 60.0;
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum What {
+pub(crate) enum GpuCommand {
     /// Pack the probe, the worker and launches of every kernel into one archive. Prints its size
     /// and the command to run on the other machine.
     Bundle {
@@ -66,8 +66,8 @@ pub(crate) fn libraries() -> Result<()> {
 /// # Errors
 /// A program does not build, a kernel fails on the executor, or the archive cannot be written or is
 /// too large.
-pub(crate) fn gpu(what: &What) -> Result<()> {
-    let What::Bundle { out, profile, without_vectors } = what;
+pub(crate) fn gpu(what: &GpuCommand) -> Result<()> {
+    let GpuCommand::Bundle { out, profile, without_vectors } = what;
     step(&format!("programs of the bundle ({profile})"), &mut programs_in(profile, &PROGRAMS))?;
     // Cargo builds the profile `dev` in `debug`.
     let built = target().join(if profile == "dev" { "debug" } else { profile });
@@ -79,7 +79,7 @@ pub(crate) fn gpu(what: &What) -> Result<()> {
     }
     pack(&folder, &archive, Version::of_this_tree().time)?;
     let size = fs::metadata(&archive).with_context(|| archive.display().to_string())?.len() as f64 / 1_048_576.0;
-    small(size)?;
+    check_size(size)?;
     println!("{}: {size:.1} MiB. On the machine with the GPU:", archive.display());
     println!(
         "    tar -xzf {} && gpu-bundle/gpu-probe --out results",
@@ -132,14 +132,14 @@ fn pack(folder: &Path, archive: &Path, time: u64) -> Result<()> {
 }
 
 /// Fails if the archive is too large.
-fn small(size: f64) -> Result<()> {
-    ensure!(size <= MOST, "the bundle has {size:.1} MiB; expected at most {MOST}");
+fn check_size(size: f64) -> Result<()> {
+    ensure!(size <= MAX_MIB, "the bundle has {size:.1} MiB; expected at most {MAX_MIB}");
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{MOST, pack, small};
+    use super::{MAX_MIB, check_size, pack};
     use std::process::Command;
 
     #[test]
@@ -156,7 +156,7 @@ mod tests {
         assert!(a == b);
         let list = Command::new("tar").arg("-tzf").arg(place.path().join("a")).output().unwrap();
         assert_eq!(String::from_utf8(list.stdout).unwrap(), "bundle/\nbundle/program\n");
-        small(MOST).unwrap();
-        assert!(small(MOST + 1.0).unwrap_err().to_string().contains("61.0 MiB; expected at most 60"));
+        check_size(MAX_MIB).unwrap();
+        assert!(check_size(MAX_MIB + 1.0).unwrap_err().to_string().contains("61.0 MiB; expected at most 60"));
     }
 }

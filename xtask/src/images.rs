@@ -31,7 +31,7 @@ pub(crate) struct Image {
     /// linker's cache.
     pub loads: &'static [&'static str],
     /// Size limits in MiB of the shipped image: compressed and unpacked.
-    most: (f64, f64),
+    max_mib: (f64, f64),
 }
 
 /// Profile of the shipped programs.
@@ -54,21 +54,21 @@ pub(crate) const IMAGES: [Image; 3] = [
         name: "switchyard-controller",
         package: "switchyard-controller-daemon",
         loads: &[],
-        most: (25.0, 25.0),
+        max_mib: (25.0, 25.0),
     },
     Image {
         stage: "agent",
         name: "switchyard-node-agent",
         package: "switchyard-node-agent-daemon",
         loads: OF_DRIVER,
-        most: (25.0, 25.0),
+        max_mib: (25.0, 25.0),
     },
     Image {
         stage: "worker",
         name: "switchyard-worker",
         package: "switchyard-worker",
         loads: OF_TOOLKIT,
-        most: (20.0, 20.0),
+        max_mib: (20.0, 20.0),
     },
 ];
 
@@ -108,7 +108,7 @@ pub(crate) fn images(only_layout: Option<&Path>, profile: &str) -> Result<()> {
             names_its_commit(image, &built, &version)?;
         }
         let made = make(image, &folder, &files, &version).and_then(|archive| match profile == SHIPPED {
-            true => small(image, sizes(image, &archive)?),
+            true => check_size(image, sizes(image, &archive)?),
             false => Ok(()),
         });
         // buildah's store holds every layer twice and is no longer needed.
@@ -129,7 +129,7 @@ fn inputs(built: &Path, profile: &str, version: &Version) -> Result<String> {
     // Not `current_exe()`, because a test run rebuilds this program and replaces its file.
     let own = PathBuf::from("/proc/self/exe");
     let files = IMAGES.map(|image| built.join(image.name)).into_iter().chain([root().join("Dockerfile"), own]);
-    let mut text = format!("{profile} {}\n", version.words());
+    let mut text = format!("{profile} {}\n", version.display());
     for file in files {
         let data = fs::metadata(&file).with_context(|| file.display().to_string())?;
         text += &format!("{} {} {:?}\n", file.display(), data.len(), data.modified()?);
@@ -147,13 +147,13 @@ fn lay_out(folder: &Path, built: &Path, version: &Version) -> Result<()> {
 }
 
 /// Fails if an image exceeds its size limits.
-fn small(image: &Image, (pulled, unpacked): (f64, f64)) -> Result<()> {
-    let most = image.most;
+fn check_size(image: &Image, (pulled, unpacked): (f64, f64)) -> Result<()> {
+    let max_mib = image.max_mib;
     ensure!(
-        pulled <= most.0 && unpacked <= most.1,
+        pulled <= max_mib.0 && unpacked <= max_mib.1,
         "{pulled:.1} MiB to pull and {unpacked:.1} unpacked; expected at most {} and {}",
-        most.0,
-        most.1
+        max_mib.0,
+        max_mib.1
     );
     Ok(())
 }
@@ -162,7 +162,7 @@ fn small(image: &Image, (pulled, unpacked): (f64, f64)) -> Result<()> {
 fn names_its_commit(image: &Image, built: &Path, version: &Version) -> Result<()> {
     let output = Command::new(built.join(image.name)).arg("--version").output().context("cannot start the program")?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let expected = format!("{} {}", image.name, version.words());
+    let expected = format!("{} {}", image.name, version.display());
     ensure!(text.trim() == expected, "{} --version: got {text:?}, expected {expected:?}", image.name);
     Ok(())
 }
@@ -245,7 +245,7 @@ impl Version {
     }
 
     /// As printed by `--version`.
-    pub fn words(&self) -> String {
+    pub fn display(&self) -> String {
         match &self.commit {
             Some(commit) => format!("{} ({commit})", self.number),
             None => self.number.to_string(),
@@ -263,20 +263,20 @@ pub(crate) fn programs_in(profile: &str, programs: &[&str]) -> Command {
     // Local programs omit the commit: otherwise each commit would relink them, and tests would
     // replace programs in use.
     if profile != LOCAL {
-        all.env("SWITCHYARD_VERSION", Version::of_this_tree().words());
+        all.env("SWITCHYARD_VERSION", Version::of_this_tree().display());
     }
     all
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{IMAGES, small};
+    use super::{IMAGES, check_size};
 
     #[test]
     fn a_large_image_is_refused() {
         let [operator, ..] = &IMAGES;
-        assert!(small(operator, operator.most).is_ok());
-        let refused = small(operator, (1.0, operator.most.1 + 1.0)).unwrap_err().to_string();
+        assert!(check_size(operator, operator.max_mib).is_ok());
+        let refused = check_size(operator, (1.0, operator.max_mib.1 + 1.0)).unwrap_err().to_string();
         assert!(refused.contains("26.0 unpacked; expected at most 25 and 25"), "{refused}");
     }
 }

@@ -111,7 +111,7 @@ enum Command {
     Data {
         /// Which.
         #[arg(value_enum)]
-        what: data::What,
+        what: data::DataSet,
     },
     /// Build the images of the three programs, with only this repository, a compiler and buildah;
     /// write them to target/images.
@@ -128,7 +128,7 @@ enum Command {
     /// Prepare files for a machine with a GPU.
     Gpu {
         #[command(subcommand)]
-        what: gpu::What,
+        what: gpu::GpuCommand,
     },
     /// Write generated files: CRDs, parts of the chart, docs/api.md, docs/performance.md.
     Gen,
@@ -136,14 +136,14 @@ enum Command {
     Bench {
         /// What to measure.
         #[arg(value_enum)]
-        what: bench::What,
+        what: bench::Benchmark,
     },
     /// Benchmark another commit and this tree in alternating rounds, and write
     /// docs/results/compare.json.
     Compare {
         /// What to measure.
         #[arg(value_enum)]
-        what: bench::What,
+        what: bench::Benchmark,
         /// Checkout of the other commit (`git worktree add FOLDER COMMIT`); it is built in its own
         /// target folder.
         folder: PathBuf,

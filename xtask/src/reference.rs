@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 /// Field suffixes where Kubernetes' own schema begins, and the text that replaces it.
-const OTHERS: [(&str, &str); 2] = [
+const KUBERNETES_SCHEMAS: [(&str, &str); 2] = [
     (
         "spec.template",
         "A PodTemplateSpec of Kubernetes; `containers` may be left out, and what is given is merged by name with what Switchyard sets.",
@@ -51,7 +51,7 @@ fn rows(path: &str, schema: &Json, text: &mut String) {
     let required: Vec<&str> = schema["required"].as_array().into_iter().flatten().filter_map(Json::as_str).collect();
     for (name, field) in schema["properties"].as_object().into_iter().flatten() {
         let full = format!("{path}.{name}");
-        let others = OTHERS.iter().find(|(end, _)| *end == full).map(|(_, words)| *words);
+        let others = KUBERNETES_SCHEMAS.iter().find(|(end, _)| *end == full).map(|(_, words)| *words);
         let mut meaning = others.map_or_else(|| sentence(field), str::to_owned);
         if required.contains(&name.as_str()) {
             meaning.insert_str(0, "*Required.* ");
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reference_is_that_of_the_crds() {
+    fn the_reference_matches_the_crds() {
         let (path, text) = generated().unwrap();
         let committed = std::fs::read_to_string(crate::workspace::root().join(&path)).unwrap();
         assert!(committed == text, "{} differs: run `cargo xtask gen`", path.display());

@@ -5,7 +5,7 @@ use crate::crates;
 use crate::failed;
 use crate::images::Version;
 use crate::record::{self, Load, Record};
-use crate::setup::{self, Need, Needs};
+use crate::setup::{self, Prerequisite, Prerequisites};
 use crate::stages::{Lane, STAGES, Stage, Work};
 use crate::test_programs::{self, Program, Selection};
 use crate::totals::{Launch, Name, Outcome, Time, Totals, log};
@@ -31,20 +31,20 @@ pub(crate) fn list() {
 
 /// Runs the named stages, or all, and prints the totals. Tests that failed last time run first.
 pub(crate) fn run(names: &[String], record: Option<Record>) -> Result<()> {
-    let stages = chosen(names)?;
+    let stages = selected(names)?;
     let start = Instant::now();
     let clock = record::Cores::now();
-    let needs: Vec<Need> = stages.iter().flat_map(|stage| stage.needs).copied().collect();
-    let provided = Needs::default();
+    let prerequisites: Vec<Prerequisite> = stages.iter().flat_map(|stage| stage.prerequisites).copied().collect();
+    let provided = Prerequisites::default();
     let (lint, rest): (Vec<_>, Vec<_>) = stages.iter().copied().partition(|stage| matches!(stage.work, Work::Lint));
     fs::create_dir_all(log("").parent().context("invariant: a log lies in a folder")?)?;
-    crates::take()?;
+    crates::restore()?;
     let _load = record.filter(|record| *record == Record::Busy).map(|_| Load::start());
     let mut outcome = thread::scope(|scope| {
-        scope.spawn(|| provided.provide_early(&needs));
+        scope.spawn(|| provided.provide_early(&prerequisites));
         let mut outcome = Outcome::default();
         // Lint before the longer compilation, because it finds most errors.
-        play(lint.iter().copied(), &[], &provided, false, &mut outcome);
+        run_stages(lint.iter().copied(), &[], &provided, false, &mut outcome);
         if rest.iter().any(|stage| matches!(stage.work, Work::Tests { .. })) {
             println!("==> compiling the tests");
             let (begin, before) = (Instant::now(), children_cpu());
@@ -54,12 +54,12 @@ pub(crate) fn run(names: &[String], record: Option<Record>) -> Result<()> {
             let cpu = children_cpu() - before;
             outcome.times.push(Time { name: "compilation", seconds, cpu, tests: 0, budget: None });
             if selection(&rest) == Selection::All && !lint.is_empty() {
-                crates::keep()?;
+                crates::store()?;
             }
-            again(&failed::last(), &rest, &programs, &provided)?;
+            rerun_failures(&failed::last(), &rest, &programs, &provided)?;
             lanes(&rest, &programs, &provided, &mut outcome)?;
         } else {
-            play(rest.iter().copied(), &[], &provided, false, &mut outcome);
+            run_stages(rest.iter().copied(), &[], &provided, false, &mut outcome);
         }
         Ok::<_, anyhow::Error>(outcome)
     })?;
@@ -74,7 +74,12 @@ pub(crate) fn run(names: &[String], record: Option<Record>) -> Result<()> {
 }
 
 /// Runs both lanes in parallel. An idle lane takes stages from the other.
-fn lanes(stages: &[&'static Stage], programs: &[Program], provided: &Needs, outcome: &mut Outcome) -> Result<()> {
+fn lanes(
+    stages: &[&'static Stage],
+    programs: &[Program],
+    provided: &Prerequisites,
+    outcome: &mut Outcome,
+) -> Result<()> {
     let left = &Mutex::new(stages.to_vec());
     let yields = [Lane::Compute, Lane::Wait].iter().all(|lane| stages.iter().any(|stage| stage.lane == *lane));
     let ended: Vec<Result<Outcome>> = thread::scope(|scope| {
@@ -82,7 +87,7 @@ fn lanes(stages: &[&'static Stage], programs: &[Program], provided: &Needs, outc
             scope.spawn(move || {
                 let mut own = Outcome::default();
                 let next = || next(lane, &mut left.lock().unwrap_or_else(PoisonError::into_inner));
-                play(std::iter::from_fn(next), programs, provided, yields, &mut own);
+                run_stages(std::iter::from_fn(next), programs, provided, yields, &mut own);
                 own
             })
         });
@@ -99,12 +104,17 @@ fn lanes(stages: &[&'static Stage], programs: &[Program], provided: &Needs, outc
 /// Takes the next stage of a lane, or one of the other lane that can run in any.
 fn next(lane: Lane, left: &mut Vec<&'static Stage>) -> Option<&'static Stage> {
     let own = left.iter().position(|stage| stage.lane == lane);
-    let position = own.or_else(|| left.iter().position(|stage| !stage.needs.contains(&Need::Nodes)))?;
+    let position = own.or_else(|| left.iter().position(|stage| !stage.prerequisites.contains(&Prerequisite::Nodes)))?;
     Some(left.remove(position))
 }
 
 /// Runs last time's failures first, for an early verdict. Their stages run and count them again.
-fn again(names: &[Name], stages: &[&'static Stage], programs: &[Program], provided: &Needs) -> Result<()> {
+fn rerun_failures(
+    names: &[Name],
+    stages: &[&'static Stage],
+    programs: &[Program],
+    provided: &Prerequisites,
+) -> Result<()> {
     for stage in stages {
         let Work::Tests { threads, environment, .. } = &stage.work else { continue };
         let names: Vec<Name> = names.iter().filter(|name| name.stage == stage.name).cloned().collect();
@@ -112,11 +122,11 @@ fn again(names: &[Name], stages: &[&'static Stage], programs: &[Program], provid
         if launches.is_empty() {
             continue;
         }
-        println!("==> {}: first the {} tests that failed the last time", stage.name, names.len());
+        println!("==> {}: first, the {} tests that failed last time", stage.name, names.len());
         let mut totals = Totals::default();
         // If the stage cannot run here, it reports that itself.
         if is_able(stage, provided).unwrap_or(false) {
-            launches.iter_mut().for_each(|launch| timed(&mut launch.command, *threads, environment, false));
+            launches.iter_mut().for_each(|launch| configure(&mut launch.command, *threads, environment, false));
             totals.run(stage.name, launches, 1)?;
             totals.print_failures();
             println!("    {}: {} of them pass, {} fail again", stage.name, totals.passed, totals.failed);
@@ -128,13 +138,13 @@ fn again(names: &[Name], stages: &[&'static Stage], programs: &[Program], provid
 /// Runs a stage `times` times under load on all cores, and writes the results to
 /// `docs/results/repeat.json`.
 pub(crate) fn repeat(names: &[String], times: u32) -> Result<()> {
-    let [name] = names else { bail!("--repeat plays one stage: name it (`--list` lists them)") };
-    let stages = chosen(names)?;
-    let [stage] = stages[..] else { bail!("--repeat plays one stage") };
+    let [name] = names else { bail!("--repeat runs one stage: name it (`--list` lists them)") };
+    let stages = selected(names)?;
+    let [stage] = stages[..] else { bail!("--repeat runs one stage") };
     if !matches!(stage.work, Work::Tests { .. }) {
         bail!("{name} has no tests of its own to repeat");
     }
-    let provided = Needs::default();
+    let provided = Prerequisites::default();
     let programs = test_programs::build(Selection::All)?;
     let (mut all, mut runs) = (Totals::default(), Vec::new());
     let load = Load::start();
@@ -142,7 +152,7 @@ pub(crate) fn repeat(names: &[String], times: u32) -> Result<()> {
     for run in 1..=times {
         println!("==> {name}: run {run} of {times}, with {cores} busy cores");
         let mut outcome = Outcome::default();
-        play([stage].into_iter(), &programs, &provided, false, &mut outcome);
+        run_stages([stage].into_iter(), &programs, &provided, false, &mut outcome);
         let Outcome { totals, times } = outcome;
         let failures: Vec<String> = totals.failures.iter().map(|failure| failure.name.to_string()).collect();
         runs.push(json!({
@@ -165,7 +175,7 @@ pub(crate) fn repeat(names: &[String], times: u32) -> Result<()> {
 }
 
 /// The named stages in table order; all if no name is given.
-fn chosen(names: &[String]) -> Result<Vec<&'static Stage>> {
+fn selected(names: &[String]) -> Result<Vec<&'static Stage>> {
     if let Some(name) = names.iter().find(|name| STAGES.iter().all(|stage| stage.name != **name)) {
         bail!("got the stage `{name}`; expected one of {}", STAGES.map(|stage| stage.name).join(", "));
     }
@@ -179,10 +189,10 @@ fn selection(stages: &[&Stage]) -> Selection {
 
 /// Runs stages one after another. If `yields`, their programs give way to the other lane's. A
 /// failed stage is reported immediately, with its log; the remaining stages still run.
-fn play(
+fn run_stages(
     stages: impl Iterator<Item = &'static Stage>,
     programs: &[Program],
-    provided: &Needs,
+    provided: &Prerequisites,
     yields: bool,
     outcome: &mut Outcome,
 ) {
@@ -208,9 +218,15 @@ fn play(
 }
 
 /// Runs one stage; false if this machine cannot.
-fn stage_of(stage: &Stage, programs: &[Program], provided: &Needs, yields: bool, totals: &mut Totals) -> Result<bool> {
+fn stage_of(
+    stage: &Stage,
+    programs: &[Program],
+    provided: &Prerequisites,
+    yields: bool,
+    totals: &mut Totals,
+) -> Result<bool> {
     if !is_able(stage, provided)? {
-        println!("==> {}: left out, this machine cannot run real nodes", stage.name);
+        println!("==> {}: skipped, this machine cannot run real nodes", stage.name);
         return Ok(false);
     }
     println!("==> {}: {}", stage.name, stage.what);
@@ -224,7 +240,7 @@ fn stage_of(stage: &Stage, programs: &[Program], provided: &Needs, yields: bool,
         Work::Tests { of, threads, environment } => {
             let (mut launches, width) = test_programs::launches(programs, of)?;
             for launch in &mut launches {
-                timed(&mut launch.command, *threads, environment, yields && stage.lane == Lane::Compute);
+                configure(&mut launch.command, *threads, environment, yields && stage.lane == Lane::Compute);
             }
             totals.run(stage.name, launches, width)?;
         }
@@ -233,10 +249,10 @@ fn stage_of(stage: &Stage, programs: &[Program], provided: &Needs, yields: bool,
 }
 
 /// Provides the prerequisites of a stage; false if this machine cannot run it.
-fn is_able(stage: &Stage, provided: &Needs) -> Result<bool> {
-    for need in stage.needs {
+fn is_able(stage: &Stage, provided: &Prerequisites) -> Result<bool> {
+    for need in stage.prerequisites {
         let had = provided.provide(*need)?;
-        if *need == Need::Nodes && !(had && can_run_nodes()?) {
+        if *need == Prerequisite::Nodes && !(had && can_run_nodes()?) {
             return Ok(false);
         }
     }
@@ -244,7 +260,7 @@ fn is_able(stage: &Stage, provided: &Needs) -> Result<bool> {
 }
 
 /// Completes the command line of a test program.
-fn timed(command: &mut Command, threads: Option<u32>, environment: &[(&str, &str)], yields: bool) {
+fn configure(command: &mut Command, threads: Option<u32>, environment: &[(&str, &str)], yields: bool) {
     if yields {
         let mut nice = Command::new("nice");
         nice.args(["-n", "5"]).arg(command.get_program()).args(command.get_args());

@@ -1,13 +1,13 @@
 //! Installs test prerequisites on a fresh machine.
 
-use crate::data::{What, data};
+use crate::data::{DataSet, data};
 use anyhow::{Context, Result, anyhow, bail};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A prerequisite of a test stage besides the compiler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Need {
+pub(crate) enum Prerequisite {
     /// The data set of the accuracy tests.
     Digits,
     /// NVIDIA's kernel compiler, its disassembler, and the driver and NVTX headers.
@@ -22,31 +22,31 @@ pub(crate) enum Need {
     Images,
 }
 
-impl Need {
+impl Prerequisite {
     /// Whether it can be provided in parallel with the compilation of the tests.
     fn is_early(self) -> bool {
-        self != Need::Images
+        self != Prerequisite::Images
     }
 
     /// Installs or builds it; false if this machine cannot have it and the tests run without.
     fn provide(self) -> Result<bool> {
         match self {
-            Need::Digits => data(What::Digits).map(|_| true),
-            Need::Cuda => crate::wheels::cuda().map(|()| true),
-            Need::Browser => chromium(),
-            Need::Programs(names) => programs(names).map(|()| true),
-            Need::Nodes => {
+            Prerequisite::Digits => data(DataSet::Digits).map(|_| true),
+            Prerequisite::Cuda => crate::wheels::cuda().map(|()| true),
+            Prerequisite::Browser => chromium(),
+            Prerequisite::Programs(names) => programs(names).map(|()| true),
+            Prerequisite::Nodes => {
                 // Mandatory in CI; elsewhere the stage is skipped.
-                let had = node_tools().and_then(|()| programs(&["kubernetes-node", "containerd", "coredns"]));
-                if let Err(error) = &had
+                let result = node_tools().and_then(|()| programs(&["kubernetes-node", "containerd", "coredns"]));
+                if let Err(error) = &result
                     && std::env::var_os("CI").is_none()
                 {
                     println!("setup | {error:#}");
                     return Ok(false);
                 }
-                had.map(|()| true)
+                result.map(|()| true)
             }
-            Need::Images => own(&["images", "--profile", crate::workspace::LOCAL]).map(|()| true),
+            Prerequisite::Images => own(&["images", "--profile", crate::workspace::LOCAL]).map(|()| true),
         }
     }
 }
@@ -54,24 +54,24 @@ impl Need {
 /// Prerequisites of a run, each provided once: by the setup lane, or by the first stage that needs
 /// it.
 #[derive(Debug, Default)]
-pub(crate) struct Needs(Mutex<Vec<(Need, Slot)>>);
+pub(crate) struct Prerequisites(Mutex<Vec<(Prerequisite, Cell)>>);
 
 /// Whether it is available, or why not.
 type Outcome = std::result::Result<bool, String>;
 /// `None` until it was tried. Locked meanwhile, so that others who need it wait.
-type Slot = Arc<Mutex<Option<Outcome>>>;
+type Cell = Arc<Mutex<Option<Outcome>>>;
 
-impl Needs {
+impl Prerequisites {
     /// Provides everything that is independent of the compilation.
-    pub(crate) fn provide_early(&self, needs: &[Need]) {
-        for need in needs.iter().filter(|need| need.is_early()) {
+    pub(crate) fn provide_early(&self, prerequisites: &[Prerequisite]) {
+        for need in prerequisites.iter().filter(|need| need.is_early()) {
             // The stage that needs it reports the failure.
             let _ = self.provide(*need);
         }
     }
 
     /// Waits until it is available; false if the tests run without.
-    pub(crate) fn provide(&self, need: Need) -> Result<bool> {
+    pub(crate) fn provide(&self, need: Prerequisite) -> Result<bool> {
         let slot = {
             let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             match all.iter().find(|(other, _)| *other == need) {
@@ -129,8 +129,7 @@ pub(crate) fn components() -> Result<()> {
     Ok(())
 }
 
-/// Whether Chromium is available, in which the tests render a report. Installs it with apt if
-/// possible.
+/// Whether Chromium is available, which renders reports in tests. Installs it with apt if possible.
 ///
 /// # Errors
 /// apt is available but failed to install it.
@@ -179,7 +178,7 @@ pub(crate) fn missing_for_nodes() -> Option<String> {
     }
     let namespaces = ["--mount", "--net", "--uts", "--pid", "--fork", "true"];
     if runs("unshare", &["--help"]) && !runs("unshare", &namespaces) {
-        return Some("this process may not make namespaces (unshare refuses)".to_owned());
+        return Some("this process cannot create namespaces (unshare fails)".to_owned());
     }
     None
 }

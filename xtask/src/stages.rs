@@ -1,6 +1,6 @@
 //! The stages of `cargo xtask test`, with their content and time budgets.
 
-use crate::setup::Need;
+use crate::setup::Prerequisite;
 
 /// A stage of the tests.
 #[derive(Debug)]
@@ -13,7 +13,7 @@ pub(crate) struct Stage {
     pub budget: u64,
     pub lane: Lane,
     /// What must be installed or built beforehand.
-    pub needs: &'static [Need],
+    pub prerequisites: &'static [Prerequisite],
     pub work: Work,
 }
 
@@ -42,12 +42,12 @@ pub(crate) enum Work {
 pub(crate) enum Tests {
     /// All tests of every package except these and `switchyard-tests`, and the tests of the program
     /// `rules`.
-    AllBut(&'static [&'static str]),
+    AllExcept(&'static [&'static str]),
     /// All tests of these packages.
-    Of(&'static [&'static str]),
+    Packages(&'static [&'static str]),
     /// The tests whose names contain this word in two programs of the worker, which run
     /// concurrently.
-    Beside([&'static str; 2], &'static str),
+    Concurrent([&'static str; 2], &'static str),
     /// Modules of a `switchyard-tests` program, one process after another because they share static
     /// state.
     Modules(&'static str, &'static [&'static str]),
@@ -66,8 +66,8 @@ const ENGINE: &[&str] = &[
 /// Modules that need third-party frameworks: `cargo xtask test --frameworks`.
 pub(crate) const FRAMEWORKS: &str = "frameworks";
 
-const CONTROL_PLANE: Need = Need::Programs(&["etcd", "kubernetes"]);
-const CHART: Need = Need::Programs(&["helm", "prometheus-operator", "promtool", "kubeflow-trainer"]);
+const CONTROL_PLANE: Prerequisite = Prerequisite::Programs(&["etcd", "kubernetes"]);
+const CHART: Prerequisite = Prerequisite::Programs(&["helm", "prometheus-operator", "promtool", "kubeflow-trainer"]);
 
 /// All stages, in the order in which each lane runs them. Stages on real nodes come early and run
 /// only in their own lane, because they count leftovers on the machine.
@@ -77,7 +77,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "formatting, clippy, licences of dependencies",
         budget: 600,
         lane: Lane::Compute,
-        needs: &[],
+        prerequisites: &[],
         work: Work::Lint,
     },
     Stage {
@@ -85,27 +85,27 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "crates whose tests need only the compiler, the node agent, what is generated, the rules of the repository",
         budget: 400,
         lane: Lane::Compute,
-        needs: &[],
-        work: Work::Tests { of: Tests::AllBut(ENGINE), threads: None, environment: &[] },
+        prerequisites: &[],
+        work: Work::Tests { of: Tests::AllExcept(ENGINE), threads: None, environment: &[] },
     },
     Stage {
         name: "engine",
         what: "engine, collectives, readers, checkpoints, accuracy, kernels of the GPU without one, probe of the GPU",
         budget: 1200,
         lane: Lane::Compute,
-        needs: &[Need::Digits, Need::Cuda],
-        work: Work::Tests { of: Tests::Of(ENGINE), threads: None, environment: &[] },
+        prerequisites: &[Prerequisite::Digits, Prerequisite::Cuda],
+        work: Work::Tests { of: Tests::Packages(ENGINE), threads: None, environment: &[] },
     },
     Stage {
         name: "fuzz",
         what: "fuzzers of every file format, a minute each, side by side",
         budget: 180,
         lane: Lane::Compute,
-        needs: &[],
+        prerequisites: &[],
         // Run all at the same time regardless of the number of cores, because each runs for this
         // long.
         work: Work::Tests {
-            of: Tests::Beside(["data", "hostile"], "fuzz"),
+            of: Tests::Concurrent(["data", "hostile"], "fuzz"),
             threads: Some(16),
             environment: &[("FUZZ_SECONDS", "60")],
         },
@@ -115,7 +115,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "real processes on this machine",
         budget: 900,
         lane: Lane::Compute,
-        needs: &[],
+        prerequisites: &[],
         work: Work::Tests {
             of: Tests::Modules("processes", &["bad_input", "diagnose", "example", "fabric", "preflight", "run"]),
             threads: None,
@@ -127,7 +127,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "reports of runs, and their page in a browser",
         budget: 180,
         lane: Lane::Compute,
-        needs: &[Need::Browser],
+        prerequisites: &[Prerequisite::Browser],
         work: Work::Tests { of: Tests::Modules("processes", &["report"]), threads: None, environment: &[] },
     },
     Stage {
@@ -135,7 +135,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "what is in the images",
         budget: 900,
         lane: Lane::Compute,
-        needs: &[Need::Images],
+        prerequisites: &[Prerequisite::Images],
         work: Work::Tests { of: Tests::Modules("processes", &["images"]), threads: None, environment: &[] },
     },
     Stage {
@@ -143,7 +143,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "tests in the documentation, rustdoc",
         budget: 600,
         lane: Lane::Compute,
-        needs: &[],
+        prerequisites: &[],
         work: Work::Documentation,
     },
     Stage {
@@ -151,7 +151,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "controller and node agent on a real API server; commands of the documents",
         budget: 1200,
         lane: Lane::Wait,
-        needs: &[CONTROL_PLANE, CHART],
+        prerequisites: &[CONTROL_PLANE, CHART],
         work: Work::Tests {
             of: Tests::Modules(
                 "plane",
@@ -178,7 +178,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "real nodes: pods, links, GPUs, what is left",
         budget: 600,
         lane: Lane::Wait,
-        needs: &[CONTROL_PLANE, Need::Nodes],
+        prerequisites: &[CONTROL_PLANE, Prerequisite::Nodes],
         work: Work::Tests { of: Tests::Modules("cluster", &["nodes"]), threads: Some(1), environment: &[] },
     },
     Stage {
@@ -186,7 +186,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "the product on real nodes: from helm install to a trained model, and what fails on the way",
         budget: 1200,
         lane: Lane::Wait,
-        needs: &[CONTROL_PLANE, CHART, Need::Nodes, Need::Images],
+        prerequisites: &[CONTROL_PLANE, CHART, Prerequisite::Nodes, Prerequisite::Images],
         // Two clusters at a time, since their tests wait more than they compute.
         work: Work::Tests { of: Tests::Modules("cluster", &["e2e"]), threads: Some(2), environment: &[] },
     },
@@ -195,7 +195,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "controller under faults",
         budget: 900,
         lane: Lane::Wait,
-        needs: &[CONTROL_PLANE],
+        prerequisites: &[CONTROL_PLANE],
         work: Work::Tests { of: Tests::Modules("plane", &["faults"]), threads: Some(2), environment: &[] },
     },
     Stage {
@@ -203,7 +203,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "churn, judged offline",
         budget: 600,
         lane: Lane::Wait,
-        needs: &[CONTROL_PLANE],
+        prerequisites: &[CONTROL_PLANE],
         work: Work::Tests { of: Tests::Modules("plane", &["churn"]), threads: Some(1), environment: &[] },
     },
     Stage {
@@ -211,7 +211,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "exact GPUs, with claims and without",
         budget: 600,
         lane: Lane::Wait,
-        needs: &[CONTROL_PLANE],
+        prerequisites: &[CONTROL_PLANE],
         work: Work::Tests { of: Tests::Modules("plane", &["devices"]), threads: Some(4), environment: &[] },
     },
     Stage {
@@ -219,7 +219,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "the Helm chart",
         budget: 300,
         lane: Lane::Wait,
-        needs: &[CONTROL_PLANE, CHART],
+        prerequisites: &[CONTROL_PLANE, CHART],
         work: Work::Tests { of: Tests::Modules("plane", &["chart"]), threads: Some(4), environment: &[] },
     },
 ];
@@ -231,7 +231,7 @@ mod tests {
     use super::{FRAMEWORKS, STAGES, Tests, Work};
 
     /// The modules declared in `text`, the source of a test program, that no stage runs.
-    fn forgotten(program: &str, text: &str) -> Vec<String> {
+    fn unassigned_modules(program: &str, text: &str) -> Vec<String> {
         let is_run = |module: &str| {
             STAGES.iter().any(|stage| match &stage.work {
                 Work::Tests { of: Tests::Modules(name, modules), .. } => *name == program && modules.contains(&module),
@@ -253,12 +253,12 @@ mod tests {
             let file = package.join("tests").join(program).with_extension("rs");
             let text = std::fs::read_to_string(&file).expect("program of tests");
             assert!(text.contains("\nmod "), "{program} declares no module");
-            assert_eq!(forgotten(program, &text), [""; 0], "{program}: modules that no stage runs");
+            assert_eq!(unassigned_modules(program, &text), [""; 0], "{program}: modules that no stage runs");
         }
     }
 
     #[test]
     fn a_module_in_no_stage_is_found() {
-        assert_eq!(forgotten("plane", "mod lifecycle;\nmod new;\n"), ["new"]);
+        assert_eq!(unassigned_modules("plane", "mod lifecycle;\nmod new;\n"), ["new"]);
     }
 }

@@ -89,7 +89,7 @@ fn engine() -> &'static [&'static str] {
     STAGES
         .iter()
         .find_map(|stage| match stage.work {
-            Work::Tests { of: Tests::Of(packages), .. } => Some(packages),
+            Work::Tests { of: Tests::Packages(packages), .. } => Some(packages),
             _ => None,
         })
         .unwrap_or_default()
@@ -113,18 +113,18 @@ const SIDE_BY_SIDE: usize = 2;
 pub(crate) fn launches(programs: &[Program], tests: &Tests) -> Result<(Vec<Launch>, usize)> {
     let of = |wanted: &dyn Fn(&Program) -> bool| programs.iter().filter(|program| wanted(program)).collect::<Vec<_>>();
     let (launches, width) = match tests {
-        Tests::AllBut(packages) => {
+        Tests::AllExcept(packages) => {
             let own = |program: &Program| match program.package.as_str() {
                 PACKAGE => program.name == "rules",
                 package => !packages.contains(&package),
             };
             (of(&own).into_iter().map(Program::launch).collect(), SIDE_BY_SIDE)
         }
-        Tests::Of(packages) => {
+        Tests::Packages(packages) => {
             let own = of(&|program| packages.contains(&program.package.as_str()));
             (own.into_iter().map(Program::launch).collect(), SIDE_BY_SIDE)
         }
-        Tests::Beside(names, word) => {
+        Tests::Concurrent(names, word) => {
             let found = of(&|program| program.is_integration && names.contains(&program.name.as_str()));
             let start = |program: &Program| {
                 let mut launch = program.launch();
@@ -205,7 +205,7 @@ mod tests {
     use super::package_of;
 
     #[test]
-    fn packages_are_known_by_their_ids() {
+    fn packages_are_derived_from_ids() {
         assert_eq!(package_of("path+file:///a/xtask#0.1.0"), "xtask");
         assert_eq!(package_of("path+file:///a/tests#switchyard-tests@0.1.0"), "switchyard-tests");
     }

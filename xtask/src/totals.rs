@@ -260,7 +260,7 @@ mod tests {
     use super::{cause, counts, test};
 
     #[test]
-    fn the_cause_of_a_failure_is_found_behind_what_was_printed() {
+    fn the_cause_of_a_failure_is_found_in_its_output() {
         let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
         assert_eq!(cause(&lines("0.1 s  a\n0.2 s  b\nError: not so after 300 s\nStack backtrace:")), 2);
         assert_eq!(cause(&lines("\nthread 'a::b' (12) panicked at a.rs:1:2:\nwhy")), 1);

@@ -225,7 +225,7 @@ impl Wheel {
         let mut pip = Command::new("python3");
         pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes"]);
         pip.arg("--dest").arg(&wheels).arg("--requirement").arg(&wanted);
-        let help = "python3 with pip is needed, and once a way to PyPI or a mirror that pip is told of";
+        let help = "python3 with pip is required, with access to PyPI or a mirror configured in pip";
         quietly(name, &mut pip).context(help)?;
         let mut unpack = Command::new("python3");
         unpack.args(["-c", UNPACK]).arg(&wheels).arg(&partial).args(self.parts);

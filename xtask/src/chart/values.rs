@@ -44,7 +44,7 @@ pub(crate) fn entries(text: &str) -> Result<Vec<Entry>> {
                 _ => bail!("{}: expected a key below an object", place()),
             };
             let path: Vec<String> = above.into_iter().chain([key.to_string()]).collect();
-            let (description, schema) = said(&comment).with_context(place)?;
+            let (description, schema) = parse_comment(&comment).with_context(place)?;
             ensure!(!description.is_empty(), "{}: got no comment; expected what {} means", place(), path.join("."));
             let default =
                 if value.trim().is_empty() { None } else { document.pointer(&format!("/{}", path.join("/"))).cloned() };
@@ -56,7 +56,7 @@ pub(crate) fn entries(text: &str) -> Result<Vec<Entry>> {
 }
 
 /// Splits a comment into its text and its schema additions.
-fn said(comment: &[&str]) -> Result<(String, Map<String, Json>)> {
+fn parse_comment(comment: &[&str]) -> Result<(String, Map<String, Json>)> {
     let (mut words, mut schema) = (Vec::new(), Map::new());
     for line in comment {
         match line.strip_prefix("@schema") {
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn faults_are_told_with_their_line() {
+    fn faults_are_reported_with_their_line() {
         for (text, words) in [
             ("a: 1\n", "line 1: `a: 1`: got no comment; expected what a means"),
             ("# About the file.\n\na: 1\n", "line 3: `a: 1`: got no comment"),
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn values_have_their_words_and_defaults() {
+    fn values_have_descriptions_and_defaults() {
         let found =
             entries("# An object.\na:\n  # A value,\n  # in two lines.\n  b: \"x\"\n# Another.\nc: []\n").unwrap();
         let told: Vec<_> = found

@@ -66,7 +66,7 @@ pub(super) fn write(image: &Image, built: &Path, folder: &Path, version: &Versio
     }
     put("usr/share/doc/switchyard/sbom.cdx.json", sbom::sbom(image, version, &packages)?.as_bytes(), 0o644)?;
     fs::create_dir_all(folder.join("tmp"))?;
-    settle(folder, SystemTime::UNIX_EPOCH + Duration::from_secs(version.time))?;
+    normalize(folder, SystemTime::UNIX_EPOCH + Duration::from_secs(version.time))?;
     Ok(fs::set_permissions(folder.join("tmp"), Permissions::from_mode(0o1777))?)
 }
 
@@ -106,12 +106,12 @@ fn linked(file: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Sets folder permissions and all modification times, independent of the umask and the clock.
-fn settle(folder: &Path, time: SystemTime) -> Result<()> {
+fn normalize(folder: &Path, time: SystemTime) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         let kind = fs::symlink_metadata(&path)?;
         if kind.is_dir() {
-            settle(&path, time)?;
+            normalize(&path, time)?;
         } else if kind.is_file() {
             File::open(&path)?.set_modified(time)?;
         }
