@@ -17,7 +17,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use switchyard_core::units::{binary, counted, duration, grouped};
-use switchyard_tools::doctor::flight::{Story, stories};
+use switchyard_tools::doctor::flight::{AttemptSummary, summaries};
 use switchyard_tools::doctor::gang::Gang;
 use switchyard_tools::doctor::{Attempt, Diagnosis, Doctor, Fold, LONGEST_LINE};
 use switchyard_worker_contract::exit::Exit;
@@ -26,7 +26,7 @@ use switchyard_worker_contract::recorder::{self, Recording};
 /// Greatest folder depth; `logs/attempt-1/rank-0.log` is at 3.
 const DEEPEST: usize = 6;
 /// Most files to read in a folder.
-const MOST_FILES: usize = 100_000;
+const MAX_FILES: usize = 100_000;
 /// Extensions of files that are not logs.
 const NO_LOGS: [&str; 19] = [
     "safetensors",
@@ -59,17 +59,17 @@ pub(super) fn doctor(cli: &Cli, args: &DoctorArgs) -> Result<Exit, Failure> {
         Some(DoctorCommand::Cluster(args)) => return cluster::cluster(cli, args),
         None => {}
     }
-    let (diagnosis, gang, stories) = match live::name_in(args) {
+    let (diagnosis, gang, summaries) = match live::name_in(args) {
         Some(name) => live::diagnose(args, name).map(|(diagnosis, gang)| (diagnosis, Some(gang), Vec::new()))?,
         None => (read_all(cli, &args.logs)?, None, recorded(&args.logs)?),
     };
-    let (gang, stories) = (gang.as_ref(), stories.as_slice());
-    emit(cli.output, "Diagnosis", &data(&diagnosis, gang, stories), || screen(&diagnosis, gang, stories, width()));
+    let (gang, summaries) = (gang.as_ref(), summaries.as_slice());
+    emit(cli.output, "Diagnosis", &data(&diagnosis, gang, summaries), || screen(&diagnosis, gang, summaries, width()));
     Ok(Exit::Done)
 }
 
 /// Reads the flight recorders in the folders.
-fn recorded(paths: &[PathBuf]) -> Result<Vec<Story>, Failure> {
+fn recorded(paths: &[PathBuf]) -> Result<Vec<AttemptSummary>, Failure> {
     let mut files = Vec::new();
     for path in paths.iter().filter(|path| path.is_dir()) {
         let unreadable = |error| Failure::usage(format!("cannot read {}: {error}", path.display()));
@@ -82,14 +82,14 @@ fn recorded(paths: &[PathBuf]) -> Result<Vec<Story>, Failure> {
         let recording = bytes.and_then(|bytes| Recording::read(&bytes));
         recording.inspect_err(|error| eprintln!("warning: {}: {error}", file.display())).ok()
     };
-    Ok(stories(&files.iter().filter_map(read).collect::<Vec<_>>()))
+    Ok(summaries(&files.iter().filter_map(read).collect::<Vec<_>>()))
 }
 
 /// The diagnosis as data: each attempt with the facts about its gang, and the flight recorders.
-fn data(diagnosis: &Diagnosis, gang: Option<&Gang>, stories: &[Story]) -> Value {
+fn data(diagnosis: &Diagnosis, gang: Option<&Gang>, summaries: &[AttemptSummary]) -> Value {
     let mut value = json!(diagnosis);
-    if !stories.is_empty() {
-        value["recorders"] = json!(stories);
+    if !summaries.is_empty() {
+        value["recorders"] = json!(summaries);
     }
     if let Some(gang) = gang {
         for (place, attempt) in diagnosis.attempts.iter().enumerate() {
@@ -172,7 +172,7 @@ fn collect(folder: &Path, depth: usize, wanted: &dyn Fn(&Path) -> bool, found: &
         if about.is_dir() && depth < DEEPEST {
             // Skip unreadable subfolders; only the folder itself was requested.
             let _ = collect(&path, depth + 1, wanted, found);
-        } else if about.is_file() && wanted(&path) && found.len() < MOST_FILES {
+        } else if about.is_file() && wanted(&path) && found.len() < MAX_FILES {
             found.push(path);
         }
     }
@@ -203,7 +203,7 @@ fn read(doctor: &mut Doctor, name: &str, year: i16, mut from: impl BufRead, prog
         let whole = line.last() == Some(&b'\n');
         doctor.line(&mut log, &line);
         let rest = if !whole && read == LONGEST_LINE { skip_line(&mut from)? } else { 0 };
-        doctor.passed_over(rest);
+        doctor.skip_bytes(rest);
         progress.advance(read as u64 + rest);
     }
 }
@@ -228,9 +228,9 @@ fn skip_line(from: &mut impl BufRead) -> io::Result<u64> {
 }
 
 /// Formats the diagnosis, the last attempt first.
-fn screen(diagnosis: &Diagnosis, gang: Option<&Gang>, stories: &[Story], width: usize) -> String {
+fn screen(diagnosis: &Diagnosis, gang: Option<&Gang>, summaries: &[AttemptSummary], width: usize) -> String {
     let mut screen = Screen::new(width);
-    for Story { attempt, text } in stories.iter().rev() {
+    for AttemptSummary { attempt, text } in summaries.iter().rev() {
         screen.line(&format!("flight recorders of attempt {attempt}:"));
         screen.paragraph(&detail("story"), text);
         screen.line("");

@@ -42,7 +42,7 @@ fn logs_without_a_known_error_get_advice_on_what_to_send() {
 }
 
 #[test]
-fn lines_that_are_too_long_are_cut_and_the_next_ones_read() {
+fn overlong_lines_are_truncated_and_the_next_ones_read() {
     let mut text = vec![b'x'; LONGEST_LINE * 3];
     text.extend_from_slice(b" CUDA out of memory\nNo space left on device");
     let diagnosis = diagnosed(&[("a.log", &text)]);
@@ -51,7 +51,7 @@ fn lines_that_are_too_long_are_cut_and_the_next_ones_read() {
 }
 
 #[test]
-fn folders_are_searched_for_what_may_be_a_log() {
+fn folders_are_searched_for_possible_logs() {
     let folder = tempfile::tempdir().unwrap();
     let put = |path: &str| {
         let path = folder.path().join(path);
@@ -80,7 +80,7 @@ fn folders_are_searched_for_what_may_be_a_log() {
 }
 
 #[test]
-fn the_recorders_of_a_run_tell_what_its_ranks_did_last() {
+fn flight_recorders_show_the_last_operations_of_the_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let put = |rank: u32, entry: Entry, alive_us: u64| {
         let mut words = [0_u64; recorder::WORDS];
@@ -116,7 +116,7 @@ fn the_recorders_of_a_run_tell_what_its_ranks_did_last() {
 /// The rows of docs/doctor.md, from the table of errors.
 #[test]
 fn the_document_has_every_error() {
-    let row = |known: &switchyard_tools::doctor::Known| {
+    let row = |known: &switchyard_tools::doctor::KnownError| {
         let before = if known.told_by.is_empty() { "-" } else { known.told_by };
         format!("| `{}` | {} | {} | {} | {} |", known.id, known.says, known.role.word(), known.means, before)
     };

@@ -3,7 +3,7 @@
 
 use super::{Live, ranks};
 use crate::args::DoctorArgs;
-use crate::connect::{wait_for, words};
+use crate::connect::{error_message, wait_for};
 use crate::failure::Failure;
 use futures::{AsyncBufRead, AsyncBufReadExt};
 use jiff::Timestamp;
@@ -36,7 +36,7 @@ pub(crate) fn diagnose(args: &DoctorArgs, name: &str) -> Result<(Diagnosis, Gang
         };
         let live = Live::open(&args.connection).await.map_err(no_file)?;
         let job = live.job(name).await.map_err(no_file)?;
-        let mut pods = live.pods_of(&job).await?;
+        let mut pods = live.pods_of_job(&job).await?;
         pods.retain(|pod| pod.node.is_some());
         let unexpected = |error: String| Failure::unexpected(format!("{name}: {error}"));
         if pods.is_empty() {
@@ -74,7 +74,7 @@ async fn of_pod(live: &Live, pod: &PodView, per_node: u32, doctor: &mut Doctor) 
     }
     let container = pod.logs().unwrap_or(TRAINER).to_owned();
     let params = LogParams { container: Some(container), timestamps: true, ..LogParams::default() };
-    let stream = live.pods().log_stream(&pod.name, &params).await.map_err(|error| words(&error))?;
+    let stream = live.pods().log_stream(&pod.name, &params).await.map_err(|error| error_message(&error))?;
     lines(doctor, &log_name("log"), year, stream).await.map_err(|error| error.to_string())
 }
 
@@ -97,7 +97,7 @@ async fn lines(doctor: &mut Doctor, name: &str, year: i16, from: impl AsyncBufRe
         from.as_mut().consume(used);
         if end.is_some() {
             doctor.stamped_line(&mut log, &line);
-            doctor.passed_over(std::mem::take(&mut passed));
+            doctor.skip_bytes(std::mem::take(&mut passed));
             line.clear();
         }
     }

@@ -48,13 +48,13 @@ pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut
         }
     }
     if let Some(field) = spec.get("runtimeRef") {
-        let framework = known.map_or("Plain, as the name says nothing", |(_, framework)| framework);
+        let framework = known.map_or("Plain, as the name is unknown", |(_, framework)| framework);
         let image = if draft.trainer.contains_key("image") {
             ""
         } else {
             "; spec.trainer.image is to be set: it is the runtime's"
         };
-        reader.note(&field, format!("a TrainJob has no runtime: spec.trainer.framework is {framework}{image}; what else the runtime says is not in this file"));
+        reader.note(&field, format!("a TrainJob has no runtime: spec.trainer.framework is {framework}{image}; other settings of the runtime are not in this file"));
     }
     if !draft.trainer.contains_key("image") {
         let stem = if name.is_empty() { "runtime" } else { name };
@@ -112,7 +112,7 @@ fn pod_template<'a>(pod: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft
                 continue;
             }
             for (key, field) in fields.fields() {
-                once(&mut ours[block][key], &field, reader);
+                set_once(&mut ours[block][key], &field, reader);
             }
         }
     }
@@ -122,7 +122,7 @@ fn pod_template<'a>(pod: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft
             field.items().iter().for_each(|container| merge_container(container, reader, draft));
         } else if super::advice::of(key).is_none() {
             let ours = draft.template.entry("spec").or_insert_with(|| json!({}));
-            once(&mut ours[key], &field, reader);
+            set_once(&mut ours[key], &field, reader);
         }
     }
 }
@@ -144,12 +144,12 @@ fn merge_container<'a>(container: &Cursor<'a>, reader: &mut Reader<'a>, draft: &
                     }
                 }
             }
-            None => once(ours, &field, reader),
+            None => set_once(ours, &field, reader),
         }
     }
 }
 
-fn once(ours: &mut Value, field: &Cursor<'_>, reader: &mut Reader<'_>) {
+fn set_once(ours: &mut Value, field: &Cursor<'_>, reader: &mut Reader<'_>) {
     if ours.is_null() || *ours == *field.value {
         *ours = field.value.clone();
         reader.done(field);

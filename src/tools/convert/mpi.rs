@@ -48,7 +48,7 @@ pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut
         }
         theirs.get("name").iter().for_each(|name| reader.done(name));
         launcher_env(&theirs, reader, draft);
-        replicas::same(&launcher, &main, reader);
+        replicas::note_differences(&launcher, &main, reader);
     }
     hosts(&launcher, container(&launcher).as_ref(), reader);
     for role in [Some(&launcher), worker.as_ref()].into_iter().flatten() {

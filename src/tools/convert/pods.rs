@@ -10,7 +10,7 @@ use switchyard_fabric::lint::Cursor;
 /// Longest name of a TrainJob.
 const LONGEST_NAME: usize = 50;
 /// Most restarts that a TrainJob can have.
-const MOST_RESTARTS: u64 = 1000;
+const MAX_RESTARTS: u64 = 1000;
 /// Exit codes after which the training operator does not restart with `restartPolicy: ExitCode`.
 const PERMANENT: std::ops::RangeInclusive<i32> = 1..=127;
 
@@ -64,8 +64,8 @@ pub(super) fn metadata<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>) -> Value {
         reader.note(&field, "of the old object");
         metadata["annotations"].as_object_mut().map(|annotations| annotations.remove(LAST_APPLIED));
     }
-    let asked = theirs.get("name").or_else(|| theirs.get("generateName"));
-    let name = name_of(asked.as_ref().and_then(|field| field.value.as_str()).unwrap_or("converted"));
+    let requested = theirs.get("name").or_else(|| theirs.get("generateName"));
+    let name = name_of(requested.as_ref().and_then(|field| field.value.as_str()).unwrap_or("converted"));
     if let Some(field) = theirs.get("name") {
         if field.value == name.as_str() {
             reader.done(&field);
@@ -132,8 +132,8 @@ fn name_trainer(template: &Cursor<'_>, usual: &str, draft: &mut Draft) -> Result
     if named(TRAINER).is_some_and(|other| other != at) {
         return Err(ConvertError::Unusable {
             field: format!("{}.spec.containers", template.path),
-            got: format!("a container `{TRAINER}` beside the one that trains"),
-            expected: "another name: that of the container that trains is `trainer`",
+            got: format!("a container `{TRAINER}` next to the training container"),
+            expected: "another name: the training container is called `trainer`",
         });
     }
     let trainer = containers.get_mut(at).and_then(Value::as_object_mut).ok_or_else(none)?;
@@ -211,7 +211,7 @@ pub(super) fn restarts(field: &Cursor<'_>, reader: &mut Reader<'_>, draft: &mut 
         Some(_) if draft.failure_policy.contains_key("maxRestarts") => {
             reader.note(field, "another field sets failurePolicy.maxRestarts already");
         }
-        Some(count) if count <= MOST_RESTARTS => {
+        Some(count) if count <= MAX_RESTARTS => {
             draft.failure_policy.insert("maxRestarts".into(), count.into());
             reader.done(field);
         }
@@ -241,7 +241,7 @@ pub(super) fn restart_policy<'a>(role: &Cursor<'a>, reader: &mut Reader<'a>, dra
             reader.done(&field);
         }
         _ => {
-            let what = "one pod is not restarted alone: the whole group starts again, failurePolicy.maxRestarts times";
+            let what = "a pod is not restarted alone: the whole group restarts, up to failurePolicy.maxRestarts times";
             reader.note(&field, what);
         }
     }

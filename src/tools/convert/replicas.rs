@@ -38,7 +38,7 @@ pub(super) fn convert<'a>(
     draft.trainer.insert("numNodes".into(), nodes.max(1).into());
     pods::template(&main, family.container, reader, draft)?;
     if let (Some(master), Some(worker)) = (&master, &worker) {
-        same(master, worker, reader);
+        note_differences(master, worker, reader);
     }
     pods::processes(&spec, "nprocPerNode", reader, draft);
     pods::run_policy(&spec, reader, draft);
@@ -48,12 +48,12 @@ pub(super) fn convert<'a>(
 
 /// All pods of a TrainJob are equal: what the roles share is already in the TrainJob, and other
 /// fields are noted.
-pub(super) fn same<'a>(other: &Cursor<'a>, main: &Cursor<'a>, reader: &mut Reader<'a>) {
+pub(super) fn note_differences<'a>(other: &Cursor<'a>, main: &Cursor<'a>, reader: &mut Reader<'a>) {
     for (key, field) in other.fields() {
         match (main.get(key), field.value) {
             _ if reader.is_done(&field) || advice::of(key).is_some() => {}
             (Some(known), value) if known.value == value => reader.done(&field),
-            (Some(known), Value::Object(_)) => same(&field, &known, reader),
+            (Some(known), Value::Object(_)) => note_differences(&field, &known, reader),
             (Some(known), Value::Array(items))
                 if known.value.as_array().is_some_and(|list| list.len() == items.len()) =>
             {
@@ -64,7 +64,7 @@ pub(super) fn same<'a>(other: &Cursor<'a>, main: &Cursor<'a>, reader: &mut Reade
                     if item.value == known.value {
                         reader.done(item);
                     } else if item.value.is_object() {
-                        same(item, &known, reader);
+                        note_differences(item, &known, reader);
                     } else {
                         reader.note(item, ALIKE);
                     }

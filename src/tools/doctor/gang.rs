@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_told_with_the_rank_its_devices_and_its_check() {
+    fn an_error_is_shown_with_its_rank_devices_and_check() {
         let finding = json!({"check": 7, "title": "/dev/shm", "severity": "Block", "message": "64 MiB", "evidence": "e", "fix": "leave it"});
         let preflight = json!({"passed": 20, "notApplicable": 1, "findings": [finding],
             "skipped": [{"check": 8, "title": "locked memory", "reason": "no report of gpu-2"}]});
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_of_errors_that_are_known_and_decided() {
+    fn settings_are_shown_for_known_errors_with_decisions() {
         for (id, names) in SETTINGS {
             assert!(known().any(|known| known.id == id) && !names.is_empty(), "{id}");
         }

@@ -20,8 +20,8 @@ mod tests;
 mod time;
 mod verdict;
 
-pub use known::{Known, Role, known};
-pub use verdict::{Attempt, Diagnosis, Fold, Said};
+pub use known::{KnownError, Role, known};
+pub use verdict::{Attempt, Diagnosis, ErrorLine, Fold};
 
 use aho_corasick::BuildError;
 use matcher::Matcher;
@@ -35,9 +35,9 @@ const STAMP: usize = 40;
 /// Characters of a line kept for display.
 const KEPT: usize = 240;
 /// Most attempts tracked separately; a job that fails more often fails the same way.
-const MOST_ATTEMPTS: usize = 100;
+const MAX_ATTEMPTS: usize = 100;
 /// Most ranks and logs of an attempt tracked separately.
-const MOST_SPEAKERS: usize = 1 << 16;
+const MAX_SPEAKERS: usize = 1 << 16;
 /// Lines within which torchrun's summary names the exit code and rank of a process.
 const SUMMARY_LINES: u64 = 4;
 
@@ -52,7 +52,7 @@ enum Speaker {
 /// The first occurrence of an error.
 #[derive(Debug, Clone)]
 struct Hit {
-    known: &'static Known,
+    known: &'static KnownError,
     /// Time of the line, or of the last line before it with a time.
     time: Option<Moment>,
     log: String,
@@ -71,14 +71,14 @@ type Hits = BTreeMap<usize, Hit>;
 
 /// Errors seen in an attempt.
 #[derive(Debug, Default)]
-struct Heard {
+struct AttemptHits {
     speakers: BTreeMap<Speaker, Hits>,
 }
 
 #[derive(Debug)]
 pub struct Doctor {
     matcher: Matcher,
-    attempts: BTreeMap<Option<u32>, Heard>,
+    attempts: BTreeMap<Option<u32>, AttemptHits>,
     read: verdict::Counts,
 }
 
@@ -127,7 +127,7 @@ impl Doctor {
     }
 
     /// Counts skipped bytes of an overlong line.
-    pub fn passed_over(&mut self, bytes: u64) {
+    pub fn skip_bytes(&mut self, bytes: u64) {
         self.read.bytes += bytes;
     }
 
@@ -154,7 +154,7 @@ impl Doctor {
             return;
         }
         let text = String::from_utf8_lossy(bytes).into_owned();
-        self.judge(log, &text, found);
+        self.handle(log, &text, found);
     }
 
     /// Reads a line prefixed with the cluster's timestamp, as from `kubectl logs --timestamps`.
@@ -171,45 +171,50 @@ impl Doctor {
     }
 
     /// Handles a line that can contain an error.
-    fn judge(&mut self, log: &mut Log, text: &str, found: Option<(usize, &'static Known)>) {
+    fn handle(&mut self, log: &mut Log, text: &str, found: Option<(usize, &'static KnownError)>) {
         if text.starts_with('{') && self.event(log, text) {
             return;
         }
-        let said_by = speaker(log, text);
+        let source = speaker(log, text);
         let found = match found {
             // The exception itself is in the last line.
             Some((_, known)) if known.id == "exception" => {
-                log.traceback = text.find("Traceback").map(|column| (column, said_by));
+                log.traceback = text.find("Traceback").map(|column| (column, source));
                 return;
             }
             Some(found) => Some(found),
-            None => self.end_of_traceback(log, text, &said_by),
+            None => self.end_of_traceback(log, text, &source),
         };
-        let (found, blamed) = match own_words(text) {
+        let (found, blamed) = match own_failure(text) {
             // Our ranks repeat the group's message, which is about the rank that it names.
-            Some(origin) if said_by != Speaker::Rank(origin) && is_of_a_rank(log, text) => {
-                self.silent(log, origin, text, found);
+            Some(origin) if source != Speaker::Rank(origin) && is_of_a_rank(log, text) => {
+                self.record_silent_rank(log, origin, text, found);
                 (self.matcher.position(known::PEER), Some(origin))
             }
             Some(origin) if found.is_some_and(|(_, known)| known.id == known::SILENT) => {
-                return self.silent(log, origin, text, found);
+                return self.record_silent_rank(log, origin, text, found);
             }
             Some(_) => (found.or_else(|| self.matcher.position(known::FAILURE)), None),
             None => (found, None),
         };
         let Some((position, known)) = found else { return };
-        if log.traceback.as_ref().is_some_and(|(_, speaker)| *speaker == said_by) && known.role != Role::Remark {
+        if log.traceback.as_ref().is_some_and(|(_, speaker)| *speaker == source) && known.role != Role::Remark {
             log.traceback = None;
         }
-        let about = subject(log, text).map_or(said_by, Speaker::Rank);
-        self.remember(log, about, (position, known), text, blamed);
+        let about = subject(log, text).map_or(source, Speaker::Rank);
+        self.record_hit(log, about, (position, known), text, blamed);
     }
 
     /// Handles the last line of a traceback, which contains the exception.
-    fn end_of_traceback(&mut self, log: &mut Log, text: &str, said_by: &Speaker) -> Option<(usize, &'static Known)> {
+    fn end_of_traceback(
+        &mut self,
+        log: &mut Log,
+        text: &str,
+        source: &Speaker,
+    ) -> Option<(usize, &'static KnownError)> {
         let (column, speaker) = log.traceback.as_ref()?;
         let rest = text.get(*column..).unwrap_or_default();
-        if speaker != said_by || rest.starts_with([' ', '\t']) || rest.trim().is_empty() {
+        if speaker != source || rest.starts_with([' ', '\t']) || rest.trim().is_empty() {
             return None;
         }
         log.traceback = None;
@@ -233,30 +238,30 @@ impl Doctor {
         let found = self.matcher.find(cause.as_bytes());
         if rank != origin {
             let before = std::mem::replace(&mut log.attempt, attempt);
-            self.silent(log, origin, &cause, found);
+            self.record_silent_rank(log, origin, &cause, found);
             log.attempt = before;
         }
         let of_cause = found.filter(|(_, known)| rank == origin && known.role == Role::Cause);
         if let Some(found) = of_cause.or_else(|| self.matcher.position(id)) {
             let attempt = std::mem::replace(&mut log.attempt, attempt);
-            self.remember(log, Speaker::Rank(rank), found, &cause, blamed);
+            self.record_hit(log, Speaker::Rank(rank), found, &cause, blamed);
             log.attempt = attempt;
         }
         true
     }
 
     /// Records the end of a rank that did not log it itself, as reported by the others.
-    fn silent(&mut self, log: &Log, origin: u32, text: &str, found: Option<(usize, &'static Known)>) {
+    fn record_silent_rank(&mut self, log: &Log, origin: u32, text: &str, found: Option<(usize, &'static KnownError)>) {
         if let Some(found) = found.filter(|(_, known)| known.id == known::SILENT) {
-            self.remember(log, Speaker::Rank(origin), found, text, None);
+            self.record_hit(log, Speaker::Rank(origin), found, text, None);
         }
     }
 
-    fn remember(
+    fn record_hit(
         &mut self,
         log: &Log,
         speaker: Speaker,
-        (position, known): (usize, &'static Known),
+        (position, known): (usize, &'static KnownError),
         text: &str,
         blamed: Option<u32>,
     ) {
@@ -270,7 +275,7 @@ impl Doctor {
             time: log.time,
             log: log.name.clone(),
             line: log.line,
-            text: kept(text),
+            text: shortened(text),
             count: 1,
             blamed,
             sequence: line::number_after(text, "SeqNum="),
@@ -280,11 +285,11 @@ impl Doctor {
 
     /// The errors of a speaker; `None` if there are too many speakers.
     fn hits(&mut self, attempt: Option<u32>, speaker: Speaker) -> Option<&mut Hits> {
-        if self.attempts.len() >= MOST_ATTEMPTS && !self.attempts.contains_key(&attempt) {
+        if self.attempts.len() >= MAX_ATTEMPTS && !self.attempts.contains_key(&attempt) {
             return None;
         }
         let speakers = &mut self.attempts.entry(attempt).or_default().speakers;
-        if speakers.len() >= MOST_SPEAKERS && !speakers.contains_key(&speaker) {
+        if speakers.len() >= MAX_SPEAKERS && !speakers.contains_key(&speaker) {
             return None;
         }
         Some(speakers.entry(speaker).or_default())
@@ -329,11 +334,11 @@ fn torchrun_rank(text: &str) -> Option<u32> {
 
 /// Whether the line can be from our worker.
 fn is_own(bytes: &[u8]) -> bool {
-    bytes.starts_with(b"{") || own_words(&String::from_utf8_lossy(&bytes[..bytes.len().min(64)])).is_some()
+    bytes.starts_with(b"{") || own_failure(&String::from_utf8_lossy(&bytes[..bytes.len().min(64)])).is_some()
 }
 
 /// Parses `error: rank 1: …`: the rank that failed first, as agreed by the group.
-fn own_words(text: &str) -> Option<u32> {
+fn own_failure(text: &str) -> Option<u32> {
     let at = text.find("error: rank ")?;
     let rest = &text[at + "error: rank ".len()..];
     let (number, words) = rest.split_once(':')?;
@@ -341,11 +346,11 @@ fn own_words(text: &str) -> Option<u32> {
 }
 
 /// A line for display: without control characters, at most a few terminal lines long.
-fn kept(text: &str) -> String {
+fn shortened(text: &str) -> String {
     let plain = text.trim().chars().map(|letter| if letter.is_control() { ' ' } else { letter });
-    let mut kept: String = plain.take(KEPT).collect();
+    let mut shortened: String = plain.take(KEPT).collect();
     if text.trim().chars().nth(KEPT).is_some() {
-        kept.push('…');
+        shortened.push('…');
     }
-    kept
+    shortened
 }

@@ -351,7 +351,7 @@ fn every_known_error_is_found_in_a_line_of_its_program() {
 }
 
 #[test]
-fn a_row_that_is_lost_is_missed_by_its_sample() {
+fn a_missing_row_fails_its_sample() {
     for lost in known() {
         let mut rest = Matcher::of(known().filter(|known| known.id != lost.id)).unwrap();
         let lines = SAMPLES.iter().map(|(id, line, _)| (*id, *line)).chain(BY_FORM);

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn times_of_all_forms() {
+    fn all_time_formats_are_parsed() {
         for (line, wanted) in [
             ("2026-11-20T14:03:12Z step=240", "2026-11-20T14:03:12Z"),
             ("2026-11-20T14:03:12.345678901+01:00 stderr F x", "2026-11-20T13:03:12.345678Z"),
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn moments_are_ordered_and_far_ones_too() {
+    fn distant_moments_are_ordered() {
         let at = |line: &str| moment(line, 2026).unwrap();
         let (first, second) = (at("2026-11-20 14:03:12.2"), at("2026-11-20 14:03:13"));
         assert!(first < second);

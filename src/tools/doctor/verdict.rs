@@ -1,8 +1,8 @@
 //! Finds the first of many errors, and its consequences.
 
-use super::known::{Known, Role};
+use super::known::{KnownError, Role};
 use super::time::Moment;
-use super::{Heard, Hit, Hits, Speaker};
+use super::{AttemptHits, Hit, Hits, Speaker};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_core::units::rank_list;
@@ -44,7 +44,7 @@ pub struct Attempt {
     pub attempt: Option<u32>,
     /// The first error; absent if all known errors follow from something outside these logs.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub first: Option<Said>,
+    pub first: Option<ErrorLine>,
     /// Why it is considered the first.
     pub basis: String,
     /// Where to look if the cause is not in these logs, or if the ranks wait for one of them.
@@ -59,7 +59,7 @@ pub struct Attempt {
 /// A known error in a log.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Said {
+pub struct ErrorLine {
     #[serde(flatten)]
     pub error: Explained,
     /// The speaker: `rank 13`, or the name of the log.
@@ -119,8 +119,8 @@ pub struct Fold {
 }
 
 impl Explained {
-    fn new(known: &'static Known) -> Explained {
-        let Known { id, means, look, told_by, link, .. } = *known;
+    fn new(known: &'static KnownError) -> Explained {
+        let KnownError { id, means, look, told_by, link, .. } = *known;
         Explained { id, role: known.role.word(), means, look, told_by, link }
     }
 }
@@ -128,15 +128,15 @@ impl Explained {
 /// A hit with its speaker.
 type Heading<'a> = (&'a Speaker, &'a Hit);
 
-pub(super) fn diagnosis(attempts: &BTreeMap<Option<u32>, Heard>, read: Counts) -> Diagnosis {
-    let spoke = |heard: &&Heard| heard.speakers.values().any(|hits| !hits.is_empty());
-    let attempts = attempts.iter().filter(|(_, heard)| spoke(heard));
-    Diagnosis { read, attempts: attempts.map(|(attempt, heard)| of_attempt(*attempt, heard)).collect() }
+pub(super) fn diagnosis(attempts: &BTreeMap<Option<u32>, AttemptHits>, read: Counts) -> Diagnosis {
+    let has_hits = |attempt_hits: &&AttemptHits| attempt_hits.speakers.values().any(|hits| !hits.is_empty());
+    let attempts = attempts.iter().filter(|(_, attempt_hits)| has_hits(attempt_hits));
+    Diagnosis { read, attempts: attempts.map(|(attempt, attempt_hits)| of_attempt(*attempt, attempt_hits)).collect() }
 }
 
-fn of_attempt(attempt: Option<u32>, heard: &Heard) -> Attempt {
+fn of_attempt(attempt: Option<u32>, attempt_hits: &AttemptHits) -> Attempt {
     let all: Vec<Heading<'_>> =
-        heard.speakers.iter().flat_map(|(speaker, hits)| hits.values().map(move |hit| (speaker, hit))).collect();
+        attempt_hits.speakers.iter().flat_map(|(speaker, hits)| hits.values().map(move |hit| (speaker, hit))).collect();
     let (first, basis) = first(&all);
     let others = |roles: &[Role]| {
         let is_other = |heading: &&Heading<'_>| first.is_none_or(|first| !std::ptr::eq(heading.1, first.1));
@@ -146,9 +146,9 @@ fn of_attempt(attempt: Option<u32>, heard: &Heard) -> Attempt {
     };
     Attempt {
         attempt,
-        first: first.map(said),
+        first: first.map(error_line),
         basis,
-        suspects: suspects(&all, &heard.speakers, first),
+        suspects: suspects(&all, &attempt_hits.speakers, first),
         other_causes: others(&[Role::Cause]),
         followed: others(&[Role::Symptom, Role::Follower]),
         remarks: others(&[Role::Remark]),
@@ -173,12 +173,12 @@ fn first<'a>(all: &[Heading<'a>]) -> (Option<Heading<'a>>, String) {
             (None, true) => {
                 "the lines have no time: of the errors that stand for themselves the one of the lowest rank"
             }
-            (_, false) => "the error that stands for itself; everything else can follow from it",
+            (_, false) => "the error that is a cause by itself; everything else can follow from it",
         };
         return (Some(cause), basis.to_owned());
     }
     if let Some(symptom) = of(Role::Symptom).min_by_key(by_time) {
-        let basis = "nothing here stands for itself: this is the first symptom, and its cause may be missing";
+        let basis = "no error here is a cause by itself: this is the first symptom, and its cause may be missing";
         return (Some(symptom), basis.to_owned());
     }
     if of(Role::Follower).next().is_some() {
@@ -214,8 +214,8 @@ fn suspects(all: &[Heading<'_>], speakers: &BTreeMap<Speaker, Hits>, first: Opti
     (!silent.is_empty()).then(|| format!("{}: silent while the others wait", names(silent.into_iter())))
 }
 
-fn said((speaker, hit): Heading<'_>) -> Said {
-    Said {
+fn error_line((speaker, hit): Heading<'_>) -> ErrorLine {
+    ErrorLine {
         error: Explained::new(hit.known),
         who: names(std::iter::once(speaker)),
         rank: match speaker {

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_named_and_absent() {
+    fn unreadable_documents_are_named_and_absent() {
         let mut documents = Documents::default();
         for document in Document::ALL {
             let fault = documents.read(document, "[1,").unwrap_err();

@@ -7,7 +7,7 @@ use super::windows::{Histogram, Merge, Windows};
 /// Warm-up steps at the start of an attempt, which are counted separately.
 const WARM_UP_STEPS: u64 = 10;
 /// Most attempts tracked separately.
-const MOST_ATTEMPTS: usize = 200;
+const MAX_ATTEMPTS: usize = 200;
 
 /// A value within a window of steps.
 #[derive(Debug, Clone, Default)]
@@ -146,7 +146,7 @@ impl Fold {
             curves.loss.forget_after(before);
             curves.step_times.forget_after(before);
             curves.checkpoints.forget_after(before);
-            if curves.attempts.len() < MOST_ATTEMPTS {
+            if curves.attempts.len() < MAX_ATTEMPTS {
                 curves.attempts.push(Attempt { number: sample.attempt, first_step: before + 1, repeated });
             }
         }
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_replaces_the_steps_that_it_does_again() {
+    fn an_attempt_replaces_the_steps_that_it_repeats() {
         let mut fold = Fold { curves: Some(Box::default()), ..Fold::default() };
         (1..=50).for_each(|step| fold.add(&sample(1, step)));
         (41..=60).for_each(|step| fold.add(&sample(2, step)));
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_million_steps_take_no_more_room_than_a_thousand() {
+    fn a_million_steps_take_no_more_memory_than_a_thousand() {
         let mut fold = Fold { curves: Some(Box::default()), ..Fold::default() };
         (1..=1_000_000).for_each(|step| fold.add(&sample(1, step)));
         let all: u64 = fold.windows.iter().map(|(_, sums)| sums.steps).sum();

@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_of_a_text_is_markup() {
+    fn text_never_becomes_markup() {
         assert_eq!(escaped("<a href='x'>&\"\u{1b}\u{ffff}\n"), "&lt;a href=&#39;x&#39;&gt;&amp;&quot;??\n");
     }
 

@@ -12,9 +12,9 @@ use switchyard_worker_contract::kernels::KernelTimes;
 use switchyard_worker_contract::prediction::Gpu;
 
 /// Most ranks tracked separately; no job has more.
-const MOST_RANKS: usize = 4096;
+const MAX_RANKS: usize = 4096;
 /// Most notes about unreadable data.
-const MOST_NOTES: usize = 50;
+const MAX_NOTES: usize = 50;
 
 /// Everything known about a run.
 #[derive(Debug, Default)]
@@ -108,7 +108,7 @@ impl Record {
 
     /// Adds a note that readers of the report must see.
     pub fn note(&mut self, text: String) {
-        if self.notes.len() < MOST_NOTES {
+        if self.notes.len() < MAX_NOTES {
             self.notes.push(shortened(&text, 300));
         }
     }
@@ -146,12 +146,12 @@ impl Record {
         }
         let torn = self.steps.iter().filter(|(_, fold)| fold.unreadable > 0);
         gaps.extend(
-            torn.take(MOST_NOTES)
+            torn.take(MAX_NOTES)
                 .map(|(rank, fold)| format!("steps of rank {rank}: {} lines cannot be read", fold.unreadable)),
         );
         if self.has_steps() {
             let without = |rank: &u32| self.steps.get(rank).is_none_or(|fold| fold.last_step == 0);
-            let missing: Vec<u32> = (0..self.world().min(MOST_RANKS as u32)).filter(without).collect();
+            let missing: Vec<u32> = (0..self.world().min(MAX_RANKS as u32)).filter(without).collect();
             if !missing.is_empty() {
                 gaps.push(format!("no record of the steps of ranks {}", switchyard_core::units::rank_list(missing)));
             }
@@ -182,5 +182,5 @@ fn add(folds: &mut BTreeMap<u32, Fold>, rank: u32, sample: &Sample) {
 
 /// The fold of a rank; `None` for ranks beyond the limit.
 fn fold_of(folds: &mut BTreeMap<u32, Fold>, rank: u32) -> Option<&mut Fold> {
-    ((rank as usize) < MOST_RANKS).then(|| folds.entry(rank).or_default())
+    ((rank as usize) < MAX_RANKS).then(|| folds.entry(rank).or_default())
 }

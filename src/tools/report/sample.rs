@@ -100,7 +100,7 @@ pub(super) const LAST_STEP: u64 = 1_000_000_000_000;
 const LARGEST: f64 = 1e30;
 
 /// Accepts a figure that can be added up and drawn.
-pub(super) fn believed(value: f64) -> Option<f64> {
+pub(super) fn plausible(value: f64) -> Option<f64> {
     // Also rejects NaN.
     (value.abs() < LARGEST).then_some(value)
 }
@@ -182,9 +182,9 @@ impl Sample {
             reduce_bytes: line.reduce_bytes.filter(|bytes| *bytes < 1 << 50),
             left_bytes: line.left_bytes.filter(|bytes| *bytes < 1 << 50),
             read_ms: time(line.read_ms),
-            loss: line.loss.and_then(believed),
+            loss: line.loss.and_then(plausible),
             skipped: line.gradient_norm.is_none(),
-            loss_scale: line.loss_scale.and_then(believed),
+            loss_scale: line.loss_scale.and_then(plausible),
         })
     }
 
@@ -209,7 +209,7 @@ impl Sample {
             reduce_bytes: None,
             left_bytes: None,
             read_ms: None,
-            loss: believed(progress.loss),
+            loss: plausible(progress.loss),
             skipped: false,
             loss_scale: None,
         })
@@ -288,7 +288,7 @@ mod tests {
     use switchyard_worker_contract::record::StepRecord;
 
     #[test]
-    fn a_record_of_the_worker_is_read_and_its_parts_sum_up_to_the_total() {
+    fn a_worker_record_is_read_and_its_parts_add_up_to_the_total() {
         let record = StepRecord {
             attempt: 1,
             step: 3,
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_number_is_absent_and_a_step_without_a_time_is_no_step() {
+    fn nan_is_absent_and_a_step_without_a_time_is_skipped() {
         let record = StepRecord { attempt: 1, step: 3, total_ms: 5.0, loss: f32::NAN, ..StepRecord::default() };
         let sample = |record: StepRecord| {
             Sample::of_line(&serde_json::from_str(&serde_json::to_string(&record).unwrap()).unwrap())

@@ -45,7 +45,7 @@ impl<T: Merge> Windows<T> {
     }
 
     /// Joins windows until they have at least this width.
-    pub(super) fn widen_to(&mut self, width: u64) {
+    pub(super) fn bf16n_to(&mut self, width: u64) {
         while self.width < width {
             let joined = self.cells.chunks(2).map(|pair| {
                 let mut cell = pair[0].clone();
@@ -91,10 +91,10 @@ impl Histogram {
     /// The quantile of the times, ms; `None` if empty.
     pub(super) fn quantile(&self, share: f64) -> Option<f64> {
         let rank = ((self.count as f64 * share).ceil() as u64).max(1);
-        let mut seen = 0;
+        let mut counted = 0;
         let class = self.classes.iter().find_map(|(class, count)| {
-            seen += count;
-            (seen >= rank).then_some(*class)
+            counted += count;
+            (counted >= rank).then_some(*class)
         })?;
         // The centre of the bucket.
         Some(if class == 0 { 0.0 } else { LEAST * CLASS.powf(f64::from(class) - 0.5) })
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_are_done_again_are_forgotten() {
+    fn repeated_steps_are_discarded() {
         let mut windows: Windows<Vec<u64>> = Windows::default();
         (1..=100).for_each(|step| windows.at(step).push(step));
         windows.forget_after(40);

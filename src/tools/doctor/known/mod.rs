@@ -39,7 +39,7 @@ impl Role {
 
 /// A known error.
 #[derive(Debug, Clone, Copy)]
-pub struct Known {
+pub struct KnownError {
     /// Stable id.
     pub id: &'static str,
     /// The program that prints it.
@@ -63,7 +63,7 @@ pub(super) const NCCL_PAGE: &str = "https://docs.nvidia.com/deeplearning/nccl/us
 pub(super) const XID_PAGE: &str = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html";
 
 /// All known errors.
-pub fn known() -> impl Iterator<Item = &'static Known> {
-    let tables: [&[Known]; 5] = [&machine::KNOWN, &cuda::KNOWN, &nccl::KNOWN, &frameworks::KNOWN, &worker::KNOWN];
+pub fn known() -> impl Iterator<Item = &'static KnownError> {
+    let tables: [&[KnownError]; 5] = [&machine::KNOWN, &cuda::KNOWN, &nccl::KNOWN, &frameworks::KNOWN, &worker::KNOWN];
     tables.into_iter().flatten()
 }

@@ -46,7 +46,7 @@ pub struct Change {
 
 impl Change {
     /// A change outside the manifest.
-    pub(super) fn act(what: impl Into<String>, gain_ms: impl Into<Option<f64>>, basis: Basis) -> Change {
+    pub(super) fn outside_manifest(what: impl Into<String>, gain_ms: impl Into<Option<f64>>, basis: Basis) -> Change {
         Change { what: what.into(), patch: None, gain_ms: gain_ms.into(), basis }
     }
 
@@ -65,7 +65,7 @@ impl Change {
     }
 
     /// Appends a remark for people.
-    pub(super) fn noting(self, remark: impl Display) -> Change {
+    pub(super) fn with_remark(self, remark: impl Display) -> Change {
         Change { what: format!("{}{remark}", self.what), ..self }
     }
 }

@@ -7,9 +7,9 @@ use serde_json::Value;
 use switchyard_core::units::{binary, counted, three_digits};
 use switchyard_worker_contract::config::{EngineConfig, Transport, WireType};
 
-/// Share of the step from which exposed communication is the bottleneck, percent.
+/// Exposed communication above this share of the step is the bottleneck, percent.
 const BOUND_BY: f64 = 10.0;
-/// Share from which the buckets are worth checking, percent.
+/// Exposed communication above this share makes the buckets worth checking, percent.
 const WORTH: f64 = 3.0;
 /// Approximate number of all-reduces that overlap divides a single one into.
 const SPLIT: u64 = 8;
@@ -22,7 +22,7 @@ const POOR: f64 = 0.8;
 const EXCHANGE_MS: (f64, f64) = (0.013, 0.024);
 
 /// Upper bound of `batchMerge`.
-pub(super) const MOST_MERGE: u64 = 4096;
+pub(super) const MAX_MERGE: u64 = 4096;
 
 const PARTS: &[Part] = &[Part::Communication];
 
@@ -72,8 +72,7 @@ pub(super) const BOUND: Rule = Rule {
 fn changes(facts: &Facts, engine: &EngineConfig, exposed: f64) -> Vec<Change> {
     let reach = facts.reachable_reduce_ms();
     let overlap = &engine.overlap;
-    let merge =
-        Field::number("engine.batchMerge", engine.batch_merge, engine.batch_merge.saturating_mul(2), MOST_MERGE);
+    let merge = Field::number("engine.batchMerge", engine.batch_merge, engine.batch_merge.saturating_mul(2), MAX_MERGE);
     let mut changes: Vec<Change> =
         merge.map(|merge| Change::set([merge], exposed / 2.0, Basis::Modelled)).into_iter().collect();
     if overlap.wire_type == WireType::Fp32 {
@@ -198,7 +197,7 @@ pub(super) const PLACEMENT: Rule = Rule {
         );
         advice(
             evidence,
-            vec![Change::act(
+            vec![Change::outside_manifest(
                 "wait for the better nodes: a domain with mode Required in `topologyPolicy.domains`",
                 saved,
                 Basis::Modelled,

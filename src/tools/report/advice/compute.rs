@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 use switchyard_core::units::{counted, three_digits};
 use switchyard_worker_contract::CpuList;
 
-/// Ratio of the first steps to later ones from which warm-up is reported.
+/// Warm-up is reported if the first steps take this many times a later one.
 const WARM_UP_FACTOR: f64 = 2.0;
-/// Ratio of the 99th percentile to the median from which step times count as noisy.
+/// Step times are noisy if the 99th percentile exceeds the median by this factor.
 const NOISE_FACTOR: f64 = 1.5;
 /// Share of the linear speed-up expected from more threads.
 const THREAD_EFFICIENCY: f64 = 0.5;
 /// Upper bound of `trainer.cpuThreads`.
-const MOST_THREADS: u64 = 1024;
+const MAX_THREADS: u64 = 1024;
 
 const COMPUTE: &[Part] = &[Part::Forward, Part::Backward, Part::Optimizer];
 
@@ -43,7 +43,7 @@ pub(super) const TOO_MANY_THREADS: Rule = Rule {
             evidence.push_str(&format!(" The work of a step takes {} ms, in 1 of 100 more than {}.", ms(p50), ms(p99)));
         }
         let own = threads / ranks;
-        let fewer = Field::number("trainer.cpuThreads", own, each, MOST_THREADS);
+        let fewer = Field::number("trainer.cpuThreads", own, each, MAX_THREADS);
         let changes = [fewer.map(|fewer| Change::set([fewer], None, Basis::Guess))];
         Advice::about(COMPUTE, Chart::Placement, evidence, changes)
     },
@@ -76,7 +76,7 @@ pub(super) const TOO_FEW_THREADS: Rule = Rule {
         }
         let compute = slowest.step.compute();
         let gain = compute * (1.0 - f64::from(threads) / own) * THREAD_EFFICIENCY;
-        let more = Field::number("trainer.cpuThreads", threads, own as u64, MOST_THREADS);
+        let more = Field::number("trainer.cpuThreads", threads, own as u64, MAX_THREADS);
         Advice::about(
             COMPUTE,
             Chart::Placement,

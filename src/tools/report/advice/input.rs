@@ -5,15 +5,15 @@ use crate::report::facts::Facts;
 use crate::report::sample::Part;
 use switchyard_core::units::counted;
 
-/// Share of the step from which input is a bottleneck, percent.
+/// Input above this share of the step is a bottleneck, percent.
 const MODERATE: f64 = 5.0;
-/// Share from which it is the first thing to fix, percent.
+/// Input above this share is the first thing to fix, percent.
 const HIGH: f64 = 20.0;
 /// Input is the bottleneck if synthetic data makes the step this much shorter, percent.
 const SYNTHETIC: f64 = 5.0;
 
 /// Most reader threads to advise.
-const MOST_WORKERS: f64 = 64.0;
+const MAX_WORKERS: f64 = 64.0;
 /// Upper bound of `reader.workers`.
 const WORKERS: u64 = 256;
 
@@ -64,7 +64,11 @@ fn changes(facts: &Facts, wait: f64, evidence: &mut String) -> Vec<Change> {
     let Some((read, engine)) = facts.read_ms.filter(|read| *read > 0.0).zip(facts.engine.as_ref()) else {
         // The reader was not measured. Twice the readers save at least half of the wait, if there
         // are cores for them.
-        return vec![Change::act("more `reader.workers`, or less work per sample", wait / 2.0, Basis::Guess)];
+        return vec![Change::outside_manifest(
+            "more `reader.workers`, or less work per sample",
+            wait / 2.0,
+            Basis::Guess,
+        )];
     };
     let reader = &engine.reader;
     let workers = f64::from(reader.workers.max(1));
@@ -82,7 +86,7 @@ fn changes(facts: &Facts, wait: f64, evidence: &mut String) -> Vec<Change> {
         let double = Field::word("engine.reader.doubleBuffer", "Enabled");
         changes.push(Change::set([double], (wait - left(workers)).max(0.0), Basis::Modelled));
     }
-    let enough = (read / consumed.max(1e-3)).ceil().min(MOST_WORKERS).max(workers + 1.0);
+    let enough = (read / consumed.max(1e-3)).ceil().min(MAX_WORKERS).max(workers + 1.0);
     let more = Field::number("engine.reader.workers", reader.workers, enough as u64, WORKERS);
     changes.extend(more.and_then(|more| {
         if read / workers > consumed {
@@ -90,7 +94,8 @@ fn changes(facts: &Facts, wait: f64, evidence: &mut String) -> Vec<Change> {
         }
         // The reader is fast enough on average, so it is occasionally late or gets no CPU.
         let late = || {
-            Change::set([more], wait / 2.0, Basis::Guess).noting(": it is fast enough in the mean, but late at times")
+            Change::set([more], wait / 2.0, Basis::Guess)
+                .with_remark(": it is fast enough in the mean, but late at times")
         };
         reader.double_buffer.then(late)
     }));

@@ -8,7 +8,7 @@ use crate::report::sample::Part;
 use switchyard_worker_contract::config::{Device, Matmul};
 use switchyard_worker_contract::prediction::Arithmetic;
 
-/// Share of the step from which a kernel is checked, percent.
+/// Kernels above this share of the step are checked, percent.
 const LARGE: f64 = 5.0;
 /// Acceptable ratio of a kernel's time to its minimum.
 const FAR: f64 = 2.0;
@@ -24,7 +24,7 @@ const PRODUCTS: &[Part] = &[Part::Forward, Part::Backward];
 fn known(facts: &Facts) -> Result<&KernelFacts, Finding> {
     match (&facts.kernels, facts.on_gpu) {
         (Some(kernels), _) => Ok(kernels),
-        (None, Some(true)) => Err(Finding::Unknown("times of kernels: `engine.profile` asks for them")),
+        (None, Some(true)) => Err(Finding::Unknown("kernel times: enable them with `engine.profile`")),
         (None, _) => Err(Finding::NotApplicable),
     }
 }
@@ -101,6 +101,6 @@ pub(super) const EXACT_PRODUCTS: Rule = Rule {
         }
         let evidence = format!("Products of 32-bit factors are exact and take {} of a step.", of_step(facts, exact));
         let tf32 = Change::set([Field::word("engine.precision.matmul", "TF32")], exact / 2.0, Basis::Guess);
-        Advice::about(PRODUCTS, Chart::Kernels, evidence, [Some(tf32.noting("; loss may change"))])
+        Advice::about(PRODUCTS, Chart::Kernels, evidence, [Some(tf32.with_remark("; loss may change"))])
     },
 };

@@ -86,7 +86,7 @@ fn documents() -> Vec<Value> {
 }
 
 #[test]
-fn every_change_of_a_field_is_a_patch_that_the_api_and_the_plan_accept() {
+fn every_field_change_is_a_patch_that_the_api_and_the_plan_accept() {
     let mut patched: BTreeSet<&str> = BTreeSet::new();
     for document in documents() {
         let before = valid(&document).unwrap_or_else(|faults| panic!("{faults}: {document}"));

@@ -9,7 +9,7 @@ use switchyard_worker_contract::config::{EngineConfig, HalfType, LossScaling, Mo
 
 /// Acceptable share of steps skipped because of overflows.
 const SKIPPED: f64 = 0.01;
-/// Number of steps from which that share is meaningful.
+/// Number of steps needed for a meaningful share.
 const ENOUGH: u64 = 50;
 /// Expected saving of 16-bit formats in forward and backward on hardware that supports them (the
 /// goal is bf16 in at most 0.75 of the time).
@@ -17,9 +17,9 @@ const HALF_SAVES: f64 = 0.25;
 /// 16-bit products need dimensions that are multiples of this.
 const MULTIPLE: u32 = 8;
 /// Upper bound of `hiddenSize` and similar fields.
-const MOST_WIDTH: u32 = 32_768;
+const MAX_WIDTH: u32 = 32_768;
 /// Upper bound of `growthIntervalSteps`.
-const MOST_STEPS: u64 = 1_000_000_000;
+const MAX_STEPS: u64 = 1_000_000_000;
 
 const PRODUCTS: &[Part] = &[Part::Forward, Part::Backward];
 
@@ -33,7 +33,7 @@ pub(super) const LOST_LOSS: Rule = Rule {
         None => Finding::Fine("the loss is a number in every step".into()),
         Some(step) => Finding::Advice(Advice {
             evidence: format!("The loss is not a number at step {}.", grouped(step)),
-            changes: facts.engine.as_ref().map_or_else(Vec::new, calmer),
+            changes: facts.engine.as_ref().map_or_else(Vec::new, smaller_gradients),
             urgent: true,
             parts: &[],
             chart: Chart::Loss,
@@ -66,8 +66,8 @@ pub(super) const SHAPES: Rule = Rule {
 /// cannot be rounded.
 fn even(model: &Model) -> Option<Field> {
     let up =
-        |size: u32, multiple: u32| size.checked_next_multiple_of(multiple.max(1)).filter(|size| *size <= MOST_WIDTH);
-    let number = |path, size: u32, to: u32| Field::number(path, size, to, MOST_WIDTH.into());
+        |size: u32, multiple: u32| size.checked_next_multiple_of(multiple.max(1)).filter(|size| *size <= MAX_WIDTH);
+    let number = |path, size: u32, to: u32| Field::number(path, size, to, MAX_WIDTH.into());
     match model {
         // Also keep each head size a multiple of 8.
         Model::Gpt(gpt) => number(
@@ -93,7 +93,7 @@ fn even(model: &Model) -> Option<Field> {
 }
 
 /// Changes that keep gradients smaller: half the learning rate, or clipping if there is none.
-fn calmer(engine: &EngineConfig) -> Vec<Change> {
+fn smaller_gradients(engine: &EngineConfig) -> Vec<Change> {
     let (rate, last) = (engine.optimizer.learning_rate, engine.schedule.final_learning_rate);
     let mut fields = vec![Field::decimal("engine.optimizer.learningRate", rate, rate / 2.0)];
     if last > rate / 2.0 {
@@ -105,7 +105,7 @@ fn calmer(engine: &EngineConfig) -> Vec<Change> {
 }
 
 /// The 16-bit format with the exponent range of f32.
-fn wide() -> Field {
+fn bf16() -> Field {
     Field::word("engine.precision.computeType", "BF16")
 }
 
@@ -135,7 +135,7 @@ pub(super) const AMP_OFF: Rule = Rule {
             evidence: format!("FP32 on {hardware}, which has fast 16-bit products; they take {} ms.", ms(products)),
             changes: vec![
                 Change::set([Field::word("engine.precision.mode", "AMP")], products * HALF_SAVES, Basis::Guess)
-                    .noting("; loss may change"),
+                    .with_remark("; loss may change"),
             ],
             urgent: false,
             parts: PRODUCTS,
@@ -162,23 +162,23 @@ pub(super) const OVERFLOWS: Rule = Rule {
             return Finding::Fine(format!("{} of {} steps skipped", grouped(skipped), grouped(steps)));
         }
         let gain = facts.step_ms() * share;
-        let wide = || Change::set([wide()], gain, Basis::Measured);
+        let use_bf16 = || Change::set([bf16()], gain, Basis::Measured);
         let changes = match (amp.compute_type, amp.loss_scaling) {
-            (HalfType::Bf16, _) => calmer(engine)
+            (HalfType::Bf16, _) => smaller_gradients(engine)
                 .into_iter()
                 .map(|change| Change { gain_ms: Some(gain), basis: Basis::Measured, ..change })
                 .collect(),
             (HalfType::Fp16, LossScaling::Static { scale }) => {
                 let scale = Field::decimal("engine.precision.lossScaling.scale", scale, scale / 16.0);
-                vec![Change::set([scale], gain, Basis::Measured), wide()]
+                vec![Change::set([scale], gain, Basis::Measured), bf16()]
             }
             (HalfType::Fp16, LossScaling::Dynamic { growth_interval_steps: steps, .. }) => {
                 let path = "engine.precision.lossScaling.growthIntervalSteps";
-                let longer = Field::number(path, steps, steps.saturating_mul(4), MOST_STEPS);
+                let longer = Field::number(path, steps, steps.saturating_mul(4), MAX_STEPS);
                 // A block needs a type if the manifest has none.
                 let kind = || Field::word("engine.precision.lossScaling.type", "Dynamic");
                 let longer = longer.map(|longer| Change::set([longer, kind()], gain, Basis::Measured));
-                longer.into_iter().chain([wide()]).collect()
+                longer.into_iter().chain([bf16()]).collect()
             }
         };
         Finding::Advice(Advice {
@@ -219,9 +219,9 @@ pub(super) const LOSS_SCALE: Rule = Rule {
                 three_digits(largest),
                 three_digits(last)
             ),
-            changes: calmer(engine)
+            changes: smaller_gradients(engine)
                 .into_iter()
-                .chain((amp.compute_type == HalfType::Fp16).then(|| Change::set([wide()], None, Basis::Guess)))
+                .chain((amp.compute_type == HalfType::Fp16).then(|| Change::set([bf16()], None, Basis::Guess)))
                 .collect(),
             urgent: true,
             parts: &[],

@@ -4,7 +4,7 @@ use super::{Advice, Basis, Change, Chart, Finding, Rule, ms};
 use crate::report::sample::Part;
 use switchyard_worker_contract::CpuList;
 
-/// Share of slow windows from which a rank is a straggler.
+/// A rank is a straggler if it is slow in at least this share of the windows.
 const HALF: f64 = 0.5;
 /// Minimum mean excess of the slowest rank over the median, percent of the step.
 const LEAST: f64 = 1.0;
@@ -61,7 +61,7 @@ pub(super) const STRAGGLER: Rule = Rule {
         };
         Finding::Advice(Advice {
             evidence,
-            changes: vec![Change::act(what, saved.max(0.0), Basis::Measured)],
+            changes: vec![Change::outside_manifest(what, saved.max(0.0), Basis::Measured)],
             urgent: false,
             parts: &[Part::Forward, Part::Backward, Part::Optimizer],
             chart: Chart::Skew,

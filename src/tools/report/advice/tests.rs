@@ -106,7 +106,7 @@ fn engine_of(facts: &mut Facts) -> &mut EngineConfig {
     facts.engine.as_mut().unwrap()
 }
 
-fn say(rule: &str, facts: &Facts) -> Finding {
+fn finding_of(rule: &str, facts: &Facts) -> Finding {
     (RULES.iter().find(|one| one.id == rule).unwrap().check)(facts)
 }
 
@@ -307,13 +307,15 @@ pub(super) const CASES: [Case; 29] = [
 ];
 
 #[test]
-fn each_rule_speaks_about_a_run_that_shows_it_and_not_about_a_healthy_one() {
+fn each_rule_finds_its_case_and_nothing_in_a_healthy_run() {
     for (rule, change, words, gain) in CASES {
-        let spoken = say(rule, &healthy());
+        let spoken = finding_of(rule, &healthy());
         assert!(!matches!(spoken, Finding::Advice(_) | Finding::Note(..)), "{rule} about a healthy run: {spoken:?}");
         let mut facts = healthy();
         change(&mut facts);
-        let Finding::Advice(advice) = say(rule, &facts) else { panic!("{rule}: {:?}", say(rule, &facts)) };
+        let Finding::Advice(advice) = finding_of(rule, &facts) else {
+            panic!("{rule}: {:?}", finding_of(rule, &facts))
+        };
         let all: Vec<&str> = advice.changes.iter().map(|change| change.what.as_str()).collect();
         let text = format!("{} {}", advice.evidence, all.join("; "));
         assert!(text.contains(words), "{rule}: `{words}` is not in: {text}");
@@ -329,11 +331,11 @@ fn each_rule_speaks_about_a_run_that_shows_it_and_not_about_a_healthy_one() {
 }
 
 #[test]
-fn notes_speak_and_keep_silent() {
+fn notes_appear_only_in_their_cases() {
     let note = |change: fn(&mut Facts), rule: &str| {
         let mut facts = healthy();
         change(&mut facts);
-        matches!(say(rule, &facts), Finding::Note(..))
+        matches!(finding_of(rule, &facts), Finding::Note(..))
     };
     assert!(note(|f| f.warm_ms = Some(250.0), "warm-up") && !note(|_| {}, "warm-up"));
     assert!(note(|f| f.work_quantiles = Some((97.0, 200.0)), "noise") && !note(|_| {}, "noise"));
@@ -353,14 +355,14 @@ fn notes_speak_and_keep_silent() {
 }
 
 #[test]
-fn what_is_not_known_is_said_and_never_advised() {
+fn unknown_facts_are_reported_and_never_cause_advice() {
     let nothing = Facts { step: healthy().step, world: 2, ranks: healthy().ranks, ..Facts::default() };
     let ranked = rank::rank(&nothing);
     assert!(ranked.items.is_empty() && ranked.folded.is_empty(), "{:?}", ranked.items);
     assert!(ranked.unknown.len() > 8, "{:?}", ranked.unknown);
     let single = Facts { world: 1, ranks: vec![healthy().ranks[0].clone()], critical: 0, ..healthy() };
     for rule in ["straggler", "communication-bound", "one-big-all-reduce", "placement"] {
-        assert_eq!(say(rule, &single), Finding::NotApplicable, "{rule}");
+        assert_eq!(finding_of(rule, &single), Finding::NotApplicable, "{rule}");
     }
 }
 
@@ -433,12 +435,12 @@ fn the_documentation_lists_every_rule() {
 
 /// Regression: "with 1 thread and has 2 cores. Try cpuThreads 1 -> 2" in a pod limited to one CPU.
 #[test]
-fn no_more_threads_are_advised_than_the_pod_may_use() {
+fn advised_threads_stay_within_the_pods_limit() {
     let is_advised = |limit: Option<f64>| {
         let mut facts = healthy();
         facts.ranks[1].threads = Some(1);
         facts.cpu_limit = limit;
-        matches!(say("too-few-threads", &facts), Finding::Advice(_))
+        matches!(finding_of("too-few-threads", &facts), Finding::Advice(_))
     };
     assert_eq!([None, Some(4.0), Some(2.0), Some(1.0), Some(0.3)].map(is_advised), [true, true, false, false, false]);
 }

@@ -6,7 +6,7 @@ use crate::report::markup::escaped;
 pub(super) type Page = String;
 
 /// Most rows in a table of figures; of more windows, every nth is shown.
-pub(super) const MOST_ROWS: usize = 60;
+pub(super) const MAX_ROWS: usize = 60;
 
 /// Text length in bytes above which a cell wraps.
 const LONG: usize = 40;
@@ -93,7 +93,7 @@ fn is_figure(cell: &str) -> bool {
 
 /// Every nth item of a list, so that at most [`MOST_ROWS`] remain.
 pub(super) fn every<T>(list: &[T]) -> impl Iterator<Item = &T> {
-    list.iter().step_by(list.len().div_ceil(MOST_ROWS).max(1))
+    list.iter().step_by(list.len().div_ceil(MAX_ROWS).max(1))
 }
 
 #[cfg(test)]
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn backticks_become_code_and_nothing_else_becomes_markup() {
+    fn only_backticks_become_markup() {
         assert_eq!(coded("a `b<c` & `d"), "a <code>b&lt;c</code> &amp; `d");
         assert_eq!(coded("``"), "<code></code>");
     }

@@ -96,7 +96,7 @@ pub(super) fn loss(report: &Report) -> Page {
     let mut page = figure(&plot.draw(), "Loss over the steps", &caption, &table("Loss, nats", &columns, &rows));
     for restart in loss.restarts.iter().take(10) {
         page.push_str(&paragraph(&format!(
-            "Attempt {} went on at step {}; {} done again.",
+            "Attempt {} resumed at step {}; {} repeated.",
             restart.attempt,
             grouped(restart.step),
             counted(restart.repeated_steps, "step")

@@ -17,7 +17,7 @@ mod setting;
 
 pub use charts::{AllReduce, Loss, LossWindow, Point, RankSkew, Restart, SkewRow, StepTime, StepWindow, Throughput};
 pub use kernels::{KernelRow, Kernels};
-pub use setting::{Amount, GpuSeen, Happened, Memory, Placed, RankPlace, Setting, Variable};
+pub use setting::{Amount, EventEntry, GpuSummary, Memory, PlacementSection, RankPlace, Setting, Variable};
 
 use super::advice::{Basis, Change, Chart};
 use super::sample::{Part, Parts};
@@ -75,9 +75,9 @@ data! {
         pub memory: Option<Memory>,
         /// Where the ranks ran.
         #[serde(skip_serializing_if = "Option::is_none")]
-        pub placement: Option<Placed>,
+        pub placement: Option<PlacementSection>,
         /// Events, in order.
-        pub events: Vec<Happened>,
+        pub events: Vec<EventEntry>,
         /// What ran.
         pub setting: Setting,
     }
@@ -170,7 +170,7 @@ pub struct PartTime {
 
 /// Non-zero parts, from the bottom of a stack to its top.
 pub(super) fn part_times(parts: &Parts) -> Vec<PartTime> {
-    let time = |part: Part| PartTime { part, milliseconds: tidy(parts[part]) };
+    let time = |part: Part| PartTime { part, milliseconds: round4(parts[part]) };
     Part::ALL.into_iter().map(time).filter(|time| time.milliseconds > 0.0).collect()
 }
 
@@ -198,7 +198,7 @@ pub struct Item {
 }
 
 /// Rounds to four significant digits: more would be noise, and differ between machines.
-pub(super) fn tidy(value: f64) -> f64 {
+pub(super) fn round4(value: f64) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return 0.0;
     }
@@ -215,12 +215,12 @@ pub(super) fn tidy(value: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::tidy;
+    use super::round4;
 
     #[test]
     fn four_digits_are_kept() {
         assert_eq!(
-            [97.8765, 0.000123456, 123_456.0, -2.0, 0.0, f64::NAN].map(tidy),
+            [97.8765, 0.000123456, 123_456.0, -2.0, 0.0, f64::NAN].map(round4),
             [97.88, 0.0001235, 123_500.0, -2.0, 0.0, 0.0]
         );
     }

@@ -35,7 +35,7 @@ data! {
     }
 
     /// Where the ranks ran.
-    pub struct Placed {
+    pub struct PlacementSection {
         /// The reason for the placement.
         pub reason: String,
         /// Compromises of the placement.
@@ -49,11 +49,11 @@ data! {
         pub more_ranks: u32,
         /// Monitored GPUs of the listed ranks.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        pub gpus: Vec<GpuSeen>,
+        pub gpus: Vec<GpuSummary>,
     }
 
     /// Observations of a rank's GPU while it was monitored.
-    pub struct GpuSeen {
+    pub struct GpuSummary {
         pub rank: u32,
         /// PCI address.
         pub bus: String,
@@ -97,7 +97,7 @@ data! {
     }
 
     /// An event.
-    pub struct Happened {
+    pub struct EventEntry {
         /// Time, RFC 3339 UTC.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub time: Option<String>,

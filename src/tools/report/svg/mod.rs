@@ -23,7 +23,7 @@ const WIDTH: f64 = 640.0;
 /// Approximate width of a letter in a label.
 const LETTER: f64 = 6.1;
 /// Most points of a line.
-const MOST_POINTS: usize = 600;
+const MAX_POINTS: usize = 600;
 
 /// Hatch patterns, shared by all charts of a page.
 pub(super) const PATTERNS: &str = include_str!("patterns.svg");
@@ -69,10 +69,10 @@ fn line_swatch(class: &str) -> String {
 
 /// Reduces points to at most this many: the smallest and the largest of each segment.
 fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
-    if points.len() <= MOST_POINTS {
+    if points.len() <= MAX_POINTS {
         return points.to_vec();
     }
-    let piece = points.len().div_ceil(MOST_POINTS / 2);
+    let piece = points.len().div_ceil(MAX_POINTS / 2);
     let ends = points.chunks(piece).flat_map(|piece| {
         let by = |a: &&(f64, f64), b: &&(f64, f64)| a.1.total_cmp(&b.1);
         let mut ends = [piece.iter().min_by(by), piece.iter().max_by(by)];
@@ -129,7 +129,7 @@ mod tests {
         let points: Vec<(f64, f64)> =
             (0..100_000).map(|x| (f64::from(x), if x == 77_777 { 9.0 } else { f64::from(x % 3) })).collect();
         let thin = thinned(&points);
-        assert!(thin.len() <= MOST_POINTS && thin.contains(&(77_777.0, 9.0)));
+        assert!(thin.len() <= MAX_POINTS && thin.contains(&(77_777.0, 9.0)));
         assert!(thin.windows(2).all(|pair| pair[0].0 <= pair[1].0), "in order");
     }
 
