@@ -3,7 +3,7 @@
 use crate::args::{Cli, ExplainArgs, PlanArgs, SnapshotArgs};
 use crate::failure::Failure;
 use crate::output::{emit, emit_object, print};
-use crate::snapshot::{self, in_namespace, look, name_of};
+use crate::snapshot::{self, decide, in_namespace, name_of};
 use crate::{fabric, manifest, topo, verdict};
 use switchyard_crds::TrainJob;
 use switchyard_plan::cluster::fabric::Decided;
@@ -21,7 +21,7 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
     let file = snapshot::read_for(&args.place, Some(&job))?;
     let mut cluster = snapshot::cluster(&file)?;
     let job = in_namespace(of_namespace(job, args.namespace.as_deref())?, &cluster);
-    let found = look(&mut cluster, &job)?;
+    let found = decide(&mut cluster, &job)?;
     let is_refused = matches!(found.fabric, Some(Err(_)));
     let exit = if found.place.is_ok() && !is_refused { Exit::Done } else { Exit::NotPlaceable };
     if args.fabric && found.place.is_ok() {
@@ -48,7 +48,7 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
 fn of_namespace(mut job: TrainJob, namespace: Option<&str>) -> Result<TrainJob, Failure> {
     match (&job.metadata.namespace, namespace) {
         (Some(own), Some(wanted)) if own != wanted => Err(Failure::usage(format!(
-            "--namespace: got {wanted}; expected {own}, which the manifest says (metadata.namespace)"
+            "--namespace: got {wanted}; expected {own}, as in the manifest (metadata.namespace)"
         ))),
         (None, Some(wanted)) => {
             job.metadata.namespace = Some(wanted.to_owned());
@@ -68,7 +68,7 @@ pub(super) fn explain(cli: &Cli, args: &ExplainArgs) -> Result<Exit, Failure> {
             if jobs.is_empty() { "there is none".to_string() } else { format!("there are {}", jobs.join(", ")) };
         return Err(Failure::usage(format!("no TrainJob {namespace}/{}; {known} (--namespace)", args.subject)));
     };
-    let found = look(&mut cluster, &job)?;
+    let found = decide(&mut cluster, &job)?;
     if args.fabric {
         // Show the recorded decision; before there is one, show what would be decided.
         let decided = job.status.as_ref().and_then(|status| status.fabric.clone()).filter(|f| !f.decisions.is_empty());
@@ -116,6 +116,6 @@ mod tests {
         assert_eq!(named(Some("team"), None), Some(Some("team".into())));
         assert_eq!(named(None, None), Some(None));
         let refused = of_namespace(job(Some("own")), Some("team")).unwrap_err().message;
-        assert_eq!(refused, "--namespace: got team; expected own, which the manifest says (metadata.namespace)");
+        assert_eq!(refused, "--namespace: got team; expected own, as in the manifest (metadata.namespace)");
     }
 }

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kubectl_is_told_commands_flags_and_values() {
+    fn kubectl_gets_commands_flags_and_values() {
         let ask = |words: &[&str]| candidates(&words.iter().map(ToString::to_string).collect::<Vec<_>>());
         assert!(ask(&["expl"]).starts_with("explain\t"), "{}", ask(&["expl"]));
         assert!(ask(&["expl"]).ends_with(":4"));
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn every_command_has_a_manual_page_and_the_scripts_know_it() {
+    fn every_command_has_a_manual_page_and_is_in_the_scripts() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(man(folder.path()), Ok(Exit::Done));
         let text = std::fs::read_to_string(folder.path().join("switchyard-checkpoint-verify.1")).unwrap();

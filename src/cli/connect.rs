@@ -37,15 +37,15 @@ pub(crate) async fn open(connection: &Connection) -> Result<Cluster, Failure> {
 }
 
 /// How long to wait for a response before telling the user.
-const PATIENCE: Duration = Duration::from_secs(2);
+const NOTICE_DELAY: Duration = Duration::from_secs(2);
 
 /// Awaits a response from an API server, and reports on standard error if it takes long.
 pub(crate) async fn answer<T>(server: &str, request: impl Future<Output = T>) -> T {
     let mut request = pin!(request);
     tokio::select! {
         answer = &mut request => answer,
-        () = tokio::time::sleep(PATIENCE) => {
-            anstream::eprintln!("waiting for the API server at {server}, which has not answered for {} s", PATIENCE.as_secs());
+        () = tokio::time::sleep(NOTICE_DELAY) => {
+            anstream::eprintln!("waiting for the API server at {server}, which has not answered for {} s", NOTICE_DELAY.as_secs());
             request.await
         }
     }
@@ -53,7 +53,7 @@ pub(crate) async fn answer<T>(server: &str, request: impl Future<Output = T>) ->
 
 /// An error message for people: the API server's message, or why there was no response. The
 /// client's own text contains Rust debug output.
-pub(crate) fn words(error: &kube::Error) -> String {
+pub(crate) fn error_message(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
         kube::Error::Api(status) => format!("the API server answered with code {} {}", status.code, status.reason),
@@ -74,17 +74,18 @@ pub(crate) fn words(error: &kube::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::words;
+    use super::error_message;
 
     /// `doctor` printed `Status { status: Some(Failure), code: 403, …, continue_: None }`.
     #[test]
-    fn errors_have_no_rust_in_them() {
+    fn errors_contain_no_rust_debug_output() {
         let status = |message: &str| kube::core::Status::failure(message, "Forbidden").boxed();
-        let said = words(&kube::Error::Api(status("pods \"a-1-0\" is forbidden: User \"b\" cannot get resource")));
+        let said =
+            error_message(&kube::Error::Api(status("pods \"a-1-0\" is forbidden: User \"b\" cannot get resource")));
         assert_eq!(said, "pods \"a-1-0\" is forbidden: User \"b\" cannot get resource");
-        assert_eq!(words(&kube::Error::Api(status(""))), "the API server answered with code 0 Forbidden");
+        assert_eq!(error_message(&kube::Error::Api(status(""))), "the API server answered with code 0 Forbidden");
         let refused = std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "connection refused");
-        let said = words(&kube::Error::Service(Box::new(refused)));
+        let said = error_message(&kube::Error::Service(Box::new(refused)));
         assert!(said.contains("connection refused") && !said.contains('{'), "{said}");
     }
 }

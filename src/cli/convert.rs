@@ -15,7 +15,7 @@ use switchyard_worker_contract::exit::Exit;
 /// A converted file: the TrainJobs with their unsupported settings, and the skipped documents.
 struct File {
     jobs: Vec<Converted>,
-    passed_over: Vec<String>,
+    skipped: Vec<String>,
 }
 
 /// Converts a file; prints nothing unless all of it is valid.
@@ -29,15 +29,15 @@ pub(super) fn convert(cli: &Cli, args: &ConvertArgs) -> Result<Exit, Failure> {
         emit_object(cli.output, &converted.job);
     }
     if !cli.quiet {
-        let said = said(&file);
-        anstream::eprint!("{said}");
+        let notes = notes(&file);
+        anstream::eprint!("{notes}");
     }
     Ok(Exit::Done)
 }
 
 fn read(name: &str, text: &str) -> Result<File, Failure> {
     let wrong = |fault: &dyn Display| Failure::usage(format!("error[SY0002]: {name}: {fault}"));
-    let mut file = File { jobs: Vec::new(), passed_over: Vec::new() };
+    let mut file = File { jobs: Vec::new(), skipped: Vec::new() };
     for document in yaml::documents(name, text)? {
         let document = document.value.to_json();
         let items = document.get("items").and_then(Value::as_array).filter(|_| is_list(&document));
@@ -47,13 +47,13 @@ fn read(name: &str, text: &str) -> Result<File, Failure> {
                     check(&converted.job).map_err(|fault| wrong(&fault))?;
                     file.jobs.push(converted);
                 }
-                Err(ConvertError::UnknownKind(kind)) => file.passed_over.push(kind),
+                Err(ConvertError::UnknownKind(kind)) => file.skipped.push(kind),
                 Err(error) => return Err(wrong(&error)),
             }
         }
     }
     if file.jobs.is_empty() {
-        let got = file.passed_over.pop().unwrap_or_else(|| "no document".into());
+        let got = file.skipped.pop().unwrap_or_else(|| "no document".into());
         return Err(wrong(&ConvertError::UnknownKind(got)));
     }
     Ok(file)
@@ -76,7 +76,7 @@ fn check(job: &Value) -> Result<(), String> {
 }
 
 /// Lists the fields without a counterpart.
-fn said(file: &File) -> String {
+fn notes(file: &File) -> String {
     let mut out = String::new();
     for converted in &file.jobs {
         let name = converted.job["metadata"]["name"].as_str().unwrap_or_default();
@@ -88,9 +88,9 @@ fn said(file: &File) -> String {
             out.push_str(&format!("  {}: {}\n      {}\n", note.path, note.value, note.what));
         }
     }
-    let passed = file.passed_over.len() as u64;
+    let passed = file.skipped.len() as u64;
     if passed > 0 {
-        let kinds = file.passed_over.join(", ");
+        let kinds = file.skipped.join(", ");
         out.push_str(&format!("{passed} document{} skipped: {kinds}\n", plural(passed)));
     }
     out

@@ -15,7 +15,7 @@ pub(super) fn table(job: &TrainJob, fabric: &FabricStatus, forecast: Option<&For
     let mut text = format!("fabric of {}: {}\n", name_of(job), headline(fabric));
     for resource in &fabric.resources {
         text.push_str(&format!(
-            "  each pod also asks for {} {}: {}\n",
+            "  each pod also requests {} {}: {}\n",
             resource.name, resource.quantity.0, resource.reason
         ));
     }

@@ -38,11 +38,11 @@ fn read(path: &Path, options: Options) -> Result<File, Failure> {
 }
 
 fn file(name: String, text: String, options: Options) -> Result<File, Failure> {
-    let look = |document: Spanned<Node>| {
+    let check = |document: Spanned<Node>| {
         let linted = lint::lint(&document.value.to_json(), options);
         (document, linted)
     };
-    let documents: Vec<(Spanned<Node>, Vec<Linted>)> = yaml::documents(&name, &text)?.into_iter().map(look).collect();
+    let documents: Vec<(Spanned<Node>, Vec<Linted>)> = yaml::documents(&name, &text)?.into_iter().map(check).collect();
     if documents.iter().all(|(_, linted)| linted.is_empty()) {
         return Err(Failure::usage(format!(
             "error[SY0002]: {name}: got nothing that starts pods; expected a TrainJob, PyTorchJob, MPIJob, Job, Pod or the \
@@ -62,7 +62,7 @@ fn count(files: &[File], severity: Severity) -> u64 {
 }
 
 /// Position of a finding in the text: its field, or the word in a script.
-fn place(text: &str, document: &Spanned<Node>, finding: &Finding) -> Option<Range<usize>> {
+fn position(text: &str, document: &Spanned<Node>, finding: &Finding) -> Option<Range<usize>> {
     let steps: Vec<String> = finding
         .field
         .steps()
@@ -113,7 +113,7 @@ fn excerpt(file: &File, document: &Spanned<Node>, linted: &Linted, finding: &Fin
         Severity::Note => Level::NOTE,
     };
     let group = level.primary_title(finding.got.clone()).id(finding.rule);
-    let group = match place(&file.text, document, finding) {
+    let group = match position(&file.text, document, finding) {
         Some(range) => {
             let label = AnnotationKind::Primary.span(range).label(finding.field.to_string());
             group.element(Snippet::source(&file.text).path(&file.name).annotation(label))
@@ -180,7 +180,7 @@ fn report(files: &[File]) -> Report<'_> {
 }
 
 fn row<'a>(file: &'a File, document: &Spanned<Node>, linted: &'a Linted, finding: &'a Finding) -> Row<'a> {
-    let line = place(&file.text, document, finding)
+    let line = position(&file.text, document, finding)
         .and_then(|range| file.text.get(..range.start))
         .map(|before| before.matches('\n').count() + 1);
     Row {

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_a_file() {
+    fn files_are_recognised() {
         for file in ["./import", "gpu-07.yaml", "gpu-07.json", "Cargo.toml"] {
             assert!(is_file(file), "{file}");
         }

@@ -59,8 +59,8 @@ fn render(name: &str, text: &str, document: &Spanned<Node>, faults: &[Fault]) ->
                 .id(fault.kind.code())
                 .element(Snippet::source(text).path(name).annotation(AnnotationKind::Primary.span(range).label(label))),
             None => {
-                let place = if label.is_empty() { format!("in {name}") } else { format!("in {name}: {label}") };
-                Level::ERROR.primary_title(title).id(fault.kind.code()).element(Level::NOTE.message(place))
+                let location = if label.is_empty() { format!("in {name}") } else { format!("in {name}: {label}") };
+                Level::ERROR.primary_title(title).id(fault.kind.code()).element(Level::NOTE.message(location))
             }
         };
         if !fault.expected.is_empty() {

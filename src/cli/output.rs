@@ -43,8 +43,8 @@ pub(crate) fn yaml(value: &impl Serialize) -> String {
     serde_saphyr::to_string(value).unwrap_or_default()
 }
 
-/// Prints to standard output. A closed pipe (`
-/// head`) is not an error; any other write error, such as a full disk, is reported.
+/// Prints to standard output. A closed pipe (`| head`) is not an error; any other write error, such
+/// as a full disk, is reported.
 pub(crate) fn print(text: &str) {
     let written = writeln!(anstream::stdout(), "{}", text.trim_end());
     if let Err(error) = written.as_ref()

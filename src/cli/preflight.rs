@@ -4,7 +4,7 @@
 use crate::args::{Cli, PreflightArgs};
 use crate::failure::Failure;
 use crate::output::emit;
-use crate::snapshot::{self, in_namespace, look, name_of};
+use crate::snapshot::{self, decide, in_namespace, name_of};
 use crate::{fabric, manifest};
 use serde_json::json;
 use switchyard_core::units::counted;
@@ -19,7 +19,7 @@ pub(super) fn preflight(cli: &Cli, args: &PreflightArgs) -> Result<Exit, Failure
     job.spec.fabric.preflight.mode = PreflightMode::Report;
     let mut cluster = snapshot::open(&args.place)?;
     let job = in_namespace(job, &cluster);
-    let found = look(&mut cluster, &job)?;
+    let found = decide(&mut cluster, &job)?;
     let not_placeable = |why: String| Failure::new(why, Exit::NotPlaceable);
     let placement = found.place.map_err(|why| not_placeable(format!("not placeable: {why}")))?.status;
     let Some(decided) = found.fabric else {

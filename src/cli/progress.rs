@@ -6,7 +6,7 @@ use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 /// Time before a bar is shown.
-const PATIENCE: Duration = Duration::from_millis(500);
+const BAR_DELAY: Duration = Duration::from_millis(500);
 /// Time between two lines without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(30);
 
@@ -26,28 +26,28 @@ pub(crate) struct Progress {
     done: u64,
     looked: u64,
     started: Instant,
-    talks: bool,
+    is_verbose: bool,
     bar: Option<ProgressBar>,
     last_line: Instant,
 }
 
 impl Progress {
-    /// `talks` is whether to show progress at all.
-    pub(crate) fn new(talks: bool, work: Work) -> Progress {
+    /// `is_verbose` is whether to show progress at all.
+    pub(crate) fn new(is_verbose: bool, work: Work) -> Progress {
         let now = Instant::now();
-        Progress { work, done: 0, looked: 0, started: now, talks, bar: None, last_line: now }
+        Progress { work, done: 0, looked: 0, started: now, is_verbose, bar: None, last_line: now }
     }
 
     pub(crate) fn advance(&mut self, by: u64) {
         self.done += by;
-        if !self.talks || self.done - self.looked < self.work.stride {
+        if !self.is_verbose || self.done - self.looked < self.work.stride {
             return;
         }
         self.looked = self.done;
         let Work { verb, words, total, .. } = self.work;
         let amounts = || (words(self.done), words(total));
         if io::stderr().is_terminal() {
-            if self.bar.is_none() && self.started.elapsed() >= PATIENCE {
+            if self.bar.is_none() && self.started.elapsed() >= BAR_DELAY {
                 let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
                 let style = ProgressStyle::with_template("{msg} [{bar:24}]   ETA {eta}");
                 bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> "));

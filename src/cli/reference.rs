@@ -161,7 +161,7 @@ fn cell(text: &str) -> String {
 }
 
 /// Compares a committed file, or writes it if snapshots are being updated.
-fn held(path: &str, text: &str) {
+fn assert_committed(path: &str, text: &str) {
     let full = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
     if std::env::var_os("INSTA_UPDATE").is_some_and(|how| how == "always") {
         std::fs::create_dir_all(full.parent().unwrap()).unwrap();
@@ -173,7 +173,7 @@ fn held(path: &str, text: &str) {
 
 #[test]
 fn the_page_of_commands_is_that_of_the_program() {
-    held("docs/cli.md", &page());
+    assert_committed("docs/cli.md", &page());
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn the_picture_is_what_the_program_draws() {
     let mut seen = snapshot::cluster(&file).unwrap();
     let job = snapshot::in_namespace(manifest::read(&at("gpt-rack.yaml")).unwrap(), &seen);
     let placed = snapshot::look(&mut seen, &job).unwrap().place.unwrap();
-    held(
+    assert_committed(
         "docs/pictures/two-racks.svg",
         &topo::cluster::drawing(&file, &seen, &snapshot::name_of(&job), &placed.status),
     );

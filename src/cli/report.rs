@@ -107,7 +107,7 @@ fn read(folder: &Path) -> Result<Record, Failure> {
             Err(error) => record.note(format!("{} cannot be read: {error}", document.file())),
         }
     }
-    absences(&absent).into_iter().for_each(|note| record.note(note));
+    missing_documents(&absent).into_iter().for_each(|note| record.note(note));
     match lines(&folder.join("events.jsonl"), |line| record.event_line(line)) {
         Ok(()) => found = true,
         Err(error) => record.note(format!("events.jsonl cannot be read: {error}")),
@@ -137,7 +137,7 @@ fn read(folder: &Path) -> Result<Record, Failure> {
 const LOCAL: [Document; 3] = [Document::Plan, Document::Inspection, Document::Machine];
 
 /// Names the missing documents in a sentence or two.
-fn absences(absent: &[Document]) -> Vec<String> {
+fn missing_documents(absent: &[Document]) -> Vec<String> {
     let is_of_cluster = LOCAL.iter().all(|document| absent.contains(document));
     let (local, others): (Vec<&Document>, Vec<&Document>) =
         absent.iter().partition(|document| is_of_cluster && LOCAL.contains(document));
@@ -257,16 +257,16 @@ fn words(item: &Item) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Document, absences};
+    use super::{Document, missing_documents};
 
     /// Regression: "missing there is no plan.yaml" appeared three times, about files that no
     /// cluster job has.
     #[test]
-    fn files_that_only_a_local_run_has_are_named_together() {
+    fn documents_of_local_runs_are_named_together() {
         use Document::{Engine, Inspection, Machine, Plan};
         let together = "there is no plan.yaml, inspection.json, machine.json: only `switchyard run` writes them";
-        assert_eq!(absences(&[Plan, Engine, Inspection, Machine]), [together, "there is no engine.json"]);
-        assert_eq!(absences(&[Inspection]), ["there is no inspection.json"]);
-        assert!(absences(&[]).is_empty());
+        assert_eq!(missing_documents(&[Plan, Engine, Inspection, Machine]), [together, "there is no engine.json"]);
+        assert_eq!(missing_documents(&[Inspection]), ["there is no inspection.json"]);
+        assert!(missing_documents(&[]).is_empty());
     }
 }

@@ -108,12 +108,12 @@ impl<'a> Show<'a> {
     }
 
     /// Whether to print text for people on standard error.
-    fn talks(&self) -> bool {
+    fn is_verbose(&self) -> bool {
         !self.quiet && self.output != Output::Json
     }
 
-    fn say(&self, text: &str) {
-        if self.talks() {
+    fn print(&self, text: &str) {
+        if self.is_verbose() {
             match &self.bar {
                 Some(bar) => bar.suspend(|| eprintln!("{text}")),
                 None => eprintln!("{text}"),
@@ -127,7 +127,7 @@ impl<'a> Show<'a> {
         if ended.as_ref().is_ok_and(|outcome| outcome.exit == Exit::Done) {
             print(advice);
         } else {
-            self.say(advice.trim_end());
+            self.print(advice.trim_end());
         }
     }
 
@@ -175,17 +175,17 @@ impl Observer for Show<'_> {
     fn observe(&mut self, update: Update<'_>) -> Result<(), RunDirError> {
         match update {
             Update::Starting { plan, inspection, run_dir } => {
-                self.say(&screen::header(plan, inspection, &run_dir.short(), self.machine));
+                self.print(&screen::header(plan, inspection, &run_dir.short(), self.machine));
                 for warning in &plan.warnings {
-                    self.say(&format!("warning: {warning}"));
+                    self.print(&format!("warning: {warning}"));
                 }
                 if inspection.empty_files > 0 {
-                    self.say(&format!("warning: {} empty files were left out", inspection.empty_files));
+                    self.print(&format!("warning: {} empty files were skipped", inspection.empty_files));
                 }
                 if self.verbose {
                     for process in plan.processes() {
                         for entry in &process.env {
-                            self.say(&format!(
+                            self.print(&format!(
                                 "  rank {}  {}={}  ({})",
                                 process.rank, entry.name, entry.value, entry.reason
                             ));
@@ -198,13 +198,13 @@ impl Observer for Show<'_> {
                 self.inspection = Some(inspection.clone());
             }
             Update::Ready { attempt, plan, ranks } => {
-                self.say(&screen::rank_table(plan, ranks));
+                self.print(&screen::rank_table(plan, ranks));
                 if let Some(line) = screen::resumed(plan, ranks) {
-                    self.say(&line);
+                    self.print(&line);
                 }
                 if let Some(inspection) = &self.inspection {
-                    self.say(&screen::fusion(plan, inspection, ranks));
-                    if self.talks() && std::io::stderr().is_terminal() {
+                    self.print(&screen::fusion(plan, inspection, ranks));
+                    if self.is_verbose() && std::io::stderr().is_terminal() {
                         self.bar = Some(bar(inspection.total_steps, self.ascii));
                     }
                 }
@@ -218,21 +218,21 @@ impl Observer for Show<'_> {
                     json_line("RunEvaluation", json!({"step": step, "loss": loss, "accuracy": accuracy}));
                 }
             }
-            Update::Standstill(interval) => self.say(&match interval.figures.stuck {
+            Update::Standstill(interval) => self.print(&match interval.figures.stuck {
                 Some(stuck) => format!(
-                    "warning: rank {} stands still in {}; failurePolicy.onHang is Report: the job goes on waiting",
+                    "warning: rank {} is stuck in {}; failurePolicy.onHang is Report: the job keeps waiting",
                     stuck.rank,
                     stuck.doing()
                 ),
-                None => "no rank stands still any more".to_owned(),
+                None => "no rank is stuck any more".to_owned(),
             }),
-            Update::GpuTrouble(gpu) => self.say(&match gpu {
+            Update::GpuTrouble(gpu) => self.print(&match gpu {
                 Some(gpu) => format!("warning: rank {}, {}", gpu.rank, gpu.what()),
                 None => "no GPU is in trouble any more".to_owned(),
             }),
             Update::Checkpoint(report) => {
                 if let Some(failure) = &report.failure {
-                    self.say(&format!("warning: the checkpoint of step {} is not saved: {failure}", report.step));
+                    self.print(&format!("warning: the checkpoint of step {} is not saved: {failure}", report.step));
                 }
                 if self.output == Output::Json {
                     json_line("RunCheckpoint", json!(report));
@@ -253,7 +253,7 @@ impl Observer for Show<'_> {
             }
             Update::Restarting { attempt, saved, restarts, max_restarts } => {
                 let from = if saved { "the newest checkpoint, if there is one" } else { "the beginning" };
-                self.say(&format!("restart {restarts} of {max_restarts}: attempt {attempt} starts from {from}"));
+                self.print(&format!("restart {restarts} of {max_restarts}: attempt {attempt} starts from {from}"));
                 if self.output == Output::Json {
                     json_line(
                         "RunRestarting",
@@ -264,7 +264,7 @@ impl Observer for Show<'_> {
             Update::Stopping { signal, saves } => {
                 self.clear();
                 let first = if saves { ", which save a checkpoint first" } else { "" };
-                self.say(&format!("{signal}: stopping all ranks{first}; once more to end them at once"));
+                self.print(&format!("{signal}: stopping all ranks{first}; again to kill them immediately"));
             }
             Update::Finished { report, inspection, seconds, items_per_second, figures } => {
                 self.clear();

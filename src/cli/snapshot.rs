@@ -23,7 +23,7 @@ use switchyard_plan::objects::Defaults;
 use switchyard_service::Connection;
 
 /// Largest snapshot file; 10,000 nodes with their reports take about 150 MB.
-const MOST: Limit = (1 << 30, "1 GiB");
+const MAX: Limit = (1 << 30, "1 GiB");
 
 /// A cluster in a file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -89,7 +89,7 @@ pub(crate) fn read_for(args: &ClusterArgs, job: Option<&TrainJob>) -> Result<Sna
 
 pub(crate) fn read_file(path: &Path) -> Result<SnapshotFile, Failure> {
     let name = input::name(path);
-    let text = input::read(path, "snapshot of a cluster of at most 1 GiB", MOST)?;
+    let text = input::read(path, "snapshot of a cluster of at most 1 GiB", MAX)?;
     // Parse JSON with its own parser, which is twenty times as fast, because snapshots can be
     // large.
     let file: SnapshotFile = if text.trim_start().starts_with('{') {
@@ -149,7 +149,7 @@ pub(crate) fn in_namespace(mut job: TrainJob, cluster: &Cluster) -> TrainJob {
 }
 
 /// The controller's decision about the job if it were new.
-pub(crate) fn look(cluster: &mut Cluster, job: &TrainJob) -> Result<Verdict, Failure> {
+pub(crate) fn decide(cluster: &mut Cluster, job: &TrainJob) -> Result<Verdict, Failure> {
     cluster.look(job, Earlier::Forgotten).map_err(|faults| {
         let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
         Failure::usage(faults.join("\n"))

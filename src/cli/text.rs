@@ -2,7 +2,7 @@
 
 use unicode_width::UnicodeWidthStr;
 
-/// Narrowest row width, whatever the terminal's width.
+/// Narrowest row width, even on narrower terminals.
 pub(crate) const NARROWEST: usize = 40;
 /// Longer CPU lists (interleaved numbering) are shown as a count, to leave room for the rest.
 const LONGEST_CPU_LIST: usize = 28;
@@ -24,7 +24,7 @@ impl Screen {
     }
 
     pub(crate) fn line(&mut self, line: &str) {
-        self.text.push_str(cut(line.trim_end(), self.width).trim_end());
+        self.text.push_str(truncate(line.trim_end(), self.width).trim_end());
         self.text.push('\n');
     }
 
@@ -221,7 +221,7 @@ pub(crate) fn length(text: &str) -> usize {
 }
 
 /// At most `width` characters, with `..` in the middle if it is shortened.
-pub(crate) fn cut(text: &str, width: usize) -> String {
+pub(crate) fn truncate(text: &str, width: usize) -> String {
     let letters: Vec<char> = text.chars().collect();
     if letters.len() <= width {
         return text.to_owned();

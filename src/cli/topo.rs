@@ -17,9 +17,9 @@ mod smi;
 use crate::args::{Cli, Output, TopoArgs, TopoCommand};
 use crate::failure::Failure;
 use crate::output::{emit_object, print, width};
-use crate::text::{NARROWEST, Screen, cut, length, plain, short_list};
+use crate::text::{NARROWEST, Screen, length, plain, short_list, truncate};
 use crate::{import, machine, xml};
-use devices::Known;
+use devices::NodeModel;
 use draw::{dot, svg};
 use jiff::Timestamp;
 use std::io::IsTerminal;
@@ -94,7 +94,7 @@ fn render(topology: &GPUTopology, view: &View) -> String {
     let width = view.width.max(NARROWEST);
     let name = plain(topology.metadata.name.as_deref().unwrap_or("-"));
     let Some(status) = &topology.status else {
-        return format!("{}\n", cut(&format!("{name}   not reported yet"), width));
+        return format!("{}\n", truncate(&format!("{name}   not reported yet"), width));
     };
     let mut screen = Screen::new(width);
     header(&mut screen, &name, status, view.seen.as_deref());

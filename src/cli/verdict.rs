@@ -200,7 +200,7 @@ pub(super) fn explanation(job: &TrainJob, now: &Verdict, cluster: &Cluster, verb
                 row(&mut text, "fabric", &format!("{} (--fabric)", fabric::headline(found)));
             }
             if let Some(progressing) = condition(conditions::PROGRESSING) {
-                let name = if progressing.status == "True" { "progress" } else { "stands" };
+                let name = if progressing.status == "True" { "progress" } else { "stuck" };
                 let age = figures_age(job, cluster.now()).map(|age| format!(" ({} ago)", duration(age)));
                 row(&mut text, name, &(progressing.message.clone() + &age.unwrap_or_default()));
             }

@@ -78,13 +78,13 @@ fn compare(args: &WhatifArgs) -> Result<Vec<Compared>, Failure> {
         drain(&mut after, node)?;
     }
     for device in &args.lose_link {
-        lose(&mut after, device)?;
+        take_down(&mut after, device)?;
     }
     let mut old = snapshot::cluster(&before)?;
     let mut new = snapshot::cluster(&after)?;
     for job in added {
         let job = in_namespace(job, &new);
-        let found = look(&mut new, &job, Earlier::Forgotten)?;
+        let found = decide(&mut new, &job, Earlier::Forgotten)?;
         let placed =
             found.place.map_err(|why| Failure::new(format!("--add {}: {why}", name_of(&job)), Exit::NotPlaceable))?;
         new.settle(&job, &placed);
@@ -107,14 +107,14 @@ fn compare(args: &WhatifArgs) -> Result<Vec<Compared>, Failure> {
             None => job.clone(),
         };
         let earlier = if is_on(&job, &touched) { Earlier::Kept } else { Earlier::Forgotten };
-        results.push((look(&mut old, &job, earlier)?, look(&mut new, &asked, earlier)?, asked));
+        results.push((decide(&mut old, &job, earlier)?, decide(&mut new, &asked, earlier)?, asked));
     }
     let new = std::rc::Rc::new(new);
     let compared = |(before, after, job)| Compared { job, before, after, cluster: new.clone() };
     Ok(results.into_iter().map(compared).collect())
 }
 
-fn look(cluster: &mut Cluster, job: &TrainJob, earlier: Earlier) -> Result<Verdict, Failure> {
+fn decide(cluster: &mut Cluster, job: &TrainJob, earlier: Earlier) -> Result<Verdict, Failure> {
     cluster.look(job, earlier).map_err(|faults| {
         let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
         Failure::usage(format!("{}: {}", name_of(job), faults.join("; ")))
@@ -158,7 +158,7 @@ fn drain(file: &mut SnapshotFile, name: &str) -> Result<(), Failure> {
 }
 
 /// Takes down a GPU's NVLinks, the NVLinks between two GPUs, or a NIC.
-fn lose(file: &mut SnapshotFile, device: &str) -> Result<(), Failure> {
+fn take_down(file: &mut SnapshotFile, device: &str) -> Result<(), Failure> {
     let wrong = |message: String| Failure::usage(format!("--lose-link: {message}"));
     let expected = "expected NODE/GPU, NODE/GPU-GPU or NODE/NIC, such as gpu-07/5 or gpu-07/mlx5_0";
     let malformed = || wrong(format!("got `{device}`; {expected}"));

@@ -144,9 +144,9 @@ impl Checked {
 /// A finding on a screen: `topo.xml:4,9: warning[gdr-pin]: gdr="1" of <gpu>`, followed by the
 /// reason and the fix.
 fn lines(name: &str, finding: &Finding) -> String {
-    const MOST: usize = 8;
-    let mut lines: Vec<String> = finding.lines.iter().take(MOST).map(u32::to_string).collect();
-    lines.extend((finding.lines.len() > MOST).then(|| format!("and {} more", finding.lines.len() - MOST)));
+    const MAX: usize = 8;
+    let mut lines: Vec<String> = finding.lines.iter().take(MAX).map(u32::to_string).collect();
+    lines.extend((finding.lines.len() > MAX).then(|| format!("and {} more", finding.lines.len() - MAX)));
     let place = if lines.is_empty() { name.to_string() } else { format!("{name}:{}", lines.join(",")) };
     let rule = finding.rule;
     let head = format!("{place}: {}[{}]: {}", rule.severity.word(), rule.name, plain(&finding.got));

@@ -6,8 +6,8 @@
 //! ```
 
 mod checks;
+mod observations;
 mod rights;
-mod seen;
 #[cfg(test)]
 mod tests;
 
@@ -41,11 +41,11 @@ impl Finding {
 /// Checks a cluster.
 pub(super) fn cluster(cli: &Cli, args: &DoctorClusterArgs) -> Result<Exit, Failure> {
     let connection = Connection { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
-    let seen = connect::wait_for(async {
+    let observations = connect::wait_for(async {
         let cluster = connect::open(&connection).await?;
-        Ok(connect::answer(&cluster.server, seen::gather(&cluster.client)).await)
+        Ok(connect::answer(&cluster.server, observations::gather(&cluster.client)).await)
     })?;
-    let findings = checks::all(&seen);
+    let findings = checks::all(&observations);
     emit(cli.output, "ClusterDiagnosis", &json!({"findings": findings}), || screen(&findings, width()));
     Ok(if findings.is_empty() { Exit::Done } else { FOUND })
 }

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_and_what_is_missing_are_shown_with_the_fix() {
+    fn present_and_missing_libraries_are_shown_with_the_fix() {
         let found = Library {
             name: "driver".into(),
             file: Some("/usr/lib/libcuda.so.580.65".into()),

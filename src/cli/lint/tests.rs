@@ -71,7 +71,7 @@ fn files_without_a_job_and_broken_yaml_are_refused_by_name() {
 }
 
 #[test]
-fn several_documents_are_all_looked_at_and_named() {
+fn all_documents_are_checked_and_named() {
     let pod = |name: &str, value: &str| {
         format!(
             "kind: Pod\nmetadata: {{name: {name}}}\nspec: {{containers: [{{env: [{{name: NCCL_DEBUG, value: {value}}}]}}]}}\n"

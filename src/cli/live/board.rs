@@ -22,7 +22,7 @@ use switchyard_worker_contract::exit::Exit;
 
 /// The state shown on the screen.
 #[derive(Default)]
-pub(super) struct Known {
+pub(super) struct Board {
     /// By namespace and name.
     pub jobs: BTreeMap<String, TrainJob>,
     /// Pods by attempt and node rank, if there is only one job.
@@ -42,7 +42,7 @@ pub(super) fn by_namespace(leases: Vec<Lease>) -> BTreeMap<String, Lease> {
     leases.into_iter().map(|lease| (lease.namespace().unwrap_or_default(), lease)).collect()
 }
 
-impl Known {
+impl Board {
     /// Applies an event of a job; returns the name of a deleted one.
     pub(super) fn job(&mut self, event: Event<TrainJob>) -> Option<String> {
         match event {
@@ -80,7 +80,7 @@ impl Known {
 
     /// Why no controller keeps the statuses up to date; `None` if one does or if that is unknown.
     pub(super) fn outdated(&self, now: Timestamp) -> Option<String> {
-        controller::absent(self.leases.values(), now)
+        controller::absence(self.leases.values(), now)
     }
 
     /// Applies an event of a pod.
@@ -128,7 +128,7 @@ pub(super) fn state(job: &TrainJob) -> String {
         if let Some(loss) = &figures.loss {
             text.push_str(&format!(" loss={loss}"));
         }
-        if let Some(seconds) = figures.estimated_remaining_seconds.filter(|_| figures::are_of_now(job)) {
+        if let Some(seconds) = figures.estimated_remaining_seconds.filter(|_| figures::are_current(job)) {
             text.push_str(&format!(" eta={}", duration(seconds as f64)));
         }
     }
@@ -164,8 +164,8 @@ fn note(job: &TrainJob, now: Timestamp) -> Option<String> {
         return Some(failed.message.clone());
     }
     // While pods start, the figures are from the previous attempt.
-    let trains = waits(status).next().is_none() && stage(job) != Stage::Starting.reason();
-    if let Some(figures) = status.trainer_status.as_ref().filter(|_| trains) {
+    let is_training = waits(status).next().is_none() && stage(job) != Stage::Starting.reason();
+    if let Some(figures) = status.trainer_status.as_ref().filter(|_| is_training) {
         let mut text = format!("step {}/{}", figures.step, figures.total_steps);
         if let Some(loss) = &figures.loss {
             text.push_str(&format!(", loss {loss}"));
@@ -198,8 +198,8 @@ fn note(job: &TrainJob, now: Timestamp) -> Option<String> {
     // While pods are being created, only the summary condition has the API server's errors.
     let making =
         summary.filter(|_| [Stage::Placing, Stage::Restarting].iter().any(|making| stage(job) == making.reason()));
-    let told = making.into_iter().chain(waits(status)).chain(summary);
-    told.map(|condition| condition.message.clone()).find(|message| !message.is_empty())
+    let messages = making.into_iter().chain(waits(status)).chain(summary);
+    messages.map(|condition| condition.message.clone()).find(|message| !message.is_empty())
 }
 
 /// Nodes and predicted bandwidth.
@@ -212,27 +212,27 @@ fn topology(job: &TrainJob) -> Option<String> {
 
 /// The screen: a line per job, followed by what it waits for or its figures. A single job is shown
 /// with its pods.
-pub(super) fn table(known: &Known, now: Timestamp, width: usize) -> String {
-    if known.jobs.is_empty() {
+pub(super) fn table(board: &Board, now: Timestamp, width: usize) -> String {
+    if board.jobs.is_empty() {
         return "no TrainJob\n".into();
     }
     let head = ["NAME", "STAGE", "READY", "RESTARTS", "PROGRESS", "AGE", "QUEUE", "TOPOLOGY", "ETA"];
-    let outdated = known.outdated(now);
-    let name = |full, job| if known.all_namespaces { full } else { job_name(job) };
-    let rows = known.jobs.iter().map(|(full, job)| row(name(full, job), job, now, outdated.is_none()));
+    let outdated = board.outdated(now);
+    let name = |full, job| if board.all_namespaces { full } else { job_name(job) };
+    let rows = board.jobs.iter().map(|(full, job)| row(name(full, job), job, now, outdated.is_none()));
     let table = narrow(std::iter::once(head.map(String::from).to_vec()).chain(rows).collect(), width);
     let mut lines = table.lines();
     let mut text = Screen::new(width);
     outdated.iter().for_each(|why| text.paragraph("warning", why));
     lines.next().into_iter().for_each(|head| text.line(head));
-    for (line, job) in lines.zip(known.jobs.values()) {
+    for (line, job) in lines.zip(board.jobs.values()) {
         text.line(line);
         if let Some(note) = note(job, now) {
             text.paragraph("", &note);
         }
-        if known.only && !known.pods.is_empty() {
+        if board.only && !board.pods.is_empty() {
             text.line("");
-            pods(job, known, now, width).lines().for_each(|line| text.line(line));
+            pods(job, board, now, width).lines().for_each(|line| text.line(line));
         }
     }
     text.into_text()
@@ -279,11 +279,11 @@ fn narrow(mut rows: Vec<Vec<String>>, width: usize) -> String {
 }
 
 /// The pods of a job, with the reason if one does not run.
-fn pods(job: &TrainJob, known: &Known, now: Timestamp, width: usize) -> String {
+fn pods(job: &TrainJob, board: &Board, now: Timestamp, width: usize) -> String {
     let ranks = ranks(job);
     let placed = job.status.as_ref().and_then(|status| status.placement.as_ref());
     let mut rows = vec![["RANKS", "POD", "STATE", "NODE", "GPUS"].map(String::from).to_vec()];
-    for pod in known.pods.values() {
+    for pod in board.pods.values() {
         let own = ranks.get(pod.node_rank as usize);
         let gpus = placed.and_then(|placed| {
             let first = own?.0;
@@ -357,17 +357,17 @@ pub(super) fn body(job: &TrainJob) -> Value {
 }
 
 /// The screen as data.
-pub(super) fn bodies(known: &Known, now: Timestamp) -> Value {
-    let mut all = bodies_of_jobs(known, now);
-    known.outdated(now).into_iter().for_each(|why| all["outdated"] = why.into());
+pub(super) fn bodies(board: &Board, now: Timestamp) -> Value {
+    let mut all = bodies_of_jobs(board, now);
+    board.outdated(now).into_iter().for_each(|why| all["outdated"] = why.into());
     all
 }
 
-fn bodies_of_jobs(known: &Known, now: Timestamp) -> Value {
-    match known.jobs.values().next().filter(|_| known.only) {
+fn bodies_of_jobs(board: &Board, now: Timestamp) -> Value {
+    match board.jobs.values().next().filter(|_| board.only) {
         Some(job) => {
             let mut all = body(job);
-            let pods = known.pods.values().map(|pod| {
+            let pods = board.pods.values().map(|pod| {
                 json!({
                     "name": pod.name, "attempt": pod.attempt, "nodeRank": pod.node_rank, "node": pod.node,
                     "state": pod_state(pod, now),
@@ -376,6 +376,6 @@ fn bodies_of_jobs(known: &Known, now: Timestamp) -> Value {
             all["pods"] = pods.collect();
             all
         }
-        None => json!({"jobs": known.jobs.values().map(body).collect::<Vec<_>>()}),
+        None => json!({"jobs": board.jobs.values().map(body).collect::<Vec<_>>()}),
     }
 }

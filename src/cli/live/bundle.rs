@@ -6,7 +6,7 @@
 //! annotations. The bundled cluster works with `--snapshot` of all other commands.
 
 use super::board::ended;
-use super::{Live, asked, selector, stage};
+use super::{Live, request_error, selector, stage};
 use crate::args::{BundleArgs, Cli};
 use crate::connect::wait_for;
 use crate::failure::Failure;
@@ -51,7 +51,8 @@ pub(crate) fn bundle(cli: &Cli, args: &BundleArgs) -> Result<Exit, Failure> {
 }
 
 async fn collect(live: &Live, args: &BundleArgs, archive: &mut Archive, now: Timestamp) -> Result<(), Failure> {
-    let server = live.client.apiserver_version().await.map_err(|error| asked("ask for the server's version", error))?;
+    let server =
+        live.client.apiserver_version().await.map_err(|error| request_error("ask for the server's version", error))?;
     let versions = json!({"switchyard": archive.version, "server": server.git_version, "taken": now});
     archive.json("versions.json", &versions)?;
     match snapshot::take(&live.client, None).await {
@@ -72,7 +73,7 @@ async fn collect(live: &Live, args: &BundleArgs, archive: &mut Archive, now: Tim
                 logs(&system, pod, "system", archive).await?;
             }
         }
-        Err(error) => archive.missing("system", &asked("list pods", error).message),
+        Err(error) => archive.missing("system", &request_error("list pods", error).message),
     }
     events(live, &args.system_namespace, None, "system", archive).await
 }
@@ -84,7 +85,8 @@ async fn jobs(live: &Live, args: &BundleArgs) -> Result<Vec<TrainJob>, Failure> 
         jobs.push(live.job(name).await?);
     }
     if args.jobs.is_empty() {
-        let list = live.jobs().list(&ListParams::default()).await.map_err(|error| asked("list TrainJobs", error))?;
+        let list =
+            live.jobs().list(&ListParams::default()).await.map_err(|error| request_error("list TrainJobs", error))?;
         let end = |job: &TrainJob| job.status.as_ref().and_then(|status| status.completion_time.clone());
         let (over, others): (Vec<TrainJob>, Vec<TrainJob>) =
             list.items.into_iter().partition(|job| ended(job).is_some());
@@ -97,7 +99,7 @@ async fn jobs(live: &Live, args: &BundleArgs) -> Result<Vec<TrainJob>, Failure> 
 
 async fn of_job(live: &Live, args: &BundleArgs, archive: &mut Archive, job: &TrainJob) -> Result<(), Failure> {
     let folder = format!("jobs/{}", name_of(job));
-    archive.says(&format!("{} ({})", name_of(job), stage(job)));
+    archive.log(&format!("{} ({})", name_of(job), stage(job)));
     let ours = ListParams::default().labels(&selector(job));
     let maps: Api<ConfigMap> = Api::namespaced(live.client.clone(), &live.namespace);
     match maps.list(&ours).await {
@@ -108,7 +110,7 @@ async fn of_job(live: &Live, args: &BundleArgs, archive: &mut Archive, job: &Tra
                 archive.json(&format!("{folder}/{}.json", map.name_any()), &json!(map.data))?;
             }
         }
-        Err(error) => archive.missing(&folder, &asked("list ConfigMaps", error).message),
+        Err(error) => archive.missing(&folder, &request_error("list ConfigMaps", error).message),
     }
     events(live, &live.namespace, Some(&job.name_any()), &folder, archive).await?;
     if args.no_job_logs {
@@ -120,7 +122,7 @@ async fn of_job(live: &Live, args: &BundleArgs, archive: &mut Archive, job: &Tra
                 logs(&live.pods(), pod, &folder, archive).await?;
             }
         }
-        Err(error) => archive.missing(&folder, &asked("list pods", error).message),
+        Err(error) => archive.missing(&folder, &request_error("list pods", error).message),
     }
     Ok(())
 }
@@ -137,7 +139,7 @@ async fn events(
     let list = match Api::<Event>::namespaced(live.client.clone(), namespace).list(&ListParams::default()).await {
         Ok(list) => list.items,
         Err(error) => {
-            archive.missing(&path, &asked("list events", error).message);
+            archive.missing(&path, &request_error("list events", error).message);
             return Ok(());
         }
     };
@@ -189,7 +191,7 @@ async fn logs(api: &Api<Pod>, pod: &Pod, folder: &str, archive: &mut Archive) ->
             };
             match api.logs(&pod.name_any(), &params).await {
                 Ok(log) => archive.file(&path, log.as_bytes())?,
-                Err(error) => archive.missing(&path, &asked("read the log", error).message),
+                Err(error) => archive.missing(&path, &request_error("read the log", error).message),
             }
         }
     }
@@ -228,7 +230,7 @@ impl Archive {
         })
     }
 
-    fn says(&self, text: &str) {
+    fn log(&self, text: &str) {
         if !self.quiet {
             anstream::eprintln!("{text}");
         }
@@ -236,7 +238,7 @@ impl Archive {
 
     /// Records an item that could not be collected.
     fn missing(&mut self, path: &str, why: &str) {
-        self.says(&format!("warning: {path}: {why}"));
+        self.log(&format!("warning: {path}: {why}"));
         self.missing.push(format!("{path}: {why}"));
     }
 

@@ -11,7 +11,7 @@ use switchyard_crds::labels::LEASE;
 /// The chart's default namespace.
 const SYSTEM: &str = "switchyard-system";
 /// A Lease not renewed for this many times its duration has no live holder.
-const PATIENCE: i64 = 3;
+const MAX_MISSED_RENEWALS: i64 = 3;
 
 /// Returns the holder of a Lease.
 ///
@@ -26,14 +26,14 @@ pub(crate) fn holder(lease: &Lease, now: Timestamp) -> Result<String, String> {
     let lasts = i64::from(spec.lease_duration_seconds.unwrap_or(10));
     let age = spec.renew_time.map(|time| now.duration_since(time.0).as_secs());
     match age {
-        Some(age) if age <= PATIENCE * lasts => Ok(holder),
+        Some(age) if age <= MAX_MISSED_RENEWALS * lasts => Ok(holder),
         Some(age) => Err(format!("{holder} has not renewed the Lease {name} for {}", duration(age as f64))),
         None => Err(format!("{holder} has never renewed the Lease {name}")),
     }
 }
 
 /// Why no controller keeps statuses up to date; `None` if one does or if that is unknown.
-pub(super) fn absent<'a>(leases: impl Iterator<Item = &'a Lease>, now: Timestamp) -> Option<String> {
+pub(super) fn absence<'a>(leases: impl Iterator<Item = &'a Lease>, now: Timestamp) -> Option<String> {
     let mut whys = Vec::new();
     for lease in leases {
         whys.push(holder(lease, now).err()?);

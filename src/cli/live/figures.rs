@@ -18,14 +18,14 @@ fn of(job: &TrainJob) -> Option<&TrainerStatus> {
 }
 
 /// Whether the ranks that produced the figures can still be running.
-pub(super) fn are_of_now(job: &TrainJob) -> bool {
+pub(super) fn are_current(job: &TrainJob) -> bool {
     stage(job) == Stage::Running.reason()
 }
 
 /// Seconds since a running job's figures were read.
 fn seconds(job: &TrainJob, now: Timestamp) -> Option<f64> {
     let at = of(job)?.last_updated_time.as_ref()?.0;
-    are_of_now(job).then(|| now.duration_since(at).as_secs_f64().max(0.0))
+    are_current(job).then(|| now.duration_since(at).as_secs_f64().max(0.0))
 }
 
 /// The age of figures that are older than expected.

@@ -67,11 +67,12 @@ impl Live {
     /// Gets a job by name.
     async fn job(&self, name: &str) -> Result<TrainJob, Failure> {
         if let Some(job) =
-            self.answer(self.jobs().get_opt(name)).await.map_err(|error| asked("get the TrainJob", error))?
+            self.answer(self.jobs().get_opt(name)).await.map_err(|error| request_error("get the TrainJob", error))?
         {
             return self.with_nodes(job).await;
         }
-        let known = self.jobs().list(&ListParams::default()).await.map_err(|error| asked("list TrainJobs", error))?;
+        let known =
+            self.jobs().list(&ListParams::default()).await.map_err(|error| request_error("list TrainJobs", error))?;
         let names: Vec<String> = known.items.iter().map(name_of).collect();
         let known = if names.is_empty() { "there is none".into() } else { format!("there are {}", names.join(", ")) };
         Err(Failure::usage(format!("no TrainJob {}/{name}; {known} (--namespace)", self.namespace)))
@@ -82,7 +83,7 @@ impl Live {
     async fn with_nodes(&self, mut job: TrainJob) -> Result<TrainJob, Failure> {
         let Some(named) = slices::of(&job) else { return Ok(job) };
         let list = self.slices().list(&ListParams::default().labels(&selector(&job))).await;
-        let list = list.map_err(|error| asked("list PlacementSlices", error))?;
+        let list = list.map_err(|error| request_error("list PlacementSlices", error))?;
         let known = list.items.into_iter().map(|slice| (slice.name_any(), slice.spec)).collect();
         let nodes = slices::join(named, &known);
         nodes.into_iter().for_each(|nodes| slices::set_nodes(&mut job, nodes));
@@ -90,9 +91,9 @@ impl Live {
     }
 
     /// A job's existing pods, sorted by attempt and node.
-    async fn pods_of(&self, job: &TrainJob) -> Result<Vec<PodView>, Failure> {
+    async fn pods_of_job(&self, job: &TrainJob) -> Result<Vec<PodView>, Failure> {
         let list = self.pods().list(&ListParams::default().labels(&selector(job))).await;
-        let list = list.map_err(|error| asked("list pods", error))?;
+        let list = list.map_err(|error| request_error("list pods", error))?;
         let mut pods: Vec<PodView> = list.items.iter().map(PodView::of).collect();
         pods.sort_by_key(|pod| (pod.attempt, pod.node_rank));
         Ok(pods)
@@ -114,12 +115,12 @@ fn selector(job: &TrainJob) -> String {
 }
 
 /// The API server's error about a request.
-fn asked(what: &str, error: kube::Error) -> Failure {
+fn request_error(what: &str, error: kube::Error) -> Failure {
     let words = match error {
         kube::Error::Api(status) if status.code == 404 && status.message.contains("could not find the requested") => {
             "the cluster has no TrainJobs: Switchyard is not installed there (docs/install.md)".into()
         }
-        error => connect::words(&error),
+        error => connect::error_message(&error),
     };
     Failure::unexpected(format!("cannot {what}: {words}"))
 }

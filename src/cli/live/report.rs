@@ -4,7 +4,7 @@
 //! a volume. The logs contain rank 0's events. Together with the configuration and the status they
 //! form a local run directory, and the report lists what is missing.
 
-use super::{Live, asked};
+use super::{Live, request_error};
 use crate::args::{Cli, ReportArgs};
 use crate::connect::wait_for;
 use crate::failure::Failure;
@@ -58,18 +58,20 @@ async fn fetch(live: &Live, job: &TrainJob) -> Result<PathBuf, Failure> {
     let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(1);
     let maps: Api<ConfigMap> = Api::namespaced(live.client.clone(), &live.namespace);
     let map = maps.get_opt(&format!("{}-{attempt}", job.name_any())).await;
-    let map = map.map_err(|error| asked("get the configuration", error))?;
+    let map = map.map_err(|error| request_error("get the configuration", error))?;
     let engine = map.and_then(|map| map.data?.remove(Document::Engine.file()));
     if let Some(engine) = engine {
         replace(Document::Engine.file(), &engine)?;
     }
     let mut events = String::new();
-    for pod in live.pods_of(job).await? {
+    for pod in live.pods_of_job(job).await? {
         let params = LogParams { container: Some(TRAINER.into()), timestamps: true, ..LogParams::default() };
         // A missing log makes the report less complete; use the others.
         match live.pods().logs(&pod.name, &params).await {
             Ok(log) => log.lines().filter_map(|line| event(line, pod.attempt)).for_each(|line| events.push_str(&line)),
-            Err(error) => anstream::eprintln!("warning: {}", asked(&format!("read the log of {}", pod.name), error)),
+            Err(error) => {
+                anstream::eprintln!("warning: {}", request_error(&format!("read the log of {}", pod.name), error))
+            }
         }
     }
     if events.is_empty() {

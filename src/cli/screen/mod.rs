@@ -86,7 +86,7 @@ pub(super) fn failure(cause: &RootCause, attempt: u32) -> String {
     };
     let rank = cause.rank;
     let what = match cause.code.and_then(Exit::from_code) {
-        Some(Exit::Data) => format!("error[SY0301]: rank {rank} cannot go on with the training data{others}"),
+        Some(Exit::Data) => format!("error[SY0301]: rank {rank} cannot continue with the training data{others}"),
         Some(Exit::CheckpointRefused) => format!("error[SY0601]: rank {rank} refused the checkpoint{others}"),
         _ => format!("error[SY0503]: rank {rank} failed first{others}"),
     };

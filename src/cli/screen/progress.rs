@@ -6,8 +6,8 @@ use switchyard_core::units::{counted, duration, grouped, percent, rate, three_di
 use switchyard_local::Interval;
 use switchyard_worker_contract::event::{Finished, GpuCalls, Inspection, Item, Summary};
 
-/// Lag of the slowest rank behind the median of the others from which the bar names it, percent.
-const WORTH_A_WORD: f64 = 5.0;
+/// The bar names the slowest rank if it lags the median of the others by at least this, percent.
+const REPORTED_LAG: f64 = 5.0;
 
 /// A progress line for output without a terminal.
 pub(crate) fn plain_line(interval: &Interval, now: jiff::Timestamp) -> String {
@@ -61,7 +61,7 @@ pub(crate) fn bar_message(interval: &Interval) -> String {
         interval.breakdown.input_wait_ms,
         interval.breakdown.other_ms
     );
-    if let Some(slowest) = figures.slowest.filter(|slowest| slowest.over_percent > WORTH_A_WORD) {
+    if let Some(slowest) = figures.slowest.filter(|slowest| slowest.over_percent > REPORTED_LAG) {
         text.push_str(&format!("   slowest rank {} (+{:.0} %)", slowest.rank, slowest.over_percent));
     }
     if let Some(amp) = amp_words(figures) {

@@ -1,7 +1,7 @@
 //! Lists the objects of a cluster that affect placement, as close to one moment as an API server
 //! allows.
 
-use crate::connect::words;
+use crate::connect::error_message;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate, ResourceSlice};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -72,7 +72,7 @@ async fn take_storage(client: &Client, items: &mut Vec<Value>, new: Option<&Trai
 /// The server's message.
 pub(crate) async fn report(client: &Client, node: &str) -> Result<Vec<Value>, String> {
     let found = Api::<GPUTopology>::all(client.clone()).get_opt(node).await;
-    let found = found.map_err(|error| format!("cannot get GPUTopology {node}: {}", words(&error)))?;
+    let found = found.map_err(|error| format!("cannot get GPUTopology {node}: {}", error_message(&error)))?;
     found.into_iter().map(typed).collect()
 }
 
@@ -85,7 +85,7 @@ where
     let list: ObjectList<K> = api
         .list(&Default::default())
         .await
-        .map_err(|error| format!("cannot list {kind} objects: {}", words(&error)))?;
+        .map_err(|error| format!("cannot list {kind} objects: {}", error_message(&error)))?;
     list.items.into_iter().map(typed).collect()
 }
 

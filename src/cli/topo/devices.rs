@@ -6,7 +6,7 @@ use super::{cpus_of_node, nic_name};
 use crate::text::{Screen, Table, plain};
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_core::path::PathClass;
-use switchyard_core::placement::gpus::{Level, MOST_GPUS, Shape};
+use switchyard_core::placement::gpus::{Level, MAX_GPUS, Shape};
 use switchyard_core::units::three_digits;
 use switchyard_crds::gpu_topology::{DmaBuf, GPUTopologyStatus, ModuleState};
 use switchyard_topology::cells;
@@ -17,10 +17,10 @@ use switchyard_topology::report::{self, NamedDevices, ReportError};
 /// One of several equal nodes, so that outgoing bandwidth counts.
 pub(super) const GANG: Level = Level { share: 1000, nvlink: false };
 /// With more GPU rows than this, equal ones are folded.
-const MOST_ROWS: usize = 8;
+const MAX_ROWS: usize = 8;
 
 /// A report from the perspective of placement and NCCL.
-pub(super) struct Known<'a> {
+pub(super) struct NodeModel<'a> {
     pub(super) status: &'a GPUTopologyStatus,
     pub(super) named: NamedDevices,
     /// Bandwidths of GPU sets; `None` if there are more GPUs than placement supports.
@@ -65,13 +65,13 @@ pub(super) fn gigabytes(megabytes: u32) -> String {
     three_digits(f64::from(megabytes) / 1000.0)
 }
 
-impl<'a> Known<'a> {
+impl<'a> NodeModel<'a> {
     /// # Errors
     /// The first contradiction in the report.
-    pub(super) fn of(status: &'a GPUTopologyStatus) -> Result<Known<'a>, ReportError> {
+    pub(super) fn of(status: &'a GPUTopologyStatus) -> Result<NodeModel<'a>, ReportError> {
         let named = report::devices(status)?;
-        let shape = (named.devices.gpus.len() <= MOST_GPUS).then(|| Shape::new(&named.devices));
-        Ok(Known { status, named, shape })
+        let shape = (named.devices.gpus.len() <= MAX_GPUS).then(|| Shape::new(&named.devices));
+        Ok(NodeModel { status, named, shape })
     }
 
     pub(super) fn ways(&self) -> Ways<'_> {
@@ -126,14 +126,14 @@ impl<'a> Known<'a> {
 }
 
 /// The tables of pairs and their meaning. `full` disables folding.
-pub(super) fn tables(screen: &mut Screen, known: &Known<'_>, full: bool) {
+pub(super) fn tables(screen: &mut Screen, known: &NodeModel<'_>, full: bool) {
     gpu_pairs(screen, known, full);
     gpu_rows(screen, known, full);
     legend(screen, known);
     leaving(screen, known);
 }
 
-fn gpu_pairs(screen: &mut Screen, known: &Known<'_>, full: bool) {
+fn gpu_pairs(screen: &mut Screen, known: &NodeModel<'_>, full: bool) {
     let count = known.gpu_count();
     if count < 2 {
         return;
@@ -180,7 +180,7 @@ fn gpu_pairs(screen: &mut Screen, known: &Known<'_>, full: bool) {
 }
 
 /// ` (17 of 18 links up)`, if that makes a GPU slower than another.
-fn links_up(known: &Known<'_>, gpu: usize, usual: usize) -> String {
+fn links_up(known: &NodeModel<'_>, gpu: usize, usual: usize) -> String {
     let gpus = &known.named.devices.gpus;
     let (has, others) = (gpus[gpu].switch_links, gpus[usual].switch_links);
     let all = known.status.gpus[gpu].nvlinks.as_ref().map_or(usize::from(others), |links| {
@@ -190,7 +190,7 @@ fn links_up(known: &Known<'_>, gpu: usize, usual: usize) -> String {
 }
 
 /// A row per GPU: its NICs, memory and health.
-fn gpu_rows(screen: &mut Screen, known: &Known<'_>, full: bool) {
+fn gpu_rows(screen: &mut Screen, known: &NodeModel<'_>, full: bool) {
     let status = known.status;
     let (gpus, nics) = (known.gpu_count(), known.nic_count());
     let states: Vec<Health> = status.gpus.iter().map(health::of_gpu).collect();
@@ -200,7 +200,7 @@ fn gpu_rows(screen: &mut Screen, known: &Known<'_>, full: bool) {
             && states[a] == states[b]
             && (0..nics).all(|nic| known.nic_pair(a, nic) == known.nic_pair(b, nic))
     };
-    let rows = if full || gpus <= MOST_ROWS { apart(gpus) } else { grouped(gpus, same) };
+    let rows = if full || gpus <= MAX_ROWS { apart(gpus) } else { grouped(gpus, same) };
     let folded = grouped(nics, |a, b| (0..gpus).all(|gpu| known.nic_pair(gpu, a) == known.nic_pair(gpu, b)));
     let table = |columns: &[Vec<usize>], names: bool, memory: Memory, sentences: bool, gap: usize| {
         let mut heading = vec![String::new()];
@@ -259,7 +259,7 @@ fn gpu_rows(screen: &mut Screen, known: &Known<'_>, full: bool) {
 }
 
 /// Explains the terms, with their `nvidia-smi topo` names if those differ.
-fn legend(screen: &mut Screen, known: &Known<'_>) {
+fn legend(screen: &mut Screen, known: &NodeModel<'_>) {
     let (gpus, nics) = (known.gpu_count(), known.nic_count());
     let mut used: BTreeMap<NcclPath, BTreeSet<PathClass>> = BTreeMap::new();
     for a in 0..gpus {
@@ -281,7 +281,7 @@ fn legend(screen: &mut Screen, known: &Known<'_>) {
 }
 
 /// Traffic that leaves the node, and its path.
-fn leaving(screen: &mut Screen, known: &Known<'_>) {
+fn leaving(screen: &mut Screen, known: &NodeModel<'_>) {
     let (gpus, nics) = (known.gpu_count(), known.nic_count());
     if gpus == 0 || nics == 0 {
         return;

@@ -9,7 +9,7 @@ mod tests;
 pub(super) use dot::dot;
 pub(super) use svg::svg;
 
-use super::devices::{Known, gigabytes};
+use super::devices::{NodeModel, gigabytes};
 use super::health::{self, Health};
 use super::{cpus_of_node, nic_name, short_name};
 use crate::text::plain;
@@ -18,7 +18,7 @@ use switchyard_crds::gpu_topology::{GPUTopology, GPUTopologyStatus};
 use switchyard_topology::{cells, report};
 
 /// Most switches drawn between a root complex and a device; no machine has more.
-const MOST_SWITCHES: usize = 8;
+const MAX_SWITCHES: usize = 8;
 
 /// The contents of a drawing.
 struct Drawing {
@@ -77,7 +77,7 @@ impl Drawing {
                 is_gpu: true,
                 is_faulty: matches!(health::of_gpu(gpu), Health::Faulty(_)),
             });
-            drawing.hang(status, report::numa_of(status, gpu.numa_node), &gpu.pcie_path);
+            drawing.attach(status, report::numa_of(status, gpu.numa_node), &gpu.pcie_path);
         }
         for nic in cells::nics(status) {
             let rate = nic.rate_megabits_per_second.map(|rate| format!("{} Gbit/s", three_digits(rate as f64 / 1e3)));
@@ -88,9 +88,9 @@ impl Drawing {
                 is_gpu: false,
                 is_faulty: fault.is_some() || nic.state.as_deref() == Some("Down"),
             });
-            drawing.hang(status, report::numa_of(status, nic.numa_node), &nic.pcie_path);
+            drawing.attach(status, report::numa_of(status, nic.numa_node), &nic.pcie_path);
         }
-        if let Ok(known) = Known::of(status) {
+        if let Ok(known) = NodeModel::of(status) {
             drawing.link(&known);
         }
         drawing
@@ -98,7 +98,7 @@ impl Drawing {
 
     /// Adds the last device below its NUMA node, root complex and switches. A switch has two
     /// bridges; like NCCL, we use the upper one.
-    fn hang(&mut self, status: &GPUTopologyStatus, numa: Option<u32>, path: &[String]) {
+    fn attach(&mut self, status: &GPUTopologyStatus, numa: Option<u32>, path: &[String]) {
         let label = match numa {
             Some(node) => format!("NUMA {node}, CPUs {}", cpus_of_node(status, numa)),
             None => "NUMA node not known".to_owned(),
@@ -108,7 +108,7 @@ impl Drawing {
             names.push(plain(&path[0]));
         }
         let mut switches: Vec<String> =
-            path.iter().rev().skip(2).step_by(2).map(|name| plain(name)).take(MOST_SWITCHES).collect();
+            path.iter().rev().skip(2).step_by(2).map(|name| plain(name)).take(MAX_SWITCHES).collect();
         // Counted from the device, the last step can end at the root complex itself.
         if path.len() % 2 == 1 && switches.len() * 2 + 1 == path.len() {
             switches.pop();
@@ -129,7 +129,7 @@ impl Drawing {
         }
     }
 
-    fn link(&mut self, known: &Known<'_>) {
+    fn link(&mut self, known: &NodeModel<'_>) {
         let devices = &known.named.devices;
         self.socket_rate = (self.numa.len() > 1).then_some(devices.socket_rate);
         for (a, gpu) in devices.gpus.iter().enumerate() {

@@ -55,9 +55,9 @@ pub(super) fn of_gpu(gpu: &Gpu) -> Health {
 fn recovery(action: &str) -> Option<String> {
     match action {
         "None" => None,
-        "GPUReset" => Some("the driver asks for a reset of this GPU".to_owned()),
-        "NodeReboot" => Some("the driver asks for a reboot of this machine".to_owned()),
-        other => Some(format!("the driver asks for recovery action {}", plain(other))),
+        "GPUReset" => Some("the driver requests a reset of this GPU".to_owned()),
+        "NodeReboot" => Some("the driver requests a reboot of this machine".to_owned()),
+        other => Some(format!("the driver requests recovery action {}", plain(other))),
     }
 }
 

@@ -2,13 +2,13 @@
 
 use super::super::devices::gigabytes;
 use super::{ClusterTopology, LevelRow, NodeRow, Use};
-use crate::text::{NARROWEST, Screen, Table, cut, length, plain};
+use crate::text::{NARROWEST, Screen, Table, length, plain, truncate};
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_core::units::{counted, three_digits};
 use switchyard_plan::cluster::Excluded;
 
 /// With more nodes than this, only domains are shown unless everything is requested.
-const MOST_NODES: usize = 40;
+const MAX_NODES: usize = 40;
 /// Letters for users; later users share [`LATER`].
 const LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyz";
 const LATER: char = '*';
@@ -25,7 +25,7 @@ pub(super) fn render(cluster: &ClusterTopology, width: usize, full: bool) -> Str
         return screen.into_text();
     }
     screen.line(&format!("CLUSTER {}, {free}/{gpus} GPUs free{between}", count(all.len(), "node")));
-    let shows_nodes = full || all.len() <= MOST_NODES;
+    let shows_nodes = full || all.len() <= MAX_NODES;
     let mut tree = Tree { cluster, shows_nodes, rows: Vec::new(), named: BTreeSet::new() };
     tree.branch(&all, cluster.levels.len().saturating_sub(1), "");
     let heading: &[&str] =
@@ -42,7 +42,7 @@ pub(super) fn render(cluster: &ClusterTopology, width: usize, full: bool) -> Str
         if length(&together) <= left {
             cells.push(together);
         } else {
-            cells.push(cut(&row.faults.join("; "), left));
+            cells.push(truncate(&row.faults.join("; "), left));
             below.extend(row.users);
         }
     }

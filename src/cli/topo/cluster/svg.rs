@@ -2,7 +2,7 @@
 
 use super::super::devices::gigabytes;
 use super::{ClusterTopology, NodeRow, Use};
-use crate::text::{cut, length};
+use crate::text::{length, truncate};
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_core::units::counted;
 use switchyard_crds::PlacementStatus;
@@ -10,7 +10,7 @@ use switchyard_plan::resources::gigabytes_per_second;
 use switchyard_tools::report::escaped;
 
 /// With more nodes than this, only the gang's domains are drawn.
-const MOST_NODES: usize = 40;
+const MAX_NODES: usize = 40;
 /// Width of a column and height of a node, in view box units (about a pixel).
 const COLUMN: usize = 350;
 const ROW: usize = 44;
@@ -72,7 +72,7 @@ pub(super) fn svg(cluster: &ClusterTopology, gang: &Gang<'_>) -> String {
     for (number, (domain, nodes)) in columns.iter().enumerate() {
         let x = MARGIN + number * (COLUMN + MARGIN);
         let height = rows * ROW + 34;
-        let shown = escaped(&cut(domain, COLUMN / LETTER - 2));
+        let shown = escaped(&truncate(domain, COLUMN / LETTER - 2));
         body.push_str(&format!(
             "<rect class=\"d\" x=\"{x}\" y=\"{top}\" width=\"{COLUMN}\" height=\"{height}\" rx=\"6\"/>\
              <text x=\"{}\" y=\"{}\">{shown}</text>\n",
@@ -113,7 +113,7 @@ fn columns<'a>(cluster: &'a ClusterTopology, gang: &Gang<'_>) -> Vec<(String, Ve
     let named = |domain: Option<&str>| domain.map_or_else(|| key.to_owned(), |domain| format!("{key} {domain}"));
     let mut columns: Vec<(String, Vec<&NodeRow>)> =
         domains(level).into_iter().map(|(domain, nodes)| (named(domain), nodes)).collect();
-    if cluster.nodes.len() > MOST_NODES {
+    if cluster.nodes.len() > MAX_NODES {
         columns.retain(|(_, nodes)| nodes.iter().any(|node| gang.gpus.contains_key(node.name.as_str())));
     }
     columns
@@ -134,7 +134,7 @@ fn ring(body: &mut String, nodes: &[&NodeRow], gang: &Gang<'_>, (x, top): (usize
 }
 
 fn draw_node(body: &mut String, cluster: &ClusterTopology, node: &NodeRow, gang: &Gang<'_>, (x, y): (usize, usize)) {
-    let name = escaped(&cut(&node.name, GPUS_AT / LETTER - 1));
+    let name = escaped(&truncate(&node.name, GPUS_AT / LETTER - 1));
     body.push_str(&format!("<text x=\"{x}\" y=\"{}\">{name}</text>", y + 13));
     let of_gang = gang.gpus.get(node.name.as_str());
     for (number, (index, used)) in node.gpus.iter().enumerate() {
@@ -162,7 +162,7 @@ fn draw_node(body: &mut String, cluster: &ClusterTopology, node: &NodeRow, gang:
     let facts: Vec<String> =
         [rate("ring", node.inside), rate("out", node.outward), nics].into_iter().flatten().collect();
     let facts = node.excluded.as_ref().map_or_else(|| facts.join(", "), ToString::to_string);
-    let shown = escaped(&cut(&facts, (COLUMN - GPUS_AT) / 5));
+    let shown = escaped(&truncate(&facts, (COLUMN - GPUS_AT) / 5));
     body.push_str(&format!("<text class=\"s\" x=\"{}\" y=\"{}\">{shown}</text>\n", x + GPUS_AT, y + 28));
 }
 

@@ -1,5 +1,4 @@
-//! Graphviz output: `switchyard topo -o dot
-//! dot -Tsvg`.
+//! Graphviz output: `switchyard topo -o dot | dot -Tsvg`.
 
 use super::super::devices::gigabytes;
 use super::{Drawing, Part};

@@ -3,7 +3,7 @@
 
 use super::super::devices::gigabytes;
 use super::{Device, Drawing, Part};
-use crate::text::{cut, length};
+use crate::text::{length, truncate};
 use switchyard_core::units::counted;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_tools::report::escaped;
@@ -102,7 +102,7 @@ impl Picture {
         let height = BAR.0;
         // Above a single device there is room for the address of a switch, but not for the word.
         let short = if length(label) > width / LETTER { label.strip_prefix("switch ").unwrap_or(label) } else { label };
-        let shown = escaped(&cut(short, width / LETTER));
+        let shown = escaped(&truncate(short, width / LETTER));
         let (text_x, text_y) = (x + 6, y + 16);
         self.body.push_str(&format!(
             "<g><title>{}</title><rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" rx=\"4\"/>\
@@ -115,7 +115,7 @@ impl Picture {
         let (x, y, (width, height, gap)) = (self.next, self.devices_at, DEVICE);
         let class = if device.is_gpu { "g" } else { "n" };
         let (fault, word) = if device.is_faulty { (" w", " warn") } else { ("", "") };
-        let fits = |text: &str| escaped(&cut(text, width / LETTER));
+        let fits = |text: &str| escaped(&truncate(text, width / LETTER));
         let (text_x, first, second) = (x + 6, y + 18, y + 34);
         self.body.push_str(&format!(
             "<g><title>{}</title><rect class=\"{class}{fault}\" x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" rx=\"4\"/>\

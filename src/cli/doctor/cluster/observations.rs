@@ -1,8 +1,8 @@
 //! Observations for the checks: cluster objects, and the API server's responses to dry-run
 //! creations.
 
-use super::rights::{self, Lacks, Workers};
-use crate::connect::words;
+use super::rights::{self, Accounts, MissingPermissions};
+use crate::connect::error_message;
 use futures::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::{
@@ -29,7 +29,7 @@ use switchyard_service::trial;
 
 /// All observations. What could not be read is empty here and listed in `unread`.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct Observations {
     pub now: Timestamp,
     pub crds: BTreeMap<String, CustomResourceDefinition>,
     pub policies: Vec<ValidatingAdmissionPolicy>,
@@ -56,17 +56,17 @@ pub(super) struct Release {
     pub warnings: Vec<String>,
     /// Responses to dry-run creations in the release's namespaces: a foreign pod, a foreign pod
     /// with a job label, and a TrainJob with a capability that is never allowed.
-    pub foreign: Answer,
-    pub forged: Answer,
-    pub job: Answer,
+    pub foreign: Denial,
+    pub forged: Denial,
+    pub job: Denial,
     /// The response to a dry-run agent pod.
-    pub agent_pod: Answer,
+    pub agent_pod: Denial,
     /// Missing permissions of its accounts.
-    pub lacks: BTreeMap<String, Lacks>,
+    pub missing_permissions: BTreeMap<String, MissingPermissions>,
 }
 
 /// The error message if the creation was refused.
-pub(super) type Answer = Option<String>;
+pub(super) type Denial = Option<String>;
 
 impl Release {
     /// Values of a controller argument.
@@ -76,13 +76,13 @@ impl Release {
         arguments.filter_map(|argument| argument.strip_prefix(name)?.strip_prefix('=')).collect()
     }
 
-    fn workers<'a>(&'a self, place: &'a str) -> Workers<'a> {
-        Workers {
+    fn accounts<'a>(&'a self, place: &'a str) -> Accounts<'a> {
+        Accounts {
             place,
             controller: self.controller.spec.as_ref().and_then(|spec| spec.template.spec.as_ref()),
             agents: self.agents.as_ref().and_then(|agents| agents.spec.as_ref()?.template.spec.as_ref()),
             watched: self.arguments("--watch-namespace"),
-            is_scaling: !self.arguments("--provisioning-class").is_empty(),
+            is_autoscaling: !self.arguments("--provisioning-class").is_empty(),
         }
     }
 
@@ -92,12 +92,12 @@ impl Release {
 
     /// The Helm release name of its objects, from their label.
     pub fn name(&self) -> &str {
-        instance(self.controller.labels())
+        release_name(self.controller.labels())
     }
 }
 
 /// The release of an object, from its labels.
-pub(super) fn instance(labels: &BTreeMap<String, String>) -> &str {
+pub(super) fn release_name(labels: &BTreeMap<String, String>) -> &str {
     labels.get("app.kubernetes.io/instance").map_or("", String::as_str)
 }
 
@@ -107,40 +107,41 @@ fn ours(component: &str) -> ListParams {
 }
 
 /// Reads all objects and runs all dry-run creations.
-pub(super) async fn gather(client: &Client) -> Seen {
-    let mut seen = Seen { now: Timestamp::now(), ..Seen::default() };
-    seen.policies = seen.list(client, &ours("policy")).await;
-    seen.bindings = seen.list(client, &ours("policy")).await;
+pub(super) async fn gather(client: &Client) -> Observations {
+    let mut observations = Observations { now: Timestamp::now(), ..Observations::default() };
+    observations.policies = observations.list(client, &ours("policy")).await;
+    observations.bindings = observations.list(client, &ours("policy")).await;
     for (_, crd) in generate::crds() {
         let found = Api::<CustomResourceDefinition>::all(client.clone()).get_opt(&crd.name_any()).await;
-        let found = seen.noted("get CustomResourceDefinitions", found).flatten();
-        seen.crds.extend(found.map(|found| (found.name_any(), found)));
+        let found = observations.noted("get CustomResourceDefinitions", found).flatten();
+        observations.crds.extend(found.map(|found| (found.name_any(), found)));
     }
-    let controllers: Vec<Deployment> = seen.list(client, &ours("controller")).await;
-    let mut agents: Vec<DaemonSet> = seen.list(client, &ours("node-agent")).await;
+    let controllers: Vec<Deployment> = observations.list(client, &ours("controller")).await;
+    let mut agents: Vec<DaemonSet> = observations.list(client, &ours("node-agent")).await;
     for controller in controllers {
         let is_same = |agent: &DaemonSet| {
-            agent.namespace() == controller.namespace() && instance(agent.labels()) == instance(controller.labels())
+            agent.namespace() == controller.namespace()
+                && release_name(agent.labels()) == release_name(controller.labels())
         };
         let agents = agents.iter().position(is_same).map(|at| agents.swap_remove(at));
         let release = Release { controller, agents, ..Release::default() };
-        let release = seen.release(client, release).await;
-        seen.releases.push(release);
+        let release = observations.release(client, release).await;
+        observations.releases.push(release);
     }
-    let classes: Vec<DeviceClass> = seen.list(client, &ListParams::default()).await;
-    let slices: Vec<ResourceSlice> = seen.list(client, &ListParams::default()).await;
-    seen.device_classes = classes.iter().map(ResourceExt::name_any).collect();
-    seen.drivers = slices.into_iter().map(|slice| slice.spec.driver).collect();
-    seen.nodes = seen.list(client, &ListParams::default()).await;
-    seen.reports = seen.list(client, &ListParams::default()).await;
-    seen.jobs = seen.list(client, &ListParams::default()).await;
-    seen.webhooks(client).await;
-    seen
+    let classes: Vec<DeviceClass> = observations.list(client, &ListParams::default()).await;
+    let slices: Vec<ResourceSlice> = observations.list(client, &ListParams::default()).await;
+    observations.device_classes = classes.iter().map(ResourceExt::name_any).collect();
+    observations.drivers = slices.into_iter().map(|slice| slice.spec.driver).collect();
+    observations.nodes = observations.list(client, &ListParams::default()).await;
+    observations.reports = observations.list(client, &ListParams::default()).await;
+    observations.jobs = observations.list(client, &ListParams::default()).await;
+    observations.webhooks(client).await;
+    observations
 }
 
-impl Seen {
+impl Observations {
     fn noted<T>(&mut self, what: &str, answer: kube::Result<T>) -> Option<T> {
-        answer.map_err(|error| self.unread.push((what.into(), words(&error)))).ok()
+        answer.map_err(|error| self.unread.push((what.into(), error_message(&error)))).ok()
     }
 
     async fn list<K>(&mut self, client: &Client, which: &ListParams) -> Vec<K>
@@ -170,10 +171,10 @@ impl Seen {
             let here = Api::<Pod>::namespaced(client.clone(), &place);
             release.agent_pod = trial(&here, &pod).await.err();
         }
-        release.lacks = rights::lacks(client, &release.workers(&place)).await;
+        release.missing_permissions = rights::missing_permissions(client, &release.accounts(&place)).await;
         release.foreign = trial(&pods, &Probe::Foreign.pod()).await.err();
         release.forged = trial(&pods, &Probe::Forged.pod()).await.err();
-        release.job = match daring_job() {
+        release.job = match forbidden_job() {
             Some(job) => trial(&Api::<TrainJob>::namespaced(client.clone(), &works_in), &job).await.err(),
             None => None,
         };
@@ -248,7 +249,7 @@ fn is_about_ours(rule: &RuleWithOperations) -> bool {
 }
 
 /// A TrainJob that no configuration allows.
-fn daring_job() -> Option<TrainJob> {
+fn forbidden_job() -> Option<TrainJob> {
     let container = json!({"name": "trainer", "securityContext": {"capabilities": {"add": ["SWITCHYARD_PROBE"]}}});
     let job = json!({"metadata": {"name": "switchyard-probe"}, "spec": {
         "trainer": {"framework": "Plain", "image": "probe", "command": ["probe"]},
