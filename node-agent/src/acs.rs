@@ -1,29 +1,32 @@
-//! Access control services of PCIe bridges: whether they force traffic between two devices up to the root complex.
+//! Access Control Services (ACS) of PCIe bridges: whether they force peer-to-peer traffic up to the
+//! root complex.
 
 use crate::Roots;
 use crate::read::{self, Notes};
 use std::collections::BTreeSet;
 use switchyard_crds::gpu_topology::{Acs, Gpu, Nic};
 
-/// Extended capabilities start after the 256 bytes of PCI.
+/// Extended capabilities follow the 256 bytes of standard configuration space.
 const FIRST_CAPABILITY: usize = 0x100;
 const ACS_CAPABILITY: u16 = 0x000d;
 /// Offset of the control register in the capability.
 const CONTROL: usize = 6;
-/// Request redirect, completion redirect and upstream forwarding (PCIe base specification, ACS control register).
+/// Request redirect, completion redirect and upstream forwarding (PCIe base specification, ACS
+/// control register).
 const REDIRECT: u16 = 1 << 2 | 1 << 3 | 1 << 4;
 
-/// The ACS control register in the configuration space of a bridge; `Ok(None)` if the bridge has none.
+/// The ACS control register in the configuration space of a bridge; `Ok(None)` if the bridge has
+/// none.
 ///
 /// # Errors
-/// Only the part that everybody may read is available.
+/// Only the part readable without privileges is available.
 pub fn control(config: &[u8]) -> Result<Option<u16>, &'static str> {
     if config.len() <= FIRST_CAPABILITY {
         return Err("configuration space cut off: reading it needs CAP_SYS_ADMIN");
     }
     let word = |at: usize| config.get(at..at + 2).map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]));
     let mut at = FIRST_CAPABILITY;
-    // Each capability has at least 4 bytes, so more steps than that are a cycle.
+    // Each capability has at least 4 bytes, so more iterations than this mean a cycle.
     for _ in 0..(config.len() - FIRST_CAPABILITY) / 4 {
         let (Some(id), Some(next)) = (word(at), word(at + 2)) else { return Ok(None) };
         if id == ACS_CAPABILITY {
@@ -37,8 +40,8 @@ pub fn control(config: &[u8]) -> Result<Option<u16>, &'static str> {
     Ok(None)
 }
 
-/// Bridges above GPUs and RDMA devices that share a root complex with a GPU or an RDMA device. `None`, with a note, if
-/// one of them cannot be read.
+/// Bridges above GPUs and RDMA devices that share a root complex with a GPU or an RDMA device.
+/// `None`, with a note, if one of them cannot be read.
 pub(crate) fn read(roots: &Roots, gpus: &[Gpu], nics: &[Nic], notes: &mut Notes) -> Option<Acs> {
     let rdma = nics.iter().filter(|nic| nic.rdma_device.is_some()).map(|nic| &nic.pcie_path);
     let paths: Vec<&Vec<String>> = gpus.iter().map(|gpu| &gpu.pcie_path).chain(rdma).collect();

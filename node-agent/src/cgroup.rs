@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 pub struct Membership {
     /// Path in the unified tree (version 2).
     pub unified: Option<String>,
-    /// Path in the tree of the `cpu` controller (version 1), and the directory name of that tree, for example
-    /// `cpu,cpuacct`.
+    /// Path in the tree of the `cpu` controller (version 1), and the directory name of that tree,
+    /// for example `cpu,cpuacct`.
     pub cpu: Option<(String, String)>,
 }
 
@@ -30,25 +30,25 @@ pub fn parse_membership(text: &str) -> Membership {
     membership
 }
 
-/// Parses `cpu.max` of version 2 (`max 100000` or `150000 100000`): thousandths of a CPU. `None`: no limit, or another
-/// text.
+/// Parses `cpu.max` of version 2 (`max 100000` or `150000 100000`) to millicores. `None` if there
+/// is no limit or the text is malformed.
 pub fn parse_cpu_max(text: &str) -> Option<u64> {
     let mut fields = text.split_whitespace();
     let quota = fields.next()?.parse().ok()?;
     millicores(quota, fields.next()?.parse().ok()?)
 }
 
-/// Thousandths of a CPU from a quota and a period in microseconds, rounded down. `None`: no limit (version 1 writes
-/// -1).
+/// Millicores from a quota and a period in microseconds, rounded down. `None` without a limit,
+/// which version 1 writes as -1.
 pub fn millicores(quota: i64, period: i64) -> Option<u64> {
     let (quota, period) = (u64::try_from(quota).ok()?, u64::try_from(period).ok()?);
     quota.checked_mul(1000)?.checked_div(period)
 }
 
-/// The lowest limit on the path from the group of this process up to the root of the mount.
+/// The lowest limit on the path from this process's group up to the root of the mount.
 ///
-/// In a container the path of the group may name directories outside of the mount; then only the root of the mount
-/// counts, which is the container's own group.
+/// In a container, the group's path can name directories outside the mount. Then only the root of
+/// the mount counts, which is the container's own group.
 pub(crate) fn quota_millicores(sysfs: &Path, procfs: &Path) -> Option<u64> {
     let membership = parse_membership(&read::text(&procfs.join("self/cgroup")).ok()?);
     let mount = sysfs.join("fs/cgroup");

@@ -1,5 +1,5 @@
-//! Counters of GPUs (errors of memory, of the PCIe link and of NVLinks) and of RDMA ports (links that went down,
-//! errors). They grow all the time, so they are for metrics and for watchers, and never part of a description.
+//! GPU counters (memory, PCIe and NVLink errors) and RDMA port counters (link-down events, errors).
+//! They change all the time, so they feed metrics and watchers and are never part of a description.
 
 use crate::nvlink::MAX_LINKS;
 use crate::nvml::Session;
@@ -28,7 +28,7 @@ pub struct GpuCounters {
     pub bus_id: String,
     pub corrected_ecc_errors: Option<u64>,
     pub uncorrected_ecc_errors: Option<u64>,
-    /// Packets that were sent again over PCIe.
+    /// PCIe packet retransmissions.
     pub pcie_replays: Option<u64>,
     /// Errors over all active NVLinks by kind: `replay`, `recovery`, `crc_flit`, `crc_data`.
     pub nvlink_errors: BTreeMap<&'static str, u64>,
@@ -36,7 +36,7 @@ pub struct GpuCounters {
     pub nvlinks: BTreeMap<String, u32>,
 }
 
-/// Reads the counters of all responding GPUs, in the order of NVML. Empty without NVML.
+/// Reads the counters of all responding GPUs, in NVML order. Empty without NVML.
 pub fn read(library: Option<&Path>) -> Vec<GpuCounters> {
     let Ok(session) = Session::open(library) else { return Vec::new() };
     let Some(nvml) = session.nvml() else { return Vec::new() };
@@ -44,9 +44,9 @@ pub fn read(library: Option<&Path>) -> Vec<GpuCounters> {
     devices.filter_map(|device| read_gpu(nvml, &device)).collect()
 }
 
-/// Error counters of an RDMA port that indicate a bad cable, a wrong MTU or a peer that does not respond, in `counters`
-/// and `hw_counters`. Sources: the kernel's `Documentation/ABI/stable/sysfs-class-infiniband`, NCCL's troubleshooting
-/// guide.
+/// Error counters of an RDMA port that indicate a bad cable, a wrong MTU or a peer that does not
+/// respond, in `counters` and `hw_counters`. Sources: the kernel's
+/// `Documentation/ABI/stable/sysfs-class-infiniband`, NCCL's troubleshooting guide.
 const PORT_ERRORS: [(&str, &str); 5] = [
     ("counters", "symbol_error"),
     ("hw_counters", "rnr_nak_retry_err"),
@@ -62,11 +62,12 @@ pub struct PortCounters {
     /// Counted from 1.
     pub port: u32,
     pub link_downed: Option<u64>,
-    /// Errors by the kernel's name of the counter.
+    /// Errors by the kernel's counter name.
     pub errors: BTreeMap<&'static str, u64>,
 }
 
-/// Reads the counters of all RDMA ports, ordered by device and number. Ports without counters are skipped.
+/// Reads the counters of all RDMA ports, ordered by device and number. Ports without counters are
+/// skipped.
 pub fn read_ports(sysfs: &Path) -> Vec<PortCounters> {
     let mut all = Vec::new();
     for (device, path) in read::entries(&sysfs.join("class/infiniband")).unwrap_or_default() {
@@ -101,11 +102,13 @@ fn read_gpu(nvml: &Nvml, device: &Device<'_>) -> Option<GpuCounters> {
         let link = device.link_wrapper_for(number);
         match link.is_active() {
             Ok(true) => {}
-            // The first link that a GPU does not have; also for GPUs without NVLink.
+            // The first link index that the GPU does not have; also returned for GPUs without
+            // NVLink.
             Err(NvmlError::InvalidArg | NvmlError::NotSupported) => break,
             Ok(false) | Err(_) => continue,
         }
-        // At a switch the other end is not a GPU, and drivers differ in what they report for it.
+        // At a switch the remote end is not a GPU, and drivers differ in the PCI address they
+        // report for it.
         if nvml_raw::remote_device_type(nvml, device, number) == Some(Remote::Gpu)
             && let Some(other) = link.remote_pci_info().ok().and_then(|info| pci::bus_id(&info.bus_id))
         {

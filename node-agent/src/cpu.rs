@@ -1,4 +1,5 @@
-//! Processors: model, sockets, cores, simultaneous multithreading, caches, and which of them may be used.
+//! Processors: model, sockets, cores, simultaneous multithreading, caches, and which of them may be
+//! used.
 
 use crate::read::{self, Notes};
 use crate::{Roots, cgroup};
@@ -46,7 +47,7 @@ pub fn parse_cache_size(text: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(unit)
 }
 
-/// The CPUs this thread may run on: the line `Cpus_allowed_list` of a `status` file in procfs.
+/// The CPUs this thread may run on, from the `Cpus_allowed_list` line of a procfs `status` file.
 pub fn parse_allowed(status: &str) -> Option<CpuList> {
     status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.parse().ok()
 }
@@ -80,12 +81,14 @@ pub(crate) fn read_cpus(roots: &Roots, notes: &mut Notes) -> Option<Cpus> {
     (cpus.threads.is_some() || cpus.model.is_some()).then_some(cpus)
 }
 
-/// `uname -m`. The file exists since Linux 6.1; before that, the architecture for which this program was built will do.
+/// `uname -m`. On Linux before 6.1, which lacks the file, falls back to the architecture of this
+/// build.
 fn architecture(procfs: &Path) -> String {
     read::text(&procfs.join("sys/kernel/arch")).map_or(std::env::consts::ARCH.to_owned(), |text| read::clip(&text, 32))
 }
 
-/// What `sched_getaffinity` would return, from the file that shows the same mask without an upper limit of CPUs.
+/// The mask that `sched_getaffinity` returns, read from procfs because that has no upper limit of
+/// CPUs.
 fn usable(procfs: &Path, online: Option<&CpuList>, notes: &mut Notes) -> Option<CpuList> {
     let path = procfs.join("thread-self/status");
     let path = if path.exists() { path } else { procfs.join("self/status") };
@@ -102,7 +105,7 @@ fn read_cores(directory: &Path, online: &CpuList, cpus: &mut Cpus, notes: &mut N
             Some(socket) => drop(sockets.insert(socket)),
             None => without_socket.push(cpu),
         }
-        // `thread_siblings_list` is the name before Linux 5.3.
+        // Linux before 5.3 calls it `thread_siblings_list`.
         let siblings = ["core_cpus_list", "thread_siblings_list"]
             .iter()
             .find_map(|name| read::text(&topology.join(name)).ok()?.parse::<CpuList>().ok())

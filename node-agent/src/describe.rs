@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use switchyard_crds::gpu_topology::{Facts, GPUTopology, GPUTopologySpec, GPUTopologyStatus, NvSwitch, SourceState};
 
-/// Where the files of the machine are. Everything but NVML's library may be a copy in any directory.
+/// Locations of the machine's files. Everything but NVML's library can be a copy in any directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Roots {
     /// Usually `/sys`.
@@ -16,13 +16,13 @@ pub struct Roots {
     pub procfs: PathBuf,
     /// Usually `/dev`.
     pub dev: PathBuf,
-    /// NVML's library; `None`: `libnvidia-ml.so.1`, found by the dynamic linker.
+    /// NVML's library; `None` for `libnvidia-ml.so.1`, found by the dynamic linker.
     pub nvml_library: Option<PathBuf>,
-    /// A file of measured speeds, see [`crate::measured`]; `None`: there is none.
+    /// A file of measured speeds (see [`crate::measured`]), if there is one.
     pub measured: Option<PathBuf>,
     /// Whether to read the ACS registers of bridges, which needs CAP_SYS_ADMIN.
     pub read_acs: bool,
-    /// Name of the description: the name of the node.
+    /// Name of the description, which is the name of the node.
     pub node_name: String,
 }
 
@@ -58,8 +58,8 @@ pub enum DescribeError {
     },
 }
 
-/// Reads the machine. `now` becomes `status.observedTime`; nothing else depends on it, so two descriptions of an
-/// unchanged machine differ only in that field.
+/// Reads the machine. `now` becomes `status.observedTime` and affects nothing else, so two
+/// descriptions of an unchanged machine differ only in that field.
 ///
 /// A fact that cannot be read is absent and named in `status.sources`.
 ///
@@ -104,7 +104,7 @@ fn read_status(roots: &Roots, now: jiff::Timestamp) -> GPUTopologyStatus {
     let gpus = gpu::read_gpus(roots, &status.numa_nodes, &mut notes, &mut link_notes);
     let mut source = notes.source(Facts::GPUs, &gpus.source, gpus.count.is_some());
     if gpus.count == Some(0) {
-        // The message says why the list is empty; nothing is missing.
+        // The note only explains why the list is empty; nothing is missing.
         source.state = SourceState::Complete;
     }
     status.sources.push(source);
@@ -150,7 +150,7 @@ fn read_status(roots: &Roots, now: jiff::Timestamp) -> GPUTopologyStatus {
     status
 }
 
-/// `gpus`: number of GPUs with an NVLink to a switch.
+/// `gpus` is the number of GPUs with an NVLink to a switch.
 fn read_nvswitch(roots: &Roots, gpus: u32) -> Option<NvSwitch> {
     let devices = pci::functions(&roots.sysfs).map_or(0, |all| pci::nvswitches(&all) as u32);
     let known = |count: u32| (count > 0).then_some(count);

@@ -1,4 +1,4 @@
-//! Events that GPUs report: critical errors (XID), and that they are lost or require a reset.
+//! GPU events: critical errors (XID), GPUs that are lost or require a reset.
 
 use crate::nvml::{Session, reason};
 use nvml_wrapper::bitmasks::event::EventTypes;
@@ -7,13 +7,15 @@ use nvml_wrapper::error::{Bits, NvmlError};
 use nvml_wrapper::{Device, Nvml};
 use std::path::Path;
 
-/// `nvmlEventTypeGpuUnavailableError` and `nvmlEventTypeGpuRecoveryAction`, for which the wrapper has no names.
+/// `nvmlEventTypeGpuUnavailableError` and `nvmlEventTypeGpuRecoveryAction`, for which the wrapper
+/// has no names.
 const UNNAMED: u64 = 0x4000 | 0x8000;
-/// Longest wait in one call: how long a thread that should return stays in the driver.
+/// Longest wait in one call, and therefore the longest delay before the thread can return.
 const WAIT_MILLISECONDS: u32 = 30_000;
 
-/// Waits for events of all GPUs and calls `on_event` with the XID, if it is one. Returns only if waiting is not, or no
-/// longer, possible, with the reason: no NVML, no GPU that sends events, or the driver disappeared.
+/// Waits for events of all GPUs and calls `on_event`, with the XID if the event is one. Returns the
+/// reason if waiting is not or no longer possible: no NVML, no GPU that sends events, or the driver
+/// disappeared.
 ///
 /// NVML stays initialised meanwhile, so the driver's module cannot be unloaded.
 pub fn watch(library: Option<&Path>, mut on_event: impl FnMut(Option<u64>)) -> String {
@@ -29,7 +31,7 @@ fn wait(nvml: &Nvml, on_event: &mut impl FnMut(Option<u64>)) -> Result<(), NvmlE
     let mut set = nvml.create_event_set()?;
     let mut registered = 0;
     for index in 0..nvml.device_count()? {
-        // A lost GPU sends nothing; the others still do.
+        // A lost GPU sends nothing; keep waiting for the others.
         let Ok(device) = nvml.device_by_index(index) else { continue };
         let events = wanted(&device);
         if !events.is_empty() {
@@ -49,7 +51,7 @@ fn wait(nvml: &Nvml, on_event: &mut impl FnMut(Option<u64>)) -> Result<(), NvmlE
     }
 }
 
-/// The number; `None` if the driver does not know it.
+/// The XID; `None` if the driver does not know it.
 fn xid(error: XidError) -> Option<u64> {
     match error {
         XidError::Value(number) => Some(number),

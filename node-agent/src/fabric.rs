@@ -1,4 +1,5 @@
-//! The NVLink fabric between machines: what the driver's numbers mean, and what the GPUs of a machine agree on.
+//! The NVLink fabric between machines: decodes the driver's values and checks that all GPUs of a
+//! machine agree.
 
 use crate::read::Notes;
 use switchyard_crds::gpu_topology::{Fabric, FabricHealth, FabricState, FabricSummary, Gpu};
@@ -6,7 +7,7 @@ use switchyard_crds::gpu_topology::{Fabric, FabricHealth, FabricState, FabricSum
 /// Result of `nvmlDeviceGetGpuFabricInfoV`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FabricInfo {
-    /// 0: the driver does not know a fabric; 1 not started, 2 in progress, 3 completed.
+    /// 0: the driver reports no fabric; 1 not started, 2 in progress, 3 completed.
     pub state: u8,
     /// Result of the registration, an `nvmlReturn_t`.
     pub status: u32,
@@ -16,8 +17,8 @@ pub struct FabricInfo {
     pub clique_id: u32,
     /// See [`faults`].
     pub health_mask: u32,
-    /// 0: not reported; 1 healthy, 2 unhealthy, 3 limited capacity. Drivers with version 2 of the call do not report
-    /// it.
+    /// 0: not reported; 1 healthy, 2 unhealthy, 3 limited capacity. Absent in version 2 of the
+    /// call.
     pub health_summary: u8,
 }
 
@@ -25,11 +26,11 @@ pub struct FabricInfo {
 /// `NVML_GPU_FABRIC_HEALTH_MASK_*`).
 const FLAGS: [&str; 4] = ["DegradedBandwidth", "RouteRecovery", "RouteUnhealthy", "AccessTimeoutRecovery"];
 
-/// The faults in a health mask, in words.
+/// Names of the faults in a health mask.
 pub fn faults(mask: u32) -> Vec<String> {
     let flags = FLAGS.iter().enumerate().filter(|(index, _)| mask >> (2 * index) & 3 == 1);
     let configuration = match mask >> 8 & 15 {
-        // Not reported, or nothing wrong.
+        // Not reported, or healthy.
         0 | 1 => None,
         2 => Some("IncorrectSystemGUID".to_owned()),
         3 => Some("IncorrectChassisSerial".to_owned()),
@@ -40,7 +41,7 @@ pub fn faults(mask: u32) -> Vec<String> {
     flags.map(|(_, name)| (*name).to_owned()).chain(configuration).collect()
 }
 
-/// The driver's numbers in words. `None`: it does not know a fabric.
+/// Decodes the driver's values. `None` if it reports no fabric.
 pub fn decode(info: &FabricInfo) -> Option<Fabric> {
     let state = match info.state {
         1 => FabricState::NotStarted,
@@ -84,18 +85,19 @@ fn uuid(bytes: &[u8; 16]) -> String {
     text
 }
 
-/// The position in the fabric that all GPUs agree on, with the worst health and the faults of all. `None`, with a note,
-/// if they disagree.
+/// The fabric position that all GPUs agree on, with the worst health and the faults of all GPUs.
+/// `None`, with a note, if they disagree.
 pub(crate) fn of_machine(gpus: &[Gpu], notes: &mut Notes) -> Option<Fabric> {
     let first = gpus.iter().find_map(|gpu| gpu.fabric.as_ref())?;
-    let place = |fabric: &Fabric| (fabric.state, fabric.result.clone(), fabric.cluster_uuid.clone(), fabric.clique_id);
+    let position =
+        |fabric: &Fabric| (fabric.state, fabric.result.clone(), fabric.cluster_uuid.clone(), fabric.clique_id);
     let odd: Vec<String> = gpus
         .iter()
-        .filter(|gpu| gpu.fabric.as_ref().map(place) != Some(place(first)))
+        .filter(|gpu| gpu.fabric.as_ref().map(position) != Some(position(first)))
         .map(|gpu| format!("GPU{}", gpu.index))
         .collect();
     if !odd.is_empty() {
-        notes.add(format!("{} not in the same place of the fabric as the first GPU that is in one", odd.join(", ")));
+        notes.add(format!("{} not in the same fabric position as the first GPU that has one", odd.join(", ")));
         return None;
     }
     let all: Vec<&FabricHealth> = gpus.iter().filter_map(|gpu| gpu.fabric.as_ref()?.health.as_ref()).collect();
@@ -118,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn masks_in_words() {
+    fn health_masks_are_decoded() {
         for healthy in [0, 0xaa, 0x1aa] {
             assert_eq!(faults(healthy), Vec::<String>::new(), "{healthy:#x}");
         }
@@ -129,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn places_in_words() {
+    fn fabric_positions_are_decoded() {
         let fabric = decode(&info(0xaa)).unwrap();
         assert_eq!(fabric.cluster_uuid.as_deref(), Some("abababab-abab-abab-abab-abababababab"));
         assert_eq!((fabric.clique_id, fabric.result.as_deref()), (Some(7), Some("Success")));
@@ -141,12 +143,12 @@ mod tests {
         assert_eq!((starting.state, starting.result, starting.clique_id), (FabricState::InProgress, None, None));
         let limited = decode(&FabricInfo { health_summary: 3, ..info(0xaa) }).unwrap();
         assert_eq!(limited.health.unwrap().summary, FabricSummary::LimitedCapacity);
-        let refused = decode(&FabricInfo { status: 18, ..info(0) }).unwrap();
-        assert_eq!(refused.result.as_deref(), Some("Code18"));
+        let failed = decode(&FabricInfo { status: 18, ..info(0) }).unwrap();
+        assert_eq!(failed.result.as_deref(), Some("Code18"));
     }
 
     #[test]
-    fn a_machine_is_where_all_its_gpus_are() {
+    fn a_machine_has_the_position_that_all_its_gpus_share() {
         let gpu = |index, mask| Gpu { index, fabric: decode(&info(mask)), ..Gpu::default() };
         let mut notes = Notes::default();
         let fabric = of_machine(&[gpu(0, 0xaa), gpu(1, 0xa9), gpu(2, 0x2aa)], &mut notes).unwrap();
@@ -159,7 +161,7 @@ mod tests {
         let mut notes = Notes::default();
         let elsewhere = Gpu { index: 1, fabric: decode(&FabricInfo { clique_id: 8, ..info(0xaa) }), ..Gpu::default() };
         assert_eq!(of_machine(&[gpu(0, 0xaa), elsewhere, Gpu { index: 2, ..Gpu::default() }], &mut notes), None);
-        assert!(notes.message().unwrap().starts_with("GPU1, GPU2 not in the same place"));
+        assert!(notes.message().unwrap().starts_with("GPU1, GPU2 not in the same fabric position"));
         assert_eq!(of_machine(&[Gpu::default()], &mut Notes::default()), None);
     }
 }

@@ -1,4 +1,4 @@
-//! GPUs, read through NVML.
+//! Reads GPUs through NVML.
 
 use crate::nvml::{LIBRARY, Session, reason};
 use crate::pci::{self, PciPosition};
@@ -15,31 +15,31 @@ use switchyard_crds::gpu_topology::{
 };
 
 /// Most GPUs in a description.
-const MOST_GPUS: usize = 64;
-/// Words of a set of NUMA nodes, 64 nodes each: as many nodes as Linux can have.
+const MAX_GPUS: usize = 64;
+/// 64-bit words of a NUMA node set: as many nodes as Linux supports.
 const NODE_SET_WORDS: usize = 16;
 /// `NVML_AFFINITY_SCOPE_NODE`.
 const SCOPE_NODE: u32 = 0;
-/// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`, outside of the range that drivers renumber.
+/// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`, outside the range that drivers renumber.
 const FIELD_RECOVERY_ACTION: u32 = 230;
 
 /// Facts from NVML, or from the PCI bus if NVML does not work.
 #[derive(Debug, Default)]
 pub(crate) struct GpuFacts {
-    /// Number of GPUs; `None` if it is unknown.
+    /// Number of GPUs, if known.
     pub count: Option<u32>,
     pub gpus: Vec<Gpu>,
     pub links: Vec<Link>,
-    /// GPUs with an NVLink to a switch.
+    /// Number of GPUs with an NVLink to a switch.
     pub at_switches: u32,
     pub driver: Option<String>,
     pub nvml_version: Option<String>,
     pub cuda_version: Option<String>,
-    /// Where the facts come from.
+    /// Source of the facts.
     pub source: String,
 }
 
-/// `nodes`: the NUMA nodes of the machine.
+/// `nodes` are the machine's NUMA nodes.
 pub(crate) fn read_gpus(roots: &Roots, nodes: &[NumaNode], notes: &mut Notes, link_notes: &mut Notes) -> GpuFacts {
     let session = match Session::open(roots.nvml_library.as_deref()) {
         Ok(session) => session,
@@ -69,14 +69,14 @@ pub(crate) fn read_gpus(roots: &Roots, nodes: &[NumaNode], notes: &mut Notes, li
     for index in 0..count {
         let found = nvml.device_by_index(index).and_then(|device| Ok((device.uuid()?, device)));
         match found {
-            Ok(_) if devices.len() == MOST_GPUS => notes.add(format!("GPU{index}: only {MOST_GPUS} are described")),
+            Ok(_) if devices.len() == MAX_GPUS => notes.add(format!("GPU{index}: only {MAX_GPUS} are described")),
             Ok((uuid, device)) => {
-                let own = nvlink::read_ports(nvml, index, &device, link_notes);
+                let gpu_ports = nvlink::read_ports(nvml, index, &device, link_notes);
                 let gpu = read_gpu(roots, nodes, nvml, &device, Gpu { index, uuid, ..Gpu::default() }, notes);
-                facts.gpus.push(Gpu { nvlinks: own.links.clone(), ..gpu });
-                facts.at_switches += u32::from(own.switches.is_some());
+                facts.gpus.push(Gpu { nvlinks: gpu_ports.links.clone(), ..gpu });
+                facts.at_switches += u32::from(gpu_ports.switches.is_some());
                 devices.push(device);
-                ports.push(own);
+                ports.push(gpu_ports);
             }
             Err(error) => notes.add(format!("GPU{index}: {}", reason(&error))),
         }
@@ -94,7 +94,7 @@ fn cuda_version(number: i32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
 }
 
-/// A GPU that the driver has lost may still be on the bus.
+/// Notes GPUs that the driver has lost but the PCI bus still lists.
 fn note_hidden(roots: &Roots, gpus: &[Gpu], notes: &mut Notes) {
     let on_bus = pci::functions(&roots.sysfs).map(|all| pci::nvidia_gpus(&all)).unwrap_or_default();
     let hidden: Vec<String> =
@@ -104,7 +104,7 @@ fn note_hidden(roots: &Roots, gpus: &[Gpu], notes: &mut Notes) {
     }
 }
 
-/// Without NVML the PCI bus still distinguishes a machine without GPUs from one without a driver.
+/// The PCI bus still distinguishes a machine without GPUs from one without a driver.
 fn without_nvml(roots: &Roots, why: &str, notes: &mut Notes) -> GpuFacts {
     let source = "sysfs".to_owned();
     match pci::functions(&roots.sysfs).map(|all| pci::nvidia_gpus(&all).len()) {
@@ -123,7 +123,7 @@ fn without_nvml(roots: &Roots, why: &str, notes: &mut Notes) -> GpuFacts {
     }
 }
 
-/// Fills in the facts from the driver and sysfs. `gpu` already has its index and UUID.
+/// Completes `gpu`, which already has its index and UUID, with facts from the driver and sysfs.
 fn read_gpu(roots: &Roots, nodes: &[NumaNode], nvml: &Nvml, device: &Device<'_>, gpu: Gpu, notes: &mut Notes) -> Gpu {
     let index = gpu.index;
     let mut note = |fact: &str, error: &str| notes.add(format!("GPU{index}: {fact} unknown: {error}"));
@@ -137,24 +137,25 @@ fn read_gpu(roots: &Roots, nodes: &[NumaNode], nvml: &Nvml, device: &Device<'_>,
         id.map(|id| read::clip(&id, 32))
     });
     let model = device.name().map_err(|error| keep("model", &error)).ok().map(|name| read::clip(&name, 128));
-    // `memory_info` is version 2 of the call; drivers before 510 only have version 1, and the memory stays unknown.
+    // `memory_info` uses version 2 of the call. Drivers before 510 only have version 1, so the
+    // memory stays unknown.
     let memory_bytes = device.memory_info().map_err(|error| keep("memory", &error)).ok().map(|memory| memory.total);
-    let place = bus_id.as_deref().map(|id| pci::place(&roots.sysfs.join("bus/pci/devices").join(id)));
-    let place = place.transpose().unwrap_or_else(|error| {
+    let position = bus_id.as_deref().map(|id| pci::position(&roots.sysfs.join("bus/pci/devices").join(id)));
+    let position = position.transpose().unwrap_or_else(|error| {
         note("place", &error.to_string());
         None
     });
-    let place = place.unwrap_or_default();
+    let position = position.unwrap_or_default();
     Gpu {
         uuid: read::clip(&gpu.uuid, 96),
         bus_id,
         model,
         memory_bytes,
-        numa_node: place.numa_node.or_else(|| numa_by_affinity(device, nodes)),
+        numa_node: position.numa_node.or_else(|| numa_by_affinity(device, nodes)),
         memory_numa_node: device.numa_node_id().ok(),
-        pcie_link: pcie_link(device, &place),
-        pcie_root: place.path.first().cloned(),
-        pcie_path: place.path,
+        pcie_link: pcie_link(device, &position),
+        pcie_root: position.path.first().cloned(),
+        pcie_path: position.path,
         ecc: read_ecc(nvml, device),
         fabric: nvml_raw::fabric_info(nvml, device).as_ref().and_then(fabric::decode),
         mig: read_mig(device),
@@ -163,8 +164,8 @@ fn read_gpu(roots: &Roots, nodes: &[NumaNode], nvml: &Nvml, device: &Device<'_>,
     }
 }
 
-/// The first NUMA node near the GPU according to the driver, which knows it even if the firmware does not tell the
-/// kernel. A set of all nodes means nothing.
+/// The first NUMA node near the GPU according to the driver, which knows it even if the firmware
+/// does not report it to the kernel. A set of all nodes carries no information.
 fn numa_by_affinity(device: &Device<'_>, nodes: &[NumaNode]) -> Option<u32> {
     let words = device.memory_affinity(NODE_SET_WORDS, SCOPE_NODE).ok()?;
     let near = |id: u32| words.get(id as usize / 64).is_some_and(|word| word >> (id % 64) & 1 == 1);
@@ -172,9 +173,9 @@ fn numa_by_affinity(device: &Device<'_>, nodes: &[NumaNode]) -> Option<u32> {
     (nodes.len() == 1 || !nodes.iter().all(|node| near(node.id))).then_some(first)
 }
 
-/// The driver's values, or those of sysfs where it has none.
-fn pcie_link(device: &Device<'_>, place: &PciPosition) -> Option<PcieLink> {
-    let by_kernel = place.link.clone().unwrap_or_default();
+/// The driver's values, falling back to sysfs.
+fn pcie_link(device: &Device<'_>, position: &PciPosition) -> Option<PcieLink> {
+    let by_kernel = position.link.clone().unwrap_or_default();
     let max_generation = device.max_pcie_link_gen().ok().or(by_kernel.max_generation);
     let generation = device.current_pcie_link_gen().ok().or(by_kernel.generation);
     let is_busy = || matches!(device.performance_state(), Ok(PerformanceState::Zero));
@@ -205,7 +206,7 @@ fn read_mig(device: &Device<'_>) -> Option<Mig> {
     }
 }
 
-/// Numbers have gaps: a deleted instance leaves one.
+/// Instance numbers have gaps, because a deleted instance leaves one.
 fn read_instances(device: &Device<'_>) -> Vec<MigInstance> {
     let most = device.mig_device_count().unwrap_or(0).min(16);
     let instance = |number| {

@@ -6,10 +6,12 @@ use crate::read::{self, Notes};
 use std::path::Path;
 use switchyard_crds::gpu_topology::{CharDevice, DmaBuf, DriverModule, Host, HostIdentity, ModuleState};
 
-/// Magic number of tmpfs, see statfs(2): a `/dev/shm` of another type says nothing about shared memory.
+/// Magic number of tmpfs, see statfs(2): `/dev/shm` on another file system says nothing about
+/// shared memory.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
-/// A soft limit from `/proc/self/limits`, by its name in that file (`Max locked memory`): `Unlimited` or a number.
+/// A soft limit from `/proc/self/limits`, by its name in that file (`Max locked memory`):
+/// `Unlimited` or a number.
 ///
 /// # Errors
 /// The file has no such line.
@@ -22,7 +24,7 @@ pub fn parse_limit(limits: &str, name: &str) -> Result<String, String> {
     }
 }
 
-/// The number of a GPU's file `/dev/nvidiaN`, from `/proc/driver/nvidia/gpus/BDF/information`.
+/// The N of a GPU's `/dev/nvidiaN`, from `/proc/driver/nvidia/gpus/BDF/information`.
 pub fn parse_minor(text: &str) -> Option<u32> {
     read::number(text.lines().find_map(|line| line.strip_prefix("Device Minor:"))?)
 }
@@ -58,7 +60,7 @@ pub fn parse_default_route_v6(text: &str) -> Option<String> {
 /// Kind of the NVIDIA module from `/proc/driver/nvidia/version`.
 pub fn parse_driver_module(text: &str) -> Option<DriverModule> {
     let line = text.lines().find(|line| line.starts_with("NVRM version:"))?;
-    // Since driver 515 the open-source module names itself.
+    // The open-source module identifies itself since driver 515.
     Some(if line.contains("Open Kernel Module") { DriverModule::Open } else { DriverModule::Proprietary })
 }
 
@@ -112,8 +114,8 @@ pub(crate) fn read_host(roots: &Roots, default_route: Option<String>, notes: &mu
     }
 }
 
-/// The files that CUDA opens: the driver's own, unified memory, and one per GPU that the driver knows. The files for
-/// MIG and IMEX come with their own facts.
+/// The device files that CUDA opens: the driver's control files, unified memory, and one per GPU
+/// that the driver knows. The files for MIG and IMEX are read with their own facts.
 fn device_files(roots: &Roots) -> Vec<CharDevice> {
     let gpus = read::entries(&roots.procfs.join("driver/nvidia/gpus")).unwrap_or_default();
     let mut minors: Vec<u32> =
@@ -127,7 +129,7 @@ fn device_files(roots: &Roots) -> Vec<CharDevice> {
         .collect()
 }
 
-/// State of the driver's module, or of the older one that NIC vendors shipped.
+/// State of the driver's module, or of the legacy module that NIC vendors shipped.
 fn peermem(roots: &Roots) -> Option<ModuleState> {
     let modules = roots.sysfs.join("module");
     let loaded = ["nvidia_peermem", "nv_peer_mem"].iter().any(|name| modules.join(name).exists());
@@ -146,7 +148,7 @@ fn imex_channels(roots: &Roots) -> Vec<u32> {
 /// Size in bytes of the tmpfs mounted at `path`.
 ///
 /// # Errors
-/// There is none; the error is one sentence.
+/// `path` is not a tmpfs mount.
 pub fn shared_memory(path: &Path) -> Result<u64, String> {
     let size = rustix::fs::statfs(path).map_err(|error| error.to_string()).and_then(|stat| {
         let is_tmpfs = u64::try_from(stat.f_type).is_ok_and(|magic| magic == TMPFS_MAGIC);

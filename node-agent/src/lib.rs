@@ -1,4 +1,5 @@
-//! Describes a machine as a [`GPUTopology`]: processors, caches, NUMA nodes, memory, network devices, GPUs.
+//! Describes a machine as a [`GPUTopology`]: processors, caches, NUMA nodes, memory, network
+//! devices, GPUs.
 //!
 //! ```text
 //!            files of sysfs, procfs, dev          NVML
@@ -9,14 +10,15 @@
 //!                                    describe ── GPUTopology
 //! ```
 //!
-//! Every parser is a pure function of the text of one file; the readers around them only open files. A fact that cannot
-//! be read is left out and named in `status.sources`, and does not affect other facts. Nothing is started, written or
-//! changed, no root rights are needed, and one description takes milliseconds.
+//! Every parser is a pure function of the text of one file; the readers around them only open
+//! files. A fact that cannot be read is omitted and named in `status.sources`, and does not affect
+//! other facts. The library starts and writes nothing, needs no root privileges, and describes a
+//! machine within milliseconds.
 //!
-//! Besides the description, [`events`] waits for reports from GPUs, and [`counters`] reads values that change all the
+//! In addition, [`events`] waits for GPU events, and [`counters`] reads values that change all the
 //! time.
 //!
-//! Not here: the program that writes to a cluster (`node-agent/daemon`).
+//! The program that writes to a cluster is in `node-agent/daemon`.
 #![deny(unsafe_code)]
 
 pub mod acs;
@@ -41,5 +43,4 @@ mod read;
 
 pub use describe::{DescribeError, Roots, describe};
 pub use read::Notes;
-/// The type of the description.
 pub use switchyard_crds::gpu_topology::GPUTopology;

@@ -1,4 +1,4 @@
-//! Speeds measured on this machine, from a file provided to the agent.
+//! Speeds measured on this machine, from a file given to the agent.
 //!
 //! ```yaml
 //! - {link: NVLink, megabytesPerSecond: 19800, source: "nvbandwidth 0.6, 2026-08-01"}
@@ -11,11 +11,13 @@ use serde_saphyr::options::NonFiniteFloatPolicy;
 use std::path::Path;
 use switchyard_crds::gpu_topology::{Measured, MeasuredLink};
 
-/// Anything above this is not the speed of a link but a wrong unit; today's links have less than a hundredth of it.
+/// Anything above this is a wrong unit rather than a link speed; today's links have less than a
+/// hundredth of it.
 const MOST: f64 = 1e9;
 
-/// Parses a YAML or JSON list of `{link, megabytesPerSecond, source}`. A wrong entry is skipped and listed among the
-/// faults; of two entries for one link the first counts. Sorted by link; the speed is rounded to whole megabytes.
+/// Parses a YAML or JSON list of `{link, megabytesPerSecond, source}`, sorted by link, with speeds
+/// rounded to whole megabytes. Invalid entries are skipped and returned as faults; of two entries
+/// for one link the first wins.
 ///
 /// # Errors
 /// The text is not a list.
@@ -64,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wrong_entries_take_only_themselves() {
+    fn a_wrong_entry_affects_only_itself() {
         let text = "- {link: NIC, megabytesPerSecond: 47200.5, source: ib_write_bw}\n\
                     - {link: NVLink, megabytesPerSecond: .nan, source: x}\n\
                     - {link: NVLink, megabytesPerSecond: -1, source: x}\n\

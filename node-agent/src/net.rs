@@ -1,4 +1,4 @@
-//! Network devices: interfaces with hardware behind them, the interface of the default route, and RDMA ports.
+//! Network devices: physical interfaces, the interface of the default route, and RDMA ports.
 
 use crate::Roots;
 use crate::pci::{self, PciPosition};
@@ -8,15 +8,15 @@ use std::path::Path;
 use switchyard_crds::gpu_topology::{Nic, NicKind, VirtualFunctions};
 
 /// Most network devices in a description.
-const MOST_NICS: usize = 256;
+const MAX_NICS: usize = 256;
 
-/// Parses an interface's speed: megabits per second. The kernel reports an unknown speed as -1, some drivers as 0 or
-/// 4294967295.
+/// Parses an interface's speed: megabits per second. The kernel reports an unknown speed as -1,
+/// some drivers as 0 or 4294967295.
 pub fn parse_speed(text: &str) -> Option<u64> {
     read::number::<u64>(text).filter(|speed| *speed > 0 && *speed < u64::from(u32::MAX))
 }
 
-/// Devices in ascending order of their names. `None`: the kernel's list cannot be read.
+/// Devices sorted by name. `None` if the kernel's list cannot be read.
 pub(crate) fn read_nics(roots: &Roots, default_route: Option<&str>, notes: &mut Notes) -> Option<Vec<Nic>> {
     let directory = roots.sysfs.join("class/net");
     let interfaces = match read::entries(&directory) {
@@ -29,7 +29,7 @@ pub(crate) fn read_nics(roots: &Roots, default_route: Option<&str>, notes: &mut 
     let mut ports = rdma::read_ports(roots, notes);
     let mut nics = Vec::new();
     for (name, path) in interfaces {
-        // This link exists exactly for devices with hardware, real or emulated by a hypervisor.
+        // Only devices with hardware, real or emulated by a hypervisor, have this link.
         let kind = if path.join("device").exists() { NicKind::Physical } else { NicKind::Virtual };
         if kind == NicKind::Virtual && default_route != Some(name.as_str()) {
             continue;
@@ -51,7 +51,7 @@ pub(crate) fn read_nics(roots: &Roots, default_route: Option<&str>, notes: &mut 
     Some(nics)
 }
 
-/// Sets the PCI function of a device, its parent and its virtual functions.
+/// Sets a device's PCI function, its parent and its virtual functions.
 fn read_functions(roots: &Roots, nic: &mut Nic) {
     let Some(device) = nic.bus_id.as_ref().map(|id| roots.sysfs.join("bus/pci/devices").join(id)) else { return };
     let parent = std::fs::read_link(device.join("physfn")).ok();
@@ -64,9 +64,9 @@ fn read_functions(roots: &Roots, nic: &mut Nic) {
 
 fn read_interface(name: &str, path: &Path, kind: NicKind, ports: &mut Vec<RdmaPort>, notes: &mut Notes) -> Nic {
     let state = read::text(&path.join("operstate")).ok().map(|text| read::capitalized(&text));
-    let place = match kind {
-        NicKind::Physical => pci::place(&path.join("device")).unwrap_or_else(|error| {
-            notes.add(format!("{name}: place unknown: {error}"));
+    let position = match kind {
+        NicKind::Physical => pci::position(&path.join("device")).unwrap_or_else(|error| {
+            notes.add(format!("{name}: PCI position unknown: {error}"));
             PciPosition::default()
         }),
         NicKind::Virtual => PciPosition::default(),
@@ -74,38 +74,38 @@ fn read_interface(name: &str, path: &Path, kind: NicKind, ports: &mut Vec<RdmaPo
     let mut nic = Nic {
         name: read::clip(name, 32),
         kind,
-        bus_id: place.bus_id,
+        bus_id: position.bus_id,
         // An interface that is down returns EINVAL or its last speed.
         rate_megabits_per_second: (state.as_deref() != Some("Down"))
             .then(|| parse_speed(&read::text(&path.join("speed")).ok()?))
             .flatten(),
         state,
-        numa_node: place.numa_node,
-        pcie_path: place.path,
-        pcie_link: place.link,
+        numa_node: position.numa_node,
+        pcie_path: position.path,
+        pcie_link: position.link,
         mtu_bytes: read::number_in(&path.join("mtu")),
         ..Nic::default()
     };
     // `dev_port` counts the interfaces of one PCI function from 0, RDMA ports are counted from 1.
     let number = read::number_in::<u32>(&path.join("dev_port")).unwrap_or(0) + 1;
-    let same = |port: &RdmaPort| nic.bus_id.is_some() && port.place.bus_id == nic.bus_id && port.port == number;
+    let same = |port: &RdmaPort| nic.bus_id.is_some() && port.position.bus_id == nic.bus_id && port.port == number;
     if let Some(index) = ports.iter().position(same) {
         adopt(&mut nic, ports.swap_remove(index));
     }
     nic
 }
 
-/// Training uses the RDMA side of a device: its figures replace the interface's.
+/// Replaces the interface's values by the RDMA port's, because training uses the RDMA side.
 fn adopt(nic: &mut Nic, port: RdmaPort) {
     nic.kind = NicKind::Physical;
     nic.rdma_device = Some(read::clip(&port.device, 64));
     nic.port = Some(port.port);
     nic.link_layer = port.link_layer;
     if nic.bus_id.is_none() {
-        nic.bus_id = port.place.bus_id;
-        nic.numa_node = port.place.numa_node;
-        nic.pcie_path = port.place.path;
-        nic.pcie_link = port.place.link;
+        nic.bus_id = port.position.bus_id;
+        nic.numa_node = port.position.numa_node;
+        nic.pcie_path = port.position.path;
+        nic.pcie_link = port.position.link;
     }
     nic.gids = port.gids;
     nic.node_guid = port.node_guid;
@@ -117,12 +117,12 @@ fn adopt(nic: &mut Nic, port: RdmaPort) {
     }
 }
 
-/// Keeps physical functions first if there are more devices than a description holds.
+/// Keeps physical functions first if there are more devices than a description can hold.
 fn limit(nics: &mut Vec<Nic>, notes: &mut Notes) {
-    if nics.len() > MOST_NICS {
-        notes.add(format!("{} network devices: only {MOST_NICS} are described", nics.len()));
+    if nics.len() > MAX_NICS {
+        notes.add(format!("{} network devices: only {MAX_NICS} are described", nics.len()));
         nics.sort_by_key(|nic| nic.virtual_function_of.is_some());
-        nics.truncate(MOST_NICS);
+        nics.truncate(MAX_NICS);
     }
 }
 
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn virtual_functions_go_first_where_there_are_too_many() {
+    fn virtual_functions_are_dropped_first() {
         let nic = |index: usize| Nic {
             name: format!("eth{index}"),
             virtual_function_of: (index < 200).then(|| "0000:1a:00.0".to_owned()),
@@ -149,7 +149,7 @@ mod tests {
         let mut nics: Vec<Nic> = (0..300).map(nic).collect();
         let mut notes = Notes::default();
         limit(&mut nics, &mut notes);
-        assert_eq!(nics.len(), MOST_NICS);
+        assert_eq!(nics.len(), MAX_NICS);
         assert_eq!(nics.iter().filter(|nic| nic.virtual_function_of.is_none()).count(), 100);
         assert!(notes.message().unwrap().starts_with("300 network devices"));
     }

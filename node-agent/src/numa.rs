@@ -1,4 +1,4 @@
-//! NUMA nodes: CPUs, memory and distances; and the memory of the whole machine.
+//! NUMA nodes with their CPUs, memory and distances, and the machine's total memory.
 
 use crate::Roots;
 use crate::read::{self, Notes};
@@ -15,7 +15,8 @@ pub fn parse_distances(text: &str) -> Result<Vec<u32>, String> {
         .collect()
 }
 
-/// Total memory in bytes from `/proc/meminfo` (`MemTotal: 8 kB`) or a node's `meminfo` (`Node 0 MemTotal: 8 kB`).
+/// Total memory in bytes from `/proc/meminfo` (`MemTotal: 8 kB`) or a node's `meminfo` (`Node 0
+/// MemTotal: 8 kB`).
 pub fn parse_total_memory(text: &str) -> Result<u64, &'static str> {
     text.lines()
         .find_map(|line| {
@@ -25,7 +26,8 @@ pub fn parse_total_memory(text: &str) -> Result<u64, &'static str> {
         .ok_or("no line `MemTotal: NUMBER kB`")
 }
 
-/// Nodes in ascending order. `None`: the kernel shows no NUMA nodes, as in containers and with small kernels.
+/// Nodes in ascending order. `None` if the kernel exposes no NUMA nodes, as in containers and with
+/// small kernels.
 pub(crate) fn read_nodes(roots: &Roots, notes: &mut Notes) -> Option<Vec<NumaNode>> {
     let directory = roots.sysfs.join("devices/system/node");
     let entries = match read::entries(&directory) {
@@ -50,8 +52,8 @@ pub(crate) fn read_nodes(roots: &Roots, notes: &mut Notes) -> Option<Vec<NumaNod
     nodes.sort_by_key(|node| node.id);
     let count = nodes.len();
     for node in &mut nodes {
-        // The kernel prints one number per online node; with any other count, the nodes that the numbers belong to are
-        // unknown.
+        // The kernel prints one distance per online node. With any other count, the distances
+        // cannot be assigned to nodes.
         if !node.distances.is_empty() && node.distances.len() != count {
             notes.add(format!("node {}: {} distances for {count} nodes", node.id, node.distances.len()));
             node.distances.clear();

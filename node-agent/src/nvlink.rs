@@ -10,7 +10,7 @@ use nvml_wrapper::{Device, Nvml};
 use std::collections::BTreeMap;
 use switchyard_crds::gpu_topology::{Gpu, Link, LinkKind, LinkVia, NvLinks, PathClass};
 
-/// Most NVLinks of a GPU: the driver's own limit.
+/// Most NVLinks per GPU, as defined by the driver.
 pub(crate) const MAX_LINKS: u32 = 18;
 
 /// NVLinks of one GPU.
@@ -34,7 +34,8 @@ pub(crate) fn read_ports(nvml: &Nvml, index: u32, device: &Device<'_>, notes: &m
                 ports.links.get_or_insert_default().down.push(number);
                 continue;
             }
-            // The first link that a GPU does not have; also for GPUs without NVLink.
+            // The first link index that the GPU does not have; also returned for GPUs without
+            // NVLink.
             Err(NvmlError::InvalidArg | NvmlError::NotSupported) => break,
             Err(error @ NvmlError::GpuLost) => {
                 notes.add(format!("GPU{index} NVLinks from {number}: {}", reason(&error)));
@@ -68,7 +69,7 @@ pub(crate) fn read_ports(nvml: &Nvml, index: u32, device: &Device<'_>, notes: &m
     ports
 }
 
-/// One entry for the NVLinks and one for the PCIe path of every pair. All three lists are in the same order.
+/// One NVLink entry and one PCIe path entry per pair of GPUs. All three lists have the same order.
 pub(crate) fn read_links(
     nvml: &Nvml,
     gpus: &[Gpu],

@@ -1,16 +1,17 @@
-//! NVML while it is initialised, and the text of its errors.
+//! NVML sessions and error texts.
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use std::ffi::OsStr;
 use std::path::Path;
 
-/// The name under which the driver installs the library.
+/// Name under which the driver installs the library.
 pub(crate) const LIBRARY: &str = "libnvidia-ml.so.1";
 
-/// NVML while it is initialised.
+/// An initialised NVML.
 ///
-/// Dropping [`Nvml`] panics when the library lacks `nvmlShutdown`; in that case a session leaves the library open.
+/// Dropping [`Nvml`] panics if the library lacks `nvmlShutdown`; in that case the session leaves
+/// the library open.
 pub(crate) struct Session(Option<Nvml>);
 
 impl Session {
@@ -36,7 +37,7 @@ impl Drop for Session {
     }
 }
 
-/// The innermost cause of an error: the outer ones only name a function of the wrapper.
+/// The innermost cause of an error, because the outer ones only name a function of the wrapper.
 pub(crate) fn reason(error: &NvmlError) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);

@@ -5,8 +5,9 @@ use std::io;
 use std::path::Path;
 use switchyard_crds::gpu_topology::PcieLink;
 
-/// A PCI address in the format of sysfs (`0000:1b:00.0`), from any of the formats in use: NVML's has a domain of eight
-/// upper-case digits. Domains may need more than four digits (VMD). `None` for anything else.
+/// Converts a PCI address from any format in use to the format of sysfs (`0000:1b:00.0`). NVML's
+/// has a domain of eight upper-case digits, and domains can need more than four digits (VMD).
+/// `None` for anything else.
 pub fn bus_id(text: &str) -> Option<String> {
     let text = text.trim();
     let (head, function) = text.rsplit_once('.')?;
@@ -21,8 +22,8 @@ pub fn bus_id(text: &str) -> Option<String> {
     Some(format!("{domain:04x}:{bus:02x}:{device:02x}.{function:x}"))
 }
 
-/// The path to a PCI device, from the canonical path of its directory or of a directory below it: `pci0000:17`, the
-/// bridges, the device. `None` if there is no PCI device on the path.
+/// The path to a PCI device, from the canonical path of its directory or of a directory below it:
+/// `pci0000:17`, the bridges, the device. `None` if there is no PCI device on the path.
 pub fn path_of(canonical: &str) -> Option<Vec<String>> {
     let mut names = canonical.split('/').skip_while(|name| !is_root_complex(name));
     let mut path = vec![names.next()?.to_owned()];
@@ -48,9 +49,9 @@ pub struct PciPosition {
     pub link: Option<PcieLink>,
 }
 
-/// The position of the PCI device that `link` points to, directly or above it (a virtio device is below its PCI
-/// function).
-pub(crate) fn place(link: &Path) -> io::Result<PciPosition> {
+/// The position of the PCI device that `link` points to, directly or through a child: a virtio
+/// device is below its PCI function.
+pub(crate) fn position(link: &Path) -> io::Result<PciPosition> {
     let canonical = link.canonicalize()?;
     let Some(path) = canonical.to_str().and_then(path_of) else {
         return Ok(PciPosition { numa_node: read::number_in(&canonical.join("numa_node")), ..PciPosition::default() });
@@ -67,7 +68,8 @@ pub(crate) fn place(link: &Path) -> io::Result<PciPosition> {
     })
 }
 
-/// The link above a device. Its maximum is the lower of both ends: a card of 16 lanes in a slot of 8 has 8.
+/// The link above a device. Its maximum is the lower of both ends: an x16 card in an x8 slot has 8
+/// lanes.
 fn read_link(directory: &Path) -> Option<PcieLink> {
     let generation = |directory: &Path, file: &str| generation(&read::text(&directory.join(file)).ok()?);
     // The kernel writes 0 or 255 for an unknown link.
@@ -87,7 +89,7 @@ fn read_link(directory: &Path) -> Option<PcieLink> {
     (link != PcieLink::default()).then_some(link)
 }
 
-/// PCIe generation from the rate of a lane in the format of sysfs (`32.0 GT/s PCIe`).
+/// PCIe generation from a lane rate in the format of sysfs (`32.0 GT/s PCIe`).
 pub fn generation(speed: &str) -> Option<u32> {
     let rates = ["2.5", "5.0", "8.0", "16.0", "32.0", "64.0"];
     let rate = speed.trim().split_once(" GT/s")?.0;
@@ -111,7 +113,7 @@ pub(crate) fn functions(sysfs: &Path) -> io::Result<Vec<Function>> {
     let file = |path: &Path, name: &str| read::text(&path.join(name)).unwrap_or_default().to_ascii_lowercase();
     let function = |(bus_id, path): (String, std::path::PathBuf)| {
         let vendor = file(&path, "vendor");
-        // Only one vendor matters, so half of the files need not be opened.
+        // Only NVIDIA's class matters, so the files of other vendors need not be opened.
         let class = if vendor.starts_with(NVIDIA) { file(&path, "class") } else { String::new() };
         Function { bus_id, vendor, class }
     };
@@ -126,7 +128,8 @@ fn of_class(functions: &[Function], class: &str) -> Vec<String> {
     functions.iter().filter(wanted).map(|function| function.bus_id.clone()).collect()
 }
 
-/// Number of NVIDIA display controllers on the PCI bus, whether or not a driver is loaded. 0 for a kernel without PCI.
+/// Number of NVIDIA display controllers on the PCI bus, whether or not a driver is loaded. 0 for a
+/// kernel without PCI.
 ///
 /// # Errors
 /// The bus cannot be listed.

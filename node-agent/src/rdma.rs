@@ -15,7 +15,7 @@ pub(crate) struct RdmaPort {
     pub device: String,
     /// Counted from 1.
     pub port: u32,
-    pub place: PciPosition,
+    pub position: PciPosition,
     pub link_layer: Option<String>,
     pub state: Option<String>,
     /// Megabits per second.
@@ -38,12 +38,12 @@ pub fn parse_rdma_rate(text: &str) -> Option<u64> {
     (rate > 0).then_some(rate)
 }
 
-/// Parses an RDMA port's state (`4: ACTIVE`): `Active`.
+/// Parses an RDMA port's state: `Active` from `4: ACTIVE`.
 pub fn parse_rdma_state(text: &str) -> Option<String> {
     Some(read::capitalized(text.split_once(':')?.1))
 }
 
-/// Type and family of an address, from its two files. `None` for an empty entry of the table.
+/// Type and family of a GID from its two files. `None` for an empty table entry.
 pub fn parse_gid(gid: &str, kind: &str, link_layer: Option<&str>) -> Option<(GidType, Option<GidFamily>)> {
     let address: Ipv6Addr = gid.trim().parse().ok()?;
     if address.is_unspecified() {
@@ -51,7 +51,7 @@ pub fn parse_gid(gid: &str, kind: &str, link_layer: Option<&str>) -> Option<(Gid
     }
     let family = Some(if address.to_ipv4_mapped().is_some() { GidFamily::IPv4 } else { GidFamily::IPv6 });
     match kind.trim() {
-        // One word for both: the link layer decides.
+        // Both types share this text; the link layer tells them apart.
         "IB/RoCE v1" if link_layer == Some("InfiniBand") => Some((GidType::IB, None)),
         "IB/RoCE v1" => Some((GidType::RoCEv1, family)),
         "RoCE v2" => Some((GidType::RoCEv2, family)),
@@ -74,8 +74,8 @@ pub(crate) fn read_ports(roots: &Roots, notes: &mut Notes) -> Vec<RdmaPort> {
     let verbs = verbs_devices(roots);
     let mut ports = Vec::new();
     for (device, path) in devices {
-        let place = pci::place(&path.join("device")).unwrap_or_else(|error| {
-            notes.add(format!("{device}: place unknown: {error}"));
+        let position = pci::position(&path.join("device")).unwrap_or_else(|error| {
+            notes.add(format!("{device}: PCI position unknown: {error}"));
             PciPosition::default()
         });
         let numbers = read::entries(&path.join("ports")).unwrap_or_else(|error| {
@@ -84,7 +84,7 @@ pub(crate) fn read_ports(roots: &Roots, notes: &mut Notes) -> Vec<RdmaPort> {
         });
         let file = |name: &str, most| read::text(&path.join(name)).ok().map(|text| read::clip(&text, most));
         let of_device = RdmaPort {
-            place,
+            position,
             node_guid: file("node_guid", 32),
             firmware: file("fw_ver", 64),
             char_device: verbs.get(&device).map(|name| char_device(roots, &format!("infiniband/{name}"))),
@@ -108,7 +108,8 @@ pub(crate) fn read_ports(roots: &Roots, notes: &mut Notes) -> Vec<RdmaPort> {
     ports
 }
 
-/// Entries that are empty, or belong to another network namespace, cannot be read and do not count.
+/// Groups the GIDs of a port. Entries that are empty or belong to another network namespace cannot
+/// be read and do not count.
 fn read_gids(port: &Path, link_layer: Option<&str>) -> Vec<GidGroup> {
     let mut places: Vec<u32> = read::entries(&port.join("gids"))
         .unwrap_or_default()
@@ -119,7 +120,7 @@ fn read_gids(port: &Path, link_layer: Option<&str>) -> Vec<GidGroup> {
     let mut groups: BTreeMap<(GidType, Option<GidFamily>), (u32, u32)> = BTreeMap::new();
     for place in places {
         let gid = read::text(&port.join(format!("gids/{place}"))).ok();
-        // Most entries of the table are empty: their type need not be read.
+        // Most table entries are empty; skip reading their type.
         let gid = gid.filter(|gid| gid.bytes().any(|digit| digit != b'0' && digit != b':'));
         let kind = gid.as_ref().and_then(|_| read::text(&port.join(format!("gid_attrs/types/{place}"))).ok());
         if let Some(key) = gid.zip(kind).and_then(|(gid, kind)| parse_gid(&gid, &kind, link_layer)) {
@@ -132,7 +133,7 @@ fn read_gids(port: &Path, link_layer: Option<&str>) -> Vec<GidGroup> {
         .collect()
 }
 
-/// Names of character devices by the name of the RDMA device.
+/// Character device by RDMA device name.
 fn verbs_devices(roots: &Roots) -> BTreeMap<String, String> {
     let all = read::entries(&roots.sysfs.join("class/infiniband_verbs")).unwrap_or_default();
     let of = |(name, path): (String, std::path::PathBuf)| Some((read::text(&path.join("ibdev")).ok()?, name));

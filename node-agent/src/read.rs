@@ -1,11 +1,11 @@
-//! Small readers of kernel files, and the list of what could not be read.
+//! Helpers to read kernel files, and notes about what could not be read.
 
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use switchyard_crds::gpu_topology::{FactSource, Facts, SourceState};
 
-/// More than any file read here; a fixture or a broken driver must not fill the memory.
+/// Larger than any file read here, so that a fixture or a broken driver cannot exhaust memory.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 /// `maxLength` of a source's message.
 const MAX_MESSAGE: usize = 1024;
@@ -21,7 +21,8 @@ pub(crate) fn bytes(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A non-negative decimal number. The kernel writes -1 for "unknown", which becomes `None` like anything else.
+/// A non-negative decimal number. The kernel writes -1 for "unknown", which becomes `None` like any
+/// other text.
 pub(crate) fn number<T: std::str::FromStr>(text: &str) -> Option<T> {
     text.trim().parse().ok()
 }
@@ -31,7 +32,7 @@ pub(crate) fn number_in<T: std::str::FromStr>(path: &Path) -> Option<T> {
     number(&text(path).ok()?)
 }
 
-/// Names and paths in a directory, sorted by name so that two descriptions of one machine are equal.
+/// Names and paths in a directory, sorted by name so that descriptions are reproducible.
 pub(crate) fn entries(directory: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let mut all = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -44,7 +45,7 @@ pub(crate) fn entries(directory: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     Ok(all)
 }
 
-/// The first `max` characters: the API limits the length of every text.
+/// The first `max` characters, because the API limits the length of every string.
 pub(crate) fn clip(text: &str, max: usize) -> String {
     text.chars().take(max).collect()
 }
@@ -57,7 +58,7 @@ pub(crate) fn capitalized(text: &str) -> String {
     })
 }
 
-/// Notes that form one message, such as what could not be read while a group of facts was collected.
+/// Notes that form one message, for example about what could not be read in a group of facts.
 #[derive(Debug, Default)]
 pub struct Notes(Vec<String>);
 
@@ -71,12 +72,12 @@ impl Notes {
         self.0.is_empty()
     }
 
-    /// The text of a file; if it cannot be read, a note and `None`.
+    /// Reads a file; adds a note and returns `None` on failure.
     pub(crate) fn text(&mut self, path: &Path) -> Option<String> {
         text(path).map_err(|error| self.add(format!("{}: {error}", path.display()))).ok()
     }
 
-    /// The parsed text of a file; if it cannot be read or parsed, a note and `None`.
+    /// Reads and parses a file; adds a note and returns `None` on failure.
     pub(crate) fn parsed<T, E: std::fmt::Display>(
         &mut self,
         path: &Path,
@@ -86,7 +87,7 @@ impl Notes {
         parse(&text).map_err(|error| self.add(format!("{}: {error}", path.display()))).ok()
     }
 
-    /// The entry in `status.sources`. `found`: whether anything was found at all.
+    /// The entry for `status.sources`. `found` is whether any fact was found.
     pub fn source(self, facts: Facts, source: &str, found: bool) -> FactSource {
         let state = match (found, self.is_empty()) {
             (true, true) => SourceState::Complete,
@@ -96,7 +97,7 @@ impl Notes {
         FactSource { facts, source: clip(source, 128), state, message: self.message() }
     }
 
-    /// All notes in one text, with the number of those that do not fit.
+    /// Joins all notes, followed by the number of notes that do not fit.
     pub fn message(self) -> Option<String> {
         let mut message = String::new();
         for (index, note) in self.0.iter().enumerate() {
@@ -122,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unknown_is_no_number() {
+    fn unknown_is_not_a_number() {
         assert_eq!(number::<u32>("-1"), None);
         assert_eq!(number::<u32>(" 7\n"), Some(7));
         assert_eq!(number::<u32>(""), None);

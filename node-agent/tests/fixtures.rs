@@ -1,4 +1,4 @@
-//! Machines that do not exist, as trees of files.
+//! Descriptions of synthetic machines, built as directory trees.
 
 mod fixture;
 
@@ -88,7 +88,7 @@ fn network_devices() {
 }
 
 #[test]
-fn no_gpu_and_no_driver_are_two_things() {
+fn a_missing_gpu_differs_from_a_missing_driver() {
     let tree = server();
     let without = status(&roots(&tree));
     assert_eq!(without.gpu_count, Some(0));
@@ -120,7 +120,7 @@ fn container_without_numa_nodes() {
 }
 
 #[test]
-fn broken_values_take_only_themselves() {
+fn a_broken_value_affects_only_itself() {
     let tree = server();
     tree.file("sys/devices/system/node/node1/cpulist", "2-x");
     tree.file("sys/devices/system/node/node0/distance", "10 21 31");
@@ -196,7 +196,7 @@ fn describes_the_machine_it_runs_on() {
     if let (Some(online), Some(usable)) = (online, usable) {
         assert!(!usable.is_empty());
         assert_eq!(usable.intersection(&online), usable);
-        // A quota lowers what the standard library reports and never raises it.
+        // A CPU quota can lower the standard library's result but never raise it.
         assert!(std::thread::available_parallelism().is_ok_and(|count| count.get() <= usable.len()));
         let nodes: Vec<u32> = status
             .numa_nodes
@@ -208,7 +208,7 @@ fn describes_the_machine_it_runs_on() {
     }
     assert!(status.memory_bytes.is_some_and(|bytes| bytes > 64 << 20));
     assert!(elapsed.as_millis() < 1000, "a description took {elapsed:?}");
-    // Described again, the machine differs only in the time.
+    // A second description differs only in its time.
     let again = describe(&Roots::local("here"), Timestamp::UNIX_EPOCH).expect("a description");
     assert_eq!(topology, again);
     println!("{elapsed:?}: {topology:#?}");

@@ -1,4 +1,4 @@
-//! Counters and events of GPUs, from a mock of NVML that is compiled for the test.
+//! GPU counters and events, from a mock NVML compiled for the test.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ fn counters_and_events() {
         corrected_ecc_errors: Some(3),
         uncorrected_ecc_errors: Some(4),
         pcie_replays: Some(1),
-        // Of link 0 and of link 1.
+        // Sums of link 0 and link 1.
         nvlink_errors: errors([1, 21, 41, 61]),
         nvlinks: BTreeMap::from([("0000:43:00.0".into(), 2)]),
     };
@@ -49,9 +49,9 @@ fn counters_and_events() {
 }
 
 #[test]
-fn without_nvml_there_is_nothing_to_count_or_to_wait_for() {
+fn without_nvml_there_are_no_counters_and_no_events() {
     let none = Path::new("no-such-library.so");
     assert_eq!(counters::read(Some(none)), []);
-    let why = events::watch(Some(none), |_| panic!("an event of nobody"));
+    let why = events::watch(Some(none), |_| panic!("an unexpected event"));
     assert!(why.contains("no-such-library.so"), "{why}");
 }

@@ -52,8 +52,9 @@ pub struct Cli {
 }
 
 impl Cli {
-    /// The arguments of this process. `version` is the version of the program. Usage, help and errors use the name by which the program was
-    /// called: as a plugin, `kubectl switchyard`. Exits on invalid arguments and on requests for help.
+    /// Parses the arguments of this process. Usage, help and errors show the name by which the
+    /// program was called, such as `kubectl switchyard` for a plugin. `version` is the version to
+    /// print. Exits on invalid arguments and on requests for help.
     pub fn parse_as(version: &'static str) -> Cli {
         let called = std::env::args_os().next().map(PathBuf::from);
         let plugin = called.as_deref().and_then(|path| path.file_name()?.to_str()?.strip_prefix("kubectl-"));
@@ -65,7 +66,7 @@ impl Cli {
         Cli { version, ..Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit()) }
     }
 
-    /// Applies `--color` to everything that is printed.
+    /// Applies `--color` to all output.
     pub fn apply_color(&self) {
         let choice = match self.color {
             ColorChoice::Always => anstream::ColorChoice::Always,
@@ -95,38 +96,48 @@ pub(super) enum Command {
     /// Run a TrainJob on this machine, without a cluster.
     #[command(after_long_help = exit_codes())]
     Run(RunArgs),
-    /// Show how a run went, where its time went, and what would make it faster; writes RUN_DIR/report.html and report.json.
+    /// Show how a run went, where its time went, and what would make it faster; writes
+    /// RUN_DIR/report.html and report.json.
     Report(ReportArgs),
-    /// Show how a TrainJob would run on this machine, or where it would be placed in a cluster, and why; starts nothing.
+    /// Show how a TrainJob would run on this machine, or where it would be placed in a cluster, and
+    /// why; starts nothing.
     #[command(after_long_help = exit_codes())]
     Plan(PlanArgs),
-    /// Show how placements would change: a node drained, a job added, a level required, a link lost; changes nothing.
+    /// Show how placements would change: a node drained, a job added, a level required, a link
+    /// lost; changes nothing.
     Whatif(WhatifArgs),
-    /// Play a trace of jobs against a cluster: how long jobs would wait and how fast they would run, by the controller's own rules and by those of
-    /// others, with more racks or another network; changes nothing.
+    /// Play a trace of jobs against a cluster: how long jobs would wait and how fast they would
+    /// run, by the controller's own rules and by those of others, with more racks or another
+    /// network; changes nothing.
     Simulate(SimulateArgs),
     /// Print the objects of a cluster that decide placements, for --snapshot of other commands.
     Snapshot(SnapshotArgs),
-    /// Show how a machine is built: GPUs, NICs, NUMA nodes, cores, the bandwidth of its links; or who uses which GPUs of a cluster.
+    /// Show how a machine is built: GPUs, NICs, NUMA nodes, cores, the bandwidth of its links; or
+    /// who uses which GPUs of a cluster.
     Topo(TopoArgs),
-    /// Find settings in manifests of training jobs (ours, Kubeflow's, plain pods) that break the job, cost speed or do nothing.
+    /// Find settings in manifests of training jobs (ours, Kubeflow's, plain pods) that break the
+    /// job, cost speed or do nothing.
     #[command(after_long_help = diagnose::LINT_CODES)]
     Lint(LintArgs),
-    /// Convert a PyTorchJob, PaddleJob, MPIJob or TrainJob of Kubeflow to a TrainJob, and list what has no counterpart.
+    /// Convert a PyTorchJob, PaddleJob, MPIJob or TrainJob of Kubeflow to a TrainJob, and list what
+    /// has no counterpart.
     #[command(after_long_help = diagnose::CONVERT_CODES)]
     Convert(ConvertArgs),
-    /// Check the nodes that a TrainJob would get, before it uses any GPU time: 27 checks, each with the fix; starts nothing.
+    /// Check the nodes that a TrainJob would get, before it uses any GPU time: 27 checks, each with
+    /// the fix; starts nothing.
     #[command(after_long_help = exit_codes())]
     Preflight(PreflightArgs),
-    /// Explain the errors in logs of ranks (NCCL, Gloo, MPI, CUDA, RDMA, our own worker): the first cause, and what followed from it.
+    /// Explain the errors in logs of ranks (NCCL, Gloo, MPI, CUDA, RDMA, our own worker): the first
+    /// cause, and what followed from it.
     Doctor(DoctorArgs),
-    /// Show the jobs of a cluster: stage, nodes, progress, what they are waiting for; with --watch for as long as they run.
+    /// Show the jobs of a cluster: stage, nodes, progress, what they are waiting for; with --watch
+    /// for as long as they run.
     #[command(after_long_help = exit_codes())]
     Status(StatusArgs),
     /// Print the logs of a job's ranks in a cluster.
     Logs(LogsArgs),
-    /// Collect in one archive what is needed to understand a fault in a cluster: objects, events, logs. No Secret is read, and no value of
-    /// an environment variable is kept.
+    /// Collect in one archive what is needed to understand a fault in a cluster: objects, events,
+    /// logs. No Secret is read, and no value of an environment variable is kept.
     SupportBundle(BundleArgs),
     /// Work with the checkpoints of a job: list them, verify them, export the model.
     #[command(subcommand, after_long_help = exit_codes())]
@@ -135,9 +146,11 @@ pub(super) enum Command {
     Controller(ControllerArgs),
     /// Print the CRDs of Switchyard, for `kubectl apply --server-side -f -`.
     Crd,
-    /// Explain why a job is placed where it is or why it waits; or explain an error code, such as SY0003.
+    /// Explain why a job is placed where it is or why it waits; or explain an error code, such as
+    /// SY0003.
     Explain(ExplainArgs),
-    /// Print the completion script of a shell; `kubectl`: the program that kubectl runs for completion.
+    /// Print the completion script of a shell; `kubectl`: the program that kubectl runs for
+    /// completion.
     Completions(CompletionsArgs),
     /// Write manual pages, one per command, into a folder.
     Man(ManArgs),
@@ -194,12 +207,13 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
 
-    /// GPUs of the ranks, by the numbers that nvidia-smi shows: one for each rank, in the order of the ranks. Default: each process takes
-    /// the GPU of its number.
+    /// GPUs of the ranks, by the numbers that nvidia-smi shows: one for each rank, in the order of
+    /// the ranks. Default: each process takes the GPU of its number.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub devices: Vec<u32>,
 
-    /// Program of the ranks, such as one with custom models. Default: switchyard-worker beside this program or on the PATH.
+    /// Program of the ranks, such as one with custom models. Default: switchyard-worker beside this
+    /// program or on the PATH.
     #[arg(long, value_name = "FILE", env = "SWITCHYARD_WORKER")]
     pub worker: Option<PathBuf>,
 }
@@ -219,7 +233,8 @@ pub(super) struct ReportArgs {
     #[arg(long, value_name = "RUN_DIR")]
     pub synthetic: Option<PathBuf>,
 
-    /// A device file (docs/gpu.md): the kernels of a profiled run on GPUs are held against its rates.
+    /// A device file (docs/gpu.md): the kernels of a profiled run on GPUs are held against its
+    /// rates.
     #[arg(long, value_name = "FILE")]
     pub device: Option<PathBuf>,
 
@@ -235,12 +250,13 @@ pub(super) struct PlanArgs {
     /// Manifest of a TrainJob; `-` reads standard input.
     pub file: PathBuf,
 
-    /// Plan for the machine described by this GPUTopology (YAML) instead of this machine. May be repeated, one per node.
+    /// Plan for the machine described by this GPUTopology (YAML) instead of this machine. May be
+    /// repeated, one per node.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["cluster", "snapshot"])]
     pub topology: Vec<PathBuf>,
 
-    /// Show how long each operation of a training step takes at least on the GPU of this device file (JSON; see docs/gpu.md), which need
-    /// not be there. Reads the job's data.
+    /// Show how long each operation of a training step takes at least on the GPU of this device
+    /// file (JSON; see docs/gpu.md), which need not be there. Reads the job's data.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["topology", "cluster", "snapshot", "fabric"])]
     pub device: Option<PathBuf>,
 
@@ -252,11 +268,13 @@ pub(super) struct PlanArgs {
     #[arg(long)]
     pub fabric: bool,
 
-    /// Print a drawing of the placement in the cluster (SVG). If there is none, the reason is printed as text.
+    /// Print a drawing of the placement in the cluster (SVG). If there is none, the reason is
+    /// printed as text.
     #[arg(long, requires = "of a cluster", conflicts_with = "fabric")]
     pub svg: bool,
 
-    /// Namespace in which the job will be created. Default: that of the manifest, else that of the context.
+    /// Namespace in which the job will be created. Default: that of the manifest, else that of the
+    /// context.
     #[arg(short, long, requires = "of a cluster")]
     pub namespace: Option<String>,
 
@@ -270,9 +288,11 @@ pub(super) struct PlanArgs {
 pub(super) enum CheckpointCommand {
     /// List the checkpoints in a directory, newest first. Lengths are compared, contents are not.
     List(WhichArgs),
-    /// Read checkpoints completely and compare all digests; names the file, chunk and tensors that are damaged.
+    /// Read checkpoints completely and compare all digests; names the file, chunk and tensors that
+    /// are damaged.
     Verify(WhichArgs),
-    /// Write the model of a checkpoint, without the optimizer, to one safetensors file, for PyTorch and others.
+    /// Write the model of a checkpoint, without the optimizer, to one safetensors file, for PyTorch
+    /// and others.
     Export(ExportArgs),
 }
 

@@ -1,4 +1,4 @@
-//! `switchyard checkpoint`: lists the checkpoints of a directory, verifies them, and exports their models.
+//! `switchyard checkpoint`: lists, verifies and exports the checkpoints in a directory.
 
 use crate::args::{CheckpointCommand, Cli, ExportArgs, WhichArgs};
 use crate::failure::Failure;
@@ -12,17 +12,17 @@ use switchyard_checkpoint::{Checkpoint, CheckpointError, CheckpointId, Found, St
 use switchyard_core::units::{binary, counted, grouped};
 use switchyard_worker_contract::exit::Exit;
 
-/// The result of a command: its kind and value for programs, and text for people.
-struct Answer {
+/// The result of a command: kind and value for programs, text for people.
+struct CommandOutput {
     kind: &'static str,
     value: Value,
     text: String,
     exit: Exit,
 }
 
-/// Carries out one of the commands.
+/// Runs a subcommand.
 pub(super) fn checkpoint(cli: &Cli, command: &CheckpointCommand) -> Result<Exit, Failure> {
-    let Answer { kind, value, text, exit } = match command {
+    let CommandOutput { kind, value, text, exit } = match command {
         CheckpointCommand::List(args) => list(args),
         CheckpointCommand::Verify(args) => verify(args),
         CheckpointCommand::Export(args) => export_model(args),
@@ -31,7 +31,7 @@ pub(super) fn checkpoint(cli: &Cli, command: &CheckpointCommand) -> Result<Exit,
     Ok(exit)
 }
 
-/// A checkpoint, or what is left of one.
+/// A complete or partial checkpoint.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row {
@@ -102,23 +102,23 @@ impl Row {
     }
 }
 
-/// A table of checkpoints, and below it what is wrong with them.
-fn answer(kind: &'static str, rows: &[Row], exit: Exit) -> Answer {
+/// A table of checkpoints, followed by their errors.
+fn answer(kind: &'static str, rows: &[Row], exit: Exit) -> CommandOutput {
     let head = ["STEP", "ATTEMPT", "JOB", "RANKS", "SIZE", "CREATED", "STATE"].map(str::to_string).to_vec();
     let lines: Vec<Vec<String>> = std::iter::once(head).chain(rows.iter().map(Row::cells)).collect();
     let mut text = if rows.is_empty() { "no checkpoints".to_string() } else { columns(&lines) };
     for fault in rows.iter().flat_map(|row| &row.faults) {
         text.push_str(&format!("\n{fault}"));
     }
-    Answer { kind, value: json!({"checkpoints": rows}), text, exit }
+    CommandOutput { kind, value: json!({"checkpoints": rows}), text, exit }
 }
 
 /// The requested checkpoints, newest first.
 fn find(args: &WhichArgs) -> Result<Vec<Found>, Failure> {
     let name = args.directory.display();
-    // A store treats a missing directory as empty; here it is a typing error.
+    // A store treats a missing directory as empty; on the command line it is a typo.
     if !args.directory.is_dir() {
-        return Err(Failure::usage(format!("{name}: got no directory; expected that of a job's checkpoints")));
+        return Err(Failure::usage(format!("{name}: not a directory; expected the directory of a job's checkpoints")));
     }
     let found = Store::new(&Disk, &args.directory).list().map_err(Failure::unexpected)?;
     let is_meant = |found: &Found| {
@@ -137,13 +137,14 @@ fn find(args: &WhichArgs) -> Result<Vec<Found>, Failure> {
     Ok(meant)
 }
 
-fn list(args: &WhichArgs) -> Result<Answer, Failure> {
+fn list(args: &WhichArgs) -> Result<CommandOutput, Failure> {
     let rows: Vec<Row> = find(args)?.iter().map(Row::new).collect();
     Ok(answer("CheckpointList", &rows, Exit::Done))
 }
 
-/// An unfinished checkpoint is not an error if another one can be used: every crash leaves one.
-fn verify(args: &WhichArgs) -> Result<Answer, Failure> {
+/// An unfinished checkpoint is not an error if another one is usable, because every crash leaves
+/// one.
+fn verify(args: &WhichArgs) -> Result<CommandOutput, Failure> {
     let store = Store::new(&Disk, &args.directory);
     let verified = |found: &Found| {
         let mut row = Row::new(found);
@@ -159,14 +160,15 @@ fn verify(args: &WhichArgs) -> Result<Answer, Failure> {
     Ok(answer("CheckpointVerification", &rows, if is_good { Exit::Done } else { Exit::CheckpointRefused }))
 }
 
-/// Exports the newest requested checkpoint. If that is damaged, nothing is exported: an older model is not what was requested.
-fn export_model(args: &ExportArgs) -> Result<Answer, Failure> {
+/// Exports the newest matching checkpoint. Fails if that is damaged, because an older model is not
+/// what the user requested.
+fn export_model(args: &ExportArgs) -> Result<CommandOutput, Failure> {
     let name = args.which.directory.display();
     let found = find(&args.which)?;
     let newest = found.into_iter().find(|found| !matches!(found.state, State::Incomplete));
     let checkpoint: Checkpoint = match newest.map(|found| found.state) {
         Some(State::Complete(checkpoint)) => *checkpoint,
-        Some(State::Damaged(error)) => return Err(another(&error)),
+        Some(State::Damaged(error)) => return Err(damaged(&error)),
         Some(State::Incomplete) | None => {
             let message = format!("{name}: got no complete checkpoint; expected one");
             return Err(Failure::new(message, Exit::CheckpointRefused));
@@ -175,7 +177,7 @@ fn export_model(args: &ExportArgs) -> Result<Answer, Failure> {
     let store = Store::new(&Disk, &args.which.directory);
     let exported = export::export(&Disk, &store, &checkpoint, &args.to).map_err(|error| match &error {
         CheckpointError::Io { file, .. } if *file == args.to => Failure::unexpected(error),
-        _ => another(&error),
+        _ => damaged(&error),
     })?;
     let CheckpointId { step, attempt } = checkpoint.manifest().about().id;
     let (tensors, bytes) = (exported.tensors, exported.bytes);
@@ -187,11 +189,11 @@ fn export_model(args: &ExportArgs) -> Result<Answer, Failure> {
         binary(bytes)
     );
     let value = json!({"file": to, "step": step, "attempt": attempt, "tensors": tensors, "bytes": bytes});
-    Ok(Answer { kind: "CheckpointExport", value, text, exit: Exit::Done })
+    Ok(CommandOutput { kind: "CheckpointExport", value, text, exit: Exit::Done })
 }
 
-/// The refusal of a damaged checkpoint, with what else can be done.
-fn another(error: &CheckpointError) -> Failure {
+/// An error about a damaged checkpoint, with alternatives.
+fn damaged(error: &CheckpointError) -> Failure {
     let message = format!("{error}\n`switchyard checkpoint verify` shows which others can be exported with --step");
     Failure::new(message, Exit::CheckpointRefused)
 }

@@ -1,9 +1,9 @@
-//! Commands that read a cluster, running or in a file: `plan --cluster`, `explain JOB`, `snapshot`. They change nothing.
+//! Read-only commands on a running or saved cluster: `plan --cluster`, `explain JOB`, `snapshot`.
 
 use crate::args::{Cli, ExplainArgs, PlanArgs, SnapshotArgs};
 use crate::failure::Failure;
 use crate::output::{emit, emit_object, print};
-use crate::snapshot::{self, in_namespace, look, name_of};
+use crate::snapshot::{self, decide, in_namespace, name_of};
 use crate::{fabric, manifest, topo, verdict};
 use switchyard_crds::TrainJob;
 use switchyard_plan::cluster::fabric::Decided;
@@ -15,13 +15,13 @@ pub(super) fn snapshot(cli: &Cli, args: &SnapshotArgs) -> Result<Exit, Failure> 
     Ok(Exit::Done)
 }
 
-/// Shows where a job would go.
+/// Shows where a job would be placed.
 pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
     let job = manifest::read(&args.file)?;
     let file = snapshot::read_for(&args.place, Some(&job))?;
     let mut cluster = snapshot::cluster(&file)?;
     let job = in_namespace(of_namespace(job, args.namespace.as_deref())?, &cluster);
-    let found = look(&mut cluster, &job)?;
+    let found = decide(&mut cluster, &job)?;
     let is_refused = matches!(found.fabric, Some(Err(_)));
     let exit = if found.place.is_ok() && !is_refused { Exit::Done } else { Exit::NotPlaceable };
     if args.fabric && found.place.is_ok() {
@@ -43,11 +43,12 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
     Ok(exit)
 }
 
-/// The job in the namespace of the command line. As with kubectl, the manifest must not name another one.
+/// Puts the job into the namespace from the command line. As with kubectl, the manifest must not
+/// name another one.
 fn of_namespace(mut job: TrainJob, namespace: Option<&str>) -> Result<TrainJob, Failure> {
     match (&job.metadata.namespace, namespace) {
         (Some(own), Some(wanted)) if own != wanted => Err(Failure::usage(format!(
-            "--namespace: got {wanted}; expected {own}, which the manifest says (metadata.namespace)"
+            "--namespace: got {wanted}; expected {own}, as in the manifest (metadata.namespace)"
         ))),
         (None, Some(wanted)) => {
             job.metadata.namespace = Some(wanted.to_owned());
@@ -57,7 +58,7 @@ fn of_namespace(mut job: TrainJob, namespace: Option<&str>) -> Result<TrainJob, 
     }
 }
 
-/// Says why a job is where it is, or why it waits.
+/// Explains a job's placement, or why it waits.
 pub(super) fn explain(cli: &Cli, args: &ExplainArgs) -> Result<Exit, Failure> {
     let mut cluster = snapshot::open(&args.place)?;
     let namespace = args.namespace.as_deref().unwrap_or(cluster.namespace());
@@ -67,9 +68,9 @@ pub(super) fn explain(cli: &Cli, args: &ExplainArgs) -> Result<Exit, Failure> {
             if jobs.is_empty() { "there is none".to_string() } else { format!("there are {}", jobs.join(", ")) };
         return Err(Failure::usage(format!("no TrainJob {namespace}/{}; {known} (--namespace)", args.subject)));
     };
-    let found = look(&mut cluster, &job)?;
+    let found = decide(&mut cluster, &job)?;
     if args.fabric {
-        // The decision counts; before there is one, what would be decided.
+        // Show the recorded decision; before there is one, show what would be decided.
         let decided = job.status.as_ref().and_then(|status| status.fabric.clone()).filter(|f| !f.decisions.is_empty());
         let forecast = found.fabric.as_ref().and_then(|found| found.as_ref().ok()?.forecast.clone());
         let decided = decided.map(|status| Ok(Decided { status, forecast, blamed: Vec::new() }));
@@ -115,6 +116,6 @@ mod tests {
         assert_eq!(named(Some("team"), None), Some(Some("team".into())));
         assert_eq!(named(None, None), Some(None));
         let refused = of_namespace(job(Some("own")), Some("team")).unwrap_err().message;
-        assert_eq!(refused, "--namespace: got team; expected own, which the manifest says (metadata.namespace)");
+        assert_eq!(refused, "--namespace: got team; expected own, as in the manifest (metadata.namespace)");
     }
 }

@@ -1,4 +1,4 @@
-//! `switchyard completions` and `switchyard man`: generated from the command line's own description, so that they cannot go stale.
+//! `switchyard completions` and `switchyard man`, generated from the argument definitions.
 
 use crate::args::{Cli, CompletionShell};
 use crate::failure::Failure;
@@ -9,11 +9,12 @@ use std::ffi::OsString;
 use std::path::Path;
 use switchyard_worker_contract::exit::Exit;
 
-/// What kubectl runs to complete `kubectl switchyard` (kubernetes/kubernetes#105867): it passes the words of the line.
+/// The script that kubectl runs to complete `kubectl switchyard` (kubernetes/kubernetes#105867); it
+/// receives the words of the command line.
 const FOR_KUBECTL: &str =
     "#!/bin/sh\n# kubectl_complete-switchyard, anywhere on the PATH.\nexec kubectl-switchyard __complete \"$@\"\n";
-/// The last line of the output: after the candidates kubectl may also offer files (ShellCompDirectiveDefault of cobra), or may not
-/// (ShellCompDirectiveNoFileComp).
+/// The last line of the output, as defined by cobra: whether kubectl can also offer files
+/// (ShellCompDirectiveDefault) or not (ShellCompDirectiveNoFileComp).
 const FILES: &str = ":0";
 const NO_FILES: &str = ":4";
 
@@ -34,7 +35,8 @@ pub(super) fn script(shell: CompletionShell) -> Exit {
     Exit::Done
 }
 
-/// Completes for kubectl: a candidate per line with its description after a tab, then what to do with them.
+/// Completes for kubectl: prints one candidate per line with its description after a tab, then the
+/// directive.
 pub(super) fn complete(words: &[String]) -> Exit {
     print(&candidates(words));
     Exit::Done
@@ -43,7 +45,7 @@ pub(super) fn complete(words: &[String]) -> Exit {
 fn candidates(words: &[String]) -> String {
     let line: Vec<OsString> = std::iter::once("switchyard".into()).chain(words.iter().map(OsString::from)).collect();
     let last = line.len() - 1;
-    // The shell completes files: it knows how to quote them.
+    // Leave file names to the shell, which knows how to quote them.
     let found = engine::complete(&mut Cli::command(), line, last.max(1), None).unwrap_or_default();
     let mut text = String::new();
     for candidate in found.iter().filter(|candidate| !candidate.is_hide_set()) {
@@ -83,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kubectl_is_told_commands_flags_and_values() {
+    fn kubectl_gets_commands_flags_and_values() {
         let ask = |words: &[&str]| candidates(&words.iter().map(ToString::to_string).collect::<Vec<_>>());
         assert!(ask(&["expl"]).starts_with("explain\t"), "{}", ask(&["expl"]));
         assert!(ask(&["expl"]).ends_with(":4"));
@@ -93,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn every_command_has_a_manual_page_and_the_scripts_know_it() {
+    fn every_command_has_a_manual_page_and_is_in_the_scripts() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(man(folder.path()), Ok(Exit::Done));
         let text = std::fs::read_to_string(folder.path().join("switchyard-checkpoint-verify.1")).unwrap();

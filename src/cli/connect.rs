@@ -1,4 +1,4 @@
-//! The connection of commands to a running cluster.
+//! Connects commands to a running cluster.
 
 use crate::failure::Failure;
 use kube::Client;
@@ -7,21 +7,21 @@ use std::sync::Arc;
 use std::time::Duration;
 use switchyard_service::{Connection, ServerClock, client, connect};
 
-/// Runs work that waits for the network.
+/// Runs `work` to completion.
 ///
 /// # Errors
-/// The error of `work`, or no runtime can be created.
+/// `work` failed, or no runtime could be created.
 pub(crate) fn wait_for<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|error| Failure::unexpected(format!("cannot start: {error}")))?.block_on(work)
 }
 
-/// A cluster to which a command talks.
+/// The cluster that a command talks to.
 pub(crate) struct Cluster {
     pub client: Client,
-    /// The namespace of the context.
+    /// Namespace of the context.
     pub namespace: String,
-    /// The address of its API server.
+    /// Address of the API server.
     pub server: String,
     /// Its clock, once it has answered.
     pub clock: Arc<ServerClock>,
@@ -30,7 +30,7 @@ pub(crate) struct Cluster {
 /// Connects to the cluster of the kubeconfig.
 ///
 /// # Errors
-/// There is no kubeconfig, or it cannot be used.
+/// There is no kubeconfig, or it is invalid.
 pub(crate) async fn open(connection: &Connection) -> Result<Cluster, Failure> {
     let config = connect(connection).await.map_err(Failure::usage)?;
     let (namespace, server) = (config.default_namespace.clone(), config.cluster_url.to_string());
@@ -39,23 +39,24 @@ pub(crate) async fn open(connection: &Connection) -> Result<Cluster, Failure> {
     Ok(Cluster { client, namespace, server, clock })
 }
 
-/// A command that has had no answer for this long says what it waits for.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long to wait for a response before telling the user.
+const NOTICE_DELAY: Duration = Duration::from_secs(2);
 
-/// Awaits the answer of an API server, and says so on standard error when it takes long.
+/// Awaits a response from an API server, and reports on standard error if it takes long.
 pub(crate) async fn answer<T>(server: &str, request: impl Future<Output = T>) -> T {
     let mut request = pin!(request);
     tokio::select! {
         answer = &mut request => answer,
-        () = tokio::time::sleep(PATIENCE) => {
-            anstream::eprintln!("waiting for the API server at {server}, which has not answered for {} s", PATIENCE.as_secs());
+        () = tokio::time::sleep(NOTICE_DELAY) => {
+            anstream::eprintln!("waiting for the API server at {server}, which has not answered for {} s", NOTICE_DELAY.as_secs());
             request.await
         }
     }
 }
 
-/// An error for people: the API server's sentence, or why there is no answer. The client's own text has its error as Rust writes it.
-pub(crate) fn words(error: &kube::Error) -> String {
+/// An error message for people: the API server's message, or why there was no response. The
+/// client's own text contains Rust debug output.
+pub(crate) fn error_message(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
         kube::Error::Api(status) => format!("the API server answered with code {} {}", status.code, status.reason),
@@ -76,17 +77,18 @@ pub(crate) fn words(error: &kube::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::words;
+    use super::error_message;
 
     /// `doctor` printed `Status { status: Some(Failure), code: 403, …, continue_: None }`.
     #[test]
-    fn errors_have_no_rust_in_them() {
+    fn errors_contain_no_rust_debug_output() {
         let status = |message: &str| kube::core::Status::failure(message, "Forbidden").boxed();
-        let said = words(&kube::Error::Api(status("pods \"a-1-0\" is forbidden: User \"b\" cannot get resource")));
+        let said =
+            error_message(&kube::Error::Api(status("pods \"a-1-0\" is forbidden: User \"b\" cannot get resource")));
         assert_eq!(said, "pods \"a-1-0\" is forbidden: User \"b\" cannot get resource");
-        assert_eq!(words(&kube::Error::Api(status(""))), "the API server answered with code 0 Forbidden");
+        assert_eq!(error_message(&kube::Error::Api(status(""))), "the API server answered with code 0 Forbidden");
         let refused = std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "connection refused");
-        let said = words(&kube::Error::Service(Box::new(refused)));
+        let said = error_message(&kube::Error::Service(Box::new(refused)));
         assert!(said.contains("connection refused") && !said.contains('{'), "{said}");
     }
 }

@@ -1,4 +1,5 @@
-//! `switchyard convert`: prints manifests of other operators as TrainJobs, and lists on standard error what they lack.
+//! `switchyard convert`: converts manifests of other operators to TrainJobs, and lists unsupported
+//! settings on standard error.
 
 use crate::args::{Cli, ConvertArgs, Output};
 use crate::failure::Failure;
@@ -11,13 +12,13 @@ use switchyard_plan as plan;
 use switchyard_tools::convert::{self, ConvertError, Converted};
 use switchyard_worker_contract::exit::Exit;
 
-/// The conversion of a file: the TrainJobs with what they lack, and the skipped documents.
+/// A converted file: the TrainJobs with their unsupported settings, and the skipped documents.
 struct File {
     jobs: Vec<Converted>,
-    passed_over: Vec<String>,
+    skipped: Vec<String>,
 }
 
-/// Converts a file; nothing is printed unless all of it is valid.
+/// Converts a file; prints nothing unless all of it is valid.
 pub(super) fn convert(cli: &Cli, args: &ConvertArgs) -> Result<Exit, Failure> {
     let text = input::read(&args.file, "manifest of at most 16 MiB", input::MANIFESTS)?;
     let file = read(&input::name(&args.file), &text)?;
@@ -28,15 +29,15 @@ pub(super) fn convert(cli: &Cli, args: &ConvertArgs) -> Result<Exit, Failure> {
         emit_object(cli.output, &converted.job);
     }
     if !cli.quiet {
-        let said = said(&file);
-        anstream::eprint!("{said}");
+        let notes = notes(&file);
+        anstream::eprint!("{notes}");
     }
     Ok(Exit::Done)
 }
 
 fn read(name: &str, text: &str) -> Result<File, Failure> {
     let wrong = |fault: &dyn Display| Failure::usage(format!("error[SY0002]: {name}: {fault}"));
-    let mut file = File { jobs: Vec::new(), passed_over: Vec::new() };
+    let mut file = File { jobs: Vec::new(), skipped: Vec::new() };
     for document in yaml::documents(name, text)? {
         let document = document.value.to_json();
         let items = document.get("items").and_then(Value::as_array).filter(|_| is_list(&document));
@@ -46,13 +47,13 @@ fn read(name: &str, text: &str) -> Result<File, Failure> {
                     check(&converted.job).map_err(|fault| wrong(&fault))?;
                     file.jobs.push(converted);
                 }
-                Err(ConvertError::UnknownKind(kind)) => file.passed_over.push(kind),
+                Err(ConvertError::UnknownKind(kind)) => file.skipped.push(kind),
                 Err(error) => return Err(wrong(&error)),
             }
         }
     }
     if file.jobs.is_empty() {
-        let got = file.passed_over.pop().unwrap_or_else(|| "no document".into());
+        let got = file.skipped.pop().unwrap_or_else(|| "no document".into());
         return Err(wrong(&ConvertError::UnknownKind(got)));
     }
     Ok(file)
@@ -62,7 +63,7 @@ fn is_list(document: &Value) -> bool {
     document["kind"].as_str().is_some_and(|kind| kind.ends_with("List"))
 }
 
-/// Checks that a cluster would accept it.
+/// Checks that a cluster would accept the job.
 fn check(job: &Value) -> Result<(), String> {
     let faults: Vec<String> = match switchyard_crds::validate::train_job(job) {
         Err(faults) => faults.iter().map(ToString::to_string).collect(),
@@ -74,8 +75,8 @@ fn check(job: &Value) -> Result<(), String> {
     Err(format!("what it becomes is no valid TrainJob; expected a manifest without these:\n  {}", faults.join("\n  ")))
 }
 
-/// Fields without a counterpart.
-fn said(file: &File) -> String {
+/// Lists the fields without a counterpart.
+fn notes(file: &File) -> String {
     let mut out = String::new();
     for converted in &file.jobs {
         let name = converted.job["metadata"]["name"].as_str().unwrap_or_default();
@@ -87,9 +88,9 @@ fn said(file: &File) -> String {
             out.push_str(&format!("  {}: {}\n      {}\n", note.path, note.value, note.what));
         }
     }
-    let passed = file.passed_over.len() as u64;
+    let passed = file.skipped.len() as u64;
     if passed > 0 {
-        let kinds = file.passed_over.join(", ");
+        let kinds = file.skipped.join(", ");
         out.push_str(&format!("{passed} document{} skipped: {kinds}\n", plural(passed)));
     }
     out

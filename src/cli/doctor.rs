@@ -1,4 +1,5 @@
-//! `switchyard doctor`: reads logs and reports the first error, what followed, and what to check.
+//! `switchyard doctor`: reads logs and reports the first error, its consequences, and what to
+//! check.
 
 mod cluster;
 mod gpu;
@@ -16,16 +17,16 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use switchyard_core::units::{binary, counted, duration, grouped};
-use switchyard_tools::doctor::flight::{Story, stories};
+use switchyard_tools::doctor::flight::{AttemptSummary, summaries};
 use switchyard_tools::doctor::gang::Gang;
 use switchyard_tools::doctor::{Attempt, Diagnosis, Doctor, Fold, LONGEST_LINE};
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::recorder::{self, Recording};
 
-/// Depth to which folders are followed: `logs/attempt-1/rank-0.log` is at 3.
+/// Greatest folder depth; `logs/attempt-1/rank-0.log` is at 3.
 const DEEPEST: usize = 6;
-/// Most files of a folder that are read.
-const MOST_FILES: usize = 100_000;
+/// Most files to read in a folder.
+const MAX_FILES: usize = 100_000;
 /// Extensions of files that are not logs.
 const NO_LOGS: [&str; 19] = [
     "safetensors",
@@ -58,36 +59,37 @@ pub(super) fn doctor(cli: &Cli, args: &DoctorArgs) -> Result<Exit, Failure> {
         Some(DoctorCommand::Cluster(args)) => return cluster::cluster(cli, args),
         None => {}
     }
-    let (diagnosis, gang, stories) = match live::name_in(args) {
+    let (diagnosis, gang, summaries) = match live::name_in(args) {
         Some(name) => live::diagnose(args, name).map(|(diagnosis, gang)| (diagnosis, Some(gang), Vec::new()))?,
         None => (read_all(cli, &args.logs)?, None, recorded(&args.logs)?),
     };
-    let (gang, stories) = (gang.as_ref(), stories.as_slice());
-    emit(cli.output, "Diagnosis", &data(&diagnosis, gang, stories), || screen(&diagnosis, gang, stories, width()));
+    let (gang, summaries) = (gang.as_ref(), summaries.as_slice());
+    emit(cli.output, "Diagnosis", &data(&diagnosis, gang, summaries), || screen(&diagnosis, gang, summaries, width()));
     Ok(Exit::Done)
 }
 
-/// What the flight recorders in the folders say.
-fn recorded(paths: &[PathBuf]) -> Result<Vec<Story>, Failure> {
+/// Reads the flight recorders in the folders.
+fn recorded(paths: &[PathBuf]) -> Result<Vec<AttemptSummary>, Failure> {
     let mut files = Vec::new();
     for path in paths.iter().filter(|path| path.is_dir()) {
         let unreadable = |error| Failure::usage(format!("cannot read {}: {error}", path.display()));
         collect(path, 1, &is_recorder, &mut files).map_err(unreadable)?;
     }
-    // One that its rank had not begun when it died says nothing, and the logs are still worth reading.
+    // A rank can die before it writes to its recorder. Skip that recorder; the logs are still worth
+    // reading.
     let read = |file: &PathBuf| {
         let bytes = std::fs::read(file).map_err(|error| error.to_string());
         let recording = bytes.and_then(|bytes| Recording::read(&bytes));
         recording.inspect_err(|error| eprintln!("warning: {}: {error}", file.display())).ok()
     };
-    Ok(stories(&files.iter().filter_map(read).collect::<Vec<_>>()))
+    Ok(summaries(&files.iter().filter_map(read).collect::<Vec<_>>()))
 }
 
-/// The diagnosis, each attempt with the facts of its gang, and what the recorders say.
-fn data(diagnosis: &Diagnosis, gang: Option<&Gang>, stories: &[Story]) -> Value {
+/// The diagnosis as data: each attempt with the facts about its gang, and the flight recorders.
+fn data(diagnosis: &Diagnosis, gang: Option<&Gang>, summaries: &[AttemptSummary]) -> Value {
     let mut value = json!(diagnosis);
-    if !stories.is_empty() {
-        value["recorders"] = json!(stories);
+    if !summaries.is_empty() {
+        value["recorders"] = json!(summaries);
     }
     if let Some(gang) = gang {
         for (place, attempt) in diagnosis.attempts.iter().enumerate() {
@@ -123,12 +125,12 @@ fn read_all(cli: &Cli, paths: &[PathBuf]) -> Result<Diagnosis, Failure> {
     Ok(doctor.diagnosis())
 }
 
-/// The year for times without one.
+/// The year to assume for timestamps without one.
 fn this_year(time: Option<Timestamp>) -> i16 {
     time.unwrap_or_else(Timestamp::now).to_zoned(TimeZone::UTC).year()
 }
 
-/// The requested files: those named, and in folders every file that may be a log.
+/// The named files, and every file in the named folders that can be a log.
 fn logs(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     let mut found = Vec::new();
     for path in paths {
@@ -165,12 +167,12 @@ fn collect(folder: &Path, depth: usize, wanted: &dyn Fn(&Path) -> bool, found: &
     }
     entries.sort();
     for path in entries {
-        // Without following links: one may lead back here.
+        // Do not follow links, which can form cycles.
         let Ok(about) = path.symlink_metadata() else { continue };
         if about.is_dir() && depth < DEEPEST {
-            // Unreadable subfolders are skipped; the folder itself was requested.
+            // Skip unreadable subfolders; only the folder itself was requested.
             let _ = collect(&path, depth + 1, wanted, found);
-        } else if about.is_file() && wanted(&path) && found.len() < MOST_FILES {
+        } else if about.is_file() && wanted(&path) && found.len() < MAX_FILES {
             found.push(path);
         }
     }
@@ -188,7 +190,7 @@ fn may_be_log(path: &Path) -> bool {
     !name.starts_with('.') && !NO_LOGS.contains(&end) && !name.ends_with(".steps.jsonl") && !name.contains("tfevents")
 }
 
-/// Passes on every line of a log, keeping only one in memory.
+/// Passes every line of a log to `doctor`, holding one line in memory at a time.
 fn read(doctor: &mut Doctor, name: &str, year: i16, mut from: impl BufRead, progress: &mut Progress) -> io::Result<()> {
     let mut log = doctor.open(name, year);
     let mut line = Vec::new();
@@ -201,12 +203,12 @@ fn read(doctor: &mut Doctor, name: &str, year: i16, mut from: impl BufRead, prog
         let whole = line.last() == Some(&b'\n');
         doctor.line(&mut log, &line);
         let rest = if !whole && read == LONGEST_LINE { skip_line(&mut from)? } else { 0 };
-        doctor.passed_over(rest);
+        doctor.skip_bytes(rest);
         progress.advance(read as u64 + rest);
     }
 }
 
-/// Skips the rest of a line that is too long; returns its length.
+/// Skips the rest of an overlong line; returns its length.
 fn skip_line(from: &mut impl BufRead) -> io::Result<u64> {
     let mut skipped = 0;
     loop {
@@ -225,10 +227,10 @@ fn skip_line(from: &mut impl BufRead) -> io::Result<u64> {
     }
 }
 
-/// The diagnosis for people, the last attempt first.
-fn screen(diagnosis: &Diagnosis, gang: Option<&Gang>, stories: &[Story], width: usize) -> String {
+/// Formats the diagnosis, the last attempt first.
+fn screen(diagnosis: &Diagnosis, gang: Option<&Gang>, summaries: &[AttemptSummary], width: usize) -> String {
     let mut screen = Screen::new(width);
-    for Story { attempt, text } in stories.iter().rev() {
+    for AttemptSummary { attempt, text } in summaries.iter().rev() {
         screen.line(&format!("flight recorders of attempt {attempt}:"));
         screen.paragraph(&detail("story"), text);
         screen.line("");
@@ -302,7 +304,7 @@ fn labelled(screen: &mut Screen, label: &str, text: &str) {
     }
 }
 
-/// A label below the name of an error; all are equally wide.
+/// A label below the name of an error, padded to a common width.
 fn detail(label: &str) -> String {
     format!("  {label:<7}")
 }

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use tokio::runtime::{Builder, Runtime};
 
-/// One that runs in this thread.
+/// Creates an event loop that runs on this thread.
 pub(crate) fn event_loop() -> Result<Runtime, Failure> {
     let runtime = Builder::new_current_thread().enable_all().build();
     runtime.map_err(|error| Failure::unexpected(format!("cannot start the event loop: {error}")))

@@ -1,4 +1,4 @@
-//! Plans of the manifests in `examples/`, reviewed as YAML in `snapshots/`.
+//! Plans of the manifests in `examples/`, as YAML in `snapshots/` for review.
 
 use crate::{manifest, yaml};
 use serde_json::json;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use switchyard_crds::gpu_topology::{Cpus, GPUTopology, GPUTopologySpec, GPUTopologyStatus, NumaNode};
 use switchyard_plan::local::{LocalSnapshot, plan};
 
-/// A machine of four cores.
+/// A machine with four cores.
 pub(super) fn machine() -> GPUTopology {
     let mut report = GPUTopology::new("four-cores", GPUTopologySpec {});
     let siblings = (0..4).map(|cpu| cpu.to_string()).collect();
@@ -23,7 +23,8 @@ fn examples() -> Vec<PathBuf> {
     entries.filter(|path| path.extension().is_some_and(|end| end == "yaml")).collect()
 }
 
-/// After an intended change: `INSTA_UPDATE=always cargo test -p switchyard --lib`, then review the diff of `src/cli/snapshots`.
+/// After an intended change: `INSTA_UPDATE=always cargo test -p switchyard --lib`, then review the
+/// diff of `src/cli/snapshots`.
 #[test]
 fn every_example_has_its_plan() {
     let examples = examples();
@@ -53,7 +54,7 @@ fn every_example_has_its_plan() {
     }
 }
 
-/// Jobs of other frameworks run in a cluster only: they are valid, and there is one of each.
+/// Other frameworks only run in a cluster: their examples are valid, and each framework has one.
 #[test]
 fn every_other_framework_has_a_valid_example() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/other");

@@ -1,4 +1,4 @@
-//! `switchyard explain`: the page of an error code, without a network; or why a job is where it is.
+//! `switchyard explain`: shows the page of an error code offline, or explains a job's placement.
 
 use crate::args::{Cli, ExplainArgs};
 use crate::cluster;
@@ -26,7 +26,7 @@ fn of_code(code: &str) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// The section of a code, without the mark of its heading.
+/// The section of a code, without the heading's marker.
 fn page(code: &str) -> Option<String> {
     let heading = format!("## {} ", code.to_uppercase());
     let start = PAGES.find(&heading)? + 3;

@@ -1,4 +1,4 @@
-//! Screens of the fabric: every setting with its reason.
+//! Formats fabric settings and their reasons.
 
 use crate::snapshot::name_of;
 use serde_json::{Value, json};
@@ -9,12 +9,13 @@ use switchyard_crds::{
 use switchyard_fabric::forecast::{Forecast, InterNode, lines};
 use switchyard_fabric::preflight::CHECKS;
 
-/// How the processes of a job reach each other, for people. `verbose`: also the source of each entry.
+/// How the processes of a job reach each other, formatted for people. `verbose` adds the source of
+/// each entry.
 pub(super) fn table(job: &TrainJob, fabric: &FabricStatus, forecast: Option<&Forecast>, verbose: bool) -> String {
     let mut text = format!("fabric of {}: {}\n", name_of(job), headline(fabric));
     for resource in &fabric.resources {
         text.push_str(&format!(
-            "  each pod also asks for {} {}: {}\n",
+            "  each pod also requests {} {}: {}\n",
             resource.name, resource.quantity.0, resource.reason
         ));
     }
@@ -47,7 +48,8 @@ pub(super) fn table(job: &TrainJob, fabric: &FabricStatus, forecast: Option<&For
     text
 }
 
-/// What the checks of the chosen nodes found, for people. `verbose`: also why checks do not apply.
+/// Results of the checks on the chosen nodes, formatted for people. `verbose` adds why checks do
+/// not apply.
 pub(super) fn checks(job: &TrainJob, fabric: &FabricStatus, nodes: &str, verbose: bool) -> String {
     let none = PreflightStatus::default();
     let preflight = fabric.preflight.as_ref().unwrap_or(&none);
@@ -122,7 +124,7 @@ fn entry(text: &mut String, decision: &FabricDecision, verbose: bool) {
     }
 }
 
-/// The same for programs.
+/// The same as JSON.
 pub(super) fn json(job: &TrainJob, fabric: &FabricStatus) -> Value {
     json!({"job": name_of(job), "fabric": fabric})
 }

@@ -1,10 +1,10 @@
-//! Why a command ends without a result.
+//! Command failures.
 
 use std::fmt::Display;
 use switchyard_local::RunError;
 use switchyard_worker_contract::exit::Exit;
 
-/// The message on standard error, and the exit code of the program.
+/// The message for standard error, and the exit code.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct Failure {
@@ -17,17 +17,18 @@ impl Failure {
         Failure { message: message.to_string(), exit }
     }
 
-    /// The command line or a file that it names has to change.
+    /// The command line, or a file that it names, is wrong.
     pub(crate) fn usage(message: impl Display) -> Failure {
         Failure::new(message, Exit::Usage)
     }
 
-    /// The machine, the network or this program is at fault.
+    /// The machine, the network or this program failed.
     pub(crate) fn unexpected(message: impl Display) -> Failure {
         Failure::new(message, Exit::Unexpected)
     }
 
-    /// Prints the message and returns the exit code. A message that begins with an error code needs no prefix.
+    /// Prints the message and returns the exit code. A message that starts with an error code gets
+    /// no prefix.
     pub(crate) fn print(&self) -> Exit {
         let has_code = anstream::adapter::strip_str(&self.message).to_string().starts_with("error[");
         anstream::eprintln!("{}{}", if has_code { "" } else { "error: " }, self.message);

@@ -1,4 +1,4 @@
-//! `switchyard topo import`: the text of `nvidia-smi topo -m` to a GPUTopology.
+//! `switchyard topo import`: converts the output of `nvidia-smi topo -m` to a GPUTopology.
 
 use crate::args::{Cli, ImportArgs};
 use crate::failure::Failure;
@@ -8,7 +8,7 @@ use switchyard_topology::import::{self, Imported, Options};
 use switchyard_topology::matrix;
 use switchyard_worker_contract::exit::Exit;
 
-/// Reads the text and prints the machine.
+/// Reads the matrix and prints the machine.
 pub(super) fn import(cli: &Cli, args: &ImportArgs) -> Result<Exit, Failure> {
     let imported = read(args)?;
     if !cli.quiet {

@@ -47,7 +47,7 @@ use failure::Failure;
 use output::print;
 use switchyard_worker_contract::exit::Exit;
 
-/// Carries out one command line and returns its exit code; prints why there is no result.
+/// Runs a command and returns its exit code. Prints an error if there is no result.
 pub fn execute(cli: Cli) -> Exit {
     command(&cli).unwrap_or_else(|failure| failure.print())
 }

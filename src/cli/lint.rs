@@ -1,4 +1,4 @@
-//! `switchyard lint`: what is wrong with manifests, shown in the user's files.
+//! `switchyard lint`: reports problems in manifests, shown in the user's files.
 
 use crate::args::{Cli, LintArgs};
 use crate::failure::Failure;
@@ -14,17 +14,17 @@ use switchyard_core::units::{counted, plural};
 use switchyard_fabric::lint::{self, Finding, Linted, Options, Severity, Step};
 use switchyard_worker_contract::exit::Exit;
 
-/// As other linters exit when they find an error in their input.
+/// The exit code when there are errors in the input, as in other linters.
 const FOUND: Exit = Exit::Unexpected;
 
-/// A file with what was found in it.
+/// A file with its findings.
 struct File {
     name: String,
     text: String,
     documents: Vec<(Spanned<Node>, Vec<Linted>)>,
 }
 
-/// Checks all files; the first one that cannot be read ends it.
+/// Checks all files; stops at the first one that cannot be read.
 pub(super) fn lint(cli: &Cli, args: &LintArgs) -> Result<Exit, Failure> {
     let options = Options { nccl: args.nccl };
     let files: Vec<File> = args.files.iter().map(|path| read(path, options)).collect::<Result<_, _>>()?;
@@ -38,11 +38,11 @@ fn read(path: &Path, options: Options) -> Result<File, Failure> {
 }
 
 fn file(name: String, text: String, options: Options) -> Result<File, Failure> {
-    let look = |document: Spanned<Node>| {
+    let check = |document: Spanned<Node>| {
         let linted = lint::lint(&document.value.to_json(), options);
         (document, linted)
     };
-    let documents: Vec<(Spanned<Node>, Vec<Linted>)> = yaml::documents(&name, &text)?.into_iter().map(look).collect();
+    let documents: Vec<(Spanned<Node>, Vec<Linted>)> = yaml::documents(&name, &text)?.into_iter().map(check).collect();
     if documents.iter().all(|(_, linted)| linted.is_empty()) {
         return Err(Failure::usage(format!(
             "error[SY0002]: {name}: got nothing that starts pods; expected a TrainJob, PyTorchJob, MPIJob, Job, Pod or the \
@@ -61,8 +61,8 @@ fn count(files: &[File], severity: Severity) -> u64 {
     findings(files).filter(|finding| finding.severity == severity).count() as u64
 }
 
-/// Position of a finding in the text: its field, or the word in question in a script.
-fn place(text: &str, document: &Spanned<Node>, finding: &Finding) -> Option<Range<usize>> {
+/// Position of a finding in the text: its field, or the word in a script.
+fn position(text: &str, document: &Spanned<Node>, finding: &Finding) -> Option<Range<usize>> {
     let steps: Vec<String> = finding
         .field
         .steps()
@@ -82,7 +82,7 @@ fn place(text: &str, document: &Spanned<Node>, finding: &Finding) -> Option<Rang
     }
 }
 
-/// Findings with excerpts, and the totals.
+/// Findings with excerpts, followed by the totals.
 fn screen(files: &[File]) -> String {
     let mut out = String::new();
     for file in files {
@@ -113,7 +113,7 @@ fn excerpt(file: &File, document: &Spanned<Node>, linted: &Linted, finding: &Fin
         Severity::Note => Level::NOTE,
     };
     let group = level.primary_title(finding.got.clone()).id(finding.rule);
-    let group = match place(&file.text, document, finding) {
+    let group = match position(&file.text, document, finding) {
         Some(range) => {
             let label = AnnotationKind::Primary.span(range).label(finding.field.to_string());
             group.element(Snippet::source(&file.text).path(&file.name).annotation(label))
@@ -146,7 +146,7 @@ struct Report<'a> {
 #[serde(rename_all = "camelCase")]
 struct Row<'a> {
     file: &'a str,
-    /// From 1, as editors count.
+    /// Counted from 1, as in editors.
     #[serde(skip_serializing_if = "Option::is_none")]
     line: Option<usize>,
     object_kind: &'a str,
@@ -180,7 +180,7 @@ fn report(files: &[File]) -> Report<'_> {
 }
 
 fn row<'a>(file: &'a File, document: &Spanned<Node>, linted: &'a Linted, finding: &'a Finding) -> Row<'a> {
-    let line = place(&file.text, document, finding)
+    let line = position(&file.text, document, finding)
         .and_then(|range| file.text.get(..range.start))
         .map(|before| before.matches('\n').count() + 1);
     Row {

@@ -1,4 +1,5 @@
-//! Machines on the command line: this one, one that a file describes, or a node of a cluster.
+//! Finds the machine named on the command line: this one, one described by a file, or a cluster
+//! node.
 
 use crate::args::ClusterArgs;
 use crate::failure::Failure;
@@ -16,7 +17,8 @@ pub(super) fn this_machine() -> Result<GPUTopology, Failure> {
         .map_err(|error| Failure::unexpected(format!("cannot describe this machine: {error}")))
 }
 
-/// The host name in the form of a node's name, as the kubelet derives it: lower case, without characters that the API would refuse.
+/// The host name as a node name, derived as by the kubelet: lower case, without characters that the
+/// API rejects.
 fn node_name() -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().to_lowercase();
     let name: String = host
@@ -49,7 +51,7 @@ pub(super) fn read_file(path: &Path) -> Result<GPUTopology, Failure> {
     Ok(topology)
 }
 
-/// The requested machine: this one, that of a file, or a node of a cluster.
+/// The requested machine: this one, one from a file, or a cluster node.
 pub(super) fn find(target: Option<&str>, place: &ClusterArgs) -> Result<GPUTopology, Failure> {
     let names_a_cluster = place.snapshot.is_some() || place.kubeconfig.is_some() || place.context.is_some();
     match target {
@@ -68,7 +70,7 @@ pub(super) fn is_file(target: &str) -> bool {
     target.contains('/') || has_ending || Path::new(target).exists()
 }
 
-/// The report of a node of a cluster.
+/// The report of a cluster node.
 fn of_node(place: &ClusterArgs, node: &str) -> Result<GPUTopology, Failure> {
     let also = |error: &str| format!("{error}\n`{node}` was taken for a node: there is no file of that name");
     let (items, cluster) = match &place.snapshot {
@@ -99,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_a_file() {
+    fn files_are_recognised() {
         for file in ["./import", "gpu-07.yaml", "gpu-07.json", "Cargo.toml"] {
             assert!(is_file(file), "{file}");
         }

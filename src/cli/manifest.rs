@@ -1,4 +1,5 @@
-//! Reads a manifest: YAML with positions, then the API's own validation; every error is shown in the user's file.
+//! Reads a manifest: YAML with positions, then the API's own validation. Every error is shown in
+//! the user's file.
 
 use crate::failure::Failure;
 use crate::input;
@@ -10,10 +11,12 @@ use std::path::Path;
 use switchyard_crds::TrainJob;
 use switchyard_crds::validate::{self, Fault};
 
-/// Reads and validates the TrainJob in `path`; `-` is standard input. Errors are styled; printing removes the styles if needed.
+/// Reads and validates the TrainJob in `path` (`-` for standard input). Errors are styled; printing
+/// strips the styles if needed.
 ///
 /// # Errors
-/// The file cannot be read, is too large, is not YAML, does not hold exactly one document, or is not a valid TrainJob.
+/// The file cannot be read, is too large, is not YAML, does not contain exactly one document, or is
+/// not a valid TrainJob.
 pub(crate) fn read(path: &Path) -> Result<TrainJob, Failure> {
     let text = input::read_object(path, "TrainJob")?;
     parse(&input::name(path), &text)
@@ -33,7 +36,8 @@ fn parse(name: &str, text: &str) -> Result<TrainJob, Failure> {
         .map_err(|faults| Failure::usage(render(name, text, &document, &faults)))
 }
 
-/// Position of the field of a fault: its value, or its key if the field itself is at fault; the nearest parent if it is missing.
+/// Position of a fault: the field's value, or its key if the field itself is wrong; the nearest
+/// parent if it is missing.
 fn locate(document: &Spanned<Node>, fault: &Fault) -> Option<Range<usize>> {
     let shown = if fault.kind == validate::FaultKind::UnknownField { Shown::Key } else { Shown::Value };
     yaml::locate(document, fault.path.iter().map(String::as_str), shown)
@@ -55,8 +59,8 @@ fn render(name: &str, text: &str, document: &Spanned<Node>, faults: &[Fault]) ->
                 .id(fault.kind.code())
                 .element(Snippet::source(text).path(name).annotation(AnnotationKind::Primary.span(range).label(label))),
             None => {
-                let place = if label.is_empty() { format!("in {name}") } else { format!("in {name}: {label}") };
-                Level::ERROR.primary_title(title).id(fault.kind.code()).element(Level::NOTE.message(place))
+                let location = if label.is_empty() { format!("in {name}") } else { format!("in {name}: {label}") };
+                Level::ERROR.primary_title(title).id(fault.kind.code()).element(Level::NOTE.message(location))
             }
         };
         if !fault.expected.is_empty() {

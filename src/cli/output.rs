@@ -1,16 +1,16 @@
-//! Results on standard output: for people, as JSON, as YAML.
+//! Prints results to standard output: for people, as JSON, or as YAML.
 
 use crate::args::Output;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::io::{ErrorKind, IsTerminal, Write};
 
-/// Version of the JSON that commands print.
+/// API version of the commands' JSON output.
 pub(crate) const CLI_VERSION: &str = "cli.switchyard.dev/v1";
-/// Columns of output that does not go to a terminal.
+/// Width of output that does not go to a terminal.
 const PIPE_WIDTH: usize = 100;
 
-/// Prints a result: a table for people, its fields as YAML, or one line of JSON of this kind.
+/// Prints a result as a table, as YAML, or as one line of JSON of this kind.
 pub(crate) fn emit(output: Output, kind: &str, value: &impl Serialize, table: impl FnOnce() -> String) {
     match output {
         Output::Json => json_line(kind, json!(value)),
@@ -19,7 +19,8 @@ pub(crate) fn emit(output: Output, kind: &str, value: &impl Serialize, table: im
     }
 }
 
-/// Prints an object that has its own `apiVersion` and `kind`; people read it as YAML, to keep in a file.
+/// Prints an object that has its own `apiVersion` and `kind`; the default is YAML, ready to be
+/// saved.
 pub(crate) fn emit_object(output: Output, object: &impl Serialize) {
     match output {
         Output::Json => print(&json!(object).to_string()),
@@ -27,7 +28,7 @@ pub(crate) fn emit_object(output: Output, object: &impl Serialize) {
     }
 }
 
-/// One JSON object on one line of standard output.
+/// Prints one JSON object on one line.
 pub(crate) fn json_line(kind: &str, body: Value) {
     print(&with_kind(kind, body).to_string());
 }
@@ -42,8 +43,8 @@ pub(crate) fn yaml(value: &impl Serialize) -> String {
     serde_saphyr::to_string(value).unwrap_or_default()
 }
 
-/// Prints to standard output. A reader that has closed the pipe (`| head`) has seen enough; any other error, such as a full disk, is
-/// reported.
+/// Prints to standard output. A closed pipe (`| head`) is not an error; any other write error, such
+/// as a full disk, is reported.
 pub(crate) fn print(text: &str) {
     let written = writeln!(anstream::stdout(), "{}", text.trim_end());
     if let Err(error) = written.as_ref()
@@ -53,7 +54,7 @@ pub(crate) fn print(text: &str) {
     }
 }
 
-/// Columns of standard output.
+/// Width of standard output in columns.
 pub(crate) fn width() -> usize {
     let terminal = std::io::stdout().is_terminal().then(terminal_size::terminal_size).flatten();
     terminal.map_or(PIPE_WIDTH, |(width, _)| usize::from(width.0))

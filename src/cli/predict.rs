@@ -1,4 +1,4 @@
-//! `switchyard plan --device`: how long a training step takes at least on a GPU.
+//! `switchyard plan --device`: predicts the minimum time of a training step on a GPU.
 
 use crate::args::Cli;
 use crate::event_loop::event_loop;
@@ -19,7 +19,7 @@ pub(super) fn predict(cli: &Cli, file: &Path, device: &Path) -> Result<Exit, Fai
     let job = manifest::read(file)?;
     let engine = engine(&job).map_err(RunError::from)?;
     let worker = Worker::find(None).map_err(|error| Failure::new(error, Exit::Unexpected))?;
-    // Any path that a shell takes is one for the worker.
+    // Make the path absolute, so that the worker accepts every path that a shell does.
     let device =
         std::path::absolute(device).map_err(|error| Failure::usage(format!("{}: {error}", device.display())))?;
     let found = event_loop()?.block_on(local::predict(&worker, &engine, &device)).map_err(RunError::from)?;
@@ -103,7 +103,7 @@ fn row(operation: &Operation, step: f64) -> Vec<String> {
     ]
 }
 
-/// In milliseconds, or microseconds if it is less than one.
+/// In milliseconds, or in microseconds if less than one.
 fn time(seconds: f64) -> String {
     match seconds {
         seconds if seconds < 1e-3 => format!("{} µs", three_digits(seconds * 1e6)),
@@ -111,7 +111,7 @@ fn time(seconds: f64) -> String {
     }
 }
 
-/// `2.1 T`; nothing for none.
+/// `2.1 T`; empty for zero.
 fn flops(count: f64) -> String {
     match count {
         0.0 => String::new(),

@@ -1,9 +1,10 @@
-//! `switchyard preflight`: the nodes that a job would get are checked as the controller checks them when it places the job.
+//! `switchyard preflight`: runs the controller's preflight checks on the nodes that a job would
+//! get.
 
 use crate::args::{Cli, PreflightArgs};
 use crate::failure::Failure;
 use crate::output::emit;
-use crate::snapshot::{self, in_namespace, look, name_of};
+use crate::snapshot::{self, decide, in_namespace, name_of};
 use crate::{fabric, manifest};
 use serde_json::json;
 use switchyard_core::units::counted;
@@ -11,13 +12,14 @@ use switchyard_crds::{PlacementStatus, PreflightMode};
 use switchyard_fabric::preflight::blocking;
 use switchyard_worker_contract::exit::Exit;
 
-/// Checks, and prints what was found. The exit code reports blocks, whatever mode the job has.
+/// Checks the nodes and prints the findings. The exit code reports blocking findings regardless of
+/// the job's mode.
 pub(super) fn preflight(cli: &Cli, args: &PreflightArgs) -> Result<Exit, Failure> {
     let mut job = manifest::read(&args.file)?;
     job.spec.fabric.preflight.mode = PreflightMode::Report;
     let mut cluster = snapshot::open(&args.place)?;
     let job = in_namespace(job, &cluster);
-    let found = look(&mut cluster, &job)?;
+    let found = decide(&mut cluster, &job)?;
     let not_placeable = |why: String| Failure::new(why, Exit::NotPlaceable);
     let placement = found.place.map_err(|why| not_placeable(format!("not placeable: {why}")))?.status;
     let Some(decided) = found.fabric else {
@@ -32,9 +34,9 @@ pub(super) fn preflight(cli: &Cli, args: &PreflightArgs) -> Result<Exit, Failure
     Ok(if is_blocked { Exit::PreflightRefused } else { Exit::Done })
 }
 
-/// The nodes in words: their names, or how many there are.
+/// The nodes' names, or their number if there are many.
 fn nodes(placement: &PlacementStatus) -> String {
-    /// More names than this are unreadable.
+    /// Longer lists are unreadable.
     const NAMED: usize = 8;
     match placement.nodes.len() {
         count if count > NAMED => counted(count as u64, "node"),

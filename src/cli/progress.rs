@@ -1,22 +1,23 @@
-//! Progress of a command that may take long: a bar on a terminal, an occasional line elsewhere, and nothing if it is quick.
+//! Progress of a command that can take long: a bar on a terminal, an occasional line elsewhere,
+//! nothing if it is quick.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 /// Time before a bar is shown.
-const PATIENCE: Duration = Duration::from_millis(500);
+const BAR_DELAY: Duration = Duration::from_millis(500);
 /// Time between two lines without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What is done, and how much of it there is.
+/// A kind of work with its amount.
 pub(crate) struct Work {
     /// Such as `read`.
     pub verb: &'static str,
-    /// An amount in words.
+    /// Formats an amount.
     pub words: fn(u64) -> String,
     pub total: u64,
-    /// How much is done between two looks at the clock.
+    /// Amount of work between two checks of the clock.
     pub stride: u64,
 }
 
@@ -25,28 +26,28 @@ pub(crate) struct Progress {
     done: u64,
     looked: u64,
     started: Instant,
-    talks: bool,
+    is_verbose: bool,
     bar: Option<ProgressBar>,
     last_line: Instant,
 }
 
 impl Progress {
-    /// `talks`: shows progress at all.
-    pub(crate) fn new(talks: bool, work: Work) -> Progress {
+    /// `is_verbose` is whether to show progress at all.
+    pub(crate) fn new(is_verbose: bool, work: Work) -> Progress {
         let now = Instant::now();
-        Progress { work, done: 0, looked: 0, started: now, talks, bar: None, last_line: now }
+        Progress { work, done: 0, looked: 0, started: now, is_verbose, bar: None, last_line: now }
     }
 
     pub(crate) fn advance(&mut self, by: u64) {
         self.done += by;
-        if !self.talks || self.done - self.looked < self.work.stride {
+        if !self.is_verbose || self.done - self.looked < self.work.stride {
             return;
         }
         self.looked = self.done;
         let Work { verb, words, total, .. } = self.work;
         let amounts = || (words(self.done), words(total));
         if io::stderr().is_terminal() {
-            if self.bar.is_none() && self.started.elapsed() >= PATIENCE {
+            if self.bar.is_none() && self.started.elapsed() >= BAR_DELAY {
                 let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
                 let style = ProgressStyle::with_template("{msg} [{bar:24}]   ETA {eta}");
                 bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> "));

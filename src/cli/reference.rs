@@ -1,6 +1,8 @@
-//! Committed output of the program: `docs/cli.md`, generated from the arguments, and the picture of README.md.
+//! Committed output of the program: `docs/cli.md`, generated from the arguments, and the picture of
+//! README.md.
 //!
-//! When a test here fails after an intended change: `INSTA_UPDATE=always cargo test -p switchyard-cli reference`, and commit the file.
+//! If a test here fails after an intended change: run `INSTA_UPDATE=always cargo test -p
+//! switchyard-cli reference`, and commit the file.
 #![allow(clippy::unwrap_used)]
 
 use crate::args::Cli;
@@ -72,7 +74,7 @@ fn page() -> String {
     text
 }
 
-/// Commands without a required subcommand, in the order of `--help`, by their words.
+/// Commands without a required subcommand, by name, in the order of `--help`.
 fn leaves<'a>(command: &'a Command, before: &str, found: &mut Vec<(String, &'a Command)>) {
     for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
         let name = format!("{before}{}", sub.get_name());
@@ -143,12 +145,12 @@ fn meaning(arg: &Arg) -> String {
     text
 }
 
-/// The first paragraph of what a command is about.
+/// The first paragraph of a command's description.
 fn first(command: &Command) -> String {
     command.get_about().map(|about| sentence(&about.to_string())).unwrap_or_default()
 }
 
-/// On one line, with the full stop that clap removes.
+/// The text on one line, with the full stop that clap removes.
 fn sentence(text: &str) -> String {
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     if text.is_empty() || text.ends_with('.') { text } else { format!("{text}.") }
@@ -159,7 +161,7 @@ fn cell(text: &str) -> String {
 }
 
 /// Compares a committed file, or writes it if snapshots are being updated.
-fn held(path: &str, text: &str) {
+fn assert_committed(path: &str, text: &str) {
     let full = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
     if std::env::var_os("INSTA_UPDATE").is_some_and(|how| how == "always") {
         std::fs::create_dir_all(full.parent().unwrap()).unwrap();
@@ -171,7 +173,7 @@ fn held(path: &str, text: &str) {
 
 #[test]
 fn the_page_of_commands_is_that_of_the_program() {
-    held("docs/cli.md", &page());
+    assert_committed("docs/cli.md", &page());
 }
 
 #[test]
@@ -190,7 +192,8 @@ fn every_command_has_an_example_that_it_takes() {
     }
 }
 
-/// `switchyard plan examples/clusters/gpt-rack.yaml --snapshot examples/clusters/two-racks.json --svg`.
+/// `switchyard plan examples/clusters/gpt-rack.yaml --snapshot examples/clusters/two-racks.json
+/// --svg`.
 #[test]
 fn the_picture_is_what_the_program_draws() {
     let at = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/clusters").join(name);
@@ -198,7 +201,7 @@ fn the_picture_is_what_the_program_draws() {
     let mut seen = snapshot::cluster(&file).unwrap();
     let job = snapshot::in_namespace(manifest::read(&at("gpt-rack.yaml")).unwrap(), &seen);
     let placed = snapshot::look(&mut seen, &job).unwrap().place.unwrap();
-    held(
+    assert_committed(
         "docs/pictures/two-racks.svg",
         &topo::cluster::drawing(&file, &seen, &snapshot::name_of(&job), &placed.status),
     );

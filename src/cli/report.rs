@@ -1,4 +1,4 @@
-//! `switchyard report`: reads a run directory, line by line, and writes its report.
+//! `switchyard report`: reads a run directory line by line and writes its report.
 
 use crate::args::{Cli, Output, ReportArgs};
 use crate::failure::Failure;
@@ -14,21 +14,22 @@ use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::prediction::Gpu;
 use switchyard_worker_contract::record;
 
-/// The page in a run directory.
+/// The HTML page in a run directory.
 pub(super) const PAGE: &str = "report.html";
-/// The same as data.
+/// The same report as data.
 const DATA: &str = "report.json";
-/// Bytes of a document that are read; the largest are manifests of 1 MiB.
+/// Most bytes read from a document; the largest are manifests of 1 MiB.
 const LONGEST_DOCUMENT: u64 = 8 << 20;
-/// Bytes of a line that are read; an event has less than 4 KiB.
+/// Most bytes read from a line; an event has less than 4 KiB.
 const LONGEST_LINE: u64 = 1 << 20;
 
-/// Whether the subject is the name of a job in a cluster. A subject with a separator, or one that exists, is a directory.
+/// Whether the argument is the name of a job in a cluster. An argument with a separator, or an
+/// existing path, is a directory.
 pub(super) fn is_job(subject: &Path) -> bool {
     subject.components().count() == 1 && !subject.exists()
 }
 
-/// Reports on the run of a directory.
+/// Reports on a run directory or a job in a cluster.
 pub(super) fn report(cli: &Cli, args: &ReportArgs) -> Result<Exit, Failure> {
     let report = make(&args.subject, args.synthetic.as_deref(), args.device.as_deref())?;
     let page = match &args.out {
@@ -47,9 +48,10 @@ pub(super) fn report(cli: &Cli, args: &ReportArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Writes the report of a run that has ended, and returns the lines about it; `None` when nothing was started.
+/// Writes the report of a finished run and returns its summary lines; `None` if nothing was
+/// started.
 pub(super) fn after_run(run_dir: &RunDir) -> Result<Option<String>, Failure> {
-    // A run that was refused before the start leaves no plan; the directory may belong to someone else.
+    // A run refused before the start has no plan, and the directory can belong to another run.
     if !run_dir.path().join(Document::Plan.file()).is_file() {
         return Ok(None);
     }
@@ -58,14 +60,14 @@ pub(super) fn after_run(run_dir: &RunDir) -> Result<Option<String>, Failure> {
     Ok(Some(advice(&report, &page)))
 }
 
-/// Writes page and data; returns where the page is.
+/// Writes the page and the data; returns the path of the page.
 fn write(run_dir: &RunDir, report: &Report) -> Result<String, Failure> {
     run_dir.replace(DATA, &data(report)?).map_err(Failure::unexpected)?;
     run_dir.replace(PAGE, &html(report)).map_err(Failure::unexpected)?;
     Ok(format!("{}/{PAGE}", run_dir.short()))
 }
 
-/// The report as JSON, its fields in the order of the document.
+/// The report as JSON, with the fields in document order.
 fn data(report: &Report) -> Result<String, Failure> {
     serde_json::to_string(report)
         .map_err(|error| Failure::unexpected(format!("the report cannot be written as JSON: {error}")))
@@ -87,7 +89,7 @@ fn make(folder: &Path, synthetic: Option<&Path>, device: Option<&Path>) -> Resul
     Ok(record.report())
 }
 
-/// Reads the existing files of a run directory.
+/// Reads the files that exist in a run directory.
 fn read(folder: &Path) -> Result<Record, Failure> {
     if !folder.is_dir() {
         return Err(Failure::usage(format!("{}: expected the directory of a run", folder.display())));
@@ -105,7 +107,7 @@ fn read(folder: &Path) -> Result<Record, Failure> {
             Err(error) => record.note(format!("{} cannot be read: {error}", document.file())),
         }
     }
-    absences(&absent).into_iter().for_each(|note| record.note(note));
+    missing_documents(&absent).into_iter().for_each(|note| record.note(note));
     match lines(&folder.join("events.jsonl"), |line| record.event_line(line)) {
         Ok(()) => found = true,
         Err(error) => record.note(format!("events.jsonl cannot be read: {error}")),
@@ -131,11 +133,11 @@ fn read(folder: &Path) -> Result<Record, Failure> {
     Ok(record)
 }
 
-/// Documents that a run in a cluster does not have.
+/// Documents that a run in a cluster never has.
 const LOCAL: [Document; 3] = [Document::Plan, Document::Inspection, Document::Machine];
 
-/// The documents that a folder lacks, in a sentence or two.
-fn absences(absent: &[Document]) -> Vec<String> {
+/// Names the missing documents in a sentence or two.
+fn missing_documents(absent: &[Document]) -> Vec<String> {
     let is_of_cluster = LOCAL.iter().all(|document| absent.contains(document));
     let (local, others): (Vec<&Document>, Vec<&Document>) =
         absent.iter().partition(|document| is_of_cluster && LOCAL.contains(document));
@@ -149,7 +151,7 @@ fn absences(absent: &[Document]) -> Vec<String> {
     notes
 }
 
-/// The ranks that left a file with this end of its name, ascending.
+/// The ranks that have a file with this suffix, ascending.
 fn recorded(folder: &Path, end: &str) -> Vec<u32> {
     let names = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
     let rank = |name: &str| name.strip_prefix("rank-")?.strip_suffix(end)?.parse().ok();
@@ -164,7 +166,7 @@ fn text(path: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Passes on every line of a file that is not empty, keeping only one in memory.
+/// Passes on every non-empty line of a file, holding one line in memory at a time.
 fn lines(path: &Path, mut take: impl FnMut(&str)) -> io::Result<()> {
     let mut reader = BufReader::with_capacity(1 << 18, File::open(path)?);
     let mut line = Vec::new();
@@ -174,7 +176,7 @@ fn lines(path: &Path, mut take: impl FnMut(&str)) -> io::Result<()> {
             return Ok(());
         }
         if line.len() as u64 == LONGEST_LINE && line.last() != Some(&b'\n') {
-            // It cannot be one of ours: its rest is skipped.
+            // Too long to be one of our lines: skip the rest.
             reader.skip_until(b'\n')?;
         }
         let text = String::from_utf8_lossy(&line);
@@ -189,7 +191,7 @@ fn figure(value: Option<f64>) -> String {
     value.map_or_else(|| "-".into(), three_digits)
 }
 
-/// How the run went, for people.
+/// Formats how the run went.
 fn verdict(report: &Report) -> String {
     let verdict = &report.verdict;
     let steps = verdict.steps.map_or_else(|| "-".into(), |steps| steps.to_string());
@@ -218,7 +220,7 @@ fn verdict(report: &Report) -> String {
     screen.into_text()
 }
 
-/// What would make it faster, for people.
+/// Formats what would make the run faster.
 fn advice(report: &Report, page: &str) -> String {
     let mut screen = Screen::new(width());
     screen.paragraph("report", page);
@@ -231,7 +233,7 @@ fn advice(report: &Report, page: &str) -> String {
         screen.paragraph(&format!("  {}  {}", index + 1, gain(item)), &words(item));
     }
     report.notes.iter().for_each(|note| screen.paragraph("  note", &note.text));
-    // The usual first questions, even if there is nothing to report.
+    // Answer the usual questions even if there is nothing to report.
     let asked = |rule: &str| report.fine.iter().find(|remark| remark.rule == rule).map(|remark| remark.text.clone());
     let fine: Vec<String> = ["input-bound", "communication-bound", "straggler"].into_iter().filter_map(asked).collect();
     if !fine.is_empty() {
@@ -255,15 +257,16 @@ fn words(item: &Item) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Document, absences};
+    use super::{Document, missing_documents};
 
-    /// It said "missing there is no plan.yaml" three times, of files that no job in a cluster has.
+    /// Regression: "missing there is no plan.yaml" appeared three times, about files that no
+    /// cluster job has.
     #[test]
-    fn files_that_only_a_local_run_has_are_named_together() {
+    fn documents_of_local_runs_are_named_together() {
         use Document::{Engine, Inspection, Machine, Plan};
         let together = "there is no plan.yaml, inspection.json, machine.json: only `switchyard run` writes them";
-        assert_eq!(absences(&[Plan, Engine, Inspection, Machine]), [together, "there is no engine.json"]);
-        assert_eq!(absences(&[Inspection]), ["there is no inspection.json"]);
-        assert!(absences(&[]).is_empty());
+        assert_eq!(missing_documents(&[Plan, Engine, Inspection, Machine]), [together, "there is no engine.json"]);
+        assert_eq!(missing_documents(&[Inspection]), ["there is no inspection.json"]);
+        assert!(missing_documents(&[]).is_empty());
     }
 }

@@ -15,7 +15,7 @@ use switchyard_plan::local::{Devices, LocalSnapshot, plan as make_plan};
 use switchyard_worker_contract::event::Inspection;
 use switchyard_worker_contract::exit::Exit;
 
-/// Time between two progress lines without a terminal.
+/// Time between progress lines without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Runs a TrainJob on this machine.
@@ -28,7 +28,8 @@ pub(super) fn run(cli: &Cli, args: &RunArgs) -> Result<Exit, Failure> {
     let run_dir = RunDir::choose(&name, args.run_dir.as_deref());
     let runtime = event_loop()?;
     let mut show = Show::new(cli, &topology, &run_dir);
-    // The processes are started from this thread: the kernel ends them when it ends.
+    // Start the processes from this thread, because the kernel kills them when their parent thread
+    // ends.
     let tasks = tokio::task::LocalSet::new();
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok().filter(|visible| !visible.is_empty());
     let devices = (!args.devices.is_empty()).then_some(Devices { indexes: &args.devices, visible: visible.as_deref() });
@@ -56,7 +57,7 @@ pub(super) fn run(cli: &Cli, args: &RunArgs) -> Result<Exit, Failure> {
     Ok(outcome.exit)
 }
 
-/// Shows what a TrainJob would become.
+/// Shows the plan of a TrainJob.
 pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
     let job = manifest::read(&args.file)?;
     let nodes: Result<Vec<GPUTopology>, Failure> = if args.topology.is_empty() {
@@ -78,7 +79,7 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Shows a run: as a bar on a terminal, else as lines; as JSON for programs.
+/// Shows a run: as a bar on a terminal, as lines elsewhere, as JSON for programs.
 struct Show<'a> {
     output: Output,
     quiet: bool,
@@ -106,13 +107,13 @@ impl<'a> Show<'a> {
         }
     }
 
-    /// Whether text for people goes to standard error.
-    fn talks(&self) -> bool {
+    /// Whether to print text for people on standard error.
+    fn is_verbose(&self) -> bool {
         !self.quiet && self.output != Output::Json
     }
 
-    fn say(&self, text: &str) {
-        if self.talks() {
+    fn print(&self, text: &str) {
+        if self.is_verbose() {
             match &self.bar {
                 Some(bar) => bar.suspend(|| eprintln!("{text}")),
                 None => eprintln!("{text}"),
@@ -120,12 +121,13 @@ impl<'a> Show<'a> {
         }
     }
 
-    /// The advice: part of the result after a successful run, else an explanation.
+    /// Prints the advice, as part of the result after a successful run and as an explanation
+    /// otherwise.
     fn result(&self, ended: &Result<local::Outcome, local::RunError>, advice: &str) {
         if ended.as_ref().is_ok_and(|outcome| outcome.exit == Exit::Done) {
             print(advice);
         } else {
-            self.say(advice.trim_end());
+            self.print(advice.trim_end());
         }
     }
 
@@ -173,17 +175,17 @@ impl Observer for Show<'_> {
     fn observe(&mut self, update: Update<'_>) -> Result<(), RunDirError> {
         match update {
             Update::Starting { plan, inspection, run_dir } => {
-                self.say(&screen::header(plan, inspection, &run_dir.short(), self.machine));
+                self.print(&screen::header(plan, inspection, &run_dir.short(), self.machine));
                 for warning in &plan.warnings {
-                    self.say(&format!("warning: {warning}"));
+                    self.print(&format!("warning: {warning}"));
                 }
                 if inspection.empty_files > 0 {
-                    self.say(&format!("warning: {} empty files were left out", inspection.empty_files));
+                    self.print(&format!("warning: {} empty files were skipped", inspection.empty_files));
                 }
                 if self.verbose {
                     for process in plan.processes() {
                         for entry in &process.env {
-                            self.say(&format!(
+                            self.print(&format!(
                                 "  rank {}  {}={}  ({})",
                                 process.rank, entry.name, entry.value, entry.reason
                             ));
@@ -196,13 +198,13 @@ impl Observer for Show<'_> {
                 self.inspection = Some(inspection.clone());
             }
             Update::Ready { attempt, plan, ranks } => {
-                self.say(&screen::rank_table(plan, ranks));
+                self.print(&screen::rank_table(plan, ranks));
                 if let Some(line) = screen::resumed(plan, ranks) {
-                    self.say(&line);
+                    self.print(&line);
                 }
                 if let Some(inspection) = &self.inspection {
-                    self.say(&screen::fusion(plan, inspection, ranks));
-                    if self.talks() && std::io::stderr().is_terminal() {
+                    self.print(&screen::fusion(plan, inspection, ranks));
+                    if self.is_verbose() && std::io::stderr().is_terminal() {
                         self.bar = Some(bar(inspection.total_steps, self.ascii));
                     }
                 }
@@ -216,21 +218,21 @@ impl Observer for Show<'_> {
                     json_line("RunEvaluation", json!({"step": step, "loss": loss, "accuracy": accuracy}));
                 }
             }
-            Update::Standstill(interval) => self.say(&match interval.figures.stuck {
+            Update::Standstill(interval) => self.print(&match interval.figures.stuck {
                 Some(stuck) => format!(
-                    "warning: rank {} stands still in {}; failurePolicy.onHang is Report: the job goes on waiting",
+                    "warning: rank {} is stuck in {}; failurePolicy.onHang is Report: the job keeps waiting",
                     stuck.rank,
                     stuck.doing()
                 ),
-                None => "no rank stands still any more".to_owned(),
+                None => "no rank is stuck any more".to_owned(),
             }),
-            Update::GpuTrouble(gpu) => self.say(&match gpu {
+            Update::GpuTrouble(gpu) => self.print(&match gpu {
                 Some(gpu) => format!("warning: rank {}, {}", gpu.rank, gpu.what()),
                 None => "no GPU is in trouble any more".to_owned(),
             }),
             Update::Checkpoint(report) => {
                 if let Some(failure) = &report.failure {
-                    self.say(&format!("warning: the checkpoint of step {} is not saved: {failure}", report.step));
+                    self.print(&format!("warning: the checkpoint of step {} is not saved: {failure}", report.step));
                 }
                 if self.output == Output::Json {
                     json_line("RunCheckpoint", json!(report));
@@ -251,7 +253,7 @@ impl Observer for Show<'_> {
             }
             Update::Restarting { attempt, saved, restarts, max_restarts } => {
                 let from = if saved { "the newest checkpoint, if there is one" } else { "the beginning" };
-                self.say(&format!("restart {restarts} of {max_restarts}: attempt {attempt} starts from {from}"));
+                self.print(&format!("restart {restarts} of {max_restarts}: attempt {attempt} starts from {from}"));
                 if self.output == Output::Json {
                     json_line(
                         "RunRestarting",
@@ -262,7 +264,7 @@ impl Observer for Show<'_> {
             Update::Stopping { signal, saves } => {
                 self.clear();
                 let first = if saves { ", which save a checkpoint first" } else { "" };
-                self.say(&format!("{signal}: stopping all ranks{first}; once more to end them at once"));
+                self.print(&format!("{signal}: stopping all ranks{first}; again to kill them immediately"));
             }
             Update::Finished { report, inspection, seconds, items_per_second, figures } => {
                 self.clear();
@@ -290,7 +292,7 @@ fn bar(total: u64, ascii: bool) -> ProgressBar {
     bar
 }
 
-/// Whether the locale can show more than ASCII.
+/// Whether the locale supports more than ASCII.
 fn utf8_locale() -> bool {
     let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
         .iter()

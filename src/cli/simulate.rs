@@ -1,4 +1,5 @@
-//! `switchyard simulate`: a trace of jobs played against a cluster by several rules, as the cluster is and as it might be.
+//! `switchyard simulate`: replays a trace of jobs against a cluster under several rules, for the
+//! current cluster and a changed one.
 
 mod table;
 
@@ -13,95 +14,97 @@ use std::fs::File;
 use std::path::Path;
 use switchyard_core::units::grouped;
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_simulate::cluster::{Taken, of_nodes};
+use switchyard_simulate::cluster::{SimulatedCluster, from_nodes};
 use switchyard_simulate::fabric::Fabric;
 use switchyard_simulate::failures::Failures;
-use switchyard_simulate::measure::{Counted, Figures, Waits, figures};
+use switchyard_simulate::measure::{Figures, JobWindow, Waits, figures};
 use switchyard_simulate::picture::{Curve, picture};
-use switchyard_simulate::play::{Decision, Job, Played, Rule, Setting, play};
+use switchyard_simulate::replay::{Decision, Job, ReplayOutcome, Rule, Scenario, replay};
 use switchyard_simulate::rules::Policy;
-use switchyard_simulate::trace::{self, Format, LeftOut, Row, Trace, shaken};
+use switchyard_simulate::trace::{self, Format, Row, Skipped, Trace, shaken};
 use switchyard_worker_contract::exit::Exit;
 use table::{SIZES, size};
 
-/// Shows what the rules make of the trace.
+/// Simulates the rules and prints the outcomes.
 pub(super) fn simulate(cli: &Cli, args: &SimulateArgs) -> Result<Exit, Failure> {
-    let (world, outcomes) = outcomes(cli, args)?;
+    let (input, outcomes) = outcomes(cli, args)?;
     if let Some(path) = &args.svg {
         let curves: Vec<Curve> = outcomes.iter().map(Outcome::curve).collect();
-        let title = format!("Waits of {} jobs", grouped(world.rows.len() as u64));
+        let title = format!("Waits of {} jobs", grouped(input.rows.len() as u64));
         std::fs::write(path, picture(&title, &curves))
             .map_err(|error| Failure::usage(format!("--svg: cannot write {}: {error}", path.display())))?;
     }
-    emit(cli.output, "Simulation", &world.json(args, &outcomes), || table::table(&world, args, &outcomes, width()));
-    Ok(Exit::Done)
+    emit(cli.output, "Simulation", &input.json(args, &outcomes), || table::table(&input, args, &outcomes, width()));
+    Ok(Exit::JobOutcome)
 }
 
-/// Plays the trace by each rule, on the cluster as it is and as it might be.
-fn outcomes(cli: &Cli, args: &SimulateArgs) -> Result<(World, Vec<Outcome>), Failure> {
-    let world = World::read(args)?;
-    let variants = variants(&world.taken.fabric, args)?;
+/// Replays the trace under each rule, on the current cluster and on the changed one.
+fn outcomes(cli: &Cli, args: &SimulateArgs) -> Result<(Input, Vec<Outcome>), Failure> {
+    let input = Input::read(args)?;
+    let variants = variants(&input.cluster.fabric, args)?;
     let inputs: Vec<Vec<Row>> = match args.seeds {
-        None => vec![world.rows.clone()],
-        Some(seeds) => (0..u64::from(seeds)).map(|seed| shaken(&world.rows, seed)).collect(),
+        None => vec![input.rows.clone()],
+        Some(seeds) => (0..u64::from(seeds)).map(|seed| shaken(&input.rows, seed)).collect(),
     };
     let mut policies: Vec<Policy> = args.rules.iter().map(|rule| rule.policy()).collect();
     policies.dedup();
-    let total = (variants.len() * policies.len() * inputs.len() * world.rows.len()) as u64;
-    let mut progress = Progress::new(!cli.quiet, Work { verb: "played", words: grouped, total, stride: 16 });
+    let total = (variants.len() * policies.len() * inputs.len() * input.rows.len()) as u64;
+    let mut progress = Progress::new(!cli.quiet, Work { verb: "replayed", words: grouped, total, stride: 16 });
     let mut outcomes = Vec::new();
     for variant in &variants {
         for policy in &policies {
-            let played: Result<Vec<Played>, Failure> = (0..)
+            let replays: Result<Vec<ReplayOutcome>, Failure> = (0..)
                 .zip(&inputs)
                 .map(|(seed, rows)| {
-                    let (model, limits) = (args.bandwidth.into(), world.limits.into());
+                    let (model, limits) = (args.bandwidth.into(), input.limits.into());
                     let failures =
                         args.node_failures.map(|days| Failures { seed, ..Failures::every_days(days.into()) });
-                    let setting = Setting { fabric: &variant.fabric, model, limits, failures, urgent: None };
-                    let rule = policy.rule(&variant.fabric, &world.machine).map_err(Failure::unexpected)?;
-                    let mut watched = Watched { rule, progress: &mut progress };
-                    play(rows, setting, &mut watched).map_err(|why| {
+                    let scenario = Scenario { fabric: &variant.fabric, model, limits, failures, urgent: None };
+                    let rule = policy.rule(&variant.fabric, &input.machine).map_err(Failure::unexpected)?;
+                    let mut watched = WithProgress { rule, progress: &mut progress };
+                    replay(rows, scenario, &mut watched).map_err(|why| {
                         Failure::new(format!("{}, {}: {why}", policy.name(), variant.name), Exit::NotPlaceable)
                     })
                 })
                 .collect();
-            outcomes.push(Outcome::of(variant, *policy, &inputs, &played?, world.counted));
+            outcomes.push(Outcome::of(variant, *policy, &inputs, &replays?, input.counted));
         }
     }
     progress.clear();
-    Ok((world, outcomes))
+    Ok((input, outcomes))
 }
 
-/// What is played.
-struct World {
+/// The input of a simulation.
+struct Input {
     trace: String,
     format: Format,
     rows: Vec<Row>,
-    /// Jobs of the trace that are not played.
-    jobs_left_out: Vec<(LeftOut, u64)>,
-    taken: Taken,
+    /// Jobs of the trace that cannot be replayed.
+    skipped_jobs: Vec<(Skipped, u64)>,
+    cluster: SimulatedCluster,
     machine: GPUTopology,
     limits: Limits,
-    counted: Counted,
+    counted: JobWindow,
 }
 
-impl World {
-    fn read(args: &SimulateArgs) -> Result<World, Failure> {
+impl Input {
+    fn read(args: &SimulateArgs) -> Result<Input, Failure> {
         let file = snapshot::read(&args.place)?;
         let cluster = snapshot::cluster(&file)?;
-        let taken = of_nodes(cluster.nodes(), cluster.levels()).map_err(Failure::usage)?;
-        let machine = report(&file, &taken.machine)?;
+        let cluster = from_nodes(cluster.nodes(), cluster.levels()).map_err(Failure::usage)?;
+        let machine = report(&file, &cluster.machine)?;
         let (trace, read) = match &args.trace {
             Some(path) => {
                 let name = input::name(path);
-                let read = trace::read(open(path)?, &taken.fabric);
+                let read = trace::read(open(path)?, &cluster.fabric);
                 let read = read.map_err(|error| Failure::usage(format!("error[SY0001]: {name}: {error}")));
                 (name, read)
             }
-            None => ("the cluster".to_owned(), trace::of_objects(&file.items, &taken.fabric).map_err(Failure::usage)),
+            None => {
+                ("the cluster".to_owned(), trace::from_objects(&file.items, &cluster.fabric).map_err(Failure::usage))
+            }
         };
-        let Trace { format, rows, left_out: jobs_left_out } = read?;
+        let Trace { format, rows, skipped: skipped_jobs } = read?;
         let has_limits = rows.iter().any(|row| row.limit.is_some());
         let limits = match args.limits {
             Some(Limits::Trace) if !has_limits => {
@@ -113,17 +116,17 @@ impl World {
             None if has_limits => Limits::Trace,
             None => Limits::Coarse,
         };
-        let counted = Counted::of(&rows);
-        Ok(World { trace, format, rows, jobs_left_out, taken, machine, limits, counted })
+        let counted = JobWindow::of(&rows);
+        Ok(Input { trace, format, rows, skipped_jobs, cluster, machine, limits, counted })
     }
 
     fn json(&self, args: &SimulateArgs, outcomes: &[Outcome]) -> Value {
-        let Taken { fabric, machine, keys, left_out } = &self.taken;
+        let SimulatedCluster { fabric, machine, keys, skipped } = &self.cluster;
         let word = |value: &dyn std::fmt::Debug| format!("{value:?}").to_lowercase();
         json!({
             "trace": self.trace,
             "format": self.format.to_string(),
-            "jobsLeftOut": self.jobs_left_out.iter().map(|(why, jobs)| (why.to_string(), json!(jobs))).collect::<serde_json::Map<_, _>>(),
+            "jobsLeftOut": self.skipped_jobs.iter().map(|(why, jobs)| (why.to_string(), json!(jobs))).collect::<serde_json::Map<_, _>>(),
             "jobs": self.rows.len(),
             "gpuHours": gpu_hours(&self.rows),
             "limits": word(&self.limits),
@@ -132,7 +135,7 @@ impl World {
             "nodeFailuresEveryDays": args.node_failures,
             "cluster": {
                 "hosts": fabric.hosts.len(), "gpusPerHost": fabric.gpus_per_host, "leaves": fabric.leaves.len(), "blocks": fabric.blocks.len(),
-                "oversubscription": fabric.oversubscription, "labels": keys, "reportOf": machine, "leftOut": left_out,
+                "oversubscription": fabric.oversubscription, "labels": keys, "reportOf": machine, "leftOut": skipped,
             },
             "results": outcomes.iter().map(Outcome::json).collect::<Vec<_>>(),
         })
@@ -162,13 +165,13 @@ fn gpu_hours(rows: &[Row]) -> f64 {
     rows.iter().map(|row| row.duration * f64::from(row.gpus)).sum::<f64>() / 3600.0
 }
 
-/// A cluster that is played.
+/// A cluster to replay the trace on.
 struct Variant {
     name: String,
     fabric: Fabric,
 }
 
-/// The cluster as it is and, if the command line changes it, as it might be.
+/// The current cluster and, if the command line changes it, the changed one.
 fn variants(fabric: &Fabric, args: &SimulateArgs) -> Result<Vec<Variant>, Failure> {
     let mut variants = vec![Variant { name: "as it is".into(), fabric: fabric.clone() }];
     let mut changed = fabric.clone();
@@ -199,26 +202,32 @@ fn variants(fabric: &Fabric, args: &SimulateArgs) -> Result<Vec<Variant>, Failur
     Ok(variants)
 }
 
-/// What one rule made of the trace on one cluster.
+/// The outcome of one rule on one cluster.
 struct Outcome {
     cluster: String,
     gpus: u32,
     policy: Policy,
-    /// Of each input.
+    /// One per input.
     figures: Vec<Figures>,
-    /// Of the first input, by queue; empty if the trace names none.
+    /// From the first input, by queue; empty if the trace has no queues.
     queues: Vec<(String, Waits)>,
-    /// Of the first input, by size.
+    /// From the first input, by size.
     sizes: Vec<(String, Waits)>,
-    /// Of the first input, seconds.
+    /// From the first input, seconds.
     waits: Vec<f64>,
 }
 
 impl Outcome {
-    fn of(variant: &Variant, policy: Policy, inputs: &[Vec<Row>], played: &[Played], counted: Counted) -> Outcome {
+    fn of(
+        variant: &Variant,
+        policy: Policy,
+        inputs: &[Vec<Row>],
+        replays: &[ReplayOutcome],
+        counted: JobWindow,
+    ) -> Outcome {
         let gpus = variant.fabric.gpus();
-        let figures = played.iter().map(|played| figures(played, gpus, counted)).collect();
-        let jobs: Vec<_> = played.iter().take(1).flat_map(|played| counted.jobs(played)).collect();
+        let figures = replays.iter().map(|replays| figures(replays, gpus, counted)).collect();
+        let jobs: Vec<_> = replays.iter().take(1).flat_map(|replays| counted.jobs(replays)).collect();
         let rows = &inputs[0];
         let mut queues: Vec<&str> = rows.iter().map(|row| row.queue.as_str()).collect();
         queues.sort_unstable();
@@ -261,13 +270,13 @@ impl Outcome {
     }
 }
 
-/// A rule whose progress is shown.
-struct Watched<'a> {
+/// A rule that reports progress.
+struct WithProgress<'a> {
     rule: Box<dyn Rule>,
     progress: &'a mut Progress,
 }
 
-impl Rule for Watched<'_> {
+impl Rule for WithProgress<'_> {
     fn submitted(&mut self, job: &Job) -> Result<(), String> {
         self.rule.submitted(job)
     }

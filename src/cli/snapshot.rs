@@ -1,4 +1,4 @@
-//! A cluster as its objects: in a file, or listed from a running one.
+//! A cluster as a set of objects: read from a file, or listed from a running cluster.
 
 mod list;
 
@@ -22,8 +22,8 @@ use switchyard_plan::cluster::levels::{DomainLevel, LevelError, Levels};
 use switchyard_plan::objects::Defaults;
 use switchyard_service::Connection;
 
-/// Largest file that is read as a snapshot: 10,000 nodes with their reports have about 150 MB.
-const MOST: Limit = (1 << 30, "1 GiB");
+/// Largest snapshot file; 10,000 nodes with their reports take about 150 MB.
+const MAX: Limit = (1 << 30, "1 GiB");
 
 /// A cluster in a file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -31,13 +31,13 @@ const MOST: Limit = (1 << 30, "1 GiB");
 pub(crate) struct SnapshotFile {
     api_version: String,
     kind: String,
-    /// When it was taken. Lists of kubectl do not have it; then no report counts as old.
+    /// When it was taken. kubectl's lists lack this; then no report counts as stale.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub taken_at: Option<Timestamp>,
-    /// Levels of domains, as on the command line; empty: the known ones.
+    /// Domain levels as on the command line; empty for the built-in ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     domains: Vec<String>,
-    /// Present in lists of kubectl.
+    /// Present in kubectl's lists.
     #[serde(default, skip_serializing)]
     #[allow(dead_code)]
     metadata: Value,
@@ -51,7 +51,7 @@ pub(crate) struct SnapshotFile {
 }
 
 impl SnapshotFile {
-    /// Objects of a running cluster.
+    /// Builds a snapshot from the objects of a running cluster.
     pub(crate) fn taken(items: Vec<Value>, at: Timestamp) -> SnapshotFile {
         SnapshotFile {
             api_version: CLI_VERSION.into(),
@@ -71,7 +71,7 @@ pub(crate) fn read(args: &ClusterArgs) -> Result<SnapshotFile, Failure> {
     read_for(args, None)
 }
 
-/// The same for a job that is not in the cluster yet, with the volume claims that it names.
+/// The same for a job that is not in the cluster yet, including the volume claims that it names.
 pub(crate) fn read_for(args: &ClusterArgs, job: Option<&TrainJob>) -> Result<SnapshotFile, Failure> {
     let mut file = match &args.snapshot {
         Some(path) => read_file(path)?,
@@ -89,8 +89,9 @@ pub(crate) fn read_for(args: &ClusterArgs, job: Option<&TrainJob>) -> Result<Sna
 
 pub(crate) fn read_file(path: &Path) -> Result<SnapshotFile, Failure> {
     let name = input::name(path);
-    let text = input::read(path, "snapshot of a cluster of at most 1 GiB", MOST)?;
-    // JSON has its own reader: it is twenty times as fast, and a snapshot may be large.
+    let text = input::read(path, "snapshot of a cluster of at most 1 GiB", MAX)?;
+    // Parse JSON with its own parser, which is twenty times as fast, because snapshots can be
+    // large.
     let file: SnapshotFile = if text.trim_start().starts_with('{') {
         serde_json::from_str(&text).map_err(|error| Failure::usage(format!("{name} is no snapshot: {error}")))?
     } else {
@@ -104,12 +105,12 @@ pub(crate) fn read_file(path: &Path) -> Result<SnapshotFile, Failure> {
     }
 }
 
-/// The report of one node of the running cluster, if it exists.
+/// The report of one node in the running cluster, if it exists.
 pub(crate) fn report(args: &ClusterArgs, node: &str) -> Result<Vec<Value>, Failure> {
     Ok(objects(args, async |client| list::report(client, node).await)?.0)
 }
 
-/// Lists objects of the running cluster of the kubeconfig. Also returns the namespace of the context.
+/// Lists objects of the kubeconfig's cluster. Also returns the namespace of the context.
 fn objects(
     args: &ClusterArgs,
     list: impl AsyncFnOnce(&Client) -> Result<Vec<Value>, String>,
@@ -122,7 +123,7 @@ fn objects(
     })
 }
 
-/// Builds the cluster of these objects.
+/// Builds the cluster from the objects.
 pub(crate) fn cluster(file: &SnapshotFile) -> Result<Cluster, Failure> {
     let wrong = |error: LevelError| Failure::usage(format!("domains: {error}"));
     let domains = file.domains.iter().map(|text| text.parse::<DomainLevel>().map_err(wrong));
@@ -141,14 +142,14 @@ pub(crate) fn open(args: &ClusterArgs) -> Result<Cluster, Failure> {
     cluster(&read(args)?)
 }
 
-/// A job of a manifest, in the namespace to which kubectl would apply it.
+/// A job from a manifest, in the namespace to which kubectl would apply it.
 pub(crate) fn in_namespace(mut job: TrainJob, cluster: &Cluster) -> TrainJob {
     job.metadata.namespace.get_or_insert_with(|| cluster.namespace().to_string());
     job
 }
 
-/// What the controller would do with a job if it were new.
-pub(crate) fn look(cluster: &mut Cluster, job: &TrainJob) -> Result<Verdict, Failure> {
+/// The controller's decision about the job if it were new.
+pub(crate) fn decide(cluster: &mut Cluster, job: &TrainJob) -> Result<Verdict, Failure> {
     cluster.look(job, Earlier::Forgotten).map_err(|faults| {
         let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
         Failure::usage(faults.join("\n"))

@@ -1,10 +1,10 @@
-//! Text of limited width: paragraphs, tables, numbers.
+//! Formats text of limited width: paragraphs, tables, numbers.
 
 use unicode_width::UnicodeWidthStr;
 
-/// Rows are not made narrower than this, whatever the terminal is.
+/// Narrowest row width, even on narrower terminals.
 pub(crate) const NARROWEST: usize = 40;
-/// CPU lists longer than this (interleaved numbering) are given as a count; they would leave no room for anything else.
+/// Longer CPU lists (interleaved numbering) are shown as a count, to leave room for the rest.
 const LONGEST_CPU_LIST: usize = 28;
 
 /// Text of limited width.
@@ -14,7 +14,7 @@ pub(crate) struct Screen {
 }
 
 impl Screen {
-    /// Empty, with rows of at most `width` characters.
+    /// An empty screen with rows of at most `width` characters.
     pub(crate) fn new(width: usize) -> Self {
         Self { width, text: String::new() }
     }
@@ -24,11 +24,12 @@ impl Screen {
     }
 
     pub(crate) fn line(&mut self, line: &str) {
-        self.text.push_str(cut(line.trim_end(), self.width).trim_end());
+        self.text.push_str(truncate(line.trim_end(), self.width).trim_end());
         self.text.push('\n');
     }
 
-    /// A label, padded to at least six characters, and a text that wraps with a hanging indent.
+    /// A label, padded to at least six characters, followed by a wrapped text with a hanging
+    /// indent.
     pub(crate) fn paragraph(&mut self, label: &str, text: &str) {
         let indent = label.len().max(6) + 2;
         let mut line = format!("{label:<width$}", width = indent);
@@ -49,7 +50,7 @@ impl Screen {
         self.line(&line);
     }
 
-    /// A label and a text on one line, with a hint if there is room.
+    /// A label and a text on one line, followed by a hint if there is room.
     pub(crate) fn labelled(&mut self, label: &str, text: &str, hint: &str) {
         let line = format!("{label}  {text}");
         if length(&line) <= self.width {
@@ -60,7 +61,7 @@ impl Screen {
         }
     }
 
-    /// A text that wraps.
+    /// A wrapped text.
     pub(crate) fn sentence(&mut self, text: &str) {
         let (first, rest) = text.split_once(' ').unwrap_or((text, ""));
         let mut line = first.to_owned();
@@ -76,7 +77,7 @@ impl Screen {
         self.line(&line);
     }
 
-    /// Phrases with three spaces between them, as many on a line as fit.
+    /// Phrases separated by three spaces, as many per line as fit.
     pub(crate) fn phrases(&mut self, phrases: &[String]) {
         let mut line = String::new();
         for phrase in phrases {
@@ -94,7 +95,8 @@ impl Screen {
         }
     }
 
-    /// The widest of these tables that fits, or all columns of the last one in parts, one below the other, each with the first column.
+    /// The widest of these tables that fits; otherwise all columns of the last one, split into
+    /// several tables that repeat the first column.
     pub(crate) fn whole(&mut self, mut variants: Vec<Table>) {
         let last = variants.len().saturating_sub(1);
         let chosen = variants.iter().position(|table| table.width() <= self.width).unwrap_or(last);
@@ -116,7 +118,8 @@ impl Screen {
         }
     }
 
-    /// The widest of these tables that fits, or the last one without the columns on the right that do not fit.
+    /// The widest of these tables that fits; otherwise the last one without the rightmost columns
+    /// that do not fit.
     pub(crate) fn table(&mut self, mut variants: Vec<Table>) {
         let chosen = variants.iter().position(|table| table.width() <= self.width).unwrap_or(variants.len() - 1);
         let table = variants.swap_remove(chosen);
@@ -136,10 +139,10 @@ impl Screen {
     }
 }
 
-/// Rows of equally many cells; the first row is the heading.
+/// Rows with the same number of cells; the first row is the heading.
 pub(crate) struct Table {
     pub(crate) rows: Vec<Vec<String>>,
-    /// Spaces between two columns.
+    /// Spaces between columns.
     pub(crate) gap: usize,
 }
 
@@ -158,7 +161,7 @@ impl Table {
         widths.iter().sum::<usize>() + self.gap * widths.len().saturating_sub(1)
     }
 
-    /// How many columns from the left fit.
+    /// Number of columns from the left that fit.
     pub(crate) fn columns_within(&self, width: usize) -> usize {
         let mut used = 0;
         self.widths()
@@ -171,7 +174,8 @@ impl Table {
     }
 }
 
-/// Columns separated by two spaces, each as wide as its widest cell; no borders, no trailing spaces.
+/// Columns separated by two spaces, each as wide as its widest cell, without borders or trailing
+/// spaces.
 pub(crate) fn columns(rows: &[Vec<String>]) -> String {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widths: Vec<usize> = (0..count)
@@ -188,7 +192,7 @@ pub(crate) fn columns(rows: &[Vec<String>]) -> String {
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// The list, or its number of CPUs if it is too long.
+/// The list, or the number of CPUs if it is too long.
 pub(crate) fn short_list(list: &str) -> String {
     if list.len() <= LONGEST_CPU_LIST {
         return list.to_owned();
@@ -206,7 +210,8 @@ pub(crate) fn short_list(list: &str) -> String {
     format!("{count} CPUs")
 }
 
-/// Printable ASCII only: names come from firmware and must not control a terminal or change the direction of text.
+/// Printable ASCII only, because names come from firmware and must not control the terminal or
+/// change the text direction.
 pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|letter| if letter == ' ' || letter.is_ascii_graphic() { letter } else { '?' }).collect()
 }
@@ -215,8 +220,8 @@ pub(crate) fn length(text: &str) -> usize {
     text.chars().count()
 }
 
-/// At most `width` characters, with `..` in the middle if it is cut.
-pub(crate) fn cut(text: &str, width: usize) -> String {
+/// At most `width` characters, with `..` in the middle if it is shortened.
+pub(crate) fn truncate(text: &str, width: usize) -> String {
     let letters: Vec<char> = text.chars().collect();
     if letters.len() <= width {
         return text.to_owned();

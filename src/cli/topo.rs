@@ -1,7 +1,9 @@
-//! `switchyard topo`: one machine, what its links carry, and what is wrong with it; or a cluster.
+//! `switchyard topo`: shows one machine with the bandwidth of its links and its faults, or a
+//! cluster.
 //!
-//! Rendering is a pure function from the description to text. No row is ever wrapped: equal rows and columns are folded, then columns that do not
-//! fit are dropped from the right, those that another table repeats first.
+//! Rendering is a pure function from the description to text. Rows are never wrapped: equal rows
+//! and columns are folded, then columns that do not fit are dropped from the right, starting with
+//! those that another table repeats.
 
 pub(super) mod cluster;
 mod devices;
@@ -15,9 +17,9 @@ mod smi;
 use crate::args::{Cli, Output, TopoArgs, TopoCommand};
 use crate::failure::Failure;
 use crate::output::{emit_object, print, width};
-use crate::text::{NARROWEST, Screen, cut, length, plain, short_list};
+use crate::text::{NARROWEST, Screen, length, plain, short_list, truncate};
 use crate::{import, machine, xml};
-use devices::Known;
+use devices::NodeModel;
 use draw::{dot, svg};
 use jiff::Timestamp;
 use std::io::IsTerminal;
@@ -26,10 +28,10 @@ use switchyard_crds::gpu_topology::{Cpus, Facts, GPUTopology, GPUTopologyStatus,
 use switchyard_plan::cluster::is_old;
 use switchyard_worker_contract::exit::Exit;
 
-/// Shows a machine or a cluster, or carries out a subcommand.
+/// Shows a machine or a cluster, or runs a subcommand.
 pub(super) fn topo(cli: &Cli, args: &TopoArgs) -> Result<Exit, Failure> {
     match &args.command {
-        // clap could refuse this, but it would also refuse `topo -o json import FILE`.
+        // clap could reject this, but would also reject `topo -o json import FILE`.
         Some(command) if args.target.is_some() => {
             let name = command.name();
             let expected = format!("expected it after: switchyard topo {name} FILE");
@@ -62,7 +64,7 @@ fn show(cli: &Cli, args: &TopoArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// When a report was made: its age for people, the time for logs; and whether it is stale.
+/// When a report was made (age for people, time for logs), and whether it is stale.
 fn seen(topology: &GPUTopology, args: &TopoArgs, target: &str) -> Option<String> {
     let observed = topology.status.as_ref()?.observed_time.as_ref()?.0;
     let now = Timestamp::now();
@@ -76,23 +78,23 @@ fn seen(topology: &GPUTopology, args: &TopoArgs, target: &str) -> Option<String>
     Some(if is_stale { format!("{when} (stale)") } else { when })
 }
 
-/// How a machine is shown.
+/// View settings of a machine.
 #[derive(Debug, Clone, Default)]
 struct View {
     /// Columns.
     pub width: usize,
-    /// Complete matrices.
+    /// Whether to show complete matrices.
     pub full: bool,
     /// Age or time of the description.
     pub seen: Option<String>,
 }
 
-/// The screen, every line ended by a newline.
+/// The screen; every line ends with a newline.
 fn render(topology: &GPUTopology, view: &View) -> String {
     let width = view.width.max(NARROWEST);
     let name = plain(topology.metadata.name.as_deref().unwrap_or("-"));
     let Some(status) = &topology.status else {
-        return format!("{}\n", cut(&format!("{name}   not reported yet"), width));
+        return format!("{}\n", truncate(&format!("{name}   not reported yet"), width));
     };
     let mut screen = Screen::new(width);
     header(&mut screen, &name, status, view.seen.as_deref());
@@ -135,7 +137,7 @@ fn header(screen: &mut Screen, name: &str, status: &GPUTopologyStatus, seen: Opt
     let memory = status.memory_bytes.map(binary);
     phrases.push([memory, nodes].into_iter().flatten().collect::<Vec<_>>().join(", "));
     phrases.retain(|phrase| !phrase.is_empty());
-    // The name and the devices stay; phrases that the tables below repeat are dropped first.
+    // Keep the name and the devices; first drop phrases that the tables below repeat.
     let seen = seen.map_or(String::new(), |seen| format!("   seen {seen}"));
     while phrases.len() > 1 && length(&phrases.join("   ")) + seen.len() > screen.width {
         phrases.pop();
@@ -143,7 +145,7 @@ fn header(screen: &mut Screen, name: &str, status: &GPUTopologyStatus, seen: Opt
     screen.line(&(phrases.join("   ") + &seen));
 }
 
-/// `8x H100`, one phrase per different word, in order of appearance.
+/// `8x H100`, one phrase per distinct word, in order of appearance.
 fn counted(words: impl Iterator<Item = String>) -> Vec<String> {
     let mut counts: Vec<(String, usize)> = Vec::new();
     for word in words {
@@ -177,7 +179,7 @@ fn cpu_name(cpus: &Cpus) -> String {
     }
 }
 
-/// A product name without the words that all products of that vendor share.
+/// A product name without the words that all products of the vendor share.
 fn short_name(model: &str) -> String {
     let model = plain(model).replace("(R)", "").replace("(TM)", "").replace("(tm)", "");
     let model = model.split(" @ ").next().unwrap_or_default();

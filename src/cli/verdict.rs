@@ -1,4 +1,4 @@
-//! Screens of placements: where a job would go or runs, and why; what limits it and what would help.
+//! Formats placements: where a job would go or runs and why, what limits it, and what would help.
 
 use crate::fabric;
 use crate::live::figures_age;
@@ -15,12 +15,12 @@ use switchyard_plan::cluster::{Excluded, NoPlace};
 use switchyard_plan::job::gpus;
 use switchyard_plan::resources::{bytes_per_second, gigabytes_per_second};
 
-/// Most nodes that are named per reason.
+/// Most nodes named per reason.
 const NAMED: usize = 4;
-/// Most nodes of a placement that are listed without `--verbose`.
+/// Most nodes of a placement listed without `--verbose`.
 const LISTED: usize = 16;
 
-/// Where a job would go, for people.
+/// Where a job would be placed, formatted for people.
 pub(super) fn table(job: &TrainJob, verdict: &Verdict, cluster: &Cluster, verbose: bool) -> String {
     let mut text = String::new();
     match &verdict.place {
@@ -45,7 +45,7 @@ fn row(text: &mut String, word: &str, line: &str) {
     text.push_str(&format!("  {word:<9} {line}\n"));
 }
 
-/// What the job asks of its nodes that admission policies may refuse, one sentence each.
+/// Host access requested by the job that admission policies can refuse, one sentence each.
 pub(super) fn host_access(job: &TrainJob) -> Vec<String> {
     let document = serde_json::to_value(job).unwrap_or_default();
     let linted = lint::lint(&document, lint::Options::default());
@@ -58,7 +58,7 @@ pub(super) fn host_access(job: &TrainJob) -> Vec<String> {
         .collect()
 }
 
-/// The same for people.
+/// The same, formatted for people.
 pub(super) fn admission(access: &[String]) -> String {
     let mut text = String::new();
     for (number, line) in access.iter().enumerate() {
@@ -78,7 +78,7 @@ fn bandwidths(status: &PlacementStatus) -> String {
 }
 
 fn placement(text: &mut String, status: &PlacementStatus, job: &TrainJob, cluster: &Cluster, verbose: bool) {
-    // A sentence of the status, one part per line.
+    // The status has one sentence; print one part per line.
     for (number, part) in status.reason.split("; ").enumerate() {
         row(text, if number == 0 { "why" } else { "" }, part);
     }
@@ -120,7 +120,7 @@ fn devices(node: &PlacedNode, cluster: &Cluster) -> String {
     line
 }
 
-/// Nodes that are left out, by reason, the most frequent first.
+/// Excluded nodes by reason, the most frequent reason first.
 fn left_out(text: &mut String, excluded: &[(String, Excluded)]) {
     let mut reasons: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for (name, why) in excluded {
@@ -174,7 +174,7 @@ fn refusal(text: &mut String, job: &TrainJob, why: &NoPlace, (verdict, cluster):
     }
 }
 
-/// Why a job is where it is, for people.
+/// Why a job is where it is, formatted for people.
 pub(super) fn explanation(job: &TrainJob, now: &Verdict, cluster: &Cluster, verbose: bool) -> String {
     let mut text = String::new();
     let status = job.status.clone().unwrap_or_default();
@@ -192,7 +192,7 @@ pub(super) fn explanation(job: &TrainJob, now: &Verdict, cluster: &Cluster, verb
                 placement(&mut text, place, job, cluster, verbose);
                 return text;
             }
-            // What keeps pods from starting; while they run, there is nothing to explain.
+            // Conditions that keep pods from starting. Once they run, there is nothing to explain.
             let waits = condition(conditions::SUCCEEDED).filter(|_| stage == Stage::Starting.reason());
             waits.into_iter().for_each(|waits| row(&mut text, "waits", &waits.message));
             placement(&mut text, place, job, cluster, verbose);
@@ -200,7 +200,7 @@ pub(super) fn explanation(job: &TrainJob, now: &Verdict, cluster: &Cluster, verb
                 row(&mut text, "fabric", &format!("{} (--fabric)", fabric::headline(found)));
             }
             if let Some(progressing) = condition(conditions::PROGRESSING) {
-                let name = if progressing.status == "True" { "progress" } else { "stands" };
+                let name = if progressing.status == "True" { "progress" } else { "stuck" };
                 let age = figures_age(job, cluster.now()).map(|age| format!(" ({} ago)", duration(age)));
                 row(&mut text, name, &(progressing.message.clone() + &age.unwrap_or_default()));
             }
@@ -244,8 +244,8 @@ fn message_of<'a>(job: &'a TrainJob, kind: &str) -> &'a str {
     condition.map_or("", |condition| condition.message.as_str())
 }
 
-/// Leaves out the queue where the status of a job describes it. Only the controller knows the shares of namespaces and which jobs were set back,
-/// so a position computed here would contradict its own.
+/// Omits the queue if the job's status describes it. Only the controller knows the namespaces'
+/// shares and which jobs were set back, so a position computed here could contradict its own.
 fn without_queue(job: &TrainJob, now: &Verdict) -> Verdict {
     let placed = job.status.as_ref().and_then(|status| status.condition(conditions::PLACED));
     if placed.is_none_or(|placed| placed.reason != conditions::NO_ROOM || placed.message.is_empty()) {
@@ -254,7 +254,7 @@ fn without_queue(job: &TrainJob, now: &Verdict) -> Verdict {
     Verdict { ahead: None, forecast: None, ..now.clone() }
 }
 
-/// Where a job would go, for programs.
+/// Where a job would be placed, as JSON.
 pub(super) fn json(job: &TrainJob, verdict: &Verdict) -> Value {
     let mut value = json!({"job": name_of(job), "placeable": verdict.place.is_ok()});
     let excluded = match &verdict.place {
@@ -297,7 +297,7 @@ pub(super) fn json(job: &TrainJob, verdict: &Verdict) -> Value {
     value
 }
 
-/// Why a job is where it is, for programs.
+/// Why a job is where it is, as JSON.
 pub(super) fn explanation_json(job: &TrainJob, now: &Verdict) -> Value {
     let status = job.status.clone().unwrap_or_default();
     let mut value = json!({"job": name_of(job), "now": json(job, &without_queue(job, now))});

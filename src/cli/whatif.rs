@@ -1,5 +1,6 @@
-//! `switchyard whatif`: placements before and after a change, both from one snapshot. Changes are made to the objects, so that everything that
-//! follows is decided as in a cluster with that change.
+//! `switchyard whatif`: compares placements before and after a change, both from one snapshot. The
+//! change is applied to the objects, so everything that follows is decided as in a cluster with
+//! that change.
 
 use crate::args::{Cli, WhatifArgs};
 use crate::failure::Failure;
@@ -25,7 +26,7 @@ pub(super) fn whatif(cli: &Cli, args: &WhatifArgs) -> Result<Exit, Failure> {
     Ok(if results.iter().all(|result| result.after.place.is_ok()) { Exit::Done } else { Exit::NotPlaceable })
 }
 
-/// A job before and after.
+/// A job before and after the change.
 struct Compared {
     job: TrainJob,
     before: Verdict,
@@ -77,13 +78,13 @@ fn compare(args: &WhatifArgs) -> Result<Vec<Compared>, Failure> {
         drain(&mut after, node)?;
     }
     for device in &args.lose_link {
-        lose(&mut after, device)?;
+        take_down(&mut after, device)?;
     }
     let mut old = snapshot::cluster(&before)?;
     let mut new = snapshot::cluster(&after)?;
     for job in added {
         let job = in_namespace(job, &new);
-        let found = look(&mut new, &job, Earlier::Forgotten)?;
+        let found = decide(&mut new, &job, Earlier::Forgotten)?;
         let placed =
             found.place.map_err(|why| Failure::new(format!("--add {}: {why}", name_of(&job)), Exit::NotPlaceable))?;
         new.settle(&job, &placed);
@@ -106,14 +107,14 @@ fn compare(args: &WhatifArgs) -> Result<Vec<Compared>, Failure> {
             None => job.clone(),
         };
         let earlier = if is_on(&job, &touched) { Earlier::Kept } else { Earlier::Forgotten };
-        results.push((look(&mut old, &job, earlier)?, look(&mut new, &asked, earlier)?, asked));
+        results.push((decide(&mut old, &job, earlier)?, decide(&mut new, &asked, earlier)?, asked));
     }
     let new = std::rc::Rc::new(new);
     let compared = |(before, after, job)| Compared { job, before, after, cluster: new.clone() };
     Ok(results.into_iter().map(compared).collect())
 }
 
-fn look(cluster: &mut Cluster, job: &TrainJob, earlier: Earlier) -> Result<Verdict, Failure> {
+fn decide(cluster: &mut Cluster, job: &TrainJob, earlier: Earlier) -> Result<Verdict, Failure> {
     cluster.look(job, earlier).map_err(|faults| {
         let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
         Failure::usage(format!("{}: {}", name_of(job), faults.join("; ")))
@@ -133,7 +134,7 @@ fn is_on(job: &TrainJob, nodes: &BTreeSet<&str>) -> bool {
     placement.is_some_and(|place| place.nodes.iter().any(|node| nodes.contains(node.node_name.as_str())))
 }
 
-/// The job, required to be in one domain of a level.
+/// The job with a requirement for one domain of a level.
 fn require(job: &TrainJob, key: &str) -> TrainJob {
     let mut job = job.clone();
     let domains = &mut job.spec.topology_policy.domains;
@@ -156,8 +157,8 @@ fn drain(file: &mut SnapshotFile, name: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Takes down the NVLinks of a GPU or between two, or a NIC.
-fn lose(file: &mut SnapshotFile, device: &str) -> Result<(), Failure> {
+/// Takes down a GPU's NVLinks, the NVLinks between two GPUs, or a NIC.
+fn take_down(file: &mut SnapshotFile, device: &str) -> Result<(), Failure> {
     let wrong = |message: String| Failure::usage(format!("--lose-link: {message}"));
     let expected = "expected NODE/GPU, NODE/GPU-GPU or NODE/NIC, such as gpu-07/5 or gpu-07/mlx5_0";
     let malformed = || wrong(format!("got `{device}`; {expected}"));

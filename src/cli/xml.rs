@@ -1,4 +1,4 @@
-//! `switchyard topo xml`: generates, checks and compares NCCL's topology files.
+//! `switchyard topo xml`: generates, checks and compares NCCL topology files.
 
 use crate::args::{Cli, XmlArgs};
 use crate::failure::Failure;
@@ -14,19 +14,19 @@ use switchyard_topology::xml::{
 };
 use switchyard_worker_contract::exit::Exit;
 
-/// As linters exit when they find an error in their input.
+/// The exit code when there are errors in the input, as in linters.
 const FOUND: Exit = Exit::Unexpected;
-/// What to know before loading a file.
+/// Advice before loading a file.
 const WHEN: &str = "a topology file is right only in a virtual machine, or with devices passed through, where the kernel shows a flat \
                     tree and you know the true one; on bare metal NCCL reads the same from the kernel, so do without";
 
-/// What was found in a file.
+/// A file with its findings.
 struct Checked {
     name: String,
     findings: Vec<Finding>,
 }
 
-/// Makes, checks or compares.
+/// Generates, checks or compares.
 pub(super) fn xml(cli: &Cli, args: &XmlArgs) -> Result<Exit, Failure> {
     match (&args.check, args.diff.as_slice()) {
         (Some(file), _) => check_file(cli, file, args.topology.as_deref()),
@@ -47,7 +47,7 @@ fn make(cli: &Cli, args: &XmlArgs) -> Result<Exit, Failure> {
     let text = generate(&status, content).map_err(|error| Failure::usage(format!("GPUTopology {name}: {error}")))?;
     let parsed = parse(&text);
     let notes = notes(&NcclGraph::read(&parsed.document, None), content);
-    // A file for people is not meant for NCCL.
+    // A file meant for people is not for NCCL, so it is not checked.
     let found = if content == Content::Tree { findings(parsed, None) } else { Vec::new() };
     let checked = Checked { findings: found, name };
     let made = json!({"file": text, "notes": notes, "findings": checked.rows()});
@@ -59,7 +59,7 @@ fn make(cli: &Cli, args: &XmlArgs) -> Result<Exit, Failure> {
     Ok(checked.exit())
 }
 
-/// What to know before loading a generated file.
+/// Advice before loading a generated file.
 fn notes(machine: &NcclGraph, content: Content) -> Vec<String> {
     let tree = if machine.is_flat() {
         "no device is behind a switch here: if this is a virtual machine, put the devices that share a switch into a <pci> of your own \
@@ -141,18 +141,19 @@ impl Checked {
     }
 }
 
-/// A finding on a screen: `topo.xml:4,9: warning[gdr-pin]: gdr="1" of <gpu>`, why, and the change.
+/// A finding on a screen: `topo.xml:4,9: warning[gdr-pin]: gdr="1" of <gpu>`, followed by the
+/// reason and the fix.
 fn lines(name: &str, finding: &Finding) -> String {
-    const MOST: usize = 8;
-    let mut lines: Vec<String> = finding.lines.iter().take(MOST).map(u32::to_string).collect();
-    lines.extend((finding.lines.len() > MOST).then(|| format!("and {} more", finding.lines.len() - MOST)));
+    const MAX: usize = 8;
+    let mut lines: Vec<String> = finding.lines.iter().take(MAX).map(u32::to_string).collect();
+    lines.extend((finding.lines.len() > MAX).then(|| format!("and {} more", finding.lines.len() - MAX)));
     let place = if lines.is_empty() { name.to_string() } else { format!("{name}:{}", lines.join(",")) };
     let rule = finding.rule;
     let head = format!("{place}: {}[{}]: {}", rule.severity.word(), rule.name, plain(&finding.got));
     format!("{head}\n  why  {}\n  fix  {}", rule.why, plain(&finding.fix))
 }
 
-/// The machine of a topology file, or of a report as NCCL sees it.
+/// The machine in a topology file, or in a report from NCCL's perspective.
 fn machine_of(path: &Path) -> Result<NcclGraph, Failure> {
     let is_report = path.extension().is_some_and(|ending| ["yaml", "yml", "json"].iter().any(|known| ending == *known));
     if !is_report {
@@ -174,7 +175,7 @@ fn compare(cli: &Cli, first: &Path, second: &Path) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Changes on a screen: the same change of several pairs once.
+/// Changes on a screen; the same change to several pairs is shown once.
 fn differences(changes: &[Change]) -> String {
     let mut groups: Vec<(String, Vec<String>)> = Vec::new();
     for change in changes {

@@ -1,4 +1,4 @@
-//! YAML that remembers the position of each part, so that errors can be shown in the user's file.
+//! YAML with the position of each part, so that errors can be shown in the user's file.
 
 use crate::failure::Failure;
 use serde::Deserialize;
@@ -7,17 +7,17 @@ use serde_saphyr::{Spanned, options};
 use std::fmt;
 use std::ops::Range;
 
-/// The documents of a text; `name`: of the file, for the error.
+/// Parses the documents in a text. `name` is the file's name for error messages.
 ///
 /// # Errors
-/// The text is not YAML, or a key appears twice.
+/// The text is not YAML, or a key is duplicated.
 pub(super) fn documents(name: &str, text: &str) -> Result<Vec<Spanned<Node>>, Failure> {
     let options = options! { strict_booleans: true };
     serde_saphyr::from_multiple_with_options(text, options)
         .map_err(|error| Failure::usage(format!("error[SY0001]: {name} is not valid YAML\n{error}")))
 }
 
-/// A YAML value that remembers the position of each part.
+/// A YAML value with the position of each part.
 #[derive(Debug)]
 pub(super) enum Node {
     Scalar(serde_json::Value),
@@ -96,16 +96,16 @@ impl<'de> Deserialize<'de> for Node {
     }
 }
 
-/// Which part of a field is shown.
+/// The part of a field to point at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shown {
     /// Its key.
     Key,
-    /// Its value if that is a scalar, else its key.
+    /// Its value if it is a scalar, otherwise its key.
     Value,
 }
 
-/// Position of a field in the text; of the nearest parent if it is missing.
+/// Position of a field in the text, or of its nearest parent if it is missing.
 pub(super) fn locate<'a>(
     document: &Spanned<Node>,
     path: impl IntoIterator<Item = &'a str>,

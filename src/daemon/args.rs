@@ -1,12 +1,10 @@
-//! Arguments.
-
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use switchyard_plan::cluster::levels::DomainLevel;
 use switchyard_service::telemetry;
 
-/// A switch, with the values of the API.
+/// An on/off switch, spelled as in the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "PascalCase")]
 pub enum Toggle {
@@ -16,13 +14,13 @@ pub enum Toggle {
     Disabled,
 }
 
-/// What stands in for limits that jobs do not have.
+/// How to estimate the run time of a job that sets no `activeDeadlineSeconds`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "PascalCase")]
 pub enum Guess {
-    /// Nothing: nobody knows when such a job ends.
+    /// No estimate.
     None,
-    /// How long this job, and others like it, ran until now.
+    /// From the run times of this job and similar ones.
     RunTimes,
 }
 
@@ -49,8 +47,9 @@ pub struct ControllerArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080")]
     pub listen: SocketAddr,
 
-    /// Address at which /metrics is served over TLS, instead of at --listen, to whoever has a token that the API server knows and the right to
-    /// get the path /metrics. The certificate is made at each start. Default: the metrics are at --listen, for everybody.
+    /// Address at which /metrics is served over TLS, instead of at --listen, to whoever has a token
+    /// that the API server knows and the right to get the path /metrics. The certificate is made at
+    /// each start. Default: the metrics are at --listen, for everybody.
     #[arg(long, value_name = "ADDRESS")]
     pub secure_metrics: Option<SocketAddr>,
 
@@ -78,8 +77,8 @@ pub struct ControllerArgs {
     #[arg(long, value_name = "IMAGE", default_value = concat!("switchyard-worker:", env!("CARGO_PKG_VERSION")))]
     pub worker_image: String,
 
-    /// Pull Secret of the worker image, by name, in the namespace of each job; repeatable. A job that names an image or imagePullSecrets of
-    /// its own does not get it.
+    /// Pull Secret of the worker image, by name, in the namespace of each job; repeatable. A job
+    /// that names an image or imagePullSecrets of its own does not get it.
     #[arg(long = "job-image-pull-secret", value_name = "NAME")]
     pub image_pull_secrets: Vec<String>,
 
@@ -91,59 +90,69 @@ pub struct ControllerArgs {
     #[arg(long, value_name = "DRIVER", default_value = "gpu.nvidia.com")]
     pub gpu_driver: String,
 
-    /// File with the administrator's profile of the fabric (docs/fabric.md), which wins over the built-in packs.
+    /// File with the administrator's profile of the fabric (docs/fabric.md), which wins over the
+    /// built-in packs.
     #[arg(long, value_name = "FILE")]
     pub fabric_profile: Option<PathBuf>,
 
-    /// A level of domains of nodes, small to large, repeatable: KEY (a label of the nodes), KEY:FACTOR with its oversubscription,
-    /// KEY:NVLink for an NVLink domain; `cluster` is all nodes. Default: NVLink cliques and the labels of Topograph and of clouds.
+    /// A level of domains of nodes, small to large, repeatable: KEY (a label of the nodes),
+    /// KEY:FACTOR with its oversubscription, KEY:NVLink for an NVLink domain; `cluster` is all
+    /// nodes. Default: NVLink cliques and the labels of Topograph and of clouds.
     #[arg(long = "domain", value_name = "KEY[:FACTOR|:NVLink]")]
     pub domains: Vec<DomainLevel>,
 
-    /// A ValidatingAdmissionPolicy that must be in force, with a binding of the same name; repeatable. The log and the metric
-    /// switchyard_policy_missing report one that is not.
+    /// A ValidatingAdmissionPolicy that must be in force, with a binding of the same name;
+    /// repeatable. The log and the metric switchyard_policy_missing report one that is not.
     #[arg(long = "admission-policy", value_name = "NAME")]
     pub admission_policies: Vec<String>,
 
-    /// Seconds for which a node that does not report (condition Ready is Unknown) is waited for, since it stopped and since the ranks last
-    /// made progress. A node that reports that it is not ready is never taken for lost.
+    /// Seconds for which a node that does not report (condition Ready is Unknown) is waited for,
+    /// since it stopped and since the ranks last made progress. A node that reports that it is not
+    /// ready is never taken for lost.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub node_grace_seconds: u32,
 
-    /// Upper bound of gangPolicy.scheduleTimeoutSeconds: no gang holds nodes for longer while its pods are not all scheduled, whatever its job says.
+    /// Upper bound of gangPolicy.scheduleTimeoutSeconds: no gang holds nodes for longer while its
+    /// pods are not all scheduled, whatever its job says.
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u32).range(10..=86_400))]
     pub max_schedule_timeout_seconds: u32,
 
-    /// Where more than this share of the nodes, and at least 3, stop reporting within a minute, no job is started again for that until they
-    /// report; 0: never.
+    /// Where more than this share of the nodes, and at least 3, stop reporting within a minute, no
+    /// job is started again for that until they report; 0: never.
     #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub fleet_brake_percent: u8,
 
-    /// What stands in for activeDeadlineSeconds where a job has none, in the choice of who goes first; no job is stopped for it.
+    /// What stands in for activeDeadlineSeconds where a job has none, in the choice of who goes
+    /// first; no job is stopped for it.
     #[arg(long, value_enum, default_value_t = Guess::None)]
     pub queue_predictor: Guess,
 
-    /// How long the first job of the queue may hold nodes without being able to begin; twice as long if the limits of the jobs that run there promise
-    /// that it can by then. After that it holds none for as long, and jobs behind it use the nodes.
+    /// How long the first job of the queue may hold nodes without being able to begin; twice as
+    /// long if the limits of the jobs that run there promise that it can by then. After that it
+    /// holds none for as long, and jobs behind it use the nodes.
     #[arg(long, value_name = "SECONDS", default_value_t = 86_400, value_parser = clap::value_parser!(u32).range(60..=31_536_000))]
     pub longest_reservation_seconds: u32,
 
-    /// NAMESPACE=WEIGHT, repeatable: of equal priority, jobs of the namespace go first that had least of the GPUs lately against its weight; of
-    /// namespaces that are not named the weight is 1. Default: by age.
+    /// NAMESPACE=WEIGHT, repeatable: of equal priority, jobs of the namespace go first that had
+    /// least of the GPUs lately against its weight; of namespaces that are not named the weight is
+    /// 1. Default: by age.
     #[arg(long = "queue-weight", value_name = "NAMESPACE=WEIGHT", value_parser = weight)]
     pub queue_weights: Vec<(String, u32)>,
 
-    /// A priority class whose preemptionPolicy: Never is for the scheduler alone, repeatable: whether jobs of this class preempt others is their
-    /// topologyPolicy.preemption. Jobs of other classes with that policy never preempt.
+    /// A priority class whose preemptionPolicy: Never is for the scheduler alone, repeatable:
+    /// whether jobs of this class preempt others is their topologyPolicy.preemption. Jobs of other
+    /// classes with that policy never preempt.
     #[arg(long = "gang-priority-class", value_name = "NAME")]
     pub gang_priority_classes: Vec<String>,
 
-    /// Whether the status of a job names jobs of other namespaces, such as the one ahead of it in the queue.
+    /// Whether the status of a job names jobs of other namespaces, such as the one ahead of it in
+    /// the queue.
     #[arg(long, value_enum, default_value_t = Toggle::Disabled)]
     pub name_other_namespaces: Toggle,
 
-    /// Class of the ProvisioningRequests by which gangs that lack nodes ask the cluster's autoscaler for them, such as
-    /// best-effort-atomic-scale-up.autoscaling.x-k8s.io. Default: they do not ask.
+    /// Class of the ProvisioningRequests by which gangs that lack nodes ask the cluster's
+    /// autoscaler for them, such as best-effort-atomic-scale-up.autoscaling.x-k8s.io. Default: they
+    /// do not ask.
     #[arg(long, value_name = "CLASS", value_parser = class)]
     pub provisioning_class: Option<String>,
 
@@ -182,7 +191,7 @@ mod tests {
     use super::{class, weight};
 
     #[test]
-    fn a_class_is_a_name_of_kubernetes() {
+    fn a_class_is_a_kubernetes_name() {
         for right in ["best-effort-atomic-scale-up.autoscaling.x-k8s.io", "a", "queued-provisioning.gke.io"] {
             assert_eq!(class(right), Ok(right.into()));
         }

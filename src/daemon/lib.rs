@@ -1,5 +1,5 @@
-//! The controller as a program: arguments, signals, and then the controller. `switchyard controller` and the program of the image,
-//! `switchyard-controller`, are the same; the second is without the rest of the command line.
+//! Command-line entry point of the controller: arguments, signal handling, startup. Shared by
+//! `switchyard controller` and by `switchyard-controller`, the binary of the controller image.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -23,7 +23,7 @@ use tokio::sync::watch::{Sender, channel};
 /// Default namespace of the Lease.
 const NAMESPACE: &str = "switchyard-system";
 
-/// Why the controller ends before it was asked to.
+/// Why the controller exits without having been signalled.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Failure {
@@ -32,12 +32,12 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// An argument, or a file that it names, has to change.
+    /// An argument, or a file that it names, is wrong.
     fn usage(message: impl Display) -> Failure {
         Failure { message: message.to_string(), exit: Exit::Usage }
     }
 
-    /// The machine or this program is at fault.
+    /// The machine, the cluster or this program failed.
     fn unexpected(message: impl Display) -> Failure {
         Failure { message: message.to_string(), exit: Exit::Unexpected }
     }
@@ -46,7 +46,7 @@ impl Failure {
 /// Runs the controller until a signal stops it, or it fails.
 ///
 /// # Errors
-/// An argument is wrong, or the machine or the cluster refuses.
+/// An argument is invalid, or the machine or the cluster rejects a call.
 pub fn start(args: &ControllerArgs) -> Result<Exit, Failure> {
     telemetry::start(args.log_format, &args.log_level).map_err(Failure::usage)?;
     let election = timing(args).map_err(Failure::usage)?;
@@ -57,7 +57,7 @@ pub fn start(args: &ControllerArgs) -> Result<Exit, Failure> {
     runtime.block_on(async {
         let connection = Connection { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
         let config = connect(&connection).await.map_err(Failure::usage)?;
-        // Outside a pod, the namespace of a kubeconfig is only where its user works.
+        // Outside a pod, ignore the kubeconfig's namespace: it only reflects where its user works.
         let namespace = args.namespace.clone().unwrap_or_else(|| NAMESPACE.to_string());
         let settings = Settings {
             namespace,
@@ -88,8 +88,7 @@ pub fn start(args: &ControllerArgs) -> Result<Exit, Failure> {
         };
         let (stop, stopped) = channel(false);
         let (sent, exit) = channel(Exit::Done);
-        stop_on_signal(stop, sent)
-            .map_err(|error| Failure::unexpected(format!("cannot listen to signals: {error}")))?;
+        stop_on_signal(stop, sent).map_err(|error| Failure::unexpected(format!("cannot handle signals: {error}")))?;
         controller::run(settings, config, stopped).await.map_err(Failure::usage)?;
         Ok(*exit.borrow())
     })
@@ -115,19 +114,19 @@ fn timing(args: &ControllerArgs) -> Result<Option<Timing>, String> {
     Ok(Some(timing))
 }
 
-/// A name that is unique to this start of the program, even in the same pod.
+/// A name that is unique to this process, even if the pod restarts its container.
 fn identity(args: &ControllerArgs) -> String {
     let name =
         args.identity.clone().unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
     let mut random = [0; 4];
-    // Without random bytes, the process id distinguishes two starts.
+    // Without random bytes, fall back to the process id.
     if getrandom::fill(&mut random).is_err() {
         random = std::process::id().to_ne_bytes();
     }
     format!("{name}-{:08x}", u32::from_ne_bytes(random))
 }
 
-/// The first signal stops gracefully; the second one at once.
+/// The first signal stops the controller gracefully, the second one immediately.
 fn stop_on_signal(stop: Sender<bool>, sent: Sender<Exit>) -> std::io::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -140,7 +139,7 @@ fn stop_on_signal(stop: Sender<bool>, sent: Sender<Exit>) -> std::io::Result<()>
             if *stop.borrow() {
                 std::process::exit(exit.code().into());
             }
-            // A pod that is asked to stop has succeeded.
+            // Kubernetes expects exit code 0 from a pod that it terminates.
             sent.send_replace(if exit == Exit::Terminated { Exit::Done } else { exit });
             stop.send_replace(true);
         }
@@ -148,7 +147,7 @@ fn stop_on_signal(stop: Sender<bool>, sent: Sender<Exit>) -> std::io::Result<()>
     Ok(())
 }
 
-/// The levels of the command line; if there are none, the known ones.
+/// The levels given on the command line, or the built-in ones if there are none.
 ///
 /// # Errors
 /// See [`Levels::new`].
@@ -156,10 +155,10 @@ pub fn levels(domains: &[DomainLevel]) -> Result<Levels, LevelError> {
     if domains.is_empty() { Ok(Levels::default()) } else { Levels::new(domains.to_vec()) }
 }
 
-/// An administrator's profile of the fabric.
+/// Reads an administrator's fabric profile.
 ///
 /// # Errors
-/// The file cannot be read, or is no profile.
+/// The file cannot be read or is not a valid profile.
 pub fn fabric_profile(path: &Path) -> Result<Profile, String> {
     let text = file::read(path, "fabric profile of at most 1 MiB", ONE_OBJECT)?;
     Profile::parse(&text).map_err(|error| format!("--fabric-profile {}: {error}", file::name(path)))

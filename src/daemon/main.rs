@@ -1,4 +1,4 @@
-//! The program of the controller's image.
+//! Entry point of the controller image.
 
 #![forbid(unsafe_code)]
 
@@ -6,7 +6,8 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 use std::process::ExitCode;
 use switchyard_controller_daemon::{ControllerArgs, start};
 
-/// Watches TrainJobs and carries them through their life: `switchyard controller`, without the other commands.
+/// Watches TrainJobs and carries them through their life: `switchyard controller`, without the
+/// other commands.
 #[derive(Debug, Parser)]
 #[command(name = "switchyard-controller", version, about, max_term_width = 100)]
 struct Arguments {
@@ -14,7 +15,7 @@ struct Arguments {
     controller: ControllerArgs,
 }
 
-/// What `--version` prints. `cargo xtask` passes the commit that is built.
+/// Text of `--version`; `cargo xtask` sets the commit.
 const VERSION: &str = match option_env!("SWITCHYARD_VERSION") {
     Some(version) => version,
     None => env!("CARGO_PKG_VERSION"),

@@ -1,11 +1,12 @@
-//! One attempt: starts the processes of a plan, reads their events, and ends them all when one fails or a stop is requested.
+//! Runs one attempt: starts the processes of a plan, reads their events, and stops all of them when
+//! one fails or a stop is requested.
 
 #[cfg(test)]
 mod tests;
 
 use super::cause::{RootCause, root_cause};
 use super::error::AttemptError;
-use super::process::{Heard, Message, Process, next_exit, start};
+use super::process::{Message, Process, RankEvents, next_exit, start};
 use super::progress::Interval;
 use super::run_dir::{LogFile, RunDir, RunDirError};
 use super::worker::Worker;
@@ -23,32 +24,33 @@ use switchyard_worker_contract::fold::Fold;
 use tokio::sync::mpsc::{Receiver, channel};
 use tokio::time::Instant;
 
-/// After the first failure the other ranks have this long to stop by themselves, with the root cause in their logs.
+/// Time for the other ranks to stop by themselves after the first failure, with the root cause in
+/// their logs.
 const GRACE_AFTER_FAILURE: Duration = Duration::from_millis(1200);
 
-/// After a stop request, the ranks have this long to finish their step.
+/// Time for the ranks to finish their step after a stop request.
 const GRACE_AFTER_STOP: Duration = Duration::from_secs(4);
 
-/// The same if they save a checkpoint first; as long as in a pod.
+/// Time to save a checkpoint after a stop request; the same as in a pod.
 const GRACE_TO_SAVE: Duration = Duration::from_secs(30);
 
-/// After the last process has ended, its pipes have this long to drain.
+/// Time for the pipes to drain after the last process has ended.
 const GRACE_FOR_PIPES: Duration = Duration::from_secs(1);
 
 /// The outcome of an attempt.
 #[derive(Debug)]
-pub(super) struct Ended {
+pub(super) struct AttemptResult {
     pub end: AttemptEnd,
     pub cause: Option<RootCause>,
     pub finished: Option<Finished>,
     pub interval: Option<Interval>,
-    /// Seconds from ready to the end.
+    /// Seconds from ready to the end of the attempt.
     pub seconds: f64,
-    /// Steps that the checkpoint had already done.
+    /// Steps already done by the checkpoint that the attempt resumed from.
     pub resumed_step: u64,
 }
 
-/// Stop requests from outside.
+/// Termination signals sent to this process.
 pub(super) struct Signals {
     interrupt: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
@@ -63,7 +65,7 @@ impl Signals {
         })
     }
 
-    /// The next request to stop.
+    /// Waits for the next stop request.
     pub(super) async fn next(&mut self) -> (Exit, &'static str) {
         tokio::select! {
             _ = self.interrupt.recv() => (Exit::Interrupted, "SIGINT"),
@@ -80,7 +82,7 @@ pub(super) async fn run(
     run_dir: &RunDir,
     signals: &mut Signals,
     observer: &mut dyn Observer,
-) -> Result<Ended, AttemptError> {
+) -> Result<AttemptResult, AttemptError> {
     let (sender, receiver) = channel(1024);
     let mut group = Group {
         plan,
@@ -96,7 +98,8 @@ pub(super) async fn run(
     };
     let mut listener = Some(OwnedFd::from(listener));
     for (index, process) in plan.processes().enumerate() {
-        // Rank 0 gets the listening socket as its standard input: no other program can take the port in between.
+        // Pass the bound socket to rank 0 as standard input, so that no other program can take the
+        // port in the meantime.
         let stdin = listener.take().map_or_else(Stdio::null, Stdio::from);
         match start(process, index, plan.attempt, worker, stdin, run_dir, &sender) {
             Ok(process) => group.processes.push(process),
@@ -119,12 +122,12 @@ struct Group<'a> {
     events: LogFile,
     fold: Fold,
     interval: Option<Interval>,
-    /// Number of the process that was the first to fail.
+    /// Index of the process that failed first.
     first_failed: Option<usize>,
     log_failed: Option<RunDirError>,
     stopped: Option<Exit>,
     ready_at: Option<Instant>,
-    /// Deadline for processes that still run, or for pipes that stay open.
+    /// When to kill the remaining processes, or to stop reading from open pipes.
     kill_at: Option<Instant>,
 }
 
@@ -133,7 +136,7 @@ impl Group<'_> {
     async fn watch(&mut self, mut messages: Receiver<Message>, signals: &mut Signals, observer: &mut dyn Observer) {
         let mut listening = true;
         while self.running() > 0 || listening {
-            let patience = self.kill_at;
+            let kill_at = self.kill_at;
             tokio::select! {
                 message = messages.recv(), if listening => match message {
                     Some(message) => self.on_message(message, observer),
@@ -141,7 +144,7 @@ impl Group<'_> {
                 },
                 (index, status) = next_exit(&mut self.processes) => self.on_exit(index, status),
                 (exit, signal) = signals.next() => self.on_signal(exit, signal, observer),
-                () = sleep_until(patience), if patience.is_some() => {
+                () = sleep_until(kill_at), if kill_at.is_some() => {
                     self.kill_at = None;
                     listening &= self.running() > 0;
                     self.kill_all();
@@ -163,29 +166,29 @@ impl Group<'_> {
         match event {
             Event::Ready(ready) => {
                 own.ready = Some(ready);
-                let all: Option<Vec<Ready>> = self.heard().map(|rank| rank.ready.clone()).collect();
+                let all: Option<Vec<Ready>> = self.rank_events().map(|rank| rank.ready.clone()).collect();
                 if let Some(ranks) = all {
                     self.ready_at = Some(Instant::now());
                     let update = Update::Ready { attempt: self.plan.attempt, plan: self.plan, ranks: &ranks };
-                    self.tell(observer, update);
+                    self.notify(observer, update);
                 }
             }
             Event::Progress(progress) => {
                 if let Some(folded) = self.fold.progress(progress) {
                     let interval = Interval::new(folded, Timestamp::now());
-                    self.tell(observer, Update::Progress(&interval));
+                    self.notify(observer, Update::Progress(&interval));
                     self.interval = Some(interval);
                 }
             }
             Event::Evaluation { step, loss, accuracy } => {
                 self.fold.evaluation(loss, accuracy);
-                self.tell(observer, Update::Evaluation { step, loss, accuracy });
+                self.notify(observer, Update::Evaluation { step, loss, accuracy });
             }
             Event::Standstill { stuck } => {
                 self.fold.standstill(stuck);
                 if let Some(mut interval) = self.interval.take() {
                     (interval.figures.stuck, interval.at) = (stuck, Timestamp::now());
-                    self.tell(observer, Update::Standstill(&interval));
+                    self.notify(observer, Update::Standstill(&interval));
                     self.interval = Some(interval);
                 }
             }
@@ -194,11 +197,11 @@ impl Group<'_> {
                 if let Some(interval) = &mut self.interval {
                     interval.figures.gpu = gpu;
                 }
-                self.tell(observer, Update::GpuTrouble(gpu));
+                self.notify(observer, Update::GpuTrouble(gpu));
             }
-            Event::Checkpoint(report) => self.tell(observer, Update::Checkpoint(&report)),
-            // A supervisor in a pod makes summaries only; what was measured, and what GPUs have met, is in the log of the run, and the end
-            // says what is too little.
+            Event::Checkpoint(report) => self.notify(observer, Update::Checkpoint(&report)),
+            // Only a pod's supervisor prints summaries. Measurements and GPU problems go to the
+            // run's log, and the end of the run reports what is missing.
             Event::Summary(_) | Event::Measured(_) | Event::Gpu(_) => {}
             Event::Finished(finished) => own.finished = Some(finished),
             Event::Failed(failure) => {
@@ -209,12 +212,12 @@ impl Group<'_> {
     }
 
     fn on_exit(&mut self, index: usize, status: ExitStatus) {
-        self.processes[index].seen.ended = Some(status);
+        self.processes[index].observed.ended = Some(status);
         if !status.success() {
             self.on_failure(index);
         }
         if self.running() == 0 {
-            // What is still in the pipes arrives within this time; a stray process that keeps one open does not block us.
+            // Bounds the wait for a stray process that keeps a pipe open.
             self.kill_at = Some(Instant::now() + GRACE_FOR_PIPES);
         }
     }
@@ -230,18 +233,18 @@ impl Group<'_> {
         }
         self.stopped = Some(exit);
         let saves = self.plan.engine.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.on_suspend);
-        self.tell(observer, Update::Stopping { signal, saves });
+        self.notify(observer, Update::Stopping { signal, saves });
         self.signal_all(Signal::TERM);
         self.kill_at = Some(Instant::now() + if saves { GRACE_TO_SAVE } else { GRACE_AFTER_STOP });
     }
 
-    fn tell(&mut self, observer: &mut dyn Observer, update: Update<'_>) {
+    fn notify(&mut self, observer: &mut dyn Observer, update: Update<'_>) {
         if let Err(error) = observer.observe(update) {
             self.give_up_on_log(error);
         }
     }
 
-    /// A run that can no longer be recorded is stopped.
+    /// Stops a run that can no longer be recorded.
     fn give_up_on_log(&mut self, error: RunDirError) {
         if self.log_failed.is_none() {
             self.log_failed = Some(error);
@@ -249,37 +252,36 @@ impl Group<'_> {
         }
     }
 
-    /// The outcome of the attempt, once all processes have ended.
-    fn ended(self) -> Result<Ended, AttemptError> {
+    /// Returns the outcome of the attempt, once all processes have ended.
+    fn ended(self) -> Result<AttemptResult, AttemptError> {
         if let Some(error) = self.log_failed {
             return Err(error.into());
         }
-        let ended_well = |process: &Process| process.seen.ended.is_some_and(|status| status.success());
-        let all_done = self.processes.iter().all(ended_well) && self.heard().all(|rank| rank.finished.is_some());
+        let ended_well = |process: &Process| process.observed.ended.is_some_and(|status| status.success());
+        let all_done = self.processes.iter().all(ended_well) && self.rank_events().all(|rank| rank.finished.is_some());
         let (end, cause) = match (all_done, self.stopped) {
             (true, _) => (AttemptEnd::Done, None),
             (false, Some(exit)) => (AttemptEnd::Stopped(exit), None),
             (false, None) => {
-                let seen: Vec<_> = self.processes.iter().flat_map(Process::seen_of_ranks).collect();
+                let observed: Vec<_> = self.processes.iter().flat_map(Process::rank_observations).collect();
                 let first_failed = self.first_failed.map(|index| self.processes[index].failed_rank() as usize);
-                let cause = root_cause(&seen.iter().collect::<Vec<_>>(), first_failed);
+                let cause = root_cause(&observed.iter().collect::<Vec<_>>(), first_failed);
                 (AttemptEnd::Failed(cause.code), Some(cause))
             }
         };
         let seconds = self.ready_at.map_or(0.0, |at| at.elapsed().as_secs_f64());
-        let first = self.processes.into_iter().next().and_then(|process| process.heard.into_iter().next());
+        let first = self.processes.into_iter().next().and_then(|process| process.ranks.into_iter().next());
         let (ready, finished) = first.map_or((None, None), |rank| (rank.ready, rank.finished));
         let resumed_step = ready.and_then(|ready| ready.resumed_step).unwrap_or(0);
-        Ok(Ended { end, cause, finished, interval: self.interval, seconds, resumed_step })
+        Ok(AttemptResult { end, cause, finished, interval: self.interval, seconds, resumed_step })
     }
 
-    /// The events of every rank.
-    fn heard(&self) -> impl Iterator<Item = &Heard> {
-        self.processes.iter().flat_map(|process| &process.heard)
+    fn rank_events(&self) -> impl Iterator<Item = &RankEvents> {
+        self.processes.iter().flat_map(|process| &process.ranks)
     }
 
     fn running(&self) -> usize {
-        self.processes.iter().filter(|process| process.seen.ended.is_none()).count()
+        self.processes.iter().filter(|process| process.observed.ended.is_none()).count()
     }
 
     fn record(&mut self, rank: u32, event: &Event) -> Result<(), RunDirError> {
@@ -294,8 +296,8 @@ impl Group<'_> {
 
     fn kill_all(&mut self) {
         self.signal_all(Signal::KILL);
-        for process in self.processes.iter_mut().filter(|process| process.seen.ended.is_none()) {
-            process.seen.killed = true;
+        for process in self.processes.iter_mut().filter(|process| process.observed.ended.is_none()) {
+            process.observed.killed = true;
         }
     }
 

@@ -1,4 +1,5 @@
-//! Which rank failed first, and why: a pure function of what was observed of all of them.
+//! Finds the rank that failed first and the cause, as a pure function of the observations of all
+//! ranks.
 
 use std::process::ExitStatus;
 use switchyard_worker_contract::event::Failure;
@@ -12,7 +13,7 @@ pub struct RootCause {
     pub pid: u32,
     /// What happened.
     pub cause: String,
-    /// What it, or its peers, were doing; empty if unknown.
+    /// The operation that the rank or its peers were in; empty if unknown.
     pub during: String,
     /// Exit code of that rank; `None` when a signal ended it.
     pub code: Option<i32>,
@@ -21,34 +22,33 @@ pub struct RootCause {
     pub others: Vec<u32>,
 }
 
-/// The end of a rank's log.
+/// The tail of a rank's log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RankLog {
-    /// Its path.
     pub path: String,
-    /// The last lines.
     pub tail: Vec<String>,
 }
 
-/// What was observed of a rank.
+/// Observations of one rank.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Seen {
+pub(super) struct Observations {
     pub pid: u32,
-    /// How it ended; `None` while it runs.
+    /// Its exit status; `None` while it runs.
     pub ended: Option<ExitStatus>,
-    /// Ended by us after the grace period: not a cause.
+    /// We killed it after the grace period, so it is not a cause.
     pub killed: bool,
-    /// Its own report of a failure.
+    /// The failure that it reported.
     pub failure: Option<Failure>,
     pub log: RankLog,
 }
 
-/// The first failure: a rank that ended by itself and does not blame another one; else the rank that its peers blame. Of several that ended by
-/// themselves it is the one that the group agreed on, because the order of arrival depends on pipes and on how long a process takes to end.
-/// `first_failed` is the rank whose failure arrived first.
-pub(super) fn root_cause(ranks: &[&Seen], first_failed: Option<usize>) -> RootCause {
+/// The first failure: a rank that ended by itself and blames no other rank, otherwise the rank that
+/// its peers blame. If several ended by themselves, the rank that the group agreed on, because the
+/// order of arrival depends on pipes and on how long each process takes to exit. `first_failed` is
+/// the rank whose failure arrived first.
+pub(super) fn root_cause(ranks: &[&Observations], first_failed: Option<usize>) -> RootCause {
     let blames_another =
-        |rank: &Seen| rank.ended.and_then(|status| status.code()) == Some(i32::from(Exit::PeerFailure.code()));
+        |rank: &Observations| rank.ended.and_then(|status| status.code()) == Some(i32::from(Exit::PeerFailure.code()));
     let own = |index: &usize| {
         let rank = ranks[*index];
         !rank.killed && !blames_another(rank) && rank.ended.is_some_and(|status| !status.success())
@@ -69,7 +69,8 @@ pub(super) fn root_cause(ranks: &[&Seen], first_failed: Option<usize>) -> RootCa
         _ => (Some(i32::from(Exit::OwnFailure.code())), "did not answer and was ended".to_string()),
     };
     let cause = match (&rank.failure, blamed) {
-        // Its own report is better evidence than its exit code, and that is better than what its peers saw.
+        // A rank's own report is better evidence than its exit code, which is better than its
+        // peers' reports.
         (Some(own), _) => format!("{} ({ended})", own.cause),
         (None, Some(seen)) if rank.killed || rank.ended.is_none() => format!("{} ({ended})", seen.cause),
         (None, _) => ended,
@@ -90,15 +91,15 @@ mod tests {
     use super::*;
     use std::os::unix::process::ExitStatusExt;
 
-    fn exited(code: i32) -> Seen {
-        Seen { pid: 1, ended: Some(ExitStatus::from_raw(code << 8)), ..Seen::default() }
+    fn exited(code: i32) -> Observations {
+        Observations { pid: 1, ended: Some(ExitStatus::from_raw(code << 8)), ..Observations::default() }
     }
 
-    fn signalled(signal: i32) -> Seen {
-        Seen { pid: 1, ended: Some(ExitStatus::from_raw(signal)), ..Seen::default() }
+    fn signalled(signal: i32) -> Observations {
+        Observations { pid: 1, ended: Some(ExitStatus::from_raw(signal)), ..Observations::default() }
     }
 
-    fn blaming(origin: u32, rank: u32) -> Seen {
+    fn blaming(origin: u32, rank: u32) -> Observations {
         let failure = Failure {
             rank,
             origin_rank: origin,
@@ -106,26 +107,26 @@ mod tests {
             during: "all_reduce of bucket 3".into(),
             exit_code: 4,
         };
-        Seen { failure: Some(failure), ..exited(4) }
+        Observations { failure: Some(failure), ..exited(4) }
     }
 
     #[test]
-    fn the_killed_rank_is_the_cause_even_when_a_peer_spoke_first() {
+    fn the_killed_rank_is_the_cause_even_if_a_peer_reported_first() {
         let cause = root_cause(&[&blaming(1, 0), &signalled(9), &blaming(1, 2)], Some(0));
         assert_eq!((cause.rank, cause.cause.as_str(), cause.code), (1, "killed by signal 9 (SIGKILL)", None));
         assert_eq!((cause.during.as_str(), cause.others), ("all_reduce of bucket 3", vec![0, 2]));
     }
 
     #[test]
-    fn a_silent_rank_that_we_ended_is_the_one_its_peers_blame() {
-        let silent = Seen { killed: true, ..signalled(9) };
+    fn a_silent_rank_that_we_killed_is_the_cause_that_its_peers_report() {
+        let silent = Observations { killed: true, ..signalled(9) };
         let cause = root_cause(&[&blaming(1, 0), &silent], Some(0));
         assert_eq!((cause.rank, cause.cause.as_str()), (1, "connection closed (did not answer and was ended)"));
         assert_eq!(cause.code, Some(5));
     }
 
     #[test]
-    fn own_words_come_before_the_exit_code() {
+    fn a_ranks_own_report_takes_precedence_over_its_exit_code() {
         let mut failed = exited(3);
         failed.failure = blaming(0, 0).failure;
         failed.failure.as_mut().unwrap().cause = "the data has changed".into();
@@ -135,13 +136,13 @@ mod tests {
     }
 
     #[test]
-    fn of_two_failures_the_first_heard_of_counts() {
+    fn the_first_reported_of_two_failures_is_the_cause() {
         assert_eq!(root_cause(&[&exited(5), &signalled(11)], Some(1)).rank, 1);
         assert_eq!(root_cause(&[&exited(5), &signalled(11)], Some(0)).rank, 0);
     }
 
     #[test]
-    fn of_two_failures_the_one_that_the_group_agreed_on_counts() {
+    fn the_failure_that_the_group_agreed_on_is_the_cause() {
         for heard in 0..3 {
             let cause = root_cause(&[&exited(5), &signalled(11), &blaming(1, 2)], Some(heard));
             assert_eq!(
@@ -151,6 +152,6 @@ mod tests {
             );
         }
         // A rank that is blamed but keeps running is not the cause if another one has failed.
-        assert_eq!(root_cause(&[&Seen::default(), &signalled(11), &blaming(0, 2)], Some(1)).rank, 1);
+        assert_eq!(root_cause(&[&Observations::default(), &signalled(11), &blaming(0, 2)], Some(1)).rank, 1);
     }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong with the processes of an attempt.
+//! Errors of an attempt's processes.
 
 use super::run_dir::RunDirError;
 use std::io;
@@ -12,7 +12,7 @@ pub enum AttemptError {
     /// A log or event could not be written.
     #[error("{0}; all ranks were stopped")]
     Log(#[from] RunDirError),
-    /// Signals cannot be listened to.
-    #[error("cannot listen to signals: {0}")]
+    /// Signal handlers could not be installed.
+    #[error("cannot handle signals: {0}")]
     Signals(io::Error),
 }

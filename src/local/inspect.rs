@@ -1,4 +1,5 @@
-//! Asks the worker what it would train, before anything starts: data, static plan and memory, and how fast a GPU could be.
+//! Queries the worker before anything starts: data, static plan and memory, and how fast a GPU
+//! could be.
 
 use super::worker::Worker;
 use serde::de::DeserializeOwned;
@@ -17,10 +18,10 @@ use tokio::io::AsyncWriteExt;
 /// Why the job cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
-    /// The worker refused, with a reason.
+    /// The worker rejected the configuration.
     #[error("{message}")]
     Refused {
-        /// The worker's words.
+        /// The worker's error message.
         message: String,
         /// Its exit code.
         exit: Exit,
@@ -30,11 +31,11 @@ pub enum InspectError {
     Start { program: String, source: io::Error },
     /// The worker ended without a result.
     #[error("{program} ended with {status} and no result: {stderr}")]
-    NoAnswer {
+    NoResult {
         program: String,
-        /// How it ended.
+        /// Its exit status.
         status: String,
-        /// What it printed on standard error.
+        /// Its standard error.
         stderr: String,
     },
 }
@@ -44,52 +45,52 @@ impl InspectError {
     pub fn exit(&self) -> Exit {
         match self {
             InspectError::Refused { exit, .. } => *exit,
-            InspectError::Start { .. } | InspectError::NoAnswer { .. } => Exit::Unexpected,
+            InspectError::Start { .. } | InspectError::NoResult { .. } => Exit::Unexpected,
         }
     }
 }
 
-/// Runs `switchyard-worker inspect` with the configuration on its standard input and the environment that the user gives to every
-/// rank. Ends the worker when the future is dropped.
+/// Runs `switchyard-worker inspect` with the configuration on standard input and the user's
+/// environment for the ranks. Dropping the future kills the worker.
 ///
 /// # Errors
-/// The worker refuses the configuration or its data, or cannot be started.
+/// The worker rejects the configuration or its data, or cannot be started.
 pub async fn inspect(worker: &Worker, plan: &LocalPlan) -> Result<Inspection, InspectError> {
     let mut command = tokio::process::Command::new(&worker.path);
     command.arg("inspect");
     command.envs(plan.processes().take(1).flat_map(|process| &process.env).map(|entry| (&entry.name, &entry.value)));
-    // It looks at the GPUs of all ranks.
+    // The worker inspects the GPUs of all ranks.
     if !plan.gpus.is_empty() {
         let chosen: Vec<&str> = plan.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
         command.env(VISIBLE, chosen.join(","));
     }
-    asked(command, worker, &plan.engine, plan.world()).await
+    run_with_config(command, worker, &plan.engine, plan.world()).await
 }
 
 /// Runs `switchyard-worker predict` in the same way, for the GPU of a device file.
 ///
 /// # Errors
-/// The worker refuses the configuration, its data or the device file, or cannot be started.
+/// The worker rejects the configuration, its data or the device file, or cannot be started.
 pub async fn predict(worker: &Worker, engine: &Engine, device: &Path) -> Result<Prediction, InspectError> {
     let mut command = tokio::process::Command::new(&worker.path);
     command.arg("predict").arg("--device").arg(device);
     command.envs(engine.env.iter().map(|(name, value)| (name, value)));
-    asked(command, worker, &engine.config, engine.world).await
+    run_with_config(command, worker, &engine.config, engine.world).await
 }
 
-/// Runs `switchyard-worker gpu`: what this machine has for training on GPUs. What a library of a GPU does to its process, it does not do
-/// to this one.
+/// Runs `switchyard-worker gpu`, which reports the GPU software of this machine. It runs in a
+/// separate process because a GPU library can crash the process that loads it.
 ///
 /// # Errors
-/// The worker cannot be started, or has no answer.
+/// The worker cannot be started, or returns no result.
 pub async fn software(worker: &Worker) -> Result<Software, InspectError> {
     let mut command = tokio::process::Command::new(&worker.path);
     command.arg("gpu");
-    answer(command, worker, &[]).await
+    run_worker(command, worker, &[]).await
 }
 
-/// The answer about a configuration for so many ranks.
-async fn asked<T: DeserializeOwned>(
+/// Runs the worker on a configuration for `world` ranks.
+async fn run_with_config<T: DeserializeOwned>(
     mut command: tokio::process::Command,
     worker: &Worker,
     config: &EngineConfig,
@@ -97,11 +98,11 @@ async fn asked<T: DeserializeOwned>(
 ) -> Result<T, InspectError> {
     command.env(env::NUM_NODES, "1").env(env::PROCS_PER_NODE, world.to_string());
     let config = serde_json::to_vec(config).expect("invariant: an engine configuration serialises to JSON");
-    answer(command, worker, &config).await
+    run_worker(command, worker, &config).await
 }
 
-/// Gives the worker its standard input, and reads its answer.
-async fn answer<T: DeserializeOwned>(
+/// Writes the worker's standard input and parses its output.
+async fn run_worker<T: DeserializeOwned>(
     mut command: tokio::process::Command,
     worker: &Worker,
     input: &[u8],
@@ -116,13 +117,13 @@ async fn answer<T: DeserializeOwned>(
         .spawn()
         .map_err(start)?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A worker that ends without reading reports the reason itself.
+        // Ignore write errors: a worker that exits without reading reports the reason itself.
         let _ = stdin.write_all(input).await;
     }
     let output = child.wait_with_output().await.map_err(start)?;
     let stderr = String::from_utf8_lossy(&output.stderr).trim().to_string();
     if output.status.success() {
-        return serde_json::from_slice(&output.stdout).map_err(|error| InspectError::NoAnswer {
+        return serde_json::from_slice(&output.stdout).map_err(|error| InspectError::NoResult {
             program: program.clone(),
             status: "output that this version cannot read".into(),
             stderr: error.to_string(),
@@ -132,6 +133,6 @@ async fn answer<T: DeserializeOwned>(
         Some(exit @ (Exit::Usage | Exit::Data | Exit::OwnFailure | Exit::CheckpointRefused | Exit::NotPlaceable)) => {
             Err(InspectError::Refused { message: stderr.trim_start_matches("error: ").to_string(), exit })
         }
-        _ => Err(InspectError::NoAnswer { program: program.clone(), status: output.status.to_string(), stderr }),
+        _ => Err(InspectError::NoResult { program: program.clone(), status: output.status.to_string(), stderr }),
     }
 }

@@ -1,4 +1,5 @@
-//! Runs a TrainJob as processes on this machine: the same plan as in a cluster, carried out by starting processes instead of pods.
+//! Runs a TrainJob as processes on this machine. The plan has the same form as in a cluster, but
+//! each pod becomes a process.
 //!
 //! ```text
 //! plan ─> inspect (worker, before anything starts) ─> run directory ─> attempt ─> ... ─> status.yaml
@@ -6,7 +7,7 @@
 //!                                                        └─ plan::local::next ┘
 //! ```
 //!
-//! [`switchyard_plan`] decides; this crate acts. `switchyard-cli` decides what a person sees, from [`Update`]s.
+//! [`switchyard_plan`] decides and this crate acts. `switchyard-cli` turns [`Update`]s into output.
 #![forbid(unsafe_code)]
 
 mod attempt;
@@ -30,14 +31,14 @@ pub use worker::{Worker, WorkerNotFound};
 use switchyard_plan::local::LocalPlan;
 use switchyard_worker_contract::event::{CheckpointReport, Finished, GpuTrouble, Inspection, Ready, Summary};
 
-/// What happens while a job runs, in order, for display.
+/// An event in the life of a job, in order, for display.
 #[derive(Debug)]
 pub enum Update<'a> {
-    /// Planned and examined; the first attempt starts next.
+    /// The job is planned and inspected; the first attempt starts next.
     Starting {
         /// The plan of the first attempt.
         plan: &'a LocalPlan,
-        /// What the worker found in the data and the model.
+        /// The worker's inspection of the data and the model.
         inspection: &'a Inspection,
         /// The directory of this run.
         run_dir: &'a RunDir,
@@ -60,23 +61,24 @@ pub enum Update<'a> {
         /// Share classified correctly, if the model classifies.
         accuracy: Option<f64>,
     },
-    /// Ranks stand still and the job goes on waiting, or all go on: the last figures say which.
+    /// Ranks stand still while the job keeps waiting, or all of them have resumed; the latest
+    /// figures say which.
     Standstill(&'a Interval),
-    /// The GPU that a person should look at is another one, or none any more.
+    /// The job's worst GPU problem changed; `None` if there is none left.
     GpuTrouble(Option<GpuTrouble>),
     /// A checkpoint is complete, or was abandoned.
     Checkpoint(&'a CheckpointReport),
     /// A rank failed; all others are stopped.
     Failed {
         attempt: u32,
-        /// What happened first.
+        /// The root cause.
         cause: &'a RootCause,
     },
-    /// The whole group starts again.
+    /// The whole group restarts.
     Restarting {
-        /// Number of the attempt that starts.
+        /// Number of the attempt that starts next.
         attempt: u32,
-        /// Whether there is a directory of checkpoints to resume from.
+        /// Whether there is a checkpoint directory to resume from.
         saved: bool,
         /// Restarts so far, this one included.
         restarts: u32,
@@ -93,22 +95,22 @@ pub enum Update<'a> {
     Finished {
         /// Rank 0's report.
         report: &'a Finished,
-        /// What the worker found in the data and the model.
+        /// The worker's inspection of the data and the model.
         inspection: &'a Inspection,
         /// Wall time of the last attempt from ready to done, seconds.
         seconds: f64,
         /// Items per second of the whole job over that time.
         items_per_second: f64,
-        /// The last figures.
+        /// The latest figures.
         figures: Option<&'a Summary>,
     },
 }
 
 /// Receives every [`Update`].
 pub trait Observer {
-    /// Takes note of one update.
+    /// Handles one update.
     ///
     /// # Errors
-    /// Its record cannot be written; the run is then aborted.
+    /// The update cannot be recorded; the run is then aborted.
     fn observe(&mut self, update: Update<'_>) -> Result<(), RunDirError>;
 }

@@ -1,6 +1,7 @@
-//! One process of an attempt, with one rank or several: started, read, and waited for.
+//! One process of an attempt, with one rank or several: starts it, reads its output, and waits for
+//! its exit.
 
-use super::cause::{RankLog, Seen};
+use super::cause::{Observations, RankLog};
 use super::error::AttemptError;
 use super::run_dir::{LogFile, RunDir, RunDirError};
 use super::worker::Worker;
@@ -17,77 +18,79 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc::Sender;
 
-/// Lines of a log that an error shows.
+/// Log lines shown in an error.
 const TAIL_LINES: usize = 5;
 
-/// Longest line read from a process; the rest is cut off.
+/// Longest line read from a process; the rest is dropped.
 const LONGEST_LINE: usize = 64 * 1024;
 
-/// Something that a process did, with its number in the plan.
+/// A message from a process, with the process's index in the plan.
 pub(super) enum Message {
-    /// It printed an event.
+    /// An event line.
     Event(usize, Box<Event>),
-    /// It printed something else, which is in its log now.
+    /// Any other line, already written to the log.
     Text(usize, String),
     /// Its log could not be written.
     LogFailed(RunDirError),
 }
 
-/// Events of a rank so far.
+/// Events received from a rank.
 #[derive(Default)]
-pub(super) struct Heard {
+pub(super) struct RankEvents {
     pub ready: Option<Ready>,
     pub finished: Option<Finished>,
     pub failure: Option<Failure>,
 }
 
-/// A process and what was observed of it.
+/// A process and the observations of it.
 pub(super) struct Process {
     child: Child,
-    pub seen: Seen,
+    pub observed: Observations,
     /// Its lowest rank.
     pub first_rank: u32,
-    /// One per rank.
-    pub heard: Vec<Heard>,
+    /// Events by rank, in rank order.
+    pub ranks: Vec<RankEvents>,
 }
 
 impl Process {
-    /// The state of the rank that an event names; of the first one if it names no rank of this process.
-    pub fn rank_of(&mut self, event: &Event) -> &mut Heard {
+    /// The state of the rank that an event names, or of the first rank if the event names none of
+    /// this process.
+    pub fn rank_of(&mut self, event: &Event) -> &mut RankEvents {
         let index = event.rank().and_then(|rank| rank.checked_sub(self.first_rank)).unwrap_or(0) as usize;
-        let index = if index < self.heard.len() { index } else { 0 };
-        &mut self.heard[index]
+        let index = if index < self.ranks.len() { index } else { 0 };
+        &mut self.ranks[index]
     }
 
-    /// The observations of each rank: all of them end with the process.
-    pub fn seen_of_ranks(&self) -> impl Iterator<Item = Seen> {
-        self.heard.iter().map(|heard| Seen { failure: heard.failure.clone(), ..self.seen.clone() })
+    /// Observations of each rank; all of them end with the process.
+    pub fn rank_observations(&self) -> impl Iterator<Item = Observations> {
+        self.ranks.iter().map(|rank| Observations { failure: rank.failure.clone(), ..self.observed.clone() })
     }
 
-    /// The rank that failed, if the process failed by itself: the one that reports it, else the first.
+    /// The rank that failed, if the process ended by itself: the rank that reported a failure,
+    /// otherwise the first.
     pub fn failed_rank(&self) -> u32 {
-        let own = |heard: &Heard| heard.failure.as_ref().is_some_and(|failure| failure.origin_rank == failure.rank);
-        self.first_rank + self.heard.iter().position(own).unwrap_or(0) as u32
+        let own = |rank: &RankEvents| rank.failure.as_ref().is_some_and(|failure| failure.origin_rank == failure.rank);
+        self.first_rank + self.ranks.iter().position(own).unwrap_or(0) as u32
     }
 
     /// Sends a signal, unless the process has ended.
     pub fn signal(&self, signal: Signal) {
-        if self.seen.ended.is_none()
-            && let Some(pid) = i32::try_from(self.seen.pid).ok().and_then(Pid::from_raw)
+        if self.observed.ended.is_none()
+            && let Some(pid) = i32::try_from(self.observed.pid).ok().and_then(Pid::from_raw)
         {
-            // The process is our child and has not been waited for, so the pid cannot have been reused.
+            // The process is our child and has not been waited for, so the pid cannot have been
+            // reused.
             let _ = rustix::process::kill_process(pid, signal);
         }
     }
 
-    /// Waits for the end of the process.
     pub async fn reap(&mut self) {
-        self.seen.ended = self.child.wait().await.ok();
+        self.observed.ended = self.child.wait().await.ok();
     }
 
-    /// Keeps the last lines of the log.
+    /// Appends a line to the tail of the log.
     pub fn remember(&mut self, text: String) {
-        let tail = &mut self.seen.log.tail;
+        let tail = &mut self.observed.log.tail;
         tail.push(text);
         if tail.len() > TAIL_LINES {
             tail.remove(0);
@@ -95,10 +98,10 @@ impl Process {
     }
 }
 
-/// Starts a process of the plan; what it prints arrives as messages.
+/// Starts a process of the plan. Its output arrives as messages.
 ///
 /// # Errors
-/// Its log cannot be opened, or it cannot be started.
+/// Its log cannot be opened, or the process cannot be started.
 pub(super) fn start(
     process: &ProcessSpec,
     index: usize,
@@ -117,7 +120,8 @@ pub(super) fn start(
     }
     command.envs(process.env.iter().map(|entry| (&entry.name, &entry.value)));
     command.env(env::PARENT_PID, std::process::id().to_string());
-    // A group of its own, so that Ctrl-C in a terminal reaches the launcher only, which then stops all ranks in order.
+    // Use a separate process group, so that Ctrl-C in a terminal reaches only the launcher, which
+    // then stops all ranks in order.
     command.process_group(0).kill_on_drop(true);
     command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|source| AttemptError::Start {
@@ -132,12 +136,13 @@ pub(super) fn start(
         listen(index, stderr, false, log, sender.clone());
     }
     let log = RankLog { path: format!("{}/{name}", run_dir.short()), tail: Vec::new() };
-    let seen = Seen { pid: child.id().unwrap_or_default(), log, ..Seen::default() };
-    let heard = (0..process.ranks).map(|_| Heard::default()).collect();
-    Ok(Process { child, seen, first_rank: process.rank, heard })
+    let observed = Observations { pid: child.id().unwrap_or_default(), log, ..Observations::default() };
+    let ranks = (0..process.ranks).map(|_| RankEvents::default()).collect();
+    Ok(Process { child, observed, first_rank: process.rank, ranks })
 }
 
-/// Reads one stream of a process to its end: events become messages, everything else goes to the log.
+/// Reads one output stream of a process to its end: events become messages, all other lines go to
+/// the log.
 fn listen(
     index: usize,
     stream: impl AsyncRead + Unpin + 'static,
@@ -169,7 +174,8 @@ fn listen(
     });
 }
 
-/// Reads up to a line feed; keeps at most [`LONGEST_LINE`] bytes of it. `false` at the end of the stream.
+/// Reads up to a line feed and keeps at most [`LONGEST_LINE`] bytes. Returns `false` at the end of
+/// the stream.
 async fn read_line(reader: &mut (impl tokio::io::AsyncBufRead + Unpin), line: &mut Vec<u8>) -> io::Result<bool> {
     loop {
         let chunk = reader.fill_buf().await?;
@@ -187,12 +193,12 @@ async fn read_line(reader: &mut (impl tokio::io::AsyncBufRead + Unpin), line: &m
     }
 }
 
-/// The next process that ends. Never resolves if none is left.
+/// Waits for the next process to exit. Never resolves if none is left.
 pub(super) async fn next_exit(processes: &mut [Process]) -> (usize, ExitStatus) {
     let waiting: Vec<_> = processes
         .iter_mut()
         .enumerate()
-        .filter(|(_, process)| process.seen.ended.is_none())
+        .filter(|(_, process)| process.observed.ended.is_none())
         .map(|(index, process)| Box::pin(async move { (index, process.child.wait().await) }))
         .collect();
     if waiting.is_empty() {
@@ -202,7 +208,8 @@ pub(super) async fn next_exit(processes: &mut [Process]) -> (usize, ExitStatus) 
     std::future::poll_fn(move |context| {
         for future in &mut waiting {
             if let std::task::Poll::Ready((index, result)) = future.as_mut().poll(context) {
-                // Waiting fails only for a process that was reaped already; it has ended either way.
+                // Waiting fails only for a process that was already reaped, which has ended as
+                // well.
                 return std::task::Poll::Ready((index, result.unwrap_or_else(|_| ExitStatus::from_raw(1 << 8))));
             }
         }

@@ -1,4 +1,4 @@
-//! The reports of all ranks as the interval that a screen and the status show.
+//! Folds the reports of all ranks into the interval that the screen and the status show.
 
 use jiff::Timestamp;
 use switchyard_worker_contract::event::Summary;
@@ -7,16 +7,15 @@ use switchyard_worker_contract::fold::Breakdown;
 /// Figures over one interval of steps, folded over the ranks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Interval {
-    /// What the status shows.
+    /// The figures that go into the status.
     pub figures: Summary,
-    /// When it was reported.
+    /// Time of the report.
     pub at: Timestamp,
-    /// Where the time goes.
+    /// Where the time went.
     pub breakdown: Breakdown,
 }
 
 impl Interval {
-    /// What was folded, and when.
     pub(super) fn new((figures, breakdown): (Summary, Breakdown), at: Timestamp) -> Interval {
         Interval { figures, at, breakdown }
     }

@@ -1,6 +1,6 @@
-//! A job from its plan to its end, over all attempts.
+//! Runs a job from its plan to its end, across attempts.
 
-use super::attempt::{self, Ended, Signals};
+use super::attempt::{self, AttemptResult, Signals};
 use super::cause::RootCause;
 use super::error::AttemptError;
 use super::inspect::{InspectError, inspect};
@@ -22,27 +22,28 @@ use switchyard_plan::status::Ending;
 use switchyard_worker_contract::event::{Inspection, Summary};
 use switchyard_worker_contract::exit::Exit;
 
-/// Shortest interval between status files that only have new figures: a rank that reports every step must not wait for the disk.
+/// Shortest interval between status files that only have new figures, because a rank that reports
+/// every step must not wait for the disk.
 const FIGURES_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How a job ended.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Exit code for the command.
+    /// Exit code of the command.
     pub exit: Exit,
     /// The job with its final status.
     pub job: TrainJob,
-    /// Why it was abandoned.
+    /// The root cause, if the job was given up.
     pub cause: Option<RootCause>,
 }
 
-/// Why a job did not start, or could not be followed.
+/// Why a job did not start or could not be supervised.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// There is no plan.
+    /// The job has no plan.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The worker refused the data or the model.
+    /// The worker rejected the data or the model.
     #[error(transparent)]
     Inspect(#[from] InspectError),
     /// The worker is not installed.
@@ -51,10 +52,10 @@ pub enum RunError {
     /// The run directory cannot be used.
     #[error(transparent)]
     RunDir(#[from] RunDirError),
-    /// An attempt could not be carried out.
+    /// An attempt could not be run.
     #[error(transparent)]
     Attempt(#[from] AttemptError),
-    /// More memory than available.
+    /// The job needs more memory than is available.
     #[error(
         "not placeable: {job}: {ranks} ranks of {need} need {total}, {limit_name} is {limit}; smallest change that fits: a smaller batchSizePerProcess, fewer ranks, or a higher limit"
     )]
@@ -63,17 +64,17 @@ pub enum RunError {
         ranks: u64,
         /// Memory of one rank.
         need: String,
-        /// Memory of all.
+        /// Memory of all ranks.
         total: String,
-        /// What bounds it.
+        /// The name of the limit.
         limit_name: &'static str,
-        /// The bound, and how much of it may be used.
+        /// The limit, and the usable share of it.
         limit: String,
     },
-    /// No port on the loopback interface.
+    /// No port is available on the loopback interface.
     #[error("cannot listen on {address}: {source}", address = Ipv4Addr::LOCALHOST)]
     Listen { source: io::Error },
-    /// A stop was asked for before anything started.
+    /// A stop was requested before anything started.
     #[error("stopped by {1} before the start")]
     Stopped(Exit, &'static str),
 }
@@ -83,7 +84,8 @@ impl RunError {
     pub fn exit(&self) -> Exit {
         match self {
             RunError::Refused(Refusal::Invalid(_)) => Exit::Usage,
-            // The requested directory: the command line has to change. What fails later is the machine's fault.
+            // The user chose this directory, so the command line is at fault; later failures are
+            // the machine's.
             RunError::RunDir(
                 RunDirError::Create { .. } | RunDirError::NotEmpty { .. } | RunDirError::NotText { .. },
             ) => Exit::Usage,
@@ -102,7 +104,7 @@ impl RunError {
 /// Runs a valid job on this machine until it ends.
 ///
 /// # Errors
-/// It cannot start, or its processes cannot be followed; then none is left running.
+/// The job cannot start, or its processes cannot be supervised; in that case none is left running.
 pub async fn run(
     job: TrainJob,
     devices: Option<Devices<'_>>,
@@ -116,7 +118,7 @@ pub async fn run(
     let plan_attempt = |attempt: u32, rendezvous: &str| {
         plan(&LocalSnapshot { job: &job, nodes, attempt, rendezvous, run_dir: run_dir.text(), devices })
     };
-    // Only the address is unknown before the attempt.
+    // Only the rendezvous address is unknown before the attempt.
     let first = plan_attempt(1, "127.0.0.1:0")?;
     let inspection = tokio::select! {
         found = inspect(worker, &first) => found?,
@@ -125,12 +127,12 @@ pub async fn run(
     check_memory(&first, &inspection, machine)?;
     run_dir.create()?;
     let start = Timestamp::now();
-    // The status of another run says nothing about this one.
+    // Drop the status of an earlier run.
     let fresh = TrainJob { status: None, ..job.clone() };
     let mut run = Run { job: fresh, start, run_dir, restarts: Restarts::default(), figures: None };
     let engine = serde_json::to_string_pretty(&first.engine).expect("invariant: an engine configuration serialises");
     run_dir.replace("engine.json", &engine)?;
-    // For the report: what was known before the start.
+    // The report reads these facts from before the start.
     run_dir.replace("inspection.json", &serde_json::to_string_pretty(&inspection).unwrap_or_default())?;
     run_dir.replace("machine.json", &serde_json::to_string_pretty(machine).unwrap_or_default())?;
     observer.observe(Update::Starting { plan: &first, inspection: &inspection, run_dir })?;
@@ -149,7 +151,8 @@ pub async fn run(
         let ended = match ended {
             Ok(ended) => ended,
             Err(error) => {
-                // The disk may be what failed: try to write the status, but report the original error.
+                // The disk may be the cause: try to write the status, but return the original
+                // error.
                 let failed = Ending::failed(conditions::INFRASTRUCTURE_FAILURE, error.to_string());
                 let _ = run.write(Progress::Ended(failed), &plan);
                 return Err(error.into());
@@ -179,7 +182,7 @@ pub async fn run(
     }
 }
 
-/// The state of a job over its attempts, and its status in the run directory.
+/// The state of a job across its attempts, and its status in the run directory.
 struct Run<'a> {
     job: TrainJob,
     start: Timestamp,
@@ -189,7 +192,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Writes the status at this moment of the attempt that `plan` is for.
+    /// Writes the current status of `plan`'s attempt.
     fn write(&mut self, progress: Progress, plan: &LocalPlan) -> Result<(), RunDirError> {
         let observed = Observed { progress, plan, restarts: &self.restarts, start: self.start, figures: self.figures };
         self.job.status = Some(status(&self.job, observed, Timestamp::now()));
@@ -199,7 +202,7 @@ impl Run<'_> {
     fn end(
         mut self,
         end: RunEnd,
-        ended: Ended,
+        ended: AttemptResult,
         plan: &LocalPlan,
         inspection: &Inspection,
         observer: &mut dyn Observer,
@@ -243,7 +246,7 @@ struct Recorder<'a, 'b> {
     run: &'a mut Run<'b>,
     plan: &'a LocalPlan,
     observer: &'a mut dyn Observer,
-    /// Time of the last status that only had new figures.
+    /// Time of the last status write that only had new figures.
     written: Option<Instant>,
 }
 
@@ -277,12 +280,12 @@ fn step_of(attempt: u32, interval: &Interval) -> String {
     format!("attempt {attempt}: step {} of {}", interval.figures.step, interval.figures.total_steps)
 }
 
-/// One line about a failure.
+/// Summarises a failure in one line.
 fn summary(cause: &RootCause) -> String {
     format!("rank {} (pid {}): {}", cause.rank, cause.pid, cause.cause)
 }
 
-/// Compares what the ranks will allocate with the job's limit and the machine.
+/// Compares the memory that the ranks will allocate with the job's limit and the machine's memory.
 fn check_memory(plan: &LocalPlan, inspection: &Inspection, machine: &GPUTopology) -> Result<(), RunError> {
     let of_node = |node: &PlannedNode| node.processes.iter().map(|process| u64::from(process.ranks)).sum::<u64>();
     let per_node = plan.nodes.iter().map(of_node).max().unwrap_or(1);

@@ -24,7 +24,7 @@ pub struct RunDir {
     path: PathBuf,
 }
 
-/// A problem with the run directory.
+/// An error of the run directory.
 #[derive(Debug, thiserror::Error)]
 pub enum RunDirError {
     /// It cannot be created.
@@ -42,10 +42,12 @@ pub enum RunDirError {
 }
 
 impl RunDir {
-    /// The directory of a new run: the requested one, or `runs/JOB-xxxx` below the current directory. Nothing is created yet.
-    pub fn choose(job: &str, asked: Option<&Path>) -> RunDir {
-        let path = asked.map_or_else(|| Path::new("runs").join(format!("{job}-{}", random_suffix())), PathBuf::from);
-        // Absolute, so that a rank finds it whatever its working directory.
+    /// The directory of a new run: the requested one, or `runs/JOB-xxxx` in the current directory.
+    /// Creates nothing.
+    pub fn choose(job: &str, requested: Option<&Path>) -> RunDir {
+        let path =
+            requested.map_or_else(|| Path::new("runs").join(format!("{job}-{}", random_suffix())), PathBuf::from);
+        // Absolute, so that a rank finds it from any working directory.
         RunDir { path: std::path::absolute(&path).unwrap_or(path) }
     }
 
@@ -74,7 +76,7 @@ impl RunDir {
             }
             Err(error) => return Err(create(error)),
         }
-        // It is not enough that it exists: logs must be writable.
+        // An existing directory is not enough: logs must be writable.
         let probe = self.path.join(".writable");
         File::create(&probe).and_then(|_| fs::remove_file(&probe)).map_err(create)
     }
@@ -88,13 +90,13 @@ impl RunDir {
         self.path.to_str().unwrap_or_default()
     }
 
-    /// The path for people: relative to the current directory if it is below it.
+    /// The path for display: relative to the current directory if it is inside it.
     pub fn short(&self) -> String {
         let here = std::env::current_dir().unwrap_or_default();
         self.path.strip_prefix(here).unwrap_or(&self.path).display().to_string()
     }
 
-    /// Replaces a file atomically: no reader ever sees half of it.
+    /// Replaces a file atomically, so no reader sees a partial file.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -128,7 +130,6 @@ impl RunDir {
         Ok(path)
     }
 
-    /// Removes the token of an attempt that has ended.
     pub fn remove_key(&self, attempt: u32) {
         let _ = fs::remove_file(self.key_path(attempt));
     }
@@ -180,7 +181,7 @@ impl LogFile {
 fn random_suffix() -> String {
     let mut bytes = [0_u8; 2];
     if getrandom::fill(&mut bytes).is_err() {
-        // Without a random source, the process id distinguishes two runs.
+        // Without random bytes, fall back to the process id.
         bytes = (std::process::id() as u16).to_be_bytes();
     }
     format!("{:02x}{:02x}", bytes[0], bytes[1])

@@ -14,24 +14,27 @@ pub struct Worker {
 /// There is no worker program.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WorkerNotFound {
-    /// In none of these folders.
+    /// None of these folders has it.
     #[error("the program {PROGRAM} was not found; looked in {}; build it with `cargo build --release -p switchyard-worker`", .0.join(", "))]
     Nowhere(Vec<String>),
-    /// The requested one is not a file.
+    /// The requested program is not a file.
     #[error("the worker program: got {0}, expected an existing file")]
-    Asked(String),
+    Requested(String),
 }
 
 impl Worker {
-    /// The requested program, such as one with custom models; else the one beside the running program, else on the PATH.
+    /// The requested program, which can have custom models; otherwise the one next to the running
+    /// program, otherwise the one on the PATH.
     ///
     /// # Errors
-    /// The requested one is not a file, or all places that were searched.
-    pub fn find(asked: Option<&Path>) -> Result<Worker, WorkerNotFound> {
-        if let Some(asked) = asked {
-            // Absolute: the ranks are not started in this directory.
-            let path = std::path::absolute(asked).ok().filter(|path| path.is_file());
-            return path.map(|path| Worker { path }).ok_or_else(|| WorkerNotFound::Asked(asked.display().to_string()));
+    /// The requested program is not a file, or no searched folder has one.
+    pub fn find(requested: Option<&Path>) -> Result<Worker, WorkerNotFound> {
+        if let Some(requested) = requested {
+            // The ranks start in another directory, so the path must be absolute.
+            let path = std::path::absolute(requested).ok().filter(|path| path.is_file());
+            return path
+                .map(|path| Worker { path })
+                .ok_or_else(|| WorkerNotFound::Requested(requested.display().to_string()));
         }
         let beside = std::env::current_exe().ok().and_then(|program| program.parent().map(PathBuf::from));
         let path = std::env::var_os("PATH").unwrap_or_default();

@@ -1,4 +1,5 @@
-//! The cluster of a simulation: hosts in leaves, leaves in blocks, and what the links between them carry.
+//! The simulated cluster: hosts in leaves, leaves in blocks, and the capacity of the links between
+//! them.
 
 use crate::table::{self, Table, TableError};
 use std::collections::BTreeMap;
@@ -12,7 +13,7 @@ pub struct Host {
     pub block: usize,
 }
 
-/// The cluster. All hosts have as many GPUs, and the bandwidth out of a host is 1.
+/// The cluster. All hosts have the same number of GPUs and an outgoing bandwidth of 1.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fabric {
     pub hosts: Vec<Host>,
@@ -21,19 +22,19 @@ pub struct Fabric {
     /// Leaves of each block.
     pub blocks: Vec<Vec<usize>>,
     pub gpus_per_host: u32,
-    /// What the hosts of a leaf, and those of a block, send out at once ÷ what its links carry.
+    /// Outgoing bandwidth of the hosts of a leaf, and of a block, ÷ the capacity of its uplinks.
     pub oversubscription: [f64; 2],
 }
 
 impl Fabric {
-    /// A cluster of equal leaves; blocks of eight leaves, the last one perhaps smaller.
+    /// A cluster of equal leaves in blocks of eight; the last block can be smaller.
     pub fn regular(leaves: usize, hosts_per_leaf: usize) -> Fabric {
         let host = |at: usize| (format!("host-{at:04}"), at / hosts_per_leaf, at / hosts_per_leaf / 8);
-        Fabric::of((0..leaves * hosts_per_leaf).map(host))
+        Fabric::from_hosts((0..leaves * hosts_per_leaf).map(host))
     }
 
-    /// A cluster of hosts with their leaves and blocks, both numbered from 0.
-    pub fn of(hosts: impl IntoIterator<Item = (String, usize, usize)>) -> Fabric {
+    /// Builds a cluster from hosts with their leaf and block, both numbered from 0.
+    pub fn from_hosts(hosts: impl IntoIterator<Item = (String, usize, usize)>) -> Fabric {
         let (mut leaves, mut blocks): (Vec<Vec<usize>>, Vec<Vec<usize>>) = (Vec::new(), Vec::new());
         let mut all = Vec::new();
         for (at, (name, leaf, block)) in hosts.into_iter().enumerate() {
@@ -48,19 +49,20 @@ impl Fabric {
         Fabric { hosts: all, leaves, blocks, gpus_per_host: 8, oversubscription: [2.0, 4.0] }
     }
 
-    /// Reads a cluster of hosts: `node`, and `leaf` and `block` where it has such levels.
+    /// Reads a table of hosts with the column `node` and, for levels that exist, `leaf` and
+    /// `block`.
     ///
     /// # Errors
-    /// The first row that is wrong, by its line.
+    /// The first invalid row, with its line.
     pub fn read(from: impl Read) -> Result<Fabric, TableError> {
-        // By their names: the line that named them first, and their numbers.
+        // By name: the first line with that name, and the assigned numbers.
         let mut names: BTreeMap<String, u64> = BTreeMap::new();
         let mut leaves: BTreeMap<String, (u64, usize, String)> = BTreeMap::new();
         let mut blocks: BTreeMap<String, usize> = BTreeMap::new();
         let mut hosts = Vec::new();
         Table::open(table::unpacked(from)?, b',')?.rows(&["node"], |line, record, header| {
             let wrong = |field, got: &str, expected| TableError::Field { line, field, got: got.into(), expected };
-            // All hosts have the same, unnamed one of a level that the table does not know.
+            // If the table lacks a level, all hosts share one unnamed domain of it.
             let name = |field| match header.iter().position(|name| name == field).map(|at| record.get(at)) {
                 Some(None | Some("")) => Err(wrong(field, "", "a name".into())),
                 known => Ok(known.flatten().unwrap_or_default()),
@@ -79,10 +81,11 @@ impl Fabric {
             hosts.push((node.to_string(), *leaf, *blocks.entry(block.into()).or_insert(number)));
             Ok(())
         })?;
-        Ok(Fabric::of(hosts))
+        Ok(Fabric::from_hosts(hosts))
     }
 
-    /// The same with more leaves, each as large as the largest, in the block that has the fewest.
+    /// Returns a copy with more leaves. Each is as large as the largest one and is added to the
+    /// block with the fewest.
     #[must_use]
     pub fn with_more_leaves(&self, count: usize) -> Fabric {
         let mut fabric = self.clone();
@@ -91,7 +94,7 @@ impl Fabric {
             let fewest = (0..fabric.blocks.len()).min_by_key(|block| fabric.blocks[*block].len());
             let (leaf, block) = (fabric.leaves.len(), fewest.unwrap_or(0));
             let hosts = fabric.hosts.len()..fabric.hosts.len() + size;
-            // No name of a node has a `+`.
+            // Node names never contain a `+`.
             fabric.hosts.extend(hosts.clone().map(|at| Host { name: format!("+{number}-{at}"), leaf, block }));
             fabric.leaves.push(hosts.collect());
             fabric.blocks[block].push(leaf);
@@ -99,7 +102,6 @@ impl Fabric {
         fabric
     }
 
-    /// GPUs of all hosts.
     pub fn gpus(&self) -> u32 {
         self.hosts.len() as u32 * self.gpus_per_host
     }
@@ -110,7 +112,7 @@ impl Fabric {
     }
 }
 
-/// Fewest equal pods of at most so many GPUs.
+/// The fewest equal pods of at most `most` GPUs: pods, and GPUs per pod.
 pub fn pods(gpus: u32, most: u32) -> (u32, u32) {
     let pods = (gpus.div_ceil(most)..=gpus).find(|pods| gpus.is_multiple_of(*pods)).unwrap_or(gpus.max(1));
     (pods, gpus / pods)
@@ -122,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hosts_of_the_repository_are_whole() {
+    fn the_committed_hosts_are_complete() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/traces/lingjun-2023-hosts.csv.gz");
         let fabric = Fabric::read(std::fs::File::open(path).unwrap()).unwrap();
         let in_blocks: Vec<usize> = (0..3).map(|block| fabric.in_block(block).count()).collect();
@@ -132,7 +134,8 @@ mod tests {
     #[test]
     fn leaves_are_added_to_the_smallest_block() {
         let hosts = [("a", 0, 0), ("b", 0, 0), ("c", 1, 0), ("d", 2, 1)];
-        let fabric = Fabric::of(hosts.map(|(name, leaf, block)| (name.to_string(), leaf, block))).with_more_leaves(2);
+        let fabric =
+            Fabric::from_hosts(hosts.map(|(name, leaf, block)| (name.to_string(), leaf, block))).with_more_leaves(2);
         assert_eq!(fabric.leaves, [vec![0, 1], vec![2], vec![3], vec![4, 5], vec![6, 7]]);
         assert_eq!(fabric.blocks, [vec![0, 1, 4], vec![2, 3]]);
         assert_eq!((fabric.hosts[4].block, fabric.hosts[6].leaf, fabric.gpus()), (1, 4, 64));

@@ -1,81 +1,83 @@
-//! Hosts that fail and are repaired: the same ones at the same times, whatever a rule does.
+//! Host failures and repairs, which hit the same hosts at the same times under every rule.
 
-use crate::chance::{Chance, mixed};
+use crate::rng::{Rng, mix};
 use std::collections::BTreeSet;
 
 const HOUR: f64 = 3600.0;
 
-/// How often hosts fail, and what that costs.
+/// Failure rate of hosts, and the cost of a failure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Failures {
-    /// From the repair of a host to its next failure, seconds: the mean of an exponential distribution.
+    /// Mean time from a host's repair to its next failure (exponentially distributed), seconds.
     pub every: f64,
-    /// From a failure to the repair, seconds.
+    /// Time from a failure to the repair, seconds.
     pub repair: f64,
-    /// A job writes a checkpoint whenever it has done so much work, and starts again from the last one: seconds at the best place.
+    /// Work between two checkpoints, from which a job resumes; seconds at the best placement.
     pub checkpoint: f64,
-    /// Other hosts fail with another one.
+    /// Random seed.
     pub seed: u64,
 }
 
 impl Failures {
-    /// A host that fails every so many days. Hosts of 8 GPUs fail every 47 (A100; Kokolis and others, Revisiting Reliability in Large-Scale Machine
-    /// Learning Research Clusters, HPCA 2025) to 264 days (H100: 419 unexpected interruptions of 16,384 GPUs in 54 days; The Llama 3 Herd of Models,
-    /// 2024). How long a repair takes and how often jobs write checkpoints is in no trace: half a day, with which such a host is
-    /// there for 99.5 % of the time, and an hour are assumptions.
+    /// Each host fails after this many days on average. Published values for hosts with 8 GPUs
+    /// range from 47 days (A100; Kokolis et al., Revisiting Reliability in Large-Scale Machine
+    /// Learning Research Clusters, HPCA 2025) to 264 days (H100: 419 unexpected interruptions of
+    /// 16,384 GPUs in 54 days; The Llama 3 Herd of Models, 2024). No trace has repair times or
+    /// checkpoint intervals: half a day (99.5 % availability) and one hour are assumptions.
     pub fn every_days(days: f64) -> Failures {
         Failures { every: days * 24.0 * HOUR, repair: 12.0 * HOUR, checkpoint: HOUR, seed: 0 }
     }
 }
 
-/// When hosts fail and are repaired next. Times are kept as their bits, which have the order of the times.
+/// Next failures and repairs of all hosts. Times are stored as bits, which sort like the positive
+/// floats they represent.
 #[derive(Debug, Default)]
 pub(crate) struct Hosts {
     failures: Option<Failures>,
-    chances: Vec<Chance>,
+    rngs: Vec<Rng>,
     fail: BTreeSet<(u64, usize)>,
     repaired: BTreeSet<(u64, usize)>,
 }
 
 impl Hosts {
-    /// All hosts work.
+    /// All hosts start healthy.
     pub(crate) fn new(count: usize, failures: Option<Failures>) -> Hosts {
         let Some(Failures { seed, .. }) = failures else { return Hosts::default() };
-        let chances = (0..count as u64).map(|host| Chance::new(mixed(mixed(seed) ^ host))).collect();
-        let mut hosts = Hosts { failures, chances, ..Hosts::default() };
-        (0..count).for_each(|host| hosts.works(host, 0.0));
+        let rngs = (0..count as u64).map(|host| Rng::new(mix(mix(seed) ^ host))).collect();
+        let mut hosts = Hosts { failures, rngs, ..Hosts::default() };
+        (0..count).for_each(|host| hosts.schedule_failure(host, 0.0));
         hosts
     }
 
-    fn works(&mut self, host: usize, now: f64) {
+    fn schedule_failure(&mut self, host: usize, now: f64) {
         let Some(Failures { every, .. }) = self.failures else { return };
-        let at = now + self.chances[host].exponential(every);
+        let at = now + self.rngs[host].exponential(every);
         self.fail.insert((at.to_bits(), host));
     }
 
-    /// When the next host is repaired or, where they do, fails.
-    pub(crate) fn next(&self, do_fail: bool) -> Option<f64> {
+    /// The time of the next repair or, if `can_fail`, failure.
+    pub(crate) fn next(&self, can_fail: bool) -> Option<f64> {
         let first = |of: &BTreeSet<(u64, usize)>| of.first().map(|(at, _)| f64::from_bits(*at));
-        let fails = first(&self.fail).filter(|_| do_fail);
+        let fails = first(&self.fail).filter(|_| can_fail);
         fails.into_iter().chain(first(&self.repaired)).reduce(f64::min)
     }
 
-    /// A host that is repaired by now, if there is one.
+    /// Takes a host whose repair is due by `now`.
     pub(crate) fn repaired_by(&mut self, now: f64) -> Option<usize> {
         let host = due(&mut self.repaired, now)?;
-        self.works(host, now);
+        self.schedule_failure(host, now);
         Some(host)
     }
 
-    /// A host that fails by now, if there is one.
+    /// Takes a host whose failure is due by `now`.
     pub(crate) fn failed_by(&mut self, now: f64) -> Option<usize> {
         let (host, failures) = (due(&mut self.fail, now)?, self.failures?);
         self.repaired.insert(((now + failures.repair).to_bits(), host));
         Some(host)
     }
 
-    /// Work that a job has when it starts again, of what it had done, seconds at the best place.
-    pub(crate) fn kept(&self, done: f64) -> f64 {
+    /// Work preserved by the last checkpoint, seconds at the best placement.
+    pub(crate) fn checkpointed(&self, done: f64) -> f64 {
         self.failures.map_or(0.0, |failures| (done / failures.checkpoint).floor() * failures.checkpoint)
     }
 }
@@ -90,9 +92,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_fail_as_often_as_was_asked_and_the_same_ones_every_time() {
+    fn hosts_fail_at_the_requested_rate_and_reproducibly() {
         let failures = Failures::every_days(10.0);
-        let played = |seed| {
+        let failures_with = |seed| {
             let mut hosts = Hosts::new(100, Some(Failures { seed, ..failures }));
             let (mut failed, mut now) = (Vec::new(), 0.0);
             while let Some(at) = hosts.next(true).filter(|at| *at < 1000.0 * 86_400.0) {
@@ -105,16 +107,16 @@ mod tests {
             }
             failed
         };
-        let failed = played(1);
-        // 100 hosts for 1000 days, 10.5 days from failure to failure.
+        let failed = failures_with(1);
+        // 100 hosts over 1000 days, with 10.5 days between failures.
         assert!((9100..9950).contains(&failed.len()), "{}", failed.len());
-        assert_eq!(failed, played(1));
-        assert_ne!(failed, played(2));
+        assert_eq!(failed, failures_with(1));
+        assert_ne!(failed, failures_with(2));
     }
 
     #[test]
-    fn what_was_done_since_the_last_checkpoint_is_lost() {
+    fn work_since_the_last_checkpoint_is_lost() {
         let hosts = Hosts::new(1, Some(Failures::every_days(1.0)));
-        assert_eq!([0.0, 3599.0, 3600.0, 9000.0].map(|done| hosts.kept(done)), [0.0, 0.0, 3600.0, 7200.0]);
+        assert_eq!([0.0, 3599.0, 3600.0, 9000.0].map(|done| hosts.checkpointed(done)), [0.0, 0.0, 3600.0, 7200.0]);
     }
 }

@@ -1,22 +1,24 @@
-//! A trace of jobs played against a cluster: how long jobs wait, and how fast they run where they are put.
+//! Replays a trace of jobs against a cluster: how long jobs wait, and how fast they run where they
+//! are placed.
 //!
 //! ```text
-//! trace (rows) ─> play (events) ─┬─> Rule: the product's index and queue, or the rule of a peer ─> who starts where
-//!                                └─> speed: what a place is worth, by a model that shares no code with the planner
-//! play ─> measure (waits, completion, fragmentation)
-//! failures (hosts that fail and are repaired) ─> play
+//! trace (rows) ─> replay (events) ─┬─> Rule: the product's queue, or a peer's ─> which jobs start where
+//!                                  └─> speed: value of a placement, independent of the planner
+//! replay ─> measure (waits, completion, fragmentation)
+//! failures (host failures and repairs) ─> replay
 //! ```
 //!
-//! A rule never sees a duration, only the limit that a manifest may have. Times are seconds after the beginning of the trace.
+//! A rule never sees a job's duration, only the limit that its manifest can have. Times are seconds
+//! since the start of the trace.
 #![forbid(unsafe_code)]
 
-pub mod chance;
 pub mod cluster;
 pub mod fabric;
 pub mod failures;
 pub mod measure;
 pub mod picture;
-pub mod play;
+pub mod replay;
+pub mod rng;
 pub mod rules;
 pub mod speed;
 pub mod table;

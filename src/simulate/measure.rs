@@ -1,48 +1,49 @@
-//! What became of a trace, in figures.
+//! Computes the figures of a replayed trace.
 
-use crate::play::{Done, Idle, Played, Team};
+use crate::replay::{Idle, JobOutcome, ReplayOutcome, Team};
 use crate::trace::Row;
 use serde::Serialize;
 
-/// Gangs of at least so many GPUs have a figure of their own: they are those that wait for others.
+/// Gangs of at least this many GPUs get a separate figure, because they must wait for others to
+/// finish.
 const LARGE: u32 = 64;
-/// Shorter jobs count as so long in the slowdown, seconds.
+/// Durations below this count as this in the slowdown, seconds.
 const SHORT: f64 = 600.0;
 
-/// Of which jobs figures are.
+/// Which jobs the figures cover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Counted {
-    /// Those submitted between 15 and 90 % of the time in which jobs are submitted: a cluster that begins empty, and one that no more jobs come
-    /// to, say little about the queue.
+pub enum JobWindow {
+    /// Jobs submitted between 15 and 90 % of the submission period: the empty cluster at the start
+    /// and the draining one at the end say little about the queue.
     Middle,
-    /// All, where few jobs say little anyway.
+    /// All jobs, for traces too short to have a middle.
     All,
 }
 
-impl Counted {
-    /// The middle of a trace that is long enough to have one.
-    pub fn of(rows: &[Row]) -> Counted {
+impl JobWindow {
+    /// The middle if the trace is long enough to have one.
+    pub fn of(rows: &[Row]) -> JobWindow {
         let is_long = rows.len() >= 200 && rows.last().is_some_and(|last| last.submit > 0.0);
-        if is_long { Counted::Middle } else { Counted::All }
+        if is_long { JobWindow::Middle } else { JobWindow::All }
     }
 
-    /// From when to when, seconds.
-    fn window(self, played: &Played) -> [f64; 2] {
-        let most = |of: fn(&Done) -> f64| played.jobs.iter().map(of).fold(0.0, f64::max);
+    /// Start and end of the covered period, seconds.
+    fn window(self, outcome: &ReplayOutcome) -> [f64; 2] {
+        let most = |of: fn(&JobOutcome) -> f64| outcome.jobs.iter().map(of).fold(0.0, f64::max);
         match self {
-            Counted::Middle => [0.15, 0.9].map(|part| part * most(|job| job.submit)),
-            Counted::All => [0.0, most(|job| job.end)],
+            JobWindow::Middle => [0.15, 0.9].map(|part| part * most(|job| job.submit)),
+            JobWindow::All => [0.0, most(|job| job.end)],
         }
     }
 
-    /// These jobs, with their positions in the trace.
-    pub fn jobs(self, played: &Played) -> impl Iterator<Item = (usize, &Done)> {
-        let [from, to] = self.window(played);
-        played.jobs.iter().enumerate().filter(move |(_, job)| (from..=to).contains(&job.submit))
+    /// The covered jobs with their positions in the trace.
+    pub fn jobs(self, outcome: &ReplayOutcome) -> impl Iterator<Item = (usize, &JobOutcome)> {
+        let [from, to] = self.window(outcome);
+        outcome.jobs.iter().enumerate().filter(move |(_, job)| (from..=to).contains(&job.submit))
     }
 }
 
-/// How long jobs waited, seconds.
+/// Wait times, seconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Waits {
@@ -54,8 +55,8 @@ pub struct Waits {
 }
 
 impl Waits {
-    pub fn of<'a>(jobs: impl IntoIterator<Item = &'a Done>) -> Waits {
-        let jobs: Vec<&Done> = jobs.into_iter().collect();
+    pub fn of<'a>(jobs: impl IntoIterator<Item = &'a JobOutcome>) -> Waits {
+        let jobs: Vec<&JobOutcome> = jobs.into_iter().collect();
         let waits = || jobs.iter().map(|job| job.wait());
         Waits {
             jobs: jobs.len(),
@@ -76,57 +77,63 @@ pub struct Figures {
     pub completion_p99: f64,
     pub wait_mean: f64,
     pub wait_p99: f64,
-    /// Of gangs of at least 64 GPUs.
+    /// For gangs of at least 64 GPUs.
     pub large_wait_mean: f64,
     pub wait_longest: f64,
     /// Mean of (wait + duration) ÷ duration, where ten minutes is the shortest duration.
     pub slowdown: f64,
-    /// GPU hours beyond those at the best places ÷ these, percent; work that is done again counts as work.
+    /// GPU hours spent beyond the GPU hours needed at the best placements, percent of the latter;
+    /// repeated work counts as needed.
     pub slow_percent: f64,
-    /// GPUs idle while a job waits that needs no more than are idle, in that time ÷ all GPUs, percent: kept for others, or in the wrong places.
+    /// GPUs idle while a waiting job needs no more than the idle ones, percent of all GPUs over the
+    /// period: GPUs that are reserved or badly placed.
     pub idle_percent: f64,
-    /// The same while the job that has waited longest needs no more than are idle: GPUs in the wrong places, percent.
+    /// The same while the longest-waiting job needs no more than the idle GPUs, percent: GPUs that
+    /// are badly placed.
     pub fragmentation_percent: f64,
-    /// GPUs that run jobs ÷ all GPUs, percent, in that time.
+    /// GPUs in use, percent of all GPUs over the period.
     pub utilisation_percent: f64,
-    /// How often jobs were stopped, because hosts failed or for jobs of a higher class.
+    /// How often jobs were stopped, by host failures or preemption.
     pub restarts: u32,
-    /// Jobs that were stopped more than once ÷ jobs that were stopped, percent; none without restarts.
+    /// Jobs stopped more than once, percent of the stopped jobs; `None` without restarts.
     pub stopped_again_percent: Option<f64>,
-    /// Of jobs of the higher class, and of the others; none where all are of one.
+    /// For jobs of the higher class and for the others; `None` if all jobs have one class.
     pub urgent_wait_mean: Option<f64>,
     pub others_wait_mean: Option<f64>,
-    /// From these stops to the starts behind them; none without restarts.
+    /// Mean time from a stop to the restart; `None` without restarts.
     pub restart_wait_mean: Option<f64>,
-    /// GPU hours of work that was done again ÷ those at the best places, percent.
+    /// GPU hours of repeated work, percent of the GPU hours at the best placements.
     pub lost_percent: f64,
-    /// GPU hours that teams had less than was their part while others had more ÷ their parts, percent; none where the trace names no queues.
+    /// GPU hours that teams were short of their fair share, percent of the fair shares; `None` if
+    /// the trace has no queues.
     pub short_percent: Option<f64>,
-    /// Of the jobs that waited, those that were told when they would begin, percent; none of a rule that tells nobody.
+    /// Waiting jobs that got a forecast of their start, percent; `None` for a rule without
+    /// forecasts.
     pub forecast_percent: Option<f64>,
-    /// Of these, those that began in that time, percent.
+    /// Of these, jobs that started within the forecast window, percent.
     pub forecast_coverage_percent: Option<f64>,
-    /// Of these, those that began before it, percent.
+    /// Of these, jobs that started before the forecast window, percent.
     pub forecast_early_percent: Option<f64>,
-    /// Median of how long that time was.
+    /// Median width of the forecast window.
     pub forecast_width_median: Option<f64>,
 }
 
-/// Takes the figures of a trace on a cluster of so many GPUs.
-pub fn figures(played: &Played, gpus: u32, of: Counted) -> Figures {
-    let [from, to] = of.window(played);
-    let counted: Vec<&Done> = of.jobs(played).map(|(_, job)| job).collect();
-    let completion = |job: &Done| job.end - job.submit;
-    let mean = |of: &dyn Fn(&Done) -> f64| mean(counted.iter().map(|job| of(job)));
+/// Computes the figures of a trace on a cluster with this many GPUs.
+pub fn figures(outcome: &ReplayOutcome, gpus: u32, of: JobWindow) -> Figures {
+    let [from, to] = of.window(outcome);
+    let counted: Vec<&JobOutcome> = of.jobs(outcome).map(|(_, job)| job).collect();
+    let completion = |job: &JobOutcome| job.end - job.submit;
+    let mean = |of: &dyn Fn(&JobOutcome) -> f64| mean(counted.iter().map(|job| of(job)));
     let large = counted.iter().filter(|job| job.gpus >= LARGE).map(|job| job.wait());
-    let hours =
-        |seconds: &dyn Fn(&Done) -> f64| -> f64 { counted.iter().map(|job| seconds(job) * f64::from(job.gpus)).sum() };
+    let hours = |seconds: &dyn Fn(&JobOutcome) -> f64| -> f64 {
+        counted.iter().map(|job| seconds(job) * f64::from(job.gpus)).sum()
+    };
     let (useful, lost) = (hours(&|job| job.duration), hours(&|job| job.lost));
     let within = |begin: f64, end: f64| (end.min(to) - begin.max(from)).max(0.0);
-    let busy = played.busy.iter().map(|(begin, end, gpus)| within(*begin, *end) * f64::from(*gpus));
+    let busy = outcome.busy.iter().map(|(begin, end, gpus)| within(*begin, *end) * f64::from(*gpus));
     let gpu_seconds = |idle: &Idle| within(idle.at, idle.at + idle.time) * f64::from(idle.gpus);
-    let idle: f64 = played.idle.iter().map(gpu_seconds).sum();
-    let fragmented: f64 = played.idle.iter().filter(|idle| idle.is_fragmented).map(gpu_seconds).sum();
+    let idle: f64 = outcome.idle.iter().map(gpu_seconds).sum();
+    let fragmented: f64 = outcome.idle.iter().filter(|idle| idle.is_fragmented).map(gpu_seconds).sum();
     let restarts: u32 = counted.iter().map(|job| job.restarts).sum();
     let waited_again: f64 = counted.iter().map(|job| job.waited_again).sum();
     let stopped = |times: u32| counted.iter().filter(|job| job.restarts >= times).count() as f64;
@@ -135,23 +142,23 @@ pub fn figures(played: &Played, gpus: u32, of: Counted) -> Figures {
         |is_urgent: bool| self::mean(counted.iter().filter(|job| job.is_urgent == is_urgent).map(|job| job.wait()));
     let all = f64::from(gpus) * (to - from);
     let waited = counted.iter().filter(|job| job.wait() > 0.0).count();
-    // Limits are whole seconds.
-    let told = counted.iter().filter(|job| job.wait() > 0.0);
-    let told: Vec<(&Done, [f64; 2])> =
-        told.filter_map(|job| job.forecast.map(|[from, to]| (*job, [from - 1.0, to + 1.0]))).collect();
+    // Allow a second on either side, because limits are whole seconds.
+    let forecasts = counted.iter().filter(|job| job.wait() > 0.0);
+    let forecasts: Vec<(&JobOutcome, [f64; 2])> =
+        forecasts.filter_map(|job| job.forecast.map(|[from, to]| (*job, [from - 1.0, to + 1.0]))).collect();
     let share = |is: &dyn Fn(f64, f64, f64) -> bool| {
-        let is = told.iter().filter(|(job, [from, to])| is(job.start, *from, *to)).count();
-        told.first().map(|_| 100.0 * is as f64 / told.len() as f64)
+        let is = forecasts.iter().filter(|(job, [from, to])| is(job.start, *from, *to)).count();
+        forecasts.first().map(|_| 100.0 * is as f64 / forecasts.len() as f64)
     };
     Figures {
         completion_mean: mean(&completion),
         completion_p99: percentile(counted.iter().map(|job| completion(job)), 0.99),
-        wait_mean: mean(&Done::wait),
+        wait_mean: mean(&JobOutcome::wait),
         wait_p99: percentile(counted.iter().map(|job| job.wait()), 0.99),
         large_wait_mean: self::mean(large),
         wait_longest: counted.iter().map(|job| job.wait()).fold(0.0, f64::max),
         slowdown: mean(&|job| completion(job).max(SHORT) / job.duration.max(SHORT)),
-        slow_percent: 100.0 * (hours(&Done::ran) / (useful + lost) - 1.0),
+        slow_percent: 100.0 * (hours(&JobOutcome::ran) / (useful + lost) - 1.0),
         idle_percent: 100.0 * idle / all,
         fragmentation_percent: 100.0 * fragmented / all,
         utilisation_percent: 100.0 * busy.sum::<f64>() / all,
@@ -161,28 +168,30 @@ pub fn figures(played: &Played, gpus: u32, of: Counted) -> Figures {
         others_wait_mean: has_classes.then(|| wait_of(false)),
         restart_wait_mean: (restarts > 0).then(|| waited_again / f64::from(restarts)),
         lost_percent: 100.0 * lost / useful,
-        short_percent: short(&played.teams),
-        forecast_percent: told.first().map(|_| 100.0 * told.len() as f64 / waited as f64),
+        short_percent: short(&outcome.teams),
+        forecast_percent: forecasts.first().map(|_| 100.0 * forecasts.len() as f64 / waited as f64),
         forecast_coverage_percent: share(&|start, from, to| (from..=to).contains(&start)),
         forecast_early_percent: share(&|start, from, _| start < from),
-        forecast_width_median: told.first().map(|_| percentile(told.iter().map(|(_, [from, to])| to - from), 0.5)),
+        forecast_width_median: forecasts
+            .first()
+            .map(|_| percentile(forecasts.iter().map(|(_, [from, to])| to - from), 0.5)),
     }
 }
 
 /// See [`Figures::short_percent`].
 fn short(teams: &[Team]) -> Option<f64> {
-    let short: f64 = teams.iter().map(|team| (team.owed - team.had).max(0.0)).sum();
-    let owed: f64 = teams.iter().map(|team| team.owed).sum();
-    (teams.len() > 1).then(|| 100.0 * short / owed)
+    let short: f64 = teams.iter().map(|team| (team.fair_share - team.used).max(0.0)).sum();
+    let fair_shares: f64 = teams.iter().map(|team| team.fair_share).sum();
+    (teams.len() > 1).then(|| 100.0 * short / fair_shares)
 }
 
-/// Mean; 0 of nothing.
+/// Mean; 0 if empty.
 pub fn mean(values: impl Iterator<Item = f64>) -> f64 {
     let (sum, count) = values.fold((0.0, 0), |(sum, count), value| (sum + value, count + 1));
     if count == 0 { 0.0 } else { sum / f64::from(count) }
 }
 
-/// Standard deviation of a sample; 0 of fewer than two.
+/// Sample standard deviation; 0 for fewer than two values.
 pub fn deviation(values: &[f64]) -> f64 {
     let mean = mean(values.iter().copied());
     let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
@@ -202,8 +211,8 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn figures_are_of_the_middle_of_the_trace() {
-        let job = |submit: f64, start: f64, end: f64, duration: f64, gpus| Done {
+    fn figures_cover_the_middle_of_the_trace() {
+        let job = |submit: f64, start: f64, end: f64, duration: f64, gpus| JobOutcome {
             submit,
             start,
             end,
@@ -224,8 +233,8 @@ mod tests {
         let idle = |at, gpus, is_fragmented| Idle { at, time: 100.0, gpus, is_fragmented };
         let idle = vec![idle(500.0, 10, true), idle(600.0, 20, false), idle(2000.0, 50, true)];
         let busy = jobs.iter().map(|job| (job.start, job.end, job.gpus)).collect();
-        let played = Played { jobs, busy, idle, teams: Vec::new(), longest: Duration::ZERO };
-        let figures = figures(&played, 100, Counted::Middle);
+        let outcome = ReplayOutcome { jobs, busy, idle, teams: Vec::new(), longest: Duration::ZERO };
+        let figures = figures(&outcome, 100, JobWindow::Middle);
         assert_eq!((figures.completion_mean, figures.wait_mean, figures.wait_longest), (700.0, 50.0, 100.0));
         assert_eq!(figures.large_wait_mean, 100.0);
         assert_eq!((figures.urgent_wait_mean, figures.others_wait_mean), (Some(0.0), Some(100.0)));
@@ -237,12 +246,13 @@ mod tests {
         assert_eq!(figures.slowdown, (1300.0 / 1000.0 + 1.0) / 2.0);
     }
 
-    /// A job of 100 s was stopped after 70 s, had 60 s of work in its checkpoint, and started again 30 s later on GPUs half as fast.
+    /// A job of 100 s was stopped after 70 s, had checkpointed 60 s of work, and resumed 30 s later
+    /// on GPUs half as fast.
     #[test]
-    fn work_that_is_done_again_is_lost_and_not_slow() {
+    fn repeated_work_counts_as_lost_rather_than_slow() {
         let (restarts, lost, waited_again) = (1, 10.0, 30.0);
         let (start, end, duration) = (0.0, 180.0, 100.0);
-        let job = Done {
+        let job = JobOutcome {
             submit: 0.0,
             start,
             end,
@@ -255,8 +265,9 @@ mod tests {
             forecast: None,
         };
         let busy = vec![(0.0, 70.0, 8), (100.0, 180.0, 8)];
-        let played = Played { jobs: vec![job], busy, idle: Vec::new(), teams: Vec::new(), longest: Duration::ZERO };
-        let figures = figures(&played, 8, Counted::All);
+        let outcome =
+            ReplayOutcome { jobs: vec![job], busy, idle: Vec::new(), teams: Vec::new(), longest: Duration::ZERO };
+        let figures = figures(&outcome, 8, JobWindow::All);
         assert_eq!((figures.restarts, figures.restart_wait_mean), (1, Some(30.0)));
         assert_eq!((figures.stopped_again_percent, figures.urgent_wait_mean), (Some(0.0), None));
         assert!(
@@ -266,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_deviation_is_that_of_a_sample() {
+    fn the_deviation_is_a_sample_deviation() {
         assert_eq!(deviation(&[1.0, 3.0]), 2.0_f64.sqrt());
         assert_eq!(deviation(&[7.0]), 0.0);
     }

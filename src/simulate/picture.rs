@@ -1,8 +1,8 @@
-//! A picture of waits: what share of the jobs waited longer than so long, a curve for each rule.
+//! Plots wait times: one curve per rule with the share of jobs that waited longer.
 
 use std::fmt::Write;
 
-/// How long jobs waited by one rule.
+/// Wait times under one rule.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Curve {
     pub name: String,
@@ -16,7 +16,7 @@ const LEFT: f64 = 52.0;
 const TOP: f64 = 34.0;
 /// Height of a row of the legend.
 const ROW: f64 = 18.0;
-/// Times on the axis, which is logarithmic.
+/// Ticks of the logarithmic axis.
 const TICKS: [(f64, &str); 8] = [
     (60.0, "1 min"),
     (600.0, "10 min"),
@@ -27,22 +27,23 @@ const TICKS: [(f64, &str); 8] = [
     (864_000.0, "10 d"),
     (2_592_000.0, "30 d"),
 ];
-/// Colours that people who confuse red and green can tell apart (Okabe, Ito 2008); curves beyond the last one are dashed as well.
+/// Colours that are distinguishable with colour blindness (Okabe, Ito 2008); further curves are
+/// also dashed.
 const COLOURS: [&str; 6] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"];
 
-/// Draws the curves, as SVG that needs nothing else.
+/// Draws the curves as a self-contained SVG.
 pub fn picture(title: &str, curves: &[Curve]) -> String {
     let longest = curves.iter().flat_map(|curve| &curve.waits).copied().fold(0.0, f64::max);
     let most = TICKS.iter().map(|(time, _)| *time).find(|time| *time >= longest).unwrap_or(longest);
     let least = TICKS[0].0;
-    // One tick at least, so that the axis has a length.
+    // At least one tick, so that the axis has a length.
     let most = most.max(TICKS[1].0);
     let across = |wait: f64| LEFT + WIDTH * (wait.max(least) / least).ln() / (most / least).ln();
     let down = |share: f64| TOP + HEIGHT * (1.0 - share);
     let height = TOP + HEIGHT + 46.0 + ROW * curves.len() as f64;
     let mut svg = String::new();
     let mut line = |text: String| {
-        // Writing to a string cannot fail.
+        // Writing into a `String` cannot fail.
         let _ = writeln!(svg, "{text}");
     };
     line(format!(
@@ -86,7 +87,7 @@ pub fn picture(title: &str, curves: &[Curve]) -> String {
     svg
 }
 
-/// Steps: a job that waited for so long counts in all shares to the left.
+/// A step curve.
 fn path(waits: &[f64], across: impl Fn(f64) -> f64, down: impl Fn(f64) -> f64) -> String {
     let mut waits = waits.to_vec();
     waits.sort_by(f64::total_cmp);
@@ -94,7 +95,7 @@ fn path(waits: &[f64], across: impl Fn(f64) -> f64, down: impl Fn(f64) -> f64) -
     for (at, wait) in waits.iter().enumerate() {
         let x = across(*wait);
         let y = down((waits.len() - at - 1) as f64 / waits.len() as f64);
-        // Points that cannot be told apart are one.
+        // Merge points that would be drawn at the same pixel.
         match last {
             None => path = format!("M{LEFT} {:.1}H{x:.1}V{y:.1}", down(1.0)),
             Some((before, above)) if x - before < 0.5 && y - above < 0.5 && at + 1 < waits.len() => continue,
@@ -119,7 +120,7 @@ mod tests {
     fn curves_fall_from_all_jobs_to_none() {
         let curve = |name: &str, waits: &[f64]| Curve { name: name.into(), waits: waits.to_vec() };
         let svg = picture("a < b", &[curve("ours", &[0.0, 3600.0, 0.0, 60.0]), curve("no jobs", &[])]);
-        // Three of four jobs waited for no more than the first tick.
+        // Three of the four jobs waited no longer than the first tick.
         assert!(svg.contains("M52 34.0H52.0V109.0H52.0V184.0H52.0V259.0H"), "{svg}");
         assert!(svg.contains("V334.0\" fill=\"none\" stroke=\"#0072b2\""), "{svg}");
         assert!(

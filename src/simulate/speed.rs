@@ -1,23 +1,28 @@
-//! How fast a job runs where it was put. It asks nothing of the planner that it judges.
+//! How fast a job runs where it was placed. Shares no code with the planner that it judges.
 //!
-//! `duration(place) = duration · (1 − c + c · B_best / B(place))`, where c is the part of a step that waits for communication at the best place.
+//! `duration(place) = duration · (1 − c + c · B_best / B(place))`, where c is the share of a step
+//! spent on communication at the best placement.
 
-use crate::chance::mixed;
 use crate::fabric::Fabric;
+use crate::rng::mix;
 
-/// What the bandwidth of a gang depends on. The truth lies between; what is said of a rule has to hold in both.
+/// What determines a gang's bandwidth. The truth lies in between, so a claim about a rule must hold
+/// under both models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Model {
-    /// The smallest domain that holds all its hosts: its oversubscription divides the bandwidth. It is what the planner assumes, too.
+    /// The smallest domain that holds all its hosts: the bandwidth is divided by its
+    /// oversubscription. The planner assumes this, too.
     Levels,
-    /// Flows: a gang is a ring over its hosts in the order of ranks, and all gangs share the links between leaves max-min fairly.
+    /// Flows: a gang is a ring over its hosts in rank order, and all gangs share the links between
+    /// leaves max-min fairly.
     Flows,
 }
 
-/// The part of a step that waits for communication, by the number of a job: 0.05, 0.15, 0.30 or 0.45 for 25, 30, 30 and 15 % of the gangs over
-/// several hosts. No trace tells what its jobs trained; the values span what was measured on A800s and T4s (Morphling, Pollux).
+/// Share of a step spent on communication, derived from the job number: 0.05, 0.15, 0.30 or 0.45
+/// for 25, 30, 30 and 15 % of the multi-host gangs. The traces do not record what was trained; the
+/// values span measurements on A800s and T4s (Morphling, Pollux).
 pub fn communication(job: u64) -> f64 {
-    match mixed(job) % 100 {
+    match mix(job) % 100 {
         0..25 => 0.05,
         25..55 => 0.15,
         55..85 => 0.30,
@@ -25,12 +30,12 @@ pub fn communication(job: u64) -> f64 {
     }
 }
 
-/// Speed of a gang with this part of communication and this share of the best bandwidth.
+/// Speed of a gang with this share of communication and this share of the best bandwidth.
 pub fn speed(communication: f64, share: f64) -> f64 {
     1.0 / (1.0 - communication + communication / share)
 }
 
-/// The hosts of a ring, one entry for each pod in the order of ranks, without repetitions in a row.
+/// The hosts of a ring, one entry per pod in rank order, without consecutive repetitions.
 fn ring(pods: &[usize]) -> Vec<usize> {
     let mut ring = pods.to_vec();
     ring.dedup();
@@ -40,7 +45,8 @@ fn ring(pods: &[usize]) -> Vec<usize> {
     ring
 }
 
-/// Levels: the share that the smallest common domain of these hosts lets through.
+/// Levels model: the share of the bandwidth that the smallest common domain of these hosts
+/// provides.
 pub fn level_share(fabric: &Fabric, pods: &[usize]) -> f64 {
     let common = |of: fn(&Fabric, usize) -> usize| pods.windows(2).all(|two| of(fabric, two[0]) == of(fabric, two[1]));
     let [leaf, block] = fabric.oversubscription;
@@ -51,7 +57,8 @@ pub fn level_share(fabric: &Fabric, pods: &[usize]) -> f64 {
     }
 }
 
-/// Levels: the share that a gang of so many pods of so many GPUs has at its best place in the empty cluster.
+/// Levels model: the share of the bandwidth at the best placement of `pods` pods of `gpus` GPUs in
+/// the empty cluster.
 pub fn best_level_share(fabric: &Fabric, pods: u32, gpus: u32) -> f64 {
     let each = (fabric.gpus_per_host / gpus) as usize;
     let [leaf, block] = fabric.oversubscription;
@@ -63,7 +70,7 @@ pub fn best_level_share(fabric: &Fabric, pods: u32, gpus: u32) -> f64 {
     }
 }
 
-/// Flows: how often the ring of a gang crosses each link, by the link's number.
+/// Flows model: how often a gang's ring crosses each link, by link number.
 pub fn crossings(fabric: &Fabric, pods: &[usize]) -> Vec<(usize, f64)> {
     let ring = ring(pods);
     let mut uses: Vec<usize> = Vec::new();
@@ -88,12 +95,12 @@ pub fn crossings(fabric: &Fabric, pods: &[usize]) -> Vec<(usize, f64)> {
     counted
 }
 
-/// Flows: max-min fair bandwidths of gangs that cross links so often, each at most 1.
+/// Flows model: max-min fair bandwidths of gangs with these link crossings, each at most 1.
 pub fn fair(fabric: &Fabric, gangs: &[&[(usize, f64)]]) -> Vec<f64> {
     let [of_leaf, of_block] = fabric.oversubscription;
     let leaves = fabric.leaves.iter().map(|leaf| leaf.len() as f64 / of_leaf);
     let blocks = (0..fabric.blocks.len()).map(|block| fabric.in_block(block).count() as f64 / of_block);
-    // A link up and one down.
+    // One uplink and one downlink each.
     let mut left: Vec<f64> = leaves.chain(blocks).flat_map(|capacity| [capacity; 2]).collect();
     let mut weight = vec![0.0; left.len()];
     gangs.iter().flat_map(|gang| gang.iter()).for_each(|(link, times)| weight[*link] += times);
@@ -136,35 +143,36 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_in_order_crosses_a_leaf_once_each_way_and_one_out_of_order_at_every_host() {
+    fn an_ordered_ring_crosses_a_leaf_once_each_way_and_an_unordered_one_at_every_host() {
         let fabric = fabric();
         let ordered: Vec<usize> = (0..16).collect();
-        let mixed: Vec<usize> = (0..8).flat_map(|at| [at, 8 + at]).collect();
+        let unordered: Vec<usize> = (0..8).flat_map(|at| [at, 8 + at]).collect();
         assert_eq!(crossings(&fabric, &ordered), [(0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0)]);
-        assert_eq!(crossings(&fabric, &mixed), [(0, 8.0), (1, 8.0), (2, 8.0), (3, 8.0)]);
-        let (ordered, mixed) = (crossings(&fabric, &ordered), crossings(&fabric, &mixed));
+        assert_eq!(crossings(&fabric, &unordered), [(0, 8.0), (1, 8.0), (2, 8.0), (3, 8.0)]);
+        let (ordered, unordered) = (crossings(&fabric, &ordered), crossings(&fabric, &unordered));
         assert_eq!(fair(&fabric, &[&ordered]), [1.0]);
-        // Eight edges share the four hosts' worth of a leaf.
-        assert_eq!(fair(&fabric, &[&mixed]), [0.5]);
+        // Eight edges share a leaf capacity of four hosts.
+        assert_eq!(fair(&fabric, &[&unordered]), [0.5]);
         assert_eq!(crossings(&fabric, &[3, 3, 3]), []);
     }
 
     #[test]
-    fn what_one_gang_cannot_use_is_for_the_others() {
+    fn unused_bandwidth_of_a_gang_goes_to_the_others() {
         let fabric = fabric();
-        // Five rings over leaves 0 and 1, of which four share a link of leaf 2 with each other only in part.
+        // Five rings over leaves 0 and 1. Only some of the four that share a link of leaf 2 share
+        // it with each other.
         let narrow: Vec<(usize, f64)> = vec![(0, 8.0)];
         let wide: Vec<(usize, f64)> = vec![(0, 1.0), (2, 1.0)];
         let rates = fair(&fabric, &[&narrow, &wide, &wide]);
         assert!((rates[0] - 0.4).abs() < 1e-9 && (rates[1] - 0.4).abs() < 1e-9, "{rates:?}");
-        // A gang that another link holds to less leaves the rest.
+        // A gang limited by another link leaves its remainder to the others.
         let held: Vec<(usize, f64)> = vec![(0, 1.0), (4, 16.0)];
         let rates = fair(&fabric, &[&held, &[(0, 5.0)]]);
         assert!((rates[0] - 0.25).abs() < 1e-9 && (rates[1] - 0.75).abs() < 1e-9, "{rates:?}");
     }
 
     #[test]
-    fn slower_communication_slows_its_part_of_a_step_only() {
+    fn slower_communication_only_slows_its_share_of_a_step() {
         assert_eq!(speed(0.0, 0.25), 1.0);
         assert!((1.0 / speed(0.3, 0.5) - 1.3).abs() < 1e-12);
         let all: Vec<f64> = (0..10_000).map(communication).collect();

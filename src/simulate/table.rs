@@ -1,13 +1,13 @@
-//! Tables: a header and rows, packed by gzip or not, read row by row.
+//! Tables with a header and rows, optionally gzipped, read row by row.
 
 use csv::StringRecord;
 use flate2::read::GzDecoder;
 use std::io::{BufRead, BufReader, Read};
 
-/// Most rows that are read: what is made of them is kept in memory, 100 bytes each.
-pub const MOST_ROWS: usize = 5_000_000;
+/// Row limit: the parsed rows are kept in memory, 100 bytes each.
+pub const MAX_ROWS: usize = 5_000_000;
 
-/// What is wrong with a table.
+/// An error in a table.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
     #[error("line {line}: {field}: got `{got}`; expected {expected}")]
@@ -16,32 +16,32 @@ pub enum TableError {
     Column(&'static str, String),
     #[error("line {line}: {source}")]
     Form { line: u64, source: csv::Error },
-    /// The message ends with line and column.
+    /// The message ends with the line and column.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
     #[error("no rows: expected some behind the header")]
     Empty,
-    #[error("more than {MOST_ROWS} rows")]
+    #[error("more than {MAX_ROWS} rows")]
     TooMany,
     #[error(transparent)]
     Read(#[from] std::io::Error),
 }
 
-/// The text of a file that may be packed.
+/// Decompresses the file if necessary.
 pub(crate) fn unpacked<'a>(from: impl Read + 'a) -> std::io::Result<Box<dyn BufRead + 'a>> {
     let mut from = BufReader::new(from);
     let is_packed = from.fill_buf()?.starts_with(&[0x1f, 0x8b]);
     Ok(if is_packed { Box::new(BufReader::new(GzDecoder::new(from))) } else { Box::new(from) })
 }
 
-/// A table whose header has been read.
+/// A table after its header.
 pub(crate) struct Table<R> {
     csv: csv::Reader<R>,
     header: StringRecord,
 }
 
 impl<R: Read> Table<R> {
-    /// Cells are separated by commas, or by `|` as `sacct --parsable2` does, which quotes nothing.
+    /// Cells are separated by commas, or by `|` as in `sacct --parsable2`, which never quotes.
     pub fn open(from: R, delimiter: u8) -> Result<Table<R>, TableError> {
         let mut builder = csv::ReaderBuilder::new();
         builder.trim(csv::Trim::All).delimiter(delimiter).quoting(delimiter == b',');
@@ -54,7 +54,8 @@ impl<R: Read> Table<R> {
         self.header.iter().any(|name| name == column)
     }
 
-    /// Gives each row with its line, the header being 1, and the header, which must have these columns.
+    /// Passes each row to `row` with its line (the header is line 1) and the header, which must
+    /// have these columns.
     pub fn rows(
         mut self,
         columns: &[&'static str],
@@ -70,7 +71,7 @@ impl<R: Read> Table<R> {
             if !self.csv.read_record(&mut record).map_err(|source| TableError::Form { line, source })? {
                 break;
             }
-            if rows == MOST_ROWS {
+            if rows == MAX_ROWS {
                 return Err(TableError::TooMany);
             }
             rows += 1;

@@ -1,11 +1,11 @@
-//! Whole traces, small enough to follow by hand.
+//! Whole traces that are small enough to verify by hand.
 #![allow(clippy::unwrap_used)]
 
 use crate::fabric::{Fabric, pods};
 use crate::failures::Failures;
-use crate::measure::{Counted, figures};
-use crate::play::{Decision, Job, Limits, Played, Rule, Setting, Start, Urgent, play};
-use crate::rules::{Order, Peer, Places, Pool, PoolOrder, Product};
+use crate::measure::{JobWindow, figures};
+use crate::replay::{Decision, Job, Limits, ReplayOutcome, Rule, Scenario, Start, UrgentJobs, replay};
+use crate::rules::{HostOrder, Order, Peer, Pool, PoolOrder, Product};
 use crate::speed::Model;
 use crate::trace::Row;
 use proptest::prelude::*;
@@ -44,67 +44,67 @@ fn all(fabric: &Fabric) -> Vec<(&'static str, Box<dyn Rule>)> {
     let peer = |order, places| Box::new(Peer::new(fabric, order, places));
     vec![
         ("product", Box::new(product(fabric))),
-        ("strict", peer(Order::Strict, Places::Domains)),
-        ("skip", peer(Order::Skip, Places::Domains)),
-        ("easy", peer(Order::Easy, Places::Domains)),
-        ("most used", peer(Order::Skip, Places::MostUsed)),
-        ("least used", peer(Order::Skip, Places::LeastUsed)),
+        ("strict", peer(Order::Strict, HostOrder::Domains)),
+        ("skip", peer(Order::Skip, HostOrder::Domains)),
+        ("easy", peer(Order::Easy, HostOrder::Domains)),
+        ("most used", peer(Order::Skip, HostOrder::MostUsed)),
+        ("least used", peer(Order::Skip, HostOrder::LeastUsed)),
         ("pool", Box::new(Pool::new(fabric, PoolOrder::BestEffort))),
     ]
 }
 
-fn played(rule: &mut dyn Rule, jobs: &[(f64, f64, u32)], limits: Limits) -> Played {
+fn run(rule: &mut dyn Rule, jobs: &[(f64, f64, u32)], limits: Limits) -> ReplayOutcome {
     let fabric = fabric();
-    play(&rows(jobs), Setting { fabric: &fabric, model: Model::Levels, limits, failures: None, urgent: None }, rule)
+    replay(&rows(jobs), Scenario { fabric: &fabric, model: Model::Levels, limits, failures: None, urgent: None }, rule)
         .unwrap()
 }
 
-fn starts(played: &Played) -> Vec<f64> {
-    played.jobs.iter().map(|job| job.start).collect()
+fn starts(outcome: &ReplayOutcome) -> Vec<f64> {
+    outcome.jobs.iter().map(|job| job.start).collect()
 }
 
-/// A gang of all hosts behind a job of one: who goes before it afterwards?
+/// A gang of all hosts waits behind a one-host job: which later jobs overtake it?
 const BLOCKED: [(f64, f64, u32); 4] = [(0.0, 100.0, 8), (1.0, 10.0, 32), (2.0, 50.0, 8), (3.0, 500.0, 8)];
 
 #[test]
-fn what_happens_behind_a_gang_that_waits_is_the_rule() {
+fn rules_differ_in_what_overtakes_a_waiting_gang() {
     let fabric = fabric();
-    let peer = |order, limits| starts(&played(&mut Peer::new(&fabric, order, Places::Domains), &BLOCKED, limits));
+    let peer = |order, limits| starts(&run(&mut Peer::new(&fabric, order, HostOrder::Domains), &BLOCKED, limits));
     assert_eq!(peer(Order::Strict, Limits::None)[1..3], [100.0, 110.0]);
-    // The gang waits for all that came later.
+    // The gang waits for all later jobs.
     assert_eq!(peer(Order::Skip, Limits::None), [0.0, 503.0, 2.0, 3.0]);
-    // The third ends before the gang can start, the fourth does not.
+    // The third job ends before the gang can start, the fourth does not.
     let easy = peer(Order::Easy, Limits::Exact);
     assert_eq!((easy[1], easy[2]), (100.0, 2.0));
     assert!(easy[3] > 100.0);
-    // Nobody knows when the first ends.
+    // The end of the first job is unknown.
     assert!(peer(Order::Easy, Limits::None)[2] >= 100.0);
 }
 
 #[test]
 fn the_product_places_by_the_reports_and_holds_nodes_for_the_head() {
     let fabric = fabric();
-    let got = played(&mut product(&fabric), &BLOCKED, Limits::None);
+    let got = run(&mut product(&fabric), &BLOCKED, Limits::None);
     let gang = got.jobs[1];
     assert!(gang.start <= 503.0, "{got:?}");
-    // A gang of two hosts is put into one leaf, although a host of each was free first.
-    let got = played(&mut product(&fabric), &[(0.0, 100.0, 16), (0.0, 100.0, 16)], Limits::None);
-    assert_eq!(figures(&got, fabric.gpus(), Counted::All).slow_percent, 0.0);
+    // A gang of two hosts is placed in one leaf, although each leaf had a host free earlier.
+    let got = run(&mut product(&fabric), &[(0.0, 100.0, 16), (0.0, 100.0, 16)], Limits::None);
+    assert_eq!(figures(&got, fabric.gpus(), JobWindow::All).slow_percent, 0.0);
 }
 
-/// A rule that puts every job on the same hosts, whatever runs there, or none anywhere.
-struct Puts {
+/// A rule that places every job on the same hosts, whether or not they are free, or on none.
+struct FixedHosts {
     hosts: Option<Vec<usize>>,
     starts: Vec<Start>,
 }
 
-impl Puts {
-    fn on(hosts: &[usize]) -> Puts {
-        Puts { hosts: Some(hosts.to_vec()), starts: Vec::new() }
+impl FixedHosts {
+    fn on(hosts: &[usize]) -> FixedHosts {
+        FixedHosts { hosts: Some(hosts.to_vec()), starts: Vec::new() }
     }
 
-    fn nowhere() -> Puts {
-        Puts { hosts: None, starts: Vec::new() }
+    fn nowhere() -> FixedHosts {
+        FixedHosts { hosts: None, starts: Vec::new() }
     }
 
     fn put(&mut self, job: usize) {
@@ -112,7 +112,7 @@ impl Puts {
     }
 }
 
-impl Rule for Puts {
+impl Rule for FixedHosts {
     fn submitted(&mut self, job: &Job) -> Result<(), String> {
         self.put(job.number);
         Ok(())
@@ -127,63 +127,64 @@ impl Rule for Puts {
     fn repaired(&mut self, _host: usize, _now: f64) {}
 
     fn decide(&mut self, _now: f64) -> Result<Vec<Decision>, String> {
-        Ok(std::mem::take(&mut self.starts).into_iter().map(Decision::Starts).collect())
+        Ok(std::mem::take(&mut self.starts).into_iter().map(Decision::Start).collect())
     }
 }
 
 #[test]
-fn a_rule_that_forgets_what_is_taken_is_found_out() {
+fn a_rule_that_reuses_allocated_gpus_is_detected() {
     let fabric = fabric();
-    let setting = Setting { fabric: &fabric, model: Model::Levels, limits: Limits::None, failures: None, urgent: None };
-    let error = play(&rows(&[(0.0, 9.0, 8), (1.0, 9.0, 8)]), setting, &mut Puts::on(&[0])).unwrap_err();
+    let scenario =
+        Scenario { fabric: &fabric, model: Model::Levels, limits: Limits::None, failures: None, urgent: None };
+    let error = replay(&rows(&[(0.0, 9.0, 8), (1.0, 9.0, 8)]), scenario, &mut FixedHosts::on(&[0])).unwrap_err();
     assert_eq!(error, "job 1: host 0 has not 8 GPUs free");
-    let error = play(&rows(&[(0.0, 9.0, 8)]), setting, &mut Puts::nowhere()).unwrap_err();
-    assert!(error.starts_with("1 jobs wait for ever"), "{error}");
+    let error = replay(&rows(&[(0.0, 9.0, 8)]), scenario, &mut FixedHosts::nowhere()).unwrap_err();
+    assert!(error.starts_with("1 jobs wait forever"), "{error}");
 }
 
-/// Four hosts of which one or another fails every quarter of an hour, on average.
+/// Four hosts with a failure every quarter of an hour on average.
 const FAIL_OFTEN: Failures = Failures { every: 3600.0, repair: 600.0, checkpoint: 100.0, seed: 3 };
 
 #[test]
-fn whatever_the_rule_a_job_that_is_stopped_does_again_what_its_checkpoint_lacks() {
+fn under_every_rule_a_stopped_job_repeats_work_after_its_checkpoint() {
     let fabric = Fabric { oversubscription: [1.0, 1.0], ..fabric() };
     let jobs = rows(&[(0.0, 5000.0, 16), (1.0, 900.0, 8), (2.0, 50.0, 3), (9.0, 2000.0, 24), (10.0, 700.0, 8)]);
     for (name, mut rule) in all(&fabric).into_iter().filter(|(name, _)| *name != "pool") {
-        let setting = Setting {
+        let scenario = Scenario {
             fabric: &fabric,
             model: Model::Levels,
             limits: Limits::Coarse,
             failures: Some(FAIL_OFTEN),
             urgent: None,
         };
-        let played = play(&jobs, setting, rule.as_mut()).unwrap();
-        for job in &played.jobs {
+        let outcome = replay(&jobs, scenario, rule.as_mut()).unwrap();
+        for job in &outcome.jobs {
             assert!((job.ran() - job.duration - job.lost).abs() < 1e-6, "{name}: {job:?}");
             assert!(job.lost <= 100.0 * f64::from(job.restarts) && job.waited_again >= 0.0, "{name}: {job:?}");
         }
-        assert!(played.jobs.iter().map(|job| job.restarts).sum::<u32>() > 0, "{name}");
+        assert!(outcome.jobs.iter().map(|job| job.restarts).sum::<u32>() > 0, "{name}");
     }
 }
 
 #[test]
-fn a_rule_that_uses_a_host_which_failed_is_found_out() {
+fn a_rule_that_uses_a_failed_host_is_detected() {
     let fabric = fabric();
-    let setting = Setting {
+    let scenario = Scenario {
         fabric: &fabric,
         model: Model::Levels,
         limits: Limits::None,
         failures: Some(FAIL_OFTEN),
         urgent: None,
     };
-    let error = play(&rows(&[(0.0, 90_000.0, 8)]), setting, &mut Puts::on(&[0])).unwrap_err();
+    let error = replay(&rows(&[(0.0, 90_000.0, 8)]), scenario, &mut FixedHosts::on(&[0])).unwrap_err();
     assert_eq!(error, "job 0: host 0 has not 8 GPUs free");
-    let error = play(&rows(&[(0.0, 9.0, 8)]), setting, &mut Pool::new(&fabric, PoolOrder::BestEffort)).unwrap_err();
-    assert_eq!(error, "where hosts fail, a rule must say on which ones jobs run");
+    let error = replay(&rows(&[(0.0, 9.0, 8)]), scenario, &mut Pool::new(&fabric, PoolOrder::BestEffort)).unwrap_err();
+    assert_eq!(error, "with host failures, a rule must place jobs on hosts");
 }
 
 #[test]
-fn a_gang_that_starts_again_keeps_the_hosts_that_are_left_and_waits_where_there_is_no_other() {
-    // One leaf: the other one would be a better place.
+fn a_restarting_gang_keeps_its_remaining_hosts_while_it_waits() {
+    // One leaf, because another leaf would be a better placement.
     let mut product = product(&Fabric::regular(1, 4));
     product.submitted(&job(0, 2, 0, None)).unwrap();
     let hosts = started(&mut product, 0.0)[0].1.clone();
@@ -198,7 +199,7 @@ fn a_gang_that_starts_again_keeps_the_hosts_that_are_left_and_waits_where_there_
     let placed = started(&mut product, 20.0);
     let (hosts, fourth) = (placed[0].1.clone(), placed[1].1[0]);
     product.failed(hosts[0], &[1], 30.0);
-    // Nobody takes what the gang has while it waits for the fourth.
+    // No other job takes the gang's hosts while it waits for the fourth.
     product.submitted(&job(3, 1, 0, None)).unwrap();
     assert_eq!(started(&mut product, 30.0), []);
     product.ended(2, 40.0);
@@ -216,18 +217,18 @@ fn job(number: usize, pods: u32, team: usize, limit: Option<f64>) -> Job {
 
 fn started(product: &mut Product, now: f64) -> Vec<(usize, Vec<usize>)> {
     let start = |decision| match decision {
-        Decision::Starts(start) => (start.job, start.hosts),
-        Decision::Stops(job) => panic!("job {job} is stopped"),
+        Decision::Start(start) => (start.job, start.hosts),
+        Decision::Preempt(job) => panic!("job {job} is stopped"),
     };
     product.decide(now).unwrap().into_iter().map(start).collect()
 }
 
 #[test]
-fn with_weights_the_team_that_had_least_goes_first() {
+fn with_weights_the_team_with_the_least_usage_goes_first() {
     for (weights, first) in [(None, 1), (Some(Weights::new(BTreeMap::new())), 2)] {
         let mut product = product(&Fabric::regular(1, 4));
         if let Some(weights) = weights {
-            product = product.sharing(weights);
+            product = product.with_fair_share(weights);
         }
         product.submitted(&job(0, 4, 0, None)).unwrap();
         assert_eq!(started(&mut product, 0.0).len(), 1);
@@ -242,22 +243,22 @@ fn with_weights_the_team_that_had_least_goes_first() {
 }
 
 #[test]
-fn a_gang_waits_for_a_better_place_for_a_part_of_its_limit() {
+fn a_gang_waits_for_a_better_placement_for_a_share_of_its_limit() {
     for (limit, waits) in [(20_000.0, true), (5000.0, false)] {
-        let mut product = product(&fabric()).waiting_for_better(Patience::default());
+        let mut product = product(&fabric()).with_patience(Patience::default());
         for (number, limit) in [(0, Some(1000.0)), (1, None), (2, None)] {
             product.submitted(&job(number, 1, 0, limit)).unwrap();
         }
         let hosts: Vec<usize> = started(&mut product, 0.0).into_iter().flat_map(|(_, hosts)| hosts).collect();
         let leaves = |hosts: &[usize]| hosts.iter().map(|host| host / 2).collect::<Vec<_>>();
         assert!(leaves(&hosts)[0] == leaves(&hosts)[1] && hosts.len() == 3, "{hosts:?}");
-        // One host of each leaf is free.
+        // One host in each leaf is free.
         product.ended(1, 1.0);
         product.submitted(&job(3, 2, 0, Some(limit))).unwrap();
         let placed = started(&mut product, 2.0);
         assert_eq!(placed.is_empty(), waits, "{limit}");
         if waits {
-            // A job without a limit takes the host that is not held.
+            // A job without a limit takes the host that is not reserved.
             product.submitted(&job(4, 1, 0, None)).unwrap();
             assert_eq!(leaves(&started(&mut product, 3.0)[0].1), [1 - leaves(&hosts)[0]]);
             product.ended(0, 900.0);
@@ -268,7 +269,7 @@ fn a_gang_waits_for_a_better_place_for_a_part_of_its_limit() {
 }
 
 #[test]
-fn an_urgent_job_stops_the_job_that_loses_least_and_that_one_waits_again() {
+fn an_urgent_job_preempts_the_job_that_loses_least() {
     let mut product = product(&Fabric::regular(1, 2));
     for number in 0..2 {
         let saves = number == 0;
@@ -277,48 +278,48 @@ fn an_urgent_job_stops_the_job_that_loses_least_and_that_one_waits_again() {
     let hosts: Vec<usize> = started(&mut product, 0.0).into_iter().flat_map(|(_, hosts)| hosts).collect();
     product.submitted(&Job { is_urgent: true, ..job(2, 1, 0, None) }).unwrap();
     let decided = product.decide(100.0).unwrap();
-    assert_eq!(decided[0], Decision::Stops(0), "the other one is younger, but would lose what it has done");
-    let Decision::Starts(start) = &decided[1] else { panic!("{decided:?}") };
+    assert_eq!(decided[0], Decision::Preempt(0), "the other one is younger, but would lose what it has done");
+    let Decision::Start(start) = &decided[1] else { panic!("{decided:?}") };
     assert_eq!((start.job, &start.hosts), (2, &vec![hosts[0]]));
     product.ended(2, 200.0);
     assert_eq!(started(&mut product, 200.0), [(0, vec![hosts[0]])]);
 }
 
-/// One job in two is urgent.
+/// Every second job is urgent.
 #[test]
-fn a_job_that_gives_way_does_again_what_its_checkpoint_lacks() {
+fn a_preempted_job_repeats_work_after_its_checkpoint() {
     let fabric = Fabric { oversubscription: [1.0, 1.0], ..fabric() };
     let jobs: Vec<(f64, f64, u32)> = (0..40)
         .map(|at| (f64::from(at) * 30.0, 500.0 + f64::from(at % 7) * 100.0, [8, 8, 32][at as usize % 3]))
         .collect();
-    let urgent = Some(Urgent { one_in: 2, checkpoint: 100.0 });
-    let setting = Setting { fabric: &fabric, model: Model::Levels, limits: Limits::Coarse, failures: None, urgent };
-    let played = play(&rows(&jobs), setting, &mut product(&fabric)).unwrap();
-    for job in &played.jobs {
+    let urgent = Some(UrgentJobs { one_in: 2, checkpoint: 100.0 });
+    let scenario = Scenario { fabric: &fabric, model: Model::Levels, limits: Limits::Coarse, failures: None, urgent };
+    let outcome = replay(&rows(&jobs), scenario, &mut product(&fabric)).unwrap();
+    for job in &outcome.jobs {
         assert!((job.ran() - job.duration - job.lost).abs() < 1e-6, "{job:?}");
         assert!(job.lost <= 100.0 * f64::from(job.restarts), "{job:?}");
-        assert!(!job.is_urgent || job.restarts == 0, "nobody is more urgent: {job:?}");
+        assert!(!job.is_urgent || job.restarts == 0, "no job is more urgent: {job:?}");
     }
-    assert!(played.jobs.iter().any(|job| job.restarts > 0));
+    assert!(outcome.jobs.iter().any(|job| job.restarts > 0));
 }
 
-/// An evaluator without communication would not show what places are worth.
+/// Without communication, the simulation could not show the value of a placement.
 #[test]
-fn a_gang_over_two_leaves_is_slower_and_by_how_much_is_told() {
+fn a_gang_over_two_leaves_is_slower_by_the_modelled_factor() {
     let fabric = fabric();
     let slow = |model| {
-        let setting = Setting { fabric: &fabric, model, limits: Limits::None, failures: None, urgent: None };
-        let played = play(&rows(&[(0.0, 1000.0, 16)]), setting, &mut Puts::on(&[0, 2])).unwrap();
-        played.jobs[0].end
+        let scenario = Scenario { fabric: &fabric, model, limits: Limits::None, failures: None, urgent: None };
+        let outcome = replay(&rows(&[(0.0, 1000.0, 16)]), scenario, &mut FixedHosts::on(&[0, 2])).unwrap();
+        outcome.jobs[0].end
     };
     let communication = crate::speed::communication(2);
     assert!((slow(Model::Levels) - 1000.0 * (1.0 + communication)).abs() < 1e-6);
-    // One ring crosses a leaf once each way, which its link carries.
+    // One ring crosses a leaf once in each direction, which its link can carry.
     assert_eq!(slow(Model::Flows), 1000.0);
 }
 
 #[test]
-fn pods_are_the_fewest_equal_ones() {
+fn jobs_are_split_into_the_fewest_equal_pods() {
     assert_eq!(
         [1, 8, 12, 118, 7, 9, 744].map(|gpus| pods(gpus, 8)),
         [(1, 1), (1, 8), (2, 6), (59, 2), (1, 7), (3, 3), (93, 8)]
@@ -328,37 +329,37 @@ fn pods_are_the_fewest_equal_ones() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Every rule plays every trace to its end on GPUs that are free, and the same twice.
+    /// Every rule completes every trace using free GPUs only, and reproducibly.
     #[test]
     fn every_rule_ends_every_job(jobs in prop::collection::vec((0_u32..500, 1_u32..300, 1_u32..33), 1..20), model in 0u8..2) {
         let fabric = fabric();
         let mut jobs: Vec<(f64, f64, u32)> =
             jobs.into_iter().map(|(submit, duration, gpus)| (f64::from(submit), f64::from(duration), gpus)).collect();
-        // One pod of a job on a host: 31 GPUs would be as many pods of one.
+        // A host takes one pod per job, so 31 GPUs would need 31 hosts.
         jobs.retain(|(_, _, gpus)| pods(*gpus, fabric.gpus_per_host).0 as usize <= fabric.hosts.len());
         jobs.sort_by(|a, b| a.0.total_cmp(&b.0));
         let model = [Model::Levels, Model::Flows][usize::from(model)];
         for ((name, mut rule), (_, mut again)) in all(&fabric).into_iter().zip(all(&fabric)) {
-            let setting = Setting { fabric: &fabric, model, limits: Limits::Coarse, failures: None, urgent: None };
-            let played = play(&rows(&jobs), setting, rule.as_mut()).map_err(|error| TestCaseError::fail(format!("{name}: {error}")))?;
-            let twice = play(&rows(&jobs), setting, again.as_mut()).map_err(TestCaseError::fail)?;
-            prop_assert_eq!(&played.jobs, &twice.jobs);
-            for job in &played.jobs {
+            let scenario = Scenario { fabric: &fabric, model, limits: Limits::Coarse, failures: None, urgent: None };
+            let outcome = replay(&rows(&jobs), scenario, rule.as_mut()).map_err(|error| TestCaseError::fail(format!("{name}: {error}")))?;
+            let twice = replay(&rows(&jobs), scenario, again.as_mut()).map_err(TestCaseError::fail)?;
+            prop_assert_eq!(&outcome.jobs, &twice.jobs);
+            for job in &outcome.jobs {
                 prop_assert!(job.start >= job.submit && job.end - job.start >= job.duration * (1.0 - 1e-9), "{}: {:?}", name, job);
             }
         }
     }
 }
 
-/// The product, and what it promises, looked at after each of its answers.
-struct Watched {
+/// The product, with its promises checked after each decision.
+struct Checked {
     product: Product,
-    /// Earliest start that was forecast for a job, by its number; `None`: forecasts need not hold.
+    /// Earliest forecast start by job number; `None` if forecasts need not hold.
     forecasts: Option<BTreeMap<usize, f64>>,
     wrong: Vec<String>,
 }
 
-impl Rule for Watched {
+impl Rule for Checked {
     fn submitted(&mut self, job: &Job) -> Result<(), String> {
         self.product.submitted(job)
     }
@@ -378,8 +379,8 @@ impl Rule for Watched {
     fn decide(&mut self, now: f64) -> Result<Vec<Decision>, String> {
         let decisions = self.product.decide(now)?;
         let starts = decisions.iter().filter_map(|decision| match decision {
-            Decision::Starts(start) => Some(start.job),
-            Decision::Stops(_) => None,
+            Decision::Start(start) => Some(start.job),
+            Decision::Preempt(_) => None,
         });
         for job in starts {
             // Limits are whole seconds.
@@ -389,9 +390,9 @@ impl Rule for Watched {
                 self.wrong.push(format!("job {job} starts at {now} and was to start by {forecast}"));
             }
         }
-        let asleep = self.product.asleep(now)?;
+        let asleep = self.product.startable(now)?;
         self.wrong
-            .extend(asleep.into_iter().map(|job| format!("job {job} could start at {now}, and nobody looks at it")));
+            .extend(asleep.into_iter().map(|job| format!("job {job} could start at {now}, but was not reconciled")));
         if let (Some(forecasts), Some((job, start))) = (&mut self.forecasts, self.product.forecast()) {
             let earliest = forecasts.entry(job).or_insert(start);
             *earliest = earliest.min(start);
@@ -400,7 +401,8 @@ impl Rule for Watched {
     }
 }
 
-/// What the product did wrong with these jobs (submitted, seconds, GPUs). Where hosts fail, no forecast need hold.
+/// The product's first broken promise for these jobs (submitted, seconds, GPUs). With host
+/// failures, forecasts need not hold.
 fn wrong(
     mut jobs: Vec<(f64, f64, u32)>,
     limits: Limits,
@@ -408,19 +410,23 @@ fn wrong(
     failures: Option<Failures>,
 ) -> Result<Vec<String>, String> {
     jobs.sort_by(|a, b| a.0.total_cmp(&b.0));
-    // At full speed everywhere, or jobs would run longer than their limits.
+    // At full speed everywhere, because slower jobs would exceed their limits.
     let fabric = Fabric { oversubscription: [1.0, 1.0], ..fabric() };
-    let product = if predicts { product(&fabric).guessing(Guess::default()) } else { product(&fabric) };
+    let product = if predicts { product(&fabric).with_predictor(Guess::default()) } else { product(&fabric) };
     let forecasts = failures.is_none().then(BTreeMap::new);
-    let mut rule = Watched { product, forecasts, wrong: Vec::new() };
-    play(&rows(&jobs), Setting { fabric: &fabric, model: Model::Levels, limits, failures, urgent: None }, &mut rule)?;
+    let mut rule = Checked { product, forecasts, wrong: Vec::new() };
+    replay(
+        &rows(&jobs),
+        Scenario { fabric: &fabric, model: Model::Levels, limits, failures, urgent: None },
+        &mut rule,
+    )?;
     Ok(rule.wrong)
 }
 
-/// A counterexample of the property below: a node that is held for the head of the queue, and that a job which ends before the head may use,
-/// was forgotten when another node became free.
+/// A counterexample found by the property test below: when another node became free, a node
+/// reserved for the head was no longer offered to a job that would end before the head starts.
 #[test]
-fn a_node_that_is_held_counts_for_a_short_job_also_when_another_one_becomes_free() {
+fn a_reserved_node_is_offered_to_a_short_job_when_another_becomes_free() {
     const JOBS: [(u32, u32, u32); 30] = [
         (199, 3815, 24),
         (233, 19634, 1),
@@ -460,9 +466,10 @@ fn a_node_that_is_held_counts_for_a_short_job_also_when_another_one_becomes_free
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Jobs behind the head of the queue never delay it where all have limits that hold, and whoever could start is looked at.
+    /// Jobs behind the head never delay it if all have correct limits, and every job that could
+    /// start is reconciled.
     #[test]
-    fn nobody_delays_the_head_and_nobody_is_forgotten(
+    fn no_job_delays_the_head_and_every_startable_job_is_reconciled(
         jobs in prop::collection::vec((0_u32..20_000, 1_u32..20_000, 0_usize..7), 1..40),
         has_limits in any::<bool>(),
         predicts in any::<bool>(),

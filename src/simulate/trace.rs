@@ -1,7 +1,7 @@
-//! Traces of jobs: one row a job. What wrote a file is seen at its beginning: [`Format`].
+//! Traces with one row per job. The format is detected from the start of the file, see [`Format`].
 //!
 //! ```text
-//! file ─> unpacked ─> format ─┬─> seconds: our own CSV, in the order of submission ──┐
+//! file ─> unpacked ─> format ─┬─> seconds: our own CSV, in submission order ─────────┐
 //!                             └─> cluster_log, sacct, philly ─> Log (sorted) ────────┼─> Trace
 //! objects of a cluster ───────────> objects ─> Log ────────────────────────────────────┘
 //! ```
@@ -13,10 +13,10 @@ mod philly;
 mod sacct;
 mod seconds;
 
-pub use objects::of_objects;
+pub use objects::from_objects;
 
-use crate::chance::{Chance, mixed};
 use crate::fabric::{Fabric, pods};
+use crate::rng::{Rng, mix};
 use crate::table::{Table, TableError, unpacked};
 use std::fmt;
 use std::io::{BufRead, Read};
@@ -24,40 +24,41 @@ use std::io::{BufRead, Read};
 /// One job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
-    /// Line of the file, the header being 1; in JSON the number of the job.
+    /// Line in the file (the header is line 1); for JSON the index of the job.
     pub line: u64,
     /// Seconds.
     pub submit: f64,
-    /// Seconds of work at the best place.
+    /// Seconds of work at the best placement.
     pub duration: f64,
     pub gpus: u32,
-    /// Empty: not known.
+    /// Empty if unknown.
     pub queue: String,
-    /// Seconds after which the job would have been stopped; `None`: not known.
+    /// Seconds after which the job would have been stopped, if known.
     pub limit: Option<f64>,
 }
 
-/// Jobs in the order of submission.
+/// Jobs in submission order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trace {
     pub format: Format,
     pub rows: Vec<Row>,
-    /// Jobs of a log that cannot be played, and how many of them.
-    pub left_out: Vec<(LeftOut, u64)>,
+    /// Jobs that cannot be replayed, counted by reason.
+    pub skipped: Vec<(Skipped, u64)>,
 }
 
-/// What wrote a trace.
+/// The origin of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// Our own columns: `submit_seconds`, `duration_seconds`, `gpus`.
     Seconds,
-    /// The log of a cluster as the Helios and Acme traces have it: `submit_time`, `start_time`, `end_time`, `gpu_num`.
+    /// Cluster log in the format of the Helios and Acme traces: `submit_time`, `start_time`,
+    /// `end_time`, `gpu_num`.
     ClusterLog,
     /// Slurm: `sacct --parsable2`.
     Sacct,
     /// `cluster_job_log` of the Philly traces, in JSON.
     Philly,
-    /// TrainJobs and pods of a cluster.
+    /// TrainJobs and pods from a cluster.
     Objects,
 }
 
@@ -73,28 +74,28 @@ impl fmt::Display for Format {
     }
 }
 
-/// Why a job of a log is not played.
+/// Why a logged job is not replayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum LeftOut {
+pub enum Skipped {
     NoGpus,
     NoEnd,
     TooShort,
 }
 
-impl fmt::Display for LeftOut {
+impl fmt::Display for Skipped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            LeftOut::NoGpus => "without GPUs",
-            LeftOut::NoEnd => "without a start or an end",
-            LeftOut::TooShort => "ran for less than a second",
+            Skipped::NoGpus => "without GPUs",
+            Skipped::NoEnd => "without a start or an end",
+            Skipped::TooShort => "ran for less than a second",
         })
     }
 }
 
-/// Reads the trace of jobs that are to be played on a cluster.
+/// Reads a trace for a replay on `fabric`.
 ///
 /// # Errors
-/// The first row that is wrong, by its line.
+/// The first invalid row, with its line.
 pub fn read(from: impl Read, fabric: &Fabric) -> Result<Trace, TableError> {
     let mut text = unpacked(from)?;
     let start = text.fill_buf()?;
@@ -110,7 +111,7 @@ pub fn read(from: impl Read, fabric: &Fabric) -> Result<Trace, TableError> {
     if table.has("gpu_num") { cluster_log::read(table, fabric) } else { seconds::read(table, fabric) }
 }
 
-/// The number of GPUs of a job, or what was expected of it.
+/// Parses a job's number of GPUs; the error describes the expected value.
 fn gpus(text: &str, fabric: &Fabric) -> Result<u32, String> {
     let most = fabric.gpus();
     let gpus = text.parse().ok().filter(|gpus| (1..=most).contains(gpus));
@@ -123,11 +124,12 @@ fn gpus(text: &str, fabric: &Fabric) -> Result<u32, String> {
     Ok(gpus)
 }
 
-/// The same trace a little otherwise: submissions up to half an hour earlier or later, durations up to 5 % (input shaking: Tsafrir, Ouaknine,
-/// Feitelson, MASCOTS 2007). Two rules that differ by less than they do over such inputs do not differ.
+/// A perturbed trace: submissions move by up to half an hour and durations by up to 5 % (input
+/// shaking: Tsafrir, Ouaknine, Feitelson, MASCOTS 2007). Differences between rules that are smaller
+/// than their spread over perturbed inputs are noise.
 #[must_use]
 pub fn shaken(rows: &[Row], seed: u64) -> Vec<Row> {
-    let mut chance = Chance::new(mixed(seed));
+    let mut chance = Rng::new(mix(seed));
     let shake = |row: &Row| {
         let submit = (row.submit + 1800.0 * chance.around()).max(0.0);
         let duration = (row.duration * (1.0 + 0.05 * chance.around())).max(1.0);
@@ -142,9 +144,9 @@ pub fn shaken(rows: &[Row], seed: u64) -> Vec<Row> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::measure::{Counted, figures};
-    use crate::play::{Limits, Setting, play};
-    use crate::rules::{Order, Peer, Places};
+    use crate::measure::{JobWindow, figures};
+    use crate::replay::{Limits, Scenario, replay};
+    use crate::rules::{HostOrder, Order, Peer};
     use crate::speed::Model;
     use std::io::Write;
 
@@ -160,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn packed_or_not_it_is_the_same_trace() {
+    fn compression_does_not_change_the_trace() {
         let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         packed.write_all(GOOD.as_bytes()).unwrap();
         let rows = read(GOOD.as_bytes(), &fabric()).unwrap().rows;
@@ -168,9 +170,9 @@ mod tests {
         assert_eq!((rows[0].line, rows[0].queue.as_str(), rows[1].gpus), (2, "a", 118));
     }
 
-    /// What the README beside the traces says of them.
+    /// The figures in the README next to the traces.
     #[test]
-    fn the_traces_of_the_repository_are_whole() {
+    fn the_committed_traces_are_complete() {
         for (file, count, gpu_hours, most) in
             [("lingjun-2023", 2257, 313_061.0, 744), ("philly-2017-october", 62_421, 1_621_608.0, 128)]
         {
@@ -215,7 +217,7 @@ mod tests {
         }
     }
 
-    /// A million rows that nobody keeps as text.
+    /// A million rows, generated while they are read.
     struct Million {
         row: u64,
         text: Vec<u8>,
@@ -238,15 +240,15 @@ mod tests {
     }
 
     #[test]
-    fn a_million_rows_are_played_in_less_than_a_gibibyte() {
+    fn a_million_rows_are_replayed_in_less_than_a_gibibyte() {
         let fabric = Fabric::regular(32, 8);
         let rows = read(Million { row: 0, text: Vec::new() }, &fabric).unwrap().rows;
-        let setting =
-            Setting { fabric: &fabric, model: Model::Levels, limits: Limits::Coarse, failures: None, urgent: None };
-        let played = play(&rows, setting, &mut Peer::new(&fabric, Order::Strict, Places::Domains)).unwrap();
-        assert_eq!(played.jobs.len(), 1_000_000);
-        assert!(figures(&played, fabric.gpus(), Counted::Middle).completion_mean > 0.0);
-        // Of this process, with the tests that run beside.
+        let scenario =
+            Scenario { fabric: &fabric, model: Model::Levels, limits: Limits::Coarse, failures: None, urgent: None };
+        let outcome = replay(&rows, scenario, &mut Peer::new(&fabric, Order::Strict, HostOrder::Domains)).unwrap();
+        assert_eq!(outcome.jobs.len(), 1_000_000);
+        assert!(figures(&outcome, fabric.gpus(), JobWindow::Middle).completion_mean > 0.0);
+        // Memory of the whole process, including tests that run in parallel.
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
         let kibibytes: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
@@ -254,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shaken_trace_is_another_one_in_order_and_the_same_every_time() {
+    fn shaking_a_trace_is_reproducible_and_keeps_it_sorted() {
         let rows = read(GOOD.as_bytes(), &fabric()).unwrap().rows;
         let shaken_rows = shaken(&rows, 1);
         assert_eq!(shaken_rows, shaken(&rows, 1));

@@ -1,10 +1,11 @@
-//! Tools around a training that need no cluster: manifests of others to ours, errors in logs, and what a run did.
+//! Tools around a training run that need no cluster: convert foreign manifests, explain errors in
+//! logs, and report on runs.
 //!
-//! - [`convert`]: Kubeflow's manifests to TrainJobs; every field is accounted for, so that nothing is dropped silently.
-//! - [`doctor`]: known errors as a table, who reports a line and when, and which error was first.
-//! - [`report`]: a run directory to figures, advice by rules, charts and one page.
+//! - [`convert`] converts Kubeflow manifests to TrainJobs, and accounts for every field.
+//! - [`doctor`] finds known errors in logs, who reported them and when, and which was first.
+//! - [`report`] turns a run directory into figures, rule-based advice, charts and one page.
 //!
-//! Pure: lines and documents in, values out. Files are read by `switchyard-cli`.
+//! Pure: lines and documents in, values out. `switchyard-cli` reads the files.
 #![forbid(unsafe_code)]
 
 pub mod convert;

@@ -7,76 +7,87 @@ use clap::ValueEnum;
 
 /// What to measure.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum What {
-    /// How long a developer waits: a fresh clone to the first training step, builds of the tests, one changed line.
+pub(crate) enum Benchmark {
+    /// Developer wait times: from a fresh clone to the first training step, test builds, rebuilds
+    /// after one changed line.
     Build,
-    /// ms per step with its parts, one and two processes.
+    /// Milliseconds per step by part, for one and two processes.
     Step,
     /// All-reduce between two local ranks, by size.
     AllReduce,
-    /// The controller with 1,000 workers and 1,000 jobs on a real API server, beside training-operator.
+    /// The controller with 1,000 workers and 1,000 jobs on a real API server, compared with
+    /// training-operator.
     Controller,
-    /// The controller in a cluster of 10,000 nodes with 100,000 pods, a gang of 4,096 nodes, and a day of 500 jobs that wait.
+    /// The controller in a cluster of 10,000 nodes with 100,000 pods, with a gang of 4,096 nodes
+    /// and a day of 500 queued jobs.
     ClusterSize,
-    /// The node agent at rest: memory, CPU time, calls to the API server.
+    /// The idle node agent: memory, CPU time, API server calls.
     Agent,
-    /// Placement of GPUs: quality against brute force and what is usual, time at 10,000 nodes.
+    /// GPU placement: quality against brute force and common heuristics, time at 10,000 nodes.
     Placement,
-    /// The queue on a trace of a production cluster, beside rules like those of others: completion and waiting times. Takes hours.
+    /// The queue on traces of production clusters, compared with rules like those of other
+    /// schedulers: completion and wait times. Takes hours.
     Queue,
     /// Plan and preflight of a job on 128 nodes.
     Preflight,
     /// `switchyard doctor` on logs of 1 GiB.
     Doctor,
-    /// 200 gangs in the queues of a real Kueue: partial admissions, evictions, what is charged. Scenes of its topology-aware scheduling.
+    /// 200 gangs in the queues of a real Kueue: partial admissions, evictions, charged GPUs. Also
+    /// scenes of its topology-aware scheduling.
     Kueue,
-    /// From apply to the verdict about the fabric in the status of a gang of 16.
+    /// From `kubectl apply` to the fabric verdict in the status, for a gang of 16.
     Verdict,
-    /// On real nodes: from apply to the first step, from a killed rank to the next, memory of what is installed.
+    /// On real nodes: from apply to the first step, from a killed rank to the next step, memory of
+    /// the installed components.
     Cluster,
-    /// On four real nodes in two racks: the same jobs where we put them, where kube-scheduler does, and in any order.
+    /// On four real nodes in two racks: the same jobs with our placement, kube-scheduler's, and
+    /// random placement.
     Worth,
-    /// What others do to pods and nodes of a cluster: seconds until a job runs, or its status names the cause.
+    /// Interference with pods and nodes by others: seconds until a job runs or its status names the
+    /// cause.
     Scenes,
-    /// On real nodes: what 20 random jobs and faults leave behind.
+    /// On real nodes: leftovers of 20 random jobs and faults.
     Leftovers,
     /// Matrix products and the model's step, by kernel.
     Kernels,
-    /// Training steps of GPT, BERT, ResNet-18 and MLP beside PyTorch's.
+    /// Training steps of GPT, BERT, ResNet-18 and MLP, compared with PyTorch.
     Engine,
-    /// The same in f32, with AVX2 at most on both sides.
+    /// The same in f32, with at most AVX2 on both sides.
     EngineAvx2,
 }
 
-impl What {
-    /// Its name, and the program that measures it; `None` for what is more than a program.
+impl Benchmark {
+    /// Its name and the program that measures it; `None` if it takes more than one program.
     pub(crate) fn bench(self) -> Option<(&'static str, &'static str)> {
         Some(match self {
-            What::Build | What::Cluster | What::Worth | What::Scenes | What::Leftovers => return None,
-            What::Step => ("step", "step"),
-            What::AllReduce => ("all-reduce", "all_reduce"),
-            What::Controller => ("controller", "controller"),
-            What::ClusterSize => ("cluster-size", "cluster_size"),
-            What::Agent => ("agent", "agent"),
-            What::Placement => ("placement", "placement"),
-            What::Queue => ("queue", "queue"),
-            What::Preflight => ("preflight", "preflight"),
-            What::Doctor => ("doctor", "doctor"),
-            What::Kueue => ("kueue", "kueue"),
-            What::Verdict => ("verdict", "verdict"),
-            What::Kernels => ("kernels", "kernels"),
-            What::Engine => ("engine", "engine"),
-            What::EngineAvx2 => ("engine-avx2", "engine"),
+            Benchmark::Build | Benchmark::Cluster | Benchmark::Worth | Benchmark::Scenes | Benchmark::Leftovers => {
+                return None;
+            }
+            Benchmark::Step => ("step", "step"),
+            Benchmark::AllReduce => ("all-reduce", "all_reduce"),
+            Benchmark::Controller => ("controller", "controller"),
+            Benchmark::ClusterSize => ("cluster-size", "cluster_size"),
+            Benchmark::Agent => ("agent", "agent"),
+            Benchmark::Placement => ("placement", "placement"),
+            Benchmark::Queue => ("queue", "queue"),
+            Benchmark::Preflight => ("preflight", "preflight"),
+            Benchmark::Doctor => ("doctor", "doctor"),
+            Benchmark::Kueue => ("kueue", "kueue"),
+            Benchmark::Verdict => ("verdict", "verdict"),
+            Benchmark::Kernels => ("kernels", "kernels"),
+            Benchmark::Engine => ("engine", "engine"),
+            Benchmark::EngineAvx2 => ("engine-avx2", "engine"),
         })
     }
 
-    /// Whether a figure of its result is one by which two commits are compared: of ours, and not one of many from the same run.
+    /// Whether a figure at this path of the result is used to compare two commits: it must be ours,
+    /// and not one of many from the same run.
     pub(crate) fn is_compared(self, path: &str) -> bool {
         match self {
-            What::Placement => path.ends_with("/p50Microseconds"),
-            What::Controller => path.starts_with("/switchyard/"),
-            What::Step => path.contains("Process") && path.ends_with("/stepMs"),
-            What::Engine | What::EngineAvx2 => {
+            Benchmark::Placement => path.ends_with("/p50Microseconds"),
+            Benchmark::Controller => path.starts_with("/switchyard/"),
+            Benchmark::Step => path.contains("Process") && path.ends_with("/stepMs"),
+            Benchmark::Engine | Benchmark::EngineAvx2 => {
                 path.ends_with("/ours/milliseconds") || path.ends_with("/ours/cpuMilliseconds")
             }
             _ => !path.starts_with("/machine"),
@@ -85,33 +96,36 @@ impl What {
 }
 
 /// Measures and writes the result file.
-pub(crate) fn bench(what: What) -> Result<()> {
+pub(crate) fn bench(what: Benchmark) -> Result<()> {
     let folder = root().join("docs/results");
     std::fs::create_dir_all(&folder)?;
     let Some((name, bench)) = what.bench() else {
         return match what {
-            What::Build => crate::bench_build::bench(&folder.join("build.json")),
-            What::Cluster => crate::steps::bench_cluster(&folder, "times"),
-            What::Worth => crate::steps::bench_cluster(&folder, "worth"),
-            What::Scenes => crate::steps::bench_scenes(&folder.join("scenes.json")),
+            Benchmark::Build => crate::bench_build::bench(&folder.join("build.json")),
+            Benchmark::Cluster => crate::steps::bench_cluster(&folder, "times"),
+            Benchmark::Worth => crate::steps::bench_cluster(&folder, "worth"),
+            Benchmark::Scenes => crate::steps::bench_scenes(&folder.join("scenes.json")),
             _ => crate::steps::bench_cluster(&folder, "leftovers"),
         };
     };
     let file = folder.join(format!("{name}.json"));
     let file = file.to_string_lossy().into_owned();
-    if matches!(what, What::Step | What::Controller | What::ClusterSize | What::Verdict) {
-        // As the tests' library builds them, or it would do so again: by package they have other features of their libraries.
+    if matches!(what, Benchmark::Step | Benchmark::Controller | Benchmark::ClusterSize | Benchmark::Verdict) {
+        // Select packages as the tests' library does. Selected by package they would get other
+        // features, and the library would rebuild them.
         let programs = ["--workspace", "--bin", "switchyard", "--bin", "switchyard-worker"];
         step("both programs", cargo(&["build", "--profile", SHIPPED]).args(programs))?;
     }
-    // What is measured is what is shipped; its link-time optimisation takes minutes. With Kueue, no time is compared.
-    let profile = if matches!(what, What::Kueue) { "dev" } else { SHIPPED };
+    // Measure the shipped profile; its link-time optimisation takes minutes. The Kueue benchmark
+    // compares no times.
+    let profile = if matches!(what, Benchmark::Kueue) { "dev" } else { SHIPPED };
     let mut command = cargo(&["bench", "--profile", profile, "--workspace", "--bench", bench, "--", "--json", &file]);
-    if matches!(what, What::Engine | What::EngineAvx2) {
+    if matches!(what, Benchmark::Engine | Benchmark::EngineAvx2) {
         command.arg("--python").arg(crate::wheels::TORCH.python()?);
     }
-    if matches!(what, What::EngineAvx2) {
-        // In bf16 PyTorch has no fast products without AVX-512: one step of GPT takes 3.6 s, 17 times as long as ours.
+    if matches!(what, Benchmark::EngineAvx2) {
+        // Without AVX-512, PyTorch has no fast bf16 products: one GPT step takes 3.6 s, 17 times as
+        // long as ours.
         command.args(["--avx2", "--precision", "f32"]);
     }
     step(name, &mut command)

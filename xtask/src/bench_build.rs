@@ -1,4 +1,5 @@
-//! `cargo xtask bench build`: how long a developer waits, in a fresh clone of what is committed, with an empty target folder.
+//! `cargo xtask bench build`: developer wait times in a fresh clone of the committed tree with an
+//! empty target folder.
 
 use crate::workspace::{cpu, root, stripped};
 use anyhow::{Context, Result, ensure};
@@ -10,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// Package and file of one changed line.
+/// The package and file of each one-line change.
 const LINES: [(&str, &str); 3] = [
     ("switchyard-core", "src/core/lib.rs"),
     ("switchyard-plan", "src/plan/lib.rs"),
@@ -36,7 +37,7 @@ pub(crate) fn bench(file: &Path) -> Result<()> {
 fn measure(clone: &Path) -> Result<(Json, Json)> {
     let mut git = Command::new("git");
     timed("clone", git.args(["clone", "--quiet"]).arg(root()).arg(clone))?;
-    // What is downloaded is no part of the figures.
+    // Downloads are not part of the figures.
     timed("crates of others", cargo(clone, &["fetch", "--quiet"]))?;
     let first_step = first_step(clone)?;
     let test = ["build", "--quiet", "--workspace", "--bins", "--tests"];
@@ -72,7 +73,7 @@ fn cargo(clone: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Seconds of a command that succeeds. Otherwise the error has the end of what it printed.
+/// Seconds taken by a successful command. On failure, the error has the end of its output.
 fn timed(what: &str, mut command: impl std::borrow::BorrowMut<Command>) -> Result<f64> {
     let start = Instant::now();
     let ended = command.borrow_mut().stderr(Stdio::inherit()).output().with_context(|| what.to_owned())?;
@@ -93,7 +94,7 @@ fn timed(what: &str, mut command: impl std::borrow::BorrowMut<Command>) -> Resul
 fn first_step(clone: &Path) -> Result<f64> {
     let start = Instant::now();
     let mut command = cargo(clone, &["xtask", "run", "examples/gpt-source.yaml"]);
-    // A group of its own, so that ranks end with it.
+    // Use a separate process group, so that the ranks can be killed with it.
     let mut run = command.stdout(Stdio::null()).stderr(Stdio::piped()).process_group(0).spawn()?;
     let output = run.stderr.take().context("no standard error")?;
     let mut step = None;
@@ -118,7 +119,7 @@ fn rounded(start: Instant) -> f64 {
     (start.elapsed().as_secs_f64() * 10.0).round() / 10.0
 }
 
-/// The load of the last minute: whether others computed meanwhile.
+/// Load average of the last minute, which shows whether other programs were running.
 fn load() -> Result<f64> {
     let text = fs::read_to_string("/proc/loadavg")?;
     Ok(text.split(' ').next().context("/proc/loadavg is empty")?.parse()?)

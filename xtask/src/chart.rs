@@ -1,6 +1,8 @@
-//! What is generated of the Helm chart: the CRDs as templates, `values.schema.json`, and the table of `README.md`.
+//! Generates parts of the Helm chart: the CRDs as templates, `values.schema.json`, and the table in
+//! `README.md`.
 //!
-//! The two latter come from `values.yaml` and its comments, so that there is one place to say what a value means.
+//! The latter two come from `values.yaml` and its comments, so each value is documented in one
+//! place.
 
 mod values;
 
@@ -13,14 +15,15 @@ use values::{Entry, entries};
 /// Folder of the chart in the repository.
 const CHART: &str = "charts/switchyard";
 
-/// Lines of `README.md` between which the table stands.
+/// Markers in `README.md` around the table.
 const BEGIN: &str = "<!-- generated from values.yaml by `cargo xtask gen` -->";
 const END: &str = "<!-- end of what is generated -->";
 
-/// Every generated file of the chart with its text: path from the root of the repository.
+/// Every generated file of the chart with its text; paths are relative to the repository root.
 ///
 /// # Errors
-/// `values.yaml` has a value without a comment, or is no YAML; the README lacks the place of the table.
+/// `values.yaml` is not valid YAML or has a value without a comment, or the README lacks the
+/// markers.
 pub(crate) fn generated() -> Result<Vec<(PathBuf, String)>> {
     let chart = PathBuf::from(CHART);
     let read = |name: &str| {
@@ -38,7 +41,7 @@ pub(crate) fn generated() -> Result<Vec<(PathBuf, String)>> {
     Ok(files)
 }
 
-/// A CRD that belongs to a release, and outlives it.
+/// A CRD template that belongs to a release but survives its removal.
 fn crd_template(yaml: &str) -> Result<String> {
     let (before, after) = yaml.split_once("\nspec:\n").context("a CRD without spec")?;
     anyhow::ensure!(!yaml.contains("{{"), "a CRD with braces, which Helm would take for a template");
@@ -58,13 +61,14 @@ fn schema_text(values: &[Entry]) -> Result<String> {
     let mut schema = object(values, &[]);
     schema["$schema"] = "https://json-schema.org/draft-07/schema#".into();
     schema["title"] = "Values of the chart switchyard".into();
-    // A chart that has this one as a part may switch it by this name (`condition` in its Chart.yaml).
+    // Parent charts can enable this one as a subchart under this name (`condition` in their
+    // Chart.yaml).
     schema["properties"]["enabled"] =
         json!({"type": "boolean", "description": "Read by charts that have this one as a part."});
     Ok(serde_json::to_string_pretty(&schema)? + "\n")
 }
 
-/// The schema of one of our own objects: nothing but what `values.yaml` has.
+/// The schema of one of our own objects, closed to anything that `values.yaml` lacks.
 fn object(values: &[Entry], path: &[String]) -> Json {
     let mut properties = Map::new();
     for entry in values.iter().filter(|entry| entry.path.len() == path.len() + 1 && entry.path.starts_with(path)) {
@@ -115,9 +119,10 @@ fn readme(text: &str, values: &[Entry]) -> Result<String> {
 mod tests {
     use super::*;
 
-    /// When this fails: run `cargo xtask gen`, look at `git diff charts`, and commit it with the change that caused it.
+    /// If this fails: run `cargo xtask gen`, review `git diff charts`, and commit it with the
+    /// change that caused it.
     #[test]
-    fn what_is_generated_is_committed() {
+    fn generated_files_are_committed() {
         for (path, expected) in generated().unwrap() {
             let committed = std::fs::read_to_string(root().join(&path)).unwrap_or_default();
             assert!(committed == expected, "{} differs: run `cargo xtask gen`", path.display());
@@ -128,7 +133,7 @@ mod tests {
                           open: {a: b}\n  # Which | one.\n  # @schema {\"enum\": [\"x\", \"y\"]}\n  word: x\n";
 
     #[test]
-    fn our_objects_are_closed_and_others_open() {
+    fn our_objects_are_closed_and_foreign_ones_open() {
         let schema = object(&entries(VALUES).unwrap(), &[]);
         assert_eq!(schema["additionalProperties"], false);
         assert_eq!(
@@ -145,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_every_value_in_the_order_of_the_file() {
+    fn the_table_has_every_value_in_file_order() {
         let text = readme(&format!("before\n{BEGIN}\nold\n{END}\nafter\n"), &entries(VALUES).unwrap()).unwrap();
         assert_eq!(
             text,
@@ -159,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crd_is_kept_and_can_be_left_out() {
+    fn a_crd_is_kept_and_can_be_omitted() {
         let template = crd_template("# Generated.\nkind: X\nmetadata:\n  name: a\nspec:\n  b: c\n").unwrap();
         assert!(template.starts_with(
             "{{- if ne (.Values.crds).enabled false }}\n# Generated.\nkind: X\nmetadata:\n  name: a\n  labels:"

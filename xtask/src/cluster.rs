@@ -1,4 +1,5 @@
-//! `cargo xtask cluster`: prepares what a cluster on this machine needs, then hands over to the program that keeps it.
+//! `cargo xtask cluster`: prepares the prerequisites of a cluster on this machine, then hands over
+//! to the program that runs it.
 
 mod arguments;
 
@@ -14,24 +15,24 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 use std::thread;
 
-/// The program that keeps a cluster.
+/// The program that runs a cluster.
 const BENCH: &str = "switchyard-bench-cluster";
 
 const CONTROL_PLANE: &[&str] = &["etcd", "kubernetes"];
 const NODES: &[&str] = &["kubernetes-node", "containerd", "coredns"];
 
-/// Builds the control plane, where it is missing.
+/// Builds the control plane if it is missing.
 pub(crate) fn control_plane() -> Result<()> {
     build_all(CONTROL_PLANE).map(drop)
 }
 
-/// Installs and builds what real nodes run, where it is missing.
+/// Installs and builds the programs of real nodes if they are missing.
 pub(crate) fn real_nodes() -> Result<()> {
     setup::node_tools()?;
     build_all(NODES).map(drop)
 }
 
-/// Carries out an action; returns its exit code.
+/// Runs an action and returns its exit code.
 pub(crate) fn cluster(action: &Action) -> ExitCode {
     let needs_nodes = matches!(action, Action::Check | Action::Up(Up { nodes: 1.., .. }));
     if needs_nodes && let Some(missing) = setup::missing_for_nodes() {
@@ -50,7 +51,7 @@ pub(crate) fn cluster(action: &Action) -> ExitCode {
     }
     let program = built_in(LOCAL).join(BENCH);
     let mut command = Command::new(&program);
-    // As they were typed; they have been checked.
+    // Pass on the arguments as typed; they are already validated.
     command.args(std::env::args_os().skip_while(|argument| argument != "cluster").skip(1));
     if let Action::Up(Up { nodes: 1.., images: None, .. }) = action {
         command.arg("--images").arg(images::folder());
@@ -60,11 +61,11 @@ pub(crate) fn cluster(action: &Action) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Builds what `up` starts: programs in Go next to those in Rust.
+/// Builds the programs that `up` starts, Go programs in parallel with Rust programs.
 fn prepare(up: &Up) -> Result<()> {
     let is_real = up.nodes > 0;
     if is_real {
-        // apt may ask the user to wait; nothing is compiled before it is done.
+        // Install first: apt can prompt the user, and nothing is compiled until then.
         setup::node_tools()?;
     }
     thread::scope(|scope| {

@@ -1,13 +1,13 @@
-//! A benchmark of another commit beside that of this tree, in alternating rounds on this machine.
+//! Benchmarks another commit against this tree in alternating rounds on this machine.
 //!
 //! ```text
-//! git worktree add FOLDER COMMIT -> cargo xtask compare BENCH FOLDER -> docs/results/compare.json, a section for each benchmark
+//! git worktree add FOLDER COMMIT -> cargo xtask compare BENCH FOLDER -> docs/results/compare.json
 //! ```
 //!
-//! Each side is built as its commit shipped it. What runs at the same time slows both sides down, so the least time of all rounds is compared;
-//! the medians stand beside it.
+//! Each side is built in the profile that its commit ships. Because background load slows both
+//! sides down, the minimum over all rounds is compared, with the medians next to it.
 
-use crate::bench::What;
+use crate::bench::Benchmark;
 use crate::images::SHIPPED;
 use crate::workspace::{machine, root, step, stripped, target};
 use anyhow::{Context, Result, ensure};
@@ -17,7 +17,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// One of the two.
+/// One of the two commits.
 struct Side {
     /// Folder of its checkout.
     checkout: PathBuf,
@@ -41,7 +41,7 @@ impl Side {
         command
     }
 
-    /// The commit, and whether the tree has other changes than results.
+    /// The commit, and whether the tree has changes other than results.
     fn commit(&self) -> Result<String> {
         let git = |arguments: &[&str]| -> Result<String> {
             let said = Command::new("git").args(arguments).current_dir(&self.checkout).output()?;
@@ -59,7 +59,7 @@ impl Side {
 }
 
 /// Measures both sides, prints a table, and writes the rows.
-pub(crate) fn compare(what: What, checkout: &Path, rounds: u32, arguments: &[String]) -> Result<()> {
+pub(crate) fn compare(what: Benchmark, checkout: &Path, rounds: u32, arguments: &[String]) -> Result<()> {
     let (name, bench) = what.bench().context("only benchmarks that are one program can be compared")?;
     let sides = [Side::of(checkout, checkout.join("target"))?, Side::of(&root(), target())?];
     let commits = [sides[0].commit()?, sides[1].commit()?];
@@ -111,7 +111,8 @@ pub(crate) fn compare(what: What, checkout: &Path, rounds: u32, arguments: &[Str
     fs::write(&path, format!("{}\n", serde_json::to_string_pretty(&all)?)).with_context(|| path.display().to_string())
 }
 
-/// All numbers of a result by their path. What is in a list is named by its texts and its threads, not by its place.
+/// Collects all numbers of a result by path. List elements are identified by their strings and
+/// thread counts rather than by index.
 fn figures(value: &Value, path: &str, found: &mut BTreeMap<String, Vec<f64>>) {
     match value {
         Value::Object(fields) => {
@@ -132,7 +133,7 @@ fn figures(value: &Value, path: &str, found: &mut BTreeMap<String, Vec<f64>>) {
     }
 }
 
-/// What both sides have in all rounds: the least of all, and the medians.
+/// Figures that both sides have in all rounds: minima and medians.
 fn rows(measured: &[Vec<BTreeMap<String, Vec<f64>>>; 2]) -> Vec<Value> {
     let side = |index: usize, path: &str| -> Option<Vec<f64>> {
         let rounds = measured[index].iter().map(|round| round.get(path).cloned());
@@ -145,7 +146,7 @@ fn rows(measured: &[Vec<BTreeMap<String, Vec<f64>>>; 2]) -> Vec<Value> {
         .filter_map(|path| {
             let (before, after) = (side(0, path)?, side(1, path)?);
             let (least, medians) = ((before[0], after[0]), (before[before.len() / 2], after[after.len() / 2]));
-            // Counts that are zero have no ratio.
+            // Zero counts have no ratio.
             (least.0 > 0.0 && medians.0 > 0.0).then(|| {
                 json!({
                     "what": path.trim_start_matches('/'), "before": least.0, "after": least.1, "ratio": least.1 / least.0,
@@ -161,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_of_the_same_name_are_compared_wherever_they_stand() {
+    fn figures_are_compared_by_name_in_any_order() {
         let before = json!({"time": [{"what": "a", "p50": 4.0}, {"what": "b", "p50": 1}], "gone": 3});
         let after =
             json!({"time": [{"what": "b", "p50": 2}, {"what": "a", "p50": 3.0}, {"what": "new", "p50": 1}], "zero": 0});

@@ -1,7 +1,9 @@
-//! Compiled crates of others, shared by the clones of a user: a quarter of what the first test run of a clone compiles.
+//! Caches compiled third-party crates across a user's clones. They are a quarter of what a clone's
+//! first test run compiles.
 //!
-//! Cargo finds them by fingerprints that depend neither on the clone nor on its target folder, and checks them as ever: a crate whose source,
-//! features or flags differ is compiled. Their times are kept, since cargo rebuilds what is older than what it depends on.
+//! Cargo identifies them by fingerprints that depend neither on the clone nor on its target folder,
+//! and still verifies them: a crate with different source, features or flags is recompiled.
+//! Modification times are preserved, since cargo rebuilds anything older than its dependencies.
 
 use crate::programs::cache;
 use crate::workspace::{built_in, members, root};
@@ -14,17 +16,18 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-/// Folders of a profile's folder that hold crates.
+/// Subfolders of a profile folder that hold crates.
 const FOLDERS: [&str; 3] = [".fingerprint", "build", "deps"];
-/// Outputs of the compiler, which it replaces and never rewrites. Everything else is copied, since cargo and build scripts rewrite it.
+/// Compiler outputs, which cargo replaces but never rewrites in place. All other files are copied,
+/// since cargo and build scripts rewrite them.
 const LINKED: [&str; 3] = ["rlib", "rmeta", "so"];
-/// In a target folder: what has been taken from the cache.
-const TAKEN: &str = ".shared-crates";
+/// A marker in the target folder, which records what was restored from the cache.
+const RESTORED: &str = ".shared-crates";
 
-/// Takes the crates into this clone's target folder, unless it has had them.
-pub(crate) fn take() -> Result<()> {
+/// Copies cached crates into this clone's target folder, once per clone.
+pub(crate) fn restore() -> Result<()> {
     let (shared, target) = (shared()?, built_in("dev"));
-    let marker = target.join(TAKEN);
+    let marker = target.join(RESTORED);
     let name = shared.file_name().unwrap_or_default().as_encoded_bytes();
     if !shared.is_dir() || fs::read(&marker).is_ok_and(|taken| taken == name) {
         return Ok(());
@@ -42,8 +45,8 @@ pub(crate) fn take() -> Result<()> {
     Ok(())
 }
 
-/// Keeps the crates of this clone, from which everything has just been compiled, unless there are any.
-pub(crate) fn keep() -> Result<()> {
+/// Caches the crates of this freshly compiled clone, unless the cache already has them.
+pub(crate) fn store() -> Result<()> {
     let (shared, target) = (shared()?, built_in("dev"));
     if shared.is_dir() {
         return Ok(());
@@ -51,7 +54,7 @@ pub(crate) fn keep() -> Result<()> {
     let parent = shared.parent().context("invariant: the cache has a folder")?;
     let lock = lock()?;
     lock.lock()?;
-    // Those of other versions of the compiler or of the crates are of no use any more.
+    // Crates of other compiler or dependency versions are obsolete.
     for other in fs::read_dir(parent)? {
         let path = other?.path();
         if path.is_dir() {
@@ -61,7 +64,7 @@ pub(crate) fn keep() -> Result<()> {
     let partial = parent.join("partial");
     transfer(&target, &partial, &members()?)?;
     fs::rename(&partial, &shared)?;
-    fs::write(target.join(TAKEN), shared.file_name().unwrap_or_default().as_encoded_bytes())?;
+    fs::write(target.join(RESTORED), shared.file_name().unwrap_or_default().as_encoded_bytes())?;
     Ok(())
 }
 
@@ -69,7 +72,7 @@ fn lock() -> Result<File> {
     Ok(File::create(cache("crates")?.join("lock"))?)
 }
 
-/// The folder in the cache for these versions of the crates, this compiler and these flags.
+/// The cache folder for these crate versions, this compiler and these flags.
 fn shared() -> Result<PathBuf> {
     let compiler = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())).arg("-vV").output()?;
     ensure!(compiler.status.success(), "rustc -vV: {}", compiler.status);
@@ -85,7 +88,8 @@ fn shared() -> Result<PathBuf> {
     Ok(folder.join(format!("{:016x}", hasher.finish())))
 }
 
-/// Copies or links all crates but those of these packages, over what is there. Returns how many files and folders there were.
+/// Copies or links all crates except those of `without`, overwriting existing files. Returns the
+/// number of files and folders.
 fn transfer(from: &Path, to: &Path, without: &BTreeSet<String>) -> Result<usize> {
     let mut count = 0;
     for folder in FOLDERS {
@@ -98,20 +102,21 @@ fn transfer(from: &Path, to: &Path, without: &BTreeSet<String>) -> Result<usize>
                 continue;
             }
             let target = to.join(name);
-            put(&path, &target).with_context(|| format!("{} to {}", path.display(), target.display()))?;
+            copy_or_link(&path, &target).with_context(|| format!("{} to {}", path.display(), target.display()))?;
             count += 1;
         }
     }
     Ok(count)
 }
 
-/// Programs of tests and objects of incremental builds lie beside the crates.
+/// False for test programs and incremental build objects, which are in the same folders.
 fn is_of_crate(folder: &str, path: &Path) -> bool {
     let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
     folder != "deps" || extension == "d" || LINKED.contains(&extension)
 }
 
-/// The package of `anyhow-048b8907eea8f476` or `libserde_json-0ff2cdde3c525be2.rmeta`, with hyphens.
+/// The package name, with hyphens, from `anyhow-048b8907eea8f476` or
+/// `libserde_json-0ff2cdde3c525be2.rmeta`.
 fn package_of(name: &str) -> Option<String> {
     let (package, _) = name.split_once('.').map_or(name, |(stem, _)| stem).rsplit_once('-')?;
     let is_file = name.contains('.') && !name.ends_with(".d");
@@ -119,7 +124,7 @@ fn package_of(name: &str) -> Option<String> {
     Some(package.replace('_', "-"))
 }
 
-fn put(from: &Path, to: &Path) -> io::Result<()> {
+fn copy_or_link(from: &Path, to: &Path) -> io::Result<()> {
     let of = fs::metadata(from)?;
     if of.is_dir() {
         match fs::remove_dir_all(to) {
@@ -128,7 +133,7 @@ fn put(from: &Path, to: &Path) -> io::Result<()> {
         }
         return fs::read_dir(from)?.try_for_each(|entry| {
             let entry = entry?;
-            put(&entry.path(), &to.join(entry.file_name()))
+            copy_or_link(&entry.path(), &to.join(entry.file_name()))
         });
     }
     match fs::remove_file(to) {
@@ -136,7 +141,7 @@ fn put(from: &Path, to: &Path) -> io::Result<()> {
         _ => {}
     }
     let is_linked = from.extension().is_some_and(|extension| LINKED.iter().any(|linked| extension == *linked));
-    // The cache may be on another file system.
+    // The cache can be on another file system.
     if is_linked && fs::hard_link(from, to).is_ok() {
         return Ok(());
     }
@@ -150,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn crates_of_others_are_told_from_ours() {
+    fn third_party_crates_are_distinguished_from_ours() {
         assert_eq!(package_of("anyhow-048b8907eea8f476").as_deref(), Some("anyhow"));
         assert_eq!(package_of("libserde_json-0ff2.rmeta").as_deref(), Some("serde-json"));
         assert_eq!(package_of("libloading-0ff2").as_deref(), Some("libloading"));
@@ -161,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn files_keep_their_times_and_what_is_rewritten_in_place_is_no_link() {
+    fn times_are_preserved_and_rewritten_files_are_copied() {
         let folder = tempfile::tempdir().unwrap();
         let (from, to) = (folder.path().join("from"), folder.path().join("to"));
         for name in [

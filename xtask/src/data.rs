@@ -8,40 +8,40 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What can be had.
+/// A data set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum What {
-    /// 1,797 handwritten digits of 8 x 8 pixels from 0 to 16 (Alpaydin and Kaynak 1998, UCI; the part that comes with scikit-learn), as
-    /// `target/data/digits.csv`.
+pub(crate) enum DataSet {
+    /// 1,797 handwritten digits of 8 x 8 pixels from 0 to 16 (Alpaydin and Kaynak 1998, UCI; the
+    /// subset shipped with scikit-learn), as `target/data/digits.csv`.
     Digits,
-    /// The text of this repository as token numbers of 16 bits, as `target/data/tokens`.
+    /// The text of this repository as 16-bit tokens, as `target/data/tokens`.
     Tokens,
-    /// NVIDIA's compiler of kernels, its disassembler, and the headers of its driver and of NVTX, from PyPI (97 MB), as folders in
-    /// `target/data`. Tests of GPU kernels need them; nothing of them needs a GPU.
+    /// NVIDIA's kernel compiler, its disassembler, and the driver and NVTX headers, from PyPI (97
+    /// MB), as folders in `target/data`. Tests of GPU kernels need them, but no GPU.
     Cuda,
 }
 
-/// The package whose wheel holds the digits, of a fixed version: the same bytes everywhere.
+/// The package with the digits, pinned so that the bytes are the same everywhere.
 const PACKAGE: &str = "scikit-learn==1.7.2";
-/// Lines of the file, and numbers of a line: 64 pixels and the class.
+/// Number of lines, and values per line: 64 pixels and the class.
 const DIGITS: (usize, usize) = (1797, 65);
 
-/// Writes the data where they are missing; returns where they are.
-pub(crate) fn data(what: What) -> Result<PathBuf> {
+/// Writes the data if they are missing and returns their path.
+pub(crate) fn data(what: DataSet) -> Result<PathBuf> {
     match what {
-        What::Digits => digits(),
-        What::Tokens => tokens(),
-        What::Cuda => crate::wheels::cuda().map(|()| folder()),
+        DataSet::Digits => digits(),
+        DataSet::Tokens => tokens(),
+        DataSet::Cuda => crate::wheels::cuda().map(|()| folder()),
     }
 }
 
-/// Takes the digits out of scikit-learn's wheel, which is a zip archive. Kept in the user's cache directory, so that `cargo clean` costs no
-/// download.
+/// Extracts the digits from scikit-learn's wheel, which is a zip archive. They are kept in the
+/// user's cache directory, so `cargo clean` does not force a new download.
 fn digits() -> Result<PathBuf> {
     let cached = cache("data")?.join(PACKAGE).join("digits.csv");
     if !cached.is_file() {
         fetch(&cached).context(
-            "the digits come with a Python package: python3 with pip is needed, and once a way to PyPI or a mirror that pip is told of",
+            "the digits come with a Python package: python3 with pip is required, with access to PyPI or a mirror configured in pip",
         )?;
     }
     let text = fs::read_to_string(&cached).with_context(|| cached.display().to_string())?;
@@ -50,7 +50,7 @@ fn digits() -> Result<PathBuf> {
 }
 
 fn fetch(to: &Path) -> Result<()> {
-    /// Takes a file that is packed once more out of the wheel in a directory.
+    /// Extracts a gzipped file from the wheel in a directory.
     const UNPACK: &str = "import glob, gzip, sys, zipfile\n\
         [wheel] = glob.glob(sys.argv[1] + '/*.whl')\n\
         packed = zipfile.ZipFile(wheel).read('sklearn/datasets/data/digits.csv.gz')\n\
@@ -67,7 +67,7 @@ fn fetch(to: &Path) -> Result<()> {
     });
     let _ = fs::remove_dir_all(&wheels);
     unpacked?;
-    // Two at once write the same bytes, and nobody sees half of them.
+    // Concurrent runs write the same bytes, and the rename is atomic.
     fs::rename(&partial, to).with_context(|| format!("cannot move the digits to {}", to.display()))
 }
 
@@ -81,7 +81,8 @@ fn check(text: &str) -> Result<()> {
     Ok(())
 }
 
-/// The bytes of all files that git tracks with these names, one after another: nine tenths for training, the rest for validation.
+/// The concatenated bytes of all tracked files with these names: nine tenths for training, the rest
+/// for validation.
 fn tokens() -> Result<PathBuf> {
     let mut git = Command::new("git");
     git.args(["ls-files", "-z", "*.rs", "*.md"]).current_dir(root()).stdin(Stdio::null());
@@ -99,7 +100,7 @@ fn tokens() -> Result<PathBuf> {
     Ok(folder().join("tokens"))
 }
 
-/// Where manifests look for it: beside the programs, whatever `CARGO_TARGET_DIR` says.
+/// Where manifests expect the data: next to the programs, regardless of `CARGO_TARGET_DIR`.
 fn folder() -> PathBuf {
     root().join("target/data")
 }

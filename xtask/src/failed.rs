@@ -1,4 +1,5 @@
-//! What failed in the last run of `cargo xtask test`, kept in the target folder so that the next run starts with it.
+//! Records the failures of the last `cargo xtask test` in the target folder, so that the next run
+//! starts with them.
 
 use crate::stages::Stage;
 use crate::totals::{Name, Totals};
@@ -10,18 +11,19 @@ fn file() -> PathBuf {
     target().join("tests/failed.json")
 }
 
-/// The tests that failed the last time; none where nothing failed or the file cannot be read.
+/// The tests that failed last time; empty if none did or the file cannot be read.
 pub(crate) fn last() -> Vec<Name> {
     fs::read(file()).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
 }
 
-/// Replaces what is known about these stages. A file that cannot be written costs the next run its order, nothing else.
+/// Replaces the records of these stages. If the file cannot be written, the next run only loses its
+/// order.
 pub(crate) fn write(stages: &[&Stage], totals: &Totals) {
     let failed = merged(last(), stages, totals.failures.iter().map(|failure| failure.name.clone()));
     let _ = serde_json::to_vec_pretty(&failed).map(|text| fs::write(file(), text));
 }
 
-/// Failures of stages that did not run stay.
+/// Keeps the failures of stages that did not run.
 fn merged(last: Vec<Name>, stages: &[&Stage], now: impl Iterator<Item = Name>) -> Vec<Name> {
     let mut failed: Vec<Name> =
         last.into_iter().filter(|name| stages.iter().all(|stage| stage.name != name.stage)).chain(now).collect();

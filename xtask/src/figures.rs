@@ -1,13 +1,18 @@
-//! Measured figures of the documents: `xtask/src/performance.md` with its holes filled from the result files becomes
-//! `docs/performance.md`, and `xtask/src/figures.md` the table in `README.md`.
+//! Fills in the measured figures of documents. From templates and the result files,
+//! `xtask/src/performance.md` becomes `docs/performance.md`, and `xtask/src/figures.md` the table
+//! in `README.md`.
 //!
-//! A hole is `{{FILE | PATH | DECIMALS}}`, or `{{FILE | PATH | DECIMALS | xFACTOR}}` (or `/DIVISOR`), or `{{FILE | PATH}}` for a text. FILE is one of
-//! `docs/results` without `.json`. PATH names fields by dots: `cluster.0.placed` is the first of a list, `rows[case=gpt][threads=1].ratio` the
-//! only one in a list whose fields are these, and behind `least`, `most` or `median` the path goes on in every one of a list:
-//! `oneProcess.least.stepMs`, `rows[case=gpt].most.ratio`. `PATH / PATH` is how many times the first has the second. What a file has no value for is `–`.
+//! A placeholder is `{{FILE | PATH | DECIMALS}}`, `{{FILE | PATH | DECIMALS | xFACTOR}}` (or
+//! `/DIVISOR`), or `{{FILE | PATH}}` for a text. FILE is a file in `docs/results` without `.json`.
+//! PATH names fields separated by dots: `cluster.0.placed` takes the first element of a list,
+//! `rows[case=gpt][threads=1].ratio` the only element whose fields have these values. After
+//! `least`, `most` or `median`, the rest of the path is evaluated for each element of a list:
+//! `oneProcess.least.stepMs`, `rows[case=gpt].most.ratio`. `PATH / PATH` is the ratio of two
+//! values. A missing value becomes `–`.
 //!
-//! `{{each FILE | LIST}} … {{end}}` repeats what is between for each in a list, `rows[case=gpt]` being those whose field is that. There, the file
-//! `item` is the one that is shown, and `@NAME` in a hole its field of that name.
+//! `{{each FILE | LIST}} … {{end}}` repeats its body for each element of a list; `rows[case=gpt]`
+//! selects the elements with that field value. In the body, the file `item` is the current element,
+//! and `@NAME` in a placeholder is its field of that name.
 
 use crate::workspace::root;
 use anyhow::{Context, Result, bail, ensure};
@@ -18,37 +23,39 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// The page with holes.
+/// Template of the page.
 const PAGE: &str = include_str!("performance.md");
-/// The table of the README with holes, and what stands around it there.
+/// Template of the README's table, and the markers around it.
 const TABLE: &str = include_str!("figures.md");
 const BEGIN: &str = "<!-- figures: generated from xtask/src/figures.md and docs/results by `cargo xtask gen` -->\n";
 const END: &str = "<!-- end of the figures -->";
 
-/// The files and their texts.
+/// The generated files with their texts.
 ///
 /// # Errors
-/// A hole that no figure fits: the hole, and what is wrong with it. The README cannot be read, or has no place for the table.
+/// A placeholder that cannot be filled, with the reason. The README cannot be read, or lacks the
+/// markers.
 pub(crate) fn generated() -> Result<[(PathBuf, String); 2]> {
     let results = root().join("docs/results");
     let readme = fs::read_to_string(root().join("README.md")).context("README.md")?;
     let place = readme.split_once(BEGIN).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
     let (before, after) = place.with_context(|| format!("README.md: expected {BEGIN}and behind it {END}"))?;
-    let readme = format!("{before}{BEGIN}{}{END}{after}", filled(TABLE, &results)?);
-    Ok([("docs/performance.md".into(), filled(PAGE, &results)?), ("README.md".into(), readme)])
+    let readme = format!("{before}{BEGIN}{}{END}{after}", fill(TABLE, &results)?);
+    Ok([("docs/performance.md".into(), fill(PAGE, &results)?), ("README.md".into(), readme)])
 }
 
-/// A text with its holes filled from the files of a folder.
-fn filled(text: &str, results: &Path) -> Result<String> {
-    filled_for(text, &Files { results, item: None, read: &RefCell::default() })
+/// Fills the placeholders of a text from the files of a folder.
+fn fill(text: &str, results: &Path) -> Result<String> {
+    fill_for(text, &Files { results, item: None, read: &RefCell::default() })
 }
 
-/// Where figures come from.
+/// Sources of the figures.
 struct Files<'a> {
     results: &'a Path,
-    /// What is shown of a list.
+    /// The current element of a list.
     item: Option<&'a Json>,
-    /// Files by name: hundreds of holes name the same few, and the largest has half a megabyte.
+    /// Files by name, cached because hundreds of placeholders refer to the same few, and the
+    /// largest is half a megabyte.
     read: &'a RefCell<BTreeMap<String, Rc<Json>>>,
 }
 
@@ -68,31 +75,32 @@ impl Files<'_> {
     }
 }
 
-fn filled_for(text: &str, files: &Files<'_>) -> Result<String> {
+fn fill_for(text: &str, files: &Files<'_>) -> Result<String> {
     let (mut page, mut rest) = (String::new(), text);
     while let Some((before, part)) = rest.split_once("{{") {
         page.push_str(before);
-        let (hole, after) = part.split_once("}}").with_context(|| format!("a hole without end: {part}"))?;
-        let fill = || -> Result<(String, &str)> {
-            let Some(list) = hole.strip_prefix("each ") else { return Ok((figure(hole, files)?, after)) };
+        let (placeholder, after) =
+            part.split_once("}}").with_context(|| format!("an unterminated placeholder: {part}"))?;
+        let filled = || -> Result<(String, &str)> {
+            let Some(list) = placeholder.strip_prefix("each ") else { return Ok((figure(placeholder, files)?, after)) };
             let (block, after) = after.split_once("{{end}}").context("expected {{end}} behind it")?;
             let (file, path) = list.split_once('|').context("expected each FILE | LIST")?;
             let file = files.read(file.trim())?;
-            let list = chosen(&file, path.trim())?;
+            let list = select(&file, path.trim())?;
             ensure!(!list.is_empty(), "the list is empty");
-            let of = |item: &Json| filled_for(block, &Files { item: Some(item), ..*files });
+            let of = |item: &Json| fill_for(block, &Files { item: Some(item), ..*files });
             Ok((list.iter().map(of).collect::<Result<_>>()?, after))
         };
-        let (filled, after) = fill().with_context(|| format!("{{{{{hole}}}}}"))?;
+        let (filled, after) = filled().with_context(|| format!("{{{{{placeholder}}}}}"))?;
         page.push_str(&filled);
         rest = after;
     }
     Ok(page + rest)
 }
 
-/// A hole in which `@NAME` is replaced by the field of that name.
-fn named(hole: &str, item: &Json) -> Result<String> {
-    let mut parts = hole.split('@');
+/// Replaces `@NAME` in a placeholder by the element's field.
+fn named(placeholder: &str, item: &Json) -> Result<String> {
+    let mut parts = placeholder.split('@');
     let mut text = parts.next().unwrap_or_default().to_string();
     for part in parts {
         let end = part.find(|letter: char| !letter.is_alphanumeric()).unwrap_or(part.len());
@@ -102,14 +110,14 @@ fn named(hole: &str, item: &Json) -> Result<String> {
     Ok(text)
 }
 
-/// A text without quotes, a number as it is written.
+/// Formats a value: a string without quotes, a number as written.
 fn text_of(value: &Json) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_string)
 }
 
-fn figure(hole: &str, files: &Files<'_>) -> Result<String> {
-    let hole = files.item.map_or_else(|| Ok(hole.to_string()), |item| named(hole, item))?;
-    let words: Vec<&str> = hole.split('|').map(str::trim).collect();
+fn figure(placeholder: &str, files: &Files<'_>) -> Result<String> {
+    let placeholder = files.item.map_or_else(|| Ok(placeholder.to_string()), |item| named(placeholder, item))?;
+    let words: Vec<&str> = placeholder.split('|').map(str::trim).collect();
     let (file, path, decimals, factor) = match words[..] {
         [file, path] => (file, path, None, 1.0),
         [file, path, decimals] => (file, path, Some(decimals), 1.0),
@@ -129,7 +137,7 @@ fn figure(hole: &str, files: &Files<'_>) -> Result<String> {
         (Json::String(text), None) => Ok(text.clone()),
         (Json::Number(number), Some(decimals)) => {
             let places = decimals.parse().with_context(|| format!("got the decimals `{decimals}`"))?;
-            // A half is rounded up: 6.35 is a little less than that in binary.
+            // Round halves up: 6.35 is slightly less than that in binary.
             let number = number.as_f64().context("no finite number")? * factor * (1.0 + 1e-12);
             Ok(format!("{number:.places$}"))
         }
@@ -137,21 +145,21 @@ fn figure(hole: &str, files: &Files<'_>) -> Result<String> {
     }
 }
 
-/// What stands at a path, or at one ÷ what stands at another.
+/// The value at a path, or the quotient of the values at two paths.
 fn quotient(from: &Json, path: &str) -> Result<Json> {
     let Some((above, below)) = path.split_once(" / ") else { return value(from, path) };
     let number = |path: &str| value(from, path)?.as_f64().with_context(|| format!("{path}: no number"));
     Ok(Json::from(number(above)? / number(below)?))
 }
 
-/// What stands at a path.
+/// The value at a path.
 fn value(from: &Json, path: &str) -> Result<Json> {
     if path.is_empty() {
         return Ok(from.clone());
     }
     if path.starts_with('[') {
-        let (condition, found, rest) = filtered(from, path)?;
-        // Further conditions choose among them.
+        let (condition, found, rest) = filter(from, path)?;
+        // Further conditions select among these.
         if rest.starts_with('[') {
             return value(&found.into(), rest);
         }
@@ -176,32 +184,33 @@ fn value(from: &Json, path: &str) -> Result<Json> {
     value(found.with_context(|| format!("there is no `{name}`"))?, rest)
 }
 
-/// Those of a list that a condition at the beginning of a path chooses: the condition, what it chooses, and the path behind it.
+/// Selects list elements by the condition at the start of a path. Returns the condition, the
+/// elements, and the rest of the path.
 fn filtered<'a>(from: &Json, path: &'a str) -> Result<(&'a str, Vec<Json>, &'a str)> {
     let (condition, rest) = path[1..].split_once(']').with_context(|| format!("no `]` after {path}"))?;
     let (key, wanted) = condition.split_once('=').with_context(|| format!("[{condition}]: expected KEY=VALUE"))?;
     let list = from.as_array().with_context(|| format!("[{condition}]: no list"))?;
-    // A number is chosen by its text.
+    // Numbers are compared as text.
     let is = |item: &&Json| value(item, key).is_ok_and(|field| text_of(&field) == wanted);
     Ok((condition, list.iter().filter(is).cloned().collect(), rest))
 }
 
-/// All that a path chooses of a list.
-fn chosen(from: &Json, path: &str) -> Result<Vec<Json>> {
+/// All elements of a list that a path selects.
+fn select(from: &Json, path: &str) -> Result<Vec<Json>> {
     let (name, mut rest) = path.split_at(path.find('[').unwrap_or(path.len()));
     let mut found = value(from, name)?;
     while rest.starts_with('[') {
-        let (_, next, behind) = filtered(&found, rest)?;
+        let (_, next, behind) = filter(&found, rest)?;
         (found, rest) = (next.into(), behind);
     }
     ensure!(rest.is_empty(), "got `{rest}` behind the conditions of a list");
     found.as_array().cloned().with_context(|| format!("{path}: no list"))
 }
 
-/// What makes one number of a list.
+/// Functions that fold a list of numbers into one.
 const FOLDS: [&str; 3] = ["least", "most", "median"];
 
-/// The least, the greatest or the middle of what stands at a path in each of a list.
+/// The minimum, maximum or median of the values at a path in each element of a list.
 fn fold(list: &[Json], how: &str, path: &str) -> Result<Json> {
     let number = |item: &Json| value(item, path)?.as_f64().with_context(|| format!("{path}: no number"));
     let mut numbers: Vec<f64> = list.iter().map(number).collect::<Result<_>>()?;
@@ -218,9 +227,10 @@ fn fold(list: &[Json], how: &str, path: &str) -> Result<Json> {
 mod tests {
     use super::*;
 
-    /// When this fails: run `cargo xtask gen`, look at `git diff docs`, and commit it with the change that caused it.
+    /// If this fails: run `cargo xtask gen`, review `git diff docs`, and commit it with the change
+    /// that caused it.
     #[test]
-    fn the_documents_have_the_figures_of_the_files() {
+    fn the_documents_match_the_result_files() {
         for (path, expected) in generated().unwrap() {
             let committed = fs::read_to_string(root().join(&path)).unwrap_or_default();
             assert!(committed == expected, "{} differs: run `cargo xtask gen`", path.display());
@@ -228,14 +238,14 @@ mod tests {
     }
 
     #[test]
-    fn holes_are_filled_or_refused() {
+    fn placeholders_are_filled_or_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let text = r#"{"cpu": "A (b)", "rows": [{"case": "x", "threads": 1, "ms": 1.26}, {"case": "x", "threads": 2, "ms": 3},
             {"inner": {"way": 2}, "ms": 5}],
             "list": [4, 1, 2, 9], "half": 6.35, "none": null}"#;
         fs::write(folder.path().join("a.json"), text).unwrap();
-        let fill = |hole: &str| filled(&format!("<{{{{{hole}}}}}>"), folder.path());
-        for (hole, expected) in [
+        let fill = |placeholder: &str| fill(&format!("<{{{{{placeholder}}}}}>"), folder.path());
+        for (placeholder, expected) in [
             ("a | cpu", "<A (b)>"),
             ("a | rows[case=x][threads=1].ms | 1", "<1.3>"),
             ("a | rows.1.ms | 0", "<3>"),
@@ -249,11 +259,11 @@ mod tests {
             ("a | half | 2 | /2", "<3.18>"),
             ("a | none | 1", "<–>"),
         ] {
-            assert_eq!(fill(hole).unwrap(), expected, "{hole}");
+            assert_eq!(fill(placeholder).unwrap(), expected, "{placeholder}");
         }
         let each = "{{each a | rows[case=x]}}{{item | threads | 0}}: {{item | ms | 1}} of {{a | rows[threads=@threads].ms | 2}}; {{end}}{{a | half | 1}}";
-        assert_eq!(filled(each, folder.path()).unwrap(), "1: 1.3 of 1.26; 2: 3.0 of 3.00; 6.4");
-        for (hole, words) in [
+        assert_eq!(fill(each, folder.path()).unwrap(), "1: 1.3 of 1.26; 2: 3.0 of 3.00; 6.4");
+        for (placeholder, words) in [
             ("each a | rows[case=x]", "expected {{end}}"),
             ("each a | rows[case=y]}}{{end", "the list is empty"),
             ("each a | cpu}}{{end", "cpu: no list"),
@@ -266,8 +276,8 @@ mod tests {
             ("a | rows.0.ms | 1 | 10", "expected x0.001, /3600"),
             ("a", "expected FILE | PATH"),
         ] {
-            let refused = format!("{:#}", fill(hole).unwrap_err());
-            assert!(refused.contains(words), "{hole}: {refused}");
+            let refused = format!("{:#}", fill(placeholder).unwrap_err());
+            assert!(refused.contains(words), "{placeholder}: {refused}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask test --frameworks`: the real frameworks of others, and the result file.
+//! `cargo xtask test --frameworks`: tests with real third-party frameworks, and their result file.
 
 use crate::cluster::control_plane;
 use crate::stages::FRAMEWORKS as FRAMEWORKS_MODULE;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 use std::fs;
 
-/// Installs the frameworks where they are missing, runs their tests, and writes what passed.
+/// Installs missing frameworks, runs their tests, and writes the results.
 pub(crate) fn test() -> Result<()> {
     let (torch, others) = (TORCH.python()?, FRAMEWORKS.python()?);
     control_plane()?;

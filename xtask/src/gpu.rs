@@ -1,4 +1,5 @@
-//! `cargo xtask test --gpu-libraries`, and `cargo xtask gpu bundle`: what goes to a machine with a GPU that has neither a network nor a compiler.
+//! `cargo xtask test --gpu-libraries` and `cargo xtask gpu bundle`, which packs an archive for a
+//! GPU machine without network or compiler.
 
 use crate::images::layout::strip;
 use crate::images::{SHIPPED, Version, programs_in};
@@ -11,34 +12,37 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The probe, which runs everything, and the worker beside it, which it trains with.
+/// The probe, which runs everything, and the worker that it trains with.
 const PROGRAMS: [&str; 2] = ["gpu-probe", "switchyard-worker"];
-/// Pages of this repository that are in it.
+/// Pages included in the archive.
 const PAGES: [&str; 2] = ["docs/gpu-probe.md", "LICENSE"];
-/// The folder of launches that the tests of the kernels have recorded, beside the probe.
+/// Folder, next to the probe, with the launches recorded by the kernel tests.
 const VECTORS: &str = "vectors";
-/// Tells the tests of the kernels where to record their launches.
+/// The variable that makes kernel tests record their launches, and where.
 const RECORD: &str = "SWITCHYARD_RECORD_VECTORS";
-/// The most MiB of an archive: what is carried to such machines is limited.
-const MOST: f64 = 60.0;
+/// Largest archive in MiB, because transfers to isolated machines are limited.
+const MAX_MIB: f64 = 60.0;
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum What {
-    /// Pack the probe, the worker and launches of every kernel into one archive; print its size, and the command to run there.
+pub(crate) enum GpuCommand {
+    /// Pack the probe, the worker and launches of every kernel into one archive. Prints its size
+    /// and the command to run on the other machine.
     Bundle {
-        /// The archive; target/gpu-bundle.tar.gz if not given.
+        /// The archive. Default: target/gpu-bundle.tar.gz.
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
-        /// Profile of the programs: `dist` is what the images have; `release` is faster to build.
+        /// Profile of the programs: `dist` as in the images, `release` for a faster build.
         #[arg(long, default_value = SHIPPED)]
         profile: String,
-        /// Record no launches of kernels: the probe's part `vectors` then has nothing to compare with. Saves two minutes and half of the size.
+        /// Do not record kernel launches: the probe's part `vectors` then has nothing to compare
+        /// with. Saves two minutes and half of the size.
         #[arg(long)]
         without_vectors: bool,
     },
 }
 
-/// `cargo xtask test --gpu-libraries`: fetches NVIDIA's libraries, opens them without a GPU, and compares our bindings with their headers.
+/// `cargo xtask test --gpu-libraries`: fetches NVIDIA's libraries, loads them without a GPU, and
+/// compares our bindings with their headers.
 ///
 /// # Errors
 /// They cannot be fetched, or a test fails.
@@ -57,12 +61,13 @@ pub(crate) fn libraries() -> Result<()> {
     tests.iter().try_for_each(|(name, arguments)| step(name, &mut cargo(arguments)))
 }
 
-/// Does it.
+/// Runs a `gpu` subcommand.
 ///
 /// # Errors
-/// A program does not build, a kernel is wrong on the executor, or the archive cannot be written or is too large.
-pub(crate) fn gpu(what: &What) -> Result<()> {
-    let What::Bundle { out, profile, without_vectors } = what;
+/// A program does not build, a kernel fails on the executor, or the archive cannot be written or is
+/// too large.
+pub(crate) fn gpu(what: &GpuCommand) -> Result<()> {
+    let GpuCommand::Bundle { out, profile, without_vectors } = what;
     step(&format!("programs of the bundle ({profile})"), &mut programs_in(profile, &PROGRAMS))?;
     // Cargo builds the profile `dev` in `debug`.
     let built = target().join(if profile == "dev" { "debug" } else { profile });
@@ -74,7 +79,7 @@ pub(crate) fn gpu(what: &What) -> Result<()> {
     }
     pack(&folder, &archive, Version::of_this_tree().time)?;
     let size = fs::metadata(&archive).with_context(|| archive.display().to_string())?.len() as f64 / 1_048_576.0;
-    small(size)?;
+    check_size(size)?;
     println!("{}: {size:.1} MiB. On the machine with the GPU:", archive.display());
     println!(
         "    tar -xzf {} && gpu-bundle/gpu-probe --out results",
@@ -83,7 +88,7 @@ pub(crate) fn gpu(what: &What) -> Result<()> {
     Ok(())
 }
 
-/// The files of the archive in a folder.
+/// Copies the files of the archive to a folder.
 fn lay_out(built: &Path, folder: &Path) -> Result<()> {
     if folder.exists() {
         fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
@@ -99,10 +104,11 @@ fn lay_out(built: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs the tests of the kernels, which record their launches into a folder.
+/// Runs the kernel tests, which record their launches in a folder.
 fn record(folder: &Path) -> Result<()> {
     wheels::cuda()?;
-    // On one thread: the cases are then in the same order each time. Programs for other devices have no launches.
+    // Use one thread, so that the cases have the same order each time. Programs for other devices
+    // have no launches.
     let arguments = ["test", "--package", "switchyard-cuda-reference", "--test", "kernels", "--quiet", "--"];
     let mut command = cargo(&arguments);
     command.args(["--test-threads=1", "--skip", "resources::"]);
@@ -115,7 +121,7 @@ fn record(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The same files and time give the same archive.
+/// Packs the archive reproducibly: the same files and time give the same bytes.
 fn pack(folder: &Path, archive: &Path, time: u64) -> Result<()> {
     let parent = folder.parent().context("invariant: the bundle lies in the target folder")?;
     let mut tar = Command::new("tar");
@@ -125,15 +131,15 @@ fn pack(folder: &Path, archive: &Path, time: u64) -> Result<()> {
     quietly("archive", &mut tar)
 }
 
-/// Fails for an archive of too many MiB.
-fn small(size: f64) -> Result<()> {
-    ensure!(size <= MOST, "the bundle has {size:.1} MiB; expected at most {MOST}");
+/// Fails if the archive is too large.
+fn check_size(size: f64) -> Result<()> {
+    ensure!(size <= MAX_MIB, "the bundle has {size:.1} MiB; expected at most {MAX_MIB}");
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{MOST, pack, small};
+    use super::{MAX_MIB, check_size, pack};
     use std::process::Command;
 
     #[test]
@@ -150,7 +156,7 @@ mod tests {
         assert!(a == b);
         let list = Command::new("tar").arg("-tzf").arg(place.path().join("a")).output().unwrap();
         assert_eq!(String::from_utf8(list.stdout).unwrap(), "bundle/\nbundle/program\n");
-        small(MOST).unwrap();
-        assert!(small(MOST + 1.0).unwrap_err().to_string().contains("61.0 MiB; expected at most 60"));
+        check_size(MAX_MIB).unwrap();
+        assert!(check_size(MAX_MIB + 1.0).unwrap_err().to_string().contains("61.0 MiB; expected at most 60"));
     }
 }

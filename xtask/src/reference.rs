@@ -1,4 +1,5 @@
-//! The reference of the API for people, `docs/api.md`: every field of the CRDs with its type, bounds, default and meaning.
+//! Generates the API reference, `docs/api.md`: every field of the CRDs with its type, bounds,
+//! default and description.
 
 use crate::workspace::crds;
 use anyhow::{Context, Result};
@@ -6,8 +7,8 @@ use serde_json::Value as Json;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-/// Where the schema of Kubernetes begins, which others document: the field's end, and the words in its place.
-const OTHERS: [(&str, &str); 2] = [
+/// Field suffixes where Kubernetes' own schema begins, and the text that replaces it.
+const KUBERNETES_SCHEMAS: [(&str, &str); 2] = [
     (
         "spec.template",
         "A PodTemplateSpec of Kubernetes; `containers` may be left out, and what is given is merged by name with what Switchyard sets.",
@@ -22,10 +23,10 @@ const HEAD: &str = "# Fields of the API\n\n<!-- generated from the CRDs by `carg
 `training.switchyard.dev`, version `v1alpha1`. `[]` is an item of a list, `*` a key of a map. Fields are optional unless *required*. A rule is the \
 message that the API server returns when it is broken. What the fields of `spec.engine` do: [trainjob.md](trainjob.md).\n";
 
-/// The file and its text.
+/// The generated file with its text.
 ///
 /// # Errors
-/// A CRD without a schema.
+/// A CRD has no schema.
 pub(crate) fn generated() -> Result<(PathBuf, String)> {
     let mut text = HEAD.to_owned();
     for (_, crd) in crds()? {
@@ -45,12 +46,12 @@ pub(crate) fn generated() -> Result<(PathBuf, String)> {
     Ok((PathBuf::from("docs/api.md"), text))
 }
 
-/// A row for each field below one, in the order of their names.
+/// Adds a row for each field below `path`, in name order.
 fn rows(path: &str, schema: &Json, text: &mut String) {
     let required: Vec<&str> = schema["required"].as_array().into_iter().flatten().filter_map(Json::as_str).collect();
     for (name, field) in schema["properties"].as_object().into_iter().flatten() {
         let full = format!("{path}.{name}");
-        let others = OTHERS.iter().find(|(end, _)| *end == full).map(|(_, words)| *words);
+        let others = KUBERNETES_SCHEMAS.iter().find(|(end, _)| *end == full).map(|(_, words)| *words);
         let mut meaning = others.map_or_else(|| sentence(field), str::to_owned);
         if required.contains(&name.as_str()) {
             meaning.insert_str(0, "*Required.* ");
@@ -71,7 +72,7 @@ fn rows(path: &str, schema: &Json, text: &mut String) {
     }
 }
 
-/// The type in words.
+/// The type as text.
 fn kind(field: &Json) -> String {
     if let Some(words) = field["enum"].as_array() {
         let words: Vec<String> = words.iter().filter_map(Json::as_str).map(|word| format!("`{word}`")).collect();
@@ -91,13 +92,13 @@ fn kind(field: &Json) -> String {
     }
 }
 
-/// What is written about a field, on one line.
+/// The description on one line.
 fn sentence(field: &Json) -> String {
     let text = field["description"].as_str().unwrap_or_default();
     text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
 }
 
-/// The least and the most.
+/// Minimum and maximum.
 fn bounds(field: &Json) -> Option<String> {
     let pairs =
         [("minimum", "maximum", ""), ("minLength", "maxLength", " characters"), ("minItems", "maxItems", " items")];
@@ -111,19 +112,20 @@ fn bounds(field: &Json) -> Option<String> {
     (!all.is_empty()).then(|| all.join(" "))
 }
 
-/// A bound, of which all are whole; the schema's type has them as floats.
+/// Formats a bound. All bounds are whole numbers, but the schema has them as floats.
 fn number(bound: &Json) -> String {
     bound.as_f64().map_or_else(|| bound.to_string(), |bound| bound.to_string())
 }
 
 fn default(field: &Json) -> Option<String> {
-    // Of an object the defaults of its fields say the same; most descriptions say it too, some with a reason.
+    // An object's default repeats its fields' defaults; most descriptions mention theirs, some with
+    // a reason.
     let is_said = sentence(field).contains("Default");
     let value = Some(&field["default"]).filter(|value| !value.is_null() && !value.is_object() && !is_said)?;
     Some(format!("Default `{}`.", value.as_str().map_or_else(|| value.to_string(), str::to_owned)))
 }
 
-/// The messages of the rules of a field.
+/// Messages of the field's validation rules.
 fn rules(field: &Json) -> Option<String> {
     let rules = field["x-kubernetes-validations"].as_array()?;
     let words: Vec<&str> = rules.iter().filter_map(|rule| rule["message"].as_str()).collect();
@@ -135,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reference_is_that_of_the_crds() {
+    fn the_reference_matches_the_crds() {
         let (path, text) = generated().unwrap();
         let committed = std::fs::read_to_string(crate::workspace::root().join(&path)).unwrap();
         assert!(committed == text, "{} differs: run `cargo xtask gen`", path.display());

@@ -1,10 +1,11 @@
-//! Runs stages: what must be there is installed beside the compilation, then the lanes run side by side; the times come at the end.
+//! Runs stages: installs prerequisites during compilation, then runs the lanes in parallel and
+//! prints the times.
 
 use crate::crates;
 use crate::failed;
 use crate::images::Version;
 use crate::record::{self, Load, Record};
-use crate::setup::{self, Need, Needs};
+use crate::setup::{self, Prerequisite, Prerequisites};
 use crate::stages::{Lane, STAGES, Stage, Work};
 use crate::test_programs::{self, Program, Selection};
 use crate::totals::{Launch, Name, Outcome, Time, Totals, log};
@@ -17,7 +18,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-/// How many of the slowest tests are named.
+/// Number of slowest tests to print.
 const SLOWEST: usize = 20;
 
 /// Prints the stages.
@@ -28,22 +29,22 @@ pub(crate) fn list() {
     }
 }
 
-/// Runs the stages of these names, or all, and prints the totals. What failed the last time runs first.
+/// Runs the named stages, or all, and prints the totals. Tests that failed last time run first.
 pub(crate) fn run(names: &[String], record: Option<Record>) -> Result<()> {
-    let stages = chosen(names)?;
+    let stages = selected(names)?;
     let start = Instant::now();
     let clock = record::Cores::now();
-    let needs: Vec<Need> = stages.iter().flat_map(|stage| stage.needs).copied().collect();
-    let provided = Needs::default();
+    let prerequisites: Vec<Prerequisite> = stages.iter().flat_map(|stage| stage.prerequisites).copied().collect();
+    let provided = Prerequisites::default();
     let (lint, rest): (Vec<_>, Vec<_>) = stages.iter().copied().partition(|stage| matches!(stage.work, Work::Lint));
     fs::create_dir_all(log("").parent().context("invariant: a log lies in a folder")?)?;
-    crates::take()?;
+    crates::restore()?;
     let _load = record.filter(|record| *record == Record::Busy).map(|_| Load::start());
     let mut outcome = thread::scope(|scope| {
-        scope.spawn(|| provided.provide_early(&needs));
+        scope.spawn(|| provided.provide_early(&prerequisites));
         let mut outcome = Outcome::default();
-        // Before the tests are compiled, which takes longer: it finds most.
-        play(lint.iter().copied(), &[], &provided, false, &mut outcome);
+        // Lint before the longer compilation, because it finds most errors.
+        run_stages(lint.iter().copied(), &[], &provided, false, &mut outcome);
         if rest.iter().any(|stage| matches!(stage.work, Work::Tests { .. })) {
             println!("==> compiling the tests");
             let (begin, before) = (Instant::now(), children_cpu());
@@ -53,12 +54,12 @@ pub(crate) fn run(names: &[String], record: Option<Record>) -> Result<()> {
             let cpu = children_cpu() - before;
             outcome.times.push(Time { name: "compilation", seconds, cpu, tests: 0, budget: None });
             if selection(&rest) == Selection::All && !lint.is_empty() {
-                crates::keep()?;
+                crates::store()?;
             }
-            again(&failed::last(), &rest, &programs, &provided)?;
+            rerun_failures(&failed::last(), &rest, &programs, &provided)?;
             lanes(&rest, &programs, &provided, &mut outcome)?;
         } else {
-            play(rest.iter().copied(), &[], &provided, false, &mut outcome);
+            run_stages(rest.iter().copied(), &[], &provided, false, &mut outcome);
         }
         Ok::<_, anyhow::Error>(outcome)
     })?;
@@ -72,8 +73,13 @@ pub(crate) fn run(names: &[String], record: Option<Record>) -> Result<()> {
     outcome.totals.finish()
 }
 
-/// Runs the lanes side by side. One that has finished takes stages from another.
-fn lanes(stages: &[&'static Stage], programs: &[Program], provided: &Needs, outcome: &mut Outcome) -> Result<()> {
+/// Runs the lanes in parallel. An idle lane takes stages from another.
+fn lanes(
+    stages: &[&'static Stage],
+    programs: &[Program],
+    provided: &Prerequisites,
+    outcome: &mut Outcome,
+) -> Result<()> {
     let left = &Mutex::new(stages.to_vec());
     let yields = stages.iter().any(|stage| stage.lane != Lane::Compute);
     let ended: Vec<Result<Outcome>> = thread::scope(|scope| {
@@ -81,7 +87,7 @@ fn lanes(stages: &[&'static Stage], programs: &[Program], provided: &Needs, outc
             scope.spawn(move || {
                 let mut own = Outcome::default();
                 let next = || next(lane, &mut left.lock().unwrap_or_else(PoisonError::into_inner));
-                play(std::iter::from_fn(next), programs, provided, yields, &mut own);
+                run_stages(std::iter::from_fn(next), programs, provided, yields, &mut own);
                 own
             })
         });
@@ -95,15 +101,20 @@ fn lanes(stages: &[&'static Stage], programs: &[Program], provided: &Needs, outc
     Ok(())
 }
 
-/// The next stage of a lane, or one from another lane. It is taken from what is left.
+/// Takes the next stage of a lane, or one of another lane that can run in any.
 fn next(lane: Lane, left: &mut Vec<&'static Stage>) -> Option<&'static Stage> {
     let own = left.iter().position(|stage| stage.lane == lane);
     let position = own.or_else(|| left.iter().position(|stage| stage.lane != Lane::Nodes))?;
     Some(left.remove(position))
 }
 
-/// Runs what failed the last time, so that its verdict comes first. Its stages run it again, and count it.
-fn again(names: &[Name], stages: &[&'static Stage], programs: &[Program], provided: &Needs) -> Result<()> {
+/// Runs last time's failures first, for an early verdict. Their stages run and count them again.
+fn rerun_failures(
+    names: &[Name],
+    stages: &[&'static Stage],
+    programs: &[Program],
+    provided: &Prerequisites,
+) -> Result<()> {
     for stage in stages {
         let Work::Tests { threads, environment, .. } = &stage.work else { continue };
         let names: Vec<Name> = names.iter().filter(|name| name.stage == stage.name).cloned().collect();
@@ -111,11 +122,11 @@ fn again(names: &[Name], stages: &[&'static Stage], programs: &[Program], provid
         if launches.is_empty() {
             continue;
         }
-        println!("==> {}: first the {} tests that failed the last time", stage.name, names.len());
+        println!("==> {}: first, the {} tests that failed last time", stage.name, names.len());
         let mut totals = Totals::default();
-        // Where it cannot run, the stage itself reports it.
+        // If the stage cannot run here, it reports that itself.
         if is_able(stage, provided).unwrap_or(false) {
-            launches.iter_mut().for_each(|launch| timed(&mut launch.command, *threads, environment, false));
+            launches.iter_mut().for_each(|launch| configure(&mut launch.command, *threads, environment, false));
             totals.run(stage.name, launches, 1)?;
             totals.print_failures();
             println!("    {}: {} of them pass, {} fail again", stage.name, totals.passed, totals.failed);
@@ -124,15 +135,16 @@ fn again(names: &[Name], stages: &[&'static Stage], programs: &[Program], provid
     Ok(())
 }
 
-/// Plays a stage this often beside a load of all cores, and writes what came of it to `docs/results/repeat.json`.
+/// Runs a stage `times` times under load on all cores, and writes the results to
+/// `docs/results/repeat.json`.
 pub(crate) fn repeat(names: &[String], times: u32) -> Result<()> {
-    let [name] = names else { bail!("--repeat plays one stage: name it (`--list` lists them)") };
-    let stages = chosen(names)?;
-    let [stage] = stages[..] else { bail!("--repeat plays one stage") };
+    let [name] = names else { bail!("--repeat runs one stage: name it (`--list` lists them)") };
+    let stages = selected(names)?;
+    let [stage] = stages[..] else { bail!("--repeat runs one stage") };
     if !matches!(stage.work, Work::Tests { .. }) {
         bail!("{name} has no tests of its own to repeat");
     }
-    let provided = Needs::default();
+    let provided = Prerequisites::default();
     let programs = test_programs::build(Selection::All)?;
     let (mut all, mut runs) = (Totals::default(), Vec::new());
     let load = Load::start();
@@ -140,7 +152,7 @@ pub(crate) fn repeat(names: &[String], times: u32) -> Result<()> {
     for run in 1..=times {
         println!("==> {name}: run {run} of {times}, with {cores} busy cores");
         let mut outcome = Outcome::default();
-        play([stage].into_iter(), &programs, &provided, false, &mut outcome);
+        run_stages([stage].into_iter(), &programs, &provided, false, &mut outcome);
         let Outcome { totals, times } = outcome;
         let failures: Vec<String> = totals.failures.iter().map(|failure| failure.name.to_string()).collect();
         runs.push(json!({
@@ -162,31 +174,31 @@ pub(crate) fn repeat(names: &[String], times: u32) -> Result<()> {
     all.finish()
 }
 
-/// The stages of these names in the order of the table; all without a name.
-fn chosen(names: &[String]) -> Result<Vec<&'static Stage>> {
+/// The named stages in table order; all if no name is given.
+fn selected(names: &[String]) -> Result<Vec<&'static Stage>> {
     if let Some(name) = names.iter().find(|name| STAGES.iter().all(|stage| stage.name != **name)) {
         bail!("got the stage `{name}`; expected one of {}", STAGES.map(|stage| stage.name).join(", "));
     }
     Ok(STAGES.iter().filter(|stage| names.is_empty() || names.iter().any(|name| stage.name == name)).collect())
 }
 
-/// What these stages need compiled.
+/// What must be compiled for these stages.
 fn selection(stages: &[&Stage]) -> Selection {
     if stages.iter().all(|stage| stage.name == "pure") { Selection::Pure } else { Selection::All }
 }
 
-/// Runs stages one after another. `yields`: its programs let those of the other lanes go first. A stage that fails is reported at once, with
-/// its log; the next ones still run.
-fn play(
+/// Runs stages one after another. If `yields`, their programs give way to those of other lanes. A
+/// failed stage is reported immediately, with its log; the remaining stages still run.
+fn run_stages(
     stages: impl Iterator<Item = &'static Stage>,
     programs: &[Program],
-    provided: &Needs,
+    provided: &Prerequisites,
     yields: bool,
     outcome: &mut Outcome,
 ) {
     for stage in stages {
         let begin = Instant::now();
-        // Of an earlier run.
+        // From an earlier run.
         let _ = fs::remove_file(log(stage.name));
         let mut own = Totals::default();
         match stage_of(stage, programs, provided, yields, &mut own) {
@@ -205,10 +217,16 @@ fn play(
     }
 }
 
-/// Runs one stage; false where this machine cannot.
-fn stage_of(stage: &Stage, programs: &[Program], provided: &Needs, yields: bool, totals: &mut Totals) -> Result<bool> {
+/// Runs one stage; false if this machine cannot.
+fn stage_of(
+    stage: &Stage,
+    programs: &[Program],
+    provided: &Prerequisites,
+    yields: bool,
+    totals: &mut Totals,
+) -> Result<bool> {
     if !is_able(stage, provided)? {
-        println!("==> {}: left out, this machine cannot run real nodes", stage.name);
+        println!("==> {}: skipped, this machine cannot run real nodes", stage.name);
         return Ok(false);
     }
     println!("==> {}: {}", stage.name, stage.what);
@@ -222,7 +240,7 @@ fn stage_of(stage: &Stage, programs: &[Program], provided: &Needs, yields: bool,
         Work::Tests { of, threads, environment } => {
             let (mut launches, width) = test_programs::launches(programs, of)?;
             for launch in &mut launches {
-                timed(&mut launch.command, *threads, environment, yields && stage.lane == Lane::Compute);
+                configure(&mut launch.command, *threads, environment, yields && stage.lane == Lane::Compute);
             }
             totals.run(stage.name, launches, width)?;
         }
@@ -230,19 +248,19 @@ fn stage_of(stage: &Stage, programs: &[Program], provided: &Needs, yields: bool,
     Ok(true)
 }
 
-/// Provides what a stage needs; false where this machine cannot run it.
-fn is_able(stage: &Stage, provided: &Needs) -> Result<bool> {
-    for need in stage.needs {
+/// Provides the prerequisites of a stage; false if this machine cannot run it.
+fn is_able(stage: &Stage, provided: &Prerequisites) -> Result<bool> {
+    for need in stage.prerequisites {
         let had = provided.provide(*need)?;
-        if *need == Need::Nodes && !(had && can_run_nodes()?) {
+        if *need == Prerequisite::Nodes && !(had && can_run_nodes()?) {
             return Ok(false);
         }
     }
     Ok(true)
 }
 
-/// Completes the start of a program of tests.
-fn timed(command: &mut Command, threads: Option<u32>, environment: &[(&str, &str)], yields: bool) {
+/// Completes the command line of a test program.
+fn configure(command: &mut Command, threads: Option<u32>, environment: &[(&str, &str)], yields: bool) {
     if yields {
         let mut nice = Command::new("nice");
         nice.args(["-n", "5"]).arg(command.get_program()).args(command.get_args());
@@ -252,11 +270,12 @@ fn timed(command: &mut Command, threads: Option<u32>, environment: &[(&str, &str
     }
     command.envs(environment.iter().copied()).env("SWITCHYARD_TEST_BUILT", "1");
     command.args(threads.map(|threads| format!("--test-threads={threads}")));
-    // The runner of a stable toolchain reports times only so. `switchyard_tests::cargo` keeps the variable from the compiler.
+    // The stable test runner has no other way to report times. `switchyard_tests::cargo` hides the
+    // variable from the compiler.
     command.env("RUSTC_BOOTSTRAP", "1").args(["-Z", "unstable-options", "--report-time"]);
 }
 
-/// Formatting, clippy, licences. One that fails does not hide the others.
+/// Formatting, clippy, licences. Runs all of them even if one fails.
 fn lint(totals: &mut Totals) {
     let mut check = |done: Result<()>| {
         if let Err(error) = done {
@@ -276,14 +295,14 @@ fn lint(totals: &mut Totals) {
     }
 }
 
-/// Tests in the documentation, and its links.
+/// Documentation tests and links.
 fn documentation(name: &str, totals: &mut Totals) -> Result<()> {
     let tests = Launch { program: "doc".to_owned(), command: cargo(&["test", "--workspace", "--doc"]) };
     totals.run(name, vec![tests], 1)?;
     step("rustdoc", cargo(&["doc", "--workspace", "--no-deps", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"))
 }
 
-/// Whether this machine can run real nodes. In CI it must.
+/// Whether this machine can run real nodes, which is mandatory in CI.
 fn can_run_nodes() -> Result<bool> {
     let bench = target().join("debug/switchyard-bench-cluster");
     let able = Command::new(&bench).arg("check").status().with_context(|| bench.display().to_string())?.success();
@@ -293,7 +312,7 @@ fn can_run_nodes() -> Result<bool> {
     Ok(able)
 }
 
-/// Prints the times of the stages and of the slowest tests. A stage far over its budget fails the run.
+/// Prints the times of the stages and the slowest tests. A stage far over its budget fails the run.
 fn summary(outcome: &mut Outcome) {
     println!("\nstage           seconds      CPU  budget");
     for Time { name, seconds, cpu, budget, .. } in &outcome.times {

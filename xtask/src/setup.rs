@@ -1,76 +1,77 @@
-//! What a fresh machine lacks, and how it is had.
+//! Installs test prerequisites on a fresh machine.
 
-use crate::data::{What, data};
+use crate::data::{DataSet, data};
 use anyhow::{Context, Result, anyhow, bail};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What a stage of the tests needs beside the compiler.
+/// A prerequisite of a test stage besides the compiler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Need {
+pub(crate) enum Prerequisite {
     /// The data set of the accuracy tests.
     Digits,
-    /// NVIDIA's compiler of kernels, its disassembler, and the headers of its driver and of NVTX.
+    /// NVIDIA's kernel compiler, its disassembler, and the driver and NVTX headers.
     Cuda,
     /// Chromium.
     Browser,
-    /// Programs and files of others, by family.
+    /// Third-party programs and files, by family.
     Programs(&'static [&'static str]),
-    /// What real nodes run, and a machine that can run them.
+    /// The programs of real nodes, and a machine that can run them.
     Nodes,
-    /// The archives of the images, made of the release programs.
+    /// The image archives, built from the release programs.
     Images,
 }
 
-impl Need {
-    /// Whether it can be had before the tests are compiled, and beside that.
+impl Prerequisite {
+    /// Whether it can be provided in parallel with the compilation of the tests.
     fn is_early(self) -> bool {
-        self != Need::Images
+        self != Prerequisite::Images
     }
 
-    /// Installs or builds it; false where this machine cannot have it and the tests go without.
+    /// Installs or builds it; false if this machine cannot have it and the tests run without.
     fn provide(self) -> Result<bool> {
         match self {
-            Need::Digits => data(What::Digits).map(|_| true),
-            Need::Cuda => crate::wheels::cuda().map(|()| true),
-            Need::Browser => chromium(),
-            Need::Programs(names) => programs(names).map(|()| true),
-            Need::Nodes => {
-                // In CI they must be had; elsewhere the stage is left out.
-                let had = node_tools().and_then(|()| programs(&["kubernetes-node", "containerd", "coredns"]));
-                if let Err(error) = &had
+            Prerequisite::Digits => data(DataSet::Digits).map(|_| true),
+            Prerequisite::Cuda => crate::wheels::cuda().map(|()| true),
+            Prerequisite::Browser => chromium(),
+            Prerequisite::Programs(names) => programs(names).map(|()| true),
+            Prerequisite::Nodes => {
+                // Mandatory in CI; elsewhere the stage is skipped.
+                let result = node_tools().and_then(|()| programs(&["kubernetes-node", "containerd", "coredns"]));
+                if let Err(error) = &result
                     && std::env::var_os("CI").is_none()
                 {
                     println!("setup | {error:#}");
                     return Ok(false);
                 }
-                had.map(|()| true)
+                result.map(|()| true)
             }
-            Need::Images => own(&["images", "--profile", crate::workspace::LOCAL]).map(|()| true),
+            Prerequisite::Images => own(&["images", "--profile", crate::workspace::LOCAL]).map(|()| true),
         }
     }
 }
 
-/// Needs of a run, each provided once: by the lane of the setup, or by the first stage that asks.
+/// Prerequisites of a run, each provided once: by the setup lane, or by the first stage that needs
+/// it.
 #[derive(Debug, Default)]
-pub(crate) struct Needs(Mutex<Vec<(Need, Slot)>>);
+pub(crate) struct Prerequisites(Mutex<Vec<(Prerequisite, Cell)>>);
 
-/// Whether it is there, or why it cannot be had.
+/// Whether it is available, or why not.
 type Outcome = std::result::Result<bool, String>;
-/// `None` until it was tried. Locked meanwhile: a second who needs it waits.
-type Slot = Arc<Mutex<Option<Outcome>>>;
+/// `None` until it was tried. Locked meanwhile, so that others who need it wait.
+type Cell = Arc<Mutex<Option<Outcome>>>;
 
-impl Needs {
-    /// Everything that can be had beside the compilation.
-    pub(crate) fn provide_early(&self, needs: &[Need]) {
-        for need in needs.iter().filter(|need| need.is_early()) {
-            // A failure is reported by the stage that needs it.
+impl Prerequisites {
+    /// Provides everything that is independent of the compilation.
+    pub(crate) fn provide_early(&self, prerequisites: &[Prerequisite]) {
+        for need in prerequisites.iter().filter(|need| need.is_early()) {
+            // The stage that needs it reports the failure.
             let _ = self.provide(*need);
         }
     }
 
-    /// Waits until it is there; false where the tests go without.
-    pub(crate) fn provide(&self, need: Need) -> Result<bool> {
+    /// Waits until it is available; false if the tests run without.
+    pub(crate) fn provide(&self, need: Prerequisite) -> Result<bool> {
         let slot = {
             let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             match all.iter().find(|(other, _)| *other == need) {
@@ -87,14 +88,15 @@ impl Needs {
     }
 }
 
-/// Builds programs of others, whose messages are kept and shown at the end.
+/// Builds third-party programs; their output is shown at the end.
 fn programs(names: &[&str]) -> Result<()> {
     own(&[&["programs"], names].concat())
 }
 
-/// Runs a command of this program; its output is shown when it is done.
+/// Runs a command of this program and shows its output at the end.
 fn own(arguments: &[&str]) -> Result<()> {
-    // Not `current_exe()`: the test stages build the workspace, xtask included, and so replace the file that runs now.
+    // Not `current_exe()`: the test stages rebuild the workspace, xtask included, and replace the
+    // running file.
     let mut command = Command::new("/proc/self/exe");
     let output = command.args(arguments).stdin(Stdio::null()).output().context("cannot start this program again")?;
     for line in [output.stderr, output.stdout].iter().flat_map(|text| text.split(|byte| *byte == b'\n')) {
@@ -108,7 +110,8 @@ fn own(arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// rustfmt and clippy: part of the toolchain file, so rustup brings them; a toolchain without rustup must have them.
+/// rustfmt and clippy. rustup installs them from the toolchain file; a toolchain without rustup
+/// must include them.
 pub(crate) fn components() -> Result<()> {
     for (tool, package) in [("fmt", "rustfmt"), ("clippy", "clippy")] {
         let present =
@@ -126,15 +129,15 @@ pub(crate) fn components() -> Result<()> {
     Ok(())
 }
 
-/// Chromium, in which the tests look at a report; whether it is there. Installed by apt where apt is and may.
+/// Whether Chromium is available, which renders reports in tests. Installs it with apt if possible.
 ///
 /// # Errors
-/// apt is there and did not bring it: the tests could have had it.
+/// apt is available but failed to install it.
 fn chromium() -> Result<bool> {
     if runs("chromium", &["--version"]) {
         return Ok(true);
     }
-    // Without it the tests of the page fail, and no others.
+    // Without it, only the tests of the page fail.
     if !may_install() {
         println!("==> chromium is not installed, and cannot be installed here");
         return Ok(false);
@@ -143,15 +146,16 @@ fn chromium() -> Result<bool> {
     Ok(true)
 }
 
-/// buildah, which makes images without a daemon.
+/// buildah, which builds images without a daemon.
 ///
 /// # Errors
-/// It is not there and cannot be installed.
+/// It is missing and cannot be installed.
 pub(crate) fn buildah() -> Result<()> {
     tools(&[("buildah", "buildah")], "to make images")
 }
 
-/// What real nodes need of the distribution: a program, and the package of Debian that brings it.
+/// Tools that real nodes need from the distribution: a program, and the Debian package that
+/// contains it.
 const NODE_TOOLS: [(&str, &str); 7] = [
     ("runc", "runc"),
     ("/usr/lib/cni/ptp", "containernetworking-plugins"),
@@ -162,8 +166,8 @@ const NODE_TOOLS: [(&str, &str); 7] = [
     ("unshare", "util-linux"),
 ];
 
-/// What this machine lacks for real nodes and cannot install, as a sentence. What only shows at work, such as cgroups that may not be made,
-/// the program that keeps the cluster finds.
+/// The first requirement of real nodes that this machine lacks and cannot install, as a sentence.
+/// The program that runs the cluster detects the rest, such as cgroups that cannot be created.
 pub(crate) fn missing_for_nodes() -> Option<String> {
     if !is_root() {
         return Some("they need root: namespaces, mounts and cgroups are made".to_owned());
@@ -174,20 +178,20 @@ pub(crate) fn missing_for_nodes() -> Option<String> {
     }
     let namespaces = ["--mount", "--net", "--uts", "--pid", "--fork", "true"];
     if runs("unshare", &["--help"]) && !runs("unshare", &namespaces) {
-        return Some("this process may not make namespaces (unshare refuses)".to_owned());
+        return Some("this process cannot create namespaces (unshare fails)".to_owned());
     }
     None
 }
 
-/// The tools of real nodes. Installed by apt where apt is and may.
+/// Tools of real nodes, installed with apt if possible.
 ///
 /// # Errors
-/// One is missing and cannot be installed.
+/// A tool is missing and cannot be installed.
 pub(crate) fn node_tools() -> Result<()> {
     tools(&NODE_TOOLS, "for real nodes")
 }
 
-/// Programs with the packages that bring them; installed by apt where apt is and may.
+/// Programs with the packages that contain them, installed with apt if possible.
 fn tools(wanted: &[(&str, &'static str)], what_for: &str) -> Result<()> {
     let missing = missing_tools(wanted);
     if missing.is_empty() {
@@ -199,7 +203,7 @@ fn tools(wanted: &[(&str, &'static str)], what_for: &str) -> Result<()> {
     install(&missing, what_for)
 }
 
-/// Packages whose program is not there.
+/// Packages whose program is missing.
 fn missing_tools(wanted: &[(&str, &'static str)]) -> Vec<&'static str> {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let is_there = |program: &str| std::env::split_paths(&folders).any(|folder| folder.join(program).is_file());
@@ -211,7 +215,7 @@ fn runs(program: &str, arguments: &[&str]) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
-/// Only root may install, and only where apt is.
+/// Only root can install, and only with apt.
 fn may_install() -> bool {
     is_root() && runs("apt-get", &["--version"])
 }
@@ -223,7 +227,7 @@ fn is_root() -> bool {
 fn install(packages: &[&str], what_for: &str) -> Result<()> {
     let names = packages.join(" ");
     println!("==> installing {names}, {what_for}");
-    // A list that is old, or that cannot be fetched, may do.
+    // An old package list can still be good enough.
     let _ = runs("apt-get", &["update"]);
     if runs("apt-get", &[&["install", "--yes", "--no-install-recommends"], packages].concat()) {
         return Ok(());
@@ -231,7 +235,8 @@ fn install(packages: &[&str], what_for: &str) -> Result<()> {
     anyhow::bail!("apt-get cannot install {names}: install it by hand, or take apt-get from the PATH to go without")
 }
 
-/// cargo-deny, where it is installed. It is no test of the product and takes minutes to build, so it is not installed here.
+/// cargo-deny, if it is installed. It does not test the product and takes minutes to build, so it
+/// is not installed here.
 pub(crate) fn cargo_deny() -> Result<Option<Command>> {
     let mut probe = Command::new("cargo-deny");
     let present = probe

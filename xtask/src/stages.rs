@@ -1,29 +1,32 @@
-//! The stages of `cargo xtask test`: what each runs, and for how long it may.
+//! The stages of `cargo xtask test`, with their content and time budgets.
 
-use crate::setup::Need;
+use crate::setup::Prerequisite;
 
-/// A part of the tests.
+/// A stage of the tests.
 #[derive(Debug)]
 pub(crate) struct Stage {
     pub name: &'static str,
     pub what: &'static str,
-    /// Seconds; over twice as many the run fails. `pure`, `fuzz`, `report` and `chart`: twice what they took beside a load. The others: what
-    /// they may take on two busy cores, until a run beside a load is in the result files.
+    /// Seconds; more than twice as many fail the run. For `pure`, `fuzz`, `report` and `chart`:
+    /// twice the time measured under load. For the others: an estimate for two busy cores, until
+    /// the result files have a run under load.
     pub budget: u64,
     pub lane: Lane,
-    /// What must be installed or built before.
-    pub needs: &'static [Need],
+    /// What must be installed or built beforehand.
+    pub prerequisites: &'static [Prerequisite],
     pub work: Work,
 }
 
-/// Stages of one lane run one after another, and the lanes run side by side. A lane that has finished takes stages from another.
+/// Stages of a lane run one after another. The lanes run in parallel, and an idle lane takes stages
+/// from another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lane {
-    /// Tests that keep cores busy. They yield to the other lanes.
+    /// CPU-bound tests. They yield to the other lanes.
     Compute,
-    /// Tests that wait for an API server.
+    /// Tests that mostly wait for an API server.
     Wait,
-    /// Tests on real nodes, which mostly wait for pauses between restarts. They count what is left on the machine, so no other lane takes them.
+    /// Tests on real nodes, which mostly wait for pauses between restarts. No other lane takes them,
+    /// because they count leftovers on the machine.
     Nodes,
 }
 
@@ -33,24 +36,27 @@ impl Lane {
 
 #[derive(Debug)]
 pub(crate) enum Work {
-    /// Formatting, clippy, licences: before anything else is built.
+    /// Formatting, clippy and licences, before anything else is built.
     Lint,
-    /// Documentation: its tests and its links.
+    /// Documentation tests and links.
     Documentation,
-    /// Programs of tests.
+    /// Test programs.
     Tests { of: Tests, threads: Option<u32>, environment: &'static [(&'static str, &'static str)] },
 }
 
-/// Which tests.
+/// A selection of tests.
 #[derive(Debug)]
 pub(crate) enum Tests {
-    /// All of every package but these and `switchyard-tests`, and the module of `rules`.
-    AllBut(&'static [&'static str]),
-    /// All of these packages.
-    Of(&'static [&'static str]),
-    /// Those of two programs of the worker whose names have this word, at the same time.
-    Beside([&'static str; 2], &'static str),
-    /// Modules of a program of `switchyard-tests`, one process after another: they share what is static.
+    /// All tests of every package except these and `switchyard-tests`, and the tests of the program
+    /// `rules`.
+    AllExcept(&'static [&'static str]),
+    /// All tests of these packages.
+    Packages(&'static [&'static str]),
+    /// The tests whose names contain this word in two programs of the worker, which run
+    /// concurrently.
+    Concurrent([&'static str; 2], &'static str),
+    /// Modules of a `switchyard-tests` program, one process after another because they share static
+    /// state.
     Modules(&'static str, &'static [&'static str]),
 }
 
@@ -64,11 +70,11 @@ const ENGINE: &[&str] = &[
     "switchyard-cuda-libraries",
 ];
 
-/// Modules that need the frameworks of others: `cargo xtask test --frameworks`.
+/// Modules that need third-party frameworks: `cargo xtask test --frameworks`.
 pub(crate) const FRAMEWORKS: &str = "frameworks";
 
-const CONTROL_PLANE: Need = Need::Programs(&["etcd", "kubernetes"]);
-const CHART: Need = Need::Programs(&["helm", "prometheus-operator", "promtool", "kubeflow-trainer"]);
+const CONTROL_PLANE: Prerequisite = Prerequisite::Programs(&["etcd", "kubernetes"]);
+const CHART: Prerequisite = Prerequisite::Programs(&["helm", "prometheus-operator", "promtool", "kubeflow-trainer"]);
 
 /// All stages, in the order in which each lane runs them.
 pub(crate) const STAGES: [Stage; 15] = [
@@ -77,7 +83,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "formatting, clippy, licences of dependencies",
         budget: 600,
         lane: Lane::Compute,
-        needs: &[],
+        prerequisites: &[],
         work: Work::Lint,
     },
     Stage {
@@ -85,26 +91,27 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "crates whose tests need only the compiler, the node agent, what is generated, the rules of the repository",
         budget: 400,
         lane: Lane::Compute,
-        needs: &[],
-        work: Work::Tests { of: Tests::AllBut(ENGINE), threads: None, environment: &[] },
+        prerequisites: &[],
+        work: Work::Tests { of: Tests::AllExcept(ENGINE), threads: None, environment: &[] },
     },
     Stage {
         name: "engine",
         what: "engine, collectives, readers, checkpoints, accuracy, kernels of the GPU without one, probe of the GPU",
         budget: 1200,
         lane: Lane::Compute,
-        needs: &[Need::Digits, Need::Cuda],
-        work: Work::Tests { of: Tests::Of(ENGINE), threads: None, environment: &[] },
+        prerequisites: &[Prerequisite::Digits, Prerequisite::Cuda],
+        work: Work::Tests { of: Tests::Packages(ENGINE), threads: None, environment: &[] },
     },
     Stage {
         name: "fuzz",
         what: "fuzzers of every file format, a minute each, side by side",
         budget: 180,
         lane: Lane::Compute,
-        needs: &[],
-        // All at the same time, on however few cores: each goes on for this long.
+        prerequisites: &[],
+        // Run all at the same time regardless of the number of cores, because each runs for this
+        // long.
         work: Work::Tests {
-            of: Tests::Beside(["data", "hostile"], "fuzz"),
+            of: Tests::Concurrent(["data", "hostile"], "fuzz"),
             threads: Some(16),
             environment: &[("FUZZ_SECONDS", "60")],
         },
@@ -114,7 +121,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "real processes on this machine",
         budget: 900,
         lane: Lane::Compute,
-        needs: &[],
+        prerequisites: &[],
         work: Work::Tests {
             of: Tests::Modules("processes", &["bad_input", "diagnose", "example", "fabric", "preflight", "run"]),
             threads: None,
@@ -126,7 +133,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "reports of runs, and their page in a browser",
         budget: 180,
         lane: Lane::Compute,
-        needs: &[Need::Browser],
+        prerequisites: &[Prerequisite::Browser],
         work: Work::Tests { of: Tests::Modules("processes", &["report"]), threads: None, environment: &[] },
     },
     Stage {
@@ -134,7 +141,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "what is in the images",
         budget: 900,
         lane: Lane::Compute,
-        needs: &[Need::Images],
+        prerequisites: &[Prerequisite::Images],
         work: Work::Tests { of: Tests::Modules("processes", &["images"]), threads: None, environment: &[] },
     },
     Stage {
@@ -142,7 +149,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "tests in the documentation, rustdoc",
         budget: 600,
         lane: Lane::Compute,
-        needs: &[],
+        prerequisites: &[],
         work: Work::Documentation,
     },
     Stage {
@@ -150,7 +157,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "controller and node agent on a real API server; commands of the documents",
         budget: 1200,
         lane: Lane::Wait,
-        needs: &[CONTROL_PLANE, CHART],
+        prerequisites: &[CONTROL_PLANE, CHART],
         work: Work::Tests {
             of: Tests::Modules(
                 "plane",
@@ -177,7 +184,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "real nodes: pods, links, GPUs, what is left",
         budget: 600,
         lane: Lane::Nodes,
-        needs: &[CONTROL_PLANE, Need::Nodes],
+        prerequisites: &[CONTROL_PLANE, Prerequisite::Nodes],
         work: Work::Tests { of: Tests::Modules("cluster", &["nodes"]), threads: Some(1), environment: &[] },
     },
     Stage {
@@ -185,8 +192,8 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "the product on real nodes: from helm install to a trained model, and what fails on the way",
         budget: 1200,
         lane: Lane::Nodes,
-        needs: &[CONTROL_PLANE, CHART, Need::Nodes, Need::Images],
-        // Three clusters at a time: their tests wait more than they compute.
+        prerequisites: &[CONTROL_PLANE, CHART, Prerequisite::Nodes, Prerequisite::Images],
+        // Three clusters at a time, since their tests wait more than they compute.
         work: Work::Tests { of: Tests::Modules("cluster", &["e2e"]), threads: Some(3), environment: &[] },
     },
     Stage {
@@ -194,7 +201,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "controller under faults",
         budget: 900,
         lane: Lane::Wait,
-        needs: &[CONTROL_PLANE],
+        prerequisites: &[CONTROL_PLANE],
         work: Work::Tests { of: Tests::Modules("plane", &["faults"]), threads: Some(2), environment: &[] },
     },
     Stage {
@@ -202,7 +209,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "churn, judged offline",
         budget: 600,
         lane: Lane::Wait,
-        needs: &[CONTROL_PLANE],
+        prerequisites: &[CONTROL_PLANE],
         work: Work::Tests { of: Tests::Modules("plane", &["churn"]), threads: Some(1), environment: &[] },
     },
     Stage {
@@ -210,7 +217,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "exact GPUs, with claims and without",
         budget: 600,
         lane: Lane::Wait,
-        needs: &[CONTROL_PLANE],
+        prerequisites: &[CONTROL_PLANE],
         work: Work::Tests { of: Tests::Modules("plane", &["devices"]), threads: Some(4), environment: &[] },
     },
     Stage {
@@ -218,7 +225,7 @@ pub(crate) const STAGES: [Stage; 15] = [
         what: "the Helm chart",
         budget: 300,
         lane: Lane::Wait,
-        needs: &[CONTROL_PLANE, CHART],
+        prerequisites: &[CONTROL_PLANE, CHART],
         work: Work::Tests { of: Tests::Modules("plane", &["chart"]), threads: Some(4), environment: &[] },
     },
 ];
@@ -229,8 +236,8 @@ mod tests {
 
     use super::{FRAMEWORKS, STAGES, Tests, Work};
 
-    /// Those of the modules declared in `text`, a program of tests, that no stage runs.
-    fn forgotten(program: &str, text: &str) -> Vec<String> {
+    /// The modules declared in `text`, the source of a test program, that no stage runs.
+    fn unassigned_modules(program: &str, text: &str) -> Vec<String> {
         let is_run = |module: &str| {
             STAGES.iter().any(|stage| match &stage.work {
                 Work::Tests { of: Tests::Modules(name, modules), .. } => *name == program && modules.contains(&module),
@@ -252,12 +259,12 @@ mod tests {
             let file = package.join("tests").join(program).with_extension("rs");
             let text = std::fs::read_to_string(&file).expect("program of tests");
             assert!(text.contains("\nmod "), "{program} declares no module");
-            assert_eq!(forgotten(program, &text), [""; 0], "{program}: modules that no stage runs");
+            assert_eq!(unassigned_modules(program, &text), [""; 0], "{program}: modules that no stage runs");
         }
     }
 
     #[test]
     fn a_module_in_no_stage_is_found() {
-        assert_eq!(forgotten("plane", "mod lifecycle;\nmod new;\n"), ["new"]);
+        assert_eq!(unassigned_modules("plane", "mod lifecycle;\nmod new;\n"), ["new"]);
     }
 }

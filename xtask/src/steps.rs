@@ -1,4 +1,4 @@
-//! The steps behind `run`, `install`, `chaos` and `gen`.
+//! Implements `run`, `install`, `chaos` and `gen`.
 
 use crate::cluster::{control_plane, real_nodes};
 use crate::images::programs_in;
@@ -10,10 +10,11 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// Builds both programs and runs a manifest; returns the program's own exit code. `worker`: the package of another worker.
+/// Builds both programs and runs a manifest; returns the program's exit code. `worker` is the
+/// package of another worker.
 ///
-/// In the profile of the tests: the engine is optimised there too, and a second profile would compile every shared crate and every procedural
-/// macro once more, a third of the time until the first step.
+/// Uses the profile of the tests. The engine is optimised there as well, and a second profile would
+/// compile every shared crate and procedural macro again, a third of the time until the first step.
 pub(crate) fn run(file: &Path, worker: Option<&str>, rest: &[String]) -> ExitCode {
     let worker = worker.unwrap_or("switchyard-worker");
     let programs = ["switchyard", worker];
@@ -25,13 +26,13 @@ pub(crate) fn run(file: &Path, worker: Option<&str>, rest: &[String]) -> ExitCod
     let folder = built_in(LOCAL);
     let mut command = Command::new(folder.join("switchyard"));
     command.arg("run").arg(file).arg("--worker").arg(folder.join(worker));
-    // Replaces this process, so that signals sent to it reach the program, and its exit code is the program's.
+    // Replace this process, so that the program receives its signals and determines its exit code.
     let error = command.args(rest).exec();
     eprintln!("error: cannot start {}: {error}", folder.join("switchyard").display());
     ExitCode::FAILURE
 }
 
-/// Puts `switchyard` and `switchyard-worker` of this tree into a folder on the PATH.
+/// Puts `switchyard` and `switchyard-worker` from this tree into a folder on the PATH.
 pub(crate) fn install(folder: Option<&Path>, profile: &str) -> Result<()> {
     let folder = match folder {
         Some(folder) => folder.to_owned(),
@@ -42,7 +43,7 @@ pub(crate) fn install(folder: Option<&Path>, profile: &str) -> Result<()> {
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     for program in programs {
         let (built, to) = (built_in(profile).join(program), folder.join(program));
-        // A program that runs keeps its file until it ends.
+        // Replace the file rather than overwrite it, because the program can be running.
         let new = to.with_extension("new");
         crate::images::layout::strip(&built, &new)?;
         std::fs::rename(&new, &to).with_context(|| to.display().to_string())?;
@@ -55,14 +56,13 @@ pub(crate) fn install(folder: Option<&Path>, profile: &str) -> Result<()> {
     Ok(())
 }
 
-/// Where cargo installs programs.
 fn cargo_bin() -> Result<PathBuf> {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo")));
     Ok(home.context("neither CARGO_HOME nor HOME is set: name a folder with --to")?.join("bin"))
 }
 
-/// The fault layer in full.
+/// Runs the fault layer in full.
 pub(crate) fn chaos() -> Result<()> {
     control_plane()?;
     let results = root().join("docs/results");
@@ -78,7 +78,7 @@ pub(crate) fn chaos() -> Result<()> {
     step("faults of workers and orders of streams, in full", &mut workers)
 }
 
-/// A module of the tests on real nodes, in full; its result goes to `folder`.
+/// Runs a module of the tests on real nodes in full; its result goes to `folder`.
 pub(crate) fn bench_cluster(folder: &Path, module: &str) -> Result<()> {
     crate::images::images(None, crate::images::SHIPPED)?;
     control_plane()?;
@@ -88,7 +88,8 @@ pub(crate) fn bench_cluster(folder: &Path, module: &str) -> Result<()> {
     step("on real nodes", cargo(&test).env("SWITCHYARD_CHAOS", folder))
 }
 
-/// The tests of what others do to pods and nodes, one after another, and how long each verdict took.
+/// Runs the tests of interference by others one after another, and records how long each verdict
+/// took.
 pub(crate) fn bench_scenes(file: &Path) -> Result<()> {
     control_plane()?;
     let lines = target().join("scenes.jsonl");
@@ -110,7 +111,7 @@ pub(crate) fn bench_scenes(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Builds third-party programs and prints where they are.
+/// Builds third-party programs and prints their folders.
 pub(crate) fn programs(names: &[String]) -> Result<()> {
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     for (name, folder) in names.iter().zip(build_all(&names)?) {
@@ -119,7 +120,7 @@ pub(crate) fn programs(names: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Writes the generated CRDs, and what is generated of the chart and of the documents.
+/// Writes the generated CRDs, chart files and documents.
 pub(crate) fn generate() -> Result<()> {
     step("compiling the API", &mut cargo(&["build", "--quiet", "--workspace", "--example", "generate"]))?;
     step("CRDs", &mut Command::new(target().join("debug/examples/generate")))?;

@@ -1,4 +1,4 @@
-//! Programs of tests: one build of all of them, and which tests a stage starts.
+//! Builds all test programs at once, and selects the tests of each stage.
 
 use crate::stages::{STAGES, Tests, Work};
 use crate::totals::{Launch, Name};
@@ -8,34 +8,34 @@ use serde_json::Value as Json;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// Package of the tests of the whole product.
+/// Package with the tests of the whole product.
 const PACKAGE: &str = "switchyard-tests";
 
-/// A program of tests.
+/// A test program.
 #[derive(Debug)]
 pub(crate) struct Program {
     package: String,
     /// Name of the target.
     name: String,
-    /// Of a file in `tests/`, not of a library or of a program.
+    /// Whether it is a file in `tests/` rather than a library or program.
     is_integration: bool,
     file: PathBuf,
-    /// Folder of the package, in which its tests run.
+    /// Folder of the package, which is the working directory of its tests.
     folder: PathBuf,
 }
 
-/// What is built.
+/// What to build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Selection {
-    /// Libraries, programs and the rules: what `check` runs.
+    /// Libraries, programs and the rules, as run by `check`.
     Pure,
-    /// All programs of tests, and the programs that they start.
+    /// All test programs, and the programs that they start.
     All,
 }
 
-/// Builds programs of tests.
+/// Builds test programs.
 ///
-/// The whole workspace is selected either way, so that each crate is compiled once.
+/// Always selects the whole workspace, so that each crate is compiled once.
 pub(crate) fn build(selection: Selection) -> Result<Vec<Program>> {
     let integration = match selection {
         Selection::All => Vec::new(),
@@ -65,12 +65,12 @@ pub(crate) fn build(selection: Selection) -> Result<Vec<Program>> {
             folder: manifest.parent().context("invariant: a manifest lies in a folder")?.into(),
         });
     }
-    // The order of names, not that in which the compiler was done.
+    // Sort by name, since the compiler finishes them in any order.
     programs.sort_by(|a, b| (&a.package, a.is_integration, &a.name).cmp(&(&b.package, b.is_integration, &b.name)));
     Ok(programs)
 }
 
-/// Names of the files of tests that `check` runs.
+/// Names of the integration tests that `check` runs.
 fn integration_tests() -> Result<Vec<String>> {
     let metadata = metadata()?;
     let list = |value: &Json| value.as_array().cloned().unwrap_or_default();
@@ -89,13 +89,14 @@ fn engine() -> &'static [&'static str] {
     STAGES
         .iter()
         .find_map(|stage| match stage.work {
-            Work::Tests { of: Tests::Of(packages), .. } => Some(packages),
+            Work::Tests { of: Tests::Packages(packages), .. } => Some(packages),
             _ => None,
         })
         .unwrap_or_default()
 }
 
-/// Name of a package from its id: `path+file:///a/xtask#0.1.0`, or `path+file:///a/tests#switchyard-tests@0.1.0`.
+/// The package name from its id: `path+file:///a/xtask#0.1.0`, or
+/// `path+file:///a/tests#switchyard-tests@0.1.0`.
 fn package_of(id: &str) -> &str {
     let (path, version) = id.rsplit_once('#').unwrap_or((id, ""));
     match version.split_once('@') {
@@ -104,25 +105,26 @@ fn package_of(id: &str) -> &str {
     }
 }
 
-/// How many programs of tests run at a time where they are independent: one that waits, or whose last test runs alone, leaves cores idle.
+/// Number of independent test programs to run at a time: a waiting program, or one on its last
+/// test, leaves cores idle.
 const SIDE_BY_SIDE: usize = 2;
 
-/// The commands of a stage, and how many of them run at the same time.
+/// The commands of a stage, and how many of them to run at a time.
 pub(crate) fn launches(programs: &[Program], tests: &Tests) -> Result<(Vec<Launch>, usize)> {
     let of = |wanted: &dyn Fn(&Program) -> bool| programs.iter().filter(|program| wanted(program)).collect::<Vec<_>>();
     let (launches, width) = match tests {
-        Tests::AllBut(packages) => {
+        Tests::AllExcept(packages) => {
             let own = |program: &Program| match program.package.as_str() {
                 PACKAGE => program.name == "rules",
                 package => !packages.contains(&package),
             };
             (of(&own).into_iter().map(Program::launch).collect(), SIDE_BY_SIDE)
         }
-        Tests::Of(packages) => {
+        Tests::Packages(packages) => {
             let own = of(&|program| packages.contains(&program.package.as_str()));
             (own.into_iter().map(Program::launch).collect(), SIDE_BY_SIDE)
         }
-        Tests::Beside(names, word) => {
+        Tests::Concurrent(names, word) => {
             let found = of(&|program| program.is_integration && names.contains(&program.name.as_str()));
             let start = |program: &Program| {
                 let mut launch = program.launch();
@@ -137,14 +139,15 @@ pub(crate) fn launches(programs: &[Program], tests: &Tests) -> Result<(Vec<Launc
             let all = program.list()?;
             let module = |module: &&str| {
                 let own: Vec<&String> = all.iter().filter(|test| test.split("::").next() == Some(*module)).collect();
-                // Without a name the program would run all.
+                // Without a name the program would run all tests.
                 ensure!(!own.is_empty(), "{name} has no module `{module}`");
                 let mut launch = program.launch();
                 launch.command.arg("--exact").args(own);
                 Ok(launch)
             };
             let mut launches: Vec<Launch> = modules.iter().map(module).collect::<Result<_>>()?;
-            // The library of the tests and the command of the cluster are checked with the first that use them.
+            // The library of the tests and the command of the cluster are checked with the first
+            // that use them.
             if *name == "processes" && modules.len() > 1 {
                 let own = of(&|program| program.package == PACKAGE && !program.is_integration);
                 launches.splice(0..0, own.into_iter().map(Program::launch));
@@ -156,7 +159,7 @@ pub(crate) fn launches(programs: &[Program], tests: &Tests) -> Result<(Vec<Launc
     Ok((launches, width))
 }
 
-/// The starts of just these tests, one for each program that is still there.
+/// Commands for exactly these tests, one per program that still exists.
 pub(crate) fn only(programs: &[Program], names: &[Name]) -> Vec<Launch> {
     let mut launches = Vec::new();
     for program in programs {
@@ -181,7 +184,7 @@ impl Program {
         Launch { program: self.id(), command: self.command() }
     }
 
-    /// Its start, as `cargo test` does it.
+    /// The command line that `cargo test` uses.
     fn command(&self) -> Command {
         let mut command = stripped(Command::new(&self.file));
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
@@ -202,7 +205,7 @@ mod tests {
     use super::package_of;
 
     #[test]
-    fn packages_are_known_by_their_ids() {
+    fn packages_are_derived_from_ids() {
         assert_eq!(package_of("path+file:///a/xtask#0.1.0"), "xtask");
         assert_eq!(package_of("path+file:///a/tests#switchyard-tests@0.1.0"), "switchyard-tests");
     }

@@ -1,4 +1,4 @@
-//! Runs test programs and adds up what they report.
+//! Runs test programs and adds up their results.
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
@@ -12,22 +12,22 @@ use std::time::{Duration, Instant};
 
 use crate::workspace::{process_stat, target};
 
-/// Tests so far.
+/// Test results so far.
 #[derive(Debug, Default)]
 pub(crate) struct Totals {
     pub passed: u64,
     pub failed: u64,
     pub skipped: u64,
-    /// Steps that failed, each with its stage.
+    /// Failed steps with their stages.
     pub broken: Vec<String>,
     pub failures: Vec<Failure>,
-    /// Each test whose runner reports its seconds.
+    /// Every test with its duration, if the runner reports it.
     pub times: Vec<(f64, Name)>,
-    /// CPU seconds of all commands and of the processes that they waited for.
+    /// CPU seconds of all commands and their reaped children.
     pub cpu: f64,
 }
 
-/// A test: its stage, the program that holds it, and its name there.
+/// A test: its stage, its program, and its name in the program.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Name {
     pub stage: String,
@@ -41,7 +41,7 @@ impl std::fmt::Display for Name {
     }
 }
 
-/// The start of a program of tests.
+/// Command that starts a test program.
 #[derive(Debug)]
 pub(crate) struct Launch {
     /// `package/target`.
@@ -49,21 +49,21 @@ pub(crate) struct Launch {
     pub command: Command,
 }
 
-/// A failed test, and what it printed.
+/// A failed test with its output.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub name: Name,
     pub lines: Vec<String>,
 }
 
-/// Counts and times of stages.
+/// Results and times of the stages.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub totals: Totals,
     pub times: Vec<Time>,
 }
 
-/// What a stage took.
+/// Resources that a stage used.
 #[derive(Debug)]
 pub(crate) struct Time {
     pub name: &'static str,
@@ -71,17 +71,19 @@ pub(crate) struct Time {
     /// CPU seconds.
     pub cpu: f64,
     pub tests: u64,
-    /// In seconds.
+    /// Seconds.
     pub budget: Option<u64>,
 }
 
-/// How much of the output of a failed test is repeated: a log that keeps only its end still names the cause.
+/// How much of a failed test's output is repeated at the end, so that a truncated log still names
+/// the cause.
 const REPEATED_LINES: usize = 12;
 const REPEATED_CHARACTERS: usize = 300;
 
 impl Totals {
-    /// Runs test commands, `width` at a time, shows their output behind the stage's name, appends all of it to the stage's log, and counts.
-    /// A failing command is remembered; the next ones still run.
+    /// Runs test commands, `width` at a time. Prints their output prefixed by the stage's name,
+    /// appends it to the stage's log, and counts. A failed command is recorded; the remaining ones
+    /// still run.
     pub(crate) fn run(&mut self, stage: &str, launches: Vec<Launch>, width: usize) -> Result<()> {
         let queue = Mutex::new(VecDeque::from(launches));
         let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
@@ -101,7 +103,7 @@ impl Totals {
         });
         for ended in ended.into_iter().flatten() {
             let (totals, status) = ended.with_context(|| stage.to_owned())?;
-            // A runner whose tests failed exits non-zero: its tests are named already.
+            // A runner exits non-zero if tests failed, and those are already named.
             if !status.success() && totals.failures.is_empty() {
                 self.broken.push(format!("{stage}: {status}"));
             }
@@ -110,7 +112,7 @@ impl Totals {
         Ok(())
     }
 
-    /// Adds those of another part.
+    /// Adds the totals of another part.
     pub(crate) fn add(&mut self, other: Totals) {
         self.passed += other.passed;
         self.failed += other.failed;
@@ -121,7 +123,7 @@ impl Totals {
         self.cpu += other.cpu;
     }
 
-    /// Prints what failed, with the beginning of its output.
+    /// Prints the failures, with the beginning of their output.
     pub(crate) fn print_failures(&self) {
         for Failure { name, lines } in &self.failures {
             println!("---- {name}");
@@ -137,7 +139,7 @@ impl Totals {
         }
     }
 
-    /// Prints the totals. A test that was skipped counts as a failure of the run: CI can have every part that a test needs.
+    /// Prints the totals. A skipped test fails the run in CI, where every prerequisite can be met.
     pub(crate) fn finish(self) -> Result<()> {
         self.print_failures();
         println!("{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped);
@@ -155,12 +157,12 @@ impl Totals {
     }
 }
 
-/// The log of a stage: all output, also of tests that passed.
+/// The log of a stage: all output, including that of passed tests.
 pub(crate) fn log(stage: &str) -> std::path::PathBuf {
     target().join("tests").join(format!("{stage}.log"))
 }
 
-/// Runs a test command.
+/// Runs one test command.
 fn one(stage: &str, mut launch: Launch) -> Result<(Totals, ExitStatus)> {
     let what = format!("cannot start {:?}", launch.command.get_program());
     let path = log(stage);
@@ -169,9 +171,9 @@ fn one(stage: &str, mut launch: Launch) -> Result<(Totals, ExitStatus)> {
     let stdout = child.stdout.take().context("no standard output")?;
     let mut totals = Totals::default();
     let name = |test: &str| Name { stage: stage.to_owned(), program: launch.program.clone(), test: test.to_owned() };
-    // Whether the lines are the output of a failed test.
+    // Whether the current lines are the output of a failed test.
     let mut output = false;
-    // Tests of another command: their reason names it.
+    // Tests that another command runs; their ignore reason names it.
     let mut of_others = 0;
     for line in BufReader::new(stdout).lines() {
         let line = line?;
@@ -182,7 +184,7 @@ fn one(stage: &str, mut launch: Launch) -> Result<(Totals, ExitStatus)> {
             totals.failed += failed;
             totals.skipped += skipped - of_others;
             of_others = 0;
-            // A program none of whose tests are due says nothing.
+            // Print nothing for a program with no selected tests.
             if passed + failed + skipped == 0 {
                 continue;
             }
@@ -197,7 +199,7 @@ fn one(stage: &str, mut launch: Launch) -> Result<(Totals, ExitStatus)> {
         }
         if let Some(test) = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----")) {
             output = true;
-            // The output of a failed test comes after all verdicts, in the order of the failures.
+            // The output of failed tests follows the verdicts, in the order of the failures.
             if let Some(at) = totals.failures.iter().position(|failure| failure.name.test == test) {
                 let failure = totals.failures.remove(at);
                 totals.failures.push(failure);
@@ -207,7 +209,7 @@ fn one(stage: &str, mut launch: Launch) -> Result<(Totals, ExitStatus)> {
         } else if let (true, Some(last)) = (output, totals.failures.last_mut()) {
             last.lines.push(line.clone());
         }
-        // One line per passed test says nothing that the count does not.
+        // Omit lines of passed tests, which the count covers.
         let is_passed = test.is_some_and(|(_, verdict, _)| verdict == "ok");
         if !(is_passed || line.is_empty() || line.starts_with("running ")) {
             println!("{stage} | {line}");
@@ -217,7 +219,8 @@ fn one(stage: &str, mut launch: Launch) -> Result<(Totals, ExitStatus)> {
     Ok((totals, child.wait()?))
 }
 
-/// CPU seconds of a process that is ending and of the children it waited for; 0 where the kernel does not say.
+/// CPU seconds of a process that is ending and of its reaped children; 0 if the kernel does not
+/// report them.
 fn cpu_seconds(child: &Child) -> f64 {
     let end = Instant::now() + Duration::from_secs(10);
     while let Some(stat) = process_stat(&child.id().to_string()) {
@@ -229,7 +232,8 @@ fn cpu_seconds(child: &Child) -> f64 {
     0.0
 }
 
-/// The first line that says why a test failed: a panic, or the error that it returned. Without either the first.
+/// Index of the first line that explains a failure: a panic or a returned error. Without either,
+/// the first line.
 fn cause(lines: &[String]) -> usize {
     let says =
         |line: &String| line.starts_with("Error: ") || line.starts_with("thread '") && line.contains(" panicked at ");
@@ -256,7 +260,7 @@ mod tests {
     use super::{cause, counts, test};
 
     #[test]
-    fn the_cause_of_a_failure_is_found_behind_what_was_printed() {
+    fn the_cause_of_a_failure_is_found_in_its_output() {
         let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
         assert_eq!(cause(&lines("0.1 s  a\n0.2 s  b\nError: not so after 300 s\nStack backtrace:")), 2);
         assert_eq!(cause(&lines("\nthread 'a::b' (12) panicked at a.rs:1:2:\nwhy")), 1);

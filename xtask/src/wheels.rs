@@ -1,4 +1,5 @@
-//! Python packages of others, from PyPI: the peers that benchmarks compare with, and the frameworks that tests start.
+//! Third-party Python packages from PyPI: the peers of benchmarks, and the frameworks that tests
+//! start.
 
 use crate::programs::{cache, quietly};
 use crate::workspace::root;
@@ -8,14 +9,14 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Packages that live together in one environment.
+/// Packages that share one environment.
 pub(crate) struct Wheels {
     name: &'static str,
-    /// Variable that names an interpreter of the user's that has what is needed; tests find it there as well.
+    /// Variable with the user's own interpreter that has the packages; tests read it as well.
     pub own: &'static str,
-    /// What is taken from PyPI. The digits are part of the result files' meaning.
+    /// Packages from PyPI, pinned because result files refer to these versions.
     packages: &'static [&'static str],
-    /// What can be imported then.
+    /// Modules that must be importable.
     modules: &'static str,
 }
 
@@ -27,7 +28,7 @@ pub(crate) const TORCH: Wheels = Wheels {
     modules: "torch, numpy, safetensors",
 };
 
-/// The other frameworks whose wheels can be had.
+/// Other frameworks that have wheels.
 pub(crate) const FRAMEWORKS: Wheels = Wheels {
     name: "frameworks",
     own: "SWITCHYARD_FRAMEWORKS_PYTHON",
@@ -36,7 +37,7 @@ pub(crate) const FRAMEWORKS: Wheels = Wheels {
 };
 
 impl Wheels {
-    /// A Python that can import them: the one that the environment names, or one of our own in the cache.
+    /// A Python that can import them: the one named by the variable, or one in our cache.
     pub(crate) fn python(&self) -> Result<PathBuf> {
         let Wheels { name, own: variable, packages, modules } = self;
         if let Some(own) = std::env::var_os(variable) {
@@ -48,7 +49,7 @@ impl Wheels {
         fs::create_dir_all(&parent).with_context(|| format!("cannot make {}", parent.display()))?;
         let folder = parent.join(packages[0].replace("==", "-"));
         let python = folder.join("bin/python");
-        // Two at once: the second waits, and finds it done.
+        // A concurrent run waits for this lock and then finds the environment.
         let lock = File::create(parent.join(format!("{name}.lock")))?;
         lock.lock().context("cannot lock the cache")?;
         if self.imports(&python) {
@@ -56,7 +57,7 @@ impl Wheels {
         }
         eprintln!("==> installing {} from PyPI into {} (gigabytes)", packages.join(", "), folder.display());
         let help = format!("python3 with venv and pip is needed, or {variable}=PYTHON with {modules}");
-        // A try that was cut short leaves half of it.
+        // Remove the remains of an interrupted attempt.
         let _ = fs::remove_dir_all(&folder);
         quietly("python environment", Command::new("python3").args(["-m", "venv"]).arg(&folder))
             .context(help.clone())?;
@@ -73,18 +74,18 @@ impl Wheels {
     }
 }
 
-/// Files in a wheel on PyPI.
+/// Files from a wheel on PyPI.
 struct Wheel {
-    /// With the digests of its wheels for x86-64 and for aarch64.
+    /// Includes the digests of the wheels for x86-64 and aarch64.
     requirement: &'static str,
-    /// What the names of the files have in them. Of a folder, also the folders in it are kept.
+    /// Path fragments of the wanted files. For a folder, its subfolders are kept.
     parts: &'static [&'static str],
     megabytes: u32,
-    /// In `target/data`, where tests look for it.
+    /// The folder in `target/data` where tests look for them.
     folder: &'static str,
 }
 
-/// NVRTC, of the version that comes with torch 2.11: what drivers from 580 on accept.
+/// NVRTC in the version that torch 2.11 uses, which drivers from 580 on accept.
 const NVRTC: Wheel = Wheel {
     requirement: "nvidia-cuda-nvrtc==13.0.88 \
         --hash=sha256:ad9b6d2ead2435f11cbb6868809d2adeeee302e9bb94bcf0539c7a40d80e8575 \
@@ -94,7 +95,7 @@ const NVRTC: Wheel = Wheel {
     folder: "nvrtc",
 };
 
-/// The header of the driver, of the same version.
+/// The driver's header, in the same version.
 const HEADER: Wheel = Wheel {
     requirement: "nvidia-cuda-runtime==13.0.96 \
         --hash=sha256:7f82250d7782aa23b6cfe765ecc7db554bd3c2870c43f3d1821f1d18aebf0548 \
@@ -104,7 +105,7 @@ const HEADER: Wheel = Wheel {
     folder: "cuda-header",
 };
 
-/// The headers of NVTX, of which CUDA has no library.
+/// The NVTX headers; CUDA has no NVTX library.
 const NVTX: Wheel = Wheel {
     requirement: "nvidia-nvtx==13.0.85 \
         --hash=sha256:4936d1d6780fbe68db454f5e72a42ff64d1fd6397df9f363ae786930fd5c1cd4 \
@@ -114,7 +115,8 @@ const NVTX: Wheel = Wheel {
     folder: "nvtx-header",
 };
 
-/// The disassembler of machine code. It comes as a wheel from 13.2 on, and reads what older compilers have made.
+/// The machine code disassembler. It is available as a wheel since 13.2, and reads the output of
+/// older compilers.
 const DISASSEMBLER: Wheel = Wheel {
     requirement: "nvidia-cuda-nvdisasm==13.2.86 \
         --hash=sha256:53606e719ecae07a2335f95902d5a1393a0cc1c317499ee7ffcf628a44385f2c \
@@ -124,7 +126,8 @@ const DISASSEMBLER: Wheel = Wheel {
     folder: "nvdisasm",
 };
 
-/// Libraries that need no GPU to be opened, and all headers that theirs include, as they come with torch 2.11. Only for x86-64.
+/// Libraries that load without a GPU, with all headers that their own include, in the versions of
+/// torch 2.11. Only for x86-64.
 const LIBRARIES: [Wheel; 5] = [
     Wheel {
         requirement: "nvidia-cublas==13.1.0.3 \
@@ -157,33 +160,32 @@ const LIBRARIES: [Wheel; 5] = [
     },
 ];
 
-/// Fetches what `cargo xtask test --gpu-libraries` needs.
+/// Fetches the libraries for `cargo xtask test --gpu-libraries`.
 pub(crate) fn gpu_libraries() -> Result<()> {
     cuda()?;
     LIBRARIES.iter().try_for_each(Wheel::fetch)?;
-    // The headers include one of a C++ library, of which C needs nothing.
+    // The headers include a C++ library header that C does not need, so an empty one suffices.
     let stub = root().join("target/data/gpu-stub/nv");
     fs::create_dir_all(&stub)
         .and_then(|()| fs::write(stub.join("target"), ""))
         .with_context(|| stub.display().to_string())
 }
 
-/// Fetches NVRTC, the headers of the driver and of NVTX, and the disassembler.
+/// Fetches NVRTC, the driver and NVTX headers, and the disassembler.
 pub(crate) fn cuda() -> Result<()> {
     [NVRTC, HEADER, NVTX, DISASSEMBLER].iter().try_for_each(Wheel::fetch)
 }
 
 impl Wheel {
-    /// Takes the files out of the wheel. They are kept in the user's cache.
+    /// Extracts the files from the wheel and keeps them in the user's cache.
     fn fetch(&self) -> Result<()> {
         let parent = cache("data")?;
         fs::create_dir_all(&parent).with_context(|| format!("cannot make {}", parent.display()))?;
         let name = self.requirement.split(' ').next().unwrap_or_default();
-        // Of one wheel, several parts may be wanted.
-        // More may be wanted of a wheel than another command has taken out of it.
+        // Another command can have extracted other parts of the same wheel.
         let is_more = LIBRARIES.iter().any(|wheel| wheel.folder == self.folder);
         let folder = parent.join(if is_more { format!("{name}-{}", self.folder) } else { name.to_owned() });
-        // Two at once: the second waits, and finds it done.
+        // A concurrent run waits for this lock and then finds the files.
         let lock = File::create(parent.join(format!("{}.lock", self.folder)))?;
         lock.lock().context("cannot lock the cache")?;
         if !folder.is_dir() {
@@ -200,7 +202,7 @@ impl Wheel {
     }
 
     fn unpack(&self, name: &str, parent: &Path, folder: &Path) -> Result<()> {
-        /// Takes files in the wheel of one folder into another.
+        /// Extracts the files in one folder of the wheel to another folder.
         const UNPACK: &str = "import glob, os, sys, zipfile\n\
             [wheel] = glob.glob(sys.argv[1] + '/*.whl')\n\
             archive = zipfile.ZipFile(wheel)\n\
@@ -214,7 +216,7 @@ impl Wheel {
                         os.chmod(path, archive.getinfo(name).external_attr >> 16 & 0o777 or 0o644)\n";
         let [wheels, partial] = ["wheels", "partial"].map(|kind| parent.join(format!("{}-{kind}", self.folder)));
         for folder in [&wheels, &partial] {
-            // A try that was cut short leaves half of it.
+            // Remove the remains of an interrupted attempt.
             let _ = fs::remove_dir_all(folder);
             fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         }
@@ -223,7 +225,7 @@ impl Wheel {
         let mut pip = Command::new("python3");
         pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes"]);
         pip.arg("--dest").arg(&wheels).arg("--requirement").arg(&wanted);
-        let help = "python3 with pip is needed, and once a way to PyPI or a mirror that pip is told of";
+        let help = "python3 with pip is required, with access to PyPI or a mirror configured in pip";
         quietly(name, &mut pip).context(help)?;
         let mut unpack = Command::new("python3");
         unpack.args(["-c", UNPACK]).arg(&wheels).arg(&partial).args(self.parts);

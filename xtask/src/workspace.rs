@@ -1,4 +1,4 @@
-//! The workspace: its folders, cargo in it, and commands that are shown while they run.
+//! The workspace: its folders, cargo commands, and commands whose output is shown.
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value as Json;
@@ -19,21 +19,22 @@ pub(crate) fn cargo(args: &[&str]) -> Command {
     command
 }
 
-/// Without what cargo tells this program about its package: build scripts that read it (ring's) would build half the tree again whenever
-/// cargo is called from here after it was called by hand.
+/// Removes the variables that cargo sets for this program's package. Otherwise build scripts that
+/// read them (ring's) would rebuild half the tree when cargo runs from here and by hand
+/// alternately.
 pub(crate) fn stripped(mut command: Command) -> Command {
     let of_this_program = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_this_program)) {
         command.env_remove(name);
     }
-    // CI builds once: what an incremental build keeps is written for nobody.
+    // CI builds once, so incremental build data would never be used.
     if std::env::var_os("CI").is_some() {
         command.env("CARGO_INCREMENTAL", "0");
     }
     command
 }
 
-/// Says what is done, does it, and says how long it took.
+/// Announces a step, runs it, and prints how long it took.
 pub(crate) fn step(name: &str, command: &mut Command) -> Result<()> {
     println!("==> {name}");
     let start = Instant::now();
@@ -45,15 +46,15 @@ pub(crate) fn step(name: &str, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Profile of programs and images for this machine and for tests: the engine is optimised, nothing is optimised across crates.
+/// Profile of local programs, images and tests: the engine is optimised, but not across crates.
 pub(crate) const LOCAL: &str = "dev";
 
-/// Where cargo puts the programs of a profile.
+/// Output folder of a profile.
 pub(crate) fn built_in(profile: &str) -> PathBuf {
     target().join(if profile == "dev" { "debug" } else { profile })
 }
 
-/// What cargo says of the packages of the workspace.
+/// Package metadata of the workspace.
 pub(crate) fn metadata() -> Result<Json> {
     let output = cargo(&["metadata", "--no-deps", "--format-version", "1"]).output().context("cannot start cargo")?;
     ensure!(output.status.success(), "cargo metadata: {}", output.status);
@@ -67,14 +68,15 @@ pub(crate) fn members() -> Result<BTreeSet<String>> {
     Ok(packages.filter_map(|package| package["name"].as_str().map(str::to_owned)).collect())
 }
 
-/// Where cargo builds.
+/// Target folder of cargo.
 pub(crate) fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
-/// The committed CRDs: name of the file and its text.
+/// The committed CRDs: file name and text.
 ///
-/// They are those of the code: `crds/tests/drift.rs` compares, so that this program need not be built with the API's types.
+/// `crds/tests/drift.rs` ensures that they match the code, so this program need not be built with
+/// the API types.
 pub(crate) fn crds() -> Result<Vec<(String, String)>> {
     let folder = root().join("crds/generated");
     let mut names: Vec<String> = std::fs::read_dir(&folder)
@@ -85,26 +87,27 @@ pub(crate) fn crds() -> Result<Vec<(String, String)>> {
     names.into_iter().map(|name| Ok((name.clone(), std::fs::read_to_string(folder.join(name))?))).collect()
 }
 
-/// CPU seconds of all children of this process that have ended, and of theirs.
+/// CPU seconds of all reaped children of this process and their descendants.
 pub(crate) fn children_cpu() -> f64 {
     process_stat("self").map_or(0.0, |stat| stat.children)
 }
 
-/// What the kernel says of a process.
+/// Kernel statistics of a process.
 pub(crate) struct ProcessStat {
-    /// It has ended, and nobody has waited for it.
+    /// Whether it has ended but was not reaped.
     pub is_zombie: bool,
-    /// CPU seconds of its own.
+    /// CPU seconds of the process itself.
     pub own: f64,
-    /// CPU seconds of its children that have ended and were waited for, and of theirs.
+    /// CPU seconds of its reaped children and their descendants.
     pub children: f64,
 }
 
-/// Reads `/proc/PID/stat`; `None` without such a process.
+/// Reads `/proc/PID/stat`; `None` if there is no such process.
 pub(crate) fn process_stat(pid: &str) -> Option<ProcessStat> {
     const TICKS_PER_SECOND: f64 = 100.0;
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Behind the name, which may have spaces: the state, and as 12th to 15th field utime, stime, cutime and cstime (proc_pid_stat(5)).
+    // Fields after the name, which can contain spaces: the state, and as 12th to 15th field utime,
+    // stime, cutime and cstime (proc_pid_stat(5)).
     let fields: Vec<&str> = text.rsplit(')').next()?.split_whitespace().collect();
     let seconds = |from: usize| {
         let ticks = fields.get(from..from + 2)?.iter().map(|field| field.parse::<f64>());
@@ -120,7 +123,7 @@ pub(crate) fn cpu() -> String {
     name.map_or_else(String::new, |(_, name)| name.trim().to_string())
 }
 
-/// Name of the CPU, and cores.
+/// Name of the CPU, and number of cores.
 pub(crate) fn machine() -> String {
     format!("{}, {} cores", cpu(), std::thread::available_parallelism().map_or(0, usize::from))
 }

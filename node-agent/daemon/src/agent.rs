@@ -1,4 +1,5 @@
-//! The loops: one scans the machine, one asks the kubelet, one keeps the object on the API server up to date.
+//! The agent's loops: one scans the machine, one queries the kubelet, one keeps the object on the
+//! API server up to date.
 //!
 //! ```text
 //! period, GPU events ─> scan (thread) ─> MachineState ─┐
@@ -6,7 +7,7 @@
 //! period ───────────> kubelet (socket) ─> Kubelet ─────┘
 //! ```
 //!
-//! Each keeps only its last state, so the newest facts are written next, whatever was slow or unreachable.
+//! Each loop keeps only its latest state, so a slow or unreachable source never delays newer facts.
 
 use crate::metrics::Metrics;
 use crate::pages::Health;
@@ -15,7 +16,7 @@ use crate::pod_resources;
 use crate::ports::Ports;
 use crate::report::{Kubelet, MachineState, draft};
 use crate::scan::{ScanFault, ScanSource, Scanner};
-use crate::write::{Writer, Written};
+use crate::write::{WriteOutcome, Writer};
 use jiff::Timestamp;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,18 +26,19 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 use tracing::{info, warn};
 
-/// A GPU that reports one error after another does not cause more scans than this.
-const AFTER_EVENT: Duration = Duration::from_secs(2);
-/// Pause before waiting for NVML's events again: without NVML, and while a driver restarts.
-const EVENTS_AGAIN: Duration = Duration::from_secs(60);
+/// Shortest time between scans triggered by GPU events, for a GPU that reports one error after
+/// another.
+const EVENT_INTERVAL: Duration = Duration::from_secs(2);
+/// Pause before subscribing to NVML events again, without NVML or while a driver restarts.
+const EVENTS_RETRY: Duration = Duration::from_secs(60);
 
 pub(crate) struct Agent {
     /// Time between two scans.
     pub period: Duration,
     /// Time after which a scan counts as hung.
-    pub patience: Duration,
-    pub place: ScanSource,
-    /// `None`: the kubelet is not asked.
+    pub scan_timeout: Duration,
+    pub source: ScanSource,
+    /// `None` if the kubelet is not queried.
     pub pod_resources: Option<PathBuf>,
     pub metrics: Arc<Metrics>,
     pub health: Arc<Health>,
@@ -48,9 +50,9 @@ impl Agent {
     /// # Errors
     /// The thread that scans the machine cannot be started, or is gone.
     pub async fn run(&self, writer: Writer, gpu_events: bool) -> Result<(), String> {
-        let place = self.place.clone();
+        let source = self.source.clone();
         let scanner =
-            Scanner::start(move || place.look()).map_err(|error| format!("cannot start a thread: {error}"))?;
+            Scanner::start(move || source.scan()).map_err(|error| format!("cannot start a thread: {error}"))?;
         let event = Arc::new(Notify::new());
         if gpu_events {
             self.watch_gpus(Arc::clone(&event)).map_err(|error| format!("cannot start a thread: {error}"))?;
@@ -59,8 +61,8 @@ impl Agent {
         let (kubelet, kubelets) = watch::channel(None);
         tokio::select! {
             () = self.write(writer, machines, kubelets) => Err("the loops ended".into()),
-            () = self.ask(&kubelet) => Err("the loops ended".into()),
-            () = self.look(scanner, &machine, &event) => Err("the thread that scans the machine is gone".into()),
+            () = self.query_kubelet(&kubelet) => Err("the loops ended".into()),
+            () = self.scan_machine(scanner, &machine, &event) => Err("the thread that scans the machine is gone".into()),
         }
     }
 
@@ -69,22 +71,23 @@ impl Agent {
     /// # Errors
     /// The machine cannot be described.
     pub async fn once(&self) -> Result<(MachineState, Kubelet), String> {
-        let place = self.place.clone();
+        let source = self.source.clone();
         let mut scanner =
-            Scanner::start(move || place.look()).map_err(|error| format!("cannot start a thread: {error}"))?;
-        let scan = scanner.scan(self.patience).await.map_err(|fault| match fault {
+            Scanner::start(move || source.scan()).map_err(|error| format!("cannot start a thread: {error}"))?;
+        let scan = scanner.scan(self.scan_timeout).await.map_err(|fault| match fault {
             ScanFault::Failed(why) => why,
-            ScanFault::Hangs(patience) => {
-                format!("the scan of the machine has not ended after {} s", patience.as_secs())
+            ScanFault::Hangs(timeout) => {
+                format!("the scan of the machine has not ended after {} s", timeout.as_secs())
             }
             ScanFault::Gone => "the thread that scans the machine is gone".into(),
         })?;
         Ok((MachineState { last: Some(Arc::new(scan)), fault: None }, self.kubelet().await))
     }
 
-    /// Triggers a scan when a GPU reports something. The thread may hang in the driver, and ends with the process.
+    /// Triggers a scan when a GPU reports something. The thread may hang in the driver, and ends
+    /// with the process.
     fn watch_gpus(&self, event: Arc<Notify>) -> std::io::Result<()> {
-        let library = self.place.roots.nvml_library.clone();
+        let library = self.source.roots.nvml_library.clone();
         let metrics = Arc::clone(&self.metrics);
         std::thread::Builder::new().name("gpu-events".into()).spawn(move || {
             loop {
@@ -95,17 +98,17 @@ impl Agent {
                     event.notify_one();
                 });
                 tracing::debug!(why, "no events from GPUs");
-                // A driver that disappeared is news as well; one that was never there is not.
-                if begin.elapsed() > AFTER_EVENT {
+                // A driver that disappeared is worth a scan; one that was never there is not.
+                if begin.elapsed() > EVENT_INTERVAL {
                     event.notify_one();
                 }
-                std::thread::sleep(EVENTS_AGAIN);
+                std::thread::sleep(EVENTS_RETRY);
             }
         })?;
         Ok(())
     }
 
-    async fn look(&self, mut scanner: Scanner, machine: &watch::Sender<MachineState>, event: &Notify) {
+    async fn scan_machine(&self, mut scanner: Scanner, machine: &watch::Sender<MachineState>, event: &Notify) {
         let mut ports = Ports::default();
         let mut period = interval(self.period);
         period.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -114,10 +117,10 @@ impl Agent {
                 _ = period.tick() => {}
                 () = event.notified() => {}
             }
-            match scanner.scan(self.patience).await {
+            match scanner.scan(self.scan_timeout).await {
                 Ok(mut scan) => {
-                    ports.see(std::mem::take(&mut scan.ports), Timestamp::now());
-                    ports.tell(&mut scan.facts);
+                    ports.update(std::mem::take(&mut scan.ports), Timestamp::now());
+                    ports.add_to(&mut scan.facts);
                     let whole = scan.facts.sources.iter().all(|source| source.state == SourceState::Complete);
                     self.metrics.scanned(if whole { "complete" } else { "partial" }, Some(&scan));
                     self.health.scanned(None);
@@ -135,19 +138,19 @@ impl Agent {
                     machine.send_modify(|machine| machine.fault = Some(fault));
                 }
             }
-            sleep(AFTER_EVENT.min(self.period)).await;
+            sleep(EVENT_INTERVAL.min(self.period)).await;
         }
     }
 
     async fn kubelet(&self) -> Kubelet {
         let Some(socket) = &self.pod_resources else { return Kubelet::Disabled };
-        match pod_resources::ask(socket, || self.metrics.pod_resources_failed()).await {
+        match pod_resources::query(socket, || self.metrics.pod_resources_failed()).await {
             Ok(resources) => Kubelet::Known(Arc::new(resources)),
             Err(why) => Kubelet::Unknown(why),
         }
     }
 
-    async fn ask(&self, kubelet: &watch::Sender<Option<Kubelet>>) {
+    async fn query_kubelet(&self, kubelet: &watch::Sender<Option<Kubelet>>) {
         let mut period = interval(self.period);
         period.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -166,7 +169,7 @@ impl Agent {
         mut machines: watch::Receiver<MachineState>,
         mut kubelets: watch::Receiver<Option<Kubelet>>,
     ) {
-        // The first report is complete: it waits for both, and neither can take longer than its own deadline.
+        // Wait for both, so that the first report is complete. Each has its own deadline.
         let known = |machine: &MachineState| machine.last.is_some() || machine.fault.is_some();
         if machines.wait_for(known).await.is_err() || kubelets.wait_for(Option::is_some).await.is_err() {
             return;
@@ -182,9 +185,9 @@ impl Agent {
                     backoff.reset();
                     self.health.in_sync(writer.observed());
                     match written {
-                        Written::Nothing => {}
-                        Written::Renewal => self.metrics.wrote("renewal"),
-                        Written::Facts(changed) => {
+                        WriteOutcome::Nothing => {}
+                        WriteOutcome::Renewal => self.metrics.wrote("renewal"),
+                        WriteOutcome::Facts(changed) => {
                             self.metrics.wrote("facts");
                             info!(changed = changed.join(","), "reported");
                         }

@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use switchyard_service::telemetry;
 
-/// Keeps the GPUTopology of its node up to date: describes the machine, and writes what has changed.
+/// Keeps the GPUTopology of its node up to date: describes the machine, and writes what has
+/// changed.
 #[derive(Debug, Parser)]
 #[command(name = "switchyard-node-agent", version, about, max_term_width = 100)]
 pub(crate) struct Args {
@@ -42,7 +43,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FOLDER", default_value = "/dev")]
     pub dev_root: PathBuf,
 
-    /// A file with speeds measured on this machine (YAML); placement uses them instead of the usual ones.
+    /// A file with speeds measured on this machine (YAML); placement uses them instead of the usual
+    /// ones.
     #[arg(long, value_name = "FILE")]
     pub measured: Option<PathBuf>,
 
@@ -50,11 +52,13 @@ pub(crate) struct Args {
     #[arg(long)]
     pub read_acs: bool,
 
-    /// The kubelet's socket that reports which container uses which device. Empty: the kubelet is not asked.
+    /// The kubelet's socket that reports which container uses which device. Empty: the kubelet is
+    /// not asked.
     #[arg(long, value_name = "SOCKET", default_value = "/var/lib/kubelet/pod-resources/kubelet.sock")]
     pub pod_resources: OsString,
 
-    /// The kubelet's configuration file, for its CPU, memory and topology policies. Default: they are not reported.
+    /// The kubelet's configuration file, for its CPU, memory and topology policies. Default: they
+    /// are not reported.
     #[arg(long, value_name = "FILE")]
     pub kubelet_config: Option<PathBuf>,
 
@@ -66,7 +70,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..=600))]
     pub scan_timeout_seconds: u16,
 
-    /// Seconds after which an unchanged report is renewed. Readers consider a report of half an hour ago as abandoned.
+    /// Seconds after which an unchanged report is renewed. Readers consider a report of half an
+    /// hour ago as abandoned.
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u16).range(2..=600))]
     pub renew_seconds: u16,
 
@@ -95,7 +100,7 @@ impl Args {
     }
 }
 
-/// A switch, in the words of the API.
+/// An on/off switch, spelled as in the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "PascalCase")]
 pub(crate) enum Toggle {

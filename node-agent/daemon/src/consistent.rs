@@ -1,5 +1,5 @@
-//! Whether the facts agree with each other. Pure: a contradiction is reported with both values, and nothing is
-//! corrected here.
+//! Checks whether the facts agree with each other. Pure: reports both values of a contradiction and
+//! corrects nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::gpu_topology::GPUTopologyStatus;
@@ -22,19 +22,20 @@ impl std::fmt::Display for Contradiction {
     }
 }
 
-/// Facts about the devices of a machine from other sources.
+/// Facts about the machine's devices from other sources.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Others<'a> {
+pub(crate) struct OtherSources<'a> {
     /// NVIDIA GPUs on the PCI bus; `None` if the bus cannot be read.
     pub pci_gpus: Option<u32>,
-    /// Counters of the GPUs, with their NVLinks from both ends.
+    /// GPU counters, with the NVLinks as counted at both ends.
     pub counters: &'a [GpuCounters],
-    /// Resource and device of everything that the kubelet can allocate to containers; `None` if it could not be asked.
+    /// Resource and device of everything that the kubelet can allocate; `None` if it could not be
+    /// queried.
     pub allocatable: Option<&'a BTreeSet<(String, String)>>,
 }
 
-/// All contradictions, in the order of the fields.
-pub(crate) fn contradictions(facts: &GPUTopologyStatus, others: Others<'_>) -> Vec<Contradiction> {
+/// All contradictions, in field order.
+pub(crate) fn contradictions(facts: &GPUTopologyStatus, others: OtherSources<'_>) -> Vec<Contradiction> {
     let mut found = Vec::new();
     let mut add = |field: String, got: String, expected: String| found.push(Contradiction { field, got, expected });
     if let (Some(nvml), Some(pci)) = (facts.gpu_count, others.pci_gpus)
@@ -47,8 +48,8 @@ pub(crate) fn contradictions(facts: &GPUTopologyStatus, others: Others<'_>) -> V
     {
         add("gpus".into(), format!("{} that answer", facts.gpus.len()), format!("the {count} that the driver counts"));
     }
-    twice(facts.gpus.iter().map(|gpu| Some(gpu.uuid.as_str())), "gpus", "uuid", &mut add);
-    twice(facts.gpus.iter().map(|gpu| gpu.bus_id.as_deref()), "gpus", "busID", &mut add);
+    duplicates(facts.gpus.iter().map(|gpu| Some(gpu.uuid.as_str())), "gpus", "uuid", &mut add);
+    duplicates(facts.gpus.iter().map(|gpu| gpu.bus_id.as_deref()), "gpus", "busID", &mut add);
     numa_nodes(facts, &mut add);
     link_ends(facts, &mut add);
     asymmetric(others.counters, &mut add);
@@ -60,7 +61,7 @@ pub(crate) fn contradictions(facts: &GPUTopologyStatus, others: Others<'_>) -> V
 
 type Add<'a> = dyn FnMut(String, String, String) + 'a;
 
-fn twice<'a>(values: impl Iterator<Item = Option<&'a str>>, list: &str, field: &str, add: &mut Add<'_>) {
+fn duplicates<'a>(values: impl Iterator<Item = Option<&'a str>>, list: &str, field: &str, add: &mut Add<'_>) {
     let mut first: BTreeMap<&str, usize> = BTreeMap::new();
     for (index, value) in values.enumerate() {
         let Some(value) = value else { continue };
@@ -119,22 +120,23 @@ fn asymmetric(counters: &[GpuCounters], add: &mut Add<'_>) {
     }
 }
 
-/// Compares GPUs that a device plugin names by UUID. Instances and claims have other names and are not compared.
+/// Compares only GPUs that a device plugin names by UUID; MIG instances and claims have other
+/// names.
 fn kubelet(facts: &GPUTopologyStatus, allocatable: &BTreeSet<(String, String)>, add: &mut Add<'_>) {
     // A plugin that shares GPUs allocates `UUID::0`, `UUID::1`, …
     let plain = |id: &'_ str| id.split("::").next().unwrap_or_default().to_owned();
-    let given: BTreeSet<String> =
+    let allocated: BTreeSet<String> =
         allocatable.iter().map(|(_, id)| plain(id)).filter(|id| id.starts_with("GPU-")).collect();
-    if given.is_empty() || facts.gpu_count.is_none() {
+    if allocated.is_empty() || facts.gpu_count.is_none() {
         return;
     }
     let known: BTreeSet<&str> = facts.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
-    for id in given.iter().filter(|id| !known.contains(id.as_str())) {
+    for id in allocated.iter().filter(|id| !known.contains(id.as_str())) {
         add("gpus".into(), format!("no {id}"), "it, as the kubelet gives it to containers".into());
     }
     for (index, gpu) in facts.gpus.iter().enumerate() {
         let is_split = gpu.mig.as_ref().is_some_and(|mig| mig.mode == switchyard_crds::gpu_topology::MigMode::Enabled);
-        if !is_split && !given.contains(&gpu.uuid) {
+        if !is_split && !allocated.contains(&gpu.uuid) {
             let expected = "one of those that the kubelet gives to containers";
             add(format!("gpus[{index}].uuid"), gpu.uuid.clone(), expected.into());
         }
@@ -161,23 +163,27 @@ mod tests {
         }
     }
 
-    fn told(facts: &GPUTopologyStatus, others: Others<'_>) -> Vec<String> {
+    fn messages(facts: &GPUTopologyStatus, others: OtherSources<'_>) -> Vec<String> {
         contradictions(facts, others).iter().map(ToString::to_string).collect()
     }
 
-    const NOBODY: Others<'static> = Others { pci_gpus: None, counters: &[], allocatable: None };
+    const NO_SOURCES: OtherSources<'static> = OtherSources { pci_gpus: None, counters: &[], allocatable: None };
 
-    fn given(ids: &[&str]) -> BTreeSet<(String, String)> {
+    fn allocatable(ids: &[&str]) -> BTreeSet<(String, String)> {
         ids.iter().map(|id| ("nvidia.com/gpu".into(), id.to_string())).collect()
     }
 
     #[test]
-    fn what_agrees_is_silent() {
-        let all = given(&["GPU-0", "GPU-1::0", "GPU-1::1", "GPU-2", "GPU-3"]);
-        let others = Others { pci_gpus: Some(4), allocatable: Some(&all), ..NOBODY };
-        assert_eq!(told(&machine(), others), Vec::<String>::new());
-        assert_eq!(told(&GPUTopologyStatus::default(), others), Vec::<String>::new(), "unknown contradicts nothing");
-        assert_eq!(told(&machine(), NOBODY), Vec::<String>::new());
+    fn agreeing_sources_have_no_contradictions() {
+        let all = allocatable(&["GPU-0", "GPU-1::0", "GPU-1::1", "GPU-2", "GPU-3"]);
+        let others = OtherSources { pci_gpus: Some(4), allocatable: Some(&all), ..NO_SOURCES };
+        assert_eq!(messages(&machine(), others), Vec::<String>::new());
+        assert_eq!(
+            messages(&GPUTopologyStatus::default(), others),
+            Vec::<String>::new(),
+            "unknown contradicts nothing"
+        );
+        assert_eq!(messages(&machine(), NO_SOURCES), Vec::<String>::new());
     }
 
     #[test]
@@ -185,7 +191,7 @@ mod tests {
         let mut facts = machine();
         facts.gpus.pop();
         assert_eq!(
-            told(&facts, Others { pci_gpus: Some(8), ..NOBODY }),
+            messages(&facts, OtherSources { pci_gpus: Some(8), ..NO_SOURCES }),
             [
                 "gpuCount: got 4; expected 8, the NVIDIA GPUs on the PCI bus",
                 "gpus: got 3 that answer; expected the 4 that the driver counts"
@@ -194,14 +200,14 @@ mod tests {
     }
 
     #[test]
-    fn names_and_nodes_that_cannot_be() {
+    fn impossible_names_and_nodes() {
         let mut facts = machine();
         facts.gpus[3].uuid = "GPU-1".into();
         facts.gpus[2].bus_id = facts.gpus[0].bus_id.clone();
         facts.gpus[1].numa_node = Some(7);
         facts.nics[0].numa_node = Some(2);
         assert_eq!(
-            told(&facts, NOBODY),
+            messages(&facts, NO_SOURCES),
             [
                 "gpus[3].uuid: got GPU-1; expected another one than gpus[1] has",
                 "gpus[2].busID: got 0000:00:00.0; expected another one than gpus[0] has",
@@ -212,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn links_that_cannot_be() {
+    fn impossible_links() {
         let link = |a: &str, b: &str| -> Link {
             serde_json::from_value(serde_json::json!({"a": a, "b": b, "kind": "NVLink", "count": 1})).unwrap()
         };
@@ -225,7 +231,7 @@ mod tests {
         };
         let counters = [counters("a", "b", 4), counters("b", "a", 3), counters("c", "switch", 18)];
         assert_eq!(
-            told(&facts, Others { counters: &counters, ..NOBODY }),
+            messages(&facts, OtherSources { counters: &counters, ..NO_SOURCES }),
             [
                 "links[1].b: got GPU-9; expected the UUID of one of gpus",
                 "links[2].b: got GPU-2; expected another GPU than a",
@@ -235,16 +241,16 @@ mod tests {
     }
 
     #[test]
-    fn the_kubelet_knows_other_gpus() {
-        let some = given(&["GPU-0", "GPU-1", "GPU-2", "GPU-7"]);
-        let of = |facts: &GPUTopologyStatus| told(facts, Others { allocatable: Some(&some), ..NOBODY });
+    fn the_kubelet_names_other_gpus() {
+        let some = allocatable(&["GPU-0", "GPU-1", "GPU-2", "GPU-7"]);
+        let of = |facts: &GPUTopologyStatus| messages(facts, OtherSources { allocatable: Some(&some), ..NO_SOURCES });
         let [lost, unknown] = of(&machine()).try_into().unwrap();
         assert_eq!(lost, "gpus: got no GPU-7; expected it, as the kubelet gives it to containers");
         assert_eq!(unknown, "gpus[3].uuid: got GPU-3; expected one of those that the kubelet gives to containers");
         let mut split = machine();
         split.gpus[3].mig = serde_json::from_value(serde_json::json!({"mode": "Enabled"})).unwrap();
         assert_eq!(of(&split).len(), 1, "the instances of GPU 3 have other names");
-        let claims = given(&["0", "1"]);
-        assert!(told(&machine(), Others { allocatable: Some(&claims), ..NOBODY }).is_empty());
+        let claims = allocatable(&["0", "1"]);
+        assert!(messages(&machine(), OtherSources { allocatable: Some(&claims), ..NO_SOURCES }).is_empty());
     }
 }

@@ -1,7 +1,7 @@
-//! The kubelet's policies, from its configuration file.
+//! Reads the kubelet's policies from its configuration file.
 //!
-//! Not from `/configz`: that would require the right `nodes/proxy`, with which an agent could run commands in every
-//! pod. A policy set by a flag of the kubelet, or by a drop-in file, is not seen.
+//! `/configz` would require the permission `nodes/proxy`, which lets its holder run commands in
+//! every pod. Policies set by kubelet flags or drop-in files are not detected.
 
 use serde::Deserialize;
 use std::path::Path;
@@ -9,7 +9,7 @@ use switchyard_crds::device_use::KubeletPolicies;
 use switchyard_crds::gpu_topology::{Facts, GPUTopologyStatus, SourceState};
 use switchyard_node_agent::Notes;
 
-/// More than any configuration needs.
+/// Far more than any configuration needs.
 const MAX_BYTES: u64 = 1 << 20;
 
 #[derive(Deserialize)]
@@ -42,7 +42,7 @@ fn read(path: &Path) -> Result<KubeletPolicies, String> {
     parse(&text)
 }
 
-/// Adds the policies to the facts, or the reason why they are unknown to the source of `host`.
+/// Adds the policies to the facts, or the reason why they are unknown to the `host` source.
 pub(crate) fn add_policies(facts: &mut GPUTopologyStatus, path: &Path) {
     match read(path) {
         Ok(policies) => facts.host.get_or_insert_default().kubelet = Some(policies),
@@ -67,7 +67,7 @@ mod tests {
     use switchyard_crds::gpu_topology::FactSource;
 
     #[test]
-    fn policies_are_read_and_what_is_not_named_is_absent() {
+    fn policies_are_read_and_unset_ones_are_absent() {
         let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncpuManagerPolicy: static\n\
                     topologyManagerPolicy: single-numa-node\nauthentication: {x509: {clientCAFile: /ca}}\n";
         let policies = parse(text).unwrap();
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_missing_is_noted() {
+    fn a_missing_file_is_noted() {
         let host =
             FactSource { facts: Facts::Host, source: "procfs".into(), state: SourceState::Complete, message: None };
         let mut facts = GPUTopologyStatus { sources: vec![host], ..GPUTopologyStatus::default() };

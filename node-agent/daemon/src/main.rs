@@ -1,4 +1,5 @@
-//! The node agent: describes its machine periodically, and keeps the `GPUTopology` of its node up to date.
+//! The node agent: describes its machine periodically, and keeps the `GPUTopology` of its node up
+//! to date.
 //!
 //! ```text
 //! scan (thread: sysfs, procfs, NVML) ─┐
@@ -6,7 +7,8 @@
 //! pod_resources (kubelet's socket) ───┘
 //! ```
 //!
-//! Not here: how a machine is described (the library `switchyard-node-agent`), and any decision about jobs.
+//! How a machine is described is in the library `switchyard-node-agent`. The agent makes no
+//! decisions about jobs.
 #![forbid(unsafe_code)]
 
 mod agent;
@@ -36,7 +38,7 @@ use switchyard_worker_contract::exit::Exit;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Text of `--version`. `cargo xtask` passes the commit; only this file is compiled again for another one.
+/// Text of `--version`. `cargo xtask` sets the commit, so a new commit recompiles only this file.
 const VERSION: &str = match option_env!("SWITCHYARD_VERSION") {
     Some(version) => version,
     None => env!("CARGO_PKG_VERSION"),
@@ -45,15 +47,15 @@ const VERSION: &str = match option_env!("SWITCHYARD_VERSION") {
 fn main() -> ExitCode {
     let args = Args::parse_as(VERSION);
     if let Err(message) = telemetry::start(args.log_format, &args.log_level) {
-        return refuse(&message, Exit::Usage);
+        return fail(&message, Exit::Usage);
     }
     // One thread is enough for a few calls a minute, and needs no memory pools per thread.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return refuse(&format!("cannot start: {error}"), Exit::Unexpected),
+        Err(error) => return fail(&format!("cannot start: {error}"), Exit::Unexpected),
     };
     let code = runtime.block_on(async { if args.once { once(&args).await } else { serve(&args).await } });
-    // A name lookup in progress does not delay the exit.
+    // Do not wait for a name lookup in progress.
     runtime.shutdown_background();
     code
 }
@@ -70,8 +72,8 @@ fn agent(args: &Args, node_name: &str) -> Agent {
     };
     Agent {
         period: Duration::from_secs(args.period_seconds.into()),
-        patience: Duration::from_secs(args.scan_timeout_seconds.into()),
-        place: scan::ScanSource { roots, kubelet_config: args.kubelet_config.clone() },
+        scan_timeout: Duration::from_secs(args.scan_timeout_seconds.into()),
+        source: scan::ScanSource { roots, kubelet_config: args.kubelet_config.clone() },
         pod_resources: Some(args.pod_resources.clone().into()).filter(|_| !args.pod_resources.is_empty()),
         metrics: Arc::new(Metrics::new()),
         health: Arc::new(Health::new()),
@@ -84,22 +86,22 @@ async fn once(args: &Args) -> ExitCode {
     let agent = agent(args, &name);
     let (machine, kubelet) = match agent.once().await {
         Ok(known) => known,
-        Err(message) => return refuse(&message, Exit::Usage),
+        Err(message) => return fail(&message, Exit::Usage),
     };
     let mut topology = GPUTopology::new(&name, GPUTopologySpec {});
     topology.status = Some(report::draft(&machine, &kubelet).status(None, jiff::Timestamp::now()));
     match serde_saphyr::to_string(&topology) {
         Ok(text) => print(&text),
-        Err(error) => refuse(&format!("the GPUTopology cannot be written as YAML: {error}"), Exit::Unexpected),
+        Err(error) => fail(&format!("the GPUTopology cannot be written as YAML: {error}"), Exit::Unexpected),
     }
 }
 
-/// Prints a result. A reader that is gone (`| head`) has seen enough; a full disk is reported.
+/// Prints a result. A closed pipe (`| head`) is not an error; a full disk is.
 fn print(text: &str) -> ExitCode {
     use std::io::Write;
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            refuse(&format!("the result cannot be printed: {error}"), Exit::Unexpected)
+            fail(&format!("the result cannot be printed: {error}"), Exit::Unexpected)
         }
         _ => ExitCode::SUCCESS,
     }
@@ -109,18 +111,18 @@ async fn serve(args: &Args) -> ExitCode {
     let (mut interrupt, mut terminate) = match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
         (Ok(interrupt), Ok(terminate)) => (interrupt, terminate),
         (Err(error), _) | (_, Err(error)) => {
-            return refuse(&format!("cannot handle signals: {error}"), Exit::Unexpected);
+            return fail(&format!("cannot handle signals: {error}"), Exit::Unexpected);
         }
     };
     tokio::select! {
-        message = report(args) => refuse(&message, Exit::Usage),
+        message = report(args) => fail(&message, Exit::Usage),
         _ = interrupt.recv() => ExitCode::from(Exit::Interrupted.code()),
-        // A pod that is stopped has done its work. The next agent writes what is not written yet.
+        // SIGTERM is a clean exit; the next agent picks up any unwritten report.
         _ = terminate.recv() => ExitCode::SUCCESS,
     }
 }
 
-/// Reports until something ends it, and returns the reason.
+/// Reports until an error ends it, and returns the error.
 async fn report(args: &Args) -> String {
     let Some(name) = &args.node_name else { return "--node-name: got nothing; expected the name of this node".into() };
     let agent = agent(args, name);
@@ -150,7 +152,7 @@ async fn report(args: &Args) -> String {
 }
 
 /// Prints an error to standard error and returns its exit code.
-fn refuse(message: &str, exit: Exit) -> ExitCode {
+fn fail(message: &str, exit: Exit) -> ExitCode {
     eprintln!("error: {message}");
     ExitCode::from(exit.code())
 }

@@ -1,4 +1,5 @@
-//! Metrics for Prometheus. Labels are words from short lists, and PCI addresses of GPUs, of which a machine has few.
+//! Prometheus metrics. Label values come from short lists or are PCI addresses of GPUs, so
+//! cardinality stays low.
 
 use crate::scan::Scan;
 use jiff::Timestamp;
@@ -86,7 +87,7 @@ impl Metrics {
         registry.register_collector(Box::new(Arc::clone(&self.counters)));
     }
 
-    /// A scan ended; `None`: it failed.
+    /// Records a scan; `None` if it failed.
     pub fn scanned(&self, outcome: &'static str, scan: Option<&Scan>) {
         self.scans.get_or_create(&[("outcome", outcome.into())]).inc();
         let Some(scan) = scan else { return };
@@ -110,29 +111,29 @@ impl Metrics {
         self.write_failures.get_or_create(&[("reason", reason.into())]).inc();
     }
 
-    /// A request ended; `None`: without a response.
+    /// Records a request; `None` if it got no response.
     pub fn request(&self, verb: &'static str, resource: String, status: Option<u16>) {
         let code = status.map_or(Cow::Borrowed("none"), |status| status.to_string().into());
         self.requests.get_or_create(&[("verb", verb.into()), ("resource", resource.into()), ("code", code)]).inc();
     }
 
-    /// The kubelet did not respond.
     pub fn pod_resources_failed(&self) {
         self.pod_resources_failures.inc();
     }
 
-    /// All metrics in Prometheus' text format. `observed`: when the facts on the server were read.
+    /// All metrics in the Prometheus text format. `observed` is the time of the facts on the
+    /// server.
     pub fn text(&self, observed: Option<Timestamp>) -> String {
         let age = observed.map_or(f64::NAN, |time| Timestamp::now().duration_since(time).as_secs_f64().max(0.0));
         self.report_age.set(age);
         let mut text = String::new();
-        // Writing into a string cannot fail.
+        // Writing into a `String` cannot fail.
         let _ = encode(&mut text, &self.registry);
         text
     }
 }
 
-/// How many devices of one kind there are, and how many of them are unhealthy.
+/// Number of devices of one kind, and how many of them are unhealthy.
 struct DeviceHealth {
     kind: &'static str,
     devices: i64,
@@ -153,7 +154,7 @@ fn health(facts: &GPUTopologyStatus) -> [DeviceHealth; 2] {
     ]
 }
 
-/// Counters of GPUs, as last read.
+/// The latest GPU counters.
 #[derive(Debug, Default)]
 struct GpuErrors(Mutex<Vec<GpuCounters>>);
 
@@ -170,14 +171,14 @@ impl Collector for GpuErrors {
             }
             Ok(())
         };
-        let given = |counts: [(&'static str, Option<u64>); 2]| {
+        let known = |counts: [(&'static str, Option<u64>); 2]| {
             counts.into_iter().filter_map(|(kind, count)| Some((kind, count?))).collect()
         };
         family("gpu_ecc_errors", "Memory errors since the driver was loaded, by GPU and kind", &|gpu| {
-            given([("corrected", gpu.corrected_ecc_errors), ("uncorrected", gpu.uncorrected_ecc_errors)])
+            known([("corrected", gpu.corrected_ecc_errors), ("uncorrected", gpu.uncorrected_ecc_errors)])
         })?;
         family("gpu_pcie_errors", "Errors of the PCIe link since the driver was loaded, by GPU and kind", &|gpu| {
-            given([("replay", gpu.pcie_replays), ("", None)])
+            known([("replay", gpu.pcie_replays), ("", None)])
         })?;
         family("gpu_nvlink_errors", "Errors over all NVLinks since the driver was loaded, by GPU and kind", &|gpu| {
             gpu.nvlink_errors.iter().map(|(kind, count)| (*kind, *count)).collect()
@@ -191,7 +192,7 @@ mod tests {
     use switchyard_crds::gpu_topology::{Gpu, Nic};
 
     #[test]
-    fn what_is_counted_has_its_labels() {
+    fn metrics_have_their_labels() {
         let metrics = Metrics::new();
         assert!(metrics.text(None).contains("switchyard_agent_report_age_seconds NaN"));
         let gpu = |action: &str| Gpu {

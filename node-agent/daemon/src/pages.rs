@@ -10,15 +10,15 @@ use jiff::Timestamp;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::net::TcpListener;
 
-/// What the pages report.
+/// State behind the health pages.
 #[derive(Debug)]
-pub(crate) struct Health(Mutex<Told>);
+pub(crate) struct Health(Mutex<HealthState>);
 
 #[derive(Debug)]
-struct Told {
-    /// Why the last scan has not ended.
+struct HealthState {
+    /// Why the scan in progress counts as hung.
     hangs: Option<String>,
-    /// Why the server does not have the current facts.
+    /// Why the server lacks the current facts.
     missing: Option<String>,
     observed: Option<Timestamp>,
 }
@@ -26,31 +26,31 @@ struct Told {
 impl Health {
     pub fn new() -> Health {
         let missing = Some("the machine has not been described yet".into());
-        Health(Mutex::new(Told { hangs: None, missing, observed: None }))
+        Health(Mutex::new(HealthState { hangs: None, missing, observed: None }))
     }
 
-    fn state(&self) -> MutexGuard<'_, Told> {
+    fn state(&self) -> MutexGuard<'_, HealthState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A scan ended, or hangs.
+    /// Records that a scan ended, or that it hangs.
     pub fn scanned(&self, hangs: Option<String>) {
         self.state().hangs = hangs;
     }
 
-    /// The server has the facts that were read at this time.
+    /// Records that the server has the facts read at this time.
     pub fn in_sync(&self, observed: Option<Timestamp>) {
         let mut state = self.state();
         (state.missing, state.observed) = (None, observed);
     }
 
-    /// The server does not have the newest facts.
+    /// Records that the server lacks the latest facts.
     pub fn not_written(&self, why: String) {
         self.state().missing = Some(why);
     }
 }
 
-/// Where the pages get their content.
+/// Data sources of the pages.
 #[derive(Clone)]
 pub(crate) struct Pages {
     pub health: Arc<Health>,

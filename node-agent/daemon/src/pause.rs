@@ -1,10 +1,10 @@
-//! Pauses with a random part, so that the agents of a large cluster do not all act at once.
+//! Randomised pauses, so that the agents of a large cluster do not act in lockstep.
 
 use std::time::Duration;
 
-/// First pause after a failure; each further one is twice as long.
+/// First pause after a failure; doubles with each further failure.
 const FIRST: Duration = Duration::from_secs(1);
-/// Longest pause: after an outage, facts reach the server at most this much later.
+/// Longest pause, which bounds the delay of a report after an outage.
 const LONGEST: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
@@ -25,10 +25,10 @@ impl Backoff {
     }
 }
 
-/// A uniformly random time between the share `least` of `whole` and all of it.
+/// A uniformly random duration between `least` × `whole` and `whole`.
 pub(crate) fn spread(whole: Duration, least: f64) -> Duration {
     let mut random = [0; 4];
-    // Without random bytes, all of it.
+    // Without random bytes, pause for the whole duration.
     let share =
         getrandom::fill(&mut random).map_or(1.0, |()| f64::from(u32::from_ne_bytes(random)) / f64::from(u32::MAX));
     whole.mul_f64(least + (1.0 - least) * share)
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_up_to_a_minute_and_begin_again() {
+    fn pauses_grow_to_a_minute_and_reset() {
         let mut backoff = Backoff::default();
         for longest in [1, 2, 4, 8, 16, 32, 60, 60, 60].map(Duration::from_secs) {
             let pause = backoff.next();

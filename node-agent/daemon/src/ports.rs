@@ -1,5 +1,5 @@
-//! Watches RDMA ports: links that are up now and went down a while ago, and growing error counters. The report says
-//! when a counter moved rather than its value, so that a quiet port changes nothing. Pure.
+//! Watches RDMA ports for links that recently went down and for growing error counters. Pure. The
+//! report has the time of a change instead of the counter, so that a quiet port changes nothing.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::gpu_topology::{GPUTopologyStatus, PortWatch};
 use switchyard_node_agent::counters::PortCounters;
 
-/// While errors keep growing, their time is updated this often.
+/// While errors keep growing, their time is updated at this interval.
 const RENEWAL: SignedDuration = SignedDuration::from_mins(30);
 
 /// All ports seen so far.
@@ -26,9 +26,9 @@ struct Port {
 }
 
 impl Ports {
-    /// Compares with the previous counters. A port that is new, or whose counters restarted because its driver was
-    /// reloaded, counts as unchanged.
-    pub fn see(&mut self, counters: Vec<PortCounters>, now: Timestamp) {
+    /// Compares counters with the previous ones. A new port, or one whose counters were reset by a
+    /// driver reload, counts as unchanged.
+    pub fn update(&mut self, counters: Vec<PortCounters>, now: Timestamp) {
         for counters in counters {
             let key = (counters.device.clone(), counters.port);
             let Some(port) = self.known.get_mut(&key) else {
@@ -54,29 +54,29 @@ impl Ports {
     }
 
     /// Adds the observations to a description.
-    pub fn tell(&self, facts: &mut GPUTopologyStatus) {
+    pub fn add_to(&self, facts: &mut GPUTopologyStatus) {
         let time = |at: Timestamp| Time(Timestamp::from_second(at.as_second()).unwrap_or(at));
         for nic in &mut facts.nics {
             let (Some(device), Some(port)) = (&nic.rdma_device, nic.port) else { continue };
-            nic.port_watch = self.known.get(&(device.clone(), port)).map(|seen| PortWatch {
-                since: Some(time(seen.since)),
-                last_link_down: seen.link_down.map(time),
-                last_error: seen.error.map(time),
-                errors: seen.errors.iter().map(|name| (*name).to_owned()).collect(),
+            nic.port_watch = self.known.get(&(device.clone(), port)).map(|port| PortWatch {
+                since: Some(time(port.since)),
+                last_link_down: port.link_down.map(time),
+                last_error: port.error.map(time),
+                errors: port.errors.iter().map(|name| (*name).to_owned()).collect(),
             });
         }
     }
 }
 
-/// Keeps what a previous agent, or another one on the same node, has observed: the later time wins.
+/// Keeps what a previous or concurrent agent on this node observed: the later time wins.
 pub(crate) fn keep(status: &mut GPUTopologyStatus, before: &GPUTopologyStatus) {
     for nic in &mut status.nics {
         let Some(watch) = &mut nic.port_watch else { continue };
         let same = before.nics.iter().find(|other| other.name == nic.name);
-        let Some(seen) = same.and_then(|other| other.port_watch.as_ref()) else { continue };
-        watch.last_link_down = later(&watch.last_link_down, &seen.last_link_down);
-        watch.last_error = later(&watch.last_error, &seen.last_error);
-        let errors: BTreeSet<&String> = watch.errors.iter().chain(&seen.errors).collect();
+        let Some(other) = same.and_then(|other| other.port_watch.as_ref()) else { continue };
+        watch.last_link_down = later(&watch.last_link_down, &other.last_link_down);
+        watch.last_error = later(&watch.last_error, &other.last_error);
+        let errors: BTreeSet<&String> = watch.errors.iter().chain(&other.errors).collect();
         watch.errors = errors.into_iter().cloned().collect();
     }
 }
@@ -99,52 +99,52 @@ mod tests {
         vec![PortCounters { device: "mlx5_0".into(), port: 1, link_downed: Some(link_downed), errors }]
     }
 
-    fn told(ports: &Ports) -> PortWatch {
+    fn watched(ports: &Ports) -> PortWatch {
         let nic = Nic { rdma_device: Some("mlx5_0".into()), port: Some(1), ..Nic::default() };
         let mut facts = GPUTopologyStatus { nics: vec![nic, Nic::default()], ..GPUTopologyStatus::default() };
-        ports.tell(&mut facts);
+        ports.add_to(&mut facts);
         assert_eq!(facts.nics[1].port_watch, None, "no RDMA port");
         facts.nics[0].port_watch.clone().expect("a port that is watched")
     }
 
     #[test]
-    fn a_quiet_port_says_the_same_for_ever() {
+    fn a_quiet_port_never_changes_the_report() {
         let mut ports = Ports::default();
-        ports.see(count(3, 12), at(0));
-        let first = told(&ports);
+        ports.update(count(3, 12), at(0));
+        let first = watched(&ports);
         assert_eq!(first, PortWatch { since: Some(Time(at(0))), ..PortWatch::default() });
-        (1..100).for_each(|minute| ports.see(count(3, 12), at(minute)));
-        assert_eq!(told(&ports), first);
+        (1..100).for_each(|minute| ports.update(count(3, 12), at(minute)));
+        assert_eq!(watched(&ports), first);
     }
 
     #[test]
-    fn a_link_that_went_down_is_told_after_it_is_up_again() {
+    fn a_link_that_went_down_is_reported_after_it_is_up_again() {
         let mut ports = Ports::default();
-        ports.see(count(3, 12), at(0));
-        ports.see(count(4, 12), at(5));
-        ports.see(count(4, 12), at(6));
-        assert_eq!(told(&ports).last_link_down, Some(Time(at(5))));
+        ports.update(count(3, 12), at(0));
+        ports.update(count(4, 12), at(5));
+        ports.update(count(4, 12), at(6));
+        assert_eq!(watched(&ports).last_link_down, Some(Time(at(5))));
         // The driver was reloaded: its counters start from 0.
-        ports.see(count(0, 0), at(9));
-        assert_eq!((told(&ports).last_link_down, told(&ports).last_error), (Some(Time(at(5))), None));
-        ports.see(count(1, 0), at(10));
-        assert_eq!(told(&ports).last_link_down, Some(Time(at(10))));
+        ports.update(count(0, 0), at(9));
+        assert_eq!((watched(&ports).last_link_down, watched(&ports).last_error), (Some(Time(at(5))), None));
+        ports.update(count(1, 0), at(10));
+        assert_eq!(watched(&ports).last_link_down, Some(Time(at(10))));
     }
 
     #[test]
-    fn errors_that_grow_all_the_time_are_renewed_seldom() {
+    fn constantly_growing_errors_are_rarely_renewed() {
         let mut ports = Ports::default();
         let mut times = BTreeSet::new();
         for minute in 0..61 {
-            ports.see(count(0, minute as u64), at(minute));
-            times.extend(told(&ports).last_error.map(|at| at.0));
+            ports.update(count(0, minute as u64), at(minute));
+            times.extend(watched(&ports).last_error.map(|at| at.0));
         }
         assert_eq!(times.into_iter().collect::<Vec<_>>(), [at(1), at(31)]);
-        assert_eq!(told(&ports).errors, ["symbol_error"]);
+        assert_eq!(watched(&ports).errors, ["symbol_error"]);
     }
 
     #[test]
-    fn what_the_agent_before_saw_stays() {
+    fn observations_of_the_previous_agent_are_kept() {
         let port = |last_link_down: Option<i64>, errors: &[&str]| {
             let watch = PortWatch {
                 since: Some(Time(at(50))),

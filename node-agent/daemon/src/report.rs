@@ -1,6 +1,6 @@
-//! Turns what is known into the status that should be on the server, and compares two statuses. Pure.
+//! Builds the desired status from the known facts, and compares statuses. Pure.
 
-use crate::consistent::{Others, contradictions};
+use crate::consistent::{OtherSources, contradictions};
 use crate::pod_resources::Resources;
 use crate::ports;
 use crate::scan::{Scan, ScanFault};
@@ -11,7 +11,7 @@ use switchyard_crds::conditions::topology::{CONSISTENT, FRESH, REPORTED};
 use switchyard_crds::gpu_topology::{FactSource, Facts, GPUTopologyStatus, SourceState};
 use switchyard_node_agent::Notes;
 
-/// What is known about the machine.
+/// The latest state of the machine.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct MachineState {
     /// The last successful scan.
@@ -20,21 +20,21 @@ pub(crate) struct MachineState {
     pub fault: Option<ScanFault>,
 }
 
-/// What is known from the kubelet.
+/// The latest state of the kubelet.
 #[derive(Debug, Clone)]
 pub(crate) enum Kubelet {
-    /// The kubelet is not asked.
+    /// The kubelet is not queried.
     Disabled,
     /// Its response.
     Known(Arc<Resources>),
-    /// It did not respond; the reason.
+    /// It did not respond, for this reason.
     Unknown(String),
 }
 
-/// The desired status, without transition times: those depend on the current status.
+/// The desired status without transition times, which depend on the current status.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Draft {
-    /// `None`: nothing is known yet, and the object on the server stays as it is.
+    /// `None` if nothing is known yet; the object on the server then stays unchanged.
     facts: Option<GPUTopologyStatus>,
     verdicts: [Verdict; 3],
 }
@@ -74,7 +74,7 @@ pub(crate) fn draft(machine: &MachineState, kubelet: &Kubelet) -> Draft {
             facts.sources.push(source(SourceState::Unavailable, notes.message()));
         }
     }
-    let others = Others { pci_gpus: scan.pci_gpus, counters: &scan.counters, allocatable };
+    let others = OtherSources { pci_gpus: scan.pci_gpus, counters: &scan.counters, allocatable };
     let mut notes = Notes::default();
     contradictions(&facts, others).iter().for_each(|found| notes.add(found.to_string()));
     let consistent = match notes.message() {
@@ -85,12 +85,12 @@ pub(crate) fn draft(machine: &MachineState, kubelet: &Kubelet) -> Draft {
     Draft { facts: Some(facts), verdicts }
 }
 
-/// The reason and the message of a failed scan.
+/// Reason and message of a failed scan.
 fn fault_of(machine: &MachineState) -> Option<(&'static str, String)> {
     Some(match machine.fault.as_ref()? {
         ScanFault::Failed(why) => ("ScanFailed", why.clone()),
-        ScanFault::Hangs(patience) => {
-            ("ScanHangs", format!("a file or the driver has not answered for more than {} s", patience.as_secs()))
+        ScanFault::Hangs(timeout) => {
+            ("ScanHangs", format!("a file or the driver has not answered for more than {} s", timeout.as_secs()))
         }
         ScanFault::Gone => ("ScanFailed", "the scanning thread ended".into()),
     })
@@ -101,9 +101,9 @@ fn reported(machine: &MachineState, sources: &[FactSource]) -> Verdict {
     if let Some((reason, message)) = fault_of(machine) {
         return verdict("False", reason, message);
     }
-    // Without the kubelet's response nothing about the machine is missing.
+    // Facts about the machine are complete even without the kubelet's response.
     let of_machine = sources.iter().filter(|source| source.facts != Facts::InUse);
-    let told = |state| {
+    let messages_of = |state| {
         let mut notes = Notes::default();
         for source in of_machine.clone().filter(|source| source.state == state) {
             let message = source.message.as_deref().unwrap_or("nothing could be read");
@@ -111,10 +111,10 @@ fn reported(machine: &MachineState, sources: &[FactSource]) -> Verdict {
         }
         notes.message()
     };
-    if let Some(message) = told(SourceState::Unavailable) {
+    if let Some(message) = messages_of(SourceState::Unavailable) {
         return verdict("False", "SourceUnavailable", message);
     }
-    match told(SourceState::Partial) {
+    match messages_of(SourceState::Partial) {
         Some(message) => verdict("True", "Partial", message),
         None => verdict("True", "Complete", String::new()),
     }
@@ -130,7 +130,7 @@ fn fresh(machine: &MachineState) -> Verdict {
 }
 
 impl Draft {
-    /// The status to write over `before`.
+    /// The status that replaces `before`.
     pub fn status(&self, before: Option<&GPUTopologyStatus>, now: Timestamp) -> GPUTopologyStatus {
         let mut status = self.facts.as_ref().or(before).cloned().unwrap_or_default();
         if let Some(before) = before {
@@ -156,7 +156,8 @@ impl Verdict {
     }
 }
 
-/// A status without what may differ between equal reports: times, and the order of lists with keys.
+/// A status without anything that can differ between equal reports: times, and the order of keyed
+/// lists.
 fn canonical(status: &GPUTopologyStatus) -> GPUTopologyStatus {
     let mut status = status.clone();
     status.observed_time = None;

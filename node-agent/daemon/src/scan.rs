@@ -1,4 +1,5 @@
-//! Scans the machine on a thread of its own: a driver call may hang forever, and nothing can end it from outside.
+//! Scans the machine on a separate thread, because a driver call can hang forever and cannot be
+//! interrupted.
 
 use crate::kubelet;
 use std::path::{Path, PathBuf};
@@ -16,9 +17,9 @@ const DEV: &str = "/dev";
 pub(crate) struct Scan {
     /// The facts about the machine, without conditions and uses.
     pub facts: GPUTopologyStatus,
-    /// Counters of GPUs, which grow all the time.
+    /// GPU counters, which change all the time.
     pub counters: Vec<GpuCounters>,
-    /// Counters of RDMA ports.
+    /// RDMA port counters.
     pub ports: Vec<PortCounters>,
     /// NVIDIA GPUs on the PCI bus; `None` if the bus cannot be read.
     pub pci_gpus: Option<u32>,
@@ -29,7 +30,7 @@ pub(crate) struct Scan {
 #[derive(Debug, Clone)]
 pub(crate) struct ScanSource {
     pub roots: Roots,
-    /// The kubelet's configuration file; `None`: its policies are not read.
+    /// The kubelet's configuration file; `None` to skip its policies.
     pub kubelet_config: Option<PathBuf>,
 }
 
@@ -37,13 +38,13 @@ impl ScanSource {
     /// Scans once.
     ///
     /// # Errors
-    /// The machine cannot be described at all; the error is one sentence.
-    pub fn look(&self) -> Result<Scan, String> {
+    /// The machine cannot be described at all.
+    pub fn scan(&self) -> Result<Scan, String> {
         let start = Instant::now();
         let topology = describe(&self.roots, jiff::Timestamp::now()).map_err(|error| error.to_string())?;
         let mut facts = topology.status.unwrap_or_default();
-        // In a pod the host's /dev is mounted elsewhere, with the shared memory of the host in it. The shared memory
-        // that a container gets by default is our own.
+        // In a pod the host's /dev, including its shared memory, is mounted elsewhere. /dev/shm
+        // there is the container's own.
         if self.roots.dev != Path::new(DEV)
             && let Some(host) = &mut facts.host
         {
@@ -63,9 +64,9 @@ impl ScanSource {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ScanFault {
     Failed(String),
-    /// It did not end within this time.
+    /// The scan did not end within this time.
     Hangs(Duration),
-    /// The thread is gone: a bug, and a reason to restart.
+    /// The thread has ended, which is a bug and a reason to restart.
     Gone,
 }
 
@@ -74,7 +75,7 @@ pub(crate) enum ScanFault {
 pub(crate) struct Scanner {
     orders: std::sync::mpsc::Sender<()>,
     results: mpsc::UnboundedReceiver<Result<Scan, String>>,
-    /// A scan was requested and has no result yet.
+    /// A scan was requested and has not returned yet.
     busy: bool,
 }
 
@@ -83,26 +84,26 @@ impl Scanner {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn start(look: impl Fn() -> Result<Scan, String> + Send + 'static) -> std::io::Result<Scanner> {
+    pub fn start(scan: impl Fn() -> Result<Scan, String> + Send + 'static) -> std::io::Result<Scanner> {
         let (orders, received) = std::sync::mpsc::channel();
         let (done, results) = mpsc::unbounded_channel();
         std::thread::Builder::new()
             .name("scan".into())
-            .spawn(move || while received.recv().is_ok() && done.send(look()).is_ok() {})?;
+            .spawn(move || while received.recv().is_ok() && done.send(scan()).is_ok() {})?;
         Ok(Scanner { orders, results, busy: false })
     }
 
-    /// A scan that is not older than this call, or the one in progress: there are never two at a time.
+    /// Returns a scan started after this call, or the one in progress: scans never overlap.
     ///
     /// # Errors
-    /// There is no result within `patience`.
-    pub async fn scan(&mut self, patience: Duration) -> Result<Scan, ScanFault> {
+    /// No result arrived in time, or the thread has ended.
+    pub async fn scan(&mut self, timeout: Duration) -> Result<Scan, ScanFault> {
         if !self.busy {
             self.orders.send(()).map_err(|_| ScanFault::Gone)?;
             self.busy = true;
         }
-        let result = tokio::time::timeout(patience, self.results.recv()).await;
-        let result = result.map_err(|_| ScanFault::Hangs(patience))?.ok_or(ScanFault::Gone)?;
+        let result = tokio::time::timeout(timeout, self.results.recv()).await;
+        let result = result.map_err(|_| ScanFault::Hangs(timeout))?.ok_or(ScanFault::Gone)?;
         self.busy = false;
         result.map_err(ScanFault::Failed)
     }
@@ -115,15 +116,15 @@ mod tests {
 
     fn scanner() -> (Scanner, std::sync::mpsc::Sender<Result<Scan, String>>) {
         let (answer, answers) = channel();
-        let look = move || -> Result<Scan, String> {
+        let scan = move || -> Result<Scan, String> {
             let answers: &Receiver<Result<Scan, String>> = &answers;
             answers.recv().map_err(|_| "no more".to_string())?
         };
-        (Scanner::start(look).unwrap(), answer)
+        (Scanner::start(scan).unwrap(), answer)
     }
 
     #[tokio::test]
-    async fn a_look_that_hangs_is_told_and_used_when_it_ends() {
+    async fn a_hanging_scan_is_reported_and_used_when_it_ends() {
         let (mut scanner, answer) = scanner();
         let short = Duration::from_millis(20);
         for _ in 0..2 {
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_thread_that_is_gone_is_told() {
+    async fn a_dead_thread_is_reported() {
         let mut scanner = Scanner::start(|| panic!("planted")).unwrap();
         assert_eq!(scanner.scan(Duration::from_secs(30)).await.unwrap_err(), ScanFault::Gone);
         assert_eq!(scanner.scan(Duration::from_secs(30)).await.unwrap_err(), ScanFault::Gone);

@@ -1,7 +1,8 @@
-//! The only part that talks to the API server: one GPUTopology, written when it must change.
+//! Writes this node's GPUTopology to the API server whenever it must change. Only this module talks
+//! to the server.
 //!
-//! The object and its status are applied separately, both by server-side apply under one name: a second agent on the
-//! same node applies the same and changes nothing.
+//! The object and its status are applied separately, both by server-side apply with one field
+//! manager, so a second agent on the same node applies the same fields and changes nothing.
 
 use crate::pause::spread;
 use crate::report::{Draft, differing};
@@ -15,11 +16,11 @@ use std::time::Duration;
 use switchyard_crds::gpu_topology::{GPUTopology, GPUTopologyStatus};
 use tokio::time::Instant;
 
-/// Field manager of everything that an agent writes.
+/// Field manager of everything that the agent writes.
 const MANAGER: &str = "switchyard-agent";
-/// Longest time for all calls of one write.
-const PATIENCE: Duration = Duration::from_secs(15);
-/// A report is renewed after this share of the period at the earliest.
+/// Time limit for all calls of one write.
+const TIMEOUT: Duration = Duration::from_secs(15);
+/// Earliest renewal of a report, as a share of the renewal period.
 const EARLIEST: f64 = 0.8;
 
 /// Why the object on the server is not up to date.
@@ -30,7 +31,7 @@ pub(crate) enum WriteError {
     NoNode(String),
     #[error("{}", reason_of(.0))]
     Api(Box<kube::Error>),
-    #[error("no answer within {} s", PATIENCE.as_secs())]
+    #[error("no answer within {} s", TIMEOUT.as_secs())]
     Timeout,
 }
 
@@ -41,7 +42,7 @@ impl From<kube::Error> for WriteError {
 }
 
 impl WriteError {
-    /// One of a few words, for metrics.
+    /// A short label value for metrics.
     pub fn reason(&self) -> &'static str {
         match self {
             WriteError::NoNode(_) => "no_node",
@@ -62,7 +63,7 @@ impl WriteError {
     }
 }
 
-/// The server's own message, or why there is none: the outer errors only name layers of the client.
+/// The server's own message, or the innermost cause: the outer errors only name client layers.
 fn reason_of(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error {
         return status.message.clone();
@@ -76,20 +77,20 @@ fn reason_of(error: &kube::Error) -> String {
 
 /// Result of [`Writer::sync`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Written {
+pub(crate) enum WriteOutcome {
     /// The object was up to date.
     Nothing,
     /// These fields of the status were changed.
     Facts(Vec<String>),
-    /// Nothing changed, but the report was old.
+    /// Nothing changed, but the report was due for renewal.
     Renewal,
 }
 
-/// The object on the server when it was last read.
+/// The object as last read from the server.
 #[derive(Debug)]
-struct Seen {
+struct LastRead {
     status: GPUTopologyStatus,
-    /// When to check it again, and to renew the report.
+    /// When to read it again and renew the report.
     renew_at: Instant,
 }
 
@@ -100,67 +101,68 @@ pub(crate) struct Writer {
     node: String,
     /// Age at which a report is renewed.
     renew: Duration,
-    seen: Option<Seen>,
+    last_read: Option<LastRead>,
 }
 
 impl Writer {
     pub fn new(client: Client, node: &str, renew: Duration) -> Writer {
         let (topologies, nodes) = (Api::all(client.clone()), Api::all(client));
-        Writer { topologies, nodes, node: node.into(), renew, seen: None }
+        Writer { topologies, nodes, node: node.into(), renew, last_read: None }
     }
 
-    /// When the report has to be renewed; `None` if it was never read.
+    /// When the report must be renewed; `None` if it was never read.
     pub fn renew_at(&self) -> Option<Instant> {
-        self.seen.as_ref().map(|seen| seen.renew_at)
+        self.last_read.as_ref().map(|last_read| last_read.renew_at)
     }
 
     /// When the facts on the server were read.
     pub fn observed(&self) -> Option<Timestamp> {
-        self.seen.as_ref()?.status.observed_time.as_ref().map(|time| time.0)
+        self.last_read.as_ref()?.status.observed_time.as_ref().map(|time| time.0)
     }
 
-    /// Updates the object on the server to the draft. If the draft has not changed and the report is not old, no call
-    /// is made.
+    /// Updates the object on the server to the draft. Makes no call if the draft is unchanged and
+    /// the report is recent.
     ///
     /// # Errors
     /// A call failed; the next `sync` reads the object again.
-    pub async fn sync(&mut self, draft: &Draft) -> Result<Written, WriteError> {
+    pub async fn sync(&mut self, draft: &Draft) -> Result<WriteOutcome, WriteError> {
         let now = Timestamp::now();
-        if let Some(seen) = &self.seen {
-            let unchanged = differing(&draft.status(Some(&seen.status), now), &seen.status).is_empty();
-            if unchanged && Instant::now() < seen.renew_at {
-                return Ok(Written::Nothing);
+        if let Some(last_read) = &self.last_read {
+            let unchanged = differing(&draft.status(Some(&last_read.status), now), &last_read.status).is_empty();
+            if unchanged && Instant::now() < last_read.renew_at {
+                return Ok(WriteOutcome::Nothing);
             }
         }
-        self.seen = None;
-        tokio::time::timeout(PATIENCE, self.write(draft, now)).await.map_err(|_| WriteError::Timeout)?
+        self.last_read = None;
+        tokio::time::timeout(TIMEOUT, self.write(draft, now)).await.map_err(|_| WriteError::Timeout)?
     }
 
-    async fn write(&mut self, draft: &Draft, now: Timestamp) -> Result<Written, WriteError> {
-        let before = self.own().await?;
+    async fn write(&mut self, draft: &Draft, now: Timestamp) -> Result<WriteOutcome, WriteError> {
+        let before = self.get_or_create().await?;
         let before = before.status.unwrap_or_default();
         let status = draft.status(Some(&before), now);
         let changed = differing(&status, &before);
-        // Another agent on this node may have renewed it; and facts that were not read again do not become newer by
-        // being written again.
+        // Another agent on this node may have renewed the report, and writing the same facts again
+        // does not make them newer.
         let is_newer = status.observed_time > before.observed_time;
         let is_old = before.observed_time.as_ref().is_none_or(|time| age(time, now) >= self.renew.mul_f64(EARLIEST));
         if changed.is_empty() && !(is_newer && is_old) {
             let age = before.observed_time.as_ref().map_or(Duration::ZERO, |time| age(time, now));
             let rest = spread(self.renew, EARLIEST).saturating_sub(age);
-            // Old facts that cannot be renewed are checked no more often than others.
+            // Facts that cannot be renewed are checked no more often than others.
             let rest = if rest.is_zero() { spread(self.renew, EARLIEST) } else { rest };
-            self.seen = Some(Seen { status: before, renew_at: Instant::now() + rest });
-            return Ok(Written::Nothing);
+            self.last_read = Some(LastRead { status: before, renew_at: Instant::now() + rest });
+            return Ok(WriteOutcome::Nothing);
         }
         let body = json!({"status": &status});
         self.topologies.patch_status(&self.node, &apply(), &Patch::Apply(self.object(body))).await?;
-        self.seen = Some(Seen { status, renew_at: Instant::now() + spread(self.renew, EARLIEST) });
-        Ok(if changed.is_empty() { Written::Renewal } else { Written::Facts(changed) })
+        self.last_read = Some(LastRead { status, renew_at: Instant::now() + spread(self.renew, EARLIEST) });
+        Ok(if changed.is_empty() { WriteOutcome::Renewal } else { WriteOutcome::Facts(changed) })
     }
 
-    /// Reads the object, or creates it, owned by the current Node so that it is deleted with the Node.
-    async fn own(&self) -> Result<GPUTopology, WriteError> {
+    /// Reads the object, or creates it, owned by the current Node so that it is deleted with the
+    /// Node.
+    async fn get_or_create(&self) -> Result<GPUTopology, WriteError> {
         let node = self.nodes.get_opt(&self.node).await?;
         let uid = node.and_then(|node| node.uid()).ok_or_else(|| WriteError::NoNode(self.node.clone()))?;
         if let Some(object) = self.topologies.get_opt(&self.node).await?
@@ -182,12 +184,12 @@ impl Writer {
     }
 }
 
-/// All fields of the report belong to the agent: changes by others are reverted.
+/// Forces ownership of all report fields, so changes by others are reverted.
 fn apply() -> PatchParams {
     PatchParams::apply(MANAGER).force()
 }
 
-/// Zero for a time in the future: clocks differ.
+/// Zero for a time in the future, because clocks differ.
 fn age(time: &Time, now: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(time.0)).unwrap_or(Duration::ZERO)
 }
@@ -198,7 +200,7 @@ mod tests {
     use kube::core::Status;
 
     #[test]
-    fn failures_have_a_word_and_a_sentence() {
+    fn failures_have_a_label_and_a_message() {
         for (code, expected) in [
             (401, "forbidden"),
             (403, "forbidden"),
@@ -221,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_to_come_has_no_age() {
+    fn a_future_time_has_no_age() {
         let at = |second| Timestamp::from_second(second).unwrap();
         assert_eq!(age(&Time(at(10)), at(70)), Duration::from_secs(60));
         assert_eq!(age(&Time(at(70)), at(10)), Duration::ZERO);

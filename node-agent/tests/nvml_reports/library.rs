@@ -1,7 +1,9 @@
-//! A tiny NVML whose GPUs count errors and report events, compiled by the tests into a shared library.
+//! A minimal NVML whose GPUs count errors and send events, compiled by the tests into a shared
+//! library.
 //!
-//! GPU 0 has two NVLinks to GPU 1, which has one back. The value of each counter is derived from its number; GPU 1 has
-//! no ECC. Events: XID 79 of GPU 0, a recovery action of GPU 1, nothing for a while, and then the driver is gone.
+//! GPU 0 has two NVLinks to GPU 1, which has one back. Each counter's value is derived from its
+//! number; GPU 1 has no ECC. Events: XID 79 on GPU 0, a recovery action on GPU 1, a timeout, and
+//! then the driver disappears.
 #![crate_type = "cdylib"]
 #![allow(non_snake_case)]
 
@@ -137,7 +139,7 @@ pub unsafe extern "C" fn nvmlDeviceGetSupportedEventTypes(device: usize, types: 
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceRegisterEvents(device: usize, types: c_ulonglong, _set: usize) -> c_uint {
-    // Exactly the events that are wanted and supported.
+    // Only the events that are both wanted and supported.
     if types == if device == 1 { XID } else { XID | RECOVERY } { SUCCESS } else { INVALID }
 }
 

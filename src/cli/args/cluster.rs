@@ -1,4 +1,4 @@
-//! Arguments of the commands about placements in a cluster, running or in a file.
+//! Arguments of the commands about placements in a running or saved cluster.
 
 use clap::Args;
 use std::path::PathBuf;
@@ -22,7 +22,8 @@ pub(crate) struct PreflightArgs {
 /// Which cluster, and how to read it.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ClusterArgs {
-    /// A cluster in a file instead of a running one: from `switchyard snapshot`, or a List of kubectl; `-` reads standard input.
+    /// A cluster in a file instead of a running one: from `switchyard snapshot`, or a List of
+    /// kubectl; `-` reads standard input.
     #[arg(long, value_name = "FILE")]
     pub snapshot: Option<PathBuf>,
 
@@ -38,7 +39,8 @@ pub(crate) struct ClusterArgs {
     #[arg(long, value_name = "FILE")]
     pub fabric_profile: Option<PathBuf>,
 
-    /// A level of domains of nodes, as for the controller. Default: those of the snapshot, else the ones built into the controller.
+    /// A level of domains of nodes, as for the controller. Default: those of the snapshot, else the
+    /// ones built into the controller.
     #[arg(long = "domain", value_name = "KEY[:FACTOR|:NVLink]")]
     pub domains: Vec<DomainLevel>,
 }
@@ -74,8 +76,8 @@ pub(crate) struct SnapshotArgs {
 /// Arguments of `whatif`.
 #[derive(Debug, Args)]
 pub(crate) struct WhatifArgs {
-    /// Manifests of TrainJobs that are not in the cluster: shows where they would be placed, before and after the change. Default: the jobs that
-    /// wait, and those that the change moves.
+    /// Manifests of TrainJobs that are not in the cluster: shows where they would be placed, before
+    /// and after the change. Default: the jobs that wait, and those that the change moves.
     pub files: Vec<PathBuf>,
 
     /// Drain this node. May be repeated.
@@ -90,7 +92,8 @@ pub(crate) struct WhatifArgs {
     #[arg(long, value_name = "KEY")]
     pub require: Option<String>,
 
-    /// Take down the NVLinks of a GPU (NODE/GPU), or between two (NODE/GPU-GPU), or a NIC (NODE/NIC); GPUs by index. May be repeated.
+    /// Take down the NVLinks of a GPU (NODE/GPU), or between two (NODE/GPU-GPU), or a NIC
+    /// (NODE/NIC); GPUs by index. May be repeated.
     #[arg(long, value_name = "NODE/DEVICE")]
     pub lose_link: Vec<String>,
 

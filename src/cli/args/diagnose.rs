@@ -32,8 +32,8 @@ pub(crate) struct DoctorArgs {
     #[command(subcommand)]
     pub command: Option<DoctorCommand>,
 
-    /// Logs of ranks, or folders of them such as the directory of a run; `-` reads standard input. Or the name of a TrainJob in the cluster of
-    /// the kubeconfig, to read the logs of its pods.
+    /// Logs of ranks, or folders of them such as the directory of a run; `-` reads standard input.
+    /// Or the name of a TrainJob in the cluster of the kubeconfig, to read the logs of its pods.
     #[arg(value_name = "LOG|JOB", required = true)]
     pub logs: Vec<PathBuf>,
 
@@ -45,9 +45,11 @@ pub(crate) struct DoctorArgs {
 /// What else the doctor looks at.
 #[derive(Debug, Subcommand)]
 pub(crate) enum DoctorCommand {
-    /// Show what this machine has for training on GPUs: driver, libraries, GPUs; what is missing, and what would fix it.
+    /// Show what this machine has for training on GPUs: driver, libraries, GPUs; what is missing,
+    /// and what would fix it.
     Gpu(DoctorGpuArgs),
-    /// Check Switchyard in a cluster, for its administrator: policies, leader, agents, versions, CRDs, webhooks; each finding with its fix.
+    /// Check Switchyard in a cluster, for its administrator: policies, leader, agents, versions,
+    /// CRDs, webhooks; each finding with its fix.
     Cluster(DoctorClusterArgs),
 }
 

@@ -29,7 +29,8 @@ pub(crate) struct StatusArgs {
     #[arg(short = 'A', long, conflicts_with_all = ["job", "namespace"])]
     pub all_namespaces: bool,
 
-    /// Keep running and show every change: in place on a terminal, else one line each. Ends with the job if one is named.
+    /// Keep running and show every change: in place on a terminal, else one line each. Ends with
+    /// the job if one is named.
     #[arg(short, long)]
     pub watch: bool,
 
@@ -52,8 +53,8 @@ pub(crate) struct LogsArgs {
     #[arg(long, value_name = "N", conflicts_with = "rank")]
     pub node_rank: Option<u32>,
 
-    /// The log of this container of the pods, such as an init container or a sidecar. Default: the trainer's, or before it starts that of the
-    /// init container that runs or failed.
+    /// The log of this container of the pods, such as an init container or a sidecar. Default: the
+    /// trainer's, or before it starts that of the init container that runs or failed.
     #[arg(short, long, value_name = "NAME")]
     pub container: Option<String>,
 
@@ -77,7 +78,8 @@ pub(crate) struct LogsArgs {
 /// Arguments of `support-bundle`.
 #[derive(Debug, Args)]
 pub(crate) struct BundleArgs {
-    /// Include logs and events of these TrainJobs. Default: those of the namespace that are not over, and the newest that failed.
+    /// Include logs and events of these TrainJobs. Default: those of the namespace that are not
+    /// over, and the newest that failed.
     #[arg(value_name = "JOB")]
     pub jobs: Vec<String>,
 

@@ -3,15 +3,16 @@
 use super::ClusterArgs;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
-use switchyard_simulate::play;
+use switchyard_simulate::replay;
 use switchyard_simulate::rules::Policy;
 use switchyard_simulate::speed::Model;
 
 /// Arguments of `simulate`.
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
-    /// The jobs: CSV with the columns submit_seconds, duration_seconds and gpus, and queue and limit_seconds where they are known, in the order
-    /// of submission; or what `sacct --parsable2` prints, or a log in the format of the Helios, Acme or Philly traces. Packed by gzip or not.
+    /// The jobs: CSV with the columns submit_seconds, duration_seconds and gpus, and queue and
+    /// limit_seconds where they are known, in the order of submission; or what `sacct --parsable2`
+    /// prints, or a log in the format of the Helios, Acme or Philly traces. Packed by gzip or not.
     /// Default: the TrainJobs, and the pods of others with GPUs, that have ended in the cluster.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
@@ -24,7 +25,8 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_enum, value_delimiter = ',', value_name = "RULE", default_values_t = Rule::value_variants().to_vec())]
     pub rules: Vec<Rule>,
 
-    /// What limits (`activeDeadlineSeconds`) the jobs have. Default: those of the trace if it has some, else coarse ones.
+    /// What limits (`activeDeadlineSeconds`) the jobs have. Default: those of the trace if it has
+    /// some, else coarse ones.
     #[arg(long, value_enum)]
     pub limits: Option<Limits>,
 
@@ -36,17 +38,18 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub more_racks: Option<u16>,
 
-    /// Also play the cluster with this oversubscription of the links that leave a rack and, behind the comma, a block of racks.
+    /// Also play the cluster with this oversubscription of the links that leave a rack and, behind
+    /// the comma, a block of racks.
     #[arg(long, value_name = "RACK[,BLOCK]", value_delimiter = ',', num_args = 1, value_parser = factor)]
     pub oversubscription: Vec<f64>,
 
-    /// Nodes fail, each every so many days on average, and are repaired after 12 hours; the jobs on them go on from checkpoints that they write every
-    /// hour. Default: no node fails.
+    /// Nodes fail, each every so many days on average, and are repaired after 12 hours; the jobs on
+    /// them go on from checkpoints that they write every hour. Default: no node fails.
     #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     pub node_failures: Option<u16>,
 
-    /// Play so many shaken inputs (submissions up to 30 minutes earlier or later, durations up to 5 %) and show means with their deviations.
-    /// Default: the trace as it is.
+    /// Play so many shaken inputs (submissions up to 30 minutes earlier or later, durations up to 5
+    /// %) and show means with their deviations. Default: the trace as it is.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=100))]
     pub seeds: Option<u16>,
 
@@ -55,7 +58,8 @@ pub(crate) struct SimulateArgs {
     pub svg: Option<PathBuf>,
 }
 
-/// A rule for the queue and for places. `-like`: from the documentation of others, without quotas and plugins.
+/// A rule for the queue and for places. `-like`: from the documentation of others, without quotas
+/// and plugins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Rule {
     /// The controller's own queue and placement.
@@ -103,14 +107,14 @@ pub(crate) enum Limits {
     Exact,
 }
 
-impl From<Limits> for play::Limits {
-    fn from(limits: Limits) -> play::Limits {
+impl From<Limits> for replay::Limits {
+    fn from(limits: Limits) -> replay::Limits {
         match limits {
-            Limits::Trace => play::Limits::Trace,
-            Limits::Coarse => play::Limits::Coarse,
-            Limits::Half => play::Limits::Half,
-            Limits::None => play::Limits::None,
-            Limits::Exact => play::Limits::Exact,
+            Limits::Trace => replay::Limits::Trace,
+            Limits::Coarse => replay::Limits::Coarse,
+            Limits::Half => replay::Limits::Half,
+            Limits::None => replay::Limits::None,
+            Limits::Exact => replay::Limits::Exact,
         }
     }
 }

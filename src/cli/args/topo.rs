@@ -12,8 +12,9 @@ pub(crate) struct TopoArgs {
     #[command(subcommand)]
     pub command: Option<TopoCommand>,
 
-    /// A node of the cluster, or a file with a GPUTopology (YAML): whatever exists, contains a `/` or ends in .yaml, .yml or .json is a
-    /// file. Write `./import` for a file that is called `import` (or `xml`). Default: this machine.
+    /// A node of the cluster, or a file with a GPUTopology (YAML): whatever exists, contains a `/`
+    /// or ends in .yaml, .yml or .json is a file. Write `./import` for a file that is called
+    /// `import` (or `xml`). Default: this machine.
     #[arg(value_name = "NODE|FILE")]
     pub target: Option<String>,
 
@@ -37,18 +38,22 @@ pub(crate) struct TopoArgs {
 /// Subcommands of `topo`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TopoCommand {
-    /// Make a GPUTopology (YAML, or JSON with `-o json`) from the text that `nvidia-smi topo -m` prints.
+    /// Make a GPUTopology (YAML, or JSON with `-o json`) from the text that `nvidia-smi topo -m`
+    /// prints.
     ///
-    /// Paths, bus ids and UUIDs are invented to match the distances of the matrix; `sources` in the result says so.
+    /// Paths, bus ids and UUIDs are invented to match the distances of the matrix; `sources` in the
+    /// result says so.
     Import(ImportArgs),
-    /// Make, check or compare topology files of NCCL (`NCCL_TOPO_FILE`): useful only in virtual machines, where the kernel shows a flat tree.
+    /// Make, check or compare topology files of NCCL (`NCCL_TOPO_FILE`): useful only in virtual
+    /// machines, where the kernel shows a flat tree.
     ///
-    /// Exit codes: 0 no error found, 1 an error found in a file, 2 a wrong command line, or input that cannot be read.
+    /// Exit codes: 0 no error found, 1 an error found in a file, 2 a wrong command line, or input
+    /// that cannot be read.
     Xml(XmlArgs),
 }
 
 impl TopoCommand {
-    /// Its word on the command line.
+    /// Its name on the command line.
     pub fn name(&self) -> &'static str {
         match self {
             TopoCommand::Import(_) => "import",
@@ -79,11 +84,13 @@ pub(crate) struct ImportArgs {
 /// Arguments of `topo xml`.
 #[derive(Debug, Args)]
 pub(crate) struct XmlArgs {
-    /// A node of the cluster, or a file with a GPUTopology (YAML), as for `topo`. Default: this machine.
+    /// A node of the cluster, or a file with a GPUTopology (YAML), as for `topo`. Default: this
+    /// machine.
     #[arg(value_name = "NODE|FILE")]
     pub target: Option<String>,
 
-    /// Also write NVLinks, ports and speeds. For people only: NCCL would believe them even when they are no longer true.
+    /// Also write NVLinks, ports and speeds. For people only: NCCL would believe them even when
+    /// they are no longer true.
     #[arg(long)]
     pub devices: bool,
 
@@ -95,7 +102,8 @@ pub(crate) struct XmlArgs {
     #[arg(long, value_name = "FILE", requires = "check")]
     pub topology: Option<PathBuf>,
 
-    /// Show what differs from A to B for NCCL: topology files, or a GPUTopology (.yaml, .yml or .json).
+    /// Show what differs from A to B for NCCL: topology files, or a GPUTopology (.yaml, .yml or
+    /// .json).
     #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["target", "devices"])]
     pub diff: Vec<PathBuf>,
 

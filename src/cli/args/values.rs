@@ -1,8 +1,8 @@
-//! Forms of values on the command line.
+//! Parsers for command line values.
 
 use switchyard_topology::import::NicRate;
 
-/// Longest product name that a GPUTopology holds.
+/// Longest product name that a GPUTopology can hold.
 const LONGEST_MODEL: usize = 128;
 
 /// The name of a cluster-scoped object: a DNS subdomain.
@@ -28,7 +28,7 @@ pub(super) fn product_name(text: &str) -> Result<String, String> {
     Ok(name.to_owned())
 }
 
-/// `400` or `mlx5_0=400`, Gbit/s.
+/// Parses a rate in Gbit/s: `400` or `mlx5_0=400`.
 pub(super) fn nic_rate(text: &str) -> Result<NicRate, String> {
     let (nic, rate) = match text.split_once('=') {
         Some((nic, rate)) => (Some(nic.to_owned()), rate),

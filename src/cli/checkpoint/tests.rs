@@ -1,4 +1,4 @@
-//! The commands on checkpoints in a folder of their own.
+//! The checkpoint commands on a temporary directory.
 
 use super::*;
 use std::collections::BTreeMap;
@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use switchyard_checkpoint::format::About;
 use switchyard_checkpoint::{Manifest, Plan, Progress, Role, TensorSpec};
 
-/// Checkpoints of one tensor and its moments, by two ranks: complete ones of these steps, and an unfinished one of step 1500.
+/// Checkpoints of one tensor and its moments, written by two ranks: complete ones for these steps,
+/// and an unfinished one for step 1500.
 fn folder(steps: &[u64]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::new(&Disk, folder.path());
@@ -45,7 +46,7 @@ fn damage(folder: &Path, step: u64) -> PathBuf {
 }
 
 #[test]
-fn a_list_has_a_row_for_each() {
+fn a_list_has_a_row_per_checkpoint() {
     let folder = folder(&[500, 1000]);
     fs::remove_file(folder.path().join("step-000000500.attempt-1/rank-0.safetensors")).unwrap();
     let Ok(answer) = list(&which(folder.path(), None)) else { panic!("a list") };
@@ -67,11 +68,11 @@ fn a_list_has_a_row_for_each() {
 }
 
 #[test]
-fn damage_is_an_exit_code_and_has_its_place() {
+fn damage_has_an_exit_code_and_a_location() {
     let folder = folder(&[500, 1000]);
     let Ok(answer) = verify(&which(folder.path(), None)) else { panic!("an answer") };
     assert_eq!(answer.exit, Exit::Done, "{}", answer.text);
-    let states = |answer: &Answer| -> Vec<String> {
+    let states = |answer: &CommandOutput| -> Vec<String> {
         let rows = answer.value["checkpoints"].as_array().unwrap();
         rows.iter().map(|row| row["state"].as_str().unwrap().to_string()).collect()
     };
@@ -94,7 +95,7 @@ fn damage_is_an_exit_code_and_has_its_place() {
 }
 
 #[test]
-fn an_export_is_of_the_newest_or_of_the_step() {
+fn an_export_uses_the_newest_or_the_named_step() {
     let folder = folder(&[500, 1000]);
     let to = folder.path().join("model.safetensors");
     let run = |step| export_model(&ExportArgs { which: which(folder.path(), step), to: to.clone() });
@@ -115,7 +116,7 @@ fn an_export_is_of_the_newest_or_of_the_step() {
 }
 
 #[test]
-fn what_is_not_there_is_a_wrong_command_line() {
+fn missing_checkpoints_are_a_usage_error() {
     let folder = folder(&[500]);
     let refused = |args: WhichArgs| match list(&args) {
         Err(Failure { message, exit: Exit::Usage }) => message,
@@ -123,7 +124,7 @@ fn what_is_not_there_is_a_wrong_command_line() {
     };
     let missing = folder.path().join("missing");
     let error = refused(which(&missing, None));
-    assert_eq!(error, format!("{}: got no directory; expected that of a job's checkpoints", missing.display()));
+    assert_eq!(error, format!("{}: not a directory; expected the directory of a job's checkpoints", missing.display()));
     let error = refused(which(folder.path(), Some(7)));
     assert!(error.ends_with("got no such checkpoint; expected one of the existing ones: steps 1,500, 500"), "{error}");
 }

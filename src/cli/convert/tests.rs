@@ -1,16 +1,16 @@
-//! What is read, refused and reported.
+//! Conversion, rejection, and the notes on standard error.
 
 use super::*;
 
 const PYTORCH: &str = "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: a}\nspec:\n  pytorchReplicaSpecs:\n    Worker:\n      replicas: 2\n      restartPolicy: OnFailure\n      template: {spec: {containers: [{name: pytorch, image: i, command: [torchrun, train.py]}]}}\n";
 
 #[test]
-fn documents_are_converted_and_others_passed_over() {
+fn documents_are_converted_and_others_skipped() {
     let other = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\n";
     let file =
         read("f.yaml", &format!("{PYTORCH}---\n{other}---\n{PYTORCH}")).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!((file.jobs.len(), file.passed_over.as_slice()), (2, ["ConfigMap of v1".to_string()].as_slice()));
-    let text = said(&file);
+    assert_eq!((file.jobs.len(), file.skipped.as_slice()), (2, ["ConfigMap of v1".to_string()].as_slice()));
+    let text = notes(&file);
     assert!(
         text.starts_with("a: 1 field to look at\n  spec.pytorchReplicaSpecs.Worker.restartPolicy: OnFailure\n"),
         "{text}"
@@ -26,7 +26,7 @@ fn lists_are_converted_item_by_item() {
 }
 
 #[test]
-fn what_cannot_be_converted_is_refused_with_its_reason() {
+fn unconvertible_documents_are_rejected_with_a_reason() {
     for (text, expected) in [
         ("", "no document"),
         ("kind: Pod\napiVersion: v1\n", "got Pod of v1; expected a PyTorchJob"),

@@ -1,12 +1,13 @@
-//! `switchyard doctor cluster`: what is wrong with Switchyard in a cluster, for its administrator, each finding with what would fix it.
+//! `switchyard doctor cluster`: checks Switchyard's installation in a cluster for its
+//! administrator, and suggests a fix for each finding.
 //!
 //! ```text
 //! the API server ─> Seen (gather) ─> checks (pure) ─> findings ─> screen, exit code
 //! ```
 
 mod checks;
+mod observations;
 mod rights;
-mod seen;
 #[cfg(test)]
 mod tests;
 
@@ -20,10 +21,10 @@ use serde_json::json;
 use switchyard_service::Connection;
 use switchyard_worker_contract::exit::Exit;
 
-/// As linters exit when they find something.
+/// The exit code when there are findings, as in linters.
 const FOUND: Exit = Exit::Unexpected;
 
-/// Something wrong.
+/// A problem with a suggested fix.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Finding {
     check: &'static str,
@@ -40,11 +41,11 @@ impl Finding {
 /// Checks a cluster.
 pub(super) fn cluster(cli: &Cli, args: &DoctorClusterArgs) -> Result<Exit, Failure> {
     let connection = Connection { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
-    let seen = connect::wait_for(async {
+    let observations = connect::wait_for(async {
         let cluster = connect::open(&connection).await?;
-        Ok(connect::answer(&cluster.server, seen::gather(&cluster.client, &cluster.clock)).await)
+        Ok(connect::answer(&cluster.server, observations::gather(&cluster.client, &cluster.clock)).await)
     })?;
-    let findings = checks::all(&seen);
+    let findings = checks::all(&observations);
     emit(cli.output, "ClusterDiagnosis", &json!({"findings": findings}), || screen(&findings, width()));
     Ok(if findings.is_empty() { Exit::Done } else { FOUND })
 }

@@ -1,4 +1,4 @@
-//! `switchyard doctor gpu`: what this machine has for training on GPUs, what is missing, and what would fix it.
+//! `switchyard doctor gpu`: lists this machine's GPU software, missing parts, and fixes.
 
 use crate::args::{Cli, DoctorGpuArgs};
 use crate::event_loop::event_loop;
@@ -10,7 +10,7 @@ use switchyard_local::{Worker, software};
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::software::{Gpu, Library, Process, Software};
 
-/// Shows what the worker finds.
+/// Shows the worker's report.
 pub(crate) fn gpu(cli: &Cli, args: &DoctorGpuArgs) -> Result<Exit, Failure> {
     let exit = if args.worker.is_some() { Exit::Usage } else { Exit::Unexpected };
     let worker = Worker::find(args.worker.as_deref()).map_err(|error| Failure::new(error, exit))?;
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_and_what_is_missing_are_shown_with_the_fix() {
+    fn present_and_missing_libraries_are_shown_with_the_fix() {
         let found = Library {
             name: "driver".into(),
             file: Some("/usr/lib/libcuda.so.580.65".into()),

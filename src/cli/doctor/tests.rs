@@ -1,4 +1,4 @@
-//! What people see of a diagnosis; which files of a folder are read, and how; that the document has the table.
+//! The diagnosis as shown, selection and reading of log files, and the table in the documentation.
 
 use super::*;
 use std::io::Write;
@@ -17,7 +17,8 @@ fn diagnosed(logs: &[(&str, &[u8])]) -> Diagnosis {
     doctor.diagnosis()
 }
 
-/// After an intended change: `INSTA_UPDATE=always cargo test -p switchyard --lib`, then review the diff.
+/// After an intended change: `INSTA_UPDATE=always cargo test -p switchyard --lib`, then review the
+/// diff.
 #[test]
 fn a_diagnosis_for_people() {
     let peer = b"2026-11-20T14:07:31.4Z [rank0]: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting";
@@ -41,7 +42,7 @@ fn logs_without_a_known_error_get_advice_on_what_to_send() {
 }
 
 #[test]
-fn lines_that_are_too_long_are_cut_and_the_next_ones_read() {
+fn overlong_lines_are_truncated_and_the_next_ones_read() {
     let mut text = vec![b'x'; LONGEST_LINE * 3];
     text.extend_from_slice(b" CUDA out of memory\nNo space left on device");
     let diagnosis = diagnosed(&[("a.log", &text)]);
@@ -50,7 +51,7 @@ fn lines_that_are_too_long_are_cut_and_the_next_ones_read() {
 }
 
 #[test]
-fn folders_are_searched_for_what_may_be_a_log() {
+fn folders_are_searched_for_possible_logs() {
     let folder = tempfile::tempdir().unwrap();
     let put = |path: &str| {
         let path = folder.path().join(path);
@@ -79,7 +80,7 @@ fn folders_are_searched_for_what_may_be_a_log() {
 }
 
 #[test]
-fn the_recorders_of_a_run_tell_what_its_ranks_did_last() {
+fn flight_recorders_show_the_last_operations_of_the_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let put = |rank: u32, entry: Entry, alive_us: u64| {
         let mut words = [0_u64; recorder::WORDS];
@@ -115,7 +116,7 @@ fn the_recorders_of_a_run_tell_what_its_ranks_did_last() {
 /// The rows of docs/doctor.md, from the table of errors.
 #[test]
 fn the_document_has_every_error() {
-    let row = |known: &switchyard_tools::doctor::Known| {
+    let row = |known: &switchyard_tools::doctor::KnownError| {
         let before = if known.told_by.is_empty() { "-" } else { known.told_by };
         format!("| `{}` | {} | {} | {} | {} |", known.id, known.says, known.role.word(), known.means, before)
     };

@@ -1,4 +1,5 @@
-//! What people and programs see of findings; that the examples have none; that the document has the table.
+//! Findings as shown to people and programs, the examples (which have none), and the table in the
+//! documentation.
 
 use super::*;
 use serde_json::json;
@@ -20,7 +21,8 @@ fn plain(file: File) -> String {
 
 const MISTAKES: &str = "examples/other/pytorchjob-with-mistakes.yaml";
 
-/// After an intended change: `INSTA_UPDATE=always cargo test -p switchyard --lib`, then review the diff.
+/// After an intended change: `INSTA_UPDATE=always cargo test -p switchyard --lib`, then review the
+/// diff.
 #[test]
 fn mistakes_are_shown_in_the_file() {
     insta::assert_snapshot!("lint_mistakes", plain(linted(MISTAKES)));
@@ -69,7 +71,7 @@ fn files_without_a_job_and_broken_yaml_are_refused_by_name() {
 }
 
 #[test]
-fn several_documents_are_all_looked_at_and_named() {
+fn all_documents_are_checked_and_named() {
     let pod = |name: &str, value: &str| {
         format!(
             "kind: Pod\nmetadata: {{name: {name}}}\nspec: {{containers: [{{env: [{{name: NCCL_DEBUG, value: {value}}}]}}]}}\n"

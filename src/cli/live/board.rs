@@ -1,4 +1,4 @@
-//! The screen of `status`, as pure functions.
+//! Renders the `status` screen. Pure.
 
 use super::{controller, figures, ranks, stage};
 use crate::snapshot::name_of;
@@ -20,29 +20,29 @@ use switchyard_plan::resources::gigabytes_per_second;
 use switchyard_plan::{kueue, slices};
 use switchyard_worker_contract::exit::Exit;
 
-/// The state of the jobs on the screen.
+/// The state shown on the screen.
 #[derive(Default)]
-pub(super) struct Known {
+pub(super) struct Board {
     /// By namespace and name.
     pub jobs: BTreeMap<String, TrainJob>,
-    /// Pods of the only job, by attempt and node rank.
+    /// Pods by attempt and node rank, if there is only one job.
     pub pods: BTreeMap<(u32, u32), PodView>,
-    /// Slices of the only job's place, by name.
+    /// Placement slices by name, if there is only one job.
     pub slices: BTreeMap<String, PlacementSliceSpec>,
     /// Leases of controllers, by namespace.
     pub leases: BTreeMap<String, Lease>,
-    /// Only one job is shown.
+    /// Whether only one job is shown.
     pub only: bool,
-    /// Names are shown with their namespaces.
+    /// Whether names include their namespaces.
     pub all_namespaces: bool,
 }
 
-/// Leases of controllers, as [`Known`] has them.
+/// Indexes the Leases of controllers by namespace.
 pub(super) fn by_namespace(leases: Vec<Lease>) -> BTreeMap<String, Lease> {
     leases.into_iter().map(|lease| (lease.namespace().unwrap_or_default(), lease)).collect()
 }
 
-impl Known {
+impl Board {
     /// Applies an event of a job; returns the name of a deleted one.
     pub(super) fn job(&mut self, event: Event<TrainJob>) -> Option<String> {
         match event {
@@ -68,7 +68,7 @@ impl Known {
         }
     }
 
-    /// Puts the nodes of a place that stands in slices into its job, once all of them are known.
+    /// Completes the job's placement from its slices, once all of them are known.
     fn join(&mut self) {
         for job in self.jobs.values_mut() {
             let nodes = slices::of(job).and_then(|named| slices::join(named, &self.slices));
@@ -78,9 +78,9 @@ impl Known {
         }
     }
 
-    /// Why nothing keeps the statuses up to date; `None`: a controller does, or that is not known.
+    /// Why no controller keeps the statuses up to date; `None` if one does or if that is unknown.
     pub(super) fn outdated(&self, now: Timestamp) -> Option<String> {
-        controller::absent(self.leases.values(), now)
+        controller::absence(self.leases.values(), now)
     }
 
     /// Applies an event of a pod.
@@ -93,7 +93,7 @@ impl Known {
             Event::Delete(pod) => {
                 let pod = PodView::of(&pod);
                 let position = (pod.attempt, pod.node_rank);
-                // Its successor may exist already.
+                // A successor can exist already.
                 if self.pods.get(&position).is_some_and(|known| known.uid == pod.uid) {
                     self.pods.remove(&position);
                 }
@@ -103,7 +103,7 @@ impl Known {
     }
 }
 
-/// The end of a job as an exit code; `None`: it is not over.
+/// Exit code of a finished job; `None` if it has not finished.
 pub(super) fn ended(job: &TrainJob) -> Option<Exit> {
     let status = job.status.as_ref()?;
     match (status.is(conditions::COMPLETE), status.is(conditions::FAILED)) {
@@ -113,7 +113,7 @@ pub(super) fn ended(job: &TrainJob) -> Option<Exit> {
     }
 }
 
-/// The state of a job in a log line: everything that may have changed.
+/// The state of a job as a log line, with everything that can change.
 pub(super) fn state(job: &TrainJob) -> String {
     let mut text = stage(job).to_owned();
     let Some(status) = &job.status else { return text };
@@ -128,7 +128,7 @@ pub(super) fn state(job: &TrainJob) -> String {
         if let Some(loss) = &figures.loss {
             text.push_str(&format!(" loss={loss}"));
         }
-        if let Some(seconds) = figures.estimated_remaining_seconds.filter(|_| figures::are_of_now(job)) {
+        if let Some(seconds) = figures.estimated_remaining_seconds.filter(|_| figures::are_current(job)) {
             text.push_str(&format!(" eta={}", duration(seconds as f64)));
         }
     }
@@ -141,13 +141,14 @@ pub(super) fn state(job: &TrainJob) -> String {
 
 type Condition = k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-/// The conditions that block the job.
+/// Conditions that block the job.
 fn waits(status: &TrainJobStatus) -> impl Iterator<Item = &Condition> {
     let kinds = [conditions::PLACED, conditions::FABRIC_READY].into_iter();
     kinds.filter_map(|kind| status.condition(kind)).filter(|condition| condition.status == "False")
 }
 
-/// What holds up a job that trains, or soon may: ranks that stand still or are slow, GPUs that a person should look at.
+/// Conditions that affect a running or starting job: stalled or slow ranks, GPUs that need
+/// attention.
 fn remarks(status: &TrainJobStatus) -> impl Iterator<Item = &Condition> {
     let of = |kind: &str, state: &str| status.condition(kind).filter(|condition| condition.status == state);
     let is_still =
@@ -162,9 +163,9 @@ fn note(job: &TrainJob, now: Timestamp) -> Option<String> {
     if let Some(failed) = status.condition(conditions::FAILED).filter(|failed| failed.status == "True") {
         return Some(failed.message.clone());
     }
-    // While pods start, the figures are those of the attempt before.
-    let trains = waits(status).next().is_none() && stage(job) != Stage::Starting.reason();
-    if let Some(figures) = status.trainer_status.as_ref().filter(|_| trains) {
+    // While pods start, the figures are from the previous attempt.
+    let is_training = waits(status).next().is_none() && stage(job) != Stage::Starting.reason();
+    if let Some(figures) = status.trainer_status.as_ref().filter(|_| is_training) {
         let mut text = format!("step {}/{}", figures.step, figures.total_steps);
         if let Some(loss) = &figures.loss {
             text.push_str(&format!(", loss {loss}"));
@@ -194,11 +195,11 @@ fn note(job: &TrainJob, now: Timestamp) -> Option<String> {
         return Some(text);
     }
     let summary = status.condition(conditions::SUCCEEDED);
-    // While pods are made, the summary has the newest word: what the API server refuses stands nowhere else.
+    // While pods are being created, only the summary condition has the API server's errors.
     let making =
         summary.filter(|_| [Stage::Placing, Stage::Restarting].iter().any(|making| stage(job) == making.reason()));
-    let told = making.into_iter().chain(waits(status)).chain(summary);
-    told.map(|condition| condition.message.clone()).find(|message| !message.is_empty())
+    let messages = making.into_iter().chain(waits(status)).chain(summary);
+    messages.map(|condition| condition.message.clone()).find(|message| !message.is_empty())
 }
 
 /// Nodes and predicted bandwidth.
@@ -209,28 +210,29 @@ fn topology(job: &TrainJob) -> Option<String> {
     Some(rate.map_or_else(|| nodes.clone(), |rate| format!("{nodes}, {rate} GB/s")))
 }
 
-/// The screen: a line per job, with what it waits for or its figures below; for a single job also its pods.
-pub(super) fn table(known: &Known, now: Timestamp, width: usize) -> String {
-    if known.jobs.is_empty() {
+/// The screen: a line per job, followed by what it waits for or its figures. A single job is shown
+/// with its pods.
+pub(super) fn table(board: &Board, now: Timestamp, width: usize) -> String {
+    if board.jobs.is_empty() {
         return "no TrainJob\n".into();
     }
     let head = ["NAME", "STAGE", "READY", "RESTARTS", "PROGRESS", "AGE", "QUEUE", "TOPOLOGY", "ETA"];
-    let outdated = known.outdated(now);
-    let name = |full, job| if known.all_namespaces { full } else { job_name(job) };
-    let rows = known.jobs.iter().map(|(full, job)| row(name(full, job), job, now, outdated.is_none()));
+    let outdated = board.outdated(now);
+    let name = |full, job| if board.all_namespaces { full } else { job_name(job) };
+    let rows = board.jobs.iter().map(|(full, job)| row(name(full, job), job, now, outdated.is_none()));
     let table = narrow(std::iter::once(head.map(String::from).to_vec()).chain(rows).collect(), width);
     let mut lines = table.lines();
     let mut text = Screen::new(width);
     outdated.iter().for_each(|why| text.paragraph("warning", why));
     lines.next().into_iter().for_each(|head| text.line(head));
-    for (line, job) in lines.zip(known.jobs.values()) {
+    for (line, job) in lines.zip(board.jobs.values()) {
         text.line(line);
         if let Some(note) = note(job, now) {
             text.paragraph("", &note);
         }
-        if known.only && !known.pods.is_empty() {
+        if board.only && !board.pods.is_empty() {
             text.line("");
-            pods(job, known, now, width).lines().for_each(|line| text.line(line));
+            pods(job, board, now, width).lines().for_each(|line| text.line(line));
         }
     }
     text.into_text()
@@ -240,7 +242,7 @@ fn job_name(job: &TrainJob) -> &str {
     job.metadata.name.as_deref().unwrap_or_default()
 }
 
-/// The cells of a job. `is_kept`: a controller keeps its status up to date.
+/// The cells of a job. `is_kept` is whether a controller keeps its status up to date.
 fn row(name: &str, job: &TrainJob, now: Timestamp, is_kept: bool) -> Vec<String> {
     let status = job.status.as_ref();
     let restarts = status.and_then(|status| status.restarts.clone()).unwrap_or_default();
@@ -249,7 +251,7 @@ fn row(name: &str, job: &TrainJob, now: Timestamp, is_kept: bool) -> Vec<String>
     let cells = [
         Some(name.to_owned()),
         Some(stage(job).to_owned()),
-        // Nothing of a job that is over is ready, and `0/2` looks like a failure.
+        // A finished job has no ready nodes, and `0/2` would look like a failure.
         status.filter(|_| ended(job).is_none()).and_then(|status| status.ready.clone()),
         Some(format!("{}/{}/{}", restarts.application, restarts.infrastructure, restarts.preemption)),
         figures::progress(job, now),
@@ -261,7 +263,8 @@ fn row(name: &str, job: &TrainJob, now: Timestamp, is_kept: bool) -> Vec<String>
     cells.map(|cell| cell.unwrap_or_else(|| "-".into())).to_vec()
 }
 
-/// A table of at most this width: empty columns are dropped first, then the last ones; name and stage always stay.
+/// Fits a table into a width: drops empty columns first, then the last ones, but never name and
+/// stage.
 fn narrow(mut rows: Vec<Vec<String>>, width: usize) -> String {
     let is_empty = |rows: &[Vec<String>], at: usize| rows[1..].iter().all(|row| row[at] == "-");
     loop {
@@ -276,11 +279,11 @@ fn narrow(mut rows: Vec<Vec<String>>, width: usize) -> String {
 }
 
 /// The pods of a job, with the reason if one does not run.
-fn pods(job: &TrainJob, known: &Known, now: Timestamp, width: usize) -> String {
+fn pods(job: &TrainJob, board: &Board, now: Timestamp, width: usize) -> String {
     let ranks = ranks(job);
     let placed = job.status.as_ref().and_then(|status| status.placement.as_ref());
     let mut rows = vec![["RANKS", "POD", "STATE", "NODE", "GPUS"].map(String::from).to_vec()];
-    for pod in known.pods.values() {
+    for pod in board.pods.values() {
         let own = ranks.get(pod.node_rank as usize);
         let gpus = placed.and_then(|placed| {
             let first = own?.0;
@@ -298,13 +301,14 @@ fn pods(job: &TrainJob, known: &Known, now: Timestamp, width: usize) -> String {
     narrow(rows, width)
 }
 
-/// The state of a pod, and why it does not run.
+/// The state of a pod, with the reason if it does not run.
 pub(super) fn pod_state(pod: &PodView, now: Timestamp) -> String {
     let reason = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     if pod.deleting {
         return "Terminating".into();
     }
-    // The trainer's own end counts: the phase follows when all containers have ended and the kubelet says so.
+    // The trainer's own exit counts, because the phase only follows once the kubelet reports all
+    // containers as ended.
     if pod.has_succeeded() {
         return "Succeeded".into();
     }
@@ -337,7 +341,7 @@ pub(super) fn pod_state(pod: &PodView, now: Timestamp) -> String {
     }
 }
 
-/// ` for 3m07s`; empty if that is not known.
+/// ` for 3m07s`; empty if unknown.
 fn runs_for(init: &InitContainer, now: Timestamp) -> String {
     match init.state {
         InitState::Running { since: Some(since) } => {
@@ -347,23 +351,23 @@ fn runs_for(init: &InitContainer, now: Timestamp) -> String {
     }
 }
 
-/// A job as data: its name and its whole status.
+/// A job as data: name and complete status.
 pub(super) fn body(job: &TrainJob) -> Value {
     json!({"name": job.name_any(), "namespace": job.namespace(), "stage": stage(job), "status": job.status})
 }
 
 /// The screen as data.
-pub(super) fn bodies(known: &Known, now: Timestamp) -> Value {
-    let mut all = bodies_of_jobs(known, now);
-    known.outdated(now).into_iter().for_each(|why| all["outdated"] = why.into());
+pub(super) fn bodies(board: &Board, now: Timestamp) -> Value {
+    let mut all = bodies_of_jobs(board, now);
+    board.outdated(now).into_iter().for_each(|why| all["outdated"] = why.into());
     all
 }
 
-fn bodies_of_jobs(known: &Known, now: Timestamp) -> Value {
-    match known.jobs.values().next().filter(|_| known.only) {
+fn bodies_of_jobs(board: &Board, now: Timestamp) -> Value {
+    match board.jobs.values().next().filter(|_| board.only) {
         Some(job) => {
             let mut all = body(job);
-            let pods = known.pods.values().map(|pod| {
+            let pods = board.pods.values().map(|pod| {
                 json!({
                     "name": pod.name, "attempt": pod.attempt, "nodeRank": pod.node_rank, "node": pod.node,
                     "state": pod_state(pod, now),
@@ -372,6 +376,6 @@ fn bodies_of_jobs(known: &Known, now: Timestamp) -> Value {
             all["pods"] = pods.collect();
             all
         }
-        None => json!({"jobs": known.jobs.values().map(body).collect::<Vec<_>>()}),
+        None => json!({"jobs": board.jobs.values().map(body).collect::<Vec<_>>()}),
     }
 }

@@ -1,10 +1,12 @@
-//! `switchyard support-bundle`: one archive with everything needed to understand a fault remotely.
+//! `switchyard support-bundle`: collects everything needed to diagnose a problem remotely in one
+//! archive.
 //!
-//! What the user may not read is left out and listed in the archive. Secrets are never requested, and objects are stripped as in `switchyard
-//! snapshot`: no environments, commands, annotations. The cluster in it works with `--snapshot` of all other commands.
+//! Objects that the user cannot read are skipped and listed in the archive. Secrets are never
+//! requested, and objects are stripped as in `switchyard snapshot`: no environments, commands or
+//! annotations. The bundled cluster works with `--snapshot` of all other commands.
 
 use super::board::ended;
-use super::{Live, asked, selector, stage};
+use super::{Live, request_error, selector, stage};
 use crate::args::{BundleArgs, Cli};
 use crate::connect::wait_for;
 use crate::failure::Failure;
@@ -24,11 +26,11 @@ use switchyard_core::units::{binary, counted};
 use switchyard_crds::TrainJob;
 use switchyard_worker_contract::exit::Exit;
 
-/// Lines of each log, from its end.
+/// Most lines of each log, from its end.
 const LINES: i64 = 20_000;
-/// Bytes of each log.
+/// Most bytes of each log.
 const BYTES: i64 = 8 << 20;
-/// Label of the pods of our chart.
+/// Label of our chart's pods.
 const OURS: &str = "app.kubernetes.io/name=switchyard";
 
 pub(crate) fn bundle(cli: &Cli, args: &BundleArgs) -> Result<Exit, Failure> {
@@ -49,7 +51,8 @@ pub(crate) fn bundle(cli: &Cli, args: &BundleArgs) -> Result<Exit, Failure> {
 }
 
 async fn collect(live: &Live, args: &BundleArgs, archive: &mut Archive, now: Timestamp) -> Result<(), Failure> {
-    let server = live.client.apiserver_version().await.map_err(|error| asked("ask for the server's version", error))?;
+    let server =
+        live.client.apiserver_version().await.map_err(|error| request_error("ask for the server's version", error))?;
     let versions = json!({"switchyard": archive.version, "server": server.git_version, "taken": now});
     archive.json("versions.json", &versions)?;
     match snapshot::take(&live.client, None).await {
@@ -70,19 +73,20 @@ async fn collect(live: &Live, args: &BundleArgs, archive: &mut Archive, now: Tim
                 logs(&system, pod, "system", archive).await?;
             }
         }
-        Err(error) => archive.missing("system", &asked("list pods", error).message),
+        Err(error) => archive.missing("system", &request_error("list pods", error).message),
     }
     events(live, &args.system_namespace, None, "system", archive).await
 }
 
-/// The jobs that were named, or those that are not over and the one that failed last.
+/// The named jobs, or the unfinished ones and the one that failed last.
 async fn jobs(live: &Live, args: &BundleArgs) -> Result<Vec<TrainJob>, Failure> {
     let mut jobs = Vec::new();
     for name in &args.jobs {
         jobs.push(live.job(name).await?);
     }
     if args.jobs.is_empty() {
-        let list = live.jobs().list(&ListParams::default()).await.map_err(|error| asked("list TrainJobs", error))?;
+        let list =
+            live.jobs().list(&ListParams::default()).await.map_err(|error| request_error("list TrainJobs", error))?;
         let end = |job: &TrainJob| job.status.as_ref().and_then(|status| status.completion_time.clone());
         let (over, others): (Vec<TrainJob>, Vec<TrainJob>) =
             list.items.into_iter().partition(|job| ended(job).is_some());
@@ -95,17 +99,18 @@ async fn jobs(live: &Live, args: &BundleArgs) -> Result<Vec<TrainJob>, Failure> 
 
 async fn of_job(live: &Live, args: &BundleArgs, archive: &mut Archive, job: &TrainJob) -> Result<(), Failure> {
     let folder = format!("jobs/{}", name_of(job));
-    archive.says(&format!("{} ({})", name_of(job), stage(job)));
+    archive.log(&format!("{} ({})", name_of(job), stage(job)));
     let ours = ListParams::default().labels(&selector(job));
     let maps: Api<ConfigMap> = Api::namespaced(live.client.clone(), &live.namespace);
     match maps.list(&ours).await {
-        // Our own: the engine's configuration and the settings of the fabric, which contain no secrets.
+        // These are our own: the engine configuration and fabric settings, which contain no
+        // secrets.
         Ok(maps) => {
             for map in &maps.items {
                 archive.json(&format!("{folder}/{}.json", map.name_any()), &json!(map.data))?;
             }
         }
-        Err(error) => archive.missing(&folder, &asked("list ConfigMaps", error).message),
+        Err(error) => archive.missing(&folder, &request_error("list ConfigMaps", error).message),
     }
     events(live, &live.namespace, Some(&job.name_any()), &folder, archive).await?;
     if args.no_job_logs {
@@ -117,12 +122,12 @@ async fn of_job(live: &Live, args: &BundleArgs, archive: &mut Archive, job: &Tra
                 logs(&live.pods(), pod, &folder, archive).await?;
             }
         }
-        Err(error) => archive.missing(&folder, &asked("list pods", error).message),
+        Err(error) => archive.missing(&folder, &request_error("list pods", error).message),
     }
     Ok(())
 }
 
-/// The events of a namespace; with a job: those of objects whose names begin with the job's.
+/// The events of a namespace; with a job, only of objects whose names start with the job's.
 async fn events(
     live: &Live,
     namespace: &str,
@@ -134,7 +139,7 @@ async fn events(
     let list = match Api::<Event>::namespaced(live.client.clone(), namespace).list(&ListParams::default()).await {
         Ok(list) => list.items,
         Err(error) => {
-            archive.missing(&path, &asked("list events", error).message);
+            archive.missing(&path, &request_error("list events", error).message);
             return Ok(());
         }
     };
@@ -164,7 +169,7 @@ async fn events(
     archive.file(&path, chosen.iter().map(line).collect::<String>().as_bytes())
 }
 
-/// The end of the logs of a pod's containers, and of those before a restart.
+/// The tails of a pod's container logs, including those from before a restart.
 async fn logs(api: &Api<Pod>, pod: &Pod, folder: &str, archive: &mut Archive) -> Result<(), Failure> {
     let status = pod.status.as_ref();
     let containers = status.and_then(|status| status.container_statuses.as_deref()).unwrap_or_default();
@@ -186,7 +191,7 @@ async fn logs(api: &Api<Pod>, pod: &Pod, folder: &str, archive: &mut Archive) ->
             };
             match api.logs(&pod.name_any(), &params).await {
                 Ok(log) => archive.file(&path, log.as_bytes())?,
-                Err(error) => archive.missing(&path, &asked("read the log", error).message),
+                Err(error) => archive.missing(&path, &request_error("read the log", error).message),
             }
         }
     }
@@ -197,7 +202,7 @@ fn partial(path: &Path) -> PathBuf {
     path.with_added_extension("partial")
 }
 
-/// An archive that gets its name once it is complete.
+/// An archive that gets its final name once it is complete.
 struct Archive {
     tar: tar::Builder<GzEncoder<File>>,
     path: PathBuf,
@@ -225,15 +230,15 @@ impl Archive {
         })
     }
 
-    fn says(&self, text: &str) {
+    fn log(&self, text: &str) {
         if !self.quiet {
             anstream::eprintln!("{text}");
         }
     }
 
-    /// Notes something that could not be collected.
+    /// Records an item that could not be collected.
     fn missing(&mut self, path: &str, why: &str) {
-        self.says(&format!("warning: {path}: {why}"));
+        self.log(&format!("warning: {path}: {why}"));
         self.missing.push(format!("{path}: {why}"));
     }
 
@@ -255,7 +260,7 @@ impl Archive {
         self.tar.append_data(&mut header, format!("{}/{path}", self.stem), content)
     }
 
-    /// Completes the archive; returns the number of files, of bytes, and of missing items.
+    /// Completes the archive; returns the numbers of files, bytes and missing items.
     fn finish(mut self) -> io::Result<(u64, u64, usize)> {
         let missing = std::mem::take(&mut self.missing);
         let mut text = String::from(

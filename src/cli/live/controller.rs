@@ -1,4 +1,4 @@
-//! Whether a controller runs, by its Lease: without one, statuses are as the last one left them.
+//! Detects from its Lease whether a controller runs. Without one, statuses are out of date.
 
 use super::Live;
 use jiff::Timestamp;
@@ -8,15 +8,15 @@ use kube::{Api, ResourceExt};
 use switchyard_core::units::duration;
 use switchyard_crds::labels::LEASE;
 
-/// The namespace in which the chart is installed, unless an administrator chose another one.
+/// The chart's default namespace.
 const SYSTEM: &str = "switchyard-system";
-/// A Lease that was not renewed for this many times its duration has no holder that lives.
-const PATIENCE: i64 = 3;
+/// A Lease not renewed for this many times its duration has no live holder.
+const MAX_MISSED_RENEWALS: i64 = 3;
 
-/// The holder of a Lease.
+/// Returns the holder of a Lease.
 ///
 /// # Errors
-/// It has none, or its holder does not renew it: since when.
+/// The Lease has no holder, or has not been renewed since the returned time.
 pub(crate) fn holder(lease: &Lease, now: Timestamp) -> Result<String, String> {
     let name = format!("{}/{}", lease.namespace().unwrap_or_default(), lease.name_any());
     let spec = lease.spec.clone().unwrap_or_default();
@@ -26,14 +26,14 @@ pub(crate) fn holder(lease: &Lease, now: Timestamp) -> Result<String, String> {
     let lasts = i64::from(spec.lease_duration_seconds.unwrap_or(10));
     let age = spec.renew_time.map(|time| now.duration_since(time.0).as_secs());
     match age {
-        Some(age) if age <= PATIENCE * lasts => Ok(holder),
+        Some(age) if age <= MAX_MISSED_RENEWALS * lasts => Ok(holder),
         Some(age) => Err(format!("{holder} has not renewed the Lease {name} for {}", duration(age as f64))),
         None => Err(format!("{holder} has never renewed the Lease {name}")),
     }
 }
 
-/// Why no controller keeps statuses up to date; `None`: one does, or that is not known.
-pub(super) fn absent<'a>(leases: impl Iterator<Item = &'a Lease>, now: Timestamp) -> Option<String> {
+/// Why no controller keeps statuses up to date; `None` if one does or if that is unknown.
+pub(super) fn absence<'a>(leases: impl Iterator<Item = &'a Lease>, now: Timestamp) -> Option<String> {
     let mut whys = Vec::new();
     for lease in leases {
         whys.push(holder(lease, now).err()?);
@@ -43,7 +43,8 @@ pub(super) fn absent<'a>(leases: impl Iterator<Item = &'a Lease>, now: Timestamp
 }
 
 impl Live {
-    /// The Leases of controllers that the user may read: all in the cluster, or else the one in the chart's usual namespace.
+    /// The controllers' Leases that the user can read: all in the cluster, or else the one in the
+    /// chart's default namespace.
     pub(super) async fn leases(&self) -> Vec<Lease> {
         let named = ListParams::default().fields(&format!("metadata.name={LEASE}"));
         match Api::<Lease>::all(self.client.clone()).list(&named).await {

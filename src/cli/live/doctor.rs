@@ -1,8 +1,9 @@
-//! `switchyard doctor JOB`: the logs of the pods of a job in a running cluster, and what its status knows about the first error.
+//! `switchyard doctor JOB`: diagnoses a job in a running cluster from its pods' logs and its
+//! status.
 
 use super::{Live, ranks};
 use crate::args::DoctorArgs;
-use crate::connect::{wait_for, words};
+use crate::connect::{error_message, wait_for};
 use crate::failure::Failure;
 use futures::{AsyncBufRead, AsyncBufReadExt};
 use jiff::Timestamp;
@@ -15,7 +16,7 @@ use switchyard_plan::cluster::view::PodView;
 use switchyard_tools::doctor::gang::{Gang, PodFacts};
 use switchyard_tools::doctor::{Diagnosis, Doctor, LONGEST_LINE};
 
-/// The only argument, if it may be the name of a job: it is not a file, and has the form of a name.
+/// The only argument if it can be a job's name: it has the form of a name and is not a file.
 pub(crate) fn name_in(args: &DoctorArgs) -> Option<&str> {
     let [only] = args.logs.as_slice() else { return None };
     let name = only.to_str().filter(|_| !Path::new(only).exists())?;
@@ -23,10 +24,10 @@ pub(crate) fn name_in(args: &DoctorArgs) -> Option<&str> {
     (!name.starts_with('-') && !name.is_empty() && name.len() <= 63 && name.bytes().all(fits)).then_some(name)
 }
 
-/// Reads the logs of all pods of a job that are still there.
+/// Reads the logs of a job's existing pods.
 ///
 /// # Errors
-/// There is no such job or no cluster, or its logs cannot be read.
+/// There is no such job, no cluster, or the logs cannot be read.
 pub(crate) fn diagnose(args: &DoctorArgs, name: &str) -> Result<(Diagnosis, Gang), Failure> {
     wait_for(async {
         let no_file = |failure: Failure| {
@@ -35,7 +36,7 @@ pub(crate) fn diagnose(args: &DoctorArgs, name: &str) -> Result<(Diagnosis, Gang
         };
         let live = Live::open(&args.connection).await.map_err(no_file)?;
         let job = live.job(name).await.map_err(no_file)?;
-        let mut pods = live.pods_of(&job).await?;
+        let mut pods = live.pods_of_job(&job).await?;
         pods.retain(|pod| pod.node.is_some());
         let unexpected = |error: String| Failure::unexpected(format!("{name}: {error}"));
         if pods.is_empty() {
@@ -62,22 +63,22 @@ pub(crate) fn diagnose(args: &DoctorArgs, name: &str) -> Result<(Diagnosis, Gang
 }
 
 async fn of_pod(live: &Live, pod: &PodView, per_node: u32, doctor: &mut Doctor) -> Result<(), String> {
-    // The name of a log has its rank; lines of a log with several ranks name theirs.
+    // The log's name contains the rank; in a log of several ranks, each line does.
     let rank = if per_node == 1 { format!("/rank-{}", pod.node_rank) } else { String::new() };
     let log_name = |end: &str| format!("attempt-{}/{}{rank}.{end}", pod.attempt, pod.name);
     let year = Timestamp::now().to_zoned(TimeZone::UTC).year();
-    // The log lacks what the kubelet knows about the end.
+    // Append what the kubelet knows about the end, since the log lacks it.
     if let Some(line) = ended(pod) {
         let mut log = doctor.open(&log_name("status"), year);
         doctor.stamped_line(&mut log, line.as_bytes());
     }
     let container = pod.logs().unwrap_or(TRAINER).to_owned();
     let params = LogParams { container: Some(container), timestamps: true, ..LogParams::default() };
-    let stream = live.pods().log_stream(&pod.name, &params).await.map_err(|error| words(&error))?;
+    let stream = live.pods().log_stream(&pod.name, &params).await.map_err(|error| error_message(&error))?;
     lines(doctor, &log_name("log"), year, stream).await.map_err(|error| error.to_string())
 }
 
-/// Passes on every line of a stream, keeping only one in memory.
+/// Passes every line of a stream to `doctor`, holding one line in memory at a time.
 async fn lines(doctor: &mut Doctor, name: &str, year: i16, from: impl AsyncBufRead) -> std::io::Result<()> {
     let mut from = pin!(from);
     let mut log = doctor.open(name, year);
@@ -96,7 +97,7 @@ async fn lines(doctor: &mut Doctor, name: &str, year: i16, from: impl AsyncBufRe
         from.as_mut().consume(used);
         if end.is_some() {
             doctor.stamped_line(&mut log, &line);
-            doctor.passed_over(std::mem::take(&mut passed));
+            doctor.skip_bytes(std::mem::take(&mut passed));
             line.clear();
         }
     }
@@ -106,7 +107,7 @@ async fn lines(doctor: &mut Doctor, name: &str, year: i16, from: impl AsyncBufRe
     Ok(())
 }
 
-/// The kubelet's words about a pod that failed, with the time before them.
+/// The kubelet's message about a failed pod, prefixed with its time.
 fn ended(pod: &PodView) -> Option<String> {
     if let Some((reason, message)) = pod.reason.as_ref().filter(|(reason, _)| !reason.is_empty()) {
         return Some(format!("Pod status: {reason}: {message}"));

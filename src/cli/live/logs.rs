@@ -1,6 +1,6 @@
-//! `switchyard logs`: the output of the ranks of a job, each line with its node.
+//! `switchyard logs`: prints the output of a job's ranks, each line with its node.
 
-use super::{Live, asked, ranks};
+use super::{Live, ranks, request_error};
 use crate::args::{Cli, LogsArgs};
 use crate::connect::wait_for;
 use crate::failure::Failure;
@@ -19,7 +19,7 @@ pub(crate) fn logs(cli: &Cli, args: &LogsArgs) -> Result<Exit, Failure> {
     wait_for(async {
         let live = Live::open(&args.connection).await?;
         let job = live.job(&args.job).await?;
-        let pods = chosen(args, &job, live.pods_of(&job).await?)?;
+        let pods = chosen(args, &job, live.pods_of_job(&job).await?)?;
         let of_one =
             args.rank.filter(|_| args.container.is_none() && job.spec.trainer.framework == Framework::Switchyard);
         if args.rank.is_some() && of_one.is_none() && !cli.quiet {
@@ -35,7 +35,7 @@ pub(crate) fn logs(cli: &Cli, args: &LogsArgs) -> Result<Exit, Failure> {
         while let Some((node_rank, line)) = lines.next().await {
             let line =
                 line.map_err(|error| Failure::unexpected(format!("the log of node {node_rank} ends: {error}")))?;
-            if of_one.is_some_and(|rank| !is_of(rank, &line)) {
+            if of_one.is_some_and(|rank| !is_from_rank(rank, &line)) {
                 continue;
             }
             print(&if is_alone { line } else { format!("[node {node_rank}] {line}") });
@@ -46,7 +46,7 @@ pub(crate) fn logs(cli: &Cli, args: &LogsArgs) -> Result<Exit, Failure> {
 
 type Lines = BoxStream<'static, (u32, std::io::Result<String>)>;
 
-/// The logs of pods: one after the other, or interleaved with `follow`.
+/// The logs of pods, one after another or, with `follow`, interleaved.
 async fn open(live: &Live, args: &LogsArgs, pods: &[PodView]) -> Result<Vec<Lines>, Failure> {
     let mut logs: Vec<Lines> = Vec::new();
     for pod in pods {
@@ -58,7 +58,7 @@ async fn open(live: &Live, args: &LogsArgs, pods: &[PodView]) -> Result<Vec<Line
             ..LogParams::default()
         };
         let log = live.pods().log_stream(&pod.name, &params).await;
-        let log = log.map_err(|error| asked(&format!("read the log of {}", pod.name), error))?;
+        let log = log.map_err(|error| request_error(&format!("read the log of {}", pod.name), error))?;
         logs.push(log.lines().map(move |line| (node_rank, line)).boxed());
     }
     if args.follow {
@@ -67,14 +67,14 @@ async fn open(live: &Live, args: &LogsArgs, pods: &[PodView]) -> Result<Vec<Line
     Ok(vec![futures::stream::iter(logs).flatten().boxed()])
 }
 
-/// The requested pods that have started.
+/// The requested pods, if they have started.
 pub(super) fn chosen(args: &LogsArgs, job: &TrainJob, mut pods: Vec<PodView>) -> Result<Vec<PodView>, Failure> {
     let attempts: Vec<u32> = pods.iter().map(|pod| pod.attempt).collect();
     let attempt = args.attempt.or(attempts.iter().copied().max());
     let Some(attempt) = attempt.filter(|attempt| attempts.contains(attempt)) else {
         let have = match (attempts.first(), args.attempt) {
-            (Some(_), Some(asked)) => {
-                format!("attempt {asked} has no pods any more; there are those of attempt {}", list(&attempts))
+            (Some(_), Some(requested)) => {
+                format!("attempt {requested} has no pods any more; pods exist of attempt {}", list(&attempts))
             }
             _ => "it has no pods now (switchyard status)".into(),
         };
@@ -103,13 +103,13 @@ pub(super) fn chosen(args: &LogsArgs, job: &TrainJob, mut pods: Vec<PodView>) ->
     Ok(pods)
 }
 
-/// The container whose log is read: the named one, else the trainer, or the init container that keeps it from starting. `None`: none has
-/// started.
+/// The container whose log is read: the named one, otherwise the trainer or the init container that
+/// blocks it. `None` if none has started.
 fn container<'a>(args: &'a LogsArgs, pod: &'a PodView) -> Option<&'a str> {
     args.container.as_deref().filter(|_| pod.node.is_some()).or_else(|| pod.logs())
 }
 
-/// Which logs other than the trainer's are shown without having been named.
+/// Names the logs shown in place of the trainer's when no container was named.
 pub(super) fn instead_of_trainers(args: &LogsArgs, pods: &[PodView]) -> Option<String> {
     let mut others = pods.iter().filter_map(|pod| Some((pod, container(args, pod)?)));
     let (pod, name) = others.find(|(_, name)| args.container.is_none() && *name != TRAINER)?;
@@ -133,13 +133,14 @@ fn node_of(rank: u32, job: &TrainJob, nodes: u32) -> Result<u32, String> {
     })
 }
 
-/// Whether a line of a pod comes from this rank: our worker marks each line with its rank, and events name it.
-pub(super) fn is_of(rank: u32, line: &str) -> bool {
+/// Whether a line of a pod comes from this rank. Our worker marks each line with its rank, and
+/// events contain it.
+pub(super) fn is_from_rank(rank: u32, line: &str) -> bool {
     if let Some(rest) = line.strip_prefix("[rank ") {
         return rest.split_once(']').is_some_and(|(number, _)| number.parse() == Ok(rank));
     }
     match serde_json::from_str::<Event>(line) {
-        // Rank 0 reports about the whole job.
+        // Rank 0 reports for the whole job.
         Ok(event) => event.rank().unwrap_or(0) == rank,
         Err(_) => false,
     }

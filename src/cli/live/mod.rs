@@ -1,4 +1,5 @@
-//! Jobs in a running cluster, for their users: `status`, `logs`, `report JOB`, `doctor JOB`, `support-bundle`. Everything here reads.
+//! Read-only commands on jobs in a running cluster: `status`, `logs`, `report JOB`, `doctor JOB`,
+//! `support-bundle`.
 
 mod board;
 mod bundle;
@@ -46,7 +47,7 @@ impl Live {
         Ok(Live { client, namespace: args.namespace.clone().unwrap_or(namespace), server })
     }
 
-    /// Awaits an answer of the API server, and says so when it takes long.
+    /// Awaits a response from the API server, and reports if it takes long.
     async fn answer<T>(&self, request: impl Future<Output = T>) -> T {
         connect::answer(&self.server, request).await
     }
@@ -63,66 +64,69 @@ impl Live {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// A job by name.
+    /// Gets a job by name.
     async fn job(&self, name: &str) -> Result<TrainJob, Failure> {
         if let Some(job) =
-            self.answer(self.jobs().get_opt(name)).await.map_err(|error| asked("get the TrainJob", error))?
+            self.answer(self.jobs().get_opt(name)).await.map_err(|error| request_error("get the TrainJob", error))?
         {
             return self.with_nodes(job).await;
         }
-        let known = self.jobs().list(&ListParams::default()).await.map_err(|error| asked("list TrainJobs", error))?;
+        let known =
+            self.jobs().list(&ListParams::default()).await.map_err(|error| request_error("list TrainJobs", error))?;
         let names: Vec<String> = known.items.iter().map(name_of).collect();
         let known = if names.is_empty() { "there is none".into() } else { format!("there are {}", names.join(", ")) };
         Err(Failure::usage(format!("no TrainJob {}/{name}; {known} (--namespace)", self.namespace)))
     }
 
-    /// The job with the nodes of its place, where these stand in slices that can be read; without one of them, as it is.
+    /// Completes the job's placement from its slices. Returns the job unchanged if a slice cannot
+    /// be read.
     async fn with_nodes(&self, mut job: TrainJob) -> Result<TrainJob, Failure> {
         let Some(named) = slices::of(&job) else { return Ok(job) };
         let list = self.slices().list(&ListParams::default().labels(&selector(&job))).await;
-        let list = list.map_err(|error| asked("list PlacementSlices", error))?;
+        let list = list.map_err(|error| request_error("list PlacementSlices", error))?;
         let known = list.items.into_iter().map(|slice| (slice.name_any(), slice.spec)).collect();
         let nodes = slices::join(named, &known);
         nodes.into_iter().for_each(|nodes| slices::set_nodes(&mut job, nodes));
         Ok(job)
     }
 
-    /// The pods of a job that exist, by attempt and node.
-    async fn pods_of(&self, job: &TrainJob) -> Result<Vec<PodView>, Failure> {
+    /// A job's existing pods, sorted by attempt and node.
+    async fn pods_of_job(&self, job: &TrainJob) -> Result<Vec<PodView>, Failure> {
         let list = self.pods().list(&ListParams::default().labels(&selector(job))).await;
-        let list = list.map_err(|error| asked("list pods", error))?;
+        let list = list.map_err(|error| request_error("list pods", error))?;
         let mut pods: Vec<PodView> = list.items.iter().map(PodView::of).collect();
         pods.sort_by_key(|pod| (pod.attempt, pod.node_rank));
         Ok(pods)
     }
 }
 
-/// Stage of a job that no controller has seen yet.
+/// Stage of a job that no controller has processed yet.
 const NEW: &str = "New";
 
-/// The reason of the summary condition, as in the STAGE column of kubectl.
+/// The reason of the summary condition, as in kubectl's STAGE column.
 fn stage(job: &TrainJob) -> &str {
     let summary = job.status.as_ref().and_then(|status| status.condition(conditions::SUCCEEDED));
     summary.map_or(NEW, |condition| condition.reason.as_str())
 }
 
-/// Selects the pods of a job, but not those of an earlier job of that name.
+/// Selects the pods of a job, excluding those of an earlier job with this name.
 fn selector(job: &TrainJob) -> String {
     format!("{}={}", labels::JOB_UID, job.uid().unwrap_or_default())
 }
 
-/// The server's error about a request.
-fn asked(what: &str, error: kube::Error) -> Failure {
+/// The API server's error about a request.
+fn request_error(what: &str, error: kube::Error) -> Failure {
     let words = match error {
         kube::Error::Api(status) if status.code == 404 && status.message.contains("could not find the requested") => {
             "the cluster has no TrainJobs: Switchyard is not installed there (docs/install.md)".into()
         }
-        error => connect::words(&error),
+        error => connect::error_message(&error),
     };
     Failure::unexpected(format!("cannot {what}: {words}"))
 }
 
-/// The ranks of each node of a job: lowest global rank and how many, by node rank. Empty: no pod has been placed.
+/// The ranks of each node of a job, by node rank: lowest global rank and count. Empty if no pod has
+/// been placed.
 fn ranks(job: &TrainJob) -> Vec<(u32, u32)> {
     let placement = job.status.as_ref().and_then(|status| status.placement.as_ref());
     let firsts = placement.map(|placement| placement.nodes.iter().map(|node| node.first_rank.unsigned_abs()));
@@ -132,7 +136,8 @@ fn ranks(job: &TrainJob) -> Vec<(u32, u32)> {
     let last = firsts.len().checked_sub(2).map(|at| firsts[at + 1] - firsts[at]);
     let count = |at: usize| match firsts.get(at + 1) {
         Some(next) => next - firsts[at],
-        // The last node has as many as the one before it; a single node has as many as the manifest sets.
+        // The last node has as many ranks as its predecessor; a single node has as many as the
+        // manifest sets.
         None => last.or(each).unwrap_or(1),
     };
     (0..firsts.len()).map(|at| (firsts[at], count(at))).collect()

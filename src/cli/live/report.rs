@@ -1,9 +1,10 @@
-//! `switchyard report JOB`: the report of a job in a cluster, from what the API server knows of it.
+//! `switchyard report JOB`: writes the report of a job in a cluster from the API server's data.
 //!
-//! A pod that has ended cannot be entered, so the records of its ranks are out of reach, unless the job keeps its run directory on a volume. The
-//! logs have the events of rank 0: they, the configuration and the status become a local run directory, and the report lists what is missing.
+//! The records of a finished pod's ranks are out of reach unless the job keeps its run directory on
+//! a volume. The logs contain rank 0's events. Together with the configuration and the status they
+//! form a local run directory, and the report lists what is missing.
 
-use super::{Live, asked};
+use super::{Live, request_error};
 use crate::args::{Cli, ReportArgs};
 use crate::connect::wait_for;
 use crate::failure::Failure;
@@ -22,11 +23,11 @@ use switchyard_tools::report::Document;
 use switchyard_worker_contract::event::Event;
 use switchyard_worker_contract::exit::Exit;
 
-/// Writes the report of a job into `runs/JOB-cluster`, or the place of `--out`.
+/// Writes a job's report to `runs/JOB-cluster` or to `--out`.
 pub(crate) fn report(cli: &Cli, args: &ReportArgs) -> Result<Exit, Failure> {
     let name = args.subject.display().to_string();
     let folder = wait_for(async {
-        // The subject may be either, so a failure describes both.
+        // The argument can be a directory or a job, so the error describes both.
         let neither = |Failure { message, exit }: Failure| {
             let text = "expected the directory of a run, which is not here, or the name of a TrainJob in a cluster";
             Failure::new(format!("{name}: {text}: {message}"), exit)
@@ -44,7 +45,7 @@ pub(crate) fn report(cli: &Cli, args: &ReportArgs) -> Result<Exit, Failure> {
     local::report(cli, &ReportArgs { subject: folder, ..args.clone() })
 }
 
-/// Creates the run directory of a job.
+/// Creates the job's run directory.
 async fn fetch(live: &Live, job: &TrainJob) -> Result<PathBuf, Failure> {
     let folder = Path::new("runs").join(format!("{}-cluster", job.name_any()));
     let cannot = |error: std::io::Error| Failure::unexpected(format!("cannot write {}: {error}", folder.display()));
@@ -57,18 +58,20 @@ async fn fetch(live: &Live, job: &TrainJob) -> Result<PathBuf, Failure> {
     let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(1);
     let maps: Api<ConfigMap> = Api::namespaced(live.client.clone(), &live.namespace);
     let map = maps.get_opt(&format!("{}-{attempt}", job.name_any())).await;
-    let map = map.map_err(|error| asked("get the configuration", error))?;
+    let map = map.map_err(|error| request_error("get the configuration", error))?;
     let engine = map.and_then(|map| map.data?.remove(Document::Engine.file()));
     if let Some(engine) = engine {
         replace(Document::Engine.file(), &engine)?;
     }
     let mut events = String::new();
-    for pod in live.pods_of(job).await? {
+    for pod in live.pods_of_job(job).await? {
         let params = LogParams { container: Some(TRAINER.into()), timestamps: true, ..LogParams::default() };
-        // Without its log the report has less; the other logs remain.
+        // A missing log makes the report less complete; use the others.
         match live.pods().logs(&pod.name, &params).await {
             Ok(log) => log.lines().filter_map(|line| event(line, pod.attempt)).for_each(|line| events.push_str(&line)),
-            Err(error) => anstream::eprintln!("warning: {}", asked(&format!("read the log of {}", pod.name), error)),
+            Err(error) => {
+                anstream::eprintln!("warning: {}", request_error(&format!("read the log of {}", pod.name), error))
+            }
         }
     }
     if events.is_empty() {
@@ -79,13 +82,14 @@ async fn fetch(live: &Live, job: &TrainJob) -> Result<PathBuf, Failure> {
     Ok(folder)
 }
 
-/// A line of a log with its time, as a line of `events.jsonl`; `None`: not an event, or one that repeats others.
+/// Converts a log line and its time to a line of `events.jsonl`. `None` if it is not an event, or
+/// repeats others.
 pub(super) fn event(line: &str, attempt: u32) -> Option<String> {
     let (time, line) = line.split_once(' ')?;
     let event: Event = serde_json::from_str(line).ok()?;
     match &event {
         Event::Summary(_) => return None,
-        // Other pods than that of rank 0 repeat what shows that they go on, not each report.
+        // Only rank 0's progress is reported in full; other pods repeat it as a sign of life.
         Event::Progress(progress) if progress.rank != 0 => return None,
         _ => {}
     }

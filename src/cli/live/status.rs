@@ -1,7 +1,7 @@
 //! `switchyard status`: shows jobs once, or until interrupted.
 
-use super::board::{self, Known};
-use super::{Live, asked, selector, stage};
+use super::board::{self, Board};
+use super::{Live, request_error, selector, stage};
 use crate::args::{Cli, Output, StatusArgs};
 use crate::connect::{self, wait_for};
 use crate::failure::Failure;
@@ -24,9 +24,9 @@ use switchyard_worker_contract::exit::Exit;
 
 /// Shortest interval between two redraws.
 const REDRAW: Duration = Duration::from_millis(200);
-/// How often the Lease of the controller is read.
+/// Interval between reads of the controller's Lease.
 const POLL: Duration = Duration::from_secs(10);
-/// Ages are redrawn even if nothing changes.
+/// Interval for redrawing ages without other changes.
 const TICK: Duration = Duration::from_secs(1);
 
 /// Shows the state of jobs.
@@ -38,24 +38,24 @@ pub(crate) fn status(cli: &Cli, args: &StatusArgs) -> Result<Exit, Failure> {
 }
 
 async fn once(cli: &Cli, args: &StatusArgs, live: &Live) -> Result<Exit, Failure> {
-    let mut known = Known { only: args.job.is_some(), all_namespaces: args.all_namespaces, ..Known::default() };
+    let mut board = Board { only: args.job.is_some(), all_namespaces: args.all_namespaces, ..Board::default() };
     let found = match &args.job {
         Some(name) => {
             let job = live.job(name).await?;
-            let pods = live.answer(live.pods_of(&job)).await?;
-            known.pods = pods.into_iter().map(|pod| ((pod.attempt, pod.node_rank), pod)).collect();
+            let pods = live.answer(live.pods_of_job(&job)).await?;
+            board.pods = pods.into_iter().map(|pod| ((pod.attempt, pod.node_rank), pod)).collect();
             vec![job]
         }
         None => {
             let (api, all) = (api(live, args), Default::default());
             let list = live.answer(api.list(&all)).await;
-            list.map_err(|error| asked("list TrainJobs", error))?.items
+            list.map_err(|error| request_error("list TrainJobs", error))?.items
         }
     };
-    known.jobs = found.into_iter().map(|job| (name_of(&job), job)).collect();
-    known.leases = board::by_namespace(live.leases().await);
+    board.jobs = found.into_iter().map(|job| (name_of(&job), job)).collect();
+    board.leases = board::by_namespace(live.leases().await);
     let now = Timestamp::now();
-    emit(cli.output, "JobStatus", &board::bodies(&known, now), || board::table(&known, now, width()));
+    emit(cli.output, "JobStatus", &board::bodies(&board, now), || board::table(&board, now, width()));
     Ok(Exit::Done)
 }
 
@@ -63,8 +63,8 @@ fn api(live: &Live, args: &StatusArgs) -> Api<TrainJob> {
     if args.all_namespaces { Api::all(live.client.clone()) } else { live.jobs() }
 }
 
-/// An event of a watch.
-enum News {
+/// A watch event.
+enum WatchEvent {
     Job(Box<watcher::Event<TrainJob>>),
     Pod(Box<watcher::Event<Pod>>),
     Slice(Box<watcher::Event<PlacementSlice>>),
@@ -74,73 +74,76 @@ enum News {
 }
 
 async fn watch(cli: &Cli, args: &StatusArgs, live: &Live) -> Result<Exit, Failure> {
-    let mut known = Known { only: args.job.is_some(), all_namespaces: args.all_namespaces, ..Known::default() };
+    let mut board = Board { only: args.job.is_some(), all_namespaces: args.all_namespaces, ..Board::default() };
     let mut jobs = watcher::Config::default();
-    let mut news: BoxStream<'_, News> = match &args.job {
+    let mut events: BoxStream<'_, WatchEvent> = match &args.job {
         Some(name) => {
-            // A missing job is reported at once, and what belongs to it is selected by its UID.
+            // Report a missing job immediately. The job's UID also selects its objects.
             let job = live.job(name).await?;
             jobs = jobs.fields(&format!("metadata.name={name}"));
             let own = watcher::Config::default().labels(&selector(&job));
-            let parts = select(stream(live.pods(), own.clone(), News::Pod), stream(live.slices(), own, News::Slice));
-            select(stream(api(live, args), jobs, News::Job), parts).boxed()
+            let parts = select(
+                stream(live.pods(), own.clone(), WatchEvent::Pod),
+                stream(live.slices(), own, WatchEvent::Slice),
+            );
+            select(stream(api(live, args), jobs, WatchEvent::Job), parts).boxed()
         }
-        None => stream(api(live, args), jobs, News::Job),
+        None => stream(api(live, args), jobs, WatchEvent::Job),
     };
-    let first = live.answer(news.next()).await;
-    news = futures::stream::iter(first).chain(news).boxed();
+    let first = live.answer(events.next()).await;
+    events = futures::stream::iter(first).chain(events).boxed();
     let polls = futures::stream::unfold(live.clone(), |live| async {
         let leases = live.leases().await;
         tokio::time::sleep(POLL).await;
-        Some((News::Leases(leases), live))
+        Some((WatchEvent::Leases(leases), live))
     });
-    news = select(news, polls).boxed();
+    events = select(events, polls).boxed();
     let mut show = Show::new(cli);
     if show.bar.is_some() {
         let ticks = futures::stream::unfold((), |()| async {
             tokio::time::sleep(TICK).await;
-            Some((News::Tick, ()))
+            Some((WatchEvent::Tick, ()))
         });
-        news = select(news, ticks).boxed();
+        events = select(events, ticks).boxed();
     }
-    let (mut told, mut was_outdated) = (None, false);
+    let (mut last_error, mut was_outdated) = (None, false);
     let interrupted = tokio::signal::ctrl_c();
     tokio::pin!(interrupted);
     loop {
         let next = tokio::select! {
-            next = news.next() => next,
+            next = events.next() => next,
             _ = &mut interrupted => break Ok(Exit::Interrupted),
         };
         match next {
-            Some(News::Job(event)) => {
-                if let Some(gone) = known.job(*event).filter(|_| known.only) {
+            Some(WatchEvent::Job(event)) => {
+                if let Some(gone) = board.job(*event).filter(|_| board.only) {
                     show.end();
                     break Err(Failure::usage(format!("{gone} was deleted")));
                 }
             }
-            Some(News::Pod(event)) => known.pod(*event),
-            Some(News::Slice(event)) => known.slice(*event),
-            Some(News::Leases(leases)) => {
-                known.leases = board::by_namespace(leases);
-                let outdated = known.outdated(Timestamp::now());
+            Some(WatchEvent::Pod(event)) => board.pod(*event),
+            Some(WatchEvent::Slice(event)) => board.slice(*event),
+            Some(WatchEvent::Leases(leases)) => {
+                board.leases = board::by_namespace(leases);
+                let outdated = board.outdated(Timestamp::now());
                 if outdated.is_some() && !was_outdated && show.bar.is_none() {
                     outdated.iter().for_each(|why| show.note(&format!("warning: {why}")));
                 }
                 was_outdated = outdated.is_some();
             }
-            Some(News::Trouble(trouble)) => {
-                // Once, not with every retry.
-                if told.as_ref() != Some(&trouble) {
-                    show.note(&format!("warning: {trouble}; tried again"));
-                    told = Some(trouble);
+            Some(WatchEvent::Trouble(trouble)) => {
+                // Report an error once rather than with every retry.
+                if last_error.as_ref() != Some(&trouble) {
+                    show.note(&format!("warning: {trouble}; retrying"));
+                    last_error = Some(trouble);
                 }
             }
-            Some(News::Tick) => {}
+            Some(WatchEvent::Tick) => {}
             None => break Ok(Exit::Done),
         }
-        show.show(&known);
-        if known.only
-            && let Some(end) = known.jobs.values().find_map(board::ended)
+        show.show(&board);
+        if board.only
+            && let Some(end) = board.jobs.values().find_map(board::ended)
         {
             show.end();
             break Ok(end);
@@ -149,13 +152,17 @@ async fn watch(cli: &Cli, args: &StatusArgs, live: &Live) -> Result<Exit, Failur
 }
 
 /// A watch that continues after errors.
-fn stream<K>(api: Api<K>, config: watcher::Config, news: fn(Box<watcher::Event<K>>) -> News) -> BoxStream<'static, News>
+fn stream<K>(
+    api: Api<K>,
+    config: watcher::Config,
+    wrap: fn(Box<watcher::Event<K>>) -> WatchEvent,
+) -> BoxStream<'static, WatchEvent>
 where
     K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + 'static,
 {
     let events = watcher(api, config).default_backoff();
     events
-        .map(move |event| event.map_or_else(|error| News::Trouble(words(&error)), |event| news(Box::new(event))))
+        .map(move |event| event.map_or_else(|error| WatchEvent::Trouble(words(&error)), |event| wrap(Box::new(event))))
         .boxed()
 }
 
@@ -163,18 +170,18 @@ fn words(error: &watcher::Error) -> String {
     match error {
         watcher::Error::InitialListFailed(error)
         | watcher::Error::WatchStartFailed(error)
-        | watcher::Error::WatchFailed(error) => connect::words(error),
+        | watcher::Error::WatchFailed(error) => connect::error_message(error),
         watcher::Error::WatchError(status) => status.message.clone(),
         error => error.to_string(),
     }
 }
 
-/// The output of a watch.
+/// Output of a watch.
 struct Show {
     output: Output,
     bar: Option<ProgressBar>,
     /// The last printed state of each job.
-    told: BTreeMap<String, String>,
+    printed: BTreeMap<String, String>,
 }
 
 impl Show {
@@ -186,20 +193,20 @@ impl Show {
             bar.set_style(ProgressStyle::with_template("{msg}").unwrap_or_else(|_| ProgressStyle::default_spinner()));
             bar
         });
-        Show { output: cli.output, bar, told: BTreeMap::new() }
+        Show { output: cli.output, bar, printed: BTreeMap::new() }
     }
 
-    fn show(&mut self, known: &Known) {
+    fn show(&mut self, board: &Board) {
         if let Some(bar) = &self.bar {
-            bar.set_message(board::table(known, Timestamp::now(), width()).trim_end().to_owned());
+            bar.set_message(board::table(board, Timestamp::now(), width()).trim_end().to_owned());
             return;
         }
-        for (name, job) in &known.jobs {
+        for (name, job) in &board.jobs {
             let (line, state) = match self.output {
                 Output::Json | Output::Yaml => (None, board::body(job).to_string()),
                 Output::Table | Output::Dot => {
                     let state = board::state(job);
-                    let before = self.told.get(name).and_then(|told| told.split(' ').next());
+                    let before = self.printed.get(name).and_then(|state| state.split(' ').next());
                     let stage = match before {
                         Some(before) if before != stage(job) => format!("{before}->"),
                         _ => String::new(),
@@ -208,7 +215,7 @@ impl Show {
                     (Some(format!("{now} {name} {stage}{state}")), state)
                 }
             };
-            if self.told.get(name) == Some(&state) {
+            if self.printed.get(name) == Some(&state) {
                 continue;
             }
             match line {
@@ -216,9 +223,9 @@ impl Show {
                 None if self.output == Output::Json => json_line("JobStatus", board::body(job)),
                 None => print(&format!("---\n{}", yaml(&board::body(job)))),
             }
-            self.told.insert(name.clone(), state);
+            self.printed.insert(name.clone(), state);
         }
-        self.told.retain(|name, _| known.jobs.contains_key(name));
+        self.printed.retain(|name, _| board.jobs.contains_key(name));
     }
 
     fn note(&self, text: &str) {
@@ -228,7 +235,7 @@ impl Show {
         }
     }
 
-    /// Leaves the last screen in place.
+    /// Keeps the last screen on the terminal.
     fn end(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.abandon();

@@ -1,6 +1,6 @@
-use super::board::{Known, by_namespace, pod_state, state, table};
-use super::controller::absent as outdated;
-use super::logs::{chosen, instead_of_trainers, is_of};
+use super::board::{Board, by_namespace, pod_state, state, table};
+use super::controller::absence as outdated;
+use super::logs::{chosen, instead_of_trainers, is_from_rank};
 use super::report::event;
 use crate::args::LogsArgs;
 use crate::failure::Failure;
@@ -58,7 +58,7 @@ fn pod(name: &str, phase: Phase) -> PodView {
     PodView { phase, ready: phase == Phase::Running, ..PodView::of(&serde_json::from_value(object).unwrap()) }
 }
 
-/// A pod whose trainer has ended, while its kubelet still reports this phase.
+/// A pod whose trainer has ended while its kubelet still reports this phase.
 fn ended(name: &str, phase: &str, code: i32, reason: &str) -> PodView {
     let terminated = json!({"exitCode": code, "reason": reason});
     let object = json!({
@@ -77,29 +77,29 @@ fn now() -> Timestamp {
 #[test]
 fn a_line_per_job_with_its_figures_or_what_it_waits_for() {
     let jobs = [running(), waiting()].into_iter().map(|job| (crate::snapshot::name_of(&job), job)).collect();
-    let known = Known { jobs, ..Known::default() };
-    insta::assert_snapshot!(table(&known, now(), 100));
+    let board = Board { jobs, ..Board::default() };
+    insta::assert_snapshot!(table(&board, now(), 100));
 }
 
-/// A success was shown as `READY 0/2`.
+/// Regression: a successful job was shown as `READY 0/2`.
 #[test]
-fn a_job_that_is_over_is_not_said_to_lack_nodes() {
+fn a_finished_job_has_no_ready_count() {
     let cells = |complete: &str| {
         let over = condition("Complete", complete, "Completed", "all nodes are done");
-        let known = Known {
+        let board = Board {
             jobs: [("a".into(), job("a", json!({"ready": "0/2", "conditions": [over]})))].into(),
-            ..Known::default()
+            ..Board::default()
         };
-        table(&known, now(), 100)
+        table(&board, now(), 100)
     };
     assert!(cells("False").contains("0/2") && !cells("True").contains("0/2"), "{}", cells("True"));
 }
 
 #[test]
-fn where_there_is_little_room_the_columns_that_say_nothing_go_first() {
+fn narrow_tables_drop_empty_columns_first() {
     let jobs = [running(), waiting()].into_iter().map(|job| (crate::snapshot::name_of(&job), job)).collect();
-    let known = Known { jobs, all_namespaces: true, ..Known::default() };
-    let text = table(&known, now(), 60);
+    let board = Board { jobs, all_namespaces: true, ..Board::default() };
+    let text = table(&board, now(), 60);
     assert!(text.lines().all(|line| line.chars().count() <= 60), "{text}");
     let head = text.lines().next().unwrap();
     assert!(head.contains("PROGRESS") && !head.contains("QUEUE"), "{text}");
@@ -109,13 +109,13 @@ fn where_there_is_little_room_the_columns_that_say_nothing_go_first() {
 fn one_job_is_shown_with_its_pods() {
     let pods = [pod("gpt-124m-2-0", Phase::Running), pod("gpt-124m-2-1", Phase::Failed)];
     let pods = pods.into_iter().map(|pod| ((pod.attempt, pod.node_rank), pod)).collect();
-    let known = Known { jobs: [("gpt-124m".into(), running())].into(), pods, only: true, ..Known::default() };
-    insta::assert_snapshot!(table(&known, now(), 100));
+    let board = Board { jobs: [("gpt-124m".into(), running())].into(), pods, only: true, ..Board::default() };
+    insta::assert_snapshot!(table(&board, now(), 100));
 }
 
-/// A watch showed `-` in place of the GPUs of a large job.
+/// Regression: a watch showed `-` instead of the GPUs of a large job.
 #[test]
-fn a_place_in_slices_is_shown_once_all_of_them_are_known() {
+fn a_placement_in_slices_is_shown_once_complete() {
     let nodes: Vec<PlacedNode> = (0..129)
         .map(|rank| PlacedNode {
             first_rank: 8 * rank,
@@ -133,18 +133,19 @@ fn a_place_in_slices_is_shown_once_all_of_them_are_known() {
             json!({"attempt": 1, "placement": {"reason": "r", "nodes": [], "slices": named}, "trainerStatus": figures}),
         )
     };
-    let mut known = Known { only: true, ..Known::default() };
-    known.pods.insert((1, 128), PodView { node_rank: 128, ..pod("large-1-128", Phase::Running) });
-    let last = |known: &Known| table(known, now(), 100).trim_end().rsplit('\n').next().unwrap().to_owned();
-    known.job(Event::Apply(large("2")));
-    assert!(!last(&known).contains("1024-1031"), "{}", last(&known));
-    slices::names(&named).for_each(|name| known.slice(Event::Apply(slice(name))));
-    assert!(last(&known).starts_with("1024-1031") && last(&known).ends_with('8'), "{}", last(&known));
-    known.job(Event::Apply(large("1")));
-    assert!(last(&known).starts_with("1024-1031"), "it stays with the next figures: {}", last(&known));
+    let mut board = Board { only: true, ..Board::default() };
+    board.pods.insert((1, 128), PodView { node_rank: 128, ..pod("large-1-128", Phase::Running) });
+    let last = |board: &Board| table(board, now(), 100).trim_end().rsplit('\n').next().unwrap().to_owned();
+    board.job(Event::Apply(large("2")));
+    assert!(!last(&board).contains("1024-1031"), "{}", last(&board));
+    slices::names(&named).for_each(|name| board.slice(Event::Apply(slice(name))));
+    assert!(last(&board).starts_with("1024-1031") && last(&board).ends_with('8'), "{}", last(&board));
+    board.job(Event::Apply(large("1")));
+    assert!(last(&board).starts_with("1024-1031"), "it stays with the next figures: {}", last(&board));
 }
 
-/// The job had failed, and its pod was shown as running: the kubelet had said that the trainer ended, and not yet that the pod did.
+/// Regression: a failed job's pod was shown as running, because the kubelet had reported the
+/// trainer's exit but not yet the pod's.
 #[test]
 fn the_end_of_a_trainer_is_shown_before_that_of_its_pod() {
     let of = |code, reason| pod_state(&ended("gpt-2-1", "Running", code, reason), now());
@@ -152,32 +153,34 @@ fn the_end_of_a_trainer_is_shown_before_that_of_its_pod() {
     assert_eq!(of(0, "Completed"), "Succeeded");
 }
 
-/// A kubelet keeps the phase that it last reported until a pod is over: one that ended at once was Pending, with all its output.
+/// A kubelet keeps its last reported phase until a pod is finished, so a pod that ended immediately
+/// stays Pending although it has output.
 #[test]
-fn a_pod_that_ended_at_once_has_a_log() {
+fn a_pod_that_ended_immediately_has_a_log() {
     let pods = vec![pod("gpt-124m-2-0", Phase::Succeeded), ended("gpt-124m-2-1", "Pending", 0, "Completed")];
-    let names: Vec<String> = chosen(&ask(), &running(), pods).unwrap().into_iter().map(|pod| pod.name).collect();
+    let names: Vec<String> = chosen(&args(), &running(), pods).unwrap().into_iter().map(|pod| pod.name).collect();
     assert_eq!(names, ["gpt-124m-2-0", "gpt-124m-2-1"]);
 }
 
-/// The reason stood in the condition only, and the screen said for ever that the pods were not created yet.
+/// Regression: the reason was only in the condition, and the screen kept saying that the pods were
+/// not created yet.
 #[test]
-fn what_keeps_pods_from_being_made_is_shown() {
+fn errors_of_pod_creation_are_shown() {
     let trouble = "cannot create ConfigMap a-1: the name is taken by an object that does not belong to this job";
     let placed = condition("Placed", "False", "Placing", "the pods are not created yet");
     let making = job("a", json!({"conditions": [condition("Succeeded", "Unknown", "Placing", trouble), placed]}));
-    let known = Known { jobs: [("a".into(), making)].into(), ..Known::default() };
-    let text = table(&known, now(), 200);
+    let board = Board { jobs: [("a".into(), making)].into(), ..Board::default() };
+    let text = table(&board, now(), 200);
     assert!(text.contains(trouble) && !text.contains("not created yet"), "{text}");
 }
 
 #[test]
-fn ranks_that_stand_still_or_are_slow_are_shown_beside_the_figures() {
+fn stalled_and_slow_ranks_are_shown_next_to_the_figures() {
     let shown = |conditions: &[Value]| {
         let mut job = running();
         let told = conditions.iter().map(|condition| serde_json::from_value(condition.clone()).unwrap());
         job.status.as_mut().unwrap().conditions.extend(told);
-        table(&Known { jobs: [("a".into(), job)].into(), ..Known::default() }, now(), 300)
+        table(&Board { jobs: [("a".into(), job)].into(), ..Board::default() }, now(), 300)
     };
     let hung = condition("Progressing", "False", "Hung", "rank 3 on gpu-03 stands still");
     let slow = condition("Straggler", "True", "SlowRank", "rank 2 on gpu-03 computes longer");
@@ -192,15 +195,16 @@ fn ranks_that_stand_still_or_are_slow_are_shown_beside_the_figures() {
     assert_eq!(shown(&[well, even, fine]), shown(&[]));
 }
 
-/// The figures hid what the controller said of the nodes, and of pods that did not start.
+/// Regression: the figures hid the controller's messages about nodes and about pods that did not
+/// start.
 #[test]
-fn what_is_wrong_with_a_job_that_has_figures_is_shown() {
+fn problems_of_a_job_with_figures_are_shown() {
     let shown = |stage: &str, message: &str| {
         let mut job = running();
         for condition in job.status.as_mut().unwrap().conditions.iter_mut().filter(|c| c.type_ == "Succeeded") {
             (condition.reason, condition.message) = (stage.into(), message.into());
         }
-        table(&Known { jobs: [("a".into(), job)].into(), ..Known::default() }, now(), 300)
+        table(&Board { jobs: [("a".into(), job)].into(), ..Board::default() }, now(), 300)
     };
     let text = shown("Running", "2 of 2 nodes train; node gpu-01 is cordoned: a drain waits");
     assert!(text.contains("step 8000/20000") && text.contains("; node gpu-01 is cordoned: a drain waits"), "{text}");
@@ -215,7 +219,7 @@ fn a_change_is_one_line_without_escape_codes() {
     assert_eq!(state(&job("new", Value::Null)), "New", "a change from it is `New->Placing`, where it was `-->Placing`");
 }
 
-/// The same job, with other figures.
+/// The same job with other figures.
 fn trains(stage: &str, spec: Value, figures: Value) -> TrainJob {
     let mut job = serde_json::to_value(running()).unwrap();
     job["status"]["conditions"][0]["reason"] = stage.into();
@@ -232,12 +236,13 @@ fn lease(renewed: &str, holder: &str) -> Lease {
 
 fn screen(job: TrainJob, leases: Vec<Lease>) -> String {
     let (jobs, leases) = ([("a".into(), job)].into(), by_namespace(leases));
-    table(&Known { jobs, leases, ..Known::default() }, now(), 200)
+    table(&Board { jobs, leases, ..Board::default() }, now(), 200)
 }
 
-/// The kubelet was away for three minutes, and the screen went on to say "step 410/6000, ETA 2m20s".
+/// Regression: with the kubelet away for three minutes, the screen still showed "step 410/6000, ETA
+/// 2m20s".
 #[test]
-fn figures_show_their_age_and_old_ones_no_end() {
+fn figures_show_their_age_and_stale_ones_no_eta() {
     let at = |time: &str| screen(trains("Running", json!({}), json!({"lastUpdatedTime": time})), Vec::new());
     let fresh = at("2026-11-20T14:07:32Z");
     assert!(fresh.contains("40 %  ") && fresh.contains("3h04m") && !fresh.contains("old"), "{fresh}");
@@ -248,16 +253,16 @@ fn figures_show_their_age_and_old_ones_no_end() {
     assert!(stale.contains("40 % (8m00s old)") && !stale.contains("3h0"), "{stale}");
 }
 
-/// It said "60 %, ETA 10s" although it began again at step 0.
+/// Regression: the screen showed "60 %, ETA 10s" for a job that had restarted at step 0.
 #[test]
-fn a_suspended_job_has_no_end_and_only_the_progress_of_its_checkpoint() {
+fn a_suspended_job_has_no_eta_and_only_checkpointed_progress() {
     let text = screen(trains("Suspended", json!({}), json!({})), Vec::new());
     assert!(!text.contains("40 %") && !text.contains("3h0"), "{text}");
     let text = screen(trains("Suspended", json!({"checkpoint": {"path": "/c"}}), json!({})), Vec::new());
     assert!(text.contains("40 %") && !text.contains("3h0"), "{text}");
 }
 
-/// After `helm uninstall` the screen went on to say "Running, ETA 8m43s".
+/// Regression: after `helm uninstall` the screen still showed "Running, ETA 8m43s".
 #[test]
 fn without_a_controller_there_is_no_end_and_a_warning() {
     let with = screen(running(), vec![lease("2026-11-20T14:08:00.000000Z", "pod-a")]);
@@ -268,7 +273,7 @@ fn without_a_controller_there_is_no_end_and_a_warning() {
     let given_back = screen(running(), vec![lease("2026-11-20T14:08:00.000000Z", "")]);
     assert!(given_back.contains("has no holder"), "{given_back}");
     let two = [lease("2026-11-20T14:05:02.000000Z", "a"), lease("2026-11-20T14:08:00.000000Z", "b")];
-    assert_eq!(outdated(two.iter(), now()), None, "which of two releases has the job is not known");
+    assert_eq!(outdated(two.iter(), now()), None, "which of two releases has the job is not board");
 }
 
 /// A pod whose init container is in this state.
@@ -282,25 +287,25 @@ fn initializing(name: &str, phase: &str, state: Value) -> PodView {
     PodView::of(&serde_json::from_value(object).unwrap())
 }
 
-/// It said "PodInitializing", and `logs` that there was none yet.
+/// Regression: `status` showed "PodInitializing", and `logs` reported that there was no log yet.
 #[test]
-fn an_init_container_is_shown_with_its_time_its_end_and_its_log() {
+fn an_init_container_is_shown_with_its_time_exit_and_log() {
     let runs = initializing("gpt-124m-2-0", "Pending", json!({"running": {"startedAt": "2026-11-20T14:05:02Z"}}));
     assert_eq!(pod_state(&runs, now()), "Pending: init container load for 3m00s");
     let failed = initializing("gpt-124m-2-0", "Failed", json!({"terminated": {"exitCode": 3, "reason": "Error"}}));
     assert_eq!(pod_state(&failed, now()), "Failed: init container load, exit 3 Error");
     let note = "the trainer of gpt-124m-2-0 has not started: this is the log of its init container load";
     for pod in [runs, failed] {
-        let pods = chosen(&ask(), &running(), vec![pod]).unwrap();
-        assert_eq!(instead_of_trainers(&ask(), &pods).as_deref(), Some(note));
-        let named = LogsArgs { container: Some("mesh".into()), ..ask() };
+        let pods = chosen(&args(), &running(), vec![pod]).unwrap();
+        assert_eq!(instead_of_trainers(&args(), &pods).as_deref(), Some(note));
+        let named = LogsArgs { container: Some("mesh".into()), ..args() };
         assert_eq!(instead_of_trainers(&named, &chosen(&named, &running(), pods).unwrap()), None);
     }
     let started = vec![pod("gpt-124m-2-0", Phase::Running)];
-    assert_eq!(instead_of_trainers(&ask(), &chosen(&ask(), &running(), started).unwrap()), None);
+    assert_eq!(instead_of_trainers(&args(), &chosen(&args(), &running(), started).unwrap()), None);
 }
 
-fn ask() -> LogsArgs {
+fn args() -> LogsArgs {
     LogsArgs {
         job: "gpt-124m".into(),
         rank: None,
@@ -314,7 +319,7 @@ fn ask() -> LogsArgs {
 }
 
 #[test]
-fn logs_are_those_of_the_newest_attempt_or_of_the_node_of_a_rank() {
+fn logs_default_to_the_newest_attempt_and_follow_ranks_to_nodes() {
     let pods = || {
         let names = ["gpt-124m-1-0", "gpt-124m-2-0", "gpt-124m-2-1"];
         names.map(|name| pod(name, if name.ends_with("1-0") { Phase::Failed } else { Phase::Running })).to_vec()
@@ -322,35 +327,35 @@ fn logs_are_those_of_the_newest_attempt_or_of_the_node_of_a_rank() {
     let names = |args: LogsArgs| -> Result<Vec<String>, Failure> {
         Ok(chosen(&args, &running(), pods())?.into_iter().map(|pod| pod.name).collect())
     };
-    assert_eq!(names(ask()).unwrap(), ["gpt-124m-2-0", "gpt-124m-2-1"]);
-    assert_eq!(names(LogsArgs { attempt: Some(1), ..ask() }).unwrap(), ["gpt-124m-1-0"]);
+    assert_eq!(names(args()).unwrap(), ["gpt-124m-2-0", "gpt-124m-2-1"]);
+    assert_eq!(names(LogsArgs { attempt: Some(1), ..args() }).unwrap(), ["gpt-124m-1-0"]);
     for (rank, name) in [(0, "gpt-124m-2-0"), (1, "gpt-124m-2-0"), (2, "gpt-124m-2-1"), (3, "gpt-124m-2-1")] {
-        assert_eq!(names(LogsArgs { rank: Some(rank), ..ask() }).unwrap(), [name], "{rank}");
+        assert_eq!(names(LogsArgs { rank: Some(rank), ..args() }).unwrap(), [name], "{rank}");
     }
     let error = |args| names(args).unwrap_err().message;
-    assert_eq!(error(LogsArgs { rank: Some(4), ..ask() }), "--rank 4: the job has ranks 0 to 3");
-    assert_eq!(error(LogsArgs { node_rank: Some(7), ..ask() }), "no log of node 7: attempt 2 has pods of nodes 0-1");
-    let gone = error(LogsArgs { attempt: Some(9), ..ask() });
+    assert_eq!(error(LogsArgs { rank: Some(4), ..args() }), "--rank 4: the job has ranks 0 to 3");
+    assert_eq!(error(LogsArgs { node_rank: Some(7), ..args() }), "no log of node 7: attempt 2 has pods of nodes 0-1");
+    let gone = error(LogsArgs { attempt: Some(9), ..args() });
     assert!(gone.contains("attempt 9 has no pods any more"), "{gone}");
 }
 
 #[test]
-fn a_log_of_pods_that_have_not_started_is_told_not_awaited() {
-    let error = chosen(&ask(), &running(), vec![pod("gpt-124m-2-0", Phase::Pending)]).unwrap_err();
+fn logs_of_pods_that_have_not_started_are_an_error() {
+    let error = chosen(&args(), &running(), vec![pod("gpt-124m-2-0", Phase::Pending)]).unwrap_err();
     assert_eq!(error.message, "no log yet: gpt-124m-2-0 not started (switchyard status gpt-124m)");
 }
 
 #[test]
-fn a_line_belongs_to_the_rank_that_it_names() {
+fn a_line_belongs_to_the_rank_it_names() {
     let failed = r#"{"event":"failed","rank":12,"originRank":1,"cause":"c","during":"d","exitCode":4}"#;
     let parsed = serde_json::from_str::<switchyard_worker_contract::event::Event>(failed);
     assert!(parsed.is_ok(), "{parsed:?}");
-    assert!(is_of(12, failed) && !is_of(1, failed));
-    assert!(is_of(1, "[rank 1] words") && !is_of(1, "[rank 12] words") && !is_of(1, "words"));
+    assert!(is_from_rank(12, failed) && !is_from_rank(1, failed));
+    assert!(is_from_rank(1, "[rank 1] words") && !is_from_rank(1, "[rank 12] words") && !is_from_rank(1, "words"));
 }
 
 #[test]
-fn a_line_of_a_log_becomes_an_event_with_its_time() {
+fn a_log_line_becomes_a_timed_event() {
     let line = r#"2026-11-20T14:08:02.5Z {"event":"evaluation","step":3,"loss":2.5}"#;
     let made: Value = serde_json::from_str(&event(line, 2).unwrap()).unwrap();
     assert_eq!((&made["attempt"], &made["rank"], &made["event"]["step"]), (&json!(2), &json!(0), &json!(3)));

@@ -1,4 +1,4 @@
-//! What will be trained, on what, for how long.
+//! The header of a run: model, data, hardware and duration.
 
 use super::entropies;
 use switchyard_core::units::{binary, counted, grouped, three_digits};
@@ -7,7 +7,7 @@ use switchyard_plan::local::LocalPlan;
 use switchyard_worker_contract::config::{Checkpoint, EngineConfig, HalfType, LossScaling, Precision, Source};
 use switchyard_worker_contract::event::Inspection;
 
-/// What will be trained, on what, for how long.
+/// The header of a run: model, data, hardware and duration.
 pub(crate) fn header(plan: &LocalPlan, inspection: &Inspection, run_dir: &str, topology: &GPUTopology) -> String {
     let engine = &plan.engine;
     let mut lines = vec![format!("{}  {run_dir}", plan.job)];

@@ -1,4 +1,5 @@
-//! What a person sees of a run: header, rank table, progress, failure, summary. Pure functions build the text; `run.rs` prints it.
+//! Formats a run for people: header, rank table, progress, failure, summary. Pure functions build
+//! the text, and `run.rs` prints it.
 
 mod header;
 mod progress;
@@ -41,7 +42,8 @@ pub(super) fn rank_table(plan: &LocalPlan, ranks: &[Ready]) -> String {
     columns(&rows).lines().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
 }
 
-/// How many gradient tensors became how many all-reduces, what they cost, and how much of them no overlap can hide.
+/// How many gradient tensors were fused into how many all-reduces, their cost, and the share that
+/// no overlap can hide.
 pub(super) fn fusion(plan: &LocalPlan, inspection: &Inspection, ranks: &[Ready]) -> String {
     let tensors = counted(u64::from(inspection.gradient_tensors), "gradient tensor");
     let Some((first, last)) = ranks.first().and_then(|first| Some((first, first.bucket_bytes.last()?))) else {
@@ -68,14 +70,14 @@ pub(super) fn fusion(plan: &LocalPlan, inspection: &Inspection, ranks: &[Ready])
     )
 }
 
-/// Where the training resumes, if it does.
+/// The step from which training resumes, if it does.
 pub(super) fn resumed(plan: &LocalPlan, ranks: &[Ready]) -> Option<String> {
     let step = ranks.first()?.resumed_step?;
     let place = plan.engine.checkpoint.as_ref().map_or_else(String::new, |checkpoint| format!(", {}", checkpoint.path));
     Some(format!("  resumed  from step {}{place}", grouped(step)))
 }
 
-/// A failure: root cause first, then what followed.
+/// A failure: the root cause first, then its consequences.
 pub(super) fn failure(cause: &RootCause, attempt: u32) -> String {
     let others = match cause.others.len() {
         0 => String::new(),
@@ -84,7 +86,7 @@ pub(super) fn failure(cause: &RootCause, attempt: u32) -> String {
     };
     let rank = cause.rank;
     let what = match cause.code.and_then(Exit::from_code) {
-        Some(Exit::Data) => format!("error[SY0301]: rank {rank} cannot go on with the training data{others}"),
+        Some(Exit::Data) => format!("error[SY0301]: rank {rank} cannot continue with the training data{others}"),
         Some(Exit::CheckpointRefused) => format!("error[SY0601]: rank {rank} refused the checkpoint{others}"),
         _ => format!("error[SY0503]: rank {rank} failed first{others}"),
     };
@@ -102,7 +104,7 @@ pub(super) fn failure(cause: &RootCause, attempt: u32) -> String {
     lines.join("\n")
 }
 
-/// The two yardsticks of a language model's loss, unigram and bigram entropy, if known.
+/// Two yardsticks for a language model's loss, the unigram and bigram entropy, if known.
 fn entropies(inspection: &Inspection) -> Option<(f64, f64)> {
     Some((inspection.unigram_nats?, inspection.bigram_nats?))
 }

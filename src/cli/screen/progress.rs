@@ -1,4 +1,4 @@
-//! The progress of a run, and its successful end.
+//! Formats the progress of a run and its successful end.
 
 use super::entropies;
 use crate::text::columns;
@@ -6,10 +6,10 @@ use switchyard_core::units::{counted, duration, grouped, percent, rate, three_di
 use switchyard_local::Interval;
 use switchyard_worker_contract::event::{Finished, GpuCalls, Inspection, Item, Summary};
 
-/// By how much the slowest rank is over the median of the others before the bar names it, percent.
-const WORTH_A_WORD: f64 = 5.0;
+/// The bar names the slowest rank if it lags the median of the others by at least this, percent.
+const REPORTED_LAG: f64 = 5.0;
 
-/// The progress of a run on one line without a terminal.
+/// A progress line for output without a terminal.
 pub(crate) fn plain_line(interval: &Interval, now: jiff::Timestamp) -> String {
     let figures = &interval.figures;
     let mut line = format!(
@@ -42,7 +42,7 @@ pub(crate) fn plain_line(interval: &Interval, now: jiff::Timestamp) -> String {
     line
 }
 
-/// The two lines beside the bar on a terminal.
+/// The two lines next to the bar on a terminal.
 pub(crate) fn bar_message(interval: &Interval) -> String {
     let figures = &interval.figures;
     let mut validation = figures.validation_loss.map_or_else(String::new, |loss| format!("   val {loss:.3}"));
@@ -61,7 +61,7 @@ pub(crate) fn bar_message(interval: &Interval) -> String {
         interval.breakdown.input_wait_ms,
         interval.breakdown.other_ms
     );
-    if let Some(slowest) = figures.slowest.filter(|slowest| slowest.over_percent > WORTH_A_WORD) {
+    if let Some(slowest) = figures.slowest.filter(|slowest| slowest.over_percent > REPORTED_LAG) {
         text.push_str(&format!("   slowest rank {} (+{:.0} %)", slowest.rank, slowest.over_percent));
     }
     if let Some(amp) = amp_words(figures) {

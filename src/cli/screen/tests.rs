@@ -1,4 +1,4 @@
-//! Screens as they are printed.
+//! Screens as printed.
 
 use super::*;
 use crate::examples::machine;
@@ -87,7 +87,7 @@ fn a_failure_shows_the_first_cause_and_its_log() {
     );
 }
 
-/// Two ranks of a ResNet with mixed precision in one process.
+/// Two ranks of a ResNet with mixed precision, in one process.
 fn planned() -> LocalPlan {
     let document = json!({
         "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "digits"},
@@ -162,7 +162,7 @@ fn ready(rank: u32, resumed_step: Option<u64>) -> Ready {
 }
 
 #[test]
-fn the_header_says_what_is_trained_and_what_16_bits_save() {
+fn the_header_shows_the_model_and_the_16_bit_savings() {
     let text = header(&planned(), &inspection(), "runs/x", &machine());
     for line in [
         "  model    ResNet-18 for 28x28x1 in 10 classes, 11.17 M parameters, AMP FP16, loss x 65536 at first",
@@ -217,7 +217,7 @@ fn accuracy_and_skipped_steps_are_shown_where_they_are_known() {
 }
 
 #[test]
-fn the_end_has_what_the_model_has() {
+fn the_summary_matches_the_model() {
     const SLOWEST: &str = "slowest     rank 1 on node 0, 5.6 % over the median of the other ranks in 100 steps";
     let report = Finished {
         rank: 0,
@@ -263,7 +263,7 @@ fn data_and_checkpoints_have_errors_of_their_own() {
         };
         failure(&cause, 1).lines().next().unwrap_or_default().to_string()
     };
-    assert_eq!(failed(3), "error[SY0301]: rank 1 cannot go on with the training data");
+    assert_eq!(failed(3), "error[SY0301]: rank 1 cannot continue with the training data");
     assert_eq!(failed(6), "error[SY0601]: rank 1 refused the checkpoint");
     assert_eq!(failed(5), "error[SY0503]: rank 1 failed first");
 }

@@ -1,20 +1,20 @@
-//! The outcomes of a simulation for people.
+//! Formats the outcomes of a simulation.
 
-use super::{Outcome, World, gpu_hours};
+use super::{Input, Outcome, gpu_hours};
 use crate::args::SimulateArgs;
 use crate::text::{Screen, Table};
 use switchyard_core::units::{counted, duration, grouped, three_digits};
-use switchyard_simulate::cluster::Taken;
-use switchyard_simulate::measure::{Counted, Figures, Waits, deviation, mean};
+use switchyard_simulate::cluster::SimulatedCluster;
+use switchyard_simulate::measure::{Figures, JobWindow, Waits, deviation, mean};
 
-/// Names of groups of jobs, by GPUs.
+/// Names of job groups by number of GPUs.
 pub(super) const SIZES: [&str; 5] = ["1", "2 to 8", "9 to 63", "64 to 255", "256 and more"];
-/// Most queues that are shown; all are in the other forms of the output.
-const MOST_QUEUES: usize = 20;
-/// Most nodes whose reason for being left out is shown.
-const MOST_LEFT_OUT: usize = 5;
+/// Most queues shown; the other output formats have all.
+const MAX_QUEUES: usize = 20;
+/// Most skipped nodes shown with a reason.
+const MAX_SKIPPED: usize = 5;
 
-/// The name of the group of a job with so many GPUs.
+/// The group of a job with this many GPUs.
 pub(super) fn size(gpus: u32) -> &'static str {
     match gpus {
         0..=1 => SIZES[0],
@@ -25,20 +25,20 @@ pub(super) fn size(gpus: u32) -> &'static str {
     }
 }
 
-pub(super) fn table(world: &World, args: &SimulateArgs, outcomes: &[Outcome], width: usize) -> String {
+pub(super) fn table(input: &Input, args: &SimulateArgs, outcomes: &[Outcome], width: usize) -> String {
     let mut screen = Screen::new(width);
-    head(&mut screen, world, args);
+    head(&mut screen, input, args);
     let (short, long) = (rules(outcomes, false), rules(outcomes, true));
     screen.line("");
     screen.table(vec![long, short]);
-    // The product's on the cluster as it is; without it, the first.
+    // Prefer the product's outcome on the current cluster, otherwise the first one.
     let own = outcomes.iter().find(|outcome| outcome.policy == switchyard_simulate::rules::Policy::Switchyard);
     if let Some(outcome) = own.or(outcomes.first()) {
         parts(&mut screen, outcome, "GPUS OF A JOB", &outcome.sizes);
         let mut queues = outcome.queues.clone();
         queues.sort_by(|a, b| b.1.wait_mean.total_cmp(&a.1.wait_mean).then(a.0.cmp(&b.0)));
-        let more = queues.len().saturating_sub(MOST_QUEUES);
-        queues.truncate(MOST_QUEUES);
+        let more = queues.len().saturating_sub(MAX_QUEUES);
+        queues.truncate(MAX_QUEUES);
         parts(&mut screen, outcome, "QUEUE", &queues);
         if more > 0 {
             screen.line(&format!("and {more} more: -o json shows all"));
@@ -51,23 +51,23 @@ pub(super) fn table(world: &World, args: &SimulateArgs, outcomes: &[Outcome], wi
     screen.into_text()
 }
 
-fn head(screen: &mut Screen, world: &World, args: &SimulateArgs) {
-    let Taken { fabric, keys, left_out, machine } = &world.taken;
-    let hours = gpu_hours(&world.rows);
-    let first = world.rows.first().map_or(0.0, |row| row.submit);
-    let last = world.rows.last().map_or(0.0, |row| row.submit);
-    let jobs = grouped(world.rows.len() as u64);
+fn head(screen: &mut Screen, input: &Input, args: &SimulateArgs) {
+    let SimulatedCluster { fabric, keys, skipped, machine } = &input.cluster;
+    let hours = gpu_hours(&input.rows);
+    let first = input.rows.first().map_or(0.0, |row| row.submit);
+    let last = input.rows.last().map_or(0.0, |row| row.submit);
+    let jobs = grouped(input.rows.len() as u64);
     labelled(
         screen,
         "trace",
         &format!(
             "{}: {jobs} jobs submitted within {}, {} GPU hours",
-            world.trace,
+            input.trace,
             duration(last - first),
             grouped(hours.round() as u64)
         ),
     );
-    for (why, jobs) in &world.jobs_left_out {
+    for (why, jobs) in &input.skipped_jobs {
         labelled(screen, "left out", &format!("{} {why}", counted(*jobs, "job")));
     }
     let level = |key: &Option<String>, count: usize, word: &str| match key {
@@ -91,16 +91,16 @@ fn head(screen: &mut Screen, world: &World, args: &SimulateArgs) {
         let load = hours * 3600.0 / (last - first) / f64::from(fabric.gpus());
         labelled(screen, "load", &format!("{} of what all GPUs could do in that time", three_digits(load)));
     }
-    for (name, why) in left_out.iter().take(MOST_LEFT_OUT) {
+    for (name, why) in skipped.iter().take(MAX_SKIPPED) {
         labelled(screen, "left out", &format!("{name}: {why}"));
     }
-    if left_out.len() > MOST_LEFT_OUT {
-        labelled(screen, "left out", &format!("{} more nodes", left_out.len() - MOST_LEFT_OUT));
+    if skipped.len() > MAX_SKIPPED {
+        labelled(screen, "left out", &format!("{} more nodes", skipped.len() - MAX_SKIPPED));
     }
-    let limits = format!("{:?}", world.limits).to_lowercase();
-    let of = match world.counted {
-        Counted::Middle => "figures are of the jobs submitted between 15 and 90 % of the trace",
-        Counted::All => "figures are of all jobs",
+    let limits = format!("{:?}", input.limits).to_lowercase();
+    let of = match input.counted {
+        JobWindow::Middle => "figures are of the jobs submitted between 15 and 90 % of the trace",
+        JobWindow::All => "figures are of all jobs",
     };
     let inputs = args.seeds.map_or_else(String::new, |seeds| format!("; means over {seeds} shaken inputs ± deviation"));
     let failures = args
@@ -113,7 +113,7 @@ fn labelled(screen: &mut Screen, label: &str, text: &str) {
     screen.paragraph(&format!("{label:<8}"), text);
 }
 
-/// One row a rule. `long`: with all columns.
+/// One row per rule. `long` shows all columns.
 fn rules(outcomes: &[Outcome], long: bool) -> Table {
     let clusters = outcomes.iter().any(|outcome| outcome.cluster != outcomes[0].cluster);
     let mut heading = if clusters { vec!["CLUSTER"] } else { Vec::new() };
@@ -160,7 +160,7 @@ fn rules(outcomes: &[Outcome], long: bool) -> Table {
     table
 }
 
-/// Waits of groups of jobs.
+/// Wait times by group of jobs.
 fn parts(screen: &mut Screen, outcome: &Outcome, word: &str, parts: &[(String, Waits)]) {
     if parts.is_empty() {
         return;

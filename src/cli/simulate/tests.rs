@@ -1,4 +1,4 @@
-//! The example's trace on the example's cluster.
+//! The example trace on the example cluster.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -18,25 +18,25 @@ fn parsed(trace: &str, more: &[&str]) -> (Cli, SimulateArgs) {
     (cli, args)
 }
 
-fn played(more: &[&str]) -> Result<(World, SimulateArgs, Vec<Outcome>), Failure> {
+fn replays(more: &[&str]) -> Result<(Input, SimulateArgs, Vec<Outcome>), Failure> {
     let (cli, args) = parsed(&example("jobs.csv"), more);
-    let (mut world, outcomes) = outcomes(&cli, &args)?;
-    world.trace = "jobs.csv".into();
-    Ok((world, args, outcomes))
+    let (mut input, outcomes) = outcomes(&cli, &args)?;
+    input.trace = "jobs.csv".into();
+    Ok((input, args, outcomes))
 }
 
 #[test]
 fn the_table_of_the_example() {
-    let (world, args, outcomes) =
-        played(&["--more-racks", "1", "--rules", "switchyard,strict-fifo,kueue-like"]).unwrap();
-    insta::assert_snapshot!(table::table(&world, &args, &outcomes, 160));
+    let (input, args, outcomes) =
+        replays(&["--more-racks", "1", "--rules", "switchyard,strict-fifo,kueue-like"]).unwrap();
+    insta::assert_snapshot!(table::table(&input, &args, &outcomes, 160));
 }
 
 #[test]
 fn the_same_input_gives_the_same_bytes() {
     let json = || {
-        let (world, args, outcomes) = played(&["--seeds", "2", "--limits", "half", "--bandwidth", "levels"]).unwrap();
-        world.json(&args, &outcomes).to_string()
+        let (input, args, outcomes) = replays(&["--seeds", "2", "--limits", "half", "--bandwidth", "levels"]).unwrap();
+        input.json(&args, &outcomes).to_string()
     };
     let first = json();
     assert!(first.contains(r#""limits":"half""#) && first.contains(r#""completionMean""#), "{first}");
@@ -45,24 +45,24 @@ fn the_same_input_gives_the_same_bytes() {
 
 #[test]
 fn a_worse_network_slows_jobs_down() {
-    let (_, _, outcomes) = played(&["--oversubscription", "8", "--rules", "switchyard"]).unwrap();
+    let (_, _, outcomes) = replays(&["--oversubscription", "8", "--rules", "switchyard"]).unwrap();
     assert_eq!(outcomes[1].cluster, "oversubscription 8, 8");
-    // A ring over both racks crosses once each way, which 2 : 1 still carries.
+    // A ring over both racks crosses once in each direction, which 2 : 1 still supports.
     assert_eq!(outcomes[0].figures[0].slow_percent, 0.0);
     assert!(outcomes[1].figures[0].slow_percent > 0.0);
 }
 
 #[test]
-fn nodes_that_fail_cost_restarts_which_stand_in_the_table() {
-    let (world, args, outcomes) = played(&["--node-failures", "1", "--rules", "switchyard,kueue-like"]).unwrap();
+fn node_failures_add_restarts_to_the_table() {
+    let (input, args, outcomes) = replays(&["--node-failures", "1", "--rules", "switchyard,kueue-like"]).unwrap();
     assert!(outcomes.iter().all(|outcome| outcome.figures[0].restarts > 0));
-    let table = table::table(&world, &args, &outcomes, 200);
+    let table = table::table(&input, &args, &outcomes, 200);
     assert!(table.contains("RESTARTS") && table.contains("each node fails every 1 day;"), "{table}");
-    assert_eq!(world.json(&args, &outcomes)["nodeFailuresEveryDays"], 1);
+    assert_eq!(input.json(&args, &outcomes)["nodeFailuresEveryDays"], 1);
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn invalid_input_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let with = |text: &str, more: &[&str]| {
         let path: PathBuf = folder.path().join("trace.csv");
@@ -94,28 +94,28 @@ fn what_is_wrong_is_named() {
 }
 
 #[test]
-fn without_a_trace_the_jobs_of_the_cluster_are_played() {
+fn without_a_trace_the_jobs_of_the_cluster_are_replayed() {
     let snapshot = std::fs::read_to_string(example("two-racks.json")).unwrap();
     let mut cluster: serde_json::Value = serde_json::from_str(&snapshot).unwrap();
-    let play = |cluster: &serde_json::Value| {
+    let simulate_cluster = |cluster: &serde_json::Value| {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), cluster.to_string()).unwrap();
         let words = ["switchyard", "--quiet", "simulate", "--rules", "switchyard", "--snapshot"];
         let mut cli = Cli::try_parse_from(words.into_iter().chain([file.path().to_str().unwrap()])).unwrap();
         let Command::Simulate(args) = std::mem::replace(&mut cli.command, Command::Version) else { unreachable!() };
-        outcomes(&cli, &args).map(|(world, _)| world)
+        outcomes(&cli, &args).map(|(input, _)| input)
     };
-    assert!(play(&cluster).err().unwrap().message.contains("name a trace with --trace"));
+    assert!(simulate_cluster(&cluster).err().unwrap().message.contains("name a trace with --trace"));
     let job = cluster["items"].as_array_mut().unwrap().iter_mut().find(|item| item["kind"] == "TrainJob").unwrap();
     job["status"]["placedTime"] = "2026-11-20T11:57:50Z".into();
     job["status"]["completionTime"] = "2026-11-20T13:57:50Z".into();
-    let world = play(&cluster).ok().unwrap();
-    assert_eq!((world.rows.len(), world.rows[0].gpus, world.rows[0].duration), (1, 16, 7200.0));
-    assert_eq!(world.format, Format::Objects);
+    let input = simulate_cluster(&cluster).ok().unwrap();
+    assert_eq!((input.rows.len(), input.rows[0].gpus, input.rows[0].duration), (1, 16, 7200.0));
+    assert_eq!(input.format, Format::Objects);
 }
 
 #[test]
-fn what_slurm_prints_is_played_and_what_cannot_be_is_told() {
+fn sacct_output_is_replayed_and_skipped_jobs_are_reported() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let text = "JobID|Submit|Elapsed|AllocTRES|Account|Timelimit\n\
                 2|2024-05-02T03:05:00|00:10:00|gres/gpu=16,node=2|text|01:00:00\n\
@@ -124,9 +124,9 @@ fn what_slurm_prints_is_played_and_what_cannot_be_is_told() {
                 3|2024-05-02T03:06:00|00:10:00|cpu=8,node=1|text|01:00:00\n";
     std::fs::write(file.path(), text).unwrap();
     let (cli, args) = parsed(&file.path().to_string_lossy(), &["--rules", "switchyard"]);
-    let (world, outcomes) = outcomes(&cli, &args).unwrap();
-    assert_eq!(world.rows.iter().map(|row| (row.submit, row.gpus)).collect::<Vec<_>>(), [(0.0, 8), (60.0, 16)]);
-    let json = world.json(&args, &outcomes);
+    let (input, outcomes) = outcomes(&cli, &args).unwrap();
+    assert_eq!(input.rows.iter().map(|row| (row.submit, row.gpus)).collect::<Vec<_>>(), [(0.0, 8), (60.0, 16)]);
+    let json = input.json(&args, &outcomes);
     assert_eq!((&json["limits"], &json["jobsLeftOut"]), (&"trace".into(), &serde_json::json!({"without GPUs": 1})));
-    assert!(table::table(&world, &args, &outcomes, 100).contains("left out  1 job without GPUs"));
+    assert!(table::table(&input, &args, &outcomes, 100).contains("left out  1 job without GPUs"));
 }

@@ -1,6 +1,7 @@
-//! Lists the objects of a cluster that decide placements, as close to one moment as an API server allows.
+//! Lists the objects of a cluster that affect placement, as close to one moment as an API server
+//! allows.
 
-use crate::connect::words;
+use crate::connect::error_message;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate, ResourceSlice};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -16,10 +17,11 @@ use switchyard_crds::labels::JOB_UID;
 use switchyard_crds::{PlacementSlice, TrainJob};
 use switchyard_ledger::offline::KINDS;
 
-/// Lists what decides placements, in a fixed order and without irrelevant fields. `new`: a job that is not in the cluster yet.
+/// Lists the objects that affect placement, in a fixed order and without irrelevant fields. `new`
+/// is a job that is not in the cluster yet.
 ///
 /// # Errors
-/// A list that the server refuses: its kind and the server's message.
+/// The server refused a list: its kind and the server's message.
 pub(crate) async fn take(client: &Client, new: Option<&TrainJob>) -> Result<Vec<Value>, String> {
     let mut items = Vec::new();
     macro_rules! list {
@@ -39,8 +41,8 @@ pub(crate) async fn take(client: &Client, new: Option<&TrainJob>) -> Result<Vec<
     Ok(items)
 }
 
-/// Adds the claims that jobs name, and the objects that decide where these can be used. Without the right to list them, volumes do not restrict
-/// nodes here.
+/// Adds the claims that jobs name, and the objects that restrict where these can be used. Without
+/// permission to list them, volumes do not restrict nodes here.
 async fn take_storage(client: &Client, items: &mut Vec<Value>, new: Option<&TrainJob>) {
     let names = |item: &Value, field: &str| {
         let spec = if item["kind"] == "Pod" { &item["spec"] } else { &item["spec"]["template"]["spec"] };
@@ -64,13 +66,13 @@ async fn take_storage(client: &Client, items: &mut Vec<Value>, new: Option<&Trai
     list!(claims, ResourceClaimTemplate);
 }
 
-/// The report of the agent of one node; empty: none.
+/// The agent's report on one node; empty if there is none.
 ///
 /// # Errors
 /// The server's message.
 pub(crate) async fn report(client: &Client, node: &str) -> Result<Vec<Value>, String> {
     let found = Api::<GPUTopology>::all(client.clone()).get_opt(node).await;
-    let found = found.map_err(|error| format!("cannot get GPUTopology {node}: {}", words(&error)))?;
+    let found = found.map_err(|error| format!("cannot get GPUTopology {node}: {}", error_message(&error)))?;
     found.into_iter().map(typed).collect()
 }
 
@@ -83,7 +85,7 @@ where
     let list: ObjectList<K> = api
         .list(&Default::default())
         .await
-        .map_err(|error| format!("cannot list {kind} objects: {}", words(&error)))?;
+        .map_err(|error| format!("cannot list {kind} objects: {}", error_message(&error)))?;
     list.items.into_iter().map(typed).collect()
 }
 
@@ -96,7 +98,7 @@ fn typed<K: Resource<DynamicType = ()> + Serialize>(object: K) -> Result<Value, 
     Ok(value)
 }
 
-/// Removes irrelevant fields, and what others need not see: environments of pods, images, annotations.
+/// Removes irrelevant and confidential fields: environments of pods, images, annotations.
 fn strip(object: &mut Value) {
     if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata
@@ -110,20 +112,20 @@ fn strip(object: &mut Value) {
     if object["kind"] == "StorageClass"
         && let Some(fields) = object.as_object_mut()
     {
-        // They may name secrets.
+        // These can name secrets.
         fields.retain(|key, _| !matches!(key.as_str(), "parameters" | "mountOptions"));
     }
     if object["kind"] == "PersistentVolume"
         && let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut)
     {
-        // The source of a volume may name servers and secrets.
+        // A volume's source can name servers and secrets.
         let decides = ["storageClassName", "accessModes", "capacity", "volumeMode", "nodeAffinity", "claimRef"];
         spec.retain(|key, _| decides.contains(&key.as_str()));
     }
     let pod = match object["kind"].as_str() {
         Some("Pod") => object.get_mut("spec"),
         Some("TrainJob") => {
-            // The user's input to the program may be secret.
+            // The user's program arguments can be secret.
             if let Some(trainer) = object.pointer_mut("/spec/trainer").and_then(Value::as_object_mut) {
                 trainer.retain(|key, _| !matches!(key.as_str(), "env" | "command" | "args"));
             }
@@ -132,7 +134,7 @@ fn strip(object: &mut Value) {
         _ => None,
     };
     if let Some(spec) = pod.and_then(Value::as_object_mut) {
-        // Claims decide about places; other volumes may name servers and secrets.
+        // Only claims affect placement; other volumes can name servers and secrets.
         if let Some(volumes) = spec.get_mut("volumes").and_then(Value::as_array_mut) {
             volumes.retain(|volume| volume.get("persistentVolumeClaim").is_some());
         }

@@ -1,4 +1,5 @@
-//! `switchyard topo --cluster`: the domains of a cluster, its nodes, and who uses their GPUs.
+//! `switchyard topo --cluster`: shows the domains of a cluster, its nodes, and the users of their
+//! GPUs.
 
 mod json;
 mod screen;
@@ -28,17 +29,17 @@ use switchyard_topology::report;
 use switchyard_worker_contract::exit::Exit;
 use users::Users;
 
-/// What one GPU of a node is doing.
+/// The use of one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Use {
     Free,
-    /// Split, or the driver requests an action.
+    /// Split into MIG instances, or the driver requests a recovery action.
     NotUsable,
     /// In use by an unknown user.
     Unknown,
-    /// The user of this number.
+    /// Used by the user with this number.
     By(usize),
-    /// The user of this number has this many GPUs; which ones is unknown.
+    /// The user with this number has this many GPUs; which ones is unknown.
     Counted(usize),
 }
 
@@ -46,27 +47,27 @@ enum Use {
 #[derive(Debug, Clone, PartialEq)]
 struct NodeRow {
     name: String,
-    /// Domain of each level, small to large.
+    /// Domain at each level, small to large.
     domains: Vec<Option<String>>,
-    /// Number and use of each GPU. On nodes without a report the numbers are only positions.
+    /// Number and use of each GPU. On nodes without a report, the numbers are only positions.
     gpus: Vec<(u32, Use)>,
     /// GPUs that a job could get now.
     free: usize,
-    /// Working NICs for training, and all of them; `None`: unknown.
+    /// Working training NICs, and all of them; `None` if unknown.
     nics: Option<(usize, usize)>,
     /// Bandwidth of the ring over all GPUs, megabytes (10^6) per second.
     inside: Option<u32>,
-    /// Bandwidth of all GPUs together to other nodes, megabytes (10^6) per second.
+    /// Total bandwidth of all GPUs to other nodes, megabytes (10^6) per second.
     outward: Option<u32>,
-    /// Why no job can be placed here.
+    /// Why no job can be placed on this node.
     excluded: Option<Excluded>,
-    /// NICs for training that do not work.
+    /// Training NICs that do not work.
     nics_down: Vec<String>,
-    /// GPUs that NVLink does not join to the others, though it joins most of the node.
+    /// GPUs without NVLink to the others, if NVLink connects most of the node.
     unlinked: Vec<u32>,
 }
 
-/// A level of domains.
+/// A domain level.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct LevelRow {
     key: String,
@@ -77,13 +78,13 @@ struct LevelRow {
 #[derive(Debug, Clone, PartialEq)]
 struct ClusterTopology {
     taken_at: Option<Timestamp>,
-    /// Small to large; the last one is the cluster.
+    /// Small to large; the last level is the whole cluster.
     levels: Vec<LevelRow>,
     /// Nodes with GPUs, by name.
     nodes: Vec<NodeRow>,
     /// Nodes without GPUs.
     without_gpus: usize,
-    /// Namespace and name of the users of GPUs, in the order of the nodes.
+    /// Namespace and name of GPU users, in node order.
     users: Vec<String>,
 }
 
@@ -97,7 +98,7 @@ pub(super) fn show(cli: &Cli, args: &TopoArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// The placement of a job as a picture of the cluster (SVG).
+/// Draws a job's placement in the cluster (SVG).
 pub(crate) fn drawing(file: &SnapshotFile, cluster: &Cluster, job: &str, place: &PlacementStatus) -> String {
     let numbers = |node: &str, uuids: &[String]| {
         let machine = cluster.nodes().get(node).and_then(|view| view.described());
@@ -121,7 +122,7 @@ impl ClusterTopology {
             let gpus = users.of_node(view);
             let unused = gpus.iter().filter(|(_, used)| *used == Use::Free).count();
             let counted = usize::try_from(view.free.get(GPU_RESOURCE) / 1000).unwrap_or(0);
-            // If GPUs are allocated by claims only, the node counts none.
+            // If GPUs are only allocated by claims, the node counts none.
             let most = if view.allocatable.get(GPU_RESOURCE) > 0 { counted } else { unused };
             let is_closed = matches!(excluded, Some(Excluded::Unfit(_)));
             nodes.push(NodeRow {
@@ -152,7 +153,7 @@ impl ClusterTopology {
     }
 }
 
-/// The reports by node. One that cannot be read is not among them: [`excluded`] says what is wrong with it.
+/// Reports by node. Unreadable reports are omitted; [`excluded`] returns their errors.
 fn reports(file: &SnapshotFile) -> BTreeMap<String, GPUTopologyStatus> {
     let reports = file.items.iter().filter(|item| item["kind"] == "GPUTopology");
     let read = |item| {
@@ -162,7 +163,7 @@ fn reports(file: &SnapshotFile) -> BTreeMap<String, GPUTopologyStatus> {
     reports.filter_map(read).collect()
 }
 
-/// Why no job is placed on a node, whatever the job.
+/// Why a node accepts no job at all.
 fn excluded(view: &NodeView, now: Option<Timestamp>) -> Option<Excluded> {
     if !view.facts.ready {
         return Some(Excluded::Unfit(Unfit::NotReady));
@@ -178,7 +179,8 @@ fn excluded(view: &NodeView, now: Option<Timestamp>) -> Option<Excluded> {
     }
 }
 
-/// GPUs outside of the largest set that NVLink joins, if that set is most of the node. Pairs with bridges of their own are as they should be.
+/// GPUs outside the largest NVLink-connected set, if that set is most of the node. Separately
+/// bridged pairs are normal.
 fn unlinked(machine: &Machine) -> Vec<u32> {
     let sets = (1..=machine.shape.all()).filter(|set| machine.shape.link(*set) == MinLink::NVLink);
     let joined = sets.max_by_key(|set| set.count_ones()).unwrap_or(0);
@@ -189,7 +191,7 @@ fn unlinked(machine: &Machine) -> Vec<u32> {
     gpus.map(|(_, gpu)| gpu.index).collect()
 }
 
-/// NICs of the kind that carries training traffic here, whether they work or not.
+/// NICs of the kind that carries training traffic here, working or not.
 fn all_nics(status: &GPUTopologyStatus, working: usize) -> usize {
     status.nics.iter().filter(|nic| is_rdma_port(nic)).count().max(working)
 }

@@ -1,4 +1,5 @@
-//! GPUs and NICs: what each pair of them carries, over which path, and what that means for traffic that leaves the node.
+//! GPUs and NICs: bandwidth and path of each pair, and the consequences for traffic that leaves the
+//! node.
 
 use super::health::{self, Health};
 use super::{cpus_of_node, nic_name};
@@ -13,20 +14,20 @@ use switchyard_topology::fold::{grouped, numbers, singletons, twins};
 use switchyard_topology::nccl::{NcclPath, NcclPaths};
 use switchyard_topology::report::{self, NamedDevices, ReportError};
 
-/// One of several equal nodes: what leaves the node counts.
+/// One of several equal nodes, so that outgoing bandwidth counts.
 pub(super) const GANG: Level = Level { share: 1000, nvlink: false };
-/// If there are more rows of GPUs than this, equal ones are folded.
-const MOST_ROWS: usize = 8;
+/// With more GPU rows than this, equal ones are folded.
+const MAX_ROWS: usize = 8;
 
-/// A report as placement and NCCL see it.
-pub(super) struct Known<'a> {
+/// A report from the perspective of placement and NCCL.
+pub(super) struct NodeModel<'a> {
     pub(super) status: &'a GPUTopologyStatus,
     pub(super) named: NamedDevices,
-    /// Values of sets of GPUs; `None`: more GPUs than placement supports.
+    /// Bandwidths of GPU sets; `None` if there are more GPUs than placement supports.
     pub(super) shape: Option<Shape>,
 }
 
-/// What a pair of devices carries.
+/// The connection of a pair of devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Pair {
     class: NcclPath,
@@ -34,7 +35,7 @@ struct Pair {
     rate: Option<u32>,
 }
 
-/// Columns for the memory and processors near a GPU; another table has them too.
+/// Columns for the memory and processors near a GPU, which another table also has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Memory {
     Neither,
@@ -59,18 +60,18 @@ impl Pair {
     }
 }
 
-/// Three digits of gigabytes per second.
+/// Gigabytes per second with three digits.
 pub(super) fn gigabytes(megabytes: u32) -> String {
     three_digits(f64::from(megabytes) / 1000.0)
 }
 
-impl<'a> Known<'a> {
+impl<'a> NodeModel<'a> {
     /// # Errors
     /// The first contradiction in the report.
-    pub(super) fn of(status: &'a GPUTopologyStatus) -> Result<Known<'a>, ReportError> {
+    pub(super) fn of(status: &'a GPUTopologyStatus) -> Result<NodeModel<'a>, ReportError> {
         let named = report::devices(status)?;
         let shape = (named.devices.gpus.len() <= MAX_GPUS).then(|| Shape::new(&named.devices));
-        Ok(Known { status, named, shape })
+        Ok(NodeModel { status, named, shape })
     }
 
     pub(super) fn ways(&self) -> NcclPaths<'_> {
@@ -103,7 +104,7 @@ impl<'a> Known<'a> {
         plain(nic_name(&self.status.nics[self.named.nics[nic]]))
     }
 
-    /// `NIC0-3` by the numbers of the matrix; names of those that have none.
+    /// `NIC0-3` by the numbers in the matrix; names for NICs without a number.
     fn nic_label(&self, nics: &[usize]) -> String {
         let number = |nic: &usize| {
             let wanted = &self.status.nics[self.named.nics[*nic]];
@@ -117,22 +118,22 @@ impl<'a> Known<'a> {
         }
     }
 
-    /// Bandwidth of all GPUs together to other nodes, megabytes (10^6) per second.
+    /// Total bandwidth of all GPUs to other nodes, megabytes (10^6) per second.
     pub(super) fn outward(&self) -> Option<u32> {
         let shape = self.shape.as_ref().filter(|_| self.nic_count() > 0 && self.gpu_count() > 0)?;
         Some(shape.outward(shape.all(), Some(GANG)))
     }
 }
 
-/// The tables of pairs and what they mean. `full`: without blocks.
-pub(super) fn tables(screen: &mut Screen, known: &Known<'_>, full: bool) {
+/// The tables of pairs and their meaning. `full` disables folding.
+pub(super) fn tables(screen: &mut Screen, known: &NodeModel<'_>, full: bool) {
     gpu_pairs(screen, known, full);
     gpu_rows(screen, known, full);
     legend(screen, known);
     leaving(screen, known);
 }
 
-fn gpu_pairs(screen: &mut Screen, known: &Known<'_>, full: bool) {
+fn gpu_pairs(screen: &mut Screen, known: &NodeModel<'_>, full: bool) {
     let count = known.gpu_count();
     if count < 2 {
         return;
@@ -179,7 +180,7 @@ fn gpu_pairs(screen: &mut Screen, known: &Known<'_>, full: bool) {
 }
 
 /// ` (17 of 18 links up)`, if that makes a GPU slower than another.
-fn links_up(known: &Known<'_>, gpu: usize, usual: usize) -> String {
+fn links_up(known: &NodeModel<'_>, gpu: usize, usual: usize) -> String {
     let gpus = &known.named.devices.gpus;
     let (has, others) = (gpus[gpu].switch_links, gpus[usual].switch_links);
     let all = known.status.gpus[gpu].nvlinks.as_ref().map_or(usize::from(others), |links| {
@@ -188,8 +189,8 @@ fn links_up(known: &Known<'_>, gpu: usize, usual: usize) -> String {
     if has > 0 && has < others { format!(" ({has} of {all} links up)") } else { String::new() }
 }
 
-/// A row for each GPU: its NICs, its memory, its health.
-fn gpu_rows(screen: &mut Screen, known: &Known<'_>, full: bool) {
+/// A row per GPU: its NICs, memory and health.
+fn gpu_rows(screen: &mut Screen, known: &NodeModel<'_>, full: bool) {
     let status = known.status;
     let (gpus, nics) = (known.gpu_count(), known.nic_count());
     let states: Vec<Health> = status.gpus.iter().map(health::of_gpu).collect();
@@ -199,7 +200,7 @@ fn gpu_rows(screen: &mut Screen, known: &Known<'_>, full: bool) {
             && states[a] == states[b]
             && (0..nics).all(|nic| known.nic_pair(a, nic) == known.nic_pair(b, nic))
     };
-    let rows = if full || gpus <= MOST_ROWS { singletons(gpus) } else { grouped(gpus, same) };
+    let rows = if full || gpus <= MAX_ROWS { singletons(gpus) } else { grouped(gpus, same) };
     let folded = grouped(nics, |a, b| (0..gpus).all(|gpu| known.nic_pair(gpu, a) == known.nic_pair(gpu, b)));
     let table = |columns: &[Vec<usize>], names: bool, memory: Memory, sentences: bool, gap: usize| {
         let mut heading = vec![String::new()];
@@ -257,8 +258,8 @@ fn gpu_rows(screen: &mut Screen, known: &Known<'_>, full: bool) {
     }
 }
 
-/// The meaning of the words, and the name in `nvidia-smi topo` if it differs.
-fn legend(screen: &mut Screen, known: &Known<'_>) {
+/// Explains the terms, with their `nvidia-smi topo` names if those differ.
+fn legend(screen: &mut Screen, known: &NodeModel<'_>) {
     let (gpus, nics) = (known.gpu_count(), known.nic_count());
     let mut used: BTreeMap<NcclPath, BTreeSet<PathClass>> = BTreeMap::new();
     for a in 0..gpus {
@@ -280,7 +281,7 @@ fn legend(screen: &mut Screen, known: &Known<'_>) {
 }
 
 /// Traffic that leaves the node, and its path.
-fn leaving(screen: &mut Screen, known: &Known<'_>) {
+fn leaving(screen: &mut Screen, known: &NodeModel<'_>) {
     let (gpus, nics) = (known.gpu_count(), known.nic_count());
     if gpus == 0 || nics == 0 {
         return;

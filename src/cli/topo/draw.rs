@@ -1,4 +1,5 @@
-//! Drawings of one machine: its NUMA nodes, root complexes, PCIe switches and the devices below them, joined by NVLinks.
+//! Draws one machine: its NUMA nodes, root complexes, PCIe switches and the devices below them,
+//! connected by NVLinks.
 
 mod dot;
 mod svg;
@@ -8,7 +9,7 @@ mod tests;
 pub(super) use dot::dot;
 pub(super) use svg::svg;
 
-use super::devices::{Known, gigabytes};
+use super::devices::{NodeModel, gigabytes};
 use super::health::{self, Health};
 use super::{cpus_of_node, nic_name, short_name};
 use crate::text::plain;
@@ -16,15 +17,15 @@ use switchyard_core::units::{plural, three_digits};
 use switchyard_crds::gpu_topology::{GPUTopology, GPUTopologyStatus};
 use switchyard_topology::{cells, report};
 
-/// Switches between a root complex and a device that are drawn; no machine has more.
-const MOST_SWITCHES: usize = 8;
+/// Most switches drawn between a root complex and a device; no machine has more.
+const MAX_SWITCHES: usize = 8;
 
-/// What is drawn.
+/// The contents of a drawing.
 struct Drawing {
     name: String,
     /// NUMA nodes in the order of their first devices.
     numa: Vec<Part>,
-    /// GPUs, then NICs.
+    /// GPUs, followed by NICs.
     devices: Vec<Device>,
     nvlinks: Vec<NvLink>,
     /// Rate between NUMA nodes, megabytes (10^6) per second.
@@ -47,7 +48,7 @@ struct Device {
     is_faulty: bool,
 }
 
-/// NVLinks from a GPU to another one, or to switches.
+/// NVLinks from a GPU to another one or to switches.
 struct NvLink {
     a: usize,
     b: Option<usize>,
@@ -76,7 +77,7 @@ impl Drawing {
                 is_gpu: true,
                 is_faulty: matches!(health::of_gpu(gpu), Health::Faulty(_)),
             });
-            drawing.hang(status, report::numa_of(status, gpu.numa_node), &gpu.pcie_path);
+            drawing.attach(status, report::numa_of(status, gpu.numa_node), &gpu.pcie_path);
         }
         for nic in cells::nics(status) {
             let rate = nic.rate_megabits_per_second.map(|rate| format!("{} Gbit/s", three_digits(rate as f64 / 1e3)));
@@ -87,16 +88,17 @@ impl Drawing {
                 is_gpu: false,
                 is_faulty: fault.is_some() || nic.state.as_deref() == Some("Down"),
             });
-            drawing.hang(status, report::numa_of(status, nic.numa_node), &nic.pcie_path);
+            drawing.attach(status, report::numa_of(status, nic.numa_node), &nic.pcie_path);
         }
-        if let Ok(known) = Known::of(status) {
+        if let Ok(known) = NodeModel::of(status) {
             drawing.link(&known);
         }
         drawing
     }
 
-    /// Adds the last device below its NUMA node, root complex and switches. A switch is two bridges; NCCL and we use the upper one.
-    fn hang(&mut self, status: &GPUTopologyStatus, numa: Option<u32>, path: &[String]) {
+    /// Adds the last device below its NUMA node, root complex and switches. A switch has two
+    /// bridges; like NCCL, we use the upper one.
+    fn attach(&mut self, status: &GPUTopologyStatus, numa: Option<u32>, path: &[String]) {
         let label = match numa {
             Some(node) => format!("NUMA {node}, CPUs {}", cpus_of_node(status, numa)),
             None => "NUMA node not known".to_owned(),
@@ -106,8 +108,8 @@ impl Drawing {
             names.push(plain(&path[0]));
         }
         let mut switches: Vec<String> =
-            path.iter().rev().skip(2).step_by(2).map(|name| plain(name)).take(MOST_SWITCHES).collect();
-        // Counted from the device, the last step may end at the root complex itself.
+            path.iter().rev().skip(2).step_by(2).map(|name| plain(name)).take(MAX_SWITCHES).collect();
+        // Counted from the device, the last step can end at the root complex itself.
         if path.len() % 2 == 1 && switches.len() * 2 + 1 == path.len() {
             switches.pop();
         }
@@ -127,7 +129,7 @@ impl Drawing {
         }
     }
 
-    fn link(&mut self, known: &Known<'_>) {
+    fn link(&mut self, known: &NodeModel<'_>) {
         let devices = &known.named.devices;
         self.socket_rate = (self.numa.len() > 1).then_some(devices.socket_rate);
         for (a, gpu) in devices.gpus.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What is wrong with a GPU or a NIC, from all facts of the report.
+//! Determines the faults of a GPU or NIC from all facts in the report.
 
 use crate::text::plain;
 use switchyard_core::units::plural;
@@ -11,9 +11,9 @@ use switchyard_topology::fold::numbers;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Health {
     Unknown,
-    /// Nothing is known to be wrong.
+    /// No fault is known.
     Good,
-    /// What is wrong.
+    /// The faults.
     Faulty(Vec<String>),
 }
 
@@ -27,7 +27,7 @@ impl Health {
         }
     }
 
-    /// The word, and what is wrong.
+    /// The word, followed by the faults.
     pub(super) fn sentence(&self) -> String {
         match self {
             Health::Faulty(faults) => format!("warn: {}", faults.join(", ")),
@@ -55,9 +55,9 @@ pub(super) fn of_gpu(gpu: &Gpu) -> Health {
 fn recovery(action: &str) -> Option<String> {
     match action {
         "None" => None,
-        "GPUReset" => Some("the driver asks for a reset of this GPU".to_owned()),
-        "NodeReboot" => Some("the driver asks for a reboot of this machine".to_owned()),
-        other => Some(format!("the driver asks for recovery action {}", plain(other))),
+        "GPUReset" => Some("the driver requests a reset of this GPU".to_owned()),
+        "NodeReboot" => Some("the driver requests a reboot of this machine".to_owned()),
+        other => Some(format!("the driver requests recovery action {}", plain(other))),
     }
 }
 
@@ -66,7 +66,8 @@ fn nvlinks(links: &NvLinks) -> Option<String> {
     (down > 0).then(|| format!("NVLink{} {} down", plural(down), numbers(links.down.iter().copied())))
 }
 
-/// What is wrong with a PCIe link; `None`: not known. A generation is lower only under power saving, which the report leaves out.
+/// The fault of a PCIe link; `None` if unknown. The report omits a generation lowered by power
+/// saving, so a lower one is a fault.
 pub(super) fn pcie(link: &PcieLink) -> Option<Option<String>> {
     let width = link.width.zip(link.max_width);
     let generation = link.generation.zip(link.max_generation);

@@ -1,4 +1,4 @@
-//! Memory, processors, and what could not be read.
+//! Memory, processors, and facts that could not be read.
 
 use super::{cpu_name, cpus_of_node};
 use crate::text::{Screen, Table, plain, short_list};
@@ -72,7 +72,8 @@ fn cache_phrase(cache: &Cache) -> String {
     format!("{}x L{}{kind} {size}", cache.shared_by.len(), cache.level)
 }
 
-/// What could not be read, except the GPUs of a machine without any, which the first lines explain.
+/// Facts that could not be read, except for the GPUs of a machine without any, which the first
+/// lines explain.
 pub(super) fn missing_facts(screen: &mut Screen, status: &GPUTopologyStatus) {
     let shown = |facts: Facts| facts == Facts::GPUs && status.gpus.is_empty();
     let sources = status.sources.iter().filter(|source| !shown(source.facts));
@@ -85,7 +86,7 @@ pub(super) fn missing_facts(screen: &mut Screen, status: &GPUTopologyStatus) {
     }
 }
 
-/// Conditions of the report that are not `True`.
+/// Report conditions that are not `True`.
 pub(super) fn conditions(screen: &mut Screen, status: &GPUTopologyStatus) {
     for condition in status.conditions.iter().filter(|condition| condition.status != "True") {
         let doubt = if condition.status == "False" { "not" } else { "perhaps not" };

@@ -6,7 +6,7 @@ use switchyard_core::units::{counted, speed};
 use switchyard_crds::gpu_topology::{GPUTopologyStatus, GidGroup, Nic};
 use switchyard_topology::cells;
 
-/// The devices; `rails`: positions of those that carry training traffic, in the order of their rails.
+/// The devices. `rails` are the positions of those that carry training traffic, in rail order.
 pub(super) fn table(screen: &mut Screen, status: &GPUTopologyStatus, rails: &[usize]) {
     if status.nics.is_empty() {
         return;
@@ -47,7 +47,7 @@ pub(super) fn table(screen: &mut Screen, status: &GPUTopologyStatus, rails: &[us
     }
 }
 
-/// One line for all devices with equal cells.
+/// Groups devices with equal cells on one line.
 fn grouped_lines(screen: &mut Screen, label: &str, status: &GPUTopologyStatus, say: impl Fn(&Nic) -> Option<String>) {
     let mut lines: Vec<(String, Vec<String>)> = Vec::new();
     for nic in &status.nics {

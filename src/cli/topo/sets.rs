@@ -1,11 +1,12 @@
 //! The best GPUs of a node for a pod of each size, in GB/s.
 
-use super::devices::{GANG, Known, gigabytes};
+use super::devices::{GANG, NodeModel, gigabytes};
 use crate::text::{Screen, Table};
 use switchyard_core::placement::gpus::UNLIMITED;
 
-/// For 1, 2, 4, 8 and 16 GPUs the set that placement would choose on this node if it were empty.
-pub(super) fn table(screen: &mut Screen, known: &Known<'_>) {
+/// For pods of 1, 2, 4, 8 and 16 GPUs, the set that placement would choose on this node if it were
+/// empty.
+pub(super) fn table(screen: &mut Screen, known: &NodeModel<'_>) {
     let Some(shape) = &known.shape else { return };
     let mut table = Table::new(&["BEST", "RING GB/s", "OUT GB/s", "GPUS"]);
     for gpus in [1_u8, 2, 4, 8, 16] {

@@ -1,4 +1,4 @@
-//! The matrix of `nvidia-smi topo -m`, which people know well.
+//! The familiar matrix of `nvidia-smi topo -m`.
 
 use super::nic_name;
 use crate::text::{Screen, Table, plain};
@@ -23,7 +23,8 @@ fn devices(status: &GPUTopologyStatus) -> Vec<Device<'_>> {
     named.map(|((label, name), shown)| Device { label, name, shown }).collect()
 }
 
-/// GPUs and NICs as `nvidia-smi topo -m` shows them: it names NVLinks, and host bridges of one NUMA node.
+/// GPUs and NICs as in `nvidia-smi topo -m`, which names NVLinks and host bridges within a NUMA
+/// node.
 pub(super) fn matrix(screen: &mut Screen, status: &GPUTopologyStatus) {
     screen.line("");
     screen.line("as nvidia-smi topo -m shows it");

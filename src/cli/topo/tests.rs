@@ -41,7 +41,7 @@ fn path(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// A virtual machine of two cores.
+/// A virtual machine with two cores.
 fn small_box() -> GPUTopology {
     let cpus = Cpus {
         model: Some("Intel(R) Xeon(R) Processor".to_owned()),
@@ -115,7 +115,7 @@ fn two_sockets_and_no_gpu() {
     insta::assert_snapshot!(shown(&machine, 80));
 }
 
-/// Eight GPUs behind one NVSwitch, two and a NIC on each of four PCIe switches, two sockets.
+/// Eight GPUs behind one NVSwitch, two GPUs and a NIC on each of four PCIe switches, two sockets.
 fn eight_gpus() -> GPUTopology {
     let mut machine = small_box();
     let status = machine.status.as_mut().expect("a status");
@@ -183,7 +183,7 @@ fn eight_gpus_at_80_columns() {
     insta::assert_snapshot!(shown(&eight_gpus(), 80));
 }
 
-/// A machine with something wrong everywhere.
+/// A machine with faults everywhere.
 #[test]
 fn all_facts_count_for_health() {
     let mut machine = eight_gpus();
@@ -230,7 +230,7 @@ fn no_row_is_wider_than_the_window() {
 }
 
 #[test]
-fn one_node_machines_whose_devices_do_not_say_where_they_are() {
+fn single_node_machines_with_unplaced_devices() {
     let mut machine = eight_gpus();
     let status = machine.status.as_mut().expect("a status");
     status.links.clear();
@@ -259,5 +259,5 @@ fn numbers() {
     assert_eq!(short_list("0-1,4-5,8-9,12-13,16-17,20-21,24-25"), "14 CPUs");
     assert_eq!(short_name("AMD EPYC 9654 96-Core Processor"), "EPYC 9654");
     assert_eq!(short_name("Intel(R) Xeon(R) CPU E5-2680 v4 @ 2.40GHz"), "Xeon E5-2680 v4");
-    assert_eq!(cut("abcdefgh", 6), "ab..gh");
+    assert_eq!(truncate("abcdefgh", 6), "ab..gh");
 }

@@ -1,4 +1,4 @@
-//! The screens, on the cluster of examples/clusters.
+//! Screens for the cluster in examples/clusters.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -47,9 +47,9 @@ fn a_job_that_runs_is_explained() {
     insta::assert_snapshot!(explanation(&job, &now, &cluster, false));
 }
 
-/// The same file gives the same decision, byte for byte, and it equals that of the running job.
+/// The same file gives the same decision, byte for byte, and that equals the running job's.
 #[test]
-fn a_snapshot_gives_the_decision_of_the_controller_again() {
+fn a_snapshot_reproduces_the_controllers_decision() {
     let mut cluster = open();
     let job = cluster.job("default", "gpt-124m").unwrap().clone();
     let decided = job.status.as_ref().unwrap().placement.clone().unwrap();
@@ -60,16 +60,16 @@ fn a_snapshot_gives_the_decision_of_the_controller_again() {
     assert_eq!(text(&one), text(&other));
 }
 
-/// It was free, and a worse node was taken.
+/// Regression: it was free, and a worse node was chosen.
 #[test]
-fn a_free_node_that_is_left_out_for_its_links_is_named() {
+fn a_free_node_excluded_for_its_links_is_named() {
     let text = planned(&job(|_| {}));
     assert!(text.contains("gpu-07: its free GPUs are not joined by NVLink or better"), "{text}");
 }
 
-/// The status said so, `explain` did not.
+/// Regression: the status mentioned it, but `explain` did not.
 #[test]
-fn what_keeps_pods_from_starting_is_explained() {
+fn conditions_that_keep_pods_from_starting_are_explained() {
     let mut cluster = open();
     let mut job = cluster.job("default", "gpt-124m").unwrap().clone();
     let why = "0 of 2 pods run; pod gpt-124m-1-0: FailedMount: no; create it";
@@ -84,7 +84,7 @@ fn what_keeps_pods_from_starting_is_explained() {
 }
 
 #[test]
-fn the_last_step_and_what_holds_up_a_job_are_explained() {
+fn the_last_step_and_blockers_of_a_job_are_explained() {
     let mut cluster = open();
     let mut job = cluster.job("default", "gpt-124m").unwrap().clone();
     let now = cluster.look(&job, Earlier::Forgotten).unwrap();
@@ -98,7 +98,7 @@ fn the_last_step_and_what_holds_up_a_job_are_explained() {
     };
     assert!(explained("Progressing", "True", "step 5 of 9").contains("progress  step 5 of 9"));
     assert!(
-        explained("Progressing", "False", "rank 1 on a stands still").contains("stands    rank 1 on a stands still")
+        explained("Progressing", "False", "rank 1 on a stands still").contains("stuck     rank 1 on a stands still")
     );
     assert!(explained("Straggler", "True", "rank 2 on b is slow").contains("slow      rank 2 on b is slow"));
     assert!(!explained("Straggler", "False", "no rank is slow").contains("no rank is slow"));
@@ -106,7 +106,7 @@ fn the_last_step_and_what_holds_up_a_job_are_explained() {
     assert!(!explained("GPUTrouble", "False", "reports nothing").contains("reports nothing"));
 }
 
-/// A step of eight minutes ago looked like the current one.
+/// Regression: a step from eight minutes ago looked like the current one.
 #[test]
 fn an_old_step_is_explained_with_its_age() {
     let mut cluster = open();
@@ -129,9 +129,9 @@ fn an_old_step_is_explained_with_its_age() {
     assert!(text.contains("progress  step 5 of 9 (8m00s ago)"), "{text}");
 }
 
-/// It was said to be placeable, and the API server refused it.
+/// Regression: the job was reported as placeable, and the API server refused it.
 #[test]
-fn what_admission_policies_may_refuse_stands_beside_the_place() {
+fn possible_admission_refusals_are_shown_with_the_placement() {
     let plain = job(|_| {});
     assert!(host_access(&plain).is_empty() && admission(&[]).is_empty());
     let job = job(|job| {
@@ -148,9 +148,10 @@ fn what_admission_policies_may_refuse_stands_beside_the_place() {
     assert!(lines[1].starts_with("spec.template.spec.volumes[0].hostPath: got hostPath /data"), "{text}");
 }
 
-/// One output had two positions in the queue and two jobs for which nodes were held, and advice followed by "no single change".
+/// Regression: one output had two positions in the queue, two jobs with reserved nodes, and advice
+/// followed by "no single change".
 #[test]
-fn the_queue_of_a_waiting_job_is_explained_in_the_words_of_the_controller_only() {
+fn only_the_controllers_message_explains_the_queue_of_a_waiting_job() {
     let told =
         "0 of 9 needed nodes have room; smallest change that fits: trainer.numNodes: 4; 46th in the queue, no forecast";
     let mut waits = job(|job| job["spec"]["trainer"]["numNodes"] = 9.into());

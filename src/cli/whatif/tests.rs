@@ -1,4 +1,4 @@
-//! Changes of the cluster of examples/clusters.
+//! Changes to the cluster in examples/clusters.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -28,7 +28,7 @@ fn links_that_are_lost() {
 }
 
 #[test]
-fn what_is_not_there_is_named() {
+fn missing_objects_are_named() {
     for (arguments, says) in [
         (["--drain", "gpu-99"], "there is no Node `gpu-99` in this cluster"),
         (["--lose-link", "gpu-01"], "--lose-link: got `gpu-01`; expected NODE/GPU"),

@@ -1,4 +1,4 @@
-//! What people and programs see of topology files.
+//! Output about topology files for people and programs.
 
 use super::*;
 use std::path::PathBuf;
@@ -12,7 +12,8 @@ fn checked(name: &str) -> Checked {
     Checked { name: format!("{name}.xml"), findings: findings(parsed, None) }
 }
 
-/// After an intended change: `INSTA_UPDATE=always cargo test -p switchyard --lib xml`, then review the diff.
+/// After an intended change: `INSTA_UPDATE=always cargo test -p switchyard --lib xml`, then review
+/// the diff.
 #[test]
 fn findings_are_shown_with_lines_reason_and_change() {
     insta::assert_snapshot!(checked("dump").screen());

@@ -1,4 +1,4 @@
-//! Attempts with a worker that prints what the test wants: several ranks in one process.
+//! Attempts with a fake worker that prints the events of several ranks from one process.
 
 use super::*;
 use std::os::unix::fs::PermissionsExt;
@@ -97,14 +97,14 @@ fn failed(rank: u32) -> Event {
     Event::Failed(Failure { rank, origin_rank: 1, cause, during, exit_code: 5 })
 }
 
-/// Remembers how many ranks were ready, and the accuracy.
+/// Records how many ranks were ready, and the accuracy.
 #[derive(Default)]
-struct Seen {
+struct Recorded {
     ready: Vec<usize>,
     accuracy: Option<f64>,
 }
 
-impl Observer for Seen {
+impl Observer for Recorded {
     fn observe(&mut self, update: Update<'_>) -> Result<(), RunDirError> {
         match update {
             Update::Ready { ranks, .. } => self.ready.push(ranks.len()),
@@ -115,8 +115,8 @@ impl Observer for Seen {
     }
 }
 
-/// The outcome of an attempt whose only process prints these events and ends with this code.
-fn attempt(name: &str, events: &[Event], code: i32) -> (Ended, Seen) {
+/// The outcome of an attempt whose only process prints these events and exits with this code.
+fn attempt(name: &str, events: &[Event], code: i32) -> (AttemptResult, Recorded) {
     let folder = std::env::temp_dir().join(format!("switchyard-attempt-{name}-{}", std::process::id()));
     let run_dir = RunDir::choose("one", Some(&folder));
     run_dir.create().unwrap();
@@ -126,35 +126,35 @@ fn attempt(name: &str, events: &[Event], code: i32) -> (Ended, Seen) {
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut seen = Seen::default();
+    let mut recorded = Recorded::default();
     let ended = tokio::task::LocalSet::new().block_on(&runtime, async {
         let mut signals = Signals::listen().unwrap();
-        run(&planned(), &Worker { path }, listener, &run_dir, &mut signals, &mut seen).await.unwrap()
+        run(&planned(), &Worker { path }, listener, &run_dir, &mut signals, &mut recorded).await.unwrap()
     });
     std::fs::remove_dir_all(folder).unwrap();
-    (ended, seen)
+    (ended, recorded)
 }
 
 #[test]
 fn events_of_several_ranks_come_from_one_process() {
     let evaluation = Event::Evaluation { step: 10, loss: 1.0, accuracy: Some(0.5) };
     let events = [ready(1), ready(0), progress(0), progress(1), evaluation, finished(0), finished(1)];
-    let (ended, seen) = attempt("good", &events, 0);
+    let (ended, recorded) = attempt("good", &events, 0);
     assert_eq!((ended.end, ended.resumed_step), (AttemptEnd::Done, 4));
     assert_eq!(ended.finished.unwrap().rank, 0);
     let figures = ended.interval.expect("both ranks have reported").figures;
     assert_eq!((figures.step, figures.item, figures.skipped_steps), (10, Item::Samples, Some(2)));
-    assert_eq!((seen.ready, seen.accuracy), (vec![2], Some(0.5)));
+    assert_eq!((recorded.ready, recorded.accuracy), (vec![2], Some(0.5)));
 }
 
 #[test]
-fn a_rank_that_is_not_done_is_not_done_because_its_process_is() {
+fn a_process_that_exits_cleanly_does_not_complete_its_ranks() {
     let (ended, _) = attempt("half", &[ready(0), ready(1), finished(0)], 0);
     assert!(matches!(ended.end, AttemptEnd::Failed(_)), "{ended:?}");
 }
 
 #[test]
-fn of_a_process_that_fails_the_rank_that_says_so_is_the_cause() {
+fn the_rank_that_reports_the_failure_of_its_process_is_the_cause() {
     let (ended, _) = attempt("bad", &[ready(0), ready(1), failed(0), failed(1)], 5);
     let cause = ended.cause.unwrap();
     assert_eq!((ended.end, cause.rank, cause.others), (AttemptEnd::Failed(Some(5)), 1, vec![0]));

@@ -1,24 +1,25 @@
-//! Rules that answer the same events: the product's, and those of peers, from their documentation. All get gangs as a whole; without that, half
-//! gangs block each other for ever, which says nothing.
+//! Rules that respond to the same events: the product's own, and peers' rules implemented from
+//! their documentation. All start gangs as a whole; otherwise half-started gangs would deadlock and
+//! the comparison would be meaningless.
 
 mod peer;
 mod pool;
 mod product;
 
-pub use peer::{Order, Peer, Places};
+pub use peer::{HostOrder, Order, Peer};
 pub use pool::{Pool, PoolOrder};
 pub use product::Product;
 
 use crate::fabric::Fabric;
-use crate::play::Rule;
+use crate::replay::Rule;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_ledger::predictor::Guess;
 
-/// A rule by its name.
+/// The available rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
     Switchyard,
-    /// With its predictor.
+    /// Switchyard with its run-time predictor.
     Predicting,
     StrictFifo,
     KueueLike,
@@ -50,7 +51,7 @@ impl Policy {
         }
     }
 
-    /// The rule on an empty cluster whose hosts are all like this machine.
+    /// Creates the rule for an empty cluster whose hosts all look like `machine`.
     ///
     /// # Errors
     /// See [`Product::new`].
@@ -58,12 +59,12 @@ impl Policy {
         let peer = |order, places| Ok(Box::new(Peer::new(fabric, order, places)) as Box<dyn Rule>);
         match self {
             Policy::Switchyard => Ok(Box::new(Product::new(fabric, machine)?)),
-            Policy::Predicting => Ok(Box::new(Product::new(fabric, machine)?.guessing(Guess::default()))),
-            Policy::StrictFifo => peer(Order::Strict, Places::Domains),
-            Policy::KueueLike => peer(Order::Skip, Places::Domains),
-            Policy::VolcanoLike => peer(Order::Skip, Places::MostUsed),
-            Policy::DefaultScheduler => peer(Order::Skip, Places::LeastUsed),
-            Policy::Easy => peer(Order::Easy, Places::Domains),
+            Policy::Predicting => Ok(Box::new(Product::new(fabric, machine)?.with_predictor(Guess::default()))),
+            Policy::StrictFifo => peer(Order::Strict, HostOrder::Domains),
+            Policy::KueueLike => peer(Order::Skip, HostOrder::Domains),
+            Policy::VolcanoLike => peer(Order::Skip, HostOrder::MostUsed),
+            Policy::DefaultScheduler => peer(Order::Skip, HostOrder::LeastUsed),
+            Policy::Easy => peer(Order::Easy, HostOrder::Domains),
         }
     }
 }

@@ -1,30 +1,34 @@
-//! Rules like those of peers, as their documentation tells them, in one table. They have no quotas, cohorts or plugins: "-like" is said of all.
+//! Peers' rules, implemented from their documentation. Quotas, cohorts and plugins are not
+//! modelled, hence the names "…-like".
 
-use crate::chance::Chance;
 use crate::fabric::Fabric;
-use crate::play::{Decision, Job, Rule, Start};
+use crate::replay::{Decision, Job, Rule, Start};
+use crate::rng::Rng;
 use std::collections::BTreeMap;
 
-/// What happens behind a job that does not fit.
+/// How jobs behind one that does not fit are treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// It blocks: Kueue's `StrictFIFO`.
+    /// The job blocks the queue: Kueue's `StrictFIFO`.
     Strict,
-    /// It is skipped until something ends: Kueue's `BestEffortFIFO`, Volcano, the default scheduler.
+    /// The job is skipped until another one ends: Kueue's `BestEffortFIFO`, Volcano, the default
+    /// scheduler.
     Skip,
-    /// Others go if they end before it can start, or leave it enough: EASY backfill (Lifka, JSSPP 1995), by the limits of manifests.
+    /// Others start if they end before it can start or leave enough GPUs for it: EASY backfill
+    /// (Lifka, JSSPP 1995), using the manifests' limits.
     Easy,
 }
 
 /// Where the pods of a gang go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Places {
-    /// Kueue's topology aware scheduling (KEP-2724): the leaf with least free capacity that takes all; else the block with least, in it the roomiest
-    /// leaves first and the last one by best fit; else the roomiest blocks first. Ranks along the domains.
+pub enum HostOrder {
+    /// Kueue's topology-aware scheduling (KEP-2724): the leaf with the least sufficient free
+    /// capacity; otherwise the block with the least, filling its roomiest leaves first and the last
+    /// one by best fit; otherwise the roomiest blocks first. Ranks follow the domains.
     Domains,
-    /// Most used hosts first, ties by chance; ranks in any order: Volcano's binpack.
+    /// Most used hosts first, ties at random, ranks in random order: Volcano's binpack.
     MostUsed,
-    /// Least used hosts first, ties by chance; ranks in any order: the default scheduler.
+    /// Least used hosts first, ties at random, ranks in random order: the default scheduler.
     LeastUsed,
 }
 
@@ -32,28 +36,28 @@ pub enum Places {
 struct Running {
     job: Job,
     hosts: Vec<usize>,
-    /// At the latest.
+    /// Latest end.
     end: f64,
 }
 
-/// A rule of this table.
+/// A rule in the style of a peer.
 #[derive(Debug)]
 pub struct Peer {
     fabric: Fabric,
     order: Order,
-    places: Places,
+    places: HostOrder,
     free: Vec<u32>,
     waiting: Vec<Job>,
     running: BTreeMap<usize, Running>,
-    chance: Chance,
-    /// Something ended since the last answer.
+    rng: Rng,
+    /// Whether a job ended or a host was repaired since the last decision.
     has_room: bool,
-    /// Of the waiting, those that came after the last answer.
+    /// Number of waiting jobs that arrived since the last decision.
     fresh: usize,
 }
 
 impl Peer {
-    pub fn new(fabric: &Fabric, order: Order, places: Places) -> Peer {
+    pub fn new(fabric: &Fabric, order: Order, places: HostOrder) -> Peer {
         Peer {
             fabric: fabric.clone(),
             order,
@@ -61,7 +65,7 @@ impl Peer {
             free: vec![fabric.gpus_per_host; fabric.hosts.len()],
             waiting: Vec::new(),
             running: BTreeMap::new(),
-            chance: Chance::new(1),
+            rng: Rng::new(1),
             has_room: false,
             fresh: 0,
         }
@@ -71,15 +75,15 @@ impl Peer {
         let (pods, gpus) = (job.pods as usize, job.gpus);
         let slots = |host: usize| (free[host] / gpus) as usize;
         match self.places {
-            Places::Domains => domains(&self.fabric, pods, &slots),
-            Places::MostUsed | Places::LeastUsed => {
+            HostOrder::Domains => domains(&self.fabric, pods, &slots),
+            HostOrder::MostUsed | HostOrder::LeastUsed => {
                 let mut hosts: Vec<usize> = (0..free.len()).filter(|host| slots(*host) > 0).collect();
                 if hosts.iter().map(|host| slots(*host)).sum::<usize>() < pods {
                     return None;
                 }
-                self.chance.shuffle(&mut hosts);
+                self.rng.shuffle(&mut hosts);
                 let mut taken = spread(self.places, pods, gpus, free, hosts);
-                self.chance.shuffle(&mut taken);
+                self.rng.shuffle(&mut taken);
                 Some(taken)
             }
         }
@@ -92,7 +96,7 @@ impl Peer {
         Start { job: job.number, hosts, forecast: None }
     }
 
-    /// A job runs no more.
+    /// Stops a running job.
     fn stop(&mut self, job: usize) -> Option<Running> {
         let run = self.running.remove(&job)?;
         run.hosts.iter().for_each(|host| self.free[*host] += run.job.gpus);
@@ -100,7 +104,8 @@ impl Peer {
         Some(run)
     }
 
-    /// When the head can start if all run as long as they may, and what is free then besides; `None`: that is not known.
+    /// The head's earliest start if all jobs run up to their limits, and the GPUs that are free
+    /// besides the head then; `None` if unknown.
     fn head_start(&mut self, head: &Job) -> Option<(f64, Vec<u32>)> {
         let mut ends: Vec<(f64, usize)> = self.running.iter().map(|(job, run)| (run.end, *job)).collect();
         ends.retain(|(end, _)| end.is_finite());
@@ -128,14 +133,14 @@ impl Peer {
     }
 }
 
-/// The pods on hosts in this order, of the kind of spreading that a scheduler does pod by pod.
-fn spread(places: Places, pods: usize, gpus: u32, free: &[u32], hosts: Vec<usize>) -> Vec<usize> {
+/// Spreads pods over hosts one by one, as a pod-level scheduler does.
+fn spread(places: HostOrder, pods: usize, gpus: u32, free: &[u32], hosts: Vec<usize>) -> Vec<usize> {
     let mut taken = Vec::with_capacity(pods);
     let mut left: BTreeMap<(u32, usize), usize> =
         hosts.into_iter().enumerate().map(|(tie, host)| ((free[host], tie), host)).collect();
     while taken.len() < pods {
         let next = match places {
-            Places::LeastUsed => left.pop_last(),
+            HostOrder::LeastUsed => left.pop_last(),
             _ => left.pop_first(),
         };
         let Some(((free, tie), host)) = next else { break };
@@ -147,14 +152,14 @@ fn spread(places: Places, pods: usize, gpus: u32, free: &[u32], hosts: Vec<usize
     taken
 }
 
-/// Pods on the hosts of these, roomiest first and the last one by best fit.
+/// Fills these hosts, the roomiest first and the last one by best fit.
 fn fill(hosts: impl Iterator<Item = usize>, pods: usize, slots: &dyn Fn(usize) -> usize) -> Vec<usize> {
     let mut hosts: Vec<(usize, usize)> = hosts.map(|host| (slots(host), host)).filter(|(room, _)| *room > 0).collect();
     hosts.sort_by_key(|(room, host)| (std::cmp::Reverse(*room), *host));
     let mut taken = Vec::with_capacity(pods);
     while taken.len() < pods && !hosts.is_empty() {
         let rest = pods - taken.len();
-        // Sorted by room: the last one that is large enough fits best.
+        // Sorted by room, so the last host that is large enough is the best fit.
         let at = hosts.iter().rposition(|(room, _)| *room >= rest).unwrap_or(0);
         let (room, host) = hosts.remove(at);
         taken.extend(std::iter::repeat_n(host, room.min(rest)));
@@ -223,7 +228,7 @@ impl Rule for Peer {
     fn failed(&mut self, host: usize, jobs: &[usize], now: f64) {
         for number in jobs {
             let Some(Running { job, end, .. }) = self.stop(*number) else { continue };
-            // A limit counts from the first start, and the turn is that of the submission.
+            // The limit counts from the first start; the queue position is that of the submission.
             let limit = job.limit.map(|_| (end - now).max(0.0));
             let at = self.waiting.partition_point(|other| other.number < job.number);
             self.waiting.insert(at, Job { limit, ..job });
@@ -238,12 +243,12 @@ impl Rule for Peer {
 
     fn decide(&mut self, now: f64) -> Result<Vec<Decision>, String> {
         let waiting = std::mem::take(&mut self.waiting);
-        // Without room those that waited before are refused again.
+        // If nothing was freed, jobs that already waited still do not fit.
         let known = if std::mem::take(&mut self.has_room) { 0 } else { waiting.len() - self.fresh };
         self.fresh = 0;
         let mut starts = Vec::new();
         let mut refused: Vec<(u32, u32)> = Vec::new();
-        // The head, once it is known not to fit: when it may start, and what is free besides then.
+        // Once the head is known not to fit: its earliest start, and the GPUs free besides it then.
         let mut head: Option<Option<(f64, Vec<u32>)>> = None;
         for (at, job) in waiting.iter().enumerate() {
             let is_behind = !self.waiting.is_empty();
@@ -277,7 +282,7 @@ impl Rule for Peer {
                     hosts.iter().for_each(|host| left[*host] -= job.gpus);
                 }
             }
-            starts.push(Decision::Starts(self.start(job, hosts, now)));
+            starts.push(Decision::Start(self.start(job, hosts, now)));
         }
         Ok(starts)
     }

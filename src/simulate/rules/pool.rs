@@ -1,21 +1,21 @@
-//! Ideals: all GPUs are one pool, every job runs at full speed. What places and fragmentation cost is the difference to them.
+//! Ideal rules: all GPUs form one pool and every job runs at full speed. The difference to them is
+//! the cost of placement and fragmentation.
 
 use crate::fabric::Fabric;
-use crate::play::{Decision, Job, Rule, Start};
+use crate::replay::{Decision, Job, Rule, Start};
 use std::collections::BTreeMap;
 
-/// Who goes first.
+/// Which job starts first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolOrder {
-    /// The first that does not fit blocks.
+    /// The first job that does not fit blocks the queue.
     StrictFifo,
-    /// What does not fit is skipped.
+    /// Jobs that do not fit are skipped.
     BestEffort,
-    /// The shortest first, by exact limits; what does not fit is skipped.
+    /// Shortest job first, by exact limits; jobs that do not fit are skipped.
     Shortest,
 }
 
-/// The pool.
 #[derive(Debug)]
 pub struct Pool {
     order: PoolOrder,
@@ -45,7 +45,6 @@ impl Rule for Pool {
         self.free += self.running.remove(&job).unwrap_or(0);
     }
 
-    // A pool has no hosts.
     fn failed(&mut self, _host: usize, _jobs: &[usize], _now: f64) {}
 
     fn repaired(&mut self, _host: usize, _now: f64) {}
@@ -61,7 +60,7 @@ impl Rule for Pool {
             }
             free -= job.all_gpus();
             running.insert(job.number, job.all_gpus());
-            starts.push(Decision::Starts(Start { job: job.number, hosts: Vec::new(), forecast: None }));
+            starts.push(Decision::Start(Start { job: job.number, hosts: Vec::new(), forecast: None }));
             false
         });
         self.free = free;

@@ -1,8 +1,9 @@
-//! The product's own queue and placement: rows become TrainJobs, hosts become nodes with a GPUTopology, and the controller's index answers the
-//! events, along the path of a reconcile (`controller::reconcile`, `plan::cluster::step`). No client, no clock.
+//! The product's own queue and placement: rows become TrainJobs, hosts become nodes with a
+//! GPUTopology, and the controller's index handles the events along the path of a reconcile
+//! (`controller::reconcile`, `plan::cluster::step`). No client, no clock.
 
 use crate::fabric::{Fabric, Host};
-use crate::play::{Decision, Job, Rule, Start};
+use crate::replay::{Decision, Job, Rule, Start};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
@@ -26,7 +27,7 @@ use switchyard_plan::cluster::{PlacementRules, Question, Waits, allocation};
 use switchyard_plan::objects::{Defaults, pod};
 use switchyard_plan::{ValidJob, validate};
 
-/// When every trace begins: the rules of the product take times, not seconds.
+/// Start time of every trace, because the product's rules work with timestamps rather than seconds.
 const BEGIN: Timestamp = Timestamp::constant(1_690_000_000, 0);
 const LEAF: &str = "network.topology.nvidia.com/leaf";
 const BLOCK: &str = "network.topology.nvidia.com/spine";
@@ -35,7 +36,7 @@ const BLOCK: &str = "network.topology.nvidia.com/spine";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stopped {
     HostFailed,
-    GaveWay,
+    Preempted,
 }
 
 /// The product.
@@ -45,21 +46,21 @@ pub struct Product {
     defaults: Defaults,
     levels: Levels,
     hosts: BTreeMap<String, usize>,
-    /// By number: the order of their turns within a class.
+    /// By number, which is the queue order within a class.
     jobs: BTreeMap<usize, TrainJob>,
     /// Jobs of the higher class.
     urgent: BTreeSet<usize>,
-    /// Jobs to look at.
+    /// Jobs to reconcile.
     look: BTreeSet<usize>,
-    /// When jobs that wait were to begin by what was said first.
+    /// The first forecast of each waiting job.
     forecasts: BTreeMap<usize, Option<[f64; 2]>>,
 }
 
 impl Product {
-    /// `machine`: the report of an agent; every host has one like it.
+    /// `machine` is an agent's report; every host gets a copy.
     ///
     /// # Errors
-    /// The report is none, or not of a machine with as many GPUs.
+    /// The report is invalid, or does not have the fabric's number of GPUs per host.
     pub fn new(fabric: &Fabric, machine: &GPUTopology) -> Result<Product, String> {
         let mut index = Index::default();
         for host in &fabric.hosts {
@@ -89,42 +90,42 @@ impl Product {
         })
     }
 
-    /// The same, where run times stand in for limits that are missing.
+    /// Estimates missing limits from run times.
     #[must_use]
-    pub fn guessing(mut self, guess: Guess) -> Product {
+    pub fn with_predictor(mut self, guess: Guess) -> Product {
         self.index.predictor = Some(Predictor::new(guess));
         self
     }
 
-    /// The same, where gangs may wait for a better place.
+    /// Lets gangs wait for a better placement.
     #[must_use]
-    pub fn waiting_for_better(mut self, patience: Patience) -> Product {
+    pub fn with_patience(mut self, patience: Patience) -> Product {
         self.index.patience = Some(patience);
         self
     }
 
-    /// The same, where jobs of teams go first that had least.
+    /// Enables fair-share ordering.
     #[must_use]
-    pub fn sharing(mut self, weights: Weights) -> Product {
+    pub fn with_fair_share(mut self, weights: Weights) -> Product {
         self.index.fairness = Some(Fairness::new(weights));
         self
     }
 
-    /// The same, where longer limits count as so much when the queue is put in order.
+    /// Caps limits at `longest` when ordering the queue.
     #[must_use]
-    pub fn late_within(mut self, longest: SignedDuration) -> Product {
+    pub fn with_longest_limit(mut self, longest: SignedDuration) -> Product {
         self.index.lateness.longest = longest;
         self
     }
 
-    /// The same, with forecasts of which the earliest time is when one in so many jobs has ended.
+    /// Sets the forecasts' earliest time to the moment when one in `early` jobs has ended.
     #[must_use]
-    pub fn forecasting(mut self, early: i32) -> Product {
+    pub fn with_forecast_quantile(mut self, early: i32) -> Product {
         self.index.forecasts.early = early;
         self
     }
 
-    /// A job with all its pods, behind their gates.
+    /// Creates a job with all its pods, which are gated.
     fn submit(&mut self, job: &Job) -> Result<(), String> {
         let name = name(job.number);
         let mut manifest = json!({
@@ -145,7 +146,8 @@ impl Product {
             manifest["spec"]["topologyPolicy"] = json!({"preemption": "LowerPriority"});
         }
         if job.saves {
-            // Only the product's own engine says that it saves; a job of another framework is the same to the queue otherwise.
+            // Only our own engine declares that it saves; for the queue, another framework's job is
+            // otherwise the same.
             manifest["spec"]["checkpoint"] = json!({"path": "/checkpoints"});
         }
         let mut job_object: TrainJob = serde_json::from_value(manifest).map_err(|error| format!("{name}: {error}"))?;
@@ -173,7 +175,7 @@ impl Product {
         }
     }
 
-    /// The pods of a job are gone. Returns the nodes with more room.
+    /// Deletes the pods of a job. Returns the nodes that gained room.
     fn delete_pods(&mut self, job: &TrainJob) -> BTreeSet<String> {
         let family = self.index.families.get(&JobId::of(&job.metadata));
         let pods = family.into_iter().flat_map(|family| family.pods.values().map(|pod| pod.uid.clone()));
@@ -187,7 +189,7 @@ impl Product {
         pods.iter().flat_map(|pod| self.index.delete_pod(pod).room).collect()
     }
 
-    /// The status of a job is written, and the watch shows it.
+    /// Writes the status of a job and shows it to the watch.
     fn write(&mut self, number: usize, job: TrainJob) {
         let effect = self.index.apply_job(job.clone());
         self.jobs.insert(number, job);
@@ -199,8 +201,8 @@ impl Product {
         self.look.extend(woken.iter().filter_map(number_of));
     }
 
-    /// The next attempt of a job that was stopped, as after `plan::cluster::again`: where a host failed it keeps what it has on the nodes that are
-    /// left, and where it gives way it leaves them.
+    /// Starts the next attempt of a stopped job, as after `plan::cluster::again`. After a host
+    /// failure it keeps its remaining nodes; after a preemption it leaves them.
     fn restart(&mut self, number: usize, why: Stopped, now: Timestamp) {
         let Some(mut object) = self.jobs.get(&number).cloned() else { return };
         let Ok(valid) = validate(&object) else { return };
@@ -208,7 +210,7 @@ impl Product {
         status.attempt = status.attempt.map(|attempt| attempt + 1);
         let reason = match why {
             Stopped::HostFailed => conditions::RESTARTING,
-            Stopped::GaveWay => {
+            Stopped::Preempted => {
                 let hour = RecentRestarts { since: Time(now), infrastructure: 0, preemption: 1 };
                 status.restarts.get_or_insert_default().recent.push(hour);
                 conditions::PREEMPTED
@@ -228,9 +230,9 @@ impl Product {
         self.wake(&effect.room);
     }
 
-    /// Asks for a place for a job that waits, as a reconcile does. Returns what was found, and the jobs to look at since the nodes of the head
-    /// were chosen again.
-    fn asked<R>(
+    /// Runs `ask` for a waiting job with the same inputs as a reconcile. Also returns the jobs to
+    /// reconcile because the head's reservation was recomputed.
+    fn with_request<R>(
         &mut self,
         number: usize,
         now: Timestamp,
@@ -248,23 +250,23 @@ impl Product {
         Ok((ask(&question, without.nodes()), others))
     }
 
-    /// Whether a job that has a place gives it to one of a higher class.
-    fn gives_way(&self, job: &TrainJob) -> bool {
+    /// Whether a placed job must make way for one of a higher class.
+    fn must_yield(&self, job: &TrainJob) -> bool {
         let family = self.index.families.get(&JobId::of(&job.metadata));
         placement_of(job).is_some() && family.is_some_and(|family| family.gives_way_in == Some(attempt_of(job)))
     }
 
-    /// What a reconcile does with a job: one that waits gets its place or its turn in the queue, and one that runs may have to give way.
+    /// Reconciles one job: places or queues a waiting job, and preempts a running one if required.
     fn reconcile(&mut self, number: usize, now: Timestamp) -> Result<Option<Decision>, String> {
-        if self.jobs.get(&number).is_some_and(|job| self.gives_way(job)) {
-            self.restart(number, Stopped::GaveWay, now);
-            return Ok(Some(Decision::Stops(number)));
+        if self.jobs.get(&number).is_some_and(|job| self.must_yield(job)) {
+            self.restart(number, Stopped::Preempted, now);
+            return Ok(Some(Decision::Preempt(number)));
         }
         let Some(object) = self.jobs.get(&number).filter(|job| placement_of(job).is_none()).cloned() else {
             return Ok(None);
         };
         let (key, id) = (key_of(&object.metadata), JobId::of(&object.metadata));
-        let (found, mut others) = self.asked(number, now, find)?;
+        let (found, mut others) = self.with_request(number, now, find)?;
         let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now };
         let decision = match found {
             Ok(Found { placed, .. }) if self.index.waits_for_better(&key, &placed.status, rules) => {
@@ -276,7 +278,7 @@ impl Product {
                 let hosts = self.placed(number, object, placed.status, now)?;
                 others.extend(self.index.waits_no_more(&key, &id));
                 let forecast = self.forecasts.remove(&number).flatten();
-                Some(Decision::Starts(Start { job: number, hosts, forecast }))
+                Some(Decision::Start(Start { job: number, hosts, forecast }))
             }
             Err(Nowhere::NoRoom(why)) => {
                 others.extend(self.index.waits(&key, Waits::Room { open: why.open }, rules));
@@ -285,7 +287,7 @@ impl Product {
                     let seconds = |at: Timestamp| at.duration_since(BEGIN).as_secs_f64();
                     self.forecasts.insert(number, window.map(|window| [window.earliest, window.latest].map(seconds)));
                 }
-                self.keeps_no_more(number, object, now);
+                self.release_kept_nodes(number, object, now);
                 None
             }
             Err(Nowhere::WrongFabric(found)) => return Err(format!("{key}: {}", found.why)),
@@ -294,7 +296,7 @@ impl Product {
         Ok(decision)
     }
 
-    /// The job at the head of the queue, and when it can begin at the latest.
+    /// The job at the head of the queue, and the latest time at which it can start.
     #[cfg(test)]
     pub(crate) fn forecast(&self) -> Option<(usize, f64)> {
         let held = self.index.reservation.as_ref()?;
@@ -304,20 +306,20 @@ impl Product {
         Some((job, start.duration_since(BEGIN).as_secs_f64()))
     }
 
-    /// Jobs that wait and could start.
+    /// Waiting jobs that could start now.
     #[cfg(test)]
-    pub(crate) fn asleep(&mut self, now: f64) -> Result<Vec<usize>, String> {
+    pub(crate) fn startable(&mut self, now: f64) -> Result<Vec<usize>, String> {
         let now = at(now);
         let waiting: Vec<usize> = self.index.waiting.keys().filter_map(number_of).collect();
-        let mut asleep = Vec::new();
+        let mut startable = Vec::new();
         for number in waiting {
-            asleep.extend(self.asked(number, now, fits)?.0.then_some(number));
+            startable.extend(self.with_request(number, now, fits)?.0.then_some(number));
         }
-        Ok(asleep)
+        Ok(startable)
     }
 
-    /// A gang that starts again and finds no place gives back what it kept.
-    fn keeps_no_more(&mut self, number: usize, mut object: TrainJob, now: Timestamp) {
+    /// Releases the nodes kept by a restarting gang that found no placement.
+    fn release_kept_nodes(&mut self, number: usize, mut object: TrainJob, now: Timestamp) {
         let status = object.status.get_or_insert_default();
         let placed = status.condition(conditions::PLACED);
         if placed.is_some_and(|placed| placed.reason == conditions::RESTARTING) {
@@ -411,7 +413,7 @@ fn name(number: usize) -> String {
     format!("job-{number:07}")
 }
 
-/// Of a team.
+/// The namespace of a team.
 fn namespace(team: usize) -> String {
     format!("team-{team}")
 }
@@ -432,7 +434,7 @@ fn node(fabric: &Fabric, Host { name, leaf, block }: &Host, ready: bool) -> Resu
     serde_json::from_value(node).map_err(|error| error.to_string())
 }
 
-/// The report of another host with the same hardware, whose GPUs have UUIDs of their own.
+/// The report of another host with the same hardware but unique GPU UUIDs.
 fn renamed(machine: &GPUTopology, host: &str) -> Result<GPUTopology, String> {
     let mut report = machine.clone();
     report.metadata.name = Some(host.into());

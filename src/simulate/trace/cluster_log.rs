@@ -1,15 +1,17 @@
-//! Logs of clusters as the traces of Helios (SenseTime, SC '21) and Acme (Shanghai AI Laboratory, NSDI '24) have them, by the schemas
-//! in the READMEs of S-Lab-System-Group/HeliosData and InternLM/AcmeTrace.
+//! Cluster logs in the format of the Helios (SenseTime, SC '21) and Acme (Shanghai AI Laboratory,
+//! NSDI '24) traces, following the schemas in the READMEs of S-Lab-System-Group/HeliosData and
+//! InternLM/AcmeTrace.
 
 use super::log::{Log, TIME, is_known, time};
-use super::{Format, LeftOut, Row, Trace, gpus};
+use super::{Format, Row, Skipped, Trace, gpus};
 use crate::fabric::Fabric;
 use crate::table::{Table, TableError};
 use jiff::Timestamp;
 use serde::Deserialize;
 use std::io::Read;
 
-/// `queue` is a time there, and `duration` has the waiting in it in one of the files: neither is read.
+/// `queue` is a time in these logs, and `duration` includes the wait in one of the files, so
+/// neither is read.
 #[derive(Deserialize)]
 struct Raw<'a> {
     submit_time: &'a str,
@@ -34,15 +36,15 @@ pub(super) fn read(table: Table<impl Read>, fabric: &Fabric) -> Result<Trace, Ta
 
 fn job(line: u64, raw: &Raw<'_>, fabric: &Fabric, log: &mut Log) -> Result<(), TableError> {
     let wrong = |field, got: &str, expected: String| TableError::Field { line, field, got: got.into(), expected };
-    // Some writers have 8.0 where others have 8.
+    // Some logs have 8.0 instead of 8.
     let count = raw.gpu_num.strip_suffix(".0").unwrap_or(raw.gpu_num);
     if count == "0" || !is_known(count) {
-        log.leave_out(LeftOut::NoGpus);
+        log.skip(Skipped::NoGpus);
         return Ok(());
     }
     let gpus = gpus(count, fabric).map_err(|expected| wrong("gpu_num", raw.gpu_num, expected))?;
     if !is_known(raw.start_time) || !is_known(raw.end_time) {
-        log.leave_out(LeftOut::NoEnd);
+        log.skip(Skipped::NoEnd);
         return Ok(());
     }
     let at =
@@ -73,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_of_helios_come_in_the_order_of_submission_and_wait_for_nobody() {
+    fn helios_jobs_are_sorted_by_submission_and_exclude_the_wait() {
         let trace = of(
             HELIOS,
             "2,u1,vcA,4,16,1,FAILED,2020-06-09 18:41:27,2020-06-09 18:42:00,2020-06-09 18:45:36,216,33\n\
@@ -86,11 +88,11 @@ mod tests {
         let rows: Vec<_> =
             trace.rows.iter().map(|row| (row.line, row.submit, row.duration, row.gpus, row.queue.as_str())).collect();
         assert_eq!(rows, [(3, 0.0, 36848.0, 1, "vcB"), (2, 26.0, 216.0, 4, "vcA")]);
-        assert_eq!(trace.left_out, [(LeftOut::NoGpus, 1), (LeftOut::NoEnd, 1), (LeftOut::TooShort, 1)]);
+        assert_eq!(trace.skipped, [(Skipped::NoGpus, 1), (Skipped::NoEnd, 1), (Skipped::TooShort, 1)]);
     }
 
     #[test]
-    fn the_run_time_of_acme_is_from_start_to_end_and_its_queue_the_user() {
+    fn acme_run_times_are_from_start_to_end_and_queues_are_users() {
         let trace = of(
             ACME,
             "d,u7,8,64,960,Other,FAILED,2023-05-17 11:00:58+00:00,2023-05-17 11:01:08+00:00,2023-05-17 11:01:16+00:00,18,10.0,1152.0\n",

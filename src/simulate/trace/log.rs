@@ -1,34 +1,34 @@
-//! What the logs of others have in common: times of day, in any order, and jobs that cannot be played.
+//! Shared parts of foreign log formats: absolute times in any order, and jobs that cannot be
+//! replayed.
 
-use super::{Format, LeftOut, Row, Trace};
+use super::{Format, Row, Skipped, Trace};
 use crate::table::TableError;
 use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 use std::collections::BTreeMap;
 
-/// Jobs of a log.
 #[derive(Default)]
 pub(super) struct Log {
-    /// [`Row::submit`] is still empty.
+    /// [`Row::submit`] is filled in by [`Log::finish`].
     jobs: Vec<(Timestamp, Row)>,
-    left_out: BTreeMap<LeftOut, u64>,
+    skipped: BTreeMap<Skipped, u64>,
 }
 
 impl Log {
     pub fn add(&mut self, submit: Timestamp, row: Row) {
         if row.duration < 1.0 {
-            self.leave_out(LeftOut::TooShort);
+            self.skip(Skipped::TooShort);
         } else {
             self.jobs.push((submit, row));
         }
     }
 
-    pub fn leave_out(&mut self, why: LeftOut) {
-        *self.left_out.entry(why).or_default() += 1;
+    pub fn skip(&mut self, why: Skipped) {
+        *self.skipped.entry(why).or_default() += 1;
     }
 
-    /// The jobs in the order of submission, in seconds after the first.
+    /// The jobs in submission order, in seconds since the first submission.
     pub fn finish(mut self, format: Format) -> Result<Trace, TableError> {
         self.jobs.sort_by_key(|(submit, row)| (*submit, row.line));
         let first = self.jobs.first().ok_or(TableError::Empty)?.0;
@@ -37,21 +37,21 @@ impl Log {
         Ok(Trace {
             format,
             rows: self.jobs.into_iter().map(seconds).collect(),
-            left_out: self.left_out.into_iter().collect(),
+            skipped: self.skipped.into_iter().collect(),
         })
     }
 }
 
-/// What [`time`] reads.
+/// The format that [`time`] expects.
 pub(super) const TIME: &str = "a time like 2024-05-31 18:41:01, with or without an offset";
 
-/// A point in time; one without an offset is taken for UTC, since only differences count.
+/// Parses a timestamp. Without an offset it is taken as UTC, since only differences matter.
 pub(super) fn time(text: &str) -> Option<Timestamp> {
     let local = || text.parse::<DateTime>().ok()?.to_zoned(TimeZone::UTC).ok();
     text.parse().ok().or_else(|| Some(local()?.timestamp()))
 }
 
-/// Logs say in several ways that something has not happened.
+/// False for the various spellings of "has not happened".
 pub(super) fn is_known(text: &str) -> bool {
     !["", "none", "null", "nan", "nat", "unknown"].contains(&text.to_ascii_lowercase().as_str())
 }

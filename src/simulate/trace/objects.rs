@@ -1,7 +1,8 @@
-//! What a cluster remembers of its jobs: TrainJobs that have ended, and pods of others, each as a job of its own.
+//! Builds a trace from the objects of a cluster: finished TrainJobs, and foreign pods as one job
+//! each.
 
 use super::log::Log;
-use super::{Format, LeftOut, Row, Trace, gpus};
+use super::{Format, Row, Skipped, Trace, gpus};
 use crate::fabric::Fabric;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -12,8 +13,8 @@ use switchyard_crds::{TrainJob, labels};
 use switchyard_plan::job;
 use switchyard_plan::resources::of_quantities;
 
-/// A job as its object tells it.
-struct Past {
+/// A finished job according to its object.
+struct FinishedJob {
     name: String,
     gpus: u64,
     submit: Option<Timestamp>,
@@ -24,24 +25,24 @@ struct Past {
     namespace: String,
 }
 
-/// Makes a trace of the TrainJobs and pods among the objects of a cluster.
+/// Builds a trace from the TrainJobs and pods in a list of objects.
 ///
 /// # Errors
-/// A job has more GPUs than the cluster, or none has ended.
-pub fn of_objects(items: &[Value], fabric: &Fabric) -> Result<Trace, String> {
+/// A job has more GPUs than the cluster, or no job has ended.
+pub fn from_objects(items: &[Value], fabric: &Fabric) -> Result<Trace, String> {
     let mut log = Log::default();
     let jobs = of_kind::<TrainJob>(items, "TrainJob").map(|job| of_job(&job));
     let pods = of_kind::<Pod>(items, "Pod").filter_map(|pod| of_pod(&pod));
     for (number, past) in jobs.chain(pods).enumerate() {
-        let Past { name, gpus: count, submit, start, end, limit, namespace } = past;
+        let FinishedJob { name, gpus: count, submit, start, end, limit, namespace } = past;
         if count == 0 {
-            log.leave_out(LeftOut::NoGpus);
+            log.skip(Skipped::NoGpus);
             continue;
         }
         let gpus = gpus(&count.to_string(), fabric)
             .map_err(|expected| format!("{name}: {count} GPUs; expected {expected}"))?;
         let (Some(submit), Some(start), Some(end)) = (submit, start, end) else {
-            log.leave_out(LeftOut::NoEnd);
+            log.skip(Skipped::NoEnd);
             continue;
         };
         let duration = end.duration_since(start).as_secs_f64();
@@ -54,15 +55,15 @@ pub fn of_objects(items: &[Value], fabric: &Fabric) -> Result<Trace, String> {
 
 fn of_kind<'a, T: DeserializeOwned>(items: &'a [Value], kind: &'static str) -> impl Iterator<Item = T> + 'a {
     let of_kind = items.iter().filter(move |item| item["kind"] == kind);
-    // One that cannot be read has not run under this version.
+    // An object that cannot be parsed has not run under this version.
     of_kind.filter_map(|item| serde_json::from_value(item.clone()).ok())
 }
 
-fn of_job(job: &TrainJob) -> Past {
+fn of_job(job: &TrainJob) -> FinishedJob {
     let status = job.status.as_ref();
     let placed = status.and_then(|status| status.placed_time.as_ref().or(status.start_time.as_ref()));
     let namespace = job.metadata.namespace.clone().unwrap_or_default();
-    Past {
+    FinishedJob {
         name: format!("TrainJob {namespace}/{}", job.metadata.name.as_deref().unwrap_or_default()),
         gpus: u64::from(job::gpus(job)) * u64::from(job.spec.trainer.num_nodes.unsigned_abs()),
         submit: job.metadata.creation_timestamp.as_ref().map(|time| time.0),
@@ -73,8 +74,8 @@ fn of_job(job: &TrainJob) -> Past {
     }
 }
 
-/// `None`: it belongs to a TrainJob, or has no GPUs, as most pods of a cluster.
-fn of_pod(pod: &Pod) -> Option<Past> {
+/// `None` if the pod belongs to a TrainJob or has no GPUs, as most pods of a cluster.
+fn of_pod(pod: &Pod) -> Option<FinishedJob> {
     let (metadata, spec, status) = (&pod.metadata, pod.spec.as_ref()?, pod.status.as_ref());
     if metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(labels::JOB_UID)) {
         return None;
@@ -87,7 +88,7 @@ fn of_pod(pod: &Pod) -> Option<Past> {
     let ends =
         containers.filter_map(|container| Some(container.state.as_ref()?.terminated.as_ref()?.finished_at.as_ref()?.0));
     let namespace = metadata.namespace.clone().unwrap_or_default();
-    Some(Past {
+    Some(FinishedJob {
         name: format!("pod {namespace}/{}", metadata.name.as_deref().unwrap_or_default()),
         gpus,
         submit: metadata.creation_timestamp.as_ref().map(|time| time.0),
@@ -142,18 +143,20 @@ mod tests {
             pod("of-a-job", "8", &json!({labels::JOB_UID: "u"}), "Succeeded"),
             pod("web", "0", &json!({}), "Succeeded"),
         ];
-        let Trace { format, rows, left_out } = of_objects(&items, &Fabric::regular(2, 1)).unwrap();
+        let Trace { format, rows, skipped } = from_objects(&items, &Fabric::regular(2, 1)).unwrap();
         let rows: Vec<_> =
             rows.iter().map(|row| (row.submit, row.duration, row.gpus, row.queue.as_str(), row.limit)).collect();
         assert_eq!(rows, [(0.0, 600.0, 1, "nlp", None), (60.0, 3600.0, 16, "vision", Some(7200.0))]);
-        assert_eq!((format, left_out), (Format::Objects, vec![(LeftOut::NoEnd, 2)]));
+        assert_eq!((format, skipped), (Format::Objects, vec![(Skipped::NoEnd, 2)]));
     }
 
     #[test]
-    fn what_cannot_be_a_trace_is_told() {
+    fn unusable_objects_are_reported() {
         let fabric = Fabric::regular(2, 1);
-        assert!(of_objects(&[job("runs", 1, &json!({}))], &fabric).unwrap_err().starts_with("no TrainJob and no pod"));
-        let large = of_objects(&[job("large", 3, &json!({}))], &fabric).unwrap_err();
+        assert!(
+            from_objects(&[job("runs", 1, &json!({}))], &fabric).unwrap_err().starts_with("no TrainJob and no pod")
+        );
+        let large = from_objects(&[job("large", 3, &json!({}))], &fabric).unwrap_err();
         assert_eq!(
             large,
             "TrainJob vision/large: 24 GPUs; expected 1 to 16: a job gets all its GPUs at once, and the cluster has no more"

@@ -1,10 +1,11 @@
-//! `cluster_job_log` of the Philly traces (Microsoft, ATC '19), by the schema in the README of msr-fiddle/philly-traces: a list of jobs in
-//! JSON, each with its attempts. A job has the GPUs of its largest attempt and runs as long as all attempts together.
+//! `cluster_job_log` of the Philly traces (Microsoft, ATC '19), following the schema in the README
+//! of msr-fiddle/philly-traces: a JSON list of jobs with their attempts. A job gets the GPUs of its
+//! largest attempt and the total run time of all attempts.
 
 use super::log::{Log, TIME, is_known, time};
-use super::{Format, LeftOut, Row, Trace, gpus};
+use super::{Format, Row, Skipped, Trace, gpus};
 use crate::fabric::Fabric;
-use crate::table::{MOST_ROWS, TableError};
+use crate::table::{MAX_ROWS, TableError};
 use jiff::Timestamp;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, SeqAccess, Visitor};
@@ -40,7 +41,7 @@ pub(super) fn read(from: impl Read, fabric: &Fabric) -> Result<Trace, TableError
     jobs.log.finish(Format::Philly)
 }
 
-/// Takes one job after another: the log is larger than what is played of it.
+/// Processes one job after another, because the log is larger than the data we keep.
 struct Jobs<'a> {
     fabric: &'a Fabric,
     log: Log,
@@ -57,7 +58,7 @@ impl<'de> Visitor<'de> for &mut Jobs<'_> {
         let mut number = 0;
         while let Some(job) = list.next_element::<Job>()? {
             number += 1;
-            if number > MOST_ROWS as u64 {
+            if number > MAX_ROWS as u64 {
                 return Err(A::Error::custom(TableError::TooMany));
             }
             let id = &job.jobid;
@@ -76,7 +77,7 @@ impl Jobs<'_> {
         let count = |attempt: &Attempt| attempt.detail.iter().map(|server| server.gpus.len()).sum();
         let most: usize = job.attempts.iter().map(count).max().unwrap_or(0);
         if most == 0 {
-            self.log.leave_out(LeftOut::NoGpus);
+            self.log.skip(Skipped::NoGpus);
             return Ok(());
         }
         let gpus =
@@ -85,7 +86,7 @@ impl Jobs<'_> {
         for Attempt { start_time, end_time, .. } in &job.attempts {
             let known = |text: &Option<String>| text.clone().filter(|text| is_known(text));
             let (Some(start), Some(end)) = (known(start_time), known(end_time)) else {
-                self.log.leave_out(LeftOut::NoEnd);
+                self.log.skip(Skipped::NoEnd);
                 return Ok(());
             };
             let ran = at("end_time", &end)?.duration_since(at("start_time", &start)?).as_secs_f64();
@@ -138,11 +139,11 @@ mod tests {
         let trace = of(&jobs).unwrap();
         let row = Row { line: 1, submit: 0.0, duration: 3660.0, gpus: 8, queue: "ee9e8c".into(), limit: None };
         assert_eq!((trace.format, trace.rows), (Format::Philly, vec![row]));
-        assert_eq!(trace.left_out, [(LeftOut::NoGpus, 1), (LeftOut::NoEnd, 2), (LeftOut::TooShort, 1)]);
+        assert_eq!(trace.skipped, [(Skipped::NoGpus, 1), (Skipped::NoEnd, 2), (Skipped::TooShort, 1)]);
     }
 
     #[test]
-    fn what_is_wrong_is_named_by_its_job_and_place() {
+    fn errors_name_the_job_and_the_position() {
         let (start, end) = (json!("2017-10-07 01:12:00"), json!("2017-10-07 01:13:00"));
         for (jobs, words) in [
             (

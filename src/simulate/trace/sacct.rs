@@ -1,7 +1,7 @@
-//! What Slurm's `sacct --parsable2` prints: cells separated by `|`, with a header.
+//! Output of Slurm's `sacct --parsable2`: cells separated by `|`, with a header.
 
 use super::log::{Log, TIME, time};
-use super::{Format, LeftOut, Row, Trace, gpus};
+use super::{Format, Row, Skipped, Trace, gpus};
 use crate::fabric::Fabric;
 use crate::table::{Table, TableError};
 use serde::Deserialize;
@@ -34,12 +34,12 @@ pub(super) fn read(table: Table<impl Read>, fabric: &Fabric) -> Result<Trace, Ta
 
 fn job(line: u64, raw: &Raw<'_>, fabric: &Fabric, log: &mut Log) -> Result<(), TableError> {
     let wrong = |field, got: &str, expected: String| TableError::Field { line, field, got: got.into(), expected };
-    // `7.batch` is a step of the job 7, and has its resources once more.
+    // `7.batch` is a step of job 7 and repeats its resources.
     if raw.job.contains('.') {
         return Ok(());
     }
     let Some(count) = allocated(raw.allocated) else {
-        log.leave_out(LeftOut::NoGpus);
+        log.skip(Skipped::NoGpus);
         return Ok(());
     };
     let gpus = gpus(&count, fabric).map_err(|expected| wrong("AllocTRES", raw.allocated, expected))?;
@@ -54,7 +54,7 @@ fn job(line: u64, raw: &Raw<'_>, fabric: &Fabric, log: &mut Log) -> Result<(), T
     Ok(())
 }
 
-/// The number of GPUs in a list like `cpu=64,gres/gpu=8,gres/gpu:h100=8,node=1`; `None`: it has none.
+/// The number of GPUs in a list like `cpu=64,gres/gpu=8,gres/gpu:h100=8,node=1`, if any.
 fn allocated(list: &str) -> Option<String> {
     let count = |item: &str| Some(item.strip_prefix("gres/gpu=")?.to_owned());
     let of_type = |item: &str| item.strip_prefix("gres/gpu:")?.split_once('=')?.1.parse::<u32>().ok();
@@ -63,7 +63,7 @@ fn allocated(list: &str) -> Option<String> {
     items().find_map(count).or_else(typed).filter(|count| count != "0")
 }
 
-/// Seconds of `[days-]hours:minutes:seconds` or `minutes:seconds`, with a fraction or without.
+/// Seconds from `[days-]hours:minutes:seconds` or `minutes:seconds`, with optional fraction.
 fn seconds(text: &str) -> Option<f64> {
     let (days, clock) = text.split_once('-').unwrap_or(("0", text));
     let parts = clock.split(':').map(|part| part.parse::<f64>().ok().filter(|part| part.is_finite() && *part >= 0.0));
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_have_their_limits_and_accounts_and_steps_are_no_jobs() {
+    fn jobs_have_limits_and_accounts_and_steps_are_skipped() {
         let trace = of("JobID|Submit|Elapsed|AllocTRES|Account|Timelimit|State\n\
              9|2024-05-02T03:04:05|1-00:00:10|billing=8,cpu=64,gres/gpu:h100=8,gres/gpu=8,node=1|vision|2-00:00:00|COMPLETED\n\
              9.batch|2024-05-02T03:04:05|1-00:00:10|cpu=64,gres/gpu=8|vision||COMPLETED\n\
@@ -101,7 +101,7 @@ mod tests {
             .map(|row| (row.line, row.submit, row.duration, row.gpus, row.queue.as_str(), row.limit))
             .collect();
         assert_eq!(rows, [(4, 0.0, 1200.0, 3, "text", None), (2, 60.0, 86_410.0, 8, "vision", Some(172_800.0))]);
-        assert_eq!((trace.format, trace.left_out), (Format::Sacct, vec![(LeftOut::NoGpus, 2)]));
+        assert_eq!((trace.format, trace.skipped), (Format::Sacct, vec![(Skipped::NoGpus, 2)]));
     }
 
     #[test]

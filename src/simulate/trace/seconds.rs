@@ -1,4 +1,4 @@
-//! Our own format: CSV in seconds, in the order of submission.
+//! Our own format: CSV in seconds, in submission order.
 
 use super::{Format, Row, Trace, gpus};
 use crate::fabric::Fabric;
@@ -24,7 +24,7 @@ pub(super) fn read(table: Table<impl Read>, fabric: &Fabric) -> Result<Trace, Ta
         rows.push(row(line, &raw, rows.last(), fabric)?);
         Ok(())
     })?;
-    Ok(Trace { format: Format::Seconds, rows, left_out: Vec::new() })
+    Ok(Trace { format: Format::Seconds, rows, skipped: Vec::new() })
 }
 
 fn row(line: u64, raw: &Raw<'_>, before: Option<&Row>, fabric: &Fabric) -> Result<Row, TableError> {

@@ -1,6 +1,6 @@
-//! What to do about fields that have no counterpart, by their name. A field listed here is noted as a whole.
+//! Advice for fields without a counterpart, by field name. A field listed here is noted as a whole.
 
-/// For fields without better advice.
+/// Advice for all other fields.
 pub(super) const DEFAULT: &str = "no counterpart: the TrainJob is without it";
 
 const ADVICE: [(&str, &str); 30] = [
@@ -11,7 +11,7 @@ const ADVICE: [(&str, &str); 30] = [
     ("creationTimestamp", "of the old object"),
     ("managedFields", "of the old object"),
     ("selfLink", "of the old object"),
-    ("ownerReferences", "of the old object: whoever owns it would delete the new one too"),
+    ("ownerReferences", "of the old object: its owner would delete the new one too"),
     ("finalizers", "they belong to the old object: nothing would remove them"),
     ("generateName", "a TrainJob has a name: set metadata.name for each run"),
     ("cleanPodPolicy", "pods of a finished job stay for their logs until spec.ttlSecondsAfterFinished"),
@@ -26,7 +26,7 @@ const ADVICE: [(&str, &str); 30] = [
     ("initializer", "fetch model and data in an init container of spec.template, or onto a volume beforehand"),
     ("manager", "one owner: the fields are part of spec.template"),
     ("time", "when the patch was made: of the old object"),
-    ("apiGroup", "a TrainJob has no runtime: what the runtime said is in the job"),
+    ("apiGroup", "a TrainJob has no runtime: its settings are in the job"),
     ("coscheduling", "the controller places all pods of a TrainJob together: no PodGroup is needed"),
     ("enableGangScheduling", "the controller places all pods of a TrainJob together"),
     ("hostname", "the name of the pod is its host name: ranks find each other by it"),

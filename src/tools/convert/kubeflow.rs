@@ -1,4 +1,5 @@
-//! TrainJob of Kubeflow Trainer: the trainer on top of a runtime defined elsewhere, and patches of its pods.
+//! TrainJob of Kubeflow Trainer: a trainer on top of a runtime that is defined elsewhere, and
+//! patches of its pods.
 
 use super::ConvertError;
 use super::pods::{self, Draft};
@@ -7,7 +8,8 @@ use serde_json::{Value, json};
 use switchyard_crds::names::TRAINER;
 use switchyard_fabric::lint::Cursor;
 
-/// Framework by a word in the name of the runtime; the first match counts. Runtimes of DeepSpeed and MLX are started by mpirun.
+/// Framework by a substring of the runtime's name; the first match counts. DeepSpeed and MLX
+/// runtimes are started by mpirun.
 const RUNTIMES: [(&str, &str); 8] = [
     ("deepspeed", "MPI"),
     ("mlx", "MPI"),
@@ -18,7 +20,7 @@ const RUNTIMES: [(&str, &str); 8] = [
     ("paddle", "Paddle"),
     ("horovod", "Horovod"),
 ];
-/// The replicated job of a runtime whose pods train, and its container.
+/// The runtime's replicated job whose pods train, and its container.
 const NODE: &str = "node";
 
 pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft) -> Result<(), ConvertError> {
@@ -38,7 +40,7 @@ pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut
             draft.trainer.insert("numNodes".into(), nodes.into());
         }
         pods::processes(trainer, "numProcPerNode", reader, draft);
-        // Values from other sources, and requests that differ from limits, go into the template.
+        // Put values from other sources, and requests that differ from limits, into the template.
         for (theirs, ours) in [("env", "env"), ("resourcesPerNode", "resources")] {
             if let Some(value) = reader.take(trainer, theirs) {
                 draft.container()[ours] = value;
@@ -46,13 +48,13 @@ pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut
         }
     }
     if let Some(field) = spec.get("runtimeRef") {
-        let framework = known.map_or("Plain, as the name says nothing", |(_, framework)| framework);
+        let framework = known.map_or("Plain, as the name is unknown", |(_, framework)| framework);
         let image = if draft.trainer.contains_key("image") {
             ""
         } else {
             "; spec.trainer.image is to be set: it is the runtime's"
         };
-        reader.note(&field, format!("a TrainJob has no runtime: spec.trainer.framework is {framework}{image}; what else the runtime says is not in this file"));
+        reader.note(&field, format!("a TrainJob has no runtime: spec.trainer.framework is {framework}{image}; other settings of the runtime are not in this file"));
     }
     if !draft.trainer.contains_key("image") {
         let stem = if name.is_empty() { "runtime" } else { name };
@@ -101,7 +103,7 @@ fn overrides<'a>(entry: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft)
     pod_template(entry, reader, draft);
 }
 
-/// Merges metadata and spec of pods; of two values for one field the first one counts.
+/// Merges metadata and spec of pods; of two values for one field the first wins.
 fn pod_template<'a>(pod: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft) {
     if let Some(metadata) = pod.get("metadata") {
         let ours = draft.template.entry("metadata").or_insert_with(|| json!({}));
@@ -110,7 +112,7 @@ fn pod_template<'a>(pod: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft
                 continue;
             }
             for (key, field) in fields.fields() {
-                once(&mut ours[block][key], &field, reader);
+                set_once(&mut ours[block][key], &field, reader);
             }
         }
     }
@@ -120,7 +122,7 @@ fn pod_template<'a>(pod: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft
             field.items().iter().for_each(|container| merge_container(container, reader, draft));
         } else if super::advice::of(key).is_none() {
             let ours = draft.template.entry("spec").or_insert_with(|| json!({}));
-            once(&mut ours[key], &field, reader);
+            set_once(&mut ours[key], &field, reader);
         }
     }
 }
@@ -142,12 +144,12 @@ fn merge_container<'a>(container: &Cursor<'a>, reader: &mut Reader<'a>, draft: &
                     }
                 }
             }
-            None => once(ours, &field, reader),
+            None => set_once(ours, &field, reader),
         }
     }
 }
 
-fn once(ours: &mut Value, field: &Cursor<'_>, reader: &mut Reader<'_>) {
+fn set_once(ours: &mut Value, field: &Cursor<'_>, reader: &mut Reader<'_>) {
     if ours.is_null() || *ours == *field.value {
         *ours = field.value.clone();
         reader.done(field);

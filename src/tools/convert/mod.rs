@@ -1,11 +1,13 @@
-//! Manifests of other operators to TrainJobs of ours. Pure: a document in; a TrainJob and what has no counterpart out.
+//! Converts manifests of other operators to our TrainJobs. Pure: takes a document, returns a
+//! TrainJob and notes about fields without a counterpart.
 //!
 //! ```text
 //! PyTorchJob, PaddleJob, MPIJob, Kubeflow TrainJob ─> reader (takes fields) ─> TrainJob
-//!                                                       └─ what nobody took ─> notes, field by field
+//!                                                       └─ remaining fields ─> one note each
 //! ```
 //!
-//! **Nothing is dropped silently.** A final walk over the input turns every field that is neither converted nor noted into a [`Note`].
+//! **Nothing is dropped silently.** A final walk over the input turns every field that is neither
+//! converted nor noted into a [`Note`].
 
 mod advice;
 mod kubeflow;
@@ -22,27 +24,27 @@ use serde_json::Value;
 use switchyard_crds::labels;
 use switchyard_fabric::lint::Cursor;
 
-/// A field that the TrainJob lacks or has in another form.
+/// A field that the TrainJob lacks or represents differently.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Note {
-    /// The field in the input, as kubectl writes it.
+    /// Path of the field in the input, in kubectl's notation.
     pub path: String,
     /// Its value, shortened.
     pub value: String,
-    /// What replaces it, or what to do.
+    /// Its replacement, or what to do.
     pub what: String,
 }
 
-/// A TrainJob, and what it lacks.
+/// A TrainJob with notes about its differences.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Converted {
     /// The manifest.
     pub job: Value,
-    /// In the order of the input.
+    /// In input order.
     pub notes: Vec<Note>,
 }
 
-/// Why there is no TrainJob.
+/// Why a document cannot be converted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConvertError {
     /// An unknown kind.
@@ -50,7 +52,7 @@ pub enum ConvertError {
         "got {0}; expected a PyTorchJob, PaddleJob or MPIJob of kubeflow.org, or a TrainJob of trainer.kubeflow.org"
     )]
     UnknownKind(String),
-    /// A field that everything else depends on.
+    /// A required field is missing or unusable.
     #[error("{field}: got {got}; expected {expected}")]
     Unusable {
         /// Path of the field.
@@ -63,7 +65,7 @@ pub enum ConvertError {
 /// Converts one document.
 ///
 /// # Errors
-/// The document is of another kind, or has no training pods.
+/// The document has another kind, or no training pods.
 pub fn convert(document: &Value) -> Result<Converted, ConvertError> {
     let top = Cursor::new(document);
     let (kind, api) = (top.text("kind").unwrap_or_default(), top.text("apiVersion").unwrap_or_default());

@@ -1,4 +1,4 @@
-//! MPIJob: the command of the Launcher runs on node 0, the pods are those of the Worker.
+//! MPIJob: the Launcher's command runs on node 0, and the pods are the Worker's.
 
 use super::pods::{self, Draft};
 use super::reader::Reader;
@@ -15,7 +15,7 @@ pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut
     let roles = roles.ok_or_else(|| pods::unusable(&spec, "mpiReplicaSpecs", "the roles Launcher and Worker"))?;
     let launcher =
         roles.get("Launcher").ok_or_else(|| pods::unusable(&roles, "Launcher", "the role that calls mpirun"))?;
-    // Without workers there is only the launcher.
+    // Without workers, only the launcher runs.
     let worker = roles.get("Worker");
     let main = worker.clone().unwrap_or_else(|| launcher.clone());
     draft.trainer.insert("framework".into(), "MPI".into());
@@ -36,7 +36,7 @@ pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut
     if worker.is_some() {
         let (theirs, workers) = (container(&launcher), container(&main));
         let theirs = theirs.ok_or_else(|| pods::unusable(&launcher, "template", "a template of pods"))?;
-        // The workers of an MPIJob wait for ssh; here they start the daemon of mpirun.
+        // The workers of an MPIJob wait for ssh; ours start mpirun's daemon.
         for key in ["command", "args"] {
             if let Some(field) = workers.as_ref().and_then(|container| container.get(key)) {
                 reader.note(&field, "workers start no ssh server: each pod but the first runs the daemon of mpirun");
@@ -48,7 +48,7 @@ pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut
         }
         theirs.get("name").iter().for_each(|name| reader.done(name));
         launcher_env(&theirs, reader, draft);
-        replicas::same(&launcher, &main, reader);
+        replicas::note_differences(&launcher, &main, reader);
     }
     hosts(&launcher, container(&launcher).as_ref(), reader);
     for role in [Some(&launcher), worker.as_ref()].into_iter().flatten() {
@@ -66,7 +66,7 @@ pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut
     Ok(())
 }
 
-/// Variables of the launcher, which every pod gets.
+/// Adds the launcher's variables to every pod.
 fn launcher_env<'a>(launcher: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft) {
     let container = draft.container();
     for entry in launcher.list("env") {
@@ -75,7 +75,8 @@ fn launcher_env<'a>(launcher: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut 
         match known {
             Some(known) if known == entry.value => reader.done(&entry),
             Some(_) => reader.note(&entry, "the pods of a TrainJob are alike: the value of Worker is taken"),
-            // Not a list: the result is refused because of it, and must still show it.
+            // Not a list. Validation will reject the result because of it, so it must still contain
+            // it.
             None if !container["env"].is_null() && !container["env"].is_array() => {
                 reader.note(&entry, "the pods of a TrainJob are alike: the value of Worker is taken");
             }
@@ -91,7 +92,7 @@ fn launcher_env<'a>(launcher: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut 
     }
 }
 
-/// Hosts named in a command would override those of the placement.
+/// Hosts named in a command would override the placement.
 fn hosts<'a>(launcher: &Cursor<'a>, container: Option<&Cursor<'a>>, reader: &mut Reader<'a>) {
     let Some(container) = container else { return };
     for word in container.list("command").into_iter().chain(container.list("args")) {

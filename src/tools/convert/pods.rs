@@ -1,4 +1,4 @@
-//! Parts that all kinds share: metadata, the pod template, the run policy.
+//! Parts shared by all kinds: metadata, the pod template, the run policy.
 
 use super::reader::{Reader, words};
 use super::{ConvertError, advice};
@@ -9,18 +9,18 @@ use switchyard_fabric::lint::Cursor;
 
 /// Longest name of a TrainJob.
 const LONGEST_NAME: usize = 50;
-/// Most restarts that a TrainJob may have.
-const MOST_RESTARTS: u64 = 1000;
-/// Exit codes for which the training operator does not restart, with `restartPolicy: ExitCode`.
+/// Most restarts that a TrainJob can have.
+const MAX_RESTARTS: u64 = 1000;
+/// Exit codes after which the training operator does not restart with `restartPolicy: ExitCode`.
 const PERMANENT: std::ops::RangeInclusive<i32> = 1..=127;
 
-/// A TrainJob being built: the blocks of its spec.
+/// The TrainJob being built: the blocks of its spec.
 #[derive(Default)]
 pub(super) struct Draft {
     pub spec: Map<String, Value>,
     pub trainer: Map<String, Value>,
     pub failure_policy: Map<String, Value>,
-    /// The template of the pods.
+    /// The pod template.
     pub template: Map<String, Value>,
 }
 
@@ -59,13 +59,13 @@ pub(super) fn metadata<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>) -> Value {
             metadata[key] = value;
         }
     }
-    // kubectl's copy of the old manifest would be mistaken for ours.
+    // kubectl would mistake its copy of the old manifest for ours.
     if let Some(field) = theirs.at(&["annotations", LAST_APPLIED]) {
         reader.note(&field, "of the old object");
         metadata["annotations"].as_object_mut().map(|annotations| annotations.remove(LAST_APPLIED));
     }
-    let asked = theirs.get("name").or_else(|| theirs.get("generateName"));
-    let name = name_of(asked.as_ref().and_then(|field| field.value.as_str()).unwrap_or("converted"));
+    let requested = theirs.get("name").or_else(|| theirs.get("generateName"));
+    let name = name_of(requested.as_ref().and_then(|field| field.value.as_str()).unwrap_or("converted"));
     if let Some(field) = theirs.get("name") {
         if field.value == name.as_str() {
             reader.done(&field);
@@ -77,7 +77,7 @@ pub(super) fn metadata<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>) -> Value {
     metadata
 }
 
-/// The nearest name that a TrainJob may have.
+/// The nearest valid TrainJob name.
 fn name_of(text: &str) -> String {
     let simple = |c: char| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' };
     let name: String = text.to_ascii_lowercase().chars().map(simple).collect();
@@ -86,7 +86,8 @@ fn name_of(text: &str) -> String {
     if name.is_empty() { "converted".into() } else { name.into() }
 }
 
-/// The template of the pods that train: its container gets our name, and image, command and arguments move to `trainer`.
+/// The template of the training pods. The container gets our name; its image, command and arguments
+/// move to `trainer`.
 pub(super) fn template<'a>(
     role: &Cursor<'a>,
     usual: &str,
@@ -100,7 +101,7 @@ pub(super) fn template<'a>(
         let Some(part) = template.get(key) else { continue };
         let mut taken = Map::new();
         for (name, _) in part.fields() {
-            // Known to have no counterpart, such as the name of a node: the final walk reports it.
+            // Known to have no counterpart, such as a node name: the final walk reports it.
             let is_kept = name == "name" || advice::of(name).is_none() && name != "restartPolicy";
             if let Some(value) = is_kept.then(|| reader.take(&part, name)).flatten() {
                 taken.insert(name.into(), value);
@@ -131,8 +132,8 @@ fn name_trainer(template: &Cursor<'_>, usual: &str, draft: &mut Draft) -> Result
     if named(TRAINER).is_some_and(|other| other != at) {
         return Err(ConvertError::Unusable {
             field: format!("{}.spec.containers", template.path),
-            got: format!("a container `{TRAINER}` beside the one that trains"),
-            expected: "another name: that of the container that trains is `trainer`",
+            got: format!("a container `{TRAINER}` next to the training container"),
+            expected: "another name: the training container is called `trainer`",
         });
     }
     let trainer = containers.get_mut(at).and_then(Value::as_object_mut).ok_or_else(none)?;
@@ -142,7 +143,7 @@ fn name_trainer(template: &Cursor<'_>, usual: &str, draft: &mut Draft) -> Result
             draft.trainer.insert(key.into(), value);
         }
     }
-    // The trainer first: if a template has no container of this name, its first one is used.
+    // Put the trainer first: if a template has no container with this name, its first one is used.
     containers.swap(0, at);
     Ok(())
 }
@@ -160,7 +161,7 @@ pub(super) fn number<'a>(at: &Cursor<'a>, key: &str, reader: &mut Reader<'a>) ->
     Some(count)
 }
 
-/// Processes per node: a word or a number.
+/// Processes per node: a keyword or a number.
 pub(super) fn processes<'a>(at: &Cursor<'a>, key: &str, reader: &mut Reader<'a>, draft: &mut Draft) {
     let Some(field) = at.get(key) else { return };
     if let Some(count) = number(at, key, reader) {
@@ -168,14 +169,14 @@ pub(super) fn processes<'a>(at: &Cursor<'a>, key: &str, reader: &mut Reader<'a>,
         return;
     }
     match field.value.as_str() {
-        // The default of a TrainJob.
+        // This is the default of a TrainJob.
         Some("auto" | "gpu") => reader.done(&field),
         _ => reader
             .note(&field, "set spec.trainer.numProcPerNode: without it there is one process for each GPU, else one"),
     }
 }
 
-/// `runPolicy`, and the fields of older versions beside it.
+/// `runPolicy`, and the fields that older versions have next to it.
 pub(super) fn run_policy<'a>(spec: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft) {
     for policy in spec.get("runPolicy").iter().chain([spec]) {
         for key in ["suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished"] {
@@ -204,13 +205,13 @@ pub(super) fn run_policy<'a>(spec: &Cursor<'a>, reader: &mut Reader<'a>, draft: 
     }
 }
 
-/// How often the group restarts, from the first field that sets it.
+/// Maximum restarts of the group, from the first field that sets them.
 pub(super) fn restarts(field: &Cursor<'_>, reader: &mut Reader<'_>, draft: &mut Draft) {
     match field.value.as_u64() {
         Some(_) if draft.failure_policy.contains_key("maxRestarts") => {
             reader.note(field, "another field sets failurePolicy.maxRestarts already");
         }
-        Some(count) if count <= MOST_RESTARTS => {
+        Some(count) if count <= MAX_RESTARTS => {
             draft.failure_policy.insert("maxRestarts".into(), count.into());
             reader.done(field);
         }
@@ -240,7 +241,7 @@ pub(super) fn restart_policy<'a>(role: &Cursor<'a>, reader: &mut Reader<'a>, dra
             reader.done(&field);
         }
         _ => {
-            let what = "one pod is not restarted alone: the whole group starts again, failurePolicy.maxRestarts times";
+            let what = "a pod is not restarted alone: the whole group restarts, up to failurePolicy.maxRestarts times";
             reader.note(&field, what);
         }
     }

@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use switchyard_fabric::lint::{Cursor, Path, Step};
 
-/// Most characters of a value that are shown.
+/// Most characters of a value shown in a note.
 const SHOWN: usize = 80;
 
 /// A document whose fields are being converted.
@@ -21,24 +21,24 @@ impl<'a> Reader<'a> {
         Reader { document, done: BTreeSet::new(), notes: Vec::new() }
     }
 
-    /// Takes the field of this name with everything in it: the TrainJob has it from now on.
+    /// Takes this field with everything in it, because the TrainJob now contains it.
     pub(super) fn take(&mut self, from: &Cursor<'a>, key: &str) -> Option<Value> {
         let field = from.get(key)?;
         self.done(&field);
         Some(field.value.clone())
     }
 
-    /// Whether the field, or one around it, was taken or noted.
+    /// Whether the field, or an enclosing one, was taken or noted.
     pub(super) fn is_done(&self, field: &Cursor<'_>) -> bool {
         self.done.contains(&field.path)
     }
 
-    /// The field is in the TrainJob.
+    /// Marks the field as contained in the TrainJob.
     pub(super) fn done(&mut self, field: &Cursor<'_>) {
         self.done.insert(field.path.clone());
     }
 
-    /// The field is not in the TrainJob, or not as it was.
+    /// Notes that the field is missing from the TrainJob or has changed.
     pub(super) fn note(&mut self, field: &Cursor<'_>, what: impl Into<String>) {
         self.done(field);
         let note = Note { path: field.path.to_string(), value: words(field.value), what: what.into() };
@@ -74,7 +74,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A value in one line.
+/// A value on one line.
 pub(super) fn words(value: &Value) -> String {
     let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned).replace('\n', " ");
     if text.chars().count() <= SHOWN {

@@ -1,4 +1,4 @@
-//! Jobs of the training operator with the roles Master and Worker: PyTorchJob, PaddleJob.
+//! Training operator jobs with the roles Master and Worker: PyTorchJob, PaddleJob.
 
 use super::pods::{self, Draft};
 use super::reader::Reader;
@@ -6,11 +6,11 @@ use super::{ConvertError, advice};
 use serde_json::Value;
 use switchyard_fabric::lint::Cursor;
 
-/// A kind with these roles.
+/// A job kind with these roles.
 pub(super) struct Family {
     framework: &'static str,
     roles: &'static str,
-    /// The container that trains.
+    /// Name of the training container.
     container: &'static str,
 }
 
@@ -38,7 +38,7 @@ pub(super) fn convert<'a>(
     draft.trainer.insert("numNodes".into(), nodes.max(1).into());
     pods::template(&main, family.container, reader, draft)?;
     if let (Some(master), Some(worker)) = (&master, &worker) {
-        same(master, worker, reader);
+        note_differences(master, worker, reader);
     }
     pods::processes(&spec, "nprocPerNode", reader, draft);
     pods::run_policy(&spec, reader, draft);
@@ -46,13 +46,14 @@ pub(super) fn convert<'a>(
     Ok(())
 }
 
-/// The pods of a TrainJob are alike: what another role shares is in the TrainJob, and the rest is noted.
-pub(super) fn same<'a>(other: &Cursor<'a>, main: &Cursor<'a>, reader: &mut Reader<'a>) {
+/// All pods of a TrainJob are equal: what the roles share is already in the TrainJob, and other
+/// fields are noted.
+pub(super) fn note_differences<'a>(other: &Cursor<'a>, main: &Cursor<'a>, reader: &mut Reader<'a>) {
     for (key, field) in other.fields() {
         match (main.get(key), field.value) {
             _ if reader.is_done(&field) || advice::of(key).is_some() => {}
             (Some(known), value) if known.value == value => reader.done(&field),
-            (Some(known), Value::Object(_)) => same(&field, &known, reader),
+            (Some(known), Value::Object(_)) => note_differences(&field, &known, reader),
             (Some(known), Value::Array(items))
                 if known.value.as_array().is_some_and(|list| list.len() == items.len()) =>
             {
@@ -63,7 +64,7 @@ pub(super) fn same<'a>(other: &Cursor<'a>, main: &Cursor<'a>, reader: &mut Reade
                     if item.value == known.value {
                         reader.done(item);
                     } else if item.value.is_object() {
-                        same(item, &known, reader);
+                        note_differences(item, &known, reader);
                     } else {
                         reader.note(item, ALIKE);
                     }

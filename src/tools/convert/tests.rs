@@ -1,4 +1,4 @@
-//! Manifests of each kind, their conversion, and that nothing is dropped silently.
+//! Conversion of manifests of each kind, and the guarantee that nothing is dropped silently.
 
 use super::*;
 use proptest::prelude::*;
@@ -76,11 +76,11 @@ fn documents() -> [(&'static str, Value); 4] {
     [("pytorch", pytorch()), ("paddle", paddle()), ("mpi", mpi()), ("kubeflow", kubeflow())]
 }
 
-fn told(notes: &[Note]) -> Vec<String> {
+fn described(notes: &[Note]) -> Vec<String> {
     notes.iter().map(|note| format!("{}: {} -> {}", note.path, note.value, note.what)).collect()
 }
 
-/// A cluster accepts it.
+/// Whether a cluster would accept the job.
 fn is_valid(job: &Value) -> Result<(), String> {
     let job = switchyard_crds::validate::train_job(job).map_err(|faults| format!("{faults:?}\n{job}"))?;
     plan::validate(&job).map(drop).map_err(|faults| format!("{faults:?}"))
@@ -91,12 +91,12 @@ fn each_kind_becomes_a_valid_train_job() {
     for (name, document) in documents() {
         let converted = convert(&document).unwrap_or_else(|error| panic!("{name}: {error}"));
         is_valid(&converted.job).unwrap_or_else(|fault| panic!("{name}: {fault}"));
-        insta::assert_yaml_snapshot!(name, json!({"job": converted.job, "notes": told(&converted.notes)}));
+        insta::assert_yaml_snapshot!(name, json!({"job": converted.job, "notes": described(&converted.notes)}));
     }
 }
 
 #[test]
-fn what_has_no_pods_that_train_is_refused() {
+fn documents_without_training_pods_are_rejected() {
     let text = |document: Value| convert(&document).unwrap_err().to_string();
     let kind = |api: &str, kind: &str| json!({"apiVersion": api, "kind": kind, "spec": {}});
     assert!(text(kind("v1", "Pod")).starts_with("got Pod of v1; expected a PyTorchJob"));
@@ -107,11 +107,11 @@ fn what_has_no_pods_that_train_is_refused() {
     let two = json!({"containers": [{"name": "pytorch", "image": "i"}, {"name": "trainer", "image": "i"}]});
     let mut job = pytorch();
     job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"] = two;
-    assert!(text(job).contains("got a container `trainer` beside the one that trains"));
+    assert!(text(job).contains("got a container `trainer` next to the training container"));
 }
 
 #[test]
-fn names_are_made_fit() {
+fn names_are_adapted() {
     let long = "x".repeat(80);
     for (name, expected) in
         [("GPT.large", "gpt-large"), ("0-a-", "a"), (long.as_str(), &long[..50]), ("---", "converted")]
@@ -124,18 +124,18 @@ fn names_are_made_fit() {
     }
 }
 
-/// Found by the property below: the whole target was mistaken for its name.
+/// Found by the property test below: the whole target was mistaken for its name.
 #[test]
-fn a_field_beside_the_name_of_a_target_is_told() {
+fn a_field_next_to_a_targets_name_is_noted() {
     let mut job = kubeflow();
     job["spec"]["podTemplateOverrides"][0]["targetJobs"][0]["madeUp"] = "x".into();
     let notes = convert(&job).unwrap().notes;
     assert!(notes.iter().any(|note| note.path == "spec.podTemplateOverrides[0].targetJobs[0].madeUp"), "{notes:?}");
 }
 
-/// Found by the property below: the launcher's variables replaced a value that is not a list.
+/// Found by the property test below: the launcher's variables replaced a value that is not a list.
 #[test]
-fn variables_of_a_worker_that_are_no_list_stay() {
+fn worker_variables_that_are_not_a_list_stay() {
     let mut job = mpi();
     job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["env"] = "x".into();
     let converted = convert(&job).unwrap();
@@ -143,13 +143,13 @@ fn variables_of_a_worker_that_are_no_list_stay() {
 }
 
 #[test]
-fn the_launcher_that_also_works_is_a_node() {
+fn a_launcher_that_runs_as_worker_is_a_node() {
     let mut job = mpi();
     job["spec"]["runLauncherAsWorker"] = true.into();
     assert_eq!(convert(&job).unwrap().job["spec"]["trainer"]["numNodes"], 3);
 }
 
-/// Every object of a document, as a pointer.
+/// Collects pointers to all objects of a document.
 fn objects(value: &Value, at: String, found: &mut Vec<String>) {
     match value {
         Value::Object(fields) => {
@@ -166,7 +166,7 @@ fn objects(value: &Value, at: String, found: &mut Vec<String>) {
     }
 }
 
-/// Whether the field of a pointer lies in that of a note.
+/// Whether the field at a pointer is covered by a note.
 fn covers(note: &Note, pointer: &str, key: &str) -> bool {
     let mut path = Cursor::new(&Value::Null).path;
     let parts = pointer.split('/').skip(1).map(|part| part.replace("~1", "/").replace("~0", "~"));
@@ -179,9 +179,10 @@ fn covers(note: &Note, pointer: &str, key: &str) -> bool {
 }
 
 proptest! {
-    /// An unknown field, anywhere in a document, is in the TrainJob or in a note; and so is one whose name is known elsewhere.
+    /// An unknown field anywhere in a document is in the TrainJob or in a note, even if its name is
+    /// known elsewhere.
     #[test]
-    fn nothing_is_dropped_in_silence(
+    fn nothing_is_dropped_silently(
         document in 0..4_usize,
         places in prop::collection::vec((0..1000_usize, prop::sample::select(vec![
             "madeUp", "cleanPodPolicy", "hostname", "queue", "tolerations", "suspend", "replicas", "template", "restartPolicy", "args", "metrics",
@@ -200,7 +201,7 @@ proptest! {
                 planted.push((pointer, key, marker));
             }
         }
-        // Input that cannot be converted is refused, which is not silent.
+        // Rejecting the input is not silent.
         if let Ok(converted) = convert(&document) {
             let text = converted.job.to_string();
             for (pointer, key, marker) in planted {
@@ -212,9 +213,9 @@ proptest! {
 }
 
 #[test]
-fn every_leaf_is_carried_or_told() {
-    // Fields that change their form: the field, and its new form.
-    let said_otherwise = |path: &str| {
+fn every_leaf_is_converted_or_noted() {
+    // Fields that change their form, with the new form.
+    let converted_path = |path: &str| {
         ["kind", "apiVersion"].contains(&path)
             || ["nprocPerNode", "numProcPerNode", "replicas", "restartPolicy", "mpiImplementation"]
                 .iter()
@@ -240,7 +241,7 @@ fn every_leaf_is_carried_or_told() {
                 path.strip_prefix(&note.path).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
             });
             let is_carried = ours.iter().any(|(_, our)| *our == value);
-            assert!(is_told || is_carried || said_otherwise(&path), "{name}: {path}: {value} is gone");
+            assert!(is_told || is_carried || converted_path(&path), "{name}: {path}: {value} is gone");
         }
     }
 }

@@ -1,7 +1,8 @@
-//! What the flight recorders of an attempt say together. Pure: recordings in, a paragraph out.
+//! Combines the flight recorders of an attempt into one explanation. Pure: takes recordings,
+//! returns a paragraph.
 //!
 //! ```text
-//! last operation of each rank ─> who stopped without a word, or gave up while it did not wait ─> what the others waited for
+//! last operation of each rank ─> the rank that the others waited for ─> a paragraph
 //! ```
 
 use jiff::Timestamp;
@@ -10,27 +11,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use switchyard_core::units::{counted, duration, rank_list};
 use switchyard_worker_contract::recorder::{Entry, Operation, Recording};
 
-/// Seconds without a new operation that are worth a word.
+/// Seconds without a new operation that are worth mentioning.
 const LONG: f64 = 2.0;
-/// Operations before the last one that are told.
+/// Number of operations before the last one to mention.
 const BEFORE: usize = 3;
 
 /// What happened to the ranks of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Story {
+pub struct AttemptSummary {
     pub attempt: u32,
     pub text: String,
 }
 
-/// The end of a rank, as its recorder has it.
+/// The end of a rank according to its recorder.
 struct End<'a> {
     of: &'a Recording,
-    /// The last operation besides the end itself.
+    /// The last operation before the end.
     last: &'a Entry,
-    /// How it ended; `None`: without a word.
+    /// How the rank ended; `None` if it did so without an entry.
     end: Option<Operation>,
-    /// Microseconds after the start of the recording at which the last operation ended, as far as is known.
+    /// Latest known time of the last operation, microseconds after the start of the recording.
     until_us: u64,
 }
 
@@ -43,7 +44,7 @@ impl End<'_> {
         Some(End { of: recording, last, end, until_us })
     }
 
-    /// Seconds in the last operation.
+    /// Duration of the last operation in seconds.
     fn seconds(&self) -> f64 {
         self.until_us.saturating_sub(self.last.since_us) as f64 / 1e6
     }
@@ -69,29 +70,29 @@ impl End<'_> {
     fn before(&self) -> String {
         let at = self.of.entries.iter().position(|entry| entry == self.last).unwrap_or(0);
         let pairs = self.of.entries[..=at].windows(2).skip(at.saturating_sub(BEFORE));
-        let told = pairs.map(|pair| {
+        let operations = pairs.map(|pair| {
             let seconds = pair[1].since_us.saturating_sub(pair[0].since_us) as f64 / 1e6;
             format!("{} ({seconds:.3} s)", pair[0])
         });
-        told.collect::<Vec<_>>().join(", ")
+        operations.collect::<Vec<_>>().join(", ")
     }
 }
 
-/// A paragraph about each attempt, in order.
-pub fn stories(recordings: &[Recording]) -> Vec<Story> {
+/// A paragraph for each attempt, in order.
+pub fn summaries(recordings: &[Recording]) -> Vec<AttemptSummary> {
     let mut attempts: BTreeMap<u32, Vec<&Recording>> = BTreeMap::new();
     for recording in recordings {
         attempts.entry(recording.attempt).or_default().push(recording);
     }
-    attempts.into_iter().map(|(attempt, of)| Story { attempt, text: story(&of) }).collect()
+    attempts.into_iter().map(|(attempt, of)| AttemptSummary { attempt, text: summary(&of) }).collect()
 }
 
-fn story(recordings: &[&Recording]) -> String {
+fn summary(recordings: &[&Recording]) -> String {
     let mut ends: Vec<End<'_>> = recordings.iter().filter_map(|recording| End::of(recording)).collect();
     ends.sort_by_key(|end| end.of.rank);
     let world = ends.iter().map(|end| end.of.world).max().unwrap_or(0);
     let steps = ends.iter().map(|end| end.last.step).max().unwrap_or(0);
-    let mut text = match culprit(&ends) {
+    let mut text = match awaited_rank(&ends) {
         None if ends.iter().all(|end| end.end == Some(Operation::Finished)) => {
             format!("all {} finished after step {steps}.", counted(ends.len() as u64, "rank"))
         }
@@ -99,14 +100,14 @@ fn story(recordings: &[&Recording]) -> String {
             "all {} gave up while they waited for each other, in step {steps}.",
             counted(ends.len() as u64, "rank")
         ),
-        Some(end) => told(end),
+        Some(end) => describe(end),
     };
-    let origin = culprit(&ends).map(|end| end.of.rank);
+    let origin = awaited_rank(&ends).map(|end| end.of.rank);
     let mut groups: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
     for end in ends.iter().filter(|end| Some(end.of.rank) != origin && end.end != Some(Operation::Finished)) {
         groups.entry(end.last.to_string()).or_default().insert(end.of.rank);
     }
-    let others = groups.iter().map(|(doing, ranks)| format!("{}: {doing}", ranks_text(ranks)));
+    let others = groups.iter().map(|(doing, ranks)| format!("{}: {doing}", rank_names(ranks)));
     let others: Vec<String> = others.collect();
     if !others.is_empty() {
         text.push_str(&format!(" The others at the end: {}.", others.join("; ")));
@@ -114,14 +115,14 @@ fn story(recordings: &[&Recording]) -> String {
     let known: BTreeSet<u32> = ends.iter().map(|end| end.of.rank).collect();
     let missing: BTreeSet<u32> = (0..world).filter(|rank| !known.contains(rank)).collect();
     if !missing.is_empty() {
-        text.push_str(&format!(" There is no recorder of {}.", ranks_text(&missing)));
+        text.push_str(&format!(" There is no recorder of {}.", rank_names(&missing)));
     }
     text
 }
 
-/// The rank that the others had to wait for: one that did not wait itself, or else one that ended without a word. Of several the
-/// one that was longest in its last operation.
-fn culprit<'a, 'b>(ends: &'b [End<'a>]) -> Option<&'b End<'a>> {
+/// The rank that the others had to wait for: one that was not waiting itself, otherwise one that
+/// ended without an entry. If there are several, the one that was longest in its last operation.
+fn awaited_rank<'a, 'b>(ends: &'b [End<'a>]) -> Option<&'b End<'a>> {
     let unfinished = || ends.iter().filter(|end| end.end != Some(Operation::Finished));
     let longest = |ends: Vec<&'b End<'a>>| ends.into_iter().max_by(|a, b| a.seconds().total_cmp(&b.seconds()));
     longest(unfinished().filter(|end| end.end.is_none() && !end.last.operation.waits()).collect())
@@ -129,7 +130,7 @@ fn culprit<'a, 'b>(ends: &'b [End<'a>]) -> Option<&'b End<'a>> {
         .or_else(|| longest(unfinished().filter(|end| end.end.is_none()).collect()))
 }
 
-fn told(end: &End<'_>) -> String {
+fn describe(end: &End<'_>) -> String {
     let (name, doing, since) = (end.name(), end.doing(), end.time(end.last.since_us));
     let seconds = end.seconds();
     let mut text = match end.end {
@@ -144,7 +145,7 @@ fn told(end: &End<'_>) -> String {
     text
 }
 
-fn ranks_text(ranks: &BTreeSet<u32>) -> String {
+fn rank_names(ranks: &BTreeSet<u32>) -> String {
     let word = if ranks.len() == 1 { "rank" } else { "ranks" };
     format!("{word} {}", rank_list(ranks.iter().copied()))
 }
@@ -171,10 +172,10 @@ mod tests {
         }
     }
 
-    fn told(recordings: &[Recording]) -> String {
-        let stories = stories(recordings);
-        assert_eq!(stories.len(), 1);
-        stories[0].text.clone()
+    fn summary_of(recordings: &[Recording]) -> String {
+        let summaries = summaries(recordings);
+        assert_eq!(summaries.len(), 1);
+        summaries[0].text.clone()
     }
 
     fn waiting(rank: u32) -> Recording {
@@ -183,9 +184,9 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_stood_still_is_told_with_what_the_others_waited_for() {
+    fn a_stalled_rank_is_named_with_what_the_others_waited_for() {
         let stuck = [entry(Operation::Input, 17, 0, 10.0), entry(Operation::Forward, 17, 0, 10.25)];
-        let text = told(&[waiting(2), recording(1, 41.25, &stuck), waiting(0)]);
+        let text = summary_of(&[waiting(2), recording(1, 41.25, &stuck), waiting(0)]);
         let expected = "rank 1 on node-1 (process 4712) stood still for 31s from 2025-11-23T14:00:10.250Z on: step 17: forward pass of \
                         micro-batch 0, layer blocks.3. Before that: step 17: waiting for the reader, micro-batch 0 (0.250 s). \
                         The others at the end: ranks 0, 2: step 17: waiting for the all-reduce of bucket 2.";
@@ -193,12 +194,12 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_was_killed_and_one_that_failed_are_told_apart() {
+    fn killed_and_failed_ranks_are_distinguished() {
         let killed = recording(1, 10.5, &[entry(Operation::Backward, 17, 0, 10.3)]);
-        let text = told(&[waiting(0), killed, waiting(2)]);
+        let text = summary_of(&[waiting(0), killed, waiting(2)]);
         assert!(text.contains("ended without a word, last alive at") && text.contains("backward pass"), "{text}");
         let input = [entry(Operation::Input, 17, 0, 10.3), entry(Operation::Failed, 17, 0, 10.4)];
-        let text = told(&[waiting(0), recording(1, 10.4, &input)]);
+        let text = summary_of(&[waiting(0), recording(1, 10.4, &input)]);
         assert!(
             text.contains("rank 1 on node-1 (process 4712) gave up") && text.contains("no recorder of rank 2"),
             "{text}"
@@ -206,12 +207,12 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_a_failure_has_a_short_story_and_attempts_have_their_own() {
+    fn each_attempt_has_a_summary_and_a_successful_one_is_short() {
         let done =
             |rank| recording(rank, 9.0, &[entry(Operation::Leave, 20, 0, 8.0), entry(Operation::Finished, 20, 0, 9.0)]);
         let mut all: Vec<Recording> = (0..3).map(done).collect();
-        assert_eq!(told(&all), "all 3 ranks finished after step 20.");
+        assert_eq!(summary_of(&all), "all 3 ranks finished after step 20.");
         all.push(Recording { attempt: 2, ..waiting(0) });
-        assert_eq!(stories(&all).iter().map(|story| story.attempt).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(summaries(&all).iter().map(|summary| summary.attempt).collect::<Vec<_>>(), [1, 2]);
     }
 }

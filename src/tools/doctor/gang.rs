@@ -1,19 +1,19 @@
-//! What the status of a job in a cluster knows about an error in its logs: where the rank was, the decisions about related settings, and the
-//! finding of the check that looks for it before the start.
+//! Adds facts from the job's status to an error in its logs: where the rank was, the decisions
+//! about related settings, and the finding of the preflight check for this error.
 
 use super::Attempt;
 use serde::Serialize;
 use switchyard_crds::{DecisionOutcome, FabricStatus, ObservedVerdict, PlacedNode, TrainJob};
 
-/// A job in a cluster, and its pods that are still there.
+/// A job in a cluster, and its pods that still exist.
 #[derive(Debug, Clone)]
 pub struct Gang {
     /// The job, with its status.
     pub job: TrainJob,
     pub pods: Vec<PodFacts>,
-    /// Ranks of each, at least 1.
+    /// Ranks per pod, at least 1.
     pub per_node: u32,
-    /// Pods whose logs could not be read, and why.
+    /// Pods whose logs could not be read, with the reason.
     pub unread: Vec<String>,
 }
 
@@ -22,7 +22,7 @@ pub struct Gang {
 pub struct PodFacts {
     pub name: String,
     pub attempt: u32,
-    /// Position of its node in the job.
+    /// Node rank in the job.
     pub node_rank: u32,
     pub node: Option<String>,
 }
@@ -31,13 +31,13 @@ pub struct PodFacts {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Fact {
-    /// What it is about, in one word.
+    /// Its topic, in one word.
     pub about: &'static str,
     /// The fact.
     pub text: String,
 }
 
-/// Settings related to errors, whose decisions are shown. Ids are those of the table of errors.
+/// Settings whose decisions are shown with an error, by error id.
 pub(super) const SETTINGS: [(&str, &[&str]); 14] = [
     ("nccl-no-interface", &["NCCL_SOCKET_IFNAME"]),
     ("nccl-connect", &["NCCL_SOCKET_IFNAME"]),
@@ -56,7 +56,7 @@ pub(super) const SETTINGS: [(&str, &[&str]); 14] = [
 ];
 
 impl Gang {
-    /// What is known of the first error of an attempt.
+    /// Facts about the first error of an attempt.
     pub fn facts(&self, attempt: &Attempt) -> Vec<Fact> {
         let Some(first) = &attempt.first else { return Vec::new() };
         let status = self.job.status.as_ref();
@@ -85,7 +85,7 @@ impl Gang {
     }
 }
 
-/// Pod, node and devices; for a known local rank its own GPU.
+/// Pod, node and devices; only the rank's own GPU if its local rank is known.
 fn place(pod: &PodFacts, placed: Option<&PlacedNode>, local: Option<u32>) -> String {
     let node = pod.node.as_deref().unwrap_or("no node");
     let mut text = format!("pod {} on {node}", pod.name);
@@ -120,7 +120,7 @@ fn settings<'a>(fabric: &'a FabricStatus, id: &str) -> impl Iterator<Item = Fact
     })
 }
 
-/// The finding, for this gang, of the check that looks for an error before the start.
+/// The finding for this gang of the preflight check for an error.
 fn of_check(fabric: &FabricStatus, check: i32) -> Fact {
     let about = "check";
     let Some(preflight) = &fabric.preflight else {
@@ -138,7 +138,7 @@ fn of_check(fabric: &FabricStatus, check: i32) -> Fact {
     Fact { about, text }
 }
 
-/// Numbers of the preflight checks that a text names.
+/// Numbers of the preflight checks named in a text.
 fn numbers(told_by: &str) -> Vec<i32> {
     let part = told_by.split(';').find(|part| part.contains("preflight check")).unwrap_or_default();
     part.split(|letter: char| !letter.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_told_with_the_rank_its_devices_and_its_check() {
+    fn an_error_is_shown_with_its_rank_devices_and_check() {
         let finding = json!({"check": 7, "title": "/dev/shm", "severity": "Block", "message": "64 MiB", "evidence": "e", "fix": "leave it"});
         let preflight = json!({"passed": 20, "notApplicable": 1, "findings": [finding],
             "skipped": [{"check": 8, "title": "locked memory", "reason": "no report of gpu-2"}]});
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_of_errors_that_are_known_and_decided() {
+    fn settings_are_shown_for_known_errors_with_decisions() {
         for (id, names) in SETTINGS {
             assert!(known().any(|known| known.id == id) && !names.is_empty(), "{id}");
         }

@@ -1,13 +1,13 @@
-//! The speaker of a line: the rank in its prefix, or in the name of its file.
+//! Determines the rank that wrote a line, from its prefix or the name of the log.
 
-/// Characters of a line that are searched for its rank.
+/// Characters of a line searched for its rank.
 const SEARCHED: usize = 160;
 
-/// Prefixes before the rank of a line, of launchers and process groups: torchrun and PyTorch, our supervisor, Open MPI's `--tag-output` after the
-/// job, NCCL tests.
+/// Prefixes of launchers and process groups before the rank: torchrun and PyTorch, our supervisor,
+/// Open MPI's `--tag-output` after the job, NCCL tests.
 const MARKS: [&str; 4] = ["[rank", "[Rank ", "[rank ", " rank="];
 
-/// The rank that a line names as its own.
+/// The rank in the line's prefix.
 pub(super) fn rank(line: &str) -> Option<u32> {
     let head = head(line);
     let marked = MARKS.iter().find_map(|mark| {
@@ -17,14 +17,14 @@ pub(super) fn rank(line: &str) -> Option<u32> {
     marked.map(|(rank, _)| rank).or_else(|| tagged(head))
 }
 
-/// `[1,3]<stderr>:` of mpirun and `[3]<stderr>:` of horovodrun.
+/// Parses `[1,3]<stderr>:` from mpirun and `[3]<stderr>:` from horovodrun.
 fn tagged(line: &str) -> Option<u32> {
     let (tag, rest) = line.strip_prefix('[')?.split_once(']')?;
     let is_tag = rest.starts_with("<std");
     tag.rsplit(',').next()?.parse().ok().filter(|_| is_tag)
 }
 
-/// The number after a word, such as the 3 of `originRank":3`.
+/// The number after a word, such as 3 in `originRank":3`.
 pub(super) fn number_after(line: &str, word: &str) -> Option<u32> {
     let after = &line[line.find(word)? + word.len()..];
     leading_number(after.trim_start_matches([' ', ':', '"', '='])).map(|(number, _)| number)
@@ -43,7 +43,7 @@ fn head(line: &str) -> &str {
     &line[..end]
 }
 
-/// The rank in the path of a log: `rank-3.log`, `rank_3.out`, or torchrun's `attempt_0/3/stderr.log`.
+/// The rank in a log's path: `rank-3.log`, `rank_3.out`, or torchrun's `attempt_0/3/stderr.log`.
 pub(super) fn rank_of_path(path: &str) -> Option<u32> {
     let mut parts = path.rsplit('/');
     let name = parts.next()?;
@@ -56,7 +56,7 @@ pub(super) fn rank_of_path(path: &str) -> Option<u32> {
     folder.parse().ok().filter(|_| is_stream)
 }
 
-/// The attempt in the path of a log: `attempt-2/…` or torchrun's `attempt_2/…`.
+/// The attempt in a log's path: `attempt-2/…` or torchrun's `attempt_2/…`.
 pub(super) fn attempt_of_path(path: &str) -> Option<u32> {
     path.rsplit('/').skip(1).find_map(|part| part.strip_prefix("attempt")?.trim_start_matches(['-', '_']).parse().ok())
 }

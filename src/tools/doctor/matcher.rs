@@ -1,6 +1,6 @@
-//! Finds known errors in a line, all texts in one pass.
+//! Searches a line for all known errors in one pass.
 
-use super::known::{Known, Role, known};
+use super::known::{KnownError, Role, known};
 use aho_corasick::{AhoCorasick, BuildError};
 
 /// A search for all known errors. Its size depends only on the table.
@@ -8,24 +8,24 @@ use aho_corasick::{AhoCorasick, BuildError};
 pub(super) struct Matcher {
     texts: AhoCorasick,
     count: usize,
-    /// The groups of texts of each error, by position.
-    errors: Vec<(&'static Known, Vec<Vec<usize>>)>,
+    /// The alternatives of each error, as positions in the search.
+    errors: Vec<(&'static KnownError, Vec<Vec<usize>>)>,
     found: Vec<bool>,
 }
 
 impl Matcher {
     /// # Errors
-    /// The table is too large for the search, which a test excludes.
+    /// The table is too large for the search; a test rules this out.
     pub(super) fn new() -> Result<Matcher, BuildError> {
         Matcher::of(known())
     }
 
-    /// From a part of the table.
+    /// Searches for a part of the table.
     ///
     /// # Errors
     /// As [`Matcher::new`].
-    pub(super) fn of(errors: impl Iterator<Item = &'static Known>) -> Result<Matcher, BuildError> {
-        let errors: Vec<&'static Known> = errors.collect();
+    pub(super) fn of(errors: impl Iterator<Item = &'static KnownError>) -> Result<Matcher, BuildError> {
+        let errors: Vec<&'static KnownError> = errors.collect();
         let texts = errors.iter().flat_map(|known| known.texts.iter().copied().flatten().copied());
         let mut all: Vec<&str> = texts.collect();
         all.sort_unstable();
@@ -39,9 +39,9 @@ impl Matcher {
         Ok(Matcher { texts, count: all.len(), errors, found: vec![false; all.len()] })
     }
 
-    /// The error of a line, with its position in the table. If several match: a cause, else a lost peer, which is more exact than its symptom;
-    /// among equals, the first in the table.
-    pub(super) fn find(&mut self, line: &[u8]) -> Option<(usize, &'static Known)> {
+    /// The error in a line, with its position in the table. If several match, a cause wins, then a
+    /// lost peer, which is more specific than its symptom; among equals, the first in the table.
+    pub(super) fn find(&mut self, line: &[u8]) -> Option<(usize, &'static KnownError)> {
         let mut any = false;
         for hit in self.texts.find_overlapping_iter(line) {
             if !any {
@@ -62,7 +62,7 @@ impl Matcher {
     }
 
     /// The position of an error in the table.
-    pub(super) fn position(&self, id: &str) -> Option<(usize, &'static Known)> {
+    pub(super) fn position(&self, id: &str) -> Option<(usize, &'static KnownError)> {
         self.errors.iter().position(|(known, _)| known.id == id).map(|index| (index, self.errors[index].0))
     }
 }

@@ -1,11 +1,12 @@
-//! Explains errors in logs: finds known ones, which of them was first among many ranks, and what followed from it. Pure: lines in, a diagnosis
-//! out.
+//! Explains errors in logs: finds known errors, the first one among all ranks, and its
+//! consequences. Pure: takes lines, returns a diagnosis.
 //!
 //! ```text
-//! line ─> who says it, when ─> known error ─> the first of its kind of each rank ─> Diagnosis
+//! line ─> speaker, time ─> known error ─> first hit per rank and error ─> Diagnosis
 //! ```
 //!
-//! Each line is read once and not kept: memory depends on the number of ranks and known errors, not on the length of the logs.
+//! Each line is read once and not kept, so memory depends on the number of ranks and known errors
+//! rather than the length of the logs.
 
 pub mod flight;
 pub mod gang;
@@ -19,8 +20,8 @@ mod tests;
 mod time;
 mod verdict;
 
-pub use known::{Known, Role, known};
-pub use verdict::{Attempt, Diagnosis, Fold, Said};
+pub use known::{KnownError, Role, known};
+pub use verdict::{Attempt, Diagnosis, ErrorLine, Fold};
 
 use aho_corasick::BuildError;
 use matcher::Matcher;
@@ -31,58 +32,57 @@ use time::Moment;
 pub const LONGEST_LINE: usize = 1 << 16;
 /// Longest timestamp before a line.
 const STAMP: usize = 40;
-/// Characters of a line that are kept.
+/// Characters of a line kept for display.
 const KEPT: usize = 240;
-/// Most attempts that are kept apart; a job that fails more often fails the same way.
-const MOST_ATTEMPTS: usize = 100;
-/// Most ranks and logs of an attempt that are kept apart.
-const MOST_SPEAKERS: usize = 1 << 16;
-/// Lines within which torchrun's summary names exit code and rank of a process.
+/// Most attempts tracked separately; a job that fails more often fails the same way.
+const MAX_ATTEMPTS: usize = 100;
+/// Most ranks and logs of an attempt tracked separately.
+const MAX_SPEAKERS: usize = 1 << 16;
+/// Lines within which torchrun's summary names the exit code and rank of a process.
 const SUMMARY_LINES: u64 = 4;
 
-/// Who logs a line.
+/// The source of a line.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Speaker {
     Rank(u32),
-    /// A log of unknown rank: a node, a launcher, a pod.
+    /// A log of an unknown rank: a node, a launcher, a pod.
     Log(String),
 }
 
 /// The first occurrence of an error.
 #[derive(Debug, Clone)]
 struct Hit {
-    known: &'static Known,
-    /// Time of the line, or of the last line before it that has one.
+    known: &'static KnownError,
+    /// Time of the line, or of the last line before it with a time.
     time: Option<Moment>,
     log: String,
     line: u64,
     text: String,
-    /// How often.
+    /// Number of occurrences.
     count: u64,
-    /// The rank that it blames.
+    /// The rank that the line blames.
     blamed: Option<u32>,
-    /// The collective that it waited for, in the order of the group.
+    /// Sequence number of the collective that it waited for.
     sequence: Option<u32>,
 }
 
-/// The errors of one speaker: the first of each known error, by its position in the table.
+/// The errors of one speaker: the first hit of each known error, by position in the table.
 type Hits = BTreeMap<usize, Hit>;
 
-/// The state of an attempt.
+/// Errors seen in an attempt.
 #[derive(Debug, Default)]
-struct Heard {
+struct AttemptHits {
     speakers: BTreeMap<Speaker, Hits>,
 }
 
-/// Reads logs.
 #[derive(Debug)]
 pub struct Doctor {
     matcher: Matcher,
-    attempts: BTreeMap<Option<u32>, Heard>,
+    attempts: BTreeMap<Option<u32>, AttemptHits>,
     read: verdict::Counts,
 }
 
-/// The state of one log that is being read.
+/// State of a log that is being read.
 #[derive(Debug)]
 pub struct Log {
     name: String,
@@ -91,22 +91,22 @@ pub struct Log {
     year: i16,
     time: Option<Moment>,
     line: u64,
-    /// Column and speaker of a traceback that is being read.
+    /// Indentation and speaker of the current traceback.
     traceback: Option<(usize, Speaker)>,
-    /// The rank in a summary of torchrun, and its line.
+    /// The rank in torchrun's summary, with its line.
     summary: Option<(u32, u64)>,
 }
 
 impl Doctor {
-    /// Nothing read yet.
+    /// Creates a doctor that has not read anything.
     ///
     /// # Errors
-    /// The table of known errors is too large for the search; a test excludes that.
+    /// The table of known errors is too large for the search; a test rules this out.
     pub fn new() -> Result<Doctor, BuildError> {
         Ok(Doctor { matcher: Matcher::new()?, attempts: BTreeMap::new(), read: verdict::Counts::default() })
     }
 
-    /// Begins a log. `year`: for times without one, such as the year of the file.
+    /// Starts a log. `year` applies to times without one, and can be the year of the file.
     pub fn open(&mut self, name: &str, year: i16) -> Log {
         self.read.logs += 1;
         let log = Log {
@@ -119,26 +119,27 @@ impl Doctor {
             traceback: None,
             summary: None,
         };
-        // A log without errors counts too: it may be the rank that the group waits for.
+        // Count a log without errors too: it can belong to the rank that the group waits for.
         if let Some(rank) = log.rank {
             self.hits(log.attempt, Speaker::Rank(rank));
         }
         log
     }
 
-    /// Counts skipped bytes: the rest of a line that is too long.
-    pub fn passed_over(&mut self, bytes: u64) {
+    /// Counts skipped bytes of an overlong line.
+    pub fn skip_bytes(&mut self, bytes: u64) {
         self.read.bytes += bytes;
     }
 
-    /// Takes the next line of a log, with or without its line feed; only the first [`LONGEST_LINE`] bytes are needed.
+    /// Reads the next line of a log, with or without its line feed; only the first [`LONGEST_LINE`]
+    /// bytes matter.
     pub fn line(&mut self, log: &mut Log, bytes: &[u8]) {
         log.line += 1;
         self.read.lines += 1;
         self.read.bytes += bytes.len() as u64;
         let end = bytes.iter().rposition(|byte| !matches!(byte, b'\n' | b'\r')).map_or(0, |last| last + 1);
         let bytes = &bytes[..end];
-        // Errors are ASCII; the text around them may be anything.
+        // Errors are ASCII; the text around them can be anything.
         let head = &bytes[..bytes.len().min(256)];
         let head = String::from_utf8_lossy(head);
         log.time = time::moment(&head, log.year).or(log.time);
@@ -153,10 +154,10 @@ impl Doctor {
             return;
         }
         let text = String::from_utf8_lossy(bytes).into_owned();
-        self.judge(log, &text, found);
+        self.handle(log, &text, found);
     }
 
-    /// Takes a line with the cluster's timestamp before it, as `kubectl logs --timestamps` does: the line itself follows.
+    /// Reads a line prefixed with the cluster's timestamp, as from `kubectl logs --timestamps`.
     pub fn stamped_line(&mut self, log: &mut Log, bytes: &[u8]) {
         let split = bytes.iter().take(STAMP).position(|byte| *byte == b' ');
         let stamp = split.and_then(|split| Some((std::str::from_utf8(&bytes[..split]).ok()?, split)));
@@ -169,53 +170,59 @@ impl Doctor {
         }
     }
 
-    /// A line that may contain an error.
-    fn judge(&mut self, log: &mut Log, text: &str, found: Option<(usize, &'static Known)>) {
+    /// Handles a line that can contain an error.
+    fn handle(&mut self, log: &mut Log, text: &str, found: Option<(usize, &'static KnownError)>) {
         if text.starts_with('{') && self.event(log, text) {
             return;
         }
-        let said_by = speaker(log, text);
+        let source = speaker(log, text);
         let found = match found {
-            // The exception itself is at its end.
+            // The exception itself is in the last line.
             Some((_, known)) if known.id == "exception" => {
-                log.traceback = text.find("Traceback").map(|column| (column, said_by));
+                log.traceback = text.find("Traceback").map(|column| (column, source));
                 return;
             }
             Some(found) => Some(found),
-            None => self.end_of_traceback(log, text, &said_by),
+            None => self.end_of_traceback(log, text, &source),
         };
-        let (found, blamed) = match own_words(text) {
-            // Our ranks repeat the message of the group: it is about the rank that it names.
-            Some(origin) if said_by != Speaker::Rank(origin) && is_of_a_rank(log, text) => {
-                self.silent(log, origin, text, found);
+        let (found, blamed) = match own_failure(text) {
+            // Our ranks repeat the group's message, which is about the rank that it names.
+            Some(origin) if source != Speaker::Rank(origin) && is_of_a_rank(log, text) => {
+                self.record_silent_rank(log, origin, text, found);
                 (self.matcher.position(known::PEER), Some(origin))
             }
             Some(origin) if found.is_some_and(|(_, known)| known.id == known::SILENT) => {
-                return self.silent(log, origin, text, found);
+                return self.record_silent_rank(log, origin, text, found);
             }
             Some(_) => (found.or_else(|| self.matcher.position(known::FAILURE)), None),
             None => (found, None),
         };
         let Some((position, known)) = found else { return };
-        if log.traceback.as_ref().is_some_and(|(_, speaker)| *speaker == said_by) && known.role != Role::Remark {
+        if log.traceback.as_ref().is_some_and(|(_, speaker)| *speaker == source) && known.role != Role::Remark {
             log.traceback = None;
         }
-        let about = subject(log, text).map_or(said_by, Speaker::Rank);
-        self.remember(log, about, (position, known), text, blamed);
+        let about = subject(log, text).map_or(source, Speaker::Rank);
+        self.record_hit(log, about, (position, known), text, blamed);
     }
 
-    /// The last line of a traceback, which is the exception.
-    fn end_of_traceback(&mut self, log: &mut Log, text: &str, said_by: &Speaker) -> Option<(usize, &'static Known)> {
+    /// Handles the last line of a traceback, which contains the exception.
+    fn end_of_traceback(
+        &mut self,
+        log: &mut Log,
+        text: &str,
+        source: &Speaker,
+    ) -> Option<(usize, &'static KnownError)> {
         let (column, speaker) = log.traceback.as_ref()?;
         let rest = text.get(*column..).unwrap_or_default();
-        if speaker != said_by || rest.starts_with([' ', '\t']) || rest.trim().is_empty() {
+        if speaker != source || rest.starts_with([' ', '\t']) || rest.trim().is_empty() {
             return None;
         }
         log.traceback = None;
         self.matcher.position("exception")
     }
 
-    /// Reads a line of `events.jsonl`, or the failure of a rank as it stands in the log of its pod; returns whether it was one.
+    /// Reads a line of `events.jsonl`, or a rank's failure event in its pod's log; returns whether
+    /// it was one.
     fn event(&mut self, log: &mut Log, text: &str) -> bool {
         let Ok(value) = serde_json::from_str::<serde_json::Value>(text) else { return false };
         let is_of_pod = value["event"] == "failed" && value["originRank"].is_u64();
@@ -231,30 +238,30 @@ impl Doctor {
         let found = self.matcher.find(cause.as_bytes());
         if rank != origin {
             let before = std::mem::replace(&mut log.attempt, attempt);
-            self.silent(log, origin, &cause, found);
+            self.record_silent_rank(log, origin, &cause, found);
             log.attempt = before;
         }
         let of_cause = found.filter(|(_, known)| rank == origin && known.role == Role::Cause);
         if let Some(found) = of_cause.or_else(|| self.matcher.position(id)) {
             let attempt = std::mem::replace(&mut log.attempt, attempt);
-            self.remember(log, Speaker::Rank(rank), found, &cause, blamed);
+            self.record_hit(log, Speaker::Rank(rank), found, &cause, blamed);
             log.attempt = attempt;
         }
         true
     }
 
-    /// A rank that says nothing about its own end has it from the others.
-    fn silent(&mut self, log: &Log, origin: u32, text: &str, found: Option<(usize, &'static Known)>) {
+    /// Records the end of a rank that did not log it itself, as reported by the others.
+    fn record_silent_rank(&mut self, log: &Log, origin: u32, text: &str, found: Option<(usize, &'static KnownError)>) {
         if let Some(found) = found.filter(|(_, known)| known.id == known::SILENT) {
-            self.remember(log, Speaker::Rank(origin), found, text, None);
+            self.record_hit(log, Speaker::Rank(origin), found, text, None);
         }
     }
 
-    fn remember(
+    fn record_hit(
         &mut self,
         log: &Log,
         speaker: Speaker,
-        (position, known): (usize, &'static Known),
+        (position, known): (usize, &'static KnownError),
         text: &str,
         blamed: Option<u32>,
     ) {
@@ -268,7 +275,7 @@ impl Doctor {
             time: log.time,
             log: log.name.clone(),
             line: log.line,
-            text: kept(text),
+            text: shortened(text),
             count: 1,
             blamed,
             sequence: line::number_after(text, "SeqNum="),
@@ -276,13 +283,13 @@ impl Doctor {
         hits.insert(position, hit);
     }
 
-    /// The state of a speaker; `None` if there are too many.
+    /// The errors of a speaker; `None` if there are too many speakers.
     fn hits(&mut self, attempt: Option<u32>, speaker: Speaker) -> Option<&mut Hits> {
-        if self.attempts.len() >= MOST_ATTEMPTS && !self.attempts.contains_key(&attempt) {
+        if self.attempts.len() >= MAX_ATTEMPTS && !self.attempts.contains_key(&attempt) {
             return None;
         }
         let speakers = &mut self.attempts.entry(attempt).or_default().speakers;
-        if speakers.len() >= MOST_SPEAKERS && !speakers.contains_key(&speaker) {
+        if speakers.len() >= MAX_SPEAKERS && !speakers.contains_key(&speaker) {
             return None;
         }
         Some(speakers.entry(speaker).or_default())
@@ -293,7 +300,7 @@ impl Doctor {
     }
 }
 
-/// The speaker of a line: the rank that it names, that of the log, or the pod in its prefix.
+/// The speaker of a line: the rank that it names, the log's rank, or the pod in its prefix.
 fn speaker(log: &Log, text: &str) -> Speaker {
     let pod = || text.strip_prefix("[pod/")?.split(['/', ']']).next();
     match line::rank(text).or(log.rank) {
@@ -302,7 +309,7 @@ fn speaker(log: &Log, text: &str) -> Speaker {
     }
 }
 
-/// Whether a line was written by a rank: the log is one of a rank, or the line names the one that wrote it.
+/// Whether a rank wrote the line: the log belongs to a rank, or the line names its writer.
 fn is_of_a_rank(log: &Log, text: &str) -> bool {
     log.rank.is_some() || line::rank(text).is_some()
 }
@@ -325,25 +332,25 @@ fn torchrun_rank(text: &str) -> Option<u32> {
     rest.contains("local_rank").then(|| line::number_after(rest, ":"))?
 }
 
-/// Whether a line may come from our worker.
+/// Whether the line can be from our worker.
 fn is_own(bytes: &[u8]) -> bool {
-    bytes.starts_with(b"{") || own_words(&String::from_utf8_lossy(&bytes[..bytes.len().min(64)])).is_some()
+    bytes.starts_with(b"{") || own_failure(&String::from_utf8_lossy(&bytes[..bytes.len().min(64)])).is_some()
 }
 
-/// `error: rank 1: …`: the rank that failed first, as the group agreed.
-fn own_words(text: &str) -> Option<u32> {
+/// Parses `error: rank 1: …`: the rank that failed first, as agreed by the group.
+fn own_failure(text: &str) -> Option<u32> {
     let at = text.find("error: rank ")?;
     let rest = &text[at + "error: rank ".len()..];
     let (number, words) = rest.split_once(':')?;
     (!words.is_empty()).then(|| number.parse().ok())?
 }
 
-/// A line for display: without control characters, not longer than a few terminal lines.
-fn kept(text: &str) -> String {
+/// A line for display: without control characters, at most a few terminal lines long.
+fn shortened(text: &str) -> String {
     let plain = text.trim().chars().map(|letter| if letter.is_control() { ' ' } else { letter });
-    let mut kept: String = plain.take(KEPT).collect();
+    let mut shortened: String = plain.take(KEPT).collect();
     if text.trim().chars().nth(KEPT).is_some() {
-        kept.push('…');
+        shortened.push('…');
     }
-    kept
+    shortened
 }

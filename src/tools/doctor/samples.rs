@@ -1,15 +1,15 @@
-//! A line of a real program for every known error, with the source that prints it: a test fails if an entry is changed or lost, or if it matches
-//! a healthy log.
+//! A real program's line for every known error, with its source. A test fails if an entry is
+//! changed or lost, or if it matches a healthy log.
 //!
-//! The lines were written down from the named sources and public logs; numbers and names in them are made up. "(log)": only from a public log;
-//! the source is closed or was not checked.
+//! The lines are from the named sources and public logs, with made-up numbers and names. "(log)"
+//! marks lines from a public log only, because the source is closed or was not checked.
 
 use super::known::{Role, known};
 use super::matcher::Matcher;
 use super::{Diagnosis, Doctor};
 use std::collections::BTreeSet;
 
-/// Id, line, who prints it.
+/// Id, line, origin.
 const SAMPLES: [(&str, &str, &str); 80] = [
     (
         "out-of-memory",
@@ -309,14 +309,14 @@ const SAMPLES: [(&str, &str, &str); 80] = [
     ("worker-silent", "error: rank 2: no sign of life for 10.0 s", "switchyard worker/src/comm/pulse.rs"),
 ];
 
-/// Lines of our own worker that are recognized by their form, and one of its remarks.
+/// Lines of our own worker that are recognised by their form, and one remark.
 const BY_FORM: [(&str, &str); 3] = [
     ("worker-failure", "error: rank 0: panicked: index out of bounds"),
     ("worker-peer", "rank 1: a peer failed; the root cause is on another rank"),
     ("worker-not-saved", "warning: the checkpoint of step 40 is not saved: permission denied"),
 ];
 
-/// What healthy programs print.
+/// Lines of healthy programs.
 const HEALTHY: [&str; 16] = [
     "gpu-1:7:7 [0] NCCL INFO NCCL version 2.27.5+cuda12.9",
     "gpu-1:7:7 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.1<0>",
@@ -351,7 +351,7 @@ fn every_known_error_is_found_in_a_line_of_its_program() {
 }
 
 #[test]
-fn a_row_that_is_lost_is_missed_by_its_sample() {
+fn a_missing_row_fails_its_sample() {
     for lost in known() {
         let mut rest = Matcher::of(known().filter(|known| known.id != lost.id)).unwrap();
         let lines = SAMPLES.iter().map(|(id, line, _)| (*id, *line)).chain(BY_FORM);
@@ -371,7 +371,7 @@ fn read(lines: &[&str]) -> Diagnosis {
 #[test]
 fn healthy_logs_have_no_known_error() {
     assert_eq!(read(&HEALTHY).attempts, []);
-    // TCP without RDMA is a remark, not an error, in every wording of NCCL.
+    // TCP without RDMA is a remark rather than an error, in all of NCCL's wordings.
     let tcp = read(&[
         "gpu-1:7:19 [0] NCCL INFO NET/IB : No device found.",
         "gpu-1:7:19 [0] NCCL INFO Failed to initialize NET plugin IB",

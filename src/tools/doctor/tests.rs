@@ -1,9 +1,10 @@
-//! Scenes of several ranks: the first error is found, whichever rank is loudest; and no input breaks the reader.
+//! Logs of several ranks: the first error is found even if another rank is louder, and no input
+//! breaks the reader.
 
 use super::*;
 use proptest::prelude::*;
 
-/// Reads logs, name and text each.
+/// Reads logs, given as name and text.
 fn diagnose(logs: &[(&str, &str)]) -> Diagnosis {
     let mut doctor = Doctor::new().unwrap();
     for (name, text) in logs {
@@ -21,7 +22,7 @@ fn only(logs: &[(&str, &str)]) -> Attempt {
 
 /// Id and speaker of the first error.
 fn first(attempt: &Attempt) -> (&str, &str) {
-    attempt.first.as_ref().map_or(("", ""), |said| (said.error.id, said.who.as_str()))
+    attempt.first.as_ref().map_or(("", ""), |line| (line.error.id, line.who.as_str()))
 }
 
 fn ids(folds: &[Fold]) -> Vec<(&str, &str)> {
@@ -39,7 +40,7 @@ fn every_known_error_is_found_by_its_own_texts_and_well_formed() {
         for group in known.texts {
             let line = format!("prefix {} suffix", group.join(" 0000 "));
             let (_, found) = matcher.find(line.as_bytes()).unwrap_or_else(|| panic!("{line}"));
-            // A more serious error may match part of the text; then that one is named.
+            // A more serious error can match part of the text and then takes precedence.
             assert!(found.id == known.id || found.role <= known.role, "{}: {line} is {}", known.id, found.id);
         }
     }
@@ -61,7 +62,7 @@ fn rules_and_checks_that_are_named_exist() {
 }
 
 #[test]
-fn a_rank_out_of_memory_is_the_cause_and_not_those_that_lost_it() {
+fn a_rank_out_of_memory_is_the_cause_rather_than_its_peers() {
     let attempt = only(&[
         (
             "logs/rank-0.log",
@@ -79,9 +80,9 @@ fn a_rank_out_of_memory_is_the_cause_and_not_those_that_lost_it() {
     assert_eq!((attempt.followed[1].count, attempt.suspects), (2, None));
 }
 
-/// The launcher checks every few seconds, so it reports the kill after the peers' complaints.
+/// The launcher polls every few seconds, so it reports the kill after the peers' complaints.
 #[test]
-fn a_cause_that_is_told_late_is_still_the_cause_but_not_one_from_another_hour() {
+fn a_cause_reported_late_still_counts_unless_it_is_much_later() {
     let logs = |killed: &str| {
         only(&[
             (
@@ -101,7 +102,7 @@ fn a_cause_that_is_told_late_is_still_the_cause_but_not_one_from_another_hour() 
 }
 
 #[test]
-fn of_several_causes_the_first_in_time_counts_whatever_the_order_of_logs() {
+fn the_earliest_of_several_causes_counts_in_any_log_order() {
     let attempt = only(&[
         ("rank-0.log", "2026-11-20T14:00:05Z ModuleNotFoundError: x"),
         ("rank-1.log", "2026-11-20T14:00:03Z No space left on device"),
@@ -122,14 +123,14 @@ fn without_times_a_cause_comes_before_its_consequences() {
 }
 
 #[test]
-fn followers_alone_have_their_cause_elsewhere() {
+fn followers_without_a_cause_point_elsewhere() {
     let attempt = only(&[("rank-0.log", "ncclRemoteError: x"), ("rank-2.log", "recvValue failed on SocketImpl")]);
     assert_eq!((first(&attempt), attempt.followed.len()), (("", ""), 2));
     assert!(attempt.basis.contains("another process"), "{}", attempt.basis);
 }
 
 #[test]
-fn our_own_events_and_words_name_the_origin() {
+fn our_own_events_and_messages_name_the_origin() {
     let event = |rank: u32, origin: u32, cause: &str| {
         format!(
             r#"{{"time":"2026-11-20T14:00:0{rank}Z","attempt":2,"rank":{rank},"event":{{"event":"failed","rank":{rank},"originRank":{origin},"cause":"{cause}","during":"x","exitCode":4}}}}"#
@@ -141,7 +142,7 @@ fn our_own_events_and_words_name_the_origin() {
     let attempt = only(&[("events.jsonl", &silent.join("\n"))]);
     assert_eq!((attempt.attempt, first(&attempt)), (Some(2), ("", "")));
     assert_eq!(attempt.suspects.as_deref(), Some("rank 1: the others name it as the one that failed first"));
-    // The status has its end.
+    // The status describes its end.
     let status = "message: 'rank 1 (pid 41207): killed by signal 9 (SIGKILL)'";
     let logs = [
         ("attempt-2/rank-0.log", "error: rank 1: connection closed: the process ended or its network failed"),
@@ -150,7 +151,8 @@ fn our_own_events_and_words_name_the_origin() {
     let attempt = only(&logs);
     assert_eq!(first(&attempt), ("killed", "rank 1"));
     assert_eq!(ids(&attempt.followed), [("worker-peer", "rank 0")]);
-    // A rank that was stopped writes nothing: the others agree on it, in a pod of several ranks and in one of its own.
+    // A stopped rank writes nothing. The others agree on it, whether its pod has several ranks or
+    // only this one.
     let words = "error: rank 2: no sign of life for 10.0 s";
     for (log, line) in [
         ("attempt-1/stop-1-0.log", format!("[rank 0] {words}")),
@@ -187,7 +189,7 @@ fn a_timeout_names_the_rank_that_is_behind_or_silent() {
 }
 
 #[test]
-fn launchers_speak_of_ranks() {
+fn launchers_name_ranks() {
     let torchrun = "2026-11-20 14:03:15 ChildFailedError:\nRoot Cause (first observed failure):\n  time      : 2026-11-20_14:03:12\n  host      : gpu-3\n  rank      : 13 (local_rank: 5)\n  exitcode  : -9 (pid: 4711)\n";
     assert_eq!(first(&only(&[("launcher.log", torchrun)])), ("killed", "rank 13"));
     let mpirun = "mpirun noticed that process rank 5 with PID 0 on node w-1 exited on signal 9 (Killed).";
@@ -197,7 +199,7 @@ fn launchers_speak_of_ranks() {
 }
 
 #[test]
-fn an_exception_is_its_last_line() {
+fn an_exception_is_shown_by_its_last_line() {
     let lines = |last: &str| {
         format!(
             "[rank1]: Traceback (most recent call last):\n[rank0]: fine\n[rank1]:   File \"t.py\", line 3, in main\n[rank1]:     x = y\n[rank1]: {last}"
@@ -205,14 +207,14 @@ fn an_exception_is_its_last_line() {
     };
     let attempt = only(&[("all.log", &lines("KeyError: 'label'"))]);
     assert_eq!(first(&attempt), ("exception", "rank 1"));
-    let said = attempt.first.unwrap();
-    assert_eq!((said.text.as_str(), said.line), ("[rank1]: KeyError: 'label'", 5));
+    let line = attempt.first.unwrap();
+    assert_eq!((line.text.as_str(), line.line), ("[rank1]: KeyError: 'label'", 5));
     let known = only(&[("all.log", &lines("torch.OutOfMemoryError: CUDA out of memory."))]);
     assert_eq!((first(&known), known.followed.len()), (("gpu-out-of-memory", "rank 1"), 0));
 }
 
 #[test]
-fn attempts_are_told_apart() {
+fn attempts_are_kept_apart() {
     let diagnosis = diagnose(&[
         ("logs/attempt-1/rank-0.log", "CUDA out of memory"),
         ("logs/attempt-2/rank-0.log", "fine"),
@@ -223,28 +225,28 @@ fn attempts_are_told_apart() {
 }
 
 #[test]
-fn remarks_are_no_errors_and_healthy_logs_have_nothing() {
+fn remarks_are_not_errors_and_healthy_logs_have_none() {
     let attempt = only(&[("rank-0.log", "gpu:1:2 [0] NCCL INFO NET/IB : No device found.\nUsing network Socket")]);
     assert_eq!((first(&attempt), ids(&attempt.remarks)), (("", ""), vec![("nccl-over-tcp", "rank 0")]));
     let healthy = "2026-11-20T14:03:12Z step=240/600 loss=2.184\nNCCL INFO comm 0x5 rank 0 nranks 2 - Init COMPLETE\n\n[rank 0] a warning";
     assert_eq!(diagnose(&[("rank-0.log", healthy)]).attempts, []);
 }
 
-/// Memory depends on ranks and errors, not on the length of logs.
+/// Memory depends on the number of ranks and errors rather than the length of logs.
 #[test]
-fn equal_errors_are_counted_and_not_kept() {
+fn equal_errors_are_counted_rather_than_kept() {
     let mut doctor = Doctor::new().unwrap();
     let mut log = doctor.open("rank-0.log", 2026);
     (0..10_000).for_each(|_| doctor.line(&mut log, b"Connection reset by peer"));
     let mut other = doctor.open("x.log", 2026);
     (0..80_000).for_each(|rank| doctor.line(&mut other, format!("[rank{rank}]: Broken pipe").as_bytes()));
-    let heard = &doctor.attempts[&None];
-    assert_eq!((heard.speakers[&Speaker::Rank(0)].len(), heard.speakers.len()), (1, MOST_SPEAKERS));
+    let attempt_hits = &doctor.attempts[&None];
+    assert_eq!((attempt_hits.speakers[&Speaker::Rank(0)].len(), attempt_hits.speakers.len()), (1, MAX_SPEAKERS));
     assert_eq!(doctor.diagnosis().read.lines, 90_000);
 }
 
 #[test]
-fn lines_are_shown_without_what_steers_a_terminal() {
+fn lines_are_shown_without_control_characters() {
     let attempt = only(&[("a.log", &format!("\u{1b}[31mCUDA out of memory\u{1b}[0m {}", "x".repeat(1000)))]);
     let text = attempt.first.unwrap().text;
     assert!(!text.contains('\u{1b}') && text.chars().count() == KEPT + 1, "{text}");

@@ -1,14 +1,15 @@
-//! Times at the beginning of lines, as loggers, NCCL, Kubernetes and the kernel write them.
+//! Parses times at the start of lines in the formats of loggers, NCCL, Kubernetes and the kernel.
 
 use jiff::Timestamp;
 use jiff::civil::DateTime;
 use std::fmt;
 
-/// Characters of a line that are searched for a time.
+/// Characters of a line searched for a time.
 const SEARCHED: usize = 120;
 const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
-/// The time of a line. Without a zone it is compared as UTC: all ranks of a job use the same zone.
+/// The time of a line. Without a zone it is compared as UTC, because all ranks of a job use the
+/// same zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment {
     /// Microseconds since 1970.
@@ -18,7 +19,7 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// Microseconds from an earlier one; 0 when it is later.
+    /// Microseconds since an earlier moment; 0 if that is later.
     pub fn since(self, earlier: Moment) -> u64 {
         u64::try_from(self.micros.saturating_sub(earlier.micros)).unwrap_or_default()
     }
@@ -32,14 +33,15 @@ impl fmt::Display for Moment {
     }
 }
 
-/// The time of a line; `year` for forms that have none.
+/// Parses the time of a line; `year` applies to formats without one.
 ///
-/// Reads `2026-11-20T14:03:12.345Z`, `[2026-11-20 14:03:12]`, `2026/11/20 14:03:12,345`, `E1120 14:03:12.123456` (glog), `Nov 20 14:03:12`
-/// (syslog) and `Fri Nov 20 14:03:12 2026` (`dmesg -T`). Seconds since boot cannot be compared with other times.
+/// Formats: `2026-11-20T14:03:12.345Z`, `[2026-11-20 14:03:12]`, `2026/11/20 14:03:12,345`, `E1120
+/// 14:03:12.123456` (glog), `Nov 20 14:03:12` (syslog) and `Fri Nov 20 14:03:12 2026` (`dmesg -T`).
+/// Seconds since boot are not comparable and are ignored.
 pub(super) fn moment(line: &str, year: i16) -> Option<Moment> {
     let head = line.as_bytes();
     let head = &head[..head.len().min(SEARCHED)];
-    // Every form has hours, minutes and seconds.
+    // Every format has hours, minutes and seconds.
     let clock = (0..head.len().saturating_sub(7)).find(|at| is_clock(&head[*at..]))?;
     let (hour, minute, second) = (two(head, clock)?, two(head, clock + 3)?, two(head, clock + 6)?);
     let (micros, after) = fraction(head, clock + 8);
@@ -60,7 +62,7 @@ fn two(text: &[u8], at: usize) -> Option<i8> {
     Some(digit(at)? * 10 + digit(at + 1)?)
 }
 
-/// Microseconds after the seconds, and the position after them.
+/// Parses fractional seconds: microseconds, and the position after them.
 fn fraction(text: &[u8], at: usize) -> (i64, usize) {
     if !matches!(text.get(at), Some(b'.' | b',')) {
         return (0, at);
@@ -89,7 +91,7 @@ fn offset(text: &[u8], at: usize) -> Option<i64> {
     }
 }
 
-/// The date before a clock (or around it, as in `ctime`).
+/// The date before a clock time, or around it as in `ctime`.
 fn date_before(text: &[u8], clock: usize, after: usize, year: i16) -> Option<(i16, i8, i8)> {
     let before = std::str::from_utf8(&text[..clock.checked_sub(1)?]).ok()?;
     let tail = |length: usize| before.len().checked_sub(length).and_then(|at| before.get(at..));
@@ -107,7 +109,7 @@ fn date_before(text: &[u8], clock: usize, after: usize, year: i16) -> Option<(i1
     {
         return Some((year, date[1..3].parse().ok()?, date[3..5].parse().ok()?));
     }
-    // Nov 20, with the year after the clock or without one.
+    // Nov 20, optionally with the year after the clock time.
     let mut words = before.rsplit(' ').filter(|word| !word.is_empty());
     let day = words.next()?.parse().ok()?;
     let word = words.next()?.trim_start_matches('[');
@@ -127,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn times_of_all_forms() {
+    fn all_time_formats_are_parsed() {
         for (line, wanted) in [
             ("2026-11-20T14:03:12Z step=240", "2026-11-20T14:03:12Z"),
             ("2026-11-20T14:03:12.345678901+01:00 stderr F x", "2026-11-20T13:03:12.345678Z"),
@@ -146,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn moments_are_ordered_and_far_ones_too() {
+    fn distant_moments_are_ordered() {
         let at = |line: &str| moment(line, 2026).unwrap();
         let (first, second) = (at("2026-11-20 14:03:12.2"), at("2026-11-20 14:03:13"));
         assert!(first < second);

@@ -1,32 +1,31 @@
-//! Finds the first of many errors, and what followed from it.
+//! Finds the first of many errors, and its consequences.
 
-use super::known::{Known, Role};
+use super::known::{KnownError, Role};
 use super::time::Moment;
-use super::{Heard, Hit, Hits, Speaker};
+use super::{AttemptHits, Hit, Hits, Speaker};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_core::units::rank_list;
 
-/// A cause that is reported up to this many microseconds after the first consequence still counts as its cause: peers see a connection close at
-/// once, while launchers check their processes every few seconds and clocks of nodes differ.
+/// A cause reported up to this many microseconds after the first consequence still counts: peers
+/// see a connection close immediately, while launchers poll their processes every few seconds and
+/// node clocks differ.
 const LATE: u64 = 60_000_000;
-/// Most names of logs that are listed; the rest is counted.
+/// Most log names listed; the rest are counted.
 const LISTED: usize = 8;
 
-/// Amount of input.
+/// Amount of input read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Counts {
     pub logs: u64,
-    /// Bytes of them.
     pub bytes: u64,
-    /// Lines of them.
     pub lines: u64,
-    /// Lines that are not UTF-8; they were read anyway.
+    /// Lines that are not valid UTF-8, which are read anyway.
     pub not_utf8: u64,
 }
 
-/// The meaning of the logs.
+/// The result of a diagnosis.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Diagnosis {
@@ -36,19 +35,19 @@ pub struct Diagnosis {
     pub attempts: Vec<Attempt>,
 }
 
-/// What happened in an attempt.
+/// The errors of an attempt.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Attempt {
-    /// Its number, if names of logs contain it.
+    /// Its number, if the logs' names contain it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u32>,
     /// The first error; absent if all known errors follow from something outside these logs.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub first: Option<Said>,
-    /// Why it counts as the first.
+    pub first: Option<ErrorLine>,
+    /// Why it is considered the first.
     pub basis: String,
-    /// Where to look if the cause is not in these logs, or a rank is being waited for.
+    /// Where to look if the cause is not in these logs, or if the ranks wait for one of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub suspects: Option<String>,
     /// Other errors that are causes.
@@ -60,25 +59,25 @@ pub struct Attempt {
 /// A known error in a log.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Said {
+pub struct ErrorLine {
     #[serde(flatten)]
     pub error: Explained,
-    /// Who logged it: `rank 13`, or the name of the log.
+    /// The speaker: `rank 13`, or the name of the log.
     pub who: String,
-    /// The rank, where it is known.
+    /// The rank, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
     pub log: String,
-    /// The line, from 1.
+    /// Line number, from 1.
     pub line: u64,
-    /// Time as in the log; if the line has none, the last one before it.
+    /// Time as in the log, or of the last line before it with a time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<String>,
     /// The line itself.
     pub text: String,
 }
 
-/// An error of the table, in words.
+/// An error in the table, for display.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explained {
@@ -88,9 +87,9 @@ pub struct Explained {
     pub role: &'static str,
     /// What it means.
     pub means: &'static str,
-    /// What to look at.
+    /// What to check.
     pub look: &'static [&'static str],
-    /// What would have found it before the start.
+    /// The check that would have found it before the start.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub told_by: &'static str,
     /// Further reading.
@@ -98,46 +97,46 @@ pub struct Explained {
     pub link: &'static str,
 }
 
-/// The same error of several ranks.
+/// The same error from several speakers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Fold {
     #[serde(flatten)]
     pub error: Explained,
-    /// Who logged it.
+    /// The speakers.
     pub who: String,
     /// Total count.
     pub count: u64,
-    /// Seconds from the first error of the attempt to this one, where both have a time.
+    /// Seconds from the attempt's first error to this one, if both have a time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after_seconds: Option<f64>,
-    /// The log where it appears first.
+    /// The log with its first occurrence.
     pub log: String,
-    /// The line there, from 1.
+    /// Line number there, from 1.
     pub line: u64,
     /// The line itself.
     pub text: String,
 }
 
 impl Explained {
-    fn new(known: &'static Known) -> Explained {
-        let Known { id, means, look, told_by, link, .. } = *known;
+    fn new(known: &'static KnownError) -> Explained {
+        let KnownError { id, means, look, told_by, link, .. } = *known;
         Explained { id, role: known.role.word(), means, look, told_by, link }
     }
 }
 
-/// A hit and its rank.
+/// A hit with its speaker.
 type Heading<'a> = (&'a Speaker, &'a Hit);
 
-pub(super) fn diagnosis(attempts: &BTreeMap<Option<u32>, Heard>, read: Counts) -> Diagnosis {
-    let spoke = |heard: &&Heard| heard.speakers.values().any(|hits| !hits.is_empty());
-    let attempts = attempts.iter().filter(|(_, heard)| spoke(heard));
-    Diagnosis { read, attempts: attempts.map(|(attempt, heard)| of_attempt(*attempt, heard)).collect() }
+pub(super) fn diagnosis(attempts: &BTreeMap<Option<u32>, AttemptHits>, read: Counts) -> Diagnosis {
+    let has_hits = |attempt_hits: &&AttemptHits| attempt_hits.speakers.values().any(|hits| !hits.is_empty());
+    let attempts = attempts.iter().filter(|(_, attempt_hits)| has_hits(attempt_hits));
+    Diagnosis { read, attempts: attempts.map(|(attempt, attempt_hits)| of_attempt(*attempt, attempt_hits)).collect() }
 }
 
-fn of_attempt(attempt: Option<u32>, heard: &Heard) -> Attempt {
+fn of_attempt(attempt: Option<u32>, attempt_hits: &AttemptHits) -> Attempt {
     let all: Vec<Heading<'_>> =
-        heard.speakers.iter().flat_map(|(speaker, hits)| hits.values().map(move |hit| (speaker, hit))).collect();
+        attempt_hits.speakers.iter().flat_map(|(speaker, hits)| hits.values().map(move |hit| (speaker, hit))).collect();
     let (first, basis) = first(&all);
     let others = |roles: &[Role]| {
         let is_other = |heading: &&Heading<'_>| first.is_none_or(|first| !std::ptr::eq(heading.1, first.1));
@@ -147,16 +146,16 @@ fn of_attempt(attempt: Option<u32>, heard: &Heard) -> Attempt {
     };
     Attempt {
         attempt,
-        first: first.map(said),
+        first: first.map(error_line),
         basis,
-        suspects: suspects(&all, &heard.speakers, first),
+        suspects: suspects(&all, &attempt_hits.speakers, first),
         other_causes: others(&[Role::Cause]),
         followed: others(&[Role::Symptom, Role::Follower]),
         remarks: others(&[Role::Remark]),
     }
 }
 
-/// The first error, and the reason for the choice.
+/// The first error, with the reason for the choice.
 fn first<'a>(all: &[Heading<'a>]) -> (Option<Heading<'a>>, String) {
     let of = |role: Role| all.iter().filter(move |(_, hit)| hit.known.role == role).copied();
     let consequences = of(Role::Symptom).chain(of(Role::Follower));
@@ -165,7 +164,7 @@ fn first<'a>(all: &[Heading<'a>]) -> (Option<Heading<'a>>, String) {
         (Some(time), Some(earliest)) => time.since(earliest) <= LATE,
         _ => true,
     };
-    // Hits with a time can be compared; among the others, take the lowest rank.
+    // Hits with a time are comparable; among the others, take the lowest rank.
     let by_time = |(speaker, hit): &Heading<'a>| (hit.time.is_none(), hit.time, *speaker, hit.line);
     if let Some(cause) = of(Role::Cause).filter(in_time).min_by_key(by_time) {
         let several = of(Role::Cause).any(|(speaker, _)| speaker != cause.0);
@@ -174,12 +173,12 @@ fn first<'a>(all: &[Heading<'a>]) -> (Option<Heading<'a>>, String) {
             (None, true) => {
                 "the lines have no time: of the errors that stand for themselves the one of the lowest rank"
             }
-            (_, false) => "the error that stands for itself; everything else can follow from it",
+            (_, false) => "the error that is a cause by itself; everything else can follow from it",
         };
         return (Some(cause), basis.to_owned());
     }
     if let Some(symptom) = of(Role::Symptom).min_by_key(by_time) {
-        let basis = "nothing here stands for itself: this is the first symptom, and its cause may be missing";
+        let basis = "no error here is a cause by itself: this is the first symptom, and its cause may be missing";
         return (Some(symptom), basis.to_owned());
     }
     if of(Role::Follower).next().is_some() {
@@ -202,7 +201,7 @@ fn suspects(all: &[Heading<'_>], speakers: &BTreeMap<Speaker, Hits>, first: Opti
     if waiting.is_empty() || is_cause {
         return None;
     }
-    // The rank that is behind never reached the collective in which the others wait.
+    // The lagging rank never reached the collective that the others wait in.
     let sequences: Vec<(u32, &Speaker)> =
         waiting.iter().filter_map(|(speaker, hit)| Some((hit.sequence?, *speaker))).collect();
     let least = sequences.iter().map(|(sequence, _)| *sequence).min()?;
@@ -215,8 +214,8 @@ fn suspects(all: &[Heading<'_>], speakers: &BTreeMap<Speaker, Hits>, first: Opti
     (!silent.is_empty()).then(|| format!("{}: silent while the others wait", names(silent.into_iter())))
 }
 
-fn said((speaker, hit): Heading<'_>) -> Said {
-    Said {
+fn error_line((speaker, hit): Heading<'_>) -> ErrorLine {
+    ErrorLine {
         error: Explained::new(hit.known),
         who: names(std::iter::once(speaker)),
         rank: match speaker {
@@ -230,7 +229,7 @@ fn said((speaker, hit): Heading<'_>) -> Said {
     }
 }
 
-/// Folds equal errors of several speakers, ordered by time.
+/// Groups equal errors of several speakers, ordered by time.
 fn fold(hits: &[Heading<'_>], start: Option<Moment>) -> Vec<Fold> {
     let mut errors: BTreeMap<&str, Vec<Heading<'_>>> = BTreeMap::new();
     for heading in hits {
@@ -257,7 +256,7 @@ fn fold(hits: &[Heading<'_>], start: Option<Moment>) -> Vec<Fold> {
     folds.into_iter().map(|(_, fold)| fold).collect()
 }
 
-/// `ranks 0-12, 14` and then logs by name.
+/// `ranks 0-12, 14`, followed by logs by name.
 fn names<'a>(speakers: impl Iterator<Item = &'a Speaker>) -> String {
     let (mut ranks, mut logs) = (BTreeSet::new(), BTreeSet::new());
     for speaker in speakers {

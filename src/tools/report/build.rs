@@ -1,10 +1,10 @@
-//! From a record to a report.
+//! Builds a report from a record.
 
 use super::advice::{self, Chart, Ranked};
 use super::facts::Facts;
-use super::model::{API_VERSION, Item, KIND, Remark, Report, Verdict, part_times, tidy};
+use super::model::{API_VERSION, Item, KIND, Remark, Report, Verdict, part_times, round4};
 use super::record::Record;
-use super::sample::{Part, believed};
+use super::sample::{Part, plausible};
 use super::skew::Skew;
 use super::{curves, launches, setting};
 use switchyard_core::units::three_digits;
@@ -47,14 +47,14 @@ impl Record {
 
 fn item(item: &advice::Item) -> Item {
     let tidy_changes = |changes: &[advice::Change]| {
-        changes.iter().map(|change| advice::Change { gain_ms: change.gain_ms.map(tidy), ..change.clone() }).collect()
+        changes.iter().map(|change| advice::Change { gain_ms: change.gain_ms.map(round4), ..change.clone() }).collect()
     };
     Item {
         rule: item.rule.into(),
         evidence: item.advice.evidence.clone(),
         changes: tidy_changes(&item.advice.changes),
         also: tidy_changes(&item.also),
-        gain_ms: item.gain_ms.map(tidy),
+        gain_ms: item.gain_ms.map(round4),
         basis: item.basis,
         urgent: item.advice.urgent,
         chart: item.advice.chart,
@@ -72,7 +72,7 @@ fn verdict(record: &Record, facts: Option<&Facts>, ranked: &Ranked, last_loss: O
     let seconds = lead.and_then(|fold| Some((fold.last_us?.saturating_sub(fold.first_us?)) as f64 / 1e6));
     let step_ms = facts.map(Facts::step_ms).filter(|ms| *ms > 0.0);
     let rate = inspection.zip(step_ms).map(|(inspection, ms)| inspection.items_per_step as f64 * 1e3 / ms);
-    let finite = |loss: Option<f64>| loss.and_then(believed).map(tidy);
+    let finite = |loss: Option<f64>| loss.and_then(plausible).map(round4);
     Verdict {
         result: result.into(),
         message,
@@ -86,7 +86,7 @@ fn verdict(record: &Record, facts: Option<&Facts>, ranked: &Ranked, last_loss: O
         repeated_steps: curves.map_or(0, |curves| {
             curves.attempts.iter().fold(0_u64, |sum, attempt| sum.saturating_add(attempt.repeated))
         }),
-        seconds: seconds.filter(|seconds| *seconds >= 0.0).map(tidy),
+        seconds: seconds.filter(|seconds| *seconds >= 0.0).map(round4),
         first_loss: finite(
             curves.and_then(|curves| curves.first_loss).or(finished.and_then(|finished| finished.first_loss)),
         ),
@@ -95,18 +95,18 @@ fn verdict(record: &Record, facts: Option<&Facts>, ranked: &Ranked, last_loss: O
             finished.and_then(|finished| finished.validation_loss).or(record.events.last_evaluation),
         ),
         item: setting::item(record).map(|item| item.word().into()),
-        items_per_second: rate.or(record.events.items_per_second).map(tidy),
-        step_ms: step_ms.map(tidy),
-        step_ms_p50: facts.and_then(|facts| facts.quantiles).map(|(p50, _)| tidy(p50)),
-        step_ms_p99: facts.and_then(|facts| facts.quantiles).map(|(_, p99)| tidy(p99)),
+        items_per_second: rate.or(record.events.items_per_second).map(round4),
+        step_ms: step_ms.map(round4),
+        step_ms_p50: facts.and_then(|facts| facts.quantiles).map(|(p50, _)| round4(p50)),
+        step_ms_p99: facts.and_then(|facts| facts.quantiles).map(|(_, p99)| round4(p99)),
         slowest: record.events.slowest,
         slowest_rank: facts.and_then(|facts| facts.ranks.get(facts.critical)).map(|rank| rank.rank),
         parts: facts.map(|facts| part_times(&facts.step)).unwrap_or_default(),
-        synthetic_step_ms: record.synthetic_step_ms.map(tidy),
+        synthetic_step_ms: record.synthetic_step_ms.map(round4),
     }
 }
 
-/// Where the time goes and what comes first, in one sentence.
+/// The main use of time and the first advice, in one sentence.
 fn sentence(facts: &Facts, ranked: &Ranked) -> String {
     let percent = |time: f64| format!("{:.0} %", facts.percent(time));
     let mut text = format!(

@@ -1,22 +1,24 @@
-//! What changes over the steps: loss, throughput, parts, ranks; and the all-reduce.
+//! Curves over the steps (loss, throughput, parts, ranks), and the all-reduce.
 
 use super::advice::bus_bandwidth;
 use super::facts::Facts;
 use super::fold::{Attempt, Fold, Spread};
 use super::model::{
-    AllReduce, Loss, LossWindow, Point, RankSkew, Restart, SkewRow, StepTime, StepWindow, Throughput, part_times, tidy,
+    AllReduce, Loss, LossWindow, Point, RankSkew, Restart, SkewRow, StepTime, StepWindow, Throughput, part_times,
+    round4,
 };
 use super::record::Record;
-use super::sample::{Part, believed};
+use super::sample::{Part, plausible};
 use super::setting;
 use super::skew::Skew;
 
-/// Rows of the skew; with more ranks there is one per node, and with more nodes one for several.
-const MOST_ROWS: usize = 64;
-/// Windows are smoothed over this share of them.
+/// Most rows in the skew chart. More ranks are grouped by node, and more nodes into groups of
+/// several.
+const MAX_ROWS: usize = 64;
+/// Share of the windows over which curves are smoothed.
 const SMOOTHED_SHARE: f64 = 1.0 / 20.0;
-/// Marks in a chart.
-const MOST_MARKS: usize = 60;
+/// Most marks in a chart.
+const MAX_MARKS: usize = 60;
 
 /// The rank whose curves were kept.
 fn lead(record: &Record) -> Option<(u32, &Fold)> {
@@ -30,21 +32,21 @@ pub(super) fn loss(record: &Record) -> Option<Loss> {
     let means: Vec<f64> = known.iter().map(|(_, _, mean)| *mean).collect();
     let window = |((step, spread, mean), smoothed): (&(u64, &Spread, f64), f64)| LossWindow {
         step: *step,
-        least: tidy(spread.least),
-        most: tidy(spread.most),
-        mean: tidy(*mean),
-        smoothed: tidy(smoothed),
+        least: round4(spread.least),
+        most: round4(spread.most),
+        mean: round4(*mean),
+        smoothed: round4(smoothed),
     };
     let windows: Vec<LossWindow> = known.iter().zip(smoothed(&means)).map(window).collect();
     let validation = record.events.evaluations.iter();
     let point = |(step, spread): (u64, &Spread)| {
-        // At the end of its window, where most of the training before it lies.
-        Some(Point { step: step + record.events.evaluations.width() - 1, value: tidy(spread.mean()?) })
+        // Place the loss at the end of its window, after most of the training that it reflects.
+        Some(Point { step: step + record.events.evaluations.width() - 1, value: round4(spread.mean()?) })
     };
     let validation: Vec<Point> = validation.filter_map(point).collect();
     let checkpoints: Vec<u64> =
         curves.checkpoints.iter().filter(|(_, count)| count.0 > 0).map(|(step, _)| step).collect();
-    let every = checkpoints.len().div_ceil(MOST_MARKS).max(1);
+    let every = checkpoints.len().div_ceil(MAX_MARKS).max(1);
     let restart = |attempt: &Attempt| Restart {
         attempt: attempt.number,
         step: attempt.first_step,
@@ -55,12 +57,18 @@ pub(super) fn loss(record: &Record) -> Option<Loss> {
         windows,
         validation,
         checkpoints: checkpoints.into_iter().step_by(every).collect(),
-        restarts: curves.attempts.iter().skip(1).take(MOST_MARKS).map(restart).collect(),
-        bigram: record.documents.inspection.as_ref().and_then(|inspection| believed(inspection.bigram_nats?)).map(tidy),
+        restarts: curves.attempts.iter().skip(1).take(MAX_MARKS).map(restart).collect(),
+        bigram: record
+            .documents
+            .inspection
+            .as_ref()
+            .and_then(|inspection| plausible(inspection.bigram_nats?))
+            .map(round4),
     })
 }
 
-/// Exponential means from the beginning and from the end, averaged: one alone would lag behind a falling loss.
+/// Mean of a forward and a backward exponential average, because a forward one alone lags behind a
+/// falling loss.
 fn smoothed(means: &[f64]) -> Vec<f64> {
     let weight = (2.0 / (means.len() as f64 * SMOOTHED_SHARE + 1.0)).min(1.0);
     let mean = |state: &mut Option<f64>, next: &f64| {
@@ -82,7 +90,7 @@ pub(super) fn throughput(record: &Record) -> Option<Throughput> {
     let windows = fold.windows.iter().filter_map(|(step, sums)| {
         let ms = sums.parts.total();
         let rate = items.unwrap_or(1.0) * sums.steps as f64 * 1e3 / ms;
-        (ms > 0.0).then(|| Point { step, value: tidy(rate) })
+        (ms > 0.0).then(|| Point { step, value: round4(rate) })
     });
     let windows: Vec<Point> = windows.collect();
     (!windows.is_empty()).then(|| Throughput { unit: format!("{word}/s"), windows })
@@ -90,7 +98,7 @@ pub(super) fn throughput(record: &Record) -> Option<Throughput> {
 
 pub(super) fn step_time(record: &Record, facts: Option<&Facts>) -> Option<StepTime> {
     let (lead_rank, lead) = lead(record)?;
-    // The parts are those of the rank whose time is the time of the step.
+    // Show the parts of the critical rank.
     let rank = facts.map_or(lead_rank, |facts| facts.ranks[facts.critical].rank);
     let fold = record.ranks().get(&rank)?;
     let mut times = lead.curves.as_ref()?.step_times.clone();
@@ -103,7 +111,7 @@ pub(super) fn step_time(record: &Record, facts: Option<&Facts>) -> Option<StepTi
     let exact = record.has_steps();
     let windows = windows.iter().enumerate().filter_map(|(index, (step, sums))| {
         let (p50, p99) = times.get(index).copied().filter(|_| exact).unwrap_or_default();
-        Some(StepWindow { step, parts: part_times(&sums.mean()?), p50_ms: p50.map(tidy), p99_ms: p99.map(tidy) })
+        Some(StepWindow { step, parts: part_times(&sums.mean()?), p50_ms: p50.map(round4), p99_ms: p99.map(round4) })
     });
     Some(StepTime { rank, window_steps: width, windows: windows.collect() })
 }
@@ -112,7 +120,7 @@ pub(super) fn skew(record: &Record, skew: &Skew) -> Option<RankSkew> {
     if skew.ranks.len() < 2 {
         return None;
     }
-    let by_node = skew.ranks.len() > MOST_ROWS;
+    let by_node = skew.ranks.len() > MAX_ROWS;
     let mut groups: Vec<(String, Vec<usize>)> = Vec::new();
     for (index, rank) in skew.ranks.iter().enumerate() {
         let node = record.planned(*rank).map(|(node, _)| node.node_name.clone());
@@ -123,7 +131,7 @@ pub(super) fn skew(record: &Record, skew: &Skew) -> Option<RankSkew> {
             None => groups.push((label, vec![index])),
         }
     }
-    let each = groups.len().div_ceil(MOST_ROWS).max(1);
+    let each = groups.len().div_ceil(MAX_ROWS).max(1);
     let rows = groups.chunks(each).map(|groups| {
         let label = match groups {
             [(only, _)] => only.clone(),
@@ -133,12 +141,12 @@ pub(super) fn skew(record: &Record, skew: &Skew) -> Option<RankSkew> {
         let of = |index: usize| skew.of(skew.ranks[index]).unwrap_or_default();
         let over_ms = (0..skew.steps.len()).map(|window| {
             let worst = members().filter_map(|rank| skew.cells[rank][window]).map(|(over, _)| over).reduce(f64::max);
-            worst.map(tidy)
+            worst.map(round4)
         });
         SkewRow {
             label,
-            slow_percent: tidy(100.0 * members().map(|rank| of(rank).0).fold(0.0, f64::max)),
-            mean_over_ms: tidy(members().map(|rank| of(rank).1).reduce(f64::max).unwrap_or_default()),
+            slow_percent: round4(100.0 * members().map(|rank| of(rank).0).fold(0.0, f64::max)),
+            mean_over_ms: round4(members().map(|rank| of(rank).1).reduce(f64::max).unwrap_or_default()),
             over_ms: over_ms.collect(),
         }
     });
@@ -149,7 +157,7 @@ pub(super) fn skew(record: &Record, skew: &Skew) -> Option<RankSkew> {
         by: if by_node { "node" } else { "rank" }.into(),
         window_steps: skew.width,
         steps: skew.steps.clone(),
-        median_ms: tidy(compute.get(compute.len().saturating_sub(1) / 2).copied().unwrap_or_default()),
+        median_ms: round4(compute.get(compute.len().saturating_sub(1) / 2).copied().unwrap_or_default()),
         rows: rows.collect(),
     })
 }
@@ -170,15 +178,15 @@ pub(super) fn all_reduce(facts: &Facts) -> Option<AllReduce> {
     Some(AllReduce {
         transport: facts.transport.map(|transport| transport.word().into()),
         bucket_bytes: buckets.iter().copied().take(1024).collect(),
-        bytes: bytes.map(tidy),
-        left_bytes: reduce.and_then(|reduce| reduce.left_bytes).map(tidy),
-        alone_ms: facts.reduce_alone_ms.map(tidy),
-        under_way_ms: reduce.map(|reduce| tidy(reduce.busy_ms)),
-        exposed_ms: tidy(exposed),
-        hidden_ms: hidden.map(tidy),
-        overlap_percent: reduce.zip(hidden).map(|(reduce, hidden)| tidy(100.0 * hidden / reduce.busy_ms)),
-        bus_gigabytes_per_second: bus_bandwidth(facts).map(|rate| tidy(rate / 1e9)),
-        alone_gigabytes_per_second: alone.map(tidy),
-        predicted_gigabytes_per_second: facts.bus_bandwidth.map(|(predicted, _)| tidy(predicted / 1e9)),
+        bytes: bytes.map(round4),
+        left_bytes: reduce.and_then(|reduce| reduce.left_bytes).map(round4),
+        alone_ms: facts.reduce_alone_ms.map(round4),
+        under_way_ms: reduce.map(|reduce| round4(reduce.busy_ms)),
+        exposed_ms: round4(exposed),
+        hidden_ms: hidden.map(round4),
+        overlap_percent: reduce.zip(hidden).map(|(reduce, hidden)| round4(100.0 * hidden / reduce.busy_ms)),
+        bus_gigabytes_per_second: bus_bandwidth(facts).map(|rate| round4(rate / 1e9)),
+        alone_gigabytes_per_second: alone.map(round4),
+        predicted_gigabytes_per_second: facts.bus_bandwidth.map(|(predicted, _)| round4(predicted / 1e9)),
     })
 }

@@ -1,4 +1,4 @@
-//! The documents of a run directory that say what runs: parsed leniently, by the fields that a report shows.
+//! Parses the documents in a run directory leniently: only the fields that a report shows.
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::Deserialize;
@@ -7,16 +7,16 @@ use switchyard_core::quantity::parse_quantity;
 use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::event::Inspection;
 
-/// A document of a run directory.
+/// A document in a run directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Document {
-    /// `plan.yaml`: processes, and the reason of each setting.
+    /// `plan.yaml`: processes, and the reason for each setting.
     Plan,
-    /// `engine.json`: what every rank reads.
+    /// `engine.json`: the configuration that every rank reads.
     Engine,
-    /// `inspection.json`: what the worker found in the data and the model before the start.
+    /// `inspection.json`: the worker's inspection of the data and the model.
     Inspection,
-    /// `machine.json`: the GPUTopology of the machine.
+    /// `machine.json`: the machine's GPUTopology.
     Machine,
     /// `status.yaml`: the TrainJob with its status.
     Status,
@@ -27,7 +27,7 @@ impl Document {
     pub const ALL: [Document; 5] =
         [Document::Plan, Document::Engine, Document::Inspection, Document::Machine, Document::Status];
 
-    /// Its file in the run directory.
+    /// File name in the run directory.
     pub fn file(self) -> &'static str {
         match self {
             Document::Plan => "plan.yaml",
@@ -47,9 +47,9 @@ pub(super) struct Documents {
     pub inspection: Option<Inspection>,
     pub machine: Option<MachineStatus>,
     pub job: Option<Job>,
-    /// CPUs that the job may use of each node, by `trainer.resourcesPerNode.limits`.
+    /// CPU limit of the job on each node, from `trainer.resourcesPerNode.limits`.
     pub cpu_limit: Option<f64>,
-    /// The original manifest, without values that may be secret.
+    /// The original manifest without values that can be secret.
     pub manifest: Option<Value>,
 }
 
@@ -159,7 +159,7 @@ pub(super) struct Placement {
 }
 
 impl Documents {
-    /// Reads one; returns why it is unreadable.
+    /// Parses a document; the error describes why it is unreadable.
     pub(super) fn read(&mut self, document: Document, text: &str) -> Result<(), String> {
         let fault = |error: String| format!("{} cannot be read: {error}", document.file());
         let json = |error: serde_json::Error| fault(error.to_string());
@@ -188,18 +188,18 @@ impl Documents {
     }
 }
 
-/// Parts of names of variables whose values are not shown.
+/// Variables with these substrings in their names are not shown.
 const SECRET: [&str; 6] = ["SECRET", "TOKEN", "PASSWORD", "PASSWD", "CREDENTIAL", "KEY"];
 
-/// A value of an environment variable for a report that may be passed on.
+/// The displayed value of an environment variable, safe for a report that is passed on.
 pub(super) fn shown(name: &str, value: &str) -> String {
     let name = name.to_uppercase();
-    // The path of a key file is not secret.
+    // The path of a key file is not a secret.
     let secret = SECRET.iter().any(|word| name.contains(word)) && !name.ends_with("_FILE");
     if secret { "(not shown)".to_owned() } else { value.to_owned() }
 }
 
-/// Hides values of variables in a manifest: objects with a name and a value.
+/// Hides the values of variables in a manifest, which are objects with a name and a value.
 fn hide(value: &mut Value) {
     match value {
         Value::Array(list) => list.iter_mut().for_each(hide),
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_named_and_absent() {
+    fn unreadable_documents_are_named_and_absent() {
         let mut documents = Documents::default();
         for document in Document::ALL {
             let fault = documents.read(document, "[1,").unwrap_err();

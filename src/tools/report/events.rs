@@ -1,18 +1,18 @@
-//! The events of all ranks, folded while they are read.
+//! Folds the events of all ranks while they are read.
 
 use super::fold::Spread;
-use super::sample::{LAST_STEP, believed};
+use super::sample::{LAST_STEP, plausible};
 use super::windows::Windows;
 use jiff::Timestamp;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_worker_contract::event::{Event, Failure, Finished, GpuReport, Item, Ready, Slowest};
 
-/// Most events that are kept verbatim; a job that fails more often fails the same way.
-const MOST_KEPT: usize = 100;
+/// Most events kept verbatim; a job that fails more often fails the same way.
+const MAX_KEPT: usize = 100;
 
-/// Most GPUs that are remembered.
-const MOST_GPUS: usize = 4096;
+/// Most GPUs tracked.
+const MAX_GPUS: usize = 4096;
 
 /// A line of `events.jsonl`.
 #[derive(Debug, Deserialize)]
@@ -28,56 +28,56 @@ fn first() -> u32 {
     1
 }
 
-/// A failure and when it was reported.
+/// A failure with the time of its report.
 #[derive(Debug)]
-pub(super) struct Told {
+pub(super) struct ReportedFailure {
     pub time: Option<Timestamp>,
     pub attempt: u32,
     pub failure: Failure,
 }
 
-/// When the ranks of an attempt were ready and done.
+/// Times at which the ranks of an attempt were ready and done, and its checkpoints.
 #[derive(Debug, Default)]
 pub(super) struct Group {
     pub ready: BTreeSet<u32>,
     pub ready_time: Option<Timestamp>,
     pub finished: BTreeSet<u32>,
     pub finished_time: Option<Timestamp>,
-    /// Checkpoints that are complete, and the step of the last one.
+    /// Number of complete checkpoints, followed by the step of the last one.
     pub saved: u64,
     pub last_saved: u64,
-    /// Checkpoints that were abandoned, and the reason of the last one.
+    /// Number of abandoned checkpoints, followed by the reason for the last one.
     pub unsaved: u64,
     pub unsaved_cause: String,
     pub checkpoint_time: Option<Timestamp>,
 }
 
-/// What the events say.
+/// All events, folded.
 #[derive(Debug, Default)]
 pub(super) struct Events {
-    /// The last one of each rank.
+    /// The last one per rank.
     pub ready: BTreeMap<u32, Ready>,
-    /// Of the lowest rank that has one.
+    /// From the lowest rank that has one.
     pub finished: Option<Finished>,
     pub groups: BTreeMap<u32, Group>,
-    pub failures: Vec<Told>,
+    pub failures: Vec<ReportedFailure>,
     pub more_failures: u64,
     pub evaluations: Windows<Spread>,
     pub last_evaluation: Option<f64>,
     pub total_steps: Option<u64>,
     pub items_per_second: Option<f64>,
     pub item: Option<Item>,
-    /// The last straggler, or else the last that is known.
+    /// The last straggler, otherwise the last known slowest rank.
     pub slowest: Option<Slowest>,
     pub unreadable: u64,
-    /// What the GPU of each rank had met in its last attempt.
+    /// GPU report of each rank's last attempt.
     pub gpus: BTreeMap<u32, GpuReport>,
 }
 
 impl Events {
-    /// Takes an event, except the figures of a progress event.
+    /// Adds an event, except for the figures of a progress event.
     pub(super) fn add(&mut self, line: &EventLine) {
-        let known = self.groups.len() < MOST_KEPT || self.groups.contains_key(&line.attempt);
+        let known = self.groups.len() < MAX_KEPT || self.groups.contains_key(&line.attempt);
         let group = known.then(|| self.groups.entry(line.attempt).or_default());
         match &line.event {
             Event::Ready(ready) => {
@@ -93,11 +93,11 @@ impl Events {
                 let rate = Some(progress.items_per_second).filter(|rate| rate.is_finite() && *rate > 0.0);
                 self.items_per_second = rate.or(self.items_per_second);
                 let was_straggler = self.slowest.is_some_and(|slowest| slowest.is_straggler());
-                let told = progress.slowest.filter(|slowest| slowest.is_straggler() || !was_straggler);
-                self.slowest = told.filter(|slowest| slowest.over_percent.is_finite()).or(self.slowest);
+                let slowest_after = progress.slowest.filter(|slowest| slowest.is_straggler() || !was_straggler);
+                self.slowest = slowest_after.filter(|slowest| slowest.over_percent.is_finite()).or(self.slowest);
             }
             Event::Evaluation { step, loss, .. } => {
-                if believed(*loss).is_some() && (1..=LAST_STEP).contains(step) {
+                if plausible(*loss).is_some() && (1..=LAST_STEP).contains(step) {
                     self.evaluations.at(*step).add(*loss, 1);
                     self.last_evaluation = Some(*loss);
                 }
@@ -112,7 +112,7 @@ impl Events {
                 }
             }
             Event::Gpu(report) => {
-                if self.gpus.len() < MOST_GPUS || self.gpus.contains_key(&report.rank) {
+                if self.gpus.len() < MAX_GPUS || self.gpus.contains_key(&report.rank) {
                     self.gpus.insert(report.rank, report.clone());
                 }
             }
@@ -127,8 +127,12 @@ impl Events {
                 }
             }
             Event::Failed(failure) => {
-                if self.failures.len() < MOST_KEPT {
-                    self.failures.push(Told { time: line.time, attempt: line.attempt, failure: failure.clone() });
+                if self.failures.len() < MAX_KEPT {
+                    self.failures.push(ReportedFailure {
+                        time: line.time,
+                        attempt: line.attempt,
+                        failure: failure.clone(),
+                    });
                 } else {
                     self.more_failures += 1;
                 }
@@ -142,9 +146,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_straggler_is_remembered_although_the_ranks_kept_pace_in_the_end() {
+    fn a_straggler_is_kept_after_the_ranks_catch_up() {
         let mut events = Events::default();
-        let mut told = |over_percent: f64, steps: u64| {
+        let mut slowest_after = |over_percent: f64, steps: u64| {
             let line = format!(
                 r#"{{"rank":0,"event":{{"event":"progress","rank":0,"step":{steps},"totalSteps":900,"intervalSteps":1,"loss":2.0,
                 "learningRate":0.1,"gradientNorm":1.0,"itemsPerSecond":10.0,"stepMs":10.0,"maxStepMs":10.0,"forwardMs":3.0,
@@ -154,8 +158,15 @@ mod tests {
             events.add(&serde_json::from_str(&line).unwrap());
             events.slowest.map(|slowest| slowest.over_percent)
         };
-        assert_eq!([told(90.0, 10), told(3.0, 100)], [Some(90.0), Some(3.0)], "10 steps make no straggler");
-        assert_eq!([told(40.0, 100), told(2.0, 100), told(20.0, 100)], [Some(40.0), Some(40.0), Some(20.0)]);
+        assert_eq!(
+            [slowest_after(90.0, 10), slowest_after(3.0, 100)],
+            [Some(90.0), Some(3.0)],
+            "10 steps make no straggler"
+        );
+        assert_eq!(
+            [slowest_after(40.0, 100), slowest_after(2.0, 100), slowest_after(20.0, 100)],
+            [Some(40.0), Some(40.0), Some(20.0)]
+        );
     }
 
     #[test]

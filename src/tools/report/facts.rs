@@ -1,4 +1,4 @@
-//! The input of the advice rules: figures of the run, computed from its record, or written down in a test.
+//! Input of the advice rules: figures of the run, computed from its record or given by a test.
 
 use super::kernels::KernelFacts;
 use super::record::Record;
@@ -11,24 +11,26 @@ use switchyard_worker_contract::CpuList;
 use switchyard_worker_contract::config::{Device, EngineConfig, Transport};
 use switchyard_worker_contract::event::{GpuReport, Inspection, MemoryUse};
 
-/// Figures of a run. Unknown is absent. Times are means per optimizer step after the warm-up, ms.
+/// Figures of a run; unknown figures are absent. Times are means per optimizer step after the
+/// warm-up, ms.
 #[derive(Debug, Clone, Default)]
 pub struct Facts {
-    /// What every rank read.
+    /// The configuration of every rank.
     pub engine: Option<EngineConfig>,
-    /// What the worker found before the start.
+    /// The worker's inspection before the start.
     pub inspection: Option<Inspection>,
-    /// The ranks with known steps, by rank.
+    /// The ranks with known steps, in rank order.
     pub ranks: Vec<RankFacts>,
-    /// The rank with the most work of its own, whose time is the time of the step: position in `ranks`.
+    /// Position in `ranks` of the critical rank: the one with the most work, which determines the
+    /// step time.
     pub critical: usize,
     /// Ranks of the job.
     pub world: u32,
-    /// Parts of the step of that rank.
+    /// Parts of the critical rank's step.
     pub step: Parts,
-    /// Median and 99th percentile of the wall time of a step.
+    /// Median and 99th percentile of a step's wall time.
     pub quantiles: Option<(f64, f64)>,
-    /// The same without checkpoints and the time between steps.
+    /// The same without checkpoints and without time between steps.
     pub work_quantiles: Option<(f64, f64)>,
     /// Median time between two steps.
     pub between_median: Option<f64>,
@@ -36,37 +38,38 @@ pub struct Facts {
     pub warm_ms: Option<f64>,
     /// All-reduce of the critical rank.
     pub reduce: Option<Reduce>,
-    /// Bytes of each all-reduce, in the order in which backward starts them.
+    /// Bytes per all-reduce, in the order in which backward starts them.
     pub bucket_bytes: Vec<u64>,
-    /// One all-reduce of all gradients with nothing else running, measured before the first step.
+    /// Time of one all-reduce of all gradients with nothing else running, measured before the first
+    /// step.
     pub reduce_alone_ms: Option<f64>,
-    /// How gradients travel.
+    /// The transport of gradients.
     pub transport: Option<Transport>,
-    /// Work of the reader for one step, over all its threads.
+    /// The reader's work for one step, summed over its threads.
     pub read_ms: Option<f64>,
-    /// A step of the same job with synthetic data.
+    /// Step time of the same job with synthetic data.
     pub synthetic_step_ms: Option<f64>,
-    /// Memory of the ranks of one node.
+    /// Memory of the ranks on one node.
     pub memory: Option<MemoryFacts>,
-    /// Steps after the warm-up, and those of them that were skipped because gradients overflowed.
+    /// Steps after the warm-up, and how many of them were skipped because gradients overflowed.
     pub skipped: Option<(u64, u64)>,
-    /// The largest loss scale, and the last.
+    /// The largest loss scale, and the last one.
     pub loss_scale: Option<(f64, f64)>,
-    /// The first step whose loss was not a number.
+    /// The first step with a NaN loss.
     pub lost_at: Option<u64>,
-    /// Kernels in use.
+    /// Name of the kernels in use.
     pub kernel: Option<String>,
-    /// The ranks compute on a GPU.
+    /// Whether the ranks compute on a GPU.
     pub on_gpu: Option<bool>,
-    /// Kernels of the GPU of a rank, the critical one's if it was profiled.
+    /// GPU kernels of a rank, preferably the critical one.
     pub kernels: Option<KernelFacts>,
-    /// CPUs that the job may use of each node: its limit.
+    /// The job's CPU limit on each node.
     pub cpu_limit: Option<f64>,
-    /// Cores for each logical CPU of the machine: 0.5 with two threads a core.
+    /// Cores per logical CPU of the machine: 0.5 with two threads per core.
     pub cores_per_cpu: Option<f64>,
-    /// Bus bandwidth that the placement was predicted to have, and that of the best placement, bytes per second.
+    /// Predicted bus bandwidth of the placement and of the best placement, bytes per second.
     pub bus_bandwidth: Option<(f64, f64)>,
-    /// What the GPUs of the ranks have met, where somebody watched them.
+    /// GPU reports of the ranks that were monitored.
     pub gpus: Vec<GpuReport>,
 }
 
@@ -74,16 +77,17 @@ pub struct Facts {
 pub struct RankFacts {
     /// Global rank.
     pub rank: u32,
-    /// Name of its node, or of its host.
+    /// Name of its node or host.
     pub node: Option<String>,
-    /// CPUs it may run on.
+    /// CPUs it can run on.
     pub cpus: Option<CpuList>,
     pub threads: Option<u32>,
     /// Parts of its step.
     pub step: Parts,
-    /// Share of the windows in which its compute time is more than 5 % over the median of the ranks.
+    /// Share of the windows in which its compute time exceeds the median of the ranks by more than
+    /// 5 %.
     pub slow_share: f64,
-    /// How much its compute time is over the median of the ranks, ms.
+    /// Mean excess of its compute time over the median of the ranks, ms.
     pub over_median_ms: f64,
 }
 
@@ -91,36 +95,36 @@ pub struct RankFacts {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Reduce {
-    /// Time in which one was running, ms.
+    /// Time during which one was running, ms.
     pub busy_ms: f64,
     /// Bytes of gradients.
     pub bytes: f64,
-    /// Those of them that were not reduced when backward ended; absent if not measured.
+    /// Bytes not reduced yet when backward ended; absent if not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_bytes: Option<f64>,
 }
 
-/// Memory of the ranks of one node.
+/// Memory of the ranks on one node.
 #[derive(Debug, Clone)]
 pub struct MemoryFacts {
     pub rank: MemoryUse,
-    /// Ranks of a node.
+    /// Ranks on the node.
     pub ranks: u32,
-    /// What bounds it, in words.
+    /// Name of the limit.
     pub bound: &'static str,
-    /// The bound, bytes.
+    /// The limit, bytes.
     pub capacity: u64,
 }
 
 impl MemoryFacts {
-    /// Share of the bound that is used.
+    /// Used share of the limit.
     pub fn share(&self) -> f64 {
         self.rank.total() as f64 * f64::from(self.ranks) / self.capacity.max(1) as f64
     }
 }
 
 impl Facts {
-    /// From a record; `None` if it has no step.
+    /// Computes the facts of a record; `None` if it has no step.
     pub(super) fn of(record: &Record, skew: &Skew) -> Option<Facts> {
         let folds = record.ranks();
         let typical = folds.iter().filter_map(|(rank, fold)| Some((*rank, fold.typical().mean()?)));
@@ -145,7 +149,7 @@ impl Facts {
             critical,
             world: record.world(),
             step: ranks[critical].step,
-            // Medians of interval means would hide single steps.
+            // Medians of interval means would hide single slow steps.
             quantiles: if reported { quantiles } else { finished },
             work_quantiles: lead
                 .filter(|_| reported)
@@ -201,7 +205,8 @@ impl Facts {
         if self.step_ms() > 0.0 { 100.0 * milliseconds / self.step_ms() } else { 0.0 }
     }
 
-    /// Least time of one all-reduce of all gradients, ms: the one measured alone, else the time in which one was running.
+    /// Minimum time of one all-reduce of all gradients, ms: the one measured alone, otherwise the
+    /// time during which one was running.
     pub fn reachable_reduce_ms(&self) -> Option<f64> {
         let busy = self.reduce.map(|reduce| reduce.busy_ms);
         match (self.reduce_alone_ms, busy) {

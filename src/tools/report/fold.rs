@@ -1,14 +1,15 @@
-//! The steps of one rank folded while they are read: sums, windows, histograms, and for one rank of the job the curves.
+//! Folds the steps of a rank while they are read: sums, windows, histograms, and for one rank the
+//! curves.
 
 use super::sample::{Part, Sample, Sums};
 use super::windows::{Histogram, Merge, Windows};
 
-/// Warm-up steps at the beginning of an attempt; they are kept apart.
+/// Warm-up steps at the start of an attempt, which are counted separately.
 const WARM_UP_STEPS: u64 = 10;
-/// Attempts that are kept apart.
-const MOST_ATTEMPTS: usize = 200;
+/// Most attempts tracked separately.
+const MAX_ATTEMPTS: usize = 200;
 
-/// A number within a window of steps.
+/// A value within a window of steps.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Spread {
     pub least: f64,
@@ -54,27 +55,27 @@ impl Merge for Count {
     }
 }
 
-/// An attempt as one rank saw it.
+/// An attempt from the perspective of one rank.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Attempt {
     pub number: u32,
     pub first_step: u64,
-    /// Steps of the previous attempt that were repeated.
+    /// Steps of the previous attempt that this one repeated.
     pub repeated: u64,
 }
 
-/// What is equal on all ranks, so it is kept for one.
+/// Data that is equal on all ranks and therefore kept for one.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Curves {
     pub loss: Windows<Spread>,
     pub first_loss: Option<f64>,
     pub last_loss: Option<f64>,
-    /// The first step whose loss was not a number.
+    /// The first step with a NaN loss.
     pub lost_at: Option<u64>,
     pub step_times: Windows<Histogram>,
     pub checkpoints: Windows<Count>,
     pub attempts: Vec<Attempt>,
-    /// Steps after the warm-up, and those of them that were skipped because of an overflow.
+    /// Steps after the warm-up, followed by the number skipped because of an overflow.
     pub judged_steps: u64,
     pub skipped_steps: u64,
     pub largest_loss_scale: Option<f64>,
@@ -84,13 +85,13 @@ pub(super) struct Curves {
 /// The steps of a rank.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Fold {
-    /// Steps of all attempts: of their first ones, and of the others.
+    /// Sums over all attempts: of warm-up steps, followed by the others.
     pub warm: Sums,
     pub steady: Sums,
     pub windows: Windows<Sums>,
     /// Wall times of steps after the warm-up.
     pub times: Histogram,
-    /// The same without checkpoints and the time between steps.
+    /// The same without checkpoints and without time between steps.
     pub work: Histogram,
     /// The time between steps.
     pub between: Histogram,
@@ -98,19 +99,20 @@ pub(super) struct Fold {
     pub first_us: Option<i64>,
     pub last_us: Option<i64>,
     pub unreadable: u64,
-    /// Of one rank of the job.
+    /// Kept for one rank of the job.
     pub curves: Option<Box<Curves>>,
     attempt: u32,
     steps_of_attempt: u64,
 }
 
 impl Fold {
-    /// Steps and sums for the speed of the job: without the warm-up, unless there is nothing else.
+    /// Steps and sums that represent the job's speed: without warm-up steps, unless there are no
+    /// others.
     pub(super) fn typical(&self) -> &Sums {
         if self.steady.steps > 0 { &self.steady } else { &self.warm }
     }
 
-    /// Takes the next step of the rank.
+    /// Adds the next step of the rank.
     pub(super) fn add(&mut self, sample: &Sample) {
         if sample.attempt != self.attempt || self.steps_of_attempt == 0 {
             self.begin_attempt(sample);
@@ -133,7 +135,7 @@ impl Fold {
         }
     }
 
-    /// Steps that an earlier attempt had done are repeated: the windows show the last time.
+    /// Steps that an earlier attempt had done are repeated; the windows keep the repetition.
     fn begin_attempt(&mut self, sample: &Sample) {
         let before = sample.step.saturating_sub(sample.steps);
         let repeated = self.last_step.saturating_sub(before);
@@ -144,7 +146,7 @@ impl Fold {
             curves.loss.forget_after(before);
             curves.step_times.forget_after(before);
             curves.checkpoints.forget_after(before);
-            if curves.attempts.len() < MOST_ATTEMPTS {
+            if curves.attempts.len() < MAX_ATTEMPTS {
                 curves.attempts.push(Attempt { number: sample.attempt, first_step: before + 1, repeated });
             }
         }
@@ -201,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_replaces_the_steps_that_it_does_again() {
+    fn an_attempt_replaces_the_steps_that_it_repeats() {
         let mut fold = Fold { curves: Some(Box::default()), ..Fold::default() };
         (1..=50).for_each(|step| fold.add(&sample(1, step)));
         (41..=60).for_each(|step| fold.add(&sample(2, step)));
@@ -213,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_million_steps_take_no_more_room_than_a_thousand() {
+    fn a_million_steps_take_no_more_memory_than_a_thousand() {
         let mut fold = Fold { curves: Some(Box::default()), ..Fold::default() };
         (1..=1_000_000).for_each(|step| fold.add(&sample(1, step)));
         let all: u64 = fold.windows.iter().map(|(_, sums)| sums.steps).sum();

@@ -1,31 +1,32 @@
-//! The kernels of a GPU: what a profile says of each, and how far it is from what its bytes and its arithmetic need at least.
+//! GPU kernels: their profile, and how far each is from the minimum time for its bytes and
+//! arithmetic.
 
 use super::sample::{Part, Parts};
 use std::collections::BTreeMap;
 use switchyard_worker_contract::kernels::{KernelTimes, Launches};
 use switchyard_worker_contract::prediction::{Arithmetic, Cost, Gpu, Part as Phase};
 
-/// What is known of the kernels of a rank.
+/// Kernel data of a rank.
 #[derive(Debug, Clone)]
 pub struct KernelFacts {
     pub rank: u32,
     pub times: KernelTimes,
-    /// Of a device file.
+    /// From a device file.
     pub gpu: Option<Gpu>,
 }
 
-/// All launches of a kernel in a part of the step; figures are of one step.
+/// All launches of a kernel in a part of the step. Figures are per step.
 #[derive(Debug, Clone, Default)]
 pub struct Sum {
     pub launches: f64,
     pub ms: f64,
     pub bytes: f64,
     pub flops: f64,
-    /// Of the FLOP, those that tensor cores can do.
+    /// FLOP that tensor cores can do.
     pub tensor_flops: f64,
-    /// At least, if the rates of the GPU are known.
+    /// Minimum time, if the GPU's rates are known.
     pub floor_ms: Option<f64>,
-    /// Of the floor, what waits for memory, arithmetic, launches.
+    /// Share of the minimum bound by memory, arithmetic and launches.
     pub bounds: [f64; 3],
 }
 
@@ -44,23 +45,23 @@ pub fn word(part: Phase) -> &'static str {
 }
 
 impl KernelFacts {
-    /// Of a step, from a sum over all.
+    /// Divides a sum over all profiled steps by their number.
     pub fn per_step(&self, sum: f64) -> f64 {
         sum / self.times.steps.max(1) as f64
     }
 
-    /// Time of all launches of a step, ms.
+    /// Total time of all launches in a step, ms.
     pub fn kernel_ms(&self) -> f64 {
         1e3 * self.per_step(self.times.kernels.iter().map(|kernel| kernel.seconds).sum())
     }
 
-    /// Time of the launches for which something holds, ms.
+    /// Time of the launches that satisfy `is`, ms.
     pub fn ms_of(&self, is: impl Fn(&Launches) -> bool) -> f64 {
         let seconds = self.times.kernels.iter().filter(|kernel| is(kernel)).map(|kernel| kernel.seconds);
         1e3 * self.per_step(seconds.sum())
     }
 
-    /// By part and name, the longest first.
+    /// Sums by part and name, longest first.
     pub fn sums(&self) -> Vec<((Phase, &str), Sum)> {
         let mut sums: BTreeMap<(Phase, &str), Sum> = BTreeMap::new();
         for kernel in &self.times.kernels {
@@ -82,7 +83,7 @@ impl KernelFacts {
         sums
     }
 
-    /// A product whose factors tensor cores take as they lie.
+    /// Whether tensor cores can take the factors of a product in their current layout.
     fn on_tensor_cores(&self, kernel: &Launches) -> bool {
         kernel.aligned
             && match kernel.cost.arithmetic {
@@ -92,13 +93,13 @@ impl KernelFacts {
             }
     }
 
-    /// A device file has no rate of TF32: only the bytes of such a product are held against it.
+    /// Device files have no TF32 rate, so only the bytes of a TF32 product bound its time.
     fn with_known_rate(&self, cost: &Cost) -> Cost {
         let known = cost.arithmetic != Arithmetic::F32 || !self.times.tf32;
         Cost { flops: if known { cost.flops } else { 0.0 }, ..*cost }
     }
 
-    /// What most of the FLOP of products are done with.
+    /// The arithmetic used for most of the products' FLOP.
     fn main_arithmetic(&self) -> Option<Arithmetic> {
         let mut flops: BTreeMap<Arithmetic, f64> = BTreeMap::new();
         let products = self.times.kernels.iter().filter(|kernel| kernel.cost.arithmetic != Arithmetic::Scalar);
@@ -108,7 +109,8 @@ impl KernelFacts {
         flops.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).map(|(arithmetic, _)| arithmetic)
     }
 
-    /// Share of the rate of products that a step of this many ms reaches; recomputed numbers do not count.
+    /// Share of the product rate that a step of this many ms achieves (MFU); recomputation does not
+    /// count.
     pub fn utilization(&self, step_ms: f64) -> Option<f64> {
         let gpu = self.gpu.as_ref()?;
         let arithmetic = self.main_arithmetic()?;
@@ -119,7 +121,8 @@ impl KernelFacts {
         Some(self.per_step(needed.sum()) / (step_ms / 1e3) / gpu.rate(arithmetic))
     }
 
-    /// Time of a step in which the GPU computes nothing and the rank waits for nobody, ms. Profiled steps are queued one by one and are few.
+    /// Time of a step in which the GPU is idle although the rank does not wait for anything else,
+    /// ms. Profiled steps are few, and launched operation by operation.
     pub fn idle_ms(&self, step: &Parts) -> f64 {
         let waits = [Part::Input, Part::Communication, Part::Checkpoint, Part::Other];
         let waits: f64 = waits.into_iter().map(|part| step[part]).sum();
@@ -127,7 +130,7 @@ impl KernelFacts {
     }
 }
 
-/// Two steps with an aligned product, one that is not, a norm, and an optimizer.
+/// Two steps with an aligned product, an unaligned one, a norm, and an optimizer.
 #[cfg(test)]
 pub(super) fn example(gpu: bool) -> KernelFacts {
     use serde_json::json;
@@ -150,7 +153,8 @@ pub(super) fn example(gpu: bool) -> KernelFacts {
         "gaps": {"count": 8, "seconds": 0.004, "longestSeconds": 0.001},
         "copies": {"count": 2, "bytes": 2000, "seconds": 0.002},
     });
-    // A product takes 1 ms at least by its bytes as by its arithmetic, the norm and the optimizer 4 and 8 ms by their bytes.
+    // The minimum of a product is 1 ms by its bytes as well as by its arithmetic; the norm and the
+    // optimizer are bound by bytes, at 4 and 8 ms.
     let device = json!({
         "name": "file", "source": "made up", "multiprocessors": 1, "sharedBytesPerBlock": 1, "memoryBytes": 1,
         "bytesPerSecond": 1e9, "products": {"f32": 1e9, "bf16": 1e12, "f16": 1e12}, "flopsPerSecond": 1e9,

@@ -1,57 +1,56 @@
-//! The section about the kernels of a GPU, from what is known of them.
+//! Builds the section about GPU kernels.
 
 use super::facts::Facts;
 use super::kernels::{Sum, word};
-use super::model::{KernelRow, Kernels, tidy};
+use super::model::{KernelRow, Kernels, round4};
 use switchyard_worker_contract::kernels::KernelTimes;
 use switchyard_worker_contract::prediction::{Bound, Part as Phase};
 
-/// The section.
 pub(super) fn kernels(facts: &Facts) -> Option<Kernels> {
     let kernels = facts.kernels.as_ref()?;
     let KernelTimes { steps, gpu, gaps, copies, .. } = &kernels.times;
     let (all, sums) = (kernels.kernel_ms(), kernels.sums());
-    let percent = |part: f64, whole: f64| (whole > 0.0).then(|| tidy(100.0 * part / whole));
+    let percent = |part: f64, whole: f64| (whole > 0.0).then(|| round4(100.0 * part / whole));
     let total = |of: fn(&Sum) -> f64| sums.iter().map(|(_, sum)| of(sum)).sum::<f64>();
     let floor = kernels.gpu.as_ref().map(|_| total(|sum| sum.floor_ms.unwrap_or_default()));
     Some(Kernels {
         gpu: gpu.clone(),
         rank: kernels.rank,
         profiled_steps: *steps,
-        launches: tidy(total(|sum| sum.launches)),
-        kernel_ms: tidy(all),
-        idle_ms: tidy(kernels.idle_ms(&facts.step)),
-        gaps: tidy(kernels.per_step(gaps.count as f64)),
-        gap_ms: tidy(1e3 * kernels.per_step(gaps.seconds)),
-        longest_gap_ms: tidy(1e3 * gaps.longest_seconds),
-        copies: tidy(kernels.per_step(copies.count as f64)),
-        copied_bytes: tidy(kernels.per_step(copies.bytes as f64)),
-        copy_ms: tidy(1e3 * kernels.per_step(copies.seconds)),
-        flops: tidy(total(|sum| sum.flops)),
+        launches: round4(total(|sum| sum.launches)),
+        kernel_ms: round4(all),
+        idle_ms: round4(kernels.idle_ms(&facts.step)),
+        gaps: round4(kernels.per_step(gaps.count as f64)),
+        gap_ms: round4(1e3 * kernels.per_step(gaps.seconds)),
+        longest_gap_ms: round4(1e3 * gaps.longest_seconds),
+        copies: round4(kernels.per_step(copies.count as f64)),
+        copied_bytes: round4(kernels.per_step(copies.bytes as f64)),
+        copy_ms: round4(1e3 * kernels.per_step(copies.seconds)),
+        flops: round4(total(|sum| sum.flops)),
         tensor_percent: percent(total(|sum| sum.tensor_flops), total(|sum| sum.flops)),
         half_percent: percent(kernels.ms_of(|kernel| kernel.half), all),
         device: kernels.gpu.as_ref().map(|gpu| gpu.name.clone()),
-        floor_ms: floor.map(tidy),
+        floor_ms: floor.map(round4),
         floor_percent: floor.and_then(|floor| percent(floor, all)),
-        utilization_percent: kernels.utilization(facts.step_ms()).map(|share| tidy(100.0 * share)),
+        utilization_percent: kernels.utilization(facts.step_ms()).map(|share| round4(100.0 * share)),
         rows: sums.iter().map(|((part, name), sum)| row(*part, name, sum, all)).collect(),
     })
 }
 
 fn row(part: Phase, name: &str, sum: &Sum, all: f64) -> KernelRow {
-    let percent = |part: f64, whole: f64| (whole > 0.0).then(|| tidy(100.0 * part / whole));
+    let percent = |part: f64, whole: f64| (whole > 0.0).then(|| round4(100.0 * part / whole));
     let bound = [Bound::Memory, Bound::Arithmetic, Bound::Launch].into_iter().zip(sum.bounds);
     let bound = bound.max_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, seconds)| *seconds > 0.0);
     KernelRow {
         part: word(part).into(),
         name: name.into(),
-        launches: tidy(sum.launches),
-        ms: tidy(sum.ms),
+        launches: round4(sum.launches),
+        ms: round4(sum.ms),
         percent: percent(sum.ms, all).unwrap_or_default(),
-        bytes: tidy(sum.bytes),
-        flops: tidy(sum.flops),
+        bytes: round4(sum.bytes),
+        flops: round4(sum.flops),
         tensor_percent: percent(sum.tensor_flops, sum.flops),
-        floor_ms: sum.floor_ms.map(tidy),
+        floor_ms: sum.floor_ms.map(round4),
         floor_percent: sum.floor_ms.and_then(|floor| percent(floor, sum.ms)),
         bound: bound.map(|(bound, _)| {
             match bound {
@@ -72,7 +71,7 @@ mod tests {
     use switchyard_worker_contract::prediction::Arithmetic;
 
     #[test]
-    fn launches_are_summed_by_part_and_name_and_held_against_the_floor() {
+    fn launches_are_summed_by_part_and_name_and_compared_with_the_floor() {
         let mut run = Facts { kernels: Some(example(true)), ..Facts::default() };
         run.step[Part::Forward] = 60.0;
         run.step[Part::Input] = 4.0;
@@ -96,15 +95,15 @@ mod tests {
         assert_eq!((found.launches, found.kernel_ms, found.idle_ms, found.floor_ms), (5.0, 50.0, 10.0, Some(15.0)));
         assert_eq!((found.gaps, found.gap_ms, found.longest_gap_ms), (4.0, 2.0, 1.0));
         assert_eq!((found.copies, found.copied_bytes, found.copy_ms), (1.0, 1000.0, 1.0));
-        // Two of three products are aligned; all but the optimizer is in 16 bits.
+        // Two of three products are aligned; everything but the optimizer uses 16-bit formats.
         assert_eq!((found.rows[0].tensor_percent, found.tensor_percent), (Some(66.67), Some(66.67)));
         assert_eq!((found.half_percent, found.rows[1].tensor_percent), (Some(90.0), None));
-        // Half of 3e9 FLOP are needed, in 64 ms, at 1e12 a second.
+        // Half of 3e9 FLOP are needed, in 64 ms, at 1e12 FLOP/s.
         assert_eq!(found.utilization_percent, Some(2.344));
     }
 
     #[test]
-    fn without_a_device_file_floors_and_utilization_are_not_known() {
+    fn without_a_device_file_floors_and_utilization_are_unknown() {
         let found = kernels(&Facts { kernels: Some(example(false)), ..Facts::default() }).unwrap();
         assert_eq!((found.floor_ms, found.floor_percent, found.utilization_percent), (None, None, None));
         assert!(found.rows.iter().all(|row| row.floor_ms.is_none() && row.bound.is_none()));
@@ -112,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn products_in_tf32_are_held_against_their_bytes_alone() {
+    fn tf32_products_are_bound_by_their_bytes_only() {
         let mut run = example(true);
         run.times.tf32 = true;
         run.times.kernels[0].cost.arithmetic = Arithmetic::F32;
@@ -122,7 +121,7 @@ mod tests {
         assert_eq!(found.utilization_percent, None);
         run.times.tf32 = false;
         let found = kernels(&Facts { kernels: Some(run), ..Facts::default() }).unwrap();
-        // 1e9 FLOP at 1e9 a second, three times.
+        // 1e9 FLOP at 1e9 FLOP/s, three times.
         assert_eq!((found.rows[0].floor_ms, found.rows[0].tensor_percent), (Some(3000.0), Some(0.0)));
     }
 }

@@ -1,6 +1,7 @@
 //! Text in HTML and SVG.
 
-/// Text for HTML and XML 1.0, which has no control characters (but the end of a line) and no surrogates' neighbours U+FFFE and U+FFFF.
+/// Escapes text for HTML and XML 1.0, which allows neither control characters (except line feeds)
+/// nor U+FFFE and U+FFFF.
 pub fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -19,7 +20,7 @@ pub fn escaped(text: &str) -> String {
     escaped
 }
 
-/// The beginning of a text that is longer than `bytes`, with a note about the rest.
+/// Truncates a text to `bytes`, with a note about the rest.
 pub(super) fn shortened(text: &str, bytes: usize) -> String {
     if text.len() <= bytes {
         return text.to_owned();
@@ -33,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_of_a_text_is_markup() {
+    fn text_never_becomes_markup() {
         assert_eq!(escaped("<a href='x'>&\"\u{1b}\u{ffff}\n"), "&lt;a href=&#39;x&#39;&gt;&amp;&quot;??\n");
     }
 

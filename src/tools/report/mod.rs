@@ -1,4 +1,5 @@
-//! The report of a run: from its directory to figures, advice and one page. Pure: text in, text out.
+//! Reports on a run: turns its directory into figures, advice and one page. Pure: text in, text
+//! out.
 //!
 //! ```text
 //! plan.yaml, engine.json, inspection.json, machine.json, status.yaml ─┐
@@ -6,8 +7,8 @@
 //! record/rank-R.steps.jsonl, line by line ────────────────────────────┘      └───────────────────────┴─> Report ─> html, JSON
 //! ```
 //!
-//! A [`Record`] folds what it reads into at most 240 windows of steps per rank, so that its memory does not depend on the length of
-//! the run. The same input gives the same bytes.
+//! A [`Record`] folds its input into at most 240 windows of steps per rank, so its memory does not
+//! depend on the length of the run. The same input gives the same bytes.
 
 mod advice;
 mod build;

@@ -1,4 +1,4 @@
-//! The contents of a run directory, folded while they are read: bounded memory, however long the run.
+//! Folds a run directory while it is read, in bounded memory regardless of the run's length.
 
 use super::documents::{Document, Documents, Node, Process};
 use super::events::{EventLine, Events};
@@ -11,42 +11,42 @@ use switchyard_worker_contract::event::Event;
 use switchyard_worker_contract::kernels::KernelTimes;
 use switchyard_worker_contract::prediction::Gpu;
 
-/// Ranks whose steps are kept apart; a job has no more.
-const MOST_RANKS: usize = 4096;
-/// Notes about what could not be read.
-const MOST_NOTES: usize = 50;
+/// Most ranks tracked separately; no job has more.
+const MAX_RANKS: usize = 4096;
+/// Most notes about unreadable data.
+const MAX_NOTES: usize = 50;
 
-/// A run, as far as known.
+/// Everything known about a run.
 #[derive(Debug, Default)]
 pub struct Record {
     pub(super) documents: Documents,
     pub(super) events: Events,
-    /// Of the records of the ranks.
+    /// From the ranks' records.
     steps: BTreeMap<u32, Fold>,
-    /// Of progress events, for runs without records.
+    /// From progress events, for runs without records.
     progress: BTreeMap<u32, Fold>,
-    /// Of the ranks that were profiled on GPUs.
+    /// From ranks that were profiled on GPUs.
     kernels: BTreeMap<u32, KernelTimes>,
-    /// What the GPUs can do, by a device file.
+    /// The GPUs' capabilities from a device file.
     gpu: Option<Gpu>,
     pub(super) synthetic_step_ms: Option<f64>,
     pub(super) notes: Vec<String>,
 }
 
 impl Record {
-    /// Nothing known yet.
+    /// Creates an empty record.
     pub fn new() -> Record {
         Record::default()
     }
 
-    /// Takes a document of the run directory. A note is added if it cannot be read.
+    /// Reads a document in the run directory. Adds a note if it is unreadable.
     pub fn document(&mut self, document: Document, text: &str) {
         if let Err(fault) = self.documents.read(document, text) {
             self.note(fault);
         }
     }
 
-    /// Takes a line of `events.jsonl`, in order.
+    /// Reads a line of `events.jsonl`; lines must come in order.
     pub fn event_line(&mut self, line: &str) {
         let line: EventLine = match serde_json::from_str(line) {
             Ok(line) => line,
@@ -64,7 +64,8 @@ impl Record {
         self.events.add(&line);
     }
 
-    /// Takes a line of the steps of a rank, in order; the ranks one after the other, ascending.
+    /// Reads a line of a rank's step record. Lines must come in order, one rank after another,
+    /// ascending.
     pub fn step_line(&mut self, rank: u32, line: &str) {
         let sample = serde_json::from_str::<Line>(line).ok().and_then(|line| Sample::of_line(&line));
         match sample {
@@ -73,7 +74,7 @@ impl Record {
         }
     }
 
-    /// Takes the times of the kernels of a rank. A note is added if they cannot be read.
+    /// Reads a rank's kernel times. Adds a note if they are unreadable.
     pub fn kernel_times(&mut self, rank: u32, text: &str) {
         match serde_json::from_str::<KernelTimes>(text) {
             Ok(times) if times.steps > 0 => drop(self.kernels.insert(rank, times)),
@@ -82,18 +83,19 @@ impl Record {
         }
     }
 
-    /// What the GPUs of the run can do: their kernels are held against it.
+    /// Sets the capabilities of the run's GPUs, which its kernels are compared with.
     pub fn device(&mut self, gpu: Gpu) {
         self.gpu = Some(gpu);
     }
 
-    /// Kernels of this rank, or of the first that was profiled.
+    /// Kernels of this rank, otherwise of the first profiled one.
     pub(super) fn kernels(&self, rank: u32) -> Option<KernelFacts> {
         let (rank, times) = self.kernels.get_key_value(&rank).or(self.kernels.first_key_value())?;
         Some(KernelFacts { rank: *rank, times: times.clone(), gpu: self.gpu.clone() })
     }
 
-    /// The wall time of a step of the same job with synthetic data, ms: if it is equal, input is not the limit.
+    /// Sets the step time of the same job with synthetic data, ms. If it is equal, input is not the
+    /// bottleneck.
     pub fn synthetic(&mut self, step_ms: f64) {
         self.synthetic_step_ms = Some(step_ms).filter(|ms| ms.is_finite() && *ms > 0.0);
     }
@@ -104,19 +106,19 @@ impl Record {
         Some(mean.total()).filter(|ms| *ms > 0.0)
     }
 
-    /// Notes something that a reader of the report must know.
+    /// Adds a note that readers of the report must see.
     pub fn note(&mut self, text: String) {
-        if self.notes.len() < MOST_NOTES {
+        if self.notes.len() < MAX_NOTES {
             self.notes.push(shortened(&text, 300));
         }
     }
 
-    /// Whether the ranks left records; otherwise there are only progress events.
+    /// Whether the ranks left step records; otherwise there are only progress events.
     pub(super) fn has_steps(&self) -> bool {
         self.steps.values().any(|fold| fold.last_step > 0)
     }
 
-    /// The folded steps of each rank.
+    /// Folded steps by rank.
     pub(super) fn ranks(&self) -> &BTreeMap<u32, Fold> {
         if self.has_steps() { &self.steps } else { &self.progress }
     }
@@ -130,7 +132,7 @@ impl Record {
         seen.into_iter().chain([ready, planned as u32]).max().unwrap_or_default()
     }
 
-    /// The node and the process of a rank in the plan.
+    /// A rank's node and process in the plan.
     pub(super) fn planned(&self, rank: u32) -> Option<(&Node, &Process)> {
         let nodes = self.documents.plan.iter().flat_map(|plan| &plan.nodes);
         nodes.flat_map(|node| node.processes.iter().map(move |process| (node, process))).find(|(_, p)| p.rank == rank)
@@ -144,12 +146,12 @@ impl Record {
         }
         let torn = self.steps.iter().filter(|(_, fold)| fold.unreadable > 0);
         gaps.extend(
-            torn.take(MOST_NOTES)
+            torn.take(MAX_NOTES)
                 .map(|(rank, fold)| format!("steps of rank {rank}: {} lines cannot be read", fold.unreadable)),
         );
         if self.has_steps() {
             let without = |rank: &u32| self.steps.get(rank).is_none_or(|fold| fold.last_step == 0);
-            let missing: Vec<u32> = (0..self.world().min(MOST_RANKS as u32)).filter(without).collect();
+            let missing: Vec<u32> = (0..self.world().min(MAX_RANKS as u32)).filter(without).collect();
             if !missing.is_empty() {
                 gaps.push(format!("no record of the steps of ranks {}", switchyard_core::units::rank_list(missing)));
             }
@@ -166,7 +168,7 @@ impl Record {
     }
 }
 
-/// Adds a step of a rank; of the first rank that has one the curves are kept too.
+/// Adds a step of a rank. The first rank with a step also keeps the curves.
 fn add(folds: &mut BTreeMap<u32, Fold>, rank: u32, sample: &Sample) {
     let first = folds.get(&rank).is_none_or(|fold| fold.last_step == 0);
     let with_curves = first && folds.values().all(|fold| fold.curves.is_none());
@@ -178,7 +180,7 @@ fn add(folds: &mut BTreeMap<u32, Fold>, rank: u32, sample: &Sample) {
     }
 }
 
-/// The fold of a rank; `None` for ranks that no job has.
+/// The fold of a rank; `None` for ranks beyond the limit.
 fn fold_of(folds: &mut BTreeMap<u32, Fold>, rank: u32) -> Option<&mut Fold> {
-    ((rank as usize) < MOST_RANKS).then(|| folds.entry(rank).or_default())
+    ((rank as usize) < MAX_RANKS).then(|| folds.entry(rank).or_default())
 }

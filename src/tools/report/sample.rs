@@ -1,4 +1,4 @@
-//! A step of one rank, as its record or a progress event reports it, made safe to add up.
+//! Parses a step of a rank from its record or a progress event, and makes it safe to add up.
 
 use super::windows::Merge;
 use serde::{Deserialize, Serialize};
@@ -15,18 +15,18 @@ pub enum Part {
     Forward,
     /// Backward passes.
     Backward,
-    /// Waiting for reductions after backward: the exposed communication.
+    /// Waiting for reductions after backward, which is exposed communication.
     Communication,
     /// Norm, clipping, unscaling, optimizer.
     Optimizer,
-    /// Taking a copy for a checkpoint, or waiting for the one before.
+    /// Copying state for a checkpoint, or waiting for the previous one.
     Checkpoint,
-    /// Evaluation, progress reports, and whatever else lies between two steps.
+    /// Evaluation, progress reports, and everything else between two steps.
     Other,
 }
 
 impl Part {
-    /// All, from the bottom of a stack to its top.
+    /// All parts, from the bottom of a stack to its top.
     pub const ALL: [Part; 7] = [
         Part::Forward,
         Part::Backward,
@@ -37,7 +37,7 @@ impl Part {
         Part::Other,
     ];
 
-    /// The words printed for people.
+    /// The displayed name.
     pub fn word(self) -> &'static str {
         match self {
             Part::Input => "input wait",
@@ -51,7 +51,7 @@ impl Part {
     }
 }
 
-/// A time for each part of a step, ms.
+/// Time per part of a step, ms.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Parts([f64; 7]);
 
@@ -66,7 +66,7 @@ impl Parts {
         self[Part::Forward] + self[Part::Backward] + self[Part::Optimizer]
     }
 
-    /// Every part multiplied.
+    /// Multiplies every part.
     #[must_use]
     pub fn scaled(&self, factor: f64) -> Parts {
         Parts(self.0.map(|part| part * factor))
@@ -92,20 +92,21 @@ impl IndexMut<Part> for Parts {
     }
 }
 
-/// The longest step that is accepted, ms: 11 days.
+/// The longest accepted step, ms: 11 days.
 const LONGEST: f64 = 1e9;
-/// The largest step number that is accepted: more than any run has.
+/// The largest accepted step number, which exceeds any run.
 pub(super) const LAST_STEP: u64 = 1_000_000_000_000;
-/// The largest loss and loss scale that are accepted; with more, sums and scales of charts would overflow.
+/// The largest accepted loss and loss scale; beyond it, sums and chart scales would overflow.
 const LARGEST: f64 = 1e30;
 
-/// A figure that can be added up and drawn.
-pub(super) fn believed(value: f64) -> Option<f64> {
-    // Rejects NaN, too.
+/// Accepts a figure that can be added up and drawn.
+pub(super) fn plausible(value: f64) -> Option<f64> {
+    // Also rejects NaN.
     (value.abs() < LARGEST).then_some(value)
 }
 
-/// A line of a rank's record. `contract::record::StepRecord`, but numbers may be missing: JSON writes NaN and infinity as null.
+/// A line of a rank's record: `contract::record::StepRecord` with optional numbers, because JSON
+/// writes NaN and infinity as null.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Line {
@@ -137,19 +138,19 @@ pub(super) struct Sample {
     pub step: u64,
     /// Number of steps in the sample.
     pub steps: u64,
-    /// When the last one ended, microseconds since 1970.
+    /// When the last step ended, microseconds since 1970.
     pub end_us: Option<i64>,
     pub parts: Parts,
-    /// Time in which an all-reduce was running, ms; `None` if not measured.
+    /// Time during which an all-reduce was running, ms; `None` if not measured.
     pub reduce_ms: Option<f64>,
     pub reduce_bytes: Option<u64>,
-    /// Bytes that were not reduced when backward ended.
+    /// Bytes not reduced yet when backward ended.
     pub left_bytes: Option<u64>,
-    /// Time of all threads of the reader, ms.
+    /// Total time of the reader's threads, ms.
     pub read_ms: Option<f64>,
-    /// Nats; `None` where it was not a number.
+    /// Nats; `None` if it was NaN.
     pub loss: Option<f64>,
-    /// The step was skipped because gradients overflowed.
+    /// Whether the step was skipped because gradients overflowed.
     pub skipped: bool,
     pub loss_scale: Option<f64>,
 }
@@ -159,7 +160,7 @@ fn time(value: Option<f64>) -> Option<f64> {
 }
 
 impl Sample {
-    /// From a line of a record; `None` if unusable.
+    /// Converts a line of a record; `None` if unusable.
     pub(super) fn of_line(line: &Line) -> Option<Sample> {
         let total = time(line.total_ms).filter(|_| (1..=LAST_STEP).contains(&line.step))?;
         let times = [
@@ -181,13 +182,14 @@ impl Sample {
             reduce_bytes: line.reduce_bytes.filter(|bytes| *bytes < 1 << 50),
             left_bytes: line.left_bytes.filter(|bytes| *bytes < 1 << 50),
             read_ms: time(line.read_ms),
-            loss: line.loss.and_then(believed),
+            loss: line.loss.and_then(plausible),
             skipped: line.gradient_norm.is_none(),
-            loss_scale: line.loss_scale.and_then(believed),
+            loss_scale: line.loss_scale.and_then(plausible),
         })
     }
 
-    /// Of a progress event: means of an interval, without what only the record has.
+    /// Converts a progress event: means over an interval, without the fields that only records
+    /// have.
     pub(super) fn of_progress(progress: &Progress, attempt: u32, end_us: Option<i64>) -> Option<Sample> {
         let total = time(Some(progress.step_ms)).filter(|_| (1..=LAST_STEP).contains(&progress.step))?;
         let times = [
@@ -207,14 +209,14 @@ impl Sample {
             reduce_bytes: None,
             left_bytes: None,
             read_ms: None,
-            loss: believed(progress.loss),
+            loss: plausible(progress.loss),
             skipped: false,
             loss_scale: None,
         })
     }
 }
 
-/// The parts of a step; the rest of the total is `Other`, so that they always add up to it.
+/// The parts of a step. The rest of the total is `Other`, so that they always add up to it.
 fn parts(total: f64, times: &[(Part, Option<f64>)]) -> Parts {
     let mut parts = Parts::default();
     for (part, value) in times {
@@ -225,12 +227,12 @@ fn parts(total: f64, times: &[(Part, Option<f64>)]) -> Parts {
     parts
 }
 
-/// Steps added up.
+/// Sums over steps.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Sums {
     pub steps: u64,
     pub parts: Parts,
-    /// Steps whose all-reduce was measured, and what was.
+    /// Steps with a measured all-reduce, followed by the measurements.
     pub reduced_steps: u64,
     pub reduce_ms: f64,
     pub reduce_bytes: f64,
@@ -286,7 +288,7 @@ mod tests {
     use switchyard_worker_contract::record::StepRecord;
 
     #[test]
-    fn a_record_of_the_worker_is_read_and_its_parts_sum_up_to_the_total() {
+    fn a_worker_record_is_read_and_its_parts_add_up_to_the_total() {
         let record = StepRecord {
             attempt: 1,
             step: 3,
@@ -302,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_number_is_absent_and_a_step_without_a_time_is_no_step() {
+    fn nan_is_absent_and_a_step_without_a_time_is_skipped() {
         let record = StepRecord { attempt: 1, step: 3, total_ms: 5.0, loss: f32::NAN, ..StepRecord::default() };
         let sample = |record: StepRecord| {
             Sample::of_line(&serde_json::from_str(&serde_json::to_string(&record).unwrap()).unwrap())

@@ -1,10 +1,10 @@
-//! What does not change over the steps: result, memory, places, events, configuration.
+//! Properties that do not change over the steps: result, memory, placement, events, configuration.
 
 use super::documents::shown;
-use super::events::Told;
+use super::events::ReportedFailure;
 use super::facts::Facts;
 use super::markup::shortened;
-use super::model::{Amount, GpuSeen, Happened, Memory, Placed, RankPlace, Setting, Variable, tidy};
+use super::model::{Amount, EventEntry, GpuSummary, Memory, PlacementSection, RankPlace, Setting, Variable, round4};
 use super::record::Record;
 use jiff::Timestamp;
 use std::collections::BTreeMap;
@@ -12,18 +12,18 @@ use switchyard_core::units::rank_list;
 use switchyard_core::units::{binary, counted, grouped};
 use switchyard_worker_contract::event::{GpuReport, Item};
 
-/// Ranks that are listed.
-const MOST_RANKS: u32 = 256;
-/// Events that are listed.
-const MOST_EVENTS: usize = 200;
-/// Variables that are listed.
-const MOST_VARIABLES: usize = 100;
-/// Causes of slow clocks that are listed: as many as there are.
-const MOST_CAUSES: usize = 4;
-/// The condition with the stage of a job, and its reason while it trains.
+/// Most ranks listed.
+const MAX_RANKS: u32 = 256;
+/// Most events listed.
+const MAX_EVENTS: usize = 200;
+/// Most variables listed.
+const MAX_VARIABLES: usize = 100;
+/// Most causes of low clocks listed, which is all there are.
+const MAX_CAUSES: usize = 4;
+/// The condition with a job's stage, and its reason while the job trains.
 const SUCCEEDED: &str = "Succeeded";
 const RUNNING: &str = "Running";
-/// Bytes of a text of somebody else.
+/// Most bytes of a foreign text.
 const TEXT: usize = 500;
 
 pub(super) fn job(record: &Record) -> String {
@@ -39,7 +39,7 @@ pub(super) fn item(record: &Record) -> Option<Item> {
     record.documents.inspection.as_ref().map(|inspection| inspection.item).or(record.events.item)
 }
 
-/// How the run ended, and why.
+/// The outcome of the run, with its reason.
 pub(super) fn result(record: &Record) -> (&'static str, String) {
     let conditions = record.documents.job.iter().flat_map(|job| &job.conditions);
     let holds = |kind: &str| {
@@ -59,13 +59,14 @@ pub(super) fn result(record: &Record) -> (&'static str, String) {
     }
     match (&record.events.finished, record.events.failures.last()) {
         (Some(finished), _) => ("complete", format!("{} steps done", grouped(finished.step))),
-        (None, Some(told)) => ("failed", shortened(&cause(told), TEXT)),
+        (None, Some(reported)) => ("failed", shortened(&cause(reported), TEXT)),
         (None, None) => unfinished(record),
     }
 }
 
-/// A run without an end. A job in a cluster goes on, and its status says how far it is; the directory of a run that was killed says "Running", too,
-/// but has a plan.
+/// The outcome of a run that has not ended. A job in a cluster is still running, and its status has
+/// its progress. The status of a killed local run also says "Running", but its directory has a
+/// plan.
 fn unfinished(record: &Record) -> (&'static str, String) {
     let conditions = record.documents.job.iter().flat_map(|job| &job.conditions);
     let stage = conditions.filter(|_| record.documents.plan.is_none()).find(|condition| condition.kind == SUCCEEDED);
@@ -76,8 +77,8 @@ fn unfinished(record: &Record) -> (&'static str, String) {
     }
 }
 
-fn cause(told: &Told) -> String {
-    let failure = &told.failure;
+fn cause(reported: &ReportedFailure) -> String {
+    let failure = &reported.failure;
     let during = if failure.during.is_empty() { String::new() } else { format!(" during {}", failure.during) };
     format!("rank {}: {}{during}", failure.origin_rank, failure.cause)
 }
@@ -106,7 +107,7 @@ pub(super) fn memory(record: &Record, facts: Option<&Facts>) -> Option<Memory> {
     })
 }
 
-pub(super) fn placement(record: &Record, facts: Option<&Facts>) -> Option<Placed> {
+pub(super) fn placement(record: &Record, facts: Option<&Facts>) -> Option<PlacementSection> {
     let plan = record.documents.plan.as_ref();
     let world = record.world();
     if plan.is_none() && record.events.ready.is_empty() {
@@ -129,27 +130,27 @@ pub(super) fn placement(record: &Record, facts: Option<&Facts>) -> Option<Placed
             numa_nodes: planned.map(|(_, process)| process.numa_nodes.clone()).unwrap_or_default(),
             threads: ready.map(|ready| ready.threads).or(planned.and_then(|(_, process)| process.threads)),
             device: (!device.is_empty()).then(|| device.join(", ")),
-            compute_ms: known.get(&rank).copied().map(tidy),
+            compute_ms: known.get(&rank).copied().map(round4),
         }
     };
-    Some(Placed {
+    Some(PlacementSection {
         reason: shortened(&reason.or(status.map(|status| status.reason.clone())).unwrap_or_default(), 4 * TEXT),
         warnings: plan
             .map(|plan| plan.warnings.iter().take(20).map(|text| shortened(text, TEXT)).collect())
             .unwrap_or_default(),
         limited_by: status.and_then(|status| status.limited_by.clone()),
-        ranks: (0..world.min(MOST_RANKS)).map(rank).collect(),
-        more_ranks: world.saturating_sub(MOST_RANKS),
-        gpus: record.events.gpus.values().filter(|gpu| gpu.rank < MOST_RANKS).map(gpu_seen).collect(),
+        ranks: (0..world.min(MAX_RANKS)).map(rank).collect(),
+        more_ranks: world.saturating_sub(MAX_RANKS),
+        gpus: record.events.gpus.values().filter(|gpu| gpu.rank < MAX_RANKS).map(gpu_summary).collect(),
     })
 }
 
-fn gpu_seen(gpu: &GpuReport) -> GpuSeen {
-    let slowed = gpu.slowed.iter().take(MOST_CAUSES);
-    GpuSeen {
+fn gpu_summary(gpu: &GpuReport) -> GpuSummary {
+    let slowed = gpu.slowed.iter().take(MAX_CAUSES);
+    GpuSummary {
         rank: gpu.rank,
         bus: shortened(&gpu.bus, TEXT),
-        seconds: tidy(gpu.seconds),
+        seconds: round4(gpu.seconds),
         highest_celsius: gpu.highest_celsius,
         slowed: slowed.map(|one| format!("{} {:.0} %", one.by.words(), gpu.slowed_percent(one.by))).collect(),
         pcie_lanes: gpu.pcie.map(|width| (width.lanes, width.most)),
@@ -159,12 +160,12 @@ fn gpu_seen(gpu: &GpuReport) -> GpuSeen {
     }
 }
 
-/// What happened, in order; the same from several ranks is one line.
-pub(super) fn events(record: &Record) -> Vec<Happened> {
+/// The events in order; the same event from several ranks is one line.
+pub(super) fn events(record: &Record) -> Vec<EventEntry> {
     let text = |time: Option<Timestamp>| time.map(|time| time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
-    let mut list: Vec<(u32, Option<Timestamp>, Happened)> = Vec::new();
+    let mut list: Vec<(u32, Option<Timestamp>, EventEntry)> = Vec::new();
     let mut push = |attempt: u32, time: Option<Timestamp>, what: String, bad: bool| {
-        list.push((attempt, time, Happened { time: text(time), attempt, text: what, bad }));
+        list.push((attempt, time, EventEntry { time: text(time), attempt, text: what, bad }));
     };
     for (attempt, group) in &record.events.groups {
         if !group.ready.is_empty() {
@@ -191,10 +192,10 @@ pub(super) fn events(record: &Record) -> Vec<Happened> {
         }
     }
     let mut failures: BTreeMap<(u32, String), (Option<Timestamp>, Vec<u32>)> = BTreeMap::new();
-    for told in &record.events.failures {
-        let (time, ranks) = failures.entry((told.attempt, cause(told))).or_insert((told.time, Vec::new()));
-        *time = (*time).min(told.time).or(*time);
-        ranks.push(told.failure.rank);
+    for reported in &record.events.failures {
+        let (time, ranks) = failures.entry((reported.attempt, cause(reported))).or_insert((reported.time, Vec::new()));
+        *time = (*time).min(reported.time).or(*time);
+        ranks.push(reported.failure.rank);
     }
     for ((attempt, cause), (time, mut ranks)) in failures {
         ranks.sort_unstable();
@@ -204,7 +205,7 @@ pub(super) fn events(record: &Record) -> Vec<Happened> {
     let lead = record.ranks().values().find_map(|fold| fold.curves.as_ref());
     for attempt in lead.iter().flat_map(|curves| &curves.attempts).skip(1) {
         let text = format!(
-            "attempt {} goes on at step {}; {} done again",
+            "attempt {} resumes at step {}; {} repeated",
             attempt.number,
             grouped(attempt.first_step),
             counted(attempt.repeated, "step")
@@ -212,11 +213,11 @@ pub(super) fn events(record: &Record) -> Vec<Happened> {
         push(attempt.number, None, text, false);
     }
     list.sort_by_key(|(attempt, time, _)| (*attempt, time.is_none(), *time));
-    let left_out = list.len().saturating_sub(MOST_EVENTS) as u64 + record.events.more_failures;
-    let mut events: Vec<Happened> = list.into_iter().map(|(_, _, event)| event).take(MOST_EVENTS).collect();
+    let left_out = list.len().saturating_sub(MAX_EVENTS) as u64 + record.events.more_failures;
+    let mut events: Vec<EventEntry> = list.into_iter().map(|(_, _, event)| event).take(MAX_EVENTS).collect();
     if left_out > 0 {
         let text = format!("{} more events are in events.jsonl", grouped(left_out));
-        events.push(Happened { text, ..Happened::default() });
+        events.push(EventEntry { text, ..EventEntry::default() });
     }
     events
 }
@@ -234,7 +235,7 @@ pub(super) fn setting(record: &Record) -> Setting {
         environment: process
             .iter()
             .flat_map(|process| &process.env)
-            .take(MOST_VARIABLES)
+            .take(MAX_VARIABLES)
             .map(|entry| Variable {
                 name: shortened(&entry.name, TEXT),
                 value: shortened(&shown(&entry.name, &entry.value), TEXT),
@@ -260,9 +261,10 @@ mod tests {
     use super::*;
     use crate::report::Document;
 
-    /// The report of a job that trained called it unfinished: "the run directory does not record how it ended".
+    /// Regression: the report of a running job called it unfinished, with "the run directory does
+    /// not record how it ended".
     #[test]
-    fn a_job_in_a_cluster_that_trains_is_running() {
+    fn a_training_job_in_a_cluster_is_running() {
         let status = |stage: &str| {
             format!(
                 "status: {{conditions: [{{type: Succeeded, status: Unknown, reason: {stage}, message: 2 of 2 nodes train}}]}}\n"

@@ -4,26 +4,28 @@ use super::fold::Fold;
 use super::windows::Windows;
 use std::collections::BTreeMap;
 
-/// A rank is slow in a window when its compute time is this much over the median.
+/// A rank is slow in a window if its compute time exceeds the median by this share.
 pub(super) const SLOW: f64 = 0.05;
 
-/// Fewest windows from which a rank is judged.
+/// Fewest windows needed to judge a rank.
 const LEAST_WINDOWS: usize = 5;
 
-/// Rank by window: compute time over the median of the ranks, ms.
+/// Compute time over the median of the ranks by rank and window, ms.
 #[derive(Debug, Default)]
 pub(super) struct Skew {
     pub ranks: Vec<u32>,
-    /// Steps of a window.
+    /// Steps per window.
     pub width: u64,
     /// First step of each window.
     pub steps: Vec<u64>,
-    /// For each rank and window the time over the median, and whether it is slow; `None` where nothing is known.
+    /// For each rank and window, the time over the median and whether it is slow; `None` if
+    /// unknown.
     pub cells: Vec<Vec<Option<(f64, bool)>>>,
 }
 
 impl Skew {
-    /// Of the ranks of a job. Compute time, because a fast rank waits for the slow ones in the all-reduce: wall times are all equal.
+    /// Computes the skew of a job. Uses compute time, because fast ranks wait for slow ones in the
+    /// all-reduce and all wall times are equal.
     pub(super) fn of_ranks(folds: &BTreeMap<u32, Fold>) -> Skew {
         let width = folds.values().map(|fold| fold.windows.width()).max().unwrap_or(1);
         let ranks: Vec<u32> = folds.keys().copied().collect();
@@ -57,14 +59,14 @@ impl Skew {
         let count = known.len() as f64;
         (!known.is_empty()).then(|| {
             let slow = known.iter().filter(|(_, slow)| *slow).count() as f64;
-            // A few windows may be chance.
+            // A few slow windows can be chance.
             let share = if known.len() < LEAST_WINDOWS { 0.0 } else { slow / count };
             (share, known.iter().map(|(over, _)| over).sum::<f64>() / count)
         })
     }
 }
 
-/// The lower median: with two ranks the faster one shows what the other could reach.
+/// The lower median: with two ranks, the faster one shows what the other could reach.
 fn median(times: &mut [f64]) -> Option<f64> {
     times.sort_by(f64::total_cmp);
     times.get(times.len().checked_sub(1)? / 2).copied()

@@ -1,18 +1,18 @@
-//! Long runs in little memory: growing windows of steps, and a histogram of times.
+//! Represents long runs in little memory: growing windows of steps, and a histogram of times.
 
 use std::collections::BTreeMap;
 
-/// Most windows that are kept; one more, and pairs are merged.
+/// Most windows; beyond that, pairs are merged.
 pub(super) const LIMIT: usize = 240;
 
-/// Values that can be merged when two windows are joined.
+/// Values that can be merged when windows are joined.
 pub(super) trait Merge: Default + Clone {
     /// Adds a later window.
     fn merge(&mut self, later: &Self);
 }
 
-/// Consecutive windows of equally many steps, the first beginning with step 1. The width is a power of two, so that the windows of two
-/// ranks can be brought to the same width.
+/// Consecutive windows with the same number of steps, starting at step 1. The width is a power of
+/// two, so that the windows of two ranks can be widened to match.
 #[derive(Debug, Clone)]
 pub(super) struct Windows<T> {
     width: u64,
@@ -26,7 +26,7 @@ impl<T: Merge> Default for Windows<T> {
 }
 
 impl<T: Merge> Windows<T> {
-    /// The window of a step, which counts from 1.
+    /// The window of a step; steps count from 1.
     pub(super) fn at(&mut self, step: u64) -> &mut T {
         let position = step.saturating_sub(1);
         while position / self.width >= LIMIT as u64 {
@@ -39,13 +39,13 @@ impl<T: Merge> Windows<T> {
         &mut self.cells[index]
     }
 
-    /// Discards the windows after the one of `step`: the steps are repeated.
+    /// Discards the windows after the one of `step`, because the following steps are repeated.
     pub(super) fn forget_after(&mut self, step: u64) {
         self.cells.truncate(step.div_ceil(self.width) as usize);
     }
 
     /// Joins windows until they have at least this width.
-    pub(super) fn widen_to(&mut self, width: u64) {
+    pub(super) fn bf16n_to(&mut self, width: u64) {
         while self.width < width {
             let joined = self.cells.chunks(2).map(|pair| {
                 let mut cell = pair[0].clone();
@@ -62,22 +62,22 @@ impl<T: Merge> Windows<T> {
         self.width
     }
 
-    /// First step of each window, with what is in it.
+    /// First step of each window, with its value.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
         self.cells.iter().enumerate().map(|(index, cell)| (index as u64 * self.width + 1, cell))
     }
 }
 
-/// Counts of times in classes that are 2 % wide; quantiles are exact to that.
+/// Counts of times in buckets that are 2 % wide, which is the accuracy of quantiles.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Histogram {
     classes: BTreeMap<u16, u64>,
     count: u64,
 }
 
-/// Ratio of the bounds of a class.
+/// Ratio of a bucket's bounds.
 const CLASS: f64 = 1.02;
-/// The smallest time that is distinguished from 0, ms.
+/// The smallest time distinguished from 0, ms.
 const LEAST: f64 = 1e-3;
 
 impl Histogram {
@@ -88,15 +88,15 @@ impl Histogram {
         self.count += times;
     }
 
-    /// The quantile of the counted times, ms; `None` if nothing was counted.
+    /// The quantile of the times, ms; `None` if empty.
     pub(super) fn quantile(&self, share: f64) -> Option<f64> {
         let rank = ((self.count as f64 * share).ceil() as u64).max(1);
-        let mut seen = 0;
+        let mut counted = 0;
         let class = self.classes.iter().find_map(|(class, count)| {
-            seen += count;
-            (seen >= rank).then_some(*class)
+            counted += count;
+            (counted >= rank).then_some(*class)
         })?;
-        // The middle of the class.
+        // The centre of the bucket.
         Some(if class == 0 { 0.0 } else { LEAST * CLASS.powf(f64::from(class) - 0.5) })
     }
 }
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_are_done_again_are_forgotten() {
+    fn repeated_steps_are_discarded() {
         let mut windows: Windows<Vec<u64>> = Windows::default();
         (1..=100).for_each(|step| windows.at(step).push(step));
         windows.forget_after(40);

@@ -1,25 +1,27 @@
-//! `values.yaml` with its comments.
+//! Parses `values.yaml` with its comments.
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value as Json};
 
-/// A value of the chart.
+/// A chart value.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    /// Its name and those of the objects it is in.
+    /// Path of names from the root.
     pub path: Vec<String>,
     /// The comment above it, as one line.
     pub description: String,
-    /// What `@schema` adds.
+    /// Schema additions from `@schema`.
     pub schema: Map<String, Json>,
-    /// `None` for an object of ours, in block style: it has entries of its own.
+    /// The default; `None` for one of our own objects, in block style, whose entries follow
+    /// separately.
     pub default: Option<Json>,
 }
 
-/// Every value in the order of the file.
+/// Every value, in file order.
 ///
 /// # Errors
-/// No YAML, a value without a comment, or a form that is not used here: each with its line.
+/// The file is not valid YAML, has a value without a comment, or uses an unsupported form; each
+/// with its line.
 pub(crate) fn entries(text: &str) -> Result<Vec<Entry>> {
     let document: Json = serde_saphyr::from_str(text).context("no YAML")?;
     let mut entries: Vec<Entry> = Vec::new();
@@ -42,7 +44,7 @@ pub(crate) fn entries(text: &str) -> Result<Vec<Entry>> {
                 _ => bail!("{}: expected a key below an object", place()),
             };
             let path: Vec<String> = above.into_iter().chain([key.to_string()]).collect();
-            let (description, schema) = said(&comment).with_context(place)?;
+            let (description, schema) = parse_comment(&comment).with_context(place)?;
             ensure!(!description.is_empty(), "{}: got no comment; expected what {} means", place(), path.join("."));
             let default =
                 if value.trim().is_empty() { None } else { document.pointer(&format!("/{}", path.join("/"))).cloned() };
@@ -53,8 +55,8 @@ pub(crate) fn entries(text: &str) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// A comment as a sentence and what it adds to the schema.
-fn said(comment: &[&str]) -> Result<(String, Map<String, Json>)> {
+/// Splits a comment into its text and its schema additions.
+fn parse_comment(comment: &[&str]) -> Result<(String, Map<String, Json>)> {
     let (mut words, mut schema) = (Vec::new(), Map::new());
     for line in comment {
         match line.strip_prefix("@schema") {
@@ -74,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn faults_are_told_with_their_line() {
+    fn faults_are_reported_with_their_line() {
         for (text, words) in [
             ("a: 1\n", "line 1: `a: 1`: got no comment; expected what a means"),
             ("# About the file.\n\na: 1\n", "line 3: `a: 1`: got no comment"),
@@ -89,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn values_have_their_words_and_defaults() {
+    fn values_have_descriptions_and_defaults() {
         let found =
             entries("# An object.\na:\n  # A value,\n  # in two lines.\n  b: \"x\"\n# Another.\nc: []\n").unwrap();
         let told: Vec<_> = found

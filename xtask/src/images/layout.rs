@@ -1,4 +1,4 @@
-//! The files of an image.
+//! Lays out the files of an image.
 
 use super::{Image, Version, sbom};
 use crate::workspace::root;
@@ -10,18 +10,19 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-/// Files with their text. Nobody can log in; the user is that of the pods of jobs (`src/plan/objects/pod.rs`) and of the chart.
+/// Text files. Nobody can log in; the user is the one of job pods (`src/plan/objects/pod.rs`) and
+/// of the chart.
 const TEXTS: [(&str, &str); 3] = [
     ("etc/passwd", "root:x:0:0:root:/:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/tmp:/sbin/nologin\n"),
     ("etc/group", "root:x:0:\nnonroot:x:65532:\n"),
-    // Without it the C library asks no DNS server.
+    // Without this file, the C library queries no DNS server.
     ("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n"),
 ];
 
-/// The old names of folders, of which programs and NVIDIA's runtime know either.
+/// Legacy folder names that programs and NVIDIA's runtime still use.
 const LINKS: [(&str, &str); 2] = [("lib", "usr/lib"), ("lib64", "usr/lib64")];
 
-/// Writes all files of an image with this program, each with fixed rights and the same time.
+/// Writes all files of an image, with fixed permissions and one modification time.
 pub(super) fn write(image: &Image, built: &Path, folder: &Path, version: &Version) -> Result<()> {
     if folder.exists() {
         fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
@@ -41,7 +42,8 @@ pub(super) fn write(image: &Image, built: &Path, folder: &Path, version: &Versio
     let mut packages = BTreeMap::new();
     for library in libraries(built, image.loads)? {
         let bytes = fs::read(&library).with_context(|| library.display().to_string())?;
-        // All libraries lie below /usr here, whatever this machine does; `LINKS` leads there from the old names.
+        // All libraries are below /usr in the image, regardless of this machine; `LINKS` covers the
+        // old names.
         let path = library.strip_prefix("/").context("invariant: the linker tells whole paths")?;
         let path = path.strip_prefix("usr").unwrap_or(path);
         put(&format!("usr/{}", path.display()), &bytes, 0o755)?;
@@ -64,11 +66,11 @@ pub(super) fn write(image: &Image, built: &Path, folder: &Path, version: &Versio
     }
     put("usr/share/doc/switchyard/sbom.cdx.json", sbom::sbom(image, version, &packages)?.as_bytes(), 0o644)?;
     fs::create_dir_all(folder.join("tmp"))?;
-    settle(folder, SystemTime::UNIX_EPOCH + Duration::from_secs(version.time))?;
+    normalize(folder, SystemTime::UNIX_EPOCH + Duration::from_secs(version.time))?;
     Ok(fs::set_permissions(folder.join("tmp"), Permissions::from_mode(0o1777))?)
 }
 
-/// Writes a program without the names of functions, which are a quarter of it. A panic still says its place.
+/// Strips a program of its symbols, which are a quarter of it. Panics still report their location.
 pub(crate) fn strip(program: &Path, to: &Path) -> Result<()> {
     let status = Command::new("strip").arg("--strip-all").arg("-o").arg(to).arg(program).status();
     ensure!(
@@ -79,7 +81,7 @@ pub(crate) fn strip(program: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The dynamic linker and the libraries that a program needs, and those of `loads` with what they need.
+/// The dynamic linker and the libraries that a program needs, plus `loads` with their dependencies.
 fn libraries(program: &Path, loads: &[&str]) -> Result<Vec<PathBuf>> {
     let mut found = linked(program)?;
     let beside = found.iter().find(|path| path.file_name().is_some_and(|name| name == "libc.so.6"));
@@ -94,7 +96,7 @@ fn libraries(program: &Path, loads: &[&str]) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// What `ldd` tells: `name => /path (0x…)`, or the linker's own `/path (0x…)`.
+/// Parses the output of `ldd`: `name => /path (0x…)`, or the linker's own `/path (0x…)`.
 fn linked(file: &Path) -> Result<Vec<PathBuf>> {
     let output = Command::new("ldd").arg(file).output().context("cannot start ldd, which comes with the C library")?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -103,13 +105,13 @@ fn linked(file: &Path) -> Result<Vec<PathBuf>> {
     Ok(text.lines().filter_map(path).collect())
 }
 
-/// Gives folders their rights, and everything one time, whatever the umask and the hour.
-fn settle(folder: &Path, time: SystemTime) -> Result<()> {
+/// Sets folder permissions and all modification times, independent of the umask and the clock.
+fn normalize(folder: &Path, time: SystemTime) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         let kind = fs::symlink_metadata(&path)?;
         if kind.is_dir() {
-            settle(&path, time)?;
+            normalize(&path, time)?;
         } else if kind.is_file() {
             File::open(&path)?.set_modified(time)?;
         }

@@ -1,4 +1,5 @@
-//! What an image is made of, as CycloneDX 1.5: the crates that are linked into its program, and the system's libraries.
+//! Bill of materials of an image in CycloneDX 1.5: the crates linked into its program, and the
+//! system libraries.
 
 use super::{Image, Version};
 use crate::workspace::cargo;
@@ -9,14 +10,14 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The Debian package that a file is from, and its version; `None` on other systems.
+/// Debian package of a file, and its version; `None` on other systems.
 pub(super) fn package_of(file: &Path) -> Option<(String, String)> {
     let ask = |arguments: &[&str]| {
         let output =
             Command::new("dpkg-query").args(arguments).output().ok().filter(|output| output.status.success())?;
         String::from_utf8(output.stdout).ok()
     };
-    // Where /lib leads to /usr/lib, the database may know either name.
+    // With a merged /usr, the database can have either name.
     let name = file.to_str()?;
     let other = name.strip_prefix("/usr").map_or_else(|| format!("/usr{name}"), str::to_string);
     let owner = ask(&["--search", name]).or_else(|| ask(&["--search", &other]))?;
@@ -25,7 +26,8 @@ pub(super) fn package_of(file: &Path) -> Option<(String, String)> {
     Some((package, version.lines().next()?.to_string()))
 }
 
-/// The bill of materials of an image. Its time is that of the commit, and it has no serial number: the same build has the same text.
+/// The bill of materials of an image. It is dated by the commit and has no serial number, so the
+/// same build gives the same text.
 pub(super) fn sbom(image: &Image, version: &Version, packages: &BTreeMap<String, String>) -> Result<String> {
     let metadata = metadata()?;
     let checksums = checksums()?;
@@ -49,7 +51,7 @@ pub(super) fn sbom(image: &Image, version: &Version, packages: &BTreeMap<String,
     let mut open = vec![program.clone()];
     while let Some(id) = open.pop() {
         for need in needs.get(&id).into_iter().flatten() {
-            // What runs in the compiler only is in no image.
+            // Crates that only run in the compiler are in no image.
             if !is_macro(&crates[need]) && seen.insert(need.clone()) {
                 open.push(need.clone());
             }
@@ -63,7 +65,7 @@ pub(super) fn sbom(image: &Image, version: &Version, packages: &BTreeMap<String,
         let mut component =
             json!({"type": "library", "bom-ref": name(id), "name": key.0, "version": key.1, "purl": name(id)});
         if let Some(licence) = package["license"].as_str() {
-            // Older crates write a slash for OR.
+            // Older crates use a slash for OR.
             component["licenses"] = json!([{"expression": licence.replace('/', " OR ")}]);
         }
         if let Some(checksum) = checksums.get(&key) {
@@ -100,7 +102,7 @@ pub(super) fn sbom(image: &Image, version: &Version, packages: &BTreeMap<String,
     Ok(serde_json::to_string_pretty(&bill)? + "\n")
 }
 
-/// Whether a dependency is linked, and not for building or testing only.
+/// Whether a dependency is linked rather than used only for building or testing.
 fn is_linked(need: &Json) -> bool {
     need["dep_kinds"].as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind["kind"].is_null()))
 }
@@ -110,7 +112,7 @@ fn is_macro(package: &Json) -> bool {
     targets.is_some_and(|targets| targets.iter().any(|target| target["kind"] == json!(["proc-macro"])))
 }
 
-/// What cargo resolved for this platform.
+/// The dependency graph that cargo resolved for this platform.
 fn metadata() -> Result<&'static Json> {
     static METADATA: OnceLock<Json> = OnceLock::new();
     if let Some(metadata) = METADATA.get() {
@@ -124,7 +126,7 @@ fn metadata() -> Result<&'static Json> {
     Ok(METADATA.get_or_init(|| metadata))
 }
 
-/// By name and version, the SHA-256 of a crate as Cargo.lock has it.
+/// SHA-256 of the crates in Cargo.lock, by name and version.
 fn checksums() -> Result<BTreeMap<(String, String), String>> {
     let text = std::fs::read_to_string(crate::workspace::root().join("Cargo.lock")).context("Cargo.lock")?;
     let field = |block: &str, name: &str| {

@@ -1,4 +1,5 @@
-//! A unary call of gRPC over a unix socket: HTTP/2 with prior knowledge, one framed message each way, the status in the trailers.
+//! Unary gRPC calls over a Unix socket: HTTP/2 with prior knowledge, one framed message each way,
+//! the status in the trailers.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, Request, StatusCode};
@@ -8,14 +9,13 @@ use std::path::Path;
 use tokio::net::UnixStream;
 
 /// Longest response in bytes: the limit of the kubelet's own clients.
-const MAX_ANSWER: usize = 16 << 20;
-/// A flag and the length.
+const MAX_RESPONSE: usize = 16 << 20;
+/// Compression flag and length.
 const FRAME_HEADER: usize = 5;
 
-/// Why a call has no response.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CallError {
-    /// Nothing listens at the socket.
+    /// Nothing listens on the socket.
     #[error("{0}")]
     Connect(#[from] io::Error),
     /// The connection broke, or is not HTTP/2.
@@ -24,10 +24,10 @@ pub(super) enum CallError {
     /// The other side is not a gRPC server.
     #[error("HTTP status {0}; expected 200")]
     Status(StatusCode),
-    /// The server refused.
+    /// The server returned an error.
     #[error("gRPC status {code}: {message}")]
     Refused { code: String, message: String },
-    #[error("the answer is longer than {MAX_ANSWER} bytes")]
+    #[error("the answer is longer than {MAX_RESPONSE} bytes")]
     TooLong,
     /// The response is not one framed message.
     #[error("the answer is malformed: {0}")]
@@ -35,11 +35,12 @@ pub(super) enum CallError {
 }
 
 /// Calls `method` (`/package.Service/Method`) with an empty message.
-pub(super) async fn call<Answer: Message + Default>(socket: &Path, method: &str) -> Result<Answer, CallError> {
+pub(super) async fn call<Response: Message + Default>(socket: &Path, method: &str) -> Result<Response, CallError> {
     let stream = UnixStream::connect(socket).await?;
     let (requests, connection) = h2::client::handshake(stream).await?;
     let mut answer = std::pin::pin!(exchange(requests, method));
-    // The connection has to be polled for the call to make progress. A server that closes it may have responded before.
+    // The connection must be polled for the call to make progress. A server can respond and close
+    // it at once.
     tokio::select! {
         answer = &mut answer => return answer,
         ended = connection => ended?,
@@ -47,41 +48,41 @@ pub(super) async fn call<Answer: Message + Default>(socket: &Path, method: &str)
     answer.await
 }
 
-async fn exchange<Answer: Message + Default>(
+async fn exchange<Response: Message + Default>(
     requests: h2::client::SendRequest<Bytes>,
     method: &str,
-) -> Result<Answer, CallError> {
+) -> Result<Response, CallError> {
     let request = Request::post(format!("http://localhost{method}"))
         .header("content-type", "application/grpc")
         .header("te", "trailers")
         .body(())
         .map_err(|error| CallError::Malformed(error.to_string()))?;
     let (response, mut body) = requests.ready().await?.send_request(request, false)?;
-    // An empty message: not compressed, length 0.
+    // An empty message: uncompressed, length 0.
     body.send_data(Bytes::from_static(&[0; FRAME_HEADER]), true)?;
     let (head, mut answer) = response.await?.into_parts();
     if head.status != StatusCode::OK {
         return Err(CallError::Status(head.status));
     }
-    // An error without a message comes with its status in the headers.
-    refused(&head.headers)?;
+    // An error without a message carries its status in the headers.
+    check_status(&head.headers)?;
     let mut bytes = BytesMut::new();
     while let Some(chunk) = answer.data().await {
         let chunk = chunk?;
-        if bytes.len() + chunk.len() > MAX_ANSWER {
+        if bytes.len() + chunk.len() > MAX_RESPONSE {
             return Err(CallError::TooLong);
         }
         answer.flow_control().release_capacity(chunk.len())?;
         bytes.put(chunk);
     }
     match answer.trailers().await? {
-        Some(trailers) if trailers.contains_key("grpc-status") => refused(&trailers)?,
+        Some(trailers) if trailers.contains_key("grpc-status") => check_status(&trailers)?,
         _ => return Err(CallError::Malformed("no grpc-status after the message".into())),
     }
     unframe(&bytes)
 }
 
-fn refused(headers: &HeaderMap) -> Result<(), CallError> {
+fn check_status(headers: &HeaderMap) -> Result<(), CallError> {
     let text = |name: &str| {
         headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()).chars().take(256).collect())
     };
@@ -92,7 +93,7 @@ fn refused(headers: &HeaderMap) -> Result<(), CallError> {
     }
 }
 
-fn unframe<Answer: Message + Default>(bytes: &[u8]) -> Result<Answer, CallError> {
+fn unframe<Response: Message + Default>(bytes: &[u8]) -> Result<Response, CallError> {
     let malformed = |text: String| CallError::Malformed(text);
     let Some((header, message)) = bytes.split_first_chunk::<FRAME_HEADER>() else {
         return Err(malformed(format!("{} bytes; expected at least {FRAME_HEADER}", bytes.len())));
@@ -105,7 +106,7 @@ fn unframe<Answer: Message + Default>(bytes: &[u8]) -> Result<Answer, CallError>
     if length != message.len() {
         return Err(malformed(format!("{} bytes; expected the {length} of its header", message.len())));
     }
-    Answer::decode(message).map_err(|error| malformed(error.to_string()))
+    Response::decode(message).map_err(|error| malformed(error.to_string()))
 }
 
 #[cfg(test)]
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_that_are_none_are_refused() {
+    fn malformed_frames_are_rejected() {
         let fault = |bytes: &[u8]| unframe::<ListResponse>(bytes).unwrap_err().to_string();
         assert!(fault(&[0, 0]).contains("2 bytes; expected at least 5"));
         assert!(fault(&[1, 0, 0, 0, 0]).contains("compression flag 1"));
@@ -133,12 +134,12 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_told() {
+    fn an_error_status_is_reported() {
         let mut headers = HeaderMap::new();
-        assert!(refused(&headers).is_ok());
+        assert!(check_status(&headers).is_ok());
         headers.insert("grpc-status", "12".parse().unwrap());
         headers.insert("grpc-message", "unknown method List".parse().unwrap());
-        assert_eq!(refused(&headers).unwrap_err().to_string(), "gRPC status 12: unknown method List");
+        assert_eq!(check_status(&headers).unwrap_err().to_string(), "gRPC status 12: unknown method List");
     }
 
     proptest! {

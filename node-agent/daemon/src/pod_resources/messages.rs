@@ -1,5 +1,5 @@
-//! The messages of the kubelet's PodResources API, version v1: only the parts that are read here, with the numbers of
-//! its `api.proto`. Fields that are not declared are skipped when a message is decoded.
+//! Messages of the kubelet's PodResources API v1, with the field numbers of its `api.proto`. Only
+//! the fields that we read are declared; decoding skips the others.
 
 /// Response to `List`.
 #[derive(Clone, PartialEq, prost::Message)]

@@ -1,4 +1,5 @@
-//! Who uses which device: the kubelet's PodResources API on its unix socket.
+//! Queries which container uses which device, through the kubelet's PodResources API on its Unix
+//! socket.
 
 mod call;
 mod messages;
@@ -13,7 +14,7 @@ use switchyard_crds::device_use::{DeviceClaim, DeviceUse, DeviceUseSource};
 const LIST: &str = "/v1.PodResourcesLister/List";
 const ALLOCATABLE: &str = "/v1.PodResourcesLister/GetAllocatableResources";
 /// Time limit of a call: the kubelet responds from memory.
-const CALL: Duration = Duration::from_secs(5);
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pauses before retries: a kubelet that restarts is back within seconds.
 const PAUSES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(4)];
 /// `maxItems` of `status.inUse`.
@@ -21,31 +22,31 @@ const MAX_USES: usize = 1024;
 /// `maxItems` of the CDI devices of a claim.
 const MAX_CDI: usize = 32;
 
-/// What the kubelet reports.
+/// The kubelet's response.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Resources {
-    /// Devices of containers, by key.
+    /// Devices in use by containers, sorted by key.
     pub in_use: Vec<DeviceUse>,
-    /// Devices of plugins that can be allocated to containers: resource and device.
+    /// Resource and device of every plugin device that the kubelet can allocate.
     pub allocatable: BTreeSet<(String, String)>,
-    /// What was cut off.
+    /// A note if the response exceeded a limit.
     pub note: Option<String>,
 }
 
-/// Asks the kubelet, with retries; calls `failed` for every failed attempt.
+/// Queries the kubelet, with retries. Calls `failed` after every failed attempt.
 ///
 /// # Errors
 /// The last failure, as one sentence.
-pub(crate) async fn ask(socket: &Path, failed: impl Fn()) -> Result<Resources, String> {
+pub(crate) async fn query(socket: &Path, failed: impl Fn()) -> Result<Resources, String> {
     let mut pauses = PAUSES.into_iter();
     loop {
-        let error = match tokio::time::timeout(CALL, both(socket)).await {
+        let error = match tokio::time::timeout(CALL_TIMEOUT, query_both(socket)).await {
             Ok(Ok(resources)) => return Ok(resources),
             Ok(Err(error)) => error,
-            Err(_) => CallError::Malformed(format!("no answer within {} s", CALL.as_secs())),
+            Err(_) => CallError::Malformed(format!("no answer within {} s", CALL_TIMEOUT.as_secs())),
         };
         failed();
-        // Without the socket there is no kubelet, or it lacks this API: not worth waiting for.
+        // Do not retry if the socket is missing: there is no kubelet, or it lacks this API.
         let absent = matches!(&error, CallError::Connect(error) if error.kind() == std::io::ErrorKind::NotFound);
         match pauses.next().filter(|_| !absent) {
             Some(pause) => tokio::time::sleep(pause).await,
@@ -54,7 +55,7 @@ pub(crate) async fn ask(socket: &Path, failed: impl Fn()) -> Result<Resources, S
     }
 }
 
-async fn both(socket: &Path) -> Result<Resources, CallError> {
+async fn query_both(socket: &Path) -> Result<Resources, CallError> {
     let pods = call::<ListResponse>(socket, LIST).await?;
     let allocatable = call::<AllocatableResponse>(socket, ALLOCATABLE).await?;
     Ok(resources(pods, allocatable))
@@ -83,7 +84,7 @@ fn resources(list: ListResponse, allocatable: AllocatableResponse) -> Resources 
 }
 
 fn uses(namespace: &str, pod: &str, container: Container) -> Vec<DeviceUse> {
-    // The API limits the length of every text.
+    // The API limits the length of every string.
     let clip = |text: &str, max: usize| text.chars().take(max).collect::<String>();
     let entry = |device: &str, resource: &str, source, claim| DeviceUse {
         device: clip(device, 256),

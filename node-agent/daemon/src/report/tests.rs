@@ -10,7 +10,7 @@ fn gpu(uuid: &str) -> Gpu {
     Gpu { uuid: uuid.into(), ..Gpu::default() }
 }
 
-fn seen(facts: GPUTopologyStatus) -> MachineState {
+fn scanned(facts: GPUTopologyStatus) -> MachineState {
     MachineState { last: Some(Arc::new(Scan { facts, ..Scan::default() })), fault: None }
 }
 
@@ -19,20 +19,20 @@ fn at(second: i64) -> Timestamp {
 }
 
 fn conditions(status: &GPUTopologyStatus) -> Vec<String> {
-    let told =
+    let reported =
         |c: &Condition| format!("{}={} {} {}", c.type_, c.status, c.reason, c.last_transition_time.0.as_second());
-    status.conditions.iter().map(told).collect()
+    status.conditions.iter().map(reported).collect()
 }
 
 #[test]
-fn a_whole_machine() {
+fn a_complete_machine() {
     let facts = GPUTopologyStatus {
         sources: vec![source(Facts::CPUs, SourceState::Complete, None)],
         gpu_count: Some(1),
         gpus: vec![gpu("GPU-1")],
         ..GPUTopologyStatus::default()
     };
-    let status = draft(&seen(facts), &Kubelet::Unknown("no socket".into())).status(None, at(7));
+    let status = draft(&scanned(facts), &Kubelet::Unknown("no socket".into())).status(None, at(7));
     let expected = ["Reported=True Complete 7", "Consistent=True NoContradiction 7", "Fresh=True Current 7"];
     assert_eq!(conditions(&status), expected);
     let kubelet = status.source(Facts::InUse).unwrap();
@@ -40,43 +40,43 @@ fn a_whole_machine() {
 }
 
 #[test]
-fn what_is_missing_is_told() {
+fn missing_facts_are_reported() {
     let facts = |state| GPUTopologyStatus {
         sources: vec![source(Facts::GPUs, state, Some("no driver"))],
         ..GPUTopologyStatus::default()
     };
-    let told = |state| {
-        let status = draft(&seen(facts(state)), &Kubelet::Disabled).status(None, at(1));
+    let reported = |state| {
+        let status = draft(&scanned(facts(state)), &Kubelet::Disabled).status(None, at(1));
         assert!(status.source(Facts::InUse).is_none());
         (status.conditions[0].status.clone(), status.conditions[0].reason.clone(), status.conditions[0].message.clone())
     };
     let expected = |status: &str, reason: &str| (status.into(), reason.into(), "GPUs: no driver".to_string());
-    assert_eq!(told(SourceState::Partial), expected("True", "Partial"));
-    assert_eq!(told(SourceState::Unavailable), expected("False", "SourceUnavailable"));
+    assert_eq!(reported(SourceState::Partial), expected("True", "Partial"));
+    assert_eq!(reported(SourceState::Unavailable), expected("False", "SourceUnavailable"));
 }
 
 #[test]
-fn a_look_that_hangs_keeps_the_facts() {
+fn a_hanging_scan_keeps_the_facts() {
     let hang = Some(ScanFault::Hangs(Duration::from_secs(30)));
     let good = GPUTopologyStatus { observed_time: Some(Time(at(5))), gpus: vec![gpu("GPU-1")], ..Default::default() };
-    let before = draft(&seen(good.clone()), &Kubelet::Disabled).status(None, at(6));
+    let before = draft(&scanned(good.clone()), &Kubelet::Disabled).status(None, at(6));
     let expected = ["Reported=False ScanHangs 9", "Fresh=False ScanHangs 9"];
-    for machine in [MachineState { fault: hang.clone(), ..seen(good) }, MachineState { fault: hang, last: None }] {
+    for machine in [MachineState { fault: hang.clone(), ..scanned(good) }, MachineState { fault: hang, last: None }] {
         let status = draft(&machine, &Kubelet::Disabled).status(Some(&before), at(9));
         assert_eq!((&status.gpus, &status.observed_time), (&before.gpus, &before.observed_time));
-        let told = conditions(&status);
-        assert_eq!([told[0].as_str(), told[2].as_str()], expected);
+        let reported = conditions(&status);
+        assert_eq!([reported[0].as_str(), reported[2].as_str()], expected);
     }
 }
 
 #[test]
-fn a_time_of_transition_changes_with_the_status_only() {
+fn the_transition_time_changes_only_with_the_status() {
     let facts = |state, message| GPUTopologyStatus {
         sources: vec![source(Facts::GPUs, state, Some(message))],
         ..GPUTopologyStatus::default()
     };
     let step = |before: &GPUTopologyStatus, state, message, now| {
-        draft(&seen(facts(state, message)), &Kubelet::Disabled).status(Some(before), at(now))
+        draft(&scanned(facts(state, message)), &Kubelet::Disabled).status(Some(before), at(now))
     };
     let first = step(&GPUTopologyStatus::default(), SourceState::Complete, "", 1);
     let partial = step(&first, SourceState::Partial, "one lost", 2);
@@ -88,7 +88,7 @@ fn a_time_of_transition_changes_with_the_status_only() {
 }
 
 #[test]
-fn times_and_order_are_no_difference_and_everything_else_is() {
+fn only_times_and_order_make_no_difference() {
     let status = GPUTopologyStatus {
         gpus: vec![gpu("GPU-1"), gpu("GPU-2")],
         host: Some(Host { kernel: Some("6.8".into()), ..Host::default() }),

@@ -1,7 +1,7 @@
-//! The checks: one function each, from what was seen to findings.
+//! The checks: one function each, from observations to findings.
 
 use super::Finding;
-use super::seen::{Release, Seen, instance};
+use super::observations::{Observations, Release, release_name};
 use crate::live::holder;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Node;
@@ -16,13 +16,13 @@ use switchyard_plan::cluster::clock::is_old;
 use switchyard_plan::policies::{Probe, denier, fault};
 
 const ADMINISTRATOR: &str = "look with the kubeconfig of an administrator";
-/// Nodes that a finding names.
+/// Most nodes named in a finding.
 const NAMED: usize = 4;
 const UPGRADE: &str = "helm upgrade with the chart of this version puts it back (docs/install.md)";
 
-/// All findings, the gravest check first.
-pub(super) fn all(seen: &Seen) -> Vec<Finding> {
-    let checks: [fn(&Seen) -> Vec<Finding>; 14] = [
+/// All findings, most severe check first.
+pub(super) fn all(observations: &Observations) -> Vec<Finding> {
+    let checks: [fn(&Observations) -> Vec<Finding>; 14] = [
         foreign_pods,
         policies,
         leftovers,
@@ -38,23 +38,23 @@ pub(super) fn all(seen: &Seen) -> Vec<Finding> {
         slices,
         refused_jobs,
     ];
-    let mut findings: Vec<Finding> = checks.iter().flat_map(|check| check(seen)).collect();
-    let unread: BTreeSet<&(String, String)> = seen.unread.iter().collect();
+    let mut findings: Vec<Finding> = checks.iter().flat_map(|check| check(observations)).collect();
+    let unread: BTreeSet<&(String, String)> = observations.unread.iter().collect();
     findings.extend(
         unread.into_iter().map(|(what, why)| Finding::new("rights", format!("cannot {what}: {why}"), ADMINISTRATOR)),
     );
     findings
 }
 
-fn each<'a>(seen: &'a Seen, check: impl Fn(&'a Release) -> Vec<Finding>) -> Vec<Finding> {
-    seen.releases.iter().flat_map(check).collect()
+fn each<'a>(observations: &'a Observations, check: impl Fn(&'a Release) -> Vec<Finding>) -> Vec<Finding> {
+    observations.releases.iter().flat_map(check).collect()
 }
 
-/// No policy of ours refuses what is not ours.
-fn foreign_pods(seen: &Seen) -> Vec<Finding> {
-    let names: Vec<String> = seen.policies.iter().map(ResourceExt::name_any).collect();
+/// Our admission policies do not refuse foreign pods.
+fn foreign_pods(observations: &Observations) -> Vec<Finding> {
+    let names: Vec<String> = observations.policies.iter().map(ResourceExt::name_any).collect();
     let off = "kubectl delete validatingadmissionpolicybinding";
-    let mut findings = each(seen, |release| {
+    let mut findings = each(observations, |release| {
         let answer = release.foreign.as_deref().map_or(Ok(()), Err);
         let found = Probe::Foreign.judge(&names, answer).into_iter();
         found
@@ -65,11 +65,11 @@ fn foreign_pods(seen: &Seen) -> Vec<Finding> {
             .collect()
     });
     for policy in
-        seen.policies.iter().filter(|policy| policy.spec.as_ref().is_some_and(|spec| spec.param_kind.is_some()))
+        observations.policies.iter().filter(|policy| policy.spec.as_ref().is_some_and(|spec| spec.param_kind.is_some()))
     {
         let name = policy.name_any();
         let what = format!(
-            "{name} needs a parameter object: while that is missing, nobody can create what the policy is about"
+            "{name} needs a parameter object: while that is missing, objects that the policy covers cannot be created"
         );
         let both = "kubectl delete validatingadmissionpolicies,validatingadmissionpolicybindings";
         let fix = format!("{both} {name}; then helm upgrade with the chart of this version");
@@ -78,24 +78,24 @@ fn foreign_pods(seen: &Seen) -> Vec<Finding> {
     findings
 }
 
-/// The policies of each release are there, and refuse.
-fn policies(seen: &Seen) -> Vec<Finding> {
-    each(seen, |release| {
+/// Every release has its policies, and they are enforced.
+fn policies(observations: &Observations) -> Vec<Finding> {
+    each(observations, |release| {
         let names: Vec<String> = release.arguments("--admission-policy").into_iter().map(str::to_string).collect();
         if names.is_empty() {
             let what = format!(
-                "release {} has none: whoever may create TrainJobs may do all that pods can do",
+                "release {} has none: users who can create TrainJobs can do everything that pods can",
                 release.name()
             );
             return vec![Finding::new("policies", what, "helm upgrade with admissionPolicy.enabled=true")];
         }
         let missing = names.iter().filter_map(|name| {
-            let policy = seen.policies.iter().find(|policy| policy.name_any() == *name);
-            let binding = seen.bindings.iter().find(|binding| binding.name_any() == *name);
+            let policy = observations.policies.iter().find(|policy| policy.name_any() == *name);
+            let binding = observations.bindings.iter().find(|binding| binding.name_any() == *name);
             fault(policy, binding).map(|fault| Finding::new("policies", format!("{name}: {fault}"), UPGRADE))
         });
         let mut findings: Vec<Finding> = missing.collect();
-        // The rest shows only where the objects are there.
+        // The refusals only matter once the objects exist.
         if findings.is_empty() {
             findings.extend(refusals(release, &names));
         }
@@ -103,7 +103,7 @@ fn policies(seen: &Seen) -> Vec<Finding> {
     })
 }
 
-/// What the policies must refuse is refused, by them.
+/// The policies refuse what they must refuse.
 fn refusals(release: &Release, names: &[String]) -> Vec<Finding> {
     let tried = [
         (&release.forged, "-children", "a pod with the label of a job"),
@@ -125,16 +125,16 @@ fn refusals(release: &Release, names: &[String]) -> Vec<Finding> {
 }
 
 /// Policies without a release, and releases that share namespaces.
-fn leftovers(seen: &Seen) -> Vec<Finding> {
-    let living: BTreeSet<&str> = seen.releases.iter().map(Release::name).collect();
-    let dead: BTreeSet<&str> = seen.policies.iter().map(|policy| instance(policy.labels())).collect();
+fn leftovers(observations: &Observations) -> Vec<Finding> {
+    let living: BTreeSet<&str> = observations.releases.iter().map(Release::name).collect();
+    let dead: BTreeSet<&str> = observations.policies.iter().map(|policy| release_name(policy.labels())).collect();
     let mut findings: Vec<Finding> = dead.difference(&living).map(|name| Finding::new(
         "policies",
-        format!("those of release {name} are left, which has no controller any more: they refuse the pods of other releases"),
+        format!("release {name} has no controller any more, but its policies remain: they refuse the pods of other releases"),
         format!("kubectl delete validatingadmissionpolicies,validatingadmissionpolicybindings,clusterroles,clusterrolebindings,flowschemas -l app.kubernetes.io/part-of=switchyard,app.kubernetes.io/instance={name}"),
     )).collect();
-    for (at, first) in seen.releases.iter().enumerate() {
-        for second in &seen.releases[at + 1..] {
+    for (at, first) in observations.releases.iter().enumerate() {
+        for second in &observations.releases[at + 1..] {
             let (a, b) = (first.arguments("--watch-namespace"), second.arguments("--watch-namespace"));
             if a.is_empty() || b.is_empty() || a.iter().any(|namespace| b.contains(namespace)) {
                 let what = format!(
@@ -155,13 +155,13 @@ fn leftovers(seen: &Seen) -> Vec<Finding> {
     findings
 }
 
-/// The definitions are there, and those of this program.
-fn crds(seen: &Seen) -> Vec<Finding> {
+/// The CRDs exist and match this program.
+fn crds(observations: &Observations) -> Vec<Finding> {
     let fix = "helm upgrade with crds.enabled=true, or switchyard crd | kubectl apply --server-side -f -";
     let fault =
         |ours: &k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition| {
             let name = ours.name_any();
-            let Some(found) = seen.crds.get(&name) else { return Some(format!("{name} is missing")) };
+            let Some(found) = observations.crds.get(&name) else { return Some(format!("{name} is missing")) };
             let conditions = found.status.as_ref().and_then(|status| status.conditions.as_ref());
             if !conditions.into_iter().flatten().any(|it| it.type_ == "Established" && it.status == "True") {
                 return Some(format!("{name} is not served"));
@@ -170,20 +170,20 @@ fn crds(seen: &Seen) -> Vec<Finding> {
                 let found = found.spec.versions.iter().find(|found| found.name == version.name);
                 found.is_none_or(|found| found.schema != version.schema)
             });
-            differs.then(|| format!("{name} is not that of this program ({})", env!("CARGO_PKG_VERSION")))
+            differs.then(|| format!("{name} does not match this program ({})", env!("CARGO_PKG_VERSION")))
         };
     let faults = generate::crds().into_iter().filter_map(|(_, crd)| fault(&crd));
     faults.map(|what| Finding::new("crds", what, fix)).collect()
 }
 
-/// There is a controller, and it runs.
-fn releases(seen: &Seen) -> Vec<Finding> {
-    let is_unread = seen.unread.iter().any(|(what, _)| what.contains("deployments"));
-    if seen.releases.is_empty() && !is_unread {
+/// A controller exists and runs.
+fn releases(observations: &Observations) -> Vec<Finding> {
+    let is_unread = observations.unread.iter().any(|(what, _)| what.contains("deployments"));
+    if observations.releases.is_empty() && !is_unread {
         let fix = "helm install switchyard charts/switchyard --namespace switchyard-system (docs/install.md)";
         return vec![Finding::new("controller", "there is no Deployment of one: Switchyard is not installed", fix)];
     }
-    each(seen, |release| {
+    each(observations, |release| {
         let (name, place) = (release.controller.name_any(), release.place());
         let wanted = release.controller.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
         let ready = release.controller.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or(0);
@@ -196,24 +196,24 @@ fn releases(seen: &Seen) -> Vec<Finding> {
             return vec![Finding::new(
                 "controller",
                 what,
-                format!("kubectl -n {place} describe pods -l app.kubernetes.io/component=controller says why"),
+                format!("kubectl -n {place} describe pods -l app.kubernetes.io/component=controller shows why"),
             )];
         }
         Vec::new()
     })
 }
 
-/// One controller leads, renews its Lease, and is content with the policies.
-fn leader(seen: &Seen) -> Vec<Finding> {
-    each(seen, |release| {
+/// One controller leads, renews its Lease, and has no complaints about the policies.
+fn leader(observations: &Observations) -> Vec<Finding> {
+    each(observations, |release| {
         let place = release.place();
         if release.arguments("--leader-elect") == ["Disabled"] {
             return Vec::new();
         }
-        let fix = format!("kubectl -n {place} logs -l app.kubernetes.io/component=controller says why");
+        let fix = format!("kubectl -n {place} logs -l app.kubernetes.io/component=controller shows why");
         let one = |what: String| vec![Finding::new("leader", what, fix.clone())];
         let Some(lease) = &release.lease else { return one(format!("there is no Lease {place}/{LEASE}")) };
-        let holder = match holder(lease, seen.now) {
+        let holder = match holder(lease, observations.now) {
             Ok(holder) => holder,
             Err(why) => return one(why),
         };
@@ -228,9 +228,11 @@ fn leader(seen: &Seen) -> Vec<Finding> {
     })
 }
 
-/// Every node that should have an agent has one.
-fn agents(seen: &Seen) -> Vec<Finding> {
-    each(seen, |release| release.agents.as_ref().map(|agents| agent_faults(release, agents)).unwrap_or_default())
+/// Every eligible node has an agent.
+fn agents(observations: &Observations) -> Vec<Finding> {
+    each(observations, |release| {
+        release.agents.as_ref().map(|agents| agent_faults(release, agents)).unwrap_or_default()
+    })
 }
 
 fn agent_faults(release: &Release, agents: &DaemonSet) -> Vec<Finding> {
@@ -242,7 +244,7 @@ fn agent_faults(release: &Release, agents: &DaemonSet) -> Vec<Finding> {
         let fix = "see nodeAgent.nodeSelector and nodeAgent.gpuNodesOnly, or set nodeAgent.enabled=false";
         return vec![Finding::new("agents", format!("{name}: its selector finds no node"), fix)];
     }
-    // Pods that run stay, whatever their namespace would refuse now; the next ones are not created.
+    // Running pods stay, even if their namespace would refuse them now; new ones are not created.
     let warnings = release.warnings.iter().filter(|_| there < wanted).chain(&release.agent_pod);
     let warned = |words: &str| warnings.clone().any(|warning| warning.contains(words));
     let (no_quota, no_folders) = (warned("insufficient quota to match these scopes"), warned("violates PodSecurity"));
@@ -250,7 +252,7 @@ fn agent_faults(release: &Release, agents: &DaemonSet) -> Vec<Finding> {
     if ready >= wanted && !no_quota && !no_folders {
         if updated < wanted {
             let what = format!("{name}: {updated} of {wanted} pods are of its current version");
-            let fix = format!("kubectl -n {place} rollout status daemonset/{name} says what it waits for");
+            let fix = format!("kubectl -n {place} rollout status daemonset/{name} shows what it waits for");
             return vec![Finding::new("agents", what, fix)];
         }
         return Vec::new();
@@ -264,20 +266,23 @@ fn agent_faults(release: &Release, agents: &DaemonSet) -> Vec<Finding> {
         ("; Pod Security forbids folders and the network of the node".into(), privileged)
     } else {
         let last = release.warnings.last().map_or(String::new(), |last| format!("; {last}"));
-        (last, format!("kubectl -n {place} describe daemonset,pods -l app.kubernetes.io/component=node-agent says why"))
+        (
+            last,
+            format!("kubectl -n {place} describe daemonset,pods -l app.kubernetes.io/component=node-agent shows why"),
+        )
     };
     vec![Finding::new("agents", format!("{name}: {ready} of {wanted} are ready, {there} exist{why}"), fix)]
 }
 
-/// Chart, controller, leader, agents and this program have one version.
-fn versions(seen: &Seen) -> Vec<Finding> {
+/// Chart, controller, leader, agents and this program have the same version.
+fn versions(observations: &Observations) -> Vec<Finding> {
     let ours = env!("CARGO_PKG_VERSION");
-    let there: BTreeSet<String> = seen.nodes.iter().map(ResourceExt::name_any).collect();
+    let there: BTreeSet<String> = observations.nodes.iter().map(ResourceExt::name_any).collect();
     let is_other = |report: &&GPUTopology| {
         let agent = report.status.as_ref().and_then(|status| status.agent_version.as_deref());
         there.contains(&report.name_any()) && agent.is_some_and(|version| version != ours)
     };
-    let others: Vec<String> = seen.reports.iter().filter(is_other).map(ResourceExt::name_any).collect();
+    let others: Vec<String> = observations.reports.iter().filter(is_other).map(ResourceExt::name_any).collect();
     let mut findings = Vec::new();
     if !others.is_empty() {
         let what = format!("the agents of {} are of another version than this program ({ours})", named(&others));
@@ -288,7 +293,7 @@ fn versions(seen: &Seen) -> Vec<Finding> {
         ));
     }
     let label = "app.kubernetes.io/version";
-    findings.extend(each(seen, |release| {
+    findings.extend(each(observations, |release| {
         let controller = release.controller.labels().get(label).map(String::as_str);
         let agents = release.agents.as_ref().and_then(|agents| agents.labels().get(label)).map(String::as_str);
         let leader =
@@ -313,22 +318,22 @@ fn versions(seen: &Seen) -> Vec<Finding> {
     findings
 }
 
-/// No webhook that is gone keeps pods from being created.
-fn webhooks(seen: &Seen) -> Vec<Finding> {
-    let found = seen.dead_webhooks.iter().map(|(name, why)| {
+/// No unavailable webhook blocks the creation of pods.
+fn webhooks(observations: &Observations) -> Vec<Finding> {
+    let found = observations.dead_webhooks.iter().map(|(name, why)| {
         let what = format!("{name} must answer before a pod or a TrainJob is created, and {why}");
-        Finding::new("webhooks", what, "install what it belongs to again, or delete its webhook configuration")
+        Finding::new("webhooks", what, "reinstall the component it belongs to, or delete its webhook configuration")
     });
     found.collect()
 }
 
-/// The accounts have the rights of the chart.
-fn rights(seen: &Seen) -> Vec<Finding> {
-    each(seen, |release| {
-        let found = release.lacks.iter().filter_map(|(account, lacks)| match lacks {
+/// The service accounts have the permissions in the chart.
+fn rights(observations: &Observations) -> Vec<Finding> {
+    each(observations, |release| {
+        let found = release.missing_permissions.iter().filter_map(|(account, missing)| match missing {
             Ok(missing) if missing.is_empty() => None,
             Ok(missing) => {
-                let what = format!("{account} may not {}", missing.join(", "));
+                let what = format!("{account} cannot {}", missing.join(", "));
                 Some(Finding::new("rights", what, UPGRADE))
             }
             Err(why) => {
@@ -340,15 +345,17 @@ fn rights(seen: &Seen) -> Vec<Finding> {
     })
 }
 
-/// Nodes with GPUs are reported, and not long ago.
-fn reports(seen: &Seen) -> Vec<Finding> {
-    let Some(release) = seen.releases.iter().find(|release| release.agents.is_some()) else { return Vec::new() };
-    let reported: BTreeSet<String> = seen.reports.iter().map(ResourceExt::name_any).collect();
+/// GPU nodes have recent reports.
+fn reports(observations: &Observations) -> Vec<Finding> {
+    let Some(release) = observations.releases.iter().find(|release| release.agents.is_some()) else {
+        return Vec::new();
+    };
+    let reported: BTreeSet<String> = observations.reports.iter().map(ResourceExt::name_any).collect();
     let has_gpus = |node: &&Node| {
         let offered = node.status.as_ref().and_then(|status| status.allocatable.as_ref()?.get(GPU_RESOURCE));
         offered.is_some_and(|count| count.0 != "0")
     };
-    let silent: Vec<String> = seen.nodes.iter().filter(has_gpus).map(ResourceExt::name_any).collect();
+    let silent: Vec<String> = observations.nodes.iter().filter(has_gpus).map(ResourceExt::name_any).collect();
     let silent: Vec<String> = silent.into_iter().filter(|node| !reported.contains(node)).collect();
     let mut findings = Vec::new();
     if !silent.is_empty() {
@@ -358,17 +365,17 @@ fn reports(seen: &Seen) -> Vec<Finding> {
             "see nodeAgent.nodeSelector, nodeAgent.gpuNodesOnly and nodeAgent.tolerations: an agent must run there";
         findings.push(Finding::new("reports", what, fix));
     }
-    let there: BTreeSet<String> = seen.nodes.iter().map(ResourceExt::name_any).collect();
+    let there: BTreeSet<String> = observations.nodes.iter().map(ResourceExt::name_any).collect();
     let is_old = |report: &&GPUTopology| {
         let observed = report.status.as_ref().and_then(|status| status.observed_time.as_ref());
-        there.contains(&report.name_any()) && observed.is_none_or(|at| is_old(at.0, seen.now))
+        there.contains(&report.name_any()) && observed.is_none_or(|at| is_old(at.0, observations.now))
     };
-    let old: Vec<String> = seen.reports.iter().filter(is_old).map(ResourceExt::name_any).collect();
+    let old: Vec<String> = observations.reports.iter().filter(is_old).map(ResourceExt::name_any).collect();
     if !old.is_empty() {
         let what = format!("the reports of {} are older than half an hour: jobs do not go there", named(&old));
         let place = release.place();
         let fix = format!(
-            "kubectl -n {place} logs -l app.kubernetes.io/component=node-agent says why, unless the node is gone"
+            "kubectl -n {place} logs -l app.kubernetes.io/component=node-agent shows why, unless the node is gone"
         );
         findings.push(Finding::new("reports", what, fix));
     }
@@ -385,15 +392,17 @@ fn named(nodes: &[String]) -> String {
     }
 }
 
-/// Where the class of the claims exists, a driver offers devices.
-fn slices(seen: &Seen) -> Vec<Finding> {
-    each(seen, |release| {
+/// If the device class of the claims exists, a driver offers devices.
+fn slices(observations: &Observations) -> Vec<Finding> {
+    each(observations, |release| {
         let class = release
             .arguments("--gpu-device-class")
             .into_iter()
-            .find(|class| seen.device_classes.iter().any(|it| it == class));
-        let silent =
-            release.arguments("--gpu-driver").into_iter().find(|driver| seen.drivers.iter().all(|it| it != driver));
+            .find(|class| observations.device_classes.iter().any(|it| it == class));
+        let silent = release
+            .arguments("--gpu-driver")
+            .into_iter()
+            .find(|driver| observations.drivers.iter().all(|it| it != driver));
         let found = class.zip(silent).map(|(class, driver)| {
             let what = format!(
                 "DeviceClass {class} exists, but driver {driver} offers no ResourceSlice: no GPU comes by claims"
@@ -409,8 +418,8 @@ fn slices(seen: &Seen) -> Vec<Finding> {
 }
 
 /// No job waits for pods that the Pod Security level of its namespace refuses.
-fn refused_jobs(seen: &Seen) -> Vec<Finding> {
-    let refused = seen.jobs.iter().filter_map(|job| {
+fn refused_jobs(observations: &Observations) -> Vec<Finding> {
+    let refused = observations.jobs.iter().filter_map(|job| {
         let status = job.status.as_ref().filter(|status| !status.is(COMPLETE) && !status.is(FAILED))?;
         let refused = status.condition(PODS_CREATED).filter(|it| it.message.contains("violates PodSecurity"))?;
         let namespace = job.namespace().unwrap_or_default();
@@ -423,18 +432,20 @@ fn refused_jobs(seen: &Seen) -> Vec<Finding> {
     refused.collect()
 }
 
-/// Where a driver offers GPUs, the device class of the claims exists.
-fn devices(seen: &Seen) -> Vec<Finding> {
-    each(seen, |release| {
-        let offers =
-            release.arguments("--gpu-driver").into_iter().find(|driver| seen.drivers.iter().any(|it| it == driver));
-        let lacks = release
+/// If a driver offers GPUs, the device class of the claims exists.
+fn devices(observations: &Observations) -> Vec<Finding> {
+    each(observations, |release| {
+        let offers = release
+            .arguments("--gpu-driver")
+            .into_iter()
+            .find(|driver| observations.drivers.iter().any(|it| it == driver));
+        let missing_class = release
             .arguments("--gpu-device-class")
             .into_iter()
-            .find(|class| !seen.device_classes.iter().any(|it| it == class));
-        let found = offers.zip(lacks).map(|(driver, class)| {
+            .find(|class| !observations.device_classes.iter().any(|it| it == class));
+        let found = offers.zip(missing_class).map(|(driver, class)| {
             let what = format!("driver {driver} offers GPUs, but there is no DeviceClass {class}, which claims name");
-            Finding::new("devices", what, "set dra.deviceClass to that of the driver, or create it")
+            Finding::new("devices", what, "set dra.deviceClass to the driver's class, or create it")
         });
         found.into_iter().collect()
     })

@@ -1,7 +1,8 @@
-//! Rights that the controller and the agents need, and which of them their accounts lack. The chart grants them
-//! (`charts/switchyard/templates/controller/rbac.yaml`, `node-agent/rbac.yaml`); `tests/tests/chart/doctor.rs` compares this list with it.
+//! Permissions of the controller and the agents, and which of them their accounts lack. The chart
+//! grants them (`charts/switchyard/templates/controller/rbac.yaml`, `node-agent/rbac.yaml`);
+//! `tests/tests/chart/doctor.rs` compares this list with the chart.
 
-use crate::connect::words;
+use crate::connect::error_message;
 use futures::future::join_all;
 use k8s_openapi::api::authorization::v1::ResourceAttributes;
 use k8s_openapi::api::core::v1::PodSpec;
@@ -10,13 +11,13 @@ use std::collections::BTreeMap;
 use switchyard_crds::labels::LEASE;
 use switchyard_service::may;
 
-/// API group, resource with its part, and verbs.
-type Rights = (&'static str, &'static str, &'static [&'static str]);
+/// API group, resource with subresource, and verbs.
+type Permissions = (&'static str, &'static str, &'static [&'static str]);
 
 const OURS: &str = "training.switchyard.dev";
 
-/// In all namespaces, whatever the release watches.
-const OF_CLUSTER: [Rights; 8] = [
+/// In all namespaces, even if the release watches only some.
+const CLUSTER_PERMISSIONS: [Permissions; 8] = [
     ("", "nodes", &["get", "list", "watch"]),
     (OURS, "gputopologies", &["list", "watch"]),
     ("resource.k8s.io", "resourceslices", &["list", "watch"]),
@@ -28,7 +29,7 @@ const OF_CLUSTER: [Rights; 8] = [
 ];
 
 /// In the namespaces that the release watches.
-const OF_JOBS: [Rights; 15] = [
+const JOB_PERMISSIONS: [Permissions; 15] = [
     (OURS, "trainjobs", &["get", "list", "watch", "delete"]),
     (OURS, "trainjobs/status", &["patch", "update"]),
     (OURS, "trainjobs/finalizers", &["update"]),
@@ -46,77 +47,81 @@ const OF_JOBS: [Rights; 15] = [
     ("events.k8s.io", "events", &["create", "list", "patch"]),
 ];
 
-/// With a class of ProvisioningRequests.
-const OF_AUTOSCALING: [Rights; 2] = [
+/// Needed with a ProvisioningRequest class.
+const AUTOSCALING_PERMISSIONS: [Permissions; 2] = [
     ("autoscaling.x-k8s.io", "provisioningrequests", &["get", "list", "watch", "create", "patch", "delete"]),
     ("", "podtemplates", &["get", "list", "watch", "create", "patch", "delete"]),
 ];
 
 /// In the namespace of the release.
-const OF_ELECTION: [Rights; 1] = [("coordination.k8s.io", "leases", &["get", "update", "create"])];
+const ELECTION_PERMISSIONS: [Permissions; 1] = [("coordination.k8s.io", "leases", &["get", "update", "create"])];
 
-const OF_AGENTS: [Rights; 3] = [
+const AGENT_PERMISSIONS: [Permissions; 3] = [
     (OURS, "gputopologies", &["get", "create", "patch"]),
     (OURS, "gputopologies/status", &["patch"]),
     ("", "nodes", &["get"]),
 ];
 
-/// What an account lacks, `verb resource` each; or why the API server does not say.
-pub(super) type Lacks = Result<Vec<String>, String>;
+/// Missing permissions of an account, each as `verb resource`, or why the API server did not list
+/// them.
+pub(super) type MissingPermissions = Result<Vec<String>, String>;
 
-/// Who works for a release, and where.
-pub(super) struct Workers<'a> {
+/// The accounts of a release and where they act.
+pub(super) struct Accounts<'a> {
     /// The namespace of the release.
     pub place: &'a str,
     pub controller: Option<&'a PodSpec>,
-    /// Without agents of its own: `None`.
+    /// `None` if the release has no agents.
     pub agents: Option<&'a PodSpec>,
-    /// Namespaces that the controller watches; empty: all.
+    /// Namespaces that the controller watches; empty for all.
     pub watched: Vec<&'a str>,
-    /// The controller creates ProvisioningRequests.
-    pub is_scaling: bool,
+    /// Whether the controller creates ProvisioningRequests.
+    pub is_autoscaling: bool,
 }
 
-/// What the accounts of a release lack, by `system:serviceaccount:NAMESPACE:NAME`.
-pub(super) async fn lacks(client: &Client, workers: &Workers<'_>) -> BTreeMap<String, Lacks> {
-    let Workers { place, controller, agents, watched, is_scaling } = workers;
+/// Missing permissions of a release's accounts, by `system:serviceaccount:NAMESPACE:NAME`.
+pub(super) async fn missing_permissions(
+    client: &Client,
+    accounts: &Accounts<'_>,
+) -> BTreeMap<String, MissingPermissions> {
+    let Accounts { place, controller, agents, watched, is_autoscaling } = accounts;
     let account = |spec: &PodSpec| {
         let name = spec.service_account_name.as_deref().unwrap_or("default");
         format!("system:serviceaccount:{place}:{name}")
     };
     let watched = if watched.is_empty() { &[""][..] } else { watched };
-    let scaling = if *is_scaling { &OF_AUTOSCALING[..] } else { &[] };
+    let scaling = if *is_autoscaling { &AUTOSCALING_PERMISSIONS[..] } else { &[] };
     let mut asked: Vec<(String, ResourceAttributes)> = Vec::new();
-    let mut ask = |account: &str, namespace: &str, rights: &[Rights]| {
+    let mut ask = |account: &str, namespace: &str, rights: &[Permissions]| {
         for (group, resource, verbs) in rights {
             asked.extend(verbs.iter().map(|verb| (account.to_string(), attributes(namespace, group, resource, verb))));
         }
     };
     if let Some(controller) = controller.map(account) {
-        ask(&controller, "", &OF_CLUSTER);
+        ask(&controller, "", &CLUSTER_PERMISSIONS);
         for namespace in watched {
-            ask(&controller, namespace, &OF_JOBS);
+            ask(&controller, namespace, &JOB_PERMISSIONS);
             ask(&controller, namespace, scaling);
         }
-        ask(&controller, place, &OF_ELECTION);
+        ask(&controller, place, &ELECTION_PERMISSIONS);
     }
     if let Some(agents) = agents.map(account) {
-        ask(&agents, "", &OF_AGENTS);
+        ask(&agents, "", &AGENT_PERMISSIONS);
     }
-    let mut lacks: BTreeMap<String, Lacks> = BTreeMap::new();
+    let mut missing_permissions: BTreeMap<String, MissingPermissions> = BTreeMap::new();
     let answers = join_all(asked.into_iter().map(async |(account, right)| {
-        let answer = may(client, &account, &right).await.map_err(|error| words(&error));
+        let answer = may(client, &account, &right).await.map_err(|error| error_message(&error));
         (account, right, answer)
     }));
     for (account, right, answer) in answers.await {
-        let found = lacks.entry(account).or_insert_with(|| Ok(Vec::new()));
+        let found = missing_permissions.entry(account).or_insert_with(|| Ok(Vec::new()));
         match (answer, &mut *found) {
             (Ok(false), Ok(missing)) => missing.push(name(&right)),
             (Err(why), _) => *found = Err(why),
             _ => {}
         }
     }
-    lacks
+    missing_permissions
 }
 
 fn attributes(namespace: &str, group: &str, resource: &str, verb: &str) -> ResourceAttributes {
@@ -127,7 +132,7 @@ fn attributes(namespace: &str, group: &str, resource: &str, verb: &str) -> Resou
         resource: Some(resource.to_string()),
         subresource: part.map(str::to_string),
         verb: Some(verb.to_string()),
-        // The chart grants only this one, but for its creation.
+        // The chart grants access to this Lease only, except for its creation.
         name: (resource == "leases" && verb != "create").then(|| LEASE.to_string()),
         ..ResourceAttributes::default()
     }

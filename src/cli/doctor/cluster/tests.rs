@@ -1,6 +1,6 @@
-//! What is said of a cluster that is well, and of each thing that can be wrong.
+//! Findings for a healthy cluster, and for each fault.
 
-use super::seen::{Release, Seen};
+use super::observations::{Observations, Release};
 use super::*;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -60,14 +60,14 @@ fn annotate(release: &mut Release, name: &str, value: &str) {
     release.lease.as_mut().unwrap().annotations_mut().insert(name.into(), value.into());
 }
 
-/// A cluster without a fault.
-fn well() -> Seen {
+/// A healthy cluster.
+fn healthy() -> Observations {
     let mut crds: Vec<_> = switchyard_crds::generate::crds().into_iter().map(|(_, crd)| crd).collect();
     for crd in &mut crds {
         let status = json!({"conditions": [{"type": "Established", "status": "True"}]});
         crd.status = object(status);
     }
-    Seen {
+    Observations {
         now: NOW.parse::<Timestamp>().unwrap(),
         crds: crds.into_iter().map(|crd| (crd.name_any(), crd)).collect(),
         policies: NAMES.iter().map(|name| object(json!({"metadata": metadata(name), "spec": {}}))).collect(),
@@ -80,13 +80,13 @@ fn well() -> Seen {
         releases: vec![release()],
         device_classes: vec!["gpu.nvidia.com".into()],
         drivers: vec!["gpu.nvidia.com".into()],
-        ..Seen::default()
+        ..Observations::default()
     }
 }
 
 #[test]
-fn a_cluster_that_is_well_is_ok() {
-    assert_eq!(screen(&checks::all(&well()), 100), "ok\n");
+fn a_healthy_cluster_is_ok() {
+    assert_eq!(screen(&checks::all(&healthy()), 100), "ok\n");
 }
 
 #[test]
@@ -95,8 +95,9 @@ fn each_fault_has_one_finding_and_a_fix() {
         object(json!({"metadata": metadata("switchyard-node-agent"), "status": {"desiredNumberScheduled": desired,
             "currentNumberScheduled": ready, "numberReady": ready, "numberMisscheduled": 0}}))
     };
-    type Change = Box<dyn Fn(&mut Seen)>;
-    let of_release = |change: fn(&mut Release)| -> Change { Box::new(move |seen| change(&mut seen.releases[0])) };
+    type Change = Box<dyn Fn(&mut Observations)>;
+    let of_release =
+        |change: fn(&mut Release)| -> Change { Box::new(move |observations| change(&mut observations.releases[0])) };
     let quota = "Error creating: insufficient quota to match these scopes: [{PriorityClass In [system-node-critical]}]";
     let cases: Vec<(Change, &str, &str)> = vec![
         (
@@ -112,35 +113,36 @@ fn each_fault_has_one_finding_and_a_fix() {
         ),
         (of_release(|it| it.job = Some("trainjobs is forbidden: User".into())), "cannot be tried", "administrator"),
         (
-            Box::new(|seen| drop(seen.bindings.remove(1))),
+            Box::new(|observations| drop(observations.bindings.remove(1))),
             "switchyard-children: it has no ValidatingAdmissionPolicyBinding",
             "helm upgrade",
         ),
         (
-            Box::new(|seen| {
-                seen.policies
+            Box::new(|observations| {
+                observations
+                    .policies
                     .push(object(json!({"metadata": {"name": "b", "labels": {"app.kubernetes.io/instance": "gone"}}})))
             }),
-            "those of release gone are left",
+            "release gone has no controller any more",
             "app.kubernetes.io/instance=gone",
         ),
         (
-            Box::new(|seen| {
-                seen.policies[0].spec = object(json!({"paramKind": {"apiVersion": "v1", "kind": "ConfigMap"}}))
+            Box::new(|observations| {
+                observations.policies[0].spec = object(json!({"paramKind": {"apiVersion": "v1", "kind": "ConfigMap"}}))
             }),
             "needs a parameter object",
             "helm upgrade",
         ),
         (
-            Box::new(|seen| drop(seen.crds.remove("trainjobs.training.switchyard.dev"))),
+            Box::new(|observations| drop(observations.crds.remove("trainjobs.training.switchyard.dev"))),
             "trainjobs.training.switchyard.dev is missing",
             "crds.enabled",
         ),
         (
-            Box::new(|seen| {
-                seen.crds.get_mut("trainjobs.training.switchyard.dev").unwrap().spec.versions[0].schema = None
+            Box::new(|observations| {
+                observations.crds.get_mut("trainjobs.training.switchyard.dev").unwrap().spec.versions[0].schema = None
             }),
-            "is not that of this program",
+            "does not match this program",
             "crds.enabled",
         ),
         (of_release(|it| it.controller.status = None), "0 of 2 pods are ready", "describe pods"),
@@ -165,17 +167,17 @@ fn each_fault_has_one_finding_and_a_fix() {
             "upgrade the older one",
         ),
         (
-            Box::new(move |seen| {
-                seen.releases[0].agents = agents(3, 0);
-                seen.releases[0].warnings = vec![quota.into()];
+            Box::new(move |observations| {
+                observations.releases[0].agents = agents(3, 0);
+                observations.releases[0].warnings = vec![quota.into()];
             }),
             "0 of 3 are ready, 0 exist",
             "nodeAgent.resourceQuota.enabled=true",
         ),
         (
-            Box::new(move |seen| {
-                seen.releases[0].agents = agents(3, 0);
-                seen.releases[0].warnings = vec!["violates PodSecurity".into()];
+            Box::new(move |observations| {
+                observations.releases[0].agents = agents(3, 0);
+                observations.releases[0].warnings = vec!["violates PodSecurity".into()];
             }),
             "Pod Security forbids",
             "enforce=privileged",
@@ -189,7 +191,7 @@ fn each_fault_has_one_finding_and_a_fix() {
             "enforce=privileged",
         ),
         (
-            Box::new(move |seen| seen.releases[0].agent_pod = Some(quota.into())),
+            Box::new(move |observations| observations.releases[0].agent_pod = Some(quota.into())),
             "only in a namespace with a ResourceQuota",
             "nodeAgent.resourceQuota.enabled=true",
         ),
@@ -200,12 +202,16 @@ fn each_fault_has_one_finding_and_a_fix() {
             "rollout status",
         ),
         (
-            of_release(|it| drop(it.lacks.insert("system:serviceaccount:s:c".into(), Ok(vec!["create pods".into()])))),
-            "system:serviceaccount:s:c may not create pods",
+            of_release(|it| {
+                drop(it.missing_permissions.insert("system:serviceaccount:s:c".into(), Ok(vec!["create pods".into()])))
+            }),
+            "system:serviceaccount:s:c cannot create pods",
             "helm upgrade",
         ),
         (
-            of_release(|it| drop(it.lacks.insert("system:serviceaccount:s:c".into(), Err("forbidden".into())))),
+            of_release(|it| {
+                drop(it.missing_permissions.insert("system:serviceaccount:s:c".into(), Err("forbidden".into())))
+            }),
             "cannot check the rights of system:serviceaccount:s:c: forbidden",
             "administrator",
         ),
@@ -215,60 +221,72 @@ fn each_fault_has_one_finding_and_a_fix() {
             "upgrade the older one",
         ),
         (
-            Box::new(|seen| seen.nodes.push(node("gpu-9", "8"))),
+            Box::new(|observations| observations.nodes.push(node("gpu-9", "8"))),
             "no report of node gpu-9, which has GPUs",
             "nodeAgent.nodeSelector",
         ),
-        (Box::new(|seen| seen.nodes.push(node("cpu-1", "0"))), "", ""),
+        (Box::new(|observations| observations.nodes.push(node("cpu-1", "0"))), "", ""),
         (
-            Box::new(|seen| {
-                seen.nodes.push(node("gpu-9", "8"));
-                seen.reports.push(report("gpu-9", "2026-11-27T11:29:00Z"));
+            Box::new(|observations| {
+                observations.nodes.push(node("gpu-9", "8"));
+                observations.reports.push(report("gpu-9", "2026-11-27T11:29:00Z"));
             }),
             "the reports of node gpu-9 are older than half an hour",
             "logs -l app.kubernetes.io/component=node-agent",
         ),
-        (Box::new(|seen| seen.reports.push(report("gone", "2026-11-26T11:29:00Z"))), "", ""),
+        (Box::new(|observations| observations.reports.push(report("gone", "2026-11-26T11:29:00Z"))), "", ""),
         (
-            Box::new(|seen| {
-                seen.nodes.push(node("gpu-9", "8"));
+            Box::new(|observations| {
+                observations.nodes.push(node("gpu-9", "8"));
                 let mut report = report("gpu-9", "2026-11-27T11:59:00Z");
                 report.status.as_mut().unwrap().agent_version = Some("0.0.1".into());
-                seen.reports.push(report);
+                observations.reports.push(report);
             }),
             "the agents of node gpu-9 are of another version",
             "rollout",
         ),
-        (Box::new(|seen| seen.drivers.clear()), "driver gpu.nvidia.com offers no ResourceSlice", "pods of the driver"),
         (
-            Box::new(|seen| {
+            Box::new(|observations| observations.drivers.clear()),
+            "driver gpu.nvidia.com offers no ResourceSlice",
+            "pods of the driver",
+        ),
+        (
+            Box::new(|observations| {
                 let refused = json!({"type": "PodsCreated", "status": "False", "reason": "Refused",
                     "message": "pods is forbidden: violates PodSecurity", "lastTransitionTime": NOW});
-                seen.jobs.push(object(json!({"metadata": {"name": "a", "namespace": "team"},
+                observations.jobs.push(object(json!({"metadata": {"name": "a", "namespace": "team"},
                     "spec": {"trainer": {"framework": "Plain"}}, "status": {"conditions": [refused]}})));
             }),
             "the pods of TrainJob team/a are refused",
             "label namespace team",
         ),
-        (Box::new(move |seen| seen.releases[0].agents = agents(0, 0)), "finds no node", "nodeAgent.nodeSelector"),
         (
-            Box::new(|seen| {
-                seen.dead_webhooks.push(("a.example.com (Service a/b)".into(), "its Service does not exist"))
+            Box::new(move |observations| observations.releases[0].agents = agents(0, 0)),
+            "finds no node",
+            "nodeAgent.nodeSelector",
+        ),
+        (
+            Box::new(|observations| {
+                observations.dead_webhooks.push(("a.example.com (Service a/b)".into(), "its Service does not exist"))
             }),
             "a.example.com",
             "delete its webhook configuration",
         ),
-        (Box::new(|seen| seen.device_classes.clear()), "there is no DeviceClass gpu.nvidia.com", "dra.deviceClass"),
         (
-            Box::new(|seen| seen.unread.push(("list deployments".into(), "forbidden".into()))),
+            Box::new(|observations| observations.device_classes.clear()),
+            "there is no DeviceClass gpu.nvidia.com",
+            "dra.deviceClass",
+        ),
+        (
+            Box::new(|observations| observations.unread.push(("list deployments".into(), "forbidden".into()))),
             "cannot list deployments: forbidden",
             "administrator",
         ),
     ];
     for (change, what, fix) in cases {
-        let mut seen = well();
-        change(&mut seen);
-        let findings = checks::all(&seen);
+        let mut observations = healthy();
+        change(&mut observations);
+        let findings = checks::all(&observations);
         assert_eq!(findings.len(), usize::from(!what.is_empty()), "{what}: {findings:?}");
         assert!(
             findings.iter().all(|found| found.what.contains(what) && found.fix.contains(fix)),
@@ -287,7 +305,7 @@ fn two_releases_share_no_namespace() {
         release
     };
     let found = |releases: Vec<Release>| {
-        let findings = checks::all(&Seen { releases, ..well() });
+        let findings = checks::all(&Observations { releases, ..healthy() });
         findings.into_iter().filter(|found| found.check == "releases").count()
     };
     assert_eq!(found(vec![limited("switchyard", "a"), limited("other", "b")]), 0);

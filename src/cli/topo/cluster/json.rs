@@ -1,4 +1,4 @@
-//! The cluster for programs.
+//! Formats the cluster as JSON.
 
 use super::{ClusterTopology, NodeRow, Use};
 use serde_json::{Map, Value, json};
@@ -51,7 +51,7 @@ fn node_value(cluster: &ClusterTopology, node: &NodeRow) -> Value {
     body
 }
 
-/// `Counted`: the user has this many GPUs, but which ones is unknown.
+/// `Counted` means that the user has this many GPUs, but which ones is unknown.
 fn gpu_value(cluster: &ClusterTopology, index: u32, used: Use) -> Value {
     let (state, user) = match used {
         Use::Free => ("Free", None),

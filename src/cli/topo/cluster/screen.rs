@@ -1,18 +1,18 @@
-//! The cluster as a tree.
+//! Formats the cluster as a tree.
 
 use super::super::devices::gigabytes;
 use super::{ClusterTopology, LevelRow, NodeRow, Use};
-use crate::text::{NARROWEST, Screen, Table, cut, length, plain};
+use crate::text::{NARROWEST, Screen, Table, length, plain, truncate};
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_core::units::{counted, three_digits};
 use switchyard_plan::cluster::Excluded;
 
-/// If there are more nodes than this, only the domains are shown, unless everything is requested.
-const MOST_NODES: usize = 40;
-/// Letters of users; later ones share [`LATER`].
+/// With more nodes than this, only domains are shown unless everything is requested.
+const MAX_NODES: usize = 40;
+/// Letters for users; later users share [`LATER`].
 const LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyz";
 const LATER: char = '*';
-/// The screen, every line ended by a newline.
+/// The screen; every line ends with a newline.
 pub(super) fn render(cluster: &ClusterTopology, width: usize, full: bool) -> String {
     let mut screen = Screen::new(width.max(NARROWEST));
     let all: Vec<&NodeRow> = cluster.nodes.iter().collect();
@@ -25,14 +25,15 @@ pub(super) fn render(cluster: &ClusterTopology, width: usize, full: bool) -> Str
         return screen.into_text();
     }
     screen.line(&format!("CLUSTER {}, {free}/{gpus} GPUs free{between}", count(all.len(), "node")));
-    let shows_nodes = full || all.len() <= MOST_NODES;
+    let shows_nodes = full || all.len() <= MAX_NODES;
     let mut tree = Tree { cluster, shows_nodes, rows: Vec::new(), named: BTreeSet::new() };
     tree.branch(&all, cluster.levels.len().saturating_sub(1), "");
     let heading: &[&str] =
         if shows_nodes { &["", "FREE", "GPUS", "NIC", "GB/s OUT"] } else { &["", "FREE", "WHOLE NODES FREE"] };
     let mut table = Table::new(heading);
     table.rows.extend(tree.rows.iter().map(|row| row.cells[..heading.len()].to_vec()));
-    // Remarks get the remaining room, so that the numbers stay; users whose names do not fit are named below.
+    // Remarks get the remaining width, so that the numbers stay. Users whose names do not fit are
+    // listed below.
     let left = screen.width.saturating_sub(table.width() + table.gap);
     table.rows[0].push(String::new());
     let mut below = Vec::new();
@@ -41,7 +42,7 @@ pub(super) fn render(cluster: &ClusterTopology, width: usize, full: bool) -> Str
         if length(&together) <= left {
             cells.push(together);
         } else {
-            cells.push(cut(&row.faults.join("; "), left));
+            cells.push(truncate(&row.faults.join("; "), left));
             below.extend(row.users);
         }
     }
@@ -57,9 +58,9 @@ pub(super) fn render(cluster: &ClusterTopology, width: usize, full: bool) -> Str
 struct Row {
     /// Tree, free GPUs, letters of GPUs or whole nodes, NICs, GB/s.
     cells: [String; 5],
-    /// What is wrong, or the share that a domain lets through.
+    /// Faults, or the bandwidth share of a domain.
     faults: Vec<String>,
-    /// Letters that are explained here.
+    /// Letters explained in this row.
     users: Vec<String>,
 }
 
@@ -67,12 +68,13 @@ struct Tree<'a> {
     cluster: &'a ClusterTopology,
     shows_nodes: bool,
     rows: Vec<Row>,
-    /// Users whose letter was explained.
+    /// Users whose letters are already explained.
     named: BTreeSet<usize>,
 }
 
 impl Tree<'_> {
-    /// The domains of the levels below `level` among these nodes, each with its nodes; nodes of no domain follow.
+    /// Adds the domains below `level` among these nodes, each with its nodes, followed by nodes
+    /// without a domain.
     fn branch(&mut self, nodes: &[&NodeRow], level: usize, indent: &str) {
         let Some(level) = level.checked_sub(1) else {
             if self.shows_nodes {
@@ -141,7 +143,7 @@ impl Tree<'_> {
     }
 }
 
-/// Why no job is placed on a node, in a few words.
+/// Why a node accepts no job, in a few words.
 fn reason(why: &Excluded) -> String {
     match why {
         Excluded::NoReport => "no GPUTopology".to_owned(),
@@ -150,7 +152,7 @@ fn reason(why: &Excluded) -> String {
     }
 }
 
-/// Free GPUs and all.
+/// Free GPUs, and all GPUs.
 fn sums(nodes: &[&NodeRow]) -> (usize, usize) {
     (nodes.iter().map(|node| node.free).sum(), nodes.iter().map(|node| node.gpus.len()).sum())
 }
@@ -164,7 +166,7 @@ fn letter(used: Use) -> char {
     }
 }
 
-/// `1:2`, or that NVLink joins the nodes.
+/// `1:2`, or a note that NVLink connects the nodes.
 fn share(row: &LevelRow) -> Option<String> {
     match row.level.share {
         _ if row.level.nvlink => Some("NVLink".to_owned()),
@@ -173,7 +175,7 @@ fn share(row: &LevelRow) -> Option<String> {
     }
 }
 
-/// A label without the part before the slash, which is the same for all of its kind.
+/// A label without the prefix before the slash, which all labels of its kind share.
 fn short_key(key: &str) -> &str {
     key.rsplit_once('/').map_or(key, |(_, name)| name)
 }

@@ -1,30 +1,30 @@
-//! A gang on the domains of a cluster as a picture: a column for each domain, a row for each node, a square for each GPU.
+//! Draws a gang in the domains of a cluster: a column per domain, a row per node, a square per GPU.
 
 use super::super::devices::gigabytes;
 use super::{ClusterTopology, NodeRow, Use};
-use crate::text::{cut, length};
+use crate::text::{length, truncate};
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_core::units::counted;
 use switchyard_crds::PlacementStatus;
 use switchyard_plan::resources::gigabytes_per_second;
 use switchyard_tools::report::escaped;
 
-/// Nodes above which only the domains of the gang are drawn.
-const MOST_NODES: usize = 40;
-/// Width of a column, height of a node. Units are those of the view box, about a pixel.
+/// With more nodes than this, only the gang's domains are drawn.
+const MAX_NODES: usize = 40;
+/// Width of a column and height of a node, in view box units (about a pixel).
 const COLUMN: usize = 350;
 const ROW: usize = 44;
-/// Parts of the reason that are shown, a line each.
+/// Most parts of the reason shown, one per line.
 const REASONS: usize = 4;
-/// Edge of a GPU with the space beside it, and without.
+/// Edge length of a GPU including its margin, and without it.
 const GPU: (usize, usize) = (18, 14);
 const MARGIN: usize = 12;
-/// Width of a letter at most.
+/// Greatest width of a letter.
 const LETTER: usize = 7;
-/// Left edge of the GPUs in a column, and room for their node's name before it.
+/// Left edge of the GPUs in a column, after the node's name.
 const GPUS_AT: usize = 84;
 
-/// Dark where the reader's system is. GPUs differ by their outline and mark too, not only by colour.
+/// Follows the reader's dark mode. GPUs also differ by outline and mark, not only by colour.
 const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#1b1f24}.t{font-size:14px;font-weight:600}.s{font-size:10px}\
 rect{stroke:#57606a;fill:#f6f8fa}.d{fill:none}.f{fill:#ffffff}.u{fill:#c9d1d9}.j{fill:#2da44e;stroke:#116329;stroke-width:2}\
 .w{stroke:#cf222e;stroke-width:2}.r{stroke:#2da44e;stroke-width:3;fill:none}@media(prefers-color-scheme:dark){text{fill:#e6edf3}\
@@ -36,12 +36,12 @@ pub(super) struct Gang<'a> {
     /// Namespace and name of its job.
     pub name: &'a str,
     pub status: &'a PlacementStatus,
-    /// Numbers of the GPUs that it has on each of its nodes.
+    /// GPU numbers of the gang on each of its nodes.
     pub gpus: BTreeMap<&'a str, BTreeSet<u32>>,
 }
 
 impl Gang<'_> {
-    /// `192 GB/s`, where it is known.
+    /// `192 GB/s`, if known.
     fn rate(&self) -> Option<String> {
         let rate = gigabytes_per_second(self.status.predicted_bus_bandwidth.as_ref()?)?;
         Some(format!("{rate} GB/s"))
@@ -58,7 +58,7 @@ impl Gang<'_> {
     }
 }
 
-/// The picture. It scales to the width it is given.
+/// The drawing. It scales to any width.
 pub(super) fn svg(cluster: &ClusterTopology, gang: &Gang<'_>) -> String {
     let columns = columns(cluster, gang);
     let rows = columns.iter().map(|(_, nodes)| nodes.len()).max().unwrap_or(0);
@@ -72,7 +72,7 @@ pub(super) fn svg(cluster: &ClusterTopology, gang: &Gang<'_>) -> String {
     for (number, (domain, nodes)) in columns.iter().enumerate() {
         let x = MARGIN + number * (COLUMN + MARGIN);
         let height = rows * ROW + 34;
-        let shown = escaped(&cut(domain, COLUMN / LETTER - 2));
+        let shown = escaped(&truncate(domain, COLUMN / LETTER - 2));
         body.push_str(&format!(
             "<rect class=\"d\" x=\"{x}\" y=\"{top}\" width=\"{COLUMN}\" height=\"{height}\" rx=\"6\"/>\
              <text x=\"{}\" y=\"{}\">{shown}</text>\n",
@@ -97,7 +97,7 @@ pub(super) fn svg(cluster: &ClusterTopology, gang: &Gang<'_>) -> String {
     )
 }
 
-/// Nodes by their domain of the smallest level that divides them, the cluster as a whole where none does.
+/// Nodes by domain of the smallest level that divides them, or the whole cluster if none does.
 fn columns<'a>(cluster: &'a ClusterTopology, gang: &Gang<'_>) -> Vec<(String, Vec<&'a NodeRow>)> {
     let domains = |level: usize| {
         let mut domains: BTreeMap<Option<&str>, Vec<&NodeRow>> = BTreeMap::new();
@@ -113,13 +113,13 @@ fn columns<'a>(cluster: &'a ClusterTopology, gang: &Gang<'_>) -> Vec<(String, Ve
     let named = |domain: Option<&str>| domain.map_or_else(|| key.to_owned(), |domain| format!("{key} {domain}"));
     let mut columns: Vec<(String, Vec<&NodeRow>)> =
         domains(level).into_iter().map(|(domain, nodes)| (named(domain), nodes)).collect();
-    if cluster.nodes.len() > MOST_NODES {
+    if cluster.nodes.len() > MAX_NODES {
         columns.retain(|(_, nodes)| nodes.iter().any(|node| gang.gpus.contains_key(node.name.as_str())));
     }
     columns
 }
 
-/// The line that joins the nodes of the gang in a column, with the rate of the gang.
+/// A line that connects the gang's nodes in a column, with the gang's rate.
 fn ring(body: &mut String, nodes: &[&NodeRow], gang: &Gang<'_>, (x, top): (usize, usize)) {
     let middle = |row: usize| top + row * ROW + GPU.1 / 2 + 2;
     let of_gang = nodes.iter().enumerate().filter(|(_, node)| gang.gpus.contains_key(node.name.as_str()));
@@ -134,7 +134,7 @@ fn ring(body: &mut String, nodes: &[&NodeRow], gang: &Gang<'_>, (x, top): (usize
 }
 
 fn draw_node(body: &mut String, cluster: &ClusterTopology, node: &NodeRow, gang: &Gang<'_>, (x, y): (usize, usize)) {
-    let name = escaped(&cut(&node.name, GPUS_AT / LETTER - 1));
+    let name = escaped(&truncate(&node.name, GPUS_AT / LETTER - 1));
     body.push_str(&format!("<text x=\"{x}\" y=\"{}\">{name}</text>", y + 13));
     let of_gang = gang.gpus.get(node.name.as_str());
     for (number, (index, used)) in node.gpus.iter().enumerate() {
@@ -162,7 +162,7 @@ fn draw_node(body: &mut String, cluster: &ClusterTopology, node: &NodeRow, gang:
     let facts: Vec<String> =
         [rate("ring", node.inside), rate("out", node.outward), nics].into_iter().flatten().collect();
     let facts = node.excluded.as_ref().map_or_else(|| facts.join(", "), ToString::to_string);
-    let shown = escaped(&cut(&facts, (COLUMN - GPUS_AT) / 5));
+    let shown = escaped(&truncate(&facts, (COLUMN - GPUS_AT) / 5));
     body.push_str(&format!("<text class=\"s\" x=\"{}\" y=\"{}\">{shown}</text>\n", x + GPUS_AT, y + 28));
 }
 

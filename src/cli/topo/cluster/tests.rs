@@ -17,8 +17,8 @@ fn object<'a>(file: &'a mut SnapshotFile, kind: &str, name: &str) -> &'a mut Val
     file.items.iter_mut().find(|item| item["kind"] == kind && item["metadata"]["name"] == name).unwrap()
 }
 
-/// The example with something wrong on every node of the second rack.
-fn troubled() -> SnapshotFile {
+/// The example with a fault on every node of the second rack.
+fn faulty() -> SnapshotFile {
     let mut file = example();
     object(&mut file, "Node", "gpu-05")["spec"]["unschedulable"] = json!(true);
     object(&mut file, "Node", "gpu-06")["status"]["conditions"][0]["status"] = json!("False");
@@ -40,12 +40,12 @@ fn two_racks() {
 
 #[test]
 fn what_is_wrong_with_nodes() {
-    insta::assert_snapshot!(screen::render(&topology(&troubled()), 100, false));
+    insta::assert_snapshot!(screen::render(&topology(&faulty()), 100, false));
 }
 
 #[test]
 fn for_programs() {
-    let mut value = json::value(&topology(&troubled()));
+    let mut value = json::value(&topology(&faulty()));
     value["nodes"]
         .as_array_mut()
         .unwrap()
@@ -73,7 +73,7 @@ fn a_large_cluster_shows_domains_only() {
 
 #[test]
 fn no_row_is_wider_than_the_window() {
-    for file in [example(), troubled()] {
+    for file in [example(), faulty()] {
         let cluster = topology(&file);
         for width in 40..130 {
             for line in screen::render(&cluster, width, true).lines() {
@@ -104,9 +104,9 @@ fn levels_are_nested_and_nodes_of_no_domain_follow() {
     insta::assert_snapshot!(screen::render(&topology(&file), 80, false));
 }
 
-/// Seen on real nodes: `CLUSTER 0 nodes, 0/0 GPUs free`.
+/// Regression, found on real nodes: `CLUSTER 0 nodes, 0/0 GPUs free`.
 #[test]
-fn a_cluster_without_gpus_has_nodes_nevertheless() {
+fn a_cluster_without_gpus_still_has_nodes() {
     let mut file = example();
     file.items.retain(|item| item["kind"] == "Node");
     for node in &mut file.items {
@@ -116,9 +116,10 @@ fn a_cluster_without_gpus_has_nodes_nevertheless() {
     assert_eq!(text, "CLUSTER 8 nodes without GPUs\n");
 }
 
-/// gpu-07 has all its GPUs free and more bandwidth than gpu-08, and no job that asks for NVLink gets it.
+/// gpu-07 has all its GPUs free and more bandwidth than gpu-08, but no job that requires NVLink
+/// gets it.
 #[test]
-fn a_node_with_a_lost_link_says_so() {
+fn a_node_with_a_lost_link_shows_it() {
     let text = screen::render(&topology(&example()), 100, false);
     let node = text.lines().find(|line| line.contains("gpu-07")).unwrap();
     assert!(node.contains("not joined by NVLink"), "{text}");

@@ -1,4 +1,5 @@
-//! Who uses which GPU: what jobs were given by name, what kubelets say, and how many GPUs other pods have.
+//! Finds the user of each GPU, from the GPUs assigned to jobs, the kubelets' reports, and the GPU
+//! counts of other pods.
 
 use super::Use;
 use crate::snapshot::{SnapshotFile, name_of};
@@ -12,13 +13,13 @@ use switchyard_ledger::offline::Cluster;
 use switchyard_plan::cluster::is_over;
 use switchyard_plan::cluster::view::{NodeView, PodView};
 
-/// Users of GPUs by node.
+/// GPU users by node.
 pub(super) struct Users {
-    /// Users by node and UUID of their GPUs.
+    /// Users by node and GPU UUID.
     by_name: BTreeMap<(String, String), String>,
-    /// GPUs of each user on each node, as their pods ask for them.
+    /// GPUs requested by each user's pods on each node.
     counted: BTreeMap<String, BTreeMap<String, usize>>,
-    /// Numbers of users, in order of first appearance.
+    /// User numbers in order of first appearance.
     numbers: BTreeMap<String, usize>,
 }
 
@@ -27,7 +28,7 @@ impl Users {
         let mut users = Users { by_name: BTreeMap::new(), counted: BTreeMap::new(), numbers: BTreeMap::new() };
         let mut owners: BTreeMap<(String, String), String> = BTreeMap::new();
         for item in file.items.iter().filter(|item| item["kind"] == "Pod") {
-            // Unreadable ones were refused when the cluster was built.
+            // Unreadable pods were already rejected when the cluster was built.
             let Ok(pod) = Deserialize::deserialize(item) else { continue };
             let pod = PodView::of(&pod);
             let namespace = text(item, "/metadata/namespace");
@@ -42,7 +43,7 @@ impl Users {
             let node = text(item, "/metadata/name");
             let uses = item.pointer("/status/inUse").and_then(|uses| Vec::<DeviceUse>::deserialize(uses).ok());
             for used in uses.into_iter().flatten() {
-                // A deleted pod may still be in a slightly old report: then the user is unknown.
+                // A slightly old report can still list a deleted pod; then the user is unknown.
                 if let Some(owner) = owners.get(&(used.namespace, used.pod)) {
                     users.by_name.insert((node.clone(), used.device), owner.clone());
                 }
@@ -102,7 +103,7 @@ impl Users {
         for (user, mut left) in waiting.into_iter().filter(|(_, count)| *count > 0) {
             let number = self.number(&user);
             let used_by = if left < gpus.len() { Use::Counted(number) } else { Use::By(number) };
-            // GPUs of unknown users first, then free ones.
+            // Assign GPUs of unknown users first, then free ones.
             for wanted in [Use::Unknown, Use::Free] {
                 for (_, used) in gpus.iter_mut().filter(|(_, used)| *used == wanted).take(left) {
                     *used = used_by;

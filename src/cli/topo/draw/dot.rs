@@ -1,10 +1,11 @@
-//! Output for Graphviz: `switchyard topo -o dot | dot -Tsvg`.
+//! Graphviz output: `switchyard topo -o dot | dot -Tsvg`.
 
 use super::super::devices::gigabytes;
 use super::{Drawing, Part};
 use switchyard_crds::gpu_topology::GPUTopology;
 
-/// The machine as an undirected graph. Identifiers are our own numbers; names from firmware are only labels.
+/// The machine as an undirected graph. Identifiers are our own numbers; names from firmware are
+/// only used as labels.
 pub(in super::super) fn dot(topology: &GPUTopology) -> String {
     let drawing = Drawing::of(topology);
     let mut text = format!("graph {} {{\n", quoted(&drawing.name));

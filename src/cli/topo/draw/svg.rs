@@ -1,27 +1,28 @@
-//! The machine as a picture: bars for NUMA nodes, root complexes and switches above their devices; NVLinks below.
+//! Draws the machine: bars for NUMA nodes, root complexes and switches above their devices, NVLinks
+//! below.
 
 use super::super::devices::gigabytes;
 use super::{Device, Drawing, Part};
-use crate::text::{cut, length};
+use crate::text::{length, truncate};
 use switchyard_core::units::counted;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_tools::report::escaped;
 
-/// Width and height of a device, and the space beside it. Units are those of the view box, about a pixel.
+/// Width, height and margin of a device, in view box units (about a pixel).
 const DEVICE: (usize, usize, usize) = (104, 44, 8);
-/// Height of a bar and of the space below it.
+/// Height of a bar, and the space below it.
 const BAR: (usize, usize) = (24, 8);
 const MARGIN: usize = 12;
-/// Width of a letter at most.
+/// Greatest width of a letter.
 const LETTER: usize = 7;
 
-/// Dark if the reader's system is dark. Devices differ by outline too, not only by colour.
+/// Follows the reader's dark mode. Devices also differ by outline, not only by colour.
 const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#1b1f24}.s{font-size:10px}rect{stroke:#57606a;fill:#f6f8fa}\
 .g{fill:#d9f2d9}.n{fill:#dbe9fb;stroke-dasharray:4 2}.w{stroke:#cf222e;stroke-width:3}.l{stroke:#1a7f37;fill:none}\
 .c{stroke:#57606a}@media(prefers-color-scheme:dark){text{fill:#e6edf3}rect{stroke:#8b949e;fill:#161b22}.g{fill:#12361f}\
 .n{fill:#14304f}.w{stroke:#ff7b72}.l{stroke:#3fb950}.c{stroke:#8b949e}}";
 
-/// The picture. It scales to the width it is given.
+/// The drawing. It scales to any width.
 pub(in super::super) fn svg(topology: &GPUTopology) -> String {
     let drawing = Drawing::of(topology);
     let depth = drawing.numa.iter().map(rows).max().unwrap_or(0);
@@ -60,20 +61,20 @@ pub(in super::super) fn svg(topology: &GPUTopology) -> String {
     )
 }
 
-/// Bars over the devices of a part.
+/// Number of bars above the devices of a part.
 fn rows(part: &Part) -> usize {
     1 + part.parts.iter().map(rows).max().unwrap_or(0)
 }
 
 struct Picture {
     body: String,
-    /// Upper edge of the first bars.
+    /// Top edge of the first bars.
     top: usize,
-    /// Upper edge of the devices.
+    /// Top edge of the devices.
     devices_at: usize,
     /// Left edge of the next device.
     next: usize,
-    /// Of each device.
+    /// Centre of each device.
     centres: Vec<usize>,
 }
 
@@ -99,9 +100,9 @@ impl Picture {
 
     fn bar(&mut self, x: usize, y: usize, width: usize, label: &str) {
         let height = BAR.0;
-        // Above a single device, the address of a switch fits, but not the word.
+        // Above a single device there is room for the address of a switch, but not for the word.
         let short = if length(label) > width / LETTER { label.strip_prefix("switch ").unwrap_or(label) } else { label };
-        let shown = escaped(&cut(short, width / LETTER));
+        let shown = escaped(&truncate(short, width / LETTER));
         let (text_x, text_y) = (x + 6, y + 16);
         self.body.push_str(&format!(
             "<g><title>{}</title><rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" rx=\"4\"/>\
@@ -114,7 +115,7 @@ impl Picture {
         let (x, y, (width, height, gap)) = (self.next, self.devices_at, DEVICE);
         let class = if device.is_gpu { "g" } else { "n" };
         let (fault, word) = if device.is_faulty { (" w", " warn") } else { ("", "") };
-        let fits = |text: &str| escaped(&cut(text, width / LETTER));
+        let fits = |text: &str| escaped(&truncate(text, width / LETTER));
         let (text_x, first, second) = (x + 6, y + 18, y + 34);
         self.body.push_str(&format!(
             "<g><title>{}</title><rect class=\"{class}{fault}\" x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" rx=\"4\"/>\
@@ -126,7 +127,7 @@ impl Picture {
         self.next += width + gap;
     }
 
-    /// One bar for switches, or an arc for each pair. Returns the lower edge.
+    /// One bar for switches, or an arc per pair. Returns the bottom edge.
     fn nvlinks(&mut self, drawing: &Drawing) -> usize {
         let under = self.devices_at + DEVICE.1;
         let mut bottom = under;
@@ -153,7 +154,7 @@ impl Picture {
             let Some(b) = link.b else { continue };
             let (from, to) = (self.centres[link.a].min(self.centres[b]), self.centres[link.a].max(self.centres[b]));
             let middle = (from + to) / 2;
-            // The arc reaches half way to its control point.
+            // The arc reaches halfway to its control point.
             let deep = 40 + (to - from) / 4;
             let lowest = bottom.max(under + deep / 2 + 16);
             self.body.push_str(&format!(

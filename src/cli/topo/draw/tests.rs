@@ -16,7 +16,7 @@ fn pictures() {
 }
 
 #[test]
-fn names_of_firmware_stay_names() {
+fn firmware_names_are_escaped() {
     let mut machine = machine("f04-h200");
     machine.metadata.name = Some("a\"]; b [label=\"\\".into());
     let status = machine.status.as_mut().unwrap();
@@ -40,7 +40,7 @@ fn a_switch_is_named_once() {
             nvlinks: Vec::new(),
             socket_rate: None,
         };
-        drawing.hang(&GPUTopologyStatus::default(), Some(0), path);
+        drawing.attach(&GPUTopologyStatus::default(), Some(0), path);
         let mut labels = Vec::new();
         let mut parts = &drawing.numa;
         while let Some(part) = parts.first() {

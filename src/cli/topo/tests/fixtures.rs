@@ -1,4 +1,4 @@
-//! Every machine of tests/fixtures/topo on the screen.
+//! Renders every machine in tests/fixtures/topo.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -8,7 +8,7 @@ use switchyard_topology::matrix;
 
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/topo");
 
-/// Model of the GPUs of each, and the rate of its NICs in Gbit/s.
+/// GPU model of each machine, and the rate of its NICs in Gbit/s.
 const MACHINES: [(&str, &str, u64); 14] = [
     ("f01-dgx-1v", "V100", 100),
     ("f02-dgx-a100", "A100", 200),
@@ -26,7 +26,7 @@ const MACHINES: [(&str, &str, u64); 14] = [
     ("f15-nps4", "H100", 400),
 ];
 
-/// A machine by the name of its file.
+/// Loads a machine by its file name.
 pub(in super::super) fn machine(name: &str) -> GPUTopology {
     let (_, gpu_model, gbps) = MACHINES.iter().find(|(known, ..)| *known == name).unwrap();
     let text = std::fs::read_to_string(Path::new(FIXTURES).join(format!("{name}.txt"))).unwrap();

@@ -1,11 +1,11 @@
-//! Any report has screens and drawings, and no row is wider than the window.
+//! Property tests: every report can be rendered and drawn, and no row is wider than the window.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
 use proptest::prelude::*;
 use switchyard_crds::gpu_topology::{GidGroup, GidType, LinkVia, NvLinks, PathClass, PcieLink, VirtualFunctions};
 
-/// Names as firmware may have them, including nonsense.
+/// Names as in firmware, including nonsense.
 fn name() -> impl Strategy<Value = String> {
     prop_oneof![
         3 => "[a-z]{1,6}_[0-9]{1,2}",
@@ -93,7 +93,8 @@ fn link(gpus: usize) -> impl Strategy<Value = Link> {
 
 fn machine() -> impl Strategy<Value = GPUTopology> {
     let numa_nodes = prop::collection::vec((0..4u32, prop::option::of(".{0,30}"), any::<u64>()), 0..4);
-    // Links of UUIDs that exist, of some that do not, and of a GPU to itself: the last two are contradictions.
+    // Links with existing and missing UUIDs, and from a GPU to itself; the latter two are
+    // contradictions.
     (name(), prop::collection::vec(gpu(), 0..11), prop::collection::vec(nic(), 0..12), numa_nodes)
         .prop_flat_map(|(name, gpus, nics, nodes)| {
             let count = gpus.len();
@@ -132,7 +133,7 @@ proptest! {
     fn any_report_has_drawings(machine in machine()) {
         let drawn = dot(&machine);
         prop_assert!(drawn.lines().all(|line| !line.contains(char::is_control)), "{drawn:?}");
-        // Quotes that are not escaped come in pairs on every line.
+        // Unescaped quotes come in pairs on every line.
         for line in drawn.lines() {
             let bare = line.replace("\\\\", "").replace("\\\"", "");
             prop_assert!(bare.matches('"').count().is_multiple_of(2), "{line}");

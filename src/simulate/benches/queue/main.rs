@@ -1,7 +1,8 @@
-//! The queue on real traces: `cargo xtask bench queue`. Every rule answers the same events on the same clusters, on eight shaken inputs.
+//! Benchmarks the queue on real traces: `cargo xtask bench queue`. Every rule sees the same events
+//! on the same clusters, on eight shaken inputs.
 //!
-//! A run can be cut into pieces: with `--part`, `--trace`, `--load`, `--model` or `--only`, the rows that are played replace those of the result
-//! file, and the others stay.
+//! With `--part`, `--trace`, `--load`, `--model` or `--only`, a run replaces the replayed rows in
+//! the result file and keeps the others, so a long run can be split.
 
 mod parts;
 mod results;
@@ -18,8 +19,8 @@ use std::time::Instant;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_simulate::fabric::Fabric;
 use switchyard_simulate::failures::Failures;
-use switchyard_simulate::measure::{Counted, figures};
-use switchyard_simulate::play::{Setting, play};
+use switchyard_simulate::measure::{JobWindow, figures};
+use switchyard_simulate::replay::{Scenario, replay};
 use switchyard_simulate::speed::Model;
 use switchyard_simulate::trace::{self, read, shaken};
 
@@ -28,25 +29,26 @@ struct Args {
     /// Result file, from the root of the repository.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Shaken inputs of each case.
+    /// Shaken inputs per case.
     #[arg(long, default_value_t = 8)]
     seeds: u64,
-    /// What is played. Default: all.
+    /// What to replay. Default: everything.
     #[arg(long, value_enum, value_delimiter = ',')]
     part: Vec<Part>,
-    /// Default: what the part is played with.
+    /// Default: the part's own traces.
     #[arg(long, value_enum, value_delimiter = ',')]
     trace: Vec<TraceName>,
-    /// GPU hours of all jobs ÷ those of all GPUs while jobs are submitted. Default: what the part is played with.
+    /// GPU hours of all jobs ÷ GPU hours of the cluster while jobs are submitted. Default: the
+    /// part's own loads.
     #[arg(long, value_delimiter = ',')]
     load: Vec<f64>,
     /// Default: both.
     #[arg(long, value_enum, value_delimiter = ',')]
     model: Vec<ModelName>,
-    /// Only rules whose name has this word.
+    /// Only rules whose name contains this word.
     #[arg(long)]
     only: Option<String>,
-    /// Given by cargo.
+    /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -58,8 +60,8 @@ impl Args {
     }
 }
 
-/// What was asked for, or all there is.
-fn chosen<T: Copy>(asked: &[T], all: &[T]) -> Vec<T> {
+/// The requested values, or all of them.
+fn selected<T: Copy>(asked: &[T], all: &[T]) -> Vec<T> {
     if asked.is_empty() { all.to_vec() } else { asked.to_vec() }
 }
 
@@ -83,12 +85,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let machine = machine(&root)?;
     let mut results = Results::open(args.json.as_ref().map(|file| root.join(file)), args.is_piece())?;
-    for part in chosen(&args.part, &Part::ALL) {
-        for trace in chosen(&args.trace, part.traces()) {
-            for load in chosen(&args.load, part.loads(trace)) {
-                for model in chosen(&args.model, &[ModelName::Levels, ModelName::Flows]) {
-                    let world = World::read(&root, trace, load)?;
-                    play_all(&args, &world, (part, model), &machine, &mut results)?;
+    for part in selected(&args.part, &Part::ALL) {
+        for trace in selected(&args.trace, part.traces()) {
+            for load in selected(&args.load, part.loads(trace)) {
+                for model in selected(&args.model, &[ModelName::Levels, ModelName::Flows]) {
+                    let input = Input::read(&root, trace, load)?;
+                    replay_all(&args, &input, (part, model), &machine, &mut results)?;
                 }
             }
         }
@@ -96,16 +98,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A trace, and the cluster that it is played on.
-struct World {
+/// A trace and the cluster to replay it on.
+struct Input {
     trace: TraceName,
     load: f64,
     fabric: Fabric,
     rows: Vec<trace::Row>,
 }
 
-impl World {
-    fn read(root: &Path, trace: TraceName, load: f64) -> Result<World, Box<dyn Error>> {
+impl Input {
+    fn read(root: &Path, trace: TraceName, load: f64) -> Result<Input, Box<dyn Error>> {
         let folder = root.join("tests/fixtures/traces");
         let hosts =
             trace.hosts().map(|file| Fabric::read(File::open(folder.join(file))?).map_err(Box::<dyn Error>::from));
@@ -115,7 +117,7 @@ impl World {
         let gpu_seconds: f64 = rows.iter().map(|row| row.duration * f64::from(row.gpus)).sum();
         let window = rows.last().map_or(0.0, |row| row.submit);
         let fabric = match hosts {
-            // The cluster that the trace is of was nearly empty: jobs come faster.
+            // The trace's own cluster was nearly empty: compress the arrival times.
             Some(hosts) => {
                 let faster = load * window * f64::from(hosts.gpus()) / gpu_seconds;
                 rows.iter_mut().for_each(|row| row.submit /= faster);
@@ -123,18 +125,18 @@ impl World {
             }
             None => Fabric::regular((gpu_seconds / window / load / 64.0).round() as usize, 8),
         };
-        Ok(World { trace, load, fabric, rows })
+        Ok(Input { trace, load, fabric, rows })
     }
 }
 
-fn play_all(
+fn replay_all(
     args: &Args,
-    world: &World,
+    input: &Input,
     (part, model): (Part, ModelName),
     machine: &GPUTopology,
     results: &mut Results,
 ) -> Result<(), Box<dyn Error>> {
-    let World { trace, load, fabric, rows } = world;
+    let Input { trace, load, fabric, rows } = input;
     let (gpus, leaves) = (fabric.gpus(), fabric.leaves.len());
     println!(
         "\n{part:?}: {trace:?} at load {load}, {gpus} GPUs in {leaves} leaves, model {model:?}, {} inputs",
@@ -149,22 +151,23 @@ fn play_all(
         let (mut inputs, mut longest) = (Vec::new(), 0.0_f64);
         for seed in 0..args.seeds {
             let failures = part.failures().map(|failures| Failures { seed, ..failures });
-            let setting =
-                Setting { fabric, model: model.model(), limits: entry.limits, failures, urgent: part.urgent() };
+            let scenario =
+                Scenario { fabric, model: model.model(), limits: entry.limits, failures, urgent: part.urgent() };
             let mut rule = (entry.make)(fabric, machine)?;
-            let played = play(&shaken(rows, seed), setting, rule.as_mut())?;
-            longest = longest.max(played.longest.as_secs_f64() * 1e3);
-            inputs.push(figures(&played, gpus, Counted::Middle));
+            let outcome = replay(&shaken(rows, seed), scenario, rule.as_mut())?;
+            longest = longest.max(outcome.longest.as_secs_f64() * 1e3);
+            inputs.push(figures(&outcome, gpus, JobWindow::Middle));
         }
         let seconds = begin.elapsed().as_secs_f64() / args.seeds as f64;
-        let row = Row { part, world, model, rule: entry.name, inputs: &inputs, seconds, longest };
+        let row = Row { part, input, model, rule: entry.name, inputs: &inputs, seconds, longest };
         println!("{}", row.line());
         results.put(row.json()?)?;
     }
     Ok(())
 }
 
-/// The report of a machine with eight GPUs, NVSwitch and NICs: that of the first node of an example.
+/// The report of a machine with eight GPUs, NVSwitch and NICs, taken from the first node of an
+/// example.
 fn machine(root: &Path) -> Result<GPUTopology, Box<dyn Error>> {
     let text = fs::read_to_string(root.join("examples/clusters/two-racks.json"))?;
     let cluster: serde_json::Value = serde_json::from_str(&text)?;

@@ -1,4 +1,4 @@
-//! What is played: rules, on which traces, at which loads.
+//! The parts of the benchmark: which rules run on which traces at which loads.
 
 use jiff::SignedDuration;
 use std::collections::BTreeMap;
@@ -8,15 +8,15 @@ use switchyard_ledger::index::Patience;
 use switchyard_ledger::predictor::Guess;
 use switchyard_simulate::fabric::Fabric;
 use switchyard_simulate::failures::Failures;
-use switchyard_simulate::play::{Limits, Rule, Urgent};
+use switchyard_simulate::replay::{Limits, Rule, UrgentJobs};
 use switchyard_simulate::rules::{Policy, Pool, PoolOrder, Product};
 
-/// A trace by its name.
+/// A trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum TraceName {
-    /// An LLM cluster's, on equal leaves of eight hosts.
+    /// An LLM cluster's trace on equal leaves of eight hosts.
     Lingjun,
-    /// The same on its own 847 hosts in uneven leaves, where jobs come so much faster.
+    /// The same trace on its original 847 hosts in uneven leaves, with compressed arrival times.
     Fleet,
     /// Mostly small jobs of many teams, on equal leaves of eight hosts.
     Philly,
@@ -43,30 +43,30 @@ impl TraceName {
     }
 }
 
-/// A part of the bench.
+/// A part of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Part {
-    /// The product beside rules like those of others.
+    /// The product compared with peers' rules.
     Rules,
-    /// The same where nodes fail, each every 100 days.
+    /// The same with node failures, 100 days apart per node.
     Failures,
-    /// The product with each constant of its rules at half and twice its value.
+    /// The product with each constant at half and twice its value.
     Constants,
-    /// The product where teams have equal shares, beside itself without them.
+    /// The product with and without equal team weights.
     Teams,
-    /// The product where gangs wait for a better place, beside itself.
+    /// The product with and without waiting for a better placement.
     Patience,
-    /// The product where one job in ten is of a higher class and may stop others.
+    /// The product when one job in ten has a higher priority class and can preempt.
     Priorities,
 }
 
-pub(crate) type Made = Result<Box<dyn Rule>, String>;
+pub(crate) type RuleResult = Result<Box<dyn Rule>, String>;
 
-/// A rule of a table.
+/// A rule in a table.
 pub(crate) struct Entry {
     pub(crate) name: &'static str,
     pub(crate) limits: Limits,
-    pub(crate) make: fn(&Fabric, &GPUTopology) -> Made,
+    pub(crate) make: fn(&Fabric, &GPUTopology) -> RuleResult,
 }
 
 impl Part {
@@ -95,7 +95,8 @@ impl Part {
     pub(crate) fn loads(self, trace: TraceName) -> &'static [f64] {
         match (self, trace) {
             (Part::Rules, TraceName::Lingjun) => &[0.8, 0.71, 0.64],
-            // Hardly a job of this trace waits below 0.86: its week of most submissions is what fills the cluster.
+            // At loads below 0.86 hardly any job of this trace waits: one week has most of the
+            // submissions.
             (Part::Rules, TraceName::Philly) => &[1.01, 0.86, 0.8, 0.71, 0.64],
             (Part::Teams, _) => &[1.01],
             (Part::Patience | Part::Priorities, _) => &[0.71, 0.64],
@@ -119,17 +120,17 @@ impl Part {
         }
     }
 
-    /// A tenth of the jobs. An hour between checkpoints is what hosts that fail have, too.
-    pub(crate) fn urgent(self) -> Option<Urgent> {
-        (self == Part::Priorities).then_some(Urgent { one_in: 10, checkpoint: 3600.0 })
+    /// One job in ten is urgent. Checkpoints are an hour apart, as in the runs with failures.
+    pub(crate) fn urgent(self) -> Option<UrgentJobs> {
+        (self == Part::Priorities).then_some(UrgentJobs { one_in: 10, checkpoint: 3600.0 })
     }
 }
 
-fn pool(fabric: &Fabric, order: PoolOrder) -> Made {
+fn pool(fabric: &Fabric, order: PoolOrder) -> RuleResult {
     Ok(Box::new(Pool::new(fabric, order)))
 }
 
-/// Rules of the table that have hosts.
+/// Number of rules in `RULES` that place jobs on hosts.
 const WITH_HOSTS: usize = 11;
 
 const RULES: [Entry; 14] = [
@@ -153,27 +154,27 @@ const RULES: [Entry; 14] = [
     },
 ];
 
-fn guessing(fabric: &Fabric, machine: &GPUTopology, guess: Guess) -> Made {
-    Ok(Box::new(Product::new(fabric, machine)?.guessing(guess)))
+fn predicting(fabric: &Fabric, machine: &GPUTopology, guess: Guess) -> RuleResult {
+    Ok(Box::new(Product::new(fabric, machine)?.with_predictor(guess)))
 }
 
-fn forecasting(fabric: &Fabric, machine: &GPUTopology, one_in: i32) -> Made {
-    Ok(Box::new(Product::new(fabric, machine)?.forecasting(one_in)))
+fn forecasting(fabric: &Fabric, machine: &GPUTopology, one_in: i32) -> RuleResult {
+    Ok(Box::new(Product::new(fabric, machine)?.with_forecast_quantile(one_in)))
 }
 
-fn late(fabric: &Fabric, machine: &GPUTopology, within_hours: i64) -> Made {
-    Ok(Box::new(Product::new(fabric, machine)?.late_within(SignedDuration::from_hours(within_hours))))
+fn limits_within(fabric: &Fabric, machine: &GPUTopology, within_hours: i64) -> RuleResult {
+    Ok(Box::new(Product::new(fabric, machine)?.with_longest_limit(SignedDuration::from_hours(within_hours))))
 }
 
-fn patient(fabric: &Fabric, machine: &GPUTopology, percent_of_limit: i32) -> Made {
-    Ok(Box::new(Product::new(fabric, machine)?.waiting_for_better(Patience { percent_of_limit })))
+fn with_patience_percent(fabric: &Fabric, machine: &GPUTopology, percent_of_limit: i32) -> RuleResult {
+    Ok(Box::new(Product::new(fabric, machine)?.with_patience(Patience { percent_of_limit })))
 }
 
 const PATIENCE: [Entry; 4] = [
     Entry { name: "Switchyard", limits: Limits::Coarse, make: |f, m| Policy::Switchyard.rule(f, m) },
-    Entry { name: "waits for 10 % of its limit", limits: Limits::Coarse, make: |f, m| patient(f, m, 10) },
-    Entry { name: "waits for 5 % of its limit", limits: Limits::Coarse, make: |f, m| patient(f, m, 5) },
-    Entry { name: "waits for 20 % of its limit", limits: Limits::Coarse, make: |f, m| patient(f, m, 20) },
+    Entry { name: "waits for 10 % of its limit", limits: Limits::Coarse, make: |f, m| with_patience_percent(f, m, 10) },
+    Entry { name: "waits for 5 % of its limit", limits: Limits::Coarse, make: |f, m| with_patience_percent(f, m, 5) },
+    Entry { name: "waits for 20 % of its limit", limits: Limits::Coarse, make: |f, m| with_patience_percent(f, m, 20) },
 ];
 
 const PRIORITIES: [Entry; 2] = [
@@ -181,59 +182,60 @@ const PRIORITIES: [Entry; 2] = [
     Entry { name: "Switchyard, half without limits", limits: Limits::Half, make: |f, m| Policy::Switchyard.rule(f, m) },
 ];
 
-/// All teams count alike, and what they had counts half after so long.
-fn sharing(fabric: &Fabric, machine: &GPUTopology, half_life_hours: i64) -> Made {
+/// Equal weights for all teams, with this half-life of past usage.
+fn fair_share(fabric: &Fabric, machine: &GPUTopology, half_life_hours: i64) -> RuleResult {
     let equal = Weights { half_life: SignedDuration::from_hours(half_life_hours), ..Weights::new(BTreeMap::new()) };
-    Ok(Box::new(Product::new(fabric, machine)?.sharing(equal)))
+    Ok(Box::new(Product::new(fabric, machine)?.with_fair_share(equal)))
 }
 
-/// A week, half of it and twice as much.
+/// A half-life of one week, half a week and two weeks.
 const TEAMS: [Entry; 5] = [
     Entry { name: "Switchyard", limits: Limits::Coarse, make: |f, m| Policy::Switchyard.rule(f, m) },
-    Entry { name: "equal weights", limits: Limits::Coarse, make: |f, m| sharing(f, m, 168) },
-    Entry { name: "equal weights, half-life 3.5 days", limits: Limits::Coarse, make: |f, m| sharing(f, m, 84) },
-    Entry { name: "equal weights, half-life 14 days", limits: Limits::Coarse, make: |f, m| sharing(f, m, 336) },
+    Entry { name: "equal weights", limits: Limits::Coarse, make: |f, m| fair_share(f, m, 168) },
+    Entry { name: "equal weights, half-life 3.5 days", limits: Limits::Coarse, make: |f, m| fair_share(f, m, 84) },
+    Entry { name: "equal weights, half-life 14 days", limits: Limits::Coarse, make: |f, m| fair_share(f, m, 336) },
     Entry { name: "Kueue-like", limits: Limits::None, make: |f, m| Policy::KueueLike.rule(f, m) },
 ];
 
 const MINUTES_5: SignedDuration = SignedDuration::from_mins(5);
 const MINUTES_20: SignedDuration = SignedDuration::from_mins(20);
 
-/// First those of the order, where all jobs have limits. Then half of the jobs have none, and a guess stands in for it; forecasts have one, too.
+/// Ordering constants, with limits for all jobs; then predictor constants, with limits for half of
+/// the jobs; then forecast constants.
 const CONSTANTS: [Entry; 13] = [
-    Entry { name: "late within a day, all limits", limits: Limits::Coarse, make: |f, m| late(f, m, 24) },
-    Entry { name: "late within half a day", limits: Limits::Coarse, make: |f, m| late(f, m, 12) },
-    Entry { name: "late within two days", limits: Limits::Coarse, make: |f, m| late(f, m, 48) },
-    Entry { name: "as they are", limits: Limits::Half, make: |f, m| guessing(f, m, Guess::default()) },
+    Entry { name: "late within a day, all limits", limits: Limits::Coarse, make: |f, m| limits_within(f, m, 24) },
+    Entry { name: "late within half a day", limits: Limits::Coarse, make: |f, m| limits_within(f, m, 12) },
+    Entry { name: "late within two days", limits: Limits::Coarse, make: |f, m| limits_within(f, m, 48) },
+    Entry { name: "as they are", limits: Limits::Half, make: |f, m| predicting(f, m, Guess::default()) },
     Entry {
         name: "10 jobs kept",
         limits: Limits::Half,
-        make: |f, m| guessing(f, m, Guess { kept: 10, ..Guess::default() }),
+        make: |f, m| predicting(f, m, Guess { kept: 10, ..Guess::default() }),
     },
     Entry {
         name: "40 jobs kept",
         limits: Limits::Half,
-        make: |f, m| guessing(f, m, Guess { kept: 40, ..Guess::default() }),
+        make: |f, m| predicting(f, m, Guess { kept: 40, ..Guess::default() }),
     },
     Entry {
         name: "half as long again",
         limits: Limits::Half,
-        make: |f, m| guessing(f, m, Guess { again_percent: 50, ..Guess::default() }),
+        make: |f, m| predicting(f, m, Guess { again_percent: 50, ..Guess::default() }),
     },
     Entry {
         name: "twice as long again",
         limits: Limits::Half,
-        make: |f, m| guessing(f, m, Guess { again_percent: 200, ..Guess::default() }),
+        make: |f, m| predicting(f, m, Guess { again_percent: 200, ..Guess::default() }),
     },
     Entry {
         name: "at least 5 minutes",
         limits: Limits::Half,
-        make: |f, m| guessing(f, m, Guess { least: MINUTES_5, ..Guess::default() }),
+        make: |f, m| predicting(f, m, Guess { least: MINUTES_5, ..Guess::default() }),
     },
     Entry {
         name: "at least 20 minutes",
         limits: Limits::Half,
-        make: |f, m| guessing(f, m, Guess { least: MINUTES_20, ..Guess::default() }),
+        make: |f, m| predicting(f, m, Guess { least: MINUTES_20, ..Guess::default() }),
     },
     Entry { name: "forecasts as they are", limits: Limits::Coarse, make: |f, m| forecasting(f, m, 10) },
     Entry { name: "one in 5 ends early", limits: Limits::Coarse, make: |f, m| forecasting(f, m, 5) },

@@ -1,14 +1,14 @@
-//! The result file, row by row.
+//! Reads and writes the result file, row by row.
 
 use serde_json::{Value, json};
 use std::error::Error;
 use std::fs;
 use std::path::PathBuf;
 
-/// What tells a row from others.
+/// The columns that identify a row.
 const KEY: [&str; 5] = ["part", "trace", "load", "model", "rule"];
 
-/// The file, which is written after each row: a long run that is cut off keeps what it has.
+/// The result file, rewritten after each row so that an interrupted run keeps its results.
 pub(crate) struct Results {
     file: Option<PathBuf>,
     commands: Vec<Value>,
@@ -16,7 +16,7 @@ pub(crate) struct Results {
 }
 
 impl Results {
-    /// `is_piece`: the rows of the file stay.
+    /// Keeps the file's rows if `is_piece`.
     pub(crate) fn open(file: Option<PathBuf>, is_piece: bool) -> Result<Results, Box<dyn Error>> {
         let mut results = Results { file, commands: Vec::new(), rows: Vec::new() };
         if let Some(file) = results.file.as_ref().filter(|file| is_piece && file.exists()) {
@@ -30,7 +30,7 @@ impl Results {
         Ok(results)
     }
 
-    /// A row, in the place of the one that has the same key.
+    /// Adds a row, replacing the row with the same key.
     pub(crate) fn put(&mut self, row: Value) -> Result<(), Box<dyn Error>> {
         match self.rows.iter_mut().find(|before| KEY.iter().all(|key| before[key] == row[key])) {
             Some(before) => *before = row,
@@ -45,13 +45,13 @@ impl Results {
     }
 }
 
-/// The command that gives these rows: what was chosen is part of it.
+/// The command line that reproduces these rows.
 fn command() -> String {
-    let mut given = std::env::args().skip(1).filter(|word| word != "--bench");
+    let mut arguments = std::env::args().skip(1).filter(|word| word != "--bench");
     let mut chosen = Vec::new();
-    while let Some(word) = given.next() {
+    while let Some(word) = arguments.next() {
         if word == "--json" {
-            given.next();
+            arguments.next();
         } else {
             chosen.push(word);
         }

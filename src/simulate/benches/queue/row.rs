@@ -1,19 +1,19 @@
-//! A row of the table: what a rule made of all inputs.
+//! One row of the table: the results of a rule over all inputs.
 
 use crate::parts::Part;
-use crate::{ModelName, World};
+use crate::{Input, ModelName};
 use serde_json::{Map, Value, json};
 use switchyard_simulate::measure::{Figures, deviation, mean};
 
 pub(crate) struct Row<'a> {
     pub part: Part,
-    pub world: &'a World,
+    pub input: &'a Input,
     pub model: ModelName,
     pub rule: &'a str,
     pub inputs: &'a [Figures],
-    /// For one input.
+    /// Seconds per input.
     pub seconds: f64,
-    /// The longest time that the rule took for an answer, milliseconds.
+    /// The longest decision of the rule, milliseconds.
     pub longest: f64,
 }
 
@@ -60,7 +60,7 @@ impl Row<'_> {
     }
 
     pub(crate) fn json(&self) -> Result<Value, serde_json::Error> {
-        let World { trace, load, fabric, rows } = self.world;
+        let Input { trace, load, fabric, rows } = self.input;
         let mean = self.mean()?;
         Ok(json!({
             "part": self.part.name(), "trace": trace.name(), "load": load, "model": format!("{:?}", self.model).to_lowercase(), "rule": self.rule,

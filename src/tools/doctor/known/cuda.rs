@@ -1,9 +1,9 @@
 //! CUDA and the driver.
 
-use super::{Known, Role, XID_PAGE};
+use super::{KnownError, Role, XID_PAGE};
 
-pub(super) const KNOWN: [Known; 13] = [
-    Known {
+pub(super) const KNOWN: [KnownError; 13] = [
+    KnownError {
         id: "gpu-out-of-memory",
         says: "PyTorch, CUDA, XLA",
         role: Role::Cause,
@@ -24,7 +24,7 @@ pub(super) const KNOWN: [Known; 13] = [
         told_by: "lint rule process-count",
         link: "https://docs.pytorch.org/docs/stable/torch_cuda_memory.html",
     },
-    Known {
+    KnownError {
         id: "gpu-lost",
         says: "driver (XID 79), NVML",
         role: Role::Cause,
@@ -42,7 +42,7 @@ pub(super) const KNOWN: [Known; 13] = [
         told_by: "preflight check 13",
         link: XID_PAGE,
     },
-    Known {
+    KnownError {
         id: "gpu-memory-fault",
         says: "driver (XID 48, 63, 64, 94, 95), CUDA",
         role: Role::Cause,
@@ -52,7 +52,7 @@ pub(super) const KNOWN: [Known; 13] = [
             &["NVRM: Xid", ": 64,"],
             &["NVRM: Xid", ": 94,"],
             &["NVRM: Xid", ": 95,"],
-            // In the words of our worker, here and below.
+            // In our worker's wording, here and below.
             &["XID 48 ("],
             &["XID 63 ("],
             &["XID 64 ("],
@@ -71,7 +71,7 @@ pub(super) const KNOWN: [Known; 13] = [
         told_by: "preflight check 14",
         link: XID_PAGE,
     },
-    Known {
+    KnownError {
         id: "nvlink-fault",
         says: "driver (XID 74, 145, 149)",
         role: Role::Cause,
@@ -87,7 +87,7 @@ pub(super) const KNOWN: [Known; 13] = [
         told_by: "preflight checks 14 and 16",
         link: XID_PAGE,
     },
-    Known {
+    KnownError {
         id: "gpu-firmware-fault",
         says: "driver (XID 119, 120)",
         role: Role::Cause,
@@ -97,7 +97,7 @@ pub(super) const KNOWN: [Known; 13] = [
         told_by: "preflight check 14",
         link: XID_PAGE,
     },
-    Known {
+    KnownError {
         id: "driver-mismatch",
         says: "CUDA, NVML",
         role: Role::Cause,
@@ -116,7 +116,7 @@ pub(super) const KNOWN: [Known; 13] = [
         told_by: "preflight check 23",
         link: "https://docs.nvidia.com/deploy/cuda-compatibility/",
     },
-    Known {
+    KnownError {
         id: "no-gpu",
         says: "CUDA, PyTorch",
         role: Role::Cause,
@@ -136,7 +136,7 @@ pub(super) const KNOWN: [Known; 13] = [
         told_by: "lint rules process-count and visible-devices; preflight checks 13 and 25",
         link: "",
     },
-    Known {
+    KnownError {
         id: "fabric-manager",
         says: "CUDA (802), NCCL",
         role: Role::Cause,
@@ -155,7 +155,7 @@ pub(super) const KNOWN: [Known; 13] = [
         told_by: "preflight check 11",
         link: super::NCCL_PAGE,
     },
-    Known {
+    KnownError {
         id: "imex",
         says: "CUDA (800), NCCL",
         role: Role::Cause,
@@ -170,7 +170,7 @@ pub(super) const KNOWN: [Known; 13] = [
         told_by: "preflight check 12",
         link: "",
     },
-    Known {
+    KnownError {
         id: "no-kernel-image",
         says: "CUDA",
         role: Role::Cause,
@@ -180,7 +180,7 @@ pub(super) const KNOWN: [Known; 13] = [
         told_by: "preflight check 23",
         link: "",
     },
-    Known {
+    KnownError {
         id: "gpu-program-fault",
         says: "CUDA, driver (XID 13, 31)",
         role: Role::Cause,
@@ -202,7 +202,7 @@ pub(super) const KNOWN: [Known; 13] = [
         told_by: "",
         link: XID_PAGE,
     },
-    Known {
+    KnownError {
         id: "unified-memory",
         says: "CUDA, NCCL",
         role: Role::Cause,
@@ -215,7 +215,7 @@ pub(super) const KNOWN: [Known; 13] = [
         told_by: "preflight check 26",
         link: super::NCCL_PAGE,
     },
-    Known {
+    KnownError {
         id: "xid",
         says: "driver",
         role: Role::Symptom,

@@ -1,9 +1,9 @@
 //! Gloo, MPI, Horovod, PyTorch's rendezvous, Python.
 
-use super::{Known, Role};
+use super::{KnownError, Role};
 
-pub(super) const KNOWN: [Known; 18] = [
-    Known {
+pub(super) const KNOWN: [KnownError; 18] = [
+    KnownError {
         id: "gloo-address",
         says: "Gloo",
         role: Role::Cause,
@@ -21,7 +21,7 @@ pub(super) const KNOWN: [Known; 18] = [
         told_by: "lint rule interface-form; preflight checks 2 and 20",
         link: "",
     },
-    Known {
+    KnownError {
         id: "gloo-mesh",
         says: "Gloo",
         role: Role::Symptom,
@@ -34,7 +34,7 @@ pub(super) const KNOWN: [Known; 18] = [
         told_by: "preflight check 20",
         link: "",
     },
-    Known {
+    KnownError {
         id: "gloo-error",
         says: "Gloo",
         role: Role::Symptom,
@@ -49,7 +49,7 @@ pub(super) const KNOWN: [Known; 18] = [
         told_by: "",
         link: "",
     },
-    Known {
+    KnownError {
         id: "gloo-timeout",
         says: "Gloo",
         role: Role::Symptom,
@@ -66,7 +66,7 @@ pub(super) const KNOWN: [Known; 18] = [
         told_by: "",
         link: "",
     },
-    Known {
+    KnownError {
         id: "address-in-use",
         says: "any program",
         role: Role::Cause,
@@ -76,7 +76,7 @@ pub(super) const KNOWN: [Known; 18] = [
         told_by: "",
         link: "",
     },
-    Known {
+    KnownError {
         id: "rendezvous",
         says: "PyTorch",
         role: Role::Symptom,
@@ -96,7 +96,7 @@ pub(super) const KNOWN: [Known; 18] = [
         told_by: "lint rule launcher-owned",
         link: "https://docs.pytorch.org/docs/stable/distributed.elastic.html",
     },
-    Known {
+    KnownError {
         id: "store-closed",
         says: "PyTorch",
         role: Role::Follower,
@@ -111,7 +111,7 @@ pub(super) const KNOWN: [Known; 18] = [
         told_by: "",
         link: "",
     },
-    Known {
+    KnownError {
         id: "child-failed",
         says: "torchrun",
         role: Role::Symptom,
@@ -121,7 +121,7 @@ pub(super) const KNOWN: [Known; 18] = [
         told_by: "",
         link: "https://docs.pytorch.org/docs/stable/elastic/errors.html",
     },
-    Known {
+    KnownError {
         id: "data-loader",
         says: "PyTorch",
         role: Role::Cause,
@@ -134,7 +134,7 @@ pub(super) const KNOWN: [Known; 18] = [
         told_by: "preflight checks 7 and 27",
         link: "",
     },
-    Known {
+    KnownError {
         id: "exception",
         says: "Python",
         role: Role::Symptom,
@@ -146,7 +146,7 @@ pub(super) const KNOWN: [Known; 18] = [
         told_by: "",
         link: "",
     },
-    Known {
+    KnownError {
         id: "mpi-daemons",
         says: "Open MPI",
         role: Role::Cause,
@@ -164,7 +164,7 @@ pub(super) const KNOWN: [Known; 18] = [
         told_by: "",
         link: "https://docs.open-mpi.org/en/main/launching-apps/index.html",
     },
-    Known {
+    KnownError {
         id: "mpi-ssh",
         says: "ssh",
         role: Role::Cause,
@@ -182,7 +182,7 @@ pub(super) const KNOWN: [Known; 18] = [
         told_by: "",
         link: "",
     },
-    Known {
+    KnownError {
         id: "mpi-slots",
         says: "Open MPI",
         role: Role::Cause,
@@ -192,7 +192,7 @@ pub(super) const KNOWN: [Known; 18] = [
         told_by: "lint rule process-count",
         link: "",
     },
-    Known {
+    KnownError {
         id: "mpi-interface",
         says: "Open MPI",
         role: Role::Symptom,
@@ -206,7 +206,7 @@ pub(super) const KNOWN: [Known; 18] = [
         told_by: "lint rule contradiction",
         link: "",
     },
-    Known {
+    KnownError {
         id: "mpi-abort",
         says: "MPI",
         role: Role::Symptom,
@@ -216,7 +216,7 @@ pub(super) const KNOWN: [Known; 18] = [
         told_by: "",
         link: "",
     },
-    Known {
+    KnownError {
         id: "mpi-ended",
         says: "Open MPI",
         role: Role::Follower,
@@ -229,7 +229,7 @@ pub(super) const KNOWN: [Known; 18] = [
         told_by: "",
         link: "",
     },
-    Known {
+    KnownError {
         id: "ucx-error",
         says: "UCX",
         role: Role::Symptom,
@@ -239,7 +239,7 @@ pub(super) const KNOWN: [Known; 18] = [
         told_by: "",
         link: "",
     },
-    Known {
+    KnownError {
         id: "horovod-stall",
         says: "Horovod",
         role: Role::Symptom,

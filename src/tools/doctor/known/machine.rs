@@ -1,9 +1,9 @@
 //! The kernel, the container runtime, the disk, program start.
 
-use super::{Known, Role};
+use super::{KnownError, Role};
 
-pub(super) const KNOWN: [Known; 9] = [
-    Known {
+pub(super) const KNOWN: [KnownError; 9] = [
+    KnownError {
         id: "out-of-memory",
         says: "kernel, Kubernetes",
         role: Role::Cause,
@@ -16,7 +16,7 @@ pub(super) const KNOWN: [Known; 9] = [
         told_by: "preflight check 27",
         link: "https://kubernetes.io/docs/tasks/configure-pod-container/assign-memory-resource/",
     },
-    Known {
+    KnownError {
         id: "killed",
         says: "launchers, Open MPI, Switchyard",
         role: Role::Cause,
@@ -34,7 +34,7 @@ pub(super) const KNOWN: [Known; 9] = [
         told_by: "preflight check 27",
         link: "",
     },
-    Known {
+    KnownError {
         id: "segmentation-fault",
         says: "launchers, the shell",
         role: Role::Cause,
@@ -53,7 +53,7 @@ pub(super) const KNOWN: [Known; 9] = [
         told_by: "preflight check 26",
         link: "",
     },
-    Known {
+    KnownError {
         id: "shared-memory-full",
         says: "PyTorch, NCCL, launchers",
         role: Role::Cause,
@@ -75,7 +75,7 @@ pub(super) const KNOWN: [Known; 9] = [
         told_by: "preflight check 7",
         link: super::NCCL_PAGE,
     },
-    Known {
+    KnownError {
         id: "disk-full",
         says: "the kernel, by any program",
         role: Role::Cause,
@@ -85,7 +85,7 @@ pub(super) const KNOWN: [Known; 9] = [
         told_by: "",
         link: "",
     },
-    Known {
+    KnownError {
         id: "evicted",
         says: "Kubernetes",
         role: Role::Cause,
@@ -95,7 +95,7 @@ pub(super) const KNOWN: [Known; 9] = [
         told_by: "",
         link: "https://kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction/",
     },
-    Known {
+    KnownError {
         id: "library-missing",
         says: "the loader, Python",
         role: Role::Cause,
@@ -110,7 +110,7 @@ pub(super) const KNOWN: [Known; 9] = [
         told_by: "",
         link: "",
     },
-    Known {
+    KnownError {
         id: "too-many-files",
         says: "the kernel, by any program",
         role: Role::Cause,
@@ -123,7 +123,7 @@ pub(super) const KNOWN: [Known; 9] = [
         told_by: "preflight check 26",
         link: super::NCCL_PAGE,
     },
-    Known {
+    KnownError {
         id: "terminated",
         says: "launchers, Kubernetes",
         role: Role::Follower,

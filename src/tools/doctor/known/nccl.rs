@@ -1,9 +1,9 @@
 //! NCCL and RDMA.
 
-use super::{Known, NCCL_PAGE, Role};
+use super::{KnownError, NCCL_PAGE, Role};
 
-pub(super) const KNOWN: [Known; 22] = [
-    Known {
+pub(super) const KNOWN: [KnownError; 22] = [
+    KnownError {
         id: "nccl-no-interface",
         says: "NCCL",
         role: Role::Cause,
@@ -20,7 +20,7 @@ pub(super) const KNOWN: [Known; 22] = [
         told_by: "lint rule interface; preflight check 2",
         link: NCCL_PAGE,
     },
-    Known {
+    KnownError {
         id: "nccl-duplicate-gpu",
         says: "NCCL",
         role: Role::Cause,
@@ -30,7 +30,7 @@ pub(super) const KNOWN: [Known; 22] = [
         told_by: "lint rule process-count; preflight check 17",
         link: NCCL_PAGE,
     },
-    Known {
+    KnownError {
         id: "rdma-memlock",
         says: "NCCL, UCX, libfabric",
         role: Role::Cause,
@@ -49,7 +49,7 @@ pub(super) const KNOWN: [Known; 22] = [
         told_by: "preflight check 8",
         link: NCCL_PAGE,
     },
-    Known {
+    KnownError {
         id: "rdma-registration",
         says: "NCCL",
         role: Role::Cause,
@@ -62,7 +62,7 @@ pub(super) const KNOWN: [Known; 22] = [
         told_by: "preflight check 10",
         link: NCCL_PAGE,
     },
-    Known {
+    KnownError {
         id: "rdma-gid",
         says: "NCCL",
         role: Role::Cause,
@@ -83,7 +83,7 @@ pub(super) const KNOWN: [Known; 22] = [
         told_by: "lint rule gid-index; preflight checks 3 and 6",
         link: NCCL_PAGE,
     },
-    Known {
+    KnownError {
         id: "rdma-port",
         says: "NCCL, verbs",
         role: Role::Cause,
@@ -99,7 +99,7 @@ pub(super) const KNOWN: [Known; 22] = [
         told_by: "preflight check 24",
         link: "",
     },
-    Known {
+    KnownError {
         id: "nccl-network-plugin",
         says: "NCCL",
         role: Role::Cause,
@@ -112,7 +112,7 @@ pub(super) const KNOWN: [Known; 22] = [
         told_by: "lint rule contradiction; preflight checks 1 and 5",
         link: NCCL_PAGE,
     },
-    Known {
+    KnownError {
         id: "nccl-versions",
         says: "NCCL",
         role: Role::Cause,
@@ -122,7 +122,7 @@ pub(super) const KNOWN: [Known; 22] = [
         told_by: "preflight check 23",
         link: "",
     },
-    Known {
+    KnownError {
         id: "nccl-topology-file",
         says: "NCCL",
         role: Role::Cause,
@@ -139,7 +139,7 @@ pub(super) const KNOWN: [Known; 22] = [
         told_by: "preflight check 19",
         link: NCCL_PAGE,
     },
-    Known {
+    KnownError {
         id: "nccl-bad-setting",
         says: "NCCL",
         role: Role::Cause,
@@ -149,7 +149,7 @@ pub(super) const KNOWN: [Known; 22] = [
         told_by: "lint rule debug-setting",
         link: NCCL_PAGE,
     },
-    Known {
+    KnownError {
         id: "nccl-connect",
         says: "NCCL",
         role: Role::Symptom,
@@ -170,7 +170,7 @@ pub(super) const KNOWN: [Known; 22] = [
         told_by: "lint rule interface; preflight check 2",
         link: NCCL_PAGE,
     },
-    Known {
+    KnownError {
         id: "rdma-retry",
         says: "NCCL, verbs",
         role: Role::Symptom,
@@ -190,7 +190,7 @@ pub(super) const KNOWN: [Known; 22] = [
         told_by: "preflight checks 3, 4 and 24",
         link: NCCL_PAGE,
     },
-    Known {
+    KnownError {
         id: "nccl-timeout",
         says: "PyTorch",
         role: Role::Symptom,
@@ -203,7 +203,7 @@ pub(super) const KNOWN: [Known; 22] = [
         told_by: "",
         link: "https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html",
     },
-    Known {
+    KnownError {
         id: "nccl-cuda-error",
         says: "NCCL",
         role: Role::Symptom,
@@ -221,7 +221,7 @@ pub(super) const KNOWN: [Known; 22] = [
         told_by: "",
         link: NCCL_PAGE,
     },
-    Known {
+    KnownError {
         id: "nccl-remote-error",
         says: "NCCL",
         role: Role::Follower,
@@ -231,7 +231,7 @@ pub(super) const KNOWN: [Known; 22] = [
         told_by: "",
         link: NCCL_PAGE,
     },
-    Known {
+    KnownError {
         id: "nccl-system-error",
         says: "NCCL",
         role: Role::Symptom,
@@ -241,7 +241,7 @@ pub(super) const KNOWN: [Known; 22] = [
         told_by: "",
         link: NCCL_PAGE,
     },
-    Known {
+    KnownError {
         id: "nccl-internal-error",
         says: "NCCL",
         role: Role::Symptom,
@@ -254,7 +254,7 @@ pub(super) const KNOWN: [Known; 22] = [
         told_by: "",
         link: NCCL_PAGE,
     },
-    Known {
+    KnownError {
         id: "nccl-invalid-usage",
         says: "NCCL",
         role: Role::Symptom,
@@ -264,7 +264,7 @@ pub(super) const KNOWN: [Known; 22] = [
         told_by: "lint rule process-count; preflight check 17",
         link: NCCL_PAGE,
     },
-    Known {
+    KnownError {
         id: "rdma-flush",
         says: "NCCL, verbs",
         role: Role::Follower,
@@ -279,7 +279,7 @@ pub(super) const KNOWN: [Known; 22] = [
         told_by: "",
         link: NCCL_PAGE,
     },
-    Known {
+    KnownError {
         id: "nccl-abort",
         says: "PyTorch",
         role: Role::Follower,
@@ -293,7 +293,7 @@ pub(super) const KNOWN: [Known; 22] = [
         told_by: "",
         link: "",
     },
-    Known {
+    KnownError {
         id: "connection-closed",
         says: "NCCL, Gloo, MPI, any program",
         role: Role::Follower,
@@ -310,11 +310,11 @@ pub(super) const KNOWN: [Known; 22] = [
         told_by: "",
         link: "",
     },
-    Known {
+    KnownError {
         id: "nccl-over-tcp",
         says: "NCCL (NCCL_DEBUG=INFO)",
         role: Role::Remark,
-        // After the last one NCCL continues with another network, unless NCCL_NET forbids it.
+        // After the last text, NCCL continues with another network, unless NCCL_NET forbids it.
         texts: &[&["NET/IB : No device found"], &["Using network Socket"], &["Failed to initialize NET plugin"]],
         means: "NCCL found no RDMA device and uses TCP",
         look: &[

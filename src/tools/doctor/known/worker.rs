@@ -1,17 +1,18 @@
 //! Switchyard's own worker.
 
-use super::{Known, Role};
+use super::{KnownError, Role};
 
-/// A rank that failed by itself, in the worker's own words; recognized by its form, `error: rank N: …` and the event `failed`.
+/// A rank that failed by itself, in the worker's wording; recognised by the form `error: rank N: …`
+/// or the event `failed`.
 pub(in crate::doctor) const FAILURE: &str = "worker-failure";
 /// A rank that ended because of another one.
 pub(in crate::doctor) const PEER: &str = "worker-peer";
 
-/// A rank of which the others heard nothing any longer.
+/// A rank that stopped sending signs of life to the others.
 pub(in crate::doctor) const SILENT: &str = "worker-silent";
 
-pub(super) const KNOWN: [Known; 10] = [
-    Known {
+pub(super) const KNOWN: [KnownError; 10] = [
+    KnownError {
         id: "worker-data",
         says: "Switchyard",
         role: Role::Cause,
@@ -21,7 +22,7 @@ pub(super) const KNOWN: [Known; 10] = [
         told_by: "the inspection before the start of `switchyard run`",
         link: "",
     },
-    Known {
+    KnownError {
         id: "worker-checkpoint",
         says: "Switchyard",
         role: Role::Cause,
@@ -31,7 +32,7 @@ pub(super) const KNOWN: [Known; 10] = [
         told_by: "",
         link: "",
     },
-    Known {
+    KnownError {
         id: "worker-diverged",
         says: "Switchyard",
         role: Role::Cause,
@@ -44,7 +45,7 @@ pub(super) const KNOWN: [Known; 10] = [
         told_by: "",
         link: "",
     },
-    Known {
+    KnownError {
         id: "worker-hung",
         says: "Switchyard",
         role: Role::Cause,
@@ -57,7 +58,7 @@ pub(super) const KNOWN: [Known; 10] = [
         told_by: "",
         link: "",
     },
-    Known {
+    KnownError {
         id: "worker-refused",
         says: "Switchyard",
         role: Role::Cause,
@@ -67,7 +68,7 @@ pub(super) const KNOWN: [Known; 10] = [
         told_by: "",
         link: "",
     },
-    Known {
+    KnownError {
         id: "worker-missing-ranks",
         says: "Switchyard",
         role: Role::Symptom,
@@ -80,7 +81,7 @@ pub(super) const KNOWN: [Known; 10] = [
         told_by: "",
         link: "",
     },
-    Known {
+    KnownError {
         id: FAILURE,
         says: "Switchyard",
         role: Role::Cause,
@@ -90,7 +91,7 @@ pub(super) const KNOWN: [Known; 10] = [
         told_by: "",
         link: "",
     },
-    Known {
+    KnownError {
         id: SILENT,
         says: "Switchyard",
         role: Role::Symptom,
@@ -103,7 +104,7 @@ pub(super) const KNOWN: [Known; 10] = [
         told_by: "",
         link: "",
     },
-    Known {
+    KnownError {
         id: PEER,
         says: "Switchyard",
         role: Role::Follower,
@@ -116,7 +117,7 @@ pub(super) const KNOWN: [Known; 10] = [
         told_by: "",
         link: "",
     },
-    Known {
+    KnownError {
         id: "worker-not-saved",
         says: "Switchyard",
         role: Role::Remark,

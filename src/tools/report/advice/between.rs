@@ -1,16 +1,16 @@
-//! What lies between two steps: checkpoints, progress reports, evaluation, and nothing at all.
+//! Time between steps: checkpoints, progress reports, evaluation, and unexplained gaps.
 
 use super::{Advice, Basis, Change, Chart, Field, Finding, Rule, ms, of_step};
 use crate::report::sample::Part;
 
-/// Share of the step that checkpoints may take, percent.
+/// Acceptable share of checkpoints in the step, percent.
 const CHECKPOINT: f64 = 2.0;
-/// Share of the step that may lie between steps, percent.
+/// Acceptable share of time between steps in the step, percent.
 const BETWEEN: f64 = 3.0;
-/// Steps between two fetches that have no noticeable cost.
+/// Steps between two fetches at which their cost is negligible.
 const RARE_FETCH: u32 = 30;
-/// The most that a field with a number of steps or seconds takes.
-const MOST_PERIOD: u64 = 1_000_000_000;
+/// Upper bound of fields with a number of steps or seconds.
+const MAX_PERIOD: u64 = 1_000_000_000;
 
 pub(super) const CHECKPOINTS: Rule = Rule {
     id: "checkpoint-stall",
@@ -29,14 +29,14 @@ pub(super) const CHECKPOINTS: Rule = Rule {
             (0, seconds) => ("checkpoint.periodSeconds", seconds),
             (steps, _) => ("checkpoint.everySteps", steps),
         };
-        let rarer = Field::number(field, period, period.saturating_mul(2), MOST_PERIOD);
+        let rarer = Field::number(field, period, period.saturating_mul(2), MAX_PERIOD);
         Advice::about(
             &[Part::Checkpoint],
             Chart::StepTime,
             format!("Checkpoints hold the step up by {}, spread over all steps.", of_step(facts, checkpoint)),
             [
                 rarer.map(|rarer| Change::set([rarer], checkpoint / 2.0, Basis::Modelled)),
-                Some(Change::act("a faster disk for `checkpoint.path`", None, Basis::Guess)),
+                Some(Change::outside_manifest("a faster disk for `checkpoint.path`", None, Basis::Guess)),
             ],
         )
     },
@@ -57,7 +57,7 @@ pub(super) const FETCHES: Rule = Rule {
             return Finding::Fine(format!("a fetch every {fetch} steps; {} ms between steps", ms(median)));
         }
         let saved = median * (1.0 - f64::from(fetch) / f64::from(RARE_FETCH));
-        let rarer = Field::number("engine.fetchEverySteps", fetch, RARE_FETCH, MOST_PERIOD);
+        let rarer = Field::number("engine.fetchEverySteps", fetch, RARE_FETCH, MAX_PERIOD);
         Advice::about(
             &[Part::Other],
             Chart::StepTime,
@@ -86,8 +86,8 @@ pub(super) const EVALUATION: Rule = Rule {
             return Finding::Fine(format!("evaluation and other rare work {:.1} % of the step", facts.percent(rare)));
         }
         let batches = engine.evaluation.batches;
-        let rarer = Field::number("engine.evaluation.everySteps", every, every.saturating_mul(2), MOST_PERIOD);
-        let shorter = Field::number("engine.evaluation.batches", batches, batches.div_ceil(2), MOST_PERIOD);
+        let rarer = Field::number("engine.evaluation.everySteps", every, every.saturating_mul(2), MAX_PERIOD);
+        let shorter = Field::number("engine.evaluation.batches", batches, batches.div_ceil(2), MAX_PERIOD);
         Advice::about(
             &[Part::Other],
             Chart::StepTime,
@@ -115,7 +115,7 @@ pub(super) const GAPS: Rule = Rule {
         }
         Finding::Advice(Advice {
             evidence: format!("{} lie between two steps without a fetch or an evaluation.", of_step(facts, median)),
-            changes: vec![Change::act(
+            changes: vec![Change::outside_manifest(
                 "look for other programs on the CPUs of the ranks, and for slow logging",
                 None,
                 Basis::Guess,

@@ -1,18 +1,19 @@
-//! What advice tells people to do: fields of the manifest to set, as a patch that can be applied, or something outside of it.
+//! The action in a piece of advice: manifest fields to set, as a patch that can be applied, or
+//! something outside the manifest.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fmt::Display;
 
-/// How reliable a gain is.
+/// How reliable an estimated gain is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Basis {
-    /// The run shows the time itself.
+    /// The run shows this time directly.
     Measured,
     /// Computed from measured figures.
     Modelled,
-    /// From what is usual.
+    /// From experience.
     Guess,
 }
 
@@ -27,16 +28,16 @@ impl Basis {
     }
 }
 
-/// A change, and what it would bring.
+/// A change with its expected gain.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Change {
     /// What to set or do.
     pub what: String,
-    /// The same as a JSON merge patch of the TrainJob; absent if it is nothing that a manifest says.
+    /// The change as a JSON merge patch of the TrainJob; absent if it is not in the manifest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patch: Option<Value>,
-    /// What it saves per step at least, ms; absent if unknown.
+    /// Minimum saving per step, ms; absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gain_ms: Option<f64>,
     /// How reliable the gain is.
@@ -44,12 +45,12 @@ pub struct Change {
 }
 
 impl Change {
-    /// Something outside of the manifest.
-    pub(super) fn act(what: impl Into<String>, gain_ms: impl Into<Option<f64>>, basis: Basis) -> Change {
+    /// A change outside the manifest.
+    pub(super) fn outside_manifest(what: impl Into<String>, gain_ms: impl Into<Option<f64>>, basis: Basis) -> Change {
         Change { what: what.into(), patch: None, gain_ms: gain_ms.into(), basis }
     }
 
-    /// Fields of the manifest.
+    /// A change of manifest fields.
     pub(super) fn set(
         fields: impl IntoIterator<Item = Field>,
         gain_ms: impl Into<Option<f64>>,
@@ -63,30 +64,30 @@ impl Change {
         Change { what: words.join(" with "), patch: Some(patch), gain_ms: gain_ms.into(), basis }
     }
 
-    /// Adds a remark for people.
-    pub(super) fn noting(self, remark: impl Display) -> Change {
+    /// Appends a remark for people.
+    pub(super) fn with_remark(self, remark: impl Display) -> Change {
         Change { what: format!("{}{remark}", self.what), ..self }
     }
 }
 
-/// A field of the manifest with the value that is advised.
+/// A manifest field with its advised value.
 pub(super) struct Field {
-    /// From `spec` on, with dots.
+    /// Dotted path below `spec`.
     path: &'static str,
     from: Option<String>,
     to: Value,
 }
 
 impl Field {
-    /// A number, and what it is now. `None` if that is the most the field takes.
+    /// A numeric field with its current value. `None` if that is already the maximum.
     pub fn number(path: &'static str, from: impl Into<u64>, to: impl Into<u64>, most: u64) -> Option<Field> {
         let (from, to) = (from.into(), to.into().min(most));
         (from != to).then(|| Field { path, from: Some(from.to_string()), to: json!(to) })
     }
 
-    /// A number that the API takes as a decimal string.
+    /// A number that the API represents as a decimal string.
     pub fn decimal(path: &'static str, from: f64, to: f64) -> Field {
-        // The API takes at most 18 digits after the point.
+        // The API accepts at most 18 digits after the point.
         let text = |value: f64| Some(value.to_string()).filter(|text| text.len() <= 12).unwrap_or(format!("{value:e}"));
         Field { path, from: Some(text(from)), to: json!(text(to)) }
     }
@@ -95,12 +96,12 @@ impl Field {
         Field { path, from: None, to: json!(to) }
     }
 
-    /// Any value; `from` is for people.
+    /// Any value; `from` is only displayed.
     pub fn value(path: &'static str, from: impl Display, to: Value) -> Field {
         Field { path, from: Some(from.to_string()), to }
     }
 
-    /// As people write it below `engine`, where most fields are.
+    /// As displayed, relative to `engine`, where most fields are.
     fn words(&self) -> String {
         let path = self.path.strip_prefix("engine.").unwrap_or(self.path);
         let to = match &self.to {

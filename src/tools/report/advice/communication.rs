@@ -1,4 +1,4 @@
-//! Is the all-reduce what the step waits for, and what would make it shorter or hide it?
+//! Is the all-reduce the bottleneck of the step, and what would shorten or hide it?
 
 use super::{Advice, Basis, Change, Chart, Field, Finding, Rule, ms, of_step};
 use crate::report::facts::Facts;
@@ -7,25 +7,26 @@ use serde_json::Value;
 use switchyard_core::units::{binary, counted, three_digits};
 use switchyard_worker_contract::config::{EngineConfig, Transport, WireType};
 
-/// Share of the step from which exposed communication is the limit, percent.
+/// Exposed communication above this share of the step is the bottleneck, percent.
 const BOUND_BY: f64 = 10.0;
-/// Share from which the path of the buckets is worth checking, percent.
+/// Exposed communication above this share makes the buckets worth checking, percent.
 const WORTH: f64 = 3.0;
-/// All-reduces that a single one is divided into with overlap, about.
+/// Approximate number of all-reduces that overlap divides a single one into.
 const SPLIT: u64 = 8;
-/// Mean size of a bucket below which latency counts, bytes.
+/// Mean bucket size below which latency matters, bytes.
 const SMALL: u64 = 1 << 20;
-/// Share of the best bandwidth below which a placement is named.
+/// Share of the best bandwidth below which the placement is mentioned.
 const POOR: f64 = 0.8;
-/// Time of one exchange between two ranks beyond that of its bytes, ms: a flag in shared memory after a wake-up, a TCP round trip.
+/// Latency of an exchange between two ranks, ms: through shared memory (flag and wake-up) and over
+/// TCP (round trip).
 const EXCHANGE_MS: (f64, f64) = (0.013, 0.024);
 
-/// The most that `batchMerge` takes.
-pub(super) const MOST_MERGE: u64 = 4096;
+/// Upper bound of `batchMerge`.
+pub(super) const MAX_MERGE: u64 = 4096;
 
 const PARTS: &[Part] = &[Part::Communication];
 
-/// The exposed time, where there is something to reduce.
+/// The exposed time, if there is anything to reduce.
 fn exposed(facts: &Facts) -> Option<f64> {
     (facts.world > 1).then_some(facts.step[Part::Communication])
 }
@@ -71,12 +72,11 @@ pub(super) const BOUND: Rule = Rule {
 fn changes(facts: &Facts, engine: &EngineConfig, exposed: f64) -> Vec<Change> {
     let reach = facts.reachable_reduce_ms();
     let overlap = &engine.overlap;
-    let merge =
-        Field::number("engine.batchMerge", engine.batch_merge, engine.batch_merge.saturating_mul(2), MOST_MERGE);
+    let merge = Field::number("engine.batchMerge", engine.batch_merge, engine.batch_merge.saturating_mul(2), MAX_MERGE);
     let mut changes: Vec<Change> =
         merge.map(|merge| Change::set([merge], exposed / 2.0, Basis::Modelled)).into_iter().collect();
     if overlap.wire_type == WireType::Fp32 {
-        // Inside a host, gradients always travel in 32 bits.
+        // Within a host, gradients always travel in f32.
         let saved = match facts.transport {
             Some(Transport::Tcp) => reach.map(|reach| (reach / 2.0, Basis::Modelled)),
             Some(Transport::Hierarchical) => reach.map(|reach| (reach / 4.0, Basis::Guess)),
@@ -88,7 +88,7 @@ fn changes(facts: &Facts, engine: &EngineConfig, exposed: f64) -> Vec<Change> {
     }
     let all: u64 = facts.bucket_bytes.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes));
     if let (Some(reach), [_, .., last]) = (reach, facts.bucket_bytes.as_slice()) {
-        // The last one is ready with the last gradient: it is never hidden.
+        // The last bucket completes with the last gradient, so it is never hidden.
         let hidden = reach * (1.0 - *last as f64 / all.max(1) as f64);
         let hidden = hidden.min(facts.step[Part::Backward]).min(exposed);
         if !overlap.enabled {
@@ -101,7 +101,7 @@ fn changes(facts: &Facts, engine: &EngineConfig, exposed: f64) -> Vec<Change> {
     changes
 }
 
-/// Bytes that a link carries in a ring, times two, in the time of the all-reduce, bytes per second (nccl-tests, PERFORMANCE.md).
+/// Bus bandwidth of the all-reduce, bytes per second, as defined by nccl-tests (PERFORMANCE.md).
 pub(in crate::report) fn bus_bandwidth(facts: &Facts) -> Option<f64> {
     let reduce = facts.reduce.filter(|reduce| reduce.busy_ms > 0.0 && facts.world > 1)?;
     let ranks = f64::from(facts.world);
@@ -168,7 +168,7 @@ pub(super) const MANY_SMALL: Rule = Rule {
             binary(bytes / count),
             of_step(facts, exposed)
         );
-        // Without a limit the worker finds the size by itself.
+        // Without a limit, the worker chooses the size itself.
         let free = Field::value("engine.overlap.bucketSizeMiB", limit, Value::Null);
         advice(evidence, vec![Change::set([free], saved, Basis::Guess)])
     },
@@ -197,7 +197,7 @@ pub(super) const PLACEMENT: Rule = Rule {
         );
         advice(
             evidence,
-            vec![Change::act(
+            vec![Change::outside_manifest(
                 "wait for the better nodes: a domain with mode Required in `topologyPolicy.domains`",
                 saved,
                 Basis::Modelled,

@@ -1,4 +1,4 @@
-//! The computation of one rank: threads, warm-up, noise.
+//! The computation of a rank: threads, warm-up, noise.
 
 use super::{Advice, Basis, Change, Chart, Field, Finding, Rule, ms};
 use crate::report::facts::{Facts, RankFacts};
@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 use switchyard_core::units::{counted, three_digits};
 use switchyard_worker_contract::CpuList;
 
-/// First steps that take this many times a later one are reported.
+/// Warm-up is reported if the first steps take this many times a later one.
 const WARM_UP_FACTOR: f64 = 2.0;
-/// Ratio of the 99th percentile to the median from which times are noisy.
+/// Step times are noisy if the 99th percentile exceeds the median by this factor.
 const NOISE_FACTOR: f64 = 1.5;
-/// Share of the linear gain that more threads are expected to bring.
+/// Share of the linear speed-up expected from more threads.
 const THREAD_EFFICIENCY: f64 = 0.5;
-/// The most that `trainer.cpuThreads` takes.
-const MOST_THREADS: u64 = 1024;
+/// Upper bound of `trainer.cpuThreads`.
+const MAX_THREADS: u64 = 1024;
 
 const COMPUTE: &[Part] = &[Part::Forward, Part::Backward, Part::Optimizer];
 
@@ -43,7 +43,7 @@ pub(super) const TOO_MANY_THREADS: Rule = Rule {
             evidence.push_str(&format!(" The work of a step takes {} ms, in 1 of 100 more than {}.", ms(p50), ms(p99)));
         }
         let own = threads / ranks;
-        let fewer = Field::number("trainer.cpuThreads", own, each, MOST_THREADS);
+        let fewer = Field::number("trainer.cpuThreads", own, each, MAX_THREADS);
         let changes = [fewer.map(|fewer| Change::set([fewer], None, Basis::Guess))];
         Advice::about(COMPUTE, Chart::Placement, evidence, changes)
     },
@@ -65,9 +65,10 @@ pub(super) const TOO_FEW_THREADS: Rule = Rule {
             return Finding::Unknown("threads and CPUs of the ranks");
         };
         let ranks = facts.ranks.iter().filter(|rank| name(rank) == name(slowest)).count().max(1);
-        // CPUs of the rank alone: where ranks share theirs, an equal part. Two threads of a core compute hardly more than one.
+        // The rank's own CPUs, or an equal part of shared ones. A second thread on a core adds
+        // hardly any compute.
         let own = (cpus.len() / ranks) as f64 * facts.cores_per_cpu.unwrap_or(1.0);
-        // More threads than the limit of the pod would only be throttled.
+        // Threads beyond the pod's limit would only be throttled.
         let own = facts.cpu_limit.map_or(own, |limit| own.min(limit / ranks as f64));
         if threads == 0 || f64::from(threads) > own / 2.0 {
             let own = three_digits(own);
@@ -75,7 +76,7 @@ pub(super) const TOO_FEW_THREADS: Rule = Rule {
         }
         let compute = slowest.step.compute();
         let gain = compute * (1.0 - f64::from(threads) / own) * THREAD_EFFICIENCY;
-        let more = Field::number("trainer.cpuThreads", threads, own as u64, MOST_THREADS);
+        let more = Field::number("trainer.cpuThreads", threads, own as u64, MAX_THREADS);
         Advice::about(
             COMPUTE,
             Chart::Placement,
@@ -134,7 +135,7 @@ fn name(rank: &RankFacts) -> &str {
     rank.node.as_deref().unwrap_or("the node")
 }
 
-/// Threads of all ranks of each node, and all their CPUs; `None` unless all ranks are known.
+/// Threads of all ranks on each node, and all their CPUs; `None` unless all ranks are known.
 fn nodes(facts: &Facts) -> Option<BTreeMap<&str, (u32, CpuList)>> {
     let mut nodes: BTreeMap<&str, (u32, Vec<u32>)> = BTreeMap::new();
     for rank in &facts.ranks {

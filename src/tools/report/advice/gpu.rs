@@ -1,19 +1,19 @@
-//! Are the GPUs well, and do they run as fast as they could?
+//! Are the GPUs healthy, and do they run as fast as they could?
 
 use super::{Advice, Basis, Change, Chart, Finding, Rule};
 use crate::report::facts::Facts;
 use switchyard_worker_contract::gpu::{GpuReport, SlowedBy, Trouble};
 
-/// Share of the time in which clocks are lowered, from which it is worth a word, percent.
+/// Lowered clocks are reported above this share of time, percent.
 const SLOWED: f64 = 10.0;
-/// Seconds that a GPU must have been watched for a share to say anything.
+/// Seconds of observation needed for a meaningful share.
 const WATCHED: f64 = 10.0;
-/// GPUs that are named.
+/// Most GPUs to name.
 const NAMED: usize = 4;
 
-const WHERE: &str = "what NVML said of the GPUs";
+const WHERE: &str = "NVML reports of the GPUs";
 
-/// The reports of a job on GPUs; else what a rule says.
+/// The GPU reports of a job; otherwise the finding to return.
 fn gpus(facts: &Facts) -> Result<&[GpuReport], Finding> {
     match (facts.gpus.as_slice(), facts.on_gpu) {
         ([], Some(true)) => Err(Finding::Unknown(WHERE)),
@@ -22,7 +22,7 @@ fn gpus(facts: &Facts) -> Result<&[GpuReport], Finding> {
     }
 }
 
-/// The first of several, and how many more there are.
+/// The first GPUs, and the number of the others.
 fn named(all: &[String]) -> String {
     let more = all.len().saturating_sub(NAMED);
     let first = all.iter().take(NAMED).cloned().collect::<Vec<_>>().join("; ");
@@ -34,8 +34,8 @@ fn place(gpu: &GpuReport) -> String {
 }
 
 /// Advice without a gain in time.
-fn look(evidence: String, what: &str, urgent: bool) -> Finding {
-    let changes = vec![Change::act(what.to_owned(), None, Basis::Guess)];
+fn check_gpu(evidence: String, what: &str, urgent: bool) -> Finding {
+    let changes = vec![Change::outside_manifest(what.to_owned(), None, Basis::Guess)];
     Finding::Advice(Advice { evidence, changes, urgent, parts: &[], chart: Chart::Placement })
 }
 
@@ -61,7 +61,7 @@ pub(super) const ERRORS: Rule = Rule {
         }
         let what =
             "look at the kernel log of the node (`dmesg | grep -i xid`) and test the GPU before it is used again";
-        look(format!("The driver reported errors. {}.", named(&errors)), what, true)
+        check_gpu(format!("The driver reported errors. {}.", named(&errors)), what, true)
     },
 };
 
@@ -93,8 +93,8 @@ pub(super) const CLOCKS: Rule = Rule {
         };
         let unusual = slowed(&[SlowedBy::Temperature, SlowedBy::PowerBrake, SlowedBy::Hardware]);
         if !unusual.is_empty() {
-            let what = "look at cooling and power supply of the node";
-            return look(format!("Clocks were lowered. {}.", named(&unusual)), what, false);
+            let what = "check the node's cooling and power supply";
+            return check_gpu(format!("Clocks were lowered. {}.", named(&unusual)), what, false);
         }
         match slowed(&[SlowedBy::Power]) {
             usual if usual.is_empty() => Finding::Fine("clocks were not lowered for long".into()),
@@ -122,9 +122,9 @@ pub(super) const LINK: Rule = Rule {
         if narrow.is_empty() {
             return Finding::Fine("PCIe links use all their lanes, as far as known".into());
         }
-        look(
+        check_gpu(
             format!("PCIe links are narrow. {}.", named(&narrow)),
-            "seat the card or its riser again, or exclude the node",
+            "reseat the card or its riser, or exclude the node",
             false,
         )
     },
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn without_reports_nothing_is_said() {
+    fn without_reports_there_is_no_finding() {
         for rule in [ERRORS, CLOCKS, LINK] {
             assert_eq!(check(&rule, &[]), Finding::Unknown(WHERE));
             assert_eq!((rule.check)(&Facts { on_gpu: Some(false), ..Facts::default() }), Finding::NotApplicable);

@@ -5,16 +5,16 @@ use crate::report::facts::Facts;
 use crate::report::sample::Part;
 use switchyard_core::units::counted;
 
-/// Share of the step from which input is a limit, percent.
+/// Input above this share of the step is a bottleneck, percent.
 const MODERATE: f64 = 5.0;
-/// Share from which it is the first thing to change, percent.
+/// Input above this share is the first thing to fix, percent.
 const HIGH: f64 = 20.0;
-/// With synthetic data the step must be this much shorter for the input to be the limit, percent.
+/// Input is the bottleneck if synthetic data makes the step this much shorter, percent.
 const SYNTHETIC: f64 = 5.0;
 
-/// Threads of a reader that are advised at most.
-const MOST_WORKERS: f64 = 64.0;
-/// The most that `reader.workers` takes.
+/// Most reader threads to advise.
+const MAX_WORKERS: f64 = 64.0;
+/// Upper bound of `reader.workers`.
 const WORKERS: u64 = 256;
 
 pub(super) const INPUT_BOUND: Rule = Rule {
@@ -59,11 +59,16 @@ fn check(facts: &Facts) -> Finding {
     Advice::about(&[Part::Input], Chart::StepTime, evidence, changes.into_iter().map(Some))
 }
 
-/// What can be done, from the reader's capacity against what the step consumes.
+/// Possible changes, from the reader's capacity and the step's consumption.
 fn changes(facts: &Facts, wait: f64, evidence: &mut String) -> Vec<Change> {
     let Some((read, engine)) = facts.read_ms.filter(|read| *read > 0.0).zip(facts.engine.as_ref()) else {
-        // Nobody measured the reader: at least half of the wait goes with twice the readers, if there are cores for them.
-        return vec![Change::act("more `reader.workers`, or less work per sample", wait / 2.0, Basis::Guess)];
+        // The reader was not measured. Twice the readers save at least half of the wait, if there
+        // are cores for them.
+        return vec![Change::outside_manifest(
+            "more `reader.workers`, or less work per sample",
+            wait / 2.0,
+            Basis::Guess,
+        )];
     };
     let reader = &engine.reader;
     let workers = f64::from(reader.workers.max(1));
@@ -74,22 +79,23 @@ fn changes(facts: &Facts, wait: f64, evidence: &mut String) -> Vec<Change> {
         counted(u64::from(reader.workers), "thread"),
         ms(consumed)
     ));
-    // What is left of the wait when the reader works in the background with so many threads.
+    // The remaining wait when the reader runs in the background with this many threads.
     let left = |workers: f64| (read / workers - consumed).max(0.0);
     let mut changes = Vec::new();
     if !reader.double_buffer {
         let double = Field::word("engine.reader.doubleBuffer", "Enabled");
         changes.push(Change::set([double], (wait - left(workers)).max(0.0), Basis::Modelled));
     }
-    let enough = (read / consumed.max(1e-3)).ceil().min(MOST_WORKERS).max(workers + 1.0);
+    let enough = (read / consumed.max(1e-3)).ceil().min(MAX_WORKERS).max(workers + 1.0);
     let more = Field::number("engine.reader.workers", reader.workers, enough as u64, WORKERS);
     changes.extend(more.and_then(|more| {
         if read / workers > consumed {
             return Some(Change::set([more], (wait - left(enough)).max(0.0), Basis::Modelled));
         }
-        // On average the reader is fast enough: it is late now and then, or it gets no CPU.
+        // The reader is fast enough on average, so it is occasionally late or gets no CPU.
         let late = || {
-            Change::set([more], wait / 2.0, Basis::Guess).noting(": it is fast enough in the mean, but late at times")
+            Change::set([more], wait / 2.0, Basis::Guess)
+                .with_remark(": it is fast enough in the mean, but late at times")
         };
         reader.double_buffer.then(late)
     }));

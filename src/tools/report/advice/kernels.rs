@@ -1,4 +1,5 @@
-//! Kernels of a GPU: are they far from what they need, does the GPU wait, are products exact?
+//! GPU kernels: are they far from their minimum time, is the GPU idle, are products computed
+//! exactly?
 
 use super::{Advice, Basis, Change, Chart, Field, Finding, Rule, ms, of_step};
 use crate::report::facts::Facts;
@@ -7,23 +8,23 @@ use crate::report::sample::Part;
 use switchyard_worker_contract::config::{Device, Matmul};
 use switchyard_worker_contract::prediction::Arithmetic;
 
-/// Share of the step that a kernel takes before it is looked at, percent.
+/// Kernels above this share of the step are checked, percent.
 const LARGE: f64 = 5.0;
-/// How often a kernel may take what it needs at least.
+/// Acceptable ratio of a kernel's time to its minimum.
 const FAR: f64 = 2.0;
-/// Share of the step in which a GPU may be idle, percent.
+/// Acceptable idle share of a GPU in the step, percent.
 const IDLE: f64 = 10.0;
-/// Share of the step that exact products may take, percent.
+/// Acceptable share of exact products in the step, percent.
 const EXACT: f64 = 10.0;
 
 const COMPUTE: &[Part] = &[Part::Forward, Part::Backward, Part::Optimizer];
 const PRODUCTS: &[Part] = &[Part::Forward, Part::Backward];
 
-/// The kernels, or why a rule cannot speak.
+/// The kernels, or the finding if they are unknown.
 fn known(facts: &Facts) -> Result<&KernelFacts, Finding> {
     match (&facts.kernels, facts.on_gpu) {
         (Some(kernels), _) => Ok(kernels),
-        (None, Some(true)) => Err(Finding::Unknown("times of kernels: `engine.profile` asks for them")),
+        (None, Some(true)) => Err(Finding::Unknown("kernel times: enable them with `engine.profile`")),
         (None, _) => Err(Finding::NotApplicable),
     }
 }
@@ -100,6 +101,6 @@ pub(super) const EXACT_PRODUCTS: Rule = Rule {
         }
         let evidence = format!("Products of 32-bit factors are exact and take {} of a step.", of_step(facts, exact));
         let tf32 = Change::set([Field::word("engine.precision.matmul", "TF32")], exact / 2.0, Basis::Guess);
-        Advice::about(PRODUCTS, Chart::Kernels, evidence, [Some(tf32.noting("; loss may change"))])
+        Advice::about(PRODUCTS, Chart::Kernels, evidence, [Some(tf32.with_remark("; loss may change"))])
     },
 };

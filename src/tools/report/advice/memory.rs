@@ -1,18 +1,18 @@
-//! How near is the memory to its bound, and how much larger may the batch be?
+//! How close is memory to its limit, and how much larger could the batch be?
 
-use super::communication::MOST_MERGE;
+use super::communication::MAX_MERGE;
 use super::{Advice, Basis, Change, Chart, Field, Finding, Rule, of_step};
 use crate::report::facts::Facts;
 use crate::report::sample::Part;
 use switchyard_core::units::binary;
 use switchyard_worker_contract::config::{EngineConfig, Precision};
 
-/// Share of the memory above which a run is near its limit.
+/// Share of the limit above which a run is close to it.
 const NEAR: f64 = 0.9;
-/// Share of the step that a larger batch divides, from which it is worthwhile, percent.
+/// A larger batch is worthwhile if it amortises at least this share of the step, percent.
 const FIXED: f64 = 10.0;
-/// The most that `batchSizePerProcess` takes.
-const MOST_BATCH: u64 = 65_536;
+/// Upper bound of `batchSizePerProcess`.
+const MAX_BATCH: u64 = 65_536;
 
 pub(super) const NEAR_LIMIT: Rule = Rule {
     id: "memory-near-limit",
@@ -40,7 +40,7 @@ pub(super) const NEAR_LIMIT: Rule = Rule {
             let saved = binary((memory.rank.activations / 2).min(memory.rank.total()));
             let batch = engine.batch_size_per_process;
             let amp = Change::set([Field::word("engine.precision.mode", "AMP")], None, Basis::Guess);
-            amp.noting(format_args!(": about {saved} less per rank at batch {batch}"))
+            amp.with_remark(format_args!(": about {saved} less per rank at batch {batch}"))
         });
         let evidence = format!(
             "{} ranks of {} use {:.0} % of {} ({}).",
@@ -54,12 +54,13 @@ pub(super) const NEAR_LIMIT: Rule = Rule {
     },
 };
 
-/// Half the batch with twice the `batchMerge`: the same global batch. `None` if it cannot be halved.
+/// Half the batch with twice the `batchMerge`, which keeps the global batch. `None` if it cannot be
+/// halved.
 fn half_batch(engine: &EngineConfig) -> Option<[Field; 2]> {
     let (batch, merge) = (engine.batch_size_per_process, engine.batch_merge);
-    let merge = (batch.is_multiple_of(2) && u64::from(merge) * 2 <= MOST_MERGE)
-        .then(|| Field::number("engine.batchMerge", merge, merge * 2, MOST_MERGE))?;
-    Some([Field::number("engine.batchSizePerProcess", batch, batch / 2, MOST_BATCH)?, merge?])
+    let merge = (batch.is_multiple_of(2) && u64::from(merge) * 2 <= MAX_MERGE)
+        .then(|| Field::number("engine.batchMerge", merge, merge * 2, MAX_MERGE))?;
+    Some([Field::number("engine.batchSizePerProcess", batch, batch / 2, MAX_BATCH)?, merge?])
 }
 
 pub(super) const LARGER_BATCH: Rule = Rule {
@@ -85,8 +86,9 @@ pub(super) const LARGER_BATCH: Rule = Rule {
             100.0 * share,
             memory.bound
         );
-        let larger = Field::number("engine.batchSizePerProcess", batch, batch.saturating_mul(2), MOST_BATCH);
-        let larger = larger.map(|larger| Change::set([larger], fixed / 2.0, Basis::Guess).noting("; loss may change"));
+        let larger = Field::number("engine.batchSizePerProcess", batch, batch.saturating_mul(2), MAX_BATCH);
+        let larger =
+            larger.map(|larger| Change::set([larger], fixed / 2.0, Basis::Guess).with_remark("; loss may change"));
         Advice::about(&[Part::Optimizer, Part::Other], Chart::Memory, evidence, [larger])
     },
 };

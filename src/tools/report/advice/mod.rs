@@ -1,8 +1,8 @@
-//! What would make this run faster, by rules: each checks figures of the run and reports advice with evidence, nothing to gain, or what it does
-//! not know.
+//! Advice rules: each checks figures of the run and returns advice with evidence, no finding, or
+//! the reason why it cannot tell.
 //!
 //! ```text
-//! Facts ─> RULES (order of diagnosis) ─> Finding ─> rank: no millisecond is promised twice ─> Ranked
+//! Facts ─> RULES (diagnosis order) ─> Finding ─> rank (no time promised twice) ─> Ranked
 //! ```
 
 mod between;
@@ -34,20 +34,20 @@ use serde::{Deserialize, Serialize};
 pub struct Rule {
     /// Short name.
     pub id: &'static str,
-    /// Its question in the order of diagnosis: 1 one device, 2 input, 3 gaps between steps,
-    /// 6 tensor cores and precision, 7 memory, 8 all-reduce, 9 skew.
+    /// Number of its question in diagnosis order: 1 one device, 2 input, 3 gaps between steps, 6
+    /// tensor cores and precision, 7 memory, 8 all-reduce, 9 skew.
     pub question: u8,
-    /// What it checks and when it applies.
+    /// What it checks, and when it applies.
     pub threshold: &'static str,
-    /// How the gain is computed.
+    /// How the gain is estimated.
     pub gain: &'static str,
-    /// Where the threshold comes from.
+    /// The origin of the threshold.
     pub source: &'static str,
-    /// The rule itself.
+    /// The check.
     pub check: fn(&Facts) -> Finding,
 }
 
-/// Every rule, in the order of diagnosis.
+/// All rules, in diagnosis order.
 pub const RULES: [Rule; 27] = [
     precision::LOST_LOSS,
     gpu::ERRORS,
@@ -78,7 +78,7 @@ pub const RULES: [Rule; 27] = [
     skew::STRAGGLER,
 ];
 
-/// A section of the report that shows the evidence.
+/// The section of the report that shows the evidence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Chart {
@@ -86,11 +86,11 @@ pub enum Chart {
     Loss,
     /// Parts of the step.
     StepTime,
-    /// Ranks against each other.
+    /// Comparison of ranks.
     Skew,
     AllReduce,
     Memory,
-    /// Kernels of a GPU.
+    /// GPU kernels.
     Kernels,
     /// Ranks, CPUs, nodes.
     Placement,
@@ -99,7 +99,7 @@ pub enum Chart {
 }
 
 impl Chart {
-    /// Anchor of the section.
+    /// HTML anchor of the section.
     pub fn anchor(self) -> &'static str {
         match self {
             Chart::Loss => "loss",
@@ -117,20 +117,20 @@ impl Chart {
 /// Advice with evidence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Advice {
-    /// What was seen, with figures.
+    /// The observation, with figures.
     pub evidence: String,
-    /// What to do: alternatives about the same time, the best first.
+    /// Alternatives that save the same time, best first.
     pub changes: Vec<Change>,
-    /// The result of the run is in doubt: this comes before speed.
+    /// Whether the result of the run is in doubt, which takes precedence over speed.
     pub urgent: bool,
-    /// Parts of the step from which the gain is taken.
+    /// Parts of the step that the gain is taken from.
     pub parts: &'static [Part],
-    /// Where the evidence is shown.
+    /// Section with the evidence.
     pub chart: Chart,
 }
 
 impl Advice {
-    /// Advice about speed. With nothing left to change, what was seen is a note.
+    /// Advice about speed. If no change is left, the observation becomes a note.
     fn about(
         parts: &'static [Part],
         chart: Chart,
@@ -148,19 +148,19 @@ impl Advice {
 /// The result of a rule.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Finding {
-    /// Something to gain.
+    /// There is something to gain.
     Advice(Advice),
-    /// Something to know.
+    /// There is something worth knowing.
     Note(String, Chart),
-    /// Checked, nothing to gain.
+    /// Checked, with nothing to gain.
     Fine(String),
-    /// Not known, and what is missing.
+    /// Not checkable; says what is missing.
     Unknown(&'static str),
-    /// The question does not arise for this job.
+    /// The rule does not apply to this job.
     NotApplicable,
 }
 
-/// Milliseconds as people read them.
+/// Formats milliseconds.
 fn ms(milliseconds: f64) -> String {
     switchyard_core::units::three_digits(milliseconds)
 }

@@ -1,4 +1,5 @@
-//! Every change that names a field is a patch that the API and the plan accept, and that changes the job.
+//! Every change of fields must be a patch that the API and the plan accept and that changes the
+//! job.
 
 use super::tests::{CASES, healthy};
 use super::{Advice, Finding, RULES};
@@ -7,7 +8,7 @@ use std::collections::BTreeSet;
 use switchyard_crds::validate::train_job;
 use switchyard_plan::{ValidJob, validate};
 
-/// Rules whose advice is about something that no manifest says.
+/// Rules whose advice is not about the manifest.
 const OUTSIDE: [&str; 6] = ["gpu-errors", "gpu-clocks", "gpu-link", "gaps-between-steps", "placement", "straggler"];
 
 fn valid(document: &Value) -> Result<ValidJob, String> {
@@ -15,7 +16,7 @@ fn valid(document: &Value) -> Result<ValidJob, String> {
     validate(&job).map_err(|faults| format!("{faults:?}"))
 }
 
-/// RFC 7386. Validation takes a null for a field that is absent.
+/// Merges as in RFC 7386. Validation treats null as absent.
 fn merge(document: &mut Value, patch: &Value) {
     match patch.as_object() {
         Some(fields) => {
@@ -28,7 +29,7 @@ fn merge(document: &mut Value, patch: &Value) {
     }
 }
 
-/// Jobs of which most fields are near what advice would change, or at their bounds.
+/// Jobs with most fields at their bounds or near the advised values.
 fn documents() -> Vec<Value> {
     let gpt = |hidden: u32| json!({"type": "GPT", "gpt": {"layers": 2, "hiddenSize": hidden, "heads": 4, "contextLength": 16}});
     let text = json!({"format": "Text", "path": "data"});
@@ -85,7 +86,7 @@ fn documents() -> Vec<Value> {
 }
 
 #[test]
-fn every_change_of_a_field_is_a_patch_that_the_api_and_the_plan_accept() {
+fn every_field_change_is_a_patch_that_the_api_and_the_plan_accept() {
     let mut patched: BTreeSet<&str> = BTreeSet::new();
     for document in documents() {
         let before = valid(&document).unwrap_or_else(|faults| panic!("{faults}: {document}"));

@@ -1,4 +1,5 @@
-//! Number formats: do shapes fit the hardware, would 16 bits pay, and do the numbers hold?
+//! Number formats: do shapes suit the hardware, would 16-bit formats pay off, and do values stay in
+//! range?
 
 use super::{Advice, Basis, Change, Chart, Field, Finding, Rule, ms};
 use crate::report::sample::Part;
@@ -6,18 +7,19 @@ use serde_json::json;
 use switchyard_core::units::{grouped, three_digits};
 use switchyard_worker_contract::config::{EngineConfig, HalfType, LossScaling, Model, Precision};
 
-/// Share of the steps that may be skipped because of overflows.
+/// Acceptable share of steps skipped because of overflows.
 const SKIPPED: f64 = 0.01;
-/// Steps after which that share is meaningful.
+/// Number of steps needed for a meaningful share.
 const ENOUGH: u64 = 50;
-/// Share of forward and backward that 16 bits are expected to save on hardware that supports them (the goal: bf16 in at most 0.75 of the time).
+/// Expected saving of 16-bit formats in forward and backward on hardware that supports them (the
+/// goal is bf16 in at most 0.75 of the time).
 const HALF_SAVES: f64 = 0.25;
-/// Dimensions of 16-bit products are a multiple of this.
+/// 16-bit products need dimensions that are multiples of this.
 const MULTIPLE: u32 = 8;
-/// The most that `hiddenSize` and its like take.
-const MOST_WIDTH: u32 = 32_768;
-/// The most that `growthIntervalSteps` takes.
-const MOST_STEPS: u64 = 1_000_000_000;
+/// Upper bound of `hiddenSize` and similar fields.
+const MAX_WIDTH: u32 = 32_768;
+/// Upper bound of `growthIntervalSteps`.
+const MAX_STEPS: u64 = 1_000_000_000;
 
 const PRODUCTS: &[Part] = &[Part::Forward, Part::Backward];
 
@@ -31,7 +33,7 @@ pub(super) const LOST_LOSS: Rule = Rule {
         None => Finding::Fine("the loss is a number in every step".into()),
         Some(step) => Finding::Advice(Advice {
             evidence: format!("The loss is not a number at step {}.", grouped(step)),
-            changes: facts.engine.as_ref().map_or_else(Vec::new, calmer),
+            changes: facts.engine.as_ref().map_or_else(Vec::new, smaller_gradients),
             urgent: true,
             parts: &[],
             chart: Chart::Loss,
@@ -60,13 +62,14 @@ pub(super) const SHAPES: Rule = Rule {
     },
 };
 
-/// The sizes of a model with each dimension rounded up to a multiple of 8; `None` if they are, or cannot be.
+/// The model with each dimension rounded up to a multiple of 8; `None` if nothing changes, or if it
+/// cannot be rounded.
 fn even(model: &Model) -> Option<Field> {
     let up =
-        |size: u32, multiple: u32| size.checked_next_multiple_of(multiple.max(1)).filter(|size| *size <= MOST_WIDTH);
-    let number = |path, size: u32, to: u32| Field::number(path, size, to, MOST_WIDTH.into());
+        |size: u32, multiple: u32| size.checked_next_multiple_of(multiple.max(1)).filter(|size| *size <= MAX_WIDTH);
+    let number = |path, size: u32, to: u32| Field::number(path, size, to, MAX_WIDTH.into());
     match model {
-        // Each head has a multiple of 8.
+        // Also keep each head size a multiple of 8.
         Model::Gpt(gpt) => number(
             "engine.model.gpt.hiddenSize",
             gpt.hidden_size,
@@ -89,8 +92,8 @@ fn even(model: &Model) -> Option<Field> {
     }
 }
 
-/// What keeps gradients smaller: half the learning rate, or clipping if there is none.
-fn calmer(engine: &EngineConfig) -> Vec<Change> {
+/// Changes that keep gradients smaller: half the learning rate, or clipping if there is none.
+fn smaller_gradients(engine: &EngineConfig) -> Vec<Change> {
     let (rate, last) = (engine.optimizer.learning_rate, engine.schedule.final_learning_rate);
     let mut fields = vec![Field::decimal("engine.optimizer.learningRate", rate, rate / 2.0)];
     if last > rate / 2.0 {
@@ -101,8 +104,8 @@ fn calmer(engine: &EngineConfig) -> Vec<Change> {
     [Change::set(fields, None, Basis::Guess)].into_iter().chain(clip).collect()
 }
 
-/// The 16-bit format that does not overflow before 32 bits would.
-fn wide() -> Field {
+/// The 16-bit format with the exponent range of f32.
+fn bf16() -> Field {
     Field::word("engine.precision.computeType", "BF16")
 }
 
@@ -132,7 +135,7 @@ pub(super) const AMP_OFF: Rule = Rule {
             evidence: format!("FP32 on {hardware}, which has fast 16-bit products; they take {} ms.", ms(products)),
             changes: vec![
                 Change::set([Field::word("engine.precision.mode", "AMP")], products * HALF_SAVES, Basis::Guess)
-                    .noting("; loss may change"),
+                    .with_remark("; loss may change"),
             ],
             urgent: false,
             parts: PRODUCTS,
@@ -159,23 +162,23 @@ pub(super) const OVERFLOWS: Rule = Rule {
             return Finding::Fine(format!("{} of {} steps skipped", grouped(skipped), grouped(steps)));
         }
         let gain = facts.step_ms() * share;
-        let wide = || Change::set([wide()], gain, Basis::Measured);
+        let use_bf16 = || Change::set([bf16()], gain, Basis::Measured);
         let changes = match (amp.compute_type, amp.loss_scaling) {
-            (HalfType::Bf16, _) => calmer(engine)
+            (HalfType::Bf16, _) => smaller_gradients(engine)
                 .into_iter()
                 .map(|change| Change { gain_ms: Some(gain), basis: Basis::Measured, ..change })
                 .collect(),
             (HalfType::Fp16, LossScaling::Static { scale }) => {
                 let scale = Field::decimal("engine.precision.lossScaling.scale", scale, scale / 16.0);
-                vec![Change::set([scale], gain, Basis::Measured), wide()]
+                vec![Change::set([scale], gain, Basis::Measured), bf16()]
             }
             (HalfType::Fp16, LossScaling::Dynamic { growth_interval_steps: steps, .. }) => {
                 let path = "engine.precision.lossScaling.growthIntervalSteps";
-                let longer = Field::number(path, steps, steps.saturating_mul(4), MOST_STEPS);
-                // A manifest may have no block, and a block has a type.
+                let longer = Field::number(path, steps, steps.saturating_mul(4), MAX_STEPS);
+                // A block needs a type if the manifest has none.
                 let kind = || Field::word("engine.precision.lossScaling.type", "Dynamic");
                 let longer = longer.map(|longer| Change::set([longer, kind()], gain, Basis::Measured));
-                longer.into_iter().chain([wide()]).collect()
+                longer.into_iter().chain([bf16()]).collect()
             }
         };
         Finding::Advice(Advice {
@@ -216,9 +219,9 @@ pub(super) const LOSS_SCALE: Rule = Rule {
                 three_digits(largest),
                 three_digits(last)
             ),
-            changes: calmer(engine)
+            changes: smaller_gradients(engine)
                 .into_iter()
-                .chain((amp.compute_type == HalfType::Fp16).then(|| Change::set([wide()], None, Basis::Guess)))
+                .chain((amp.compute_type == HalfType::Fp16).then(|| Change::set([bf16()], None, Basis::Guess)))
                 .collect(),
             urgent: true,
             parts: &[],

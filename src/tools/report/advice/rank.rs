@@ -1,10 +1,10 @@
-//! Ranks advice, so that no millisecond is promised twice.
+//! Ranks advice so that no millisecond is promised twice.
 
 use super::{Advice, Basis, Change, Chart, Finding, RULES, Rule};
 use crate::report::facts::Facts;
 use crate::report::sample::{Part, Parts};
 
-/// Advice that gains less than this share of the step is folded, percent.
+/// Advice with a gain below this share of the step is folded, percent.
 const FOLDED: f64 = 1.0;
 
 /// Advice with its rule and its remaining gain.
@@ -12,7 +12,7 @@ const FOLDED: f64 = 1.0;
 pub(in crate::report) struct Item {
     pub rule: &'static str,
     pub advice: Advice,
-    /// What it saves at least if the advice before it is followed too, ms.
+    /// Minimum saving if all earlier advice is followed too, ms.
     pub gain_ms: Option<f64>,
     pub basis: Basis,
     /// Other advice about the same time.
@@ -24,14 +24,14 @@ pub(in crate::report) struct Item {
 pub(in crate::report) struct Ranked {
     /// Best first.
     pub items: Vec<Item>,
-    /// Those that gain less than 1 % of the step.
+    /// Advice that gains less than 1 % of the step.
     pub folded: Vec<Item>,
     pub notes: Vec<(&'static str, String, Chart)>,
     pub fine: Vec<(&'static str, String)>,
     pub unknown: Vec<(&'static str, &'static str)>,
 }
 
-/// Runs every rule, in the order of diagnosis, and ranks the results.
+/// Runs every rule in diagnosis order and ranks the results.
 pub(in crate::report) fn rank(facts: &Facts) -> Ranked {
     let mut ranked = Ranked::default();
     let mut advice: Vec<(&Rule, Advice)> = Vec::new();
@@ -44,8 +44,8 @@ pub(in crate::report) fn rank(facts: &Facts) -> Ranked {
             Finding::NotApplicable => {}
         }
     }
-    // Who claims time first: what was measured before what was computed, then the larger gain. The sort is stable: equals stay in the
-    // order of diagnosis.
+    // Measured gains claim time before computed ones, then larger gains before smaller ones. The
+    // sort is stable, so equal advice stays in diagnosis order.
     let claim = |advice: &Advice| {
         advice.changes.first().map_or((Basis::Guess, 0.0), |first| (first.basis, first.gain_ms.unwrap_or(0.0)))
     };
@@ -65,7 +65,8 @@ pub(in crate::report) fn rank(facts: &Facts) -> Ranked {
 }
 
 impl Ranked {
-    /// Gives advice the rest of the time it targets, or joins it with the advice that has claimed that time.
+    /// Grants advice the remaining time that it targets, or joins it with the advice that has
+    /// claimed that time.
     fn take(&mut self, rule: &'static Rule, advice: Advice, facts: &Facts, left: &mut Parts) {
         let first = advice.changes.first();
         let basis = first.map_or(Basis::Guess, |change| change.basis);
@@ -74,7 +75,7 @@ impl Ranked {
         };
         let gain = draw(left, advice.parts, wanted);
         let too_little = |gain: f64| facts.percent(gain) < FOLDED;
-        // Most of it is claimed already: another way to the same end.
+        // Most of it is already claimed, so this is an alternative.
         if gain < wanted / 2.0 && !too_little(wanted) {
             let same = |item: &&mut Item| {
                 item.advice.parts.iter().any(|part| advice.parts.contains(part)) && item.gain_ms.is_some()
@@ -89,7 +90,7 @@ impl Ranked {
     }
 }
 
-/// Takes up to this much time from the parts; returns how much was left.
+/// Takes up to `wanted` from the parts; returns the amount that was left.
 fn draw(left: &mut Parts, parts: &[Part], wanted: f64) -> f64 {
     let mut open = wanted.max(0.0);
     for part in parts {

@@ -1,12 +1,12 @@
-//! Does every rank do the same work in the same time?
+//! Do all ranks do the same work in the same time?
 
 use super::{Advice, Basis, Change, Chart, Finding, Rule, ms};
 use crate::report::sample::Part;
 use switchyard_worker_contract::CpuList;
 
-/// Share of the windows in which a straggler is slow.
+/// A rank is a straggler if it is slow in at least this share of the windows.
 const HALF: f64 = 0.5;
-/// The slowest rank must be over the median by this share of the step in the mean too, percent.
+/// Minimum mean excess of the slowest rank over the median, percent of the step.
 const LEAST: f64 = 1.0;
 
 pub(super) const STRAGGLER: Rule = Rule {
@@ -29,7 +29,7 @@ pub(super) const STRAGGLER: Rule = Rule {
         let Some(worst) = slow.first() else {
             return Finding::Fine("no rank is slower than the others for long".into());
         };
-        // Once the worst rank is fixed, the job is as slow as the next slowest.
+        // Once the worst rank is fixed, the next slowest determines the speed.
         let next = facts.ranks.iter().filter(|rank| rank.rank != worst.rank).map(|rank| rank.over_median_ms);
         let saved = worst.over_median_ms - next.fold(0.0, f64::max);
         let cpus = worst.cpus.as_ref();
@@ -61,7 +61,7 @@ pub(super) const STRAGGLER: Rule = Rule {
         };
         Finding::Advice(Advice {
             evidence,
-            changes: vec![Change::act(what, saved.max(0.0), Basis::Measured)],
+            changes: vec![Change::outside_manifest(what, saved.max(0.0), Basis::Measured)],
             urgent: false,
             parts: &[Part::Forward, Part::Backward, Part::Optimizer],
             chart: Chart::Skew,

@@ -58,7 +58,7 @@ fn rank(rank: u32, step: Parts) -> RankFacts {
     RankFacts { rank, node: Some("node-0".into()), cpus, threads: Some(2), step, slow_share: 0.0, over_median_ms: 0.1 }
 }
 
-/// Two ranks with two cores each, 100 ms a step, nothing to gain.
+/// Two ranks with two cores each at 100 ms per step, with nothing to gain.
 pub(super) fn healthy() -> Facts {
     let step = parts(&[
         (Part::Forward, 30.0),
@@ -106,7 +106,7 @@ fn engine_of(facts: &mut Facts) -> &mut EngineConfig {
     facts.engine.as_mut().unwrap()
 }
 
-fn say(rule: &str, facts: &Facts) -> Finding {
+fn finding_of(rule: &str, facts: &Facts) -> Finding {
     (RULES.iter().find(|one| one.id == rule).unwrap().check)(facts)
 }
 
@@ -114,7 +114,8 @@ fn gpu() -> GpuReport {
     GpuReport { bus: "0000:17:00.0".into(), seconds: 100.0, ..GpuReport::default() }
 }
 
-/// A run that shows it, words of the evidence or of the change, and the gain of the first change, ms.
+/// Rule, change to a healthy run that triggers it, text in the evidence or change, and gain of the
+/// first change in ms.
 pub(super) type Case = (&'static str, fn(&mut Facts), &'static str, Option<f64>);
 
 pub(super) const CASES: [Case; 29] = [
@@ -139,7 +140,7 @@ pub(super) const CASES: [Case; 29] = [
     ),
     ("too-many-threads", |f| f.ranks[1].threads = Some(9), "`trainer.cpuThreads: 5 -> 2`", None),
     ("too-few-threads", |f| f.ranks[1].threads = Some(1), "`trainer.cpuThreads: 1 -> 2`", Some(23.75)),
-    // The reader works 150 ms for a step of 100 without the wait: two threads hide it.
+    // The reader needs 150 ms for a step that takes 100 ms without the wait: two threads hide it.
     (
         "input-bound",
         |f| {
@@ -149,7 +150,7 @@ pub(super) const CASES: [Case; 29] = [
         "`reader.workers: 1 -> 2`",
         Some(51.0),
     ),
-    // Even three threads would not keep up with 400 ms, four would leave 1 ms: five.
+    // For 400 ms three threads are too slow and four would leave 1 ms, so five.
     (
         "input-bound",
         |f| {
@@ -306,13 +307,15 @@ pub(super) const CASES: [Case; 29] = [
 ];
 
 #[test]
-fn each_rule_speaks_about_a_run_that_shows_it_and_not_about_a_healthy_one() {
+fn each_rule_finds_its_case_and_nothing_in_a_healthy_run() {
     for (rule, change, words, gain) in CASES {
-        let spoken = say(rule, &healthy());
+        let spoken = finding_of(rule, &healthy());
         assert!(!matches!(spoken, Finding::Advice(_) | Finding::Note(..)), "{rule} about a healthy run: {spoken:?}");
         let mut facts = healthy();
         change(&mut facts);
-        let Finding::Advice(advice) = say(rule, &facts) else { panic!("{rule}: {:?}", say(rule, &facts)) };
+        let Finding::Advice(advice) = finding_of(rule, &facts) else {
+            panic!("{rule}: {:?}", finding_of(rule, &facts))
+        };
         let all: Vec<&str> = advice.changes.iter().map(|change| change.what.as_str()).collect();
         let text = format!("{} {}", advice.evidence, all.join("; "));
         assert!(text.contains(words), "{rule}: `{words}` is not in: {text}");
@@ -328,11 +331,11 @@ fn each_rule_speaks_about_a_run_that_shows_it_and_not_about_a_healthy_one() {
 }
 
 #[test]
-fn notes_speak_and_keep_silent() {
+fn notes_appear_only_in_their_cases() {
     let note = |change: fn(&mut Facts), rule: &str| {
         let mut facts = healthy();
         change(&mut facts);
-        matches!(say(rule, &facts), Finding::Note(..))
+        matches!(finding_of(rule, &facts), Finding::Note(..))
     };
     assert!(note(|f| f.warm_ms = Some(250.0), "warm-up") && !note(|_| {}, "warm-up"));
     assert!(note(|f| f.work_quantiles = Some((97.0, 200.0)), "noise") && !note(|_| {}, "noise"));
@@ -352,18 +355,18 @@ fn notes_speak_and_keep_silent() {
 }
 
 #[test]
-fn what_is_not_known_is_said_and_never_advised() {
+fn unknown_facts_are_reported_and_never_cause_advice() {
     let nothing = Facts { step: healthy().step, world: 2, ranks: healthy().ranks, ..Facts::default() };
     let ranked = rank::rank(&nothing);
     assert!(ranked.items.is_empty() && ranked.folded.is_empty(), "{:?}", ranked.items);
     assert!(ranked.unknown.len() > 8, "{:?}", ranked.unknown);
     let single = Facts { world: 1, ranks: vec![healthy().ranks[0].clone()], critical: 0, ..healthy() };
     for rule in ["straggler", "communication-bound", "one-big-all-reduce", "placement"] {
-        assert_eq!(say(rule, &single), Finding::NotApplicable, "{rule}");
+        assert_eq!(finding_of(rule, &single), Finding::NotApplicable, "{rule}");
     }
 }
 
-/// All gains together, and those of each part, are never more than what the step has.
+/// The gains must not exceed the step, in total and per part.
 fn check_sums(facts: &Facts) {
     let ranked = rank::rank(facts);
     let all: Vec<&Item> = ranked.items.iter().chain(&ranked.folded).collect();
@@ -387,7 +390,7 @@ fn no_millisecond_is_promised_twice() {
             check_sums(&facts);
         }
     }
-    // All after the exposed time: one piece of advice, the others are joined with it.
+    // All target the exposed time: one piece of advice remains, with the others joined to it.
     let mut facts = healthy();
     set(&mut facts, Part::Communication, 12.0);
     facts.bus_bandwidth = Some((9.6e9, 96e9));
@@ -406,7 +409,7 @@ fn doubt_about_the_result_comes_first_and_small_gains_are_folded() {
     let ranked = rank::rank(&facts);
     let rules: Vec<&str> = ranked.items.iter().map(|item| item.rule).collect();
     assert_eq!(rules, ["loss-not-a-number", "too-few-threads"]);
-    // 28 exchanges less are 0.7 of 102 ms.
+    // 28 exchanges fewer save 0.7 of 102 ms.
     let mut facts = healthy();
     set(&mut facts, Part::Communication, 4.0);
     facts.bucket_bytes = vec![1 << 18; 30];
@@ -415,7 +418,7 @@ fn doubt_about_the_result_comes_first_and_small_gains_are_folded() {
     assert_eq!((ranked.items.len(), ranked.folded.len()), (0, 1), "{:?}", ranked.items);
 }
 
-/// The table of docs/report.md comes from the rules.
+/// The table in docs/report.md is generated from the rules.
 #[test]
 fn the_documentation_lists_every_rule() {
     let page = include_str!("../../../../docs/report.md");
@@ -430,14 +433,14 @@ fn the_documentation_lists_every_rule() {
     assert!(questions.windows(2).all(|pair| pair[0] < pair[1]), "not in the order of diagnosis: {questions:?}");
 }
 
-/// "with 1 thread and has 2 cores. Try cpuThreads 1 -> 2" in a pod that may use one CPU.
+/// Regression: "with 1 thread and has 2 cores. Try cpuThreads 1 -> 2" in a pod limited to one CPU.
 #[test]
-fn no_more_threads_are_advised_than_the_pod_may_use() {
+fn advised_threads_stay_within_the_pods_limit() {
     let is_advised = |limit: Option<f64>| {
         let mut facts = healthy();
         facts.ranks[1].threads = Some(1);
         facts.cpu_limit = limit;
-        matches!(say("too-few-threads", &facts), Finding::Advice(_))
+        matches!(finding_of("too-few-threads", &facts), Finding::Advice(_))
     };
     assert_eq!([None, Some(4.0), Some(2.0), Some(1.0), Some(0.3)].map(is_advised), [true, true, false, false, false]);
 }

@@ -1,14 +1,14 @@
-//! Elements of the page.
+//! HTML elements of the page.
 
 use crate::report::markup::escaped;
 
-/// A part of the page, as HTML.
+/// An HTML fragment.
 pub(super) type Page = String;
 
-/// Rows of a table of figures at most; a chart with more windows shows every nth of them.
-pub(super) const MOST_ROWS: usize = 60;
+/// Most rows in a table of figures; of more windows, every nth is shown.
+pub(super) const MAX_ROWS: usize = 60;
 
-/// Bytes above which the text of a cell wraps.
+/// Text length in bytes above which a cell wraps.
 const LONG: usize = 40;
 
 /// A section with its heading.
@@ -27,14 +27,14 @@ pub(super) fn absent(text: &str) -> Page {
     format!("<p class=\"soft\">{}</p>\n", coded(text))
 }
 
-/// Text in which `words` between backticks are code.
+/// Text with the `words` between backticks as code.
 pub(super) fn coded(text: &str) -> Page {
     let mut page = String::new();
     let pieces: Vec<&str> = text.split('`').collect();
     for (index, piece) in pieces.iter().enumerate() {
         match index % 2 {
             0 => page.push_str(&escaped(piece)),
-            // A single one is only a backtick.
+            // An unpaired backtick stays as it is.
             1 if index + 1 == pieces.len() => page.push_str(&format!("`{}", escaped(piece))),
             _ => page.push_str(&format!("<code>{}</code>", escaped(piece))),
         }
@@ -42,7 +42,7 @@ pub(super) fn coded(text: &str) -> Page {
     page
 }
 
-/// A chart with its caption, and its figures as a table.
+/// A chart with a caption, and its figures as a table.
 pub(super) fn figure(svg: &str, name: &str, caption: &str, table: &str) -> Page {
     format!(
         "<figure><div class=\"chart\" role=\"group\" aria-label=\"{}\" tabindex=\"0\">{svg}</div><figcaption>{}</figcaption>\
@@ -52,7 +52,7 @@ pub(super) fn figure(svg: &str, name: &str, caption: &str, table: &str) -> Page 
     )
 }
 
-/// A table; the first cell of a row is its heading, columns of figures stand to the right.
+/// A table whose rows start with a heading; columns of figures are right-aligned.
 pub(super) fn table(caption: &str, columns: &[&str], rows: &[Vec<String>]) -> Page {
     let right = |column: usize| rows.iter().all(|row| row.get(column).is_none_or(|cell| is_figure(cell)));
     let right: Vec<bool> = (0..columns.len()).map(right).collect();
@@ -91,9 +91,9 @@ fn is_figure(cell: &str) -> bool {
     cell.chars().all(|letter| letter.is_ascii_digit() || " ,.-+%".contains(letter))
 }
 
-/// Every nth item of a list, so that at most [`MOST_ROWS`] are left.
+/// Every nth item of a list, so that at most [`MOST_ROWS`] remain.
 pub(super) fn every<T>(list: &[T]) -> impl Iterator<Item = &T> {
-    list.iter().step_by(list.len().div_ceil(MOST_ROWS).max(1))
+    list.iter().step_by(list.len().div_ceil(MAX_ROWS).max(1))
 }
 
 #[cfg(test)]
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn backticks_become_code_and_nothing_else_becomes_markup() {
+    fn only_backticks_become_markup() {
         assert_eq!(coded("a `b<c` & `d"), "a <code>b&lt;c</code> &amp; `d");
         assert_eq!(coded("``"), "<code></code>");
     }

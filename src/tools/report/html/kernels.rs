@@ -1,4 +1,4 @@
-//! The section about the kernels of a GPU.
+//! The section about GPU kernels.
 
 use super::elements::{Page, absent, paragraph, table};
 use crate::report::model::{KernelRow, Kernels, Report};
@@ -6,7 +6,7 @@ use switchyard_core::units::{binary, counted, three_digits};
 
 pub(super) fn kernels(report: &Report) -> Page {
     let Some(kernels) = &report.kernels else {
-        return absent("No kernel was timed: a run on GPUs tells them of the steps of `engine.profile`.");
+        return absent("No kernel was timed: GPU runs time kernels in the steps of `engine.profile`.");
     };
     let percent = |share: f64| format!("{share:.0} %");
     let mut page = paragraph(&words(kernels));

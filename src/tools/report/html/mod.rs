@@ -1,4 +1,4 @@
-//! The report as one page: no script, no request, nothing outside of the file.
+//! Renders the report as one self-contained page without scripts or requests.
 
 mod elements;
 mod kernels;
@@ -12,10 +12,10 @@ use elements::{Page, section};
 
 const STYLE: &str = include_str!("style.css");
 
-/// Content security policy of the page: its own style, and nothing else.
+/// Content security policy that allows only the page's own style.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
-/// Sections in their order: anchor and heading.
+/// The sections in order: anchor and heading.
 const SECTIONS: [(&str, &str); 12] = [
     ("verdict", "Verdict"),
     ("advice", "Advice"),
@@ -31,7 +31,7 @@ const SECTIONS: [(&str, &str); 12] = [
     ("manifest", "Manifest, versions, environment"),
 ];
 
-/// The page of a report. Less than 2 MiB whatever the report holds, since every list in it is limited.
+/// Renders the page, which is always smaller than 2 MiB because every list in it is limited.
 pub fn html(report: &Report) -> String {
     let mut page = String::with_capacity(1 << 17);
     let title = format!("{} - Switchyard report", report.job);
@@ -63,7 +63,7 @@ pub fn html(report: &Report) -> String {
         sections::setting(report),
     ];
     for (index, ((anchor, name), body)) in SECTIONS.iter().zip(bodies).enumerate() {
-        // The sections from loss to memory are in pairs if there is room.
+        // The sections from loss to memory are shown in pairs if there is room.
         let paired = (2..8).contains(&index);
         if paired && index % 2 == 0 {
             page.push_str("<div class=\"two\">\n");

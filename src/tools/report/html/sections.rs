@@ -1,14 +1,14 @@
-//! Sections of words, tables and bars.
+//! Sections of text, tables and bars.
 
 use super::elements::{Page, absent, coded, figure, paragraph, table};
 use super::time::class;
 use crate::report::advice::Change;
 use crate::report::markup::{escaped, shortened};
-use crate::report::model::{GpuSeen, Item, Remark, Report};
+use crate::report::model::{GpuSummary, Item, Remark, Report};
 use crate::report::svg::{Bar, bars, split_bar};
 use switchyard_core::units::{self, binary, counted, duration, grouped, three_digits};
 
-/// Bytes of a document that is shown.
+/// Most bytes shown of a document.
 const DOCUMENT: usize = 64 << 10;
 
 pub(super) fn header(report: &Report) -> Page {
@@ -56,7 +56,7 @@ pub(super) fn verdict(report: &Report) -> Page {
         figures.push((
             "Attempts",
             verdict.attempts.to_string(),
-            format!("{} done again", counted(verdict.repeated_steps, "step")),
+            format!("{} repeated", counted(verdict.repeated_steps, "step")),
         ));
     }
     if let Some(seconds) = verdict.seconds {
@@ -154,7 +154,7 @@ fn remarks(summary: &str, remarks: &[Remark]) -> Page {
     format!(
         "<details><summary>{summary} ({})</summary>{}</details>\n",
         remarks.len(),
-        table(summary, &["rule", "what it says"], &rows)
+        table(summary, &["rule", "finding"], &rows)
     )
 }
 
@@ -332,8 +332,8 @@ pub(super) fn placement(report: &Report) -> Page {
     page
 }
 
-/// What GPUs have met; nothing where nobody watched them.
-fn gpus(seen: &[GpuSeen]) -> Page {
+/// Observations of the GPUs; empty if none was monitored.
+fn gpus(seen: &[GpuSummary]) -> Page {
     if seen.is_empty() {
         return Page::new();
     }

@@ -6,7 +6,7 @@ use crate::report::sample::Part;
 use crate::report::svg::{Heat, Layer, Plot, Series, heat};
 use switchyard_core::units::{counted, grouped, rate, three_digits};
 
-/// Name of the class of a part.
+/// CSS class of a part.
 pub(super) fn class(part: Part) -> &'static str {
     match part {
         Part::Input => "input",
@@ -96,7 +96,7 @@ pub(super) fn loss(report: &Report) -> Page {
     let mut page = figure(&plot.draw(), "Loss over the steps", &caption, &table("Loss, nats", &columns, &rows));
     for restart in loss.restarts.iter().take(10) {
         page.push_str(&paragraph(&format!(
-            "Attempt {} went on at step {}; {} done again.",
+            "Attempt {} resumed at step {}; {} repeated.",
             restart.attempt,
             grouped(restart.step),
             counted(restart.repeated_steps, "step")
@@ -193,7 +193,7 @@ pub(super) fn step_time(report: &Report) -> Page {
     figure(&plot.draw(), "Parts of the step over the steps", &caption, &table("Time of a step, ms", &columns, &rows))
 }
 
-/// Bounds of the levels of the skew, share of the median compute time.
+/// Bounds of the skew levels, as shares of the median compute time.
 const LEVELS: [f64; 3] = [0.05, 0.1, 0.25];
 
 pub(super) fn skew(report: &Report) -> Page {
@@ -209,7 +209,7 @@ pub(super) fn skew(report: &Report) -> Page {
         |over: &Option<f64>| over.map(|over| LEVELS.iter().filter(|bound| over > *bound * skew.median_ms).count());
     let rows = skew.rows.iter().map(|row| {
         let sign = if row.mean_over_ms >= 0.005 { "+" } else { "" };
-        // Less than half of the last digit is 0, whatever its sign.
+        // Show values that round to zero without a sign.
         let over = if row.mean_over_ms.abs() < 0.005 { 0.0 } else { row.mean_over_ms };
         let mean = format!("{sign}{} ms", three_digits(over));
         (row.label.clone(), mean, row.over_ms.iter().map(level).collect())

@@ -10,11 +10,11 @@ data! {
         pub windows: Vec<LossWindow>,
         /// Losses on the validation split.
         pub validation: Vec<Point>,
-        /// First steps of windows in which a checkpoint was taken.
+        /// First steps of the windows in which a checkpoint was taken.
         pub checkpoints: Vec<u64>,
         /// Attempts after the first.
         pub restarts: Vec<Restart>,
-        /// No bigram model scores lower, nats.
+        /// Bigram entropy of the data: the lower bound of the loss of any bigram model, nats.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub bigram: Option<f64>,
     }
@@ -23,9 +23,9 @@ data! {
     pub struct LossWindow {
         /// First step.
         pub step: u64,
-        /// The least of a step.
+        /// The lowest loss of a step.
         pub least: f64,
-        /// The most of a step.
+        /// The highest loss of a step.
         pub most: f64,
         pub mean: f64,
         /// Exponential mean of the windows so far.
@@ -44,21 +44,21 @@ data! {
         pub attempt: u32,
         /// Its first step.
         pub step: u64,
-        /// Steps that it did again.
+        /// Steps that it repeated.
         pub repeated_steps: u64,
     }
 
     /// Throughput over the steps.
     pub struct Throughput {
-        /// `tokens/s` and its like.
+        /// `tokens/s` and similar.
         pub unit: String,
         /// One per window.
         pub windows: Vec<Point>,
     }
 
-    /// Where the time of a step goes.
+    /// The distribution of a step's time.
     pub struct StepTime {
-        /// The rank that is shown.
+        /// The rank shown.
         pub rank: u32,
         pub window_steps: u64,
         /// One per window.
@@ -78,14 +78,14 @@ data! {
         pub p99_ms: Option<f64>,
     }
 
-    /// Ranks against each other.
+    /// Comparison of ranks.
     pub struct RankSkew {
-        /// `rank`, or `node`: then the worst rank of each.
+        /// `rank` or `node`; by node, each row shows the worst rank.
         pub by: String,
         pub window_steps: u64,
         /// First step of each window.
         pub steps: Vec<u64>,
-        /// Median compute time of a rank, ms.
+        /// Median compute time of the ranks, ms.
         pub median_ms: f64,
         /// One per rank or node.
         pub rows: Vec<SkewRow>,
@@ -94,36 +94,37 @@ data! {
     /// A rank or a node.
     pub struct SkewRow {
         pub label: String,
-        /// Share of the windows in which it is > 5 % slower than the median, percent.
+        /// Share of the windows in which it is more than 5 % slower than the median, percent.
         pub slow_percent: f64,
-        /// Mean compute time over the median, ms.
+        /// Mean excess of its compute time over the median, ms.
         pub mean_over_ms: f64,
-        /// The same for each window; null where nothing is known.
+        /// The same per window; null if unknown.
         pub over_ms: Vec<Option<f64>>,
     }
 
-    /// Reduction of gradients, of the rank whose time is the time of the step.
+    /// Gradient reduction of the critical rank.
     pub struct AllReduce {
-        /// How gradients travel.
+        /// The transport of gradients.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub transport: Option<String>,
-        /// Bytes of each all-reduce, in the order in which backward starts them.
+        /// Bytes per all-reduce, in the order in which backward starts them.
         pub bucket_bytes: Vec<u64>,
-        /// Reduced in a step, bytes.
+        /// Bytes reduced per step.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub bytes: Option<f64>,
-        /// Not reduced yet when backward ended, bytes.
+        /// Bytes not reduced yet when backward ended.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub left_bytes: Option<f64>,
-        /// One all-reduce of everything with nothing else running, measured before the first step, ms.
+        /// Time of one all-reduce of everything with nothing else running, measured before the
+        /// first step, ms.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub alone_ms: Option<f64>,
-        /// Time in which one was running, ms.
+        /// Time during which one was running, ms.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub under_way_ms: Option<f64>,
-        /// Part of it that the step waited for, ms.
+        /// Exposed part of that time, ms.
         pub exposed_ms: f64,
-        /// Part of it behind the backward pass, ms.
+        /// Part of that time after the backward pass, ms.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub hidden_ms: Option<f64>,
         /// Hidden share, percent.
@@ -132,10 +133,10 @@ data! {
         /// Bus bandwidth while one was running, GB/s.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub bus_gigabytes_per_second: Option<f64>,
-        /// Bus bandwidth of the one alone, GB/s.
+        /// Bus bandwidth of the all-reduce measured alone, GB/s.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub alone_gigabytes_per_second: Option<f64>,
-        /// What the placement was predicted to give, GB/s.
+        /// Predicted bus bandwidth of the placement, GB/s.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub predicted_gigabytes_per_second: Option<f64>,
     }

@@ -1,50 +1,53 @@
-//! The section about the kernels of a GPU.
+//! The section about GPU kernels.
 
 data! {
-    /// Kernels of the GPU of a rank, in profiled steps, which are queued one by one. Figures are of one step.
+    /// GPU kernels of a rank in profiled steps, which are launched operation by operation. Figures
+    /// are per step.
     pub struct Kernels {
-        /// Its name.
+        /// Name of the GPU.
         pub gpu: String,
         pub rank: u32,
         pub profiled_steps: u64,
-        /// Of kernels, products and copies within the GPU.
+        /// Launches of kernels, products and copies within the GPU.
         pub launches: f64,
         /// Time of all launches, ms.
         pub kernel_ms: f64,
-        /// Of the mean step of the run, what neither the launches nor input, reductions, checkpoints or the time between steps take, ms.
+        /// Idle GPU time in the mean step: excludes launches, input, reductions, checkpoints and
+        /// the time between steps, ms.
         pub idle_ms: f64,
-        /// Pairs of launches that follow each other.
+        /// Pairs of consecutive launches.
         pub gaps: f64,
-        /// Time between them, ms.
+        /// Total time between them, ms.
         pub gap_ms: f64,
-        /// The longest of all profiled steps, ms.
+        /// The longest gap in all profiled steps, ms.
         pub longest_gap_ms: f64,
         /// Batches copied to the GPU.
         pub copies: f64,
         pub copied_bytes: f64,
-        /// Beside the launches, ms.
+        /// Time of these copies, which run alongside the launches, ms.
         pub copy_ms: f64,
         /// Floating-point operations of products and attention.
         pub flops: f64,
-        /// Of these, in products that tensor cores can do as they lie, percent.
+        /// Share of these in products that tensor cores can do in the given layout, percent.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub tensor_percent: Option<f64>,
-        /// Of the time of launches, in those whose tensors have 16 bits, percent.
+        /// Share of launch time with 16-bit tensors, percent.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub half_percent: Option<f64>,
         /// Name in the device file, if one was given.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub device: Option<String>,
-        /// What all launches take at least on such a GPU, ms.
+        /// Minimum time of all launches on that GPU, ms.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub floor_ms: Option<f64>,
-        /// The same as a share of their time, percent.
+        /// The same as a share of their actual time, percent.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub floor_percent: Option<f64>,
-        /// Floating-point operations that are needed, in the mean step, as a share of the rate of products (MFU), percent.
+        /// Required floating-point operations of the mean step as a share of the product rate
+        /// (MFU), percent.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub utilization_percent: Option<f64>,
-        /// The longest first.
+        /// Longest first.
         pub rows: Vec<KernelRow>,
     }
 
@@ -55,22 +58,22 @@ data! {
         pub name: String,
         pub launches: f64,
         pub ms: f64,
-        /// Of the time of all launches.
+        /// Share of all launch time, percent.
         pub percent: f64,
-        /// Read and written if each byte is moved once.
+        /// Bytes read and written if each is moved once.
         pub bytes: f64,
         /// Floating-point operations.
         pub flops: f64,
-        /// Of these, in products that tensor cores can do as they lie, percent.
+        /// Share of these in products that tensor cores can do in the given layout, percent.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub tensor_percent: Option<f64>,
-        /// At least, ms.
+        /// Minimum time, ms.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub floor_ms: Option<f64>,
-        /// The same as a share of the time, percent.
+        /// The same as a share of the actual time, percent.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub floor_percent: Option<f64>,
-        /// `memory`, `arithmetic` or `launch`: what takes most of the least time.
+        /// `memory`, `arithmetic` or `launch`: what bounds most of the minimum time.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub bound: Option<String>,
     }

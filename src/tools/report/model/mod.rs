@@ -1,6 +1,6 @@
-//! The report as data: what `report.json` holds, and all that the page shows.
+//! The report as data: the contents of `report.json`, and everything that the page shows.
 //!
-//! Fields are only added. The unit is in the name; unknown is absent.
+//! Fields are only ever added. Names include the unit; unknown values are absent.
 
 /// The derives of every part of the report.
 macro_rules! data {
@@ -17,30 +17,30 @@ mod setting;
 
 pub use charts::{AllReduce, Loss, LossWindow, Point, RankSkew, Restart, SkewRow, StepTime, StepWindow, Throughput};
 pub use kernels::{KernelRow, Kernels};
-pub use setting::{Amount, GpuSeen, Happened, Memory, Placed, RankPlace, Setting, Variable};
+pub use setting::{Amount, EventEntry, GpuSummary, Memory, PlacementSection, RankPlace, Setting, Variable};
 
 use super::advice::{Basis, Change, Chart};
 use super::sample::{Part, Parts};
 use serde::{Deserialize, Serialize};
 use switchyard_worker_contract::event::Slowest;
 
-/// Version of the form.
+/// Version of the format.
 pub const API_VERSION: &str = "cli.switchyard.dev/v1";
 pub const KIND: &str = "Report";
 
 data! {
-    /// A run in figures.
+    /// The report of a run.
     pub struct Report {
         /// Always `cli.switchyard.dev/v1`.
         pub api_version: String,
         /// Always `Report`.
         pub kind: String,
-        /// Version of the program that made it.
+        /// Version of the program that wrote it.
         pub version: String,
         pub job: String,
-        /// How it went, in short.
+        /// Summary of the outcome.
         pub verdict: Verdict,
-        /// What would make it faster, best first.
+        /// Advice to make it faster, best first.
         pub advice: Vec<Item>,
         /// Advice that gains less than 1 % of the step.
         pub folded: Vec<Item>,
@@ -48,7 +48,7 @@ data! {
         pub notes: Vec<Remark>,
         /// Rules without a finding.
         pub fine: Vec<Remark>,
-        /// Rules that could not be checked, and what is missing.
+        /// Rules that could not be checked, with what is missing.
         pub unknown: Vec<Remark>,
         /// What is missing or could not be read.
         pub gaps: Vec<String>,
@@ -58,16 +58,16 @@ data! {
         /// Items per second over the steps.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub throughput: Option<Throughput>,
-        /// Where the time of a step goes.
+        /// The distribution of a step's time.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub step_time: Option<StepTime>,
-        /// Ranks against each other.
+        /// Comparison of ranks.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub skew: Option<RankSkew>,
         /// Reduction of gradients.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub all_reduce: Option<AllReduce>,
-        /// Kernels of a GPU.
+        /// GPU kernels.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub kernels: Option<Kernels>,
         /// Memory of a rank.
@@ -75,25 +75,25 @@ data! {
         pub memory: Option<Memory>,
         /// Where the ranks ran.
         #[serde(skip_serializing_if = "Option::is_none")]
-        pub placement: Option<Placed>,
+        pub placement: Option<PlacementSection>,
         /// Events, in order.
-        pub events: Vec<Happened>,
+        pub events: Vec<EventEntry>,
         /// What ran.
         pub setting: Setting,
     }
 
-    /// How a run went.
+    /// The outcome of a run.
     pub struct Verdict {
         /// `complete`, `failed`, `stopped`, `running` or `unfinished`.
         pub result: String,
-        /// Why, in the words of the status.
+        /// The reason, as in the status.
         pub message: String,
-        /// One sentence: where the time goes.
+        /// The main use of time, in one sentence.
         pub sentence: String,
         /// Model in a few words.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub model: Option<String>,
-        /// Trainable numbers.
+        /// Number of trainable parameters.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub parameters: Option<u64>,
         /// Ranks of the job.
@@ -104,11 +104,11 @@ data! {
         /// Steps of the job.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub total_steps: Option<u64>,
-        /// Attempts that made a step.
+        /// Attempts that completed a step.
         pub attempts: u32,
-        /// Steps that were done again after a restart.
+        /// Steps repeated after restarts.
         pub repeated_steps: u64,
-        /// From the first to the last step, seconds.
+        /// Time from the first to the last step, seconds.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub seconds: Option<f64>,
         /// Training loss of the first step, nats.
@@ -120,10 +120,10 @@ data! {
         /// Last loss on the validation split, nats.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub validation_loss: Option<f64>,
-        /// What throughput counts.
+        /// The unit of throughput.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub item: Option<String>,
-        /// Of the whole job.
+        /// Throughput of the whole job.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub items_per_second: Option<f64>,
         /// Mean wall time of a step after the warm-up, ms.
@@ -135,15 +135,15 @@ data! {
         /// Its 99th percentile, ms.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub step_ms_p99: Option<f64>,
-        /// The last straggler; without one, the slowest rank of the last steps.
+        /// The last straggler, otherwise the slowest rank of the last steps.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub slowest: Option<Slowest>,
-        /// The rank whose time is the time of the step.
+        /// The critical rank, which determines the step time.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub slowest_rank: Option<u32>,
-        /// Parts of the step of that rank.
+        /// Parts of the critical rank's step.
         pub parts: Vec<PartTime>,
-        /// With synthetic data, ms.
+        /// Step time with synthetic data, ms.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub synthetic_step_ms: Option<f64>,
     }
@@ -151,7 +151,7 @@ data! {
     /// A remark of a rule.
     pub struct Remark {
         pub rule: String,
-        /// What it says.
+        /// The remark.
         pub text: String,
         /// Section with the evidence.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -168,9 +168,9 @@ pub struct PartTime {
     pub milliseconds: f64,
 }
 
-/// Parts that are not 0, from the bottom of a stack to its top.
+/// Non-zero parts, from the bottom of a stack to its top.
 pub(super) fn part_times(parts: &Parts) -> Vec<PartTime> {
-    let time = |part: Part| PartTime { part, milliseconds: tidy(parts[part]) };
+    let time = |part: Part| PartTime { part, milliseconds: round4(parts[part]) };
     Part::ALL.into_iter().map(time).filter(|time| time.milliseconds > 0.0).collect()
 }
 
@@ -179,26 +179,26 @@ pub(super) fn part_times(parts: &Parts) -> Vec<PartTime> {
 #[serde(rename_all = "camelCase")]
 pub struct Item {
     pub rule: String,
-    /// What was seen.
+    /// The observation.
     pub evidence: String,
-    /// What to do: alternatives, the best first.
+    /// Alternatives, best first.
     pub changes: Vec<Change>,
-    /// Advice of other rules about the same time.
+    /// Other rules' advice about the same time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<Change>,
-    /// What it saves per step at least, after the advice before it, ms; absent if unknown.
+    /// Minimum saving per step after all earlier advice, ms; absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gain_ms: Option<f64>,
     /// How reliable the gain is.
     pub basis: Basis,
-    /// The result is in doubt: this comes before speed.
+    /// Whether the result is in doubt, which takes precedence over speed.
     pub urgent: bool,
     /// Section with the evidence.
     pub chart: Chart,
 }
 
-/// Four significant digits: more would be noise, and would differ between machines.
-pub(super) fn tidy(value: f64) -> f64 {
+/// Rounds to four significant digits: more would be noise, and differ between machines.
+pub(super) fn round4(value: f64) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return 0.0;
     }
@@ -215,12 +215,12 @@ pub(super) fn tidy(value: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::tidy;
+    use super::round4;
 
     #[test]
     fn four_digits_are_kept() {
         assert_eq!(
-            [97.8765, 0.000123456, 123_456.0, -2.0, 0.0, f64::NAN].map(tidy),
+            [97.8765, 0.000123456, 123_456.0, -2.0, 0.0, f64::NAN].map(round4),
             [97.88, 0.0001235, 123_500.0, -2.0, 0.0, 0.0]
         );
     }

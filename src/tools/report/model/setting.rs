@@ -1,80 +1,79 @@
-//! Sections about what does not change over the steps.
+//! Sections about properties that do not change over the steps.
 
 use serde_json::Value;
 
 data! {
     /// Memory of a rank.
     pub struct Memory {
-        /// By what it is for.
+        /// By purpose.
         pub kinds: Vec<Amount>,
         /// Sum, bytes.
         pub total_bytes: u64,
-        /// What it would be in FP32, bytes.
+        /// What the sum would be in FP32, bytes.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub fp32_bytes: Option<u64>,
-        /// What it allocates on its GPU, bytes.
+        /// GPU memory, bytes.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub gpu_bytes: Option<u64>,
-        /// What that would be in FP32, bytes.
+        /// What the GPU memory would be in FP32, bytes.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub gpu_fp32_bytes: Option<u64>,
         #[serde(skip_serializing_if = "Option::is_none")]
         pub ranks_per_node: Option<u32>,
-        /// What bounds it.
+        /// Name of the limit.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub bound: Option<String>,
-        /// The bound, bytes.
+        /// The limit, bytes.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub capacity_bytes: Option<u64>,
     }
 
-    /// Memory for something.
+    /// Memory for one purpose.
     pub struct Amount {
         pub kind: String,
-        /// How much.
         pub bytes: u64,
     }
 
     /// Where the ranks ran.
-    pub struct Placed {
-        /// Why there.
+    pub struct PlacementSection {
+        /// The reason for the placement.
         pub reason: String,
-        /// What was given up.
+        /// Compromises of the placement.
         pub warnings: Vec<String>,
-        /// What bounds the bandwidth.
+        /// What limits the bandwidth.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub limited_by: Option<String>,
         /// The ranks, the first 256 of them.
         pub ranks: Vec<RankPlace>,
-        /// Ranks that are not listed.
+        /// Number of ranks that are not listed.
         pub more_ranks: u32,
-        /// GPUs that were watched, of the ranks that are listed.
+        /// Monitored GPUs of the listed ranks.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        pub gpus: Vec<GpuSeen>,
+        pub gpus: Vec<GpuSummary>,
     }
 
-    /// What the GPU of a rank met while it was watched.
-    pub struct GpuSeen {
+    /// Observations of a rank's GPU while it was monitored.
+    pub struct GpuSummary {
         pub rank: u32,
         /// PCI address.
         pub bus: String,
-        /// Seconds that it was watched.
+        /// Seconds of monitoring.
         pub seconds: f64,
         /// Highest temperature, °C.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub highest_celsius: Option<u32>,
-        /// Why clocks were lowered, and for how many percent of the time.
+        /// Reasons for lowered clocks, with the share of time in percent.
         pub slowed: Vec<String>,
-        /// Fewest lanes of its PCIe link in use, and as many as it has.
+        /// Fewest active lanes of its PCIe link, and the maximum.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub pcie_lanes: Option<(u32, u32)>,
-        /// Memory errors that ECC mended.
+        /// Memory errors corrected by ECC.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub corrected_errors: Option<u64>,
-        /// Memory errors that it could not mend.
+        /// Memory errors that ECC could not correct.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub uncorrected_errors: Option<u64>,
-        /// Critical errors that the driver reported, by number.
+        /// Critical errors reported by the driver, by XID.
         pub xids: Vec<u32>,
     }
 
@@ -85,7 +84,7 @@ data! {
         pub node: Option<String>,
         #[serde(skip_serializing_if = "Option::is_none")]
         pub cpus: Option<String>,
-        /// NUMA nodes of those.
+        /// NUMA nodes of the CPUs.
         pub numa_nodes: Vec<u32>,
         #[serde(skip_serializing_if = "Option::is_none")]
         pub threads: Option<u32>,
@@ -98,31 +97,31 @@ data! {
     }
 
     /// An event.
-    pub struct Happened {
-        /// When, RFC 3339 UTC.
+    pub struct EventEntry {
+        /// Time, RFC 3339 UTC.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub time: Option<String>,
-        /// In which attempt.
+        /// The attempt.
         pub attempt: u32,
         pub text: String,
-        /// Something went wrong.
+        /// Whether it is a problem.
         pub bad: bool,
     }
 
     /// What ran.
     pub struct Setting {
-        /// The manifest; values that may be secret are not shown.
+        /// The manifest without values that can be secret.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub manifest: Option<Value>,
-        /// What every rank read.
+        /// The configuration of every rank.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub engine: Option<Value>,
         /// Environment of the first rank.
         pub environment: Vec<Variable>,
-        /// The machine, in a line.
+        /// One line about the machine.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub machine: Option<String>,
-        /// The data, in a line.
+        /// One line about the data.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub data: Option<String>,
     }
@@ -130,7 +129,7 @@ data! {
     /// An environment variable.
     pub struct Variable {
         pub name: String,
-        /// Value, or that it is not shown.
+        /// The value, or a note that it is hidden.
         pub value: String,
         /// Why it is set.
         pub reason: String,

@@ -1,4 +1,4 @@
-//! Bars: one for each amount, or one for all parts of a whole.
+//! Bar charts: a bar per amount, or one bar divided into parts.
 
 use super::{LETTER, WIDTH, area_swatch, frame, legend, text};
 use std::fmt::Write;
@@ -9,11 +9,11 @@ const ROW: f64 = 24.0;
 /// An amount.
 pub(in crate::report) struct Bar<'a> {
     pub name: &'a str,
-    /// How much; not negative.
+    /// The amount, at least 0.
     pub value: f64,
-    /// The same as text.
+    /// The amount as text.
     pub words: String,
-    /// Class of the style.
+    /// CSS class.
     pub class: &'a str,
 }
 
@@ -22,7 +22,7 @@ fn share(value: f64, of: f64) -> f64 {
     if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 }
 }
 
-/// A bar for each amount.
+/// A bar per amount.
 pub(in crate::report) fn bars(title: &str, description: &str, bars: &[Bar<'_>]) -> String {
     let mut body = String::new();
     let letters = |words: &mut dyn Iterator<Item = usize>| words.max().unwrap_or(0) as f64 * LETTER;
@@ -44,7 +44,7 @@ pub(in crate::report) fn bars(title: &str, description: &str, bars: &[Bar<'_>]) 
     frame(bars.len().max(1) as f64 * ROW + 4.0, title, description, &body)
 }
 
-/// One bar that is divided among the amounts.
+/// One bar divided among the amounts.
 pub(in crate::report) fn split_bar(title: &str, description: &str, parts: &[Bar<'_>]) -> String {
     let mut body = String::new();
     let names: Vec<String> = parts.iter().map(|part| format!("{} {}", part.name, part.words)).collect();

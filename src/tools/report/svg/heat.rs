@@ -1,29 +1,29 @@
-//! A strip of cells for each row: who is slow, and when.
+//! A heat map with a strip of cells per row: which rank is slow, and when.
 
 use super::{LETTER, WIDTH, area_swatch, frame, label, legend, text, ticks};
 use crate::report::markup::shortened;
 use std::fmt::Write;
 
-/// Height of all rows together, about.
+/// Approximate height of all rows together.
 const HEIGHT: f64 = 180.0;
-/// Room for the words on the right.
+/// Space for the labels on the right.
 const RIGHT: f64 = 64.0;
 
 /// Rows of cells over the steps.
 pub(in crate::report) struct Heat<'a> {
-    /// What it shows.
+    /// Title of the chart.
     pub title: &'a str,
-    /// What can be seen in it, with figures.
+    /// Description of its content, with figures.
     pub description: String,
-    /// Name of each row, a word about it, and the level of each of its cells; `None`: not known.
+    /// Name, label and cell levels of each row; `None` if unknown.
     pub rows: Vec<(String, String, Vec<Option<usize>>)>,
-    /// Class and meaning of each level; the first is not drawn.
+    /// CSS class and meaning of each level; the first level is not drawn.
     pub levels: [(&'a str, &'a str); 5],
-    /// First step of the first cell and the step after the last.
+    /// First step of the first cell, and the step after the last cell.
     pub steps: (f64, f64),
 }
 
-/// The picture.
+/// Draws the heat map.
 pub(in crate::report) fn heat(heat: &Heat<'_>) -> String {
     let mut body = String::new();
     let entries: Vec<_> = heat.levels.iter().map(|(class, name)| (area_swatch(class), *name)).collect();
@@ -50,7 +50,7 @@ pub(in crate::report) fn heat(heat: &Heat<'_>) -> String {
             text(&mut body, (WIDTH - RIGHT + 6.0, baseline), "start", word);
         }
     }
-    // One path per level: many cells in few bytes.
+    // Use one path per level to keep the output small.
     for (level, (class, _)) in heat.levels.iter().enumerate().skip(1) {
         let mut path = String::new();
         for (index, (_, _, cells)) in heat.rows.iter().enumerate() {
@@ -78,7 +78,7 @@ pub(in crate::report) fn heat(heat: &Heat<'_>) -> String {
     frame(bottom + 20.0, heat.title, &heat.description, &body)
 }
 
-/// Rectangles for the runs of cells of one level in a row.
+/// Draws rectangles for runs of cells with one level in a row.
 fn strip(
     path: &mut String,
     cells: &[Option<usize>],

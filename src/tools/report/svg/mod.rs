@@ -1,7 +1,7 @@
-//! Charts of our own, drawn by pure functions: a plot over steps, a heat strip, bars.
+//! Charts drawn by pure functions: plots over steps, heat maps, bars.
 //!
-//! Colours are classes of the page's style, so that a chart follows light and dark; series differ by dash or hatch too. Every chart has
-//! a title and a description; its figures stand in a table beside it.
+//! Colours are CSS classes, so that charts follow light and dark mode; series also differ by dash
+//! or hatch. Every chart has a title and a description, and its figures are in a table next to it.
 
 mod bars;
 mod heat;
@@ -18,17 +18,17 @@ use super::markup::escaped;
 use std::fmt::Write;
 use switchyard_core::units::{grouped, three_digits};
 
-/// Width of every chart, in units of its view box: about a pixel.
+/// Width of every chart in view box units (about a pixel).
 const WIDTH: f64 = 640.0;
-/// Width of a letter of a label, about.
+/// Approximate width of a letter in a label.
 const LETTER: f64 = 6.1;
-/// Points of a line at most.
-const MOST_POINTS: usize = 600;
+/// Most points of a line.
+const MAX_POINTS: usize = 600;
 
-/// Hatches and the like, once for all charts of a page.
+/// Hatch patterns, shared by all charts of a page.
 pub(super) const PATTERNS: &str = include_str!("patterns.svg");
 
-/// Frame of a chart: size, title and description around what is drawn.
+/// Wraps a drawing in a frame with size, title and description.
 fn frame(height: f64, title: &str, description: &str, body: &str) -> String {
     format!(
         "<svg viewBox=\"0 0 {WIDTH:.0} {height:.0}\" role=\"img\"><title>{}</title><desc>{}</desc>{body}</svg>",
@@ -37,12 +37,12 @@ fn frame(height: f64, title: &str, description: &str, body: &str) -> String {
     )
 }
 
-/// A text at a place; `anchor` is `start`, `middle` or `end`.
+/// A text at a position; `anchor` is `start`, `middle` or `end`.
 fn text(out: &mut String, (x, y): (f64, f64), anchor: &str, words: &str) {
     let _ = write!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{}</text>", escaped(words));
 }
 
-/// Swatches with names from the left, on as many lines as needed; returns the height.
+/// Draws swatches with names, wrapped over as many lines as needed; returns the height.
 fn legend(out: &mut String, entries: &[(String, &str)]) -> f64 {
     let (mut x, mut y) = (0.0, 11.0);
     for (swatch, name) in entries {
@@ -62,17 +62,17 @@ fn area_swatch(class: &str) -> String {
     format!("<rect class=\"{class}\" width=\"16\" height=\"10\"/>")
 }
 
-/// A swatch that is a line.
+/// A line swatch.
 fn line_swatch(class: &str) -> String {
     format!("<path class=\"{class}\" d=\"M0 5H16\"/>")
 }
 
-/// At most this many points: the smallest and the largest of each piece.
+/// Reduces points to at most this many: the smallest and the largest of each segment.
 fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
-    if points.len() <= MOST_POINTS {
+    if points.len() <= MAX_POINTS {
         return points.to_vec();
     }
-    let piece = points.len().div_ceil(MOST_POINTS / 2);
+    let piece = points.len().div_ceil(MAX_POINTS / 2);
     let ends = points.chunks(piece).flat_map(|piece| {
         let by = |a: &&(f64, f64), b: &&(f64, f64)| a.1.total_cmp(&b.1);
         let mut ends = [piece.iter().min_by(by), piece.iter().max_by(by)];
@@ -84,7 +84,7 @@ fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     ends.flatten().copied().collect()
 }
 
-/// Round numbers from at most `low` to at least `high`, about `count` of them.
+/// About `count` round numbers from at most `low` to at least `high`.
 fn ticks(low: f64, high: f64, count: f64) -> Vec<f64> {
     let span = (high - low).max(high.abs() * 1e-9).max(1e-12);
     let power = 10_f64.powf((span / count).log10().floor());
@@ -96,7 +96,7 @@ fn ticks(low: f64, high: f64, count: f64) -> Vec<f64> {
     (0..=count).map(|index| (first + f64::from(index)) * step).collect()
 }
 
-/// A number beside a tick.
+/// Formats the label of a tick.
 fn label(value: f64) -> String {
     if value.abs() >= 1e6 {
         let thousands = ((value.abs().log10() / 3.0).floor() as usize).min(4);
@@ -129,7 +129,7 @@ mod tests {
         let points: Vec<(f64, f64)> =
             (0..100_000).map(|x| (f64::from(x), if x == 77_777 { 9.0 } else { f64::from(x % 3) })).collect();
         let thin = thinned(&points);
-        assert!(thin.len() <= MOST_POINTS && thin.contains(&(77_777.0, 9.0)));
+        assert!(thin.len() <= MAX_POINTS && thin.contains(&(77_777.0, 9.0)));
         assert!(thin.windows(2).all(|pair| pair[0].0 <= pair[1].0), "in order");
     }
 

@@ -1,44 +1,44 @@
-//! Lines, areas and marks over the steps of a run.
+//! Plots of lines, areas and marks over the steps of a run.
 
 use super::scale::{BELOW, HEIGHT, LEFT, RIGHT, Scale};
 use super::{Layer, WIDTH, area_swatch, frame, label, legend, line_swatch, stack, text, thinned, ticks};
 use std::fmt::Write;
 
-/// A line through points, or dots.
+/// A series of points, as a line or as dots.
 pub(in crate::report) struct Series<'a> {
     /// Name in the legend.
     pub name: &'a str,
-    /// Classes of the style.
+    /// CSS classes.
     pub class: &'a str,
     /// Step and value.
     pub points: Vec<(f64, f64)>,
-    /// Dots instead of a line.
+    /// Whether to draw dots instead of a line.
     pub dots: bool,
 }
 
 /// A chart over steps.
 #[derive(Default)]
 pub(in crate::report) struct Plot<'a> {
-    /// What it shows.
+    /// Title of the chart.
     pub title: &'a str,
-    /// What can be seen in it, with figures.
+    /// Description of its content, with figures.
     pub description: String,
     /// Unit of the values.
     pub unit: &'a str,
-    /// Areas on top of each other.
+    /// Stacked areas.
     pub layers: Vec<Layer<'a>>,
     /// Lines and dots.
     pub series: Vec<Series<'a>>,
     /// Horizontal lines: value and name.
     pub levels: Vec<(f64, &'a str)>,
-    /// Steps that are marked: name, class, steps.
+    /// Marked steps: name, CSS class, steps.
     pub marks: Vec<(&'a str, &'a str, Vec<f64>)>,
-    /// The axis of values begins with 0.
+    /// Whether the value axis starts at 0.
     pub from_zero: bool,
 }
 
 impl Plot<'_> {
-    /// The picture.
+    /// Draws the plot.
     pub(in crate::report) fn draw(&self) -> String {
         let mut body = String::new();
         let top = self.legend(&mut body) + 6.0;
@@ -89,7 +89,7 @@ impl Plot<'_> {
         legend(body, &entries)
     }
 
-    /// The scale, and the values that are labelled.
+    /// The scale, and the labelled values.
     fn scale(&self, top: f64) -> (Scale, Vec<f64>) {
         let sums = stack::sums(&self.layers);
         let points = || {
@@ -132,7 +132,7 @@ fn draw(body: &mut String, scale: &Scale, series: &Series<'_>) {
         let _ = write!(body, "{}{:.1} {:.1}", if index == 0 { 'M' } else { 'L' }, scale.x(*x), scale.y(*y));
     }
     if let [(x, _)] = points.as_slice() {
-        // A line of one point would be invisible.
+        // A line with a single point would be invisible.
         let _ = write!(body, "H{:.1}", scale.x(*x) + 3.0);
     }
     body.push_str("\"/>");

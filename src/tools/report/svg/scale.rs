@@ -1,14 +1,14 @@
-//! Where steps and values are in a plot.
+//! Maps steps and values to coordinates of a plot.
 
 use super::WIDTH;
 
-/// Height of the area of a plot.
+/// Height of the plot area.
 pub(super) const HEIGHT: f64 = 170.0;
-/// Room for the labels on the left.
+/// Space for the labels on the left.
 pub(super) const LEFT: f64 = 54.0;
-/// Room on the right.
+/// Space on the right.
 pub(super) const RIGHT: f64 = 18.0;
-/// Room for the labels below.
+/// Space for the labels below.
 pub(super) const BELOW: f64 = 34.0;
 
 /// Coordinates of steps and values.

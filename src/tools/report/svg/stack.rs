@@ -1,19 +1,19 @@
-//! Areas on top of each other: where the time of each window goes.
+//! Stacked areas, which show the distribution of time in each window.
 
 use super::scale::Scale;
 use std::fmt::Write;
 
-/// An area of a stack.
+/// A layer of a stack.
 pub(in crate::report) struct Layer<'a> {
     /// Name in the legend.
     pub name: &'a str,
-    /// Class of the style.
+    /// CSS class.
     pub class: &'a str,
-    /// Step at which a window begins and the value in it; the same steps in all layers, and one more step at the end.
+    /// First step and value of each window. All layers have the same steps, plus one at the end.
     pub points: Vec<(f64, f64)>,
 }
 
-/// The heights of the whole stack.
+/// Total heights of the stack.
 pub(super) fn sums(layers: &[Layer<'_>]) -> Vec<(f64, f64)> {
     let Some(first) = layers.first() else { return Vec::new() };
     let mut sums = first.points.clone();
@@ -23,7 +23,7 @@ pub(super) fn sums(layers: &[Layer<'_>]) -> Vec<(f64, f64)> {
     sums
 }
 
-/// Draws the layers from the bottom to the top, as steps: each window is as wide as it is.
+/// Draws the layers from bottom to top as step functions over the windows.
 pub(super) fn draw(body: &mut String, scale: &Scale, layers: &[Layer<'_>]) {
     let mut below: Vec<f64> = layers.first().map(|layer| vec![0.0; layer.points.len()]).unwrap_or_default();
     for layer in layers {
@@ -35,7 +35,8 @@ pub(super) fn draw(body: &mut String, scale: &Scale, layers: &[Layer<'_>]) {
         let edge = |body: &mut String, values: &[f64], order: &mut dyn Iterator<Item = usize>, first: char| {
             let mut command = first;
             for index in order {
-                // Of the window before this step and of the one after it; the last step only ends a window.
+                // Values of the windows before and after this step; the last step only ends a
+                // window.
                 let (x, before) = (scale.x(layer.points[index].0), values[index.saturating_sub(1)]);
                 let after = values[if index + 1 == values.len() { index.saturating_sub(1) } else { index }];
                 let pair = if first == 'M' { [before, after] } else { [after, before] };

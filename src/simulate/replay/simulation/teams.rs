@@ -1,10 +1,10 @@
-//! What each team asks for, has, and should have.
+//! Accounts for each team's demand, usage and fair share.
 
-use crate::play::{Job, Team};
+use crate::replay::{Job, Team};
 use crate::trace::Row;
 use std::collections::BTreeMap;
 
-/// GPUs that a team asks for, and of them those that it has.
+/// GPUs that a team's jobs request, and the allocated part of them.
 #[derive(Default)]
 struct Demand {
     all: u32,
@@ -13,51 +13,51 @@ struct Demand {
 
 pub(super) struct Teams {
     pub of_job: Vec<usize>,
-    pub had: Vec<Team>,
+    pub usage: Vec<Team>,
     demands: Vec<Demand>,
 }
 
 impl Teams {
-    /// Of a trace without queues there is one team.
+    /// A trace without queues has one team.
     pub fn of(rows: &[Row]) -> Teams {
         let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
-        let mut had: Vec<Team> = Vec::new();
+        let mut usage: Vec<Team> = Vec::new();
         let of_job = rows.iter().map(|row| {
             *numbers.entry(row.queue.as_str()).or_insert_with(|| {
-                had.push(Team { name: row.queue.clone(), ..Team::default() });
-                had.len() - 1
+                usage.push(Team { name: row.queue.clone(), ..Team::default() });
+                usage.len() - 1
             })
         });
         let of_job = of_job.collect();
-        let demands = had.iter().map(|_| Demand::default()).collect();
-        Teams { of_job, had, demands }
+        let demands = usage.iter().map(|_| Demand::default()).collect();
+        Teams { of_job, usage, demands }
     }
 
-    pub fn ask(&mut self, job: &Job) {
+    pub fn request(&mut self, job: &Job) {
         self.demands[job.team].all += job.all_gpus();
     }
 
-    pub fn take(&mut self, job: &Job) {
+    pub fn allocate(&mut self, job: &Job) {
         self.demands[job.team].has += job.all_gpus();
     }
 
-    /// A job has ended, or asks again.
-    pub fn give_back(&mut self, job: &Job) {
+    /// A job ended, or is about to be queued again.
+    pub fn release(&mut self, job: &Job) {
         let demand = &mut self.demands[job.team];
         (demand.all, demand.has) = (demand.all - job.all_gpus(), demand.has - job.all_gpus());
     }
 
-    /// What a team does not ask for is for the others.
-    pub fn pass_time(&mut self, seconds: f64, gpus: u32) {
-        let mut open: Vec<usize> = (0..self.had.len()).filter(|team| self.demands[*team].all > 0).collect();
+    /// Divides the GPUs max-min fairly: GPUs that a team does not need go to the others.
+    pub fn advance(&mut self, seconds: f64, gpus: u32) {
+        let mut open: Vec<usize> = (0..self.usage.len()).filter(|team| self.demands[*team].all > 0).collect();
         open.sort_by_key(|team| self.demands[*team].all);
         let mut left = f64::from(gpus);
         for (at, team) in open.iter().enumerate() {
-            let (demand, had) = (&self.demands[*team], &mut self.had[*team]);
+            let (demand, team) = (&self.demands[*team], &mut self.usage[*team]);
             let part = f64::from(demand.all).min(left / (open.len() - at) as f64);
             left -= part;
-            had.owed += seconds * part;
-            had.had += seconds * f64::from(demand.has);
+            team.fair_share += seconds * part;
+            team.used += seconds * f64::from(demand.has);
         }
     }
 }
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_team_should_have_what_it_asks_for_and_at_most_its_part_of_what_others_leave() {
+    fn a_fair_share_is_the_demand_up_to_an_equal_part_of_the_rest() {
         let row = |queue: &str| {
             let (line, submit, duration, gpus, limit) = (2, 0.0, 1.0, 1, None);
             Row { line, submit, duration, gpus, queue: queue.into(), limit }
@@ -85,11 +85,11 @@ mod tests {
             saves: false,
         };
         for (team, gpus) in [(0, 90), (1, 10), (2, 60)] {
-            teams.ask(&job(team, gpus));
+            teams.request(&job(team, gpus));
         }
-        teams.take(&job(0, 90));
-        teams.pass_time(2.0, 100);
-        let got: Vec<(f64, f64)> = teams.had.iter().map(|team| (team.had, team.owed)).collect();
+        teams.allocate(&job(0, 90));
+        teams.advance(2.0, 100);
+        let got: Vec<(f64, f64)> = teams.usage.iter().map(|team| (team.used, team.fair_share)).collect();
         assert_eq!(got, [(180.0, 90.0), (0.0, 20.0), (0.0, 90.0)]);
     }
 }

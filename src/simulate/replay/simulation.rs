@@ -1,11 +1,11 @@
-//! The state of a trace that is played: who waits, who runs how fast, and what is free.
+//! The state of a replay: waiting and running jobs, their speeds, and free GPUs.
 
 mod teams;
 
-use super::{Done, Idle, Job, Limits, Played, Setting, Start};
-use crate::chance::mixed;
+use super::{Idle, Job, JobOutcome, Limits, ReplayOutcome, Scenario, Start};
 use crate::fabric::pods;
 use crate::failures::Hosts;
+use crate::rng::mix;
 use crate::speed::{self, Model};
 use crate::trace::Row;
 use std::cmp::Reverse;
@@ -13,45 +13,45 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 use teams::Teams;
 
-const LADDER: [f64; 8] = [3600.0, 14_400.0, 43_200.0, 86_400.0, 259_200.0, 604_800.0, 1_209_600.0, 7_776_000.0];
+const LIMITS: [f64; 8] = [3600.0, 14_400.0, 43_200.0, 86_400.0, 259_200.0, 604_800.0, 1_209_600.0, 7_776_000.0];
 
-/// A job that is stopped so often makes no progress.
-const MOST_RESTARTS: u32 = 10_000;
+/// A job that is stopped this often makes no progress.
+const MAX_RESTARTS: u32 = 10_000;
 
-/// A gang that runs.
+/// A running gang.
 struct Running {
     hosts: Vec<usize>,
-    /// Part of communication; 0 on one host.
+    /// Share of communication in a step; 0 on one host.
     communication: f64,
-    /// Bandwidth of the best place.
+    /// Bandwidth of the best placement.
     best: f64,
     crossings: Vec<(usize, f64)>,
-    /// Seconds of work that are left, at the best place.
+    /// Remaining work, seconds at the best placement.
     left: f64,
     speed: f64,
     since: f64,
     started: f64,
-    /// Number of its last entry among the ends.
+    /// Version of its current entry in `ends`.
     version: u32,
 }
 
 /// A job from its first start to its end.
-struct Begun {
+struct StartedJob {
     job: Job,
     at: f64,
     forecast: Option<[f64; 2]>,
     restarts: u32,
-    /// Work in the last checkpoint, and work that was lost with later ones, seconds at the best place.
+    /// Work in the last checkpoint, and work lost after checkpoints; seconds at the best placement.
     kept: f64,
     lost: f64,
     waited_again: f64,
-    /// When it was stopped, until it starts again.
+    /// When it was stopped, until it restarts.
     stopped: Option<f64>,
-    /// Entries among the ends.
+    /// Number of entries in `ends` so far.
     versions: u32,
 }
 
-/// An end that is expected, the earliest being the greatest.
+/// An expected end. The earliest compares as the greatest.
 #[derive(PartialEq)]
 struct End {
     at: f64,
@@ -72,15 +72,15 @@ impl Ord for End {
     }
 }
 
-pub(super) struct Player<'a> {
-    setting: Setting<'a>,
+pub(super) struct Simulation<'a> {
+    scenario: Scenario<'a>,
     rows: &'a [Row],
-    jobs: Vec<Option<Done>>,
+    jobs: Vec<Option<JobOutcome>>,
     waiting: BTreeMap<usize, Job>,
-    /// Jobs that wait, by how many GPUs they need.
+    /// Number of waiting jobs by GPUs needed.
     needs: BTreeMap<u32, usize>,
     running: BTreeMap<usize, Running>,
-    begun: BTreeMap<usize, Begun>,
+    started: BTreeMap<usize, StartedJob>,
     ends: BinaryHeap<End>,
     pub(super) hosts: Hosts,
     free: Vec<u32>,
@@ -88,28 +88,28 @@ pub(super) struct Player<'a> {
     teams: Teams,
     now: f64,
     changed: bool,
-    played: Played,
+    outcome: ReplayOutcome,
 }
 
-impl<'a> Player<'a> {
-    pub(super) fn new(rows: &'a [Row], setting: Setting<'a>) -> Player<'a> {
-        let fabric = setting.fabric;
-        Player {
-            setting,
+impl<'a> Simulation<'a> {
+    pub(super) fn new(rows: &'a [Row], scenario: Scenario<'a>) -> Simulation<'a> {
+        let fabric = scenario.fabric;
+        Simulation {
+            scenario,
             rows,
             jobs: vec![None; rows.len()],
             waiting: BTreeMap::new(),
             needs: BTreeMap::new(),
             running: BTreeMap::new(),
-            begun: BTreeMap::new(),
+            started: BTreeMap::new(),
             ends: BinaryHeap::new(),
-            hosts: Hosts::new(fabric.hosts.len(), setting.failures),
+            hosts: Hosts::new(fabric.hosts.len(), scenario.failures),
             free: vec![fabric.gpus_per_host; fabric.hosts.len()],
             idle: fabric.gpus(),
             teams: Teams::of(rows),
             now: 0.0,
             changed: false,
-            played: Played {
+            outcome: ReplayOutcome {
                 jobs: Vec::new(),
                 busy: Vec::new(),
                 idle: Vec::new(),
@@ -133,117 +133,127 @@ impl<'a> Player<'a> {
         None
     }
 
-    /// To the next event, or to now, if that should have been before. Returns the time.
-    pub(super) fn pass_time(&mut self, to: f64) -> f64 {
+    /// Advances to `to`, or stays if that is in the past. Returns the time.
+    pub(super) fn advance(&mut self, to: f64) -> f64 {
         let now = to.max(self.now);
         let least = self.needs.keys().next().copied();
         if now > self.now && least.is_some_and(|least| least <= self.idle) {
             let oldest = self.waiting.values().next().map(Job::all_gpus);
             let is_fragmented = oldest.is_some_and(|oldest| oldest <= self.idle);
-            self.played.idle.push(Idle { at: self.now, time: now - self.now, gpus: self.idle, is_fragmented });
+            self.outcome.idle.push(Idle { at: self.now, time: now - self.now, gpus: self.idle, is_fragmented });
         }
-        self.teams.pass_time(now - self.now, self.setting.fabric.gpus());
+        self.teams.advance(now - self.now, self.scenario.fabric.gpus());
         self.now = now;
         now
     }
 
-    /// A job that ends by now, if there is one.
+    /// Takes a job whose end is due by `now`.
     pub(super) fn end_at(&mut self, now: f64) -> Option<usize> {
         self.next_end().filter(|at| *at <= now)?;
         let number = self.ends.pop()?.job;
         self.stop(number)?;
-        let Begun { job, at: start, forecast, restarts, lost, waited_again, .. } = self.begun.remove(&number)?;
+        let StartedJob { job, at: start, forecast, restarts, lost, waited_again, .. } = self.started.remove(&number)?;
         let Row { submit, duration, gpus, .. } = self.rows[number];
         let is_urgent = job.is_urgent;
-        self.jobs[number] =
-            Some(Done { submit, start, end: now, duration, gpus, is_urgent, restarts, lost, waited_again, forecast });
+        self.jobs[number] = Some(JobOutcome {
+            submit,
+            start,
+            end: now,
+            duration,
+            gpus,
+            is_urgent,
+            restarts,
+            lost,
+            waited_again,
+            forecast,
+        });
         Some(number)
     }
 
-    /// A gang runs no more. Returns the work that is left, seconds at the best place.
+    /// Stops a gang. Returns the remaining work, seconds at the best placement.
     fn stop(&mut self, number: usize) -> Option<f64> {
         let gang = self.running.remove(&number)?;
-        let job = &self.begun.get(&number)?.job;
+        let job = &self.started.get(&number)?.job;
         gang.hosts.iter().for_each(|host| self.free[*host] += job.gpus);
         self.idle += job.all_gpus();
-        self.teams.give_back(job);
+        self.teams.release(job);
         self.changed |= !gang.crossings.is_empty();
-        self.played.busy.push((gang.started, self.now, job.all_gpus()));
+        self.outcome.busy.push((gang.started, self.now, job.all_gpus()));
         Some((gang.left - (self.now - gang.since) * gang.speed).max(0.0))
     }
 
-    /// A host fails. Returns the jobs that it stops, in the order of the trace.
+    /// Fails a host. Returns the jobs that this stops, in trace order.
     pub(super) fn failed(&mut self, host: usize) -> Result<Vec<usize>, String> {
         let there = self.running.iter().filter(|(_, gang)| gang.hosts.contains(&host));
         let stopped: Vec<usize> = there.map(|(number, _)| *number).collect();
         for number in &stopped {
-            self.waits_again(*number, |hosts, _, done| hosts.kept(done))?;
+            self.requeue(*number, |hosts, _, done| hosts.checkpointed(done))?;
         }
         self.idle -= std::mem::take(&mut self.free[host]);
         Ok(stopped)
     }
 
-    /// A job gives way to one of a higher class.
-    pub(super) fn gives_way(&mut self, number: usize) -> Result<(), String> {
+    /// Preempts a job.
+    pub(super) fn preempt(&mut self, number: usize) -> Result<(), String> {
         if !self.running.contains_key(&number) {
-            return Err(format!("job {number} gives way and does not run"));
+            return Err(format!("job {number} is preempted but does not run"));
         }
-        let every = self.setting.urgent.map_or(f64::INFINITY, |urgent| urgent.checkpoint);
-        self.waits_again(number, |_, job, done| if job.saves { done } else { (done / every).floor() * every })
+        let every = self.scenario.urgent.map_or(f64::INFINITY, |urgent| urgent.checkpoint);
+        self.requeue(number, |_, job, done| if job.saves { done } else { (done / every).floor() * every })
     }
 
-    /// A job that ran stops and waits again; `kept` says what a checkpoint has of the work that was done.
-    fn waits_again(&mut self, number: usize, kept: impl Fn(&Hosts, &Job, f64) -> f64) -> Result<(), String> {
+    /// Stops a running job and queues it again. `kept` returns how much of the work done is in a
+    /// checkpoint.
+    fn requeue(&mut self, number: usize, kept: impl Fn(&Hosts, &Job, f64) -> f64) -> Result<(), String> {
         let left = self.stop(number).unwrap_or(0.0);
         let done = self.rows[number].duration - left;
-        let Some(begun) = self.begun.get_mut(&number) else { return Ok(()) };
-        // What is in a checkpoint stays there.
-        begun.kept = kept(&self.hosts, &begun.job, done).max(begun.kept);
-        begun.lost += (done - begun.kept).max(0.0);
-        (begun.stopped, begun.restarts) = (Some(self.now), begun.restarts + 1);
-        if begun.restarts == MOST_RESTARTS {
-            return Err(format!("job {number} was stopped {MOST_RESTARTS} times and makes no progress"));
+        let Some(started) = self.started.get_mut(&number) else { return Ok(()) };
+        // Work never leaves a checkpoint again.
+        started.kept = kept(&self.hosts, &started.job, done).max(started.kept);
+        started.lost += (done - started.kept).max(0.0);
+        (started.stopped, started.restarts) = (Some(self.now), started.restarts + 1);
+        if started.restarts == MAX_RESTARTS {
+            return Err(format!("job {number} was stopped {MAX_RESTARTS} times and makes no progress"));
         }
-        let job = begun.job.clone();
-        self.waits(job);
+        let job = started.job.clone();
+        self.enqueue(job);
         Ok(())
     }
 
     pub(super) fn repaired(&mut self, host: usize) {
-        self.free[host] = self.setting.fabric.gpus_per_host;
+        self.free[host] = self.scenario.fabric.gpus_per_host;
         self.idle += self.free[host];
     }
 
     pub(super) fn submit(&mut self, number: usize, row: &Row) -> Job {
-        let (pods, gpus) = pods(row.gpus, self.setting.fabric.gpus_per_host);
-        let rung = || LADDER.into_iter().find(|rung| *rung >= row.duration).unwrap_or(row.duration);
-        let limit = match self.setting.limits {
+        let (pods, gpus) = pods(row.gpus, self.scenario.fabric.gpus_per_host);
+        let rounded = || LIMITS.into_iter().find(|limit| *limit >= row.duration).unwrap_or(row.duration);
+        let limit = match self.scenario.limits {
             Limits::None => None,
-            Limits::Coarse => Some(rung()),
-            Limits::Half => mixed(row.line ^ 0x5eed).is_multiple_of(2).then(rung),
+            Limits::Coarse => Some(rounded()),
+            Limits::Half => mix(row.line ^ 0x5eed).is_multiple_of(2).then(rounded),
             Limits::Exact => Some(row.duration),
             Limits::Trace => row.limit.map(|limit| limit.max(row.duration)),
         };
         let team = self.teams.of_job[number];
-        let is_urgent =
-            self.setting.urgent.is_some_and(|urgent| mixed(row.line ^ 0x9a57).is_multiple_of(urgent.one_in));
-        let saves = mixed(row.line ^ 0x5a4e).is_multiple_of(2);
+        let is_urgent = self.scenario.urgent.is_some_and(|urgent| mix(row.line ^ 0x9a57).is_multiple_of(urgent.one_in));
+        let saves = mix(row.line ^ 0x5a4e).is_multiple_of(2);
         let job = Job { number, submit: row.submit, pods, gpus, limit, team, is_urgent, saves };
-        self.waits(job.clone());
+        self.enqueue(job.clone());
         job
     }
 
-    fn waits(&mut self, job: Job) {
+    fn enqueue(&mut self, job: Job) {
         *self.needs.entry(job.all_gpus()).or_default() += 1;
-        self.teams.ask(&job);
+        self.teams.request(&job);
         self.waiting.insert(job.number, job);
     }
 
     pub(super) fn start(&mut self, start: Start) -> Result<(), String> {
         let Start { job: number, hosts, forecast } = start;
-        let job = self.waiting.remove(&number).ok_or_else(|| format!("job {number} is started and does not wait"))?;
-        self.take(&job, &hosts)?;
-        let begun = self.begun.entry(number).or_insert_with(|| Begun {
+        let job = self.waiting.remove(&number).ok_or_else(|| format!("job {number} is started but does not wait"))?;
+        self.allocate(&job, &hosts)?;
+        let started = self.started.entry(number).or_insert_with(|| StartedJob {
             job,
             at: self.now,
             forecast,
@@ -254,9 +264,9 @@ impl<'a> Player<'a> {
             stopped: None,
             versions: 0,
         });
-        begun.waited_again += begun.stopped.take().map_or(0.0, |stopped| self.now - stopped);
-        begun.versions += 1;
-        let (left, version) = (self.rows[number].duration - begun.kept, begun.versions);
+        started.waited_again += started.stopped.take().map_or(0.0, |stopped| self.now - stopped);
+        started.versions += 1;
+        let (left, version) = (self.rows[number].duration - started.kept, started.versions);
         let gang = self.gang(number, hosts, left, version);
         self.changed |= !gang.crossings.is_empty();
         self.ends.push(End { at: self.now + left / gang.speed, job: number, version });
@@ -264,21 +274,21 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// A job gets its GPUs.
-    fn take(&mut self, job: &Job, hosts: &[usize]) -> Result<(), String> {
+    /// Allocates a job's GPUs.
+    fn allocate(&mut self, job: &Job, hosts: &[usize]) -> Result<(), String> {
         let (number, places) = (job.number, hosts.len());
         if job.all_gpus() > self.idle || (places != 0 && places != job.pods as usize) {
             return Err(format!("job {number}: {} pods on {places} hosts, {} GPUs idle", job.pods, self.idle));
         }
-        if places == 0 && self.setting.failures.is_some() {
-            return Err("where hosts fail, a rule must say on which ones jobs run".into());
+        if places == 0 && self.scenario.failures.is_some() {
+            return Err("with host failures, a rule must place jobs on hosts".into());
         }
         for host in hosts {
             let free = self.free.get_mut(*host).filter(|free| **free >= job.gpus);
-            *free.ok_or_else(|| format!("job {number}: host {host} has not {} GPUs free", job.gpus))? -= job.gpus;
+            *free.ok_or_else(|| format!("job {number}: host {host} does not have {} GPUs free", job.gpus))? -= job.gpus;
         }
         self.idle -= job.all_gpus();
-        self.teams.take(job);
+        self.teams.allocate(job);
         if let Some(count) = self.needs.get_mut(&job.all_gpus()) {
             *count -= 1;
             if *count == 0 {
@@ -288,9 +298,9 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// A gang that begins to run now.
+    /// The running state of a gang that starts now.
     fn gang(&self, number: usize, hosts: Vec<usize>, left: f64, version: u32) -> Running {
-        let Setting { fabric, model, .. } = self.setting;
+        let Scenario { fabric, model, .. } = self.scenario;
         let (pods, gpus) = pods(self.rows[number].gpus, fabric.gpus_per_host);
         let is_alone = hosts.windows(2).all(|two| two[0] == two[1]);
         let communication = if is_alone { 0.0 } else { speed::communication(self.rows[number].line) };
@@ -310,44 +320,44 @@ impl<'a> Player<'a> {
         Running { hosts, communication, best, crossings, left, speed, since, started, version }
     }
 
-    /// Gangs that share links have other speeds when one of them starts or ends.
-    pub(super) fn speeds(&mut self) {
+    /// Recomputes the speeds of gangs that share links after one of them started or ended.
+    pub(super) fn update_speeds(&mut self) {
         if !std::mem::take(&mut self.changed) {
             return;
         }
         let gangs: Vec<&[(usize, f64)]> =
             self.running.values().map(|gang| gang.crossings.as_slice()).filter(|links| !links.is_empty()).collect();
-        let shares = speed::fair(self.setting.fabric, &gangs);
+        let shares = speed::fair(self.scenario.fabric, &gangs);
         let crossing = self.running.iter_mut().filter(|(_, gang)| !gang.crossings.is_empty());
         for ((number, gang), share) in crossing.zip(shares) {
             let speed = speed::speed(gang.communication, share / gang.best);
             if speed != gang.speed {
                 gang.left = (gang.left - (self.now - gang.since) * gang.speed).max(0.0);
                 (gang.speed, gang.since) = (speed, self.now);
-                if let Some(begun) = self.begun.get_mut(number) {
-                    begun.versions += 1;
-                    gang.version = begun.versions;
+                if let Some(started) = self.started.get_mut(number) {
+                    started.versions += 1;
+                    gang.version = started.versions;
                 }
                 self.ends.push(End { at: self.now + gang.left / speed, job: *number, version: gang.version });
             }
         }
     }
 
-    pub(super) fn answered(&mut self, took: Duration) {
-        self.played.longest = self.played.longest.max(took);
+    pub(super) fn record_decision_time(&mut self, took: Duration) {
+        self.outcome.longest = self.outcome.longest.max(took);
     }
 
-    pub(super) fn finish(mut self) -> Result<Played, String> {
+    pub(super) fn finish(mut self) -> Result<ReplayOutcome, String> {
         if let Some(job) = self.waiting.values().next() {
             return Err(format!(
-                "{} jobs wait for ever, the first of them for {} pods of {} GPUs in the empty cluster",
+                "{} jobs wait forever, the first of them for {} pods of {} GPUs in the empty cluster",
                 self.waiting.len(),
                 job.pods,
                 job.gpus
             ));
         }
-        self.played.jobs = self.jobs.into_iter().flatten().collect();
-        self.played.teams = self.teams.had;
-        Ok(self.played)
+        self.outcome.jobs = self.jobs.into_iter().flatten().collect();
+        self.outcome.teams = self.teams.usage;
+        Ok(self.outcome)
     }
 }

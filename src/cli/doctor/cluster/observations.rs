@@ -1,7 +1,8 @@
-//! What the checks look at: objects of the cluster, and answers of the API server to what is created on trial.
+//! Observations for the checks: cluster objects, and the API server's responses to dry-run
+//! creations.
 
-use super::rights::{self, Lacks, Workers};
-use crate::connect::words;
+use super::rights::{self, Accounts, MissingPermissions};
+use crate::connect::error_message;
 use futures::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::{
@@ -26,9 +27,9 @@ use switchyard_crds::{TrainJob, generate};
 use switchyard_plan::policies::Probe;
 use switchyard_service::{ServerClock, trial};
 
-/// Everything that was read. What could not be read is empty, and in `unread`.
+/// All observations. What could not be read is empty here and listed in `unread`.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct Observations {
     pub now: Timestamp,
     pub crds: BTreeMap<String, CustomResourceDefinition>,
     pub policies: Vec<ValidatingAdmissionPolicy>,
@@ -39,49 +40,49 @@ pub(super) struct Seen {
     pub nodes: Vec<Node>,
     pub reports: Vec<GPUTopology>,
     pub jobs: Vec<TrainJob>,
-    /// Webhooks without which no pod or TrainJob is created, and why they cannot answer.
+    /// Webhooks that must respond before a pod or TrainJob is created, and why they cannot.
     pub dead_webhooks: Vec<(String, &'static str)>,
-    /// What could not be read, with the API server's words.
+    /// What could not be read, with the API server's message.
     pub unread: Vec<(String, String)>,
 }
 
-/// One installation.
+/// An installation.
 #[derive(Debug, Default)]
 pub(super) struct Release {
     pub controller: Deployment,
     pub agents: Option<DaemonSet>,
     pub lease: Option<Lease>,
-    /// Messages of warnings about the agents' DaemonSet.
+    /// Warning events about the agents' DaemonSet.
     pub warnings: Vec<String>,
-    /// Answers to what was created on trial where the release works: a pod of others, one with the label of a job, a TrainJob with a
-    /// capability that nobody may have.
-    pub foreign: Answer,
-    pub forged: Answer,
-    pub job: Answer,
-    /// The answer to a pod of its agents.
-    pub agent_pod: Answer,
-    /// Rights that its accounts lack.
-    pub lacks: BTreeMap<String, Lacks>,
+    /// Responses to dry-run creations in the release's namespaces: a foreign pod, a foreign pod
+    /// with a job label, and a TrainJob with a capability that is never allowed.
+    pub foreign: Denial,
+    pub forged: Denial,
+    pub job: Denial,
+    /// The response to a dry-run agent pod.
+    pub agent_pod: Denial,
+    /// Missing permissions of its accounts.
+    pub missing_permissions: BTreeMap<String, MissingPermissions>,
 }
 
-/// `Some`: refused, in these words.
-pub(super) type Answer = Option<String>;
+/// The error message if the creation was refused.
+pub(super) type Denial = Option<String>;
 
 impl Release {
-    /// Values of an argument of the controller.
+    /// Values of a controller argument.
     pub fn arguments(&self, name: &str) -> Vec<&str> {
         let template = self.controller.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
         let arguments = template.into_iter().flat_map(|pod| &pod.containers).flat_map(|c| c.args.iter().flatten());
         arguments.filter_map(|argument| argument.strip_prefix(name)?.strip_prefix('=')).collect()
     }
 
-    fn workers<'a>(&'a self, place: &'a str) -> Workers<'a> {
-        Workers {
+    fn accounts<'a>(&'a self, place: &'a str) -> Accounts<'a> {
+        Accounts {
             place,
             controller: self.controller.spec.as_ref().and_then(|spec| spec.template.spec.as_ref()),
             agents: self.agents.as_ref().and_then(|agents| agents.spec.as_ref()?.template.spec.as_ref()),
             watched: self.arguments("--watch-namespace"),
-            is_scaling: !self.arguments("--provisioning-class").is_empty(),
+            is_autoscaling: !self.arguments("--provisioning-class").is_empty(),
         }
     }
 
@@ -89,14 +90,14 @@ impl Release {
         self.controller.namespace().unwrap_or_default()
     }
 
-    /// The name that helm gave its objects, by label.
+    /// The Helm release name of its objects, from their label.
     pub fn name(&self) -> &str {
-        instance(self.controller.labels())
+        release_name(self.controller.labels())
     }
 }
 
-/// The release of an object, by its labels.
-pub(super) fn instance(labels: &BTreeMap<String, String>) -> &str {
+/// The release of an object, from its labels.
+pub(super) fn release_name(labels: &BTreeMap<String, String>) -> &str {
     labels.get("app.kubernetes.io/instance").map_or("", String::as_str)
 }
 
@@ -105,42 +106,43 @@ fn ours(component: &str) -> ListParams {
         .labels(&format!("app.kubernetes.io/part-of=switchyard,app.kubernetes.io/component={component}"))
 }
 
-/// Reads and tries everything.
-pub(super) async fn gather(client: &Client, clock: &ServerClock) -> Seen {
-    let mut seen = Seen::default();
-    seen.policies = seen.list(client, &ours("policy")).await;
-    seen.bindings = seen.list(client, &ours("policy")).await;
+/// Reads all objects and runs all dry-run creations.
+pub(super) async fn gather(client: &Client, clock: &ServerClock) -> Observations {
+    let mut observations = Observations::default();
+    observations.policies = observations.list(client, &ours("policy")).await;
+    observations.bindings = observations.list(client, &ours("policy")).await;
     for (_, crd) in generate::crds() {
         let found = Api::<CustomResourceDefinition>::all(client.clone()).get_opt(&crd.name_any()).await;
-        let found = seen.noted("get CustomResourceDefinitions", found).flatten();
-        seen.crds.extend(found.map(|found| (found.name_any(), found)));
+        let found = observations.noted("get CustomResourceDefinitions", found).flatten();
+        observations.crds.extend(found.map(|found| (found.name_any(), found)));
     }
-    let controllers: Vec<Deployment> = seen.list(client, &ours("controller")).await;
-    let mut agents: Vec<DaemonSet> = seen.list(client, &ours("node-agent")).await;
+    let controllers: Vec<Deployment> = observations.list(client, &ours("controller")).await;
+    let mut agents: Vec<DaemonSet> = observations.list(client, &ours("node-agent")).await;
     for controller in controllers {
         let is_same = |agent: &DaemonSet| {
-            agent.namespace() == controller.namespace() && instance(agent.labels()) == instance(controller.labels())
+            agent.namespace() == controller.namespace()
+                && release_name(agent.labels()) == release_name(controller.labels())
         };
         let agents = agents.iter().position(is_same).map(|at| agents.swap_remove(at));
         let release = Release { controller, agents, ..Release::default() };
-        let release = seen.release(client, release).await;
-        seen.releases.push(release);
+        let release = observations.release(client, release).await;
+        observations.releases.push(release);
     }
-    let classes: Vec<DeviceClass> = seen.list(client, &ListParams::default()).await;
-    let slices: Vec<ResourceSlice> = seen.list(client, &ListParams::default()).await;
-    seen.device_classes = classes.iter().map(ResourceExt::name_any).collect();
-    seen.drivers = slices.into_iter().map(|slice| slice.spec.driver).collect();
-    seen.nodes = seen.list(client, &ListParams::default()).await;
-    seen.reports = seen.list(client, &ListParams::default()).await;
-    seen.jobs = seen.list(client, &ListParams::default()).await;
-    seen.webhooks(client).await;
-    seen.now = clock.now();
-    seen
+    let classes: Vec<DeviceClass> = observations.list(client, &ListParams::default()).await;
+    let slices: Vec<ResourceSlice> = observations.list(client, &ListParams::default()).await;
+    observations.device_classes = classes.iter().map(ResourceExt::name_any).collect();
+    observations.drivers = slices.into_iter().map(|slice| slice.spec.driver).collect();
+    observations.nodes = observations.list(client, &ListParams::default()).await;
+    observations.reports = observations.list(client, &ListParams::default()).await;
+    observations.jobs = observations.list(client, &ListParams::default()).await;
+    observations.webhooks(client).await;
+    observations.now = clock.now();
+    observations
 }
 
-impl Seen {
+impl Observations {
     fn noted<T>(&mut self, what: &str, answer: kube::Result<T>) -> Option<T> {
-        answer.map_err(|error| self.unread.push((what.into(), words(&error)))).ok()
+        answer.map_err(|error| self.unread.push((what.into(), error_message(&error)))).ok()
     }
 
     async fn list<K>(&mut self, client: &Client, which: &ListParams) -> Vec<K>
@@ -170,17 +172,17 @@ impl Seen {
             let here = Api::<Pod>::namespaced(client.clone(), &place);
             release.agent_pod = trial(&here, &pod).await.err();
         }
-        release.lacks = rights::lacks(client, &release.workers(&place)).await;
+        release.missing_permissions = rights::missing_permissions(client, &release.accounts(&place)).await;
         release.foreign = trial(&pods, &Probe::Foreign.pod()).await.err();
         release.forged = trial(&pods, &Probe::Forged.pod()).await.err();
-        release.job = match daring_job() {
+        release.job = match forbidden_job() {
             Some(job) => trial(&Api::<TrainJob>::namespaced(client.clone(), &works_in), &job).await.err(),
             None => None,
         };
         release
     }
 
-    /// Webhooks that must answer before a pod or an object of ours is written, and cannot.
+    /// Finds webhooks that must respond before a pod or one of our objects is written, but cannot.
     async fn webhooks(&mut self, client: &Client) {
         let validating: Vec<ValidatingWebhookConfiguration> = self.list(client, &ListParams::default()).await;
         let mutating: Vec<MutatingWebhookConfiguration> = self.list(client, &ListParams::default()).await;
@@ -219,7 +221,7 @@ impl Seen {
     }
 }
 
-/// Whether an address of a Service answers.
+/// Whether a Service has a ready endpoint.
 fn answers(slice: &EndpointSlice) -> bool {
     slice.endpoints.iter().any(|endpoint| {
         let ready = endpoint.conditions.as_ref().and_then(|conditions| conditions.ready);
@@ -227,7 +229,7 @@ fn answers(slice: &EndpointSlice) -> bool {
     })
 }
 
-/// A pod as the DaemonSet makes it.
+/// A pod from the DaemonSet's template.
 fn agent_pod(agents: &DaemonSet) -> Option<Pod> {
     let template = agents.spec.as_ref()?.template.clone();
     let mut metadata = template.metadata.unwrap_or_default();
@@ -235,7 +237,7 @@ fn agent_pod(agents: &DaemonSet) -> Option<Pod> {
     Some(Pod { metadata, spec: template.spec, status: None })
 }
 
-/// Whether a webhook is called for pods, or for our own kinds.
+/// Whether a webhook is called for pods or for our own kinds.
 fn is_about_ours(rule: &RuleWithOperations) -> bool {
     let has = |words: &Option<Vec<String>>, wanted: &[&str]| {
         words.iter().flatten().any(|word| wanted.contains(&word.as_str()))
@@ -247,8 +249,8 @@ fn is_about_ours(rule: &RuleWithOperations) -> bool {
     (of_pods || of_ours) && has(&rule.operations, &["CREATE", "UPDATE", "*"])
 }
 
-/// A TrainJob that no setting allows.
-fn daring_job() -> Option<TrainJob> {
+/// A TrainJob that no configuration allows.
+fn forbidden_job() -> Option<TrainJob> {
     let container = json!({"name": "trainer", "securityContext": {"capabilities": {"add": ["SWITCHYARD_PROBE"]}}});
     let job = json!({"metadata": {"name": "switchyard-probe"}, "spec": {
         "trainer": {"framework": "Plain", "image": "probe", "command": ["probe"]},
