@@ -1,13 +1,13 @@
-//! The memory of a network: one allocation, cut by a plan.
+//! Network memory: one allocation, divided by a plan.
 #![allow(unsafe_code)]
 
 use crate::cpu::{AlignedBuffer, Format, Values, ValuesMut, bf16, f16};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Region {
-    /// First byte, a multiple of the plan's alignment.
+    /// First byte; aligned as the plan requires.
     pub offset: usize,
-    /// Length in numbers.
+    /// Number of elements.
     pub len: usize,
     pub format: Format,
 }
@@ -27,8 +27,8 @@ impl Region {
     }
 }
 
-/// Whether the places of `written` are disjoint from all other places of both lists, and all end within `bytes`: what
-/// [`Arena::write`] requires.
+/// Whether the regions in `written` are disjoint from all other regions of both lists, and all end
+/// within `bytes`, as [`Arena::write`] requires.
 pub(super) fn disjoint(bytes: usize, read: &[Region], written: &[Region]) -> bool {
     let inside = |place: &Region| place.len == 0 || place.offset + place.bytes() <= bytes;
     read.iter().chain(written).all(inside)
@@ -38,7 +38,7 @@ pub(super) fn disjoint(bytes: usize, read: &[Region], written: &[Region]) -> boo
 }
 
 pub(super) struct Arena {
-    /// Owns the memory at `base`; accessed only through it.
+    /// Owns the memory at `base`, which is accessed only through `base`.
     _memory: AlignedBuffer,
     base: *mut u8,
     bytes: usize,
@@ -48,10 +48,10 @@ pub(super) struct Arena {
 unsafe impl Send for Arena {}
 
 impl Arena {
-    /// Places in a plan for it are multiples of this many bytes: a cache line.
+    /// Alignment of all regions in bytes: a cache line.
     pub const ALIGNMENT: usize = 64;
 
-    /// `None`: the machine does not have enough memory.
+    /// `None` if the machine does not have enough memory.
     pub fn new(bytes: usize) -> Option<Arena> {
         let mut memory = AlignedBuffer::try_zeroed(bytes.div_ceil(4)).ok()?;
         let base = memory.as_mut_ptr().cast::<u8>();
@@ -68,11 +68,11 @@ impl Arena {
     }
 
     /// # Safety
-    /// The place lies in the arena, and nothing writes to it while the slice lives.
+    /// The region is inside the arena, and nothing writes to it while the slice is alive.
     pub unsafe fn read<'a>(&self, place: &Region) -> Values<'a> {
         let (start, len) = (self.start(place), place.len);
-        // SAFETY: places are aligned to cache lines and hold `len` numbers; all bits are valid numbers; the rest is
-        // promised by the caller.
+        // SAFETY: regions are aligned to cache lines and hold `len` elements; all bit patterns are
+        // valid values; the rest is promised by the caller.
         unsafe {
             match place.format {
                 Format::F32 => Values::F32(std::slice::from_raw_parts(start.cast::<f32>(), len)),
@@ -83,7 +83,8 @@ impl Arena {
     }
 
     /// # Safety
-    /// The place lies in the arena, and nothing else reads or writes it while the slice lives.
+    /// The region is inside the arena, and nothing else reads or writes it while the slice is
+    /// alive.
     pub unsafe fn write<'a>(&self, place: &Region) -> ValuesMut<'a> {
         let (start, len) = (self.start(place), place.len);
         // SAFETY: as in `read`.
@@ -97,7 +98,7 @@ impl Arena {
     }
 
     /// # Safety
-    /// As [`Arena::write`]; the place holds f32.
+    /// As [`Arena::write`]; the region holds f32.
     pub unsafe fn floats<'a>(&self, place: &Region) -> &'a mut [f32] {
         // SAFETY: as promised by the caller.
         match unsafe { self.write(place) } {

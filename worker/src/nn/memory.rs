@@ -1,6 +1,6 @@
-//! Assigns places in one arena to buffers with known lifetimes.
+//! Assigns arena offsets to buffers with known lifetimes.
 
-/// A buffer that is needed from one point in time to another, both included.
+/// The size and lifetime of a buffer; both ends are inclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
     pub bytes: usize,
@@ -14,11 +14,11 @@ impl Span {
     }
 }
 
-/// Offsets at which no two buffers share memory at the same time, and the total bytes, all multiples of `alignment`
-/// bytes. `None`: more than an address space.
+/// Assigns offsets so that no two buffers share memory at the same time; also returns the total
+/// bytes. All are multiples of `alignment` bytes. `None` if the total overflows.
 ///
-/// Largest first, each into the lowest gap that fits. For our graphs of layers this is within a few percent of the
-/// lower bound (the largest sum of buffers alive at a time; `tests` compare).
+/// Largest first, each into the lowest gap that fits. For our layer graphs this is within a few
+/// percent of the lower bound (the largest sum of live buffers at any time; see `tests`).
 pub(super) fn place(spans: &[Span], alignment: usize) -> Option<(Vec<usize>, usize)> {
     let mut order: Vec<usize> = (0..spans.len()).filter(|&i| spans[i].bytes > 0).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(spans[i].bytes), spans[i].from, i));
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The largest sum of buffers alive at a time.
+    /// The largest sum of live buffers at any time.
     fn lower_bound(spans: &[Span]) -> usize {
         let sum = |time: usize| spans.iter().filter(|s| s.from <= time && time <= s.to).map(|s| s.bytes).sum();
         (0..=spans.iter().map(|s| s.to).max().unwrap_or(0)).map(sum).max().unwrap_or(0)
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn too_large_is_told() {
+    fn too_large_is_none() {
         let huge = Span { bytes: usize::MAX / 2, from: 0, to: 1 };
         assert!(place(&[huge, huge, huge], 64).is_none());
     }

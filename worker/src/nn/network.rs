@@ -1,4 +1,4 @@
-//! A network with its memory: runs the layers of a graph, forward and backward.
+//! Runs the layers of a planned graph, forward and backward.
 #![allow(unsafe_code)]
 
 use super::arena::{Arena, Region};
@@ -17,12 +17,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-/// One layer's run, for a profile.
+/// A timed layer, for profiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Operation {
     /// Index of the layer; see [`Network::name`].
     pub node: u32,
-    /// Backward or forward.
+    /// Whether this is the backward pass.
     pub backward: bool,
     pub start: Instant,
     pub end: Instant,
@@ -35,11 +35,11 @@ pub struct Network {
     arena: Arena,
     kernels: Kernels,
     statistics: Vec<StatisticInfo>,
-    /// What the last forward wrote.
+    /// Written by the last forward pass.
     batch_statistics: Vec<f32>,
     recording: bool,
     operations: Vec<Operation>,
-    /// The layer that is running.
+    /// Index of the running layer.
     position: Arc<AtomicU32>,
 }
 
@@ -72,7 +72,7 @@ impl Network {
         &self.plan.layout
     }
 
-    /// Names and lengths of the running statistics, in their order in the array of [`Network::batch_statistics`].
+    /// Names and lengths of the running statistics, in the order of [`Network::batch_statistics`].
     pub fn statistics(&self) -> impl Iterator<Item = (&str, usize)> {
         self.statistics.iter().map(|statistic| (statistic.name.as_str(), statistic.len))
     }
@@ -102,7 +102,7 @@ impl Network {
         (&self.nodes[node].name, self.nodes[node].layer.kind())
     }
 
-    /// Number of the layer that is running, for another thread.
+    /// Index of the running layer, for use by another thread.
     pub fn position(&self) -> Arc<AtomicU32> {
         Arc::clone(&self.position)
     }
@@ -112,18 +112,18 @@ impl Network {
         self.arena.bytes() + self.kernels.gemm.memory_bytes()
     }
 
-    /// What [`Network::memory_bytes`] would be if every tensor had 32 bits.
+    /// [`Network::memory_bytes`] if every tensor were f32.
     pub fn memory_bytes_f32(&self) -> usize {
         self.plan.bytes_f32 + self.kernels.gemm.memory_bytes()
     }
 
-    /// Turns the recording of layer times on or off.
+    /// Switches the recording of layer times on or off.
     pub fn record(&mut self, on: bool) {
         self.recording = on;
         self.operations.clear();
     }
 
-    /// What ran since the last forward, in order.
+    /// Operations since the last forward pass started, in order.
     pub fn operations(&self) -> &[Operation] {
         &self.operations
     }
@@ -136,7 +136,7 @@ impl Network {
         self.run_forward(weights, batch, true)
     }
 
-    /// Forward pass alone; must not be followed by backward.
+    /// Forward pass only; must not be followed by backward.
     ///
     /// # Panics
     /// See [`Network::forward`].
@@ -157,8 +157,8 @@ impl Network {
             } else {
                 Statistics::Running(&weights.statistics[places.statistics.clone()])
             };
-            // SAFETY: `Plan::check` showed that written places are disjoint from all others, and one layer runs at a
-            // time.
+            // SAFETY: `NetworkPlan::check` asserted that written regions are disjoint from all
+            // others, and one layer runs at a time.
             let (inputs, output, saved, kept, scratch) = unsafe {
                 (
                     read(arena, &places.inputs),
@@ -181,12 +181,13 @@ impl Network {
                 loss_sums: &mut loss_sums,
                 parameters,
             });
-            note(operations, start, index, false);
+            record_operation(operations, start, index, false);
         }
         loss_sums
     }
 
-    /// Gradients of `scale` times the loss of the last [`Network::forward`], with the same weights and batch.
+    /// Computes the gradients of `scale` times the loss of the last [`Network::forward`], which
+    /// must have used the same weights and batch.
     pub fn backward(&mut self, weights: Weights<'_>, batch: &Batch, scale: f32, sink: &mut dyn GradientSink) {
         let Network { nodes, plan, arena, kernels, recording, operations, position, .. } = self;
         for (index, (node, places)) in nodes.iter_mut().zip(&plan.nodes).enumerate().rev() {
@@ -195,7 +196,8 @@ impl Network {
             }
             position.store(index as u32, Ordering::Relaxed);
             let start = recording.then(Instant::now);
-            // SAFETY: as in `run_forward`; `d_inputs` that share the memory of `d_output` are not handed out.
+            // SAFETY: as in `run_forward`; `d_inputs` that share the memory of `d_output` are not
+            // handed out.
             let (inputs, output, d_output, d_inputs, saved, kept, scratch) = unsafe {
                 (
                     read(arena, &places.backward_inputs),
@@ -224,12 +226,12 @@ impl Network {
             });
             pass_on(arena, places, &kernels.cpu);
             places.finished.iter().for_each(|&ordinal| sink.finished(ordinal));
-            note(operations, start, index, true);
+            record_operation(operations, start, index, true);
         }
     }
 }
 
-fn note(operations: &mut Vec<Operation>, start: Option<Instant>, index: usize, backward: bool) {
+fn record_operation(operations: &mut Vec<Operation>, start: Option<Instant>, index: usize, backward: bool) {
     if let Some(start) = start {
         operations.push(Operation { node: index as u32, backward, start, end: Instant::now() });
     }
@@ -258,10 +260,11 @@ unsafe fn gradients<'a>(arena: &Arena, places: &NodePlan) -> [InputGradient<'a>;
     })
 }
 
-/// Adds or copies gradients to where they belong.
+/// Copies or adds gradients to their destinations.
 fn pass_on(arena: &Arena, places: &NodePlan, cpu: &Cpu) {
     for pass in &places.passes {
-        // SAFETY: the layer is done with its slices, and `Plan::check` showed that the two places are disjoint.
+        // SAFETY: the layer has released its slices, and `NetworkPlan::check` asserted that the two
+        // regions are disjoint.
         let (from, mut to) = unsafe { (arena.read(&pass.from), arena.write(&pass.to)) };
         with_format!(pass.to.format, E => {
             if pass.add {

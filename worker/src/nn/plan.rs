@@ -1,9 +1,9 @@
-//! From a graph to a plan: the order of parameters, what each layer reads and writes, and where.
+//! Plans a graph: parameter order, and the memory each layer reads and writes.
 //!
 //! ```text
 //! time      0 .. n-1 forward, n .. 2n-1 backward (layer i at 2n-1-i)
 //! tensors   from the layer that computes them to the last one that reads them
-//! gradients from the first layer that writes them (the last one that reads the tensor) to the layer that computed the tensor
+//! gradients from the first writer (the tensor's last reader) to the tensor's producer
 //! ```
 //!
 //! A gradient that a layer transforms in place shares the memory of the original.
@@ -27,10 +27,11 @@ pub(crate) enum Mode {
     OverInput,
 }
 
-/// A gradient that a layer cannot deliver where it belongs, and that is moved there afterwards.
+/// A gradient that a layer cannot write to its destination directly, and that is moved there
+/// afterwards.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pass<P> {
-    /// Number of the input whose gradient it is.
+    /// Index of the input.
     pub input: usize,
     pub from: P,
     pub to: P,
@@ -52,24 +53,24 @@ pub(crate) struct NodePlan {
     pub d_inputs: [Region; INPUTS],
     pub modes: [Mode; INPUTS],
     pub passes: Vec<Pass<Region>>,
-    /// Whether backward has anything to do.
+    /// Whether there is a backward pass.
     pub backward: bool,
-    /// Parameters in the order of the layer, by ordinal.
+    /// The layer's parameters in order, by ordinal.
     pub ordinals: Vec<usize>,
-    /// For each of them: whether a later layer has already written its gradient.
+    /// For each parameter, whether a later layer has already written its gradient.
     pub written: Vec<bool>,
-    /// Ordinals that are final after this node, ascending.
+    /// Ordinals of the parameters that are final after this node, ascending.
     pub finished: Vec<usize>,
     /// Range of its statistics.
     pub statistics: std::ops::Range<usize>,
 }
 
-/// What a device asks of places in memory.
+/// Memory alignment that a device requires.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Alignment {
-    /// Bytes of which every address is a multiple.
+    /// Address alignment in bytes.
     pub address: usize,
-    /// Numbers of which the pitch of a tensor's rows is a multiple; 1: rows follow each other without gaps.
+    /// Row-pitch alignment in elements; 1 for contiguous rows.
     pub row: usize,
 }
 
@@ -77,11 +78,11 @@ pub(crate) struct NetworkPlan {
     pub layout: Layout,
     pub nodes: Vec<NodePlan>,
     pub bytes: usize,
-    /// What the arena would take if every number had 32 bits.
+    /// Arena size if every element were f32.
     pub bytes_f32: usize,
 }
 
-/// Buffers by index, before they have places.
+/// Buffers before they are placed, by index.
 #[derive(Default)]
 struct Buffers {
     sizes: Vec<(usize, Format)>,
@@ -114,15 +115,15 @@ impl Buffers {
     }
 }
 
-/// Parameters in the order in which backward finishes them: the reverse of the first layer that uses them; within a
-/// layer, in its own order.
-fn lay_out(graph: &Graph) -> Result<(Layout, Vec<usize>), ModelError> {
+/// Parameters in the order in which backward completes them: the reverse of the first layer that
+/// uses them; within a layer, in the layer's order.
+fn lay_out_parameters(graph: &Graph) -> Result<(Layout, Vec<usize>), ModelError> {
     let mut first = vec![usize::MAX; graph.parameters.len()];
     for (index, node) in graph.nodes.iter().enumerate().rev() {
         node.parameters.iter().for_each(|&parameter| first[parameter] = index);
     }
     if let Some(unused) = graph.parameters.iter().find(|parameter| !parameter.used) {
-        return Err(ModelError::Unused { parameter: unused.name.clone() });
+        return Err(ModelError::UnusedParameter { parameter: unused.name.clone() });
     }
     let mut layout = Layout::default();
     let mut ordinals = vec![0; graph.parameters.len()];
@@ -140,12 +141,12 @@ fn lay_out(graph: &Graph) -> Result<(Layout, Vec<usize>), ModelError> {
     let mut names: Vec<&str> = layout.parameters.iter().map(|parameter| parameter.name.as_str()).collect();
     names.sort_unstable();
     if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(ModelError::Twice { parameter: pair[0].to_owned() });
+        return Err(ModelError::DuplicateParameter { parameter: pair[0].to_owned() });
     }
     Ok((layout, ordinals))
 }
 
-/// A node before places are known: buffers by index.
+/// A node before buffers are placed; buffers are given by index.
 struct Draft {
     needs: Needs,
     saved: usize,
@@ -160,19 +161,20 @@ struct Draft {
 }
 
 impl NetworkPlan {
-    /// For a device: how it lays out memory, and what a layer needs there.
+    /// Plans a graph for a device with the given alignment; `needs` returns a layer's memory needs
+    /// on that device.
     ///
     /// # Errors
-    /// Those of `needs`, or the graph is not a valid network.
+    /// The errors of `needs`, or the graph is not a valid network.
     pub fn new<E: From<ModelError>>(
         graph: &Graph,
         alignment: Alignment,
         needs: &dyn Fn(&Node) -> Result<Needs, E>,
     ) -> Result<NetworkPlan, E> {
-        let (layout, ordinals) = lay_out(graph)?;
+        let (layout, ordinals) = lay_out_parameters(graph)?;
         let n = graph.nodes.len();
         let mut buffers = Buffers::default();
-        // Tensors are alive from their producer to their last reader in forward.
+        // A tensor is alive from its producer to its last reader in forward.
         let value =
             |tensor: &TensorInfo| buffers.new_at(tensor.pitched_len(alignment.row), graph.format(), tensor.producer);
         let values: Vec<usize> = graph.tensors.iter().map(value).collect();
@@ -215,7 +217,7 @@ impl NetworkPlan {
         Ok(plan)
     }
 
-    /// What the unsafe code of the arena relies on.
+    /// Asserts the invariants that the arena's unsafe code relies on.
     fn check(&self) {
         for node in &self.nodes {
             let forward = [node.output, node.saved, node.kept, node.scratch];
@@ -228,7 +230,7 @@ impl NetworkPlan {
             }
             for pass in &node.passes {
                 assert!(disjoint(self.bytes, &[pass.from], &[pass.to]), "invariant: a pass goes elsewhere");
-                // The memory that is added to must survive the layer.
+                // The sum being added to must survive the layer.
                 let own: Vec<Region> = written.iter().filter(|place| **place != pass.to).copied().collect();
                 assert!(disjoint(self.bytes, &own, &[pass.to]), "invariant: the layer leaves the sum alone");
             }
@@ -254,7 +256,7 @@ fn draft(
     let d_output = node.output.and_then(|output| gradients[output]);
     let differentiable = !node.parameters.is_empty() || node.inputs.iter().any(|&t| graph.tensors[t].differentiable);
     if let (Some(_), None, true) = (node.output, d_output, differentiable) {
-        return Err(ModelError::Loose { layer: node.name.clone() });
+        return Err(ModelError::UnusedOutput { layer: node.name.clone() });
     }
     if needs.output && differentiable && node.output.is_some_and(|output| d_output == Some(values[output])) {
         return Err(ModelError::Overwritten { layer: node.name.clone() });
@@ -288,7 +290,7 @@ fn draft(
                 passes.push(Pass { input: k, from, to, add });
                 Some(to)
             };
-            // A layer adds to what other layers have delivered, not to what it delivers itself for the same tensor.
+            // A layer adds to the gradients of other layers, not to its own for the same tensor.
             let own_sum = |sum: usize| d_inputs.contains(&Some(sum)) || d_output == Some(sum);
             let gradient;
             (modes[k], d_inputs[k], gradient) = match (gradients[input], needs.flow[k], d_output) {

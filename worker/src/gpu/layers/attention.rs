@@ -1,4 +1,5 @@
-//! Self-attention: one operation of cuDNN each way, where it computes it, else kernels of ours. Either goes on from what the other has kept.
+//! Self-attention: one cuDNN op per direction if supported, otherwise our own kernels. Both use the
+//! same saved tensors.
 
 use super::{FLOAT, Lowering};
 use crate::cpu::Format;
@@ -16,7 +17,7 @@ pub(super) fn kernels_of(shape: &AttentionShape, of: Format) -> Result<Attention
     Ok(Attention::new(format::attention(shape, of)?)?)
 }
 
-/// Numbers of 32 bits of scratch memory.
+/// Scratch memory in f32 elements.
 pub(super) fn backward_scratch(shape: &AttentionShape, target: &Target, of: Format) -> Result<usize, Reason> {
     let kind = AttentionKind { shape: *shape, format: of, backward: true };
     if target.cudnn.workspace(&CudnnKind::Attention(kind)).is_none() {
@@ -55,7 +56,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         Ok(())
     }
 
-    /// Makes it an operation of cuDNN, if that computes it.
+    /// Lowers to a cuDNN op if supported; returns whether it is.
     fn fused(&mut self, shape: &AttentionShape, backward: bool, on: AttentionPass<M>) -> bool {
         let kind = AttentionKind { shape: *shape, format: self.format, backward };
         let known = CudnnKind::Attention(kind);

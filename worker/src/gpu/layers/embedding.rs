@@ -1,4 +1,4 @@
-//! Sums of rows of tables, and the gradients of these tables.
+//! Embeddings, and the gradients of their tables.
 
 use super::{Lowering, rows, size};
 use crate::cpu::Format;
@@ -39,7 +39,8 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         self.table_backward(tables, places, (Table::Tokens, tables.tokens(), tables.vocabulary))
     }
 
-    /// Of a table: its number among the parameters, and its rows. The kernels add, because most rows of a table get nothing from a batch.
+    /// Computes the gradient of a table, given by its parameter index and number of rows. The
+    /// kernels add, because most rows of a table are not used by a batch.
     fn table_backward(
         &mut self,
         tables: &Tables,

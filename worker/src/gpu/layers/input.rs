@@ -1,4 +1,4 @@
-//! Samples of a batch.
+//! Input samples.
 
 use super::{Lowering, rows, size};
 use crate::cpu::Format;
@@ -14,7 +14,8 @@ pub(super) fn features(features: &Features, format: Format) -> Result<Input, Rea
     Ok(Input::new(rows(features.width, format)?, size(features.rows)?, None)?)
 }
 
-/// `is_normalised`: by the reader, so that numbers come instead of bytes.
+/// `is_normalised`: whether the reader has normalised the images, so that they are floats instead
+/// of bytes.
 pub(super) fn pixels(pixels: &Pixels, format: Format, is_normalised: bool) -> Result<Input, Reason> {
     let channels = pixels.channels.len();
     let count = size(pixels.count * channels / pixels.width)?;

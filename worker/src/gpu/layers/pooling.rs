@@ -1,4 +1,4 @@
-//! Pooling of images.
+//! Image pooling.
 
 use super::{Lowering, adds, rows, size, windows};
 use crate::cpu::Format;

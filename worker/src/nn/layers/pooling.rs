@@ -1,11 +1,11 @@
-//! Pooling of images.
+//! Image pooling.
 
 use crate::cpu::Cpu;
 use crate::cpu::ops::{self, Window};
 use crate::cpu::values::with_format;
 use crate::nn::{Backward, Form, Forward, Graph, Layer, ModelError, Needs, Tensor};
 
-/// The largest value of each window of `kernel` x `kernel` pixels and channel.
+/// The maximum of each window of `kernel` x `kernel` pixels, per channel.
 ///
 /// # Errors
 /// The input is not an image, or smaller than the window.
@@ -51,7 +51,7 @@ impl Layer for MaxPool {
     }
 
     fn needs(&self, _: &Cpu) -> Needs {
-        // One byte per result: its position in the window.
+        // One byte per output: its index in the window.
         Needs { saved: self.outputs().div_ceil(4), ..Needs::default() }
     }
 
@@ -71,7 +71,7 @@ impl Layer for MaxPool {
     }
 }
 
-/// The mean over all pixels: `[batch, height, width, channels]` to `[batch, channels]`.
+/// Mean over all pixels: `[batch, height, width, channels]` to `[batch, channels]`.
 ///
 /// # Errors
 /// The input is not an image.
@@ -82,12 +82,12 @@ pub fn average_pool(graph: &mut Graph, name: &str, x: Tensor) -> Result<Tensor, 
     graph.add(name, AveragePool { batch, pixels: height * width, channels }, &[x], &[], &[], &[batch, channels])
 }
 
-/// The mean over pixels: `[batch, pixels, channels]` to `[batch, channels]`.
+/// Mean over pixels: `[batch, pixels, channels]` to `[batch, channels]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AveragePool {
     pub batch: usize,
-    /// Of an image.
+    /// Pixels per image.
     pub pixels: usize,
     pub channels: usize,
 }

@@ -1,4 +1,4 @@
-//! The program of a network: what the plan of its layers and the buckets of its gradients come to.
+//! Records a network's program from its plan and its gradient buckets.
 
 use super::{Access, Content, Event, Lane, Memory, Program, Step, Work};
 use crate::nn::arena::Region;
@@ -7,21 +7,21 @@ use crate::nn::layout::{Bucket, Layout};
 use crate::nn::plan::{Mode, NetworkPlan, NodePlan};
 use std::ops::Range;
 
-/// How the gradients of a step are reduced.
+/// How a step's gradients are reduced.
 #[derive(Debug, Clone, Copy)]
 pub struct Reductions<'a> {
-    /// Ranges of the gradients, in the order in which backward completes them.
+    /// Gradient ranges, in the order in which backward completes them.
     pub buckets: &'a [Bucket],
-    /// The buckets of each all-reduce, in order; together all of them.
+    /// The buckets of each all-reduce, in order; together they cover all buckets.
     pub runs: &'a [Range<usize>],
-    /// Communicators, at least 1: all-reduce `i` goes to communicator `i % lanes`.
+    /// Number of communicators, at least 1: all-reduce `i` uses communicator `i % lanes`.
     pub lanes: usize,
-    /// Micro-batches of the step, at least 1.
+    /// Micro-batches per step, at least 1.
     pub micro_batches: usize,
 }
 
 impl Program {
-    /// Of one training step: all micro-batches, the all-reduces, the optimizer.
+    /// Records one training step: all micro-batches, the all-reduces, the optimizer.
     pub(crate) fn record(nodes: &[Node], plan: &NetworkPlan, reductions: &Reductions<'_>) -> Program {
         let tensors = nodes.iter().filter(|node| node.output.is_some()).map(|node| node.name.as_str()).collect();
         let mut recorder = Recorder { layout: &plan.layout, tensors, steps: Vec::new() };
@@ -42,12 +42,12 @@ impl Program {
     }
 }
 
-/// Bytes of a weight or gradient.
+/// Bytes per weight or gradient.
 const FLOAT: usize = size_of::<f32>();
 
 struct Recorder<'a> {
     layout: &'a Layout,
-    /// Name of each tensor: that of the layer that computes it.
+    /// Name of each tensor, taken from the layer that computes it.
     tensors: Vec<&'a str>,
     steps: Vec<Step>,
 }
@@ -93,7 +93,7 @@ impl Recorder<'_> {
         self.push(Lane::Compute, Work::Forward(name(), node.layer.form()), reads, writes);
     }
 
-    /// `adds`: to the gradients of earlier micro-batches.
+    /// `adds`: whether to add to the gradients of earlier micro-batches.
     fn backward(&mut self, node: &Node, places: &NodePlan, adds: bool) {
         let name = || node.name.clone();
         let scratch = |place: &Region| in_arena(place, Content::Scratch(name()));
@@ -108,7 +108,7 @@ impl Recorder<'_> {
         reads.extend(in_arena(&places.saved, Content::Saved(name())));
         reads.extend(in_arena(&places.kept, Content::Kept(name())));
         reads.extend(self.weights(&places.ordinals));
-        // A layer may do what it likes with these.
+        // A layer can overwrite all of these.
         for place in [&places.backward_scratch, &places.saved, &places.kept, &places.d_output] {
             writes.extend(scratch(place));
         }
@@ -145,7 +145,7 @@ impl Recorder<'_> {
         }
     }
 
-    /// Starts the all-reduce that this gradient completes, if there is one.
+    /// Starts the all-reduce that this gradient completes, if any.
     fn reduce_after(&mut self, ordinal: usize, reductions: &Reductions<'_>) {
         let Reductions { buckets, runs, lanes, .. } = *reductions;
         let ends = |run: &Range<usize>| buckets[run.end - 1].last == ordinal;
@@ -181,12 +181,12 @@ fn sum(index: usize, bucket: &Bucket) -> Access {
     access(Memory::Gradients, bucket.range.clone(), Content::Sum(index))
 }
 
-/// `numbers`: of 32 bits.
+/// `numbers`: range in f32 elements.
 fn access(memory: Memory, numbers: Range<usize>, content: Content) -> Access {
     Access { memory, range: FLOAT * numbers.start..FLOAT * numbers.end, content }
 }
 
-/// `None` for an empty place.
+/// `None` for an empty region.
 fn in_arena(place: &Region, content: Content) -> Option<Access> {
     let range = place.offset..place.offset + place.bytes();
     (!range.is_empty()).then_some(Access { memory: Memory::Arena, range, content })
