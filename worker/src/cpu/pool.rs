@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+    fn a_panic_reaches_the_caller_and_the_pool_survives() {
         for threads in [1, 3] {
             let pool = Pool::new(threads);
             for victim in 0..8 {

@@ -155,10 +155,10 @@ fn synthetic_counts(source: &Synthetic, data: &Data, seed: u64, digest: &mut Xxh
 fn classes(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Opened, DataError> {
     let path = |path: &str| -> PathBuf { files::absolute(Path::new(path)) };
     // Not needed for formats that are a directory: their error names the first missing file.
-    let there = |path: PathBuf| files::kind(&path).map(|_| path);
+    let existing = |path: PathBuf| files::kind(&path).map(|_| path);
     let loaded = match &data.source {
-        Source::Cifar10(files) => cifar::load(&there(path(&files.path))?, MAX_BYTES)?,
-        Source::Idx(files) => idx::load(&there(path(&files.path))?, MAX_BYTES)?,
+        Source::Cifar10(files) => cifar::load(&existing(path(&files.path))?, MAX_BYTES)?,
+        Source::Idx(files) => idx::load(&existing(path(&files.path))?, MAX_BYTES)?,
         Source::Csv(file) => csv::load(file, reader.max_bad_samples, MAX_BYTES)?,
         Source::SafeTensors(files) => arrays::load(&path(&files.path), MAX_BYTES)?,
         Source::ImageFolder(files) => {

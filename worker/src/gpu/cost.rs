@@ -43,7 +43,7 @@ pub(super) fn pass_costs(plan: &Plan, update: &Update, adds: bool) -> Result<Vec
     Ok(all)
 }
 
-/// The layers of these costs, in the same order; ops without a layer, such as the loss's, supports
+/// The layers of these costs, in the same order; ops without a layer, such as the loss's, have
 /// an empty name.
 pub(super) fn layers(plan: &Plan, update: &Update, adds: bool) -> Result<Vec<String>, Refused> {
     let layers = ordered_launches(plan, adds)?.into_iter().map(|launch| launch.layer);

@@ -176,42 +176,42 @@ pub(super) struct Lowering<'a, M> {
 }
 
 impl<M: kernels::Memory> Lowering<'_, M> {
-    pub fn forward(&mut self, computed: &Computed, places: &NodePlan) -> Result<(), Reason> {
+    pub fn forward(&mut self, computed: &Computed, regions: &NodePlan) -> Result<(), Reason> {
         match &computed.form {
-            Form::Features(features) => self.features(features, places)?,
-            Form::Pixels(pixels) => self.pixels(pixels, computed, places)?,
-            Form::Embedding(tables) => self.embedding(tables, places)?,
-            Form::Product(product) => self.product(product, places)?,
-            Form::Attention(shape) => self.attention(shape, places)?,
-            Form::Rows(selected) => self.rows(selected, computed, places)?,
-            Form::LayerNorm(norm) => self.layer_norm(norm, places)?,
-            Form::BatchNorm(norm) => self.batch_norm(norm, places)?,
-            Form::Convolution(shape) => self.convolution(shape, places)?,
-            Form::MaxPool(window) => self.max_pool(window, places)?,
-            Form::AveragePool(pool) => self.average_pool(pool, places)?,
+            Form::Features(features) => self.features(features, regions)?,
+            Form::Pixels(pixels) => self.pixels(pixels, computed, regions)?,
+            Form::Embedding(tables) => self.embedding(tables, regions)?,
+            Form::Product(product) => self.product(product, regions)?,
+            Form::Attention(shape) => self.attention(shape, regions)?,
+            Form::Rows(selected) => self.rows(selected, computed, regions)?,
+            Form::LayerNorm(norm) => self.layer_norm(norm, regions)?,
+            Form::BatchNorm(norm) => self.batch_norm(norm, regions)?,
+            Form::Convolution(shape) => self.convolution(shape, regions)?,
+            Form::MaxPool(window) => self.max_pool(window, regions)?,
+            Form::AveragePool(pool) => self.average_pool(pool, regions)?,
             // In training, backward computes the loss together with its gradient.
-            Form::CrossEntropy(loss) if self.evaluates => self.cross_entropy(loss, computed, places)?,
+            Form::CrossEntropy(loss) if self.evaluates => self.cross_entropy(loss, computed, regions)?,
             // See `needs`.
             _ => {}
         }
         Ok(())
     }
 
-    pub fn backward(&mut self, computed: &Computed, places: &NodePlan) -> Result<(), Reason> {
+    pub fn backward(&mut self, computed: &Computed, regions: &NodePlan) -> Result<(), Reason> {
         match &computed.form {
-            Form::Embedding(tables) => self.embedding_backward(tables, places)?,
-            Form::Product(product) => self.product_backward(product, places)?,
-            Form::Attention(shape) => self.attention_backward(shape, places)?,
-            Form::Rows(selected) => self.rows_backward(selected, computed, places)?,
-            Form::LayerNorm(norm) => self.layer_norm_backward(norm, places)?,
-            Form::BatchNorm(norm) => self.batch_norm_backward(norm, places)?,
-            Form::Convolution(shape) => self.convolution_backward(shape, places)?,
-            Form::MaxPool(window) => self.max_pool_backward(window, places)?,
-            Form::AveragePool(pool) => self.average_pool_backward(pool, places)?,
-            Form::CrossEntropy(loss) => self.cross_entropy(loss, computed, places)?,
+            Form::Embedding(tables) => self.embedding_backward(tables, regions)?,
+            Form::Product(product) => self.product_backward(product, regions)?,
+            Form::Attention(shape) => self.attention_backward(shape, regions)?,
+            Form::Rows(selected) => self.rows_backward(selected, computed, regions)?,
+            Form::LayerNorm(norm) => self.layer_norm_backward(norm, regions)?,
+            Form::BatchNorm(norm) => self.batch_norm_backward(norm, regions)?,
+            Form::Convolution(shape) => self.convolution_backward(shape, regions)?,
+            Form::MaxPool(window) => self.max_pool_backward(window, regions)?,
+            Form::AveragePool(pool) => self.average_pool_backward(pool, regions)?,
+            Form::CrossEntropy(loss) => self.cross_entropy(loss, computed, regions)?,
             _ => {}
         }
-        places.passes.iter().try_for_each(|pass| self.pass(widths(&computed.form).0[pass.input], pass))
+        regions.passes.iter().try_for_each(|pass| self.pass(widths(&computed.form).0[pass.input], pass))
     }
 
     /// `width`: row width of the gradient.
@@ -239,26 +239,26 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         (self.place)(Span { memory, at: FLOAT * from, bytes: FLOAT * len })
     }
 
-    fn arena(&self, place: &Region) -> M {
-        (self.place)(Span { memory: Memory::Arena, at: place.offset, bytes: place.bytes() })
+    fn arena(&self, region: &Region) -> M {
+        (self.place)(Span { memory: Memory::Arena, at: region.offset, bytes: region.bytes() })
     }
 
     /// A tensor as a matrix.
-    fn matrix(&self, place: &Region, rows: usize, columns: usize) -> Matrix<M> {
-        self.rows_from(place, 0, rows, columns)
+    fn matrix(&self, region: &Region, rows: usize, columns: usize) -> Matrix<M> {
+        self.rows_from(region, 0, rows, columns)
     }
 
     /// Rows of a tensor from row `first` on.
-    fn rows_from(&self, place: &Region, first: usize, rows: usize, columns: usize) -> Matrix<M> {
-        let (pitch, format) = (pitch(columns, place.format), place.format);
-        let offset = place.offset + first * pitch * format.size();
+    fn rows_from(&self, region: &Region, first: usize, rows: usize, columns: usize) -> Matrix<M> {
+        let (pitch, format) = (pitch(columns, region.format), region.format);
+        let offset = region.offset + first * pitch * format.size();
         let memory = self.arena(&Region { offset, len: rows * pitch, format });
         Matrix { memory, rows, columns, pitch, format: number(format), is_transposed: false }
     }
 
     /// A layer's weight matrix, its first parameter, in the compute format.
-    fn weight(&self, rows: usize, columns: usize, places: &NodePlan) -> Matrix<M> {
-        let memory = self.rounded(places.ordinals[0]);
+    fn weight(&self, rows: usize, columns: usize, regions: &NodePlan) -> Matrix<M> {
+        let memory = self.rounded(regions.ordinals[0]);
         Matrix { memory, rows, columns, pitch: columns, format: number(self.format), is_transposed: false }
     }
 
@@ -277,8 +277,8 @@ impl<M: kernels::Memory> Lowering<'_, M> {
     }
 
     /// The gradient of a layer's parameter, and whether to add to its contents.
-    fn gradient(&self, places: &NodePlan, index: usize) -> (M, bool) {
-        let adds = self.adds || places.written[index];
-        (self.parameter(Memory::Gradients, places.ordinals[index]), adds)
+    fn gradient(&self, regions: &NodePlan, index: usize) -> (M, bool) {
+        let adds = self.adds || regions.written[index];
+        (self.parameter(Memory::Gradients, regions.ordinals[index]), adds)
     }
 }

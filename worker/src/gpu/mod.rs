@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! nn::Graph -> forms -> Needs -> memory plan (nn) -> Plan::launches -> Launch: kernel, product,
-//!                └─ Refused                           convolution, attention or copy, with its memory
+//!                └─ Refused                        convolution, attention or copy, with its memory
 //! ```
 //!
 //! A layer describes its operation ([`crate::nn::Form`]), and [`Plan`] lowers it. Layers without a

@@ -191,13 +191,13 @@ impl Plan {
         let mut parts: Vec<_> = self.nodes.iter().zip(&self.computed).zip(&self.plan.nodes).collect();
         if backward {
             parts.reverse();
-            parts.retain(|(_, places)| places.backward);
+            parts.retain(|(_, regions)| regions.backward);
         }
         let mut launches = Vec::new();
-        for ((node, computed), places) in parts {
+        for ((node, computed), regions) in parts {
             let lowered = match backward {
-                true => lowering.backward(computed, places),
-                false => lowering.forward(computed, places),
+                true => lowering.backward(computed, regions),
+                false => lowering.forward(computed, regions),
             };
             lowered.map_err(|reason| reason.of(&node.name, node.layer.kind()))?;
             let works = std::mem::take(&mut lowering.works);

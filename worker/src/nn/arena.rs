@@ -19,7 +19,7 @@ impl Region {
         self.len * self.format.size()
     }
 
-    fn meets(&self, other: &Region) -> bool {
+    fn overlaps(&self, other: &Region) -> bool {
         self.len > 0
             && other.len > 0
             && self.offset < other.offset + other.bytes()
@@ -30,10 +30,10 @@ impl Region {
 /// Whether the regions in `written` are disjoint from all other regions of both lists, and all end
 /// within `bytes`, as [`Arena::write`] requires.
 pub(super) fn disjoint(bytes: usize, read: &[Region], written: &[Region]) -> bool {
-    let inside = |place: &Region| place.len == 0 || place.offset + place.bytes() <= bytes;
+    let inside = |region: &Region| region.len == 0 || region.offset + region.bytes() <= bytes;
     read.iter().chain(written).all(inside)
-        && written.iter().enumerate().all(|(i, place)| {
-            !read.iter().any(|other| place.meets(other)) && !written[..i].iter().any(|other| place.meets(other))
+        && written.iter().enumerate().all(|(i, region)| {
+            !read.iter().any(|other| region.overlaps(other)) && !written[..i].iter().any(|other| region.meets(other))
         })
 }
 
@@ -62,19 +62,19 @@ impl Arena {
         self.bytes
     }
 
-    fn start(&self, place: &Region) -> *mut u8 {
-        debug_assert!(place.len == 0 || place.offset + place.bytes() <= self.bytes, "place in the arena");
-        self.base.wrapping_add(place.offset)
+    fn start(&self, region: &Region) -> *mut u8 {
+        debug_assert!(region.len == 0 || region.offset + region.bytes() <= self.bytes, "region in the arena");
+        self.base.wrapping_add(region.offset)
     }
 
     /// # Safety
     /// The region is inside the arena, and nothing writes to it while the slice is alive.
-    pub unsafe fn read<'a>(&self, place: &Region) -> Values<'a> {
-        let (start, len) = (self.start(place), place.len);
+    pub unsafe fn read<'a>(&self, region: &Region) -> Values<'a> {
+        let (start, len) = (self.start(region), region.len);
         // SAFETY: regions are aligned to cache lines and hold `len` elements; all bit patterns are
         // valid values; the rest is promised by the caller.
         unsafe {
-            match place.format {
+            match region.format {
                 Format::F32 => Values::F32(std::slice::from_raw_parts(start.cast::<f32>(), len)),
                 Format::Bf16 => Values::Bf16(std::slice::from_raw_parts(start.cast::<bf16>(), len)),
                 Format::F16 => Values::F16(std::slice::from_raw_parts(start.cast::<f16>(), len)),
@@ -85,11 +85,11 @@ impl Arena {
     /// # Safety
     /// The region is inside the arena, and nothing else reads or writes it while the slice is
     /// alive.
-    pub unsafe fn write<'a>(&self, place: &Region) -> ValuesMut<'a> {
-        let (start, len) = (self.start(place), place.len);
+    pub unsafe fn write<'a>(&self, region: &Region) -> ValuesMut<'a> {
+        let (start, len) = (self.start(region), region.len);
         // SAFETY: as in `read`.
         unsafe {
-            match place.format {
+            match region.format {
                 Format::F32 => ValuesMut::F32(std::slice::from_raw_parts_mut(start.cast::<f32>(), len)),
                 Format::Bf16 => ValuesMut::Bf16(std::slice::from_raw_parts_mut(start.cast::<bf16>(), len)),
                 Format::F16 => ValuesMut::F16(std::slice::from_raw_parts_mut(start.cast::<f16>(), len)),
@@ -99,9 +99,9 @@ impl Arena {
 
     /// # Safety
     /// As [`Arena::write`]; the region holds f32.
-    pub unsafe fn floats<'a>(&self, place: &Region) -> &'a mut [f32] {
+    pub unsafe fn floats<'a>(&self, region: &Region) -> &'a mut [f32] {
         // SAFETY: as promised by the caller.
-        match unsafe { self.write(place) } {
+        match unsafe { self.write(region) } {
             ValuesMut::F32(floats) => floats,
             _ => &mut [],
         }

@@ -9,7 +9,7 @@ pub(super) struct Span {
 }
 
 impl Span {
-    fn meets(&self, other: &Span) -> bool {
+    fn overlaps(&self, other: &Span) -> bool {
         self.from <= other.to && other.from <= self.to
     }
 }
@@ -29,7 +29,7 @@ pub(super) fn place(spans: &[Span], alignment: usize) -> Option<(Vec<usize>, usi
     for i in order {
         let mut at = 0usize;
         for &j in &placed {
-            if !spans[i].meets(&spans[j]) {
+            if !spans[i].overlaps(&spans[j]) {
                 continue;
             }
             if at.checked_add(spans[i].bytes)? <= offsets[j] {
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn activations_and_gradients_of_a_chain_fit_tightly() {
+    fn activations_and_gradients_of_a_chain_are_packed_tightly() {
         // Forward i keeps its output until backward i; gradients live for two steps.
         let n = 40;
         let mut spans: Vec<Span> = (0..n).map(|i| Span { bytes: 640, from: i, to: 2 * n - 1 - i }).collect();
@@ -69,7 +69,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn buffers_alive_together_are_apart(
+        fn live_buffers_do_not_overlap(
             raw in proptest::collection::vec((0usize..5_000, 0usize..30, 0usize..15), 1..60),
             alignment in proptest::sample::select(vec![64usize, 256])
         ) {
@@ -83,7 +83,7 @@ mod tests {
                 for j in 0..i {
                     let apart = offsets[i] + spans[i].bytes <= offsets[j] || offsets[j] + spans[j].bytes <= offsets[i];
                     let empty = spans[i].bytes == 0 || spans[j].bytes == 0;
-                    prop_assert!(apart || empty || !spans[i].meets(&spans[j]), "{} and {}", i, j);
+                    prop_assert!(apart || empty || !spans[i].overlaps(&spans[j]), "{} and {}", i, j);
                 }
             }
         }

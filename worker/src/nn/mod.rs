@@ -3,7 +3,7 @@
 //! ```text
 //! Model::build(&mut Graph)   layers, tensors, parameters
 //!   └─> NetworkPlan          order of parameters, readers and writers, offsets in one arena
-//!         └─> Network        forward(weights, batch) -> loss, backward(weights, batch) -> GradientSink
+//!         └─> Network    forward(weights, batch) -> loss, backward(weights, batch) -> GradientSink
 //! ```
 //!
 //! A layer is an object with a forward pass and a hand-written backward pass ([`Layer`]).

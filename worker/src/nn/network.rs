@@ -149,26 +149,26 @@ impl Network {
         assert_eq!(weights.master.len(), plan.layout.len, "length of the weights");
         operations.clear();
         let mut loss_sums = LossSums::default();
-        for (index, (node, places)) in nodes.iter_mut().zip(&plan.nodes).enumerate() {
+        for (index, (node, regions)) in nodes.iter_mut().zip(&plan.nodes).enumerate() {
             position.store(index as u32, Ordering::Relaxed);
             let start = recording.then(Instant::now);
             let statistics = if training {
-                Statistics::Batch(&mut batch_statistics[places.statistics.clone()])
+                Statistics::Batch(&mut batch_statistics[regions.statistics.clone()])
             } else {
-                Statistics::Running(&weights.statistics[places.statistics.clone()])
+                Statistics::Running(&weights.statistics[regions.statistics.clone()])
             };
             // SAFETY: `NetworkPlan::check` asserted that written regions are disjoint from all
             // others, and one layer runs at a time.
             let (inputs, output, saved, kept, scratch) = unsafe {
                 (
-                    read(arena, &places.inputs),
-                    arena.write(&places.output),
-                    arena.floats(&places.saved),
-                    arena.write(&places.kept),
-                    arena.floats(&places.scratch),
+                    read(arena, &regions.inputs),
+                    arena.write(&regions.output),
+                    arena.floats(&regions.saved),
+                    arena.write(&regions.kept),
+                    arena.floats(&regions.scratch),
                 )
             };
-            let parameters = Parameters { layout: &plan.layout, ordinals: &places.ordinals, weights };
+            let parameters = Parameters { layout: &plan.layout, ordinals: &regions.ordinals, weights };
             node.layer.forward(&mut Forward {
                 inputs,
                 output,
@@ -190,8 +190,8 @@ impl Network {
     /// must have used the same weights and batch.
     pub fn backward(&mut self, weights: Weights<'_>, batch: &Batch, scale: f32, sink: &mut dyn GradientSink) {
         let Network { nodes, plan, arena, kernels, recording, operations, position, .. } = self;
-        for (index, (node, places)) in nodes.iter_mut().zip(&plan.nodes).enumerate().rev() {
-            if !places.backward {
+        for (index, (node, regions)) in nodes.iter_mut().zip(&plan.nodes).enumerate().rev() {
+            if !regions.backward {
                 continue;
             }
             position.store(index as u32, Ordering::Relaxed);
@@ -200,16 +200,16 @@ impl Network {
             // handed out.
             let (inputs, output, d_output, d_inputs, saved, kept, scratch) = unsafe {
                 (
-                    read(arena, &places.backward_inputs),
-                    arena.read(&places.backward_output),
-                    arena.write(&places.d_output),
-                    gradients(arena, places),
-                    arena.floats(&places.saved),
-                    arena.write(&places.kept),
-                    arena.floats(&places.backward_scratch),
+                    read(arena, &regions.backward_inputs),
+                    arena.read(&regions.backward_output),
+                    arena.write(&regions.d_output),
+                    gradients(arena, regions),
+                    arena.floats(&regions.saved),
+                    arena.write(&regions.kept),
+                    arena.floats(&regions.backward_scratch),
                 )
             };
-            let parameters = Parameters { layout: &plan.layout, ordinals: &places.ordinals, weights };
+            let parameters = Parameters { layout: &plan.layout, ordinals: &regions.ordinals, weights };
             node.layer.backward(&mut Backward {
                 inputs,
                 output,
@@ -222,10 +222,10 @@ impl Network {
                 kernels,
                 scale,
                 parameters,
-                gradients: Gradients { ordinals: &places.ordinals, written: &places.written, sink: &mut *sink },
+                gradients: Gradients { ordinals: &regions.ordinals, written: &regions.written, sink: &mut *sink },
             });
-            pass_on(arena, places, &kernels.cpu);
-            places.finished.iter().for_each(|&ordinal| sink.finished(ordinal));
+            pass_on(arena, regions, &kernels.cpu);
+            regions.finished.iter().for_each(|&ordinal| sink.finished(ordinal));
             record_operation(operations, start, index, true);
         }
     }
@@ -239,18 +239,18 @@ fn record_operation(operations: &mut Vec<Operation>, start: Option<Instant>, ind
 
 /// # Safety
 /// As [`Arena::read`].
-unsafe fn read<'a>(arena: &Arena, places: &[Region; INPUTS]) -> [Values<'a>; INPUTS] {
+unsafe fn read<'a>(arena: &Arena, regions: &[Region; INPUTS]) -> [Values<'a>; INPUTS] {
     // SAFETY: as promised by the caller.
-    std::array::from_fn(|k| unsafe { arena.read(&places[k]) })
+    std::array::from_fn(|k| unsafe { arena.read(&regions[k]) })
 }
 
 /// # Safety
 /// As [`Arena::write`].
-unsafe fn gradients<'a>(arena: &Arena, places: &NodePlan) -> [InputGradient<'a>; INPUTS] {
+unsafe fn gradients<'a>(arena: &Arena, regions: &NodePlan) -> [InputGradient<'a>; INPUTS] {
     std::array::from_fn(|k| {
         // SAFETY: as promised by the caller.
-        let memory = || unsafe { arena.write(&places.d_inputs[k]) };
-        match places.modes[k] {
+        let memory = || unsafe { arena.write(&regions.d_inputs[k]) };
+        match regions.modes[k] {
             Mode::None => InputGradient::None,
             Mode::Write => InputGradient::Write(memory()),
             Mode::Add => InputGradient::Add(memory()),
@@ -261,8 +261,8 @@ unsafe fn gradients<'a>(arena: &Arena, places: &NodePlan) -> [InputGradient<'a>;
 }
 
 /// Copies or adds gradients to their destinations.
-fn pass_on(arena: &Arena, places: &NodePlan, cpu: &Cpu) {
-    for pass in &places.passes {
+fn pass_on(arena: &Arena, regions: &NodePlan, cpu: &Cpu) {
+    for pass in &regions.passes {
         // SAFETY: the layer has released its slices, and `NetworkPlan::check` asserted that the two
         // regions are disjoint.
         let (from, mut to) = unsafe { (arena.read(&pass.from), arena.write(&pass.to)) };

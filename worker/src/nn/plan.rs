@@ -110,8 +110,8 @@ impl Buffers {
             .map(|(&(len, own), &(from, to))| Some(Span { bytes: len.checked_mul(format(own).size())?, from, to }))
             .collect();
         let (offsets, bytes) = memory::place(&spans?, alignment)?;
-        let places = offsets.iter().zip(&self.sizes);
-        Some((places.map(|(&offset, &(len, own))| Region { offset, len, format: format(own) }).collect(), bytes))
+        let regions = offsets.iter().zip(&self.sizes);
+        Some((regions.map(|(&offset, &(len, own))| Region { offset, len, format: format(own) }).collect(), bytes))
     }
 }
 
@@ -191,7 +191,7 @@ impl NetworkPlan {
             drafts.push(draft(graph, needs(node)?, &mut buffers, &values, &readers, &mut gradients, i, node)?);
         }
         drafts.reverse();
-        let (places, bytes) = buffers.place(alignment.address, false).ok_or(ModelError::TooLarge)?;
+        let (regions, bytes) = buffers.place(alignment.address, false).ok_or(ModelError::TooLarge)?;
         let bytes_f32 = if graph.format() == Format::F32 {
             bytes
         } else {
@@ -201,7 +201,7 @@ impl NetworkPlan {
         let statistics = statistics_ranges(graph);
         let mut nodes: Vec<NodePlan> = Vec::with_capacity(n);
         for (node, (draft, statistics)) in graph.nodes.iter().zip(drafts.iter().zip(statistics)).rev() {
-            nodes.push(node_plan(node, draft, &values, &places, &ordinals, &mut written, statistics));
+            nodes.push(node_plan(node, draft, &values, &regions, &ordinals, &mut written, statistics));
         }
         nodes.reverse();
         // A parameter is final after the first node that uses it.
@@ -221,22 +221,22 @@ impl NetworkPlan {
     fn check(&self) {
         for node in &self.nodes {
             let forward = [node.output, node.saved, node.kept, node.scratch];
-            assert!(disjoint(self.bytes, &node.inputs, &forward), "invariant: places of forward are apart");
+            assert!(disjoint(self.bytes, &node.inputs, &forward), "invariant: regions of forward are apart");
             let mut written = vec![node.d_output, node.saved, node.kept, node.backward_scratch];
-            for (place, mode) in node.d_inputs.iter().zip(node.modes) {
+            for (region, mode) in node.d_inputs.iter().zip(node.modes) {
                 if !matches!(mode, Mode::None | Mode::InPlace) {
-                    written.push(*place);
+                    written.push(*region);
                 }
             }
             for pass in &node.passes {
                 assert!(disjoint(self.bytes, &[pass.from], &[pass.to]), "invariant: a pass goes elsewhere");
                 // The sum being added to must survive the layer.
-                let own: Vec<Region> = written.iter().filter(|place| **place != pass.to).copied().collect();
+                let own: Vec<Region> = written.iter().filter(|region| **region != pass.to).copied().collect();
                 assert!(disjoint(self.bytes, &own, &[pass.to]), "invariant: the layer leaves the sum alone");
             }
             let mut read = node.backward_inputs.to_vec();
             read.push(node.backward_output);
-            assert!(disjoint(self.bytes, &read, &written), "invariant: places of backward are apart");
+            assert!(disjoint(self.bytes, &read, &written), "invariant: regions of backward are apart");
         }
     }
 }
@@ -340,7 +340,7 @@ fn node_plan(
     node: &Node,
     draft: &Draft,
     values: &[usize],
-    places: &[Region],
+    regions: &[Region],
     ordinals: &[usize],
     written: &mut [bool],
     statistics: std::ops::Range<usize>,
@@ -349,13 +349,13 @@ fn node_plan(
     let mut backward_inputs = inputs;
     let mut d_inputs = inputs;
     for (k, &input) in node.inputs.iter().enumerate() {
-        inputs[k] = places[values[input]];
+        inputs[k] = regions[values[input]];
         if draft.backward && draft.needs.inputs[k] && draft.modes[k] != Mode::OverInput {
             backward_inputs[k] = inputs[k];
         }
-        d_inputs[k] = draft.d_inputs[k].map_or(Region::EMPTY, |buffer| places[buffer]);
+        d_inputs[k] = draft.d_inputs[k].map_or(Region::EMPTY, |buffer| regions[buffer]);
     }
-    let output = node.output.map_or(Region::EMPTY, |output| places[values[output]]);
+    let output = node.output.map_or(Region::EMPTY, |output| regions[values[output]]);
     let own: Vec<usize> = node.parameters.iter().map(|&parameter| ordinals[parameter]).collect();
     let before = own.iter().map(|&ordinal| std::mem::replace(&mut written[ordinal], true)).collect();
     NodePlan {
@@ -363,17 +363,17 @@ fn node_plan(
         backward_inputs,
         output,
         backward_output: if draft.backward && draft.needs.output { output } else { Region::EMPTY },
-        saved: places[draft.saved],
-        kept: places[draft.kept],
-        scratch: places[draft.scratch],
-        backward_scratch: places[draft.backward_scratch],
-        d_output: draft.d_output.map_or(Region::EMPTY, |buffer| places[buffer]),
+        saved: regions[draft.saved],
+        kept: regions[draft.kept],
+        scratch: regions[draft.scratch],
+        backward_scratch: regions[draft.backward_scratch],
+        d_output: draft.d_output.map_or(Region::EMPTY, |buffer| regions[buffer]),
         d_inputs,
         modes: draft.modes,
         passes: draft
             .passes
             .iter()
-            .map(|pass| Pass { input: pass.input, from: places[pass.from], to: places[pass.to], add: pass.add })
+            .map(|pass| Pass { input: pass.input, from: regions[pass.from], to: regions[pass.to], add: pass.add })
             .collect(),
         backward: draft.backward,
         ordinals: own,

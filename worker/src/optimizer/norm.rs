@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn clips_the_gradients_without_their_scale() {
+    fn clips_unscaled_gradients() {
         assert_eq!(gradient_scale(100.0, None, 1.0), 1.0);
         assert_eq!(gradient_scale(0.5, Some(1.0), 1.0), 1.0);
         assert_eq!(gradient_scale(4.0, Some(1.0), 1.0), (1.0f64 / 4.000_001) as f32);

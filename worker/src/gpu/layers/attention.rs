@@ -27,8 +27,8 @@ pub(super) fn backward_scratch(shape: &AttentionShape, target: &Target, of: Form
 }
 
 impl<M: kernels::Memory> Lowering<'_, M> {
-    pub(super) fn attention(&mut self, shape: &AttentionShape, places: &NodePlan) -> Result<(), Reason> {
-        let [qkv, out, saved] = [&places.inputs[0], &places.output, &places.saved].map(|place| self.arena(place));
+    pub(super) fn attention(&mut self, shape: &AttentionShape, regions: &NodePlan) -> Result<(), Reason> {
+        let [qkv, out, saved] = [&regions.inputs[0], &regions.output, &regions.saved].map(|place| self.arena(place));
         if self.fused(shape, false, AttentionPass::Forward { qkv, out, saved }) {
             return Ok(());
         }
@@ -38,14 +38,14 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         Ok(())
     }
 
-    pub(super) fn attention_backward(&mut self, shape: &AttentionShape, places: &NodePlan) -> Result<(), Reason> {
-        if places.modes[0] != Mode::Write {
+    pub(super) fn attention_backward(&mut self, shape: &AttentionShape, regions: &NodePlan) -> Result<(), Reason> {
+        if regions.modes[0] != Mode::Write {
             return Ok(());
         }
         let [qkv, out, saved] =
-            [&places.backward_inputs[0], &places.backward_output, &places.saved].map(|place| self.arena(place));
+            [&regions.backward_inputs[0], &regions.backward_output, &regions.saved].map(|place| self.arena(place));
         let [d_out, d_qkv, scratch] =
-            [&places.d_output, &places.d_inputs[0], &places.backward_scratch].map(|place| self.arena(place));
+            [&regions.d_output, &regions.d_inputs[0], &regions.backward_scratch].map(|place| self.arena(place));
         let on = switchyard_cuda::attention::Backward { qkv, out, saved, d_out, d_qkv, scratch };
         if self.fused(shape, true, AttentionPass::Backward(on)) {
             return Ok(());

@@ -66,36 +66,36 @@ struct Images {
 }
 
 impl<M: kernels::Memory> Lowering<'_, M> {
-    pub(super) fn convolution(&mut self, shape: &ConvolutionShape, places: &NodePlan) -> Result<(), Reason> {
+    pub(super) fn convolution(&mut self, shape: &ConvolutionShape, regions: &NodePlan) -> Result<(), Reason> {
         if self.uses_cudnn(shape, Direction::Forward) {
-            let (images, results) = (self.arena(&places.inputs[0]), self.arena(&places.output));
+            let (images, results) = (self.arena(&regions.inputs[0]), self.arena(&regions.output));
             self.cudnn_convolution(
                 shape,
                 (Direction::Forward, false),
-                [images, self.rounded(places.ordinals[0]), results],
+                [images, self.rounded(regions.ordinals[0]), results],
             );
             return Ok(());
         }
-        let right = self.filters(shape, places).transposed();
+        let right = self.filters(shape, regions).transposed();
         for images in self.image_chunks(shape)? {
-            let left = self.factor(shape, images, &places.inputs[0], &places.scratch)?;
-            let result = self.results(shape, images, &places.output);
+            let left = self.factor(shape, images, &regions.inputs[0], &regions.scratch)?;
+            let result = self.results(shape, images, &regions.output);
             self.works.push(Work::Product(Product { left, right, result, addend: None, epilogue: None, scales: None }));
         }
         Ok(())
     }
 
-    pub(super) fn convolution_backward(&mut self, shape: &ConvolutionShape, places: &NodePlan) -> Result<(), Reason> {
+    pub(super) fn convolution_backward(&mut self, shape: &ConvolutionShape, regions: &NodePlan) -> Result<(), Reason> {
         let (filters, images) = (self.uses_cudnn(shape, Direction::Filters), self.uses_cudnn(shape, Direction::Images));
         if filters {
-            self.filter_gradient(shape, places)?;
+            self.filter_gradient(shape, regions)?;
         }
-        let adds = adds(places.modes[0]);
+        let adds = adds(regions.modes[0]);
         if let Some(adds) = adds.filter(|_| images) {
-            let [dx, dy] = [&places.d_inputs[0], &places.d_output].map(|place| self.arena(place));
-            self.cudnn_convolution(shape, (Direction::Images, adds), [dx, self.rounded(places.ordinals[0]), dy]);
+            let [dx, dy] = [&regions.d_inputs[0], &regions.d_output].map(|place| self.arena(place));
+            self.cudnn_convolution(shape, (Direction::Images, adds), [dx, self.rounded(regions.ordinals[0]), dy]);
         }
-        self.backward_by_patches(shape, places, [!filters, !images])
+        self.backward_by_patches(shape, regions, [!filters, !images])
     }
 
     /// Whether cuDNN supports a direction.
@@ -117,12 +117,12 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         bytes.map(|bytes| (self.place)(Span { memory: Memory::Workspace, at: 0, bytes }))
     }
 
-    fn filter_gradient(&mut self, shape: &ConvolutionShape, places: &NodePlan) -> Result<(), Reason> {
+    fn filter_gradient(&mut self, shape: &ConvolutionShape, regions: &NodePlan) -> Result<(), Reason> {
         let len = shape.weights_len();
-        let written = self.arena(&Region { len, format: self.format, ..places.backward_scratch });
-        let [x, dy] = [&places.backward_inputs[0], &places.d_output].map(|place| self.arena(place));
+        let written = self.arena(&Region { len, format: self.format, ..regions.backward_scratch });
+        let [x, dy] = [&regions.backward_inputs[0], &regions.d_output].map(|place| self.arena(place));
         self.cudnn_convolution(shape, (Direction::Filters, false), [x, written, dy]);
-        let (gradient, adds) = self.gradient(places, 0);
+        let (gradient, adds) = self.gradient(regions, 0);
         let conversion = Elementwise { from: element(self.format), to: element(Format::F32) };
         let call = conversion.convert(self.target.blocks, size(len)?, written, 1.0, gradient, adds)?;
         self.works.push(Work::Kernel(call));
@@ -133,20 +133,20 @@ impl<M: kernels::Memory> Lowering<'_, M> {
     fn backward_by_patches(
         &mut self,
         shape: &ConvolutionShape,
-        places: &NodePlan,
+        regions: &NodePlan,
         [of_weights, of_input]: [bool; 2],
     ) -> Result<(), Reason> {
-        let (filters, scratch) = (self.filters(shape, places), &places.backward_scratch);
-        let (memory, adds_weights) = self.gradient(places, 0);
+        let (filters, scratch) = (self.filters(shape, regions), &regions.backward_scratch);
+        let (memory, adds_weights) = self.gradient(regions, 0);
         let d_weights = Matrix { memory, format: number(Format::F32), ..filters };
-        let adds = adds(places.modes[0]).filter(|_| of_input);
+        let adds = adds(regions.modes[0]).filter(|_| of_input);
         let image_chunks = if of_weights || adds.is_some() { self.image_chunks(shape)? } else { Vec::new() };
         for images in image_chunks {
             let right = match of_weights {
-                true => self.factor(shape, images, &places.backward_inputs[0], scratch)?,
+                true => self.factor(shape, images, &regions.backward_inputs[0], scratch)?,
                 false => self.patches_of(shape, images, scratch)?,
             };
-            let dy = self.results(shape, images, &places.d_output);
+            let dy = self.results(shape, images, &regions.d_output);
             if of_weights {
                 let addend = (adds_weights || images.first > 0).then_some(d_weights);
                 let sum =
@@ -154,7 +154,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
                 self.works.push(Work::Product(sum));
             }
             let Some(adds) = adds else { continue };
-            let to = &places.d_inputs[0];
+            let to = &regions.d_inputs[0];
             if shape.is_product() {
                 let result = self.pixels_of(shape, images, to);
                 let addend = adds.then_some(result);
@@ -192,8 +192,8 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         Ok((0..shape.batch).step_by(most).map(lot).collect())
     }
 
-    fn filters(&self, shape: &ConvolutionShape, places: &NodePlan) -> Matrix<M> {
-        self.weight(shape.outputs, shape.kernel * shape.kernel * shape.channels, places)
+    fn filters(&self, shape: &ConvolutionShape, regions: &NodePlan) -> Matrix<M> {
+        self.weight(shape.outputs, shape.kernel * shape.kernel * shape.channels, regions)
     }
 
     /// The GEMM operand for some images of `x`: their patches, which this builds, or the pixels
@@ -224,13 +224,13 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         Ok(Matrix { memory, rows, columns, pitch, format: number(self.format), is_transposed: false })
     }
 
-    fn pixels_of(&self, shape: &ConvolutionShape, images: Images, place: &Region) -> Matrix<M> {
+    fn pixels_of(&self, shape: &ConvolutionShape, images: Images, region: &Region) -> Matrix<M> {
         let each = shape.height * shape.width;
-        self.rows_from(place, images.first * each, images.count * each, shape.channels)
+        self.rows_from(region, images.first * each, images.count * each, shape.channels)
     }
 
-    fn results(&self, shape: &ConvolutionShape, images: Images, place: &Region) -> Matrix<M> {
+    fn results(&self, shape: &ConvolutionShape, images: Images, region: &Region) -> Matrix<M> {
         let each = shape.output_height() * shape.output_width();
-        self.rows_from(place, images.first * each, images.count * each, shape.outputs)
+        self.rows_from(region, images.first * each, images.count * each, shape.outputs)
     }
 }

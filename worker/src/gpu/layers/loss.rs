@@ -11,10 +11,10 @@ use switchyard_cuda::kernels::cross_entropy::{CrossEntropy, On};
 
 impl<M: kernels::Memory> Lowering<'_, M> {
     /// Losses and correct predictions; in training also the gradient, which overwrites the logits.
-    pub(super) fn cross_entropy(&mut self, loss: &Loss, computed: &Computed, places: &NodePlan) -> Result<(), Reason> {
+    pub(super) fn cross_entropy(&mut self, loss: &Loss, computed: &Computed, regions: &NodePlan) -> Result<(), Reason> {
         let call = CrossEntropy::new(rows(loss.classes, self.format)?, size(loss.rows)?)?;
         let on = On {
-            logits: self.arena(&places.inputs[0]),
+            logits: self.arena(&regions.inputs[0]),
             targets: self.floats(Memory::Targets(loss.options.target), 0, loss.rows),
             losses: self.floats(Memory::Losses, computed.row, loss.rows),
             correct: self.floats(Memory::Correct, computed.row, loss.rows),

@@ -25,9 +25,9 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         self.floats(memory, from, selected.count)
     }
 
-    pub(super) fn rows(&mut self, selected: &Rows, computed: &Computed, places: &NodePlan) -> Result<(), Reason> {
+    pub(super) fn rows(&mut self, selected: &Rows, computed: &Computed, regions: &NodePlan) -> Result<(), Reason> {
         let numbers = self.selected(selected, computed);
-        let (x, y) = (self.arena(&places.inputs[0]), self.arena(&places.output));
+        let (x, y) = (self.arena(&regions.inputs[0]), self.arena(&regions.output));
         let call = kernels_of(selected, self.format)?.forward(self.target.blocks, numbers, x, y)?;
         self.works.push(Work::Kernel(call));
         Ok(())
@@ -37,20 +37,20 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         &mut self,
         selected: &Rows,
         computed: &Computed,
-        places: &NodePlan,
+        regions: &NodePlan,
     ) -> Result<(), Reason> {
-        let (blocks, dx) = (self.target.blocks, self.arena(&places.d_inputs[0]));
-        match places.modes[0] {
+        let (blocks, dx) = (self.target.blocks, self.arena(&regions.d_inputs[0]));
+        match regions.modes[0] {
             Mode::Add => {}
             // The kernel adds, because most rows receive nothing.
             Mode::Write => {
                 let zeros = Elementwise { from: Element::F32, to: element(self.format) };
-                let zero = zeros.fill(blocks, size(places.d_inputs[0].len)?, 0.0, dx)?;
+                let zero = zeros.fill(blocks, size(regions.d_inputs[0].len)?, 0.0, dx)?;
                 self.works.push(Work::Kernel(zero));
             }
             _ => return Ok(()),
         }
-        let (numbers, dy) = (self.selected(selected, computed), self.arena(&places.d_output));
+        let (numbers, dy) = (self.selected(selected, computed), self.arena(&regions.d_output));
         let call = kernels_of(selected, self.format)?.backward(blocks, numbers, dy, dx)?;
         self.works.push(Work::Kernel(call));
         Ok(())

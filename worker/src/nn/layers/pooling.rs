@@ -56,17 +56,17 @@ impl Layer for MaxPool {
     }
 
     fn forward(&mut self, cx: &mut Forward<'_>) {
-        let places = &mut bytemuck::cast_slice_mut(cx.saved)[..self.outputs()];
+        let indices = &mut bytemuck::cast_slice_mut(cx.saved)[..self.outputs()];
         with_format!(cx.output.format(), E => {
-            ops::max_pool::<E>(&cx.kernels.cpu, &self.0, cx.inputs[0].of::<E>(), cx.output.of::<E>(), places);
+            ops::max_pool::<E>(&cx.kernels.cpu, &self.0, cx.inputs[0].of::<E>(), cx.output.of::<E>(), indices);
         });
     }
 
     fn backward(&mut self, cx: &mut Backward<'_>) {
-        let places = &bytemuck::cast_slice(cx.saved)[..self.outputs()];
+        let indices = &bytemuck::cast_slice(cx.saved)[..self.outputs()];
         let Some((mut dx, _)) = cx.d_inputs[0].target() else { return };
         with_format!(dx.format(), E => {
-            ops::max_pool_backward::<E>(&cx.kernels.cpu, &self.0, cx.d_output.of::<E>(), places, dx.of::<E>());
+            ops::max_pool_backward::<E>(&cx.kernels.cpu, &self.0, cx.d_output.of::<E>(), indices, dx.of::<E>());
         });
     }
 }
