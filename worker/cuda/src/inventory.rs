@@ -21,7 +21,7 @@ pub struct Item {
 }
 
 /// Searches for all libraries, and for GPUs.
-pub fn look(places: &Places) -> (Vec<Item>, Vec<Device>) {
+pub fn detect(places: &Places) -> (Vec<Item>, Vec<Device>) {
     let mut devices = Vec::new();
     let driver = item(places, &DRIVER, |found| {
         let driver = Driver::new(&found.library)?;

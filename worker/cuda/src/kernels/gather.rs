@@ -63,7 +63,7 @@ impl Gather {
     }
 
     /// Adds each row of `dy` to the row of `dx` with its index. Indices must be unique. Runs on at
-    /// max_blocks `max_blocks` blocks.
+    /// most `max_blocks` blocks.
     ///
     /// # Errors
     /// The memory is too small.

@@ -118,7 +118,7 @@ impl Rows {
     }
 
     /// Grid of kernels whose threads keep to their columns (`columns.cuh`), for `count` rows on at
-    /// max_blocks `max_blocks` blocks: blocks side by side, and blocks that share the rows.
+    /// most `max_blocks` blocks: blocks side by side, and blocks that share the rows.
     fn columns(self, count: u32, max_blocks: u32) -> (u32, u32) {
         let vectors = self.vectors();
         let row_threads = vectors.next_power_of_two().min(32);
