@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use switchyard_worker::amp::HalfWeights;
 use switchyard_worker::cpu::{
-    ConvolutionShape, Cpu, Epilogue, Format, Gemm, HalfKernel, Isa, Matrix, Pool, Probed, Values, ValuesMut, bf16,
+    ConvolutionShape, Cpu, Epilogue, Format, Gemm, HalfKernel, Isa, Matrix, Pool, ProbeResult, Values, ValuesMut, bf16,
 };
 use switchyard_worker::nn::{Initial, Layout, Role};
 use switchyard_worker::optimizer::Optimizer;
@@ -241,7 +241,7 @@ fn rules(len: usize, pool: &Pool, isa: Isa, results: &mut Vec<Value>) {
     println!("one thread copies {len} floats at {:4.1} GB/s", (8 * len) as f64 / least);
 }
 
-fn probed(probed: &Probed) -> Value {
+fn probed(probed: &ProbeResult) -> Value {
     let (name, speed) = (probed.kernel.name(), rounded(probed.gigaflops));
     println!("probe: bf16 by {name:10} {speed:7.1} GFLOP/s{}", if probed.correct { "" } else { ", computes wrongly" });
     json!({"half": name, "gigaflopsPerSecond": speed, "correct": probed.correct})

@@ -1,10 +1,12 @@
-//! Self-attention in the words of cuDNN: graphs of many operations, of which it makes one kernel each way.
+//! Self-attention as cuDNN graphs: graphs of many operations that cuDNN fuses into one kernel per
+//! direction.
 //!
-//! Queries, keys and values are parts of the same rows, as in [`crate::kernels::attention`], and so is what forward keeps: for each query of each
-//! head the natural logarithm of the sum of all e^(score times scale). Either side goes on from what the other has kept.
+//! Queries, keys and values are parts of the same rows, as in [`crate::kernels::attention`]. The
+//! saved tensor is the same, too: the softmax log-sum-exp of the scaled scores, per query and head.
+//! The two implementations are therefore interchangeable between forward and backward.
 //!
 //! ```text
-//! forward    scores = scale Q K^T, masked     out = softmax(scores) V     saved = log(sum(e^scores))
+//! forward    scores = scale Q K^T, masked    out = softmax(scores) V    saved = log(sum(e^scores))
 //! backward   P = e^(scores - saved)           dV = P^T dO
 //!            dS = scale P (dO V^T - sum(dO out))    dK = dS^T Q    dQ = dS K
 //! ```
@@ -17,11 +19,11 @@ use crate::kernels::Element;
 use crate::kernels::attention::Shape;
 use crate::library::Pointer;
 
-/// Of these [`Shape`]s, 16 bits only.
+/// Attention of a [`Shape`], 16-bit only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attention {
     pub shape: Shape,
-    /// The gradient of queries, keys and values, not the result.
+    /// Whether to compute the gradient of queries, keys and values instead of the output.
     pub backward: bool,
 }
 
@@ -29,7 +31,7 @@ pub struct Attention {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backward<M> {
     pub qkv: M,
-    /// What forward wrote.
+    /// The output of forward.
     pub out: M,
     pub saved: M,
     pub d_out: M,
@@ -38,7 +40,7 @@ pub struct Backward<M> {
     pub scratch: M,
 }
 
-/// Numbers of tensors in a graph.
+/// Tensor ids in a graph.
 mod id {
     pub(super) const QUERIES: i64 = 1;
     pub(super) const KEYS: i64 = 2;
@@ -54,15 +56,15 @@ mod id {
     pub(super) const SCALE: i64 = 20;
     pub(super) const MASKED: i64 = 21;
     pub(super) const ONE: i64 = 22;
-    /// The first of those between two operations.
+    /// First id of the virtual tensors between operations.
     pub(super) const BETWEEN: i64 = 100;
 }
 
-/// Axes of tensors.
+/// Tensor axes.
 const QUERY: usize = 2;
 const KEY: usize = 3;
 
-/// The same memory with rows for columns.
+/// The transposed view of the same memory.
 fn transposed(tensor: TensorLayout) -> TensorLayout {
     let TensorLayout { mut dimensions, mut strides, .. } = tensor;
     dimensions.swap(2, 3);
@@ -70,7 +72,7 @@ fn transposed(tensor: TensorLayout) -> TensorLayout {
     TensorLayout { dimensions, strides, ..tensor }
 }
 
-/// Without gaps.
+/// Contiguous.
 fn packed(id: i64, data_type: i32, dimensions: [i64; 4], place: Place) -> TensorLayout {
     let [_, b, c, d] = dimensions;
     TensorLayout { id, data_type, dimensions, strides: [b * c * d, c * d, d, 1], place }
@@ -90,7 +92,7 @@ impl Attention {
         }
     }
 
-    /// Rows of all heads, of `parts` such rows side by side.
+    /// Rows of all heads, with `parts` heads' rows interleaved.
     fn rows(&self, id: i64, parts: i64) -> TensorLayout {
         let [_, heads, context, size] = self.sizes();
         let pitch = parts * heads * size;
@@ -98,13 +100,13 @@ impl Attention {
         TensorLayout { id, data_type: self.data_type(), dimensions: self.sizes(), strides, place: Place::Device }
     }
 
-    /// A number in 32 bits for each query of each head.
+    /// One f32 per query and head.
     fn each(&self, id: i64, place: Place) -> TensorLayout {
         let [batch, heads, context, _] = self.sizes();
         packed(id, FLOAT, [batch, heads, context, 1], place)
     }
 
-    /// Bytes of scratch memory of a backward pass: a number for each query of each head, and gradients of queries in 32 bits.
+    /// Scratch bytes of a backward pass: one f32 per query and head, and f32 query gradients.
     pub fn scratch_bytes(&self) -> usize {
         let [means, sums] = self.scratch();
         means + sums
@@ -124,10 +126,11 @@ impl Attention {
         numbers
     }
 
-    /// Its tensors outside of the graph, in the order of [`Attention::spans`] and [`Attention::backward_spans`].
+    /// The tensors outside the graph, in the order of [`Attention::spans`] and
+    /// [`Attention::backward_spans`].
     ///
     /// # Errors
-    /// Numbers in 32 bits.
+    /// The element type is f32.
     pub(crate) fn tensors(&self) -> Result<Vec<TensorLayout>, Error> {
         if self.shape.element == Element::F32 {
             return Err(Error::refused("attention", "numbers in 32 bits, expected 16"));
@@ -147,7 +150,7 @@ impl Attention {
         Ok(tensors)
     }
 
-    /// Queries, keys and values in their rows.
+    /// The query, key and value spans within the rows.
     fn parts(&self, rows: Span) -> Result<[Span; 3], Error> {
         let bytes = self.shape.heads as usize * self.shape.head_size as usize * self.shape.element.bytes();
         let of = |part: usize| {
@@ -159,18 +162,18 @@ impl Attention {
         Ok([of(0)?, of(1)?, of(2)?])
     }
 
-    /// Memory of a forward pass.
+    /// Spans of a forward pass.
     ///
     /// # Errors
-    /// It is too small.
+    /// The memory is too small.
     pub fn spans(&self, qkv: Span, out: Span, saved: Span) -> Result<Vec<Span>, Error> {
         Ok(self.parts(qkv)?.into_iter().chain([out, saved]).collect())
     }
 
-    /// Memory of a backward pass.
+    /// Spans of a backward pass.
     ///
     /// # Errors
-    /// It is too small.
+    /// The memory is too small.
     pub fn backward_spans(&self, on: Backward<Span>) -> Result<Vec<Span>, Error> {
         let Backward { qkv, out, saved, d_out, d_qkv, scratch } = on;
         let [means, sums] = self.scratch();
@@ -200,12 +203,12 @@ impl Attention {
     }
 }
 
-/// A graph in the making.
+/// A graph under construction.
 struct Flow<'a> {
     attention: &'a Attention,
     builder: Builder<'a>,
     next: i64,
-    /// Descriptors of tensors outside of the graph.
+    /// Descriptors of the tensors outside the graph.
     known: Vec<(i64, Pointer)>,
 }
 
@@ -220,7 +223,7 @@ impl Flow<'_> {
         self.builder.tensor(&packed(self.next, data_type, dimensions, Place::Between))
     }
 
-    /// A matrix of queries and keys for each head, in 32 bits.
+    /// A query x key matrix per head, in f32.
     fn scores_like(&mut self, data_type: i32) -> Result<Pointer, Error> {
         let [batch, heads, context, _] = self.attention.sizes();
         self.between(data_type, [batch, heads, context, context])
@@ -237,7 +240,7 @@ impl Flow<'_> {
         Ok(y)
     }
 
-    /// Scaled products of queries and keys.
+    /// Scaled query-key products.
     fn scores(&mut self) -> Result<Pointer, Error> {
         let products = self.scores_like(FLOAT)?;
         self.builder.multiply(self.known(id::QUERIES), self.known(id::KEYS), products)?;
@@ -245,7 +248,7 @@ impl Flow<'_> {
         self.on_scores(Pointwise::Multiply, &[products, scale])
     }
 
-    /// Minus infinity for keys behind their query.
+    /// Minus infinity for keys after their query.
     fn masked(&mut self, scores: Pointer) -> Result<Pointer, Error> {
         if !self.attention.shape.causal {
             return Ok(scores);
@@ -277,7 +280,7 @@ impl Flow<'_> {
     fn backward(&mut self) -> Result<(), Error> {
         let [batch, heads, context, size] = self.attention.sizes();
         let data_type = self.attention.data_type();
-        // Of each query, sum(dO out).
+        // sum(dO out) per query.
         let terms = self.between(FLOAT, [batch, heads, context, size])?;
         self.builder.pointwise(Pointwise::Multiply, &[self.known(id::D_OUT), self.known(id::OUT)], terms)?;
         let sums = self.each_like()?;
@@ -290,7 +293,7 @@ impl Flow<'_> {
         let shifted = self.on_scores(Pointwise::Subtract, &[scores, saved])?;
         let shifted = self.masked(shifted)?;
         let weights = self.on_scores(Pointwise::Exponential, &[shifted])?;
-        let for_values = self.turned(weights, data_type)?;
+        let for_values = self.transpose_scores(weights, data_type)?;
         self.builder.multiply(for_values, self.known(id::D_OUT), self.known(id::D_VALUES))?;
 
         let d_weights = self.scores_like(FLOAT)?;
@@ -302,7 +305,7 @@ impl Flow<'_> {
         self.builder.pointwise(Pointwise::Multiply, &[weighted, scale], y)?;
         let d_scores = y;
 
-        let for_keys = self.turned(d_scores, data_type)?;
+        let for_keys = self.transpose_scores(d_scores, data_type)?;
         self.builder.multiply(for_keys, self.known(id::QUERIES), self.known(id::D_KEYS))?;
         self.next += 1;
         let keys = TensorLayout { place: Place::Between, ..self.attention.rows(self.next, 3) };
@@ -313,8 +316,8 @@ impl Flow<'_> {
         self.builder.pointwise(Pointwise::Identity, &[in_32_bits], self.known(id::D_QUERIES))
     }
 
-    /// Keys and queries of a matrix for queries and keys.
-    fn turned(&mut self, scores: Pointer, data_type: i32) -> Result<Pointer, Error> {
+    /// Transposes a query x key matrix.
+    fn transpose_scores(&mut self, scores: Pointer, data_type: i32) -> Result<Pointer, Error> {
         let [batch, heads, context, _] = self.attention.sizes();
         self.next += 1;
         let tensor = packed(self.next, data_type, [batch, heads, context, context], Place::Between);

@@ -1,4 +1,4 @@
-//! A convolution in the words of cuDNN.
+//! Convolution as a cuDNN graph.
 
 use crate::cublaslt::Arithmetic;
 use crate::cudnn::{BFLOAT16, Cudnn, FLOAT, HALF, Place, TensorLayout, Value};
@@ -29,7 +29,8 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// The kind of the operation, its first attribute, which is a factor of the result, and those of images, filters and results.
+    /// The operation kind, its first attribute (the scaling factor of the result), and the
+    /// attributes of images, filters and results.
     fn numbers(self) -> (i32, i32, [i32; 3]) {
         match self {
             Direction::Forward => (10, 700, [704, 703, 705]),
@@ -39,32 +40,33 @@ impl Direction {
     }
 }
 
-/// A convolution of images in NHWC with square filters, `[filters][window][window][channels]` without gaps. Sums are in 32 bits.
+/// A convolution of NHWC images with square filters, `[filters][window][window][channels]`,
+/// contiguous. Accumulates in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Convolution {
     pub direction: Direction,
-    /// Of all three tensors.
+    /// Element type of all three tensors.
     pub element: Element,
-    /// To what the result holds.
+    /// Whether to add to the result's existing contents.
     pub adds: bool,
     pub arithmetic: Arithmetic,
     pub images: usize,
     pub height: usize,
     pub width: usize,
     pub channels: usize,
-    /// From one pixel of an image to the next, in numbers. What is between is neither read nor written.
+    /// Pixel pitch of an image in elements. The padding is neither read nor written.
     pub pitch: usize,
     pub filters: usize,
-    /// The same of a result.
+    /// Pixel pitch of a result.
     pub result_pitch: usize,
-    /// Height and width of a filter.
+    /// Filter height and width.
     pub window: usize,
     pub stride: usize,
     pub padding: usize,
 }
 
 impl Convolution {
-    /// Height and width of a result; `None` if the filter is larger than an image.
+    /// Height and width of a result; `None` if the filter is larger than the image.
     pub fn result(&self) -> Option<[usize; 2]> {
         let side =
             |side: usize| Some((side + 2 * self.padding).checked_sub(self.window)?.checked_div(self.stride)? + 1);
@@ -98,12 +100,12 @@ impl Convolution {
         ])
     }
 
-    /// Whether 32-bit numbers are multiplied as they are.
+    /// Whether f32 operands are multiplied without rounding.
     pub(crate) fn is_exact(&self) -> bool {
         self.element == Element::F32 && self.arithmetic == Arithmetic::Ieee
     }
 
-    /// A graph of one operation.
+    /// A single-operation graph.
     pub(crate) fn graph(&self, cudnn: &Cudnn) -> Result<Graph, Error> {
         let mut builder = Builder::new(cudnn);
         let tensors = self.tensors()?;

@@ -1,4 +1,4 @@
-//! cuBLASLt: matrix products with a choice of algorithms.
+//! cuBLASLt: GEMM with a choice of algorithms.
 #![allow(unsafe_code)]
 
 mod product;
@@ -61,10 +61,10 @@ const EPILOGUE_RELU_BIAS: i32 = 6;
 const EPILOGUE_GELU_AUX_BIAS: i32 = 164;
 const OP_T: i32 = 1;
 const PREF_MAX_WORKSPACE_BYTES: i32 = 1;
-/// Of A, B, C and D. What is not said is taken to be 256.
+/// For A, B, C and D. The library assumes an alignment of 256 if unset.
 const PREF_MIN_ALIGNMENTS: [i32; 4] = [5, 6, 7, 8];
 
-/// `cublasLtMatmulAlgo_t`: an algorithm in words that only this version of the library knows.
+/// `cublasLtMatmulAlgo_t`: an opaque algorithm description, valid only for this library version.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Algorithm(pub [u64; 8]);
@@ -85,7 +85,7 @@ impl Heuristic {
         Heuristic { algorithm: Algorithm([0; 8]), workspace_bytes: 0, state: 0, waves: 0.0, reserved: [0; 4] };
 }
 
-/// The library on one device. A copy is the same.
+/// cuBLASLt handle for one device; clones share it.
 #[derive(Clone)]
 pub struct CublasLt {
     inner: Arc<Inner>,
@@ -96,11 +96,12 @@ struct Inner {
     handle: Option<Handle>,
 }
 
-// SAFETY: the handle may be used by several threads at the same time, as the library's documentation says.
+// SAFETY: according to the library's documentation, several threads can use the handle
+// concurrently.
 unsafe impl Sync for Inner {}
 
 impl CublasLt {
-    /// Looks up the functions. Only [`CublasLt::start`] needs a GPU.
+    /// Resolves the functions. Only [`CublasLt::start`] needs a GPU.
     ///
     /// # Errors
     /// A function is missing.
@@ -109,7 +110,7 @@ impl CublasLt {
         Ok(CublasLt { inner: Arc::new(inner) })
     }
 
-    /// Starts the library on the device of the current context.
+    /// Initialises the library on the device of the current context.
     ///
     /// # Errors
     /// A function is missing, or the call fails.
@@ -123,14 +124,15 @@ impl CublasLt {
 
     /// The version number.
     pub fn version(&self) -> usize {
-        // SAFETY: takes nothing.
+        // SAFETY: no arguments.
         unsafe { (self.inner.functions.cublasLtGetVersion)() }
     }
 
-    /// Chooses algorithms for a product, at most `candidates`, best first. They need at most `workspace_bytes` of memory.
+    /// Selects at most `candidates` algorithms for a GEMM, best first, each with at most
+    /// `workspace_bytes` of workspace.
     ///
     /// # Errors
-    /// The matrices do not fit, a call fails, or the library has no algorithm.
+    /// The matrices do not match, a call fails, or the library has no algorithm.
     pub fn plan(&self, product: Product, workspace_bytes: usize, candidates: usize) -> Result<Planned, Error> {
         product.shape()?;
         let descriptors = Descriptors::new(&self.inner, &product)?;
@@ -142,10 +144,10 @@ impl CublasLt {
         Ok(Planned { cublaslt: self.clone(), product, descriptors, found })
     }
 
-    /// The same with an algorithm that was chosen for a product of the same [`Product::kind`].
+    /// Plans a GEMM with an algorithm that was selected for the same [`Product::kind`].
     ///
     /// # Errors
-    /// The matrices do not fit, or the library does not compute them by that algorithm.
+    /// The matrices do not match, or the library does not support the algorithm for them.
     pub fn plan_by(&self, product: Product, algorithm: Algorithm) -> Result<Planned, Error> {
         product.shape()?;
         let descriptors = Descriptors::new(&self.inner, &product)?;
@@ -156,7 +158,7 @@ impl CublasLt {
 
 impl Inner {
     fn check(&self, call: &str, code: i32) -> Result<(), Error> {
-        // SAFETY: any number may be passed; the result is a constant string.
+        // SAFETY: any code is valid; the result is a constant string.
         check(CUBLASLT.name, call, code, || unsafe { text_at((self.functions.cublasLtGetStatusString)(code)) })
     }
 
@@ -177,7 +179,7 @@ impl Inner {
     }
 
     fn describe<T>(&self, operation: &Handle, attribute: i32, value: T) -> Result<(), Error> {
-        // SAFETY: the description lives; the pointer is to a live value of the size given.
+        // SAFETY: the descriptor is alive; the pointer is to a live value of the given size.
         let code = unsafe {
             (self.functions.cublasLtMatmulDescSetAttribute)(
                 operation.raw,
@@ -190,7 +192,7 @@ impl Inner {
     }
 
     fn prefer<T>(&self, preference: &Handle, attribute: i32, value: T) -> Result<(), Error> {
-        // SAFETY: the preference lives; the pointer is to a live value of the size given.
+        // SAFETY: the preference is alive; the pointer is to a live value of the given size.
         let code = unsafe {
             (self.functions.cublasLtMatmulPreferenceSetAttribute)(
                 preference.raw,
@@ -211,7 +213,7 @@ impl Inner {
             Format::Fp8(Fp8::E4m3) => R_8F_E4M3,
             Format::Fp8(Fp8::E5m2) => R_8F_E5M2,
         };
-        // The library counts by columns: a matrix that lies row by row is its transpose.
+        // The library is column-major: a row-major matrix is its transpose.
         let (rows, columns, pitch) = (matrix.columns as u64, matrix.rows as u64, matrix.pitch as i64);
         self.create("cublasLtMatrixLayoutCreate", call.cublasLtMatrixLayoutDestroy, |raw| {
             // SAFETY: the pointer is to a live handle.
@@ -220,7 +222,8 @@ impl Inner {
     }
 }
 
-/// A product in the words of the library: `result^T = right^T left^T`, so A is `right` and B is `left`.
+/// The library's descriptors of a GEMM: `result^T = right^T left^T`, so A is `right` and B is
+/// `left`.
 struct Descriptors {
     operation: Handle,
     a: Handle,
@@ -285,14 +288,14 @@ impl Descriptors {
                 unsafe { (call.cublasLtMatmulPreferenceCreate)(raw) }
             })?;
         cublaslt.prefer(&preference, PREF_MAX_WORKSPACE_BYTES, workspace_bytes)?;
-        // Algorithms depend on how addresses are aligned; parameters begin wherever the one before ends.
+        // Algorithms depend on address alignment, and parameters can start at any offset.
         let matrices = [&product.right, &product.left, product.addend(), &product.result];
         for (attribute, matrix) in PREF_MIN_ALIGNMENTS.into_iter().zip(matrices) {
             cublaslt.prefer(&preference, attribute, matrix.span.alignment())?;
         }
         let (mut found, mut count) = (vec![Heuristic::EMPTY; candidates], 0);
         let handle = cublaslt.handle()?;
-        // SAFETY: all handles live; the library writes at most as many results as requested.
+        // SAFETY: all handles are alive; the library writes at most as many results as requested.
         let code = unsafe {
             (call.cublasLtMatmulAlgoGetHeuristic)(
                 handle,
@@ -313,10 +316,11 @@ impl Descriptors {
         Ok(found)
     }
 
-    /// What the library says of an algorithm.
+    /// Checks an algorithm; returns its workspace and state.
     fn check(&self, cublaslt: &Inner, algorithm: &Algorithm) -> Result<Heuristic, Error> {
         let (handle, mut result) = (cublaslt.handle()?, Heuristic::EMPTY);
-        // SAFETY: all handles live; the algorithm is read, and the result written, before the call returns.
+        // SAFETY: all handles are alive; the algorithm is read, and the result written, before the
+        // call returns.
         let code = unsafe {
             (cublaslt.functions.cublasLtMatmulAlgoCheck)(
                 handle,
@@ -330,12 +334,12 @@ impl Descriptors {
             )
         };
         cublaslt.check("cublasLtMatmulAlgoCheck", code)?;
-        // Only the heuristic is said to fill it in.
+        // According to the documentation, only the heuristic fills in the algorithm.
         Ok(Heuristic { algorithm: *algorithm, ..result })
     }
 }
 
-/// A product with its algorithms.
+/// A GEMM with its algorithms.
 pub struct Planned {
     cublaslt: CublasLt,
     product: Product,
@@ -357,15 +361,16 @@ impl Planned {
         self.found[index].algorithm
     }
 
-    /// Memory that an algorithm needs beside the matrices.
+    /// Workspace bytes of an algorithm.
     pub fn workspace_bytes(&self, algorithm: usize) -> usize {
         self.found[algorithm].workspace_bytes
     }
 
-    /// Queues the product with one of the algorithms. `workspace` is used by no other stream meanwhile.
+    /// Queues the GEMM with one of the algorithms. No other stream can use `workspace` in the
+    /// meantime.
     ///
     /// # Errors
-    /// The workspace is too small, a buffer is gone, or the call fails.
+    /// The workspace is too small, a buffer has been freed, or the call fails.
     pub fn run(&self, algorithm: usize, workspace: Span, stream: &Stream) -> Result<(), Error> {
         let Planned { cublaslt, product, descriptors, found } = self;
         let Product { left, right, result, addend, .. } = product;
@@ -381,8 +386,8 @@ impl Planned {
         stream.context().make_current()?;
         let (alpha, beta) = (1.0f32, if addend.is_some() { 1.0f32 } else { 0.0 });
         let handle = cublaslt.inner.handle()?;
-        // SAFETY: all handles live; the matrices are within buffers that live, as checked; `alpha` and `beta` are read before the call
-        // returns; freeing a buffer waits for the work.
+        // SAFETY: all handles are alive; the matrices are within live buffers, as checked; `alpha`
+        // and `beta` are read before the call returns; freeing a buffer waits for the GEMM.
         let code = unsafe {
             (cublaslt.inner.functions.cublasLtMatmul)(
                 handle,
@@ -410,13 +415,13 @@ impl Planned {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::header::{Header, of_libraries};
+    use crate::header::{Header, library_headers};
     use std::mem::offset_of;
 
     #[test]
     #[ignore = "needs NVIDIA's libraries: cargo xtask test --gpu-libraries"]
-    fn constants_layouts_and_names_are_those_of_the_header() {
-        let folders = of_libraries();
+    fn constants_layouts_and_names_match_the_header() {
+        let folders = library_headers();
         let [a, b, c, d] = PREF_MIN_ALIGNMENTS;
         let numbers = [
             ("CUDA_R_32F", R_32F),

@@ -1,4 +1,4 @@
-//! cuDNN: its handle, and descriptors with typed attributes, of which graphs are made (`graph`).
+//! cuDNN: its handle, and descriptors with typed attributes, from which graphs are built (`graph`).
 #![allow(unsafe_code)]
 
 use crate::driver::Stream;
@@ -76,13 +76,13 @@ const TYPE_CHAR: i32 = 24;
 pub(crate) const HEUR_MODE_FALLBACK: i32 = 2;
 pub(crate) const HEUR_MODE_A: i32 = 3;
 
-/// Kinds of notes of an engine that the library can give, and a few to come.
-const MOST_NOTES: usize = 32;
+/// Upper bound of the numerical notes per engine, with a margin for future notes.
+const MAX_NOTES: usize = 32;
 
-/// Bytes that addresses of tensors on the device are multiples of.
+/// Alignment of device tensor addresses in bytes.
 pub(crate) const ALIGNMENT: usize = 16;
 
-/// Value of an attribute; cuDNN derives the element size from its type.
+/// An attribute value; cuDNN derives the element size from its type.
 pub(crate) enum Value<'a> {
     Library(Pointer),
     DataType(i32),
@@ -99,10 +99,10 @@ pub(crate) enum Value<'a> {
     Descriptors(&'a [Pointer]),
 }
 
-/// A tensor of four dimensions, with their strides in numbers.
+/// A four-dimensional tensor with strides in elements.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct TensorLayout {
-    /// Its number in the graph, by which memory is assigned to it.
+    /// Tensor id, which binds memory to it.
     pub id: i64,
     pub data_type: i32,
     pub dimensions: [i64; 4],
@@ -110,18 +110,18 @@ pub(crate) struct TensorLayout {
     pub place: Place,
 }
 
-/// Where the numbers of a tensor are.
+/// Location of a tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Place {
     Device,
-    /// In memory of the host: this one.
+    /// A host constant.
     Host(f32),
-    /// Nowhere: between two operations of a graph.
+    /// Virtual: between two operations of a graph.
     Between,
 }
 
 impl TensorLayout {
-    /// That of the host.
+    /// The value of a host constant.
     pub(crate) fn number(&self) -> Option<f32> {
         match self.place {
             Place::Host(number) => Some(number),
@@ -129,7 +129,7 @@ impl TensorLayout {
         }
     }
 
-    /// Bytes from its first to its last number.
+    /// Bytes from its first to its last element.
     pub(crate) fn bytes(&self) -> usize {
         let last: i64 =
             self.dimensions.iter().zip(self.strides).map(|(dimension, stride)| (dimension - 1) * stride).sum();
@@ -145,7 +145,7 @@ impl TensorLayout {
     }
 }
 
-/// The library, on the current device once it is started. A copy is the same.
+/// The library, on the current device once it is started. Clones share it.
 #[derive(Clone)]
 pub struct Cudnn {
     inner: Arc<Inner>,
@@ -153,12 +153,12 @@ pub struct Cudnn {
 
 struct Inner {
     functions: Functions,
-    /// It has one stream at a time.
+    /// Behind a mutex because it has a single current stream.
     handle: Option<Mutex<Handle>>,
 }
 
 impl Cudnn {
-    /// Looks up the functions. Only [`Cudnn::start`] needs a GPU.
+    /// Resolves the functions. Only [`Cudnn::start`] needs a GPU.
     ///
     /// # Errors
     /// A function is missing.
@@ -166,7 +166,7 @@ impl Cudnn {
         Ok(Cudnn { inner: Arc::new(Inner { functions: Functions::load(library)?, handle: None }) })
     }
 
-    /// Starts the library on the device of the current context.
+    /// Initialises the library on the device of the current context.
     ///
     /// # Errors
     /// A function is missing, or the call fails.
@@ -186,13 +186,13 @@ impl Cudnn {
 
     /// The version number.
     pub fn version(&self) -> usize {
-        // SAFETY: takes nothing.
+        // SAFETY: no arguments.
         unsafe { (self.call().cudnnGetVersion)() }
     }
 
-    /// The major version of CUDA that it was built for.
+    /// The major CUDA version that it was built for.
     pub fn cuda_major(&self) -> usize {
-        // SAFETY: takes nothing.
+        // SAFETY: no arguments.
         unsafe { (self.call().cudnnGetCudartVersion)() / 1000 }
     }
 
@@ -234,26 +234,27 @@ impl Cudnn {
             Value::Text(bytes) => (TYPE_CHAR, bytes.len(), bytes.as_ptr().cast()),
             Value::Descriptors(list) => (TYPE_BACKEND_DESCRIPTOR, list.len(), list.as_ptr().cast()),
         };
-        // SAFETY: the address is of as many live elements of the kind as are given; cuDNN copies them, and refuses an
-        // attribute of another kind.
+        // SAFETY: the address is of `count` live elements of the kind; cuDNN copies them, and
+        // rejects an attribute of another kind.
         let code =
             unsafe { (self.call().cudnnBackendSetAttribute)(descriptor.raw, attribute, kind, count as i64, address) };
         self.check(&format!("cudnnBackendSetAttribute({attribute})"), code)
     }
 
     pub(crate) fn finalize(&self, descriptor: &Handle, what: &str) -> Result<(), Error> {
-        // SAFETY: the descriptor lives.
+        // SAFETY: the descriptor is alive.
         let code = unsafe { (self.call().cudnnBackendFinalize)(descriptor.raw) };
         self.check(&format!("cudnnBackendFinalize({what})"), code)
     }
 
-    /// As many values of an attribute as there are, at most those of `into`; returns how many.
+    /// Reads the values of an attribute, at most `into.len()` of them; returns their number.
     ///
     /// # Safety
-    /// `T` has the size of the values of this type, and any bits are a `T`.
+    /// `T` has the size of values of this type, and any bit pattern is a valid `T`.
     unsafe fn get<T>(&self, of: &Handle, (attribute, kind): (i32, i32), into: &mut [T]) -> Result<usize, Error> {
         let mut count = 0i64;
-        // SAFETY: the descriptor lives; cuDNN writes at most as many values as it is told to, and their number.
+        // SAFETY: the descriptor is alive; cuDNN writes at most the given number of values, and
+        // their count.
         let code = unsafe {
             (self.call().cudnnBackendGetAttribute)(
                 of.raw,
@@ -285,9 +286,9 @@ impl Cudnn {
         String::from_utf8(text).map_err(|_| Error::refused("cudnnBackendGetAttribute", "a text that is not UTF-8"))
     }
 
-    /// Engine configurations that a heuristic proposes, best first, at most so many.
-    pub(crate) fn engines(&self, heuristic: &Handle, most: usize) -> Result<Vec<Handle>, Error> {
-        let engines = (0..most).map(|_| self.descriptor(ENGINECFG_DESCRIPTOR)).collect::<Result<Vec<_>, _>>()?;
+    /// At most `max` engine configurations that a heuristic proposes, best first.
+    pub(crate) fn engines(&self, heuristic: &Handle, max: usize) -> Result<Vec<Handle>, Error> {
+        let engines = (0..max).map(|_| self.descriptor(ENGINECFG_DESCRIPTOR)).collect::<Result<Vec<_>, _>>()?;
         let mut list: Vec<Pointer> = engines.iter().map(|engine| engine.raw).collect();
         // SAFETY: cuDNN fills the live descriptors of the list.
         let count = unsafe { self.get(heuristic, (ENGINEHEUR_RESULTS, TYPE_BACKEND_DESCRIPTOR), &mut list) }?;
@@ -299,7 +300,7 @@ impl Cudnn {
         let engine = self.descriptor(ENGINE_DESCRIPTOR)?;
         // SAFETY: cuDNN fills the live descriptor.
         unsafe { self.get(configuration, (ENGINECFG_ENGINE, TYPE_BACKEND_DESCRIPTOR), &mut [engine.raw]) }?;
-        let mut notes = vec![0i32; MOST_NOTES];
+        let mut notes = vec![0i32; MAX_NOTES];
         // SAFETY: 32 bits each.
         let count = unsafe { self.get(&engine, (ENGINE_NUMERICAL_NOTE, TYPE_NUMERICAL_NOTE), &mut notes) }?;
         notes.truncate(count);
@@ -326,11 +327,11 @@ impl Cudnn {
     /// Queues a plan in a stream.
     ///
     /// # Safety
-    /// Plan and pack are finalized descriptors of this library, and the memory that the pack names is that of the plan's tensors, lives, and is
-    /// not freed before the work is done.
+    /// Plan and pack are finalized descriptors of this library. The memory that the pack names
+    /// matches the plan's tensors, is alive, and is not freed before the execution finishes.
     pub(crate) unsafe fn execute(&self, plan: &Handle, pack: &Handle, stream: &Stream) -> Result<(), Error> {
         let handle = self.handle()?;
-        // SAFETY: handle and stream live.
+        // SAFETY: handle and stream are alive.
         let code = unsafe { (self.call().cudnnSetStream)(handle.raw, stream.raw()) };
         self.check("cudnnSetStream", code)?;
         // SAFETY: as the caller promises.
@@ -340,13 +341,13 @@ impl Cudnn {
 }
 
 impl Inner {
-    /// An error has the library's text of the last call too.
+    /// Adds the library's message about the last call to the error.
     fn check(&self, call: &str, code: i32) -> Result<(), Error> {
         check(CUDNN.name, call, code, || {
-            // SAFETY: any number may be passed; the result is a constant string.
+            // SAFETY: any code is valid; the result is a constant string.
             let text = unsafe { text_at((self.functions.cudnnGetErrorString)(code)) };
             let mut more = [0u8; 1024];
-            // SAFETY: cuDNN writes at most as many bytes as it is told to.
+            // SAFETY: cuDNN writes at most the given number of bytes.
             unsafe { (self.functions.cudnnGetLastErrorString)(more.as_mut_ptr().cast(), more.len()) };
             let end = more.iter().position(|byte| *byte == 0).unwrap_or(more.len());
             format!("{text}: {}", String::from_utf8_lossy(&more[..end]).trim())

@@ -1,15 +1,15 @@
-//! The driver: devices, memory, streams, kernels, time.
+//! The CUDA driver: devices, memory, streams, kernels, timing.
 //!
 //! ```text
-//! Driver -> Context ─┬─ Buffer, Span   memory of the device, and parts of it
-//!                    ├─ Pinned         memory of the host that copies of a stream use
-//!                    ├─ Stream, Event  order of work
-//!                    ├─ Graph          work of a stream, launched at once
+//! Driver -> Context ─┬─ Buffer, Span   device memory, and ranges of it
+//!                    ├─ Pinned         host memory for asynchronous copies
+//!                    ├─ Stream, Event  ordering of operations
+//!                    ├─ Graph          operations of a stream, launched at once
 //!                    └─ Loaded         kernels
 //! ```
 //!
-//! Everything holds its context, and makes it current on the thread that calls: objects may move between threads, and may lie in a struct
-//! in any order.
+//! Every object holds its context and makes it current on the calling thread, so objects can move
+//! between threads, and can be struct fields in any order.
 #![allow(unsafe_code)]
 
 mod graph;
@@ -94,18 +94,18 @@ const MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: i32 = 97;
 pub struct Device {
     raw: i32,
     pub name: String,
-    /// Where it is on its machine: `0000:17:00.0`.
+    /// PCI address: `0000:17:00.0`.
     pub bus: String,
     pub memory_bytes: usize,
     pub multiprocessors: i32,
-    /// Shared memory that a block may have, at most.
+    /// Maximum shared memory per block.
     pub shared_bytes: u32,
-    /// Major and minor number of the architecture that machine code must be compiled for.
+    /// Compute capability, major and minor, for which machine code must be compiled.
     pub capability: (i32, i32),
 }
 
 impl Device {
-    /// Its architecture, such as `sm_90`.
+    /// The architecture, for example `sm_90`.
     pub fn architecture(&self) -> String {
         let (major, minor) = self.capability;
         format!("sm_{major}{minor}")
@@ -118,15 +118,16 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// The oldest version that has all functions used here: CUDA 12.4.
+    /// Oldest version with all functions used here: CUDA 12.4.
     pub const OLDEST: i32 = 12_040;
 
     /// Initialises the driver.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] on a machine without a GPU; others if the driver is older than [`Driver::OLDEST`], or does not start.
+    /// [`Error::NoDevice`] on a machine without a GPU; other errors if the driver is older than
+    /// [`Driver::OLDEST`] or fails to initialise.
     pub fn new(library: &Library) -> Result<Driver, Error> {
-        // SAFETY: the signature is that of the header.
+        // SAFETY: the signature matches the header.
         let get: unsafe extern "C" fn(*mut i32) -> i32 = unsafe { library.function("cuDriverGetVersion") }?;
         let mut version = 0;
         // SAFETY: the pointer is to a live integer. The call needs no initialisation.
@@ -140,7 +141,7 @@ impl Driver {
             return Err(Error::refused("cuDriverGetVersion", text));
         }
         let driver = Driver { functions: Functions::load(library)? };
-        // SAFETY: takes a number, which must be 0.
+        // SAFETY: takes flags, which must be 0.
         let code = unsafe { (driver.functions.cuInit)(0) };
         if code == NO_DEVICE {
             return Err(Error::NoDevice);
@@ -152,7 +153,7 @@ impl Driver {
     fn check(&self, call: &str, code: i32) -> Result<(), Error> {
         check(DRIVER.name, call, code, || {
             let mut text = std::ptr::null();
-            // SAFETY: any number may be given; the driver writes a pointer to a constant string, or null.
+            // SAFETY: any code is valid; the driver writes a pointer to a constant string, or null.
             unsafe {
                 (self.functions.cuGetErrorString)(code, &raw mut text);
                 text_at(text)
@@ -160,7 +161,7 @@ impl Driver {
         })
     }
 
-    /// The highest version of CUDA that the driver supports, as its number.
+    /// The highest CUDA version that the driver supports, in its numeric form.
     ///
     /// # Errors
     /// The call fails.
@@ -171,7 +172,7 @@ impl Driver {
         Ok(version)
     }
 
-    /// All GPUs in the driver's order.
+    /// All GPUs in driver order.
     ///
     /// # Errors
     /// A call fails.
@@ -185,8 +186,8 @@ impl Driver {
     fn device(&self, index: i32) -> Result<Device, Error> {
         let call = &self.functions;
         let (mut raw, mut memory_bytes, mut name, mut bus) = (0, 0, [0u8; 256], [0u8; 32]);
-        // SAFETY: all pointers are to live values of the types in the header; texts are truncated to the given
-        // length.
+        // SAFETY: all pointers are to live values of the header's types; strings are truncated to
+        // the given length.
         unsafe {
             self.check("cuDeviceGet", (call.cuDeviceGet)(&raw mut raw, index))?;
             self.check("cuDeviceGetName", (call.cuDeviceGetName)(name.as_mut_ptr().cast(), name.len() as i32, raw))?;
@@ -214,7 +215,7 @@ impl Driver {
         })
     }
 
-    /// The primary context of a device. It stays until the process ends.
+    /// Retains the primary context of a device until the process ends.
     ///
     /// # Errors
     /// A call fails.
@@ -246,21 +247,22 @@ struct Inner {
     waits: AtomicU64,
 }
 
-/// Calls that were made about a context so far.
+/// Driver calls of a context so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// That queued work: kernels, products, copies, fills; a graph is one.
+    /// Calls that queued work: kernels, GEMMs, copies, fills; a graph counts as one.
     pub launches: u64,
-    /// That waited for the device.
+    /// Calls that waited for the device.
     pub waits: u64,
 }
 
-// SAFETY: a context may be current on several threads, and the functions of the driver may be called by all of them at the same time.
+// SAFETY: a context can be current on several threads, and all of them can call the driver
+// concurrently.
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
 
-/// The context of one device. A copy is the same context.
+/// A device's context. Clones share it.
 #[derive(Clone)]
 pub struct Context {
     inner: Arc<Inner>,
@@ -271,7 +273,8 @@ impl Context {
         &self.inner.device
     }
 
-    /// Makes it the one that calls of this thread are about, also those of other libraries. Whatever is called here does it by itself.
+    /// Makes the context current for this thread's calls, including calls of other libraries.
+    /// Functions of this crate do so themselves.
     ///
     /// # Errors
     /// The call fails.
@@ -304,11 +307,11 @@ impl Context {
     /// # Errors
     /// The work failed.
     pub fn synchronize(&self) -> Result<(), Error> {
-        // SAFETY: takes nothing.
+        // SAFETY: no arguments.
         self.call_and_wait("cuCtxSynchronize", |call| unsafe { (call.cuCtxSynchronize)() })
     }
 
-    /// Bytes that are free now, for all processes together.
+    /// Free device memory, shared by all processes.
     ///
     /// # Errors
     /// The call fails.
@@ -319,10 +322,11 @@ impl Context {
         Ok(free)
     }
 
-    /// Seconds of one call of `work`, which puts work into `stream`: the smallest of several measurements, each over `calls` calls by the
-    /// device's own clock.
+    /// Device time in seconds of one `work` call, which queues operations in `stream`: the minimum
+    /// of several measurements, each over `calls` calls.
     ///
     /// # Errors
+    /// The errors of `work` and of the events.
     /// Those of `work`, and of the events.
     pub fn time(
         &self,
@@ -347,21 +351,22 @@ impl Context {
     }
 }
 
-/// An object of a context, which destroys it on drop.
+/// A context's object, destroyed on drop.
 struct Object {
     context: Context,
     raw: Pointer,
     destroy: unsafe extern "C" fn(Pointer) -> i32,
 }
 
-// SAFETY: as of a context; the driver's objects belong to a context, not to a thread.
+// SAFETY: as for contexts; driver objects belong to a context, not to a thread.
 unsafe impl Send for Object {}
 // SAFETY: as above.
 unsafe impl Sync for Object {}
 
 impl Drop for Object {
     fn drop(&mut self) {
-        // SAFETY: `raw` came from the create function that belongs to `destroy`, and is destroyed once. The result could not be used.
+        // SAFETY: `raw` came from the create function that matches `destroy`, and is destroyed
+        // once. An error could not be handled here.
         let _ = self.context.call("destroy", |_| unsafe { (self.destroy)(self.raw) });
     }
 }

@@ -1,53 +1,57 @@
-//! Finds libraries of CUDA.
+//! Finds CUDA libraries.
 //!
-//! The order is: the folders in [`VARIABLE`], the loader by its own rules (`LD_LIBRARY_PATH`, `ldconfig`), for what comes with the driver
-//! the folders into which NVIDIA's container runtime and device plugins put it, the toolkit in `/usr/local/cuda`, and the wheels that pip
-//! installs for a Python (`site-packages/nvidia/*/lib`).
+//! The search order is: the directories in [`VARIABLE`]; the loader's own rules (`LD_LIBRARY_PATH`,
+//! `ldconfig`); for driver libraries, the directories where NVIDIA's container runtime and device
+//! plugins mount them; the toolkit in `/usr/local/cuda`; and pip-installed wheels of a Python
+//! (`site-packages/nvidia/*/lib`).
 
 use crate::error::Error;
 use crate::library::Library;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// Folders of libraries, separated by colons, that are searched before all others.
+/// Colon-separated library directories that are searched first.
 pub const VARIABLE: &str = "SWITCHYARD_CUDA_LIBRARIES";
 
-/// A library, with the file names that it may have, best first.
-pub struct Wanted {
+/// A library, with its possible file names, best first.
+pub struct LibrarySpec {
     /// Its common name.
     pub name: &'static str,
     files: &'static [&'static str],
-    /// What the files that it opens by itself begin with. They lie beside it, and not every build of it looks there (NVRTC of the 13.0
-    /// wheels does not), so they are opened with it.
-    own_files: Option<&'static str>,
-    /// It comes with the driver, which a container gets from its runtime.
-    is_of_driver: bool,
+    /// Prefix of the files that it loads itself. They are next to it, but not every build searches
+    /// there (NVRTC in the 13.0 wheels does not), so they are opened along with it.
+    companion_prefix: Option<&'static str>,
+    /// Whether it is part of the driver, which a container gets from its runtime.
+    from_driver: bool,
 }
 
-/// Comes with the driver, never with a toolkit.
-pub const DRIVER: Wanted = Wanted { name: "driver", files: &["libcuda.so.1"], own_files: None, is_of_driver: true };
-pub const CUBLASLT: Wanted = Wanted {
+/// Part of the driver, never of a toolkit.
+pub const DRIVER: LibrarySpec =
+    LibrarySpec { name: "driver", files: &["libcuda.so.1"], companion_prefix: None, from_driver: true };
+pub const CUBLASLT: LibrarySpec = LibrarySpec {
     name: "cuBLASLt",
     files: &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
-    own_files: None,
-    is_of_driver: false,
+    companion_prefix: None,
+    from_driver: false,
 };
-pub const CUDNN: Wanted =
-    Wanted { name: "cuDNN", files: &["libcudnn.so.9", "libcudnn.so"], own_files: None, is_of_driver: false };
-pub const NVRTC: Wanted = Wanted {
+pub const CUDNN: LibrarySpec =
+    LibrarySpec { name: "cuDNN", files: &["libcudnn.so.9", "libcudnn.so"], companion_prefix: None, from_driver: false };
+pub const NVRTC: LibrarySpec = LibrarySpec {
     name: "NVRTC",
     files: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
-    own_files: Some("libnvrtc-builtins.so."),
-    is_of_driver: false,
+    companion_prefix: Some("libnvrtc-builtins.so."),
+    from_driver: false,
 };
-/// Comes with the driver, as the part `utility`.
-pub const NVML: Wanted = Wanted { name: "NVML", files: &["libnvidia-ml.so.1"], own_files: None, is_of_driver: true };
-pub const NCCL: Wanted =
-    Wanted { name: "NCCL", files: &["libnccl.so.2", "libnccl.so"], own_files: None, is_of_driver: false };
+/// Part of the driver, in its `utility` capability.
+pub const NVML: LibrarySpec =
+    LibrarySpec { name: "NVML", files: &["libnvidia-ml.so.1"], companion_prefix: None, from_driver: true };
+pub const NCCL: LibrarySpec =
+    LibrarySpec { name: "NCCL", files: &["libnccl.so.2", "libnccl.so"], companion_prefix: None, from_driver: false };
 
-/// Where a container finds the driver's libraries, whatever its own loader searches: in the folders of the host's distribution, and in those
-/// of device plugins. An image without `ldconfig` has no cache that its runtime could have updated.
-const OF_DRIVER: [&str; 5] = [
+/// Where containers have the driver's libraries, regardless of the loader configuration: the
+/// directories of the host's distribution, and those of device plugins. An image without `ldconfig`
+/// has no cache that its runtime could update.
+const DRIVER_DIRECTORIES: [&str; 5] = [
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
     "usr/lib64",
@@ -55,7 +59,7 @@ const OF_DRIVER: [&str; 5] = [
     "usr/local/nvidia/lib",
 ];
 
-/// The rule that led to a candidate.
+/// The search rule that found a candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     Variable,
@@ -78,7 +82,7 @@ impl Origin {
     }
 }
 
-/// The folders of this machine to search.
+/// The directories to search on this machine.
 #[derive(Debug, Clone, Default)]
 pub struct Places {
     variable: Vec<PathBuf>,
@@ -93,10 +97,11 @@ pub struct Found {
     pub origin: Origin,
 }
 
-impl Wanted {
-    /// Opens the library's own files, so that it finds them by name. What cannot be opened it reports itself.
-    fn open_own_files(&self, library: &Path) {
-        let (Some(start), Some(folder)) = (self.own_files, library.parent()) else { return };
+impl LibrarySpec {
+    /// Opens the library's own files in advance, so that it finds them by name. The library itself
+    /// reports those that cannot be opened.
+    fn open_companions(&self, library: &Path) {
+        let (Some(start), Some(folder)) = (self.companion_prefix, library.parent()) else { return };
         for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with(start) {
                 let _ = Library::open(&entry.path());
@@ -106,8 +111,9 @@ impl Wanted {
 }
 
 impl Places {
-    /// Reads the environment and the file system below `root`, which is `/` except in tests. `python` is an interpreter
-    /// whose packages are searched instead of those of `VIRTUAL_ENV` and `PATH`.
+    /// Reads the environment and the file system below `root`, which is `/` except in tests.
+    /// `python` is an interpreter whose packages are searched instead of those in `VIRTUAL_ENV` and
+    /// `PATH`.
     pub fn new(get: impl Fn(&str) -> Option<OsString>, root: &Path, python: Option<&Path>) -> Places {
         let list =
             |name: &str| get(name).map(|value| std::env::split_paths(&value).collect::<Vec<_>>()).unwrap_or_default();
@@ -121,17 +127,17 @@ impl Places {
         let homes = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(|name| get(name)).map(PathBuf::from);
         Places {
             variable: list(VARIABLE).into_iter().filter(|folder| !folder.as_os_str().is_empty()).collect(),
-            driver: OF_DRIVER.map(|folder| root.join(folder)).to_vec(),
+            driver: DRIVER_DIRECTORIES.map(|folder| root.join(folder)).to_vec(),
             toolkit: distinct(homes.chain([root.join("usr/local/cuda")])),
             python: distinct(bins.iter().flat_map(|bin| wheels(bin))),
         }
     }
 
-    /// Every file that may be the library, in the order in which they are tried. Those for the loader are bare names.
-    fn candidates(&self, wanted: &Wanted) -> Vec<(Origin, PathBuf)> {
+    /// All candidate files, in the order in which they are tried. Bare names are for the loader.
+    fn candidates(&self, wanted: &LibrarySpec) -> Vec<(Origin, PathBuf)> {
         let toolkit = self.toolkit.iter().flat_map(|home| ["lib64", "lib", "compat"].map(|folder| home.join(folder)));
         let python = self.python.iter().map(|package| package.join("lib"));
-        let driver = if wanted.is_of_driver { self.driver.clone() } else { Vec::new() };
+        let driver = if wanted.from_driver { self.driver.clone() } else { Vec::new() };
         let groups: [(Origin, Vec<PathBuf>); 5] = [
             (Origin::Variable, self.variable.clone()),
             (Origin::Loader, vec![PathBuf::new()]),
@@ -146,12 +152,13 @@ impl Places {
             .collect()
     }
 
-    /// Opens the first candidate that can be opened, for the whole process: libraries that later ask the loader for its
-    /// SONAME get this one.
+    /// Opens the first candidate that can be opened, globally for the process: libraries that later
+    /// request its SONAME from the loader get this file.
     ///
     /// # Errors
-    /// [`Error::NotFound`] with everything that was tried; [`Error::NotLoaded`] if a file exists that the loader refuses.
-    pub fn open(&self, wanted: &Wanted) -> Result<Found, Error> {
+    /// [`Error::NotFound`] with everything that was tried; [`Error::NotLoaded`] if a file exists
+    /// but the loader rejects it.
+    pub fn open(&self, wanted: &LibrarySpec) -> Result<Found, Error> {
         let mut refused = Vec::new();
         let candidates = self.candidates(wanted);
         for (origin, path) in &candidates {
@@ -160,10 +167,10 @@ impl Places {
             }
             match Library::open(path) {
                 Ok(library) => {
-                    wanted.open_own_files(&library.path);
+                    wanted.open_companions(&library.path);
                     return Ok(Found { library, origin: *origin });
                 }
-                // Most of the time the loader just says that there is no file of this name.
+                // Usually the loader only reports that no file of this name exists.
                 Err(text) if *origin == Origin::Loader && text.contains("No such file") => {}
                 Err(text) => refused.push(text),
             }
@@ -176,8 +183,9 @@ impl Places {
     }
 }
 
-/// The folders `nvidia/*` in the packages of the Python whose program is in `bin`. The program of a virtual environment
-/// is a link: its own packages come before those of the interpreter that it points to.
+/// The directories `nvidia/*` in the packages of the Python whose executable is in `bin`. A virtual
+/// environment's executable is a link: its own packages take precedence over the packages of its
+/// target.
 fn wheels(bin: &Path) -> Vec<PathBuf> {
     let program = bin.join("python3");
     let real = program.canonicalize().ok();
@@ -193,7 +201,7 @@ fn wheels(bin: &Path) -> Vec<PathBuf> {
     sites.flat_map(|site| folders(&site.join("nvidia"))).collect()
 }
 
-/// The folders in a folder, sorted by name; none if it cannot be read.
+/// The subdirectories of a directory, sorted by name; none if it cannot be read.
 fn folders(parent: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();

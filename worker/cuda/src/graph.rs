@@ -1,4 +1,5 @@
-//! Graphs of operations of cuDNN: descriptors of tensors and operations, joined to one that cuDNN plans as a whole.
+//! cuDNN operation graphs: tensor and operation descriptors, joined into a graph that cuDNN plans
+//! as a whole.
 
 use crate::cudnn::{Cudnn, FLOAT, OPERATIONGRAPH_DESCRIPTOR, OPERATIONGRAPH_OPS, TensorLayout, Value};
 use crate::error::Error;
@@ -33,7 +34,7 @@ const OPERATION_REDUCTION_DESC: i32 = 1612;
 const OPERATION_RESHAPE_XDESC: i32 = 2200;
 const OPERATION_RESHAPE_YDESC: i32 = 2201;
 
-/// What is done number by number, computed in 32 bits.
+/// Elementwise operations, computed in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub(crate) enum Pointwise {
@@ -45,13 +46,13 @@ pub(crate) enum Pointwise {
     Logarithm = 15,
     Identity = 21,
     GreaterOrEqual = 303,
-    /// The place of a number along an axis.
+    /// The index of an element along an axis.
     Index = 501,
-    /// The first where the third is true, else the second.
+    /// The first operand where the third is true, otherwise the second.
     Select = 601,
 }
 
-/// How the numbers of an axis become one.
+/// Reduction operators along an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub(crate) enum Reduction {
@@ -59,7 +60,7 @@ pub(crate) enum Reduction {
     Max = 3,
 }
 
-/// A graph, and what it is made of, which lives as long.
+/// A graph, and the descriptors that must outlive it.
 pub(crate) struct Graph {
     pub(crate) descriptor: Handle,
     _parts: Vec<Handle>,
@@ -82,7 +83,7 @@ impl<'a> Builder<'a> {
         Ok(self.keep(descriptor))
     }
 
-    /// A descriptor with these attributes, finalized.
+    /// Creates a finalized descriptor with these attributes.
     pub(crate) fn part(&mut self, kind: i32, name: &str, attributes: &[(i32, Value<'_>)]) -> Result<Pointer, Error> {
         let descriptor = self.cudnn.descriptor(kind)?;
         for (attribute, value) in attributes {
@@ -92,14 +93,14 @@ impl<'a> Builder<'a> {
         Ok(self.keep(descriptor))
     }
 
-    /// The same for an operation of the graph. They are in the order of what they need of each other.
+    /// Adds an operation to the graph. Operations are added in dependency order.
     pub(crate) fn operation(&mut self, kind: i32, name: &str, attributes: &[(i32, Value<'_>)]) -> Result<(), Error> {
         let operation = self.part(kind, name, attributes)?;
         self.operations.push(operation);
         Ok(())
     }
 
-    /// `y = a b`, with sums in 32 bits.
+    /// `y = a b`, accumulated in f32.
     pub(crate) fn multiply(&mut self, a: Pointer, b: Pointer, y: Pointer) -> Result<(), Error> {
         let how = self.part(MATMUL_DESCRIPTOR, "product", &[(MATMUL_COMP_TYPE, Value::DataType(FLOAT))])?;
         let attributes = [
@@ -111,12 +112,12 @@ impl<'a> Builder<'a> {
         self.operation(OPERATION_MATMUL_DESCRIPTOR, "operation of a product", &attributes)
     }
 
-    /// `y` of one to three tensors, number by number; tensors with an axis of one number have it for all.
+    /// `y` from one to three tensors, elementwise; axes of length one are broadcast.
     pub(crate) fn pointwise(&mut self, mode: Pointwise, of: &[Pointer], y: Pointer) -> Result<(), Error> {
         self.pointwise_along(mode, None, of, y)
     }
 
-    /// `y`: the place of each number of `x` along an axis.
+    /// `y`: the index of each element of `x` along an axis.
     pub(crate) fn index(&mut self, axis: i64, x: Pointer, y: Pointer) -> Result<(), Error> {
         self.pointwise_along(Pointwise::Index, Some(axis), &[x], y)
     }
@@ -135,7 +136,7 @@ impl<'a> Builder<'a> {
         self.operation(OPERATION_POINTWISE_DESCRIPTOR, &format!("operation {mode:?}"), &attributes)
     }
 
-    /// `y`: the numbers of `x` along the axes of which `y` has one.
+    /// `y`: `x` reduced along the axes where `y` has length one.
     pub(crate) fn reduce(&mut self, by: Reduction, x: Pointer, y: Pointer) -> Result<(), Error> {
         let how = [(REDUCTION_OPERATOR, Value::Reduction(by as i32)), (REDUCTION_COMP_TYPE, Value::DataType(FLOAT))];
         let how = self.part(REDUCTION_DESCRIPTOR, "reduction", &how)?;
@@ -147,7 +148,7 @@ impl<'a> Builder<'a> {
         self.operation(OPERATION_REDUCTION_DESCRIPTOR, &format!("operation of a reduction ({by:?})"), &attributes)
     }
 
-    /// `y`: the numbers of `x` by the dimensions and strides of `y`.
+    /// `y`: the elements of `x` with the dimensions and strides of `y`.
     pub(crate) fn reshape(&mut self, x: Pointer, y: Pointer) -> Result<(), Error> {
         let attributes =
             [(OPERATION_RESHAPE_XDESC, Value::Descriptors(&[x])), (OPERATION_RESHAPE_YDESC, Value::Descriptors(&[y]))];

@@ -1,24 +1,26 @@
-//! For tests: bindings against NVIDIA's own headers, by the C compiler.
+//! Test support: checks bindings against NVIDIA's own headers with a C compiler.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A folder in `target/data`, which this command fetches. A test without it would test nothing, so it must not pass.
+/// A directory in `target/data`, which `command` fetches. Without it a test would check nothing, so
+/// it must fail.
 pub(crate) fn fetched(name: &str, command: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/data").join(name);
     assert!(folder.is_dir(), "target/data/{name} is missing: `{command}` fetches it");
     folder
 }
 
-/// A header, and the folders in which it and those that it includes are.
+/// A header, and the directories of it and its includes.
 pub(crate) struct Header<'a> {
     pub name: &'a str,
     pub folders: &'a [PathBuf],
 }
 
 impl Header<'_> {
-    /// What the compiler says of a C file with these conditions, and with functions of these names.
+    /// Compiles a C file that asserts these conditions and references these functions; returns
+    /// success and the compiler's output.
     pub fn compiled(&self, conditions: &[String], functions: &[&str]) -> (bool, String) {
         let asserts = conditions.iter().map(|condition| format!("_Static_assert({condition}, \"{condition}\");\n"));
         let functions = functions.iter().map(|name| format!("void *of_{name} = (void *)&{name};\n"));
@@ -40,7 +42,7 @@ impl Header<'_> {
 }
 
 /// The headers of the libraries that only `cargo xtask test --gpu-libraries` fetches.
-pub(crate) fn of_libraries() -> Vec<PathBuf> {
+pub(crate) fn library_headers() -> Vec<PathBuf> {
     let folders = ["gpu-cublas", "gpu-cudnn", "gpu-nccl", "gpu-runtime", "gpu-crt", "gpu-stub"];
     folders.into_iter().map(|name| fetched(name, "cargo xtask test --gpu-libraries")).collect()
 }

@@ -1,27 +1,27 @@
-//! Which libraries a machine has, and their versions.
+//! The libraries on a machine, and their versions.
 
 use crate::cublaslt::CublasLt;
 use crate::cudnn::Cudnn;
 use crate::driver::{Device, Driver};
 use crate::error::Error;
-use crate::find::{CUBLASLT, CUDNN, DRIVER, Found, NCCL, NVML, NVRTC, Origin, Places, Wanted};
+use crate::find::{CUBLASLT, CUDNN, DRIVER, Found, LibrarySpec, NCCL, NVML, NVRTC, Origin, Places};
 use crate::nccl::Nccl;
 use crate::nvml::Nvml;
 use crate::nvrtc::Nvrtc;
 use crate::version;
 use std::path::PathBuf;
 
-/// A library that was looked for.
+/// A library that was searched for.
 pub struct Item {
     pub name: &'static str,
-    /// Where it is, if it is there.
+    /// Its location, if found.
     pub place: Option<(PathBuf, Origin)>,
-    /// As NVIDIA writes it, or why it cannot be used.
+    /// The version in NVIDIA's notation, or why the library is unusable.
     pub version: Result<String, Error>,
 }
 
-/// Looks for all libraries, and for GPUs.
-pub fn look(places: &Places) -> (Vec<Item>, Vec<Device>) {
+/// Searches for all libraries, and for GPUs.
+pub fn detect(places: &Places) -> (Vec<Item>, Vec<Device>) {
     let mut devices = Vec::new();
     let driver = item(places, &DRIVER, |found| {
         let driver = Driver::new(&found.library)?;
@@ -30,7 +30,7 @@ pub fn look(places: &Places) -> (Vec<Item>, Vec<Device>) {
     });
     let others = [item(places, &NVRTC, nvrtc), item(places, &CUBLASLT, cublaslt), item(places, &NCCL, nccl)];
     let mut items: Vec<Item> = [driver].into_iter().chain(others).collect();
-    // Without cuBLASLt, cuDNN ends the process instead of failing.
+    // Without cuBLASLt, cuDNN aborts the process instead of failing.
     if items[2].version.is_ok() {
         items.push(item(places, &CUDNN, cudnn));
     }
@@ -38,48 +38,48 @@ pub fn look(places: &Places) -> (Vec<Item>, Vec<Device>) {
     (items, devices)
 }
 
-/// The version of NVRTC.
+/// The NVRTC version.
 ///
 /// # Errors
-/// It cannot be used.
+/// The library is unusable.
 pub fn nvrtc(found: &Found) -> Result<String, Error> {
     let (major, minor) = Nvrtc::new(&found.library)?.version()?;
     Ok(format!("{major}.{minor}"))
 }
 
-/// The version of cuBLASLt.
+/// The cuBLASLt version.
 ///
 /// # Errors
-/// It cannot be used.
+/// The library is unusable.
 pub fn cublaslt(found: &Found) -> Result<String, Error> {
     Ok(version::library(CublasLt::new(&found.library)?.version() as i64))
 }
 
-/// The version of NCCL.
+/// The NCCL version.
 ///
 /// # Errors
-/// It cannot be used.
+/// The library is unusable.
 pub fn nccl(found: &Found) -> Result<String, Error> {
     Ok(version::library(Nccl::new(&found.library)?.version()?.into()))
 }
 
-/// The version of cuDNN, which needs a cuBLASLt that can be used.
+/// The cuDNN version; requires a usable cuBLASLt.
 ///
 /// # Errors
-/// It cannot be used.
+/// The library is unusable.
 pub fn cudnn(found: &Found) -> Result<String, Error> {
     Ok(version::library(Cudnn::new(&found.library)?.version() as i64))
 }
 
-/// The version of the driver by NVML, which comes with it.
+/// The driver version according to NVML, which is part of the driver.
 ///
 /// # Errors
-/// It cannot be used.
+/// The library is unusable.
 pub fn nvml(found: &Found) -> Result<String, Error> {
     Nvml::new(&found.library)?.driver_version()
 }
 
-fn item(places: &Places, wanted: &'static Wanted, version: impl FnOnce(&Found) -> Result<String, Error>) -> Item {
+fn item(places: &Places, wanted: &'static LibrarySpec, version: impl FnOnce(&Found) -> Result<String, Error>) -> Item {
     match places.open(wanted) {
         Ok(found) => Item {
             name: wanted.name,

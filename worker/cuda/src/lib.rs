@@ -1,20 +1,22 @@
-//! The libraries of CUDA: [`find`] finds and opens them at run time, the other modules call them.
+//! CUDA libraries: [`find`] finds and opens them at run time, the other modules call them.
 //!
 //! ```text
-//! find ── Library ──┬── driver    devices, memory, streams, kernels, time
-//!                   ├── cublaslt  products of matrices
-//!                   ├── cudnn     convolution, attention: graphs; operation: whether it computes one, and how
-//!                   ├── nccl      sums over ranks
+//! find ── Library ──┬── driver    devices, memory, streams, kernels, timing
+//!                   ├── cublaslt  GEMM
+//!                   ├── cudnn     convolution and attention graphs; operation: queries and plans
+//!                   ├── nccl      all-reduce
 //!                   ├── nvml      errors, clocks, temperature and users of a GPU
-//!                   └── nvrtc     CUDA C to machine code; kernels: what is compiled, and its calls
-//! inventory: which of them a machine has; nvtx: names for profilers, which bring their library themselves
+//!                   └── nvrtc     CUDA C to machine code; kernels: sources and calls
+//! inventory: libraries on a machine; nvtx: profiler ranges, whose library the profiler provides
 //! ```
 //!
-//! Signatures, constants and layouts are those of the headers of CUDA 13.2, cuDNN 9.26 and NCCL 2.30. The calls used here
-//! have not changed since CUDA 12.4, which has `cuFuncGetParamInfo`, cuDNN 9.11 and NCCL 2.19, except where a comment says so.
+//! Signatures, constants and layouts match the headers of CUDA 13.2, cuDNN 9.26 and NCCL 2.30.
+//! Unless a comment says otherwise, the calls used here are unchanged since CUDA 12.4 (which
+//! introduced `cuFuncGetParamInfo`), cuDNN 9.11 and NCCL 2.19.
 //!
-//! A function checks the sizes of buffers, and that they still exist, before it passes addresses on, so that its callers need no unsafe code. Nothing of
-//! CUDA is linked: a machine without it gets an [`Error`].
+//! Functions check the sizes of buffers, and that they are still allocated, before passing
+//! addresses on, so callers need no unsafe code. No CUDA library is linked: on a machine without
+//! CUDA, functions return an [`Error`].
 #![deny(unsafe_code)]
 
 pub mod attention;

@@ -6,29 +6,32 @@ use libloading::os::unix;
 use std::ffi::{CStr, c_char, c_void};
 use std::path::{Path, PathBuf};
 
-/// An address or handle of a library.
+/// A library's address or handle.
 pub(crate) type Pointer = *mut c_void;
 
-/// A shared library that stays open until the process ends: CUDA's libraries do not survive being closed.
+/// A shared library that stays open until the process ends, because CUDA libraries do not survive
+/// being closed.
 pub struct Library {
     inner: &'static unix::Library,
-    /// The file, or a bare name if the loader found it and the kernel does not show the path.
+    /// The file, or a bare name if the loader resolved it and `/proc/self/maps` does not show the
+    /// path.
     pub path: PathBuf,
 }
 
 impl Library {
-    /// Opens a library for the whole process. The error is the text of the loader.
+    /// Opens a library with global visibility. The error is the loader's message.
     pub(crate) fn open(path: &Path) -> Result<Library, String> {
         Library::open_with(path, unix::RTLD_NOW | unix::RTLD_GLOBAL)
     }
 
-    /// Opens a library whose names nobody else shall find.
+    /// Opens a library without exporting its symbols.
     pub(crate) fn open_alone(path: &Path) -> Result<Library, String> {
         Library::open_with(path, unix::RTLD_LAZY | unix::RTLD_LOCAL)
     }
 
     fn open_with(path: &Path, flags: i32) -> Result<Library, String> {
-        // SAFETY: opening runs the constructors of the library; those of NVIDIA's libraries may run on any thread.
+        // SAFETY: opening runs the library's constructors; those of NVIDIA's libraries can run on
+        // any thread.
         let inner = unsafe { unix::Library::open(Some(path), flags) };
         let inner = inner.map_err(|error| {
             let mut text = error.to_string();
@@ -41,12 +44,16 @@ impl Library {
         Ok(Library { inner: Box::leak(Box::new(inner)), path })
     }
 
-    /// A function by its name; an error if the library lacks it.
+    /// Resolves a function by name.
+    ///
+    /// # Errors
+    /// The library lacks the function.
     ///
     /// # Safety
-    /// `T` must be the type of a function pointer with the signature that the library's header gives.
+    /// `T` must be a function pointer type with the signature in the library's header.
     pub(crate) unsafe fn function<T: Copy>(&self, name: &'static str) -> Result<T, Error> {
-        // SAFETY: as promised by the caller; the library is never closed, so a copy of the pointer stays valid.
+        // SAFETY: as promised by the caller; the library is never closed, so a copy of the pointer
+        // stays valid.
         let symbol = unsafe { self.inner.get::<T>(name.as_bytes()) };
         symbol.map(|symbol| *symbol).map_err(|_| Error::NoSymbol { file: self.path.clone(), symbol: name })
     }
@@ -55,7 +62,7 @@ impl Library {
 /// The file behind a name that the loader resolved.
 fn mapped(name: &Path) -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    // The mapped file is the target of the links: `libcuda.so.1` is mapped as `libcuda.so.580.65.06`.
+    // The mapped file is the link's target: `libcuda.so.1` is mapped as `libcuda.so.580.65.06`.
     let stem = name.to_str()?.split(".so").next()?;
     let files = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
     let mut same = files
@@ -63,13 +70,14 @@ fn mapped(name: &Path) -> Option<PathBuf> {
     same.next().map(Path::to_path_buf)
 }
 
-/// Declares functions of a library as a structure of pointers, each looked up by its name.
+/// Declares library functions as a struct of pointers, each resolved by name.
 macro_rules! functions {
     ($structure:ident { $($function:ident($($argument:ty),* $(,)?) -> $result:ty;)* }) => {
         #[allow(non_snake_case)]
         struct $structure { $($function: unsafe extern "C" fn($($argument),*) -> $result,)* }
         impl $structure {
-            /// Those of the driver, of cuBLASLt, of cuDNN and of NCCL are compared with their headers.
+            /// The names for the driver, cuBLASLt, cuDNN and NCCL are checked against their
+            /// headers.
             #[cfg(test)]
             #[allow(dead_code)]
             const NAMES: &[&str] = &[$(stringify!($function)),*];
@@ -77,7 +85,7 @@ macro_rules! functions {
             fn load(library: &$crate::library::Library) -> Result<$structure, $crate::error::Error> {
                 Ok($structure {
                     $($function:
-                        // SAFETY: the signature is the one in the header, see the head of the crate.
+                        // SAFETY: the signature matches the header; see the crate documentation.
                         unsafe { library.function(stringify!($function)) }?,)*
                 })
             }
@@ -86,7 +94,7 @@ macro_rules! functions {
 }
 pub(crate) use functions;
 
-/// An object of a library, which destroys it on drop.
+/// A library object, destroyed on drop.
 pub(crate) struct Handle {
     pub(crate) raw: Pointer,
     pub(crate) destroy: unsafe extern "C" fn(Pointer) -> i32,
@@ -97,13 +105,13 @@ unsafe impl Send for Handle {}
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: `raw` came from the create function that belongs to `destroy`, and is destroyed once. The result
-        // could not be used.
+        // SAFETY: `raw` came from the create function that matches `destroy`, and is destroyed
+        // once. An error could not be handled here.
         let _ = unsafe { (self.destroy)(self.raw) };
     }
 }
 
-/// An error for any code but zero.
+/// Turns any nonzero code into an error.
 pub(crate) fn check(library: &'static str, call: &str, code: i32, text: impl FnOnce() -> String) -> Result<(), Error> {
     match code {
         0 => Ok(()),
@@ -111,7 +119,7 @@ pub(crate) fn check(library: &'static str, call: &str, code: i32, text: impl FnO
     }
 }
 
-/// Copies a text of a library.
+/// Copies a library's C string.
 ///
 /// # Safety
 /// `text` is null or points to a C string.

@@ -1,7 +1,7 @@
-//! NCCL: sums over the ranks of a communicator, in the memory of their devices.
+//! NCCL: all-reduce over the ranks of a communicator, in device memory.
 //!
-//! Nothing here blocks: communicators are not blocking in NCCL's sense, so a call returns while NCCL still works on it, and a rank that
-//! hangs can be aborted from another thread.
+//! Nothing here blocks: communicators are non-blocking in NCCL's sense, so calls return while NCCL
+//! is still working, and another thread can abort a rank that hangs.
 #![allow(unsafe_code)]
 
 use crate::driver::{Buffer, Context, Span, Stream};
@@ -26,15 +26,16 @@ const IN_PROGRESS: i32 = 7;
 /// `NCCL_API_MAGIC`, `NCCL_CONFIG_UNDEF_INT`.
 const MAGIC: u32 = 0xcafe_beef;
 const UNDEFINED: i32 = i32::MIN;
-/// That of the header whose `ncclConfig_t` is used here: 2.18. Newer libraries take it and choose the rest themselves.
+/// Version of the header whose `ncclConfig_t` is used here: 2.18. Newer libraries accept it and use
+/// defaults for newer fields.
 const CONFIG_VERSION: u32 = 21_800;
 
-/// Pause while NCCL works on something.
-const PAUSE: Duration = Duration::from_micros(100);
-/// How long a communicator that is dropped waits for the other ranks.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// Polling interval while an NCCL call is in progress.
+const POLL_INTERVAL: Duration = Duration::from_micros(100);
+/// How long dropping a communicator waits for the other ranks.
+const FINALIZE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// `ncclUniqueId`, which is passed by value. Whoever knows it can join the communicator.
+/// `ncclUniqueId`, passed by value. It is the secret for joining the communicator.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId(pub [u8; 128]);
@@ -48,10 +49,10 @@ struct Config {
     version: u32,
     blocking: i32,
     cluster_size: i32,
-    least_blocks: i32,
-    most_blocks: i32,
+    min_blocks: i32,
+    max_blocks: i32,
     network: *const c_char,
-    shares_split: i32,
+    split_share: i32,
 }
 
 functions!(Functions {
@@ -69,23 +70,23 @@ functions!(Functions {
     ncclGetLastError(Pointer) -> *const c_char;
 });
 
-/// The library. A copy is the same.
+/// The library. Clones share it.
 #[derive(Clone)]
 pub struct Nccl {
     functions: Arc<Functions>,
 }
 
-/// Whose failure an error tells of.
+/// Which rank an NCCL error originates from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
-    /// NCCL's own words here.
+    /// This rank; the error has NCCL's message.
     Own,
-    /// A rank that is gone or cannot be reached: it may know why.
+    /// A rank that has exited or is unreachable; its own error has the cause.
     Another,
 }
 
 impl Blame {
-    /// Nothing if NCCL did not fail.
+    /// `None` if NCCL did not fail.
     pub fn of(error: &Error) -> Option<Blame> {
         match error {
             Error::Call { library, code, .. } if *library == NCCL.name => {
@@ -97,15 +98,15 @@ impl Blame {
 }
 
 impl Nccl {
-    /// The oldest version that has all functions used here: 2.19.
+    /// Oldest version with all functions used here: 2.19.
     pub const OLDEST: i32 = 21_900;
 
-    /// Looks up the functions.
+    /// Resolves the functions.
     ///
     /// # Errors
-    /// The library has another major version than 2 or is older than [`Nccl::OLDEST`], or a function is missing.
+    /// The library is not version 2 or is older than [`Nccl::OLDEST`], or a function is missing.
     pub fn new(library: &Library) -> Result<Nccl, Error> {
-        // SAFETY: the signature is that of the header.
+        // SAFETY: the signature matches the header.
         let get: unsafe extern "C" fn(*mut i32) -> i32 = unsafe { library.function("ncclGetVersion") }?;
         let mut version = 0;
         // SAFETY: the pointer is to a live integer.
@@ -120,7 +121,8 @@ impl Nccl {
 
     fn check(&self, call: &str, code: i32) -> Result<(), Error> {
         check(NCCL.name, call, code, || {
-            // SAFETY: any number may be passed, and no communicator; both results are strings that stay.
+            // SAFETY: any code is valid, and so is a null communicator; both results are static
+            // strings.
             let [text, last] = unsafe {
                 let calls = &self.functions;
                 [(calls.ncclGetErrorString)(code), (calls.ncclGetLastError)(std::ptr::null_mut())]
@@ -141,18 +143,18 @@ impl Nccl {
         Ok(version)
     }
 
-    /// What all ranks of a new communicator need.
+    /// The id that all ranks of a new communicator need.
     ///
     /// # Errors
     /// The call fails.
     pub fn unique_id(&self) -> Result<UniqueId, Error> {
         let mut id = UniqueId([0; 128]);
-        // SAFETY: the pointer is to as many bytes as the header says.
+        // SAFETY: the pointer is to an id of the header's size.
         self.check("ncclGetUniqueId", unsafe { (self.functions.ncclGetUniqueId)(&raw mut id) })?;
         Ok(id)
     }
 
-    /// Begins to connect a rank of a communicator, whose number and count are given. It may be used once it
+    /// Starts connecting `rank` of `world` ranks. The communicator is usable once it
     /// [`is_ready`](Communicator::is_ready).
     ///
     /// # Errors
@@ -164,10 +166,10 @@ impl Nccl {
             version: CONFIG_VERSION,
             blocking: 0,
             cluster_size: UNDEFINED,
-            least_blocks: UNDEFINED,
-            most_blocks: UNDEFINED,
+            min_blocks: UNDEFINED,
+            max_blocks: UNDEFINED,
             network: std::ptr::null(),
-            shares_split: UNDEFINED,
+            split_share: UNDEFINED,
         };
         let number = |number: u32| {
             i32::try_from(number).map_err(|_| Error::refused("connect", format!("rank {rank} of {world} ranks")))
@@ -175,7 +177,8 @@ impl Nccl {
         let (rank, world) = (number(rank)?, number(world)?);
         let mut raw = std::ptr::null_mut();
         context.make_current()?;
-        // SAFETY: the pointers are to a live handle, and to a configuration that is read before the call returns.
+        // SAFETY: the pointers are to a live handle, and to a configuration that is read before the
+        // call returns.
         let code =
             unsafe { (self.functions.ncclCommInitRankConfig)(&raw mut raw, world, *id, rank, &raw const config) };
         if code != IN_PROGRESS {
@@ -185,38 +188,38 @@ impl Nccl {
         Ok(Communicator { nccl: self.clone(), context: context.clone(), state })
     }
 
-    /// A communicator of this process alone, ready to be used.
+    /// A single-rank communicator, ready for use.
     ///
     /// # Errors
     /// A call fails.
-    pub fn alone(&self, context: &Context) -> Result<Communicator, Error> {
+    pub fn single_rank(&self, context: &Context) -> Result<Communicator, Error> {
         let communicator = self.connect(context, &self.unique_id()?, (0, 1))?;
         while !communicator.is_ready()? {
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(communicator)
     }
 }
 
-/// `2.28.9`.
+/// Formats a version: `2.28.9`.
 pub fn version_text(version: i32) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
 struct State {
     raw: Pointer,
-    /// Handles of buffers.
+    /// Handles of registered buffers.
     registered: Vec<Pointer>,
 }
 
-// SAFETY: a communicator belongs to no thread; calls about it come one after another.
+// SAFETY: a communicator does not belong to a thread; its calls are serialised.
 unsafe impl Send for State {}
 
-/// A rank of a communicator. It may be aborted while another thread uses it.
+/// A rank of a communicator. It can be aborted while another thread uses it.
 pub struct Communicator {
     nccl: Nccl,
     context: Context,
-    /// Nothing: it was aborted.
+    /// `None` after an abort.
     state: Mutex<Option<State>>,
 }
 
@@ -225,7 +228,7 @@ impl Communicator {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a call. The answer says whether NCCL goes on working on it.
+    /// Makes a call; returns whether it is still in progress.
     fn call(&self, name: &'static str, make: impl FnOnce(&Functions, &mut State) -> i32) -> Result<bool, Error> {
         self.context.make_current()?;
         let mut state = self.state();
@@ -236,24 +239,24 @@ impl Communicator {
         }
     }
 
-    /// The same, and waits until NCCL has done it.
+    /// Makes a call and waits until NCCL has completed it.
     fn complete(&self, name: &'static str, make: impl FnOnce(&Functions, &mut State) -> i32) -> Result<(), Error> {
         let mut is_under_way = self.call(name, make)?;
         while is_under_way {
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(POLL_INTERVAL);
             is_under_way = !self.is_ready()?;
         }
         Ok(())
     }
 
-    /// Whether NCCL has done what it was told. Work on the device may still be under way.
+    /// Whether NCCL has completed its calls. Device operations can still be in progress.
     ///
     /// # Errors
-    /// Something failed meanwhile, such as another rank. The communicator must then be aborted.
+    /// The communicator failed, for example because of another rank, and must be aborted.
     pub fn is_ready(&self) -> Result<bool, Error> {
         let mut status = 0;
         self.call("ncclCommGetAsyncError", |call, state| {
-            // SAFETY: the communicator lives; the pointer is to a live number.
+            // SAFETY: the communicator is alive; the pointer is to a live integer.
             unsafe { (call.ncclCommGetAsyncError)(state.raw, &raw mut status) }
         })?;
         if status == IN_PROGRESS {
@@ -262,25 +265,26 @@ impl Communicator {
         self.nccl.check("ncclCommGetAsyncError", status).map(|()| true)
     }
 
-    /// Lets NCCL use a buffer without copies, where it can. The buffer must live as long as the communicator.
+    /// Registers a buffer for zero-copy use where supported. The buffer must outlive the
+    /// communicator.
     ///
     /// # Errors
     /// The call fails.
     pub fn register(&self, buffer: &Buffer) -> Result<(), Error> {
         self.complete("ncclCommRegister", |call, State { raw, registered }| {
             let mut handle = std::ptr::null_mut();
-            // SAFETY: the communicator and the buffer live; the pointer is to a live handle.
+            // SAFETY: the communicator and the buffer are alive; the pointer is to a live handle.
             let code = unsafe { (call.ncclCommRegister)(*raw, buffer.pointer(), buffer.bytes(), &raw mut handle) };
             registered.extend((!handle.is_null()).then_some(handle));
             code
         })
     }
 
-    /// Queues the sum over all ranks, in place. All ranks call it in the same order with the same size and type. 16-bit numbers are
-    /// rounded after each addition.
+    /// Queues an in-place all-reduce (sum). All ranks must call it in the same order with the same
+    /// size and type. 16-bit values are rounded after each addition.
     ///
     /// # Errors
-    /// The memory is no whole number of elements, its buffer is gone, or the call fails.
+    /// The memory is not a whole number of elements, its buffer has been freed, or the call fails.
     pub fn all_reduce(&self, memory: Span, element: Element, stream: &Stream) -> Result<(), Error> {
         let (bytes, size) = (memory.bytes(), element.bytes());
         if !bytes.is_multiple_of(size) {
@@ -294,31 +298,35 @@ impl Communicator {
         stream.uses("all_reduce", [memory].into_iter())?;
         self.complete("ncclAllReduce", |call, state| {
             let (address, count) = (memory.pointer(), bytes / size);
-            // SAFETY: the range is within a buffer that lives, as just checked; freeing it waits for the work.
+            // SAFETY: the range is within a live buffer, as just checked; freeing it waits for the
+            // operation.
             unsafe { (call.ncclAllReduce)(address, address, count, data_type, SUM, state.raw, stream.raw()) }
         })
     }
 
-    /// Ends it at once, whatever the device does: work of it that has not ended ends without a result. Other threads get an error.
+    /// Aborts immediately, whatever the device is doing: unfinished operations end without a
+    /// result. Other threads get an error.
     pub fn abort(&self) {
-        // Without a context NCCL cannot end it either.
+        // Without a context NCCL cannot abort either.
         let _ = self.context.make_current();
         if let Some(State { raw, .. }) = self.state().take() {
-            // SAFETY: the communicator lives, and is never used again. The result could not be used.
+            // SAFETY: the communicator is alive, and is never used again. An error could not be
+            // handled here.
             let _ = unsafe { (self.nccl.functions.ncclCommAbort)(raw) };
         }
     }
 
-    /// Tells the other ranks that nothing more is called here, and waits a moment until they have all said so.
+    /// Announces that this rank makes no further calls, and briefly waits for all other ranks to do
+    /// the same.
     fn finalize(&self) -> Result<(), Error> {
-        // SAFETY: the communicator lives.
+        // SAFETY: the communicator is alive.
         self.call("ncclCommFinalize", |call, state| unsafe { (call.ncclCommFinalize)(state.raw) })?;
-        let end = Instant::now() + FAREWELL;
+        let end = Instant::now() + FINALIZE_TIMEOUT;
         while !self.is_ready()? {
             if Instant::now() > end {
                 return Err(Error::refused("finalize", "other ranks still use the communicator"));
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
@@ -328,7 +336,8 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         let registered = self.state().as_mut().map(|state| std::mem::take(&mut state.registered)).unwrap_or_default();
         for handle in registered {
-            // SAFETY: the handle is of this communicator. A buffer that stays registered does no harm to one that ends.
+            // SAFETY: the handle belongs to this communicator. A buffer that stays registered is
+            // harmless when the communicator ends.
             let _ =
                 self.call("ncclCommDeregister", |call, state| unsafe { (call.ncclCommDeregister)(state.raw, handle) });
         }
@@ -336,7 +345,8 @@ impl Drop for Communicator {
             return self.abort();
         }
         if let Some(State { raw, .. }) = self.state().take() {
-            // SAFETY: the communicator lives, and is never used again. The result could not be used.
+            // SAFETY: the communicator is alive, and is never used again. An error could not be
+            // handled here.
             let _ = unsafe { (self.nccl.functions.ncclCommDestroy)(raw) };
         }
     }
@@ -345,14 +355,15 @@ impl Drop for Communicator {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::header::{Header, of_libraries};
+    use crate::header::{Header, library_headers};
     use std::mem::offset_of;
 
-    /// By the header of 2.28.9; `ncclConfig_t` begins as that of 2.18, which is the version that is said.
+    /// According to the 2.28.9 header; `ncclConfig_t` starts with the fields of 2.18, the version
+    /// that is declared.
     #[test]
     #[ignore = "needs NVIDIA's libraries: cargo xtask test --gpu-libraries"]
-    fn constants_layouts_and_names_are_those_of_the_header() {
-        let folders = of_libraries();
+    fn constants_layouts_and_names_match_the_header() {
+        let folders = library_headers();
         let numbers = [
             ("ncclFloat16", FLOAT16),
             ("ncclFloat32", FLOAT32),
@@ -368,10 +379,10 @@ mod tests {
             ("version", offset_of!(Config, version)),
             ("blocking", offset_of!(Config, blocking)),
             ("cgaClusterSize", offset_of!(Config, cluster_size)),
-            ("minCTAs", offset_of!(Config, least_blocks)),
-            ("maxCTAs", offset_of!(Config, most_blocks)),
+            ("minCTAs", offset_of!(Config, min_blocks)),
+            ("maxCTAs", offset_of!(Config, max_blocks)),
             ("netName", offset_of!(Config, network)),
-            ("splitShare", offset_of!(Config, shares_split)),
+            ("splitShare", offset_of!(Config, split_share)),
         ];
         let numbers = numbers.map(|(name, value)| format!("{name} == {value}"));
         let fields = fields.map(|(field, at)| format!("offsetof(ncclConfig_t, {field}) == {at}"));
@@ -383,11 +394,12 @@ mod tests {
         assert!(!is_good && text.contains("ncclFloat16 == 5") && text.contains("ncclAllReduce_v9"), "{text}");
     }
 
-    /// Compared by hand with `nccl.h` 2.18 and 2.31, whose `ncclConfig_t` begins with the former's.
+    /// Compared by hand with `nccl.h` 2.18 and 2.31, whose `ncclConfig_t` starts with the fields of
+    /// 2.18.
     #[test]
-    fn the_configuration_has_the_layout_of_the_header() {
+    fn the_configuration_layout_matches_the_header() {
         let at = [offset_of!(Config, magic), offset_of!(Config, blocking), offset_of!(Config, network)];
-        assert_eq!((at, offset_of!(Config, shares_split), size_of::<Config>()), ([8, 16, 32], 40, 48));
+        assert_eq!((at, offset_of!(Config, split_share), size_of::<Config>()), ([8, 16, 32], 40, 48));
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! NVML: what the driver says of GPUs beside what they compute: errors, clocks, temperature, links, and who uses them.
+//! NVML: the driver's view of GPU health: errors, clocks, temperature, links, and processes.
 //!
-//! It needs no context and takes no memory of a GPU. It stays initialised until the process ends.
+//! NVML needs no context and allocates no GPU memory. It stays initialised until the process ends.
 #![allow(unsafe_code)]
 
 use crate::error::Error;
@@ -26,7 +26,7 @@ const VOLATILE: i32 = 0;
 const XID: u64 = 8;
 /// `NVML_VALUE_NOT_AVAILABLE`.
 const NOT_AVAILABLE: u64 = u64::MAX;
-/// Processes of a GPU at first; more if there are more.
+/// Initial capacity of the process list; grows as needed.
 const PROCESSES: usize = 16;
 
 /// `nvmlMemory_t`.
@@ -80,25 +80,25 @@ functions!(Functions {
     nvmlEventSetFree(Pointer) -> i32;
 });
 
-/// The initialised library. A copy is the same.
+/// The initialised library. Clones share it.
 #[derive(Clone)]
 pub struct Nvml {
     functions: Arc<Functions>,
 }
 
-/// A GPU. Several threads may ask about it.
+/// A GPU. Several threads can query it.
 #[derive(Clone)]
 pub struct Gpu {
     nvml: Nvml,
     raw: Pointer,
 }
 
-// SAFETY: the handle is a number of the library, which may be called by all threads at the same time.
+// SAFETY: the handle is opaque to us, and all threads can call the library concurrently.
 unsafe impl Send for Gpu {}
 // SAFETY: as above.
 unsafe impl Sync for Gpu {}
 
-/// Bytes of the memory of a GPU, of all processes together.
+/// GPU memory in bytes, over all processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory {
     pub total: u64,
@@ -108,15 +108,15 @@ pub struct Memory {
 /// A process that computes on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
-    /// By the host's numbers.
+    /// In the host's PID namespace.
     pub pid: u32,
-    /// Absent where NVML may not see it, such as from a container.
+    /// Absent where NVML cannot see it, for example in a container.
     pub name: Option<String>,
-    /// Memory of the GPU that it has; absent if the driver does not say.
+    /// GPU memory in use; absent if the driver does not report it.
     pub bytes: Option<u64>,
 }
 
-/// Why clocks are lowered at a moment.
+/// Clock throttle reasons at a point in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reasons(u64);
 
@@ -124,32 +124,32 @@ impl Reasons {
     /// `nvmlClocksThrottleReasonSwPowerCap`.
     pub const POWER: u64 = 0x4;
     const HARDWARE: u64 = 0x8;
-    /// By software, and by hardware.
+    /// Software and hardware thermal slowdown.
     const THERMAL: u64 = 0x20 | 0x40;
     const POWER_BRAKE: u64 = 0x80;
 
-    /// It takes as much power as it may.
+    /// Power cap.
     pub fn power(self) -> bool {
         self.0 & Reasons::POWER != 0
     }
 
-    /// It is too hot.
+    /// Temperature.
     pub fn temperature(self) -> bool {
         self.0 & Reasons::THERMAL != 0
     }
 
-    /// The power supply asks for it.
+    /// Power brake, requested by the power supply.
     pub fn power_brake(self) -> bool {
         self.0 & Reasons::POWER_BRAKE != 0
     }
 
-    /// The hardware lowers them, and neither heat nor the power supply is the reason.
+    /// Hardware slowdown, other than thermal slowdown and power brake.
     pub fn hardware(self) -> bool {
         self.0 & Reasons::HARDWARE != 0 && !self.temperature() && !self.power_brake()
     }
 }
 
-/// A GPU at a moment. What is absent is not known of this GPU.
+/// A snapshot of a GPU. Fields are absent if the GPU does not report them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct State {
     pub reasons: Option<Reasons>,
@@ -157,42 +157,42 @@ pub struct State {
     /// Memory errors since the driver was loaded.
     pub corrected: Option<u64>,
     pub uncorrected: Option<u64>,
-    /// Lanes of the PCIe link in use, and as many as there could be.
+    /// PCIe lanes in use, and their maximum.
     pub lanes: Option<(u32, u32)>,
 }
 
 impl Nvml {
-    /// Looks up the functions and initialises the library.
+    /// Resolves the functions and initialises the library.
     ///
     /// # Errors
     /// A function is missing, or there is no driver.
     pub fn new(library: &Library) -> Result<Nvml, Error> {
         let nvml = Nvml { functions: Arc::new(Functions::load(library)?) };
-        // SAFETY: takes nothing.
+        // SAFETY: no arguments.
         nvml.check("nvmlInit", unsafe { (nvml.functions.nvmlInit_v2)() })?;
         Ok(nvml)
     }
 
     fn check(&self, call: &str, code: i32) -> Result<(), Error> {
-        // SAFETY: any number may be given; the result is a constant string.
+        // SAFETY: any code is valid; the result is a constant string.
         check(NVML.name, call, code, || unsafe { text_at((self.functions.nvmlErrorString)(code)) })
     }
 
-    /// A GPU by its PCI address, as the driver of CUDA gives it.
+    /// Looks up a GPU by its PCI address, as given by the CUDA driver.
     ///
     /// # Errors
-    /// The driver does not know it.
+    /// The driver does not know the address.
     pub fn gpu(&self, bus: &str) -> Result<Gpu, Error> {
         const CALL: &str = "nvmlDeviceGetHandleByPciBusId";
         let address = CString::new(bus).map_err(|_| Error::refused(CALL, format!("`{bus}` as an address")))?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the pointers are to a string that ends and to a live handle.
+        // SAFETY: the pointers are to a null-terminated string and to a live handle.
         let code = unsafe { (self.functions.nvmlDeviceGetHandleByPciBusId_v2)(address.as_ptr(), &raw mut raw) };
         self.check(CALL, code)?;
         Ok(Gpu { nvml: self.clone(), raw })
     }
 
-    /// A text that a call writes, and its code.
+    /// Makes a call that writes a string; returns its code and the string.
     fn text(&self, ask: impl FnOnce(&Functions, *mut c_char, u32) -> i32) -> (i32, String) {
         let mut bytes = [0u8; 256];
         let code = ask(&self.functions, bytes.as_mut_ptr().cast::<c_char>(), bytes.len() as u32);
@@ -200,12 +200,12 @@ impl Nvml {
         (code, text.unwrap_or_default())
     }
 
-    /// Such as `580.65.06`.
+    /// The driver version, for example `580.65.06`.
     ///
     /// # Errors
     /// The call fails.
     pub fn driver_version(&self) -> Result<String, Error> {
-        // SAFETY: the pointer is to as many bytes as said.
+        // SAFETY: the pointer is to as many bytes as given.
         let (code, text) = self.text(|call, to, room| unsafe { (call.nvmlSystemGetDriverVersion)(to, room) });
         self.check("nvmlSystemGetDriverVersion", code).map(|()| text)
     }
@@ -218,8 +218,8 @@ impl Nvml {
 }
 
 impl Gpu {
-    /// A fact that one call tells by a pointer; `None` if the GPU or the driver does not have it.
-    fn fact<T: Default>(&self, ask: impl FnOnce(&Functions, Pointer, *mut T) -> i32) -> Option<T> {
+    /// Reads a value through an out-pointer; `None` if the GPU or the driver does not support it.
+    fn query<T: Default>(&self, ask: impl FnOnce(&Functions, Pointer, *mut T) -> i32) -> Option<T> {
         let mut value = T::default();
         (ask(&self.nvml.functions, self.raw, &raw mut value) == 0).then_some(value)
     }
@@ -228,13 +228,14 @@ impl Gpu {
     /// The call fails.
     pub fn memory(&self) -> Result<Memory, Error> {
         let mut memory = RawMemory::default();
-        // SAFETY: the handle is the library's; the pointer is to a live structure.
+        // SAFETY: the handle is the library's; the pointer is to a live struct.
         let code = unsafe { (self.nvml.functions.nvmlDeviceGetMemoryInfo)(self.raw, &raw mut memory) };
         self.nvml.check("nvmlDeviceGetMemoryInfo", code)?;
         Ok(Memory { total: memory.total, free: memory.free })
     }
 
-    /// Processes that compute on it, those of other users and containers too, as far as the driver shows them.
+    /// Processes computing on the GPU, including those of other users and containers if the driver
+    /// shows them.
     ///
     /// # Errors
     /// The call fails.
@@ -243,12 +244,13 @@ impl Gpu {
         let mut found = vec![RawProcess::default(); PROCESSES];
         let count = loop {
             let mut count = found.len() as u32;
-            // SAFETY: the handle is the library's; the pointers are to a live number, and to as many structures as it says.
+            // SAFETY: the handle is the library's; the pointers are to a live count, and to as many
+            // structs as it says.
             let code = unsafe {
                 let call = self.nvml.functions.nvmlDeviceGetComputeRunningProcesses_v3;
                 call(self.raw, &raw mut count, found.as_mut_ptr())
             };
-            // New ones may start between two calls.
+            // More processes can start between two calls.
             if code == INSUFFICIENT_SIZE && count as usize >= found.len() {
                 found.resize(2 * count as usize + 1, RawProcess::default());
                 continue;
@@ -264,45 +266,45 @@ impl Gpu {
         Ok(found.iter().take(count).map(process).collect())
     }
 
-    /// Whether MIG divides it.
+    /// Whether MIG mode is enabled.
     pub fn is_divided(&self) -> bool {
         let mut later = 0;
-        // SAFETY: the handle is the library's; the pointers are to live numbers.
-        let now = self.fact(|call, raw, now| unsafe { (call.nvmlDeviceGetMigMode)(raw, now, &raw mut later) });
+        // SAFETY: the handle is the library's; the pointers are to live integers.
+        let now = self.query(|call, raw, now| unsafe { (call.nvmlDeviceGetMigMode)(raw, now, &raw mut later) });
         now == Some(1u32)
     }
 
-    /// How it fares.
+    /// Queries the GPU's current state.
     pub fn state(&self) -> State {
-        // SAFETY: here and below the handle is the library's, and the pointers are to live numbers.
+        // SAFETY: here and below the handle is the library's, and the pointers are to live values.
         let errors =
-            |kind| self.fact(|call, raw, to| unsafe { (call.nvmlDeviceGetTotalEccErrors)(raw, kind, VOLATILE, to) });
+            |kind| self.query(|call, raw, to| unsafe { (call.nvmlDeviceGetTotalEccErrors)(raw, kind, VOLATILE, to) });
         // SAFETY: as above.
-        let reasons = self.fact(|call, raw, to| unsafe { (call.nvmlDeviceGetCurrentClocksThrottleReasons)(raw, to) });
+        let reasons = self.query(|call, raw, to| unsafe { (call.nvmlDeviceGetCurrentClocksThrottleReasons)(raw, to) });
         // SAFETY: as above.
         let celsius =
-            self.fact(|call, raw, to| unsafe { (call.nvmlDeviceGetTemperature)(raw, TEMPERATURE_OF_GPU, to) });
+            self.query(|call, raw, to| unsafe { (call.nvmlDeviceGetTemperature)(raw, TEMPERATURE_OF_GPU, to) });
         // SAFETY: as above.
-        let lanes = self.fact(|call, raw, to| unsafe { (call.nvmlDeviceGetCurrPcieLinkWidth)(raw, to) });
+        let lanes = self.query(|call, raw, to| unsafe { (call.nvmlDeviceGetCurrPcieLinkWidth)(raw, to) });
         // SAFETY: as above.
-        let most = self.fact(|call, raw, to| unsafe { (call.nvmlDeviceGetMaxPcieLinkWidth)(raw, to) });
+        let max_lanes = self.query(|call, raw, to| unsafe { (call.nvmlDeviceGetMaxPcieLinkWidth)(raw, to) });
         State {
             reasons: reasons.map(Reasons),
             celsius,
             corrected: errors(CORRECTED),
             uncorrected: errors(UNCORRECTED),
-            lanes: lanes.zip(most),
+            lanes: lanes.zip(max_lanes),
         }
     }
 
-    /// Begins to listen for critical errors; those of the past are not told. `None`: the GPU sends no events.
+    /// Subscribes to critical errors from now on. `None` if the GPU does not support events.
     ///
     /// # Errors
     /// A call fails.
     pub fn listen(&self) -> Result<Option<Listener>, Error> {
         let (nvml, call) = (&self.nvml, &self.nvml.functions);
         let mut kinds = 0;
-        // SAFETY: the handle is the library's; the pointer is to a live number.
+        // SAFETY: the handle is the library's; the pointer is to a live integer.
         let code = unsafe { (call.nvmlDeviceGetSupportedEventTypes)(self.raw, &raw mut kinds) };
         if code == NOT_SUPPORTED || code == 0 && kinds & XID == 0 {
             return Ok(None);
@@ -312,56 +314,56 @@ impl Gpu {
         // SAFETY: the pointer is to a live handle.
         nvml.check("nvmlEventSetCreate", unsafe { (call.nvmlEventSetCreate)(&raw mut raw) })?;
         let listener = Listener { nvml: nvml.clone(), raw };
-        // SAFETY: both handles are the library's and live.
+        // SAFETY: both handles are the library's and alive.
         let code = unsafe { (call.nvmlDeviceRegisterEvents)(self.raw, XID, listener.raw) };
         nvml.check("nvmlDeviceRegisterEvents", code)?;
         Ok(Some(listener))
     }
 }
 
-/// Who listens for errors of a GPU.
+/// A subscription to a GPU's errors.
 pub struct Listener {
     nvml: Nvml,
     raw: Pointer,
 }
 
-// SAFETY: a set of events belongs to no thread; only one uses it.
+// SAFETY: an event set does not belong to a thread; only one thread uses it.
 unsafe impl Send for Listener {}
 
-/// What a listener hears.
+/// An event from a [`Listener`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Heard {
+pub enum GpuEvent {
     Nothing,
-    /// A critical error, by its number in NVIDIA's catalogue.
+    /// A critical error, by its XID.
     Xid(u32),
-    /// The driver cannot reach the GPU any more.
+    /// The driver has lost the GPU.
     Lost,
 }
 
 impl Listener {
-    /// Waits for the next error.
+    /// Waits for the next error, at most `time`.
     ///
     /// # Errors
     /// The driver is gone.
-    pub fn wait(&self, time: Duration) -> Result<Heard, Error> {
+    pub fn wait(&self, time: Duration) -> Result<GpuEvent, Error> {
         let mut event =
             RawEvent { device: std::ptr::null_mut(), kind: 0, data: 0, gpu_instance: 0, compute_instance: 0 };
         let milliseconds = u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
-        // SAFETY: the set lives; the pointer is to a live structure.
+        // SAFETY: the set is alive; the pointer is to a live struct.
         let code = unsafe { (self.nvml.functions.nvmlEventSetWait_v2)(self.raw, &raw mut event, milliseconds) };
         match code {
-            TIMEOUT => Ok(Heard::Nothing),
-            GPU_IS_LOST => Ok(Heard::Lost),
-            0 if event.kind == XID => Ok(Heard::Xid(u32::try_from(event.data).unwrap_or(u32::MAX))),
-            0 => Ok(Heard::Nothing),
-            code => self.nvml.check("nvmlEventSetWait", code).map(|()| Heard::Nothing),
+            TIMEOUT => Ok(GpuEvent::Nothing),
+            GPU_IS_LOST => Ok(GpuEvent::Lost),
+            0 if event.kind == XID => Ok(GpuEvent::Xid(u32::try_from(event.data).unwrap_or(u32::MAX))),
+            0 => Ok(GpuEvent::Nothing),
+            code => self.nvml.check("nvmlEventSetWait", code).map(|()| GpuEvent::Nothing),
         }
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // SAFETY: the set lives, and is never used again. The result could not be used.
+        // SAFETY: the set is alive, and is never used again. An error could not be handled here.
         let _ = unsafe { (self.nvml.functions.nvmlEventSetFree)(self.raw) };
     }
 }

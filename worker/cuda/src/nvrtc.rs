@@ -1,4 +1,4 @@
-//! NVRTC: CUDA C to machine code at run time. Needs no GPU.
+//! NVRTC: compiles CUDA C to machine code at run time. Needs no GPU.
 #![allow(unsafe_code)]
 
 use crate::error::Error;
@@ -26,7 +26,7 @@ pub struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// Looks up the functions.
+    /// Resolves the functions.
     ///
     /// # Errors
     /// A function is missing.
@@ -35,7 +35,7 @@ impl Nvrtc {
     }
 
     fn check(&self, call: &str, code: i32) -> Result<(), Error> {
-        // SAFETY: any number may be passed; the result is a constant string.
+        // SAFETY: any code is valid; the result is a constant string.
         check(NVRTC.name, call, code, || unsafe { text_at((self.functions.nvrtcGetErrorString)(code)) })
     }
 
@@ -50,11 +50,11 @@ impl Nvrtc {
         Ok((major, minor))
     }
 
-    /// Compiles a source, with the headers that it includes, each with its name. `options` must name a real architecture (`sm_…`):
-    /// there is no CUBIN for a virtual one.
+    /// Compiles a source with its named headers. `options` must name a real architecture (`sm_…`),
+    /// because there is no CUBIN for a virtual one.
     ///
     /// # Errors
-    /// The compiler's messages about the source or the options, or that it produced no machine code.
+    /// The compiler's messages about the source or the options, or it produced no machine code.
     pub fn compile(
         &self,
         (name, source): (&str, &str),
@@ -71,7 +71,8 @@ impl Nvrtc {
         let [header_names, header_texts, pointers] = [&header_names, &header_texts, &options]
             .map(|list| list.iter().map(|one| one.as_ptr()).collect::<Vec<*const c_char>>());
         let mut program = Program { raw: std::ptr::null_mut(), destroy: call.nvrtcDestroyProgram };
-        // SAFETY: the strings live until the call returns, and NVRTC copies them; both lists have as many as it is told.
+        // SAFETY: the strings live until the call returns, and NVRTC copies them; both lists have
+        // the given length.
         let code = unsafe {
             (call.nvrtcCreateProgram)(
                 &raw mut program.raw,
@@ -83,11 +84,11 @@ impl Nvrtc {
             )
         };
         self.check("nvrtcCreateProgram", code)?;
-        // SAFETY: the program was created above; the list has as many strings as it says.
+        // SAFETY: the program was created above; the list has the given length.
         let code = unsafe { (call.nvrtcCompileProgram)(program.raw, pointers.len() as i32, pointers.as_ptr()) };
         check(NVRTC.name, "nvrtcCompileProgram", code, || self.log(&program).unwrap_or_else(|_| "no log".to_string()))?;
         let cubin = self.bytes(&program, "nvrtcGetCUBIN", call.nvrtcGetCUBINSize, call.nvrtcGetCUBIN)?;
-        // A CUBIN is an ELF file; anything else would be PTX or nothing.
+        // A CUBIN is an ELF file; otherwise the output is PTX or empty.
         if !cubin.starts_with(b"\x7fELF") {
             return Err(Error::refused("nvrtcGetCUBIN", format!("{} bytes that are not an ELF file", cubin.len())));
         }
@@ -96,10 +97,10 @@ impl Nvrtc {
         Ok(Compiled { cubin, ptx, log: self.log(&program)? })
     }
 
-    /// What a program has after it was compiled.
+    /// Reads an output of a compiled program.
     fn bytes(&self, program: &Program, call: &str, size: Size, get: Get) -> Result<Vec<u8>, Error> {
         let mut length = 0;
-        // SAFETY: the program was compiled; `length` lives.
+        // SAFETY: the program was compiled; `length` is alive.
         self.check(call, unsafe { size(program.raw, &raw mut length) })?;
         let mut bytes = vec![0u8; length];
         // SAFETY: NVRTC writes as many bytes as it just reported.
@@ -117,16 +118,16 @@ impl Nvrtc {
 type Size = unsafe extern "C" fn(Pointer, *mut usize) -> i32;
 type Get = unsafe extern "C" fn(Pointer, *mut c_char) -> i32;
 
-/// What one compilation gives.
+/// The output of a compilation.
 pub struct Compiled {
     /// Machine code for the architecture.
     pub cubin: Vec<u8>,
     pub ptx: String,
-    /// Warnings, and with `--ptxas-options=-v` registers and spills of each kernel.
+    /// Warnings, and with `--ptxas-options=-v` the registers and spills of each kernel.
     pub log: String,
 }
 
-/// A program. It is destroyed through the address of its handle and therefore is not a `Handle`.
+/// A program. Not a `Handle`, because it is destroyed through the address of its handle.
 struct Program {
     raw: Pointer,
     destroy: unsafe extern "C" fn(*mut Pointer) -> i32,

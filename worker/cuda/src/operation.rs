@@ -1,4 +1,5 @@
-//! What cuDNN computes as a whole: whether it does, which needs a description of a device and no device; and the plan that it made, on a device.
+//! cuDNN operations: support queries, which need only a device's description, and execution plans
+//! on a device.
 //!
 //! ```text
 //! Properties ──┐
@@ -36,15 +37,16 @@ const FFT: i32 = 3;
 const NONDETERMINISTIC: i32 = 4;
 const WINOGRAD: [i32; 4] = [5, 6, 7, 8];
 
-/// Engines that are asked of a heuristic: more than it was ever seen to propose.
-const MOST_ENGINES: usize = 64;
+/// Maximum number of engine configurations to request from a heuristic; more than we have ever seen
+/// proposed.
+const MAX_ENGINES: usize = 64;
 
-/// The first version whose plans for a described device are official.
+/// First version that officially supports plans for a described device.
 pub const SINCE: usize = 91_100;
-/// The major version whose calls these are.
+/// The major version whose API is used here.
 pub const MAJOR: usize = 9;
 
-/// One thing that cuDNN is asked for.
+/// An operation to query or run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     Convolution(Convolution),
@@ -52,12 +54,12 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// What a plan is made for: all but the addresses.
+    /// The key of a plan: everything except the addresses.
     pub fn kind(&self) -> String {
         format!("{self:?}")
     }
 
-    /// Its tensors outside of the graph, those of the device in the order of [`Planned::new`].
+    /// The tensors outside the graph; device tensors are in the order of [`Planned::new`].
     fn tensors(&self) -> Result<Vec<TensorLayout>, Error> {
         match self {
             Operation::Convolution(convolution) => Ok(convolution.tensors()?.to_vec()),
@@ -72,15 +74,17 @@ impl Operation {
         }
     }
 
-    /// Whether cuDNN can compute it with the same bits in every run. Its gradient of attention adds up gradients of queries in whatever order
-    /// blocks come, and no note of its engines says so.
+    /// Whether cuDNN can compute it with the same bits in every run. Its attention gradient
+    /// accumulates query gradients in block order, which is nondeterministic, and no engine note
+    /// says so.
     pub fn is_deterministic(&self) -> bool {
         !matches!(self, Operation::Attention(Attention { backward: true, .. }))
     }
 
-    /// Whether an engine with these notes may compute it. Sums of 32 bits are added in the usual way; exact 32-bit numbers are multiplied as
-    /// they are. `deterministic`: every run has the same bits.
-    fn may_have(&self, notes: &[i32], deterministic: bool) -> bool {
+    /// Whether an engine with these notes is acceptable. Winograd, FFT and reduced-precision
+    /// accumulation are excluded; exact f32 operands must not be rounded. `deterministic` requires
+    /// the same bits in every run.
+    fn accepts(&self, notes: &[i32], deterministic: bool) -> bool {
         if deterministic && !self.is_deterministic() {
             return false;
         }
@@ -92,20 +96,20 @@ impl Operation {
     }
 }
 
-/// What an engine must be for a caller.
+/// Requirements on an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Every run has the same bits.
+    /// Whether every run must have the same bits.
     pub deterministic: bool,
-    /// Memory beside the tensors, at most.
+    /// Maximum workspace bytes.
     pub workspace_bytes: usize,
 }
 
-/// What cuDNN knows of a device.
+/// A device's properties as cuDNN sees them.
 pub struct Properties(Handle);
 
 impl Properties {
-    /// Of a device of this machine, by the number that it has in this process.
+    /// Properties of a device of this machine, by its ordinal in this process.
     ///
     /// # Errors
     /// A call fails.
@@ -113,15 +117,16 @@ impl Properties {
         Properties::with(cudnn, DEVICEPROP_DEVICE_ID, &Value::Int32(device))
     }
 
-    /// Of a device that need not be there, in the JSON in which cuDNN describes one.
+    /// Properties of a device that need not be present, from cuDNN's JSON description.
     ///
     /// # Errors
-    /// cuDNN does not read it.
+    /// cuDNN cannot parse it.
     pub fn described(cudnn: &Cudnn, json: &str) -> Result<Properties, Error> {
         Properties::with(cudnn, DEVICEPROP_JSON, &Value::Text(json.as_bytes()))
     }
 
-    /// The JSON in which cuDNN describes the device; [`Properties::described`] takes it where that is not.
+    /// cuDNN's JSON description of the device; [`Properties::described`] reads it on machines
+    /// without the device.
     ///
     /// # Errors
     /// A call fails.
@@ -140,16 +145,17 @@ impl Properties {
 /// How cuDNN computes an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Accepted {
-    /// Memory that it needs beside its tensors.
+    /// Workspace bytes.
     pub workspace_bytes: usize,
-    /// The plan, in words that only this version of the library knows.
+    /// The serialised plan, valid only for this version of the library.
     pub plan: String,
 }
 
-/// Asks cuDNN for the first plan of those that its heuristics propose, best first, that is exact enough and within the limits. Needs no device.
+/// Requests plans from cuDNN's heuristics, best first, and returns the first one that is
+/// sufficiently exact and within the limits. Needs no device.
 ///
 /// # Errors
-/// There is none; of what the library says of its proposals the first.
+/// There is no acceptable plan; the error is the library's first error about its proposals.
 pub fn ask(cudnn: &Cudnn, device: &Properties, operation: &Operation, limits: Limits) -> Result<Accepted, Error> {
     let graph = operation.graph(cudnn)?;
     let mut first = None;
@@ -159,7 +165,7 @@ pub fn ask(cudnn: &Cudnn, device: &Properties, operation: &Operation, limits: Li
             Vec::new()
         });
         for engine in &engines {
-            let tried = cudnn.notes(engine).and_then(|notes| match operation.may_have(&notes, limits.deterministic) {
+            let tried = cudnn.notes(engine).and_then(|notes| match operation.accepts(&notes, limits.deterministic) {
                 true => plan(cudnn, device, engine).map(Some),
                 false => Ok(None),
             });
@@ -183,7 +189,7 @@ fn proposed(cudnn: &Cudnn, device: &Properties, graph: &Handle, mode: i32) -> Re
     cudnn.set(&heuristic, ENGINEHEUR_MODE, &Value::Heuristic(mode))?;
     cudnn.set(&heuristic, ENGINEHEUR_DEVICEPROP, &Value::Descriptors(&[device.0.raw]))?;
     cudnn.finalize(&heuristic, "heuristic")?;
-    cudnn.engines(&heuristic, MOST_ENGINES)
+    cudnn.engines(&heuristic, MAX_ENGINES)
 }
 
 fn plan(cudnn: &Cudnn, device: &Properties, engine: &Handle) -> Result<Accepted, Error> {
@@ -195,23 +201,24 @@ fn plan(cudnn: &Cudnn, device: &Properties, engine: &Handle) -> Result<Accepted,
     Ok(Accepted { workspace_bytes, plan: cudnn.text(&plan, EXECUTION_PLAN_JSON)? })
 }
 
-/// A plan on a device, and the memory that it works on.
+/// A plan on a device, and its memory.
 pub struct Planned {
     // Dropped before the library's handle.
     plan: Handle,
     pack: Handle,
-    /// Numbers of the host, to which the pack points.
+    /// Host constants that the pack points to.
     _numbers: Vec<f32>,
     cudnn: Cudnn,
     spans: Vec<Span>,
 }
 
 impl Planned {
-    /// Makes a plan ready on the device on which cuDNN was started. `spans`: of a convolution images, filters and results; of attention what
-    /// [`Attention::spans`] says. `workspace` is used by no other stream while the plan runs.
+    /// Prepares a plan on the device on which cuDNN was started. `spans`: images, filters and
+    /// results of a convolution, or the result of [`Attention::spans`]. No other stream can use
+    /// `workspace` while the plan runs.
     ///
     /// # Errors
-    /// cuDNN does not take the plan; memory is too small or not aligned to 16 bytes; a call fails.
+    /// cuDNN rejects the plan; memory is too small or not 16-byte aligned; a call fails.
     pub fn new(
         cudnn: &Cudnn,
         operation: &Operation,
@@ -262,10 +269,10 @@ impl Planned {
         Ok(Planned { plan, pack, _numbers: numbers, cudnn: cudnn.clone(), spans })
     }
 
-    /// Whether cuDNN takes the plan on the device on which it was started.
+    /// Checks that cuDNN accepts the plan on the device on which it was started.
     ///
     /// # Errors
-    /// It does not.
+    /// cuDNN rejects the plan.
     pub fn check(cudnn: &Cudnn, accepted: &Accepted) -> Result<(), Error> {
         Planned::restored(cudnn, accepted).map(drop)
     }
@@ -281,12 +288,13 @@ impl Planned {
     /// Queues the operation.
     ///
     /// # Errors
-    /// A buffer is gone, or a call fails.
+    /// A buffer has been freed, or a call fails.
     pub fn run(&self, stream: &Stream) -> Result<(), Error> {
         stream.uses("cudnn", self.spans.iter().copied())?;
         stream.context().make_current()?;
-        // SAFETY: the memory is as large as the tensors and the workspace, as `new` has checked, and lives, as just checked; freeing a buffer
-        // waits for the work. Numbers of the host live as long as the plan.
+        // SAFETY: the memory is as large as the tensors and the workspace, as `new` checked, and is
+        // alive, as just checked; freeing a buffer waits for the operation. Host constants live as
+        // long as the plan.
         unsafe { self.cudnn.execute(&self.plan, &self.pack, stream) }
     }
 }

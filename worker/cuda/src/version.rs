@@ -1,12 +1,13 @@
-//! Version numbers of NVIDIA's libraries as text.
+//! Formats NVIDIA version numbers.
 
 /// Version of a driver or of its API, `major * 1000 + minor * 10` (`cuda.h`).
 pub fn cuda(number: i32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
 }
 
-/// `major * 10000 + minor * 100 + patch`, as in cuBLASLt, cuDNN since 9 and NCCL since 2.9; older ones are `major *
-/// 1000 + minor * 100 + patch`, which is less than 10000 for all majors below 10.
+/// `major * 10000 + minor * 100 + patch`, as in cuBLASLt, cuDNN since 9 and NCCL since 2.9. Older
+/// versions are `major * 1000 + minor * 100 + patch`, which is less than 10000 for all majors below
+/// 10.
 pub fn library(number: i64) -> String {
     let major = if number < 10_000 { 1000 } else { 10_000 };
     format!("{}.{}.{}", number / major, number % major / 100, number % 100)

@@ -1,4 +1,5 @@
-//! NVIDIA's own libraries, opened without a GPU. Only `cargo xtask test --gpu-libraries` fetches them.
+//! Opens NVIDIA's own libraries without a GPU. Only `cargo xtask test --gpu-libraries` fetches
+//! them.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
@@ -6,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use switchyard_cuda::cublaslt::CublasLt;
 use switchyard_cuda::cudnn::Cudnn;
-use switchyard_cuda::find::{CUBLASLT, CUDNN, Found, NCCL, NVRTC, Origin, Places, VARIABLE, Wanted};
+use switchyard_cuda::find::{CUBLASLT, CUDNN, Found, LibrarySpec, NCCL, NVRTC, Origin, Places, VARIABLE};
 use switchyard_cuda::inventory;
 use switchyard_cuda::nccl::Nccl;
 
-/// Folders in `target/data`.
+/// Directories in `target/data`.
 const LIBRARIES: [&str; 4] = ["gpu-cublas", "gpu-cudnn", "gpu-nccl", "nvrtc"];
-/// What the image of the worker has (`xtask/src/images.rs`, and what the worker itself is linked with).
+/// Libraries in the worker's image (`xtask/src/images.rs`, and those that the worker itself links).
 const IN_IMAGE: [&str; 9] = [
     "ld-linux-x86-64.so.2",
     "libc.so.6",
@@ -25,13 +26,13 @@ const IN_IMAGE: [&str; 9] = [
     "libz.so.1",
 ];
 
-/// The folders. A library that is missing cannot be opened.
+/// The library directories. A missing library cannot be opened.
 fn folders() -> Vec<PathBuf> {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/data");
     LIBRARIES.iter().map(|name| data.join(name)).collect()
 }
 
-fn open(folders: &[PathBuf], wanted: &Wanted) -> Found {
+fn open(folders: &[PathBuf], wanted: &LibrarySpec) -> Found {
     let variable = std::env::join_paths(folders).unwrap();
     let places = Places::new(|name| (name == VARIABLE).then(|| variable.clone()), Path::new("/nowhere"), None);
     let found = places.open(wanted).unwrap_or_else(|error| panic!("{error}"));
@@ -41,7 +42,7 @@ fn open(folders: &[PathBuf], wanted: &Wanted) -> Found {
 
 #[test]
 #[ignore = "needs NVIDIA's libraries: cargo xtask test --gpu-libraries"]
-fn every_name_that_is_called_is_there_and_versions_are_read() {
+fn all_functions_resolve_and_versions_are_readable() {
     let folders = folders();
     let cublaslt = open(&folders, &CUBLASLT);
     assert!(CublasLt::new(&cublaslt.library).is_ok());
@@ -58,7 +59,7 @@ fn every_name_that_is_called_is_there_and_versions_are_read() {
 
 #[test]
 #[ignore = "needs NVIDIA's libraries: cargo xtask test --gpu-libraries"]
-fn the_image_of_the_worker_has_what_they_are_linked_with() {
+fn the_worker_image_has_all_their_dependencies() {
     let folders = folders();
     let mut seen = 0;
     for file in folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()) {
@@ -72,7 +73,7 @@ fn the_image_of_the_worker_has_what_they_are_linked_with() {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let needed = text.lines().filter(|line| line.contains("(NEEDED)"));
         for needed in needed.filter_map(|line| line.split(['[', ']']).nth(1)) {
-            // Parts of cuDNN lie side by side.
+            // The parts of cuDNN are in the same directory.
             let is_beside = needed.starts_with("libcudnn") && file.with_file_name(needed).is_file();
             assert!(IN_IMAGE.contains(&needed) || is_beside, "{name} needs {needed}");
             seen += 1;

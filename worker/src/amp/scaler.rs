@@ -1,17 +1,18 @@
-//! The loss scale.
+//! Loss scaling.
 
 use serde::{Deserialize, Serialize};
 use switchyard_worker_contract::config::LossScaling;
 
-/// Smallest scale: the smallest normal f16. The gradient of the loss starts at the scale (times a share of the batch),
-/// so below it gradients lose bits from the start; and gradients that overflow at 2^-14 would be above 2^29 without the
-/// scale, which no smaller scale can fix. PyTorch has no floor: there the scale falls to 0, and gradients to 0/0.
-const FLOOR: f32 = f32::from_bits((127 - 14) << 23);
+/// Minimum scale: the smallest normal f16. The gradient of the loss starts at the scale (times a
+/// share of the batch), so below it gradients lose bits from the start; and gradients that overflow
+/// at 2^-14 would be above 2^29 unscaled, which no smaller scale can fix. PyTorch has no minimum:
+/// there the scale falls to 0, and gradients become 0/0.
+const MIN_SCALE: f32 = f32::from_bits((127 - 14) << 23);
 
-/// Why a loss scale cannot be used.
+/// A loss scale is unusable.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum ScalerError {
-    /// No smaller scale is left to try.
+    /// The scale is already at its minimum.
     #[error("gradients are not finite even with a loss scale of {scale}, after {steps} skipped steps in a row")]
     Exhausted { scale: f32, steps: u64 },
     /// The saved scale is not a finite positive number.
@@ -19,25 +20,27 @@ pub enum ScalerError {
     Saved(f32),
 }
 
-/// Static or dynamic loss scaling; the dynamic one moves as PyTorch's `GradScaler` does, in f32 as there.
+/// Static or dynamic loss scaling; the dynamic scale evolves as in PyTorch's `GradScaler`, also in
+/// f32.
 ///
-/// A pure function of the outcomes passed to it: ranks that see the same reduced gradients have the same scale.
+/// A pure function of the outcomes passed to it: ranks that see the same reduced gradients have the
+/// same scale.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LossScaler {
     config: LossScaling,
     state: ScalerState,
 }
 
-/// What a checkpoint keeps of a [`LossScaler`].
+/// The checkpointed state of a [`LossScaler`].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ScalerState {
     pub scale: f32,
-    /// Steps without overflow since the last overflow or the last growth.
+    /// Steps without overflow since the last overflow or growth.
     pub good_steps: u64,
-    /// All skipped steps.
+    /// Total skipped steps.
     pub skipped_steps: u64,
-    /// Skipped steps since the last one that was not skipped.
+    /// Consecutive skipped steps.
     pub skipped_in_a_row: u64,
 }
 
@@ -47,9 +50,10 @@ impl LossScaler {
         LossScaler { config, state }
     }
 
-    /// Restores a saved scaler. A configuration whose first scale is not that of `saved`, the one that the state was
-    /// saved under, wins: the scale starts again from there. Checkpoints of older versions do not say what they were
-    /// saved under; then only a static scale wins.
+    /// Restores a saved scaler. If the configured initial scale differs from `saved`, the
+    /// configuration under which the state was saved, the configuration wins: the scale restarts
+    /// from there. Checkpoints of older versions do not record that configuration; then only a
+    /// static scale wins.
     ///
     /// # Errors
     /// The saved scale is not a finite positive number.
@@ -78,7 +82,7 @@ impl LossScaler {
         self.state
     }
 
-    /// Factor of the loss in this step, for all its micro-batches.
+    /// Loss factor for all micro-batches of this step.
     pub fn scale(&self) -> f32 {
         self.state.scale
     }
@@ -86,8 +90,9 @@ impl LossScaler {
     /// Ends a step. `overflowed`: a reduced gradient was not finite, and the step was skipped.
     ///
     /// # Errors
-    /// A dynamic scale overflowed at its floor: the gradients are not finite for a reason other than the scale, and no
-    /// later step would do better. A static scale has nothing to try: see [`ScalerState::skipped_in_a_row`].
+    /// A dynamic scale overflowed at its minimum: the gradients are not finite for a reason other
+    /// than the scale, so no later step would succeed. A static scale has no alternative: see
+    /// [`ScalerState::skipped_in_a_row`].
     pub fn update(&mut self, overflowed: bool) -> Result<(), ScalerError> {
         let state = &mut self.state;
         state.skipped_steps += u64::from(overflowed);
@@ -97,10 +102,10 @@ impl LossScaler {
         };
         if overflowed {
             state.good_steps = 0;
-            if state.scale <= FLOOR {
+            if state.scale <= MIN_SCALE {
                 return Err(ScalerError::Exhausted { scale: state.scale, steps: state.skipped_in_a_row });
             }
-            state.scale = (state.scale * backoff_factor as f32).max(FLOOR);
+            state.scale = (state.scale * backoff_factor as f32).max(MIN_SCALE);
             return Ok(());
         }
         state.good_steps += 1;
@@ -115,7 +120,7 @@ impl LossScaler {
     }
 }
 
-/// The scale of the first step, in the numbers it is used in.
+/// The scale of the first step, in f32.
 fn first(config: LossScaling) -> f32 {
     match config {
         LossScaling::Static { scale } => scale as f32,
@@ -170,21 +175,21 @@ mod tests {
     }
 
     #[test]
-    fn gives_up_where_the_floor_overflows() {
+    fn gives_up_when_the_minimum_overflows() {
         let mut scaler = LossScaler::new(dynamic(65_536.0, 10));
         for _ in 0..30 {
             scaler.update(true).unwrap();
         }
         assert_eq!(scaler.scale(), 2f32.powi(-14));
-        // The floor itself is tried, and one good step is enough to continue.
+        // The minimum itself is tried, and one good step is enough to continue.
         scaler.update(false).unwrap();
         let error = scaler.update(true).unwrap_err();
-        assert_eq!(error, ScalerError::Exhausted { scale: FLOOR, steps: 1 });
+        assert_eq!(error, ScalerError::Exhausted { scale: MIN_SCALE, steps: 1 });
         assert_eq!(scaler.state().skipped_steps, 31);
     }
 
     #[test]
-    fn a_saved_scale_must_be_one() {
+    fn a_saved_scale_must_be_valid() {
         for scale in [0.0, -1.0, f32::INFINITY, f32::NAN] {
             let state = ScalerState { scale, ..LossScaler::new(dynamic(1.0, 1)).state() };
             assert!(matches!(LossScaler::restore(dynamic(1.0, 1), state, None), Err(ScalerError::Saved(_))), "{scale}");
@@ -237,17 +242,17 @@ mod tests {
     }
 
     proptest! {
-        /// `_amp_update_scale_` of PyTorch 2, with the floor.
+        /// PyTorch 2's `_amp_update_scale_`, with a minimum.
         #[test]
-        fn moves_as_pytorch_does(config in config(), outcomes in prop::collection::vec(any::<bool>(), 0..300)) {
+        fn matches_pytorch(config in config(), outcomes in prop::collection::vec(any::<bool>(), 0..300)) {
             let LossScaling::Dynamic { initial_scale, growth_factor, backoff_factor, growth_interval_steps } = config
             else { unreachable!() };
             let (mut scale, mut tracker, mut skipped) = (initial_scale as f32, 0, 0);
             let mut scaler = LossScaler::new(config);
             for overflowed in outcomes {
-                prop_assert_eq!(scaler.update(overflowed).is_err(), overflowed && scale == FLOOR);
+                prop_assert_eq!(scaler.update(overflowed).is_err(), overflowed && scale == MIN_SCALE);
                 if overflowed {
-                    scale = (scale * backoff_factor as f32).max(FLOOR);
+                    scale = (scale * backoff_factor as f32).max(MIN_SCALE);
                     skipped += 1;
                 }
                 tracker = if overflowed { 0 } else { tracker + 1 };
@@ -257,17 +262,17 @@ mod tests {
                     tracker = 0;
                 }
                 prop_assert_eq!((scaler.scale(), scaler.state().skipped_steps), (scale, skipped));
-                prop_assert!(scaler.scale().is_finite() && scaler.scale() >= FLOOR);
+                prop_assert!(scaler.scale().is_finite() && scaler.scale() >= MIN_SCALE);
             }
         }
 
         #[test]
-        fn a_saved_scaler_goes_on_alike(
+        fn a_restored_scaler_continues_identically(
             config in config(), before in prop::collection::vec(prop::bool::weighted(0.1), 0..100),
             after in prop::collection::vec(prop::bool::weighted(0.1), 0..100),
         ) {
             let mut scaler = LossScaler::new(config);
-            // An exhausted scale is as good as any other here.
+            // An exhausted scale is valid here.
             for overflowed in before {
                 let _ = scaler.update(overflowed);
             }

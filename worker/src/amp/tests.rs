@@ -1,4 +1,4 @@
-//! The order of a step, with overflows at random steps.
+//! Tests the order of a step, with overflows at random steps.
 
 use super::*;
 use crate::cpu::{Isa, Pool};
@@ -24,7 +24,8 @@ fn optimizer(rule: Rule) -> (Optimizer, Vec<f32>) {
     (Optimizer::new(&layout, &config, Isa::Portable), (0..LEN).map(|i| i as f32 * 0.1 - 2.0).collect())
 }
 
-/// Runs the optimizer if the reduced gradients, which have `scale` in them, are finite; returns whether it did.
+/// Runs the optimizer if the reduced gradients, which are multiplied by `scale`, are finite;
+/// returns whether it did.
 fn step(optimizer: &mut Optimizer, weights: &mut [f32], reduced: &[f32], scale: f32) -> bool {
     let squares = sum_of_squares(reduced);
     if squares.is_finite() {
@@ -52,9 +53,10 @@ fn rules() -> impl Strategy<Value = Rule> {
 }
 
 proptest! {
-    /// Powers of 2 scale exactly, so that the bits are those of a run in f32 over the steps that were not skipped.
+    /// Powers of 2 scale exactly, so the bits match an f32 run over the steps that were not
+    /// skipped.
     #[test]
-    fn an_overflow_of_one_rank_skips_the_step_on_all_and_leaves_no_trace(
+    fn an_overflow_on_one_rank_skips_the_step_on_all_without_a_trace(
         rule in rules(),
         overflows in prop::collection::vec(
             prop::option::weighted(0.2, (0..RANKS, 0..LEN, prop::sample::select(vec![f32::INFINITY, f32::NEG_INFINITY, f32::NAN]))),

@@ -9,7 +9,7 @@ use std::ops::Range;
 /// Floats per task.
 const PIECE: usize = 16 * 1024;
 
-/// Memory for the weights in 16 bits, in the flat layout.
+/// 16-bit weight memory in the flat layout.
 pub enum HalfWeights<'a> {
     Bf16(&'a mut [bf16]),
     /// Weights beyond 65,504 become infinite.
@@ -35,7 +35,8 @@ impl<'a> HalfWeights<'a> {
         }
     }
 
-    /// Rounds all `weights`. Called before the first step and after a restore; in between the optimizer does it.
+    /// Rounds all `weights`. Call before the first step and after a restore; in between, the
+    /// optimizer does it.
     ///
     /// # Panics
     /// If the lengths differ.
@@ -58,7 +59,7 @@ impl<'a> HalfWeights<'a> {
     }
 }
 
-/// [`HalfWeights`] whose disjoint ranges are written by several threads.
+/// [`HalfWeights`] for concurrent writes to disjoint ranges.
 pub(crate) enum SharedHalf<'a> {
     Bf16(Shared<'a, bf16>),
     F16(Shared<'a, f16>),
@@ -68,7 +69,7 @@ impl SharedHalf<'_> {
     /// Rounds the weights of a range.
     ///
     /// # Safety
-    /// No two ranges written at the same time may overlap.
+    /// Ranges written concurrently must not overlap.
     pub(crate) unsafe fn round(&self, isa: Isa, range: Range<usize>, weights: &[f32]) {
         match self {
             // SAFETY: as promised by the caller.

@@ -1,19 +1,20 @@
-//! The scale of gradients that travel between hosts in f16.
+//! Scaling of gradients sent between hosts in f16.
 
-/// On the wire the norm of all gradients is from a half of this to all of it: no number can be larger, and in a hundred
-/// million numbers a typical one is still 8,000 times the smallest normal f16.
-const NORM: i32 = 13;
+/// Exponent of the upper bound of the scaled norm of all gradients; its lower bound is half of
+/// that. No value can exceed the norm, and among a hundred million values a typical one is still
+/// 8,000 times the smallest normal f16.
+const NORM_EXPONENT: i32 = 13;
 
-/// A power of two that keeps gradients inside the range of f16. Ranks that see the same reduced gradients have the same
-/// scale.
+/// A power-of-two scale that keeps gradients within the range of f16. Ranks that see the same
+/// reduced gradients have the same scale.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WireScale {
-    /// Running maximum of the norm; `None`: no step has shown one.
+    /// Running maximum of the norm; `None` before the first step.
     norm: Option<f32>,
 }
 
 impl WireScale {
-    /// Continues with a norm that [`WireScale::norm`] has returned.
+    /// Continues with a norm returned by [`WireScale::norm`].
     pub fn new(norm: Option<f32>) -> WireScale {
         WireScale { norm }
     }
@@ -22,16 +23,17 @@ impl WireScale {
         self.norm
     }
 
-    /// The scale of the next step; `None`: in 4 bytes, because nothing is known of its gradients.
+    /// The scale of the next step; `None` sends gradients as f32, because nothing is known about
+    /// them.
     pub fn scale(&self) -> Option<f32> {
         let norm = self.norm.filter(|norm| norm.is_normal())?;
-        // The norm is from 2^exponent to twice that.
+        // The norm is in 2^exponent..2^(exponent + 1).
         let exponent = (norm.to_bits() >> 23) as i32 - 127;
-        Some(2f32.powi((NORM - 1 - exponent).clamp(-100, 100)))
+        Some(2f32.powi((NORM_EXPONENT - 1 - exponent).clamp(-100, 100)))
     }
 
-    /// Ends a step with this norm of the reduced gradients. Small steps lower the maximum slowly, as the next one may be
-    /// large again. After gradients that were not finite, the next ones travel in 4 bytes.
+    /// Ends a step with this norm of the reduced gradients. The maximum decays slowly, because a
+    /// large norm can recur. After gradients that were not finite, the next ones are sent as f32.
     pub fn update(&mut self, norm: f64) {
         let norm = norm as f32;
         self.norm = norm.is_finite().then(|| self.norm.map_or(norm, |before| norm.max(before / 2.0)));
@@ -43,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_norm_comes_to_lie_below_8192_whatever_it_is() {
+    fn the_scaled_norm_is_below_8192_for_any_norm() {
         for norm in [1e-20, 3e-6, 0.999, 1.0, 1.5, 7e4, 1e20] {
             let mut wire = WireScale::new(None);
             assert_eq!(wire.scale(), None, "the first step travels in 4 bytes");
@@ -55,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn it_follows_a_larger_norm_at_once_and_a_smaller_one_slowly() {
+    fn follows_a_larger_norm_immediately_and_a_smaller_one_slowly() {
         let mut wire = WireScale::new(None);
         let mut after = |norm: f64| {
             wire.update(norm);

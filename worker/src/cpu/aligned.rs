@@ -4,37 +4,37 @@
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 
-/// Numbers in a cache line.
+/// f32 values per cache line.
 const LANES: usize = 16;
-/// Bytes of a huge page on x86-64 and, usually, on ARM.
+/// Huge page size in bytes on x86-64 and, usually, on ARM.
 #[cfg(target_os = "linux")]
 const HUGE_PAGE: usize = 2 << 20;
 
 /// A fixed number of f32, zeroed, starting on a 64-byte boundary. It never grows.
 pub struct AlignedBuffer {
-    /// Holds the buffer and what comes before its first boundary.
+    /// Holds the buffer and the padding before its first boundary.
     memory: Vec<f32>,
     start: usize,
     len: usize,
 }
 
 impl AlignedBuffer {
-    /// `len` zeros. The system allocates a page when it is first written to, on the NUMA node of the thread that
-    /// writes.
+    /// Allocates `len` zeros. The kernel maps each page on first write, on the NUMA node of the
+    /// writing thread.
     pub fn zeroed(len: usize) -> AlignedBuffer {
         AlignedBuffer::try_zeroed(len).unwrap_or_else(|layout| handle_alloc_error(layout))
     }
 
-    /// `len` zeros.
+    /// Allocates `len` zeros.
     ///
     /// # Errors
-    /// There is not enough memory; the error is the layout that was asked for.
+    /// Out of memory; the error is the requested layout.
     pub fn try_zeroed(len: usize) -> Result<AlignedBuffer, Layout> {
         if len == 0 {
             return Ok(AlignedBuffer { memory: Vec::new(), start: 0, len });
         }
-        // Cut to the boundary here: asked for more alignment than `malloc` has, the allocator writes all the zeros itself, and
-        // a plan that is refused for its size would have taken the memory before.
+        // Align by hand: for alignments above `malloc`'s own, the allocator writes all the zeros
+        // itself, and a plan that is rejected for its size would already have touched the memory.
         let whole = len.saturating_add(LANES - 1);
         let layout = Layout::array::<f32>(whole).map_err(|_| Layout::new::<f32>())?;
         // SAFETY: the layout is not empty.
@@ -42,7 +42,8 @@ impl AlignedBuffer {
         if memory.is_null() {
             return Err(layout);
         }
-        // SAFETY: the global allocator returned `memory` for exactly this layout, and zero bytes are valid f32.
+        // SAFETY: the global allocator returned `memory` for exactly this layout, and zero bytes
+        // are valid f32.
         let memory = unsafe { Vec::from_raw_parts(memory, whole, whole) };
         let start = memory.as_ptr().align_offset(LANES * size_of::<f32>());
         let mut buffer = AlignedBuffer { memory, start, len };
@@ -50,15 +51,15 @@ impl AlignedBuffer {
         Ok(buffer)
     }
 
-    /// Asks for pages of 2 MiB: kernels that walk down columns touch a page at each step, and the processor remembers
-    /// the addresses of only a few thousand pages. A hint; a system that declines uses pages of 4 KiB.
+    /// Requests 2 MiB pages, because kernels that walk down columns touch a new page at each step
+    /// and the TLB holds only a few thousand entries. Only a hint: the system can keep 4 KiB pages.
     fn prefer_huge_pages(&mut self) {
         #[cfg(target_os = "linux")]
         if self.len * size_of::<f32>() >= 2 * HUGE_PAGE {
             let start = self.as_mut_ptr().cast::<u8>();
             let skip = start.align_offset(HUGE_PAGE);
             let bytes = (self.len * size_of::<f32>()).saturating_sub(skip) / HUGE_PAGE * HUGE_PAGE;
-            // SAFETY: the range lies in the buffer, and the advice changes no contents.
+            // SAFETY: the range is inside the buffer, and the advice changes no contents.
             let _ = unsafe {
                 let inner = start.wrapping_add(skip).cast();
                 rustix::mm::madvise(inner, bytes, rustix::mm::Advice::LinuxHugepage)
@@ -96,16 +97,17 @@ mod tests {
         }
     }
 
-    /// A plan is refused for its size after its buffers were allocated: they must not have been written to.
+    /// A plan can be rejected for its size after its buffers were allocated, so they must stay
+    /// untouched.
     #[test]
-    fn nobody_pays_for_memory_before_it_is_written_to() {
+    fn pages_are_mapped_on_first_write() {
         let mut buffer = AlignedBuffer::zeroed(128 << 20);
         assert!(resident(&buffer) < 64 << 20, "{} bytes", resident(&buffer));
         buffer.fill(1.0);
         assert!(resident(&buffer) >= 508 << 20, "{} bytes", resident(&buffer));
     }
 
-    /// Bytes in memory of the mapping that holds the middle of a buffer.
+    /// Resident bytes of the mapping that contains the middle of a buffer.
     fn resident(buffer: &AlignedBuffer) -> usize {
         let middle = buffer[buffer.len() / 2..].as_ptr().addr();
         let maps = fs::read_to_string("/proc/self/smaps").unwrap_or_default();

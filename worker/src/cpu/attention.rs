@@ -1,9 +1,9 @@
-//! Self-attention, one head of one sequence per task. Numbers of any format; arithmetic is in f32.
+//! Self-attention, one head of one sequence per task. Inputs have any format; arithmetic is in f32.
 //!
-//! Scores are computed for a tile of queries at a time and, if causal, only for the keys up to the tile's last query.
-//! Forward keeps two numbers per query (largest score, one over the sum of exponentials). Backward recomputes the
-//! probabilities from them, so that memory grows with the context and not with its square (Dao and others 2022, without
-//! the tiling over keys).
+//! Scores are computed for a tile of queries at a time and, if causal, only for the keys up to the
+//! tile's last query. Forward saves two values per query (largest score, 1 / sum of exponentials).
+//! Backward recomputes the probabilities from them, so memory grows linearly with the context, not
+//! quadratically (Dao et al. 2022, without tiling over keys).
 #![allow(unsafe_code)]
 
 use super::gemm::{ProductSize, SMALL_SCRATCH, View, small};
@@ -18,38 +18,38 @@ use super::{Cpu, Element, Isa};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionShape {
     pub batch: usize,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub context: usize,
     pub heads: usize,
     /// Width of one head.
     pub head_size: usize,
-    /// Whether a token sees only itself and earlier ones; otherwise it sees the whole sequence.
+    /// Whether a token attends only to itself and earlier tokens instead of the whole sequence.
     pub causal: bool,
 }
 
 impl AttentionShape {
-    /// Width of the residual stream.
+    /// Width of the residual stream: `heads * head_size`.
     pub fn hidden(&self) -> usize {
         self.heads * self.head_size
     }
 
-    /// Floats that forward keeps for backward besides its inputs and outputs.
+    /// Floats that forward saves for backward in addition to its inputs and outputs.
     pub fn saved_len(&self) -> usize {
         2 * self.batch * self.heads * self.context
     }
 
-    /// Floats of scratch memory per thread.
+    /// Scratch floats per thread.
     pub fn scratch_len(&self) -> usize {
         let tiles = self.tile() * (2 * self.context + self.head_size);
         SMALL_SCRATCH + tiles + 2 * self.context * self.head_size
     }
 
-    /// Keys that the queries `..end` see.
-    fn keys(&self, end: usize) -> usize {
+    /// Number of keys visible to the queries `..end`.
+    fn visible_keys(&self, end: usize) -> usize {
         if self.causal { end } else { self.context }
     }
 
-    /// Queries in a tile.
+    /// Queries per tile.
     fn tile(&self) -> usize {
         if self.context <= 256 { 64 } else { TILE }
     }
@@ -59,26 +59,33 @@ impl AttentionShape {
     }
 }
 
-/// The keys that the queries of a tile see: `seen` for the first one, and one more for each following query if
-/// `causal`.
+/// Number of keys visible to each query of a tile: `first` for the first query and, if `causal`,
+/// one more for each following query.
 #[derive(Clone, Copy)]
-struct Seen {
+struct VisibleKeys {
     first: usize,
     causal: bool,
 }
 
-impl Seen {
+impl VisibleKeys {
     #[inline(always)]
-    fn by(self, query: usize) -> usize {
+    fn for_query(self, query: usize) -> usize {
         if self.causal { self.first + query } else { self.first }
     }
 }
 
 #[inline(always)]
-fn forward_tile_body(scores: &mut [f32], stride: usize, columns: usize, seen: Seen, scale: f32, saved: &mut [f32]) {
+fn forward_tile_body(
+    scores: &mut [f32],
+    stride: usize,
+    columns: usize,
+    visible: VisibleKeys,
+    scale: f32,
+    saved: &mut [f32],
+) {
     for (i, saved) in saved.as_chunks_mut::<2>().0.iter_mut().enumerate() {
         let row = &mut scores[i * stride..][..columns];
-        let (live, masked) = row.split_at_mut(seen.by(i));
+        let (live, masked) = row.split_at_mut(visible.for_query(i));
         *saved = softmax_row(live, scale).into();
         masked.fill(0.0);
     }
@@ -87,7 +94,7 @@ fn forward_tile_body(scores: &mut [f32], stride: usize, columns: usize, seen: Se
 per_isa! {
     /// Exponentials of a tile of scores; saves the largest score and one over the sum.
     fn forward_tile = forward_tile_body(
-        scores: &mut [f32], stride: usize, columns: usize, seen: Seen, scale: f32, saved: &mut [f32],
+        scores: &mut [f32], stride: usize, columns: usize, visible: VisibleKeys, scale: f32, saved: &mut [f32],
     )
 }
 
@@ -96,10 +103,10 @@ per_isa! {
 struct BackwardTile<'a> {
     stride: usize,
     columns: usize,
-    seen: Seen,
+    visible: VisibleKeys,
     scale: f32,
     saved: &'a [f32],
-    /// For each query, the sum of the output times its gradient.
+    /// For each query, the inner product of the output and its gradient.
     means: &'a [f32],
 }
 
@@ -108,7 +115,7 @@ fn backward_tile_body(scores: &mut [f32], d_scores: &mut [f32], tile: BackwardTi
     for (i, (&[max, inverse], &mean)) in tile.saved.as_chunks::<2>().0.iter().zip(tile.means).enumerate() {
         let row = &mut scores[i * tile.stride..][..tile.columns];
         let d_row = &mut d_scores[i * tile.stride..][..tile.columns];
-        let live = tile.seen.by(i);
+        let live = tile.visible.for_query(i);
         for (s, d) in row[..live].iter_mut().zip(&mut d_row[..live]) {
             let p = exp((*s - max) * tile.scale) * inverse;
             *s = p;
@@ -120,16 +127,17 @@ fn backward_tile_body(scores: &mut [f32], d_scores: &mut [f32], tile: BackwardTi
 }
 
 per_isa! {
-    /// In place: scores become probabilities, gradients of probabilities become gradients of scores.
+    /// In place: scores become probabilities, gradients of probabilities become gradients of
+    /// scores.
     fn backward_tile = backward_tile_body(scores: &mut [f32], d_scores: &mut [f32], tile: BackwardTile<'_>)
 }
 
-/// Sums to be stored in rows of a tensor.
+/// Accumulated rows to store in a tensor.
 #[derive(Clone, Copy)]
 struct Rows<'a> {
     sums: &'a [f32],
     width: usize,
-    /// If set, the second number of each pair multiplies a row.
+    /// If set, each row is scaled by the second value of its pair.
     pairs: Option<&'a [f32]>,
 }
 
@@ -140,14 +148,15 @@ fn store_rows_body<T: Element>(rows: Rows<'_>, to: &Shared<'_, T>, start: usize,
     for (i, sums) in rows.sums.chunks_exact(rows.width).enumerate() {
         let factor = rows.pairs.map_or(1.0, |pairs| pairs[2 * i + 1]);
         let first = start + i * stride;
-        // SAFETY: the columns of a head in its sequence belong to one task, which keeps no other piece of them.
+        // SAFETY: a head's columns of a sequence belong to one task, which holds no other piece of
+        // them.
         let row = unsafe { to.piece(first..first + rows.width) };
         row.iter_mut().zip(sums).for_each(|(to, x)| *to = T::of(x * factor));
     }
 }
 
 per_isa! {
-    /// Stores rows of this task's head from `start` on, `stride` apart.
+    /// Stores rows of this task's head from `start` on, with the given stride.
     fn store_rows<T: Element> = store_rows_body(rows: Rows<'_>, to: &Shared<'_, T>, start: usize, stride: usize)
 }
 
@@ -164,18 +173,18 @@ fn means_body<T: Element>(out: &[T], d_out: &[T], stride: usize, buffer: &mut [f
 }
 
 per_isa! {
-    /// For each query, the sum of the output times its gradient; rows are `stride` apart, `buffer` has room for two of
-    /// them.
+    /// For each query, the inner product of the output and its gradient. Rows are `stride` apart;
+    /// `buffer` has room for two rows.
     fn means<T: Element> = means_body(out: &[T], d_out: &[T], stride: usize, buffer: &mut [f32], means: &mut [f32])
 }
 
-/// Most queries in a tile.
+/// Largest number of queries in a tile.
 const TILE: usize = 128;
 
-/// One head of one sequence: where its rows start.
+/// Offsets of one head of one sequence.
 #[derive(Clone, Copy)]
 struct Head {
-    /// Index of its first query in qkv.
+    /// Index of its first query in `qkv`.
     query: usize,
     key: usize,
     value: usize,
@@ -208,8 +217,9 @@ fn transposed(view: View) -> View {
     View { start: view.start, down: view.right, right: view.down }
 }
 
-/// `out` (rows of `hidden`) = attention of `qkv` (rows of queries, keys, values: 3 x `hidden`). `saved` has
-/// [`AttentionShape::saved_len`] floats, `scratch` [`AttentionShape::scratch_len`] per thread.
+/// `out` (rows of `hidden`) = attention of `qkv` (rows of queries, keys, values: 3 x `hidden`).
+/// `saved` has [`AttentionShape::saved_len`] floats, `scratch` [`AttentionShape::scratch_len`] per
+/// thread.
 ///
 /// # Panics
 /// If a length does not match the shape.
@@ -234,7 +244,7 @@ pub fn attention<T: Element>(
         let (scores, sums) = rest.split_at_mut(shape.tile() * context);
         for first in (0..context).step_by(shape.tile()) {
             let count = shape.tile().min(context - first);
-            let columns = shape.keys(first + count);
+            let columns = shape.visible_keys(first + count);
             let query = rows(qkv, head.query + first * stride, stride);
             let key = transposed(rows(qkv, head.key, stride));
             let size = ProductSize { m: count, n: columns, k: head_size };
@@ -244,8 +254,8 @@ pub fn attention<T: Element>(
             }
             // SAFETY: each task has the pairs of its head, each tile those of its queries.
             let saved = unsafe { saved.piece(head.saved + 2 * first..head.saved + 2 * (first + count)) };
-            let seen = Seen { first: shape.keys(first + 1), causal };
-            forward_tile(cpu.isa, scores, context, columns, seen, shape.scale(), saved);
+            let visible = VisibleKeys { first: shape.visible_keys(first + 1), causal };
+            forward_tile(cpu.isa, scores, context, columns, visible, shape.scale(), saved);
             let (p, value) = (rows(scores, 0, context), rows(qkv, head.value, stride));
             let size = ProductSize { m: count, n: head_size, k: columns };
             // SAFETY: as above; the sums are this thread's own.
@@ -258,18 +268,19 @@ pub fn attention<T: Element>(
     });
 }
 
-/// What [`attention`] read and wrote.
+/// Inputs and outputs of [`attention`] that backward needs.
 #[derive(Clone, Copy)]
 pub struct AttentionForward<'a, T> {
     /// Queries, keys, values.
     pub qkv: &'a [T],
-    /// The result.
+    /// The output.
     pub out: &'a [T],
-    /// The pairs that forward kept.
+    /// The pairs saved by forward.
     pub saved: &'a [f32],
 }
 
-/// `d_qkv` = gradient of `qkv` from `d_out`, the gradient of `out`. Scratch as in [`attention`].
+/// Computes `d_qkv`, the gradient of `qkv`, from `d_out`, the gradient of `out`. Scratch as in
+/// [`attention`].
 ///
 /// # Panics
 /// If a length does not match the shape.
@@ -301,28 +312,30 @@ pub fn attention_backward<T: Element>(
         let store = |sums: &[f32], start: usize| {
             store_rows(isa, Rows { sums, width: head_size, pairs: None }, &d_qkv, start, stride);
         };
-        // The last tile reaches all keys: it overwrites the gradients of keys and values, and the others add.
+        // The last tile reaches all keys: it overwrites the gradients of keys and values, and the
+        // others add.
         for first in (0..context).step_by(shape.tile()).rev() {
             let count = shape.tile().min(context - first);
-            let columns = shape.keys(first + count);
+            let columns = shape.visible_keys(first + count);
             let add = first + count < context;
             let query = rows(qkv, head.query + first * stride, stride);
             let (key, value) = (rows(qkv, head.key, stride), rows(qkv, head.value, stride));
             let from = head.out + first * hidden;
             let d_tile = rows(d_out, from, hidden);
             let shape_s = ProductSize { m: count, n: columns, k: head_size };
-            // SAFETY: `check` and `Head` keep all rows inside the inputs; the tiles are this thread's own.
+            // SAFETY: `check` and `Head` keep all rows inside the inputs; the tiles are this
+            // thread's own.
             unsafe {
                 small(isa, shape_s, query, transposed(key), scores.as_mut_ptr(), context, false, packing);
                 small(isa, shape_s, d_tile, transposed(value), d_scores.as_mut_ptr(), context, false, packing);
             }
             let mut sums = [0.0; TILE];
-            // The gradients of the queries come last, so until then there is room for two rows.
+            // `d_query` is written last, so until then its memory can buffer two rows.
             means(isa, &out[from..], &d_out[from..], hidden, &mut d_query[..2 * head_size], &mut sums[..count]);
             let tile = BackwardTile {
                 stride: context,
                 columns,
-                seen: Seen { first: shape.keys(first + 1), causal },
+                visible: VisibleKeys { first: shape.visible_keys(first + 1), causal },
                 scale: shape.scale(),
                 saved: &saved[head.saved + 2 * first..head.saved + 2 * (first + count)],
                 means: &sums,

@@ -1,4 +1,5 @@
-//! Convolution of NHWC images as matrix products whose packers gather the windows: no buffer of patches is needed.
+//! NHWC convolution as GEMM (implicit im2col): the packers gather the windows, so no patch buffer
+//! is needed.
 //!
 //! ```text
 //! y  [pixels of y] x [outputs]  =  windows of x  *  weights^T
@@ -6,10 +7,11 @@
 //! dw [outputs] x [taps x channels] = dy^T * windows of x
 //! ```
 //!
-//! With a stride s the pixels of dx fall into s x s classes by their position modulo s. The pixels of a class use the
-//! same taps, every s-th one, and each class is a separate product, so that no zeros are multiplied.
+//! With stride s, the pixels of dx fall into s x s classes by their position modulo s. All pixels
+//! of a class use the same taps (every s-th one), and each class is a separate GEMM, so no zeros
+//! are multiplied.
 //!
-//! 3 x 3 convolutions of stride 1 use minimal filtering if that is faster (`gemm::winograd`).
+//! 3 x 3 convolutions with stride 1 use Winograd filtering where it is faster (`gemm::winograd`).
 #![allow(unsafe_code)]
 
 use super::Cpu;
@@ -18,33 +20,34 @@ use super::gemm::winograd::Filter;
 use super::gemm::{Epilogue, Gemm, Lines, Matrix, Size, Target, View};
 use super::values::{Values, ValuesMut};
 
-/// Shape of a convolution. Images are `[batch][height][width][channels]`, weights `[outputs][kernel][kernel][channels]`.
+/// Shape of a convolution. Images are `[batch][height][width][channels]`, weights
+/// `[outputs][kernel][kernel][channels]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ConvolutionShape {
     pub batch: usize,
-    /// Height of the input in pixels.
+    /// Input height in pixels.
     pub height: usize,
-    /// Width of the input in pixels.
+    /// Input width in pixels.
     pub width: usize,
-    /// Channels of the input.
+    /// Input channels.
     pub channels: usize,
-    /// Channels of the output.
+    /// Output channels.
     pub outputs: usize,
-    /// Taps of the kernel in each direction.
+    /// Kernel size in each direction.
     pub kernel: usize,
-    /// Input pixels from one output pixel to the next.
+    /// Input pixels between neighbouring output pixels.
     pub stride: usize,
-    /// Zeros around the input.
+    /// Zero padding on each side of the input.
     pub padding: usize,
 }
 
 impl ConvolutionShape {
-    /// Height of the output; 0 if the kernel is larger than the padded input.
+    /// Output height; 0 if the kernel is larger than the padded input.
     pub fn output_height(&self) -> usize {
         self.output_side(self.height)
     }
 
-    /// Width of the output; 0 if the kernel is larger than the padded input.
+    /// Output width; 0 if the kernel is larger than the padded input.
     pub fn output_width(&self) -> usize {
         self.output_side(self.width)
     }
@@ -53,17 +56,17 @@ impl ConvolutionShape {
         (side + 2 * self.padding).checked_sub(self.kernel).map_or(0, |rest| rest / self.stride + 1)
     }
 
-    /// Numbers in the input.
+    /// Elements of the input.
     pub fn input_len(&self) -> usize {
         self.batch * self.height * self.width * self.channels
     }
 
-    /// Numbers in the output.
+    /// Elements of the output.
     pub fn output_len(&self) -> usize {
         self.output_pixels() * self.outputs
     }
 
-    /// Numbers in the weights.
+    /// Elements of the weights.
     pub fn weights_len(&self) -> usize {
         self.outputs * self.window_len()
     }
@@ -72,40 +75,40 @@ impl ConvolutionShape {
         self.batch * self.output_height() * self.output_width()
     }
 
-    /// Weights of one output.
+    /// Weights per output channel.
     pub(crate) fn window_len(&self) -> usize {
         self.kernel * self.kernel * self.channels
     }
 
-    /// Whether it is just the product of a matrix of pixels with the weights.
+    /// Whether the convolution is a plain GEMM of the pixels and the weights.
     pub(crate) fn is_product(&self) -> bool {
         self.kernel == 1 && self.stride == 1 && self.padding == 0
     }
 
-    /// The filter that computes the output, if filtering pays.
+    /// The Winograd filter for the forward pass, if it is faster.
     fn filter(&self) -> Option<Filter> {
         let ConvolutionShape { batch, height, width, channels, outputs, kernel, stride, padding } = *self;
         let filter = Filter { batch, height, width, channels, outputs, padding };
-        (kernel == 3 && stride == 1 && filter.pays()).then_some(filter)
+        (kernel == 3 && stride == 1 && filter.is_faster()).then_some(filter)
     }
 
-    /// The filter that computes the gradient of the input from that of the output.
-    fn turned(&self) -> Option<Filter> {
+    /// The Winograd filter for the input gradient, if it is faster.
+    fn input_gradient_filter(&self) -> Option<Filter> {
         let Filter { batch, channels, outputs, padding, .. } = self.filter()?;
         let (height, width) = (self.output_height(), self.output_width());
-        let turned = Filter { batch, height, width, channels: outputs, outputs: channels, padding: 2 - padding };
-        turned.pays().then_some(turned)
+        let filter = Filter { batch, height, width, channels: outputs, outputs: channels, padding: 2 - padding };
+        filter.is_faster().then_some(filter)
     }
 
-    /// Floats of scratch memory of [`Gemm::convolution`].
+    /// Scratch floats for [`Gemm::convolution`].
     pub fn scratch_len(&self, cpu: &Cpu) -> usize {
         self.filter().map_or(0, |filter| filter.scratch_len(cpu))
     }
 
-    /// Floats of scratch memory of the gradients, one at a time.
+    /// Scratch floats for the gradients; they are computed one at a time.
     pub fn backward_scratch_len(&self, cpu: &Cpu) -> usize {
         let weights = self.filter().map_or(0, |filter| filter.gradient_scratch_len(cpu));
-        self.turned().map_or(0, |turned| turned.scratch_len(cpu)).max(weights)
+        self.input_gradient_filter().map_or(0, |filter| filter.scratch_len(cpu)).max(weights)
     }
 
     fn check(&self, x: usize, w: usize, y: usize) {
@@ -132,30 +135,31 @@ impl ConvolutionShape {
     }
 }
 
-/// In one direction: the pixels of dx at `place` modulo the stride, and the taps that they use.
+/// In one direction: the pixels of dx at `phase` modulo the stride, and the taps they use.
 #[derive(Clone, Copy)]
 struct Class {
-    place: usize,
+    phase: usize,
     pixels: usize,
     first_tap: usize,
     taps: usize,
-    /// Pixel of dy that the first pixel of the class uses with its last tap.
+    /// Pixel of dy that the last tap of the first pixel of the class reads.
     start: isize,
 }
 
 impl Class {
-    fn new(shape: &ConvolutionShape, side: usize, place: usize) -> Class {
+    fn new(shape: &ConvolutionShape, side: usize, phase: usize) -> Class {
         let stride = shape.stride;
         // Input pixel i and output pixel o meet at tap i + padding - stride * o.
-        let first_tap = (place + shape.padding) % stride;
+        let first_tap = (phase + shape.padding) % stride;
         let taps = shape.kernel.saturating_sub(first_tap).div_ceil(stride);
-        let start = ((place + shape.padding - first_tap) / stride) as isize - (taps as isize - 1);
-        Class { place, pixels: side.saturating_sub(place).div_ceil(stride), first_tap, taps, start }
+        let start = ((phase + shape.padding - first_tap) / stride) as isize - (taps as isize - 1);
+        Class { phase, pixels: side.saturating_sub(phase).div_ceil(stride), first_tap, taps, start }
     }
 }
 
 impl Gemm {
-    /// `y` = convolution of `x` with the weights `w`, any formats. `scratch` has [`ConvolutionShape::scratch_len`] floats.
+    /// `y` = convolution of `x` with the weights `w`, in any format. `scratch` has
+    /// [`ConvolutionShape::scratch_len`] floats.
     ///
     /// # Panics
     /// If a length does not match the shape, or its stride or kernel is 0.
@@ -190,8 +194,8 @@ impl Gemm {
         unsafe { self.product(&shape.patches(x), &weights, size, &target) };
     }
 
-    /// `dx` = (or +=, if `accumulate`) gradient of the input from `dy`, the gradient of the output. `scratch` has
-    /// [`ConvolutionShape::backward_scratch_len`] floats.
+    /// `dx` = (or +=, if `accumulate`) gradient of the input from `dy`, the gradient of the output.
+    /// `scratch` has [`ConvolutionShape::backward_scratch_len`] floats.
     ///
     /// # Panics
     /// See [`Gemm::convolution`].
@@ -206,15 +210,15 @@ impl Gemm {
     ) {
         let (dy, w, mut dx) = (dy.into(), w.into(), dx.into());
         shape.check(dx.len(), w.len(), dy.len());
-        if let Some(turned) = shape.turned().filter(|_| self.filters(dy.format())) {
+        if let Some(filter) = shape.input_gradient_filter().filter(|_| self.filters(dy.format())) {
             let (dy, weights, dx) = (dy.pointer(), (w.pointer(), true), (dx.pointer(), accumulate));
             // SAFETY: the sizes were checked.
-            return unsafe { self.filter(&turned, dy, weights, dx, scratch) };
+            return unsafe { self.filter(&filter, dy, weights, dx, scratch) };
         }
         let ConvolutionShape { batch, height, width, channels, outputs, stride, .. } = *shape;
-        for place_y in 0..stride {
-            for place_x in 0..stride {
-                let (y, x) = (Class::new(shape, height, place_y), Class::new(shape, width, place_x));
+        for phase_y in 0..stride {
+            for phase_x in 0..stride {
+                let (y, x) = (Class::new(shape, height, phase_y), Class::new(shape, width, phase_x));
                 let windows = Operand::Patches(Patches {
                     start: dy.pointer(),
                     height: shape.output_height(),
@@ -245,17 +249,17 @@ impl Gemm {
                     let (step, line, image) = (stride * channels, stride * width * channels, height * width * channels);
                     Lines::Grid { rows: y.pixels, columns: x.pixels, step, line, image }
                 };
-                let c = dx.pointer().at((y.place * width + x.place) * channels);
+                let c = dx.pointer().at((y.phase * width + x.phase) * channels);
                 let target = Target { c, lines, bias: std::ptr::null(), addend: accumulate.then_some(c) };
                 let size = Size { m: batch * y.pixels * x.pixels, n: channels, k: y.taps * x.taps * outputs };
-                // SAFETY: the sizes were checked; the classes' pixels lie inside the images.
+                // SAFETY: the sizes were checked; the pixels of each class are inside the images.
                 unsafe { self.product(&windows, &taps, size, &target) };
             }
         }
     }
 
-    /// `dw` = (or +=, if `accumulate`) gradient of the weights from `dy`, the gradient of the output. `scratch` has
-    /// [`ConvolutionShape::backward_scratch_len`] floats.
+    /// `dw` = (or +=, if `accumulate`) gradient of the weights from `dy`, the gradient of the
+    /// output. `scratch` has [`ConvolutionShape::backward_scratch_len`] floats.
     ///
     /// # Panics
     /// See [`Gemm::convolution`].

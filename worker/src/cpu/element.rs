@@ -1,21 +1,21 @@
-//! Number formats of tensors in memory. Arithmetic is in f32 whatever the format.
+//! Element formats of tensors in memory. Arithmetic is always in f32.
 
 use super::math::{bf16_from_f32, f16_from_f32, f16_to_f32};
 use bytemuck::Pod;
 pub use half::{bf16, f16};
 
-/// A number format of a tensor.
+/// Element format of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
     F32,
-    /// 16 bits: 8 for the exponent, 7 for the fraction.
+    /// 8 exponent bits and 7 fraction bits.
     Bf16,
-    /// 16 bits: 5 for the exponent, 10 for the fraction.
+    /// IEEE half precision: 5 exponent bits and 10 fraction bits.
     F16,
 }
 
 impl Format {
-    /// Bytes of a number.
+    /// Bytes per element.
     pub fn size(self) -> usize {
         match self {
             Format::F32 => 4,
@@ -24,13 +24,14 @@ impl Format {
     }
 }
 
-/// A number as it is stored. Conversions are branch-free, so that loops over them become vector code, and give the same
-/// bits on every CPU.
+/// A stored element. Conversions are branch-free, so loops over them vectorise, and they are
+/// bit-identical on every CPU.
 pub trait Element: Pod + Send + Sync {
     const FORMAT: Format;
-    /// The same value, exactly.
+    /// Converts to f32, exactly.
     fn get(self) -> f32;
-    /// The nearest number of the format, ties to even; infinity beyond its range; NaN stays NaN.
+    /// Rounds to the nearest value of the format, ties to even. Values beyond its range become
+    /// infinite; NaN stays NaN.
     fn of(value: f32) -> Self;
 }
 
@@ -81,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_half_number_survives_and_rounding_is_to_nearest_even() {
+    fn conversions_round_trip_and_round_to_nearest_even() {
         for bits in 0..=u16::MAX {
             let (b, h) = (bf16::from_bits(bits), f16::from_bits(bits));
             for (got, want, back) in [
@@ -96,7 +97,7 @@ mod tests {
                 assert_eq!(back, bits, "{bits:#x}");
             }
         }
-        // All exponents and a sample of fractions, with the halfway cases among them.
+        // All exponents and a sample of fractions, including the halfway cases.
         for high in 0..=0xffff_u32 {
             for low in [0, 1, 0x0fff, 0x1000, 0x1001, 0x7fff, 0x8000, 0x8001, 0xffff] {
                 let x = f32::from_bits(high << 16 | low);

@@ -1,5 +1,5 @@
-//! How products of bf16 with bf16 are computed: chosen by measurement, because on some CPUs the instructions made for
-//! it are slower than f32 arithmetic.
+//! Kernel selection for bf16 GEMM. The choice is measured, because on some CPUs the dedicated
+//! instructions are slower than f32 arithmetic.
 
 use super::gemm::{Epilogue, Gemm, Matrix, amx};
 use super::isa::IsaError;
@@ -8,41 +8,41 @@ use serde::{Deserialize, Serialize};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// A way to multiply bf16 by bf16. All of them sum in f32.
+/// A bf16 GEMM kernel. All of them accumulate in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HalfKernel {
-    /// The matrix unit of Intel CPUs since 2023.
+    /// AMX, the matrix unit of Intel CPUs since 2023.
     Amx,
     /// The AVX-512 instruction `vdpbf16ps`.
     Dpbf16,
-    /// f32 arithmetic; packing converts.
+    /// f32 arithmetic; operands are converted during packing.
     F32,
 }
 
-/// What [`HalfKernel::probe`] found about one kernel.
+/// The [`HalfKernel::probe`] result for one kernel.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Probed {
+pub struct ProbeResult {
     pub kernel: HalfKernel,
-    /// Whether it computes the same as f32 arithmetic. A kernel that does not is not used.
+    /// Whether the result matches f32 arithmetic. Incorrect kernels are not used.
     pub correct: bool,
-    /// Speed on one thread in 10^9 floating-point operations per second.
+    /// Single-thread speed in GFLOP/s.
     pub gigaflops: f64,
 }
 
-/// Shape of the product that is timed: 8.4 million multiplications, a few tenths of a millisecond.
+/// GEMM shape to time: 8.4 million multiplications, a few tenths of a millisecond.
 const SIZE: (usize, usize, usize) = (128, 128, 512);
-/// Products timed per kernel.
+/// Timed runs per kernel.
 const ROUNDS: usize = 5;
-/// A kernel takes the place of one that is made for these products only if it is faster by this factor: noise must not
-/// choose, or two runs would differ in their bits.
-const CLEARLY: f64 = 1.25;
+/// Minimum speedup over a dedicated kernel. Without this margin, noise could decide, and two runs
+/// would differ in their bits.
+const MIN_SPEEDUP: f64 = 1.25;
 
 impl HalfKernel {
-    /// All of them; those made for these products come first.
+    /// All kernels; the dedicated ones come first.
     pub const ALL: [HalfKernel; 3] = [HalfKernel::Amx, HalfKernel::Dpbf16, HalfKernel::F32];
 
-    /// The word of `SWITCHYARD_KERNEL` that selects it; the name of any [`Isa`] selects f32 arithmetic.
+    /// Its name in `SWITCHYARD_KERNEL`. Any [`Isa`] name selects f32 arithmetic.
     pub fn name(self) -> &'static str {
         match self {
             HalfKernel::Amx => "amx",
@@ -51,7 +51,8 @@ impl HalfKernel {
         }
     }
 
-    /// Whether this CPU has the instructions and the system allows them. Cheap: the result is cached.
+    /// Whether the CPU has the instructions and the system allows them. Cheap: the result is
+    /// cached.
     pub fn available(self) -> bool {
         match self {
             HalfKernel::Amx => Isa::Avx512.available() && amx::available(),
@@ -66,16 +67,16 @@ impl HalfKernel {
     /// The kernel to use: the first of [`HalfKernel::usable`].
     ///
     /// # Errors
-    /// See there.
+    /// See [`HalfKernel::usable`].
     pub fn detect(force: Option<&str>) -> Result<HalfKernel, IsaError> {
         Ok(HalfKernel::usable(force)?.first().copied().unwrap_or(HalfKernel::F32))
     }
 
-    /// The kernels that may be used, the best first. `force` is a word of `SWITCHYARD_KERNEL` as in [`Isa::detect`], and
-    /// leaves one; `None` is `auto`.
+    /// The usable kernels, best first. `force` is a `SWITCHYARD_KERNEL` value as in [`Isa::detect`]
+    /// and selects one kernel; `None` is `auto`.
     ///
     /// # Errors
-    /// The word is unknown, or the CPU lacks the instructions or computes wrongly with them.
+    /// The name is unknown, or the CPU lacks the instructions or returns wrong results with them.
     pub fn usable(force: Option<&str>) -> Result<Vec<HalfKernel>, IsaError> {
         let isa = Isa::detect(force)?;
         let word = force.unwrap_or("auto");
@@ -91,36 +92,37 @@ impl HalfKernel {
         }
     }
 
-    /// The best kernel that computes correctly. Measured once per process, in a few milliseconds.
+    /// The best kernel that returns correct results. Measured once per process, in a few
+    /// milliseconds.
     pub fn probe() -> HalfKernel {
         ranked(HalfKernel::report()).first().copied().unwrap_or(HalfKernel::F32)
     }
 
-    /// All kernels of this CPU, as [`HalfKernel::probe`] measured them.
-    pub fn report() -> &'static [Probed] {
-        static REPORT: OnceLock<Vec<Probed>> = OnceLock::new();
-        REPORT.get_or_init(try_all)
+    /// The probe results of all kernels that this CPU supports.
+    pub fn report() -> &'static [ProbeResult] {
+        static REPORT: OnceLock<Vec<ProbeResult>> = OnceLock::new();
+        REPORT.get_or_init(probe_all)
     }
 }
 
-/// The kernels that compute correctly, the best first.
-fn ranked(report: &[Probed]) -> Vec<HalfKernel> {
-    let mut left: Vec<&Probed> = HalfKernel::ALL
+/// The correct kernels, best first.
+fn ranked(report: &[ProbeResult]) -> Vec<HalfKernel> {
+    let mut left: Vec<&ProbeResult> = HalfKernel::ALL
         .iter()
         .filter_map(|kernel| report.iter().find(|probed| probed.kernel == *kernel && probed.correct))
         .collect();
     let mut ranked = Vec::new();
     while !left.is_empty() {
         let fastest = left.iter().map(|probed| probed.gigaflops).fold(0.0, f64::max);
-        let best = left.iter().position(|probed| probed.gigaflops * CLEARLY >= fastest).unwrap_or(0);
+        let best = left.iter().position(|probed| probed.gigaflops * MIN_SPEEDUP >= fastest).unwrap_or(0);
         ranked.push(left.remove(best).kernel);
     }
     ranked
 }
 
-fn try_all() -> Vec<Probed> {
+fn probe_all() -> Vec<ProbeResult> {
     let (m, n, k) = SIZE;
-    // Sums stay near the square root of k, so that an error is visible.
+    // Sums stay near sqrt(k), so an error is visible.
     let noise = |len: usize, step: usize| -> Vec<bf16> {
         (0..len).map(|i| bf16::from_f32((i * step % 251) as f32 / 125.0 - 1.0)).collect()
     };
@@ -130,7 +132,7 @@ fn try_all() -> Vec<Probed> {
     let gemm = |half: HalfKernel| Gemm::new(Cpu { pool: Arc::clone(&pool), isa: Isa::fastest(), half });
     let mut trials: Vec<(Gemm, Vec<f32>, Duration)> =
         kernels.iter().map(|half| (gemm(*half), vec![0.0; m * n], Duration::MAX)).collect();
-    // In turns, so that what else the machine does slows all of them.
+    // Interleave the kernels, so background load slows all of them equally.
     for _ in 0..ROUNDS {
         for (gemm, c, least) in &mut trials {
             let start = Instant::now();
@@ -138,10 +140,10 @@ fn try_all() -> Vec<Probed> {
             *least = (*least).min(start.elapsed());
         }
     }
-    // The products of bf16 are exact in f32: only the order of the sums differs.
+    // bf16 products are exact in f32: only the order of the sums differs.
     let close = |got: &[f32], want: &[f32]| got.iter().zip(want).all(|(a, b)| (a - b).abs() <= 1e-4 * (1.0 + b.abs()));
     let want = kernels.iter().zip(&trials).find(|(kernel, _)| **kernel == HalfKernel::F32).map(|(_, trial)| &trial.1);
-    let probed = |(kernel, (_, got, least)): (&HalfKernel, &(Gemm, Vec<f32>, Duration))| Probed {
+    let probed = |(kernel, (_, got, least)): (&HalfKernel, &(Gemm, Vec<f32>, Duration))| ProbeResult {
         kernel: *kernel,
         correct: want.is_some_and(|want| close(got, want)),
         gigaflops: 2e-9 * (m * n * k) as f64 / least.as_secs_f64().max(1e-9),
@@ -154,24 +156,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_way_that_the_cpu_has_is_tried() {
+    fn probes_every_available_kernel() {
         let report = HalfKernel::report();
-        let ways: Vec<HalfKernel> = HalfKernel::ALL.into_iter().filter(|way| way.available()).collect();
+        let available: Vec<HalfKernel> = HalfKernel::ALL.into_iter().filter(|way| way.available()).collect();
         assert!(
-            ways.iter().all(|&way| report.iter().any(|probed| probed.kernel == way && probed.correct)),
+            available.iter().all(|&way| report.iter().any(|probed| probed.kernel == way && probed.correct)),
             "{report:?}"
         );
         assert!(report.iter().all(|probed| probed.gigaflops > 0.0), "{report:?}");
         let chosen = HalfKernel::probe();
         let speed = |way| report.iter().find(|probed| probed.kernel == way).unwrap().gigaflops;
-        assert!(ways.iter().all(|&way| speed(way) <= CLEARLY * speed(chosen)), "{chosen:?} of {report:?}");
+        assert!(available.iter().all(|&way| speed(way) <= MIN_SPEEDUP * speed(chosen)), "{chosen:?} of {report:?}");
     }
 
     #[test]
-    fn noise_does_not_choose_between_kernels_of_about_the_same_speed() {
+    fn noise_does_not_decide_between_similar_kernels() {
         use HalfKernel::{Amx, Dpbf16, F32};
         let order = |speeds: &[(HalfKernel, bool, f64)]| {
-            let probed = |&(kernel, correct, gigaflops): &_| Probed { kernel, correct, gigaflops };
+            let probed = |&(kernel, correct, gigaflops): &_| ProbeResult { kernel, correct, gigaflops };
             ranked(&speeds.iter().map(probed).collect::<Vec<_>>())
         };
         for noise in [0.9, 1.0, 1.1] {
@@ -184,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn forced_words() {
+    fn the_kernel_can_be_forced() {
         for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
             assert_eq!(HalfKernel::detect(Some(isa.name())), Ok(HalfKernel::F32));
         }

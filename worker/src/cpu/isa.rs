@@ -1,29 +1,29 @@
-//! Which vector instructions the kernels use, decided once at start.
+//! Selects the vector instruction set of the kernels, once at startup.
 
 use super::HalfKernel;
 
-/// A family of vector instructions with its own kernels.
+/// A vector instruction set with its own kernels.
 ///
-/// Kernels check [`Isa::available`] before they enter code compiled for it and fall back to [`Isa::Portable`], so a
-/// value made by hand is harmless.
+/// Kernels check [`Isa::available`] before entering code compiled for a set and fall back to
+/// [`Isa::Portable`], so constructing an unsupported value is harmless.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Isa {
     /// AVX-512 F, BW, DQ, VL (and with them AVX2 and FMA).
     Avx512,
     /// AVX2 with FMA.
     Avx2,
-    /// What the compiler's baseline offers (SSE2 on x86-64).
+    /// The compiler's baseline (SSE2 on x86-64).
     Portable,
 }
 
 /// Why a kernel cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IsaError {
-    /// The word is unknown.
+    /// The name is unknown.
     #[error("unknown CPU kernel `{0}`, expected auto, amx, avx512bf16, avx512, avx2 or portable")]
     Unknown(String),
     /// The CPU lacks the instructions.
-    #[error("CPU kernel `{0}` was asked for, but this CPU does not have its instructions")]
+    #[error("CPU kernel `{0}` was requested, but this CPU does not support it")]
     Missing(&'static str),
 }
 
@@ -31,12 +31,12 @@ impl Isa {
     /// All instruction sets, fastest first.
     pub const ALL: [Isa; 3] = [Isa::Avx512, Isa::Avx2, Isa::Portable];
 
-    /// The instruction set to use. `force` is `auto`, `amx`, `avx512bf16`, `avx512`, `avx2` or `portable`; `None` is
-    /// `auto`: the fastest that the CPU has. `amx` and `avx512bf16` also say how bf16 is multiplied
-    /// ([`HalfKernel::detect`]).
+    /// The instruction set to use. `force` is `auto`, `amx`, `avx512bf16`, `avx512`, `avx2` or
+    /// `portable`; `None` is `auto`, the fastest that the CPU supports. `amx` and `avx512bf16` also
+    /// select the bf16 kernel ([`HalfKernel::detect`]).
     ///
     /// # Errors
-    /// The word is unknown or the CPU lacks the instructions.
+    /// The name is unknown or the CPU lacks the instructions.
     pub fn detect(force: Option<&str>) -> Result<Isa, IsaError> {
         let word = force.unwrap_or("auto");
         if word == "auto" {
@@ -66,7 +66,8 @@ impl Isa {
         }
     }
 
-    /// Whether this CPU (and operating system) can run the kernels. Cheap: the standard library caches the result.
+    /// Whether the CPU and the operating system support the kernels. Cheap: the standard library
+    /// caches the result.
     #[cfg(target_arch = "x86_64")]
     pub fn available(self) -> bool {
         match self {
@@ -82,16 +83,18 @@ impl Isa {
         }
     }
 
-    /// Whether this CPU can run the kernels.
+    /// Whether the CPU supports the kernels.
     #[cfg(not(target_arch = "x86_64"))]
     pub fn available(self) -> bool {
         self == Isa::Portable
     }
 }
 
-/// Defines `fn NAME(isa, arguments)`: the `#[inline(always)]` function BODY compiled once per [`Isa`]. Both may be
-/// generic over types that the arguments name: `fn NAME<E: Element> = BODY(x: &[E])`. What BODY calls must be inlined,
-/// too: a closure called in two places may become a separate function, compiled for the baseline and many times slower.
+/// Defines `fn NAME(isa, arguments)`: the `#[inline(always)]` function BODY, compiled once per
+/// [`Isa`]. Both can be generic over types that the arguments name:
+/// `fn NAME<E: Element> = BODY(x: &[E])`. Everything BODY calls must be inlined as well: a closure
+/// called in two places can become a separate function, which is compiled for the baseline and many
+/// times slower.
 macro_rules! per_isa {
     (
         $(#[$meta:meta])*
@@ -126,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forced_words() {
+    fn the_instruction_set_can_be_forced() {
         assert_eq!(Isa::detect(Some("portable")), Ok(Isa::Portable));
         assert!(Isa::detect(Some("auto")).unwrap().available());
         assert_eq!(Isa::detect(None), Isa::detect(Some("auto")));

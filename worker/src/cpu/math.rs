@@ -1,17 +1,19 @@
-//! Elementary functions of f32, branch-free so that loops over them become vector code.
+//! Elementary f32 functions, branch-free so that loops over them vectorise.
 //!
-//! Multiplications and additions are never fused: the results are the same on every CPU.
+//! Multiplications and additions are never fused, so the results are the same on every CPU.
 
-/// Values of [`exp`] below `exp(LOWEST)` are 0: they would only become denormals, which some CPUs handle slowly.
+/// Below this argument [`exp`] returns 0: the results would soon be denormals, which some CPUs
+/// handle slowly.
 pub const LOWEST: f32 = -60.0;
 
-/// e to the power `x`, relative error below 3e-7; 0 below [`LOWEST`], infinity above 88.3; NaN stays NaN.
+/// e to the power `x`, relative error below 3e-7; 0 below [`LOWEST`], infinity above 88.3; NaN
+/// stays NaN.
 ///
-/// Cody and Waite's reduction by multiples of ln 2, then a polynomial of degree 6 (Taylor coefficients adjusted for the
-/// interval of half a ln 2 in each direction).
+/// Cody and Waite's reduction by multiples of ln 2, then a degree-6 polynomial (Taylor coefficients
+/// adjusted for +-ln 2 / 2).
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
-    /// Adding it rounds to an integer in the low bits.
+    /// Adding this constant rounds to an integer in the low bits.
     const ROUND: f32 = 12_582_912.0;
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
@@ -38,7 +40,7 @@ pub fn tanh(x: f32) -> f32 {
     2.0 / (1.0 + exp(-2.0 * x)) - 1.0
 }
 
-/// Bits of the bf16 nearest to `x`, ties to even; NaN stays NaN.
+/// The bits of `x` rounded to bf16, ties to even; NaN stays NaN.
 #[inline(always)]
 pub fn bf16_from_f32(x: f32) -> u16 {
     let bits = x.to_bits();
@@ -47,32 +49,33 @@ pub fn bf16_from_f32(x: f32) -> u16 {
     (if x.is_nan() { bits >> 16 | 0x40 } else { rounded }) as u16
 }
 
-/// Bits of the f16 nearest to `x`, ties to even; infinity beyond 65,520; NaN stays NaN.
+/// The bits of `x` rounded to f16, ties to even; infinity beyond 65,520; NaN stays NaN.
 ///
-/// Adding a number of a suitable exponent makes the adder round at the last bit of f16, for denormals as well.
+/// Adding a value with a suitable exponent makes the adder round at the last bit of f16, for
+/// denormals as well.
 #[inline(always)]
 pub fn f16_from_f32(x: f32) -> u16 {
     let bits = x.to_bits();
     let sign = (bits >> 16) as u16 & 0x8000;
     let magnitude = bits & 0x7fff_ffff;
-    // Exponents below the smallest normal f16 (2^-14) share its last bit.
+    // All values below the smallest normal f16 (2^-14) have the same last bit.
     let exponent = if magnitude < 0x3880_0000 { 0x3880_0000 } else { magnitude & 0x7f80_0000 };
     let unit = f32::from_bits(exponent.wrapping_add(13 << 23));
     let rounded = (f32::from_bits(magnitude) + unit).to_bits().wrapping_sub(unit.to_bits());
-    // `rounded` counts units of the last place, including the hidden bit of normal numbers.
+    // `rounded` counts ulps, including the implicit bit of normal values.
     let normal = ((exponent >> 23).wrapping_sub(113) << 10).wrapping_add(rounded);
     let finite = if magnitude >= 0x477f_f000 { 0x7c00 } else { normal };
     sign | (if magnitude > 0x7f80_0000 { 0x7e00 } else { finite }) as u16
 }
 
-/// The value of an f16, exactly.
+/// Converts f16 bits to f32, exactly.
 #[inline(always)]
 pub fn f16_to_f32(bits: u16) -> f32 {
     let sign = u32::from(bits & 0x8000) << 16;
     let magnitude = u32::from(bits & 0x7fff);
-    // In f32's position the exponent is too small by 112. A denormal gets the f32 exponent of the smallest normal f16,
-    // which is then subtracted as the hidden bit that it does not have: no operation meets a denormal f32, which CPUs
-    // handle slowly.
+    // Shifted to f32's position, the exponent is too small by 112. A denormal gets the f32 exponent
+    // of the smallest normal f16, which is then subtracted as the implicit bit it lacks: no
+    // operation sees a denormal f32, which CPUs handle slowly.
     const SMALLEST: u32 = (112 + 1) << 23;
     let normal = (magnitude << 13) + (112 << 23);
     let denormal = (f32::from_bits((magnitude << 13) + SMALLEST) - f32::from_bits(SMALLEST)).to_bits();
@@ -81,8 +84,9 @@ pub fn f16_to_f32(bits: u16) -> f32 {
     f32::from_bits(sign | if magnitude >= 0x7c00 { special } else { finite })
 }
 
-/// Cosine of pi times `x` for `x` in 0..=1, with the same additions and multiplications on every machine. (The system's
-/// `cos` may differ in the last bit between CPUs, and ranks must agree on the learning rate.)
+/// Cosine of pi times `x` for `x` in 0..=1, with the same additions and multiplications on every
+/// machine. (The system's `cos` can differ in the last bit between CPUs, and ranks must agree on
+/// the learning rate.)
 pub fn cos_pi(x: f64) -> f64 {
     // cos(pi x) = -cos(pi (1 - x)): the series is only used up to a quarter turn.
     let (x, sign) = if x > 0.5 { (1.0 - x, -1.0) } else { (x, 1.0) };
@@ -95,8 +99,8 @@ pub fn cos_pi(x: f64) -> f64 {
     sign * (1.0 + sum)
 }
 
-/// Natural logarithm of a positive normal number, with the same operations on every machine; relative error below 1e-15
-/// away from 1.
+/// Natural logarithm of a positive normal number, with the same operations on every machine;
+/// relative error below 1e-15 away from 1.
 pub fn ln(x: f64) -> f64 {
     let bits = x.to_bits();
     let exponent = (bits >> 52) as i32 - 1023;

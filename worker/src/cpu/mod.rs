@@ -1,14 +1,14 @@
-//! CPU kernels with which the models are computed.
+//! CPU kernels.
 //!
 //! ```text
-//! pool (threads) + isa (which instructions) + half (how bf16 is multiplied)  ->  Cpu
-//! Cpu -> gemm (matrix products), convolution, attention (per head), ops (row and elementwise kernels)
+//! pool (threads) + isa (instruction set) + half (bf16 GEMM kernel)  ->  Cpu
+//! Cpu -> gemm (matrix products), convolution, attention (per head), ops (rows, elementwise)
 //! ```
 //!
-//! Every kernel gives the same bits for any number of threads on the same [`Isa`]: work is cut into pieces whose size
-//! depends only on the shape, and sums over pieces run in a fixed order. The kernels of [`ops`] use no fused
-//! multiply-add and also give the same bits on every [`Isa`]; [`gemm`] does not promise that. Nothing here allocates
-//! after construction.
+//! Every kernel is bit-identical for any number of threads on the same [`Isa`]: work is cut into
+//! pieces whose size depends only on the shape, and sums over pieces run in a fixed order. The
+//! kernels of [`ops`] use no fused multiply-add and are also bit-identical across [`Isa`]s;
+//! [`gemm`] does not guarantee that. Nothing here allocates after construction.
 
 mod aligned;
 pub mod attention;
@@ -26,7 +26,7 @@ pub use aligned::AlignedBuffer;
 pub use convolution::ConvolutionShape;
 pub use element::{Element, Format, bf16, f16};
 pub use gemm::{Epilogue, Gemm, Matrix};
-pub use half::{HalfKernel, Probed};
+pub use half::{HalfKernel, ProbeResult};
 pub use isa::{Isa, IsaError};
 pub use pool::Pool;
 pub use values::{Values, ValuesMut, with_format};
@@ -37,8 +37,8 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct Cpu {
     pub pool: Arc<Pool>,
-    /// The instructions the kernels may use.
+    /// The instruction set of the kernels.
     pub isa: Isa,
-    /// How products of bf16 with bf16 are computed.
+    /// The kernel for bf16 GEMM.
     pub half: HalfKernel,
 }

@@ -5,8 +5,8 @@
 //! worker: spin, then park ... join an open job -> take tasks -> leave
 //! ```
 //!
-//! The caller is thread 0 and never waits for a worker that has not joined: on a busy machine a late worker costs
-//! nothing. Between jobs workers spin for a few microseconds and then sleep.
+//! The caller is thread 0 and never waits for a worker that has not joined, so a late worker on a
+//! busy machine costs nothing. Between jobs, workers spin for a few microseconds and then sleep.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -31,7 +31,7 @@ const GENERATION: u64 = 1 << 32;
 
 type Task<'a> = dyn Fn(usize, usize) + Sync + 'a;
 
-/// A job as the workers see it.
+/// A job as seen by the workers.
 #[derive(Clone, Copy)]
 struct Job {
     task: *const Task<'static>,
@@ -39,26 +39,28 @@ struct Job {
 }
 
 struct PoolState {
-    /// Generation, open bit and number of joined workers in one word, so that joining and closing cannot cross.
+    /// Generation, open bit and number of joined workers in one word, so that joining and closing
+    /// cannot race.
     word: AtomicU64,
     job: UnsafeCell<Option<Job>>,
     next: AtomicUsize,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
-    /// Workers record when they are busy.
+    /// Whether workers record their busy spans.
     recording: AtomicBool,
     spans: Mutex<Vec<Span>>,
     shutdown: AtomicBool,
-    /// Workers that may sleep on `wake`; the publisher needs no system call while it is 0.
+    /// Workers that might be sleeping on `wake`; while it is 0, the publisher needs no system call.
     sleepers: AtomicUsize,
-    /// 1 while the caller may sleep on `left`.
+    /// 1 while the caller might be sleeping on `left`.
     caller_sleeps: AtomicUsize,
     lock: Mutex<()>,
     wake: Condvar,
     left: Condvar,
 }
 
-// SAFETY: `job` is written only by the caller while the job is closed and nobody is joined, and read only by workers
-// that joined after the open bit was set (acquire/release through `word`). The pointer in it is to a `Sync` closure.
+// SAFETY: `job` is written only by the caller while the job is closed and no worker is joined, and
+// read only by workers that joined after the open bit was set (acquire/release through `word`). It
+// points to a `Sync` closure.
 unsafe impl Sync for PoolState {}
 // SAFETY: as above; the raw pointer is the only field that is not `Send`.
 unsafe impl Send for PoolState {}
@@ -66,20 +68,20 @@ unsafe impl Send for PoolState {}
 /// A period in which a compute thread worked on one job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
-    /// Index of the thread, counted from 1.
+    /// Thread index, starting at 1.
     pub thread: usize,
     /// When it joined the job.
     pub start: Instant,
-    /// When there were no more tasks for it.
+    /// When the thread ran out of tasks.
     pub end: Instant,
 }
 
-/// A fixed number of compute threads; thread 0 is the one that calls [`Pool::run`].
+/// A fixed number of compute threads; thread 0 is the caller of [`Pool::run`].
 pub struct Pool {
     state: Arc<PoolState>,
     workers: Vec<JoinHandle<()>>,
-    /// Held for the length of a job: the jobs of several callers run one after another.
-    turn: Mutex<()>,
+    /// Held for the duration of a job, so that jobs of concurrent callers run one after another.
+    run_lock: Mutex<()>,
 }
 
 thread_local! {
@@ -114,29 +116,33 @@ impl Pool {
         let spawn = |thread: usize| {
             let state = Arc::clone(&state);
             let builder = std::thread::Builder::new().name(format!("compute-{thread}"));
-            builder.spawn(move || work(&state, thread)).unwrap_or_else(|e| panic!("cannot start compute thread: {e}"))
+            builder
+                .spawn(move || worker_loop(&state, thread))
+                .unwrap_or_else(|e| panic!("cannot start compute thread: {e}"))
         };
         let workers = (1..threads.clamp(1, JOINED as usize)).map(spawn).collect();
-        Pool { state, workers, turn: Mutex::new(()) }
+        Pool { state, workers, run_lock: Mutex::new(()) }
     }
 
-    /// Turns the recording of busy times of the workers on or off, and returns what was recorded so far. Thread 0 is
-    /// the caller, which knows its own.
+    /// Switches the recording of the workers' busy spans on or off, and returns the spans recorded
+    /// so far. The caller (thread 0) times itself.
     pub fn record(&self, on: bool) -> Vec<Span> {
         self.state.recording.store(on, Ordering::Relaxed);
         std::mem::take(&mut *lock(&self.state.spans))
     }
 
-    /// Threads that may run tasks, including the caller.
+    /// Number of threads that run tasks, including the caller.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Calls `task(i, thread)` once for each `i < tasks`, spread over the threads, and returns when all are done.
-    /// `thread < self.threads()`; two tasks that run at the same time see different values.
+    /// Calls `task(i, thread)` once for each `i < tasks`, distributed over the threads, and returns
+    /// when all are done. `thread < self.threads()`; concurrently running tasks see different
+    /// values.
     ///
     /// # Panics
-    /// With the payload of a task that panicked (other tasks may then be skipped), or if called from within a task.
+    /// With the payload of a task that panicked (other tasks can then be skipped), or if called
+    /// from within a task.
     pub fn run(&self, tasks: usize, task: &Task<'_>) {
         if self.workers.is_empty() || tasks <= 1 {
             for i in 0..tasks {
@@ -145,12 +151,13 @@ impl Pool {
             return;
         }
         assert!(!IN_TASK.get(), "Pool::run called from inside a task");
-        let _turn = lock(&self.turn);
+        let _guard = lock(&self.run_lock);
         let state = &*self.state;
-        // SAFETY: only the lifetime is changed. The pointer is used by workers that joined, and this function returns only
-        // after the job is closed and all of them have left.
+        // SAFETY: only the lifetime changes. Only joined workers use the pointer, and this function
+        // returns after the job is closed and all of them have left.
         let task: &Task<'static> = unsafe { std::mem::transmute::<&Task<'_>, &Task<'static>>(task) };
-        // SAFETY: the job is closed and nobody is joined (end of the last `run`), so nothing else accesses `job`.
+        // SAFETY: the job is closed and no worker is joined (end of the last `run`), so nothing
+        // else accesses `job`.
         unsafe { *state.job.get() = Some(Job { task, tasks }) };
         state.next.store(0, Ordering::Relaxed);
         state.word.fetch_add(GENERATION | OPEN, Ordering::SeqCst);
@@ -160,7 +167,7 @@ impl Pool {
         }
         take_tasks(state, Job { task, tasks }, 0);
         state.word.fetch_and(!OPEN, Ordering::SeqCst);
-        wait_until_left(state);
+        wait_for_workers(state);
         if let Some(payload) = lock(&state.panic).take() {
             resume_unwind(payload);
         }
@@ -175,7 +182,7 @@ impl Drop for Pool {
             self.state.wake.notify_all();
         }
         for worker in self.workers.drain(..) {
-            // A worker cannot panic: tasks are caught.
+            // A worker cannot panic: tasks run under `catch_unwind`.
             let _ = worker.join();
         }
     }
@@ -196,13 +203,13 @@ fn take_tasks(state: &PoolState, job: Job, thread: usize) {
     }));
     IN_TASK.set(false);
     if let Err(payload) = outcome {
-        // No further task has to start. Half the range leaves room for the increments of the others.
+        // Start no further tasks. Half the range leaves room for the other threads' increments.
         state.next.store(usize::MAX / 2, Ordering::Relaxed);
         lock(&state.panic).get_or_insert(payload);
     }
 }
 
-fn wait_until_left(state: &PoolState) {
+fn wait_for_workers(state: &PoolState) {
     let left = || state.word.load(Ordering::SeqCst) & JOINED == 0;
     for _ in 0..SPINS {
         if left() {
@@ -218,11 +225,12 @@ fn wait_until_left(state: &PoolState) {
     state.caller_sleeps.store(0, Ordering::SeqCst);
 }
 
-fn work(state: &PoolState, thread: usize) {
+fn worker_loop(state: &PoolState, thread: usize) {
     let mut seen = 0;
     while let Some(generation) = join(state, seen) {
         seen = generation;
-        // SAFETY: this worker joined the open job, so the caller does not touch `job` until it has left.
+        // SAFETY: this worker joined the open job, so the caller does not touch `job` until it has
+        // left.
         if let Some(job) = unsafe { *state.job.get() } {
             let start = state.recording.load(Ordering::Relaxed).then(Instant::now);
             take_tasks(state, job, thread);
@@ -279,12 +287,12 @@ pub struct Shared<'a, T> {
     owner: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a `Shared` gives out `&mut [T]` pieces to several threads, which amounts to sending `T`; the caller of
-// `piece` keeps them disjoint.
+// SAFETY: a `Shared` hands out `&mut [T]` pieces to several threads, which amounts to sending `T`;
+// the caller of `piece` keeps them disjoint.
 unsafe impl<T: Send> Sync for Shared<'_, T> {}
 
 impl<'a, T> Shared<'a, T> {
-    /// Borrows the slice for as long as pieces are given out.
+    /// Borrows the slice for as long as pieces are in use.
     pub fn new(slice: &'a mut [T]) -> Shared<'a, T> {
         Shared { start: slice.as_mut_ptr(), len: slice.len(), owner: PhantomData }
     }
@@ -303,7 +311,8 @@ impl<'a, T> Shared<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 
-    /// Start of the slice, for kernels that address it by strides. Every use must justify bounds and disjointness.
+    /// Start of the slice, for kernels with strided access. Every use must justify bounds and
+    /// disjointness.
     pub(crate) fn pointer(&self) -> *mut T {
         self.start
     }
@@ -344,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+    fn a_panic_reaches_the_caller_and_the_pool_survives() {
         for threads in [1, 3] {
             let pool = Pool::new(threads);
             for victim in 0..8 {

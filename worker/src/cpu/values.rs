@@ -2,23 +2,21 @@
 
 use super::element::{Element, Format, bf16, f16};
 
-/// Numbers of one of the formats.
+/// Elements of one of the formats.
 #[derive(Debug, Clone, Copy)]
 pub enum Values<'a> {
     F32(&'a [f32]),
-    /// 16 bits, with an exponent as wide as that of f32.
     Bf16(&'a [bf16]),
-    /// 16 bits, IEEE.
+    /// IEEE half precision.
     F16(&'a [f16]),
 }
 
-/// Numbers of one of the formats, for writing.
+/// Elements of one of the formats, for writing.
 #[derive(Debug)]
 pub enum ValuesMut<'a> {
     F32(&'a mut [f32]),
-    /// 16 bits, with an exponent as wide as that of f32.
     Bf16(&'a mut [bf16]),
-    /// 16 bits, IEEE.
+    /// IEEE half precision.
     F16(&'a mut [f16]),
 }
 
@@ -45,10 +43,10 @@ macro_rules! with_format {
 pub use with_format;
 
 impl<'a> Values<'a> {
-    /// The numbers as a slice of the given type.
+    /// The elements as a slice of the given type.
     ///
     /// # Panics
-    /// If the format is another one.
+    /// If the format differs.
     pub fn of<E: Element>(self) -> &'a [E] {
         assert_eq!(self.format(), E::FORMAT, "format of a tensor");
         match self {
@@ -58,7 +56,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// A part of the numbers.
+    /// A range of the elements.
     pub fn part(self, range: std::ops::Range<usize>) -> Values<'a> {
         match self {
             Values::F32(x) => Values::F32(&x[range]),
@@ -87,7 +85,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// For reading only.
+    /// Read only.
     pub(crate) fn pointer(&self) -> Pointer {
         let start = match self {
             Values::F32(x) => x.as_ptr().cast::<u8>(),
@@ -99,10 +97,10 @@ impl<'a> Values<'a> {
 }
 
 impl ValuesMut<'_> {
-    /// The numbers as a slice of the given type.
+    /// The elements as a slice of the given type.
     ///
     /// # Panics
-    /// If the format is another one.
+    /// If the format differs.
     pub fn of<E: Element>(&mut self) -> &mut [E] {
         assert_eq!(self.format(), E::FORMAT, "format of a tensor");
         match self {
@@ -112,7 +110,7 @@ impl ValuesMut<'_> {
         }
     }
 
-    /// The same with a shorter lifetime.
+    /// Reborrows with a shorter lifetime.
     pub fn reborrow(&mut self) -> ValuesMut<'_> {
         match self {
             ValuesMut::F32(x) => ValuesMut::F32(x),
@@ -121,7 +119,7 @@ impl ValuesMut<'_> {
         }
     }
 
-    /// For reading only.
+    /// Read only.
     pub fn shared(&self) -> Values<'_> {
         match self {
             ValuesMut::F32(x) => Values::F32(x),
@@ -192,7 +190,8 @@ macro_rules! from_slices {
 }
 from_slices!(F32: f32, Bf16: bf16, F16: f16);
 
-/// Start and format of numbers, for kernels whose callers check bounds once and that then use strides.
+/// Start and format of elements, for kernels whose callers check bounds once and that then use
+/// strides.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pointer {
     start: *mut u8,
@@ -200,17 +199,17 @@ pub(crate) struct Pointer {
 }
 
 impl Pointer {
-    /// A pointer that came from a `*const` may only be read.
+    /// A pointer created from a `*const` must only be read.
     pub fn new<T: Element>(start: *const T) -> Pointer {
         Pointer { start: start.cast_mut().cast(), format: T::FORMAT }
     }
 
-    /// The pointer `index` numbers further on.
+    /// The pointer advanced by `index` elements.
     pub fn at(self, index: usize) -> Pointer {
         Pointer { start: self.start.wrapping_add(index * self.format.size()), ..self }
     }
 
-    /// The address with the type of its format.
+    /// The address, typed by the format.
     pub fn cast<T: Element>(self) -> *mut T {
         debug_assert_eq!(T::FORMAT, self.format);
         self.start.cast()

@@ -1,10 +1,10 @@
-//! One array of numbers of a file.
+//! A numeric array in a file.
 
 use super::error::DataError;
 use safetensors::Dtype;
 use std::path::Path;
 
-/// Number types that are read.
+/// Supported element types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Type {
     U8,
@@ -22,7 +22,7 @@ impl Type {
     pub(super) const ALL: [Type; 9] =
         [Type::U8, Type::I8, Type::U16, Type::I16, Type::U32, Type::I32, Type::U64, Type::I64, Type::F32];
 
-    /// NumPy's name.
+    /// The NumPy name.
     pub(super) fn numpy(self) -> &'static str {
         match self {
             Type::U8 => "|u1",
@@ -52,7 +52,7 @@ impl Type {
         })
     }
 
-    /// All names for messages.
+    /// All names, for messages.
     pub(super) fn names(name: impl Fn(Type) -> &'static str) -> String {
         Type::ALL.map(name).join(", ")
     }
@@ -87,7 +87,7 @@ impl<'a> Array<'a> {
         }
     }
 
-    /// The integers of an array.
+    /// The elements of an integer array.
     pub(super) fn integers(&self) -> Box<dyn Iterator<Item = i128> + 'a> {
         macro_rules! numbers {
             ($type:ty) => {

@@ -10,10 +10,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use switchyard_worker_contract::config::ImageShape;
 
-/// Arrays of a format by name, with the file of each.
+/// Arrays of a file format by name, each with its file.
 type Arrays<'a> = BTreeMap<String, (PathBuf, Array<'a>)>;
 
-/// Prefix of the names of validation arrays.
+/// Name prefix of validation arrays.
 const VALIDATION: &str = "validation_";
 const NAMES: [&str; 3] = ["images", "features", "labels"];
 
@@ -83,7 +83,7 @@ fn safetensors<'a>(path: &Path, file: &'a [u8]) -> Result<Arrays<'a>, DataError>
     Ok(arrays)
 }
 
-/// The samples of one part.
+/// The samples of one split.
 enum Part {
     Images(ImageShape, Rows<u8>),
     Features(Rows<f32>),

@@ -1,11 +1,11 @@
 //! A micro-batch in host memory.
 
-use super::bad::Bad;
+use super::bad::BadSample;
 use super::task::Kind;
 use std::time::{Duration, Instant};
 use switchyard_worker_contract::config::SampleType;
 
-/// Elements of one sample in each vector of a [`Batch`].
+/// Elements per sample in each vector of a [`Batch`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Lengths {
     tokens: usize,
@@ -49,7 +49,7 @@ impl Lengths {
     }
 }
 
-/// The work of one reader thread on a batch.
+/// When a reader thread filled a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Making {
     /// Index of the reader thread.
@@ -65,31 +65,32 @@ impl Making {
     }
 }
 
-/// One micro-batch of one rank. Vectors that a kind of sample does not use are empty; lengths never change in a run.
+/// One micro-batch of one rank. Vectors that a sample kind does not use are empty; lengths are
+/// constant during a run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Batch {
-    /// The optimizer step that it belongs to, counted from 0.
+    /// Optimizer step, counted from 0.
     pub step: u64,
-    /// Its index within that step, below `merge`.
+    /// Index within the step, below `merge`.
     pub micro_batch: u32,
     /// `[samples, context]`
     pub tokens: Vec<u32>,
     /// Segment of each token, 0 or 1. `[samples, context]`
     pub segments: Vec<u8>,
-    /// Rows to predict, `sample * context + place`, ascending. `[samples, predictions]`
+    /// Rows to predict, `sample * context + position`, ascending. `[samples, predictions]`
     pub positions: Vec<u32>,
-    /// Bytes of images, `[samples, height, width, channels]`.
+    /// Image bytes, `[samples, height, width, channels]`.
     pub pixels: Vec<u8>,
     /// Features, `[samples, width]`; or normalised images, `[samples, height, width, channels]`.
     pub values: Vec<f32>,
-    /// For each predicted row the next or masked token; for each sample its class.
+    /// The next or masked token of each predicted row, or the class of each sample.
     pub targets: Vec<u32>,
     /// 1 if the second segment follows the first in the text, otherwise 0. `[samples]`
     pub next_sentence: Vec<u32>,
-    /// Which thread filled the batch, and when; `None` if no reader did.
+    /// Which thread filled the batch, and when; `None` outside a reader.
     pub making: Option<Making>,
-    /// Samples of this batch that cannot be read.
-    pub(super) bad: Vec<Bad>,
+    /// Unreadable samples of this batch.
+    pub(super) bad: Vec<BadSample>,
 }
 
 /// One sample's part of a batch.
@@ -105,7 +106,7 @@ pub(super) struct Row<'a> {
     pub next_sentence: &'a mut [u32],
 }
 
-/// Piece `index` of a vector of pieces of length `each`.
+/// Piece `index` of a vector cut into pieces of length `each`.
 fn piece<T>(all: &mut [T], index: usize, each: usize) -> &mut [T] {
     &mut all[index * each..(index + 1) * each]
 }

@@ -1,5 +1,5 @@
-//! CIFAR-10, binary version (<https://www.cs.toronto.edu/~kriz/cifar.html>): records of a class and 32x32 pixels, all
-//! red bytes first, then all green, then all blue.
+//! CIFAR-10, binary version (<https://www.cs.toronto.edu/~kriz/cifar.html>): records of a class and
+//! 32x32 pixels in planar order, red, green, blue.
 
 use super::error::DataError;
 use super::files;
@@ -13,7 +13,7 @@ const SIDE: usize = 32;
 const PLANE: usize = SIDE * SIDE;
 const RECORD: usize = 1 + 3 * PLANE;
 
-/// Reads the five training files and, if it exists, `test_batch.bin`.
+/// Reads the five training files and, if present, `test_batch.bin`.
 pub(super) fn load(root: &Path, limit: u64) -> Result<Loaded, DataError> {
     let train: Vec<PathBuf> = (1..=5).map(|number| root.join(format!("data_batch_{number}.bin"))).collect();
     let test = Some(root.join("test_batch.bin")).filter(|path| path.exists());

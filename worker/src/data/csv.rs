@@ -1,6 +1,6 @@
-//! Lines of numbers separated by commas; the last one is the class.
+//! Comma-separated numeric rows; the last column is the class.
 
-use super::bad::{Bad, BadSamples, Side};
+use super::bad::{BadSample, BadSamples, Side};
 use super::error::DataError;
 use super::files;
 use super::loaded::{Content, Loaded, Pair, check_shape};
@@ -8,7 +8,8 @@ use super::rows::{MAX_CLASSES, Rows};
 use std::path::Path;
 use switchyard_worker_contract::config::Csv;
 
-/// Reads the file. A line that is not a sample is skipped and counted, up to `max_bad`; empty lines do not count.
+/// Reads the file. A malformed line is skipped and counted, up to `max_bad`; empty lines are
+/// ignored.
 pub(super) fn load(csv: &Csv, max_bad: u64, limit: u64) -> Result<Loaded, DataError> {
     let path = files::absolute(Path::new(&csv.path));
     if let Some(shape) = &csv.image {
@@ -40,7 +41,7 @@ pub(super) fn load(csv: &Csv, max_bad: u64, limit: u64) -> Result<Loaded, DataEr
             }
             Err(what) => {
                 let what = format!("line {} of {}: {what}", index + 1, path.display());
-                bad.note(Side::Training, Bad { sample: index as u64, what })?;
+                bad.record(Side::Training, BadSample { sample: index as u64, what })?;
             }
         }
     }
@@ -61,7 +62,7 @@ pub(super) fn load(csv: &Csv, max_bad: u64, limit: u64) -> Result<Loaded, DataEr
     Ok(Loaded { content, classes: None, files: 1, bytes: file.len() as u64, bad: bad.count() })
 }
 
-/// Whether none of its fields is a number.
+/// Whether none of the fields is numeric.
 fn is_header(line: &[u8]) -> bool {
     line.split(|byte| *byte == b',').all(|field| number(field).is_none())
 }
@@ -71,16 +72,16 @@ fn number(field: &[u8]) -> Option<f64> {
 }
 
 struct Parser {
-    /// Numbers of a sample; without a configured shape, those of the first line.
+    /// Values per sample; without a configured shape, the first line determines it.
     width: Option<usize>,
-    /// For images: the largest value.
+    /// Largest value, for images.
     largest: Option<f64>,
-    /// Numbers of the last line.
+    /// Values of the last line.
     numbers: Vec<f32>,
 }
 
 impl Parser {
-    /// Reads a line into `numbers`; returns the class, or what is wrong.
+    /// Reads a line into `numbers`; returns the class, or the error text.
     fn sample(&mut self, line: &[u8]) -> Result<u32, String> {
         self.numbers.clear();
         let mut class = None;
@@ -93,7 +94,7 @@ impl Parser {
                     String::from_utf8_lossy(&field[..field.len().min(20)])
                 )
             })?;
-            // The last number is the class, and only the end of the line shows which one that is.
+            // The last value is the class, and only the end of the line shows which one that is.
             if let Some(before) = class.replace(value) {
                 if self.largest.is_some_and(|largest| !(0.0..=largest).contains(&before)) {
                     let largest = self.largest.unwrap_or_default();

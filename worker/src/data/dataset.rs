@@ -1,17 +1,17 @@
-//! The data of a run, opened and checked: everything that the formats have in common.
+//! The opened and validated data of a run, independent of the format.
 
-use super::bad::{Bad, BadSamples};
+use super::bad::{BadSample, BadSamples};
 use super::batch::{Batch, Lengths};
 use super::entropy::Entropies;
 use super::error::DataError;
+use super::images::Normalisation;
 use super::open::open;
-use super::part::{Draw, Part, SampleError, Scratch, Spread};
-use super::pictures::Normalisation;
+use super::part::{Draw, EpochSize, Part, SampleError, Scratch};
 use super::task::{Kind, Task};
 use switchyard_worker_contract::config::{Data, Reader};
 use switchyard_worker_contract::event::Item;
 
-/// Facts about the data.
+/// Statistics of the data.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Facts {
     /// The unit of throughput.
@@ -22,23 +22,24 @@ pub struct Facts {
     /// Tokens, images or rows.
     pub train_items: u64,
     pub validation_items: u64,
-    /// Files read, without empty ones.
+    /// Non-empty files.
     pub files: u64,
-    /// Files skipped because they are empty.
+    /// Empty files, which are skipped.
     pub empty_files: u64,
-    /// Samples skipped while the data were opened because they cannot be read.
+    /// Unreadable samples skipped while opening the data.
     pub bad_samples: u64,
-    /// Bytes of all files.
+    /// Total size of the files.
     pub bytes: u64,
-    /// Digest of both parts, 32 hexadecimal digits: two ranks with the same digest have the same samples.
+    /// Digest of both splits, 32 hexadecimal digits: ranks with the same digest have the same
+    /// samples.
     pub digest: String,
-    /// Bytes of memory that the data take, without batches.
+    /// Memory for the data in bytes, without batches.
     pub memory_bytes: u64,
-    /// Description of a sample, such as `128 tokens`.
+    /// Description of a sample, for example `128 tokens`.
     pub sample: String,
 }
 
-/// The data of a run, shared by threads and immutable.
+/// The data of a run, immutable and shared by threads.
 #[derive(Debug)]
 pub struct Dataset {
     kind: Kind,
@@ -51,14 +52,14 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Opens the source, checks everything that can be checked before the first step, and divides training from
-    /// validation. `seed` is for synthetic samples.
+    /// Opens the source, checks everything that can be checked before the first step, and splits
+    /// off validation data. `seed` is for synthetic samples.
     ///
     /// # Errors
     /// See [`DataError`]. [`super::Order::new`] checks whether there are enough samples for a step.
     pub fn open(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Dataset, DataError> {
         let opened = open(data, reader, task, seed)?;
-        let samples = |part: &dyn Part| part.spread().samples;
+        let samples = |part: &dyn Part| part.epoch_size().samples;
         let train_samples = samples(&*opened.train);
         let validation_samples = opened.validation.as_deref().map_or(0, samples);
         let (train_items, validation_items) = opened.items.unwrap_or((train_samples, validation_samples));
@@ -81,7 +82,7 @@ impl Dataset {
             lengths: Lengths::new(&opened.kind, reader.sample_type),
             kind: opened.kind,
             train: opened.train,
-            // A part with fewer tokens than a window is no part.
+            // A split with fewer tokens than a window is unusable.
             validation: opened.validation.filter(|part| samples(&**part) > 0),
             normalisation: opened.normalisation,
             facts,
@@ -89,7 +90,7 @@ impl Dataset {
         })
     }
 
-    /// What a sample is.
+    /// The sample kind.
     pub fn kind(&self) -> Kind {
         self.kind
     }
@@ -98,13 +99,15 @@ impl Dataset {
         &self.facts
     }
 
-    /// For images: how bytes become floats. With `sampleType: Float32` the reader has already converted them.
+    /// How image bytes become floats. With `sampleType: Float32` the reader has already converted
+    /// them.
     pub fn normalisation(&self) -> Option<&Normalisation> {
         self.normalisation.as_ref()
     }
 
-    /// Entropies of the validation tokens, or of the training tokens if there are none. `None` if the model does not
-    /// predict the next token, or the vocabulary is above 65,536. Reads all tokens.
+    /// Entropies of the validation tokens, or of the training tokens if there are none. `None` if
+    /// the model does not predict the next token, or the vocabulary exceeds 65,536. Reads all
+    /// tokens.
     ///
     /// # Errors
     /// The data can no longer be read.
@@ -112,31 +115,31 @@ impl Dataset {
         self.validation.as_ref().unwrap_or(&self.train).entropies()
     }
 
-    /// A counter for the bad samples of one rank's run.
+    /// A bad-sample counter for one rank's run.
     pub fn bad_samples(&self) -> BadSamples {
         BadSamples::new(self.max_bad_samples, self.facts.bad_samples)
     }
 
-    /// Bytes of memory of a batch of that many samples.
+    /// Batch memory in bytes for a number of samples.
     pub fn batch_bytes(&self, samples: u32) -> u64 {
         u64::from(samples) * self.lengths.bytes()
     }
 
-    /// An empty batch for that many samples.
+    /// An empty batch for a number of samples.
     pub(super) fn batch(&self, samples: u32) -> Batch {
         Batch::new(samples, &self.lengths)
     }
 
-    /// Number of training samples, with the slack of their windows.
-    pub(super) fn spread(&self) -> Spread {
-        self.train.spread()
+    /// Number of training samples, and the slack of their windows.
+    pub(super) fn epoch_size(&self) -> EpochSize {
+        self.train.epoch_size()
     }
 
     pub(super) fn validation_samples(&self) -> u64 {
         self.facts.validation_samples
     }
 
-    /// The error of a run whose steps need more training samples.
+    /// The error if a step needs more training samples than there are.
     pub(super) fn too_few(&self, samples: u64) -> DataError {
         let got = self.facts.train_items;
         match self.train.windows() {
@@ -148,7 +151,7 @@ impl Dataset {
         }
     }
 
-    /// Fills a batch with the training samples at these positions of the order that `draw` gives.
+    /// Fills a batch with the training samples at these positions of the order given by `draw`.
     pub(super) fn fill_training(
         &self,
         batch: &mut Batch,
@@ -171,13 +174,13 @@ impl Dataset {
         scratch: &mut Scratch,
     ) -> Result<(), DataError> {
         let Some(part) = &self.validation else { panic!("invariant: a set exists only with a validation part") };
-        // The same random numbers at every evaluation: they decide which tokens are masked.
+        // Use the same random numbers at every evaluation: they decide which tokens are masked.
         let draw = |sample| Draw { sample, offset: 0, key: super::random::mix(sample), augment: false };
         self.fill(&**part, batch, positions, draw, scratch, || false)
     }
 
-    /// A sample that cannot be read is replaced by the next one that can. If one batch alone meets more bad samples
-    /// than are allowed, it stays incomplete: the thread that counts them will refuse it.
+    /// Replaces an unreadable sample with the next readable one. If a single batch has more bad
+    /// samples than allowed, it stays incomplete, and the thread that counts them rejects it.
     fn fill(
         &self,
         part: &dyn Part,
@@ -189,7 +192,7 @@ impl Dataset {
     ) -> Result<(), DataError> {
         part.check()?;
         batch.bad.clear();
-        let samples = part.spread().samples;
+        let samples = part.epoch_size().samples;
         for (row, first) in positions.enumerate() {
             let mut tries = 0;
             loop {
@@ -200,14 +203,14 @@ impl Dataset {
                 match part.write(&draw, &mut batch.row(row, &self.lengths), scratch) {
                     Ok(()) => break,
                     Err(SampleError::Data(error)) => return Err(error),
-                    Err(SampleError::Bad(what)) => {
+                    Err(SampleError::Unreadable(what)) => {
                         tries += 1;
                         if tries == samples {
                             return Err(DataError::BadSamples { count: samples, limit: samples - 1, last: what });
                         }
                         let sample = draw.sample;
                         if batch.bad.iter().all(|bad| bad.sample != sample) {
-                            batch.bad.push(Bad { sample, what });
+                            batch.bad.push(BadSample { sample, what });
                         }
                         if batch.bad.len() as u64 > self.max_bad_samples {
                             return Ok(());
@@ -222,14 +225,14 @@ impl Dataset {
 
 #[cfg(test)]
 impl Dataset {
-    /// Features of one number from a part of a test.
+    /// Single-feature test data with one class.
     pub(super) fn of_part(train: Box<dyn Part>) -> Dataset {
         let kind = Kind::Features { width: 1, classes: 1 };
         let facts = Facts {
             item: Item::Samples,
-            train_samples: train.spread().samples,
+            train_samples: train.epoch_size().samples,
             validation_samples: 0,
-            train_items: train.spread().samples,
+            train_items: train.epoch_size().samples,
             validation_items: 0,
             files: 0,
             empty_files: 0,

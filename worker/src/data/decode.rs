@@ -1,4 +1,4 @@
-//! JPEG and PNG files to pixels of three bytes.
+//! Decodes JPEG and PNG files to RGB.
 
 use super::loaded;
 use png::{ColorType, Limits, Transformations};
@@ -10,9 +10,10 @@ use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
 
 const MAX_SIDE: usize = loaded::MAX_SIDE as usize;
-/// Most pixels of an image: 64 Mi, which is 192 MiB of RGB. Checked from the file's header, before memory is allocated.
+/// Maximum pixels per image: 64 Mi, 192 MiB as RGB. Checked against the header before allocating
+/// memory.
 const MAX_PIXELS: usize = 1 << 26;
-/// Bytes of a pixel of every decoded image.
+/// Bytes per pixel of every decoded image.
 pub(super) const CHANNELS: usize = 3;
 
 /// A decoded image.
@@ -24,12 +25,12 @@ pub(super) struct Decoded {
     pub pixels: Vec<u8>,
 }
 
-/// Decodes a file by its first bytes, whatever its name. Grey becomes equal red, green and blue; transparency is
-/// dropped, 16 bits become 8, a palette becomes its colours, and of an animation the first picture is taken. An
-/// orientation in the file's metadata is not applied, as in the usual loaders.
+/// Decodes a file by its magic number, whatever its name. Grey is expanded to RGB, alpha is
+/// dropped, 16-bit channels become 8-bit, palettes are expanded, and only the first frame of an
+/// animation is decoded. EXIF orientation is ignored, as in common loaders.
 ///
 /// # Errors
-/// What is wrong with the file, in words.
+/// The problem with the file, as text.
 pub(super) fn decode(file: &[u8]) -> Result<Decoded, String> {
     let by_content = || match file {
         [] => Err("is empty".to_owned()),
@@ -37,7 +38,8 @@ pub(super) fn decode(file: &[u8]) -> Result<Decoded, String> {
         [0x89, b'P', b'N', b'G', ..] => png(file),
         _ => Err("is neither JPEG nor PNG: wrong first bytes".to_owned()),
     };
-    // A decoder that panics on a file must not end the training; it holds nothing that could be left half changed.
+    // A decoder panic on a bad file must not end the training; there is no shared state that could
+    // be left inconsistent.
     catch_unwind(AssertUnwindSafe(by_content)).unwrap_or_else(|_| Err("made the decoder panic".to_owned()))
 }
 
@@ -65,24 +67,24 @@ fn jpeg(file: &[u8]) -> Result<Decoded, String> {
     if info.components > 3 {
         return Err(format!("is a JPEG of {} colours (CMYK): expected grey or RGB", info.components));
     }
-    // The decoder fills in what is missing, so the end is checked here.
-    if !reaches_its_end(file) {
+    // The decoder fills in missing data, so check for the end marker here.
+    if !has_end_marker(file) {
         return Err("is a JPEG that is cut off".to_owned());
     }
     let pixels = decoder.decode().map_err(wrong)?;
-    exact(Decoded { height, width, pixels })
+    check_length(Decoded { height, width, pixels })
 }
 
-/// Whether the picture of a JPEG is followed by the end marker. The marker cannot occur inside the picture, but it can
-/// before it: a preview is a JPEG of its own.
-fn reaches_its_end(file: &[u8]) -> bool {
+/// Whether the image data of a JPEG are followed by an end marker. The marker cannot occur inside
+/// the image data, but can occur before: an embedded thumbnail is itself a JPEG.
+fn has_end_marker(file: &[u8]) -> bool {
     let mut at = 2;
     while let Some(&[0xff, marker]) = file.get(at..at + 2) {
         let Some(&[high, low]) = file.get(at + 2..at + 4) else { return false };
         match marker {
-            // A filler byte.
+            // Fill byte.
             0xff => at += 1,
-            // Start of the picture.
+            // Start of scan.
             0xda => return file[at..].windows(2).any(|pair| pair == [0xff, 0xd9]),
             _ => at += 2 + usize::from(u16::from_be_bytes([high, low])),
         }
@@ -110,11 +112,11 @@ fn png(file: &[u8]) -> Result<Decoded, String> {
         ColorType::GrayscaleAlpha => bytes.chunks_exact(2).flat_map(|pixel| [pixel[0]; 3]).collect(),
         ColorType::Indexed => return Err("is a PNG whose palette cannot be expanded".to_owned()),
     };
-    exact(Decoded { height: frame.height as usize, width: frame.width as usize, pixels })
+    check_length(Decoded { height: frame.height as usize, width: frame.width as usize, pixels })
 }
 
-/// A decoder that returns another number of bytes than it announced is wrong about the size.
-fn exact(image: Decoded) -> Result<Decoded, String> {
+/// Checks that the decoder returned as many bytes as it announced.
+fn check_length(image: Decoded) -> Result<Decoded, String> {
     match image.height * image.width * CHANNELS {
         expected if expected == image.pixels.len() && expected > 0 => Ok(image),
         expected => Err(format!("decodes to {} bytes: expected {expected}", image.pixels.len())),

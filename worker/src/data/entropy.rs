@@ -1,26 +1,27 @@
-//! Reference values for a loss: what the best model without context, or with one token of context, can reach.
+//! Reference values for the loss: the best that a model with no context, or with one token of
+//! context, can reach.
 
 use super::error::DataError;
 use super::tokens::Tokens;
 
-/// Largest vocabulary for which tokens are counted.
+/// Largest vocabulary for token counts.
 const MAX_VOCABULARY: u32 = 1 << 16;
-/// Largest vocabulary for which pairs are counted: 8 MiB of counts.
+/// Largest vocabulary for pair counts: 8 MiB.
 const MAX_PAIRS: u32 = 1 << 10;
 /// Tokens read at a time.
 const PIECE: usize = 1 << 16;
 
-/// Entropies of the tokens in nats, as reference values for the loss of a model that predicts the next token.
+/// Token entropies in nats, as reference values for next-token loss.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Entropies {
-    /// Of a token: no model without context can do better.
+    /// Unigram entropy: the lower bound for a model without context.
     pub unigram: f64,
-    /// Of a token given the previous one; `None` for a large vocabulary.
+    /// Entropy given the previous token; `None` for a large vocabulary.
     pub bigram: Option<f64>,
 }
 
-/// Entropies of a run of tokens below `vocabulary`, in nats per token: the mean loss of the best model that knows only
-/// how often each token occurs, or how often it follows each other token. 0 if there is nothing to count.
+/// Unigram and bigram entropies of tokens below `vocabulary`, in nats per token. 0 if there is
+/// nothing to count.
 pub(super) fn of(tokens: &Tokens, vocabulary: u32) -> Result<Option<Entropies>, DataError> {
     if vocabulary > MAX_VOCABULARY {
         return Ok(None);
@@ -87,7 +88,7 @@ mod tests {
         for text in [b"".as_slice(), b"x", b"xxxxxxx"] {
             assert_close(text, 0.0, 0.0);
         }
-        // Longer than a piece, so that one pair spans two pieces.
+        // Longer than one chunk, so one pair spans two chunks.
         let uniform: Vec<u8> = (0..=255).cycle().take(2 * PIECE).collect();
         assert_close(&uniform, 256.0_f64.ln(), 0.0);
         let large = |vocabulary| of(&Tokens::Text(b"ab".to_vec()), vocabulary).expect("in memory");

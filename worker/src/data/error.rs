@@ -1,12 +1,12 @@
-//! What can be wrong with the data.
+//! Data errors.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why there are no samples. Every text names the field or the file, what was found and what was expected.
+/// A data error. Every message names the field or the file, what was found and what was expected.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// There is nothing at the path.
+    /// The path does not exist.
     #[error("spec.engine.data.path: nothing at {}: expected a file or a directory", path.display())]
     Missing {
         /// The absolute path.
@@ -18,14 +18,14 @@ pub enum DataError {
     /// A device, pipe, socket or dangling link where a file is expected.
     #[error("{field}: {} is {found}: expected {expected}", path.display())]
     NotAFile {
-        /// The field that leads to the file.
+        /// The field that refers to the file.
         field: &'static str,
         path: PathBuf,
         /// The kind of file found.
         found: &'static str,
         expected: &'static str,
     },
-    /// A file or directory that cannot be read.
+    /// A file or directory cannot be read.
     #[error("spec.engine.data.path: cannot read {} ({error}): expected a readable {kind}", path.display())]
     Unreadable {
         path: PathBuf,
@@ -36,22 +36,22 @@ pub enum DataError {
     /// An invalid glob pattern.
     #[error("{field}: pattern `{pattern}`: {reason}: expected for example `src/**/*.rs`")]
     Pattern {
-        /// The field with the index in the list.
+        /// The field, including the list index.
         field: String,
         pattern: String,
         reason: String,
     },
-    /// Patterns for a path that is a single file.
+    /// Patterns given, but the path is a single file.
     #[error("{field}: got patterns, but the path {} is a file: expected none, or a directory", path.display())]
     PatternsForFile { field: &'static str, path: PathBuf },
-    /// The patterns leave no file.
+    /// The patterns select no file.
     #[error(
         "spec.engine.data.include: none of the {seen} files in {} is matched by {include} and not by exclude \
          {exclude}: expected at least one", path.display()
     )]
     NothingMatches {
         path: PathBuf,
-        /// Files before the patterns were applied.
+        /// Files before applying the patterns.
         seen: u64,
         include: String,
         exclude: String,
@@ -59,39 +59,39 @@ pub enum DataError {
     /// Every file is empty.
     #[error("spec.engine.data.path: all {files} files of {} are empty: expected text", path.display())]
     AllEmpty { path: PathBuf, files: u64 },
-    /// More data than is kept in memory.
+    /// More data than the in-memory limit.
     #[error("spec.engine.data.path: {} holds {got} bytes: expected at most {limit}", path.display())]
     TooLarge {
         path: PathBuf,
-        /// Bytes found; the search stops once the limit is exceeded.
+        /// Bytes found; the scan stops once the limit is exceeded.
         got: u64,
         limit: u64,
     },
-    /// The share for validation is out of range.
+    /// The validation fraction is out of range.
     #[error("spec.engine.data.validationFraction: got {got}: expected 0 to 0.5")]
     Fraction { got: f64 },
-    /// A size of zero.
+    /// A size is zero.
     #[error("{field}: got 0: expected at least 1")]
     Zero { field: &'static str },
-    /// A value that cannot be used.
+    /// An invalid value.
     #[error("{field}: got {got}: expected {expected}")]
     Value { field: &'static str, got: String, expected: String },
-    /// The data are not what the model learns from.
+    /// The data do not suit the model.
     #[error("spec.engine.data.format: {format} holds {holds}: the model learns from {wants}: expected {expected}")]
     Mismatch {
         format: &'static str,
         holds: &'static str,
         wants: &'static str,
-        /// Formats that the model can use.
+        /// Formats suitable for the model.
         expected: &'static str,
     },
-    /// A file whose content does not match its format.
+    /// The content of a file does not match its format.
     #[error("spec.engine.data.path: {}: {found}: expected {expected}", path.display())]
     Format { path: PathBuf, found: String, expected: String },
-    /// A file that has changed since the run started.
+    /// A file has changed since the run started.
     #[error("spec.engine.data.path: {} has changed since the start ({what}): expected it to stay as it is", path.display())]
     Changed { path: PathBuf, what: String },
-    /// More samples than allowed cannot be read.
+    /// More unreadable samples than allowed.
     #[error(
         "spec.engine.reader.maxBadSamples: {count} samples cannot be read, the last of them {last}: expected at most \
          {limit}"
@@ -99,9 +99,9 @@ pub enum DataError {
     BadSamples {
         /// Unreadable samples so far.
         count: u64,
-        /// How many are allowed.
+        /// Allowed number.
         limit: u64,
-        /// The last one and what is wrong with it.
+        /// The last unreadable sample and the problem.
         last: String,
     },
     /// Not enough text for one step.
@@ -114,9 +114,9 @@ pub enum DataError {
         got: u64,
         /// Tokens needed.
         needed: u64,
-        /// Windows of one step on all ranks.
+        /// Windows per step over all ranks.
         windows: u64,
-        /// Tokens from one window to the next.
+        /// Tokens between the starts of neighbouring windows.
         stride: u64,
     },
     /// Not enough samples for one step.
@@ -127,10 +127,10 @@ pub enum DataError {
     TooFew {
         /// Samples available.
         got: u64,
-        /// Samples of one step on all ranks.
+        /// Samples per step over all ranks.
         needed: u64,
     },
-    /// Not enough for one training and one validation sample.
+    /// Not enough data for at least one training and one validation sample.
     #[error(
         "spec.engine.data.validationFraction: {got} {item} cannot be split so that training and validation get \
          {sample} each: expected more data, or a fraction of 0"
@@ -138,26 +138,26 @@ pub enum DataError {
     NoRoomForValidation {
         /// Tokens or samples available.
         got: u64,
-        /// What is counted: tokens or samples.
+        /// The unit counted: tokens or samples.
         item: &'static str,
-        /// What each side needs.
+        /// What each split needs.
         sample: String,
     },
-    /// A thread of the reader could not be started.
+    /// A reader thread could not be started.
     #[error("cannot start a thread of the reader: {0}")]
     Thread(io::Error),
-    /// A thread of the reader ended on its own, which is a bug.
+    /// A reader thread ended unexpectedly, which is a bug.
     #[error("a thread of the reader ended unexpectedly ({0}): expected it to run as long as the training")]
     ReaderEnded(String),
 }
 
 impl DataError {
-    /// A value of a field that cannot be used.
+    /// An invalid value of a field.
     pub(super) fn value(field: &'static str, got: impl ToString, expected: impl Into<String>) -> DataError {
         DataError::Value { field, got: got.to_string(), expected: expected.into() }
     }
 
-    /// A file whose content does not match its format.
+    /// The content of a file does not match its format.
     pub(super) fn format(path: &Path, found: impl Into<String>, expected: impl Into<String>) -> DataError {
         DataError::Format { path: path.to_owned(), found: found.into(), expected: expected.into() }
     }

@@ -15,25 +15,27 @@ use walkdir::{DirEntry, WalkDir};
 const PATH: &str = "spec.engine.data.path";
 const INCLUDE: &str = "spec.engine.data.include";
 const EXCLUDE: &str = "spec.engine.data.exclude";
-/// First bytes of a file `CACHEDIR.TAG` that marks its directory as one that can be regenerated
+/// Leading bytes of a `CACHEDIR.TAG` that marks its directory as a cache that can be regenerated
 /// (<https://bford.info/cachedir/>), such as cargo's `target`.
 const CACHE_SIGNATURE: &[u8] = b"Signature: 8a477f597d28d172789f06886806bc55";
 
-/// All bytes of all selected files.
+/// The concatenated bytes of all selected files.
 #[derive(Debug)]
 pub(super) struct Text {
-    /// The files, one after the other.
+    /// The files, concatenated.
     pub bytes: Vec<u8>,
-    /// Where each non-empty file ends in `bytes`.
+    /// End of each non-empty file in `bytes`.
     pub ends: Vec<usize>,
-    /// Files skipped because they are empty.
+    /// Empty files, which are skipped.
     pub empty_files: u64,
 }
 
-/// Reads the file, or all files of the directory that the patterns select, in the order of the bytes of their paths.
+/// Reads the file, or all files of the directory that the patterns select, in byte order of their
+/// paths.
 ///
-/// Hidden files and directories (names that start with `.`) and directories with a valid `CACHEDIR.TAG` are skipped,
-/// except for the path itself. Links to files are read; links to directories are not followed.
+/// Hidden files and directories (names that start with `.`) and directories with a valid
+/// `CACHEDIR.TAG` are skipped, except for the path itself. Links to files are read; links to
+/// directories are not followed.
 pub(super) fn read(data: &Files, limit: u64) -> Result<Text, DataError> {
     let root = absolute(Path::new(&data.path));
     let files = if kind(&root)?.is_file() {
@@ -56,7 +58,7 @@ pub(super) fn kind(root: &Path) -> Result<FileType, DataError> {
         Ok(kind) if kind.is_file() || kind.is_dir() => Ok(kind),
         Ok(kind) => {
             let expected = "a file or a directory";
-            Err(DataError::NotAFile { field: PATH, path: path(), found: name_of(kind), expected })
+            Err(DataError::NotAFile { field: PATH, path: path(), found: kind_name(kind), expected })
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(DataError::Missing { path: path() }),
         Err(error) => Err(DataError::Unreadable { path: path(), kind: "file or directory", error }),
@@ -72,7 +74,8 @@ pub(super) fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
         return Err(too_large(stamp.len));
     }
     let mut bytes = Vec::new();
-    // The length may have changed since, so it is only a hint, and a failed reservation is not an error yet.
+    // The length could have changed since, so it is only a hint, and a failed reservation is not
+    // yet an error.
     let _ = bytes.try_reserve_exact(stamp.len as usize);
     (&file).take(limit + 1).read_to_end(&mut bytes).map_err(|error| DataError::unreadable(path, error))?;
     stamp.check(path, &file)?;
@@ -82,7 +85,7 @@ pub(super) fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
     Ok(bytes)
 }
 
-/// What shows that a file was written to: its length and modification time.
+/// Length and modification time, to detect writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     pub len: u64,
@@ -90,7 +93,10 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    /// The stamp of an open file; an error if it is not a regular file.
+    /// The stamp of an open file.
+    ///
+    /// # Errors
+    /// The file is not a regular file.
     pub(super) fn of(path: &Path, file: &File) -> Result<Stamp, DataError> {
         Stamp::new(path, file.metadata())
     }
@@ -103,13 +109,13 @@ impl Stamp {
     fn new(path: &Path, metadata: io::Result<Metadata>) -> Result<Stamp, DataError> {
         let metadata = metadata.map_err(|error| DataError::unreadable(path, error))?;
         if !metadata.is_file() {
-            let found = name_of(metadata.file_type());
+            let found = kind_name(metadata.file_type());
             return Err(DataError::NotAFile { field: PATH, path: path.to_owned(), found, expected: "a file" });
         }
         Ok(Stamp { len: metadata.len(), modified: metadata.modified().ok() })
     }
 
-    /// An error if the open file now has another stamp.
+    /// Checks that the open file still has this stamp.
     pub(super) fn check(&self, path: &Path, file: &File) -> Result<(), DataError> {
         let now = Stamp::of(path, file)?;
         let what = match () {
@@ -121,13 +127,14 @@ impl Stamp {
     }
 }
 
-/// For messages: where a relative path leads depends on the working directory.
+/// Makes a path absolute for messages, because the meaning of a relative path depends on the
+/// working directory.
 pub(super) fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Name of the kind of something that is not a file.
-fn name_of(kind: FileType) -> &'static str {
+/// The name of a non-regular file type.
+fn kind_name(kind: FileType) -> &'static str {
     match kind {
         kind if kind.is_dir() => "a directory",
         kind if kind.is_char_device() => "a character device",
@@ -139,13 +146,13 @@ fn name_of(kind: FileType) -> &'static str {
     }
 }
 
-/// The compiled patterns. `*` and `?` do not match `/`; `**` does.
+/// Compiled patterns. `*` and `?` do not match `/`; `**` does.
 #[derive(Debug)]
 struct Patterns {
-    /// `None`: every file.
+    /// `None` selects every file.
     include: Option<GlobSet>,
     exclude: GlobSet,
-    /// Directories whose whole content is excluded: they are not even opened.
+    /// Directories whose whole content is excluded, so they are not even opened.
     pruned: GlobSet,
 }
 
@@ -190,7 +197,7 @@ fn compile(field: &str, patterns: &[String]) -> Result<GlobSet, DataError> {
     })
 }
 
-/// The selected files of a directory, in the order of the bytes of their paths.
+/// The selected files of a directory, in byte order of their paths.
 pub(super) fn find(root: &Path, data: &Files) -> Result<Vec<PathBuf>, DataError> {
     let patterns = Patterns::new(data)?;
     let relative = |path: &Path| path.strip_prefix(root).unwrap_or(path).to_owned();
@@ -223,7 +230,7 @@ pub(super) fn find(root: &Path, data: &Files) -> Result<Vec<PathBuf>, DataError>
         if !kind.is_file() {
             let field = if patterns.include.is_some() { INCLUDE } else { PATH };
             let expected = "files only: exclude it";
-            return Err(DataError::NotAFile { field, path: entry.into_path(), found: name_of(kind), expected });
+            return Err(DataError::NotAFile { field, path: entry.into_path(), found: kind_name(kind), expected });
         }
         files.push(entry.into_path());
     }
@@ -251,7 +258,7 @@ fn is_cache(directory: &Path) -> bool {
         .is_ok_and(|()| start == CACHE_SIGNATURE)
 }
 
-/// Opens for reading without blocking: what was a file a moment ago may be a pipe by now.
+/// Opens for reading without blocking: what was a file a moment ago can be a pipe by now.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     fs::OpenOptions::new().read(true).custom_flags(flags).open(path)
@@ -268,7 +275,8 @@ fn read_all(root: &Path, files: &[PathBuf], limit: u64) -> Result<Text, DataErro
         }
     }
     let mut text = Text { bytes: Vec::new(), ends: Vec::new(), empty_files: 0 };
-    // The length may have changed since, so it is only a hint, and a failed reservation is not an error yet.
+    // The length could have changed since, so it is only a hint, and a failed reservation is not
+    // yet an error.
     let _ = text.bytes.try_reserve_exact(usize::try_from(expected).unwrap_or(0));
     for path in files {
         let start = text.bytes.len();

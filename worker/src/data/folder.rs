@@ -1,10 +1,10 @@
-//! A directory with one directory of JPEG and PNG files per class, decoded when they are needed.
+//! A directory with one subdirectory of JPEG and PNG files per class, decoded on demand.
 
 use super::decode::{CHANNELS, decode};
 use super::error::DataError;
 use super::files::{self, Stamp};
+use super::images::Images;
 use super::part::{SampleError, Scratch};
-use super::pictures::Images;
 use super::scale::{Size, to_square};
 use super::split::{self, Block};
 use std::collections::BTreeSet;
@@ -14,12 +14,12 @@ use std::sync::Arc;
 use switchyard_worker_contract::config::Files;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-/// Leading bytes of a file that are hashed to choose its side.
+/// Leading bytes of a file that are hashed to choose its split.
 const HEAD: u64 = 64 << 10;
 const MAX_FILE: u64 = 256 << 20;
 const EXTENSIONS: [&str; 3] = ["jpg", "jpeg", "png"];
 
-/// The file of an image.
+/// An image file.
 #[derive(Debug, Clone)]
 struct File {
     /// Relative to the directory.
@@ -28,7 +28,7 @@ struct File {
     stamp: Stamp,
 }
 
-/// The images of one side.
+/// The images of one split.
 #[derive(Debug)]
 pub(super) struct Folder {
     root: Arc<Path>,
@@ -36,7 +36,7 @@ pub(super) struct Folder {
     files: Vec<File>,
 }
 
-/// Content of the directory.
+/// The listed directory.
 pub(super) struct Opened {
     pub train: Folder,
     pub validation: Option<Folder>,
@@ -47,8 +47,9 @@ pub(super) struct Opened {
     pub digest: Xxh3,
 }
 
-/// Lists the directory. The classes are the names of its directories in order, or those in `train` if that exists;
-/// `val` is then for validation. Only files with the extension of a JPEG or PNG count. Nothing is decoded yet.
+/// Lists the directory. The classes are the names of its subdirectories in order. If there is a
+/// `train` subdirectory, its subdirectories are the classes, and `val` is the validation split.
+/// Only files with a JPEG or PNG extension count. Decodes nothing yet.
 pub(super) fn open(data: &Files, side: u32, fraction: f64) -> Result<Opened, DataError> {
     let root = files::absolute(Path::new(&data.path));
     if !files::kind(&root)?.is_dir() {
@@ -70,7 +71,7 @@ pub(super) fn open(data: &Files, side: u32, fraction: f64) -> Result<Opened, Dat
         match part.as_deref() {
             None | Some("train") => paths.push((relative, class)),
             Some("val") => validation.push((relative, class)),
-            // Other parts, such as `test`, are not used.
+            // Ignore other splits, such as `test`.
             Some(_) => {}
         }
     }
@@ -98,7 +99,7 @@ fn is_image(path: &Path) -> bool {
     EXTENSIONS.iter().any(|known| extension.eq_ignore_ascii_case(known))
 }
 
-/// The part (if the directory has parts) and the class of a path.
+/// The split (if the directory has splits) and the class of a path.
 fn place(relative: &Path, parted: bool) -> Option<(Option<String>, String)> {
     let mut names = relative.parent()?.components().filter_map(|component| match component {
         Component::Normal(name) => Some(name.to_string_lossy().into_owned()),
@@ -108,7 +109,7 @@ fn place(relative: &Path, parted: bool) -> Option<(Option<String>, String)> {
     Some((part, names.next()?))
 }
 
-/// What is collected while the files are listed.
+/// State collected while listing the files.
 struct Listing {
     root: Arc<Path>,
     /// Class names, in order.
@@ -119,7 +120,7 @@ struct Listing {
 }
 
 impl Listing {
-    /// The files that are not empty.
+    /// The non-empty files.
     fn files(&mut self, paths: Vec<(PathBuf, String)>) -> Result<Vec<File>, DataError> {
         let mut files = Vec::with_capacity(paths.len());
         self.digest.update(&(paths.len() as u64).to_le_bytes());
@@ -134,8 +135,8 @@ impl Listing {
                 continue;
             }
             self.bytes += stamp.len;
-            // Reading all images would take as long as an epoch, so the digest covers names and lengths only: another
-            // copy of the data differs in its lengths.
+            // Reading all images would take as long as an epoch, so the digest covers only names
+            // and lengths: a different copy of the data almost always differs in some length.
             self.digest.update(path.as_os_str().as_encoded_bytes());
             self.digest.update(&stamp.len.to_le_bytes());
             files.push(File { path: path.into_boxed_path(), class: class as u32, stamp });
@@ -143,7 +144,7 @@ impl Listing {
         Ok(files)
     }
 
-    /// Divides the files by a hash of their first bytes and their length.
+    /// Splits the files by a hash of their first bytes and length.
     fn divide(&mut self, files: Vec<File>, fraction: f64) -> Result<(Vec<File>, Vec<File>), DataError> {
         let mut blocks = Vec::with_capacity(files.len());
         let mut head = Vec::new();
@@ -175,18 +176,18 @@ impl Folder {
     /// Reads a file into `bytes`.
     fn read(&self, path: &Path, stamp: &Stamp, bytes: &mut Vec<u8>) -> Result<(), SampleError> {
         if stamp.len > MAX_FILE {
-            return Err(SampleError::Bad(format!("has {} bytes: expected at most {MAX_FILE}", stamp.len)));
+            return Err(SampleError::Unreadable(format!("has {} bytes: expected at most {MAX_FILE}", stamp.len)));
         }
         let file = files::open(path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => {
                 SampleError::Data(DataError::Changed { path: path.to_owned(), what: "it is gone".to_owned() })
             }
-            _ => SampleError::Bad(format!("cannot be opened ({error})")),
+            _ => SampleError::Unreadable(format!("cannot be opened ({error})")),
         })?;
         stamp.check(path, &file)?;
         bytes.clear();
         let read = (&file).take(stamp.len).read_to_end(bytes);
-        read.map_err(|error| SampleError::Bad(format!("cannot be read ({error})")))?;
+        read.map_err(|error| SampleError::Unreadable(format!("cannot be read ({error})")))?;
         stamp.check(path, &file)?;
         Ok(())
     }
@@ -201,11 +202,11 @@ impl Images for Folder {
         let File { path, class, stamp } = &self.files[sample as usize];
         let path = self.root.join(path);
         let named = |fault| match fault {
-            SampleError::Bad(what) => SampleError::Bad(format!("{} {what}", path.display())),
+            SampleError::Unreadable(what) => SampleError::Unreadable(format!("{} {what}", path.display())),
             SampleError::Data(error) => SampleError::Data(error),
         };
         self.read(&path, stamp, &mut scratch.bytes).map_err(named)?;
-        let image = decode(&scratch.bytes).map_err(|what| named(SampleError::Bad(what)))?;
+        let image = decode(&scratch.bytes).map_err(|what| named(SampleError::Unreadable(what)))?;
         let side = self.side as usize;
         scratch.pixels.resize(side * side * CHANNELS, 0);
         let size = Size { height: image.height, width: image.width, channels: CHANNELS };

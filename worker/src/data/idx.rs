@@ -1,4 +1,4 @@
-//! IDX, the format of MNIST (<http://yann.lecun.com/exdb/mnist/>): big-endian sizes, then bytes.
+//! IDX, the MNIST format (<http://yann.lecun.com/exdb/mnist/>): big-endian sizes, then bytes.
 
 use super::error::DataError;
 use super::files;
@@ -7,11 +7,11 @@ use super::rows::Rows;
 use std::path::{Path, PathBuf};
 use switchyard_worker_contract::config::ImageShape;
 
-/// Two zeros, `8` for bytes, the number of sizes that follow.
+/// Magic number: two zeros, `8` for bytes, the number of dimensions.
 const IMAGES: u32 = 0x0803;
 const LABELS: u32 = 0x0801;
 
-/// Reads the images and labels of `train`, and those of `t10k` if they exist.
+/// Reads the images and labels of `train`, and of `t10k` if present.
 pub(super) fn load(root: &Path, limit: u64) -> Result<Loaded, DataError> {
     let mut bytes = 0;
     let mut part = |name: &str| -> Result<(ImageShape, Rows<u8>), DataError> {
@@ -49,7 +49,7 @@ pub(super) fn load(root: &Path, limit: u64) -> Result<Loaded, DataError> {
     Ok(Loaded { content: Content::Images(shape, Pair { train, validation }), classes: None, files, bytes, bad: 0 })
 }
 
-/// The file with the usual name; some copies have a dot where others have a dash.
+/// The file with the usual name; some copies have a dot in place of a dash.
 fn find(root: &Path, part: &str, what: &str, sizes: u32) -> PathBuf {
     let usual = root.join(format!("{part}-{what}-idx{sizes}-ubyte"));
     let other = root.join(format!("{part}-{what}.idx{sizes}-ubyte"));
@@ -65,7 +65,7 @@ fn read(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
     files::read_file(path, limit)
 }
 
-/// The sizes and the bytes after them.
+/// The dimensions, and the data after them.
 fn parse<'a, const SIZES: usize>(
     path: &Path,
     file: &'a [u8],

@@ -1,11 +1,11 @@
-//! Content of array files, before it becomes samples.
+//! Contents of array files, before they become samples.
 
 use super::error::DataError;
 use super::rows::{MAX_CLASSES, Rows};
 use std::path::Path;
 use switchyard_worker_contract::config::ImageShape;
 
-/// Largest side of an image in pixels.
+/// Maximum image height and width in pixels.
 pub(super) const MAX_SIDE: u32 = 1 << 14;
 
 /// Samples, with or without a separate validation part.
@@ -15,23 +15,23 @@ pub(super) struct Pair<T> {
     pub validation: Option<Rows<T>>,
 }
 
-/// Content of the files.
+/// Samples by kind.
 #[derive(Debug, PartialEq)]
 pub(super) enum Content {
     Images(ImageShape, Pair<u8>),
     Features(Pair<f32>),
 }
 
-/// Everything that was read.
+/// The contents of array files.
 #[derive(Debug, PartialEq)]
 pub(super) struct Loaded {
     pub content: Content,
-    /// The number that the format states; otherwise one more than the largest class.
+    /// The number of classes that the format defines; otherwise one more than the largest label.
     pub classes: Option<u32>,
     pub files: u64,
-    /// Bytes of the files.
+    /// Total file size.
     pub bytes: u64,
-    /// Samples skipped because they cannot be read.
+    /// Unreadable samples, which are skipped.
     pub bad: u64,
 }
 
@@ -43,18 +43,18 @@ pub(super) fn label(path: &Path, sample: usize, label: i128, classes: u32) -> Re
     })
 }
 
-/// A label of a format that does not state the number of classes.
+/// Checks a label in a format that does not define the number of classes.
 pub(super) fn any_label(path: &Path, sample: usize, number: i128) -> Result<u32, DataError> {
     label(path, sample, number, MAX_CLASSES)
 }
 
-/// The shape of an image whose sides are within the limits.
+/// The shape of an image, if its sides are within the limits.
 pub(super) fn image_shape(height: usize, width: usize, channels: usize) -> Option<ImageShape> {
     let fits = |side: usize| u32::try_from(side).ok().filter(|side| (1..=MAX_SIDE).contains(side));
     Some(ImageShape { height: fits(height)?, width: fits(width)?, channels: channels as u32 })
 }
 
-/// Checks the sizes of the source, and the size that the images are scaled to (0: none).
+/// Checks the shape of the source, and the size that images are scaled to (0: no scaling).
 pub(super) fn check_shape(shape: &ImageShape, size: u32) -> Result<(), DataError> {
     if size > MAX_SIDE {
         return Err(DataError::value("spec.engine.data.images.size", size, format!("at most {MAX_SIDE}")));

@@ -1,14 +1,14 @@
-//! Samples: files in, micro-batches out.
+//! Data loading: files in, micro-batches out.
 //!
 //! ```text
-//! open: the files of a format -> Dataset: one part for training and one for validation, by content
-//!          Order: (seed, step, rank, micro-batch) -> which samples, and their random numbers
+//! open: the files of a format -> Dataset: a training and a validation split, by content
+//!          Order: (seed, step, rank, micro-batch) -> sample indices and their random numbers
 //!          Prefetcher: threads that fill the next micro-batches while the current one is in use
 //! ```
 //!
-//! Everything is a function of the files, the configuration and the step: two ranks, or two runs, that read the same
-//! files see the same samples, however many threads read, and a run resumes at any step without state to restore. There
-//! is no cache on disk and no tokenizer here.
+//! Everything is a function of the files, the configuration and the step: ranks or runs that read
+//! the same files see the same samples for any number of reader threads, and a run resumes at any
+//! step without state to restore. There is no on-disk cache and no tokenizer.
 #![forbid(unsafe_code)]
 
 mod array;
@@ -24,6 +24,7 @@ mod error;
 mod files;
 mod folder;
 mod idx;
+mod images;
 mod loaded;
 mod npy;
 mod open;
@@ -31,7 +32,6 @@ mod order;
 mod part;
 mod permutation;
 mod phrases;
-mod pictures;
 mod prefetch;
 mod random;
 mod rows;
@@ -50,9 +50,9 @@ pub use batch::{Batch, Making};
 pub use dataset::{Dataset, Facts};
 pub use entropy::Entropies;
 pub use error::DataError;
+pub use images::Normalisation;
 pub use open::MAX_BYTES;
 pub use order::{Order, StepShape};
-pub use pictures::Normalisation;
 pub use prefetch::Prefetcher;
 pub use task::{Kind, Masking, Task};
 pub use validation::ValidationSet;

@@ -1,4 +1,5 @@
-//! NumPy's format for one array (<https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>).
+//! The NumPy array format
+//! (<https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>).
 
 use super::array::{Array, Type};
 use super::error::DataError;

@@ -1,12 +1,12 @@
-//! Opening each source.
+//! Opens each source.
 
 use super::error::DataError;
+use super::images::{AugmentedImages, Images, Normalisation};
 use super::loaded::{Content, Loaded, Pair, check_shape};
 use super::part::Part;
-use super::phrases::MadeTokens;
-use super::pictures::{Images, Normalisation, Pictures};
+use super::phrases::SyntheticTokens;
 use super::rows::{MAX_CLASSES, Rows};
-use super::synthetic::{FEATURES, MadeFeatures, MadeImages};
+use super::synthetic::{FEATURES, SyntheticFeatures, SyntheticImages};
 use super::task::{Kind, Masking, Task, WindowKind};
 use super::text::Corpus;
 use super::tokens::Tokens;
@@ -16,26 +16,26 @@ use std::path::{Path, PathBuf};
 use switchyard_worker_contract::config::{self, Data, ImageShape, Reader, Source, Synthetic};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Most bytes of data that are kept in memory: 4 GiB. Every rank keeps all of them. Token files and image folders are
-/// read on demand instead.
+/// In-memory limit: 4 GiB, all of it in every rank. Token files and image folders are read on
+/// demand instead.
 pub const MAX_BYTES: u64 = 4 << 30;
-/// Most synthetic samples.
+/// Maximum number of synthetic samples.
 const MAX_SYNTHETIC: u64 = 1 << 40;
-/// Changes the seed, so that synthetic validation samples differ from training samples.
+/// Mixed into the seed, so that synthetic validation samples differ from training samples.
 const VALIDATION: u64 = 0x5851_f42d_4c95_7f2d;
-/// Number of byte values.
+/// Number of distinct bytes: the vocabulary of text.
 const BYTES: u32 = 256;
 
-/// What a source provides.
+/// An opened source.
 pub(super) struct Opened {
     pub kind: Kind,
     pub train: Box<dyn Part>,
     pub validation: Option<Box<dyn Part>>,
-    /// Training and validation items, if they are not the samples.
+    /// Training and validation items, if they differ from the samples.
     pub items: Option<(u64, u64)>,
     pub files: u64,
     pub empty_files: u64,
-    /// Samples skipped because they cannot be read.
+    /// Unreadable samples, which are skipped.
     pub bad: u64,
     pub bytes: u64,
     pub digest: Xxh3,
@@ -60,7 +60,7 @@ pub(super) fn open(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Resu
     }
 }
 
-/// The error of a source that does not hold what the model wants.
+/// The error for a source that does not suit the model.
 fn mismatch(source: &Source, task: &Task) -> DataError {
     let (format, holds) = match source {
         Source::Text(_) => ("Text", "tokens"),
@@ -115,9 +115,9 @@ fn tokens(data: &Data, shape: WindowKind, vocabulary: u32, task: &Task, seed: u6
             digest = opened.digest;
             (files, empty_files, bytes) = (opened.files, 0, opened.bytes);
         }
-        Source::Synthetic(made) => {
-            let (samples, for_validation) = synthetic(made, data, seed, &mut digest)?;
-            let make = |seed, samples| Tokens::Made(MadeTokens::new(seed, vocabulary, shape.needed(samples)));
+        Source::Synthetic(source) => {
+            let (samples, for_validation) = synthetic_counts(source, data, seed, &mut digest)?;
+            let make = |seed, samples| Tokens::Synthetic(SyntheticTokens::new(seed, vocabulary, shape.needed(samples)));
             train = make(seed, samples);
             validation = (for_validation > 0).then(|| make(seed ^ VALIDATION, for_validation));
             (files, empty_files, bytes) = (0, 0, 0);
@@ -143,22 +143,22 @@ fn tokens(data: &Data, shape: WindowKind, vocabulary: u32, task: &Task, seed: u6
 }
 
 /// Synthetic training and validation tokens.
-fn synthetic(made: &Synthetic, data: &Data, seed: u64, digest: &mut Xxh3) -> Result<(u64, u64), DataError> {
-    if made.samples == 0 || made.samples > MAX_SYNTHETIC {
+fn synthetic_counts(source: &Synthetic, data: &Data, seed: u64, digest: &mut Xxh3) -> Result<(u64, u64), DataError> {
+    if source.samples == 0 || source.samples > MAX_SYNTHETIC {
         let expected = format!("1 to {MAX_SYNTHETIC}");
-        return Err(DataError::value("spec.engine.data.samples", made.samples, expected));
+        return Err(DataError::value("spec.engine.data.samples", source.samples, expected));
     }
-    digest.update(format!("{made:?} {} {seed}", data.validation_fraction).as_bytes());
-    Ok((made.samples, (made.samples as f64 * data.validation_fraction).round() as u64))
+    digest.update(format!("{source:?} {} {seed}", data.validation_fraction).as_bytes());
+    Ok((source.samples, (source.samples as f64 * data.validation_fraction).round() as u64))
 }
 
 fn classes(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Opened, DataError> {
     let path = |path: &str| -> PathBuf { files::absolute(Path::new(path)) };
-    // For formats that are a directory this is not needed: the error names the first missing file.
-    let there = |path: PathBuf| files::kind(&path).map(|_| path);
+    // Not needed for formats that are a directory: their error names the first missing file.
+    let existing = |path: PathBuf| files::kind(&path).map(|_| path);
     let loaded = match &data.source {
-        Source::Cifar10(files) => cifar::load(&there(path(&files.path))?, MAX_BYTES)?,
-        Source::Idx(files) => idx::load(&there(path(&files.path))?, MAX_BYTES)?,
+        Source::Cifar10(files) => cifar::load(&existing(path(&files.path))?, MAX_BYTES)?,
+        Source::Idx(files) => idx::load(&existing(path(&files.path))?, MAX_BYTES)?,
         Source::Csv(file) => csv::load(file, reader.max_bad_samples, MAX_BYTES)?,
         Source::SafeTensors(files) => arrays::load(&path(&files.path), MAX_BYTES)?,
         Source::ImageFolder(files) => {
@@ -166,11 +166,11 @@ fn classes(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Opene
             let side = data.images.size;
             let shape = ImageShape { height: side, width: side, channels: decode::CHANNELS as u32 };
             check_shape(&shape, side)?;
-            let picture = |folder| -> Result<Box<dyn Part>, DataError> { images(folder, shape, data, reader) };
+            let into_part = |folder| -> Result<Box<dyn Part>, DataError> { images(folder, shape, data, reader) };
             return Ok(Opened {
                 kind: image_kind(&shape, opened.classes),
-                train: picture(opened.train)?,
-                validation: opened.validation.map(picture).transpose()?,
+                train: into_part(opened.train)?,
+                validation: opened.validation.map(into_part).transpose()?,
                 items: None,
                 files: opened.files,
                 empty_files: opened.empty_files,
@@ -180,13 +180,13 @@ fn classes(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Opene
                 normalisation: Some(Normalisation::new(&data.images, shape.channels)?),
             });
         }
-        Source::Synthetic(made) => return made_up(made, data, reader, seed),
+        Source::Synthetic(source) => return synthetic_samples(source, data, reader, seed),
         other => return Err(mismatch(other, task)),
     };
     in_memory(loaded, data, reader)
 }
 
-/// Samples of files that were read completely.
+/// Samples of fully loaded files.
 fn in_memory(loaded: Loaded, data: &Data, reader: &Reader) -> Result<Opened, DataError> {
     let Loaded { content, classes, files, bytes, bad } = loaded;
     let mut digest = Xxh3::new();
@@ -218,7 +218,7 @@ fn in_memory(loaded: Loaded, data: &Data, reader: &Reader) -> Result<Opened, Dat
     Ok(Opened { kind, train, validation, items: None, files, empty_files: 0, bad, bytes, digest, normalisation })
 }
 
-/// Training and validation: the source's own parts, or its samples divided.
+/// Training and validation rows: the source's own splits, or its samples divided.
 fn sides<T: bytemuck::Pod>(
     pair: Pair<T>,
     fraction: f64,
@@ -250,30 +250,30 @@ fn images(
     data: &Data,
     reader: &Reader,
 ) -> Result<Box<dyn Part>, DataError> {
-    Ok(Box::new(Pictures::new(Box::new(images), shape, &data.images, reader.sample_type)?))
+    Ok(Box::new(AugmentedImages::new(Box::new(images), shape, &data.images, reader.sample_type)?))
 }
 
 /// Synthetic images or features.
-fn made_up(made: &Synthetic, data: &Data, reader: &Reader, seed: u64) -> Result<Opened, DataError> {
-    if made.classes == 0 || made.classes > MAX_CLASSES {
+fn synthetic_samples(source: &Synthetic, data: &Data, reader: &Reader, seed: u64) -> Result<Opened, DataError> {
+    if source.classes == 0 || source.classes > MAX_CLASSES {
         let expected = format!("1 to {MAX_CLASSES}");
-        return Err(DataError::value("spec.engine.data.classes", made.classes, expected));
+        return Err(DataError::value("spec.engine.data.classes", source.classes, expected));
     }
     let mut digest = Xxh3::new();
-    let (samples, for_validation) = synthetic(made, data, seed, &mut digest)?;
-    let classes = made.classes;
+    let (samples, for_validation) = synthetic_counts(source, data, seed, &mut digest)?;
+    let classes = source.classes;
     let side = data.images.size;
-    let shape = made.image.map(|shape| match side {
+    let shape = source.image.map(|shape| match side {
         0 => shape,
         side => ImageShape { height: side, width: side, ..shape },
     });
-    // No augmentation: they are random already, and must cost nothing.
+    // No augmentation: synthetic images are random already, and must cost nothing.
     let plain = config::Images { crop_padding: 0, flip: false, ..data.images.clone() };
     let plain = Data { images: plain, ..data.clone() };
     let make = |seed, samples| -> Result<Box<dyn Part>, DataError> {
         match shape {
-            Some(shape) => images(MadeImages::new(seed, samples, shape, classes), shape, &plain, reader),
-            None => Ok(Box::new(MadeFeatures { seed, samples, classes })),
+            Some(shape) => images(SyntheticImages::new(seed, samples, shape, classes), shape, &plain, reader),
+            None => Ok(Box::new(SyntheticFeatures { seed, samples, classes })),
         }
     };
     let (kind, normalisation) = match shape {

@@ -1,6 +1,6 @@
-//! Which samples a rank trains on at a step: a pure function.
+//! The samples of a rank at a step, as a pure function.
 //!
-//! An epoch puts the `N` samples in its own order:
+//! An epoch permutes the `N` samples:
 //!
 //! ```text
 //! samples in order   s0 s1 s2 s3 s4 s5 s6 s7 | s8 ...          G = world x batch x merge = 8
@@ -9,44 +9,44 @@
 //! micro-batch        `-0-' `-1-' `-0-' `-1-'                   batch = 2 each
 //! ```
 //!
-//! So the samples of a step depend only on `G`, not on how it is divided: two ranks with batch 2 and merge 2, one rank
-//! with batch 8, and eight ranks with batch 1 see the same samples. The remainder of an epoch, less than a step, is
-//! skipped; which samples these are changes from epoch to epoch. The samples of a text are windows; in each epoch all
-//! of them start a few tokens later than in another one.
+//! The samples of a step depend only on `G`, not on how it is divided: two ranks with batch 2 and
+//! merge 2, one rank with batch 8, and eight ranks with batch 1 see the same samples. The remainder
+//! of an epoch, less than a step, is skipped; it consists of different samples in every epoch. Text
+//! samples are windows; each epoch shifts all of them by a few tokens.
 
 use super::dataset::Dataset;
 use super::error::DataError;
-use super::part::{Draw, Spread};
+use super::part::{Draw, EpochSize};
 use super::permutation::Permutation;
 use super::random::mix;
 use std::ops::Range;
 
-/// How a step is divided.
+/// How the samples of a step are divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepShape {
-    /// Samples per micro-batch of one rank.
+    /// Samples per micro-batch and rank.
     pub batch_size: u32,
-    /// Micro-batches per step of one rank.
+    /// Micro-batches per step and rank.
     pub merge: u32,
     pub world: u32,
 }
 
-/// The order of the samples of all steps.
+/// The sample order of all steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Order {
     shape: StepShape,
     seed: u64,
-    spread: Spread,
+    epoch_size: EpochSize,
     origin: Origin,
 }
 
-/// A step whose position among the samples is known; the steps after it take the next samples. A run that resumes with
-/// another number of ranks has an origin that is not a multiple of its steps.
+/// A step with a known sample position; later steps take the following samples. A run that resumes
+/// with a different world size has an origin that is not a multiple of its steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Origin {
     step: u64,
     epoch: u64,
-    /// Samples of the epoch that are done.
+    /// Samples of the epoch already consumed.
     position: u64,
 }
 
@@ -56,14 +56,14 @@ impl Order {
     /// # Errors
     /// A size is 0, or there are too few samples for one step.
     pub fn new(dataset: &Dataset, shape: StepShape, seed: u64) -> Result<Self, DataError> {
-        let order = Order::over(dataset.spread(), shape, seed)?;
+        let order = Order::over(dataset.epoch_size(), shape, seed)?;
         match order.samples_per_step() {
-            needed if order.spread.samples < needed => Err(dataset.too_few(needed)),
+            needed if order.epoch_size.samples < needed => Err(dataset.too_few(needed)),
             _ => Ok(order),
         }
     }
 
-    fn over(spread: Spread, shape: StepShape, seed: u64) -> Result<Self, DataError> {
+    fn over(epoch_size: EpochSize, shape: StepShape, seed: u64) -> Result<Self, DataError> {
         for (size, field) in [
             (shape.batch_size, "spec.engine.batchSizePerProcess"),
             (shape.merge, "spec.engine.batchMerge"),
@@ -73,41 +73,41 @@ impl Order {
                 return Err(DataError::Zero { field });
             }
         }
-        Ok(Order { shape, seed, spread, origin: Origin::default() })
+        Ok(Order { shape, seed, epoch_size, origin: Origin::default() })
     }
 
     pub fn shape(&self) -> StepShape {
         self.shape
     }
 
-    /// Samples of an epoch, `N`.
+    /// Samples per epoch, `N`.
     pub fn samples(&self) -> u64 {
-        self.spread.samples
+        self.epoch_size.samples
     }
 
-    /// Samples of a step on all ranks, `G`.
+    /// Samples per step over all ranks, `G`.
     pub fn samples_per_step(&self) -> u64 {
         let StepShape { batch_size, merge, world } = self.shape;
         u64::from(batch_size).saturating_mul(merge.into()).saturating_mul(world.into())
     }
 
-    /// Steps of an epoch, at least 1.
+    /// Steps per epoch, at least 1.
     pub fn steps_per_epoch(&self) -> u64 {
-        self.spread.samples / self.samples_per_step()
+        self.epoch_size.samples / self.samples_per_step()
     }
 
-    /// Continues with the same samples: the given step starts at this position of this epoch, as [`Order::position`]
-    /// returned it for another division.
+    /// Resumes the order: step `step` starts at this position of this epoch, as returned by
+    /// [`Order::position`] for another [`StepShape`].
     pub fn from_position(self, step: u64, epoch: u64, position: u64) -> Order {
         Order { origin: Origin { step, epoch, position }, ..self }
     }
 
-    /// Where a step starts: its epoch, counted from 0, and the samples of that epoch that are done. The step must not
-    /// precede the first one.
+    /// The start of a step: its epoch, counted from 0, and the samples of that epoch already
+    /// consumed. The step must not precede the origin.
     pub fn position(&self, step: u64) -> (u64, u64) {
         let Origin { step: first, epoch, position } = self.origin;
         let steps = step.saturating_sub(first);
-        let left = self.spread.samples.saturating_sub(position) / self.samples_per_step();
+        let left = self.epoch_size.samples.saturating_sub(position) / self.samples_per_step();
         match steps.checked_sub(left) {
             None => (epoch, position + steps * self.samples_per_step()),
             Some(later) => {
@@ -122,23 +122,23 @@ impl Order {
         self.position(step).0
     }
 
-    /// The first step of the epoch after that of `step`.
+    /// The first step of the epoch after the epoch of `step`.
     pub(super) fn end_of_epoch(&self, step: u64) -> u64 {
         let (_, position) = self.position(step);
-        step + (self.spread.samples - position.min(self.spread.samples)) / self.samples_per_step()
+        step + (self.epoch_size.samples - position.min(self.epoch_size.samples)) / self.samples_per_step()
     }
 
-    /// Steps until that many epochs are done, including those before the first step.
+    /// Steps until `epochs` epochs are done, including those before the origin.
     pub fn steps_of(&self, epochs: u64) -> u64 {
         let Origin { step, epoch, position } = self.origin;
-        let left = self.spread.samples.saturating_sub(position) / self.samples_per_step();
+        let left = self.epoch_size.samples.saturating_sub(position) / self.samples_per_step();
         match epochs.checked_sub(epoch + 1) {
             None => step,
             Some(later) => step.saturating_add(left).saturating_add(later.saturating_mul(self.steps_per_epoch())),
         }
     }
 
-    /// The positions of one micro-batch in its epoch, `batch_size` of them.
+    /// The positions of one micro-batch in its epoch: `batch_size` of them.
     ///
     /// # Panics
     /// `rank` or `micro_batch` is not below the world or merge of the shape.
@@ -154,8 +154,8 @@ impl Order {
     /// The sample at each position of an epoch.
     pub(super) fn epoch_order(&self, epoch: u64) -> Epoch {
         let key = mix(self.seed ^ mix(epoch));
-        let order = Permutation::new(self.spread.samples, key);
-        Epoch { order, key, offset: mix(key) % (self.spread.slack + 1) }
+        let order = Permutation::new(self.epoch_size.samples, key);
+        Epoch { order, key, offset: mix(key) % (self.epoch_size.slack + 1) }
     }
 }
 
@@ -168,7 +168,8 @@ pub(super) struct Epoch {
 }
 
 impl Epoch {
-    /// The sample at a position below the number of samples. Its random numbers depend on seed, epoch and sample.
+    /// The sample at a position, which is below the number of samples. Its random numbers depend on
+    /// seed, epoch and sample.
     pub(super) fn draw(&self, position: u64) -> Draw {
         let sample = self.order.at(position);
         Draw { sample, offset: self.offset, key: mix(self.key ^ mix(!sample)), augment: true }
@@ -181,16 +182,16 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// The order over windows of `context` tokens, each with the token after it; `None` if there are too few for a
-    /// step.
+    /// The order of windows of `context` tokens, each followed by a target token; `None` if there
+    /// are too few for a step.
     fn order(tokens: u64, context: u32, (batch_size, merge, world): (u32, u32, u32), seed: u64) -> Option<Order> {
         let (samples, slack) = ((tokens - 1) / u64::from(context), (tokens - 1) % u64::from(context));
         let order =
-            Order::over(Spread { samples, slack }, StepShape { batch_size, merge, world }, seed).expect("sizes");
+            Order::over(EpochSize { samples, slack }, StepShape { batch_size, merge, world }, seed).expect("sizes");
         (order.samples_per_step() <= samples).then_some(order)
     }
 
-    /// Where the windows of one step start, in order: rank by rank, micro-batch by micro-batch.
+    /// The window starts of one step, in order: rank by rank, micro-batch by micro-batch.
     fn step(order: &Order, context: u32, step: u64) -> Vec<u64> {
         let epoch = order.epoch_order(order.epoch(step));
         let StepShape { merge, world, .. } = order.shape();
@@ -212,10 +213,10 @@ mod tests {
     #[test]
     fn sizes_of_zero() {
         let shape = StepShape { batch_size: 1, merge: 0, world: 1 };
-        let error = Order::over(Spread { samples: 10, slack: 0 }, shape, 1).expect_err("merge of 0");
+        let error = Order::over(EpochSize { samples: 10, slack: 0 }, shape, 1).expect_err("merge of 0");
         assert_eq!(error.to_string(), "spec.engine.batchMerge: got 0: expected at least 1");
         let huge = StepShape { batch_size: u32::MAX, merge: u32::MAX, world: u32::MAX };
-        let order = Order::over(Spread { samples: 10, slack: 0 }, huge, 1).expect("sizes");
+        let order = Order::over(EpochSize { samples: 10, slack: 0 }, huge, 1).expect("sizes");
         assert_eq!(order.samples_per_step(), u64::MAX);
     }
 

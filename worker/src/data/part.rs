@@ -1,39 +1,39 @@
-//! What every source of samples provides.
+//! The interface of all sample sources.
 
 use super::batch::Row;
 use super::entropy::Entropies;
 use super::error::DataError;
 use super::task::WindowKind;
 
-/// Which sample, and its random numbers.
+/// A sample to load, with its random numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Draw {
     /// Index below the number of samples.
     pub sample: u64,
-    /// Tokens by which all windows of this epoch are shifted, at most the slack.
+    /// Token shift of all windows of this epoch, at most the slack.
     pub offset: u64,
-    /// Seed for the random numbers of this sample in this epoch.
+    /// Seed for this sample's random numbers in this epoch.
     pub key: u64,
     /// Whether the sample is augmented (images only).
     pub augment: bool,
 }
 
-/// How many samples a pass over the data takes.
+/// Size of one pass over the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Spread {
-    /// Samples of an epoch.
+pub(super) struct EpochSize {
+    /// Samples per epoch.
     pub samples: u64,
-    /// Tokens that no window needs: the first window of an epoch starts at any of 0 to `slack`. 0 for data that are not
-    /// text.
+    /// Tokens left over by the windows: the first window of an epoch starts at a token in
+    /// 0..=`slack`. 0 for other data.
     pub slack: u64,
 }
 
-/// Why there is no sample.
+/// Why a sample could not be loaded.
 #[derive(Debug)]
 pub(super) enum SampleError {
-    /// Only this sample cannot be read: which one it is, and what is wrong with it.
-    Bad(String),
-    /// The data can no longer be read.
+    /// Only this sample is unreadable: the sample and the problem.
+    Unreadable(String),
+    /// The data as a whole can no longer be read.
     Data(DataError),
 }
 
@@ -43,31 +43,31 @@ impl From<DataError> for SampleError {
     }
 }
 
-/// Memory that a thread keeps from one sample to the next.
+/// Buffers that a thread reuses for all samples.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
-    /// A file, or a piece of one.
+    /// A file, or a chunk of one.
     pub bytes: Vec<u8>,
     /// A window of tokens.
     pub tokens: Vec<u32>,
-    /// An image of the size that the model takes.
+    /// An image at the model's input size.
     pub pixels: Vec<u8>,
-    /// Rows of an image that is being scaled.
+    /// Rows of an image during scaling.
     pub rows: Vec<f32>,
 }
 
-/// The samples for training, or those for validation.
+/// A training or validation split.
 pub(super) trait Part: std::fmt::Debug + Send + Sync {
-    fn spread(&self) -> Spread;
+    fn epoch_size(&self) -> EpochSize;
 
     fn write(&self, draw: &Draw, row: &mut Row<'_>, scratch: &mut Scratch) -> Result<(), SampleError>;
 
-    /// Checks that the files have not changed; called once per micro-batch.
+    /// Checks that the files are unchanged; called once per micro-batch.
     fn check(&self) -> Result<(), DataError> {
         Ok(())
     }
 
-    /// The token windows that the samples consist of; `None` for other samples.
+    /// The window kind of token samples; `None` for other samples.
     fn windows(&self) -> Option<WindowKind> {
         None
     }

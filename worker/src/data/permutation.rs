@@ -1,14 +1,16 @@
-//! An order of 0..N that needs no memory.
+//! A permutation of 0..N in constant memory.
 
 use super::random::mix;
 
-/// Rounds of the network. Four mix well for large sizes; more are needed if a half has only a few bits.
+/// Feistel rounds. Four mix well for large sizes; more are needed if a half has only a few bits.
 const ROUNDS: u64 = 8;
 
-/// A pseudo-random permutation of `0..len`, determined by a key: position to value in constant time and memory.
+/// A pseudo-random permutation of `0..len`, determined by a key: maps a position to a value in
+/// constant time and memory.
 ///
-/// A balanced Feistel network permutes the smallest power of 4 that is not below `len`; a value out of range is
-/// permuted again until it is in range (cycle walking), on average less than four times.
+/// A balanced Feistel network permutes the smallest power of 4 that is at least `len`. Values out
+/// of range are permuted again until they are in range (cycle walking), on average less than four
+/// times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Permutation {
     len: u64,
@@ -74,7 +76,8 @@ mod tests {
         assert_ne!(a, b);
         let fixed = a.iter().zip(0..).filter(|(value, position)| **value == *position).count();
         assert!(fixed < 10, "{fixed} values stay where they are");
-        // Neighbours are spread: in a random order their mean distance is a third of the length.
+        // Neighbours are spread out: in a random order their mean distance is a third of the
+        // length.
         let distance: u64 = a.windows(2).map(|pair| pair[0].abs_diff(pair[1])).sum::<u64>() / 999;
         assert!((280..390).contains(&distance), "{distance}");
     }

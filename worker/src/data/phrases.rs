@@ -1,23 +1,23 @@
-//! Synthetic text: tokens computed from the seed.
+//! Synthetic text: tokens generated from the seed.
 
 use super::random::mix;
 
-/// Tokens of a phrase.
+/// Tokens per phrase.
 const PHRASE: u64 = 8;
-/// Different phrases.
+/// Number of distinct phrases.
 const PHRASES: u64 = 64;
 
-/// A text of phrases in random order: after the first token or two of a phrase the rest is predictable.
+/// A random sequence of phrases: after the first token or two of a phrase, the rest is predictable.
 #[derive(Debug)]
-pub(super) struct MadeTokens {
+pub(super) struct SyntheticTokens {
     seed: u64,
     vocabulary: u64,
     len: u64,
 }
 
-impl MadeTokens {
+impl SyntheticTokens {
     pub(super) fn new(seed: u64, vocabulary: u32, len: u64) -> Self {
-        MadeTokens { seed: mix(seed), vocabulary: vocabulary.into(), len }
+        SyntheticTokens { seed: mix(seed), vocabulary: vocabulary.into(), len }
     }
 
     pub(super) fn len(&self) -> u64 {
@@ -27,7 +27,7 @@ impl MadeTokens {
     pub(super) fn read(&self, start: u64, to: &mut [u32]) {
         for (place, token) in (start..).zip(to) {
             let phrase = mix(self.seed ^ (place / PHRASE)) % PHRASES;
-            // The phrases are the same in training and validation, although the seeds differ.
+            // Training and validation share the phrases, although their seeds differ.
             *token = (mix(phrase * PHRASE + place % PHRASE) % self.vocabulary) as u32;
         }
     }

@@ -1,14 +1,14 @@
-//! The next micro-batch is ready when the current one is done: threads fill the next ones in the meantime.
+//! Prefetches micro-batches: reader threads fill the next ones while the current one is in use.
 //!
 //! ```text
-//!   reader's threads:  free buffer + next number -> fill -> ready
-//!   training thread:   ready, by number -> use -> free buffer
+//!   reader threads:   free buffer + next number -> fill -> ready
+//!   training thread:  ready, by number -> use -> free buffer
 //! ```
 //!
-//! A thread fills a whole micro-batch, so the threads do not depend on each other. Numbers are given out in order and
-//! delivered in order, and the content of a batch depends only on its number. There is one buffer per thread and one in
-//! use. A thread with nothing to do waits on a condition variable. After the start the training thread allocates no
-//! memory.
+//! Each thread fills a whole micro-batch, so the threads are independent. Numbers are assigned and
+//! delivered in order, and the content of a batch depends only on its number. There is one buffer
+//! per thread and one in use. Idle threads wait on a condition variable. After startup the training
+//! thread does not allocate.
 
 use super::bad::{BadSamples, Side};
 use super::batch::{Batch, Making};
@@ -23,7 +23,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use switchyard_worker_contract::config::Reader;
 
-/// A filled buffer, or why there is none.
+/// A filled buffer, or the error.
 type Filled = Result<Batch, DataError>;
 
 #[derive(Debug)]
@@ -31,28 +31,28 @@ struct Queues {
     free: Vec<Batch>,
     /// Filled batches with their numbers, in any order.
     ready: Vec<(u64, Filled)>,
-    /// The number that is given out next: micro-batches counted from the first one of step 0.
+    /// The next number to assign: micro-batches counted from the first one of step 0.
     next: u64,
-    /// Numbers from here on are not given out yet.
+    /// Numbers from here on must not be assigned yet.
     end: u64,
-    /// The threads must end.
+    /// Tells the threads to exit.
     stop: bool,
-    /// The panic message of a thread that ended on its own.
+    /// The panic message of a thread that ended unexpectedly.
     ended: Option<String>,
 }
 
 #[derive(Debug)]
 struct Shared {
     queues: Mutex<Queues>,
-    /// Something in `queues` changed.
+    /// Signalled when `queues` changes.
     changed: Condvar,
-    /// Same as `stop` in `queues`, for a thread that is filling a batch.
+    /// Mirrors `stop` in `queues`, for threads that are filling a batch.
     stop: AtomicBool,
-    /// Nanoseconds that the threads have worked.
+    /// Total filling time of all threads in nanoseconds.
     busy: AtomicU64,
-    /// Samples that they have made in that time.
-    made: AtomicU64,
-    /// Samples that they have begun to make.
+    /// Samples produced in that time.
+    produced: AtomicU64,
+    /// Samples started.
     begun: Arc<AtomicU64>,
     dataset: Arc<Dataset>,
     order: Order,
@@ -61,7 +61,7 @@ struct Shared {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queues> {
-        // No critical section can leave the queues half changed.
+        // No critical section can leave the queues inconsistent.
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -70,27 +70,29 @@ impl Shared {
     }
 }
 
-/// A rank's endless stream of micro-batches: the last step of an epoch is followed by the first one of the next.
+/// A rank's infinite stream of micro-batches: the last step of an epoch is followed by the first
+/// step of the next.
 #[derive(Debug)]
 pub struct Prefetcher {
     shared: Arc<Shared>,
-    /// The batch that the caller may be using.
+    /// The batch lent to the caller.
     current: Option<Batch>,
-    /// The number of the batch that is delivered next.
+    /// The next number to deliver.
     next: u64,
-    /// The threads do not wait at the end of an epoch.
+    /// Whether the threads run ahead into the next epoch without waiting.
     infinite: bool,
     bad: BadSamples,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Number of buffers of a reader: without double buffering a batch is filled once the previous one is returned.
+/// Number of buffers of a reader: without double buffering, a batch is filled after the previous
+/// one is returned.
 fn buffers(reader: &Reader) -> u32 {
     if reader.double_buffer { reader.workers.max(1).saturating_add(1) } else { 1 }
 }
 
 impl Prefetcher {
-    /// Starts the reader of one rank at the first micro-batch of `first_step` (counted from 0), which can be any step.
+    /// Starts the reader of one rank at the first micro-batch of `first_step` (counted from 0).
     ///
     /// # Errors
     /// A thread cannot be started.
@@ -122,7 +124,7 @@ impl Prefetcher {
             changed: Condvar::new(),
             stop: AtomicBool::new(false),
             busy: AtomicU64::new(0),
-            made: AtomicU64::new(0),
+            produced: AtomicU64::new(0),
             begun: Arc::default(),
             dataset,
             order,
@@ -137,16 +139,17 @@ impl Prefetcher {
         Ok(prefetcher)
     }
 
-    /// Bytes of the buffers of a reader.
+    /// Buffer memory of a reader in bytes.
     pub fn memory_bytes(dataset: &Dataset, batch_size: u32, reader: &Reader) -> u64 {
         u64::from(buffers(reader)) * dataset.batch_bytes(batch_size)
     }
 
-    /// Returns the next micro-batch once it is filled. The previous one is reused.
+    /// Returns the next micro-batch once it is filled, and recycles the previous one.
     ///
     /// # Errors
-    /// The data can no longer be read, more samples are unreadable than allowed, or a thread ended, which is a bug.
-    #[allow(clippy::should_implement_trait)] // An iterator could not lend what it returns.
+    /// The data can no longer be read, more samples are unreadable than allowed, or a thread ended,
+    /// which is a bug.
+    #[allow(clippy::should_implement_trait)] // An iterator cannot lend its items.
     pub fn next(&mut self) -> Result<&Batch, DataError> {
         let number = self.next;
         let mut queues = self.shared.lock();
@@ -167,45 +170,45 @@ impl Prefetcher {
                 Ok(self.current.insert(batch))
             }
             Err(error) => {
-                // This number is not given out again, so a second call must not wait for it.
+                // This number will not be assigned again, so a second call must not wait for it.
                 self.shared.lock().ended = Some(error.to_string());
                 Err(error)
             }
         }
     }
 
-    /// Counts the bad samples of a batch.
+    /// Counts a batch's bad samples.
     fn accept(&self, mut batch: Batch) -> Result<Batch, DataError> {
-        batch.bad.drain(..).try_for_each(|bad| self.bad.note(Side::Training, bad))?;
+        batch.bad.drain(..).try_for_each(|bad| self.bad.record(Side::Training, bad))?;
         Ok(batch)
     }
 
-    /// Samples per second that the threads can make together if they never wait for the training, each on its own core;
-    /// `None` before the first batch.
+    /// Samples per second that the threads could produce together if they never waited for the
+    /// training, each on its own core; `None` before the first batch.
     pub fn capacity(&self) -> Option<f64> {
         let busy = Duration::from_nanos(self.shared.busy.load(Ordering::Relaxed)).as_secs_f64();
         let made = self.samples_made();
         (made > 0 && busy > 0.0).then(|| made as f64 / busy * self.threads.len() as f64)
     }
 
-    /// Samples made so far, including those of batches that are not yet delivered.
+    /// Samples produced so far, including undelivered batches.
     pub fn samples_made(&self) -> u64 {
-        self.shared.made.load(Ordering::Relaxed)
+        self.shared.produced.load(Ordering::Relaxed)
     }
 
-    /// Counts the samples that the threads begin to make, for another thread.
+    /// A counter of samples started, for use by another thread.
     pub fn begun(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.shared.begun)
     }
 
-    /// The counter of unreadable samples, which the validation set shares.
+    /// The bad-sample counter, which the validation set shares.
     pub fn bad_samples(&self) -> &BadSamples {
         &self.bad
     }
 }
 
-/// The first number that may not be given out while `number` is waited for: unless the stream is infinite, the first
-/// one of the next epoch.
+/// The first number that must not be assigned while `number` is awaited: unless the stream is
+/// infinite, the first number of the next epoch.
 fn end(order: &Order, infinite: bool, number: u64) -> u64 {
     let merge = u64::from(order.shape().merge);
     if infinite { u64::MAX } else { order.end_of_epoch(number / merge) * merge }
@@ -217,19 +220,19 @@ impl Drop for Prefetcher {
         self.shared.lock().stop = true;
         self.shared.changed.notify_all();
         for thread in self.threads.drain(..) {
-            // Its panics were caught and reported.
+            // Panics were caught and reported.
             let _ = thread.join();
         }
     }
 }
 
-/// The side of the threads.
+/// The thread side.
 impl Shared {
     fn work(&self, thread: u32) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.fill_until_stopped(thread))) {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("panic");
-            // A call that waits for a batch must not wait forever.
+            // A call waiting for a batch must not hang.
             self.lock().ended = Some(text.to_owned());
             self.changed.notify_all();
         }
@@ -252,7 +255,7 @@ impl Shared {
             let making = Making { thread, start, end: Instant::now() };
             batch.making = Some(making);
             self.busy.fetch_add(making.took().as_nanos() as u64, Ordering::Relaxed);
-            self.made.fetch_add(self.order.shape().batch_size.into(), Ordering::Relaxed);
+            self.produced.fetch_add(self.order.shape().batch_size.into(), Ordering::Relaxed);
             self.lock().ready.push((number, filled.map(|()| batch)));
             self.changed.notify_all();
         }
@@ -264,7 +267,7 @@ impl Shared {
         let epoch = self.order.epoch_order(self.order.epoch(batch.step));
         let positions = self.order.positions(batch.step, self.rank, batch.micro_batch);
         let stop = || {
-            // Asked before each sample.
+            // Called before each sample.
             self.begun.fetch_add(1, Ordering::Relaxed);
             self.stop.load(Ordering::Relaxed)
         };

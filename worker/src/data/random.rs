@@ -1,7 +1,8 @@
-//! Random numbers as functions of their purpose, so that no state has to be kept, shared or restored.
+//! Stateless random numbers: each is a function of its purpose, so there is no state to keep, share
+//! or restore.
 
-/// A bijection of 64 bits in which every input bit flips about half of the output bits: Stafford's thirteenth variant
-/// of the finalizer of MurmurHash3, as in SplitMix64.
+/// A 64-bit bijection in which every input bit flips about half of the output bits: Stafford's
+/// Mix13 variant of the MurmurHash3 finalizer, as in SplitMix64.
 pub(super) fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(GAMMA);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -9,17 +10,17 @@ pub(super) fn mix(value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// The odd number nearest to 2^64 divided by the golden ratio.
+/// The odd integer nearest to 2^64 divided by the golden ratio.
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The random numbers of a key, in sequence: SplitMix64 (Steele, Lea and Flood 2014).
+/// The random sequence of a key: SplitMix64 (Steele, Lea and Flood 2014).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Random {
     state: u64,
 }
 
 impl Random {
-    /// Keys are used unchanged: make them with [`mix`].
+    /// Keys are used as is: derive them with [`mix`].
     pub(super) fn new(key: u64) -> Self {
         Random { state: key }
     }
@@ -31,7 +32,8 @@ impl Random {
         bits
     }
 
-    /// The next number below `limit` (which is above 0). The bias of the multiplication is below `limit` / 2^64.
+    /// The next integer below `limit`, which must be positive. The multiplication's bias is below
+    /// `limit` / 2^64.
     pub(super) fn below(&mut self, limit: u64) -> u64 {
         ((u128::from(self.bits()) * u128::from(limit)) >> 64) as u64
     }

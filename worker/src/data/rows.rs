@@ -1,24 +1,24 @@
-//! Samples in memory: images (bytes) or features (floats) with their classes.
+//! In-memory samples: images (bytes) or features (floats) with their classes.
 
 use super::batch::Row;
 use super::error::DataError;
-use super::part::{Draw, Part, SampleError, Scratch, Spread};
-use super::pictures::Images;
+use super::images::Images;
+use super::part::{Draw, EpochSize, Part, SampleError, Scratch};
 use super::scale::{Size, to_square};
 use super::split::{self, Block};
 use bytemuck::Pod;
 use switchyard_worker_contract::config::ImageShape;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-/// Classes are below this number: a label in a file can be any number, and each class is a row of the model's last
-/// layer.
+/// Exclusive upper bound of classes: a label in a file can be any integer, and each class is a row
+/// of the model's last layer.
 pub(super) const MAX_CLASSES: u32 = 1 << 16;
 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Rows<T> {
-    /// Elements of a sample.
+    /// Elements per sample.
     pub each: usize,
-    /// The samples one after the other.
+    /// The concatenated samples.
     pub data: Vec<T>,
     /// The class of each sample.
     pub labels: Vec<u32>,
@@ -33,8 +33,8 @@ impl<T: Pod> Rows<T> {
         &self.data[sample as usize * self.each..][..self.each]
     }
 
-    /// Divides by a hash of the content, whatever the class: a sample that occurs twice is on one side only. With a
-    /// fraction of 0 nothing is removed.
+    /// Splits by a hash of the content, regardless of class, so that duplicates of a sample are in
+    /// the same split. With a fraction of 0, all samples are for training.
     pub(super) fn divide(mut self, fraction: f64) -> Result<(Rows<T>, Option<Rows<T>>), DataError> {
         if fraction <= 0.0 {
             return Ok((self, None));
@@ -66,7 +66,7 @@ impl<T: Pod> Rows<T> {
         Ok((self, Some(validation)))
     }
 
-    /// Adds everything to a digest.
+    /// Hashes all samples and labels.
     pub(super) fn digest(&self, hash: &mut Xxh3) {
         for size in [self.len(), self.each] {
             hash.update(&(size as u64).to_le_bytes());
@@ -81,7 +81,7 @@ impl<T: Pod> Rows<T> {
 }
 
 impl Rows<u8> {
-    /// Scales all images of this shape to squares of `side`; 0 leaves them unchanged.
+    /// Scales all images of this shape to squares of size `side`; 0 leaves them unchanged.
     pub(super) fn scaled(self, shape: ImageShape, side: u32) -> (Rows<u8>, ImageShape) {
         if side == 0 || (shape.height, shape.width) == (side, side) {
             return (self, shape);
@@ -112,8 +112,8 @@ impl Images for Rows<u8> {
 }
 
 impl Part for Rows<f32> {
-    fn spread(&self) -> Spread {
-        Spread { samples: self.labels.len() as u64, slack: 0 }
+    fn epoch_size(&self) -> EpochSize {
+        EpochSize { samples: self.labels.len() as u64, slack: 0 }
     }
 
     fn write(&self, draw: &Draw, row: &mut Row<'_>, _: &mut Scratch) -> Result<(), SampleError> {

@@ -1,21 +1,22 @@
-//! Scaling images: each pixel of the result is a weighted mean of the pixels around the same place, with weights that
-//! fall linearly to zero. If the image becomes smaller the weights reach further, so that no pixel is lost
-//! (antialiasing).
+//! Bilinear image scaling: each output pixel is a weighted mean of the pixels around its position,
+//! with weights that fall linearly to zero. When downscaling, the filter is widened to avoid
+//! aliasing.
 
 /// Size of an image.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Size {
     pub height: usize,
     pub width: usize,
-    /// Bytes of a pixel.
+    /// Bytes per pixel.
     pub channels: usize,
 }
 
-/// The middle square of an image whose shorter side is scaled to `side`, written to `to` (`[side, side, channels]`).
-/// `rows` is scratch memory.
+/// Scales the shorter side of an image to `side` and writes the central square to `to`
+/// (`[side, side, channels]`). `rows` is scratch memory.
 ///
 /// # Panics
-/// `image` does not match its size, `to` does not match `side`, a size is 0, or a pixel does not have 1 or 3 bytes.
+/// If `image` does not match its size, `to` does not match `side`, a size is 0, or a pixel does not
+/// have 1 or 3 bytes.
 pub(super) fn to_square(image: &[u8], size: Size, side: usize, rows: &mut Vec<f32>, to: &mut [u8]) {
     let Size { height, width, channels } = size;
     assert_eq!(image.len(), height * width * channels, "bytes of the image");
@@ -48,7 +49,7 @@ pub(super) fn to_square(image: &[u8], size: Size, side: usize, rows: &mut Vec<f3
     }
 }
 
-/// Scales rows of `width` pixels of C channels along the row.
+/// Scales rows of `width` pixels with C channels horizontally.
 fn narrow<const C: usize>(image: &[u8], width: usize, across: &Taps, rows: &mut [f32]) {
     let rows = rows.as_chunks_mut::<C>().0.chunks_exact_mut(across.starts.len());
     for (row, image) in rows.zip(image.as_chunks::<C>().0.chunks_exact(width)) {
@@ -64,18 +65,19 @@ fn narrow<const C: usize>(image: &[u8], width: usize, across: &Taps, rows: &mut 
     }
 }
 
-/// One direction: which pixels of the source count for each pixel of the result, and how much.
+/// One direction: the source pixels that contribute to each output pixel, and their weights.
 struct Taps {
-    /// First pixel that counts, for each pixel of the result; ascending.
+    /// First contributing pixel, for each output pixel; ascending.
     starts: Vec<usize>,
-    /// How many pixels count for each.
+    /// Contributing pixels per output pixel.
     each: usize,
     /// Their weights, which sum to 1 for each pixel.
     weights: Vec<f32>,
 }
 
 impl Taps {
-    /// The middle `side` pixels, if `length` pixels are scaled by the factor that takes `shorter` to `side`.
+    /// Taps for the central `side` pixels, when `length` pixels are scaled by the factor that maps
+    /// `shorter` to `side`.
     fn new(length: usize, shorter: usize, side: usize) -> Taps {
         let scaled = ((length as f64 * side as f64 / shorter as f64).round() as usize).max(side);
         let skip = (scaled - side) / 2;
@@ -116,14 +118,15 @@ mod tests {
         let image: Vec<u8> = (0..12).collect();
         assert_eq!(square(&image, (2, 2, 3), 2), image, "the same size is the same image");
         assert_eq!(square(&image[..9], (3, 3, 1), 3), image[..9]);
-        // 3 rows of 5, of which the middle 3 columns.
+        // The central 3 columns of 3 rows of 5.
         let wide: Vec<u8> = (0..15).collect();
         assert_eq!(square(&wide, (3, 5, 1), 3), [1, 2, 3, 6, 7, 8, 11, 12, 13]);
         assert_eq!(square(&wide, (5, 3, 1), 3), [3, 4, 5, 6, 7, 8, 9, 10, 11]);
-        // Half the size: weights 1 3 3 1 of 8 in each direction, cut off at the edges (3 3 1 of 7).
+        // Downscaling by 2: weights 1 3 3 1 of 8 in each direction, cut off at the edges (3 3 1 of
+        // 7).
         let steps = [0, 0, 70, 70, 0, 0, 70, 70, 0, 0, 70, 70, 0, 0, 70, 70];
         assert_eq!(square(&steps, (4, 4, 1), 2), [10, 60, 10, 60]);
-        // Twice the size: a quarter of the neighbour.
+        // Upscaling by 2: a quarter of the neighbour.
         assert_eq!(square(&[0, 80, 0, 80], (2, 2, 1), 4)[..4], [0, 20, 60, 80]);
     }
 

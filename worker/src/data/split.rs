@@ -1,44 +1,45 @@
-//! Decides which part of the data is for training and which for validation.
+//! Splits the data into training and validation.
 //!
-//! The data are cut into blocks (pieces of a text, images, rows), and a hash of a block's content decides its side. So
-//! a block that occurs twice (a copied file, a licence) is on one side only, the split does not depend on names or
-//! order, and adding a file moves no block of another file as long as the block size stays.
+//! The data are cut into blocks (chunks of text, images, rows), and a hash of a block's content
+//! decides its split. Duplicate blocks (a copied file, a licence) therefore stay in one split, the
+//! result does not depend on names or order, and adding a file moves no block of another file as
+//! long as the block size stays the same.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Usual size of a block, bytes.
+/// Usual block size in bytes.
 const BLOCK: usize = 8 << 10;
-/// Smallest size of a block in bytes: less would tear sentences apart.
+/// Minimum block size in bytes: smaller blocks would tear sentences apart.
 const SMALLEST_BLOCK: usize = 512;
-/// A text is cut into at least this many blocks, as far as [`SMALLEST_BLOCK`] allows: otherwise a short one could not
-/// be split at all.
+/// Minimum number of blocks in a text, as far as [`SMALLEST_BLOCK`] allows: with fewer, a short
+/// text could not be split at all.
 const BLOCKS: usize = 64;
 
-/// A piece of the data that is on one side as a whole.
+/// A part of the data that belongs to one split.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Block {
-    /// Range of bytes, tokens or rows.
+    /// Byte, token or row range.
     pub range: Range<usize>,
-    /// Hash of the content.
+    /// Content hash.
     pub hash: u64,
     /// Whether it is for validation.
     pub validation: bool,
 }
 
-/// Puts every block on the side that its hash selects.
+/// Assigns every block to the split that its hash selects.
 pub(super) fn choose(blocks: &mut [Block], fraction: f64) {
-    // The fraction as a threshold among 2^64 hashes. The cast saturates.
+    // The fraction as a threshold on 64-bit hashes. The cast saturates.
     let threshold = (fraction * 2.0_f64.powi(64)) as u64;
     for block in blocks {
         block.validation = block.hash < threshold;
     }
 }
 
-/// Divides the text: training first, validation second, both in the order of the text. `ends`: where the files end.
-/// `needed`: bytes of a window, with the byte that follows it. `None`: validation was asked for, but the text is too
-/// short for a window on both sides.
+/// Splits the text into training and validation bytes, both in text order. `ends`: file ends.
+/// `needed`: bytes of a window, including the byte that follows it. `None` if validation is
+/// requested, but the text is too short for a window in both splits.
 pub(super) fn divide(bytes: Vec<u8>, ends: &[usize], fraction: f64, needed: usize) -> Option<(Vec<u8>, Vec<u8>)> {
     if fraction <= 0.0 {
         return Some((bytes, Vec::new()));
@@ -49,7 +50,7 @@ pub(super) fn divide(bytes: Vec<u8>, ends: &[usize], fraction: f64, needed: usiz
     Some(separate(bytes, &blocks))
 }
 
-/// The blocks of a text, before they have sides.
+/// The blocks of a text, not yet assigned to splits.
 fn blocks(bytes: &[u8], ends: &[usize]) -> Vec<Block> {
     let size = (bytes.len() / BLOCKS).clamp(SMALLEST_BLOCK, BLOCK);
     let mut blocks = Vec::with_capacity(bytes.len() / size + ends.len());
@@ -65,7 +66,8 @@ fn blocks(bytes: &[u8], ends: &[usize]) -> Vec<Block> {
     blocks
 }
 
-/// Where the block that starts at `start` ends: after the last newline in its last quarter, if there is one.
+/// The end of the block that starts at `start`: after the last newline in its last quarter, if
+/// there is one.
 fn cut(file: &[u8], start: usize, size: usize) -> usize {
     let end = start + size;
     if end >= file.len() {
@@ -75,8 +77,9 @@ fn cut(file: &[u8], start: usize, size: usize) -> usize {
     file[quarter..end].iter().rposition(|byte| *byte == b'\n').map_or(end, |newline| quarter + newline + 1)
 }
 
-/// Moves the blocks with the lowest hashes to validation, or those with the highest to training, until both sides have
-/// `needed` bytes (tokens, rows). Equal blocks move together. `None`: impossible.
+/// Moves the blocks with the lowest hashes to validation, or those with the highest to training,
+/// until both splits have `needed` bytes (tokens, rows). Equal blocks move together. `None` if
+/// impossible.
 pub(super) fn balance(blocks: &mut [Block], needed: usize) -> Option<()> {
     let size = |blocks: &[Block], validation: bool| -> usize {
         blocks.iter().filter(|block| block.validation == validation).map(|block| block.range.len()).sum()
@@ -107,8 +110,8 @@ pub(super) fn balance(blocks: &mut [Block], needed: usize) -> Option<()> {
     (size(blocks, true) >= needed && size(blocks, false) >= needed).then_some(())
 }
 
-/// Takes the validation blocks out. Training is compacted in place, so the peak of memory is the text plus the
-/// validation split.
+/// Extracts the validation blocks. Training is compacted in place, so peak memory is the text plus
+/// the validation split.
 fn separate(mut bytes: Vec<u8>, blocks: &[Block]) -> (Vec<u8>, Vec<u8>) {
     let length = blocks.iter().filter(|block| block.validation).map(|block| block.range.len()).sum();
     let mut validation = Vec::with_capacity(length);
@@ -180,7 +183,7 @@ mod tests {
         assert!(train.len() >= 100 && validation.len() >= 100, "{} {}", train.len(), validation.len());
         assert_eq!(divide(b"one block".to_vec(), &[9], 0.5, 4), None);
         assert_eq!(divide(b"one block".to_vec(), &[9], 0.0, 4), Some((b"one block".to_vec(), vec![])));
-        // A repeated block cannot be on both sides.
+        // A repeated block cannot be in both splits.
         let same = vec![b'x'; 4096];
         assert_eq!(divide(same, &[4096], 0.5, 10), None);
     }

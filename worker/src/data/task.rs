@@ -1,4 +1,4 @@
-//! What a model wants from the data, and what a sample is.
+//! Learning tasks and sample kinds.
 
 use switchyard_worker_contract::config::{Bert, Model};
 use switchyard_worker_contract::event::Item;
@@ -8,7 +8,7 @@ pub enum Task {
     /// The next token after each token of a window.
     NextToken {
         context: u32,
-        /// Tokens are below this number.
+        /// Exclusive upper bound of tokens.
         vocabulary: u32,
     },
     /// Masked tokens.
@@ -17,16 +17,16 @@ pub enum Task {
     Classify,
 }
 
-/// How samples for masked-language modelling are made (Devlin and others 2019, section 3.1).
+/// Parameters of masked-language-modelling samples (Devlin et al. 2019, section 3.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Masking {
-    /// Tokens of a sequence, including special ones.
+    /// Tokens per sequence, including special tokens.
     pub context: u32,
-    /// Tokens predicted in each sequence.
+    /// Predicted tokens per sequence.
     pub predictions: u32,
-    /// Tokens of the data are below this number.
+    /// Exclusive upper bound of data tokens.
     pub vocabulary: u32,
-    /// Two segments, and whether the second follows the first.
+    /// Whether a sequence has two segments, with next-sentence prediction.
     pub next_sentence: bool,
     /// Replaces a masked token.
     pub mask: u32,
@@ -37,19 +37,19 @@ pub struct Masking {
 }
 
 impl Masking {
-    /// Tokens of the data in a sequence: all but CLS and one SEP per segment.
+    /// Data tokens per sequence: all but CLS and one SEP per segment.
     pub fn window(&self) -> u32 {
         self.context.saturating_sub(if self.next_sentence { 3 } else { 2 })
     }
 
-    /// Tokens of the data in the first segment.
+    /// Data tokens in the first segment.
     pub fn first_segment(&self) -> u32 {
         if self.next_sentence { self.window().div_ceil(2) } else { self.window() }
     }
 }
 
 impl Task {
-    /// What a model with this configuration learns.
+    /// The task of a model configuration.
     pub fn of(model: &Model) -> Task {
         match model {
             Model::Gpt(gpt) => Task::NextToken { context: gpt.context_length, vocabulary: gpt.vocabulary_size },
@@ -66,7 +66,7 @@ impl Task {
         }
     }
 
-    /// A description for messages.
+    /// The data that the task needs, for messages.
     pub(super) fn wants(&self) -> &'static str {
         match self {
             Task::NextToken { .. } | Task::Masked(_) => "tokens",
@@ -74,7 +74,7 @@ impl Task {
         }
     }
 
-    /// Formats with suitable data.
+    /// The formats with suitable data.
     pub(super) fn formats(&self) -> &'static str {
         match self {
             Task::NextToken { .. } | Task::Masked(_) => "Text, Tokens or Synthetic",
@@ -83,13 +83,13 @@ impl Task {
     }
 }
 
-/// What a sample is; input and output of the model follow from it.
+/// Sample kind; it determines the model's input and output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A window of tokens, and the token that follows each of them.
+    /// A window of tokens and the next token of each.
     Tokens {
         context: u32,
-        /// Tokens are below this number.
+        /// Exclusive upper bound of tokens.
         vocabulary: u32,
     },
     /// A sequence with masked tokens.
@@ -100,13 +100,13 @@ pub enum Kind {
         width: u32,
         /// 1 or 3 bytes per pixel.
         channels: u32,
-        /// Classes are below this number.
+        /// Exclusive upper bound of classes.
         classes: u32,
     },
-    /// Numbers and their class.
+    /// A feature vector and its class.
     Features {
         width: u32,
-        /// Classes are below this number.
+        /// Exclusive upper bound of classes.
         classes: u32,
     },
 }
@@ -121,7 +121,7 @@ impl Kind {
         }
     }
 
-    /// [`Item`]s of one sample.
+    /// [`Item`]s per sample.
     pub fn items_per_sample(&self) -> u64 {
         match self {
             Kind::Tokens { context, .. } | Kind::Masked(Masking { context, .. }) => (*context).into(),
@@ -129,12 +129,12 @@ impl Kind {
         }
     }
 
-    /// Description of a sample, such as `128 tokens` or `32x32x3 pixels in 10 classes`.
+    /// Description of a sample, for example `128 tokens` or `32x32x3 pixels in 10 classes`.
     pub fn words(&self) -> String {
         match self {
             Kind::Tokens { context, .. } => format!("{context} tokens"),
             Kind::Masked(Masking { context, predictions, .. }) => {
-                format!("{context} tokens, {predictions} of them hidden")
+                format!("{context} tokens, {predictions} of them masked")
             }
             Kind::Images { height, width, channels, classes } => {
                 format!("{height}x{width}x{channels} pixels in {classes} classes")
@@ -144,17 +144,17 @@ impl Kind {
     }
 }
 
-/// What a window is used for.
+/// How a window is used.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum WindowKind {
-    /// Tokens, and the token that follows each of them.
+    /// Tokens and the next token of each.
     NextToken { context: u32, vocabulary: u32 },
     /// A sequence with masked tokens.
     Masked(Masking),
 }
 
 impl WindowKind {
-    /// Tokens from one window to the next.
+    /// Tokens between the starts of neighbouring windows.
     pub(super) fn stride(&self) -> u64 {
         match self {
             WindowKind::NextToken { context, .. } => (*context).into(),
@@ -162,7 +162,7 @@ impl WindowKind {
         }
     }
 
-    /// Tokens that `windows` windows need: the last target comes after the last window.
+    /// Tokens that `windows` windows need, including the target after the last window.
     pub(super) fn needed(&self, windows: u64) -> u64 {
         let last = u64::from(matches!(self, WindowKind::NextToken { .. }));
         windows.saturating_mul(self.stride()).saturating_add(last)

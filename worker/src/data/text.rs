@@ -1,4 +1,4 @@
-//! Text in memory, divided into training and validation.
+//! In-memory text, split into training and validation.
 
 use super::error::DataError;
 use super::{files, split};
@@ -11,20 +11,21 @@ pub(super) struct Corpus {
     pub train: Vec<u8>,
     /// Empty if the fraction is 0.
     pub validation: Vec<u8>,
-    /// Files read, without empty ones.
+    /// Non-empty files.
     pub files: u64,
-    /// Files skipped because they are empty.
+    /// Empty files, which are skipped.
     pub empty_files: u64,
 }
 
 impl Corpus {
-    /// Reads all files and divides their text.
+    /// Reads all files and splits their text.
     ///
-    /// `data.path` is a file, or a directory of which every file is read that matches a pattern of `data.include` (no
-    /// pattern: every file) and none of `data.exclude`. Hidden files and directories are skipped, and so are
-    /// directories marked by a `CACHEDIR.TAG`, such as cargo's `target`; links to directories are not followed. Files
-    /// are read in the order of their paths, as bytes, whatever they contain. With a `fraction` above 0 both sides get
-    /// at least `needed` bytes, which is a window, however short the text is. At most `limit` bytes are kept.
+    /// `data.path` is a file, or a directory. In a directory, every file is read that matches a
+    /// pattern in `data.include` (no patterns: every file) and none in `data.exclude`. Hidden files
+    /// and directories are skipped, as are directories marked by a `CACHEDIR.TAG`, such as cargo's
+    /// `target`; links to directories are not followed. Files are read in path order, as bytes,
+    /// whatever they contain. With a `fraction` above 0, both splits get at least `needed` bytes,
+    /// one window, however short the text is. At most `limit` bytes are kept.
     pub(super) fn load(data: &Files, fraction: f64, needed: u64, limit: u64) -> Result<Self, DataError> {
         let text = files::read(data, limit)?;
         let got = text.bytes.len() as u64;
@@ -35,10 +36,11 @@ impl Corpus {
         Ok(Self { train, validation, files: text.ends.len() as u64, empty_files: text.empty_files })
     }
 
-    /// Adds both splits to a digest: two ranks with the same digest read the same text and divided it the same way.
+    /// Hashes both splits: ranks with the same digest read the same text and split it in the same
+    /// way.
     pub(super) fn digest(&self, hash: &mut Xxh3) {
         for split in [&self.train, &self.validation] {
-            // Without the length, a byte could move from one split to the other unnoticed.
+            // Without the length, a byte could move between the splits unnoticed.
             hash.update(&(split.len() as u64).to_le_bytes());
             hash.update(split);
         }

@@ -1,8 +1,9 @@
-//! Files of token numbers, as written by tools that prepare text.
+//! Files of token ids, as written by data-preparation tools.
 //!
-//! They are read piece by piece and not mapped into memory: if a file is truncated while it is mapped, the process ends
-//! with SIGBUS, whatever was checked before, while a read past the new end is an error that can be reported. A window
-//! is a few KiB in the page cache, and widening the tokens to 32 bits copies them anyway.
+//! They are read in chunks rather than memory-mapped: if a mapped file is truncated, the process
+//! dies with SIGBUS regardless of earlier checks, whereas a read past the new end is a reportable
+//! error. A window is a few KiB in the page cache, and widening the tokens to 32 bits copies them
+//! anyway.
 
 use super::error::DataError;
 use super::files::Stamp;
@@ -15,14 +16,14 @@ use std::sync::Arc;
 use switchyard_worker_contract::config::TokenType;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-/// Most tokens of a block that goes to training or validation as a whole.
+/// Maximum tokens per block; a block belongs to one split.
 const BLOCK: usize = 64 << 10;
-/// Fewest tokens of a block.
+/// Minimum tokens per block.
 const SMALLEST_BLOCK: usize = 512;
-/// A file is cut into at least this many blocks, as far as [`SMALLEST_BLOCK`] allows.
+/// Minimum number of blocks in a file, as far as [`SMALLEST_BLOCK`] allows.
 const BLOCKS: u64 = 64;
 
-/// An open file of little-endian token numbers, all of them below the vocabulary when it was opened.
+/// An open file of little-endian token ids, all below the vocabulary when it was opened.
 #[derive(Debug)]
 pub(super) struct TokenFile {
     path: PathBuf,
@@ -32,17 +33,18 @@ pub(super) struct TokenFile {
     vocabulary: u32,
 }
 
-/// Pieces of a token file, one after the other.
+/// Concatenated pieces of a token file.
 #[derive(Debug)]
 pub(super) struct Pieces {
     file: Arc<TokenFile>,
-    /// Start of each piece in this run and in the file. Ascending, with neighbours merged.
+    /// Start of each piece in this sequence and in the file. Ascending, with adjacent pieces
+    /// merged.
     starts: Vec<(u64, u64)>,
     len: u64,
 }
 
 impl Pieces {
-    /// `ranges` of tokens of the file, ascending.
+    /// Token `ranges` of the file, ascending.
     pub(super) fn new(file: Arc<TokenFile>, ranges: impl Iterator<Item = Range<u64>>) -> Pieces {
         let mut starts = Vec::new();
         let (mut len, mut end) = (0, None);
@@ -75,7 +77,7 @@ impl Pieces {
         self.len
     }
 
-    /// Checks that the file has not changed.
+    /// Checks that the file is unchanged.
     pub(super) fn check(&self) -> Result<(), DataError> {
         self.file.stamp.check(&self.file.path, &self.file.file)
     }
@@ -85,7 +87,7 @@ impl Pieces {
     }
 }
 
-/// Training and validation tokens of the files.
+/// The training and validation tokens of the files.
 pub(super) struct Opened {
     pub train: Pieces,
     pub validation: Option<Pieces>,
@@ -94,8 +96,8 @@ pub(super) struct Opened {
     pub digest: Xxh3,
 }
 
-/// Opens a file, or `train.bin` and `val.bin` of a directory. All tokens are read once, to check them and to hash each
-/// block, which decides its side. `needed`: tokens of a window.
+/// Opens a file, or `train.bin` and `val.bin` of a directory. All tokens are read once, to check
+/// them and to hash each block, which decides its split. `needed`: tokens per window.
 pub(super) fn open(
     path: &str,
     token_type: TokenType,
@@ -134,7 +136,7 @@ pub(super) fn open(
             sample: format!("a window of {needed} tokens"),
         })?;
         let chosen = pieces(&train, &blocks, true);
-        // The data of two ranks with different fractions must not get the same digest.
+        // Ranks with different fractions must not get the same digest.
         digest.update(&chosen.len().to_le_bytes());
         validation = Some(chosen);
     }
@@ -186,7 +188,7 @@ impl TokenFile {
         Ok(blocks)
     }
 
-    /// The tokens from `start` on. `bytes` is a buffer for the bytes of the file.
+    /// Reads the tokens from `start` on. `bytes` is a buffer for the file's bytes.
     pub(super) fn read(&self, start: u64, to: &mut [u32], bytes: &mut Vec<u8>) -> Result<(), DataError> {
         bytes.resize(to.len() * self.width as usize, 0);
         self.file.read_exact_at(bytes, start * self.width).map_err(|error| match error.kind() {
@@ -204,7 +206,8 @@ impl TokenFile {
                 *token = u32::from_le_bytes(*bytes);
             }
         }
-        // Checked on every read: a write between two checks must not become an index out of range in the model.
+        // Checked on every read: a write between two checks must not become an out-of-range index
+        // in the model.
         match to.iter().position(|token| *token >= self.vocabulary) {
             None => Ok(()),
             Some(place) => {

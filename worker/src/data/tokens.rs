@@ -1,7 +1,7 @@
-//! A run of tokens, wherever it is stored.
+//! A sequence of tokens in any storage.
 
 use super::error::DataError;
-use super::phrases::MadeTokens;
+use super::phrases::SyntheticTokens;
 use super::token_file::Pieces;
 
 #[derive(Debug)]
@@ -11,7 +11,7 @@ pub(super) enum Tokens {
     /// Pieces of a file.
     File(Pieces),
     /// Synthetic tokens.
-    Made(MadeTokens),
+    Synthetic(SyntheticTokens),
 }
 
 impl Tokens {
@@ -19,19 +19,19 @@ impl Tokens {
         match self {
             Tokens::Text(text) => text.len() as u64,
             Tokens::File(pieces) => pieces.len(),
-            Tokens::Made(made) => made.len(),
+            Tokens::Synthetic(tokens) => tokens.len(),
         }
     }
 
     /// Whether they are not synthetic.
     pub(super) fn is_real(&self) -> bool {
-        !matches!(self, Tokens::Made(_))
+        !matches!(self, Tokens::Synthetic(_))
     }
 
-    /// The tokens from `start` on. `bytes` is scratch memory.
+    /// Reads the tokens from `start` on. `bytes` is scratch memory.
     ///
     /// # Panics
-    /// The range is not within the run.
+    /// If the range exceeds the sequence.
     pub(super) fn read(&self, start: u64, to: &mut [u32], bytes: &mut Vec<u8>) -> Result<(), DataError> {
         let end = start + to.len() as u64;
         assert!(end <= self.len(), "tokens {start} to {end} of {}", self.len());
@@ -43,8 +43,8 @@ impl Tokens {
                 Ok(())
             }
             Tokens::File(pieces) => pieces.read(start, to, bytes),
-            Tokens::Made(made) => {
-                made.read(start, to);
+            Tokens::Synthetic(tokens) => {
+                tokens.read(start, to);
                 Ok(())
             }
         }
@@ -53,7 +53,7 @@ impl Tokens {
     pub(super) fn check(&self) -> Result<(), DataError> {
         match self {
             Tokens::File(pieces) => pieces.check(),
-            Tokens::Text(_) | Tokens::Made(_) => Ok(()),
+            Tokens::Text(_) | Tokens::Synthetic(_) => Ok(()),
         }
     }
 
@@ -61,7 +61,7 @@ impl Tokens {
         match self {
             Tokens::Text(text) => text.capacity() as u64,
             Tokens::File(pieces) => pieces.memory_bytes(),
-            Tokens::Made(_) => 0,
+            Tokens::Synthetic(_) => 0,
         }
     }
 }

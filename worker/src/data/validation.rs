@@ -1,4 +1,4 @@
-//! The samples on which a model is evaluated: the same at every evaluation, in every run and for every number of ranks.
+//! The samples of evaluations: the same at every evaluation, in every run and for every world size.
 
 use super::bad::{BadSamples, Side};
 use super::batch::Batch;
@@ -7,36 +7,36 @@ use super::error::DataError;
 use super::part::Scratch;
 use std::sync::Arc;
 
-/// Samples evenly spaced over the validation part, divided over ranks and batches.
+/// Evenly spaced samples of the validation split, divided over ranks and batches.
 ///
-/// The samples depend only on `batches x batch_size x world`: the same number divided in another way is the same set.
-/// If that number exceeds the number of samples available, samples are repeated, as evenly as possible. Every batch is
-/// full, and the mean over all batches and ranks is the mean over the set.
+/// The samples depend only on `batches x batch_size x world`, not on how that number is divided. If
+/// it exceeds the number of samples available, samples repeat as evenly as possible. Every batch is
+/// full, so the mean over all batches and ranks is the mean over the set.
 #[derive(Debug)]
 pub struct ValidationSet {
     dataset: Arc<Dataset>,
-    places: Places,
+    selection: EvenlySpaced,
     batch: Batch,
     scratch: Scratch,
     bad: BadSamples,
 }
 
 impl ValidationSet {
-    /// `batches` batches of `batch_size` samples for each of `world` ranks. `bad` counts samples that cannot be read.
-    /// `None`: there is no sample for validation, or a size is 0.
+    /// `batches` batches of `batch_size` samples for each of `world` ranks. `bad` counts unreadable
+    /// samples. `None` if there is no validation sample or a size is 0.
     pub fn new(dataset: &Arc<Dataset>, batch_size: u32, batches: u32, world: u32, bad: BadSamples) -> Option<Self> {
-        let places = Places::new(dataset.validation_samples(), batch_size, batches, world)?;
+        let selection = EvenlySpaced::new(dataset.validation_samples(), batch_size, batches, world)?;
         let (batch, scratch) = (dataset.batch(batch_size), Scratch::default());
-        Some(ValidationSet { dataset: Arc::clone(dataset), places, batch, scratch, bad })
+        Some(ValidationSet { dataset: Arc::clone(dataset), selection, batch, scratch, bad })
     }
 
-    /// Batches of each rank.
+    /// Batches per rank.
     pub fn batches(&self) -> u32 {
-        self.places.batches
+        self.selection.batches
     }
 
-    /// One batch of a rank. Images are cropped to the middle and not augmented, and the masked tokens are always the
-    /// same.
+    /// One batch of a rank. Images are centre-cropped without augmentation, and the masked tokens
+    /// are always the same.
     ///
     /// # Errors
     /// The data can no longer be read, or more samples are unreadable than allowed.
@@ -44,18 +44,18 @@ impl ValidationSet {
     /// # Panics
     /// `rank` or `index` is not below the number of ranks or batches.
     pub fn batch(&mut self, rank: u32, index: u32) -> Result<&Batch, DataError> {
-        let samples = self.places.samples(rank, index);
+        let samples = self.selection.samples(rank, index);
         self.dataset.fill_validation(&mut self.batch, samples, &mut self.scratch)?;
         for bad in self.batch.bad.drain(..) {
-            self.bad.note(Side::Validation, bad)?;
+            self.bad.record(Side::Validation, bad)?;
         }
         Ok(&self.batch)
     }
 }
 
-/// Which samples are used.
+/// Selects evenly spaced samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Places {
+struct EvenlySpaced {
     /// Samples available.
     samples: u64,
     batch_size: u32,
@@ -63,13 +63,13 @@ struct Places {
     world: u32,
 }
 
-impl Places {
+impl EvenlySpaced {
     fn new(samples: u64, batch_size: u32, batches: u32, world: u32) -> Option<Self> {
         let sizes = [samples, batch_size.into(), batches.into(), world.into()];
         (!sizes.contains(&0)).then_some(Self { samples, batch_size, batches, world })
     }
 
-    /// The samples of one rank's batch.
+    /// The samples of one batch of a rank.
     fn samples(&self, rank: u32, index: u32) -> impl Iterator<Item = u64> + use<> {
         assert!(rank < self.world, "rank {rank} of {}", self.world);
         assert!(index < self.batches, "batch {index} of {}", self.batches);
@@ -91,7 +91,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn all(samples: u64, batch: u32, batches: u32, world: u32) -> Vec<u64> {
-        let set = Places::new(samples, batch, batches, world).expect("samples");
+        let set = EvenlySpaced::new(samples, batch, batches, world).expect("samples");
         let mut all: Vec<u64> = (0..batches)
             .flat_map(|index| (0..world).map(move |rank| (rank, index)))
             .flat_map(|(rank, index)| set.samples(rank, index))
@@ -103,9 +103,9 @@ mod tests {
     #[test]
     fn evenly_spaced() {
         assert_eq!(all(10, 1, 5, 1), [0, 2, 4, 6, 8]);
-        assert_eq!(all(3, 2, 3, 1), [0, 0, 1, 1, 2, 2], "three samples for six places");
-        assert_eq!(Places::new(0, 1, 1, 1), None);
-        assert_eq!(Places::new(100, 1, 0, 1), None);
+        assert_eq!(all(3, 2, 3, 1), [0, 0, 1, 1, 2, 2], "three samples for six slots");
+        assert_eq!(EvenlySpaced::new(0, 1, 1, 1), None);
+        assert_eq!(EvenlySpaced::new(100, 1, 0, 1), None);
     }
 
     proptest! {

@@ -1,15 +1,16 @@
-//! Samples of a run of tokens: windows for the next token, and sequences with masked tokens.
+//! Samples of a token sequence: windows for next-token prediction, and sequences with masked
+//! tokens.
 
 use super::batch::Row;
 use super::entropy::{self, Entropies};
 use super::error::DataError;
-use super::part::{Draw, Part, SampleError, Scratch, Spread};
+use super::part::{Draw, EpochSize, Part, SampleError, Scratch};
 use super::permutation::Permutation;
 use super::random::Random;
 use super::task::{Masking, WindowKind};
 use super::tokens::Tokens;
 
-/// Windows of a run of tokens.
+/// Windows of a token sequence.
 #[derive(Debug)]
 pub(super) struct Windows {
     pub tokens: Tokens,
@@ -17,9 +18,9 @@ pub(super) struct Windows {
 }
 
 impl Part for Windows {
-    fn spread(&self) -> Spread {
+    fn epoch_size(&self) -> EpochSize {
         let usable = self.tokens.len().saturating_sub(self.shape.needed(0));
-        Spread { samples: usable / self.shape.stride(), slack: usable % self.shape.stride() }
+        EpochSize { samples: usable / self.shape.stride(), slack: usable % self.shape.stride() }
     }
 
     fn write(&self, draw: &Draw, row: &mut Row<'_>, scratch: &mut Scratch) -> Result<(), SampleError> {
@@ -35,7 +36,7 @@ impl Part for Windows {
             WindowKind::Masked(masking) => {
                 let mut random = Random::new(draw.key);
                 self.segments(masking, start, &mut random, row, scratch)?;
-                hide(masking, &mut random, row);
+                mask_tokens(masking, &mut random, row);
             }
         }
         Ok(())
@@ -62,7 +63,8 @@ impl Part for Windows {
 }
 
 impl Windows {
-    /// `CLS text SEP`, or `CLS a SEP b SEP`, where b follows a half of the time and otherwise comes from elsewhere.
+    /// Fills a row with `CLS text SEP`, or `CLS a SEP b SEP`, where b follows a half of the time
+    /// and otherwise comes from elsewhere.
     fn segments(
         &self,
         masking: &Masking,
@@ -84,9 +86,9 @@ impl Windows {
             let follows = random.below(2);
             let mut from = start + first as u64;
             if follows == 0 {
-                // Any place except the true one.
-                let places = self.tokens.len() - second.len() as u64;
-                let other = random.below(places);
+                // Any position except the true one.
+                let positions = self.tokens.len() - second.len() as u64;
+                let other = random.below(positions);
                 from = other + u64::from(other >= from);
             }
             self.tokens.read(from, second, bytes)?;
@@ -97,16 +99,16 @@ impl Windows {
     }
 }
 
-/// Chooses the tokens to predict among those that are not special, and masks them: of ten, eight become MASK, one
-/// becomes a random token, and one stays (Devlin and others 2019, appendix A.1).
-fn hide(masking: &Masking, random: &mut Random, row: &mut Row<'_>) {
+/// Chooses the tokens to predict among the non-special ones and masks them: of ten, eight become
+/// MASK, one becomes a random token, and one is unchanged (Devlin et al. 2019, appendix A.1).
+fn mask_tokens(masking: &Masking, random: &mut Random, row: &mut Row<'_>) {
     let order = Permutation::new(masking.window().into(), random.bits());
     for (choice, position) in row.positions.iter_mut().enumerate() {
         *position = order.at(choice as u64) as u32;
     }
     row.positions.sort_unstable();
     for (position, target) in row.positions.iter_mut().zip(&mut *row.targets) {
-        // After CLS, and for the second segment also after the SEP between them.
+        // Skip CLS and, in the second segment, the SEP between the segments.
         *position += 1 + u32::from(*position >= masking.first_segment());
         let token = &mut row.tokens[*position as usize];
         *target = *token;

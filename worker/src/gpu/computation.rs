@@ -1,4 +1,4 @@
-//! All that a GPU holds and runs in a training, as data.
+//! Everything a GPU stores and runs in a training, as data.
 
 use super::contents::{Contents, Initial};
 use super::cost::{self, Costed};
@@ -14,53 +14,53 @@ use switchyard_cuda::kernels;
 use switchyard_worker_contract::config::{self, Precision, SampleType};
 use switchyard_worker_contract::prediction::{Gpu, Operation};
 
-/// Forward and backward of a micro-batch, in order.
+/// Forward and backward ops of a micro-batch, in order.
 #[derive(Debug, Clone)]
 pub struct Pass<M> {
     pub forward: Vec<Work<M>>,
-    /// With the mean loss.
+    /// Includes the mean loss.
     pub backward: Vec<Work<M>>,
 }
 
-/// Everything that is run.
+/// All ops of a training.
 #[derive(Debug, Clone)]
 pub struct Works<M> {
-    /// The first micro-batch of a step.
+    /// First micro-batch of a step.
     pub first: Pass<M>,
-    /// Another, whose gradients and loss are added.
+    /// Later micro-batches, which add their gradients and loss.
     pub later: Pass<M>,
-    /// What follows the last micro-batch, once gradients and loss are those of all ranks.
+    /// Runs after the last micro-batch, once gradients and loss are reduced over all ranks.
     pub update: Vec<Work<M>>,
-    /// Copies the weights into 16 bits, after the host has written them.
+    /// Rounds the weights to 16 bits after the host has written them.
     pub round: Option<Work<M>>,
-    /// Losses and right predictions of a batch.
+    /// Losses and correct predictions of a batch.
     pub evaluation: Vec<Work<M>>,
 }
 
-/// What the works of a step move and compute, each list in the order of its [`Works`].
+/// Costs of a step's ops, each list in the order of its [`Works`].
 #[derive(Debug, Clone)]
 pub struct Costs {
-    /// Forward and backward.
+    /// Forward and backward of the first micro-batch.
     pub first: Vec<Costed>,
-    /// The same.
+    /// Forward and backward of a later micro-batch.
     pub later: Vec<Costed>,
     pub update: Vec<Costed>,
 }
 
-/// A network, its update, and what comes with a batch.
+/// A network, its update, and the inputs of each batch.
 pub struct Computation {
     plan: Plan,
     update: Update,
     inputs: Inputs,
-    /// All memory but that of the inputs.
+    /// All memory except the inputs.
     contents: Vec<Contents>,
 }
 
 impl Computation {
-    /// `samples`: how images come.
+    /// `samples`: the element type of images from the reader.
     ///
     /// # Errors
-    /// The network, or its update, cannot be computed on a GPU.
+    /// The network or its update is not supported on GPUs.
     pub fn new(
         graph: Graph,
         optimizer: &config::Optimizer,
@@ -95,55 +95,59 @@ impl Computation {
         &self.inputs
     }
 
-    /// All memory but that of the inputs.
+    /// All memory except the inputs.
     pub fn contents(&self) -> &[Contents] {
         &self.contents
     }
 
-    /// The same in the same memory, with kernels of ours for what cuBLASLt does after products.
+    /// The same computation in the same memory, but with our own kernels instead of cuBLASLt
+    /// epilogues.
     pub fn without_epilogues(self) -> Computation {
         Computation { plan: self.plan.without_epilogues(), ..self }
     }
 
-    /// For each bucket of gradients how many backward works of a micro-batch complete it and all before it; for the first micro-batch of a
-    /// step, and for another.
+    /// For each gradient bucket, the number of backward ops after which it and all earlier buckets
+    /// are final; for the first micro-batch of a step, and for later ones.
     ///
     /// # Errors
+    /// None for a computation returned by [`Computation::new`].
     /// None for a computation that [`Computation::new`] has returned.
     pub fn complete(&self, buckets: &[Bucket]) -> Result<[Vec<usize>; 2], Refused> {
         let Works { first, later, .. } = self.works(|span| span)?;
         Ok([first, later].map(|pass| complete(&pass, buckets)))
     }
 
-    /// How long a step of so many micro-batches takes at least, by operation, the slowest first.
+    /// Lower bounds of the time of a step with `micro_batches` micro-batches, by operation, slowest
+    /// first.
     ///
     /// # Errors
-    /// None for a computation that [`Computation::new`] has returned.
+    /// None for a computation returned by [`Computation::new`].
     pub fn predict(&self, micro_batches: u32, gpu: &Gpu) -> Result<Vec<Operation>, Refused> {
         predict(&self.plan, &self.update, micro_batches, gpu)
     }
 
-    /// What each work of a step moves and computes.
+    /// Memory traffic and arithmetic of each op of a step.
     ///
     /// # Errors
-    /// None for a computation that [`Computation::new`] has returned.
+    /// None for a computation returned by [`Computation::new`].
     pub fn costs(&self) -> Result<Costs, Refused> {
-        let pass = |adds: bool| cost::of_pass(&self.plan, &self.update, adds);
-        Ok(Costs { first: pass(false)?, later: pass(true)?, update: cost::of_update(&self.update)? })
+        let pass = |adds: bool| cost::pass_costs(&self.plan, &self.update, adds);
+        Ok(Costs { first: pass(false)?, later: pass(true)?, update: cost::update_costs(&self.update)? })
     }
 
-    /// For each cost of a micro-batch, the first of a step or another that adds to it, the name of its layer, or an empty one.
+    /// For each cost of a micro-batch (`adds`: a later one that adds to its predecessors), the name
+    /// of its layer, or an empty string.
     ///
     /// # Errors
-    /// None for a computation that [`Computation::new`] has returned.
+    /// None for a computation returned by [`Computation::new`].
     pub fn layers(&self, adds: bool) -> Result<Vec<String>, Refused> {
         cost::layers(&self.plan, &self.update, adds)
     }
 
-    /// What is run. `place` says which memory of the device a span is.
+    /// All ops. `place` maps spans to device memory.
     ///
     /// # Errors
-    /// A kernel does not take the memory that `place` gives.
+    /// A kernel rejects the memory returned by `place`.
     pub fn works<M: kernels::Memory>(&self, place: impl Fn(Span) -> M) -> Result<Works<M>, Refused> {
         works(&self.plan, &self.update, &place)
     }
@@ -172,7 +176,7 @@ fn only_works<M>(launches: Vec<Launch<M>>) -> Vec<Work<M>> {
 }
 
 impl<M> Works<M> {
-    /// All of them.
+    /// All ops.
     pub fn all(&self) -> impl Iterator<Item = &Work<M>> {
         let Works { first, later, update, round, evaluation } = self;
         let passes = [first, later].into_iter().flat_map(|pass| pass.forward.iter().chain(&pass.backward));
@@ -180,7 +184,7 @@ impl<M> Works<M> {
     }
 }
 
-/// Every memory that works use, and how many bytes of it.
+/// The memories that ops use, with the bytes used.
 fn used(works: &Works<Span>) -> Vec<(Memory, usize)> {
     let mut used: Vec<(Memory, usize)> = Vec::new();
     for work in works.all() {
@@ -195,7 +199,7 @@ fn used(works: &Works<Span>) -> Vec<(Memory, usize)> {
     used
 }
 
-/// The memory of the update, and what else is used.
+/// The memory of the update, and all other memory that is used.
 fn contents(plan: &Plan, update: &Update, inputs: &Inputs, used: &[(Memory, usize)]) -> Vec<Contents> {
     let mut all = update.memory();
     for &(memory, bytes) in used {

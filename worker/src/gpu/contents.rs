@@ -1,8 +1,8 @@
-//! What memory of a device holds before the first step.
+//! Initial contents of device memories.
 
 use super::launch::Memory;
 
-/// What a memory of the device is before the first step.
+/// A device memory before the first step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Contents {
     pub memory: Memory,
@@ -10,12 +10,12 @@ pub struct Contents {
     pub initial: Initial,
 }
 
-/// What is in a memory before the first step.
+/// Initial contents of a memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Initial {
-    /// Whatever: it is written before it is read.
+    /// Undefined; written before it is read.
     Unwritten,
     Zeros,
-    /// As many as it has.
+    /// Exactly as many bytes as the memory has.
     Bytes(Vec<u8>),
 }

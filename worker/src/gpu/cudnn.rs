@@ -1,4 +1,4 @@
-//! What a library computes as a whole, and what it is asked before the first step.
+//! cuDNN operations, which are queried before the first step.
 
 use super::format::{self, element, pitch};
 use super::refused::Reason;
@@ -10,17 +10,17 @@ use switchyard_cuda::convolution::{self, Direction};
 use switchyard_cuda::cublaslt::Arithmetic;
 use switchyard_cuda::operation::Operation;
 
-/// One direction of a convolution, whatever its memory.
+/// One direction of a convolution, independent of its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConvolutionKind {
     pub shape: ConvolutionShape,
     pub format: Format,
     pub direction: Direction,
-    /// To what the result holds.
+    /// Whether the result is added to the existing contents.
     pub adds: bool,
 }
 
-/// One direction of attention, whatever its memory.
+/// One direction of attention, independent of its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionKind {
     pub shape: AttentionShape,
@@ -28,7 +28,7 @@ pub struct AttentionKind {
     pub backward: bool,
 }
 
-/// What cuDNN is asked for.
+/// A cuDNN operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CudnnKind {
     Convolution(ConvolutionKind),
@@ -36,17 +36,18 @@ pub enum CudnnKind {
 }
 
 impl AttentionKind {
-    /// In the words of cuDNN.
+    /// Converts to the cuDNN description.
     ///
     /// # Errors
-    /// Sizes that it cannot have.
+    /// The sizes exceed cuDNN's limits.
     pub(super) fn described(&self) -> Result<attention::Attention, Reason> {
         Ok(attention::Attention { shape: format::attention(&self.shape, self.format)?, backward: self.backward })
     }
 }
 
 impl CudnnKind {
-    /// In the words of cuDNN. `arithmetic`: of 32-bit numbers. `None` for sizes that it cannot have.
+    /// Converts to a cuDNN description. `arithmetic` applies to f32. `None` if the sizes exceed
+    /// cuDNN's limits.
     pub fn described(&self, arithmetic: Arithmetic) -> Option<Operation> {
         match self {
             CudnnKind::Convolution(kind) => Some(Operation::Convolution(kind.described(arithmetic))),
@@ -84,17 +85,18 @@ impl ConvolutionKind {
     }
 }
 
-/// What is computed for a convolution. The gradient of images is written or added; that of filters is written to scratch memory.
-const WAYS: [(Direction, bool); 4] =
+/// The operations of a convolution. The image gradient is written or added; the filter gradient is
+/// written to scratch memory.
+const DIRECTIONS: [(Direction, bool); 4] =
     [(Direction::Forward, false), (Direction::Filters, false), (Direction::Images, false), (Direction::Images, true)];
 
-/// What cuDNN computes on a device, with the bytes of memory that each needs beside its tensors. Other convolutions are products of patches, other
-/// attention is computed by our kernels.
+/// The cuDNN operations that a device supports, with their workspace in bytes. Other convolutions
+/// use im2col + GEMM, other attention our own kernels.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CudnnKinds(Vec<(CudnnKind, usize)>);
 
 impl CudnnKinds {
-    /// There is no cuDNN.
+    /// Without cuDNN.
     pub const fn none() -> CudnnKinds {
         CudnnKinds(Vec::new())
     }
@@ -103,21 +105,22 @@ impl CudnnKinds {
         CudnnKinds(accepted)
     }
 
-    /// Those of a graph, as if cuDNN computed all of them without more memory.
+    /// All operations of a graph, as if cuDNN supported them without workspace.
     pub fn all(graph: &Graph, deterministic: bool) -> CudnnKinds {
         CudnnKinds(CudnnKinds::of(graph, deterministic).into_iter().map(|kind| (kind, 0)).collect())
     }
 
-    /// The same for tensors in another format.
+    /// The same operations for tensors in another format.
     pub fn in_format(&self, format: Format) -> CudnnKinds {
-        // It has no attention in 32 bits.
+        // cuDNN has no f32 attention.
         let has = |kind: &CudnnKind| format != Format::F32 || matches!(kind, CudnnKind::Convolution(_));
         let kinds = self.0.iter().filter(|(kind, _)| has(kind));
         CudnnKinds(kinds.map(|(kind, bytes)| (kind.in_format(format), *bytes)).collect())
     }
 
-    /// What cuDNN may be asked for a graph, each kind once. Convolutions that are products of the pixels as they are, are not among it, nor is
-    /// attention in 32 bits. `deterministic`: nor is what has other bits in each run.
+    /// The cuDNN operations of a graph, each kind once. Excludes convolutions that are plain GEMMs
+    /// of the pixels, and f32 attention. `deterministic` also excludes operations whose bits differ
+    /// between runs.
     pub fn of(graph: &Graph, deterministic: bool) -> Vec<CudnnKind> {
         let format = graph.format();
         let mut kinds = Vec::new();
@@ -125,7 +128,7 @@ impl CudnnKinds {
             let new: Vec<CudnnKind> = match node.layer.form() {
                 Form::Convolution(shape) if !shape.is_product() => {
                     let of = |(direction, adds)| ConvolutionKind { shape, format, direction, adds };
-                    WAYS.map(of).map(CudnnKind::Convolution).to_vec()
+                    DIRECTIONS.map(of).map(CudnnKind::Convolution).to_vec()
                 }
                 Form::Attention(shape) if format != Format::F32 => {
                     let of = |backward| CudnnKind::Attention(AttentionKind { shape, format, backward });
@@ -143,15 +146,15 @@ impl CudnnKinds {
         kinds
     }
 
-    /// Bytes of workspace of one that cuDNN computes.
+    /// Workspace bytes of a supported operation.
     pub(super) fn workspace(&self, kind: &CudnnKind) -> Option<usize> {
         self.0.iter().find(|(known, _)| known == kind).map(|(_, bytes)| *bytes)
     }
 
-    /// Whether cuDNN computes a direction of a convolution, written and added.
-    pub(super) fn have(&self, shape: &ConvolutionShape, format: Format, direction: Direction) -> bool {
-        let mut ways = WAYS.into_iter().filter(|(of, _)| *of == direction);
-        ways.all(|(direction, adds)| {
+    /// Whether cuDNN supports a direction of a convolution, in all the variants that are needed.
+    pub(super) fn supports(&self, shape: &ConvolutionShape, format: Format, direction: Direction) -> bool {
+        let mut variants = DIRECTIONS.into_iter().filter(|(of, _)| *of == direction);
+        variants.all(|(direction, adds)| {
             let kind = ConvolutionKind { shape: *shape, format, direction, adds };
             self.workspace(&CudnnKind::Convolution(kind)).is_some()
         })

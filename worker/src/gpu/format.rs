@@ -1,4 +1,4 @@
-//! How numbers of a format lie in rows.
+//! Row layout by format.
 
 use super::refused::Reason;
 use crate::cpu::Format;
@@ -7,7 +7,7 @@ use switchyard_cuda::cublaslt;
 use switchyard_cuda::kernels::Element;
 use switchyard_cuda::kernels::attention::Shape;
 
-/// Bytes that a thread of a kernel reads at once: rows begin at multiples of them.
+/// Bytes per vectorised read of a kernel thread; rows are aligned to them.
 pub(super) const VECTOR: usize = 16;
 
 pub(super) fn element(format: Format) -> Element {
@@ -18,22 +18,22 @@ pub(super) fn element(format: Format) -> Element {
     }
 }
 
-/// Of a matrix.
+/// The matrix element format.
 pub(super) fn number(format: Format) -> cublaslt::Format {
     element(format).into()
 }
 
-/// From one row of a tensor to the next, in numbers.
+/// Row pitch of a tensor in elements.
 pub(super) fn pitch(width: usize, format: Format) -> usize {
     width.next_multiple_of(VECTOR / format.size())
 }
 
-/// Sizes of kernels have 32 bits.
+/// Converts a size for kernels, which use 32-bit sizes.
 pub(super) fn size(number: usize) -> Result<u32, Reason> {
     u32::try_from(number).map_err(|_| Reason::Missing(format!("a size of {number}")))
 }
 
-/// In the words of kernels.
+/// Converts to the kernels' shape.
 pub(super) fn attention(shape: &AttentionShape, format: Format) -> Result<Shape, Reason> {
     let AttentionShape { batch, context, heads, head_size, causal } = *shape;
     let [batch, context, heads, head_size] = [size(batch)?, size(context)?, size(heads)?, size(head_size)?];

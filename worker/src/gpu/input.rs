@@ -1,4 +1,4 @@
-//! What a device gets with each micro-batch, as one block of bytes.
+//! Per-micro-batch device inputs, as one block of bytes.
 
 use super::launch::{Memory, Span, Table};
 use crate::cpu::ops::Targets;
@@ -7,7 +7,7 @@ use crate::nn::layers::Loss;
 use std::ops::Range;
 use switchyard_cuda::kernels::embedding::order;
 
-/// Every part of the block begins at a multiple of this many bytes.
+/// Alignment of each part of the block in bytes.
 const ALIGNMENT: usize = 256;
 
 /// The parts of a batch that launches read.
@@ -15,21 +15,21 @@ const ALIGNMENT: usize = 256;
 pub struct Inputs {
     parts: Vec<(Memory, Range<usize>)>,
     losses: Vec<Loss>,
-    /// Entries of the table of tokens.
+    /// Rows of the token table.
     vocabulary: u32,
     /// See [`order`].
     starts: Vec<u32>,
 }
 
-/// How much of a step a micro-batch is.
+/// Weight of a micro-batch within its step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Share {
-    /// In the mean over the global batch.
+    /// Share of the global-batch mean.
     pub part: f32,
     pub loss_scale: f32,
 }
 
-/// Whether a memory comes with a batch.
+/// Whether a memory is filled from each batch.
 fn is_input(memory: Memory) -> bool {
     match memory {
         Memory::Values
@@ -65,7 +65,8 @@ fn is_input(memory: Memory) -> bool {
 }
 
 impl Inputs {
-    /// Of memories with their bytes, those that come with a batch. `vocabulary`: entries of the table of tokens, with those that no data have.
+    /// Selects the input memories among `used`, given with their bytes. `vocabulary`: rows of the
+    /// token table, including padding rows.
     pub(super) fn new(used: &[(Memory, usize)], losses: Vec<Loss>, vocabulary: u32) -> Inputs {
         let mut end = 0;
         let mut place = |bytes: usize| {
@@ -88,16 +89,17 @@ impl Inputs {
         self.parts.last().map_or(0, |(_, part)| part.end)
     }
 
-    /// Where a span is in the block; `None` if it is of a memory that does not come with a batch.
+    /// Position of a span in the block; `None` if its memory is not an input.
     pub fn place(&self, span: Span) -> Option<Range<usize>> {
         let (_, part) = self.parts.iter().find(|(memory, _)| *memory == span.memory)?;
         Some(part.start + span.at..part.start + span.at + span.bytes)
     }
 
-    /// Writes a batch into a block, which begins at a multiple of 4 bytes. Allocates nothing after the first call.
+    /// Writes a batch into a block, which must be 4-byte aligned. Does not allocate after the first
+    /// call.
     ///
     /// # Panics
-    /// The block or the batch has another size than expected.
+    /// If the block or the batch has an unexpected size.
     pub fn write(&mut self, batch: &Batch, share: Share, block: &mut [u8]) {
         let Inputs { parts, losses, vocabulary, starts } = self;
         for (memory, part) in parts.iter() {
@@ -128,10 +130,10 @@ impl Inputs {
     }
 }
 
-/// Values that a segment can have.
+/// Number of segment ids.
 const SEGMENTS: u32 = 2;
 
-/// For each loss what a row of a micro-batch counts, so that its rows together count `part`.
+/// For each loss, the weight of each row of a micro-batch; the weights of all rows sum to `part`.
 fn factors(losses: &[Loss], batch: &Batch, part: f32, bytes: &mut [u8]) {
     let factors: &mut [f32] = bytemuck::cast_slice_mut(bytes);
     for (factor, loss) in factors.iter_mut().zip(losses) {

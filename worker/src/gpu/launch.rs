@@ -1,4 +1,4 @@
-//! What a GPU is told to do, as data.
+//! GPU operations as data.
 
 use super::cudnn::{AttentionKind, ConvolutionKind};
 use crate::nn::layers::Target;
@@ -8,44 +8,45 @@ use switchyard_cuda::cublaslt::Format;
 use switchyard_cuda::kernels::activation::Function;
 use switchyard_cuda::kernels::{self, Argument, Call};
 
-/// A memory of the device.
+/// A device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Memory {
-    /// Activations, their gradients and scratch memory, placed by the plan.
+    /// Activations, their gradients and scratch memory, laid out by the plan.
     Arena,
-    /// 32-bit weights in the order of the layout.
+    /// f32 weights in layout order.
     Weights,
-    /// The same in the network's format, in mixed precision.
+    /// The weights in the network's format, for mixed precision.
     Half,
-    /// 32-bit gradients in the order of the layout.
+    /// f32 gradients in layout order.
     Gradients,
-    /// [`crate::data::Batch::values`], 32 bits.
+    /// [`crate::data::Batch::values`], f32.
     Values,
-    /// [`crate::data::Batch::pixels`], and bytes that do not matter to the end of a word of 32 bits.
+    /// [`crate::data::Batch::pixels`], padded to a multiple of 32 bits.
     Pixels,
-    /// For each row of an embedding which entry of a table it has, `u32`.
+    /// The table row of each row of an embedding, `u32`.
     Entries(Table),
-    /// The rows in the order of these entries, [`kernels::embedding::order`].
+    /// The embedding's rows sorted by table row, [`kernels::embedding::order`].
     Order(Table),
     /// [`crate::data::Batch::positions`], `u32`.
     Positions,
-    /// Numbers that never change, `u32` or the bits of an `f32`: [`Plan::constants`](super::Plan::constants).
+    /// Constants, `u32` or the bits of an `f32`: [`Plan::constants`](super::Plan::constants).
     Constants,
-    /// The classes that logits are compared with, `u32`.
+    /// The target classes of logits, `u32`.
     Targets(Target),
-    /// Running statistics, `f32` in the order of [`Plan::statistics`](super::Plan::statistics): what evaluation reads.
+    /// Running statistics, `f32` in the order of [`Plan::statistics`](super::Plan::statistics),
+    /// read by evaluation.
     Statistics,
-    /// Statistics of the last micro-batch in the same order: what training writes.
+    /// Statistics of the last micro-batch in the same order, written by training.
     BatchStatistics,
-    /// For each loss one `f32`: what the gradient of each row is multiplied by.
+    /// One `f32` per loss: the factor of each row's gradient.
     Factors,
-    /// For each loss one `f32`: the part of a row's nats in the mean loss of the step.
+    /// One `f32` per loss: the share of a row's nats in the step's mean loss.
     Shares,
-    /// For each row of each loss its nats, `f32`.
+    /// The loss of each row of each loss in nats, `f32`.
     Losses,
-    /// For each row of each loss 1.0 if the prediction was right, else 0.0.
+    /// For each row of each loss, 1.0 for a correct prediction, otherwise 0.0.
     Correct,
-    /// An array of the optimizer by its number, 32 bits, in the order of the layout.
+    /// An optimizer state array by index, f32, in layout order.
     Moments(usize),
     /// The mean loss of a step over all ranks, one `f32`.
     Loss,
@@ -59,28 +60,29 @@ pub enum Memory {
     Scaling,
     /// [`kernels::optimizer::Chunk`]s of the layout.
     Chunks,
-    /// Two [`kernels::optimizer::Numbers`] of a step: if the step before it was not left out, and if it was.
+    /// Two [`kernels::optimizer::Numbers`] of a step: for the case that the previous step is
+    /// applied, and for the case that it is skipped.
     Candidates,
-    /// Those of both that are true, which the device chooses.
+    /// The [`kernels::optimizer::Numbers`] that the device selects from the candidates.
     Numbers,
-    /// LAMB and LARS: two sums of squares for each chunk, `f64`.
+    /// LAMB and LARS: two sums of squares per chunk, `f64`.
     Norms,
-    /// LAMB and LARS: the factor of each parameter, `f64`.
+    /// LAMB and LARS: the ratio of each parameter, `f64`.
     Ratios,
-    /// What cuDNN needs beside the tensors, one operation after the other.
+    /// cuDNN workspaces, shared by operations in sequence.
     Workspace,
 }
 
-/// A table of an embedding whose entries a batch chooses.
+/// An embedding table that is indexed by a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Table {
-    /// By [`crate::data::Batch::tokens`].
+    /// Indexed by [`crate::data::Batch::tokens`].
     Tokens,
-    /// By [`crate::data::Batch::segments`].
+    /// Indexed by [`crate::data::Batch::segments`].
     Segments,
 }
 
-/// Bytes of a memory.
+/// A byte range of a memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     pub memory: Memory,
@@ -95,62 +97,63 @@ impl kernels::Memory for Span {
     }
 }
 
-/// `rows` x `columns` numbers as they lie in memory, row by row.
+/// `rows` x `columns` elements in row-major order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Matrix<M> {
     pub memory: M,
     pub rows: usize,
     pub columns: usize,
-    /// From one row to the next, in numbers. Nobody reads what is between.
+    /// Row pitch in elements. The padding is never read.
     pub pitch: usize,
     pub format: Format,
-    /// A product takes rows for columns.
+    /// Whether a product reads it transposed.
     pub is_transposed: bool,
 }
 
 impl<M> Matrix<M> {
-    /// The same numbers with rows for columns.
+    /// The transposed view of the same elements.
     pub fn transposed(self) -> Matrix<M> {
         Matrix { is_transposed: !self.is_transposed, ..self }
     }
 }
 
-/// What follows a product before its result is written: `result = function(left right + addend + bias)`.
+/// GEMM epilogue: `result = function(left right + addend + bias)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Epilogue<M> {
-    /// In the format of the result.
+    /// In the result's format.
     pub bias: M,
     pub function: Function,
-    /// Gets the argument of [`Function::Gelu`].
+    /// Receives the input of [`Function::Gelu`].
     pub kept: Option<Matrix<M>>,
 }
 
-/// `result = left right`, or `result = left right + addend`. Sums are in 32 bits.
+/// GEMM: `result = left right`, or `result = left right + addend`, accumulated in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Product<M> {
     pub left: Matrix<M>,
     pub right: Matrix<M>,
     pub result: Matrix<M>,
-    /// As large as the result and in its format; it may be the result itself.
+    /// Same size and format as the result; can be the result itself.
     pub addend: Option<Matrix<M>>,
     pub epilogue: Option<Epilogue<M>>,
-    /// Of factors in 8 bits, left and right: one `f32` that all of a factor is multiplied by.
+    /// For FP8 operands, left and right: one `f32` scale per operand.
     pub scales: Option<[M; 2]>,
 }
 
-/// A convolution of cuDNN. Images and results are in NHWC with the pitch of tensors, filters without gaps.
+/// A cuDNN convolution. Images and results are NHWC with the pitch of tensors, filters are
+/// contiguous.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Convolution<M> {
     pub kind: ConvolutionKind,
     pub images: M,
     pub filters: M,
     pub results: M,
-    /// If it needs any.
+    /// `None` if no workspace is needed.
     pub workspace: Option<M>,
 }
 
 impl<M: Copy> Convolution<M> {
-    /// What is computed, and what it is computed from.
+    /// The output and the inputs.
     fn written_and_read(&self) -> (M, [M; 2]) {
         match self.kind.direction {
             Direction::Forward => (self.results, [self.images, self.filters]),
@@ -160,16 +163,16 @@ impl<M: Copy> Convolution<M> {
     }
 }
 
-/// Attention of cuDNN.
+/// cuDNN attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attention<M> {
     pub kind: AttentionKind,
     pub on: AttentionPass<M>,
-    /// If it needs any.
+    /// `None` if no workspace is needed.
     pub workspace: Option<M>,
 }
 
-/// The memory of a pass of attention.
+/// The tensors of an attention pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttentionPass<M> {
     Forward { qkv: M, out: M, saved: M },
@@ -194,32 +197,32 @@ impl<M: Copy> AttentionPass<M> {
     }
 }
 
-/// One operation of a GPU.
+/// A GPU operation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Work<M> {
     Kernel(Call<M>),
     Product(Product<M>),
     Convolution(Convolution<M>),
     Attention(Attention<M>),
-    /// Between matrices of the same size.
+    /// Copies between matrices of equal size.
     Copy {
         from: Matrix<M>,
         to: Matrix<M>,
     },
 }
 
-/// An operation and the layer that it is for.
+/// An operation and its layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Launch<M> {
     pub layer: String,
-    /// Backward or forward.
+    /// Whether it belongs to the backward pass.
     pub backward: bool,
     pub work: Work<M>,
 }
 
 impl<M: Copy> Work<M> {
-    /// Name of the kernel; `product`, `convolution`, `convolution_images`, `convolution_filters`, `fused_attention`, `fused_attention_backward` or
-    /// `copy` where it is none of ours.
+    /// Kernel name; for other operations `product`, `convolution`, `convolution_images`,
+    /// `convolution_filters`, `fused_attention`, `fused_attention_backward` or `copy`.
     pub fn name(&self) -> &'static str {
         match self {
             Work::Kernel(call) => call.kernel(),
@@ -237,7 +240,7 @@ impl<M: Copy> Work<M> {
         }
     }
 
-    /// Memory whose contents matter before the operation.
+    /// Memory that the operation reads.
     pub fn reads(&self) -> Vec<M> {
         match self {
             Work::Kernel(call) => call.arguments().iter().filter_map(|argument| read(*argument)).collect(),
@@ -255,7 +258,7 @@ impl<M: Copy> Work<M> {
         }
     }
 
-    /// Memory that the operation changes.
+    /// Memory that the operation modifies.
     pub fn writes(&self) -> Vec<M> {
         match self {
             Work::Kernel(call) => call.arguments().iter().filter_map(|argument| written(*argument)).collect(),

@@ -1,4 +1,4 @@
-//! How a GPU computes each form: what it needs, and its launches forward and backward.
+//! Lowers each form to launches: its memory needs, and its forward and backward ops.
 
 mod attention;
 mod convolution;
@@ -25,7 +25,7 @@ use switchyard_cuda::kernels::gather::Gather;
 use switchyard_cuda::kernels::windows::Windows;
 use switchyard_cuda::kernels::{self, Rows};
 
-/// Whether a layer adds to what is in the memory for the gradient of its input; `None` if nobody needs that gradient.
+/// Whether a layer adds to the gradient of its input; `None` if the gradient is not needed.
 fn adds(mode: Mode) -> Option<bool> {
     match mode {
         Mode::Write => Some(false),
@@ -34,16 +34,16 @@ fn adds(mode: Mode) -> Option<bool> {
     }
 }
 
-/// What a form needs on a GPU.
+/// A form's memory needs on a GPU.
 ///
 /// # Errors
-/// No kernel computes it.
+/// No kernel computes the form.
 pub(super) fn needs(form: &Form, target: &Target, format: Format) -> Result<Needs, Reason> {
     let missing = |what: &str| Err(Reason::Missing(what.to_owned()));
     let first = [true, false, false];
     match form {
         Form::Features(features) => input::features(features, format).map(|_| Needs::default()),
-        // Neither bytes nor numbers of the reader need memory of their own.
+        // The reader's bytes or floats need no memory of their own.
         Form::Pixels(pixels) => input::pixels(pixels, format, false).map(|_| Needs::default()),
         Form::Embedding(tables) => Ok(Needs {
             backward_scratch: embedding::kernels_of(tables, format)?.partial_bytes() / FLOAT,
@@ -55,7 +55,7 @@ pub(super) fn needs(form: &Form, target: &Target, format: Format) -> Result<Need
             let [scratch, backward_scratch] = fp8::scratch(product, target, format)?;
             Ok(Needs {
                 inputs: first,
-                // GELU needs its argument; for the others the output is enough.
+                // GELU's gradient needs its input; for the others the output is enough.
                 output: matches!(product.activation, Some(Activation::Relu | Activation::Tanh)),
                 kept: if product.activation == Some(Activation::Gelu) {
                     product.rows * pitch(product.outputs, format)
@@ -73,8 +73,8 @@ pub(super) fn needs(form: &Form, target: &Target, format: Format) -> Result<Need
             let backward_scratch = attention::backward_scratch(shape, target, format)?;
             Ok(Needs { inputs: first, output: true, saved, backward_scratch, ..Needs::default() })
         }
-        Form::Rows(picked) => {
-            rows::kernels_of(picked, format)?;
+        Form::Rows(selected) => {
+            rows::kernels_of(selected, format)?;
             Ok(Needs { flow: [Flow::Accumulate; INPUTS], ..Needs::default() })
         }
         Form::LayerNorm(norm) => Ok(Needs {
@@ -113,34 +113,34 @@ pub(super) fn needs(form: &Form, target: &Target, format: Format) -> Result<Need
             pooling::average_pool(pool, format)?;
             Ok(Needs { flow: [Flow::Accumulate; INPUTS], ..Needs::default() })
         }
-        // Loss and gradient come from one kernel, in backward.
+        // One kernel computes loss and gradient, in backward.
         Form::CrossEntropy(_) => Ok(Needs { flow: [Flow::OverInput; INPUTS], ..Needs::default() }),
-        Form::Own => missing("code for CPUs"),
+        Form::Opaque => missing("CPU code"),
     }
 }
 
-/// Whether a linear layer is computed in 8 bits; `None` for other layers.
+/// Whether a linear layer is computed in FP8; `None` for other layers.
 pub(super) fn in_fp8(form: &Form, target: &Target, format: Format) -> Option<bool> {
     match form {
-        Form::Product(product) => Some(fp8::takes(product, target, format)),
+        Form::Product(product) => Some(fp8::is_eligible(product, target, format)),
         _ => None,
     }
 }
 
-/// Bytes of a number in 32 bits.
+/// Bytes per f32.
 const FLOAT: usize = size_of::<f32>();
 
 fn rows(width: usize, format: Format) -> Result<Rows, Reason> {
     Ok(Rows { element: element(format), width: size(width)?, pitch: size(pitch(width, format))? })
 }
 
-/// Over images of these sides.
+/// Windows over images of these sizes.
 fn windows([height, width]: [usize; 2], kernel: usize, stride: usize, padding: usize) -> Result<Windows, Reason> {
     let [height, width, kernel] = [size(height)?, size(width)?, size(kernel)?];
     Ok(Windows { height, width, kernel, stride: size(stride)?, padding: size(padding)? })
 }
 
-/// Numbers of a row of each input, and of the output, of a form that `needs` does not refuse.
+/// Row width of each input and of the output, for a form that `needs` accepts.
 pub(super) fn widths(form: &Form) -> ([usize; 2], usize) {
     match form {
         Form::Features(features) => ([0, 0], features.width),
@@ -148,73 +148,73 @@ pub(super) fn widths(form: &Form) -> ([usize; 2], usize) {
         Form::Embedding(tables) => ([0, 0], tables.width),
         Form::Product(product) => ([product.inputs, product.outputs], product.outputs),
         Form::Attention(shape) => ([3 * shape.hidden(), 0], shape.hidden()),
-        Form::Rows(picked) => ([picked.width, 0], picked.width),
+        Form::Rows(selected) => ([selected.width, 0], selected.width),
         Form::LayerNorm(norm) => ([norm.width, 0], norm.width),
         Form::BatchNorm(norm) => ([norm.channels; 2], norm.channels),
         Form::Convolution(shape) => ([shape.channels, 0], shape.outputs),
         Form::MaxPool(window) => ([window.channels, 0], window.channels),
         Form::AveragePool(pool) => ([pool.channels, 0], pool.channels),
         Form::CrossEntropy(loss) => ([loss.classes, 0], 0),
-        Form::Own => ([0, 0], 0),
+        Form::Opaque => ([0, 0], 0),
     }
 }
 
-/// Makes the launches of one layer after another.
+/// Lowers layers one after another.
 pub(super) struct Lowering<'a, M> {
     pub target: &'a Target,
     pub format: Format,
     pub layout: &'a Layout,
     pub place: &'a dyn Fn(Span) -> M,
-    /// To the gradients of earlier micro-batches.
+    /// Whether to add to the gradients of earlier micro-batches.
     pub adds: bool,
-    /// Forward alone, of a network that is not trained.
+    /// Whether to lower forward only, for evaluation.
     pub evaluates: bool,
-    /// Images come as numbers of 32 bits, normalised by the reader.
+    /// Whether the reader delivers normalised f32 images.
     pub is_normalised: bool,
-    /// Those of the current layer.
+    /// Ops of the current layer.
     pub works: Vec<Work<M>>,
 }
 
 impl<M: kernels::Memory> Lowering<'_, M> {
-    pub fn forward(&mut self, computed: &Computed, places: &NodePlan) -> Result<(), Reason> {
+    pub fn forward(&mut self, computed: &Computed, regions: &NodePlan) -> Result<(), Reason> {
         match &computed.form {
-            Form::Features(features) => self.features(features, places)?,
-            Form::Pixels(pixels) => self.pixels(pixels, computed, places)?,
-            Form::Embedding(tables) => self.embedding(tables, places)?,
-            Form::Product(product) => self.product(product, places)?,
-            Form::Attention(shape) => self.attention(shape, places)?,
-            Form::Rows(picked) => self.rows(picked, computed, places)?,
-            Form::LayerNorm(norm) => self.layer_norm(norm, places)?,
-            Form::BatchNorm(norm) => self.batch_norm(norm, places)?,
-            Form::Convolution(shape) => self.convolution(shape, places)?,
-            Form::MaxPool(window) => self.max_pool(window, places)?,
-            Form::AveragePool(pool) => self.average_pool(pool, places)?,
-            // In training it is computed in backward, together with its gradient.
-            Form::CrossEntropy(loss) if self.evaluates => self.cross_entropy(loss, computed, places)?,
+            Form::Features(features) => self.features(features, regions)?,
+            Form::Pixels(pixels) => self.pixels(pixels, computed, regions)?,
+            Form::Embedding(tables) => self.embedding(tables, regions)?,
+            Form::Product(product) => self.product(product, regions)?,
+            Form::Attention(shape) => self.attention(shape, regions)?,
+            Form::Rows(selected) => self.rows(selected, computed, regions)?,
+            Form::LayerNorm(norm) => self.layer_norm(norm, regions)?,
+            Form::BatchNorm(norm) => self.batch_norm(norm, regions)?,
+            Form::Convolution(shape) => self.convolution(shape, regions)?,
+            Form::MaxPool(window) => self.max_pool(window, regions)?,
+            Form::AveragePool(pool) => self.average_pool(pool, regions)?,
+            // In training, backward computes the loss together with its gradient.
+            Form::CrossEntropy(loss) if self.evaluates => self.cross_entropy(loss, computed, regions)?,
             // See `needs`.
             _ => {}
         }
         Ok(())
     }
 
-    pub fn backward(&mut self, computed: &Computed, places: &NodePlan) -> Result<(), Reason> {
+    pub fn backward(&mut self, computed: &Computed, regions: &NodePlan) -> Result<(), Reason> {
         match &computed.form {
-            Form::Embedding(tables) => self.embedding_backward(tables, places)?,
-            Form::Product(product) => self.product_backward(product, places)?,
-            Form::Attention(shape) => self.attention_backward(shape, places)?,
-            Form::Rows(picked) => self.rows_backward(picked, computed, places)?,
-            Form::LayerNorm(norm) => self.layer_norm_backward(norm, places)?,
-            Form::BatchNorm(norm) => self.batch_norm_backward(norm, places)?,
-            Form::Convolution(shape) => self.convolution_backward(shape, places)?,
-            Form::MaxPool(window) => self.max_pool_backward(window, places)?,
-            Form::AveragePool(pool) => self.average_pool_backward(pool, places)?,
-            Form::CrossEntropy(loss) => self.cross_entropy(loss, computed, places)?,
+            Form::Embedding(tables) => self.embedding_backward(tables, regions)?,
+            Form::Product(product) => self.product_backward(product, regions)?,
+            Form::Attention(shape) => self.attention_backward(shape, regions)?,
+            Form::Rows(selected) => self.rows_backward(selected, computed, regions)?,
+            Form::LayerNorm(norm) => self.layer_norm_backward(norm, regions)?,
+            Form::BatchNorm(norm) => self.batch_norm_backward(norm, regions)?,
+            Form::Convolution(shape) => self.convolution_backward(shape, regions)?,
+            Form::MaxPool(window) => self.max_pool_backward(window, regions)?,
+            Form::AveragePool(pool) => self.average_pool_backward(pool, regions)?,
+            Form::CrossEntropy(loss) => self.cross_entropy(loss, computed, regions)?,
             _ => {}
         }
-        places.passes.iter().try_for_each(|pass| self.pass(widths(&computed.form).0[pass.input], pass))
+        regions.passes.iter().try_for_each(|pass| self.pass(widths(&computed.form).0[pass.input], pass))
     }
 
-    /// `width`: of the gradient's rows.
+    /// `width`: row width of the gradient.
     fn pass(&mut self, width: usize, pass: &Pass<Region>) -> Result<(), Reason> {
         let count = pass.to.len / pitch(width, self.format);
         if !pass.add {
@@ -224,7 +224,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         }
         let (blocks, from, to) = (self.target.blocks, self.arena(&pass.from), self.arena(&pass.to));
         let element = element(self.format);
-        // Without gaps one program serves rows of every width.
+        // If rows are contiguous, one program serves every width.
         let call = if width == pitch(width, self.format) {
             Elementwise { from: element, to: element }.sum(blocks, size(pass.to.len)?, [to, from], to)?
         } else {
@@ -234,41 +234,41 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         Ok(())
     }
 
-    /// Of numbers of 32 bits.
+    /// A range of f32 elements.
     fn floats(&self, memory: Memory, from: usize, len: usize) -> M {
         (self.place)(Span { memory, at: FLOAT * from, bytes: FLOAT * len })
     }
 
-    fn arena(&self, place: &Region) -> M {
-        (self.place)(Span { memory: Memory::Arena, at: place.offset, bytes: place.bytes() })
+    fn arena(&self, region: &Region) -> M {
+        (self.place)(Span { memory: Memory::Arena, at: region.offset, bytes: region.bytes() })
     }
 
-    /// A tensor.
-    fn matrix(&self, place: &Region, rows: usize, columns: usize) -> Matrix<M> {
-        self.rows_from(place, 0, rows, columns)
+    /// A tensor as a matrix.
+    fn matrix(&self, region: &Region, rows: usize, columns: usize) -> Matrix<M> {
+        self.rows_from(region, 0, rows, columns)
     }
 
-    /// Rows of a tensor from the row `first` on.
-    fn rows_from(&self, place: &Region, first: usize, rows: usize, columns: usize) -> Matrix<M> {
-        let (pitch, format) = (pitch(columns, place.format), place.format);
-        let offset = place.offset + first * pitch * format.size();
+    /// Rows of a tensor from row `first` on.
+    fn rows_from(&self, region: &Region, first: usize, rows: usize, columns: usize) -> Matrix<M> {
+        let (pitch, format) = (pitch(columns, region.format), region.format);
+        let offset = region.offset + first * pitch * format.size();
         let memory = self.arena(&Region { offset, len: rows * pitch, format });
         Matrix { memory, rows, columns, pitch, format: number(format), is_transposed: false }
     }
 
-    /// The matrix that a layer multiplies with, its first parameter, in the format that is computed with.
-    fn weight(&self, rows: usize, columns: usize, places: &NodePlan) -> Matrix<M> {
-        let memory = self.rounded(places.ordinals[0]);
+    /// A layer's weight matrix, its first parameter, in the compute format.
+    fn weight(&self, rows: usize, columns: usize, regions: &NodePlan) -> Matrix<M> {
+        let memory = self.rounded(regions.ordinals[0]);
         Matrix { memory, rows, columns, pitch: columns, format: number(self.format), is_transposed: false }
     }
 
-    /// A parameter or its gradient, in 32 bits.
+    /// A parameter or its gradient, in f32.
     fn parameter(&self, memory: Memory, ordinal: usize) -> M {
         let parameter = &self.layout.parameters[ordinal];
         self.floats(memory, parameter.offset, parameter.len)
     }
 
-    /// A parameter in the format that is computed with.
+    /// A parameter in the compute format.
     fn rounded(&self, ordinal: usize) -> M {
         let parameter = &self.layout.parameters[ordinal];
         let memory = if self.format == Format::F32 { Memory::Weights } else { Memory::Half };
@@ -276,9 +276,9 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         (self.place)(Span { memory, at: size * parameter.offset, bytes: size * parameter.len })
     }
 
-    /// The gradient of a layer's parameter, and whether to add to what it holds.
-    fn gradient(&self, places: &NodePlan, index: usize) -> (M, bool) {
-        let adds = self.adds || places.written[index];
-        (self.parameter(Memory::Gradients, places.ordinals[index]), adds)
+    /// The gradient of a layer's parameter, and whether to add to its contents.
+    fn gradient(&self, regions: &NodePlan, index: usize) -> (M, bool) {
+        let adds = self.adds || regions.written[index];
+        (self.parameter(Memory::Gradients, regions.ordinals[index]), adds)
     }
 }

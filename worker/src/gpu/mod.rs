@@ -1,13 +1,14 @@
-//! The engine on GPUs of NVIDIA, as far as it exists: the graph of a network turned into launches, which are data.
+//! NVIDIA GPU backend: lowers a network graph to a list of launches. Launches are plain data.
 //!
 //! ```text
-//! nn::Graph -> forms -> Needs -> plan of nn (addresses) -> Plan::launches -> Launch: kernel, product, convolution, attention, copy
-//!                └─ Refused                                                    with the memory that each uses
+//! nn::Graph -> forms -> Needs -> memory plan (nn) -> Plan::launches -> Launch: kernel, product,
+//!                └─ Refused                        convolution, attention or copy, with its memory
 //! ```
 //!
-//! A layer says what it computes ([`crate::nn::Form`]), and [`Plan`] says how a GPU does that. What has no form, and what has no kernel yet,
-//! is refused before anything is allocated. [`Update`] does the same for what follows backward: loss, norm, loss scale and optimizer.
-//! Nothing here calls a device: the caller says what the memory of a launch is, and runs it.
+//! A layer describes its operation ([`crate::nn::Form`]), and [`Plan`] lowers it. Layers without a
+//! form or a kernel are rejected before anything is allocated. [`Update`] lowers the rest of the
+//! step after backward: loss, norm, loss scale and optimizer. Nothing here calls a device: the
+//! caller maps the memory of a launch and runs it.
 #![forbid(unsafe_code)]
 
 mod computation;

@@ -1,4 +1,4 @@
-//! The plan of a network on a GPU: memory, and the launches of forward and backward.
+//! The GPU plan of a network: memory, and forward and backward launches.
 
 use super::format::VECTOR;
 use super::launch::{Launch, Span};
@@ -13,18 +13,19 @@ use crate::nn::program::{Program, Reductions};
 use crate::nn::{Form, Layout, Lengths, Needs};
 use switchyard_cuda::kernels;
 
-/// Bytes of which every address in the arena is a multiple: what `cuMemAlloc` gives, and more than any kernel needs.
+/// Alignment of arena addresses in bytes: as `cuMemAlloc` aligns, and at least what every kernel
+/// needs.
 const ADDRESS: usize = 256;
 
-/// A network on a GPU.
+/// A network planned for a GPU.
 pub struct Plan {
     target: Target,
     format: Format,
-    /// Of images: by the reader.
+    /// Whether the reader normalises images.
     is_normalised: bool,
     statistics: Vec<StatisticInfo>,
     nodes: Vec<Node>,
-    /// What each of them computes.
+    /// The lowering input of each node.
     computed: Vec<Computed>,
     plan: NetworkPlan,
 }
@@ -43,7 +44,8 @@ impl Plan {
             let needs = layers::needs(&node.layer.form(), &target, format);
             needs.map_err(|reason| reason.of(&node.name, node.layer.kind()))
         };
-        // The plan goes backward; a refusal names the first layer.
+        // The plan runs backwards over the layers; check forwards first, so that an error names the
+        // first layer.
         graph.nodes.iter().try_for_each(|node| needs(node).map(drop))?;
         graph.nodes.iter().try_for_each(|node| check_rows(&graph, node))?;
         let alignment = Alignment { address: ADDRESS, row: VECTOR / format.size() };
@@ -65,7 +67,8 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The same plan for images that the reader has normalised: they come as [`Memory::Values`](super::Memory::Values), not as
+    /// The same plan for images normalised by the reader: they arrive as
+    /// [`Memory::Values`](super::Memory::Values) instead of
     /// [`Memory::Pixels`](super::Memory::Pixels).
     pub fn with_normalised_images(self) -> Plan {
         Plan { is_normalised: true, ..self }
@@ -89,7 +92,7 @@ impl Plan {
         self.plan.bytes
     }
 
-    /// Names and lengths of the running statistics, as of a network on CPUs.
+    /// Names and lengths of the running statistics, as for CPU networks.
     pub fn statistics(&self) -> impl Iterator<Item = (&str, usize)> {
         self.statistics.iter().map(|statistic| (statistic.name.as_str(), statistic.len))
     }
@@ -99,13 +102,13 @@ impl Plan {
         self.statistics.iter().flat_map(|statistic| std::iter::repeat_n(statistic.initial, statistic.len)).collect()
     }
 
-    /// What a layer computes.
+    /// A layer's form.
     pub(super) fn form(&self, layer: &str) -> Option<&Form> {
         let at = self.nodes.iter().position(|node| node.name == layer)?;
         self.computed.get(at).map(|computed| &computed.form)
     }
 
-    /// Entries of the table of tokens; 0 without one.
+    /// Rows of the token table; 0 without one.
     pub(super) fn vocabulary(&self) -> u32 {
         let of = |computed: &Computed| match &computed.form {
             Form::Embedding(tables) => u32::try_from(tables.vocabulary).ok(),
@@ -114,7 +117,7 @@ impl Plan {
         self.computed.iter().filter_map(of).max().unwrap_or(0)
     }
 
-    /// Linear layers, and how many of them are computed in 8 bits.
+    /// Number of linear layers, and how many of them are computed in FP8.
     pub fn linear_layers(&self) -> [usize; 2] {
         let in_fp8 = |computed: &Computed| layers::in_fp8(&computed.form, &self.target, self.format);
         let known: Vec<bool> = self.computed.iter().filter_map(in_fp8).collect();
@@ -130,21 +133,21 @@ impl Plan {
         self.computed.iter().filter_map(loss).collect()
     }
 
-    /// What [`Memory::Constants`](super::Memory::Constants) holds.
+    /// The contents of [`Memory::Constants`](super::Memory::Constants).
     pub fn constants(&self) -> Vec<u32> {
         self.computed.iter().flat_map(|computed| constants(&computed.form)).collect()
     }
 
-    /// The program of one training step, as for CPUs: what its checker says holds for the launches too.
+    /// The program of one training step, as on CPUs: its checks also hold for the launches.
     pub fn program(&self, reductions: &Reductions<'_>) -> Program {
         Program::record(&self.nodes, &self.plan, reductions)
     }
 
-    /// Forward and backward of a micro-batch, in order. `adds`: to the gradients of earlier micro-batches. `place` says which memory of
-    /// the device a span is.
+    /// Forward and backward launches of a micro-batch, in order. `adds`: whether to add to the
+    /// gradients of earlier micro-batches. `place` maps spans to device memory.
     ///
     /// # Errors
-    /// A kernel does not take the sizes, or the memory that `place` gives.
+    /// A kernel rejects the sizes, or the memory returned by `place`.
     pub fn launches<M: kernels::Memory>(
         &self,
         adds: bool,
@@ -156,8 +159,10 @@ impl Plan {
         Ok(launches)
     }
 
-    /// Losses and right predictions of a batch by running statistics, in order; no gradient is computed, and nothing outside of the arena is written but
-    /// [`Memory::Losses`](super::Memory::Losses), [`Memory::Correct`](super::Memory::Correct) and workspaces.
+    /// Launches that compute the losses and correct predictions of a batch with the running
+    /// statistics, in order. They compute no gradients, and write nothing outside the arena except
+    /// [`Memory::Losses`](super::Memory::Losses), [`Memory::Correct`](super::Memory::Correct) and
+    /// workspaces.
     ///
     /// # Errors
     /// See [`Plan::launches`].
@@ -186,13 +191,13 @@ impl Plan {
         let mut parts: Vec<_> = self.nodes.iter().zip(&self.computed).zip(&self.plan.nodes).collect();
         if backward {
             parts.reverse();
-            parts.retain(|(_, places)| places.backward);
+            parts.retain(|(_, regions)| regions.backward);
         }
         let mut launches = Vec::new();
-        for ((node, computed), places) in parts {
+        for ((node, computed), regions) in parts {
             let lowered = match backward {
-                true => lowering.backward(computed, places),
-                false => lowering.forward(computed, places),
+                true => lowering.backward(computed, regions),
+                false => lowering.forward(computed, regions),
             };
             lowered.map_err(|reason| reason.of(&node.name, node.layer.kind()))?;
             let works = std::mem::take(&mut lowering.works);
@@ -204,13 +209,13 @@ impl Plan {
 
 fn constants(form: &Form) -> Vec<u32> {
     match form {
-        Form::Rows(picked) => picked.fixed.clone(),
+        Form::Rows(selected) => selected.fixed.clone(),
         Form::Pixels(pixels) => layers::input::constants(pixels),
         _ => Vec::new(),
     }
 }
 
-/// Whether a layer has a form that is true.
+/// Checks that a layer's form matches its tensors and parameters.
 fn check(graph: &Graph, node: &Node) -> Result<(), Refused> {
     let (layer, kind, form) = (node.name.clone(), node.layer.kind(), node.layer.form());
     let Some(lengths) = form.lengths() else { return Err(Refused::Own { layer, kind }) };
@@ -229,7 +234,7 @@ fn check(graph: &Graph, node: &Node) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Whether the rows of a form are those of its tensors, so that both agree about gaps between rows.
+/// Checks that a form's row widths match its tensors, so that both agree on row padding.
 fn check_rows(graph: &Graph, node: &Node) -> Result<(), Refused> {
     let form = node.layer.form();
     let (inputs, output) = layers::widths(&form);

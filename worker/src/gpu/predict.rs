@@ -1,7 +1,8 @@
-//! How long each operation of a training step takes at least on a GPU whose rates are known.
+//! Lower bounds of the time of each operation of a training step, on a GPU with known rates.
 //!
-//! An operation moves each of its bytes once and computes at the full rate of the device, whichever takes longer; none is shorter than a
-//! launch. Operations run one after another, as they do in the one stream of a rank.
+//! An operation moves each of its bytes once and computes at the device's full rate, whichever
+//! is_eligible longer; no operation is shorter than a launch. Operations run one after another, as
+//! in a rank's single stream.
 
 use super::cost::{self, Costed};
 use super::plan::Plan;
@@ -10,30 +11,30 @@ use super::update::Update;
 use std::collections::BTreeMap;
 use switchyard_worker_contract::prediction::{Bound, Gpu, Operation, Part};
 
-/// What the launches of a kernel in a part of a step come to.
+/// Totals over the launches of a kernel in one part of a step.
 #[derive(Default)]
 struct Sum {
     launches: u64,
     bytes: f64,
     flops: f64,
     seconds: f64,
-    /// Of the seconds, those of operations that wait for memory, for arithmetic, and for the launch itself.
+    /// The seconds bound by memory, by arithmetic, and by the launch itself.
     bounds: [f64; 3],
 }
 
-/// All operations of a step of so many micro-batches, the slowest first.
+/// All operations of a step with `micro_batches` micro-batches, slowest first.
 ///
 /// # Errors
-/// None for a plan and an update that their constructors have returned.
+/// None for a plan and an update returned by their constructors.
 pub(super) fn predict(plan: &Plan, update: &Update, micro_batches: u32, gpu: &Gpu) -> Result<Vec<Operation>, Refused> {
     let mut sums: BTreeMap<(Part, &'static str), Sum> = BTreeMap::new();
     let later = u64::from(micro_batches.saturating_sub(1));
     for (adds, times) in [(false, 1), (true, later)] {
-        for of in cost::of_pass(plan, update, adds)? {
+        for of in cost::pass_costs(plan, update, adds)? {
             sum(&mut sums, &of, times, gpu);
         }
     }
-    for of in cost::of_update(update)? {
+    for of in cost::update_costs(update)? {
         sum(&mut sums, &of, 1, gpu);
     }
     sums.retain(|_, sum| sum.launches > 0);

@@ -1,13 +1,15 @@
-//! The program of a step on a GPU: what is queued in which stream, with the memory that it reads and writes, and the events between streams.
+//! The program of a GPU step: the operations of each stream with the memory they read and write,
+//! and the events between streams.
 //!
 //! ```text
-//! input    copy(0)          copy(1)                        one block of memory for each of two micro-batches
+//! input    copy(0)          copy(1)                        one memory block per slot
 //!              └─ arrived(0)    └─ arrived(1)
 //! compute  forward, backward .. forward, .. ready(0) .. ready(1) ..             update
 //! reduce                                        └ sum(0)     └ sum(1) ─ reduced ──┘
 //! ```
 //!
-//! The engine queues what [`marked`] says; the other streams are described here as `train::gpu` uses them. [`Program::check`] needs no device.
+//! The engine queues the output of [`marked`]; the other streams are described here as `train::gpu`
+//! uses them. [`Program::check`] needs no device.
 
 use super::computation::{Computation, Pass};
 use super::launch::{Memory, Span, Work};
@@ -16,47 +18,48 @@ use crate::nn::Bucket;
 use std::fmt;
 use std::ops::Range;
 
-/// Blocks of memory for batches, which micro-batches take in turn.
+/// Number of batch blocks, which micro-batches use alternately.
 const SLOTS: usize = 2;
 
-/// A stream, or what the host does in order.
+/// A stream, or a sequence of host actions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
     Compute,
     /// Copies batches to the device.
     Input,
-    /// Copies statistics of batch norms to the host.
+    /// Copies batch-norm statistics to the host.
     Statistics,
     /// Sums gradients over all ranks.
     Reduce,
 }
 
-/// What one lane tells another.
+/// A signal between lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// The batch of a slot is on the device.
+    /// A slot's batch is on the device.
     Arrived(usize),
-    /// Forward of the micro-batch of a slot is done.
+    /// A slot's forward pass is done.
     Forward(usize),
-    /// Its backward is done.
+    /// A slot's backward pass is done.
     Backward(usize),
     /// The statistics are on the host.
     Copied,
-    /// The gradients of a bucket are complete on this rank.
+    /// A bucket's gradients are complete on this rank.
     Ready(usize),
-    /// They are the sum over all ranks; one more than there are buckets: the loss is.
+    /// A bucket's gradients are summed over all ranks; the index after the last bucket stands for
+    /// the loss.
     Reduced(usize),
 }
 
-/// A work of a micro-batch, or an event behind one.
+/// An op of a micro-batch, or an event between ops.
 #[derive(Debug, Clone)]
 pub enum Marked<M> {
     Work(Work<M>),
     Record(Event),
 }
 
-/// What is queued for the micro-batch of a slot in the stream that computes. `complete`: for each bucket how many works of backward complete it, in order;
-/// none if no other stream wants to know.
+/// The contents of the compute stream for a slot's micro-batch. `complete`: for each bucket in
+/// order, the number of backward ops that complete it; empty if no other stream waits for buckets.
 pub fn marked<M>(pass: Pass<M>, slot: usize, complete: &[usize]) -> Vec<Marked<M>> {
     let mut all: Vec<Marked<M>> = pass.forward.into_iter().map(Marked::Work).collect();
     all.push(Marked::Record(Event::Forward(slot)));
@@ -72,19 +75,19 @@ pub fn marked<M>(pass: Pass<M>, slot: usize, complete: &[usize]) -> Vec<Marked<M
     all
 }
 
-/// What a step does.
+/// A step's action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// A kernel, a product or a copy, by its name.
+    /// A kernel, GEMM or copy, by name.
     Work(&'static str),
-    /// A batch or statistics.
+    /// Copies a batch or statistics.
     Transfer,
     Sum,
     Record(Event),
     Wait(Event),
 }
 
-/// Bytes of a memory. `slot`: which of the blocks for batches; 0 for other memory.
+/// A byte range of a memory. `slot`: the batch block; 0 for other memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Access {
     pub memory: Memory,
@@ -100,26 +103,27 @@ pub struct Step {
     pub writes: Vec<Access>,
 }
 
-/// The steps in an order in which one thread may queue them.
+/// The steps in an order in which a single thread can queue them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Program {
     pub steps: Vec<Step>,
 }
 
-/// Two steps that use the same memory in no order, or a wait for what nothing has recorded.
+/// Two unordered steps that use the same memory, or a wait for an event that no step records.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unordered {
     #[error("nothing makes `{second}` wait for `{first}`: both use {access}")]
     Steps { first: String, second: String, access: String },
-    #[error("`{step}`: nothing has recorded that")]
+    #[error("`{step}`: nothing has recorded this event")]
     Event { step: String },
 }
 
 impl Program {
-    /// A training step of so many micro-batches. `buckets`: of gradients that are summed over ranks; none with one rank.
+    /// The program of a training step with `micro_batches` micro-batches. `buckets`: gradient
+    /// buckets reduced over ranks; empty for a single rank.
     ///
     /// # Errors
-    /// None for a computation that [`Computation::new`] has returned.
+    /// None for a computation returned by [`Computation::new`].
     pub fn new(computation: &Computation, micro_batches: usize, buckets: &[Bucket]) -> Result<Program, Refused> {
         let works = computation.works(|span| span)?;
         let complete = computation.complete(buckets)?;
@@ -132,7 +136,7 @@ impl Program {
             for marked in marked(pass.clone(), slot, complete) {
                 match marked {
                     Marked::Work(work) => program.work(computation, slot, &work),
-                    Marked::Record(event) => program.tell(Lane::Compute, Action::Record(event)),
+                    Marked::Record(event) => program.push_event(Lane::Compute, Action::Record(event)),
                 }
             }
             program.statistics(computation, slot);
@@ -144,7 +148,7 @@ impl Program {
         Ok(program)
     }
 
-    fn tell(&mut self, lane: Lane, action: Action) {
+    fn push_event(&mut self, lane: Lane, action: Action) {
         self.steps.push(Step { lane, action, reads: Vec::new(), writes: Vec::new() });
     }
 
@@ -157,32 +161,33 @@ impl Program {
         self.steps.push(Step { lane: Lane::Compute, action: Action::Work(work.name()), reads, writes });
     }
 
-    /// The batch of a slot comes once the device has computed what was there.
+    /// A slot's batch is copied once the device has finished with the slot's previous contents.
     fn input(&mut self, computation: &Computation, slot: usize, micro_batch: usize) {
         if micro_batch >= SLOTS {
-            self.tell(Lane::Input, Action::Wait(Event::Backward(slot)));
+            self.push_event(Lane::Input, Action::Wait(Event::Backward(slot)));
         }
         let parts = computation.inputs().parts();
         let writes = parts.map(|(memory, bytes)| Access { memory, slot, range: 0..bytes }).collect();
         self.steps.push(Step { lane: Lane::Input, action: Action::Transfer, reads: Vec::new(), writes });
-        self.tell(Lane::Input, Action::Record(Event::Arrived(slot)));
-        self.tell(Lane::Compute, Action::Wait(Event::Arrived(slot)));
+        self.push_event(Lane::Input, Action::Record(Event::Arrived(slot)));
+        self.push_event(Lane::Compute, Action::Wait(Event::Arrived(slot)));
     }
 
-    /// Statistics of batch norms are copied while backward runs; the next forward waits for that.
+    /// Batch-norm statistics are copied while backward runs; the next forward waits for the copy.
     fn statistics(&mut self, computation: &Computation, slot: usize) {
         let len: usize = computation.plan().statistics().map(|(_, len)| len).sum();
         if len == 0 {
             return;
         }
-        self.tell(Lane::Statistics, Action::Wait(Event::Forward(slot)));
+        self.push_event(Lane::Statistics, Action::Wait(Event::Forward(slot)));
         let reads = vec![Access { memory: Memory::BatchStatistics, slot: 0, range: 0..4 * len }];
         self.steps.push(Step { lane: Lane::Statistics, action: Action::Transfer, reads, writes: Vec::new() });
-        self.tell(Lane::Statistics, Action::Record(Event::Copied));
-        self.tell(Lane::Compute, Action::Wait(Event::Copied));
+        self.push_event(Lane::Statistics, Action::Record(Event::Copied));
+        self.push_event(Lane::Compute, Action::Wait(Event::Copied));
     }
 
-    /// Each bucket once it is complete, then the loss. `slot`: of the last micro-batch.
+    /// Reduces each bucket once it is complete, then the loss. `slot`: slot of the last
+    /// micro-batch.
     fn reduce(&mut self, computation: &Computation, buckets: &[Bucket], slot: usize) {
         if buckets.is_empty() {
             return;
@@ -193,23 +198,24 @@ impl Program {
         let sums = buckets.iter().map(gradients).chain([loss]);
         for (number, (memory, range)) in sums.enumerate() {
             let ready = if number < buckets.len() { Event::Ready(number) } else { Event::Backward(slot) };
-            self.tell(Lane::Reduce, Action::Wait(ready));
+            self.push_event(Lane::Reduce, Action::Wait(ready));
             let own = vec![Access { memory, slot: 0, range }];
             self.steps.push(Step { lane: Lane::Reduce, action: Action::Sum, reads: own.clone(), writes: own });
-            self.tell(Lane::Reduce, Action::Record(Event::Reduced(number)));
+            self.push_event(Lane::Reduce, Action::Record(Event::Reduced(number)));
         }
         for number in 0..=buckets.len() {
-            self.tell(Lane::Compute, Action::Wait(Event::Reduced(number)));
+            self.push_event(Lane::Compute, Action::Wait(Event::Reduced(number)));
         }
     }
 
-    /// Whether any two steps that use the same bytes, of which one writes, are ordered by their lane or by events.
+    /// Checks that any two steps that use the same bytes, one of them writing, are ordered by their
+    /// lane or by events.
     ///
     /// # Errors
-    /// The first that are not.
+    /// The first unordered pair.
     pub fn check(&self) -> Result<(), Unordered> {
         const LANES: [Lane; 4] = [Lane::Compute, Lane::Input, Lane::Statistics, Lane::Reduce];
-        // Of each lane how many steps of every lane are done before its next one.
+        // For each lane, how many steps of every lane are done before its next step.
         let mut clocks = [[0; LANES.len()]; LANES.len()];
         let mut events: Vec<(Event, [usize; LANES.len()])> = Vec::new();
         let mut seen: [Vec<&Step>; LANES.len()] = Default::default();
@@ -241,7 +247,7 @@ impl Program {
     }
 }
 
-/// What both use, and one of them writes.
+/// A memory range that both use and at least one writes.
 fn conflict<'a>(first: &Step, second: &'a Step) -> Option<&'a Access> {
     let meet = |access: &&Access, others: &[Access]| {
         others.iter().any(|other| {

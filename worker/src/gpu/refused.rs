@@ -1,6 +1,6 @@
 use crate::nn::ModelError;
 
-/// Why a network cannot be computed on a GPU.
+/// Why a network cannot run on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// The layer has no form.
@@ -9,26 +9,26 @@ pub enum Refused {
     /// No kernel computes the form.
     #[error("layer `{layer}` ({kind}) runs on CPUs only: {what} cannot be computed on GPUs yet")]
     Missing { layer: String, kind: &'static str, what: String },
-    /// The form says something else than the graph.
+    /// The form does not match the graph.
     #[error(
         "layer `{layer}` ({kind}): got the form `{form}`, expected one that agrees with its tensors and parameters"
     )]
     Form { layer: String, kind: &'static str, form: String },
-    /// A kernel cannot have these sizes.
+    /// A kernel does not support these sizes.
     #[error("layer `{layer}` ({kind}) does not fit a kernel: {source}")]
     Kernel { layer: String, kind: &'static str, source: switchyard_cuda::Error },
-    /// No kernel updates such parameters.
+    /// No kernel can update these parameters.
     #[error("the update of the parameters does not fit a kernel: {0}")]
     Update(switchyard_cuda::Error),
-    /// Kernels count in 32 bits.
+    /// Kernels use 32-bit counts.
     #[error("the network has {parameters} numbers in its parameters, expected fewer than 2^32 on GPUs")]
     Parameters { parameters: usize },
-    /// No device can compute the network.
+    /// The network is invalid on every device.
     #[error(transparent)]
     Model(#[from] ModelError),
 }
 
-/// A refusal that does not know its layer.
+/// A refusal whose layer is not yet known.
 pub(super) enum Reason {
     Missing(String),
     Kernel(switchyard_cuda::Error),

@@ -1,37 +1,37 @@
-//! What launches are for: the device, and what a layer computes.
+//! Lowering inputs: the target device, and a layer's form.
 
 use super::cudnn::CudnnKinds;
 use crate::nn::Form;
 
-/// The GPU that launches are for.
+/// The GPU to lower for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// Blocks of a launch, at most: a small multiple of the multiprocessors.
+    /// Maximum blocks per launch: a small multiple of the multiprocessors.
     pub blocks: u32,
-    /// Shared memory of a block, at most.
+    /// Maximum shared memory per block.
     pub shared_bytes: u32,
-    /// What its cuDNN computes.
+    /// Operations that its cuDNN supports.
     pub cudnn: CudnnKinds,
-    /// cuBLASLt adds biases to products and computes activations before it writes them, where it has that.
+    /// Whether cuBLASLt epilogues add biases and compute activations, where supported.
     pub epilogues: bool,
-    /// Products of numbers in bf16 are computed in 8 bits where their sides allow it.
+    /// Whether bf16 GEMMs are computed in FP8, where their sizes allow it.
     pub fp8: bool,
 }
 
 impl Target {
-    /// The same device whose cuDNN computes this.
+    /// The same device with these cuDNN operations.
     pub fn with(self, cudnn: CudnnKinds) -> Target {
         Target { cudnn, ..self }
     }
 }
 
-/// What a layer computes.
+/// A layer's form, and its offsets in shared memories.
 pub(super) struct Computed {
     pub form: Form,
-    /// Losses before it.
+    /// Number of losses before it.
     pub loss: usize,
     /// Rows of these losses.
     pub row: usize,
-    /// Constants before it.
+    /// Number of constants before it.
     pub constant: usize,
 }

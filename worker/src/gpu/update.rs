@@ -1,12 +1,14 @@
-//! The update of a step on a GPU as data: the mean loss, the norm of the gradients, the loss scale, clipping, the optimizer.
+//! The update of a GPU step as data: mean loss, gradient norm, loss scale, clipping, optimizer.
 //!
 //! ```text
 //! micro-batches ─> losses ─> mean_loss ──┐
-//!               └> gradients ─> sum_of_squares ─> scaler ─> Scaling: factor, skip? ─> optimizer_step ─> weights, copies in 16 bits
+//!               └> gradients ─> sum_of_squares ─> scaler ─> Scaling: factor, skip?
+//!                     └> optimizer_step ─> weights, 16-bit copies
 //! ```
 //!
-//! The rules are those of [`crate::optimizer`] and [`crate::amp`]. Whether a step is skipped, and what the next loss scale is, the device
-//! decides by itself; the host learns of it from [`gradients::Scaler`].
+//! The rules are those of [`crate::optimizer`] and [`crate::amp`]. The device decides whether to
+//! skip a step and computes the next loss scale; the host reads the outcome from
+//! [`gradients::Scaler`].
 
 use super::contents::{Contents, Initial};
 use super::launch::{Memory, Span};
@@ -23,25 +25,25 @@ use switchyard_cuda::kernels::optimizer::{Arrays, Chunk, Numbers, Optimizer, Rul
 use switchyard_cuda::kernels::{self, Call, Element};
 use switchyard_worker_contract::config::{self, HalfType, LossScaling, Precision};
 
-/// Numbers that a block of an optimizer takes at a time: enough that its table costs little, few enough that small networks keep a device
-/// busy.
+/// Elements per optimizer block: enough to amortise its table, few enough to keep a device busy
+/// with small networks.
 const CHUNK: usize = 8192;
 
-/// How a GPU updates the parameters of a layout.
+/// Lowers the parameter update of a layout.
 pub struct Update {
     target: Target,
     config: config::Optimizer,
     kernels: Optimizer,
     chunks: Vec<Chunk>,
     parameters: usize,
-    /// Of the flat arrays.
+    /// Length of the flat arrays.
     len: u32,
     loss_scaling: LossScaling,
 }
 
 impl Update {
     /// # Errors
-    /// More parameters than kernels can count.
+    /// The parameters exceed the kernels' 32-bit counts.
     pub fn new(
         layout: &Layout,
         config: &config::Optimizer,
@@ -82,7 +84,7 @@ impl Update {
         })
     }
 
-    /// Names of the arrays of [`Memory::Moments`], by their numbers.
+    /// Names of the [`Memory::Moments`] arrays, by index.
     pub fn moments(&self) -> &'static [&'static str] {
         arrays(&self.config.rule)
     }
@@ -95,7 +97,7 @@ impl Update {
         self.kernels.copy != Element::F32
     }
 
-    /// What the launches use besides [`Memory::Losses`] and [`Memory::Shares`].
+    /// The memories that the launches use besides [`Memory::Losses`] and [`Memory::Shares`].
     pub fn memory(&self) -> Vec<Contents> {
         let mut all = vec![Memory::Weights, Memory::Gradients, Memory::Loss, Memory::Squares, Memory::Rules];
         all.extend([Memory::Scaler, Memory::Scaling, Memory::Chunks, Memory::Candidates, Memory::Numbers]);
@@ -132,7 +134,7 @@ impl Update {
                 Initial::Bytes(bytes_of(&Update::scaler(&LossScaler::new(self.loss_scaling).state())).to_vec())
             }
             Memory::Chunks => Initial::Bytes(bytemuck::cast_slice(&self.chunks).to_vec()),
-            // Gaps between parameters stay zeros; the device sums over them.
+            // The gaps between parameters stay zero, because the device sums over them.
             Memory::Weights | Memory::Gradients | Memory::Moments(_) | Memory::Half => Initial::Zeros,
             _ => Initial::Unwritten,
         }
@@ -155,13 +157,13 @@ impl Update {
         }
     }
 
-    /// How the state of a loss scale lies on the device.
+    /// The device representation of a loss-scale state.
     pub fn scaler(state: &ScalerState) -> Scaler {
         let ScalerState { scale, good_steps, skipped_steps, skipped_in_a_row } = *state;
         Scaler { norm: 0.0, good_steps, skipped_steps, skipped_in_a_row, scale, unused: 0 }
     }
 
-    /// What the optimizer is told for a step. `steps`: with this one.
+    /// The optimizer parameters of a step. `steps` includes this step.
     pub fn numbers(&self, learning_rate: f64, steps: &Steps) -> Numbers {
         let (rate, decay) = (learning_rate, self.config.weight_decay);
         let (beta1, beta2) = steps.powers();
@@ -200,7 +202,8 @@ impl Update {
         }
     }
 
-    /// The part of a micro-batch in [`Memory::Loss`]; `adds`: to that of earlier ones.
+    /// Computes a micro-batch's share of [`Memory::Loss`]; `adds`: whether to add to earlier
+    /// micro-batches.
     ///
     /// # Errors
     /// See [`Update::launches`].
@@ -221,10 +224,10 @@ impl Update {
         losses.iter().enumerate().map(&mut call).collect::<Result<_, _>>().map_err(Refused::Update)
     }
 
-    /// What follows the last micro-batch, in order. `place` says which memory of the device a span is.
+    /// The launches after the last micro-batch, in order. `place` maps spans to device memory.
     ///
     /// # Errors
-    /// The memory that `place` gives is too small.
+    /// The memory returned by `place` is too small.
     pub fn launches<M: kernels::Memory>(&self, place: impl Fn(Span) -> M) -> Result<Vec<Call<M>>, Refused> {
         self.calls(&place).map_err(Refused::Update)
     }
@@ -263,7 +266,7 @@ impl Update {
         Ok(calls)
     }
 
-    /// Copies the weights into 16 bits, after they were written by the host; `None` in 32 bits.
+    /// Rounds the weights to 16 bits after the host has written them; `None` in f32.
     ///
     /// # Errors
     /// See [`Update::launches`].

@@ -1,13 +1,15 @@
-//! Encoder for masked-language modelling (Devlin and others 2019): post-LN blocks, full attention, GELU; optionally next-sentence prediction.
+//! Encoder for masked-language modelling (Devlin et al. 2019): post-LN blocks, full attention,
+//! GELU; optionally with next-sentence prediction.
 //!
 //! ```text
 //! x = norm(tokens + positions + segments)
 //! block:  m = norm(x + proj(attention(qkv(x))));  x = norm(m + proj(gelu(fc(m))))
-//! masked: logits = decoder(norm(gelu(dense(x at the masked positions))))   the decoder shares the token embedding
+//! masked: logits = decoder(norm(gelu(dense(x[masked]))))   the decoder shares the token embedding
 //! next sentence: logits = classifier(tanh(pooler(x of the first token)))
 //! ```
 //!
-//! Only masked positions are decoded, a fixed number in each sequence: an eighth of the work of decoding all of them.
+//! Only masked positions are decoded, a fixed number per sequence: an eighth of the work of
+//! decoding all positions.
 
 use super::Model;
 use super::transformer::{DEVIATION, Sizes};
@@ -42,7 +44,7 @@ impl Bert {
         let (hidden, heads) = (self.config.hidden_size as usize, self.config.heads as usize);
         let normal = Initial::Normal(DEVIATION);
         let name = |part: &str| format!("bert.encoder.layer.{layer}.{part}");
-        // One product here; three layers in the published model.
+        // A single GEMM here; three layers in the published model.
         let parts = ["query", "key", "value"].map(|part| name(&format!("attention.self.{part}")));
         let qkv = Linear::new(3 * hidden).initial(normal).exported_as(parts);
         let qkv = qkv.add(graph, &name("attention.self.qkv"), x)?;
@@ -73,7 +75,7 @@ impl Bert {
         let dense = Linear::new(hidden).initial(Initial::Normal(DEVIATION)).activation(Activation::Gelu);
         let dense = dense.add(graph, "cls.predictions.transform.dense", hidden_places)?;
         let norm = LayerNorm.add(graph, "cls.predictions.transform.LayerNorm", dense)?;
-        // The published model has the bias beside the decoder, not in it.
+        // In the published model, the bias is next to the decoder, not in it.
         let decoder = Linear::new(vocabulary).shared(tokens).exported_as(["cls.predictions".to_owned()]);
         let logits = decoder.add(graph, "cls.predictions.decoder", norm)?;
         CrossEntropy { target: Target::Classes, count: true }.add(graph, "loss.masked", logits)
@@ -87,7 +89,7 @@ impl Model for Bert {
 
     fn build(&self, graph: &mut Graph) -> Result<(), ModelError> {
         let Kind::Masked(masking) = *graph.kind() else {
-            return Err(ModelError::Data { expected: "tokens with hidden ones", got: graph.kind().words() });
+            return Err(ModelError::Data { expected: "masked tokens", got: graph.kind().words() });
         };
         let embedding = Embedding {
             context: masking.context as usize,

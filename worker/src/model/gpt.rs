@@ -1,4 +1,5 @@
-//! Decoder-only transformer: learned positions, pre-LN blocks, causal attention, GELU (Radford and others 2019).
+//! Decoder-only transformer: learned positions, pre-LN blocks, causal attention, GELU (Radford et
+//! al. 2019).
 //!
 //! ```text
 //! x = tokens + positions
@@ -6,8 +7,8 @@
 //! logits = head(norm(x))
 //! ```
 //!
-//! Parameters have the names of GPT-2. Weights of its blocks are `[outputs, inputs]` here and `[inputs, outputs]` in exported files,
-//! as in the published model.
+//! Parameters are named as in GPT-2. Block weights are `[outputs, inputs]` here and exported as
+//! `[inputs, outputs]`, as in the published model.
 
 use super::Model;
 use super::transformer::{DEVIATION, Sizes};
@@ -51,7 +52,7 @@ impl Model for Gpt {
         let (hidden, heads) = (self.config.hidden_size as usize, self.config.heads as usize);
         let vocabulary = vocabulary as usize;
         let normal = Initial::Normal(DEVIATION);
-        // The residual stream is a sum of 2 * layers projections (GPT-2, section 2.3).
+        // The residual stream is the sum of 2 * layers projections (GPT-2, section 2.3).
         let residual = Initial::Normal(DEVIATION / ((2 * self.config.layers) as f32).sqrt());
         let embedding = Embedding {
             context: context as usize,

@@ -1,13 +1,13 @@
-//! Initial weights from a counter-based generator.
+//! Weight initialisation with a counter-based generator.
 //!
-//! A number depends only on the seed, the parameter's name and its index: there is no order of drawing and no state.
-//! The arithmetic uses no library functions, so all ranks get the same bits.
+//! A value depends only on the seed, the parameter's name and its index: there is no drawing order
+//! and no state. The arithmetic uses no library functions, so all ranks get the same bits.
 
 use crate::cpu::math::ln;
 use crate::nn::{Initial, Layout};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Fills `weights` (as long as the layout says); gaps become 0.
+/// Initialises `weights`, whose length is the layout's; gaps become 0.
 pub fn initialise(layout: &Layout, seed: u64, weights: &mut [f32]) {
     assert_eq!(weights.len(), layout.len, "length of the weights");
     weights.fill(0.0);
@@ -31,25 +31,25 @@ pub fn initialise(layout: &Layout, seed: u64, weights: &mut [f32]) {
     }
 }
 
-/// The finalizer of splitmix64 (Steele, Lea and Flood 2014): a bijection that mixes well.
+/// The SplitMix64 finalizer (Steele, Lea and Flood 2014): a bijection that mixes well.
 fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
 }
 
-/// Numbers between -1 and 1, from a state.
+/// Uniform values between -1 and 1.
 struct Uniform(u64);
 
 impl Uniform {
     fn next(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        // 53 bits, shifted to the middle of their interval: never 0.
+        // 53 bits, centred in their interval: never 0.
         ((mix(self.0) >> 11) as f64 + 0.5) / (1u64 << 52) as f64 - 1.0
     }
 }
 
-/// Standard normal number `index` of the stream `key`, by Marsaglia's polar method.
+/// Standard normal value `index` of the stream `key`, by Marsaglia's polar method.
 fn normal(key: u64, index: u64) -> f64 {
     let mut uniform = Uniform(mix(key ^ mix(index)));
     loop {
@@ -93,6 +93,6 @@ mod tests {
         assert_eq!(one[..3].iter().map(|x| x.to_bits()).collect::<Vec<_>>(), PINNED);
     }
 
-    /// A change here changes every training run with a given seed.
+    /// Changing this changes every training run with a given seed.
     const PINNED: [u32; 3] = [997_982_605, 3_149_227_289, 1_016_861_809];
 }

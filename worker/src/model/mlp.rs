@@ -6,7 +6,7 @@ use crate::nn::layers::{Activation, CrossEntropy, Linear, Target, features, pixe
 use crate::nn::{Graph, Initial, ModelError};
 use switchyard_worker_contract::config;
 
-/// Parameters are `layers.0.weight` and so on.
+/// Parameters are named `layers.0.weight` and so on.
 #[derive(Debug, Clone)]
 pub struct Mlp {
     config: config::Mlp,
@@ -44,7 +44,7 @@ impl Model for Mlp {
         let sizes = self.config.hidden_sizes.iter().map(|&size| size as usize).chain([classes as usize]);
         let last = self.config.hidden_sizes.len();
         for (index, outputs) in sizes.enumerate() {
-            // PyTorch's initial values of a linear layer.
+            // PyTorch's default initialisation of linear layers.
             let bound = Initial::Uniform(1.0 / (graph.width(x) as f32).sqrt());
             let linear = Linear::new(outputs).initial(bound).initial_bias(bound);
             let linear = if index < last { linear.activation(activation) } else { linear };

@@ -1,6 +1,6 @@
-//! Networks to train: each is a [`Model`], which appends its layers to a graph of [`crate::nn`].
+//! Trainable networks: each is a [`Model`], which appends its layers to a graph of [`crate::nn`].
 //!
-//! Another program adds networks through the [`Registry`]; `examples/custom-model` shows how.
+//! Other programs add networks through the [`Registry`]; see `examples/custom-model`.
 
 mod bert;
 mod gpt;
@@ -19,19 +19,20 @@ pub use resnet::ResNet;
 
 use crate::nn::{Graph, ModelError};
 
-/// A network to train.
+/// A trainable network.
 pub trait Model: Send + Sync {
-    /// A short description, such as `GPT 4x128`.
+    /// A short description, for example `GPT 4x128`.
     fn words(&self) -> String;
 
-    /// Appends the layers and losses of the model to an empty graph, for the samples that the graph describes.
+    /// Appends the layers and losses of the model to an empty graph, for the samples that the graph
+    /// describes.
     ///
     /// # Errors
-    /// Sizes that do not fit together, or data of the wrong kind.
+    /// The sizes are inconsistent, or the data are of the wrong kind.
     fn build(&self, graph: &mut Graph) -> Result<(), ModelError>;
 }
 
-/// Checks sizes, given by name, that must be positive.
+/// Checks that named sizes are positive.
 fn check_sizes(sizes: &[(&'static str, u32)]) -> Result<(), ModelError> {
     match sizes.iter().find(|(_, size)| *size == 0) {
         Some((name, _)) => Err(ModelError::Zero(name)),

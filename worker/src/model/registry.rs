@@ -1,4 +1,4 @@
-//! The networks that a program knows.
+//! The networks available to a program.
 
 use super::{Bert, Gpt, Mlp, Model, ResNet};
 use crate::nn::ModelError;
@@ -8,14 +8,14 @@ use switchyard_worker_contract::config;
 /// Builds a model from the parameters in its manifest (`engine.model.custom.parameters`).
 pub type Build = fn(&BTreeMap<String, String>) -> Result<Box<dyn Model>, ModelError>;
 
-/// Networks of Switchyard, and those of the program by name.
+/// Switchyard's own networks, and a program's custom networks by name.
 #[derive(Debug, Clone, Default)]
 pub struct Registry {
     custom: BTreeMap<String, Build>,
 }
 
 impl Registry {
-    /// The networks of Switchyard.
+    /// A registry of Switchyard's own networks.
     pub fn new() -> Registry {
         Registry::default()
     }
@@ -26,10 +26,10 @@ impl Registry {
         self
     }
 
-    /// The model of a configuration.
+    /// Creates the model of a configuration.
     ///
     /// # Errors
-    /// A size is not possible, or the name is not known.
+    /// A size is invalid, or the name is unknown.
     pub fn model(&self, config: &config::Model) -> Result<Box<dyn Model>, ModelError> {
         Ok(match config {
             config::Model::Gpt(gpt) => Box::new(Gpt::new(gpt)?),

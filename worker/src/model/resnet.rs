@@ -1,12 +1,13 @@
-//! Residual networks (He and others 2016), version 1.5 as in torchvision: the stride of a bottleneck is in its 3 x 3
-//! convolution.
+//! Residual networks (He et al. 2016), version 1.5 as in torchvision: a bottleneck's stride is in
+//! its 3 x 3 convolution.
 //!
 //! ```text
 //! basic block       relu(norm(3x3) ) -> norm(3x3) + x -> relu
 //! bottleneck        relu(norm(1x1)) -> relu(norm(3x3)) -> norm(1x1 to 4 times as many) + x -> relu
 //! ```
 //!
-//! Where sizes change, `x` goes through a 1 x 1 convolution and a norm. Parameters have the names of torchvision.
+//! Where sizes change, `x` passes through a 1 x 1 convolution and a norm. Parameters are named as
+//! in torchvision.
 
 use super::Model;
 use crate::data::Kind;
@@ -29,7 +30,8 @@ impl ResNet {
         Ok(ResNet { config })
     }
 
-    /// Blocks of each stage, and how many times wider a block's output is than its 3 x 3 convolutions.
+    /// Blocks per stage, and the ratio of a block's output width to the width of its 3 x 3
+    /// convolutions.
     fn stages(&self) -> ([usize; 4], usize) {
         match self.config.depth {
             ResNetDepth::D18 => ([2, 2, 2, 2], 1),
@@ -101,7 +103,7 @@ impl Model for ResNet {
             }
         }
         let x = average_pool(graph, "avgpool", x)?;
-        // PyTorch's initial values of a linear layer.
+        // PyTorch's default initialisation of linear layers.
         let bound = Initial::Uniform(1.0 / (graph.width(x) as f32).sqrt());
         let logits = Linear::new(classes as usize).initial(bound).initial_bias(bound).add(graph, "fc", x)?;
         CrossEntropy { target: Target::Classes, count: true }.add(graph, "loss", logits)

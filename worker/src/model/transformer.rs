@@ -1,4 +1,4 @@
-//! What GPT and BERT have in common.
+//! Shared by GPT and BERT.
 
 use super::check_sizes;
 use crate::nn::ModelError;

@@ -1,13 +1,13 @@
-//! The memory of a network: one allocation, cut by a plan.
+//! Network memory: one allocation, divided by a plan.
 #![allow(unsafe_code)]
 
 use crate::cpu::{AlignedBuffer, Format, Values, ValuesMut, bf16, f16};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Region {
-    /// First byte, a multiple of the plan's alignment.
+    /// First byte; aligned as the plan requires.
     pub offset: usize,
-    /// Length in numbers.
+    /// Number of elements.
     pub len: usize,
     pub format: Format,
 }
@@ -19,7 +19,7 @@ impl Region {
         self.len * self.format.size()
     }
 
-    fn meets(&self, other: &Region) -> bool {
+    fn overlaps(&self, other: &Region) -> bool {
         self.len > 0
             && other.len > 0
             && self.offset < other.offset + other.bytes()
@@ -27,18 +27,18 @@ impl Region {
     }
 }
 
-/// Whether the places of `written` are disjoint from all other places of both lists, and all end within `bytes`: what
-/// [`Arena::write`] requires.
+/// Whether the regions in `written` are disjoint from all other regions of both lists, and all end
+/// within `bytes`, as [`Arena::write`] requires.
 pub(super) fn disjoint(bytes: usize, read: &[Region], written: &[Region]) -> bool {
-    let inside = |place: &Region| place.len == 0 || place.offset + place.bytes() <= bytes;
+    let inside = |region: &Region| region.len == 0 || region.offset + region.bytes() <= bytes;
     read.iter().chain(written).all(inside)
-        && written.iter().enumerate().all(|(i, place)| {
-            !read.iter().any(|other| place.meets(other)) && !written[..i].iter().any(|other| place.meets(other))
+        && written.iter().enumerate().all(|(i, region)| {
+            !read.iter().any(|other| region.overlaps(other)) && !written[..i].iter().any(|other| region.meets(other))
         })
 }
 
 pub(super) struct Arena {
-    /// Owns the memory at `base`; accessed only through it.
+    /// Owns the memory at `base`, which is accessed only through `base`.
     _memory: AlignedBuffer,
     base: *mut u8,
     bytes: usize,
@@ -48,10 +48,10 @@ pub(super) struct Arena {
 unsafe impl Send for Arena {}
 
 impl Arena {
-    /// Places in a plan for it are multiples of this many bytes: a cache line.
+    /// Alignment of all regions in bytes: a cache line.
     pub const ALIGNMENT: usize = 64;
 
-    /// `None`: the machine does not have enough memory.
+    /// `None` if the machine does not have enough memory.
     pub fn new(bytes: usize) -> Option<Arena> {
         let mut memory = AlignedBuffer::try_zeroed(bytes.div_ceil(4)).ok()?;
         let base = memory.as_mut_ptr().cast::<u8>();
@@ -62,19 +62,19 @@ impl Arena {
         self.bytes
     }
 
-    fn start(&self, place: &Region) -> *mut u8 {
-        debug_assert!(place.len == 0 || place.offset + place.bytes() <= self.bytes, "place in the arena");
-        self.base.wrapping_add(place.offset)
+    fn start(&self, region: &Region) -> *mut u8 {
+        debug_assert!(region.len == 0 || region.offset + region.bytes() <= self.bytes, "region in the arena");
+        self.base.wrapping_add(region.offset)
     }
 
     /// # Safety
-    /// The place lies in the arena, and nothing writes to it while the slice lives.
-    pub unsafe fn read<'a>(&self, place: &Region) -> Values<'a> {
-        let (start, len) = (self.start(place), place.len);
-        // SAFETY: places are aligned to cache lines and hold `len` numbers; all bits are valid numbers; the rest is
-        // promised by the caller.
+    /// The region is inside the arena, and nothing writes to it while the slice is alive.
+    pub unsafe fn read<'a>(&self, region: &Region) -> Values<'a> {
+        let (start, len) = (self.start(region), region.len);
+        // SAFETY: regions are aligned to cache lines and hold `len` elements; all bit patterns are
+        // valid values; the rest is promised by the caller.
         unsafe {
-            match place.format {
+            match region.format {
                 Format::F32 => Values::F32(std::slice::from_raw_parts(start.cast::<f32>(), len)),
                 Format::Bf16 => Values::Bf16(std::slice::from_raw_parts(start.cast::<bf16>(), len)),
                 Format::F16 => Values::F16(std::slice::from_raw_parts(start.cast::<f16>(), len)),
@@ -83,12 +83,13 @@ impl Arena {
     }
 
     /// # Safety
-    /// The place lies in the arena, and nothing else reads or writes it while the slice lives.
-    pub unsafe fn write<'a>(&self, place: &Region) -> ValuesMut<'a> {
-        let (start, len) = (self.start(place), place.len);
+    /// The region is inside the arena, and nothing else reads or writes it while the slice is
+    /// alive.
+    pub unsafe fn write<'a>(&self, region: &Region) -> ValuesMut<'a> {
+        let (start, len) = (self.start(region), region.len);
         // SAFETY: as in `read`.
         unsafe {
-            match place.format {
+            match region.format {
                 Format::F32 => ValuesMut::F32(std::slice::from_raw_parts_mut(start.cast::<f32>(), len)),
                 Format::Bf16 => ValuesMut::Bf16(std::slice::from_raw_parts_mut(start.cast::<bf16>(), len)),
                 Format::F16 => ValuesMut::F16(std::slice::from_raw_parts_mut(start.cast::<f16>(), len)),
@@ -97,10 +98,10 @@ impl Arena {
     }
 
     /// # Safety
-    /// As [`Arena::write`]; the place holds f32.
-    pub unsafe fn floats<'a>(&self, place: &Region) -> &'a mut [f32] {
+    /// As [`Arena::write`]; the region holds f32.
+    pub unsafe fn floats<'a>(&self, region: &Region) -> &'a mut [f32] {
         // SAFETY: as promised by the caller.
-        match unsafe { self.write(place) } {
+        match unsafe { self.write(region) } {
             ValuesMut::F32(floats) => floats,
             _ => &mut [],
         }

@@ -1,4 +1,4 @@
-//! What a layer computes, in numbers instead of code: what a device that is not a CPU is told of it.
+//! Layers as data: the description of an operation that non-CPU devices read instead of code.
 
 use super::layers::{
     Activation, AveragePool, ChannelNorm, Features, Loss, Pixels, Product, RowNorm, Rows, Tables, Target,
@@ -8,12 +8,13 @@ use crate::cpu::attention::AttentionShape;
 use crate::cpu::ops::Window;
 use std::fmt;
 
-/// What a layer computes. Every device that has a form computes it as the layer with that form does on CPUs, but for rounding.
+/// A layer's operation. Every device that supports a form computes the same as the CPU layer, up to
+/// rounding.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub enum Form {
-    /// No form: the layer is code, and runs on CPUs only.
+    /// Arbitrary code, which runs on CPUs only.
     #[default]
-    Own,
+    Opaque,
     Pixels(Pixels),
     Features(Features),
     Embedding(Tables),
@@ -28,31 +29,31 @@ pub enum Form {
     CrossEntropy(Loss),
 }
 
-/// Lengths in numbers of what a form works on.
+/// Element counts of a form's tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lengths {
-    /// Tensors that the layer reads, in its order.
+    /// Input tensors, in the layer's order.
     pub inputs: Vec<usize>,
-    /// Parameters, in its order.
+    /// Parameters, in the layer's order.
     pub parameters: Vec<usize>,
     /// 0 for a loss.
     pub output: usize,
 }
 
 impl Form {
-    /// What the layer reads and writes if the form is true; `None` for [`Form::Own`].
+    /// The lengths implied by the form; `None` for [`Form::Opaque`].
     pub fn lengths(&self) -> Option<Lengths> {
         let lengths = |inputs: &[usize], parameters: &[usize], output: usize| {
             Some(Lengths { inputs: inputs.to_vec(), parameters: parameters.to_vec(), output })
         };
-        // The residual is as long as the output.
+        // The residual has the length of the output.
         let and = |input: usize, output: usize, residual: bool| {
             let mut inputs = vec![input];
             inputs.extend(residual.then_some(output));
             inputs
         };
         match self {
-            Form::Own => None,
+            Form::Opaque => None,
             Form::Pixels(pixels) => lengths(&[], &[], pixels.count * pixels.channels.len()),
             Form::Features(features) => lengths(&[], &[], features.rows * features.width),
             Form::Embedding(tables) => {
@@ -105,7 +106,7 @@ impl fmt::Display for Form {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let with = |is: bool, word: &'static str| if is { word } else { "" };
         match self {
-            Form::Own => write!(f, "code for CPUs"),
+            Form::Opaque => write!(f, "CPU code"),
             Form::Pixels(Pixels { count, channels, .. }) => {
                 write!(f, "pixels {count} x {}, (x / 255 - mean) / deviation:", channels.len())?;
                 channels.iter().try_for_each(|(mean, deviation)| write!(f, " {mean} {deviation}"))

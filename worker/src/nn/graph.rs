@@ -1,4 +1,4 @@
-//! A network before it has memory: layers, tensors and parameters.
+//! A network before memory planning: layers, tensors and parameters.
 
 use super::error::ModelError;
 use super::layer::{INPUTS, Layer};
@@ -14,13 +14,13 @@ pub struct Tensor(pub(super) usize);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parameter(pub(super) usize);
 
-/// Running values of a layer that no gradient moves, such as the mean of a batch norm.
+/// Running values of a layer that gradients do not update, such as a batch norm's mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Statistic(pub(super) usize);
 
 pub(crate) struct TensorInfo {
     pub shape: Vec<usize>,
-    /// Node that computes it.
+    /// The node that computes it.
     pub producer: usize,
     /// Whether it depends on a parameter.
     pub differentiable: bool,
@@ -31,7 +31,7 @@ impl TensorInfo {
         self.shape.iter().product()
     }
 
-    /// The same with rows whose pitch is a multiple of so many numbers.
+    /// The length with each row padded to a multiple of `multiple` elements.
     pub fn pitched_len(&self, multiple: usize) -> usize {
         let (width, rows) = self.shape.split_last().unwrap_or((&1, &[]));
         rows.iter().product::<usize>() * width.next_multiple_of(multiple)
@@ -64,7 +64,7 @@ pub(crate) struct Node {
     pub statistics: Vec<usize>,
 }
 
-/// A network under construction: layers in the order in which forward computes them.
+/// A network under construction: layers in forward order.
 pub struct Graph {
     batch: usize,
     format: Format,
@@ -78,7 +78,8 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// An empty network for micro-batches of `batch` samples of this kind, with tensors in `format`.
+    /// An empty network for micro-batches of `batch` samples of this kind, with tensors in
+    /// `format`.
     pub fn new(batch: usize, kind: Kind, format: Format) -> Graph {
         Graph {
             batch,
@@ -93,28 +94,29 @@ impl Graph {
         }
     }
 
-    /// The same graph with losses that spread this share of a target's probability over all classes.
+    /// Sets the label smoothing: the share of a target's probability that losses spread over all
+    /// classes.
     pub fn with_label_smoothing(self, label_smoothing: f32) -> Graph {
         Graph { label_smoothing, ..self }
     }
 
-    /// The same graph with images normalised to `(x / 255 - mean) / deviation`, with one number for all channels or one
-    /// for each.
+    /// Normalises images to `(x / 255 - mean) / deviation`, with one value for all channels or one
+    /// per channel.
     pub fn with_normalisation(self, mean: &[f64], deviation: &[f64]) -> Graph {
         Graph { normalisation: (mean.to_vec(), deviation.to_vec()), ..self }
     }
 
-    /// Mean and deviation of images.
+    /// Image mean and deviation.
     pub fn normalisation(&self) -> (&[f64], &[f64]) {
         (&self.normalisation.0, &self.normalisation.1)
     }
 
-    /// Samples of a micro-batch.
+    /// Samples per micro-batch.
     pub fn batch(&self) -> usize {
         self.batch
     }
 
-    /// What a sample is.
+    /// Sample kind.
     pub fn kind(&self) -> &Kind {
         &self.kind
     }
@@ -132,7 +134,7 @@ impl Graph {
         &self.tensors[tensor.0].shape
     }
 
-    /// Numbers in a tensor.
+    /// Elements of a tensor.
     pub fn len(&self, tensor: Tensor) -> usize {
         self.tensors[tensor.0].len()
     }
@@ -142,8 +144,8 @@ impl Graph {
         self.shape(tensor).last().copied().unwrap_or(1)
     }
 
-    /// Adds a trainable tensor. Checkpoints use its name; the names of PyTorch's models are best, because other
-    /// programs can then read them.
+    /// Adds a trainable tensor. Checkpoints use its name; prefer the names of the corresponding
+    /// PyTorch model, so that other programs can read them.
     pub fn parameter(&mut self, name: &str, shape: &[usize], role: Role, initial: Initial) -> Parameter {
         self.parameters.push(ParameterInfo {
             name: name.to_owned(),
@@ -157,27 +159,28 @@ impl Graph {
         Parameter(self.parameters.len() - 1)
     }
 
-    /// Sets the order in which other frameworks have the axes of a parameter.
+    /// Sets the axis order that other frameworks use for a parameter.
     pub fn export_axes(&mut self, parameter: Parameter, axes: &[usize]) {
         self.parameters[parameter.0].export_axes = Some(axes.to_vec());
     }
 
-    /// Sets the name that other frameworks have for a parameter, or for each of several equal parts of its first axis.
+    /// Sets a parameter's name in other frameworks, or several names for equal parts of its first
+    /// axis.
     pub fn export_names(&mut self, parameter: Parameter, names: Vec<String>) {
         self.parameters[parameter.0].export_names = names;
     }
 
-    /// Adds running values. Each step moves them by a tenth towards the mean over all ranks and micro-batches of what
-    /// forward writes.
+    /// Adds running values. Each step moves them by a tenth towards the mean, over all ranks and
+    /// micro-batches, of the values that forward writes.
     pub fn statistic(&mut self, name: &str, len: usize, initial: f32) -> Statistic {
         self.statistics.push(StatisticInfo { name: name.to_owned(), len, initial });
         Statistic(self.statistics.len() - 1)
     }
 
-    /// Appends a layer; returns its output.
+    /// Appends a layer and returns its output.
     ///
     /// # Errors
-    /// It has more than [`INPUTS`] inputs, or the output is empty or too large.
+    /// The layer has more than [`INPUTS`] inputs, or the output is empty or too large.
     pub fn add(
         &mut self,
         name: &str,
@@ -235,7 +238,7 @@ impl Graph {
         Ok(self.nodes.len() - 1)
     }
 
-    /// The error of a layer whose input has the wrong shape.
+    /// The error for a layer whose input has the wrong shape.
     pub fn mismatch(&self, layer: &str, tensor: Tensor, expected: impl Into<String>) -> ModelError {
         ModelError::Shape { layer: layer.to_owned(), got: self.shape(tensor).to_vec(), expected: expected.into() }
     }

@@ -1,4 +1,4 @@
-//! What a layer is, and what it gets when it runs.
+//! The layer interface.
 
 use super::form::Form;
 use super::layout::{GradientSink, Layout};
@@ -6,30 +6,30 @@ use crate::cpu::{Cpu, Gemm, Values, ValuesMut};
 use crate::data::Batch;
 use std::ops::Range;
 
-/// Most inputs of a layer.
+/// Maximum number of inputs of a layer.
 pub const INPUTS: usize = 3;
 
-/// One operation of a network with its gradient.
+/// An operation of a network, with its gradient.
 ///
-/// A layer gets everything from its context: it keeps no tensors, and allocates nothing when it runs. The memory that
-/// it asks for in [`Layer::needs`] is part of the network's plan.
+/// A layer receives everything through its context: it owns no tensors and does not allocate when
+/// it runs. The memory requested by [`Layer::needs`] is part of the network's plan.
 pub trait Layer: Send {
-    /// Kind of operation, for profiles: `Linear`, `LayerNorm`.
+    /// Operation kind, for profiles: `Linear`, `LayerNorm`.
     fn kind(&self) -> &'static str;
 
-    /// What the layer computes, for devices that are not CPUs. They refuse a layer that has no form.
+    /// The operation as data, for devices other than CPUs. They reject layers without a form.
     fn form(&self) -> Form {
-        Form::Own
+        Form::Opaque
     }
 
-    /// Memory and inputs that the layer needs. `cpu` is what it will run on.
+    /// The memory and tensors that the layer needs on `cpu`.
     fn needs(&self, cpu: &Cpu) -> Needs;
 
     /// Computes the output from the inputs.
     fn forward(&mut self, cx: &mut Forward<'_>);
 
-    /// Computes the gradients of inputs and parameters from that of the output. Called once after each forward pass of
-    /// a training step.
+    /// Computes the gradients of inputs and parameters from the gradient of the output. Called once
+    /// after each forward pass of a training step.
     fn backward(&mut self, cx: &mut Backward<'_>);
 }
 
@@ -39,41 +39,43 @@ pub enum Flow {
     /// Writes it to its own memory.
     #[default]
     Write,
-    /// Writes it to its own memory, or adds it to what other layers have delivered.
+    /// Writes it to its own memory, or adds it to the gradient from other layers.
     Accumulate,
-    /// Turns the gradient of the output into it in place (or leaves it as it is: a sum passes its gradient on).
+    /// Turns the output's gradient into it in place (or leaves it unchanged: a sum passes its
+    /// gradient on).
     InPlace,
-    /// Overwrites the input with it. No other layer may use the input.
+    /// Overwrites the input with it. No other layer can use the input.
     OverInput,
 }
 
-/// What a layer needs. Sizes are in numbers, not bytes.
+/// Memory requirements of a layer. Sizes are in elements, not bytes.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Needs {
-    /// Inputs whose values backward reads.
+    /// Inputs that backward reads.
     pub inputs: [bool; INPUTS],
-    /// Backward reads the values of the output.
+    /// Whether backward reads the output.
     pub output: bool,
-    /// f32 numbers kept from forward to backward.
+    /// f32 elements saved for backward.
     pub saved: usize,
-    /// Numbers of the network's format kept from forward to backward.
+    /// Elements in the network's format saved for backward.
     pub kept: usize,
-    /// f32 numbers of scratch memory in forward.
+    /// f32 scratch elements in forward.
     pub scratch: usize,
-    /// f32 numbers of scratch memory in backward.
+    /// f32 scratch elements in backward.
     pub backward_scratch: usize,
     /// How the gradient of each input is delivered.
     pub flow: [Flow; INPUTS],
-    /// Inputs whose gradient the layer computes together with those of its parameters: there is memory for it even if nobody reads it.
+    /// Inputs whose gradient is computed together with the parameter gradients: it has memory even
+    /// if it is unused.
     pub always: [bool; INPUTS],
 }
 
-/// Weights as a step sees them.
+/// The weights used by a step.
 #[derive(Clone, Copy)]
 pub struct Weights<'a> {
-    /// All parameters, in the order of the [`Layout`].
+    /// All parameters in [`Layout`] order.
     pub master: &'a [f32],
-    /// The same values rounded to 16 bits, in mixed precision.
+    /// The same values rounded to 16 bits, for mixed precision.
     pub half: Option<Values<'a>>,
     /// Running statistics, for evaluation.
     pub statistics: &'a [f32],
@@ -82,21 +84,21 @@ pub struct Weights<'a> {
 pub struct Kernels {
     /// Threads and instruction set.
     pub cpu: Cpu,
-    /// Matrix products with their buffers.
+    /// GEMM with its buffers.
     pub gemm: Gemm,
 }
 
-/// Sums over the losses of a network.
+/// Loss statistics of a network.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct LossSums {
-    /// Mean cross entropy of a micro-batch in nats; the sum if a model has several losses.
+    /// Mean cross entropy of a micro-batch in nats, summed over all losses of the model.
     pub loss: f64,
-    /// Right predictions among `predicted`; both are 0 if no loss counts them.
+    /// Correct predictions among `predicted`; both are 0 if no loss counts them.
     pub correct: u64,
     pub predicted: u64,
 }
 
-/// Values of a layer's parameters, in the order in which the layer named them.
+/// The values of a layer's parameters, in the layer's order.
 #[derive(Clone, Copy)]
 pub struct Parameters<'a> {
     pub(super) layout: &'a Layout,
@@ -109,12 +111,12 @@ impl<'a> Parameters<'a> {
         self.layout.parameters[self.ordinals[index]].range()
     }
 
-    /// A parameter in 32 bits.
+    /// A parameter in f32.
     pub fn master(&self, index: usize) -> &'a [f32] {
         &self.weights.master[self.range(index)]
     }
 
-    /// A parameter in the format that is computed with.
+    /// A parameter in the compute format.
     pub fn compute(&self, index: usize) -> Values<'a> {
         match self.weights.half {
             Some(half) => half.part(self.range(index)),
@@ -123,7 +125,7 @@ impl<'a> Parameters<'a> {
     }
 }
 
-/// Where the gradients of a layer's parameters go.
+/// Destination of a layer's parameter gradients.
 pub struct Gradients<'a> {
     pub(super) ordinals: &'a [usize],
     /// Whether a later layer has already written the gradient in this pass.
@@ -132,44 +134,43 @@ pub struct Gradients<'a> {
 }
 
 impl Gradients<'_> {
-    /// Memory for the gradient of a parameter, and whether to add to its contents.
+    /// Memory for the gradient of a parameter, and whether to add to it.
     pub fn of(&mut self, index: usize) -> (&mut [f32], bool) {
         let accumulate = self.sink.accumulate() || self.written[index];
         (self.sink.gradient(self.ordinals[index]), accumulate)
     }
 
-    /// The same for a parameter and the next one.
+    /// [`Gradients::of`] for a parameter and the next one.
     pub fn pair(&mut self, first: usize) -> ((&mut [f32], &mut [f32]), bool) {
         let accumulate = self.sink.accumulate() || self.written[first];
         (self.sink.gradients2(self.ordinals[first], self.ordinals[first + 1]), accumulate)
     }
 }
 
-/// What a layer gets in forward.
+/// Context of a forward pass.
 pub struct Forward<'a> {
-    /// Inputs in the order in which they were named; missing ones are empty.
+    /// Inputs in the layer's order; unused ones are empty.
     pub inputs: [Values<'a>; INPUTS],
     /// The layer must write all of it.
     pub output: ValuesMut<'a>,
-    /// Kept for backward.
+    /// Saved for backward.
     pub saved: &'a mut [f32],
-    /// Kept for backward, in the network's format.
+    /// Saved for backward, in the network's format.
     pub kept: ValuesMut<'a>,
-    /// Undefined when the layer starts.
+    /// Initially undefined.
     pub scratch: &'a mut [f32],
     pub batch: &'a Batch,
     pub kernels: &'a mut Kernels,
-    /// Statistics of this batch, to be written, in training; the running ones in evaluation.
+    /// In training, this batch's statistics, to be written; in evaluation, the running ones.
     pub statistics: Statistics<'a>,
-    /// Sums of the losses.
     pub loss_sums: &'a mut LossSums,
     pub parameters: Parameters<'a>,
 }
 
 pub enum Statistics<'a> {
-    /// In training: the statistics of this batch, to be written.
+    /// Training: this batch's statistics, to be written.
     Batch(&'a mut [f32]),
-    /// In evaluation: the running ones.
+    /// Evaluation: the running statistics.
     Running(&'a [f32]),
 }
 
@@ -180,7 +181,7 @@ impl Forward<'_> {
     }
 }
 
-/// Where the gradient of an input goes.
+/// Destination of an input's gradient.
 #[derive(Debug)]
 pub enum InputGradient<'a> {
     /// Not needed.
@@ -189,14 +190,15 @@ pub enum InputGradient<'a> {
     Write(ValuesMut<'a>),
     /// Add to the contents.
     Add(ValuesMut<'a>),
-    /// In the memory of the output's gradient ([`Flow::InPlace`]).
+    /// In place of the output's gradient ([`Flow::InPlace`]).
     InPlace,
-    /// In the memory of the input, which still holds its values ([`Flow::OverInput`]).
+    /// In place of the input, which still holds its values ([`Flow::OverInput`]).
     OverInput(ValuesMut<'a>),
 }
 
 impl InputGradient<'_> {
-    /// The memory to write or add to, and whether to add. `None`: nothing to do, or in place.
+    /// The memory to write or add to, and whether to add. `None` if there is nothing to do, or if
+    /// in place.
     pub fn target(&mut self) -> Option<(ValuesMut<'_>, bool)> {
         match self {
             InputGradient::Write(values) => Some((values.reborrow(), false)),
@@ -211,24 +213,24 @@ impl InputGradient<'_> {
     }
 }
 
-/// What a layer gets in backward.
+/// Context of a backward pass.
 pub struct Backward<'a> {
-    /// The inputs that the layer asked for.
+    /// The inputs requested in [`Needs`].
     pub inputs: [Values<'a>; INPUTS],
-    /// The output, if the layer asked for it.
+    /// The output, if requested in [`Needs`].
     pub output: Values<'a>,
-    /// Gradient of the output. It may be overwritten, unless the gradient of an input is in the same memory.
+    /// Gradient of the output. It can be overwritten, unless an input's gradient shares its memory.
     pub d_output: ValuesMut<'a>,
     pub d_inputs: [InputGradient<'a>; INPUTS],
-    /// What forward kept.
+    /// Saved by forward.
     pub saved: &'a mut [f32],
-    /// What forward kept, in the network's format.
+    /// Saved by forward, in the network's format.
     pub kept: ValuesMut<'a>,
-    /// Undefined when the layer starts.
+    /// Initially undefined.
     pub scratch: &'a mut [f32],
     pub batch: &'a Batch,
     pub kernels: &'a mut Kernels,
-    /// Factor of the loss for loss layers: loss scale times the share of this micro-batch in the step.
+    /// For loss layers: loss scale times this micro-batch's share of the step.
     pub scale: f32,
     pub parameters: Parameters<'a>,
     pub gradients: Gradients<'a>,

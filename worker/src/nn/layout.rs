@@ -1,49 +1,51 @@
-//! Where parameters lie in the flat arrays, and how the arrays are cut into buckets.
+//! The flat parameter arrays, and their division into buckets.
 //!
-//! Weights, gradients and optimizer moments share the [`Layout`], so that a fused bucket of gradients is a range of it.
+//! Weights, gradients and optimizer moments share the [`Layout`], so a gradient bucket is a range
+//! of it.
 
 use std::ops::Range;
 
-/// Offsets are multiples of this many floats: a cache line.
+/// Alignment of offsets in floats: a cache line.
 const ALIGNMENT: usize = 16;
 
-/// Value of a parameter before training.
+/// Initial value of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Initial {
-    /// Normally distributed around 0 with this standard deviation.
+    /// Normal distribution around 0 with this standard deviation.
     Normal(f32),
-    /// Uniformly distributed between minus this number and this number.
+    /// Uniform distribution between minus and plus this value.
     Uniform(f32),
-    /// The same number everywhere.
+    /// The same value everywhere.
     Constant(f32),
 }
 
-/// What a parameter is used for; weight decay depends on it.
+/// Kind of parameter, which decides whether weight decay applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// Weights of a product: linear layers and convolutions.
+    /// GEMM weights: linear layers and convolutions.
     Matrix,
     /// A table that is read row by row.
     Embedding,
-    /// Biases, scales and shifts of norms.
+    /// Biases, and the scales and shifts of norms.
     Vector,
 }
 
-/// A trainable tensor and its place in the flat arrays.
+/// A trainable tensor and its position in the flat arrays.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParameterSlot {
-    /// Name in checkpoints: that of PyTorch's model, if there is one.
+    /// Name in checkpoints: the PyTorch model's name, if there is one.
     pub name: String,
     /// Row-major shape; linear layers are `[outputs, inputs]` as in PyTorch.
     pub shape: Vec<usize>,
-    /// Index of its first float in the flat arrays.
+    /// Index of its first element in the flat arrays.
     pub offset: usize,
     pub len: usize,
     pub role: Role,
     pub initial: Initial,
-    /// Order of the axes in other frameworks, if it differs: `[0, 3, 1, 2]` for convolutions.
+    /// Axis order in other frameworks, if different: `[0, 3, 1, 2]` for convolutions.
     pub export_axes: Option<Vec<usize>>,
-    /// Names in other frameworks, if they differ; several have equal parts of the first axis.
+    /// Names in other frameworks, if different; several names refer to equal parts of the first
+    /// axis.
     pub export_names: Vec<String>,
 }
 
@@ -54,8 +56,8 @@ impl ParameterSlot {
     }
 }
 
-/// All parameters, in the order in which backward finishes their gradients. Every offset is a multiple of 16 floats; the
-/// gaps between parameters hold zeros.
+/// All parameters, in the order in which backward completes their gradients. Every offset is a
+/// multiple of 16 floats; the gaps between parameters are zero.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Layout {
     /// A parameter's ordinal is its index here.
@@ -82,19 +84,20 @@ impl Layout {
         self.parameters.len() - 1
     }
 
-    /// The floats of a parameter in a flat array.
+    /// A parameter's elements in a flat array.
     pub fn of<'a>(&self, ordinal: usize, flat: &'a [f32]) -> &'a [f32] {
         &flat[self.parameters[ordinal].range()]
     }
 
-    /// Trainable numbers, without gaps.
+    /// Number of trainable values, without gaps.
     pub fn trainable(&self) -> usize {
         self.parameters.iter().map(|p| p.len).sum()
     }
 }
 
-/// The smallest range of the flat gradient array that is reduced by itself. An all-reduce takes one or several in a row;
-/// sums and norms are those of each bucket, so they do not depend on how many.
+/// The smallest range of the flat gradient array that is reduced separately. An all-reduce covers
+/// one or more consecutive buckets; sums and norms are computed per bucket, so they do not depend
+/// on how many.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bucket {
     /// Floats, including gaps; together the buckets cover the whole array.
@@ -105,8 +108,8 @@ pub struct Bucket {
     pub last: usize,
 }
 
-/// Cuts the layout into contiguous buckets of at most `bucket_bytes`. A parameter is never split: a larger one gets its
-/// own bucket.
+/// Cuts the layout into contiguous buckets of at most `bucket_bytes`. A parameter is never split: a
+/// larger one gets its own bucket.
 pub fn fuse(layout: &Layout, bucket_bytes: usize) -> Vec<Bucket> {
     let limit = bucket_bytes / size_of::<f32>();
     let mut buckets: Vec<Bucket> = Vec::new();
@@ -123,16 +126,17 @@ pub fn fuse(layout: &Layout, bucket_bytes: usize) -> Vec<Bucket> {
     buckets
 }
 
-/// Where backward puts gradients.
+/// Receives gradients during backward.
 pub trait GradientSink {
-    /// True: add to the contents (a later micro-batch of a merged batch). False: overwrite them.
+    /// Whether to add to the contents (a later micro-batch of a merged batch) instead of
+    /// overwriting them.
     fn accumulate(&self) -> bool;
     /// Memory for the gradient of a parameter, exactly `len` floats.
     fn gradient(&mut self, ordinal: usize) -> &mut [f32];
-    /// The same for two parameters at once; `a` comes before `b`.
+    /// The gradients of two parameters at once; `a` precedes `b`.
     fn gradients2(&mut self, a: usize, b: usize) -> (&mut [f32], &mut [f32]);
-    /// The gradient of this parameter is final for this micro-batch. Called exactly once per parameter and backward pass,
-    /// in the order of the layout.
+    /// Marks a parameter's gradient as final for this micro-batch. Called exactly once per
+    /// parameter and backward pass, in layout order.
     fn finished(&mut self, ordinal: usize);
 }
 

@@ -1,6 +1,6 @@
-//! Assigns places in one arena to buffers with known lifetimes.
+//! Assigns arena offsets to buffers with known lifetimes.
 
-/// A buffer that is needed from one point in time to another, both included.
+/// The size and lifetime of a buffer; both ends are inclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
     pub bytes: usize,
@@ -9,16 +9,16 @@ pub(super) struct Span {
 }
 
 impl Span {
-    fn meets(&self, other: &Span) -> bool {
+    fn overlaps(&self, other: &Span) -> bool {
         self.from <= other.to && other.from <= self.to
     }
 }
 
-/// Offsets at which no two buffers share memory at the same time, and the total bytes, all multiples of `alignment`
-/// bytes. `None`: more than an address space.
+/// Assigns offsets so that no two buffers share memory at the same time; also returns the total
+/// bytes. All are multiples of `alignment` bytes. `None` if the total overflows.
 ///
-/// Largest first, each into the lowest gap that fits. For our graphs of layers this is within a few percent of the
-/// lower bound (the largest sum of buffers alive at a time; `tests` compare).
+/// Largest first, each into the lowest gap that fits. For our layer graphs this is within a few
+/// percent of the lower bound (the largest sum of live buffers at any time; see `tests`).
 pub(super) fn place(spans: &[Span], alignment: usize) -> Option<(Vec<usize>, usize)> {
     let mut order: Vec<usize> = (0..spans.len()).filter(|&i| spans[i].bytes > 0).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(spans[i].bytes), spans[i].from, i));
@@ -29,7 +29,7 @@ pub(super) fn place(spans: &[Span], alignment: usize) -> Option<(Vec<usize>, usi
     for i in order {
         let mut at = 0usize;
         for &j in &placed {
-            if !spans[i].meets(&spans[j]) {
+            if !spans[i].overlaps(&spans[j]) {
                 continue;
             }
             if at.checked_add(spans[i].bytes)? <= offsets[j] {
@@ -51,14 +51,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The largest sum of buffers alive at a time.
+    /// The largest sum of live buffers at any time.
     fn lower_bound(spans: &[Span]) -> usize {
         let sum = |time: usize| spans.iter().filter(|s| s.from <= time && time <= s.to).map(|s| s.bytes).sum();
         (0..=spans.iter().map(|s| s.to).max().unwrap_or(0)).map(sum).max().unwrap_or(0)
     }
 
     #[test]
-    fn activations_and_gradients_of_a_chain_fit_tightly() {
+    fn activations_and_gradients_of_a_chain_are_packed_tightly() {
         // Forward i keeps its output until backward i; gradients live for two steps.
         let n = 40;
         let mut spans: Vec<Span> = (0..n).map(|i| Span { bytes: 640, from: i, to: 2 * n - 1 - i }).collect();
@@ -69,7 +69,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn buffers_alive_together_are_apart(
+        fn live_buffers_do_not_overlap(
             raw in proptest::collection::vec((0usize..5_000, 0usize..30, 0usize..15), 1..60),
             alignment in proptest::sample::select(vec![64usize, 256])
         ) {
@@ -83,14 +83,14 @@ mod tests {
                 for j in 0..i {
                     let apart = offsets[i] + spans[i].bytes <= offsets[j] || offsets[j] + spans[j].bytes <= offsets[i];
                     let empty = spans[i].bytes == 0 || spans[j].bytes == 0;
-                    prop_assert!(apart || empty || !spans[i].meets(&spans[j]), "{} and {}", i, j);
+                    prop_assert!(apart || empty || !spans[i].overlaps(&spans[j]), "{} and {}", i, j);
                 }
             }
         }
     }
 
     #[test]
-    fn too_large_is_told() {
+    fn too_large_is_none() {
         let huge = Span { bytes: usize::MAX / 2, from: 0, to: 1 };
         assert!(place(&[huge, huge, huge], 64).is_none());
     }

@@ -1,16 +1,17 @@
-//! Networks as graphs of explicit layers on a static plan.
+//! Networks as graphs of explicit layers with a static memory plan.
 //!
 //! ```text
 //! Model::build(&mut Graph)   layers, tensors, parameters
 //!   └─> NetworkPlan          order of parameters, readers and writers, offsets in one arena
-//!         └─> Network        forward(weights, batch) -> loss      backward(weights, batch) -> GradientSink
+//!         └─> Network    forward(weights, batch) -> loss, backward(weights, batch) -> GradientSink
 //! ```
 //!
-//! A layer is an object with a forward and a hand-written backward ([`Layer`]). Everything that depends on the order of
-//! layers belongs to the plan: when a tensor's memory is free again, which gradient is written first and which is
-//! added, when the gradient of a parameter is final. The plan knows no device: it is told what each layer needs. What it comes to for a
-//! step is written down, and checked, by [`program`]. What a layer computes is its [`Form`], which a device reads instead of the
-//! layer's code; a layer without one runs on CPUs only.
+//! A layer is an object with a forward pass and a hand-written backward pass ([`Layer`]).
+//! Everything that depends on layer order is in the plan: when a tensor's memory can be reused,
+//! which gradient is written first and which is added, and when a parameter's gradient is final.
+//! The plan is device-independent: it receives each layer's memory needs. [`program`] lists and
+//! checks the resulting operations of a step. A layer's [`Form`] describes its operation to devices
+//! other than CPUs; a layer without one runs on CPUs only.
 
 pub(crate) mod arena;
 mod error;

@@ -1,4 +1,4 @@
-//! A network with its memory: runs the layers of a graph, forward and backward.
+//! Runs the layers of a planned graph, forward and backward.
 #![allow(unsafe_code)]
 
 use super::arena::{Arena, Region};
@@ -17,12 +17,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-/// One layer's run, for a profile.
+/// A timed layer, for profiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Operation {
     /// Index of the layer; see [`Network::name`].
     pub node: u32,
-    /// Backward or forward.
+    /// Whether this is the backward pass.
     pub backward: bool,
     pub start: Instant,
     pub end: Instant,
@@ -35,11 +35,11 @@ pub struct Network {
     arena: Arena,
     kernels: Kernels,
     statistics: Vec<StatisticInfo>,
-    /// What the last forward wrote.
+    /// Written by the last forward pass.
     batch_statistics: Vec<f32>,
     recording: bool,
     operations: Vec<Operation>,
-    /// The layer that is running.
+    /// Index of the running layer.
     position: Arc<AtomicU32>,
 }
 
@@ -72,7 +72,7 @@ impl Network {
         &self.plan.layout
     }
 
-    /// Names and lengths of the running statistics, in their order in the array of [`Network::batch_statistics`].
+    /// Names and lengths of the running statistics, in the order of [`Network::batch_statistics`].
     pub fn statistics(&self) -> impl Iterator<Item = (&str, usize)> {
         self.statistics.iter().map(|statistic| (statistic.name.as_str(), statistic.len))
     }
@@ -102,7 +102,7 @@ impl Network {
         (&self.nodes[node].name, self.nodes[node].layer.kind())
     }
 
-    /// Number of the layer that is running, for another thread.
+    /// Index of the running layer, for use by another thread.
     pub fn position(&self) -> Arc<AtomicU32> {
         Arc::clone(&self.position)
     }
@@ -112,18 +112,18 @@ impl Network {
         self.arena.bytes() + self.kernels.gemm.memory_bytes()
     }
 
-    /// What [`Network::memory_bytes`] would be if every tensor had 32 bits.
+    /// [`Network::memory_bytes`] if every tensor were f32.
     pub fn memory_bytes_f32(&self) -> usize {
         self.plan.bytes_f32 + self.kernels.gemm.memory_bytes()
     }
 
-    /// Turns the recording of layer times on or off.
+    /// Switches the recording of layer times on or off.
     pub fn record(&mut self, on: bool) {
         self.recording = on;
         self.operations.clear();
     }
 
-    /// What ran since the last forward, in order.
+    /// Operations since the last forward pass started, in order.
     pub fn operations(&self) -> &[Operation] {
         &self.operations
     }
@@ -136,7 +136,7 @@ impl Network {
         self.run_forward(weights, batch, true)
     }
 
-    /// Forward pass alone; must not be followed by backward.
+    /// Forward pass only; must not be followed by backward.
     ///
     /// # Panics
     /// See [`Network::forward`].
@@ -149,26 +149,26 @@ impl Network {
         assert_eq!(weights.master.len(), plan.layout.len, "length of the weights");
         operations.clear();
         let mut loss_sums = LossSums::default();
-        for (index, (node, places)) in nodes.iter_mut().zip(&plan.nodes).enumerate() {
+        for (index, (node, regions)) in nodes.iter_mut().zip(&plan.nodes).enumerate() {
             position.store(index as u32, Ordering::Relaxed);
             let start = recording.then(Instant::now);
             let statistics = if training {
-                Statistics::Batch(&mut batch_statistics[places.statistics.clone()])
+                Statistics::Batch(&mut batch_statistics[regions.statistics.clone()])
             } else {
-                Statistics::Running(&weights.statistics[places.statistics.clone()])
+                Statistics::Running(&weights.statistics[regions.statistics.clone()])
             };
-            // SAFETY: `Plan::check` showed that written places are disjoint from all others, and one layer runs at a
-            // time.
+            // SAFETY: `NetworkPlan::check` asserted that written regions are disjoint from all
+            // others, and one layer runs at a time.
             let (inputs, output, saved, kept, scratch) = unsafe {
                 (
-                    read(arena, &places.inputs),
-                    arena.write(&places.output),
-                    arena.floats(&places.saved),
-                    arena.write(&places.kept),
-                    arena.floats(&places.scratch),
+                    read(arena, &regions.inputs),
+                    arena.write(&regions.output),
+                    arena.floats(&regions.saved),
+                    arena.write(&regions.kept),
+                    arena.floats(&regions.scratch),
                 )
             };
-            let parameters = Parameters { layout: &plan.layout, ordinals: &places.ordinals, weights };
+            let parameters = Parameters { layout: &plan.layout, ordinals: &regions.ordinals, weights };
             node.layer.forward(&mut Forward {
                 inputs,
                 output,
@@ -181,33 +181,35 @@ impl Network {
                 loss_sums: &mut loss_sums,
                 parameters,
             });
-            note(operations, start, index, false);
+            record_operation(operations, start, index, false);
         }
         loss_sums
     }
 
-    /// Gradients of `scale` times the loss of the last [`Network::forward`], with the same weights and batch.
+    /// Computes the gradients of `scale` times the loss of the last [`Network::forward`], which
+    /// must have used the same weights and batch.
     pub fn backward(&mut self, weights: Weights<'_>, batch: &Batch, scale: f32, sink: &mut dyn GradientSink) {
         let Network { nodes, plan, arena, kernels, recording, operations, position, .. } = self;
-        for (index, (node, places)) in nodes.iter_mut().zip(&plan.nodes).enumerate().rev() {
-            if !places.backward {
+        for (index, (node, regions)) in nodes.iter_mut().zip(&plan.nodes).enumerate().rev() {
+            if !regions.backward {
                 continue;
             }
             position.store(index as u32, Ordering::Relaxed);
             let start = recording.then(Instant::now);
-            // SAFETY: as in `run_forward`; `d_inputs` that share the memory of `d_output` are not handed out.
+            // SAFETY: as in `run_forward`; `d_inputs` that share the memory of `d_output` are not
+            // handed out.
             let (inputs, output, d_output, d_inputs, saved, kept, scratch) = unsafe {
                 (
-                    read(arena, &places.backward_inputs),
-                    arena.read(&places.backward_output),
-                    arena.write(&places.d_output),
-                    gradients(arena, places),
-                    arena.floats(&places.saved),
-                    arena.write(&places.kept),
-                    arena.floats(&places.backward_scratch),
+                    read(arena, &regions.backward_inputs),
+                    arena.read(&regions.backward_output),
+                    arena.write(&regions.d_output),
+                    gradients(arena, regions),
+                    arena.floats(&regions.saved),
+                    arena.write(&regions.kept),
+                    arena.floats(&regions.backward_scratch),
                 )
             };
-            let parameters = Parameters { layout: &plan.layout, ordinals: &places.ordinals, weights };
+            let parameters = Parameters { layout: &plan.layout, ordinals: &regions.ordinals, weights };
             node.layer.backward(&mut Backward {
                 inputs,
                 output,
@@ -220,16 +222,16 @@ impl Network {
                 kernels,
                 scale,
                 parameters,
-                gradients: Gradients { ordinals: &places.ordinals, written: &places.written, sink: &mut *sink },
+                gradients: Gradients { ordinals: &regions.ordinals, written: &regions.written, sink: &mut *sink },
             });
-            pass_on(arena, places, &kernels.cpu);
-            places.finished.iter().for_each(|&ordinal| sink.finished(ordinal));
-            note(operations, start, index, true);
+            pass_on(arena, regions, &kernels.cpu);
+            regions.finished.iter().for_each(|&ordinal| sink.finished(ordinal));
+            record_operation(operations, start, index, true);
         }
     }
 }
 
-fn note(operations: &mut Vec<Operation>, start: Option<Instant>, index: usize, backward: bool) {
+fn record_operation(operations: &mut Vec<Operation>, start: Option<Instant>, index: usize, backward: bool) {
     if let Some(start) = start {
         operations.push(Operation { node: index as u32, backward, start, end: Instant::now() });
     }
@@ -237,18 +239,18 @@ fn note(operations: &mut Vec<Operation>, start: Option<Instant>, index: usize, b
 
 /// # Safety
 /// As [`Arena::read`].
-unsafe fn read<'a>(arena: &Arena, places: &[Region; INPUTS]) -> [Values<'a>; INPUTS] {
+unsafe fn read<'a>(arena: &Arena, regions: &[Region; INPUTS]) -> [Values<'a>; INPUTS] {
     // SAFETY: as promised by the caller.
-    std::array::from_fn(|k| unsafe { arena.read(&places[k]) })
+    std::array::from_fn(|k| unsafe { arena.read(&regions[k]) })
 }
 
 /// # Safety
 /// As [`Arena::write`].
-unsafe fn gradients<'a>(arena: &Arena, places: &NodePlan) -> [InputGradient<'a>; INPUTS] {
+unsafe fn gradients<'a>(arena: &Arena, regions: &NodePlan) -> [InputGradient<'a>; INPUTS] {
     std::array::from_fn(|k| {
         // SAFETY: as promised by the caller.
-        let memory = || unsafe { arena.write(&places.d_inputs[k]) };
-        match places.modes[k] {
+        let memory = || unsafe { arena.write(&regions.d_inputs[k]) };
+        match regions.modes[k] {
             Mode::None => InputGradient::None,
             Mode::Write => InputGradient::Write(memory()),
             Mode::Add => InputGradient::Add(memory()),
@@ -258,10 +260,11 @@ unsafe fn gradients<'a>(arena: &Arena, places: &NodePlan) -> [InputGradient<'a>;
     })
 }
 
-/// Adds or copies gradients to where they belong.
-fn pass_on(arena: &Arena, places: &NodePlan, cpu: &Cpu) {
-    for pass in &places.passes {
-        // SAFETY: the layer is done with its slices, and `Plan::check` showed that the two places are disjoint.
+/// Copies or adds gradients to their destinations.
+fn pass_on(arena: &Arena, regions: &NodePlan, cpu: &Cpu) {
+    for pass in &regions.passes {
+        // SAFETY: the layer has released its slices, and `NetworkPlan::check` asserted that the two
+        // regions are disjoint.
         let (from, mut to) = unsafe { (arena.read(&pass.from), arena.write(&pass.to)) };
         with_format!(pass.to.format, E => {
             if pass.add {

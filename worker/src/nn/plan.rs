@@ -1,9 +1,9 @@
-//! From a graph to a plan: the order of parameters, what each layer reads and writes, and where.
+//! Plans a graph: parameter order, and the memory each layer reads and writes.
 //!
 //! ```text
 //! time      0 .. n-1 forward, n .. 2n-1 backward (layer i at 2n-1-i)
 //! tensors   from the layer that computes them to the last one that reads them
-//! gradients from the first layer that writes them (the last one that reads the tensor) to the layer that computed the tensor
+//! gradients from the first writer (the tensor's last reader) to the tensor's producer
 //! ```
 //!
 //! A gradient that a layer transforms in place shares the memory of the original.
@@ -27,10 +27,11 @@ pub(crate) enum Mode {
     OverInput,
 }
 
-/// A gradient that a layer cannot deliver where it belongs, and that is moved there afterwards.
+/// A gradient that a layer cannot write to its destination directly, and that is moved there
+/// afterwards.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pass<P> {
-    /// Number of the input whose gradient it is.
+    /// Index of the input.
     pub input: usize,
     pub from: P,
     pub to: P,
@@ -52,24 +53,24 @@ pub(crate) struct NodePlan {
     pub d_inputs: [Region; INPUTS],
     pub modes: [Mode; INPUTS],
     pub passes: Vec<Pass<Region>>,
-    /// Whether backward has anything to do.
+    /// Whether there is a backward pass.
     pub backward: bool,
-    /// Parameters in the order of the layer, by ordinal.
+    /// The layer's parameters in order, by ordinal.
     pub ordinals: Vec<usize>,
-    /// For each of them: whether a later layer has already written its gradient.
+    /// For each parameter, whether a later layer has already written its gradient.
     pub written: Vec<bool>,
-    /// Ordinals that are final after this node, ascending.
+    /// Ordinals of the parameters that are final after this node, ascending.
     pub finished: Vec<usize>,
     /// Range of its statistics.
     pub statistics: std::ops::Range<usize>,
 }
 
-/// What a device asks of places in memory.
+/// Memory alignment that a device requires.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Alignment {
-    /// Bytes of which every address is a multiple.
+    /// Address alignment in bytes.
     pub address: usize,
-    /// Numbers of which the pitch of a tensor's rows is a multiple; 1: rows follow each other without gaps.
+    /// Row-pitch alignment in elements; 1 for contiguous rows.
     pub row: usize,
 }
 
@@ -77,11 +78,11 @@ pub(crate) struct NetworkPlan {
     pub layout: Layout,
     pub nodes: Vec<NodePlan>,
     pub bytes: usize,
-    /// What the arena would take if every number had 32 bits.
+    /// Arena size if every element were f32.
     pub bytes_f32: usize,
 }
 
-/// Buffers by index, before they have places.
+/// Buffers before they are placed, by index.
 #[derive(Default)]
 struct Buffers {
     sizes: Vec<(usize, Format)>,
@@ -109,20 +110,20 @@ impl Buffers {
             .map(|(&(len, own), &(from, to))| Some(Span { bytes: len.checked_mul(format(own).size())?, from, to }))
             .collect();
         let (offsets, bytes) = memory::place(&spans?, alignment)?;
-        let places = offsets.iter().zip(&self.sizes);
-        Some((places.map(|(&offset, &(len, own))| Region { offset, len, format: format(own) }).collect(), bytes))
+        let regions = offsets.iter().zip(&self.sizes);
+        Some((regions.map(|(&offset, &(len, own))| Region { offset, len, format: format(own) }).collect(), bytes))
     }
 }
 
-/// Parameters in the order in which backward finishes them: the reverse of the first layer that uses them; within a
-/// layer, in its own order.
-fn lay_out(graph: &Graph) -> Result<(Layout, Vec<usize>), ModelError> {
+/// Parameters in the order in which backward completes them: the reverse of the first layer that
+/// uses them; within a layer, in the layer's order.
+fn lay_out_parameters(graph: &Graph) -> Result<(Layout, Vec<usize>), ModelError> {
     let mut first = vec![usize::MAX; graph.parameters.len()];
     for (index, node) in graph.nodes.iter().enumerate().rev() {
         node.parameters.iter().for_each(|&parameter| first[parameter] = index);
     }
     if let Some(unused) = graph.parameters.iter().find(|parameter| !parameter.used) {
-        return Err(ModelError::Unused { parameter: unused.name.clone() });
+        return Err(ModelError::UnusedParameter { parameter: unused.name.clone() });
     }
     let mut layout = Layout::default();
     let mut ordinals = vec![0; graph.parameters.len()];
@@ -140,12 +141,12 @@ fn lay_out(graph: &Graph) -> Result<(Layout, Vec<usize>), ModelError> {
     let mut names: Vec<&str> = layout.parameters.iter().map(|parameter| parameter.name.as_str()).collect();
     names.sort_unstable();
     if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(ModelError::Twice { parameter: pair[0].to_owned() });
+        return Err(ModelError::DuplicateParameter { parameter: pair[0].to_owned() });
     }
     Ok((layout, ordinals))
 }
 
-/// A node before places are known: buffers by index.
+/// A node before buffers are placed; buffers are given by index.
 struct Draft {
     needs: Needs,
     saved: usize,
@@ -160,19 +161,20 @@ struct Draft {
 }
 
 impl NetworkPlan {
-    /// For a device: how it lays out memory, and what a layer needs there.
+    /// Plans a graph for a device with the given alignment; `needs` returns a layer's memory needs
+    /// on that device.
     ///
     /// # Errors
-    /// Those of `needs`, or the graph is not a valid network.
+    /// The errors of `needs`, or the graph is not a valid network.
     pub fn new<E: From<ModelError>>(
         graph: &Graph,
         alignment: Alignment,
         needs: &dyn Fn(&Node) -> Result<Needs, E>,
     ) -> Result<NetworkPlan, E> {
-        let (layout, ordinals) = lay_out(graph)?;
+        let (layout, ordinals) = lay_out_parameters(graph)?;
         let n = graph.nodes.len();
         let mut buffers = Buffers::default();
-        // Tensors are alive from their producer to their last reader in forward.
+        // A tensor is alive from its producer to its last reader in forward.
         let value =
             |tensor: &TensorInfo| buffers.new_at(tensor.pitched_len(alignment.row), graph.format(), tensor.producer);
         let values: Vec<usize> = graph.tensors.iter().map(value).collect();
@@ -189,7 +191,7 @@ impl NetworkPlan {
             drafts.push(draft(graph, needs(node)?, &mut buffers, &values, &readers, &mut gradients, i, node)?);
         }
         drafts.reverse();
-        let (places, bytes) = buffers.place(alignment.address, false).ok_or(ModelError::TooLarge)?;
+        let (regions, bytes) = buffers.place(alignment.address, false).ok_or(ModelError::TooLarge)?;
         let bytes_f32 = if graph.format() == Format::F32 {
             bytes
         } else {
@@ -199,7 +201,7 @@ impl NetworkPlan {
         let statistics = statistics_ranges(graph);
         let mut nodes: Vec<NodePlan> = Vec::with_capacity(n);
         for (node, (draft, statistics)) in graph.nodes.iter().zip(drafts.iter().zip(statistics)).rev() {
-            nodes.push(node_plan(node, draft, &values, &places, &ordinals, &mut written, statistics));
+            nodes.push(node_plan(node, draft, &values, &regions, &ordinals, &mut written, statistics));
         }
         nodes.reverse();
         // A parameter is final after the first node that uses it.
@@ -215,26 +217,26 @@ impl NetworkPlan {
         Ok(plan)
     }
 
-    /// What the unsafe code of the arena relies on.
+    /// Asserts the invariants that the arena's unsafe code relies on.
     fn check(&self) {
         for node in &self.nodes {
             let forward = [node.output, node.saved, node.kept, node.scratch];
-            assert!(disjoint(self.bytes, &node.inputs, &forward), "invariant: places of forward are apart");
+            assert!(disjoint(self.bytes, &node.inputs, &forward), "invariant: regions of forward are apart");
             let mut written = vec![node.d_output, node.saved, node.kept, node.backward_scratch];
-            for (place, mode) in node.d_inputs.iter().zip(node.modes) {
+            for (region, mode) in node.d_inputs.iter().zip(node.modes) {
                 if !matches!(mode, Mode::None | Mode::InPlace) {
-                    written.push(*place);
+                    written.push(*region);
                 }
             }
             for pass in &node.passes {
                 assert!(disjoint(self.bytes, &[pass.from], &[pass.to]), "invariant: a pass goes elsewhere");
-                // The memory that is added to must survive the layer.
-                let own: Vec<Region> = written.iter().filter(|place| **place != pass.to).copied().collect();
+                // The sum being added to must survive the layer.
+                let own: Vec<Region> = written.iter().filter(|region| **region != pass.to).copied().collect();
                 assert!(disjoint(self.bytes, &own, &[pass.to]), "invariant: the layer leaves the sum alone");
             }
             let mut read = node.backward_inputs.to_vec();
             read.push(node.backward_output);
-            assert!(disjoint(self.bytes, &read, &written), "invariant: places of backward are apart");
+            assert!(disjoint(self.bytes, &read, &written), "invariant: regions of backward are apart");
         }
     }
 }
@@ -254,7 +256,7 @@ fn draft(
     let d_output = node.output.and_then(|output| gradients[output]);
     let differentiable = !node.parameters.is_empty() || node.inputs.iter().any(|&t| graph.tensors[t].differentiable);
     if let (Some(_), None, true) = (node.output, d_output, differentiable) {
-        return Err(ModelError::Loose { layer: node.name.clone() });
+        return Err(ModelError::UnusedOutput { layer: node.name.clone() });
     }
     if needs.output && differentiable && node.output.is_some_and(|output| d_output == Some(values[output])) {
         return Err(ModelError::Overwritten { layer: node.name.clone() });
@@ -288,7 +290,7 @@ fn draft(
                 passes.push(Pass { input: k, from, to, add });
                 Some(to)
             };
-            // A layer adds to what other layers have delivered, not to what it delivers itself for the same tensor.
+            // A layer adds to the gradients of other layers, not to its own for the same tensor.
             let own_sum = |sum: usize| d_inputs.contains(&Some(sum)) || d_output == Some(sum);
             let gradient;
             (modes[k], d_inputs[k], gradient) = match (gradients[input], needs.flow[k], d_output) {
@@ -338,7 +340,7 @@ fn node_plan(
     node: &Node,
     draft: &Draft,
     values: &[usize],
-    places: &[Region],
+    regions: &[Region],
     ordinals: &[usize],
     written: &mut [bool],
     statistics: std::ops::Range<usize>,
@@ -347,13 +349,13 @@ fn node_plan(
     let mut backward_inputs = inputs;
     let mut d_inputs = inputs;
     for (k, &input) in node.inputs.iter().enumerate() {
-        inputs[k] = places[values[input]];
+        inputs[k] = regions[values[input]];
         if draft.backward && draft.needs.inputs[k] && draft.modes[k] != Mode::OverInput {
             backward_inputs[k] = inputs[k];
         }
-        d_inputs[k] = draft.d_inputs[k].map_or(Region::EMPTY, |buffer| places[buffer]);
+        d_inputs[k] = draft.d_inputs[k].map_or(Region::EMPTY, |buffer| regions[buffer]);
     }
-    let output = node.output.map_or(Region::EMPTY, |output| places[values[output]]);
+    let output = node.output.map_or(Region::EMPTY, |output| regions[values[output]]);
     let own: Vec<usize> = node.parameters.iter().map(|&parameter| ordinals[parameter]).collect();
     let before = own.iter().map(|&ordinal| std::mem::replace(&mut written[ordinal], true)).collect();
     NodePlan {
@@ -361,17 +363,17 @@ fn node_plan(
         backward_inputs,
         output,
         backward_output: if draft.backward && draft.needs.output { output } else { Region::EMPTY },
-        saved: places[draft.saved],
-        kept: places[draft.kept],
-        scratch: places[draft.scratch],
-        backward_scratch: places[draft.backward_scratch],
-        d_output: draft.d_output.map_or(Region::EMPTY, |buffer| places[buffer]),
+        saved: regions[draft.saved],
+        kept: regions[draft.kept],
+        scratch: regions[draft.scratch],
+        backward_scratch: regions[draft.backward_scratch],
+        d_output: draft.d_output.map_or(Region::EMPTY, |buffer| regions[buffer]),
         d_inputs,
         modes: draft.modes,
         passes: draft
             .passes
             .iter()
-            .map(|pass| Pass { input: pass.input, from: places[pass.from], to: places[pass.to], add: pass.add })
+            .map(|pass| Pass { input: pass.input, from: regions[pass.from], to: regions[pass.to], add: pass.add })
             .collect(),
         backward: draft.backward,
         ordinals: own,

@@ -1,15 +1,16 @@
-//! The arithmetic of the rules on one piece of memory.
+//! Optimizer kernels for one piece of memory.
 //!
-//! Compiled for each instruction set without fused multiply-add: all give the same bits.
+//! Compiled for each instruction set without fused multiply-add, so all are bit-identical.
 
 use super::norm::squares_body;
 use crate::cpu::isa::per_isa;
 
-/// Floats between an elementwise loop and the sum over its results; they stay in the L1 cache.
+/// Floats per block of an elementwise loop whose results are then summed; a block stays in the L1
+/// cache.
 const BLOCK: usize = 1024;
 
-/// State below this becomes 0. The state of weights without gradient would otherwise shrink to denormals, which are
-/// slow.
+/// Flush smaller state to 0. Otherwise, the state of weights without gradients would decay to
+/// denormals, which are slow.
 const TINY: f32 = 1e-30;
 
 #[inline(always)]
@@ -17,11 +18,11 @@ fn flush(x: f32) -> f32 {
     if x.abs() < TINY { 0.0 } else { x }
 }
 
-/// Settings of a step of gradient descent.
+/// Parameters of an SGD step.
 #[derive(Clone, Copy)]
-pub(super) struct Descent {
+pub(super) struct SgdStep {
     pub gradient_scale: f32,
-    /// Share of the weight that is added to the scaled gradient.
+    /// Share of the weight added to the scaled gradient.
     pub decay: f32,
     pub momentum: f32,
     pub nesterov: bool,
@@ -29,19 +30,19 @@ pub(super) struct Descent {
 }
 
 #[inline(always)]
-fn descend_body(w: &mut [f32], g: &[f32], n: Descent) {
+fn sgd_step_body(w: &mut [f32], g: &[f32], n: SgdStep) {
     for (w, &g) in w.iter_mut().zip(g) {
         *w -= n.rate * (g * n.gradient_scale + *w * n.decay);
     }
 }
 
 per_isa! {
-    /// Gradient descent without momentum.
-    pub(super) fn descend = descend_body(w: &mut [f32], g: &[f32], n: Descent)
+    /// SGD without momentum.
+    pub(super) fn sgd_step = sgd_step_body(w: &mut [f32], g: &[f32], n: SgdStep)
 }
 
 #[inline(always)]
-fn roll_body(w: &mut [f32], g: &[f32], momentum: &mut [f32], n: Descent) {
+fn momentum_step_body(w: &mut [f32], g: &[f32], momentum: &mut [f32], n: SgdStep) {
     for ((w, &g), momentum) in w.iter_mut().zip(g).zip(momentum) {
         let g = g * n.gradient_scale + *w * n.decay;
         *momentum = flush(*momentum * n.momentum + g);
@@ -51,30 +52,30 @@ fn roll_body(w: &mut [f32], g: &[f32], momentum: &mut [f32], n: Descent) {
 }
 
 per_isa! {
-    /// Gradient descent with momentum.
-    pub(super) fn roll = roll_body(w: &mut [f32], g: &[f32], momentum: &mut [f32], n: Descent)
+    /// SGD with momentum.
+    pub(super) fn momentum_step = momentum_step_body(w: &mut [f32], g: &[f32], momentum: &mut [f32], n: SgdStep)
 }
 
-/// Settings of a step of the Adam family.
+/// Parameters of an Adam, AdamW or LAMB step.
 #[derive(Clone, Copy)]
-pub(super) struct Moments {
+pub(super) struct AdamStep {
     pub gradient_scale: f32,
     pub beta1: f32,
     pub one_minus_beta1: f32,
     pub beta2: f32,
     pub one_minus_beta2: f32,
-    /// Adam: share of the weight that is added to the scaled gradient. LAMB: to the direction.
+    /// Share of the weight added to the scaled gradient (Adam) or to the direction (LAMB).
     pub decay: f32,
     /// AdamW: 1 - learning rate * weight decay.
-    pub keep: f32,
+    pub decay_factor: f32,
     /// Adam, AdamW: learning rate / (1 - beta1^t). LAMB: 1 / (1 - beta1^t).
     pub step_size: f32,
-    /// Root of (1 - beta2^t).
-    pub root: f32,
+    /// sqrt(1 - beta2^t).
+    pub bias_correction2_sqrt: f32,
     pub epsilon: f32,
 }
 
-impl Moments {
+impl AdamStep {
     #[inline(always)]
     fn update(&self, g: f32, m: &mut f32, v: &mut f32) {
         *m = flush(*m * self.beta1 + g * self.one_minus_beta1);
@@ -82,32 +83,32 @@ impl Moments {
     }
 
     #[inline(always)]
-    fn quotient(&self, m: f32, v: f32) -> f32 {
-        m / (v.sqrt() / self.root + self.epsilon)
+    fn normalised(&self, m: f32, v: f32) -> f32 {
+        m / (v.sqrt() / self.bias_correction2_sqrt + self.epsilon)
     }
 
-    /// LAMB's step before the trust ratio.
+    /// LAMB's update before the trust ratio.
     #[inline(always)]
     fn direction(&self, w: f32, m: f32, v: f32) -> f32 {
-        self.step_size * self.quotient(m, v) + w * self.decay
+        self.step_size * self.normalised(m, v) + w * self.decay
     }
 }
 
 #[inline(always)]
-fn adam_body(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], n: Moments) {
+fn adam_body(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], n: AdamStep) {
     for (((w, &g), m), v) in w.iter_mut().zip(g).zip(m).zip(v) {
         n.update(g * n.gradient_scale + *w * n.decay, m, v);
-        *w = *w * n.keep - n.step_size * n.quotient(*m, *v);
+        *w = *w * n.decay_factor - n.step_size * n.normalised(*m, *v);
     }
 }
 
 per_isa! {
-    /// Adam and AdamW, in PyTorch's order of operations.
-    pub(super) fn adam = adam_body(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], n: Moments)
+    /// Adam and AdamW, with PyTorch's order of operations.
+    pub(super) fn adam = adam_body(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], n: AdamStep)
 }
 
 #[inline(always)]
-fn lamb_moments_body(w: &[f32], g: &[f32], m: &mut [f32], v: &mut [f32], n: Moments, squares: &mut [f64; 2]) {
+fn lamb_moments_body(w: &[f32], g: &[f32], m: &mut [f32], v: &mut [f32], n: AdamStep, squares: &mut [f64; 2]) {
     let mut sums = [[0.0; 16]; 2];
     let mut directions = [0.0; BLOCK];
     let blocks = w.chunks(BLOCK).zip(g.chunks(BLOCK)).zip(m.chunks_mut(BLOCK)).zip(v.chunks_mut(BLOCK));
@@ -124,20 +125,21 @@ fn lamb_moments_body(w: &[f32], g: &[f32], m: &mut [f32], v: &mut [f32], n: Mome
 }
 
 per_isa! {
-    /// LAMB's first pass: moments, and the sums of the squares of the weights and of the direction.
+    /// LAMB's first pass: updates the moments, and sums the squares of the weights and of the
+    /// direction.
     pub(super) fn lamb_moments = lamb_moments_body(
-        w: &[f32], g: &[f32], m: &mut [f32], v: &mut [f32], n: Moments, squares: &mut [f64; 2],
+        w: &[f32], g: &[f32], m: &mut [f32], v: &mut [f32], n: AdamStep, squares: &mut [f64; 2],
     )
 }
 
 #[inline(always)]
-fn lamb_step_body(w: &mut [f32], m: &[f32], v: &[f32], n: Moments, rate: f32) {
+fn lamb_step_body(w: &mut [f32], m: &[f32], v: &[f32], n: AdamStep, rate: f32) {
     for ((w, &m), &v) in w.iter_mut().zip(m).zip(v) {
         *w -= rate * n.direction(*w, m, v);
     }
 }
 
 per_isa! {
-    /// LAMB's second pass. It computes the direction again, which costs less than the memory to keep it.
-    pub(super) fn lamb_step = lamb_step_body(w: &mut [f32], m: &[f32], v: &[f32], n: Moments, rate: f32)
+    /// LAMB's second pass. Recomputing the direction is cheaper than storing it.
+    pub(super) fn lamb_step = lamb_step_body(w: &mut [f32], m: &[f32], v: &[f32], n: AdamStep, rate: f32)
 }

@@ -1,11 +1,13 @@
-//! The optimizer step and the learning rate.
+//! Optimizers and learning-rate schedules.
 //!
 //! ```text
-//! reduced gradients -> sum_of_squares -> gradient_scale -> Optimizer::begin_step -> Optimizer::apply, bucket by bucket
+//! reduced gradients -> sum_of_squares -> gradient_scale -> Optimizer::begin_step
+//!     -> Optimizer::apply, bucket by bucket
 //! ```
 //!
-//! Both give the same bits on every CPU and for any number of threads: ranks on different machines hold the same
-//! weights without exchanging them. The division into buckets does not change a bit either.
+//! Both are bit-identical on every CPU and for any number of threads, so ranks on different
+//! machines hold the same weights without exchanging them. The results do not depend on the bucket
+//! size either.
 //!
 //! A step is one pass over memory, or two for the layer-wise rules, which need the norms first.
 

@@ -1,4 +1,4 @@
-//! Norm of the gradients, and the factor that follows from it.
+//! Gradient norm and clipping.
 
 use crate::cpu::Isa;
 use crate::cpu::isa::per_isa;
@@ -24,10 +24,11 @@ pub(super) fn squares_body(x: &[f32], lanes: &mut [f64; 16]) {
 
 per_isa! { fn squares = squares_body(x: &[f32], lanes: &mut [f64; 16]) }
 
-/// Sum of the squares of gradients, in 16 lanes of double precision.
+/// Sum of squared gradients, in 16 double-precision lanes.
 ///
-/// It is finite exactly when all gradients are: no sum of squares of finite f32 numbers leaves the range of f64 (3.4e38²
-/// times their number is far below 1.8e308), and squares are never negative, so infinities do not cancel.
+/// Finite exactly when all gradients are finite: the squares of finite f32 values cannot overflow
+/// f64 in total (3.4e38² times their number is far below 1.8e308), and squares are never negative,
+/// so infinities do not cancel.
 pub fn sum_of_squares(gradients: &[f32]) -> f64 {
     let isa = Isa::ALL.into_iter().find(|isa| isa.available()).unwrap_or(Isa::Portable);
     squares_with(isa, gradients)
@@ -39,15 +40,16 @@ pub(super) fn squares_with(isa: Isa, gradients: &[f32]) -> f64 {
     lanes.iter().sum()
 }
 
-/// Euclidean norm of all gradients.
+/// L2 norm of all gradients.
 pub fn gradient_norm(gradients: &[f32]) -> f64 {
     sum_of_squares(gradients).sqrt()
 }
 
-/// Factor of the gradients for [`Optimizer::begin_step`](super::Optimizer::begin_step): removes `loss_scale` (1 without
-/// loss scaling) and clips to the norm `most`. `norm` is the norm without the scale: [`gradient_norm`] divided by it.
-pub fn gradient_scale(norm: f64, most: Option<f64>, loss_scale: f64) -> f32 {
-    let clip = most.map_or(1.0, |most| (most / (norm + CLIP_EPSILON)).min(1.0));
+/// Gradient factor for [`Optimizer::begin_step`](super::Optimizer::begin_step): removes
+/// `loss_scale` (1 without loss scaling) and clips to `max_norm`. `norm` is the unscaled norm:
+/// [`gradient_norm`] divided by `loss_scale`.
+pub fn gradient_scale(norm: f64, max_norm: Option<f64>, loss_scale: f64) -> f32 {
+    let clip = max_norm.map_or(1.0, |max_norm| (max_norm / (norm + CLIP_EPSILON)).min(1.0));
     (clip / loss_scale) as f32
 }
 
@@ -81,11 +83,11 @@ mod tests {
     }
 
     #[test]
-    fn clips_the_gradients_without_their_scale() {
+    fn clips_unscaled_gradients() {
         assert_eq!(gradient_scale(100.0, None, 1.0), 1.0);
         assert_eq!(gradient_scale(0.5, Some(1.0), 1.0), 1.0);
         assert_eq!(gradient_scale(4.0, Some(1.0), 1.0), (1.0f64 / 4.000_001) as f32);
-        // Scaled gradients of norm 4 * 1024.
+        // Scaled gradients with norm 4 * 1024.
         assert_eq!(gradient_scale(4.0, Some(1.0), 1024.0), gradient_scale(4.0, Some(1.0), 1.0) / 1024.0);
         assert_eq!(gradient_scale(0.0, Some(1.0), 0.5), 2.0);
     }

@@ -1,23 +1,25 @@
-//! Learning rate over the steps.
+//! Learning-rate schedules.
 
 use crate::cpu::math::cos_pi;
 use switchyard_worker_contract::config;
 
-/// Most steps of a warm-up that the configuration leaves open.
-const MOST_WARMUP_STEPS: u64 = 100;
+/// Upper limit of the default warm-up.
+const MAX_DEFAULT_WARMUP_STEPS: u64 = 100;
 
-/// The learning-rate schedule: linear warm-up, then constant, half a cosine, a straight line or steps down.
+/// The learning-rate schedule: linear warm-up, then constant, half a cosine, linear or stepwise
+/// decay.
 pub struct Schedule;
 
 impl Schedule {
     /// Learning rate of step `step` (counted from 0) of `total`.
     ///
-    /// Step i of the warm-up uses `peak * (i + 1) / warmup_steps`. A cosine or line then starts at the peak and reaches
-    /// the final rate exactly in the last step (`total - 1`). A run no longer than the warm-up ends while the rate
-    /// still rises; a run of a single step without warm-up has the final rate. After the warm-up these are PyTorch's
-    /// `CosineAnnealingLR`, `LinearLR` and `StepLR`.
+    /// Warm-up step i uses `peak * (i + 1) / warmup_steps`. Cosine and linear decay then start at
+    /// the peak and reach the final rate exactly in the last step (`total - 1`). A run no longer
+    /// than the warm-up ends while the rate is still rising; a single-step run without warm-up uses
+    /// the final rate. After the warm-up these match PyTorch's `CosineAnnealingLR`, `LinearLR` and
+    /// `StepLR`.
     pub fn learning_rate(schedule: &config::Schedule, peak: f64, step: u64, total: u64) -> f64 {
-        let warmup = schedule.warmup_steps.unwrap_or((total / 10).min(MOST_WARMUP_STEPS));
+        let warmup = schedule.warmup_steps.unwrap_or((total / 10).min(MAX_DEFAULT_WARMUP_STEPS));
         if step < warmup {
             return peak * ((step + 1) as f64 / warmup as f64);
         }
@@ -25,7 +27,7 @@ impl Schedule {
             config::ScheduleKind::Constant => peak,
             config::ScheduleKind::Step { every, factor } => {
                 let rate = peak * power(factor, (step - warmup) / every.max(1));
-                // A final rate above the peak does not raise it.
+                // A final rate above the peak does not raise the rate.
                 rate.max(schedule.final_learning_rate.min(peak))
             }
             config::ScheduleKind::Linear => {
@@ -49,7 +51,7 @@ impl Schedule {
     }
 }
 
-/// `factor` to the power `times`, by squaring: `powi` may differ between machines.
+/// `factor` to the power `times`, by squaring: `powi` can differ between machines.
 fn power(mut factor: f64, mut times: u64) -> f64 {
     let mut product = 1.0;
     while times > 0 {
@@ -81,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warm_up_that_is_left_open_is_a_tenth_of_the_run_and_at_most_100_steps() {
+    fn the_default_warm_up_is_a_tenth_of_the_run_up_to_100_steps() {
         let schedule = config::Schedule { kind: ScheduleKind::Cosine, warmup_steps: None, final_learning_rate: 0.0 };
         for (total, warmup) in [(5, 0), (40, 4), (999, 99), (1000, 100), (50_000, 100)] {
             let rates = (0..total).map(|step| Schedule::learning_rate(&schedule, 1.0, step, total));
@@ -106,7 +108,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn up_to_the_peak_then_never_up(
+        fn rises_to_the_peak_then_never_again(
             kind in kinds(), warmup_steps in 0u64..60, total in 1u64..200, peak in 1e-6f64..10.0, share in 0.0f64..1.0,
         ) {
             let final_learning_rate = peak * share;
@@ -120,7 +122,7 @@ mod tests {
                 prop_assert_eq!(up.last(), Some(&peak));
             }
             prop_assert!(down.windows(2).all(|pair| pair[0] >= pair[1]));
-            // Half a cosine may round in the last bit at its start.
+            // The first value of half a cosine can differ in the last bit.
             let most = peak * (1.0 + 1e-15);
             prop_assert!(down.iter().all(|&rate| final_learning_rate <= rate && rate <= most));
             if let (Some(first), Some(last)) = (down.first(), down.last()) {

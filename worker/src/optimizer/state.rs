@@ -1,4 +1,4 @@
-//! Memory of the optimizer, cut into pieces that threads work on.
+//! Optimizer state, cut into pieces for the threads.
 #![allow(unsafe_code)]
 
 use crate::amp::HalfWeights;
@@ -30,7 +30,7 @@ pub(super) struct Piece {
 pub(super) struct Part<'a> {
     pub weights: &'a mut [f32],
     pub gradients: &'a [f32],
-    /// One slice per array of the state; empty if the rule has none.
+    /// One slice per state array; empty if the rule has none.
     pub state: [&'a mut [f32]; 2],
 }
 
@@ -42,29 +42,29 @@ pub(super) struct Bucket<'a> {
     pub gradients: &'a [f32],
 }
 
-/// Norms of one parameter, from the sums of squares that a pass has written.
+/// Norms of one parameter, from the sums of squares written by a pass.
 pub(super) struct Norms {
     pub parameter: usize,
     pub decays: bool,
     pub norms: [f64; 2],
 }
 
-/// Arrays in the flat layout, and the pieces that the layout is cut into.
+/// State arrays in the flat layout, and the pieces of the layout.
 pub(super) struct OptimizerState {
-    /// Arrays that the rule does not use are empty.
+    /// Unused arrays are empty.
     pub arrays: [AlignedBuffer; 2],
     pieces: Vec<Piece>,
-    /// Two sums of squares per piece; empty if the rule needs none.
+    /// Two sums of squares per piece; empty if the rule does not need them.
     squares: Vec<[f64; 2]>,
     len: usize,
 }
 
 impl OptimizerState {
-    /// `arrays` (at most 2) arrays of zeros; `sums`: room for sums of squares.
+    /// `arrays` (at most 2) zeroed arrays; `sums`: whether to allocate sums of squares.
     pub fn new(layout: &Layout, exclusions: DecayExclusions, arrays: usize, sums: bool) -> OptimizerState {
         let mut pieces = Vec::new();
         for (ordinal, parameter) in layout.parameters.iter().enumerate() {
-            // The gap after a parameter holds zeros and keeps them.
+            // The gap after a parameter is zero and stays zero.
             let end = layout.parameters.get(ordinal + 1).map_or(layout.len, |next| next.offset);
             let decays = decays(parameter.role, exclusions);
             for start in (parameter.offset..end).step_by(PIECE) {
@@ -87,7 +87,8 @@ impl OptimizerState {
         pieces
     }
 
-    /// Calls `task` for each piece of the bucket. The sums that it sets are kept, and `half` gets the rounded weights.
+    /// Calls `task` for each piece of the bucket. Its sums of squares are stored, and `half`
+    /// receives the rounded weights.
     pub fn pass(
         &mut self,
         bucket: &mut Bucket<'_>,
@@ -129,7 +130,7 @@ impl OptimizerState {
         });
     }
 
-    /// The norms of each parameter of a range.
+    /// The norms of each parameter in a range.
     pub fn norms(&self, range: &Range<usize>) -> impl Iterator<Item = Norms> {
         let indices = self.pieces_of(range);
         let mut squares = self.squares[indices.clone()].iter();

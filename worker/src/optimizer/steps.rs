@@ -1,6 +1,7 @@
 use switchyard_worker_contract::config::Rule;
 
-/// Optimizer steps, and the betas of Adam and LAMB to their power, by repeated multiplication: `powf` may differ between machines.
+/// Step count, and the powers of Adam's and LAMB's betas, by repeated multiplication: `powf` can
+/// differ between machines.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Steps {
     betas: (f64, f64),
@@ -9,7 +10,7 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// None, by a rule of this kind.
+    /// Zero steps of a rule.
     pub fn new(rule: &Rule) -> Steps {
         let betas = match rule {
             Rule::Sgd(_) | Rule::Lars(_) => (1.0, 1.0),
@@ -22,19 +23,19 @@ impl Steps {
         self.done
     }
 
-    /// beta1 and beta2 to the power of the steps; 1 for a rule without them.
+    /// beta1 and beta2 to the power of the step count; 1 for a rule without betas.
     pub fn powers(&self) -> (f64, f64) {
         self.powers
     }
 
-    /// After one more.
+    /// One step later.
     #[must_use]
     pub fn next(self) -> Steps {
         let powers = (self.powers.0 * self.betas.0, self.powers.1 * self.betas.1);
         Steps { done: self.done + 1, powers, ..self }
     }
 
-    /// After `done` steps in all, by the same multiplications as in training.
+    /// After `done` steps in total, with the same multiplications as in training.
     #[must_use]
     pub fn restored(self, done: u64) -> Steps {
         let mut steps = Steps { done: 0, powers: (1.0, 1.0), ..self };

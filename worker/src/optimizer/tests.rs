@@ -1,4 +1,4 @@
-//! Every rule against its formula in double precision, and for equal bits.
+//! Tests every rule against its formula in double precision, and for bit-identical results.
 
 use super::*;
 use crate::amp::HalfWeights;
@@ -19,7 +19,7 @@ fn layout(lens: &[usize]) -> Layout {
     layout
 }
 
-/// Numbers in -1..1, with zeros in the gaps of the layout.
+/// Values in -1..1, with zeros in the gaps of the layout.
 fn noise(layout: &Layout, salt: u32) -> Vec<f32> {
     let mut flat = vec![0.0; layout.len];
     for parameter in &layout.parameters {
@@ -56,7 +56,7 @@ fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
 }
 
-/// The formula of a rule, parameter by parameter, in double precision.
+/// Double-precision reference implementation of a rule, parameter by parameter.
 struct Naive {
     config: config::Optimizer,
     /// Momentum, or first and second moments.
@@ -78,7 +78,7 @@ impl Naive {
             let [a, b] = &mut self.state;
             let state = (&mut a[range.clone()], &mut b[range.clone()]);
             let decay = if decays { self.config.weight_decay } else { 0.0 };
-            one(self.config.rule, self.step, &mut weights[range], &g, state, (rate, decay, decays));
+            reference_step(self.config.rule, self.step, &mut weights[range], &g, state, (rate, decay, decays));
         }
     }
 }
@@ -92,7 +92,7 @@ fn ratio(above: f64, below: f64, decays: bool) -> f64 {
 }
 
 /// One step of one parameter.
-fn one(
+fn reference_step(
     rule: Rule,
     t: i32,
     w: &mut [f64],
@@ -144,9 +144,9 @@ fn exclusions() -> impl Strategy<Value = DecayExclusions> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn every_rule_is_its_formula(
+    fn every_rule_matches_its_formula(
         rule in prop::sample::select(rules().to_vec()),
-        // Sums over several pieces as well.
+        // Include sums over several pieces.
         lens in prop::collection::vec(prop_oneof![15 => 1usize..200, 1 => Just(20_000usize)], 1..7),
         weight_decay in prop::sample::select(vec![0.0, 0.01, 0.3]),
         exclusions in exclusions(),
@@ -209,7 +209,7 @@ fn same_bits_on_every_isa_for_any_threads_and_buckets() {
         for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
             for (threads, bytes) in [(1, usize::MAX), (2, 4), (3, 25_000), (3, usize::MAX)] {
                 let mut buckets = fuse(&layout, bytes);
-                // Reductions may end in any order.
+                // Reductions can complete in any order.
                 buckets.reverse();
                 assert!(
                     want == trained(&layout, &config, isa, threads, &buckets),
@@ -221,7 +221,7 @@ fn same_bits_on_every_isa_for_any_threads_and_buckets() {
 }
 
 #[test]
-fn adamw_gives_the_bits_it_always_gave() {
+fn adamw_bits_are_pinned() {
     let mut layout = Layout::default();
     for (len, role) in [(50_000, Role::Matrix), (77, Role::Vector), (5_003, Role::Matrix)] {
         layout.push(format!("p{len}"), &[len], role, Initial::Constant(0.0));
@@ -231,7 +231,7 @@ fn adamw_gives_the_bits_it_always_gave() {
     assert_eq!(xxhash_rust::xxh3::xxh3_64(bytemuck::cast_slice(&weights)), PINNED);
 }
 
-/// A change here changes every training run with AdamW.
+/// Changing this changes every training run with AdamW.
 const PINNED: u64 = 0xbf167ef547feb9de;
 
 #[test]
@@ -271,7 +271,7 @@ fn half_weights_are_the_rounded_weights() {
 }
 
 #[test]
-fn a_restored_state_goes_on_with_the_same_bits() {
+fn a_restored_state_continues_bit_for_bit() {
     let layout = layout(&[300, 20]);
     let pool = Pool::new(1);
     for rule in rules() {
@@ -310,7 +310,7 @@ fn state_has_the_names_of_the_rule() {
 }
 
 #[test]
-fn powers_of_long_runs_are_restored_soon() {
+fn powers_of_long_runs_are_restored_quickly() {
     let config = config(Rule::AdamW(ADAM), 0.0, DecayExclusions::Vectors);
     Optimizer::new(&layout(&[1]), &config, Isa::Portable).restore(u64::MAX);
 }
@@ -332,7 +332,7 @@ fn state_without_gradient_does_not_become_denormal() {
 
 #[test]
 #[should_panic(expected = "not a range of whole parameters")]
-fn a_range_that_cuts_a_parameter_is_refused() {
+fn a_range_that_splits_a_parameter_is_rejected() {
     let layout = layout(&[40_000]);
     let mut optimizer = Optimizer::new(&layout, &config(rules()[1], 0.0, DecayExclusions::Vectors), Isa::Portable);
     optimizer.begin_step(0.1, 1.0);

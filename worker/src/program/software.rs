@@ -4,13 +4,13 @@ use crate::train::{Use, in_use};
 use std::path::Path;
 use switchyard_cuda::driver::Device;
 use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, NCCL, NVML, NVRTC, Places};
-use switchyard_cuda::inventory::{Item, look};
+use switchyard_cuda::inventory::{Item, detect};
 use switchyard_cuda::nvml;
 use switchyard_worker_contract::software::{Gpu, Library, Process, Software};
 
 /// Looks at the machine as an engine on GPUs does.
 pub(super) fn software() -> Software {
-    let (items, devices) = look(&Places::new(|name| std::env::var_os(name), Path::new("/"), None));
+    let (items, devices) = detect(&Places::new(|name| std::env::var_os(name), Path::new("/"), None));
     Software { libraries: items.into_iter().map(library).collect(), gpus: devices.into_iter().map(gpu).collect() }
 }
 

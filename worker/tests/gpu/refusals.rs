@@ -50,7 +50,7 @@ fn own([inputs, outputs]: [usize; 2], form: Form) -> Graph {
 
 #[test]
 fn a_layer_without_a_form() {
-    let error = refused(own([4, 4], Form::Own));
+    let error = refused(own([4, 4], Form::Opaque));
     assert_eq!(error.to_string(), "layer `middle` (Mine) comes from a user's program and runs on CPUs only");
 }
 

@@ -94,7 +94,7 @@ fn a_form_that_does_not_agree_with_the_plan_is_found() {
             *form = other.clone();
             assert!(disagreement(step, Format::F32).is_some(), "{step}");
             let Work::Forward(_, form) = &mut step.work else { panic!("forward comes first") };
-            *form = Form::Own;
+            *form = Form::Opaque;
             assert!(disagreement(step, Format::F32).is_some(), "{step}");
         }
     }

@@ -140,7 +140,7 @@ fn two_ranks_on_a_gpu_are_refused() {
 fn a_rank_that_cannot_start_says_so() {
     let fault = ("SWITCHYARD_REFERENCE_FAULT", "nccl-init:0");
     on_a_device("a_rank_that_cannot_start_says_so", &[fault], || {
-        let error = nccl().alone(&Gpu::new().context).err().unwrap().to_string();
+        let error = nccl().single_rank(&Gpu::new().context).err().unwrap().to_string();
         assert_eq!(error, "NCCL: ncclCommInitRankConfig returned 2: unhandled system error");
     });
 }

@@ -9,7 +9,7 @@ mod child;
 use std::path::Path;
 use std::time::Duration;
 use switchyard_cuda::find::{NVML, Places, VARIABLE};
-use switchyard_cuda::nvml::{Heard, Nvml, Process, State};
+use switchyard_cuda::nvml::{GpuEvent, Nvml, Process, State};
 
 fn nvml() -> Nvml {
     let places = Places::new(
@@ -31,7 +31,7 @@ fn a_gpu_without_faults_is_well() {
     assert_eq!((gpu.processes().unwrap(), gpu.is_divided()), (Vec::new(), false));
     assert_eq!(gpu.memory().unwrap().free, gpu.memory().unwrap().total);
     let listener = gpu.listen().unwrap().unwrap();
-    assert_eq!(listener.wait(Duration::ZERO).unwrap(), Heard::Nothing);
+    assert_eq!(listener.wait(Duration::ZERO).unwrap(), GpuEvent::Nothing);
     let error = nvml.gpu("0000:77:00.0").err().unwrap().to_string();
     assert_eq!(error, "NVML: nvmlDeviceGetHandleByPciBusId returned 6: Not Found");
 }

@@ -1,4 +1,4 @@
-//! Where tensors lie, and what is refused before the library is asked.
+//! Tests tensor layouts, and sizes that are rejected before the library is called.
 
 use super::*;
 
@@ -20,12 +20,12 @@ fn queries_keys_and_values_are_parts_of_the_same_rows() {
 }
 
 #[test]
-fn numbers_in_32_bits_are_refused() {
+fn f32_is_rejected() {
     let attention = Attention { shape: Shape { element: Element::F32, ..SHAPE }, backward: true };
     assert!(attention.tensors().unwrap_err().to_string().contains("numbers in 32 bits, expected 16"));
 }
 
 #[test]
-fn scratch_memory_has_a_number_of_each_query_and_gradients_in_32_bits() {
+fn scratch_memory_holds_means_and_f32_gradients() {
     assert_eq!(Attention { shape: SHAPE, backward: true }.scratch_bytes(), 256 + 4 * 2 * 3 * 5 * 8);
 }

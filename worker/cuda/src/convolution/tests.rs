@@ -1,9 +1,10 @@
-//! Numbers are those of NVIDIA's header; what is refused before the library is asked.
+//! Checks constants against NVIDIA's header, and sizes that are rejected before the library is
+//! called.
 
 use super::*;
-use crate::header::{Header, of_libraries};
+use crate::header::{Header, library_headers};
 
-/// In bf16.
+/// Uses bf16.
 pub(crate) const GOOD: Convolution = Convolution {
     direction: Direction::Forward,
     element: Element::Bf16,
@@ -23,8 +24,8 @@ pub(crate) const GOOD: Convolution = Convolution {
 
 #[test]
 #[ignore = "needs NVIDIA's libraries: cargo xtask test --gpu-libraries"]
-fn constants_are_those_of_the_header() {
-    let folders = of_libraries();
+fn constants_match_the_header() {
+    let folders = library_headers();
     let convolution = |name: &str| format!("CUDNN_ATTR_CONVOLUTION_{name}");
     let mut numbers: Vec<(String, i32)> = [
         ("COMP_TYPE", COMP_TYPE),
@@ -63,7 +64,7 @@ fn constants_are_those_of_the_header() {
 }
 
 #[test]
-fn sizes_that_no_convolution_has_are_refused() {
+fn invalid_sizes_are_rejected() {
     assert_eq!(GOOD.result(), Some([5, 4]));
     assert!(GOOD.tensors().is_ok());
     let wrong = [

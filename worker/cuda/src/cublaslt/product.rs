@@ -1,4 +1,4 @@
-//! What is multiplied.
+//! GEMM descriptions.
 
 use crate::driver::Span;
 use crate::error::Error;
@@ -6,7 +6,7 @@ use crate::kernels::activation::Function;
 use crate::kernels::fp8::{Fp8, MULTIPLE};
 use crate::kernels::{Element, Memory};
 
-/// The type of a matrix's numbers.
+/// Element type of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     F32,
@@ -39,15 +39,15 @@ impl From<Element> for Format {
     }
 }
 
-/// How 32-bit numbers are multiplied; sums are in 32 bits. Numbers of 16 bits are multiplied exactly.
+/// How f32 operands are multiplied; accumulation is in f32. 16-bit operands are multiplied exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arithmetic {
     Ieee,
-    /// Factors are rounded to TF32, which tensor cores multiply.
+    /// Operands are rounded to TF32 for tensor cores.
     Tf32,
 }
 
-/// `rows` x `columns` numbers as they lie in memory, row by row, `pitch` numbers from one row to the next.
+/// A row-major matrix of `rows` x `columns` elements, with a row pitch of `pitch` elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Matrix {
     pub span: Span,
@@ -55,12 +55,12 @@ pub struct Matrix {
     pub rows: usize,
     pub columns: usize,
     pub pitch: usize,
-    /// A product takes rows for columns.
+    /// Whether a GEMM reads it transposed.
     pub is_transposed: bool,
 }
 
 impl Matrix {
-    /// Rows and columns as a product takes them.
+    /// Rows and columns as a GEMM reads them.
     fn sides(&self) -> (usize, usize) {
         if self.is_transposed { (self.columns, self.rows) } else { (self.rows, self.columns) }
     }
@@ -76,42 +76,44 @@ impl Matrix {
     }
 }
 
-/// What follows a product before its result is written: `result = function(left right + addend + bias)`.
+/// GEMM epilogue: `result = function(left right + addend + bias)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Epilogue {
-    /// A number for each column, in the format of the result.
+    /// One value per column, in the result's format.
     pub bias: Span,
-    /// Not [`Function::Tanh`].
+    /// Cannot be [`Function::Tanh`].
     pub function: Function,
-    /// As large as the result and in its format, with a pitch that is a multiple of [`KEPT_PITCH`]: gets the argument of [`Function::Gelu`], and is only
-    /// there for it.
+    /// Receives the input of [`Function::Gelu`]; `None` for other functions. Same size and format
+    /// as the result, with a pitch that is a multiple of [`KEPT_PITCH`].
     pub kept: Option<Matrix>,
 }
 
-/// What the library asks of the pitch of a matrix that an epilogue keeps.
+/// Pitch alignment that the library requires of the matrix an epilogue saves.
 pub const KEPT_PITCH: usize = 8;
 
-/// `result = left right`, or `result = left right + addend`.
+/// GEMM: `result = left right`, or `result = left right + addend`.
 ///
-/// In 8 bits only the right side is transposed, the result is in bf16, not both sides are [`Fp8::E5m2`], and all sides, pitches and addresses are
-/// multiples of [`MULTIPLE`]. Where both are [`Fp8::E4m3`], as in forward, parts of the sums are kept with fewer bits, which is faster.
+/// For FP8, only the right operand is transposed, the result is bf16, at most one operand is
+/// [`Fp8::E5m2`], and all sizes, pitches and addresses are multiples of [`MULTIPLE`]. If both
+/// operands are [`Fp8::E4m3`], as in forward, partial sums are accumulated in reduced precision,
+/// which is faster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Product {
     pub left: Matrix,
     pub right: Matrix,
-    /// Not transposed. 32 bits, or the format of both sides.
+    /// Not transposed. f32, or the operands' format.
     pub result: Matrix,
-    /// As large as the result and in its format; it may be the result itself.
+    /// Same size and format as the result; can be the result itself.
     pub addend: Option<Matrix>,
-    /// Not of sides in 8 bits.
+    /// Not supported for FP8 operands.
     pub epilogue: Option<Epilogue>,
     pub arithmetic: Arithmetic,
-    /// Of sides in 8 bits, left and right: one number of 32 bits on the device that all of a side is multiplied by.
+    /// For FP8 operands, left and right: one f32 scale on the device per operand.
     pub scales: Option<[Span; 2]>,
 }
 
 impl Product {
-    /// What an algorithm is chosen by: all but the addresses.
+    /// The key for algorithm selection: everything except the addresses.
     pub fn kind(&self) -> String {
         let matrix = |matrix: &Matrix| {
             let Matrix { span, format, rows, columns, pitch, is_transposed } = matrix;
@@ -135,12 +137,12 @@ impl Product {
         format!("{result} = {left} * {right}{addend}, {arithmetic:?}{epilogue}")
     }
 
-    /// C in the words of the library; where nothing is added, it is not read.
+    /// The library's C; not read if nothing is added.
     pub(super) fn addend(&self) -> &Matrix {
         self.addend.as_ref().unwrap_or(&self.result)
     }
 
-    /// Rows, columns, and the length of the sums.
+    /// Rows, columns and depth.
     pub(super) fn shape(&self) -> Result<[usize; 3], Error> {
         let Product { left, right, result, addend, .. } = self;
         [left, right, result].into_iter().chain(addend).try_for_each(Matrix::check)?;
@@ -179,7 +181,7 @@ impl Product {
             && !self.left.format.is_fp8()
     }
 
-    /// What the library asks of sides in 8 bits.
+    /// Checks the library's requirements for FP8 operands.
     fn fits_fp8(&self) -> bool {
         let Product { left, right, result, addend, .. } = self;
         let multiple = MULTIPLE as usize;
@@ -197,7 +199,7 @@ impl Product {
             && [left, right, result].into_iter().chain(addend).all(is_multiple)
     }
 
-    /// Whether parts of the sums may have fewer bits.
+    /// Whether partial sums can be accumulated in reduced precision.
     pub(super) fn has_fast_sums(&self) -> bool {
         [self.left.format, self.right.format] == [Format::Fp8(Fp8::E4m3); 2]
     }

@@ -1,12 +1,12 @@
-//! Names and numbers are those of NVIDIA's header.
+//! Checks names and constants against NVIDIA's header.
 
 use super::*;
-use crate::header::{Header, of_libraries};
+use crate::header::{Header, library_headers};
 
 #[test]
 #[ignore = "needs NVIDIA's libraries: cargo xtask test --gpu-libraries"]
-fn constants_and_names_are_those_of_the_header() {
-    let folders = of_libraries();
+fn constants_and_names_match_the_header() {
+    let folders = library_headers();
     let numbers = [
         ("CUDNN_DATA_FLOAT", FLOAT),
         ("CUDNN_DATA_HALF", HALF),
@@ -59,7 +59,7 @@ fn constants_and_names_are_those_of_the_header() {
         ("sizeof(cudnnBackendNumericalNote_t)", size_of::<i32>() as i32),
     ];
     let mut conditions = numbers.map(|(name, value)| format!("{name} == {value}")).to_vec();
-    conditions.push(format!("CUDNN_NUMERICAL_NOTE_TYPE_COUNT <= {MOST_NOTES}"));
+    conditions.push(format!("CUDNN_NUMERICAL_NOTE_TYPE_COUNT <= {MAX_NOTES}"));
     let header = Header { name: "cudnn.h", folders: &folders };
     let (is_good, text) = header.compiled(&conditions, Functions::NAMES);
     assert!(is_good, "{text}");

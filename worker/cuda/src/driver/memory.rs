@@ -1,4 +1,4 @@
-//! Memory of the device.
+//! Device memory.
 
 use super::Context;
 use crate::error::Error;
@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-/// Address and size of every buffer that exists. A [`Span`] does not keep its buffer, so each use of one is checked here.
+/// Address and size of every live buffer. A [`Span`] does not keep its buffer alive, so each use of
+/// a span is checked against this map.
 #[derive(Default)]
 pub(super) struct Live(Mutex<BTreeMap<u64, usize>>);
 
@@ -22,7 +23,7 @@ impl Live {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
     }
 
-    /// Refuses memory whose buffer is gone, or is of another context.
+    /// Rejects memory whose buffer has been freed or belongs to another context.
     fn check(&self, call: &'static str, spans: impl Iterator<Item = Span>) -> Result<(), Error> {
         let live = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for Span { address, bytes } in spans {
@@ -34,14 +35,15 @@ impl Live {
         Ok(())
     }
 
-    /// The buffer that holds a span.
-    fn holding(&self, span: &Span) -> Option<Span> {
+    /// The buffer that contains a span.
+    fn containing_buffer(&self, span: &Span) -> Option<Span> {
         let live = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         live.range(..=span.address).next_back().map(|(address, bytes)| Span { address: *address, bytes: *bytes })
     }
 }
 
-/// A range of memory of a device. It does not keep its [`Buffer`]: work on a span whose buffer is gone is refused.
+/// A range of device memory. It does not keep its [`Buffer`] alive: operations on a span whose
+/// buffer has been freed are rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     pub(super) address: u64,
@@ -49,18 +51,18 @@ pub struct Span {
 }
 
 impl Span {
-    /// A part of it, in bytes; `None` if it is not within.
+    /// A byte range of the span; `None` if out of bounds.
     pub fn part(self, range: Range<usize>) -> Option<Span> {
         let fits = range.start <= range.end && range.end <= self.bytes;
         fits.then(|| Span { address: self.address + range.start as u64, bytes: range.len() })
     }
 
-    /// Its address on the device, for the calls of other libraries.
+    /// Its device address, for calls of other libraries.
     pub(crate) fn pointer(self) -> Pointer {
         std::ptr::with_exposed_provenance_mut(self.address as usize)
     }
 
-    /// The largest power of two, up to 256, that its address is a multiple of.
+    /// The largest power of two, up to 256, that divides its address.
     pub(crate) fn alignment(self) -> u32 {
         1 << self.address.trailing_zeros().min(8)
     }
@@ -72,14 +74,14 @@ impl kernels::Memory for Span {
     }
 }
 
-/// An allocation of the device. The device's work is waited for before it is freed.
+/// A device allocation. Dropping it waits for the device before freeing.
 pub struct Buffer {
     context: Context,
     span: Span,
 }
 
 impl Context {
-    /// Allocates memory of the device, whatever is in it.
+    /// Allocates uninitialised device memory.
     ///
     /// # Errors
     /// There is not enough memory.
@@ -91,7 +93,7 @@ impl Context {
         Ok(Buffer { context: self.clone(), span: Span { address, bytes } })
     }
 
-    /// Allocates memory of the device, filled with zeros.
+    /// Allocates zeroed device memory.
     ///
     /// # Errors
     /// There is not enough memory.
@@ -102,7 +104,7 @@ impl Context {
         Ok(buffer)
     }
 
-    /// Allocates memory of the device with a copy of `values`.
+    /// Allocates device memory with a copy of `values`.
     ///
     /// # Errors
     /// There is not enough memory.
@@ -113,7 +115,7 @@ impl Context {
     }
 }
 
-/// Refuses spans of buffers that are gone.
+/// Rejects spans of freed buffers.
 pub(super) fn check_live(
     context: &Context,
     call: &'static str,
@@ -122,9 +124,9 @@ pub(super) fn check_live(
     context.inner.live.check(call, spans)
 }
 
-/// The buffers that hold spans, each once.
-pub(super) fn holding(context: &Context, spans: &[Span]) -> Vec<Span> {
-    let mut buffers: Vec<Span> = spans.iter().filter_map(|span| context.inner.live.holding(span)).collect();
+/// The buffers that contain the spans, without duplicates.
+pub(super) fn containing_buffers(context: &Context, spans: &[Span]) -> Vec<Span> {
+    let mut buffers: Vec<Span> = spans.iter().filter_map(|span| context.inner.live.containing_buffer(span)).collect();
     buffers.sort_unstable_by_key(|buffer| buffer.address);
     buffers.dedup();
     buffers
@@ -135,12 +137,12 @@ impl Buffer {
         self.span.bytes
     }
 
-    /// All of it.
+    /// The whole buffer.
     pub fn span(&self) -> Span {
         self.span
     }
 
-    /// A part of it, in bytes; `None` if it is not within.
+    /// A byte range of the buffer; `None` if out of bounds.
     pub fn part(&self, range: Range<usize>) -> Option<Span> {
         self.span.part(range)
     }
@@ -156,35 +158,37 @@ impl Buffer {
         })
     }
 
-    /// Copies `values` to byte `offset` on, once all work is done, and waits for it.
+    /// Waits for all work, then copies `values` to byte offset `offset` and waits for the copy.
     ///
     /// # Errors
     /// The range is out of bounds, or earlier work failed.
     pub fn write<T: Pod>(&self, offset: usize, values: &[T]) -> Result<(), Error> {
         let to = self.within("write", offset, values)?;
         self.context.synchronize()?;
-        // SAFETY: both ranges have the same number of bytes, as just checked; when the call returns the source may be freed.
+        // SAFETY: both ranges have the same number of bytes, as just checked; when the call
+        // returns, the source can be freed.
         self.context.call("cuMemcpyHtoD", |call| unsafe {
             (call.cuMemcpyHtoD_v2)(to.address, values.as_ptr().cast(), to.bytes)
         })?;
-        // The call may return before the numbers are where streams expect them.
+        // The call can return before the data are visible to streams.
         self.context.synchronize()
     }
 
-    /// Copies from byte `offset` on, once all work is done.
+    /// Waits for all work, then copies from byte offset `offset`.
     ///
     /// # Errors
     /// The range is out of bounds, or earlier work failed.
     pub fn read<T: Pod>(&self, offset: usize, values: &mut [T]) -> Result<(), Error> {
         let from = self.within("read", offset, values)?;
         self.context.synchronize()?;
-        // SAFETY: both ranges have the same number of bytes, as just checked; any bytes are a `T`.
+        // SAFETY: both ranges have the same number of bytes, as just checked; any bytes are a valid
+        // `T`.
         self.context.call("cuMemcpyDtoH", |call| unsafe {
             (call.cuMemcpyDtoH_v2)(values.as_mut_ptr().cast(), from.address, from.bytes)
         })
     }
 
-    /// `range` of its elements, once all work is done.
+    /// Waits for all work, then copies elements `range` to the host.
     ///
     /// # Errors
     /// The range is out of bounds, or earlier work failed.
@@ -198,9 +202,10 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         self.context.inner.live.remove(self.span.address);
-        // Also work that failed is over.
+        // Failed work is finished, too.
         let _ = self.context.synchronize();
-        // SAFETY: allocated by `allocate`, freed once, and no work is left that uses it. The result could not be used.
+        // SAFETY: allocated by `allocate`, freed once, and no pending work uses it. An error could
+        // not be handled here.
         let _ = self.context.call("cuMemFree", |call| unsafe { (call.cuMemFree_v2)(self.span.address) });
     }
 }

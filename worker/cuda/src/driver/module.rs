@@ -8,24 +8,24 @@ use crate::nvrtc::Nvrtc;
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Attribute of a kernel: the most shared memory that a launch may give it.
+/// Kernel attribute: maximum dynamic shared memory per launch.
 pub(super) const MAX_DYNAMIC_SHARED_SIZE_BYTES: i32 = 8;
-/// A kernel of ours has fewer; a launch then allocates nothing.
-const MOST_ARGUMENTS: usize = 32;
+/// Our kernels have fewer arguments; a fixed limit avoids allocating on launch.
+const MAX_ARGUMENTS: usize = 32;
 
-/// A program on the device.
+/// A program loaded on the device.
 pub struct Loaded {
     program: Program,
     module: Arc<Object>,
-    /// Those that were launched.
+    /// Kernels launched so far.
     kernels: Mutex<Vec<Arc<Kernel>>>,
 }
 
 struct Kernel {
     name: &'static str,
-    /// An address, which belongs to the module.
+    /// An address owned by the module.
     raw: usize,
-    /// Bytes of each parameter, as the machine code declares them.
+    /// Parameter sizes in bytes, as declared in the machine code.
     parameters: Vec<usize>,
     shared_bytes: u32,
 }
@@ -40,13 +40,14 @@ impl Context {
         self.load_code(program, &compiled.cubin)
     }
 
-    /// Loads the machine code of a program, all of it and as the compiler has made it for this device.
+    /// Loads a program's complete machine code, as compiled for this device.
     ///
     /// # Errors
-    /// The driver refuses it.
+    /// The driver rejects it.
     pub fn load_code(&self, program: Program, cubin: &[u8]) -> Result<Loaded, Error> {
         let mut raw = std::ptr::null_mut();
-        // SAFETY: a CUBIN states its own length in its header (ELF), and the driver copies what it needs.
+        // SAFETY: a CUBIN states its own length in its header (ELF), and the driver copies what it
+        // needs.
         self.call("cuModuleLoadData", |call| unsafe { (call.cuModuleLoadData)(&raw mut raw, cubin.as_ptr().cast()) })?;
         let module = Object { context: self.clone(), raw, destroy: self.inner.driver.functions.cuModuleUnload };
         Ok(Loaded { program, module: Arc::new(module), kernels: Mutex::default() })
@@ -58,10 +59,10 @@ impl Loaded {
         &self.program
     }
 
-    /// Queues a launch of a kernel of this program.
+    /// Queues a kernel launch of this program.
     ///
     /// # Errors
-    /// The call is for another program, a buffer is gone, or the device refuses it.
+    /// The call is for another program, a buffer has been freed, or the device rejects it.
     pub fn launch(&self, call: &Call<Span>, stream: &Stream) -> Result<(), Error> {
         if call.program != self.program {
             return Err(Error::refused(
@@ -71,9 +72,9 @@ impl Loaded {
         }
         let kernel = self.kernel(call)?;
         let given = || call.arguments.iter().map(|argument| value(argument).1);
-        if !given().eq(kernel.parameters.iter().copied()) || call.arguments.len() > MOST_ARGUMENTS {
+        if !given().eq(kernel.parameters.iter().copied()) || call.arguments.len() > MAX_ARGUMENTS {
             let text = format!(
-                "arguments of {:?} bytes, expected {:?}, and at most {MOST_ARGUMENTS}",
+                "arguments of {:?} bytes, expected {:?}, and at most {MAX_ARGUMENTS}",
                 given().collect::<Vec<_>>(),
                 kernel.parameters
             );
@@ -84,14 +85,16 @@ impl Loaded {
             Argument::Absent | Argument::Int(_) | Argument::Float(_) => None,
         });
         stream.uses(call.kernel, spans)?;
-        stream.keeps(&self.module);
-        let mut values = [0u64; MOST_ARGUMENTS];
+        stream.record_object(&self.module);
+        let mut values = [0u64; MAX_ARGUMENTS];
         values.iter_mut().zip(&call.arguments).for_each(|(to, argument)| *to = value(argument).0);
         let mut pointers = values.each_mut().map(|value| std::ptr::from_mut(value).cast());
-        // SAFETY: a call is made by the functions of `kernels` only, which check that memory is as large as its kernel needs; the tests of
-        // `switchyard-cuda-reference` execute it. The program is the one that the call is for, its arguments are as many and as large as
-        // the kernel's, and its buffers live, as just checked; freeing one waits for the work. Each pointer is to eight live bytes, and a
-        // narrower type is at their start on the little-endian machines that CUDA runs on.
+        // SAFETY: calls are made only by the functions in `kernels`, which check that memory is as
+        // large as the kernel needs; the tests in `switchyard-cuda-reference` execute them. The
+        // program matches the call, the number and sizes of its arguments match the kernel's, and
+        // its buffers are alive, as just checked; freeing one waits for the kernel. Each pointer is
+        // to eight live bytes, and narrower types are at their start on the little-endian machines
+        // that CUDA supports.
         stream.context().call("cuLaunchKernel", |functions| unsafe {
             (functions.cuLaunchKernel)(
                 std::ptr::with_exposed_provenance_mut(kernel.raw),
@@ -109,7 +112,7 @@ impl Loaded {
         })
     }
 
-    /// The kernel of a call, which may have as much shared memory as the call gives it.
+    /// The kernel of a call, configured for at least the call's shared memory.
     fn kernel(&self, call: &Call<Span>) -> Result<Arc<Kernel>, Error> {
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = |kernel: &&Arc<Kernel>| kernel.name == call.kernel && kernel.shared_bytes >= call.shared_bytes;
@@ -126,11 +129,11 @@ impl Loaded {
         let context = &self.module.context;
         let text = CString::new(name).map_err(|_| Error::refused("cuModuleGetFunction", "a zero in the name"))?;
         let mut raw: Pointer = std::ptr::null_mut();
-        // SAFETY: the module lives; the name is a C string.
+        // SAFETY: the module is alive; the name is a C string.
         context.call("cuModuleGetFunction", |call| unsafe {
             (call.cuModuleGetFunction)(&raw mut raw, self.module.raw, text.as_ptr())
         })?;
-        // SAFETY: the function is of a module that lives.
+        // SAFETY: the function belongs to a live module.
         context.call("cuFuncSetAttribute", |call| unsafe {
             (call.cuFuncSetAttribute)(raw, MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes as i32)
         })?;
@@ -138,7 +141,8 @@ impl Loaded {
         let size = |index| {
             let (mut offset, mut bytes) = (0, 0);
             let functions = &context.inner.driver.functions;
-            // SAFETY: the function is of a module that lives; the pointers are to live numbers. Behind the last parameter the call fails.
+            // SAFETY: the function belongs to a live module; the pointers are to live integers. The
+            // call fails for indices beyond the last parameter.
             let code = unsafe { (functions.cuFuncGetParamInfo)(raw, index, &raw mut offset, &raw mut bytes) };
             (code == 0).then_some(bytes)
         };
@@ -149,12 +153,12 @@ impl Loaded {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        // A launch needs its code. Also work that failed is over.
+        // Launches need the code. Failed work is finished, too.
         let _ = self.module.context.synchronize();
     }
 }
 
-/// What the driver reads of an argument, and how many bytes of it.
+/// The raw value of an argument, and its size in bytes.
 fn value(argument: &Argument<Span>) -> (u64, usize) {
     match argument {
         Argument::Reads(span) | Argument::Writes(span) | Argument::Updates(span) => (span.address, 8),

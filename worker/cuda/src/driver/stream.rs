@@ -1,4 +1,4 @@
-//! Streams of work, and events that order them.
+//! Streams, and events that order them.
 
 use super::graph::Uses;
 use super::{Context, Functions, Object, Span};
@@ -10,23 +10,24 @@ use std::sync::{Arc, Mutex};
 pub(super) const NON_BLOCKING: u32 = 1;
 pub(super) const DISABLE_TIMING: u32 = 2;
 pub(super) const NOT_READY: i32 = 600;
-/// `CU_EVENT_RECORD_EXTERNAL`: who is outside of a graph may wait for the event.
+/// `CU_EVENT_RECORD_EXTERNAL`: streams outside a graph can wait for the event.
 pub(super) const EXTERNAL: u32 = 1;
 
-/// A queue: its work runs in order, and at the same time as that of other streams.
+/// A queue: its operations run in order, concurrently with other streams.
 pub struct Stream {
     context: Context,
-    /// Nothing: the default stream.
+    /// `None` for the default stream.
     object: Option<Object>,
-    /// While it is captured: what the graph uses.
+    /// During a capture: what the graph uses.
     pub(super) captured: Mutex<Option<Uses>>,
 }
 
-/// A point in a stream that others wait for. One that was never recorded is done. A copy is the same event.
+/// A point in a stream that others can wait for. An event that was never recorded counts as done.
+/// Clones are the same event.
 #[derive(Clone)]
 pub struct Event(Arc<Object>);
 
-/// Lines of `bytes` bytes, `pitch` bytes from one to the next.
+/// Lines of `bytes` bytes with a pitch of `pitch` bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lines {
     pub span: Span,
@@ -66,7 +67,7 @@ impl Side2D {
 }
 
 impl Context {
-    /// A stream that is in no order with others, the default stream included.
+    /// Creates a stream that is not ordered with others, including the default stream.
     ///
     /// # Errors
     /// The call fails.
@@ -78,12 +79,12 @@ impl Context {
         Ok(Stream { context: self.clone(), object: Some(object), captured: Mutex::default() })
     }
 
-    /// The stream that libraries use which are not told another.
+    /// The stream that libraries use by default.
     pub fn default_stream(&self) -> Stream {
         Stream { context: self.clone(), object: None, captured: Mutex::default() }
     }
 
-    /// An event without a time.
+    /// An event without timing.
     ///
     /// # Errors
     /// The call fails.
@@ -91,7 +92,7 @@ impl Context {
         self.event_with(DISABLE_TIMING)
     }
 
-    /// An event with a time.
+    /// An event with timing.
     ///
     /// # Errors
     /// The call fails.
@@ -117,71 +118,73 @@ impl Stream {
         self.object.as_ref().map_or(std::ptr::null_mut(), |object| object.raw)
     }
 
-    /// Waits for all its work.
+    /// Waits for all its operations.
     ///
     /// # Errors
-    /// The work failed.
+    /// An operation failed.
     pub fn synchronize(&self) -> Result<(), Error> {
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is alive.
         self.context.call_and_wait("cuStreamSynchronize", |call| unsafe { (call.cuStreamSynchronize)(self.raw()) })
     }
 
-    /// The event is done when all work is that is in the stream now. A graph that is captured records it at this place of its work, each
-    /// time that it runs.
+    /// Records the event after all operations now in the stream. In a captured graph, it is
+    /// recorded at this position on every launch.
     ///
     /// # Errors
     /// The call fails.
     pub fn record(&self, event: &Event) -> Result<(), Error> {
         let raw = event.0.raw;
-        if self.keeps(&event.0) {
-            // SAFETY: both live.
+        if self.record_object(&event.0) {
+            // SAFETY: both are alive.
             let record = |call: &Functions| unsafe { (call.cuEventRecordWithFlags)(raw, self.raw(), EXTERNAL) };
             return self.context.call("cuEventRecordWithFlags", record);
         }
-        // SAFETY: both live.
+        // SAFETY: both are alive.
         self.context.call("cuEventRecord", |call| unsafe { (call.cuEventRecord)(raw, self.raw()) })
     }
 
-    /// What is put into the stream from now on waits for the event as it was recorded last.
+    /// Makes later operations in this stream wait for the event's last recording.
     ///
     /// # Errors
     /// The call fails.
     pub fn wait(&self, event: &Event) -> Result<(), Error> {
-        self.refuse_in_capture("wait")?;
-        // SAFETY: both live; no flags.
+        self.reject_in_capture("wait")?;
+        // SAFETY: both are alive; no flags.
         self.context.call("cuStreamWaitEvent", |call| unsafe { (call.cuStreamWaitEvent)(self.raw(), event.0.raw, 0) })
     }
 
-    /// Queues a fill with one byte.
+    /// Queues a fill with a byte value.
     ///
     /// # Errors
-    /// The buffer is gone, or the call fails.
+    /// The buffer has been freed, or the call fails.
     pub fn fill(&self, to: Span, byte: u8) -> Result<(), Error> {
         self.uses("fill", [to].into_iter())?;
-        // SAFETY: the range is within a buffer that lives, as just checked; freeing it waits for the work.
+        // SAFETY: the range is within a live buffer, as just checked; freeing it waits for the
+        // operation.
         self.context
             .call("cuMemsetD8Async", |call| unsafe { (call.cuMemsetD8Async)(to.address, byte, to.bytes(), self.raw()) })
     }
 
-    /// Queues a copy between memories of the device, which have the same size and nothing in common.
+    /// Queues a copy between equally large, disjoint device ranges.
     ///
     /// # Errors
-    /// The sizes differ, a buffer is gone, or the call fails.
+    /// The sizes differ, a buffer has been freed, or the call fails.
     pub fn copy(&self, from: Span, to: Span) -> Result<(), Error> {
         if from.bytes() != to.bytes() {
             return Err(Error::refused("copy", format!("{} bytes to {} bytes", from.bytes(), to.bytes())));
         }
         self.uses("copy", [from, to].into_iter())?;
-        // SAFETY: both have as many bytes and are within buffers that live, as just checked; freeing them waits for the work.
+        // SAFETY: both have the same size and are within live buffers, as just checked; freeing
+        // them waits for the operation.
         self.context.call("cuMemcpyDtoDAsync", |call| unsafe {
             (call.cuMemcpyDtoDAsync_v2)(to.address, from.address, to.bytes(), self.raw())
         })
     }
 
-    /// Queues a copy of `count` lines of `bytes` bytes each between memories of the device, which have nothing in common.
+    /// Queues a copy of `count` lines of `bytes` bytes between disjoint device memories.
     ///
     /// # Errors
-    /// The lines are not within their memory, a buffer is gone, or the call fails.
+    /// The lines are not within their memory, a buffer has been freed, or the call fails.
     pub fn copy_lines(&self, bytes: usize, count: usize, from: Lines, to: Lines) -> Result<(), Error> {
         let fits = |lines: Lines| {
             let end = count.checked_sub(1).and_then(|last| last.checked_mul(lines.pitch)?.checked_add(bytes));
@@ -191,7 +194,7 @@ impl Stream {
             let text = format!("{count} lines of {bytes} bytes from {from:?} to {to:?}");
             return Err(Error::refused("copy", text));
         }
-        // Lines may be as far apart as the driver says, a copy of one piece has no limit.
+        // The driver limits the pitch of 2D copies; a contiguous copy has no limit.
         if count == 1 || (from.pitch, to.pitch) == (bytes, bytes) {
             let whole = |lines: Lines| lines.span.part(0..count * bytes);
             let [from, to] = [from, to].map(|lines| whole(lines).expect("invariant: the lines fit"));
@@ -199,30 +202,30 @@ impl Stream {
         }
         self.uses("copy", [from.span, to.span].into_iter())?;
         let copy = Copy2D { from: Side2D::new(from), to: Side2D::new(to), width_bytes: bytes, height: count };
-        // SAFETY: the lines are within buffers that live, as just checked; freeing them waits for the work; the structure is read before
-        // the call returns.
+        // SAFETY: the lines are within live buffers, as just checked; freeing them waits for the
+        // operation; the struct is read before the call returns.
         self.context.call("cuMemcpy2DAsync", |call| unsafe { (call.cuMemcpy2DAsync_v2)(&raw const copy, self.raw()) })
     }
 }
 
 impl Event {
-    /// Waits for it.
+    /// Waits for the event.
     ///
     /// # Errors
-    /// The work before it failed.
+    /// An operation before it failed.
     pub fn synchronize(&self) -> Result<(), Error> {
-        // SAFETY: the event lives.
+        // SAFETY: the event is alive.
         self.0.context.call_and_wait("cuEventSynchronize", |call| unsafe { (call.cuEventSynchronize)(self.0.raw) })
     }
 
-    /// Whether all work before it is done.
+    /// Whether all operations before it are done.
     ///
     /// # Errors
-    /// The work before it failed.
+    /// An operation before it failed.
     pub fn is_done(&self) -> Result<bool, Error> {
         let mut done = true;
         self.0.context.call("cuEventQuery", |call| {
-            // SAFETY: the event lives.
+            // SAFETY: the event is alive.
             let code = unsafe { (call.cuEventQuery)(self.0.raw) };
             done = code != NOT_READY;
             if done { code } else { 0 }
@@ -230,13 +233,13 @@ impl Event {
         Ok(done)
     }
 
-    /// Seconds between two timed events that are done.
+    /// Seconds between two completed timed events.
     ///
     /// # Errors
-    /// They have no times, or are not done.
+    /// The events have no timing, or are not done.
     pub fn seconds_since(&self, start: &Event) -> Result<f64, Error> {
         let mut milliseconds = 0.0;
-        // SAFETY: both live; the pointer is to a live number.
+        // SAFETY: both are alive; the pointer is to a live float.
         self.0.context.call("cuEventElapsedTime", |call| unsafe {
             (call.cuEventElapsedTime)(&raw mut milliseconds, start.0.raw, self.0.raw)
         })?;

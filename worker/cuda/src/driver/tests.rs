@@ -7,7 +7,7 @@ use crate::header::{Header, fetched};
 use std::mem::offset_of;
 use std::path::PathBuf;
 
-/// The folder of `cuda.h`.
+/// The directory of `cuda.h`.
 fn header() -> [PathBuf; 1] {
     [fetched("cuda-header", "cargo xtask data cuda")]
 }
@@ -16,7 +16,7 @@ fn compiled(folders: &[PathBuf], conditions: &[String], functions: &[&str]) -> (
     Header { name: "cuda.h", folders }.compiled(conditions, functions)
 }
 
-/// What the bindings say, in the words of the header.
+/// Our bindings as conditions on the header.
 fn conditions() -> Vec<String> {
     let numbers = [
         ("CUDA_ERROR_NO_DEVICE", NO_DEVICE),
@@ -54,14 +54,14 @@ fn conditions() -> Vec<String> {
 }
 
 #[test]
-fn constants_layouts_and_names_are_those_of_the_header() {
+fn constants_layouts_and_names_match_the_header() {
     let header = header();
     let (is_good, text) = compiled(&header, &conditions(), Functions::NAMES);
     assert!(is_good, "{text}");
 }
 
 #[test]
-fn a_planted_constant_or_name_is_found() {
+fn a_wrong_constant_or_name_is_detected() {
     let header = header();
     let (is_good, text) = compiled(&header, &["CUDA_ERROR_NO_DEVICE == 101".to_owned()], &[]);
     assert!(!is_good && text.contains("CUDA_ERROR_NO_DEVICE == 101"), "{text}");

@@ -2,7 +2,7 @@ use super::*;
 use std::fs;
 use tempfile::TempDir;
 
-/// A machine with folders for every rule, and a Python in a virtual environment.
+/// A machine with directories for every rule, and a Python in a virtual environment.
 fn machine() -> (TempDir, impl Fn(&str) -> Option<OsString>) {
     let root = tempfile::tempdir().unwrap();
     for folder in ["first", "second", "usr/local/cuda/lib64", "venv/bin", "python/bin"] {
@@ -26,18 +26,18 @@ fn machine() -> (TempDir, impl Fn(&str) -> Option<OsString>) {
 }
 
 /// A library that no machine has.
-const MADE_UP: Wanted = Wanted {
+const NONEXISTENT: LibrarySpec = LibrarySpec {
     name: "nothing",
     files: &["libswitchyard-nothing.so.2", "libswitchyard-nothing.so"],
-    own_files: Some("libswitchyard-nothing-own.so."),
-    is_of_driver: false,
+    companion_prefix: Some("libswitchyard-nothing-own.so."),
+    from_driver: false,
 };
 
 #[test]
 fn the_order_is_variable_loader_toolkit_python() {
     let (root, get) = machine();
     let places = Places::new(get, root.path(), None);
-    let candidates = places.candidates(&MADE_UP);
+    let candidates = places.candidates(&NONEXISTENT);
     let shown: Vec<String> = candidates
         .iter()
         .filter(|(_, path)| path.to_string_lossy().ends_with(".2"))
@@ -61,9 +61,9 @@ fn the_order_is_variable_loader_toolkit_python() {
 }
 
 #[test]
-fn what_comes_with_the_driver_is_searched_where_a_runtime_puts_it() {
+fn driver_libraries_are_found_where_a_runtime_mounts_them() {
     let (root, get) = machine();
-    let of_driver = Wanted { is_of_driver: true, ..MADE_UP };
+    let of_driver = LibrarySpec { from_driver: true, ..NONEXISTENT };
     let folder = root.path().join("usr/lib64");
     fs::create_dir_all(&folder).unwrap();
     let library = folder.join("libswitchyard-nothing.so.2");
@@ -71,7 +71,7 @@ fn what_comes_with_the_driver_is_searched_where_a_runtime_puts_it() {
     let places = Places::new(get, root.path(), None);
     let found = places.open(&of_driver).unwrap_or_else(|error| panic!("{error:?}"));
     assert_eq!((found.origin, found.library.path), (Origin::Driver, library));
-    assert!(places.open(&MADE_UP).is_err(), "libraries of a toolkit are not there");
+    assert!(places.open(&NONEXISTENT).is_err(), "libraries of a toolkit are not there");
 }
 
 #[test]
@@ -83,21 +83,21 @@ fn a_named_python_replaces_the_others() {
 }
 
 #[test]
-fn what_is_nowhere_is_absent_with_all_places() {
+fn a_missing_library_reports_all_candidates() {
     let (root, get) = machine();
     let places = Places::new(get, root.path(), None);
-    let Err(Error::NotFound { library, tried }) = places.open(&MADE_UP).map(|_| ()) else { panic!("found") };
-    assert_eq!(library, MADE_UP.name);
-    assert_eq!(tried.len(), places.candidates(&MADE_UP).len());
+    let Err(Error::NotFound { library, tried }) = places.open(&NONEXISTENT).map(|_| ()) else { panic!("found") };
+    assert_eq!(library, NONEXISTENT.name);
+    assert_eq!(tried.len(), places.candidates(&NONEXISTENT).len());
 }
 
-/// A library that can be opened.
+/// A loadable library.
 fn any_library(to: &Path) {
     let real = mapped("libc.so").unwrap();
     fs::copy(real, to).unwrap();
 }
 
-/// A file in this process's memory, by a part of its path.
+/// A file mapped into this process, by a part of its path.
 fn mapped(part: &str) -> Option<String> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let mut files = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
@@ -105,29 +105,29 @@ fn mapped(part: &str) -> Option<String> {
 }
 
 #[test]
-fn a_library_has_the_files_opened_that_it_will_ask_for_by_name() {
+fn a_librarys_own_files_are_opened_with_it() {
     let (root, get) = machine();
     let [library, own, other] = ["libswitchyard-nothing.so.2", "libswitchyard-nothing-own.so.7", "libother.so.7"]
         .map(|file| root.path().join("first").join(file));
     for file in [&library, &own, &other] {
         any_library(file);
     }
-    let found = Places::new(get, root.path(), None).open(&MADE_UP).unwrap_or_else(|error| panic!("{error:?}"));
+    let found = Places::new(get, root.path(), None).open(&NONEXISTENT).unwrap_or_else(|error| panic!("{error:?}"));
     assert_eq!(found.library.path, library);
     assert!(mapped(&own.display().to_string()).is_some());
     assert_eq!(mapped(&other.display().to_string()), None);
 }
 
 #[test]
-fn an_empty_library_is_told_as_such_and_the_next_is_taken() {
+fn an_invalid_file_is_reported_and_the_next_is_tried() {
     let (root, get) = machine();
     let empty = root.path().join("first/libswitchyard-nothing.so.2");
     fs::write(&empty, "").unwrap();
     let places = Places::new(get, root.path(), None);
-    let Err(Error::NotLoaded { text, .. }) = places.open(&MADE_UP).map(|_| ()) else { panic!("not refused") };
+    let Err(Error::NotLoaded { text, .. }) = places.open(&NONEXISTENT).map(|_| ()) else { panic!("not refused") };
     assert!(text.contains(&empty.display().to_string()) && text.contains("file too short"), "{text}");
     let second = root.path().join("second/libswitchyard-nothing.so.2");
     any_library(&second);
-    let found = places.open(&MADE_UP).unwrap_or_else(|error| panic!("{error:?}"));
+    let found = places.open(&NONEXISTENT).unwrap_or_else(|error| panic!("{error:?}"));
     assert_eq!((found.origin, found.library.path), (Origin::Variable, second));
 }

@@ -1,12 +1,12 @@
-//! Numbers are those of NVIDIA's header.
+//! Checks constants against NVIDIA's header.
 
 use super::*;
-use crate::header::{Header, of_libraries};
+use crate::header::{Header, library_headers};
 
 #[test]
 #[ignore = "needs NVIDIA's libraries: cargo xtask test --gpu-libraries"]
-fn constants_are_those_of_the_header() {
-    let folders = of_libraries();
+fn constants_match_the_header() {
+    let folders = library_headers();
     let numbers = [
         ("CUDNN_BACKEND_POINTWISE_DESCRIPTOR", POINTWISE_DESCRIPTOR),
         ("CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR", OPERATION_POINTWISE_DESCRIPTOR),

@@ -1,11 +1,12 @@
-// What follows a product of matrices, on rows of WIDTH numbers of type ELEMENT that lie PITCH apart: bias and activation; and backward,
-// in place on the gradient, with the column sums that are the gradient of the bias. A thread keeps to the same columns in all its rows.
+// Bias and activation after a GEMM, on rows of WIDTH elements of type ELEMENT with pitch PITCH.
+// Backward works in place on the gradient and also computes the column sums that are the bias
+// gradient. A thread keeps to the same columns in all its rows.
 #include "columns.cuh"
 #include "parts.cuh"
 
 enum Function { NONE, RELU, GELU, TANH };
 
-// GELU in the form with tanh: x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3).
+// GELU, tanh approximation: x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3).
 constexpr float TWICE = 1.5957692f;  // 2 sqrt(2 / pi)
 constexpr float CUBIC = 0.044715f;
 
@@ -20,17 +21,17 @@ __device__ inline float value(float x) {
     } else if constexpr (FUNCTION == GELU) {
         return x * sigmoid_of_2u(x);
     } else if constexpr (FUNCTION == TANH) {
-        // Not tanhf: fast arithmetic makes an instruction of it that is right to 11 bits.
+        // Not tanhf: with fast math it compiles to an instruction that is accurate to only 11 bits.
         return 2.0f * sigmoid(2.0f * x) - 1.0f;
     } else {
         return x;
     }
 }
 
-// The gradient before the function. kept: what forward kept, the argument (GELU) or the result.
+// The gradient before the function. kept: saved by forward, the input (GELU) or the output.
 __device__ inline float gradient(float kept, float dy) {
     if constexpr (FUNCTION == RELU) {
-        // A choice and no product: infinity times 0 would be NaN.
+        // A select, not a product: infinity times 0 would be NaN.
         return kept <= 0.0f ? 0.0f : dy;
     } else if constexpr (FUNCTION == GELU) {
         const float s = sigmoid_of_2u(kept);
@@ -43,18 +44,18 @@ __device__ inline float gradient(float kept, float dy) {
     }
 }
 
-// y = function(x + bias); kept gets x + bias. bias and kept may be absent; y and kept may be x.
+// y = function(x + bias); kept receives x + bias. bias and kept are optional; y and kept can be x.
 extern "C" __global__ void __launch_bounds__(THREADS)
     activation(const ELEMENT* x, const float* bias, ELEMENT* kept, ELEMENT* y, unsigned rows) {
     __shared__ Columns held;
-    const int place = threadIdx.x % ROW_THREADS, own = threadIdx.x / ROW_THREADS;
-    const int first = blockIdx.x % TILES * TILE, column = first + place * N;
+    const int row_thread = threadIdx.x % ROW_THREADS, thread_row = threadIdx.x / ROW_THREADS;
+    const int first = blockIdx.x % TILES * TILE, column = first + row_thread * N;
     float shift[N] = {};
     if (bias != nullptr) {
-        of_columns(bias, first, place, held, shift);
+        of_columns(bias, first, row_thread, held, shift);
     }
     const unsigned stride = gridDim.x / TILES * ROWS_AT_ONCE;
-    for (unsigned row = blockIdx.x / TILES * ROWS_AT_ONCE + own; row < rows; row += stride) {
+    for (unsigned row = blockIdx.x / TILES * ROWS_AT_ONCE + thread_row; row < rows; row += stride) {
         const size_t start = (size_t)row * PITCH;
         float values[N];
         read(x + start, column, values);
@@ -73,15 +74,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// dy becomes the gradient before the function. partial: for each block of the same columns its sums, WIDTH numbers; may be absent.
+// dy becomes the gradient before the function. partial: column sums of each block that shares the
+// columns, WIDTH values per block; optional.
 extern "C" __global__ void __launch_bounds__(THREADS)
     activation_backward(const ELEMENT* kept, ELEMENT* dy, float* partial, unsigned rows) {
     __shared__ Columns held;
-    const int place = threadIdx.x % ROW_THREADS, own = threadIdx.x / ROW_THREADS;
-    const int first = blockIdx.x % TILES * TILE, column = first + place * N;
+    const int row_thread = threadIdx.x % ROW_THREADS, thread_row = threadIdx.x / ROW_THREADS;
+    const int first = blockIdx.x % TILES * TILE, column = first + row_thread * N;
     const unsigned part = blockIdx.x / TILES, stride = gridDim.x / TILES * ROWS_AT_ONCE;
     float sums[N] = {};
-    for (unsigned row = part * ROWS_AT_ONCE + own; row < rows; row += stride) {
+    for (unsigned row = part * ROWS_AT_ONCE + thread_row; row < rows; row += stride) {
         const size_t start = (size_t)row * PITCH;
         float values[N], before[N] = {};
         read(dy + start, column, values);
@@ -102,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     keep(sums, held);
     __syncthreads();
-    // The threads of one row after those of another: the order of the sum is the same every time.
+    // Add the threads of one row after those of another, so the order of the sum is fixed.
     if (threadIdx.x < TILE) {
         const int at = threadIdx.x;
         float sum = 0.0f;
@@ -115,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// Sums the partial sums of all blocks, in the same order every time. add: the gradient is added to.
+// Sums the partial sums of all blocks in a fixed order. add: whether to add to the gradient.
 extern "C" __global__ void __launch_bounds__(THREADS)
     activation_bias(const float* partial, float* d_bias, unsigned parts, unsigned add) {
     __shared__ Shares<float> shares;

@@ -1,4 +1,4 @@
-//! What follows a product of matrices: bias and activation, forward and backward.
+//! Bias and activation after a GEMM, forward and backward.
 
 use super::{Argument, COLUMN_THREADS, Call, JOINED_COLUMNS, Memory, Program, Rows, Source, sizes};
 use crate::error::Error;
@@ -6,14 +6,14 @@ use crate::error::Error;
 pub(super) static SOURCE: Source =
     Source { name: "activation.cu", text: include_str!("activation.cu"), arithmetic: "--use_fast_math" };
 
-/// A function of each number, with the formulas of the engine on CPUs.
+/// An elementwise function, with the formulas of the CPU engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Function {
-    /// None: bias, and column sums in backward.
+    /// Bias only, and column sums in backward.
     Identity,
-    /// The larger of the number and 0; NaN stays NaN.
+    /// max(x, 0); NaN stays NaN.
     Relu,
-    /// The form with tanh.
+    /// Tanh approximation.
     Gelu,
     Tanh,
 }
@@ -37,31 +37,32 @@ pub struct Activation {
     count: u32,
 }
 
-/// What forward reads and writes. `kept` and `y` may be the memory of `x`, but not both.
+/// Memory of forward. `kept` and `y` can be the memory of `x`, but not both.
 #[derive(Debug, Clone, Copy)]
 pub struct Forward<M> {
     pub x: M,
     /// `f32`.
     pub bias: Option<M>,
-    /// Gets `x` with the bias: what [`Function::Gelu`] needs for backward.
+    /// Receives `x` plus bias, which the backward pass of [`Function::Gelu`] needs.
     pub kept: Option<M>,
     pub y: M,
 }
 
-/// What backward reads and writes.
+/// Memory of backward.
 #[derive(Debug, Clone, Copy)]
 pub struct Backward<M> {
-    /// What the function is derived from: its argument for [`Function::Gelu`], else its result; [`Function::Identity`] reads nothing.
+    /// The tensor from which the derivative is computed: the input for [`Function::Gelu`],
+    /// otherwise the output; unused for [`Function::Identity`].
     pub kept: M,
-    /// The gradient of the result becomes that of the argument.
+    /// Gradient of the output; becomes the gradient of the input.
     pub dy: M,
-    /// Sums of each block, [`Activation::partial_bytes`]; left out where there is no bias.
+    /// Partial sums per block, [`Activation::partial_bytes`]; `None` without a bias.
     pub partial: Option<M>,
 }
 
 impl Activation {
     /// # Errors
-    /// A width or pitch that the kernels cannot have.
+    /// The kernels do not support the width or pitch.
     pub fn new(function: Function, rows: Rows, count: u32) -> Result<Activation, Error> {
         rows.check("activation")?;
         if count == 0 {
@@ -76,32 +77,33 @@ impl Activation {
         program
     }
 
-    /// Blocks beside each other, and blocks that share the rows.
-    fn grid(&self, most: u32) -> (u32, u32) {
-        self.rows.columns(self.count, most)
+    /// Blocks side by side, and blocks that share the rows.
+    fn grid(&self, max_blocks: u32) -> (u32, u32) {
+        self.rows.columns(self.count, max_blocks)
     }
 
-    /// Size of the sums of backward on `most` blocks.
-    pub fn partial_bytes(&self, most: u32) -> usize {
-        self.grid(most).1 as usize * self.bias_bytes()
+    /// Bytes of backward's partial sums on `max_blocks` blocks.
+    pub fn partial_bytes(&self, max_blocks: u32) -> usize {
+        self.grid(max_blocks).1 as usize * self.bias_bytes()
     }
 
     fn bias_bytes(&self) -> usize {
         self.rows.width as usize * 4
     }
 
-    /// `y` = the function of `x` plus `bias`. On at most `most` blocks, but at least one for each 512 bytes of a row.
+    /// `y` = function of `x` plus `bias`. Runs on at most `max_blocks` blocks, but at least one per
+    /// 512 bytes of a row.
     ///
     /// # Errors
-    /// Memory that is too small.
-    pub fn forward<M: Memory>(&self, most: u32, on: Forward<M>) -> Result<Call<M>, Error> {
+    /// The memory is too small.
+    pub fn forward<M: Memory>(&self, max_blocks: u32, on: Forward<M>) -> Result<Call<M>, Error> {
         let Forward { x, bias, kept, y } = on;
         let all = self.rows.bytes(self.count);
         let mut memory = vec![("x", x, all), ("y", y, all)];
         memory.extend(bias.map(|bias| ("bias", bias, self.bias_bytes())));
         memory.extend(kept.map(|kept| ("kept", kept, all)));
         sizes("activation", &memory)?;
-        let (tiles, parts) = self.grid(most);
+        let (tiles, parts) = self.grid(max_blocks);
         Ok(Call {
             program: self.program(),
             kernel: "activation",
@@ -118,19 +120,20 @@ impl Activation {
         })
     }
 
-    /// The gradient before the function, and the sums of each block for the gradient of the bias. Blocks as in [`Activation::forward`].
+    /// Computes the gradient before the function, and each block's partial sums of the bias
+    /// gradient. Blocks as in [`Activation::forward`].
     ///
     /// # Errors
-    /// Memory that is too small.
-    pub fn backward<M: Memory>(&self, most: u32, on: Backward<M>) -> Result<Call<M>, Error> {
+    /// The memory is too small.
+    pub fn backward<M: Memory>(&self, max_blocks: u32, on: Backward<M>) -> Result<Call<M>, Error> {
         let Backward { kept, dy, partial } = on;
         let all = self.rows.bytes(self.count);
         let is_identity = self.function == Function::Identity;
         let mut memory = vec![("dy", dy, all)];
-        memory.extend(partial.map(|partial| ("partial", partial, self.partial_bytes(most))));
+        memory.extend(partial.map(|partial| ("partial", partial, self.partial_bytes(max_blocks))));
         memory.extend((!is_identity).then_some(("kept", kept, all)));
         sizes("activation_backward", &memory)?;
-        let (tiles, parts) = self.grid(most);
+        let (tiles, parts) = self.grid(max_blocks);
         Ok(Call {
             program: self.program(),
             kernel: "activation_backward",
@@ -146,12 +149,13 @@ impl Activation {
         })
     }
 
-    /// The gradient of the bias from the sums that [`Activation::backward`] wrote on `most` blocks; `add`: what is in it stays in the sum.
+    /// Computes the bias gradient from the partial sums that [`Activation::backward`] wrote on
+    /// `max_blocks` blocks; `add`: whether to add to it.
     ///
     /// # Errors
-    /// Memory that is too small.
-    pub fn bias<M: Memory>(&self, most: u32, partial: M, d_bias: M, add: bool) -> Result<Call<M>, Error> {
-        let memory = [("partial", partial, self.partial_bytes(most)), ("d_bias", d_bias, self.bias_bytes())];
+    /// The memory is too small.
+    pub fn bias<M: Memory>(&self, max_blocks: u32, partial: M, d_bias: M, add: bool) -> Result<Call<M>, Error> {
+        let memory = [("partial", partial, self.partial_bytes(max_blocks)), ("d_bias", d_bias, self.bias_bytes())];
         sizes("activation_bias", &memory)?;
         Ok(Call {
             program: self.program(),
@@ -162,7 +166,7 @@ impl Activation {
             arguments: vec![
                 Argument::Reads(partial),
                 if add { Argument::Updates(d_bias) } else { Argument::Writes(d_bias) },
-                Argument::Int(self.grid(most).1),
+                Argument::Int(self.grid(max_blocks).1),
                 Argument::Int(add.into()),
             ],
         })

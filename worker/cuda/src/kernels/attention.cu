@@ -1,15 +1,17 @@
-// Self-attention of heads of HEAD numbers of 32 bits. Probabilities are never in memory: forward goes through the keys tile by tile, and scales
-// what it has summed whenever a larger score comes; backward computes them again from one number for each query (Dao and others 2022). A block
-// has TILE queries, or TILE keys, of one head, and each warp ROWS of them. Lanes are the rows of the other side, or the columns of a head. No
-// two blocks write to the same row.
+// f32 flash attention (head size HEAD). Probabilities are never materialised: forward walks through
+// the keys tile by tile and rescales its sums whenever a larger score appears; backward recomputes
+// the probabilities from the saved log-sum-exp of each query (Dao et al. 2022). A block has TILE
+// queries, or TILE keys, of one head, and each warp ROWS of them. Lanes are the rows of the other
+// side, or the columns of a head. No two blocks write to the same row.
 #include "attention.cuh"
 
 constexpr int THREADS = 128;
 constexpr int TILE = LANES;
 constexpr int ROWS = TILE / (THREADS / LANES);
-// Of a row in a tile, in fours. Odd: eight lanes that read 16 bytes of eight rows use all banks.
+// Row pitch in a tile, in float4. Odd, so that eight lanes reading 16 bytes from eight rows use all
+// banks.
 constexpr int PITCH = HEAD / 4 | 1;
-// Of a lane.
+// Columns per lane.
 constexpr int COLUMNS = (HEAD + LANES - 1) / LANES;
 
 // Copies TILE rows from `first` on; zeros beyond the last one.
@@ -24,7 +26,7 @@ __device__ inline void fetch(const Rows<const float>& from, unsigned first, unsi
     }
 }
 
-// Products of each row of this warp in one tile with this lane's row in another.
+// Products of each of this warp's rows in one tile with this lane's row in another.
 __device__ inline void multiply(const float4* rows, const float4* lanes, float (&to)[ROWS]) {
     const int lane = threadIdx.x % LANES, first = threadIdx.x / LANES * ROWS;
 #pragma unroll
@@ -42,12 +44,12 @@ __device__ inline void multiply(const float4* rows, const float4* lanes, float (
     }
 }
 
-// Weights of the rows of a tile for each row of this warp. Only the warp itself reads and writes them.
+// Weights of a tile's rows for each of this warp's rows. Only the warp itself accesses them.
 __device__ inline float* weights_of(float4* weights, int row) {
     return reinterpret_cast<float*>(weights) + (threadIdx.x / LANES * ROWS + row) * TILE;
 }
 
-// Adds the rows of a tile to the sums of each row of this warp, with its weights.
+// Adds a tile's rows, weighted, to the sums of each of this warp's rows.
 __device__ inline void accumulate(float4* weights, const float4* rows, float (&sums)[ROWS][COLUMNS]) {
     const float* const numbers = reinterpret_cast<const float*>(rows);
     const int lane = threadIdx.x % LANES;
@@ -73,7 +75,7 @@ __device__ inline void accumulate(float4* weights, const float4* rows, float (&s
     }
 }
 
-// Writes the sums of this warp's rows, the first of which is `first`.
+// Writes the sums of this warp's rows, which start at `first`.
 __device__ inline void put(const float (&sums)[ROWS][COLUMNS], const Rows<float>& to, unsigned first, unsigned context) {
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
@@ -87,7 +89,7 @@ __device__ inline void put(const float (&sums)[ROWS][COLUMNS], const Rows<float>
     }
 }
 
-// Writes one number of each of this warp's rows: all lanes have all of them.
+// Writes one value per row of this warp; all lanes hold all of them.
 __device__ inline void put_each(const float (&numbers)[ROWS], float* to, unsigned first, unsigned context) {
     const unsigned lane = threadIdx.x % LANES;
     float mine = 0.0f;
@@ -100,9 +102,9 @@ __device__ inline void put_each(const float (&numbers)[ROWS], float* to, unsigne
     }
 }
 
-// Of all three, 3 blocks have room on a multiprocessor: ptxas by itself aims at more, and spills.
-// saved: for each query of each head the natural logarithm of the sum of e^score, as cuDNN's attention has it. `scale` makes exponents of 2. count: heads of all
-// sequences.
+// All three kernels fit 3 blocks per multiprocessor: by default ptxas targets more, and spills.
+// saved: the log-sum-exp of the scores, per query and head, as in cuDNN's attention. `scale` makes
+// the scores base-2 exponents. count: heads of all sequences.
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
     attention(const float* qkv, float* out, float* saved, unsigned count, unsigned heads, unsigned context,
               unsigned causal, float scale) {
@@ -111,9 +113,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
     float4* const weights = values + TILE * PITCH;
     const unsigned lane = threadIdx.x % LANES, tiles_of_head = (context + TILE - 1) / TILE;
     for (unsigned task = blockIdx.x; task < tiles_of_head * count; task += gridDim.x) {
-        // The last queries see the most keys, so they come first.
+        // The last queries see the most keys, so they start first.
         const unsigned head = task % count, start = (tiles_of_head - 1 - task / count) * TILE;
-        const unsigned own = start + threadIdx.x / LANES * ROWS, column = head % heads;
+        const unsigned warp_row = start + threadIdx.x / LANES * ROWS, column = head % heads;
         const size_t row = (size_t)(head / heads) * context;
         const Rows<const float> key_rows(qkv, row, 3 * heads, heads + column);
         const Rows<const float> value_rows(qkv, row, 3 * heads, 2 * heads + column);
@@ -133,16 +135,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
                 // Every query sees the first key of every tile.
-                const bool seen = sees(own + r, first + lane, context, causal);
+                const bool seen = sees(warp_row + r, first + lane, context, causal);
                 const float score = seen ? scores[r] * scale : __uint_as_float(MINUS_INFINITY);
-                const float now = fmaxf(largest[r], warp_max(score));
-                const float shrink = exp2f(largest[r] - now), weight = exp2f(score - now);
-                largest[r] = now;
-                totals[r] = totals[r] * shrink + weight;
+                const float new_max = fmaxf(largest[r], warp_max(score));
+                const float rescale = exp2f(largest[r] - new_max), weight = exp2f(score - new_max);
+                largest[r] = new_max;
+                totals[r] = totals[r] * rescale + weight;
                 weights_of(weights, r)[lane] = weight;
 #pragma unroll
                 for (int c = 0; c < COLUMNS; c++) {
-                    sums[r][c] *= shrink;
+                    sums[r][c] *= rescale;
                 }
             }
             __syncwarp();
@@ -159,12 +161,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
                 sums[r][c] *= inverse;
             }
         }
-        put(sums, Rows<float>(out, row, heads, column), own, context);
-        put_each(largest, saved + (size_t)head * context, own, context);
+        put(sums, Rows<float>(out, row, heads, column), warp_row, context);
+        put_each(largest, saved + (size_t)head * context, warp_row, context);
     }
 }
 
-// Gradient of the queries. means: for each query of each head the sum of its output times the gradient, for `attention_keys`.
+// Gradient of the queries. means: the inner product of the output and its gradient, per query and
+// head, for `attention_keys`.
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
     attention_queries(const float* qkv, const float* out, const float* d_out, const float* saved, float* means,
                       float* d_qkv, unsigned count, unsigned heads, unsigned context, unsigned causal, float scale) {
@@ -174,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
     const unsigned lane = threadIdx.x % LANES, tiles_of_head = (context + TILE - 1) / TILE;
     for (unsigned task = blockIdx.x; task < tiles_of_head * count; task += gridDim.x) {
         const unsigned head = task % count, start = (tiles_of_head - 1 - task / count) * TILE;
-        const unsigned own = start + threadIdx.x / LANES * ROWS, column = head % heads;
+        const unsigned warp_row = start + threadIdx.x / LANES * ROWS, column = head % heads;
         const size_t row = (size_t)(head / heads) * context;
         const Rows<const float> key_rows(qkv, row, 3 * heads, heads + column);
         const Rows<const float> value_rows(qkv, row, 3 * heads, 2 * heads + column);
@@ -182,11 +185,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
         fetch(Rows<const float>(qkv, row, 3 * heads, column), start, context, queries);
         fetch(Rows<const float>(d_out, row, heads, column), start, context, d_outs);
         __syncthreads();
-        const float mine = lane < ROWS && own + lane < context ? LOG2_OF_E * saved[(size_t)head * context + own + lane] : 0.0f;
+        const float mine = lane < ROWS && warp_row + lane < context ? LOG2_OF_E * saved[(size_t)head * context + warp_row + lane] : 0.0f;
         float mean[ROWS], logarithm[ROWS];
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            const unsigned query = own + r;
+            const unsigned query = warp_row + r;
             const float* const gradient = reinterpret_cast<const float*>(d_outs + (query - start) * PITCH);
             float sum = 0.0f;
 #pragma unroll
@@ -197,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
             mean[r] = warp_sum(sum);
             logarithm[r] = __shfl_sync(ALL_LANES, mine, r);
         }
-        put_each(mean, means + (size_t)head * context, own, context);
+        put_each(mean, means + (size_t)head * context, warp_row, context);
         float sums[ROWS][COLUMNS] = {};
         const unsigned end = causal != 0 ? min(start + TILE, context) : context;
         for (unsigned first = 0; first < end; first += TILE) {
@@ -209,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
             multiply(d_outs, values, d_weights);
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
-                const bool seen = sees(own + r, first + lane, context, causal);
+                const bool seen = sees(warp_row + r, first + lane, context, causal);
                 const float weight = seen ? exp2f(scores[r] * scale - logarithm[r]) : 0.0f;
                 weights_of(weights, r)[lane] = weight * (d_weights[r] - mean[r]) * (scale / LOG2_OF_E);
             }
@@ -217,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
             accumulate(weights, keys, sums);
             __syncthreads();
         }
-        put(sums, Rows<float>(d_qkv, row, 3 * heads, column), own, context);
+        put(sums, Rows<float>(d_qkv, row, 3 * heads, column), warp_row, context);
     }
 }
 
@@ -231,9 +234,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
     float4* const d_scores = weights + TILE * TILE / 4;
     const unsigned lane = threadIdx.x % LANES, tiles_of_head = (context + TILE - 1) / TILE;
     for (unsigned task = blockIdx.x; task < tiles_of_head * count; task += gridDim.x) {
-        // The first keys are seen by the most queries.
+        // The first keys are seen by the most queries, so they start first.
         const unsigned head = task % count, start = task / count * TILE;
-        const unsigned own = start + threadIdx.x / LANES * ROWS, column = head % heads;
+        const unsigned warp_row = start + threadIdx.x / LANES * ROWS, column = head % heads;
         const size_t row = (size_t)(head / heads) * context;
         const Rows<const float> query_rows(qkv, row, 3 * heads, column);
         const Rows<const float> d_out_rows(d_out, row, heads, column);
@@ -252,7 +255,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
             multiply(values, d_outs, d_weights);
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
-                const bool seen = query < context && sees(query, own + r, context, causal);
+                const bool seen = query < context && sees(query, warp_row + r, context, causal);
                 const float weight = seen ? exp2f(scores[r] * scale - logarithm) : 0.0f;
                 weights_of(weights, r)[lane] = weight;
                 weights_of(d_scores, r)[lane] = weight * (d_weights[r] - mean) * (scale / LOG2_OF_E);
@@ -262,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
             accumulate(d_scores, queries, d_keys);
             __syncthreads();
         }
-        put(d_keys, Rows<float>(d_qkv, row, 3 * heads, heads + column), own, context);
-        put(d_values, Rows<float>(d_qkv, row, 3 * heads, 2 * heads + column), own, context);
+        put(d_keys, Rows<float>(d_qkv, row, 3 * heads, heads + column), warp_row, context);
+        put(d_values, Rows<float>(d_qkv, row, 3 * heads, 2 * heads + column), warp_row, context);
     }
 }

@@ -1,11 +1,12 @@
-// What both kinds of attention share: heads of HEAD numbers. A row of qkv has the queries of all heads, then their keys, then their values.
+// Shared by both attention kernels: heads of size HEAD. A row of qkv holds the queries of all
+// heads, then their keys, then their values.
 #pragma once
 #include "device.cuh"
 
 constexpr float LOG2_OF_E = 1.44269504f, LOG_OF_2 = 0.693147181f;
 constexpr unsigned MINUS_INFINITY = 0xff800000;
 
-// All rows of a head in a tensor whose rows have `heads` heads each, of which it is number `column`.
+// All rows of head `column` in a tensor whose rows have `heads` heads.
 template <class T>
 struct Rows {
     T* start;

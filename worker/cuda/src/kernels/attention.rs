@@ -1,28 +1,28 @@
-//! Self-attention, forward and backward, without a matrix of all scores in memory.
+//! Flash attention, forward and backward: the score matrix is never materialised.
 
 use super::{Argument, Call, Element, Memory, Program, Source, sizes};
 use crate::error::Error;
 
 pub(super) static SOURCE: Source =
     Source { name: "attention.cu", text: include_str!("attention.cu"), arithmetic: "--use_fast_math" };
-/// For 16 bits.
+/// 16-bit version.
 pub(super) static TENSOR: Source =
     Source { name: "attention_tensor.cu", text: include_str!("attention_tensor.cu"), arithmetic: "--use_fast_math" };
 const THREADS: u32 = 128;
-const WIDEST: u32 = 128;
+const MAX_WIDTH: u32 = 128;
 
-/// Heads of the same size over sequences of the same length.
+/// Heads of equal size over sequences of equal length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     pub element: Element,
-    /// Sequences.
+    /// Number of sequences.
     pub batch: u32,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub context: u32,
     pub heads: u32,
-    /// Numbers of a head: a multiple of 16 bytes, at most 128.
+    /// Elements per head: a multiple of 16 bytes, at most 128.
     pub head_size: u32,
-    /// A token sees only itself and earlier ones.
+    /// Whether a token attends only to itself and earlier tokens.
     pub causal: bool,
 }
 
@@ -30,7 +30,8 @@ pub struct Shape {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attention(Shape);
 
-/// What a block has: rows of its own, and in shared memory all rows of a head, weights for the rows of some tiles, and numbers of queries.
+/// Shared-memory contents of a block: its own rows, all tile rows of a head, tile weights, and
+/// values per query.
 #[derive(Debug, Clone, Copy)]
 struct Block {
     own: u32,
@@ -39,11 +40,11 @@ struct Block {
     numbers: u32,
 }
 
-/// What backward reads and writes.
+/// Memory of backward.
 #[derive(Debug, Clone, Copy)]
 pub struct Backward<M> {
     pub qkv: M,
-    /// What forward wrote.
+    /// The output of forward.
     pub out: M,
     pub saved: M,
     pub d_out: M,
@@ -54,15 +55,15 @@ pub struct Backward<M> {
 
 impl Attention {
     /// # Errors
-    /// Sizes that the kernels cannot have.
+    /// The kernels do not support the sizes.
     pub fn new(shape: Shape) -> Result<Attention, Error> {
         let Shape { element, batch, context, heads, head_size, .. } = shape;
         let vector = 16 / element.bytes() as u32;
-        let numbers = [batch, context, heads, 3 * WIDEST].iter().try_fold(1u32, |all, size| all.checked_mul(*size));
-        let is_whole = head_size.is_multiple_of(vector) && (vector..=WIDEST).contains(&head_size);
+        let numbers = [batch, context, heads, 3 * MAX_WIDTH].iter().try_fold(1u32, |all, size| all.checked_mul(*size));
+        let is_whole = head_size.is_multiple_of(vector) && (vector..=MAX_WIDTH).contains(&head_size);
         if !is_whole || numbers.is_none_or(|numbers| numbers == 0) {
             let text = format!(
-                "{batch} x {context} tokens, {heads} heads of {head_size}, expected heads of a multiple of {vector}, at most {WIDEST}, and \
+                "{batch} x {context} tokens, {heads} heads of {head_size}, expected heads of a multiple of {vector}, at most {MAX_WIDTH}, and \
                  fewer than 2^32 numbers"
             );
             return Err(Error::refused("attention", text));
@@ -81,7 +82,7 @@ impl Attention {
         }
     }
 
-    /// Size of what forward keeps: for each query of each head one `f32`.
+    /// Bytes of the saved tensor: one `f32` per query and head.
     pub fn saved_bytes(&self) -> usize {
         4 * self.rows() * self.0.heads as usize
     }
@@ -95,7 +96,8 @@ impl Attention {
         self.rows() * self.0.heads as usize * self.0.head_size as usize * self.0.element.bytes()
     }
 
-    /// Of forward, gradients of queries, gradients of keys and values; as the sources say.
+    /// Block layouts of forward, of the query gradient, and of the key and value gradients, as in
+    /// the sources.
     fn blocks(&self) -> [Block; 3] {
         const TILE: u32 = 64;
         match self.0.element {
@@ -127,11 +129,11 @@ impl Attention {
         rows * pitch + 4 * (weights * own * own + numbers)
     }
 
-    /// `shared_bytes`: of a block, at most.
+    /// `shared_bytes`: maximum shared memory per block.
     fn call<M>(
         &self,
         kernel: &'static str,
-        (most, shared_bytes): (u32, u32),
+        (max_blocks, shared_bytes): (u32, u32),
         block: Block,
         mut arguments: Vec<Argument<M>>,
     ) -> Result<Call<M>, Error> {
@@ -141,32 +143,46 @@ impl Attention {
             return Err(Error::refused(kernel, text));
         }
         let count = self.0.batch * self.0.heads;
-        // Scores become exponents of 2.
+        // Scores become base-2 exponents.
         let scale = std::f64::consts::LOG2_E / f64::from(self.0.head_size).sqrt();
         let sizes = [count, self.0.heads, self.0.context, self.0.causal.into()];
         arguments.extend(sizes.map(Argument::Int));
         arguments.push(Argument::Float(scale as f32));
-        let blocks = (count * self.0.context.div_ceil(block.own)).min(most).max(1);
+        let blocks = (count * self.0.context.div_ceil(block.own)).min(max_blocks).max(1);
         Ok(Call { program: self.program(), kernel, blocks, threads: THREADS, shared_bytes: needed, arguments })
     }
 
-    /// `out` (rows of all heads) = attention of `qkv` (rows of the queries of all heads, their keys, their values). `saved` gets what
-    /// backward needs, [`Attention::saved_bytes`]. On at most `most` blocks that have `shared_bytes` each.
+    /// `out` (rows of all heads) = attention of `qkv` (rows of the queries of all heads, their
+    /// keys, their values). `saved` receives what backward needs, [`Attention::saved_bytes`]. Runs
+    /// on at most `max_blocks` blocks with `shared_bytes` each.
     ///
     /// # Errors
-    /// Memory that is too small.
-    pub fn forward<M: Memory>(&self, most: u32, shared_bytes: u32, qkv: M, out: M, saved: M) -> Result<Call<M>, Error> {
+    /// The memory is too small.
+    pub fn forward<M: Memory>(
+        &self,
+        max_blocks: u32,
+        shared_bytes: u32,
+        qkv: M,
+        out: M,
+        saved: M,
+    ) -> Result<Call<M>, Error> {
         let all = self.out_bytes();
         sizes("attention", &[("qkv", qkv, 3 * all), ("out", out, all), ("saved", saved, self.saved_bytes())])?;
         let arguments = vec![Argument::Reads(qkv), Argument::Writes(out), Argument::Writes(saved)];
-        self.call("attention", (most, shared_bytes), self.blocks()[0], arguments)
+        self.call("attention", (max_blocks, shared_bytes), self.blocks()[0], arguments)
     }
 
-    /// The gradient of `qkv`, in two calls on at most `most` blocks that have `shared_bytes` each. The number of blocks changes no bit.
+    /// Computes the gradient of `qkv` in two calls on at most `max_blocks` blocks with
+    /// `shared_bytes` each. The result does not depend on the number of blocks.
     ///
     /// # Errors
-    /// Memory that is too small.
-    pub fn backward<M: Memory>(&self, most: u32, shared_bytes: u32, on: Backward<M>) -> Result<[Call<M>; 2], Error> {
+    /// The memory is too small.
+    pub fn backward<M: Memory>(
+        &self,
+        max_blocks: u32,
+        shared_bytes: u32,
+        on: Backward<M>,
+    ) -> Result<[Call<M>; 2], Error> {
         let Backward { qkv, out, saved, d_out, means, d_qkv } = on;
         let (all, each) = (self.out_bytes(), self.saved_bytes());
         let memory = [
@@ -195,8 +211,8 @@ impl Attention {
         ];
         let [_, of_queries, of_keys] = self.blocks();
         Ok([
-            self.call("attention_queries", (most, shared_bytes), of_queries, queries)?,
-            self.call("attention_keys", (most, shared_bytes), of_keys, keys)?,
+            self.call("attention_queries", (max_blocks, shared_bytes), of_queries, queries)?,
+            self.call("attention_keys", (max_blocks, shared_bytes), of_keys, keys)?,
         ])
     }
 }

@@ -1,28 +1,32 @@
-// Self-attention of heads of HEAD numbers of 16 bits, ELEMENT, on tensor cores. Probabilities are never in memory: forward goes through the
-// keys tile by tile, and scales what it has summed whenever a larger score comes; backward computes them again from one number for each query
-// (Dao and others 2022). A block has queries, or keys, of one head, and each warp some of them, whose scores stay in its registers: rounded to
-// 16 bits, they are the left factor of the next product (Dao 2023). No two blocks write to the same row.
+// 16-bit flash attention on tensor cores (head size HEAD, type ELEMENT). Probabilities are never
+// materialised: forward walks through the keys tile by tile and rescales its sums whenever a larger
+// score appears; backward recomputes the probabilities from the saved log-sum-exp of each query
+// (Dao et al. 2022). A block has queries, or keys, of one head, and each warp some of them, whose
+// scores stay in registers: rounded to 16 bits, they are the left operand of the next product (Dao
+// 2023). No two blocks write to the same row.
 #include "attention.cuh"
 #include "tensor.cuh"
 
 constexpr int THREADS = 128;
-// What a block goes through: rows of the other side.
+// Rows of the other side per tile.
 constexpr int TILE = 64;
-// Vectors of 16 bytes.
+// 16-byte vectors per head.
 constexpr int VECTORS = HEAD / 8;
-// With the zeros that make whole steps of 16 numbers of a head.
+// Padded with zeros to whole 16-element steps.
 constexpr int PADDED = (VECTORS + 1) / 2 * 2;
 constexpr int PITCH = PADDED + 1;
-// A warp has 16 rows so many times: twice, and what it loads of the other side is used twice, as far as its registers hold the sums.
+// A warp has this many times 16 rows. With two, it uses what it loads of the other side twice; only
+// where its registers hold the sums.
 constexpr int FORWARD = 2, QUERIES = HEAD > 64 ? 1 : 2, KEYS = 1;
-// Rows of the other side with which a warp computes scores at once.
+// Rows of the other side for which a warp computes scores at once.
 constexpr int FORWARD_CHUNK = HEAD > 64 ? 32 : 64, QUERIES_CHUNK = HEAD > 64 ? 64 : 32, KEYS_CHUNK = HEAD > 64 ? 32 : 64;
 
-// What a lane has of 16 M x 8 N sums: of each 16 rows two eight apart, and of these, for each 8 columns, two numbers.
+// A lane's share of 16 M x 8 N sums: for each 16 rows, two rows that are eight apart, and for each
+// 8 columns, two elements of these rows.
 template <int M, int N>
 using Sums = float[M][N][4];
 
-// Rows of a block, and the first of a warp among them.
+// Rows of a block, and the first row of a warp.
 template <int M>
 constexpr int ROWS = THREADS / LANES * 16 * M;
 template <int M>
@@ -30,11 +34,12 @@ __device__ inline unsigned warp_row() {
     return threadIdx.x / LANES * 16 * M;
 }
 
-// The row of a lane among those of its warp, and its column among those of the other side, for number `i` of its sums.
+// A lane's row among its warp's rows, and its column among those of the other side, for element `i`
+// of its sums.
 __device__ inline unsigned row_of(int m, int i) { return m * 16 + threadIdx.x % LANES / 4 + i / 2 * 8; }
 __device__ inline unsigned column_of(int n, int i) { return n * 8 + threadIdx.x % 4 * 2 + i % 2; }
 
-// Copies rows from `first` on; zeros beyond the last one, and beside them.
+// Copies rows from `first` on; zeros beyond the last row, and beyond the head.
 template <int COUNT>
 __device__ inline void fetch(const Rows<const ELEMENT>& from, unsigned first, unsigned context, uint4* to) {
 #pragma unroll 4
@@ -55,7 +60,7 @@ __device__ inline void multiply(const uint4* own, const uint4* others, float (&t
     for (int at = 0; at < M * N * 4; at++) {
         to[at / (N * 4)][at / 4 % N][at % 4] = 0.0f;
     }
-// All steps of a wide head at once: ptxas would load so far ahead that registers spill.
+// Not fully unrolled for wide heads: ptxas would load so far ahead that registers spill.
 #pragma unroll 4
     for (int k = 0; k < PADDED; k += 2) {
         unsigned left[M][4];
@@ -76,7 +81,7 @@ __device__ inline void multiply(const uint4* own, const uint4* others, float (&t
     }
 }
 
-// Adds 8 N rows of a tile to the sums of 16 M rows, with weights that are rounded.
+// Adds 8 N tile rows to the sums of 16 M rows, with weights rounded to 16 bits.
 template <int M, int N>
 __device__ inline void accumulate(const float (&weights)[M][N][4], const uint4* rows, Sums<M, PADDED>& sums) {
 #pragma unroll
@@ -100,7 +105,8 @@ __device__ inline void accumulate(const float (&weights)[M][N][4], const uint4* 
     }
 }
 
-// Writes the sums of a warp's rows, the first of which is `first`, by way of its own rows of a tile: so a lane writes 16 bytes.
+// Writes the sums of a warp's rows, which start at `first`, via its own rows of a tile, so that
+// each lane writes 16 bytes.
 template <int M>
 __device__ inline void put(const Sums<M, PADDED>& sums, uint4* own, const Rows<ELEMENT>& to, unsigned first, unsigned context) {
     unsigned* const pairs = reinterpret_cast<unsigned*>(own);
@@ -118,7 +124,7 @@ __device__ inline void put(const Sums<M, PADDED>& sums, uint4* own, const Rows<E
     }
 }
 
-// Over the four lanes that share rows.
+// Reduces over the four lanes that share rows.
 __device__ inline float row_max(float value) {
     value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, 1));
     return fmaxf(value, __shfl_xor_sync(ALL_LANES, value, 2));
@@ -129,7 +135,7 @@ __device__ inline float row_sum(float value) {
     return value + __shfl_xor_sync(ALL_LANES, value, 2);
 }
 
-// Whether of some queries and of keys none sees another, and whether each sees each.
+// Whether no query of a range sees any key of a range, and whether every query sees every key.
 __device__ inline bool is_unseen(unsigned query, unsigned queries, unsigned key, unsigned context, unsigned causal) {
     return query >= context || key >= context || (causal != 0 && key >= query + queries);
 }
@@ -138,7 +144,7 @@ __device__ inline bool is_whole(unsigned query, unsigned key, unsigned keys, uns
     return key + keys <= context && (causal == 0 || key + keys <= query + 1);
 }
 
-// Writes one number of each of this lane's rows, which the other three have too.
+// Writes one value for each of this lane's rows; the other three lanes hold it as well.
 template <int M>
 __device__ inline void put_each(const float (&numbers)[M][2], float* to, unsigned first, unsigned context) {
 #pragma unroll
@@ -150,8 +156,8 @@ __device__ inline void put_each(const float (&numbers)[M][2], float* to, unsigne
     }
 }
 
-// saved: for each query of each head the natural logarithm of the sum of e^score, as cuDNN's attention has it. `scale` makes exponents of 2. count: heads of all
-// sequences.
+// saved: the log-sum-exp of the scores, per query and head, as in cuDNN's attention. `scale` makes
+// the scores base-2 exponents. count: heads of all sequences.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention(const ELEMENT* qkv, ELEMENT* out, float* saved, unsigned count, unsigned heads, unsigned context,
               unsigned causal, float scale) {
@@ -161,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     uint4* const own = queries + warp_row<M>() * PITCH;
     const unsigned tiles_of_head = (context + ROWS<M> - 1) / ROWS<M>;
     for (unsigned task = blockIdx.x; task < tiles_of_head * count; task += gridDim.x) {
-        // The last queries see the most keys, so they come first.
+        // The last queries see the most keys, so they start first.
         const unsigned head = task % count, start = (tiles_of_head - 1 - task / count) * ROWS<M>;
         const unsigned first_query = start + warp_row<M>(), column = head % heads;
         const size_t row = (size_t)(head / heads) * context;
@@ -197,25 +203,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
                 for (int at = 0; at < M * 2; at++) {
                     const int m = at / 2, half = at % 2;
-                    float now = __uint_as_float(MINUS_INFINITY);
+                    float new_max = __uint_as_float(MINUS_INFINITY);
 #pragma unroll
                     for (int n = 0; n < N; n++) {
-                        now = fmaxf(now, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
+                        new_max = fmaxf(new_max, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
                     }
-                    // Every query sees the first key of every chunk that its warp does not leave out.
-                    now = fmaxf(largest[m][half], row_max(now) * scale);
-                    const float shrink = exp2f(largest[m][half] - now);
-                    largest[m][half] = now;
-                    totals[m][half] *= shrink;
+                    // Every query sees the first key of every chunk that its warp does not skip.
+                    new_max = fmaxf(largest[m][half], row_max(new_max) * scale);
+                    const float rescale = exp2f(largest[m][half] - new_max);
+                    largest[m][half] = new_max;
+                    totals[m][half] *= rescale;
 #pragma unroll
                     for (int n = 0; n < N * 2; n++) {
                         float& score = scores[m][n / 2][2 * half + n % 2];
-                        score = exp2f(score * scale - now);
+                        score = exp2f(score * scale - new_max);
                         totals[m][half] += score;
                     }
 #pragma unroll
                     for (int n = 0; n < PADDED * 2; n++) {
-                        sums[m][n / 2][2 * half + n % 2] *= shrink;
+                        sums[m][n / 2][2 * half + n % 2] *= rescale;
                     }
                 }
                 accumulate(scores, values + chunk * PITCH, sums);
@@ -235,12 +241,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         }
         put<M>(sums, own, Rows<ELEMENT>(out, row, heads, column), first_query, context);
         put_each<M>(largest, saved + (size_t)head * context, first_query, context);
-        // The next task's queries come where these were.
+        // The next task's queries overwrite these.
         __syncthreads();
     }
 }
 
-// Gradient of the queries. means: for each query of each head the sum of its output times the gradient, for `attention_keys`.
+// Gradient of the queries. means: the inner product of the output and its gradient, per query and
+// head, for `attention_keys`.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention_queries(const ELEMENT* qkv, const ELEMENT* out, const ELEMENT* d_out, const float* saved, float* means,
                       ELEMENT* d_qkv, unsigned count, unsigned heads, unsigned context, unsigned causal, float scale) {
@@ -323,7 +330,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     uint4 *const own_keys = keys + warp_row<M>() * PITCH, *const own_values = values + warp_row<M>() * PITCH;
     const unsigned tiles_of_head = (context + ROWS<M> - 1) / ROWS<M>;
     for (unsigned task = blockIdx.x; task < tiles_of_head * count; task += gridDim.x) {
-        // The first keys are seen by the most queries.
+        // The first keys are seen by the most queries, so they start first.
         const unsigned head = task % count, start = task / count * ROWS<M>;
         const unsigned first_key = start + warp_row<M>(), column = head % heads;
         const size_t row = (size_t)(head / heads) * context;

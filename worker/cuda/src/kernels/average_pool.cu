@@ -1,5 +1,6 @@
-// The mean over the PIXELS of an image, and back. Pixels are rows of WIDTH channels of type ELEMENT that lie PITCH apart. A thread has all pixels
-// of its channels, so that the gradient of a mean is read once.
+// Mean over the PIXELS of an image, forward and backward. Pixels are rows of WIDTH channels of type
+// ELEMENT with pitch PITCH. A thread processes all pixels of its channels, so the gradient of a
+// mean is read once.
 #include "rows.cuh"
 
 constexpr int THREADS = 256;
@@ -26,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) average_pool(const ELEMENT
     }
 }
 
-// add: dx is added to.
+// add: whether to add to dx.
 extern "C" __global__ void __launch_bounds__(THREADS)
     average_pool_backward(const ELEMENT* dy, ELEMENT* dx, unsigned images, unsigned add) {
     for (unsigned at = blockIdx.x * THREADS + threadIdx.x; at < images * VECTORS; at += gridDim.x * THREADS) {

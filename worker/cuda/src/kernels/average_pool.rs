@@ -1,4 +1,4 @@
-//! The mean over the pixels of an image, forward and backward.
+//! Mean over the pixels of an image, forward and backward.
 
 use super::{Argument, Call, Memory, Program, Rows, Source, sizes};
 use crate::error::Error;
@@ -7,7 +7,7 @@ pub(super) static SOURCE: Source =
     Source { name: "average_pool.cu", text: include_str!("average_pool.cu"), arithmetic: "--fmad=false" };
 const THREADS: u32 = 256;
 
-/// Of `batch` images, whose pixels are rows of channels.
+/// Average pooling of `batch` images, whose pixels are rows of channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AveragePool {
     rows: Rows,
@@ -16,10 +16,10 @@ pub struct AveragePool {
 }
 
 impl AveragePool {
-    /// `pixels` of each image.
+    /// Pools `pixels` pixels per image.
     ///
     /// # Errors
-    /// Channels or numbers that the kernels cannot have.
+    /// The kernels do not support the channels or sizes.
     pub fn new(rows: Rows, batch: u32, pixels: u32) -> Result<AveragePool, Error> {
         rows.check("average_pool")?;
         let numbers = u64::from(batch) * u64::from(pixels) * u64::from(rows.pitch);
@@ -44,27 +44,27 @@ impl AveragePool {
         sizes(call, &[(image.0, image.1, all), (mean.0, mean.1, each)])
     }
 
-    fn call<M>(&self, kernel: &'static str, most: u32, arguments: Vec<Argument<M>>) -> Call<M> {
+    fn call<M>(&self, kernel: &'static str, max_blocks: u32, arguments: Vec<Argument<M>>) -> Call<M> {
         let vectors = self.batch * self.rows.vectors();
-        let blocks = vectors.div_ceil(THREADS).min(most).max(1);
+        let blocks = vectors.div_ceil(THREADS).min(max_blocks).max(1);
         Call { program: self.program(), kernel, blocks, threads: THREADS, shared_bytes: 0, arguments }
     }
 
-    /// `y` = the means of `x`. On at most `most` blocks.
+    /// `y` = the means of `x`. Runs on at most `max_blocks` blocks.
     ///
     /// # Errors
-    /// Memory that is too small.
-    pub fn forward<M: Memory>(&self, most: u32, x: M, y: M) -> Result<Call<M>, Error> {
+    /// The memory is too small.
+    pub fn forward<M: Memory>(&self, max_blocks: u32, x: M, y: M) -> Result<Call<M>, Error> {
         self.sizes("average_pool", ("x", x), ("y", y))?;
         let arguments = vec![Argument::Reads(x), Argument::Writes(y), Argument::Int(self.batch)];
-        Ok(self.call("average_pool", most, arguments))
+        Ok(self.call("average_pool", max_blocks, arguments))
     }
 
-    /// The gradient `dx` of `x`; `add`: what is in it stays in the sum. On at most `most` blocks.
+    /// The gradient `dx` of `x`; `add`: whether to add to it. Runs on at most `max_blocks` blocks.
     ///
     /// # Errors
-    /// Memory that is too small.
-    pub fn backward<M: Memory>(&self, most: u32, dy: M, dx: M, add: bool) -> Result<Call<M>, Error> {
+    /// The memory is too small.
+    pub fn backward<M: Memory>(&self, max_blocks: u32, dy: M, dx: M, add: bool) -> Result<Call<M>, Error> {
         self.sizes("average_pool_backward", ("dx", dx), ("dy", dy))?;
         let arguments = vec![
             Argument::Reads(dy),
@@ -72,6 +72,6 @@ impl AveragePool {
             Argument::Int(self.batch),
             Argument::Int(add.into()),
         ];
-        Ok(self.call("average_pool_backward", most, arguments))
+        Ok(self.call("average_pool_backward", max_blocks, arguments))
     }
 }

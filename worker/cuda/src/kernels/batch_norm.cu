@@ -1,37 +1,40 @@
-// Batch norm of rows of WIDTH channels of type ELEMENT that lie PITCH apart; rows are the pixels of all images. Moments of each thread's rows
-// are joined in the same order every time, in 64 bits, by squared distances from the mean of each part, so that a large mean does not swallow a
-// small variance (Chan, Golub and LeVeque 1979).
+// Batch norm of rows of WIDTH channels of type ELEMENT with pitch PITCH; rows are the pixels of all
+// images. The moments of each thread's rows are combined in a fixed order, in f64, from squared
+// deviations around each part's mean, so that a large mean does not swallow a small variance (Chan,
+// Golub and LeVeque 1979).
 #include "columns.cuh"
 #include "parts.cuh"
 
 constexpr double EPSILON = 1e-5;
-// From one number of all channels to the next: numbers of channels begin at multiples of 16 bytes.
+// Stride between per-channel arrays, which are 16-byte aligned.
 constexpr int STEP = (WIDTH + 3) / 4 * 4;
 
-// Rows of the threads that are `own` rows from the first of their block, which is one of `parts` for its columns.
-__device__ inline unsigned rows_of(unsigned part, unsigned own, unsigned parts, unsigned rows) {
-    const unsigned first = part * ROWS_AT_ONCE + own;
+// Rows of the threads that are `thread_row` rows from the first row of their block, which is one of
+// `parts` for its columns.
+__device__ inline unsigned rows_of(unsigned part, unsigned thread_row, unsigned parts, unsigned rows) {
+    const unsigned first = part * ROWS_AT_ONCE + thread_row;
     return first < rows ? (rows - first - 1) / (parts * ROWS_AT_ONCE) + 1 : 0;
 }
 
 // Rows of a block.
 __device__ inline unsigned rows_of(unsigned part, unsigned parts, unsigned rows) {
-    // The last rows may not be enough for all threads of their block.
+    // The last rows might not suffice for all threads of their block.
     const unsigned lots = (rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, missing = lots * ROWS_AT_ONCE - rows;
     return ((lots - part - 1) / parts + 1) * ROWS_AT_ONCE - (part == (lots - 1) % parts ? missing : 0);
 }
 
-// partial: for each block of the same columns the mean of each channel, then the sum of its squared distances from it.
+// partial: for each block with the same columns, each channel's mean, then its sum of squared
+// deviations.
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_norm_moments(const ELEMENT* x, float* partial, unsigned rows) {
     __shared__ Columns means, distances;
     __shared__ unsigned counts[ROWS_AT_ONCE];
-    const int place = threadIdx.x % ROW_THREADS, own = threadIdx.x / ROW_THREADS;
-    const int first = blockIdx.x % TILES * TILE, column = first + place * N;
+    const int row_thread = threadIdx.x % ROW_THREADS, thread_row = threadIdx.x / ROW_THREADS;
+    const int first = blockIdx.x % TILES * TILE, column = first + row_thread * N;
     const unsigned part = blockIdx.x / TILES, parts = gridDim.x / TILES;
     float mean[N] = {}, squares[N] = {};
     unsigned count = 0;
-    for (unsigned row = part * ROWS_AT_ONCE + own; row < rows; row += parts * ROWS_AT_ONCE) {
+    for (unsigned row = part * ROWS_AT_ONCE + thread_row; row < rows; row += parts * ROWS_AT_ONCE) {
         float values[N];
         read(x + (size_t)row * PITCH, column, values);
         count++;
@@ -45,8 +48,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     keep(mean, means);
     keep(squares, distances);
-    if (place == 0) {
-        counts[own] = count;
+    if (row_thread == 0) {
+        counts[thread_row] = count;
     }
     __syncthreads();
     const int at = threadIdx.x;
@@ -67,7 +70,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     partial[(size_t)(2 * part + 1) * STEP + first + at] = (float)square;
 }
 
-// saved: mean of each channel, then 1 / standard deviation. statistics: mean and unbiased variance, without a gap.
+// saved: each channel's mean, then 1 / standard deviation. statistics: mean and unbiased variance,
+// contiguous.
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_norm_statistics(const float* partial, float* saved, float* statistics, unsigned parts, unsigned rows) {
     __shared__ Shares<double> shares;
@@ -90,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// saved from running statistics.
+// Computes saved from the running statistics.
 extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_running(const float* statistics, float* saved) {
     const unsigned channel = blockIdx.x * THREADS + threadIdx.x;
     if (channel < WIDTH) {
@@ -99,24 +103,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_running(const f
     }
 }
 
-// y = (x - mean) / deviation * gamma + beta + residual, and with relu the larger of that and 0. residual may be absent.
+// y = (x - mean) / deviation * gamma + beta + residual, followed by ReLU if relu. residual is
+// optional.
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_norm_forward(const ELEMENT* x, const ELEMENT* residual, const float* gamma, const float* beta,
                        const float* saved, ELEMENT* y, unsigned rows, unsigned relu) {
     __shared__ Columns held;
-    const int place = threadIdx.x % ROW_THREADS, own = threadIdx.x / ROW_THREADS;
-    const int first = blockIdx.x % TILES * TILE, column = first + place * N;
+    const int row_thread = threadIdx.x % ROW_THREADS, thread_row = threadIdx.x / ROW_THREADS;
+    const int first = blockIdx.x % TILES * TILE, column = first + row_thread * N;
     float mean[N], scale[N], shift[N];
-    of_columns(saved + STEP, first, place, held, mean);
-    of_columns(gamma, first, place, held, scale);
+    of_columns(saved + STEP, first, row_thread, held, mean);
+    of_columns(gamma, first, row_thread, held, scale);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         scale[i] *= mean[i];
     }
-    of_columns(saved, first, place, held, mean);
-    of_columns(beta, first, place, held, shift);
+    of_columns(saved, first, row_thread, held, mean);
+    of_columns(beta, first, row_thread, held, shift);
     const unsigned stride = gridDim.x / TILES * ROWS_AT_ONCE;
-    for (unsigned row = blockIdx.x / TILES * ROWS_AT_ONCE + own; row < rows; row += stride) {
+    for (unsigned row = blockIdx.x / TILES * ROWS_AT_ONCE + thread_row; row < rows; row += stride) {
         const size_t start = (size_t)row * PITCH;
         float values[N], other[N] = {};
         read(x + start, column, values);
@@ -133,18 +138,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// With y, dy becomes the gradient before ReLU. partial: for each block of the same columns its sums for gamma, then for beta.
+// With y, dy becomes the gradient before ReLU. partial: for each block with the same columns, its
+// sums for gamma, then for beta.
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_norm_backward(const ELEMENT* x, const ELEMENT* y, ELEMENT* dy, const float* saved, float* partial,
                         unsigned rows) {
     __shared__ Columns held, other;
-    const int place = threadIdx.x % ROW_THREADS, own = threadIdx.x / ROW_THREADS;
-    const int first = blockIdx.x % TILES * TILE, column = first + place * N;
+    const int row_thread = threadIdx.x % ROW_THREADS, thread_row = threadIdx.x / ROW_THREADS;
+    const int first = blockIdx.x % TILES * TILE, column = first + row_thread * N;
     const unsigned part = blockIdx.x / TILES, stride = gridDim.x / TILES * ROWS_AT_ONCE;
     float mean[N], inverse[N], d_gamma[N] = {}, d_beta[N] = {};
-    of_columns(saved, first, place, held, mean);
-    of_columns(saved + STEP, first, place, held, inverse);
-    for (unsigned row = part * ROWS_AT_ONCE + own; row < rows; row += stride) {
+    of_columns(saved, first, row_thread, held, mean);
+    of_columns(saved + STEP, first, row_thread, held, inverse);
+    for (unsigned row = part * ROWS_AT_ONCE + thread_row; row < rows; row += stride) {
         const size_t start = (size_t)row * PITCH;
         float values[N], gradient[N];
         read(x + start, column, values);
@@ -154,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             read(y + start, column, result);
 #pragma unroll
             for (int i = 0; i < N; i++) {
-                // A choice and no product: infinity times 0 would be NaN.
+                // A select, not a product: infinity times 0 would be NaN.
                 gradient[i] = result[i] <= 0.0f ? 0.0f : gradient[i];
             }
             write(gradient, dy + start, column);
@@ -165,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             d_beta[i] += gradient[i];
         }
     }
-    // Others may still read the columns.
+    // Other threads might still be reading the columns.
     __syncthreads();
     keep(d_gamma, held);
     keep(d_beta, other);
@@ -183,7 +189,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     partial[(size_t)(2 * part + 1) * STEP + first + at] = (float)plain;
 }
 
-// Gradients of the parameters; factors: what batch_norm_input needs of each channel. add: the gradients are added to.
+// Parameter gradients; factors: the values per channel that batch_norm_input needs. add: whether to
+// add to the gradients.
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_norm_parameters(const float* partial, const float* gamma, const float* saved, float* factors, float* d_gamma,
                           float* d_beta, unsigned parts, unsigned rows, unsigned add) {
@@ -202,20 +209,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// dx from the gradient before ReLU. add: dx is added to.
+// dx from the gradient before ReLU. add: whether to add to dx.
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_norm_input(const ELEMENT* x, const ELEMENT* dy, const float* saved, const float* factors, ELEMENT* dx,
                      unsigned rows, unsigned add) {
     __shared__ Columns held;
-    const int place = threadIdx.x % ROW_THREADS, own = threadIdx.x / ROW_THREADS;
-    const int first = blockIdx.x % TILES * TILE, column = first + place * N;
+    const int row_thread = threadIdx.x % ROW_THREADS, thread_row = threadIdx.x / ROW_THREADS;
+    const int first = blockIdx.x % TILES * TILE, column = first + row_thread * N;
     float mean[N], weight[N], offset[N], slope[N];
-    of_columns(saved, first, place, held, mean);
-    of_columns(factors, first, place, held, weight);
-    of_columns(factors + STEP, first, place, held, offset);
-    of_columns(factors + 2 * STEP, first, place, held, slope);
+    of_columns(saved, first, row_thread, held, mean);
+    of_columns(factors, first, row_thread, held, weight);
+    of_columns(factors + STEP, first, row_thread, held, offset);
+    of_columns(factors + 2 * STEP, first, row_thread, held, slope);
     const unsigned stride = gridDim.x / TILES * ROWS_AT_ONCE;
-    for (unsigned row = blockIdx.x / TILES * ROWS_AT_ONCE + own; row < rows; row += stride) {
+    for (unsigned row = blockIdx.x / TILES * ROWS_AT_ONCE + thread_row; row < rows; row += stride) {
         const size_t start = (size_t)row * PITCH;
         float values[N], gradient[N], sum[N] = {};
         read(x + start, column, values);

@@ -1,20 +1,20 @@
-//! Batch norm, with the residual addition and ReLU that often follow, forward and backward.
+//! Batch norm, with an optional residual addition and ReLU, forward and backward.
 
 use super::{Argument, COLUMN_THREADS, Call, JOINED_COLUMNS, Memory, Program, Rows, Source, sizes};
 use crate::error::Error;
 
-// Without fast arithmetic, which flushes what is nearly zero.
+// Without fast math, which flushes denormals.
 pub(super) static SOURCE: Source =
     Source { name: "batch_norm.cu", text: include_str!("batch_norm.cu"), arithmetic: "--fmad=true" };
 
-/// Of `count` rows of channels: the pixels of all images.
+/// Batch norm of `count` rows of channels: the pixels of all images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchNorm {
     rows: Rows,
     count: u32,
 }
 
-/// What forward reads and writes.
+/// Memory of forward.
 #[derive(Debug, Clone, Copy)]
 pub struct Forward<M> {
     pub x: M,
@@ -22,22 +22,23 @@ pub struct Forward<M> {
     pub residual: Option<M>,
     pub gamma: M,
     pub beta: M,
-    /// Mean and 1 / standard deviation of each channel, [`BatchNorm::saved_bytes`].
+    /// Mean and 1 / standard deviation per channel, [`BatchNorm::saved_bytes`].
     pub saved: M,
     pub y: M,
 }
 
-/// What backward reads and writes.
+/// Memory of backward.
 #[derive(Debug, Clone, Copy)]
 pub struct Backward<M> {
     pub x: M,
-    /// The result, where ReLU followed.
+    /// The output, if there was a ReLU.
     pub y: Option<M>,
-    /// With `y` it becomes the gradient before ReLU, which is that of the residual.
+    /// Gradient of the output. With `y` it becomes the gradient before ReLU, which is also the
+    /// gradient of the residual.
     pub dy: M,
     pub gamma: M,
     pub saved: M,
-    /// Sums of each block, [`BatchNorm::partial_bytes`].
+    /// Partial sums per block, [`BatchNorm::partial_bytes`].
     pub partial: M,
     /// [`BatchNorm::factors_bytes`].
     pub factors: M,
@@ -48,7 +49,7 @@ pub struct Backward<M> {
 
 impl BatchNorm {
     /// # Errors
-    /// A width or pitch that the kernels cannot have, or rows without a variance.
+    /// The kernels do not support the width or pitch, or there are too few rows for a variance.
     pub fn new(rows: Rows, count: u32) -> Result<BatchNorm, Error> {
         rows.check("batch_norm")?;
         if !(2..1 << 31).contains(&count) {
@@ -64,7 +65,7 @@ impl BatchNorm {
         self.rows.program(&SOURCE)
     }
 
-    /// Of `kinds` of numbers for each channel.
+    /// Bytes of `kinds` values per channel.
     fn channel_bytes(&self, kinds: usize) -> usize {
         4 * kinds * (self.rows.width as usize).next_multiple_of(4)
     }
@@ -73,24 +74,25 @@ impl BatchNorm {
         self.channel_bytes(2)
     }
 
-    /// What [`BatchNorm::backward`] passes from the gradients of the parameters to that of the input.
+    /// Bytes that [`BatchNorm::backward`] passes from the parameter gradients to the input
+    /// gradient.
     pub fn factors_bytes(&self) -> usize {
         self.channel_bytes(3)
     }
 
-    /// Size of the sums of all blocks, forward and backward, on at most `most` blocks.
-    pub fn partial_bytes(&self, most: u32) -> usize {
-        self.channel_bytes(2 * self.rows.columns(self.count, most).1 as usize)
+    /// Bytes of all blocks' partial sums, forward and backward, on at most `max_blocks` blocks.
+    pub fn partial_bytes(&self, max_blocks: u32) -> usize {
+        self.channel_bytes(2 * self.rows.columns(self.count, max_blocks).1 as usize)
     }
 
-    /// Mean, and unbiased variance, of each channel without a gap.
+    /// Bytes of each channel's mean and unbiased variance, contiguous.
     fn statistics_bytes(&self) -> usize {
         8 * self.rows.width as usize
     }
 
     /// A kernel whose threads keep to their columns.
-    fn over_rows<M>(&self, kernel: &'static str, most: u32, arguments: Vec<Argument<M>>) -> Call<M> {
-        let (tiles, parts) = self.rows.columns(self.count, most);
+    fn over_rows<M>(&self, kernel: &'static str, max_blocks: u32, arguments: Vec<Argument<M>>) -> Call<M> {
+        let (tiles, parts) = self.rows.columns(self.count, max_blocks);
         self.call(kernel, tiles * parts, arguments)
     }
 
@@ -98,14 +100,14 @@ impl BatchNorm {
         Call { program: self.program(), kernel, blocks, threads: COLUMN_THREADS, shared_bytes: 0, arguments }
     }
 
-    /// Of `x`: `saved`, and `statistics`, the mean and the unbiased variance of each channel. On at most `most` blocks, but at least one for
-    /// each 512 bytes of a row.
+    /// Computes from `x`: `saved`, and `statistics`, the mean and the unbiased variance of each
+    /// channel. Runs on at most `max_blocks` blocks, but at least one per 512 bytes of a row.
     ///
     /// # Errors
-    /// Memory that is too small.
+    /// The memory is too small.
     pub fn statistics<M: Memory>(
         &self,
-        most: u32,
+        max_blocks: u32,
         x: M,
         partial: M,
         saved: M,
@@ -113,7 +115,7 @@ impl BatchNorm {
     ) -> Result<[Call<M>; 2], Error> {
         let memory = [
             ("x", x, self.rows.bytes(self.count)),
-            ("partial", partial, self.partial_bytes(most)),
+            ("partial", partial, self.partial_bytes(max_blocks)),
             ("saved", saved, self.saved_bytes()),
             ("statistics", statistics, self.statistics_bytes()),
         ];
@@ -124,19 +126,19 @@ impl BatchNorm {
             Argument::Reads(partial),
             Argument::Writes(saved),
             Argument::Writes(statistics),
-            Argument::Int(self.rows.columns(self.count, most).1),
+            Argument::Int(self.rows.columns(self.count, max_blocks).1),
             count,
         ];
         Ok([
-            self.over_rows("batch_norm_moments", most, moments),
+            self.over_rows("batch_norm_moments", max_blocks, moments),
             self.call("batch_norm_statistics", self.rows.width.div_ceil(JOINED_COLUMNS), joined),
         ])
     }
 
-    /// `saved` from running `statistics`, for evaluation.
+    /// Computes `saved` from the running `statistics`, for evaluation.
     ///
     /// # Errors
-    /// Memory that is too small.
+    /// The memory is too small.
     pub fn running<M: Memory>(&self, statistics: M, saved: M) -> Result<Call<M>, Error> {
         let memory = [("statistics", statistics, self.statistics_bytes()), ("saved", saved, self.saved_bytes())];
         sizes("batch_norm_running", &memory)?;
@@ -144,11 +146,12 @@ impl BatchNorm {
         Ok(self.call("batch_norm_running", self.rows.width.div_ceil(COLUMN_THREADS), arguments))
     }
 
-    /// `y` from `x` and what is saved; `relu`: negative results become 0. Blocks as in [`BatchNorm::statistics`].
+    /// `y` from `x` and the saved statistics; `relu`: whether to apply ReLU. Blocks as in
+    /// [`BatchNorm::statistics`].
     ///
     /// # Errors
-    /// Memory that is too small.
-    pub fn forward<M: Memory>(&self, most: u32, on: Forward<M>, relu: bool) -> Result<Call<M>, Error> {
+    /// The memory is too small.
+    pub fn forward<M: Memory>(&self, max_blocks: u32, on: Forward<M>, relu: bool) -> Result<Call<M>, Error> {
         let Forward { x, residual, gamma, beta, saved, y } = on;
         let (all, parameter) = (self.rows.bytes(self.count), 4 * self.rows.width as usize);
         let mut memory = vec![
@@ -170,17 +173,17 @@ impl BatchNorm {
             Argument::Int(self.count),
             Argument::Int(relu.into()),
         ];
-        Ok(self.over_rows("batch_norm_forward", most, arguments))
+        Ok(self.over_rows("batch_norm_forward", max_blocks, arguments))
     }
 
-    /// Gradients; what is in those of the parameters, and in `dx`, stays in the sum with `adds` and `adds_input`. Blocks as in
-    /// [`BatchNorm::statistics`].
+    /// Computes all gradients; `adds` and `adds_input`: whether to add to the parameter gradients
+    /// and to `dx`. Blocks as in [`BatchNorm::statistics`].
     ///
     /// # Errors
-    /// Memory that is too small.
+    /// The memory is too small.
     pub fn backward<M: Memory>(
         &self,
-        most: u32,
+        max_blocks: u32,
         on: Backward<M>,
         adds: bool,
         adds_input: bool,
@@ -195,7 +198,7 @@ impl BatchNorm {
             ("d_gamma", d_gamma, parameter),
             ("d_beta", d_beta, parameter),
             ("saved", saved, self.saved_bytes()),
-            ("partial", partial, self.partial_bytes(most)),
+            ("partial", partial, self.partial_bytes(max_blocks)),
             ("factors", factors, self.factors_bytes()),
         ];
         memory.extend(y.map(|y| ("y", y, all)));
@@ -212,16 +215,16 @@ impl BatchNorm {
             Argument::Writes(factors),
             gradient(d_gamma, adds),
             gradient(d_beta, adds),
-            Argument::Int(self.rows.columns(self.count, most).1),
+            Argument::Int(self.rows.columns(self.count, max_blocks).1),
             count,
             Argument::Int(adds.into()),
         ];
         let add = Argument::Int(adds_input.into());
         let input = vec![reads(x), reads(dy), reads(saved), reads(factors), gradient(dx, adds_input), count, add];
         Ok([
-            self.over_rows("batch_norm_backward", most, sums),
+            self.over_rows("batch_norm_backward", max_blocks, sums),
             self.call("batch_norm_parameters", self.rows.width.div_ceil(JOINED_COLUMNS), parameters),
-            self.over_rows("batch_norm_input", most, input),
+            self.over_rows("batch_norm_input", max_blocks, input),
         ])
     }
 }

@@ -1,20 +1,21 @@
-// Softmax cross entropy of rows of WIDTH logits of type ELEMENT that lie PITCH apart (a multiple of 16 bytes): loss, right
-// predictions, and the gradient over the logits. A block holds as much of its row in shared memory as it is given; what fits is read once.
+// Softmax cross entropy of rows of WIDTH logits of type ELEMENT with pitch PITCH (a multiple of 16
+// bytes): loss, correct predictions, and the gradient, which overwrites the logits. A block keeps
+// as much of its row as fits in its shared memory; that part is read once.
 #include "device.cuh"
 
 constexpr int N = PER_VECTOR<ELEMENT>;
 constexpr int VECTORS = (WIDTH + N - 1) / N;
 constexpr int THREADS = 512;
 constexpr int WARPS = THREADS / LANES;
-// Loads of a thread that are under way at once.
+// Loads in flight per thread.
 constexpr int DEPTH = 4;
 constexpr unsigned IGNORE = 0xffffffff;
 constexpr float LOG2_E = 1.44269504088896341f;
-// What counts as no logit at all; times LOG2_E it is still a number.
+// Stands for a missing logit; finite even after multiplication by LOG2_E.
 constexpr float LOWEST = -2.3e38f;
 
-// What is known of some logits of a row: the largest, the first column that has it, the sum of exp(x - largest), and the sum, which
-// only smoothing needs.
+// Summary of some logits of a row: the largest, its first column, the sum of exp(x - largest), and
+// the plain sum, which only smoothing needs.
 struct alignas(16) Summary {
     float largest;
     unsigned first;
@@ -22,7 +23,8 @@ struct alignas(16) Summary {
     float sum;
 };
 
-// The largest logit as an exponent of 2. Rounded here and nowhere else, because its rounding must be the same in every term of a row.
+// The largest logit as a base-2 exponent. Rounded only here, because its rounding must be the same
+// in every term of a row.
 __device__ inline float exponent(float largest) { return __fmul_rn(largest, LOG2_E); }
 
 // exp(value - largest).
@@ -58,7 +60,8 @@ __device__ inline Summary over_warp(Summary own) {
 // Whether the row ends within a vector.
 __device__ inline bool is_cut(unsigned vector) { return WIDTH % N != 0 && vector == VECTORS - 1; }
 
-// A vector of a row. Nobody may have written what is behind the end of the row: zeros stand for it.
+// A vector of a row. Memory beyond the row's end might be uninitialised, so it is replaced by
+// zeros.
 __device__ inline uint4 part_of(const ELEMENT* row, unsigned vector) {
     if (!is_cut(vector)) {
         return reinterpret_cast<const uint4*>(row)[vector];
@@ -71,7 +74,8 @@ __device__ inline uint4 part_of(const ELEMENT* row, unsigned vector) {
     return pack<ELEMENT>(values);
 }
 
-// Adds a vector. A NaN is no largest logit, but it is in `scaled` and so reaches loss and gradient.
+// Adds a vector. A NaN is never the largest logit, but it is in `scaled` and so reaches loss and
+// gradient.
 __device__ inline void add(Summary& own, uint4 raw, unsigned vector, bool wants_sum) {
     float values[N];
     unpack<ELEMENT>(raw, values);
@@ -107,9 +111,9 @@ __device__ inline void add(Summary& own, uint4 raw, unsigned vector, bool wants_
     }
 }
 
-// losses: nats of each row, 0 for ignored ones, NaN if the target is no column. correct: 1 if the first of the largest logits is the
-// target. scale: one number, the factor of the gradient; where it is absent logits stay as they are. held: vectors of the row in shared
-// memory.
+// losses: loss of each row in nats, 0 for ignored ones, NaN if the target is not a column. correct:
+// 1 if the first of the largest logits is the target. scale: a single value, the gradient factor;
+// if null, the logits are unchanged. held: vectors of the row in shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS)
     cross_entropy(ELEMENT* logits, const unsigned* targets, float* losses, float* correct, const float* scale,
                   float smoothing, unsigned rows, unsigned held) {
@@ -132,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             }
             continue;
         }
-        // Before others overwrite it with its gradient: there is a barrier between.
+        // Read before other threads overwrite it with its gradient: there is a barrier in between.
         float at_target = __uint_as_float(0x7fffffff);
         if (threadIdx.x == 0 && target < WIDTH) {
             at_target = widen(x[target]);
@@ -173,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             correct[row] = all.first == target && all.scaled == all.scaled ? 1.0f : 0.0f;
         }
         if (scale == nullptr) {
-            // The summaries are used again.
+            // The summaries are reused.
             __syncthreads();
             continue;
         }
@@ -195,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                         values[i] -= i == target % N ? at_class : 0.0f;
                     }
                 }
-                // A product over padded columns must not see them.
+                // GEMMs over padded columns must read zeros there.
                 if (is_cut(v)) {
 #pragma unroll
                     for (int i = WIDTH % N; i < N; i++) {
@@ -205,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             }
             vectors[v] = pack<ELEMENT>(values);
         }
-        // The summaries and the row are used again.
+        // The summaries and the row are reused.
         __syncthreads();
     }
 }

@@ -6,9 +6,9 @@ use crate::error::Error;
 pub(super) static SOURCE: Source =
     Source { name: "cross_entropy.cu", text: include_str!("cross_entropy.cu"), arithmetic: "--use_fast_math" };
 const THREADS: u32 = 512;
-/// The target of a row that does not count.
+/// Target of a row that is excluded.
 pub const IGNORE: u32 = u32::MAX;
-/// What the kernel declares of shared memory: 16 bytes for each warp.
+/// Shared memory that the kernel declares statically: 16 bytes per warp.
 const DECLARED: u32 = THREADS / 32 * 16;
 
 /// Cross entropy of `count` rows.
@@ -18,24 +18,24 @@ pub struct CrossEntropy {
     count: u32,
 }
 
-/// What the kernel reads and writes.
+/// Memory of the kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct On<M> {
-    /// They become their own gradient, and padded columns zero, if there is a `scale`.
+    /// Replaced by their gradient, with padded columns set to zero, if there is a `scale`.
     pub logits: M,
-    /// The right column of each row as `u32`, or [`IGNORE`].
+    /// The target column of each row as `u32`, or [`IGNORE`].
     pub targets: M,
-    /// Nats of each row, 0 for ignored ones.
+    /// Loss of each row in nats, 0 for ignored ones.
     pub losses: M,
-    /// 1.0 where the first of the largest logits is the target, else 0.0.
+    /// 1.0 where the first of the largest logits is the target, otherwise 0.0.
     pub correct: M,
-    /// One `f32`, the factor of the gradient; `None` in evaluation, which has no gradient.
+    /// One `f32`, the gradient factor; `None` in evaluation, which has no gradient.
     pub scale: Option<M>,
 }
 
 impl CrossEntropy {
     /// # Errors
-    /// A width or pitch that the kernel cannot have.
+    /// The kernel does not support the width or pitch.
     pub fn new(rows: Rows, count: u32) -> Result<CrossEntropy, Error> {
         rows.check("cross_entropy")?;
         if count == 0 {
@@ -48,12 +48,18 @@ impl CrossEntropy {
         self.rows.program(&SOURCE)
     }
 
-    /// Losses and gradients, on at most `most` blocks that have `shared_bytes` each: what fits in of a row is read from memory once,
-    /// the rest twice. `smoothing` is the part of the target that is spread evenly over all columns.
+    /// Losses and gradients, on at most `max_blocks` blocks with `shared_bytes` each: the part of a
+    /// row that fits there is read once, the rest twice. `smoothing` is the label smoothing.
     ///
     /// # Errors
-    /// Memory that is too small.
-    pub fn call<M: Memory>(&self, most: u32, shared_bytes: u32, on: On<M>, smoothing: f32) -> Result<Call<M>, Error> {
+    /// The memory is too small.
+    pub fn call<M: Memory>(
+        &self,
+        max_blocks: u32,
+        shared_bytes: u32,
+        on: On<M>,
+        smoothing: f32,
+    ) -> Result<Call<M>, Error> {
         let On { logits, targets, losses, correct, scale } = on;
         let each = 4 * self.count as usize;
         let mut memory = vec![
@@ -65,12 +71,12 @@ impl CrossEntropy {
         memory.extend(scale.map(|scale| ("scale", scale, 4)));
         sizes("cross_entropy", &memory)?;
         let vectors = self.rows.vectors();
-        // Only the gradient needs a logit for the second time.
+        // Only the gradient reads logits a second time.
         let held = scale.map_or(0, |_| (shared_bytes.saturating_sub(DECLARED) / 16).min(vectors));
         Ok(Call {
             program: self.program(),
             kernel: "cross_entropy",
-            blocks: self.count.min(most).max(1),
+            blocks: self.count.min(max_blocks).max(1),
             threads: THREADS,
             shared_bytes: 16 * held,
             arguments: vec![

@@ -1,4 +1,5 @@
-// What all kernels share. No header of NVIDIA is included: the compiler knows every type and function used here by itself.
+// Shared by all kernels. No NVIDIA headers are included: every type and function used here is a
+// compiler builtin.
 #pragma once
 
 constexpr int LANES = 32;
@@ -12,7 +13,7 @@ struct f16 {
     unsigned short bits;
 };
 
-// Numbers in 16 bytes, the most that a thread reads or writes at once.
+// Elements per 16 bytes, the widest access of a thread.
 template <class T>
 constexpr int PER_VECTOR = 16 / sizeof(T);
 
@@ -24,7 +25,7 @@ __device__ inline float widen(f16 value) {
     return wide;
 }
 
-// Two numbers of 16 bits in a word.
+// Packs two 16-bit values into a word.
 template <class T>
 __device__ inline unsigned narrow_pair(float low, float high);
 
@@ -84,7 +85,7 @@ __device__ inline void store(const float (&from)[PER_VECTOR<T>], T* to) {
     *reinterpret_cast<uint4*>(to) = pack<T>(from);
 }
 
-// Four numbers, for kernels that also read or write four of 32 bits.
+// Four elements, for kernels that also access four f32 values.
 template <class T>
 __device__ inline void load_four(const T* from, float (&to)[4]) {
     if constexpr (sizeof(T) == 4) {
@@ -108,7 +109,7 @@ __device__ inline void store_four(const float (&from)[4], T* to) {
     }
 }
 
-// The sum over a warp, in the same order every time; all lanes get it.
+// Sum over a warp, in a fixed order; returned to all lanes.
 __device__ inline float warp_sum(float value) {
 #pragma unroll
     for (int distance = LANES / 2; distance > 0; distance /= 2) {
@@ -117,7 +118,7 @@ __device__ inline float warp_sum(float value) {
     return value;
 }
 
-// The largest of a warp; all lanes get it.
+// Maximum over a warp; returned to all lanes.
 __device__ inline float warp_max(float value) {
 #pragma unroll
     for (int distance = LANES / 2; distance > 0; distance /= 2) {
@@ -126,7 +127,8 @@ __device__ inline float warp_max(float value) {
     return value;
 }
 
-// The sum over a block, in the same order every time; all threads get it. Between two sums of a kernel stands a barrier.
+// Sum over a block, in a fixed order; returned to all threads. Two calls must be separated by a
+// barrier.
 template <int WARPS>
 __device__ inline double block_sum(double value) {
     __shared__ double parts[WARPS];
@@ -146,7 +148,7 @@ __device__ inline double block_sum(double value) {
     return sum;
 }
 
-// What the scaler tells the optimizer: the factor of gradients, and whether the step is left out.
+// Written by the scaler for the optimizer: the gradient factor, and whether to skip the step.
 struct Scaling {
     float gradient_scale;
     unsigned skip;

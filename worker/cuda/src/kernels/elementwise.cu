@@ -1,8 +1,9 @@
-// Numbers one by one, from FROM to TO: conversion with a factor, sums, and one number everywhere. Every operation is rounded as on a CPU.
+// Elementwise operations from FROM to TO: conversion with a factor, sums, and fills. Every
+// operation is rounded as on a CPU.
 #include "device.cuh"
 
 constexpr int THREADS = 256;
-// Numbers that a thread takes at a time: without gaps in either type.
+// Elements that a thread processes at once: contiguous accesses in both types.
 constexpr int AT_ONCE = PER_VECTOR<FROM> < PER_VECTOR<TO> ? PER_VECTOR<FROM> : PER_VECTOR<TO>;
 
 template <class T>
@@ -23,7 +24,8 @@ __device__ inline void write(const float (&from)[AT_ONCE], T* to) {
     }
 }
 
-// Calls `vector` with where the numbers of each vector begin, and `single` with each number behind the last vector.
+// Calls `vector` with the start of each vector, and `single` with each element after the last
+// vector.
 template <class Vector, class Single>
 __device__ inline void each(unsigned count, Vector vector, Single single) {
     const size_t vectors = count / AT_ONCE;
@@ -58,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     each(count, vector, single);
 }
 
-// y = a + b; y may be a or b where the types are the same.
+// y = a + b; y can be a or b if the types are equal.
 extern "C" __global__ void __launch_bounds__(THREADS) sum(const FROM* a, const FROM* b, TO* y, unsigned count) {
     const auto vector = [=](size_t at) {
         float values[AT_ONCE], other[AT_ONCE];

@@ -1,16 +1,17 @@
-// Sums of learned rows: one for the token of a row of x, one for its position, one for its segment. Rows have WIDTH numbers, a multiple of
-// 16 bytes; those of x and dx lie PITCH apart, those of tables WIDTH. Backward uses no atomics: it walks through the rows in the
-// order of their tokens, which the host has sorted.
+// Sums of token, position and segment embeddings. Rows have WIDTH elements, a multiple of 16 bytes;
+// x and dx have pitch PITCH, tables are contiguous. Backward uses no atomics: it walks through the
+// rows in token order, which the host has sorted.
 #include "rows.cuh"
 
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / LANES;
 constexpr unsigned VECTORS = WIDTH / N;
-// Backward takes four columns at a time: so both 16 bits and the gradients, 32 bits, are read and written without gaps.
+// Backward processes four columns at a time, so accesses to both the 16-bit and the f32 tensors are
+// contiguous.
 constexpr unsigned FOURS = WIDTH / 4;
 constexpr unsigned TILES = (FOURS + LANES - 1) / LANES;
 
-// Adds a row of a table; NaN if there is no such row.
+// Adds a row of a table; NaN if the row does not exist.
 __device__ inline void add_row(const ELEMENT* table, unsigned number, unsigned entries, unsigned column, float (&to)[N]) {
     float values[N];
     if (number < entries) {
@@ -22,7 +23,7 @@ __device__ inline void add_row(const ELEMENT* table, unsigned number, unsigned e
     }
 }
 
-// segments may be absent. The position of a row is its number modulo context.
+// segments is optional. The position of a row is its index modulo context.
 extern "C" __global__ void __launch_bounds__(THREADS)
     embedding(const unsigned* tokens, const ELEMENT* token_table, unsigned token_entries, const ELEMENT* positions,
               unsigned context, const unsigned* segments, const ELEMENT* segment_table, unsigned segment_entries,
@@ -49,9 +50,9 @@ __device__ inline void add_four(const float (&values)[4], float* to) {
     store(old, to);
 }
 
-// A warp adds up LANES rows in the order of their numbers. A run of rows of one number that is within these rows goes to its row of the
-// gradient. Of a run that began before, the sum goes to the first row of `partial` of these rows; if it begins here and goes on, to the
-// second.
+// A warp sums LANES rows, sorted by id. Runs of equal ids that are complete within these rows are
+// added to the gradient. The partial sum of a run that began earlier goes to the first of these
+// rows' two rows in `partial`; that of a run that begins here and continues, to the second.
 extern "C" __global__ void __launch_bounds__(THREADS)
     embedding_gradient(const unsigned* numbers, const unsigned* order, const ELEMENT* dx, float* partial, float* gradient,
                        unsigned entries, unsigned rows) {
@@ -61,11 +62,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const unsigned begin = chunk * LANES, count = min((unsigned)LANES, rows - begin);
         const unsigned row = order[min(begin + lane, rows - 1)], number = numbers[row];
         const unsigned first = __shfl_sync(ALL_LANES, number, 0), last = __shfl_sync(ALL_LANES, number, LANES - 1);
-        const bool came = begin > 0 && numbers[order[begin - 1]] == first;
-        const bool goes_on = begin + count < rows && numbers[order[begin + count]] == last;
+        const bool continued = begin > 0 && numbers[order[begin - 1]] == first;
+        const bool continues = begin + count < rows && numbers[order[begin + count]] == last;
         float sum[4] = {};
         for (unsigned i = 0; i < count; i++) {
-            const unsigned now = __shfl_sync(ALL_LANES, number, i), next = __shfl_sync(ALL_LANES, number, (i + 1) % LANES);
+            const unsigned current = __shfl_sync(ALL_LANES, number, i), next = __shfl_sync(ALL_LANES, number, (i + 1) % LANES);
             const size_t start = (size_t)__shfl_sync(ALL_LANES, row, i) * PITCH;
             if (column >= WIDTH) {
                 continue;
@@ -76,15 +77,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             for (int k = 0; k < 4; k++) {
                 sum[k] += values[k];
             }
-            if (i + 1 < count && next == now) {
+            if (i + 1 < count && next == current) {
                 continue;
             }
-            if (came && now == first) {
+            if (continued && current == first) {
                 store(sum, partial + (size_t)2 * chunk * WIDTH + column);
-            } else if (goes_on && now == last) {
+            } else if (continues && current == last) {
                 store(sum, partial + ((size_t)2 * chunk + 1) * WIDTH + column);
-            } else if (now < entries) {
-                add_four(sum, gradient + (size_t)now * WIDTH + column);
+            } else if (current < entries) {
+                add_four(sum, gradient + (size_t)current * WIDTH + column);
             }
 #pragma unroll
             for (int k = 0; k < 4; k++) {
@@ -94,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// Adds up the runs that go on, each by a block: always by the same warps in the same order.
+// Sums the runs that continue across chunks, one block per run, in a fixed order.
 extern "C" __global__ void __launch_bounds__(THREADS)
     embedding_runs(const unsigned* numbers, const unsigned* order, const float* partial, float* gradient, unsigned entries,
                    unsigned rows) {
@@ -107,15 +108,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             continue;
         }
         const unsigned number = numbers[order[end - 1]];
-        const bool began = begin > 0 && numbers[order[begin - 1]] == number;
-        if (numbers[order[end]] != number || began || number >= entries) {
+        const bool continued = begin > 0 && numbers[order[begin - 1]] == number;
+        if (numbers[order[end]] != number || continued || number >= entries) {
             continue;
         }
         float sum[4] = {};
         if (warp == 0 && column < WIDTH) {
             load(partial + ((size_t)2 * chunk + 1) * WIDTH + column, sum);
         }
-        // As many chunks at once as a warp has lanes to look at their first rows.
+        // Each step checks as many chunks as a warp has lanes, by their first rows.
         unsigned known = chunk + 1, more = LANES;
         for (; more == LANES; known += LANES) {
             const unsigned mine = known + lane;
@@ -148,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// The sum over all sequences of a batch. add: the gradient is added to.
+// Sums over all sequences of a batch. add: whether to add to the gradient.
 extern "C" __global__ void __launch_bounds__(THREADS)
     embedding_positions(const ELEMENT* dx, float* gradient, unsigned context, unsigned rows, unsigned add) {
     for (unsigned at = blockIdx.x * THREADS + threadIdx.x; at < context * FOURS; at += gridDim.x * THREADS) {

@@ -1,4 +1,4 @@
-//! Embeddings of tokens, positions and segments, forward and backward.
+//! Token, position and segment embeddings, forward and backward.
 
 use super::{Argument, Call, Memory, Program, Rows, Source, sizes};
 use crate::error::Error;
@@ -14,37 +14,37 @@ const LANES: u32 = 32;
 pub struct Embedding {
     rows: Rows,
     count: u32,
-    /// Positions; that of a row is its number modulo this.
+    /// Number of positions; the position of a row is its index modulo this.
     context: u32,
 }
 
-/// A table, and which of its rows each row of the batch has.
+/// A table, and the table row of each row of the batch.
 #[derive(Debug, Clone, Copy)]
 pub struct Lookup<M> {
-    /// One `u32` for each row of the batch. One that is not below `entries` gives a row of NaN.
+    /// One `u32` per row of the batch. An id of `entries` or more yields a row of NaN.
     pub numbers: M,
-    /// Rows without padding.
+    /// Contiguous rows.
     pub table: M,
     pub entries: u32,
 }
 
-/// What backward of a table reads and writes.
+/// Memory of a table's backward pass.
 #[derive(Debug, Clone, Copy)]
 pub struct Backward<M> {
-    /// As in [`Lookup`]. One that is not below `entries` changes nothing.
+    /// As in [`Lookup`]. Ids of `entries` or more are ignored.
     pub numbers: M,
-    /// Of these numbers, [`order`].
+    /// [`order`] of these ids.
     pub order: M,
     pub dx: M,
     /// [`Embedding::partial_bytes`].
     pub partial: M,
-    /// The gradient of the table, `f32`, which is added to.
+    /// The `f32` gradient of the table, which is added to.
     pub gradient: M,
     pub entries: u32,
 }
 
-/// The rows of a batch in the order of their numbers; those of the same number in their own order. A number that is not below `entries`
-/// comes last. `starts`: room that is kept between two calls.
+/// Sorts the rows of a batch by id, stably. Ids of `entries` or more come last. `starts` is scratch
+/// memory, reused between calls.
 pub fn order(
     numbers: impl ExactSizeIterator<Item = u32> + Clone,
     entries: u32,
@@ -69,12 +69,13 @@ pub fn order(
 
 impl Embedding {
     /// # Errors
-    /// A width or pitch that the kernels cannot have, or no rows.
+    /// The kernels do not support the width or pitch, or there are no rows.
     pub fn new(rows: Rows, count: u32, context: u32) -> Result<Embedding, Error> {
         rows.check("embedding")?;
         let vector = 16 / rows.element.bytes() as u32;
-        let most = (1 << 31) / rows.width;
-        if !rows.width.is_multiple_of(vector) || !(1..=most).contains(&count) || !(1..=most).contains(&context) {
+        let max_rows = (1 << 31) / rows.width;
+        if !rows.width.is_multiple_of(vector) || !(1..=max_rows).contains(&count) || !(1..=max_rows).contains(&context)
+        {
             let text = format!(
                 "{count} rows of width {}, {context} positions, expected a multiple of {vector} and at most 2^31 numbers",
                 rows.width
@@ -88,7 +89,7 @@ impl Embedding {
         self.rows.program(&SOURCE)
     }
 
-    /// Size of the sums of runs of rows that backward of a table keeps between its calls.
+    /// Bytes of the partial sums of runs that a table's backward pass keeps between its calls.
     pub fn partial_bytes(&self) -> usize {
         2 * self.count.div_ceil(LANES) as usize * self.gradient_bytes(1)
     }
@@ -109,13 +110,14 @@ impl Embedding {
         Call { program: self.program(), kernel, blocks, threads: THREADS, shared_bytes: 0, arguments }
     }
 
-    /// Each row of `x` = the row of its token + that of its position + that of its segment. On at most `most` blocks.
+    /// Each row of `x` = its token embedding + its position embedding + its segment embedding. Runs
+    /// on at most `max_blocks` blocks.
     ///
     /// # Errors
-    /// Memory that is too small.
+    /// The memory is too small.
     pub fn forward<M: Memory>(
         &self,
-        most: u32,
+        max_blocks: u32,
         tokens: Lookup<M>,
         positions: M,
         segments: Option<Lookup<M>>,
@@ -143,15 +145,15 @@ impl Embedding {
             Argument::Writes(x),
             Argument::Int(self.count),
         ];
-        Ok(self.call("embedding", vectors.div_ceil(THREADS).min(most).max(1), arguments))
+        Ok(self.call("embedding", vectors.div_ceil(THREADS).min(max_blocks).max(1), arguments))
     }
 
-    /// Adds each row of `dx` to its row of the gradient of a table, in two calls, on at most `most` blocks. The number of blocks changes
-    /// no bit.
+    /// Adds each row of `dx` to its row of the table gradient, in two calls on at most `max_blocks`
+    /// blocks. The result does not depend on the number of blocks.
     ///
     /// # Errors
-    /// Memory that is too small.
-    pub fn backward<M: Memory>(&self, most: u32, on: Backward<M>) -> Result<[Call<M>; 2], Error> {
+    /// The memory is too small.
+    pub fn backward<M: Memory>(&self, max_blocks: u32, on: Backward<M>) -> Result<[Call<M>; 2], Error> {
         let Backward { numbers, order, dx, partial, gradient, entries } = on;
         let memory = [
             ("numbers", numbers, self.number_bytes()),
@@ -180,20 +182,21 @@ impl Embedding {
             Argument::Int(self.count),
         ];
         Ok([
-            self.call("embedding_gradient", items.div_ceil(WARPS).min(most).max(1), rows),
-            self.call("embedding_runs", items.min(most).max(1), runs),
+            self.call("embedding_gradient", items.div_ceil(WARPS).min(max_blocks).max(1), rows),
+            self.call("embedding_runs", items.min(max_blocks).max(1), runs),
         ])
     }
 
-    /// The gradient of the positions, `f32`: the sum over all sequences; `add`: what is in it stays in the sum. On at most `most` blocks.
+    /// The `f32` position gradient: the sum over all sequences; `add`: whether to add to it. Runs
+    /// on at most `max_blocks` blocks.
     ///
     /// # Errors
-    /// Memory that is too small.
-    pub fn positions<M: Memory>(&self, most: u32, dx: M, gradient: M, add: bool) -> Result<Call<M>, Error> {
+    /// The memory is too small.
+    pub fn positions<M: Memory>(&self, max_blocks: u32, dx: M, gradient: M, add: bool) -> Result<Call<M>, Error> {
         let memory =
             [("dx", dx, self.rows.bytes(self.count)), ("gradient", gradient, self.gradient_bytes(self.context))];
         sizes("embedding_positions", &memory)?;
-        let blocks = (self.context * (self.rows.width / 4)).div_ceil(THREADS).min(most).max(1);
+        let blocks = (self.context * (self.rows.width / 4)).div_ceil(THREADS).min(max_blocks).max(1);
         let arguments = vec![
             Argument::Reads(dx),
             if add { Argument::Updates(gradient) } else { Argument::Writes(gradient) },

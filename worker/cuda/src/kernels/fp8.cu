@@ -1,14 +1,16 @@
-// Factors of products in 8 bits. Each tensor has one scale: the largest power of two that takes none of its numbers beyond the largest of the
-// format, so that scaling rounds nothing. Its inverse goes to the product. Rows have WIDTH numbers of type ELEMENT, a multiple of 16, and
-// lie PITCH apart; in 8 bits they have no gaps.
+// Quantises GEMM operands to FP8. Each tensor has one scale: the largest power of two that takes
+// none of its values beyond the format's range, so scaling itself does not round. The GEMM
+// multiplies by its inverse. Rows have WIDTH elements of type ELEMENT, a multiple of 16, with pitch
+// PITCH; FP8 rows are contiguous.
 #include "rows.cuh"
 
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / LANES;
-// Numbers of 8 bits in 16 bytes.
+// FP8 values per 16 bytes.
 constexpr int PART = 16;
-// Rows and columns of what a block transposes at once, of which a thread has 4 x N; in shared memory a word has four rows of a column, and
-// so many words lie between columns that those of a part are read from all banks.
+// Rows and columns that a block transposes at once; a thread has 4 x N of them. In shared memory a
+// word holds four rows of a column, and the column pitch in words is chosen so that reads of a part
+// use all banks.
 constexpr int TILE_ROWS = 128;
 constexpr int TILE_COLUMNS = 64;
 constexpr int TILE_PITCH = TILE_ROWS / 4 + 1;
@@ -21,7 +23,7 @@ constexpr float LARGEST = 448.0f;
 template <>
 constexpr float LARGEST<e5m2> = 57344.0f;
 
-// Rounded to the nearest, ties to even; NaN stays NaN.
+// Rounds to nearest, ties to even; NaN stays NaN.
 template <class T>
 __device__ inline unsigned short narrow_two(float low, float high);
 
@@ -43,7 +45,7 @@ __device__ inline unsigned narrow_four(float a, float b, float c, float d) {
     return narrow_two<TO>(a, b) | (unsigned)narrow_two<TO>(c, d) << 16;
 }
 
-// All threads get it. Called once in a kernel.
+// Maximum over a block, returned to all threads. Call only once per kernel.
 __device__ inline float block_largest(float value) {
     __shared__ float parts[WARPS];
     value = warp_max(value);
@@ -59,7 +61,7 @@ __device__ inline float block_largest(float value) {
     return largest;
 }
 
-// partial: the largest magnitude that each block has seen. NaN does not count.
+// partial: the largest magnitude of each block. NaN is ignored.
 extern "C" __global__ void __launch_bounds__(THREADS) maxima(const ELEMENT* x, float* partial, unsigned rows) {
     constexpr unsigned VECTORS = WIDTH / N;
     float largest = 0.0f;
@@ -77,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) maxima(const ELEMENT* x, f
     }
 }
 
-// By what numbers are multiplied; the first thread of all says by what a product has to multiply.
+// The scale of the values; the first thread of the grid writes its inverse for the GEMM.
 __device__ inline float scale(const float* partial, unsigned count, float* inverse) {
     float largest = 0.0f;
     for (unsigned at = threadIdx.x; at < count; at += THREADS) {
@@ -85,7 +87,7 @@ __device__ inline float scale(const float* partial, unsigned count, float* inver
     }
     largest = block_largest(largest);
     const bool is_first = blockIdx.x == 0 && threadIdx.x == 0;
-    // 8 bits have no infinity to keep: then no sum is finite.
+    // FP8 cannot carry the infinity, so the inverse does: every sum becomes non-finite.
     if (largest > 3.402823466e+38f) {
         if (is_first) {
             *inverse = largest;
@@ -115,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// The same with rows for columns; their number is a multiple of 16 too.
+// Quantises and transposes; the number of rows is a multiple of 16 as well.
 extern "C" __global__ void __launch_bounds__(THREADS)
     quantize_transposed(const ELEMENT* x, const float* partial, uint4* y, float* inverse, unsigned rows, unsigned partials) {
     static_assert(TILE_ROWS / 4 * (TILE_COLUMNS / N) == THREADS);

@@ -1,10 +1,10 @@
-// Some of the rows of a tensor, of WIDTH numbers of type ELEMENT that lie PITCH apart, and back.
+// Gather and scatter-add of rows of WIDTH elements of type ELEMENT with pitch PITCH.
 #include "rows.cuh"
 
 constexpr int THREADS = 256;
 constexpr unsigned VECTORS = (WIDTH + N - 1) / N;
 
-// Row i of y = row numbers[i] of the `of` rows of x; NaN if there is no such row.
+// Row i of y = row numbers[i] of the `of` rows of x; NaN if the row does not exist.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather(const unsigned* numbers, const ELEMENT* x, ELEMENT* y, unsigned of, unsigned rows) {
     for (unsigned at = blockIdx.x * THREADS + threadIdx.x; at < rows * VECTORS; at += gridDim.x * THREADS) {
@@ -21,7 +21,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// Adds row i of dy to row numbers[i] of dx, if there is such a row. No number occurs twice; without numbers it is row i.
+// Adds row i of dy to row numbers[i] of dx, if it exists. Indices must be unique; if numbers is
+// null, the index is i.
 extern "C" __global__ void __launch_bounds__(THREADS)
     scatter(const unsigned* numbers, const ELEMENT* dy, ELEMENT* dx, unsigned of, unsigned rows) {
     for (unsigned at = blockIdx.x * THREADS + threadIdx.x; at < rows * VECTORS; at += gridDim.x * THREADS) {

@@ -1,26 +1,27 @@
-// The norm of all gradients, and what follows from it: the factor that removes the loss scale and clips, whether the step is left out, and
-// the scale of the next step. All of it stays on the device. Sums are in f64: finite exactly when all gradients are.
+// Gradient norm and its consequences: the factor that removes the loss scale and clips, whether to
+// skip the step, and the next step's scale. Everything stays on the device. Sums are in f64: finite
+// exactly when all gradients are.
 #include "device.cuh"
 
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / LANES;
-// Loads of a thread that are under way at once.
+// Loads in flight per thread.
 constexpr int DEPTH = 4;
-// The smallest normal number of f16: no smaller scale helps.
+// The smallest normal f16: no smaller scale helps.
 constexpr float FLOOR = 6.103515625e-05f;
-// As PyTorch's clip_grad_norm_ adds it to the norm before dividing by it.
+// PyTorch's clip_grad_norm_ adds it to the norm before dividing by it.
 constexpr double CLIP_EPSILON = 1e-6;
 
-// What is known when training starts.
+// Constant during a training.
 struct Rules {
-    double most;  // the norm to which gradients are clipped; infinity: they are not
+    double most;  // maximum norm for clipping; infinity disables clipping
     float growth, backoff;
     unsigned long long growth_interval;
     unsigned is_dynamic, unused;
 };
 
 struct Scaler {
-    double norm;  // of the last step, without the scale
+    double norm;  // of the last step, unscaled
     unsigned long long good_steps, skipped_steps, skipped_in_a_row;
     float scale;
     unsigned unused;
@@ -60,22 +61,24 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// One block. mean: the factor times the sum of the losses of rows, in the same order every time; add: what is in it stays in the sum.
+// A single block. mean: the factor times the sum of the row losses, in a fixed order; add: whether
+// to add to it.
 extern "C" __global__ void __launch_bounds__(THREADS)
     mean_loss(const float* losses, const float* factor, float* mean, unsigned count, unsigned add) {
-    double own = 0.0;
+    double thread_sum = 0.0;
     for (unsigned row = threadIdx.x; row < count; row += THREADS) {
-        own += losses[row];
+        thread_sum += losses[row];
     }
-    const double sum = block_sum<WARPS>(own);
+    const double sum = block_sum<WARPS>(thread_sum);
     if (threadIdx.x == 0) {
         const float part = (float)(sum * *factor);
         *mean = add != 0 ? *mean + part : part;
     }
 }
 
-// One block. loss: of this step. candidates: what the optimizer is told (words numbers) if the step before this one was not left out, and
-// if it was; the host that wrote them did not know. One of both becomes numbers.
+// A single block. loss: of this step. candidates: the optimizer's parameters (`words` 32-bit words
+// each) for the case that the previous step was applied, and for the case that it was skipped; the
+// host writes both because it does not know which. One of them is copied to numbers.
 extern "C" __global__ void __launch_bounds__(THREADS)
     scaler(const double* partial, const float* loss, const Rules* rules, Scaler* state, Scaling* scaling,
            const unsigned* candidates, unsigned* numbers, unsigned words, unsigned parts) {
@@ -83,11 +86,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (unsigned word = threadIdx.x; word < words; word += THREADS) {
         numbers[word] = candidates[first + word];
     }
-    double own = 0.0;
+    double thread_sum = 0.0;
     for (unsigned part = threadIdx.x; part < parts; part += THREADS) {
-        own += partial[part];
+        thread_sum += partial[part];
     }
-    const double squares = block_sum<WARPS>(own);
+    const double squares = block_sum<WARPS>(thread_sum);
     if (threadIdx.x != 0) {
         return;
     }
@@ -96,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     s.norm = sqrt(squares) / s.scale;
     const double clip = r.most / (s.norm + CLIP_EPSILON);
     scaling->gradient_scale = (float)((clip < 1.0 ? clip : 1.0) / s.scale);
-    // NaN and infinity are not below.
+    // False for NaN and infinity.
     const bool is_finite = s.norm <= 1.7976931348623157e308 && fabsf(*loss) <= 3.402823466e+38f;
     scaling->skip = is_finite ? 0 : 1;
     s.skipped_in_a_row = is_finite ? 0 : s.skipped_in_a_row + 1;

@@ -1,4 +1,4 @@
-//! The mean loss, the norm of all gradients, and the loss scale that follows from both.
+//! Mean loss, gradient norm, and the loss scale that depends on both.
 
 use super::optimizer::{Numbers, Scaling};
 use super::{Argument, Call, Memory, Program, Source, sizes};
@@ -8,32 +8,32 @@ use bytemuck::{Pod, Zeroable};
 pub(super) static SOURCE: Source =
     Source { name: "gradients.cu", text: include_str!("gradients.cu"), arithmetic: "--fmad=false" };
 const THREADS: u32 = 256;
-/// Numbers that a block takes at a time.
+/// Elements that a block processes at once.
 const AT_ONCE: u32 = THREADS * 4 * 4;
-const MOST_BLOCKS: u32 = 1024;
+const MAX_BLOCKS: u32 = 1024;
 
-/// What is known when training starts, as it lies on the device.
+/// Training constants, in device layout.
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Rules {
-    /// The norm to which gradients are clipped; infinity if they are not.
+    /// Maximum norm for clipping; infinity disables clipping.
     pub most: f64,
     pub growth: f32,
     pub backoff: f32,
-    /// Good steps in a row after which the scale grows.
+    /// Consecutive good steps after which the scale grows.
     pub growth_interval: u64,
-    /// 0: the scale never changes.
+    /// 0 for a static scale.
     pub is_dynamic: u32,
     pub unused: u32,
 }
 
-/// The loss scale and its counters, as they lie on the device.
+/// Loss scale and its counters, in device layout.
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Scaler {
-    /// Of the last step, without the scale; not finite if gradients were not.
+    /// Norm of the last step, unscaled; not finite if the gradients were not.
     pub norm: f64,
-    /// Since the last overflow or growth.
+    /// Good steps since the last overflow or growth.
     pub good_steps: u64,
     pub skipped_steps: u64,
     pub skipped_in_a_row: u64,
@@ -41,12 +41,12 @@ pub struct Scaler {
     pub unused: u32,
 }
 
-/// What ends a step.
+/// Memory of [`scaler`].
 #[derive(Debug, Clone, Copy)]
 pub struct On<M> {
-    /// Sums of [`sum_of_squares`].
+    /// Output of [`sum_of_squares`].
     pub partial: M,
-    /// One `f32`; if it is not finite, the step is left out.
+    /// One `f32`; if not finite, the step is skipped.
     pub loss: M,
     /// [`Rules`].
     pub rules: M,
@@ -54,9 +54,10 @@ pub struct On<M> {
     pub state: M,
     /// [`Scaling`], which the optimizer reads.
     pub scaling: M,
-    /// Two [`Numbers`]: if the step before was not left out, and if it was.
+    /// Two [`Numbers`]: for the case that the previous step was applied, and for the case that it
+    /// was skipped.
     pub candidates: M,
-    /// Those of both that the optimizer reads.
+    /// The candidate that the optimizer reads.
     pub numbers: M,
 }
 
@@ -65,20 +66,20 @@ pub fn program() -> Program {
     Program { source: &SOURCE, definitions: Vec::new() }
 }
 
-/// Depends on nothing but the number of gradients, so every device adds in the same order.
+/// Depends only on the number of gradients, so every device adds in the same order.
 fn blocks(count: u32) -> u32 {
-    count.div_ceil(AT_ONCE).clamp(1, MOST_BLOCKS)
+    count.div_ceil(AT_ONCE).clamp(1, MAX_BLOCKS)
 }
 
-/// Size of the sums over `count` gradients.
+/// Bytes of the partial sums over `count` gradients.
 pub fn partial_bytes(count: u32) -> usize {
     8 * blocks(count) as usize
 }
 
-/// The sum of squares of `count` gradients, in parts.
+/// The sum of squares of `count` gradients, as partial sums.
 ///
 /// # Errors
-/// Memory that is too small.
+/// The memory is too small.
 pub fn sum_of_squares<M: Memory>(count: u32, gradient: M, partial: M) -> Result<Call<M>, Error> {
     let memory = [("gradient", gradient, 4 * count as usize), ("partial", partial, partial_bytes(count))];
     sizes("sum_of_squares", &memory)?;
@@ -92,10 +93,11 @@ pub fn sum_of_squares<M: Memory>(count: u32, gradient: M, partial: M) -> Result<
     })
 }
 
-/// `factor` times the sum of the losses of `count` rows; `add`: what is in `mean` stays in the sum. Both are one `f32`.
+/// `factor` times the sum of the losses of `count` rows; `add`: whether to add to `mean`. Both are
+/// one `f32`.
 ///
 /// # Errors
-/// Memory that is too small.
+/// The memory is too small.
 pub fn mean_loss<M: Memory>(count: u32, losses: M, factor: M, mean: M, add: bool) -> Result<Call<M>, Error> {
     sizes("mean_loss", &[("losses", losses, 4 * count as usize), ("factor", factor, 4), ("mean", mean, 4)])?;
     let arguments = vec![
@@ -108,10 +110,11 @@ pub fn mean_loss<M: Memory>(count: u32, losses: M, factor: M, mean: M, add: bool
     Ok(Call { program: program(), kernel: "mean_loss", blocks: 1, threads: THREADS, shared_bytes: 0, arguments })
 }
 
-/// Norm, clipping and the scale of the next step, from the sums over `count` gradients; and what the optimizer is told.
+/// Computes the norm, clipping and next scale from the partial sums over `count` gradients, and
+/// selects the optimizer's parameters.
 ///
 /// # Errors
-/// Memory that is too small.
+/// The memory is too small.
 pub fn scaler<M: Memory>(count: u32, on: On<M>) -> Result<Call<M>, Error> {
     let On { partial, loss, rules, state, scaling, candidates, numbers } = on;
     let memory = [

@@ -1,17 +1,18 @@
-// Samples as the host delivers them, without gaps, to rows of WIDTH numbers of type ELEMENT that lie PITCH apart: bytes of images, of which
-// each is made a number with the mean and the deviation of its channel (IS_IMAGE), or numbers of 32 bits. Through shared memory, because
-// words of the one side and vectors of the other begin at different numbers. Every operation is rounded as on a CPU.
+// Converts contiguous host samples to rows of WIDTH elements of type ELEMENT with pitch PITCH:
+// image bytes, normalised with the mean and deviation of their channel (IS_IMAGE), or f32 values.
+// Goes through shared memory, because input words and output vectors start at different elements.
+// Every operation is rounded as on a CPU.
 #include "rows.cuh"
 
 constexpr int THREADS = 256;
 constexpr unsigned VECTORS = (WIDTH + N - 1) / N;
-// Numbers of a sample in a word.
+// Sample elements per word.
 constexpr unsigned IN_WORD = IS_IMAGE ? 4 : 1;
 
-// The number of a sample with which a vector begins.
+// The sample element with which a vector starts.
 __device__ inline unsigned start(unsigned vector) { return vector / VECTORS * WIDTH + vector % VECTORS * N; }
 
-// channels: mean and deviation of each, one after the other; absent for numbers.
+// channels: interleaved mean and deviation of each channel; null for f32 values.
 extern "C" __global__ void __launch_bounds__(THREADS)
     input(const unsigned* from, const float* channels, ELEMENT* to, unsigned rows) {
     __shared__ unsigned words[THREADS * N / IN_WORD + 1];
@@ -39,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                     }
                 }
             }
-            // With zeros up to the pitch: a pixel of three channels is one access, and not three.
+            // Padded with zeros up to the pitch: a three-channel pixel is one access, not three.
             store(values, to + (size_t)(vector / VECTORS) * PITCH + column);
         }
         // The words are overwritten.

@@ -1,4 +1,4 @@
-//! Samples of the host as rows of a tensor.
+//! Converts host samples to tensor rows.
 
 use super::{Argument, Call, Memory, Program, Rows, Source, sizes};
 use crate::error::Error;
@@ -12,20 +12,20 @@ const THREADS: u32 = 256;
 pub struct Input {
     rows: Rows,
     count: u32,
-    /// Of images as bytes; `None`: numbers of 32 bits.
+    /// Channels of byte images; `None` for f32 values.
     channels: Option<u32>,
 }
 
 impl Input {
-    /// `channels` of images as bytes, whose pixels do not straddle rows; `None` for numbers of 32 bits.
+    /// `channels` of byte images, whose pixels do not straddle rows; `None` for f32 values.
     ///
     /// # Errors
-    /// A width or pitch that the kernel cannot have.
+    /// The kernel does not support the width or pitch.
     pub fn new(rows: Rows, count: u32, channels: Option<u32>) -> Result<Input, Error> {
         rows.check("input")?;
-        let most = (1 << 31) / rows.width;
+        let max_rows = (1 << 31) / rows.width;
         let is_whole = channels.is_none_or(|channels| channels > 0 && rows.width.is_multiple_of(channels));
-        if !(1..=most).contains(&count) || !is_whole {
+        if !(1..=max_rows).contains(&count) || !is_whole {
             let channels = channels.map_or(String::new(), |channels| format!(" of pixels with {channels} channels"));
             let text = format!(
                 "{count} rows of width {}{channels}, expected at least one, whole pixels and 2^31 numbers",
@@ -43,17 +43,18 @@ impl Input {
         program
     }
 
-    /// Size of what the host delivers, in whole words: what is behind the last byte of an image does not matter.
+    /// Bytes delivered by the host, rounded up to whole words; the padding is ignored.
     pub fn delivered_bytes(&self) -> usize {
         let numbers = self.count as usize * self.rows.width as usize;
         if self.channels.is_some() { numbers.next_multiple_of(4) } else { 4 * numbers }
     }
 
-    /// `to` = the samples of `from`. `channels`: of images, for each channel its mean and its deviation as `f32`. On at most `most` blocks.
+    /// `to` = the converted samples of `from`. `channels`: for images, each channel's mean and
+    /// deviation as `f32`. Runs on at most `max_blocks` blocks.
     ///
     /// # Errors
-    /// Memory that is too small, or channels without images or the reverse.
-    pub fn call<M: Memory>(&self, most: u32, from: M, channels: Option<M>, to: M) -> Result<Call<M>, Error> {
+    /// The memory is too small, or `channels` is given without images or missing for images.
+    pub fn call<M: Memory>(&self, max_blocks: u32, from: M, channels: Option<M>, to: M) -> Result<Call<M>, Error> {
         if channels.is_some() != self.channels.is_some() {
             return Err(Error::refused("input", "mean and deviation, expected with images and not without"));
         }
@@ -64,7 +65,7 @@ impl Input {
         Ok(Call {
             program: self.program(),
             kernel: "input",
-            blocks: vectors.div_ceil(THREADS).min(most).max(1),
+            blocks: vectors.div_ceil(THREADS).min(max_blocks).max(1),
             threads: THREADS,
             shared_bytes: 0,
             arguments: vec![

@@ -6,11 +6,11 @@ use crate::error::Error;
 pub(super) static SOURCE: Source =
     Source { name: "layer_norm.cu", text: include_str!("layer_norm.cu"), arithmetic: "--use_fast_math" };
 const THREADS: u32 = 256;
-/// Numbers of a row that a warp holds in registers; wider rows have 2 or 4 warps.
+/// Elements of a row that a warp holds in registers; wider rows use 2 or 4 warps.
 const PER_WARP: u32 = 1024;
 const WARPS: u32 = THREADS / 32;
-/// Backward keeps 8 bytes for each column in shared memory, of which a kernel can declare 48 KiB.
-const WIDEST: u32 = 4 * PER_WARP;
+/// Backward keeps 8 bytes per column in shared memory, of which a kernel can declare 48 KiB.
+const MAX_WIDTH: u32 = 4 * PER_WARP;
 
 /// Layer norm of one width.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct LayerNorm {
     count: u32,
 }
 
-/// What backward reads and writes.
+/// Memory of backward.
 #[derive(Debug, Clone, Copy)]
 pub struct Backward<M> {
     pub dy: M,
@@ -27,19 +27,19 @@ pub struct Backward<M> {
     pub gamma: M,
     pub saved: M,
     pub dx: M,
-    /// Sums of each block, [`LayerNorm::partial_bytes`].
+    /// Partial sums per block, [`LayerNorm::partial_bytes`].
     pub partial: M,
 }
 
 impl LayerNorm {
-    /// `count` rows.
+    /// Layer norm of `count` rows.
     ///
     /// # Errors
-    /// A width or pitch that the kernels cannot have.
+    /// The kernels do not support the width or pitch.
     pub fn new(rows: Rows, count: u32) -> Result<LayerNorm, Error> {
         rows.check("layer_norm")?;
-        if rows.width > WIDEST || count == 0 {
-            let text = format!("{count} rows of width {}, expected at least one of at most {WIDEST}", rows.width);
+        if rows.width > MAX_WIDTH || count == 0 {
+            let text = format!("{count} rows of width {}, expected at least one of at most {MAX_WIDTH}", rows.width);
             return Err(Error::refused("layer_norm", text));
         }
         Ok(LayerNorm { rows, count })
@@ -49,14 +49,14 @@ impl LayerNorm {
         self.rows.program(&SOURCE)
     }
 
-    fn blocks(&self, most: u32) -> u32 {
+    fn blocks(&self, max_blocks: u32) -> u32 {
         let rows_at_once = WARPS / self.rows.width.div_ceil(PER_WARP).next_power_of_two();
-        self.count.div_ceil(rows_at_once).min(most).max(1)
+        self.count.div_ceil(rows_at_once).min(max_blocks).max(1)
     }
 
-    /// Size of the partial sums of backward on at most `most` blocks.
-    pub fn partial_bytes(&self, most: u32) -> usize {
-        self.blocks(most) as usize * 2 * self.rows.width as usize * 4
+    /// Bytes of backward's partial sums on at most `max_blocks` blocks.
+    pub fn partial_bytes(&self, max_blocks: u32) -> usize {
+        self.blocks(max_blocks) as usize * 2 * self.rows.width as usize * 4
     }
 
     fn parameter_bytes(&self) -> usize {
@@ -67,12 +67,20 @@ impl LayerNorm {
         self.count as usize * 8
     }
 
-    /// `y` = normalised rows of `x` times `gamma` plus `beta`; `saved` gets mean and 1 / standard deviation of each row, in `f32` like
-    /// the parameters. On at most `most` blocks.
+    /// `y` = normalised rows of `x` times `gamma` plus `beta`; `saved` receives mean and 1 /
+    /// standard deviation of each row. Parameters and `saved` are `f32`. Runs on at most
+    /// `max_blocks` blocks.
     ///
     /// # Errors
-    /// Memory that is too small.
-    pub fn forward<M: Memory>(&self, most: u32, x: M, [gamma, beta]: [M; 2], y: M, saved: M) -> Result<Call<M>, Error> {
+    /// The memory is too small.
+    pub fn forward<M: Memory>(
+        &self,
+        max_blocks: u32,
+        x: M,
+        [gamma, beta]: [M; 2],
+        y: M,
+        saved: M,
+    ) -> Result<Call<M>, Error> {
         let (all, parameter) = (self.rows.bytes(self.count), self.parameter_bytes());
         let memory = [
             ("x", x, all),
@@ -85,7 +93,7 @@ impl LayerNorm {
         Ok(Call {
             program: self.program(),
             kernel: "layer_norm_forward",
-            blocks: self.blocks(most),
+            blocks: self.blocks(max_blocks),
             threads: THREADS,
             shared_bytes: 0,
             arguments: vec![
@@ -99,11 +107,12 @@ impl LayerNorm {
         })
     }
 
-    /// `dx` and the sums of each block for the gradients of the parameters; `add`: what is in `dx` stays in the sum.
+    /// Computes `dx`, and each block's partial sums of the parameter gradients; `add`: whether to
+    /// add to `dx`.
     ///
     /// # Errors
-    /// Memory that is too small.
-    pub fn backward<M: Memory>(&self, most: u32, on: Backward<M>, add: bool) -> Result<Call<M>, Error> {
+    /// The memory is too small.
+    pub fn backward<M: Memory>(&self, max_blocks: u32, on: Backward<M>, add: bool) -> Result<Call<M>, Error> {
         let Backward { dy, x, gamma, saved, dx, partial } = on;
         let all = self.rows.bytes(self.count);
         let memory = [
@@ -112,13 +121,13 @@ impl LayerNorm {
             ("gamma", gamma, self.parameter_bytes()),
             ("saved", saved, self.saved_bytes()),
             ("dx", dx, all),
-            ("partial", partial, self.partial_bytes(most)),
+            ("partial", partial, self.partial_bytes(max_blocks)),
         ];
         sizes("layer_norm_backward", &memory)?;
         Ok(Call {
             program: self.program(),
             kernel: "layer_norm_backward",
-            blocks: self.blocks(most),
+            blocks: self.blocks(max_blocks),
             threads: THREADS,
             shared_bytes: 0,
             arguments: vec![
@@ -134,15 +143,21 @@ impl LayerNorm {
         })
     }
 
-    /// The gradients of the parameters from the sums that [`LayerNorm::backward`] wrote on at most `most` blocks; `add`: what is in them
-    /// stays in the sum.
+    /// Computes the parameter gradients from the partial sums that [`LayerNorm::backward`] wrote on
+    /// at most `max_blocks` blocks; `add`: whether to add to them.
     ///
     /// # Errors
-    /// Memory that is too small.
-    pub fn parameters<M: Memory>(&self, most: u32, partial: M, gradients: [M; 2], add: bool) -> Result<Call<M>, Error> {
+    /// The memory is too small.
+    pub fn parameters<M: Memory>(
+        &self,
+        max_blocks: u32,
+        partial: M,
+        gradients: [M; 2],
+        add: bool,
+    ) -> Result<Call<M>, Error> {
         let [d_gamma, d_beta] = gradients;
         let memory = [
-            ("partial", partial, self.partial_bytes(most)),
+            ("partial", partial, self.partial_bytes(max_blocks)),
             ("d_gamma", d_gamma, self.parameter_bytes()),
             ("d_beta", d_beta, self.parameter_bytes()),
         ];
@@ -158,7 +173,7 @@ impl LayerNorm {
                 Argument::Reads(partial),
                 gradient(d_gamma),
                 gradient(d_beta),
-                Argument::Int(self.blocks(most)),
+                Argument::Int(self.blocks(max_blocks)),
                 Argument::Int(add.into()),
             ],
         })

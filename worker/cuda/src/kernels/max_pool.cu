@@ -1,16 +1,17 @@
-// The largest number of each window and channel, and back. Pixels are rows of WIDTH channels of type ELEMENT that lie PITCH apart.
+// Max pooling per window and channel, forward and backward. Pixels are rows of WIDTH channels of
+// type ELEMENT with pitch PITCH.
 #include "rows.cuh"
 #include "windows.cuh"
 
 constexpr int THREADS = 256;
 constexpr unsigned VECTORS = (WIDTH + N - 1) / N;
 
-// Where in its window each of N numbers was found, one byte each.
+// The index of the maximum within its window for each of N elements, one byte each.
 struct alignas(N) Places {
     unsigned words[N / 4];
 };
 
-// places: row * KERNEL + column of the first of the largest; a NaN is larger than all. May be absent.
+// places: row * KERNEL + column of the first maximum; NaN counts as largest. Optional.
 extern "C" __global__ void __launch_bounds__(THREADS)
     max_pool(const ELEMENT* x, ELEMENT* y, Places* places, unsigned images) {
     const unsigned count = images * RESULT_PIXELS * VECTORS;
@@ -49,8 +50,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// Each pixel gathers from the windows that found their largest number there. add: dx is added to. 4 blocks on a multiprocessor: ptxas by
-// itself aims at more, and spills.
+// Each pixel gathers from the windows whose maximum it is. add: whether to add to dx. 4 blocks per
+// multiprocessor: by default ptxas targets more, and spills.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
     max_pool_backward(const ELEMENT* dy, const Places* places, ELEMENT* dx, unsigned images, unsigned add) {
     const unsigned count = images * IMAGE_PIXELS * VECTORS;

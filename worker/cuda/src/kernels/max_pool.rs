@@ -1,4 +1,4 @@
-//! The largest number of each window, forward and backward.
+//! Max pooling, forward and backward.
 
 use super::windows::Windows;
 use super::{Argument, Call, Memory, Program, Rows, Source, sizes};
@@ -7,10 +7,10 @@ use crate::error::Error;
 pub(super) static SOURCE: Source =
     Source { name: "max_pool.cu", text: include_str!("max_pool.cu"), arithmetic: "--fmad=false" };
 const THREADS: u32 = 256;
-/// The place in a window is one byte.
+/// The index within a window is one byte.
 const LARGEST: u32 = 16;
 
-/// Of `batch` images, whose pixels are rows of channels.
+/// Max pooling of `batch` images, whose pixels are rows of channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MaxPool {
     rows: Rows,
@@ -20,7 +20,7 @@ pub struct MaxPool {
 
 impl MaxPool {
     /// # Errors
-    /// Channels, windows or numbers that the kernels cannot have.
+    /// The kernels do not support the channels, windows or sizes.
     pub fn new(rows: Rows, batch: u32, windows: Windows) -> Result<MaxPool, Error> {
         rows.check("max_pool")?;
         windows.check("max_pool", batch, rows.pitch.into())?;
@@ -37,7 +37,7 @@ impl MaxPool {
         program
     }
 
-    /// Size of the places of the results in their windows.
+    /// Bytes of the maxima's indices within their windows.
     pub fn places_bytes(&self) -> usize {
         let vector = 16 / self.rows.element.bytes();
         self.batch as usize * self.windows.pixels().1 as usize * self.rows.vectors() as usize * vector
@@ -57,27 +57,28 @@ impl MaxPool {
         sizes(call, &memory)
     }
 
-    fn call<M>(&self, kernel: &'static str, most: u32, pixels: u32, arguments: Vec<Argument<M>>) -> Call<M> {
-        let blocks = (self.batch * pixels * self.rows.vectors()).div_ceil(THREADS).min(most).max(1);
+    fn call<M>(&self, kernel: &'static str, max_blocks: u32, pixels: u32, arguments: Vec<Argument<M>>) -> Call<M> {
+        let blocks = (self.batch * pixels * self.rows.vectors()).div_ceil(THREADS).min(max_blocks).max(1);
         Call { program: self.program(), kernel, blocks, threads: THREADS, shared_bytes: 0, arguments }
     }
 
-    /// `y` = the largest of each window of `x`; `places`, which backward needs: where it was. On at most `most` blocks.
+    /// `y` = the maximum of each window of `x`; `places`: its index in the window, for backward.
+    /// Runs on at most `max_blocks` blocks.
     ///
     /// # Errors
-    /// Memory that is too small.
-    pub fn forward<M: Memory>(&self, most: u32, x: M, y: M, places: Option<M>) -> Result<Call<M>, Error> {
+    /// The memory is too small.
+    pub fn forward<M: Memory>(&self, max_blocks: u32, x: M, y: M, places: Option<M>) -> Result<Call<M>, Error> {
         self.sizes("max_pool", ("x", x), ("y", y), places)?;
         let places = places.map_or(Argument::Absent, Argument::Writes);
         let arguments = vec![Argument::Reads(x), Argument::Writes(y), places, Argument::Int(self.batch)];
-        Ok(self.call("max_pool", most, self.windows.pixels().1, arguments))
+        Ok(self.call("max_pool", max_blocks, self.windows.pixels().1, arguments))
     }
 
-    /// The gradient `dx` of `x`; `add`: what is in it stays in the sum. On at most `most` blocks.
+    /// The gradient `dx` of `x`; `add`: whether to add to it. Runs on at most `max_blocks` blocks.
     ///
     /// # Errors
-    /// Memory that is too small.
-    pub fn backward<M: Memory>(&self, most: u32, dy: M, places: M, dx: M, add: bool) -> Result<Call<M>, Error> {
+    /// The memory is too small.
+    pub fn backward<M: Memory>(&self, max_blocks: u32, dy: M, places: M, dx: M, add: bool) -> Result<Call<M>, Error> {
         self.sizes("max_pool_backward", ("dx", dx), ("dy", dy), Some(places))?;
         let arguments = vec![
             Argument::Reads(dy),
@@ -86,6 +87,6 @@ impl MaxPool {
             Argument::Int(self.batch),
             Argument::Int(add.into()),
         ];
-        Ok(self.call("max_pool_backward", most, self.windows.pixels().0, arguments))
+        Ok(self.call("max_pool_backward", max_blocks, self.windows.pixels().0, arguments))
     }
 }

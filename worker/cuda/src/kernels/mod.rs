@@ -1,8 +1,10 @@
-//! Kernels in CUDA C: their sources, how they are compiled, and calls whose sizes are checked.
+//! CUDA C kernels: their sources, their compilation, and calls with checked sizes.
 //!
-//! The sources stand here and not in the engine: `gpu-probe` runs them too, and the tests on the PTX executor need them without the
-//! engine. They include nothing of NVIDIA, so no header must be found on a machine. A program is compiled for the widths of a model, which
-//! are constants in it. A [`Call`] is data: a device launches it, the executor runs it, and it says what it reads and writes.
+//! The sources are in this crate rather than in the engine because `gpu-probe` runs them too, and
+//! the tests on the PTX executor need them without the engine. They include no NVIDIA headers, so
+//! none need to be installed. A program is compiled for the widths of a model, which are constants
+//! in it. A [`Call`] is data: a device launches it or the executor runs it, and it lists the memory
+//! it reads and writes.
 
 pub mod activation;
 pub mod attention;
@@ -27,7 +29,7 @@ use crate::error::Error;
 use crate::nvrtc::{Compiled, Nvrtc};
 pub use signature::Format;
 
-/// What the sources include.
+/// Headers that the sources include.
 const HEADERS: [(&str, &str); 7] = [
     ("attention.cuh", include_str!("attention.cuh")),
     ("columns.cuh", include_str!("columns.cuh")),
@@ -38,16 +40,16 @@ const HEADERS: [(&str, &str); 7] = [
     ("windows.cuh", include_str!("windows.cuh")),
 ];
 
-/// A source, and how it is compiled.
+/// A source, and its floating-point options.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Source {
     pub(crate) name: &'static str,
     pub(crate) text: &'static str,
-    /// `--fmad=false` rounds every operation as a CPU does; `--use_fast_math` is for what is rounded to 16 bits anyway.
+    /// `--fmad=false` rounds every operation as on a CPU; `--use_fast_math` is for results that are
+    /// rounded to 16 bits anyway.
     pub(crate) arithmetic: &'static str,
 }
 
-/// All of them.
 const SOURCES: [&Source; 16] = [
     &activation::SOURCE,
     &attention::SOURCE,
@@ -67,7 +69,7 @@ const SOURCES: [&Source; 16] = [
     &patches::SOURCE,
 ];
 
-/// The type of numbers in memory; the kernels compute in `f32`.
+/// Element type in memory; the kernels compute in `f32`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Element {
     F32,
@@ -92,13 +94,13 @@ impl Element {
     }
 }
 
-/// Rows of the same width.
+/// Rows of equal width.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rows {
     pub element: Element,
-    /// Numbers of a row.
+    /// Elements per row.
     pub width: u32,
-    /// From one row to the next, in numbers; a multiple of 16 bytes, which is what a thread reads at once.
+    /// Row pitch in elements; a multiple of 16 bytes, the widest access of a thread.
     pub pitch: u32,
 }
 
@@ -115,16 +117,16 @@ impl Rows {
         Ok(())
     }
 
-    /// Of kernels whose threads keep to their columns (`columns.cuh`), for `count` rows on at most `most` blocks: blocks beside each other,
-    /// and blocks that share the rows.
-    fn columns(self, count: u32, most: u32) -> (u32, u32) {
+    /// Grid of kernels whose threads keep to their columns (`columns.cuh`), for `count` rows on at
+    /// most `max_blocks` blocks: blocks side by side, and blocks that share the rows.
+    fn columns(self, count: u32, max_blocks: u32) -> (u32, u32) {
         let vectors = self.vectors();
         let row_threads = vectors.next_power_of_two().min(32);
         let tiles = vectors.div_ceil(row_threads);
-        (tiles, count.div_ceil(COLUMN_THREADS / row_threads).min(most / tiles).max(1))
+        (tiles, count.div_ceil(COLUMN_THREADS / row_threads).min(max_blocks / tiles).max(1))
     }
 
-    /// Accesses of a thread to a row.
+    /// Vector accesses per row.
     fn vectors(self) -> u32 {
         self.width.div_ceil(16 / self.element.bytes() as u32)
     }
@@ -141,13 +143,13 @@ impl Rows {
     }
 }
 
-/// Threads of a block of kernels whose threads keep to their columns.
+/// Threads per block of kernels whose threads keep to their columns.
 const COLUMN_THREADS: u32 = 256;
 
-/// Columns of a block of kernels that join parts (`parts.cuh`).
+/// Columns per block of kernels that join partial sums (`parts.cuh`).
 const JOINED_COLUMNS: u32 = 8;
 
-/// A source with the constants that it is compiled for.
+/// A source, and the constants that it is compiled with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
     source: &'static Source,
@@ -155,7 +157,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// Compiles the kernels for an architecture, such as `sm_90`.
+    /// Compiles the kernels for an architecture, for example `sm_90`.
     ///
     /// # Errors
     /// The compiler's messages.
@@ -163,7 +165,7 @@ impl Program {
         nvrtc.compile((self.source.name, self.source.text), &HEADERS, &self.options(architecture))
     }
 
-    /// All that its machine code depends on, but for the compiler.
+    /// Everything that determines the machine code, except the compiler.
     pub fn identity(&self, architecture: &str) -> String {
         let headers = HEADERS.iter().flat_map(|(name, text)| [*name, *text]);
         let parts = [self.source.name, self.source.text].into_iter().chain(headers);
@@ -173,33 +175,35 @@ impl Program {
 
     fn options(&self, architecture: &str) -> Vec<String> {
         let mut options = vec![format!("--gpu-architecture={architecture}"), self.source.arithmetic.to_owned()];
-        // Costs nothing at run time: profilers and the executor name lines. The log then has registers and spills.
+        // No run-time cost: profilers and the executor report line numbers, and the log contains
+        // registers and spills.
         options.extend(["-lineinfo", "--ptxas-options=-v"].map(str::to_owned));
         options.extend(self.definitions.iter().cloned());
         options
     }
 }
 
-/// Memory that a kernel gets: as much of it as a call needs is checked when the call is made.
+/// Memory of a kernel; its size is checked when a call is made.
 pub trait Memory: Copy {
     fn bytes(&self) -> usize;
 }
 
-/// An argument of a kernel. Memory comes with what the kernel does with it.
+/// A kernel argument. For memory it records how the kernel accesses it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Argument<M> {
     Reads(M),
     Writes(M),
     /// Reads and writes.
     Updates(M),
-    /// Memory that the kernel goes without: a null pointer.
+    /// Optional memory that is not given: a null pointer.
     Absent,
     Int(u32),
     Float(f32),
 }
 
-/// A launch of a kernel: data that a device, or the executor of the tests, carries out. Made by the functions of this room only, which check
-/// sizes, or from the [record](recorded) of one that they made and the executor ran; therefore a launch needs no unsafe code of its caller.
+/// A kernel launch as data, for a device or for the tests' executor. Calls are made only by the
+/// functions of this module, which check sizes, or restored from the [record](recorded) of a call
+/// that they made and the executor ran. Launching one therefore requires no unsafe code.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Call<M> {
     pub(crate) program: Program,
@@ -211,7 +215,7 @@ pub struct Call<M> {
 }
 
 impl<M> Call<M> {
-    /// What has the kernel.
+    /// The program that contains the kernel.
     pub fn program(&self) -> &Program {
         &self.program
     }
@@ -224,12 +228,12 @@ impl<M> Call<M> {
         self.blocks
     }
 
-    /// Threads of a block.
+    /// Threads per block.
     pub fn threads(&self) -> u32 {
         self.threads
     }
 
-    /// Shared memory beside that which the kernel declares with a size.
+    /// Dynamic shared memory in bytes.
     pub fn shared_bytes(&self) -> u32 {
         self.shared_bytes
     }
@@ -239,7 +243,7 @@ impl<M> Call<M> {
     }
 }
 
-/// Refuses memory that is smaller than a call needs.
+/// Rejects memory that is smaller than a call needs.
 fn sizes<M: Memory>(call: &'static str, memory: &[(&str, M, usize)]) -> Result<(), Error> {
     match memory.iter().find(|(_, given, needed)| given.bytes() < *needed) {
         Some((name, given, needed)) => {

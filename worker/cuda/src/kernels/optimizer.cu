@@ -1,17 +1,18 @@
-// A step of an optimizer over all parameters: unscaled gradient, state, weight decay, and a copy of the weight in COPY. Compiled without
-// contraction to fused multiply-adds; every operation is rounded as on the CPU, in the order of the engine's rule: the bits are the same.
-// LAMB and LARS have a factor for each parameter, which follows from two norms: three kernels in a row.
+// An optimizer step over all parameters: unscaled gradient, state, weight decay, and a copy of the
+// weight in COPY. Compiled without fused multiply-add contraction; every operation is rounded as on
+// the CPU, in the order of the engine's rule, so the results are bit-identical. LAMB and LARS have
+// a ratio per parameter, which depends on two norms: three kernels in sequence.
 #include "device.cuh"
 
-// ADAM: Adam, whose decay is part of the gradient, and AdamW, which keeps a part of the weight.
+// ADAM covers Adam, whose decay is added to the gradient, and AdamW, which scales the weight.
 enum Rule { SGD, ADAM, LAMB, LARS };
 
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / LANES;
-// State smaller than this becomes zero, as on the CPU, where subnormal numbers are slow.
+// Smaller state is flushed to zero as on the CPU, where denormals are slow.
 constexpr float TINY = 1e-30f;
 
-// What changes from step to step. It lies on the device, so that a captured launch sees the numbers of its step.
+// Per-step values. In device memory, so that a captured launch reads the values of its step.
 struct Numbers {
     double learning_rate, weight_decay, trust;
     float beta1, one_minus_beta1;
@@ -22,26 +23,26 @@ struct Numbers {
     unsigned nesterov;
 };
 
-// Consecutive numbers of one parameter, from a multiple of 8 on.
+// Consecutive elements of one parameter, starting at a multiple of 8.
 struct Chunk {
     unsigned begin, count, decays, parameter;
 };
 
-// What holds for the numbers of one chunk.
+// Values that are constant within a chunk.
 struct Own {
     float scale, decay, keep, rate;
 };
 
 __device__ inline Own own(const Numbers& n, const Chunk& chunk, float scale, const double* ratios) {
-    Own own = {scale, chunk.decays != 0 ? n.decay : 0.0f, chunk.decays != 0 ? n.keep : 1.0f, n.rate};
+    Own params = {scale, chunk.decays != 0 ? n.decay : 0.0f, chunk.decays != 0 ? n.keep : 1.0f, n.rate};
     if constexpr (RULE == LAMB) {
-        own.rate = (float)(n.learning_rate * ratios[chunk.parameter]);
+        params.rate = (float)(n.learning_rate * ratios[chunk.parameter]);
     } else if constexpr (RULE == LARS) {
         const double rate = n.learning_rate * ratios[chunk.parameter];
-        own.scale = (float)((double)scale * rate);
-        own.decay = chunk.decays != 0 ? (float)(n.weight_decay * rate) : 0.0f;
+        params.scale = (float)((double)scale * rate);
+        params.decay = chunk.decays != 0 ? (float)(n.weight_decay * rate) : 0.0f;
     }
-    return own;
+    return params;
 }
 
 __device__ inline float flush(float value) { return fabsf(value) < TINY ? 0.0f : value; }
@@ -55,29 +56,30 @@ __device__ inline float quotient(float first, float second, const Numbers& n) {
     return first / (sqrtf(second) / n.root + n.epsilon);
 }
 
-// LAMB's step before its factor.
+// LAMB's update before the trust ratio.
 __device__ inline float direction(float weight, float first, float second, float decay, const Numbers& n) {
     return n.step_size * quotient(first, second, n) + weight * decay;
 }
 
 __device__ inline void update(float& weight, float& first, float& second, float gradient, bool has_momentum, const Numbers& n,
-                              const Own& own) {
+                              const Own& params) {
     if constexpr (RULE == ADAM) {
-        moments(first, second, gradient * own.scale + weight * own.decay, n);
-        weight = weight * own.keep - n.step_size * quotient(first, second, n);
+        moments(first, second, gradient * params.scale + weight * params.decay, n);
+        weight = weight * params.keep - n.step_size * quotient(first, second, n);
     } else if constexpr (RULE == LAMB) {
-        weight -= own.rate * direction(weight, first, second, own.decay, n);
+        weight -= params.rate * direction(weight, first, second, params.decay, n);
     } else {
-        float step = gradient * own.scale + weight * own.decay;
+        float step = gradient * params.scale + weight * params.decay;
         if (has_momentum) {
             first = flush(first * n.momentum + step);
             step = n.nesterov != 0 ? step + first * n.momentum : first;
         }
-        weight -= own.rate * step;
+        weight -= params.rate * step;
     }
 }
 
-// first is absent without momentum, second where the rule has none, copy where COPY is float; ratios are of LAMB and LARS.
+// first is null without momentum, second where the rule has none, copy where COPY is float; ratios
+// are for LAMB and LARS.
 extern "C" __global__ void __launch_bounds__(THREADS)
     optimizer_step(float* weight, float* first, float* second, const float* gradient, COPY* copy, const Chunk* chunks,
                    const Numbers* numbers, const Scaling* scaling, const double* ratios, unsigned chunk_count) {
@@ -91,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const bool has_first = HAS_SECOND || first != nullptr;
     for (unsigned c = blockIdx.x; c < chunk_count; c += gridDim.x) {
         const Chunk chunk = chunks[c];
-        const Own here = own(n, chunk, scale, ratios);
+        const Own params = own(n, chunk, scale, ratios);
         const size_t begin = chunk.begin;
         const unsigned whole = chunk.count / 4 * 4;
         for (unsigned i = threadIdx.x * 4; i < whole; i += THREADS * 4) {
@@ -109,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             }
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                update(w[k], m[k], v[k], g[k], has_first, n, here);
+                update(w[k], m[k], v[k], g[k], has_first, n, params);
             }
             store(w, weight + at);
             if (WRITES_STATE && has_first) {
@@ -125,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (unsigned i = whole + threadIdx.x; i < chunk.count; i += THREADS) {
             const size_t at = begin + i;
             float w = weight[at], m = has_first ? first[at] : 0.0f, v = HAS_SECOND ? second[at] : 0.0f;
-            update(w, m, v, READS_GRADIENT ? gradient[at] : 0.0f, has_first, n, here);
+            update(w, m, v, READS_GRADIENT ? gradient[at] : 0.0f, has_first, n, params);
             weight[at] = w;
             if (WRITES_STATE && has_first) {
                 first[at] = m;
@@ -140,8 +142,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// For each chunk the sums of squares of the weights and of what they are compared with: LAMB's direction, whose moments this kernel
-// updates, or LARS's gradient, which is still scaled.
+// For each chunk, the sums of squares of the weights and of their counterpart: LAMB's direction,
+// whose moments this kernel updates, or LARS's gradient, which is still scaled.
 extern "C" __global__ void __launch_bounds__(THREADS)
     optimizer_norms(const float* weight, float* first, float* second, const float* gradient, const Chunk* chunks,
                     const Numbers* numbers, const Scaling* scaling, double2* squares, unsigned chunk_count) {
@@ -205,8 +207,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// The factor of each parameter, from the sums of its chunks in their order. Those without weight decay have 1, and those whose weights or
-// steps are all zero, which would never move.
+// The ratio of each parameter, from the sums of its chunks in order. It is 1 for parameters without
+// weight decay, and for those whose weights or updates are all zero, which would otherwise never
+// change.
 extern "C" __global__ void __launch_bounds__(THREADS)
     optimizer_ratios(const Chunk* chunks, const double2* squares, const Numbers* numbers, const Scaling* scaling,
                      double* ratios, unsigned chunk_count) {

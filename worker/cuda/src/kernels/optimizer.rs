@@ -1,4 +1,4 @@
-//! The engine's optimizers, each over all parameters at once.
+//! The engine's optimizers, each as a single launch over all parameters.
 
 use super::{Argument, Call, Element, Memory, Program, Source, sizes};
 use crate::error::Error;
@@ -7,9 +7,9 @@ use bytemuck::{Pod, Zeroable};
 pub(super) static SOURCE: Source =
     Source { name: "optimizer.cu", text: include_str!("optimizer.cu"), arithmetic: "--fmad=false" };
 const THREADS: u32 = 256;
-/// State smaller than this becomes zero, as in the engine on CPUs.
+/// Smaller state is flushed to zero, as in the CPU engine.
 const TINY: f32 = 1e-30;
-/// Chunks begin where every thread reads 16 bytes of `f32` and writes 8 bytes of the copy.
+/// Chunks are aligned so that every thread reads 16 bytes of `f32` and writes 8 bytes of the copy.
 pub const ALIGNMENT: u32 = 8;
 
 /// A rule of the engine.
@@ -24,7 +24,8 @@ pub enum Rule {
     Lars,
 }
 
-/// What changes from step to step, as it lies on the device. A rule reads what is named for it; the rest is of no matter.
+/// Per-step values, in device layout. Each rule reads the fields documented for it and ignores the
+/// rest.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct Numbers {
@@ -34,14 +35,14 @@ pub struct Numbers {
     pub weight_decay: f64,
     /// LARS: the trust coefficient.
     pub trust: f64,
-    /// Adam, LAMB; so are the numbers up to `epsilon`.
+    /// Adam and LAMB, as are the fields up to `epsilon`.
     pub beta1: f32,
     pub one_minus_beta1: f32,
     pub beta2: f32,
     pub one_minus_beta2: f32,
     /// Learning rate / (1 - beta1^t); LAMB: 1 / (1 - beta1^t).
     pub step_size: f32,
-    /// Root of (1 - beta2^t).
+    /// sqrt(1 - beta2^t).
     pub root: f32,
     pub epsilon: f32,
     /// AdamW: 1 - learning rate * weight decay; Adam: 1.
@@ -52,13 +53,14 @@ pub struct Numbers {
     pub momentum: f32,
     /// SGD: the learning rate; LARS: 1.
     pub rate: f32,
-    /// SGD: not 0 for Nesterov's form; LARS: 0.
+    /// SGD: nonzero for Nesterov momentum; LARS: 0.
     pub nesterov: u32,
 }
 
 impl Numbers {
-    /// One number's step, operation by operation as in the kernels, which are compared with this. `scale` unscales the gradient,
-    /// `ratio` is that of the parameter for LAMB and LARS. The state is first and second moment or, for SGD and LARS, the momentum.
+    /// Updates a single element with the same operations as the kernels, which are tested against
+    /// this. `scale` unscales the gradient, `ratio` is the parameter's ratio for LAMB and LARS. The
+    /// state is the first and second moment or, for SGD and LARS, the momentum.
     pub fn apply(
         &self,
         rule: Rule,
@@ -105,16 +107,16 @@ impl Numbers {
     }
 }
 
-/// What the scaler of mixed precision decides, as it lies on the device.
+/// The decision of the mixed-precision scaler, in device layout.
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Scaling {
     pub gradient_scale: f32,
-    /// Not 0: nothing changes in this step.
+    /// Nonzero to skip this step.
     pub skip: u32,
 }
 
-/// Consecutive numbers of one parameter, as they lie on the device.
+/// Consecutive elements of one parameter, in device layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Chunk {
@@ -125,10 +127,11 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    /// `count` numbers from `begin` on, of the parameter with this ordinal. The chunks of a parameter stand in a row.
+    /// `count` elements from `begin` on, of the parameter with this ordinal. The chunks of a
+    /// parameter are consecutive.
     ///
     /// # Errors
-    /// It does not begin at a multiple of [`ALIGNMENT`].
+    /// `begin` is not a multiple of [`ALIGNMENT`].
     pub fn new(begin: u32, count: u32, decays: bool, parameter: u32) -> Result<Chunk, Error> {
         if !begin.is_multiple_of(ALIGNMENT) || begin.checked_add(count).is_none() {
             let text = format!(
@@ -139,7 +142,7 @@ impl Chunk {
         Ok(Chunk { begin, count, decays: decays.into(), parameter })
     }
 
-    /// The number behind the last.
+    /// The index after the last element.
     fn end(&self) -> usize {
         (self.begin + self.count) as usize
     }
@@ -153,30 +156,30 @@ pub struct Arrays<M> {
     pub first: Option<M>,
     pub second: Option<M>,
     pub gradient: M,
-    /// The new weights in 16 bits.
+    /// The new weights, rounded to 16 bits.
     pub copy: Option<M>,
 }
 
-/// What a step reads besides.
+/// The other inputs of a step.
 #[derive(Debug, Clone, Copy)]
 pub struct Tables<M> {
-    /// A copy of the chunks that the call is made with.
+    /// A device copy of the chunks that the call is made with.
     pub chunks: M,
     /// [`Numbers`].
     pub numbers: M,
     /// [`Scaling`].
     pub scaling: M,
-    /// LAMB and LARS: two `f64` for each chunk.
+    /// LAMB and LARS: two `f64` per chunk.
     pub squares: Option<M>,
-    /// LAMB and LARS: one `f64` for each parameter.
+    /// LAMB and LARS: one `f64` per parameter.
     pub ratios: Option<M>,
 }
 
-/// A rule, with copies of the weights of one type.
+/// A rule, and the element type of the weight copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Optimizer {
     pub rule: Rule,
-    /// `F32`: there are no copies.
+    /// `F32` for no copies.
     pub copy: Element,
 }
 
@@ -191,7 +194,7 @@ impl Optimizer {
         Program { source: &SOURCE, definitions: vec![format!("-DRULE={rule}"), format!("-DCOPY={}", self.copy.name())] }
     }
 
-    /// Whether parameters have factors of their own, which a step computes first.
+    /// Whether parameters have individual ratios, which a step computes first.
     fn is_layer_wise(&self) -> bool {
         matches!(self.rule, Rule::Lamb | Rule::Lars)
     }
@@ -232,10 +235,10 @@ impl Optimizer {
         Ok(count)
     }
 
-    /// The calls of one step in their order, on at most `blocks` blocks: one, or three for LAMB and LARS.
+    /// The calls of one step in order, on at most `blocks` blocks: one, or three for LAMB and LARS.
     ///
     /// # Errors
-    /// Memory that is too small, missing, or of no use to the rule; no chunks.
+    /// Memory is too small, missing, or not used by the rule; or there are no chunks.
     pub fn step<M: Memory>(
         &self,
         blocks: u32,
@@ -250,7 +253,7 @@ impl Optimizer {
         let updates = |memory: Option<M>| memory.map_or(Argument::Absent, Argument::Updates);
         let writes = |memory: Option<M>| memory.map_or(Argument::Absent, Argument::Writes);
         let is_lamb = self.rule == Rule::Lamb;
-        // LAMB's moments change while norms are summed.
+        // LAMB updates its moments while summing the norms.
         let before = [first, second].map(|state| if is_lamb { updates(state) } else { Argument::Absent });
         let state = [first, second].map(|state| if is_lamb { reads(state) } else { updates(state) });
         let mut calls = Vec::new();

@@ -1,8 +1,9 @@
-// Sums over the parts that blocks have written of columns. Many blocks leave many parts, so a block has 32 threads for each of a few columns.
+// Sums over per-block partial sums of columns. There can be many blocks, so 32 threads share each
+// of a block's few columns.
 #pragma once
 #include "device.cuh"
 
-// Columns of a block: numbers of 32 bits in a sector of memory.
+// Columns per block: f32 values per memory sector.
 constexpr int JOINED = 8;
 constexpr int SHARES = 32;
 
@@ -12,21 +13,21 @@ struct Shares {
     T sums[SHARES * JOINED / LANES][JOINED];
 };
 
-// The column of a thread, and which of its parts it has: this one, and each SHARES further on.
+// A thread's column, and the first of its partial sums; the others follow at intervals of SHARES.
 __device__ inline unsigned joined_column() { return blockIdx.x * JOINED + threadIdx.x % JOINED; }
 __device__ inline unsigned own_share() { return threadIdx.x / JOINED; }
 
-// The sum over the threads of a column, in the same order every time; all of them get it.
+// The sum over a column's threads, in a fixed order; returned to all of them.
 template <class T>
-__device__ inline T join(Shares<T>& shares, T own) {
+__device__ inline T join(Shares<T>& shares, T value) {
 #pragma unroll
     for (int distance = JOINED; distance < LANES; distance *= 2) {
-        own += __shfl_xor_sync(ALL_LANES, own, distance);
+        value += __shfl_xor_sync(ALL_LANES, value, distance);
     }
-    // Others may still read the sums before.
+    // Other threads might still be reading the previous sums.
     __syncthreads();
     if (threadIdx.x % LANES < JOINED) {
-        shares.sums[threadIdx.x / LANES][threadIdx.x % JOINED] = own;
+        shares.sums[threadIdx.x / LANES][threadIdx.x % JOINED] = value;
     }
     __syncthreads();
     T sum = 0;
@@ -37,8 +38,8 @@ __device__ inline T join(Shares<T>& shares, T own) {
     return sum;
 }
 
-// The sum of a column over rows that are `pitch` numbers apart, one of each part. All threads of a block come here, also those whose column does not
-// exist.
+// The sum of a column over rows with a pitch of `pitch` elements, one row per partial sum. All
+// threads of a block must call this, even if their column does not exist.
 template <class T>
 __device__ inline T join_parts(const float* partial, unsigned parts, size_t pitch, unsigned column, bool exists, Shares<T>& shares) {
     T sum = 0;

@@ -1,6 +1,6 @@
-// Windows of images as rows of a matrix, so that a convolution is a product, and back. Pixels are rows of WIDTH channels of type ELEMENT that
-// lie PITCH apart; a patch has the channels of the KERNEL x KERNEL pixels of a window one after the other, without gaps, and patches lie
-// PATCH_PITCH apart.
+// im2col and col2im. Pixels are rows of WIDTH channels of type ELEMENT with pitch PITCH; a patch
+// holds the channels of the KERNEL x KERNEL pixels of a window, contiguous, and patches have pitch
+// PATCH_PITCH.
 #include "rows.cuh"
 #include "windows.cuh"
 
@@ -8,10 +8,10 @@ constexpr int THREADS = 256;
 constexpr unsigned VECTORS = (WIDTH + N - 1) / N;
 constexpr unsigned PATCH = KERNEL * KERNEL * WIDTH;
 constexpr unsigned PATCH_VECTORS = (PATCH + N - 1) / N;
-// No vector has channels of two pixels.
+// Whether every vector is within one pixel.
 constexpr bool IS_WHOLE = WIDTH % N == 0;
 
-// Number `at` of a patch; zero outside of the image.
+// Element `at` of a patch; zero outside the image.
 __device__ inline float number(const ELEMENT* image, int top, int left, unsigned at) {
     const int tap = at / WIDTH, row = top + tap / KERNEL, across = left + tap % KERNEL;
     const bool is_inside = at < PATCH && row >= 0 && row < IMAGE_ROWS && across >= 0 && across < IMAGE_COLUMNS;
@@ -39,13 +39,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) patches(const ELEMENT* x, 
             for (int i = 0; i < N; i++) {
                 values[i] = number(image, top, left, first + i);
             }
-            // With zeros up to the pitch.
+            // Padded with zeros up to the pitch.
             store(values, to);
         }
     }
 }
 
-// Each pixel sums what the patches that have it say of it, in their order. add: dx is added to.
+// Each pixel sums its gradients in the patches that contain it, in order. add: whether to add to
+// dx.
 extern "C" __global__ void __launch_bounds__(THREADS)
     patches_backward(const ELEMENT* d_patches, ELEMENT* dx, unsigned images, unsigned add) {
     const unsigned count = images * IMAGE_PIXELS * VECTORS;
@@ -55,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const unsigned first = pixel / IMAGE_PIXELS * RESULT_PIXELS;
         const unsigned top = first_window(row), bottom = end_window(row, RESULT_ROWS);
         const unsigned left = first_window(across), right = end_window(across, RESULT_COLUMNS);
-        // With a stride above the window most pixels are in no patch.
+        // If the stride exceeds the window, most pixels are in no patch.
         if (add != 0 && (top >= bottom || left >= right)) {
             continue;
         }

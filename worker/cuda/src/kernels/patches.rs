@@ -1,4 +1,4 @@
-//! Windows of images as rows of a matrix, and back: what makes a convolution a product.
+//! im2col and col2im, which turn a convolution into a GEMM.
 
 use super::windows::Windows;
 use super::{Argument, Call, Memory, Program, Rows, Source, sizes};
@@ -8,7 +8,7 @@ pub(super) static SOURCE: Source =
     Source { name: "patches.cu", text: include_str!("patches.cu"), arithmetic: "--fmad=false" };
 const THREADS: u32 = 256;
 
-/// Of `batch` images, whose pixels are rows of channels.
+/// Patches of `batch` images, whose pixels are rows of channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patches {
     rows: Rows,
@@ -18,7 +18,7 @@ pub struct Patches {
 
 impl Patches {
     /// # Errors
-    /// Channels, windows or numbers that the kernels cannot have.
+    /// The kernels do not support the channels, windows or sizes.
     pub fn new(rows: Rows, batch: u32, windows: Windows) -> Result<Patches, Error> {
         rows.check("patches")?;
         let area = u64::from(windows.kernel) * u64::from(windows.kernel);
@@ -26,7 +26,7 @@ impl Patches {
         Ok(Patches { rows, batch, windows })
     }
 
-    /// The matrix of the patches: numbers of a row, and from one row to the next.
+    /// Width and pitch of the patch matrix.
     pub fn matrix(&self) -> Rows {
         let width = self.windows.kernel * self.windows.kernel * self.rows.width;
         let vector = 16 / self.rows.element.bytes() as u32;
@@ -40,7 +40,7 @@ impl Patches {
         program
     }
 
-    /// Size of the matrix of the patches.
+    /// Bytes of the patch matrix.
     pub fn patches_bytes(&self) -> usize {
         self.matrix().bytes(self.batch * self.windows.pixels().1)
     }
@@ -50,27 +50,28 @@ impl Patches {
         sizes(call, &[(image.0, image.1, all), (patches.0, patches.1, self.patches_bytes())])
     }
 
-    fn call<M>(&self, kernel: &'static str, most: u32, vectors: u32, arguments: Vec<Argument<M>>) -> Call<M> {
-        let blocks = (self.batch * vectors).div_ceil(THREADS).min(most).max(1);
+    fn call<M>(&self, kernel: &'static str, max_blocks: u32, vectors: u32, arguments: Vec<Argument<M>>) -> Call<M> {
+        let blocks = (self.batch * vectors).div_ceil(THREADS).min(max_blocks).max(1);
         Call { program: self.program(), kernel, blocks, threads: THREADS, shared_bytes: 0, arguments }
     }
 
-    /// `patches` = the windows of `x`, zeros outside of the images. On at most `most` blocks.
+    /// `patches` = the windows of `x`, with zeros outside the images. Runs on at most `max_blocks`
+    /// blocks.
     ///
     /// # Errors
-    /// Memory that is too small.
-    pub fn forward<M: Memory>(&self, most: u32, x: M, patches: M) -> Result<Call<M>, Error> {
+    /// The memory is too small.
+    pub fn forward<M: Memory>(&self, max_blocks: u32, x: M, patches: M) -> Result<Call<M>, Error> {
         self.sizes("patches", ("x", x), ("patches", patches))?;
         let arguments = vec![Argument::Reads(x), Argument::Writes(patches), Argument::Int(self.batch)];
-        Ok(self.call("patches", most, self.windows.pixels().1 * self.matrix().vectors(), arguments))
+        Ok(self.call("patches", max_blocks, self.windows.pixels().1 * self.matrix().vectors(), arguments))
     }
 
-    /// The gradient `dx` of `x`: for each pixel the sum over the patches that have it; `add`: what is in it stays in the sum. On at most
-    /// `most` blocks.
+    /// The gradient `dx` of `x`: for each pixel, the sum over the patches that contain it; `add`:
+    /// whether to add to it. Runs on at most `max_blocks` blocks.
     ///
     /// # Errors
-    /// Memory that is too small.
-    pub fn backward<M: Memory>(&self, most: u32, d_patches: M, dx: M, add: bool) -> Result<Call<M>, Error> {
+    /// The memory is too small.
+    pub fn backward<M: Memory>(&self, max_blocks: u32, d_patches: M, dx: M, add: bool) -> Result<Call<M>, Error> {
         self.sizes("patches_backward", ("dx", dx), ("d_patches", d_patches))?;
         let arguments = vec![
             Argument::Reads(d_patches),
@@ -78,6 +79,6 @@ impl Patches {
             Argument::Int(self.batch),
             Argument::Int(add.into()),
         ];
-        Ok(self.call("patches_backward", most, self.windows.pixels().0 * self.rows.vectors(), arguments))
+        Ok(self.call("patches_backward", max_blocks, self.windows.pixels().0 * self.rows.vectors(), arguments))
     }
 }

@@ -1,4 +1,5 @@
-//! Launches as data in a file: what the tests on the executor ran, for a device that is to run the same.
+//! Recorded launches: test launches that ran on the executor, saved to a file for replay on a
+//! device.
 
 mod text;
 
@@ -8,28 +9,28 @@ use crate::error::Error;
 use std::fmt;
 use std::ops::Range;
 
-/// The file of a folder of vectors that has a [`Case`] in each line.
+/// File with one [`Case`] per line, in a directory of test vectors.
 pub const CASES: &str = "cases.txt";
-/// The file that has the bytes.
+/// File with the memory contents.
 pub const BYTES: &str = "bytes.bin";
 
-/// A launch, with its memory before and after it.
+/// A launch, with its memory before and after.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Case {
     pub launch: Recorded,
     pub buffers: Vec<Kept>,
 }
 
-/// An allocation that a launch used: all of it, with what the launch must leave alone.
+/// A whole allocation used by a launch, including bytes that the launch must not modify.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Kept {
     pub name: String,
-    /// Ranges of the file of bytes, one behind the other; bytes that nobody had written are 0xff.
+    /// Consecutive ranges of the bytes file; uninitialised bytes are 0xff.
     pub before: Vec<Range<usize>>,
     pub after: Vec<Range<usize>>,
 }
 
-/// A part of an allocation of a case.
+/// A range of a case's allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// Index of the allocation.
@@ -38,12 +39,12 @@ pub struct Place {
     pub bytes: usize,
 }
 
-/// A [`Call`] that was made, without its memory.
+/// A [`Call`] without its memory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Recorded {
     source: String,
     definitions: Vec<String>,
-    /// Of all sources: a launch of another version says nothing of this one.
+    /// Digest of all sources: a launch recorded with another version is not comparable.
     version: u64,
     kernel: String,
     blocks: u32,
@@ -53,7 +54,7 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// Of a call whose memory lies at `place`.
+    /// Records a call whose memory is at `place`.
     pub fn new<M>(call: &Call<M>, place: impl Fn(&M) -> Place) -> Recorded {
         let argument = |argument: &Argument<M>| match argument {
             Argument::Reads(memory) => Argument::Reads(place(memory)),
@@ -75,15 +76,15 @@ impl Recorded {
         }
     }
 
-    /// Name of the kernel.
+    /// Kernel name.
     pub fn kernel(&self) -> &str {
         &self.kernel
     }
 
-    /// What has the kernel.
+    /// The program that contains the kernel.
     ///
     /// # Errors
-    /// This program has another version of it, or none.
+    /// This build has another version of the program, or none.
     pub fn program(&self) -> Result<Program, Error> {
         let refused = |text| Err(Error::refused("vectors", text));
         let Some(source) = source(&self.source) else { return refused(format!("no source `{}`", self.source)) };
@@ -99,10 +100,10 @@ impl Recorded {
         Ok(program)
     }
 
-    /// The same call with memory of the caller's, as large as that which it was made with.
+    /// Restores the call with the caller's memory, which must have the recorded sizes.
     ///
     /// # Errors
-    /// There is no such kernel, its parameters are others, or memory has another size.
+    /// The kernel does not exist, its parameters differ, or a memory has another size.
     pub fn call<M: Memory>(&self, memory: impl Fn(Place) -> Option<M>) -> Result<Call<M>, Error> {
         let program = self.program()?;
         let (kernel, _) = self.signature(&program)?;
@@ -128,10 +129,10 @@ impl Recorded {
         Ok(Call { program, kernel, blocks, threads, shared_bytes, arguments })
     }
 
-    /// Memory that the launch may write, and what is in it.
+    /// The memory that the launch can write, and its format.
     ///
     /// # Errors
-    /// There is no such kernel, or its parameters are others.
+    /// The kernel does not exist, or its parameters differ.
     pub fn written(&self) -> Result<Vec<(Place, Format)>, Error> {
         let program = self.program()?;
         let (_, parameters) = self.signature(&program)?;
@@ -144,7 +145,7 @@ impl Recorded {
         Ok(self.arguments.iter().zip(&parameters).filter_map(of).collect())
     }
 
-    /// The kernel's name and parameters, if they are those of the arguments.
+    /// The kernel's name and parameters, if they match the arguments.
     fn signature(&self, program: &Program) -> Result<(&'static str, Vec<Parameter>), Error> {
         let signature = program.signature(&self.kernel);
         let (kernel, parameters) =
@@ -174,12 +175,13 @@ impl fmt::Display for Recorded {
 }
 
 impl Program {
-    /// Whether every operation is rounded as on a CPU, so that all devices have the same bits.
+    /// Whether every operation is rounded as on a CPU, so that all devices produce the same bits.
     pub fn is_exact(&self) -> bool {
         self.source.arithmetic == "--fmad=false"
     }
 
-    /// A digest of the source and of all that it may include: FNV-1a, against mistakes and not against malice.
+    /// A digest of the source and of all headers: FNV-1a, which protects against mistakes but not
+    /// against attacks.
     fn version(&self) -> u64 {
         let headers = super::HEADERS.iter().flat_map(|(name, text)| [*name, *text]);
         let parts = [self.source.name, self.source.text, self.source.arithmetic].into_iter().chain(headers);
@@ -194,7 +196,7 @@ mod tests {
     use super::super::elementwise::Elementwise;
     use super::*;
 
-    /// Memory of so many bytes.
+    /// Memory of the given number of bytes.
     impl Memory for usize {
         fn bytes(&self) -> usize {
             *self
@@ -209,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recorded_call_is_the_call_that_was_made() {
+    fn a_recorded_call_round_trips() {
         let (call, recorded) = recorded();
         assert_eq!(recorded.call(|place| Some(place.buffer)).unwrap(), call);
         let place = Place { buffer: 16, offset: 0, bytes: 16 };
@@ -218,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_the_recorded_call_is_refused() {
+    fn mismatched_calls_are_rejected() {
         let (_, recorded) = recorded();
         let text = |recorded: Recorded, bytes: usize| {
             recorded.call(|place| Some(place.bytes.min(bytes))).unwrap_err().to_string()
@@ -230,7 +232,7 @@ mod tests {
         assert!(text(other, 64).ends_with("was recorded with 0000000000000007: expected those of one build"));
         let other = Recorded { kernel: "multiply".into(), ..recorded.clone() };
         assert_eq!(text(other, 64), "vectors: multiply: no kernel of known types in `elementwise.cu`");
-        // What the kernel's source does not let it write is not written.
+        // Memory that is read-only according to the kernel's source is not written.
         let mut other = recorded;
         other.arguments[0] = Argument::Writes(Place { buffer: 0, offset: 0, bytes: 32 });
         assert!(text(other, 64).contains("convert: arguments [Writes("));

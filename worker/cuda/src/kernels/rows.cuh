@@ -1,4 +1,5 @@
-// Parts of rows of WIDTH numbers of type ELEMENT that lie PITCH apart, a multiple of 16 bytes. Nobody touches the padding.
+// Access to rows of WIDTH elements of type ELEMENT with pitch PITCH, a multiple of 16 bytes. The
+// padding is never accessed.
 #pragma once
 #include "device.cuh"
 

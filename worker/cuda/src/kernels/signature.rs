@@ -1,15 +1,15 @@
-//! What a kernel's source says of its parameters.
+//! Parses kernel parameters from their source.
 
 use super::{Program, SOURCES, Source};
 
-/// What lies in memory that a kernel gets.
+/// Element format of a kernel's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     F32,
     F64,
     Bf16,
     F16,
-    /// Integers, numbers of 8 bits, or structures: nothing that may differ in its last digits.
+    /// Integers, FP8 values or structs, which must match exactly.
     Bits,
 }
 
@@ -21,23 +21,24 @@ pub(super) enum Parameter {
     Float,
 }
 
-/// Types of memory beside floats. One that is not here is no parameter that we know.
+/// Known memory types other than floats. Any other type is unknown.
 const BITS: [&str; 9] = ["unsigned", "uint2", "uint4", "Places", "Chunk", "Rules", "Scaler", "Scaling", "Numbers"];
 
-/// The source of this name.
+/// The source with this name.
 pub(super) fn source(name: &str) -> Option<&'static Source> {
     SOURCES.iter().copied().find(|source| source.name == name)
 }
 
 impl Program {
-    /// The kernel of this name and its parameters; `None` if the source has no such kernel, or a parameter of an unknown type.
+    /// The kernel with this name and its parameters; `None` if the source has no such kernel, or a
+    /// parameter has an unknown type.
     pub(super) fn signature(&self, kernel: &str) -> Option<(&'static str, Vec<Parameter>)> {
         let (name, parameters) = kernels(self.source).find(|(name, _)| *name == kernel)?;
         let parameters = parameters.split(',').map(|parameter| self.parameter(parameter));
         Some((name, parameters.collect::<Option<_>>()?))
     }
 
-    /// Of the text of one parameter, such as `const ELEMENT* x`.
+    /// Parses one parameter, for example `const ELEMENT* x`.
     fn parameter(&self, text: &str) -> Option<Parameter> {
         let text = text.trim();
         let (is_const, rest) = text.strip_prefix("const ").map_or((false, text), |rest| (true, rest));
@@ -49,7 +50,7 @@ impl Program {
         }
     }
 
-    /// Of a type, which may be one that the program defines.
+    /// The format of a type, which can be one that the program defines.
     fn format(&self, name: &str) -> Option<Format> {
         let defined = |definition: &String| {
             definition.strip_prefix("-D")?.strip_prefix(name)?.strip_prefix('=').map(str::to_owned)
@@ -65,7 +66,7 @@ impl Program {
     }
 }
 
-/// Name and parameters of every kernel of a source.
+/// Name and parameters of every kernel in a source.
 fn kernels(source: &'static Source) -> impl Iterator<Item = (&'static str, &'static str)> {
     source.text.split("__global__ void").skip(1).filter_map(|after| {
         let after = after.trim_start();

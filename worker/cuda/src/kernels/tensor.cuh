@@ -1,9 +1,10 @@
-// Products of 16-bit numbers on tensor cores. A warp multiplies 16 x 16 by 16 x 8 numbers at once. Of the sums, and of each 8 columns of the
-// left factor, lane 4 r + c has columns 2 c and 2 c + 1 in rows r and r + 8: sums that are rounded are a left factor as they lie.
+// 16-bit products on tensor cores. A warp multiplies 16 x 16 by 16 x 8 elements at once. Of the
+// sums, and of every 8 columns of the left operand, lane 4 r + c has columns 2 c and 2 c + 1 in
+// rows r and r + 8: rounded sums are already laid out as a left operand.
 #pragma once
 #include "device.cuh"
 
-// Adds to sums.
+// Adds the product to the sums.
 template <class T>
 __device__ inline void multiply_add(const unsigned (&left)[4], unsigned right_low, unsigned right_high, float (&sums)[4]);
 
@@ -23,9 +24,10 @@ __device__ inline void multiply_add<f16>(const unsigned (&left)[4], unsigned rig
         : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right_low), "r"(right_high));
 }
 
-// 16 x 16 numbers of a tile whose rows have PITCH vectors of 16 bytes, as four 8 x 8: the upper and the lower ones on the left, then those on
-// the right. This is a left factor; of a right one, whose columns these rows are, 0 and 2 are the upper 8 columns, 1 and 3 the lower ones. An odd
-// PITCH lets eight rows use all banks.
+// 16 x 16 elements of a tile whose rows have PITCH 16-byte vectors, as four 8 x 8 matrices: upper
+// left, lower left, upper right, lower right. This is a left operand. Of a right operand whose
+// columns these rows are, 0 and 2 are the upper 8 columns, 1 and 3 the lower ones. An odd PITCH
+// lets eight rows use all banks.
 template <int PITCH>
 __device__ inline void load_matrices(const uint4* tile, unsigned (&to)[4]) {
     const int lane = threadIdx.x % LANES;
@@ -36,7 +38,8 @@ __device__ inline void load_matrices(const uint4* tile, unsigned (&to)[4]) {
                  : "memory");
 }
 
-// The same with each 8 x 8 transposed: a right factor whose rows these are, 0 and 1 its left 8 columns, 2 and 3 its right ones.
+// The same with each 8 x 8 matrix transposed: a right operand whose rows these are, with 0 and 1
+// its left 8 columns, 2 and 3 its right ones.
 template <int PITCH>
 __device__ inline void load_transposed(const uint4* tile, unsigned (&to)[4]) {
     const int lane = threadIdx.x % LANES;

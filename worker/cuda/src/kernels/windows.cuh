@@ -1,14 +1,15 @@
-// Windows of KERNEL x KERNEL pixels that move over images of IMAGE_ROWS x IMAGE_COLUMNS pixels, from one to the next by STRIDE, and begin PADDING
-// pixels outside. There are RESULT_ROWS x RESULT_COLUMNS of them.
+// Windows of KERNEL x KERNEL pixels that slide over images of IMAGE_ROWS x IMAGE_COLUMNS pixels
+// with stride STRIDE, starting PADDING pixels outside. There are RESULT_ROWS x RESULT_COLUMNS of
+// them.
 #pragma once
 
 constexpr unsigned IMAGE_PIXELS = IMAGE_ROWS * IMAGE_COLUMNS;
 constexpr unsigned RESULT_PIXELS = RESULT_ROWS * RESULT_COLUMNS;
 
-// Of window `i` in one direction the first pixel, which may lie outside.
+// The first pixel of window `i` in one direction, which can be outside the image.
 __device__ inline int begin_of(unsigned i) { return (int)(i * STRIDE) - PADDING; }
 
-// Of the windows in one direction that contain pixel `i` the first, and the one behind the last.
+// In one direction, the first window that contains pixel `i`, and the end of those windows.
 __device__ inline unsigned first_window(unsigned i) {
     const unsigned behind = i + PADDING + 1;
     return behind > KERNEL ? (behind - KERNEL + STRIDE - 1) / STRIDE : 0;

@@ -1,24 +1,25 @@
-//! Images, and windows that move over them.
+//! Sliding windows over images.
 
 use crate::error::Error;
 
 /// Square windows over images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Windows {
-    /// Rows of an image.
+    /// Image height.
     pub height: u32,
-    /// Pixels of a row.
+    /// Image width.
     pub width: u32,
-    /// Side of a window in pixels.
+    /// Window size in pixels.
     pub kernel: u32,
-    /// Pixels from one window to the next.
+    /// Pixels between neighbouring windows.
     pub stride: u32,
-    /// Pixels by which windows may begin before the image and end after it.
+    /// Pixels by which windows can extend beyond each edge of the image.
     pub padding: u32,
 }
 
 impl Windows {
-    /// Refuses windows that do not fit, and a batch with too many of them or of pixels, each with so many numbers.
+    /// Rejects windows that do not fit, and batches with too many windows or pixels of `numbers`
+    /// elements each.
     pub(super) fn check(self, call: &'static str, batch: u32, numbers: u64) -> Result<(), Error> {
         let Windows { height, width, kernel, stride, padding } = self;
         let fits = kernel > 0 && stride > 0 && padding < kernel && height.min(width) + 2 * padding >= kernel;
@@ -34,13 +35,13 @@ impl Windows {
         Ok(())
     }
 
-    /// Windows in a column, and in a row.
+    /// Number of windows in a column and in a row.
     pub(super) fn result(self) -> (u32, u32) {
         let count = |size: u32| (size + 2 * self.padding - self.kernel) / self.stride + 1;
         (count(self.height), count(self.width))
     }
 
-    /// Pixels of an image, and windows of it.
+    /// Number of pixels of an image, and of its windows.
     pub(super) fn pixels(self) -> (u32, u32) {
         let (rows, columns) = self.result();
         (self.height * self.width, rows * columns)

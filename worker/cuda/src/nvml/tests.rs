@@ -1,11 +1,11 @@
-//! Layouts and constants against `nvml.h`, by the bindings that others generate from it.
+//! Checks layouts and constants against `nvml.h`, via the bindings that others generate from it.
 
 use super::*;
 use nvml_wrapper_sys::bindings as header;
 use std::mem::offset_of;
 
 #[test]
-fn layouts_are_those_of_the_header() {
+fn layouts_match_the_header() {
     assert_eq!(size_of::<RawMemory>(), size_of::<header::nvmlMemory_t>());
     assert_eq!(
         [offset_of!(RawMemory, total), offset_of!(RawMemory, free)],
@@ -28,7 +28,7 @@ fn layouts_are_those_of_the_header() {
 }
 
 #[test]
-fn constants_are_those_of_the_header() {
+fn constants_match_the_header() {
     let own = [NOT_SUPPORTED, INSUFFICIENT_SIZE, TIMEOUT, GPU_IS_LOST];
     let theirs = [
         header::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED,
@@ -58,7 +58,7 @@ fn constants_are_those_of_the_header() {
 }
 
 #[test]
-fn the_hardware_is_the_reason_only_where_no_other_is() {
+fn hardware_is_the_reason_only_if_there_is_no_other() {
     assert!(Reasons(0x8).hardware() && !Reasons(0x8 | 0x40).hardware() && !Reasons(0x8 | 0x80).hardware());
     assert!(Reasons(0x20).temperature() && Reasons(0x80).power_brake() && Reasons(0x4).power());
     assert!(!Reasons(0x1).power() && !Reasons(0x1).hardware(), "an idle GPU is not slowed down");

@@ -1,12 +1,12 @@
 use super::{
-    CALLBACKS, CORE, Callbacks, FUNCTIONS, LONGEST, RANGE_POP, RANGE_PUSH, VERSION, VERSION_INFO, VersionInfo, attach,
-    is_attached, range,
+    CALLBACKS, CORE, Callbacks, FUNCTIONS, MAX_FUNCTIONS, RANGE_POP, RANGE_PUSH, VERSION, VERSION_INFO, VersionInfo,
+    attach, is_attached, range,
 };
 use crate::header::{Header, fetched};
 use std::fmt::{Display, Formatter};
 use std::mem::offset_of;
 
-/// What is written here, in the words of the header.
+/// Our constants and layouts as conditions on the header.
 fn conditions() -> Vec<String> {
     let modules = ["CORE", "CUDA", "OPENCL", "CUDART", "CORE2", "SYNC"];
     let sizes = modules.iter().enumerate().flat_map(|(index, module)| {
@@ -14,7 +14,7 @@ fn conditions() -> Vec<String> {
         [
             format!("NVTX_CB_MODULE_{module} == {number}"),
             format!("NVTX_CBID_{module}_SIZE == {}", FUNCTIONS[number]),
-            format!("NVTX_CBID_{module}_SIZE < {LONGEST}"),
+            format!("NVTX_CBID_{module}_SIZE < {MAX_FUNCTIONS}"),
         ]
     });
     let numbers = [
@@ -35,7 +35,7 @@ fn conditions() -> Vec<String> {
 }
 
 #[test]
-fn tables_are_those_of_the_header() {
+fn tables_match_the_header() {
     let folders = [fetched("nvtx-header", "cargo xtask data cuda")];
     let header = Header { name: "nvtx3/nvToolsExt.h", folders: &folders };
     let (is_good, text) = header.compiled(&conditions(), &[]);
@@ -45,14 +45,14 @@ fn tables_are_those_of_the_header() {
 }
 
 #[test]
-fn without_a_tool_nothing_is_opened_and_no_name_is_made() {
+fn without_a_tool_nothing_is_opened_and_no_name_is_formatted() {
     struct Name;
     impl Display for Name {
         fn fmt(&self, _: &mut Formatter<'_>) -> std::fmt::Result {
             panic!("nobody reads it")
         }
     }
-    // Nobody else in this process attaches a tool.
+    // Nothing else in this process attaches a tool.
     assert_eq!(attach(|_| None), Ok(false));
     assert!(!is_attached());
     drop(range(Name));

@@ -1,16 +1,16 @@
-//! Numbers are those of NVIDIA's header; engines that may not compute.
+//! Checks constants against NVIDIA's header, and which engines are acceptable.
 
 use super::*;
 use crate::convolution::tests::GOOD;
 use crate::cublaslt::Arithmetic;
-use crate::header::{Header, of_libraries};
+use crate::header::{Header, library_headers};
 use crate::kernels::Element;
 use crate::kernels::attention::Shape;
 
 #[test]
 #[ignore = "needs NVIDIA's libraries: cargo xtask test --gpu-libraries"]
-fn constants_are_those_of_the_header() {
-    let folders = of_libraries();
+fn constants_match_the_header() {
+    let folders = library_headers();
     let numbers = [
         ("CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR", DEVICEPROP_DESCRIPTOR),
         ("CUDNN_ATTR_ENGINEHEUR_DEVICEPROP", ENGINEHEUR_DEVICEPROP),
@@ -34,7 +34,7 @@ fn constants_are_those_of_the_header() {
 }
 
 #[test]
-fn engines_that_are_not_deterministic_or_not_exact_enough_do_not_compute() {
+fn nondeterministic_or_inexact_engines_are_rejected() {
     let exact = Convolution { element: Element::F32, ..GOOD };
     let rounded = Convolution { arithmetic: Arithmetic::Tf32, ..exact };
     let [half, exact, rounded] = [GOOD, exact, rounded].map(Operation::Convolution);
@@ -53,7 +53,7 @@ fn engines_that_are_not_deterministic_or_not_exact_enough_do_not_compute() {
         (rounded, &[FFT], [false; 2]),
         (attention, &[TENSOR_CORE], [false, true]),
     ] {
-        let got = [true, false].map(|deterministic| operation.may_have(notes, deterministic));
+        let got = [true, false].map(|deterministic| operation.accepts(notes, deterministic));
         assert_eq!(got, [may, may_unordered], "{operation:?} with {notes:?}");
     }
 }

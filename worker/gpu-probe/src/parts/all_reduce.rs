@@ -17,7 +17,7 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
     let (context, device) = probe.start()?;
     let nccl = Nccl::new(&probe.places.open(&NCCL)?.library)?;
     let start = Instant::now();
-    let communicator = nccl.alone(&context)?;
+    let communicator = nccl.single_rank(&context)?;
     let milliseconds = start.elapsed().as_secs_f64() * 1e3;
     let count = if probe.rehearse { REHEARSED } else { NUMBERS };
     let values: Vec<f32> = (0..count).map(|index| pattern(1, index)).collect();

@@ -5,7 +5,7 @@ use crate::outcome::Outcome;
 use serde_json::{Value, json};
 use switchyard_cuda::cudnn::Cudnn;
 use switchyard_cuda::driver::Driver;
-use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, Found, NCCL, NVRTC, Wanted};
+use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, Found, LibrarySpec, NCCL, NVRTC};
 use switchyard_cuda::operation::Properties;
 use switchyard_cuda::{inventory, version};
 
@@ -51,7 +51,7 @@ pub(super) fn nccl(probe: &Probe) -> Result<Value, Outcome> {
 
 fn library(
     probe: &Probe,
-    wanted: &Wanted,
+    wanted: &LibrarySpec,
     version: fn(&Found) -> Result<String, switchyard_cuda::Error>,
 ) -> Result<Value, Outcome> {
     let found = probe.places.open(wanted)?;

@@ -1,27 +1,27 @@
-//! Products of 32 x 32 tiles with the matrix unit of Intel CPUs (AMX), and the same in plain code.
+//! Multiplies 32 x 32 tiles with the matrix unit of Intel CPUs (AMX), and emulates it for tests.
 //!
 //! ```text
 //! A panel: 32 rows, ROW lanes apart        B panel: for each lane of k 32 columns
-//! each step of 16 lanes (32 values of k):    4 accumulators of 16 x 16 f32 += 2 tiles of A x 2 tiles of B
+//! step of 16 lanes (32 values of k):  four 16 x 16 f32 accumulators += 2 A tiles x 2 B tiles
 //! ```
 //!
-//! The intrinsics are not stable yet (Rust 1.95), hence the assembly. Instructions and their rounding: Intel
-//! Architecture Instruction Set Extensions Programming Reference, chapter 3.
+//! Written in assembly because the intrinsics are not yet stable (Rust 1.95). Instructions and
+//! rounding: Intel Architecture Instruction Set Extensions Programming Reference, chapter 3.
 #![allow(unsafe_code)]
 
 use super::tile::{ROW, Sums};
 
 /// Rows and columns of a tile of C.
 pub(super) const SIDE: usize = 32;
-/// Lanes that the tiles process at once.
+/// Lanes processed per step.
 pub(super) const STEP: usize = 16;
 
-/// Which code computes tiles.
+/// The implementation that computes tiles.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tiles {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     Hardware,
-    /// Plain code for the same panels, with the same result up to the order of sums.
+    /// Plain code for the same panels, with the same result up to the order of the sums.
     #[cfg(test)]
     Emulated,
 }
@@ -32,7 +32,7 @@ pub(super) struct Configured {
 }
 
 impl Tiles {
-    /// The matrix unit, if this process may use it.
+    /// The matrix unit, if this process is permitted to use it.
     pub fn hardware() -> Option<Tiles> {
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         if hardware::available() {
@@ -41,7 +41,7 @@ impl Tiles {
         None
     }
 
-    /// Sets up this thread's tiles.
+    /// Configures this thread's tiles.
     pub fn configure(self) -> Option<Configured> {
         match self {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -57,10 +57,11 @@ impl Tiles {
     /// `sums` (32 x 32) = A panel * B panel over `steps` steps.
     ///
     /// # Safety
-    /// `a` points to 31 x [`ROW`] + 16 x `steps` lanes, `b` to 16 x `steps` x 32; the thread's tiles are set up.
+    /// `a` points to 31 x [`ROW`] + 16 x `steps` lanes, `b` to 16 x `steps` x 32; the thread's
+    /// tiles are configured.
     pub unsafe fn run(self, steps: usize, a: *const f32, b: *const f32, sums: &mut Sums) {
         match self {
-            // SAFETY: as promised by the caller; only `hardware` makes the variant.
+            // SAFETY: as promised by the caller; only `hardware` constructs this variant.
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Tiles::Hardware => unsafe { hardware::run(steps, a, b, sums) },
             // SAFETY: as promised by the caller.
@@ -89,7 +90,8 @@ mod hardware {
     use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
     use std::sync::OnceLock;
 
-    /// Layout of `ldtilecfg`'s operand: palette 1, then for each of 8 tiles the bytes of a row and the number of rows.
+    /// The `ldtilecfg` operand: palette 1, then for each of 8 tiles the bytes per row and the
+    /// number of rows.
     #[repr(C, align(64))]
     struct Configuration {
         palette: u8,
@@ -107,13 +109,14 @@ mod hardware {
         rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
     };
 
-    /// Asked once: the system's permission holds for all threads of the process.
+    /// Requested once: the permission covers all threads of the process.
     pub(super) fn available() -> bool {
         static ANSWER: OnceLock<bool> = OnceLock::new();
         *ANSWER.get_or_init(|| cpu_has_tiles() && permitted())
     }
 
-    /// AMX-TILE and AMX-BF16, with the tile registers enabled by the system (and OSXSAVE, so that we may ask).
+    /// AMX-TILE and AMX-BF16, with the tile registers enabled by the system (OSXSAVE is needed to
+    /// check).
     fn cpu_has_tiles() -> bool {
         const TILE_AND_BF16: u32 = 1 << 24 | 1 << 22;
         const OSXSAVE: u32 = 1 << 27;
@@ -126,18 +129,19 @@ mod hardware {
         if __cpuid(0).eax < 7 || __cpuid(1).ecx & OSXSAVE == 0 {
             return false;
         }
-        // SAFETY: OSXSAVE says that the CPU has the instruction and the system has enabled it.
+        // SAFETY: OSXSAVE means that the CPU has the instruction and the system has enabled it.
         let state = unsafe { enabled_state() };
         __cpuid_count(7, 0).edx & TILE_AND_BF16 == TILE_AND_BF16 && state & TILE_STATE == TILE_STATE
     }
 
-    /// Linux gives a process the 8 KiB of tile registers only on request (Documentation/arch/x86/xstate.rst).
+    /// Linux gives a process the 8 KiB of tile registers only on request
+    /// (Documentation/arch/x86/xstate.rst).
     fn permitted() -> bool {
         const ARCH_PRCTL: usize = 158;
         const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
         const XFEATURE_XTILEDATA: usize = 18;
         let answer: isize;
-        // SAFETY: a system call that touches no memory of ours.
+        // SAFETY: a system call that does not touch our memory.
         unsafe {
             asm!(
                 "syscall",
@@ -153,12 +157,12 @@ mod hardware {
     }
 
     pub(super) fn configure() {
-        // SAFETY: `Tiles::Hardware` exists only if the unit may be used; the operand has its 64 bytes.
+        // SAFETY: `Tiles::Hardware` exists only if the unit is usable; the operand is 64 bytes.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIGURATION, options(nostack, readonly)) }
     }
 
     pub(super) fn release() {
-        // SAFETY: as in `configure`. No tile is in use outside of `run`.
+        // SAFETY: as in `configure`. No tile is in use outside `run`.
         unsafe { asm!("tilerelease", options(nostack, nomem)) }
     }
 
@@ -166,8 +170,8 @@ mod hardware {
     /// See [`super::Tiles::run`].
     pub(super) unsafe fn run(steps: usize, a: *const f32, b: *const f32, sums: &mut Sums) {
         let c = sums.0.as_mut_ptr();
-        // SAFETY: tiles 0-3 are sums, 4-5 rows of A, 6-7 columns of B. Reads stay within the panels, as promised by the
-        // caller, and writes within the 32 x 32 sums.
+        // SAFETY: tiles 0-3 hold sums, 4-5 rows of A, 6-7 columns of B. Reads stay within the
+        // panels, as promised by the caller, and writes within the 32 x 32 sums.
         unsafe {
             asm!(
                 "tilezero tmm0",
@@ -245,7 +249,7 @@ mod tests {
     use crate::cpu::bf16;
 
     #[test]
-    fn the_matrix_unit_computes_what_its_emulation_does() {
+    fn the_matrix_unit_matches_its_emulation() {
         if !available() {
             eprintln!("skipped: this CPU has no AMX, or the system does not allow it");
             return;

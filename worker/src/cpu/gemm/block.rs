@@ -1,4 +1,4 @@
-//! The parts that a product is cut into, and products small enough for one thread.
+//! Blocks of a matrix product, and products small enough for one thread.
 #![allow(unsafe_code)]
 
 use super::kernel::Kernel;
@@ -9,7 +9,7 @@ use super::{MC, NC, NC_SMALL, View, even_part};
 use crate::cpu::values::Pointer;
 use crate::cpu::{Format, Isa};
 
-/// The part of a product that is computed from one packed part of B.
+/// The part of a product that uses one packed block of B.
 #[derive(Clone, Copy)]
 pub(super) struct Block {
     pub row: usize,
@@ -18,12 +18,12 @@ pub(super) struct Block {
     pub columns: usize,
     pub depth: usize,
     pub depths: usize,
-    /// Whether it is the first, or the last, block of K.
+    /// Whether this is the first block of K.
     pub first: bool,
     pub last: bool,
 }
 
-/// Rows of C, and columns of it relative to the block.
+/// Rows of C, and columns relative to the block.
 #[derive(Clone, Copy)]
 pub(super) struct Part {
     pub row: usize,
@@ -32,13 +32,13 @@ pub(super) struct Part {
     pub columns: usize,
 }
 
-/// C and what is added to the product.
+/// C and the epilogue operands.
 pub(in crate::cpu) struct Target {
     pub c: Pointer,
     pub lines: Lines,
-    /// One number per column, or null.
+    /// One value per column, or null.
     pub bias: *const f32,
-    /// Stored like C; may be C itself.
+    /// Stored like C; can be C itself.
     pub addend: Option<Pointer>,
 }
 
@@ -46,13 +46,13 @@ pub(in crate::cpu) struct Target {
 unsafe impl Sync for Target {}
 
 impl Target {
-    /// Whether C itself can keep the sums between two blocks of K.
+    /// Whether C itself can hold the partial sums between blocks of K.
     pub(super) fn holds_sums(&self) -> bool {
         self.c.format == Format::F32 && matches!(self.lines, Lines::Even(_))
     }
 }
 
-/// Sums between two blocks of K.
+/// Partial sums between blocks of K.
 pub(super) struct Partial {
     /// Rows of [`NC`] from the block's first row and column on; null if the sums are in C.
     pub staged: Address,
@@ -65,7 +65,8 @@ pub(super) struct Address(pub *mut f32);
 unsafe impl Sync for Address {}
 
 impl Partial {
-    /// The tile at (`row`, `column`) of C. Staged sums get bias and addend in the last block, sums in C in the first.
+    /// The tile at (`row`, `column`) of C. Bias and addend are applied in the last block for staged
+    /// sums, in the first for sums in C.
     fn tile(&self, c: &Target, row: usize, column: usize, rows: usize, columns: usize) -> Tile {
         let (block, staged) = (self.block, !self.staged.0.is_null());
         let mut tile = Tile {
@@ -93,7 +94,7 @@ impl Partial {
         } else if let (Lines::Even(stride), Some(addend)) = (c.lines, tile.addend)
             && addend.format == Format::F32
         {
-            // The addend is stored like the sums, so it can be used in their place: the shortcut.
+            // The addend has the layout of the sums, so it can stand in for them.
             add(addend.at(row * stride).cast::<f32>(), stride);
             tile.addend = None;
         }
@@ -104,10 +105,10 @@ impl Partial {
     }
 }
 
-/// One task: some rows of A times some panels of the packed B.
+/// One task: multiplies rows of A by panels of the packed B.
 ///
 /// # Safety
-/// The rows and depths named are within A; nothing else writes this part of C.
+/// The given rows and depths are within A; nothing else writes this part of C.
 pub(super) unsafe fn multiply_part(
     kernel: Kernel,
     a: &Operand,
@@ -134,13 +135,14 @@ pub(super) unsafe fn multiply_part(
             let panel = &buffer[i * ROW..][..mr * ROW];
             let (row, column) = (part.row + i, block.column + part.column + j);
             let tile = partial.tile(c, row, column, mr.min(part.rows - i), nr.min(part.columns - j));
-            // SAFETY: panels have the lengths the kernel reads; the tile lies in this task's part of C.
+            // SAFETY: panels have the lengths that the kernel reads; the tile is in this task's
+            // part of C.
             unsafe { kernel.run(layout, lanes, panel.as_ptr(), b.as_ptr(), &tile, &mut sums) };
         }
     }
 }
 
-/// Sizes of a product of `m` x `k` and `k` x `n` numbers.
+/// Sizes of an `m` x `k` by `k` x `n` product.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ProductSize {
     pub m: usize,
@@ -148,11 +150,12 @@ pub(crate) struct ProductSize {
     pub k: usize,
 }
 
-/// A product on the calling thread, for use inside tasks: C (`m` x `n` of f32, row stride `c_stride`) = or += A B.
+/// Multiplies on the calling thread, for use inside tasks: C (`m` x `n` f32, row stride `c_stride`)
+/// = or += A B.
 ///
 /// # Safety
-/// `a` (m x k), `b` (k x n) and `c` are valid for their shapes and strides, and nothing else touches `c` during the
-/// call. `scratch` has [`SMALL_SCRATCH`] floats.
+/// `a` (m x k), `b` (k x n) and `c` are valid for their shapes and strides, and nothing else
+/// touches `c` during the call. `scratch` has [`SMALL_SCRATCH`] floats.
 #[allow(clippy::too_many_arguments)]
 pub(crate) unsafe fn small(
     isa: Isa,
@@ -190,7 +193,8 @@ pub(crate) unsafe fn small(
                 let piece =
                     Piece { line: column + j, lines: kernel.nr.min(columns - j), step: depth, steps: block.depths };
                 let panel = &mut packed_b[j * block.depths..][..kernel.nr * block.depths];
-                // SAFETY: the columns and depths exist in B; the panel is a slice of the right length.
+                // SAFETY: the columns and depths exist in B; the panel is a slice of the right
+                // length.
                 unsafe { pack_b(kernel, &b, piece, panel.as_mut_ptr()) };
             }
             let partial = Partial { staged: Address(std::ptr::null_mut()), block };

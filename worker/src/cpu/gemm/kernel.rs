@@ -1,16 +1,17 @@
 //! Micro-kernels: one tile of C from one packed panel of A and one of B.
 //!
-//! A panel consists of 32-bit lanes, each one f32 or a pair of bf16 neighbours in k. A panel of B holds, for each lane
-//! of k, `nr` columns next to each other. A panel of A holds `mr` rows [`ROW`] lanes apart, or is like a panel of B
-//! with `mr` rows next to each other. Every kernel sums over k in ascending order into one accumulator per element of
-//! C, so that an element's bits do not depend on its position in a tile.
+//! A panel consists of 32-bit lanes, each one f32 or a pair of bf16 values adjacent in k. A panel
+//! of B holds, for each lane of k, `nr` adjacent columns. A panel of A holds `mr` rows [`ROW`]
+//! lanes apart, or is like a panel of B with `mr` adjacent rows. Every kernel sums over k in
+//! ascending order into one accumulator per element of C, so an element's bits do not depend on its
+//! position in a tile.
 #![allow(unsafe_code)]
 
 use super::amx;
 use super::tile::{Layout, ROW, Sums, Tile, finish};
 use crate::cpu::{HalfKernel, Isa};
 
-/// Which loop a kernel runs.
+/// The inner loop of a kernel.
 #[derive(Clone, Copy)]
 enum Loop {
     Portable,
@@ -33,13 +34,13 @@ pub(super) struct Kernel {
     pub nr: usize,
     /// Whether lanes are pairs of bf16.
     pub pairs: bool,
-    /// Panels are filled with zeros up to a multiple of this many lanes.
+    /// Panels are zero-padded to a multiple of this many lanes.
     pub step: usize,
     run: Loop,
 }
 
 impl Kernel {
-    /// The kernel of f32 lanes for an instruction set; the portable one if the CPU lacks it.
+    /// The f32 kernel for an instruction set; the portable one if the CPU lacks it.
     pub fn of(isa: Isa) -> Kernel {
         match isa {
             #[cfg(target_arch = "x86_64")]
@@ -50,7 +51,7 @@ impl Kernel {
         }
     }
 
-    /// The kernel of bf16 pairs, if one is wanted and the CPU has it.
+    /// The kernel for bf16 pairs, if one is selected and the CPU supports it.
     pub fn half(isa: Isa, half: HalfKernel) -> Option<Kernel> {
         if isa != Isa::Avx512 || !half.available() {
             return None;
@@ -63,22 +64,23 @@ impl Kernel {
         }
     }
 
-    /// The kernel of 32 x 32 tiles; packed with the instructions of `isa`.
+    /// The 32 x 32 tile kernel; packing uses the instructions of `isa`.
     pub fn tiles(isa: Isa, tiles: amx::Tiles) -> Kernel {
         Kernel { isa, mr: amx::SIDE, nr: amx::SIDE, pairs: true, step: amx::STEP, run: Loop::Tiles(tiles) }
     }
 
-    /// Values of k in a lane.
+    /// Values of k per lane.
     pub fn per_lane(self) -> usize {
         if self.pairs { 2 } else { 1 }
     }
 
-    /// Lanes that hold `k` values, including zeros at the end.
+    /// Lanes for `k` values, including zero padding.
     pub fn lanes(self, k: usize) -> usize {
         k.div_ceil(self.per_lane()).next_multiple_of(self.step)
     }
 
-    /// Every thread calls this before it runs the kernel, and keeps the result until after the last run.
+    /// Every thread calls this before running the kernel, and keeps the guard until after the last
+    /// run.
     pub fn enter(self) -> Option<amx::Configured> {
         match self.run {
             Loop::Tiles(tiles) => tiles.configure(),
@@ -86,13 +88,13 @@ impl Kernel {
         }
     }
 
-    /// Computes `tile = A panel * B panel (+ partial sums) (+ bias) (+ addend)`. Tile kernels take A in
-    /// [`Layout::Rows`]; portable ones take either layout.
+    /// Computes `tile = A panel * B panel (+ partial sums) (+ bias) (+ addend)`. Tile kernels take
+    /// A in [`Layout::Rows`]; portable ones take either layout.
     ///
     /// # Safety
-    /// `a` points to a panel of `lanes` lanes in `layout` (tile kernels: rows), `b` to one of B; the tile's pointers
-    /// are valid for its rows, columns and strides, and nothing else writes the tile during the call. The thread is
-    /// inside [`Kernel::enter`].
+    /// `a` points to a panel of `lanes` lanes in `layout` (tile kernels: rows), `b` to one of B;
+    /// the tile's pointers are valid for its rows, columns and strides, and nothing else writes the
+    /// tile during the call. The thread is inside [`Kernel::enter`].
     #[inline]
     pub unsafe fn run(self, layout: Layout, lanes: usize, a: *const f32, b: *const f32, tile: &Tile, sums: &mut Sums) {
         match self.run {
@@ -120,7 +122,7 @@ impl Kernel {
 /// See [`Kernel::run`].
 unsafe fn portable_8x8(layout: Layout, k: usize, a: *const f32, b: *const f32, tile: &Tile, sums: &mut Sums) {
     let (along, depth) = if layout == Layout::Rows { (ROW, 1) } else { (1, 8) };
-    // Half of the rows at a time: their sums fit into 8 registers of 4 lanes.
+    // Half of the rows at a time: their sums fit into eight 4-lane registers.
     for half in 0..2 {
         let mut local = [[0.0f32; 8]; 4];
         for p in 0..k {

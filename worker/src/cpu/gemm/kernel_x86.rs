@@ -1,6 +1,6 @@
-//! The micro-kernels of x86-64.
+//! The x86-64 micro-kernels.
 //!
-//! Functions that are always inlined use the instructions of the kernel that calls them, and the sums stay in
+//! Inlined helpers compile with the instructions of the calling kernel, and the sums stay in
 //! registers.
 #![allow(unsafe_code)]
 
@@ -20,8 +20,8 @@ pub(super) unsafe fn avx512_12x32(
     sums: &mut Sums,
 ) {
     prefetch(tile);
-    // SAFETY: as promised by the caller. The strides are constants so that they become parts of addresses, and so are
-    // the rows, so that the last tile of a column computes few rows that do not exist.
+    // SAFETY: as promised by the caller. Constant strides fold into addresses; constant row counts
+    // keep the last tile of a column from computing many rows that do not exist.
     unsafe {
         match (layout, tile.rows.div_ceil(4)) {
             (Layout::Rows, 1) => store(multiply_f32::<4, ROW, 1>(k, a, b), tile, sums),
@@ -80,7 +80,7 @@ pub(super) unsafe fn dpbf16_12x32(lanes: usize, a: *const f32, b: *const f32, ti
 /// `a` and `b` point to panels of `lanes` lanes; the CPU has AVX-512 F and BF16.
 #[inline(always)]
 unsafe fn multiply_pairs<const ROWS: usize>(lanes: usize, mut a: *const f32, mut b: *const f32) -> [[__m512; 2]; ROWS] {
-    // SAFETY: both types are 512 bits of anything.
+    // SAFETY: both types are 512 bits without invalid values.
     let halves = |lanes: __m512i| unsafe { std::mem::transmute::<__m512i, __m512bh>(lanes) };
     // SAFETY: as promised by the caller.
     unsafe {
@@ -100,7 +100,7 @@ unsafe fn multiply_pairs<const ROWS: usize>(lanes: usize, mut a: *const f32, mut
     }
 }
 
-/// The tile is needed only after the loop; a prefetch never faults.
+/// Prefetches the tile, which is needed only after the loop; a prefetch never faults.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn prefetch(tile: &Tile) {
@@ -114,7 +114,7 @@ fn prefetch(tile: &Tile) {
     }
 }
 
-/// Plain tiles are stored straight from registers to C, others through `sums`.
+/// Stores plain tiles straight from registers to C, and others through `sums`.
 ///
 /// # Safety
 /// See [`super::kernel::Kernel::run`]; the CPU has AVX-512 F.

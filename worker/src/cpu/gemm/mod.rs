@@ -1,14 +1,14 @@
-//! Matrix products of any number format, summed in f32.
+//! GEMM for any element format, accumulating in f32.
 //!
 //! ```text
 //! for each block of N, for each block of K:  pack B once, shared by all threads
 //!     for each block of M (in parallel):     pack A (per-thread buffer), micro-kernel tiles
 //! ```
 //!
-//! Packing converts to f32. If both sides are bf16 and [`Cpu::half`] says that it is faster, bf16 pairs are multiplied
-//! as they are. The order of sums over k is fixed (blocks ascending, k ascending within a block), and only M and N are
-//! split between threads: the result has the same bits for any number of threads. Sums are rounded once, when they are
-//! stored.
+//! Packing converts to f32. If both operands are bf16 and [`Cpu::half`] has a faster kernel, bf16
+//! pairs are multiplied directly. The order of the sums over k is fixed (blocks ascending, k
+//! ascending within a block), and only M and N are split between threads, so the result is
+//! bit-identical for any number of threads. Sums are rounded once, when stored.
 #![allow(unsafe_code)]
 
 pub(super) mod amx;
@@ -41,18 +41,19 @@ use pack::{Piece, pack_b};
 pub(super) use tile::Lines;
 use tile::{LANES, MAX_MR, MAX_NR, ROW};
 
-/// Width of the packed part of B: 256 x 512 lanes, 512 KiB, a part of the L2 cache.
+/// Width of the packed block of B: 256 x 512 lanes, 512 KiB, a part of the L2 cache.
 const NC: usize = 512;
-/// Most rows of A packed at once: 240 x 272 lanes, a part of the L2 cache.
+/// Maximum rows of A packed at once: 240 x 272 lanes, a part of the L2 cache.
 const MC: usize = 240;
-/// Rows of C whose sums are kept in f32 between blocks of K if C itself cannot hold them: 2 MiB with NC columns.
+/// Rows of C whose f32 sums are staged between blocks of K if C itself cannot hold them: 2 MiB with
+/// NC columns.
 const STAGED: usize = 1024;
-/// Width of B packed at once by a product that runs on one thread inside a task.
+/// Width of B packed at once by a single-thread product inside a task.
 const NC_SMALL: usize = 256;
 /// Products with fewer multiplications run on the calling thread.
 const PARALLEL_FROM: usize = 200_000;
 
-/// Floats of scratch memory that [`small`] needs.
+/// Scratch floats for [`small`].
 pub(crate) const SMALL_SCRATCH: usize = MC * ROW + NC_SMALL * LANES;
 
 /// A matrix in memory: row-major with a row stride, or the transpose of one.
@@ -66,12 +67,12 @@ pub struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// `rows` x `columns`, row after row.
+    /// Row-major `rows` x `columns`, contiguous.
     pub fn new(data: impl Into<Values<'a>>, rows: usize, columns: usize) -> Matrix<'a> {
         Matrix::strided(data, rows, columns, columns)
     }
 
-    /// `rows` x `columns`, with `stride` numbers from one row to the next.
+    /// Row-major `rows` x `columns`, with a row stride of `stride` elements.
     ///
     /// # Panics
     /// If the slice is too short or the stride less than the number of columns.
@@ -115,7 +116,7 @@ impl View {
     }
 }
 
-/// What is stored: the product alone or a sum with it.
+/// What is stored: the product, alone or added to something.
 #[derive(Clone, Copy)]
 pub enum Epilogue<'a> {
     /// C = AB
@@ -124,17 +125,17 @@ pub enum Epilogue<'a> {
     Accumulate,
     /// C = AB + a row added to each row
     Bias(&'a [f32]),
-    /// C = AB + a matrix of C's shape and any format, row after row without gaps
+    /// C = AB + a matrix of C's shape in any format, contiguous
     Matrix(Values<'a>),
-    /// C = AB + both
+    /// C = AB + bias + matrix
     BiasAndMatrix(&'a [f32], Values<'a>),
 }
 
-/// The product of matrices, with its packing buffers.
+/// GEMM with its packing buffers.
 pub struct Gemm {
     pub(super) cpu: Cpu,
     kernel: Kernel,
-    /// For products of bf16 with bf16, if other than `kernel`.
+    /// Kernel for bf16 operands, if other than `kernel`.
     half: Option<Kernel>,
     packed_b: AlignedBuffer,
     /// One part per thread.
@@ -151,13 +152,14 @@ pub(super) struct Size {
     pub k: usize,
 }
 
-/// The largest part of at most `most` that divides `whole` evenly, a multiple of `step` unless it is all of `whole`.
+/// Splits `whole` evenly into parts of at most `most`; a multiple of `step` unless it is all of
+/// `whole`.
 fn even_part(whole: usize, most: usize, step: usize) -> usize {
     whole.div_ceil(whole.div_ceil(most).max(1)).next_multiple_of(step).clamp(step, most)
 }
 
 impl Gemm {
-    /// Buffers for products of any shape: 2.5 MiB, plus 255 KiB per thread.
+    /// Allocates buffers for products of any shape: 2.5 MiB, plus 255 KiB per thread.
     pub fn new(cpu: Cpu) -> Gemm {
         let packed_a = AlignedBuffer::zeroed(cpu.pool.threads() * MC * ROW);
         Gemm {
@@ -175,10 +177,10 @@ impl Gemm {
         4 * (self.packed_a.len() + self.packed_b.len() + self.staged.len())
     }
 
-    /// `c` (rows of A x columns of B, row after row) = A B, with the epilogue.
+    /// `c` (rows of A x columns of B, contiguous) = A B, with the epilogue.
     ///
     /// # Panics
-    /// If the shapes do not fit together.
+    /// If the shapes do not match.
     pub fn multiply<'c>(&mut self, a: Matrix<'_>, b: Matrix<'_>, c: impl Into<ValuesMut<'c>>, epilogue: Epilogue<'_>) {
         let mut c = c.into();
         let size = Size { m: a.rows, n: b.columns, k: a.columns };
@@ -203,10 +205,11 @@ impl Gemm {
         unsafe { self.product(&a.view().as_a(), &b.view().as_b(), size, &target) };
     }
 
-    /// The product of two operands.
+    /// Multiplies two operands.
     ///
     /// # Safety
-    /// The operands are valid for `size`, and so is the target, which nothing else uses during the call.
+    /// The operands are valid for `size`, and so is the target, which nothing else uses during the
+    /// call.
     pub(super) unsafe fn product(&mut self, a: &Operand, b: &Operand, size: Size, c: &Target) {
         let formats = (a.start().format, b.start().format);
         let kernel = match self.half {
@@ -220,7 +223,7 @@ impl Gemm {
         let rows = if staged { STAGED } else { size.m.max(1) };
         for column in (0..size.n).step_by(columns) {
             for row in (0..size.m).step_by(rows) {
-                // If there is no depth, a single block stores zeros and what is added to them.
+                // With zero depth, a single block stores the epilogue alone.
                 for depth in (0..size.k.max(1)).step_by(depths) {
                     let block = Block {
                         row,
@@ -242,7 +245,7 @@ impl Gemm {
         }
     }
 
-    /// Packs a part of B: panels of `nr` columns, each for the whole depth of the block.
+    /// Packs a block of B: panels of `nr` columns, each for the whole depth of the block.
     ///
     /// # Safety
     /// The block lies inside B.
@@ -276,7 +279,7 @@ impl Gemm {
         let threads = self.cpu.pool.threads();
         let threads = if block.rows * block.columns * block.depths < PARALLEL_FROM { 1 } else { threads };
         let most = MC / kernel.mr * kernel.mr;
-        // About four tasks per thread even out the time that other work on the machine takes away.
+        // About four tasks per thread balance out delays from other work on the machine.
         let (rows, columns) = if threads == 1 {
             (most, NC)
         } else {
@@ -300,7 +303,8 @@ impl Gemm {
             };
             // SAFETY: no two tasks run on the same thread at a time.
             let buffer = unsafe { packed_a.piece(thread * MC * ROW..(thread + 1) * MC * ROW) };
-            // SAFETY: the block lies inside A and C; every task writes its own rows and columns of C.
+            // SAFETY: the block lies inside A and C; every task writes its own rows and columns of
+            // C.
             unsafe { multiply_part(kernel, a, part, &sums, packed_b, buffer, c) };
         };
         if threads == 1 {

@@ -1,6 +1,7 @@
-//! What a product reads: matrices in memory, patches of images, taps of a convolution's weights.
+//! GEMM operands: matrices in memory, patches of images, taps of a convolution's weights.
 //!
-//! An operand consists of lines (rows of A or columns of B) of steps (values of k).
+//! An operand consists of lines (rows of A or columns of B), each with one value per step (index of
+//! k).
 
 use crate::cpu::Element;
 use crate::cpu::values::Pointer;
@@ -10,13 +11,13 @@ use crate::cpu::values::Pointer;
 pub(crate) enum Operand {
     /// Element (line, step) at `start + line * along + step * depth`; one of the strides is 1.
     Strided { start: Pointer, along: usize, depth: usize },
-    /// For A, lines are pixels and steps are the values of their patches; for B the other way round.
+    /// For A, lines are pixels and steps are the values of their patches; for B, the reverse.
     Patches(Patches),
     /// For B: lines are channels.
     Taps(Taps),
 }
 
-// SAFETY: an operand is only read through, and lives no longer than the borrows from which it was made.
+// SAFETY: an operand is only read through, and lives no longer than the borrows it was made from.
 #[allow(unsafe_code)]
 unsafe impl Sync for Operand {}
 
@@ -30,9 +31,9 @@ impl Operand {
     }
 }
 
-/// A part of a row in memory: the elements in `from..to` exist, the others are zeros.
+/// A contiguous run in memory: elements `from..to` exist, the others are zeros.
 pub(super) struct Run<T> {
-    /// Where element 0 would be.
+    /// Address of element 0, which need not exist.
     pub start: *const T,
     pub from: usize,
     pub to: usize,
@@ -49,21 +50,21 @@ impl<T> Run<T> {
     }
 }
 
-/// Windows of NHWC images, one for each pixel of a grid. The values of a window are in the order (tap y, tap x,
-/// channel); those outside the image are zeros.
+/// Windows of NHWC images, one per pixel of a grid. The values of a window are ordered (tap y, tap
+/// x, channel); those outside the image are zeros.
 #[derive(Clone, Copy)]
 pub(crate) struct Patches {
     pub start: Pointer,
-    /// Size of an image.
+    /// Image size.
     pub height: usize,
     pub width: usize,
     pub channels: usize,
-    /// Pixels of the grid in an image.
+    /// Grid size per image.
     pub rows: usize,
     pub columns: usize,
-    /// Image pixels from one grid pixel to the next.
+    /// Image pixels between neighbouring grid pixels.
     pub stride: usize,
-    /// Position in the image of the first tap of the first grid pixel.
+    /// Image position of the first tap of the first grid pixel.
     pub top: isize,
     pub left: isize,
     /// Width of a window.
@@ -79,7 +80,7 @@ pub(super) struct Pixel {
 }
 
 impl Patches {
-    /// Number of consecutive values of a window that are adjacent in memory: those of one row of taps.
+    /// Number of values of a window that are contiguous in memory: one row of taps.
     pub(super) fn run_length(&self) -> usize {
         self.taps_x * self.channels
     }
@@ -89,8 +90,8 @@ impl Patches {
         Pixel { image: line / self.rows, y: line % self.rows, x }
     }
 
-    /// The columns of the grid for which elements `first..first + len` of a window's row are all within the image's
-    /// width.
+    /// The grid columns for which elements `first..first + len` of a window's row are all within
+    /// the image's width.
     pub(super) fn inside(&self, first: usize, len: usize) -> std::ops::Range<usize> {
         let at = |element: usize| (element / self.channels) as isize + self.left;
         let before = (-at(first)).max(0) as usize;
@@ -99,7 +100,7 @@ impl Patches {
         before.div_ceil(self.stride)..end.min(self.columns)
     }
 
-    /// Moves to the next pixel; returns whether it starts another line of the grid.
+    /// Moves to the next pixel; returns whether it starts a new line of the grid.
     #[inline(always)]
     pub(super) fn advance(&self, pixel: &mut Pixel) -> bool {
         pixel.x += 1;
@@ -115,7 +116,7 @@ impl Patches {
         true
     }
 
-    /// The row of the image under a row of taps, for all pixels of a line of the grid; `None` outside the image.
+    /// The image row under a row of taps, for all pixels of a grid line; `None` outside the image.
     pub(super) fn row<T: Element>(&self, pixel: Pixel, tap_y: usize) -> Option<*const T> {
         let y = (pixel.y * self.stride + tap_y) as isize + self.top;
         if y < 0 || y >= self.height as isize {
@@ -125,7 +126,7 @@ impl Patches {
         Some(self.start.cast::<T>().wrapping_add(before).cast_const())
     }
 
-    /// The values of a pixel's window in a row of the image.
+    /// The values of a pixel's window in an image row.
     #[inline(always)]
     pub(super) fn run<T: Element>(&self, row: Option<*const T>, pixel: Pixel) -> Run<T> {
         let Some(row) = row else { return Run::EMPTY };
@@ -140,8 +141,8 @@ impl Patches {
     }
 }
 
-/// Some taps of a convolution's weights `[outputs][kernel y][kernel x][channels]` from last to first, as the steps (tap
-/// y, tap x, output) of the product that computes the gradient of the input.
+/// Some taps of a convolution's weights `[outputs][kernel y][kernel x][channels]`, last to first,
+/// as the steps (tap y, tap x, output) of the input-gradient product.
 #[derive(Clone, Copy)]
 pub(crate) struct Taps {
     pub start: Pointer,
@@ -149,9 +150,9 @@ pub(crate) struct Taps {
     pub channels: usize,
     /// Width of the whole kernel.
     pub kernel_x: usize,
-    /// Weights of one output.
+    /// Weights per output.
     pub each: usize,
-    /// The taps of the kernel that are used: every `stride`-th one, starting at `first`, in this number.
+    /// The taps in use: every `stride`-th one from `first` on.
     pub first_y: usize,
     pub first_x: usize,
     pub stride: usize,
@@ -160,7 +161,7 @@ pub(crate) struct Taps {
 }
 
 impl Taps {
-    /// Start of channel 0 of the steps `step..`, one after another.
+    /// Returns the addresses of channel 0 of the steps `step..`, one per call.
     pub(super) fn walk<T: Element>(&self, step: usize) -> impl FnMut() -> *const T {
         let taps = *self;
         let (mut tap, mut output) = (step / taps.outputs, step % taps.outputs);

@@ -1,6 +1,7 @@
-//! Packs operands into the panels that the micro-kernels read (see [`super::kernel`]), converting on the way.
+//! Packs operands into the panels that the micro-kernels read (see [`super::kernel`]), converting
+//! on the way.
 //!
-//! Missing lines and steps are zeros.
+//! Missing lines and steps are zero-filled.
 #![allow(unsafe_code)]
 
 use super::kernel::Kernel;
@@ -20,7 +21,7 @@ pub(super) struct Piece {
     pub steps: usize,
 }
 
-/// The layout in which [`pack_a`] packs an operand.
+/// The layout [`pack_a`] uses for an operand.
 pub(super) fn layout(kernel: Kernel, a: &Operand) -> Layout {
     match a {
         Operand::Strided { depth, .. } if *depth != 1 && !kernel.pairs => Layout::Columns,
@@ -49,8 +50,8 @@ pub(super) unsafe fn pack_a(kernel: Kernel, a: &Operand, piece: Piece, panel: *m
 /// Packs a panel of B.
 ///
 /// # Safety
-/// The piece is within the operand; the panel has room for `kernel.lanes(steps)` times `nr` lanes that nothing else
-/// uses.
+/// The piece is within the operand; the panel has room for `kernel.lanes(steps)` times `nr` lanes
+/// that nothing else uses.
 pub(super) unsafe fn pack_b(kernel: Kernel, b: &Operand, piece: Piece, panel: *mut f32) {
     with_format!(b.start().format, T => {
         // SAFETY: as in `pack_a`.
@@ -111,7 +112,7 @@ unsafe fn pack_a_as<T: Element, const PAIRS: bool>(kernel: Kernel, a: &Operand, 
             }
             Operand::Taps(_) => unreachable!("invariant: taps are a B"),
         }
-        // Numbers left over could be denormal, which some CPUs multiply slowly.
+        // Zero unused rows: stale values could be denormals, which some CPUs multiply slowly.
         (lines..kernel.mr).for_each(|i| zero_row::<PAIRS>(row(i), 0..end));
     }
 }

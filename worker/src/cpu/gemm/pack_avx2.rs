@@ -1,4 +1,4 @@
-//! Packers with AVX2 instructions.
+//! AVX2 packers.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;

@@ -1,4 +1,4 @@
-//! Packers with AVX-512 instructions.
+//! AVX-512 packers.
 #![allow(unsafe_code)]
 
 use super::operand::Run;
@@ -11,10 +11,10 @@ fn mask(n: usize) -> u16 {
     if n >= 16 { u16::MAX } else { (1u16 << n) - 1 }
 }
 
-/// Up to 16 adjacent numbers as f32.
+/// Loads up to 16 adjacent values as f32.
 ///
 /// # Safety
-/// The numbers of the mask exist.
+/// The values selected by the mask exist.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn numbers<T: Element>(mask: u16, from: *const T) -> __m512i {
@@ -28,10 +28,10 @@ unsafe fn numbers<T: Element>(mask: u16, from: *const T) -> __m512i {
     }
 }
 
-/// Sixteen pairs of two rows of numbers.
+/// Interleaves two rows into 16 pairs.
 ///
 /// # Safety
-/// The numbers of the masks exist.
+/// The values selected by the masks exist.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn pairs<T>(masks: [u16; 2], from: [*const T; 2]) -> __m512i {
@@ -49,7 +49,7 @@ unsafe fn pairs<T>(masks: [u16; 2], from: [*const T; 2]) -> __m512i {
 pub(super) unsafe fn copy_row<T: Element>(from: *const T, len: usize, to: *mut f32) {
     let mut p = 0;
     while p + 16 <= len {
-        // SAFETY: 16 more exist.
+        // SAFETY: 16 more elements exist.
         unsafe { _mm512_storeu_epi32(to.add(p).cast(), numbers(u16::MAX, from.add(p))) };
         p += 16;
     }
@@ -70,7 +70,7 @@ pub(super) unsafe fn columns<T: Element, const PAIRS: bool>(
     mut next: impl FnMut() -> Run<T>,
     panel: *mut f32,
 ) {
-    // Bits of the elements that exist.
+    // Mask of the elements that exist.
     let bits = |run: &Run<T>| (1u64 << run.to) - (1u64 << run.from);
     let mut to = panel.cast::<i32>();
     let mut p = 0;
@@ -84,7 +84,7 @@ pub(super) unsafe fn columns<T: Element, const PAIRS: bool>(
         while first < len {
             let masks = exist.map(|bits| (bits >> first) as u16);
             let from = [even.start.wrapping_add(first), odd.start.wrapping_add(first)];
-            // SAFETY: masked to the elements of the runs that exist and to the columns asked for.
+            // SAFETY: masked to the existing elements of the runs and to the requested columns.
             unsafe {
                 let value = if PAIRS { pairs(masks, from) } else { numbers(masks[0], from[0]) };
                 _mm512_mask_storeu_epi32(to.add(first), mask(len - first), value);
@@ -95,7 +95,8 @@ pub(super) unsafe fn columns<T: Element, const PAIRS: bool>(
     }
 }
 
-/// [`columns`] for runs of `lines` elements `depth` apart, with zeros up to `written` of the panel's `width`.
+/// [`columns`] for runs of `lines` elements `depth` apart, zero-filled up to `written` of the
+/// panel's `width`.
 ///
 /// # Safety
 /// See [`super::pack`]; `written` at most 32.
@@ -178,7 +179,7 @@ pub(super) unsafe fn transpose<T: Element, const PAIRS: bool>(
     }
 }
 
-/// Transposes up to 16 lines, adjacent at each step, into as many rows of pairs.
+/// Transposes up to 16 lines, adjacent at each step, into the same number of rows of pairs.
 ///
 /// # Safety
 /// See [`super::pack`]; `lines` at most 16.
@@ -207,7 +208,8 @@ pub(super) unsafe fn transpose_rows(lines: usize, steps: usize, start: *const bf
     }
 }
 
-/// Rows to columns: pairs, then quadruples within 128-bit lanes, then the lanes themselves.
+/// Transposes rows to columns: pairs, then quadruples within 128-bit lanes, then the lanes
+/// themselves.
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn transposed_16x16(r: &[__m512i; 16]) -> [__m512i; 16] {

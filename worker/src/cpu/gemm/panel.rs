@@ -1,11 +1,12 @@
-//! Fills a panel lane by lane: from runs, from lines that are adjacent at each step, and from lines whose steps are adjacent.
+//! Fills a panel lane by lane: from runs, from lines that are adjacent at each step, and from lines
+//! whose steps are adjacent.
 #![allow(unsafe_code)]
 
 use super::operand::Run;
 use super::tile::ROW;
 use crate::cpu::{Element, Isa, bf16};
 
-/// Position of the value of `step` in a row of lanes.
+/// Stores one value of k in its lane; with PAIRS, in the given half.
 #[inline(always)]
 pub(super) fn store<T: Element, const PAIRS: bool>(value: T, lane: *mut f32, half: usize) {
     // SAFETY: `lane` belongs to a panel that the packers own.
@@ -18,12 +19,12 @@ pub(super) fn store<T: Element, const PAIRS: bool>(value: T, lane: *mut f32, hal
     }
 }
 
-/// Writes zeros at the steps `range` of a row of lanes.
+/// Zeroes the steps `range` of a row of lanes.
 ///
 /// # Safety
 /// The row has the lanes.
 pub(super) unsafe fn zero_row<const PAIRS: bool>(row: *mut f32, range: std::ops::Range<usize>) {
-    // SAFETY: as promised by the caller; zero bits are the number 0 in every format.
+    // SAFETY: as promised by the caller; zero bits are 0 in every format.
     unsafe {
         if PAIRS {
             std::ptr::write_bytes(row.cast::<bf16>().add(range.start), 0, range.len());
@@ -33,10 +34,10 @@ pub(super) unsafe fn zero_row<const PAIRS: bool>(row: *mut f32, range: std::ops:
     }
 }
 
-/// Writes `len` adjacent steps at step `at` of a row of lanes.
+/// Copies `len` adjacent steps to step `at` of a row of lanes.
 ///
 /// # Safety
-/// Source and row have the elements.
+/// The source and the row have the elements.
 pub(super) unsafe fn copy_row<T: Element, const PAIRS: bool>(
     isa: Isa,
     from: *const T,
@@ -63,7 +64,7 @@ pub(super) unsafe fn copy_row<T: Element, const PAIRS: bool>(
     }
 }
 
-/// Packs `len` columns of a panel of `width`: one run after another, `steps` of them.
+/// Packs `len` columns of a panel of `width` from `steps` consecutive runs.
 ///
 /// # Safety
 /// The elements of the runs exist; the panel has the lanes.
@@ -77,7 +78,7 @@ pub(super) unsafe fn columns<T: Element, const PAIRS: bool>(
 ) {
     #[cfg(target_arch = "x86_64")]
     if isa == Isa::Avx512 {
-        // SAFETY: as promised by the caller; kernels have an ISA that the CPU has.
+        // SAFETY: as promised by the caller; kernels only use an ISA that the CPU supports.
         unsafe { super::pack_avx512::columns::<T, PAIRS>(width, len, steps, next, panel) };
         return;
     }
@@ -111,7 +112,7 @@ pub(super) unsafe fn strided<T: Element, const PAIRS: bool>(
 ) {
     #[cfg(target_arch = "x86_64")]
     if isa == Isa::Avx512 {
-        // SAFETY: as promised by the caller; kernels have an ISA that the CPU has.
+        // SAFETY: as promised by the caller; kernels only use an ISA that the CPU supports.
         unsafe { super::pack_avx512::strided::<T, PAIRS>(width, width, lines, steps, start, depth, panel) };
         return;
     }
@@ -128,7 +129,8 @@ pub(super) unsafe fn strided<T: Element, const PAIRS: bool>(
 /// Packs a panel from lines whose steps are adjacent.
 ///
 /// # Safety
-/// The source is valid for `lines` x `steps`, the panel for `steps` (or pairs of them) x `width` lanes.
+/// The source is valid for `lines` x `steps`, the panel for `steps` (or pairs of them) x `width`
+/// lanes.
 pub(super) unsafe fn transpose<T: Element, const PAIRS: bool>(
     isa: Isa,
     width: usize,
@@ -139,7 +141,8 @@ pub(super) unsafe fn transpose<T: Element, const PAIRS: bool>(
     panel: *mut f32,
 ) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: all branches: as promised by the caller; kernels have an ISA that the CPU has.
+    // SAFETY: all branches: as promised by the caller; kernels only use an ISA that the CPU
+    // supports.
     unsafe {
         if isa == Isa::Avx512 {
             for first in (0..width).step_by(16) {
@@ -188,7 +191,7 @@ pub(super) unsafe fn transpose_rows<T: Element>(
     if isa == Isa::Avx512 {
         for first in (0..lines).step_by(16) {
             let (from, to) = (start.wrapping_add(first), panel.wrapping_add(first * ROW));
-            // SAFETY: as promised by the caller; kernels have an ISA that the CPU has.
+            // SAFETY: as promised by the caller; kernels only use an ISA that the CPU supports.
             unsafe { super::pack_avx512::transpose_rows((lines - first).min(16), steps, from.cast(), depth, to) };
         }
         return;

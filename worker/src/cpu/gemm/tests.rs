@@ -1,4 +1,5 @@
-//! The kernel of 32 x 32 tiles on every machine: packing, blocking and edges, with the matrix unit emulated.
+//! Tests the 32 x 32 tile kernel on every machine: packing, blocking and edges, with an emulated
+//! matrix unit.
 
 use super::amx::Tiles;
 use super::kernel::Kernel;
@@ -6,7 +7,8 @@ use super::{Epilogue, Gemm, Matrix};
 use crate::cpu::{ConvolutionShape, Cpu, Element, HalfKernel, Isa, Pool, bf16};
 use std::sync::Arc;
 
-/// One [`Gemm`] with f32 arithmetic, and one with emulated tiles for each instruction set that packs.
+/// One [`Gemm`] with f32 arithmetic, and one with emulated tiles for each instruction set with its
+/// own packers.
 fn gemms() -> (Gemm, Vec<Gemm>) {
     let gemm = |isa| Gemm::new(Cpu { pool: Arc::new(Pool::new(2)), isa, half: HalfKernel::F32 });
     let emulated = |isa| Gemm { half: Some(Kernel::tiles(isa, Tiles::Emulated)), ..gemm(isa) };
@@ -24,7 +26,7 @@ fn close(got: &[f32], want: &[f32], what: &str) {
 }
 
 #[test]
-fn products_by_emulated_tiles() {
+fn emulated_tiles_multiply() {
     let (mut plain, mut tiled) = gemms();
     for (m, n, k) in [(1, 1, 1), (33, 31, 65), (64, 96, 512), (70, 600, 1030), (300, 20, 33)] {
         let (a, b) = (noise(m * k, 1), noise(k * n, 2));
@@ -43,7 +45,7 @@ fn products_by_emulated_tiles() {
 }
 
 #[test]
-fn convolutions_by_emulated_tiles() {
+fn emulated_tiles_convolve() {
     let (mut plain, mut tiled) = gemms();
     for (channels, outputs, kernel, stride) in [(3, 20, 7, 2), (33, 40, 3, 1), (64, 32, 3, 2), (16, 70, 1, 2)] {
         let (batch, height, width) = (2, 9, 11);

@@ -1,20 +1,21 @@
-//! A tile of C: the panels it is computed from, where it is stored, and what is added on the way.
+//! A tile of C: its panels, its destination, and its epilogue.
 #![allow(unsafe_code)]
 
 use crate::cpu::isa::per_isa;
 use crate::cpu::values::{Pointer, with_format};
 use crate::cpu::{Element, Format};
 
-/// Deepest panel: 256 lanes x 32 columns of B fill 32 KiB, about one L1 cache.
+/// Maximum panel depth: 256 lanes x 32 columns of B fill 32 KiB, about one L1 cache.
 pub(super) const LANES: usize = 256;
-/// Lanes from one row of a panel of A to the next: an odd number of cache lines, so that rows do not share cache sets.
+/// Lanes between rows of an A panel: an odd number of cache lines, so that rows do not share cache
+/// sets.
 pub(super) const ROW: usize = LANES + 16;
 /// The tallest tile of any kernel.
 pub(super) const MAX_MR: usize = 32;
 /// The widest tile of any kernel.
 pub(super) const MAX_NR: usize = 32;
 
-/// Sums of a tile on their way to C, row after row of `nr`.
+/// Accumulated sums of a tile before they reach C, row after row of `nr`.
 #[repr(align(64))]
 pub(super) struct Sums(pub [f32; MAX_MR * MAX_NR]);
 
@@ -23,7 +24,7 @@ pub(super) struct Sums(pub [f32; MAX_MR * MAX_NR]);
 pub(super) enum Layout {
     /// Row after row, [`ROW`] lanes apart.
     Rows,
-    /// `mr` rows next to each other for each lane of k.
+    /// `mr` adjacent rows for each lane of k.
     Columns,
 }
 
@@ -32,12 +33,12 @@ pub(super) enum Layout {
 pub(in crate::cpu) enum Lines {
     /// This many elements apart.
     Even(usize),
-    /// Every `step`-th pixel in both directions of `rows` x `columns` of them in each image.
+    /// Every `step`-th pixel in both directions: `rows` x `columns` of them in each image.
     Grid { rows: usize, columns: usize, step: usize, line: usize, image: usize },
 }
 
 impl Lines {
-    /// Elements from the first row to each row from `row` on, one after another.
+    /// Element offsets from the first row to each row from `row` on.
     fn offsets(self, row: usize) -> impl Iterator<Item = usize> {
         let (mut y, mut x, mut offset, columns, rows) = match self {
             Lines::Even(stride) => (0, 0, row * stride, usize::MAX, usize::MAX),
@@ -67,7 +68,7 @@ impl Lines {
     }
 }
 
-/// Where a tile is stored, and what is added to it.
+/// Where a tile is stored, and its epilogue operands.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
     /// First row of C, at the tile's first column.
@@ -81,15 +82,16 @@ pub(super) struct Tile {
     pub columns: usize,
     /// `columns` values added to each row, or null.
     pub bias: *const f32,
-    /// Sums of smaller k for this tile, or null, and the elements between their rows. They may be in C itself.
+    /// Partial sums over smaller k for this tile, or null, and their row stride. They can be in C
+    /// itself.
     pub partial: *const f32,
     pub partial_stride: usize,
-    /// A matrix that is stored like C and added to it. It may be C itself.
+    /// A matrix that is stored like C and added to it. It can be C itself.
     pub addend: Option<Pointer>,
 }
 
 impl Tile {
-    /// The tile in C and the stride of its rows, if C and everything that is added are plain f32.
+    /// The tile in C and its row stride, if C and all epilogue operands are plain f32.
     pub fn plain(&self) -> Option<(*mut f32, usize)> {
         match self.lines {
             Lines::Even(stride) if self.c.format == Format::F32 && self.addend.is_none() => {
@@ -107,7 +109,7 @@ fn finish_body(tile: &Tile, width: usize, sums: &mut Sums) {
         let row = &mut row[..tile.columns];
         if !tile.partial.is_null() {
             let from = tile.partial.wrapping_add(i * tile.partial_stride);
-            // SAFETY: the promise about the tile ([`super::kernel::Kernel::run`]).
+            // SAFETY: guaranteed for the tile by [`super::kernel::Kernel::run`].
             let from = unsafe { std::slice::from_raw_parts(from, tile.columns) };
             row.iter_mut().zip(from).for_each(|(x, &y)| *x += y);
         }
@@ -132,7 +134,7 @@ fn finish_body(tile: &Tile, width: usize, sums: &mut Sums) {
 }
 
 per_isa! {
-    /// Adds what has to be added to the sums of a tile (rows of `width`) and stores them, in any format and at edges.
-    /// The tile's pointers are those that [`super::kernel::Kernel::run`] requires.
+    /// Applies the epilogue to the sums of a tile (rows of `width`) and stores them, in any format
+    /// and at edges. The tile's pointers are those that [`super::kernel::Kernel::run`] requires.
     pub(super) fn finish = finish_body(tile: &Tile, width: usize, sums: &mut Sums)
 }

@@ -1,11 +1,11 @@
-//! Packs the windows of a convolution as columns of B, for the gradient of its weights.
+//! Packs the windows of a convolution as columns of B, for the weight gradient.
 #![allow(unsafe_code)]
 
 use super::operand::{Patches, Pixel, Run};
 use super::panel::columns;
 use crate::cpu::{Element, Isa};
 
-/// Elements `first..first + len` of a row of taps of all windows.
+/// Elements `first..first + len` of one row of taps, in all windows.
 #[derive(Clone, Copy)]
 pub(super) struct Windows<'a> {
     pub patches: &'a Patches,
@@ -46,7 +46,7 @@ pub(super) unsafe fn window_columns<T: Element, const PAIRS: bool>(
     let pixel = patches.pixel(step);
     #[cfg(target_arch = "x86_64")]
     if isa == Isa::Avx512 && !PAIRS {
-        // Line by line of the grid: within the image the columns are a matrix.
+        // Walk the grid line by line: within the image the columns form a strided matrix.
         let (mut pixel, mut done) = (pixel, 0);
         while done < steps {
             let end = patches.columns.min(pixel.x + steps - done);
@@ -60,7 +60,7 @@ pub(super) unsafe fn window_columns<T: Element, const PAIRS: bool>(
                 }
                 pixel.x = range.start;
                 let panel = panel.wrapping_add(done * width);
-                // SAFETY: as promised by the caller; kernels have an ISA that the CPU has.
+                // SAFETY: as promised by the caller; kernels only use an ISA that the CPU supports.
                 unsafe {
                     if whole {
                         let start = patches.run(row, pixel).start.wrapping_add(first);

@@ -1,4 +1,4 @@
-//! Sums of tensors: residual connections, and the gradients that join there.
+//! Elementwise sums: residual connections, and the gradients that meet there.
 
 use super::ELEMENTS;
 use super::pieces::{in_pieces, rows};
@@ -15,14 +15,14 @@ fn add_body<E: Element>(a: &[E], b: &[E], y: &mut [E]) {
 
 per_isa! { fn add_piece<E: Element> = add_body(a: &[E], b: &[E], y: &mut [E]) }
 
-/// `y` = `a` + `b`, element by element. The gradient of `y` is that of `a` and of `b`.
+/// `y` = `a` + `b`, elementwise. The gradient of `y` is also the gradient of `a` and of `b`.
 pub fn add<E: Element>(cpu: &Cpu, a: &[E], b: &[E], y: &mut [E]) {
     let len = y.len();
     assert_eq!((a.len(), b.len()), (len, len), "length of a and b");
     in_pieces(cpu, len, ELEMENTS, rows(y, 1), |range, y| add_piece(cpu.isa, &a[range.clone()], &b[range], y));
 }
 
-/// `y` += `x`, element by element.
+/// `y` += `x`, elementwise.
 pub fn add_to<E: Element>(cpu: &Cpu, x: &[E], y: &mut [E]) {
     let len = y.len();
     assert_eq!(x.len(), len, "length of x");

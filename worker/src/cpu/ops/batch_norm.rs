@@ -1,9 +1,9 @@
-//! Batch normalisation (Ioffe and Szegedy 2015) over rows of channels, with the residual addition and the rectifier
-//! that often follow; epsilon 1e-5 as in PyTorch.
+//! Batch normalisation (Ioffe and Szegedy 2015) over rows of channels, fused with the residual
+//! addition and the ReLU that often follow; epsilon 1e-5 as in PyTorch.
 //!
-//! The rows of an image batch are its pixels. Mean and variance are computed around the mean of each piece and then
-//! combined over the pieces in order, in f64 (Chan, Golub and LeVeque 1979), so that a large mean does not swallow a
-//! small variance.
+//! The rows of an image batch are its pixels. Mean and variance are computed around each piece's
+//! mean and then combined over the pieces in order, in f64 (Chan, Golub and LeVeque 1979), so that
+//! a large mean does not swallow a small variance.
 
 use super::ROWS;
 use super::pieces::{in_pieces, per_task, rows};
@@ -11,29 +11,30 @@ use crate::cpu::isa::per_isa;
 use crate::cpu::{Cpu, Element};
 
 const EPSILON: f64 = 1e-5;
-/// Channels whose sums over pieces are computed by one task.
+/// Channels per task when combining pieces.
 const COLUMNS: usize = 64;
 
-/// Rows in one piece: more if there are few channels, so that sums stay small compared to the tensor.
+/// Rows per piece: more if there are few channels, so that the partial sums stay small compared to
+/// the tensor.
 fn piece_rows(channels: usize) -> usize {
     (16_384 / channels).clamp(ROWS, 512)
 }
 
-/// Floats of scratch memory for [`batch_norm`] and [`batch_norm_backward`] of `rows` rows.
+/// Scratch floats for [`batch_norm`] and [`batch_norm_backward`] over `rows` rows.
 pub fn batch_norm_partials_len(rows: usize, channels: usize) -> usize {
     (2 * rows.div_ceil(piece_rows(channels)) + 3) * channels
 }
 
-/// `y = rectifier((x - mean) / deviation * gamma + beta + residual)`.
+/// `y = relu((x - mean) / deviation * gamma + beta + residual)`.
 #[derive(Debug, Clone, Copy)]
 pub struct BatchNorm<'a, E> {
     /// One factor per channel.
     pub gamma: &'a [f32],
     /// One addend per channel.
     pub beta: &'a [f32],
-    /// A tensor of the shape of `x`, if one is added.
+    /// A tensor of `x`'s shape to add.
     pub residual: Option<&'a [E]>,
-    /// Whether negative results become 0.
+    /// Whether to apply ReLU.
     pub relu: bool,
 }
 
@@ -42,7 +43,8 @@ fn moments_body<E: Element>(x: &[E], moments: &mut [f32]) {
     let width = moments.len() / 2;
     let (mean, squares) = moments.split_at_mut(width);
     let count = (x.len() / width) as f32;
-    // Around the first row: exact for a constant channel, and small numbers for a channel far from 0.
+    // Around the first row: exact for a constant channel, and small values for a channel far from
+    // 0.
     let first = &x[..width];
     mean.fill(0.0);
     for row in x.chunks_exact(width) {
@@ -63,14 +65,14 @@ fn moments_body<E: Element>(x: &[E], moments: &mut [f32]) {
 }
 
 per_isa! {
-    /// Mean of each channel of a piece, then the sum of squared differences from it.
+    /// Mean of each channel of a piece, then the sum of squared deviations.
     fn moments_piece<E: Element> = moments_body(x: &[E], moments: &mut [f32])
 }
 
-/// Moments of the channels from `channel` on, combined over all pieces.
+/// Moments of the channels from `channel` on, to combine over all pieces.
 #[derive(Clone, Copy)]
 struct Pieces<'a> {
-    /// Output of [`moments_piece`], piece after piece.
+    /// [`moments_piece`] output, piece after piece.
     moments: &'a [f32],
     channels: usize,
     channel: usize,
@@ -79,7 +81,7 @@ struct Pieces<'a> {
 }
 
 #[inline(always)]
-fn join_body(
+fn combine_body(
     pieces: Pieces<'_>,
     mean: &mut [f32],
     inverse: &mut [f32],
@@ -119,7 +121,7 @@ fn join_body(
 }
 
 per_isa! {
-    fn join_piece = join_body(
+    fn combine_piece = combine_body(
         pieces: Pieces<'_>, mean: &mut [f32], inverse: &mut [f32], out_mean: &mut [f32], out_variance: &mut [f32],
     )
 }
@@ -163,12 +165,12 @@ fn apply<E: Element>(cpu: &Cpu, layer: BatchNorm<'_, E>, saved: &[f32], x: &[E],
     });
 }
 
-/// Training: `y` from the mean and the biased variance of the batch. `saved` gets the mean of each channel, then one
-/// over each standard deviation; `statistics` the mean of each channel, then each unbiased variance, for the running
-/// estimate. `partials` has at least [`batch_norm_partials_len`] floats.
+/// Training: computes `y` from the mean and the biased variance of the batch. `saved` receives each
+/// channel's mean, then each 1 / standard deviation; `statistics` each mean, then each unbiased
+/// variance, for the running estimate. `partials` has at least [`batch_norm_partials_len`] floats.
 ///
-/// A single row has no unbiased variance: it is NaN, and visibly spoils a running estimate. (PyTorch refuses such a
-/// batch; a model should, too.)
+/// A single row has no unbiased variance: it is NaN and visibly spoils a running estimate. (PyTorch
+/// rejects these batches; a model should, too.)
 pub fn batch_norm<E: Element>(
     cpu: &Cpu,
     layer: BatchNorm<'_, E>,
@@ -190,13 +192,13 @@ pub fn batch_norm<E: Element>(
     let results = (rows(mean, 1), rows(inverse, 1), rows(out_mean, 1), rows(out_variance, 1));
     in_pieces(cpu, channels, COLUMNS, results, |range, (mean, inverse, out_mean, out_variance)| {
         let pieces = Pieces { moments: partials, channels, channel: range.start, count };
-        join_piece(cpu.isa, pieces, mean, inverse, out_mean, out_variance);
+        combine_piece(cpu.isa, pieces, mean, inverse, out_mean, out_variance);
     });
     apply(cpu, layer, saved, x, y);
 }
 
-/// Evaluation: `y` from the `running` mean of each channel, then each variance. `saved` is scratch memory of the same
-/// length.
+/// Evaluation: computes `y` from `running`, each channel's mean, then each variance. `saved` is
+/// scratch memory of the same length.
 pub fn batch_norm_evaluate<E: Element>(
     cpu: &Cpu,
     layer: BatchNorm<'_, E>,
@@ -236,14 +238,14 @@ fn sums_body<E: Element>(dy: &mut [E], y: Option<&[E]>, x: &[E], saved: &[f32], 
 }
 
 per_isa! {
-    /// Masks `dy` by the rectifier, and sums the gradients of gamma and beta over a piece.
+    /// Applies the ReLU mask to `dy`, and sums the gradients of gamma and beta over a piece.
     fn sums_piece<E: Element> = sums_body(
         dy: &mut [E], y: Option<&[E]>, x: &[E], saved: &[f32], sums: &mut [f32],
     )
 }
 
 #[inline(always)]
-fn join_sums_body(sums: &[f32], width: usize, column: usize, to: &mut [f32]) {
+fn combine_sums_body(sums: &[f32], width: usize, column: usize, to: &mut [f32]) {
     let mut totals = [0.0f64; COLUMNS];
     for piece in sums.chunks_exact(width) {
         for (total, &sum) in totals.iter_mut().zip(&piece[column..][..to.len()]) {
@@ -256,8 +258,8 @@ fn join_sums_body(sums: &[f32], width: usize, column: usize, to: &mut [f32]) {
 }
 
 per_isa! {
-    /// Totals over the pieces, of the columns from `column` on.
-    fn join_sums = join_sums_body(sums: &[f32], width: usize, column: usize, to: &mut [f32])
+    /// Totals over the pieces, for the columns from `column` on.
+    fn combine_sums = combine_sums_body(sums: &[f32], width: usize, column: usize, to: &mut [f32])
 }
 
 #[inline(always)]
@@ -281,15 +283,17 @@ fn inputs_body<E: Element>(dy: &[E], x: &[E], mean: &[f32], factors: &[f32], dx:
 }
 
 per_isa! {
-    /// `slope * (dy - offset - (x - mean) * weight)`; `factors` are the weights of all channels, the offsets, the slopes.
+    /// `slope * (dy - offset - (x - mean) * weight)`; `factors` holds the weights of all channels,
+    /// then the offsets, then the slopes.
     fn inputs_piece<E: Element> = inputs_body(
         dy: &[E], x: &[E], mean: &[f32], factors: &[f32], dx: &mut [E], add: bool,
     )
 }
 
-/// Gradients of [`batch_norm`]: `dx` = (if `add`: +=) that of `x`, `d_gamma` and `d_beta` = (if `accumulate`: +=) those
-/// of the parameters. `y` is the output, if there was a rectifier: `dy` is then masked in place and becomes the
-/// gradient of the residual. `partials` has at least [`batch_norm_partials_len`] floats.
+/// Gradients of [`batch_norm`]: `dx` = (if `add`: +=) the gradient of `x`, `d_gamma` and `d_beta` =
+/// (if `accumulate`: +=) the gradients of the parameters. `y` is the output if there was a ReLU:
+/// `dy` is then masked in place and becomes the gradient of the residual. `partials` has at least
+/// [`batch_norm_partials_len`] floats.
 #[allow(clippy::too_many_arguments)]
 pub fn batch_norm_backward<E: Element>(
     cpu: &Cpu,
@@ -316,7 +320,7 @@ pub fn batch_norm_backward<E: Element>(
     });
     let (totals, slopes) = factors.split_at_mut(2 * channels);
     in_pieces(cpu, 2 * channels, COLUMNS, rows(totals, 1), |range, totals| {
-        join_sums(cpu.isa, pieces, 2 * channels, range.start, totals);
+        combine_sums(cpu.isa, pieces, 2 * channels, range.start, totals);
     });
     let (weights, offsets) = totals.split_at_mut(channels);
     let share = 1.0 / count as f32;

@@ -1,4 +1,4 @@
-//! Conversion between number formats, and from the pixels of an image.
+//! Conversion between element formats, and from image pixels.
 
 use super::ELEMENTS;
 use super::pieces::{in_pieces, rows};
@@ -14,24 +14,25 @@ fn convert_body<A: Element, B: Element>(x: &[A], y: &mut [B]) {
 
 per_isa! { fn convert_piece<A: Element, B: Element> = convert_body(x: &[A], y: &mut [B]) }
 
-/// `y` = `x` in the format of `y`, rounded to nearest even.
+/// `y` = `x` in `y`'s format, rounded to nearest even.
 pub fn convert<A: Element, B: Element>(cpu: &Cpu, x: &[A], y: &mut [B]) {
     let len = y.len();
     assert_eq!(x.len(), len, "length of x and y");
     in_pieces(cpu, len, ELEMENTS, rows(y, 1), |range, y| convert_piece(cpu.isa, &x[range], y));
 }
 
-/// The result for each of the 256 values of a channel.
+/// The normalised value of each of the 256 values of a channel.
 pub type PixelTable<E> = [E; 256];
 
-/// `(value / 255 - mean) / deviation`, by the f32 operations of torchvision's `ToTensor` and `Normalize`.
+/// `(value / 255 - mean) / deviation`, with the f32 operations of torchvision's `ToTensor` and
+/// `Normalize`.
 pub fn pixel_table<E: Element>(mean: f32, deviation: f32) -> PixelTable<E> {
     std::array::from_fn(|value| E::of((value as f32 / 255.0 - mean) / deviation))
 }
 
 /// `y` = normalised `pixels`, whose channels are interleaved; one table per channel.
 ///
-/// A look-up is as fast as memory here, for any number of channels.
+/// The look-up runs at memory speed for any number of channels.
 pub fn normalise<E: Element>(cpu: &Cpu, pixels: &[u8], tables: &[PixelTable<E>], y: &mut [E]) {
     let channels = tables.len();
     let count = y.len() / channels;

@@ -1,4 +1,4 @@
-//! Softmax cross entropy over rows of logits, shared between forward and backward.
+//! Softmax cross entropy over rows of logits, forward and backward.
 
 use super::ROWS;
 use super::pieces::{in_pieces, rows};
@@ -8,15 +8,15 @@ use crate::cpu::math::exp;
 use crate::cpu::{Cpu, Element};
 use std::ops::Range;
 
-/// The target of a row that does not count in loss, gradient or accuracy.
+/// Target of a row that is excluded from loss, gradient and accuracy.
 pub const IGNORE: u32 = u32::MAX;
 
-/// What the logits are compared with.
 #[derive(Debug, Clone, Copy)]
 pub struct Targets<'a> {
-    /// The right column of each row, or [`IGNORE`].
+    /// The target column of each row, or [`IGNORE`].
     pub classes: &'a [u32],
-    /// Part of the target spread evenly over all columns, 0 to 1 (Szegedy and others 2016, as in PyTorch).
+    /// Label smoothing: the share of the target spread evenly over all columns, 0 to 1 (Szegedy et
+    /// al. 2016, as in PyTorch).
     pub smoothing: f32,
 }
 
@@ -26,7 +26,7 @@ impl<'a> Targets<'a> {
         Targets { classes, smoothing: 0.0 }
     }
 
-    /// Rows that are not ignored: the mean loss is the sum of losses divided by this number.
+    /// Number of rows not ignored, by which the sum of losses is divided for the mean loss.
     pub fn counted(&self) -> usize {
         self.classes.iter().filter(|&&class| class != IGNORE).count()
     }
@@ -62,7 +62,7 @@ fn forward_body<E: Element>(
         }
         *saved = [max, inverse];
         *loss = distance - inverse.ln();
-        // If several are largest, the first is the prediction; a row with a NaN predicts nothing.
+        // In a tie, the first column is the prediction; a row with a NaN predicts nothing.
         let first = at_target == max && !row[..class as usize].iter().any(|x| x.get() == max);
         *correct = if first && !inverse.is_nan() { 1.0 } else { 0.0 };
     }
@@ -74,9 +74,9 @@ per_isa! {
     )
 }
 
-/// `losses` = cross entropy of each row in nats, 0 for ignored rows; `correct` = 1 if the first of the largest logits
-/// is the target, otherwise 0. `saved` gets `[largest logit, 1 / sum of exp(logit - largest)]` of each row, for
-/// [`cross_entropy_backward`].
+/// `losses` = cross entropy of each row in nats, 0 for ignored rows; `correct` = 1 if the first of
+/// the largest logits is the target, otherwise 0. `saved` receives
+/// `[largest logit, 1 / sum of exp(logit - largest)]` of each row for [`cross_entropy_backward`].
 ///
 /// # Panics
 /// If a target is neither below the number of columns nor [`IGNORE`].
@@ -123,8 +123,8 @@ per_isa! {
     fn backward_piece<E: Element> = backward_body(x: &mut [E], targets: Targets<'_>, saved: &[f32], scale: f32)
 }
 
-/// Turns the logits `x` that [`cross_entropy`] read into `scale` times the gradient of the sum of all losses. `saved`
-/// is its output.
+/// Turns the logits `x` of [`cross_entropy`] into `scale` times the gradient of the sum of all
+/// losses. `saved` is its output.
 pub fn cross_entropy_backward<E: Element>(cpu: &Cpu, x: &mut [E], targets: Targets<'_>, saved: &[f32], scale: f32) {
     let count = targets.classes.len();
     let width = x.len() / count.max(1);

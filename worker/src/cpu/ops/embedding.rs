@@ -1,4 +1,4 @@
-//! Embeddings of tokens, positions and segments.
+//! Token, position and segment embeddings.
 
 use super::pieces::{in_pieces, per_task, rows};
 use super::sums::{add_pieces, add_rows};
@@ -23,11 +23,12 @@ per_isa! {
     )
 }
 
-/// `x[r]` = `tokens[inputs[r]]` + `positions[r % positions]`, rows of `width`; with `segments` (a number per row, and
-/// their table) plus `table[number[r]]`.
+/// `x[r]` = `tokens[inputs[r]]` + `positions[r % positions]`, rows of `width`; with `segments` (an
+/// id per row, and their table) plus `table[id[r]]`.
 ///
 /// # Panics
-/// If an input is not below the number of token rows, or a segment not below the number of segment rows.
+/// If an input is not below the number of token rows, or a segment not below the number of segment
+/// rows.
 pub fn embed<W: Element, E: Element>(
     cpu: &Cpu,
     inputs: &[u32],
@@ -68,7 +69,7 @@ pub fn position_backward<E: Element>(cpu: &Cpu, dx: &[E], width: usize, d_positi
     });
 }
 
-/// Row `s` of `d_segments` = (or +=) sum of the rows of `dx` whose number in `segments` is `s`.
+/// Row `s` of `d_segments` = (or +=) sum of the rows of `dx` whose id in `segments` is `s`.
 /// `partials` has at least [`partials_len`]`(segments.len(), d_segments.len())` floats.
 ///
 /// # Panics

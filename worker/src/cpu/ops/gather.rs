@@ -1,4 +1,4 @@
-//! Rows picked by an index list.
+//! Gather and scatter-add of rows by index.
 #![allow(unsafe_code)]
 
 use super::ROWS;
@@ -7,7 +7,7 @@ use super::sums::add_rows;
 use crate::cpu::pool::Shared;
 use crate::cpu::{Cpu, Element};
 
-/// Columns that one task of [`scatter_add_rows`] adds.
+/// Columns per task in [`scatter_add_rows`].
 const COLUMNS: usize = 64;
 
 /// Row `r` of `y` = row `index[r]` of `x`, rows of `width`.
@@ -23,8 +23,9 @@ pub fn gather_rows<E: Element>(cpu: &Cpu, index: &[u32], x: &[E], width: usize, 
     });
 }
 
-/// Adds row `r` of `x` to row `index[r]` of `to`, in the order of `r`: the gradient of [`gather_rows`]. If an index
-/// occurs more than once, `to` should be f32, because it is rounded at each addition.
+/// Adds row `r` of `x` to row `index[r]` of `to`, in the order of `r`: the gradient of
+/// [`gather_rows`]. If an index can repeat, `to` should be f32, because it is rounded at each
+/// addition.
 ///
 /// # Panics
 /// If an index is not below the number of rows of `to`.

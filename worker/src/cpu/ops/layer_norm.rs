@@ -8,7 +8,7 @@ use crate::cpu::{Cpu, Element};
 
 const EPSILON: f32 = 1e-5;
 
-/// What forward saves for backward: `[mean, 1 / standard deviation]` of each row.
+/// Saved for backward: `[mean, 1 / standard deviation]` of each row.
 pub type LayerNormSaved = [f32; 2];
 
 #[inline(always)]
@@ -31,7 +31,8 @@ per_isa! {
     )
 }
 
-/// `y` = normalised rows of `x` times `gamma` plus `beta`. `saved` gets [`LayerNormSaved`] of each row.
+/// `y` = normalised rows of `x` times `gamma` plus `beta`. `saved` receives [`LayerNormSaved`] of
+/// each row.
 pub fn layer_norm<E: Element>(cpu: &Cpu, x: &[E], gamma: &[f32], beta: &[f32], y: &mut [E], saved: &mut [f32]) {
     let width = gamma.len();
     let count = x.len() / width;
@@ -41,7 +42,7 @@ pub fn layer_norm<E: Element>(cpu: &Cpu, x: &[E], gamma: &[f32], beta: &[f32], y
     });
 }
 
-/// One row of the first pass of backward.
+/// One row of the first backward pass.
 struct Row<'a, E> {
     dy: &'a [E],
     x: &'a [E],
@@ -51,7 +52,8 @@ struct Row<'a, E> {
 }
 
 impl<E: Element> Row<'_, E> {
-    /// Adds to the gradients of the parameters; returns the sums of `dy * gamma` and of that times `x - mean`.
+    /// Adds to the parameter gradients; returns the sums of `dy * gamma` and of
+    /// `dy * gamma * (x - mean)`.
     #[inline(always)]
     fn sums(&self, d_gamma: &mut [f32], d_beta: &mut [f32]) -> (f32, f32) {
         let Row { mean, inverse, .. } = *self;
@@ -117,8 +119,9 @@ per_isa! {
     )
 }
 
-/// Gradients of [`layer_norm`]: `dx` = (if `add`: +=) that of `x`, `d_gamma` and `d_beta` = (if `accumulate`: +=) those of
-/// the parameters. `partials` has at least [`partials_len`]`(rows, 2 * width)` floats.
+/// Gradients of [`layer_norm`]: `dx` = (if `add`: +=) the gradient of `x`, `d_gamma` and `d_beta` =
+/// (if `accumulate`: +=) the gradients of the parameters. `partials` has at least
+/// [`partials_len`]`(rows, 2 * width)` floats.
 #[allow(clippy::too_many_arguments)]
 pub fn layer_norm_backward<E: Element>(
     cpu: &Cpu,

@@ -1,11 +1,12 @@
 //! Row and elementwise kernels. Tensors are row-major, images `[batch, height, width, channels]`.
 //!
-//! Tensors may have any number format ([`Element`](super::Element)); arithmetic, parameters of normalisations, biases,
-//! gradients of parameters and what forward saves for backward are f32.
+//! Tensors can have any element format ([`Element`](super::Element)); arithmetic, normalisation
+//! parameters, biases, parameter gradients and tensors saved for backward are f32.
 //!
-//! Rows are processed [`ROWS`] at a time, elements [`ELEMENTS`] at a time, whatever the number of threads. A sum over
-//! rows is computed within each piece first and then over the pieces in order. All sums use 16 lanes and no fused
-//! multiply-add, so the results are the same on every [`Isa`](super::Isa).
+//! Rows are processed [`ROWS`] at a time, elements [`ELEMENTS`] at a time, for any number of
+//! threads. A sum over rows is computed within each piece first and then over the pieces in order.
+//! All sums use 16 lanes and no fused multiply-add, so the results are the same on every
+//! [`Isa`](super::Isa).
 
 mod activation;
 mod add;
@@ -32,12 +33,12 @@ pub use pooling::{Window, average_pool, average_pool_backward, max_pool, max_poo
 pub use sums::{column_sums, softmax_rows};
 pub(crate) use sums::{softmax_row, sum_of_products};
 
-/// Rows in one piece of work.
+/// Rows per piece of work.
 pub const ROWS: usize = 32;
-/// Elements in one piece of elementwise work.
+/// Elements per piece of elementwise work.
 pub const ELEMENTS: usize = 8192;
 
-/// Floats of scratch memory for sums over `rows` rows of `width` columns.
+/// Scratch floats for sums over `rows` rows of `width` columns.
 pub fn partials_len(rows: usize, width: usize) -> usize {
     rows.div_ceil(ROWS) * width
 }

@@ -20,7 +20,7 @@ fn fold(mut lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
     lanes[0]
 }
 
-/// Sum of `f` of all elements: 16 lanes, then pairwise.
+/// Sum of `f` over all elements: 16 lanes, then pairwise.
 #[inline(always)]
 pub(crate) fn sum_by<E: Element>(x: &[E], f: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
@@ -42,7 +42,7 @@ pub(crate) fn sum<E: Element>(x: &[E]) -> f32 {
     sum_by(x, |x| x)
 }
 
-/// Inner product: 16 lanes, then pairwise. The slices have the same length.
+/// Inner product: 16 lanes, then pairwise. The slices have equal lengths.
 #[inline(always)]
 pub(crate) fn sum_of_products<A: Element, B: Element>(x: &[A], y: &[B]) -> f32 {
     let mut lanes = [0.0f32; LANES];
@@ -59,7 +59,7 @@ pub(crate) fn sum_of_products<A: Element, B: Element>(x: &[A], y: &[B]) -> f32 {
     fold(lanes, |a, b| a + b)
 }
 
-/// Largest element; minus infinity if there is none. (NaNs may be ignored.)
+/// Largest element; minus infinity for an empty slice. (NaNs can be ignored.)
 #[inline(always)]
 pub(crate) fn largest<E: Element>(x: &[E]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
@@ -76,7 +76,8 @@ pub(crate) fn largest<E: Element>(x: &[E]) -> f32 {
     fold(lanes, larger)
 }
 
-/// In place `x = exp(scale (x - max))`; returns (max, 1 / sum). Multiplying by the latter gives the softmax.
+/// Computes `x = exp(scale (x - max))` in place; returns (max, 1 / sum). Multiplying by the latter
+/// gives the softmax.
 #[inline(always)]
 pub(crate) fn softmax_row(x: &mut [f32], scale: f32) -> (f32, f32) {
     let max = largest(x);
@@ -90,7 +91,7 @@ pub(crate) fn softmax_row(x: &mut [f32], scale: f32) -> (f32, f32) {
 fn softmax_piece_body<E: Element>(x: &mut [E], width: usize) {
     for row in x.chunks_exact_mut(width) {
         let max = largest(row);
-        // Exponentials are computed twice: if they were kept in a short format they would be rounded twice.
+        // Compute the exponentials twice: storing them in a 16-bit format would round them twice.
         let inverse = 1.0 / sum_by(row, |x| exp(x - max));
         for x in row {
             *x = E::of(exp(x.get() - max) * inverse);
@@ -121,8 +122,8 @@ pub(super) fn add_rows<E: Element, T: Element>(isa: Isa, x: &[E], to: &mut [T]) 
     add_rows_piece(isa, x, to);
 }
 
-/// `to` = (or +=) sum of the pieces' sums in order; `to` has the width of a piece, or is shorter and starts at its
-/// column `skip`.
+/// `to` = (or +=) the pieces' sums, added in order; `to` is as wide as a piece, or shorter and
+/// starts at its column `skip`.
 pub(super) fn add_pieces(isa: Isa, partials: &[f32], width: usize, skip: usize, to: &mut [f32], accumulate: bool) {
     if !accumulate {
         to.fill(0.0);
@@ -132,7 +133,7 @@ pub(super) fn add_pieces(isa: Isa, partials: &[f32], width: usize, skip: usize, 
     }
 }
 
-/// `to[j]` = (or +=) sum over rows of `x[.., j]`: the gradient of a bias.
+/// `to[j]` = (or +=) sum over rows of `x[.., j]`: the bias gradient.
 /// `partials` has at least [`partials_len`]`(rows, to.len())` floats.
 pub fn column_sums<E: Element>(cpu: &Cpu, x: &[E], partials: &mut [f32], to: &mut [f32], accumulate: bool) {
     let width = to.len();

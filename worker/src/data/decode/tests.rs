@@ -3,7 +3,7 @@ use image::codecs::jpeg::JpegEncoder;
 use image::{ExtendedColorType, ImageEncoder};
 use png::{BitDepth, Encoder};
 
-/// A PNG of 3x2 pixels.
+/// A 3x2-pixel PNG.
 fn png_of(color: ColorType, depth: BitDepth, palette: Option<&[u8]>, data: &[u8]) -> Vec<u8> {
     let mut file = Vec::new();
     let mut encoder = Encoder::new(&mut file, 3, 2);
@@ -16,7 +16,7 @@ fn png_of(color: ColorType, depth: BitDepth, palette: Option<&[u8]>, data: &[u8]
     file
 }
 
-/// A JPEG of 16x8 pixels: the left half `left`, the right half `right`.
+/// A 16x8-pixel JPEG: left half `left`, right half `right`.
 fn jpeg_of(color: ExtendedColorType, left: &[u8], right: &[u8]) -> Vec<u8> {
     let line = [left.repeat(8), right.repeat(8)].concat();
     let mut file = Vec::new();
@@ -67,7 +67,7 @@ fn colour_and_grey_jpeg() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn errors_name_the_problem() {
     let good = jpeg_of(ExtendedColorType::L8, &[30], &[220]);
     let says = |file: &[u8], words: &str| {
         let error = decode(file).expect_err(words);
@@ -83,7 +83,7 @@ fn what_is_wrong_is_said() {
     for length in 0..png.len() - 12 {
         assert!(decode(&png[..length]).is_err(), "the first {length} of {} bytes", png.len());
     }
-    // Four colours: the number of components in the frame header.
+    // Four colours: set the number of components in the frame header.
     let frame = good.windows(2).position(|pair| pair == [0xff, 0xc0]).expect("a frame header");
     let mut four = good[..frame].to_vec();
     four.extend([0xff, 0xc0, 0, 20, 8, 0, 8, 0, 16, 4]);
@@ -95,7 +95,7 @@ fn what_is_wrong_is_said() {
 }
 
 #[test]
-fn a_huge_picture_is_refused_before_memory_is_taken() {
+fn oversized_images_are_rejected_before_allocation() {
     let mut png = png_of(ColorType::Rgb, BitDepth::Eight, None, &[0; 18]);
     // The width in IHDR, with the checksum over type and data.
     png[16..20].copy_from_slice(&10_000_u32.to_be_bytes());
@@ -106,7 +106,7 @@ fn a_huge_picture_is_refused_before_memory_is_taken() {
     assert!(error.contains("is 10000x10000 pixels: expected"), "{error}");
 }
 
-/// CRC-32 of PNG.
+/// The PNG CRC-32.
 fn checksum(bytes: &[u8]) -> u32 {
     !bytes
         .iter()

@@ -1,6 +1,6 @@
 use super::*;
 use crate::data::batch::Row;
-use crate::data::part::{Draw, Part, SampleError, Spread};
+use crate::data::part::{Draw, EpochSize, Part, SampleError};
 
 const READER: Reader = Reader {
     workers: 1,
@@ -10,7 +10,7 @@ const READER: Reader = Reader {
     max_bad_samples: 0,
 };
 
-/// 100 samples, with an action at one of them.
+/// 100 samples, one of which triggers an action.
 #[derive(Debug)]
 struct Trap {
     at: u64,
@@ -18,8 +18,8 @@ struct Trap {
 }
 
 impl Part for Trap {
-    fn spread(&self) -> Spread {
-        Spread { samples: 100, slack: 0 }
+    fn epoch_size(&self) -> EpochSize {
+        EpochSize { samples: 100, slack: 0 }
     }
 
     fn write(&self, draw: &Draw, _: &mut Row<'_>, _: &mut Scratch) -> Result<(), SampleError> {
@@ -31,7 +31,7 @@ impl Part for Trap {
     }
 }
 
-/// Starts a reader of batches of 5.
+/// Starts a reader with a batch size of 5.
 fn start(part: Trap, workers: u32) -> Prefetcher {
     let dataset = Arc::new(Dataset::of_part(Box::new(part)));
     let order = Order::new(&dataset, StepShape { batch_size: 5, merge: 1, world: 1 }, 7).expect("100 samples");
@@ -39,7 +39,7 @@ fn start(part: Trap, workers: u32) -> Prefetcher {
 }
 
 #[test]
-fn a_thread_that_panics_is_an_error_and_not_a_wait() {
+fn a_panicking_thread_is_an_error_not_a_hang() {
     for workers in [1, 4] {
         let mut prefetcher = start(Trap { at: 50, what: || panic!("a bug for a test") }, workers);
         let error = (0..20).find_map(|_| prefetcher.next().err()).expect("an error");
@@ -49,7 +49,7 @@ fn a_thread_that_panics_is_an_error_and_not_a_wait() {
 }
 
 #[test]
-fn an_error_comes_in_its_turn() {
+fn errors_arrive_in_order() {
     let fault = || SampleError::Data(DataError::Zero { field: "a field" });
     let failed: Vec<usize> = [1, 2, 4]
         .into_iter()

@@ -36,7 +36,7 @@ fn text(data: &Files) -> String {
     String::from_utf8(Corpus::load(data, 0.0, 2, LIMIT).expect("a corpus").train).expect("text")
 }
 
-/// The error and its text.
+/// The error and its message.
 fn error(data: &Files) -> (DataError, String) {
     split_error(data, 0.0)
 }
@@ -64,7 +64,7 @@ fn a_single_file() {
 fn a_directory_in_the_order_of_its_paths() {
     let directory = tree(&[("b.txt", "B"), ("a/z.txt", "Z"), ("a.txt", "A"), ("a/y/x.txt", "X"), ("empty.txt", "")]);
     let corpus = Corpus::load(&data(directory.path()), 0.0, 2, LIMIT).expect("a corpus");
-    // `a.txt` comes before `a/…` because `.` comes before `/`.
+    // `a.txt` sorts before `a/…` because `.` sorts before `/`.
     assert_eq!(corpus.train, b"AXZB");
     assert_eq!((corpus.files, corpus.empty_files), (4, 1));
 }
@@ -190,7 +190,7 @@ fn too_short_for_both_sides() {
     assert!(matches!(found, DataError::NoRoomForValidation { got: 9, .. }), "{message}");
 }
 
-/// Does it on a thread to which the modes of files apply, also if this user is root.
+/// Runs `work` on a thread without capabilities, so that file modes apply even to root.
 fn without_capabilities(work: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -230,7 +230,7 @@ fn too_large() {
     assert!(Corpus::load(&data(directory.path()), 0.0, 2, 10).is_ok());
     let error = Corpus::load(&data(directory.path()), 0.0, 2, 9).expect_err("one byte less");
     assert!(matches!(error, DataError::TooLarge { got: 10, limit: 9, .. }), "{error}");
-    // A file of 5 GiB without a single block on disk: refused before any of it is read.
+    // A sparse 5 GiB file without a single block on disk: rejected before any of it is read.
     let sparse = directory.path().join("sparse.txt");
     fs::File::create(&sparse).and_then(|file| file.set_len(5 << 30)).expect("a sparse file");
     assert!(matches!(Corpus::load(&data(directory.path()), 0.0, 2, LIMIT), Err(DataError::TooLarge { .. })));

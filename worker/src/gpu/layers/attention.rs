@@ -1,4 +1,5 @@
-//! Self-attention: one operation of cuDNN each way, where it computes it, else kernels of ours. Either goes on from what the other has kept.
+//! Self-attention: one cuDNN op per direction if supported, otherwise our own kernels. Both use the
+//! same saved tensors.
 
 use super::{FLOAT, Lowering};
 use crate::cpu::Format;
@@ -16,7 +17,7 @@ pub(super) fn kernels_of(shape: &AttentionShape, of: Format) -> Result<Attention
     Ok(Attention::new(format::attention(shape, of)?)?)
 }
 
-/// Numbers of 32 bits of scratch memory.
+/// Scratch memory in f32 elements.
 pub(super) fn backward_scratch(shape: &AttentionShape, target: &Target, of: Format) -> Result<usize, Reason> {
     let kind = AttentionKind { shape: *shape, format: of, backward: true };
     if target.cudnn.workspace(&CudnnKind::Attention(kind)).is_none() {
@@ -26,8 +27,8 @@ pub(super) fn backward_scratch(shape: &AttentionShape, target: &Target, of: Form
 }
 
 impl<M: kernels::Memory> Lowering<'_, M> {
-    pub(super) fn attention(&mut self, shape: &AttentionShape, places: &NodePlan) -> Result<(), Reason> {
-        let [qkv, out, saved] = [&places.inputs[0], &places.output, &places.saved].map(|place| self.arena(place));
+    pub(super) fn attention(&mut self, shape: &AttentionShape, regions: &NodePlan) -> Result<(), Reason> {
+        let [qkv, out, saved] = [&regions.inputs[0], &regions.output, &regions.saved].map(|place| self.arena(place));
         if self.fused(shape, false, AttentionPass::Forward { qkv, out, saved }) {
             return Ok(());
         }
@@ -37,14 +38,14 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         Ok(())
     }
 
-    pub(super) fn attention_backward(&mut self, shape: &AttentionShape, places: &NodePlan) -> Result<(), Reason> {
-        if places.modes[0] != Mode::Write {
+    pub(super) fn attention_backward(&mut self, shape: &AttentionShape, regions: &NodePlan) -> Result<(), Reason> {
+        if regions.modes[0] != Mode::Write {
             return Ok(());
         }
         let [qkv, out, saved] =
-            [&places.backward_inputs[0], &places.backward_output, &places.saved].map(|place| self.arena(place));
+            [&regions.backward_inputs[0], &regions.backward_output, &regions.saved].map(|place| self.arena(place));
         let [d_out, d_qkv, scratch] =
-            [&places.d_output, &places.d_inputs[0], &places.backward_scratch].map(|place| self.arena(place));
+            [&regions.d_output, &regions.d_inputs[0], &regions.backward_scratch].map(|place| self.arena(place));
         let on = switchyard_cuda::attention::Backward { qkv, out, saved, d_out, d_qkv, scratch };
         if self.fused(shape, true, AttentionPass::Backward(on)) {
             return Ok(());
@@ -55,7 +56,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         Ok(())
     }
 
-    /// Makes it an operation of cuDNN, if that computes it.
+    /// Lowers to a cuDNN op if supported; returns whether it is.
     fn fused(&mut self, shape: &AttentionShape, backward: bool, on: AttentionPass<M>) -> bool {
         let kind = AttentionKind { shape: *shape, format: self.format, backward };
         let known = CudnnKind::Attention(kind);

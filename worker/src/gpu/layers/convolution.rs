@@ -1,14 +1,15 @@
-//! Convolution: one operation of cuDNN for each direction that it computes. The others, and all where there is no cuDNN, are products of
-//! patches: the windows of the images as rows of a matrix.
+//! Convolution: one cuDNN op per supported direction. Other directions, and all of them without
+//! cuDNN, use im2col + GEMM: patches are the windows of the images as rows of a matrix.
 //!
 //! ```text
-//! y = patches(x) weights^T     d_weights = dy^T patches(x)     dx = the sum of what d_patches = dy weights say of each pixel
+//! y = patches(x) weights^T    d_weights = dy^T patches(x)    dx = col2im(dy weights)
 //! ```
 //!
-//! Patches are many times as large as the images, so they are made of some images at a time, and again in backward.
+//! Patches are many times as large as the images, so they are built for a few images at a time, and
+//! rebuilt in backward.
 //!
-//! cuDNN does not sum 16-bit numbers into gradients of 32 bits, so it writes gradients of weights in the format of the network to scratch
-//! memory, and a kernel converts them.
+//! cuDNN does not accumulate 16-bit operands into f32 gradients, so it writes weight gradients in
+//! the network's format to scratch memory, and a kernel converts them.
 
 use super::{FLOAT, Lowering, VECTOR, adds, element, number, rows, size, windows};
 use crate::cpu::{ConvolutionShape, Format};
@@ -23,10 +24,11 @@ use switchyard_cuda::kernels;
 use switchyard_cuda::kernels::elementwise::Elementwise;
 use switchyard_cuda::kernels::patches::Patches;
 
-/// Vectors of the patches that are made at a time, for each thread of a launch: enough to fill a device, and few enough that a product finds
-/// them in its cache (35 MB of 50 MB on an H200 with 4 blocks for each multiprocessor).
+/// Patch vectors per launch thread that are built at a time: enough to fill a device, and few
+/// enough for the GEMM to find them in the cache (35 MB of 50 MB on an H200 with 4 blocks per
+/// multiprocessor).
 const VECTORS: usize = 16;
-/// Threads of a block.
+/// Threads per block.
 const THREADS: usize = 256;
 
 fn patches(shape: &ConvolutionShape, images: usize, format: Format) -> Result<Patches, Reason> {
@@ -35,7 +37,8 @@ fn patches(shape: &ConvolutionShape, images: usize, format: Format) -> Result<Pa
     Ok(Patches::new(rows(channels, format)?, size(images)?, windows)?)
 }
 
-/// Images whose patches are made at a time; at least one. `None` if pixels are the rows of the product as they are.
+/// Number of images whose patches are built at a time, at least one. `None` if the pixels
+/// themselves are the rows of the GEMM.
 fn images_at_once(shape: &ConvolutionShape, target: &Target, format: Format) -> Result<Option<usize>, Reason> {
     if shape.is_product() {
         return Ok(None);
@@ -45,16 +48,17 @@ fn images_at_once(shape: &ConvolutionShape, target: &Target, format: Format) -> 
     Ok(Some((most / each).clamp(1, shape.batch)))
 }
 
-/// Numbers of 32 bits of scratch memory, forward and backward: patches that are made at a time, or a gradient of the weights.
+/// Scratch memory in f32 elements, forward and backward: the patches built at a time, or a weight
+/// gradient.
 pub(super) fn scratch(shape: &ConvolutionShape, target: &Target, format: Format) -> Result<[usize; 2], Reason> {
     let Some(images) = images_at_once(shape, target, format)? else { return Ok([0; 2]) };
     let patches = patches(shape, images, format)?.patches_bytes() / FLOAT;
     let weights = (shape.weights_len() * format.size()).div_ceil(FLOAT);
-    let of = |direction, whole| if target.cudnn.have(shape, format, direction) { whole } else { patches };
+    let of = |direction, with_cudnn| if target.cudnn.supports(shape, format, direction) { with_cudnn } else { patches };
     Ok([of(Direction::Forward, 0), of(Direction::Filters, weights).max(of(Direction::Images, 0))])
 }
 
-/// Some images, one after the other.
+/// A range of consecutive images.
 #[derive(Clone, Copy)]
 struct Images {
     first: usize,
@@ -62,83 +66,87 @@ struct Images {
 }
 
 impl<M: kernels::Memory> Lowering<'_, M> {
-    pub(super) fn convolution(&mut self, shape: &ConvolutionShape, places: &NodePlan) -> Result<(), Reason> {
-        if self.is_whole(shape, Direction::Forward) {
-            let (images, results) = (self.arena(&places.inputs[0]), self.arena(&places.output));
-            self.whole(shape, (Direction::Forward, false), [images, self.rounded(places.ordinals[0]), results]);
+    pub(super) fn convolution(&mut self, shape: &ConvolutionShape, regions: &NodePlan) -> Result<(), Reason> {
+        if self.uses_cudnn(shape, Direction::Forward) {
+            let (images, results) = (self.arena(&regions.inputs[0]), self.arena(&regions.output));
+            self.cudnn_convolution(
+                shape,
+                (Direction::Forward, false),
+                [images, self.rounded(regions.ordinals[0]), results],
+            );
             return Ok(());
         }
-        let right = self.filters(shape, places).transposed();
-        for images in self.lots(shape)? {
-            let left = self.factor(shape, images, &places.inputs[0], &places.scratch)?;
-            let result = self.results(shape, images, &places.output);
+        let right = self.filters(shape, regions).transposed();
+        for images in self.image_chunks(shape)? {
+            let left = self.factor(shape, images, &regions.inputs[0], &regions.scratch)?;
+            let result = self.results(shape, images, &regions.output);
             self.works.push(Work::Product(Product { left, right, result, addend: None, epilogue: None, scales: None }));
         }
         Ok(())
     }
 
-    pub(super) fn convolution_backward(&mut self, shape: &ConvolutionShape, places: &NodePlan) -> Result<(), Reason> {
-        let (filters, images) = (self.is_whole(shape, Direction::Filters), self.is_whole(shape, Direction::Images));
+    pub(super) fn convolution_backward(&mut self, shape: &ConvolutionShape, regions: &NodePlan) -> Result<(), Reason> {
+        let (filters, images) = (self.uses_cudnn(shape, Direction::Filters), self.uses_cudnn(shape, Direction::Images));
         if filters {
-            self.gradient_of_filters(shape, places)?;
+            self.filter_gradient(shape, regions)?;
         }
-        let adds = adds(places.modes[0]);
+        let adds = adds(regions.modes[0]);
         if let Some(adds) = adds.filter(|_| images) {
-            let [dx, dy] = [&places.d_inputs[0], &places.d_output].map(|place| self.arena(place));
-            self.whole(shape, (Direction::Images, adds), [dx, self.rounded(places.ordinals[0]), dy]);
+            let [dx, dy] = [&regions.d_inputs[0], &regions.d_output].map(|place| self.arena(place));
+            self.cudnn_convolution(shape, (Direction::Images, adds), [dx, self.rounded(regions.ordinals[0]), dy]);
         }
-        self.by_patches(shape, places, [!filters, !images])
+        self.backward_by_patches(shape, regions, [!filters, !images])
     }
 
-    /// Whether cuDNN computes a direction.
-    fn is_whole(&self, shape: &ConvolutionShape, direction: Direction) -> bool {
-        self.target.cudnn.have(shape, self.format, direction)
+    /// Whether cuDNN supports a direction.
+    fn uses_cudnn(&self, shape: &ConvolutionShape, direction: Direction) -> bool {
+        self.target.cudnn.supports(shape, self.format, direction)
     }
 
-    /// A convolution of cuDNN, of images, filters and results.
-    fn whole(&mut self, shape: &ConvolutionShape, (direction, adds): (Direction, bool), tensors: [M; 3]) {
+    /// A cuDNN convolution of images, filters and results.
+    fn cudnn_convolution(&mut self, shape: &ConvolutionShape, (direction, adds): (Direction, bool), tensors: [M; 3]) {
         let kind = ConvolutionKind { shape: *shape, format: self.format, direction, adds };
         let workspace = self.workspace(&CudnnKind::Convolution(kind));
         let [images, filters, results] = tensors;
         self.works.push(Work::Convolution(Convolution { kind, images, filters, results, workspace }));
     }
 
-    /// Memory beside the tensors of what cuDNN computes, if it needs any.
+    /// The workspace of a cuDNN operation, if it needs one.
     pub(super) fn workspace(&self, kind: &CudnnKind) -> Option<M> {
         let bytes = self.target.cudnn.workspace(kind).filter(|bytes| *bytes > 0);
         bytes.map(|bytes| (self.place)(Span { memory: Memory::Workspace, at: 0, bytes }))
     }
 
-    fn gradient_of_filters(&mut self, shape: &ConvolutionShape, places: &NodePlan) -> Result<(), Reason> {
+    fn filter_gradient(&mut self, shape: &ConvolutionShape, regions: &NodePlan) -> Result<(), Reason> {
         let len = shape.weights_len();
-        let written = self.arena(&Region { len, format: self.format, ..places.backward_scratch });
-        let [x, dy] = [&places.backward_inputs[0], &places.d_output].map(|place| self.arena(place));
-        self.whole(shape, (Direction::Filters, false), [x, written, dy]);
-        let (gradient, adds) = self.gradient(places, 0);
+        let written = self.arena(&Region { len, format: self.format, ..regions.backward_scratch });
+        let [x, dy] = [&regions.backward_inputs[0], &regions.d_output].map(|place| self.arena(place));
+        self.cudnn_convolution(shape, (Direction::Filters, false), [x, written, dy]);
+        let (gradient, adds) = self.gradient(regions, 0);
         let conversion = Elementwise { from: element(self.format), to: element(Format::F32) };
         let call = conversion.convert(self.target.blocks, size(len)?, written, 1.0, gradient, adds)?;
         self.works.push(Work::Kernel(call));
         Ok(())
     }
 
-    /// The gradients of the weights and of the input, each if it is wanted, by products of patches.
-    fn by_patches(
+    /// The gradients of the weights and of the input, each if requested, by im2col + GEMM.
+    fn backward_by_patches(
         &mut self,
         shape: &ConvolutionShape,
-        places: &NodePlan,
+        regions: &NodePlan,
         [of_weights, of_input]: [bool; 2],
     ) -> Result<(), Reason> {
-        let (filters, scratch) = (self.filters(shape, places), &places.backward_scratch);
-        let (memory, adds_weights) = self.gradient(places, 0);
+        let (filters, scratch) = (self.filters(shape, regions), &regions.backward_scratch);
+        let (memory, adds_weights) = self.gradient(regions, 0);
         let d_weights = Matrix { memory, format: number(Format::F32), ..filters };
-        let adds = adds(places.modes[0]).filter(|_| of_input);
-        let lots = if of_weights || adds.is_some() { self.lots(shape)? } else { Vec::new() };
-        for images in lots {
+        let adds = adds(regions.modes[0]).filter(|_| of_input);
+        let image_chunks = if of_weights || adds.is_some() { self.image_chunks(shape)? } else { Vec::new() };
+        for images in image_chunks {
             let right = match of_weights {
-                true => self.factor(shape, images, &places.backward_inputs[0], scratch)?,
+                true => self.factor(shape, images, &regions.backward_inputs[0], scratch)?,
                 false => self.patches_of(shape, images, scratch)?,
             };
-            let dy = self.results(shape, images, &places.d_output);
+            let dy = self.results(shape, images, &regions.d_output);
             if of_weights {
                 let addend = (adds_weights || images.first > 0).then_some(d_weights);
                 let sum =
@@ -146,7 +154,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
                 self.works.push(Work::Product(sum));
             }
             let Some(adds) = adds else { continue };
-            let to = &places.d_inputs[0];
+            let to = &regions.d_inputs[0];
             if shape.is_product() {
                 let result = self.pixels_of(shape, images, to);
                 let addend = adds.then_some(result);
@@ -160,7 +168,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
                 }));
                 continue;
             }
-            // In the place of the patches, which are no longer needed.
+            // Overwrite the patches, which are no longer needed.
             let d_patches = right;
             self.works.push(Work::Product(Product {
                 left: dy,
@@ -177,18 +185,19 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         Ok(())
     }
 
-    /// All images, in lots whose patches are made at a time.
-    fn lots(&self, shape: &ConvolutionShape) -> Result<Vec<Images>, Reason> {
+    /// All images, in chunks whose patches are built at a time.
+    fn image_chunks(&self, shape: &ConvolutionShape) -> Result<Vec<Images>, Reason> {
         let most = images_at_once(shape, self.target, self.format)?.unwrap_or(shape.batch);
         let lot = |first: usize| Images { first, count: most.min(shape.batch - first) };
         Ok((0..shape.batch).step_by(most).map(lot).collect())
     }
 
-    fn filters(&self, shape: &ConvolutionShape, places: &NodePlan) -> Matrix<M> {
-        self.weight(shape.outputs, shape.kernel * shape.kernel * shape.channels, places)
+    fn filters(&self, shape: &ConvolutionShape, regions: &NodePlan) -> Matrix<M> {
+        self.weight(shape.outputs, shape.kernel * shape.kernel * shape.channels, regions)
     }
 
-    /// What is multiplied with the weights, of some images of `x`: their patches, which this makes, or the pixels themselves.
+    /// The GEMM operand for some images of `x`: their patches, which this builds, or the pixels
+    /// themselves.
     fn factor(
         &mut self,
         shape: &ConvolutionShape,
@@ -206,7 +215,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         Ok(matrix)
     }
 
-    /// Where the patches of some images are.
+    /// The scratch memory for the patches of some images.
     fn patches_of(&self, shape: &ConvolutionShape, images: Images, scratch: &Region) -> Result<Matrix<M>, Reason> {
         let patches = patches(shape, images.count, self.format)?;
         let memory = self.arena(&Region { len: patches.patches_bytes() / FLOAT, ..*scratch });
@@ -215,13 +224,13 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         Ok(Matrix { memory, rows, columns, pitch, format: number(self.format), is_transposed: false })
     }
 
-    fn pixels_of(&self, shape: &ConvolutionShape, images: Images, place: &Region) -> Matrix<M> {
+    fn pixels_of(&self, shape: &ConvolutionShape, images: Images, region: &Region) -> Matrix<M> {
         let each = shape.height * shape.width;
-        self.rows_from(place, images.first * each, images.count * each, shape.channels)
+        self.rows_from(region, images.first * each, images.count * each, shape.channels)
     }
 
-    fn results(&self, shape: &ConvolutionShape, images: Images, place: &Region) -> Matrix<M> {
+    fn results(&self, shape: &ConvolutionShape, images: Images, region: &Region) -> Matrix<M> {
         let each = shape.output_height() * shape.output_width();
-        self.rows_from(place, images.first * each, images.count * each, shape.outputs)
+        self.rows_from(region, images.first * each, images.count * each, shape.outputs)
     }
 }

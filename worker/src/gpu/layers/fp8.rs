@@ -1,7 +1,8 @@
-//! Products whose factors are rounded to 8 bits: forward, and the gradient of the input. The gradient of the weights stays in 16 bits, since tensor
-//! cores want both of its factors transposed, which costs more than it brings.
+//! FP8 GEMMs: forward and the input gradient. The weight gradient stays in 16 bits, because tensor
+//! cores require both of its FP8 operands transposed, which costs more than FP8 gains.
 //!
-//! Each product makes the factors anew, in scratch memory: weights are small beside a batch of activations, and nothing in 8 bits has to be kept.
+//! Each GEMM quantises its operands anew, in scratch memory: weights are small compared to a batch
+//! of activations, and no FP8 tensor has to be saved.
 
 use super::{FLOAT, Lowering, element, rows, size};
 use crate::cpu::Format;
@@ -15,18 +16,18 @@ use switchyard_cuda::kernels;
 use switchyard_cuda::kernels::Rows;
 use switchyard_cuda::kernels::fp8::{Fp8, MULTIPLE, Quantization};
 
-/// Of which every place in scratch memory is a multiple, bytes.
+/// Alignment in scratch memory in bytes.
 const PLACE: usize = MULTIPLE as usize;
 
-/// Whether a product is computed so.
-pub(super) fn takes(product: &layers::Product, target: &Target, format: Format) -> bool {
+/// Whether a GEMM is computed in FP8.
+pub(super) fn is_eligible(product: &layers::Product, target: &Target, format: Format) -> bool {
     let layers::Product { rows, inputs, outputs, .. } = *product;
     target.fp8 && format == Format::Bf16 && [rows, inputs, outputs].iter().all(|side| side.is_multiple_of(PLACE))
 }
 
-/// Scratch memory of forward and backward in numbers of 32 bits; nothing for a product that is not computed so.
+/// Scratch memory of forward and backward in f32 elements; 0 for a GEMM not computed in FP8.
 pub(super) fn scratch(product: &layers::Product, target: &Target, format: Format) -> Result<[usize; 2], Reason> {
-    if !takes(product, target, format) {
+    if !is_eligible(product, target, format) {
         return Ok([0; 2]);
     }
     let layers::Product { rows: batch, inputs, outputs, .. } = *product;
@@ -38,32 +39,32 @@ pub(super) fn scratch(product: &layers::Product, target: &Target, format: Format
     Ok([(bytes(batch, inputs)? + weights) / FLOAT, (bytes(batch, outputs)? + weights) / FLOAT])
 }
 
-/// Bytes of what a factor has in scratch memory, one after the other: its numbers in 8 bits, maxima, what they have to be multiplied by.
+/// Bytes of an operand's consecutive scratch parts: its FP8 values, partial maxima, and scale.
 fn parts(quantization: &Quantization, blocks: u32) -> [usize; 3] {
     [quantization.bytes(), quantization.partial_bytes(blocks), FLOAT]
 }
 
-/// Which way a product goes.
+/// The GEMM to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
-    /// Activations with weights.
+pub(super) enum Phase {
+    /// Activations times weights.
     Forward,
-    /// Gradients with weights whose rows are taken for columns.
+    /// Gradients times transposed weights.
     Backward,
 }
 
 impl<M: kernels::Memory> Lowering<'_, M> {
-    /// `result` = `left` and the weights of a layer multiplied in 8 bits.
+    /// `result` = `left` times the weights of a layer, in FP8.
     pub(super) fn product_in_fp8(
         &mut self,
-        way: Way,
+        phase: Phase,
         [left, weights, result]: [Matrix<M>; 3],
         addend: Option<Matrix<M>>,
         scratch: &Region,
     ) -> Result<(), Reason> {
-        let (to, is_flipped) = match way {
-            Way::Forward => (Fp8::E4m3, false),
-            Way::Backward => (Fp8::E5m2, true),
+        let (to, is_flipped) = match phase {
+            Phase::Forward => (Fp8::E4m3, false),
+            Phase::Backward => (Fp8::E5m2, true),
         };
         let mut at = scratch.offset;
         let (left, of_left) = self.quantized(left, to, false, &mut at)?;
@@ -80,7 +81,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         Ok(())
     }
 
-    /// A matrix in 8 bits from `at` on in the arena, and what it has to be multiplied by.
+    /// Quantises a matrix into the arena from `at` on; returns it and its scale.
     fn quantized(
         &mut self,
         matrix: Matrix<M>,

@@ -1,4 +1,4 @@
-//! Samples of a batch.
+//! Input samples.
 
 use super::{Lowering, rows, size};
 use crate::cpu::Format;
@@ -14,7 +14,8 @@ pub(super) fn features(features: &Features, format: Format) -> Result<Input, Rea
     Ok(Input::new(rows(features.width, format)?, size(features.rows)?, None)?)
 }
 
-/// `is_normalised`: by the reader, so that numbers come instead of bytes.
+/// `is_normalised`: whether the reader has normalised the images, so that they are floats instead
+/// of bytes.
 pub(super) fn pixels(pixels: &Pixels, format: Format, is_normalised: bool) -> Result<Input, Reason> {
     let channels = pixels.channels.len();
     let count = size(pixels.count * channels / pixels.width)?;
@@ -28,22 +29,22 @@ pub(in crate::gpu) fn constants(pixels: &Pixels) -> Vec<u32> {
 }
 
 impl<M: kernels::Memory> Lowering<'_, M> {
-    pub(super) fn features(&mut self, of: &Features, places: &NodePlan) -> Result<(), Reason> {
-        self.input(features(of, self.format)?, Memory::Values, None, places)
+    pub(super) fn features(&mut self, of: &Features, regions: &NodePlan) -> Result<(), Reason> {
+        self.input(features(of, self.format)?, Memory::Values, None, regions)
     }
 
-    pub(super) fn pixels(&mut self, of: &Pixels, computed: &Computed, places: &NodePlan) -> Result<(), Reason> {
+    pub(super) fn pixels(&mut self, of: &Pixels, computed: &Computed, regions: &NodePlan) -> Result<(), Reason> {
         let input = pixels(of, self.format, self.is_normalised)?;
         if self.is_normalised {
-            return self.input(input, Memory::Values, None, places);
+            return self.input(input, Memory::Values, None, regions);
         }
         let channels = self.floats(Memory::Constants, computed.constant, constants(of).len());
-        self.input(input, Memory::Pixels, Some(channels), places)
+        self.input(input, Memory::Pixels, Some(channels), regions)
     }
 
-    fn input(&mut self, input: Input, memory: Memory, channels: Option<M>, places: &NodePlan) -> Result<(), Reason> {
+    fn input(&mut self, input: Input, memory: Memory, channels: Option<M>, regions: &NodePlan) -> Result<(), Reason> {
         let from = (self.place)(Span { memory, at: 0, bytes: input.delivered_bytes() });
-        let call = input.call(self.target.blocks, from, channels, self.arena(&places.output))?;
+        let call = input.call(self.target.blocks, from, channels, self.arena(&regions.output))?;
         self.works.push(Work::Kernel(call));
         Ok(())
     }

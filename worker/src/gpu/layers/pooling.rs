@@ -1,4 +1,4 @@
-//! Pooling of images.
+//! Image pooling.
 
 use super::{Lowering, adds, rows, size, windows};
 use crate::cpu::Format;
@@ -22,24 +22,24 @@ pub(super) fn average_pool(pool: &layers::AveragePool, format: Format) -> Result
 }
 
 impl<M: kernels::Memory> Lowering<'_, M> {
-    pub(super) fn max_pool(&mut self, window: &Window, places: &NodePlan) -> Result<(), Reason> {
-        let [x, y] = [&places.inputs[0], &places.output].map(|place| self.arena(place));
-        let found = (!self.evaluates).then(|| self.arena(&places.saved));
+    pub(super) fn max_pool(&mut self, window: &Window, regions: &NodePlan) -> Result<(), Reason> {
+        let [x, y] = [&regions.inputs[0], &regions.output].map(|place| self.arena(place));
+        let found = (!self.evaluates).then(|| self.arena(&regions.saved));
         let call = max_pool(window, self.format)?.forward(self.target.blocks, x, y, found)?;
         self.works.push(Work::Kernel(call));
         Ok(())
     }
 
-    pub(super) fn max_pool_backward(&mut self, window: &Window, places: &NodePlan) -> Result<(), Reason> {
-        let Some(adds) = adds(places.modes[0]) else { return Ok(()) };
-        let [dy, found, dx] = [&places.d_output, &places.saved, &places.d_inputs[0]].map(|place| self.arena(place));
+    pub(super) fn max_pool_backward(&mut self, window: &Window, regions: &NodePlan) -> Result<(), Reason> {
+        let Some(adds) = adds(regions.modes[0]) else { return Ok(()) };
+        let [dy, found, dx] = [&regions.d_output, &regions.saved, &regions.d_inputs[0]].map(|place| self.arena(place));
         let call = max_pool(window, self.format)?.backward(self.target.blocks, dy, found, dx, adds)?;
         self.works.push(Work::Kernel(call));
         Ok(())
     }
 
-    pub(super) fn average_pool(&mut self, pool: &layers::AveragePool, places: &NodePlan) -> Result<(), Reason> {
-        let [x, y] = [&places.inputs[0], &places.output].map(|place| self.arena(place));
+    pub(super) fn average_pool(&mut self, pool: &layers::AveragePool, regions: &NodePlan) -> Result<(), Reason> {
+        let [x, y] = [&regions.inputs[0], &regions.output].map(|place| self.arena(place));
         let call = average_pool(pool, self.format)?.forward(self.target.blocks, x, y)?;
         self.works.push(Work::Kernel(call));
         Ok(())
@@ -48,10 +48,10 @@ impl<M: kernels::Memory> Lowering<'_, M> {
     pub(super) fn average_pool_backward(
         &mut self,
         pool: &layers::AveragePool,
-        places: &NodePlan,
+        regions: &NodePlan,
     ) -> Result<(), Reason> {
-        let Some(adds) = adds(places.modes[0]) else { return Ok(()) };
-        let [dy, dx] = [&places.d_output, &places.d_inputs[0]].map(|place| self.arena(place));
+        let Some(adds) = adds(regions.modes[0]) else { return Ok(()) };
+        let [dy, dx] = [&regions.d_output, &regions.d_inputs[0]].map(|place| self.arena(place));
         let call = average_pool(pool, self.format)?.backward(self.target.blocks, dy, dx, adds)?;
         self.works.push(Work::Kernel(call));
         Ok(())

@@ -1,6 +1,6 @@
-//! Products of matrices, and what follows them.
+//! GEMMs and their epilogues.
 
-use super::fp8::{self, Way};
+use super::fp8::{self, Phase};
 use super::{Lowering, number, rows, size};
 use crate::cpu::Format;
 use crate::gpu::launch::{Epilogue, Matrix, Memory, Product, Work};
@@ -12,7 +12,7 @@ use switchyard_cuda::cublaslt::KEPT_PITCH;
 use switchyard_cuda::kernels;
 use switchyard_cuda::kernels::activation::{self, Function};
 
-/// What follows a product; `None` if nothing does.
+/// The bias and activation after a GEMM; `None` if there are none.
 pub(super) fn activation(product: &layers::Product, format: Format) -> Result<Option<activation::Activation>, Reason> {
     if !product.bias && product.activation.is_none() {
         return Ok(None);
@@ -27,24 +27,24 @@ pub(super) fn activation(product: &layers::Product, format: Format) -> Result<Op
 }
 
 impl<M: kernels::Memory> Lowering<'_, M> {
-    pub(super) fn product(&mut self, product: &layers::Product, places: &NodePlan) -> Result<(), Reason> {
-        let left = self.matrix(&places.inputs[0], product.rows, product.inputs);
-        let weights = self.weight(product.outputs, product.inputs, places);
-        let addend = product.residual.then(|| self.matrix(&places.inputs[1], product.rows, product.outputs));
-        if let Some(epilogue) = self.epilogue(product, places) {
-            let (right, result) = (weights.transposed(), self.matrix(&places.output, product.rows, product.outputs));
-            let whole = Product { left, right, result, addend, epilogue: Some(epilogue), scales: None };
-            self.works.push(Work::Product(whole));
+    pub(super) fn product(&mut self, product: &layers::Product, regions: &NodePlan) -> Result<(), Reason> {
+        let left = self.matrix(&regions.inputs[0], product.rows, product.inputs);
+        let weights = self.weight(product.outputs, product.inputs, regions);
+        let addend = product.residual.then(|| self.matrix(&regions.inputs[1], product.rows, product.outputs));
+        if let Some(epilogue) = self.epilogue(product, regions) {
+            let (right, result) = (weights.transposed(), self.matrix(&regions.output, product.rows, product.outputs));
+            let fused = Product { left, right, result, addend, epilogue: Some(epilogue), scales: None };
+            self.works.push(Work::Product(fused));
             return Ok(());
         }
-        let y = self.arena(&places.output);
+        let y = self.arena(&regions.output);
         let is_gelu = product.activation == Some(Activation::Gelu);
-        let place = if is_gelu { &places.kept } else { &places.output };
-        let result = self.matrix(place, product.rows, product.outputs);
-        self.with_weights(product, Way::Forward, [left, weights, result], addend, &places.scratch)?;
+        let region = if is_gelu { &regions.kept } else { &regions.output };
+        let result = self.matrix(region, product.rows, product.outputs);
+        self.with_weights(product, Phase::Forward, [left, weights, result], addend, &regions.scratch)?;
         if let Some(after) = activation(product, self.format)? {
-            let bias = product.bias.then(|| self.parameter(Memory::Weights, places.ordinals[1]));
-            // Without a bias the product is what is kept.
+            let bias = product.bias.then(|| self.parameter(Memory::Weights, regions.ordinals[1]));
+            // Without a bias, the GEMM result is already the saved tensor.
             let kept = bias.filter(|_| is_gelu).map(|_| result.memory);
             let on = activation::Forward { x: result.memory, bias, kept, y };
             self.works.push(Work::Kernel(after.forward(self.target.blocks, on)?));
@@ -52,65 +52,65 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         Ok(())
     }
 
-    /// What cuBLASLt does after a product before it writes the result; `None` where a kernel of ours does it, or nothing is to be done.
-    fn epilogue(&self, product: &layers::Product, places: &NodePlan) -> Option<Epilogue<M>> {
-        if !self.target.epilogues || !product.bias || fp8::takes(product, self.target, self.format) {
+    /// The cuBLASLt epilogue; `None` if our own kernel does the work, or there is none.
+    fn epilogue(&self, product: &layers::Product, regions: &NodePlan) -> Option<Epilogue<M>> {
+        if !self.target.epilogues || !product.bias || fp8::is_eligible(product, self.target, self.format) {
             return None;
         }
         let (function, kept) = match product.activation {
             None => (Function::Identity, None),
             Some(Activation::Relu) => (Function::Relu, None),
-            Some(Activation::Gelu) => (Function::Gelu, Some(self.matrix(&places.kept, product.rows, product.outputs))),
+            Some(Activation::Gelu) => (Function::Gelu, Some(self.matrix(&regions.kept, product.rows, product.outputs))),
             Some(Activation::Tanh) => return None,
         };
         let fits = |kept: Matrix<M>| kept.pitch.is_multiple_of(KEPT_PITCH);
-        kept.is_none_or(fits).then(|| Epilogue { bias: self.rounded(places.ordinals[1]), function, kept })
+        kept.is_none_or(fits).then(|| Epilogue { bias: self.rounded(regions.ordinals[1]), function, kept })
     }
 
-    /// `result` = `left` and the weights, in 8 bits where that is wanted and fits.
+    /// `result` = `left` times the weights, in FP8 if enabled and supported.
     fn with_weights(
         &mut self,
         product: &layers::Product,
-        way: Way,
+        phase: Phase,
         [left, weights, result]: [Matrix<M>; 3],
         addend: Option<Matrix<M>>,
         scratch: &Region,
     ) -> Result<(), Reason> {
-        if fp8::takes(product, self.target, self.format) {
-            return self.product_in_fp8(way, [left, weights, result], addend, scratch);
+        if fp8::is_eligible(product, self.target, self.format) {
+            return self.product_in_fp8(phase, [left, weights, result], addend, scratch);
         }
-        let right = if way == Way::Forward { weights.transposed() } else { weights };
+        let right = if phase == Phase::Forward { weights.transposed() } else { weights };
         self.works.push(Work::Product(Product { left, right, result, addend, epilogue: None, scales: None }));
         Ok(())
     }
 
-    pub(super) fn product_backward(&mut self, product: &layers::Product, places: &NodePlan) -> Result<(), Reason> {
+    pub(super) fn product_backward(&mut self, product: &layers::Product, regions: &NodePlan) -> Result<(), Reason> {
         if let Some(after) = activation(product, self.format)? {
             let blocks = self.target.blocks;
-            let dy = self.arena(&places.d_output);
+            let dy = self.arena(&regions.d_output);
             let kept = match product.activation {
                 None => dy,
-                Some(Activation::Gelu) => self.arena(&places.kept),
-                Some(Activation::Relu | Activation::Tanh) => self.arena(&places.backward_output),
+                Some(Activation::Gelu) => self.arena(&regions.kept),
+                Some(Activation::Relu | Activation::Tanh) => self.arena(&regions.backward_output),
             };
-            let partial = product.bias.then(|| self.arena(&places.backward_scratch));
+            let partial = product.bias.then(|| self.arena(&regions.backward_scratch));
             self.works.push(Work::Kernel(after.backward(blocks, activation::Backward { kept, dy, partial })?));
             if let Some(partial) = partial {
-                let (d_bias, adds) = self.gradient(places, 1);
+                let (d_bias, adds) = self.gradient(regions, 1);
                 self.works.push(Work::Kernel(after.bias(blocks, partial, d_bias, adds)?));
             }
         }
-        let dy = self.matrix(&places.d_output, product.rows, product.outputs);
-        let x = self.matrix(&places.backward_inputs[0], product.rows, product.inputs);
-        let (memory, adds) = self.gradient(places, 0);
-        let right = self.weight(product.outputs, product.inputs, places);
+        let dy = self.matrix(&regions.d_output, product.rows, product.outputs);
+        let x = self.matrix(&regions.backward_inputs[0], product.rows, product.inputs);
+        let (memory, adds) = self.gradient(regions, 0);
+        let right = self.weight(product.outputs, product.inputs, regions);
         let result = Matrix { memory, format: number(Format::F32), ..right };
         let (left, addend) = (dy.transposed(), adds.then_some(result));
         self.works.push(Work::Product(Product { left, right: x, result, addend, epilogue: None, scales: None }));
-        if let Mode::Write | Mode::Add = places.modes[0] {
-            let result = self.matrix(&places.d_inputs[0], product.rows, product.inputs);
-            let addend = (places.modes[0] == Mode::Add).then_some(result);
-            self.with_weights(product, Way::Backward, [dy, right, result], addend, &places.backward_scratch)?;
+        if let Mode::Write | Mode::Add = regions.modes[0] {
+            let result = self.matrix(&regions.d_inputs[0], product.rows, product.inputs);
+            let addend = (regions.modes[0] == Mode::Add).then_some(result);
+            self.with_weights(product, Phase::Backward, [dy, right, result], addend, &regions.backward_scratch)?;
         }
         Ok(())
     }

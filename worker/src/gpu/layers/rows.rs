@@ -1,4 +1,4 @@
-//! Some of the rows of a tensor.
+//! Row selection.
 
 use super::{Lowering, element, rows, size};
 use crate::cpu::Format;
@@ -11,47 +11,47 @@ use switchyard_cuda::kernels::elementwise::Elementwise;
 use switchyard_cuda::kernels::gather::Gather;
 use switchyard_cuda::kernels::{self, Element};
 
-pub(super) fn kernels_of(picked: &Rows, format: Format) -> Result<Gather, Reason> {
-    Ok(Gather::new(rows(picked.width, format)?, size(picked.count)?, size(picked.of)?)?)
+pub(super) fn kernels_of(selected: &Rows, format: Format) -> Result<Gather, Reason> {
+    Ok(Gather::new(rows(selected.width, format)?, size(selected.count)?, size(selected.of)?)?)
 }
 
 impl<M: kernels::Memory> Lowering<'_, M> {
-    /// Numbers of the rows.
-    fn picked(&self, picked: &Rows, computed: &Computed) -> M {
-        let (memory, from) = match picked.fixed.is_empty() {
+    /// The selected row indices.
+    fn selected(&self, selected: &Rows, computed: &Computed) -> M {
+        let (memory, from) = match selected.fixed.is_empty() {
             true => (Memory::Positions, 0),
             false => (Memory::Constants, computed.constant),
         };
-        self.floats(memory, from, picked.count)
+        self.floats(memory, from, selected.count)
     }
 
-    pub(super) fn rows(&mut self, picked: &Rows, computed: &Computed, places: &NodePlan) -> Result<(), Reason> {
-        let numbers = self.picked(picked, computed);
-        let (x, y) = (self.arena(&places.inputs[0]), self.arena(&places.output));
-        let call = kernels_of(picked, self.format)?.forward(self.target.blocks, numbers, x, y)?;
+    pub(super) fn rows(&mut self, selected: &Rows, computed: &Computed, regions: &NodePlan) -> Result<(), Reason> {
+        let numbers = self.selected(selected, computed);
+        let (x, y) = (self.arena(&regions.inputs[0]), self.arena(&regions.output));
+        let call = kernels_of(selected, self.format)?.forward(self.target.blocks, numbers, x, y)?;
         self.works.push(Work::Kernel(call));
         Ok(())
     }
 
     pub(super) fn rows_backward(
         &mut self,
-        picked: &Rows,
+        selected: &Rows,
         computed: &Computed,
-        places: &NodePlan,
+        regions: &NodePlan,
     ) -> Result<(), Reason> {
-        let (blocks, dx) = (self.target.blocks, self.arena(&places.d_inputs[0]));
-        match places.modes[0] {
+        let (blocks, dx) = (self.target.blocks, self.arena(&regions.d_inputs[0]));
+        match regions.modes[0] {
             Mode::Add => {}
-            // The kernel adds: most rows get nothing.
+            // The kernel adds, because most rows receive nothing.
             Mode::Write => {
                 let zeros = Elementwise { from: Element::F32, to: element(self.format) };
-                let zero = zeros.fill(blocks, size(places.d_inputs[0].len)?, 0.0, dx)?;
+                let zero = zeros.fill(blocks, size(regions.d_inputs[0].len)?, 0.0, dx)?;
                 self.works.push(Work::Kernel(zero));
             }
             _ => return Ok(()),
         }
-        let (numbers, dy) = (self.picked(picked, computed), self.arena(&places.d_output));
-        let call = kernels_of(picked, self.format)?.backward(blocks, numbers, dy, dx)?;
+        let (numbers, dy) = (self.selected(selected, computed), self.arena(&regions.d_output));
+        let call = kernels_of(selected, self.format)?.backward(blocks, numbers, dy, dx)?;
         self.works.push(Work::Kernel(call));
         Ok(())
     }

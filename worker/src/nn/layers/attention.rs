@@ -1,4 +1,4 @@
-//! Self-attention over queries, keys and values that are stored next to each other.
+//! Self-attention over interleaved queries, keys and values.
 
 use crate::cpu::Cpu;
 use crate::cpu::attention::{self, AttentionForward, AttentionShape};
@@ -10,7 +10,7 @@ use crate::nn::{Backward, Form, Forward, Graph, Layer, ModelError, Needs, Tensor
 pub struct Attention {
     /// Must divide the hidden size.
     pub heads: usize,
-    /// A token sees only itself and earlier ones.
+    /// Whether a token attends only to itself and earlier tokens.
     pub causal: bool,
 }
 
@@ -68,7 +68,8 @@ impl Layer for Heads {
     }
 
     fn backward(&mut self, cx: &mut Backward<'_>) {
-        // Its input comes from a layer with parameters and has no other reader, so the gradient is written.
+        // The input comes from a layer with parameters and has no other reader, so the gradient is
+        // written, not added.
         let Some((mut d_qkv, _)) = cx.d_inputs[0].target() else { return };
         let cpu = &cx.kernels.cpu;
         with_format!(d_qkv.format(), E => {

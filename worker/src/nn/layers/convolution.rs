@@ -1,25 +1,26 @@
-//! Convolution of images.
+//! Image convolution.
 
 use crate::cpu::ConvolutionShape;
 use crate::cpu::Cpu;
 use crate::nn::{Backward, Flow, Form, Forward, Graph, INPUTS, Initial, Layer, ModelError, Needs, Role, Tensor};
 
-/// Options of a convolution without bias (a batch norm follows); weights are `[outputs, kernel, kernel, channels]`.
+/// A convolution without bias (a batch norm follows); weights are
+/// `[outputs, kernel, kernel, channels]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Convolution {
-    /// Channels of the result.
+    /// Output channels.
     pub outputs: usize,
-    /// Side of the window in pixels.
+    /// Kernel size in pixels.
     pub kernel: usize,
-    /// Pixels from one window to the next.
+    /// Pixels between neighbouring windows.
     pub stride: usize,
-    /// Zero pixels around the image.
+    /// Zero padding in pixels.
     pub padding: usize,
 }
 
 impl Convolution {
-    /// Appends the layer as `NAME.weight`. Weights start normally distributed with variance 2 / (outputs x kernel area)
-    /// (He and others 2015, fan out).
+    /// Appends the layer as `NAME.weight`. Weights are initially normal with variance 2 / (outputs
+    /// x kernel area) (He et al. 2015, fan out).
     ///
     /// # Errors
     /// The input is not an image, or smaller than the window.

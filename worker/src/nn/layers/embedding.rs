@@ -1,35 +1,35 @@
-//! Tokens to vectors: token, position and, for pairs of sentences, segment.
+//! Token, position and, for sentence pairs, segment embeddings.
 
 use crate::cpu::Cpu;
 use crate::cpu::ops::{self, partials_len};
 use crate::cpu::values::with_format;
 use crate::nn::{Backward, Form, Forward, Graph, Initial, Layer, ModelError, Needs, Parameter, Role, Tensor};
 
-/// Sum of learned vectors of each token, of its position, and of its segment.
+/// Sum of the learned vectors of each token, its position and its segment.
 #[derive(Debug, Clone, Copy)]
 pub struct Embedding<'a> {
     pub context: usize,
     pub width: usize,
-    /// Name and rows of the token table.
+    /// Name and number of rows of the token table.
     pub tokens: (&'a str, usize),
     /// Name of the position table.
     pub positions: &'a str,
-    /// Name and rows of the segment table.
+    /// Name and number of rows of the segment table.
     pub segments: Option<(&'a str, usize)>,
     /// Standard deviation of the initial values.
     pub deviation: f32,
 }
 
 impl Embedding<'_> {
-    /// Appends the layer. Returns the vectors `[batch, context, width]` and the token table, for an output layer that
-    /// shares it.
+    /// Appends the layer. Returns the vectors `[batch, context, width]` and the token table, so
+    /// that an output layer can share it.
     ///
     /// # Errors
-    /// Those of [`Graph::add`].
+    /// See [`Graph::add`].
     pub fn add(self, graph: &mut Graph, name: &str) -> Result<(Tensor, Parameter), ModelError> {
         let initial = Initial::Normal(self.deviation);
         let mut table = |name: &str, rows: usize| graph.parameter(name, &[rows, self.width], Role::Embedding, initial);
-        // In the order in which backward finishes them.
+        // In the order in which backward completes them.
         let mut parameters = vec![table(self.positions, self.context)];
         parameters.extend(self.segments.map(|(name, rows)| table(name, rows)));
         let tokens = table(self.tokens.0, self.tokens.1);
@@ -47,18 +47,18 @@ impl Embedding<'_> {
     }
 }
 
-/// Sums of rows of tables: positions, segments if there are any, tokens.
+/// Sums of table rows: positions, segments if there are any, tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tables {
-    /// Tokens of a micro-batch.
+    /// Tokens per micro-batch.
     pub rows: usize,
-    /// Rows of the table of positions: row `i` of the result gets row `i % context`.
+    /// Rows of the position table: output row `i` uses row `i % context`.
     pub context: usize,
-    /// Rows of the table of tokens.
+    /// Rows of the token table.
     pub vocabulary: usize,
     pub width: usize,
-    /// Rows of the table of segments.
+    /// Rows of the segment table.
     pub segments: Option<usize>,
 }
 

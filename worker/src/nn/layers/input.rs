@@ -1,4 +1,4 @@
-//! The samples of the reader as tensors.
+//! Input samples as tensors.
 
 use crate::cpu::ops::{self, PixelTable};
 use crate::cpu::values::with_format;
@@ -6,8 +6,9 @@ use crate::cpu::{Cpu, Format, bf16, f16};
 use crate::data::Kind;
 use crate::nn::{Backward, Form, Forward, Graph, Layer, ModelError, Needs, Tensor};
 
-/// Images as `[batch, height, width, channels]` (`flat`: `[batch, height * width * channels]`), normalised here by
-/// [`Graph::normalisation`]. If the reader has already normalised them, its floats are used.
+/// Images as `[batch, height, width, channels]` (`flat`: `[batch, height * width * channels]`),
+/// normalised according to [`Graph::normalisation`]. Floats that the reader has already normalised
+/// are used as they are.
 ///
 /// # Errors
 /// The data are not images, or the numbers of means and channels differ.
@@ -53,22 +54,23 @@ pub fn features(graph: &mut Graph, name: &str) -> Result<Tensor, ModelError> {
     graph.add(name, features, &[], &[], &[], &[features.rows, features.width])
 }
 
-/// The result for each value of each channel.
+/// The normalised value of each byte, per channel.
 enum Tables {
     F32(Vec<PixelTable<f32>>),
     Bf16(Vec<PixelTable<bf16>>),
     F16(Vec<PixelTable<f16>>),
 }
 
-/// Bytes of images: `y = (x / 255 - mean) / deviation`. If the reader has already normalised them, its floats are used.
+/// Image bytes: `y = (x / 255 - mean) / deviation`. Floats that the reader has already normalised
+/// are used as they are.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Pixels {
-    /// Pixels of all images.
+    /// Pixels of all images in a micro-batch.
     pub count: usize,
-    /// Mean and deviation of each channel.
+    /// Mean and deviation per channel.
     pub channels: Vec<(f32, f32)>,
-    /// Numbers of a row of the result: the channels of a pixel, or all numbers of an image.
+    /// Elements per output row: the channels of a pixel, or all elements of an image.
     pub width: usize,
 }
 
@@ -105,7 +107,7 @@ impl Layer for Normalise {
     fn backward(&mut self, _: &mut Backward<'_>) {}
 }
 
-/// Floats of the reader: `[rows, width]`.
+/// Floats from the reader: `[rows, width]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Features {

@@ -5,7 +5,7 @@ use crate::cpu::values::with_format;
 use crate::cpu::{Cpu, Epilogue, Matrix, Values};
 use crate::nn::{Backward, Flow, Form, Forward, Graph, Initial, Layer, ModelError, Needs, Parameter, Role, Tensor};
 
-/// Nonlinear function after a layer.
+/// Activation function after a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
     /// max(x, 0)
@@ -16,7 +16,7 @@ pub enum Activation {
     Tanh,
 }
 
-/// Options of a fully connected layer; weights are `[outputs, inputs]`.
+/// A fully connected layer; weights are `[outputs, inputs]`.
 #[derive(Debug, Clone)]
 pub struct Linear {
     outputs: usize,
@@ -31,7 +31,8 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// With bias and without activation. Weights are normally distributed with deviation 0.02, biases are 0.
+    /// With bias and without activation. Weights are initially normal with deviation 0.02, biases
+    /// 0.
     pub fn new(outputs: usize) -> Linear {
         Linear {
             outputs,
@@ -54,32 +55,32 @@ impl Linear {
         Linear { activation: Some(activation), ..self }
     }
 
-    /// Adds a tensor of the output's shape; not together with an activation.
+    /// Adds a tensor of the output's shape; cannot be combined with an activation.
     pub fn residual(self, residual: Tensor) -> Linear {
         Linear { residual: Some(residual), ..self }
     }
 
-    /// Initial values of the weights.
+    /// Sets the initial values of the weights.
     pub fn initial(self, initial: Initial) -> Linear {
         Linear { initial, ..self }
     }
 
-    /// Initial values of the biases.
+    /// Sets the initial values of the biases.
     pub fn initial_bias(self, initial_bias: Initial) -> Linear {
         Linear { initial_bias, ..self }
     }
 
-    /// Uses a matrix of another layer, `[outputs, inputs]`.
+    /// Shares another layer's weights, `[outputs, inputs]`.
     pub fn shared(self, weight: Parameter) -> Linear {
         Linear { shared: Some(weight), ..self }
     }
 
-    /// Other frameworks have this name for the layer, or one for each of several equal parts of its outputs.
+    /// Sets the layer's name in other frameworks, or several names for equal parts of its outputs.
     pub fn exported_as(self, names: impl Into<Vec<String>>) -> Linear {
         Linear { exported_as: names.into(), ..self }
     }
 
-    /// Other frameworks have the weights as `[inputs, outputs]`.
+    /// Exports the weights transposed, as `[inputs, outputs]`.
     pub fn exported_transposed(self) -> Linear {
         Linear { exported_transposed: true, ..self }
     }
@@ -87,7 +88,7 @@ impl Linear {
     /// Appends the layer as `NAME.weight` and `NAME.bias`. The last axis of `x` becomes `outputs`.
     ///
     /// # Errors
-    /// The residual has another shape, or comes together with an activation.
+    /// The residual has a different shape, or is combined with an activation.
     pub fn add(self, graph: &mut Graph, name: &str, x: Tensor) -> Result<Tensor, ModelError> {
         let inputs = graph.width(x);
         let mut shape = graph.shape(x).to_vec();
@@ -136,17 +137,18 @@ fn sum(accumulate: bool) -> Epilogue<'static> {
     if accumulate { Epilogue::Accumulate } else { Epilogue::Overwrite }
 }
 
-/// `y[rows, outputs] = activation(x[rows, inputs] W^T + bias) + residual`, with weights `W[outputs, inputs]`.
+/// `y[rows, outputs] = activation(x[rows, inputs] W^T + bias) + residual`, with weights
+/// `W[outputs, inputs]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Product {
     pub rows: usize,
     pub inputs: usize,
     pub outputs: usize,
-    /// The second parameter.
+    /// Whether there is a bias, the second parameter.
     pub bias: bool,
     pub activation: Option<Activation>,
-    /// The second input; not together with an activation.
+    /// Whether there is a residual, the second input; not combined with an activation.
     pub residual: bool,
 }
 
@@ -162,7 +164,7 @@ impl Layer for Product {
     fn needs(&self, _: &Cpu) -> Needs {
         Needs {
             inputs: [true, false, false],
-            // GELU needs its argument; for the others the output is enough.
+            // GELU's gradient needs its input; for the others the output is enough.
             output: matches!(self.activation, Some(Activation::Relu | Activation::Tanh)),
             kept: if self.activation == Some(Activation::Gelu) { self.rows * self.outputs } else { 0 },
             backward_scratch: partials_len(self.rows, self.outputs) + self.outputs,
@@ -195,7 +197,8 @@ impl Layer for Product {
     fn backward(&mut self, cx: &mut Backward<'_>) {
         let (rows, outputs) = (self.rows, self.outputs);
         let (partials, spare) = cx.scratch.split_at_mut(partials_len(rows, outputs));
-        // Without a bias this gradient is discarded: the kernels of the activations compute both in one pass.
+        // Without a bias this gradient is discarded: the activation kernels compute both in one
+        // pass.
         let (d_bias, accumulate) = if self.bias { cx.gradients.of(1) } else { (spare, false) };
         let cpu = &cx.kernels.cpu;
         with_format!(cx.d_output.format(), E => {

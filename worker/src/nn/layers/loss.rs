@@ -6,17 +6,17 @@ use crate::cpu::values::with_format;
 use crate::data::Batch;
 use crate::nn::{Backward, Flow, Form, Forward, Graph, INPUTS, InputGradient, Layer, ModelError, Needs, Tensor};
 
-/// What logits are compared with.
+/// Source of the targets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// [`Batch::targets`]: a token or a class for each row.
+    /// [`Batch::targets`]: a token or a class per row.
     Classes,
     /// [`Batch::next_sentence`]: whether the second segment follows the first.
     NextSentence,
 }
 
 impl Target {
-    /// In a batch.
+    /// The targets in a batch.
     pub fn of(self, batch: &Batch) -> &[u32] {
         match self {
             Target::Classes => &batch.targets,
@@ -25,20 +25,21 @@ impl Target {
     }
 }
 
-/// Mean cross entropy over the rows of the logits, added to the loss.
+/// Adds the mean cross entropy over the rows of the logits to the loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CrossEntropy {
-    /// What the logits predict.
+    /// The targets of the logits.
     pub target: Target,
-    /// Count right predictions; set for one loss of a model.
+    /// Whether to count correct predictions; set for one loss of a model.
     pub count: bool,
 }
 
 impl CrossEntropy {
-    /// Appends the layer. The logits must have no other reader, because their memory is reused for the gradient.
+    /// Appends the layer. The logits must have no other reader, because their memory is reused for
+    /// the gradient.
     ///
     /// # Errors
-    /// Those of [`Graph::add_loss`].
+    /// See [`Graph::add_loss`].
     pub fn add(self, graph: &mut Graph, name: &str, logits: Tensor) -> Result<(), ModelError> {
         let columns = graph.width(logits);
         let rows = graph.len(logits) / columns;
@@ -53,7 +54,7 @@ impl CrossEntropy {
 pub struct Loss {
     pub rows: usize,
     pub classes: usize,
-    /// Share of a target's probability that is spread over all classes in training.
+    /// Label smoothing: share of a target's probability that training spreads over all classes.
     pub smoothing: f32,
     pub options: CrossEntropy,
 }
@@ -62,8 +63,8 @@ impl Loss {
     fn targets<'a>(&self, batch: &'a Batch, training: bool) -> Targets<'a> {
         let classes = self.options.target.of(batch);
         assert_eq!(classes.len(), self.rows, "targets of a micro-batch");
-        // Smoothing helps training. The loss in evaluation is that of the plain classes, so that it is comparable
-        // between runs.
+        // Smoothing helps only training. Evaluation uses unsmoothed targets, so that losses are
+        // comparable between runs.
         Targets { classes, smoothing: if training { self.smoothing } else { 0.0 } }
     }
 }

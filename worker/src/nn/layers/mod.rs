@@ -1,7 +1,8 @@
-//! The layers of networks. Tensors are row-major; images are `[batch, height, width, channels]`.
+//! Network layers. Tensors are row-major; images are `[batch, height, width, channels]`.
 //!
-//! Each type has a method `add(graph, name, inputs)` that names its parameters as PyTorch does and returns its output. What it appends has the
-//! numbers of the layer in public fields: they are its form for other devices.
+//! Each type has a method `add(graph, name, inputs)` that names its parameters as in PyTorch and
+//! returns its output. The appended [`Layer`](super::Layer) has the layer's sizes in public fields;
+//! it is also the [`Form`](super::Form) for other devices.
 
 mod attention;
 mod convolution;

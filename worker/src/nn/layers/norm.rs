@@ -8,7 +8,7 @@ use crate::nn::{
     Tensor,
 };
 
-/// `NAME.weight` and `NAME.bias`, with one number per channel.
+/// `NAME.weight` and `NAME.bias`, with one value per channel.
 fn scale_and_shift(graph: &mut Graph, name: &str, channels: usize, scale: f32) -> [Parameter; 2] {
     let mut vector = |part: &str, value: f32| {
         graph.parameter(&format!("{name}.{part}"), &[channels], Role::Vector, Initial::Constant(value))
@@ -24,7 +24,7 @@ impl LayerNorm {
     /// Appends the layer as `NAME.weight` and `NAME.bias`.
     ///
     /// # Errors
-    /// Those of [`Graph::add`].
+    /// See [`Graph::add`].
     pub fn add(self, graph: &mut Graph, name: &str, x: Tensor) -> Result<Tensor, ModelError> {
         let width = graph.width(x);
         let parameters = scale_and_shift(graph, name, width, 1.0);
@@ -92,8 +92,8 @@ impl Layer for RowNorm {
     }
 }
 
-/// Batch normalisation of channels, the last axis (Ioffe and Szegedy 2015), epsilon 1e-5, with what often follows:
-/// `y = rectifier(normalised x + residual)`.
+/// Batch normalisation over channels, the last axis (Ioffe and Szegedy 2015), epsilon 1e-5, with an
+/// optional residual and ReLU: `y = relu(normalised x + residual)`.
 #[derive(Debug, Clone, Copy)]
 pub struct BatchNorm {
     residual: Option<Tensor>,
@@ -113,21 +113,22 @@ impl BatchNorm {
         BatchNorm { residual: Some(residual), ..self }
     }
 
-    /// Sets negative results to 0.
+    /// Applies ReLU.
     pub fn relu(self) -> BatchNorm {
         BatchNorm { relu: true, ..self }
     }
 
-    /// Initial factor of all channels; with 0 a residual block starts as the identity (Goyal and others 2017, section
-    /// 5.1).
+    /// Sets the initial scale of all channels; with 0, a residual block starts as the identity
+    /// (Goyal et al. 2017, section 5.1).
     pub fn initial(self, initial: f32) -> BatchNorm {
         BatchNorm { initial, ..self }
     }
 
-    /// Appends the layer as `NAME.weight`, `NAME.bias` and the statistics `NAME.running_mean`, `NAME.running_var`.
+    /// Appends the layer as `NAME.weight`, `NAME.bias` and the statistics `NAME.running_mean`,
+    /// `NAME.running_var`.
     ///
     /// # Errors
-    /// There is only one row, so there is no variance, or the residual has another shape.
+    /// There is only one row and therefore no variance, or the residual has a different shape.
     pub fn add(self, graph: &mut Graph, name: &str, x: Tensor) -> Result<Tensor, ModelError> {
         let channels = graph.width(x);
         let rows = graph.len(x) / channels;
@@ -148,14 +149,14 @@ impl BatchNorm {
     }
 }
 
-/// Batch normalisation of `[rows, channels]`: `y = rectifier(normalised x + residual)`.
+/// Batch normalisation of `[rows, channels]`: `y = relu(normalised x + residual)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ChannelNorm {
-    /// Pixels of all images.
+    /// Pixels of all images in a micro-batch.
     pub rows: usize,
     pub channels: usize,
-    /// The second input.
+    /// Whether there is a residual, the second input.
     pub residual: bool,
     pub relu: bool,
 }

@@ -1,11 +1,11 @@
-//! Pooling of images.
+//! Image pooling.
 
 use crate::cpu::Cpu;
 use crate::cpu::ops::{self, Window};
 use crate::cpu::values::with_format;
 use crate::nn::{Backward, Form, Forward, Graph, Layer, ModelError, Needs, Tensor};
 
-/// The largest value of each window of `kernel` x `kernel` pixels and channel.
+/// The maximum of each window of `kernel` x `kernel` pixels, per channel.
 ///
 /// # Errors
 /// The input is not an image, or smaller than the window.
@@ -51,27 +51,27 @@ impl Layer for MaxPool {
     }
 
     fn needs(&self, _: &Cpu) -> Needs {
-        // One byte per result: its position in the window.
+        // One byte per output: its index in the window.
         Needs { saved: self.outputs().div_ceil(4), ..Needs::default() }
     }
 
     fn forward(&mut self, cx: &mut Forward<'_>) {
-        let places = &mut bytemuck::cast_slice_mut(cx.saved)[..self.outputs()];
+        let indices = &mut bytemuck::cast_slice_mut(cx.saved)[..self.outputs()];
         with_format!(cx.output.format(), E => {
-            ops::max_pool::<E>(&cx.kernels.cpu, &self.0, cx.inputs[0].of::<E>(), cx.output.of::<E>(), places);
+            ops::max_pool::<E>(&cx.kernels.cpu, &self.0, cx.inputs[0].of::<E>(), cx.output.of::<E>(), indices);
         });
     }
 
     fn backward(&mut self, cx: &mut Backward<'_>) {
-        let places = &bytemuck::cast_slice(cx.saved)[..self.outputs()];
+        let indices = &bytemuck::cast_slice(cx.saved)[..self.outputs()];
         let Some((mut dx, _)) = cx.d_inputs[0].target() else { return };
         with_format!(dx.format(), E => {
-            ops::max_pool_backward::<E>(&cx.kernels.cpu, &self.0, cx.d_output.of::<E>(), places, dx.of::<E>());
+            ops::max_pool_backward::<E>(&cx.kernels.cpu, &self.0, cx.d_output.of::<E>(), indices, dx.of::<E>());
         });
     }
 }
 
-/// The mean over all pixels: `[batch, height, width, channels]` to `[batch, channels]`.
+/// Mean over all pixels: `[batch, height, width, channels]` to `[batch, channels]`.
 ///
 /// # Errors
 /// The input is not an image.
@@ -82,12 +82,12 @@ pub fn average_pool(graph: &mut Graph, name: &str, x: Tensor) -> Result<Tensor, 
     graph.add(name, AveragePool { batch, pixels: height * width, channels }, &[x], &[], &[], &[batch, channels])
 }
 
-/// The mean over pixels: `[batch, pixels, channels]` to `[batch, channels]`.
+/// Mean over pixels: `[batch, pixels, channels]` to `[batch, channels]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AveragePool {
     pub batch: usize,
-    /// Of an image.
+    /// Pixels per image.
     pub pixels: usize,
     pub channels: usize,
 }

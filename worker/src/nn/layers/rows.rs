@@ -1,20 +1,20 @@
-//! Some of the rows of a tensor.
+//! Row selection.
 
 use crate::cpu::Cpu;
 use crate::cpu::ops;
 use crate::cpu::values::with_format;
 use crate::nn::{Backward, Flow, Form, Forward, Graph, INPUTS, Layer, ModelError, Needs, Tensor};
 
-/// Which rows.
+/// The rows to select.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pick {
-    /// [`crate::data::Batch::positions`], the same number in every sample: the tokens to predict.
+    /// [`crate::data::Batch::positions`], the same number per sample: the tokens to predict.
     Positions(usize),
-    /// The first of each sample.
+    /// The first row of each sample.
     First,
 }
 
-/// `[batch, context, width]` to `[rows, width]`.
+/// Selects rows: `[batch, context, width]` to `[rows, width]`.
 ///
 /// # Errors
 /// The input has the wrong number of axes.
@@ -30,14 +30,14 @@ pub fn pick_rows(graph: &mut Graph, name: &str, x: Tensor, pick: Pick) -> Result
     graph.add(name, layer, &[x], &[], &[], &[count, width])
 }
 
-/// Some of the rows of `[of, width]` as `[count, width]`.
+/// Selects `count` rows of `[of, width]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Rows {
     pub count: usize,
     pub of: usize,
     pub width: usize,
-    /// Numbers of the rows; empty: those of [`crate::data::Batch::positions`].
+    /// Fixed row indices; if empty, [`crate::data::Batch::positions`] selects the rows.
     pub fixed: Vec<u32>,
 }
 

@@ -1,12 +1,13 @@
-//! What is wrong with a program, found without running it.
+//! Static checks of a program.
 //!
-//! One pass with a clock per lane: a record stores the lane's clock, a wait joins it, so of any two operations it is known whether one is
-//! done when the other starts. For every range of memory the pass keeps who wrote it last and who has read it since.
+//! A single pass with a vector clock per lane: recording an event stores the lane's clock and
+//! waiting merges it, so for any two operations we know whether one completes before the other
+//! starts. For every memory range, the pass tracks the last writer and all later readers.
 
 use super::{Access, Event, Lane, Memory, Program, Step, Work};
 use std::collections::BTreeMap;
 
-/// The first thing that is wrong with a program. Operations are shown as in its text.
+/// The first error in a program. Operations are displayed as in the program's text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     #[error("{step} uses {access}, which ends beyond its memory of {bytes} bytes")]
@@ -17,40 +18,41 @@ pub enum Fault {
     Overwritten { step: String, access: String, writer: String },
     #[error("{second} uses {access}, and nothing makes it wait for {first}")]
     Unordered { first: String, second: String, access: String },
-    #[error("{step} adds to {access}, which {reader} has taken already")]
+    #[error("{step} adds to {access}, which {reader} has already consumed")]
     Late { step: String, access: String, reader: String },
-    #[error("{step}: nothing has recorded that")]
+    #[error("{step}: nothing has recorded this event")]
     NoEvent { step: String },
 }
 
-/// Bytes with one history.
+/// Bytes with a common history.
 #[derive(Debug, Clone)]
-struct Stretch {
+struct Interval {
     end: usize,
-    /// `None`: since before the step.
+    /// `None` if the contents predate the step.
     writer: Option<usize>,
     readers: Vec<usize>,
 }
 
-/// Operations of each lane that are done before an operation starts, by the number of the lane.
+/// For each lane, by index, the number of operations that complete before an operation starts.
 type Clock = Vec<usize>;
 
 struct Checker<'a> {
     program: &'a Program,
-    /// Of each operation seen: its lane, its number in that lane, and its clock.
+    /// Of each visited operation: its lane, its index in that lane, and its clock.
     seen: Vec<(usize, usize, Clock)>,
-    memories: BTreeMap<Memory, BTreeMap<usize, Stretch>>,
+    memories: BTreeMap<Memory, BTreeMap<usize, Interval>>,
 }
 
 impl Program {
-    /// Finds reads of what was not written, memory that is used again too early, operations that conflict and are not ordered by a lane or
-    /// an event, and additions to what has already been taken.
+    /// Finds reads of unwritten memory, memory that is reused too early, conflicting operations
+    /// that neither a lane nor an event orders, and additions to values that have already been
+    /// consumed.
     ///
     /// # Errors
-    /// The first fault in the order of the operations.
+    /// The first error in operation order.
     pub fn check(&self) -> Result<(), Fault> {
-        let given = BTreeMap::from([(0, Stretch { end: self.weights, writer: None, readers: Vec::new() })]);
-        let memories = BTreeMap::from([(Memory::Weights, given)]);
+        let initial = BTreeMap::from([(0, Interval { end: self.weights, writer: None, readers: Vec::new() })]);
+        let memories = BTreeMap::from([(Memory::Weights, initial)]);
         let mut checker = Checker { program: self, seen: Vec::with_capacity(self.steps.len()), memories };
         let mut lanes: Vec<(Lane, Clock)> = Vec::new();
         let mut events: Vec<(Event, Clock)> = Vec::new();
@@ -107,16 +109,16 @@ impl Checker<'_> {
         let adds = step.writes.iter().any(|write| write.content == access.content);
         let unwritten = || Fault::Unwritten { step: step.to_string(), access: access.to_string() };
         let mut at = access.range.start;
-        for (start, stretch) in self.stretches(access) {
+        for (start, interval) in self.intervals(access) {
             if start > at {
                 return Err(unwritten());
             }
-            at = stretch.end;
-            if let Some(writer) = stretch.writer {
+            at = interval.end;
+            if let Some(writer) = interval.writer {
                 self.ordered(writer, index, access)?;
                 let writes = &self.program.steps[writer].writes;
                 let holds = |write: &Access| {
-                    write.content == access.content && write.range.start <= start && stretch.end <= write.range.end
+                    write.content == access.content && write.range.start <= start && interval.end <= write.range.end
                 };
                 if !writes.iter().any(holds) {
                     let writer = self.program.steps[writer].to_string();
@@ -128,8 +130,9 @@ impl Checker<'_> {
                 let of = |list: &[Access]| list.iter().any(|other| other.content == access.content);
                 **reader != index && of(&other.reads) && !of(&other.writes)
             };
-            // Weights are read by all, and moved at the end.
-            if let Some(reader) = stretch.readers.iter().find(took).filter(|_| adds && access.memory != Memory::Weights)
+            // All operations read the weights; they are updated at the end.
+            if let Some(reader) =
+                interval.readers.iter().find(took).filter(|_| adds && access.memory != Memory::Weights)
             {
                 let reader = self.program.steps[*reader].to_string();
                 return Err(Fault::Late { step: step.to_string(), access: access.to_string(), reader });
@@ -139,42 +142,42 @@ impl Checker<'_> {
             return Err(unwritten());
         }
         let ranges = self.memories.entry(access.memory).or_default();
-        for (_, stretch) in ranges.range_mut(access.range.clone()) {
-            stretch.readers.push(index);
+        for (_, interval) in ranges.range_mut(access.range.clone()) {
+            interval.readers.push(index);
         }
         Ok(())
     }
 
     fn write(&mut self, index: usize, access: &Access) -> Result<(), Fault> {
-        for (_, stretch) in self.stretches(access) {
-            for other in stretch.writer.iter().chain(&stretch.readers).filter(|other| **other != index) {
+        for (_, interval) in self.intervals(access) {
+            for other in interval.writer.iter().chain(&interval.readers).filter(|other| **other != index) {
                 self.ordered(*other, index, access)?;
             }
         }
         let ranges = self.memories.entry(access.memory).or_default();
         let old: Vec<usize> = ranges.range(access.range.clone()).map(|(start, _)| *start).collect();
         old.iter().for_each(|start| drop(ranges.remove(start)));
-        let new = Stretch { end: access.range.end, writer: Some(index), readers: Vec::new() };
+        let new = Interval { end: access.range.end, writer: Some(index), readers: Vec::new() };
         ranges.insert(access.range.start, new);
         Ok(())
     }
 
-    /// The stretches of an access, cut at its ends.
-    fn stretches(&mut self, access: &Access) -> Vec<(usize, Stretch)> {
+    /// The intervals of an access, split at its ends.
+    fn intervals(&mut self, access: &Access) -> Vec<(usize, Interval)> {
         let ranges = self.memories.entry(access.memory).or_default();
         for cut in [access.range.start, access.range.end] {
-            if let Some((_, stretch)) = ranges.range_mut(..cut).next_back()
-                && stretch.end > cut
+            if let Some((_, interval)) = ranges.range_mut(..cut).next_back()
+                && interval.end > cut
             {
-                let rest = stretch.clone();
-                stretch.end = cut;
+                let rest = interval.clone();
+                interval.end = cut;
                 ranges.insert(cut, rest);
             }
         }
-        ranges.range(access.range.clone()).map(|(start, stretch)| (*start, stretch.clone())).collect()
+        ranges.range(access.range.clone()).map(|(start, interval)| (*start, interval.clone())).collect()
     }
 
-    /// Whether an operation is done when another starts.
+    /// Whether one operation completes before another starts.
     fn ordered(&self, first: usize, second: usize, access: &Access) -> Result<(), Fault> {
         let (lane, number, _) = &self.seen[first];
         if self.seen[second].2.get(*lane).is_some_and(|done| done > number) {

@@ -1,14 +1,14 @@
-//! What a device is told to do in one training step: operations on lanes, what each computes, and all the memory
-//! that it reads and writes.
+//! A training step as data: operations on lanes, with all the memory that each reads and writes.
 //!
 //! ```text
-//! Network::program -> Program -> check    orders, contents and life times, without a device
+//! Network::program -> Program -> check    verifies order, contents and lifetimes without a device
 //!                            -> Display   one line per operation, for golden files
 //! ```
 //!
-//! A lane runs its operations in order, like a stream of a GPU or a communication thread. Lanes wait for each other by events only. The
-//! addresses of a static plan are known before anything runs, so a wrong order, a buffer that is used again too early, and a reduction that
-//! starts before its last gradient are found here, where no device is.
+//! A lane runs its operations in order, like a GPU stream or a communication thread. Lanes
+//! synchronise only through events. A static plan fixes all addresses before anything runs, so
+//! wrong orders, buffers that are reused too early, and reductions that start before their last
+//! gradient are all detected here, without a device.
 
 mod check;
 mod record;
@@ -20,59 +20,59 @@ use super::form::Form;
 use std::fmt;
 use std::ops::Range;
 
-/// A memory of the device. Addresses are bytes from its start.
+/// A device memory. Addresses are byte offsets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Memory {
-    /// Activations, their gradients and scratch memory, placed by the plan.
+    /// Activations, their gradients and scratch memory, laid out by the plan.
     Arena,
-    /// 32-bit weights in the order of the layout; they hold values before the step.
+    /// f32 weights in layout order; initialised before the step.
     Weights,
-    /// 32-bit gradients in the order of the layout.
+    /// f32 gradients in layout order.
     Gradients,
 }
 
-/// What memory holds.
+/// Contents of a memory range.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
-    /// The output of a layer.
+    /// A layer's output.
     Value(String),
-    /// The complete or partial gradient of that output.
+    /// The complete or partial gradient of a layer's output.
     Gradient(String),
-    /// What a layer delivers for one of its inputs before it is added to that input's gradient.
+    /// A layer's contribution to an input's gradient, not yet added to it.
     Part(String, usize),
-    /// What a layer keeps from forward to backward, in 32 bits.
+    /// Saved by a layer for backward, in f32.
     Saved(String),
-    /// The same in the network's format.
+    /// Saved by a layer for backward, in the network's format.
     Kept(String),
-    /// Of no use to anybody after the operation.
+    /// Unused after the operation.
     Scratch(String),
     /// A parameter.
     Weight(String),
-    /// The gradient of a parameter.
+    /// A parameter's gradient.
     WeightGradient(String),
-    /// The gradients of a bucket, summed over all ranks.
+    /// A bucket's gradients, summed over all ranks.
     Sum(usize),
 }
 
-/// A content and where it is.
+/// A memory range and its contents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Access {
     pub memory: Memory,
-    /// Bytes; never empty.
+    /// In bytes; never empty.
     pub range: Range<usize>,
     pub content: Content,
 }
 
-/// What runs in order.
+/// A sequence of operations that run in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
     /// Forward, backward and the optimizer.
     Compute,
-    /// One of the communicators.
+    /// A communicator.
     Reduce(usize),
 }
 
-/// What one lane tells another.
+/// A signal between lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// All gradients of this all-reduce are final on this rank.
@@ -84,17 +84,17 @@ pub enum Event {
 /// One operation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Work {
-    /// Of a layer, and what it computes.
+    /// A layer's forward pass and its form.
     Forward(String, Form),
-    /// The gradients of the same.
+    /// A layer's backward pass and its form.
     Backward(String, Form),
-    /// Moves or adds what a layer delivered to the gradient of an input.
+    /// Moves or adds a layer's contribution to an input's gradient.
     Pass(String),
     /// Sums a bucket over all ranks, in place.
     Reduce(usize),
-    /// The norm of all gradients.
+    /// Computes the norm of all gradients.
     Norm,
-    /// Moves the weights of a bucket.
+    /// Updates a bucket's weights.
     Update(usize),
     Record(Event),
     Wait(Event),
@@ -108,18 +108,18 @@ pub struct Step {
     pub writes: Vec<Access>,
 }
 
-/// The operations of one training step, in an order in which one thread may launch them.
+/// The operations of one training step, in an order in which a single thread can launch them.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Program {
     pub steps: Vec<Step>,
-    /// Bytes of the arena.
+    /// Arena size in bytes.
     pub arena: usize,
-    /// Bytes of the weights, and of the gradients.
+    /// Size of the weights, and of the gradients, in bytes.
     pub weights: usize,
 }
 
 impl Program {
-    /// Bytes of a memory.
+    /// Size of a memory in bytes.
     fn bytes(&self, memory: Memory) -> usize {
         match memory {
             Memory::Arena => self.arena,

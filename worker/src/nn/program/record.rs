@@ -1,4 +1,4 @@
-//! The program of a network: what the plan of its layers and the buckets of its gradients come to.
+//! Records a network's program from its plan and its gradient buckets.
 
 use super::{Access, Content, Event, Lane, Memory, Program, Step, Work};
 use crate::nn::arena::Region;
@@ -7,32 +7,32 @@ use crate::nn::layout::{Bucket, Layout};
 use crate::nn::plan::{Mode, NetworkPlan, NodePlan};
 use std::ops::Range;
 
-/// How the gradients of a step are reduced.
+/// How a step's gradients are reduced.
 #[derive(Debug, Clone, Copy)]
 pub struct Reductions<'a> {
-    /// Ranges of the gradients, in the order in which backward completes them.
+    /// Gradient ranges, in the order in which backward completes them.
     pub buckets: &'a [Bucket],
-    /// The buckets of each all-reduce, in order; together all of them.
+    /// The buckets of each all-reduce, in order; together they cover all buckets.
     pub runs: &'a [Range<usize>],
-    /// Communicators, at least 1: all-reduce `i` goes to communicator `i % lanes`.
+    /// Number of communicators, at least 1: all-reduce `i` uses communicator `i % lanes`.
     pub lanes: usize,
-    /// Micro-batches of the step, at least 1.
+    /// Micro-batches per step, at least 1.
     pub micro_batches: usize,
 }
 
 impl Program {
-    /// Of one training step: all micro-batches, the all-reduces, the optimizer.
+    /// Records one training step: all micro-batches, the all-reduces, the optimizer.
     pub(crate) fn record(nodes: &[Node], plan: &NetworkPlan, reductions: &Reductions<'_>) -> Program {
         let tensors = nodes.iter().filter(|node| node.output.is_some()).map(|node| node.name.as_str()).collect();
         let mut recorder = Recorder { layout: &plan.layout, tensors, steps: Vec::new() };
         for micro_batch in 0..reductions.micro_batches {
             let is_last = micro_batch + 1 == reductions.micro_batches;
-            for (node, places) in nodes.iter().zip(&plan.nodes) {
-                recorder.forward(node, places);
+            for (node, regions) in nodes.iter().zip(&plan.nodes) {
+                recorder.forward(node, regions);
             }
-            for (node, places) in nodes.iter().zip(&plan.nodes).rev().filter(|(_, places)| places.backward) {
-                recorder.backward(node, places, micro_batch > 0);
-                for &ordinal in places.finished.iter().filter(|_| is_last) {
+            for (node, regions) in nodes.iter().zip(&plan.nodes).rev().filter(|(_, regions)| regions.backward) {
+                recorder.backward(node, regions, micro_batch > 0);
+                for &ordinal in regions.finished.iter().filter(|_| is_last) {
                     recorder.reduce_after(ordinal, reductions);
                 }
             }
@@ -42,12 +42,12 @@ impl Program {
     }
 }
 
-/// Bytes of a weight or gradient.
+/// Bytes per weight or gradient.
 const FLOAT: usize = size_of::<f32>();
 
 struct Recorder<'a> {
     layout: &'a Layout,
-    /// Name of each tensor: that of the layer that computes it.
+    /// Name of each tensor, taken from the layer that computes it.
     tensors: Vec<&'a str>,
     steps: Vec<Step>,
 }
@@ -78,55 +78,55 @@ impl Recorder<'_> {
         access(Memory::Gradients, parameter.range(), Content::WeightGradient(parameter.name.clone()))
     }
 
-    fn forward(&mut self, node: &Node, places: &NodePlan) {
+    fn forward(&mut self, node: &Node, regions: &NodePlan) {
         let name = || node.name.clone();
         let mut reads = Vec::new();
-        for (&tensor, place) in node.inputs.iter().zip(&places.inputs) {
-            reads.extend(in_arena(place, self.value(tensor)));
+        for (&tensor, region) in node.inputs.iter().zip(&regions.inputs) {
+            reads.extend(in_arena(region, self.value(tensor)));
         }
-        reads.extend(self.weights(&places.ordinals));
+        reads.extend(self.weights(&regions.ordinals));
         let mut writes = Vec::new();
-        writes.extend(node.output.and_then(|tensor| in_arena(&places.output, self.value(tensor))));
-        writes.extend(in_arena(&places.saved, Content::Saved(name())));
-        writes.extend(in_arena(&places.kept, Content::Kept(name())));
-        writes.extend(in_arena(&places.scratch, Content::Scratch(name())));
+        writes.extend(node.output.and_then(|tensor| in_arena(&regions.output, self.value(tensor))));
+        writes.extend(in_arena(&regions.saved, Content::Saved(name())));
+        writes.extend(in_arena(&regions.kept, Content::Kept(name())));
+        writes.extend(in_arena(&regions.scratch, Content::Scratch(name())));
         self.push(Lane::Compute, Work::Forward(name(), node.layer.form()), reads, writes);
     }
 
-    /// `adds`: to the gradients of earlier micro-batches.
-    fn backward(&mut self, node: &Node, places: &NodePlan, adds: bool) {
+    /// `adds`: whether to add to the gradients of earlier micro-batches.
+    fn backward(&mut self, node: &Node, regions: &NodePlan, adds: bool) {
         let name = || node.name.clone();
-        let scratch = |place: &Region| in_arena(place, Content::Scratch(name()));
+        let scratch = |region: &Region| in_arena(region, Content::Scratch(name()));
         let (mut reads, mut writes, mut passes) = (Vec::new(), Vec::new(), Vec::new());
-        for (&tensor, place) in node.inputs.iter().zip(&places.backward_inputs) {
-            reads.extend(in_arena(place, self.value(tensor)));
+        for (&tensor, region) in node.inputs.iter().zip(&regions.backward_inputs) {
+            reads.extend(in_arena(region, self.value(tensor)));
         }
         if let Some(tensor) = node.output {
-            reads.extend(in_arena(&places.backward_output, self.value(tensor)));
-            reads.extend(in_arena(&places.d_output, self.gradient(tensor)));
+            reads.extend(in_arena(&regions.backward_output, self.value(tensor)));
+            reads.extend(in_arena(&regions.d_output, self.gradient(tensor)));
         }
-        reads.extend(in_arena(&places.saved, Content::Saved(name())));
-        reads.extend(in_arena(&places.kept, Content::Kept(name())));
-        reads.extend(self.weights(&places.ordinals));
-        // A layer may do what it likes with these.
-        for place in [&places.backward_scratch, &places.saved, &places.kept, &places.d_output] {
-            writes.extend(scratch(place));
+        reads.extend(in_arena(&regions.saved, Content::Saved(name())));
+        reads.extend(in_arena(&regions.kept, Content::Kept(name())));
+        reads.extend(self.weights(&regions.ordinals));
+        // A layer can overwrite all of these.
+        for region in [&regions.backward_scratch, &regions.saved, &regions.kept, &regions.d_output] {
+            writes.extend(scratch(region));
         }
         for (k, &tensor) in node.inputs.iter().enumerate() {
-            let pass = places.passes.iter().find(|pass| pass.input == k);
+            let pass = regions.passes.iter().find(|pass| pass.input == k);
             let delivered = if pass.is_some() { Content::Part(name(), k) } else { self.gradient(tensor) };
-            let place = &places.d_inputs[k];
-            match places.modes[k] {
+            let region = &regions.d_inputs[k];
+            match regions.modes[k] {
                 Mode::None => {}
-                Mode::Write => writes.extend(in_arena(place, delivered)),
+                Mode::Write => writes.extend(in_arena(region, delivered)),
                 Mode::Add => {
-                    reads.extend(in_arena(place, self.gradient(tensor)));
-                    writes.extend(in_arena(place, delivered));
+                    reads.extend(in_arena(region, self.gradient(tensor)));
+                    writes.extend(in_arena(region, delivered));
                 }
-                Mode::InPlace => writes.extend(in_arena(&places.d_output, delivered)),
+                Mode::InPlace => writes.extend(in_arena(&regions.d_output, delivered)),
                 Mode::OverInput => {
-                    reads.extend(in_arena(place, self.value(tensor)));
-                    writes.extend(in_arena(place, delivered));
+                    reads.extend(in_arena(region, self.value(tensor)));
+                    writes.extend(in_arena(region, delivered));
                 }
             }
             if let Some(pass) = pass {
@@ -135,7 +135,7 @@ impl Recorder<'_> {
                 passes.push((from, in_arena(&pass.to, self.gradient(tensor)).into_iter().collect()));
             }
         }
-        for (&ordinal, &written) in places.ordinals.iter().zip(&places.written) {
+        for (&ordinal, &written) in regions.ordinals.iter().zip(&regions.written) {
             reads.extend((adds || written).then(|| self.weight_gradient(ordinal)));
             writes.push(self.weight_gradient(ordinal));
         }
@@ -145,7 +145,7 @@ impl Recorder<'_> {
         }
     }
 
-    /// Starts the all-reduce that this gradient completes, if there is one.
+    /// Starts the all-reduce that this gradient completes, if any.
     fn reduce_after(&mut self, ordinal: usize, reductions: &Reductions<'_>) {
         let Reductions { buckets, runs, lanes, .. } = *reductions;
         let ends = |run: &Range<usize>| buckets[run.end - 1].last == ordinal;
@@ -181,13 +181,13 @@ fn sum(index: usize, bucket: &Bucket) -> Access {
     access(Memory::Gradients, bucket.range.clone(), Content::Sum(index))
 }
 
-/// `numbers`: of 32 bits.
+/// `numbers`: range in f32 elements.
 fn access(memory: Memory, numbers: Range<usize>, content: Content) -> Access {
     Access { memory, range: FLOAT * numbers.start..FLOAT * numbers.end, content }
 }
 
-/// `None` for an empty place.
-fn in_arena(place: &Region, content: Content) -> Option<Access> {
-    let range = place.offset..place.offset + place.bytes();
+/// `None` for an empty region.
+fn in_arena(region: &Region, content: Content) -> Option<Access> {
+    let range = region.offset..region.offset + region.bytes();
     (!range.is_empty()).then_some(Access { memory: Memory::Arena, range, content })
 }

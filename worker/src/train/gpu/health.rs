@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use switchyard_cuda::Error;
 use switchyard_cuda::find::{NVML, Places};
-use switchyard_cuda::nvml::{Gpu, Heard, Listener, Nvml, State};
+use switchyard_cuda::nvml::{Gpu, GpuEvent, Listener, Nvml, State};
 use switchyard_worker_contract::gpu::{GpuReport, PcieWidth, Slowed, SlowedBy};
 
 /// Longest wait for an error: how long the end of a rank may wait for this thread.
@@ -132,14 +132,14 @@ impl Shared {
                 Some(listener) => listener.wait(WAIT),
                 None => {
                     std::thread::park_timeout(WAIT);
-                    Ok(Heard::Nothing)
+                    Ok(GpuEvent::Nothing)
                 }
             };
             let now = Instant::now();
             match heard {
-                Ok(Heard::Nothing) => self.count(),
-                Ok(Heard::Xid(xid)) => recorder.change_gpu(|report| add_xid(report, xid)),
-                Ok(Heard::Lost) => return recorder.change_gpu(|report| report.is_lost = true),
+                Ok(GpuEvent::Nothing) => self.count(),
+                Ok(GpuEvent::Xid(xid)) => recorder.change_gpu(|report| add_xid(report, xid)),
+                Ok(GpuEvent::Lost) => return recorder.change_gpu(|report| report.is_lost = true),
                 // The driver is gone, and with it all that could be said.
                 Err(_) => return,
             }

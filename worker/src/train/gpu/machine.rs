@@ -8,7 +8,7 @@ use std::path::Path;
 use switchyard_cuda::cublaslt::CublasLt;
 use switchyard_cuda::cudnn::Cudnn;
 use switchyard_cuda::driver::{Context, Device, Driver};
-use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, NVRTC, Places, VARIABLE, Wanted};
+use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, LibrarySpec, NVRTC, Places, VARIABLE};
 use switchyard_cuda::nvrtc::Nvrtc;
 use switchyard_cuda::operation;
 use switchyard_cuda::{Error, Library, version};
@@ -40,7 +40,7 @@ impl Machine {
     /// A library or a GPU is missing.
     pub fn open() -> Result<Machine, TrainError> {
         let places = Places::new(|name| std::env::var_os(name), Path::new("/"), None);
-        let library = |wanted: &Wanted| places.open(wanted).map(|found| found.library).map_err(missing);
+        let library = |wanted: &LibrarySpec| places.open(wanted).map(|found| found.library).map_err(missing);
         let driver = Driver::new(&library(&DRIVER)?).map_err(missing)?;
         let (nvrtc, cublaslt) = (library(&NVRTC)?, library(&CUBLASLT)?);
         let devices = driver.devices().map_err(missing)?;

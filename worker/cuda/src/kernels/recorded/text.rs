@@ -1,11 +1,13 @@
-//! A case as a line: fields with tabs between, and lists in them with spaces between.
+//! Text format of cases: one per line, with tab-separated fields whose list items are separated by
+//! spaces.
 //!
 //! ```text
-//! layer_norm.cu  version  -DELEMENT=bf16 -DWIDTH=33  layer_norm_forward  2 256 0  r0:0:80 w1:0:80 a i5 f3f800000  x=0-80>0-80 y=80-160>160-240
+//! sum.cu  version  -DWIDTH=33  sum  2 256 0  r0:0:80 w1:0:80 a i5  x=0-80>0-80 y=80-160>160-240
 //! ```
 //!
-//! An argument is memory that is read, written or updated (buffer, first byte, bytes), absent, an integer or the bits of a float. A buffer
-//! has its name, and where its bytes before and after the launch are.
+//! An argument is memory that is read, written or updated (buffer, offset, bytes), absent, an
+//! integer, or the bits of a float. A buffer has a name, and the ranges of its bytes before and
+//! after the launch.
 
 use super::{Case, Kept, Place, Recorded};
 use crate::error::Error;
@@ -103,7 +105,7 @@ fn parse_buffer(text: &str) -> Option<Kept> {
     Some(Kept { name: name.to_owned(), before: ranges(before)?, after: ranges(after)? })
 }
 
-/// Exactly so many numbers.
+/// Parses exactly N values.
 fn numbers<T: FromStr, const N: usize>(text: &str, between: char) -> Option<[T; N]> {
     let all: Vec<T> = text.split(between).map(|number| number.parse().ok()).collect::<Option<_>>()?;
     all.try_into().ok()
@@ -114,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_case_that_was_written_is_read_again() {
+    fn cases_round_trip() {
         let place = Place { buffer: 1, offset: 4, bytes: 80 };
         let arguments = vec![
             Argument::Reads(place),
@@ -143,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_case_is_refused() {
+    fn malformed_cases_are_rejected() {
         let line = "x.cu\t0000000000000001\t\tx\t1 2 3\tr0:0:8 i5\tx=0-8>0-8";
         assert!(line.parse::<Case>().is_ok());
         for (from, to) in [

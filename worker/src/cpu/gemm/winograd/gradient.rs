@@ -1,50 +1,51 @@
-//! The gradient of the weights.
+//! The weight gradient.
 #![allow(unsafe_code)]
 
 use super::super::Gemm;
 use super::super::kernel::Kernel;
 use super::super::tile::{Layout, Lines, MAX_MR, MAX_NR, Sums, Tile};
-use super::transform::{Kind, PLACES, gradient, transform};
-use super::{Filter, GAP, spread};
+use super::transform::{Kind, POSITIONS, gradient, transform};
+use super::{Filter, GAP, scatter};
 use crate::cpu::Cpu;
 use crate::cpu::pool::Shared;
 use crate::cpu::values::{Pointer, with_format};
 
-/// Tiles that are transformed before they are multiplied: one block of depth.
+/// Tiles transformed before each multiplication: one block of depth.
 const DEPTH: usize = 64;
-/// Tiles that are transformed by one task.
+/// Tiles transformed per task.
 const TASK: usize = 16;
 
-/// Floats from one panel to the next.
+/// Floats per panel.
 fn panel_len(width: usize) -> usize {
     DEPTH * width + GAP
 }
 
 /// Lengths of the parts of the scratch memory.
 struct Lengths {
-    /// Transformed tiles of the input: for each place, panels of `nr` channels with [`DEPTH`] steps each.
+    /// Transformed input tiles: for each position, panels of `nr` channels with [`DEPTH`] steps
+    /// each.
     inputs: usize,
-    /// Transformed tiles of the output's gradient, in panels of `mr` outputs.
+    /// Transformed tiles of the output gradient, in panels of `mr` outputs.
     outputs: usize,
-    /// For each place `[outputs][channels]` sums over all tiles.
+    /// For each position, `[outputs][channels]` sums over all tiles.
     sums: usize,
-    /// A transformed tile, one buffer per thread.
+    /// A transformed tile; one buffer per thread.
     tile: usize,
 }
 
 impl Lengths {
     fn new(kernel: Kernel, filter: &Filter) -> Lengths {
         Lengths {
-            inputs: PLACES * filter.channels.div_ceil(kernel.nr) * panel_len(kernel.nr),
-            outputs: PLACES * filter.outputs.div_ceil(kernel.mr) * panel_len(kernel.mr),
-            sums: PLACES * (filter.outputs * filter.channels + GAP),
-            tile: PLACES * filter.channels.max(filter.outputs),
+            inputs: POSITIONS * filter.channels.div_ceil(kernel.nr) * panel_len(kernel.nr),
+            outputs: POSITIONS * filter.outputs.div_ceil(kernel.mr) * panel_len(kernel.mr),
+            sums: POSITIONS * (filter.outputs * filter.channels + GAP),
+            tile: POSITIONS * filter.channels.max(filter.outputs),
         }
     }
 }
 
 impl Filter {
-    /// Floats of scratch memory that [`Gemm::filter_gradient`] needs.
+    /// Scratch floats for [`Gemm::filter_gradient`].
     pub fn gradient_scratch_len(&self, cpu: &Cpu) -> usize {
         let lengths = Lengths::new(Kernel::of(cpu.isa), self);
         lengths.inputs + lengths.outputs + lengths.sums + cpu.pool.threads() * lengths.tile
@@ -52,10 +53,11 @@ impl Filter {
 }
 
 impl Gemm {
-    /// `dw` = (or +=) the gradient of the weights `[outputs][3][3][channels]` of `y`'s filter.
+    /// `dw` = (or +=) the weight gradient, `[outputs][3][3][channels]`.
     ///
     /// # Safety
-    /// Images and weights are valid for the filter, and [`Filter::pays`]; nothing else uses `dw`.
+    /// Images and weights are valid for the filter, and [`Filter::is_faster`]; nothing else uses
+    /// `dw`.
     ///
     /// # Panics
     /// If the scratch memory is too short.
@@ -90,28 +92,29 @@ impl Gemm {
                             transform(isa, Kind::Input, &from, channels, buffer.as_mut_ptr(), channels);
                         });
                         let (panel, panels) = (panel_len(nr), channels.div_ceil(nr));
-                        spread(nr, buffer, channels, inputs.pointer(), panel, panels * panel, step);
+                        scatter(nr, buffer, channels, inputs.pointer(), panel, panels * panel, step);
                         with_format!(dy.format, T => {
                             let from: [*const T; 4] = filter.outputs(dy).read(filter.corner(tile), 2);
                             transform(isa, Kind::OutputGradient, &from, outputs, buffer.as_mut_ptr(), outputs);
                         });
                         let (panel, panels) = (panel_len(mr), outputs.div_ceil(mr));
-                        spread(mr, buffer, outputs, gradients.pointer(), panel, panels * panel, step);
+                        scatter(mr, buffer, outputs, gradients.pointer(), panel, panels * panel, step);
                     }
                 }
             });
             let down = outputs.div_ceil(mr);
-            // A task is some rows of a place, few enough to keep all threads busy.
-            let groups = (4 * pool.threads()).div_ceil(PLACES).min(down);
+            // A task is some rows of a position, few enough to keep all threads busy.
+            let groups = (4 * pool.threads()).div_ceil(POSITIONS).min(down);
             let each = down.div_ceil(groups);
-            pool.run(PLACES * groups, &|task, _| {
-                let (place, group) = (task / groups, task % groups);
+            pool.run(POSITIONS * groups, &|task, _| {
+                let (position, group) = (task / groups, task % groups);
                 for i in group * each..down.min((group + 1) * each) {
-                    // SAFETY: each task has its own rows of the sums; the panels were written above.
+                    // SAFETY: each task has its own rows of the sums; the panels were written
+                    // above.
                     unsafe {
-                        let a = gradients.pointer().add((place * down + i) * panel_len(mr));
-                        let b = inputs.pointer().add(place * channels.div_ceil(nr) * panel_len(nr));
-                        let c = sums.pointer().add(place * (outputs * channels + GAP));
+                        let a = gradients.pointer().add((position * down + i) * panel_len(mr));
+                        let b = inputs.pointer().add(position * channels.div_ceil(nr) * panel_len(nr));
+                        let c = sums.pointer().add(position * (outputs * channels + GAP));
                         rows(kernel, filter, tiles, (a, b, c), i * mr, first > 0);
                     }
                 }
@@ -122,16 +125,17 @@ impl Gemm {
             // SAFETY: each task has the taps of its output.
             let to = unsafe { dw.piece(output * 9 * channels..(output + 1) * 9 * channels) };
             let from = sums.pointer().wrapping_add(output * channels);
-            // SAFETY: the sums of all places, and the taps of an output.
+            // SAFETY: the sums of all positions, and the taps of one output.
             unsafe { gradient(isa, from, outputs * channels + GAP, channels, to.as_mut_ptr(), accumulate) };
         });
     }
 }
 
-/// Computes some rows of the sums of a place.
+/// Computes some rows of a position's sums.
 ///
 /// # Safety
-/// The panels `a` and `b` have `steps` steps, `c` is the place's sums, and nothing else uses these rows.
+/// The panels `a` and `b` have `steps` steps, `c` holds the position's sums, and nothing else uses
+/// these rows.
 unsafe fn rows(
     kernel: Kernel,
     filter: &Filter,

@@ -1,4 +1,4 @@
-//! A vector register with some channels. Arrays of numbers would do the same, but the compiler keeps those in memory.
+//! A vector register of channels. Plain arrays would do, but the compiler keeps them in memory.
 #![allow(unsafe_code)]
 
 use crate::cpu::{Element, Format};
@@ -7,15 +7,15 @@ use std::arch::x86_64::*;
 
 /// A vector of f32.
 pub(super) trait Lanes: Copy {
-    /// Numbers per vector.
+    /// f32 values per vector.
     const WIDE: usize;
 
     /// # Safety
-    /// The CPU has the instructions; `from` points to [`Lanes::WIDE`] numbers.
+    /// The CPU has the instructions; `from` points to [`Lanes::WIDE`] values.
     unsafe fn load<E: Element>(from: *const E) -> Self;
 
     /// # Safety
-    /// The CPU has the instructions; `to` points to [`Lanes::WIDE`] numbers that nothing else uses.
+    /// The CPU has the instructions; `to` points to [`Lanes::WIDE`] values that nothing else uses.
     unsafe fn store<E: Element>(self, to: *mut E);
 
     /// # Safety
@@ -37,7 +37,7 @@ pub(super) trait Lanes: Copy {
     unsafe fn zero() -> Self;
 }
 
-/// Without vector instructions.
+/// Scalar fallback.
 impl Lanes for f32 {
     const WIDE: usize = 1;
 

@@ -1,14 +1,14 @@
-//! 3 x 3 convolutions of stride 1 by minimal filtering, F(2 x 2, 3 x 3) (Lavin and Gray 2016, arXiv:1509.09308): 16
-//! multiplications for each 2 x 2 pixels of the output instead of 36.
+//! Winograd convolution (minimal filtering) for 3 x 3 kernels with stride 1, F(2 x 2, 3 x 3) (Lavin
+//! and Gray 2016, arXiv:1509.09308): 16 multiplications per 2 x 2 output pixels instead of 36.
 //!
 //! ```text
-//! y  = A^T [ (G w G^T) (B^T x B) ] A      16 products [tiles] x [channels] x [outputs], one for each place of a tile
-//! dx = the same of dy, with the taps turned around
-//! dw = G^T [ (A dy A^T)^T (B^T x B) ] G   16 products [outputs] x [tiles] x [channels]
+//! y  = A^T [ (G w G^T) (B^T x B) ] A      16 GEMMs [tiles] x [channels] x [outputs]
+//! dx = the same for dy, with the taps reversed
+//! dw = G^T [ (A dy A^T)^T (B^T x B) ] G   16 GEMMs [outputs] x [tiles] x [channels]
 //! ```
 //!
-//! Transforms read and write the layout of the micro-kernel, so that a block of tiles never leaves the L2 cache. All
-//! sums are in f32 and in an order that does not depend on threads or blocks.
+//! The transforms read and write the micro-kernel's layout, so a block of tiles never leaves the L2
+//! cache. All sums are in f32, in an order that does not depend on threads or blocks.
 #![allow(unsafe_code)]
 
 mod gradient;
@@ -22,24 +22,24 @@ use super::tile::{LANES, Layout, Lines, MAX_MR, MAX_NR, ROW, Sums, Tile};
 use crate::cpu::pool::Shared;
 use crate::cpu::values::{Pointer, with_format};
 use crate::cpu::{Cpu, Element, Format, HalfKernel};
-use transform::{Kind, PLACES, WIDE, pixels, transform};
+use transform::{Kind, POSITIONS, WIDE, pixels, transform};
 
-/// Most channels and outputs: the product of a place has one block of depth. With more channels, images are small, and
-/// transforming the weights costs what the filtering saves.
-const MOST: usize = LANES;
-/// Panels of rows in a block of tiles.
+/// Maximum channels and outputs: each position's product has one block of depth. With more
+/// channels, images are small, and transforming the weights costs as much as filtering saves.
+const MAX_CHANNELS: usize = LANES;
+/// A panels per block of tiles.
 const PANELS: usize = 4;
-/// Fewest tiles for which transforming the weights pays.
-const FEWEST: usize = 64;
+/// Minimum number of tiles for which transforming the weights is_faster off.
+const MIN_TILES: usize = 64;
 
-/// Pixels outside of an image.
-static ZEROS: [f32; MOST] = [0.0; MOST];
+/// Stands in for pixels outside an image.
+static ZEROS: [f32; MAX_CHANNELS] = [0.0; MAX_CHANNELS];
 
 /// A 3 x 3 convolution of stride 1.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::cpu) struct Filter {
     pub batch: usize,
-    /// Size of the images that it reads.
+    /// Input image size.
     pub height: usize,
     pub width: usize,
     pub channels: usize,
@@ -66,18 +66,18 @@ struct Corner {
 }
 
 impl Filter {
-    /// Whether filtering is faster than the plain product.
-    pub fn pays(&self) -> bool {
-        let fits = |channels: usize| channels.is_multiple_of(WIDE) && (1..=MOST).contains(&channels);
+    /// Whether Winograd filtering is faster than the plain GEMM.
+    pub fn is_faster(&self) -> bool {
+        let fits = |channels: usize| channels.is_multiple_of(WIDE) && (1..=MAX_CHANNELS).contains(&channels);
         self.padding <= 2
             && self.height + 2 * self.padding > 2
             && self.width + 2 * self.padding > 2
             && fits(self.channels)
             && fits(self.outputs)
-            && self.tiles() >= FEWEST
+            && self.tiles() >= MIN_TILES
     }
 
-    /// Pixels of the output, vertically and horizontally.
+    /// Output height and width.
     fn output(&self) -> (usize, usize) {
         (self.height + 2 * self.padding - 2, self.width + 2 * self.padding - 2)
     }
@@ -87,7 +87,7 @@ impl Filter {
         self.batch * height.div_ceil(2) * width.div_ceil(2)
     }
 
-    /// First pixel of a tile of the output.
+    /// First output pixel of a tile.
     fn corner(&self, tile: usize) -> Corner {
         let (height, width) = self.output();
         let (down, across) = (height.div_ceil(2), width.div_ceil(2));
@@ -95,7 +95,7 @@ impl Filter {
         Corner { image: line / down, y: 2 * (line % down) as isize, x: 2 * x as isize }
     }
 
-    /// First pixel of the input that a tile of the output reads.
+    /// First input pixel that an output tile reads.
     fn window(&self, tile: usize) -> Corner {
         let Corner { image, y, x } = self.corner(tile);
         Corner { image, y: y - self.padding as isize, x: x - self.padding as isize }
@@ -110,7 +110,7 @@ impl Filter {
         Images { start: y, height, width, channels: self.outputs }
     }
 
-    /// Floats of scratch memory that [`Gemm::filter`] needs.
+    /// Scratch floats for [`Gemm::filter`].
     pub fn scratch_len(&self, cpu: &Cpu) -> usize {
         let kernel = Kernel::of(cpu.isa);
         packed_len(kernel, self.channels, self.outputs) + cpu.pool.threads() * buffer_len(kernel)
@@ -131,52 +131,54 @@ impl Images {
         })
     }
 
-    /// The same for reading: zeros outside the image.
+    /// Read-only addresses; pixels outside the image point to zeros.
     fn read<E: Element, const N: usize>(&self, corner: Corner, side: usize) -> [*const E; N] {
         let square = self.square::<E, N>(corner, side);
         square.map(|pixel| if pixel.is_null() { ZEROS.as_ptr().cast::<E>() } else { pixel.cast_const() })
     }
 }
 
-/// Transformed weights: for each panel of outputs, for each place, `channels` rows of `nr`.
+/// Length of the transformed weights: for each panel of outputs and each position, `channels` rows
+/// of `nr`.
 fn packed_len(kernel: Kernel, channels: usize, outputs: usize) -> usize {
-    outputs.div_ceil(kernel.nr) * PLACES * panel_len(kernel, channels)
+    outputs.div_ceil(kernel.nr) * POSITIONS * panel_len(kernel, channels)
 }
 
-/// Floats from a place's panel to the next place's.
+/// Floats between the panels of neighbouring positions.
 fn panel_len(kernel: Kernel, channels: usize) -> usize {
     channels * kernel.nr + GAP
 }
 
-/// Tiles of a block.
+/// Tiles per block.
 fn block(kernel: Kernel) -> usize {
     PANELS * kernel.mr
 }
 
-/// A cache line between places, so that the places of a tile do not share cache sets.
+/// A cache line between positions, so that the positions of a tile do not share cache sets.
 const GAP: usize = 16;
 
-/// Floats from one place of a block of transformed tiles to the next.
-fn place_len(kernel: Kernel) -> usize {
+/// Floats between neighbouring positions of a block of transformed tiles.
+fn position_len(kernel: Kernel) -> usize {
     block(kernel) * ROW + GAP
 }
 
-/// The same for the products with a panel.
+/// Floats between neighbouring positions of the products with a panel.
 fn product_len(kernel: Kernel) -> usize {
     block(kernel) * kernel.nr + GAP
 }
 
 /// Floats per thread: a block of tiles and of products.
 fn buffer_len(kernel: Kernel) -> usize {
-    PLACES * (place_len(kernel) + product_len(kernel))
+    POSITIONS * (position_len(kernel) + product_len(kernel))
 }
 
 impl Gemm {
-    /// `y` = (or +=) the convolution of `x` with `w`, `[outputs][3][3][channels]`; if `turned`, with the taps from the last to the
-    /// first of `[channels][3][3][outputs]`.
+    /// `y` = (or +=) the convolution of `x` with `w`, `[outputs][3][3][channels]`. If `reversed`,
+    /// `w` is `[channels][3][3][outputs]` and its taps run from last to first.
     ///
     /// # Safety
-    /// Images and weights are valid for the filter, and [`Filter::pays`]; nothing else uses `y`.
+    /// Images and weights are valid for the filter, and [`Filter::is_faster`]; nothing else uses
+    /// `y`.
     ///
     /// # Panics
     /// If the scratch memory is too short.
@@ -184,7 +186,7 @@ impl Gemm {
         &self,
         filter: &Filter,
         x: Pointer,
-        (w, turned): (Pointer, bool),
+        (w, reversed): (Pointer, bool),
         (y, accumulate): (Pointer, bool),
         scratch: &mut [f32],
     ) {
@@ -195,13 +197,13 @@ impl Gemm {
         let buffer =
             |thread: usize| unsafe { buffers.piece(thread * buffer_len(kernel)..(thread + 1) * buffer_len(kernel)) };
         let weights = Shared::new(packed);
-        if turned {
+        if reversed {
             let each = filter.channels.div_ceil(4 * pool.threads());
             pool.run(filter.channels.div_ceil(each), &|task, thread| {
                 let rows = task * each..filter.channels.min((task + 1) * each);
                 // SAFETY: as promised by the caller; each task writes its own rows.
                 with_format!(w.format, T => unsafe {
-                    pack_turned::<T>(kernel, filter, w.cast(), rows, buffer(thread), weights.pointer());
+                    pack_reversed::<T>(kernel, filter, w.cast(), rows, buffer(thread), weights.pointer());
                 });
             });
         } else {
@@ -216,19 +218,19 @@ impl Gemm {
         let each = block(kernel);
         pool.run(filter.tiles().div_ceil(each), &|task, thread| {
             let tiles = task * each..filter.tiles().min((task + 1) * each);
-            let (rows, products) = buffer(thread).split_at_mut(PLACES * place_len(kernel));
+            let (rows, products) = buffer(thread).split_at_mut(POSITIONS * position_len(kernel));
             with_format!(x.format, T => {
                 for (row, tile) in tiles.clone().enumerate() {
-                    let from: [*const T; PLACES] = filter.images(x).read(filter.window(tile), 4);
+                    let from: [*const T; POSITIONS] = filter.images(x).read(filter.window(tile), 4);
                     let to = rows[row * ROW..].as_mut_ptr();
                     // SAFETY: the images are promised by the caller; the buffer has the rows.
-                    unsafe { transform(kernel.isa, Kind::Input, &from, filter.channels, to, place_len(kernel)) };
+                    unsafe { transform(kernel.isa, Kind::Input, &from, filter.channels, to, position_len(kernel)) };
                 }
             });
-            zero_rest(kernel, tiles.len(), rows);
+            zero_unused(kernel, tiles.len(), rows);
             for panel in 0..filter.outputs.div_ceil(kernel.nr) {
-                // SAFETY: all slices have the lengths that the kernel reads; `y` is promised by the caller, and each
-                // task has its own tiles.
+                // SAFETY: all slices have the lengths that the kernel reads; `y` is promised by the
+                // caller, and each task has its own tiles.
                 unsafe {
                     multiply(kernel, filter, panel, tiles.len(), rows, packed, products);
                     with_format!(y.format, T => finish::<T>(kernel, filter, panel, tiles.clone(), products, y, accumulate));
@@ -238,18 +240,18 @@ impl Gemm {
     }
 }
 
-/// Numbers left over could be denormal, which some CPUs multiply slowly.
-fn zero_rest(kernel: Kernel, tiles: usize, rows: &mut [f32]) {
-    for place in 0..PLACES {
-        let place = &mut rows[place * place_len(kernel)..];
-        place[tiles * ROW..tiles.next_multiple_of(kernel.mr) * ROW].fill(0.0);
+/// Zeroes unused rows: stale values could be denormals, which some CPUs multiply slowly.
+fn zero_unused(kernel: Kernel, tiles: usize, rows: &mut [f32]) {
+    for position in 0..POSITIONS {
+        let position = &mut rows[position * position_len(kernel)..];
+        position[tiles * ROW..tiles.next_multiple_of(kernel.mr) * ROW].fill(0.0);
     }
 }
 
-/// The products of all places for a block of tiles and a panel of outputs.
+/// Multiplies a block of tiles by a panel of outputs, for all positions.
 ///
 /// # Safety
-/// The kernel is one of f32; `rows` and `packed` have the panels.
+/// The kernel is an f32 kernel; `rows` and `packed` have the panels.
 unsafe fn multiply(
     kernel: Kernel,
     filter: &Filter,
@@ -261,11 +263,12 @@ unsafe fn multiply(
 ) {
     let (Kernel { mr, nr, .. }, depth) = (kernel, filter.channels);
     let mut sums = Sums([0.0; MAX_MR * MAX_NR]);
-    for place in 0..PLACES {
-        let b = &packed[(panel * PLACES + place) * panel_len(kernel, depth)..][..depth * nr];
-        let c = Pointer::new(products[place * product_len(kernel)..][..product_len(kernel)].as_mut_ptr().cast_const());
+    for position in 0..POSITIONS {
+        let b = &packed[(panel * POSITIONS + position) * panel_len(kernel, depth)..][..depth * nr];
+        let c =
+            Pointer::new(products[position * product_len(kernel)..][..product_len(kernel)].as_mut_ptr().cast_const());
         for row in (0..tiles).step_by(mr) {
-            let a = &rows[place * place_len(kernel) + row * ROW..][..mr * ROW];
+            let a = &rows[position * position_len(kernel) + row * ROW..][..mr * ROW];
             let tile = Tile {
                 c,
                 lines: Lines::Even(nr),
@@ -277,13 +280,13 @@ unsafe fn multiply(
                 partial_stride: 0,
                 addend: None,
             };
-            // SAFETY: the panels have the lengths that the kernel reads; the tile lies in `products`.
+            // SAFETY: the panels have the lengths that the kernel reads; the tile is in `products`.
             unsafe { kernel.run(Layout::Rows, depth, a.as_ptr(), b.as_ptr(), &tile, &mut sums) };
         }
     }
 }
 
-/// Computes the pixels of a block of tiles for a panel of outputs.
+/// Computes the output pixels of a block of tiles for a panel of outputs.
 ///
 /// # Safety
 /// `y` is valid for the filter's output, and nothing else writes these tiles.
@@ -320,27 +323,27 @@ unsafe fn pack_panel<E: Element>(
 ) {
     let (nr, depth) = (kernel.nr, filter.channels);
     let outputs = panel * nr..filter.outputs.min((panel + 1) * nr);
-    let rows = &mut buffer[..PLACES * nr * depth];
+    let rows = &mut buffer[..POSITIONS * nr * depth];
     for (row, output) in outputs.clone().enumerate() {
         let taps: [*const E; 9] = std::array::from_fn(|tap| w.wrapping_add((output * 9 + tap) * depth).cast_const());
         // SAFETY: as promised by the caller; `rows` has the lines.
         unsafe { transform(kernel.isa, Kind::Weights, &taps, depth, rows[row * depth..].as_mut_ptr(), nr * depth) };
     }
-    for place in 0..PLACES {
-        let from = rows[place * nr * depth..].as_ptr();
+    for position in 0..POSITIONS {
+        let from = rows[position * nr * depth..].as_ptr();
         // SAFETY: as promised by the caller; `rows` has the lines.
         unsafe {
-            let to = packed.add((panel * PLACES + place) * panel_len(kernel, depth));
+            let to = packed.add((panel * POSITIONS + position) * panel_len(kernel, depth));
             transpose::<f32, false>(kernel.isa, nr, outputs.len(), depth, from, depth, to);
         }
     }
 }
 
-/// Transforms some rows of the weights with their taps reversed.
+/// Transforms rows of the weights with reversed taps.
 ///
 /// # Safety
 /// `w` is valid for the filter, `packed` for its packed weights; nothing else writes these rows.
-unsafe fn pack_turned<E: Element>(
+unsafe fn pack_reversed<E: Element>(
     kernel: Kernel,
     filter: &Filter,
     w: *mut E,
@@ -351,49 +354,50 @@ unsafe fn pack_turned<E: Element>(
     let (depth, outputs) = (filter.channels, filter.outputs);
     for row in rows {
         let taps: [*const E; 9] = std::array::from_fn(|tap| w.wrapping_add((row * 9 + 8 - tap) * outputs).cast_const());
-        // SAFETY: as promised by the caller; the buffer has all places of a row.
+        // SAFETY: as promised by the caller; the buffer has all positions of a row.
         unsafe {
             transform(kernel.isa, Kind::Weights, &taps, outputs, buffer.as_mut_ptr(), outputs);
-            let place = panel_len(kernel, depth);
-            spread(kernel.nr, buffer, outputs, packed, PLACES * place, place, row);
+            let position = panel_len(kernel, depth);
+            scatter(kernel.nr, buffer, outputs, packed, POSITIONS * position, position, row);
         }
     }
 }
 
-/// Writes places of `len` numbers each into panels of `width`, as their step `step`; the last panel is filled with
-/// zeros.
+/// Writes step `step` of `len` values per position into panels of `width`; the last panel is
+/// zero-padded.
 ///
 /// # Safety
-/// `to` is valid for the panels, which are `panel` numbers apart, and the places of one, which are `place` apart.
-unsafe fn spread(width: usize, from: &[f32], len: usize, to: *mut f32, panel: usize, place: usize, step: usize) {
-    // SAFETY: as promised by the caller. Copies of a known length are a few instructions.
+/// `to` is valid for the panels, which are `panel` floats apart, and the positions of one, which
+/// are `position` apart.
+unsafe fn scatter(width: usize, from: &[f32], len: usize, to: *mut f32, panel: usize, position: usize, step: usize) {
+    // SAFETY: as promised by the caller. Copies of constant length compile to a few instructions.
     unsafe {
         match width {
-            32 => spread_by::<32>(from, len, to, panel, place, step),
-            16 => spread_by::<16>(from, len, to, panel, place, step),
-            12 => spread_by::<12>(from, len, to, panel, place, step),
-            8 => spread_by::<8>(from, len, to, panel, place, step),
-            6 => spread_by::<6>(from, len, to, panel, place, step),
+            32 => scatter_by::<32>(from, len, to, panel, position, step),
+            16 => scatter_by::<16>(from, len, to, panel, position, step),
+            12 => scatter_by::<12>(from, len, to, panel, position, step),
+            8 => scatter_by::<8>(from, len, to, panel, position, step),
+            6 => scatter_by::<6>(from, len, to, panel, position, step),
             _ => unreachable!("invariant: the tiles of the kernels of f32"),
         }
     }
 }
 
 /// # Safety
-/// See [`spread`].
-unsafe fn spread_by<const WIDTH: usize>(
+/// See [`scatter`].
+unsafe fn scatter_by<const WIDTH: usize>(
     from: &[f32],
     len: usize,
     to: *mut f32,
     panel: usize,
-    place: usize,
+    position: usize,
     step: usize,
 ) {
-    for (number, from) in from[..PLACES * len].chunks_exact(len).enumerate() {
+    for (number, from) in from[..POSITIONS * len].chunks_exact(len).enumerate() {
         let (whole, rest) = from.as_chunks::<WIDTH>();
         // SAFETY: as promised by the caller.
         unsafe {
-            let to = to.add(number * place + step * WIDTH);
+            let to = to.add(number * position + step * WIDTH);
             for (index, part) in whole.iter().enumerate() {
                 *to.add(index * panel).cast::<[f32; WIDTH]>() = *part;
             }
@@ -407,9 +411,10 @@ unsafe fn spread_by<const WIDTH: usize>(
 }
 
 impl Gemm {
-    /// Whether filtering, which multiplies in f32, is at least as fast as products of this format. `vdpbf16ps` does
-    /// twice the products of f32, and filtering needs 2.25 times fewer: on a Zen 5 filtering is as fast forward and up
-    /// to 1.45 times as fast backward (`cargo xtask bench kernels`). AMX does 16 times the products.
+    /// Whether Winograd filtering, which multiplies in f32, is at least as fast as GEMM in this
+    /// format. `vdpbf16ps` has twice the f32 throughput, and filtering needs 2.25 times fewer
+    /// multiplications: on Zen 5 filtering is equally fast forward and up to 1.45 times faster
+    /// backward (`cargo xtask bench kernels`). AMX has 16 times the throughput.
     pub(in crate::cpu) fn filters(&self, format: Format) -> bool {
         format != Format::Bf16 || self.cpu.half != HalfKernel::Amx
     }

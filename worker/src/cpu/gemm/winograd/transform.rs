@@ -1,4 +1,4 @@
-//! The transforms of F(2 x 2, 3 x 3), one vector of channels at a time.
+//! The F(2 x 2, 3 x 3) transforms, one vector of channels at a time.
 //!
 //! ```text
 //! B^T = 1  0 -1  0    G = 1    0   0     A^T = 1 1  1  0
@@ -13,19 +13,19 @@ use crate::cpu::{Element, Isa};
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{__m256, __m512};
 
-/// Channels come in multiples of this number: the widest vector.
+/// Channel counts are multiples of this value, the widest vector.
 pub(super) const WIDE: usize = 16;
-/// Places of a transformed tile, 4 x 4.
-pub(super) const PLACES: usize = 16;
+/// Positions of a transformed tile, 4 x 4.
+pub(super) const POSITIONS: usize = 16;
 
-/// What [`transform`] does.
+/// Which transform to apply.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// 4 x 4 pixels of the input: B^T d B.
+    /// 4 x 4 input pixels: B^T d B.
     Input,
     /// 3 x 3 weights: G g G^T.
     Weights,
-    /// 2 x 2 pixels of the output's gradient: A y A^T.
+    /// 2 x 2 output-gradient pixels: A y A^T.
     OutputGradient,
 }
 
@@ -70,7 +70,8 @@ unsafe fn weights_transposed<L: Lanes>(s: [L; 4]) -> [L; 3] {
     unsafe { [s[0].add(s[1].add(s[2]).half()), s[1].sub(s[2]).half(), s[1].add(s[2]).half().add(s[3])] }
 }
 
-/// A step in both directions of an N x N square; `at` loads an element, `to` takes one of the M x M results.
+/// Applies a step in both directions of an N x N square; `at` loads an element, `to` consumes one
+/// of the M x M results.
 macro_rules! both {
     ($lanes:ident, $step:ident, $n:literal, $m:literal, |$i:ident| $at:expr, |$j:ident, $value:ident| $to:expr) => {{
         let mut half = [[$lanes::zero(); $n]; $m];
@@ -95,7 +96,8 @@ macro_rules! both {
     }};
 }
 
-/// Defines `unsafe fn NAME(isa, arguments)`: BODY for the vectors of the instruction set, which the CPU has.
+/// Defines `unsafe fn NAME(isa, arguments)`: BODY with the vectors of the instruction set, which
+/// the CPU must support.
 macro_rules! per_lanes {
     ($(#[$meta:meta])* fn $name:ident $(<$generic:ident>)? = $body:ident($($arg:ident: $type:ty),* $(,)?)) => {
         $(#[$meta])*
@@ -158,11 +160,12 @@ unsafe fn transform_body<E: Element, L: Lanes>(
 }
 
 per_lanes! {
-    /// Transforms `channels` numbers (a multiple of [`WIDE`]) of a square whose elements are at `from`, row after row.
-    /// Place `p` of the result is written to `to + p * apart`.
+    /// Transforms `channels` values (a multiple of [`WIDE`]) of a square whose elements are at
+    /// `from`, row after row. Writes position `p` of the result to `to + p * apart`.
     ///
     /// # Safety
-    /// The CPU has the instructions of `isa`; all addresses are valid, and nothing else uses those that are written.
+    /// The CPU has the instructions of `isa`; all addresses are valid, and nothing else uses those
+    /// that are written.
     fn transform<E> = transform_body(kind: Kind, from: &[*const E], channels: usize, to: *mut f32, apart: usize)
 }
 
@@ -189,8 +192,8 @@ unsafe fn pixels_body<E: Element, L: Lanes>(
 }
 
 per_lanes! {
-    /// The 2 x 2 pixels of a tile from the products of its places, which are `apart`; a pixel without an address is
-    /// skipped.
+    /// Computes the 2 x 2 pixels of a tile from the products of its positions, which are `apart`
+    /// floats apart; pixels with a null address are skipped.
     ///
     /// # Safety
     /// See [`transform`].
@@ -214,8 +217,8 @@ unsafe fn gradient_body<L: Lanes>(from: *const f32, apart: usize, channels: usiz
 }
 
 per_lanes! {
-    /// The gradient of the 3 x 3 taps of one output, `channels` numbers each, from the sums over all tiles of its
-    /// places, which are `apart`.
+    /// Computes the gradient of the 3 x 3 taps of one output, `channels` values each, from the sums
+    /// over all tiles of its positions, which are `apart` floats apart.
     ///
     /// # Safety
     /// See [`transform`].

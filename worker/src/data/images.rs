@@ -1,15 +1,15 @@
-//! Images on their way into a batch: augmented for training, as bytes or as normalised floats.
+//! Image samples: augmented for training, as bytes or as normalised floats.
 
 use super::batch::Row;
 use super::error::DataError;
-use super::part::{Draw, Part, SampleError, Scratch, Spread};
+use super::part::{Draw, EpochSize, Part, SampleError, Scratch};
 use super::random::Random;
 use switchyard_worker_contract::config::{self, ImageShape, SampleType};
 
-/// Most zero pixels that may be added on each side.
+/// Maximum zero padding on each side, in pixels.
 const MAX_PADDING: u32 = 1024;
 
-/// Source of images, all of the same size: rows of pixels, the bytes of a pixel next to each other.
+/// A source of images of equal size: rows of pixels with interleaved channels.
 pub(super) trait Images: std::fmt::Debug + Send + Sync {
     fn len(&self) -> u64;
 
@@ -18,12 +18,12 @@ pub(super) trait Images: std::fmt::Debug + Send + Sync {
     fn memory_bytes(&self) -> u64;
 }
 
-/// Mean and deviation of each channel of x / 255.
+/// Per-channel mean and standard deviation of x / 255.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Normalisation {
-    /// Subtracted; one number per channel.
+    /// Subtracted; one value per channel.
     pub mean: Vec<f32>,
-    /// Divided by; one number per channel.
+    /// Divisor; one value per channel.
     pub deviation: Vec<f32>,
 }
 
@@ -52,7 +52,7 @@ impl Normalisation {
         })
     }
 
-    /// The float for each byte: 256 per channel.
+    /// The normalised value of each byte, per channel.
     fn table(&self) -> Vec<[f32; 256]> {
         let channels = self.mean.iter().zip(&self.deviation);
         channels.map(|(mean, deviation)| std::array::from_fn(|byte| (byte as f32 / 255.0 - mean) / deviation)).collect()
@@ -61,16 +61,16 @@ impl Normalisation {
 
 /// Images and their augmentation.
 #[derive(Debug)]
-pub(super) struct Pictures {
+pub(super) struct AugmentedImages {
     images: Box<dyn Images>,
     shape: ImageShape,
     padding: usize,
     flip: bool,
-    /// For normalised floats: the float for each byte of each channel.
+    /// For normalised floats: the value of each byte, per channel.
     table: Option<Vec<[f32; 256]>>,
 }
 
-impl Pictures {
+impl AugmentedImages {
     pub(super) fn new(
         images: Box<dyn Images>,
         shape: ImageShape,
@@ -82,7 +82,7 @@ impl Pictures {
             let expected = format!("at most {MAX_PADDING}");
             return Err(DataError::value("spec.engine.data.images.cropPadding", options.crop_padding, expected));
         }
-        Ok(Pictures {
+        Ok(AugmentedImages {
             images,
             shape,
             padding: options.crop_padding as usize,
@@ -92,9 +92,9 @@ impl Pictures {
     }
 }
 
-impl Part for Pictures {
-    fn spread(&self) -> Spread {
-        Spread { samples: self.images.len(), slack: 0 }
+impl Part for AugmentedImages {
+    fn epoch_size(&self) -> EpochSize {
+        EpochSize { samples: self.images.len(), slack: 0 }
     }
 
     fn write(&self, draw: &Draw, row: &mut Row<'_>, scratch: &mut Scratch) -> Result<(), SampleError> {
@@ -121,12 +121,12 @@ impl Part for Pictures {
     }
 }
 
-/// Which crop of an image with zero pixels around it is taken.
+/// The crop of a zero-padded image to take.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Crop {
-    /// Rows by which the crop lies below the image; negative: above.
+    /// Rows by which the crop is shifted down; negative: up.
     down: isize,
-    /// Pixels by which it lies further right.
+    /// Pixels by which it is shifted right.
     right: isize,
     mirrored: bool,
 }
@@ -138,12 +138,12 @@ impl Crop {
         Crop { down, right, mirrored: flip && random.below(2) == 1 }
     }
 
-    /// Writes the crop, pixel by pixel of `[T; C]`. `convert` gets the bytes of a pixel; outside of the image they are
-    /// 0.
+    /// Writes the crop, pixel by pixel of `[T; C]`. `convert` receives the bytes of a pixel;
+    /// outside the image they are 0.
     fn cut<T, const C: usize>(&self, image: &[u8], width: usize, to: &mut [T], convert: impl Fn([u8; C]) -> [T; C]) {
         let (image, to) = (image.as_chunks::<C>().0, to.as_chunks_mut::<C>().0);
         let height = to.len() / width;
-        // The pixels of a row that come from the image, before mirroring.
+        // The pixels of a row that lie inside the image, before mirroring.
         let (shift, count) = (self.right.unsigned_abs().min(width), width - self.right.unsigned_abs().min(width));
         let (from, start) = if self.right < 0 { (0, shift) } else { (shift, 0) };
         for (y, to) in to.chunks_exact_mut(width).enumerate() {
@@ -190,12 +190,12 @@ mod tests {
 
     #[test]
     fn every_place_occurs() {
-        let places: std::collections::BTreeSet<_> = (0..2000)
+        let offsets: std::collections::BTreeSet<_> = (0..2000)
             .map(|key| Crop::random(2, true, &mut Random::new(key)))
             .map(|place| (place.down, place.right, place.mirrored))
             .collect();
-        assert_eq!(places.len(), 5 * 5 * 2);
-        assert!(places.iter().all(|(down, right, _)| (-2..=2).contains(down) && (-2..=2).contains(right)));
+        assert_eq!(offsets.len(), 5 * 5 * 2);
+        assert!(offsets.iter().all(|(down, right, _)| (-2..=2).contains(down) && (-2..=2).contains(right)));
         assert_eq!(Crop::random(0, false, &mut Random::new(5)), Crop::default());
     }
 
