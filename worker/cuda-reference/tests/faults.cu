@@ -1,5 +1,5 @@
-// Kernels with one fault each. The line that a finding must name is marked; for races both sides are, since
-// either may come second. "twin" kernels are the same without the fault.
+// Kernels with one fault each. The lines that a finding may name are marked; for races, both sides,
+// since either may come second. "twin" kernels are the same without the fault.
 extern "C" __global__ void out_of_bounds(const float* x, float* y, unsigned count) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i <= count) {
