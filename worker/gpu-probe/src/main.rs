@@ -118,7 +118,7 @@ impl Arguments {
         let outcome = child::run(part.name, Duration::from_secs(limit));
         PartResult {
             part: part.name.to_owned(),
-            asks: part.asks.to_owned(),
+            title: part.title.to_owned(),
             is_rehearsal: self.rehearse,
             seconds: numbers::short(start.elapsed().as_secs_f64()),
             outcome,

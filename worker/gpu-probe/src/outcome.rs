@@ -9,7 +9,8 @@ use switchyard_cuda::Error;
 pub(crate) struct PartResult {
     pub(crate) part: String,
     /// Short description of what the part checks.
-    pub(crate) asks: String,
+    #[serde(rename = "asks")]
+    pub(crate) title: String,
     /// Produced on the reference libraries with small sizes: the figures are meaningless.
     #[serde(rename = "rehearsal")]
     pub(crate) is_rehearsal: bool,

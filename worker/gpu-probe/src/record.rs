@@ -74,7 +74,7 @@ mod tests {
     use crate::outcome::Outcome;
 
     fn result(part: &str, seconds: f64, is_rehearsal: bool) -> PartResult {
-        PartResult { part: part.into(), asks: "?".into(), is_rehearsal, seconds, outcome: Outcome::absent("x") }
+        PartResult { part: part.into(), title: "?".into(), is_rehearsal, seconds, outcome: Outcome::absent("x") }
     }
 
     #[test]

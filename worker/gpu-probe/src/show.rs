@@ -14,7 +14,7 @@ pub(crate) fn part(result: &PartResult) -> String {
     };
     let rows = figures.map(tables).unwrap_or_default();
     // Writing to a string cannot fail.
-    let _ = writeln!(text, "{:<28} {status:<7} {:>7.2} s  {}", result.asks, result.seconds, line(&result.outcome));
+    let _ = writeln!(text, "{:<28} {status:<7} {:>7.2} s  {}", result.title, result.seconds, line(&result.outcome));
     for row in rows {
         let _ = writeln!(text, "    {row}");
     }
@@ -86,7 +86,7 @@ mod tests {
     fn a_result_is_a_line_and_its_rows() {
         let result = |outcome| PartResult {
             part: "x".into(),
-            asks: "driver".into(),
+            title: "driver".into(),
             is_rehearsal: false,
             seconds: 0.5,
             outcome,
