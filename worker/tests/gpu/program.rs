@@ -103,8 +103,8 @@ fn a_missing_wait_is_detected() {
         let fault = without(lane, is);
         assert!(matches!(&fault, Unordered::Steps { .. }) && fault.to_string().contains(words), "{words}: {fault}");
     }
-    // The next forward pass overwrites statistics while they are being copied, unless the one after
-    // it waits for them too.
+    // Without any wait for the copy, the next forward pass overwrites the statistics while they are
+    // being copied. All waits must go, because the forward pass after it waits for the copy too.
     let mut program = program(&case("resnet-18"), 2, true);
     program.steps.retain(|step| step.action != Action::Wait(Event::Copied));
     let fault = program.check().unwrap_err().to_string();

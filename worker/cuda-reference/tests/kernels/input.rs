@@ -72,8 +72,8 @@ fn samples_are_moved_once() {
         assert_minimal_traffic(what, &counts, &[("from", [floors[0], 0]), ("to", [0, floors[1]])]);
         table += &line(what, &counts);
     };
-    // A pixel of three channels fills 12 of 16 bytes in f32 and 6 of 8 in bf16; the bytes moved
-    // include the gaps.
+    // A pixel of three channels fills 12 (f32) or 6 (bf16) of 16 bytes; the bytes moved include the
+    // gaps.
     note("input f32 2048 x 3 bytes", images::<f32>(3, 2048, 3), [2048 * 3, 2048 * 16]);
     note("input bf16 2048 x 3 bytes", images::<bf16>(3, 2048, 3), [2048 * 3, 2048 * 16]);
     note("input bf16 16 x 768 bytes", images::<bf16>(768, 16, 3), [16 * 768, 16 * 768 * 2]);
