@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::{Value, json};
 use switchyard_checkpoint::disk::Disk;
-use switchyard_checkpoint::{Checkpoint, CheckpointError, CheckpointId, Found, State, Store, export};
+use switchyard_checkpoint::{Checkpoint, CheckpointError, CheckpointId, State, Store, StoreEntry, export};
 use switchyard_core::units::{binary, counted, grouped};
 use switchyard_worker_contract::exit::Exit;
 
@@ -61,16 +61,16 @@ enum RowState {
 }
 
 impl Row {
-    fn new(found: &Found) -> Row {
+    fn new(found: &StoreEntry) -> Row {
         let CheckpointId { step, attempt } = found.id;
         let empty =
             |state, faults| Row { step, attempt, job: None, world: None, bytes: None, created: None, state, faults };
         match &found.state {
             State::Complete(checkpoint) => {
                 let manifest = checkpoint.manifest();
-                let seconds = i64::try_from(manifest.about().created).ok();
+                let seconds = i64::try_from(manifest.info().created).ok();
                 Row {
-                    job: Some(manifest.about().job.clone()),
+                    job: Some(manifest.info().job.clone()),
                     world: Some(manifest.plan().world()),
                     bytes: Some(manifest.bytes()),
                     created: seconds.and_then(|seconds| Timestamp::from_second(seconds).ok()),
@@ -114,20 +114,20 @@ fn answer(kind: &'static str, rows: &[Row], exit: Exit) -> CommandOutput {
 }
 
 /// The requested checkpoints, newest first.
-fn find(args: &WhichArgs) -> Result<Vec<Found>, Failure> {
+fn find(args: &WhichArgs) -> Result<Vec<StoreEntry>, Failure> {
     let name = args.directory.display();
     // A store treats a missing directory as empty; on the command line it is a typo.
     if !args.directory.is_dir() {
         return Err(Failure::usage(format!("{name}: not a directory; expected the directory of a job's checkpoints")));
     }
     let found = Store::new(&Disk, &args.directory).list().map_err(Failure::unexpected)?;
-    let is_meant = |found: &Found| {
+    let is_meant = |found: &StoreEntry| {
         args.step.is_none_or(|step| found.id.step == step)
             && args.attempt.is_none_or(|attempt| found.id.attempt == attempt)
     };
     let is_chosen = args.step.is_some() || args.attempt.is_some();
     let known: Vec<String> = found.iter().map(|found| grouped(found.id.step)).collect();
-    let meant: Vec<Found> = found.into_iter().filter(is_meant).collect();
+    let meant: Vec<StoreEntry> = found.into_iter().filter(is_meant).collect();
     if meant.is_empty() && is_chosen {
         let known = if known.is_empty() { "none".to_string() } else { format!("steps {}", known.join(", ")) };
         return Err(Failure::usage(format!(
@@ -146,7 +146,7 @@ fn list(args: &WhichArgs) -> Result<CommandOutput, Failure> {
 /// one.
 fn verify(args: &WhichArgs) -> Result<CommandOutput, Failure> {
     let store = Store::new(&Disk, &args.directory);
-    let verified = |found: &Found| {
+    let verified = |found: &StoreEntry| {
         let mut row = Row::new(found);
         if let State::Complete(checkpoint) = &found.state {
             row.faults = store.verify(checkpoint).iter().map(CheckpointError::to_string).collect();
@@ -179,7 +179,7 @@ fn export_model(args: &ExportArgs) -> Result<CommandOutput, Failure> {
         CheckpointError::Io { file, .. } if *file == args.to => Failure::unexpected(error),
         _ => damaged(&error),
     })?;
-    let CheckpointId { step, attempt } = checkpoint.manifest().about().id;
+    let CheckpointId { step, attempt } = checkpoint.manifest().info().id;
     let (tensors, bytes) = (exported.tensors, exported.bytes);
     let to = args.to.display().to_string();
     let text = format!(

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::{NodeCounts, SlowestRank, ThroughputUnit, TrainJob, TrainJobStatus, TrainerStatus};
 use switchyard_worker_contract::event::{GpuTrouble, Item, Slowest, Summary};
-use switchyard_worker_contract::gpu::Trouble;
+use switchyard_worker_contract::gpu::GpuFault;
 
 /// Longest message of a condition, characters: enough for one sentence with a cause in it.
 const MESSAGE: usize = 1024;
@@ -226,11 +226,11 @@ impl<'a> Draft<'a> {
     fn gpu_trouble(&mut self, gpu: Option<GpuTrouble>) {
         if let Some(gpu) = gpu {
             let reason = match gpu.trouble {
-                Trouble::Xid { .. } => conditions::XID_ERROR,
-                Trouble::Lost => conditions::GPU_LOST,
-                Trouble::MemoryErrors => conditions::MEMORY_ERRORS,
-                Trouble::Slowed { .. } => conditions::LOWERED_CLOCKS,
-                Trouble::NarrowLink { .. } => conditions::NARROW_LINK,
+                GpuFault::Xid { .. } => conditions::XID_ERROR,
+                GpuFault::Lost => conditions::GPU_LOST,
+                GpuFault::MemoryErrors => conditions::MEMORY_ERRORS,
+                GpuFault::Slowed { .. } => conditions::LOWERED_CLOCKS,
+                GpuFault::NarrowLink { .. } => conditions::NARROW_LINK,
             };
             let message = format!("{}, {}", self.rank_on_node(gpu.rank, gpu.node_rank), gpu.what());
             self.condition(conditions::GPU_TROUBLE, "True", reason, message);

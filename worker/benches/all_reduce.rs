@@ -1,13 +1,15 @@
-//! Time of an all-reduce between two processes of this host, by size.
+//! All-reduce time between two processes on this host, by size.
 //!
-//! `cargo bench -p switchyard-worker --bench all_reduce -- [--transport shm|tcp] [--options] [--json FILE]`
+//! `cargo bench -p switchyard-worker --bench all_reduce -- [--transport shm|tcp] [--options]
+//! [--json FILE]`
 //!
-//! `--options` compares lanes and wire formats instead, for one size.
+//! `--options` instead compares lanes and wire formats, for one size.
 //!
-//! Each rank is pinned to its own CPU. Every timed call is "dirty": both ranks rewrite their whole buffer first, as a
-//! backward pass does. Up to 4 KiB the rewriting is part of the time (a block of calls is timed); above, single calls
-//! after a barrier are timed. A time is the longer one of the two ranks. The cache-line probe says how far apart the
-//! two CPUs were when the program started: figures of NEAR and FAR runs cannot be compared.
+//! Each rank is pinned to its own CPU. Every timed call is "dirty": both ranks first rewrite their
+//! whole buffer, as a backward pass does. Up to 4 KiB the rewriting is included (a block of calls
+//! is timed); above, single calls after a barrier are timed. A time is the longer of the two
+//! ranks'. The cache-line probe measures the distance between the two CPUs at program start: NEAR
+//! and FAR runs cannot be compared.
 
 #[path = "all_reduce/options.rs"]
 mod options;
@@ -64,7 +66,7 @@ fn launch(args: &[String]) -> Result<(), String> {
     let mut token = [0; 32];
     getrandom::fill(&mut token).map_err(|e| e.to_string())?;
     key.write_all(&token).map_err(|e| e.to_string())?;
-    // A port per group: those of the comparison exist at the same time.
+    // One port per group, because the groups of the comparison exist at the same time.
     let listeners: Vec<_> = (0..options::GROUPS).map(|_| std::net::TcpListener::bind("127.0.0.1:0")).collect();
     let mut ports = Vec::new();
     for listener in listeners {
@@ -104,9 +106,9 @@ fn pin(cpu: usize) {
     let _ = rustix::thread::sched_setaffinity(None, &set);
 }
 
-/// Nanoseconds for a cache line to go to the other CPU and back; the best of several rounds.
+/// Cache-line round trip between two CPUs in nanoseconds; the best of several rounds.
 fn round_trip(first: usize, second: usize) -> f64 {
-    const TURNS: u32 = 20_000;
+    const ROUND_TRIPS: u32 = 20_000;
     let best = (0..5).map(|_| {
         let (ping, pong) = (AtomicU32::new(0), AtomicU32::new(0));
         let wait = |word: &AtomicU32, value| {
@@ -122,7 +124,7 @@ fn round_trip(first: usize, second: usize) -> f64 {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 pin(second);
-                for turn in 1..=TURNS {
+                for turn in 1..=ROUND_TRIPS {
                     wait(&ping, turn);
                     pong.store(turn, Ordering::Release);
                 }
@@ -130,11 +132,11 @@ fn round_trip(first: usize, second: usize) -> f64 {
             let timed = scope.spawn(|| {
                 pin(first);
                 let start = Instant::now();
-                for turn in 1..=TURNS {
+                for turn in 1..=ROUND_TRIPS {
                     ping.store(turn, Ordering::Release);
                     wait(&pong, turn);
                 }
-                start.elapsed().as_nanos() as f64 / f64::from(TURNS)
+                start.elapsed().as_nanos() as f64 / f64::from(ROUND_TRIPS)
             });
             timed.join().unwrap_or(f64::NAN)
         })
@@ -160,7 +162,7 @@ fn rank() -> Result<(), String> {
         other => return Err(format!("--transport: got {other:?}, expected shm or tcp")),
     };
     let config = config(0, transport)?;
-    // All sizes, then one number as a barrier, then the times of both ranks.
+    // All sizes, then one value as a barrier, then the times of both ranks.
     let mut lens: Vec<usize> = SIZES.iter().map(|size| size / 4).collect();
     lens.extend([1, 2]);
     let mut comm = Rank::connect(&config, &lens, &Options::default()).map_err(|e| e.to_string())?;
@@ -168,7 +170,7 @@ fn rank() -> Result<(), String> {
     comm.leave().map_err(|e| e.to_string())
 }
 
-/// How this rank joins group number `group`.
+/// This rank's configuration for group number `group`.
 fn config(group: usize, transport: Force) -> Result<GroupConfig, String> {
     let ports = var("BENCH_PORTS");
     Ok(GroupConfig {
@@ -217,7 +219,7 @@ fn measure(comm: &mut Rank) -> Result<(), Box<dyn std::error::Error>> {
         let times = (0..repeats + 2).map(|_| time_reduction(comm, b, calls)).collect::<Result<Vec<f64>, _>>()?;
         let row = summary(bytes, &times[2..]);
         if first {
-            // With two ranks, 2(n-1)/n is 1 and both bandwidths are the same.
+            // With two ranks, 2(n-1)/n is 1 and both bandwidths are equal.
             let bandwidth = row.bytes as f64 / row.best / 1e3;
             println!(
                 "  {:>10} {:>12.2} {:>12.2} {:>10.2} {:>10.2}  {transport}",
@@ -230,7 +232,7 @@ fn measure(comm: &mut Rank) -> Result<(), Box<dyn std::error::Error>> {
     let (best_ratio, ratio) = (reduction.best / copy.best, reduction.median / copy.median);
     if first {
         println!(
-            "# memcpy of 64 MiB by both ranks at once: best {:.0} us, median {:.0} us; all-reduce in turns with it: {:.0}, {:.0} us",
+            "# memcpy of 64 MiB by both ranks at once: best {:.0} us, median {:.0} us; all-reduce alternating with it: {:.0}, {:.0} us",
             copy.best, copy.median, reduction.best, reduction.median
         );
         let verdict = if ratio <= 4.0 { "met" } else { "MISSED" };
@@ -257,13 +259,13 @@ fn measure(comm: &mut Rank) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The CPU's name, the cache-line probe in nanoseconds, and the placement that it indicates.
+/// CPU name, cache-line probe in nanoseconds, and the placement that it indicates.
 fn machine() -> (String, f64, &'static str) {
     let probe: f64 = var("BENCH_PROBE").parse().unwrap_or(f64::NAN);
     (cpu_model(), probe, if probe < 180.0 { "NEAR" } else { "FAR" })
 }
 
-/// Microseconds of one call, the longer one of both ranks.
+/// Microseconds per call, the longer of the two ranks'.
 fn time_reduction(comm: &mut Rank, b: usize, calls: usize) -> Result<f64, Box<dyn std::error::Error>> {
     if calls == 1 {
         comm.reducer.bucket_mut(b).fill(1.0);
@@ -281,7 +283,7 @@ fn time_reduction(comm: &mut Rank, b: usize, calls: usize) -> Result<f64, Box<dy
     longest(comm, SIZES.len() + 1, time)
 }
 
-/// The longer one of both ranks' times, exchanged through a bucket of two numbers.
+/// The longer of the two ranks' times, exchanged through a bucket of two values.
 fn longest(comm: &mut Rank, slot: usize, time: f64) -> Result<f64, Box<dyn std::error::Error>> {
     let rank = comm.group.rank() as usize;
     let times = comm.reducer.bucket_mut(slot);
@@ -291,7 +293,7 @@ fn longest(comm: &mut Rank, slot: usize, time: f64) -> Result<f64, Box<dyn std::
     Ok(comm.reducer.bucket(slot).iter().copied().fold(0.0f32, f32::max).into())
 }
 
-/// Copies and reductions of 64 MiB in turns, so that both run under the same conditions.
+/// Alternates copies and reductions of 64 MiB, so that both run under the same conditions.
 fn against_memcpy(comm: &mut Rank) -> Result<(Row, Row), Box<dyn std::error::Error>> {
     let b = SIZES.len() - 1;
     let mut target = vec![1.0f32; comm.reducer.bucket(b).len()];

@@ -1,11 +1,11 @@
-//! Training steps compared with PyTorch's, on the same cores, in alternating rounds:
-//! `cargo bench -p switchyard-worker --bench engine -- [CASE...] [--threads N] [--json FILE] [--python PATH]`.
+//! Compares training steps with PyTorch's on the same cores, in alternating rounds: `cargo bench -p
+//! switchyard-worker --bench engine -- [CASE...] [--threads N] [--json FILE] [--python PATH]`.
 //!
-//! Both sides start from the same weights and see the same batches; the losses of their first steps are compared. Then
-//! each round runs some steps of ours, of PyTorch as it comes, and of PyTorch tuned (fused optimizer, channels_last).
-//! The peers are processes that live through all rounds and sleep between their turns. A side's time is the median over
-//! the rounds of the least time of a step in each. On a machine with other work compare the CPU time of one thread,
-//! which does not include waiting.
+//! Both sides start from the same weights and use the same batches; the losses of their first steps
+//! are compared. Each round then runs steps of our engine, of stock PyTorch, and of tuned PyTorch
+//! (fused optimizer, channels_last). The PyTorch peers are processes that stay alive through all
+//! rounds and sleep in between. A side's time is the median over rounds of the fastest step in
+//! each. On a busy machine, compare the CPU time of a single thread, which excludes waiting.
 
 #[path = "engine/case.rs"]
 mod case;
@@ -35,31 +35,31 @@ const COMPARED: usize = 20;
 
 #[derive(Parser)]
 struct Options {
-    /// Cases to run; all if none is named.
+    /// Cases to run [default: all].
     #[arg(value_parser = clap::builder::PossibleValuesParser::new(Case::NAMES))]
     cases: Vec<String>,
-    /// Compute threads; 1 and 2, one after the other, if not given.
+    /// Compute threads [default: 1, then 2].
     #[arg(long)]
     threads: Vec<usize>,
-    /// FP32 or BF16 only.
+    /// Only FP32 or BF16.
     #[arg(long, value_parser = ["f32", "bf16"])]
     precision: Vec<String>,
-    /// Rounds of the alternation.
+    /// Number of alternating rounds.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Steps of each side in a round.
+    /// Steps of each side per round.
     #[arg(long, default_value_t = 5)]
     steps: usize,
-    /// Where to write the result.
+    /// Where to write the results.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// A Python with torch, numpy and safetensors; without one our side runs alone.
+    /// A Python with torch, numpy and safetensors; without it only our side runs.
     #[arg(long, env = "SWITCHYARD_TORCH_PYTHON")]
     python: Option<PathBuf>,
-    /// Use AVX2 at most, on both sides: what machines without AVX-512 do.
+    /// Limit both sides to AVX2, as on machines without AVX-512.
     #[arg(long)]
     avx2: bool,
-    /// Print where the time of our side goes, by kind of layer.
+    /// Print our side's time per kind of layer.
     #[arg(long)]
     profile: bool,
     /// Passed by cargo.
@@ -67,8 +67,8 @@ struct Options {
     bench: bool,
 }
 
-fn chosen<T: Clone + PartialEq>(given: &[T], all: &[T]) -> Vec<T> {
-    if given.is_empty() { all.to_vec() } else { all.iter().filter(|x| given.contains(x)).cloned().collect() }
+fn selected<T: Clone + PartialEq>(requested: &[T], all: &[T]) -> Vec<T> {
+    if requested.is_empty() { all.to_vec() } else { all.iter().filter(|x| requested.contains(x)).cloned().collect() }
 }
 
 fn run(options: &Options) -> Outcome<()> {
@@ -79,9 +79,9 @@ fn run(options: &Options) -> Outcome<()> {
     let mut rows = Vec::new();
     let names = Case::NAMES.map(str::to_owned);
     let threads = if options.threads.is_empty() { vec![1, 2] } else { options.threads.clone() };
-    for name in chosen(&options.cases, &names) {
+    for name in selected(&options.cases, &names) {
         let case = Case::named(&name);
-        for precision in chosen(&options.precision, &["f32".to_owned(), "bf16".to_owned()]) {
+        for precision in selected(&options.precision, &["f32".to_owned(), "bf16".to_owned()]) {
             let format = if precision == "f32" { Format::F32 } else { Format::Bf16 };
             for &threads in &threads {
                 let row = measure(&case, format, threads, options, kernels, folder.path())?;

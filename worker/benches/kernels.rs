@@ -1,7 +1,8 @@
-//! Speed of the kernels and of whole training steps:
-//! `cargo bench -p switchyard-worker --bench kernels [-- [gemm|convolution|rules] [THREADS] [--json FILE]]`.
+//! Speed of the CPU kernels and the optimizer rules: `cargo bench -p switchyard-worker --bench
+//! kernels [-- [gemm|convolution|rules] [THREADS] [--json FILE]]`.
 //!
-//! Prints the least time of several runs; variants and instruction sets take turns. Compare only on a quiet machine.
+//! Prints the best time of several runs; variants and instruction sets alternate. Compare only on a
+//! quiet machine.
 
 use serde_json::{Value, json};
 use std::hint::black_box;
@@ -15,21 +16,21 @@ use switchyard_worker::nn::{Initial, Layout, Role};
 use switchyard_worker::optimizer::Optimizer;
 use switchyard_worker_contract::config;
 
-/// Least times of `work` for each of the variants, which take turns.
-fn least<T>(rounds: usize, rivals: &mut [T], mut work: impl FnMut(&mut T)) -> Vec<f64> {
-    let mut least = vec![f64::INFINITY; rivals.len()];
+/// Best time of `work` for each of the alternating variants.
+fn least<T>(rounds: usize, variants: &mut [T], mut work: impl FnMut(&mut T)) -> Vec<f64> {
+    let mut least = vec![f64::INFINITY; variants.len()];
     for _ in 0..rounds {
-        for (rival, least) in rivals.iter_mut().zip(&mut least) {
+        for (variant, least) in variants.iter_mut().zip(&mut least) {
             let start = Instant::now();
-            work(rival);
+            work(variant);
             *least = least.min(start.elapsed().as_secs_f64());
         }
     }
     least
 }
 
-/// A way to multiply: instructions, and the format that numbers are stored in.
-struct Way {
+/// A matrix product variant: instruction set and storage format.
+struct Variant {
     gemm: Gemm,
     cpu: Cpu,
     isa: Isa,
@@ -37,15 +38,15 @@ struct Way {
     format: Format,
 }
 
-impl Way {
-    fn all(pool: &Arc<Pool>) -> Vec<Way> {
+impl Variant {
+    fn all(pool: &Arc<Pool>) -> Vec<Variant> {
         let mut ways = Vec::new();
         for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
             for half in HalfKernel::ALL.into_iter().filter(|half| half.available()) {
                 for format in [Format::F32, Format::Bf16] {
                     if half == HalfKernel::F32 || isa == Isa::Avx512 && format == Format::Bf16 {
                         let cpu = Cpu { pool: Arc::clone(pool), isa, half };
-                        ways.push(Way { gemm: Gemm::new(cpu.clone()), cpu, isa, half, format });
+                        ways.push(Variant { gemm: Gemm::new(cpu.clone()), cpu, isa, half, format });
                     }
                 }
             }
@@ -53,9 +54,9 @@ impl Way {
         ways
     }
 
-    /// The fastest instructions only.
-    fn fastest(pool: &Arc<Pool>) -> Vec<Way> {
-        Way::all(pool).into_iter().filter(|way| way.isa == Isa::fastest()).collect()
+    /// Only the fastest instruction set.
+    fn fastest(pool: &Arc<Pool>) -> Vec<Variant> {
+        Variant::all(pool).into_iter().filter(|variant| variant.isa == Isa::fastest()).collect()
     }
 
     fn name(&self) -> String {
@@ -68,7 +69,7 @@ impl Way {
     }
 }
 
-/// The same numbers in both formats.
+/// The same values in both formats.
 struct Numbers {
     wide: Vec<f32>,
     narrow: Vec<bf16>,
@@ -92,31 +93,34 @@ impl Numbers {
 fn products(pool: &Arc<Pool>, results: &mut Vec<Value>) {
     for n in [512usize, 1024] {
         let (a, b, mut c) = (Numbers::new(n * n, 13), Numbers::new(n * n, 17), Numbers::new(n * n, 1));
-        let mut ways = Way::all(pool);
+        let mut ways = Variant::all(pool);
         for (name, ta, tb) in [("A B", false, false), ("A B^T", false, true), ("A^T B", true, false)] {
-            let (portable, others): (Vec<Way>, Vec<Way>) = ways.into_iter().partition(|way| way.isa == Isa::Portable);
+            let (portable, others): (Vec<Variant>, Vec<Variant>) =
+                ways.into_iter().partition(|variant| variant.isa == Isa::Portable);
             ways = Vec::new();
-            for (mut rivals, rounds) in [(others, 25), (portable, 3)] {
-                let times = least(rounds, &mut rivals, |way| {
+            for (mut variants, rounds) in [(others, 25), (portable, 3)] {
+                let times = least(rounds, &mut variants, |variant| {
                     let [x, y] = [(&a, ta), (&b, tb)].map(|(x, transposed)| {
-                        let x = Matrix::new(x.of(way.format), n, n);
+                        let x = Matrix::new(x.of(variant.format), n, n);
                         if transposed { x.t() } else { x }
                     });
-                    way.gemm.multiply(x, y, c.to(way.format), Epilogue::Overwrite);
+                    variant.gemm.multiply(x, y, c.to(variant.format), Epilogue::Overwrite);
                 });
-                for (way, time) in rivals.iter().zip(times) {
+                for (variant, time) in variants.iter().zip(times) {
                     let speed = 2e-9 * (n * n * n) as f64 / time;
-                    println!("gemm {} n={n:5} {name:6} {speed:7.1} GFLOP/s", way.name());
-                    let way = way.json();
-                    results.push(json!({"gemm": name, "way": way, "n": n, "gigaflopsPerSecond": rounded(speed)}));
+                    println!("gemm {} n={n:5} {name:6} {speed:7.1} GFLOP/s", variant.name());
+                    let variant = variant.json();
+                    results
+                        .push(json!({"gemm": name, "variant": variant, "n": n, "gigaflopsPerSecond": rounded(speed)}));
                 }
-                ways.extend(rivals);
+                ways.extend(variants);
             }
         }
     }
 }
 
-/// The convolutions of ResNet-18 on 16 images of 32 x 32, next to products of the size of their forward passes.
+/// The convolutions of ResNet-18 on 16 images of 32 x 32, next to matrix products of the same size
+/// as their forward passes.
 fn convolutions(pool: &Arc<Pool>, results: &mut Vec<Value>) {
     let layers = [
         (32, 3, 64, 3, 1),
@@ -128,7 +132,7 @@ fn convolutions(pool: &Arc<Pool>, results: &mut Vec<Value>) {
         (8, 256, 512, 3, 2),
         (4, 512, 512, 3, 1),
     ];
-    let mut ways = Way::fastest(pool);
+    let mut ways = Variant::fastest(pool);
     for (side, channels, outputs, kernel, stride) in layers {
         let shape = ConvolutionShape {
             batch: 16,
@@ -144,11 +148,12 @@ fn convolutions(pool: &Arc<Pool>, results: &mut Vec<Value>) {
         let (mut x, w) = (Numbers::new(shape.input_len(), 13), Numbers::new(shape.weights_len(), 17));
         let (mut y, mut dw) = (Numbers::new(shape.output_len(), 11), vec![0.0; shape.weights_len()]);
         let windows = Numbers::new(m * k, 13);
-        let needed = ways.iter().map(|way| shape.scratch_len(&way.cpu).max(shape.backward_scratch_len(&way.cpu)));
+        let needed =
+            ways.iter().map(|variant| shape.scratch_len(&variant.cpu).max(shape.backward_scratch_len(&variant.cpu)));
         let mut scratch = vec![0.0; needed.max().unwrap_or(0)];
         for what in ["product", "forward", "dx", "dw"] {
-            let times = least(12, &mut ways, |way| {
-                let Way { gemm, format, .. } = way;
+            let times = least(12, &mut ways, |variant| {
+                let Variant { gemm, format, .. } = variant;
                 match what {
                     "product" => {
                         let (a, b) = (Matrix::new(windows.of(*format), m, k), Matrix::new(w.of(*format), outputs, k));
@@ -165,13 +170,13 @@ fn convolutions(pool: &Arc<Pool>, results: &mut Vec<Value>) {
                     }
                 }
             });
-            for (way, time) in ways.iter().zip(times) {
+            for (variant, time) in ways.iter().zip(times) {
                 let speed = 2e-9 * (m * k * outputs) as f64 / time;
                 let layer = format!("{side}x{side} {channels}->{outputs} {kernel}x{kernel}/{stride}");
-                println!("{} {layer:22} {what:7} {speed:7.1} GFLOP/s", way.name());
-                let way = way.json();
+                println!("{} {layer:22} {what:7} {speed:7.1} GFLOP/s", variant.name());
+                let variant = variant.json();
                 results.push(json!({
-                    "convolution": layer, "pass": what, "way": way, "gigaflopsPerSecond": rounded(speed),
+                    "convolution": layer, "pass": what, "variant": variant, "gigaflopsPerSecond": rounded(speed),
                 }));
             }
         }
@@ -188,7 +193,7 @@ fn optimizer(rule: config::Rule) -> config::Optimizer {
     }
 }
 
-/// Time of a step of each rule per parameter, and of a plain copy of as many floats.
+/// Time per parameter of a step of each rule, and of a plain copy of as many floats.
 fn rules(len: usize, pool: &Pool, isa: Isa, results: &mut Vec<Value>) {
     let rounds = (1 << 28) / len;
     let mut layout = Layout::default();
@@ -199,7 +204,7 @@ fn rules(len: usize, pool: &Pool, isa: Isa, results: &mut Vec<Value>) {
     let (mut weights, mut half) = (vec![0.5; len], vec![bf16::ZERO; len]);
     let sgd = |momentum| config::Rule::Sgd(config::Momentum { momentum, nesterov: false });
     let adam = config::Adam { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };
-    // Bytes per parameter that a step must move at least.
+    // Minimum bytes per parameter that a step must move.
     let rules = [
         ("sgd", sgd(0.0), 12),
         ("momentum", sgd(0.9), 20),
@@ -263,7 +268,7 @@ fn main() {
     println!("products of bf16 are computed by {}", HalfKernel::probe().name());
     let all = !["gemm", "convolution", "rules"].into_iter().any(only);
     if all || only("rules") {
-        // Within the caches of a core, and beyond most caches.
+        // Within a core's caches, and larger than most caches.
         for len in [1 << 17, 1 << 24] {
             rules(len, &pool, Isa::fastest(), &mut results);
         }

@@ -1,7 +1,8 @@
-//! Speed of the row and elementwise kernels: `cargo bench -p switchyard-worker --bench ops [-- THREADS]`.
+//! Speed of the row-wise and elementwise kernels: `cargo bench -p switchyard-worker --bench ops [--
+//! THREADS]`.
 //!
-//! Prints GB/s: the bytes that must be read and written, over the least time of several runs. `copy` is the speed of
-//! the memory. Compare only on a quiet machine.
+//! Prints GB/s: the bytes that must be read and written, over the best time of several runs. `copy`
+//! is the memory bandwidth. Compare only on a quiet machine.
 
 use std::hint::black_box;
 use std::sync::Arc;

@@ -1,16 +1,18 @@
-"""The peer of `cargo xtask bench engine`, and of `gpu-probe`: the same models in PyTorch.
+"""The PyTorch peer of `cargo xtask bench engine` and of `gpu-probe`: the same models in PyTorch.
 
-Reads a configuration (JSON) as its only argument, then commands, one per line, on standard input:
+Takes a configuration (JSON) as its only argument, then reads commands from standard input, one per
+line:
 
-    losses N   N steps from the given weights on the given batches; returns their losses
-    steps N    N more steps on the first batch; returns the milliseconds of each and of its CPU time; on a GPU, which is
-               waited for at the end only, those of their mean
-    memory 0   the most bytes of the GPU that tensors had
+    losses N   run N steps from the given weights on the given batches; return their losses
+    steps N    run N more steps on the first batch; return wall-clock and CPU milliseconds of each, or
+               on a GPU, which is synchronised only at the end, of their mean
+    memory 0   return the peak bytes of GPU memory used by tensors
 
-Without weights and batches in the configuration both are random: only the time counts then.
+Without weights and batches in the configuration both are random, for runs that only measure time.
 
-Every result is one line of JSON. Between commands it sleeps. OpenMP keeps its default policy, because threads that sleep
-between two operators would slow PyTorch down; the caller waits until they have stopped spinning.
+Every result is one line of JSON. The process sleeps between commands. OpenMP keeps its default
+policy, because threads that sleep between two operators would slow PyTorch down; the caller waits
+until they have stopped spinning.
 """
 
 import json
@@ -180,7 +182,7 @@ class Mlp(nn.Module):
 
 
 def given(model):
-    """The weights and batches of the other side."""
+    """The engine's weights and batches."""
     from safetensors.torch import load_file
 
     missing, unexpected = model.load_state_dict(load_file(CONFIG["weights"]), strict=False)
@@ -225,7 +227,7 @@ def main():
     if CONFIG["model"]["kind"] == "resnet" and CONFIG["tuned"]:
         model = model.to(memory_format=torch.channels_last)
     model.train()
-    # Same as our exclusions: matrices and tables decay, biases and norms do not.
+    # Matches the engine's exclusions: matrices and tables decay, biases and norms do not.
     groups = [
         {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": CONFIG["decay"]},
         {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},

@@ -1,4 +1,4 @@
-//! After the first steps, a step on a GPU allocates nothing on the host.
+//! After the first steps, a GPU training step does not allocate host memory.
 #![allow(clippy::unwrap_used)]
 
 mod plain;
@@ -14,41 +14,41 @@ use switchyard_worker::train::{Trainer, Wishes};
 use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::env;
 
-struct Counting;
+struct CountingAllocator;
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: all calls go to the system's allocator; counting does not allocate.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: all calls are forwarded to the system allocator; counting does not allocate.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: as promised by the caller.
+        // SAFETY: upheld by the caller.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as promised by the caller.
+        // SAFETY: upheld by the caller.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static COUNTING: CountingAllocator = CountingAllocator;
 
-/// Set in the process that has the libraries.
+/// Set in the child process, which uses the emulated libraries.
 const CHILD: &str = "CHILD_TRAINS";
 const NAME: &str = "a_step_on_a_gpu_allocates_nothing_once_its_graphs_are_captured";
 const STEPS: u64 = 12;
 
-/// Allocations of this thread.
+/// Number of allocations by `work` on this thread.
 fn counted(work: impl FnOnce()) -> usize {
     let before = ALLOCATIONS.get();
     work();
     ALLOCATIONS.get() - before
 }
 
-/// Allocations of the last steps of a training.
+/// Number of allocations in the last steps of a training run.
 fn allocations(graphs: bool, merge: u32) -> usize {
     let plain = plain::gpt(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/comm"), &["**/*.rs"]);
     let config = EngineConfig {
@@ -80,7 +80,7 @@ fn allocations(graphs: bool, merge: u32) -> usize {
 #[test]
 fn a_step_on_a_gpu_allocates_nothing_once_its_graphs_are_captured() {
     if std::env::var_os(CHILD).is_some() {
-        assert_eq!(counted(|| drop(black_box(Box::new(1)))), 1, "the count counts");
+        assert_eq!(counted(|| drop(black_box(Box::new(1)))), 1, "allocations are counted");
         for (graphs, merge) in [(true, 1), (true, 2), (false, 2)] {
             assert_eq!(allocations(graphs, merge), 0, "graphs: {graphs}, micro-batches: {merge}");
         }

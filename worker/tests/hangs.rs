@@ -1,7 +1,9 @@
-//! Planted hangs, drawn from a seed: a layer that sleeps, a lock that is held, all ranks at once, a checkpoint that cannot be
-//! written, a process that is stopped. Each is named right: the rank, what it does, and what the others do.
+//! Injected hangs, drawn from a seed: a layer that sleeps, a held lock, all ranks at once, a
+//! checkpoint that cannot be written, a stopped process. The report must name the right rank, its
+//! operation, and what the others do.
 //!
-//! `cargo xtask chaos` plays 200 of them and writes `docs/results/hangs.json`; the tests play one of each kind.
+//! `cargo xtask chaos` runs 200 of them and writes `docs/results/hangs.json`; the tests run one of
+//! each kind.
 
 #![allow(clippy::unwrap_used)]
 
@@ -37,34 +39,34 @@ const RANKS: u32 = 3;
 /// Long enough for a step on a busy machine.
 const LIMIT: u32 = 4;
 const WATCHDOG: Watchdog = Watchdog { timeout_seconds: Some(LIMIT), on_hang: OnHang::Restart };
-/// Seed of the ordinary run.
+/// Seed of a normal test run.
 const SEED: u64 = 20_261_123;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// The forward pass of a layer does not come back.
+    /// A layer's forward pass never returns.
     Layer,
-    /// The backward pass of a layer wants a lock that somebody keeps.
+    /// A layer's backward pass waits for a lock that is never released.
     Lock,
     /// The same layer sleeps on all ranks.
     AllRanks,
-    /// The part of a checkpoint is written into a pipe that nobody reads.
+    /// Part of a checkpoint is written to a pipe without a reader.
     Checkpoint,
-    /// SIGSTOP: no thread of the rank runs, and its watchdog does not either.
+    /// SIGSTOP: none of the rank's threads run, its watchdog included.
     Stopped,
 }
 
 const KINDS: [Kind; 5] = [Kind::Layer, Kind::Lock, Kind::AllRanks, Kind::Checkpoint, Kind::Stopped];
 
-/// What was said of a hang, and how long after the timeout.
-struct Told {
+/// The report of a hang, and its delay after the timeout.
+struct Report {
     origin: u32,
     cause: String,
     during: String,
     late: f64,
 }
 
-/// What passes when it is opened.
+/// Blocks until it is opened.
 #[derive(Default)]
 struct Gate {
     open: Mutex<bool>,
@@ -82,33 +84,33 @@ impl Gate {
     }
 }
 
-/// A hang inside of a layer, of ranks that are threads of this process. `victim`: `None` for all ranks.
-fn in_layer(kind: Kind, victim: Option<u32>, pass: u64) -> Told {
+/// Hangs a layer of ranks that are threads of this process; `victim` is `None` for all ranks.
+fn in_layer(kind: Kind, victim: Option<u32>, pass: u64) -> Report {
     let folder = tempfile::tempdir().unwrap();
     let config = EngineConfig { length: Length::Steps(1_000_000), watchdog: WATCHDOG, ..hooked::config() };
     let (gate, held) = (Arc::new(Gate::default()), Arc::new(Mutex::new(())));
-    let (planted, told) = (Arc::new(Mutex::new(None)), Arc::new(Mutex::new(None::<(Cause, Instant)>)));
+    let (injected, report) = (Arc::new(Mutex::new(None)), Arc::new(Mutex::new(None::<(Cause, Instant)>)));
     let keeper = held.lock().unwrap();
     std::thread::scope(|scope| {
         let training = scope.spawn(|| {
             ranks::on_ranks(RANKS, |group| {
                 let rank = group.rank();
-                let (here, lock, planted) = (Arc::clone(&gate), Arc::clone(&held), Arc::clone(&planted));
+                let (here, lock, injected) = (Arc::clone(&gate), Arc::clone(&held), Arc::clone(&injected));
                 let own = Mutex::new(0);
                 let hang: Hook = Arc::new(move || {
                     let mut own = own.lock().unwrap();
                     *own += 1;
                     if *own == pass && victim.is_none_or(|victim| victim == rank) {
-                        planted.lock().unwrap().get_or_insert_with(Instant::now);
+                        injected.lock().unwrap().get_or_insert_with(Instant::now);
                         if kind == Kind::Lock { drop(lock.lock().unwrap()) } else { here.wait() }
                     }
                 });
                 let nothing: Hook = Arc::new(|| ());
                 let registry = if kind == Kind::Lock { registry(nothing, hang) } else { registry(hang, nothing) };
-                let (gate, told, stop) = (Arc::clone(&gate), Arc::clone(&told), AtomicI32::new(0));
+                let (gate, report, stop) = (Arc::clone(&gate), Arc::clone(&report), AtomicI32::new(0));
                 let on_alarm: OnAlarm = Arc::new(move |alarm| {
                     let Alarm::End(cause) = alarm else { panic!("{alarm:?}") };
-                    told.lock().unwrap().get_or_insert((cause, Instant::now()));
+                    report.lock().unwrap().get_or_insert((cause, Instant::now()));
                     gate.open();
                 });
                 let outside = Outside { run_dir: folder.path(), fault: None, stop: &stop, on_alarm: Some(on_alarm) };
@@ -121,24 +123,24 @@ fn in_layer(kind: Kind, victim: Option<u32>, pass: u64) -> Told {
         drop(keeper);
         training.join().unwrap();
     });
-    let (cause, at) = told.lock().unwrap().take().unwrap();
+    let (cause, at) = report.lock().unwrap().take().unwrap();
     assert_eq!(cause.kind, CauseKind::Hung);
-    let late = (at - planted.lock().unwrap().unwrap()).as_secs_f64() - f64::from(LIMIT);
-    Told { origin: cause.origin_rank, cause: cause.text, during: cause.during, late }
+    let late = (at - injected.lock().unwrap().unwrap()).as_secs_f64() - f64::from(LIMIT);
+    Report { origin: cause.origin_rank, cause: cause.text, during: cause.during, late }
 }
 
 fn recording(job: &Job, rank: u32) -> Recording {
     Recording::read(&fs::read(job.path(&format!("run-0/record/rank-{rank}.attempt-1.recorder"))).unwrap()).unwrap()
 }
 
-/// When the last operation of this kind began, seconds since 1970.
+/// When the last operation of this kind began, in seconds since 1970.
 fn began(of: &Recording, operation: Operation) -> f64 {
     let entry = of.entries.iter().rev().find(|entry| entry.operation == operation).unwrap();
     (of.start_us + entry.since_us) as f64 / 1e6
 }
 
-/// A hang of a process of a pod.
-fn in_process(kind: Kind, victim: u32, step: u64) -> Told {
+/// Hangs a process of a pod.
+fn in_process(kind: Kind, victim: u32, step: u64) -> Report {
     let every = step.max(2);
     let job = Job::new(1, RANKS, 1_000_000).with(|config| (config.fetch_every_steps, config.watchdog) = (1, WATCHDOG));
     let folder = job.path("checkpoints").join(format!("step-{every:09}.attempt-{}", u32::MAX));
@@ -161,7 +163,7 @@ fn in_process(kind: Kind, victim: u32, step: u64) -> Told {
     let mut stopped = None;
     if kind == Kind::Stopped {
         assert!(wait_for_step(&job, &mut pod, step), "{}", job.read("err-0"));
-        // A rank that is alive for this long has sent heartbeats.
+        // A rank that has been alive for this long has sent heartbeats.
         assert!(wait_until(DEADLINE, || recording(&job, victim).alive_us > 2_500_000), "{}", job.read("err-0"));
         let pid = pid_of(&job, 0, victim);
         stopped = Some(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64());
@@ -169,15 +171,15 @@ fn in_process(kind: Kind, victim: u32, step: u64) -> Told {
     }
     pod.ended();
     let Failure { origin_rank, cause, during, .. } = job.termination(0).failure.unwrap();
-    let planted = stopped.unwrap_or_else(|| began(&recording(&job, victim), Operation::Checkpoint));
-    let told = began(&recording(&job, (victim + 1) % RANKS), Operation::Failed);
-    Told { origin: origin_rank, cause, during, late: told - planted - f64::from(LIMIT) }
+    let injected = stopped.unwrap_or_else(|| began(&recording(&job, victim), Operation::Checkpoint));
+    let report = began(&recording(&job, (victim + 1) % RANKS), Operation::Failed);
+    Report { origin: origin_rank, cause, during, late: report - injected - f64::from(LIMIT) }
 }
 
-/// Plants a hang. Returns whether it was named right, and what was said.
-fn play(kind: Kind, random: &Random) -> (bool, Told) {
+/// Injects a hang. Returns whether the report is right, and the report.
+fn inject(kind: Kind, random: &Random) -> (bool, Report) {
     let (victim, pass) = (*random.pick(&[0, 1, 2]), 2 + random.below(10) as u64);
-    let told = match kind {
+    let report = match kind {
         Kind::Layer | Kind::Lock => in_layer(kind, Some(victim), pass),
         Kind::AllRanks => in_layer(kind, None, pass),
         // Rank 0 is the one that notices silence.
@@ -197,28 +199,28 @@ fn play(kind: Kind, random: &Random) -> (bool, Told) {
         _ => "waiting for the all-reduce of bucket ",
     };
     let origin = match kind {
-        Kind::AllRanks => told.origin,
+        Kind::AllRanks => report.origin,
         Kind::Stopped => victim.max(1),
         _ => victim,
     };
     let listed = (0..RANKS).filter(|rank| *rank != origin).map(|rank| rank.to_string()).collect::<Vec<_>>().join(", ");
-    let is_right = told.origin == origin
-        && told.cause.contains(&doing)
-        && told.during.contains(others)
-        && told.during.contains(&format!("ranks {listed}"));
-    (is_right, told)
+    let is_right = report.origin == origin
+        && report.cause.contains(&doing)
+        && report.during.contains(others)
+        && report.during.contains(&format!("ranks {listed}"));
+    (is_right, report)
 }
 
 #[test]
-fn whatever_hangs_is_named() {
+fn every_hang_is_reported_correctly() {
     let seed = chaos::seed().unwrap_or(SEED);
     let random = Random::new(seed);
     let each = chaos::size(1, 40);
     let mut hangs = Vec::new();
     for number in 0..each * KINDS.len() {
         let kind = KINDS[number % KINDS.len()];
-        let (is_right, Told { origin, cause, during, late }) = play(kind, &random);
-        assert!(is_right, "{kind:?}: rank {origin}: {cause}; {during}; again with SWITCHYARD_SEED={seed}");
+        let (is_right, Report { origin, cause, during, late }) = inject(kind, &random);
+        assert!(is_right, "{kind:?}: rank {origin}: {cause}; {during}; rerun with SWITCHYARD_SEED={seed}");
         let late = (late * 1000.0).round() / 1000.0;
         hangs.push(json!({"kind": format!("{kind:?}"), "namedRight": is_right, "secondsAfterTimeout": late}));
     }

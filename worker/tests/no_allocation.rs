@@ -1,4 +1,4 @@
-//! After the first step, a training step allocates nothing.
+//! After the first step, a training step does not allocate.
 #![allow(clippy::unwrap_used)]
 
 mod flat_gradients;
@@ -14,28 +14,28 @@ use switchyard_worker::optimizer::{Optimizer, gradient_norm};
 use switchyard_worker_contract::config;
 use trial::{Half, Trial};
 
-struct Counting;
+struct CountingAllocator;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: all calls go to the system's allocator; counting does not allocate.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: all calls are forwarded to the system allocator; counting does not allocate.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as promised by the caller.
+        // SAFETY: upheld by the caller.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as promised by the caller.
+        // SAFETY: upheld by the caller.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static COUNTING: CountingAllocator = CountingAllocator;
 
 #[test]
-fn steps_allocate_nothing() {
+fn steps_do_not_allocate() {
     let adam = config::Adam { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };
     let rules = [
         config::Rule::Sgd(config::Momentum { momentum: 0.9, nesterov: false }),
@@ -72,7 +72,7 @@ fn steps_allocate_nothing() {
                 loss
             };
             let first = step();
-            // A compute thread allocates when it starts, which may be late on a busy machine.
+            // A compute thread allocates when it starts, which may be delayed on a busy machine.
             std::thread::sleep(std::time::Duration::from_millis(100));
             let before = ALLOCATIONS.load(Ordering::Relaxed);
             let mut last = first;

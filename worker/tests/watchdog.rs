@@ -1,5 +1,5 @@
-//! Planted hangs: a rank that stands still is named by all, with what it does and what the others wait for, and its recorder
-//! tells it afterwards.
+//! Injected hangs: all ranks name a hung rank, its operation and what the others wait for, and its
+//! flight recorder shows it afterwards.
 
 #![allow(clippy::unwrap_used)]
 
@@ -25,7 +25,7 @@ use switchyard_worker_contract::event::{Failure, Stuck, Summary};
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::recorder::{Operation, Recording};
 
-/// Long enough for a busy machine to do a step, short enough for a test.
+/// Long enough for a step on a busy machine, short enough for a test.
 const LIMIT: Watchdog = Watchdog { timeout_seconds: Some(4), on_hang: OnHang::Restart };
 
 fn job(nodes: u32, procs: u32, watchdog: Watchdog) -> Job {
@@ -35,14 +35,14 @@ fn job(nodes: u32, procs: u32, watchdog: Watchdog) -> Job {
     })
 }
 
-/// What the recorder of a rank holds; each node has a run directory of its own.
+/// The contents of a rank's recorder; each node has its own run directory.
 fn recording(job: &Job, node: u32, rank: u32) -> Recording {
     let path = job.path(&format!("run-{node}/record/rank-{rank}.attempt-1.recorder"));
     Recording::read(&fs::read(path).unwrap()).unwrap()
 }
 
 #[test]
-fn a_rank_that_stands_still_is_named_by_all_and_the_others_say_what_they_wait_for() {
+fn a_hung_rank_is_named_by_all_and_the_others_report_what_they_wait_for() {
     let job = job(3, 1, LIMIT);
     assert_eq!(job.run(&[(env::FAULT, "stall:6@1")]), [4, 10, 4], "{}", job.read("err-1"));
     let pid = pid_of(&job, 1, 1);
@@ -56,16 +56,17 @@ fn a_rank_that_stands_still_is_named_by_all_and_the_others_say_what_they_wait_fo
     let stuck = recording(&job, 1, 1);
     let last = stuck.entries.last().unwrap();
     assert_eq!((stuck.pid as i32, last.operation, last.step), (pid.as_raw_pid(), Operation::Between, 5));
-    assert!(stuck.alive_us - last.since_us > 3_900_000, "it was alive, and did nothing: {stuck:?}");
+    assert!(stuck.alive_us - last.since_us > 3_900_000, "it was alive but idle: {stuck:?}");
     let [.., waited, end] = recording(&job, 0, 0).entries[..] else { panic!() };
     assert_eq!((waited.operation, waited.step, end.operation), (Operation::Reduce, 6, Operation::Failed));
 }
 
 #[test]
-fn a_rank_whose_checkpoint_cannot_be_written_is_named_when_the_next_one_is_due() {
+fn a_hung_checkpoint_is_reported_when_the_next_one_is_due() {
     let job = job(1, 2, LIMIT);
     let path = job.path("checkpoints");
-    // Opening a pipe for writing waits for somebody who reads. After the last attempt that there can be, the next has the same number.
+    // Opening a pipe for writing blocks until there is a reader. After the last possible attempt,
+    // the next one has the same number.
     let folder = path.join(format!("step-000000004.attempt-{}", u32::MAX));
     fs::create_dir_all(&folder).unwrap();
     mknodat(CWD, folder.join("rank-1.safetensors.tmp"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
@@ -81,13 +82,13 @@ fn a_rank_whose_checkpoint_cannot_be_written_is_named_when_the_next_one_is_due()
 }
 
 #[test]
-fn of_a_stopped_rank_the_last_operation_is_told() {
+fn the_last_operation_of_a_stopped_rank_is_reported() {
     let job = job(1, 2, LIMIT);
     let mut command = job.command(0);
     command.env(env::PEER_TIMEOUT_SECONDS, "2");
     let mut pod = Running(command.spawn().unwrap());
     assert!(wait_for_step(&job, &mut pod, 1));
-    // A rank that is alive for longer than the timeout has sent heartbeats.
+    // A rank that has been alive for longer than the timeout has sent heartbeats.
     assert!(wait_until(DEADLINE, || recording(&job, 0, 1).alive_us > 2_500_000));
     let pid = pid_of(&job, 0, 1);
     kill_process(pid, Signal::STOP).unwrap();
@@ -99,7 +100,7 @@ fn of_a_stopped_rank_the_last_operation_is_told() {
 }
 
 #[test]
-fn a_job_that_only_wants_a_report_goes_on_waiting() {
+fn a_job_that_only_reports_hangs_keeps_waiting() {
     let job = job(1, 2, Watchdog { on_hang: OnHang::Report, ..LIMIT });
     let mut command = job.command(0);
     command.env(env::FAULT, "stall:6@1");
@@ -111,11 +112,11 @@ fn a_job_that_only_wants_a_report_goes_on_waiting() {
     assert!(wait_until(DEADLINE, || stuck(&job).is_some()), "{}", job.read("out-0"));
     let Stuck { rank, operation, step, ranks, .. } = stuck(&job).unwrap();
     assert_eq!((rank, operation, step, ranks), (1, Operation::Between, 5, 1));
-    assert!(pod.0.try_wait().unwrap().is_none(), "it goes on");
+    assert!(pod.0.try_wait().unwrap().is_none(), "it keeps running");
 }
 
 #[test]
-fn when_every_rank_stands_still_all_are_named() {
+fn all_ranks_are_named_when_all_hang() {
     let job = job(1, 2, Watchdog { timeout_seconds: Some(6), on_hang: OnHang::Restart });
     assert_eq!(job.run(&[(env::FAULT, "stall:6")]), [10], "{}", job.read("err-0"));
     let Failure { origin_rank, cause, during, .. } = job.termination(0).failure.unwrap();
@@ -126,29 +127,29 @@ fn when_every_rank_stands_still_all_are_named() {
     assert_eq!(during, format!("rank {other} stands still as well: reports and files after step 5"));
 }
 
-/// The last summary in the log of the job.
+/// The last summary in the job's log.
 fn stuck(job: &Job) -> Option<Stuck> {
     Summary::last_in(&job.read("out-0")).and_then(|summary| summary.stuck)
 }
 
 #[test]
-fn when_every_rank_stands_still_and_the_job_only_wants_a_report_the_summary_names_them() {
+fn the_summary_names_hung_ranks_if_the_job_only_reports_hangs() {
     let job = job(2, 1, Watchdog { on_hang: OnHang::Report, ..LIMIT });
     let mut pods: Vec<Running> =
         (0..2).map(|node| Running(job.command(node).env(env::FAULT, "stall:6").spawn().unwrap())).collect();
     assert!(wait_until(DEADLINE, || stuck(&job).is_some_and(|stuck| stuck.ranks == 2)), "{}", job.read("out-0"));
     let Stuck { operation, step, node_rank, rank, .. } = stuck(&job).unwrap();
     assert_eq!((operation, step, node_rank), (Operation::Between, 5, rank));
-    assert!(pods.iter_mut().all(|pod| pod.0.try_wait().unwrap().is_none()), "it goes on");
+    assert!(pods.iter_mut().all(|pod| pod.0.try_wait().unwrap().is_none()), "it keeps running");
 }
 
-/// The forward pass with this number, counted over both ranks, waits until the gate opens.
+/// This forward pass, counted over both ranks, waits until the gate opens.
 const STUCK: u32 = 9;
 static CALLS: AtomicU32 = AtomicU32::new(0);
 static GATE: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
 
 #[test]
-fn a_layer_that_sleeps_is_named() {
+fn a_sleeping_layer_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let sleep = || {
         if CALLS.fetch_add(1, Ordering::SeqCst) == STUCK {
@@ -158,12 +159,12 @@ fn a_layer_that_sleeps_is_named() {
     };
     let watchdog = Watchdog { timeout_seconds: Some(3), on_hang: OnHang::Restart };
     let config = EngineConfig { length: Length::Steps(1000), watchdog, ..hooked::config() };
-    let told = Arc::new(Mutex::new(Vec::new()));
+    let causes = Arc::new(Mutex::new(Vec::new()));
     let outcomes = ranks::on_ranks(2, |group| {
-        let (rank, stop, told) = (group.rank(), AtomicI32::new(0), Arc::clone(&told));
+        let (rank, stop, causes) = (group.rank(), AtomicI32::new(0), Arc::clone(&causes));
         let on_alarm: OnAlarm = Arc::new(move |alarm| {
             let Alarm::End(cause) = alarm else { panic!("{alarm:?}") };
-            told.lock().unwrap().push((rank, cause));
+            causes.lock().unwrap().push((rank, cause));
             *GATE.0.lock().unwrap() = true;
             GATE.1.notify_all();
         });
@@ -172,7 +173,7 @@ fn a_layer_that_sleeps_is_named() {
         let blueprint = Blueprint::new(&config, open(&config)?, 2, None, &registry)?;
         run(blueprint, &group, &outside, &mut Reporter::new(std::io::sink()), |_| {})
     });
-    let [(rank, cause)] = &told.lock().unwrap()[..] else { panic!("{told:?}") };
+    let [(rank, cause)] = &causes.lock().unwrap()[..] else { panic!("{causes:?}") };
     assert_eq!((cause.origin_rank, cause.kind), (*rank, CauseKind::Hung));
     assert!(cause.text.contains("forward pass of micro-batch 0, layer hooked (process "), "{cause}");
     assert!(cause.during.contains("waiting for the all-reduce"), "{cause}");

@@ -73,7 +73,7 @@ pub(crate) fn chaos() -> Result<()> {
         ["test", "--workspace", "--test", "hosts", "--test", "hangs", "--test", "trainings", "--", "--nocapture"];
     crate::wheels::cuda()?;
     let mut workers = cargo(&workers);
-    workers.args(["faults::", "gpu_seeds::", "whatever_hangs_is_named"]);
+    workers.args(["faults::", "gpu_seeds::", "every_hang_is_reported_correctly"]);
     workers.env("SWITCHYARD_CHAOS", results);
     step("faults of workers and orders of streams, in full", &mut workers)
 }

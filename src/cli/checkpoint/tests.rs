@@ -4,7 +4,7 @@ use super::*;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use switchyard_checkpoint::format::About;
+use switchyard_checkpoint::format::CheckpointInfo;
 use switchyard_checkpoint::{Manifest, Plan, Progress, Role, TensorSpec};
 
 /// Checkpoints of one tensor and its moments, written by two ranks: complete ones for these steps,
@@ -26,7 +26,8 @@ fn folder(steps: &[u64]) -> tempfile::TempDir {
         let shards = (0..2).map(|rank| store.write_shard("gpt", id, rank, &plan, &state).unwrap()).collect();
         if *step != 1500 {
             let progress = Progress::new(&()).unwrap();
-            let about = About { job: "gpt".into(), id, config: String::new(), created: 1_700_000_000, progress };
+            let about =
+                CheckpointInfo { job: "gpt".into(), id, config: String::new(), created: 1_700_000_000, progress };
             store.publish(&Manifest::new(about, plan.clone(), shards).unwrap()).unwrap();
         }
     }

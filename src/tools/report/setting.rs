@@ -152,11 +152,11 @@ fn gpu_summary(gpu: &GpuReport) -> GpuSummary {
         bus: shortened(&gpu.bus, TEXT),
         seconds: round4(gpu.seconds),
         highest_celsius: gpu.highest_celsius,
-        slowed: slowed.map(|one| format!("{} {:.0} %", one.by.words(), gpu.slowed_percent(one.by))).collect(),
+        slowed: slowed.map(|one| format!("{} {:.0} %", one.by.label(), gpu.slowed_percent(one.by))).collect(),
         pcie_lanes: gpu.pcie.map(|width| (width.lanes, width.most)),
         corrected_errors: gpu.corrected_errors,
         uncorrected_errors: gpu.uncorrected_errors,
-        xids: gpu.xids.iter().copied().take(GpuReport::MOST_XIDS).collect(),
+        xids: gpu.xids.iter().copied().take(GpuReport::MAX_XIDS).collect(),
     }
 }
 

@@ -1,7 +1,8 @@
-//! Lanes and wire formats side by side: 25 MiB, as two buckets that are in flight at once.
+//! Compares lanes and wire formats: 25 MiB, as two buckets in flight at once.
 //!
-//! All groups exist at the same time and take turns, so that they run under the same conditions. `together` is half the
-//! time of both buckets. The last columns are the shortest reductions: as one call, and as start and wait back to back.
+//! All groups exist at the same time and alternate, so that they run under the same conditions.
+//! `together` is half the time of both buckets. The last columns are the fastest reductions: as one
+//! call, and as start directly followed by wait.
 
 use super::rank::Rank;
 use super::{Row, config, longest, machine, summary, var};
@@ -22,9 +23,10 @@ const BYTES: usize = 25 << 20;
 const FIRST: usize = 0;
 const SECOND: usize = 1;
 const SMALL: usize = 2;
-/// Two large buckets and one number.
+/// Two large buckets and a single value.
 const LENS: [usize; 3] = [BYTES / 4, BYTES / 4, 1];
-/// Buckets of the referee, an additional group with exact numbers: one number as a barrier, the times of both ranks.
+/// Buckets of the referee, an additional f32 group: a single value as a barrier, and the times of
+/// both ranks.
 const BARRIER: usize = 0;
 const TIMES: usize = 1;
 /// The groups of the comparison, and their referee.
@@ -99,7 +101,7 @@ fn large(comm: &mut Rank, referee: &mut Rank) -> Outcome<f64> {
     longest(referee, TIMES, time)
 }
 
-/// Microseconds of a reduction of one number.
+/// Microseconds per reduction of a single value.
 fn small(comm: &mut Rank, referee: &mut Rank, start_and_wait: bool) -> Outcome<f64> {
     referee.reducer.all_reduce(BARRIER)?;
     let start = Instant::now();
@@ -120,7 +122,9 @@ type Case = ((&'static str, u32, &'static str, u64), [Row; 3]);
 fn report(rows: &[Case]) -> Outcome<()> {
     let (cpu, probe, place) = machine();
     println!("# two buckets of 25 MiB in flight, 2 ranks; {cpu}; cache line round trip {probe:.0} ns ({place})");
-    println!("# busbw counts the f32 bytes of a bucket, whatever travels; 4 B: all_reduce, and start + wait, best us");
+    println!(
+        "# busbw counts the f32 bytes of a bucket, whatever the wire format; 4 B: all_reduce, and start + wait, best us"
+    );
     println!("# transport lanes wire  best us  median us  busbw GB/s  sent MiB   4 B call  start+wait");
     for ((transport, lanes, wire, sent), [together, called, started]) in rows {
         println!(

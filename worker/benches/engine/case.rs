@@ -1,4 +1,4 @@
-//! What is trained.
+//! Benchmark cases.
 
 use serde_json::{Value, json};
 use switchyard_worker::data::{Batch, Kind, Task};
@@ -6,10 +6,10 @@ use switchyard_worker_contract::config::{
     self, Activation, Adam, Bert, DecayExclusions, Gpt, Mlp, Model, Momentum, ResNet, ResNetDepth, Rule, Stem,
 };
 
-/// Number of batches through which the compared steps cycle.
+/// The compared steps cycle through this many batches.
 pub const BATCHES: usize = 4;
 
-/// A model with the shape of its batches and its optimizer.
+/// A model with its batch shape and optimizer.
 pub struct Case {
     pub name: &'static str,
     pub model: Model,
@@ -31,8 +31,8 @@ impl Case {
                 model: Model::ResNet(ResNet { depth: ResNetDepth::D18, stem: Stem::Small, width: 64 }),
                 kind: Kind::Images { height: 32, width: 32, channels: 3, classes: 10 },
                 samples: 16,
-                // With 0.01 PyTorch's losses differ from its own in another memory format by 1e-2 after 20 steps, with
-                // this rate by 2e-4.
+                // At a rate of 0.01, PyTorch's losses in two memory formats differ from each other
+                // by 1e-2 after 20 steps; at this rate, by 2e-4.
                 optimizer: sgd(5e-4),
             },
             _ => Case {
@@ -45,7 +45,7 @@ impl Case {
         }
     }
 
-    /// The model in the format of `torch_engine.py`.
+    /// The model as `torch_engine.py` expects it.
     pub fn peer_model(&self) -> Value {
         match (&self.model, self.kind) {
             (Model::Gpt(gpt), _) => json!({
@@ -68,7 +68,7 @@ impl Case {
         }
     }
 
-    /// Batch `index`: noise, but the same for both sides.
+    /// Batch `index`: noise, equal on both sides.
     pub fn batch(&self, index: usize) -> Batch {
         let mut noise = Noise(index as u64 + 1);
         let mut below = |count: usize, most: u32| (0..count).map(|_| noise.next() % most).collect::<Vec<u32>>();

@@ -1,4 +1,4 @@
-//! Facts about the machine, and whether it is quiet enough for timing.
+//! Describes the machine, and checks whether it is quiet enough for timing.
 
 use serde_json::{Value, json};
 use std::fmt;
@@ -8,10 +8,10 @@ use switchyard_worker::cpu::{HalfKernel, Isa, IsaError, Pool};
 
 /// Samples of the spin loop.
 const SPINS: usize = 200;
-/// Above this a core is not ours alone.
+/// Above this spread, other work is using the cores.
 const QUIET: f64 = 0.05;
 
-/// What our side computes with.
+/// Kernels that our side uses.
 #[derive(Debug, Clone, Copy)]
 pub struct Kernels {
     pub isa: Isa,
@@ -19,7 +19,7 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// The fastest; `avx2`: those without AVX-512.
+    /// The fastest kernels; with `avx2`, the fastest without AVX-512.
     pub fn of(avx2: bool) -> Result<Kernels, IsaError> {
         match avx2 {
             true => Ok(Kernels { isa: Isa::detect(Some(Isa::Avx2.name()))?, half: HalfKernel::F32 }),
@@ -33,7 +33,7 @@ pub struct Machine {
     cpu: String,
     cores: usize,
     load: Option<f64>,
-    /// Mean time of a fixed loop on all cores over its least time, less 1.
+    /// Mean over best time of a fixed loop on all cores, minus 1.
     spread: f64,
 }
 
@@ -56,7 +56,7 @@ impl Machine {
         }
     }
 
-    /// Whether the CPU could do more.
+    /// Whether the CPU has faster kernels.
     pub fn is_limited(&self) -> bool {
         self.kernels.isa != Isa::fastest()
     }
@@ -96,8 +96,8 @@ impl fmt::Display for Machine {
     }
 }
 
-/// Runs one task per core that no memory slows down, about a millisecond; returns the mean of its times over the least
-/// one, less 1.
+/// Runs one CPU-bound task of about a millisecond per core; returns its mean over its best time,
+/// minus 1.
 fn spread(cores: usize) -> f64 {
     let pool = Pool::new(cores);
     let times: Vec<f64> = (0..SPINS)

@@ -1,4 +1,4 @@
-//! Our side: a step of a single rank.
+//! Our side: a single-rank training step.
 
 #[path = "../../tests/flat_gradients/mod.rs"]
 mod flat_gradients;
@@ -31,20 +31,20 @@ pub struct Ours {
     batches: Vec<Batch>,
 }
 
-/// Milliseconds that all threads of this process have run.
+/// CPU milliseconds of all threads of this process.
 fn cpu_time() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     1e3 * time.tv_sec as f64 + 1e-6 * time.tv_nsec as f64
 }
 
-/// Bytes that training takes.
+/// Memory of training, in bytes.
 #[derive(Clone, Copy)]
 pub struct Memory {
     /// Activations, their gradients, scratch memory, packing buffers.
     pub activations: usize,
-    /// Weights with their copies, gradients, state of the optimizer.
+    /// Weights with their copies, gradients, optimizer state.
     pub weights: usize,
-    /// The sum of both if everything had 32 bits.
+    /// The total if everything were f32.
     pub in_f32: usize,
 }
 
@@ -105,7 +105,7 @@ impl Ours {
         (0..count).map(|i| self.step(i % BATCHES)).collect()
     }
 
-    /// Milliseconds of steps on the first batch, and milliseconds of CPU time.
+    /// Wall-clock and CPU milliseconds of steps on the first batch.
     pub fn steps(&mut self, count: usize) -> Vec<[f64; 2]> {
         let time = |_| {
             let (start, cpu) = (Instant::now(), cpu_time());
@@ -125,7 +125,7 @@ impl Ours {
         }
     }
 
-    /// Milliseconds of each kind of layer, forward and backward, in the fastest of some steps.
+    /// Prints forward and backward milliseconds per kind of layer, of the fastest of several steps.
     pub fn print_profile(&mut self, steps: usize) {
         self.network.record(true);
         let mut least = BTreeMap::<(usize, bool), f64>::new();

@@ -1,4 +1,4 @@
-//! PyTorch's side: `torch_engine.py` in a process that lives through all rounds.
+//! PyTorch's side: `torch_engine.py` in a process that stays alive through all rounds.
 
 use super::Outcome;
 use super::case::{BATCHES, Case};
@@ -15,10 +15,10 @@ use switchyard_worker::data::Kind;
 use switchyard_worker::nn::ParameterSlot;
 use switchyard_worker_contract::config::Rule;
 
-/// After its last parallel region OpenMP's threads spin for some milliseconds before they sleep.
-const SETTLES: Duration = Duration::from_millis(30);
+/// OpenMP threads spin for some milliseconds after their last parallel region before they sleep.
+const SETTLE_TIME: Duration = Duration::from_millis(30);
 
-/// The common start of both sides.
+/// The common starting point of both sides.
 pub struct Inputs {
     weights: PathBuf,
     batches: PathBuf,
@@ -39,7 +39,8 @@ fn save(file: &Path, tensors: &[Tensor]) -> Outcome<()> {
     Ok(serialize_to_file(views?, None, file)?)
 }
 
-/// A parameter in the order of axes of the peer's layers: `nn.Conv2d`, and `nn.Linear` for all matrices.
+/// A parameter in the axis order of the peer's layers: `nn.Conv2d`, and `nn.Linear` for all
+/// matrices.
 fn exported(parameter: &ParameterSlot, own: &[f32]) -> Tensor {
     let identity: Vec<usize> = (0..parameter.shape.len()).collect();
     let axes = parameter.export_axes.as_ref().filter(|axes| axes.len() > 2).unwrap_or(&identity);
@@ -57,7 +58,7 @@ fn exported(parameter: &ParameterSlot, own: &[f32]) -> Tensor {
     Tensor { name: parameter.name.clone(), dtype: Dtype::F32, shape, bytes }
 }
 
-/// Writes the weights of our side and the batches.
+/// Writes our side's weights and the batches.
 pub fn write_inputs(folder: &Path, case: &Case, ours: &Ours) -> Outcome<Inputs> {
     let inputs = Inputs { weights: folder.join("weights.safetensors"), batches: folder.join("batches.safetensors") };
     let parameters = ours.layout().parameters.iter();
@@ -118,7 +119,7 @@ impl Peer {
         });
         let mut command = Command::new(python);
         if avx2 {
-            // PyTorch's own kernels, and those of the two libraries that multiply for it.
+            // PyTorch's own kernels, and the two libraries that it uses for matrix products.
             command.env("ATEN_CPU_CAPABILITY", "avx2");
             command.env("MKL_ENABLE_INSTRUCTIONS", "AVX2").env("ONEDNN_MAX_CPU_ISA", "AVX2");
         }
@@ -126,7 +127,7 @@ impl Peer {
         let mut child = command.spawn().map_err(|error| format!("cannot start {}: {error}", python.display()))?;
         let (to, from) = (child.stdin.take().ok_or("no input")?, child.stdout.take().ok_or("no output")?);
         let mut peer = Peer { child, to, from: BufReader::new(from), tuned, version: Value::Null };
-        peer.version = peer.answer()?;
+        peer.version = peer.response()?;
         Ok(peer)
     }
 
@@ -134,35 +135,35 @@ impl Peer {
         if self.tuned { "torch tuned" } else { "torch" }
     }
 
-    fn answer(&mut self) -> Outcome<Value> {
+    fn response(&mut self) -> Outcome<Value> {
         let mut line = String::new();
         if self.from.read_line(&mut line)? == 0 {
             return Err(format!("the {} process ended", self.name()).into());
         }
-        std::thread::sleep(SETTLES);
+        std::thread::sleep(SETTLE_TIME);
         Ok(serde_json::from_str(&line)?)
     }
 
-    fn ask<T: serde::de::DeserializeOwned>(&mut self, word: &str, count: usize) -> Outcome<Vec<T>> {
+    fn request<T: serde::de::DeserializeOwned>(&mut self, word: &str, count: usize) -> Outcome<Vec<T>> {
         writeln!(self.to, "{word} {count}")?;
         self.to.flush()?;
-        Ok(serde_json::from_value(self.answer()?)?)
+        Ok(serde_json::from_value(self.response()?)?)
     }
 
     /// Losses of steps that cycle through the batches.
     pub fn losses(&mut self, count: usize) -> Outcome<Vec<f64>> {
-        self.ask("losses", count)
+        self.request("losses", count)
     }
 
-    /// Milliseconds of steps on the first batch, and milliseconds of CPU time.
+    /// Wall-clock and CPU milliseconds of steps on the first batch.
     pub fn steps(&mut self, count: usize) -> Outcome<Vec<[f64; 2]>> {
-        self.ask("steps", count)
+        self.request("steps", count)
     }
 }
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It may have ended on its own.
+        // It may have exited on its own.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! The table and the result file.
+//! Prints the table and writes the result file.
 
 use super::Outcome;
 use super::machine::Machine;
@@ -11,11 +11,11 @@ use switchyard_worker::cpu::Format;
 /// Times of one side in milliseconds.
 pub struct Side {
     pub name: &'static str,
-    /// Least time of a step in each round.
+    /// Fastest step of each round.
     least: Vec<f64>,
-    /// Median of each round.
+    /// Median step of each round.
     medians: Vec<f64>,
-    /// Least CPU time of a step in each round, of all threads.
+    /// Lowest CPU time of a step in each round, over all threads.
     cpu: Vec<f64>,
 }
 
@@ -35,7 +35,7 @@ impl Side {
         Side { name, least: Vec::new(), medians: Vec::new(), cpu: Vec::new() }
     }
 
-    /// Adds a round: times and CPU times.
+    /// Adds a round: wall-clock and CPU times.
     pub fn add(&mut self, steps: &[[f64; 2]]) {
         let times: Vec<f64> = steps.iter().map(|step| step[0]).collect();
         self.least.push(least(&times));
@@ -43,12 +43,12 @@ impl Side {
         self.cpu.push(steps.iter().fold(f64::INFINITY, |a, step| a.min(step[1])));
     }
 
-    /// The time that is reported.
+    /// The reported time.
     fn time(&self) -> f64 {
         median(&self.least)
     }
 
-    /// Largest over smallest time of the rounds, less 1.
+    /// Largest over smallest time of the rounds, minus 1.
     fn spread(&self) -> f64 {
         self.least.iter().fold(0.0, |a: f64, &b| a.max(b)) / least(&self.least) - 1.0
     }
@@ -61,7 +61,7 @@ impl Side {
     }
 }
 
-/// One case.
+/// Results of a case.
 pub struct Row {
     pub case: &'static str,
     pub format: Format,
@@ -72,7 +72,7 @@ pub struct Row {
     pub first_loss: f64,
     /// Largest difference between our losses and the peers' in the first steps.
     pub loss_difference: Option<f64>,
-    /// The same between the two variants of the peer.
+    /// Largest difference between the losses of the two peers.
     pub torch_difference: Option<f64>,
     pub memory: Memory,
     pub torch: Option<Value>,
@@ -83,13 +83,14 @@ impl Row {
         if self.format == Format::F32 { "f32" } else { "bf16" }
     }
 
-    /// Our time over that of the faster variant of the peer.
+    /// Our time over the faster peer's.
     fn ratio(&self) -> Option<f64> {
         let best = self.sides[1..].iter().map(Side::time).min_by(f64::total_cmp)?;
         Some(self.sides[0].time() / best)
     }
 
-    /// The same for the least CPU time. Only for one thread: several threads spin while they wait for each other.
+    /// The same ratio for the lowest CPU time. Single-threaded only, because several threads spin
+    /// while they wait for each other.
     fn cpu_ratio(&self) -> Option<f64> {
         let best = self.sides[1..].iter().map(|side| least(&side.cpu)).min_by(f64::total_cmp)?;
         (self.threads == 1).then(|| least(&self.sides[0].cpu) / best)

@@ -1,7 +1,7 @@
-//! What checkpoints need from a file system, and the real file system.
+//! File system interface of checkpoints, and its implementation on the real one.
 //!
-//! It is a trait so that tests can substitute a disk that crashes at every call and loses everything that a real one
-//! may lose.
+//! A trait, so that tests can substitute a disk that crashes at any call and loses everything that
+//! a real disk might lose.
 
 use rustix::fs::OFlags;
 use std::fs::{self, File, OpenOptions};
@@ -20,7 +20,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The type in words.
+    /// Description for error messages.
     pub fn name(self) -> &'static str {
         match self {
             Kind::File => "a file",
@@ -42,14 +42,14 @@ impl From<fs::FileType> for Kind {
     }
 }
 
-/// A file being written.
 pub trait WriteFile {
     /// Appends all bytes.
     ///
     /// # Errors
-    /// The system's error; how much was written is then unknown.
+    /// The system's error; it is then unknown how much was written.
     fn write_all(&mut self, bytes: &[u8]) -> io::Result<()>;
-    /// Waits until the content is on the disk. The name of the file may not be: see [`Vfs::sync_directory`].
+    /// Waits until the content is durable. The file's name might not be: see
+    /// [`Vfs::sync_directory`].
     ///
     /// # Errors
     /// The system's error; the content is then lost.
@@ -60,37 +60,37 @@ pub trait WriteFile {
 pub trait ReadFile {
     /// Length in bytes.
     fn length(&self) -> u64;
-    /// Fills `bytes` from `offset` on.
+    /// Fills `bytes` from `offset`.
     ///
     /// # Errors
-    /// The system's error; `UnexpectedEof` beyond the end.
+    /// The system's error; `UnexpectedEof` past the end.
     fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()>;
 }
 
 /// A file system.
 pub trait Vfs: Send + Sync {
-    /// Creates a directory. An existing one is an error, `AlreadyExists`.
+    /// Creates a directory; `AlreadyExists` if it exists.
     ///
     /// # Errors
-    /// The system's error; the same for all methods.
+    /// The system's error, as for all methods.
     fn create_directory(&self, path: &Path) -> io::Result<()>;
     /// Opens an empty file for writing.
     ///
     /// # Errors
     /// The system's error.
     fn create(&self, path: &Path) -> io::Result<Box<dyn WriteFile>>;
-    /// Opens a regular file for reading; never waits for a writer, and never follows a link in the last part of the
-    /// path.
+    /// Opens a regular file for reading. Never waits for a writer, and does not follow a link in
+    /// the last path component.
     ///
     /// # Errors
-    /// The system's error; `InvalidInput` for anything but a regular file.
+    /// The system's error; `InvalidInput` if this is not a regular file.
     fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>>;
-    /// Renames a file and replaces any file of the new name.
+    /// Renames a file, replacing an existing file of that name.
     ///
     /// # Errors
     /// The system's error.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Waits until the names in a directory are on the disk.
+    /// Waits until the names in a directory are durable.
     ///
     /// # Errors
     /// The system's error.
@@ -106,7 +106,7 @@ pub trait Vfs: Send + Sync {
     /// # Errors
     /// The system's error.
     fn remove_directory(&self, path: &Path) -> io::Result<()>;
-    /// The names in a directory that are UTF-8, in any order.
+    /// The UTF-8 names in a directory, in any order.
     ///
     /// # Errors
     /// The system's error.
@@ -147,7 +147,7 @@ impl ReadFile for Open {
     }
 }
 
-/// Flags in the type of `OpenOptions`.
+/// Converts to the flag type of `OpenOptions`.
 fn flags(flags: OFlags) -> i32 {
     flags.bits().cast_signed()
 }
@@ -164,7 +164,7 @@ impl Vfs for Disk {
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>> {
-        // Without NONBLOCK, opening a pipe would wait for a writer.
+        // Without NONBLOCK, opening a pipe would block until a writer appears.
         let file = OpenOptions::new().read(true).custom_flags(flags(OFlags::NOFOLLOW | OFlags::NONBLOCK)).open(path)?;
         let metadata = file.metadata()?;
         if !metadata.is_file() {
@@ -180,7 +180,7 @@ impl Vfs for Disk {
 
     fn sync_directory(&self, path: &Path) -> io::Result<()> {
         match File::open(path)?.sync_all() {
-            // Some network file systems lack this call; they promise no more without it than with it.
+            // Some network file systems lack this call and give the same guarantees without it.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
             other => other,
         }

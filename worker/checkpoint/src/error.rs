@@ -1,4 +1,4 @@
-//! What can go wrong with a checkpoint. All errors are values: a training run can continue without its checkpoint.
+//! Checkpoint errors. All are returned as values: training can continue without its checkpoint.
 
 use crate::format::Fault;
 use std::io;
@@ -8,17 +8,17 @@ use std::path::{Path, PathBuf};
 /// Why a checkpoint cannot be written, or must not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// The system refused: no space, no permission, a read-only disk, a missing file.
+    /// The system failed: no space, no permission, a read-only disk, a missing file.
     #[error("{}: cannot {action}: {source}{}", file.display(), needs(*.needed))]
     Io {
         file: PathBuf,
         /// The action, as in "cannot ...".
         action: &'static str,
-        /// Bytes that the whole file needs, if it was being written.
+        /// Size of the whole file in bytes, if it was being written.
         needed: Option<u64>,
         source: io::Error,
     },
-    /// A file is not what it should be.
+    /// The content of a file is not as expected.
     #[error("{}: {fault}", file.display())]
     Refused { file: PathBuf, fault: Fault },
     /// Bytes have changed since they were written.
@@ -31,16 +31,16 @@ pub enum CheckpointError {
         chunk: usize,
         /// Range of the chunk in the file.
         bytes: Range<u64>,
-        /// The tensors with numbers in it, or `the header`.
+        /// The tensors that the chunk overlaps, and `the header` if it does.
         tensors: Vec<String>,
     },
-    /// There is no manifest: a rank failed, or is still writing.
+    /// No manifest: a rank failed, or is still writing.
     #[error("{}: got no manifest; expected one: the checkpoint was not finished", directory.display())]
     Incomplete { directory: PathBuf },
-    /// An existing checkpoint is never written again.
+    /// Existing checkpoints are never overwritten.
     #[error("{}: got an existing checkpoint; expected a new one", directory.display())]
     Exists { directory: PathBuf },
-    /// This process is left over from an earlier attempt and must not continue.
+    /// This process is left over from an earlier attempt and must stop.
     #[error(
         "{}: got attempt {own}; expected at least {newest}, which has written checkpoints since: this process belongs to an earlier attempt",
         directory.display()
@@ -50,7 +50,7 @@ pub enum CheckpointError {
         directory: PathBuf,
         /// Attempt of this process.
         own: u32,
-        /// The newest attempt that has written.
+        /// Newest attempt that has written a checkpoint.
         newest: u32,
     },
 }

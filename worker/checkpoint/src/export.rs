@@ -1,4 +1,5 @@
-//! One safetensors file for other programs: weights and statistics, no optimizer.
+//! Exports the model as one safetensors file for other programs: weights and statistics, without
+//! optimizer state.
 
 use crate::disk::Vfs;
 use crate::error::CheckpointError;
@@ -8,14 +9,14 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Metadata of the file: what PyTorch's readers expect, and the progress of the run.
+/// File metadata: the format that PyTorch's readers expect, and the progress of the run.
 #[derive(Serialize)]
 struct Metadata {
     format: &'static str,
     step: String,
 }
 
-/// Facts about the exported file.
+/// Size of the exported file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exported {
     pub tensors: usize,
@@ -23,8 +24,8 @@ pub struct Exported {
     pub bytes: u64,
 }
 
-/// Writes the model of a checkpoint to a file, replacing it if it exists. The model is held in memory, and all digests
-/// are compared before anything is written.
+/// Writes the model of a checkpoint to a file, replacing an existing one. The model is held in
+/// memory, and all digests are verified before anything is written.
 ///
 /// # Errors
 /// The checkpoint is damaged, or the file cannot be written.
@@ -37,15 +38,17 @@ pub fn export(
     let manifest = checkpoint.manifest();
     let model: Vec<TensorSpec> =
         manifest.plan().tensors().iter().filter(|tensor| tensor.role != Role::Optimizer).cloned().collect();
-    // Every tensor in a manifest is in shards of the right length, so no more is allocated here than is on the disk.
+    // The manifest guarantees that every tensor is backed by shards of the right length, so this
+    // allocates no more than is on the disk.
     let mut numbers: BTreeMap<String, Vec<f32>> =
-        model.iter().map(|tensor| (tensor.name.clone(), vec![0.0; tensor.numbers()])).collect();
+        model.iter().map(|tensor| (tensor.name.clone(), vec![0.0; tensor.element_count()])).collect();
     store.restore(checkpoint, &mut numbers)?;
-    write_model(vfs, &model, numbers, manifest.about().id.step, to)
+    write_model(vfs, &model, numbers, manifest.info().id.step, to)
 }
 
-/// Writes tensors to a file that PyTorch, Hugging Face and others read, with the names, parts and axes that they have,
-/// replacing the file if it exists. `numbers` has the numbers of each tensor by name.
+/// Writes tensors to a file that PyTorch, Hugging Face and others can read, replacing an existing
+/// one. Uses the export names, parts and axis order of each tensor. `numbers` maps tensor names to
+/// values.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -65,7 +68,7 @@ pub fn write_model(
     let mut entries = Vec::with_capacity(model.len());
     for tensor in model {
         let (names, shape) = tensor.exported();
-        let part = (tensor.numbers() / names.len()) as u64 * 4;
+        let part = (tensor.element_count() / names.len()) as u64 * 4;
         for name in names {
             entries.push(TensorEntry { name, shape: shape.clone(), bytes: at..at + part });
             at += part;
@@ -81,7 +84,7 @@ pub fn write_model(
     Ok(Exported { tensors, bytes: length })
 }
 
-/// The tensor whose axis `i` is axis `axes[i]` of a row-major one of this shape.
+/// Transposes a row-major tensor: axis `i` of the result is axis `axes[i]` of the input.
 fn permute(numbers: &[f32], shape: &[usize], axes: &[usize]) -> Vec<f32> {
     let stride = |axis: usize| shape[axis + 1..].iter().product::<usize>();
     let steps: Vec<(usize, usize)> = axes.iter().map(|axis| (shape[*axis], stride(*axis))).collect();
@@ -90,7 +93,7 @@ fn permute(numbers: &[f32], shape: &[usize], axes: &[usize]) -> Vec<f32> {
     let mut out = Vec::with_capacity(numbers.len());
     for _ in 0..numbers.len() {
         out.push(numbers[at]);
-        // The last axis counts fastest; an axis at its end goes back to 0 and the one before it counts.
+        // The last axis varies fastest; an axis that reaches its end wraps to 0 and carries over.
         for (place, (extent, stride)) in index.iter_mut().zip(&steps).rev() {
             *place += 1;
             at += stride;
@@ -109,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn axes_are_permuted_as_an_index_is() {
+    fn permute_matches_indexing() {
         let shape = [2, 3, 4, 5];
         let numbers: Vec<f32> = (0..120).map(|i| i as f32).collect();
         let out = permute(&numbers, &shape, &[0, 3, 1, 2]);

@@ -1,4 +1,5 @@
-//! The power goes off at every call that changes the disk; the disk is full at every write; every call fails once.
+//! Injects power loss at every mutating call, a full disk at every write, and a transient error at
+//! every call.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -12,19 +13,19 @@ use switchyard_checkpoint::{CheckpointError, State, Store};
 
 const STEPS: [u64; 4] = [500, 1000, 1500, 2000];
 const KEEP: usize = 2;
-/// How many possible outcomes of each crash are tried.
+/// Possible outcomes tried for each crash.
 const OUTCOMES: u64 = 12;
 
 fn store(disk: &MemoryDisk) -> Store<'_> {
     Store::new(disk, Path::new(DIRECTORY))
 }
 
-/// Four checkpoints, of which two are kept. Returns the last one that was published, and the first error.
+/// Writes four checkpoints and keeps two. Returns the last published step and the first error.
 fn run(disk: &MemoryDisk, world: usize) -> (Option<u64>, Option<CheckpointError>) {
     let mut published = None;
     let mut first_error = None;
     for step in STEPS {
-        // As in a training run: a failure is reported, and the run continues.
+        // As in training: report a failure and continue.
         match save(&store(disk), id(1, step), world) {
             Ok(_) => published = Some(step),
             Err(error) => {
@@ -40,16 +41,17 @@ fn run(disk: &MemoryDisk, world: usize) -> (Option<u64>, Option<CheckpointError>
     (published, first_error)
 }
 
-/// A file that could not be written takes no space, unless the machine is off.
+/// A failed write leaves no file behind, unless the machine is off.
 fn assert_no_temporary_files(disk: &MemoryDisk, step: u64) {
     let names = disk.list(&Path::new(DIRECTORY).join(id(1, step).directory())).unwrap_or_default();
     assert!(names.iter().all(|name| !name.ends_with(".tmp")), "{names:?}");
 }
 
-/// The newest published checkpoint, or a newer one, is complete; and the next attempt can save another one.
+/// The newest published checkpoint, or a newer one, is complete, and the next attempt can save
+/// another one.
 fn check(disk: &MemoryDisk, published: Option<u64>, world: usize, what: &str) {
     let store = store(disk);
-    // A crash leaves checkpoints complete or unfinished.
+    // A crash leaves only complete or unfinished checkpoints.
     for found in store.list().unwrap() {
         match found.state {
             State::Complete(checkpoint) => assert_whole(&store, &checkpoint),
@@ -58,8 +60,8 @@ fn check(disk: &MemoryDisk, published: Option<u64>, world: usize, what: &str) {
         }
     }
     let latest = store.latest(JOB).unwrap_or_else(|error| panic!("{what}: {error}"));
-    let step = latest.checkpoint.as_ref().map(|checkpoint| checkpoint.manifest().about().id.step);
-    assert!(step >= published, "{what}: step {published:?} was published, {step:?} is found; {:?}", latest.passed);
+    let step = latest.checkpoint.as_ref().map(|checkpoint| checkpoint.manifest().info().id.step);
+    assert!(step >= published, "{what}: step {published:?} was published, {step:?} is found; {:?}", latest.skipped);
     let next = id(store.next_attempt(2).unwrap(), 9000);
     save(&store, next, world).unwrap_or_else(|error| panic!("{what}: the next attempt: {error}"));
     store.prune(JOB, next.attempt, 1).unwrap_or_else(|error| panic!("{what}: the next attempt: {error}"));
@@ -97,7 +99,7 @@ fn the_newest_checkpoint_survives_power_off_at_every_call() {
 }
 
 #[test]
-fn a_disk_that_is_full_at_any_write_costs_one_checkpoint_and_leaves_nothing_behind() {
+fn a_full_disk_costs_one_checkpoint_and_leaves_nothing_behind() {
     let mut points = 0;
     for (world, kind) in [1, 2, 4]
         .into_iter()
@@ -111,7 +113,8 @@ fn a_disk_that_is_full_at_any_write_costs_one_checkpoint_and_leaves_nothing_behi
             let text = error.to_string();
             let CheckpointError::Io { needed: Some(needed), .. } = error else { panic!("{text}") };
             assert!(text.contains(&format!("cannot write it: {kind}; the file needs {needed} bytes")), "{text}");
-            let names = |found: &[switchyard_checkpoint::Found]| found.iter().map(|it| it.id.step).collect::<Vec<_>>();
+            let names =
+                |found: &[switchyard_checkpoint::StoreEntry]| found.iter().map(|it| it.id.step).collect::<Vec<_>>();
             let found = store(&disk).list().unwrap();
             assert!(found.iter().all(|it| matches!(it.state, State::Complete(_))), "{found:?}");
             assert_eq!(names(&found).first().copied(), published);
@@ -124,7 +127,7 @@ fn a_disk_that_is_full_at_any_write_costs_one_checkpoint_and_leaves_nothing_behi
 }
 
 #[test]
-fn a_call_that_fails_once_is_told_and_the_next_checkpoint_is_made() {
+fn a_transient_error_is_reported_and_the_next_checkpoint_succeeds() {
     let kinds = [ErrorKind::PermissionDenied, ErrorKind::ReadOnlyFilesystem, ErrorKind::Other];
     let mut points = 0;
     for kind in kinds {
@@ -135,7 +138,7 @@ fn a_call_that_fails_once_is_told_and_the_next_checkpoint_is_made() {
                 break;
             }
             points += 1;
-            assert!(error.is_some(), "{kind} at call {at} was not told");
+            assert!(error.is_some(), "{kind} at call {at} was not reported");
             check(&disk, published, 2, &format!("{kind} at call {at}"));
         }
     }

@@ -1,4 +1,4 @@
-//! Damage after writing: bits that flip, files that are truncated, lost, or exchanged.
+//! Damage after writing: flipped bits, and files that are truncated, lost or swapped.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use support::disk::{MemoryDisk, Random};
 use support::{DIRECTORY, JOB, assert_whole, id, read, restored, save, tensors, write, write_shards};
 use switchyard_checkpoint::disk::Vfs;
-use switchyard_checkpoint::format::{About, CHUNK};
+use switchyard_checkpoint::format::{CHUNK, CheckpointInfo};
 use switchyard_checkpoint::{
     Checkpoint, CheckpointError, CheckpointId, Manifest, Plan, Progress, Role, State, Store, TensorSink, TensorSpec,
 };
@@ -29,22 +29,22 @@ fn saved() -> MemoryDisk {
     disk
 }
 
-/// Why the only checkpoint cannot be used.
+/// The error for the only checkpoint.
 fn refused(disk: &MemoryDisk) -> String {
     let latest = store(disk).latest(JOB).unwrap();
     assert_eq!(latest.checkpoint, None);
-    latest.passed[0].1.to_string()
+    latest.skipped[0].1.to_string()
 }
 
 #[test]
-fn ten_thousand_flipped_bits_are_noticed() {
+fn ten_thousand_flipped_bits_are_detected() {
     let disk = saved();
     let store = store(&disk);
     let files = ["manifest.json", "rank-0.safetensors", "rank-1.safetensors", "rank-2.safetensors"];
     let files: Vec<(PathBuf, Vec<u8>)> =
         files.map(|file| path(ID, file)).map(|file| (file.clone(), read(&disk, &file))).into();
     let mut random = Random(6);
-    let mut noticed = 0;
+    let mut detected = 0;
     for _ in 0..10_000 {
         let (file, content) = &files[random.below(files.len())];
         let bit = random.below(content.len() * 8);
@@ -62,18 +62,18 @@ fn ten_thousand_flipped_bits_are_noticed() {
             Ok(numbers) => assert!(numbers == tensors(&support::specs(), ID.step), "bit {bit} of {}", file.display()),
             Err(error) => {
                 assert!(error.to_string().starts_with(file.to_str().unwrap()), "{error}");
-                noticed += 1;
+                detected += 1;
             }
         }
         write(&disk, file, content);
     }
-    println!("{noticed} of 10000 noticed, the others harmless");
-    assert!(noticed > 9_990, "{noticed}");
+    println!("{detected} of 10000 detected, the others harmless");
+    assert!(detected > 9_990, "{detected}");
     assert_whole(&store, &store.open(ID).unwrap());
 }
 
 #[test]
-fn a_shorter_or_longer_file_is_refused() {
+fn truncated_and_extended_files_are_refused() {
     let disk = saved();
     for name in ["rank-1.safetensors", "manifest.json"] {
         let file = path(ID, name);
@@ -95,15 +95,15 @@ fn a_shorter_or_longer_file_is_refused() {
 }
 
 #[test]
-fn a_missing_shard_or_manifest_is_told_and_an_older_checkpoint_is_used() {
+fn a_missing_shard_or_manifest_is_reported_and_an_older_checkpoint_used() {
     let disk = saved();
     let newer = id(1, 1000);
     save(&store(&disk), newer, 2).unwrap();
     disk.remove_file(&path(newer, "rank-1.safetensors")).unwrap();
     let latest = store(&disk).latest(JOB).unwrap();
     assert_whole(&store(&disk), &latest.checkpoint.unwrap());
-    let [(passed, error)] = &latest.passed[..] else { panic!("{:?}", latest.passed) };
-    assert_eq!(*passed, newer);
+    let [(skipped, error)] = &latest.skipped[..] else { panic!("{:?}", latest.skipped) };
+    assert_eq!(*skipped, newer);
     assert_eq!(
         error.to_string(),
         "/checkpoints/step-000001000.attempt-1/rank-1.safetensors: cannot find it: entity not found"
@@ -112,15 +112,15 @@ fn a_missing_shard_or_manifest_is_told_and_an_older_checkpoint_is_used() {
 
     disk.remove_file(&path(newer, "manifest.json")).unwrap();
     let latest = store(&disk).latest(JOB).unwrap();
-    assert_eq!(latest.checkpoint.unwrap().manifest().about().id, ID);
+    assert_eq!(latest.checkpoint.unwrap().manifest().info().id, ID);
     assert_eq!(
-        latest.passed[0].1.to_string(),
+        latest.skipped[0].1.to_string(),
         "/checkpoints/step-000001000.attempt-1: got no manifest; expected one: the checkpoint was not finished"
     );
     assert!(matches!(store(&disk).list().unwrap()[0].state, State::Incomplete));
 }
 
-/// The shard of rank 1 of three, as another run would have written it.
+/// Rank 1's shard of three, as another run would have written it.
 fn foreign(job: &str, other: CheckpointId, rank: usize, world: usize) -> Vec<u8> {
     let disk = MemoryDisk::new(None);
     let plan = Plan::new(support::specs(), world).unwrap();
@@ -129,8 +129,8 @@ fn foreign(job: &str, other: CheckpointId, rank: usize, world: usize) -> Vec<u8>
 }
 
 #[test]
-fn a_foreign_shard_is_named_as_one() {
-    // Names of the same length, so that the files have the same length.
+fn a_foreign_shard_is_identified() {
+    // Job names of equal length keep the file length the same.
     let cases = [
         (foreign("bot", ID, 1, 3), "job of the shard: got `bot`; expected `gpt`"),
         (foreign(JOB, id(1, 501), 1, 3), "step of the shard: got `501`; expected `500`"),
@@ -143,7 +143,7 @@ fn a_foreign_shard_is_named_as_one() {
         let error = refused(&disk);
         assert_eq!(error, format!("{}: {expected}", own.display()));
     }
-    // The two other shards have another length: that is reported before publishing.
+    // These two shards differ in length, which is checked before publishing.
     for (content, expected) in [
         (foreign(JOB, ID, 2, 3), "rank of the shard: got `2`; expected `1`"),
         (foreign(JOB, ID, 1, 4), "world of the shard: got `4`; expected `3`"),
@@ -170,21 +170,21 @@ fn the_manifest_of_another_checkpoint_is_refused() {
         "{error}"
     );
     assert_eq!(
-        store(&disk).latest("another").unwrap().passed[0].1.to_string(),
+        store(&disk).latest("another").unwrap().skipped[0].1.to_string(),
         "/checkpoints/step-000001000.attempt-1/manifest.json: job: got `gpt`; expected `another`"
     );
 }
 
-/// Takes one tensor, all of whose numbers are equal.
-struct One(String, Vec<f32>);
+/// Accepts one tensor of constant value.
+struct SingleTensor(String, Vec<f32>);
 
-impl TensorSink for One {
+impl TensorSink for SingleTensor {
     fn tensor(&mut self, name: &str) -> Option<&mut [f32]> {
         (name == self.0).then_some(&mut self.1)
     }
 }
 
-/// A checkpoint of two shards of nearly three chunks.
+/// A checkpoint of two shards of almost three chunks each.
 fn large(disk: &MemoryDisk) -> Checkpoint {
     let spec = |name: &str, size| TensorSpec {
         name: name.into(),
@@ -196,11 +196,11 @@ fn large(disk: &MemoryDisk) -> Checkpoint {
     let specs = vec![spec("first", 1_000_000), spec("second", 3_000_000), spec("third", 2_000_000)];
     let plan = Plan::new(specs.clone(), 2).unwrap();
     let state =
-        specs.iter().zip([1.0, 2.0, 3.0]).map(|(spec, number)| (spec.name.clone(), vec![number; spec.numbers()]));
+        specs.iter().zip([1.0, 2.0, 3.0]).map(|(spec, number)| (spec.name.clone(), vec![number; spec.element_count()]));
     let state: support::Tensors = state.collect();
     let digests = (0..2).map(|rank| store(disk).write_shard(JOB, ID, rank, &plan, &state).unwrap()).collect();
-    let about = About { progress: Progress::new(&()).unwrap(), ..support::about(ID) };
-    store(disk).publish(&Manifest::new(about, plan, digests).unwrap()).unwrap();
+    let info = CheckpointInfo { progress: Progress::new(&()).unwrap(), ..support::info(ID) };
+    store(disk).publish(&Manifest::new(info, plan, digests).unwrap()).unwrap();
     store(disk).open(ID).unwrap()
 }
 
@@ -210,11 +210,12 @@ fn damage_is_located_by_file_chunk_and_tensor() {
     let checkpoint = large(&disk);
     assert!(store(&disk).verify(&checkpoint).is_empty());
     for (name, number, size) in [("first", 1.0, 1_000_000), ("second", 2.0, 3_000_000), ("third", 3.0, 2_000_000)] {
-        let mut one = One(name.into(), vec![0.0; size]);
+        let mut one = SingleTensor(name.into(), vec![0.0; size]);
         store(&disk).restore(&checkpoint, &mut one).unwrap();
         assert!(one.1.iter().all(|it| *it == number), "{name}");
     }
-    let error = store(&disk).restore(&checkpoint, &mut One("first".into(), vec![0.0; 9])).unwrap_err().to_string();
+    let error =
+        store(&disk).restore(&checkpoint, &mut SingleTensor("first".into(), vec![0.0; 9])).unwrap_err().to_string();
     assert!(error.ends_with("tensor `first` of this run: got 9 numbers; expected 1000000"), "{error}");
 
     for (rank, byte) in [(0, 3), (0, 2 * CHUNK + 5), (1, CHUNK), (1, CHUNK - 1)] {
@@ -224,7 +225,7 @@ fn damage_is_located_by_file_chunk_and_tensor() {
         write(&disk, &file, &bytes);
     }
     let found = store(&disk).verify(&checkpoint);
-    let told: Vec<(String, usize, Vec<&str>)> = found
+    let located: Vec<(String, usize, Vec<&str>)> = found
         .iter()
         .map(|error| match error {
             CheckpointError::Damaged { file, chunk, tensors, .. } => {
@@ -240,7 +241,7 @@ fn damage_is_located_by_file_chunk_and_tensor() {
         ("rank-1.safetensors".to_string(), 0, vec!["the header", "second", "third"]),
         ("rank-1.safetensors".to_string(), 1, vec!["third"]),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(located, expected);
     assert_eq!(
         found[1].to_string(),
         "/checkpoints/step-000000500.attempt-1/rank-0.safetensors: damaged: chunk 2, bytes 8388608 to 12000264, does not have \

@@ -1,6 +1,7 @@
-//! Arbitrary bytes: nothing panics, and nothing takes much more memory than there are bytes.
+//! Arbitrary bytes: nothing panics, and memory use stays proportional to the input.
 //!
-//! After the fixed cases, random bytes are tried for [`SECONDS`], or for the time in the variable `FUZZ_SECONDS`.
+//! After the fixed cases, random bytes are tried for [`SECONDS`], or for `FUZZ_SECONDS` from the
+//! environment.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -19,44 +20,44 @@ use switchyard_checkpoint::{Checkpoint, Manifest, Store};
 
 const SECONDS: u64 = 1;
 
-/// Most bytes that may be held at once per byte of input.
+/// Allowed peak allocation per byte of input.
 const FACTOR: usize = 16;
-/// Bytes held for an input of any size: texts of errors, the disk of the test.
+/// Allowed allocation for any input: error messages, the test's disk.
 const FIXED: usize = 64 << 10;
 
-struct Counting;
+struct CountingAllocator;
 
 thread_local! {
-    /// Bytes that this thread holds, and the most that it has held.
+    /// Bytes currently allocated by this thread, and their peak.
     static HELD: Cell<(isize, isize)> = const { Cell::new((0, 0)) };
 }
 
 fn count(bytes: isize) {
-    // While a thread ends there is nothing left to count.
+    // The thread-local is gone while a thread exits.
     let _ = HELD.try_with(|held| {
         let now = held.get().0 + bytes;
         held.set((now, held.get().1.max(now)));
     });
 }
 
-// SAFETY: all calls go to the system's allocator; counting does not allocate.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: all calls are forwarded to the system allocator; counting does not allocate.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: as promised by the caller.
+        // SAFETY: upheld by the caller.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         count(-(layout.size() as isize));
-        // SAFETY: as promised by the caller.
+        // SAFETY: upheld by the caller.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static COUNTING: CountingAllocator = CountingAllocator;
 
-/// The most bytes that a call held beyond what was held before.
+/// Peak allocation of a call above the previous level.
 fn peak(call: impl FnOnce()) -> usize {
     let before = HELD.get().0;
     HELD.set((before, before));
@@ -64,33 +65,33 @@ fn peak(call: impl FnOnce()) -> usize {
     (HELD.get().1 - before) as usize
 }
 
-fn assert_modest(input: usize, what: &str, call: impl FnOnce()) {
+fn assert_bounded_memory(input: usize, what: &str, call: impl FnOnce()) {
     let peak = peak(call);
     assert!(peak <= FACTOR * input + FIXED, "{what}: {peak} bytes for an input of {input}");
 }
 
-/// A manifest's file with this content and the right digest.
+/// A manifest file with this content and a matching digest.
 fn sealed(inner: &[u8]) -> Vec<u8> {
     [b"{\"digest\":\"", Digest::of(inner).to_string().as_bytes(), b"\",\"manifest\":", inner, b"}\n"].concat()
 }
 
-/// A valid checkpoint, next to which others are placed.
-struct Bench {
+/// A valid checkpoint, used as the template for corrupted ones.
+struct Fixture {
     disk: MemoryDisk,
     checkpoint: Checkpoint,
     manifest: Vec<u8>,
     shard: Vec<u8>,
 }
 
-impl Bench {
-    fn new() -> Bench {
+impl Fixture {
+    fn new() -> Fixture {
         let disk = MemoryDisk::new(None);
         let store = Store::new(&disk, Path::new(DIRECTORY));
         save(&store, id(1, 5), 2).unwrap();
         let checkpoint = store.open(id(1, 5)).unwrap();
         let manifest = read(&disk, &checkpoint.directory().join("manifest.json"));
         let shard = read(&disk, &checkpoint.directory().join("rank-0.safetensors"));
-        Bench { disk, checkpoint, manifest, shard }
+        Fixture { disk, checkpoint, manifest, shard }
     }
 
     fn inner(&self) -> &[u8] {
@@ -98,30 +99,31 @@ impl Bench {
         &self.manifest[start..self.manifest.len() - 2]
     }
 
-    /// The manifest, with a right digest.
+    /// Tries the manifest, with a matching digest.
     fn try_manifest(&self, inner: &[u8]) {
         let file = sealed(inner);
-        assert_modest(file.len(), "manifest", || drop(Manifest::decode(&file)));
+        assert_bounded_memory(file.len(), "manifest", || drop(Manifest::decode(&file)));
     }
 
-    /// The shard, with a header of the right length.
+    /// Tries the shard, with the right header length.
     fn try_header(&self, json: &[u8]) {
         let mut file = (json.len() as u64).to_le_bytes().to_vec();
         file.extend_from_slice(json);
         self.try_shard(&file);
     }
 
-    /// A shard of any length: its owner is read before an unfinished checkpoint is removed.
+    /// Tries a shard of any length: pruning reads its owner before it removes an unfinished
+    /// checkpoint.
     fn try_shard(&self, file: &[u8]) {
         let unfinished = Path::new(DIRECTORY).join(id(1, 4).directory());
         let _ = self.disk.create_directory(&unfinished);
         write(&self.disk, &unfinished.join("rank-0.safetensors"), file);
         let store = Store::new(&self.disk, Path::new(DIRECTORY));
-        assert_modest(file.len(), "header of a shard", || drop(store.prune(JOB, 1, 1).unwrap()));
+        assert_bounded_memory(file.len(), "header of a shard", || drop(store.prune(JOB, 1, 1).unwrap()));
         if file.len() == self.shard.len() {
             let name = self.checkpoint.directory().join("rank-0.safetensors");
             write(&self.disk, &name, file);
-            assert_modest(file.len(), "shard", || {
+            assert_bounded_memory(file.len(), "shard", || {
                 let faults = store.verify(&self.checkpoint);
                 assert!(!faults.is_empty() || file == self.shard);
             });
@@ -130,10 +132,10 @@ impl Bench {
     }
 }
 
-/// JSON that is almost a manifest or a header, in many variants.
+/// Variants of JSON that is almost a manifest or a header.
 fn worst_cases() -> Vec<Vec<u8>> {
-    let bench = Bench::new();
-    let text = String::from_utf8(bench.inner().to_vec()).unwrap();
+    let fixture = Fixture::new();
+    let text = String::from_utf8(fixture.inner().to_vec()).unwrap();
     let many = |one: &str| vec![one; 40_000].join(",");
     let mut cases: Vec<String> = vec![
         text.replace("\"progress\":5", &format!("\"progress\":[{}]", many("0"))),
@@ -161,19 +163,19 @@ fn worst_cases() -> Vec<Vec<u8>> {
 
 #[test]
 fn the_worst_cases_take_little_memory() {
-    let bench = Bench::new();
+    let fixture = Fixture::new();
     for case in worst_cases() {
-        bench.try_manifest(&case);
-        bench.try_header(&case);
+        fixture.try_manifest(&case);
+        fixture.try_header(&case);
     }
     for length in [0, 1, 1 << 20, 1 << 40, u64::MAX - 8, u64::MAX] {
-        let mut file = bench.shard.clone();
+        let mut file = fixture.shard.clone();
         file[..8].copy_from_slice(&length.to_le_bytes());
-        bench.try_shard(&file);
+        fixture.try_shard(&file);
     }
 }
 
-/// Changes some bytes: flips, truncates, repeats, exchanges digits.
+/// Mutates some bytes: flips, truncates, repeats, replaces digits.
 fn mutate(bytes: &[u8], random: &mut Random) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     for _ in 0..=random.below(4) {
@@ -195,7 +197,7 @@ fn mutate(bytes: &[u8], random: &mut Random) -> Vec<u8> {
                 bytes.splice(to..to, part);
             }
             4 => {
-                // Bounds are where numbers are.
+                // Digits are likely bounds.
                 let digits = (at..bytes.len()).find(|at| bytes[*at].is_ascii_digit());
                 let number = [&b"0"[..], b"-1", b"18446744073709551615", b"4294967296", b"1e308"][random.below(5)];
                 if let Some(at) = digits {
@@ -208,33 +210,33 @@ fn mutate(bytes: &[u8], random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-fn fuzz(bench: &Bench, random: &mut Random) {
-    let header = &bench.shard[8..8 + u64::from_le_bytes(bench.shard[..8].try_into().unwrap()) as usize];
-    bench.try_manifest(&mutate(bench.inner(), random));
-    bench.try_header(&mutate(header, random));
-    bench.try_shard(&mutate(&bench.shard, random));
-    let manifest = mutate(&bench.manifest, random);
-    assert_modest(manifest.len(), "manifest", || drop(Manifest::decode(&manifest)));
+fn fuzz(fixture: &Fixture, random: &mut Random) {
+    let header = &fixture.shard[8..8 + u64::from_le_bytes(fixture.shard[..8].try_into().unwrap()) as usize];
+    fixture.try_manifest(&mutate(fixture.inner(), random));
+    fixture.try_header(&mutate(header, random));
+    fixture.try_shard(&mutate(&fixture.shard, random));
+    let manifest = mutate(&fixture.manifest, random);
+    assert_bounded_memory(manifest.len(), "manifest", || drop(Manifest::decode(&manifest)));
 }
 
 #[test]
-fn changed_bytes_do_no_harm() {
-    let bench = Bench::new();
+fn mutated_bytes_do_no_harm() {
+    let fixture = Fixture::new();
     let mut random = Random(3);
     for _ in 0..3000 {
-        fuzz(&bench, &mut random);
+        fuzz(&fixture, &mut random);
     }
 }
 
 #[test]
 fn random_bytes_do_no_harm() {
-    let bench = Bench::new();
+    let fixture = Fixture::new();
     let mut runner = TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() });
     let result = runner.run(&prop::collection::vec(any::<u8>(), 0..2000), |bytes| {
-        bench.try_manifest(&bytes);
-        bench.try_header(&bytes);
-        bench.try_shard(&bytes);
-        assert_modest(bytes.len(), "manifest", || drop(Manifest::decode(&bytes)));
+        fixture.try_manifest(&bytes);
+        fixture.try_header(&bytes);
+        fixture.try_shard(&bytes);
+        assert_bounded_memory(bytes.len(), "manifest", || drop(Manifest::decode(&bytes)));
         Ok(())
     });
     if let Err(TestError::Fail(reason, bytes)) = result {
@@ -246,13 +248,13 @@ fn random_bytes_do_no_harm() {
 fn fuzz_manifests_and_shards() {
     let seconds = std::env::var("FUZZ_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(SECONDS);
     let end = Instant::now() + Duration::from_secs(seconds);
-    let bench = Bench::new();
+    let fixture = Fixture::new();
     let seed = std::env::var("SWITCHYARD_SEED").ok().and_then(|text| text.parse().ok());
     let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
-    // Shown if a round fails.
-    println!("again with SWITCHYARD_SEED={seed}");
+    // Printed if the round fails.
+    println!("rerun with SWITCHYARD_SEED={seed}");
     let mut random = Random(seed);
     while Instant::now() < end {
-        fuzz(&bench, &mut random);
+        fuzz(&fixture, &mut random);
     }
 }

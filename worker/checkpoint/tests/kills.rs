@@ -1,4 +1,4 @@
-//! A process is killed at random moments while it writes to a real disk.
+//! Kills a process at random moments while it writes to a real disk.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -12,13 +12,13 @@ use support::{JOB, assert_whole, id, save};
 use switchyard_checkpoint::Store;
 use switchyard_checkpoint::disk::Disk;
 
-/// Tells the child where to write, and how often it has been started.
+/// Environment of the child: where to write, and which attempt it is.
 const DIRECTORY: &str = "SWITCHYARD_TEST_CHECKPOINTS";
 const ATTEMPT: &str = "SWITCHYARD_TEST_ATTEMPT";
 const KILLS: u32 = 50;
 
-/// Saves until it is killed, and prints each step that is safe: the child of the test below, without which it does
-/// nothing. Not ignored, because a skipped test fails `cargo xtask test`.
+/// Child process of the test below: saves until it is killed, and prints each durable step. Does
+/// nothing if run on its own. Not ignored, because a skipped test fails `cargo xtask test`.
 #[test]
 fn child() {
     let Ok(directory) = std::env::var(DIRECTORY) else { return };
@@ -26,12 +26,12 @@ fn child() {
     let store = Store::new(&Disk, Path::new(&directory));
     let attempt = store.next_attempt(launched).unwrap();
     let latest = store.latest(JOB).unwrap().checkpoint;
-    let first = latest.map_or(1, |checkpoint| checkpoint.manifest().about().id.step + 1);
+    let first = latest.map_or(1, |checkpoint| checkpoint.manifest().info().id.step + 1);
     store.prune(JOB, attempt, 2).unwrap();
     let mut out = std::io::stdout();
     for step in first.. {
         save(&store, id(attempt, step), 2).unwrap();
-        // In one write, so that a line is complete or absent.
+        // A single write, so that a line is complete or absent.
         out.write_all(format!("\npublished {step}\n").as_bytes()).unwrap();
         out.flush().unwrap();
         store.prune(JOB, attempt, 2).unwrap();
@@ -39,7 +39,7 @@ fn child() {
 }
 
 #[test]
-fn a_killed_process_leaves_its_newest_checkpoint() {
+fn the_newest_checkpoint_survives_kills() {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::new(&Disk, directory.path());
     let mut random = Random(9);
@@ -53,7 +53,7 @@ fn a_killed_process_leaves_its_newest_checkpoint() {
             .spawn()
             .unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-        // Now the start is over, and something is being written.
+        // Startup is over once the first checkpoint is published.
         let started = out.by_ref().find(|line| line.starts_with("published "));
         std::thread::sleep(Duration::from_micros(random.next() % 200_000));
         child.kill().unwrap();
@@ -62,13 +62,13 @@ fn a_killed_process_leaves_its_newest_checkpoint() {
         assert!(child.wait().unwrap().code().is_none(), "attempt {attempt} ended by itself");
 
         let latest = store.latest(JOB).unwrap();
-        let checkpoint = latest.checkpoint.unwrap_or_else(|| panic!("attempt {attempt}: {:?}", latest.passed));
+        let checkpoint = latest.checkpoint.unwrap_or_else(|| panic!("attempt {attempt}: {:?}", latest.skipped));
         assert_whole(&store, &checkpoint);
-        let step = checkpoint.manifest().about().id.step;
-        assert!(step == last || step == last + 1, "attempt {attempt}: {last} was published, {step} is there");
-        assert!(last > newest, "attempt {attempt} went on from step {newest}, and published {last}");
+        let step = checkpoint.manifest().info().id.step;
+        assert!(step == last || step == last + 1, "attempt {attempt}: {last} was published, {step} was found");
+        assert!(last > newest, "attempt {attempt} resumed from step {newest}, and published {last}");
         newest = step;
-        // The remains of killed processes are removed by later ones.
+        // Later attempts remove the remains of killed processes.
         let ids: Vec<_> = store.list().unwrap().iter().map(|found| found.id).collect();
         assert!(ids.len() <= 5, "{ids:?}");
     }

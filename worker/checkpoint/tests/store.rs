@@ -1,4 +1,4 @@
-//! The ordinary life of checkpoints, on a real disk.
+//! Saving, exporting, pruning and refusing checkpoints on a real disk.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -9,10 +9,10 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use support::disk::MemoryDisk;
-use support::{JOB, about, assert_whole, id, save, specs, tensors, write_shards};
+use support::{JOB, assert_whole, id, info, save, specs, tensors, write_shards};
 use switchyard_checkpoint::disk::Disk;
 use switchyard_checkpoint::export::{Exported, export};
-use switchyard_checkpoint::format::About;
+use switchyard_checkpoint::format::CheckpointInfo;
 use switchyard_checkpoint::{CheckpointError, CheckpointId, Manifest, Plan, Role, Store};
 
 fn ids(store: &Store<'_>) -> Vec<CheckpointId> {
@@ -24,16 +24,16 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 }
 
 #[test]
-fn what_is_saved_by_any_number_of_ranks_comes_back() {
+fn state_saved_by_any_number_of_ranks_is_restored() {
     let directory = tempfile::tempdir().unwrap();
-    // The directory is created, with its parents.
+    // Creates the directory and its parents.
     let path = directory.path().join("a/b");
     let store = Store::new(&Disk, &path);
     assert!(store.list().unwrap().is_empty() && store.latest(JOB).unwrap().checkpoint.is_none());
     let memory = MemoryDisk::new(None);
     let in_memory = Store::new(&memory, Path::new(support::DIRECTORY));
-    // 200 ranks: more than some tensors have numbers. 1000: more than there are numbers at all, so that shards are
-    // empty.
+    // 200 ranks exceed the elements of some tensors, and 1000 exceed all elements, so that some
+    // shards are empty.
     let real = [1, 2, 3, 8].map(|world| (store, world));
     for (step, (store, world)) in (1..).zip(real.into_iter().chain([(in_memory, 200), (in_memory, 1000)])) {
         let manifest = save(&store, id(1, step), world).unwrap();
@@ -46,7 +46,7 @@ fn what_is_saved_by_any_number_of_ranks_comes_back() {
 }
 
 #[test]
-fn a_shard_is_safetensors_to_others() {
+fn shards_are_valid_safetensors() {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::new(&Disk, directory.path());
     save(&store, id(1, 7), 2).unwrap();
@@ -68,7 +68,7 @@ fn a_shard_is_safetensors_to_others() {
 }
 
 #[test]
-fn an_export_has_weights_and_statistics_with_the_names_parts_and_axes_of_others() {
+fn an_export_uses_the_names_parts_and_axes_of_other_programs() {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::new(&Disk, directory.path());
     save(&store, id(3, 42), 4).unwrap();
@@ -109,7 +109,7 @@ fn an_old_attempt_neither_wins_nor_harms() {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::new(&Disk, directory.path());
     save(&store, id(1, 500), 1).unwrap();
-    // Attempt 1 is disconnected and still working when attempt 2 has resumed from step 500.
+    // Attempt 1 is partitioned and still working when attempt 2 has resumed from step 500.
     let zombie = write_shards(&store, id(1, 1500), 1).unwrap();
     let attempt = store.next_attempt(2).unwrap();
     save(&store, id(attempt, 1000), 1).unwrap();
@@ -117,16 +117,16 @@ fn an_old_attempt_neither_wins_nor_harms() {
     assert!(superseded(store.publish(&zombie).unwrap_err()));
     assert!(superseded(write_shards(&store, id(1, 2000), 1).unwrap_err()));
     assert!(superseded(store.prune(JOB, 1, 1).unwrap_err()));
-    // It may have checked just before attempt 2 wrote: then it publishes, and loses anyway.
+    // If its check ran just before attempt 2 wrote, it publishes, but still loses.
     fs::write(directory.path().join("step-000001500.attempt-1/manifest.json"), zombie.encode().unwrap()).unwrap();
-    assert_eq!(store.latest(JOB).unwrap().checkpoint.unwrap().manifest().about().id, id(2, 1000));
+    assert_eq!(store.latest(JOB).unwrap().checkpoint.unwrap().manifest().info().id, id(2, 1000));
     assert_eq!(ids(&store), [id(2, 1000), id(1, 1500), id(1, 500)]);
-    // A job that is started again in the old directory is newer than everything in it.
+    // A job restarted in the old directory is newer than everything in it.
     assert_eq!((store.next_attempt(1).unwrap(), store.next_attempt(9).unwrap()), (3, 9));
 }
 
 #[test]
-fn what_exists_is_never_written_again() {
+fn existing_checkpoints_are_never_overwritten() {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::new(&Disk, directory.path());
     let manifest = save(&store, id(1, 500), 2).unwrap();
@@ -137,14 +137,14 @@ fn what_exists_is_never_written_again() {
     ] {
         assert!(matches!(error, CheckpointError::Exists { .. }), "{error}");
     }
-    // An unfinished one is overwritten by its own attempt.
+    // An attempt may overwrite its own unfinished checkpoint.
     write_shards(&store, id(1, 1000), 4).unwrap();
     save(&store, id(1, 1000), 2).unwrap();
     assert_whole(&store, &store.latest(JOB).unwrap().checkpoint.unwrap());
 }
 
 #[test]
-fn pruning_keeps_what_it_must() {
+fn pruning_removes_only_what_is_no_longer_needed() {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::new(&Disk, directory.path());
     for step in [1, 2, 4, 5, 7, 8] {
@@ -157,8 +157,8 @@ fn pruning_keeps_what_it_must() {
         let shard = directory.path().join(id(1, damaged).directory()).join("rank-1.safetensors");
         fs::remove_file(shard).unwrap();
     }
-    // Checkpoints of another job: one that is complete, and one still being written.
-    let other = |step| About { job: "other".into(), ..about(id(1, step)) };
+    // Two checkpoints of another job: one complete, one still being written.
+    let other = |step| CheckpointInfo { job: "other".into(), ..info(id(1, step)) };
     let plan = Plan::new(specs(), 1).unwrap();
     for (step, publish) in [(10, true), (11, false)] {
         let digest = store.write_shard("other", id(1, step), 0, &plan, &tensors(&specs(), step)).unwrap();
@@ -169,7 +169,8 @@ fn pruning_keeps_what_it_must() {
     symlink(directory.path().join("step-000000008.attempt-1"), directory.path().join("step-000000000.attempt-1"))
         .unwrap();
 
-    // The notes are not ours to remove, so the oldest checkpoint cannot be removed; that is reported.
+    // Pruning must not remove foreign files, so removing the oldest checkpoint's directory fails,
+    // and the error is reported.
     let error = store.prune(JOB, 1, 2).unwrap_err().to_string();
     assert!(error.contains("step-000000001.attempt-1: cannot remove it: "), "{error}");
     fs::remove_dir_all(directory.path().join("step-000000001.attempt-1")).unwrap();
@@ -213,7 +214,7 @@ fn links_and_directories_in_place_of_files_are_refused() {
 }
 
 #[test]
-fn what_the_caller_gets_wrong_is_named() {
+fn errors_name_the_mistake_of_the_caller() {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::new(&Disk, directory.path());
     let plan = Plan::new(specs(), 2).unwrap();
@@ -224,15 +225,15 @@ fn what_the_caller_gets_wrong_is_named() {
     };
     assert!(error(2, |_| {}).ends_with("rank-2.safetensors: rank: got 2; expected less than 2"));
     let text = error(0, |state| state.get_mut("wte.weight").unwrap().truncate(3));
-    assert!(text.ends_with("tensor `wte.weight`: got nothing; expected 350 numbers from number 0 on"), "{text}");
+    assert!(text.ends_with("tensor `wte.weight`: got nothing; expected 350 numbers from index 0"), "{text}");
     let text = error(0, |state| drop(state.remove("wte.weight")));
-    assert!(text.ends_with("tensor `wte.weight`: got nothing; expected 350 numbers from number 0 on"), "{text}");
+    assert!(text.ends_with("tensor `wte.weight`: got nothing; expected 350 numbers from index 0"), "{text}");
     assert_eq!(specs().iter().filter(|spec| spec.role == Role::Statistic).count(), 1);
     assert!(fs::read_dir(directory.path()).unwrap().next().is_none(), "nothing was written");
 }
 
 #[test]
-fn a_place_that_cannot_be_written_is_named() {
+fn an_unwritable_directory_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("file");
     fs::write(&file, "").unwrap();
@@ -243,7 +244,7 @@ fn a_place_that_cannot_be_written_is_named() {
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o555)).unwrap();
     match save(&Store::new(&Disk, &closed), id(1, 1), 1) {
         Err(error) => assert!(error.to_string().contains("cannot create it: Permission denied"), "{error}"),
-        // Root may write anywhere.
+        // Root can write anywhere.
         Ok(_) => assert!(rustix::process::geteuid().is_root()),
     }
 }

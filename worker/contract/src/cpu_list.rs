@@ -1,16 +1,17 @@
-//! The kernel's CPU lists: `0-3,8`.
+//! CPU lists as the kernel writes them: `0-3,8`.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// More CPUs than any kernel can be built for. A range up to 4294967295 in a broken file must not fill the memory.
+/// More CPUs than any kernel supports. Bounds memory use for a corrupt file with a range up to
+/// 4294967295.
 const MAX_CPU: u32 = 65_535;
 
-/// A set of CPU numbers, printed as the kernel does: ascending, without overlap, neighbours merged.
+/// A set of CPU numbers, printed as the kernel does: ascending, ranges merged.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CpuList(Vec<u32>);
 
-/// Why a text is not a CPU list.
+/// Why a string is not a CPU list.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CpuListError {
     /// A part is neither a number nor a range.
@@ -21,13 +22,13 @@ pub enum CpuListError {
         /// The whole list.
         list: String,
     },
-    /// The end of a range is before its start.
+    /// A range ends before it starts.
     #[error("the range `{part}` in a CPU list ends before it starts")]
     Backwards {
         /// The range as written.
         part: String,
     },
-    /// A number that no kernel has.
+    /// Larger than any CPU number of a kernel.
     #[error("CPU {cpu} in a CPU list is too large: expected at most {MAX_CPU}")]
     TooLarge {
         /// The CPU number.
@@ -78,7 +79,7 @@ impl CpuList {
 impl FromStr for CpuList {
     type Err = CpuListError;
 
-    /// Accepts any order, overlap and white space at both ends; the empty text is the empty set.
+    /// Accepts any order, overlaps and surrounding white space; the empty string is the empty set.
     fn from_str(list: &str) -> Result<Self, CpuListError> {
         let mut cpus = Vec::new();
         let list = list.trim();
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn names_what_is_wrong() {
+    fn errors_name_the_invalid_part() {
         let error = |text: &str| text.parse::<CpuList>().expect_err("no CPU list").to_string();
         assert!(error("0-3,x").contains("`x`"), "{}", error("0-3,x"));
         assert!(error("3-1").contains("`3-1`"));
@@ -179,7 +180,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_it_panic(text in "[0-9,\\- x]{0,20}") {
+        fn never_panics(text in "[0-9,\\- x]{0,20}") {
             let _ = text.parse::<CpuList>();
         }
     }

@@ -1,12 +1,13 @@
-//! What a rank reports to its launcher: one JSON object per line on standard output.
+//! Events that a rank reports to its launcher: one JSON object per line on standard output.
 //!
-//! Standard error is free text for people. A line on standard output that is not an event is passed through as text.
+//! Standard error is free text. A line on standard output that is not an event is passed through as
+//! text.
 
 mod inspection;
 
 use crate::config::Transport;
 pub use crate::gpu::{GpuReport, GpuTrouble};
-pub use crate::laggard::{Slowest, Stuck};
+pub use crate::straggler::{Slowest, Stuck};
 pub use inspection::{Inspection, MemoryUse};
 use serde::{Deserialize, Serialize};
 
@@ -14,49 +15,52 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Event {
-    /// Measured speed of the links between ranks, if the job asks for it; printed by rank 0 before it is ready.
+    /// Measured speed of the links between ranks, if the job requires it; printed by rank 0 before
+    /// it is ready.
     Measured(Measured),
     /// The group is complete and connected; training starts next.
     Ready(Ready),
     /// Figures of the steps since the last progress event.
     Progress(Progress),
-    /// Loss on the validation split, the same on every rank; printed by rank 0.
+    /// Loss on the validation split, equal on every rank; printed by rank 0.
     Evaluation {
         /// Optimizer steps done.
         step: u64,
         /// Mean cross entropy, nats.
         loss: f64,
-        /// Share of the samples that were classified correctly, 0 to 1; absent if the model does not classify.
+        /// Fraction of the samples classified correctly, 0 to 1; absent if the model does not
+        /// classify.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         accuracy: Option<f64>,
     },
-    /// Ranks stand still for longer than the job allows, and it goes on waiting (`onHang: Report`); printed by rank 0 when it
-    /// begins, changes and ends.
+    /// Ranks have hung for longer than the job allows, and it keeps waiting (`onHang: Report`).
+    /// Printed by rank 0 when this begins, changes and ends.
     Standstill {
-        /// One of these ranks; absent: all ranks go on.
+        /// One of the hung ranks; absent once all ranks make progress.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         stuck: Option<Stuck>,
     },
-    /// What the GPU of a rank has met so far; printed when there is news, and at the end. Absent on CPUs, and where nobody watches.
+    /// Health of a rank's GPU so far; printed when something changes, and at the end. Absent on
+    /// CPUs and where nothing monitors the GPU.
     Gpu(GpuReport),
-    /// The GPU of the job that a person should look at has changed; printed by rank 0.
+    /// The job's most urgent GPU problem changed. Printed by rank 0.
     GpuTrouble {
-        /// The worst of all ranks; absent: none any more.
+        /// The most urgent problem of all ranks; absent if there is none any more.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         gpu: Option<GpuTrouble>,
     },
-    /// The state was saved, or could not be saved; printed by the rank that knows.
+    /// A checkpoint was completed or abandoned. Printed by the rank that observes it.
     Checkpoint(CheckpointReport),
     /// State of the job; printed by the supervisor of a pod, never by a rank.
     Summary(Summary),
     /// All steps are done.
     Finished(Finished),
-    /// The rank gives up.
+    /// The rank failed and is exiting.
     Failed(Failure),
 }
 
 impl Event {
-    /// The rank that it is about: a process may compute several. `None`: the whole job.
+    /// The rank that the event is about, since a process may host several. `None`: the whole job.
     pub fn rank(&self) -> Option<u32> {
         match self {
             Event::Ready(ready) => Some(ready.rank),
@@ -74,16 +78,16 @@ impl Event {
     }
 }
 
-/// A checkpoint that is complete, or was abandoned.
+/// A checkpoint that was completed or abandoned.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CheckpointReport {
     /// Optimizer steps in the checkpoint.
     pub step: u64,
-    /// Bytes on the disk, if it is complete.
+    /// Size on disk, if complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// Seconds from the copy of the state to the end; the training continued meanwhile.
+    /// Seconds from the copy of the state to the end; training continued meanwhile.
     pub seconds: f64,
     /// Why it was abandoned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -110,61 +114,62 @@ pub struct Ready {
     pub address: String,
     /// How gradients travel.
     pub transport: Transport,
-    /// What carries data from this rank to others. Every pair of ranks is connected by such links, through other ranks
-    /// if needed.
+    /// Links that carry data from this rank to others. They connect every pair of ranks, directly
+    /// or through other ranks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<Link>,
-    /// Bytes of each all-reduce of gradients, in the order in which backward starts them; from rank 0 only, and empty
-    /// with a single rank.
+    /// Bytes of each gradient all-reduce, in the order in which the backward pass starts them. From
+    /// rank 0 only; empty with a single rank.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bucket_bytes: Vec<u64>,
-    /// Measured time of all of them, milliseconds; 0 with a single rank.
+    /// Measured total time of these all-reduces, milliseconds; 0 with a single rank.
     pub all_reduce_ms: f64,
-    /// Steps in the checkpoint that the training resumes from; absent if it starts from the beginning.
+    /// Steps in the checkpoint that training resumes from; absent if it starts from scratch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumed_step: Option<u64>,
 }
 
-/// What carries data from one rank to others.
+/// A data path from one rank to others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "by", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Link {
-    /// Memory that the ranks of a host share.
+    /// Memory shared by the ranks of a host.
     SharedMemory {
-        /// The other ranks, as a list such as `1-3`.
+        /// The other ranks, as a list like `1-3`.
         ranks: String,
     },
     /// A TCP connection to the next rank of the ring.
     Tcp {
         /// The next rank of the ring.
         rank: u32,
-        /// This end, `ADDRESS:PORT`.
+        /// Local end, `ADDRESS:PORT`.
         local: String,
-        /// The other end.
+        /// Remote end, `ADDRESS:PORT`.
         remote: String,
-        /// The interface through which the kernel sends there; absent if it is unknown.
+        /// Network interface that the kernel routes through; absent if unknown.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         interface: Option<String>,
     },
 }
 
-/// Results of an all-reduce over all ranks, and of each TCP connection of its ring on its own.
+/// Results of an all-reduce over all ranks, and of each TCP connection of its ring alone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Measured {
     /// Number of ranks.
     pub ranks: u32,
-    /// Bytes reduced at a time.
+    /// Bytes per all-reduce.
     pub bytes: u64,
-    /// Seconds of one all-reduce.
+    /// Seconds per all-reduce.
     pub seconds: f64,
-    /// Bus bandwidth of the all-reduce in bytes per second: `bytes / seconds * 2 (ranks - 1) / ranks`, as NCCL's tests
-    /// define it (<https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md>): what every link of a ring has
-    /// to carry.
+    /// Bus bandwidth of the all-reduce in bytes per second: `bytes / seconds * 2 (ranks - 1) /
+    /// ranks`, as defined by nccl-tests
+    /// (<https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md>). Equals the traffic
+    /// on every link of a ring.
     pub bus_bandwidth: f64,
-    /// Bytes per second that the job asks for.
+    /// Bytes per second that the job requires.
     pub least: f64,
-    /// Connections between hosts, measured while all of them send at once.
+    /// Connections between hosts, measured while all of them send simultaneously.
     pub links: Vec<MeasuredLink>,
 }
 
@@ -172,23 +177,23 @@ pub struct Measured {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MeasuredLink {
-    /// The rank that sends.
+    /// Sending rank.
     pub from: u32,
-    /// The rank that receives.
+    /// Receiving rank.
     pub to: u32,
     /// Measured rate.
     pub bytes_per_second: f64,
 }
 
 impl Measured {
-    /// Derives the bandwidth from the time of one all-reduce of this many bytes.
+    /// Computes the bus bandwidth from the time of one all-reduce of `bytes`.
     pub fn new(ranks: u32, bytes: u64, seconds: f64, least: f64, links: Vec<MeasuredLink>) -> Measured {
         let factor = if ranks > 1 { 2.0 * f64::from(ranks - 1) / f64::from(ranks) } else { 0.0 };
         let bus_bandwidth = bytes as f64 / seconds.max(1e-9) * factor;
         Measured { ranks, bytes, seconds, bus_bandwidth, least, links }
     }
 
-    /// Connections that on their own keep the all-reduce below the target, slowest first.
+    /// Connections slow enough to keep the all-reduce below the target, slowest first.
     pub fn slow(&self) -> Vec<MeasuredLink> {
         let mut slow: Vec<MeasuredLink> =
             self.links.iter().filter(|link| link.bytes_per_second < self.least).copied().collect();
@@ -196,7 +201,7 @@ impl Measured {
         slow
     }
 
-    /// Why the bandwidth is insufficient, in one sentence; `None` if it is sufficient.
+    /// Why the bandwidth is insufficient, as one sentence; `None` if it is sufficient.
     pub fn shortfall(&self) -> Option<String> {
         if self.bus_bandwidth >= self.least {
             return None;
@@ -230,7 +235,7 @@ pub struct Progress {
     pub step: u64,
     /// Steps of the whole run.
     pub total_steps: u64,
-    /// Steps that the figures cover.
+    /// Number of steps that the figures cover.
     pub interval_steps: u64,
     /// Mean training loss over the interval and all ranks, nats.
     pub loss: f64,
@@ -238,7 +243,7 @@ pub struct Progress {
     pub learning_rate: f64,
     /// Global gradient norm of the last step, before clipping.
     pub gradient_norm: f64,
-    /// [`Item`]s per second of the whole job.
+    /// [`Item`]s per second over the whole job.
     pub items_per_second: f64,
     /// The unit of `items_per_second`.
     #[serde(default)]
@@ -251,19 +256,20 @@ pub struct Progress {
     pub forward_ms: f64,
     /// Backward passes, ms.
     pub backward_ms: f64,
-    /// Time that the compute thread waited for reductions after backward, ms: exposed communication.
+    /// Time that the compute thread waited for reductions after the backward pass, ms: exposed
+    /// communication.
     pub communication_wait_ms: f64,
     /// Time that the compute thread waited for the reader, ms.
     pub input_wait_ms: f64,
     /// Clipping and optimizer, ms.
     pub optimizer_ms: f64,
-    /// Factor of the loss after the last step; only with mixed precision.
+    /// Loss scale after the last step; only with mixed precision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
-    /// Steps of the run that were skipped because their gradients overflowed; only with mixed precision.
+    /// Steps of the run skipped because their gradients overflowed; only with mixed precision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped_steps: Option<u64>,
-    /// From rank 0 only, once there are figures of all ranks.
+    /// From rank 0 only, once it has figures from all ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slowest: Option<Slowest>,
 }
@@ -277,12 +283,12 @@ pub enum Item {
     Tokens,
     /// Images.
     Images,
-    /// Samples of any other kind.
+    /// Any other samples.
     Samples,
 }
 
 impl Item {
-    /// The name for people.
+    /// Display name.
     pub fn word(self) -> &'static str {
         match self {
             Item::Tokens => "tokens",
@@ -292,7 +298,7 @@ impl Item {
     }
 }
 
-/// State of a job, complete in one line: a reader of the end of a log needs nothing before it.
+/// State of a job, complete in one line, so that the end of a log can be read on its own.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Summary {
@@ -305,7 +311,8 @@ pub struct Summary {
     /// Last loss on the validation split, nats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
-    /// Share of the validation split that was classified correctly, 0 to 1; absent if the model does not classify.
+    /// Fraction of the validation split classified correctly, 0 to 1; absent if the model does not
+    /// classify.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
     /// See [`Progress::loss_scale`].
@@ -323,27 +330,28 @@ pub struct Summary {
     /// See [`Event::GpuTrouble`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<GpuTrouble>,
-    /// [`Item`]s per second of the whole job.
+    /// [`Item`]s per second over the whole job.
     pub items_per_second: f64,
     /// The unit of `items_per_second`.
     #[serde(default)]
     pub item: Item,
-    /// Seconds until the last step; `None` as long as too little is known.
+    /// Estimated seconds until the last step; `None` until there is enough data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remaining_seconds: Option<f64>,
-    /// Share of the step time that the slowest rank waits for reductions, in percent. In a pod: among the ranks of the
-    /// first node.
+    /// Percentage of the step time that the slowest rank waits for reductions. In a pod: among the
+    /// ranks of the first node.
     pub communication_percent: f64,
-    /// Share of the step time that the slowest rank waits for input, in percent. In a pod: among the ranks of the first
-    /// node.
+    /// Percentage of the step time that the slowest rank waits for input. In a pod: among the ranks
+    /// of the first node.
     pub input_percent: f64,
 }
 
 impl Summary {
-    /// Once there is a summary, one is always among this many last lines of the first pod's log.
+    /// Once a summary has been printed, one is always among this many last lines of the first pod's
+    /// log.
     pub const TAIL_LINES: usize = 64;
 
-    /// The last summary in the lines of a log. Other lines are skipped.
+    /// The last summary in a log. Other lines are skipped.
     pub fn last_in(log: &str) -> Option<Summary> {
         log.lines().rev().find_map(|line| match serde_json::from_str(line) {
             Ok(Event::Summary(summary)) => Some(summary),
@@ -352,7 +360,8 @@ impl Summary {
     }
 }
 
-/// The step of the last report of progress in the lines of a log: the pods of all nodes have one among their last [`Summary::TAIL_LINES`].
+/// The step of the last progress report in a log. Every node's pod has one among its last
+/// [`Summary::TAIL_LINES`] lines.
 pub fn step_in(log: &str) -> Option<u64> {
     log.lines().rev().find_map(|line| match serde_json::from_str(line) {
         Ok(Event::Summary(summary)) => Some(summary.step),
@@ -369,7 +378,8 @@ pub struct Finished {
     pub rank: u32,
     /// Optimizer steps done.
     pub step: u64,
-    /// Loss of the first step of this attempt, nats; absent if a checkpoint had done all steps.
+    /// Loss of the first step of this attempt, nats; absent if the checkpoint already had all
+    /// steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_loss: Option<f64>,
     /// Mean loss of the last interval, nats; absent in the same case.
@@ -378,8 +388,8 @@ pub struct Finished {
     /// Loss on the validation split at the end; absent without a validation split.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
-    /// Share of the validation split that was classified correctly at the end, 0 to 1; absent if the model does not
-    /// classify.
+    /// Fraction of the validation split classified correctly at the end, 0 to 1; absent if the
+    /// model does not classify.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
     /// Digest of all weights; equal on all ranks.
@@ -388,33 +398,34 @@ pub struct Finished {
     pub step_ms_p50: f64,
     /// 99th percentile of the wall-clock time of a step, ms.
     pub step_ms_p99: f64,
-    /// Calls of the driver of its GPU; absent on CPUs.
+    /// GPU driver calls in the last step; absent on CPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_calls: Option<GpuCalls>,
-    /// File of the trained weights, written by rank 0.
+    /// Trained weights, written by rank 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_file: Option<String>,
 }
 
-/// What a rank asked of the driver of its GPU in its last step.
+/// GPU driver calls of a rank in its last step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuCalls {
-    /// Kernels, products and copies that are the same in each step: without graphs each takes a call.
+    /// Kernels, matrix products and copies that repeat in each step. Without graphs each takes one
+    /// call.
     pub works: u64,
-    /// Calls that queued work: of a graph one, and one for each copy from or to the host.
+    /// Calls that enqueued work: one per graph, and one per copy from or to the host.
     pub launches: u64,
     /// Calls that waited for the device.
     pub waits: u64,
 }
 
-/// Why a rank gives up. Every rank of a group reports the same `origin_rank` and `cause`.
+/// Why a rank exits. Every rank of a group reports the same `origin_rank` and `cause`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Failure {
     /// The rank that prints this.
     pub rank: u32,
-    /// The rank that failed first, as far as the group knows.
+    /// The rank that failed first, as far as the group could determine.
     pub origin_rank: u32,
     /// What happened on the rank that failed first.
     pub cause: String,
@@ -429,13 +440,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_known_is_not_said_and_not_asked_for() {
+    fn absent_fields_are_neither_written_nor_required() {
         let line = r#"{"event":"evaluation","step":3,"loss":2.5}"#;
         let event: Event = serde_json::from_str(line).unwrap();
         assert_eq!(event, Event::Evaluation { step: 3, loss: 2.5, accuracy: None });
         assert_eq!((serde_json::to_string(&event).unwrap().as_str(), event.rank()), (line, None));
         let failure = Failure { rank: 7, origin_rank: 2, cause: String::new(), during: String::new(), exit_code: 4 };
-        assert_eq!(Event::Failed(failure).rank(), Some(7), "the rank that speaks, not the one it speaks of");
+        assert_eq!(Event::Failed(failure).rank(), Some(7), "the rank that reports, not the one that failed first");
     }
 
     #[test]
@@ -448,7 +459,7 @@ mod tests {
         let log = format!("text\n{}\n{}\n[rank 0] {}\n{{\"event\":\"summary\",\"st", line(1), line(2), line(3));
         let found = Summary::last_in(&log).unwrap();
         assert_eq!((found.step, found.validation_loss, found.remaining_seconds), (2, None, None));
-        assert_eq!(Summary::last_in("{}\nno event here\n"), None);
+        assert_eq!(Summary::last_in("{}\nnot an event\n"), None);
         assert_eq!(serde_json::to_string(&Event::Summary(found)).unwrap(), line(2));
     }
 }

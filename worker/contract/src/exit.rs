@@ -1,21 +1,21 @@
-//! Exit codes of `switchyard` and `switchyard-worker`, and descriptions of how a process ended.
+//! Exit codes of `switchyard` and `switchyard-worker`, and descriptions of how a process exited.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
-/// Why a process of Switchyard ended. The number is its exit code.
+/// Why a Switchyard process exited. The discriminant is its exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
     /// Finished as requested.
     Done = 0,
-    /// An unexpected failure: a bug, or the machine.
+    /// An unexpected failure: a bug, or a faulty machine.
     Unexpected = 1,
     /// Wrong command line or manifest.
     Usage = 2,
     /// Training data missing, unreadable, empty or too short.
     Data = 3,
-    /// A peer failed; the root cause is elsewhere and is printed.
+    /// A peer failed; the printed root cause is on another rank.
     PeerFailure = 4,
     /// This rank (or, from the launcher, the job) failed on its own.
     OwnFailure = 5,
@@ -25,9 +25,10 @@ pub enum Exit {
     PreflightRefused = 7,
     /// The job cannot be placed on these nodes.
     NotPlaceable = 8,
-    /// The loss or the gradients are not finite; the same manifest computes the same numbers again.
+    /// The loss or the gradients are not finite. Retrying the same manifest would give the same
+    /// result.
     Diverged = 9,
-    /// A rank stood still for longer than the job allows.
+    /// A rank hung for longer than the job allows.
     Hung = 10,
     /// Stopped by SIGINT, cleanly.
     Interrupted = 130,
@@ -36,7 +37,7 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// All codes with the sentences for `--help`.
+    /// All codes with their descriptions for `--help`.
     pub const ALL: [(Exit, &'static str); 13] = [
         (Exit::Done, "done"),
         (Exit::Unexpected, "unexpected error"),
@@ -53,7 +54,7 @@ impl Exit {
         (Exit::Terminated, "stopped by SIGTERM"),
     ];
 
-    /// The number that the process returns.
+    /// The process's exit code.
     pub fn code(self) -> u8 {
         self as u8
     }
@@ -63,13 +64,13 @@ impl Exit {
         Self::ALL.iter().map(|(exit, _)| *exit).find(|exit| i32::from(exit.code()) == code)
     }
 
-    /// A phrase for people.
+    /// Human-readable description.
     pub fn meaning(self) -> &'static str {
         Self::ALL.iter().find(|(exit, _)| *exit == self).map_or("", |(_, text)| text)
     }
 }
 
-/// Signals that end a training process in practice, by their numbers on Linux.
+/// Signals that kill training processes in practice, with their Linux numbers.
 const SIGNAL_NAMES: [(i32, &str); 9] = [
     (1, "SIGHUP"),
     (2, "SIGINT"),
@@ -82,7 +83,7 @@ const SIGNAL_NAMES: [(i32, &str); 9] = [
     (15, "SIGTERM"),
 ];
 
-/// Describes how a process ended.
+/// Describes how a process exited.
 pub fn describe(status: ExitStatus) -> String {
     if let Some(signal) = status.signal() {
         let known = SIGNAL_NAMES.iter().find(|(number, _)| *number == signal);

@@ -1,15 +1,16 @@
-//! Combines the reports of several ranks into one: the slowest rank determines the speed of the group.
+//! Combines the reports of several ranks into one. The slowest rank determines the speed of the
+//! group.
 
 use crate::event::{GpuTrouble, Progress, Stuck, Summary};
 use std::collections::VecDeque;
 
-/// Steps before which an estimate would be a guess, because the first steps warm up caches.
+/// No estimate before this step, because the first steps warm up caches.
 const FIRST_ESTIMATE_STEP: u64 = 10;
 
-/// Steps whose median time an estimate uses.
+/// Number of recent steps whose median time the estimate uses.
 const ESTIMATE_STEPS: u64 = 50;
 
-/// Where the time of a step goes, over an interval of steps. Times are means per optimizer step.
+/// Time breakdown of a step, over an interval of steps. Times are means per optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Breakdown {
     /// Learning rate of the last step.
@@ -18,7 +19,7 @@ pub struct Breakdown {
     pub gradient_norm: f64,
     /// Wall-clock time per step, ms.
     pub step_ms: f64,
-    /// Forward, backward and optimizer of the slowest rank, ms.
+    /// Forward, backward and optimizer time of the slowest rank, ms.
     pub compute_ms: f64,
     /// Time that the slowest rank waited for reductions, ms.
     pub communication_wait_ms: f64,
@@ -28,7 +29,7 @@ pub struct Breakdown {
     pub other_ms: f64,
 }
 
-/// The reports of one attempt.
+/// Accumulates the reports of one attempt.
 #[derive(Debug)]
 pub struct Fold {
     latest: Vec<Option<Progress>>,
@@ -40,7 +41,7 @@ pub struct Fold {
 }
 
 impl Fold {
-    /// Starts without reports, for ranks below `ranks`.
+    /// Starts empty, for ranks below `ranks`.
     pub fn new(ranks: u32) -> Self {
         Fold {
             latest: vec![None; ranks as usize],
@@ -52,23 +53,24 @@ impl Fold {
         }
     }
 
-    /// Records loss and accuracy on the validation split.
+    /// Records validation loss and accuracy.
     pub fn evaluation(&mut self, loss: f64, accuracy: Option<f64>) {
         self.validation_loss = Some(loss);
         self.accuracy = accuracy;
     }
 
-    /// Records which rank stands still; `None`: all go on.
+    /// Records a hung rank; `None`: all ranks make progress.
     pub fn standstill(&mut self, stuck: Option<Stuck>) {
         self.stuck = stuck;
     }
 
-    /// Records which GPU a person should look at; `None`: none any more.
+    /// Records the most urgent GPU problem; `None`: none any more.
     pub fn gpu_trouble(&mut self, gpu: Option<GpuTrouble>) {
         self.gpu = gpu;
     }
 
-    /// Takes the report of one rank; returns the combined report once all ranks have reported the same step.
+    /// Adds the report of one rank; returns the combined report once all ranks have reported the
+    /// same step.
     pub fn progress(&mut self, progress: Progress) -> Option<(Summary, Breakdown)> {
         let (rank, step) = (progress.rank as usize, progress.step);
         *self.latest.get_mut(rank)? = Some(progress);
@@ -160,7 +162,10 @@ mod tests {
         assert_eq!((breakdown.compute_ms.round(), summary.communication_percent), (95.0, 3.0));
         assert!((breakdown.other_ms - 1.0).abs() < 1e-9);
         assert_eq!(summary.remaining_seconds, Some(9.0));
-        assert_eq!(summary.slowest, slowest, "what rank 0 knows of all ranks, also of those that do not report here");
+        assert_eq!(
+            summary.slowest, slowest,
+            "rank 0 compares all ranks, including those that do not report to this fold"
+        );
     }
 
     #[test]
@@ -172,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn no_estimate_before_the_tenth_step_and_a_median_after() {
+    fn estimates_from_the_tenth_step_on_with_the_median() {
         let mut fold = Fold::new(1);
         let (first, _) = fold.progress(report(0, 5, 1000.0, 1.0, 0.0)).unwrap();
         assert_eq!(first.remaining_seconds, None);

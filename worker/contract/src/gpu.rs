@@ -1,42 +1,43 @@
-//! How the GPU of a rank fares, as the driver's NVML sees it: errors of the hardware, and what keeps it from its speed.
+//! Health of a rank's GPU as reported by NVML: hardware errors, and causes of reduced clocks.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What a GPU has met since its rank began to watch it. Each one replaces the one before it.
+/// Health of a GPU since its rank began to monitor it. Each report replaces the previous one.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuReport {
     /// Rank among all ranks of the job.
     pub rank: u32,
-    /// Its PCI address, such as `0000:17:00.0`.
+    /// PCI address, for example `0000:17:00.0`.
     pub bus: String,
-    /// Seconds that it was watched.
+    /// Seconds of monitoring.
     pub seconds: f64,
-    /// Seconds in which its clocks were lowered, by cause; a moment may have several causes.
+    /// Seconds of reduced clocks, by cause; causes can overlap.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub slowed: Vec<Slowed>,
-    /// Critical errors that the driver reported (XID), in order, the first [`GpuReport::MOST_XIDS`] of them.
+    /// Critical errors (XIDs) in the order in which the driver reported them, at most
+    /// [`GpuReport::MAX_XIDS`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub xids: Vec<u32>,
-    /// The driver cannot reach it any more.
+    /// The driver can no longer reach the GPU.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_lost: bool,
-    /// Memory errors that ECC has mended; absent if they are not counted.
+    /// Memory errors corrected by ECC; absent if not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub corrected_errors: Option<u64>,
-    /// Memory errors that ECC could not mend; absent if they are not counted.
+    /// Memory errors that ECC could not correct; absent if not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uncorrected_errors: Option<u64>,
     /// Highest temperature.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub highest_celsius: Option<u32>,
-    /// Fewest lanes of its PCIe link that were in use.
+    /// Narrowest observed width of its PCIe link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pcie: Option<PcieWidth>,
 }
 
-/// A time in which clocks were lowered.
+/// Time with reduced clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Slowed {
@@ -46,23 +47,23 @@ pub struct Slowed {
     pub seconds: f64,
 }
 
-/// Why the clocks of a GPU are lower than they could be.
+/// Why a GPU's clocks are reduced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum SlowedBy {
-    /// It takes as much power as it may: usual under full load.
+    /// At its power limit: normal under full load.
     Power,
-    /// It is too hot.
+    /// Too hot.
     Temperature,
-    /// The machine asks it to: its power supply is overloaded.
+    /// The machine requests it because its power supply is overloaded.
     PowerBrake,
-    /// The hardware does not say why.
+    /// The hardware gives no reason.
     Hardware,
 }
 
 impl SlowedBy {
-    /// Names for people.
-    pub fn words(self) -> &'static str {
+    /// Display name.
+    pub fn label(self) -> &'static str {
         match self {
             SlowedBy::Power => "its power limit",
             SlowedBy::Temperature => "temperature",
@@ -76,17 +77,17 @@ impl SlowedBy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PcieWidth {
-    /// In use.
+    /// Lanes in use.
     pub lanes: u32,
-    /// That it could use.
+    /// Lanes that it supports.
     pub most: u32,
 }
 
-/// XIDs after which a GPU computes nothing until it is reset: its microcontrollers have stopped, it has left the bus, its memory is not
-/// to be trusted, or its firmware does not respond.
-const FINAL: [u32; 5] = [62, 79, 95, 119, 120];
+/// XIDs after which a GPU computes nothing until it is reset: its microcontrollers have halted, it
+/// has left the bus, its memory cannot be trusted, or its firmware does not respond.
+const FATAL: [u32; 5] = [62, 79, 95, 119, 120];
 
-/// What an XID means, in NVIDIA's words; `None` for those that are rare.
+/// NVIDIA's name for an XID; `None` for rare ones.
 pub fn xid_meaning(xid: u32) -> Option<&'static str> {
     Some(match xid {
         13 => "graphics engine exception",
@@ -115,20 +116,21 @@ fn xid_text(xid: u32) -> String {
 }
 
 impl GpuReport {
-    /// Most XIDs that are kept: a GPU that fails repeats the same ones.
-    pub const MOST_XIDS: usize = 16;
-    /// Share of the time in which clocks may be lowered by heat or by the machine, percent.
+    /// Most XIDs kept: a failing GPU repeats the same ones.
+    pub const MAX_XIDS: usize = 16;
+    /// Tolerated percentage of time with clocks reduced by heat or by the machine.
     const SLOWED_PERCENT: f64 = 10.0;
-    /// Seconds before a share of time says anything.
-    const ENOUGH_SECONDS: f64 = 30.0;
+    /// Minimum monitoring time for percentages to be meaningful.
+    const MIN_SECONDS: f64 = 30.0;
 
-    /// Share of the time in which clocks were lowered by this cause, percent.
+    /// Percentage of the time with clocks reduced for this cause.
     pub fn slowed_percent(&self, by: SlowedBy) -> f64 {
         let seconds = self.slowed.iter().find(|slowed| slowed.by == by).map_or(0.0, |slowed| slowed.seconds);
         if self.seconds > 0.0 { 100.0 * seconds / self.seconds } else { 0.0 }
     }
 
-    /// Errors that its driver reported, to be appended to what somebody else says of a failure; empty without any.
+    /// Errors that the driver reported, as a suffix for another failure message; empty if there are
+    /// none.
     pub fn errors(&self) -> String {
         let mut known: Vec<u32> = Vec::new();
         for xid in &self.xids {
@@ -141,7 +143,7 @@ impl GpuReport {
             words.push(format!("{count} memory errors that ECC could not mend"));
         }
         if self.is_lost {
-            words.push("that it is lost".to_owned());
+            words.push("GPU lost".to_owned());
         }
         if words.is_empty() {
             return String::new();
@@ -149,87 +151,88 @@ impl GpuReport {
         format!("; the driver reported for GPU {}: {}", self.bus, words.join(", "))
     }
 
-    /// Whether it computes nothing any more.
-    pub fn is_over(&self) -> bool {
-        self.is_lost || self.xids.iter().any(|xid| FINAL.contains(xid))
+    /// Whether the GPU can no longer compute anything.
+    pub fn is_unusable(&self) -> bool {
+        self.is_lost || self.xids.iter().any(|xid| FATAL.contains(xid))
     }
 
-    /// The worst that it has met, if a person should look at it. That it reaches its power limit is usual.
-    pub fn trouble(&self) -> Option<Trouble> {
-        // The first that ends it, else the last: of several errors the later ones follow from the first only if it was final.
-        let xid = self.xids.iter().find(|xid| FINAL.contains(xid)).or(self.xids.last());
+    /// The most urgent problem, if it needs attention. Reaching the power limit is normal.
+    pub fn worst_fault(&self) -> Option<GpuFault> {
+        // The first fatal XID, else the last one: errors only follow from an earlier one if that
+        // was fatal.
+        let xid = self.xids.iter().find(|xid| FATAL.contains(xid)).or(self.xids.last());
         if let Some(xid) = xid {
-            return Some(Trouble::Xid { xid: *xid });
+            return Some(GpuFault::Xid { xid: *xid });
         }
         if self.is_lost {
-            return Some(Trouble::Lost);
+            return Some(GpuFault::Lost);
         }
         if self.uncorrected_errors.is_some_and(|count| count > 0) {
-            return Some(Trouble::MemoryErrors);
+            return Some(GpuFault::MemoryErrors);
         }
         let unusual = [SlowedBy::Temperature, SlowedBy::PowerBrake, SlowedBy::Hardware];
         let slow = unusual.into_iter().find(|by| self.slowed_percent(*by) >= GpuReport::SLOWED_PERCENT);
-        if let Some(by) = slow.filter(|_| self.seconds >= GpuReport::ENOUGH_SECONDS) {
-            return Some(Trouble::Slowed { by });
+        if let Some(by) = slow.filter(|_| self.seconds >= GpuReport::MIN_SECONDS) {
+            return Some(GpuFault::Slowed { by });
         }
         let narrow = self.pcie.filter(|width| width.lanes < width.most);
-        narrow.map(|PcieWidth { lanes, most }| Trouble::NarrowLink { lanes, most })
+        narrow.map(|PcieWidth { lanes, most }| GpuFault::NarrowLink { lanes, most })
     }
 }
 
-/// What a person should look at.
+/// A GPU problem that needs attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "camelCase", rename_all_fields = "camelCase")]
-pub enum Trouble {
+pub enum GpuFault {
     /// The driver reported a critical error.
     Xid {
-        /// Its number in NVIDIA's catalogue.
+        /// Number in NVIDIA's XID catalogue.
         xid: u32,
     },
     /// The driver cannot reach the GPU.
     Lost,
-    /// ECC could not mend an error of the memory.
+    /// ECC could not correct a memory error.
     MemoryErrors,
-    /// The clocks are lowered for much of the time.
+    /// The clocks are reduced for much of the time.
     Slowed {
-        /// Why.
+        /// The cause.
         by: SlowedBy,
     },
-    /// The PCIe link has fewer lanes in use than it could have.
+    /// The PCIe link uses fewer lanes than it supports.
     NarrowLink {
-        /// In use.
+        /// Lanes in use.
         lanes: u32,
-        /// That it could use.
+        /// Lanes that it supports.
         most: u32,
     },
 }
 
-impl Trouble {
-    /// What a person should look at first has the least.
-    pub fn weight(&self) -> u8 {
+impl GpuFault {
+    /// Sort key by urgency: 0 is the most urgent.
+    pub fn urgency(&self) -> u8 {
         match self {
-            Trouble::Xid { .. } => 0,
-            Trouble::Lost => 1,
-            Trouble::MemoryErrors => 2,
-            Trouble::Slowed { .. } => 3,
-            Trouble::NarrowLink { .. } => 4,
+            GpuFault::Xid { .. } => 0,
+            GpuFault::Lost => 1,
+            GpuFault::MemoryErrors => 2,
+            GpuFault::Slowed { .. } => 3,
+            GpuFault::NarrowLink { .. } => 4,
         }
     }
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for GpuFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Trouble::Xid { xid } => f.write_str(&xid_text(*xid)),
-            Trouble::Lost => f.write_str("the driver cannot reach it"),
-            Trouble::MemoryErrors => f.write_str("memory errors that ECC could not mend"),
-            Trouble::Slowed { by } => write!(f, "clocks are lowered by {}", by.words()),
-            Trouble::NarrowLink { lanes, most } => write!(f, "its PCIe link uses {lanes} of {most} lanes"),
+            GpuFault::Xid { xid } => f.write_str(&xid_text(*xid)),
+            GpuFault::Lost => f.write_str("the driver cannot reach it"),
+            GpuFault::MemoryErrors => f.write_str("memory errors that ECC could not mend"),
+            GpuFault::Slowed { by } => write!(f, "clocks are lowered by {}", by.label()),
+            GpuFault::NarrowLink { lanes, most } => write!(f, "its PCIe link uses {lanes} of {most} lanes"),
         }
     }
 }
 
-/// A place on a PCI bus.
+/// PCI address of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct PciAddress {
@@ -255,12 +258,13 @@ impl TryFrom<String> for PciAddress {
     type Error = String;
 
     fn try_from(text: String) -> Result<PciAddress, String> {
-        PciAddress::parse(&text).ok_or_else(|| format!("PCI address: got `{text}`; expected such as 0000:17:00.0"))
+        PciAddress::parse(&text)
+            .ok_or_else(|| format!("PCI address: got `{text}`; expected an address like 0000:17:00.0"))
     }
 }
 
 impl PciAddress {
-    /// Reads an address; the driver and NVML write the domain with four and with eight digits.
+    /// Parses an address. The driver writes the domain with four digits, NVML with eight.
     pub fn parse(text: &str) -> Option<PciAddress> {
         let (rest, function) = text.trim().rsplit_once('.')?;
         let mut parts = rest.rsplit(':');
@@ -271,19 +275,19 @@ impl PciAddress {
     }
 }
 
-/// The GPU of a job that a person should look at first.
+/// The most urgent GPU problem of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuTrouble {
-    /// The rank that computes on it.
+    /// The rank that uses the GPU.
     pub rank: u32,
     /// Its node, from 0.
     pub node_rank: u32,
-    /// Where the GPU is on that node; absent if the driver writes addresses in another way.
+    /// PCI address of the GPU on that node; absent if the driver's address has another format.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bus: Option<PciAddress>,
-    /// What it has met.
-    pub trouble: Trouble,
+    /// The problem.
+    pub trouble: GpuFault,
 }
 
 impl GpuTrouble {
@@ -307,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_is_named_and_what_is_usual_is_not() {
+    fn only_unusual_causes_count_and_the_worst_is_reported() {
         let wide = Some(PcieWidth { lanes: 16, most: 16 });
         for fine in [
             report(),
@@ -315,46 +319,51 @@ mod tests {
             slowed(SlowedBy::Temperature, 9.9),
             GpuReport { pcie: wide, ..report() },
         ] {
-            assert_eq!(fine.trouble(), None, "{fine:?}");
+            assert_eq!(fine.worst_fault(), None, "{fine:?}");
         }
         let short = GpuReport { seconds: 29.0, ..slowed(SlowedBy::Temperature, 29.0) };
-        assert_eq!(short.trouble(), None, "too short to tell");
-        assert_eq!(slowed(SlowedBy::Temperature, 10.0).trouble(), Some(Trouble::Slowed { by: SlowedBy::Temperature }));
+        assert_eq!(short.worst_fault(), None, "too short for a percentage");
+        assert_eq!(
+            slowed(SlowedBy::Temperature, 10.0).worst_fault(),
+            Some(GpuFault::Slowed { by: SlowedBy::Temperature })
+        );
         let narrow = GpuReport { pcie: Some(PcieWidth { lanes: 4, most: 16 }), ..slowed(SlowedBy::Power, 50.0) };
-        assert_eq!(narrow.trouble().unwrap().to_string(), "its PCIe link uses 4 of 16 lanes");
+        assert_eq!(narrow.worst_fault().unwrap().to_string(), "its PCIe link uses 4 of 16 lanes");
         let memory = GpuReport { uncorrected_errors: Some(1), corrected_errors: Some(7), ..narrow };
-        assert_eq!(memory.trouble(), Some(Trouble::MemoryErrors));
+        assert_eq!(memory.worst_fault(), Some(GpuFault::MemoryErrors));
         let lost = GpuReport { is_lost: true, ..memory };
-        assert_eq!(lost.trouble(), Some(Trouble::Lost));
+        assert_eq!(lost.worst_fault(), Some(GpuFault::Lost));
         let xids = GpuReport { xids: vec![63, 79, 45], ..lost };
-        assert_eq!(xids.trouble().unwrap().to_string(), "XID 79 (GPU has fallen off the bus)");
-        assert_eq!(GpuReport { xids: vec![63, 999], ..report() }.trouble().unwrap().to_string(), "XID 999");
+        assert_eq!(xids.worst_fault().unwrap().to_string(), "XID 79 (GPU has fallen off the bus)");
+        assert_eq!(GpuReport { xids: vec![63, 999], ..report() }.worst_fault().unwrap().to_string(), "XID 999");
     }
 
     #[test]
-    fn only_some_errors_are_the_end() {
-        assert!(!report().is_over() && !GpuReport { xids: vec![13, 31, 43, 45, 48, 63, 94], ..report() }.is_over());
-        assert!(GpuReport { is_lost: true, ..report() }.is_over());
-        assert!(FINAL.into_iter().all(|xid| GpuReport { xids: vec![13, xid], ..report() }.is_over()));
+    fn only_fatal_xids_make_a_gpu_unusable() {
+        assert!(
+            !report().is_unusable() && !GpuReport { xids: vec![13, 31, 43, 45, 48, 63, 94], ..report() }.is_unusable()
+        );
+        assert!(GpuReport { is_lost: true, ..report() }.is_unusable());
+        assert!(FATAL.into_iter().all(|xid| GpuReport { xids: vec![13, xid], ..report() }.is_unusable()));
     }
 
     #[test]
-    fn errors_are_told_once_each() {
+    fn errors_are_listed_once_each() {
         assert_eq!(report().errors(), "");
         let report = GpuReport { xids: vec![31, 45, 31], uncorrected_errors: Some(2), is_lost: true, ..report() };
         assert_eq!(
             report.errors(),
             "; the driver reported for GPU 0000:17:00.0: XID 31 (GPU memory page fault), XID 45 (preemptive cleanup), 2 memory errors \
-             that ECC could not mend, that it is lost"
+             that ECC could not mend, GPU lost"
         );
     }
 
     #[test]
-    fn addresses_of_both_forms_are_one() {
+    fn four_and_eight_digit_domains_are_equal() {
         let address = PciAddress::parse("00000000:1B:00.0").unwrap();
         assert_eq!((Some(address), address.to_string().as_str()), (PciAddress::parse("0000:1b:00.0"), "0000:1b:00.0"));
         assert!(["", "1b", "0000:zz:00.0", "0000:1b:00"].into_iter().all(|text| PciAddress::parse(text).is_none()));
-        let trouble = GpuTrouble { rank: 3, node_rank: 1, bus: Some(address), trouble: Trouble::Xid { xid: 79 } };
+        let trouble = GpuTrouble { rank: 3, node_rank: 1, bus: Some(address), trouble: GpuFault::Xid { xid: 79 } };
         let text = r#"{"rank":3,"nodeRank":1,"bus":"0000:1b:00.0","trouble":{"kind":"xid","xid":79}}"#;
         assert_eq!(serde_json::to_string(&trouble).unwrap(), text);
         assert_eq!(serde_json::from_str::<GpuTrouble>(text).unwrap(), trouble);

@@ -1,9 +1,10 @@
-//! What the kernels of a rank's GPU took in the profiled steps, which are queued one by one: a graph cannot be timed from inside.
+//! Kernel times of a rank's GPU in the profiled steps. These run eagerly because a graph cannot be
+//! timed from inside.
 
 use crate::prediction::{Cost, Part};
 use serde::{Deserialize, Serialize};
 
-/// `record/rank-R.kernels.json` in a run directory. Times are by the clock of the device.
+/// `record/rank-R.kernels.json` in a run directory. Times are device clock times.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KernelTimes {
@@ -13,57 +14,57 @@ pub struct KernelTimes {
     pub steps: u64,
     /// Name of the GPU.
     pub gpu: String,
-    /// Products of 32-bit factors are done in TF32.
+    /// f32 matrix products use TF32.
     pub tf32: bool,
-    /// Launches of equal cost, in the order of their first launch.
+    /// Launches grouped by equal cost, in the order of their first launch.
     pub kernels: Vec<Launches>,
-    /// From the end of a launch to the start of the next one of the same step.
+    /// Idle time between a launch and the next one of the same step.
     pub gaps: Gaps,
-    /// Batches on their way to the device, beside the launches.
+    /// Host-to-device copies of batches, alongside the launches.
     pub copies: Copies,
 }
 
-/// Launches of a kernel that move and compute the same.
+/// Launches of a kernel with equal cost.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Launches {
     /// Part of the step.
     pub part: Part,
-    /// Name of the kernel; `product` and `copy` are no kernels of ours.
+    /// Kernel name; `product` and `copy` are not our kernels.
     pub name: String,
-    /// How often.
+    /// Number of launches.
     pub launches: u64,
-    /// Of each.
+    /// Cost of each launch.
     pub cost: Cost,
-    /// Tensors are in 16 bits.
+    /// Tensors are 16-bit.
     pub half: bool,
-    /// A product that tensor cores can compute as it is: the sides along which its factors lie are multiples of 16 bytes. So are those of
-    /// attention in 16 bits.
+    /// A product that tensor cores can compute without padding: the contiguous sides of its factors
+    /// are multiples of 16 bytes. Also true for 16-bit attention.
     pub aligned: bool,
-    /// Seconds of all.
+    /// Total seconds.
     pub seconds: f64,
 }
 
-/// Time without a launch.
+/// Time without a running launch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Gaps {
-    /// How many.
+    /// Number of gaps.
     pub count: u64,
-    /// Seconds of all.
+    /// Total seconds.
     pub seconds: f64,
-    /// Seconds of the longest.
+    /// Seconds of the longest gap.
     pub longest_seconds: f64,
 }
 
-/// Copies from the host to the device.
+/// Host-to-device copies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Copies {
-    /// How many.
+    /// Number of copies.
     pub count: u64,
-    /// Bytes of all.
+    /// Total bytes.
     pub bytes: u64,
-    /// Seconds of all.
+    /// Total seconds.
     pub seconds: f64,
 }

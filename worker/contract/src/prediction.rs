@@ -1,59 +1,62 @@
-//! How long a training step takes on a GPU at best: the rates of the GPU, and what follows from them for each operation.
+//! Roofline prediction: GPU rates, and the lower bound on step time that follows for each
+//! operation.
 
 use serde::{Deserialize, Serialize};
 
-/// The rates of a GPU, from a data sheet or measured: a device file.
+/// GPU rates from a data sheet or measured: the content of a device file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Gpu {
-    /// Name of the product.
+    /// Product name.
     pub name: String,
-    /// Where the figures are from.
+    /// Origin of the figures.
     pub source: String,
     /// Multiprocessors.
     pub multiprocessors: u32,
-    /// Shared memory that a block can have, bytes.
+    /// Maximum shared memory per block, bytes.
     pub shared_bytes_per_block: u32,
     /// Memory, bytes.
     pub memory_bytes: u64,
-    /// Bytes read and written per second by a copy within its memory, both counted.
+    /// Bandwidth of a device-to-device copy in bytes per second, counting both reads and writes.
     pub bytes_per_second: f64,
-    /// Floating-point operations per second in products, by the format of the factors.
+    /// FLOP/s of matrix products, by factor format.
     pub products: Rates,
-    /// Floating-point operations per second in 32 bits without tensor cores.
+    /// FP32 FLOP/s without tensor cores.
     pub flops_per_second: f64,
-    /// From the start of a kernel to that of the next one if they do nothing, seconds. Absent: not known, and counted as nothing.
+    /// Time between the starts of two consecutive empty kernels, seconds. Absent: unknown, and
+    /// treated as 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub launch_seconds: Option<f64>,
 }
 
-/// Floating-point operations per second in products.
+/// FLOP/s of matrix products.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Rates {
-    /// 32-bit factors, exactly.
+    /// Exact f32 factors.
     pub f32: f64,
-    /// Factors in bf16.
+    /// bf16 factors.
     pub bf16: f64,
-    /// Factors in f16.
+    /// f16 factors.
     pub f16: f64,
-    /// Factors in 8 bits. Absent: twice that of bf16, as in NVIDIA's data sheets of all devices that multiply 8 bits.
+    /// FP8 factors. Absent: twice the bf16 rate, as in NVIDIA's data sheets of all devices with
+    /// FP8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fp8: Option<f64>,
 }
 
-/// A device file that cannot be used.
+/// Why a device file is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum GpuError {
-    /// It is not what it should be.
+    /// Not valid JSON of the expected form.
     #[error("device file {file}: {source}")]
     Json {
         /// Its path.
         file: String,
-        /// Why.
+        /// The parse error.
         source: serde_json::Error,
     },
-    /// A number that no GPU has.
+    /// A number that is impossible for a GPU.
     #[error("device file {file}: {field}: got {got}, expected a number greater than 0")]
     Number {
         /// Its path.
@@ -66,10 +69,10 @@ pub enum GpuError {
 }
 
 impl Gpu {
-    /// Reads the text of a device file; `file` is its name in errors.
+    /// Parses a device file; `file` is its name in errors.
     ///
     /// # Errors
-    /// It is no JSON, lacks a field, has one that is not known, or a number is not greater than 0.
+    /// The text is not JSON, a field is missing or unknown, or a number is not greater than 0.
     pub fn parse(text: &str, file: &str) -> Result<Gpu, GpuError> {
         let gpu: Gpu =
             serde_json::from_str(text).map_err(|source| GpuError::Json { file: file.to_string(), source })?;
@@ -92,38 +95,39 @@ impl Gpu {
     }
 }
 
-/// What a launch computes with.
+/// Arithmetic unit and format that a launch uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Arithmetic {
-    /// 32 bits, one operation of a thread after another.
+    /// FP32 without tensor cores.
     Scalar,
-    /// A product of 32-bit factors.
+    /// Matrix product of f32 factors.
     F32,
-    /// A product of factors in bf16.
+    /// Matrix product of bf16 factors.
     Bf16,
-    /// A product of factors in f16.
+    /// Matrix product of f16 factors.
     F16,
-    /// A product of factors in 8 bits.
+    /// Matrix product of FP8 factors.
     Fp8,
 }
 
-/// What a launch moves and computes, whatever the device.
+/// Data movement and arithmetic of a launch, independent of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Cost {
-    /// Bytes that have to be read and written if each is moved once.
+    /// Bytes read and written if each is moved once.
     pub bytes: f64,
-    /// Floating-point operations; only those of products and attention are counted.
+    /// FLOPs of matrix products and attention; no others are counted.
     pub flops: f64,
-    /// Those of them that are not done a second time to save memory.
+    /// FLOPs without recomputation done to save memory.
     pub needed_flops: f64,
-    /// What they are done with.
+    /// Arithmetic of these FLOPs.
     pub arithmetic: Arithmetic,
 }
 
 impl Gpu {
-    /// Seconds of a launch at least: the longest of its bytes, its arithmetic and the launch itself; and which that is.
+    /// Lower bound on the seconds of a launch: the longest of its memory, arithmetic and launch
+    /// times, and which one that is.
     pub fn floor(&self, cost: &Cost) -> (f64, Bound) {
         let each = [
             (cost.bytes / self.bytes_per_second, Bound::Memory),
@@ -133,7 +137,7 @@ impl Gpu {
         each.into_iter().rev().max_by(|a, b| a.0.total_cmp(&b.0)).expect("invariant: there are three")
     }
 
-    /// Floating-point operations per second.
+    /// FLOP/s in this arithmetic.
     pub fn rate(&self, arithmetic: Arithmetic) -> f64 {
         match arithmetic {
             Arithmetic::Scalar => self.flops_per_second,
@@ -157,62 +161,63 @@ pub enum Part {
     Update,
 }
 
-/// What an operation waits for.
+/// The bottleneck of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Bound {
-    /// Memory is read and written.
+    /// Memory bandwidth.
     Memory,
-    /// Numbers are computed.
+    /// Arithmetic throughput.
     Arithmetic,
-    /// Kernels are started.
+    /// Kernel launch latency.
     Launch,
 }
 
-/// All launches of a kernel in a part of a step.
+/// All launches of a kernel in one part of a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Operation {
     /// Part of the step.
     pub part: Part,
-    /// Name of the kernel; `product`, `copy` and those of convolutions are no kernels of ours.
+    /// Kernel name; `product`, `copy` and those of convolutions are not our kernels.
     pub name: String,
-    /// Launches in a step.
+    /// Launches per step.
     pub launches: u64,
-    /// Bytes that have to be read and written if each is moved once.
+    /// Bytes read and written if each is moved once.
     pub bytes: f64,
-    /// Floating-point operations; only those of products and attention are counted.
+    /// FLOPs of matrix products and attention; no others are counted.
     pub flops: f64,
-    /// Seconds at least: for each launch the longest of its bytes, its arithmetic and a launch.
+    /// Lower bound on the seconds: the sum over its launches of the longest of memory, arithmetic
+    /// and launch time.
     pub seconds: f64,
-    /// What takes most of these seconds.
+    /// The bottleneck that accounts for most of these seconds.
     pub bound: Bound,
 }
 
-/// A step of one rank on its GPU, without what ranks do together. Nothing is faster on such a GPU.
+/// Lower bound on a step of one rank on its GPU, without communication between ranks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Prediction {
     /// The device file.
     pub gpu: Gpu,
-    /// The network in a few words.
+    /// Short model description.
     pub model: String,
-    /// Trainable numbers.
+    /// Trainable parameters.
     pub parameters: u64,
-    /// Items of a step of one rank.
+    /// Items per step of one rank.
     pub items: u64,
-    /// Their unit.
+    /// Unit of `items`.
     pub item: crate::event::Item,
-    /// Memory of the GPU that the rank allocates, bytes.
+    /// GPU memory that the rank allocates, bytes.
     pub memory_bytes: u64,
-    /// Memory that the rank may allocate: a share of the GPU's.
+    /// GPU memory that the rank may allocate, bytes.
     pub memory_limit_bytes: u64,
-    /// The slowest first.
+    /// Slowest first.
     pub operations: Vec<Operation>,
 }
 
 impl Prediction {
-    /// Seconds of a step, at least.
+    /// Lower bound on the seconds of a step.
     pub fn seconds(&self) -> f64 {
         self.operations.iter().map(|operation| operation.seconds).sum()
     }

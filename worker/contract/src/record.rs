@@ -1,4 +1,4 @@
-//! What each rank records in the run directory while it trains, and where a report finds it.
+//! Files that each rank records in the run directory while training, and where reports find them.
 //!
 //! ```text
 //! RUN_DIR/record/rank-3.steps.jsonl      a StepRecord per optimizer step, appended; only the last line can be
@@ -9,13 +9,13 @@
 //! RUN_DIR/tensorboard/                   event files of rank 0
 //! ```
 //!
-//! A new attempt appends; its lines contain its number.
+//! Later attempts append; every line contains its attempt number.
 
 use serde::{Deserialize, Serialize};
 
-/// Directory of the records in the run directory.
+/// Directory of the records, relative to the run directory.
 pub const DIR: &str = "record";
-/// Directory of TensorBoard's event files in the run directory.
+/// Directory of TensorBoard's event files, relative to the run directory.
 pub const TENSORBOARD_DIR: &str = "tensorboard";
 
 /// File of a rank's [`StepRecord`]s in [`DIR`].
@@ -23,12 +23,12 @@ pub fn steps_file(rank: u32) -> String {
     format!("rank-{rank}.steps.jsonl")
 }
 
-/// File of a rank's operations in [`DIR`].
+/// Trace file of a rank's operations in [`DIR`].
 pub fn trace_file(rank: u32) -> String {
     format!("rank-{rank}.trace.json")
 }
 
-/// File of the times of a rank's kernels in [`DIR`].
+/// File of a rank's [`crate::kernels::KernelTimes`] in [`DIR`].
 pub fn kernels_file(rank: u32) -> String {
     format!("rank-{rank}.kernels.json")
 }
@@ -41,7 +41,8 @@ pub struct StepRecord {
     pub attempt: u32,
     /// Optimizer steps done, including this one.
     pub step: u64,
-    /// End of the step in microseconds since 1970 by the clock of rank 0 (see `clockOffsetUs` of the ready event).
+    /// End of the step in microseconds since 1970 by the clock of rank 0 (see `clockOffsetUs` of
+    /// the ready event).
     pub end_us: i64,
     /// Wall-clock time since the end of the previous step.
     pub total_ms: f32,
@@ -59,20 +60,21 @@ pub struct StepRecord {
     pub checkpoint_ms: f32,
     /// Evaluation, progress reports, and everything else between two steps.
     pub other_ms: f32,
-    /// Time in which at least one all-reduce was running, from the first start to the last end without gaps, ms; the
-    /// part that is not in `communication_ms` was hidden behind the backward pass.
+    /// Time in which at least one all-reduce was running, from the first start to the last end
+    /// without gaps, ms. The part that is not in `communication_ms` was hidden behind the backward
+    /// pass.
     pub reduce_ms: f32,
     /// Bytes of gradients reduced.
     pub reduce_bytes: u64,
-    /// Those of them that were not reduced when the backward pass ended.
+    /// Bytes not yet reduced when the backward pass ended.
     pub left_bytes: u64,
-    /// Time that the reader worked for the micro-batches of this step, ms, summed over its threads.
+    /// Time that the reader spent on the micro-batches of this step, ms, summed over its threads.
     pub read_ms: f32,
     /// Mean loss over all ranks, nats.
     pub loss: f32,
     /// Gradient norm before clipping; `None` if the step was skipped because of an overflow.
     pub gradient_norm: Option<f32>,
-    /// Factor of the loss; 1 without loss scaling.
+    /// Loss scale; 1 without loss scaling.
     pub loss_scale: f32,
     /// Learning rate of this step.
     pub learning_rate: f32,

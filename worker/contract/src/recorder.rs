@@ -1,4 +1,4 @@
-//! The flight recorder of a rank: what it did last, in a file that survives its death.
+//! Flight recorder of a rank: its last operations, in a file that survives its death.
 //!
 //! ```text
 //! RUN_DIR/record/rank-3.attempt-1.recorder     64-bit words, in the byte order of the machine:
@@ -6,32 +6,32 @@
 //! ring                                         the last operations, three words each; number n is in slot n % RING
 //! ```
 //!
-//! The rank writes through a mapping of the file: words that it has written are there even if it is killed. The slot after
-//! the newest operation may be half written, so it is not read.
+//! The rank writes through a memory mapping, so everything written so far survives even SIGKILL.
+//! The slot after the newest operation may be half written and is not read.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Words of the file.
+/// Size of the file in 64-bit words.
 pub const WORDS: usize = 256;
 /// Operations in the ring.
 pub const RING: usize = 64;
-/// Where the ring begins.
+/// Word offset of the ring.
 pub const RING_AT: usize = 32;
-/// Words of an operation.
+/// Words per operation.
 pub const ENTRY: usize = 3;
-/// The first word: the format.
+/// First word: identifies the format.
 pub const MAGIC: u64 = 0x3172_6364_7277_7373;
-/// Bytes of a text in the header.
+/// Bytes of a string in the header.
 pub const TEXT: usize = 64;
 
-/// Positions of the words of the header.
+/// Word offsets in the header.
 pub mod at {
     /// [`super::MAGIC`].
     pub const MAGIC: usize = 0;
     /// Rank.
     pub const RANK: usize = 1;
-    /// Ranks of the job.
+    /// Number of ranks of the job.
     pub const WORLD: usize = 2;
     /// Attempt.
     pub const ATTEMPT: usize = 3;
@@ -41,7 +41,7 @@ pub mod at {
     pub const START: usize = 5;
     /// When the process was last alive, microseconds after the start.
     pub const ALIVE: usize = 6;
-    /// Operations begun.
+    /// Number of operations begun.
     pub const COUNT: usize = 7;
     /// Host name, 64 bytes.
     pub const HOST: usize = 8;
@@ -57,40 +57,40 @@ pub fn file(rank: u32, attempt: u32) -> String {
 /// Extension of the file.
 pub const EXTENSION: &str = "recorder";
 
-/// What a rank does.
+/// What a rank is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[repr(u8)]
 pub enum Operation {
-    /// It joins the group.
+    /// Joining the group.
     Join,
-    /// It looks for a checkpoint, or reads it.
+    /// Looking for a checkpoint, or reading it.
     Restore,
-    /// It waits for its reader to fill a micro-batch.
+    /// Waiting for the reader to fill a micro-batch.
     Input,
     /// Forward pass of a micro-batch.
     Forward,
     /// Backward pass of a micro-batch.
     Backward,
-    /// It waits for the all-reduce of a bucket.
+    /// Waiting for the all-reduce of a bucket.
     Reduce,
     /// Norm, clipping, optimizer.
     Update,
-    /// It copies its part of a checkpoint, or waits until that is written.
+    /// Copying its part of a checkpoint, or waiting until that is written.
     Checkpoint,
     /// A batch of the validation set.
     Evaluate,
-    /// It waits until all ranks agree on something.
+    /// Waiting for all ranks to agree on something.
     Agree,
-    /// It writes the trained model.
+    /// Writing the trained model.
     Save,
-    /// Reports and other things between two steps.
+    /// Reports and other work between two steps.
     Between,
-    /// It waits for all ranks to leave.
+    /// Waiting for all ranks to leave.
     Leave,
     /// All steps are done.
     Finished,
-    /// It gave up.
+    /// The rank failed.
     Failed,
 }
 
@@ -118,13 +118,13 @@ impl Operation {
         matches!(self, Operation::Join | Operation::Reduce | Operation::Agree | Operation::Leave)
     }
 
-    /// Whether every step has it.
+    /// Whether it is part of every step.
     pub fn in_step(self) -> bool {
         use Operation::{Backward, Between, Forward, Input, Reduce, Update};
         matches!(self, Input | Forward | Backward | Reduce | Update | Between)
     }
 
-    /// Whether nothing follows it.
+    /// Whether no operation can follow.
     pub fn is_last(self) -> bool {
         matches!(self, Operation::Finished | Operation::Failed)
     }
@@ -134,26 +134,26 @@ impl Operation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Entry {
-    /// What it is.
+    /// The operation.
     pub operation: Operation,
-    /// The step that it belongs to, from 1.
+    /// Step of the operation, from 1.
     pub step: u64,
     /// Micro-batch, bucket, or batch of the validation set, from 0.
     pub index: u32,
-    /// When it began, microseconds after the start of the recording.
+    /// Start, microseconds after the start of the recording.
     pub since_us: u64,
 }
 
 impl Entry {
-    /// Its words.
+    /// Encodes the entry as words.
     pub fn pack(self) -> [u64; ENTRY] {
         [self.step, (self.operation as u64) << 32 | u64::from(self.index), self.since_us]
     }
 
-    /// An entry from its words; `None`: they are none.
-    pub fn unpack([step, what, since_us]: [u64; ENTRY]) -> Option<Entry> {
-        let operation = usize::try_from(what >> 32).ok().and_then(|number| Operation::ALL.get(number))?;
-        Some(Entry { operation: *operation, step, index: what as u32, since_us })
+    /// Decodes an entry; `None` if the words are not a valid one.
+    pub fn unpack([step, kind, since_us]: [u64; ENTRY]) -> Option<Entry> {
+        let operation = usize::try_from(kind >> 32).ok().and_then(|number| Operation::ALL.get(number))?;
+        Some(Entry { operation: *operation, step, index: kind as u32, since_us })
     }
 }
 
@@ -175,12 +175,12 @@ impl fmt::Display for Entry {
             Operation::Between => write!(f, "reports and files after step {step}"),
             Operation::Leave => write!(f, "waiting for all ranks to leave"),
             Operation::Finished => write!(f, "finished after step {step}"),
-            Operation::Failed => write!(f, "gave up in step {step}"),
+            Operation::Failed => write!(f, "failed in step {step}"),
         }
     }
 }
 
-/// What a recorder's file says.
+/// Contents of a recorder file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Recording {
@@ -206,10 +206,10 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Reads a file.
+    /// Parses a recorder file.
     ///
     /// # Errors
-    /// It is no recorder's file; the text says what was found and expected.
+    /// The bytes are not a recorder file; the message gives the actual and expected values.
     pub fn read(bytes: &[u8]) -> Result<Recording, String> {
         let size = 8 * WORDS;
         if bytes.len() != size {
@@ -217,10 +217,7 @@ impl Recording {
         }
         let words: Vec<u64> = bytes.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_ne_bytes)).collect();
         if words[at::MAGIC] != MAGIC {
-            return Err(format!(
-                "got {:#x} at the beginning; expected {MAGIC:#x}, as a recorder has",
-                words[at::MAGIC]
-            ));
+            return Err(format!("got {:#x} as the first word; expected {MAGIC:#x}", words[at::MAGIC]));
         }
         let small = |at: usize, name: &str| {
             u32::try_from(words[at]).map_err(|_| format!("{name}: got {}; expected less than 2^32", words[at]))
@@ -279,14 +276,14 @@ mod tests {
     }
 
     #[test]
-    fn other_files_are_refused_with_what_was_expected() {
+    fn rejects_other_files_with_the_expected_value() {
         assert_eq!(Recording::read(b"text").unwrap_err(), "got 4 bytes; expected 2048, the size of a recorder");
         let error = Recording::read(&[7; 8 * WORDS]).unwrap_err();
-        assert!(error.starts_with("got 0x707070707070707 at the beginning"), "{error}");
+        assert!(error.starts_with("got 0x707070707070707 as the first word"), "{error}");
         assert!(Recording::read(&file_of(0)).unwrap_err().contains("no operation"));
         let mut strange = file_of(2);
         strange[8 * (RING_AT + 1) + 4..][..4].fill(0xff);
-        assert_eq!(Recording::read(&strange).unwrap().entries.len(), 1, "an operation of another version is left out");
+        assert_eq!(Recording::read(&strange).unwrap().entries.len(), 1, "an operation of another version is skipped");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a machine has for training on GPUs, as `switchyard-worker gpu` prints it.
+//! GPU software of a machine, as printed by `switchyard-worker gpu`.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 pub struct Software {
     /// In the order in which the worker opens them.
     pub libraries: Vec<Library>,
-    /// As the driver shows them to this process.
+    /// As the driver lists them for this process.
     pub gpus: Vec<Gpu>,
 }
 
-/// A library of NVIDIA.
+/// An NVIDIA library.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Library {
@@ -21,19 +21,19 @@ pub struct Library {
     /// The file that the worker would open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
-    /// The rule that led to it.
+    /// The search rule that found it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub found_by: Option<String>,
-    /// As NVIDIA writes it.
+    /// In NVIDIA's notation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     /// Why it cannot be used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// What helps, if the engine needs it.
+    /// Advice, if the engine needs the library.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
-    /// What the engine does without it.
+    /// How the engine behaves without it.
     pub without: String,
 }
 
@@ -47,13 +47,13 @@ pub struct Gpu {
     pub bus: String,
     /// Bytes of its memory.
     pub memory_bytes: u64,
-    /// Those that nobody has; absent if NVML does not say.
+    /// Free memory in bytes; absent if NVML does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free_bytes: Option<u64>,
-    /// Processes that compute on it, as far as NVML shows them.
+    /// Compute processes visible through NVML.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<Process>,
-    /// MIG divides it: a process sees one instance.
+    /// MIG is enabled: a process sees one instance.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_divided: bool,
 }
@@ -62,12 +62,12 @@ pub struct Gpu {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Process {
-    /// By the numbers of the host.
+    /// Process ID in the host's PID namespace.
     pub pid: u32,
-    /// Absent where NVML may not see it.
+    /// Absent if NVML cannot see it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Memory of the GPU that it has.
+    /// GPU memory in use by the process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
 }

@@ -1,4 +1,5 @@
-//! The blocks of a launch, one after another, and the warps of a block from barrier to barrier.
+//! Runs the blocks of a launch one after another, and the warps of each block from barrier to
+//! barrier.
 
 use crate::counts::{Counts, Shared, Traffic};
 use crate::finding::{Fault, Finding};
@@ -9,7 +10,8 @@ use crate::race::Now;
 use crate::random::Random;
 use crate::warp::{Raised, Stop, Warp};
 
-/// Runs all blocks in the order of the seed. `blocks` and `epochs` count over all launches of the device.
+/// Runs all blocks in the seed's order. `blocks` and `epochs` count across all launches of the
+/// device.
 pub(crate) fn run(
     kernel: &Kernel<'_>,
     memory: &mut Memory,
@@ -46,7 +48,7 @@ pub(crate) fn run(
     Ok(counts)
 }
 
-/// `warps` keeps its memory from block to block.
+/// `warps` is reused from block to block to keep its memory.
 fn run_block(
     kernel: &Kernel<'_>,
     block: u32,

@@ -1,4 +1,4 @@
-//! A device: memory that outlives launches, and launches.
+//! A device, whose memory persists across launches.
 
 use crate::block;
 use crate::counts::Counts;
@@ -10,7 +10,7 @@ use bytemuck::Pod;
 use std::ops::Range;
 use switchyard_cuda::kernels::{self, Argument, Call};
 
-/// A range of memory of the device.
+/// A range of device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     address: u64,
@@ -18,12 +18,12 @@ pub struct Span {
 }
 
 impl Span {
-    /// Its first address on the device.
+    /// The first address.
     pub fn address(self) -> u64 {
         self.address
     }
 
-    /// A part of it; `None` if it is not within.
+    /// A part of the range; `None` if it exceeds it.
     pub fn part(self, range: Range<usize>) -> Option<Span> {
         let fits = range.start <= range.end && range.end <= self.bytes;
         fits.then_some(Span { address: self.address + range.start as u64, bytes: range.end - range.start })
@@ -45,16 +45,16 @@ fn bytes(argument: Argument<Span>) -> Vec<u8> {
     }
 }
 
-/// A launch of a kernel. What an argument says that the kernel does with its memory is all that it may do.
+/// A launch of a kernel. The kernel may use memory only as its arguments declare.
 #[derive(Debug, Clone, Copy)]
 pub struct Launch<'a> {
     pub kernel: &'a str,
     pub blocks: u32,
     pub threads: u32,
-    /// Size of the shared memory that the kernel declares without one.
+    /// Size of dynamic shared memory.
     pub shared_bytes: u32,
     pub arguments: &'a [Argument<Span>],
-    /// Decides on the order of blocks and warps.
+    /// Seed for the order of blocks and warps.
     pub seed: u64,
 }
 
@@ -71,9 +71,9 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// A launch as a driver gets it: arguments are bytes, and nobody says what the kernel does with memory.
+/// A launch as a driver receives it: arguments are bytes, without declared memory uses.
 #[derive(Debug, Clone, Copy)]
-pub struct Bare<'a> {
+pub struct RawLaunch<'a> {
     pub kernel: &'a str,
     pub blocks: u32,
     pub threads: u32,
@@ -82,7 +82,7 @@ pub struct Bare<'a> {
     pub seed: u64,
 }
 
-/// Addresses that a launch has used.
+/// Addresses used by a launch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Touched {
     pub range: Range<u64>,
@@ -98,21 +98,21 @@ pub enum LaunchError {
     Found(#[from] Box<Finding>),
 }
 
-/// The most that compute capability 9.0 gives a block.
+/// The limit of compute capability 9.0 per block.
 const MOST_SHARED_BYTES: usize = 232_448;
 const MOST_THREADS: u32 = 1024;
 
 impl Module {
-    /// Refuses a launch that does not fit its kernel.
+    /// Checks that a launch fits its kernel.
     ///
     /// # Errors
     /// [`LaunchError::Refused`].
-    pub fn check(&self, launch: &Bare<'_>) -> Result<(), LaunchError> {
+    pub fn check(&self, launch: &RawLaunch<'_>) -> Result<(), LaunchError> {
         check(self, launch).map(|_| ())
     }
 }
 
-/// A device without a clock.
+/// A device without a notion of time.
 #[derive(Default)]
 pub struct Device {
     memory: Memory,
@@ -121,19 +121,19 @@ pub struct Device {
 }
 
 impl Device {
-    /// Memory that nobody has written.
+    /// Allocates memory whose content is uninitialised.
     pub fn allocate(&mut self, name: &str, bytes: usize) -> Span {
         Span { address: self.memory.allocate(name, bytes), bytes }
     }
 
-    /// Memory with a copy of `values`.
+    /// Allocates memory and copies `values` into it.
     pub fn upload<T: Pod>(&mut self, name: &str, values: &[T]) -> Span {
         let span = self.allocate(name, size_of_val(values));
         self.write(span, values);
         span
     }
 
-    /// Copies `values` to the beginning of memory. What goes beyond its allocation is not written.
+    /// Copies `values` to the start of a span. Values past the end of its allocation are dropped.
     pub fn write<T: Pod>(&mut self, span: Span, values: &[T]) {
         let bytes: &[u8] = bytemuck::cast_slice(values);
         if let Some(index) = self.memory.holding(span.address, bytes.len(), 0) {
@@ -141,7 +141,7 @@ impl Device {
         }
     }
 
-    /// A copy of what is in memory; bytes that nobody has written are 0xff.
+    /// Copies memory to the host; uninitialised bytes are 0xff.
     pub fn download<T: Pod>(&self, span: Span) -> Vec<T> {
         let bytes = match self.memory.holding(span.address, span.bytes, 0) {
             Some(index) => self.memory.allocations[index].bytes(span.address, span.bytes),
@@ -150,17 +150,17 @@ impl Device {
         bytemuck::pod_collect_to_vec(bytes)
     }
 
-    /// Gives memory back. Its address is not given again.
+    /// Frees memory. Its address is never reused.
     pub fn free(&mut self, address: u64) {
         self.memory.free(address);
     }
 
-    /// The range of memory at an address; `None` if it is not within one allocation.
+    /// The span at an address; `None` unless one allocation contains all of it.
     pub fn at(&self, address: u64, bytes: usize) -> Option<Span> {
         self.memory.holding(address, bytes, 0).map(|_| Span { address, bytes })
     }
 
-    /// The allocation that holds a range of memory, with its name.
+    /// The allocation that contains a span, with its name.
     pub fn allocation(&self, span: Span) -> Option<(&str, Span)> {
         let index = self.memory.holding(span.address, span.bytes, 0)?;
         let allocation = &self.memory.allocations[index];
@@ -168,13 +168,13 @@ impl Device {
         Some((&allocation.name, Span { address: start, bytes: (end - start) as usize }))
     }
 
-    /// Whether somebody has written all of it.
+    /// Whether all of the span is initialised.
     pub fn is_written(&self, span: Span) -> bool {
         let of = |index: usize| self.memory.allocations[index].written(span.address, span.bytes);
         self.memory.holding(span.address, span.bytes, 0).is_some_and(|index| of(index).iter().all(|written| *written))
     }
 
-    /// Copies as much as both ranges hold. What nobody has written stays so.
+    /// Copies as much as both spans hold. Uninitialised bytes stay uninitialised.
     pub fn copy(&mut self, from: Span, to: Span) {
         let bytes = from.bytes.min(to.bytes);
         let Some(source) = self.memory.holding(from.address, bytes, 0) else { return };
@@ -185,24 +185,25 @@ impl Device {
         self.memory.allocations[target].write_some(to.address, &values, &written);
     }
 
-    /// Runs a kernel to its end or to the first finding.
+    /// Runs a kernel to completion or to the first finding.
     ///
     /// # Errors
-    /// The launch does not fit the kernel, or the kernel does something wrong.
+    /// The launch does not fit the kernel, or the kernel has a fault.
     pub fn launch(&mut self, module: &Module, launch: &Launch<'_>) -> Result<Counts, LaunchError> {
         let Launch { kernel, blocks, threads, shared_bytes, seed, .. } = *launch;
         let arguments: Vec<Vec<u8>> = launch.arguments.iter().map(|argument| bytes(*argument)).collect();
-        let bare = Bare { kernel, blocks, threads, shared_bytes, arguments: &arguments, seed };
+        let bare = RawLaunch { kernel, blocks, threads, shared_bytes, arguments: &arguments, seed };
         let entry = check(module, &bare)?;
         self.declare(launch.arguments);
         self.run(entry, &bare, true)
     }
 
-    /// The same for a launch without declarations: the kernel may use all memory. Says what it has used.
+    /// Like [`Device::launch`], but without declarations: the kernel may use all memory. Returns
+    /// what it used.
     ///
     /// # Errors
-    /// The launch does not fit the kernel, or the kernel does something wrong.
-    pub fn launch_bare(&mut self, module: &Module, launch: &Bare<'_>) -> Result<Vec<Touched>, LaunchError> {
+    /// The launch does not fit the kernel, or the kernel has a fault.
+    pub fn launch_raw(&mut self, module: &Module, launch: &RawLaunch<'_>) -> Result<Vec<Touched>, LaunchError> {
         let entry = check(module, launch)?;
         for allocation in &mut self.memory.allocations {
             allocation.declared = None;
@@ -216,7 +217,7 @@ impl Device {
         Ok(self.memory.allocations.iter_mut().map(|allocation| allocation.touched()).flat_map(touched).collect())
     }
 
-    fn run(&mut self, entry: &Entry, launch: &Bare<'_>, is_counted: bool) -> Result<Counts, LaunchError> {
+    fn run(&mut self, entry: &Entry, launch: &RawLaunch<'_>, is_counted: bool) -> Result<Counts, LaunchError> {
         let parameter = |index: usize, offset: usize, bytes: usize| {
             let mut value = [0; 8];
             value[..bytes].copy_from_slice(&launch.arguments[index][offset..offset + bytes]);
@@ -242,7 +243,7 @@ impl Device {
         Ok(block::run(&kernel, &mut self.memory, &mut self.blocks, &mut self.epochs)?)
     }
 
-    /// Notes what the kernel may do with which range.
+    /// Records how the kernel may use each range.
     fn declare(&mut self, arguments: &[Argument<Span>]) {
         for allocation in &mut self.memory.allocations {
             allocation.declared = Some(Vec::new());
@@ -264,11 +265,12 @@ impl Device {
     }
 }
 
-/// The kernel of a launch, if the launch fits it: what the driver checks, and the sizes of the arguments, which it cannot.
+/// The kernel of a launch, if the launch fits it. Checks what the driver checks, and also the
+/// argument sizes, which the driver cannot.
 ///
 /// # Errors
 /// [`LaunchError::Refused`].
-pub(crate) fn check<'a>(module: &'a Module, launch: &Bare<'_>) -> Result<&'a Entry, LaunchError> {
+pub(crate) fn check<'a>(module: &'a Module, launch: &RawLaunch<'_>) -> Result<&'a Entry, LaunchError> {
     let refused = |text: String| LaunchError::Refused { kernel: launch.kernel.to_owned(), text };
     let entry = module.entry(launch.kernel).ok_or_else(|| {
         refused(format!("not in the module, which has {}", module.kernels().collect::<Vec<_>>().join(", ")))
@@ -277,7 +279,7 @@ pub(crate) fn check<'a>(module: &'a Module, launch: &Bare<'_>) -> Result<&'a Ent
     Ok(entry)
 }
 
-fn fits(entry: &Entry, launch: &Bare<'_>) -> Result<(), String> {
+fn fits(entry: &Entry, launch: &RawLaunch<'_>) -> Result<(), String> {
     let given: Vec<usize> = launch.arguments.iter().map(Vec::len).collect();
     if given != entry.parameters {
         return Err(format!("arguments of {given:?} bytes, expected {:?}", entry.parameters));

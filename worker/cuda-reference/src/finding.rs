@@ -1,4 +1,4 @@
-//! What a launch did wrong.
+//! Faults found in a launch.
 
 use crate::ptx::Place;
 use std::fmt;
@@ -30,21 +30,21 @@ pub enum Fault {
     Endless(u64),
 }
 
-/// The first fault of a launch, and where it is.
+/// The first fault of a launch, with its location.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     pub fault: Fault,
     pub kernel: String,
-    /// Line of the source; 0 without `-lineinfo`.
+    /// Source line; 0 without `-lineinfo`.
     pub line: u32,
-    /// Line at which the function that holds `line` was inlined; 0 if it was not.
+    /// Line at which the function containing `line` was inlined; 0 if it was not.
     pub inlined_at: u32,
-    /// Line of the PTX.
+    /// PTX line.
     pub ptx_line: u32,
     pub block: u32,
-    /// Within its block.
+    /// Index within its block.
     pub thread: u32,
-    /// The seed of the order in which blocks and warps ran.
+    /// Seed of the order of blocks and warps.
     pub seed: u64,
 }
 

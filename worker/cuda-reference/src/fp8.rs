@@ -1,21 +1,22 @@
-//! Numbers of 8 bits by their definition: "OCP 8-bit Floating Point Specification (OFP8)", revision 1.0, tables 1 and 2.
+//! FP8 by definition: "OCP 8-bit Floating Point Specification (OFP8)", revision 1.0, tables 1 and
+//! 2.
 
 use switchyard_cuda::kernels;
 
-/// A format: a sign, an exponent, a fraction.
+/// A format with sign, exponent and fraction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fp8 {
     fraction_bits: i32,
     bias: i32,
-    /// The bits of the largest number.
+    /// Bits of the largest finite value.
     largest: u8,
-    /// The bits of infinity, if there is one.
+    /// Bits of infinity, if the format has one.
     infinity: Option<u8>,
 }
 
-/// Infinity would be NaN; it has one NaN for each sign.
+/// No infinity, and one NaN per sign.
 pub const E4M3: Fp8 = Fp8 { fraction_bits: 3, bias: 7, largest: 0x7e, infinity: None };
-/// With infinity and NaN as in IEEE 754.
+/// Infinity and NaN as in IEEE 754.
 pub const E5M2: Fp8 = Fp8 { fraction_bits: 2, bias: 15, largest: 0x7b, infinity: Some(0x7c) };
 
 const SIGN: u8 = 0x80;
@@ -50,7 +51,7 @@ impl Fp8 {
         (1 << self.fraction_bits) - 1
     }
 
-    /// The nearest number, of two that are equally near the one whose last bit is 0; the largest one for what is larger, as `satfinite` of PTX.
+    /// Rounds to nearest, ties to even; larger values saturate, as with PTX's `satfinite`.
     pub fn encoded(self, number: f32) -> u8 {
         let sign = if number.is_sign_negative() { SIGN } else { 0 };
         if number.is_nan() {
@@ -63,7 +64,7 @@ impl Fp8 {
         let lowest = 1 - self.bias;
         let exponent = (magnitude.log2().floor() as i32).max(lowest);
         let steps = (magnitude / 2f64.powi(exponent - self.fraction_bits)).round_ties_even() as i32;
-        // A number that rounds up to the next power of two has the bits that follow.
+        // A value that rounds up to the next power of two has the next bit pattern.
         let bits = if steps < 1 << self.fraction_bits {
             steps
         } else {
@@ -78,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_those_of_the_specification() {
+    fn decoded_values_match_the_specification() {
         let e4m3 =
             [(0x01, 2f32.powi(-9)), (0x07, 0.875 * 2f32.powi(-6)), (0x08, 2f32.powi(-6)), (0x38, 1.0), (0x7e, 448.0)];
         let e5m2 = [
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn every_number_is_rounded_to_the_nearest_and_ties_to_even() {
+    fn encoding_rounds_to_nearest_and_ties_to_even() {
         for format in [E4M3, E5M2] {
             for bits in 0..format.largest {
                 let (low, high) = (format.decoded(bits), format.decoded(bits + 1));

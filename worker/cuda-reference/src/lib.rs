@@ -1,4 +1,5 @@
-//! Test only: executes the PTX that NVRTC makes of a CUDA kernel, without a GPU, and checks every access to memory.
+//! Test only: executes the PTX that NVRTC generates for a CUDA kernel, without a GPU, and checks
+//! every memory access.
 //!
 //! ```text
 //! PTX text -> ptx: Module, Entry (decoded once) -> Device::launch -> block -> warp -> memory
@@ -6,12 +7,14 @@
 //!                                                     Counts           the first Finding
 //! ```
 //!
-//! A warp has 32 lanes; those with the lowest program counter run first, which joins branches again. The order of blocks,
-//! and of the warps between two barriers, is drawn from a seed. What is checked of a launch is in [`Fault`].
+//! A warp has 32 lanes. Those with the lowest program counter run first, which makes divergent
+//! branches reconverge. The order of blocks, and of the warps between two barriers, is drawn from a
+//! seed. [`Fault`] lists what is checked.
 //!
-//! Absent on purpose: local memory (our kernels must not spill), device functions that were not inlined, `wgmma`, textures,
-//! and any order of memory beyond barriers. An instruction that is not known is an error with its line. Approximate
-//! instructions (`ex2.approx`, `rsqrt.approx`) are computed exactly. Time is not modelled.
+//! Deliberately absent: local memory (our kernels must not spill), device functions that were not
+//! inlined, `wgmma`, textures, and memory ordering other than barriers. An unknown instruction is
+//! an error with its line. Approximate instructions (`ex2.approx`, `rsqrt.approx`) are computed
+//! exactly. Time is not modelled.
 #![forbid(unsafe_code)]
 
 mod block;
@@ -30,7 +33,7 @@ mod record;
 mod warp;
 
 pub use counts::{Counts, Shared, Traffic};
-pub use device::{Bare, Device, Launch, LaunchError, Span, Touched};
+pub use device::{Device, Launch, LaunchError, RawLaunch, Span, Touched};
 pub use fetched::fetched;
 pub use finding::{Fault, Finding};
 pub use ptx::{Module, ParseError};

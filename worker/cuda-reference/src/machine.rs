@@ -1,4 +1,4 @@
-//! What the blocks and warps of a launch have in common.
+//! State shared by the blocks and warps of a launch.
 
 use crate::counts::Counts;
 use crate::memory::{Allocation, Memory};
@@ -13,11 +13,11 @@ pub(crate) struct Kernel<'a> {
     pub(crate) threads: u32,
     pub(crate) shared_bytes: usize,
     pub(crate) seed: u64,
-    /// Whether sectors and bank conflicts are counted.
+    /// Whether to count sectors and bank conflicts.
     pub(crate) is_counted: bool,
 }
 
-/// What all warps of a launch share.
+/// State shared by all warps of a launch.
 pub(crate) struct Machine<'a> {
     pub(crate) memory: &'a mut Memory,
     pub(crate) shared: Allocation,

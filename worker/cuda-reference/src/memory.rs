@@ -1,4 +1,4 @@
-//! Memory of a device: allocations far apart, with what is known of every byte.
+//! Device memory: widely spaced allocations with per-byte state.
 
 use crate::counts::Traffic;
 use crate::finding::Fault;
@@ -7,17 +7,17 @@ use crate::race::{Cell, Kind, Now};
 use std::ops::Range;
 
 const GLOBAL: u64 = 0x7000_0000_0000;
-/// Between allocations, so that an address beyond the end of one is not within the next.
+/// Keeps an address past the end of one allocation from falling into the next.
 const GAP: u64 = 1 << 20;
-/// As the driver aligns.
+/// The driver's alignment.
 const ALIGNMENT: u64 = 256;
-/// The fewest and the most bytes for which one cell stands. Single bytes are read only: threads that write both bytes of a cell would
-/// seem to race.
+/// Smallest and largest number of bytes tracked by one cell. Single bytes can only be read, because
+/// threads that write the two bytes of a cell would appear to race.
 const CELL: [usize; 2] = [2, 16];
-/// What is in memory that nobody has written: NaN in every float format.
+/// Content of uninitialised memory: NaN in every float format.
 const POISON: u8 = 0xff;
 
-/// What the launch says of a range.
+/// A range with its declared use.
 #[derive(Debug, Clone)]
 pub(crate) struct Declared {
     pub(crate) range: Range<u64>,
@@ -30,14 +30,15 @@ pub(crate) struct Allocation {
     base: u64,
     bytes: Vec<u8>,
     written: Vec<bool>,
-    /// Of memory that no kernel has used: none.
+    /// Empty if no kernel has used this memory.
     cells: Vec<Cell>,
-    /// Bytes of a cell: as few as the smallest access had. Larger cells are fewer, and know as much until then.
+    /// Bytes per cell: the size of the smallest access so far. Larger cells are fewer, and equally
+    /// precise until then.
     cell: usize,
-    /// `None`: everything, as in shared memory.
+    /// `None` allows everything, as in shared memory.
     pub(crate) declared: Option<Vec<Declared>>,
     pub(crate) traffic: [Traffic; 2],
-    /// For each cell a bit: those that the launch has read, and written, if somebody wants to know.
+    /// One bit per cell that the launch has read or written, if recorded.
     touched: Option<[Vec<u64>; 2]>,
 }
 
@@ -60,7 +61,7 @@ impl Allocation {
         }
     }
 
-    /// Notes from now on which cells are read and written.
+    /// Starts recording which cells are read and written.
     pub(crate) fn watch(&mut self) {
         self.touched = Some(Default::default());
     }
@@ -75,7 +76,7 @@ impl Allocation {
         }
     }
 
-    /// The ranges that were read, or written, since somebody watches; nobody watches then.
+    /// Stops recording; returns the ranges that were read and those that were written.
     pub(crate) fn touched(&mut self) -> [Vec<Range<u64>>; 2] {
         let end = self.addresses().end;
         let ranges = |bits: Vec<u64>| {
@@ -87,7 +88,7 @@ impl Allocation {
         self.touched.take().unwrap_or_default().map(|bits| ranges(bits).collect())
     }
 
-    /// Forgets what is in it.
+    /// Marks the content as uninitialised.
     pub(crate) fn clear(&mut self) {
         self.bytes.fill(POISON);
         self.written.fill(false);
@@ -99,7 +100,7 @@ impl Allocation {
         (start + bytes <= self.bytes.len()).then_some(start..start + bytes)
     }
 
-    /// Of its first byte, and behind its last.
+    /// Addresses from the first byte to past the last.
     pub(crate) fn addresses(&self) -> Range<u64> {
         self.base..self.base + self.bytes.len() as u64
     }
@@ -108,12 +109,12 @@ impl Allocation {
         self.range(address, bytes).map_or(&[], |range| &self.bytes[range])
     }
 
-    /// Which of some bytes somebody has written.
+    /// Which of these bytes are initialised.
     pub(crate) fn written(&self, address: u64, bytes: usize) -> &[bool] {
         self.range(address, bytes).map_or(&[], |range| &self.written[range])
     }
 
-    /// As [`Allocation::write`], of bytes that may not have been written themselves.
+    /// Like [`Allocation::write`], but some bytes may be uninitialised.
     pub(crate) fn write_some(&mut self, address: u64, bytes: &[u8], written: &[bool]) {
         if let Some(range) = self.range(address, bytes.len()) {
             self.bytes[range.clone()].copy_from_slice(bytes);
@@ -128,7 +129,7 @@ impl Allocation {
         }
     }
 
-    /// Cells of so many bytes, each of which knows what the larger one did.
+    /// Splits cells to this size; each part inherits the history of the larger cell.
     fn split(&mut self, cell: usize) {
         let (parts, count) = (self.cell / cell, self.bytes.len().div_ceil(cell));
         let all = self.cells.iter().flat_map(|cell| std::iter::repeat_n(*cell, parts));
@@ -142,7 +143,7 @@ impl Allocation {
         self.cell = cell;
     }
 
-    /// Checks an access and notes it; its bytes, which count as written if it writes.
+    /// Checks and records an access; returns its bytes, which count as initialised if it writes.
     pub(crate) fn access(&mut self, address: u64, bytes: usize, kind: Kind, now: &Now) -> Result<&mut [u8], Fault> {
         let range = self.check(address, bytes, kind, now)?;
         if kind != Kind::Read {
@@ -151,7 +152,7 @@ impl Allocation {
         Ok(&mut self.bytes[range])
     }
 
-    /// Checks an access and notes it.
+    /// Checks and records an access.
     pub(crate) fn check(&mut self, address: u64, bytes: usize, kind: Kind, now: &Now) -> Result<Range<usize>, Fault> {
         let (reads, writes) = (kind != Kind::Write, kind != Kind::Read);
         if let Some(declared) = &self.declared {
@@ -187,7 +188,7 @@ impl Allocation {
         Ok(range)
     }
 
-    /// An address in words.
+    /// Describes an address.
     pub(crate) fn place(&self, address: u64) -> String {
         let Allocation { name, base, bytes, .. } = self;
         let end = base + bytes.len() as u64;
@@ -209,7 +210,7 @@ pub(crate) fn verb(kind: Kind) -> &'static str {
     }
 }
 
-/// Runs of ones, as ranges of bits.
+/// Runs of set bits, as ranges of bit indices.
 fn runs(words: &[u64]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for (index, word) in words.iter().enumerate() {
@@ -231,9 +232,9 @@ fn runs(words: &[u64]) -> Vec<Range<usize>> {
 
 /// Global memory.
 pub(crate) struct Memory {
-    /// By address.
+    /// Sorted by address.
     pub(crate) allocations: Vec<Allocation>,
-    /// Where the next may begin: no address is given twice.
+    /// Lowest address of the next allocation. Addresses are never reused.
     next: u64,
 }
 
@@ -260,16 +261,16 @@ impl Memory {
         self.allocations.partition_point(|one| one.base <= address).checked_sub(1)
     }
 
-    /// Index of the allocation that holds a range. `last` is tried first.
+    /// Index of the allocation that contains a range. `last` is tried first.
     pub(crate) fn holding(&self, address: u64, bytes: usize, last: usize) -> Option<usize> {
         let holds = |index: usize| self.allocations.get(index).is_some_and(|one| one.range(address, bytes).is_some());
         if holds(last) { Some(last) } else { self.before(address).filter(|index| holds(*index)) }
     }
 
-    /// An address that no allocation holds, in words.
+    /// Describes an address outside all allocations.
     pub(crate) fn place(&self, address: u64) -> String {
         match self.before(address).or(if self.allocations.is_empty() { None } else { Some(0) }) {
-            // What follows may be nearer.
+            // The next allocation may be closer.
             Some(index) => match self.allocations.get(index + 1) {
                 Some(next) if next.base - address < GAP / 4 => next.place(address),
                 _ => self.allocations[index].place(address),
@@ -287,7 +288,7 @@ mod tests {
     use crate::race::{Kind, Now};
 
     #[test]
-    fn a_smaller_access_splits_what_is_known_of_a_larger_one() {
+    fn a_smaller_access_splits_the_history_of_a_larger_one() {
         let now = |thread| Now { launch: 1, block: 1, epoch: 1, thread, step: 0 };
         let mut memory = Allocation::shared(70);
         memory.watch();
@@ -303,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_ones_go_on_over_words() {
+    fn runs_of_ones_cross_word_boundaries() {
         assert_eq!(runs(&[0b0110_1000, 0]), [3..4, 5..7]);
         assert_eq!(runs(&[u64::MAX, 1, 1 << 63]), [0..65, 191..192]);
         assert_eq!(runs(&[0, 0]), []);

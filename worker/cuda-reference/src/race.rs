@@ -1,15 +1,17 @@
-//! Who touched a piece of memory last, and whether an access by another thread is in order with that.
+//! Race detection: the last accesses to a piece of memory, and whether a new access by another
+//! thread is ordered after them.
 
-/// The thread that makes an access, and when.
+/// The thread that makes an access, and its position in time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Now {
-    /// Number of the first block of this launch; blocks are numbered over all launches of a device, from 1 on.
+    /// Number of this launch's first block; blocks are numbered across all launches of a device,
+    /// from 1.
     pub(crate) launch: u32,
     pub(crate) block: u32,
-    /// Counts the intervals between barriers of all blocks.
+    /// Counts the intervals between block barriers across all blocks.
     pub(crate) epoch: u32,
     pub(crate) thread: u16,
-    /// Counts the barriers of the warp.
+    /// Counts the warp's barriers.
     pub(crate) step: u16,
 }
 
@@ -22,18 +24,18 @@ enum Spread {
     Blocks,
 }
 
-/// The accesses of one kind since the last that all others are ordered after.
+/// The latest accesses of one kind. An access that is ordered after all of them replaces them.
 #[derive(Debug, Clone, Copy, Default)]
 struct Record {
-    /// 0: nobody.
+    /// 0 if there is none.
     block: u32,
     epoch: u32,
     thread: u16,
     step: u16,
-    /// How many threads this stands for beside the one that is named.
+    /// Which other threads this record represents.
     spread: Spread,
     atomic: bool,
-    /// With more than one thread: block and thread of another.
+    /// Block and thread of another access, if there are several.
     another: (u32, u16),
 }
 
@@ -43,7 +45,7 @@ impl Record {
         Record { block, epoch, thread, step, spread: Spread::Thread, atomic, another: (block, thread) }
     }
 
-    /// Block and thread of one that is not `now`'s, if it stands for one.
+    /// Block and thread of a recorded access that is not by `now`'s thread, if there is one.
     fn other(&self, now: &Now) -> (u32, u16) {
         if (self.block, self.thread) == (now.block, now.thread) { self.another } else { (self.block, self.thread) }
     }
@@ -68,7 +70,7 @@ impl Record {
         self.step == now.step && (self.spread == Spread::Warp || self.thread != now.thread)
     }
 
-    /// Adds an access that does not conflict with those before.
+    /// Merges an access that does not conflict with the earlier ones.
     fn add(&mut self, now: &Now, atomic: bool) {
         let spread = if self.block < now.launch {
             Spread::Thread
@@ -105,7 +107,7 @@ pub(crate) struct Other {
     pub(crate) wrote: bool,
 }
 
-/// What is known of two bytes.
+/// Access history of a cell.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Cell {
     write: Record,
@@ -113,7 +115,7 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    /// Notes an access, or returns the one that it races with.
+    /// Records an access, or returns the one that it races with.
     pub(crate) fn touch(&mut self, kind: Kind, now: &Now) -> Option<Other> {
         let both_atomic = kind == Kind::Atomic && self.write.atomic;
         let writer = (!both_atomic && self.write.conflicts(now)).then_some((self.write, true));
@@ -139,7 +141,7 @@ mod tests {
         Now { launch: 10, block: 10 + block, epoch, thread, step }
     }
 
-    /// The first race of a list of accesses.
+    /// Index of the first access that races.
     fn race(accesses: &[(Kind, Now)]) -> Option<usize> {
         let mut cell = Cell::default();
         accesses.iter().position(|(kind, now)| cell.touch(*kind, now).is_some())
@@ -148,7 +150,7 @@ mod tests {
     use Kind::{Atomic, Read, Write};
 
     #[test]
-    fn a_barrier_orders_the_threads_of_a_block_and_no_others() {
+    fn a_barrier_orders_only_the_threads_of_its_block() {
         assert_eq!(race(&[(Write, at(0, 1, 0, 0)), (Read, at(0, 1, 1, 0))]), Some(1));
         assert_eq!(race(&[(Write, at(0, 1, 0, 0)), (Read, at(0, 2, 1, 0))]), None);
         assert_eq!(race(&[(Write, at(0, 1, 0, 0)), (Read, at(1, 2, 1, 0))]), Some(1));
@@ -156,13 +158,13 @@ mod tests {
     }
 
     #[test]
-    fn a_barrier_of_a_warp_orders_its_own_lanes_only() {
+    fn a_warp_barrier_orders_only_its_own_lanes() {
         assert_eq!(race(&[(Write, at(0, 1, 0, 0)), (Read, at(0, 1, 1, 1))]), None);
         assert_eq!(race(&[(Write, at(0, 1, 0, 0)), (Read, at(0, 1, 32, 1))]), Some(1));
     }
 
     #[test]
-    fn readers_of_another_block_are_not_forgotten() {
+    fn readers_in_another_block_are_remembered() {
         let own = at(1, 3, 5, 0);
         assert_eq!(race(&[(Read, at(0, 1, 0, 0)), (Read, own), (Write, at(1, 4, 5, 0))]), Some(2));
         // The same without the other block.
@@ -170,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_several_readers_may_not_write_before_the_barrier() {
+    fn one_of_several_readers_must_not_write_before_the_barrier() {
         assert_eq!(race(&[(Read, at(0, 1, 0, 0)), (Read, at(0, 1, 1, 0)), (Write, at(0, 1, 1, 0))]), Some(2));
         assert_eq!(race(&[(Read, at(0, 1, 1, 0)), (Write, at(0, 1, 1, 0))]), None);
     }
@@ -188,13 +190,13 @@ mod tests {
     #[test]
     fn atomics_race_with_plain_accesses_only() {
         assert_eq!(race(&[(Atomic, at(0, 1, 0, 0)), (Atomic, at(1, 2, 1, 0))]), None);
-        // The reader is one of those that added; the other is a race nevertheless.
+        // The reader is one of the adding threads, but the other one still races.
         assert_eq!(race(&[(Atomic, at(0, 1, 1, 0)), (Atomic, at(0, 1, 0, 0)), (Read, at(0, 1, 0, 0))]), Some(2));
         assert_eq!(race(&[(Write, at(0, 1, 0, 0)), (Atomic, at(0, 1, 1, 0))]), Some(1));
     }
 
     #[test]
-    fn launches_follow_each_other() {
+    fn launches_are_ordered() {
         let mut cell = Cell::default();
         assert_eq!(cell.touch(Write, &at(0, 1, 0, 0)), None);
         assert_eq!(cell.touch(Read, &Now { launch: 12, block: 12, epoch: 2, thread: 9, step: 0 }), None);

@@ -1,6 +1,7 @@
-//! The order of blocks and warps.
+//! Random order of blocks and warps.
 
-/// A generator that needs no library (SplitMix64, Steele and others 2014): the same numbers for a seed on every machine.
+/// SplitMix64 (Steele et al. 2014): needs no library and gives the same numbers for a seed on every
+/// machine.
 pub struct Random(u64);
 
 impl Random {
@@ -16,12 +17,12 @@ impl Random {
         bits ^ (bits >> 31)
     }
 
-    /// A number below `count`, which is not zero.
+    /// A number below `count`, which must not be zero.
     pub fn below(&mut self, count: usize) -> usize {
         (self.next() % count as u64) as usize
     }
 
-    /// Shuffles in place (Fisher and Yates).
+    /// Fisher-Yates shuffle.
     pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last + 1));

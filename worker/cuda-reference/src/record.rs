@@ -1,4 +1,4 @@
-//! Keeps launches in files, with their memory before and after, so that a device can run the same
+//! Records launches in files with their memory before and after, so that a device can replay them
 //! ([`switchyard_cuda::kernels::recorded`]).
 
 use crate::counts::Counts;
@@ -13,24 +13,24 @@ use std::sync::{Mutex, PoisonError};
 use switchyard_cuda::kernels::recorded::{BYTES, CASES, Case, Kept, Place, Recorded};
 use switchyard_cuda::kernels::{Argument, Call, Memory};
 
-/// Bytes that are kept once, wherever they occur again: tests fill memory of many sizes with the same numbers.
+/// Unit of deduplication: tests fill memory of many sizes with the same values.
 const PIECE: usize = 4096;
 
-/// Writes launches into a folder. What is written twice is kept once.
+/// Writes launches into a folder, without duplicates.
 pub struct Recorder(Mutex<Files>);
 
 struct Files {
     cases: File,
     bytes: File,
-    /// Of the file of bytes.
+    /// Length of the bytes file.
     end: usize,
-    /// What is in it, and where.
+    /// Pieces in the bytes file, with their offsets.
     known: HashMap<Vec<u8>, usize>,
-    /// Lines of the file of cases.
+    /// Lines of the cases file.
     made: HashSet<String>,
 }
 
-/// An allocation that a call uses.
+/// An allocation used by a call.
 struct Used {
     name: String,
     span: Span,
@@ -38,10 +38,10 @@ struct Used {
 }
 
 impl Recorder {
-    /// Into this folder, whose vectors are replaced.
+    /// Records into this folder, replacing its vectors.
     ///
     /// # Errors
-    /// A file cannot be made.
+    /// A file cannot be created.
     pub fn new(folder: &Path) -> io::Result<Recorder> {
         std::fs::create_dir_all(folder)?;
         let files = Files {
@@ -54,10 +54,10 @@ impl Recorder {
         Ok(Recorder(Mutex::new(files)))
     }
 
-    /// Runs a kernel to its end, with blocks and warps in the order of seed 0, and keeps the launch.
+    /// Runs a kernel to completion with seed 0, and records the launch.
     ///
     /// # Errors
-    /// Those of [`Device::launch`], and that the launch cannot be kept.
+    /// Errors from [`Device::launch`], or the launch cannot be recorded.
     pub fn launch(&self, device: &mut Device, module: &Module, call: &Call<Span>) -> Result<Counts, LaunchError> {
         let used = used(device, call);
         let counts = device.launch(module, &Launch::new(call, 0))?;
@@ -72,11 +72,11 @@ impl Recorder {
         let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = files.add(device, launch, &used).map_err(|error| refused(format!("cannot be recorded: {error}")))?;
         if let Some(line) = kept {
-            // Nobody can run what cannot be read again.
+            // A record that does not parse back to the same call would be useless.
             let part = |place: Place| used.get(place.buffer)?.span.part(place.offset..place.offset + place.bytes);
             let again = line.parse().and_then(|case: Case| case.launch.call(part));
             if again.map_err(|error| refused(error.to_string()))? != *call {
-                return Err(refused(format!("read again from {line:?}, it is another call")));
+                return Err(refused(format!("{line:?} parses to a different call")));
             }
         }
         Ok(counts)
@@ -84,7 +84,7 @@ impl Recorder {
 }
 
 impl Files {
-    /// The line that was written; none of a launch that is there already.
+    /// The line that was written; `None` if the launch is already recorded.
     fn add(&mut self, device: &Device, launch: Recorded, used: &[Used]) -> io::Result<Option<String>> {
         let before = used.iter().map(|used| self.keep(&used.before)).collect::<io::Result<Vec<_>>>()?;
         let mut case = Case { launch, buffers: Vec::new() };
@@ -100,7 +100,7 @@ impl Files {
         Ok(Some(line))
     }
 
-    /// Where these bytes are, in ranges that follow each other.
+    /// Stores these bytes; returns consecutive ranges of the bytes file.
     fn keep(&mut self, bytes: &[u8]) -> io::Result<Vec<Range<usize>>> {
         let mut ranges: Vec<Range<usize>> = Vec::new();
         for piece in bytes.chunks(PIECE) {
@@ -125,16 +125,16 @@ impl Files {
     }
 }
 
-/// Allocations that hold the memory of a call, each once.
+/// The distinct allocations that contain the memory of a call.
 fn used(device: &Device, call: &Call<Span>) -> Vec<Used> {
     let mut all: Vec<Used> = Vec::new();
     for argument in call.arguments() {
         let (Argument::Reads(span) | Argument::Writes(span) | Argument::Updates(span)) = argument else { continue };
-        // A span that nothing holds is refused by the launch.
+        // The launch itself rejects a span outside every allocation.
         if let Some((name, span)) = device.allocation(*span)
             && all.iter().all(|used| used.span != span)
         {
-            // A name is a word there.
+            // In the file format, a name is one word.
             let name = name.split_whitespace().collect::<Vec<_>>().join("_");
             all.push(Used { name, span, before: device.download(span) });
         }

@@ -14,16 +14,16 @@ use crate::race::Kind;
 
 const LANES: usize = 32;
 const SECTOR: u64 = 32;
-/// After so many instructions of a warp the kernel is taken for one that does not end.
+/// Limit on a warp's instructions, after which the kernel counts as endless.
 const MOST_INSTRUCTIONS: u64 = 1_000_000;
 
-/// Why a warp does not go on.
+/// Why a warp stops.
 pub(crate) enum Stop {
     End,
     Barrier(Place),
 }
 
-/// A fault of a thread, by its linear index within the block.
+/// A fault of a thread, given by its linear index within the block.
 pub(crate) struct Raised {
     pub(crate) fault: Fault,
     pub(crate) place: Place,
@@ -36,14 +36,14 @@ struct LaneFault(Fault, usize);
 #[derive(Default)]
 pub(crate) struct Warp {
     registers: Vec<Lanes>,
-    /// Program counters with their lanes, the lowest last.
+    /// Program counters with their lanes, lowest last.
     groups: Vec<(u32, u32)>,
     first_thread: u32,
     step: u16,
     executed: u64,
-    /// Index of the allocation that was touched last.
+    /// Index of the allocation touched last.
     last: usize,
-    /// Sectors and allocations of one access, kept for its memory.
+    /// Sectors and allocations of one access; a field only to reuse its memory.
     sectors: Vec<(u64, usize)>,
 }
 
@@ -55,7 +55,7 @@ fn lanes(mut mask: u32) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The lanes whose number is not zero.
+/// Lanes with a nonzero value.
 fn ones(lanes: &Lanes) -> u32 {
     lanes.iter().enumerate().fold(0, |all, (lane, value)| all | u32::from(*value != 0) << lane)
 }
@@ -67,7 +67,7 @@ impl Warp {
         let count = (kernel.threads - self.first_thread).min(LANES as u32);
         self.groups.clear();
         self.groups.push((0, u32::MAX >> (LANES as u32 - count)));
-        // Of the constants, only the number of the block is another one than in the block before.
+        // Of the constants, only the block index differs from the previous block.
         let is_first = self.registers.is_empty();
         self.registers.resize(kernel.entry.registers, [0; LANES]);
         let changes = |constant: &Constant| is_first || *constant == Constant::Special(Special::Block);
@@ -82,13 +82,13 @@ impl Warp {
                 Constant::Special(Special::Blocks) => [kernel.blocks.into(); LANES],
                 Constant::Special(Special::Lane) => std::array::from_fn(|lane| lane as u64),
                 Constant::Special(Special::Warp) => [index.into(); LANES],
-                // The launch has put its bytes here.
+                // Filled in by the launch.
                 Constant::Parameter { .. } => [0; LANES],
             };
         }
     }
 
-    /// Lanes that have not ended.
+    /// Lanes that have not exited.
     pub(crate) fn waiting(&self) -> u32 {
         self.live().count_ones()
     }
@@ -105,7 +105,7 @@ impl Warp {
         self.registers[register as usize][lane] = value;
     }
 
-    /// Sets a register of the active lanes.
+    /// Sets a register in the active lanes.
     fn put(&mut self, register: Register, values: &Lanes, active: u32) {
         let register = &mut self.registers[register as usize];
         match active {
@@ -114,7 +114,7 @@ impl Warp {
         }
     }
 
-    /// Puts lanes where they go on; those that meet there go on together.
+    /// Queues lanes at a program counter, where they merge with lanes already there.
     fn insert(&mut self, counter: u32, mask: u32) {
         if mask == 0 {
             return;
@@ -126,7 +126,7 @@ impl Warp {
         }
     }
 
-    /// Runs to the next barrier of the block, or to the end.
+    /// Runs to the next block barrier, or to the end.
     pub(crate) fn run(&mut self, entry: &Entry, machine: &mut Machine<'_>) -> Result<Stop, Raised> {
         let Some((mut counter, mut mask)) = self.groups.pop() else { return Ok(Stop::End) };
         loop {
@@ -164,7 +164,7 @@ impl Warp {
                     counter += 1;
                 }
             }
-            // Others go on together with these, or before them.
+            // Other lanes continue together with these, or before them.
             if mask == 0 || self.groups.last().is_some_and(|(other, _)| *other <= counter) {
                 self.insert(counter, mask);
                 let Some(next) = self.groups.pop() else { return Ok(Stop::End) };
@@ -257,7 +257,7 @@ impl Warp {
         self.put(to, &values, active);
     }
 
-    /// The mask of an instruction of a whole warp; it must name the lanes that are here, all of them.
+    /// The mask of a warp-wide instruction, which must name exactly the active lanes.
     fn mask(&self, register: Register, active: u32) -> Result<u32, LaneFault> {
         for lane in lanes(active) {
             let mask = self.get(register, lane) as u32;
@@ -350,7 +350,8 @@ impl Warp {
         })
     }
 
-    /// Checks the access of each lane, and lets `work` have its bytes. `work` changes none if this reads.
+    /// Checks each lane's access and passes its bytes to `work`, which must not change them for a
+    /// read.
     fn each(
         &mut self,
         access: Access,
@@ -384,7 +385,7 @@ impl Warp {
                             self.sectors.push((sector, index));
                         }
                     }
-                    allocation.traffic[usize::from(kind != Kind::Read)].asked += size as u64;
+                    allocation.traffic[usize::from(kind != Kind::Read)].requested += size as u64;
                 }
                 allocation
             };
@@ -423,7 +424,7 @@ impl Warp {
         let base = self.get(access.base, lane);
         match access.space {
             Space::Global => base.wrapping_add_signed(access.offset),
-            // 32 bits, which may have come from below zero.
+            // Shared addresses have 32 bits, and may have wrapped below zero.
             Space::Shared => {
                 SHARED.wrapping_add_signed(i64::from(base.wrapping_add_signed(access.offset) as u32 as i32))
             }
@@ -439,7 +440,7 @@ fn number(bytes: &[u8]) -> u64 {
     }
 }
 
-/// The reverse of [`number`].
+/// Inverse of [`number`].
 fn store(bytes: &mut [u8], value: u64) {
     match bytes {
         [a, b] => [*a, *b] = (value as u16).to_le_bytes(),
@@ -448,7 +449,7 @@ fn store(bytes: &mut [u8], value: u64) {
     }
 }
 
-/// Subnormal numbers of 32 bits as zeros with their sign.
+/// Flushes f32 subnormals to zeros, keeping the sign.
 fn flushed(lanes: &Lanes) -> Lanes {
     let is_zero_or_subnormal = |bits: u64| bits & 0x7f80_0000 == 0;
     let mut flushed = *lanes;

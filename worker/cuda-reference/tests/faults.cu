@@ -1,5 +1,5 @@
-// Kernels with one fault each. The line that must be named says so, of a race both sides, since either may come second; "twin" kernels are
-// the same without the fault.
+// Kernels with one fault each. The lines that a finding may name are marked; for races, both sides,
+// since either may come second. "twin" kernels are the same without the fault.
 extern "C" __global__ void out_of_bounds(const float* x, float* y, unsigned count) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i <= count) {
@@ -28,7 +28,7 @@ extern "C" __global__ void never_written(const float* x, float* y, unsigned coun
     y[threadIdx.x] = half[threadIdx.x];  // fault: never_written
 }
 
-// A tree of sums in shared memory; the barrier between two levels is left out.
+// Tree reduction in shared memory without the barrier between two levels.
 extern "C" __global__ void shared_race(const float* x, float* y, unsigned count) {
     __shared__ float sums[256];
     sums[threadIdx.x] = threadIdx.x < count ? x[threadIdx.x] : 0.0f;
@@ -43,7 +43,7 @@ extern "C" __global__ void shared_race(const float* x, float* y, unsigned count)
     y[threadIdx.x] = sums[threadIdx.x % 64];
 }
 
-// Its lanes depend on each other without a barrier of the warp.
+// Lanes depend on each other without a warp barrier.
 extern "C" __global__ void warp_race(const float* x, float* y, unsigned count) {
     __shared__ volatile float values[32];
     values[threadIdx.x] = threadIdx.x < count ? x[threadIdx.x] : 0.0f;
@@ -57,7 +57,7 @@ extern "C" __global__ void warp_race_twin(const float* x, float* y, unsigned cou
     y[threadIdx.x] = values[31 - threadIdx.x];
 }
 
-// All blocks add to one number without an atomic operation.
+// All blocks add to one value without an atomic operation.
 extern "C" __global__ void global_race(const float* x, float* y, unsigned count) {
     if (threadIdx.x == 0) {
         float sum = 0.0f;
@@ -145,7 +145,7 @@ extern "C" __global__ void part_of_a_product(const float* x, float* y, unsigned 
     y[threadIdx.x] = sums[0];
 }
 
-// A lane writes each row, of which others get numbers.
+// Each row is written by one lane and read by others.
 extern "C" __global__ void matrix_race(const float* x, float* y, unsigned count) {
     __shared__ float4 rows[32];
     rows[threadIdx.x] = make_float4(x[0], x[1], x[2], x[count]);
@@ -157,7 +157,7 @@ extern "C" __global__ void matrix_race(const float* x, float* y, unsigned count)
     y[threadIdx.x] = __uint_as_float(words[0] + words[1] + words[2] + words[3]);
 }
 
-// `count` numbers from the first row on are written, and the rows begin at number `count` % 4.
+// Writes `count` values from the first row on; the rows begin at value `count` % 4.
 extern "C" __global__ void matrix_rows(const float* x, float* y, unsigned count) {
     __shared__ alignas(16) float numbers[128];
     for (unsigned at = threadIdx.x; at < count; at += 32) {

@@ -1,4 +1,4 @@
-//! Each kind of check finds a planted fault, with its line; the same kernel without the fault passes.
+//! Every check finds an injected fault and its line, and accepts the same kernel without the fault.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
@@ -19,10 +19,10 @@ fn module() -> &'static Module {
     &MODULE
 }
 
-/// Blocks, threads and the number that the kernel gets.
+/// Kernel, blocks, threads, and the kernel's count argument.
 struct Case(&'static str, u32, u32, u32);
 
-/// Runs a kernel of `x`, 256 numbers, and `y`, 256 numbers that are zero.
+/// Runs a kernel on `x` with 256 values and `y` with 256 zeros.
 fn run(module: &Module, Case(kernel, blocks, threads, count): &Case, seed: u64) -> Result<Counts, LaunchError> {
     let mut device = Device::default();
     let x = device.upload("x", &[1.0f32; 256]);
@@ -34,7 +34,7 @@ fn run(module: &Module, Case(kernel, blocks, threads, count): &Case, seed: u64) 
     )
 }
 
-/// The finding of a kernel with seed 0; with every order it is at a line that says so.
+/// The finding of a kernel with seed 0. Under every seed, its line must be marked as faulty.
 fn finding(case: &Case) -> Finding {
     let module = module();
     let found = |seed| match run(module, case, seed) {
@@ -55,7 +55,7 @@ fn finding(case: &Case) -> Finding {
 }
 
 #[test]
-fn an_index_past_the_end_is_found_with_its_thread() {
+fn an_index_past_the_end_is_reported_with_its_thread() {
     let found = finding(&Case("out_of_bounds", 5, 64, 256));
     assert_eq!((found.block, found.thread), (4, 0));
     let text = found.to_string();
@@ -66,7 +66,7 @@ fn an_index_past_the_end_is_found_with_its_thread() {
 }
 
 #[test]
-fn an_index_beside_a_shared_array_is_found() {
+fn an_index_outside_a_shared_array_is_reported() {
     for (shift, thread, place) in [(1, 63, "at byte 0 past the end of"), (-1i32, 0, "4 bytes before")] {
         let found = finding(&Case("shared_out_of_bounds", 1, 64, shift as u32));
         let fault = &found.fault;
@@ -77,14 +77,14 @@ fn an_index_beside_a_shared_array_is_found() {
 }
 
 #[test]
-fn an_address_that_is_not_aligned_is_found() {
+fn a_misaligned_address_is_reported() {
     let found = finding(&Case("misaligned", 1, 32, 2));
     let place = "at byte 8 of `x` (1024 bytes)".to_owned();
     assert_eq!(found.fault, Fault::Misaligned { what: "reads", bytes: 16, place });
 }
 
 #[test]
-fn reading_what_nobody_has_written_is_found() {
+fn reading_uninitialised_memory_is_reported() {
     let found = finding(&Case("never_written", 1, 128, 100));
     assert!(
         matches!(&found.fault, Fault::NeverWritten { bytes: 4, place } if place.contains("`shared memory`")),
@@ -92,33 +92,33 @@ fn reading_what_nobody_has_written_is_found() {
     );
     assert!((96..128).contains(&found.thread), "{found}");
     let page = include_str!("../../../docs/gpu.md");
-    assert!(page.contains(&found.to_string()), "docs/gpu.md shows another finding than {found}");
+    assert!(page.contains(&found.to_string()), "docs/gpu.md shows a finding other than {found}");
     let module = module();
     run(module, &Case("never_written", 1, 128, 128), 0).unwrap();
 }
 
 #[test]
-fn a_barrier_that_was_left_out_is_a_race_in_shared_memory() {
+fn a_missing_barrier_is_a_race_in_shared_memory() {
     let found = finding(&Case("shared_race", 1, 256, 256));
     assert!(matches!(found.fault, Fault::Race { block: 0, .. }), "{found}");
 }
 
 #[test]
-fn lanes_of_a_warp_race_without_a_barrier_of_the_warp() {
+fn lanes_of_a_warp_race_without_a_warp_barrier() {
     let found = finding(&Case("warp_race", 1, 32, 32));
     assert!(matches!(found.fault, Fault::Race { what: "reads", did: "wrote", .. }), "{found}");
     run(module(), &Case("warp_race_twin", 1, 32, 32), 0).unwrap();
 }
 
 #[test]
-fn blocks_race_in_global_memory_unless_they_are_atomic() {
+fn blocks_race_in_global_memory_without_atomics() {
     let found = finding(&Case("global_race", 3, 32, 256));
     assert!(matches!(found.fault, Fault::Race { did: "wrote", .. }), "{found}");
     run(module(), &Case("global_race_twin", 3, 32, 256), 0).unwrap();
 }
 
 #[test]
-fn a_barrier_that_not_all_threads_reach_is_found() {
+fn a_barrier_that_not_all_threads_reach_is_reported() {
     // Part of a warp, and whole warps.
     for (count, fault) in
         [(40, Fault::Barrier { reached: 8, threads: 32 }), (32, Fault::Barrier { reached: 32, threads: 64 })]
@@ -130,42 +130,42 @@ fn a_barrier_that_not_all_threads_reach_is_found() {
 }
 
 #[test]
-fn a_mask_with_lanes_that_take_no_part_is_found() {
+fn a_mask_with_inactive_lanes_is_reported() {
     let found = finding(&Case("mask", 1, 32, 16));
     assert_eq!(found.fault, Fault::Mask { mask: u32::MAX, active: 0xffff });
     run(module(), &Case("mask", 1, 32, 32), 0).unwrap();
 }
 
 #[test]
-fn a_value_of_a_lane_that_takes_no_part_is_found() {
+fn a_shuffle_from_an_inactive_lane_is_reported() {
     let found = finding(&Case("inactive_lane", 1, 32, 24));
     assert_eq!(found.fault, Fault::InactiveLane { lane: 24 });
     run(module(), &Case("inactive_lane", 1, 32, 23), 0).unwrap();
 }
 
 #[test]
-fn a_barrier_of_part_of_a_warp_is_found() {
+fn a_barrier_of_part_of_a_warp_is_reported() {
     let found = finding(&Case("part_of_a_warp", 1, 32, 16));
     assert_eq!(found.fault, Fault::PartOfAWarp { mask: 0xffff });
-    // A warp that has no more lanes.
+    // A warp that has only these lanes.
     run(module(), &Case("part_of_a_warp", 1, 16, 16), 0).unwrap();
 }
 
 #[test]
-fn a_product_of_part_of_a_warp_is_found() {
+fn a_product_of_part_of_a_warp_is_reported() {
     let found = finding(&Case("part_of_a_product", 1, 32, 3));
     assert_eq!(found.fault, Fault::NotWhole { active: 0xffff_fff7 });
     run(module(), &Case("part_of_a_product", 1, 32, 32), 0).unwrap();
 }
 
 #[test]
-fn a_matrix_whose_rows_other_lanes_have_just_written_is_a_race() {
+fn loading_matrix_rows_that_other_lanes_just_wrote_is_a_race() {
     let found = finding(&Case("matrix_race", 1, 32, 3));
     assert!(matches!(found.fault, Fault::Race { what: "reads", did: "wrote", .. }), "{found}");
 }
 
 #[test]
-fn rows_of_matrices_are_checked_as_other_reads() {
+fn matrix_rows_are_checked_like_other_reads() {
     let found = finding(&Case("matrix_rows", 1, 32, 124));
     assert!(matches!(found.fault, Fault::NeverWritten { .. }) && (28..32).contains(&found.thread), "{found}");
     let found = finding(&Case("matrix_rows", 1, 32, 126));
@@ -174,20 +174,20 @@ fn rows_of_matrices_are_checked_as_other_reads() {
 }
 
 #[test]
-fn a_write_that_the_launch_does_not_declare_is_found() {
+fn an_undeclared_write_is_reported() {
     let found = finding(&Case("undeclared", 1, 32, 32));
     assert!(matches!(found.fault, Fault::Undeclared { what: "writes", bytes: 4, .. }), "{found}");
 }
 
 #[test]
-fn an_access_beside_the_declared_part_of_an_allocation_is_found() {
+fn an_access_outside_the_declared_part_of_an_allocation_is_reported() {
     let module = module();
     let mut device = Device::default();
     let x = device.upload("x", &[1.0f32; 256]).part(0..64).unwrap();
     let y = device.upload("y", &[0.0f32; 256]);
     let arguments = [Argument::Reads(x), Argument::Updates(y), Argument::Int(32)];
     let launch = Launch { kernel: "mask", blocks: 1, threads: 32, shared_bytes: 0, arguments: &arguments, seed: 0 };
-    let Err(LaunchError::Found(found)) = device.launch(module, &launch) else { panic!("not found") };
+    let Err(LaunchError::Found(found)) = device.launch(module, &launch) else { panic!("no finding") };
     assert!(
         matches!(&found.fault, Fault::Undeclared { place, .. } if place.starts_with("at byte 64 of `x`")),
         "{found}"
@@ -195,18 +195,18 @@ fn an_access_beside_the_declared_part_of_an_allocation_is_found() {
 }
 
 #[test]
-fn a_kernel_that_touches_what_is_absent_is_found() {
+fn a_kernel_that_uses_an_absent_argument_is_reported() {
     let module = module();
     let mut device = Device::default();
     let y = device.upload("y", &[0.0f32; 256]);
     let arguments = [Argument::Absent, Argument::Updates(y), Argument::Int(32)];
     let launch = Launch { kernel: "mask", blocks: 1, threads: 32, shared_bytes: 0, arguments: &arguments, seed: 0 };
-    let Err(LaunchError::Found(found)) = device.launch(module, &launch) else { panic!("not found") };
+    let Err(LaunchError::Found(found)) = device.launch(module, &launch) else { panic!("no finding") };
     assert!(matches!(&found.fault, Fault::OutOfBounds { what: "reads", .. }), "{found}");
 }
 
 #[test]
-fn a_kernel_that_does_not_end_is_found() {
+fn an_endless_kernel_is_reported() {
     let found = finding(&Case("endless", 1, 32, 0));
     assert!(matches!(found.fault, Fault::Endless(_)), "{found}");
 }
@@ -223,11 +223,11 @@ fn sectors_and_bank_conflicts_are_counted() {
     let module = module();
     let counts = run(module, &Case("strided", 1, 32, 0), 0).unwrap();
     let [x, _] = counts.of("x");
-    // Each lane has a sector of its own for its 4 bytes.
-    assert_eq!((x.asked % 128, x.moved), (0, 8 * x.asked), "{counts:?}");
+    // Each lane has its own sector for its 4 bytes.
+    assert_eq!((x.requested % 128, x.moved), (0, 8 * x.requested), "{counts:?}");
     let [_, y] = counts.of("y");
-    assert_eq!((y.asked, y.moved), (128, 128));
-    // 32 rows written without a conflict, 32 columns read in 32 passes each.
+    assert_eq!((y.requested, y.moved), (128, 128));
+    // Writing 32 rows has no conflicts; reading 32 columns takes 32 passes each.
     assert_eq!((counts.shared.accesses, counts.shared.conflicts), (64, 32 * 31), "{counts:?}");
 }
 

@@ -1,5 +1,6 @@
-//! Every kernel, compiled by NVRTC and executed: values against an `f64` reference, all checks of the executor, several orders of blocks and
-//! warps, and what it costs against the least that it could.
+//! Compiles every kernel with NVRTC and executes it: compares values with an `f64` reference,
+//! applies all checks of the executor under several orders of blocks and warps, and compares the
+//! cost with the minimum.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
@@ -46,16 +47,16 @@ use switchyard_cuda::kernels::{Call, Element, Program, Rows};
 use switchyard_cuda_reference::compiler::compiled;
 use switchyard_cuda_reference::{Counts, Device, Launch, Module, Recorder, Span, Traffic};
 
-/// The architecture of the reference GPU, an H200.
+/// Architecture of the reference GPU, an H200.
 const ARCHITECTURE: &str = "sm_90a";
 const SEEDS: u64 = 3;
 
-/// A program as PTX.
+/// Compiles a program to PTX.
 fn compile(program: &Program) -> Module {
     Module::parse(&compiled(program, ARCHITECTURE).ptx).unwrap()
 }
 
-/// Names a folder for vectors: launches that a device is to repeat.
+/// Names a folder in which to record launches for replay on a device.
 const RECORD: &str = "SWITCHYARD_RECORD_VECTORS";
 
 static RECORDER: LazyLock<Option<Recorder>> =
@@ -69,7 +70,7 @@ fn run(device: &mut Device, module: &Module, call: &Call<Span>, seed: u64) -> Co
     counts.unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The number at `index` of stream `seed`, between -1 and 1.
+/// Test value at `index` of stream `seed`, between -1 and 1.
 fn number(seed: u64, index: usize) -> f32 {
     let mut bits = (index as u64).wrapping_add(seed << 40).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     bits = (bits ^ (bits >> 32)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -80,13 +81,13 @@ fn numbers(seed: u64, count: usize, scale: f32) -> Vec<f32> {
     (0..count).map(|index| number(seed, index) * scale).collect()
 }
 
-/// A type of numbers in memory.
+/// An element type.
 trait Number: Pod {
     const ELEMENT: Element;
     const NAME: &'static str;
-    /// The largest relative error of one rounding.
+    /// Largest relative error of one rounding.
     const ROUNDING: f64;
-    /// Its largest error near zero.
+    /// Largest absolute rounding error near zero.
     const NEAR_ZERO: f64 = 0.0;
     fn of(value: f32) -> Self;
     fn get(self) -> f64;
@@ -135,13 +136,13 @@ impl Number for f16 {
     }
 }
 
-/// The rows of a width, with the least pitch.
+/// Rows of this width with the smallest pitch.
 fn rows<T: Number>(width: u32) -> Rows {
     let vector = 16 / size_of::<T>() as u32;
     Rows { element: T::ELEMENT, width, pitch: width.next_multiple_of(vector) }
 }
 
-/// A matrix with NaN in the padding, which nobody may use.
+/// A matrix with NaN in the padding, which must not be used.
 fn matrix<T: Number>(rows: Rows, count: usize, value: impl Fn(usize) -> f32) -> Vec<T> {
     let (width, pitch) = (rows.width as usize, rows.pitch as usize);
     let place = |at: usize| (at / pitch, at % pitch);
@@ -152,28 +153,29 @@ fn matrix<T: Number>(rows: Rows, count: usize, value: impl Fn(usize) -> f32) -> 
     (0..count * pitch).map(|at| T::of(of(at))).collect()
 }
 
-/// The rows of a matrix without its padding.
+/// The rows of a matrix without padding.
 fn values<T: Number>(rows: Rows, matrix: &[T]) -> Vec<Vec<f64>> {
     matrix.chunks(rows.pitch as usize).map(|row| row[..rows.width as usize].iter().map(|x| x.get()).collect()).collect()
 }
 
-/// Compares with what is exact: within `relative` of the number or `absolute`.
-fn close(what: &str, got: &[f64], wanted: &[f64], relative: f64, absolute: f64) {
+/// Asserts that all values are within `relative` of the expected value, or within `absolute`.
+fn assert_close(what: &str, got: &[f64], wanted: &[f64], relative: f64, absolute: f64) {
     assert_eq!(got.len(), wanted.len(), "{what}");
     for (index, (got, wanted)) in got.iter().zip(wanted).enumerate() {
         let allowed = relative * wanted.abs() + absolute;
-        // A NaN is never within.
+        // Written so that a NaN fails.
         let within = (got - wanted).abs() <= allowed;
         assert!(within, "{what}, number {index}: {got} instead of {wanted}, allowed {allowed:e}");
     }
 }
 
-/// A line of the golden tables: instructions, and of each array what is read and written as asked > moved.
+/// A line of the golden tables: instructions, and for each array the bytes read and written, as
+/// requested > moved.
 fn line(what: &str, counts: &Counts) -> String {
     let traffic = |[read, written]: [Traffic; 2]| {
-        let part = |name: &str, Traffic { asked, moved }| match asked {
+        let part = |name: &str, Traffic { requested, moved }| match requested {
             0 => String::new(),
-            _ => format!(" {name} {asked}>{moved}"),
+            _ => format!(" {name} {requested}>{moved}"),
         };
         format!("{}{}", part("read", read), part("written", written))
     };
@@ -188,8 +190,8 @@ fn line(what: &str, counts: &Counts) -> String {
     )
 }
 
-/// Checks that arrays whose size decides on the time are moved once, give or take a tenth.
-fn at_the_floor(what: &str, counts: &Counts, floors: &[(&str, [usize; 2])]) {
+/// Asserts that the arrays which dominate the time are moved only once, to within a tenth.
+fn assert_minimal_traffic(what: &str, counts: &Counts, floors: &[(&str, [usize; 2])]) {
     for (name, floor) in floors {
         for (Traffic { moved, .. }, floor) in counts.of(name).into_iter().zip(floor) {
             assert!(moved as f64 <= 1.1 * *floor as f64, "{what}: {moved} bytes of {name} moved, at least {floor}");
@@ -199,11 +201,11 @@ fn at_the_floor(what: &str, counts: &Counts, floors: &[(&str, [usize; 2])]) {
 
 #[test]
 #[should_panic(expected = "columns: 8192 bytes of x moved, at least 1024")]
-fn bytes_that_are_moved_more_than_once_are_found() {
-    let counts = |asked, moved| Counts {
-        memory: [("x".to_owned(), [Traffic { asked, moved }, Traffic::default()])].into(),
+fn bytes_moved_more_than_once_are_detected() {
+    let counts = |requested, moved| Counts {
+        memory: [("x".to_owned(), [Traffic { requested, moved }, Traffic::default()])].into(),
         ..Counts::default()
     };
-    at_the_floor("rows", &counts(1024, 1120), &[("x", [1024, 0])]);
-    at_the_floor("columns", &counts(1024, 8192), &[("x", [1024, 0])]);
+    assert_minimal_traffic("rows", &counts(1024, 1120), &[("x", [1024, 0])]);
+    assert_minimal_traffic("columns", &counts(1024, 8192), &[("x", [1024, 0])]);
 }

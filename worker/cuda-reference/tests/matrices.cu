@@ -1,4 +1,5 @@
-// Products on tensor cores whose factors are loaded number by number, where the PTX ISA says that they lie, and matrices that are loaded at once.
+// Tensor core products whose factors are loaded element by element according to the PTX ISA's
+// layout, and matrices that are loaded at once.
 struct Left {
     unsigned words[4];
 };
@@ -7,7 +8,8 @@ struct Right {
     unsigned words[2];
 };
 
-// 16 x 16 numbers by row. "Matrix fragments for mma.m16n8k16 with floating point type", elements a0 to a7.
+// 16 x 16 elements, row-major. "Matrix fragments for mma.m16n8k16 with floating point type",
+// elements a0 to a7.
 __device__ inline Left left_of(const unsigned short* numbers) {
     const unsigned group = threadIdx.x >> 2, in_group = threadIdx.x % 4;
     Left left = {};
@@ -19,7 +21,7 @@ __device__ inline Left left_of(const unsigned short* numbers) {
     return left;
 }
 
-// 16 x 8 numbers by row. Elements b0 to b3.
+// 16 x 8 elements, row-major. Elements b0 to b3.
 __device__ inline Right right_of(const unsigned short* numbers) {
     const unsigned group = threadIdx.x >> 2, in_group = threadIdx.x % 4;
     Right right = {};
@@ -56,7 +58,7 @@ extern "C" __global__ void product(const unsigned short* left, const unsigned sh
     multiply(left_of(left), right_of(right), sums, is_bf16);
 }
 
-// fault: two registers of the left factor are exchanged.
+// fault: swaps two registers of the left factor.
 extern "C" __global__ void exchanged(const unsigned short* left, const unsigned short* right, float* sums, unsigned is_bf16) {
     Left wrong = left_of(left);
     const unsigned first = wrong.words[0];
@@ -65,7 +67,8 @@ extern "C" __global__ void exchanged(const unsigned short* left, const unsigned 
     multiply(wrong, right_of(right), sums, is_bf16);
 }
 
-// The same product with factors that `ldmatrix` takes out of shared memory; the right one lies there by row.
+// The same product with factors loaded from shared memory by `ldmatrix`; the right one is row-major
+// there.
 extern "C" __global__ void loaded(const unsigned short* left, const unsigned short* right, float* sums, unsigned is_bf16) {
     __shared__ alignas(16) unsigned short tile[16 * 16 + 16 * 8];
     for (unsigned at = threadIdx.x; at < 16 * 16; at += 32) {
@@ -76,7 +79,7 @@ extern "C" __global__ void loaded(const unsigned short* left, const unsigned sho
     }
     __syncwarp();
     const unsigned short* const row = tile + threadIdx.x % 16 * 16 + threadIdx.x / 16 * 8;
-    // Lanes from 16 on give the same rows again.
+    // Lanes 16 and up provide the same rows again.
     const unsigned short* const other = tile + 16 * 16 + threadIdx.x % 16 * 8;
     Left a;
     Right b;

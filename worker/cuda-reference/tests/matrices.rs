@@ -1,4 +1,4 @@
-//! Products on tensor cores, and loads of matrices, against `f64`.
+//! Tensor core products and matrix loads, compared with `f64`.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
@@ -22,7 +22,7 @@ fn module() -> &'static Module {
     &MODULE
 }
 
-/// A format of factors.
+/// Format of the factors.
 #[derive(Clone, Copy, PartialEq)]
 enum Format {
     Bf16,
@@ -45,7 +45,7 @@ impl Format {
     }
 }
 
-/// Factors, and numbers that the product is added to.
+/// The factors, and the values that the product is added to.
 struct Case {
     format: Format,
     left: Vec<u16>,
@@ -54,7 +54,7 @@ struct Case {
 }
 
 impl Case {
-    /// Drawn by a seed, between -2 and 2.
+    /// Random values between -2 and 2.
     fn new(format: Format, seed: u64) -> Case {
         let mut state = seed;
         let mut next = || {
@@ -93,13 +93,13 @@ fn cases() -> impl Iterator<Item = Case> {
     [Format::Bf16, Format::F16].into_iter().flat_map(|format| (0..5).map(move |seed| Case::new(format, seed)))
 }
 
-/// Within one rounding.
+/// Whether all values are within one rounding.
 fn is_right(got: &[f32], wanted: &[f64]) -> bool {
     got.iter().zip(wanted).all(|(got, wanted)| (f64::from(*got) - wanted).abs() <= wanted.abs() / f64::from(1 << 24))
 }
 
 #[test]
-fn products_are_those_of_the_numbers_where_the_isa_says_that_they_lie() {
+fn products_use_the_element_layout_of_the_isa() {
     let module = module();
     for case in cases() {
         let (got, counts) = case.run(module, "product");
@@ -109,24 +109,24 @@ fn products_are_those_of_the_numbers_where_the_isa_says_that_they_lie() {
 }
 
 #[test]
-fn matrices_are_loaded_as_they_are_multiplied() {
+fn loaded_matrices_have_the_layout_of_products() {
     let module = module();
     for case in cases() {
         let (got, counts) = case.run(module, "loaded");
         assert!(is_right(&got, &case.exact()), "{got:?} instead of {:?}", case.exact());
-        // Rows of 32 bytes: eight of them use each bank twice. Those of 16 bytes lie side by side.
+        // Eight rows of 32 bytes use each bank twice. Rows of 16 bytes are contiguous.
         let Counts { shared, .. } = counts;
         assert_eq!((shared.accesses, shared.conflicts), (8 + 4 + 2, 4), "{counts:?}");
     }
 }
 
 #[test]
-fn registers_that_are_exchanged_give_wrong_sums() {
+fn swapped_registers_give_wrong_sums() {
     let module = module();
     for case in cases() {
         let (got, _) = case.run(module, "exchanged");
         assert!(!is_right(&got, &case.exact()));
-        // The two halves of the first 8 columns of the left factor belong to the other rows.
+        // The two halves of the left factor's first 8 columns belong to the other rows.
         let mut other = Case { left: case.left.clone(), right: case.right.clone(), sums: case.sums.clone(), ..case };
         for at in (0..ROWS / 2).flat_map(|row| (0..INNER / 2).map(move |column| row * INNER + column)) {
             other.left.swap(at, at + ROWS / 2 * INNER);

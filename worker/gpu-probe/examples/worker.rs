@@ -1,4 +1,4 @@
-//! The worker, so that the tests of the probe have it beside them: what `switchyard-worker` does, and nothing else.
+//! Builds the worker next to the probe for its tests. Behaves exactly like `switchyard-worker`.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

@@ -10,7 +10,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// Runs one part of this program, with the arguments of this process.
+/// Runs one part in a child process of this program, passing on this process's arguments.
 pub(crate) fn run(part: &str, limit: Duration) -> Outcome {
     let program = match std::env::current_exe() {
         Ok(program) => program,
@@ -19,13 +19,13 @@ pub(crate) fn run(part: &str, limit: Duration) -> Outcome {
     let given = std::env::args_os().skip(1);
     let mut command = Command::new(program);
     command.args(given.chain(["--part".into(), OsString::from(part)]));
-    within(command, limit)
+    run_command(command, limit)
 }
 
-/// The outcome that a command prints on its last line, or how it failed.
-fn within(mut command: Command, limit: Duration) -> Outcome {
+/// Runs a command; returns the outcome that it prints on its last line, or how it failed.
+fn run_command(mut command: Command, limit: Duration) -> Outcome {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // A group of its own: the worker and PyTorch end with it.
+    // Its own process group, so that the worker and PyTorch are killed with it.
     let mut child = match command.process_group(0).spawn() {
         Ok(child) => child,
         Err(error) => return Outcome::failed("spawn", error.to_string()),
@@ -33,8 +33,8 @@ fn within(mut command: Command, limit: Duration) -> Outcome {
     let output = child.stdout.take().map(collect);
     let errors = child.stderr.take().map(collect);
     let status = wait(&mut child, limit);
-    scratch::remove_of(child.id());
-    // A grandchild may hold the pipes open; what has arrived until then is enough.
+    scratch::remove(child.id());
+    // A grandchild may still hold the pipes open; use what has arrived so far.
     let text = |pipe: Option<Receiver<Vec<u8>>>| {
         let wait = Duration::from_secs(1);
         let chunks =
@@ -45,9 +45,9 @@ fn within(mut command: Command, limit: Duration) -> Outcome {
     match status {
         Ok(Some(status)) => {
             let line = output.lines().rev().find_map(|line| serde_json::from_str(line).ok());
-            line.unwrap_or_else(|| ended(status, &errors))
+            line.unwrap_or_else(|| crashed(status, &errors))
         }
-        Ok(None) => Outcome::failed("time limit", format!("not done after {} s: ended", limit.as_secs_f64())),
+        Ok(None) => Outcome::failed("time limit", format!("killed after {} s", limit.as_secs_f64())),
         Err(error) => Outcome::failed("wait", error.to_string()),
     }
 }
@@ -66,7 +66,7 @@ fn collect(mut pipe: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     receive
 }
 
-/// How the process ended; `None` if it was killed at the limit.
+/// Waits for the process; `None` if it was killed at the time limit.
 fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
     let start = Instant::now();
     loop {
@@ -75,7 +75,8 @@ fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus
         }
         if start.elapsed() > limit {
             kill_process_group(Pid::from_child(child), Signal::KILL)?;
-            // A process that waits for a device inside the kernel cannot even be killed: it is not waited for.
+            // A process stuck on a device inside the kernel cannot even be killed, so do not wait
+            // for it.
             std::thread::sleep(Duration::from_millis(100));
             child.try_wait()?;
             return Ok(None);
@@ -84,8 +85,8 @@ fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus
     }
 }
 
-/// A process that ended without an outcome.
-fn ended(status: ExitStatus, errors: &str) -> Outcome {
+/// The outcome of a process that exited without reporting one.
+fn crashed(status: ExitStatus, errors: &str) -> Outcome {
     let last: Vec<&str> = errors.lines().rev().filter(|line| !line.trim().is_empty()).take(5).collect();
     let last = last.into_iter().rev().collect::<Vec<_>>().join("; ");
     let (call, code) = match (status.signal(), status.code()) {
@@ -102,17 +103,17 @@ mod tests {
     fn shell(script: &str, limit: u64) -> Outcome {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        within(command, Duration::from_millis(limit))
+        run_command(command, Duration::from_millis(limit))
     }
 
     #[test]
-    fn the_last_outcome_of_a_noisy_part_counts() {
-        let outcome = shell(r#"echo library speaks; echo '{"status":"Ok","figures":{"a":1}}'; echo bye"#, 5000);
+    fn takes_the_last_outcome_of_a_noisy_part() {
+        let outcome = shell(r#"echo library output; echo '{"status":"Ok","figures":{"a":1}}'; echo bye"#, 5000);
         assert_eq!(outcome, Outcome::Ok { figures: serde_json::json!({"a": 1}) });
     }
 
     #[test]
-    fn a_part_that_hangs_is_ended() {
+    fn a_hung_part_is_killed() {
         let start = Instant::now();
         let outcome = shell("sleep 60", 200);
         assert!(matches!(&outcome, Outcome::Failed { call, .. } if call == "time limit"), "{outcome:?}");
@@ -120,21 +121,21 @@ mod tests {
     }
 
     #[test]
-    fn what_it_started_ends_with_it() {
+    fn its_children_are_killed_too() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("pid");
         shell(&format!("sleep 600 & echo $! > {}; wait", file.display()), 2000);
         let pid = std::fs::read_to_string(file).unwrap();
         let state = || std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
-        // It is gone, or a zombie that nobody has asked for yet.
-        let is_over = || state().is_empty() || state().contains(") Z ");
-        while !is_over() {
+        // It is gone, or a zombie that has not been reaped yet.
+        let is_dead = || state().is_empty() || state().contains(") Z ");
+        while !is_dead() {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 
     #[test]
-    fn a_part_that_crashes_says_by_what() {
+    fn a_crash_reports_signal_and_stderr() {
         let outcome = shell("echo broken library >&2; kill -SEGV $$", 5000);
         assert_eq!(
             outcome,

@@ -1,13 +1,13 @@
-//! What the worker trains.
+//! Training jobs that the probe runs.
 
 use crate::outcome::Outcome;
 use crate::scratch;
 use switchyard_worker_contract::config::*;
 
-/// Bytes of a text without a file of it: lines that a small model can learn.
+/// Lines of generated text that a small model can learn.
 const LINES: usize = 4000;
 
-/// A job of one rank: constant learning rate, a report of each step, nothing saved, no validation.
+/// A single-rank job: constant learning rate, a report per step, nothing saved, no validation.
 pub(crate) fn job(model: Model, source: Source, batch: u32) -> EngineConfig {
     EngineConfig {
         device: Device::Cuda,
@@ -61,13 +61,14 @@ pub(crate) fn job(model: Model, source: Source, batch: u32) -> EngineConfig {
 /// Classes of synthetic samples.
 pub(crate) const CLASSES: u32 = 10;
 
-/// Samples that cost little to make; of networks on features and images in [`CLASSES`]. `image`: height and width of images in colours.
+/// Synthetic samples, cheap to generate. Networks on features and images classify into [`CLASSES`].
+/// `image`: side of square RGB images.
 pub(crate) fn synthetic(samples: u64, image: Option<u32>) -> Source {
     let image = image.map(|side| ImageShape { height: side, width: side, channels: 3 });
     Source::Synthetic(Synthetic { samples, image, classes: CLASSES })
 }
 
-/// A text, the same in every call.
+/// A deterministic text file.
 pub(crate) fn text() -> Result<Source, Outcome> {
     let written = scratch::folder("text").and_then(|folder| {
         let path = folder.join("lines.txt");
@@ -79,13 +80,13 @@ pub(crate) fn text() -> Result<Source, Outcome> {
     Ok(Source::Text(Files { path, include: Vec::new(), exclude: Vec::new() }))
 }
 
-/// Numbers of 16 bits.
+/// 16-bit mixed precision.
 pub(crate) fn half(compute_type: HalfType, loss_scaling: LossScaling) -> Precision {
     Precision::Amp(Amp { compute_type, loss_scaling })
 }
 
-/// The first scales overflow in f16. It does not grow: where gradients are about as large as they may be, both devices need not agree
-/// whether they overflow.
+/// The first scales overflow in f16. The scale does not grow during a run: near the overflow limit,
+/// CPU and GPU may disagree on whether gradients overflow.
 pub(crate) const DYNAMIC: LossScaling = LossScaling::Dynamic {
     initial_scale: 16_777_216.0,
     growth_factor: 2.0,

@@ -1,17 +1,18 @@
-//! Test numbers, and how results are compared.
+//! Test values, and how results are compared.
 
-/// The number at `index` of stream `seed`: one of the 16 odd multiples of 1/16 between -1 and 1, which bf16 and TF32
-/// represent exactly. Any element can be computed without the others, so that a few elements of a large result can be
-/// recomputed.
+/// Test value at `index` of stream `seed`: one of the 16 odd multiples of 1/16 between -1 and 1,
+/// all exact in bf16 and TF32. Computable per index, so that a few elements of a large result can
+/// be recomputed.
 pub(crate) fn pattern(seed: u32, index: usize) -> f32 {
-    // The finalizer of MurmurHash3.
+    // MurmurHash3 finalizer.
     let mut bits = (index as u32).wrapping_add(seed.wrapping_mul(0x9E37_79B9));
     bits = (bits ^ (bits >> 16)).wrapping_mul(0x85EB_CA6B);
     bits = (bits ^ (bits >> 13)).wrapping_mul(0xC2B2_AE35);
     ((bits >> 28) as f32 * 2.0 - 15.0) / 16.0
 }
 
-/// The largest difference between two arrays, divided by the largest number of the second; infinite if a number is NaN.
+/// The largest difference between two arrays, relative to the largest magnitude in the second;
+/// infinite if there is a NaN.
 pub(crate) fn relative_error(got: &[f32], wanted: &[f32]) -> f64 {
     let scale = wanted.iter().fold(0.0f64, |largest, value| largest.max(f64::from(value.abs())));
     let difference = got.iter().zip(wanted).map(|(got, wanted)| f64::from(got - wanted).abs());
@@ -20,13 +21,13 @@ pub(crate) fn relative_error(got: &[f32], wanted: &[f32]) -> f64 {
     largest / scale.max(f64::MIN_POSITIVE)
 }
 
-/// Places spread over `0..len`, at most `count`.
-pub(crate) fn places(len: usize, count: usize) -> impl Iterator<Item = usize> {
+/// At most `count` indices spread over `0..len`.
+pub(crate) fn sample_indices(len: usize, count: usize) -> impl Iterator<Item = usize> {
     let count = count.min(len);
     (0..count).map(move |index| index * (len - 1) / count.max(2).saturating_sub(1))
 }
 
-/// Rounds to four significant digits, for results.
+/// Rounds to four significant digits, for reporting.
 pub(crate) fn short(value: f64) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return value;
@@ -35,7 +36,7 @@ pub(crate) fn short(value: f64) -> f64 {
     (value * digits).round() / digits
 }
 
-/// Whole MiB, for results.
+/// Whole MiB, for reporting.
 pub(crate) fn mib(bytes: u64) -> u64 {
     bytes >> 20
 }
@@ -45,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_exact_in_sixteen_bits_and_spread() {
+    fn the_pattern_is_exact_in_16_bits_and_balanced() {
         let values: Vec<f32> = (0..4096).map(|index| pattern(7, index)).collect();
         assert!(values.iter().all(|value| half::bf16::from_f32(*value).to_f32() == *value && value.abs() < 1.0));
         let mean = values.iter().sum::<f32>() / 4096.0;
@@ -54,21 +55,21 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_relative_to_the_largest_number_and_nan_is_one() {
+    fn errors_are_relative_to_the_largest_value_and_nan_is_infinite() {
         assert_eq!(relative_error(&[1.0, 4.5], &[1.0, 5.0]), 0.1);
         assert_eq!(relative_error(&[1.0, f32::NAN], &[1.0, 5.0]), f64::INFINITY);
         assert_eq!(relative_error(&[0.0], &[0.0]), 0.0);
     }
 
     #[test]
-    fn places_begin_at_the_first_and_end_at_the_last() {
-        assert_eq!(places(100, 4).collect::<Vec<_>>(), [0, 33, 66, 99]);
-        assert_eq!(places(2, 9).collect::<Vec<_>>(), [0, 1]);
-        assert_eq!(places(1, 9).collect::<Vec<_>>(), [0]);
+    fn sample_indices_include_the_first_and_the_last() {
+        assert_eq!(sample_indices(100, 4).collect::<Vec<_>>(), [0, 33, 66, 99]);
+        assert_eq!(sample_indices(2, 9).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(sample_indices(1, 9).collect::<Vec<_>>(), [0]);
     }
 
     #[test]
-    fn results_keep_four_digits() {
+    fn short_keeps_four_digits() {
         assert_eq!(short(123_456.0), 123_500.0);
         assert_eq!(short(0.001_234_56), 0.001_235);
         assert_eq!(short(0.0), 0.0);

@@ -8,9 +8,10 @@ use switchyard_cuda::Error;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PartResult {
     pub(crate) part: String,
-    /// The question, in a few words.
-    pub(crate) asks: String,
-    /// Of the reference libraries, with small sizes: its figures mean nothing.
+    /// Short description of what the part checks.
+    #[serde(rename = "asks")]
+    pub(crate) title: String,
+    /// Produced on the reference libraries with small sizes: the figures are meaningless.
     #[serde(rename = "rehearsal")]
     pub(crate) is_rehearsal: bool,
     pub(crate) seconds: f64,
@@ -18,37 +19,37 @@ pub(crate) struct PartResult {
     pub(crate) outcome: Outcome,
 }
 
-/// The outcome of one part of the probe. Functions return outcomes other than `Ok` as their error.
+/// The outcome of one part. Functions return outcomes other than `Ok` as errors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "status", rename_all_fields = "camelCase")]
 pub(crate) enum Outcome {
-    /// It works.
+    /// The part works.
     Ok {
-        /// What was found or measured; units are in the names.
+        /// What was found or measured; key names include the units.
         figures: Value,
     },
-    /// Something that the part needs is not on this machine.
+    /// A prerequisite is missing on this machine.
     Absent {
         reason: String,
-        /// Names and folders that were tried, in order; empty if nothing was searched for.
+        /// Names and paths that were tried, in order; empty if nothing was searched for.
         looked_for: Vec<String>,
     },
-    /// Everything exists and does not work.
+    /// Everything is present but does not work.
     Failed {
         call: String,
-        /// The returned code, if the call returns one.
+        /// The call's error code, if it returns one.
         #[serde(skip_serializing_if = "Option::is_none")]
         code: Option<i64>,
-        /// The library's message.
+        /// The library's error message.
         text: String,
-        /// What was found or measured nevertheless.
+        /// Figures obtained despite the failure.
         #[serde(skip_serializing_if = "Option::is_none")]
         figures: Option<Value>,
     },
 }
 
 impl Outcome {
-    /// Something is missing that was not searched for in files.
+    /// A missing prerequisite that is not a file.
     pub(crate) fn absent(reason: impl Into<String>) -> Outcome {
         Outcome::Absent { reason: reason.into(), looked_for: Vec::new() }
     }

@@ -1,14 +1,14 @@
-//! Peak rates of products from the vendor's data sheets: dense, without sparsity.
+//! Peak matrix product rates from the vendor's data sheets: dense, without sparsity.
 
 use switchyard_cuda::cublaslt::Arithmetic;
 use switchyard_cuda::kernels::Element;
 
-/// Format of the elements of a product, and how they are multiplied; sums are in f32.
+/// Format of a product's elements and its arithmetic; accumulation is in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Precision {
-    /// 16 bits in and out.
+    /// bf16 in and out.
     Bf16,
-    /// 32 bits in and out, rounded to TF32 in the tensor cores.
+    /// f32 in and out, rounded to TF32 in the tensor cores.
     Tf32,
 }
 
@@ -28,7 +28,7 @@ impl Precision {
     }
 }
 
-/// Words in the device's name, and TFLOP/s in bf16 and TF32. Of several that match, the first counts.
+/// Words in the device name, and TFLOP/s in bf16 and TF32. The first match counts.
 const PEAKS: [(&str, f64, f64); 10] = [
     ("B200", 2250.0, 1125.0),
     ("H200 NVL", 835.0, 417.5),
@@ -42,9 +42,9 @@ const PEAKS: [(&str, f64, f64); 10] = [
     ("L4", 121.0, 60.0),
 ];
 
-/// Nominal peak of a device in TFLOP/s; `None` if it is not in the table.
+/// Nominal peak in TFLOP/s; `None` for devices that are not in the table.
 pub(crate) fn peak(device: &str, precision: Precision) -> Option<f64> {
-    // Whole words only: an L4 is not an L40.
+    // Whole words only, because an L4 is not an L40.
     let words: Vec<&str> = device.split([' ', '-']).collect();
     let fits = |name: &str| {
         let name: Vec<&str> = name.split(' ').collect();
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_are_known_by_whole_words() {
+    fn devices_match_by_whole_words() {
         assert_eq!(peak("NVIDIA H100 80GB HBM3", Precision::Bf16), Some(989.4));
         assert_eq!(peak("NVIDIA H100 PCIe", Precision::Bf16), Some(756.0));
         assert_eq!(peak("NVIDIA H200", Precision::Tf32), Some(494.7));

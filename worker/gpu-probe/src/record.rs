@@ -1,22 +1,22 @@
-//! Results that outlast a call: a line of JSON for each part, appended when it ends. A crash, or the end of the time on a
-//! machine, loses one part.
+//! Persistent results: one JSON line per part, appended when it ends. A crash, or running out of
+//! machine time, loses one part.
 
 use crate::outcome::PartResult;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::Path;
 
-/// In the folder of the results.
+/// File name in the results folder.
 const FILE: &str = "results.jsonl";
 
-/// The results of this call, and those of earlier ones that are of the same kind.
+/// The results of this run, and of earlier ones of the same kind.
 pub(crate) struct Record {
     file: Option<File>,
     results: Vec<PartResult>,
 }
 
 impl Record {
-    /// `folder`: without one, nothing is kept. `is_rehearsal`: the other kind is left aside.
+    /// Without a folder, nothing is kept. Results of the other kind (rehearsal or not) are ignored.
     pub(crate) fn open(folder: Option<&Path>, is_rehearsal: bool) -> Result<Record, String> {
         let Some(folder) = folder else { return Ok(Record { file: None, results: Vec::new() }) };
         let path = folder.join(FILE);
@@ -25,7 +25,7 @@ impl Record {
             let mut file = OpenOptions::new().create(true).append(true).read(true).open(&path)?;
             file.read_to_string(&mut text)?;
             if !text.is_empty() && !text.ends_with('\n') {
-                // A line that was cut short must not swallow the next one.
+                // Keep a truncated line from swallowing the next one.
                 file.write_all(b"\n")?;
             }
             Ok(file)
@@ -33,7 +33,9 @@ impl Record {
         let file = opened.map_err(|error| format!("cannot write {}: {error}", path.display()))?;
         let mut record = Record { file: Some(file), results: Vec::new() };
         let known = text.lines().filter_map(|line| serde_json::from_str(line).ok());
-        known.filter(|result: &PartResult| result.is_rehearsal == is_rehearsal).for_each(|result| record.put(result));
+        known
+            .filter(|result: &PartResult| result.is_rehearsal == is_rehearsal)
+            .for_each(|result| record.replace(result));
         Ok(record)
     }
 
@@ -43,12 +45,12 @@ impl Record {
             let written = file.write_all(line.as_bytes()).and_then(|()| file.sync_data());
             written.map_err(|error| format!("cannot write {FILE}: {error}"))?;
         }
-        self.put(result);
+        self.replace(result);
         Ok(())
     }
 
-    /// The last result of a part counts.
-    fn put(&mut self, result: PartResult) {
+    /// Replaces an earlier result of the same part.
+    fn replace(&mut self, result: PartResult) {
         self.results.retain(|other| other.part != result.part);
         self.results.push(result);
     }
@@ -72,11 +74,11 @@ mod tests {
     use crate::outcome::Outcome;
 
     fn result(part: &str, seconds: f64, is_rehearsal: bool) -> PartResult {
-        PartResult { part: part.into(), asks: "?".into(), is_rehearsal, seconds, outcome: Outcome::absent("x") }
+        PartResult { part: part.into(), title: "?".into(), is_rehearsal, seconds, outcome: Outcome::absent("x") }
     }
 
     #[test]
-    fn what_was_added_is_there_in_the_next_call_and_the_last_result_counts() {
+    fn results_persist_and_the_last_one_counts() {
         let folder = tempfile::tempdir().unwrap();
         let open = |is_rehearsal| Record::open(Some(folder.path()), is_rehearsal).unwrap();
         let mut record = open(false);
@@ -85,11 +87,11 @@ mod tests {
         }
         assert_eq!(open(false).results(), record.results());
         assert_eq!(record.get("a").map(|result| result.seconds), Some(3.0));
-        assert!(!open(true).has("a"), "a rehearsal is no result");
+        assert!(!open(true).has("a"), "a rehearsal does not count");
     }
 
     #[test]
-    fn a_line_that_was_cut_short_costs_that_part_only() {
+    fn a_truncated_line_loses_only_its_part() {
         let folder = tempfile::tempdir().unwrap();
         let open = || Record::open(Some(folder.path()), false).unwrap();
         open().add(result("a", 1.0, false)).unwrap();

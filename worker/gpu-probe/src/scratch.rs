@@ -1,19 +1,19 @@
-//! Folders for what a part needs while it runs: configurations, weights, checkpoints.
+//! Scratch folders of the parts: configurations, weights, checkpoints.
 
 use std::path::{Path, PathBuf};
 
-/// The folder of this part, made when it is asked for. The probe removes it when the part has ended, however it ended.
+/// Creates a scratch folder of this part. The probe removes it when the part ends, however it ends.
 pub(crate) fn folder(name: &str) -> std::io::Result<PathBuf> {
-    let folder = of(std::process::id()).join(name);
+    let folder = root_of(std::process::id()).join(name);
     std::fs::create_dir_all(&folder)?;
     Ok(folder)
 }
 
-/// Removes what the part in this process left.
-pub(crate) fn remove_of(process: u32) {
-    let _ = std::fs::remove_dir_all(of(process));
+/// Removes the scratch folders of a part's process.
+pub(crate) fn remove(process: u32) {
+    let _ = std::fs::remove_dir_all(root_of(process));
 }
 
-fn of(process: u32) -> PathBuf {
+fn root_of(process: u32) -> PathBuf {
     Path::new(&std::env::temp_dir()).join(format!("gpu-probe-{process}"))
 }

@@ -1,10 +1,10 @@
-//! Results as text for people.
+//! Human-readable results.
 
 use crate::outcome::{Outcome, PartResult};
 use serde_json::Value;
 use std::fmt::Write;
 
-/// One result: a line, and another one for every row of its tables.
+/// One result: a line, and one more for every row of its tables.
 pub(crate) fn part(result: &PartResult) -> String {
     let mut text = String::new();
     let (status, figures) = match &result.outcome {
@@ -14,14 +14,14 @@ pub(crate) fn part(result: &PartResult) -> String {
     };
     let rows = figures.map(tables).unwrap_or_default();
     // Writing to a string cannot fail.
-    let _ = writeln!(text, "{:<28} {status:<7} {:>7.2} s  {}", result.asks, result.seconds, line(&result.outcome));
+    let _ = writeln!(text, "{:<28} {status:<7} {:>7.2} s  {}", result.title, result.seconds, line(&result.outcome));
     for row in rows {
         let _ = writeln!(text, "    {row}");
     }
     text
 }
 
-/// An outcome in a line.
+/// An outcome on one line.
 fn line(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Ok { figures } => scalars(figures),
@@ -36,7 +36,7 @@ fn line(outcome: &Outcome) -> String {
     }
 }
 
-/// What failed and why, and counts of the outcomes.
+/// The failures with their reasons, and the number of outcomes of each kind.
 pub(crate) fn summary(results: &[PartResult]) -> String {
     let count = |fits: fn(&Outcome) -> bool| results.iter().filter(|result| fits(&result.outcome)).count();
     let ok = count(|outcome| matches!(outcome, Outcome::Ok { .. }));
@@ -54,7 +54,7 @@ pub(crate) fn summary(results: &[PartResult]) -> String {
     )
 }
 
-/// `name value` of everything but lists of objects.
+/// `name value` pairs, without lists of objects.
 fn scalars(figures: &Value) -> String {
     let pairs = figures.as_object().into_iter().flatten().filter(|(_, value)| !is_table(value) && !value.is_null());
     pairs.map(|(name, value)| pair(name, value)).collect::<Vec<_>>().join("  ")
@@ -83,10 +83,10 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn an_answer_is_a_line_and_rows() {
+    fn a_result_is_a_line_and_its_rows() {
         let result = |outcome| PartResult {
             part: "x".into(),
-            asks: "driver".into(),
+            title: "driver".into(),
             is_rehearsal: false,
             seconds: 0.5,
             outcome,
@@ -106,7 +106,7 @@ mod tests {
         let missing = PartResult { part: "driver".into(), ..result(Outcome::absent("no library")) };
         let both = "failed: x: cuInit 999: unknown\nNo GPU on this machine. 0 ok, 1 absent, 1 failed\n";
         assert_eq!(summary(&[failed, missing]), both);
-        // Of a run of other parts nothing is known.
+        // Other parts say nothing about the GPU.
         assert_eq!(summary(&[result(Outcome::absent("no torch"))]), "0 ok, 1 absent, 0 failed\n");
     }
 }

@@ -1,4 +1,4 @@
-//! The worker beside this program, as one rank of a job.
+//! Runs the worker as a single-rank job.
 
 use crate::outcome::Outcome;
 use crate::scratch;
@@ -11,37 +11,38 @@ use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::{Event, Finished, Inspection, Progress, Ready};
 
-/// Lines of a worker's log that an outcome repeats.
+/// Last log lines quoted in an outcome.
 const LINES: usize = 20;
 
-/// The program, and where it finds the libraries and its GPU.
+/// The worker program, with the environment that selects libraries and GPU.
 pub(crate) struct Worker {
     program: PathBuf,
     variables: Vec<(&'static str, String)>,
 }
 
-/// What a run told that did all its steps.
-pub(crate) struct Ran {
+/// Reports of a completed run.
+pub(crate) struct CompletedRun {
     pub(crate) ready: Ready,
     pub(crate) progress: Vec<Progress>,
     pub(crate) finished: Finished,
-    /// From the start of the process to its first report.
+    /// Seconds from process start to the first report.
     pub(crate) seconds_to_first: f64,
 }
 
-impl Ran {
+impl CompletedRun {
     pub(crate) fn losses(&self) -> Vec<f64> {
         self.progress.iter().map(|progress| progress.loss).collect()
     }
 
-    /// Steps that were left out because their gradients overflowed.
+    /// Steps skipped because their gradients overflowed.
     pub(crate) fn skipped(&self) -> u64 {
         self.progress.last().and_then(|progress| progress.skipped_steps).unwrap_or(0)
     }
 }
 
 impl Worker {
-    /// `program`: the one beside this program if not given. `python`: see [`switchyard_cuda::find`]. `device`: index of the GPU.
+    /// `program` defaults to the worker next to this program. `python`: see
+    /// [`switchyard_cuda::find`]. `device`: GPU index.
     pub(crate) fn new(program: Option<&Path>, python: Option<&Path>, device: usize) -> Result<Worker, Outcome> {
         let own = || std::env::current_exe().map(|probe| probe.with_file_name("switchyard-worker"));
         let program = program.map_or_else(own, |program| Ok(program.to_path_buf()));
@@ -51,7 +52,7 @@ impl Worker {
             return Err(Outcome::Absent { reason: "no worker".into(), looked_for });
         }
         let mut variables = Vec::new();
-        // Of the first GPU nothing is said, so that what the machine's owner chose counts.
+        // For the first GPU, leave CUDA_VISIBLE_DEVICES as the machine's owner set it.
         if device > 0 {
             variables.push(("CUDA_VISIBLE_DEVICES", device.to_string()));
         }
@@ -61,22 +62,22 @@ impl Worker {
         Ok(Worker { program, variables })
     }
 
-    /// Trains as the only rank of a job. Runs of the same name have the same folder.
-    pub(crate) fn train(&self, name: &str, config: &EngineConfig, attempt: u32) -> Result<Ran, Outcome> {
+    /// Trains as the only rank of a job. Runs with the same name share a folder.
+    pub(crate) fn train(&self, name: &str, config: &EngineConfig, attempt: u32) -> Result<CompletedRun, Outcome> {
         let prepared =
             self.command(name, config, attempt, None).map_err(|error| io("a folder for the worker", &error))?;
         let Prepared { mut command, log } = prepared;
         let start = Instant::now();
         let mut child = command.spawn().map_err(|error| io("switchyard-worker", &error))?;
-        let told = Told::of(&mut child, start);
+        let events = Events::of(&mut child, start);
         let status = child.wait().map_err(|error| io("switchyard-worker", &error))?;
-        match told {
-            Told { ready: Some(ready), finished: Some(finished), progress, seconds_to_first, .. }
+        match events {
+            Events { ready: Some(ready), finished: Some(finished), progress, seconds_to_first, .. }
                 if status.success() =>
             {
-                Ok(Ran { ready, progress, finished, seconds_to_first })
+                Ok(CompletedRun { ready, progress, finished, seconds_to_first })
             }
-            Told { cause, .. } => Err(Outcome::Failed {
+            Events { cause, .. } => Err(Outcome::Failed {
                 call: format!("switchyard-worker, {name}"),
                 code: status.code().map(i64::from),
                 text: cause.unwrap_or_else(|| last_lines(&std::fs::read_to_string(log).unwrap_or_default())),
@@ -85,7 +86,7 @@ impl Worker {
         }
     }
 
-    /// What it would train, and with how much memory.
+    /// The worker's plan for this job, including its memory.
     pub(crate) fn inspect(&self, config: &EngineConfig) -> Result<Inspection, Outcome> {
         let mut command = Command::new(&self.program);
         command.arg("inspect").envs(self.variables.iter().map(|(name, value)| (name, value)));
@@ -105,21 +106,21 @@ impl Worker {
         })
     }
 
-    /// The command of a run. `below`: a program that starts it, with its arguments.
+    /// The command of a run. `wrapper`: a program that launches it, with arguments.
     pub(crate) fn command(
         &self,
         name: &str,
         config: &EngineConfig,
         attempt: u32,
-        below: Option<(&Path, &[&str])>,
+        wrapper: Option<(&Path, &[&str])>,
     ) -> std::io::Result<Prepared> {
         let folder = scratch::folder(name)?;
         let [file, key, log] = ["engine.json", "key", "log"].map(|name| folder.join(name));
         std::fs::write(&file, serde_json::to_vec(config)?)?;
-        // Of a job with one rank nobody proves that he belongs to it.
+        // A single rank authenticates no peers, so any key works.
         std::fs::write(&key, [0; 32])?;
         std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
-        let mut command = match below {
+        let mut command = match wrapper {
             Some((program, arguments)) => {
                 let mut command = Command::new(program);
                 command.args(arguments).arg(&self.program);
@@ -127,7 +128,7 @@ impl Worker {
             }
             None => {
                 let mut command = Command::new(&self.program);
-                // The worker ends with the part that started it.
+                // The worker exits with the part that started it.
                 command.env(env::PARENT_PID, std::process::id().to_string());
                 command
             }
@@ -139,23 +140,23 @@ impl Worker {
             command.env(name, count.to_string());
         }
         command.env(env::CONFIG, file).env(env::KEY_FILE, key).env(env::RUN_DIR, &folder);
-        // No part depends on what another has left.
+        // Parts must not depend on each other's cache.
         command.env(env::GPU_CACHE, "none");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(&log)?);
         Ok(Prepared { command, log })
     }
 }
 
-/// A run that was not started.
+/// A run that has not been started.
 pub(crate) struct Prepared {
     pub(crate) command: Command,
-    /// What it prints for people.
+    /// Its human-readable log.
     pub(crate) log: PathBuf,
 }
 
-/// What a run has printed.
+/// Events parsed from a run's output.
 #[derive(Default)]
-struct Told {
+struct Events {
     ready: Option<Ready>,
     progress: Vec<Progress>,
     finished: Option<Finished>,
@@ -163,26 +164,26 @@ struct Told {
     seconds_to_first: f64,
 }
 
-impl Told {
+impl Events {
     /// Reads until the process closes its output.
-    fn of(child: &mut Child, start: Instant) -> Told {
-        let mut told = Told::default();
-        let Some(output) = child.stdout.take() else { return told };
+    fn of(child: &mut Child, start: Instant) -> Events {
+        let mut events = Events::default();
+        let Some(output) = child.stdout.take() else { return events };
         for line in BufReader::new(output).lines().map_while(Result::ok) {
             match serde_json::from_str(&line) {
-                Ok(Event::Ready(ready)) => told.ready = Some(ready),
+                Ok(Event::Ready(ready)) => events.ready = Some(ready),
                 Ok(Event::Progress(progress)) => {
-                    if told.progress.is_empty() {
-                        told.seconds_to_first = start.elapsed().as_secs_f64();
+                    if events.progress.is_empty() {
+                        events.seconds_to_first = start.elapsed().as_secs_f64();
                     }
-                    told.progress.push(progress);
+                    events.progress.push(progress);
                 }
-                Ok(Event::Finished(finished)) => told.finished = Some(finished),
-                Ok(Event::Failed(failure)) => told.cause = Some(failure.cause),
+                Ok(Event::Finished(finished)) => events.finished = Some(finished),
+                Ok(Event::Failed(failure)) => events.cause = Some(failure.cause),
                 _ => {}
             }
         }
-        told
+        events
     }
 }
 
@@ -190,7 +191,7 @@ fn io(call: &str, error: &std::io::Error) -> Outcome {
     Outcome::failed(call, error.to_string())
 }
 
-/// The end of a log, in one line.
+/// The end of a log, on one line.
 pub(crate) fn last_lines(text: &str) -> String {
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     lines[lines.len().saturating_sub(LINES)..].join("; ")

@@ -1,4 +1,4 @@
-//! The whole program on the machine that runs the tests; most have no GPU.
+//! Runs the whole program on the test machine, which usually has no GPU.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +11,7 @@ fn is_text(value: &Value) -> bool {
     value.as_str().is_some_and(|text| !text.is_empty())
 }
 
-/// The guaranteed structure of results.
+/// Checks the guaranteed structure of results.
 fn check_schema(results: &[Value]) -> Result<(), String> {
     let names: Vec<&str> = results.iter().filter_map(|part| part["part"].as_str()).collect();
     if names != PARTS {
@@ -32,7 +32,7 @@ fn check_schema(results: &[Value]) -> Result<(), String> {
 }
 
 #[test]
-fn every_part_has_an_answer_and_a_machine_without_gpu_is_no_error() {
+fn every_part_has_an_outcome_and_a_missing_gpu_is_not_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let output = probe(folder.path()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -43,7 +43,7 @@ fn every_part_has_an_answer_and_a_machine_without_gpu_is_no_error() {
         assert!(shown.contains(part["asks"].as_str().unwrap()), "{shown}");
     }
     if part(&results, "driver")["status"] != "Absent" {
-        eprintln!("a driver is here: what follows is about machines without one");
+        eprintln!("skipping: this machine has a driver");
         return;
     }
     assert!(shown.contains("No GPU on this machine"), "{shown}");
@@ -58,7 +58,7 @@ fn every_part_has_an_answer_and_a_machine_without_gpu_is_no_error() {
 }
 
 #[test]
-fn a_library_that_cannot_be_opened_is_told_and_the_rest_goes_on() {
+fn a_broken_library_is_reported_and_the_other_parts_run() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("libcudnn.so.9"), "").unwrap();
     let mut command = probe(folder.path());
@@ -70,7 +70,7 @@ fn a_library_that_cannot_be_opened_is_told_and_the_rest_goes_on() {
     check_schema(&results).unwrap();
     let cudnn = part(&results, "cudnn");
     if cudnn["status"] == "Ok" {
-        eprintln!("the loader or the toolkit has a cuDNN: {cudnn}");
+        eprintln!("skipping: the loader or the toolkit provides cuDNN: {cudnn}");
         return;
     }
     assert_eq!((&cudnn["status"], &cudnn["call"]), (&"Failed".into(), &"dlopen".into()));
@@ -81,7 +81,7 @@ fn a_library_that_cannot_be_opened_is_told_and_the_rest_goes_on() {
 }
 
 #[test]
-fn results_that_are_there_are_not_made_again_unless_they_are_asked_for() {
+fn existing_results_are_kept_unless_requested_again() {
     let folder = tempfile::tempdir().unwrap();
     let run = |arguments: &[&str]| {
         let output = probe(folder.path()).args(arguments).output().unwrap();
@@ -97,7 +97,7 @@ fn results_that_are_there_are_not_made_again_unless_they_are_asked_for() {
 }
 
 #[test]
-fn a_part_that_does_not_exist_and_results_that_cannot_be_written_are_errors() {
+fn unknown_parts_and_unwritable_results_are_errors() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let below = file.path().join("results");
     let output = probe(&below).output().unwrap();
@@ -108,7 +108,7 @@ fn a_part_that_does_not_exist_and_results_that_cannot_be_written_are_errors() {
 }
 
 #[test]
-fn other_shapes_of_results_are_noticed() {
+fn malformed_results_are_detected() {
     let ok = |name: &&str| {
         serde_json::json!({
             "part": name, "asks": "x", "seconds": 0.1, "rehearsal": false, "status": "Ok", "figures": {},

@@ -1,5 +1,5 @@
-//! The whole program on the reference libraries: what is shipped runs, calls the driver, cuBLASLt and NVRTC, trains, and
-//! judges what comes back.
+//! Runs the whole shipped program on the reference libraries: it calls the driver, cuBLASLt and
+//! NVRTC, trains, and checks the results.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use support::{PARTS, part, probe, results};
 use switchyard_worker_contract::prediction::Gpu;
 
-/// Programs in the place of Python with PyTorch, of compute-sanitizer, and of Nsight Compute.
+/// Stand-ins for Python with PyTorch, compute-sanitizer and Nsight Compute.
 const TORCH: &str = r#"#!/bin/sh
 echo '{"torch": "a script"}'
 while read -r word count; do
@@ -57,16 +57,16 @@ fn script(folder: &Path, name: &str, text: &str) -> PathBuf {
     file
 }
 
-/// A rehearsal with results in this folder, these arguments and variables.
+/// A rehearsal with this results folder, arguments and environment.
 fn rehearsal(folder: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
     let mut command = probe(folder);
-    // What a killed probe cannot remove is removed with the results.
+    // What a killed probe leaves behind is removed with the results.
     command.envs(switchyard_cuda_libraries::environment()).env("TMPDIR", folder).envs(variables.iter().copied());
     command.arg("--rehearse").args(arguments);
     command
 }
 
-/// The results of one that ends.
+/// Runs a rehearsal to its end and returns its results.
 fn rehearse(arguments: &[&str], variables: &[(&str, &str)]) -> Vec<Value> {
     let folder = tempfile::tempdir().unwrap();
     let output = rehearsal(folder.path(), arguments, variables).output().unwrap();
@@ -75,7 +75,7 @@ fn rehearse(arguments: &[&str], variables: &[(&str, &str)]) -> Vec<Value> {
 }
 
 #[test]
-fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
+fn every_part_passes_and_a_killed_one_is_run_again() {
     let folder = tempfile::tempdir().unwrap();
     let python = script(folder.path(), "python3", TORCH);
     script(folder.path(), "compute-sanitizer", SANITIZER);
@@ -88,22 +88,25 @@ fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
     let mut first = first.stdout(Stdio::null()).spawn().unwrap();
     let start = Instant::now();
     while results(folder.path()).iter().all(|result| result["part"] != "training-mlp") {
-        assert!(start.elapsed() < Duration::from_secs(120) && first.try_wait().unwrap().is_none(), "it does not go on");
+        assert!(
+            start.elapsed() < Duration::from_secs(120) && first.try_wait().unwrap().is_none(),
+            "it makes no progress"
+        );
         std::thread::sleep(Duration::from_millis(10));
     }
-    // SIGKILL: it can do nothing about it.
+    // SIGKILL, so that it cannot clean up.
     first.kill().unwrap();
     first.wait().unwrap();
     let before = results(folder.path());
-    assert!(before.len() < PARTS.len(), "it was done before it was killed");
+    assert!(before.len() < PARTS.len(), "it finished before it was killed");
 
     let variables = [("PATH", path.as_str()), ("SWITCHYARD_REFERENCE_SEED", "1")];
     let output = rehearsal(folder.path(), &arguments, &variables).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let all = results(folder.path());
-    assert_eq!(all[..before.len()], before, "what was there is kept");
+    assert_eq!(all[..before.len()], before, "existing results are kept");
     let names: Vec<&str> = all.iter().map(|result| result["part"].as_str().unwrap()).collect();
-    assert_eq!(names, PARTS, "and nothing is done twice");
+    assert_eq!(names, PARTS, "nothing runs twice");
     for result in &all {
         assert_eq!(result["status"], "Ok", "{result}");
         assert_eq!(result["rehearsal"], true);
@@ -126,7 +129,7 @@ fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
     let kernels = figures("kernels-gpt")["kernels"].as_array().unwrap();
     for judged in ["layer_norm_forward", "layer_norm_backward", "cross_entropy", "optimizer_step"] {
         let row = kernels.iter().find(|row| row["kernel"] == judged).unwrap_or_else(|| panic!("{judged}: {kernels:?}"));
-        // The reference libraries count operations, not time.
+        // The reference libraries count operations instead of time.
         assert!(row["ratio"].as_f64() > Some(0.0) && row["goal"] == 1.4 && row["isWithinGoal"].is_boolean(), "{row}");
     }
     for row in figures("memory")["models"].as_array().unwrap() {
@@ -136,11 +139,11 @@ fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
         assert_eq!(row["isWithinBatchGoal"], number("largestBf16") >= 18.0, "{row}");
     }
     let input = figures("input-resnet");
-    let told = |side: usize, name: &str| input["sides"][side][name].as_f64().unwrap_or_else(|| panic!("{input}"));
+    let figure = |side: usize, name: &str| input["sides"][side][name].as_f64().unwrap_or_else(|| panic!("{input}"));
     let ratio = input["ratio"].as_f64().unwrap();
-    assert!((ratio - told(0, "perSecond") / told(1, "perSecond")).abs() < 0.01 * ratio, "{input}");
+    assert!((ratio - figure(0, "perSecond") / figure(1, "perSecond")).abs() < 0.01 * ratio, "{input}");
     assert_eq!((&input["goal"], &input["isWithinGoal"]), (&0.97.into(), &(ratio >= 0.97).into()), "{input}");
-    assert!(told(0, "inputMs") >= 0.0 && input["sides"][0]["side"] == "file", "{input}");
+    assert!(figure(0, "inputMs") >= 0.0 && input["sides"][0]["side"] == "file", "{input}");
     let counters = figures("counters");
     let row = &counters["kernels"][0];
     assert_eq!(
@@ -149,7 +152,7 @@ fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
         "{counters}"
     );
     assert_eq!((&row["GBs"], &counters["launchesOfStep"]), (&2.0.into(), &1.into()), "{counters}");
-    // Of the script: four steps of a millisecond, of two sentences of eight tokens.
+    // From the script: four steps of one millisecond, with two sequences of eight tokens.
     let sides = figures("steps-gpt")["sides"].as_array().unwrap();
     assert_eq!(
         (&sides[1]["ms"], &sides[1]["perSecond"], &sides[1]["memoryMiB"]),
@@ -161,7 +164,7 @@ fn every_part_that_has_its_library_is_right_and_a_killed_one_is_run_again() {
 }
 
 #[test]
-fn a_wrong_result_of_the_device_fails_every_verdict() {
+fn wrong_device_results_fail_every_check() {
     let parts = ["training-mlp", "resume", "products", "convolutions"];
     let arguments: Vec<&str> = parts.iter().flat_map(|part| ["--only", part]).collect();
     let results = rehearse(&arguments, &[("SWITCHYARD_REFERENCE_FAULT", "wrong:1")]);
@@ -174,7 +177,7 @@ fn a_wrong_result_of_the_device_fails_every_verdict() {
 }
 
 #[test]
-fn a_launch_whose_memory_is_not_as_on_the_executor_is_named() {
+fn a_launch_that_differs_from_the_executor_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let launches = folder.path().join("vectors");
     let arguments = ["--only", "vectors", "--vectors", launches.to_str().unwrap()];
@@ -192,7 +195,8 @@ fn a_launch_whose_memory_is_not_as_on_the_executor_is_named() {
         assert!(row["numbers"].as_u64() > Some(100) && row["bytes"].as_u64() > Some(1000), "{row}");
     }
 
-    // One byte of what is expected: of a number in the second row, of the gap behind the first, and of what is only read.
+    // Changes one byte of the expected content: in a value of the second row, in the gap behind the
+    // first, and in a read-only buffer.
     let all =
         [("y", 83, "number 41: got"), ("y", 67, "number 33: got NaN (0xffff), expected"), ("x", 4, "byte 4: got")];
     for (buffer, byte, place) in all {
@@ -206,13 +210,13 @@ fn a_launch_whose_memory_is_not_as_on_the_executor_is_named() {
         assert_eq!(
             wrong["figures"]["kernels"].as_array().unwrap().len(),
             2,
-            "what is right is told beside it: {wrong}"
+            "correct results are reported alongside: {wrong}"
         );
     }
 }
 
 #[test]
-fn what_the_sanitizer_finds_is_a_failure() {
+fn a_sanitizer_finding_is_a_failure() {
     let folder = tempfile::tempdir().unwrap();
     script(folder.path(), "compute-sanitizer", SANITIZER);
     let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap_or_default());
@@ -225,31 +229,31 @@ fn what_the_sanitizer_finds_is_a_failure() {
 }
 
 #[test]
-fn counters_that_are_refused_strange_or_absent_are_told() {
+fn refused_malformed_and_missing_counters_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     script(folder.path(), "ncu", NCU);
     let own = std::env::var("PATH").unwrap_or_default();
     let path = format!("{}:{own}", folder.path().display());
-    let told = |path: &str, fault: &str| {
+    let outcome = |path: &str, fault: &str| {
         let results = rehearse(&["--only", "counters"], &[("PATH", path), ("SWITCHYARD_TEST_NCU", fault)]);
         part(&results, "counters").clone()
     };
-    let refused = told(&path, "refused");
+    let refused = outcome(&path, "refused");
     let text = refused["text"].as_str().unwrap();
     assert!(text.starts_with("counted no launch of ") && text.ends_with("ERR_NVGPUCTRPERM - no permission"), "{text}");
-    let strange = told(&path, "strange");
+    let strange = outcome(&path, "strange");
     let text = strange["text"].as_str().unwrap();
     assert!(text.ends_with("has no gpu__time_duration.sum, expected a number"), "{text}");
-    let fails = told(&path, "fails");
+    let fails = outcome(&path, "fails");
     assert_eq!((&fails["status"], &fails["code"]), (&"Failed".into(), &9.into()), "{fails}");
-    let absent = told(&own, "");
+    let absent = outcome(&own, "");
     if absent["status"] != "Ok" {
         assert_eq!((&absent["status"], &absent["reason"]), (&"Absent".into(), &"no ncu".into()), "{absent}");
     }
 }
 
 #[test]
-fn what_a_device_does_not_do_is_an_outcome_with_its_code() {
+fn device_errors_are_outcomes_with_their_code() {
     let cases = [
         ("out-of-memory:3", "adamw", "cuMemAlloc", 2, "out of memory"),
         ("launch:2", "adamw", "cuEventSynchronize", 719, "unspecified launch failure"),
@@ -265,10 +269,10 @@ fn what_a_device_does_not_do_is_an_outcome_with_its_code() {
     let results = rehearse(&["--only", "products", "--only", "steps-gpt"], &variables);
     assert_eq!(part(&results, "products")["code"], 2, "{}", part(&results, "products"));
     let steps = part(&results, "steps-gpt");
-    assert!(steps["text"].as_str().unwrap().contains("MiB"), "what it needs: {steps}");
+    assert!(steps["text"].as_str().unwrap().contains("MiB"), "the required memory: {steps}");
 }
 
-/// Processes that were started with this text in a variable and have not ended.
+/// Running processes with this text in their environment.
 fn processes(text: &str) -> Vec<String> {
     let of = |pid: &String| {
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
@@ -279,7 +283,7 @@ fn processes(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_kernel_that_never_ends_costs_its_part_alone_and_leaves_nothing() {
+fn a_hung_kernel_fails_only_its_part_and_leaves_nothing_behind() {
     let scratch = tempfile::tempdir().unwrap();
     let folder = scratch.path().display().to_string();
     let arguments = ["--only", "training-mlp", "--only", "nvrtc", "--limit", "10"];
@@ -291,11 +295,11 @@ fn a_kernel_that_never_ends_costs_its_part_alone_and_leaves_nothing() {
     while !processes(&folder).is_empty() {
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "its folders");
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "scratch folders are removed");
 }
 
 #[test]
-fn a_worker_that_fails_says_why() {
+fn a_failing_worker_reports_the_reason() {
     let variables = [("SWITCHYARD_REFERENCE_FAULT", "lost:9")];
     let results = rehearse(&["--only", "training-mlp"], &variables);
     let result = part(&results, "training-mlp");

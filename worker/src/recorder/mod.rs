@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use switchyard_worker_contract::config::OnHang;
-use switchyard_worker_contract::gpu::{GpuReport, PciAddress, Trouble};
+use switchyard_worker_contract::gpu::{GpuFault, GpuReport, PciAddress};
 use switchyard_worker_contract::record;
 use switchyard_worker_contract::recorder::{ENTRY, Entry, MAGIC, Operation, RING, RING_AT, TEXT, at, file};
 use words::Words;
@@ -98,7 +98,7 @@ pub(crate) struct Vitals {
     pub count: u64,
     /// What a person should look at: where the GPU of the rank is, and what it has met.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gpu: Option<(Option<PciAddress>, Trouble)>,
+    pub gpu: Option<(Option<PciAddress>, GpuFault)>,
 }
 
 impl Recorder {
@@ -260,7 +260,10 @@ impl Recorder {
             waits: self.latest().operation.waits(),
             still: *self.still.lock().unwrap_or_else(PoisonError::into_inner),
             count: self.words.at(at::COUNT).load(Ordering::Relaxed),
-            gpu: self.gpu().as_ref().and_then(|(report, _)| Some((PciAddress::parse(&report.bus), report.trouble()?))),
+            gpu: self
+                .gpu()
+                .as_ref()
+                .and_then(|(report, _)| Some((PciAddress::parse(&report.bus), report.worst_fault()?))),
         }
     }
 
@@ -276,9 +279,9 @@ impl Recorder {
     /// Changes what is known of the GPU. What a person should know at once is news.
     pub fn change_gpu(&self, change: impl FnOnce(&mut GpuReport)) {
         if let Some((report, is_news)) = &mut *self.gpu() {
-            let before = (report.trouble(), report.xids.len(), report.uncorrected_errors.unwrap_or(0));
+            let before = (report.worst_fault(), report.xids.len(), report.uncorrected_errors.unwrap_or(0));
             change(report);
-            *is_news |= before != (report.trouble(), report.xids.len(), report.uncorrected_errors.unwrap_or(0));
+            *is_news |= before != (report.worst_fault(), report.xids.len(), report.uncorrected_errors.unwrap_or(0));
         }
     }
 

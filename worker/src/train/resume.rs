@@ -56,7 +56,7 @@ pub(super) fn find(
         Some((attempt, step)) => {
             let refused = |error: CheckpointError| TrainError::Resume(error.to_string());
             let checkpoint = store.open(CheckpointId { attempt, step }).map_err(refused)?;
-            let progress = checkpoint.manifest().about().progress.read();
+            let progress = checkpoint.manifest().info().progress.read();
             Some((checkpoint, progress.map_err(|error| TrainError::Resume(format!("progress: {error}")))?))
         }
     };
@@ -69,10 +69,10 @@ fn look(store: &Store<'_>, job: &str, launched: u32) -> Found {
         .and_then(|()| Ok((store.latest(job).map_err(refuse)?, store.next_attempt(launched).map_err(refuse)?)));
     match answer.and_then(|(latest, attempt)| Ok((usable(latest)?, attempt))) {
         Ok((latest, attempt)) => {
-            for (id, error) in &latest.passed {
+            for (id, error) in &latest.skipped {
                 eprintln!("warning: the checkpoint {id} is skipped: {error}");
             }
-            let id = latest.checkpoint.map(|checkpoint| checkpoint.manifest().about().id);
+            let id = latest.checkpoint.map(|checkpoint| checkpoint.manifest().info().id);
             Found { id: id.map(|id| (id.attempt, id.step)), attempt, error: None }
         }
         Err(mut text) => {
@@ -86,9 +86,9 @@ fn look(store: &Store<'_>, job: &str, launched: u32) -> Found {
 fn foreign(store: &Store<'_>, job: &str) -> Result<(), String> {
     for found in store.list().map_err(|error| error.to_string())? {
         if let Stored::Complete(checkpoint) = found.state
-            && checkpoint.manifest().about().job != job
+            && checkpoint.manifest().info().job != job
         {
-            let (at, other) = (checkpoint.directory().display(), &checkpoint.manifest().about().job);
+            let (at, other) = (checkpoint.directory().display(), &checkpoint.manifest().info().job);
             return Err(format!("{at}: job: got `{other}`; expected `{job}`: each job has its own directory"));
         }
     }
@@ -97,7 +97,7 @@ fn foreign(store: &Store<'_>, job: &str) -> Result<(), String> {
 
 /// If every complete checkpoint is damaged, only a person may decide to start over.
 fn usable(latest: Latest) -> Result<Latest, String> {
-    let damaged = latest.passed.iter().find(|(_, error)| !matches!(error, CheckpointError::Incomplete { .. }));
+    let damaged = latest.skipped.iter().find(|(_, error)| !matches!(error, CheckpointError::Incomplete { .. }));
     match (&latest.checkpoint, damaged) {
         (None, Some((_, error))) => {
             Err(format!("no checkpoint can be used; remove them to start over; the newest: {error}"))

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
-use switchyard_checkpoint::format::About;
+use switchyard_checkpoint::format::CheckpointInfo;
 use switchyard_checkpoint::{CheckpointId, Manifest, Plan, ShardDigest, Store, TensorSource};
 
 /// What the checkpoints of a run have in common.
@@ -44,7 +44,7 @@ struct Copied {
 }
 
 impl TensorSource for Copied {
-    fn numbers(&self, name: &str, range: Range<usize>) -> Option<&[f32]> {
+    fn values(&self, name: &str, range: Range<usize>) -> Option<&[f32]> {
         let place = self.places.get(&(name.to_owned(), range.start))?;
         Some(&self.numbers[place.clone()])
     }
@@ -322,7 +322,7 @@ fn publish(
 ) -> Result<u64, String> {
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let progress = switchyard_checkpoint::Progress::new(progress).map_err(|error| error.to_string())?;
-    let about = About { job: site.job.clone(), id, config: site.config.clone(), created, progress };
+    let about = CheckpointInfo { job: site.job.clone(), id, config: site.config.clone(), created, progress };
     let manifest = Manifest::new(about, plan.clone(), digests).map_err(|fault| fault.to_string())?;
     store.publish(&manifest).map_err(|error| error.to_string())?;
     if let Err(error) = store.prune(&site.job, site.attempt, site.keep) {

@@ -1,4 +1,4 @@
-//! What the tests of collectives share: groups of threads and groups of processes.
+//! Helpers shared by the collective tests: groups of threads and groups of processes.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "a test helper may end the test")]
 
@@ -18,13 +18,14 @@ use switchyard_worker::comm::{CommError, Force, GroupConfig, Options, Token};
 
 pub const TOKEN: [u8; 32] = [42; 32];
 
-/// Tests that measure time, processor use or open files of this process run one after another.
+/// Serialises tests that measure time, CPU usage or open files of this process.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A free loopback port. Ports are taken from below the range for clients, so that no other process gets it in between.
+/// A free loopback port, from below the ephemeral range, so that no other process can take it in
+/// the meantime.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
@@ -53,7 +54,7 @@ pub fn config(rank: u32, world: u32, port: u16) -> GroupConfig {
     }
 }
 
-/// Runs one thread per rank and returns what they return, in rank order.
+/// Runs one thread per rank; returns their results in rank order.
 pub fn group<T: Send>(
     world: u32,
     change: impl Fn(&mut GroupConfig) + Sync,
@@ -72,7 +73,7 @@ pub fn try_group<T: Send>(
     try_group_with(world, |_| Options::default(), change, lens, body)
 }
 
-/// Same as [`group`], with options.
+/// Like [`group`], with options.
 pub fn group_with<T: Send>(
     world: u32,
     options: Options,
@@ -83,7 +84,7 @@ pub fn group_with<T: Send>(
     try_group_with(world, |_| options, change, lens, |comm| body(comm.unwrap()))
 }
 
-/// Same as [`try_group`], with options by rank.
+/// Like [`try_group`], with options per rank.
 pub fn try_group_with<T: Send>(
     world: u32,
     options: impl Fn(u32) -> Options + Sync,
@@ -107,7 +108,7 @@ pub fn try_group_with<T: Send>(
     })
 }
 
-/// Same numbers for the same arguments, of mixed sign and size.
+/// Deterministic test value of mixed sign and magnitude.
 pub fn number(rank: u32, round: u32, i: usize) -> f32 {
     let x = (i as u32).wrapping_mul(2_654_435_761) ^ rank.wrapping_mul(40_503) ^ round.wrapping_mul(0x9e37_79b9);
     let x = x.wrapping_mul(0x85eb_ca6b) ^ (x >> 13);
@@ -127,7 +128,7 @@ pub fn spawn_rank_with(stdin: Stdio, entry: &str, rank: u32, world: u32, port: u
     command.spawn().unwrap()
 }
 
-/// In a rank process: its configuration. `None` in the test runner itself.
+/// In a rank process, its configuration; `None` in the test runner itself.
 pub fn rank_process() -> Option<GroupConfig> {
     let get = |name: &str| std::env::var(name).ok()?.parse::<u32>().ok();
     let mut config = config(get("TEST_RANK")?, get("TEST_WORLD")?, get("TEST_PORT")? as u16);
@@ -140,13 +141,13 @@ pub fn rank_process() -> Option<GroupConfig> {
     Some(config)
 }
 
-/// In a rank process: its options.
+/// In a rank process, its options.
 pub fn rank_options() -> Options {
     let lanes = std::env::var("TEST_LANES").map_or(1, |lanes| lanes.parse().unwrap());
     Options { lanes, ..Options::default() }
 }
 
-/// Open files of this process: number of sockets, memfds and eventfds.
+/// Open sockets, memfds and eventfds of this process.
 pub fn open_handles() -> Vec<String> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {

@@ -1,9 +1,9 @@
-//! A rank that reduces: its membership and its reducer.
+//! A rank with its group membership and its reducer.
 
 use switchyard_worker::comm::{CommError, Group, GroupConfig, Options, Reducer};
 
 pub struct Rank {
-    // Dropped first: the end of the group would be the end of its reductions.
+    // Dropped first, because reductions end with the group.
     pub reducer: Reducer,
     pub group: Group,
 }

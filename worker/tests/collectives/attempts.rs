@@ -1,4 +1,4 @@
-//! A process of an older attempt, with the same token in its memory, gets nowhere: the token of a job outlives its
+//! A process of an older attempt that still holds the token cannot join: a job's token outlives its
 //! attempts.
 
 use crate::collective_support::{Rank, config, free_port};
@@ -9,10 +9,10 @@ use switchyard_worker::comm::{CommError, GroupConfig, Options};
 /// Tries per kind of intruder.
 const TRIES: usize = 10;
 
-/// Ends the rounds even if the test fails, so that it fails instead of waiting for them.
-struct End<'a>(&'a AtomicBool);
+/// Ends the rounds even if the test fails, so that it does not hang.
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for End<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
     }
@@ -23,14 +23,14 @@ fn of_attempt(attempt: u32, rank: u32, port: u16) -> GroupConfig {
 }
 
 #[test]
-fn an_old_attempt_is_always_refused_and_the_new_one_goes_on() {
+fn an_old_attempt_is_always_refused_and_the_new_one_continues() {
     let port = free_port();
     let over = AtomicBool::new(false);
     let member = |rank: u32| {
         let mut comm = Rank::connect(&of_attempt(2, rank, port), &[100], &Options::default()).unwrap();
         let mut sums = 0u64;
         loop {
-            // Both ranks see the end in the same round, because they agree on it by a sum.
+            // Both ranks stop in the same round, because they agree on it through the sum.
             let end = rank == 0 && over.load(Ordering::Acquire);
             comm.reducer.bucket_mut(0).fill(1.0);
             comm.reducer.bucket_mut(0)[0] = f32::from(u8::from(end));
@@ -46,7 +46,7 @@ fn an_old_attempt_is_always_refused_and_the_new_one_goes_on() {
     };
     std::thread::scope(|scope| {
         let ranks = [scope.spawn(move || member(0)), scope.spawn(move || member(1))];
-        let end = End(&over);
+        let end = StopOnDrop(&over);
         let intrude = |attempt: u32, limit: Duration| {
             let intruder = GroupConfig { connect_timeout: limit, ..of_attempt(attempt, 1, port) };
             Rank::connect(&intruder, &[100], &Options::default()).err().unwrap()
@@ -55,7 +55,7 @@ fn an_old_attempt_is_always_refused_and_the_new_one_goes_on() {
             let error = intrude(1, Duration::from_secs(20));
             assert!(matches!(error, CommError::Refused { .. }), "{error}");
             assert!(error.to_string().contains("attempt 1 is over, this is attempt 2"), "{error}");
-            // The next attempt waits for this one to end, as long as it is allowed to.
+            // The next attempt waits for this one to end, up to its timeout.
             let error = intrude(3, Duration::from_millis(30));
             assert!(matches!(error, CommError::Unreachable { .. }), "{error}");
         }

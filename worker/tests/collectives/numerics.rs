@@ -1,4 +1,4 @@
-//! Sums are right, and equal bit for bit on all ranks and from run to run.
+//! Sums are right, and bit-identical on all ranks and from run to run.
 
 use crate::collective_support::{Rank, group, group_with, number, try_group, try_group_with};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,7 +17,7 @@ fn run(world: u32, transport: Transport, change: impl Fn(&mut GroupConfig) + Syn
     run_in_lanes(1, world, transport, change)
 }
 
-/// Reduces all sizes twice, checks every number, and returns a digest of all bits.
+/// Reduces all sizes twice, checks every value, and returns a digest of all bits.
 fn run_in_lanes(lanes: u32, world: u32, transport: Transport, change: impl Fn(&mut GroupConfig) + Sync) -> u64 {
     let options = Options { lanes, ..Options::default() };
     let digests = group_with(world, options, change, &LENS, |mut comm| {
@@ -29,7 +29,7 @@ fn run_in_lanes(lanes: u32, world: u32, transport: Transport, change: impl Fn(&m
                 assert_eq!(comm.reducer.bucket(b).len(), len);
                 assert_eq!(comm.reducer.bucket(b).as_ptr() as usize % 64, 0);
                 comm.reducer.bucket_mut(b).iter_mut().enumerate().for_each(|(i, x)| *x = number(rank, round, i));
-                // Half of them one by one, half all in flight at once.
+                // The first round reduces one by one, the second all at once.
                 if round == 0 {
                     comm.reducer.all_reduce(b).unwrap();
                 } else {
@@ -85,15 +85,15 @@ fn shared_memory_inside_hosts_and_a_ring_between_them() {
         let host = |c: &mut GroupConfig| c.host_id = format!("host-{}", c.rank() / per_host);
         assert_eq!(run(world, Transport::Hierarchical, host), run(world, Transport::Hierarchical, host));
     }
-    // Ranks of a host need not be neighbours.
+    // Ranks of a host need not be adjacent.
     run(4, Transport::Hierarchical, |c| c.host_id = format!("host-{}", c.rank() % 2));
 }
 
-/// A transport and how it is forced.
+/// A transport and how to force it.
 type Path = (Transport, fn(&mut GroupConfig));
 
 #[test]
-fn lanes_do_not_change_a_bit() {
+fn lanes_do_not_change_any_bit() {
     run_in_lanes(3, 1, Transport::None, |_| {});
     for world in 2..=5 {
         let mut paths: Vec<Path> = vec![(Transport::Shm, |_| {}), (Transport::Tcp, |c| c.transport = Force::Tcp)];
@@ -137,7 +137,7 @@ fn special_values_arrive_everywhere() {
 }
 
 #[test]
-fn operations_of_every_size_follow_each_other_for_long() {
+fn many_operations_of_every_size_in_sequence() {
     for hosts in [1, 2, 3] {
         group(
             3,
@@ -177,7 +177,7 @@ fn agreement_names_the_ranks_and_both_values() {
             let mine: &[u8] = if comm.group.rank() == 2 { b"bert" } else { b"gpt" };
             let text = comm.group.agree("the model", mine).unwrap_err().to_string();
             assert_eq!(text, "the ranks disagree on the model: ranks 0, 1, 3 have \"gpt\"; rank 2 has \"bert\"");
-            // A difference is not a failure of the group.
+            // A disagreement is not a failure of the group.
             comm.group.agree("bytes", &[0, 255]).unwrap();
             let rank = comm.group.rank();
             let own = vec![rank as u8; rank as usize];
@@ -213,7 +213,7 @@ fn shared_memory_cannot_be_forced_across_hosts() {
 }
 
 #[test]
-fn ranks_with_other_options_are_named() {
+fn ranks_with_different_options_are_named() {
     for (odd, expected) in [
         (
             Options { lanes: 3, wire: Wire::F16, ..Options::default() },
@@ -237,7 +237,7 @@ fn ranks_with_other_options_are_named() {
 }
 
 #[test]
-fn ranks_with_other_buckets_are_named() {
+fn ranks_with_different_buckets_are_named() {
     let port = crate::collective_support::free_port();
     let errors: Vec<String> = std::thread::scope(|scope| {
         let ranks: Vec<_> = (0..3)

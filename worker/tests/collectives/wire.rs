@@ -1,4 +1,5 @@
-//! What travels between hosts: rounded exactly where requested, equal on all ranks, and no more bytes than needed.
+//! Traffic between hosts: rounded exactly where requested, equal on all ranks, and no more bytes
+//! than needed.
 
 use crate::collective_support::{group_with, number};
 use half::{bf16, f16};
@@ -8,8 +9,8 @@ use switchyard_worker::comm::{Force, GroupConfig, Options, Wire};
 const LENS: [usize; 6] = [1, 17, 1000, 4099, 70_001, 150_000];
 const WIRES: [Wire; 3] = [Wire::F32, Wire::F16, Wire::Bf16];
 
-/// Ordinary numbers, and at some places special ones: infinities, NaNs, denormals of all formats, sums that overflow
-/// f16 although their addends fit.
+/// Ordinary values with some special ones: infinities, NaNs, subnormals of all formats, sums that
+/// overflow f16 although their addends fit.
 fn input(rank: u32, i: usize) -> f32 {
     match (i % 1009, rank) {
         (3, 1) => f32::INFINITY,
@@ -33,15 +34,15 @@ fn rounded(wire: Wire, x: f32) -> f32 {
     }
 }
 
-/// Segment `i` of `m`: multiples of 16 numbers.
+/// Segment `i` of `m`: a multiple of 16 values.
 fn segment(len: usize, m: usize, i: usize) -> Range<usize> {
     let each = len.div_ceil(m).next_multiple_of(16);
     (each * i).min(len)..(each * (i + 1)).min(len)
 }
 
-/// The documented behaviour of the ring: segment `i` starts at member `i`, is rounded before each hop, and last by its
-/// owner.
-fn model(members: &[Vec<f32>], wire: Wire) -> Vec<f32> {
+/// The documented behaviour of the ring: segment `i` starts at member `i`, is rounded before each
+/// hop, and finally by its owner.
+fn ring_model(members: &[Vec<f32>], wire: Wire) -> Vec<f32> {
     let (m, len) = (members.len(), members[0].len());
     let mut sum = vec![0.0; len];
     for i in 0..m {
@@ -55,7 +56,7 @@ fn model(members: &[Vec<f32>], wire: Wire) -> Vec<f32> {
     sum
 }
 
-/// Addends of the members of the ring: of single ranks, or of all ranks of a host in rank order.
+/// Addends of the ring members: of single ranks, or of all ranks of a host in rank order.
 fn members(world: u32, per_host: u32, len: usize) -> Vec<Vec<f32>> {
     let of_host = |first: u32| {
         let ranks = first..(first + per_host).min(world);
@@ -74,14 +75,14 @@ fn same_bits(got: &[f32], want: &[f32], what: &str) {
 }
 
 #[test]
-fn sums_are_those_of_the_model_bit_for_bit() {
+fn sums_match_the_model_bit_for_bit() {
     for (world, per_host) in [(2, 1), (3, 1), (4, 1), (5, 1), (3, 2), (4, 2), (5, 2)] {
         let change = |c: &mut GroupConfig| match per_host {
             1 => c.transport = Force::Tcp,
             _ => c.host_id = format!("host-{}", c.rank() / per_host),
         };
         for wire in WIRES {
-            let wanted = LENS.map(|len| model(&members(world, per_host, len), wire));
+            let wanted = LENS.map(|len| ring_model(&members(world, per_host, len), wire));
             for lanes in [1, 3] {
                 let bits =
                     group_with(world, Options { lanes, wire, ..Options::default() }, change, &LENS, |mut comm| {
@@ -105,12 +106,12 @@ fn sums_are_those_of_the_model_bit_for_bit() {
 }
 
 #[test]
-fn the_error_is_half_a_unit_in_the_last_place_for_each_member() {
+fn the_error_is_at_most_half_an_ulp_per_member() {
     for (wire, unit, least) in [(Wire::F16, 2f64.powi(-11), 2f64.powi(-25)), (Wire::Bf16, 2f64.powi(-8), 0.0)] {
         let mut largest: f64 = 0.0;
         for m in 2..=5 {
             let parts: Vec<Vec<f32>> = (0..m).map(|rank| (0..3000).map(|i| number(rank, 1, i)).collect()).collect();
-            for (i, sum) in model(&parts, wire).iter().enumerate() {
+            for (i, sum) in ring_model(&parts, wire).iter().enumerate() {
                 let exact: f64 = parts.iter().map(|part| f64::from(part[i])).sum();
                 let size: f64 = parts.iter().map(|part| f64::from(part[i].abs())).sum();
                 let allowed = f64::from(m) * (unit * size * 1.01 + least);
@@ -119,12 +120,12 @@ fn the_error_is_half_a_unit_in_the_last_place_for_each_member() {
                 largest = largest.max(error / allowed);
             }
         }
-        assert!(largest > 0.1, "a bound that nothing comes near to: {largest}");
+        assert!(largest > 0.1, "the bound is never approached: {largest}");
     }
 }
 
 #[test]
-fn an_overflow_of_f16_on_one_rank_is_seen_by_all() {
+fn an_f16_overflow_on_one_rank_reaches_all() {
     let options = Options { lanes: 2, wire: Wire::F16, ..Options::default() };
     let seen = group_with(
         4,
@@ -145,7 +146,7 @@ fn an_overflow_of_f16_on_one_rank_is_seen_by_all() {
 }
 
 #[test]
-fn two_byte_numbers_halve_what_is_sent() {
+fn two_byte_formats_halve_the_traffic() {
     const HEADER: u64 = 32;
     const BUCKETS: [usize; 3] = [48_000, 192, 9600];
     for (world, lanes) in [(2, 1), (3, 1), (4, 3)] {
@@ -179,9 +180,9 @@ fn two_byte_numbers_halve_what_is_sent() {
     }
 }
 
-/// What is reduced together is chosen by a measurement: it must not change a sum.
+/// A measurement decides which buckets are reduced together, so this must not change any sum.
 #[test]
-fn buckets_that_are_reduced_together_have_the_bits_of_buckets_that_are_not() {
+fn fused_reductions_match_separate_ones_bit_for_bit() {
     let lens = [33, 5_000, 1, 70_000, 16, 12_345];
     let numbers = |rank: u32, bucket: usize| {
         (0..lens[bucket]).map(move |i| ((i * 31 + bucket * 7 + 5) as f32 * (rank + 1) as f32).sin())
@@ -219,7 +220,7 @@ fn buckets_that_are_reduced_together_have_the_bits_of_buckets_that_are_not() {
 }
 
 #[test]
-fn numbers_too_small_for_f16_arrive_with_a_scale_or_in_4_bytes() {
+fn values_too_small_for_f16_survive_with_a_scale_or_in_4_bytes() {
     let own = |rank: u32, i: usize| 1e-9 * number(rank, 0, i);
     let exact: Vec<f64> = (0..5_000).map(|i| (0..3).map(|rank| f64::from(own(rank, i))).sum()).collect();
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
@@ -242,7 +243,7 @@ fn numbers_too_small_for_f16_arrive_with_a_scale_or_in_4_bytes() {
 }
 
 #[test]
-fn times_are_in_order_and_lanes_do_not_wait_for_each_other() {
+fn times_are_ordered_and_lanes_are_independent() {
     for force in [Force::Shm, Force::Tcp] {
         let options = Options { lanes: 2, ..Options::default() };
         group_with(
@@ -252,7 +253,7 @@ fn times_are_in_order_and_lanes_do_not_wait_for_each_other() {
             &[50_000; 4],
             |mut comm| {
                 assert!((0..4).all(|b| comm.reducer.timing(b).is_none()));
-                // Buckets 0 and 2 are in one lane, 1 and 3 in the other one.
+                // Buckets 0 and 2 share a lane, 1 and 3 the other.
                 let late = comm.group.rank() == 1;
                 if !late {
                     comm.reducer.start(0);
@@ -281,7 +282,7 @@ fn times_are_in_order_and_lanes_do_not_wait_for_each_other() {
                     assert!(third.began - third.started >= Duration::from_millis(45), "{third:?}");
                     assert!(second.ended < first.ended && fourth.ended < first.ended);
                 }
-                // Until the next reduction is complete, the last one counts.
+                // The last reduction counts until the next one completes.
                 comm.reducer.start(1);
                 assert_eq!(comm.reducer.timing(1), Some(second));
                 comm.reducer.wait(1).unwrap();
@@ -306,6 +307,7 @@ fn clocks_of_one_machine_agree() {
         },
     );
     assert_eq!(&offsets[..2], [0, 0], "the host of rank 0");
-    // Both of these ranks ask. Half of the fastest of 16 round trips is far below this even on a busy machine.
+    // Both of these ranks query the clock. Half of the fastest of 16 round trips is far below this
+    // even on a busy machine.
     assert!(offsets.iter().all(|micros| micros.abs() < 20_000), "{offsets:?}");
 }

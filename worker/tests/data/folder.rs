@@ -1,4 +1,4 @@
-//! Directories of images.
+//! Image directories.
 
 use crate::support::*;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ fn with_bad(directory: &Dir, max_bad_samples: u64) -> Arc<Dataset> {
 fn classes_are_directories() {
     let directory = classes(3);
     directory.write("cat/notes.txt", "not an image");
-    directory.write("cat/.hidden.png", "not looked at");
+    directory.write("cat/.hidden.png", "ignored");
     directory.write("cat/empty.png", "");
     let dataset = open(&folder(&directory), &Task::Classify).unwrap();
     assert_eq!(dataset.kind(), Kind::Images { height: 8, width: 8, channels: 3, classes: 2 });
@@ -42,7 +42,7 @@ fn classes_are_directories() {
 }
 
 #[test]
-fn parts_of_their_own() {
+fn explicit_train_and_validation_directories() {
     let directory = Dir::new();
     for (name, seed) in [("train/a/1.png", 1), ("train/b/1.png", 2), ("val/b/2.png", 3), ("test/c/1.png", 4)] {
         directory.write(name, png(8, 8, seed));
@@ -51,15 +51,15 @@ fn parts_of_their_own() {
     assert_eq!((dataset.facts().train_samples, dataset.facts().validation_samples), (2, 1));
     assert_eq!(validation(&dataset).targets, [1]);
     directory.write("val/z/1.png", png(8, 8, 5));
-    says(&folder(&directory), &Task::Classify, &["val/z/1.png", "class `z`", "images in `train`"]);
+    assert_error(&folder(&directory), &Task::Classify, &["val/z/1.png", "class `z`", "images in `train`"]);
     directory.write("train/1.png", png(8, 8, 5));
-    says(&folder(&directory), &Task::Classify, &["train/1.png", "outside of a class"]);
+    assert_error(&folder(&directory), &Task::Classify, &["train/1.png", "outside of a class"]);
 }
 
 #[test]
-fn divided_by_content() {
+fn the_split_depends_on_content() {
     let directory = classes(40);
-    // The same image under another name is on the same side as the first one.
+    // A copy of an image under another name is on the same side as the original.
     for image in 0..40 {
         directory.write(&format!("cat/copy-{image}.jpg"), jpeg(20 + image, 16, image));
     }
@@ -73,29 +73,29 @@ fn divided_by_content() {
 }
 
 #[test]
-fn what_cannot_be_a_folder_of_images() {
+fn invalid_image_folders() {
     let directory = Dir::new();
-    says(&folder(&directory), &Task::Classify, &["none of the 0 files"]);
+    assert_error(&folder(&directory), &Task::Classify, &["none of the 0 files"]);
     directory.write("a/notes.txt", "x");
-    says(&folder(&directory), &Task::Classify, &["no image that is not empty"]);
+    assert_error(&folder(&directory), &Task::Classify, &["no image that is not empty"]);
     directory.write("1.png", png(8, 8, 1));
-    says(&folder(&directory), &Task::Classify, &["1.png", "in a directory for its class"]);
+    assert_error(&folder(&directory), &Task::Classify, &["1.png", "in a directory for its class"]);
     let mut unsized_images = folder(&directory);
     unsized_images.images.size = 0;
-    says(&unsized_images, &Task::Classify, &["spec.engine.data.images.size: got 0"]);
+    assert_error(&unsized_images, &Task::Classify, &["spec.engine.data.images.size: got 0"]);
     let file = data(Source::ImageFolder(files(&directory.path("1.png"))));
-    says(&file, &Task::Classify, &["1.png: a file", "a directory with a directory for each class"]);
+    assert_error(&file, &Task::Classify, &["1.png: a file", "a directory with a directory for each class"]);
 }
 
 #[test]
-fn bad_images_are_replaced_counted_and_at_last_an_error() {
+fn bad_images_are_replaced_counted_and_limited() {
     let directory = classes(6);
-    directory.write("cat/2.JPG", "no image at all");
+    directory.write("cat/2.JPG", "not an image");
     let cut = jpeg(40, 16, 3);
     directory.write("cat/3.JPG", &cut[..cut.len() / 2]);
     let dataset = with_bad(&directory, 2);
     let mut prefetcher = start(&dataset, order(&dataset, 3, 1, 1), &READER);
-    // Three epochs: every sample is read three times, and each bad one is counted once.
+    // Three epochs read every sample three times, but count each bad one once.
     let batches = take(&mut prefetcher, 12);
     assert_eq!(prefetcher.bad_samples().count(), 2);
     let good: Vec<Vec<u32>> = {
@@ -121,16 +121,16 @@ fn bad_images_are_replaced_counted_and_at_last_an_error() {
         );
         assert!(text.contains("cat/") && text.ends_with("expected at most 1"), "{text}");
         failed.push((batch, text));
-        assert!(matches!(prefetcher.next(), Err(DataError::ReaderEnded(_))), "it is no wait to ask again");
+        assert!(matches!(prefetcher.next(), Err(DataError::ReaderEnded(_))), "the error does not depend on waiting");
     }
     assert_eq!(failed[0], failed[1], "always in the same batch");
 }
 
 #[test]
-fn nothing_but_bad_images_ends_with_an_error() {
+fn only_bad_images_are_an_error() {
     let directory = Dir::new();
     for image in 0..5 {
-        directory.write(&format!("a/{image}.png"), format!("no image {image}"));
+        directory.write(&format!("a/{image}.png"), format!("not an image {image}"));
     }
     let dataset = with_bad(&directory, 100);
     let mut prefetcher = start(&dataset, order(&dataset, 2, 1, 1), &READER);
@@ -158,7 +158,7 @@ fn bad_validation_images_count_too() {
 }
 
 #[test]
-fn files_that_change_or_go_are_an_error() {
+fn changed_or_deleted_files_are_an_error() {
     for change in [
         |path: &std::path::Path| std::fs::write(path, png(8, 8, 9)).unwrap(),
         |path: &std::path::Path| {
@@ -182,14 +182,14 @@ fn files_that_change_or_go_are_an_error() {
 }
 
 #[test]
-fn augmentation_is_for_training_and_the_same_for_every_division() {
+fn augmentation_is_for_training_only_and_independent_of_the_batch_division() {
     let directory = classes(6);
     let mut data = folder(&directory);
     (data.images.crop_padding, data.images.flip) = (2, true);
     data.validation_fraction = 0.3;
     let dataset = open(&data, &Task::Classify).unwrap();
     let plain = open(&Data { images: folder(&directory).images, ..data.clone() }, &Task::Classify).unwrap();
-    assert_eq!(validation(&dataset), validation(&plain), "as they are");
+    assert_eq!(validation(&dataset), validation(&plain), "not augmented");
     assert_ne!(training(&dataset), training(&plain));
     let epoch_of = |dataset: &Arc<Dataset>, shape: StepShape, step: u64| -> Vec<(Vec<u32>, u32)> {
         let order = Order::new(dataset, shape, 7).unwrap();

@@ -1,4 +1,4 @@
-//! Files of samples that are kept in memory: what is read, and what is refused.
+//! Formats that are kept in memory: what is read, and what is refused.
 
 use crate::support::*;
 use safetensors::tensor::{Dtype, TensorView, serialize};
@@ -13,7 +13,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 #[test]
 fn cifar10() {
     let directory = cifar_directory();
-    // Red, green and blue of the first pixel are apart in the file and adjacent in the sample.
+    // The red, green and blue of a pixel are separate in the file and adjacent in the sample.
     let mut records = cifar(&[(7, 0), (0, 0)]);
     (records[1], records[1 + 1024], records[1 + 2048]) = (11, 22, 33);
     directory.write("data_batch_1.bin", records);
@@ -28,16 +28,16 @@ fn cifar10() {
     assert_eq!(validation(&dataset).targets, [5, 9]);
 
     directory.write("test_batch.bin", &cifar(&[(3, 0)])[1..]);
-    says(&data(source.clone()), &Task::Classify, &["test_batch.bin", "3072 bytes", "a multiple of 3073"]);
+    assert_error(&data(source.clone()), &Task::Classify, &["test_batch.bin", "3072 bytes", "a multiple of 3073"]);
     directory.write("test_batch.bin", cifar(&[(3, 0), (10, 0)]));
-    says(&data(source.clone()), &Task::Classify, &["label 10 of sample 1", "classes 0 to 9"]);
+    assert_error(&data(source.clone()), &Task::Classify, &["label 10 of sample 1", "classes 0 to 9"]);
     directory.write("data_batch_4.bin", "");
-    says(&data(source.clone()), &Task::Classify, &["data_batch_4.bin", "0 bytes"]);
+    assert_error(&data(source.clone()), &Task::Classify, &["data_batch_4.bin", "0 bytes"]);
     std::fs::remove_file(directory.path("data_batch_4.bin")).unwrap();
-    says(&data(source.clone()), &Task::Classify, &["data_batch_4.bin is missing"]);
+    assert_error(&data(source.clone()), &Task::Classify, &["data_batch_4.bin is missing"]);
     std::fs::create_dir(directory.path("data_batch_4.bin")).unwrap();
-    says(&data(source), &Task::Classify, &["data_batch_4.bin is a directory"]);
-    says(&data(Source::Cifar10(files(&directory.path("gone")))), &Task::Classify, &["nothing at", "gone"]);
+    assert_error(&data(source), &Task::Classify, &["data_batch_4.bin is a directory"]);
+    assert_error(&data(Source::Cifar10(files(&directory.path("gone")))), &Task::Classify, &["nothing at", "gone"]);
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn mnist() {
     let bad = |name: &str, file: &[u8], words: &[&str]| {
         let good = std::fs::read(directory.path(name)).unwrap();
         directory.write(name, file);
-        says(&source(), &Task::Classify, words);
+        assert_error(&source(), &Task::Classify, words);
         directory.write(name, good);
     };
     let images = "train-images-idx3-ubyte";
@@ -67,7 +67,7 @@ fn mnist() {
     bad("t10k-images-idx3-ubyte", &idx(&[2, 2, 1], &[0; 4]), &["images of 2x1 pixels", "2x2"]);
     let labels = directory.path("train-labels-idx1-ubyte");
     std::fs::rename(&labels, labels.with_extension("gz")).unwrap();
-    says(&source(), &Task::Classify, &["train-labels-idx1-ubyte.gz", "gunzip"]);
+    assert_error(&source(), &Task::Classify, &["train-labels-idx1-ubyte.gz", "gunzip"]);
     std::fs::rename(labels.with_extension("gz"), directory.path("train-labels.idx1-ubyte")).unwrap();
     assert_eq!(training(&open(&source(), &Task::Classify).unwrap()), expected, "a dot in the name");
 }
@@ -79,7 +79,7 @@ fn csv(directory: &Dir, text: &str, image: Option<ImageShape>) -> Data {
 }
 
 #[test]
-fn lines_of_numbers() {
+fn csv_files() {
     let directory = Dir::new();
     let good = csv(&directory, "width,height,kind\n1,2.5,0\n\n -1e3 , 0 ,2\r\n", None);
     let dataset = open(&good, &Task::Classify).unwrap();
@@ -94,22 +94,26 @@ fn lines_of_numbers() {
     assert_eq!(training(&dataset), [(vec![0, 255], 1), (vec![128, 64], 0)], "16 stands for white");
 
     let classify = Task::Classify;
-    says(&csv(&directory, "", None), &classify, &["no sample"]);
-    says(&csv(&directory, "a,b,c\n", None), &classify, &["no sample"]);
-    says(&csv(&directory, "1,2\n1,2,3\n", None), &classify, &["line 2 of", "2 numbers before the class: expected 1"]);
-    says(&csv(&directory, "1,x,3\n", None), &classify, &["line 1 of", "column 2 is `x`"]);
-    says(&csv(&directory, "1,nan,3\n", None), &classify, &["column 2 is `nan`"]);
-    says(&csv(&directory, "1,2,1.5\n", None), &classify, &["the class is 1.5"]);
-    says(&csv(&directory, "1,2,-1\n", None), &classify, &["the class is -1"]);
-    says(&csv(&directory, "7\n", None), &classify, &["0 numbers before the class"]);
-    says(&csv(&directory, "0,17,1\n", Some(shape)), &classify, &["column 2 is 17: expected 0 to 16"]);
-    says(&csv(&directory, "0,1,2,1\n", Some(shape)), &classify, &["3 numbers before the class: expected 2"]);
+    assert_error(&csv(&directory, "", None), &classify, &["no sample"]);
+    assert_error(&csv(&directory, "a,b,c\n", None), &classify, &["no sample"]);
+    assert_error(
+        &csv(&directory, "1,2\n1,2,3\n", None),
+        &classify,
+        &["line 2 of", "2 numbers before the class: expected 1"],
+    );
+    assert_error(&csv(&directory, "1,x,3\n", None), &classify, &["line 1 of", "column 2 is `x`"]);
+    assert_error(&csv(&directory, "1,nan,3\n", None), &classify, &["column 2 is `nan`"]);
+    assert_error(&csv(&directory, "1,2,1.5\n", None), &classify, &["the class is 1.5"]);
+    assert_error(&csv(&directory, "1,2,-1\n", None), &classify, &["the class is -1"]);
+    assert_error(&csv(&directory, "7\n", None), &classify, &["0 numbers before the class"]);
+    assert_error(&csv(&directory, "0,17,1\n", Some(shape)), &classify, &["column 2 is 17: expected 0 to 16"]);
+    assert_error(&csv(&directory, "0,1,2,1\n", Some(shape)), &classify, &["3 numbers before the class: expected 2"]);
     let deep = ImageShape { channels: 2, ..shape };
-    says(&csv(&directory, "0,1,2,1\n", Some(deep)), &classify, &["spec.engine.data.image: got 1x2x2"]);
+    assert_error(&csv(&directory, "0,1,2,1\n", Some(deep)), &classify, &["spec.engine.data.image: got 1x2x2"]);
 }
 
 #[test]
-fn bad_lines_are_left_out_up_to_the_limit() {
+fn bad_lines_are_skipped_up_to_the_limit() {
     let directory = Dir::new();
     let data = csv(&directory, "1,2\nrubbish,x\n3,4\n\n5,6,7\n5,6\n", None);
     let open = |max_bad_samples| {
@@ -123,13 +127,13 @@ fn bad_lines_are_left_out_up_to_the_limit() {
     );
     let dataset = open(2).unwrap();
     assert_eq!((dataset.facts().train_samples, dataset.facts().bad_samples), (3, 2));
-    assert_eq!(dataset.bad_samples().count(), 2, "they count for the run");
+    assert_eq!(dataset.bad_samples().count(), 2, "they stay counted during the run");
 }
 
-/// Name, NumPy's name of the number type, shape and bytes.
+/// Name, NumPy type string, shape and bytes.
 type Array<'a> = (&'a str, &'a str, &'a [usize], &'a [u8]);
 
-/// Files of a directory, or one safetensors file, with these arrays.
+/// These arrays as `.npy` files, and as one safetensors file.
 fn arrays(arrays: &[Array<'_>]) -> [(Dir, Data); 2] {
     let (directory, file) = (Dir::new(), Dir::new());
     let mut tensors = Vec::new();
@@ -184,7 +188,7 @@ fn arrays_of_images_and_features() {
 }
 
 #[test]
-fn arrays_that_are_no_samples() {
+fn invalid_arrays() {
     let label = longs(&[1]);
     let too_large = longs(&[70_000]);
     let not_a_number = floats(&[1.0, f32::NAN]);
@@ -202,27 +206,27 @@ fn arrays_that_are_no_samples() {
     ];
     for (arrays_of_case, words) in cases {
         for (_directory, data) in arrays(arrays_of_case) {
-            says(&data, &Task::Classify, &[words]);
+            assert_error(&data, &Task::Classify, &[words]);
         }
     }
     let directory = Dir::new();
-    let npy_says = |file: &[u8], words: &str| {
+    let assert_npy_error = |file: &[u8], words: &str| {
         directory.write("images.npy", file);
-        says(&data(Source::SafeTensors(directory.files())), &Task::Classify, &["images.npy", words]);
+        assert_error(&data(Source::SafeTensors(directory.files())), &Task::Classify, &["images.npy", words]);
     };
-    npy_says(b"", "wrong first bytes");
-    npy_says(&npy("|u1", &[2, 2, 2], &[0; 8])[..9], "cut off");
-    npy_says(&npy("|u1", &[2, 2, 2], &[0; 8])[..40], "cut off");
-    npy_says(&npy("|u1", &[2, 2, 2], &[0; 7]), "an array of 7 bytes");
-    npy_says(&npy("|u1", &[usize::MAX, 2], &[0; 7]), "an array of 7 bytes");
-    npy_says(&npy(">i4", &[1], &[0; 4]), "numbers of type `>i4`");
+    assert_npy_error(b"", "wrong first bytes");
+    assert_npy_error(&npy("|u1", &[2, 2, 2], &[0; 8])[..9], "cut off");
+    assert_npy_error(&npy("|u1", &[2, 2, 2], &[0; 8])[..40], "cut off");
+    assert_npy_error(&npy("|u1", &[2, 2, 2], &[0; 7]), "an array of 7 bytes");
+    assert_npy_error(&npy("|u1", &[usize::MAX, 2], &[0; 7]), "an array of 7 bytes");
+    assert_npy_error(&npy(">i4", &[1], &[0; 4]), "numbers of type `>i4`");
     let columns = String::from_utf8_lossy(&npy("|u1", &[1], &[0])[10..]).replace("False", "True ");
-    npy_says(
+    assert_npy_error(
         &[b"\x93NUMPY\x01\x00", &(columns.len() as u16 - 1).to_le_bytes()[..], columns.as_bytes()].concat(),
         "columns first",
     );
     directory.write("x.safetensors", "no tensors");
-    says(
+    assert_error(
         &data(Source::SafeTensors(files(&directory.path("x.safetensors")))),
         &Task::Classify,
         &["other than safetensors"],
@@ -230,7 +234,7 @@ fn arrays_that_are_no_samples() {
 }
 
 #[test]
-fn a_sample_that_occurs_twice_is_on_one_side() {
+fn duplicates_are_on_the_same_side_of_the_split() {
     // 200 samples, each of them twice.
     let pixels: Vec<u8> = (0..400_u32).flat_map(|sample| [(sample % 200) as u8, 5, 6, 7]).collect();
     let labels: Vec<u8> = (0..400).map(|sample| (sample % 3) as u8).collect();
@@ -244,9 +248,9 @@ fn a_sample_that_occurs_twice_is_on_one_side() {
     let held = rows(&dataset, &validation(&dataset));
     assert!(training(&dataset).iter().all(|(pixels, _)| held.iter().all(|(other, _)| other != pixels)));
     data.validation_fraction = 0.3;
-    assert_ne!(open(&data, &Task::Classify).unwrap().facts().digest, facts.digest, "the division counts");
+    assert_ne!(open(&data, &Task::Classify).unwrap().facts().digest, facts.digest, "the split is part of the digest");
     data.validation_fraction = 0.6;
-    says(&data, &Task::Classify, &["spec.engine.data.validationFraction: got 0.6"]);
+    assert_error(&data, &Task::Classify, &["spec.engine.data.validationFraction: got 0.6"]);
 }
 
 #[test]
@@ -271,18 +275,18 @@ fn images_in_memory_are_scaled_and_normalised() {
     let expected: Vec<f32> = bytes.pixels.iter().map(|byte| (f32::from(*byte) / 255.0 - 0.5) / 0.25).collect();
     assert_eq!(floats.values, expected);
     data.images.size = 20_000;
-    says(&data, &Task::Classify, &["spec.engine.data.images.size: got 20000: expected at most 16384"]);
+    assert_error(&data, &Task::Classify, &["spec.engine.data.images.size: got 20000: expected at most 16384"]);
 }
 
 #[test]
-fn data_of_another_kind_than_the_model_wants() {
+fn data_that_does_not_match_the_model() {
     let directory = idx_directory();
-    says(
+    assert_error(
         &data(Source::Idx(directory.files())),
         &next_token(8, 256),
         &["IDX holds images", "Text, Tokens or Synthetic"],
     );
-    says(&data(Source::Text(directory.files())), &Task::Classify, &["Text holds tokens", "CIFAR10, IDX"]);
+    assert_error(&data(Source::Text(directory.files())), &Task::Classify, &["Text holds tokens", "CIFAR10, IDX"]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! Files that are broken in any way: an error that says so, or samples; never a panic, nor more memory than the file
-//! justifies.
+//! Corrupt files of any kind give a clear error or samples; never a panic, and never more memory
+//! than the file justifies.
 //!
-//! Each format is tried for [`SECONDS`], or for the time in the variable `FUZZ_SECONDS`.
+//! Each format is tried for [`SECONDS`], or for `FUZZ_SECONDS` from the environment.
 
 use crate::memory::memory;
 use crate::support::*;
@@ -21,7 +21,7 @@ enum Change {
     Random(Vec<u8>),
     Cut(Index),
     Set(Vec<(Index, u8)>),
-    /// A 32-bit number of all ones or of zeros, or one with a high bit: typical of sizes.
+    /// A 32-bit integer of all ones or zeros, or with a high bit set: typical of corrupt sizes.
     Size(Index, [u8; 4]),
     Insert(Index, Vec<u8>),
     Remove(Index, Index),
@@ -49,7 +49,7 @@ impl Change {
             Change::Random(bytes) => return bytes.clone(),
             Change::Cut(end) => file.truncate(at(end)),
             Change::Set(bytes) => bytes.iter().for_each(|(place, byte)| file[at(place)] = *byte),
-            // Headers are at the beginning, so half of the changes are there.
+            // Headers are at the start, so half of the changes are there.
             Change::Size(place, size) => {
                 let place = if size[0] == 0 { at(place) } else { place.index(good.len().min(64)) };
                 file.iter_mut().skip(place).zip(size).for_each(|(byte, size)| *byte = *size);
@@ -64,12 +64,13 @@ impl Change {
     }
 }
 
-/// Breaks one of the files repeatedly and reads the data: opens them and reads a batch of each side.
+/// Repeatedly corrupts one of the files and reads the data: opens it and reads a batch of each
+/// side.
 fn fuzz(directory: &Dir, names: &[&str], data: &Data, task: &Task, allowed: impl Fn(usize) -> usize) {
     let seconds = std::env::var("FUZZ_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(SECONDS);
     let end = Instant::now() + Duration::from_secs(seconds);
     let good: Vec<Vec<u8>> = names.iter().map(|name| std::fs::read(directory.path(name)).unwrap()).collect();
-    assert!(read(data, task, 0).is_ok(), "the files are good before");
+    assert!(read(data, task, 0).is_ok(), "the files are valid before");
     while Instant::now() < end {
         let mut runner = TestRunner::new(Config { cases: 200, failure_persistence: None, ..Config::default() });
         let case = (any::<Index>(), change());
@@ -79,7 +80,8 @@ fn fuzz(directory: &Dir, names: &[&str], data: &Data, task: &Task, allowed: impl
             directory.write(names[file], &broken);
             let input: usize = good.iter().map(Vec::len).sum::<usize>() + broken.len();
             let (result, bytes) = memory(|| read(data, task, 0));
-            // Bad samples are named on standard error, which the test program keeps in memory: not measured.
+            // Reports of bad samples go to standard error, which the test harness buffers in
+            // memory, so they are not measured.
             let _ = read(data, task, 3);
             directory.write(names[file], &good[file]);
             if bytes > allowed(input) {
@@ -90,10 +92,11 @@ fn fuzz(directory: &Dir, names: &[&str], data: &Data, task: &Task, allowed: impl
         });
         result.unwrap();
     }
-    assert!(read(data, task, 0).is_ok(), "the files are good again");
+    assert!(read(data, task, 0).is_ok(), "the files are valid again");
 }
 
-/// Opens and reads the data on this thread, so that its memory is counted. An error has to name a field.
+/// Opens and reads the data on this thread, so that its memory is counted. An error must name a
+/// field.
 fn read(data: &Data, task: &Task, max_bad_samples: u64) -> Result<(), String> {
     let reader = Reader { max_bad_samples, ..READER };
     let read = || {
@@ -111,7 +114,7 @@ fn read(data: &Data, task: &Task, max_bad_samples: u64) -> Result<(), String> {
     })
 }
 
-/// For data that are kept in memory: 16 times the files, plus a constant 1 MiB.
+/// For data kept in memory: 16 times the file size, plus 1 MiB.
 fn by_size(input: usize) -> usize {
     16 * input + (1 << 20)
 }
@@ -142,7 +145,7 @@ fn csv_files() {
     fuzz(&directory, &["x.csv"], &data, &Task::Classify, by_size);
 }
 
-/// Pictures of 2 by 2 pixels, and their classes.
+/// Images of 2 by 2 pixels, and their classes.
 fn arrays() -> (Vec<u8>, Vec<u8>) {
     ((0..120).collect(), (0..10_i64).flat_map(|label| (label % 3).to_le_bytes()).collect())
 }
@@ -179,9 +182,9 @@ fn token_files() {
     fuzz(&directory, &["train.bin", "val.bin"], &data, &next_token(16, 100), by_size);
 }
 
-/// An image may decode to 1000 times its file. Sizes in its header are limited, and with them the memory: to a quarter
-/// of the largest picture for the sizes that small changes produce.
-fn pictures(extension: &str, image: &[u8]) {
+/// An image may decode to 1000 times its file size. The sizes in its header are limited, which
+/// bounds the memory: for the sizes that small changes produce, to a quarter of the largest image.
+fn image_files(extension: &str, image: &[u8]) {
     let directory = Dir::new();
     for name in ["train/a/1", "val/a/1", "val/a/2"] {
         directory.write(&format!("{name}.{extension}"), image);
@@ -194,10 +197,10 @@ fn pictures(extension: &str, image: &[u8]) {
 
 #[test]
 fn jpeg_files() {
-    pictures("jpg", &jpeg(40, 30, 1));
+    image_files("jpg", &jpeg(40, 30, 1));
 }
 
 #[test]
 fn png_files() {
-    pictures("png", &png(40, 30, 1));
+    image_files("png", &png(40, 30, 1));
 }

@@ -1,4 +1,4 @@
-//! Samples from files: every format, the reader, and files that are broken.
+//! Samples from files: every format, the reader, and corrupt files.
 #![allow(clippy::unwrap_used)]
 
 mod folder;

@@ -1,4 +1,4 @@
-//! The reader: what it delivers depends only on data, seed, step and rank.
+//! The reader's output depends only on data, seed, step and rank.
 
 use crate::memory::memory;
 use crate::support::*;
@@ -29,7 +29,7 @@ fn every_kind() -> Vec<Arc<Dataset>> {
     tasks.into_iter().chain(classify).map(|(task, image)| open(&synthetic(60, image), &task).unwrap()).collect()
 }
 
-/// A folder of images with augmentation: it costs work and uses random numbers.
+/// An image folder with augmentation, which takes time and uses random numbers.
 fn folder() -> (Dir, Arc<Dataset>) {
     let directory = Dir::new();
     for image in 0..24 {
@@ -41,18 +41,18 @@ fn folder() -> (Dir, Arc<Dataset>) {
     (directory, dataset)
 }
 
-/// The first `count` batches with another reader.
+/// The first `count` batches with this reader configuration.
 fn first(dataset: &Arc<Dataset>, order: Order, reader: Reader, count: usize) -> Vec<Batch> {
     take(&mut start(dataset, order, &reader), count)
 }
 
 #[test]
-fn workers_and_modes_change_nothing() {
+fn workers_and_modes_do_not_change_the_output() {
     let (_directory, images) = folder();
     for dataset in every_kind().into_iter().chain([images]) {
         let order = order(&dataset, 2, 2, 2);
         let expected = first(&dataset, order, READER, 100);
-        assert!(order.steps_per_epoch() < 20, "they cross epochs");
+        assert!(order.steps_per_epoch() < 20, "batches cross epochs");
         for (number, batch) in expected.iter().enumerate() {
             assert_eq!((batch.step, batch.micro_batch), (number as u64 / 2, number as u32 % 2));
         }
@@ -82,7 +82,7 @@ fn any_step_can_be_the_first() {
 }
 
 #[test]
-fn another_number_of_ranks_sees_the_same_samples_in_each_step() {
+fn each_step_has_the_same_samples_for_any_world_size() {
     for dataset in every_kind() {
         let step = |shape: StepShape, step: u64| -> Vec<u32> {
             let order = Order::new(&dataset, shape, 7).unwrap();
@@ -90,7 +90,7 @@ fn another_number_of_ranks_sees_the_same_samples_in_each_step() {
                 let mut prefetcher = Prefetcher::start(Arc::clone(&dataset), order, rank, step, &READER).unwrap();
                 take(&mut prefetcher, shape.merge as usize)
             });
-            // For every kind: all inputs in sequence, and the targets.
+            // For every kind, all inputs in sequence, and the targets.
             let (mut inputs, mut targets) = (Vec::new(), Vec::new());
             for batch in batches {
                 inputs.extend(batch.tokens);
@@ -141,11 +141,12 @@ fn the_validation_set_does_not_depend_on_its_division() {
 }
 
 #[test]
-fn made_up_samples_can_be_learned_and_cost_little() {
+fn synthetic_samples_are_learnable_and_cheap() {
     let mut data = synthetic(2000, Some(SHAPE));
     data.validation_fraction = 0.5;
     let dataset = open(&data, &Task::Classify).unwrap();
-    // The class of a validation sample is the one whose mean over the training samples is nearest.
+    // Nearest-mean classification: a validation sample belongs to the class with the closest
+    // training mean.
     let mut means: BTreeMap<u32, (Vec<f64>, f64)> = BTreeMap::new();
     for (pixels, class) in training(&dataset) {
         let (sum, count) = means.entry(class).or_insert_with(|| (vec![0.0; pixels.len()], 0.0));
@@ -161,17 +162,17 @@ fn made_up_samples_can_be_learned_and_cost_little() {
         means.iter().min_by(|a, b| distance(a.1).total_cmp(&distance(b.1))).unwrap().0 == class
     });
     assert!(right.count() > 900, "of {}", held.len());
-    // A window of synthetic text: its phrases are repeated.
+    // A window of synthetic text repeats its phrases.
     let text = open(&synthetic(100, None), &next_token(64, 5000)).unwrap();
     let batch = start(&text, order(&text, 50, 1, 1), &READER).next().unwrap().clone();
     let pairs: BTreeSet<(u32, u32)> = batch.tokens.iter().copied().zip(batch.targets.iter().copied()).collect();
     assert!(pairs.len() < 1600, "{} different pairs of 3200", pairs.len());
-    says(&synthetic(0, None), &next_token(8, 10), &["spec.engine.data.samples: got 0"]);
-    says(&synthetic(u64::MAX, None), &Task::Classify, &["spec.engine.data.samples"]);
+    assert_error(&synthetic(0, None), &next_token(8, 10), &["spec.engine.data.samples: got 0"]);
+    assert_error(&synthetic(u64::MAX, None), &Task::Classify, &["spec.engine.data.samples"]);
 }
 
 #[test]
-fn buffers_are_used_again_and_counted() {
+fn buffers_are_reused_and_counted() {
     for (workers, double_buffer, most) in [(1, true, 2), (3, true, 4), (2, false, 1)] {
         let dataset = open(&synthetic(60, Some(SHAPE)), &Task::Classify).unwrap();
         let reader = Reader { workers, double_buffer, ..READER };
@@ -184,7 +185,7 @@ fn buffers_are_used_again_and_counted() {
 }
 
 #[test]
-fn the_training_thread_takes_no_memory() {
+fn the_training_thread_does_not_allocate() {
     let (_directory, images) = folder();
     for dataset in every_kind().into_iter().chain([images]) {
         for (workers, double_buffer) in [(1, true), (3, true), (2, false)] {
@@ -202,9 +203,9 @@ fn the_training_thread_takes_no_memory() {
 }
 
 #[test]
-fn its_own_speed_is_told() {
+fn the_reader_reports_its_own_speed() {
     let (_directory, dataset) = folder();
-    // Filled on demand, so that no batch is filled that is not seen here.
+    // Filled on demand, so that every batch filled is observed here.
     let reader = Reader { double_buffer: false, ..READER };
     let began = Instant::now();
     let mut prefetcher = start(&dataset, order(&dataset, 4, 1, 1), &reader);
@@ -218,18 +219,22 @@ fn its_own_speed_is_told() {
         std::thread::sleep(Duration::from_millis(2));
     }
     assert!(seconds < began.elapsed().as_secs_f64() - 0.06, "waiting does not count as work: {seconds} s");
-    let told = prefetcher.capacity().unwrap();
-    assert!((0.99..1.01).contains(&(told * seconds / samples)), "{told} samples/s, by batch {}", samples / seconds);
+    let reported = prefetcher.capacity().unwrap();
+    assert!(
+        (0.99..1.01).contains(&(reported * seconds / samples)),
+        "{reported} samples/s, by batch {}",
+        samples / seconds
+    );
 }
 
 #[test]
-fn without_a_drain_between_epochs_the_next_one_is_under_way() {
+fn an_infinite_reader_starts_the_next_epoch_early() {
     let dataset = open(&synthetic(8, Some(SHAPE)), &Task::Classify).unwrap();
     let work_ahead = |infinite, wait: Duration| {
         let reader = Reader { workers: 2, infinite, ..READER };
         let mut prefetcher = start(&dataset, order(&dataset, 4, 1, 1), &reader);
         prefetcher.next().unwrap();
-        // The last batch of the first epoch is in use: are samples of the next epoch made?
+        // The last batch of the first epoch is in use: is the next epoch being prepared?
         prefetcher.next().unwrap();
         let end = Instant::now() + wait;
         while prefetcher.samples_made() == 8 && Instant::now() < end {
@@ -241,7 +246,7 @@ fn without_a_drain_between_epochs_the_next_one_is_under_way() {
     assert_eq!(work_ahead(false, Duration::from_millis(200)), 8, "the queue drains");
 }
 
-/// CPU time of each of this process's threads named `reader`, in ticks of the kernel.
+/// CPU time of each of this process's threads named `reader`, in kernel ticks.
 fn reader_ticks() -> BTreeMap<String, u64> {
     let mut ticks = BTreeMap::new();
     for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
@@ -255,7 +260,7 @@ fn reader_ticks() -> BTreeMap<String, u64> {
 }
 
 #[test]
-fn an_idle_reader_waits_without_work() {
+fn an_idle_reader_uses_no_cpu_time() {
     let dataset = open(&synthetic(60, Some(SHAPE)), &Task::Classify).unwrap();
     let mut prefetcher = start(&dataset, order(&dataset, 2, 1, 1), &Reader { workers: 2, ..READER });
     prefetcher.next().unwrap();
@@ -265,13 +270,14 @@ fn an_idle_reader_waits_without_work() {
     let before = reader_ticks();
     std::thread::sleep(Duration::from_millis(300));
     let after = reader_ticks();
-    // A spinning thread would have used 30 ticks of 10 ms. Threads of other tests are busy, so at least two must rest.
+    // A spinning thread would have used 30 ticks of 10 ms. Threads of other tests are busy, so at
+    // least two must rest.
     let resting = before.iter().filter(|(id, ticks)| after.get(*id).is_some_and(|now| now - *ticks < 8)).count();
     assert!(resting >= 2, "{before:?} {after:?}");
 }
 
 #[test]
-fn drop_ends_the_threads_at_any_moment() {
+fn drop_stops_the_threads_at_any_time() {
     let (_directory, dataset) = folder();
     for number in 0..100 {
         let reader = Reader { workers: 1 + number % 3, ..READER };

@@ -1,4 +1,4 @@
-//! Small data of every format, and helpers to read them.
+//! Small data of every format, and helpers to read it.
 
 use image::ImageEncoder;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use switchyard_worker_contract::config::{
 pub(crate) const READER: Reader =
     Reader { workers: 1, double_buffer: true, infinite: true, sample_type: SampleType::UInt8, max_bad_samples: 0 };
 
-/// A directory that is removed at the end.
+/// A temporary directory.
 pub(crate) struct Dir(tempfile::TempDir);
 
 impl Dir {
@@ -59,14 +59,14 @@ pub(crate) fn open(data: &Data, task: &Task) -> Result<Arc<Dataset>, DataError> 
     Dataset::open(data, &READER, task, 7).map(Arc::new)
 }
 
-/// The text of the error, which names a field, what was found and what was expected.
+/// The error message, which names a field, the actual and the expected value.
 pub(crate) fn error(data: &Data, task: &Task) -> String {
     let text = open(data, task).expect_err("an error").to_string();
     assert!(text.starts_with("spec.engine.") && text.contains("expected") && !text.ends_with('.'), "{text}");
     text
 }
 
-pub(crate) fn says(data: &Data, task: &Task, words: &[&str]) {
+pub(crate) fn assert_error(data: &Data, task: &Task, words: &[&str]) {
     let text = error(data, task);
     for words in words {
         assert!(text.contains(words), "`{words}` is missing: {text}");
@@ -77,7 +77,7 @@ pub(crate) fn order(dataset: &Dataset, batch_size: u32, merge: u32, world: u32) 
     Order::new(dataset, StepShape { batch_size, merge, world }, 7).unwrap()
 }
 
-/// The next `count` batches, without the time they took.
+/// The next `count` batches, without their timings.
 pub(crate) fn take(prefetcher: &mut Prefetcher, count: usize) -> Vec<Batch> {
     let next = |_| {
         let mut batch = prefetcher.next().unwrap().clone();
@@ -91,7 +91,7 @@ pub(crate) fn start(dataset: &Arc<Dataset>, order: Order, reader: &Reader) -> Pr
     Prefetcher::start(Arc::clone(dataset), order, 0, 0, reader).unwrap()
 }
 
-/// All validation samples in their order, as one batch.
+/// All validation samples in order, as one batch.
 pub(crate) fn validation(dataset: &Arc<Dataset>) -> Batch {
     let samples = dataset.facts().validation_samples as u32;
     let mut set = ValidationSet::new(dataset, samples, 1, 1, dataset.bad_samples()).unwrap();
@@ -116,7 +116,7 @@ pub(crate) fn rows(dataset: &Dataset, batch: &Batch) -> Vec<(Vec<u32>, u32)> {
     all.chunks_exact(all.len() / samples).map(<[u32]>::to_vec).zip(batch.targets.iter().copied()).collect()
 }
 
-/// An image of noise that is smooth enough to be compressed.
+/// An image of noise that is smooth enough to compress.
 fn pixels(width: u32, height: u32, seed: u32) -> Vec<u8> {
     (0..height)
         .flat_map(|y| (0..width).flat_map(move |x| [x * 3 + seed * 40, y * 5 + seed, x * y / 4]))
@@ -158,12 +158,12 @@ pub(crate) fn npy(kind: &str, shape: &[usize], data: &[u8]) -> Vec<u8> {
     file
 }
 
-/// Records of CIFAR-10, with this class and byte.
+/// CIFAR-10 records with this class and byte.
 pub(crate) fn cifar(records: &[(u8, u8)]) -> Vec<u8> {
     records.iter().flat_map(|(class, byte)| [vec![*class], vec![*byte; 3072]].concat()).collect()
 }
 
-/// The six files of CIFAR-10, two records each.
+/// The six CIFAR-10 files, with two records each.
 pub(crate) fn cifar_directory() -> Dir {
     let directory = Dir::new();
     for batch in 0..6 {
@@ -173,7 +173,7 @@ pub(crate) fn cifar_directory() -> Dir {
     directory
 }
 
-/// The four files of MNIST: 3 images of 2x2 for training, 2 for validation.
+/// The four MNIST files: 3 images of 2x2 for training, 2 for validation.
 pub(crate) fn idx_directory() -> Dir {
     let directory = Dir::new();
     directory.write("train-images-idx3-ubyte", idx(&[3, 2, 2], &(0..12).collect::<Vec<u8>>()));

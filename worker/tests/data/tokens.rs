@@ -1,4 +1,4 @@
-//! Text and token files: windows, masked tokens, files that change.
+//! Text and token files: windows, masked tokens, changing files.
 
 use crate::support::*;
 use std::collections::BTreeMap;
@@ -6,14 +6,14 @@ use std::io::Write;
 use switchyard_worker::data::{DataError, Kind, Masking, Task};
 use switchyard_worker_contract::config::{Bert, Model, Source, TokenType};
 
-fn file_of(tokens: impl Iterator<Item = u32>, token_type: TokenType) -> Vec<u8> {
+fn encode(tokens: impl Iterator<Item = u32>, token_type: TokenType) -> Vec<u8> {
     match token_type {
         TokenType::UInt16 => tokens.flat_map(|token| (token as u16).to_le_bytes()).collect(),
         TokenType::UInt32 => tokens.flat_map(u32::to_le_bytes).collect(),
     }
 }
 
-/// A run in which every token contains its position.
+/// A token sequence in which every token is its own position.
 fn numbered(count: u32) -> impl Iterator<Item = u32> {
     0..count
 }
@@ -22,7 +22,7 @@ fn numbered(count: u32) -> impl Iterator<Item = u32> {
 fn windows_of_token_files() {
     for (token_type, count) in [(TokenType::UInt16, 60_000), (TokenType::UInt32, 200_000)] {
         let directory = Dir::new();
-        directory.write("train.bin", file_of(numbered(count), token_type));
+        directory.write("train.bin", encode(numbered(count), token_type));
         for path in ["train.bin", ""] {
             let task = next_token(100, count);
             let dataset = open(&data(directory.tokens(path, token_type)), &task).unwrap();
@@ -44,9 +44,9 @@ fn windows_of_token_files() {
 }
 
 #[test]
-fn a_token_file_is_divided_by_blocks() {
+fn token_files_are_split_in_blocks() {
     let directory = Dir::new();
-    directory.write("train.bin", file_of(numbered(60_000), TokenType::UInt16));
+    directory.write("train.bin", encode(numbered(60_000), TokenType::UInt16));
     let mut data = data(directory.tokens("train.bin", TokenType::UInt16));
     data.validation_fraction = 0.2;
     let dataset = open(&data, &next_token(10, 60_000)).unwrap();
@@ -58,10 +58,10 @@ fn a_token_file_is_divided_by_blocks() {
     let trained = start(&dataset, order(&dataset, samples, 1, 1), &READER).next().unwrap().tokens.clone();
     let held: std::collections::BTreeSet<u32> = held.into_iter().collect();
     assert!(trained.iter().all(|token| !held.contains(token)));
-    // Windows continue over the places where blocks were removed.
+    // Windows span the gaps left by removed blocks.
     assert!(trained.chunks(10).any(|window| window[9] - window[0] > 9));
-    // The file's own part is used instead, and both are digested.
-    directory.write("val.bin", file_of(numbered(50), TokenType::UInt16));
+    // An explicit validation file replaces the split, and both files are digested.
+    directory.write("val.bin", encode(numbered(50), TokenType::UInt16));
     data.source = directory.tokens("", TokenType::UInt16);
     let own = open(&data, &next_token(10, 60_000)).unwrap();
     assert_eq!((own.facts().train_items, own.facts().validation_items, own.facts().files), (60_000, 50, 2));
@@ -69,36 +69,36 @@ fn a_token_file_is_divided_by_blocks() {
 }
 
 #[test]
-fn token_files_that_cannot_be_used() {
+fn invalid_token_files() {
     let directory = Dir::new();
     let tokens = |name: &str| data(directory.tokens(name, TokenType::UInt32));
     let task = next_token(4, 100);
-    says(&tokens("gone.bin"), &task, &["nothing at", "gone.bin"]);
-    says(&tokens(""), &task, &["train.bin is missing"]);
+    assert_error(&tokens("gone.bin"), &task, &["nothing at", "gone.bin"]);
+    assert_error(&tokens(""), &task, &["train.bin is missing"]);
     directory.write("x.bin", "");
-    says(&tokens("x.bin"), &task, &["x.bin: the file is empty"]);
+    assert_error(&tokens("x.bin"), &task, &["x.bin: the file is empty"]);
     directory.write("x.bin", [1; 10]);
-    says(&tokens("x.bin"), &task, &["10 bytes", "a multiple of 4", "spec.engine.data.tokenType"]);
-    directory.write("x.bin", file_of([1, 2, 3, 100, 5].into_iter(), TokenType::UInt32));
-    says(&tokens("x.bin"), &task, &["token 100 at position 3", "below the vocabulary of 100"]);
-    says(&tokens("x.bin"), &next_token(0, 100), &["contextLength: got 0"]);
+    assert_error(&tokens("x.bin"), &task, &["10 bytes", "a multiple of 4", "spec.engine.data.tokenType"]);
+    directory.write("x.bin", encode([1, 2, 3, 100, 5].into_iter(), TokenType::UInt32));
+    assert_error(&tokens("x.bin"), &task, &["token 100 at position 3", "below the vocabulary of 100"]);
+    assert_error(&tokens("x.bin"), &next_token(0, 100), &["contextLength: got 0"]);
     let text = Dir::new();
     text.write("a.txt", "some text");
-    says(&data(Source::Text(text.files())), &next_token(2, 255), &["vocabulary: got 255", "256 for text"]);
+    assert_error(&data(Source::Text(text.files())), &next_token(2, 255), &["vocabulary: got 255", "256 for text"]);
 }
 
 #[test]
-fn a_token_file_that_changes_is_an_error_and_no_crash() {
+fn a_changing_token_file_is_an_error_not_a_crash() {
     type Change = fn(&std::path::Path);
     let changes: [(&str, Change); 3] = [
         ("5000 bytes, they were 120000", |path| {
             std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(5000).unwrap();
         }),
         ("it was written to", |path| {
-            // In place: a file that is truncated first may be seen without its bytes.
+            // In place: a truncated file could be seen without its bytes.
             let mut file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
             file.write_all(&[2; 120_000]).unwrap();
-            // The clock of a file system may be too coarse to show the change.
+            // The file system's clock may be too coarse to show the change.
             file.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(9)).unwrap();
         }),
         ("0 bytes", |path| std::fs::write(path, "").unwrap()),
@@ -131,7 +131,7 @@ fn entropies() {
     directory.write("a.txt", "abab".repeat(100));
     let text = open(&data(Source::Text(directory.files())), &next_token(4, 256)).unwrap().entropies().unwrap().unwrap();
     assert!((text.unigram - 2.0_f64.ln()).abs() < 1e-12 && text.bigram.unwrap().abs() < 1e-12);
-    directory.write("x.bin", file_of((0..4000).map(|place| place % 2 * 30_000), TokenType::UInt16));
+    directory.write("x.bin", encode((0..4000).map(|place| place % 2 * 30_000), TokenType::UInt16));
     let tokens = |vocabulary| {
         let data = data(directory.tokens("x.bin", TokenType::UInt16));
         open(&data, &next_token(4, vocabulary)).unwrap().entropies().unwrap()
@@ -151,12 +151,12 @@ fn bert(context_length: u32, next_sentence: bool) -> Masking {
         masked_fraction: 0.15,
         next_sentence,
     };
-    let Task::Masked(masking) = Task::of(&Model::Bert(bert)) else { panic!("BERT hides tokens") };
+    let Task::Masked(masking) = Task::of(&Model::Bert(bert)) else { panic!("BERT masks tokens") };
     masking
 }
 
-/// Checks a sequence; returns the tokens at masked positions (MASK, the token itself or another one) and the tokens of
-/// the data.
+/// Checks a sequence; returns the kind of replacement at each masked position (MASK, the token
+/// itself, or another), and the tokens of the data.
 fn check_sequence(masking: &Masking, tokens: &[u32], positions: &[u32], targets: &[u32]) -> (Vec<char>, Vec<u32>) {
     assert_eq!((positions.len(), targets.len()), (masking.predictions as usize, masking.predictions as usize));
     assert!(positions.windows(2).all(|pair| pair[0] < pair[1]), "ascending, none twice: {positions:?}");
@@ -175,14 +175,14 @@ fn check_sequence(masking: &Masking, tokens: &[u32], positions: &[u32], targets:
     }
     assert_eq!((restored[0], restored[tokens.len() - 1]), (masking.cls, masking.sep));
     let special: Vec<usize> = (0..tokens.len()).filter(|place| restored[*place] >= masking.vocabulary).collect();
-    assert_eq!(special.len(), if masking.next_sentence { 3 } else { 2 }, "only the special tokens are hidden by none");
+    assert_eq!(special.len(), if masking.next_sentence { 3 } else { 2 }, "only the special tokens are never masked");
     (kinds, restored)
 }
 
 #[test]
-fn hidden_tokens() {
+fn masked_tokens() {
     let directory = Dir::new();
-    directory.write("x.bin", file_of(numbered(40_000), TokenType::UInt16));
+    directory.write("x.bin", encode(numbered(40_000), TokenType::UInt16));
     let data = data(directory.tokens("x.bin", TokenType::UInt16));
     for next_sentence in [false, true] {
         let masking = bert(64, next_sentence);
@@ -217,7 +217,7 @@ fn hidden_tokens() {
                 }
             }
         }
-        // 20,000 masked tokens: 80 % MASK, 10 % another token, 10 % unchanged.
+        // 20,000 masked tokens: 80 % MASK, 10 % random token, 10 % unchanged.
         let share = |kind| f64::from(counts[&kind]) / 20_000.0;
         assert!((share('m') - 0.8).abs() < 0.01, "{counts:?}");
         assert!((share('o') - 0.1).abs() < 0.01 && (share('s') - 0.1).abs() < 0.01, "{counts:?}");
@@ -229,9 +229,9 @@ fn hidden_tokens() {
 }
 
 #[test]
-fn other_tokens_are_hidden_in_each_epoch_and_the_same_at_each_evaluation() {
+fn masks_differ_between_epochs_and_stay_the_same_in_evaluations() {
     let directory = Dir::new();
-    directory.write("x.bin", file_of(numbered(2_000), TokenType::UInt16));
+    directory.write("x.bin", encode(numbered(2_000), TokenType::UInt16));
     let mut data = data(directory.tokens("x.bin", TokenType::UInt16));
     data.validation_fraction = 0.3;
     let dataset = open(&data, &Task::Masked(bert(32, true))).unwrap();
@@ -243,13 +243,13 @@ fn other_tokens_are_hidden_in_each_epoch_and_the_same_at_each_evaluation() {
 }
 
 #[test]
-fn sequences_too_short_for_what_is_asked() {
+fn sequences_too_short_for_their_special_tokens() {
     let directory = Dir::new();
-    directory.write("x.bin", file_of(numbered(500), TokenType::UInt16));
+    directory.write("x.bin", encode(numbered(500), TokenType::UInt16));
     let data = data(directory.tokens("x.bin", TokenType::UInt16));
     for (context, next_sentence) in [(0, false), (2, false), (3, true), (4, true)] {
         let task = Task::Masked(bert(context, next_sentence));
-        says(&data, &task, &["spec.engine.model.bert.contextLength", "room for the special tokens"]);
+        assert_error(&data, &task, &["spec.engine.model.bert.contextLength", "room for the special tokens"]);
     }
     assert!(open(&data, &Task::Masked(bert(5, true))).is_ok() && open(&data, &Task::Masked(bert(3, false))).is_ok());
 }

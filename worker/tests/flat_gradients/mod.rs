@@ -1,10 +1,10 @@
-//! Gradients in one plain array, for tests and benchmarks of a single rank.
+//! Gradients in one flat array, for single-rank tests and benchmarks.
 #![allow(dead_code)]
 
 use std::ops::Range;
 use switchyard_worker::nn::{GradientSink, Layout};
 
-/// Gradients with their ranges looked up once, as in the step loop.
+/// Gradients whose ranges are looked up once, as in the step loop.
 pub struct FlatGradients {
     ranges: Vec<Range<usize>>,
     pub gradients: Vec<f32>,

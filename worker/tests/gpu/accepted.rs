@@ -1,5 +1,5 @@
-//! The convolutions of ResNets and the attention of GPT and BERT, which cuDNN itself accepts for a GPU that is not there. Only
-//! `cargo xtask test --gpu-libraries` fetches it.
+//! cuDNN itself accepts the convolutions of ResNets and the attention of GPT and BERT, for a GPU
+//! that is not present. Only `cargo xtask test --gpu-libraries` fetches cuDNN.
 
 use crate::trial;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use switchyard_worker::model::Registry;
 use switchyard_worker::nn::Graph;
 use switchyard_worker_contract::config::{Bert, Gpt, Model, ResNet, ResNetDepth, Stem};
 
-/// An H200 in the words of cuDNN, written by hand from public figures: no GPU has told its own.
+/// cuDNN's description of an H200, written from public figures and not taken from a real device.
 const H200: &str = r#"{"deviceName":"NVIDIA H200","deviceVer":900,"cudaDeviceId":0,"driverVer":13000,"totalGlobalMem":150109814784,
 "maxGridSize":[2147483647,65535,65535],"maxBlockSize":[1024,1024,64],"regsPerBlock":65536,"multiProcessorCount":132,"warpSize":32,
 "maxSharedMemoryPerBlock":49152,"maxSharedMemoryPerBlockOptin":232448,"reservedSharedMemoryPerBlock":1024,"maxRegistersPerSM":65536,
@@ -23,10 +23,11 @@ const H200: &str = r#"{"deviceName":"NVIDIA H200","deviceVer":900,"cudaDeviceId"
 "smClockRateKHz":1980000,"memClockRateKHz":3201000,"l2CacheSize":62914560}"#;
 
 const IMAGES: usize = 64;
-/// What the engine allows.
-const MOST_WORKSPACE: usize = 256 << 20;
+/// The engine's limit.
+const MAX_WORKSPACE: usize = 256 << 20;
 
-/// Names that cuDNN looks up in a driver before it compiles a kernel for a graph, which is all that it does with them here.
+/// Driver functions that cuDNN looks up before it compiles a kernel for a graph, which is all that
+/// it does with them here.
 const DRIVER_NAMES: &str = "cuInit cuGetErrorString cuCtxGetCurrent cuCtxSetCurrent cuCtxGetLimit cuCtxPopCurrent cuCtxPushCurrent \
     cuCtxSynchronize cuDeviceGet cuDeviceGetAttribute cuDeviceGetCount cuDeviceGetName cuDevicePrimaryCtxRetain cuFuncSetAttribute \
     cuGetErrorName cuKernelGetAttribute cuKernelSetAttribute cuLaunchCooperativeKernel cuLaunchKernel cuLaunchKernelEx \
@@ -34,7 +35,7 @@ const DRIVER_NAMES: &str = "cuInit cuGetErrorString cuCtxGetCurrent cuCtxSetCurr
     cuMemcpyHtoDAsync_v2 cuModuleGetFunction cuModuleLoadData cuModuleUnload cuOccupancyMaxPotentialClusterSize cuStreamGetCtx \
     cuStreamSynchronize";
 
-/// A driver without devices: it takes machine code, and nothing else.
+/// Builds a driver without devices that can only load machine code.
 fn driver(folder: &Path) {
     let mut source = String::from(
         "static int taken;\nint cuLibraryLoadData(void **to) { *to = &taken; return 0; }\nint cuLibraryGetKernel(void **to) { *to = &taken; return 0; }\n\
@@ -58,7 +59,7 @@ fn cudnn() -> Cudnn {
         .collect();
     let variable = std::env::join_paths(folders).unwrap();
     let places = Places::new(|name| (name == VARIABLE).then(|| variable.clone()), Path::new("/nowhere"), None);
-    // Without cuBLASLt cuDNN ends the process; graphs are compiled by NVRTC for the driver.
+    // Without cuBLASLt, cuDNN aborts the process. NVRTC compiles graphs for the driver.
     for needed in [DRIVER, NVRTC, CUBLASLT] {
         places.open(&needed).unwrap_or_else(|error| panic!("{error}"));
     }
@@ -72,13 +73,14 @@ fn kinds(model: &Model, (batch, kind): (usize, Kind), format: Format) -> Vec<Cud
     CudnnKinds::of(&graph, false)
 }
 
-/// Checks that cuDNN has a plan for each of at least so many kinds; returns the largest workspace.
-fn all_are_accepted(cudnn: &Cudnn, kinds: &[CudnnKind], least: usize) -> usize {
+/// Checks that cuDNN has a plan for each kind, and that there are at least `least`; returns the
+/// largest workspace.
+fn assert_all_accepted(cudnn: &Cudnn, kinds: &[CudnnKind], least: usize) -> usize {
     let device = Properties::described(cudnn, H200).unwrap();
     assert!(kinds.len() >= least, "{kinds:?}");
     let bytes = |kind: &CudnnKind| {
         let operation = kind.described(Arithmetic::Ieee).unwrap();
-        let limits = Limits { deterministic: operation.is_deterministic(), workspace_bytes: MOST_WORKSPACE };
+        let limits = Limits { deterministic: operation.is_deterministic(), workspace_bytes: MAX_WORKSPACE };
         let asked = ask(cudnn, &device, &operation, limits);
         let Accepted { workspace_bytes, plan } = asked.unwrap_or_else(|error| panic!("{kind:?}: {error}"));
         assert!(plan.contains("91900"), "{plan}");
@@ -95,16 +97,16 @@ fn all_convolutions_of_resnets_are_accepted_by_cudnn() {
         for format in [Format::Bf16, Format::F16, Format::F32] {
             let model = Model::ResNet(ResNet { depth, stem: Stem::ImageNet, width: 64 });
             let kinds = kinds(&model, (IMAGES, trial::images(224, 3)), format);
-            let most = all_are_accepted(&cudnn, &kinds, 20);
+            let most = assert_all_accepted(&cudnn, &kinds, 20);
             println!("{depth:?} in {format:?}: {} kinds, at most {most} bytes of workspace", kinds.len());
         }
     }
 }
 
-/// Of GPT-124M, BERT base, a GPT with heads of 128, and small ones with odd numbers of tokens.
+/// GPT-124M, BERT base, a GPT with a head size of 128, and small models with odd token counts.
 #[test]
 #[ignore = "needs NVIDIA's libraries: cargo xtask test --gpu-libraries"]
-fn all_attention_in_16_bits_is_accepted_by_cudnn() {
+fn all_16_bit_attention_is_accepted_by_cudnn() {
     let cudnn = cudnn();
     let gpt = |layers, hidden_size, heads, context_length| {
         let vocabulary_size = 512;
@@ -125,7 +127,7 @@ fn all_attention_in_16_bits_is_accepted_by_cudnn() {
     for model in models {
         for format in [Format::Bf16, Format::F16] {
             let kinds = kinds(&model, (8, trial::kind_of(&model)), format);
-            let most = all_are_accepted(&cudnn, &kinds, 2);
+            let most = assert_all_accepted(&cudnn, &kinds, 2);
             println!("{model:?} in {format:?}: {} kinds, at most {most} bytes of workspace", kinds.len());
         }
         assert_eq!(kinds(&model, (8, trial::kind_of(&model)), Format::F32), []);
@@ -134,10 +136,10 @@ fn all_attention_in_16_bits_is_accepted_by_cudnn() {
 
 #[test]
 #[ignore = "needs NVIDIA's libraries: cargo xtask test --gpu-libraries"]
-fn what_cudnn_knows_of_a_device_can_be_read_and_described_again() {
+fn device_properties_round_trip_through_json() {
     let cudnn = cudnn();
-    let told = Properties::described(&cudnn, H200).unwrap().json(&cudnn).unwrap();
-    assert!(told.contains("NVIDIA H200"), "{told}");
-    let again = Properties::described(&cudnn, told.trim_end_matches('\0')).unwrap().json(&cudnn).unwrap();
-    assert_eq!(again, told);
+    let json = Properties::described(&cudnn, H200).unwrap().json(&cudnn).unwrap();
+    assert!(json.contains("NVIDIA H200"), "{json}");
+    let round_tripped = Properties::described(&cudnn, json.trim_end_matches('\0')).unwrap().json(&cudnn).unwrap();
+    assert_eq!(round_tripped, json);
 }

@@ -1,4 +1,4 @@
-//! What a whole computation holds, and when its gradients are complete.
+//! Memory of a whole computation, and completion of its gradients.
 
 use crate::TARGET;
 use crate::network::{IMAGES, LANGUAGE, NETWORKS, RESIDUAL};
@@ -21,7 +21,7 @@ fn computations() -> impl Iterator<Item = (&'static str, Computation)> {
     })
 }
 
-/// A bucket that is written by a work from this number on.
+/// A bucket that is still written after it counts as complete.
 fn written(backward: &[Work<Span>], complete: &[usize], buckets: &[Bucket]) -> Option<usize> {
     (0..buckets.len()).find(|&bucket| {
         let own = 4 * buckets[bucket].range.start..4 * buckets[bucket].range.end;
@@ -33,14 +33,14 @@ fn written(backward: &[Work<Span>], complete: &[usize], buckets: &[Bucket]) -> O
 }
 
 #[test]
-fn gradients_that_are_complete_are_not_written_any_more() {
+fn complete_gradients_are_not_written_again() {
     for (name, computation) in computations() {
         let buckets = fuse(computation.layout(), 64);
         let works = computation.works(|span| span).unwrap();
         for (pass, complete) in [works.first, works.later].iter().zip(computation.complete(&buckets).unwrap()) {
             assert!(buckets.len() > 1 && complete.is_sorted(), "{name}: {complete:?}");
             assert_eq!(written(&pass.backward, &complete, &buckets), None, "{name}");
-            // One work earlier the first bucket is not complete.
+            // One operation earlier, the first bucket is not complete.
             let early: Vec<usize> = complete.iter().map(|end| end - 1).collect();
             assert!(written(&pass.backward, &early, &buckets).is_some(), "{name}");
         }
@@ -48,7 +48,7 @@ fn gradients_that_are_complete_are_not_written_any_more() {
 }
 
 #[test]
-fn every_memory_of_a_work_is_held_or_comes_with_a_batch() {
+fn operations_use_only_held_memory_or_batch_inputs() {
     for (name, computation) in computations() {
         let place = |span: Span| {
             let held = computation.contents().iter().find(|contents| contents.memory == span.memory);

@@ -1,4 +1,4 @@
-//! The executor of PTX as a GPU: memories, kernels compiled when they are needed, products by definition.
+//! The PTX executor as a GPU: memories, kernels compiled on demand, matrix products by definition.
 
 use bytemuck::Pod;
 use std::sync::{Arc, Mutex};
@@ -9,10 +9,10 @@ use switchyard_cuda_reference::{Device, Launch, Module, Span, fp8};
 use switchyard_worker::cpu::{bf16, f16};
 use switchyard_worker::gpu::{self, Contents, Initial, Matrix, Memory, Product, Work};
 
-/// The architecture of the reference GPU, an H200.
+/// Architecture of the reference GPU, an H200.
 const ARCHITECTURE: &str = "sm_90a";
 
-/// What has been compiled, for all tests.
+/// Compiled modules, shared by all tests.
 static MODULES: Mutex<Vec<(Program, Arc<Module>)>> = Mutex::new(Vec::new());
 
 pub struct Gpu {
@@ -26,7 +26,7 @@ impl Gpu {
         Gpu { device: Device::default(), memories: Vec::new(), seed }
     }
 
-    /// Memory that nobody has written.
+    /// Allocates uninitialised memory.
     pub fn allocate(&mut self, memory: Memory, bytes: usize) -> Span {
         let span = self.device.allocate(&format!("{memory:?}"), bytes);
         self.memories.push((memory, span));
@@ -51,7 +51,7 @@ impl Gpu {
         self.at(span.memory).part(span.at..span.at + span.bytes).unwrap()
     }
 
-    /// A memory.
+    /// The span of a memory.
     pub fn at(&self, memory: Memory) -> Span {
         self.memories.iter().find(|(known, _)| *known == memory).unwrap().1
     }
@@ -60,7 +60,7 @@ impl Gpu {
         match work {
             Work::Kernel(call) => self.launch(call),
             Work::Product(product) => self.multiply(product),
-            Work::Convolution(_) | Work::Attention(_) => unreachable!("cuDNN is not asked here: `gpu_engine` does"),
+            Work::Convolution(_) | Work::Attention(_) => unreachable!("cuDNN is tested by `gpu_engine`"),
             Work::Copy { from, to } => {
                 for row in 0..from.rows {
                     let numbers: Vec<u8> = self.device.download(part(from, row));
@@ -85,10 +85,10 @@ impl Gpu {
         module
     }
 
-    /// Sums in 32 bits.
+    /// Accumulates in f32.
     fn multiply(&mut self, product: &Product<Span>) {
         let Product { left, right, result, addend, epilogue, scales } = product;
-        assert!(epilogue.is_none(), "cuBLASLt is not asked here: `gpu_engine` does");
+        assert!(epilogue.is_none(), "cuBLASLt epilogues are tested by `gpu_engine`");
         let [left, right] = [left, right].map(|matrix| self.rows_of(matrix));
         let scale: f32 = scales.iter().flatten().map(|scale| self.device.download::<f32>(*scale)[0]).product();
         assert_eq!((left.len(), right[0].len()), (result.rows, result.columns), "sides of a product");
@@ -108,12 +108,12 @@ impl Gpu {
                 Format::F32 => self.device.write(to, &sums),
                 Format::Bf16 => self.device.write(to, &sums.into_iter().map(bf16::from_f32).collect::<Vec<_>>()),
                 Format::F16 => self.device.write(to, &sums.into_iter().map(f16::from_f32).collect::<Vec<_>>()),
-                Format::Fp8(_) => unreachable!("no result has 8 bits"),
+                Format::Fp8(_) => unreachable!("results are never FP8"),
             }
         }
     }
 
-    /// As a product takes them.
+    /// The rows after transposition.
     fn rows_of(&self, matrix: &Matrix<Span>) -> Vec<Vec<f32>> {
         let rows: Vec<Vec<f32>> = (0..matrix.rows).map(|row| self.row_of(matrix, row)).collect();
         if !matrix.is_transposed {

@@ -1,4 +1,4 @@
-//! The gradient of every parameter after one micro-batch, beside that of the engine on CPUs.
+//! Compares the gradient of every parameter after one micro-batch with the CPU engine's.
 
 use crate::TARGET;
 use crate::flat_gradients::FlatGradients;
@@ -11,7 +11,8 @@ use switchyard_worker::cpu::Isa;
 use switchyard_worker::gpu::{Launch, Memory, Plan, Work};
 use switchyard_worker::nn::{Layout, Network, ParameterSlot, Weights};
 
-/// Of each parameter the norm of the difference between two gradients, relative to the norm of the second.
+/// For each parameter, the norm of the difference of two gradients relative to the norm of the
+/// second.
 fn distances(layout: &Layout, got: &[f32], expected: &[f32]) -> Vec<(String, f64)> {
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
     let parameter = |slot: &ParameterSlot| {
@@ -22,32 +23,33 @@ fn distances(layout: &Layout, got: &[f32], expected: &[f32]) -> Vec<(String, f64
     layout.parameters.iter().map(parameter).collect()
 }
 
-/// On both. `plant`: a mistake in the launches.
-fn gradients(build: Build, plant: impl FnOnce(&mut Vec<Launch<Span>>)) -> (Layout, Vec<f32>, Vec<f32>) {
+/// Gradients on the GPU and on the CPU. `mutate` can inject a mistake into the launches.
+fn gradients(build: Build, mutate: impl FnOnce(&mut Vec<Launch<Span>>)) -> (Layout, Vec<f32>, Vec<f32>) {
     let (kind, samples) = (*build().kind(), build().batch());
     let batch = batch(&kind, samples, 0);
     let mut network = Network::new(build(), cpu(1, Isa::Portable)).unwrap();
     let layout = network.layout().clone();
     let weights = weights(&layout);
     let mut sink = FlatGradients::new(&layout);
-    let given = Weights { master: &weights, half: None, statistics: &[] };
-    network.forward(given, &batch);
-    network.backward(given, &batch, 1.0, &mut sink);
+    let parameters = Weights { master: &weights, half: None, statistics: &[] };
+    network.forward(parameters, &batch);
+    network.backward(parameters, &batch, 1.0, &mut sink);
     let plan = Plan::new(build(), TARGET).unwrap();
     let mut loaded = Loaded::new(&plan, &batch, &weights, false, 1, 0);
     let mut launches = plan.launches(false, |span| loaded.gpu.place(span)).unwrap();
-    plant(&mut launches);
+    mutate(&mut launches);
     loaded.run(&batch, &launches);
     let got = loaded.gpu.device.download(loaded.gpu.at(Memory::Gradients));
     (layout, got, sink.gradients)
 }
 
 #[test]
-fn gradients_of_all_parameters_are_those_of_the_cpu() {
+fn gradients_of_all_parameters_match_the_cpu() {
     for (name, build) in all() {
         let (layout, got, expected) = gradients(build, |_| ());
         for (parameter, distance) in distances(&layout, &got, &expected) {
-            // In the deepest network two orders of sums put a ReLU on both sides of 0: its gradient is there, or not.
+            // In the deepest network, a different summation order can flip the sign of a ReLU's
+            // input, and with it whether there is a gradient.
             let allowed = if name == "deep resnet-50" { 0.1 } else { 1e-5 };
             assert!(distance < allowed, "{name}: gradient of {parameter} off by {distance:e} of its norm");
         }
@@ -55,7 +57,7 @@ fn gradients_of_all_parameters_are_those_of_the_cpu() {
 }
 
 #[test]
-fn a_product_that_is_added_twice_is_found_in_the_gradient_of_its_layer() {
+fn a_product_added_twice_shows_in_its_layers_gradient() {
     let name = "layer2.0.conv1";
     let twice = |launches: &mut Vec<Launch<Span>>| {
         let is_of = |launch: &Launch<Span>| launch.backward && launch.layer == name;

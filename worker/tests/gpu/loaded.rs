@@ -1,4 +1,4 @@
-//! A network whose memories are on the executor.
+//! A network whose memory is on the executor.
 
 use crate::executed::Gpu;
 use switchyard_cuda::kernels::embedding::order;
@@ -8,7 +8,7 @@ use switchyard_worker::data::Batch;
 use switchyard_worker::gpu::{Launch, Memory, Plan, Table};
 use switchyard_worker::nn::layers::{Loss, Target};
 
-/// What a device gets of a batch.
+/// Device inputs of a batch.
 fn inputs(batch: &Batch) -> Vec<(Memory, Vec<u8>)> {
     let bytes = |numbers: &[u32]| bytemuck::cast_slice(numbers).to_vec();
     let order = |numbers: &[u32]| {
@@ -40,13 +40,13 @@ pub fn rounded(weights: &[f32]) -> Vec<bf16> {
 pub struct Loaded {
     pub gpu: Gpu,
     losses: Vec<Loss>,
-    /// Nats, and right predictions.
+    /// Losses in nats, and correct predictions.
     rows: [Span; 2],
     inputs: Vec<Span>,
 }
 
 impl Loaded {
-    /// For steps of so many micro-batches like `batch`.
+    /// For steps of `micro_batches` micro-batches of this shape.
     pub fn new(plan: &Plan, batch: &Batch, weights: &[f32], is_half: bool, micro_batches: usize, seed: u64) -> Loaded {
         let mut gpu = Gpu::new(seed);
         gpu.allocate(Memory::Arena, plan.arena_bytes());
@@ -63,7 +63,7 @@ impl Loaded {
         if is_half {
             gpu.upload(Memory::Half, &rounded(weights));
         }
-        // Gaps between parameters stay zeros, which a norm sums over.
+        // The gaps between parameters must be zero, because norms sum over them.
         gpu.upload(Memory::Gradients, &vec![0.0f32; weights.len()]);
         Loaded {
             rows: [Memory::Losses, Memory::Correct].map(|memory| gpu.allocate(memory, 4 * rows)),
@@ -73,7 +73,7 @@ impl Loaded {
         }
     }
 
-    /// Runs launches on a batch; their loss, and right predictions.
+    /// Runs launches on a batch; returns loss and number of correct predictions.
     pub fn run(&mut self, batch: &Batch, launches: &[Launch<Span>]) -> (f64, u64) {
         self.inputs.iter().zip(inputs(batch)).for_each(|(at, (_, bytes))| self.gpu.device.write(*at, &bytes));
         launches.iter().for_each(|launch| self.gpu.run(&launch.work));

@@ -1,5 +1,5 @@
-//! Networks on a GPU without one: what is refused, launches that stay within the checked program, and training whose kernels run on the
-//! executor of PTX, compared with the engine on CPUs.
+//! GPU networks without a GPU: refused configurations, launches that stay within the checked
+//! program, and training whose kernels run on the PTX executor, compared with the CPU engine.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
@@ -23,13 +23,13 @@ mod update;
 use switchyard_worker::gpu::{CudnnKinds, Target};
 use switchyard_worker::nn::Graph;
 
-/// The same with a cuDNN and a cuBLASLt that compute all that they can of a graph.
+/// A target whose cuDNN and cuBLASLt handle everything that they can of a graph.
 fn with_libraries(graph: &Graph) -> Target {
     let kinds = CudnnKinds::of(graph, false).into_iter();
     let target = TARGET.with(CudnnKinds::new(kinds.map(|kind| (kind, 4096)).collect()));
     Target { epilogues: true, ..target }
 }
 
-/// Few blocks, so that each has several rows, and the shared memory of a block on an H200.
+/// Few blocks, so that each has several rows; shared memory per block of an H200.
 const TARGET: Target =
     Target { blocks: 4, shared_bytes: 232_448, cudnn: CudnnKinds::none(), epilogues: false, fp8: false };

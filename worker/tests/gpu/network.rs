@@ -1,4 +1,4 @@
-//! Small networks of what GPUs have kernels for, and their launches beside their programs.
+//! Small networks of layers that have GPU kernels, and their launches compared with their programs.
 
 use crate::trial::{self, kind_of};
 use crate::{TARGET, with_libraries};
@@ -33,7 +33,7 @@ pub fn graph(classes: usize) -> Graph {
     graph
 }
 
-/// A norm of the input, and a tensor whose gradient is the sum of what two residuals and a norm deliver:
+/// A norm of the input, and a tensor whose gradient sums contributions of two residuals and a norm:
 ///
 /// ```text
 /// x = first(norm(features))     y = x + second(norm(x))     logits = head(x + third(y))
@@ -63,24 +63,25 @@ pub fn mlp(activation: config::Activation) -> Graph {
     model(config::Model::Mlp(config::Mlp { hidden_sizes: vec![20, 12], activation }), KIND, SAMPLES, Format::F32)
 }
 
-/// The same with rows whose ends are no multiples of 16 bytes.
+/// The same with row sizes that are not multiples of 16 bytes.
 fn odd_mlp() -> Graph {
     let mlp = config::Mlp { hidden_sizes: vec![13, 9], activation: config::Activation::Gelu };
     model(config::Model::Mlp(mlp), Kind::Features { width: 7, classes: 5 }, SAMPLES, Format::F32)
 }
 
-/// Bytes of images as rows, of a width that is no multiple of 16 bytes.
+/// Byte images as rows, with a width that is not a multiple of 16 bytes.
 fn flat() -> Graph {
     let mlp = config::Mlp { hidden_sizes: vec![20, 13], activation: config::Activation::Relu };
     model(config::Model::Mlp(mlp), trial::images(5, 3), SAMPLES, Format::F32)
 }
 
-/// Of odd numbers of channels.
+/// ResNets with odd channel counts.
 fn resnet(depth: ResNetDepth, stem: Stem, kind: Kind, format: Format) -> Graph {
     model(trial::resnet(depth, stem, 3), kind, SAMPLES, format)
 }
 
-/// A large stem and two bottlenecks, of which the first halves the image; the patches of the stem are made of a few images at a time:
+/// A large stem and two bottlenecks, of which the first halves the image. The stem's patches are
+/// built for a few images at a time:
 ///
 /// ```text
 /// x = max pool(ReLU(norm(7x7(pixels))))
@@ -111,7 +112,7 @@ pub fn bottlenecks(format: Format) -> Graph {
     graph
 }
 
-/// Pools over images of few channels, whose pixels have gaps between them:
+/// Pools over images with few channels, whose pixels have gaps between them:
 ///
 /// ```text
 /// x = ReLU(first(pixels))     y = second(max pool(x))     logits = head(average pool(y) + average pool(x))
@@ -131,7 +132,7 @@ fn pools() -> Graph {
     graph
 }
 
-/// Sums of rows of tables, and a head that shares the table of tokens:
+/// Sums of embedding rows, and a head that shares the token table:
 ///
 /// ```text
 /// x = embedding(tokens)     logits = head(norm(x))
@@ -149,7 +150,8 @@ pub fn tokens(vocabulary: u32) -> Graph {
     graph
 }
 
-/// A language model of those that the engine's tests have: three heads, sequences and a vocabulary of odd length, two losses of a BERT.
+/// The language models of the engine's tests: three heads, odd sequence lengths and vocabularies,
+/// two BERT losses.
 pub fn language(config: config::Model, format: Format) -> Graph {
     let kind = kind_of(&config);
     model(config, kind, 2, format)
@@ -157,7 +159,7 @@ pub fn language(config: config::Model, format: Format) -> Graph {
 
 pub type Build = fn() -> Graph;
 
-/// Small networks on features by name.
+/// Small networks on features, by name.
 pub const NETWORKS: [(&str, Build); 6] = [
     ("residual", || graph(4)),
     ("two residuals", || twice(20)),
@@ -176,7 +178,8 @@ pub const RESIDUAL: [(&str, Build); 2] = [
     ("bottlenecks", || bottlenecks(Format::F32)),
 ];
 
-/// So deep or large that two orders of sums put a ReLU on both sides of 0 sooner or later: training beside a CPU goes apart.
+/// So deep or large that a different summation order eventually flips a ReLU, so that training
+/// diverges from the CPU's.
 pub const DEEP: [(&str, Build); 2] = [
     ("deep resnet-18", || resnet(ResNetDepth::D18, Stem::ImageNet, trial::images(40, 1), Format::F32)),
     ("deep resnet-50", || resnet(ResNetDepth::D50, Stem::ImageNet, trial::images(40, 1), Format::F32)),
@@ -190,7 +193,8 @@ pub const LANGUAGE: [(&str, Build); 4] = [
     ("bert", || language(trial::bert(true), Format::F32)),
 ];
 
-/// Products in 8 bits, and one whose outputs are no multiple of 16: gradients that are added, a residual, GELU.
+/// FP8 products, and one whose outputs are not a multiple of 16: accumulated gradients, a residual,
+/// GELU.
 ///
 /// ```text
 /// x = first(features)     y = x + down(GELU(up(norm(x))))     logits = head(y)
@@ -212,7 +216,7 @@ pub fn in_fp8() -> gpu::Target {
     gpu::Target { fp8: true, ..TARGET }
 }
 
-/// The first memory of a launch that the program's operation does not declare.
+/// The first memory use of a launch that the program's operation does not declare.
 fn undeclared(launch: &Launch<Span>, program: &Program) -> Option<Span> {
     let is_of = |step: &&Step| match &step.work {
         program::Work::Forward(layer, _) => *layer == launch.layer && !launch.backward,
@@ -225,7 +229,7 @@ fn undeclared(launch: &Launch<Span>, program: &Program) -> Option<Span> {
             Memory::Arena => program::Memory::Arena,
             Memory::Weights => program::Memory::Weights,
             Memory::Gradients => program::Memory::Gradients,
-            // A program does not speak of what comes with a batch.
+            // Programs do not describe batch inputs.
             _ => return true,
         };
         let within = |access: &Access| {
@@ -245,14 +249,14 @@ pub fn all() -> impl Iterator<Item = (&'static str, Build)> {
     NETWORKS.into_iter().chain(IMAGES).chain(RESIDUAL).chain(DEEP).chain(LANGUAGE)
 }
 
-/// In 16 bits, so that cuDNN may compute attention.
+/// In 16 bits, so that cuDNN can compute attention.
 const HALF: [(&str, Build); 2] = [
     ("gpt in bf16", || language(trial::gpt(true), Format::Bf16)),
     ("bert in f16", || language(trial::bert(true), Format::F16)),
 ];
 
 #[test]
-fn linear_layers_that_fit_are_computed_in_8_bits_and_all_that_they_use_is_declared() {
+fn eligible_linear_layers_use_fp8_and_declare_their_memory() {
     let (plan, program) = planned(narrow(), in_fp8());
     assert_eq!((plan.linear_layers(), program.check()), ([4, 3], Ok(())));
     let launches = plan.launches(false, |span| span).unwrap();
@@ -265,7 +269,7 @@ fn linear_layers_that_fit_are_computed_in_8_bits_and_all_that_they_use_is_declar
         launches.iter().filter(is).map(|launch| launch.layer.as_str()).collect()
     };
     assert_eq!(layers(false), ["first", "up", "down"]);
-    // Nobody wants the gradient of the features.
+    // The gradient of the features is not needed.
     assert_eq!(layers(true), ["down", "up"]);
     let (without, _) = planned(narrow(), TARGET);
     assert_eq!(without.linear_layers(), [4, 0]);
@@ -287,7 +291,7 @@ fn planned(graph: Graph, target: gpu::Target) -> (Plan, Program) {
 }
 
 #[test]
-fn launches_use_what_the_checked_program_declares() {
+fn launches_use_only_memory_declared_by_the_checked_program() {
     for (name, (plan, program)) in
         all().chain(HALF).flat_map(|(name, build)| both(build).map(|planned| (name, planned)))
     {
@@ -299,7 +303,7 @@ fn launches_use_what_the_checked_program_declares() {
 }
 
 #[test]
-fn evaluation_writes_nothing_but_its_results() {
+fn evaluation_writes_only_its_results() {
     for (name, (plan, program)) in
         all().chain(HALF).flat_map(|(name, build)| both(build).map(|planned| (name, planned)))
     {
@@ -316,7 +320,7 @@ fn evaluation_writes_nothing_but_its_results() {
 }
 
 #[test]
-fn a_launch_in_the_wrong_memory_is_found() {
+fn a_launch_in_the_wrong_memory_is_detected() {
     let (plan, program) = planned(graph(4), TARGET);
     for memory in [Memory::Arena, Memory::Gradients] {
         let moved = |span: Span| if span.memory == memory { Span { at: span.at + 4, ..span } } else { span };

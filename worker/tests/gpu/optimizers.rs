@@ -1,4 +1,5 @@
-//! The optimizers of GPUs beside the engine's: what their kernels are compared with, number by number, has the engine's bits.
+//! GPU optimizers versus the engine's: the references that their kernels are compared with, element
+//! by element, match the engine bit for bit.
 
 use crate::TARGET;
 use crate::network::mlp;
@@ -15,9 +16,10 @@ const DECAY: f64 = 0.05;
 const SCALE: f32 = 0.25;
 const ADAM: config::Adam = config::Adam { beta1: 0.9, beta2: 0.99, epsilon: 1e-6 };
 
-/// Weights of both sides after some steps that differ in their bits, of how many. LAMB and LARS are compared on parameters without a ratio of
-/// their own: ratios are sums of another order.
-fn different(rule: config::Rule, spoil: impl Fn(&mut Numbers)) -> (usize, usize) {
+/// Counts the weights of both sides that differ in their bits after some steps, and all weights.
+/// LAMB and LARS are compared on parameters with a trust ratio of one, because ratios are sums in a
+/// different order.
+fn different(rule: config::Rule, mutate: impl Fn(&mut Numbers)) -> (usize, usize) {
     let plan = Plan::new(mlp(config::Activation::Relu), TARGET).unwrap();
     let layout = plan.layout();
     let cpu = cpu(1, Isa::Portable);
@@ -48,7 +50,7 @@ fn different(rule: config::Rule, spoil: impl Fn(&mut Numbers)) -> (usize, usize)
         engine.apply(0..layout.len, &mut weights, &gradients, None, &cpu.pool);
         steps = steps.next();
         let mut numbers = update.numbers(RATE, &steps);
-        spoil(&mut numbers);
+        mutate(&mut numbers);
         let has_first = engine.state().count() > 0;
         for parameter in &layout.parameters {
             let decays = parameter.role != Role::Vector;
@@ -65,7 +67,7 @@ fn different(rule: config::Rule, spoil: impl Fn(&mut Numbers)) -> (usize, usize)
 }
 
 #[test]
-fn what_kernels_are_compared_with_has_the_bits_of_the_engine() {
+fn the_reference_of_the_kernels_matches_the_engine_bit_for_bit() {
     let sgd = |momentum: f64, nesterov: bool| config::Rule::Sgd(config::Momentum { momentum, nesterov });
     let lars = |momentum: f64| config::Rule::Lars(config::Lars { momentum, trust_coefficient: 0.02 });
     let adams = [config::Rule::Adam(ADAM), config::Rule::AdamW(ADAM), config::Rule::Lamb(ADAM)];
@@ -75,7 +77,7 @@ fn what_kernels_are_compared_with_has_the_bits_of_the_engine() {
         assert!(of > 30, "{rule:?}: {of} numbers");
         assert_eq!(different_bits, 0, "{rule:?}: of {of}");
     }
-    // A number that is off by one bit is found.
+    // A parameter that is off by one bit is detected.
     let (found, _) = different(config::Rule::AdamW(ADAM), |numbers| numbers.keep = numbers.keep.next_down());
     assert!(found > 0);
 }

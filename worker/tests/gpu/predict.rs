@@ -1,4 +1,4 @@
-//! What a step takes at least, by the rates of a GPU.
+//! Lower bounds on step time, from the rates of a GPU.
 
 use crate::network::{self, SAMPLES};
 use crate::trial;
@@ -17,7 +17,7 @@ const SGD: config::Optimizer = config::Optimizer {
     decay_exclusions: config::DecayExclusions::Vectors,
 };
 
-/// Moves and computes one of each in a second.
+/// A GPU with unit rates: one byte or FLOP per second.
 fn gpu() -> Gpu {
     Gpu {
         name: "slow".into(),
@@ -51,7 +51,7 @@ fn find<'a>(operations: &'a [Operation], part: Part, name: &str) -> &'a Operatio
 
 #[test]
 fn products_count_their_matrices_once() {
-    // Features of 8 through 20 and 12 to 4 classes.
+    // Widths 8, 20, 12, and 4 classes.
     let operations = mlp().predict(1, &gpu()).unwrap();
     let (rows, widths) = (SAMPLES as f64, [[8.0, 20.0], [20.0, 12.0], [12.0, 4.0]]);
     let forward = find(&operations, Part::Forward, "product");
@@ -85,7 +85,7 @@ fn every_launch_of_a_step_is_counted() {
 }
 
 #[test]
-fn convolutions_of_cudnn_count_their_tensors_once_and_as_many_operations_as_products_of_patches() {
+fn cudnn_convolutions_count_tensors_once_and_the_flops_of_im2col() {
     let bottlenecks = || network::bottlenecks(Format::F32);
     let target = with_libraries(&bottlenecks());
     let whole = Computation::new(bottlenecks(), &SGD, Precision::Fp32, SampleType::UInt8, target).unwrap();
@@ -97,20 +97,26 @@ fn convolutions_of_cudnn_count_their_tensors_once_and_as_many_operations_as_prod
         assert_eq!(sum(&whole, part, |one| one.flops), sum(&patches, part, |one| one.flops), "{part:?}");
         assert!(sum(&whole, part, |one| one.bytes) < sum(&patches, part, |one| one.bytes), "{part:?}");
     }
-    // The stem, the shortcut, and a window of three in each block: 20 x 20, 5 x 5 and 3 x 3 pixels of rows whose ends are aligned.
+    // The stem, the shortcut, and a 3 x 3 window in each block: 20 x 20, 5 x 5 and 3 x 3 pixels,
+    // with aligned rows.
     let forward = find(&whole, Part::Forward, "convolution");
     assert_eq!(forward.launches, 4);
-    // Of pixels: 6 images of 20 x 20 with 3 channels to 10 x 10 with 4, of which pools make 5 x 5.
+    // The stem maps 6 images of 20 x 20 with 3 channels to 10 x 10 with 4, which pooling reduces to
+    // 5 x 5.
     let stem = 2.0 * (6 * 10 * 10 * 4 * 7 * 7 * 3) as f64;
     let shortcut = 2.0 * (6 * 3 * 3 * 10 * 4) as f64;
     let middle = [3 * 3, 3 * 3].map(|pixels| 2.0 * (6 * pixels * 5 * 3 * 3 * 5) as f64);
     assert_eq!(forward.flops, stem + shortcut + middle.iter().sum::<f64>());
     assert_eq!(find(&whole, Part::Backward, "convolution_filters").launches, 4);
-    assert_eq!(find(&whole, Part::Backward, "convolution_images").launches, 3, "nobody needs that of the pixels");
+    assert_eq!(
+        find(&whole, Part::Backward, "convolution_images").launches,
+        3,
+        "the gradient of the pixels is not needed"
+    );
 }
 
 #[test]
-fn the_slowest_of_memory_arithmetic_and_launch_is_what_an_operation_takes() {
+fn the_slowest_of_memory_arithmetic_and_launch_determines_the_time() {
     let mlp = mlp();
     let slow = mlp.predict(1, &gpu()).unwrap();
     assert!(slow.is_sorted_by(|a, b| a.seconds >= b.seconds), "{slow:?}");
@@ -127,11 +133,11 @@ fn the_slowest_of_memory_arithmetic_and_launch_is_what_an_operation_takes() {
 }
 
 #[test]
-fn attention_counts_half_of_its_scores_where_a_mask_hides_the_others() {
-    // Two layers, two sequences of 11 and 12 tokens, 24 numbers for each.
+fn causal_attention_counts_half_of_its_scores() {
+    // Two layers, two sequences of 11 or 12 tokens, hidden size 24.
     for (model, context, part) in [(trial::gpt(true), 11.0, 0.5), (trial::bert(true), 12.0, 1.0)] {
         let operations = computation(network::language(model, Format::F32)).predict(1, &gpu()).unwrap();
-        // A product of all scores, of all layers.
+        // The product of all scores in all layers.
         let product = 2.0 * 2.0 * part * 2.0 * context * context * 24.0;
         let flops = |part, name| find(&operations, part, name).flops;
         assert_eq!(flops(Part::Forward, "attention"), 2.0 * product);
@@ -141,8 +147,8 @@ fn attention_counts_half_of_its_scores_where_a_mask_hides_the_others() {
 }
 
 #[test]
-fn attention_in_16_bits_is_held_against_the_rate_of_products() {
-    // Each rate is another, so the seconds say which one it was.
+fn attention_in_16_bits_uses_the_rate_of_matrix_products() {
+    // All rates differ, so that the time reveals which one was used.
     let rates = Rates { f32: 1e3, bf16: 1e2, f16: 10.0, fp8: None };
     let gpu = Gpu { bytes_per_second: 1e9, products: rates, ..gpu() };
     for (format, rate) in [(Format::F32, 1.0), (Format::Bf16, 1e2), (Format::F16, 10.0)] {
@@ -157,13 +163,13 @@ fn attention_in_16_bits_is_held_against_the_rate_of_products() {
 }
 
 #[test]
-fn attention_of_cudnn_computes_scores_once_less_and_moves_no_more() {
+fn cudnn_attention_computes_scores_once_less_and_moves_no_more() {
     let half = || network::language(trial::gpt(true), Format::Bf16);
     let fused = computation_for(half(), with_libraries(&half()));
     let [fused, kernels] = [fused, computation(half())].map(|one| one.predict(1, &gpu()).unwrap());
     let forward = [find(&fused, Part::Forward, "fused_attention"), find(&kernels, Part::Forward, "attention")];
     assert_eq!(forward[0].flops, forward[1].flops);
-    // The reference device's cuDNN has a workspace.
+    // The reference device's cuDNN uses a workspace.
     assert_eq!(forward[0].bytes - forward[1].bytes, 2.0 * 4096.0);
     let names = ["attention_queries", "attention_keys"];
     let ours: f64 = names.iter().map(|name| find(&kernels, Part::Backward, name).flops).sum();
@@ -171,7 +177,7 @@ fn attention_of_cudnn_computes_scores_once_less_and_moves_no_more() {
 }
 
 #[test]
-fn products_in_8_bits_are_held_against_their_own_rate_and_move_fewer_bytes() {
+fn fp8_products_use_their_own_rate_and_move_fewer_bytes() {
     let predicted = |target, fp8| {
         let rates = Rates { f32: 1e9, bf16: 1e2, f16: 1e9, fp8 };
         let gpu = Gpu { bytes_per_second: 1e9, products: rates, ..gpu() };
@@ -191,7 +197,7 @@ fn products_in_8_bits_are_held_against_their_own_rate_and_move_fewer_bytes() {
 }
 
 #[test]
-fn of_a_table_only_the_rows_that_are_picked_are_counted() {
+fn only_the_gathered_rows_of_a_table_are_counted() {
     let [small, large] = [5_000, 50_000].map(|vocabulary| {
         let operations = computation(network::tokens(vocabulary)).predict(1, &gpu()).unwrap();
         let bytes = |part, name| find(&operations, part, name).bytes;

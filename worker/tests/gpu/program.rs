@@ -1,4 +1,5 @@
-//! The program of a step on a GPU: golden texts of small models, a check that finds nothing in them, and planted mistakes that it finds.
+//! The program of a GPU step: golden texts of small models, a checker that accepts all of them, and
+//! mutants that it rejects.
 
 use crate::trial::{Case, cases};
 use crate::{TARGET, network, with_libraries};
@@ -10,14 +11,14 @@ use switchyard_worker_contract::config::{
     self, Amp, HalfType, LossScaling, Model, Momentum, Precision, Rule, SampleType,
 };
 
-/// Bytes of a bucket: small models have several of these.
+/// Bytes per bucket, so that small models have several.
 const BUCKET: usize = 4096;
 
 fn program(case: &Case, micro_batches: usize, ranks: bool) -> Program {
     program_for(case, micro_batches, ranks, |_| TARGET)
 }
 
-/// `target`: for a graph.
+/// `target` gives the target for a graph.
 fn program_for(case: &Case, micro_batches: usize, ranks: bool, target: impl Fn(&Graph) -> Target) -> Program {
     let mut graph = Graph::new(case.samples, case.kind, Format::Bf16);
     Registry::new().model(&case.model).unwrap().build(&mut graph).unwrap();
@@ -45,7 +46,7 @@ fn case(name: &str) -> Case {
 }
 
 #[test]
-fn no_program_has_a_fault() {
+fn every_program_passes_the_check() {
     for case in cases().into_iter().filter(|case| !matches!(case.model, Model::Custom(_))) {
         for (micro_batches, ranks) in [(1, false), (3, false), (1, true), (4, true)] {
             let program = program(&case, micro_batches, ranks);
@@ -57,7 +58,7 @@ fn no_program_has_a_fault() {
 }
 
 #[test]
-fn the_program_of_products_in_8_bits() {
+fn programs_with_fp8_products_pass_the_check() {
     for (micro_batches, ranks) in [(3, false), (4, true)] {
         let program = program_of(network::narrow(), micro_batches, ranks, |_| network::in_fp8());
         assert_eq!(program.check(), Ok(()), "{micro_batches} micro-batches\n{program}");
@@ -78,7 +79,7 @@ fn golden_texts() {
     insta::assert_snapshot!("mlp", program(&case("mlp"), 3, true).to_string());
 }
 
-/// The fault of a program without the last of some steps.
+/// The fault of a program without the last step that matches.
 fn without(lane: Lane, is: impl Fn(Action) -> bool) -> Unordered {
     let mut program = program(&case("resnet-18"), 4, true);
     let at = program.steps.iter().rposition(|step| step.lane == lane && is(step.action)).unwrap();
@@ -87,7 +88,7 @@ fn without(lane: Lane, is: impl Fn(Action) -> bool) -> Unordered {
 }
 
 #[test]
-fn a_missing_wait_is_found() {
+fn a_missing_wait_is_detected() {
     type Is = fn(Action) -> bool;
     let waits: [(Lane, Is, &str); 6] = [
         (Lane::Compute, |action| action == Action::Wait(Event::Arrived(0)), "input transfer"),
@@ -95,14 +96,15 @@ fn a_missing_wait_is_found() {
         (Lane::Statistics, |action| action == Action::Wait(Event::Forward(0)), "statistics transfer"),
         (Lane::Reduce, |action| action == Action::Wait(Event::Ready(0)), "reduce sum"),
         (Lane::Reduce, |action| action == Action::Wait(Event::Backward(1)), "reduce sum"),
-        // Sums are done in order: who waits for the last waits for all.
+        // Reductions complete in order: waiting for the last waits for all.
         (Lane::Compute, |action| matches!(action, Action::Wait(Event::Reduced(_))), "reduce sum"),
     ];
     for (lane, is, words) in waits {
         let fault = without(lane, is);
         assert!(matches!(&fault, Unordered::Steps { .. }) && fault.to_string().contains(words), "{words}: {fault}");
     }
-    // Statistics that the next forward overwrites while they are copied: the one after it waits for them too.
+    // Without any wait for the copy, the next forward pass overwrites the statistics while they are
+    // being copied. All waits must go, because the forward pass after it waits for the copy too.
     let mut program = program(&case("resnet-18"), 2, true);
     program.steps.retain(|step| step.action != Action::Wait(Event::Copied));
     let fault = program.check().unwrap_err().to_string();
@@ -110,17 +112,17 @@ fn a_missing_wait_is_found() {
 }
 
 #[test]
-fn a_wait_for_what_nothing_records_is_found() {
+fn a_wait_for_an_unrecorded_event_is_detected() {
     let fault = without(Lane::Compute, |action| action == Action::Record(Event::Ready(1)));
     assert!(matches!(fault, Unordered::Event { .. }), "{fault}");
 }
 
 #[test]
-fn a_bucket_that_is_sent_before_its_last_gradient_is_found() {
+fn a_bucket_sent_before_its_last_gradient_is_detected() {
     let mut program = program(&case("gpt"), 1, true);
     let is_record = |action: Action| action == Action::Record(Event::Ready(0));
     let at = program.steps.iter().position(|step| is_record(step.action)).unwrap();
-    // What completes the bucket is the work before the event.
+    // Move the event before the operation that completes the bucket.
     program.steps.swap(at - 1, at);
     let fault = program.check().unwrap_err();
     assert!(matches!(&fault, Unordered::Steps { second, .. } if second.contains("reduce sum")), "{fault}");

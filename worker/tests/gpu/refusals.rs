@@ -1,4 +1,4 @@
-//! What a GPU cannot compute is refused before anything starts, with the layer and the reason.
+//! Networks that a GPU cannot run are refused before anything starts, with layer and reason.
 
 use crate::TARGET;
 use crate::network::{KIND, SAMPLES};
@@ -13,9 +13,9 @@ use switchyard_worker::nn::{Backward, Form, Forward, Graph, Layer, Needs};
 use switchyard_worker_contract::config::{self, ResNetDepth, Stem};
 
 /// A layer of a user's program.
-struct Mine(Form);
+struct CustomLayer(Form);
 
-impl Layer for Mine {
+impl Layer for CustomLayer {
     fn kind(&self) -> &'static str {
         "Mine"
     }
@@ -37,12 +37,12 @@ fn refused(graph: Graph) -> Refused {
     Plan::new(graph, TARGET).err().unwrap()
 }
 
-/// A network with a user's layer between others, from rows of one width to rows of another.
+/// A network with a user's layer in the middle, which maps rows of one width to rows of another.
 fn own([inputs, outputs]: [usize; 2], form: Form) -> Graph {
     let mut graph = Graph::new(SAMPLES, KIND, Format::F32);
     let x = features(&mut graph, "input").unwrap();
     let x = Linear::new(inputs).without_bias().add(&mut graph, "first", x).unwrap();
-    let x = graph.add("middle", Mine(form), &[x], &[], &[], &[SAMPLES, outputs]).unwrap();
+    let x = graph.add("middle", CustomLayer(form), &[x], &[], &[], &[SAMPLES, outputs]).unwrap();
     let x = Linear::new(4).without_bias().add(&mut graph, "last", x).unwrap();
     CrossEntropy { target: Target::Classes, count: true }.add(&mut graph, "loss", x).unwrap();
     graph
@@ -55,20 +55,20 @@ fn a_layer_without_a_form() {
 }
 
 #[test]
-fn a_form_that_does_not_agree_with_the_tensors() {
+fn a_form_that_does_not_match_the_tensors() {
     let shape = AttentionShape { batch: SAMPLES, context: 1, heads: 1, head_size: 4, causal: false };
     let error = refused(own([4, 4], Form::Attention(shape)));
     let expected = "layer `middle` (Mine): got the form `attention 6 x 1 x 4, 1 heads`, expected one that agrees with its tensors and \
                     parameters";
     assert_eq!(error.to_string(), expected);
-    // As many numbers, in rows of twice the width.
+    // The same number of elements, in rows of twice the width.
     let wide = AttentionShape { batch: 3, head_size: 8, ..shape };
     assert!(matches!(refused(own([12, 4], Form::Attention(wide))), Refused::Form { .. }));
     assert_eq!(Plan::new(own([12, 4], Form::Attention(shape)), TARGET).err(), None);
 }
 
 #[test]
-fn sizes_that_no_kernel_has() {
+fn sizes_without_a_kernel() {
     let shape = AttentionShape { batch: SAMPLES, context: 1, heads: 1, head_size: 6, causal: false };
     let error = refused(own([18, 6], Form::Attention(shape)));
     let expected = "layer `middle` (Mine) does not fit a kernel: attention: 6 x 1 tokens, 1 heads of 6, expected heads of a multiple of 4, \
@@ -114,7 +114,7 @@ fn models_of_real_size_are_planned() {
         let mut graph = Graph::new(samples, kind, Format::Bf16);
         Registry::new().model(&model).unwrap().build(&mut graph).unwrap();
         let plan = Plan::new(graph, gpu::Target { blocks: 528, ..TARGET }).unwrap();
-        // Of an H100.
+        // Fits into an H100.
         assert!(plan.arena_bytes() < 80 << 30, "{model:?}: {} bytes", plan.arena_bytes());
     }
 }

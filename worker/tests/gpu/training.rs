@@ -1,4 +1,5 @@
-//! Twenty steps: every kernel on the executor, which checks each access, against the engine on CPUs.
+//! Twenty training steps with every kernel on the executor, which checks each access, compared with
+//! the CPU engine.
 
 use crate::TARGET;
 use crate::flat_gradients::FlatGradients;
@@ -20,15 +21,15 @@ const BF16: Precision = Precision::Amp(config::Amp {
     loss_scaling: config::LossScaling::Static { scale: 1.0 },
 });
 
-/// How a network is trained.
+/// Training setup of a network.
 #[derive(Debug, Clone, Copy)]
-pub struct Course {
-    /// Of a step.
+pub struct Setup {
+    /// Per step.
     micro_batches: usize,
     pub optimizer: config::Optimizer,
 }
 
-pub const ADAMW: Course = Course {
+pub const ADAMW: Setup = Setup {
     micro_batches: 1,
     optimizer: config::Optimizer {
         rule: config::Rule::AdamW(config::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 }),
@@ -39,28 +40,30 @@ pub const ADAMW: Course = Course {
     },
 };
 
-/// For residual networks: steps as long as gradients are, because Adam makes long steps of gradients that are nothing but rounding.
-const MOMENTUM: Course = momentum(0.02);
+/// For residual networks: steps proportional to the gradient, because Adam turns gradients that are
+/// pure rounding error into large steps.
+const MOMENTUM: Setup = momentum(0.02);
 
-/// A GPT learns as much in 20 of these steps as by Adam, and roundings, also those of probabilities, which CPUs do not round, change little.
-const STEEP: Course = momentum(0.1);
+/// Trains a GPT about as fast as Adam does, while rounding errors, including those of
+/// probabilities, which CPUs do not round, stay small.
+const STEEP: Setup = momentum(0.1);
 
-/// So small steps that in 20 of them roundings to 8 bits do not grow.
-const GENTLE: Course = momentum(0.005);
+/// Steps small enough that FP8 rounding errors do not grow within 20 of them.
+const GENTLE: Setup = momentum(0.005);
 
-const fn momentum(learning_rate: f64) -> Course {
+const fn momentum(learning_rate: f64) -> Setup {
     let rule = config::Rule::Sgd(config::Momentum { momentum: 0.9, nesterov: false });
-    Course { optimizer: config::Optimizer { rule, learning_rate, ..ADAMW.optimizer }, ..ADAMW }
+    Setup { optimizer: config::Optimizer { rule, learning_rate, ..ADAMW.optimizer }, ..ADAMW }
 }
 
-/// The batch of evaluations, which no step has.
-const UNSEEN: usize = 1000;
+/// Index of the evaluation batch, which no training step uses.
+const EVALUATION_BATCH: usize = 1000;
 
 fn is_evaluated(step: usize) -> bool {
     step == STEPS / 2 || step == STEPS - 1
 }
 
-/// Another batch in each step.
+/// A different batch for each step.
 pub fn batch(kind: &Kind, samples: usize, step: usize) -> Batch {
     let mut batch = batch_of(kind, samples);
     batch.values.iter_mut().enumerate().for_each(|(index, value)| *value += 0.1 * ((index + 3 * step) as f32).sin());
@@ -81,18 +84,18 @@ pub fn weights(layout: &Layout) -> Vec<f32> {
 struct Trained {
     /// Of each step.
     losses: Vec<f64>,
-    /// In evaluation, after half of the steps and at the end.
+    /// Evaluation losses, after half of the steps and at the end.
     evaluated: Vec<f64>,
-    /// Right predictions of all steps, and of the evaluations.
+    /// Correct predictions over all steps and evaluations.
     correct: u64,
     /// After the last step.
     weights: Vec<f32>,
-    /// Running, after the last step.
+    /// Running statistics after the last step.
     statistics: Vec<f32>,
 }
 
 impl Trained {
-    /// The first difference beyond what the order of sums explains.
+    /// The first difference that the summation order cannot explain.
     fn difference(&self, expected: &Trained) -> Option<String> {
         let near = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-4 * b;
         let both = [(&self.losses, &expected.losses, "step"), (&self.evaluated, &expected.evaluated, "evaluation")];
@@ -102,7 +105,7 @@ impl Trained {
             }
         }
         if self.correct != expected.correct {
-            return Some(format!("{} right predictions, expected {}", self.correct, expected.correct));
+            return Some(format!("{} correct predictions, expected {}", self.correct, expected.correct));
         }
         let apart = |(a, b): (&f32, &f32)| (a - b).abs() > 1e-3;
         let [got, wanted] = [self, expected].map(|trained| [&trained.weights[..], &trained.statistics].concat());
@@ -111,15 +114,15 @@ impl Trained {
     }
 }
 
-/// Moves running statistics by a tenth towards the mean over micro-batches, as a step does.
-fn run_on(statistics: &mut [f32], batches: &[Vec<f32>]) {
+/// Moves running statistics a tenth of the way towards the mean over micro-batches, as a step does.
+fn update_running(statistics: &mut [f32], batches: &[Vec<f32>]) {
     for (index, running) in statistics.iter_mut().enumerate() {
         let mean = batches.iter().map(|batch| batch[index]).sum::<f32>() / batches.len() as f32;
         *running += 0.1 * (mean - *running);
     }
 }
 
-fn on_cpu(graph: Graph, Course { micro_batches, optimizer: of }: Course) -> Trained {
+fn on_cpu(graph: Graph, Setup { micro_batches, optimizer: of }: Setup) -> Trained {
     let (cpu, kind, samples) = (cpu(1, Isa::Portable), *graph.kind(), graph.batch());
     let is_half = graph.format() == Format::Bf16;
     let mut network = Network::new(graph, cpu.clone()).unwrap();
@@ -133,10 +136,10 @@ fn on_cpu(graph: Graph, Course { micro_batches, optimizer: of }: Course) -> Trai
         let (mut loss, mut batches) = (0.0, Vec::new());
         for micro_batch in 0..micro_batches {
             let batch = batch(&kind, samples, step * micro_batches + micro_batch);
-            let given = Weights { master: &weights, half: is_half.then(|| Values::Bf16(&half)), statistics: &[] };
-            let sums = network.forward(given, &batch);
+            let parameters = Weights { master: &weights, half: is_half.then(|| Values::Bf16(&half)), statistics: &[] };
+            let sums = network.forward(parameters, &batch);
             sink.accumulate = micro_batch > 0;
-            network.backward(given, &batch, 1.0 / micro_batches as f32, &mut sink);
+            network.backward(parameters, &batch, 1.0 / micro_batches as f32, &mut sink);
             batches.push(network.batch_statistics().to_vec());
             loss += sums.loss / micro_batches as f64;
             correct += sums.correct;
@@ -145,11 +148,11 @@ fn on_cpu(graph: Graph, Course { micro_batches, optimizer: of }: Course) -> Trai
         optimizer.apply(0..layout.len, &mut weights, &sink.gradients, None, &cpu.pool);
         half = rounded(&weights);
         losses.push(loss);
-        run_on(&mut statistics, &batches);
+        update_running(&mut statistics, &batches);
         if is_evaluated(step) {
             let half = is_half.then(|| Values::Bf16(&half));
-            let given = Weights { master: &weights, half, statistics: &statistics };
-            let sums = network.evaluate(given, &batch(&kind, samples, UNSEEN));
+            let parameters = Weights { master: &weights, half, statistics: &statistics };
+            let sums = network.evaluate(parameters, &batch(&kind, samples, EVALUATION_BATCH));
             evaluated.push(sums.loss);
             correct += sums.correct;
         }
@@ -157,12 +160,12 @@ fn on_cpu(graph: Graph, Course { micro_batches, optimizer: of }: Course) -> Trai
     Trained { losses, evaluated, correct, weights, statistics }
 }
 
-/// `plant`: a mistake in the launches of the first of each step.
+/// `mutate` can inject a mistake into the launches of each step's first micro-batch.
 fn on_gpu(
     graph: Graph,
-    Course { micro_batches, optimizer }: Course,
+    Setup { micro_batches, optimizer }: Setup,
     seed: u64,
-    plant: impl FnOnce(&mut Vec<Launch<Span>>),
+    mutate: impl FnOnce(&mut Vec<Launch<Span>>),
 ) -> Trained {
     let (kind, samples) = (*graph.kind(), graph.batch());
     let is_half = graph.format() == Format::Bf16;
@@ -178,7 +181,7 @@ fn on_gpu(
         let means = update.losses(&plan.losses(), adds, |span| loaded.gpu.place(span)).unwrap();
         (plan.launches(adds, |span| loaded.gpu.place(span)).unwrap(), means)
     });
-    plant(&mut first.0);
+    mutate(&mut first.0);
     let updates = update.launches(|span| loaded.gpu.place(span)).unwrap();
     let evaluation = plan.evaluation(|span| loaded.gpu.place(span)).unwrap();
     let (mut losses, mut evaluated, mut correct) = (Vec::new(), Vec::new(), 0);
@@ -200,10 +203,10 @@ fn on_gpu(
             .write(loaded.gpu.at(Memory::Candidates), &[update.numbers(optimizer.learning_rate, &steps); 2]);
         updates.iter().for_each(|update| loaded.gpu.launch(update));
         losses.push(loaded.gpu.device.download::<f32>(loaded.gpu.at(Memory::Loss))[0].into());
-        run_on(&mut statistics, &batches);
+        update_running(&mut statistics, &batches);
         loaded.gpu.device.write(loaded.gpu.at(Memory::Statistics), &statistics);
         if is_evaluated(step) {
-            let (nats, right) = loaded.run(&batch(&kind, samples, UNSEEN), &evaluation);
+            let (nats, right) = loaded.run(&batch(&kind, samples, EVALUATION_BATCH), &evaluation);
             evaluated.push(nats);
             correct += right;
         }
@@ -213,40 +216,40 @@ fn on_gpu(
 }
 
 #[test]
-fn training_on_features_is_that_of_the_cpu() {
+fn training_on_features_matches_the_cpu() {
     train(&NETWORKS, ADAMW);
 }
 
 #[test]
-fn training_on_images_is_that_of_the_cpu() {
+fn training_on_images_matches_the_cpu() {
     train(&IMAGES, ADAMW);
 }
 
 #[test]
-fn training_on_tokens_is_that_of_the_cpu() {
+fn training_on_tokens_matches_the_cpu() {
     train(&LANGUAGE, ADAMW);
 }
 
-fn train(networks: &[(&str, Build)], course: Course) {
+fn train(networks: &[(&str, Build)], setup: Setup) {
     for (name, build) in networks {
         for (seed, micro_batches) in [(0, 1), (1, 2)] {
-            let course = Course { micro_batches, ..course };
-            let expected = on_cpu(build(), course);
+            let setup = Setup { micro_batches, ..setup };
+            let expected = on_cpu(build(), setup);
             let losses = &expected.losses;
             assert!(losses[STEPS - 1] < 0.9 * losses[0], "{name}: {losses:?}");
-            let trained = on_gpu(build(), course, seed, |_| ());
-            assert_eq!(trained.difference(&expected), None, "{name}, {course:?}, seed {seed}");
+            let trained = on_gpu(build(), setup, seed, |_| ());
+            assert_eq!(trained.difference(&expected), None, "{name}, {setup:?}, seed {seed}");
         }
     }
 }
 
 #[test]
-fn training_of_residual_networks_is_that_of_the_cpu() {
+fn training_residual_networks_matches_the_cpu() {
     train(&RESIDUAL, MOMENTUM);
 }
 
 #[test]
-fn images_that_the_reader_has_normalised_are_numbers() {
+fn images_normalised_by_the_reader_are_used_as_they_are() {
     let graph = || IMAGES[0].1();
     let (kind, samples) = (*graph().kind(), graph().batch());
     let mut batch = batch_of(&kind, samples);
@@ -263,12 +266,12 @@ fn images_that_the_reader_has_normalised_are_numbers() {
 }
 
 #[test]
-fn training_in_16_bits_has_the_losses_of_the_cpu() {
-    let networks: [(Build, Course, f64); 2] =
+fn losses_in_16_bits_match_the_cpu() {
+    let networks: [(Build, Setup, f64); 2] =
         [(|| language(gpt(true), Format::Bf16), STEEP, 5e-3), (|| bottlenecks(Format::Bf16), GENTLE, 1e-2)];
-    for (build, course, most) in networks {
-        let expected = on_cpu(build(), course);
-        let trained = on_gpu(build(), course, 0, |_| ());
+    for (build, setup, most) in networks {
+        let expected = on_cpu(build(), setup);
+        let trained = on_gpu(build(), setup, 0, |_| ());
         let all = |trained: &Trained| [&trained.losses[..], &trained.evaluated].concat();
         for (got, wanted) in all(&trained).iter().zip(all(&expected)) {
             assert!((got - wanted).abs() < most * wanted, "{:?}, expected {:?}", all(&trained), all(&expected));
@@ -277,7 +280,7 @@ fn training_in_16_bits_has_the_losses_of_the_cpu() {
 }
 
 #[test]
-fn each_part_of_the_comparison_finds_a_difference() {
+fn every_part_of_the_comparison_detects_a_difference() {
     let trained = || on_cpu(graph(4), ADAMW);
     let mut expected = trained();
     expected.statistics = vec![1.0];
@@ -289,13 +292,13 @@ fn each_part_of_the_comparison_finds_a_difference() {
     assert_eq!(changed(&|_| ()), None);
     assert!(changed(&|other| other.losses[7] *= 1.001).unwrap().starts_with("step 7: loss"));
     assert!(changed(&|other| other.evaluated[1] *= 1.001).unwrap().starts_with("evaluation 1: loss"));
-    assert!(changed(&|other| other.correct += 1).unwrap().contains("right predictions"));
+    assert!(changed(&|other| other.correct += 1).unwrap().contains("correct predictions"));
     assert!(changed(&|other| other.weights[0] += 0.01).unwrap().starts_with("weight or statistic 0"));
     assert!(changed(&|other| other.statistics[0] += 0.01).unwrap().starts_with("weight or statistic"));
 }
 
 #[test]
-fn a_launch_that_is_missing_or_too_many_is_found() {
+fn missing_and_extra_launches_are_detected() {
     let expected = on_cpu(graph(4), ADAMW);
     let no_residual = |launches: &mut Vec<Launch<Span>>| {
         let residual = launches.iter_mut().find_map(|launch| match &mut launch.work {

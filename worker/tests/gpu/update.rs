@@ -1,4 +1,5 @@
-//! The update of a step on the executor beside the engine's: every rule, clipping, loss scales, skipped steps, copies in 16 bits.
+//! Optimizer updates on the executor compared with the engine's: every rule, clipping, loss scales,
+//! skipped steps, 16-bit copies.
 
 use crate::TARGET;
 use crate::executed::Gpu;
@@ -21,8 +22,9 @@ fn optimizer(rule: config::Rule, gradient_clip_norm: Option<f64>) -> config::Opt
     config::Optimizer { rule, learning_rate: RATE, weight_decay: 0.05, gradient_clip_norm, decay_exclusions }
 }
 
-/// The mean loss and the gradients of each step, as backward leaves them: scaled, with zeros in the gaps.
-type Given<'a> = &'a dyn Fn(&Layout, usize, f32) -> (f32, Vec<f32>);
+/// The mean loss and the gradients of each step as the backward pass leaves them: scaled, with
+/// zeros in the gaps.
+type GradientSource<'a> = &'a dyn Fn(&Layout, usize, f32) -> (f32, Vec<f32>);
 
 fn wave(layout: &Layout, step: usize, scale: f32) -> (f32, Vec<f32>) {
     let mut gradients = vec![0.0; layout.len];
@@ -32,12 +34,12 @@ fn wave(layout: &Layout, step: usize, scale: f32) -> (f32, Vec<f32>) {
     (1.5, gradients)
 }
 
-/// What a side has after the last step.
+/// The state of one side after the last step.
 #[derive(Debug)]
-struct After {
+struct FinalState {
     weights: Vec<f32>,
     half: Vec<u16>,
-    /// After each step, what the device says.
+    /// The device's scaler state after each step.
     scalers: Vec<Scaler>,
 }
 
@@ -49,7 +51,7 @@ fn initial(layout: &Layout) -> Vec<f32> {
     wave(layout, 0, 5.0).1
 }
 
-fn on_gpu(config: &config::Optimizer, precision: Precision, given: Given<'_>) -> After {
+fn on_gpu(config: &config::Optimizer, precision: Precision, gradient_source: GradientSource<'_>) -> FinalState {
     let layout = layout();
     let update = Update::new(&layout, config, precision, TARGET).unwrap();
     let mut gpu = Gpu::new(1);
@@ -61,10 +63,10 @@ fn on_gpu(config: &config::Optimizer, precision: Precision, given: Given<'_>) ->
     let (mut steps, mut scalers) = (Steps::new(&config.rule), Vec::new());
     for step in 1..=STEPS {
         let state: Scaler = gpu.device.download(gpu.at(Memory::Scaler))[0];
-        let (loss, gradients) = given(&layout, step, state.scale);
+        let (loss, gradients) = gradient_source(&layout, step, state.scale);
         gpu.device.write(gpu.at(Memory::Loss), &[loss]);
         gpu.device.write(gpu.at(Memory::Gradients), &gradients);
-        // The host is a step behind, and the device chooses.
+        // The host is one step behind, so the device chooses.
         let counted = if step > 1 { steps.next() } else { steps };
         let candidates = [counted, steps].map(|steps| update.numbers(RATE, &steps.next()));
         gpu.device.write(gpu.at(Memory::Candidates), &candidates);
@@ -75,17 +77,17 @@ fn on_gpu(config: &config::Optimizer, precision: Precision, given: Given<'_>) ->
         scalers.push(gpu.device.download::<Scaler>(gpu.at(Memory::Scaler))[0]);
     }
     let half = round.map(|_| gpu.device.download(gpu.at(Memory::Half))).unwrap_or_default();
-    After { weights: gpu.device.download(gpu.at(Memory::Weights)), half, scalers }
+    FinalState { weights: gpu.device.download(gpu.at(Memory::Weights)), half, scalers }
 }
 
-fn on_cpu(config: &config::Optimizer, scaling: LossScaling, given: Given<'_>) -> After {
+fn on_cpu(config: &config::Optimizer, scaling: LossScaling, gradient_source: GradientSource<'_>) -> FinalState {
     let (layout, cpu) = (layout(), cpu(1, Isa::Portable));
     let (mut weights, mut scalers) = (initial(&layout), Vec::new());
     let mut optimizer = Optimizer::new(&layout, config, cpu.isa);
     let mut scaler = LossScaler::new(scaling);
     for step in 1..=STEPS {
         let scale = scaler.scale();
-        let (loss, gradients) = given(&layout, step, scale);
+        let (loss, gradients) = gradient_source(&layout, step, scale);
         let norm = sum_of_squares(&gradients).sqrt() / f64::from(scale);
         let is_finite = norm.is_finite() && loss.is_finite();
         scaler.update(!is_finite).unwrap();
@@ -95,16 +97,16 @@ fn on_cpu(config: &config::Optimizer, scaling: LossScaling, given: Given<'_>) ->
         }
         scalers.push(Scaler { norm, ..Update::scaler(&scaler.state()) });
     }
-    After { half: weights.iter().map(|weight| bf16::from_f32(*weight).to_bits()).collect(), weights, scalers }
+    FinalState { half: weights.iter().map(|weight| bf16::from_f32(*weight).to_bits()).collect(), weights, scalers }
 }
 
-/// The most that a weight differs.
-fn apart(got: &After, expected: &After) -> f32 {
+/// The largest difference of a weight.
+fn largest_difference(got: &FinalState, expected: &FinalState) -> f32 {
     got.weights.iter().zip(&expected.weights).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
 #[test]
-fn every_rule_updates_as_on_cpus() {
+fn every_rule_updates_as_on_the_cpu() {
     let sgd = |momentum, nesterov| config::Rule::Sgd(config::Momentum { momentum, nesterov });
     let lars = |momentum| config::Rule::Lars(config::Lars { momentum, trust_coefficient: 0.02 });
     let adams = [config::Rule::Adam(ADAM), config::Rule::AdamW(ADAM), config::Rule::Lamb(ADAM)];
@@ -114,23 +116,32 @@ fn every_rule_updates_as_on_cpus() {
             let config = optimizer(rule, clip);
             let expected = on_cpu(&config, LossScaling::Static { scale: 1.0 }, &wave);
             let got = on_gpu(&config, Precision::Fp32, &wave);
-            // Norms are sums of another order: the factor of clipping, and those of LAMB and LARS, may differ in the last bit.
+            // Norms are sums in a different order, so the clipping factor and the trust ratios of
+            // LAMB and LARS may differ in the last bit.
             let is_exact = clip.is_none() && !matches!(rule, config::Rule::Lamb(_) | config::Rule::Lars(_));
             let most = if is_exact { 0.0 } else { 1e-6 };
-            assert!(apart(&got, &expected) <= most, "{rule:?}, {clip:?}: {}", apart(&got, &expected));
+            assert!(
+                largest_difference(&got, &expected) <= most,
+                "{rule:?}, {clip:?}: {}",
+                largest_difference(&got, &expected)
+            );
             let near = |(got, expected): (&Scaler, &Scaler)| (got.norm - expected.norm).abs() < 1e-12 * expected.norm;
             assert!(got.scalers.iter().zip(&expected.scalers).all(near), "{rule:?}: {got:?}");
         }
     }
-    // A missing clipping is found.
+    // Missing clipping is detected.
     let (adam, sgd) = (config::Rule::AdamW(ADAM), sgd(0.9, false));
     let got = on_gpu(&optimizer(sgd, None), Precision::Fp32, &wave);
-    assert!(apart(&got, &on_cpu(&optimizer(sgd, Some(0.1)), LossScaling::Static { scale: 1.0 }, &wave)) > 1e-4);
-    assert!(apart(&got, &on_cpu(&optimizer(adam, None), LossScaling::Static { scale: 1.0 }, &wave)) > 1e-4);
+    assert!(
+        largest_difference(&got, &on_cpu(&optimizer(sgd, Some(0.1)), LossScaling::Static { scale: 1.0 }, &wave)) > 1e-4
+    );
+    assert!(
+        largest_difference(&got, &on_cpu(&optimizer(adam, None), LossScaling::Static { scale: 1.0 }, &wave)) > 1e-4
+    );
 }
 
 #[test]
-fn a_step_that_overflows_is_skipped_and_the_scale_follows_as_on_cpus() {
+fn overflowing_steps_are_skipped_and_the_scale_follows_as_on_the_cpu() {
     let dynamic =
         LossScaling::Dynamic { initial_scale: 64.0, growth_factor: 2.0, backoff_factor: 0.5, growth_interval_steps: 2 };
     let precision = |loss_scaling| Precision::Amp(Amp { compute_type: HalfType::Bf16, loss_scaling });
@@ -147,17 +158,17 @@ fn a_step_that_overflows_is_skipped_and_the_scale_follows_as_on_cpus() {
     for scaling in [dynamic, LossScaling::Static { scale: 8.0 }] {
         let expected = on_cpu(&config, scaling, &overflows);
         let got = on_gpu(&config, precision(scaling), &overflows);
-        assert!(apart(&got, &expected) <= 1e-6, "{scaling:?}: {}", apart(&got, &expected));
+        assert!(largest_difference(&got, &expected) <= 1e-6, "{scaling:?}: {}", largest_difference(&got, &expected));
         for (step, (got, expected)) in got.scalers.iter().zip(&expected.scalers).enumerate() {
             let near = (got.norm - expected.norm).abs() <= 1e-12 * expected.norm;
             assert!(near || !got.norm.is_finite() && !expected.norm.is_finite(), "step {step}: {got:?}, {expected:?}");
             assert_eq!(Scaler { norm: 0.0, ..*got }, Scaler { norm: 0.0, ..*expected }, "{scaling:?}, step {step}");
         }
-        // The copies are the weights, rounded.
+        // The copies are the rounded weights.
         let copies: Vec<u16> = got.weights.iter().map(|weight| bf16::from_f32(*weight).to_bits()).collect();
         assert_eq!(got.half, copies);
         assert_eq!(got.scalers.last().unwrap().skipped_steps, 2);
-        // A step that is not skipped makes another run of it.
-        assert!(apart(&got, &on_cpu(&config, scaling, &wave)) > 1e-4);
+        // Without the skipped step, the run would differ.
+        assert!(largest_difference(&got, &on_cpu(&config, scaling, &wave)) > 1e-4);
     }
 }

@@ -1,8 +1,9 @@
-//! Attention in 16 bits goes by cuDNN where it takes it, else by our kernels: with the same losses, and the log says why.
+//! 16-bit attention uses cuDNN where it accepts it, and our kernels otherwise: losses are equal,
+//! and the log gives the reason.
 
 use crate::losses::compare;
 use crate::pods::Job;
-use crate::support::{Change, Told, amp, bert, gpt, on, run};
+use crate::support::{Change, RunOutput, amp, bert, gpt, on, run};
 use switchyard_cuda_libraries::environment;
 use switchyard_worker_contract::config::*;
 
@@ -12,7 +13,7 @@ const BF16: Precision =
     Precision::Amp(Amp { compute_type: HalfType::Bf16, loss_scaling: LossScaling::Static { scale: 1.0 } });
 
 /// A run in bf16.
-fn with(model: Change, deterministic: bool, extra: &[(&str, &str)]) -> Told {
+fn with(model: Change, deterministic: bool, extra: &[(&str, &str)]) -> RunOutput {
     let job = Job::new(1, 1, STEPS).with(on(Device::Cuda, STEPS, |config| {
         model(config);
         config.precision = BF16;
@@ -22,14 +23,14 @@ fn with(model: Change, deterministic: bool, extra: &[(&str, &str)]) -> Told {
 }
 
 #[test]
-fn losses_of_fifty_steps_are_those_on_cpus() {
+fn losses_of_fifty_steps_match_the_cpu() {
     let models: [(&str, Change); 2] = [("gpt", gpt), ("bert", bert)];
     for (name, model) in models {
         for (deterministic, note) in
             [(true, "accepts 1 of 1 kinds of attention"), (false, "accepts 2 of 2 kinds of attention")]
         {
             for (half, scale) in [(HalfType::Bf16, 1.0), (HalfType::Fp16, 256.0)] {
-                let told = compare(name, (1, 1), &[("SWITCHYARD_REFERENCE_SEED", "5")], 5e-3, |config| {
+                let output = compare(name, (1, 1), &[("SWITCHYARD_REFERENCE_SEED", "5")], 5e-3, |config| {
                     model(config);
                     config.length = Length::Steps(50);
                     config.batch_merge = 2;
@@ -37,14 +38,14 @@ fn losses_of_fifty_steps_are_those_on_cpus() {
                     config.precision = amp(half, LossScaling::Static { scale });
                     config.gpu.deterministic = deterministic;
                 });
-                assert!(told.log.contains(note), "{name}: {}", told.log);
+                assert!(output.log.contains(note), "{name}: {}", output.log);
             }
         }
     }
 }
 
 #[test]
-fn a_graph_of_the_driver_computes_what_its_works_compute_one_by_one() {
+fn a_cuda_graph_matches_eager_execution() {
     let [eager, captured] = [false, true].map(|graphs| {
         let job = Job::new(1, 1, 6).with(on(Device::Cuda, 6, |config| {
             gpt(config);
@@ -58,10 +59,10 @@ fn a_graph_of_the_driver_computes_what_its_works_compute_one_by_one() {
 }
 
 #[test]
-fn what_cudnn_does_not_compute_goes_by_our_kernels_and_the_log_says_why() {
+fn attention_that_cudnn_refuses_uses_our_kernels_and_the_log_says_why() {
     let by_cudnn = with(gpt, false, &[]);
     assert!(by_cudnn.log.contains("note: cuDNN 9.12.0 accepts 2 of 2 kinds of attention"), "{}", by_cudnn.log);
-    // A fault, and what the log says.
+    // A fault, and the expected log lines.
     let cases = [
         ("cudnn-refused:0", "accepts 0 of 2 kinds", "2 heads, causal: forward: cuDNN: cudnnBackendFinalize(heuristic)"),
         ("cudnn-refused:13", "accepts 1 of 2 kinds", "2 heads, causal: gradient: cuDNN: "),
@@ -69,15 +70,15 @@ fn what_cudnn_does_not_compute_goes_by_our_kernels_and_the_log_says_why() {
         ("cudnn-version:91000", "note: attention: kernels of ours", "is 9.10.0, expected 9.11.0 or newer of version 9"),
     ];
     for (fault, counts, reason) in cases {
-        let told = with(gpt, false, &[(FAULT, fault)]);
-        assert_eq!(told.difference(&by_cudnn, 1e-2), None, "{fault}");
-        assert!(told.log.contains(counts) && told.log.contains(reason), "{fault}: {}", told.log);
+        let output = with(gpt, false, &[(FAULT, fault)]);
+        assert_eq!(output.difference(&by_cudnn, 1e-2), None, "{fault}");
+        assert!(output.log.contains(counts) && output.log.contains(reason), "{fault}: {}", output.log);
     }
 }
 
 #[test]
-fn in_32_bits_cudnn_is_not_asked() {
+fn f32_attention_does_not_use_cudnn() {
     let libraries = environment();
-    let told = run(&Job::new(1, 1, STEPS).with(on(Device::Cuda, STEPS, gpt)), &libraries, &[]);
-    assert!(told.codes == [0] && !told.log.contains("attention"), "{}", told.log);
+    let output = run(&Job::new(1, 1, STEPS).with(on(Device::Cuda, STEPS, gpt)), &libraries, &[]);
+    assert!(output.codes == [0] && !output.log.contains("attention"), "{}", output.log);
 }

@@ -1,4 +1,5 @@
-//! What cannot run on a GPU is refused with the reason, and a GPU that fails ends the rank with the driver's words.
+//! Jobs that cannot run on a GPU are refused with the reason, and a failing GPU ends the rank with
+//! the driver's message.
 
 use crate::pods::Job;
 use crate::support::{gpt, on, run};
@@ -8,16 +9,16 @@ use switchyard_worker_contract::env;
 
 const STEPS: u64 = 3;
 
-/// Runs a GPT; its exit code is expected, and so are these words in the log.
+/// Runs a GPT and expects this exit code and these strings in the log.
 fn fails(ranks: u32, extra: &[(&str, &str)], code: i32, words: &[&str], change: impl FnOnce(&mut EngineConfig)) {
     let libraries = environment();
     let job = Job::new(1, ranks, STEPS).with(on(Device::Cuda, STEPS, |config| {
         gpt(config);
         change(config);
     }));
-    let told = run(&job, &libraries, extra);
-    assert_eq!(told.codes, [code], "{extra:?}: {}", told.log);
-    words.iter().for_each(|word| assert!(told.log.contains(word), "no `{word}` in {}", told.log));
+    let output = run(&job, &libraries, extra);
+    assert_eq!(output.codes, [code], "{extra:?}: {}", output.log);
+    words.iter().for_each(|word| assert!(output.log.contains(word), "no `{word}` in {}", output.log));
 }
 
 #[test]
@@ -36,12 +37,12 @@ fn a_machine_with_fewer_gpus_than_ranks() {
 }
 
 #[test]
-fn a_choice_of_gpus_that_are_not_there() {
+fn selecting_nonexistent_gpus() {
     for names in ["7", "GPU-7", ""] {
         let words = format!("there is no device (CUDA_VISIBLE_DEVICES={names})");
         fails(1, &[("CUDA_VISIBLE_DEVICES", names)], 2, &[&words], |_| ());
     }
-    // What is behind a name that no GPU has is not seen either.
+    // GPUs after an invalid name are hidden too.
     let devices = [("SWITCHYARD_REFERENCE_DEVICES", "2"), ("CUDA_VISIBLE_DEVICES", "GPU-0,GPU-9,GPU-1")];
     let words =
         ["rank 2 of this node has no GPU, the driver shows 1 (CUDA_VISIBLE_DEVICES=GPU-0,GPU-9,GPU-1); expected one"];
@@ -49,8 +50,8 @@ fn a_choice_of_gpus_that_are_not_there() {
 }
 
 #[test]
-fn gpus_that_mig_divides() {
-    // An instance that is named is a GPU like others.
+fn gpus_with_mig() {
+    // A named instance is used like any GPU.
     let named = [("SWITCHYARD_REFERENCE_FAULT", "mig"), ("CUDA_VISIBLE_DEVICES", "MIG-0")];
     fails(1, &named, 0, &[], |_| ());
     let two = [("SWITCHYARD_REFERENCE_FAULT", "mig"), ("SWITCHYARD_REFERENCE_DEVICES", "2")];
@@ -70,7 +71,7 @@ fn a_driver_that_is_too_old_or_older_than_the_libraries() {
 }
 
 #[test]
-fn a_gpu_that_another_process_has() {
+fn a_gpu_in_use_by_another_process() {
     let python = "; GPU 0000:10:00.0 is used by python3 (pid 4242, 190 MiB)";
     let words = ["returned 46: CUDA-capable device(s) is/are busy or unavailable", python];
     fails(1, &[("SWITCHYARD_REFERENCE_FAULT", "busy,process:4242.190")], 5, &words, |_| ());
@@ -82,13 +83,13 @@ fn a_gpu_that_another_process_has() {
 }
 
 #[test]
-fn kernels_of_cpus() {
+fn cpu_kernels_on_a_gpu() {
     let words = ["SWITCHYARD_KERNEL: got avx2 for ranks on GPUs; expected auto"];
     fails(1, &[(env::KERNEL, "avx2")], 2, &words, |_| ());
 }
 
 #[test]
-fn layers_that_have_no_kernel() {
+fn layers_without_a_kernel() {
     let words = ["spec.engine.device: got Cuda; layer `transformer.h.0.attn` (Attention) does not fit a kernel"];
     fails(1, &[], 2, &words, |config| {
         if let Model::Gpt(gpt) = &mut config.model {
@@ -101,7 +102,7 @@ fn layers_that_have_no_kernel() {
 fn too_little_memory() {
     let words =
         ["of the memory of its GPU", "(spec.engine.memory.fraction 0.9 of what is free)", "batchSizePerProcess: "];
-    // Another process takes it meanwhile.
+    // Another process takes the memory in the meantime.
     fails(1, &[("SWITCHYARD_REFERENCE_FAULT", "out-of-memory:4")], 8, &words[..1], |_| ());
     let enough = 40u64 << 20;
     fails(1, &[("SWITCHYARD_REFERENCE_MEMORY", &enough.to_string())], 8, &words, |config| {
@@ -112,7 +113,7 @@ fn too_little_memory() {
 #[test]
 fn a_gpu_that_hangs() {
     let words = ["stands still for 6 s", "in step 2: forward pass of micro-batch 0"];
-    // The driver may wait for its device at the end of the process, too.
+    // The driver may also hang when the process exits.
     for fault in ["hang:30", "hang:30,exit"] {
         fails(1, &[("SWITCHYARD_REFERENCE_FAULT", fault)], 10, &words, |config| {
             config.watchdog.timeout_seconds = Some(6);

@@ -1,14 +1,14 @@
-//! Training with products in 8 bits.
+//! Training with FP8 matrix products.
 
 use crate::pods::Job;
-use crate::support::{Change, Told, amp, bert, gpt, mlp, on, run};
+use crate::support::{Change, RunOutput, amp, bert, gpt, mlp, on, run};
 use switchyard_cuda_libraries::environment;
 use switchyard_worker_contract::config::*;
 
 const STEPS: u64 = 50;
 const STATIC: LossScaling = LossScaling::Static { scale: 1.0 };
 
-fn with(model: Change, matmul: Matmul, extra: &[(&str, &str)], change: impl Fn(&mut EngineConfig)) -> Told {
+fn with(model: Change, matmul: Matmul, extra: &[(&str, &str)], change: impl Fn(&mut EngineConfig)) -> RunOutput {
     let job = Job::new(1, 1, STEPS).with(on(Device::Cuda, STEPS, |config| {
         model(config);
         config.batch_size_per_process = 16;
@@ -20,7 +20,7 @@ fn with(model: Change, matmul: Matmul, extra: &[(&str, &str)], change: impl Fn(&
 }
 
 #[test]
-fn losses_are_those_in_bf16_but_for_roundings() {
+fn losses_match_bf16_within_rounding() {
     let models: [(&str, Change, &str); 2] =
         [("gpt", gpt, "note: 5 of 5 linear layers"), ("bert", bert, "linear layers are computed in 8 bits")];
     for (name, model, note) in models {
@@ -31,12 +31,15 @@ fn losses_are_those_in_bf16_but_for_roundings() {
         assert_eq!(narrow.kernel.as_deref(), Some("cuda sm_90, NVRTC 13.0, FP8"), "{name}");
         assert!(narrow.log.contains(note), "{name}: {}", narrow.log);
         let losses = half.losses();
-        assert!(losses[STEPS as usize - 1] < 0.9 * losses[0], "{name} learns nothing that could be lost: {losses:?}");
+        assert!(
+            losses[STEPS as usize - 1] < 0.9 * losses[0],
+            "{name} does not learn, so the comparison proves nothing: {losses:?}"
+        );
     }
 }
 
 #[test]
-fn graphs_merged_batches_and_evaluations_are_those_of_one_work_after_another() {
+fn graphs_merged_batches_and_evaluations_match_eager_execution() {
     let [eager, captured] = [false, true].map(|graphs| {
         with(gpt, Matmul::Fp8, &[("SWITCHYARD_REFERENCE_SEED", "11")], |config| {
             config.length = Length::Steps(6);
@@ -51,7 +54,7 @@ fn graphs_merged_batches_and_evaluations_are_those_of_one_work_after_another() {
 }
 
 #[test]
-fn layers_whose_sides_do_not_fit_stay_in_16_bits() {
+fn layers_with_unsuitable_sizes_stay_in_16_bits() {
     let few = |config: &mut EngineConfig| config.length = Length::Steps(6);
     let [odd, same] = [Matmul::Fp8, Matmul::Ieee].map(|matmul| with(mlp, matmul, &[], few));
     assert!(odd.log.contains("note: 0 of 3 linear layers are computed in 8 bits"), "{}", odd.log);
@@ -59,18 +62,18 @@ fn layers_whose_sides_do_not_fit_stay_in_16_bits() {
 }
 
 #[test]
-fn a_product_that_is_wrong_is_found() {
+fn a_wrong_product_is_detected() {
     let half = with(gpt, Matmul::Ieee, &[], |_| ());
     let wrong = with(gpt, Matmul::Fp8, &[("SWITCHYARD_REFERENCE_FAULT", "wrong:1")], |_| ());
     assert!(wrong.difference(&half, 2e-2).is_some(), "{:?}", wrong.losses());
 }
 
 #[test]
-fn where_it_cannot_be_had_the_job_is_refused() {
+fn jobs_without_fp8_support_are_refused() {
     let refused = |words: &str, extra: &[(&str, &str)], change: fn(&mut EngineConfig)| {
-        let told = with(gpt, Matmul::Fp8, extra, change);
-        assert_eq!(told.codes, [2], "{}", told.log);
-        assert!(told.log.contains(words), "no `{words}` in {}", told.log);
+        let output = with(gpt, Matmul::Fp8, extra, change);
+        assert_eq!(output.codes, [2], "{}", output.log);
+        assert!(output.log.contains(words), "no `{words}` in {}", output.log);
     };
     let old = [("SWITCHYARD_REFERENCE_FAULT", "capability:80")];
     refused("whose compute capability is 8.0; expected IEEE, or a GPU of 8.9 or higher", &old, |_| ());

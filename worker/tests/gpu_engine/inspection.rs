@@ -1,4 +1,4 @@
-//! What a launcher is told before anything starts.
+//! Inspection of a job by a launcher before anything starts.
 
 use crate::pods::{Job, WORKER};
 use crate::support::{amp, gpt, on};
@@ -22,7 +22,7 @@ fn inspected(precision: Precision) -> Inspection {
 }
 
 #[test]
-fn a_job_is_refused_before_it_starts_if_others_have_the_memory_of_its_gpu() {
+fn a_job_is_refused_if_other_processes_use_its_gpu_memory() {
     let libraries = environment();
     let job = Job::new(1, 2, 5).with(on(Device::Cuda, 5, gpt));
     let inspect = |fault: &str| {
@@ -39,14 +39,14 @@ fn a_job_is_refused_before_it_starts_if_others_have_the_memory_of_its_gpu() {
     assert_eq!(code, Some(8), "{text}");
     assert!(text.contains("and may take 9 MiB") && text.contains("is used by python3 (pid 4242, 190 MiB)"), "{text}");
     assert_eq!(inspect("process:4242.10").0, Some(0), "there is room for both");
-    assert_eq!(inspect("process:4242.190,mig").0, Some(0), "what is free of an instance is not known");
+    assert_eq!(inspect("process:4242.190,mig").0, Some(0), "the free memory of a MIG instance is unknown");
 }
 
 #[test]
-fn the_memory_of_the_gpu_is_told_beside_that_of_the_process() {
+fn gpu_memory_is_reported_alongside_host_memory() {
     let whole = inspected(Precision::Fp32);
     let flat = whole.gpu_memory.unwrap().gradients;
-    // Gaps between parameters are few.
+    // There are few gaps between parameters.
     assert!((4 * whole.parameters..5 * whole.parameters).contains(&flat), "{whole:?}");
     let MemoryUse { weights, optimizer, activations, input, .. } = whole.gpu_memory.unwrap();
     assert!(weights == flat && optimizer > 2 * flat && activations > 32 << 20 && input > 0, "{whole:?}");

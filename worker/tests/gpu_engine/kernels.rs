@@ -1,4 +1,5 @@
-//! What a profiled run tells of its kernels. The reference libraries count operations instead of time, so figures are not compared.
+//! Kernel times of a profiled run. The reference libraries count operations instead of time, so the
+//! figures are not compared.
 
 use crate::pods::Job;
 use crate::support::{Change, amp, bert, gpt, mlp, on, resnet, run};
@@ -10,21 +11,21 @@ use switchyard_worker_contract::prediction::{Arithmetic, Part};
 const STEPS: u64 = 6;
 const PROFILE: Profile = Profile { from_step: 3, steps: 2 };
 
-/// The times of rank 0, and works of a step.
+/// Kernel times of rank 0, and operations per step.
 fn profiled(ranks: u32, change: impl Fn(&mut EngineConfig)) -> (KernelTimes, u64) {
     let libraries = environment();
     let job = Job::new(1, ranks, STEPS).with(on(Device::Cuda, STEPS, |config| {
         change(config);
         config.profile = Some(PROFILE);
     }));
-    let told = run(&job, &libraries, &[("SWITCHYARD_REFERENCE_DEVICES", "2"), ("SWITCHYARD_REFERENCE_SEED", "3")]);
-    assert!(told.codes.iter().all(|code| *code == 0), "{}", told.log);
+    let output = run(&job, &libraries, &[("SWITCHYARD_REFERENCE_DEVICES", "2"), ("SWITCHYARD_REFERENCE_SEED", "3")]);
+    assert!(output.codes.iter().all(|code| *code == 0), "{}", output.log);
     let unprofiled = job.with(|config| config.profile = None);
     let expected =
         run(&unprofiled, &libraries, &[("SWITCHYARD_REFERENCE_DEVICES", "2"), ("SWITCHYARD_REFERENCE_SEED", "3")]);
-    assert_eq!(told.digest, expected.digest, "a profile changes no bit");
+    assert_eq!(output.digest, expected.digest, "profiling changes no bit");
     let text = unprofiled.read("run-0/record/rank-0.kernels.json");
-    (serde_json::from_str(&text).unwrap(), told.calls.unwrap().works)
+    (serde_json::from_str(&text).unwrap(), output.calls.unwrap().works)
 }
 
 fn launches(times: &KernelTimes, is: impl Fn(&Launches) -> bool) -> u64 {
@@ -32,7 +33,7 @@ fn launches(times: &KernelTimes, is: impl Fn(&Launches) -> bool) -> u64 {
 }
 
 #[test]
-fn every_work_of_the_profiled_steps_is_timed() {
+fn every_operation_of_the_profiled_steps_is_timed() {
     let models: [(&str, Change); 4] = [("mlp", mlp), ("resnet", resnet), ("gpt", gpt), ("bert", bert)];
     for (merge, (name, model)) in (1..).zip(models) {
         let (times, works) = profiled(1, |config| {
@@ -48,13 +49,13 @@ fn every_work_of_the_profiled_steps_is_timed() {
         );
         let convolutions = |name: &str| launches(&times, |kernel| kernel.name == name && kernel.cost.flops > 0.0);
         let all = ["convolution", "convolution_images", "convolution_filters"].map(convolutions);
-        // Of a ResNet-18 there are 20; nobody needs the gradient of its pixels.
+        // A ResNet-18 has 20 convolutions; the gradient of its pixels is not needed.
         let expected = if name == "resnet" { [20, 19, 20] } else { [0; 3] };
         assert_eq!(all, expected.map(|count| count * steps * u64::from(merge)), "{name}");
         for part in [Part::Forward, Part::Backward, Part::Update] {
             assert!(launches(&times, |kernel| kernel.part == part) > 0, "{name}: {part:?}");
         }
-        // All works of a micro-batch lie behind each other, and the update behind the last.
+        // The operations of a micro-batch follow one another, and the update follows the last one.
         assert_eq!(times.gaps.count, steps * (works - u64::from(merge)), "{name}");
         assert!(times.gaps.longest_seconds <= times.gaps.seconds, "{name}: {:?}", times.gaps);
         assert_eq!(times.copies.count, steps * u64::from(merge), "{name}");
@@ -63,7 +64,7 @@ fn every_work_of_the_profiled_steps_is_timed() {
 }
 
 #[test]
-fn products_tell_what_they_are_computed_with() {
+fn products_report_their_arithmetic() {
     let bf16 = amp(HalfType::Bf16, LossScaling::Static { scale: 1.0 });
     let (whole, _) = profiled(1, |config| {
         gpt(config);
@@ -86,9 +87,9 @@ fn products_tell_what_they_are_computed_with() {
     assert!(whole.tf32 && !half.tf32);
     assert_eq!(products(&whole, |product| product.cost.arithmetic == Arithmetic::F32), (true, true));
     assert_eq!(products(&half, |product| product.cost.arithmetic == Arithmetic::Bf16 && product.half), (true, true));
-    // Widths of 16 and 256, but for the gradient of the head in 32 bits.
+    // Widths are 16 and 256; the head's gradient is f32.
     assert!(products(&half, |product| product.aligned).0);
-    // 13 numbers are no multiple of 16 bytes.
+    // 13 elements are not a multiple of 16 bytes.
     assert!(!products(&odd, |product| product.aligned).1);
     assert_eq!(launches(&half, |kernel| kernel.part == Part::Update && kernel.half), 0);
 }

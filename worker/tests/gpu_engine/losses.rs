@@ -1,7 +1,7 @@
-//! Losses on a GPU are those on CPUs.
+//! GPU losses match CPU losses.
 
 use crate::pods::Job;
-use crate::support::{Change, Told, amp, bert, gpt, mlp, on, resnet, run};
+use crate::support::{Change, RunOutput, amp, bert, gpt, mlp, on, resnet, run};
 use switchyard_cuda_libraries::environment;
 use switchyard_worker_contract::config::*;
 
@@ -9,14 +9,14 @@ const STEPS: u64 = 20;
 
 const STATIC: LossScaling = LossScaling::Static { scale: 1.0 };
 
-/// Both devices with this change, one after the other.
+/// Runs the job with this change on both devices, one after the other.
 pub fn compare(
     name: &str,
     (nodes, ranks): (u32, u32),
     extra: &[(&str, &str)],
     most: f64,
     change: impl Fn(&mut EngineConfig),
-) -> Told {
+) -> RunOutput {
     let libraries = environment();
     let expected = run(&Job::new(nodes, ranks, STEPS).with(on(Device::Cpu, STEPS, &change)), &[], &[]);
     let losses = expected.losses();
@@ -24,13 +24,13 @@ pub fn compare(
     let got = run(&Job::new(nodes, ranks, STEPS).with(on(Device::Cuda, STEPS, &change)), &libraries, extra);
     assert_eq!(got.difference(&expected, most), None, "{name}");
     assert_eq!(got.kernel.as_deref(), Some("cuda sm_90, NVRTC 13.0"), "{name}");
-    let skipped = |told: &Told| told.progress.last().unwrap().skipped_steps;
+    let skipped = |output: &RunOutput| output.progress.last().unwrap().skipped_steps;
     assert_eq!(skipped(&got), skipped(&expected), "{name}");
     got
 }
 
-/// Fifty steps of each model, of which the ResNet's losses may differ by `most_of_resnet`.
-fn of_every_model(precision: Precision, most: f64, most_of_resnet: f64) {
+/// Fifty steps of each model; the ResNet's losses may differ by `most_of_resnet`.
+fn compare_every_model(precision: Precision, most: f64, most_of_resnet: f64) {
     let models: [(&str, Change, f64); 4] =
         [("mlp", mlp, most), ("resnet", steady_resnet, most_of_resnet), ("gpt", gpt, most), ("bert", bert, most)];
     for (name, model, most) in models {
@@ -43,8 +43,9 @@ fn of_every_model(precision: Precision, most: f64, most_of_resnet: f64) {
     }
 }
 
-/// Batch norms of few numbers at a high rate make so much of roundings that after forty steps the last bit of one weight is a percent of the loss, in
-/// 32 bits and on CPUs alike. With larger batches and a smaller rate the loss falls as far, and two devices stay together.
+/// At a high rate, batch norms over few elements amplify rounding so much that after forty steps
+/// the last bit of one weight moves the loss by a percent, even in f32 on CPUs. With larger batches
+/// and a smaller rate the loss falls as far, and the two devices stay together.
 fn steady_resnet(config: &mut EngineConfig) {
     resnet(config);
     config.batch_size_per_process = 16;
@@ -52,23 +53,24 @@ fn steady_resnet(config: &mut EngineConfig) {
 }
 
 #[test]
-fn of_every_model_in_32_bits() {
-    of_every_model(Precision::Fp32, 1e-4, 1e-3);
+fn every_model_in_f32() {
+    compare_every_model(Precision::Fp32, 1e-4, 1e-3);
 }
 
 #[test]
-fn of_every_model_in_bf16() {
-    of_every_model(amp(HalfType::Bf16, STATIC), 5e-3, 3e-2);
+fn every_model_in_bf16() {
+    compare_every_model(amp(HalfType::Bf16, STATIC), 5e-3, 3e-2);
 }
 
 #[test]
-fn of_every_model_in_fp16() {
-    of_every_model(amp(HalfType::Fp16, LossScaling::Static { scale: 256.0 }), 1e-3, 3e-2);
+fn every_model_in_fp16() {
+    compare_every_model(amp(HalfType::Fp16, LossScaling::Static { scale: 256.0 }), 1e-3, 3e-2);
 }
 
-/// CLS, SEP and MASK, which the vocabulary of the data does not have, were left in no order: two warps added to the row of one of them.
+/// Regression test: CLS, SEP and MASK, which are not in the data's vocabulary, were not sorted, so
+/// two warps added to the same row.
 #[test]
-fn of_a_bert_with_more_special_tokens_than_a_warp_adds_up() {
+fn a_bert_with_more_special_tokens_than_one_warp_sums() {
     compare("bert", (1, 1), &[], 1e-3, |config| {
         bert(config);
         config.batch_size_per_process = 16;
@@ -76,7 +78,7 @@ fn of_a_bert_with_more_special_tokens_than_a_warp_adds_up() {
 }
 
 #[test]
-fn of_products_in_tf32_which_round_their_factors() {
+fn tf32_products_round_their_factors() {
     let libraries = environment();
     let with = |matmul, precision| {
         run(
@@ -94,11 +96,11 @@ fn of_products_in_tf32_which_round_their_factors() {
     assert_ne!(rounded.digest, exact.digest);
     assert_eq!(rounded.kernel.as_deref(), Some("cuda sm_90, NVRTC 13.0, TF32"));
     let half = [Matmul::Ieee, Matmul::Tf32].map(|matmul| with(matmul, amp(HalfType::Bf16, STATIC)).digest);
-    assert_eq!(half[0], half[1], "products of 16-bit numbers are what they were");
+    assert_eq!(half[0], half[1], "16-bit products are unaffected");
 }
 
 #[test]
-fn on_images_that_come_as_bytes_or_numbers() {
+fn images_as_bytes_or_floats() {
     for sample_type in [SampleType::UInt8, SampleType::Float32] {
         compare(&format!("{sample_type:?}"), (1, 1), &[], 1e-3, |config| {
             mlp(config);
@@ -111,26 +113,26 @@ fn on_images_that_come_as_bytes_or_numbers() {
 }
 
 #[test]
-fn with_a_dynamic_scale_that_overflows_at_first() {
+fn a_dynamic_scale_that_overflows_at_first() {
     let loss_scaling = LossScaling::Dynamic {
         initial_scale: f64::from(1u32 << 24),
         growth_factor: 2.0,
         backoff_factor: 0.25,
         growth_interval_steps: 4,
     };
-    let told = compare("gpt", (1, 1), &[], 1e-2, |config| {
+    let output = compare("gpt", (1, 1), &[], 1e-2, |config| {
         gpt(config);
         config.precision = amp(HalfType::Fp16, loss_scaling);
     });
-    let scales: Vec<f64> = told.progress.iter().filter_map(|progress| progress.loss_scale).collect();
-    assert!(scales.windows(2).any(|pair| pair[1] < pair[0]), "it backs off: {scales:?}");
-    assert!(scales.windows(2).any(|pair| pair[1] > pair[0]), "it grows again: {scales:?}");
+    let scales: Vec<f64> = output.progress.iter().filter_map(|progress| progress.loss_scale).collect();
+    assert!(scales.windows(2).any(|pair| pair[1] < pair[0]), "the scale backs off: {scales:?}");
+    assert!(scales.windows(2).any(|pair| pair[1] > pair[0]), "the scale grows again: {scales:?}");
 }
 
 #[test]
-fn of_two_ranks_with_a_gpu_each() {
+fn two_ranks_with_a_gpu_each() {
     compare("two ranks", (1, 2), &[("SWITCHYARD_REFERENCE_DEVICES", "2")], 1e-3, resnet);
-    // One GPU that both are given by name.
+    // A single GPU that both ranks select by name.
     compare("two ranks on a GPU", (1, 2), &[("CUDA_VISIBLE_DEVICES", "0")], 1e-3, gpt);
     compare("two devices of a process", (1, 2), &[("SWITCHYARD_REFERENCE_DEVICES", "2")], 1e-3, |config| {
         mlp(config);
@@ -139,7 +141,7 @@ fn of_two_ranks_with_a_gpu_each() {
 }
 
 #[test]
-fn of_two_ranks_with_more_gradients_than_one_bucket_holds() {
+fn two_ranks_with_several_buckets() {
     let wide = |config: &mut EngineConfig| {
         mlp(config);
         config.model = Model::Mlp(Mlp { hidden_sizes: vec![600, 600], activation: Activation::Relu });
@@ -162,7 +164,7 @@ fn of_two_ranks_with_more_gradients_than_one_bucket_holds() {
 }
 
 #[test]
-fn by_every_optimizer() {
+fn every_optimizer() {
     let adam = Adam { beta1: 0.9, beta2: 0.99, epsilon: 1e-6 };
     let rules = [
         Rule::Sgd(Momentum { momentum: 0.9, nesterov: true }),
@@ -179,7 +181,7 @@ fn by_every_optimizer() {
 }
 
 #[test]
-fn a_different_rate_is_found() {
+fn a_different_rate_is_detected() {
     let libraries = environment();
     let expected = run(&Job::new(1, 1, STEPS).with(on(Device::Cpu, STEPS, mlp)), &[], &[]);
     let other = |config: &mut EngineConfig| {

@@ -1,4 +1,5 @@
-//! The worker itself on the reference libraries of CUDA: whole runs on GPUs beside the same runs on CPUs.
+//! Runs the worker itself on the emulated CUDA libraries: whole GPU runs compared with the same
+//! runs on CPUs.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 

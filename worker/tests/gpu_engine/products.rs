@@ -1,4 +1,5 @@
-//! What follows products is computed by cuBLASLt where it has an algorithm for that, else by our kernels: with the same losses, and the log says why.
+//! Epilogues are computed by cuBLASLt where it has an algorithm, and by our kernels otherwise:
+//! losses are equal, and the log gives the reason.
 
 use crate::losses::compare;
 use crate::pods::Job;
@@ -17,14 +18,14 @@ fn relu(config: &mut EngineConfig) {
 }
 
 #[test]
-fn with_and_without_it_losses_are_those_on_cpus() {
+fn losses_match_the_cpu_with_and_without_cublaslt_epilogues() {
     let models: [(&str, Change); 4] =
         [("gelu", mlp), ("relu", relu), ("bert, which has a tanh too", bert), ("gpt", gpt)];
     for (name, model) in models {
         for (precision, most) in
             [(Precision::Fp32, 1e-3), (amp(HalfType::Bf16, LossScaling::Static { scale: 1.0 }), 1e-2)]
         {
-            let told = |extra: &[(&str, &str)]| {
+            let output = |extra: &[(&str, &str)]| {
                 compare(name, (1, 1), extra, most, |config| {
                     model(config);
                     config.batch_merge = 2;
@@ -32,20 +33,20 @@ fn with_and_without_it_losses_are_those_on_cpus() {
                     config.precision = precision;
                 })
             };
-            let whole = told(&[]);
-            let bare = told(&[BARE]);
+            let whole = output(&[]);
+            let bare = output(&[BARE]);
             assert!(!whole.log.contains(NOTE) && bare.log.contains(NOTE), "{name}: {}{}", whole.log, bare.log);
         }
     }
 }
 
-/// Works of a step: a product with what follows it is one, where a kernel of ours makes two of it.
+/// Operations per step: a product with its epilogue is one, whereas our kernels make it two.
 #[test]
-fn a_step_has_a_work_less_for_each_bias() {
+fn a_fused_bias_saves_one_operation() {
     let libraries = environment();
     let works = |extra: &[(&str, &str)]| {
-        let told = run(&Job::new(1, 1, STEPS).with(on(Device::Cuda, STEPS, mlp)), &libraries, extra);
-        told.calls.unwrap_or_else(|| panic!("{}", told.log)).works
+        let output = run(&Job::new(1, 1, STEPS).with(on(Device::Cuda, STEPS, mlp)), &libraries, extra);
+        output.calls.unwrap_or_else(|| panic!("{}", output.log)).works
     };
     // Two hidden layers and the head.
     assert_eq!(works(&[BARE]) - works(&[]), 3);

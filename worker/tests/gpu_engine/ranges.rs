@@ -1,7 +1,7 @@
-//! What a profiler sees of a run: the ranges of NVTX, and what is queued within them.
+//! A profiler's view of a run: NVTX ranges, and what is enqueued within them.
 
 use crate::pods::Job;
-use crate::support::{Change, Told, amp, gpt, mlp, on, resnet, run};
+use crate::support::{Change, RunOutput, amp, gpt, mlp, on, resnet, run};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use switchyard_cuda::nvtx::VARIABLE;
@@ -13,7 +13,7 @@ use switchyard_worker_contract::prediction::Part;
 const STEPS: u64 = 8;
 const PROFILE: Profile = Profile { from_step: 3, steps: 2 };
 
-/// A call with the ranges that it was made in, the outermost first.
+/// A call with its enclosing ranges, outermost first.
 #[derive(Debug)]
 struct Call {
     ranges: Vec<String>,
@@ -23,7 +23,7 @@ struct Call {
 /// The calls of a process, in order.
 ///
 /// # Errors
-/// A range ends that has not begun, or never ends.
+/// A range ends that was not open, or never ends.
 fn calls(text: &str) -> Result<Vec<Call>, String> {
     let mut open: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     let mut calls = Vec::new();
@@ -43,20 +43,20 @@ fn calls(text: &str) -> Result<Vec<Call>, String> {
     }
 }
 
-/// A run with a profiler: what each rank did.
-fn seen(job: &Job, extra: &[(&str, &str)]) -> (Told, Vec<Vec<Call>>) {
+/// Runs with a profiler; returns each rank's calls.
+fn run_profiled(job: &Job, extra: &[(&str, &str)]) -> (RunOutput, Vec<Vec<Call>>) {
     let place = job.path("ranges");
     fs::create_dir_all(&place).unwrap();
     let (tool, place) = (folder().join(RECORDER), place.to_str().unwrap().to_owned());
     let of_tool = [(VARIABLE, tool.to_str().unwrap()), (RANGES, place.as_str())];
-    let told = run(job, &environment(), &[&of_tool, extra].concat());
-    assert!(told.codes.iter().all(|code| *code == 0), "{}", told.log);
+    let output = run(job, &environment(), &[&of_tool, extra].concat());
+    assert!(output.codes.iter().all(|code| *code == 0), "{}", output.log);
     let files = fs::read_dir(&place).unwrap().map(|entry| fs::read_to_string(entry.unwrap().path()).unwrap());
     let ranks = files.map(|text| calls(&text).unwrap_or_else(|error| panic!("{error}\n{text}")));
-    (told, ranks.collect())
+    (output, ranks.collect())
 }
 
-/// What a step called, with the ranges within it.
+/// The calls of a step, with the ranges inside the step.
 fn of_step(calls: &[Call], step: u64) -> Vec<(&[String], &str)> {
     let of_step = calls.iter().filter(|call| call.ranges.first() == Some(&format!("step {step}")));
     of_step.map(|call| (&call.ranges[1..], call.name.as_str())).collect()
@@ -69,17 +69,17 @@ fn job(ranks: u32, change: impl FnOnce(&mut EngineConfig)) -> Job {
     }))
 }
 
-/// Its attention is cuDNN's.
+/// A GPT whose attention uses cuDNN.
 fn half_gpt(config: &mut EngineConfig) {
     gpt(config);
     config.precision = amp(HalfType::Bf16, LossScaling::Static { scale: 1.0 });
     config.gpu.deterministic = false;
 }
 
-/// What the recorder calls what a profile names.
+/// The recorder's name for an entry of a profile.
 fn recorded(name: &str) -> Option<&str> {
     match name {
-        // Of the driver's copies it writes down none.
+        // It does not record the driver's copies.
         "copy" => None,
         "product" => Some("a product"),
         name if name.starts_with("convolution") => Some("a convolution"),
@@ -89,7 +89,7 @@ fn recorded(name: &str) -> Option<&str> {
 }
 
 #[test]
-fn each_call_of_a_profiled_step_is_in_its_part_and_layer_and_each_graph_in_its_step() {
+fn calls_are_in_ranges_of_their_part_and_layer_and_graphs_of_their_step() {
     let models: [(&str, Change, u32); 4] =
         [("mlp", mlp, 1), ("gpt", gpt, 2), ("gpt in bf16", half_gpt, 2), ("resnet", resnet, 1)];
     for (name, model, merge) in models {
@@ -97,7 +97,7 @@ fn each_call_of_a_profiled_step_is_in_its_part_and_layer_and_each_graph_in_its_s
             model(config);
             config.batch_merge = merge;
         });
-        let (told, ranks) = seen(&job, &[]);
+        let (output, ranks) = run_profiled(&job, &[]);
         let [calls] = &ranks[..] else { panic!("{name}: {} processes", ranks.len()) };
         let times: KernelTimes = serde_json::from_str(&job.read("run-0/record/rank-0.kernels.json")).unwrap();
         let mut expected: BTreeMap<(Part, &str), u64> = BTreeMap::new();
@@ -138,7 +138,7 @@ fn each_call_of_a_profiled_step_is_in_its_part_and_layer_and_each_graph_in_its_s
         };
         assert!(wanted.iter().all(|layer| layers.contains(layer)), "{name}: {layers:?}");
         assert_eq!(of_step(calls, 1), of_step(calls, PROFILE.from_step), "{name}");
-        // The last step is graphs, one for each micro-batch.
+        // The last step consists of graphs, one per micro-batch.
         let graphs: Vec<&Call> =
             calls.iter().filter(|call| call.ranges.first() == Some(&format!("step {STEPS}"))).collect();
         assert_eq!(graphs.len(), merge as usize, "{name}: {graphs:?}");
@@ -149,7 +149,7 @@ fn each_call_of_a_profiled_step_is_in_its_part_and_layer_and_each_graph_in_its_s
         }
         fs::remove_dir_all(job.path("ranges")).unwrap();
         let expected = run(&job, &environment(), &[]);
-        assert_eq!((told.digest, told.calls), (expected.digest, expected.calls), "{name}");
+        assert_eq!((output.digest, output.calls), (expected.digest, expected.calls), "{name}");
     }
 }
 
@@ -160,7 +160,7 @@ fn without_graphs_every_step_has_its_layers() {
         config.gpu.graphs = false;
         config.profile = None;
     });
-    let (_, ranks) = seen(&job, &[]);
+    let (_, ranks) = run_profiled(&job, &[]);
     let last = of_step(&ranks[0], STEPS);
     assert_eq!(of_step(&ranks[0], 1), last);
     let place = ["micro-batch 0", "forward, backward and update", "forward", "layers.0"].map(str::to_owned);
@@ -168,9 +168,9 @@ fn without_graphs_every_step_has_its_layers() {
 }
 
 #[test]
-fn the_update_of_several_ranks_is_a_range_of_its_own() {
+fn the_update_of_several_ranks_has_its_own_range() {
     let job = job(2, mlp);
-    let (_, ranks) = seen(&job, &[("SWITCHYARD_REFERENCE_DEVICES", "2")]);
+    let (_, ranks) = run_profiled(&job, &[("SWITCHYARD_REFERENCE_DEVICES", "2")]);
     assert_eq!(ranks.len(), 2);
     for calls in ranks {
         let of_last =
@@ -184,32 +184,32 @@ fn the_update_of_several_ranks_is_a_range_of_its_own() {
 }
 
 #[test]
-fn without_a_tool_nothing_is_written_and_what_is_no_tool_is_named_and_left() {
+fn without_a_profiler_nothing_is_recorded_and_invalid_ones_are_reported() {
     let libraries = environment();
     let job = job(1, mlp);
     fs::create_dir_all(job.path("ranges")).unwrap();
     let place = job.path("ranges").to_str().unwrap().to_owned();
-    let told = run(&job, &libraries, &[(RANGES, &place)]);
-    assert_eq!((told.codes, told.log.contains("profilers")), (vec![0], false), "{}", told.log);
+    let output = run(&job, &libraries, &[(RANGES, &place)]);
+    assert_eq!((output.codes, output.log.contains("profilers")), (vec![0], false), "{}", output.log);
     let (data, recorder) = (job.path("data.txt"), folder().join(RECORDER));
     let nvrtc = libraries.iter().find(|(name, _)| *name == "SWITCHYARD_REFERENCE_NVRTC").unwrap();
     let nvrtc = std::path::Path::new(&nvrtc.1).join("libnvrtc.so.13");
     for (tool, words) in [
         (data, "NVTX: NVTX_INJECTION64_PATH: "),
         (nvrtc, "libnvrtc.so.13 lacks InitializeInjectionNvtx2"),
-        // It has no folder to write into.
+        // The recorder has no folder to write into.
         (recorder, "libnvtx-recorder.so returned 0, expected another number"),
     ] {
         let with_it = run(&job, &libraries, &[(VARIABLE, tool.to_str().unwrap())]);
         let note = with_it.log.lines().find(|line| line.contains("note: profilers see no ranges: "));
         assert!(note.is_some_and(|note| note.contains(words)), "{}", with_it.log);
-        assert_eq!((with_it.codes, &with_it.digest), (vec![0], &told.digest), "{}", with_it.log);
+        assert_eq!((with_it.codes, &with_it.digest), (vec![0], &output.digest), "{}", with_it.log);
     }
     assert_eq!(fs::read_dir(&place).unwrap().count(), 0);
 }
 
 #[test]
-fn ranges_that_do_not_balance_are_found() {
+fn unbalanced_ranges_are_detected() {
     assert!(calls("1 push a\n1 call b\n1 pop\n").is_ok_and(|calls| calls[0].ranges == ["a"]));
     assert!(calls("1 push a\n2 pop\n").unwrap_err().contains("no range of thread 2"));
     assert!(calls("1 push a\n").unwrap_err().contains("never ended: [\"a\"]"));

@@ -1,7 +1,7 @@
-//! A checkpoint of one device is gone on from on the other.
+//! Resuming a checkpoint of one device on the other.
 
 use crate::pods::{Job, resumed};
-use crate::support::{AGAIN, Change, Told, gpt, on, resnet, run};
+use crate::support::{Change, RunOutput, SECOND_ATTEMPT, gpt, on, resnet, run};
 use switchyard_cuda_libraries::environment;
 use switchyard_worker_contract::config::*;
 
@@ -13,13 +13,13 @@ fn saving(job: &Job, model: Change, device: Device, steps: u64) -> impl FnOnce(&
     on(device, steps, move |config| {
         model(config);
         config.checkpoint = Some(Checkpoint { path, every_steps: 0, period_seconds: 0, keep: 1, on_suspend: true });
-        // The steps of both parts are those of one run.
+        // The steps of both parts must equal those of a single run.
         config.schedule = Schedule { kind: ScheduleKind::Constant, ..config.schedule };
     })
 }
 
-/// Half of the steps on one device, the others on the second.
-fn across(model: Change, devices: [Device; 2]) -> Told {
+/// Runs half of the steps on the first device and the rest on the second.
+fn across(model: Change, devices: [Device; 2]) -> RunOutput {
     let libraries = environment();
     let job = Job::new(1, 1, HALF);
     let change = saving(&job, model, devices[0], HALF);
@@ -28,15 +28,15 @@ fn across(model: Change, devices: [Device; 2]) -> Told {
     assert_eq!(first.codes, [0], "{}", first.log);
     let change = saving(&job, model, devices[1], STEPS);
     let job = job.with(change);
-    let mut second = run(&job, &libraries, &[AGAIN]);
+    let mut second = run(&job, &libraries, &[SECOND_ATTEMPT]);
     assert_eq!(resumed(&job), Some(HALF), "{}", second.log);
     second.progress.splice(0..0, first.progress);
     second
 }
 
 #[test]
-fn a_run_that_changes_its_device_has_the_losses_of_one_that_does_not() {
-    // Running statistics are part of the checkpoints of a ResNet; its validation depends on them.
+fn changing_the_device_does_not_change_the_losses() {
+    // A ResNet's checkpoints include running statistics, which its validation depends on.
     let models: [(&str, Change); 2] = [("gpt", gpt), ("resnet", resnet)];
     for (name, model) in models {
         let expected = across(model, [Device::Cpu, Device::Cpu]);

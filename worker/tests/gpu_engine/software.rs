@@ -1,4 +1,4 @@
-//! What the worker says of the libraries of a machine.
+//! The worker's report on a machine's libraries.
 
 use crate::pods::WORKER;
 use std::process::Command;
@@ -16,7 +16,7 @@ fn versions(libraries: &[Library]) -> Vec<(&str, Option<&str>)> {
 }
 
 #[test]
-fn libraries_are_told_with_file_and_version_and_gpus_with_their_place() {
+fn libraries_are_listed_with_file_and_version_and_gpus_with_their_address() {
     let libraries = environment();
     let mut variables: Vec<_> = libraries.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
     variables.push(("SWITCHYARD_REFERENCE_DEVICES", "2".as_ref()));
@@ -36,7 +36,7 @@ fn libraries_are_told_with_file_and_version_and_gpus_with_their_place() {
 }
 
 #[test]
-fn users_of_a_gpu_are_told() {
+fn processes_on_a_gpu_are_listed() {
     let libraries = environment();
     let mut variables: Vec<_> = libraries.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
     variables.push(("SWITCHYARD_REFERENCE_FAULT", "process:4242.1024,mig".as_ref()));
@@ -47,7 +47,7 @@ fn users_of_a_gpu_are_told() {
 }
 
 #[test]
-fn a_library_that_cannot_be_used_is_told_with_the_reason_and_what_helps() {
+fn an_unusable_library_is_listed_with_reason_and_remedy() {
     let libraries = environment();
     let mut variables: Vec<_> = libraries.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
     variables.push(("SWITCHYARD_REFERENCE_FAULT", "nccl-version:21806".as_ref()));

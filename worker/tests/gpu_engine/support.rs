@@ -1,4 +1,4 @@
-//! Jobs on a device, and what they told.
+//! Runs jobs on a device and collects their reports.
 
 use crate::pods::{Job, events};
 use std::ffi::OsString;
@@ -6,7 +6,7 @@ use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::{Event, GpuCalls, Progress};
 
-/// Makes a job that of another model.
+/// Turns a job into one of another model.
 pub type Change = fn(&mut EngineConfig);
 
 /// Small networks of every kind.
@@ -46,7 +46,8 @@ pub fn resnet(config: &mut EngineConfig) {
     config.data.source = Source::Synthetic(Synthetic { samples: 200, image, classes: 5 });
     config.data.images = Images { mean: vec![0.4], deviation: vec![0.3], ..config.data.images.clone() };
     config.batch_size_per_process = 4;
-    // The first steps of Adam have the size of the rate whatever the gradients are, so that roundings show.
+    // Adam's first steps have the size of the learning rate whatever the gradients are, which would
+    // amplify rounding errors.
     config.optimizer.rule = Rule::Sgd(Momentum { momentum: 0.9, nesterov: false });
     config.optimizer.learning_rate = 0.02;
 }
@@ -55,30 +56,30 @@ pub fn amp(compute_type: HalfType, loss_scaling: LossScaling) -> Precision {
     Precision::Amp(Amp { compute_type, loss_scaling })
 }
 
-/// A run that reports each step.
-pub struct Told {
+/// Results of a run that reports each step.
+pub struct RunOutput {
     pub codes: Vec<i32>,
-    /// Of rank 0, from the first reported step on.
+    /// Reports of rank 0, from the first reported step on.
     pub progress: Vec<Progress>,
     pub validation: Option<f64>,
-    /// Of the weights.
+    /// Digest of the weights.
     pub digest: Option<String>,
     pub kernel: Option<String>,
-    /// Of the last step.
+    /// Driver calls of the last step.
     pub calls: Option<GpuCalls>,
-    /// How gradients travel.
+    /// Transport of gradients.
     pub transport: Option<Transport>,
-    /// What rank 0 wrote to its log.
+    /// Log of rank 0.
     pub log: String,
 }
 
-impl Told {
+impl RunOutput {
     pub fn losses(&self) -> Vec<f64> {
         self.progress.iter().map(|progress| progress.loss).collect()
     }
 
-    /// The first difference beyond `most`, as a share of what is expected.
-    pub fn difference(&self, expected: &Told, most: f64) -> Option<String> {
+    /// The first relative difference above `most`.
+    pub fn difference(&self, expected: &RunOutput, most: f64) -> Option<String> {
         let (got, wanted) = (self.losses(), expected.losses());
         if got.len() != wanted.len() || got.is_empty() || self.codes != expected.codes {
             return Some(format!("{:?} {got:?}, expected {:?} {wanted:?}; {}", self.codes, expected.codes, self.log));
@@ -97,7 +98,7 @@ impl Told {
     }
 }
 
-/// Changes a small job: its ranks compute on this device, with a report of each step.
+/// Changes a small job: its ranks compute on this device and report each step.
 pub fn on(device: Device, steps: u64, change: impl FnOnce(&mut EngineConfig)) -> impl FnOnce(&mut EngineConfig) {
     move |config| {
         config.length = Length::Steps(steps);
@@ -108,15 +109,15 @@ pub fn on(device: Device, steps: u64, change: impl FnOnce(&mut EngineConfig)) ->
     }
 }
 
-/// Runs the pods of a job once. `extra`: more variables.
-pub fn run(job: &Job, libraries: &[(&'static str, OsString)], extra: &[(&str, &str)]) -> Told {
+/// Runs the pods of a job once, with additional variables `extra`.
+pub fn run(job: &Job, libraries: &[(&'static str, OsString)], extra: &[(&str, &str)]) -> RunOutput {
     let named = libraries.iter().map(|(name, value)| (*name, value.to_str().unwrap()));
-    // Runs of tests leave nothing behind.
-    let nothing_kept = [(env::GPU_CACHE, "none")];
-    let both: Vec<(&str, &str)> = nothing_kept.into_iter().chain(named).chain(extra.iter().copied()).collect();
+    // Test runs leave nothing behind.
+    let no_cache = [(env::GPU_CACHE, "none")];
+    let both: Vec<(&str, &str)> = no_cache.into_iter().chain(named).chain(extra.iter().copied()).collect();
     let codes = job.run(&both);
     let all = events(&job.read("out-0"));
-    let mut told = Told {
+    let mut output = RunOutput {
         codes,
         progress: Vec::new(),
         validation: None,
@@ -128,21 +129,21 @@ pub fn run(job: &Job, libraries: &[(&'static str, OsString)], extra: &[(&str, &s
     };
     for event in all {
         match event {
-            Event::Progress(progress) if progress.rank == 0 => told.progress.push(progress),
+            Event::Progress(progress) if progress.rank == 0 => output.progress.push(progress),
             Event::Ready(ready) if ready.rank == 0 => {
-                told.kernel = Some(ready.kernel);
-                told.transport = Some(ready.transport);
+                output.kernel = Some(ready.kernel);
+                output.transport = Some(ready.transport);
             }
             Event::Finished(finished) if finished.rank == 0 => {
-                told.validation = finished.validation_loss;
-                told.digest = Some(finished.weights_digest);
-                told.calls = finished.gpu_calls;
+                output.validation = finished.validation_loss;
+                output.digest = Some(finished.weights_digest);
+                output.calls = finished.gpu_calls;
             }
             _ => {}
         }
     }
-    told
+    output
 }
 
-/// The second attempt of a job.
-pub const AGAIN: (&str, &str) = (env::ATTEMPT, "2");
+/// Environment of a job's second attempt.
+pub const SECOND_ATTEMPT: (&str, &str) = (env::ATTEMPT, "2");

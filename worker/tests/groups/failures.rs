@@ -13,19 +13,19 @@ use switchyard_worker::comm::{Cause, CauseKind, CommError, Force, Options};
 
 const BUCKETS: [usize; 4] = [300_000, 40, 70_000, 200_000];
 
-/// Well below the 10 s after which peers give up by themselves, and enough for a machine whose cores are all in use: what takes less was
-/// reported, not waited for.
+/// Well below the 10 s after which peers give up on their own, and enough for a fully loaded
+/// machine: anything faster was reported, not timed out.
 const PROMPT: Duration = Duration::from_secs(6);
 
-/// A rank in its own process: reduces forever, and prints its root cause.
+/// A rank in its own process: reduces until it fails, and prints the root cause.
 #[test]
-fn process_that_reduces_for_ever() {
+fn process_that_reduces_forever() {
     let Some(config) = rank_process() else { return };
-    // The test harness may itself run with open sockets.
+    // The test harness may have open sockets itself.
     let before = open_handles();
     let mut comm = Rank::connect(&config, &BUCKETS, &rank_options()).unwrap();
     println!("ready");
-    let error = reduce_for_ever(&mut comm);
+    let error = reduce_forever(&mut comm);
     let seen = Instant::now();
     let cause = error.cause().unwrap().clone();
     drop(comm);
@@ -36,7 +36,7 @@ fn process_that_reduces_for_ever() {
 }
 
 /// Keeps all lanes busy until the group fails.
-fn reduce_for_ever(comm: &mut Rank) -> CommError {
+fn reduce_forever(comm: &mut Rank) -> CommError {
     loop {
         (0..BUCKETS.len()).for_each(|b| comm.reducer.start(b));
         if let Err(error) = (0..BUCKETS.len()).rev().try_for_each(|b| comm.reducer.wait(b)) {
@@ -55,7 +55,7 @@ impl Ranks {
     fn start(world: u32, extra: &[(&str, &str)]) -> Ranks {
         let port = free_port();
         let mut children: Vec<Child> = (0..world)
-            .map(|rank| spawn_rank("failures::process_that_reduces_for_ever", rank, world, port, extra))
+            .map(|rank| spawn_rank("failures::process_that_reduces_forever", rank, world, port, extra))
             .collect();
         let outputs: Vec<_> = children.iter_mut().map(|c| BufReader::new(c.stdout.take().unwrap())).collect();
         let mut ranks = Ranks { children, outputs };
@@ -76,7 +76,7 @@ impl Ranks {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// The causes that all ranks but `dead` print; the time until the last one.
+    /// The causes that all ranks but `dead` print, and the time until the last one.
     fn causes(&mut self, dead: usize) -> Vec<Cause> {
         let mut causes = Vec::new();
         for (rank, output) in self.outputs.iter_mut().enumerate().filter(|(rank, _)| *rank != dead) {
@@ -99,7 +99,7 @@ impl Drop for Ranks {
     }
 }
 
-fn same(causes: &[Cause], origin: u32, text: &str) {
+fn assert_same_cause(causes: &[Cause], origin: u32, text: &str) {
     for cause in causes {
         assert_eq!((cause.origin_rank, cause.kind), (origin, CauseKind::Failed), "{causes:?}");
         assert!(cause.text.contains(text), "{cause:?}");
@@ -121,7 +121,7 @@ fn a_killed_rank_is_named_by_all_others() {
         let causes = ranks.causes(victim);
         assert!(start.elapsed() < PROMPT, "took {:?}", start.elapsed());
         assert_eq!(causes.len(), 2);
-        same(&causes, victim as u32, "connection closed");
+        assert_same_cause(&causes, victim as u32, "connection closed");
     }
 }
 
@@ -135,12 +135,12 @@ fn a_stopped_rank_is_named_after_the_timeout() {
         let causes = ranks.causes(victim);
         let took = start.elapsed();
         assert!(took > Duration::from_millis(1100) && took < Duration::from_millis(1500) + PROMPT, "took {took:?}");
-        same(&causes, victim as u32, "no sign of life for 1.5 s");
+        assert_same_cause(&causes, victim as u32, "no sign of life for 1.5 s");
     }
 }
 
 #[test]
-fn the_word_of_an_aborting_rank_reaches_all() {
+fn the_cause_of_an_aborting_rank_reaches_all() {
     let _alone = alone();
     for (force, origin) in [(Force::Shm, 1), (Force::Tcp, 2), (Force::Tcp, 0), (Force::Shm, 0)] {
         let causes = group(
@@ -156,7 +156,7 @@ fn the_word_of_an_aborting_rank_reaches_all() {
                     let error = comm.reducer.wait(0).unwrap_err();
                     assert!(start.elapsed() < PROMPT, "{:?}", start.elapsed());
                     assert_eq!(error.cause(), comm.group.failure().as_ref());
-                    // Later calls fail at once, with the same cause.
+                    // Later calls fail immediately, with the same cause.
                     assert_eq!(comm.reducer.wait(0).unwrap_err().cause(), error.cause());
                     assert_eq!(comm.group.barrier().unwrap_err().cause(), error.cause());
                 }
@@ -167,13 +167,13 @@ fn the_word_of_an_aborting_rank_reaches_all() {
                 cause
             },
         );
-        same(&causes, origin, "the loss is not a number");
+        assert_same_cause(&causes, origin, "the loss is not a number");
         assert!(causes.iter().all(|cause| *cause == causes[0]));
     }
 }
 
 #[test]
-fn busy_lanes_end_at_once_with_one_cause() {
+fn busy_lanes_fail_immediately_with_one_cause() {
     let _alone = alone();
     for (hosts, origin) in [(1, 2), (2, 1), (4, 0), (4, 3)] {
         let options = Options { lanes: 4, ..Options::default() };
@@ -187,7 +187,7 @@ fn busy_lanes_end_at_once_with_one_cause() {
                         aborter.abort(Cause::failed(origin, "the power is gone"));
                     }
                 });
-                let cause = reduce_for_ever(&mut comm).cause().unwrap().clone();
+                let cause = reduce_forever(&mut comm).cause().unwrap().clone();
                 assert!(begun.elapsed() < PROMPT, "{:?}", begun.elapsed());
                 let start = Instant::now();
                 drop(comm);
@@ -195,7 +195,7 @@ fn busy_lanes_end_at_once_with_one_cause() {
                 cause
             })
         });
-        same(&causes, origin, "the power is gone");
+        assert_same_cause(&causes, origin, "the power is gone");
     }
 }
 
@@ -216,7 +216,7 @@ fn the_first_of_several_failures_wins_everywhere() {
 }
 
 #[test]
-fn a_rank_that_gives_up_or_leaves_early_is_named() {
+fn a_rank_that_aborts_or_leaves_early_is_named() {
     let _alone = alone();
     let causes = group(
         3,
@@ -230,7 +230,7 @@ fn a_rank_that_gives_up_or_leaves_early_is_named() {
             Some(comm.reducer.all_reduce(0).unwrap_err().cause().unwrap().clone())
         },
     );
-    same(&causes.into_iter().flatten().collect::<Vec<_>>(), 1, "gave up without saying why");
+    assert_same_cause(&causes.into_iter().flatten().collect::<Vec<_>>(), 1, "gave up without saying why");
     let causes = group(
         3,
         |_| {},
@@ -241,7 +241,7 @@ fn a_rank_that_gives_up_or_leaves_early_is_named() {
             error.cause().unwrap().clone()
         },
     );
-    same(&causes, 1, "left the group while");
+    assert_same_cause(&causes, 1, "left the group while");
 }
 
 #[test]
@@ -279,7 +279,8 @@ fn nothing_is_left_behind() {
             |c| c.transport = force,
             &BUCKETS,
             |mut comm| {
-                // Another rank may finish first and end the group before this one has seen that all are done.
+                // Another rank may finish first and end the group before this one has seen that all
+                // are done.
                 let reduced = comm.reducer.all_reduce(0);
                 assert!(reduced.is_ok() || round > 1, "{reduced:?}");
                 match round {
@@ -313,7 +314,7 @@ fn nothing_is_left_behind() {
     );
 }
 
-/// A rank in its own process that waits long for a peer, and measures its own processor time.
+/// A rank in its own process that waits for a peer for a long time, and measures its own CPU time.
 #[test]
 fn process_that_waits() {
     let Some(config) = rank_process() else { return };
@@ -335,7 +336,7 @@ fn process_that_waits() {
     comm.reducer.start(0);
     comm.reducer.start(1);
     if std::env::var_os("TEST_PINNED").is_some() {
-        // The compute thread is busy elsewhere; only the communication thread waits.
+        // The compute thread is idle here; only the communication thread waits.
         std::thread::sleep(Duration::from_millis(1500));
     }
     comm.reducer.wait(0).unwrap();
@@ -346,7 +347,7 @@ fn process_that_waits() {
 }
 
 #[test]
-fn waiting_ranks_leave_the_processor_to_others() {
+fn waiting_ranks_use_little_cpu_time() {
     let _alone = alone();
     for extra in [
         &[("TEST_TRANSPORT", "auto")][..],
@@ -392,6 +393,6 @@ fn failures_cross_hosts() {
                 error.cause().unwrap().clone()
             },
         );
-        same(&causes, origin, "the disk is full");
+        assert_same_cause(&causes, origin, "the disk is full");
     }
 }

@@ -1,5 +1,5 @@
-//! Groups of ranks that fail, meet strangers, or share a process. Their tests count the open handles and threads of this process, so they run one at a
-//! time, and no others run beside them.
+//! Groups of ranks that fail, meet intruders, or share a process. The tests count open handles and
+//! threads of this process, so they run one at a time and separately from others.
 
 #![allow(clippy::unwrap_used, reason = "a test may end where a helper fails")]
 

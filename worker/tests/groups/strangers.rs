@@ -1,4 +1,4 @@
-//! A process that does not belong to a group does not disturb it, and a missing rank is named.
+//! A process that does not belong to a group does not disturb it, and missing ranks are named.
 
 use crate::collective_support::{
     Rank, alone, config, free_port, rank_process, spawn_rank, spawn_rank_with, wait_until,
@@ -9,7 +9,7 @@ use switchyard_worker::comm::{CommError, Options, Token};
 const BUCKETS: [usize; 2] = [300_000, 40];
 
 #[test]
-fn whoever_does_not_belong_is_refused_and_the_group_forms_without_it() {
+fn intruders_are_refused_and_the_group_forms_without_them() {
     let _alone = alone();
     let port = free_port();
     std::thread::scope(|scope| {
@@ -50,7 +50,7 @@ fn whoever_does_not_belong_is_refused_and_the_group_forms_without_it() {
 }
 
 #[test]
-fn absent_ranks_are_listed_by_all() {
+fn every_rank_lists_the_missing_ones() {
     let _alone = alone();
     let port = free_port();
     let texts: Vec<String> = std::thread::scope(|scope| {
@@ -113,7 +113,7 @@ fn garbage_and_idle_connections_do_not_disturb_a_group() {
     });
 }
 
-/// A rank in its own process: one reduction, then the end.
+/// A rank in its own process: one reduction, then it leaves.
 #[test]
 fn process_that_reduces_once() {
     let Some(config) = rank_process() else { return };
@@ -125,11 +125,11 @@ fn process_that_reduces_once() {
 }
 
 #[test]
-fn rank_zero_takes_the_listener_it_finds_on_standard_input() {
+fn rank_zero_uses_a_listener_on_standard_input() {
     let _alone = alone();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    // The port stays in use by this process: a rank 0 that ignores the listener cannot listen there.
+    // This process keeps the port, so a rank 0 that ignored the listener could not bind it.
     let stdin = std::process::Stdio::from(std::os::fd::OwnedFd::from(listener.try_clone().unwrap()));
     let one = spawn_rank("strangers::process_that_reduces_once", 1, 2, port, &[]);
     std::thread::sleep(Duration::from_millis(100));

@@ -1,6 +1,7 @@
-//! Ranks as threads of one process, as in the mode SingleProcess: nothing of a group belongs to the process.
+//! Ranks as threads of one process, as in SingleProcess mode: group state must not be process-wide.
 //!
-//! The other tests of collectives use threads as well where they can; these have several groups at the same time.
+//! Other collective tests use threads too where they can; these run several groups at the same
+//! time.
 
 use crate::collective_support::{alone, group_with, mappings_of_buckets, open_handles};
 use switchyard_worker::comm::{Cause, Force, GroupConfig, Options, Wire};
@@ -13,7 +14,8 @@ const TWO_LANES: Options = Options { lanes: 2, wire: Wire::F32, exact_from: u32:
 const PATHS: [fn(&mut GroupConfig); 3] =
     [|_| {}, |c| c.transport = Force::Tcp, |c| c.host_id = format!("host-{}", c.rank() / 2)];
 
-/// Four threads reduce in two lanes, 40 times or until one of them fails; returns the root cause that each of them saw.
+/// Four threads reduce in two lanes, 40 times or until one of them fails. Returns the root cause
+/// that each of them saw.
 fn threads(change: fn(&mut GroupConfig), fail: bool) -> Vec<Option<Cause>> {
     group_with(WORLD, TWO_LANES, change, &BUCKETS, |mut comm| {
         for round in 0..40 {
@@ -22,7 +24,8 @@ fn threads(change: fn(&mut GroupConfig), fail: bool) -> Vec<Option<Cause>> {
                 comm.reducer.bucket_mut(b).fill(value);
                 comm.reducer.start(b);
                 if fail && round == 20 && comm.group.rank() == 2 {
-                    // The thread of a rank ends in the middle, and its communicator is dropped with it.
+                    // The rank's thread ends in the middle of the run, and its communicator is
+                    // dropped with it.
                     return None;
                 }
             }
@@ -40,7 +43,7 @@ fn threads(change: fn(&mut GroupConfig), fail: bool) -> Vec<Option<Cause>> {
 }
 
 #[test]
-fn several_groups_of_threads_live_side_by_side() {
+fn several_thread_groups_coexist() {
     let _alone = alone();
     let before = open_handles();
     std::thread::scope(|scope| {
@@ -53,7 +56,7 @@ fn several_groups_of_threads_live_side_by_side() {
 }
 
 #[test]
-fn a_failing_thread_ends_its_own_group_only() {
+fn a_failing_thread_ends_only_its_own_group() {
     let _alone = alone();
     let before = open_handles();
     std::thread::scope(|scope| {

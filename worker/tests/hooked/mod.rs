@@ -1,4 +1,4 @@
-//! A small network with a layer that passes its input on, and does what a test wants meanwhile.
+//! A small network with an identity layer that runs test hooks.
 #![allow(clippy::unwrap_used, reason = "a test helper may end the test")]
 
 use crate::plain;
@@ -70,7 +70,8 @@ thread_local! {
     static HOOKS: RefCell<Option<(Hook, Hook)>> = const { RefCell::new(None) };
 }
 
-/// The models of a rank whose layer calls these. The blueprint of the rank must be made on the same thread.
+/// Models whose hooked layer calls these functions. The rank's blueprint must be created on the
+/// same thread.
 pub fn registry(forward: Hook, backward: Hook) -> Registry {
     HOOKS.set(Some((forward, backward)));
     Registry::new().with("hooked", |_| {

@@ -1,5 +1,6 @@
-//! The measured check before the first step, with real pods: a sufficient bandwidth lets the job continue, a pod behind
-//! a slow network is named by its links, and the job does not start if the check is enforced.
+//! The bandwidth check before the first step, with real pods: a sufficient bandwidth lets the job
+//! continue, a pod behind a slow network is named by its links, and an enforced check keeps the job
+//! from starting.
 
 use crate::collective_support::alone;
 use crate::network::Network;
@@ -9,10 +10,10 @@ use switchyard_worker_contract::config::BandwidthCheck;
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::{Event, Link, Measured};
 
-/// Delay of the network per 16 KiB: at most 8 MB/s, slower than any loopback interface.
+/// Network delay per 16 KiB: at most 8 MB/s, slower than any loopback interface.
 const SLOW: Duration = Duration::from_millis(2);
-/// A bandwidth between the slow and the fast network.
-const LEAST: f64 = 20e6;
+/// A bandwidth between those of the slow and the fast network.
+const REQUIRED: f64 = 20e6;
 
 fn job(nodes: u32, procs: u32, least_bytes_per_second: f64, enforce: bool) -> Job {
     Job::new(nodes, procs, 4).with(|config| {
@@ -28,7 +29,7 @@ fn measured(job: &Job) -> Option<Measured> {
     })
 }
 
-/// Runs all pods, each behind the network; one of them may be slow.
+/// Runs all pods, each behind the test network; one of them may be slow.
 fn run(job: &Job, nodes: usize, slow: Option<usize>) -> Vec<i32> {
     let network = Network::new(nodes, job.port);
     if let Some(rank) = slow {
@@ -46,7 +47,7 @@ fn run(job: &Job, nodes: usize, slow: Option<usize>) -> Vec<i32> {
 }
 
 #[test]
-fn enough_bandwidth_is_measured_and_the_training_begins() {
+fn sufficient_bandwidth_is_measured_and_training_starts() {
     let _alone = alone();
     let job = job(3, 1, 1e3, true);
     assert_eq!(run(&job, 3, None), [0; 3], "{}", job.read("err-0"));
@@ -65,13 +66,13 @@ fn enough_bandwidth_is_measured_and_the_training_begins() {
 #[test]
 fn a_slow_pod_is_named_by_its_links_and_nothing_starts() {
     let _alone = alone();
-    let job = job(3, 1, LEAST, true);
+    let job = job(3, 1, REQUIRED, true);
     assert_eq!(run(&job, 3, Some(1)), [7; 3], "{}", job.read("err-0"));
     let found = measured(&job).unwrap();
     let mut slow: Vec<(u32, u32)> = found.slow().iter().map(|link| (link.from, link.to)).collect();
     slow.sort_unstable();
     assert_eq!(slow, [(0, 1), (1, 2)], "{found:?}");
-    assert!(found.bus_bandwidth < LEAST, "{found:?}");
+    assert!(found.bus_bandwidth < REQUIRED, "{found:?}");
     assert!(finished(&job.read("out-0")).is_none() && ready(&job.read("out-0")).is_empty());
     for node in 0..3 {
         let failure = job.termination(node).failure.unwrap();
@@ -81,7 +82,7 @@ fn a_slow_pod_is_named_by_its_links_and_nothing_starts() {
 }
 
 #[test]
-fn where_it_is_only_reported_the_training_goes_on() {
+fn an_unenforced_check_only_reports() {
     let _alone = alone();
     let job = job(2, 2, 1e15, false);
     assert_eq!(job.run(&[]), [0; 2], "{}", job.read("err-0"));
@@ -89,8 +90,8 @@ fn where_it_is_only_reported_the_training_goes_on() {
     assert!(found.shortfall().unwrap().contains("over 4 ranks"), "{found:?}");
     assert_eq!(found.links.len(), 2, "one connection each way between two hosts: {found:?}");
     assert!(finished(&job.read("out-0")).is_some());
-    // Each rank reports what carries its data: memory within a host, and a connection from its first rank to the other
-    // host.
+    // Each rank reports the links that carry its data: memory within a host, and a connection from
+    // its first rank to the other host.
     let links: Vec<Link> = ready(&job.read("out-0")).into_iter().flat_map(|ready| ready.links).collect();
     assert!(links.contains(&Link::SharedMemory { ranks: "1".into() }), "{links:?}");
     assert!(

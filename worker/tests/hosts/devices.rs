@@ -1,4 +1,4 @@
-//! Several devices in one process train exactly as that many processes do, and fail as they do.
+//! Several devices in one process train and fail exactly like separate processes.
 
 use crate::pods::{Job, events, finished, ready};
 use switchyard_worker_contract::config::EngineConfig;
@@ -13,7 +13,7 @@ fn devices(count: u32) -> impl Fn(&mut EngineConfig) {
 }
 
 #[test]
-fn devices_of_one_process_learn_what_processes_learn() {
+fn devices_of_one_process_train_like_processes() {
     for (nodes, ranks) in [(1, 2), (1, 4), (2, 4)] {
         let mut digests = Vec::new();
         for count in [1, 2, ranks] {
@@ -22,10 +22,10 @@ fn devices_of_one_process_learn_what_processes_learn() {
             assert!(codes.iter().all(|code| *code == 0), "{codes:?} {}{}", job.read("err-0"), job.read("err-1"));
             let log = job.read("out-0");
             let lines = log.lines().count();
-            assert_eq!(events(&log).len(), lines, "every line is a whole event: {log}");
-            let told: Vec<u32> = events(&log).iter().filter_map(Event::rank).collect();
-            let steps = told.iter().filter(|rank| **rank == 0).count();
-            assert!(steps >= 27 && (0..ranks).all(|rank| told.contains(&rank)), "{log}");
+            assert_eq!(events(&log).len(), lines, "every line is a complete event: {log}");
+            let reporting: Vec<u32> = events(&log).iter().filter_map(Event::rank).collect();
+            let steps = reporting.iter().filter(|rank| **rank == 0).count();
+            assert!(steps >= 27 && (0..ranks).all(|rank| reporting.contains(&rank)), "{log}");
             let mut pids: Vec<u32> = ready(&log).iter().map(|ready| ready.pid).collect();
             assert!(pids.len() as u32 == ranks && ready(&log).iter().all(|ready| ready.threads >= 1), "{log}");
             pids.sort_unstable();
@@ -54,17 +54,17 @@ fn a_device_that_fails_is_the_root_cause_of_its_process() {
 }
 
 #[test]
-fn a_process_that_is_killed_takes_all_its_devices() {
+fn a_killed_process_loses_all_its_devices() {
     let job = Job::new(2, 4, 1_000_000).with(devices(2));
     assert_eq!(job.run(&[(env::FAULT, "kill:5@7")]), [4, 5], "{}", job.read("err-0"));
     let failure = job.termination(1).failure.unwrap();
-    // The two devices of the process died together, so either may have been noticed first.
+    // Both devices of the process died together, so either may have been noticed first.
     assert!([6, 7].contains(&failure.origin_rank) && failure.cause.contains("SIGKILL"), "{failure:?}");
     assert_eq!(job.processes(), [""; 0]);
 }
 
 #[test]
-fn ranks_that_are_no_multiple_of_the_devices_are_refused() {
+fn ranks_that_are_not_a_multiple_of_the_devices_are_refused() {
     let job = Job::new(1, 3, 5).with(devices(2));
     assert_eq!(job.run(&[]), [2]);
     let cause = job.termination(0).failure.unwrap().cause;

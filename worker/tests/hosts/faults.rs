@@ -1,12 +1,13 @@
-//! G9: ranks are killed, hang, exit, lose their connections, or find the network down or slow. Whatever the fault, the
-//! remaining ranks report it in time and name the rank, the attempt ends with the documented codes, and the next one
-//! resumes from the newest checkpoint and reaches exactly the weights of a run without faults.
+//! G9: ranks are killed, hang, exit, lose their connections, or have a partitioned or slow network.
+//! Whatever the fault, the remaining ranks report it in time and name the rank, the attempt ends
+//! with the documented exit codes, and the next one resumes from the newest checkpoint and reaches
+//! exactly the weights of a run without faults.
 //!
 //! Each rank is its own pod on its own host, behind a network that the test controls.
 
 use crate::collective_support::{alone, wait_until};
-use crate::network::{Carries, Network};
-use crate::pods::{DEADLINE, Job, Running, events, finished, pid_of, resumed, told, wait_for_step};
+use crate::network::{Network, Traffic};
+use crate::pods::{DEADLINE, Job, Running, events, finished, last_step, pid_of, resumed, wait_for_step};
 use crate::random::Random;
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
@@ -17,22 +18,22 @@ use switchyard_worker_contract::event::{Event, Failure};
 
 /// Silence after which a rank counts as lost.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Steps from checkpoint to checkpoint.
+/// Steps between checkpoints.
 const EVERY: u64 = 4;
-/// Most steps until a fault.
+/// Maximum number of steps until a fault.
 const STEPS: u64 = 30;
-/// Seed of the ordinary run.
+/// Seed of a normal test run.
 const SEED: u64 = 20_261_122;
-/// Delay of a slow link per piece.
+/// Delay of a slow link per chunk.
 const SLOW: Duration = Duration::from_millis(3);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     /// SIGKILL.
     Kill,
-    /// SIGSTOP: alive, but silent; it wakes when the others have ended.
+    /// SIGSTOP: alive, but silent; resumed once the others have exited.
     Hang,
-    /// A rank exits by itself, with a code or a panic.
+    /// A rank exits on its own, with an exit code or a panic.
     Exit,
     /// The connection to rank 0 is reset.
     ResetControl,
@@ -42,16 +43,16 @@ enum Fault {
     Partition,
 }
 
-/// Measurements of the faults of one kind: the longest times, and the most steps.
+/// Maxima over all faults of one kind.
 #[derive(Default)]
 struct Measured {
     faults: usize,
-    /// From the fault until all remaining ranks have reported it. Goal: a second more than the timeout; a busy machine
-    /// does not always achieve it, so it is reported and not asserted.
-    told: Duration,
-    /// From then until the next attempt has done a step.
+    /// From the fault until all remaining ranks have reported it. The goal is one second more than
+    /// the timeout; a busy machine does not always achieve it, so it is reported but not asserted.
+    reported: Duration,
+    /// From then until the next attempt has completed a step.
     resumed: Duration,
-    /// Steps that were repeated.
+    /// Number of repeated steps.
     lost: u64,
 }
 
@@ -70,14 +71,14 @@ fn job(world: usize, steps: u64, saves: bool) -> Job {
     })
 }
 
-/// The digest at the end of the same job without checkpoints, faults and our network.
+/// The final digest of the same job without checkpoints, faults and test network.
 fn undisturbed(steps: u64) -> String {
     let job = job(world(), steps, false);
     assert_eq!(job.run(&[]), vec![0; world()], "{}", job.read("err-0"));
     finished(&job.read("out-0")).unwrap().weights_digest
 }
 
-/// The pods of an attempt, each behind the network.
+/// Starts the pods of an attempt, each behind the network.
 fn start(job: &Job, network: &Network, attempt: u32, fault: Option<&str>) -> Vec<Running> {
     let pod = |rank: usize| {
         let mut command = job.command(rank as u32);
@@ -90,7 +91,7 @@ fn start(job: &Job, network: &Network, attempt: u32, fault: Option<&str>) -> Vec
     (0..world()).map(pod).collect()
 }
 
-/// The failure that a rank has reported.
+/// The failure that a rank reported.
 fn failure(job: &Job, rank: usize) -> Option<Failure> {
     events(&job.read(&format!("out-{rank}"))).into_iter().find_map(|event| match event {
         Event::Failed(failure) => Some(failure),
@@ -99,17 +100,18 @@ fn failure(job: &Job, rank: usize) -> Option<Failure> {
 }
 
 impl Fault {
-    /// Applies the fault. Returns the ranks that may be named, and the remaining ranks, which name one.
-    fn strike(self, job: &Job, network: &Network, pods: &mut [Running], victim: usize) -> (Vec<usize>, Vec<usize>) {
+    /// Injects the fault. Returns the ranks that may be named as the cause, and the remaining
+    /// ranks, which must name one.
+    fn inject(self, job: &Job, network: &Network, pods: &mut [Running], victim: usize) -> (Vec<usize>, Vec<usize>) {
         let others = || (0..world()).filter(|rank| *rank != victim).collect::<Vec<_>>();
         match self {
             Fault::Kill => kill_process(pid_of(job, victim as u32, victim as u32), Signal::KILL).unwrap(),
             Fault::Hang => kill_process(pid_of(job, victim as u32, victim as u32), Signal::STOP).unwrap(),
             Fault::Exit => drop(pods[victim].ended()),
-            Fault::ResetControl => assert_eq!(network.reset(victim, Carries::Control), 1),
+            Fault::ResetControl => assert_eq!(network.reset(victim, Traffic::Control), 1),
             Fault::ResetData => {
-                assert!(network.reset(victim, Carries::Data) > 0);
-                // Both ends see it, and either may report it first.
+                assert!(network.reset(victim, Traffic::Data) > 0);
+                // Both ends notice it, and either may report it first.
                 return (vec![victim, (victim + 1) % world()], (0..world()).collect());
             }
             Fault::Partition => network.cut(victim, true),
@@ -118,12 +120,12 @@ impl Fault {
     }
 }
 
-/// Applies that many faults of a kind, each in its own attempt, and then runs to the end.
-fn play(fault: Fault, faults: usize) -> Value {
+/// Injects this many faults of a kind, each in its own attempt, and then runs to the end.
+fn inject_repeatedly(fault: Fault, faults: usize) -> Value {
     let _alone = alone();
     let seed = crate::chaos::seed().unwrap_or(SEED) + fault as u64;
     let random = Random::new(seed);
-    let again = format!("{fault:?}; again with SWITCHYARD_SEED={}", seed - fault as u64);
+    let context = format!("{fault:?}; rerun with SWITCHYARD_SEED={}", seed - fault as u64);
     let steps = (faults as u64 + 1) * STEPS;
     let job = job(world(), steps, true);
     let mut measured = Measured::default();
@@ -138,32 +140,32 @@ fn play(fault: Fault, faults: usize) -> Value {
         let own = (fault == Fault::Exit && !last).then(|| format!("{kind}:{at}@{victim}"));
         let mut pods = start(&job, &network, attempt, own.as_deref());
         if let Some(ended) = ended {
-            assert!(wait_until(DEADLINE, || told(&job) > 0), "{again}: no step: {}", job.read("err-0"));
+            assert!(wait_until(DEADLINE, || last_step(&job) > 0), "{context}: no step: {}", job.read("err-0"));
             measured.resumed = measured.resumed.max(Instant::now() - ended);
             let from = resumed(&job).unwrap_or(0);
-            // Besides the checkpoint that may be in progress there is a complete one.
-            assert!(from >= (reached / EVERY).saturating_sub(1) * EVERY, "{again}: from {from} after {reached}");
+            // Apart from the checkpoint that may be in progress, one is complete.
+            assert!(from >= (reached / EVERY).saturating_sub(1) * EVERY, "{context}: from {from} after {reached}");
             measured.lost = measured.lost.max(reached - from.min(reached));
         }
         if last {
             let codes: Vec<i32> = pods.iter_mut().map(Running::code).collect();
-            assert_eq!(codes, vec![0; world()], "{again}: {}", job.read("err-0"));
-            assert!(network.passed() > 0, "it went another way");
+            assert_eq!(codes, vec![0; world()], "{context}: {}", job.read("err-0"));
+            assert!(network.passed() > 0, "the traffic bypassed the network");
             break;
         }
         if fault != Fault::Exit {
-            assert!(wait_for_step(&job, &mut pods[0], at), "{again}: ended before: {}", job.read("err-0"));
+            assert!(wait_for_step(&job, &mut pods[0], at), "{context}: ended before: {}", job.read("err-0"));
             std::thread::sleep(Duration::from_micros(random.below(3000) as u64));
         }
-        let (named, left) = fault.strike(&job, &network, &mut pods, victim);
-        let struck = Instant::now();
-        let all_told = wait_until(DEADLINE, || left.iter().all(|rank| failure(&job, *rank).is_some()));
+        let (named, left) = fault.inject(&job, &network, &mut pods, victim);
+        let injected = Instant::now();
+        let all_reported = wait_until(DEADLINE, || left.iter().all(|rank| failure(&job, *rank).is_some()));
         let words = |rank: usize| (rank, failure(&job, rank), job.read(&format!("err-{rank}")));
         let all_words = || left.iter().map(|rank| words(*rank)).collect::<Vec<_>>();
-        assert!(all_told, "{again}: not told: {:?}", all_words());
-        measured.told = measured.told.max(struck.elapsed());
+        assert!(all_reported, "{context}: not reported: {:?}", all_words());
+        measured.reported = measured.reported.max(injected.elapsed());
         for rank in &left {
-            assert!(pods[*rank].ended().code().is_some(), "{again}");
+            assert!(pods[*rank].ended().code().is_some(), "{context}");
         }
         if fault == Fault::Hang {
             kill_process(pid_of(&job, victim as u32, victim as u32), Signal::CONT).unwrap();
@@ -172,24 +174,25 @@ fn play(fault: Fault, faults: usize) -> Value {
         for (rank, code) in codes.iter().enumerate() {
             let failure = job.termination(rank as u32).failure.unwrap();
             let origin = failure.origin_rank as usize;
-            assert_eq!(*code, if origin == rank { 5 } else { 4 }, "{again}: rank {rank}: {failure:?}");
-            // A rank that is disconnected can only know that rank 0 is gone, or, if it is rank 0, another one.
-            assert!(named.contains(&origin) || !left.contains(&rank), "{again}: {named:?}: rank {rank}: {failure:?}");
+            assert_eq!(*code, if origin == rank { 5 } else { 4 }, "{context}: rank {rank}: {failure:?}");
+            // A disconnected rank can only observe that rank 0 is gone; a disconnected rank 0, that
+            // another rank is.
+            assert!(named.contains(&origin) || !left.contains(&rank), "{context}: {named:?}: rank {rank}: {failure:?}");
         }
-        reached = reached.max(told(&job));
+        reached = reached.max(last_step(&job));
         (measured.faults, ended) = (measured.faults + 1, Some(Instant::now()));
     }
     let digest = finished(&job.read("out-0")).unwrap().weights_digest;
-    assert_eq!(digest, undisturbed(steps), "{again}");
+    assert_eq!(digest, undisturbed(steps), "{context}");
     assert_eq!(job.processes(), [""; 0]);
     let seconds = |time: Duration| (time.as_secs_f64() * 100.0).round() / 100.0;
     json!({
-        "faults": measured.faults, "toldSecondsMost": seconds(measured.told),
+        "faults": measured.faults, "toldSecondsMost": seconds(measured.reported),
         "resumedSecondsMost": seconds(measured.resumed), "stepsLostMost": measured.lost,
     })
 }
 
-/// Slow links, one after another in one attempt: nothing is lost, nothing ends.
+/// Slow links, one after another in one attempt: nothing is lost and no rank exits.
 fn slow(links: usize) -> usize {
     let _alone = alone();
     let random = Random::new(crate::chaos::seed().unwrap_or(SEED));
@@ -200,7 +203,7 @@ fn slow(links: usize) -> usize {
     for link in 0..links as u64 {
         let rank = random.below(world());
         assert!(wait_for_step(&job, &mut pods[0], 8 * link + 1), "{}", job.read("err-0"));
-        let (before, since) = (told(&job), Instant::now());
+        let (before, since) = (last_step(&job), Instant::now());
         network.slow(rank, SLOW);
         assert!(wait_for_step(&job, &mut pods[0], before + 3), "{}", job.read("err-0"));
         let took = since.elapsed();
@@ -209,14 +212,14 @@ fn slow(links: usize) -> usize {
     }
     let codes: Vec<i32> = pods.iter_mut().map(Running::code).collect();
     assert_eq!(codes, vec![0; world()], "{}", job.read("err-0"));
-    assert_eq!((told(&job), resumed(&job)), (steps, None));
+    assert_eq!((last_step(&job), resumed(&job)), (steps, None));
     let digest = finished(&job.read("out-0")).unwrap().weights_digest;
     assert_eq!(digest, undisturbed(steps), "slow links");
     links
 }
 
 #[test]
-fn whatever_happens_to_a_rank_the_weights_are_the_same() {
+fn the_weights_are_the_same_after_any_fault() {
     let started = Instant::now();
     let kinds = [
         ("sigkill", Fault::Kill, crate::chaos::size(3, 400)),
@@ -228,7 +231,7 @@ fn whatever_happens_to_a_rank_the_weights_are_the_same() {
     ];
     let mut rows = serde_json::Map::new();
     for (name, fault, faults) in kinds {
-        rows.insert(name.to_owned(), play(fault, faults));
+        rows.insert(name.to_owned(), inject_repeatedly(fault, faults));
     }
     rows.insert("slowLink".to_owned(), json!({"faults": slow(crate::chaos::size(3, 100)), "stepsLostMost": 0}));
     let faults: u64 = rows.values().filter_map(|row| row["faults"].as_u64()).sum();

@@ -1,5 +1,5 @@
-//! Pods as real processes: supervisors with their ranks, two of them as two hosts that are connected over the loopback
-//! interface.
+//! Pods as real processes: supervisors with their ranks, two of them as two hosts connected over
+//! the loopback interface.
 
 use crate::collective_support::wait_until;
 use crate::pods::{DEADLINE, Job, Running, WORKER, events, ready};
@@ -14,7 +14,7 @@ use switchyard_worker_contract::event::{Event, Summary, step_in};
 use switchyard_worker_contract::termination::Termination;
 
 #[test]
-fn two_pods_train_and_say_so() {
+fn two_pods_train_and_report_it() {
     let job = Job::new(2, 2, 30);
     assert_eq!(job.run(&[]), [0, 0], "{}{}", job.read("err-0"), job.read("err-1"));
     let (first, second) = (job.termination(0), job.termination(1));
@@ -51,8 +51,8 @@ fn a_killed_rank_is_the_root_cause_in_both_pods() {
 }
 
 #[test]
-fn a_silent_rank_is_ended_by_its_pod() {
-    // The other rank of its pod hears from the group that it is silent.
+fn a_silent_rank_is_killed_by_its_pod() {
+    // The other rank of its pod learns from the group that it is silent.
     let job = Job::new(2, 2, 1_000_000);
     assert_eq!(job.run(&[(env::FAULT, "hang:5@3"), (env::PEER_TIMEOUT_SECONDS, "4")]), [4, 5]);
     let failure = job.termination(1).failure.unwrap();
@@ -61,7 +61,7 @@ fn a_silent_rank_is_ended_by_its_pod() {
 }
 
 #[test]
-fn a_stop_of_one_pod_stops_the_job_and_names_who_was_stopped() {
+fn stopping_one_pod_stops_the_job_and_names_the_pod() {
     let job = Job::new(2, 2, 1_000_000);
     let mut pods = [job.start(0), job.start(1)];
     job.wait_for("out-0", "\"summary\"");
@@ -80,19 +80,19 @@ fn a_second_signal_does_not_wait() {
     let job = Job::new(1, 1, 1_000_000);
     let mut pod = Running(job.command(0).env(env::FAULT, "hang:6").spawn().unwrap());
     job.wait_for("out-0", "\"progress\"");
-    // Two pending signals of one kind are merged, so they are sent until one was the second.
+    // Pending signals of one kind are merged, so they are sent until one counts as the second.
     let ended = wait_until(Duration::from_secs(20), || {
         pod.signal(Signal::INT);
         pod.0.try_wait().unwrap().is_some()
     });
-    assert!(ended, "the pod waits for a rank that does not answer");
+    assert!(ended, "the pod waits for an unresponsive rank");
     assert_eq!(pod.code(), 130);
     assert_eq!(job.termination(0).failure.unwrap().cause, "stopped by SIGINT");
     assert_eq!(job.processes(), [""; 0]);
 }
 
 #[test]
-fn one_pod_needs_neither_a_key_nor_a_meeting_place() {
+fn a_single_pod_needs_neither_a_key_nor_a_rendezvous_address() {
     let job = Job::new(1, 2, 12);
     fs::remove_file(job.path("key")).unwrap();
     let mut pod = Running(job.command(0).env_remove(env::KEY_FILE).env_remove(env::RENDEZVOUS).spawn().unwrap());
@@ -104,7 +104,7 @@ fn one_pod_needs_neither_a_key_nor_a_meeting_place() {
 }
 
 #[test]
-fn what_is_refused_is_told_in_the_termination_message() {
+fn refusals_are_in_the_termination_message() {
     let job = Job::new(2, 2, 5);
     let refused = |change: &dyn Fn(&mut Command) -> &mut Command| {
         let mut command = job.command(1);
@@ -139,7 +139,7 @@ fn wrong_data_ends_the_pod_with_code_3() {
 }
 
 #[test]
-fn a_secret_volume_is_read_by_an_ordinary_user() {
+fn an_unprivileged_user_can_read_a_secret_volume() {
     assert!(geteuid().is_root(), "only root can give files to another user: run this test as root");
     const USER: u32 = 65_532;
     let job = Job::new(1, 1, 5);
@@ -162,7 +162,8 @@ fn a_secret_volume_is_read_by_an_ordinary_user() {
 #[test]
 fn orphans_are_reaped_and_nothing_is_left() {
     let job = Job::new(1, 1, 1_000_000);
-    // The shell becomes the supervisor, which therefore has children that it did not start, like process 1 of a pod.
+    // The shell becomes the supervisor, which therefore has children that it did not start, like
+    // process 1 of a pod.
     let mut command = Command::new("/bin/sh");
     command.args(["-c", "sleep 0 & sleep 0 & sleep 1000 & exec \"$0\" pod", WORKER]);
     let template = job.command(0);
@@ -172,14 +173,14 @@ fn orphans_are_reaped_and_nothing_is_left() {
     job.wait_for("out-0", "\"ready\"");
     let children = || fs::read_to_string(format!("/proc/{0}/task/{0}/children", pod.0.id())).unwrap();
     let only_two = wait_until(DEADLINE, || children().split_whitespace().count() == 2);
-    assert!(only_two, "zombies, or a child too few, beside the rank and the long sleep: {}", children());
+    assert!(only_two, "expected exactly the rank and the long sleep: {}", children());
     pod.signal(Signal::TERM);
     assert_eq!(pod.code(), 143);
     assert_eq!(job.processes(), [""; 0]);
 }
 
 #[test]
-fn ranks_die_with_a_supervisor_that_is_killed() {
+fn ranks_die_with_a_killed_supervisor() {
     let job = Job::new(1, 2, 1_000_000);
     let mut pod = job.start(0);
     job.wait_for("out-0", "\"ready\"");
@@ -189,7 +190,7 @@ fn ranks_die_with_a_supervisor_that_is_killed() {
 }
 
 #[test]
-fn a_pod_of_the_attempt_before_cannot_join() {
+fn a_pod_of_the_previous_attempt_cannot_join() {
     let job = Job::new(2, 1, 10);
     let mut first = Running(job.command(0).env(env::ATTEMPT, "2").spawn().unwrap());
     let mut old = Running(job.command(1).env(env::ATTEMPT, "1").spawn().unwrap());

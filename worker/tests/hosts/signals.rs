@@ -1,7 +1,8 @@
-//! Runs that signals end, as real processes: what was saved, and that the next start resumes from there.
+//! Runs ended by signals, as real processes: the state is saved, and the next start resumes from
+//! it.
 
 use crate::collective_support::wait_until;
-use crate::pods::{Job, Running, finished, pid_of, resumed, told, wait_for_step};
+use crate::pods::{Job, Running, finished, last_step, pid_of, resumed, wait_for_step};
 use rustix::process::{Signal, kill_process};
 use std::fs;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use switchyard_worker_contract::config::{Amp, Checkpoint, HalfType, Length, Loss
 use switchyard_worker_contract::env;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// A job of one node that saves its state.
+/// A single-node job that saves its state.
 fn saving(procs: u32, steps: u64, every_steps: u64) -> Job {
     let job = Job::new(1, procs, steps);
     let path = job.path("checkpoints").display().to_string();
@@ -19,7 +20,7 @@ fn saving(procs: u32, steps: u64, every_steps: u64) -> Job {
     })
 }
 
-/// The digest at the end of the same job without checkpoints and faults.
+/// The final digest of the same job without checkpoints and faults.
 fn undisturbed(procs: u32, steps: u64) -> String {
     let job = Job::new(1, procs, steps);
     assert_eq!(job.run(&[]), [0], "{}", job.read("err-0"));
@@ -27,7 +28,7 @@ fn undisturbed(procs: u32, steps: u64) -> String {
 }
 
 #[test]
-fn a_stop_saves_first_and_the_next_start_goes_on() {
+fn a_stop_saves_first_and_the_next_start_resumes() {
     for signal in [Signal::TERM, Signal::INT] {
         let job = saving(2, 1_000_000, 0);
         let mut pod = job.start(0);
@@ -35,7 +36,7 @@ fn a_stop_saves_first_and_the_next_start_goes_on() {
         pod.signal(signal);
         let code = if signal == Signal::TERM { 143 } else { 130 };
         assert_eq!(pod.code(), code, "{}", job.read("err-0"));
-        let last = told(&job);
+        let last = last_step(&job);
         let cause = job.termination(0).failure.unwrap().cause;
         assert_eq!(cause, format!("stopped by a signal after step {last}, which is saved"));
         let end = last + 10;
@@ -48,7 +49,7 @@ fn a_stop_saves_first_and_the_next_start_goes_on() {
 }
 
 #[test]
-fn one_rank_that_is_told_stops_all_of_them_after_saving() {
+fn stopping_one_rank_stops_all_after_saving() {
     let job = saving(3, 1_000_000, 0);
     let mut pod = job.start(0);
     assert!(wait_for_step(&job, &mut pod, 3));
@@ -59,7 +60,7 @@ fn one_rank_that_is_told_stops_all_of_them_after_saving() {
 }
 
 #[test]
-fn a_second_signal_does_not_wait_for_what_is_saved() {
+fn a_second_signal_does_not_wait_for_saving() {
     // Rank 1 hangs, so the step in which the others could agree to stop never ends.
     let job = saving(2, 1_000_000, 0);
     let mut command = job.command(0);
@@ -70,17 +71,17 @@ fn a_second_signal_does_not_wait_for_what_is_saved() {
     let term = || kill_process(first, Signal::TERM);
     term().unwrap();
     std::thread::sleep(Duration::from_millis(300));
-    assert!(pod.0.try_wait().unwrap().is_none(), "the first signal is only kept: {}", job.read("err-0"));
-    // Two pending signals of one kind are merged, so they are sent until one was the second.
+    assert!(pod.0.try_wait().unwrap().is_none(), "the first signal only requests a stop: {}", job.read("err-0"));
+    // Pending signals of one kind are merged, so they are sent until one counts as the second.
     let ended = wait_until(Duration::from_secs(60), || {
         let _ = term();
         pod.0.try_wait().unwrap().is_some()
     });
-    assert!(ended, "it waits for a rank that does not answer");
+    assert!(ended, "it waits for an unresponsive rank");
     assert_eq!(pod.code(), 143, "{}", job.read("err-0"));
 }
 
-/// Kills ranks at random moments until the training is nevertheless done.
+/// Kills ranks at random moments until the training completes despite them.
 fn survives_kills(procs: u32, kills: u32, seed: u32) {
     const EVERY: u64 = 4;
     let steps = u64::from(kills) * 30;
@@ -101,10 +102,10 @@ fn survives_kills(procs: u32, kills: u32, seed: u32) {
             killed += 1;
         }
         let code = pod.code();
-        // Besides the checkpoint that may be in progress there is a complete one.
+        // Apart from the checkpoint that may be in progress, one is complete.
         let complete = (reached / EVERY).saturating_sub(1) * EVERY;
         assert!(resumed(&job).unwrap_or(0) >= complete, "attempt {attempt}: {:?} after {reached}", resumed(&job));
-        reached = reached.max(told(&job));
+        reached = reached.max(last_step(&job));
         assert!(attempt == 1 || reached < 2 * EVERY || resumed(&job).is_some(), "attempt {attempt} starts over");
         if code == 0 {
             break;
@@ -133,7 +134,7 @@ fn four_ranks_survive_ten_kills() {
 }
 
 #[test]
-fn a_rank_that_kills_itself_costs_an_interval_at_most() {
+fn a_rank_that_kills_itself_costs_at_most_one_interval() {
     let job = saving(2, 40, 5);
     assert_eq!(job.run(&[(env::FAULT, "kill:23@1#1")]), [5]);
     assert_eq!(job.run(&[(env::FAULT, "kill:23@1#1"), (env::ATTEMPT, "2")]), [0], "{}", job.read("err-0"));
@@ -158,12 +159,12 @@ fn a_damaged_checkpoint_is_named_in_the_log() {
 }
 
 #[test]
-fn another_kernel_for_bf16_than_that_of_the_checkpoint_is_told() {
+fn a_bf16_kernel_other_than_the_checkpoints_is_logged() {
     let amp = Amp { compute_type: HalfType::Bf16, loss_scaling: LossScaling::Static { scale: 1.0 } };
     let job = saving(2, 12, 4).with(|config| config.precision = Precision::Amp(amp));
     let portable = |attempt| [(env::KERNEL, "portable"), (env::ATTEMPT, attempt)];
     assert_eq!(job.run(&portable("1")), [0], "{}", job.read("err-0"));
-    // As if its CPUs had had the matrix unit.
+    // As if its CPUs had had AMX.
     let file = job.path("checkpoints/step-000000012.attempt-1/manifest.json");
     let text = fs::read_to_string(&file).unwrap();
     let (_, inner) = text.trim_end().split_once(",\"manifest\":").unwrap();
@@ -179,7 +180,7 @@ fn another_kernel_for_bf16_than_that_of_the_checkpoint_is_told() {
 }
 
 #[test]
-fn a_checkpoint_that_does_not_fit_ends_the_pod_with_code_6() {
+fn an_incompatible_checkpoint_ends_the_pod_with_code_6() {
     let job = saving(2, 12, 4);
     assert_eq!(job.run(&[]), [0]);
     let job = job.with(|config| config.seed += 1);
@@ -189,7 +190,7 @@ fn a_checkpoint_that_does_not_fit_ends_the_pod_with_code_6() {
 }
 
 #[test]
-fn a_node_that_does_not_see_the_checkpoints_says_so_to_all() {
+fn a_node_without_access_to_the_checkpoints_reports_it_to_all() {
     let job = Job::new(2, 1, 12).with(|config| {
         let path = "checkpoints".into();
         config.checkpoint = Some(Checkpoint { path, every_steps: 4, period_seconds: 0, keep: 2, on_suspend: true });

@@ -1,9 +1,10 @@
-//! The network between the pods of a job, controlled by a test: all connections pass through here, where they can be
-//! reset, delayed or slowed down.
+//! A test-controlled network between the pods of a job: all connections pass through proxies, which
+//! can reset, delay or throttle them.
 //!
-//! Each other rank reaches rank 0 through its own door. Ranks announce over these connections where they listen for
-//! data, when they gather what each says about its reductions: the addresses in these frames are replaced by those of
-//! further doors, of the same length, so that nothing else changes.
+//! Every other rank reaches rank 0 through its own proxy. Over these connections ranks announce the
+//! addresses where they listen for data, when they gather what each says about its reductions. The
+//! addresses in these frames are replaced by proxies' addresses of the same length, so that nothing
+//! else changes.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "a test helper may end the test")]
 
@@ -16,47 +17,48 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Where rank 0 and all doors listen.
+/// Where rank 0 and all proxies listen.
 const HOST: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 /// Length of a frame's header, and the positions of the kind and of the remaining length in it.
 const HEADER: usize = 32;
 const KIND: usize = 5;
 const LENGTH: std::ops::Range<usize> = 20..28;
-/// The kind of frame in which a rank has a value for all; what all get holds the values of all ranks, in order.
+/// Kind of the frames in which a rank sends a value to all; the reply holds the values of all
+/// ranks, in order.
 const ALL_GATHER: u8 = 18;
 /// The text before an address in these frames.
 const RING: &[u8] = b"\"ring\":\"";
-/// How often a door checks for a connection.
-const LOOK: Duration = Duration::from_millis(5);
+/// How often a proxy checks for a connection.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// What a connection carries.
+/// The traffic of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Carries {
+pub enum Traffic {
     /// Membership and failures: between a rank and rank 0.
     Control,
     /// Gradients: from a rank to the next one.
     Data,
 }
 
-/// A connection through a door: the rank that made it, and the one that accepted it.
+/// A proxied connection: the rank that made it, and the one that accepted it.
 #[derive(Clone)]
 struct Link {
     ends: [usize; 2],
-    carries: Carries,
+    traffic: Traffic,
     streams: Arc<[TcpStream; 2]>,
-    /// Set to end it by a reset, without an end of stream.
+    /// Set to end it with a reset instead of an end of stream.
     reset: Arc<AtomicBool>,
 }
 
 struct Shared {
-    /// By rank: whether nothing passes.
+    /// Partitioned ranks.
     cut: Vec<AtomicBool>,
-    /// By rank: delay in microseconds of each piece of at most 16 KiB.
+    /// Delay in microseconds per chunk of at most 16 KiB, by rank.
     slow: Vec<AtomicU64>,
     links: Mutex<Vec<Link>>,
-    /// Doors to the listeners of ranks, by address.
-    doors: Mutex<HashMap<SocketAddr, SocketAddr>>,
-    /// Bytes that have passed.
+    /// Proxies for ranks' listeners, by address.
+    proxies: Mutex<HashMap<SocketAddr, SocketAddr>>,
+    /// Bytes forwarded so far.
     passed: AtomicU64,
     over: AtomicBool,
 }
@@ -64,7 +66,7 @@ struct Shared {
 /// The network of an attempt.
 pub struct Network {
     shared: Arc<Shared>,
-    doors: Vec<SocketAddr>,
+    proxies: Vec<SocketAddr>,
 }
 
 impl Network {
@@ -74,31 +76,31 @@ impl Network {
             cut: (0..world).map(|_| AtomicBool::default()).collect(),
             slow: (0..world).map(|_| AtomicU64::default()).collect(),
             links: Mutex::default(),
-            doors: Mutex::default(),
+            proxies: Mutex::default(),
             passed: AtomicU64::new(0),
             over: AtomicBool::new(false),
         });
         let zero = SocketAddr::from((HOST, port));
-        let doors = (0..world).map(|rank| shared.open([rank, 0], Carries::Control, zero)).collect();
-        Network { shared, doors }
+        let proxies = (0..world).map(|rank| shared.open([rank, 0], Traffic::Control, zero)).collect();
+        Network { shared, proxies }
     }
 
     /// Where this rank reaches rank 0.
     pub fn rendezvous(&self, rank: usize) -> SocketAddr {
-        self.doors[rank]
+        self.proxies[rank]
     }
 
     /// Resets the connections of this kind that a rank has made; returns their number.
-    pub fn reset(&self, rank: usize, carries: Carries) -> usize {
+    pub fn reset(&self, rank: usize, traffic: Traffic) -> usize {
         let mut links = self.shared.links();
         let before = links.len();
         links.retain(|link| {
-            let chosen = link.ends[0] == rank && link.carries == carries;
+            let chosen = link.ends[0] == rank && link.traffic == traffic;
             if chosen {
                 link.reset.store(true, Ordering::SeqCst);
                 for stream in &*link.streams {
-                    // With this linger setting, closing the last handle is a reset; the threads that hold the others
-                    // wake up.
+                    // With this linger setting, closing the last handle sends a reset, and the
+                    // threads that hold the others wake up.
                     let _ = set_socket_linger(stream, Some(Duration::ZERO));
                     let _ = stream.shutdown(Shutdown::Read);
                 }
@@ -108,17 +110,18 @@ impl Network {
         before - links.len()
     }
 
-    /// Blocks everything to or from a rank, including the end of a connection; or lets everything pass again.
+    /// Starts or ends a partition, which blocks everything to or from a rank, including the end of
+    /// a connection.
     pub fn cut(&self, rank: usize, on: bool) {
         self.shared.cut[rank].store(on, Ordering::SeqCst);
     }
 
-    /// Delays each piece to or from a rank by this time.
+    /// Delays each chunk to or from a rank by this time.
     pub fn slow(&self, rank: usize, delay: Duration) {
         self.shared.slow[rank].store(delay.as_micros() as u64, Ordering::SeqCst);
     }
 
-    /// The bytes that have passed so far.
+    /// Bytes forwarded so far.
     pub fn passed(&self) -> u64 {
         self.shared.passed.load(Ordering::SeqCst)
     }
@@ -138,8 +141,8 @@ impl Shared {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a door to this address.
-    fn open(self: &Arc<Self>, ends: [usize; 2], carries: Carries, to: SocketAddr) -> SocketAddr {
+    /// Opens a proxy for this address.
+    fn open(self: &Arc<Self>, ends: [usize; 2], traffic: Traffic, to: SocketAddr) -> SocketAddr {
         let listener = TcpListener::bind((HOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -147,29 +150,29 @@ impl Shared {
         thread::spawn(move || {
             while !shared.over.load(Ordering::SeqCst) {
                 match listener.accept() {
-                    Ok((from, _)) => drop(shared.join(ends, carries, from, to)),
-                    Err(_) => thread::sleep(LOOK),
+                    Ok((from, _)) => drop(shared.join(ends, traffic, from, to)),
+                    Err(_) => thread::sleep(POLL_INTERVAL),
                 }
             }
         });
         address
     }
 
-    /// Connects the two sides, if the other one listens.
-    fn join(self: &Arc<Self>, ends: [usize; 2], carries: Carries, from: TcpStream, to: SocketAddr) -> io::Result<()> {
+    /// Connects the two sides, if the target listens.
+    fn join(self: &Arc<Self>, ends: [usize; 2], traffic: Traffic, from: TcpStream, to: SocketAddr) -> io::Result<()> {
         from.set_nonblocking(false)?;
         let streams = [from, TcpStream::connect(to)?];
         for stream in &streams {
             stream.set_nodelay(true)?;
         }
-        let link = Link { ends, carries, streams: Arc::new(streams), reset: Arc::default() };
+        let link = Link { ends, traffic, streams: Arc::new(streams), reset: Arc::default() };
         self.links().push(link.clone());
         for (from, to) in [(0, 1), (1, 0)] {
             let (shared, link) = (Arc::clone(self), link.clone());
             thread::spawn(move || {
                 let _ = shared.pass(&link, &link.streams[from], &link.streams[to]);
                 while shared.is_cut(ends) {
-                    thread::sleep(LOOK);
+                    thread::sleep(POLL_INTERVAL);
                 }
                 if !link.reset.load(Ordering::SeqCst) {
                     let _ = link.streams[to].shutdown(Shutdown::Write);
@@ -187,9 +190,9 @@ impl Shared {
     fn pass(self: &Arc<Self>, link: &Link, mut from: &TcpStream, mut to: &TcpStream) -> io::Result<()> {
         let mut bytes = vec![0; 16 << 10];
         loop {
-            let piece = match link.carries {
-                Carries::Control => self.frame(link.ends[0], from)?,
-                Carries::Data => {
+            let piece = match link.traffic {
+                Traffic::Control => self.frame(link.ends[0], from)?,
+                Traffic::Data => {
                     let read = from.read(&mut bytes)?;
                     bytes[..read].to_vec()
                 }
@@ -200,14 +203,14 @@ impl Shared {
             let delay = link.ends.into_iter().map(|rank| self.slow[rank].load(Ordering::SeqCst)).max().unwrap_or(0);
             thread::sleep(Duration::from_micros(delay));
             while self.is_cut(link.ends) {
-                thread::sleep(LOOK);
+                thread::sleep(POLL_INTERVAL);
             }
             to.write_all(&piece)?;
             self.passed.fetch_add(piece.len() as u64, Ordering::SeqCst);
         }
     }
 
-    /// Forwards a frame of the control connection of `rank`, with its addresses replaced.
+    /// Forwards a frame of `rank`'s control connection with its addresses replaced.
     fn frame(self: &Arc<Self>, rank: usize, mut from: &TcpStream) -> io::Result<Vec<u8>> {
         let mut frame = vec![0; HEADER];
         from.read_exact(&mut frame)?;
@@ -218,22 +221,22 @@ impl Shared {
         while let Some(found) = frame[at..].windows(RING.len()).position(|bytes| bytes == RING) {
             let start = at + found + RING.len();
             let end = start + frame[start..].iter().position(|byte| *byte == b'"').unwrap();
-            let told: SocketAddr = std::str::from_utf8(&frame[start..end]).unwrap().parse().unwrap();
-            let door = self.door(rank, told).to_string();
-            assert_eq!(door.len(), end - start, "{told} becomes {door}");
-            frame[start..end].copy_from_slice(door.as_bytes());
+            let announced: SocketAddr = std::str::from_utf8(&frame[start..end]).unwrap().parse().unwrap();
+            let proxy = self.proxy(rank, announced).to_string();
+            assert_eq!(proxy.len(), end - start, "{announced} becomes {proxy}");
+            frame[start..end].copy_from_slice(proxy.as_bytes());
             (at, rank) = (end, rank + 1);
         }
         Ok(frame)
     }
 
-    /// The door to the address where this rank listens for the previous one.
-    fn door(self: &Arc<Self>, rank: usize, told: SocketAddr) -> SocketAddr {
-        let mut doors = self.doors.lock().unwrap_or_else(PoisonError::into_inner);
-        if doors.values().any(|door| *door == told) {
-            return told;
+    /// The proxy for the address where this rank listens for the previous one.
+    fn proxy(self: &Arc<Self>, rank: usize, announced: SocketAddr) -> SocketAddr {
+        let mut proxies = self.proxies.lock().unwrap_or_else(PoisonError::into_inner);
+        if proxies.values().any(|proxy| *proxy == announced) {
+            return announced;
         }
         let before = (rank + self.cut.len() - 1) % self.cut.len();
-        *doors.entry(told).or_insert_with(|| self.open([before, rank], Carries::Data, told))
+        *proxies.entry(announced).or_insert_with(|| self.open([before, rank], Traffic::Data, announced))
     }
 }

@@ -1,5 +1,5 @@
-//! Backward against forward: directional derivatives of the loss, parameter by parameter, for every model and format;
-//! and the contract of the sink.
+//! Backward versus forward: directional derivatives of the loss, parameter by parameter, for every
+//! model and format; and the gradient sink's contract.
 
 use crate::flat_gradients::FlatGradients;
 use crate::trial::{Case, Trial, cases, cpu};
@@ -61,13 +61,13 @@ fn check_trial(case: &Case, isa: Isa, mut trial: Trial) {
     for parameter in &layout.parameters {
         let gradient = sink.flat.gradients[parameter.range()].to_vec();
         let norm = norm(&gradient);
-        // The bias before a batch norm, and the bias of keys in attention, have no effect.
+        // The bias before a batch norm and the key bias in attention have no effect.
         if norm < 1e-4 * whole {
             continue;
         }
         let before = trial.weights[parameter.range()].to_vec();
-        // Along the gradient: far enough for the loss (single precision) to change measurably, close enough for it to
-        // be linear. The best of several steps.
+        // Along the gradient: far enough for the f32 loss to change measurably, close enough for it
+        // to be linear. The best of several steps.
         let best = [0.4, 0.1, 0.03, 0.01, 0.004, 0.001]
             .map(|reach| {
                 let step = reach * f64::from(before.iter().fold(0.05f32, |max, w| max.max(w.abs())));
@@ -75,7 +75,7 @@ fn check_trial(case: &Case, isa: Isa, mut trial: Trial) {
                     for ((w, &b), &g) in trial.weights[parameter.range()].iter_mut().zip(&before).zip(&gradient) {
                         *w = (f64::from(b) + sign * step * f64::from(g) / norm) as f32;
                     }
-                    // The statistics of the batch are part of the function that is differentiated.
+                    // The batch statistics are part of the differentiated function.
                     trial.forward().loss
                 };
                 let (plus, minus) = (loss_at(1.0), loss_at(-1.0));
@@ -85,7 +85,7 @@ fn check_trial(case: &Case, isa: Isa, mut trial: Trial) {
             .into_iter()
             .min_by(|a, b| (a - 1.0).abs().total_cmp(&(b - 1.0).abs()))
             .unwrap();
-        // A rectifier has no derivative at 0, and along the way some units change sides.
+        // ReLU has no derivative at 0, and some units change sides along the way.
         let tolerance = if case.name == "resnet-18" { 0.03 } else { 0.015 };
         assert!((best - 1.0).abs() < tolerance, "{} {isa:?} {}: ratio {best}, norm {norm}", case.name, parameter.name);
     }
@@ -93,7 +93,8 @@ fn check_trial(case: &Case, isa: Isa, mut trial: Trial) {
 
 #[test]
 fn directional_derivatives() {
-    // With fifty layers of rectifiers no step is short enough; `network_parity` checks their gradients against PyTorch.
+    // With fifty ReLU layers no step is short enough; `network_parity` checks their gradients
+    // against PyTorch.
     for case in cases().into_iter().filter(|case| case.name != "resnet-50") {
         for isa in isas() {
             check_directions(&case, isa);
@@ -101,7 +102,7 @@ fn directional_derivatives() {
     }
 }
 
-/// Multiplies two tensors number by number.
+/// Elementwise product of two tensors.
 struct Multiply {
     len: usize,
     flow: [Flow; INPUTS],
@@ -134,7 +135,7 @@ impl Layer for Multiply {
     }
 }
 
-/// A perceptron whose hidden layer is squared by one [`Multiply`], and goes around it too.
+/// An MLP whose hidden layer is squared by a [`Multiply`], with a skip connection around it.
 struct Squares([Flow; INPUTS]);
 
 impl Model for Squares {
@@ -161,7 +162,7 @@ fn squares(parameters: &BTreeMap<String, String>) -> Result<Box<dyn Model>, Mode
 }
 
 #[test]
-fn a_tensor_that_is_both_inputs_of_a_layer_gets_the_sum_of_both_gradients() {
+fn a_tensor_used_as_both_inputs_gets_the_sum_of_both_gradients() {
     let registry = Registry::new().with("squares", squares);
     let words = ["write", "accumulate"];
     for (first, second) in words.into_iter().flat_map(|first| words.map(|second| (first, second))) {
@@ -175,7 +176,7 @@ fn a_tensor_that_is_both_inputs_of_a_layer_gets_the_sum_of_both_gradients() {
     }
 }
 
-/// A perceptron that normalises its input, of which nobody needs the gradient.
+/// An MLP that normalises its input, whose gradient is not needed.
 struct Normalised {
     of_rows: bool,
 }
@@ -197,7 +198,7 @@ impl Model for Normalised {
 }
 
 #[test]
-fn a_norm_of_the_input_learns() {
+fn a_norm_on_the_input_learns() {
     let normalised = |parameters: &BTreeMap<String, String>| -> Result<Box<dyn Model>, ModelError> {
         Ok(Box::new(Normalised { of_rows: parameters["of"] == "rows" }))
     };
@@ -220,9 +221,10 @@ fn a_norm_of_the_input_learns() {
     }
 }
 
-/// The gradient of the logits is written over them, and backward of some functions reads what they returned.
+/// The gradient of the logits overwrites them, and the backward pass of some functions reads their
+/// output.
 #[test]
-fn a_function_whose_output_the_loss_overwrites_is_refused() {
+fn an_activation_whose_output_the_loss_overwrites_is_refused() {
     for (activation, is_refused) in [(Activation::Relu, true), (Activation::Tanh, true), (Activation::Gelu, false)] {
         let mut graph = Graph::new(6, Kind::Features { width: 7, classes: 4 }, Format::F32);
         let input = layers::features(&mut graph, "input").unwrap();
@@ -234,8 +236,8 @@ fn a_function_whose_output_the_loss_overwrites_is_refused() {
 }
 
 #[test]
-fn sixteen_bits_give_nearly_the_same_gradients() {
-    // Fifty layers of two channels turn any rounding into chaos.
+fn gradients_in_16_bits_are_close() {
+    // Fifty layers of two channels amplify any rounding into chaos.
     for case in cases().into_iter().filter(|case| case.name != "resnet-50") {
         let mut wide = Trial::new(&case, cpu(1, Isa::detect(None).unwrap()), Format::F32).excite();
         let layout = wide.network.layout().clone();
@@ -255,7 +257,7 @@ fn sixteen_bits_give_nearly_the_same_gradients() {
             let difference: Vec<f32> =
                 got.flat.gradients.iter().zip(&want.flat.gradients).map(|(got, want)| got - want).collect();
             let relative = norm(&difference) / norm(&want.flat.gradients);
-            // In batches as small as these a norm divides by the deviation of only a few numbers.
+            // In batches this small, a norm divides by the deviation of only a few values.
             let tolerance = if case.name == "resnet-18" { 4.0 * tolerance } else { tolerance };
             assert!(relative < tolerance, "{} {format:?}: gradients differ by {relative}", case.name);
         }
@@ -290,7 +292,7 @@ fn gradients_are_finished_once_in_layout_order() {
 }
 
 #[test]
-fn accumulating_adds_and_scale_multiplies() {
+fn gradients_accumulate_and_scale() {
     for case in cases() {
         let mut trial = Trial::new(&case, cpu(1, Isa::detect(None).unwrap()), Format::F32).excite();
         let layout = trial.network.layout().clone();

@@ -1,4 +1,4 @@
-//! Whole networks of a single rank: their programs, gradients, and results of other implementations.
+//! Whole single-rank networks: their programs, gradients, and results of other implementations.
 
 #![allow(clippy::unwrap_used, reason = "a test may end where a helper fails")]
 

@@ -1,4 +1,4 @@
-//! Whole networks against PyTorch: fixtures written by `fixtures/generate_networks.py`.
+//! Whole networks versus PyTorch, with fixtures from `fixtures/generate_networks.py`.
 
 use crate::flat_gradients::FlatGradients;
 use crate::trial::{Case, Trial, cpu, images, resnet};
@@ -31,7 +31,7 @@ impl Fixture {
         self.numbers(name).unwrap().into_iter().map(|number| number as f32).collect()
     }
 
-    /// PyTorch's tensor in the engine's order of axes: `[out, in, y, x]` becomes `[out, y, x, in]`.
+    /// PyTorch's tensor in the engine's axis order: `[out, in, y, x]` becomes `[out, y, x, in]`.
     fn parameter(&self, what: &str, parameter: &ParameterSlot) -> Vec<f32> {
         let flat = self.floats(&format!("{what}.{}", parameter.name));
         if parameter.shape.len() != 4 {
@@ -48,7 +48,7 @@ impl Fixture {
     }
 }
 
-fn same(what: &str, got: &[f32], want: &[f32], tolerance: f32) {
+fn assert_close(what: &str, got: &[f32], want: &[f32], tolerance: f32) {
     assert_eq!(got.len(), want.len(), "{what}");
     let size = want.iter().fold(1e-6f32, |max, x| max.max(x.abs()));
     for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
@@ -75,21 +75,21 @@ fn check(file: &str, model: Model, kind: Kind, samples: usize, tolerance: f32) {
         let (mut sink, rate) = (FlatGradients::new(&layout), fixture.floats("rate")[0]);
         for (step, want) in fixture.floats("losses").into_iter().enumerate() {
             let loss = trial.forward().loss as f32;
-            same(&format!("{file} {isa:?}: loss of step {step}"), &[loss], &[want], tolerance);
+            assert_close(&format!("{file} {isa:?}: loss of step {step}"), &[loss], &[want], tolerance);
             trial.backward(1.0, &mut sink);
             if step == 0 {
                 for parameter in &layout.parameters {
                     let want = fixture.parameter("gradients", parameter);
                     let what = format!("{file} {isa:?}: {}", parameter.name);
-                    same(&what, &sink.gradients[parameter.range()], &want, tolerance);
+                    assert_close(&what, &sink.gradients[parameter.range()], &want, tolerance);
                 }
                 let mut at = 0;
                 for (name, len) in trial.network.statistics() {
-                    // Momentum 0.1 from 0 and 1.
+                    // Momentum 0.1, from initial values 0 and 1.
                     let initial = if name.ends_with("var") { 0.9 } else { 0.0 };
                     let got: Vec<f32> =
                         trial.network.batch_statistics()[at..at + len].iter().map(|x| initial + 0.1 * x).collect();
-                    same(name, &got, &fixture.floats(&format!("running.{name}")), 1e-4);
+                    assert_close(name, &got, &fixture.floats(&format!("running.{name}")), 1e-4);
                     at += len;
                 }
             }
@@ -120,7 +120,7 @@ fn resnet_18() {
 
 #[test]
 fn resnet_50() {
-    // Fifty norms over a few numbers each: rounding grows.
+    // Fifty norms over a few values each amplify rounding.
     check("network_resnet50", resnet(ResNetDepth::D50, Stem::ImageNet, 2), images(36, 1), 4, 5e-3);
 }
 

@@ -1,4 +1,5 @@
-//! The engine against PyTorch: fixtures written by `fixtures/generate.py`, relative difference of each tensor below 1e-4.
+//! The engine versus PyTorch, with fixtures from `fixtures/generate.py`: the relative difference of
+//! each tensor is below 1e-4.
 
 use crate::flat_gradients::FlatGradients;
 use crate::trial::{Case, Trial};
@@ -35,8 +36,8 @@ impl Fixture {
     }
 }
 
-/// Largest difference relative to the largest value of the tensor.
-fn same(what: &str, got: &[f32], want: &[f32]) {
+/// Checks the largest difference relative to the tensor's largest value.
+fn assert_close(what: &str, got: &[f32], want: &[f32]) {
     assert_eq!(got.len(), want.len(), "{what}");
     let size = want.iter().fold(0.0f32, |max, x| max.max(x.abs()));
     for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
@@ -58,14 +59,14 @@ fn layer_norm() {
     for cpu in cpus() {
         let (mut y, mut saved) = (vec![0.0; x.len()], vec![0.0; 2 * rows]);
         ops::layer_norm(&cpu, &x, &weight, &bias, &mut y, &mut saved);
-        same("y", &y, &f.floats("norm.y"));
+        assert_close("y", &y, &f.floats("norm.y"));
         let (mut dx, mut dw, mut db) = (vec![0.0; x.len()], vec![0.0; width], vec![0.0; width]);
         let mut partials = vec![0.0; ops::partials_len(rows, 2 * width)];
         let gradients = (&mut dw[..], &mut db[..]);
         ops::layer_norm_backward(&cpu, &dy, &x, &weight, &saved, &mut dx, false, &mut partials, gradients, false);
-        same("dx", &dx, &f.floats("norm.dx"));
-        same("gradient of the weight", &dw, &f.floats("norm.d_weight"));
-        same("gradient of the bias", &db, &f.floats("norm.d_bias"));
+        assert_close("dx", &dx, &f.floats("norm.dx"));
+        assert_close("gradient of the weight", &dw, &f.floats("norm.d_weight"));
+        assert_close("gradient of the bias", &db, &f.floats("norm.d_bias"));
     }
 }
 
@@ -76,11 +77,11 @@ fn gelu() {
     for cpu in cpus() {
         let mut y = vec![0.0; x.len()];
         ops::gelu(&cpu, &x, &mut y);
-        same("y", &y, &f.floats("gelu.y"));
+        assert_close("y", &y, &f.floats("gelu.y"));
         let mut dx = dy.clone();
         let mut bias = vec![0.0; 31];
         ops::gelu_backward(&cpu, &x, &mut dx, &mut [0.0; 31], &mut bias, false);
-        same("dx", &dx, &f.floats("gelu.dx"));
+        assert_close("dx", &dx, &f.floats("gelu.dx"));
     }
 }
 
@@ -94,9 +95,9 @@ fn cross_entropy() {
         let mut dx = x.clone();
         let (mut saved, mut losses, mut correct) = (vec![0.0; 2 * rows], vec![0.0; rows], vec![0.0; rows]);
         ops::cross_entropy(&cpu, &dx, targets, &mut saved, &mut losses, &mut correct);
-        same("losses", &losses, &f.floats("entropy.losses"));
+        assert_close("losses", &losses, &f.floats("entropy.losses"));
         ops::cross_entropy_backward(&cpu, &mut dx, targets, &saved, 1.0 / rows as f32);
-        same("dx", &dx, &f.floats("entropy.dx"));
+        assert_close("dx", &dx, &f.floats("entropy.dx"));
     }
 }
 
@@ -145,7 +146,7 @@ fn optimizers() {
             }
             for parameter in &layout.parameters {
                 let what = format!("{name}.{}", parameter.name);
-                same(&what, &weights[parameter.range()], &f.floats(&what));
+                assert_close(&what, &weights[parameter.range()], &f.floats(&what));
             }
         }
     }
@@ -188,22 +189,22 @@ fn three_steps(name: &str, tied_head: bool, cpu: Cpu) {
     let mut optimizer = Optimizer::new(&layout, &optimizer(config::Rule::AdamW(adam)), cpu.isa);
     for step in 0..3 {
         let loss = gpt.forward().loss;
-        same("loss", &[loss as f32], &losses[step..=step]);
+        assert_close("loss", &[loss as f32], &losses[step..=step]);
         gpt.backward(1.0, &mut sink);
         if step == 0 {
             for parameter in &layout.parameters {
                 let want = f.floats(&format!("gradients.{}", parameter.name));
-                same(&parameter.name, &sink.gradients[parameter.range()], &want);
+                assert_close(&parameter.name, &sink.gradients[parameter.range()], &want);
             }
         }
         let norm = gradient_norm(&sink.gradients);
-        same("norm", &[norm as f32], &norms[step..=step]);
+        assert_close("norm", &[norm as f32], &norms[step..=step]);
         optimizer.begin_step(0.01, gradient_scale(norm, Some(0.5), 1.0));
         optimizer.apply(0..layout.len, &mut gpt.weights, &sink.gradients, None, &cpu.pool);
     }
     for parameter in &layout.parameters {
         let want = f.floats(&format!("trained.{}", parameter.name));
-        same(&format!("trained {}", parameter.name), &gpt.weights[parameter.range()], &want);
+        assert_close(&format!("trained {}", parameter.name), &gpt.weights[parameter.range()], &want);
     }
 }
 

@@ -1,5 +1,5 @@
-//! The program of a training step: golden texts of small models, a checker that finds nothing in any of them, and planted mistakes that it
-//! finds.
+//! The program of a training step: golden texts of small models, a checker that accepts all of
+//! them, and mutants that it rejects.
 
 use crate::trial::{Case, Trial, cases, cpu};
 use std::ops::Range;
@@ -7,13 +7,14 @@ use switchyard_worker::cpu::{Format, Isa};
 use switchyard_worker::nn::program::{Access, Content, Event, Fault, Lane, Memory, Program, Reductions, Step, Work};
 use switchyard_worker::nn::{Form, Lengths, fuse};
 
-/// Bytes of a bucket: small models have several of these.
+/// Bytes per bucket, so that small models have several.
 const BUCKET: usize = 4096;
 
 fn program(case: &Case, format: Format, lanes: usize, micro_batches: usize) -> Program {
     let trial = Trial::new(case, cpu(1, Isa::Portable), format);
     let buckets = fuse(trial.network.layout(), BUCKET);
-    // The first and the last alone, the others two by two, as the fusion of a measured link may do.
+    // The first and the last bucket alone, the others in pairs, as fusion for a measured link could
+    // choose.
     let mut runs: Vec<Range<usize>> = Vec::new();
     let mut next = 0;
     while next < buckets.len() {
@@ -30,7 +31,7 @@ fn case(name: &str) -> Case {
 }
 
 #[test]
-fn no_program_has_a_fault() {
+fn every_program_passes_the_check() {
     for case in cases() {
         for (format, lanes, micro_batches) in [(Format::F32, 1, 1), (Format::Bf16, 2, 3), (Format::F16, 3, 2)] {
             let program = program(&case, format, lanes, micro_batches);
@@ -46,7 +47,7 @@ fn golden_texts() {
     }
 }
 
-/// What is wrong with the form of a layer in forward, compared with the memory that the plan gives the layer.
+/// How a layer's form in the forward pass differs from the memory that the plan gives the layer.
 fn disagreement(step: &Step, format: Format) -> Option<String> {
     let Work::Forward(layer, form) = &step.work else { return None };
     let Some(said) = form.lengths() else { return Some(format!("{layer} has no form")) };
@@ -64,7 +65,7 @@ fn disagreement(step: &Step, format: Format) -> Option<String> {
 }
 
 #[test]
-fn every_layer_of_every_model_has_a_form_that_agrees_with_the_plan() {
+fn every_layers_form_matches_the_plan() {
     for case in cases() {
         for format in [Format::F32, Format::Bf16] {
             for step in program(&case, format, 1, 1).steps {
@@ -75,10 +76,10 @@ fn every_layer_of_every_model_has_a_form_that_agrees_with_the_plan() {
 }
 
 #[test]
-fn a_form_that_does_not_agree_with_the_plan_is_found() {
+fn a_form_that_does_not_match_the_plan_is_detected() {
     for name in ["mlp", "gpt", "bert next sentence", "resnet-18"] {
         let mut steps = program(&case(name), Format::F32, 1, 1).steps;
-        // Each layer gets a form of other lengths, and none.
+        // Each layer gets a form with different lengths, and none.
         let forms: Vec<Form> = steps
             .iter()
             .filter_map(|step| match &step.work {
@@ -100,22 +101,22 @@ fn a_form_that_does_not_agree_with_the_plan_is_found() {
     }
 }
 
-/// The first step that is this work.
+/// Index of the first matching step.
 fn find(program: &Program, is: impl Fn(&Step) -> bool) -> usize {
     program.steps.iter().position(is).unwrap()
 }
 
-/// The fault of a program with two communicators and a mistake.
-fn planted(plant: impl FnOnce(&mut Program)) -> Fault {
+/// The fault of a mutated program with two communicators.
+fn fault_of_mutant(mutate: impl FnOnce(&mut Program)) -> Fault {
     let mut program = program(&case("gpt"), Format::F32, 2, 2);
-    plant(&mut program);
+    mutate(&mut program);
     program.check().unwrap_err()
 }
 
 #[test]
-fn a_read_before_its_write_is_found() {
-    // A layer of forward moves to the end of forward, behind those that need it.
-    let fault = planted(|program| {
+fn a_read_before_its_write_is_detected() {
+    // A forward layer moves to the end of forward, after the layers that need it.
+    let fault = fault_of_mutant(|program| {
         let first = find(program, |step| matches!(step.work, Work::Forward(..)));
         let end = find(program, |step| matches!(step.work, Work::Backward(..)));
         let moved = program.steps.remove(first);
@@ -125,9 +126,9 @@ fn a_read_before_its_write_is_found() {
 }
 
 #[test]
-fn memory_that_is_used_again_too_early_is_found() {
-    // What a layer keeps for backward lies where the next layer writes.
-    let fault = planted(|program| {
+fn memory_reused_too_early_is_detected() {
+    // A tensor saved for backward overlaps memory that the next layer writes.
+    let fault = fault_of_mutant(|program| {
         let is_saved = |access: &Access| matches!(access.content, Content::Saved(_));
         let at = find(program, |step| step.writes.iter().any(is_saved));
         let saved = program.steps[at].writes.iter().find(|access| is_saved(access)).unwrap().clone();
@@ -142,7 +143,7 @@ fn memory_that_is_used_again_too_early_is_found() {
 }
 
 #[test]
-fn a_missing_wait_between_lanes_is_found() {
+fn a_missing_wait_between_lanes_is_detected() {
     let last = |program: &Program| {
         let reduced = |step: &Step| matches!(step.work, Work::Wait(Event::Reduced(_)));
         program.steps.iter().rposition(reduced).unwrap()
@@ -151,14 +152,14 @@ fn a_missing_wait_between_lanes_is_found() {
     type Find<'a> = &'a dyn Fn(&Program) -> usize;
     let waits: [(Find<'_>, &str); 2] = [(&first, "reduce bucket 0"), (&last, "norm of the gradients")];
     for (wait, reader) in waits {
-        let fault = planted(|program| drop(program.steps.remove(wait(program))));
+        let fault = fault_of_mutant(|program| drop(program.steps.remove(wait(program))));
         assert!(matches!(&fault, Fault::Unordered { second, .. } if second.contains(reader)), "{fault}");
     }
 }
 
 #[test]
-fn a_wait_for_what_nobody_records_is_found() {
-    let fault = planted(|program| {
+fn a_wait_for_an_unrecorded_event_is_detected() {
+    let fault = fault_of_mutant(|program| {
         let at = find(program, |step| step.work == Work::Record(Event::Ready(1)));
         program.steps.remove(at);
     });
@@ -166,9 +167,10 @@ fn a_wait_for_what_nobody_records_is_found() {
 }
 
 #[test]
-fn a_bucket_that_starts_before_its_last_gradient_is_found() {
-    let fault = planted(|program| {
-        // The whole all-reduce, with its event, before the layer that completes its gradients.
+fn a_bucket_started_before_its_last_gradient_is_detected() {
+    let fault = fault_of_mutant(|program| {
+        // The whole all-reduce, with its event, moves before the layer that completes its
+        // gradients.
         let record = find(program, |step| step.work == Work::Record(Event::Ready(0)));
         let last = (0..record).rev().find(|&at| matches!(program.steps[at].work, Work::Backward(..))).unwrap();
         let end = find(program, |step| step.work == Work::Record(Event::Reduced(0)));
@@ -183,9 +185,9 @@ fn a_bucket_that_starts_before_its_last_gradient_is_found() {
 }
 
 #[test]
-fn a_gradient_that_comes_after_it_was_taken_is_found() {
-    // The residual sum of a block is added to once more when its layer has gone on.
-    let fault = planted(|program| {
+fn a_gradient_written_after_its_use_is_detected() {
+    // A block's residual gradient is added to once more after its layer has used it.
+    let fault = fault_of_mutant(|program| {
         let adds = |step: &Step| {
             step.writes.iter().any(|write| {
                 matches!(write.content, Content::Gradient(_)) && step.reads.iter().any(|read| read == write)
@@ -209,8 +211,8 @@ fn a_gradient_that_comes_after_it_was_taken_is_found() {
 }
 
 #[test]
-fn an_operation_outside_of_the_memory_is_found() {
-    let fault = planted(|program| {
+fn an_operation_outside_the_memory_is_detected() {
+    let fault = fault_of_mutant(|program| {
         let arena = program.arena;
         let write = program.steps[0].writes.iter_mut().find(|access| access.memory == Memory::Arena).unwrap();
         write.range = arena - 4..arena + 4;

@@ -1,4 +1,4 @@
-//! Activation functions, sums and conversions against double-precision code, in every format.
+//! Activations, sums and conversions versus f64 references, in every format.
 
 use crate::support::{check_gradient, close, cpus, doubles, floats, noise, random, same_bits};
 use switchyard_worker::cpu::{Cpu, Element, bf16, f16, ops};
@@ -9,7 +9,7 @@ fn plain_gelu(x: f64) -> f64 {
 
 type Backward<E> = fn(&Cpu, &[E], &mut [E], &mut [f32], &mut [f32], bool);
 
-/// Checks `dy` times the slope of `function` at `x`, and the gradient of the bias.
+/// Checks `dy` times the slope of `function` at `x`, and the bias gradient.
 fn check_backward<E: Element>(function: fn(f64) -> f64, backward: Backward<E>, x: &[E], kept: &[E], width: usize) {
     let rows = x.len() / width;
     let dy = random::<E>(x.len(), 2, 1.0);
@@ -80,7 +80,7 @@ fn tanh_of<E: Element>(rows: usize, width: usize) {
 
 #[test]
 fn activations_and_their_gradients() {
-    // The last size has several pieces of elements (8192) and of rows (32).
+    // The last size has several chunks of elements (8192) and of rows (32).
     for (rows, width) in [(1, 1), (5, 37), (70, 129)] {
         all_formats!(gelu_of(rows, width));
         all_formats!(relu_of(rows, width));
@@ -117,7 +117,7 @@ fn sums_of_tensors_and_of_columns() {
     }
 }
 
-/// Denormals of each format, the smallest and largest numbers, and NaN.
+/// Subnormals of each format, the smallest and largest values, and NaN.
 const SPECIAL: [f32; 12] = [
     0.0,
     -0.0,
@@ -134,7 +134,7 @@ const SPECIAL: [f32; 12] = [
 ];
 
 #[test]
-fn conversions_keep_denormals_infinities_and_what_is_no_number() {
+fn conversions_keep_subnormals_infinities_and_nan() {
     let mut x = noise(20_000, 1);
     x.extend(SPECIAL);
     let same = |got: f32, want: f32| (got.is_nan() && want.is_nan()) || got.to_bits() == want.to_bits();
@@ -181,9 +181,10 @@ fn rounding_of<E: Element>() -> f64 {
 }
 
 #[test]
-fn activations_of_denormals_infinities_and_what_is_no_number() {
+fn activations_of_subnormals_infinities_and_nan() {
     all_formats!(specials_of());
-    // An inactive unit passes nothing back, whatever arrives; one that is NaN passes what arrives.
+    // An inactive unit passes nothing back, whatever the gradient; a NaN unit passes the gradient
+    // through.
     let (y, mut dy, mut bias) = ([0.0, 0.0, f32::NAN, 1.0], [f32::INFINITY, f32::NAN, 2.0, f32::INFINITY], [0.0; 4]);
     ops::relu_backward(&cpus()[0], &y, &mut dy, &mut [0.0; 4], &mut bias, false);
     assert_eq!(dy, [0.0, 0.0, 2.0, f32::INFINITY]);

@@ -1,10 +1,11 @@
-//! Attention and its gradient against plain double-precision code: every kernel this CPU has, every number format.
+//! Attention and its gradient versus an f64 reference: every kernel that this CPU has, every
+//! format.
 
 use crate::numbers::{bits, cpus, noise};
 use switchyard_worker::cpu::attention::{AttentionForward, AttentionShape, attention, attention_backward};
 use switchyard_worker::cpu::{Cpu, Element, bf16, f16};
 
-/// Attention of one head in double precision: (output, gradients of q, k, v).
+/// Rows of one head in f64.
 type Rows = Vec<Vec<f64>>;
 
 fn plain_attention(q: &Rows, k: &Rows, v: &Rows, d_out: &Rows, causal: bool) -> (Rows, Rows, Rows, Rows) {
@@ -44,7 +45,7 @@ fn computed<T: Element>(cpu: &Cpu, shape: &AttentionShape, qkv: &[T], d_out: &[T
     (out, d_qkv)
 }
 
-/// The same in double precision.
+/// The same in f64.
 fn plain(shape: &AttentionShape, qkv: &[f64], d_out: &[f64]) -> (Vec<f64>, Vec<f64>) {
     let AttentionShape { batch, context, heads, head_size, causal } = *shape;
     let hidden = shape.hidden();
@@ -81,8 +82,8 @@ fn check<T: Element>(unit: f64) {
                     results.map(|(out, d)| [out, d].concat().iter().map(|x| x.get()).collect::<Vec<_>>());
                 assert_eq!(bits(&one), bits(&three), "threads change the bits");
                 for (i, (&got, want)) in one.iter().zip(want_out.iter().chain(&want_d)).enumerate() {
-                    // Backward starts from the rounded output: an error of a unit there remains in everything that
-                    // follows.
+                    // Backward starts from the rounded output, so an error of one ulp there
+                    // propagates to everything that follows.
                     let limit = (2e-5 + unit) * (1.0 + want.abs());
                     let isa = threads[0].isa;
                     assert!((f64::from(got) - want).abs() <= limit, "{shape:?} {isa:?} at {i}: {got}, expected {want}");

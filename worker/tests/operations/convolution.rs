@@ -1,11 +1,12 @@
-//! Convolutions and their gradients against plain double-precision code: every kernel this CPU has, every number format.
+//! Convolutions and their gradients versus an f64 reference: every kernel that this CPU has, every
+//! format.
 
 use crate::numbers::{bits, cpus, noise};
 use crate::tensor::{FORMATS, Tensor, tolerance};
 use proptest::prelude::*;
 use switchyard_worker::cpu::{ConvolutionShape, Format, Gemm, HalfKernel, Isa};
 
-/// Calls `f` with the places in input, weights and output of each product in the sum of a convolution.
+/// Calls `f` with the indices into input, weights and output of each product in the convolution.
 fn each_product(shape: &ConvolutionShape, mut f: impl FnMut(usize, usize, usize)) {
     let ConvolutionShape { batch, height, width, channels, outputs, kernel, stride, padding } = *shape;
     for image in 0..batch {
@@ -111,7 +112,8 @@ proptest! {
 
 #[test]
 fn convolutions_of_residual_networks() {
-    // Stem, 3x3 with whole vectors of channels, with stride, shortcut with stride, bottleneck; odd sizes.
+    // Stem, 3x3 with whole channel vectors, with stride, shortcut with stride, bottleneck; odd
+    // sizes.
     let shapes = [
         (1, 21, 18, 3, 16, 7, 2, 3),
         (2, 9, 8, 3, 33, 3, 1, 1),
@@ -120,7 +122,7 @@ fn convolutions_of_residual_networks() {
         (2, 8, 9, 48, 32, 1, 2, 0),
         (2, 5, 7, 64, 32, 1, 1, 0),
         (9, 12, 11, 16, 35, 3, 1, 1),
-        // Filtered: several blocks of tiles and of depth, edges, incomplete panels, other paddings.
+        // Winograd: several blocks of tiles and of depth, edges, incomplete panels, other paddings.
         (3, 17, 12, 16, 48, 3, 1, 1),
         (2, 33, 26, 32, 16, 3, 1, 1),
         (5, 10, 9, 80, 112, 3, 1, 0),
@@ -134,8 +136,8 @@ fn convolutions_of_residual_networks() {
     }
 }
 
-/// A convolution is linear in the input and in the weights, so the gradients are known in every direction: `<dy,
-/// conv(u, w)> = <dx, u>` and `<dy, conv(x, v)> = <dw, v>`.
+/// A convolution is linear in the input and in the weights, which determines the gradients in every
+/// direction: `<dy, conv(u, w)> = <dx, u>` and `<dy, conv(x, v)> = <dw, v>`.
 #[test]
 fn gradients_agree_with_directional_derivatives() {
     let strided = ConvolutionShape {

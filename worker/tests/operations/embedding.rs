@@ -1,4 +1,4 @@
-//! Embeddings and rows picked by index, in every format.
+//! Embeddings and gathered rows, in every format.
 
 use crate::support::{close, cpus, doubles, floats, random, same_bits};
 use proptest::prelude::*;
@@ -47,7 +47,7 @@ fn embedding_of<E: Element>(width: usize, vocabulary: usize, context: usize, seq
 
 #[test]
 fn embeddings_and_their_gradients() {
-    // The last size has a vocabulary beyond 16 bits.
+    // The last size has a vocabulary larger than 16 bits.
     for (width, vocabulary, context, sequences) in [(1, 1, 1, 1), (70, 5, 20, 2), (33, 9, 70, 3), (3, 70_000, 400, 1)] {
         for segmented in [false, true] {
             all_formats!(embedding_of(width, vocabulary, context, sequences, segmented));
@@ -56,7 +56,7 @@ fn embeddings_and_their_gradients() {
 }
 
 #[test]
-fn a_table_in_f32_feeds_a_short_format() {
+fn an_f32_table_feeds_a_16_bit_format() {
     let (tokens, positions) = ([1.0f32, 2.0, 3.0, 4.0], [0.001f32, 0.5]);
     let mut x = vec![bf16::ZERO; 2];
     ops::embed(&cpus()[0], &[1], &tokens, &positions, None, 2, &mut x);
@@ -96,7 +96,7 @@ proptest! {
 }
 
 #[test]
-fn distinct_rows_are_added_in_a_short_format() {
+fn distinct_rows_are_added_in_a_16_bit_format() {
     let mut dx = vec![bf16::ONE; 6];
     let dy = [0.5f32, 1.5, -2.0, 3.0].map(<bf16 as Element>::of);
     ops::scatter_add_rows(&cpus()[0], &[2, 0], &dy, 2, &mut dx);

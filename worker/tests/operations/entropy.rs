@@ -1,4 +1,4 @@
-//! Softmax and cross entropy against double-precision code, in every format.
+//! Softmax and cross entropy versus f64 references, in every format.
 
 use crate::support::{check_gradient, close, cpus, doubles, floats, random, same_bits};
 use switchyard_worker::cpu::ops::{self, IGNORE, Targets};
@@ -42,8 +42,8 @@ fn entropy<E: Element>(cpu: &Cpu, logits: &[E], targets: Targets<'_>, scale: f32
     Outcome { losses, correct, gradient: floats(&x) }
 }
 
-/// As documented for torch.nn.CrossEntropyLoss: the target is (1 - smoothing) for the class plus smoothing / width for
-/// each.
+/// As documented for torch.nn.CrossEntropyLoss: the target is (1 - smoothing) for the class plus
+/// smoothing / width for each class.
 fn plain_losses(x: &[f64], targets: Targets<'_>) -> Vec<f64> {
     let rows = targets.classes.len();
     let width = x.len() / rows;
@@ -85,7 +85,7 @@ fn entropy_of<E: Element>(rows: usize, width: usize, smoothing: f32) {
 #[test]
 fn cross_entropy_and_its_gradient() {
     for smoothing in [0.0, 0.1, 1.0] {
-        // The last size has a vocabulary beyond 16 bits.
+        // The last size has a vocabulary larger than 16 bits.
         for (rows, width) in [(1, 1), (5, 2), (70, 37), (2, 70_001)] {
             all_formats!(entropy_of(rows, width, smoothing));
         }
@@ -109,7 +109,7 @@ fn smoothed_loss_by_hand() {
 }
 
 #[test]
-fn ignored_rows_count_nowhere_even_if_they_are_no_numbers() {
+fn ignored_rows_have_no_effect_even_if_they_are_nan() {
     let logits = [f32::NAN, 1.0, 2.0, 1.0, f32::INFINITY, 0.0];
     for cpu in cpus() {
         let outcome = entropy(&cpu, &logits, Targets { classes: &[IGNORE, 0, IGNORE], smoothing: 0.1 }, 1.0);
@@ -121,14 +121,14 @@ fn ignored_rows_count_nowhere_even_if_they_are_no_numbers() {
 }
 
 #[test]
-fn of_equal_largest_logits_the_first_is_the_prediction() {
+fn the_first_of_equal_maximal_logits_is_predicted() {
     let logits = [1.0f32, 2.0, 2.0, 0.0].repeat(4);
     let outcome = entropy(&cpus()[0], &logits, Targets::plain(&[0, 1, 2, 3]), 1.0);
     assert_eq!(outcome.correct, [0.0, 1.0, 0.0, 0.0]);
 }
 
 #[test]
-fn a_logit_that_is_no_number_shows_in_loss_and_gradient_of_its_row_only() {
+fn a_nan_logit_affects_only_its_own_row() {
     for bad in [f32::NAN, f32::INFINITY] {
         for column in [0, 3, 20] {
             let mut logits = random::<f32>(3 * 21, 1, 1.0);
@@ -149,7 +149,7 @@ fn a_logit_that_is_no_number_shows_in_loss_and_gradient_of_its_row_only() {
 }
 
 #[test]
-fn no_rows_are_fine() {
+fn zero_rows_are_allowed() {
     let outcome = entropy::<f32>(&cpus()[0], &[], Targets::plain(&[]), 1.0);
     assert!(outcome.losses.is_empty() && outcome.gradient.is_empty());
 }

@@ -1,4 +1,4 @@
-//! Operations of the engine on CPUs, each against plain code in double precision.
+//! CPU operations of the engine, each versus a plain f64 reference.
 
 #![allow(clippy::unwrap_used, reason = "a test may end where a helper fails")]
 

@@ -1,10 +1,10 @@
-//! Layer and batch normalisation against double-precision code, in every format.
+//! Layer and batch normalisation versus f64 references, in every format.
 
 use crate::support::{check_gradient, close, cpus, doubles, floats, noise, random, same_bits};
 use switchyard_worker::cpu::ops::{self, BatchNorm};
 use switchyard_worker::cpu::{Cpu, Element};
 
-/// Mean, biased variance.
+/// Mean and biased variance.
 fn moments(x: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
     let n = x.clone().count() as f64;
     let mean = x.clone().sum::<f64>() / n;
@@ -145,14 +145,14 @@ fn batch_norm_of<E: Element>(shape: Shape) {
 #[test]
 fn batch_norm_and_its_gradients() {
     for (residual, relu) in [(false, false), (false, true), (true, false), (true, true)] {
-        // Several pieces of rows (512 at most, 32 at least) and of channels (64).
+        // Several chunks of rows (at most 512, at least 32) and of channels (64).
         for (rows, channels) in [(2, 1), (7, 19), (600, 3), (40, 530), (1100, 16)] {
             all_formats!(batch_norm_of(Shape { rows, channels, residual, relu }));
         }
     }
 }
 
-/// (y, mean and unbiased variance)
+/// Returns y, and the mean with the unbiased variance.
 fn batch_norm(cpu: &Cpu, x: &[f32], channels: usize) -> (Vec<f32>, Vec<f32>) {
     let (gamma, beta) = (vec![2.0; channels], vec![0.5; channels]);
     let layer = BatchNorm { gamma: &gamma, beta: &beta, residual: None, relu: false };
@@ -177,7 +177,7 @@ fn batch_norm_of_one_row_and_of_constant_channels() {
 }
 
 #[test]
-fn a_large_mean_does_not_swallow_the_variance() {
+fn a_large_mean_does_not_cancel_the_variance() {
     let x: Vec<f32> = noise(3000, 1).iter().map(|x| 4000.0 + x).collect();
     let (mean, variance) = moments(doubles(&x).into_iter());
     let (_, statistics) = batch_norm(&cpus()[0], &x, 1);
@@ -208,7 +208,7 @@ fn batch_norm_in_evaluation_uses_the_running_statistics() {
 }
 
 #[test]
-fn what_is_not_a_number_stays_in_its_row_or_channel() {
+fn a_nan_stays_in_its_row_or_channel() {
     for bad in [f32::NAN, f32::INFINITY] {
         for cpu in cpus() {
             let (rows, width) = (40, 33);

@@ -1,4 +1,4 @@
-//! What the tests of the kernels share.
+//! Helpers shared by the kernel tests.
 
 use std::sync::Arc;
 use switchyard_worker::cpu::{Cpu, HalfKernel, Isa, Pool};
@@ -14,7 +14,7 @@ pub fn cpus() -> Vec<Cpu> {
     cpus
 }
 
-/// Numbers between -1 and 1.
+/// Values between -1 and 1.
 pub fn noise(len: usize, salt: usize) -> Vec<f32> {
     let mut state = salt as u64 * 7_919 + 1;
     let mut next = || {
@@ -24,7 +24,7 @@ pub fn noise(len: usize, salt: usize) -> Vec<f32> {
     (0..len).map(|_| next()).collect()
 }
 
-/// For comparisons that distinguish zeros and treat NaNs as equal.
+/// For comparisons that distinguish signed zeros and treat NaNs as equal.
 pub fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
 }

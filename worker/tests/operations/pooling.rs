@@ -1,4 +1,4 @@
-//! Pooling against double-precision code, in every format.
+//! Pooling versus an f64 reference, in every format.
 
 use crate::support::{check_gradient, close, cpus, doubles, floats, random, same_bits};
 use proptest::prelude::*;
@@ -22,8 +22,8 @@ fn plain_max_pool(shape: &Window, x: &[f64]) -> Vec<f64> {
     y
 }
 
-/// Numbers of which no two in a window are close, so that a small step does not change the maximum: they repeat after
-/// 251, and a window spans fewer pixels.
+/// Values that are well separated within each window, so that a small step does not change the
+/// maximum: they repeat after 251, and a window spans fewer pixels.
 fn distinct<E: Element>(len: usize) -> Vec<E> {
     (0..len).map(|i| E::of((i * 37 % 251) as f32 * 0.25 - 30.0)).collect()
 }
@@ -50,12 +50,12 @@ fn max_pool_of<E: Element>(shape: Window) {
 fn max_pooling_and_its_gradient() {
     let shape = Window { batch: 1, height: 1, width: 1, channels: 1, kernel: 1, stride: 1, padding: 0 };
     all_formats!(max_pool_of(shape));
-    // The pooling of ResNet: windows overlap.
+    // ResNet's pooling, with overlapping windows.
     let shape = Window { batch: 2, height: 9, width: 12, channels: 19, kernel: 3, stride: 2, padding: 1 };
     all_formats!(max_pool_of(shape));
     all_formats!(max_pool_of(Window { channels: 48, ..shape }));
     assert_eq!(Window { kernel: 12, ..shape }.output(), (0, 2));
-    // Pixels that no window reaches.
+    // Pixels outside every window.
     all_formats!(max_pool_of(Window { kernel: 2, stride: 5, padding: 0, channels: 3, ..shape }));
 }
 
@@ -75,7 +75,7 @@ proptest! {
 }
 
 #[test]
-fn the_first_of_equals_is_largest_and_no_number_beats_all() {
+fn ties_choose_the_first_and_nan_is_the_maximum() {
     let shape = Window { batch: 1, height: 2, width: 2, channels: 2, kernel: 2, stride: 2, padding: 0 };
     for cpu in cpus() {
         let (mut y, mut places, mut dx) = ([0.0; 2], [9; 2], [9.0; 8]);

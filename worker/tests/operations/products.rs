@@ -1,11 +1,11 @@
-//! Matrix products against plain double-precision code: every kernel this CPU has, every number format.
+//! Matrix products versus an f64 reference: every kernel that this CPU has, every format.
 
 use crate::numbers::{bits, cpus, noise};
 use crate::tensor::{FORMATS, Tensor, tolerance};
 use proptest::prelude::*;
 use switchyard_worker::cpu::{Epilogue, Format, Gemm, HalfKernel, Isa, Matrix};
 
-/// A kernel with everything that may change the bits of its results.
+/// A kernel with everything that may affect the bits of its results.
 type Named = (Isa, HalfKernel, Gemm);
 
 fn gemms() -> Vec<Named> {
@@ -25,17 +25,17 @@ thread_local! {
     static GEMMS: std::cell::RefCell<Vec<Named>> = std::cell::RefCell::new(gemms());
 }
 
-/// A product with everything that may vary about it.
+/// A product with all its variable properties.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     m: usize,
     n: usize,
     k: usize,
     transposed: (bool, bool),
-    /// Numbers between the end of a row and the next row.
+    /// Elements between the end of a row and the next row.
     gap: usize,
     epilogue: usize,
-    /// Of A, B, C and the added matrix.
+    /// Formats of A, B, C and the addend.
     formats: [Format; 4],
 }
 
@@ -102,7 +102,7 @@ fn format() -> impl Strategy<Value = Format> {
     proptest::sample::select(FORMATS.to_vec())
 }
 
-/// All bf16 in a third of the cases: the kernels for bf16 accept nothing else.
+/// All bf16 in a third of the cases, because the bf16 kernels accept nothing else.
 fn formats() -> impl Strategy<Value = [Format; 4]> {
     prop_oneof![
         (format(), format(), format(), format()).prop_map(|(a, b, c, d)| [a, b, c, d]),
@@ -132,7 +132,8 @@ fn products_of_larger_shapes() {
     let (f32s, bf16s) = ([Format::F32; 4], [Format::Bf16; 4]);
     let mixed = [Format::F16, Format::Bf16, Format::F16, Format::F32];
     let mut gemms = gemms();
-    // Across the boundaries of every blocking: the packed depth, the packed rows and columns, the staged rows.
+    // Across the boundaries of every blocking level: packed depth, packed rows and columns, staged
+    // rows.
     let shapes = [(257, 300, 129), (100, 70, 1100), (500, 1100, 70), (1, 2100, 300), (700, 1, 300), (1100, 40, 600)];
     for (at, (m, n, k)) in shapes.into_iter().enumerate() {
         for (which, transposed) in [(false, false), (true, false), (false, true), (true, true)].into_iter().enumerate()
@@ -144,7 +145,7 @@ fn products_of_larger_shapes() {
 }
 
 #[test]
-fn what_is_not_a_number_stays_in_its_row() {
+fn a_nan_stays_in_its_row() {
     let (m, n, k) = (37, 41, 300);
     for format in FORMATS {
         for (poison, row, depth) in [(f32::NAN, 36, 299), (f32::INFINITY, 12, 0), (f32::NEG_INFINITY, 0, 150)] {
@@ -171,7 +172,7 @@ fn what_is_not_a_number_stays_in_its_row() {
 }
 
 #[test]
-fn denormal_numbers_count() {
+fn subnormals_count() {
     let (m, n, k) = (13, 33, 5);
     for (format, small) in [(Format::F32, 3e-40), (Format::Bf16, 3e-40), (Format::F16, 3e-6)] {
         let (a, b) = (Tensor::of(format, &vec![small; m * k]), Tensor::of(format, &vec![1024.0; k * n]));
@@ -179,7 +180,7 @@ fn denormal_numbers_count() {
         for (isa, half, gemm) in &mut gemms() {
             let mut c = vec![f32::NAN; m * n];
             gemm.multiply(Matrix::new(a.values(), m, k), Matrix::new(b.values(), k, n), &mut c, Epilogue::Overwrite);
-            // The bf16 instructions treat denormals as zeros.
+            // The bf16 instructions flush subnormals to zero.
             let flushed = *half != HalfKernel::F32 && format == Format::Bf16;
             let right = |x: f32| (f64::from(x) - want).abs() < 1e-6 * want || flushed && x == 0.0;
             assert!(c.iter().all(|&x| right(x)), "{format:?} {isa:?} {half:?}: {} instead of {want}", c[0]);

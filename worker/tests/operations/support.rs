@@ -1,4 +1,4 @@
-//! What the tests of the kernels in `cpu::ops` share.
+//! Helpers shared by the tests of `cpu::ops`.
 
 pub use crate::numbers::{cpus, noise};
 
@@ -18,7 +18,7 @@ pub fn doubles<E: Element>(x: &[E]) -> Vec<f64> {
     x.iter().map(|x| f64::from(x.get())).collect()
 }
 
-/// Runs `f` on every CPU variant and checks that all give the same bits.
+/// Runs `f` on every CPU variant and checks that all results are bit-identical.
 pub fn same_bits(f: impl Fn(&Cpu) -> Vec<f32>) -> Vec<f32> {
     let cpus = cpus();
     let results: Vec<Vec<f32>> = cpus.iter().map(&f).collect();
@@ -28,7 +28,7 @@ pub fn same_bits(f: impl Fn(&Cpu) -> Vec<f32>) -> Vec<f32> {
     results.into_iter().next().unwrap()
 }
 
-/// Largest relative error of rounding to the format.
+/// Largest relative rounding error of the format.
 pub fn rounding<E: Element>() -> f64 {
     match E::FORMAT {
         Format::F32 => 2f64.powi(-24),
@@ -37,7 +37,7 @@ pub fn rounding<E: Element>() -> f64 {
     }
 }
 
-/// Within one rounding to the format of `E`, plus `tolerance`.
+/// Asserts agreement within one rounding to the format of `E`, plus `tolerance`.
 pub fn close<E: Element>(what: &str, got: &[f32], want: &[f64], tolerance: f64) {
     assert_eq!(got.len(), want.len(), "{what}");
     for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
@@ -46,8 +46,8 @@ pub fn close<E: Element>(what: &str, got: &[f32], want: &[f64], tolerance: f64) 
     }
 }
 
-/// Compares a gradient of `f` at `x` with finite differences: for single elements, and in directions through all of
-/// them.
+/// Compares a gradient of `f` at `x` with finite differences: for single elements, and in
+/// directions through all of them.
 pub fn check_gradient<E: Element>(what: &str, f: &dyn Fn(&[f64]) -> f64, x: &[f64], got: &[f32], tolerance: f64) {
     const STEP: f64 = 1e-6;
     assert_eq!(got.len(), x.len(), "{what}");
@@ -71,7 +71,7 @@ pub fn check_gradient<E: Element>(what: &str, f: &dyn Fn(&[f64]) -> f64, x: &[f6
     }
 }
 
-/// Calls a function that is generic over the format for all of them.
+/// Calls a format-generic function for all formats.
 macro_rules! all_formats {
     ($function:ident($($argument:expr),*)) => {
         $function::<f32>($($argument),*);

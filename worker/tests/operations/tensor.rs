@@ -1,4 +1,4 @@
-//! Numbers of a format chosen at run time.
+//! Tensors whose format is chosen at run time.
 
 use switchyard_worker::cpu::{Element, Format, Values, ValuesMut, bf16, f16};
 
@@ -12,7 +12,7 @@ pub enum Tensor {
 pub const FORMATS: [Format; 3] = [Format::F32, Format::Bf16, Format::F16];
 
 impl Tensor {
-    /// The numbers of a format that are nearest to `x`.
+    /// Rounds `x` to a format.
     pub fn of(format: Format, x: &[f32]) -> Tensor {
         match format {
             Format::F32 => Tensor::F32(x.to_vec()),
@@ -46,13 +46,13 @@ impl Tensor {
     }
 }
 
-/// Largest distance of a number that was rounded once to a format from the sum of `k` products of numbers below 1 that
-/// it represents.
+/// Largest error of a result that was rounded once to a format, relative to the sum of `k` products
+/// of values below 1 that it represents.
 pub fn tolerance(format: Format, k: usize, want: f64) -> f64 {
     let rounding = match format {
         Format::F32 => 0.0,
         Format::Bf16 => want.abs() / 256.0,
-        // Half of the last place, and of the smallest denormal number.
+        // Half an ulp, and half of the smallest subnormal.
         Format::F16 => want.abs() / 2048.0 + 3e-8,
     };
     2e-6 * (k as f64).sqrt().max(1.0) + rounding * 1.001

@@ -1,4 +1,4 @@
-//! The engine configuration that tests modify.
+//! Engine configurations that tests modify.
 #![allow(dead_code)]
 
 use std::path::Path;

@@ -17,10 +17,10 @@ use switchyard_worker_contract::termination::Termination;
 
 pub const WORKER: &str = env!("CARGO_BIN_EXE_switchyard-worker");
 
-/// Long enough for a busy machine; a test that needs it has failed.
+/// Generous for a busy machine; a test that needs all of it has failed.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
-/// What the pods of a job share: a folder with data, configuration and key.
+/// A folder shared by the pods of a job, with data, configuration and key.
 pub struct Job {
     pub folder: tempfile::TempDir,
     nodes: u32,
@@ -88,7 +88,7 @@ impl Job {
         command.env(env::RENDEZVOUS, format!("127.0.0.2:{}", self.port)).env(env::CONFIG, self.path("engine.json"));
         command.env(env::KEY_FILE, self.path("key")).env(env::RUN_DIR, run_dir);
         command.env(env::TERMINATION_LOG, self.path(&format!("termination-{node}")));
-        // As two hosts have it.
+        // As on two hosts.
         command.env("NCCL_HOSTID", format!("host {node}"));
         command.env(env::HOST_ID, format!("host {node}")).env(env::CONNECT_TIMEOUT_SECONDS, "60");
         command.stdout(File::create(self.path(&format!("out-{node}"))).unwrap());
@@ -122,7 +122,7 @@ impl Job {
         assert!(wait_until(DEADLINE, || self.read(name).contains(word)), "no {word} in {name}: {}", self.read(name));
     }
 
-    /// Processes of this job.
+    /// Running processes of this job.
     pub fn processes(&self) -> Vec<String> {
         let folder = self.folder.path().display().to_string();
         let of_job = |pid: &String| {
@@ -168,15 +168,16 @@ pub fn events(log: &str) -> Vec<Event> {
     log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
-/// The `ready` event of a rank, once the pod has printed it: lines of different ranks come in any order.
+/// The `ready` event of a rank, once the pod has printed it; lines of different ranks come in any
+/// order.
 pub fn ready_of(job: &Job, node: u32, rank: u32) -> Ready {
     let log = || job.read(&format!("out-{node}"));
-    let told = || ready(&log()).into_iter().find(|ready| ready.rank == rank);
-    assert!(wait_until(DEADLINE, || told().is_some()), "rank {rank} is not ready: {}", log());
-    told().unwrap()
+    let event = || ready(&log()).into_iter().find(|ready| ready.rank == rank);
+    assert!(wait_until(DEADLINE, || event().is_some()), "rank {rank} is not ready: {}", log());
+    event().unwrap()
 }
 
-/// The process of a rank, once the rank is ready.
+/// The process ID of a rank, once the rank is ready.
 pub fn pid_of(job: &Job, node: u32, rank: u32) -> Pid {
     Pid::from_raw(ready_of(job, node, rank).pid as i32).unwrap()
 }
@@ -199,7 +200,7 @@ pub fn resumed(job: &Job) -> Option<u64> {
 }
 
 /// The last step that rank 0 reported.
-pub fn told(job: &Job) -> u64 {
+pub fn last_step(job: &Job) -> u64 {
     let last = events(&job.read("out-0")).into_iter().rev().find_map(|event| match event {
         Event::Progress(progress) => Some(progress.step),
         _ => None,
@@ -209,6 +210,6 @@ pub fn told(job: &Job) -> u64 {
 
 /// Waits until rank 0 has reported a step; returns whether its pod is still running.
 pub fn wait_for_step(job: &Job, pod: &mut Running, step: u64) -> bool {
-    assert!(wait_until(DEADLINE, || told(job) >= step || pod.0.try_wait().unwrap().is_some()), "no step {step}");
+    assert!(wait_until(DEADLINE, || last_step(job) >= step || pod.0.try_wait().unwrap().is_some()), "no step {step}");
     pod.0.try_wait().unwrap().is_none()
 }

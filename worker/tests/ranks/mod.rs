@@ -1,4 +1,4 @@
-//! Ranks of a training as threads of a test.
+//! Ranks of a training run as threads of a test.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "a test helper may end the test")]
 
@@ -13,10 +13,10 @@ use switchyard_worker::train::{Blueprint, Outside, Reporter, TrainError, Trainer
 use switchyard_worker_contract::config::{Checkpoint, EngineConfig};
 use switchyard_worker_contract::event::Event;
 
-/// What a rank observed in a training.
+/// A rank's observations of a training run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct History {
-    /// Loss and digest of the weights after every step.
+    /// Loss and weights digest after every step.
     pub steps: Vec<(f64, String)>,
     /// Validation loss after every fourth step.
     pub evaluations: Vec<Option<f64>>,
@@ -57,13 +57,14 @@ pub fn on_ranks<T: Send>(world: u32, body: impl Fn(GroupConfig) -> T + Sync) -> 
     })
 }
 
-/// Trains until `steps` are done and then drops everything silently, like a kill, or leaves in order. Returns the step
-/// from which it resumed, and the observations, which are equal on all ranks.
+/// Trains until `steps` are done and then either leaves in order, or drops everything silently,
+/// like a kill. Returns the step from which it resumed, and the observations, which are equal on
+/// all ranks.
 pub fn train(config: &EngineConfig, world: u32, steps: u64, leave: bool) -> Result<(Option<u64>, History), TrainError> {
     train_over(Force::Auto, config, world, steps, leave)
 }
 
-/// The same with a transport.
+/// Like [`train`], with a transport.
 pub fn train_over(
     transport: Force,
     config: &EngineConfig,
@@ -83,14 +84,15 @@ pub fn train_over(
                 history.evaluations.push(trainer.evaluate()?.map(|judgement| judgement.loss));
             }
         }
-        // A rank that drops its membership ends the group, also for a rank that is behind.
+        // A rank that drops its membership ends the group, even for a rank that is behind.
         trainer.agree_on_weights()?;
         if leave {
             trainer.leave()?;
         }
         Ok((resumed, history))
     });
-    // A rank that fails by itself drops its membership silently, and the others only hear that it is gone.
+    // A rank that fails on its own drops its membership silently, and the others only see that it
+    // is gone.
     let (mut ranks, mut errors) = (Vec::new(), Vec::new());
     for rank in outcomes {
         match rank {
@@ -108,15 +110,15 @@ pub fn train_over(
     Ok(ranks.swap_remove(0))
 }
 
-/// The same with checkpoints in this directory.
+/// Adds checkpoints in this directory to the configuration.
 pub fn saving(config: &EngineConfig, directory: &Path, every_steps: u64) -> EngineConfig {
     let path = directory.display().to_string();
     let checkpoint = Checkpoint { path, every_steps, period_seconds: 0, keep: 2, on_suspend: true };
     EngineConfig { checkpoint: Some(checkpoint), ..config.clone() }
 }
 
-/// Whole runs, as in the program: outcome and events of each rank. `hook` sees each event as it is printed, and where
-/// to put a signal for the rank.
+/// Whole runs, as in the program; returns outcome and events of each rank. `hook` sees each event
+/// as it is printed, and can send the rank a signal.
 pub fn runs(
     config: &EngineConfig,
     world: u32,
@@ -133,7 +135,7 @@ pub fn runs(
     })
 }
 
-/// Parses the output of a reporter: one whole event at a time.
+/// Parses a reporter's output, one complete event at a time.
 struct Log<F> {
     events: Vec<Event>,
     hook: F,

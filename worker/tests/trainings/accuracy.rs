@@ -1,5 +1,5 @@
-//! What is learned in the end, on real data: handwritten digits, and the text of this repository; and that 16 bits
-//! learn the same.
+//! Final results on real data: handwritten digits, and the text of this repository; and equally
+//! good results in 16 bits.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -7,8 +7,8 @@ use switchyard_worker::model::Registry;
 use switchyard_worker::train::{Blueprint, Judgement, Trainer, Wishes, open};
 use switchyard_worker_contract::config::*;
 
-/// Longest training of a test.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Longest training run of a test.
+const TIME_LIMIT: Duration = Duration::from_secs(300);
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -37,7 +37,7 @@ fn train(what: &str, config: &EngineConfig) -> Trained {
     let loss = last.iter().sum::<f64>() / last.len() as f64;
     let skipped = trainer.skipped_steps().unwrap_or_default();
     println!("{what}: {steps} steps, {skipped} skipped, in {:.1?}, loss {loss:.4}, {judgement:?}", start.elapsed());
-    assert!(start.elapsed() < PATIENCE, "{what} took {:?}", start.elapsed());
+    assert!(start.elapsed() < TIME_LIMIT, "{what} took {:?}", start.elapsed());
     Trained { loss, judgement, bigram_nats }
 }
 
@@ -55,7 +55,7 @@ fn digits() -> Data {
     }
 }
 
-/// The training of `examples/resnet-digits.yaml`.
+/// The training run of `examples/resnet-digits.yaml`.
 fn resnet(data: Data, epochs: u64) -> EngineConfig {
     EngineConfig {
         model: Model::ResNet(ResNet { depth: ResNetDepth::D18, stem: Stem::Small, width: 16 }),
@@ -81,8 +81,8 @@ fn resnet(data: Data, epochs: u64) -> EngineConfig {
     }
 }
 
-/// The directories of the repository, by name: anything else, such as a registry that a CI machine keeps there, must
-/// not be learned.
+/// The repository's directories, by name: other content, for example a package registry that a CI
+/// machine keeps there, must not be part of the data.
 const SOURCES: [&str; 6] =
     ["crds/**/*.rs", "node-agent/**/*.rs", "src/**/*.rs", "tests/**/*.rs", "worker/**/*.rs", "xtask/**/*.rs"];
 
@@ -107,24 +107,24 @@ fn gpt(layers: u32, width: u32, context: u32, batch: u32, steps: u64) -> EngineC
 }
 
 #[test]
-fn resnet_reads_97_percent_of_digits_it_has_not_seen() {
+fn resnet_classifies_97_percent_of_unseen_digits() {
     let data = digits();
     let accuracy = train("ResNet-18", &resnet(data, 20)).judgement.accuracy.unwrap();
     assert!(accuracy >= 0.97, "accuracy {accuracy}");
 }
 
 #[test]
-fn gpt_is_better_than_any_model_of_pairs_by_0_4_nats() {
+fn gpt_beats_the_bigram_entropy_by_0_4_nats() {
     let trained = train("GPT on sources", &gpt(2, 128, 64, 16, 600));
     let (loss, bigram) = (trained.judgement.loss, trained.bigram_nats.unwrap());
     println!("{:.4} nats below the bigram entropy {bigram:.4}", bigram - loss);
     assert!(loss <= bigram - 0.4, "validation loss {loss}, bigram entropy {bigram}");
 }
 
-/// BF16, and FP16 with dynamic loss scaling: the loss of the last steps is within 1 % of that with 32 bits, by the
-/// median of several seeds. A single training is chaotic: while the loss falls steeply, another order of a sum
-/// occasionally moves it by 2 %, on one CPU and not on another.
-fn sixteen_bits_learn_the_same<const SEEDS: usize>(what: &str, config: &EngineConfig) {
+/// BF16, and FP16 with dynamic loss scaling: the loss of the last steps is within 1 % of FP32's, by
+/// the median over several seeds. A single run is chaotic: while the loss falls steeply, a
+/// different summation order occasionally moves it by 2 %, on some CPUs and not on others.
+fn assert_16_bits_learn_the_same<const SEEDS: usize>(what: &str, config: &EngineConfig) {
     let dynamic = LossScaling::Dynamic {
         initial_scale: 65536.0,
         growth_factor: 2.0,
@@ -152,13 +152,14 @@ fn sixteen_bits_learn_the_same<const SEEDS: usize>(what: &str, config: &EngineCo
 
 #[test]
 fn sixteen_bits_train_a_gpt_as_well() {
-    sixteen_bits_learn_the_same::<5>("GPT", &gpt(2, 64, 64, 8, 300));
+    assert_16_bits_learn_the_same::<5>("GPT", &gpt(2, 64, 64, 8, 300));
 }
 
 #[test]
 fn sixteen_bits_train_a_resnet_as_well() {
     let mut data = digits();
-    // Random crops, and a validation set of 360 images, move the loss by more than the difference that is tested.
+    // Random crops, and a validation set of 360 images, move the loss by more than the tested
+    // difference.
     data.images.crop_padding = 0;
-    sixteen_bits_learn_the_same::<3>("ResNet-18", &resnet(data, 10));
+    assert_16_bits_learn_the_same::<3>("ResNet-18", &resnet(data, 10));
 }

@@ -1,7 +1,9 @@
-//! The saved model has the names, shapes and numbers that the published GPT-2 and BERT have, so that other programs load it as theirs.
+//! The saved model has the names, shapes and values of the published GPT-2 and BERT, so that other
+//! programs can load it as such.
 //!
-//! GPT-2's blocks compute `x W + b` with `W` as `[inputs, outputs]` (`Conv1D` in Hugging Face's transformers). BERT has query, key and value as
-//! layers of their own, and the bias of its decoder beside it; the decoder's weight is that of the token embedding and is not stored again.
+//! GPT-2's blocks compute `x W + b` with `W` as `[inputs, outputs]` (`Conv1D` in Hugging Face's
+//! transformers). BERT has separate layers for query, key and value, and a separate bias for its
+//! decoder, whose weight is tied to the token embedding and not stored again.
 
 use crate::ranks::{blueprint, free_port, group};
 use safetensors::SafeTensors;
@@ -21,7 +23,7 @@ fn config(model: Model) -> EngineConfig {
     EngineConfig { model, ..crate::plain::gpt(&source, &["**/*.rs"]) }
 }
 
-/// A model with its initial weights: the file, our own layout, and our own numbers.
+/// A model with its initial weights: the file, our own layout, and our own values.
 fn saved(config: &EngineConfig) -> (Vec<u8>, Layout, Vec<f32>) {
     let trainer = Trainer::join(blueprint(config, 1).unwrap(), &group(1, 0, free_port())).unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -88,7 +90,7 @@ fn matrices<'a>(layout: &'a Layout, part: &'a str) -> impl Iterator<Item = &'a P
 }
 
 #[test]
-fn a_gpt_is_saved_as_the_published_gpt_2() {
+fn a_gpt_is_saved_like_the_published_gpt_2() {
     for tied_head in [true, false] {
         let gpt = Gpt {
             layers: LAYERS,
@@ -128,7 +130,7 @@ fn a_gpt_is_saved_as_the_published_gpt_2() {
 }
 
 #[test]
-fn a_bert_is_saved_as_the_published_bert() {
+fn a_bert_is_saved_like_the_published_bert() {
     let bert = Bert {
         layers: LAYERS,
         hidden_size: HIDDEN as u32,

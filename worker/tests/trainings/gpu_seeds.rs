@@ -1,6 +1,7 @@
-//! A small model, trained again and again on the reference GPU, whose streams run late and in another order each time: no finding, and the same
-//! bits. `cargo xtask chaos` has 10,000 orders and writes `docs/results/gpu-seeds.json` after every 100, where it goes on if it was cut
-//! short; the tests have a few.
+//! Trains a small model repeatedly on the reference GPU, whose streams run late and in a different
+//! order each time: no findings, and always the same bits. `cargo xtask chaos` runs 10,000 orders,
+//! writes `docs/results/gpu-seeds.json` after every 100, and continues from there if it was
+//! interrupted; the tests run a few.
 
 use crate::ranks::{blueprint, free_port, group};
 use serde_json::{Value, json};
@@ -10,11 +11,11 @@ use switchyard_worker::train::{Trainer, Wishes};
 use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::env;
 
-/// Each of both kinds of segments is captured, and launched as a graph.
+/// Enough that both kinds of segments are captured and launched as graphs.
 const STEPS: u64 = 5;
-/// Orders that a process plays, one after the other.
-const OF_A_PROCESS: usize = 100;
-/// Set in such a process: how many.
+/// Number of orders that a process runs in sequence.
+const PER_PROCESS: usize = 100;
+/// Number of orders; set in the child process.
 const CHILD: &str = "CHILD_PLAYS";
 const NAME: &str = "gpu_seeds::no_order_of_streams_has_a_finding_or_changes_a_bit";
 
@@ -33,8 +34,8 @@ fn config(folder: &std::path::Path) -> EngineConfig {
     }
 }
 
-/// Trains so often, and prints a digest of the weights each time.
-fn play(count: usize) {
+/// Trains this many times, and prints a digest of the weights each time.
+fn run_orders(count: usize) {
     let folder = tempfile::tempdir().unwrap();
     let config = config(folder.path());
     for _ in 0..count {
@@ -47,7 +48,7 @@ fn play(count: usize) {
     }
 }
 
-/// A process that plays so many orders from a seed on; the digests that it prints.
+/// Runs orders from a seed on in a child process; returns the digests that it prints.
 fn digests(seed: usize, count: usize, faults: &str) -> Result<Vec<String>, String> {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([NAME, "--exact", "--nocapture"]).env(CHILD, count.to_string());
@@ -62,7 +63,7 @@ fn digests(seed: usize, count: usize, faults: &str) -> Result<Vec<String>, Strin
     Ok(text.lines().filter_map(|line| line.split_once("weights ")).map(|(_, digest)| digest.to_owned()).collect())
 }
 
-/// What an earlier run has written down.
+/// The result file of an earlier run.
 fn written() -> Option<Value> {
     let folder = std::env::var_os("SWITCHYARD_CHAOS")?;
     let text = std::fs::read_to_string(Path::new(&folder).join("gpu-seeds.json")).ok()?;
@@ -72,20 +73,20 @@ fn written() -> Option<Value> {
 #[test]
 fn no_order_of_streams_has_a_finding_or_changes_a_bit() {
     if let Ok(count) = std::env::var(CHILD) {
-        return play(count.parse().unwrap());
+        return run_orders(count.parse().unwrap());
     }
     // As late as possible.
     let expected = digests(0, 1, "").unwrap();
     assert_eq!(expected.len(), 1);
     let seeds = crate::chaos::size(12, 10_000);
     let first = crate::chaos::seed().unwrap_or(1) as usize;
-    // A run that was cut short is gone on with, unless something computes other weights since.
+    // Continues an interrupted run, unless the weights have changed since.
     let of_before =
         written().filter(|before| (&before["firstSeed"], &before["weights"]) == (&json!(first), &json!(expected[0])));
     let before = of_before.and_then(|before| before["seeds"].as_u64()).unwrap_or_default() as usize;
     let mut played = if before < seeds { before } else { 0 };
     while played < seeds {
-        let count = OF_A_PROCESS.min(seeds - played);
+        let count = PER_PROCESS.min(seeds - played);
         let got = digests(first + played, count, "").unwrap();
         assert_eq!(got.len(), count);
         let other = got.iter().position(|digest| *digest != expected[0]);
@@ -100,7 +101,7 @@ fn no_order_of_streams_has_a_finding_or_changes_a_bit() {
 }
 
 #[test]
-fn a_wrong_product_is_seen_in_the_weights() {
+fn a_wrong_product_changes_the_weights() {
     let [right, wrong] = ["", "wrong:60"].map(|faults| digests(1, 2, faults).unwrap());
     assert_eq!(right[0], right[1]);
     assert_ne!(right[1], wrong[1]);

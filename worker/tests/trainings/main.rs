@@ -1,4 +1,4 @@
-//! Whole trainings with ranks as threads of the test.
+//! Whole training runs with ranks as threads of the test.
 
 #![allow(clippy::unwrap_used, reason = "a test may end where a helper fails")]
 

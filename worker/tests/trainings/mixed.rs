@@ -1,4 +1,4 @@
-//! Mixed precision: the order of its parts, and the handling of gradients that overflow.
+//! Mixed precision: the order of its parts, and the handling of gradient overflows.
 
 use crate::ranks::{History, blueprint, on_ranks, runs, train};
 use std::path::{Path, PathBuf};
@@ -15,8 +15,8 @@ fn dynamic(initial_scale: f64) -> LossScaling {
     LossScaling::Dynamic { initial_scale, growth_factor: 2.0, backoff_factor: 0.5, growth_interval_steps: 1000 }
 }
 
-/// An MLP on 80 lines of features in f16, 8 of them per step of four ranks; the lines with these numbers are beyond its
-/// range.
+/// An MLP on 80 lines of f16 features, with 8 lines per step on four ranks; the lines selected by
+/// `huge` exceed the range of f16.
 fn features(folder: &Path, huge: impl Fn(u32) -> bool, loss_scaling: LossScaling) -> EngineConfig {
     let line = |n: u32| {
         let feature = |k: u32| f64::from((n * 37 + k * 11) % 17) / 17.0 * if huge(n) { 1e6 } else { 1.0 };
@@ -63,7 +63,7 @@ fn an_overflow_on_one_rank_of_four_skips_the_step_on_all() {
     let at = steps.iter().position(|(stepped, ..)| !stepped).unwrap();
     for (index, pair) in steps.windows(2).enumerate() {
         let (before, after) = (&pair[0], &pair[1]);
-        assert_eq!(after.0, after.2 != before.2, "step {}: it moves the weights, or is skipped", index + 1);
+        assert_eq!(after.0, after.2 != before.2, "step {}: it either changes the weights or is skipped", index + 1);
         assert_eq!(after.1, if index < at { 1024.0 } else { 512.0 }, "scale of step {}", index + 1);
     }
 }
@@ -78,11 +78,11 @@ fn a_static_scale_gives_up_after_a_hundred_steps() {
         let error = outcome.unwrap_err();
         let text = error.to_string();
         assert!(text.contains("gradients overflowed in 100 steps in a row with a loss scale of 8; lower"), "{text}");
-        // The slower rank may hear of it from the other one before it notices by itself.
+        // The slower rank may learn of it from the other one before it notices on its own.
         let is_own = text.starts_with("gradients overflowed");
         assert_eq!(error.exit(rank as u32).code(), if is_own { 9 } else { 4 }, "{text}");
         own += usize::from(is_own);
-        assert!(events.iter().all(|event| matches!(event, Event::Ready(_))), "no loss to tell: {events:?}");
+        assert!(events.iter().all(|event| matches!(event, Event::Ready(_))), "no loss to report: {events:?}");
     }
     assert!(own >= 1);
     let config = features(folder.path(), |_| true, dynamic(1024.0));
@@ -100,10 +100,10 @@ fn gpt(batch: u32, merge: u32, precision: Precision) -> EngineConfig {
     }
 }
 
-/// A power of two changes no bit of a bf16 number, as long as it is removed from the sum, and the norm is computed
-/// without it.
+/// A power of two changes no bit of a bf16 value if it is divided out of the sum and the norm is
+/// computed without it.
 #[test]
-fn the_scale_is_taken_out_after_the_reduction() {
+fn the_scale_is_removed_after_the_reduction() {
     let scaled = |scale| {
         let config = gpt(3, 2, amp(HalfType::Bf16, LossScaling::Static { scale }));
         train(&config, 2, 12, true).unwrap().1
@@ -111,14 +111,14 @@ fn the_scale_is_taken_out_after_the_reduction() {
     let plain = scaled(1.0);
     assert_eq!(plain, scaled(4096.0));
     assert_eq!(plain, scaled(0.125));
-    assert_ne!(plain, scaled(3.0), "three is no power of two: so the scale was there");
+    assert_ne!(plain, scaled(3.0), "three is not a power of two, so the scale must show");
 }
 
 #[test]
 fn all_ranks_multiply_bf16_with_one_kernel() {
     let precision = amp(HalfType::Bf16, LossScaling::Static { scale: 1.0 });
     let config = gpt(3, 1, precision);
-    // Rank 1 may use f32 arithmetic only; rank 0 has what is best on this machine.
+    // Rank 1 is limited to f32 arithmetic; rank 0 has the best kernel of this machine.
     let kernels = on_ranks(2, |group| {
         let word = (group.rank() == 1).then_some("portable");
         let blueprint = Blueprint::new(&config, open(&config)?, 2, word, &Registry::new())?;
@@ -128,33 +128,33 @@ fn all_ranks_multiply_bf16_with_one_kernel() {
         Ok::<_, TrainError>(kernel)
     });
     for kernel in kernels {
-        // A kernel for bf16 would follow a plus sign.
+        // A bf16 kernel would be listed after a plus sign.
         assert!(kernel.as_ref().is_ok_and(|kernel| !kernel.contains('+')), "{kernel:?}");
     }
 }
 
-fn close(one: &History, other: &History, tolerance: f64, what: &str) {
+fn assert_close(one: &History, other: &History, tolerance: f64, what: &str) {
     for (step, ((a, _), (b, _))) in one.steps.iter().zip(&other.steps).enumerate() {
         assert!((a - b).abs() <= tolerance * a, "{what}: step {}: {a} and {b}", step + 1);
     }
 }
 
 #[test]
-fn merged_batches_in_16_bits_equal_the_big_one() {
+fn merged_16_bit_batches_equal_one_large_batch() {
     for half in [HalfType::Bf16, HalfType::Fp16] {
         let precision = amp(half, dynamic(1024.0));
         let (_, big) = train(&gpt(12, 1, precision), 1, 20, true).unwrap();
         for (world, merge) in [(1, 4), (2, 3), (3, 2)] {
             let (_, merged) = train(&gpt(12 / world / merge, merge, precision), world, 20, true).unwrap();
-            close(&big, &merged, 3e-3, &format!("{half:?}, {world} ranks, merge {merge}"));
+            assert_close(&big, &merged, 3e-3, &format!("{half:?}, {world} ranks, merge {merge}"));
         }
         let (_, exact) = train(&gpt(12, 1, Precision::Fp32), 1, 20, true).unwrap();
-        close(&exact, &big, 1e-2, &format!("{half:?} against f32"));
+        assert_close(&exact, &big, 1e-2, &format!("{half:?} against f32"));
     }
 }
 
 #[test]
-fn memory_is_less_and_the_comparison_true() {
+fn mixed_precision_saves_memory_as_planned() {
     let tokens =
         Gpt { layers: 4, hidden_size: 256, heads: 4, context_length: 256, vocabulary_size: 256, tied_head: true };
     let masked = Bert {
@@ -189,12 +189,12 @@ fn memory_is_less_and_the_comparison_true() {
         for half in [HalfType::Bf16, HalfType::Fp16] {
             let config = EngineConfig { precision: amp(half, dynamic(1024.0)), ..config.clone() };
             let mixed = blueprint(&config, 1).unwrap().inspection().unwrap();
-            let told = mixed.fp32_memory_bytes.unwrap();
-            let near = (told as f64 / full.memory.total() as f64 - 1.0).abs();
-            assert!(near < 0.02, "{name}: {told} told, {} in f32", full.memory.total());
+            let fp32_bytes = mixed.fp32_memory_bytes.unwrap();
+            let near = (fp32_bytes as f64 / full.memory.total() as f64 - 1.0).abs();
+            assert!(near < 0.02, "{name}: {fp32_bytes} reported, {} in f32", full.memory.total());
             let share = mixed.memory.activations as f64 / full.memory.activations as f64;
-            let total = mixed.memory.total() as f64 / told as f64;
-            println!("{name} {half:?}: activations {share:.3}, all {total:.3} of {} MiB", told >> 20);
+            let total = mixed.memory.total() as f64 / fp32_bytes as f64;
+            println!("{name} {half:?}: activations {share:.3}, all {total:.3} of {} MiB", fp32_bytes >> 20);
             assert!(share <= 0.51 && total <= most, "{name} {half:?}: activations {share:.3}, all {total:.3} of f32's");
         }
     }

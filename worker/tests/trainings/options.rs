@@ -1,4 +1,5 @@
-//! Options that change how a training is computed must not change what it learns; the others change it as documented.
+//! Options that change how a training run is computed must not change what it learns; the others
+//! change it as documented.
 
 use crate::ranks::{History, blueprint, runs, train, train_over};
 use std::path::PathBuf;
@@ -34,7 +35,7 @@ fn learned(config: &EngineConfig, world: u32, transport: Force) -> History {
 type Change = (&'static str, fn(&mut EngineConfig));
 
 #[test]
-fn how_and_when_gradients_travel_changes_no_bit() {
+fn transport_and_overlap_do_not_change_any_bit() {
     let changes: [Change; 6] = [
         ("no overlap", |config| config.overlap.enabled = false),
         ("waiting for each", |config| config.overlap.sync_all_reduce = true),
@@ -56,7 +57,7 @@ fn how_and_when_gradients_travel_changes_no_bit() {
 }
 
 #[test]
-fn how_samples_are_read_changes_no_bit() {
+fn reader_options_do_not_change_any_bit() {
     let changes: [Change; 3] = [
         ("workers", |config| config.reader.workers = 3),
         ("no double buffer", |config| config.reader.double_buffer = false),
@@ -66,7 +67,7 @@ fn how_samples_are_read_changes_no_bit() {
         config.batch_size_per_process = 40;
         (config.data.images.crop_padding, config.data.images.flip) = (2, true);
     });
-    assert!(blueprint(&resnet, 2).unwrap().training.order.steps_per_epoch() < STEPS / 2, "epochs end on the way");
+    assert!(blueprint(&resnet, 2).unwrap().training.order.steps_per_epoch() < STEPS / 2, "epochs end during the run");
     let whole = learned(&resnet, 2, Force::Auto);
     for (name, change) in changes {
         assert_eq!(whole, learned(&with(&resnet, change), 2, Force::Auto), "{name}");
@@ -90,7 +91,7 @@ fn finished(config: &EngineConfig) -> Finished {
 }
 
 #[test]
-fn what_is_told_kept_and_given_back_changes_no_bit() {
+fn reporting_checkpointing_and_memory_release_do_not_change_any_bit() {
     let changes: [Change; 5] = [
         ("fetch", |config| config.fetch_every_steps = 1),
         ("release", |config| config.memory.release_every_steps = 2),
@@ -105,9 +106,9 @@ fn what_is_told_kept_and_given_back_changes_no_bit() {
 }
 
 #[test]
-fn two_bytes_on_the_wire_learn_the_same() {
-    // A ResNet as small as this one learns chaotically: after some steps any rounding has led it elsewhere, but not
-    // before.
+fn two_byte_wire_formats_learn_the_same() {
+    // A ResNet this small learns chaotically: after some steps any rounding leads it elsewhere, but
+    // not before.
     let resnet = with(&crate::plain::resnet(), |config| {
         (config.batch_size_per_process, config.optimizer.learning_rate) = (16, 0.002);
     });
@@ -123,7 +124,7 @@ fn two_bytes_on_the_wire_learn_the_same() {
         for wire in [WireType::Fp16, WireType::Bf16] {
             let (loss, history) = mean(&with(&config, |config| config.overlap.wire_type = wire));
             assert!((loss - exact).abs() <= 0.01 * exact, "{wire:?}: {loss}, not {exact}");
-            assert_ne!(history, whole, "{wire:?} is used");
+            assert_ne!(history, whole, "{wire:?} has an effect");
         }
     }
 }
@@ -142,7 +143,7 @@ fn rules() -> [Rule; 7] {
 }
 
 #[test]
-fn a_bucket_that_steps_at_once_steps_as_with_a_norm_that_is_never_reached() {
+fn updating_buckets_early_equals_a_clip_norm_that_is_never_reached() {
     for rule in rules() {
         let clipped = |norm| {
             let rate = if matches!(rule, Rule::Sgd(_)) { 0.05 } else { 0.003 };
@@ -183,7 +184,7 @@ fn every_optimizer_learns_with_every_schedule() {
     }
 }
 
-/// (1 - e) times the cross entropy and e times its mean over all classes as targets: linear in e.
+/// Cross entropy weighted (1 - e), plus e times its mean over all classes: linear in e.
 #[test]
 fn label_smoothing_mixes_in_the_mean_over_all_classes() {
     let first = |smoothing| {
@@ -202,7 +203,7 @@ fn label_smoothing_mixes_in_the_mean_over_all_classes() {
 }
 
 #[test]
-fn the_validation_loss_is_that_of_the_classes_as_they_are() {
+fn the_validation_loss_is_not_smoothed() {
     let first = |smoothing| {
         let config = with(&small(), |config| {
             config.label_smoothing = smoothing;
@@ -219,7 +220,7 @@ fn the_validation_loss_is_that_of_the_classes_as_they_are() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_before_the_first_step() {
+fn infeasible_jobs_are_refused_before_the_first_step() {
     let error = |config: &EngineConfig| blueprint(config, 2).err().unwrap();
     let tight = error(&with(&gpt(), |config| config.memory.fraction = 1e-6));
     let text = tight.to_string();
@@ -227,7 +228,7 @@ fn what_cannot_be_is_refused_before_the_first_step() {
     for word in ["not placeable: a rank needs", "spec.engine.memory.fraction 0.000001", "smallest change that fits"] {
         assert!(text.contains(word) && !text.contains("  "), "{word} in {text}");
     }
-    // A little less than it needs: a smaller batch would fit.
+    // Slightly less than it needs: a smaller batch would fit.
     let large = with(&gpt(), |config| config.batch_size_per_process = 64);
     let mut fractions = (0..400).map(|n| 0.95f64.powi(n));
     let little_less = fractions.find_map(|fraction| {

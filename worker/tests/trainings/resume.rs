@@ -1,4 +1,5 @@
-//! A training that was interrupted and resumed equals one that was not: the same bits after every step.
+//! An interrupted and resumed training run equals an uninterrupted one, bit for bit after every
+//! step.
 
 use crate::ranks::{History, blueprint, on_ranks, runs, saving, train};
 use std::path::Path;
@@ -8,7 +9,7 @@ use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::event::Event;
 use tempfile::TempDir;
 
-/// Optimizer steps of a whole training: two epochs and a bit.
+/// Optimizer steps of a whole run: slightly more than two epochs.
 const STEPS: u64 = 12;
 
 fn dynamic(compute_type: HalfType, initial_scale: f64) -> Precision {
@@ -17,11 +18,12 @@ fn dynamic(compute_type: HalfType, initial_scale: f64) -> Precision {
     Precision::Amp(Amp { compute_type, loss_scaling })
 }
 
-/// A GPT that takes 12 samples per step and has seen all after 5 steps; the text is in the folder.
+/// A GPT that takes 12 samples per step and finishes an epoch after 5 steps; the text is in the
+/// folder.
 fn gpt(folder: &Path) -> EngineConfig {
     let text: String = (0..).map(|n| format!("{} and then {n}; ", n * 7919 % 1000)).take(1000).collect();
     let file = folder.join("text");
-    // 64 windows of 32 tokens for training, after a tenth of all for validation.
+    // 64 windows of 32 tokens for training, after a tenth of the text for validation.
     std::fs::write(&file, &text[..2650]).unwrap();
     let plain = crate::plain::gpt(&file, &[]);
     let Model::Gpt(gpt) = plain.model.clone() else { unreachable!() };
@@ -43,7 +45,7 @@ fn divided(config: EngineConfig, world: u32, merge: u32) -> EngineConfig {
     EngineConfig { batch_size_per_process: 12 / world / merge, batch_merge: merge, ..config }
 }
 
-/// Kills a training after these steps, repeatedly; each time it resumes from a checkpoint.
+/// Repeatedly kills a training run after these steps; each time it resumes from a checkpoint.
 fn killed(config: &EngineConfig, world: u32, what: &str) {
     const EVERY: u64 = 2;
     let (_, whole) = train(config, world, STEPS, true).unwrap();
@@ -61,7 +63,7 @@ fn killed(config: &EngineConfig, world: u32, what: &str) {
 }
 
 #[test]
-fn a_killed_gpt_goes_on_with_the_same_bits() {
+fn a_killed_gpt_resumes_bit_for_bit() {
     let folder = tempfile::tempdir().unwrap();
     let gpt = gpt(folder.path());
     let order = blueprint(&gpt, 1).unwrap().training.order;
@@ -83,7 +85,7 @@ fn a_killed_gpt_goes_on_with_the_same_bits() {
 }
 
 #[test]
-fn killed_mixed_precision_goes_on_with_the_same_bits() {
+fn killed_mixed_precision_resumes_bit_for_bit() {
     let folder = tempfile::tempdir().unwrap();
     let gpt = gpt(folder.path());
     // 2^30 overflows f16 in the first steps: the scale falls, and grows again.
@@ -99,7 +101,7 @@ fn killed_mixed_precision_goes_on_with_the_same_bits() {
 }
 
 #[test]
-fn a_loss_scale_that_the_manifest_changes_counts_from_the_resume_on() {
+fn a_changed_loss_scale_applies_from_the_resume_on() {
     let (data, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let fixed =
         |scale| Precision::Amp(Amp { compute_type: HalfType::Bf16, loss_scaling: LossScaling::Static { scale } });
@@ -132,11 +134,11 @@ fn a_killed_resnet_keeps_its_statistics_and_momentum() {
     }
 }
 
-/// Digest of the weights and validation loss.
-type End = (String, Option<f64>);
+/// Weights digest and validation loss.
+type FinalResult = (String, Option<f64>);
 
-/// Loss of each step, and what a run reported at its end.
-fn told(events: &[Event]) -> (Vec<(u64, f64)>, Option<End>) {
+/// Loss of each step, and the final result of a run.
+fn results(events: &[Event]) -> (Vec<(u64, f64)>, Option<FinalResult>) {
     let losses = events.iter().filter_map(|event| match event {
         Event::Progress(progress) => Some((progress.step, progress.loss)),
         _ => None,
@@ -149,16 +151,16 @@ fn told(events: &[Event]) -> (Vec<(u64, f64)>, Option<End>) {
 }
 
 #[test]
-fn a_run_that_is_told_to_stop_saves_and_goes_on() {
+fn a_stopped_run_saves_and_resumes() {
     let data = tempfile::tempdir().unwrap();
     let out = tempfile::tempdir().unwrap();
     let gpt = EngineConfig { evaluation: Evaluation { every_steps: 4, batches: 1 }, ..divided(gpt(data.path()), 2, 1) };
     let whole = runs(&gpt, 2, out.path(), |_, _, _| ()).swap_remove(0);
-    let (losses, end) = told(&whole.1);
+    let (losses, end) = results(&whole.1);
     assert_eq!((whole.0.is_ok(), losses.len()), (true, 12));
-    // The stop is seen in the step after the event, or in the evaluation before it: in the middle of an epoch, before
-    // an evaluation, at the end of an epoch, in a step that is saved anyway, last of all, and before the last
-    // evaluation.
+    // A run notices the stop in the step after the event, or in the evaluation before it. Cases: in
+    // the middle of an epoch, before an evaluation, at the end of an epoch, in a step that is saved
+    // anyway, at the very end, and before the last evaluation.
     for (stop_at, stopped) in [(1, 2), (4, 4), (5, 6), (11, 12), (12, 12)] {
         let folder = tempfile::tempdir().unwrap();
         let config = saving(&gpt, folder.path(), 3);
@@ -182,13 +184,13 @@ fn a_run_that_is_told_to_stop_saves_and_goes_on() {
         let second = runs(&config, 2, out.path(), |_, _, _| ()).swap_remove(0);
         assert!(second.0.is_ok(), "{second:?}");
         assert!(matches!(&second.1[0], Event::Ready(ready) if ready.resumed_step == Some(stopped)), "{second:?}");
-        let (later, later_end) = told(&second.1);
+        let (later, later_end) = results(&second.1);
         assert_eq!((&later[..], &later_end), (&losses[stopped as usize..], &end), "stopped after {stop_at}");
     }
 }
 
 #[test]
-fn a_finished_run_that_is_started_again_finishes_at_once() {
+fn a_restarted_finished_run_finishes_immediately() {
     let (data, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let config = saving(&divided(gpt(data.path()), 2, 1), folder.path(), 5);
     let first = runs(&config, 2, data.path(), |_, _, _| ());
@@ -196,10 +198,10 @@ fn a_finished_run_that_is_started_again_finishes_at_once() {
     let second = runs(&config, 2, data.path(), |_, _, _| ());
     for ((one, before), (two, after)) in first.iter().zip(&second) {
         assert!(one.is_ok() && two.is_ok(), "{one:?} {two:?}");
-        assert!(told(before).1.is_some());
-        assert_eq!((told(before).1, told(after).0.len()), (told(after).1, 0));
+        assert!(results(before).1.is_some());
+        assert_eq!((results(before).1, results(after).0.len()), (results(after).1, 0));
     }
-    assert_eq!((complete(&folder), saved.len()), (saved, 2), "nothing new");
+    assert_eq!((complete(&folder), saved.len()), (saved, 2), "no new checkpoints");
 }
 
 /// Names of the complete checkpoints, oldest first.
@@ -214,7 +216,7 @@ fn complete(folder: &TempDir) -> Vec<String> {
 }
 
 #[test]
-fn another_division_of_the_same_batch_goes_on_with_the_same_samples() {
+fn a_different_division_of_the_batch_resumes_with_the_same_samples() {
     let (data, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let gpt = gpt(data.path());
     let (_, whole) = train(&divided(gpt.clone(), 2, 1), 2, STEPS, true).unwrap();
@@ -234,10 +236,10 @@ fn another_division_of_the_same_batch_goes_on_with_the_same_samples() {
     }
 }
 
-/// If the weights stay unchanged, the sum of the losses over an epoch does not depend on the order: a sample that is
-/// skipped or used twice changes it.
+/// If the weights do not change, the sum of losses over an epoch does not depend on the order, but
+/// skipping or repeating a sample changes it.
 #[test]
-fn another_global_batch_takes_each_sample_of_the_epoch_once() {
+fn a_different_global_batch_uses_each_sample_of_the_epoch_once() {
     let (data, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let mut gpt = gpt(data.path());
     gpt.optimizer.learning_rate = 0.0;
@@ -246,7 +248,8 @@ fn another_global_batch_takes_each_sample_of_the_epoch_once() {
     let samples = blueprint(&batch(1), 1).unwrap().training.order.samples();
     let sum = |history: &History, size: u64| history.steps.iter().map(|(loss, _)| loss * size as f64).sum::<f64>();
     let all = sum(&train(&batch(1), 1, samples, true).unwrap().1, 1);
-    // Four steps of 12, the last of which may not be saved; then 3 samples per step, until the epoch is over.
+    // Four steps of 12, the last of which may not be saved; then 3 samples per step, until the
+    // epoch is over.
     let (_, first) = train(&saving(&batch(6), folder.path(), 1), 2, 4, false).unwrap();
     let config = saving(&batch(1), folder.path(), 1);
     let (resumed, end) = {
@@ -265,14 +268,14 @@ fn another_global_batch_takes_each_sample_of_the_epoch_once() {
     let left = (samples - 12 * resumed) % 3;
     assert_eq!(end.steps.len() as u64, (samples - 12 * resumed) / 3);
     let mean = all / samples as f64;
-    // The remainder of the epoch, fewer than 3 samples, is skipped; each has about the mean loss.
+    // The rest of the epoch, fewer than 3 samples, is skipped; each has about the mean loss.
     let expected = all - left as f64 * mean;
     let tolerance = if left == 0 { 1e-5 * all } else { 0.5 * mean };
     assert!((one + rest - expected).abs() <= tolerance, "{one} + {rest} is not {expected}: {left} left of {samples}");
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn incompatible_checkpoints_are_refused() {
     let (data, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let config = saving(&divided(gpt(data.path()), 2, 1), folder.path(), 1);
     train(&config, 2, 4, true).unwrap();
@@ -325,7 +328,7 @@ fn what_does_not_fit_is_refused() {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_passed_over_and_none_that_can_be_used_is_an_error() {
+fn a_damaged_checkpoint_is_skipped_and_having_no_usable_one_is_an_error() {
     let (data, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let config = saving(&divided(gpt(data.path()), 2, 1), folder.path(), 2);
     let (_, whole) = train(&config, 2, 9, true).unwrap();
@@ -355,21 +358,21 @@ fn a_damaged_checkpoint_is_passed_over_and_none_that_can_be_used_is_an_error() {
 }
 
 #[test]
-fn a_checkpoint_that_cannot_be_written_is_told_and_the_training_goes_on() {
+fn a_failed_checkpoint_is_reported_and_training_continues() {
     let (data, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (directory, aside) = (folder.path().join("checkpoints"), folder.path().join("aside"));
     let config = saving(&divided(gpt(data.path()), 2, 1), &directory, 2);
     let (_, whole) = train(&divided(gpt(data.path()), 2, 1), 2, STEPS, true).unwrap();
-    // Right away: a rank that finds nothing there creates a new directory.
+    // Immediately, because a rank that finds nothing there creates a new directory.
     std::fs::write(&aside, "").unwrap();
     let exchange = || {
         use rustix::fs::{CWD, RenameFlags, renameat_with};
         renameat_with(CWD, &directory, CWD, &aside, RenameFlags::EXCHANGE).unwrap();
     };
-    // Both ranks may report that they could not write.
+    // Both ranks may report the write failure.
     let restored = std::sync::Once::new();
     let ended = runs(&config, 2, data.path(), |rank, event, _| match event {
-        // A file in place of the directory: not even root can write in it.
+        // A file in place of the directory, in which not even root can write.
         Event::Checkpoint(report) if rank == 0 && report.step == 2 => {
             exchange();
         }
@@ -383,7 +386,7 @@ fn a_checkpoint_that_cannot_be_written_is_told_and_the_training_goes_on() {
             Event::Checkpoint(report) => Some(report.clone()),
             _ => None,
         }));
-        assert_eq!(told(events).1.unwrap().0, whole.steps[STEPS as usize - 1].1);
+        assert_eq!(results(events).1.unwrap().0, whole.steps[STEPS as usize - 1].1);
     }
     let failed: Vec<_> = reports.iter().filter_map(|report| Some((report.step, report.failure.as_ref()?))).collect();
     assert!(!failed.is_empty() && failed.iter().all(|(_, text)| text.contains("checkpoints")), "{reports:?}");
@@ -391,7 +394,7 @@ fn a_checkpoint_that_cannot_be_written_is_told_and_the_training_goes_on() {
     assert!(saved.starts_with(&[2]) && saved.ends_with(&[STEPS]), "{reports:?}");
 }
 
-/// A run that does not ask for checkpoints gets none: no directory, no stop.
+/// A run without checkpoints writes none: no directory, no stop.
 #[test]
 fn without_checkpoints_nothing_is_saved() {
     let data = tempfile::tempdir().unwrap();

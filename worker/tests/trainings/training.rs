@@ -1,5 +1,5 @@
-//! Correctness before speed: however a global batch is divided over ranks, micro-batches and buckets, the training is
-//! the same, and all ranks hold the same bits after every step.
+//! Correctness before speed: however a global batch is divided over ranks, micro-batches and
+//! buckets, training is the same, and all ranks hold the same bits after every step.
 
 use crate::ranks::{blueprint, free_port, group, on_ranks, runs, saving};
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use switchyard_worker::train::{TrainError, Trainer, Wishes};
 use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::event::Event;
 
-/// One rank's history: loss and digest of the weights after every step, and the validation loss at the end.
+/// One rank's history: loss and weights digest after every step, and the final validation loss.
 type History = (Vec<(f64, String)>, Option<f64>);
 
 fn config(batch: u32, merge: u32) -> EngineConfig {
@@ -36,8 +36,8 @@ fn train(configs: &[EngineConfig], steps: u64, transport: Force, hosts: &[&str])
     })
 }
 
-/// The same configuration on all ranks; checks that they hold the same bits after every step and returns their common
-/// history.
+/// Uses the same configuration on all ranks, checks that they hold the same bits after every step,
+/// and returns their common history.
 fn train_alike(config: &EngineConfig, world: usize, steps: u64, transport: Force, hosts: &[&str]) -> History {
     let mut histories: Vec<History> =
         train(&vec![config.clone(); world], steps, transport, hosts).into_iter().map(|h| h.unwrap()).collect();
@@ -58,7 +58,7 @@ fn assert_close(a: &History, b: &History, what: &str) {
 fn one_to_four_ranks_with_the_same_global_batch_learn_the_same() {
     let alone = train_alike(&config(12, 1), 1, 50, Force::Auto, &[]);
     let (first, last) = (alone.0[0].0, alone.0[49].0);
-    assert!(last < 0.75 * first, "it learns: {first} to {last}");
+    assert!(last < 0.75 * first, "the loss falls: {first} to {last}");
     for world in 2..=4 {
         let together = train_alike(&config(12 / world, 1), world as usize, 50, Force::Auto, &[]);
         assert_close(&alone, &together, &format!("{world} ranks"));
@@ -75,19 +75,19 @@ fn the_same_seed_gives_the_same_bits_and_another_seed_does_not() {
 }
 
 #[test]
-fn threads_do_not_change_a_bit() {
+fn threads_do_not_change_any_bit() {
     let one = train_alike(&config(4, 1), 1, 8, Force::Auto, &[]);
     let mut three = config(4, 1);
     three.cpu_threads = 3;
     assert_eq!(one, train_alike(&three, 1, 8, Force::Auto, &[]));
-    // The ranks need not have the same number either: the nodes of a job may differ.
+    // The ranks need not have the same thread count, because the nodes of a job may differ.
     let two = train_alike(&config(4, 1), 2, 8, Force::Auto, &[]);
     let mixed = train(&[config(4, 1), three], 8, Force::Auto, &[]);
     assert!(mixed.iter().all(|rank| rank.as_ref().unwrap() == &two), "{mixed:?}");
 }
 
 #[test]
-fn overlap_and_what_is_reduced_together_change_no_bit() {
+fn overlap_and_fusion_do_not_change_any_bit() {
     let mut wide = config(3, 1);
     let Model::Gpt(gpt) = &mut wide.model else { unreachable!() };
     (gpt.hidden_size, gpt.layers) = (128, 3);
@@ -97,7 +97,7 @@ fn overlap_and_what_is_reduced_together_change_no_bit() {
     let mut off = wide.clone();
     off.overlap.enabled = false;
     assert_eq!(on, train_alike(&off, 2, 15, Force::Auto, &[]), "overlap");
-    // In a ring of three the order of a sum depends on where a number lies in its bucket.
+    // In a ring of three, the order of a sum depends on the position in the bucket.
     let ring = train_alike(&wide, 3, 15, Force::Tcp, &[]);
     for (enabled, limit) in [(true, None), (true, Some(2)), (false, Some(25))] {
         let mut fused = wide.clone();
@@ -107,7 +107,7 @@ fn overlap_and_what_is_reduced_together_change_no_bit() {
 }
 
 #[test]
-fn by_default_a_small_model_begins_to_reduce_early_and_has_little_left_at_the_end() {
+fn by_default_a_small_model_reduces_early_and_leaves_little_for_the_end() {
     let folder = tempfile::tempdir().unwrap();
     let mut small = EngineConfig { length: Length::Steps(2), ..config(3, 1) };
     let Model::Gpt(gpt) = &mut small.model else { unreachable!() };
@@ -125,21 +125,21 @@ fn by_default_a_small_model_begins_to_reduce_early_and_has_little_left_at_the_en
     let all: u64 = bytes.iter().sum();
     assert!(bytes.len() >= 3 && bytes[0] <= 1 << 20 && bytes[bytes.len() - 1] <= 1 << 20, "{bytes:?}");
     assert_eq!(all, 4 * blueprint(&small, 2).unwrap().layout().len as u64, "all gradients");
-    assert!(ranks.all(|others| others.is_empty()), "rank 0 speaks for all");
+    assert!(ranks.all(|others| others.is_empty()), "only rank 0 reports them");
 }
 
 #[test]
-fn merged_micro_batches_equal_the_big_batch() {
+fn merged_micro_batches_equal_one_large_batch() {
     let big = train_alike(&config(12, 1), 1, 30, Force::Auto, &[]);
     for (batch, merge, world) in [(4, 3, 1), (3, 4, 1), (2, 3, 2), (1, 4, 3)] {
         let merged = train_alike(&config(batch, merge), world, 30, Force::Auto, &[]);
-        // The number of validation batches differs here; only the training losses are compared.
+        // The number of validation batches differs here, so only the training losses are compared.
         assert_close(&(big.0.clone(), None), &(merged.0, None), &format!("batch {batch} x {merge} on {world}"));
     }
 }
 
 #[test]
-fn every_transport_gives_the_same_training() {
+fn every_transport_trains_the_same() {
     let shared = train_alike(&config(4, 1), 3, 20, Force::Auto, &[]);
     let tcp = train_alike(&config(4, 1), 3, 20, Force::Tcp, &[]);
     assert_close(&shared, &tcp, "tcp");
@@ -159,7 +159,7 @@ fn an_untied_head_trains_too() {
 }
 
 #[test]
-fn ranks_with_another_configuration_or_other_data_are_told_so() {
+fn ranks_with_a_different_configuration_or_data_are_reported() {
     let mut other = config(4, 1);
     other.optimizer.learning_rate = 0.1;
     for result in train(&[config(4, 1), other], 1, Force::Auto, &[]) {
@@ -169,7 +169,7 @@ fn ranks_with_another_configuration_or_other_data_are_told_so() {
 }
 
 #[test]
-fn a_loss_that_is_not_finite_ends_the_training_with_the_step() {
+fn a_non_finite_loss_ends_training_and_names_the_step() {
     let mut wild = config(4, 1);
     wild.optimizer = Optimizer { learning_rate: 1e30, gradient_clip_norm: None, ..wild.optimizer };
     wild.schedule.warmup_steps = Some(0);
@@ -179,9 +179,10 @@ fn a_loss_that_is_not_finite_ends_the_training_with_the_step() {
     }
 }
 
-/// All ranks see it in the same step: the group agrees on the first one, and the others report that.
+/// All ranks see it in the same step: the group agrees on the first one, and the others report
+/// that.
 #[test]
-fn of_ranks_that_fail_at_once_one_is_the_cause() {
+fn simultaneous_failures_have_one_root_cause() {
     let folder = tempfile::tempdir().unwrap();
     let mut wild = config(4, 1);
     wild.optimizer = Optimizer { learning_rate: 1e30, gradient_clip_norm: None, ..wild.optimizer };
@@ -199,7 +200,7 @@ fn of_ranks_that_fail_at_once_one_is_the_cause() {
 }
 
 #[test]
-fn a_stop_breaks_an_evaluation_off_after_a_batch() {
+fn a_stop_interrupts_an_evaluation_after_a_batch() {
     let folder = tempfile::tempdir().unwrap();
     let evaluation = Evaluation { every_steps: 0, batches: 5 };
     let config = EngineConfig { evaluation, ..saving(&config(1, 1), folder.path(), 0) };

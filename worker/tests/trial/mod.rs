@@ -1,4 +1,4 @@
-//! A small network of each kind with weights and a batch, for tests of a single rank.
+//! A small network of each kind with weights and a batch, for single-rank tests.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub fn mlp(activation: config::Activation) -> Model {
     Model::Mlp(config::Mlp { hidden_sizes: vec![20, 13], activation })
 }
 
-/// A model, what a sample is, and samples of a batch.
+/// A model, the kind of its samples, and the batch size.
 #[derive(Debug, Clone)]
 pub struct Case {
     pub name: &'static str,
@@ -45,7 +45,7 @@ pub fn images(side: u32, channels: u32) -> Kind {
     Kind::Images { height: side, width: side, channels, classes: 5 }
 }
 
-/// What a language model's samples are.
+/// The kind of a language model's samples.
 pub fn kind_of(model: &Model) -> Kind {
     match Task::of(model) {
         Task::NextToken { context, vocabulary } => Kind::Tokens { context, vocabulary },
@@ -144,7 +144,7 @@ impl Trial {
         trial
     }
 
-    /// Larger weights and non-zero biases, so that every path has a measurable gradient.
+    /// Larger weights and nonzero biases, so that every path has a measurable gradient.
     pub fn excite(mut self) -> Trial {
         for parameter in &self.network.layout().parameters {
             for (i, w) in self.weights[parameter.range()].iter_mut().enumerate() {
@@ -159,7 +159,7 @@ impl Trial {
         self
     }
 
-    /// Called after the weights changed.
+    /// Call after the weights have changed.
     pub fn round(&mut self) {
         match &mut self.half {
             Half::None => {}

@@ -2,7 +2,7 @@
 
 use super::{Advice, Basis, Change, Chart, Finding, Rule};
 use crate::report::facts::Facts;
-use switchyard_worker_contract::gpu::{GpuReport, SlowedBy, Trouble};
+use switchyard_worker_contract::gpu::{GpuFault, GpuReport, SlowedBy};
 
 /// Lowered clocks are reported above this share of time, percent.
 const SLOWED: f64 = 10.0;
@@ -51,8 +51,8 @@ pub(super) const ERRORS: Rule = Rule {
             Err(finding) => return finding,
         };
         let errors = gpus.iter().filter_map(|gpu| {
-            let trouble = gpu.trouble();
-            let is_error = matches!(trouble, Some(Trouble::Xid { .. } | Trouble::Lost | Trouble::MemoryErrors));
+            let trouble = gpu.worst_fault();
+            let is_error = matches!(trouble, Some(GpuFault::Xid { .. } | GpuFault::Lost | GpuFault::MemoryErrors));
             trouble.filter(|_| is_error).map(|trouble| format!("{}: {trouble}", place(gpu)))
         });
         let errors: Vec<String> = errors.collect();
@@ -85,7 +85,7 @@ pub(super) const CLOCKS: Rule = Rule {
                         Some(celsius) if by == SlowedBy::Temperature => format!(" (up to {celsius} °C)"),
                         _ => String::new(),
                     };
-                    format!("{}: by {} for {percent:.0} % of the time{heat}", place(gpu), by.words())
+                    format!("{}: by {} for {percent:.0} % of the time{heat}", place(gpu), by.label())
                 })
                 .collect()
             };

@@ -1,7 +1,8 @@
-//! Headers of safetensors files: 8 bytes with the length, then JSON, padded with spaces.
+//! Safetensors headers: 8 bytes with the length, then JSON padded with spaces.
 //!
-//! Written here and not by the `safetensors` crate, because that crate orders metadata randomly and reads headers with
-//! buffers of up to fifty times their size. `tests/format.rs` reads our headers with that crate.
+//! We do not use the `safetensors` crate, because it orders metadata randomly and its buffers for
+//! reading headers take up to fifty times their size. `tests/format.rs` reads our headers with that
+//! crate.
 
 use super::{CheckpointId, Fault};
 use serde::de::{MapAccess, Visitor};
@@ -10,12 +11,13 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
 use std::ops::Range;
 
-/// The key of a header that is not a tensor.
+/// The only key of a header that is not a tensor.
 pub(super) const METADATA: &str = "__metadata__";
 /// The value of `format` in shards.
 const SHARD_FORMAT: &str = "switchyard-shard/1";
 
-/// Whose shard this is. It is in the header, so that a file copied to a wrong place is recognized by itself.
+/// Identifies the owner of a shard. Stored in the header, so that a misplaced copy of the file is
+/// recognised without other files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ShardLabel {
     pub job: String,
@@ -24,7 +26,7 @@ pub(crate) struct ShardLabel {
     pub world: usize,
 }
 
-/// The label as metadata of safetensors, where every value is a text.
+/// The label as safetensors metadata, where all values are strings.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 struct RawLabel {
@@ -64,23 +66,23 @@ struct Info {
     data_offsets: (u64, u64),
 }
 
-/// A header as read, not yet compared.
+/// A decoded header that has not been checked yet.
 #[derive(Debug, Default)]
 pub(crate) struct Header {
     label: RawLabel,
     tensors: Vec<(String, Info)>,
 }
 
-/// A tensor in a header. All numbers are 32-bit floats.
+/// A tensor in a header. All values are f32.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TensorEntry<'a> {
     pub name: &'a str,
     pub shape: Vec<usize>,
-    /// Counted from the end of the header.
+    /// Offsets from the end of the header.
     pub bytes: Range<u64>,
 }
 
-/// A header with its length before it.
+/// Encodes a header, preceded by its length.
 pub(crate) fn encode<'a>(metadata: &impl Serialize, tensors: impl Iterator<Item = TensorEntry<'a>>) -> Vec<u8> {
     #[derive(Serialize)]
     struct Entry {
@@ -99,7 +101,7 @@ pub(crate) fn encode<'a>(metadata: &impl Serialize, tensors: impl Iterator<Item 
         map.end()
     };
     write().expect("invariant: texts and numbers are JSON");
-    // Padded so that tensors are aligned in the file.
+    // Keeps the tensors aligned in the file.
     bytes.resize(bytes.len().next_multiple_of(8), b' ');
     let length = bytes.len() as u64 - 8;
     bytes[..8].copy_from_slice(&length.to_le_bytes());
@@ -109,7 +111,7 @@ pub(crate) fn encode<'a>(metadata: &impl Serialize, tensors: impl Iterator<Item 
 /// Parses the JSON of a header.
 pub(crate) fn decode(json: &[u8]) -> Result<Header, Fault> {
     serde_json::from_slice(json)
-        .map_err(|error| Fault::new("header", format!("something else ({error})"), "that of a safetensors file"))
+        .map_err(|error| Fault::new("header", format!("an invalid one ({error})"), "a safetensors header"))
 }
 
 impl Header {
@@ -130,12 +132,12 @@ impl Header {
         })
     }
 
-    /// The job whose shard this is.
+    /// The job that the shard belongs to.
     pub(crate) fn job(&self) -> &str {
         &self.label.job
     }
 
-    /// Checks that it holds exactly the expected tensors.
+    /// Checks that the header holds exactly the expected tensors.
     pub(crate) fn check_tensors<'a>(&self, expected: impl Iterator<Item = TensorEntry<'a>>) -> Result<(), Fault> {
         let mut got = self.tensors.iter();
         for TensorEntry { name, shape, bytes } in expected {

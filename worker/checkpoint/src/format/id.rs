@@ -1,33 +1,33 @@
-//! Names of checkpoints and of the files in them.
+//! Names of checkpoints and their files.
 
 use std::fmt;
 
-/// The manifest's name in its directory.
+/// Name of the manifest in the checkpoint's directory.
 pub(crate) const MANIFEST_FILE: &str = "manifest.json";
 
 /// Identifies a checkpoint.
 ///
-/// Ordered by attempt first: attempt 2 may have resumed from step 500 when a process left over from attempt 1 writes
-/// step 1500. What attempt 2 writes at step 1000 is still newer.
+/// Ordered by attempt first: attempt 2 may have resumed from step 500 when a process left over from
+/// attempt 1 writes step 1500. A checkpoint of attempt 2 at step 1000 is still newer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CheckpointId {
-    /// The attempt of the job that wrote it.
+    /// The attempt that wrote it.
     pub attempt: u32,
     /// Steps done.
     pub step: u64,
 }
 
 impl CheckpointId {
-    /// The name of its directory: `step-000000500.attempt-2`.
+    /// Directory name, for example `step-000000500.attempt-2`.
     pub fn directory(self) -> String {
         format!("step-{:09}.attempt-{}", self.step, self.attempt)
     }
 
-    /// Parses the name of a checkpoint's directory; `None` for any other name.
+    /// Parses a directory name; `None` for any other name.
     pub fn parse(name: &str) -> Option<CheckpointId> {
         let (step, attempt) = name.strip_prefix("step-")?.split_once(".attempt-")?;
         let id = CheckpointId { attempt: attempt.parse().ok()?, step: step.parse().ok()? };
-        // One name per checkpoint: no signs, no other number of zeros.
+        // Reject aliases: signs, or a different number of zeros.
         (id.directory() == name).then_some(id)
     }
 }
@@ -38,17 +38,17 @@ impl fmt::Display for CheckpointId {
     }
 }
 
-/// The name of a rank's shard.
+/// Name of a rank's shard.
 pub(crate) fn shard_file(rank: usize) -> String {
     format!("rank-{rank}.safetensors")
 }
 
-/// The name of a file while it is being written.
+/// Name of a file while it is being written.
 pub(crate) fn temporary(file: &str) -> String {
     format!("{file}.tmp")
 }
 
-/// Whether this crate could have given this name to a file in a checkpoint's directory.
+/// Whether this crate writes files of this name into a checkpoint's directory.
 pub(crate) fn is_ours(name: &str) -> bool {
     let name = name.strip_suffix(".tmp").unwrap_or(name);
     let rank = name.strip_prefix("rank-").and_then(|rest| rest.strip_suffix(".safetensors"));

@@ -1,7 +1,7 @@
-//! The manifest, which turns files into a checkpoint.
+//! The manifest, whose presence completes a checkpoint.
 //!
-//! It is one JSON object, `{"digest":"…","manifest":{…}}`. The digest is that of the bytes of the inner object, so it
-//! can be compared before anything is parsed.
+//! One JSON object, `{"digest":"…","manifest":{…}}`. The digest covers the bytes of the inner
+//! object, so that it can be verified before anything is parsed.
 
 use super::header::ShardLabel;
 use super::plan::{Piece, Plan, Role, TensorSpec, chunks};
@@ -12,15 +12,15 @@ use serde_json::value::RawValue;
 use std::fmt;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// The text before and after the digest, and at the end of the file.
+/// The fixed text around digest and inner object.
 const BEFORE: &[u8] = b"{\"digest\":\"";
 const BETWEEN: &[u8] = b"\",\"manifest\":";
 const AFTER: &[u8] = b"}\n";
-/// Longest name of a job in bytes: that of an object in Kubernetes.
+/// Longest job name in bytes: the limit of Kubernetes object names.
 const JOB_LIMIT: usize = 253;
 
-/// XXH3-128 of some bytes, as 32 hexadecimal digits. It detects damage; it does not stop anyone who changes both data
-/// and digest.
+/// XXH3-128 as 32 hexadecimal digits. Detects damage, but not deliberate changes of both data and
+/// digest.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Digest(u128);
 
@@ -30,7 +30,7 @@ impl Digest {
         Digest(xxh3_128(bytes))
     }
 
-    /// The result of a hasher that has seen the bytes.
+    /// Wraps the output of an incremental hasher.
     pub(crate) fn from_raw(digest: u128) -> Digest {
         Digest(digest)
     }
@@ -62,17 +62,17 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
-/// What a rank reports about the shard that it has written; rank 0 collects the reports for the manifest.
+/// A rank's report about the shard that it wrote; rank 0 collects the reports for the manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ShardDigest {
-    /// Length of the file in bytes.
+    /// File length in bytes.
     pub bytes: u64,
-    /// Digests of consecutive pieces of 4 MiB; the last one may be shorter.
+    /// Digests of consecutive 4 MiB chunks; the last one may be shorter.
     pub chunks: Vec<Digest>,
 }
 
-/// Progress of the run: a JSON value that is opaque to this crate.
+/// Progress of the run: JSON that is opaque to this crate.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Progress(Box<RawValue>);
@@ -81,7 +81,7 @@ impl Progress {
     /// Stores a value.
     ///
     /// # Errors
-    /// The value cannot be represented as JSON, such as a map with keys that are not strings.
+    /// The value has no JSON representation, for example a map with non-string keys.
     pub fn new(value: &impl Serialize) -> Result<Progress, serde_json::Error> {
         serde_json::value::to_raw_value(value).map(Progress)
     }
@@ -89,7 +89,7 @@ impl Progress {
     /// The stored value, bit for bit.
     ///
     /// # Errors
-    /// It is not of this type.
+    /// The value has a different type.
     pub fn read<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
         serde_json::from_str(self.0.get())
     }
@@ -107,27 +107,27 @@ impl PartialEq for Progress {
     }
 }
 
-/// Facts about a checkpoint besides its tensors.
+/// Everything in a manifest except the tensors.
 #[derive(Debug, Clone, PartialEq)]
-pub struct About {
+pub struct CheckpointInfo {
     pub job: String,
     pub id: CheckpointId,
-    /// Digest of the engine's configuration, computed by the engine.
+    /// Digest of the engine configuration, computed by the engine.
     pub config: String,
     /// Creation time in seconds since 1970.
     pub created: u64,
     pub progress: Progress,
 }
 
-/// A valid manifest.
+/// A validated manifest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Manifest {
-    about: About,
+    info: CheckpointInfo,
     plan: Plan,
     shards: Vec<ShardDigest>,
 }
 
-/// The manifest as stored in the file.
+/// Serialized form of the manifest.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Raw {
@@ -162,7 +162,7 @@ enum Dtype {
     F32,
 }
 
-/// Numbers `offset..offset + len` of a tensor, in row-major order, are in a shard.
+/// Elements `offset..offset + len` of a tensor, in row-major order, stored in a shard.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawPiece {
@@ -172,19 +172,20 @@ struct RawPiece {
 }
 
 impl Manifest {
-    /// Combines what rank 0 knows with the reports of the ranks about their shards, in the order of the ranks.
+    /// Combines the checkpoint's metadata with the shard reports of all ranks, in rank order.
     ///
     /// # Errors
-    /// A shard is missing, or its length does not match the plan; the job's name is empty or too long.
-    pub fn new(about: About, plan: Plan, shards: Vec<ShardDigest>) -> Result<Manifest, Fault> {
-        if about.job.is_empty() || about.job.len() > JOB_LIMIT || about.job.contains(char::is_control) {
+    /// A shard is missing, or its length does not match the plan; the job's name is empty or too
+    /// long.
+    pub fn new(info: CheckpointInfo, plan: Plan, shards: Vec<ShardDigest>) -> Result<Manifest, Fault> {
+        if info.job.is_empty() || info.job.len() > JOB_LIMIT || info.job.contains(char::is_control) {
             let expected = format!("1 to {JOB_LIMIT} bytes without control characters");
-            return Err(Fault::new("job", format!("{:?}", about.job), expected));
+            return Err(Fault::new("job", format!("{:?}", info.job), expected));
         }
         if shards.len() != plan.world() {
             return Err(Fault::new("shards", shards.len(), format!("{}, one per rank", plan.world())));
         }
-        let manifest = Manifest { about, plan, shards };
+        let manifest = Manifest { info, plan, shards };
         for (rank, shard) in manifest.shards.iter().enumerate() {
             let length = manifest.plan.shard_length(&manifest.label(rank))?;
             if shard.bytes != length {
@@ -198,12 +199,12 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Facts besides the tensors.
-    pub fn about(&self) -> &About {
-        &self.about
+    /// Everything except the tensors.
+    pub fn info(&self) -> &CheckpointInfo {
+        &self.info
     }
 
-    /// The tensors, and the shards that they are in.
+    /// The tensors and their division into shards.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -213,21 +214,22 @@ impl Manifest {
         &self.shards
     }
 
-    /// Bytes of all shards.
+    /// Total bytes of all shards.
     pub fn bytes(&self) -> u64 {
         self.shards.iter().map(|shard| shard.bytes).sum()
     }
 
-    /// The expected label in the header of a shard.
+    /// The label expected in the header of a shard.
     pub(crate) fn label(&self, rank: usize) -> ShardLabel {
-        let About { job, id, .. } = &self.about;
+        let CheckpointInfo { job, id, .. } = &self.info;
         ShardLabel { job: job.clone(), id: *id, rank, world: self.plan.world() }
     }
 
-    /// Checks that a run with these tensors can resume from here; their order does not matter.
+    /// Checks that a run with these tensors, in any order, can resume from here.
     ///
     /// # Errors
-    /// The first tensor that is missing, has another shape or role, or exists only in the checkpoint.
+    /// The first tensor that is missing, differs in shape or role, or exists only in the
+    /// checkpoint.
     pub fn check_tensors(&self, wanted: &[TensorSpec]) -> Result<(), Fault> {
         let mut known: std::collections::BTreeMap<&str, &TensorSpec> =
             self.plan.tensors().iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
@@ -244,10 +246,10 @@ impl Manifest {
             .map_or(Ok(()), |(name, _)| Err(Fault::new("tensor", format!("`{name}`"), "only those that this run has")))
     }
 
-    /// Encodes the file.
+    /// Encodes the manifest file.
     ///
     /// # Errors
-    /// It is longer than readers accept.
+    /// The file exceeds the limit of readers.
     pub fn encode(&self) -> Result<Vec<u8>, Fault> {
         let inner = serde_json::to_vec(&self.raw()).expect("invariant: texts and numbers are JSON");
         let bytes = [BEFORE, Digest::of(&inner).to_string().as_bytes(), BETWEEN, &inner, AFTER].concat();
@@ -255,15 +257,15 @@ impl Manifest {
         Ok(bytes)
     }
 
-    /// Decodes the file.
+    /// Decodes a manifest file.
     ///
     /// # Errors
-    /// Anything that differs from the output of [`Manifest::encode`], or is inconsistent.
+    /// The bytes differ from what [`Manifest::encode`] writes, or are inconsistent.
     pub fn decode(bytes: &[u8]) -> Result<Manifest, Fault> {
         check_length(bytes.len() as u64)?;
-        let inner = open(bytes)?;
-        let fault = |error: serde_json::Error| Fault::new("manifest", error, format!("one of format {FORMAT}"));
-        /// The one field that every format has.
+        let inner = verified_inner(bytes)?;
+        let fault = |error: serde_json::Error| Fault::new("manifest", error, format!("a manifest of format {FORMAT}"));
+        /// The one field that all formats share.
         #[derive(Deserialize)]
         struct Version {
             format: u32,
@@ -292,7 +294,7 @@ impl Manifest {
             export_names,
             pieces,
         });
-        let About { job, id, config, created, progress } = self.about.clone();
+        let CheckpointInfo { job, id, config, created, progress } = self.info.clone();
         Raw {
             format: FORMAT,
             job,
@@ -316,14 +318,14 @@ impl Manifest {
         let mut specs = Vec::with_capacity(tensors.len());
         for tensor in tensors {
             let RawTensor { name, shape, dtype: Dtype::F32, role, export_axes, export_names, pieces: raw } = tensor;
-            // An end that overflows is beyond every tensor.
+            // An offset that overflows is past the end of every tensor.
             let range = |piece: &RawPiece| piece.offset..piece.offset.saturating_add(piece.len);
             pieces.push(raw.iter().map(|piece| (piece.shard, range(piece))).collect());
             specs.push(TensorSpec { name, shape, role, export_axes, export_names });
         }
         let plan = Plan::from_pieces(specs, world, pieces)?;
-        let about = About { job, id: CheckpointId { attempt, step }, config, created, progress };
-        Manifest::new(about, plan, shards)
+        let info = CheckpointInfo { job, id: CheckpointId { attempt, step }, config, created, progress };
+        Manifest::new(info, plan, shards)
     }
 }
 
@@ -334,8 +336,8 @@ fn check_length(bytes: u64) -> Result<(), Fault> {
     Ok(())
 }
 
-/// The inner object, if its digest is right.
-fn open(bytes: &[u8]) -> Result<&[u8], Fault> {
+/// Returns the inner object after verifying its digest.
+fn verified_inner(bytes: &[u8]) -> Result<&[u8], Fault> {
     let parts = || {
         let rest = bytes.strip_prefix(BEFORE)?;
         let (digest, rest) = rest.split_at_checked(32)?;
@@ -346,7 +348,7 @@ fn open(bytes: &[u8]) -> Result<&[u8], Fault> {
     };
     let actual = Digest::of(inner).to_string();
     if digest != actual.as_bytes() {
-        let expected = format!("{actual}, that of its content");
+        let expected = format!("{actual}, the digest of its content");
         return Err(Fault::new("digest of the manifest", String::from_utf8_lossy(digest), expected));
     }
     Ok(inner)

@@ -1,4 +1,4 @@
-//! The format, independent of a disk: names, the division into shards, headers, the manifest.
+//! The format, independent of any disk: names, sharding, headers and the manifest.
 
 mod header;
 mod id;
@@ -9,23 +9,23 @@ mod tests;
 
 pub use id::CheckpointId;
 pub(crate) use id::{MANIFEST_FILE, is_ours, shard_file, temporary};
-pub use manifest::{About, Digest, Manifest, Progress, ShardDigest};
+pub use manifest::{CheckpointInfo, Digest, Manifest, Progress, ShardDigest};
 pub use plan::{Piece, Plan, Role, TensorSpec};
 
 pub(crate) use header::{ShardLabel, TensorEntry, decode as decode_header, encode as encode_header};
 
-/// Version of the format that this crate writes and reads.
+/// Format version that this crate writes and reads.
 pub const FORMAT: u32 = 1;
-/// Bytes of a shard with a common digest.
+/// Shard bytes covered by one digest.
 pub const CHUNK: usize = 4 << 20;
-/// Longest header of a shard in bytes: room for 100,000 tensors. safetensors itself allows 100 MB.
+/// Longest shard header in bytes: room for 100,000 tensors. safetensors itself allows 100 MB.
 pub const HEADER_LIMIT: u64 = 16 << 20;
 /// Longest manifest in bytes: room for the digests of 7 TiB.
 pub const MANIFEST_LIMIT: u64 = 64 << 20;
-/// Most ranks of a run.
+/// Largest world size.
 pub const WORLD_LIMIT: usize = 1 << 16;
 
-/// What is wrong with a value.
+/// A value that is not as expected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: got {got}; expected {expected}")]
 pub struct Fault {
@@ -34,12 +34,12 @@ pub struct Fault {
     pub expected: String,
 }
 
-/// Longest description of the actual value, in characters.
+/// Longest quotation of the actual value, in characters.
 const GOT_LIMIT: usize = 300;
 
 impl Fault {
-    /// Describes a fault. The actual value may come from a file that anybody wrote, and goes to terminals and logs: it
-    /// is truncated, and control characters are replaced.
+    /// Describes a fault. The actual value may come from an untrusted file and ends up in terminals
+    /// and logs, so it is truncated and its control characters are replaced.
     pub(crate) fn new(what: impl Into<String>, got: impl ToString, expected: impl ToString) -> Fault {
         let got = got.to_string();
         let mut text: String = got.chars().take(GOT_LIMIT).map(|c| if c.is_control() { '?' } else { c }).collect();

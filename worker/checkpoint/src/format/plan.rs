@@ -1,4 +1,4 @@
-//! Which rank writes what: a pure function of the tensors and the number of ranks.
+//! Assigns tensors to shards: a pure function of the tensors and the world size.
 
 use super::header::{self, ShardLabel, TensorEntry};
 use super::{CHUNK, Fault, HEADER_LIMIT, WORLD_LIMIT};
@@ -6,46 +6,46 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// Longest name of a tensor in bytes.
+/// Longest tensor name in bytes.
 const NAME_LIMIT: usize = 1024;
 /// Most dimensions of a tensor.
 const RANK_LIMIT: usize = 8;
-/// Most numbers in a checkpoint: 1 PiB. Sums of offsets in bytes stay far from overflow.
-const NUMBERS_LIMIT: usize = 1 << 48;
+/// Most elements in a checkpoint: 1 PiB. Keeps sums of byte offsets far from overflow.
+const ELEMENTS_LIMIT: usize = 1 << 48;
 
-/// What a tensor is for.
+/// Purpose of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
     /// Trained parameters.
     Weight,
-    /// Measured during training and used by the model, such as the running mean of a batch normalisation.
+    /// Measured during training and used by the model, for example a batch norm's running mean.
     Statistic,
-    /// Used only by the optimizer, such as moments.
+    /// Used only by the optimizer, for example moments.
     Optimizer,
 }
 
-/// A tensor of the state: 32-bit floats, row-major.
+/// A tensor of the training state: f32, row-major.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
     /// Unique among all tensors.
     pub name: String,
-    /// Empty for a single number.
+    /// Empty for a scalar.
     pub shape: Vec<usize>,
     pub role: Role,
-    /// Axis order for other programs: axis `i` of the exported tensor is axis `export_axes[i]` of this one. `None`:
-    /// unchanged.
+    /// Axis order of the exported tensor: its axis `i` is axis `export_axes[i]` of this one.
+    /// `None`: unchanged.
     pub export_axes: Option<Vec<usize>>,
-    /// Names for other programs, which have equal parts of the first exported axis as tensors of their own. Empty: the
-    /// whole tensor under its own name.
+    /// Names of the exported tensors if this one is split into equal parts along its first exported
+    /// axis. Empty: exported whole under its own name.
     pub export_names: Vec<String>,
 }
 
 impl TensorSpec {
-    pub fn numbers(&self) -> usize {
+    pub fn element_count(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// The tensors that other programs get: their names, and the shape of each.
+    /// Names of the exported tensors, and their common shape.
     pub(crate) fn exported(&self) -> (&[String], Vec<usize>) {
         let names = match &self.export_names[..] {
             [] => std::slice::from_ref(&self.name),
@@ -68,9 +68,9 @@ impl TensorSpec {
             return Err(Fault::new(what(" shape"), self.shape.len(), expected));
         }
         let numbers = self.shape.iter().try_fold(1, |product: usize, axis| product.checked_mul(*axis));
-        if !numbers.is_some_and(|numbers| (1..=NUMBERS_LIMIT).contains(&numbers)) {
+        if !numbers.is_some_and(|numbers| (1..=ELEMENTS_LIMIT).contains(&numbers)) {
             let got = format!("{:?}", self.shape);
-            return Err(Fault::new(what(" shape"), got, format!("1 to {NUMBERS_LIMIT} numbers")));
+            return Err(Fault::new(what(" shape"), got, format!("1 to {ELEMENTS_LIMIT} numbers")));
         }
         if let Some(axes) = &self.export_axes {
             let mut sorted = axes.clone();
@@ -90,38 +90,38 @@ impl TensorSpec {
     }
 }
 
-/// A part of a tensor that is in one shard.
+/// A slice of a tensor in one shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
     pub tensor: usize,
-    /// Range of its numbers in row-major order.
+    /// Range of its elements in row-major order.
     pub range: Range<usize>,
 }
 
-/// Tensors, divided over the shards of a checkpoint. Always valid.
+/// Tensors divided into the shards of a checkpoint. Always valid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     tensors: Vec<TensorSpec>,
-    /// Pieces of each shard, in the order of the tensors.
+    /// Pieces of each shard, in tensor order.
     shards: Vec<Vec<Piece>>,
 }
 
 impl Plan {
-    /// Divides tensors over `world` ranks, in order and equally to within one number. So a tensor may be cut, and a
-    /// shard has at most one piece of each.
+    /// Divides tensors over `world` ranks, in order, into shards whose sizes differ by at most one
+    /// element. A tensor may be split, but a shard has at most one piece of each.
     ///
     /// # Errors
-    /// A tensor without a name or numbers, two of the same name, too many ranks.
+    /// A tensor without a name or elements, duplicate names, too many ranks.
     pub fn new(tensors: Vec<TensorSpec>, world: usize) -> Result<Plan, Fault> {
         check_world(world)?;
         let total = check_tensors(&tensors)?;
         let mut shards = vec![Vec::new(); world];
-        // Shard r ends at number total x (r + 1) / world; the product needs more than 64 bits.
+        // Shard r ends at element total x (r + 1) / world; the product needs more than 64 bits.
         let end_of = |shard: usize| (total as u128 * (shard as u128 + 1) / world as u128) as usize;
         let mut shard = 0;
         let mut start = 0;
         for (tensor, spec) in tensors.iter().enumerate() {
-            let end = start + spec.numbers();
+            let end = start + spec.element_count();
             let mut at = start;
             while at < end {
                 while end_of(shard) <= at {
@@ -136,10 +136,10 @@ impl Plan {
         Ok(Plan { tensors, shards })
     }
 
-    /// A division from a manifest: the pieces of each tensor, with their shards.
+    /// Rebuilds the division stored in a manifest from the pieces of each tensor and their shards.
     ///
     /// # Errors
-    /// See [`Plan::new`]; also pieces that overlap, are missing, or are out of order.
+    /// As [`Plan::new`]; also pieces that overlap, are missing, or are out of order.
     pub(super) fn from_pieces(
         tensors: Vec<TensorSpec>,
         world: usize,
@@ -155,11 +155,11 @@ impl Plan {
             };
             let mut at = 0;
             for (shard, range) in pieces {
-                if range.start != at || range.end <= at || range.end > spec.numbers() {
-                    let expected = format!("numbers from {at} on, at most {}", spec.numbers());
+                if range.start != at || range.end <= at || range.end > spec.element_count() {
+                    let expected = format!("numbers from {at} on, at most {}", spec.element_count());
                     return fault(format!("{range:?}"), expected);
                 }
-                // Two pieces of a tensor in one shard would have the same name there.
+                // Two pieces of a tensor in one shard would have the same name.
                 let first = if at == 0 { last_shard } else { last_shard + 1 };
                 if !(first..world).contains(&shard) {
                     return fault(format!("shard {shard}"), format!("one from {first} to {}", world - 1));
@@ -167,8 +167,8 @@ impl Plan {
                 (at, last_shard) = (range.end, shard);
                 shards[shard].push(Piece { tensor, range });
             }
-            if at != spec.numbers() {
-                return fault(format!("{at} numbers"), format!("all {}", spec.numbers()));
+            if at != spec.element_count() {
+                return fault(format!("{at} numbers"), format!("all {}", spec.element_count()));
             }
         }
         Ok(Plan { tensors, shards })
@@ -178,12 +178,12 @@ impl Plan {
         &self.tensors
     }
 
-    /// Number of shards: the ranks of the run that writes.
+    /// Number of shards: the world size of the run that writes.
     pub fn world(&self) -> usize {
         self.shards.len()
     }
 
-    /// Pieces of a shard, in the order of its bytes.
+    /// Pieces of a shard, in file order.
     ///
     /// # Panics
     /// `shard` is not below [`Plan::world`].
@@ -191,33 +191,33 @@ impl Plan {
         &self.shards[shard]
     }
 
-    /// Bytes of all tensors.
+    /// Total bytes of all tensors.
     pub fn bytes(&self) -> u64 {
-        self.tensors.iter().map(|tensor| tensor.numbers() as u64 * 4).sum()
+        self.tensors.iter().map(|tensor| tensor.element_count() as u64 * 4).sum()
     }
 
-    /// The header of a shard, preceded by its length: the bytes before the first tensor.
+    /// The header of a shard, preceded by its length: all bytes before the first tensor.
     pub(crate) fn header(&self, label: &ShardLabel) -> Vec<u8> {
         header::encode(label, self.entries(label.rank))
     }
 
-    /// What a shard's header says of each piece. Its shape is that of the tensor if the piece is the whole tensor.
+    /// Header entries of a shard's pieces. An unsplit tensor keeps its shape.
     pub(crate) fn entries(&self, shard: usize) -> impl Iterator<Item = TensorEntry<'_>> {
         let mut at = 0;
         self.shards[shard].iter().map(move |piece| {
             let spec = &self.tensors[piece.tensor];
             let numbers = piece.range.len();
-            let shape = if numbers == spec.numbers() { spec.shape.clone() } else { vec![numbers] };
+            let shape = if numbers == spec.element_count() { spec.shape.clone() } else { vec![numbers] };
             let bytes = at..at + numbers as u64 * 4;
             at = bytes.end;
             TensorEntry { name: spec.name.as_str(), shape, bytes }
         })
     }
 
-    /// Length of a shard in bytes, including its header.
+    /// File length of a shard in bytes, including its header.
     ///
     /// # Errors
-    /// The header is longer than readers accept.
+    /// The header exceeds the limit of readers.
     pub(crate) fn shard_length(&self, label: &ShardLabel) -> Result<u64, Fault> {
         let header = self.header(label).len() as u64;
         if header > HEADER_LIMIT {
@@ -228,7 +228,7 @@ impl Plan {
     }
 }
 
-/// Number of digests of a shard.
+/// Number of digests for a shard.
 pub(crate) fn chunks(length: u64) -> usize {
     length.div_ceil(CHUNK as u64) as usize
 }
@@ -240,7 +240,6 @@ fn check_world(world: usize) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Number of all numbers, if the tensors are valid.
 fn check_name(name: &str, what: &str) -> Result<(), Fault> {
     let is_name =
         !name.is_empty() && name.len() <= NAME_LIMIT && !name.contains(char::is_control) && name != header::METADATA;
@@ -251,6 +250,7 @@ fn check_name(name: &str, what: &str) -> Result<(), Fault> {
     Ok(())
 }
 
+/// Validates the tensors and returns their total number of elements.
 fn check_tensors(tensors: &[TensorSpec]) -> Result<usize, Fault> {
     let mut names = BTreeSet::new();
     let mut exported = BTreeSet::new();
@@ -265,9 +265,9 @@ fn check_tensors(tensors: &[TensorSpec]) -> Result<usize, Fault> {
             let what = format!("tensor `{}` exportNames", tensor.name);
             return Err(Fault::new(what, format!("`{name}` twice"), "a unique name"));
         }
-        total += tensor.numbers();
-        if total > NUMBERS_LIMIT {
-            return Err(Fault::new("tensors", "more", format!("at most {NUMBERS_LIMIT} numbers")));
+        total += tensor.element_count();
+        if total > ELEMENTS_LIMIT {
+            return Err(Fault::new("tensors", "more", format!("at most {ELEMENTS_LIMIT} numbers")));
         }
     }
     if tensors.is_empty() {

@@ -1,4 +1,4 @@
-//! Tests of the division, of names and of the contents of a manifest.
+//! Tests of the division, of names and of manifest contents.
 
 use super::*;
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ fn spec(name: &str, shape: &[usize]) -> TensorSpec {
 
 fn manifest() -> Manifest {
     let plan = Plan::new(vec![spec("a", &[3, 5]), spec("b", &[]), spec("c", &[7])], 2).unwrap();
-    let about = About {
+    let info = CheckpointInfo {
         job: "gpt".into(),
         id: CheckpointId { attempt: 2, step: 500 },
         config: "c0ffee".into(),
@@ -24,14 +24,14 @@ fn manifest() -> Manifest {
         progress: Progress::new(&json!({"scale": 0.1, "samples": u64::MAX})).unwrap(),
     };
     let shards = (0..2).map(|rank| {
-        let label = ShardLabel { job: "gpt".into(), id: about.id, rank, world: 2 };
+        let label = ShardLabel { job: "gpt".into(), id: info.id, rank, world: 2 };
         ShardDigest { bytes: plan.shard_length(&label).unwrap(), chunks: vec![Digest::of(b"x")] }
     });
     let shards = shards.collect();
-    Manifest::new(about, plan, shards).unwrap()
+    Manifest::new(info, plan, shards).unwrap()
 }
 
-/// The file of a manifest whose inner object was changed, with the right digest.
+/// A manifest file whose inner object was changed, with a matching digest.
 fn sealed(change: impl FnOnce(&mut Value)) -> Vec<u8> {
     let mut file: Value = serde_json::from_slice(&manifest().encode().unwrap()).unwrap();
     change(&mut file["manifest"]);
@@ -40,7 +40,7 @@ fn sealed(change: impl FnOnce(&mut Value)) -> Vec<u8> {
 }
 
 #[test]
-fn names_stand_for_one_checkpoint_each() {
+fn names_map_to_one_checkpoint_each() {
     let id = CheckpointId { attempt: 2, step: 500 };
     assert_eq!(id.directory(), "step-000000500.attempt-2");
     let far = CheckpointId { attempt: u32::MAX, step: u64::MAX };
@@ -55,16 +55,16 @@ fn names_stand_for_one_checkpoint_each() {
 }
 
 #[test]
-fn a_manifest_comes_back_bit_for_bit() {
+fn a_manifest_round_trips_bit_for_bit() {
     let manifest = manifest();
     let bytes = manifest.encode().unwrap();
     assert_eq!(Manifest::decode(&bytes).unwrap(), manifest);
-    let progress: Value = manifest.about().progress.read().unwrap();
+    let progress: Value = manifest.info().progress.read().unwrap();
     assert_eq!(progress, json!({"scale": 0.1, "samples": u64::MAX}));
 }
 
 #[test]
-fn every_flipped_bit_of_a_manifest_is_noticed() {
+fn every_flipped_bit_of_a_manifest_is_detected() {
     let bytes = manifest().encode().unwrap();
     for bit in 0..bytes.len() * 8 {
         let mut damaged = bytes.clone();
@@ -77,7 +77,7 @@ fn every_flipped_bit_of_a_manifest_is_noticed() {
 }
 
 #[test]
-fn what_is_inconsistent_is_refused_with_the_reason() {
+fn inconsistent_manifests_are_refused_with_the_reason() {
     assert!(Manifest::decode(&sealed(|_| {})).is_ok());
     let refused = |change: fn(&mut Value), words: &[&str]| {
         let text = Manifest::decode(&sealed(change)).unwrap_err().to_string();
@@ -120,7 +120,7 @@ fn what_is_inconsistent_is_refused_with_the_reason() {
 }
 
 #[test]
-fn a_plan_refuses_what_it_cannot_divide() {
+fn a_plan_refuses_invalid_tensors() {
     let refused = |tensors: Vec<TensorSpec>, world| Plan::new(tensors, world).unwrap_err().to_string();
     assert_eq!(refused(vec![spec("a", &[1])], 0), "world: got 0; expected 1 to 65536 ranks");
     assert!(refused(vec![], 1).contains("expected at least one"));
@@ -129,7 +129,7 @@ fn a_plan_refuses_what_it_cannot_divide() {
 }
 
 #[test]
-fn a_run_goes_on_only_with_the_tensors_that_it_has() {
+fn a_run_resumes_only_with_matching_tensors() {
     let manifest = manifest();
     let mut wanted = manifest.plan().tensors().to_vec();
     wanted.reverse();
@@ -144,7 +144,7 @@ fn a_run_goes_on_only_with_the_tensors_that_it_has() {
 
 proptest! {
     #[test]
-    fn every_number_is_in_one_shard(sizes in prop::collection::vec(1_usize..200, 1..12), world in 1_usize..40) {
+    fn every_element_is_in_exactly_one_shard(sizes in prop::collection::vec(1_usize..200, 1..12), world in 1_usize..40) {
         let tensors: Vec<TensorSpec> =
             sizes.iter().enumerate().map(|(index, size)| spec(&format!("t{index}"), &[*size])).collect();
         let plan = Plan::new(tensors.clone(), world).unwrap();
@@ -160,7 +160,7 @@ proptest! {
             }
         }
         prop_assert_eq!(next, (sizes.len(), 0));
-        // The manifest's own representation of the division makes the same plan.
+        // The pieces as stored in the manifest give the same plan.
         let mut pieces = vec![Vec::new(); sizes.len()];
         for shard in 0..world {
             plan.pieces(shard).iter().for_each(|piece| pieces[piece.tensor].push((shard, piece.range.clone())));

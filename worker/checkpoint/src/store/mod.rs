@@ -1,9 +1,10 @@
 //! Checkpoints in a directory, one directory per job.
 //!
-//! **The newest checkpoint** is determined by attempt, then by step ([`CheckpointId`]). **An old attempt cannot harm a
-//! newer one**: its number is in the names of everything that it writes, it refuses to continue as soon as it sees a
-//! higher one, and it deletes nothing of a higher one. For this, numbers must never be reused: a job that is started
-//! again in an old directory uses [`Store::next_attempt`].
+//! **The newest checkpoint** is determined by attempt, then by step ([`CheckpointId`]). **An old
+//! attempt cannot harm a newer one**: the names of all files that it writes contain its number, it
+//! stops as soon as it sees a higher one, and it deletes nothing of a higher one. Numbers must
+//! therefore never be reused: a job that is restarted in an old directory uses
+//! [`Store::next_attempt`].
 
 mod prune;
 mod read;
@@ -21,19 +22,19 @@ pub(crate) use write::write_atomically;
 
 /// Source of tensors to write.
 pub trait TensorSource {
-    /// Some numbers of a tensor, row-major. Only numbers of the rank's own pieces are requested: a copy need not hold
-    /// more.
-    fn numbers(&self, name: &str, range: Range<usize>) -> Option<&[f32]>;
+    /// Some elements of a tensor, row-major. Only elements of the rank's own pieces are requested,
+    /// so a copy need not hold more.
+    fn values(&self, name: &str, range: Range<usize>) -> Option<&[f32]>;
 }
 
-/// Destination of tensors that are read.
+/// Destination of restored tensors.
 pub trait TensorSink {
-    /// Memory for all numbers of a tensor, row-major. `None`: the tensor is not needed.
+    /// Memory for all elements of a tensor, row-major. `None` skips the tensor.
     fn tensor(&mut self, name: &str) -> Option<&mut [f32]>;
 }
 
 impl TensorSource for BTreeMap<String, Vec<f32>> {
-    fn numbers(&self, name: &str, range: Range<usize>) -> Option<&[f32]> {
+    fn values(&self, name: &str, range: Range<usize>) -> Option<&[f32]> {
         self.get(name)?.get(range)
     }
 }
@@ -51,8 +52,8 @@ pub struct Store<'a> {
     directory: &'a Path,
 }
 
-/// A checkpoint with a valid manifest whose shards exist and have the right lengths. Their content has not been
-/// checked.
+/// A checkpoint with a valid manifest whose shards exist and have the right lengths. Their contents
+/// are unverified.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checkpoint {
     directory: PathBuf,
@@ -69,62 +70,62 @@ impl Checkpoint {
     }
 }
 
-/// State of the directory of a checkpoint.
+/// State of a checkpoint's directory.
 #[derive(Debug)]
 pub enum State {
-    /// Complete, as far as lengths show.
+    /// Complete, judging by file lengths.
     Complete(Box<Checkpoint>),
-    /// No manifest: it is being written, or was never finished.
+    /// No manifest: still being written, or abandoned.
     Incomplete,
-    /// Must not be used.
+    /// Unusable.
     Damaged(CheckpointError),
 }
 
 /// A checkpoint, or the remains of one.
 #[derive(Debug)]
-pub struct Found {
+pub struct StoreEntry {
     pub id: CheckpointId,
     pub state: State,
 }
 
-/// The newest checkpoint that can be used.
+/// The newest usable checkpoint.
 #[derive(Debug)]
 pub struct Latest {
-    /// `None` if there is none.
+    /// `None` if no checkpoint is usable.
     pub checkpoint: Option<Checkpoint>,
-    /// Newer ones that cannot be used, newest first, with the reasons.
-    pub passed: Vec<(CheckpointId, CheckpointError)>,
+    /// Newer checkpoints that are unusable, newest first, with the reasons.
+    pub skipped: Vec<(CheckpointId, CheckpointError)>,
 }
 
 impl<'a> Store<'a> {
-    /// The directory need not exist before something is written.
+    /// The directory need not exist until something is written.
     pub fn new(vfs: &'a dyn Vfs, directory: &'a Path) -> Store<'a> {
         Store { vfs, directory }
     }
 
-    /// All checkpoints, newest first. Lengths are checked, contents are not: see [`Store::verify`].
+    /// All checkpoints, newest first. Checks lengths but not contents: see [`Store::verify`].
     ///
     /// # Errors
-    /// The directory cannot be read. Problems of a checkpoint are in its state.
-    pub fn list(&self) -> Result<Vec<Found>, CheckpointError> {
+    /// The directory cannot be read. Problems with a checkpoint are in its state.
+    pub fn list(&self) -> Result<Vec<StoreEntry>, CheckpointError> {
         let state = |id| match self.open(id) {
             Ok(checkpoint) => State::Complete(Box::new(checkpoint)),
             Err(CheckpointError::Incomplete { .. }) => State::Incomplete,
             Err(error) => State::Damaged(error),
         };
-        Ok(self.ids()?.into_iter().map(|id| Found { id, state: state(id) }).collect())
+        Ok(self.ids()?.into_iter().map(|id| StoreEntry { id, state: state(id) }).collect())
     }
 
-    /// The newest checkpoint of a job whose bytes are all unchanged. One rank finds it and tells the others, which
-    /// [`Store::open`] it: otherwise each could find a different one.
+    /// The newest checkpoint of a job whose contents all verify. One rank finds it and sends its ID
+    /// to the others, which [`Store::open`] it; otherwise each rank could find a different one.
     ///
     /// # Errors
     /// The directory cannot be read.
     pub fn latest(&self, job: &str) -> Result<Latest, CheckpointError> {
-        let mut passed = Vec::new();
+        let mut skipped = Vec::new();
         for id in self.ids()? {
             let usable = self.open(id).and_then(|checkpoint| {
-                let got = checkpoint.manifest.about().job.as_str();
+                let got = checkpoint.manifest.info().job.as_str();
                 if got != job {
                     let fault = Fault::new("job", format!("`{got}`"), format!("`{job}`"));
                     return Err(CheckpointError::Refused { file: checkpoint.directory.join(MANIFEST_FILE), fault });
@@ -132,17 +133,18 @@ impl<'a> Store<'a> {
                 self.verify(&checkpoint).into_iter().next().map_or(Ok(checkpoint), Err)
             });
             match usable {
-                Ok(checkpoint) => return Ok(Latest { checkpoint: Some(checkpoint), passed }),
-                Err(error) => passed.push((id, error)),
+                Ok(checkpoint) => return Ok(Latest { checkpoint: Some(checkpoint), skipped }),
+                Err(error) => skipped.push((id, error)),
             }
         }
-        Ok(Latest { checkpoint: None, passed })
+        Ok(Latest { checkpoint: None, skipped })
     }
 
     /// Reads the manifest of a checkpoint and checks the lengths of its shards.
     ///
     /// # Errors
-    /// The manifest is missing, invalid, or belongs to another checkpoint; a shard is missing or has the wrong length.
+    /// The manifest is missing, invalid, or belongs to another checkpoint; a shard is missing or
+    /// has the wrong length.
     pub fn open(&self, id: CheckpointId) -> Result<Checkpoint, CheckpointError> {
         let directory = self.path(id);
         expect_kind(self.vfs, &directory, Kind::Directory)?;
@@ -161,8 +163,8 @@ impl<'a> Store<'a> {
         let mut bytes = vec![0; length as usize];
         opened.read_exact_at(&mut bytes, 0).map_err(CheckpointError::io("read it", &file))?;
         let manifest = Manifest::decode(&bytes).map_err(CheckpointError::refused(&file))?;
-        if manifest.about().id != id {
-            let fault = Fault::new("manifest", format!("one {}", manifest.about().id), format!("one {id}"));
+        if manifest.info().id != id {
+            let fault = Fault::new("manifest", format!("one {}", manifest.info().id), format!("one {id}"));
             return Err(CheckpointError::Refused { file, fault });
         }
         for (rank, shard) in manifest.shards().iter().enumerate() {
@@ -171,8 +173,9 @@ impl<'a> Store<'a> {
         Ok(Checkpoint { directory, manifest })
     }
 
-    /// The attempt under which a process that starts now writes: the one with which it was launched, or one more than
-    /// the highest that has written, whichever is higher. One rank determines it and tells the others.
+    /// The attempt number for a process that starts now: its launch number, or one more than the
+    /// highest attempt that has written, whichever is higher. One rank determines it and sends it
+    /// to the others.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -186,7 +189,7 @@ impl<'a> Store<'a> {
         self.directory.join(id.directory())
     }
 
-    /// All checkpoints that have a directory, newest first.
+    /// IDs of all checkpoints that have a directory, newest first.
     fn ids(&self) -> Result<Vec<CheckpointId>, CheckpointError> {
         let names = match self.vfs.list(self.directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
@@ -197,7 +200,7 @@ impl<'a> Store<'a> {
         Ok(ids)
     }
 
-    /// Refuses to continue if there is a newer attempt.
+    /// Fails if there is a newer attempt.
     fn check_attempt(&self, own: u32) -> Result<(), CheckpointError> {
         match self.ids()?.first() {
             Some(newest) if newest.attempt > own => {
@@ -208,7 +211,7 @@ impl<'a> Store<'a> {
         }
     }
 
-    /// The job that an unfinished checkpoint belongs to, if one of its shards says so.
+    /// The job that an unfinished checkpoint belongs to, from the first readable shard.
     fn job_of_shards(&self, id: CheckpointId) -> Option<String> {
         let directory = self.path(id);
         let names = self.vfs.list(&directory).ok()?;
@@ -230,13 +233,12 @@ fn expect_kind(vfs: &dyn Vfs, path: &Path, expected: Kind) -> Result<(), Checkpo
     Err(CheckpointError::Refused { file: path.to_path_buf(), fault })
 }
 
-/// Opens a regular file.
 fn open_file(vfs: &dyn Vfs, path: &Path) -> Result<Box<dyn ReadFile>, CheckpointError> {
     expect_kind(vfs, path, Kind::File)?;
     vfs.open(path).map_err(CheckpointError::io("open it", path))
 }
 
-/// Opens a shard that must have this length.
+/// Opens a shard and checks its length.
 fn open_shard(vfs: &dyn Vfs, path: &Path, length: u64) -> Result<Box<dyn ReadFile>, CheckpointError> {
     let file = open_file(vfs, path)?;
     if file.length() != length {

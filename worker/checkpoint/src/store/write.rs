@@ -12,12 +12,13 @@ use std::path::Path;
 use xxhash_rust::xxh3::Xxh3;
 
 impl Store<'_> {
-    /// Writes the shard of a rank and returns its digest, which is for rank 0. By then the file is on the disk, under
-    /// its name.
+    /// Writes a rank's shard and returns its digest, to be sent to rank 0. The file is then durable
+    /// under its final name.
     ///
     /// # Errors
-    /// The disk refuses: what was written is removed, as far as possible. There is a newer attempt, or the checkpoint
-    /// exists. A tensor of the plan is not in the source or has another size there; the rank is not one of the plan.
+    /// The disk fails, in which case partial files are removed if possible; a newer attempt exists;
+    /// the checkpoint exists; a tensor of the plan is missing in the source or has a different
+    /// size; the rank is not in the plan.
     pub fn write_shard(
         &self,
         job: &str,
@@ -35,10 +36,10 @@ impl Store<'_> {
         let mut pieces = Vec::with_capacity(plan.pieces(rank).len());
         for piece in plan.pieces(rank) {
             let spec = &plan.tensors()[piece.tensor];
-            let numbers = source.numbers(&spec.name, piece.range.clone());
+            let numbers = source.values(&spec.name, piece.range.clone());
             let Some(numbers) = numbers.filter(|numbers| numbers.len() == piece.range.len()) else {
                 let got = numbers.map_or("nothing".to_string(), |numbers| format!("{} numbers", numbers.len()));
-                let expected = format!("{} numbers from number {} on", piece.range.len(), piece.range.start);
+                let expected = format!("{} numbers from index {}", piece.range.len(), piece.range.start);
                 return Err(refused(Fault::new(format!("tensor `{}`", spec.name), got, expected)));
             };
             pieces.push(numbers);
@@ -51,7 +52,7 @@ impl Store<'_> {
         ensure_directory(self.vfs, &directory)?;
         self.check_unpublished(id)?;
         write_atomically(self.vfs, &file, length, |out| {
-            let mut out = Chunked::new(out);
+            let mut out = ChunkHasher::new(out);
             out.write(&plan.header(&label))?;
             for piece in &pieces {
                 out.write(bytemuck::cast_slice(piece))?;
@@ -60,14 +61,14 @@ impl Store<'_> {
         })
     }
 
-    /// Turns the shards into a checkpoint. Called by rank 0 when all ranks have written their shards. When it returns,
-    /// the checkpoint survives a crash of the machine.
+    /// Turns the shards into a checkpoint. Rank 0 calls this once all ranks have written their
+    /// shards. On return the checkpoint survives a crash of the machine.
     ///
     /// # Errors
-    /// The disk refuses; there is a newer attempt; the checkpoint exists; a shard is missing, or is not the expected
-    /// one.
+    /// The disk fails; a newer attempt exists; the checkpoint exists; a shard is missing or not the
+    /// expected one.
     pub fn publish(&self, manifest: &Manifest) -> Result<(), CheckpointError> {
-        let id = manifest.about().id;
+        let id = manifest.info().id;
         let directory = self.path(id);
         let file = directory.join(MANIFEST_FILE);
         self.check_attempt(id.attempt)?;
@@ -81,7 +82,7 @@ impl Store<'_> {
             header.check_label(&manifest.label(rank)).map_err(CheckpointError::refused(&path))?;
         }
         let bytes = manifest.encode().map_err(CheckpointError::refused(&file))?;
-        // The directory may have been created by a process that died before it was durable.
+        // A process may have created the directory and died before it was durable.
         sync_directory(self.vfs, self.directory)?;
         write_atomically(self.vfs, &file, bytes.len() as u64, |out| out.write_all(&bytes))
     }
@@ -104,7 +105,7 @@ fn ensure_directory(vfs: &dyn Vfs, path: &Path) -> Result<(), CheckpointError> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return expect_kind(vfs, path, Kind::Directory),
         Err(error) if error.kind() == io::ErrorKind::NotFound && parent != path => {
             ensure_directory(vfs, parent)?;
-            // Another rank may have been faster.
+            // Another rank may have created it in the meantime.
             if let Err(error) = vfs.create_directory(path)
                 && error.kind() != io::ErrorKind::AlreadyExists
             {
@@ -124,8 +125,8 @@ pub(super) fn sync_directory(vfs: &dyn Vfs, path: &Path) -> Result<(), Checkpoin
     vfs.sync_directory(path).map_err(CheckpointError::io("write its names to the disk", path))
 }
 
-/// Writes a file of this many bytes. It appears completely under its name, or not at all. When this returns it is
-/// durable: first the content, then the name.
+/// Writes a file of `length` bytes that appears completely under its name, or not at all. On return
+/// it is durable: first the content, then the name.
 pub(crate) fn write_atomically<T>(
     vfs: &dyn Vfs,
     file: &Path,
@@ -135,7 +136,8 @@ pub(crate) fn write_atomically<T>(
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     let temporary = file.with_file_name(temporary(&name));
     let failed = |action, source| {
-        // A useless file must not take space. If removing it fails too, the first error is the one to report.
+        // Free the space of a partial file. If that fails too, the first error is the one to
+        // report.
         let _ = vfs.remove_file(&temporary);
         CheckpointError::Io { file: file.to_path_buf(), action, needed: Some(length), source }
     };
@@ -148,8 +150,8 @@ pub(crate) fn write_atomically<T>(
     Ok(result)
 }
 
-/// Hashes what is written.
-struct Chunked<'a> {
+/// Hashes chunks while writing.
+struct ChunkHasher<'a> {
     out: &'a mut dyn WriteFile,
     hasher: Xxh3,
     /// Bytes in the current chunk.
@@ -157,9 +159,9 @@ struct Chunked<'a> {
     digest: ShardDigest,
 }
 
-impl<'a> Chunked<'a> {
-    fn new(out: &'a mut dyn WriteFile) -> Chunked<'a> {
-        Chunked { out, hasher: Xxh3::new(), filled: 0, digest: ShardDigest { bytes: 0, chunks: Vec::new() } }
+impl<'a> ChunkHasher<'a> {
+    fn new(out: &'a mut dyn WriteFile) -> ChunkHasher<'a> {
+        ChunkHasher { out, hasher: Xxh3::new(), filled: 0, digest: ShardDigest { bytes: 0, chunks: Vec::new() } }
     }
 
     fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {

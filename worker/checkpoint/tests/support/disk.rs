@@ -1,5 +1,5 @@
-//! A disk in memory. It counts calls that change something, fails at one of them, and can lose power: then any part of
-//! what was not synced may be lost, in any order, down to blocks of 512 bytes.
+//! An in-memory disk. It counts mutating calls, fails at one of them, and can lose power: then any
+//! subset of unsynced changes may be lost, in any order, down to blocks of 512 bytes.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -9,7 +9,7 @@ use switchyard_checkpoint::disk::{Kind, ReadFile, Vfs, WriteFile};
 
 const BLOCK: usize = 512;
 
-/// Random numbers, the same for the same seed (splitmix64).
+/// Deterministic random numbers (splitmix64).
 #[derive(Clone)]
 pub struct Random(pub u64);
 
@@ -31,7 +31,7 @@ impl Random {
     }
 }
 
-/// A change of names that is not on the disk yet.
+/// A change of directory entries that is not durable yet.
 #[derive(Clone)]
 enum Change {
     Set(String, usize),
@@ -40,7 +40,7 @@ enum Change {
 
 #[derive(Clone)]
 enum Node {
-    /// What programs see, and what is durably on the disk.
+    /// The content that programs see, and the durable content.
     File {
         now: Vec<u8>,
         safe: Vec<u8>,
@@ -56,14 +56,14 @@ fn directory() -> Node {
     Node::Directory { now: BTreeMap::new(), safe: BTreeMap::new(), pending: Vec::new() }
 }
 
-/// What happens at a call.
+/// Injected fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The power goes off in the middle of the n-th call that changes something.
+    /// Power is lost during the n-th mutating call.
     PowerOff(usize),
     /// From the n-th write on, all writes fail with this error.
     Writes(usize, ErrorKind),
-    /// The n-th call that changes something fails with this error; the next one succeeds.
+    /// The n-th mutating call fails with this error; the next one succeeds.
     Call(usize, ErrorKind),
 }
 
@@ -79,10 +79,10 @@ struct Inner {
 #[derive(Clone)]
 pub struct MemoryDisk(Arc<Mutex<Inner>>);
 
-/// What a call that changes something has to do.
-enum Verdict {
+/// How a mutating call proceeds.
+enum Outcome {
     Go,
-    /// Do it, or the first bytes of it, and fail.
+    /// Apply it, or a prefix of it, and fail.
     Partly(io::Error),
     Fail(io::Error),
 }
@@ -92,10 +92,10 @@ impl Inner {
         if self.is_off { Err(io::Error::other("the machine is off")) } else { Ok(()) }
     }
 
-    /// Counts a call that changes something.
-    fn change(&mut self, is_write: bool) -> Verdict {
+    /// Counts a mutating call.
+    fn change(&mut self, is_write: bool) -> Outcome {
         if let Err(error) = self.alive() {
-            return Verdict::Fail(error);
+            return Outcome::Fail(error);
         }
         self.calls += 1;
         self.writes += usize::from(is_write);
@@ -103,11 +103,11 @@ impl Inner {
             Some(Fault::PowerOff(at)) if self.calls == at => {
                 self.is_off = true;
                 let error = io::Error::other("power off");
-                if self.random.coin() { Verdict::Partly(error) } else { Verdict::Fail(error) }
+                if self.random.coin() { Outcome::Partly(error) } else { Outcome::Fail(error) }
             }
-            Some(Fault::Writes(from, kind)) if is_write && self.writes >= from => Verdict::Partly(kind.into()),
-            Some(Fault::Call(at, kind)) if self.calls == at => Verdict::Fail(kind.into()),
-            _ => Verdict::Go,
+            Some(Fault::Writes(from, kind)) if is_write && self.writes >= from => Outcome::Partly(kind.into()),
+            Some(Fault::Call(at, kind)) if self.calls == at => Outcome::Fail(kind.into()),
+            _ => Outcome::Go,
         }
     }
 
@@ -162,7 +162,7 @@ impl MemoryDisk {
         self.0.lock().unwrap()
     }
 
-    /// Calls that changed something, and writes among them.
+    /// Number of mutating calls, and how many of them were writes.
     pub fn counts(&self) -> (usize, usize) {
         let inner = self.inner();
         (inner.calls, inner.writes)
@@ -172,12 +172,12 @@ impl MemoryDisk {
         self.inner().is_off
     }
 
-    /// There is space again.
+    /// Clears the fault, for example after space was freed.
     pub fn repair(&self) {
         self.inner().fault = None;
     }
 
-    /// One of the many possible contents of the disk after the power was lost.
+    /// One of the many possible disk contents after power loss.
     pub fn after_power_off(&self, seed: u64) -> MemoryDisk {
         let mut random = Random(seed);
         let survives = |node: &Node| match node {
@@ -231,9 +231,9 @@ impl WriteFile for Writing {
         let verdict = inner.change(true);
         let part = inner.random.below(bytes.len() + 1);
         let (bytes, result) = match verdict {
-            Verdict::Go => (bytes, Ok(())),
-            Verdict::Partly(error) => (&bytes[..part], Err(error)),
-            Verdict::Fail(error) => return Err(error),
+            Outcome::Go => (bytes, Ok(())),
+            Outcome::Partly(error) => (&bytes[..part], Err(error)),
+            Outcome::Fail(error) => return Err(error),
         };
         if let Node::File { now, .. } = &mut inner.nodes[self.node] {
             now.extend_from_slice(bytes);
@@ -244,9 +244,9 @@ impl WriteFile for Writing {
     fn sync(&mut self) -> io::Result<()> {
         let mut inner = self.disk.inner();
         let result = match inner.change(false) {
-            Verdict::Go => Ok(()),
-            Verdict::Partly(error) => Err(error),
-            Verdict::Fail(error) => return Err(error),
+            Outcome::Go => Ok(()),
+            Outcome::Partly(error) => Err(error),
+            Outcome::Fail(error) => return Err(error),
         };
         if let Node::File { now, safe } = &mut inner.nodes[self.node] {
             safe.clone_from(now);
@@ -271,19 +271,19 @@ impl ReadFile for Reading {
 }
 
 impl MemoryDisk {
-    /// A call that changes names: done, done and failed, or not done.
+    /// A change of names: applied, applied but reported as failed, or not applied.
     fn changes<T>(&self, change: impl FnOnce(&mut Inner) -> io::Result<T>) -> io::Result<T> {
         let mut inner = self.inner();
         match inner.change(false) {
-            Verdict::Go => change(&mut inner),
-            Verdict::Partly(error) => {
-                // Off already, but this call still reaches the disk.
+            Outcome::Go => change(&mut inner),
+            Outcome::Partly(error) => {
+                // The machine is already off, but this call still reaches the disk.
                 inner.is_off = false;
                 let _ = change(&mut inner);
                 inner.is_off = true;
                 Err(error)
             }
-            Verdict::Fail(error) => Err(error),
+            Outcome::Fail(error) => Err(error),
         }
     }
 }

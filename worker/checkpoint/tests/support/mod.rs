@@ -1,4 +1,4 @@
-//! A state to save, and a disk in memory that fails as real ones do.
+//! A training state to save, and a faulty in-memory disk.
 #![allow(dead_code)] // Every test uses its own part.
 
 pub mod disk;
@@ -6,7 +6,7 @@ pub mod disk;
 use std::collections::BTreeMap;
 use std::path::Path;
 use switchyard_checkpoint::disk::Vfs;
-use switchyard_checkpoint::format::About;
+use switchyard_checkpoint::format::CheckpointInfo;
 use switchyard_checkpoint::{
     Checkpoint, CheckpointError, CheckpointId, Manifest, Plan, Progress, Role, ShardDigest, Store, TensorSpec,
 };
@@ -21,7 +21,7 @@ pub fn spec(name: &str, shape: &[usize], role: Role) -> TensorSpec {
     TensorSpec { name: name.into(), shape: shape.to_vec(), role, export_axes: None, export_names: Vec::new() }
 }
 
-/// A small model with everything: matrices, a convolution, a single number, statistics, moments.
+/// A small model with every kind of tensor: matrices, a convolution, a scalar, statistics, moments.
 pub fn specs() -> Vec<TensorSpec> {
     let mut specs = vec![
         spec("wte.weight", &[50, 7], Role::Weight),
@@ -38,20 +38,20 @@ pub fn specs() -> Vec<TensorSpec> {
     specs
 }
 
-/// The number of a tensor at an index after some steps: no two are equal.
+/// The value of a tensor element after a number of steps; all are distinct.
 pub fn number(name: &str, step: u64, index: usize) -> f32 {
     let hash = xxh3_64(format!("{name} {step} {index}").as_bytes());
     f32::from_bits(hash as u32 & 0x3fff_ffff)
 }
 
 pub fn tensors(specs: &[TensorSpec], step: u64) -> Tensors {
-    let numbers = |spec: &TensorSpec| (0..spec.numbers()).map(|index| number(&spec.name, step, index)).collect();
+    let numbers = |spec: &TensorSpec| (0..spec.element_count()).map(|index| number(&spec.name, step, index)).collect();
     specs.iter().map(|spec| (spec.name.clone(), numbers(spec))).collect()
 }
 
-pub fn about(id: CheckpointId) -> About {
+pub fn info(id: CheckpointId) -> CheckpointInfo {
     let progress = Progress::new(&id.step).unwrap();
-    About { job: JOB.into(), id, config: "c0ffee".into(), created: 1_700_000_000, progress }
+    CheckpointInfo { job: JOB.into(), id, config: "c0ffee".into(), created: 1_700_000_000, progress }
 }
 
 pub fn id(attempt: u32, step: u64) -> CheckpointId {
@@ -62,13 +62,13 @@ pub fn id(attempt: u32, step: u64) -> CheckpointId {
 pub fn write_shards(store: &Store<'_>, id: CheckpointId, world: usize) -> Result<Manifest, CheckpointError> {
     let plan = Plan::new(specs(), world).unwrap();
     let state = tensors(&specs(), id.step);
-    // The ranks are not in order.
+    // The ranks write out of order.
     let mut digests: Vec<(usize, ShardDigest)> = Vec::new();
     for rank in (0..world).rev() {
         digests.push((rank, store.write_shard(JOB, id, rank, &plan, &state)?));
     }
     digests.sort_by_key(|(rank, _)| *rank);
-    Ok(Manifest::new(about(id), plan, digests.into_iter().map(|(_, digest)| digest).collect()).unwrap())
+    Ok(Manifest::new(info(id), plan, digests.into_iter().map(|(_, digest)| digest).collect()).unwrap())
 }
 
 pub fn save(store: &Store<'_>, id: CheckpointId, world: usize) -> Result<Manifest, CheckpointError> {
@@ -77,23 +77,22 @@ pub fn save(store: &Store<'_>, id: CheckpointId, world: usize) -> Result<Manifes
     Ok(manifest)
 }
 
-/// The tensors of a checkpoint, as a run gets them.
+/// The tensors of a checkpoint as a run receives them.
 pub fn restored(store: &Store<'_>, checkpoint: &Checkpoint) -> Result<Tensors, CheckpointError> {
     let plan = checkpoint.manifest().plan();
     let mut room: Tensors =
-        plan.tensors().iter().map(|spec| (spec.name.clone(), vec![f32::NAN; spec.numbers()])).collect();
+        plan.tensors().iter().map(|spec| (spec.name.clone(), vec![f32::NAN; spec.element_count()])).collect();
     store.restore(checkpoint, &mut room)?;
     Ok(room)
 }
 
-/// What is restored is exactly what was saved at the step of the checkpoint.
+/// Checks that exactly the state at the checkpoint's step is restored.
 pub fn assert_whole(store: &Store<'_>, checkpoint: &Checkpoint) {
-    let step = checkpoint.manifest().about().id.step;
-    assert_eq!(checkpoint.manifest().about().progress.read::<u64>().unwrap(), step);
-    assert!(restored(store, checkpoint).unwrap() == tensors(&specs(), step), "other numbers than those of step {step}");
+    let step = checkpoint.manifest().info().id.step;
+    assert_eq!(checkpoint.manifest().info().progress.read::<u64>().unwrap(), step);
+    assert!(restored(store, checkpoint).unwrap() == tensors(&specs(), step), "other values than at step {step}");
 }
 
-/// The content of a file.
 pub fn read(vfs: &dyn Vfs, file: &Path) -> Vec<u8> {
     let opened = vfs.open(file).unwrap();
     let mut bytes = vec![0; opened.length() as usize];
@@ -101,7 +100,6 @@ pub fn read(vfs: &dyn Vfs, file: &Path) -> Vec<u8> {
     bytes
 }
 
-/// Replaces the content of a file.
 pub fn write(vfs: &dyn Vfs, file: &Path, bytes: &[u8]) {
     vfs.create(file).unwrap().write_all(bytes).unwrap();
 }

@@ -1,4 +1,4 @@
-//! Sources of samples, and how they are read.
+//! Data sources and how samples are read from them.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 pub struct Data {
     /// Format and location.
     pub source: Source,
-    /// Share of the samples kept for validation, 0 to 0.5. Not used if the source has its own validation part.
+    /// Fraction of the samples held out for validation, 0 to 0.5. Ignored if the source has its own
+    /// validation split.
     pub validation_fraction: f64,
     /// How images are sized, augmented and normalised.
     pub images: Images,
@@ -18,23 +19,25 @@ pub struct Data {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum Source {
-    /// Bytes of text files.
+    /// Raw bytes of text files.
     Text(Files),
-    /// A file of little-endian token numbers, or a directory with `train.bin` and optionally `val.bin`; read on demand.
+    /// A file of little-endian token IDs, or a directory with `train.bin` and optionally `val.bin`;
+    /// read on demand.
     Tokens(Tokens),
-    /// Directory with one directory per class, with JPEG and PNG files; or with `train` and `val`, which contain the
-    /// class directories.
+    /// A directory with one subdirectory of JPEG and PNG files per class, optionally below `train`
+    /// and `val`.
     ImageFolder(Files),
-    /// Directory of the binary version of CIFAR-10: `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`.
+    /// Directory of the CIFAR-10 binary version: `data_batch_1.bin` to `data_batch_5.bin` and
+    /// `test_batch.bin`.
     Cifar10(Files),
-    /// Directory of MNIST's four IDX files (`train-images-idx3-ubyte` and so on), not compressed.
+    /// Directory of MNIST's four uncompressed IDX files (`train-images-idx3-ubyte` and so on).
     Idx(Files),
-    /// File with one sample per line: numbers separated by commas, the class last.
+    /// File with one sample per line: comma-separated numbers, the class last.
     Csv(Csv),
-    /// A safetensors file, or a directory with `.npy` files; tensors `images` or `features`, and `labels`; optionally
-    /// the same with the prefix `validation_`.
+    /// A safetensors file, or a directory with `.npy` files; tensors `images` or `features`, and
+    /// `labels`; optionally the same with the prefix `validation_`.
     SafeTensors(Files),
-    /// Generated from the seed; shows how fast training is when input costs nothing.
+    /// Generated from the seed; measures training speed when input costs nothing.
     Synthetic(Synthetic),
 }
 
@@ -44,24 +47,25 @@ pub enum Source {
 pub struct Files {
     /// A file, or a directory that is searched recursively.
     pub path: String,
-    /// Glob patterns relative to `path`; a file must match one of them. Only for a directory of text or images.
+    /// Glob patterns relative to `path`; a file must match one of them. Text and image directories
+    /// only.
     pub include: Vec<String>,
-    /// Glob patterns relative to `path`; a file that matches one of them is skipped. Only for a directory of text or
-    /// images.
+    /// Glob patterns relative to `path`; a file that matches one of them is skipped. Text and image
+    /// directories only.
     pub exclude: Vec<String>,
 }
 
-/// A file of token numbers.
+/// A file of token IDs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Tokens {
     /// A file, or a directory with `train.bin` and optionally `val.bin`.
     pub path: String,
-    /// Width of a number.
+    /// Width of a token ID.
     pub token_type: TokenType,
 }
 
-/// Width of a token number in a file.
+/// Width of a token ID in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TokenType {
@@ -75,12 +79,12 @@ pub enum TokenType {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Csv {
-    /// The file. A first line that is not numeric is a header.
+    /// A non-numeric first line is treated as a header.
     pub path: String,
-    /// Width, height and channels if the numbers are an image (0 to `largest`), row by row; otherwise they are
-    /// features.
+    /// Height, width and channels if each line is an image (row-major, 0 to `largest`); `None` if
+    /// the numbers are features.
     pub image: Option<ImageShape>,
-    /// Value of white in an image, such as 16 or 255; above 0.
+    /// Value of white in an image, for example 16 or 255; above 0.
     pub largest: f64,
 }
 
@@ -88,23 +92,23 @@ pub struct Csv {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ImageShape {
-    /// Pixels of a column.
+    /// Height in pixels.
     pub height: u32,
-    /// Pixels of a row.
+    /// Width in pixels.
     pub width: u32,
     /// 1 for grey, 3 for red, green and blue.
     pub channels: u32,
 }
 
-/// Samples generated from the seed, of the kind that the model takes.
+/// Samples generated from the seed, in the form that the model expects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Synthetic {
-    /// Samples of an epoch (for tokens: sequences).
+    /// Samples per epoch (sequences for token models).
     pub samples: u64,
-    /// Size of the images; `None`: samples are 16 features.
+    /// Image size; `None` generates vectors of 16 features.
     pub image: Option<ImageShape>,
-    /// Number of classes of images and features.
+    /// Number of classes for images and features.
     pub classes: u32,
 }
 
@@ -112,14 +116,15 @@ pub struct Synthetic {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Images {
-    /// Height and width that the model sees. Images are scaled so that their shorter side has this size, and cropped to
-    /// the middle. 0: as the source has them (an image folder must set a size).
+    /// Height and width of the model input. Images are scaled so that their shorter side has this
+    /// size, then centre-cropped. 0 keeps the source's size (image folders must set one).
     pub size: u32,
-    /// Training only: zero pixels added on each side before a random crop of `size`.
+    /// Training only: zero padding on each side before a random crop to `size`.
     pub crop_padding: u32,
-    /// Training only: a random half of the images is mirrored.
+    /// Training only: mirror each image with probability 1/2.
     pub flip: bool,
-    /// Mean of each channel of x / 255, subtracted on the device; one number for all channels, or one per channel.
+    /// Mean of each channel of x / 255, subtracted on the device; one value for all channels, or
+    /// one per channel.
     pub mean: Vec<f64>,
     /// Standard deviation of each channel of x / 255, by which the device divides.
     pub deviation: Vec<f64>,
@@ -131,17 +136,19 @@ pub struct Images {
 pub struct Reader {
     /// Threads that read, decode and augment.
     pub workers: u32,
-    /// The next micro-batch is prepared while the current one is in use; otherwise the step waits for each.
+    /// Prepare the next micro-batch while the current one is in use; otherwise each step waits for
+    /// its input.
     pub double_buffer: bool,
-    /// An epoch follows the previous one without a gap; otherwise the reader starts an epoch when the training does.
+    /// Start the next epoch without a gap; otherwise the reader starts an epoch when training does.
     pub infinite: bool,
-    /// Output of the reader: bytes that the device normalises, or finished floats (4 times the memory traffic).
+    /// Output format: bytes that the device normalises, or finished floats (4 times the memory
+    /// traffic).
     pub sample_type: SampleType,
-    /// Samples that may be unreadable before the run fails.
+    /// Unreadable samples tolerated before the run fails.
     pub max_bad_samples: u64,
 }
 
-/// Output of the reader.
+/// Sample format produced by the reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SampleType {

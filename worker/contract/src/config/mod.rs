@@ -1,7 +1,8 @@
-//! The engine configuration: everything of a TrainJob that the engine needs, with every default filled in.
+//! Engine configuration: everything in a TrainJob that the engine needs, with all defaults
+//! resolved.
 //!
-//! The launcher's pure plan derives it from the manifest; the worker reads it as JSON. It has no optional field whose
-//! default would have to be known on both sides.
+//! The launcher's pure plan derives it from the manifest; the worker reads it as JSON. No field is
+//! optional if its default would have to be known on both sides.
 
 mod data;
 mod model;
@@ -16,17 +17,17 @@ pub use optimizer::{
 
 use serde::{Deserialize, Serialize};
 
-/// Everything that one rank needs to train. All ranks of a job get the same bytes.
+/// Everything a rank needs to train. All ranks of a job receive the same bytes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EngineConfig {
-    /// What the ranks compute with.
+    /// Device type that the ranks use.
     #[serde(default, skip_serializing_if = "Device::is_default")]
     pub device: Device,
     /// The network to train.
     pub model: Model,
-    /// Share of the target's probability that is spread over all classes, at least 0 and below 1 (Szegedy and others
-    /// 2016).
+    /// Fraction of the target's probability spread evenly over all classes, at least 0 and below 1
+    /// (Szegedy et al. 2016).
     pub label_smoothing: f64,
     /// Where the samples come from.
     pub data: Data,
@@ -44,7 +45,7 @@ pub struct EngineConfig {
     pub optimizer: Optimizer,
     /// Learning rate over the steps.
     pub schedule: Schedule,
-    /// Number formats of activations, weights and gradients.
+    /// Numeric formats of activations, weights and gradients.
     pub precision: Precision,
     /// Overlap of communication with the backward pass.
     pub overlap: Overlap,
@@ -54,41 +55,42 @@ pub struct EngineConfig {
     pub evaluation: Evaluation,
     /// Steps between two progress events.
     pub fetch_every_steps: u32,
-    /// Compute threads per process; 0: as many as the process has cores, which may differ between nodes. The results do
-    /// not depend on it.
+    /// Compute threads per process; 0 uses as many as the process has cores, which may differ
+    /// between nodes. The results do not depend on it.
     pub cpu_threads: u32,
-    /// Ranks per process, each with a share of its cores; 1 if every rank has its own process.
+    /// Ranks per process, which share its cores; 1 if every rank has its own process.
     pub devices_per_process: u32,
-    /// Steps whose operations are recorded one by one.
+    /// Steps to profile, one operation at a time.
     pub profile: Option<Profile>,
-    /// Where and when the state of the training is saved. `None`: only the trained model is saved.
+    /// Where and when the training state is saved. `None` saves only the trained model.
     pub checkpoint: Option<Checkpoint>,
-    /// The check before the first step. `None`: nothing is measured.
+    /// Bandwidth check before the first step. `None` disables it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth_check: Option<BandwidthCheck>,
-    /// When a rank counts as hung, and what follows.
+    /// When a rank counts as hung, and the response.
     #[serde(default, skip_serializing_if = "Watchdog::is_default")]
     pub watchdog: Watchdog,
-    /// How a GPU computes.
+    /// GPU-specific settings.
     #[serde(default, skip_serializing_if = "Gpu::is_default")]
     pub gpu: Gpu,
 }
 
-/// How a GPU computes.
+/// GPU-specific settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Gpu {
-    /// The works of a micro-batch are queued as one CUDA graph once they have run one by one; otherwise always one by one.
+    /// Run each micro-batch as one CUDA graph after an eager first pass; otherwise always launch
+    /// its operations one by one.
     pub graphs: bool,
-    /// How it multiplies matrices.
+    /// Matrix multiplication mode.
     pub matmul: Matmul,
-    /// Every run has the same bits.
-    #[serde(default = "always")]
+    /// Runs are bit-identical.
+    #[serde(default = "default_true")]
     pub deterministic: bool,
 }
 
-/// Of a configuration that a controller has written that does not know the field.
-fn always() -> bool {
+/// Default for configurations from a controller that does not know the field.
+fn default_true() -> bool {
     true
 }
 
@@ -98,16 +100,17 @@ impl Default for Gpu {
     }
 }
 
-/// How matrices are multiplied; sums are in 32 bits.
+/// Matrix multiplication mode. Accumulation is always in FP32.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Matmul {
-    /// As they are.
+    /// Factors are multiplied in their own format.
     #[default]
     Ieee,
-    /// Numbers of 32 bits are rounded to 10 bits of fraction, which tensor cores multiply.
+    /// f32 factors are rounded to TF32 (10-bit fraction) for the tensor cores.
     Tf32,
-    /// In mixed precision with bf16: both factors of linear layers are rounded to 8 bits, forward and for the gradients of their inputs.
+    /// With bf16 mixed precision: both factors of linear layers are rounded to FP8, in the forward
+    /// pass and for the gradients of their inputs.
     Fp8,
 }
 
@@ -117,14 +120,14 @@ impl Gpu {
     }
 }
 
-/// What the ranks compute with.
+/// Device type that the ranks use.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Device {
-    /// Cores.
+    /// CPU cores.
     #[default]
     Cpu,
-    /// A GPU of NVIDIA for each rank.
+    /// One NVIDIA GPU per rank.
     Cuda,
 }
 
@@ -134,15 +137,15 @@ impl Device {
     }
 }
 
-/// When a rank counts as hung, and what follows.
+/// When a rank counts as hung, and the response.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Watchdog {
-    /// Seconds without progress after which a rank counts as hung. `None`: 600; in a step, once twenty of them are done, ten
-    /// times their median, at least 30.
+    /// Seconds without progress after which a rank counts as hung. `None`: 600 s; within a step,
+    /// once twenty steps are done, ten times their median, at least 30 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_seconds: Option<u32>,
-    /// What follows.
+    /// Response to a hang.
     #[serde(default)]
     pub on_hang: OnHang,
 }
@@ -153,14 +156,14 @@ impl Watchdog {
     }
 }
 
-/// What follows if a rank hangs.
+/// Response to a hung rank.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum OnHang {
-    /// The attempt ends, and the next one starts within the job's budget.
+    /// End the attempt; the next one starts within the job's retry budget.
     #[default]
     Restart,
-    /// The log says so, and the job goes on waiting.
+    /// Log it and keep waiting.
     Report,
 }
 
@@ -168,9 +171,9 @@ pub enum OnHang {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BandwidthCheck {
-    /// The smallest sufficient bus bandwidth in bytes per second.
+    /// Required bus bandwidth in bytes per second.
     pub least_bytes_per_second: f64,
-    /// Whether the job must not start with less; otherwise it is reported, and the job continues.
+    /// Refuse to start below the required bandwidth; otherwise only report it.
     pub enforce: bool,
 }
 
@@ -188,28 +191,30 @@ pub enum Length {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Overlap {
-    /// Start the all-reduce of a bucket as soon as its last gradient is final; otherwise all start after backward.
+    /// Start the all-reduce of a bucket as soon as its last gradient is final; otherwise all start
+    /// after backward.
     pub enabled: bool,
-    /// Most MiB of an all-reduce, unless a single tensor has more. `None`: what the measured link needs to be used well.
+    /// Largest all-reduce in MiB, unless a single tensor is larger. `None`: sized to saturate the
+    /// measured link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bucket_size_mib: Option<u32>,
-    /// All-reduces that may run at a time, each with its own connections.
+    /// Concurrent all-reduces, each with its own connections.
     pub communicators: u32,
-    /// Format in which gradients travel between hosts.
+    /// Format of gradients sent between hosts.
     pub wire_type: WireType,
     /// Wait for each all-reduce right after it is started.
     pub sync_all_reduce: bool,
 }
 
-/// Format in which gradients travel between hosts. They are always summed in 32 bits.
+/// Format of gradients sent between hosts. Accumulation is always in FP32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WireType {
     /// 4 bytes.
     Fp32,
-    /// 2 bytes, 10 bits of fraction.
+    /// 2 bytes, 10-bit fraction.
     Fp16,
-    /// 2 bytes, 7 bits of fraction.
+    /// 2 bytes, 7-bit fraction.
     Bf16,
 }
 
@@ -217,13 +222,13 @@ pub enum WireType {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Memory {
-    /// Share of the memory that this rank may use, above 0 to 1; checked before the first step.
+    /// Fraction of the memory that this rank may use, above 0 to 1; checked before the first step.
     pub fraction: f64,
-    /// Steps between two releases of unused memory to the system; 0: never.
+    /// Steps between releases of unused memory to the system; 0: never.
     pub release_every_steps: u32,
 }
 
-/// Steps whose operations are recorded one by one.
+/// Steps to profile, one operation at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Profile {
@@ -233,17 +238,17 @@ pub struct Profile {
     pub steps: u32,
 }
 
-/// Where and when the state of the training is saved.
+/// Where and when the training state is saved.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Checkpoint {
     /// Directory that all ranks can access.
     pub path: String,
-    /// Steps between two checkpoints; 0: the number of steps does not matter.
+    /// Steps between checkpoints; 0 disables the step trigger.
     pub every_steps: u64,
-    /// Seconds between two checkpoints; 0: time does not matter.
+    /// Seconds between checkpoints; 0 disables the time trigger.
     pub period_seconds: u64,
-    /// Complete checkpoints that are kept, at least 1.
+    /// Complete checkpoints to keep, at least 1.
     pub keep: u32,
     /// Save when the job is stopped or suspended (SIGTERM).
     pub on_suspend: bool,
@@ -255,28 +260,28 @@ pub struct Checkpoint {
 pub struct Evaluation {
     /// Steps between two evaluations; 0: only at the end.
     pub every_steps: u64,
-    /// Batches of `batch_size_per_process` samples per process in one evaluation.
+    /// Batches of `batch_size_per_process` samples that each process evaluates.
     pub batches: u32,
 }
 
-/// How gradients travel between two ranks.
+/// Transport of gradients between ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
-    /// A single rank: nothing travels.
+    /// A single rank: no transport.
     None,
-    /// Memory shared by the ranks of one host.
+    /// Memory shared by the ranks of a host.
     Shm,
     /// A ring of TCP connections.
     Tcp,
     /// Shared memory within each host, a TCP ring between the hosts.
     Hierarchical,
-    /// NCCL, from GPU to GPU.
+    /// NCCL, GPU to GPU.
     Nccl,
 }
 
 impl Transport {
-    /// The name for people.
+    /// Short display name.
     pub fn word(self) -> &'static str {
         match self {
             Transport::None => "-",

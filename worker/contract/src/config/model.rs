@@ -1,4 +1,4 @@
-//! Networks.
+//! Model architectures.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -9,17 +9,17 @@ use std::collections::BTreeMap;
 pub enum Model {
     /// Decoder-only transformer: pre-LN blocks, causal attention, GELU, learned positions.
     Gpt(Gpt),
-    /// Encoder with masked-language modelling, post-LN blocks (Devlin and others 2019).
+    /// Encoder with masked-language modelling, post-LN blocks (Devlin et al. 2019).
     Bert(Bert),
-    /// Residual convolutional network (He and others 2016).
+    /// Residual convolutional network (He et al. 2016).
     ResNet(ResNet),
     /// Fully connected layers.
     Mlp(Mlp),
-    /// A network that the worker's program provides, by name.
+    /// A model registered by the worker's program.
     Custom(Custom),
 }
 
-/// Shape of a GPT.
+/// GPT hyperparameters.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Gpt {
@@ -31,13 +31,13 @@ pub struct Gpt {
     pub heads: u32,
     /// Tokens per sequence.
     pub context_length: u32,
-    /// Size of the vocabulary; 256 for bytes.
+    /// Vocabulary size; 256 for bytes.
     pub vocabulary_size: u32,
     /// The output layer shares its weights with the token embedding.
     pub tied_head: bool,
 }
 
-/// Shape of a BERT, and how its samples are made.
+/// BERT hyperparameters, and how its samples are built.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Bert {
@@ -49,37 +49,37 @@ pub struct Bert {
     pub heads: u32,
     /// Tokens per sequence, including special tokens.
     pub context_length: u32,
-    /// Tokens of the data's vocabulary; `special_tokens` follow them.
+    /// Size of the data's vocabulary; the special tokens follow it.
     pub vocabulary_size: u32,
-    /// Share of the tokens that are predicted, above 0 to 0.5.
+    /// Fraction of the tokens to predict, above 0 to 0.5.
     pub masked_fraction: f64,
-    /// Each sequence consists of two segments, and the model also predicts whether the second follows the first in the
-    /// text.
+    /// Each sequence consists of two segments, and the model also predicts whether the second
+    /// follows the first in the text.
     pub next_sentence: bool,
 }
 
 impl Bert {
-    /// Offset of this special token after the data's vocabulary: MASK, CLS, SEP, then as many unused ones as make the
-    /// rows of the embedding a multiple of 8.
+    /// Offset of this special token after the data's vocabulary: MASK, CLS, SEP, then padding to a
+    /// multiple of 8 embedding rows.
     pub const MASK: u32 = 0;
     /// Offset of CLS, see [`Bert::MASK`].
     pub const CLS: u32 = 1;
     /// Offset of SEP, see [`Bert::MASK`].
     pub const SEP: u32 = 2;
 
-    /// Rows of the token embedding: the vocabulary and the special tokens, rounded up to a multiple of 8 for tensor
-    /// cores.
+    /// Rows of the token embedding: vocabulary plus special tokens, rounded up to a multiple of 8
+    /// for tensor cores.
     pub fn embedding_rows(&self) -> u32 {
         (self.vocabulary_size + 3).next_multiple_of(8)
     }
 
-    /// Tokens predicted in each sequence: a fixed number, so that every step has the same shape.
+    /// Tokens predicted per sequence. Fixed, so that every step has the same shapes.
     pub fn predictions(&self) -> u32 {
         ((f64::from(self.context_length) * self.masked_fraction).round() as u32).max(1)
     }
 }
 
-/// Shape of a ResNet.
+/// ResNet hyperparameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ResNet {
@@ -87,7 +87,7 @@ pub struct ResNet {
     pub depth: ResNetDepth,
     /// Layers before the first stage.
     pub stem: Stem,
-    /// Channels of the first stage; 64 in the paper. The others have 2, 4 and 8 times as many.
+    /// Channels of the first stage; 64 in the paper. Later stages have 2, 4 and 8 times as many.
     pub width: u32,
 }
 
@@ -108,21 +108,22 @@ pub enum ResNetDepth {
 pub enum Stem {
     /// 3 x 3 convolution, stride 1, no pooling: for small images.
     Small,
-    /// 7 x 7 convolution with stride 2 and 3 x 3 max pooling with stride 2: for images of about 224 pixels.
+    /// 7 x 7 convolution with stride 2 and 3 x 3 max pooling with stride 2: for images of about 224
+    /// pixels.
     ImageNet,
 }
 
-/// Shape of a multi-layer perceptron.
+/// MLP hyperparameters.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Mlp {
-    /// Widths of the hidden layers. Input and output follow from the data.
+    /// Hidden layer widths. Input and output widths follow from the data.
     pub hidden_sizes: Vec<u32>,
-    /// Nonlinear function between the layers.
+    /// Activation function between the layers.
     pub activation: Activation,
 }
 
-/// Nonlinear function of a unit.
+/// Activation function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Activation {
@@ -132,12 +133,12 @@ pub enum Activation {
     Gelu,
 }
 
-/// A network that the worker's program provides.
+/// A model registered by the worker's program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Custom {
     /// Name under which the program registered it.
     pub name: String,
-    /// Passed to the program as they are.
+    /// Passed to the program unchanged.
     pub parameters: BTreeMap<String, String>,
 }

@@ -1,4 +1,4 @@
-//! Optimizer, learning rate, number formats.
+//! Optimizer, learning-rate schedule and precision.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,42 +6,42 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Optimizer {
-    /// How weights follow from gradients.
+    /// Update rule.
     pub rule: Rule,
     /// Peak learning rate.
     pub learning_rate: f64,
-    /// Weight decay; its meaning depends on the [`Rule`]. Not applied to biases, norms and the parameters in
-    /// `decay_exclusions`.
+    /// Weight decay; its meaning depends on the [`Rule`]. Never applied to biases, norms and the
+    /// parameters in `decay_exclusions`.
     pub weight_decay: f64,
-    /// Largest global gradient norm; gradients above it are scaled down. `None`: no clipping.
+    /// Global gradient norm above which gradients are scaled down. `None`: no clipping.
     pub gradient_clip_norm: Option<f64>,
-    /// Parameters without weight decay, in addition to biases and norms.
+    /// Parameters exempt from weight decay.
     pub decay_exclusions: DecayExclusions,
 }
 
-/// Which parameters have no weight decay.
+/// Parameters exempt from weight decay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum DecayExclusions {
-    /// Only biases and norms.
+    /// Biases and norms.
     Vectors,
     /// Biases, norms and embeddings.
     VectorsAndEmbeddings,
-    /// None: all parameters decay.
+    /// No exemptions: all parameters decay.
     Nothing,
 }
 
-/// How weights follow from gradients.
+/// Update rule.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum Rule {
-    /// Stochastic gradient descent with momentum; weight decay is added to the gradient (PyTorch's form).
+    /// SGD with momentum; weight decay is added to the gradient, as in PyTorch.
     Sgd(Momentum),
     /// Adam (Kingma and Ba 2015); weight decay is added to the gradient.
     Adam(Adam),
     /// Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2).
     AdamW(Adam),
-    /// Layer-wise adaptive Adam for large batches (You and others 2020, algorithm 2).
+    /// Layer-wise adaptive Adam for large batches (You et al. 2020, algorithm 2).
     Lamb(Adam),
     /// Layer-wise adaptive SGD for large batches (You, Gitman and Ginsburg 2017).
     Lars(Lars),
@@ -51,7 +51,7 @@ pub enum Rule {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Momentum {
-    /// Decay of the sum of gradients, below 1; 0: no momentum.
+    /// Decay of the momentum buffer, below 1; 0: no momentum.
     pub momentum: f64,
     /// Use Nesterov momentum.
     pub nesterov: bool,
@@ -65,7 +65,7 @@ pub struct Adam {
     pub beta1: f64,
     /// Decay of the second moment.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// Added to the square root of the second moment.
     pub epsilon: f64,
 }
 
@@ -73,25 +73,25 @@ pub struct Adam {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Lars {
-    /// Decay of the sum of steps, below 1.
+    /// Decay of the momentum buffer, below 1.
     pub momentum: f64,
-    /// Largest step of a layer as a share of the norm of its weights, such as 0.001.
+    /// Largest update of a layer relative to the norm of its weights, for example 0.001.
     pub trust_coefficient: f64,
 }
 
-/// Learning rate over the steps.
+/// Learning-rate schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Schedule {
     /// Shape after the warm-up.
     pub kind: ScheduleKind,
-    /// Steps of linear growth from 0 to the peak. `None`: a tenth of all steps, at most 100.
+    /// Steps of linear warm-up from 0 to the peak. `None`: a tenth of all steps, at most 100.
     pub warmup_steps: Option<u64>,
-    /// Learning rate at the end of `Cosine` and `Linear`; the lowest that `Step` reaches.
+    /// Final learning rate of `Cosine` and `Linear`; lower bound of `Step`.
     pub final_learning_rate: f64,
 }
 
-/// Shape of the learning rate after the warm-up.
+/// Shape of the schedule after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum ScheduleKind {
@@ -99,25 +99,25 @@ pub enum ScheduleKind {
     Constant,
     /// Half a cosine from the peak to the final learning rate at the last step.
     Cosine,
-    /// A straight line from the peak to the final learning rate at the last step.
+    /// Linear decay from the peak to the final learning rate at the last step.
     Linear,
-    /// Multiplied by `factor` after every `every` steps.
+    /// Multiplied by `factor` every `every` steps.
     #[serde(rename_all = "camelCase")]
     Step {
-        /// Steps between two changes.
+        /// Steps between changes.
         every: u64,
-        /// Factor of each change, above 0 and below 1.
+        /// Above 0 and below 1.
         factor: f64,
     },
 }
 
-/// Number formats.
+/// Numeric formats.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum Precision {
-    /// 32-bit floats everywhere.
+    /// f32 everywhere.
     Fp32,
-    /// Activations and products in 16 bits, weights and their gradients in 32.
+    /// 16-bit activations and matrix products; f32 weights and weight gradients.
     Amp(Amp),
 }
 
@@ -125,19 +125,19 @@ pub enum Precision {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Amp {
-    /// Format of activations and products.
+    /// Format of activations and matrix products.
     pub compute_type: HalfType,
-    /// Factor of the loss that keeps small gradients from vanishing.
+    /// How the loss is scaled to keep small gradients from underflowing.
     pub loss_scaling: LossScaling,
 }
 
-/// A 16-bit number format.
+/// A 16-bit float format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HalfType {
-    /// 8 bits of exponent, 7 of fraction.
+    /// 8-bit exponent, 7-bit fraction.
     Bf16,
-    /// 5 bits of exponent, 10 of fraction.
+    /// 5-bit exponent, 10-bit fraction.
     Fp16,
 }
 
@@ -145,7 +145,7 @@ pub enum HalfType {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum LossScaling {
-    /// A constant factor; 1: no scaling. A step whose gradients overflow is skipped.
+    /// A constant factor; 1: no scaling. Steps whose gradients overflow are skipped.
     #[serde(rename_all = "camelCase")]
     Static {
         /// The constant factor.
@@ -160,7 +160,7 @@ pub enum LossScaling {
         growth_factor: f64,
         /// Factor of a reduction, above 0 and below 1.
         backoff_factor: f64,
-        /// Steps without overflow before the factor grows.
+        /// Steps without overflow before the scale grows.
         growth_interval_steps: u64,
     },
 }

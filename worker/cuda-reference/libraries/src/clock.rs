@@ -1,6 +1,7 @@
-//! How far each stream is known to be.
+//! Vector clocks over streams.
 
-/// For each stream the number of its operations that lie before. Which operations are ordered follows from their clocks alone.
+/// For each stream, the number of its operations that happened before. Clocks alone determine which
+/// operations are ordered.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Clock(Vec<u64>);
 
@@ -16,19 +17,19 @@ impl Clock {
         self.0[stream] = count;
     }
 
-    /// Comes after the other too.
+    /// Also orders this after `other`.
     pub(crate) fn join(&mut self, other: &Clock) {
         for (stream, count) in other.0.iter().enumerate() {
             self.set(stream, self.get(stream).max(*count));
         }
     }
 
-    /// Whether everything of the other lies before.
+    /// Whether `other` happened before this.
     pub(crate) fn covers(&self, other: &Clock) -> bool {
         other.0.iter().enumerate().all(|(stream, count)| self.get(stream) >= *count)
     }
 
-    /// Operations of all streams together.
+    /// Total operations over all streams.
     pub(crate) fn sum(&self) -> u64 {
         self.0.iter().sum()
     }
@@ -39,7 +40,7 @@ mod tests {
     use super::Clock;
 
     #[test]
-    fn two_streams_are_in_no_order_until_one_waits() {
+    fn two_streams_are_unordered_until_one_waits() {
         let (mut a, mut b) = (Clock::default(), Clock::default());
         a.set(0, 2);
         b.set(1, 1);

@@ -1,4 +1,4 @@
-//! Codes of the driver.
+//! Driver error codes.
 
 /// `CUresult`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,10 +22,10 @@ pub(crate) const NOT_SUPPORTED: Code = Code(801);
 pub(crate) const CAPTURE_UNSUPPORTED: Code = Code(900);
 pub(crate) const CAPTURE_INVALIDATED: Code = Code(901);
 
-pub(crate) type Answer<T> = Result<T, Code>;
+pub(crate) type CallResult<T> = Result<T, Code>;
 
 impl Code {
-    /// As `cuGetErrorString` says it.
+    /// The text of `cuGetErrorString`.
     pub(crate) fn text(self) -> Option<&'static std::ffi::CStr> {
         Some(match self {
             Code(0) => c"no error",

@@ -1,74 +1,74 @@
-//! Faults on request: what a device does that is not the program's doing.
+//! Injected device faults, which are not the program's mistake.
 
-/// The variable; several faults are separated by commas.
+/// Environment variable with a comma-separated list of faults.
 pub const VARIABLE: &str = "SWITCHYARD_REFERENCE_FAULT";
 
-/// What may be requested.
+/// Accepted faults, for the error message.
 const EXPECTED: &str = "out-of-memory:N, launch:N, lost:N, hang:N, wrong:N, stale:N, exit, busy, cublaslt-bare, cudnn-version:N, cudnn-refused:KIND, cudnn-untaken:KIND, cudnn-fails:N, nccl-version:N, nccl-init:RANK, \
                         nccl-absent:RANK, nccl-error:RANK.N, nccl-silent:RANK.N, xid:GPU.N.XID, ecc:N, slowed:REASONS, celsius:N, \
                         lanes:N, process:PID.MEBIBYTES, driver-version:N, capability:N or mig";
 
-/// What shall happen, by the numbers of calls from 1 on.
+/// Injected faults. Calls are numbered from 1.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Faults {
-    /// This allocation finds no memory.
+    /// This allocation runs out of memory.
     pub(crate) out_of_memory: Option<u64>,
-    /// This launch fails when it runs, and all calls after it.
+    /// This launch fails when it runs, and so do all later calls.
     pub(crate) launch: Option<u64>,
     /// The device is lost when this launch runs.
     pub(crate) lost: Option<u64>,
     /// This launch never ends.
     pub(crate) hang: Option<u64>,
-    /// From this product or convolution on, the first number of each result is too large by one.
+    /// From this product or convolution on, the first element of each result is too large by one.
     pub(crate) wrong: Option<u64>,
-    /// Of the copies of so many bytes from pinned memory to the device only the first arrives: later launches see the numbers of the first,
-    /// as if these were arguments of a graph.
+    /// Of all copies of this many bytes from pinned memory to the device, only the first arrives,
+    /// as if its bytes were baked into a graph: later launches see stale data.
     pub(crate) stale: Option<u64>,
-    /// What the driver has registered for the end of the process never ends.
+    /// The driver's exit handler never returns.
     pub(crate) exit: bool,
-    /// Another process has the device for itself.
+    /// Another process has exclusive use of the device.
     pub(crate) busy: bool,
-    /// cuBLASLt has no algorithm for a product that anything follows.
+    /// cuBLASLt has no algorithm for products with an epilogue.
     pub(crate) cublaslt_bare: bool,
-    /// cuDNN has this version.
+    /// Version of cuDNN.
     pub(crate) cudnn_version: Option<u64>,
-    /// cuDNN has no engine for operations of this kind; 0: for none.
+    /// cuDNN has no engine for operations of this kind; 0: of any kind.
     pub(crate) cudnn_refused: Option<u64>,
-    /// cuDNN takes no text of a plan for operations of this kind; 0: of any.
+    /// cuDNN rejects serialized plans for operations of this kind; 0: of any kind.
     pub(crate) cudnn_untaken: Option<u64>,
-    /// This execution of a graph of cuDNN fails when it is called.
+    /// This execution of a cuDNN graph fails when it is called.
     pub(crate) cudnn_fails: Option<u64>,
-    /// NCCL has this version.
+    /// Version of NCCL.
     pub(crate) nccl_version: Option<u64>,
-    /// The communicators of this rank fail at once.
+    /// This rank's communicators fail immediately.
     pub(crate) nccl_init: Option<u64>,
-    /// This rank never comes to its communicators.
+    /// This rank never joins its communicators.
     pub(crate) nccl_absent: Option<u64>,
-    /// On this rank, this all-reduce of each communicator ends in an asynchronous error.
+    /// On this rank, this all-reduce of each communicator fails asynchronously.
     pub(crate) nccl_error: Option<(u64, u64)>,
-    /// On this rank, the numbers of this all-reduce of each communicator never leave.
+    /// On this rank, the data of this all-reduce of each communicator is never sent.
     pub(crate) nccl_silent: Option<(u64, u64)>,
-    /// On this GPU, when this launch runs, the driver reports this critical error.
+    /// On this GPU, the driver reports this XID when this launch runs.
     pub(crate) xid: Option<(u64, u64, u64)>,
-    /// When this launch runs, the memory gets an error that ECC cannot mend.
+    /// When this launch runs, memory gets an uncorrectable ECC error.
     pub(crate) ecc: Option<u64>,
-    /// Why the clocks are lowered: bits of `nvmlClocksThrottleReasons`.
+    /// Reasons for reduced clocks: bits of `nvmlClocksThrottleReasons`.
     pub(crate) slowed: Option<u64>,
-    /// Temperature.
+    /// GPU temperature in degrees Celsius.
     pub(crate) celsius: Option<u64>,
-    /// Lanes of the PCIe link that are in use, of 16.
+    /// Active lanes of the PCIe link, of 16.
     pub(crate) lanes: Option<u64>,
-    /// Another process and its MiB of memory, on each GPU.
+    /// Another process and its MiB of memory, on every GPU.
     pub(crate) process: Option<(u64, u64)>,
-    /// The driver is for this version of CUDA.
+    /// CUDA version of the driver.
     pub(crate) driver_version: Option<u64>,
-    /// Ten times the major number of the compute capability, and the minor one.
+    /// Compute capability as `major * 10 + minor`.
     pub(crate) capability: Option<u64>,
-    /// MIG divides each GPU.
+    /// MIG is enabled on each GPU.
     pub(crate) mig: bool,
 }
 
-/// What the environment asks for.
+/// Parses the environment variable.
 pub(crate) fn requested() -> Result<Faults, String> {
     Faults::parse(&std::env::var(VARIABLE).unwrap_or_default())
 }
@@ -140,7 +140,7 @@ mod tests {
     use super::Faults;
 
     #[test]
-    fn faults_are_read_and_others_refused() {
+    fn faults_are_parsed_and_unknown_ones_refused() {
         let faults = Faults::parse("launch:3,wrong:4,busy,nccl-error:1.2").unwrap();
         let expected =
             Faults { launch: Some(3), wrong: Some(4), busy: true, nccl_error: Some((1, 2)), ..Faults::default() };

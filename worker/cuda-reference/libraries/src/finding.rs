@@ -1,12 +1,13 @@
-//! What a program does wrong.
+//! Findings: misuse of the libraries by the program under test.
 //!
-//! A finding ends the process with [`EXIT_CODE`] and one line on standard error. A call that fails instead could be swallowed, as errors of
-//! frees are, or be taken for a broken GPU and tried again; a program that is wrong must not get on.
+//! A finding ends the process with [`EXIT_CODE`] and one line on standard error. A failing call
+//! could be ignored, as errors of frees are, or be retried like a hardware failure; a faulty
+//! program must not keep running.
 
-/// The exit code of a process that did something wrong.
+/// Exit code of a process with a finding.
 pub const EXIT_CODE: i32 = 97;
 
-/// What a line begins with.
+/// Prefix of the line.
 pub const PREFIX: &str = "reference CUDA: ";
 
 unsafe extern "C" {
@@ -14,13 +15,14 @@ unsafe extern "C" {
     fn atexit(handler: extern "C" fn()) -> i32;
 }
 
-pub(crate) fn end(text: &str, seed: u64) -> ! {
+pub(crate) fn report(text: &str, seed: u64) -> ! {
     eprintln!("{PREFIX}{text}; seed {seed}");
-    // SAFETY: takes a number. Nothing that waits for threads or libraries at the exit of a process runs: some may be in the middle of a call.
+    // SAFETY: no preconditions. Skips exit handlers, which could wait for threads in the middle of
+    // a call.
     unsafe { _exit(EXIT_CODE) }
 }
 
-/// Keeps this process from its end: what runs then never ends.
+/// Makes the exit of this process hang.
 pub(crate) fn never_exit() {
     extern "C" fn wait() {
         explain("the end of the process", "the driver waits for its device");
@@ -28,11 +30,11 @@ pub(crate) fn never_exit() {
             std::thread::park();
         }
     }
-    // SAFETY: the function is of this library, which is never closed.
+    // SAFETY: the function is in this library, which is never unloaded.
     unsafe { atexit(wait) };
 }
 
-/// Why a call fails that a program may make: the driver itself gives a number only.
+/// Logs why a legal call fails; the driver's API returns only a number.
 pub(crate) fn explain(call: &str, text: &str) {
-    eprintln!("{PREFIX}{call} does not succeed: {text}");
+    eprintln!("{PREFIX}{call} fails: {text}");
 }

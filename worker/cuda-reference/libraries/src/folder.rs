@@ -1,4 +1,4 @@
-//! A folder that `SWITCHYARD_CUDA_LIBRARIES` may name.
+//! A folder for `SWITCHYARD_CUDA_LIBRARIES`.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -7,7 +7,7 @@ use switchyard_cuda::find::VARIABLE;
 use switchyard_cuda_reference::compiler::cache;
 use switchyard_cuda_reference::fetched;
 
-/// As cargo calls it.
+/// File name chosen by cargo.
 const LIBRARY: &str = "libswitchyard_cuda_libraries.so";
 const NAMES: [&str; 7] = [
     "libcuda.so.1",
@@ -19,22 +19,26 @@ const NAMES: [&str; 7] = [
     RECORDER,
 ];
 
-/// The name for `NVTX_INJECTION64_PATH`: of a profiler that writes into the folder in [`RANGES`](crate::RANGES).
+/// Name for `NVTX_INJECTION64_PATH`: a profiler that writes into the folder in
+/// [`RANGES`](crate::RANGES).
 pub const RECORDER: &str = "libnvtx-recorder.so";
 
-/// The library under the names of NVIDIA's, beside the program of the test, which depends on this package; that makes cargo build it.
+/// Links this library under NVIDIA's file names, next to the test program, which depends on this
+/// package and so makes cargo build it.
 ///
 /// # Panics
-/// The library is not there, or the folder cannot be made.
+/// If the library is missing, or the folder cannot be created.
 pub fn folder() -> PathBuf {
     let program = std::env::current_exe().expect("the program of the test");
-    let beside = program.ancestors().skip(1).take(2).flat_map(|folder| [folder.join("deps"), folder.to_path_buf()]);
-    let library =
-        beside.map(|folder| folder.join(LIBRARY)).find(|file| file.is_file()).expect("the library beside the test");
+    let candidates = program.ancestors().skip(1).take(2).flat_map(|folder| [folder.join("deps"), folder.to_path_buf()]);
+    let library = candidates
+        .map(|folder| folder.join(LIBRARY))
+        .find(|file| file.is_file())
+        .expect("the library next to the test");
     let folder = library.with_file_name("switchyard-cuda-libraries");
     std::fs::create_dir_all(&folder).expect("a folder");
     for name in NAMES {
-        // Several tests do this at the same time.
+        // Several tests may do this concurrently.
         match std::os::unix::fs::symlink(Path::new("..").join(LIBRARY), folder.join(name)) {
             Ok(()) => {}
             Err(error) => assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{name}: {error}"),
@@ -43,10 +47,10 @@ pub fn folder() -> PathBuf {
     folder
 }
 
-/// The variables with which a program finds the libraries, and they find NVRTC.
+/// Environment that makes a program use these libraries, and them use NVRTC.
 ///
 /// # Panics
-/// As [`folder`] and [`fetched`].
+/// As for [`folder`] and [`fetched`].
 pub fn environment() -> Vec<(&'static str, OsString)> {
     let nvrtc = fetched("nvrtc");
     vec![

@@ -1,4 +1,4 @@
-//! A GPU: its memory, its streams, what has failed.
+//! A GPU: memory, streams and failure state.
 
 pub(crate) mod collective;
 pub(crate) mod convolution;
@@ -14,11 +14,11 @@ pub(crate) mod work;
 pub(crate) use graph::Graph;
 
 use crate::clock::Clock;
-use crate::code::{Answer, Code, ECC_UNCORRECTABLE, INVALID_VALUE, LAUNCH_FAILED, OUT_OF_MEMORY};
+use crate::code::{CallResult, Code, ECC_UNCORRECTABLE, INVALID_VALUE, LAUNCH_FAILED, OUT_OF_MEMORY};
 use crate::fault::Faults;
 use crate::finding;
-use crate::host::Queued;
-use crate::ranks::await_news;
+use crate::host::HostRange;
+use crate::ranks::await_change;
 use crate::reported;
 use crate::shadow::Shadow;
 use graph::Graphs;
@@ -29,26 +29,26 @@ use std::sync::Arc;
 use switchyard_cuda_reference::{Device, Module};
 use work::{Source, Work};
 
-/// Bytes of an H200, as its driver says.
+/// Bytes reported by the driver of an H200.
 pub(crate) const MEMORY_BYTES: u64 = 150_109_814_784;
 
-/// Memory that a program allocated: of the device, or pinned memory of the host.
+/// Memory allocated by the program: on the device, or pinned on the host.
 #[derive(Debug)]
 pub(crate) struct Allocation {
     pub(crate) name: Arc<str>,
     pub(crate) bytes: u64,
     pub(crate) is_pinned: bool,
-    /// For each stream the last operation that uses it.
+    /// Last operation of each stream that uses it.
     uses: BTreeMap<usize, (u64, Arc<str>)>,
 }
 
-/// What does not change while a process runs.
+/// Constant for the process's lifetime.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
     pub(crate) seed: u64,
     pub(crate) memory_bytes: u64,
     pub(crate) faults: Faults,
-    /// The number that the device has for all processes.
+    /// Machine-wide number of the device.
     pub(crate) ordinal: usize,
 }
 
@@ -56,34 +56,33 @@ pub(crate) struct Gpu {
     pub(crate) device: Device,
     pub(crate) queue: Queue,
     pub(crate) shadow: Shadow,
-    /// After a failure of the device every call has this answer.
+    /// Result of every call after a device failure.
     pub(crate) failed: Option<Code>,
     pub(crate) settings: Settings,
     /// By first address.
     allocations: BTreeMap<u64, Allocation>,
-    /// What was given back, by first address. No address is given twice.
+    /// Freed allocations by first address. Device addresses are never reused.
     freed: BTreeMap<u64, (Arc<str>, u64)>,
-    is_taken: bool,
-    /// Calls so far.
+    is_retained: bool,
+    /// Number of calls so far.
     allocated: u64,
     launched: u64,
-    /// Products and convolutions that have run.
+    /// Products and convolutions executed.
     multiplied: u64,
-    /// Whether a copy that becomes stale on request has run.
+    /// Whether a copy subject to the stale fault has run.
     has_copied: bool,
-    /// All-reduces that were called.
+    /// All-reduce calls so far.
     pub(crate) reductions: u64,
     pub(crate) events: Vec<Option<Event>>,
     pub(crate) modules: Vec<Option<Arc<Module>>>,
     pub(crate) functions: Vec<Function>,
     pub(crate) graphs: Graphs,
-    /// Number of the module, and name.
+    /// Module number and kernel name.
     pub(crate) launched_kernels: BTreeSet<(usize, String)>,
 }
 
-/// An event.
 pub(crate) struct Event {
-    /// Of its last record.
+    /// Clock of its last record.
     pub(crate) clock: Option<Clock>,
     pub(crate) has_time: bool,
 }
@@ -105,7 +104,7 @@ impl Gpu {
             settings,
             allocations: BTreeMap::new(),
             freed: BTreeMap::new(),
-            is_taken: false,
+            is_retained: false,
             allocated: 0,
             launched: 0,
             multiplied: 0,
@@ -119,40 +118,40 @@ impl Gpu {
         }
     }
 
-    /// Somebody takes the device. Each time after the first the seed is the next one.
-    pub(crate) fn take(&mut self) {
-        if std::mem::replace(&mut self.is_taken, true) && self.settings.seed != 0 {
+    /// Retains the device for a new user. Each user after the first gets the next seed.
+    pub(crate) fn retain(&mut self) {
+        if std::mem::replace(&mut self.is_retained, true) && self.settings.seed != 0 {
             self.settings.seed += 1;
-            self.queue.draw(self.settings.seed);
+            self.queue.randomize(self.settings.seed);
         }
     }
 
     /// Ends the process with a finding.
-    pub(crate) fn end(&self, text: &str) -> ! {
-        finding::end(text, self.settings.seed)
+    pub(crate) fn report(&self, text: &str) -> ! {
+        finding::report(text, self.settings.seed)
     }
 
     pub(crate) fn stream_name(&self, stream: usize) -> String {
         if stream == crate::gpu::queue::DEFAULT { "the default stream".to_owned() } else { format!("stream {stream}") }
     }
 
-    /// Runs what a clock names, and lets the host know of it.
-    pub(crate) fn synchronize(&mut self, clock: &Clock) -> Answer<()> {
+    /// Runs operations until `clock` has passed, and merges it into the host's clock.
+    pub(crate) fn synchronize(&mut self, clock: &Clock) -> CallResult<()> {
         self.graphs.refuse("a call that waits")?;
         while self.failed.is_none() && !self.queue.is_done(clock) {
-            // Other ranks may wait for what nobody here waits for.
+            // Other ranks may depend on operations that no one waits for here.
             let next = self.queue.next(clock).or_else(|| self.queue.next(&self.queue.all()));
             match next {
                 Some(operation) => self.run(operation),
-                None => await_news(),
+                None => await_change(),
             }
         }
         self.queue.host.join(clock);
         self.failed.map_or(Ok(()), Err)
     }
 
-    /// Runs one operation on the way to a clock. Whether all of it is done.
-    pub(crate) fn advance(&mut self, clock: &Clock) -> Answer<bool> {
+    /// Runs one operation towards a clock. Returns whether the clock has passed.
+    pub(crate) fn advance(&mut self, clock: &Clock) -> CallResult<bool> {
         self.graphs.refuse("a query")?;
         let is_done = self.queue.is_done(clock);
         if is_done {
@@ -168,7 +167,8 @@ impl Gpu {
         self.launched
     }
 
-    /// Whether a launch fails on request. Nothing works from then on. One that hangs does not return.
+    /// Whether an injected fault fails this launch; everything fails from then on. A hang does not
+    /// return.
     pub(crate) fn fails(&mut self, launch: u64) -> bool {
         let Faults { launch: failing, lost, hang, .. } = self.settings.faults;
         reported::launched(self.settings.ordinal, launch, &self.settings.faults);
@@ -187,13 +187,13 @@ impl Gpu {
         self.failed.is_some()
     }
 
-    /// Whether the product or convolution that runs next is wrong on request.
+    /// Whether an injected fault corrupts the next product or convolution.
     pub(crate) fn is_wrong(&mut self) -> bool {
         self.multiplied += 1;
         self.settings.faults.wrong.is_some_and(|first| self.multiplied >= first)
     }
 
-    /// Whether a copy to the device does not arrive on request.
+    /// Whether an injected fault drops this copy to the device.
     pub(crate) fn is_stale(&mut self, bytes: usize) -> bool {
         self.settings.faults.stale == Some(bytes as u64) && std::mem::replace(&mut self.has_copied, true)
     }
@@ -204,7 +204,7 @@ impl Gpu {
         (self.settings.memory_bytes.saturating_sub(used + others), self.settings.memory_bytes)
     }
 
-    pub(crate) fn allocate(&mut self, bytes: u64) -> Answer<u64> {
+    pub(crate) fn allocate(&mut self, bytes: u64) -> CallResult<u64> {
         if bytes == 0 {
             return Err(INVALID_VALUE);
         }
@@ -215,26 +215,29 @@ impl Gpu {
         }
         let name = format!("buffer {}", self.allocated);
         let address = self.device.allocate(&name, bytes as usize);
-        Ok(self.remember(address.address(), name, bytes, false))
+        Ok(self.register(address.address(), name, bytes, false))
     }
 
-    /// Notes an allocation; returns its address.
-    pub(crate) fn remember(&mut self, address: u64, name: String, bytes: u64, is_pinned: bool) -> u64 {
-        // The host gives its addresses again.
+    /// Registers an allocation; returns its address.
+    pub(crate) fn register(&mut self, address: u64, name: String, bytes: u64, is_pinned: bool) -> u64 {
+        // Unlike the device, the host reuses addresses.
         self.freed.remove(&address);
         self.allocations.insert(address, Allocation { name: name.into(), bytes, is_pinned, uses: BTreeMap::new() });
         address
     }
 
-    /// Takes memory back; returns its bytes. Whoever uses it must have been waited for.
+    /// Frees memory; returns its size. Waiting for all its users must come first.
     pub(crate) fn free(&mut self, address: u64, is_pinned: bool) -> u64 {
         let Some(one) = self.allocations.get(&address).filter(|one| one.is_pinned == is_pinned) else {
-            self.end(&format!("a free of {}", self.place(&(address..address + 1))));
+            self.report(&format!("a free of {}", self.describe(&(address..address + 1))));
         };
         let known = |stream: usize| self.queue.host.get(stream);
         if let Some((stream, (_, user))) = one.uses.iter().find(|(stream, (index, _))| known(**stream) < *index) {
             let stream = self.stream_name(*stream);
-            self.end(&format!("a free of `{}`, which {user} in {stream} uses; nobody has waited for that", one.name));
+            self.report(&format!(
+                "a free of `{}`, which {user} in {stream} uses; nobody has waited for that",
+                one.name
+            ));
         }
         let (name, bytes) = (Arc::clone(&one.name), one.bytes);
         self.allocations.remove(&address);
@@ -246,16 +249,16 @@ impl Gpu {
         bytes
     }
 
-    /// The allocation that holds all of a range, and its first address.
-    pub(crate) fn holding(&self, range: &Range<u64>) -> Option<(u64, &Allocation)> {
+    /// The allocation that contains a range, and its first address.
+    pub(crate) fn find_allocation(&self, range: &Range<u64>) -> Option<(u64, &Allocation)> {
         let (start, one) = self.allocations.range(..=range.start).next_back()?;
         (range.end <= start + one.bytes).then_some((*start, one))
     }
 
-    /// A range in words.
-    pub(crate) fn place(&self, range: &Range<u64>) -> String {
+    /// Describes a range.
+    pub(crate) fn describe(&self, range: &Range<u64>) -> String {
         let bytes = range.end - range.start;
-        if let Some((start, one)) = self.holding(range) {
+        if let Some((start, one)) = self.find_allocation(range) {
             return format!("{bytes} bytes at byte {} of `{}` ({} bytes)", range.start - start, one.name, one.bytes);
         }
         match self.freed.range(..=range.start).next_back() {
@@ -266,15 +269,15 @@ impl Gpu {
         }
     }
 
-    /// Puts work into a stream that uses ranges of memory: each must be within an allocation.
-    pub(crate) fn put(&mut self, stream: usize, name: String, uses: &[Range<u64>], work: Work) {
+    /// Enqueues work on a stream. Each range that it uses must be within an allocation.
+    pub(crate) fn enqueue(&mut self, stream: usize, name: String, uses: &[Range<u64>], work: Work) {
         let Some(work) = self.graphs.take(stream, name.clone(), uses, work) else { return };
         let name: Arc<str> = name.into();
         let mut starts = Vec::new();
         for range in uses {
-            match self.holding(range) {
+            match self.find_allocation(range) {
                 Some((start, _)) => starts.push(start),
-                None => self.end(&format!("{name} in {} uses {}", self.stream_name(stream), self.place(range))),
+                None => self.report(&format!("{name} in {} uses {}", self.stream_name(stream), self.describe(range))),
             }
         }
         let index = self.queue.put(stream, Arc::clone(&name), work);
@@ -285,30 +288,30 @@ impl Gpu {
         }
     }
 
-    /// Whether a queued copy uses memory of the host.
+    /// Whether a queued copy uses this host memory.
     pub(crate) fn host_is_used(&mut self, range: &Range<u64>) -> bool {
         let hosts = self.queue.pending().filter_map(|operation| operation.work.host());
         hosts.into_iter().any(|queued| queued.range.start < range.end && range.start < queued.range.end)
     }
 
-    /// Queues a copy to the device. The caller has taken the bytes, or pinned memory stays.
+    /// Enqueues a copy to the device. The bytes are staged or in pinned memory.
     pub(crate) fn upload(&mut self, stream: usize, from: Source, to: Range<u64>) {
         let name = format!("a copy of {} bytes to the device", to.end - to.start);
         let mut uses = vec![to.clone()];
         if let Source::Pinned(queued) = &from {
             uses.push(queued.range.clone());
         }
-        self.put(stream, name, &uses, Work::Upload { from, to: to.start });
+        self.enqueue(stream, name, &uses, Work::Upload { from, to: to.start });
     }
 
-    /// Queues a copy from the device. Of pageable memory the host waits for it.
-    pub(crate) fn download(&mut self, stream: usize, from: Range<u64>, to: Queued, is_pinned: bool) {
+    /// Enqueues a copy from the device. For pageable memory the caller then waits.
+    pub(crate) fn download(&mut self, stream: usize, from: Range<u64>, to: HostRange, is_pinned: bool) {
         let name = format!("a copy of {} bytes from the device", from.end - from.start);
         let mut uses = vec![from.clone()];
         if is_pinned {
             uses.push(to.range.clone());
         }
-        self.put(stream, name, &uses, Work::Download { from: from.start, to });
+        self.enqueue(stream, name, &uses, Work::Download { from: from.start, to });
     }
 
     pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) {

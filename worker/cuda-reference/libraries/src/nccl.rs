@@ -1,10 +1,10 @@
-//! `libnccl.so.2`: all-reduces of communicators, with the signatures and constants of `nccl.h` 2.28.
+//! `libnccl.so.2`: all-reduce, with the signatures and constants of `nccl.h` 2.28.
 //!
 //! ```text
-//! ncclAllReduce ─> a stream: Send, Receive      Send gives this rank's numbers away, Receive runs once the sum is there
+//! ncclAllReduce ─> a stream: Send, Receive      Send sends this rank's data, Receive runs once the sum has arrived
 //! ```
 //!
-//! Not here: groups of calls, other collectives, capture in graphs.
+//! Not supported: group calls, other collectives, capture in graphs.
 
 use crate::abi::{self, Pointer};
 use crate::code::INVALID_VALUE;
@@ -16,7 +16,7 @@ use crate::ranks::{self, Call, Communicator, IN_PROGRESS, INVALID_USAGE, REMOTE_
 use std::ffi::{c_char, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
-type Answer<T> = Result<T, Status>;
+type CallResult<T> = Result<T, Status>;
 
 const UNHANDLED_CUDA_ERROR: Status = Status(1);
 const INVALID_ARGUMENT: Status = Status(4);
@@ -24,12 +24,12 @@ const INVALID_ARGUMENT: Status = Status(4);
 /// 2.28.9.
 const VERSION: u64 = 22_809;
 
-/// `ncclUniqueId`: the length of the name of the root, and the name.
+/// `ncclUniqueId`: the length of the root's name, and the name.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct UniqueId([u8; 128]);
 
-/// The beginning of `ncclConfig_t`, which is all that is used here.
+/// The start of `ncclConfig_t`, all that is used here.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Config {
@@ -43,24 +43,24 @@ const MAGIC: u32 = 0xcafe_beef;
 
 static COMMUNICATORS: Mutex<Vec<Option<Arc<Communicator>>>> = Mutex::new(Vec::new());
 
-fn done(answer: Answer<()>) -> i32 {
+fn done(answer: CallResult<()>) -> i32 {
     let Status(code) = answer.err().unwrap_or(SUCCESS);
     code
 }
 
-fn refused<T>(call: &str, status: Status, text: &str) -> Answer<T> {
+fn refused<T>(call: &str, status: Status, text: &str) -> CallResult<T> {
     explain(call, text);
     Err(status)
 }
 
 /// # Safety
-/// `to` is null or may be written.
-unsafe fn store<T>(to: *mut T, value: T) -> Answer<()> {
-    // SAFETY: as the caller promises.
+/// `to` must be null or valid for writes.
+unsafe fn store<T>(to: *mut T, value: T) -> CallResult<()> {
+    // SAFETY: upheld by the caller.
     unsafe { abi::store(to, value) }.map_err(|_| INVALID_ARGUMENT)
 }
 
-fn communicator(raw: Pointer) -> Answer<Arc<Communicator>> {
+fn communicator(raw: Pointer) -> CallResult<Arc<Communicator>> {
     let index = abi::index(abi::Kind::Communicator, raw).map_err(|_| INVALID_ARGUMENT)?;
     let all = COMMUNICATORS.lock().unwrap_or_else(PoisonError::into_inner);
     all.get(index).cloned().flatten().ok_or(INVALID_ARGUMENT)
@@ -69,7 +69,7 @@ fn communicator(raw: Pointer) -> Answer<Arc<Communicator>> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetVersion(version: *mut i32) -> i32 {
     let faults = fault::requested().unwrap_or_default();
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     done(unsafe { store(version, faults.nccl_version.unwrap_or(VERSION) as i32) })
 }
 
@@ -94,14 +94,14 @@ pub unsafe extern "C" fn ncclGetUniqueId(id: *mut UniqueId) -> i32 {
         let mut bytes = [0; 128];
         bytes[0] = name.len() as u8;
         bytes[1..=name.len()].copy_from_slice(&name);
-        // SAFETY: as the header says.
+        // SAFETY: per the header's contract.
         unsafe { store(id, UniqueId(bytes)) }
     }))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommInitRank(raw: *mut Pointer, world: i32, id: UniqueId, rank: i32) -> i32 {
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     done(unsafe { start("ncclCommInitRank", raw, (rank, world), &id, true) })
 }
 
@@ -114,7 +114,7 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     config: *const Config,
 ) -> i32 {
     const CALL: &str = "ncclCommInitRankConfig";
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     let Some(Config { size, magic, version, blocking }) = (unsafe { config.as_ref() }) else {
         return done(refused(CALL, INVALID_ARGUMENT, "no configuration"));
     };
@@ -122,25 +122,25 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
         let text = format!("size {size}, magic {magic:#x}, version {version}, blocking {blocking}");
         return done(refused(CALL, INVALID_ARGUMENT, &text));
     }
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     done(unsafe { start(CALL, raw, (rank, world), &id, *blocking == 1) })
 }
 
 /// # Safety
-/// `raw` is null or may be written.
+/// `raw` must be null or valid for writes.
 unsafe fn start(
     call: &str,
     raw: *mut Pointer,
     (rank, world): (i32, i32),
     UniqueId(id): &UniqueId,
     is_blocking: bool,
-) -> Answer<()> {
+) -> CallResult<()> {
     let (Ok(rank), Ok(world)) = (u32::try_from(rank), u32::try_from(world)) else {
         return refused(call, INVALID_ARGUMENT, &format!("rank {rank} of {world}"));
     };
     let name = id.get(1..=usize::from(id[0])).filter(|name| !name.is_empty());
     let Some(name) = name.filter(|_| rank < world) else {
-        return refused(call, INVALID_ARGUMENT, &format!("rank {rank} of {world}, or an id that nobody has made"));
+        return refused(call, INVALID_ARGUMENT, &format!("rank {rank} of {world}, or an id of unknown origin"));
     };
     let device = abi::current().map_err(|_| UNHANDLED_CUDA_ERROR)?;
     let settings = abi::with(|gpu| Ok(gpu.settings)).map_err(|_| UNHANDLED_CUDA_ERROR)?;
@@ -150,7 +150,7 @@ unsafe fn start(
     all.push(Some(Arc::clone(&new)));
     let handle = abi::handle(abi::Kind::Communicator, all.len() - 1);
     drop(all);
-    // SAFETY: as the caller promises.
+    // SAFETY: upheld by the caller.
     unsafe { store(raw, handle)? };
     match if is_blocking { new.settle() } else { IN_PROGRESS } {
         SUCCESS => Ok(()),
@@ -162,7 +162,7 @@ unsafe fn start(
 pub unsafe extern "C" fn ncclCommGetAsyncError(raw: Pointer, code: *mut i32) -> i32 {
     done(communicator(raw).and_then(|communicator| {
         let Status(status) = communicator.status();
-        // SAFETY: as the header says.
+        // SAFETY: per the header's contract.
         unsafe { store(code, status) }
     }))
 }
@@ -196,13 +196,13 @@ pub unsafe extern "C" fn ncclCommAbort(raw: Pointer) -> i32 {
     }))
 }
 
-fn forget(raw: Pointer) -> Answer<()> {
+fn forget(raw: Pointer) -> CallResult<()> {
     let index = abi::index(abi::Kind::Communicator, raw).map_err(|_| INVALID_ARGUMENT)?;
     COMMUNICATORS.lock().unwrap_or_else(PoisonError::into_inner)[index] = None;
     Ok(())
 }
 
-/// What it warned of: that is on standard error here.
+/// The last warning. Here, warnings go to standard error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetLastError(_: Pointer) -> *const c_char {
     c"".as_ptr()
@@ -212,11 +212,12 @@ pub unsafe extern "C" fn ncclGetLastError(_: Pointer) -> *const c_char {
 pub unsafe extern "C" fn ncclCommRegister(raw: Pointer, buffer: Pointer, bytes: usize, handle: *mut Pointer) -> i32 {
     done(communicator(raw).and_then(|_| {
         let start = buffer.addr() as u64;
-        let is_memory = abi::with(|gpu| gpu.holding(&(start..start + bytes as u64)).map(|_| ()).ok_or(INVALID_VALUE));
+        let is_memory =
+            abi::with(|gpu| gpu.find_allocation(&(start..start + bytes as u64)).map(|_| ()).ok_or(INVALID_VALUE));
         if is_memory.is_err() {
             return refused("ncclCommRegister", INVALID_ARGUMENT, &format!("{bytes} bytes of no allocation"));
         }
-        // SAFETY: as the header says.
+        // SAFETY: per the header's contract.
         unsafe { store(handle, buffer) }
     }))
 }
@@ -245,7 +246,7 @@ fn all_reduce(
     (data_type, operation): (i32, i32),
     raw: Pointer,
     stream: Pointer,
-) -> Answer<()> {
+) -> CallResult<()> {
     const CALL: &str = "ncclAllReduce";
     let communicator = communicator(raw)?;
     let Some(format) = ranks::format(data_type).filter(|_| ranks::is_operation(operation)) else {
@@ -274,8 +275,8 @@ fn all_reduce(
         let name = format!("all-reduce {number} of a communicator");
         let collective =
             Collective { communicator: Arc::clone(&communicator), call, from: from.clone(), to: to.clone() };
-        gpu.put(stream, name.clone(), &[from], Work::Send(collective.clone()));
-        gpu.put(stream, name, &[to], Work::Receive(collective));
+        gpu.enqueue(stream, name.clone(), &[from], Work::Send(collective.clone()));
+        gpu.enqueue(stream, name, &[to], Work::Receive(collective));
         Ok(())
     });
     put.map_err(|_| UNHANDLED_CUDA_ERROR)

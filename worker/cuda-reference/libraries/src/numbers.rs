@@ -1,4 +1,4 @@
-//! Numbers of products and sums, as bytes.
+//! Encoding and decoding of element formats.
 
 use half::{bf16, f16};
 use switchyard_cuda_reference::fp8::Fp8;

@@ -1,11 +1,12 @@
-//! `libnvidia-ml.so.1`: what the driver says of its GPUs, with the signatures and constants of `nvml.h` 13.
+//! `libnvidia-ml.so.1`: GPU health as reported by the driver, with the signatures and constants of
+//! `nvml.h` 13.
 //!
-//! GPUs are those of the machine, whatever `CUDA_VISIBLE_DEVICES` says. What they meet is asked for as faults; nothing depends on time:
-//! an error is there once the launch has run that it belongs to.
+//! Lists the machine's GPUs, regardless of `CUDA_VISIBLE_DEVICES`. Events are injected as faults
+//! and do not depend on time: an error is present once its launch has run.
 
 use crate::abi;
 use crate::fault::{self, Faults};
-use crate::reported::{CHANGED, happened, seen};
+use crate::reported::{CHANGED, driver_events, seen};
 use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char};
 use std::sync::PoisonError;
@@ -20,7 +21,7 @@ const INSUFFICIENT_SIZE: Code = 7;
 const TIMEOUT: Code = 10;
 
 const XID: u64 = 8;
-/// Lanes that a link could use.
+/// Lanes supported by the link.
 const LANES: u32 = 16;
 
 /// `nvmlMemory_t`.
@@ -56,33 +57,33 @@ fn faults() -> Faults {
 }
 
 /// # Safety
-/// `to` is null or may be written.
+/// `to` must be null or valid for writes.
 unsafe fn store<T>(to: *mut T, value: T) -> Code {
-    // SAFETY: as the caller promises.
+    // SAFETY: upheld by the caller.
     unsafe { abi::store(to, value) }.map_or(INVALID_ARGUMENT, |()| SUCCESS)
 }
 
 /// # Safety
-/// `room` bytes may be written.
+/// `room` bytes at `to` must be writable.
 unsafe fn store_text(to: *mut c_char, room: u32, text: &CStr) -> Code {
     let bytes = text.to_bytes_with_nul();
     if to.is_null() || bytes.len() > room as usize {
         return INSUFFICIENT_SIZE;
     }
-    // SAFETY: as the caller promises; both are as long as said.
+    // SAFETY: upheld by the caller; the length was checked.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), to, bytes.len()) };
     SUCCESS
 }
 
-/// The GPU of a handle, which is its number from 1 on.
+/// The GPU of a handle, which is its number from 1.
 fn gpu(handle: usize) -> Option<usize> {
     handle.checked_sub(1).filter(|gpu| *gpu < abi::count().unwrap_or(0))
 }
 
 /// # Safety
-/// `to` is null or may be written.
+/// `to` must be null or valid for writes.
 unsafe fn store_of<T>(handle: usize, to: *mut T, value: impl FnOnce(usize) -> T) -> Code {
-    // SAFETY: as the caller promises.
+    // SAFETY: upheld by the caller.
     gpu(handle).map_or(INVALID_ARGUMENT, |gpu| unsafe { store(to, value(gpu)) })
 }
 
@@ -106,14 +107,14 @@ pub unsafe extern "C" fn nvmlErrorString(code: Code) -> *const c_char {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlSystemGetDriverVersion(to: *mut c_char, room: u32) -> Code {
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     unsafe { store_text(to, room, c"580.65.06") }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlSystemGetProcessName(pid: u32, to: *mut c_char, room: u32) -> Code {
     match faults().process {
-        // SAFETY: as the header says.
+        // SAFETY: per the header's contract.
         Some((known, _)) if known == u64::from(pid) => unsafe { store_text(to, room, c"python3") },
         _ => NOT_FOUND,
     }
@@ -124,10 +125,10 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(bus: *const c_char, to
     if bus.is_null() {
         return INVALID_ARGUMENT;
     }
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     let bus = unsafe { CStr::from_ptr(bus) }.to_string_lossy().into_owned();
     match (0..abi::count().unwrap_or(0)).find(|gpu| abi::bus(*gpu) == bus) {
-        // SAFETY: as the header says.
+        // SAFETY: per the header's contract.
         Some(gpu) => unsafe { store(to, gpu + 1) },
         None => NOT_FOUND,
     }
@@ -135,7 +136,7 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(bus: *const c_char, to
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo(handle: usize, to: *mut Memory) -> Code {
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     unsafe {
         store_of(handle, to, |gpu| {
             let (free, total) = abi::memory_of(gpu);
@@ -154,7 +155,7 @@ pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
         return INVALID_ARGUMENT;
     }
     let found = faults().process;
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     let room = unsafe { count.replace(u32::from(found.is_some())) };
     match found {
         None => SUCCESS,
@@ -168,62 +169,62 @@ pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetCurrentClocksThrottleReasons(handle: usize, to: *mut u64) -> Code {
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     unsafe { store_of(handle, to, |_| faults().slowed.unwrap_or(0)) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetTemperature(handle: usize, _sensor: i32, to: *mut u32) -> Code {
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     unsafe { store_of(handle, to, |_| faults().celsius.unwrap_or(40) as u32) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetTotalEccErrors(handle: usize, kind: i32, _counter: i32, to: *mut u64) -> Code {
-    // Errors of other programs, before this one: they are not its own.
+    // Errors from before this program, which must not be attributed to it.
     const BEFORE: u64 = 5;
-    // SAFETY: as the header says.
-    unsafe { store_of(handle, to, |gpu| BEFORE + u64::from(kind == 1 && happened().broken.contains(&gpu))) }
+    // SAFETY: per the header's contract.
+    unsafe { store_of(handle, to, |gpu| BEFORE + u64::from(kind == 1 && driver_events().broken.contains(&gpu))) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetCurrPcieLinkWidth(handle: usize, to: *mut u32) -> Code {
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     unsafe { store_of(handle, to, |_| faults().lanes.map_or(LANES, |lanes| lanes as u32)) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMaxPcieLinkWidth(handle: usize, to: *mut u32) -> Code {
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     unsafe { store_of(handle, to, |_| LANES) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMigMode(handle: usize, now: *mut u32, later: *mut u32) -> Code {
     let mode = u32::from(faults().mig);
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     unsafe { store_of(handle, now, |_| mode).max(store_of(handle, later, |_| mode)) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetSupportedEventTypes(handle: usize, to: *mut u64) -> Code {
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     unsafe { store_of(handle, to, |_| XID) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlEventSetCreate(to: *mut usize) -> Code {
-    let mut happened = happened();
-    let seen = happened.xids.len();
-    happened.sets.push(Some((BTreeSet::new(), seen)));
-    // SAFETY: as the header says.
-    unsafe { store(to, happened.sets.len()) }
+    let mut events = driver_events();
+    let seen = events.xids.len();
+    events.sets.push(Some((BTreeSet::new(), seen)));
+    // SAFETY: per the header's contract.
+    unsafe { store(to, events.sets.len()) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceRegisterEvents(handle: usize, kinds: u64, set: usize) -> Code {
-    let mut happened = happened();
-    let found = set.checked_sub(1).and_then(|index| happened.sets.get_mut(index)?.as_mut());
+    let mut events = driver_events();
+    let found = set.checked_sub(1).and_then(|index| events.sets.get_mut(index)?.as_mut());
     match (found, gpu(handle)) {
         (Some((gpus, _)), Some(gpu)) if kinds == XID => {
             gpus.insert(gpu);
@@ -236,12 +237,12 @@ pub unsafe extern "C" fn nvmlDeviceRegisterEvents(handle: usize, kinds: u64, set
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlEventSetWait_v2(set: usize, to: *mut EventData, milliseconds: u32) -> Code {
     let time = Duration::from_millis(milliseconds.into());
-    let waiting = CHANGED.wait_timeout_while(happened(), time, |happened| happened.xids.len() == seen(happened, set));
-    let (mut happened, _) = waiting.unwrap_or_else(PoisonError::into_inner);
-    match happened.next(set) {
+    let waiting = CHANGED.wait_timeout_while(driver_events(), time, |events| events.xids.len() == seen(events, set));
+    let (mut events, _) = waiting.unwrap_or_else(PoisonError::into_inner);
+    match events.next(set) {
         None => INVALID_ARGUMENT,
         Some(None) => TIMEOUT,
-        // SAFETY: as the header says.
+        // SAFETY: per the header's contract.
         Some(Some((gpu, data))) => unsafe {
             store(to, EventData { device: gpu + 1, kind: XID, data, instances: [u32::MAX; 2] })
         },
@@ -250,7 +251,7 @@ pub unsafe extern "C" fn nvmlEventSetWait_v2(set: usize, to: *mut EventData, mil
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlEventSetFree(set: usize) -> Code {
-    let mut happened = happened();
-    let found = set.checked_sub(1).and_then(|index| happened.sets.get_mut(index)?.take());
+    let mut events = driver_events();
+    let found = set.checked_sub(1).and_then(|index| events.sets.get_mut(index)?.take());
     found.map_or(INVALID_ARGUMENT, |_| SUCCESS)
 }

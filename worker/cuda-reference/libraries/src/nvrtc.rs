@@ -1,4 +1,5 @@
-//! `libnvrtc.so.13`: NVIDIA's compiler. In place of a CUBIN it gives the PTX of the same compilation, see [`CONTAINER`].
+//! `libnvrtc.so.13`: NVIDIA's compiler. Instead of a CUBIN it returns the PTX of the same
+//! compilation, see [`CONTAINER`].
 
 use crate::abi::Pointer;
 use std::ffi::{CStr, OsString, c_char};
@@ -7,9 +8,9 @@ use std::sync::OnceLock;
 use switchyard_cuda::Error;
 use switchyard_cuda::find::{NVRTC, Places, VARIABLE};
 use switchyard_cuda::nvrtc::Nvrtc;
-use switchyard_cuda_reference::compiler::{kept, kept_or};
+use switchyard_cuda_reference::compiler::{cache_file, cached_or};
 
-/// What a CUBIN begins with here: it looks like an ELF file, and PTX follows, with a zero at its end.
+/// Header of an emulated CUBIN: looks like an ELF file, and is followed by zero-terminated PTX.
 pub(crate) const CONTAINER: &[u8] = b"\x7fELF switchyard reference: PTX\n";
 
 const INVALID_INPUT: i32 = 3;
@@ -17,7 +18,7 @@ const INVALID_PROGRAM: i32 = 4;
 const COMPILATION: i32 = 6;
 const NO_COMPILER: i32 = 11;
 
-/// A program: what is compiled, and what came of it. Texts end with a zero.
+/// A program: compiler inputs and outputs. Strings are zero-terminated.
 #[derive(Default)]
 pub struct Program {
     name: String,
@@ -27,7 +28,7 @@ pub struct Program {
     log: Vec<u8>,
 }
 
-/// NVIDIA's.
+/// NVIDIA's compiler.
 fn compiler() -> Result<&'static Nvrtc, String> {
     static COMPILER: OnceLock<Result<Nvrtc, String>> = OnceLock::new();
     let open = || {
@@ -52,7 +53,7 @@ fn with_zero(text: &str) -> Vec<u8> {
 impl Program {
     fn compile(&mut self, options: &[String]) -> Result<(), (i32, String)> {
         let headers: Vec<(&str, &str)> = self.headers.iter().map(|(name, text)| (&**name, &**text)).collect();
-        let compiled = kept_or(self.cached(options).as_deref(), || {
+        let compiled = cached_or(self.cached(options).as_deref(), || {
             let compiler = compiler().map_err(|text| Error::Refused { call: "nvrtc", text })?;
             compiler.compile((&self.name, &self.source), &headers, options)
         });
@@ -64,26 +65,26 @@ impl Program {
         Ok(())
     }
 
-    /// The file for what comes of a compilation.
+    /// The cache file of a compilation.
     fn cached(&self, options: &[String]) -> Option<PathBuf> {
         let folder = PathBuf::from(std::env::var_os("SWITCHYARD_REFERENCE_CACHE")?);
         let compiler = std::env::var_os("SWITCHYARD_REFERENCE_NVRTC");
         let compiler = compiler.and_then(|folder| Path::new(&folder).canonicalize().ok());
-        Some(kept(&folder, &(&compiler, &self.name, &self.source, &self.headers, options)))
+        Some(cache_file(&folder, &(&compiler, &self.name, &self.source, &self.headers, options)))
     }
 }
 
 /// # Safety
-/// `text` is a C string.
+/// `text` must be a C string.
 unsafe fn text(text: *const c_char) -> String {
-    // SAFETY: as the caller promises.
+    // SAFETY: upheld by the caller.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
 /// # Safety
-/// `list` has `count` C strings.
+/// `list` must have `count` C strings.
 unsafe fn texts(count: i32, list: *const *const c_char) -> Vec<String> {
-    // SAFETY: as the caller promises.
+    // SAFETY: upheld by the caller.
     (0..usize::try_from(count).unwrap_or(0)).map(|index| unsafe { text(list.add(index).read()) }).collect()
 }
 
@@ -91,7 +92,7 @@ unsafe fn texts(count: i32, list: *const *const c_char) -> Vec<String> {
 pub unsafe extern "C" fn nvrtcVersion(major: *mut i32, minor: *mut i32) -> i32 {
     match compiler().map(Nvrtc::version) {
         Ok(Ok((first, second))) => {
-            // SAFETY: as the header says.
+            // SAFETY: per the header's contract.
             unsafe {
                 major.write(first);
                 minor.write(second);
@@ -120,7 +121,7 @@ pub unsafe extern "C" fn nvrtcCreateProgram(
     if program.is_null() || source.is_null() {
         return INVALID_INPUT;
     }
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     unsafe {
         let name = if name.is_null() { "default_program".to_owned() } else { text(name) };
         let headers = texts(count, names).into_iter().zip(texts(count, headers)).collect();
@@ -132,7 +133,7 @@ pub unsafe extern "C" fn nvrtcCreateProgram(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvrtcDestroyProgram(program: *mut Pointer) -> i32 {
-    // SAFETY: the header says that it is of `nvrtcCreateProgram`.
+    // SAFETY: the header's contract makes it a result of `nvrtcCreateProgram`.
     unsafe {
         drop(Box::from_raw(program.read().cast::<Program>()));
         program.write(std::ptr::null_mut());
@@ -142,7 +143,8 @@ pub unsafe extern "C" fn nvrtcDestroyProgram(program: *mut Pointer) -> i32 {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvrtcCompileProgram(program: *mut Program, count: i32, options: *const *const c_char) -> i32 {
-    // SAFETY: the header says that it is of `nvrtcCreateProgram`, and that there are as many options.
+    // SAFETY: the header's contract makes it a result of `nvrtcCreateProgram`, with `count`
+    // options.
     let (Some(program), options) = (unsafe { (program.as_mut(), texts(count, options)) }) else {
         return INVALID_PROGRAM;
     };
@@ -158,12 +160,12 @@ pub unsafe extern "C" fn nvrtcCompileProgram(program: *mut Program, count: i32, 
 /// Stores the size of a result.
 ///
 /// # Safety
-/// As the header says.
+/// As required by the header.
 unsafe fn size(program: *const Program, bytes: *mut usize, of: fn(&Program) -> Vec<u8>) -> i32 {
-    // SAFETY: as the caller promises.
+    // SAFETY: upheld by the caller.
     match unsafe { program.as_ref() } {
         Some(program) => {
-            // SAFETY: as the caller promises.
+            // SAFETY: upheld by the caller.
             unsafe { bytes.write(of(program).len()) };
             0
         }
@@ -174,13 +176,13 @@ unsafe fn size(program: *const Program, bytes: *mut usize, of: fn(&Program) -> V
 /// Stores a result.
 ///
 /// # Safety
-/// As the header says.
+/// As required by the header.
 unsafe fn get(program: *const Program, to: *mut c_char, of: fn(&Program) -> Vec<u8>) -> i32 {
-    // SAFETY: as the caller promises.
+    // SAFETY: upheld by the caller.
     match unsafe { program.as_ref() } {
         Some(program) => {
             let bytes = of(program);
-            // SAFETY: as the caller promises.
+            // SAFETY: upheld by the caller.
             unsafe { to.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
             0
         }
@@ -202,37 +204,37 @@ fn cubin(program: &Program) -> Vec<u8> {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvrtcGetProgramLogSize(program: *const Program, bytes: *mut usize) -> i32 {
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     unsafe { size(program, bytes, log) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvrtcGetProgramLog(program: *const Program, to: *mut c_char) -> i32 {
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     unsafe { get(program, to, log) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvrtcGetPTXSize(program: *const Program, bytes: *mut usize) -> i32 {
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     unsafe { size(program, bytes, ptx) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvrtcGetPTX(program: *const Program, to: *mut c_char) -> i32 {
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     unsafe { get(program, to, ptx) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvrtcGetCUBINSize(program: *const Program, bytes: *mut usize) -> i32 {
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     unsafe { size(program, bytes, cubin) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvrtcGetCUBIN(program: *const Program, to: *mut c_char) -> i32 {
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     unsafe { get(program, to, cubin) }
 }
 

@@ -1,11 +1,11 @@
-//! Who used which bytes last, and whether a new use is in order with that.
+//! The last uses of all bytes, and whether a new use is ordered after them.
 
 use crate::clock::Clock;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// An operation: the how manieth of which stream.
+/// Identifies an operation by stream and position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Stamp {
     pub(crate) stream: usize,
@@ -13,21 +13,22 @@ pub(crate) struct Stamp {
     pub(crate) name: Arc<str>,
 }
 
-/// Bytes with the same history.
+/// Bytes with a common history.
 #[derive(Debug, Clone)]
 struct Piece {
     end: u64,
     writer: Option<Stamp>,
-    /// Since then, the last of each stream.
+    /// The last reader of each stream since the write.
     readers: Vec<Stamp>,
 }
 
-/// Pieces by their first address.
+/// Pieces by first address.
 #[derive(Debug, Default)]
 pub(crate) struct Shadow(BTreeMap<u64, Piece>);
 
 impl Shadow {
-    /// Notes a use, or returns the one that it is in no order with, and whether that one wrote.
+    /// Records a use, or returns an earlier one that it is unordered with, and whether that one was
+    /// a write.
     pub(crate) fn touch(
         &mut self,
         range: &Range<u64>,
@@ -71,7 +72,7 @@ impl Shadow {
         None
     }
 
-    /// Bytes that nobody has used: memory that is given back.
+    /// Clears the history of freed memory.
     pub(crate) fn forget(&mut self, range: &Range<u64>) {
         self.split(range.start);
         self.split(range.end);
@@ -79,7 +80,7 @@ impl Shadow {
         starts.iter().for_each(|start| drop(self.0.remove(start)));
     }
 
-    /// Lets a piece begin at an address.
+    /// Makes an address a piece boundary.
     fn split(&mut self, at: u64) {
         if let Some((start, piece)) = self.0.range_mut(..at).next_back()
             && piece.end > at
@@ -98,7 +99,8 @@ mod tests {
     use crate::clock::Clock;
     use std::ops::Range;
 
-    /// Uses in the order in which they run: range, whether it writes, stream, and how far the other stream is known to be.
+    /// Index of the first race among uses in execution order. A use has a range, whether it writes,
+    /// a stream, and how much of the other stream is known to have completed.
     fn first_race(uses: &[(Range<u64>, bool, usize, u64)]) -> Option<usize> {
         let (mut shadow, mut counts) = (Shadow::default(), [0, 0]);
         uses.iter().position(|(range, writes, stream, other)| {
@@ -112,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn uses_of_one_stream_are_in_order() {
+    fn uses_of_one_stream_are_ordered() {
         assert_eq!(first_race(&[(0..8, true, 0, 0), (4..12, false, 0, 0), (0..16, true, 0, 0)]), None);
     }
 
@@ -127,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_is_not_forgotten_when_another_stream_reads() {
+    fn a_reader_is_remembered_when_another_stream_reads() {
         let uses = [(0..8, false, 0, 0), (2..4, false, 1, 0), (0..8, false, 1, 0), (6..8, true, 1, 0)];
         assert_eq!(first_race(&uses), Some(3));
         assert_eq!(first_race(&[(0..8, false, 0, 0), (2..4, false, 1, 0), (0..8, true, 1, 1)]), None);

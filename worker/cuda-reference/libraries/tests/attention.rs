@@ -1,4 +1,5 @@
-//! Attention as graphs of cuDNN through the calls of the engine, against `f64`; and what must not be done.
+//! Attention as cuDNN graphs through the engine's calls, compared with `f64`; and misuse that must
+//! be caught.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
@@ -6,7 +7,7 @@ mod child;
 mod device;
 mod formats;
 
-use child::planted;
+use child::misuse_test;
 use device::{Gpu, number, places};
 use formats::{download, round, upload};
 use switchyard_cuda::attention::{Attention, Backward};
@@ -19,7 +20,7 @@ use switchyard_cuda::operation::{Accepted, Limits, Operation, Planned, Propertie
 
 const LIMITS: Limits = Limits { deterministic: false, workspace_bytes: 1 << 20 };
 
-/// Sequences, tokens, heads and their size.
+/// Sequences, tokens, heads and head size.
 const SIZES: [[u32; 4]; 4] = [[2, 7, 3, 8], [1, 16, 2, 16], [3, 1, 1, 24], [1, 33, 2, 8]];
 
 fn shape([batch, context, heads, head_size]: [u32; 4], element: Element, causal: bool) -> Shape {
@@ -30,7 +31,7 @@ fn cudnn() -> Cudnn {
     Cudnn::start(&places().open(&CUDNN).unwrap().library).unwrap()
 }
 
-/// Queries, keys and values of one head as rows, from rows of all heads.
+/// Queries, keys and values of one head, as rows.
 struct Head {
     parts: [Vec<Vec<f64>>; 3],
 }
@@ -48,7 +49,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// What the definition says of one head.
+/// One head by definition.
 struct Exact {
     out: Vec<Vec<f64>>,
     saved: Vec<f64>,
@@ -85,7 +86,7 @@ impl Head {
     }
 }
 
-/// The memory of both passes.
+/// Memory of both passes.
 struct Tensors {
     qkv: Buffer,
     out: Buffer,
@@ -100,7 +101,7 @@ impl Tensors {
     fn new(gpu: &Gpu, shape: &Shape) -> Tensors {
         let backward = Attention { shape: *shape, backward: true };
         let allocate = |bytes: usize| gpu.context.allocate(bytes).unwrap();
-        let all = count(shape);
+        let all = elements(shape);
         let input = |seed, count| {
             let numbers: Vec<f32> = (0..count).map(|at| 2.0 * number(seed, at)).collect();
             upload(gpu, shape.element, &numbers)
@@ -123,13 +124,13 @@ impl Tensors {
     }
 }
 
-/// Numbers of a row of each head.
-fn count(shape: &Shape) -> usize {
+/// Elements of one tensor of shape tokens x heads x head size.
+fn elements(shape: &Shape) -> usize {
     (shape.batch * shape.context * shape.heads * shape.head_size) as usize
 }
 
-/// A pass that is ready to run.
-fn planned(cudnn: &Cudnn, attention: Attention, on: &Tensors) -> Planned {
+/// Plans a pass.
+fn plan(cudnn: &Cudnn, attention: Attention, on: &Tensors) -> Planned {
     let operation = Operation::Attention(attention);
     let accepted = ask(cudnn, &Properties::of(cudnn, 0).unwrap(), &operation, LIMITS).unwrap();
     let spans = match attention.backward {
@@ -140,15 +141,15 @@ fn planned(cudnn: &Cudnn, attention: Attention, on: &Tensors) -> Planned {
 }
 
 #[test]
-fn both_passes_are_those_of_the_definition() {
-    device::on_a_device("both_passes_are_those_of_the_definition", &[], || {
+fn both_passes_match_the_definition() {
+    device::on_a_device("both_passes_match_the_definition", &[], || {
         let (gpu, cudnn) = (Gpu::new(), cudnn());
         for sizes in SIZES {
             for (element, causal) in [(Element::Bf16, true), (Element::F16, false), (Element::F16, true)] {
                 let shape = shape(sizes, element, causal);
                 let on = Tensors::new(&gpu, &shape);
                 for backward in [false, true] {
-                    planned(&cudnn, Attention { shape, backward }, &on).run(&gpu.stream).unwrap();
+                    plan(&cudnn, Attention { shape, backward }, &on).run(&gpu.stream).unwrap();
                 }
                 gpu.stream.synchronize().unwrap();
                 compare(&shape, &on);
@@ -159,13 +160,13 @@ fn both_passes_are_those_of_the_definition() {
 
 fn compare(shape: &Shape, on: &Tensors) {
     let Shape { element, batch, context, heads, causal, .. } = *shape;
-    let all = count(shape);
+    let all = elements(shape);
     let numbers =
         |seed, count: usize| -> Vec<f32> { (0..count).map(|at| round(element, 2.0 * number(seed, at))).collect() };
     let (qkv, d_out) = (numbers(1, 3 * all), numbers(2, all));
     let (out, d_qkv) = (download(&on.out, element, all), download(&on.d_qkv, element, 3 * all));
     let saved = download(&on.saved, Element::F32, all / shape.head_size as usize);
-    // Weights, gradients of scores and results are rounded.
+    // Weights, score gradients and results are rounded.
     let allowed = match element {
         Element::Bf16 => 16.0 / 256.0,
         _ => 16.0 / 2048.0,
@@ -191,9 +192,9 @@ fn compare(shape: &Shape, on: &Tensors) {
 }
 
 #[test]
-fn what_cudnn_does_not_have_is_refused() {
+fn unsupported_attention_is_refused() {
     device::on_a_device(
-        "what_cudnn_does_not_have_is_refused",
+        "unsupported_attention_is_refused",
         &[("SWITCHYARD_REFERENCE_FAULT", "cudnn-refused:13")],
         || {
             let (_gpu, cudnn) = (Gpu::new(), cudnn());
@@ -206,44 +207,44 @@ fn what_cudnn_does_not_have_is_refused() {
             assert!(refusal(wide, LIMITS).contains("numbers in 32 bits, expected 16"));
             let small = refusal(good, Limits { workspace_bytes: 255, ..LIMITS });
             assert!(small.contains("no engine that is exact enough in so much memory"), "{small}");
-            // The fault is about graphs that begin as the gradient does.
+            // The fault applies to graphs that begin like the gradient.
             let backward = Attention { backward: true, ..good };
             let fault = refusal(backward, LIMITS);
-            assert!(fault.contains("the fault that was asked for"), "{fault}");
+            assert!(fault.contains("injected fault"), "{fault}");
             assert!(ask(&cudnn, &device, &Operation::Attention(good), LIMITS).is_ok());
         },
     );
 }
 
 #[test]
-fn the_gradient_is_not_taken_where_bits_matter() {
-    device::on_a_device("the_gradient_is_not_taken_where_bits_matter", &[], || {
+fn the_gradient_is_refused_in_deterministic_mode() {
+    device::on_a_device("the_gradient_is_refused_in_deterministic_mode", &[], || {
         let (_gpu, cudnn) = (Gpu::new(), cudnn());
         let device = Properties::of(&cudnn, 0).unwrap();
-        let asked = |backward| {
+        let request = |backward| {
             let attention = Attention { shape: shape(SIZES[0], Element::Bf16, true), backward };
             ask(&cudnn, &device, &Operation::Attention(attention), Limits { deterministic: true, ..LIMITS })
         };
-        let accepted: Accepted = asked(false).unwrap();
+        let accepted: Accepted = request(false).unwrap();
         assert_eq!(accepted.workspace_bytes, 256);
-        let text = asked(true).unwrap_err().to_string();
+        let text = request(true).unwrap_err().to_string();
         assert!(text.contains("no engine that is deterministic"), "{text}");
     });
 }
 
-planted! {
-    a_gradient_needs_what_forward_has_kept: "that nobody has written", |is_right| {
+misuse_test! {
+    a_gradient_needs_the_saved_tensors_of_forward: "that nobody has written", |is_right| {
         let (gpu, cudnn) = (Gpu::new(), cudnn());
         let shape = shape(SIZES[0], Element::Bf16, true);
         let on = Tensors::new(&gpu, &shape);
-        let passes = [false, true].map(|backward| planned(&cudnn, Attention { shape, backward }, &on));
+        let passes = [false, true].map(|backward| plan(&cudnn, Attention { shape, backward }, &on));
         for pass in &passes[if is_right { 0 } else { 1 }..] {
             pass.run(&gpu.stream).unwrap();
         }
         gpu.context.synchronize().unwrap();
     }
 
-    a_result_does_not_overwrite_queries: "writes what it reads", |is_right| {
+    a_result_must_not_overwrite_queries: "writes what it reads", |is_right| {
         let (gpu, cudnn) = (Gpu::new(), cudnn());
         let shape = shape(SIZES[0], Element::Bf16, true);
         let on = Tensors::new(&gpu, &shape);
@@ -257,17 +258,17 @@ planted! {
         gpu.context.synchronize().unwrap();
     }
 
-    two_passes_in_two_streams_have_an_order: "with no order between", |is_right| {
+    two_passes_in_two_streams_must_be_ordered: "with no order between", |is_right| {
         let (gpu, cudnn) = (Gpu::new(), cudnn());
         let shape = shape(SIZES[0], Element::Bf16, true);
         let on = Tensors::new(&gpu, &shape);
         let other = gpu.context.stream().unwrap();
-        let forward = planned(&cudnn, Attention { shape, backward: false }, &on);
+        let forward = plan(&cudnn, Attention { shape, backward: false }, &on);
         forward.run(&gpu.stream).unwrap();
         gpu.stream.synchronize().unwrap();
         forward.run(&gpu.stream).unwrap();
         let stream = if is_right { &gpu.stream } else { &other };
-        planned(&cudnn, Attention { shape, backward: true }, &on).run(stream).unwrap();
+        plan(&cudnn, Attention { shape, backward: true }, &on).run(stream).unwrap();
         gpu.context.synchronize().unwrap();
     }
 }

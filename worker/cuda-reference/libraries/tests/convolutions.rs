@@ -1,4 +1,5 @@
-//! Convolutions through the calls of the engine, against `f64`: all directions, formats, strides, paddings, sums; and what must not be done.
+//! Convolutions through the engine's calls, compared with `f64` in all directions, formats, strides
+//! and paddings, with and without accumulation; and misuse that must be caught.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
@@ -6,7 +7,7 @@ mod child;
 mod device;
 mod formats;
 
-use child::planted;
+use child::misuse_test;
 use device::{Gpu, number, places};
 use formats::{download, round, upload};
 use switchyard_cuda::convolution::{Convolution, Direction};
@@ -48,11 +49,11 @@ fn library() -> switchyard_cuda::Library {
     places().open(&CUDNN).unwrap().library
 }
 
-fn asked(cudnn: &Cudnn, convolution: &Convolution) -> Accepted {
+fn accepted(cudnn: &Cudnn, convolution: &Convolution) -> Accepted {
     ask(cudnn, &Properties::of(cudnn, 0).unwrap(), &Operation::Convolution(*convolution), LIMITS).unwrap()
 }
 
-/// Numbers of a tensor on the device: rows of `width` numbers, with NaN between them.
+/// A device tensor: rows of `width` values, with NaN in between.
 struct Tensor {
     buffer: Buffer,
     numbers: Vec<f32>,
@@ -94,7 +95,7 @@ fn spans(tensors: &[Tensor; 3]) -> [Span; 3] {
     tensors.each_ref().map(|tensor| tensor.buffer.span())
 }
 
-/// The sums that the definition says, row by row of the result.
+/// The sums by definition, one per row of the result.
 fn expected(of: &Convolution, [images, filters, results]: &[Tensor; 3]) -> Vec<f64> {
     let [tall, wide] = of.result().unwrap();
     let [rows, width] = match of.direction {
@@ -131,7 +132,7 @@ fn expected(of: &Convolution, [images, filters, results]: &[Tensor; 3]) -> Vec<f
 /// The largest error, and the largest that rounding explains.
 fn error(gpu: &Gpu, cudnn: &Cudnn, of: &Convolution) -> [f64; 2] {
     let tensors = tensors(gpu, of);
-    let accepted = asked(cudnn, of);
+    let accepted = accepted(cudnn, of);
     let workspace = gpu.context.allocate(accepted.workspace_bytes.max(1)).unwrap();
     let planned =
         Planned::new(cudnn, &Operation::Convolution(*of), &accepted, &spans(&tensors), Some(workspace.span())).unwrap();
@@ -152,7 +153,7 @@ fn error(gpu: &Gpu, cudnn: &Cudnn, of: &Convolution) -> [f64; 2] {
         let wanted = sums[row * written.width + column] + if of.adds { written.at(row, column) } else { 0.0 };
         worst = worst.max((f64::from(got) - wanted).abs());
     }
-    // Half of the last bit of sums below 32.
+    // Half an ulp of sums below 32.
     let allowed = match of.element {
         Element::F32 => 2e-5,
         Element::Bf16 => 32.0 / 512.0,
@@ -179,8 +180,8 @@ fn convolutions_of_all_directions_and_formats_are_right() {
 }
 
 #[test]
-fn tf32_is_less_exact_and_no_more_than_that() {
-    device::on_a_device("tf32_is_less_exact_and_no_more_than_that", &[], || {
+fn tf32_loses_only_the_expected_precision() {
+    device::on_a_device("tf32_loses_only_the_expected_precision", &[], || {
         let of = Convolution { arithmetic: Arithmetic::Tf32, ..convolution(SIZES[0]) };
         let [worst, allowed] = error(&Gpu::new(), &Cudnn::start(&library()).unwrap(), &of);
         assert!(worst > 10.0 * allowed && worst < 32.0 / 1024.0, "{worst}");
@@ -188,59 +189,63 @@ fn tf32_is_less_exact_and_no_more_than_that() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
-    device::on_a_device("what_does_not_fit_is_refused", &[("SWITCHYARD_REFERENCE_FAULT", "cudnn-refused:11")], || {
-        let gpu = Gpu::new();
-        let cudnn = Cudnn::start(&library()).unwrap();
-        let of = Convolution { element: Element::Bf16, ..convolution(SIZES[0]) };
-        let tensors = tensors(&gpu, &of);
-        let accepted = asked(&cudnn, &of);
-        let refusal = |spans: [Span; 3], workspace, accepted: &Accepted| {
-            Planned::new(&cudnn, &Operation::Convolution(of), accepted, &spans, workspace)
-                .map(|_| ())
-                .unwrap_err()
-                .to_string()
-        };
-        let [images, filters, results] = spans(&tensors);
-        assert_eq!(accepted.workspace_bytes, 4096);
-        let small = refusal([images, filters, results], None, &accepted);
-        assert!(small.contains("a workspace of 0 bytes, expected at least 4096"), "{small}");
-        let workspace = gpu.context.allocate(4096).unwrap();
-        let short = refusal([images, filters.part(0..16).unwrap(), results], Some(workspace.span()), &accepted);
-        assert!(short.contains("16 bytes at a multiple of"), "{short}");
-        let large = gpu.context.allocate(4096).unwrap();
-        let odd = large.span().part(8..4096).unwrap();
-        let unaligned = refusal([images, odd, results], Some(workspace.span()), &accepted);
-        assert!(unaligned.contains("at a multiple of 8"), "{unaligned}");
-        let other = Accepted { plan: accepted.plan.replace("plan", "plane"), ..accepted.clone() };
-        let unknown = refusal([images, filters, results], Some(workspace.span()), &other);
-        assert!(unknown.contains("no plan of this version"), "{unknown}");
-        // A heuristic that has no engine, and a limit that its engines exceed.
-        let device = Properties::of(&cudnn, 0).unwrap();
-        let backward = Convolution { direction: Direction::Filters, ..of };
-        let none = ask(&cudnn, &device, &Operation::Convolution(backward), LIMITS).unwrap_err().to_string();
-        assert!(none.contains("3000: CUDNN_STATUS_NOT_SUPPORTED: the fault that was asked for"), "{none}");
-        assert_eq!(
-            ask(&cudnn, &device, &Operation::Convolution(of), Limits { workspace_bytes: 4095, ..LIMITS })
-                .unwrap()
-                .workspace_bytes,
-            0
-        );
-        assert!(Properties::of(&cudnn, 1).is_err());
-        assert!(Properties::described(&cudnn, "no device").is_err());
-    });
+fn unsupported_convolutions_are_refused() {
+    device::on_a_device(
+        "unsupported_convolutions_are_refused",
+        &[("SWITCHYARD_REFERENCE_FAULT", "cudnn-refused:11")],
+        || {
+            let gpu = Gpu::new();
+            let cudnn = Cudnn::start(&library()).unwrap();
+            let of = Convolution { element: Element::Bf16, ..convolution(SIZES[0]) };
+            let tensors = tensors(&gpu, &of);
+            let accepted = accepted(&cudnn, &of);
+            let refusal = |spans: [Span; 3], workspace, accepted: &Accepted| {
+                Planned::new(&cudnn, &Operation::Convolution(of), accepted, &spans, workspace)
+                    .map(|_| ())
+                    .unwrap_err()
+                    .to_string()
+            };
+            let [images, filters, results] = spans(&tensors);
+            assert_eq!(accepted.workspace_bytes, 4096);
+            let small = refusal([images, filters, results], None, &accepted);
+            assert!(small.contains("a workspace of 0 bytes, expected at least 4096"), "{small}");
+            let workspace = gpu.context.allocate(4096).unwrap();
+            let short = refusal([images, filters.part(0..16).unwrap(), results], Some(workspace.span()), &accepted);
+            assert!(short.contains("16 bytes at a multiple of"), "{short}");
+            let large = gpu.context.allocate(4096).unwrap();
+            let odd = large.span().part(8..4096).unwrap();
+            let unaligned = refusal([images, odd, results], Some(workspace.span()), &accepted);
+            assert!(unaligned.contains("at a multiple of 8"), "{unaligned}");
+            let other = Accepted { plan: accepted.plan.replace("plan", "plane"), ..accepted.clone() };
+            let unknown = refusal([images, filters, results], Some(workspace.span()), &other);
+            assert!(unknown.contains("no plan of this version"), "{unknown}");
+            // A heuristic without an engine, and a limit that its engines exceed.
+            let device = Properties::of(&cudnn, 0).unwrap();
+            let backward = Convolution { direction: Direction::Filters, ..of };
+            let none = ask(&cudnn, &device, &Operation::Convolution(backward), LIMITS).unwrap_err().to_string();
+            assert!(none.contains("3000: CUDNN_STATUS_NOT_SUPPORTED: injected fault"), "{none}");
+            assert_eq!(
+                ask(&cudnn, &device, &Operation::Convolution(of), Limits { workspace_bytes: 4095, ..LIMITS })
+                    .unwrap()
+                    .workspace_bytes,
+                0
+            );
+            assert!(Properties::of(&cudnn, 1).is_err());
+            assert!(Properties::described(&cudnn, "no device").is_err());
+        },
+    );
 }
 
-/// A convolution in bf16, its tensors, its plan, and cuDNN.
+/// A bf16 convolution, its tensors, its plan, and cuDNN.
 fn prepared(gpu: &Gpu) -> (Cudnn, Convolution, [Tensor; 3], Accepted) {
     let cudnn = Cudnn::start(&library()).unwrap();
     let of = Convolution { element: Element::Bf16, ..convolution(SIZES[0]) };
-    let accepted = asked(&cudnn, &of);
+    let accepted = accepted(&cudnn, &of);
     (cudnn, of, tensors(gpu, &of), accepted)
 }
 
-planted! {
-    a_workspace_has_the_bytes_that_the_plan_says: "uses 4096 bytes", |is_right| {
+misuse_test! {
+    a_workspace_must_have_the_size_of_the_plan: "uses 4096 bytes", |is_right| {
         let gpu = Gpu::new();
         let (cudnn, of, tensors, accepted) = prepared(&gpu);
         let workspace = gpu.context.allocate(if is_right { 4096 } else { 4080 }).unwrap();
@@ -249,7 +254,7 @@ planted! {
         gpu.context.synchronize().unwrap();
     }
 
-    two_streams_do_not_share_a_workspace: "with no order between", |is_right| {
+    two_streams_must_not_share_a_workspace: "with no order between", |is_right| {
         let gpu = Gpu::new();
         let all = [(); 2].map(|()| prepared(&gpu));
         let workspaces = [(); 2].map(|()| gpu.context.allocate(4096).unwrap());
@@ -261,7 +266,7 @@ planted! {
         gpu.context.synchronize().unwrap();
     }
 
-    a_convolution_reads_what_somebody_has_written: "that nobody has written", |is_right| {
+    a_convolution_must_read_initialised_memory: "that nobody has written", |is_right| {
         let gpu = Gpu::new();
         let (cudnn, of, tensors, accepted) = prepared(&gpu);
         let (workspace, fresh) = (gpu.context.allocate(4096).unwrap(), gpu.context.allocate(4096).unwrap());
@@ -271,7 +276,7 @@ planted! {
         gpu.context.synchronize().unwrap();
     }
 
-    a_convolution_does_not_overwrite_what_it_reads: "writes what it reads", |is_right| {
+    a_convolution_must_not_overwrite_its_inputs: "writes what it reads", |is_right| {
         let gpu = Gpu::new();
         let (cudnn, of, tensors, accepted) = prepared(&gpu);
         let workspace = gpu.context.allocate(4096).unwrap();

@@ -1,11 +1,12 @@
-//! The calls of the engine on the reference driver: streams, events, pinned memory, kernels; errors reach the caller.
+//! The engine's calls on the reference driver: streams, events, pinned memory, kernels. Errors
+//! reach the caller.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
 mod child;
 mod device;
 
-use child::planted;
+use child::misuse_test;
 use device::{Gpu, number, on_a_device, places};
 use switchyard_cuda::Error;
 use switchyard_cuda::driver::{Driver, Lines, Loaded, Span};
@@ -38,8 +39,8 @@ fn code(error: &Error) -> Option<(&str, i32)> {
     }
 }
 
-planted! {
-    work_waits_for_the_copy_of_its_input: "with no order between", |is_right| {
+misuse_test! {
+    work_must_wait_for_the_copy_of_its_input: "with no order between", |is_right| {
         let gpu = Gpu::new();
         let (copies, arrived) = (gpu.context.stream().unwrap(), gpu.context.event().unwrap());
         let [x, y] = [(); 2].map(|()| gpu.context.allocate(BYTES).unwrap());
@@ -60,17 +61,17 @@ planted! {
 }
 
 #[test]
-fn pinned_memory_may_be_written_again_when_its_copy_has_run() {
-    on_a_device("pinned_memory_may_be_written_again_when_its_copy_has_run", &[], || {
+fn pinned_memory_can_be_rewritten_once_its_copy_has_run() {
+    on_a_device("pinned_memory_can_be_rewritten_once_its_copy_has_run", &[], || {
         let gpu = Gpu::new();
         let x = gpu.context.allocate(3 * BYTES).unwrap();
         let mut host = gpu.context.pinned::<f32>(COUNT).unwrap();
         for (index, stream) in [gpu.context.stream().unwrap(), gpu.context.stream().unwrap()].iter().enumerate() {
-            // Waits for the copy before.
+            // Waits for the previous copy.
             host.values_mut().unwrap().fill(index as f32);
             stream.upload(&host, 0..COUNT, x.part(index * BYTES..(index + 1) * BYTES).unwrap()).unwrap();
         }
-        // Also on another stream, and to the same place.
+        // Also on another stream, and to the same location.
         gpu.stream.download(x.part(0..4).unwrap(), &mut host, 7..8).unwrap();
         drop(x);
         assert_eq!(host.values().unwrap()[6..9], [1.0, 0.0, 1.0]);
@@ -78,8 +79,8 @@ fn pinned_memory_may_be_written_again_when_its_copy_has_run() {
 }
 
 #[test]
-fn copies_between_buffers_keep_what_lies_between_lines() {
-    on_a_device("copies_between_buffers_keep_what_lies_between_lines", &[], || {
+fn strided_copies_leave_the_gaps_unchanged() {
+    on_a_device("strided_copies_leave_the_gaps_unchanged", &[], || {
         let gpu = Gpu::new();
         let from = gpu.context.upload(&numbers()).unwrap();
         let to = gpu.context.zeros(BYTES).unwrap();
@@ -98,8 +99,8 @@ fn copies_between_buffers_keep_what_lies_between_lines() {
 }
 
 #[test]
-fn ranges_and_buffers_that_do_not_exist_are_refused() {
-    on_a_device("ranges_and_buffers_that_do_not_exist_are_refused", &[], || {
+fn invalid_ranges_and_dropped_buffers_are_refused() {
+    on_a_device("invalid_ranges_and_dropped_buffers_are_refused", &[], || {
         let gpu = Gpu::new();
         let kernels = kernels(&gpu);
         let [x, y] = [(); 2].map(|()| gpu.context.zeros(BYTES).unwrap());
@@ -133,8 +134,8 @@ fn ranges_and_buffers_that_do_not_exist_are_refused() {
 }
 
 #[test]
-fn arguments_that_are_not_those_of_the_machine_code_are_refused() {
-    const NAME: &str = "arguments_that_are_not_those_of_the_machine_code_are_refused";
+fn arguments_that_do_not_match_the_machine_code_are_refused() {
+    const NAME: &str = "arguments_that_do_not_match_the_machine_code_are_refused";
     let folder = tempfile::tempdir().unwrap();
     let cache = [("SWITCHYARD_REFERENCE_CACHE", folder.path().to_str().unwrap())];
     let launch = || {
@@ -142,7 +143,7 @@ fn arguments_that_are_not_those_of_the_machine_code_are_refused() {
         let kernels = kernels(&gpu);
         let buffer = gpu.context.zeros(BYTES).unwrap();
         let call = KERNELS.fill(1, COUNT as u32, 1.0, buffer.span()).unwrap();
-        // The child with the planted fault says it to the test.
+        // The child with the damaged cache prints it for the test.
         eprintln!("{:?}", kernels.launch(&call, &gpu.stream).map_err(|error| error.to_string()));
     };
     // Fills the cache.
@@ -151,20 +152,20 @@ fn arguments_that_are_not_those_of_the_machine_code_are_refused() {
         return;
     }
     let file = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
-    // Behind the PTX is machine code, which nobody reads here.
+    // The machine code after the PTX is not used here.
     let text = String::from_utf8_lossy(&std::fs::read(&file).unwrap()).into_owned();
-    let planted = text.replace(".param .u32 fill_param_2", ".param .u64 fill_param_2");
-    assert_ne!(planted, text);
-    std::fs::write(&file, planted).unwrap();
+    let damaged = text.replace(".param .u32 fill_param_2", ".param .u64 fill_param_2");
+    assert_ne!(damaged, text);
+    std::fs::write(&file, damaged).unwrap();
     let output = child::start(NAME, true, &cache);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(errors.contains("arguments of [8, 4, 4] bytes, expected [8, 4, 8]"), "{errors}");
 }
 
 #[test]
-fn too_little_memory_is_an_error_and_what_was_there_before_goes_on() {
+fn out_of_memory_is_an_error_and_existing_buffers_keep_working() {
     let memory = [("SWITCHYARD_REFERENCE_MEMORY", "10000")];
-    on_a_device("too_little_memory_is_an_error_and_what_was_there_before_goes_on", &memory, || {
+    on_a_device("out_of_memory_is_an_error_and_existing_buffers_keep_working", &memory, || {
         let gpu = Gpu::new();
         let x = gpu.context.upload(&numbers()).unwrap();
         assert_eq!((gpu.context.device().memory_bytes, gpu.context.free_bytes().unwrap()), (10_000, 6000));
@@ -177,16 +178,16 @@ fn too_little_memory_is_an_error_and_what_was_there_before_goes_on() {
 }
 
 #[test]
-fn after_a_launch_that_failed_every_call_fails() {
+fn after_a_failed_launch_every_call_fails() {
     let fault = [("SWITCHYARD_REFERENCE_FAULT", "launch:2")];
-    on_a_device("after_a_launch_that_failed_every_call_fails", &fault, || {
+    on_a_device("after_a_failed_launch_every_call_fails", &fault, || {
         let gpu = Gpu::new();
         let kernels = kernels(&gpu);
         let [x, y] = [(); 2].map(|()| gpu.context.upload(&numbers()).unwrap());
         let mut host = gpu.context.pinned::<f32>(COUNT).unwrap();
         double(&kernels, &gpu, x.span(), y.span()).unwrap();
         gpu.stream.synchronize().unwrap();
-        // It fails when it runs, not when it is queued.
+        // The launch fails when it runs, not when it is queued.
         double(&kernels, &gpu, x.span(), y.span()).unwrap();
         gpu.stream.download(y.span(), &mut host, 0..COUNT).unwrap();
         for error in [
@@ -201,14 +202,14 @@ fn after_a_launch_that_failed_every_call_fails() {
 }
 
 #[test]
-fn gpus_that_are_not_visible_are_not_there() {
+fn hidden_gpus_are_not_listed() {
     let visible = [("SWITCHYARD_REFERENCE_DEVICES", "3"), ("CUDA_VISIBLE_DEVICES", "2,0,9,1")];
-    on_a_device("gpus_that_are_not_visible_are_not_there", &visible, || {
+    on_a_device("hidden_gpus_are_not_listed", &visible, || {
         let driver = || Driver::new(&places().open(&DRIVER).unwrap().library);
         let devices = driver().unwrap().devices().unwrap();
-        // What follows a number that is none is not seen.
+        // Everything after an invalid number is hidden.
         assert_eq!(devices.len(), 2);
-        // Each has memory of its own.
+        // Each device has its own memory.
         let contexts = [0, 1].map(|index| driver().unwrap().context(&devices[index]).unwrap());
         let buffers: Vec<_> = contexts.iter().map(|context| context.upload(&numbers()).unwrap()).collect();
         assert_eq!(buffers[1].download::<f32>(0..COUNT).unwrap(), numbers());
@@ -217,33 +218,33 @@ fn gpus_that_are_not_visible_are_not_there() {
 }
 
 #[test]
-fn a_machine_whose_gpus_are_all_hidden_has_none() {
-    on_a_device("a_machine_whose_gpus_are_all_hidden_has_none", &[("CUDA_VISIBLE_DEVICES", "")], || {
+fn hiding_all_gpus_leaves_none() {
+    on_a_device("hiding_all_gpus_leaves_none", &[("CUDA_VISIBLE_DEVICES", "")], || {
         let error = Driver::new(&places().open(&DRIVER).unwrap().library).map(|_| ()).unwrap_err();
         assert_eq!(error, Error::NoDevice);
     });
 }
 
 #[test]
-fn what_the_compiler_says_reaches_the_caller() {
-    on_a_device("what_the_compiler_says_reaches_the_caller", &[], || {
+fn compiler_messages_reach_the_caller() {
+    on_a_device("compiler_messages_reach_the_caller", &[], || {
         let Some(_) = std::env::var_os("SWITCHYARD_REFERENCE_NVRTC") else { return };
         let nvrtc = Nvrtc::new(&places().open(&NVRTC).unwrap().library).unwrap();
         let options = ["--gpu-architecture=sm_90".to_owned()];
-        let compile = |source| nvrtc.compile(("planted.cu", source), &[], &options);
+        let compile = |source| nvrtc.compile(("faulty.cu", source), &[], &options);
         let error = compile("__global__ void k() { nowhere(); }").map(|_| ()).unwrap_err();
         assert_eq!(code(&error), Some(("nvrtcCompileProgram", 6)));
-        assert!(error.to_string().contains("planted.cu(1): error: identifier \"nowhere\" is undefined"), "{error}");
+        assert!(error.to_string().contains("faulty.cu(1): error: identifier \"nowhere\" is undefined"), "{error}");
         let good = compile("extern \"C\" __global__ void k() {}").unwrap();
         assert!(good.ptx.contains(".entry k"), "{}", good.ptx);
-        // PTX, in the container of this driver.
+        // PTX, in this driver's container.
         assert!(String::from_utf8_lossy(&good.cubin).contains(&good.ptx));
     });
 }
 
 #[test]
-fn a_graph_is_its_work_and_is_refused_when_its_memory_is_gone() {
-    on_a_device("a_graph_is_its_work_and_is_refused_when_its_memory_is_gone", &[], || {
+fn a_graph_replays_its_work_and_is_refused_once_its_memory_is_freed() {
+    on_a_device("a_graph_replays_its_work_and_is_refused_once_its_memory_is_freed", &[], || {
         let gpu = Gpu::new();
         let kernels = kernels(&gpu);
         let [x, y] = [(); 2].map(|()| gpu.context.upload(&numbers()).unwrap());
@@ -268,8 +269,8 @@ fn a_graph_is_its_work_and_is_refused_when_its_memory_is_gone() {
     });
 }
 
-planted! {
-    who_is_outside_of_a_graph_waits_for_an_event_inside: "with no order between", |is_right| {
+misuse_test! {
+    work_outside_a_graph_must_wait_for_an_event_inside: "with no order between", |is_right| {
         let gpu = Gpu::new();
         let [x, y] = [(); 2].map(|()| gpu.context.upload(&numbers()).unwrap());
         let (copies, filled) = (gpu.context.stream().unwrap(), gpu.context.event().unwrap());
@@ -298,15 +299,15 @@ planted! {
 }
 
 #[test]
-fn a_call_that_waits_breaks_a_capture() {
-    on_a_device("a_call_that_waits_breaks_a_capture", &[], || {
+fn a_blocking_call_invalidates_a_capture() {
+    on_a_device("a_blocking_call_invalidates_a_capture", &[], || {
         let gpu = Gpu::new();
         let x = gpu.context.zeros(BYTES).unwrap();
         let host = gpu.context.pinned::<f32>(COUNT).unwrap();
         let fill = || gpu.stream.fill(x.span(), 1);
         for (broken, expected) in [
             (gpu.stream.capture(|| fill().and_then(|()| gpu.stream.synchronize())), 900),
-            // Who goes on in spite of it gets no graph.
+            // Continuing despite the error yields no graph.
             (gpu.stream.capture(|| fill().map(|()| drop(gpu.stream.synchronize()))), 901),
         ] {
             assert_eq!(code(&broken.map(|_| ()).unwrap_err()).unwrap().1, expected);
@@ -319,8 +320,8 @@ fn a_call_that_waits_breaks_a_capture() {
 }
 
 #[test]
-fn objects_may_move_to_another_thread_and_go_in_any_order() {
-    on_a_device("objects_may_move_to_another_thread_and_go_in_any_order", &[], || {
+fn objects_can_move_between_threads_and_be_dropped_in_any_order() {
+    on_a_device("objects_can_move_between_threads_and_be_dropped_in_any_order", &[], || {
         let gpu = Gpu::new();
         let kernels = kernels(&gpu);
         let [x, y] = [(); 2].map(|()| gpu.context.upload(&numbers()).unwrap());

@@ -1,16 +1,17 @@
-//! Each kind of finding finds a planted fault with every seed; the same program without the fault has none. The programs call the driver
-//! as C programs do, since safe code cannot do most of this.
+//! Each kind of finding is reported for an injected misuse under every seed, and never for the
+//! correct program. The programs call the driver's C API directly, because safe code cannot do most
+//! of this.
 #![allow(unsafe_code, clippy::unwrap_used, non_snake_case)]
 
 mod child;
 
-use child::planted;
+use child::misuse_test;
 use std::ffi::{CStr, c_char, c_void};
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 use std::ptr::null_mut;
-// Linked for its functions too.
+// Also linked for its functions.
 use switchyard_cuda_libraries::finding::PREFIX;
 
 type Pointer = *mut c_void;
@@ -52,10 +53,11 @@ unsafe extern "C" {
     fn cuEventQuery(event: Pointer) -> i32;
 }
 
-/// Calls that must succeed.
+/// Makes calls that must succeed.
 macro_rules! call {
     ($($function:ident($($argument:expr),* $(,)?);)*) => {$(
-        // SAFETY: as the header of the driver wants it, except for what a test plants, which the library finds before it does it.
+        // SAFETY: per the driver's header, except for injected misuse, which the library detects
+        // before acting on it.
         assert_eq!(unsafe { $function($($argument),*) }, 0, stringify!($function));
     )*};
 }
@@ -63,7 +65,7 @@ macro_rules! call {
 const BYTES: usize = 256;
 const NON_BLOCKING: u32 = 1;
 
-/// Two streams in no order.
+/// Two unordered streams.
 fn streams() -> [Pointer; 2] {
     let mut context = null_mut();
     call! {
@@ -105,7 +107,7 @@ fn set(host: Pointer, byte: u8) {
     unsafe { host.cast::<u8>().write_volatile(byte) };
 }
 
-/// Kernel `store`: each thread writes a word of its first argument, from the second on.
+/// Kernel `store`: each thread writes a word through its first argument, starting at the second.
 const MODULE: &CStr = c"\x7fELF switchyard reference: PTX
 .version 9.0
 .target sm_90
@@ -145,8 +147,8 @@ fn store(module: Pointer, stream: Pointer, to: u64, first: u32) {
     }
 }
 
-planted! {
-    two_streams_that_use_the_same_bytes_need_an_event: "with no order between", |is_right| {
+misuse_test! {
+    two_streams_using_the_same_bytes_need_an_event: "with no order between", |is_right| {
         let ([a, b], x, event, module) = (streams(), buffer(), event(), module());
         store(module, a, x, 0);
         call! { cuEventRecord(event, a); }
@@ -158,7 +160,7 @@ planted! {
         synchronize();
     }
 
-    an_event_that_was_recorded_too_early_orders_nothing: "with no order between", |is_right| {
+    an_event_recorded_too_early_orders_nothing: "with no order between", |is_right| {
         let ([a, b], x, event) = (streams(), buffer(), event());
         if !is_right {
             call! { cuEventRecord(event, a); }
@@ -171,7 +173,7 @@ planted! {
         synchronize();
     }
 
-    pinned_memory_stays_until_its_copy_has_run: "the host changed byte 0 of 256 bytes of pinned memory", |is_right| {
+    pinned_memory_must_not_change_until_its_copy_has_run: "the host changed byte 0 of 256 bytes of pinned memory", |is_right| {
         let ([a, _], x, host) = (streams(), buffer(), pinned());
         call! { cuMemcpyHtoDAsync_v2(x, host, BYTES, a); }
         if is_right {
@@ -181,7 +183,7 @@ planted! {
         synchronize();
     }
 
-    the_target_of_a_queued_copy_is_not_written: "the host changed byte 0 of 256 bytes of pinned memory", |is_right| {
+    the_target_of_a_queued_copy_must_not_be_written: "the host changed byte 0 of 256 bytes of pinned memory", |is_right| {
         let ([a, _], x, host) = (streams(), buffer(), pinned());
         call! { cuMemsetD8Async(x, 1, BYTES, a); cuMemcpyDtoHAsync_v2(host, x, BYTES, a); }
         if is_right {
@@ -191,7 +193,7 @@ planted! {
         synchronize();
     }
 
-    two_copies_of_the_same_pinned_memory_need_an_order: "with no order between", |is_right| {
+    two_copies_of_the_same_pinned_memory_must_be_ordered: "with no order between", |is_right| {
         let ([a, b], x, y, host) = (streams(), buffer(), buffer(), pinned());
         call! {
             cuMemsetD8Async(x, 1, BYTES, a);
@@ -204,14 +206,14 @@ planted! {
         synchronize();
     }
 
-    a_copy_of_a_stream_needs_pinned_memory: "expected pinned memory of the host", |is_right| {
+    an_async_copy_needs_pinned_memory: "expected pinned memory of the host", |is_right| {
         let ([a, _], x, host, pageable) = (streams(), buffer(), pinned(), [0u8; BYTES]);
         let from = if is_right { host } else { pageable.as_ptr().cast_mut().cast() };
         call! { cuMemcpyHtoDAsync_v2(x, from, BYTES, a); }
         synchronize();
     }
 
-    a_copy_that_waits_has_only_taken_its_bytes_when_it_returns: "with no order between", |is_right| {
+    a_synchronous_copy_returns_once_its_bytes_are_staged: "with no order between", |is_right| {
         let ([a, _], x, pageable) = (streams(), buffer(), [0u8; BYTES]);
         call! { cuMemcpyHtoD_v2(x, pageable.as_ptr().cast(), BYTES); }
         if is_right {
@@ -221,7 +223,7 @@ planted! {
         synchronize();
     }
 
-    memory_is_freed_once: "a free of 1 bytes at byte 0 of `buffer 1`, which was freed", |is_right| {
+    memory_must_be_freed_once: "a free of 1 bytes at byte 0 of `buffer 1`, which was freed", |is_right| {
         let (_, x) = (streams(), buffer());
         call! { cuMemFree_v2(x); }
         if !is_right {
@@ -229,11 +231,11 @@ planted! {
         }
     }
 
-    memory_in_use_is_not_freed: "which a fill of 256 bytes in stream 1 uses; nobody has waited for that", |is_right| {
+    memory_in_use_must_not_be_freed: "which a fill of 256 bytes in stream 1 uses; nobody has waited for that", |is_right| {
         let ([a, b], x) = (streams(), buffer());
         call! {
             cuMemsetD8Async(x, 1, BYTES, a);
-            // The wrong one.
+            // The wrong stream.
             cuStreamSynchronize(b);
         }
         if is_right {
@@ -242,7 +244,7 @@ planted! {
         call! { cuMemFree_v2(x); }
     }
 
-    pinned_memory_in_use_is_not_freed: "bytes of pinned memory`, which a copy of 256 bytes to the device", |is_right| {
+    pinned_memory_in_use_must_not_be_freed: "bytes of pinned memory`, which a copy of 256 bytes to the device", |is_right| {
         let ([a, _], x, host) = (streams(), buffer(), pinned());
         call! { cuMemcpyHtoDAsync_v2(x, host, BYTES, a); }
         if is_right {
@@ -251,20 +253,20 @@ planted! {
         call! { cuMemFreeHost(host); }
     }
 
-    memory_that_was_freed_is_not_used: "at byte 16 of `buffer 1`, which was freed", |is_right| {
+    freed_memory_must_not_be_used: "at byte 16 of `buffer 1`, which was freed", |is_right| {
         let ([a, _], x, y, module) = (streams(), buffer(), buffer(), module());
         call! { cuMemFree_v2(x); }
         store(module, a, if is_right { y } else { x + 16 }, 0);
         synchronize();
     }
 
-    a_kernel_beside_its_memory_is_found: "out of bounds; seed", |is_right| {
+    an_out_of_bounds_kernel_is_found: "out of bounds; seed", |is_right| {
         let ([a, _], x, module) = (streams(), buffer(), module());
         store(module, a, x, if is_right { 32 } else { 33 });
         synchronize();
     }
 
-    a_module_with_queued_launches_is_not_unloaded: "a module is unloaded while launch 1 (`store`) is queued", |is_right| {
+    a_module_with_queued_launches_must_not_be_unloaded: "a module is unloaded while launch 1 (`store`) is queued", |is_right| {
         let ([a, _], x, module) = (streams(), buffer(), module());
         store(module, a, x, 0);
         if is_right {
@@ -276,9 +278,9 @@ planted! {
 }
 
 #[test]
-fn who_looks_before_the_copy_has_run_sees_no_result() {
+fn reading_before_the_copy_has_run_sees_no_result() {
     if child::role().is_none() {
-        let output = child::start("who_looks_before_the_copy_has_run_sees_no_result", true, &[]);
+        let output = child::start("reading_before_the_copy_has_run_sees_no_result", true, &[]);
         assert!(output.status.success(), "{output:?}");
         return;
     }
@@ -291,10 +293,10 @@ fn who_looks_before_the_copy_has_run_sees_no_result() {
     // SAFETY: four bytes of pinned memory.
     let number = || unsafe { host.cast::<f32>().read_volatile() };
     assert!(number().is_nan());
-    // SAFETY: the event lives.
-    let asked = (0..5).take_while(|_| unsafe { cuEventQuery(event) } == 600).count();
-    // One operation runs for each question that was too early.
-    assert_eq!((asked, number().to_bits()), (2, 0x0101_0101));
+    // SAFETY: the event exists.
+    let queries = (0..5).take_while(|_| unsafe { cuEventQuery(event) } == 600).count();
+    // Each premature query runs one operation.
+    assert_eq!((queries, number().to_bits()), (2, 0x0101_0101));
 }
 
 #[test]
@@ -306,14 +308,14 @@ fn the_host_cannot_read_memory_of_the_device() {
         return;
     }
     let (_, x) = (streams(), buffer());
-    // SAFETY: none, nothing is mapped there: it ends the process.
+    // SAFETY: none. Nothing is mapped there, so it ends the process.
     let byte = unsafe { std::ptr::with_exposed_provenance::<u8>(x as usize).read_volatile() };
     println!("{byte}");
 }
 
 #[test]
-fn a_launch_that_hangs_is_waited_for_without_end() {
-    const TEST: &str = "a_launch_that_hangs_is_waited_for_without_end";
+fn waiting_for_a_hung_launch_never_returns() {
+    const TEST: &str = "waiting_for_a_hung_launch_never_returns";
     if child::role().is_none() {
         let mut child = child::command(TEST, true)
             .env("SWITCHYARD_REFERENCE_FAULT", "hang:2")
@@ -323,7 +325,7 @@ fn a_launch_that_hangs_is_waited_for_without_end() {
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
         assert!(lines.any(|line| line.contains("launch 2 never ends")));
         child.kill().unwrap();
-        assert_eq!(child.wait().unwrap().code(), None, "it had ended");
+        assert_eq!(child.wait().unwrap().code(), None, "it had exited");
         return;
     }
     let ([a, _], x, module) = (streams(), buffer(), module());
@@ -334,10 +336,10 @@ fn a_launch_that_hangs_is_waited_for_without_end() {
 }
 
 #[test]
-fn the_page_shows_what_a_finding_looks_like() {
-    let output = child::start("two_streams_that_use_the_same_bytes_need_an_event", false, &[]);
+fn the_docs_show_a_real_finding() {
+    let output = child::start("two_streams_using_the_same_bytes_need_an_event", false, &[]);
     let errors = String::from_utf8_lossy(&output.stderr);
     let line = errors.lines().find(|line| line.starts_with(PREFIX)).unwrap();
     let page = include_str!("../../../../docs/gpu.md");
-    assert!(page.contains(line), "docs/gpu.md shows another finding than {line}");
+    assert!(page.contains(line), "docs/gpu.md shows a finding other than {line}");
 }

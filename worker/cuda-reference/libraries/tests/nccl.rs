@@ -1,12 +1,12 @@
-//! Sums over ranks through the calls of the engine: ranks are threads of a child, each with a GPU. What ranks do wrong is found with every
-//! seed, and what fails on one of them reaches the others.
+//! All-reduce through the engine's calls. Ranks are threads of a child, each with its own GPU.
+//! Misuse is found under every seed, and a failure of one rank reaches the others.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
 mod child;
 mod device;
 
-use child::planted;
+use child::misuse_test;
 use device::{Gpu, number, on_a_device, places};
 use std::sync::Barrier;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use switchyard_cuda::nccl::{Communicator, Nccl, UniqueId};
 
 const COUNT: usize = 1000;
 
-/// What a rank has.
+/// A rank's objects.
 struct Rank {
     rank: usize,
     context: Context,
@@ -38,7 +38,7 @@ fn ready(communicator: Communicator) -> Result<Communicator, Error> {
     Ok(communicator)
 }
 
-/// Connects the communicators of a rank, one after the other.
+/// Connects a rank's communicators one after another.
 fn connect(ids: &[UniqueId], world: usize, (rank, device): (usize, usize)) -> Result<Rank, Error> {
     let Gpu { context, stream } = Gpu::of(device);
     let connected = ids.iter().map(|id| ready(nccl().connect(&context, id, (rank as u32, world as u32))?));
@@ -46,7 +46,7 @@ fn connect(ids: &[UniqueId], world: usize, (rank, device): (usize, usize)) -> Re
     Ok(Rank { rank, stream, context, communicators })
 }
 
-/// Runs all ranks at the same time; `devices`: the GPU of each.
+/// Runs all ranks concurrently; `devices` gives each rank's GPU.
 fn ranks<T: Send>(
     devices: &[usize],
     communicators: usize,
@@ -84,7 +84,7 @@ fn all_ranks_get_the_same_sum() {
                 let other = context.stream().unwrap();
                 communicators[0].all_reduce(first.span(), Element::F32, &stream).unwrap();
                 communicators[1].all_reduce(second.span(), Element::F32, &other).unwrap();
-                // Ranks wait for different things first.
+                // Ranks wait for different streams first.
                 if rank == 0 { &stream } else { &other }.synchronize().unwrap();
                 [first, second].map(|buffer| buffer.download::<f32>(0..COUNT).unwrap())
             });
@@ -97,9 +97,9 @@ fn all_ranks_get_the_same_sum() {
 }
 
 #[test]
-fn what_fails_on_a_rank_reaches_the_others() {
+fn a_failure_of_one_rank_reaches_the_others() {
     let silent = ("SWITCHYARD_REFERENCE_FAULT", "nccl-error:1.1");
-    on_a_device("what_fails_on_a_rank_reaches_the_others", &[TWO, silent], || {
+    on_a_device("a_failure_of_one_rank_reaches_the_others", &[TWO, silent], || {
         let both_called = Barrier::new(2);
         let errors = ranks(&[0, 1], 1, |rank| {
             let Rank { rank, context, stream, communicators } = rank.unwrap();
@@ -108,7 +108,7 @@ fn what_fails_on_a_rank_reaches_the_others() {
             let event = context.event().unwrap();
             stream.record(&event).unwrap();
             both_called.wait();
-            // A query lets the device get on, and never waits for other ranks.
+            // A query lets the device make progress, and never waits for other ranks.
             let error = loop {
                 assert!(!event.is_done().unwrap());
                 if let Err(error) = communicator.is_ready() {
@@ -118,7 +118,7 @@ fn what_fails_on_a_rank_reaches_the_others() {
             // Until then the device waits for the other rank.
             communicator.abort();
             event.synchronize().unwrap();
-            assert!(buffer.download::<f32>(0..1).unwrap()[0].is_nan(), "there is no sum");
+            assert!(buffer.download::<f32>(0..1).unwrap()[0].is_nan(), "the result is invalid");
             assert!(communicator.all_reduce(buffer.span(), Element::F32, &stream).is_err());
             error.to_string()
         });
@@ -137,18 +137,18 @@ fn two_ranks_on_a_gpu_are_refused() {
 }
 
 #[test]
-fn a_rank_that_cannot_start_says_so() {
+fn a_rank_that_cannot_start_reports_it() {
     let fault = ("SWITCHYARD_REFERENCE_FAULT", "nccl-init:0");
-    on_a_device("a_rank_that_cannot_start_says_so", &[fault], || {
+    on_a_device("a_rank_that_cannot_start_reports_it", &[fault], || {
         let error = nccl().single_rank(&Gpu::new().context).err().unwrap().to_string();
         assert_eq!(error, "NCCL: ncclCommInitRankConfig returned 2: unhandled system error");
     });
 }
 
 #[test]
-fn a_rank_that_never_comes_leaves_the_others_waiting_until_they_abort() {
+fn a_missing_rank_leaves_the_others_waiting_until_they_abort() {
     let fault = ("SWITCHYARD_REFERENCE_FAULT", "nccl-absent:1");
-    on_a_device("a_rank_that_never_comes_leaves_the_others_waiting_until_they_abort", &[TWO, fault], || {
+    on_a_device("a_missing_rank_leaves_the_others_waiting_until_they_abort", &[TWO, fault], || {
         let id = nccl().unique_id().unwrap();
         let both = [0, 1].map(|rank| nccl().connect(&Gpu::of(rank as usize).context, &id, (rank, 2)).unwrap());
         for communicator in &both {
@@ -160,12 +160,12 @@ fn a_rank_that_never_comes_leaves_the_others_waiting_until_they_abort() {
 }
 
 #[test]
-fn another_major_version_and_an_old_one_are_refused() {
+fn other_major_versions_and_old_ones_are_refused() {
     for (version, words) in [("31000", "version 3.10.0; expected 2.19.0"), ("21806", "version 2.18.6; expected 2.19.0")]
     {
         let fault = format!("nccl-version:{version}");
         let variables = [("SWITCHYARD_REFERENCE_FAULT", fault.as_str()), ("EXPECTED_WORDS", words)];
-        on_a_device("another_major_version_and_an_old_one_are_refused", &variables, || {
+        on_a_device("other_major_versions_and_old_ones_are_refused", &variables, || {
             let error = Nccl::new(&places().open(&NCCL).unwrap().library).err().unwrap().to_string();
             assert!(error.contains(&std::env::var("EXPECTED_WORDS").unwrap()), "{error}");
         });
@@ -175,7 +175,7 @@ fn another_major_version_and_an_old_one_are_refused() {
     }
 }
 
-/// Both ranks of a child with two GPUs run a program with memory of [`COUNT`] numbers.
+/// Runs a program on both ranks of a child with two GPUs, with memory for [`COUNT`] values.
 fn both(communicators: usize, program: impl Fn(&Rank, Span) + Sync) {
     ranks(&[0, 1], communicators, |rank| {
         let rank = rank.unwrap();
@@ -185,8 +185,8 @@ fn both(communicators: usize, program: impl Fn(&Rank, Span) + Sync) {
     });
 }
 
-planted! {
-    a_sum_waits_for_what_writes_its_numbers: "with no order between", |is_right| {
+misuse_test! {
+    a_sum_must_wait_for_the_writer_of_its_input: "with no order between", |is_right| {
         both(1, |Rank { context, stream, communicators, .. }, memory| {
             let other = context.stream().unwrap();
             let written = context.event().unwrap();
@@ -199,7 +199,7 @@ planted! {
         });
     }
 
-    a_sum_is_waited_for: "with no order between", |is_right| {
+    a_sum_must_be_waited_for: "with no order between", |is_right| {
         both(1, |Rank { context, stream, communicators, .. }, memory| {
             let (other, summed) = (context.stream().unwrap(), context.event().unwrap());
             communicators[0].all_reduce(memory, Element::Bf16, stream).unwrap();
@@ -211,21 +211,21 @@ planted! {
         });
     }
 
-    ranks_sum_as_many_numbers: "rank 0 has 1000 numbers of type 7, operation 0, rank 1 has 999 numbers", |is_right| {
+    ranks_must_sum_equal_counts: "rank 0 has 1000 numbers of type 7, operation 0, rank 1 has 999 numbers", |is_right| {
         both(1, |Rank { rank, stream, communicators, .. }, memory| {
             let count = if is_right || *rank == 0 { COUNT } else { COUNT - 1 };
             communicators[0].all_reduce(memory.part(0..4 * count).unwrap(), Element::F32, stream).unwrap();
         });
     }
 
-    ranks_sum_numbers_of_one_type: "rank 0 has 1000 numbers of type 7, operation 0, rank 1 has 1000 numbers of type 9", |is_right| {
+    ranks_must_sum_one_type: "rank 0 has 1000 numbers of type 7, operation 0, rank 1 has 1000 numbers of type 9", |is_right| {
         both(1, |Rank { rank, stream, communicators, .. }, memory| {
             let (bytes, element) = if is_right || *rank == 0 { (4, Element::F32) } else { (2, Element::Bf16) };
             communicators[0].all_reduce(memory.part(0..bytes * COUNT).unwrap(), element, stream).unwrap();
         });
     }
 
-    communicators_are_used_in_the_same_order: "the all-reduce in place 2 of its device", |is_right| {
+    communicators_must_be_used_in_the_same_order: "the all-reduce in place 2 of its device", |is_right| {
         both(2, |Rank { rank, context, communicators, .. }, memory| {
             let order = if is_right || *rank == 0 { [0, 1] } else { [1, 0] };
             let halves = [0..2 * COUNT, 2 * COUNT..4 * COUNT];
@@ -236,7 +236,7 @@ planted! {
         });
     }
 
-    numbers_that_nobody_has_written_are_not_summed: "that nobody has written", |is_right| {
+    uninitialised_memory_must_not_be_summed: "that nobody has written", |is_right| {
         both(1, |Rank { context, stream, communicators, .. }, _| {
             let buffer = context.allocate(64).unwrap();
             if is_right {

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
-// Programs with planted findings are in `findings.rs`.
+// `findings.rs` covers programs with misuse.
 #[allow(dead_code, unused_imports, unused_macros)]
 mod child;
 
@@ -21,7 +21,7 @@ fn nvml() -> Nvml {
 }
 
 #[test]
-fn a_gpu_without_faults_is_well() {
+fn a_gpu_without_faults_is_healthy() {
     let nvml = nvml();
     assert_eq!(nvml.driver_version().unwrap(), "580.65.06");
     let gpu = nvml.gpu("0000:10:00.0").unwrap();
@@ -37,10 +37,10 @@ fn a_gpu_without_faults_is_well() {
 }
 
 #[test]
-fn what_is_asked_for_is_told() {
+fn injected_faults_are_reported() {
     if child::role().is_none() {
         let faults = "slowed:36,celsius:91,lanes:4,process:4242.1024,mig";
-        let output = child::start("what_is_asked_for_is_told", true, &[("SWITCHYARD_REFERENCE_FAULT", faults)]);
+        let output = child::start("injected_faults_are_reported", true, &[("SWITCHYARD_REFERENCE_FAULT", faults)]);
         assert!(output.status.success(), "{output:?}");
         return;
     }

@@ -1,4 +1,5 @@
-//! The recorder of ranges under a program that has them by NVIDIA's own headers, so that it is no tool for our own tables only.
+//! Runs the range recorder under a program built with NVIDIA's own headers, to show that it does
+//! not only work with our tables.
 #![allow(clippy::unwrap_used)]
 
 use std::process::Command;
@@ -17,7 +18,7 @@ int main(void) {
 "#;
 
 #[test]
-fn a_program_with_nvidias_headers_has_its_ranges_written_down() {
+fn ranges_of_a_program_with_nvidias_headers_are_recorded() {
     let headers = fetched("nvtx-header");
     let place = tempfile::tempdir().unwrap();
     let (source, program, ranges) =

@@ -1,4 +1,5 @@
-//! Products through the calls of the engine, against `f64`: all formats, sides, pitches, sums; and what must not be done.
+//! Matrix products through the engine's calls, compared with `f64` for all formats, transpositions
+//! and pitches, with and without accumulation; and misuse that must be caught.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
@@ -6,7 +7,7 @@ mod child;
 mod device;
 mod formats;
 
-use child::planted;
+use child::misuse_test;
 use device::{Gpu, number, places};
 use formats::{download, round, upload};
 use half::bf16;
@@ -30,7 +31,7 @@ const N: usize = 7;
 const K: usize = 12;
 const WORKSPACE_BYTES: usize = 1 << 20;
 
-/// A matrix on the device, with NaN where nobody may read, and its numbers.
+/// A device matrix, with NaN in the padding, and its values.
 struct Side {
     buffer: Buffer,
     element: Element,
@@ -39,7 +40,7 @@ struct Side {
 }
 
 impl Side {
-    /// `rows` x `columns` as a product takes them.
+    /// A matrix of shape `rows` x `columns` after transposition.
     fn new(gpu: &Gpu, seed: usize, element: Element, (rows, columns): (usize, usize), is_transposed: bool) -> Side {
         let (lines, width) = if is_transposed { (columns, rows) } else { (rows, columns) };
         let pitch = width + 3;
@@ -70,7 +71,7 @@ fn cublaslt() -> CublasLt {
     CublasLt::start(&places().open(&CUBLASLT).unwrap().library).unwrap()
 }
 
-/// Left, right and result.
+/// Left factor, right factor and result.
 fn sides(gpu: &Gpu, (element, result): (Element, Element), transposed: [bool; 2]) -> [Side; 3] {
     let [left, right] = transposed;
     [
@@ -80,14 +81,14 @@ fn sides(gpu: &Gpu, (element, result): (Element, Element), transposed: [bool; 2]
     ]
 }
 
-/// What is added to a product.
+/// The addend of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Adds {
+enum Addend {
     Nothing,
-    /// What the result holds.
-    Itself,
-    /// What lies elsewhere.
-    Another,
+    /// The result's previous content.
+    Result,
+    /// A separate matrix.
+    Separate,
 }
 
 fn product(sides: &[Side; 3], adds: bool, arithmetic: Arithmetic) -> Product {
@@ -100,13 +101,13 @@ fn error(
     gpu: &Gpu,
     formats: (Element, Element),
     transposed: [bool; 2],
-    adds: Adds,
+    adds: Addend,
     arithmetic: Arithmetic,
 ) -> [f64; 2] {
     let sides = sides(gpu, formats, transposed);
     let another = Side::new(gpu, 4, formats.1, (M, N), false);
-    let mut product = product(&sides, adds == Adds::Itself, arithmetic);
-    if adds == Adds::Another {
+    let mut product = product(&sides, adds == Addend::Result, arithmetic);
+    if adds == Addend::Separate {
         product.addend = Some(another.matrix);
     }
     let planned = cublaslt().plan(product, WORKSPACE_BYTES, 4).unwrap();
@@ -123,14 +124,14 @@ fn error(
         }
         let sum: f64 = (0..K).map(|i| left.at(row, i) * right.at(i, column)).sum();
         let added = match adds {
-            Adds::Nothing => 0.0,
-            Adds::Itself => result.at(row, column),
-            Adds::Another => another.at(row, column),
+            Addend::Nothing => 0.0,
+            Addend::Result => result.at(row, column),
+            Addend::Separate => another.at(row, column),
         };
         let wanted = sum + added;
         worst = worst.max((f64::from(got) - wanted).abs());
     }
-    // Half of the last bit of sums below 8.
+    // Half an ulp of sums below 8.
     let allowed = match formats.1 {
         Element::F32 => 4e-6,
         Element::Bf16 => 8.0 / 512.0,
@@ -145,7 +146,7 @@ fn products_of_all_formats_and_sides_are_right() {
         let gpu = Gpu::new();
         for formats in FORMATS {
             for sides in [[false, false], [false, true], [true, false], [true, true]] {
-                for adds in [Adds::Nothing, Adds::Itself, Adds::Another] {
+                for adds in [Addend::Nothing, Addend::Result, Addend::Separate] {
                     let [worst, allowed] = error(&gpu, formats, sides, adds, Arithmetic::Ieee);
                     assert!(worst < allowed, "{formats:?}, transposed {sides:?}, adds {adds:?}: {worst} > {allowed}");
                 }
@@ -154,7 +155,8 @@ fn products_of_all_formats_and_sides_are_right() {
     });
 }
 
-/// A product with what follows it: errors of the result and of what is kept, and the largest that rounding explains.
+/// A product with an epilogue: errors of the result and of the auxiliary output, and the largest
+/// that rounding explains.
 fn epilogue_error(gpu: &Gpu, element: Element, function: Function, adds: bool) -> [f64; 3] {
     let sides = sides(gpu, (element, element), [false, true]);
     let another = Side::new(gpu, 4, element, (M, N), false);
@@ -197,8 +199,8 @@ fn epilogue_error(gpu: &Gpu, element: Element, function: Function, adds: bool) -
 }
 
 #[test]
-fn what_follows_a_product_is_right() {
-    device::on_a_device("what_follows_a_product_is_right", &[], || {
+fn epilogues_are_right() {
+    device::on_a_device("epilogues_are_right", &[], || {
         let gpu = Gpu::new();
         for element in [Element::F32, Element::Bf16, Element::F16] {
             for function in [Function::Identity, Function::Relu, Function::Gelu] {
@@ -213,9 +215,9 @@ fn what_follows_a_product_is_right() {
 }
 
 #[test]
-fn what_cannot_follow_a_product_is_refused() {
+fn unsupported_epilogues_are_refused() {
     let bare = [("SWITCHYARD_REFERENCE_FAULT", "cublaslt-bare")];
-    device::on_a_device("what_cannot_follow_a_product_is_refused", &bare, || {
+    device::on_a_device("unsupported_epilogues_are_refused", &bare, || {
         let gpu = Gpu::new();
         let sides = sides(&gpu, (Element::Bf16, Element::Bf16), [false, false]);
         let good = product(&sides, false, Arithmetic::Ieee);
@@ -223,18 +225,21 @@ fn what_cannot_follow_a_product_is_refused() {
         let refusal = |product| cublaslt().plan(product, 0, 1).map(|_| ()).unwrap_err().to_string();
         let with = |epilogue| refusal(Product { epilogue: Some(epilogue), ..good });
         let epilogue = Epilogue { bias, function: Function::Relu, kept: None };
-        let fits_not = "sides or formats that do not fit";
-        assert!(with(Epilogue { bias: bias.part(0..2 * N - 2).unwrap(), ..epilogue }).contains(fits_not));
-        assert!(with(Epilogue { function: Function::Tanh, ..epilogue }).contains(fits_not));
-        assert!(with(Epilogue { function: Function::Gelu, ..epilogue }).contains(fits_not), "nothing is kept");
-        assert!(with(Epilogue { kept: Some(good.result), ..epilogue }).contains(fits_not), "ReLU keeps nothing");
-        // The fault.
+        let mismatch = "sides or formats that do not fit";
+        assert!(with(Epilogue { bias: bias.part(0..2 * N - 2).unwrap(), ..epilogue }).contains(mismatch));
+        assert!(with(Epilogue { function: Function::Tanh, ..epilogue }).contains(mismatch));
+        assert!(with(Epilogue { function: Function::Gelu, ..epilogue }).contains(mismatch), "no auxiliary output");
+        assert!(
+            with(Epilogue { kept: Some(good.result), ..epilogue }).contains(mismatch),
+            "ReLU has no auxiliary output"
+        );
+        // The injected fault.
         assert!(with(epilogue).contains("no algorithm for"), "{}", with(epilogue));
         assert!(cublaslt().plan(good, 0, 1).is_ok());
     });
 }
 
-/// Sides in 8 bits, in the only order that there is, and the result in bf16.
+/// FP8 factors in the only supported layout, with a bf16 result.
 fn in_fp8(gpu: &Gpu, formats: [Fp8; 2], scales: [f32; 2]) -> (Product, Vec<Buffer>, Vec<f64>) {
     let [m, n, k] = [16, 32, 48];
     let bits = |seed: usize, at: usize| number(seed, at).to_bits().to_le_bytes()[2] & 0xb7;
@@ -279,8 +284,8 @@ fn in_fp8(gpu: &Gpu, formats: [Fp8; 2], scales: [f32; 2]) -> (Product, Vec<Buffe
 }
 
 #[test]
-fn products_in_8_bits_are_right() {
-    device::on_a_device("products_in_8_bits_are_right", &[], || {
+fn fp8_products_are_right() {
+    device::on_a_device("fp8_products_are_right", &[], || {
         let gpu = Gpu::new();
         for formats in [[Fp8::E4m3; 2], [Fp8::E5m2, Fp8::E4m3], [Fp8::E4m3, Fp8::E5m2]] {
             let (product, buffers, wanted) = in_fp8(&gpu, formats, [0.25, 2.0]);
@@ -296,8 +301,8 @@ fn products_in_8_bits_are_right() {
 }
 
 #[test]
-fn products_in_8_bits_that_the_library_does_not_have_are_refused() {
-    device::on_a_device("products_in_8_bits_that_the_library_does_not_have_are_refused", &[], || {
+fn unsupported_fp8_products_are_refused() {
+    device::on_a_device("unsupported_fp8_products_are_refused", &[], || {
         let (good, ..) = in_fp8(&Gpu::new(), [Fp8::E4m3; 2], [1.0; 2]);
         let refusal = |product| cublaslt().plan(product, 0, 1).map(|_| ()).unwrap_err().to_string();
         let both = Format::Fp8(Fp8::E5m2);
@@ -315,40 +320,40 @@ fn products_in_8_bits_that_the_library_does_not_have_are_refused() {
 }
 
 #[test]
-fn tf32_is_less_exact_and_no_more_than_that() {
-    device::on_a_device("tf32_is_less_exact_and_no_more_than_that", &[], || {
+fn tf32_loses_only_the_expected_precision() {
+    device::on_a_device("tf32_loses_only_the_expected_precision", &[], || {
         let [worst, allowed] =
-            error(&Gpu::new(), (Element::F32, Element::F32), [false, false], Adds::Nothing, Arithmetic::Tf32);
+            error(&Gpu::new(), (Element::F32, Element::F32), [false, false], Addend::Nothing, Arithmetic::Tf32);
         assert!(worst > 10.0 * allowed && worst < 12.0 / 1024.0, "{worst}");
     });
 }
 
 #[test]
-fn products_that_do_not_fit_are_refused_before_the_library_is_asked() {
-    device::on_a_device("products_that_do_not_fit_are_refused_before_the_library_is_asked", &[], || {
+fn invalid_products_are_refused_before_calling_the_library() {
+    device::on_a_device("invalid_products_are_refused_before_calling_the_library", &[], || {
         let gpu = Gpu::new();
         let sides = sides(&gpu, (Element::F32, Element::F32), [false, false]);
         let good = product(&sides, false, Arithmetic::Ieee);
         let refusal = |product| cublaslt().plan(product, 0, 1).map(|_| ()).unwrap_err().to_string();
-        let fits_not = "sides or formats that do not fit";
-        assert!(refusal(Product { left: good.right, ..good }).contains(fits_not));
+        let mismatch = "sides or formats that do not fit";
+        assert!(refusal(Product { left: good.right, ..good }).contains(mismatch));
         let bf16 = Matrix { format: Format::Bf16, ..good.right };
-        assert!(refusal(Product { right: bf16, ..good }).contains(fits_not));
+        assert!(refusal(Product { right: bf16, ..good }).contains(mismatch));
         let narrow = Matrix { columns: N - 1, ..good.result };
-        assert!(refusal(Product { addend: Some(narrow), ..good }).contains(fits_not));
+        assert!(refusal(Product { addend: Some(narrow), ..good }).contains(mismatch));
         let longer = Matrix { rows: M + 1, ..good.left };
         assert!(refusal(Product { left: longer, ..good }).contains("not within its memory"));
         let planned = cublaslt().plan(good, WORKSPACE_BYTES, 4).unwrap();
         let small = gpu.context.allocate(16).unwrap();
         let refusal = planned.run(0, small.span(), &gpu.stream).unwrap_err().to_string();
         assert!(refusal.contains("a workspace of 16 bytes, expected at least 65536"), "{refusal}");
-        // That without one.
+        // The algorithm without a workspace.
         planned.run(1, small.span(), &gpu.stream).unwrap();
     });
 }
 
-planted! {
-    two_streams_do_not_share_a_workspace: "with no order between", |is_right| {
+misuse_test! {
+    two_streams_must_not_share_a_workspace: "with no order between", |is_right| {
         let gpu = Gpu::new();
         let sides = [(); 2].map(|()| sides(&gpu, FORMATS[0], [false, false]));
         let workspaces = [(); 2].map(|()| gpu.context.allocate(WORKSPACE_BYTES).unwrap());
@@ -361,12 +366,12 @@ planted! {
         gpu.context.synchronize().unwrap();
     }
 
-    a_product_does_not_overwrite_its_factors: "writes what it reads", |is_right| {
+    a_product_must_not_overwrite_its_factors: "writes what it reads", |is_right| {
         let gpu = Gpu::new();
         let sides = sides(&gpu, FORMATS[0], [false, false]);
         let mut product = product(&sides, false, Arithmetic::Ieee);
         if !is_right {
-            // The result has fewer numbers than the right side.
+            // The result has fewer elements than the right factor.
             product.result.span = product.right.span;
         }
         let workspace = gpu.context.allocate(16).unwrap();
@@ -374,7 +379,7 @@ planted! {
         gpu.context.synchronize().unwrap();
     }
 
-    a_scale_is_there_before_the_product: "that nobody has written", |is_right| {
+    a_scale_must_be_written_before_the_product: "that nobody has written", |is_right| {
         let gpu = Gpu::new();
         let (mut product, buffers, _) = in_fp8(&gpu, [Fp8::E4m3; 2], [1.0; 2]);
         let fresh = gpu.context.allocate(4).unwrap();
@@ -386,7 +391,7 @@ planted! {
         gpu.context.synchronize().unwrap();
     }
 
-    a_product_reads_what_somebody_has_written: "that nobody has written", |is_right| {
+    a_product_must_read_initialised_memory: "that nobody has written", |is_right| {
         let gpu = Gpu::new();
         let sides = sides(&gpu, FORMATS[0], [false, false]);
         let mut product = product(&sides, false, Arithmetic::Ieee);

@@ -1,10 +1,10 @@
-//! What an instruction computes of its operands, for one lane.
+//! Computes an instruction for one lane.
 
 use super::Function;
 use crate::fp8::{E4M3, E5M2};
 use half::{bf16, f16};
 
-/// A number in the low bits of a register; the bits above are zero.
+/// A value in the low bits of a register, with zeros above.
 trait Bits {
     fn of(register: u64) -> Self;
     fn bits(self) -> u64;
@@ -69,7 +69,7 @@ macro_rules! function {
     }};
 }
 
-/// Dispatches the name of a type to a block with `T`.
+/// Expands a block with `T` as the type of this name.
 macro_rules! by_type {
     ($name:expr, [$($text:literal => $type:ident),*], $T:ident => $value:expr) => {
         match $name {
@@ -79,7 +79,7 @@ macro_rules! by_type {
     };
 }
 
-/// The function of an opcode without `.ftz`; `None` if it is not known.
+/// The function of an opcode without `.ftz`; `None` if unknown.
 pub(super) fn function(opcode: &str) -> Option<Function> {
     let (name, kind) = opcode.rsplit_once('.')?;
     match name {
@@ -141,7 +141,7 @@ fn integer(name: &str, kind: &str) -> Option<Function> {
         "sub" => function!(|a: T, b: T| a.wrapping_sub(b)),
         "mul.lo" => function!(|a: T, b: T| a.wrapping_mul(b)),
         "mad.lo" => function!(|a: T, b: T, c: T| a.wrapping_mul(b).wrapping_add(c)),
-        // By zero: unspecified on a device.
+        // Division by zero is unspecified on a device.
         "div" => function!(|a: T, b: T| if b == 0 { T::MAX } else { a.wrapping_div(b) }),
         "rem" => function!(|a: T, b: T| if b == 0 { a } else { a.wrapping_rem(b) }),
         "min" => function!(|a: T, b: T| a.min(b)),
@@ -150,19 +150,20 @@ fn integer(name: &str, kind: &str) -> Option<Function> {
     })
 }
 
-/// `c` bits from bit `b` on.
+/// Extracts `c` bits starting at bit `b`.
 fn extract(a: u32, b: u32, c: u32) -> u32 {
     let (at, bits) = (b & 0xff, c & 0xff);
     let shifted = a.checked_shr(at).unwrap_or(0);
     if bits >= 32 { shifted } else { shifted & ((1 << bits) - 1) }
 }
 
-/// What `bfi.b32` computes.
+/// Computes `bfi.b32`.
 pub(super) fn insertion() -> Option<Function> {
     function!(|a: u64, b: u64, place: u64| insert(a, b, place))
 }
 
-/// The low bits of `a` put into `b`. `place` is the first bit that they take and, from bit 8 on, how many they are.
+/// Inserts the low bits of `a` into `b`. `place` holds the first bit position and, from bit 8 on,
+/// the number of bits.
 pub(super) fn insert(a: u64, b: u64, place: u64) -> u64 {
     let (at, bits) = ((place & 0xff).min(32), (place >> 8).min(32));
     let mask = (((1 << bits) - 1) << at) & u64::from(u32::MAX);
@@ -188,7 +189,7 @@ fn bits(name: &str, kind: &str) -> Option<Function> {
         ("shf.r.wrap", "b32") => return function!(|a: u32, b: u32, c: u32| funnel(a, b, c & 31)),
         _ => {}
     }
-    // The sign plays no part: `shr.u32` is `shr.b32`.
+    // Signedness does not matter: `shr.u32` is `shr.b32`.
     by_type!(kind, ["b16" => u16, "u16" => u16, "b32" => u32, "u32" => u32, "b64" => u64, "u64" => u64], T => match name {
         "and" => function!(|a: T, b: T| a & b),
         "or" => function!(|a: T, b: T| a | b),
@@ -200,12 +201,12 @@ fn bits(name: &str, kind: &str) -> Option<Function> {
     })
 }
 
-/// 32 bits of `b:a` from bit `at` on.
+/// 32 bits of `b:a`, starting at bit `at`.
 fn funnel(a: u32, b: u32, at: u32) -> u32 {
     (((u64::from(b) << 32) | u64::from(a)) >> at) as u32
 }
 
-/// Four bytes of `b:a`, each chosen by four bits of `c`, whose highest repeats the sign.
+/// Selects four bytes of `b:a`, each by four bits of `c`, of which the highest replicates the sign.
 fn permute(a: u32, b: u32, c: u32) -> u32 {
     let bytes = ((u64::from(b) << 32) | u64::from(a)).to_le_bytes();
     u32::from_le_bytes(std::array::from_fn(|at| {
@@ -216,7 +217,7 @@ fn permute(a: u32, b: u32, c: u32) -> u32 {
 }
 
 fn float(name: &str, kind: &str) -> Option<Function> {
-    // Approximate instructions are computed exactly; in `f64`, so that the result is rounded once.
+    // Approximate instructions are computed exactly, in `f64`, so that the result is rounded once.
     let approximate = match (name, kind) {
         ("ex2.approx", "f32") => function!(|a: f32| f64::from(a).exp2() as f32),
         ("lg2.approx", "f32") => function!(|a: f32| f64::from(a).log2() as f32),
@@ -238,7 +239,7 @@ fn float(name: &str, kind: &str) -> Option<Function> {
             "sqrt.rn" => function!(|a: T| a.sqrt()),
             "neg" => function!(|a: T| -a),
             "abs" => function!(|a: T| a.abs()),
-            // The number, if the other is NaN; so in PTX and in Rust.
+            // If one operand is NaN, the other is the result, in PTX as in Rust.
             "min" => function!(|a: T, b: T| a.min(b)),
             "max" => function!(|a: T, b: T| a.max(b)),
             _ => None,
@@ -248,7 +249,7 @@ fn float(name: &str, kind: &str) -> Option<Function> {
 
 fn comparison(name: &str, kind: &str) -> Option<Function> {
     let ordered = match name {
-        // Of unsigned numbers.
+        // Unsigned comparison.
         "lo" => "lt",
         "ls" => "le",
         "hi" => "gt",
@@ -271,13 +272,13 @@ fn comparison(name: &str, kind: &str) -> Option<Function> {
     integers.or_else(|| {
         by_type!(kind, ["f32" => f32, "f64" => f64], T => match name {
             "eq" => function!(|a: T, b: T| a == b),
-            // Ordered, unlike `!=`: false with a NaN.
+            // Ordered, unlike `!=`: false if there is a NaN.
             "ne" => function!(|a: T, b: T| matches!(a.partial_cmp(&b), Some(Less | Greater))),
             "lt" => function!(|a: T, b: T| a < b),
             "le" => function!(|a: T, b: T| a <= b),
             "gt" => function!(|a: T, b: T| a > b),
             "ge" => function!(|a: T, b: T| a >= b),
-            // True with a NaN.
+            // True if there is a NaN.
             "equ" => function!(|a: T, b: T| !matches!(a.partial_cmp(&b), Some(Less | Greater))),
             "neu" => function!(|a: T, b: T| a != b),
             "ltu" => function!(|a: T, b: T| !matches!(a.partial_cmp(&b), Some(Greater | Equal))),
@@ -339,7 +340,7 @@ fn conversion(opcode: &str) -> Option<Function> {
     })
 }
 
-/// What an atomic operation stores: of the old value and the operands.
+/// The value that an atomic operation stores, from the old value and the operands.
 pub(super) fn atomic(operation: &str, kind: &str) -> Option<Function> {
     match operation {
         "exch" => function!(|_old: u64, b: u64| b),

@@ -1,17 +1,17 @@
-//! One instruction of PTX to operations on numbered registers.
+//! Decodes one PTX instruction into operations on numbered registers.
 
 use super::arithmetic::{atomic, function, insertion};
 use super::operands::{Names, number, shown};
 use super::scan::Token;
 use super::{Access, Constant, Flush, Operation, ParseError, Register, Shuffle, Space, Vote};
 
-/// An operation, or the label that a branch goes to.
+/// An operation, or the label of a branch.
 pub(super) enum Target<'a> {
     Operation(Operation),
     Label(Token<'a>),
 }
 
-/// Modifiers that change neither what is computed nor what is checked.
+/// Modifiers that affect neither the result nor the checks.
 const HINTS: [&str; 16] = [
     "uni",
     "aligned",
@@ -54,7 +54,8 @@ pub(super) fn instruction<'a>(
         "vote" => line.vote(&modifiers, names)?,
         "mma" => line.product(&modifiers, names)?,
         "ldmatrix" => line.matrices(&modifiers, names)?,
-        // Memory is in order as it is; what a fence orders between blocks is reported as a race.
+        // Memory is sequentially consistent here; what a fence orders between blocks is reported as
+        // a race.
         "membar" | "fence" => Operation::Nothing,
         "cvta" => line.address(&modifiers, names)?,
         "mov" if line.operands.iter().any(|operand| operand[0].text == "{") => line.pack(&modifiers, names)?,
@@ -95,7 +96,7 @@ impl<'a> Line<'a, '_> {
     pub(super) fn unknown(&self) -> ParseError {
         let operands: Vec<String> = self.operands.iter().map(|operand| shown(operand)).collect();
         let text = format!("{} {}", self.opcode.text, operands.join(", "));
-        ParseError::new(self.opcode.line, format!("`{}`, which is not an instruction that is executed", text.trim()))
+        ParseError::new(self.opcode.line, format!("`{}`, which is an unsupported instruction", text.trim()))
     }
 
     fn destination(&self, names: &Names<'a>) -> Result<Register, ParseError> {
@@ -132,7 +133,7 @@ impl<'a> Line<'a, '_> {
         Ok(Operation::Compute { function, to, from, flush })
     }
 
-    /// `setp.lt.s32 p, a, b`, or with a predicate that is joined: `setp.lt.and.s32 p, a, b, q`.
+    /// `setp.lt.s32 p, a, b`, or combined with a predicate: `setp.lt.and.s32 p, a, b, q`.
     fn comparison(&self, modifiers: &[&str], names: &mut Names<'a>) -> Result<Vec<Target<'a>>, ParseError> {
         let Some(join) = modifiers.iter().find(|word| matches!(**word, "and" | "or" | "xor")) else {
             return Ok(vec![Target::Operation(self.compute(self.opcode.text, names)?)]);
@@ -168,7 +169,7 @@ impl<'a> Line<'a, '_> {
         Ok(steps.into_iter().map(Target::Operation).collect())
     }
 
-    /// `mov.b64 {lo, hi}, whole` and its reverse.
+    /// `mov.b64 {lo, hi}, whole` and its inverse.
     fn pack(&self, modifiers: &[&str], names: &mut Names<'a>) -> Result<Operation, ParseError> {
         let width = match modifiers {
             ["b32"] => 32,
@@ -185,7 +186,7 @@ impl<'a> Line<'a, '_> {
         let bits = width / parts as u32;
         let mut registers = [0; 4];
         for (register, token) in registers.iter_mut().zip(list) {
-            // What is not wanted of a register.
+            // `_` discards this part.
             *register = match token {
                 [token] if token.text == "_" && is_split => names.temporary(),
                 [token] if is_split => names.register(*token)?,
@@ -199,7 +200,7 @@ impl<'a> Line<'a, '_> {
         })
     }
 
-    /// `bfi.b32 to, from, into, at, bits`, where the last two are numbers.
+    /// `bfi.b32 to, from, into, at, bits`, where the last two are immediates.
     fn insert(&self, names: &mut Names<'a>) -> Result<Operation, ParseError> {
         let [_, from, into, [at], [bits]] = self.operands.as_slice() else { return Err(self.unknown()) };
         let (at, bits) = number(at.text).zip(number(bits.text)).ok_or_else(|| self.unknown())?;
@@ -209,7 +210,8 @@ impl<'a> Line<'a, '_> {
         Ok(Operation::Compute { function, to: self.destination(names)?, from, flush: Flush::Nothing })
     }
 
-    /// `cvta.to.global.u64` and `cvta.shared.u64`: global addresses are generic ones, shared ones have a base.
+    /// `cvta.to.global.u64` and `cvta.shared.u64`: global addresses are generic ones, shared ones
+    /// have a base.
     fn address(&self, modifiers: &[&str], names: &mut Names<'a>) -> Result<Operation, ParseError> {
         let function = match modifiers {
             ["to", "global", "u64"] | ["global", "u64"] => function("mov.u64"),
@@ -228,7 +230,7 @@ impl<'a> Line<'a, '_> {
         })
     }
 
-    /// Space, number of parts, bytes of a part; hints are left out.
+    /// Space, vector length, bytes per element; ignores hints.
     fn shape(&self, modifiers: &[&str]) -> Result<(Option<Space>, bool, usize, usize), ParseError> {
         let (mut space, mut is_parameter, mut parts, mut bytes) = (None, false, 1, 0);
         for word in modifiers.iter().filter(|word| !HINTS.contains(*word)) {
@@ -384,7 +386,7 @@ fn join_name<'m>(modifiers: &[&'m str]) -> &'m str {
     modifiers.iter().find(|word| matches!(**word, "and" | "or" | "xor")).copied().unwrap_or_default()
 }
 
-/// The parts of `{a, b}`.
+/// The elements of `{a, b}`.
 pub(super) fn vector<'a, 't>(tokens: &'t [Token<'a>]) -> Vec<&'t [Token<'a>]> {
     match tokens {
         [open, inner @ .., close] if (open.text, close.text) == ("{", "}") => split(inner),

@@ -1,4 +1,4 @@
-//! Directives, declarations, labels: everything of PTX but instructions.
+//! Parses directives, declarations and labels: all of PTX except instructions.
 
 use super::decode::{Target, instruction};
 use super::operands::{Names, Parameters, Symbol, shown};
@@ -39,14 +39,14 @@ impl<'a, 't> Reader<'a, 't> {
         token.text.parse().map_err(|_| unknown(token, expected))
     }
 
-    /// The tokens up to a character, which is left out.
+    /// The tokens up to a delimiter, which is consumed.
     fn until(&mut self, end: &str) -> Result<&'t [Token<'a>], ParseError> {
         let start = self.at;
         while self.next(end)?.text != end {}
         Ok(&self.tokens[start..self.at - 1])
     }
 
-    /// The rest of the line of the token before.
+    /// The rest of the previous token's line.
     fn line(&mut self) -> &'t [Token<'a>] {
         let start = self.at;
         let line = self.tokens[start - 1].line;
@@ -74,7 +74,7 @@ fn unknown(token: Token<'_>, expected: &str) -> ParseError {
     ParseError::new(token.line, format!("`{}`, expected {expected}", token.text))
 }
 
-/// Shared arrays declared so far, and their size.
+/// Shared arrays declared so far, and their total size.
 #[derive(Clone, Default)]
 struct SharedArrays<'a> {
     symbols: HashMap<&'a str, Symbol>,
@@ -82,7 +82,8 @@ struct SharedArrays<'a> {
 }
 
 impl<'a> SharedArrays<'a> {
-    /// What follows `.shared`: `.align 4 .b8 name[128];`, without a size if the launch gives it.
+    /// Parses the rest of a `.shared` declaration: `.align 4 .b8 name[128];`, without a size if the
+    /// launch provides it.
     fn declare(&mut self, reader: &mut Reader<'a, '_>) -> Result<(), ParseError> {
         let alignment = if reader.take(".align") { Some(reader.number("an alignment")?) } else { None };
         let size = size(reader.next("a type")?)?;
@@ -106,7 +107,7 @@ impl<'a> SharedArrays<'a> {
     }
 }
 
-/// Bytes of a type: `.b8`, `.u64`.
+/// Bytes of a type, for example `.b8` or `.u64`.
 fn size(token: Token<'_>) -> Result<usize, ParseError> {
     let digits = token.text.trim_start_matches(|byte: char| !byte.is_ascii_digit());
     match digits {
@@ -129,7 +130,8 @@ pub(super) fn module(tokens: &[Token<'_>]) -> Result<Module, ParseError> {
             ".visible" | ".extern" => {}
             ".section" => reader.skip_braces()?,
             ".shared" => shared.declare(&mut reader)?,
-            // NVRTC writes every named constant down. A kernel that reads one names it, and no name of this kind is known.
+            // NVRTC emits every named constant, even if no kernel uses it. A kernel that does is
+            // rejected later, because these names are not recorded.
             ".global" => drop(reader.until(";")?),
             ".entry" => {
                 let entry = entry(&mut reader, &shared)?;
@@ -262,7 +264,7 @@ fn body<'a>(reader: &mut Reader<'a, '_>, names: &mut Names<'a>) -> Result<Vec<St
         let target = *labels.get(label.text).ok_or_else(|| unknown(label, "a label"))?;
         steps[at].operation = Operation::Branch { target };
     }
-    // A label may stand at the end, and every kernel ends.
+    // A label may end the kernel, and every kernel ends with an exit.
     steps.push(Step { guard: None, operation: Operation::Exit, place });
     Ok(steps)
 }

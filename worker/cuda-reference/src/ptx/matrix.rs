@@ -1,4 +1,4 @@
-//! Instructions of a whole warp on small matrices.
+//! Warp-wide matrix instructions.
 
 use super::decode::{Line, bracket, vector};
 use super::operands::Names;
@@ -7,7 +7,8 @@ use super::{Access, Matrices, Operation, ParseError, Product, Register, Space};
 use half::{bf16, f16};
 
 impl<'a> Line<'a, '_> {
-    /// `mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {4 sums}, {4 of the left factor}, {2 of the right one}, {4 that are added}`.
+    /// `mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {4 sums}, {4 of the left factor}, {2 of
+    /// the right one}, {4 addends}`.
     pub(super) fn product(&self, modifiers: &[&str], names: &mut Names<'a>) -> Result<Operation, ParseError> {
         let ["sync", "aligned", "m16n8k16", "row", "col", types @ ..] = modifiers else { return Err(self.unknown()) };
         let widen: fn(u16) -> f32 = match types {

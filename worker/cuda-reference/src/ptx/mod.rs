@@ -1,4 +1,4 @@
-//! PTX as NVRTC writes it: entries, decoded once into steps that name registers by number.
+//! PTX as NVRTC emits it: entries are decoded once into steps with numbered registers.
 
 mod arithmetic;
 mod decode;
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 /// Generic address of the first byte of shared memory.
 pub(crate) const SHARED: u64 = 0x6000_0000_0000;
 
-/// Text that is not PTX, or PTX that this crate does not execute.
+/// Text that is not PTX, or PTX that this crate does not support.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line} of the PTX: {text}")]
 pub struct ParseError {
@@ -26,27 +26,27 @@ impl ParseError {
     }
 }
 
-/// The kernels of a compilation.
+/// The kernels of one compilation.
 #[derive(Debug)]
 pub struct Module {
     entries: BTreeMap<String, Entry>,
 }
 
 impl Module {
-    /// Reads the PTX of one compilation.
+    /// Parses the PTX of one compilation.
     ///
     /// # Errors
-    /// A directive, an instruction or a modifier that is not known, with its line.
+    /// An unsupported directive, instruction or modifier, with its line.
     pub fn parse(text: &str) -> Result<Module, ParseError> {
         entry::module(&scan::tokens(text)?)
     }
 
-    /// Names of the kernels.
+    /// Kernel names.
     pub fn kernels(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
     }
 
-    /// Bytes of each parameter of a kernel; `None` if it is not in the module.
+    /// Byte sizes of a kernel's parameters; `None` if the module has no such kernel.
     pub fn parameters(&self, kernel: &str) -> Option<&[usize]> {
         self.entries.get(kernel).map(|entry| entry.parameters.as_slice())
     }
@@ -60,15 +60,15 @@ impl Module {
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) name: String,
-    /// Sizes of the parameters in bytes.
+    /// Byte sizes of the parameters.
     pub(crate) parameters: Vec<usize>,
     pub(crate) steps: Vec<Step>,
-    /// Number of registers, constants included.
+    /// Number of registers, including constants.
     pub(crate) registers: usize,
-    /// Registers that have their value before the first step and keep it.
+    /// Registers initialised before the first step and never changed.
     pub(crate) constants: Vec<(Register, Constant)>,
     pub(crate) shared_bytes: usize,
-    /// Whether it uses the shared memory whose size the launch gives.
+    /// Whether it uses dynamic shared memory.
     pub(crate) has_dynamic_shared: bool,
     /// The product of `.maxntid`.
     pub(crate) most_threads: Option<u32>,
@@ -76,7 +76,7 @@ pub(crate) struct Entry {
 
 pub(crate) type Register = u32;
 
-/// A value that is known when a warp starts.
+/// A value known when a warp starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Constant {
     Bits(u64),
@@ -89,7 +89,7 @@ pub(crate) enum Constant {
     },
 }
 
-/// A special register. Launches have one dimension.
+/// A special register. Launches are one-dimensional.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Special {
     Thread,
@@ -100,13 +100,13 @@ pub(crate) enum Special {
     Warp,
 }
 
-/// Where a step stands.
+/// Source location of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Place {
     pub(crate) ptx: u32,
-    /// Line of the source, 0 without `-lineinfo`.
+    /// Source line; 0 without `-lineinfo`.
     pub(crate) line: u32,
-    /// Line at which the function of that line was inlined, 0 if it was not.
+    /// Line at which the function of that line was inlined; 0 if it was not.
     pub(crate) inlined_at: u32,
 }
 
@@ -118,26 +118,26 @@ pub(crate) struct Step {
     pub(crate) place: Place,
 }
 
-/// Lanes whose predicate is false, or true if negated, leave the step out.
+/// Lanes skip the step if the predicate is false (true if negated).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Guard {
     pub(crate) predicate: Register,
     pub(crate) negated: bool,
 }
 
-/// A register of each lane of a warp.
+/// One register across all lanes of a warp.
 pub(crate) type Lanes = [u64; 32];
 
 /// A function of up to three registers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Function {
-    /// For one lane.
+    /// Computes one lane.
     pub(crate) lane: fn(u64, u64, u64) -> u64,
-    /// For all lanes in one call: most instructions of most kernels are of whole warps.
+    /// Computes all lanes in one call, because most instructions execute with full warps.
     pub(crate) warp: fn(&Lanes, &Lanes, &Lanes) -> Lanes,
 }
 
-/// `.ftz`: whether subnormal numbers are zeros.
+/// `.ftz`: whether subnormals are flushed to zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flush {
     Nothing,
@@ -174,7 +174,7 @@ pub(crate) enum Operation {
         access: Access,
         from: [Register; 4],
     },
-    /// `to` gets the old value; without it the instruction is `red`.
+    /// `to` receives the old value; without it the instruction is `red`.
     Atomic {
         access: Access,
         function: Function,
@@ -210,7 +210,7 @@ pub(crate) enum Operation {
     Nothing,
 }
 
-/// A product of a whole warp on tensor cores: 16 x 16 by 16 x 8 numbers of 16 bits, added to numbers of 32 bits.
+/// A warp-wide tensor core product: 16 x 16 by 16 x 8 16-bit values, accumulated in f32.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Product {
     pub(crate) widen: fn(u16) -> f32,
@@ -220,16 +220,16 @@ pub(crate) struct Product {
     pub(crate) from: [Register; 4],
 }
 
-/// Four matrices of 8 x 8 numbers of 16 bits.
+/// Four 8 x 8 matrices of 16-bit values.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Matrices {
-    /// Of each lane the row that it gives the address of.
+    /// Each lane provides the address of one row.
     pub(crate) rows: Access,
     pub(crate) is_transposed: bool,
     pub(crate) to: [Register; 4],
 }
 
-/// An access to memory: `parts` numbers of `bytes` bytes each from the address on.
+/// A memory access of `parts` consecutive values of `bytes` bytes each.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Access {
     pub(crate) space: Space,
@@ -241,7 +241,7 @@ pub(crate) struct Access {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Space {
-    /// Global and generic addresses; the latter may be of shared memory.
+    /// Global and generic addresses; the latter may refer to shared memory.
     Global,
     Shared,
 }

@@ -1,21 +1,21 @@
-//! Names of a kernel: registers, constants, shared arrays, parameters.
+//! Names in a kernel: registers, constants, shared arrays, parameters.
 
 use super::scan::Token;
 use super::{Constant, ParseError, Register, Special};
 use std::collections::HashMap;
 
-/// A name of `.shared`.
+/// A `.shared` variable.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Symbol {
     At(usize),
-    /// Its size is given by the launch; it follows the others.
+    /// Dynamic shared memory, placed after the other arrays.
     Dynamic,
 }
 
-/// A parameter of the kernel: its index and size.
+/// Kernel parameters by name: index and size.
 pub(super) type Parameters<'a> = HashMap<&'a str, (usize, usize)>;
 
-/// Registers of a pair of braces. Inline assembly has braces of its own.
+/// Registers of one brace scope. Inline assembly opens its own scopes.
 #[derive(Default)]
 struct Scope<'a> {
     /// `%r<36>`: the first of 36 registers.
@@ -33,7 +33,7 @@ pub(super) struct Names<'a> {
     pub(super) has_dynamic_shared: bool,
 }
 
-/// The dynamic part begins where every type may stand.
+/// Aligned for every type.
 const DYNAMIC_ALIGNMENT: usize = 16;
 
 impl<'a> Names<'a> {
@@ -47,7 +47,7 @@ impl<'a> Names<'a> {
         self.scopes.push(Scope::default());
     }
 
-    /// Closes a pair of braces; false if that was the body of the kernel.
+    /// Closes a scope; returns false if it was the kernel's body.
     pub(super) fn close(&mut self) -> bool {
         self.scopes.pop();
         !self.scopes.is_empty()
@@ -63,7 +63,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// A register that was declared.
+    /// Looks up a declared register.
     pub(super) fn register(&self, token: Token<'_>) -> Result<Register, ParseError> {
         self.declared(token.text)
             .ok_or_else(|| ParseError::new(token.line, format!("`{}`, expected a declared register", token.text)))
@@ -89,7 +89,7 @@ impl<'a> Names<'a> {
         register
     }
 
-    /// A register or a value: a number, a special register, the address of a shared array.
+    /// A register or constant: an immediate, a special register, or the address of a shared array.
     pub(super) fn source(&mut self, tokens: &[Token<'a>]) -> Result<Register, ParseError> {
         let (first, negative) = match tokens {
             [sign, number] if sign.text == "-" => (*number, true),
@@ -129,7 +129,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// A register that the text does not name.
+    /// A fresh register that the text does not name.
     pub(super) fn temporary(&mut self) -> Register {
         self.registers += 1;
         self.registers - 1
@@ -143,7 +143,7 @@ impl<'a> Names<'a> {
     }
 }
 
-/// A number as bits: an integer, `0f` and `0d` with the digits of a float.
+/// Parses an immediate to its bits: an integer, or a float in `0f` or `0d` notation.
 pub(super) fn number(text: &str) -> Option<u64> {
     let hexadecimal = |digits: &str| u64::from_str_radix(digits, 16).ok();
     let unsigned = text.strip_suffix('U').unwrap_or(text);

@@ -1,8 +1,8 @@
-//! PTX text to tokens, each with its line.
+//! Splits PTX text into tokens with line numbers.
 
 use super::ParseError;
 
-/// A word, a number, a text in quotes, or one character of punctuation.
+/// A word, a number, a quoted string, or one punctuation character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Token<'a> {
     pub(super) text: &'a str,

@@ -13,14 +13,11 @@ fn refusal(body: &str) -> String {
 #[test]
 fn an_unknown_instruction_is_an_error_with_its_line() {
     let text = refusal(".reg .b32 %r<4>;\nadd.s32 %r1, %r2, 1;\ndp4a.s32.s32 %r1, %r2, %r2, %r3;\nret;");
-    assert_eq!(
-        text,
-        "line 10 of the PTX: `dp4a.s32.s32 %r1, %r2, %r2, %r3`, which is not an instruction that is executed"
-    );
+    assert_eq!(text, "line 10 of the PTX: `dp4a.s32.s32 %r1, %r2, %r2, %r3`, which is an unsupported instruction");
 }
 
 #[test]
-fn an_unknown_modifier_is_not_left_out() {
+fn an_unknown_modifier_is_not_ignored() {
     assert!(refusal(".reg .f32 %f<4>;\nadd.sat.f32 %f1, %f2, %f3;").contains("`add.sat.f32 %f1, %f2, %f3`"));
     assert!(refusal(".reg .f32 %f<4>;\nadd.rz.f32 %f1, %f2, %f3;").contains("`add.rz.f32"));
     assert!(refusal(".reg .b32 %r<4>;\n.reg .b64 %d<2>;\nst.global.u8 [%d1], %r1;").contains("`st.global.u8 "));
@@ -30,7 +27,7 @@ fn an_unknown_modifier_is_not_left_out() {
 }
 
 #[test]
-fn names_that_nobody_declared_are_errors() {
+fn undeclared_names_are_errors() {
     assert!(refusal(".reg .b32 %r<4>;\nmov.u32 %r4, 1;").contains("`%r4`, expected a declared register"));
     assert!(refusal("bra $L__BB0_1;").contains("`$L__BB0_1`, expected a label"));
     assert!(refusal(".reg .b32 %r<4>;\nmov.u32 %r1, TABLE;").contains("`TABLE`, expected a register, a number or a"));
@@ -47,7 +44,7 @@ fn text_that_is_not_ptx_is_an_error() {
 }
 
 #[test]
-fn instructions_compute_what_the_manual_says() {
+fn instructions_match_the_manual() {
     let compute = |opcode: &str, a: u64, b: u64, c: u64| (arithmetic::function(opcode).unwrap().lane)(a, b, c);
     let float = |value: f32| u64::from(value.to_bits());
     assert_eq!(compute("add.s32", 0xffff_ffff, 2, 0), 1);
@@ -65,9 +62,9 @@ fn instructions_compute_what_the_manual_says() {
     assert_eq!(compute("cvt.rzi.s32.f32", float(-1.9), 0, 0), 0xffff_ffff);
     assert_eq!(compute("cvt.s64.s32", 0xffff_ffff, 0, 0), u64::MAX);
     assert_eq!(compute("cvt.u64.u32", 0xffff_ffff, 0, 0), 0xffff_ffff);
-    // The first operand is the high half.
+    // The first operand goes to the high half.
     assert_eq!(compute("cvt.rn.bf16x2.f32", float(2.0), float(1.0), 0), 0x4000_3f80);
-    // Ties go to the even number.
+    // Ties round to even.
     assert_eq!(compute("cvt.rn.satfinite.e4m3x2.f32", float(1.0), float(-1e9), 0), 0x38fe);
     assert_eq!(compute("cvt.rn.satfinite.e5m2x2.f32", float(1.0), float(-1e9), 0), 0x3cfb);
     assert_eq!(compute("cvt.rn.bf16.f32", 0x3f80_8000, 0, 0), 0x3f80);
@@ -75,12 +72,12 @@ fn instructions_compute_what_the_manual_says() {
 }
 
 #[test]
-fn bits_are_inserted_at_their_place() {
+fn bits_are_inserted_at_their_position() {
     let insert = arithmetic::insert;
     assert_eq!(insert(0xabcd, 0xffff_ffff, 4 | 8 << 8), 0xffff_fcdf);
     assert_eq!(insert(7, 0x1f, 5 | 27 << 8), 0xff);
     assert_eq!(insert(1, 9, 31), 9);
     assert_eq!(insert(0x1_2345_6789, 0, 32 << 8), 0x2345_6789);
-    // The place must be known when the program is read.
+    // The position must be an immediate.
     assert!(refusal(".reg .b32 %r<4>;\nbfi.b32 %r1, %r2, %r3, %r2, 4;").contains("`bfi.b32 %r1, %r2"));
 }

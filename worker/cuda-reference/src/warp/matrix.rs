@@ -1,5 +1,5 @@
-//! Matrices that a warp loads and multiplies as a whole. Which lane has which number is as the PTX ISA says: of 8 x 8 numbers lane 4 r + c
-//! has two, in row r and columns 2 c and 2 c + 1.
+//! Warp-wide matrix loads and products. Elements are distributed over lanes as the PTX ISA
+//! specifies: of an 8 x 8 matrix, lane 4 r + c holds two, in row r and columns 2 c and 2 c + 1.
 
 use super::{LANES, LaneFault, Warp, number};
 use crate::counts::conflicts;
@@ -9,12 +9,12 @@ use crate::memory::verb;
 use crate::ptx::{Matrices, Product, SHARED};
 use crate::race::Kind;
 
-/// Rows and columns of a matrix that is loaded.
+/// Rows and columns of a loaded matrix.
 const SIDE: usize = 8;
-/// Bytes of its rows.
+/// Bytes per row.
 const ROW: usize = 16;
 
-/// All lanes take part.
+/// Requires all lanes.
 fn whole(active: u32) -> Result<(), LaneFault> {
     if active == u32::MAX {
         Ok(())
@@ -23,17 +23,19 @@ fn whole(active: u32) -> Result<(), LaneFault> {
     }
 }
 
-/// Two numbers of 16 bits in a register.
+/// The two 16-bit values in a register.
 fn halves(register: u64) -> [u16; 2] {
     [register as u16, (register >> 16) as u16]
 }
 
 impl Warp {
-    /// 16 x 16 by 16 x 8 numbers. A device adds in an order of its own, and cuts bits off; here each sum is rounded once.
+    /// 16 x 16 by 16 x 8 elements. A device accumulates in its own order and truncates; here each
+    /// sum is rounded once.
     pub(super) fn multiply(&mut self, product: Product, active: u32) -> Result<(), LaneFault> {
         let Product { widen, to, left, right, from } = product;
         whole(active)?;
-        // Each by the side that is summed over: the inner loop is over columns, whose sums do not wait for each other.
+        // Indexed by the inner dimension first, so that the inner loop runs over columns, whose
+        // sums are independent.
         let (mut rows, mut columns) = ([[0.0f64; 16]; 16], [[0.0f64; SIDE]; 16]);
         for lane in 0..LANES {
             let (row, pair) = (lane / 4, lane % 4 * 2);
@@ -71,8 +73,9 @@ impl Warp {
         Ok(())
     }
 
-    /// Four matrices of 8 x 8 numbers, for each of which eight lanes give the addresses of its rows. A number is read by the lane that gets
-    /// it: what another lane has written needs a barrier, also if the reader gave no address.
+    /// Four 8 x 8 matrices, for each of which eight lanes provide the row addresses. Each element
+    /// counts as read by the lane that receives it: data written by another lane needs a barrier,
+    /// even if the reader did not provide the address.
     pub(super) fn load_matrices(
         &mut self,
         matrices: Matrices,

@@ -1,4 +1,7 @@
-use super::{Device, Module, Number, at_the_floor, close, compile, line, matrix, number, numbers, rows, run, values};
+use super::{
+    Device, Module, Number, assert_close, assert_minimal_traffic, compile, line, matrix, number, numbers, rows, run,
+    values,
+};
 use half::{bf16, f16};
 use switchyard_cuda::kernels::activation::{Activation, Backward, Forward, Function};
 use switchyard_cuda::kernels::{Element, Rows};
@@ -15,12 +18,12 @@ fn exact(function: Function, x: f64) -> f64 {
     }
 }
 
-/// GELU's argument of tanh.
+/// The argument of tanh in GELU.
 fn inner(x: f64) -> f64 {
     (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x)
 }
 
-/// The derivative, from what forward kept.
+/// The derivative, from the values that forward saved.
 fn slope(function: Function, kept: f64) -> f64 {
     match function {
         Function::Identity => 1.0,
@@ -33,13 +36,13 @@ fn slope(function: Function, kept: f64) -> f64 {
     }
 }
 
-/// Where all functions bend.
+/// Values around which all functions bend.
 fn input(index: usize) -> f32 {
     number(1, index) * 5.0
 }
 
-/// What a run gave, and its costs: forward, backward, bias.
-struct Got {
+/// Results and costs of a run: forward, backward, bias.
+struct Output {
     kept: Vec<f64>,
     y: Vec<f64>,
     dx: Vec<f64>,
@@ -47,8 +50,9 @@ struct Got {
     counts: [Counts; 3],
 }
 
-/// Forward, which keeps the argument in the memory of `x`, and backward; `add` begins with ones in the gradient of the bias.
-fn play<T: Number>(
+/// Forward, which saves the argument in place of `x`, and backward. `add` accumulates into a bias
+/// gradient of ones.
+fn run_case<T: Number>(
     module: &Module,
     activation: Activation,
     rows: Rows,
@@ -56,7 +60,7 @@ fn play<T: Number>(
     most: u32,
     add: bool,
     seed: u64,
-) -> Got {
+) -> Output {
     let width = rows.width as usize;
     let mut device = Device::default();
     let x = device.upload("x", &matrix::<T>(rows, count, input));
@@ -72,7 +76,7 @@ fn play<T: Number>(
     let backward = activation.backward(most, Backward { kept, dy, partial: Some(partial) }).unwrap();
     let backward = run(&mut device, module, &backward, seed);
     let sums = run(&mut device, module, &activation.bias(most, partial, d_bias, add).unwrap(), seed);
-    Got {
+    Output {
         kept: flat(&device, x),
         y: flat(&device, y),
         dx: flat(&device, dy),
@@ -96,23 +100,35 @@ fn check<T: Number>(width: u32, count: usize) {
         let dy = values::<T>(rows, &matrix::<T>(rows, count, |index| number(2, index))).concat();
         let shifted: Vec<f64> = x.iter().enumerate().map(|(at, x)| x + f64::from(bias[at % width as usize])).collect();
         let y: Vec<f64> = shifted.iter().map(|x| exact(function, *x)).collect();
-        let played = |add, seed| play::<T>(&module, activation, rows, count, 45, add, seed);
+        let played = |add, seed| run_case::<T>(&module, activation, rows, count, 45, add, seed);
         let first = played(false, 0);
         for seed in 0..super::SEEDS {
             let got = played(false, seed);
-            close(&format!("{what}: kept"), &got.kept, &shifted, 1.01 * T::ROUNDING, 1e-6);
-            close(&format!("{what}: y"), &got.y, &y, 1.01 * T::ROUNDING, 2e-6);
+            assert_close(&format!("{what}: kept"), &got.kept, &shifted, 1.01 * T::ROUNDING, 1e-6);
+            assert_close(&format!("{what}: y"), &got.y, &y, 1.01 * T::ROUNDING, 2e-6);
             let kept = if function == Function::Gelu { &got.kept } else { &got.y };
             let dx: Vec<f64> = dy.iter().zip(kept).map(|(dy, kept)| dy * slope(function, *kept)).collect();
-            close(&format!("{what}: dx"), &got.dx, &dx, 1.01 * T::ROUNDING, 2e-6);
-            close(&format!("{what}: d_bias"), &wide(&got.d_bias), &sums(&dx, width, 0.0), 1e-5, 1e-6 * count as f64);
-            // The order of blocks and warps changes no bit.
+            assert_close(&format!("{what}: dx"), &got.dx, &dx, 1.01 * T::ROUNDING, 2e-6);
+            assert_close(
+                &format!("{what}: d_bias"),
+                &wide(&got.d_bias),
+                &sums(&dx, width, 0.0),
+                1e-5,
+                1e-6 * count as f64,
+            );
+            // The order of blocks and warps must not change any bit.
             assert_eq!((&got.d_bias, &got.dx), (&first.d_bias, &first.dx), "{what}");
         }
         let added = played(true, 0);
         let kept = if function == Function::Gelu { &added.kept } else { &added.y };
         let dx: Vec<f64> = dy.iter().zip(kept).map(|(dy, kept)| dy * slope(function, *kept)).collect();
-        close(&format!("{what}: added"), &wide(&added.d_bias), &sums(&dx, width, 1.0), 1e-5, 1e-6 * count as f64);
+        assert_close(
+            &format!("{what}: added"),
+            &wide(&added.d_bias),
+            &sums(&dx, width, 1.0),
+            1e-5,
+            1e-6 * count as f64,
+        );
     }
 }
 
@@ -120,7 +136,7 @@ fn wide(values: &[f32]) -> Vec<f64> {
     values.iter().map(|value| f64::from(*value)).collect()
 }
 
-/// Column sums, from `start` on.
+/// Column sums, starting from `start`.
 fn sums(values: &[f64], width: u32, start: f64) -> Vec<f64> {
     let mut sums = vec![start; width as usize];
     for (at, value) in values.iter().enumerate() {
@@ -130,7 +146,7 @@ fn sums(values: &[f64], width: u32, start: f64) -> Vec<f64> {
 }
 
 #[test]
-fn narrow_rows_and_odd_ends_are_exact() {
+fn narrow_rows_and_odd_remainders_are_exact() {
     for (width, count) in [(1, 3), (33, 5), (257, 19)] {
         check::<f32>(width, count);
         check::<bf16>(width, count);
@@ -139,20 +155,20 @@ fn narrow_rows_and_odd_ends_are_exact() {
 }
 
 #[test]
-fn sums_of_more_blocks_than_threads_of_a_column_are_exact() {
+fn sums_over_more_blocks_than_threads_per_column_are_exact() {
     check::<f32>(128, 330);
     check::<bf16>(250, 280);
 }
 
 #[test]
-fn rows_of_models_are_exact() {
+fn real_model_widths_are_exact() {
     check::<f32>(768, 35);
     check::<bf16>(768, 35);
     check::<f16>(3072, 10);
 }
 
 #[test]
-fn what_is_left_out_is_not_touched() {
+fn omitted_arguments_are_not_touched() {
     let rows = rows::<f32>(40);
     let activation = Activation::new(Function::Tanh, rows, 3).unwrap();
     let module = compile(&activation.program());
@@ -164,14 +180,14 @@ fn what_is_left_out_is_not_touched() {
     run(&mut device, &module, &call, 0);
     let y: Vec<f32> = device.download(x);
     let wanted: Vec<f64> = (0..120).map(|index| f64::from(input(index)).tanh()).collect();
-    close("y", &wide(&y), &wanted, 1e-7, 2e-6);
+    assert_close("y", &wide(&y), &wanted, 1e-7, 2e-6);
     run(&mut device, &module, &activation.backward(1, Backward { kept: x, dy, partial: None }).unwrap(), 0);
     let wanted: Vec<f64> = y.iter().map(|y| slope(Function::Tanh, f64::from(*y))).collect();
-    close("dx", &wide(&device.download(dy)), &wanted, 1e-6, 1e-6);
+    assert_close("dx", &wide(&device.download(dy)), &wanted, 1e-6, 1e-6);
 }
 
 #[test]
-fn the_rectifier_keeps_nan_and_stops_infinity() {
+fn relu_keeps_nan_and_blocks_infinity() {
     let rows = rows::<f32>(4);
     let activation = Activation::new(Function::Relu, rows, 1).unwrap();
     let module = compile(&activation.program());
@@ -186,7 +202,7 @@ fn the_rectifier_keeps_nan_and_stops_infinity() {
 }
 
 #[test]
-fn a_row_is_moved_once() {
+fn rows_are_moved_once() {
     let mut table = String::new();
     for (width, count) in [(768, 64), (1000, 16), (16, 256)] {
         for function in [Function::Identity, Function::Gelu] {
@@ -201,7 +217,7 @@ fn costs<T: Number>(function: Function, width: u32, count: usize) -> String {
     let rows = rows::<T>(width);
     let activation = Activation::new(function, rows, count as u32).unwrap();
     let module = compile(&activation.program());
-    let got = play::<T>(&module, activation, rows, count, 9, false, 0);
+    let got = run_case::<T>(&module, activation, rows, count, 9, false, 0);
     let all = count * width as usize * size_of::<T>();
     let (moved, partial) = (if function == Function::Identity { 0 } else { all }, activation.partial_bytes(9));
     let kept = if function == Function::Gelu { "x" } else { "y" };
@@ -213,14 +229,14 @@ fn costs<T: Number>(function: Function, width: u32, count: usize) -> String {
     let names = ["forward", "backward", "bias"];
     let lines = got.counts.iter().zip(floors).zip(names).map(|((counts, floors), name)| {
         let what = format!("activation {name}, {function:?}, {} {count} x {width}", T::NAME);
-        at_the_floor(&what, counts, floors);
+        assert_minimal_traffic(&what, counts, floors);
         line(&what, counts)
     });
     lines.collect()
 }
 
 #[test]
-fn calls_that_do_not_fit_their_memory_are_refused() {
+fn calls_with_too_little_memory_are_refused() {
     let mut device = Device::default();
     let (small, large) = (device.allocate("small", 31), device.allocate("large", 4096));
     let rows = Rows { element: Element::Bf16, width: 16, pitch: 16 };

@@ -1,10 +1,10 @@
-use super::{Device, Module, Number, at_the_floor, close, compile, line, number, run};
+use super::{Device, Module, Number, assert_close, assert_minimal_traffic, compile, line, number, run};
 use half::{bf16, f16};
 use switchyard_cuda::kernels::Element;
 use switchyard_cuda::kernels::attention::{Attention, Backward, Shape};
 use switchyard_cuda_reference::Counts;
 
-/// The shared memory of a block on an H200.
+/// Shared memory per block on an H200.
 const SHARED_BYTES: u32 = 232_448;
 
 fn shape<T: Number>([batch, context]: [u32; 2], [heads, head_size]: [u32; 2], causal: bool) -> Shape {
@@ -16,14 +16,15 @@ fn what<T: Number>(shape: Shape) -> String {
     format!("{} {batch} x {context}, {heads} heads of {head_size}{}", T::NAME, if causal { ", causal" } else { "" })
 }
 
-/// Queries, keys and values up to `largest`, and the gradient of the output.
+/// Queries, keys and values up to `largest`, and the output gradient.
 fn inputs<T: Number>(shape: Shape, largest: f32) -> (Vec<T>, Vec<T>) {
     let len = (shape.batch * shape.context * shape.heads * shape.head_size) as usize;
     let qkv = (0..3 * len).map(|index| T::of(largest * number(1, index))).collect();
     (qkv, (0..len).map(|index| T::of(number(2, index))).collect())
 }
 
-/// A sum of products, and the squares of what the rounding of one factor changes in each of them at most.
+/// A sum of products, and the sum of squares of the maximum change that rounding one factor makes
+/// to each product.
 #[derive(Clone, Copy, Default)]
 struct Sum {
     value: f64,
@@ -32,12 +33,13 @@ struct Sum {
 
 struct Exact {
     out: Vec<Sum>,
-    /// log2 of the sums of exponentials.
+    /// log2 of the softmax denominators.
     saved: Vec<f64>,
     d_qkv: Vec<Sum>,
 }
 
-/// By definition. `given`: the output that backward reads. `rounding`: of a weight, or of the gradient of a score.
+/// Computed by definition. `given` is the output that backward reads. `rounding` gives the rounding
+/// error of a weight or a score gradient.
 fn exact(shape: Shape, (qkv, d_out): (&[f64], &[f64]), given: &[f64], rounding: impl Fn(f64) -> f64) -> Exact {
     let [batch, context, heads, size] =
         [shape.batch, shape.context, shape.heads, shape.head_size].map(|size| size as usize);
@@ -77,15 +79,15 @@ fn exact(shape: Shape, (qkv, d_out): (&[f64], &[f64]), given: &[f64], rounding: 
     exact
 }
 
-/// What a run gave, and its costs: forward, gradients of queries, of keys and values.
-struct Got {
+/// Results and costs of a run: forward, gradients of queries, and of keys and values.
+struct Output {
     out: Vec<f64>,
     saved: Vec<f64>,
     d_qkv: Vec<f64>,
     counts: [Counts; 3],
 }
 
-fn play<T: Number>(module: &Module, shape: Shape, (qkv, d_out): (&[T], &[T]), most: u32, seed: u64) -> Got {
+fn run_case<T: Number>(module: &Module, shape: Shape, (qkv, d_out): (&[T], &[T]), most: u32, seed: u64) -> Output {
     let attention = Attention::new(shape).unwrap();
     let mut device = Device::default();
     let (out, d_qkv) = (device.allocate("out", size_of_val(d_out)), device.allocate("d_qkv", size_of_val(qkv)));
@@ -97,17 +99,17 @@ fn play<T: Number>(module: &Module, shape: Shape, (qkv, d_out): (&[T], &[T]), mo
     let counts = [forward, queries, keys].map(|call| run(&mut device, module, &call, seed));
     let wide = |span| device.download::<T>(span).into_iter().map(T::get).collect::<Vec<f64>>();
     let saved = device.download::<f32>(saved).into_iter().map(f64::from).collect();
-    Got { out: wide(out), saved, d_qkv: wide(d_qkv), counts }
+    Output { out: wide(out), saved, d_qkv: wide(d_qkv), counts }
 }
 
-/// Compares with sums of which each product may be off by a rounding of its own: four times the root of the squares is all that up to 16 of them
-/// can come to, and seven standard deviations of more.
-fn near<T: Number>(what: &str, got: &[f64], wanted: &[Sum]) {
+/// Compares with sums whose products each have an independent rounding error. Four times the root
+/// of the squares bounds the error of up to 16 of them, and is seven standard deviations for more.
+fn assert_near<T: Number>(what: &str, got: &[f64], wanted: &[Sum]) {
     let largest = wanted.iter().fold(1.0, |most: f64, sum| most.max(sum.value.abs()));
     assert_eq!(got.len(), wanted.len(), "{what}");
     for (index, (got, Sum { value, squares })) in got.iter().zip(wanted).enumerate() {
         let absolute = 4e-6 * largest + T::NEAR_ZERO + 4.0 * squares.sqrt();
-        close(&format!("{what}, {index}"), &[*got], &[*value], 1.01 * T::ROUNDING, absolute);
+        assert_close(&format!("{what}, {index}"), &[*got], &[*value], 1.01 * T::ROUNDING, absolute);
     }
 }
 
@@ -115,17 +117,17 @@ fn check<T: Number>(shape: Shape, largest: f32) {
     let module = compile(&Attention::new(shape).unwrap().program());
     let (qkv, d_out) = inputs::<T>(shape, largest);
     let wide = |numbers: &[T]| numbers.iter().map(|number| number.get()).collect::<Vec<f64>>();
-    let first = play(&module, shape, (&qkv, &d_out), 3, 0);
+    let first = run_case(&module, shape, (&qkv, &d_out), 3, 0);
     let rounding =
         |factor: f64| if T::ELEMENT == Element::F32 { 0.0 } else { T::ROUNDING * factor.abs() + T::NEAR_ZERO };
     let wanted = exact(shape, (&wide(&qkv), &wide(&d_out)), &first.out, rounding);
     let what = what::<T>(shape);
-    near::<T>(&format!("{what}: out"), &first.out, &wanted.out);
-    close(&format!("{what}: saved"), &first.saved, &wanted.saved, 1e-6, 4e-6);
-    near::<T>(&format!("{what}: d_qkv"), &first.d_qkv, &wanted.d_qkv);
-    // Neither the order of blocks and warps nor the number of blocks changes a bit.
+    assert_near::<T>(&format!("{what}: out"), &first.out, &wanted.out);
+    assert_close(&format!("{what}: saved"), &first.saved, &wanted.saved, 1e-6, 4e-6);
+    assert_near::<T>(&format!("{what}: d_qkv"), &first.d_qkv, &wanted.d_qkv);
+    // Neither the order of blocks and warps nor their number may change any bit.
     for (most, seed) in [(3, 1), (1, 2)] {
-        let got = play(&module, shape, (&qkv, &d_out), most, seed);
+        let got = run_case(&module, shape, (&qkv, &d_out), most, seed);
         assert_eq!((&got.out, &got.saved, &got.d_qkv), (&first.out, &first.saved, &first.d_qkv), "{what}");
     }
 }
@@ -140,7 +142,7 @@ fn short_and_odd_sequences_are_exact() {
 }
 
 #[test]
-fn heads_of_models_are_exact() {
+fn real_head_sizes_are_exact() {
     for causal in [false, true] {
         check::<f32>(shape::<f32>([2, 70], [2, 64], causal), 2.0);
         check::<bf16>(shape::<bf16>([1, 70], [2, 64], causal), 2.0);
@@ -161,7 +163,7 @@ fn sequences_of_several_tiles_are_exact() {
 
 #[test]
 fn large_scores_neither_overflow_nor_lose_digits() {
-    // Up to 2,000 before the exponential.
+    // Scores up to 2,000 before the exponential.
     check::<bf16>(shape::<bf16>([1, 40], [2, 64], true), 30.0);
     check::<f16>(shape::<f16>([1, 40], [2, 64], false), 30.0);
 }
@@ -183,9 +185,9 @@ fn every_tile_is_moved_once_by_each_block() {
 fn costs<T: Number>(shape: Shape) -> String {
     let module = compile(&Attention::new(shape).unwrap().program());
     let (qkv, d_out) = inputs::<T>(shape, 1.0);
-    let got = play(&module, shape, (&qkv, &d_out), 4, 0);
+    let got = run_case(&module, shape, (&qkv, &d_out), 4, 0);
     let all = size_of_val(d_out.as_slice());
-    // Rows of a block, of which some see a tile of the other side.
+    // Rows per block, and which of them see a tile of the other side.
     let own = match (T::ELEMENT, shape.head_size) {
         (Element::F32, _) => [32; 3],
         (_, ..=64) => [128, 128, 64],
@@ -215,14 +217,14 @@ fn costs<T: Number>(shape: Shape) -> String {
     let names = ["forward", "queries", "keys"];
     let lines = got.counts.iter().zip(floors).zip(names).map(|((counts, floors), name)| {
         let what = format!("attention {name}, {}", what::<T>(shape));
-        at_the_floor(&what, counts, floors);
+        assert_minimal_traffic(&what, counts, floors);
         line(&what, counts)
     });
     lines.collect()
 }
 
 #[test]
-fn what_the_kernels_cannot_have_is_refused() {
+fn unsupported_shapes_are_refused() {
     let refused = |head_size: u32, heads: u32| {
         let shape = Shape { element: Element::Bf16, batch: 2, context: 9, heads, head_size, causal: true };
         Attention::new(shape).unwrap_err().to_string()

@@ -1,4 +1,7 @@
-use super::{Device, Module, Number, at_the_floor, close, compile, line, matrix, number, numbers, rows, run, values};
+use super::{
+    Device, Module, Number, assert_close, assert_minimal_traffic, compile, line, matrix, number, numbers, rows, run,
+    values,
+};
 use half::{bf16, f16};
 use switchyard_cuda::kernels::batch_norm::{Backward, BatchNorm, Forward};
 use switchyard_cuda::kernels::{Element, Rows};
@@ -6,12 +9,12 @@ use switchyard_cuda_reference::Counts;
 
 const EPSILON: f64 = 1e-5;
 
-/// Channels with a mean that is not zero.
+/// Channels with a nonzero mean.
 fn input(index: usize) -> f32 {
     number(1, index) * 2.0 + 0.5
 }
 
-/// What the kernels are compared with.
+/// Reference results.
 #[derive(Default)]
 struct Exact {
     y: Vec<f64>,
@@ -23,12 +26,12 @@ struct Exact {
     statistics: Vec<f64>,
 }
 
-/// Of each column of a matrix the mean of what `of` gives for its places.
+/// The mean of `of` over each column.
 fn means(rows: usize, columns: usize, of: impl Fn(usize, usize) -> f64) -> Vec<f64> {
     (0..columns).map(|column| (0..rows).map(|row| of(row, column)).sum::<f64>() / rows as f64).collect()
 }
 
-/// `residual` is empty if there is none. `y`, the rounded results, decides which gradients ReLU lets through.
+/// `residual` is empty if there is none. The rounded results `y` decide which gradients pass ReLU.
 fn exact(x: &[Vec<f64>], residual: &[Vec<f64>], dy: &[Vec<f64>], y: &[Vec<f64>], parameters: &[Vec<f32>; 2]) -> Exact {
     let (count, columns) = (x.len(), x[0].len());
     let [gamma, beta] = parameters;
@@ -58,7 +61,7 @@ fn exact(x: &[Vec<f64>], residual: &[Vec<f64>], dy: &[Vec<f64>], y: &[Vec<f64>],
     exact
 }
 
-/// Whether there is a residual, whether ReLU follows, and whether gradients are added to ones.
+/// Whether there is a residual, whether ReLU follows, and whether gradients accumulate into ones.
 #[derive(Debug, Clone, Copy)]
 struct Options {
     residual: bool,
@@ -69,9 +72,9 @@ struct Options {
 const FULL: Options = Options { residual: true, relu: true, adds: false };
 const PLAIN: Options = Options { residual: false, relu: false, adds: false };
 
-struct Got<T> {
+struct Output<T> {
     y: Vec<T>,
-    /// With running statistics that are those of the batch, but biased like the variance that is divided by.
+    /// With running statistics equal to the batch's, but with the biased variance.
     evaluated: Vec<T>,
     masked: Vec<T>,
     dx: Vec<T>,
@@ -85,7 +88,7 @@ fn parameters(width: usize) -> [Vec<f32>; 2] {
     [numbers(3, width, 0.5).into_iter().map(|value| value + 1.0).collect(), numbers(4, width, 0.4)]
 }
 
-fn play<T: Number>(
+fn run_case<T: Number>(
     module: &Module,
     norm: BatchNorm,
     rows: Rows,
@@ -93,7 +96,7 @@ fn play<T: Number>(
     options: Options,
     value: fn(usize) -> f32,
     seed: u64,
-) -> Got<T> {
+) -> Output<T> {
     let width = rows.width as usize;
     let mut device = Device::default();
     let x = device.upload("x", &matrix::<T>(rows, count, value));
@@ -130,7 +133,7 @@ fn play<T: Number>(
     run(&mut device, module, &norm.running(running, saved).unwrap(), seed);
     let forward = Forward { y: evaluated, ..forward };
     run(&mut device, module, &norm.forward(most, forward, options.relu).unwrap(), seed);
-    Got {
+    Output {
         y: device.download(Forward { y: y.unwrap_or(evaluated), ..forward }.y),
         evaluated: device.download(evaluated),
         masked: device.download(dy),
@@ -145,8 +148,8 @@ fn check<T: Number>(width: u32, count: usize, most: u32, options: Options) {
     let rows = rows::<T>(width);
     let norm = BatchNorm::new(rows, count as u32).unwrap();
     let module = compile(&norm.program());
-    let all: Vec<Got<T>> =
-        (0..super::SEEDS).map(|seed| play::<T>(&module, norm, rows, (count, most), options, input, seed)).collect();
+    let all: Vec<Output<T>> =
+        (0..super::SEEDS).map(|seed| run_case::<T>(&module, norm, rows, (count, most), options, input, seed)).collect();
     let of = |matrix: &[T]| values::<T>(rows, matrix);
     let given =
         |seed: u64| of(&matrix::<T>(rows, count, |index| if seed == 1 { input(index) } else { number(seed, index) }));
@@ -157,22 +160,22 @@ fn check<T: Number>(width: u32, count: usize, most: u32, options: Options) {
     let wide = |values: &[f32]| values.iter().map(|value| f64::from(*value)).collect::<Vec<_>>();
     let sum = |values: &[f64]| values.iter().map(|value| value + f64::from(u8::from(options.adds))).collect::<Vec<_>>();
     for got in &all {
-        close(&format!("{what}: y"), &of(&got.y).concat(), &wanted.y, 1.01 * T::ROUNDING, 4e-6);
-        close(&format!("{what}: evaluated"), &of(&got.evaluated).concat(), &wanted.y, 1.01 * T::ROUNDING, 6e-6);
+        assert_close(&format!("{what}: y"), &of(&got.y).concat(), &wanted.y, 1.01 * T::ROUNDING, 4e-6);
+        assert_close(&format!("{what}: evaluated"), &of(&got.evaluated).concat(), &wanted.y, 1.01 * T::ROUNDING, 6e-6);
         assert_eq!(of(&got.masked).concat(), wanted.masked, "{what}");
-        close(&format!("{what}: statistics"), &wide(&got.statistics), &wanted.statistics, 1e-6, 2e-7);
-        close(&format!("{what}: dx"), &of(&got.dx).concat(), &sum(&wanted.dx), 1.01 * T::ROUNDING, 6e-6);
+        assert_close(&format!("{what}: statistics"), &wide(&got.statistics), &wanted.statistics, 1e-6, 2e-7);
+        assert_close(&format!("{what}: dx"), &of(&got.dx).concat(), &sum(&wanted.dx), 1.01 * T::ROUNDING, 6e-6);
         let [d_gamma, d_beta] = [&got.gradients[0], &got.gradients[1]].map(|gradient| wide(gradient));
-        close(&format!("{what}: d_gamma"), &d_gamma, &sum(&wanted.d_gamma), 2e-6, 1e-6 * count as f64);
-        close(&format!("{what}: d_beta"), &d_beta, &sum(&wanted.d_beta), 2e-6, 1e-6 * count as f64);
-        // The order of blocks and warps changes no bit.
-        let bits = |got: &Got<T>| (got.gradients.clone(), got.statistics.clone(), of(&got.dx));
+        assert_close(&format!("{what}: d_gamma"), &d_gamma, &sum(&wanted.d_gamma), 2e-6, 1e-6 * count as f64);
+        assert_close(&format!("{what}: d_beta"), &d_beta, &sum(&wanted.d_beta), 2e-6, 1e-6 * count as f64);
+        // The order of blocks and warps must not change any bit.
+        let bits = |got: &Output<T>| (got.gradients.clone(), got.statistics.clone(), of(&got.dx));
         assert_eq!(bits(got), bits(&all[0]), "{what}");
     }
 }
 
 #[test]
-fn few_channels_and_odd_ends_are_exact() {
+fn few_channels_and_odd_remainders_are_exact() {
     for (width, count) in [(1, 300), (3, 2), (5, 1031), (33, 70), (300, 9)] {
         check::<f32>(width, count, 3, FULL);
         check::<bf16>(width, count, 3, FULL);
@@ -183,7 +186,7 @@ fn few_channels_and_odd_ends_are_exact() {
 }
 
 #[test]
-fn channels_of_models_are_exact() {
+fn real_channel_counts_are_exact() {
     check::<bf16>(64, 1500, 7, FULL);
     check::<f16>(64, 700, 40, FULL);
     check::<f32>(512, 98, 11, Options { residual: false, ..FULL });
@@ -191,11 +194,12 @@ fn channels_of_models_are_exact() {
 }
 
 #[test]
-fn a_small_variance_around_a_large_mean_is_not_lost() {
+fn a_small_variance_around_a_large_mean_is_accurate() {
     let rows = rows::<f32>(4);
     let norm = BatchNorm::new(rows, 3000).unwrap();
     let module = compile(&norm.program());
-    // Channels far from zero, one with a single value beside thousands of another, and a constant one.
+    // Channels far from zero, one with a single value among thousands of another, and a constant
+    // one.
     fn value(index: usize) -> f32 {
         match index % 4 {
             0 => 4096.0 + number(1, index),
@@ -210,12 +214,12 @@ fn a_small_variance_around_a_large_mean_is_not_lost() {
             _ => 0.1,
         }
     }
-    let got = play::<f32>(&module, norm, rows, (3000, 5), PLAIN, value, 0);
+    let got = run_case::<f32>(&module, norm, rows, (3000, 5), PLAIN, value, 0);
     let x = values::<f32>(rows, &matrix::<f32>(rows, 3000, value));
     let wanted = exact(&x, &[], &x, &[], &parameters(4)).statistics;
     let statistics: Vec<f64> = got.statistics.iter().map(|value| f64::from(*value)).collect();
-    close("means", &statistics[..4], &wanted[..4], 1e-6, 0.0);
-    close("variances", &statistics[4..7], &wanted[4..7], 1e-3, 0.0);
+    assert_close("means", &statistics[..4], &wanted[..4], 1e-6, 0.0);
+    assert_close("variances", &statistics[4..7], &wanted[4..7], 1e-3, 0.0);
     assert_eq!(statistics[7], 0.0);
 }
 
@@ -233,9 +237,10 @@ fn costs<T: Number>(width: u32, count: usize, most: u32) -> String {
     let rows = rows::<T>(width);
     let norm = BatchNorm::new(rows, count as u32).unwrap();
     let module = compile(&norm.program());
-    let got = play::<T>(&module, norm, rows, (count, most), FULL, input, 0);
+    let got = run_case::<T>(&module, norm, rows, (count, most), FULL, input, 0);
     let all = count * width as usize * size_of::<T>();
-    // Every block reads what belongs to its channels once; the sums of all blocks are read twice for the variance.
+    // Every block reads its channels' parameters once; the variance reads the partial sums of all
+    // blocks twice.
     let (partial, channels) = (norm.partial_bytes(most), norm.partial_bytes(most) / 2);
     let floors: [&[(&str, [usize; 2])]; 6] = [
         &[("x", [all, 0]), ("partial", [0, partial])],
@@ -248,14 +253,14 @@ fn costs<T: Number>(width: u32, count: usize, most: u32) -> String {
     let names = ["moments", "statistics", "forward", "backward", "parameters", "input"];
     let lines = got.counts.iter().zip(floors).zip(names).map(|((counts, floors), name)| {
         let what = format!("batch norm {name}, {} {count} x {width}", T::NAME);
-        at_the_floor(&what, counts, floors);
+        assert_minimal_traffic(&what, counts, floors);
         line(&what, counts)
     });
     lines.collect()
 }
 
 #[test]
-fn rows_that_the_kernels_cannot_have_are_refused() {
+fn unsupported_rows_are_refused() {
     let narrow = Rows { element: Element::F32, width: 4, pitch: 4 };
     let text = BatchNorm::new(narrow, 1).unwrap_err().to_string();
     assert_eq!(text, "batch_norm: 1 rows, expected at least two and fewer than 2^31");

@@ -1,7 +1,8 @@
-//! NVIDIA's disassembler, as `cargo xtask data cuda` fetches it: the machine code of many CUBINs in one run.
+//! NVIDIA's disassembler, fetched by `cargo xtask data cuda`: disassembles many CUBINs in one run.
 //!
-//! To start costs it a fifth of a second, and it takes one file. So the code of all kernels goes into one file without any structure, and what an
-//! ELF file says of it is read here: where kernels begin, and the functions that the compiler has put behind them.
+//! It takes a fifth of a second to start and accepts a single file. The code of all kernels is
+//! therefore concatenated into one raw file, and the ELF structure is read here: kernel offsets,
+//! and the functions that the compiler placed after them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -9,19 +10,19 @@ use std::path::PathBuf;
 use std::process::Command;
 use switchyard_cuda_reference::fetched;
 
-/// Bytes of an instruction, on every architecture since Volta.
+/// Bytes per instruction on every architecture since Volta.
 const INSTRUCTION: usize = 16;
 
-/// The code of a kernel, as a CUBIN has it.
+/// A kernel's code section in a CUBIN.
 #[derive(Debug, Clone)]
 pub struct Section {
     kernel: String,
     code: Vec<u8>,
-    /// By the bytes from the beginning of the code to theirs.
+    /// Names by byte offset in the code.
     functions: BTreeMap<usize, String>,
 }
 
-/// A kernel that was disassembled.
+/// A disassembled kernel.
 #[derive(Debug)]
 pub struct Kernel {
     pub name: String,
@@ -30,10 +31,10 @@ pub struct Kernel {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Instruction {
-    /// With its modifiers: `LDG.E.128`.
+    /// With its modifiers, for example `LDG.E.128`.
     pub code: String,
-    /// Of a call, the name of what it calls, or its operands if they have no address. For an A100, ptxas also leaves loops by calls, of
-    /// places in the same kernel: those are jumps.
+    /// For a call, the name of the callee, or the operands if they have no address. On an A100,
+    /// ptxas also leaves loops through calls to addresses in the same kernel; these are jumps.
     pub callee: Option<String>,
 }
 
@@ -43,7 +44,7 @@ impl Instruction {
         self.code.split('.').next().unwrap_or_default()
     }
 
-    /// Moves 16 bytes for each thread.
+    /// Whether it moves 16 bytes per thread.
     pub fn is_wide(&self) -> bool {
         self.code.split('.').any(|part| part == "128")
     }
@@ -57,7 +58,7 @@ pub fn sections(cubin: &[u8]) -> Vec<Section> {
         let bytes = cubin[at..].split(|byte| *byte == 0).next().unwrap();
         String::from_utf8(bytes.to_vec()).unwrap()
     };
-    // Of section `index`: type, place of its name in the table of names, its bytes, and the section that it is linked with.
+    // Of section `index`: type, name offset in the string table, bytes, and linked section.
     let header = |index: usize| {
         let at = number(0x28, 8) + index * number(0x3A, 2);
         let start = number(at + 0x18, 8);
@@ -86,7 +87,7 @@ pub fn sections(cubin: &[u8]) -> Vec<Section> {
 }
 
 impl Section {
-    /// What a call with these operands calls; this code begins at `start`.
+    /// The callee of a call with these operands; this code begins at `start`.
     fn callee<'a>(&'a self, operands: &'a str, start: usize) -> &'a str {
         let address = operands.rsplit(' ').next().and_then(|address| address.strip_prefix("0x"));
         let address = address.and_then(|address| usize::from_str_radix(address, 16).ok()?.checked_sub(start));
@@ -95,7 +96,7 @@ impl Section {
     }
 }
 
-/// The program of the pinned wheel.
+/// The program from the pinned wheel.
 pub struct Disassembler(PathBuf);
 
 impl Disassembler {
@@ -103,7 +104,8 @@ impl Disassembler {
         Disassembler(fetched("nvdisasm").join("nvdisasm"))
     }
 
-    /// The instructions of kernels for an architecture, in the order of `sections`. Every 16 bytes must have become one.
+    /// The instructions of kernels for an architecture, in the order of `sections`. Checks that
+    /// every 16 bytes became one instruction.
     pub fn kernels<'a>(&self, architecture: &str, sections: impl Iterator<Item = &'a Section>) -> Vec<Kernel> {
         let place = tempfile::tempdir().unwrap();
         let file = place.path().join("code");
@@ -136,7 +138,8 @@ impl Disassembler {
     }
 }
 
-/// Address, name and operands of a line such as `/*0080*/ @P0 LDG.E R2, desc[UR4][R2.64] ;`; `None` for a line that has none.
+/// Parses address, name and operands of a line like `/*0080*/ @P0 LDG.E R2, desc[UR4][R2.64] ;`;
+/// `None` for other lines.
 fn instruction(line: &str) -> Option<(usize, &str, &str)> {
     let (address, rest) = line.trim().strip_prefix("/*")?.split_once("*/")?;
     let address = usize::from_str_radix(address, 16).ok()?;

@@ -1,4 +1,4 @@
-use super::{Device, Module, Number, at_the_floor, compile, line, number, run};
+use super::{Device, Module, Number, assert_minimal_traffic, compile, line, number, run};
 use half::{bf16, f16};
 use switchyard_cuda::kernels::Element;
 use switchyard_cuda::kernels::elementwise::Elementwise;
@@ -12,7 +12,8 @@ fn module<A: Number, B: Number>() -> (Elementwise, Module) {
     (elementwise, compile(&elementwise.program()))
 }
 
-/// Numbers of all sizes, and those that are none; 65,519.99 is the last that is not rounded to infinity in 16 bits.
+/// Values of all magnitudes, infinities and NaN; 65,519.99 is the last that f16 does not round to
+/// infinity.
 fn input<T: Number>(seed: u64, count: usize) -> Vec<T> {
     const SPECIAL: [f32; 6] = [f32::NAN, f32::INFINITY, -0.0, 1e-7, 65_519.99, 3.0e38];
     let value = |index: usize| match SPECIAL.get(index % 40) {
@@ -22,7 +23,7 @@ fn input<T: Number>(seed: u64, count: usize) -> Vec<T> {
     (0..count).map(|index| T::of(value(index))).collect()
 }
 
-fn same<T: Number>(what: &str, got: &[T], wanted: &[f32]) {
+fn assert_same<T: Number>(what: &str, got: &[T], wanted: &[f32]) {
     assert_eq!(got.len(), wanted.len(), "{what}");
     for (index, (got, wanted)) in got.iter().zip(wanted).enumerate() {
         let (got, wanted) = (got.get(), T::of(*wanted).get());
@@ -35,7 +36,8 @@ fn wide<T: Number>(values: &[T]) -> Vec<f32> {
     values.iter().map(|value| value.get() as f32).collect()
 }
 
-/// The bits of a CPU, for all counts and orders; returns the costs of the last: conversion, conversion that adds, sum, fill.
+/// Compares with the CPU bit for bit, for all counts and orders. Returns the costs of the last
+/// count: conversion, accumulating conversion, sum, fill.
 fn check<A: Number, B: Number>() -> [Counts; 4] {
     let (elementwise, module) = module::<A, B>();
     let mut counts = None;
@@ -51,20 +53,20 @@ fn check<A: Number, B: Number>() -> [Counts; 4] {
         let converted = play(elementwise.convert(3, size, on_a, SCALE, y, false).unwrap());
         let added = play(elementwise.convert(3, size, on_a, SCALE, sums, true).unwrap());
         let scaled: Vec<f32> = wide(&a).iter().map(|a| a * SCALE).collect();
-        same(&what, &device.download::<B>(y), &scaled);
+        assert_same(&what, &device.download::<B>(y), &scaled);
         let wanted: Vec<f32> = wide(&old).iter().zip(&scaled).map(|(old, scaled)| old + scaled).collect();
-        same(&format!("{what}, added"), &device.download::<B>(sums), &wanted);
+        assert_same(&format!("{what}, added"), &device.download::<B>(sums), &wanted);
         let sum = run(&mut device, &module, &elementwise.sum(3, size, [on_a, on_b], y).unwrap(), seed);
         let wanted: Vec<f32> = wide(&a).iter().zip(wide(&b)).map(|(a, b)| a + b).collect();
-        same(&format!("{what}, sum"), &device.download::<B>(y), &wanted);
+        assert_same(&format!("{what}, sum"), &device.download::<B>(y), &wanted);
         let filled = run(&mut device, &module, &elementwise.fill(3, size, SCALE, y).unwrap(), seed);
-        same(&format!("{what}, filled"), &device.download::<B>(y), &vec![SCALE; count]);
+        assert_same(&format!("{what}, filled"), &device.download::<B>(y), &vec![SCALE; count]);
         counts = Some([converted, added, sum, filled]);
     }
     counts.unwrap()
 }
 
-/// [`check`], and that every number is moved once.
+/// Like [`check`], and checks that every element is moved once.
 fn costs<A: Number, B: Number>() -> String {
     let counts = check::<A, B>();
     let [from, to] = [size_of::<A>(), size_of::<B>()].map(|size| COUNTS[4] * size);
@@ -77,14 +79,14 @@ fn costs<A: Number, B: Number>() -> String {
     let names = ["convert", "convert and add", "sum", "fill"];
     let lines = counts.iter().zip(floors).zip(names).map(|((counts, floors), name)| {
         let what = format!("{name}, {} to {} {}", A::NAME, B::NAME, COUNTS[4]);
-        at_the_floor(&what, counts, floors);
+        assert_minimal_traffic(&what, counts, floors);
         line(&what, counts)
     });
     lines.collect()
 }
 
 #[test]
-fn numbers_have_the_bits_of_the_cpu_and_are_moved_once() {
+fn results_match_the_cpu_bit_for_bit_and_are_moved_once() {
     let table = [
         costs::<f32, f32>(),
         costs::<f32, bf16>(),
@@ -99,18 +101,18 @@ fn numbers_have_the_bits_of_the_cpu_and_are_moved_once() {
 }
 
 #[test]
-fn a_sum_may_replace_one_of_its_parts() {
+fn a_sum_can_be_in_place() {
     let (elementwise, module) = module::<bf16, bf16>();
     let (a, b) = (input::<bf16>(1, 77), input::<bf16>(2, 77));
     let mut device = Device::default();
     let (on_a, on_b) = (device.upload("a", &a), device.upload("b", &b));
     run(&mut device, &module, &elementwise.sum(2, 77, [on_a, on_b], on_b).unwrap(), 0);
     let wanted: Vec<f32> = wide(&a).iter().zip(wide(&b)).map(|(a, b)| a + b).collect();
-    same("in place", &device.download::<bf16>(on_b), &wanted);
+    assert_same("in place", &device.download::<bf16>(on_b), &wanted);
 }
 
 #[test]
-fn calls_that_do_not_fit_their_memory_are_refused() {
+fn calls_with_too_little_memory_are_refused() {
     let mut device = Device::default();
     let small = device.allocate("small", 31);
     let elementwise = Elementwise { from: Element::Bf16, to: Element::F32 };

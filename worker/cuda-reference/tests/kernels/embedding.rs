@@ -1,4 +1,7 @@
-use super::{Device, Module, Number, at_the_floor, close, compile, line, matrix, number, numbers, rows, run, values};
+use super::{
+    Device, Module, Number, assert_close, assert_minimal_traffic, compile, line, matrix, number, numbers, rows, run,
+    values,
+};
 use half::{bf16, f16};
 use switchyard_cuda::kernels::embedding::{Backward, Embedding, Lookup, order};
 use switchyard_cuda::kernels::{Element, Rows};
@@ -7,7 +10,8 @@ use switchyard_cuda_reference::Counts;
 const VOCABULARY: u32 = 50;
 const SEGMENTS: u32 = 2;
 
-/// Many rows of one token, whose runs cross several chunks of 32, some of others, and one that is no row of the table.
+/// Many rows of one token, whose runs cross several chunks of 32, some of other tokens, and one out
+/// of range.
 fn tokens(count: usize) -> Vec<u32> {
     let token = |row: usize| match row % 5 {
         0 | 3 => 7,
@@ -26,7 +30,7 @@ fn table<T: Number>(seed: u64, entries: u32, width: u32) -> Vec<T> {
     numbers(seed, (entries * width) as usize, 1.0).into_iter().map(T::of).collect()
 }
 
-/// Forward, with the bits that a CPU gives.
+/// Forward, compared with the CPU bit for bit.
 fn check_forward<T: Number>(rows: Rows, count: usize, context: u32, has_segments: bool) -> Counts {
     let width = rows.width;
     let embedding = Embedding::new(rows, count as u32, context).unwrap();
@@ -67,7 +71,7 @@ fn check_forward<T: Number>(rows: Rows, count: usize, context: u32, has_segments
     counts
 }
 
-/// The rows of a batch as the host sorts them.
+/// The rows of a batch in the order in which the host sorts them.
 fn rows_in_order(ids: &[u32], entries: u32) -> Vec<u32> {
     let mut rows = vec![0; ids.len()];
     order(ids.iter().copied(), entries, &mut Vec::new(), &mut rows);
@@ -75,12 +79,12 @@ fn rows_in_order(ids: &[u32], entries: u32) -> Vec<u32> {
 }
 
 #[test]
-fn rows_are_sorted_by_their_numbers_and_equal_ones_stay_as_they_are() {
+fn rows_are_sorted_stably_by_token() {
     assert_eq!(rows_in_order(&[3, 0, 9, 3, 1, 7, 0], 4), [1, 6, 4, 0, 3, 2, 5]);
 }
 
-/// Gradients of a table on 1 and more blocks, and of the positions.
-fn play<T: Number>(
+/// Gradients of a table on one and more blocks, and of the positions.
+fn run_case<T: Number>(
     module: &Module,
     embedding: Embedding,
     rows: Rows,
@@ -126,29 +130,29 @@ fn check_backward<T: Number>(width: u32, ids: &[u32], entries: u32, context: u32
         }
     }
     let wide = |values: &[f32]| values.iter().map(|value| f64::from(*value)).collect::<Vec<_>>();
-    let played = |on, seed| play::<T>(&module, embedding, rows, (ids, entries, context), on, seed).0;
+    let played = |on, seed| run_case::<T>(&module, embedding, rows, (ids, entries, context), on, seed).0;
     let first = played((1, false), 0);
     for seed in 0..super::SEEDS {
         let got = played((5, false), seed);
         for (got, wanted) in got.iter().zip(&wanted) {
-            close(&format!("{} {count} x {width}", T::NAME), &wide(got), wanted, 1e-6, 1e-7 * count as f64);
+            assert_close(&format!("{} {count} x {width}", T::NAME), &wide(got), wanted, 1e-6, 1e-7 * count as f64);
         }
-        // Neither the order of blocks and warps nor the number of blocks changes a bit.
+        // Neither the order of blocks and warps nor their number may change any bit.
         assert_eq!(got, first);
     }
     let added: Vec<f64> = wanted[1].iter().map(|sum| sum + 1.0).collect();
-    close("added", &wide(&played((5, true), 0)[1]), &added, 1e-6, 1e-7 * count as f64);
+    assert_close("added", &wide(&played((5, true), 0)[1]), &added, 1e-6, 1e-7 * count as f64);
 }
 
 #[test]
-fn sums_have_the_bits_of_the_cpu() {
+fn sums_match_the_cpu_bit_for_bit() {
     check_forward::<f32>(rows::<f32>(36), 23, 10, true);
     check_forward::<bf16>(Rows { pitch: 48, ..rows::<bf16>(40) }, 23, 23, false);
     check_forward::<f16>(rows::<f16>(768), 9, 4, true);
 }
 
 #[test]
-fn gradients_of_rows_that_repeat_are_exact() {
+fn gradients_of_repeated_rows_are_exact() {
     // One row; runs that end with a chunk; long runs; one run over all rows.
     check_backward::<f32>(36, &tokens(1), VOCABULARY, 1);
     check_backward::<f32>(4, &[[3; 32], [5; 32]].concat(), 6, 8);
@@ -174,7 +178,8 @@ fn costs<T: Number>(width: u32, count: usize) -> String {
     let module = compile(&embedding.program());
     let forward = check_forward::<T>(rows, count, 64, false);
     let ids = tokens(count);
-    let (_, [gradient, runs, positions]) = play::<T>(&module, embedding, rows, (&ids, VOCABULARY, 64), (4, false), 0);
+    let (_, [gradient, runs, positions]) =
+        run_case::<T>(&module, embedding, rows, (&ids, VOCABULARY, 64), (4, false), 0);
     let all = count * width as usize * size_of::<T>();
     let mut entries = ids.clone();
     entries.sort_unstable();
@@ -191,14 +196,14 @@ fn costs<T: Number>(width: u32, count: usize) -> String {
     let lines =
         [forward, gradient, runs, positions].into_iter().zip(floors).zip(names).map(|((counts, floors), name)| {
             let what = format!("embedding {name}, {} {count} x {width}", T::NAME);
-            at_the_floor(&what, &counts, floors);
+            assert_minimal_traffic(&what, &counts, floors);
             line(&what, &counts)
         });
     lines.collect()
 }
 
 #[test]
-fn what_the_kernels_cannot_have_is_refused() {
+fn unsupported_shapes_are_refused() {
     let refused = |width, count| {
         Embedding::new(Rows { element: Element::Bf16, width, pitch: 104 }, count, 4).unwrap_err().to_string()
     };

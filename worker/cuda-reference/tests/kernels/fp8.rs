@@ -1,4 +1,4 @@
-use super::{Counts, Device, at_the_floor, compile, line, matrix, number, numbers, rows, run, values};
+use super::{Counts, Device, assert_minimal_traffic, compile, line, matrix, number, numbers, rows, run, values};
 use half::{bf16, f16};
 use switchyard_cuda::kernels::fp8::{Fp8, Quantization};
 use switchyard_cuda::kernels::{Element, Rows};
@@ -13,13 +13,13 @@ fn largest(to: Fp8) -> f32 {
     }
 }
 
-/// The largest power of two that takes no number beyond the largest one, by trying.
+/// The largest power of two that keeps all values within `largest`, found by trial.
 fn factor(numbers: &[f64], largest: f32) -> f64 {
     let most = numbers.iter().fold(0.0f64, |most, number| most.max(number.abs()));
     (-126..=126).rev().map(|power| 2f64.powi(power)).find(|factor| most * factor <= f64::from(largest)).unwrap()
 }
 
-/// Numbers in 8 bits, the inverse of their scale, and what both kernels cost.
+/// FP8 values, the inverse of their scale, and the costs of both kernels.
 fn quantized<T: super::Number>(
     rows: Rows,
     x: &[T],
@@ -61,7 +61,7 @@ fn check<T: super::Number>((width, pitch, count): (u32, u32, usize), to: Fp8, sc
 }
 
 #[test]
-fn numbers_are_rounded_by_the_largest_scale_that_cuts_none_off() {
+fn values_are_quantized_with_the_largest_scale_that_does_not_clip() {
     check::<bf16>((16, 16, 16), Fp8::E4m3, 1.0);
     check::<bf16>((112, 120, 48), Fp8::E4m3, 3e-5);
     check::<bf16>((112, 112, 144), Fp8::E5m2, 1e-7);
@@ -71,7 +71,7 @@ fn numbers_are_rounded_by_the_largest_scale_that_cuts_none_off() {
 }
 
 #[test]
-fn what_is_not_finite_does_not_become_so() {
+fn non_finite_values_stay_non_finite() {
     let rows = rows::<bf16>(16);
     let mut x: Vec<bf16> = numbers(1, 256, 1.0).into_iter().map(bf16::from_f32).collect();
     x[37] = bf16::NAN;
@@ -84,14 +84,14 @@ fn what_is_not_finite_does_not_become_so() {
 }
 
 #[test]
-fn both_passes_move_all_once() {
+fn both_passes_move_everything_once() {
     let (rows, count) = (rows::<bf16>(768), 128);
     let x: Vec<bf16> = numbers(3, 768 * count, 1.0).into_iter().map(bf16::from_f32).collect();
     let mut table = String::new();
     for (is_flipped, name) in [(false, "quantize"), (true, "quantize_transposed")] {
         let (.., [maxima, quantize]) = quantized(rows, &x, Fp8::E4m3, is_flipped, 0);
-        at_the_floor("maxima", &maxima, &[("x", [2 * x.len(), 0])]);
-        at_the_floor(name, &quantize, &[("x", [2 * x.len(), 0]), ("y", [0, x.len()])]);
+        assert_minimal_traffic("maxima", &maxima, &[("x", [2 * x.len(), 0])]);
+        assert_minimal_traffic(name, &quantize, &[("x", [2 * x.len(), 0]), ("y", [0, x.len()])]);
         if !is_flipped {
             table += &line("maxima, bf16 128 x 768", &maxima);
         }
@@ -101,7 +101,7 @@ fn both_passes_move_all_once() {
 }
 
 #[test]
-fn what_the_kernels_cannot_have_is_refused() {
+fn unsupported_shapes_are_refused() {
     let rows = |element, width: u32| Rows { element, width, pitch: width.next_multiple_of(16) };
     for (of, count) in [
         (rows(Element::F32, 16), 16),

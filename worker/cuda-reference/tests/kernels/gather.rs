@@ -1,15 +1,15 @@
-use super::{Device, Number, at_the_floor, compile, line, matrix, number, rows, run, values};
+use super::{Device, Number, assert_minimal_traffic, compile, line, matrix, number, rows, run, values};
 use half::{bf16, f16};
 use switchyard_cuda::kernels::gather::Gather;
 use switchyard_cuda::kernels::{Element, Rows};
 use switchyard_cuda_reference::Counts;
 
-/// Distinct rows in no order, one of which does not exist.
+/// Distinct rows in no particular order, one of which is out of range.
 fn numbers(count: usize, of: usize) -> Vec<u32> {
     (0..count).map(|row| if row == 2 { of as u32 } else { (of - 1 - 2 * row) as u32 }).collect()
 }
 
-/// Forward and backward, with the bits that a CPU gives.
+/// Forward and backward, compared with the CPU bit for bit.
 fn check<T: Number>(width: u32, count: usize) -> [Counts; 2] {
     let (rows, of) = (rows::<T>(width), 2 * count + 1);
     let gather = Gather::new(rows, count as u32, of as u32).unwrap();
@@ -40,7 +40,7 @@ fn check<T: Number>(width: u32, count: usize) -> [Counts; 2] {
 }
 
 #[test]
-fn all_rows_are_added_in_their_places() {
+fn scattering_adds_each_row_at_its_index() {
     let rows = rows::<bf16>(21);
     let gather = Gather::new(rows, 5, 5).unwrap();
     let module = compile(&gather.program());
@@ -54,7 +54,7 @@ fn all_rows_are_added_in_their_places() {
 }
 
 #[test]
-fn rows_have_the_bits_of_the_cpu() {
+fn rows_match_the_cpu_bit_for_bit() {
     check::<f32>(33, 5);
     check::<bf16>(100, 7);
     check::<f16>(1, 3);
@@ -62,17 +62,17 @@ fn rows_have_the_bits_of_the_cpu() {
 }
 
 #[test]
-fn picked_rows_are_moved_once() {
+fn gathered_rows_are_moved_once() {
     let mut table = String::new();
     for counts in [("f32", 4, check::<f32>(768, 24)), ("bf16", 2, check::<bf16>(768, 24))] {
-        // One of the rows does not exist.
+        // One of the rows is out of range.
         let (name, size, [forward, backward]) = counts;
         let (there, all) = (23 * 768 * size, 24 * 768 * size);
         let floors: [&[(&str, [usize; 2])]; 2] =
             [&[("x", [there, 0]), ("y", [0, all])], &[("dy", [there, 0]), ("dx", [there, there])]];
         for ((counts, floors), kernel) in [forward, backward].iter().zip(floors).zip(["gather", "scatter"]) {
             let what = format!("{kernel}, {name} 24 x 768");
-            at_the_floor(&what, counts, floors);
+            assert_minimal_traffic(&what, counts, floors);
             table += &line(&what, counts);
         }
     }
@@ -80,7 +80,7 @@ fn picked_rows_are_moved_once() {
 }
 
 #[test]
-fn a_row_that_occurs_twice_is_found() {
+fn a_duplicate_row_is_reported_as_a_race() {
     let gather = Gather::new(rows::<f32>(4), 2, 3).unwrap();
     let module = compile(&gather.program());
     let mut device = Device::default();
@@ -92,7 +92,7 @@ fn a_row_that_occurs_twice_is_found() {
 }
 
 #[test]
-fn what_the_kernels_cannot_have_is_refused() {
+fn unsupported_shapes_are_refused() {
     let narrow = Rows { element: Element::F32, width: 4, pitch: 4 };
     let text = Gather::new(narrow, 0, 3).unwrap_err().to_string();
     assert_eq!(text, "gather: 0 of 3 rows of width 4, expected at least one and 2^31 numbers");

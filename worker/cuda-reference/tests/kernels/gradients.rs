@@ -1,4 +1,4 @@
-use super::{Device, Module, at_the_floor, close, compile, line, numbers, run};
+use super::{Device, Module, assert_close, assert_minimal_traffic, compile, line, numbers, run};
 use switchyard_cuda::kernels::gradients::{self, On, Rules, Scaler, partial_bytes};
 use switchyard_cuda::kernels::optimizer::{Numbers, Scaling};
 use switchyard_cuda_reference::Counts;
@@ -11,10 +11,10 @@ fn start(scale: f32) -> Scaler {
     Scaler { norm: 0.0, good_steps: 0, skipped_steps: 0, skipped_in_a_row: 0, scale, unused: 0 }
 }
 
-/// What the optimizer is told if the step before was not left out, and if it was.
+/// Step-dependent optimizer factors if the previous step was applied, and if it was skipped.
 const CANDIDATES: [f32; 2] = [0.5, 0.25];
 
-/// Both kernels, one after the other.
+/// Runs both kernels in sequence.
 fn step(
     module: &Module,
     gradient: &[f32],
@@ -38,19 +38,19 @@ fn step(
     };
     let calls = [gradients::sum_of_squares(count, gradient, partial).unwrap(), gradients::scaler(count, on).unwrap()];
     let counts = calls.map(|call| run(&mut device, module, &call, seed));
-    let told = device.download::<Numbers>(on.numbers)[0].rate;
-    assert_eq!(told, CANDIDATES[usize::from(state.skipped_in_a_row > 0)]);
+    let rate = device.download::<Numbers>(on.numbers)[0].rate;
+    assert_eq!(rate, CANDIDATES[usize::from(state.skipped_in_a_row > 0)]);
     (device.download(on.state)[0], device.download(on.scaling)[0], counts)
 }
 
 #[test]
-fn the_norm_is_exact_and_the_same_in_every_order() {
+fn the_norm_is_exact_and_independent_of_the_order() {
     let module = compile(&gradients::program());
     for count in [1, 3, 1023, 4096, 4099, 70_001] {
         let gradient = numbers(1, count, 0.3);
         let norm = gradient.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt();
         let of = |seed| step(&module, &gradient, 1.0, STATIC, start(4.0), seed).0.norm;
-        close("norm", &[of(0)], &[norm / 4.0], 1e-13, 0.0);
+        assert_close("norm", &[of(0)], &[norm / 4.0], 1e-13, 0.0);
         assert_eq!((of(1).to_bits(), of(2).to_bits()), (of(0).to_bits(), of(0).to_bits()), "{count}");
     }
 }
@@ -74,14 +74,14 @@ fn the_norm_is_finite_exactly_when_all_gradients_are() {
 #[test]
 fn gradients_are_unscaled_and_clipped_to_the_norm() {
     let module = compile(&gradients::program());
-    // Of norm 5 without the scale.
+    // Norm 5 without the scale.
     let scale = |most| step(&module, &[24.0, 0.0, -32.0], 1.0, Rules { most, ..STATIC }, start(8.0), 0).1;
     assert_eq!(scale(f64::INFINITY), Scaling { gradient_scale: 0.125, skip: 0 });
     assert_eq!(scale(6.0), Scaling { gradient_scale: 0.125, skip: 0 });
     assert_eq!(scale(2.0), Scaling { gradient_scale: (2.0 / (5.0 + 1e-6) / 8.0) as f32, skip: 0 });
 }
 
-/// After a part of 1.5 that is in it, if any.
+/// Accumulates onto an earlier mean of 1.5 if `add`.
 fn mean(module: &Module, losses: &[f32], add: bool, seed: u64) -> (f32, Counts) {
     let mut device = Device::default();
     let (losses_at, mean) = (device.upload("losses", losses), device.allocate("mean", 4));
@@ -95,16 +95,16 @@ fn mean(module: &Module, losses: &[f32], add: bool, seed: u64) -> (f32, Counts) 
 }
 
 #[test]
-fn the_mean_loss_is_the_same_in_every_order_and_adds_to_that_of_earlier_micro_batches() {
+fn the_mean_loss_is_independent_of_the_order_and_accumulates() {
     let module = compile(&gradients::program());
     for count in [1, 255, 256, 1000] {
         let losses = numbers(2, count, 3.0);
         let expected = 0.125 * losses.iter().copied().map(f64::from).sum::<f64>();
         let (got, counts) = mean(&module, &losses, false, 0);
-        close("mean", &[f64::from(got)], &[expected], 1e-6, 1e-7);
+        assert_close("mean", &[f64::from(got)], &[expected], 1e-6, 1e-7);
         let (added, _) = mean(&module, &losses, true, 1);
         assert_eq!(added.to_bits(), (1.5 + got).to_bits(), "{count}");
-        at_the_floor("mean loss", &counts, &[("losses", [(4 * count).next_multiple_of(32), 0])]);
+        assert_minimal_traffic("mean loss", &counts, &[("losses", [(4 * count).next_multiple_of(32), 0])]);
     }
     assert!(mean(&module, &[1.0, f32::NAN], false, 0).0.is_nan());
 }
@@ -125,7 +125,7 @@ fn states(module: &Module, rules: Rules, mut state: Scaler, outcomes: &[bool]) -
 fn the_scale_grows_after_good_steps_in_a_row_and_backs_off_at_each_overflow() {
     let module = compile(&gradients::program());
     let (good, bad) = (false, true);
-    // The outcomes and scales of the engine's own test, `worker/src/amp/scaler.rs`.
+    // Outcomes and scales of the engine's own test, `worker/src/amp/scaler.rs`.
     let outcomes = [good, good, good, good, bad, good, good, bad, bad, good, good, good];
     let got = states(&module, DYNAMIC, start(8.0), &outcomes);
     let scales: Vec<f32> = got.iter().map(|state| state.scale).collect();
@@ -157,8 +157,8 @@ fn gradients_are_read_once() {
     for count in [70_001, 65_536] {
         let (_, _, counts) = step(&module, &numbers(1, count, 1.0), 1.0, DYNAMIC, start(1.0), 0);
         let sums = partial_bytes(count as u32);
-        at_the_floor("sum of squares", &counts[0], &[("gradient", [4 * count, 0])]);
-        at_the_floor("scaler", &counts[1], &[("partial", [sums.next_multiple_of(32), 0])]);
+        assert_minimal_traffic("sum of squares", &counts[0], &[("gradient", [4 * count, 0])]);
+        assert_minimal_traffic("scaler", &counts[1], &[("partial", [sums.next_multiple_of(32), 0])]);
         table += &line(&format!("sum of squares [{count}]"), &counts[0]);
         table += &line(&format!("scaler [{count}]"), &counts[1]);
         let (_, counts) = mean(&module, &numbers(2, count, 3.0), false, 0);
@@ -168,7 +168,7 @@ fn gradients_are_read_once() {
 }
 
 #[test]
-fn calls_that_do_not_fit_their_memory_are_refused() {
+fn calls_with_too_little_memory_are_refused() {
     let mut device = Device::default();
     let (small, large) = (device.allocate("small", 31), device.allocate("large", 1 << 20));
     let refused = gradients::sum_of_squares(8, small, large).unwrap_err().to_string();

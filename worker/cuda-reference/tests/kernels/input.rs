@@ -1,16 +1,16 @@
-use super::{Device, Number, at_the_floor, compile, line, number, rows, run, values};
+use super::{Device, Number, assert_minimal_traffic, compile, line, number, rows, run, values};
 use half::{bf16, f16};
 use switchyard_cuda::kernels::Element;
 use switchyard_cuda::kernels::Rows;
 use switchyard_cuda::kernels::input::Input;
 use switchyard_cuda_reference::Counts;
 
-/// Mean and deviation of each channel.
+/// Mean and standard deviation per channel.
 fn normalisation(channels: usize) -> Vec<[f32; 2]> {
     (0..channels).map(|channel| [0.4 + 0.05 * channel as f32, 0.2 + 0.03 * channel as f32]).collect()
 }
 
-/// Images as bytes, with the bits that a CPU gives.
+/// Images as bytes, compared with the CPU bit for bit.
 fn images<T: Number>(width: u32, count: usize, channels: usize) -> Counts {
     let rows = rows::<T>(width);
     let input = Input::new(rows, count as u32, Some(channels as u32)).unwrap();
@@ -34,7 +34,7 @@ fn images<T: Number>(width: u32, count: usize, channels: usize) -> Counts {
     counts
 }
 
-/// Numbers of 32 bits.
+/// f32 features.
 fn features<T: Number>(width: u32, count: usize) -> Counts {
     let rows = rows::<T>(width);
     let input = Input::new(rows, count as u32, None).unwrap();
@@ -53,7 +53,7 @@ fn features<T: Number>(width: u32, count: usize) -> Counts {
 }
 
 #[test]
-fn samples_have_the_bits_of_the_cpu() {
+fn samples_match_the_cpu_bit_for_bit() {
     // Pixels as rows, and images as rows.
     images::<f32>(3, 1000, 3);
     images::<bf16>(3, 997, 3);
@@ -69,10 +69,11 @@ fn samples_have_the_bits_of_the_cpu() {
 fn samples_are_moved_once() {
     let mut table = String::new();
     let mut note = |what: &str, counts: Counts, floors: [usize; 2]| {
-        at_the_floor(what, &counts, &[("from", [floors[0], 0]), ("to", [0, floors[1]])]);
+        assert_minimal_traffic(what, &counts, &[("from", [floors[0], 0]), ("to", [0, floors[1]])]);
         table += &line(what, &counts);
     };
-    // A pixel of three channels fills 12 of 16 bytes, and 6: what is moved has the gaps.
+    // A pixel of three channels fills 12 (f32) or 6 (bf16) of 16 bytes; the bytes moved include the
+    // gaps.
     note("input f32 2048 x 3 bytes", images::<f32>(3, 2048, 3), [2048 * 3, 2048 * 16]);
     note("input bf16 2048 x 3 bytes", images::<bf16>(3, 2048, 3), [2048 * 3, 2048 * 16]);
     note("input bf16 16 x 768 bytes", images::<bf16>(768, 16, 3), [16 * 768, 16 * 768 * 2]);
@@ -81,7 +82,7 @@ fn samples_are_moved_once() {
 }
 
 #[test]
-fn samples_that_the_kernel_cannot_have_are_refused() {
+fn unsupported_samples_are_refused() {
     let rows = Rows { element: Element::F32, width: 7, pitch: 8 };
     let expected =
         "input: 2 rows of width 7 of pixels with 3 channels, expected at least one, whole pixels and 2^31 numbers";

@@ -1,4 +1,7 @@
-use super::{Device, Module, Number, at_the_floor, close, compile, line, matrix, number, numbers, rows, run, values};
+use super::{
+    Device, Module, Number, assert_close, assert_minimal_traffic, compile, line, matrix, number, numbers, rows, run,
+    values,
+};
 use half::{bf16, f16};
 use switchyard_cuda::kernels::layer_norm::{Backward, LayerNorm};
 use switchyard_cuda::kernels::{Element, Rows};
@@ -6,12 +9,12 @@ use switchyard_cuda_reference::Counts;
 
 const EPSILON: f64 = 1e-5;
 
-/// Rows with a mean that is not zero.
+/// Rows with a nonzero mean.
 fn input(index: usize) -> f32 {
     number(1, index) * 2.0 + 0.5
 }
 
-/// What the kernels are compared with.
+/// Reference results.
 struct Exact {
     y: Vec<f64>,
     dx: Vec<f64>,
@@ -47,8 +50,8 @@ fn exact(x: &[Vec<f64>], dy: &[Vec<f64>], gamma: &[f32], beta: &[f32]) -> Exact 
     exact
 }
 
-/// What a run gave, and its costs: forward, backward, parameters.
-struct Got {
+/// Results and costs of a run: forward, backward, parameters.
+struct Output {
     y: Vec<f64>,
     dx: Vec<f64>,
     gradients: [Vec<f32>; 2],
@@ -56,8 +59,16 @@ struct Got {
     counts: [Counts; 3],
 }
 
-/// Forward and backward on at most `most` blocks; `add` begins with ones in all gradients.
-fn play<T: Number>(module: &Module, norm: LayerNorm, rows: Rows, count: usize, most: u32, add: bool, seed: u64) -> Got {
+/// Forward and backward on at most `most` blocks. `add` accumulates into gradients of ones.
+fn run_case<T: Number>(
+    module: &Module,
+    norm: LayerNorm,
+    rows: Rows,
+    count: usize,
+    most: u32,
+    add: bool,
+    seed: u64,
+) -> Output {
     let width = rows.width as usize;
     let all = count * rows.pitch as usize * size_of::<T>();
     let mut device = Device::default();
@@ -83,7 +94,7 @@ fn play<T: Number>(module: &Module, norm: LayerNorm, rows: Rows, count: usize, m
     let sums = norm.parameters(most, partial, [d_gamma, d_beta], add).unwrap();
     let counts = [&forward, &backward, &sums].map(|call| run(&mut device, module, call, seed));
     let flat = |span| values::<T>(rows, &device.download(span)).concat();
-    Got {
+    Output {
         y: flat(y),
         dx: flat(dx),
         gradients: [device.download(d_gamma), device.download(d_beta)],
@@ -105,22 +116,22 @@ fn check<T: Number>(width: u32, count: usize, most: u32) {
     let dy = values::<T>(rows, &matrix::<T>(rows, count, |index| number(2, index)));
     let wanted = exact(&x, &dy, &gamma, &beta);
     let what = format!("{} {count} x {width}", T::NAME);
-    let plain: Vec<Got> =
-        (0..super::SEEDS).map(|seed| play::<T>(&module, norm, rows, count, most, false, seed)).collect();
+    let plain: Vec<Output> =
+        (0..super::SEEDS).map(|seed| run_case::<T>(&module, norm, rows, count, most, false, seed)).collect();
     let wide = |values: &[f32]| values.iter().map(|value| f64::from(*value)).collect::<Vec<_>>();
     for got in &plain {
-        close(&format!("{what}: y"), &got.y, &wanted.y, 1.01 * T::ROUNDING, 4e-6);
-        close(&format!("{what}: saved"), &wide(&got.saved), &wanted.saved, 2e-6, 1e-6);
-        close(&format!("{what}: dx"), &got.dx, &wanted.dx, 1.01 * T::ROUNDING, 4e-6);
-        close(&format!("{what}: d_gamma"), &wide(&got.gradients[0]), &wanted.d_gamma, 1e-5, 1e-5 * count as f64);
-        close(&format!("{what}: d_beta"), &wide(&got.gradients[1]), &wanted.d_beta, 1e-5, 1e-6 * count as f64);
-        // The order of blocks and warps changes no bit.
+        assert_close(&format!("{what}: y"), &got.y, &wanted.y, 1.01 * T::ROUNDING, 4e-6);
+        assert_close(&format!("{what}: saved"), &wide(&got.saved), &wanted.saved, 2e-6, 1e-6);
+        assert_close(&format!("{what}: dx"), &got.dx, &wanted.dx, 1.01 * T::ROUNDING, 4e-6);
+        assert_close(&format!("{what}: d_gamma"), &wide(&got.gradients[0]), &wanted.d_gamma, 1e-5, 1e-5 * count as f64);
+        assert_close(&format!("{what}: d_beta"), &wide(&got.gradients[1]), &wanted.d_beta, 1e-5, 1e-6 * count as f64);
+        // The order of blocks and warps must not change any bit.
         assert_eq!((&got.gradients, &got.dx), (&plain[0].gradients, &plain[0].dx), "{what}");
     }
-    let added = play::<T>(&module, norm, rows, count, most, true, 0);
+    let added = run_case::<T>(&module, norm, rows, count, most, true, 0);
     let plus_one = |values: &[f64]| values.iter().map(|value| value + 1.0).collect::<Vec<_>>();
-    close(&format!("{what}: added dx"), &added.dx, &plus_one(&wanted.dx), 1.01 * T::ROUNDING, 4e-6);
-    close(
+    assert_close(&format!("{what}: added dx"), &added.dx, &plus_one(&wanted.dx), 1.01 * T::ROUNDING, 4e-6);
+    assert_close(
         &format!("{what}: added d_beta"),
         &wide(&added.gradients[1]),
         &plus_one(&wanted.d_beta),
@@ -130,7 +141,7 @@ fn check<T: Number>(width: u32, count: usize, most: u32) {
 }
 
 #[test]
-fn narrow_rows_and_odd_ends_are_exact() {
+fn narrow_rows_and_odd_remainders_are_exact() {
     for (width, count) in [(1, 3), (33, 5), (100, 17), (257, 9)] {
         check::<f32>(width, count, 2);
         check::<bf16>(width, count, 2);
@@ -139,13 +150,13 @@ fn narrow_rows_and_odd_ends_are_exact() {
 }
 
 #[test]
-fn sums_of_more_blocks_than_threads_of_a_column_are_exact() {
+fn sums_over_more_blocks_than_threads_per_column_are_exact() {
     check::<f32>(40, 360, 45);
     check::<bf16>(40, 360, 33);
 }
 
 #[test]
-fn rows_of_models_are_exact() {
+fn real_model_widths_are_exact() {
     check::<f32>(768, 35, 3);
     check::<bf16>(768, 35, 3);
     check::<f16>(768, 35, 3);
@@ -155,7 +166,7 @@ fn rows_of_models_are_exact() {
 }
 
 #[test]
-fn a_row_is_moved_once() {
+fn rows_are_moved_once() {
     let mut table = String::new();
     for (width, count, most) in [(768, 64, 4), (1000, 16, 2), (1600, 8, 2)] {
         table += &costs::<f32>(width, count, most);
@@ -168,7 +179,7 @@ fn costs<T: Number>(width: u32, count: usize, most: u32) -> String {
     let rows = rows::<T>(width);
     let norm = LayerNorm::new(rows, count as u32).unwrap();
     let module = compile(&norm.program());
-    let got = play::<T>(&module, norm, rows, count, most, false, 0);
+    let got = run_case::<T>(&module, norm, rows, count, most, false, 0);
     let all = count * width as usize * size_of::<T>();
     // Every block reads the parameters once.
     let partial = norm.partial_bytes(most);
@@ -181,14 +192,14 @@ fn costs<T: Number>(width: u32, count: usize, most: u32) -> String {
     let names = ["forward", "backward", "parameters"];
     let lines = got.counts.iter().zip(floors).zip(names).map(|((counts, floors), name)| {
         let what = format!("layer norm {name}, {} {count} x {width}", T::NAME);
-        at_the_floor(&what, counts, floors);
+        assert_minimal_traffic(&what, counts, floors);
         line(&what, counts)
     });
     lines.collect()
 }
 
 #[test]
-fn rows_that_the_kernels_cannot_have_are_refused() {
+fn unsupported_rows_are_refused() {
     let refused = |width, pitch, count| {
         LayerNorm::new(Rows { element: Element::Bf16, width, pitch }, count).unwrap_err().to_string()
     };

@@ -1,11 +1,11 @@
-//! What ptxas makes of the kernels, which is what a device runs.
+//! Inspects the machine code that ptxas generates for the kernels.
 
 use super::disassembler::{Disassembler, Instruction, Kernel, sections};
 use super::resources::{ARCHITECTURES, Built, built};
 use std::collections::BTreeMap;
 use switchyard_cuda_reference::compiler::nvrtc;
 
-/// Instructions on memory that [`row`] counts or [`faults`] refuses, and reads of constants.
+/// Memory instructions that [`row`] counts or [`faults`] rejects, and constant reads.
 const KNOWN: [&str; 18] = [
     "LDG", "STG", "LDS", "STS", "LDSM", "LDC", "ULDC", "LDCU", "LDL", "STL", "LD", "ST", "ATOM", "ATOMG", "ATOMS",
     "RED", "REDG", "REDUX",
@@ -28,7 +28,7 @@ impl Kernel {
     }
 }
 
-/// What a kernel must not have, and what it must.
+/// Violations of what a kernel must and must not contain.
 fn faults(kernel: &Kernel, tensor: Tensor) -> Vec<String> {
     let mut faults = Vec::new();
     let mut none = |count: usize, what: &str| {
@@ -38,18 +38,18 @@ fn faults(kernel: &Kernel, tensor: Tensor) -> Vec<String> {
     };
     none(kernel.of(&["LDL", "STL"]), "accesses to local memory");
     none(kernel.count(|it| it.code.starts_with("ATOMS.CAST.SPIN")), "loops of compare-and-swap on shared memory");
-    none(kernel.of(&["LD", "ST", "ATOM"]), "accesses that do not know their kind of memory");
+    none(kernel.of(&["LD", "ST", "ATOM"]), "accesses through generic addresses");
     let mut refused = BTreeMap::<String, usize>::new();
     for Instruction { code, callee } in &kernel.instructions {
         match callee {
-            // Division, roots and the like, where a number is so small or large that the short way is wrong.
+            // Slow paths of division, square root and the like, for very small or large operands.
             Some(name) if name.contains("$__cuda_sm") => {}
             Some(name) => *refused.entry(format!("calls of `{name}`")).or_default() += 1,
             None => {
                 let base = code.split('.').next().unwrap_or_default();
                 let is_memory = ["LD", "ST", "ATOM", "RED"].iter().any(|start| base.starts_with(start));
                 if is_memory && !KNOWN.contains(&base) {
-                    *refused.entry(format!("`{base}`, which no check knows")).or_default() += 1;
+                    *refused.entry(format!("`{base}`, which no check covers")).or_default() += 1;
                 }
             }
         }
@@ -63,7 +63,7 @@ fn faults(kernel: &Kernel, tensor: Tensor) -> Vec<String> {
     faults
 }
 
-/// A kernel in the golden table; what it does not have is left out.
+/// A kernel in the golden table, without zero counts.
 fn row(kernel: &Kernel) -> String {
     let wide = |base: &str| kernel.count(|it| it.base() == base && it.is_wide());
     let mut parts = Vec::new();
@@ -95,17 +95,17 @@ fn row(kernel: &Kernel) -> String {
     format!("{}: {}", kernel.name, parts.join(", "))
 }
 
-/// Kernels of a program that was compiled by itself.
-fn planted(disassembler: &Disassembler, source: &str, architecture: &str) -> Vec<Kernel> {
+/// Kernels of a program compiled separately.
+fn compiled_separately(disassembler: &Disassembler, source: &str, architecture: &str) -> Vec<Kernel> {
     let options = [format!("--gpu-architecture={architecture}")];
-    let compiled = nvrtc().compile(("planted.cu", source), &[], &options).unwrap();
+    let compiled = nvrtc().compile(("test.cu", source), &[], &options).unwrap();
     let mut kernels = disassembler.kernels(architecture, sections(&compiled.cubin).iter());
     kernels.sort_by(|one, other| one.name.cmp(&other.name));
     kernels
 }
 
 #[test]
-fn machine_code_has_nothing_slow_on_any_architecture() {
+fn machine_code_is_free_of_slow_instructions_on_every_architecture() {
     let (disassembler, built) = (Disassembler::new(), built());
     let mut table = String::new();
     let mut all = Vec::new();
@@ -115,7 +115,7 @@ fn machine_code_has_nothing_slow_on_any_architecture() {
             disassembler.kernels(architecture, built.iter().flat_map(|built| &built.sections)).into_iter();
         for Built { name, sections, .. } in built {
             let mut kernels: Vec<Kernel> = kernels.by_ref().take(sections.len()).collect();
-            // The order of the compiler means nothing.
+            // The compiler's order is arbitrary.
             kernels.sort_by(|one, other| one.name.cmp(&other.name));
             let is_16_bit = name.contains("bf16") || name.contains(" f16");
             let tensor = if name.starts_with("attention") && is_16_bit { Tensor::Cores } else { Tensor::No };
@@ -131,7 +131,7 @@ fn machine_code_has_nothing_slow_on_any_architecture() {
 }
 
 #[test]
-fn a_fault_of_each_kind_in_machine_code_is_found() {
+fn every_kind_of_violation_in_machine_code_is_detected() {
     const SOURCE: &str = "extern \"C\" {
         __global__ void calling(float* x);
         __device__ __noinline__ float helper(float x) { return x * x + 1; }
@@ -165,10 +165,15 @@ fn a_fault_of_each_kind_in_machine_code_is_found() {
     }";
     let disassembler = Disassembler::new();
     for architecture in ARCHITECTURES {
-        let kernels = planted(&disassembler, SOURCE, architecture);
+        let kernels = compiled_separately(&disassembler, SOURCE, architecture);
         let found: Vec<String> = kernels.iter().flat_map(|kernel| faults(kernel, Tensor::No)).collect();
-        let words =
-            ["2 calls of `$calling$helper`", "do not know", "local memory", "compare-and-swap", "HMMA, expected none"];
+        let words = [
+            "2 calls of `$calling$helper`",
+            "generic addresses",
+            "local memory",
+            "compare-and-swap",
+            "HMMA, expected none",
+        ];
         assert_eq!(found.len(), words.len(), "{architecture}: {found:#?}");
         for ((fault, word), kernel) in found.iter().zip(words).zip(&kernels) {
             assert!(
@@ -176,18 +181,18 @@ fn a_fault_of_each_kind_in_machine_code_is_found() {
                 "{architecture}: {fault}"
             );
         }
-        // The same instructions, with the other expectation.
+        // The same instructions with the other expectation.
         let missing = faults(&kernels[1], Tensor::Cores);
         assert!(missing.iter().any(|fault| fault.contains("no HMMA, expected products")), "{missing:?}");
         assert!(faults(&kernels[4], Tensor::Cores).is_empty());
     }
     let unknown = Instruction { code: "LDGSTS.E.BYPASS.128".to_owned(), callee: None };
     let kernel = Kernel { name: "copying".to_owned(), instructions: vec![unknown] };
-    assert_eq!(faults(&kernel, Tensor::No), ["copying: 1 `LDGSTS`, which no check knows, expected none"]);
+    assert_eq!(faults(&kernel, Tensor::No), ["copying: 1 `LDGSTS`, which no check covers, expected none"]);
 }
 
 #[test]
-fn accesses_of_128_bits_and_others_are_told_apart() {
+fn accesses_of_128_bits_are_counted_separately() {
     const SOURCE: &str = "extern \"C\" {
         __global__ void narrow(float* x, const float* y) { x[threadIdx.x] = y[threadIdx.x] / y[threadIdx.x + 1]; }
         struct alignas(16) Four { float x, y, z, w; };
@@ -200,7 +205,7 @@ fn accesses_of_128_bits_and_others_are_told_apart() {
         }
     }";
     let disassembler = Disassembler::new();
-    let kernels = planted(&disassembler, SOURCE, super::ARCHITECTURE);
+    let kernels = compiled_separately(&disassembler, SOURCE, super::ARCHITECTURE);
     let rows: Vec<String> = kernels.iter().map(row).collect();
     let expected = [
         "narrow: 2 global loads (0 of 128 bits), 1 global stores (0 of 128 bits), 1 calls of div_rn_noftz_f32_slowpath",

@@ -1,4 +1,4 @@
-use super::{Device, Module, Number, at_the_floor, close, compile, line, numbers, run};
+use super::{Device, Module, Number, assert_close, assert_minimal_traffic, compile, line, numbers, run};
 use half::{bf16, f16};
 use switchyard_cuda::kernels::Element;
 use switchyard_cuda::kernels::optimizer::{ALIGNMENT, Arrays, Chunk, Numbers, Optimizer, Rule, Scaling, Tables};
@@ -25,7 +25,7 @@ const ADAMW: Numbers = Numbers {
 const SCALE: f32 = 0.5;
 const SCALING: Scaling = Scaling { gradient_scale: SCALE, skip: 0 };
 
-/// A rule with its numbers; `state` arrays.
+/// A rule with its parameters, and the number of its state arrays.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     rule: Rule,
@@ -56,14 +56,14 @@ impl State {
     fn new(count: usize) -> State {
         let second = numbers(3, count, 1e-2).into_iter().map(|value| value * value).collect();
         let mut first = numbers(2, count, 1e-2);
-        // So small that they become zero.
+        // So small that they underflow to zero.
         first[0] = 1e-37;
         let mut gradient = numbers(4, count, 0.3);
         gradient[0] = 0.0;
         State { weight: numbers(1, count, 1.0), first, second, gradient }
     }
 
-    /// The same step on the CPU, with the factors of the parameters.
+    /// The same step on the CPU, with the trust ratios of the parameters.
     fn step(&mut self, case: Case, layout: &Layout, ratios: &[f64]) {
         let moments = self.first.iter_mut().zip(&mut self.second);
         let all = self.weight.iter_mut().zip(moments).zip(self.gradient.iter().zip(&layout.parameters));
@@ -75,7 +75,8 @@ impl State {
     }
 }
 
-/// One number's step in `f64`: what is subtracted from the weight before the factors of LAMB, and the new weight.
+/// One element's step in `f64`: the value subtracted from the weight before LAMB's trust ratio, and
+/// the new weight.
 fn exact(case: Case, state: &State, at: usize, decays: bool, ratio: f64) -> [f64; 2] {
     let n = case.numbers;
     let [w, g] = [state.weight[at], state.gradient[at] * SCALE].map(f64::from);
@@ -99,7 +100,7 @@ fn exact(case: Case, state: &State, at: usize, decays: bool, ratio: f64) -> [f64
     [step, w - f64::from(n.rate) * step]
 }
 
-/// The factors of the parameters, from norms in `f64`.
+/// The trust ratios of the parameters, from norms in `f64`.
 fn exact_ratios(case: Case, state: &State, layout: &Layout) -> Vec<f64> {
     let mut squares = vec![[0.0; 2]; layout.sizes.len()];
     for &(start, end, parameter) in &layout.sizes {
@@ -128,12 +129,12 @@ fn decays(parameter: usize) -> bool {
     parameter.is_multiple_of(2)
 }
 
-/// Parameters in chunks of at most 2048 numbers; the padding between them is in no chunk.
+/// Parameters in chunks of at most 2048 elements; the padding between them is in no chunk.
 struct Layout {
     chunks: Vec<Chunk>,
     /// Start, end and ordinal of each parameter.
     sizes: Vec<(usize, usize, usize)>,
-    /// Of each number, with the padding behind it.
+    /// The parameter of each element, including the padding after it.
     parameters: Vec<usize>,
 }
 
@@ -151,15 +152,15 @@ fn layout(sizes: &[u32]) -> Layout {
     layout
 }
 
-/// What is on the device after a step.
-struct Got<T> {
+/// Device state after a step.
+struct Output<T> {
     state: State,
     copy: Vec<T>,
     ratios: Vec<f64>,
     counts: Vec<Counts>,
 }
 
-fn play<T: Number>(module: &Module, case: Case, layout: &Layout, scaling: Scaling, seed: u64) -> Got<T> {
+fn run_case<T: Number>(module: &Module, case: Case, layout: &Layout, scaling: Scaling, seed: u64) -> Output<T> {
     let state = State::new(layout.parameters.len());
     let mut device = Device::default();
     let arrays = Arrays {
@@ -180,7 +181,7 @@ fn play<T: Number>(module: &Module, case: Case, layout: &Layout, scaling: Scalin
     let calls = optimizer::<T>(case).step(4, &layout.chunks, arrays, tables).unwrap();
     let counts = calls.iter().map(|call| run(&mut device, module, call, seed)).collect();
     let read = |span: Option<Span>, old: &[f32]| span.map_or_else(|| old.to_vec(), |span| device.download(span));
-    Got {
+    Output {
         state: State {
             weight: device.download(arrays.weight),
             first: read(arrays.first, &state.first),
@@ -205,10 +206,10 @@ fn check<T: Number>(case: Case) {
         let mut bits = None;
         for seed in 0..super::SEEDS {
             let what = format!("{case:?} {}, {sizes:?}, seed {seed}", T::NAME);
-            let got = play::<T>(&module, case, &layout, SCALING, seed);
+            let got = run_case::<T>(&module, case, &layout, SCALING, seed);
             if matches!(case.rule, Rule::Lamb | Rule::Lars) {
-                close(&format!("{what}: ratio"), &got.ratios, &exact_ratios(case, &old, &layout), 1e-6, 0.0);
-                // The order of blocks and warps changes no bit of the norms.
+                assert_close(&format!("{what}: ratio"), &got.ratios, &exact_ratios(case, &old, &layout), 1e-6, 0.0);
+                // The order of blocks and warps must not change any bit of the norms.
                 assert_eq!(*bits.get_or_insert_with(|| got.ratios.clone()), got.ratios, "{what}");
             }
             let mut wanted = old.clone();
@@ -228,13 +229,13 @@ fn check<T: Number>(case: Case) {
                 let ratio = got.ratios[parameter];
                 let exact: Vec<f64> =
                     (start..end).map(|at| exact(case, &old, at, decays(parameter), ratio)[1]).collect();
-                close(&what, &weights, &exact, 1e-6, 1e-7);
+                assert_close(&what, &weights, &exact, 1e-6, 1e-7);
                 if T::ELEMENT != Element::F32 {
                     let narrow = |values: &[T]| values.iter().map(|value| value.get()).collect::<Vec<_>>();
                     let rounded: Vec<T> = wanted.weight[start..end].iter().map(|value| T::of(*value)).collect();
                     assert_eq!(narrow(&got.copy[start..end]), narrow(&rounded), "{what}");
                 }
-                // The padding stays as it was.
+                // The padding must be unchanged.
                 let padding = end..(end as u32).next_multiple_of(ALIGNMENT) as usize;
                 assert_eq!(got.state.weight[padding.clone()], old.weight[padding]);
             }
@@ -243,24 +244,24 @@ fn check<T: Number>(case: Case) {
 }
 
 #[test]
-fn a_step_of_every_rule_has_the_bits_of_the_cpu() {
+fn a_step_of_every_rule_matches_the_cpu_bit_for_bit() {
     for case in CASES {
         check::<bf16>(case);
     }
 }
 
 #[test]
-fn copies_are_of_any_type_or_absent() {
+fn copies_can_have_any_type_or_be_absent() {
     check::<f16>(CASES[4]);
     check::<f32>(CASES[1]);
 }
 
 #[test]
-fn a_step_that_the_scaler_leaves_out_changes_nothing() {
+fn a_skipped_step_changes_nothing() {
     for case in CASES {
         let module = compile(&optimizer::<bf16>(case).program());
         let layout = layout(&[1000]);
-        let got = play::<bf16>(&module, case, &layout, Scaling { gradient_scale: f32::NAN, skip: 1 }, 0);
+        let got = run_case::<bf16>(&module, case, &layout, Scaling { gradient_scale: f32::NAN, skip: 1 }, 0);
         assert_eq!(got.state, State::new(1000), "{case:?}");
         assert!(got.copy.iter().all(|value| value.is_nan()));
         assert!(got.counts.iter().all(|counts| !counts.memory.contains_key("weight")), "{case:?}");
@@ -268,12 +269,12 @@ fn a_step_that_the_scaler_leaves_out_changes_nothing() {
 }
 
 #[test]
-fn parameters_of_zeros_have_no_factor_of_their_own() {
+fn zero_norms_give_a_trust_ratio_of_one() {
     for case in CASES.into_iter().filter(|case| matches!(case.rule, Rule::Lamb | Rule::Lars)) {
         let module = compile(&optimizer::<f32>(case).program());
         let chunks = [Chunk::new(0, 8, true, 0).unwrap(), Chunk::new(8, 8, true, 1).unwrap()];
         let mut device = Device::default();
-        // The weights of the first parameter are zero, of the second what moves them: LAMB has no decay here.
+        // The first parameter has zero weights, the second a zero update. LAMB has no decay here.
         let halves = |first: f32, second: f32| [[first; 8], [second; 8]].concat();
         let zeros = |device: &mut Device, name| device.upload(name, &[0.0f32; 16]);
         let arrays = Arrays {
@@ -299,12 +300,12 @@ fn parameters_of_zeros_have_no_factor_of_their_own() {
 }
 
 #[test]
-fn every_number_is_moved_once() {
+fn every_element_is_moved_once() {
     let mut table = String::new();
     for case in CASES {
         let module = compile(&optimizer::<bf16>(case).program());
         for sizes in [&[8192][..], &[2049, 5, 6143]] {
-            let got = play::<bf16>(&module, case, &layout(sizes), SCALING, 0);
+            let got = run_case::<bf16>(&module, case, &layout(sizes), SCALING, 0);
             let bytes = 4 * sizes.iter().sum::<u32>() as usize;
             // LAMB's moments are written with the norms, and read again.
             let is_lamb = case.rule == Rule::Lamb;
@@ -331,7 +332,7 @@ fn every_number_is_moved_once() {
                 let nesterov = if case.numbers.nesterov != 0 { ", Nesterov" } else { "" };
                 let decoupled = if case.rule == Rule::Adam && case.numbers.decay == 0.0 { ", decoupled" } else { "" };
                 let what = format!("{:?} {name}, {} arrays{nesterov}{decoupled}, {sizes:?}", case.rule, case.state);
-                at_the_floor(&what, counts, floors);
+                assert_minimal_traffic(&what, counts, floors);
                 table += &line(&what, counts);
             }
         }
@@ -340,7 +341,7 @@ fn every_number_is_moved_once() {
 }
 
 #[test]
-fn a_call_that_does_not_fit_its_memory_is_refused() {
+fn calls_with_too_little_memory_are_refused() {
     let mut device = Device::default();
     let (small, large) = (device.allocate("small", 31), device.allocate("large", 4096));
     let chunks = [Chunk::new(8, 8, true, 0).unwrap()];

@@ -1,5 +1,5 @@
 use super::pooling::{pixels, result};
-use super::{Device, Number, at_the_floor, close, compile, line, matrix, number, rows, run, values};
+use super::{Device, Number, assert_close, assert_minimal_traffic, compile, line, matrix, number, rows, run, values};
 use half::{bf16, f16};
 use switchyard_cuda::kernels::patches::Patches;
 use switchyard_cuda::kernels::windows::Windows;
@@ -10,7 +10,7 @@ const SMALL: Windows = Windows { height: 7, width: 6, kernel: 3, stride: 1, padd
 const STEM: Windows = Windows { height: 11, width: 12, kernel: 7, stride: 2, padding: 3 };
 const SHORTCUT: Windows = Windows { height: 5, width: 6, kernel: 1, stride: 2, padding: 0 };
 
-/// Forward, backward written and added.
+/// Forward; backward, overwriting and accumulating.
 fn check<T: Number>(channels: u32, batch: usize, windows: Windows) -> [Counts; 3] {
     let rows = rows::<T>(channels);
     let patches = Patches::new(rows, batch as u32, windows).unwrap();
@@ -51,14 +51,14 @@ fn check<T: Number>(channels: u32, batch: usize, windows: Windows) -> [Counts; 3
         assert_eq!(values::<T>(patches.matrix(), &device.download(patches_at)), wanted, "{what}");
         let got = |at| values::<T>(rows, &device.download(at)).concat();
         let taps = f64::from(windows.kernel * windows.kernel);
-        close(&what, &got(dx_at), &dx.concat(), 1.01 * T::ROUNDING, 2e-7 * taps);
-        close(&what, &got(sum_at), &added.concat(), 1.01 * T::ROUNDING, 2e-7 * taps);
+        assert_close(&what, &got(dx_at), &dx.concat(), 1.01 * T::ROUNDING, 2e-7 * taps);
+        assert_close(&what, &got(sum_at), &added.concat(), 1.01 * T::ROUNDING, 2e-7 * taps);
     }
     counts
 }
 
 #[test]
-fn windows_and_the_gradients_of_their_pixels_are_exact() {
+fn patches_and_their_gradients_are_exact() {
     for windows in [SMALL, STEM, SHORTCUT, Windows { stride: 3, padding: 2, ..SMALL }] {
         check::<f32>(5, 2, windows);
         check::<f32>(8, 2, windows);
@@ -72,34 +72,36 @@ fn windows_and_the_gradients_of_their_pixels_are_exact() {
 fn patches_are_moved_once() {
     let mut table = String::new();
     let mut note = |name: &str, counts: &[Counts; 3], [image, added]: [usize; 2], [patches, read]: [usize; 2]| {
-        // A pixel is read for each window that has it: what is more than the size of the images comes from caches.
+        // Each pixel is read once per window that contains it; reads beyond the images' size come
+        // from caches.
         let floors: [&[(&str, [usize; 2])]; 3] = [
             &[("x", [read, 0]), ("patches", [0, patches])],
             &[("d_patches", [read, 0]), ("dx", [0, image])],
             &[("d_patches", [read, 0]), ("dx", [added, added])],
         ];
         for ((counts, floors), kernel) in counts.iter().zip(floors).zip(["patches", "backward", "backward, added"]) {
-            at_the_floor(&format!("{name}, {kernel}"), counts, floors);
+            assert_minimal_traffic(&format!("{name}, {kernel}"), counts, floors);
             table += &line(&format!("{name}, {kernel}"), counts);
         }
     };
     let (bf16, f32) = (2 * 64 * 64 * 2, 2 * 64 * 64 * 4);
-    // Windows at the border have less than 9 pixels: 22 of 24 rows and columns.
+    // Windows at the border have fewer than 9 pixels: 22 of 24 rows and columns.
     let counts = check::<bf16>(64, 2, Windows { height: 8, width: 8, ..SMALL });
     note("bf16 2 x 8 x 8 x 64, 3 x 3", &counts, [bf16, bf16], [9 * bf16, 9 * bf16 * 22 * 22 / 576]);
-    // Every fourth pixel is in a window; to the others nothing is added.
+    // Every fourth pixel is in a window; nothing is added to the others.
     let counts = check::<f32>(64, 2, Windows { height: 8, width: 8, ..SHORTCUT });
     note("f32 2 x 8 x 8 x 64, 1 x 1 stride 2", &counts, [f32, f32 / 4], [f32 / 4, f32 / 4]);
-    // Numbers of three channels are read one by one, so a sector of 32 bytes counts again for each of them.
+    // With three channels, elements are read one by one, so a 32-byte sector counts again for each
+    // of them.
     let windows = Windows { height: 16, width: 16, ..STEM };
     let [forward, ..] = &check::<bf16>(3, 2, windows);
-    at_the_floor("stem", forward, &[("patches", [0, 2 * 64 * 152 * 2])]);
+    assert_minimal_traffic("stem", forward, &[("patches", [0, 2 * 64 * 152 * 2])]);
     table += &line("bf16 2 x 16 x 16 x 3, 7 x 7 stride 2, patches", forward);
     insta::assert_snapshot!("patches", table);
 }
 
 #[test]
-fn windows_that_the_kernels_cannot_have_are_refused() {
+fn unsupported_windows_are_refused() {
     let rows = Rows { element: Element::F32, width: 4, pitch: 4 };
     let text = Patches::new(rows, 2, Windows { stride: 0, ..SMALL }).unwrap_err().to_string();
     let expected = "patches: 2 images of 7 x 6 pixels, windows of 3, stride 0, padding 1, expected at least one of each, padding below \

@@ -1,4 +1,4 @@
-use super::{Device, Number, at_the_floor, close, compile, line, matrix, number, rows, run, values};
+use super::{Device, Number, assert_close, assert_minimal_traffic, compile, line, matrix, number, rows, run, values};
 use half::{bf16, f16};
 use switchyard_cuda::kernels::average_pool::AveragePool;
 use switchyard_cuda::kernels::max_pool::MaxPool;
@@ -8,13 +8,14 @@ use switchyard_cuda_reference::Counts;
 
 const STEM: Windows = Windows { height: 9, width: 8, kernel: 3, stride: 2, padding: 1 };
 
-/// Windows in a column and in a row.
+/// Number of windows per column and per row.
 pub fn result(windows: Windows) -> [usize; 2] {
     [windows.height, windows.width]
         .map(|side| ((side + 2 * windows.padding - windows.kernel) / windows.stride + 1) as usize)
 }
 
-/// Of each window its image, and for each pixel of it within the image its place in the window and its number among the image's pixels.
+/// For each window its image, and for each of its pixels inside the image the position in the
+/// window and the pixel's index in the batch.
 pub fn pixels(windows: Windows, batch: usize) -> Vec<(usize, Vec<(usize, usize)>)> {
     let [kernel, stride, padding] = [windows.kernel, windows.stride, windows.padding].map(|n| n as i64);
     let (height, width) = (i64::from(windows.height), i64::from(windows.width));
@@ -33,12 +34,12 @@ pub fn pixels(windows: Windows, batch: usize) -> Vec<(usize, Vec<(usize, usize)>
         .collect()
 }
 
-/// Few different numbers, so that windows have several of the largest.
+/// Few distinct values, so that windows contain ties.
 fn coarse(at: usize) -> f32 {
     (number(1, at) * 4.0).round()
 }
 
-/// Forward, backward written and added.
+/// Forward; backward, overwriting and accumulating.
 fn max<T: Number>(channels: u32, batch: usize, windows: Windows) -> [Counts; 3] {
     let rows = rows::<T>(channels);
     let pool = MaxPool::new(rows, batch as u32, windows).unwrap();
@@ -76,14 +77,14 @@ fn max<T: Number>(channels: u32, batch: usize, windows: Windows) -> [Counts; 3] 
         let got = |at| values::<T>(rows, &device.download(at));
         let what = format!("{} {channels} channels, {windows:?}", T::NAME);
         assert_eq!((&got(y_at), &got(unkept_at)), (&y, &y), "{what}");
-        close(&what, &got(dx_at).concat(), &dx.concat(), 1.01 * T::ROUNDING, 1e-6);
-        close(&what, &got(sum_at).concat(), &added.concat(), 1.01 * T::ROUNDING, 1e-6);
+        assert_close(&what, &got(dx_at).concat(), &dx.concat(), 1.01 * T::ROUNDING, 1e-6);
+        assert_close(&what, &got(sum_at).concat(), &added.concat(), 1.01 * T::ROUNDING, 1e-6);
     }
     counts
 }
 
 #[test]
-fn the_largest_of_each_window_and_its_gradient_are_exact() {
+fn max_pooling_and_its_gradient_are_exact() {
     for windows in [
         STEM,
         Windows { height: 5, width: 7, kernel: 2, stride: 2, padding: 0 },
@@ -97,7 +98,7 @@ fn the_largest_of_each_window_and_its_gradient_are_exact() {
 }
 
 #[test]
-fn a_nan_is_the_largest() {
+fn a_nan_is_the_maximum() {
     let pool = MaxPool::new(rows::<f32>(4), 1, STEM).unwrap();
     let module = compile(&pool.program());
     let mut image = vec![1.0f32; 9 * 8 * 4];
@@ -105,12 +106,12 @@ fn a_nan_is_the_largest() {
     let mut device = Device::default();
     let [x, y] = [device.upload("x", &image), device.allocate("y", 5 * 4 * 16)];
     run(&mut device, &module, &pool.forward(1, x, y, None).unwrap(), 0);
-    // Pixel 3 of row 3 lies in windows 1 and 2 both ways.
+    // Pixel 3 of row 3 is in windows 1 and 2 in both directions.
     let nan: Vec<usize> = (0..80).filter(|&at| device.download::<f32>(y)[at].is_nan()).collect();
     assert_eq!(nan, [5, 6, 9, 10].map(|window| 4 * window + 2));
 }
 
-/// Forward, backward written and added.
+/// Forward; backward, overwriting and accumulating.
 fn average<T: Number>(channels: u32, batch: usize, pixels: usize) -> [Counts; 3] {
     let rows = rows::<T>(channels);
     let pool = AveragePool::new(rows, batch as u32, pixels as u32).unwrap();
@@ -139,15 +140,15 @@ fn average<T: Number>(channels: u32, batch: usize, pixels: usize) -> [Counts; 3]
         counts = calls.map(|call| run(&mut device, &module, &call, seed));
         let got = |at| values::<T>(rows, &device.download(at)).concat();
         let what = format!("{} {batch} x {pixels} x {channels}", T::NAME);
-        close(&what, &got(y_at), &y, 1.01 * T::ROUNDING, 1e-6 + T::NEAR_ZERO);
-        close(&what, &got(dx_at), &dx, 1.01 * T::ROUNDING, 1e-7 + T::NEAR_ZERO);
-        close(&what, &got(sum_at), &added, 1.01 * T::ROUNDING, 1e-6 + T::NEAR_ZERO);
+        assert_close(&what, &got(y_at), &y, 1.01 * T::ROUNDING, 1e-6 + T::NEAR_ZERO);
+        assert_close(&what, &got(dx_at), &dx, 1.01 * T::ROUNDING, 1e-7 + T::NEAR_ZERO);
+        assert_close(&what, &got(sum_at), &added, 1.01 * T::ROUNDING, 1e-6 + T::NEAR_ZERO);
     }
     counts
 }
 
 #[test]
-fn means_of_images_and_their_gradients_are_exact() {
+fn average_pooling_and_its_gradient_are_exact() {
     average::<f32>(5, 3, 49);
     average::<bf16>(3, 2, 1);
     average::<f16>(33, 2, 6);
@@ -158,11 +159,11 @@ fn means_of_images_and_their_gradients_are_exact() {
 fn images_are_moved_once() {
     let mut table = String::new();
     let mut note = |name: &str, counts: &Counts, floors: &[(&str, [usize; 2])]| {
-        at_the_floor(name, counts, floors);
+        assert_minimal_traffic(name, counts, floors);
         table += &line(name, counts);
     };
-    // A window reads its nine pixels and a pixel reads the windows that have it, beside their neighbours in time: what is more than once
-    // the size comes from caches. Borders save a little.
+    // A window reads its nine pixels, and a pixel reads the windows that contain it, close in time
+    // to their neighbours; reads beyond the size come from caches. Borders save a little.
     let windows = Windows { height: 16, width: 16, ..STEM };
     let (image, result) = (2 * 256 * 64 * 2, 2 * 64 * 64 * 2);
     let [forward, backward, adding] = max::<bf16>(64, 2, windows);
@@ -179,7 +180,7 @@ fn images_are_moved_once() {
 }
 
 #[test]
-fn pools_that_the_kernels_cannot_have_are_refused() {
+fn unsupported_pools_are_refused() {
     let rows = Rows { element: Element::F32, width: 4, pitch: 4 };
     let text = MaxPool::new(rows, 2, Windows { height: 1, padding: 0, ..STEM }).unwrap_err().to_string();
     let expected = "max_pool: 2 images of 1 x 8 pixels, windows of 3, stride 2, padding 0, expected at least one of each, padding below \

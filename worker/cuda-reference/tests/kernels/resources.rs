@@ -18,10 +18,10 @@ use switchyard_cuda::kernels::windows::Windows;
 use switchyard_cuda::kernels::{Element, Program, Rows, gradients};
 use switchyard_cuda_reference::compiler::{compiled, nvrtc};
 
-/// An A100, an H100 or H200, a B200, and consumer devices of the same family.
+/// A100, H100 and H200, B200, and consumer GPUs of the B200's family.
 pub(super) const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_90a", "sm_100a", "sm_120"];
 
-/// A program, compiled for an architecture.
+/// A program compiled for an architecture.
 pub(super) struct Built {
     pub name: String,
     pub architecture: &'static str,
@@ -29,12 +29,13 @@ pub(super) struct Built {
     pub sections: Vec<Section>,
 }
 
-/// All programs for all architectures, compiled once for all tests that look at them, each architecture in a thread of its own.
+/// All programs for all architectures, compiled once for all tests that inspect them, with one
+/// thread per architecture.
 pub(super) fn built() -> &'static [Built] {
     static BUILT: LazyLock<Vec<Built>> = LazyLock::new(|| {
         let programs = programs();
         let of = |architecture: &'static str| {
-            // An A100 does not convert to 8 bits.
+            // An A100 cannot convert to FP8.
             let programs = programs.iter().enumerate();
             let programs = programs.filter(|(_, (name, _))| architecture != "sm_80" || !name.contains("fp8"));
             let build = |(number, (name, program)): (usize, &(String, Program))| {
@@ -87,7 +88,7 @@ fn programs() -> Vec<(String, Program)> {
     programs
 }
 
-/// What networks on images need beside.
+/// Additional programs of image networks.
 fn images(element: Element, name: &str) -> Vec<(String, Program)> {
     let rows = |width: u32| Rows { element, width, pitch: width.next_multiple_of(8) };
     let pool = Windows { height: 112, width: 112, kernel: 3, stride: 2, padding: 1 };
@@ -105,10 +106,10 @@ fn images(element: Element, name: &str) -> Vec<(String, Program)> {
     ]
 }
 
-/// Of the compiler's log, each kernel with its registers and shared memory.
+/// Registers and shared memory of each kernel, from the compiler's log.
 ///
 /// # Errors
-/// A kernel that spills.
+/// A kernel spills.
 fn resources(log: &str) -> Result<Vec<String>, String> {
     let mut kernels = Vec::new();
     for line in log.lines() {
@@ -126,7 +127,7 @@ fn resources(log: &str) -> Result<Vec<String>, String> {
             *kernels.last_mut().unwrap() += &format!(": {}", words.join(", "));
         }
     }
-    // The order of the compiler means nothing.
+    // The compiler's order is arbitrary.
     kernels.sort();
     Ok(kernels)
 }
@@ -144,8 +145,8 @@ fn no_kernel_spills_on_any_architecture() {
 }
 
 #[test]
-fn a_kernel_that_spills_is_found() {
-    // Holds 64 numbers over a barrier, in at most 32 registers.
+fn a_spilling_kernel_is_detected() {
+    // Keeps 64 values alive across a barrier, in at most 32 registers.
     const SOURCE: &str = "extern \"C\" __global__ void __launch_bounds__(1024, 2) spilling(const float* x, float* y) {
         float held[64];
         for (int i = 0; i < 64; i++) held[i] = x[i * 1024 + threadIdx.x];

@@ -1,4 +1,5 @@
-//! Attention by cuDNN and by our kernels at the same shape: values against the CPU, and which is faster.
+//! Compares cuDNN's attention with our kernels at the same shape: both against the CPU, and their
+//! speed.
 
 use super::{Probe, gather};
 use crate::numbers::{pattern, relative_error, short};
@@ -13,30 +14,30 @@ use switchyard_cuda::kernels::{Call, Element};
 use switchyard_cuda::operation::{Limits, Operation, Planned, Properties, ask};
 use switchyard_cuda::{Error, driver};
 
-/// Small enough for the CPU.
+/// Small enough to compute on the CPU.
 const CHECKED: Shape = Shape { element: Element::Bf16, batch: 2, context: 128, heads: 2, head_size: 64, causal: true };
-/// GPT-2 of 124 million parameters, 8 sequences.
+/// GPT-2 with 124 million parameters, 8 sequences.
 const TIMED: Shape = Shape { batch: 8, context: 1024, heads: 12, ..CHECKED };
-/// In a rehearsal.
+/// Shape in a rehearsal.
 const SMALL: Shape = Shape { batch: 1, context: 24, head_size: 16, ..CHECKED };
 
-/// cuDNN's plans at these shapes need 256 bytes; the gradient's sums have no fixed order.
+/// cuDNN's plans at these shapes need 256 bytes. The gradient's accumulation order is not fixed.
 const LIMITS: Limits = Limits { deterministic: false, workspace_bytes: 16 << 20 };
 
-/// Eight bits of mantissa in weights, in the gradients of scores and in the results.
+/// Weights, score gradients and results have 8-bit mantissas.
 const LIMIT: f64 = 0.02;
 
-/// Numbers of a row of all heads, for all tokens.
+/// Elements of one tensor of shape tokens x heads x head size.
 fn elements(shape: &Shape) -> usize {
     shape.batch as usize * shape.context as usize * shape.heads as usize * shape.head_size as usize
 }
 
-/// Operations of a product of scores, of which half are computed.
+/// FLOPs of one matrix product of scores, half of which causality saves.
 fn product(shape: &Shape) -> f64 {
     elements(shape) as f64 * f64::from(shape.context)
 }
 
-/// The memory of both passes.
+/// Device memory of both passes.
 struct Tensors {
     qkv: Buffer,
     out: Buffer,
@@ -66,7 +67,7 @@ impl Tensors {
     }
 }
 
-/// One side, ready for both passes of a shape.
+/// One implementation, prepared for both passes of a shape.
 enum Side {
     Cudnn([Planned; 2]),
     Kernels(Loaded, Vec<Call<driver::Span>>, Vec<Call<driver::Span>>),
@@ -106,7 +107,7 @@ impl Side {
         Ok(Side::Kernels(loaded, vec![forward], backward.to_vec()))
     }
 
-    /// Queues a pass.
+    /// Enqueues a pass.
     fn run(&self, backward: bool, stream: &driver::Stream) -> Result<(), Error> {
         match self {
             Side::Cudnn(passes) => passes[usize::from(backward)].run(stream),
@@ -118,7 +119,7 @@ impl Side {
     }
 }
 
-/// cuDNN's attention and ours: the errors of results and gradients, and how long each pass takes.
+/// Errors of results and gradients, and time per pass, for cuDNN and our kernels.
 pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
     let (context, device) = probe.start()?;
     let cudnn = probe.cudnn().and_then(|library| Cudnn::start(&library));
@@ -130,7 +131,7 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
         let tensors = Tensors::new(&context, &timed)?;
         let (side, stream) = (side(&timed, &tensors)?, context.stream()?);
         let mut figures = json!({"relativeErrors": errors});
-        // Two products forward. Backward needs five: scores are computed again.
+        // Two matrix products forward; five backward, because it recomputes the scores.
         for (backward, name, products) in [(false, "forward", 2.0), (true, "backward", 5.0)] {
             side.run(backward, &stream)?;
             let seconds = context.time(&stream, 10, || side.run(backward, &stream))?;
@@ -153,7 +154,7 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
     gather(figures, "sides", vec![(json!({"side": "cuDNN"}), by_cudnn), (json!({"side": "kernels"}), by_kernels)])
 }
 
-/// Relative errors of the result and of the gradients of queries, keys and values.
+/// Relative errors of the result and of the query, key and value gradients.
 fn errors(
     context: &Context,
     shape: &Shape,
@@ -179,7 +180,7 @@ fn errors(
         let error = relative_error(got, wanted);
         errors.insert(name.to_owned(), short(error).into());
         let text = || format!("relative error {error:e} of {name}, expected at most {LIMIT}");
-        // A NaN is never within.
+        // Written so that a NaN fails.
         if error <= LIMIT { Ok(()) } else { Err(Outcome::failed("attention", text())) }
     };
     compare("out", &out, &reference.out)?;
@@ -189,10 +190,10 @@ fn errors(
     Ok(errors)
 }
 
-/// Causal attention and its gradients in f32, computed from the definition, in the layout of the device.
+/// Causal attention and its gradients in f32, computed from the definition, in the device's layout.
 struct Reference {
     out: Vec<f32>,
-    /// Rows of the gradients of queries, keys and values.
+    /// Gradients of queries, keys and values, row by row.
     d_qkv: Vec<f32>,
 }
 
@@ -239,9 +240,10 @@ impl Reference {
 mod tests {
     use super::*;
 
-    /// `<out, d_out>` is linear in V, so its product with dV is the same number; scores are linear in Q and in K, so <dQ, Q> = <dK, K>.
+    /// `<out, d_out>` is linear in V, so it equals `<dV, V>`; scores are linear in Q and in K, so
+    /// `<dQ, Q> = <dK, K>`.
     #[test]
-    fn the_gradients_belong_to_the_result() {
+    fn the_gradients_match_the_result() {
         let shape = Shape { batch: 1, context: 5, heads: 2, head_size: 8, ..CHECKED };
         let reference = Reference::new(&shape);
         let output: f32 = reference.out.iter().enumerate().map(|(i, value)| value * pattern(2, i)).sum();

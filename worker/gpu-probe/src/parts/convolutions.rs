@@ -1,7 +1,7 @@
-//! Convolutions at the shapes of ResNet-50, all three directions.
+//! Convolutions at ResNet-50 shapes, in all three directions.
 
 use super::{Probe, gather};
-use crate::numbers::{pattern, places, relative_error, short};
+use crate::numbers::{pattern, relative_error, sample_indices, short};
 use crate::outcome::Outcome;
 use crate::peaks::{Precision, peak};
 use half::bf16;
@@ -15,7 +15,8 @@ use switchyard_cuda::operation::{Limits, Operation, Planned, Properties, ask};
 
 const IMAGES: usize = 128;
 const WORKSPACE_BYTES: usize = 512 << 20;
-/// Channels, size, filters, window, stride and padding: the first layer, and one of each kind in every stage.
+/// Channels, size, filters, window, stride and padding of the first layer, and of one layer of each
+/// kind per stage.
 const LAYERS: [[usize; 6]; 9] = [
     [3, 224, 64, 7, 2, 3],
     [64, 56, 64, 3, 1, 1],
@@ -27,20 +28,20 @@ const LAYERS: [[usize; 6]; 9] = [
     [1024, 14, 256, 1, 1, 0],
     [512, 7, 512, 3, 1, 1],
 ];
-/// Those of a rehearsal, of two images.
+/// Layers of a rehearsal, with two images.
 const REHEARSED: [[usize; 6]; 2] = [[3, 9, 8, 7, 2, 3], [8, 5, 8, 3, 1, 1]];
 
 const DIRECTIONS: [Direction; 3] = [Direction::Forward, Direction::Images, Direction::Filters];
 
-/// A convolution of square images with square filters, in NHWC and in bf16 with sums in f32.
+/// A convolution of square images with square filters, NHWC, bf16 with f32 accumulation.
 #[derive(Debug, Clone, Copy)]
 struct Shape {
     images: usize,
     channels: usize,
-    /// Height and width of an image.
+    /// Height and width of the images.
     size: usize,
     filters: usize,
-    /// Height and width of a filter.
+    /// Height and width of the filters.
     window: usize,
     stride: usize,
     padding: usize,
@@ -101,7 +102,7 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
         };
         let inputs = [upload(1, images)?, upload(2, filters)?, upload(3, results)?];
         let operations = 2.0 * (results * shape.window * shape.window * shape.channels) as f64;
-        // The gradient of the images of the first layer is never needed.
+        // The first layer needs no gradient of its images.
         for direction in DIRECTIONS.into_iter().filter(|direction| index > 0 || *direction != Direction::Images) {
             let [channels, size, filters, window, stride, _] = *layer;
             let row = json!({
@@ -153,23 +154,23 @@ fn measure(
     Ok((seconds, error(&result, shape, direction)?))
 }
 
-/// Which of images, filters and results each direction writes.
+/// Index of the tensor that each direction writes, among images, filters and results.
 const RESULT: [usize; 3] = [2, 0, 1];
 
-/// Elements of a result that are compared.
-const PLACES: usize = 31;
+/// Number of compared elements.
+const SAMPLES: usize = 31;
 
-/// Relative error of elements spread over the result.
+/// Relative error of sampled elements.
 fn error(result: &Buffer, shape: &Shape, direction: Direction) -> Result<f64, Outcome> {
     let len = shape.elements()[RESULT[direction as usize]];
     let (mut got, mut wanted) = (Vec::new(), Vec::new());
-    for place in places(len, PLACES) {
+    for place in sample_indices(len, SAMPLES) {
         got.extend(result.download::<bf16>(place..place + 1)?.iter().map(|value| value.to_f32()));
         wanted.push(element(shape, direction, place) as f32);
     }
     let error = relative_error(&got, &wanted);
-    // Eight bits of mantissa in the result, and for the gradient of filters, which sums millions of products, in the
-    // partial sums.
+    // The result has an 8-bit mantissa. So have the partial sums of the filter gradient, which
+    // accumulates millions of products.
     let limit = 1.0 / 64.0;
     if error > limit {
         let text = format!("relative error {error:e} in {direction:?} of {shape:?}, expected at most {limit}");
@@ -178,15 +179,15 @@ fn error(result: &Buffer, shape: &Shape, direction: Direction) -> Result<f64, Ou
     Ok(error)
 }
 
-/// One element of a result, computed from the definition: `y[n,p,q,k] = sum x[n, p*stride + r - padding, ..., c] *
-/// w[k,r,s,c]`.
+/// One element of a result, computed from the definition: `y[n,p,q,k] = sum x[n, p*stride + r -
+/// padding, ..., c] * w[k,r,s,c]`.
 fn element(shape: &Shape, direction: Direction, place: usize) -> f64 {
     let Shape { images, channels, size, filters, window, stride, padding } = *shape;
     let result = shape.result();
     let x = |n: usize, h: usize, w: usize, c: usize| ((n * size + h) * size + w) * channels + c;
     let weight = |k: usize, r: usize, s: usize, c: usize| ((k * window + r) * window + s) * channels + c;
     let y = |n: usize, p: usize, q: usize, k: usize| ((n * result + p) * result + q) * filters + k;
-    // The pixel that belongs to a place of the result and a place of the window, and the other way round.
+    // Maps result and window coordinates to an image coordinate, and back.
     let pixel = |p: usize, r: usize| (p * stride + r).checked_sub(padding).filter(|h| *h < size);
     let place_of = |h: usize, r: usize| {
         let shifted = (h + padding).checked_sub(r)?;
@@ -242,7 +243,8 @@ fn element(shape: &Shape, direction: Direction, place: usize) -> f64 {
 mod tests {
     use super::*;
 
-    /// The three directions are derivatives of one number: `<y(x, w), dy> = <x, dx(dy, w)> = <w, dw(x, dy)>`.
+    /// All three directions are derivatives of one scalar: `<y(x, w), dy> = <x, dx(dy, w)> = <w,
+    /// dw(x, dy)>`.
     #[test]
     fn the_directions_are_adjoint() {
         let shape = Shape { images: 2, channels: 3, size: 7, filters: 4, window: 3, stride: 2, padding: 1 };
@@ -257,15 +259,16 @@ mod tests {
         assert!((inner(Direction::Filters, 2) - forward).abs() < 1e-9);
     }
 
-    /// With a stride most gradients of images are zero, and a wrong result may be zero as well.
+    /// With a stride, most image gradients are zero, so a comparison of zeros would prove nothing.
     #[test]
-    fn every_comparison_sees_numbers() {
+    fn every_comparison_includes_nonzero_elements() {
         for layer in LAYERS {
             for direction in DIRECTIONS {
                 let shape = shape(2, layer);
                 let len = shape.elements()[RESULT[direction as usize]];
-                let seen = places(len, PLACES).filter(|place| element(&shape, direction, *place) != 0.0).count();
-                assert!(seen >= 4, "{seen} of {PLACES} in {direction:?} of {shape:?}");
+                let seen =
+                    sample_indices(len, SAMPLES).filter(|place| element(&shape, direction, *place) != 0.0).count();
+                assert!(seen >= 4, "{seen} of {SAMPLES} in {direction:?} of {shape:?}");
             }
         }
     }

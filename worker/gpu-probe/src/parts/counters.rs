@@ -1,4 +1,4 @@
-//! NVIDIA's Nsight Compute on a step of GPT-124M: what the hardware counted while the slowest kernels ran.
+//! Hardware counters of the slowest kernels in a GPT-124M step, from NVIDIA Nsight Compute.
 
 use super::{Probe, kernels, sanitizer, steps};
 use crate::numbers::short;
@@ -12,21 +12,22 @@ const PROGRAM: &str = "ncu";
 const TIME: &str = "gpu__time_duration.sum";
 const READ: &str = "dram__bytes_read.sum";
 const WRITTEN: &str = "dram__bytes_write.sum";
-/// Warps that a multiprocessor holds on average, in percent of those that it can.
+/// Average active warps per multiprocessor, in percent of the maximum.
 const OCCUPANCY: &str = "sm__warps_active.avg.pct_of_peak_sustained_active";
 const REGISTERS: &str = "launch__registers_per_thread";
 const METRICS: [&str; 5] = [TIME, READ, WRITTEN, OCCUPANCY, REGISTERS];
-/// Kernels that are told, the slowest first.
-const TOLD: usize = 15;
-/// The first loads code; of the second its launches are counted; the third is there so that a step with fewer is complete.
+/// Kernels to report, slowest first.
+const SHOWN_KERNELS: usize = 15;
+/// The first step loads code; the launches of the second are counted; the third ensures that the
+/// second is complete even if it has fewer launches.
 const STEPS: u32 = 3;
 
 pub(super) fn gpt(probe: &Probe) -> Result<Value, Outcome> {
-    let (_, device) = probe.present()?;
+    let (_, device) = probe.require_device()?;
     let (program, worker) = (sanitizer::program(PROGRAM)?, probe.worker()?);
     let case = steps::gpt_124m_case(probe);
     let config = if probe.rehearse { case.with(2) } else { steps::fitting(&worker, &case)?.0 };
-    // A profiled step queues its launches one by one, not as a graph.
+    // Profiled steps run eagerly, not as a graph.
     let profile = Some(Profile { from_step: 1, steps: STEPS });
     let config = EngineConfig { profile, length: Length::Steps(STEPS.into()), ..config };
     worker.train("counters", &config, 1)?;
@@ -54,14 +55,14 @@ pub(super) fn gpt(probe: &Probe) -> Result<Value, Outcome> {
         return Err(Outcome::Failed {
             call: PROGRAM.into(),
             code: output.status.code().map(i64::from),
-            text: last_lines(&words(&said, &log)),
+            text: last_lines(&messages(&said, &log)),
             figures: None,
         });
     }
-    let counted = counted(&said).map_err(failed)?;
+    let counted = parse_launches(&said).map_err(failed)?;
     if counted.is_empty() {
         let log = std::fs::read_to_string(log).unwrap_or_default();
-        return Err(failed(format!("counted no launch of {launches}: {}", last_lines(&words(&said, &log)))));
+        return Err(failed(format!("counted no launch of {launches}: {}", last_lines(&messages(&said, &log)))));
     }
     let batch = config.batch_size_per_process;
     Ok(json!({
@@ -69,23 +70,23 @@ pub(super) fn gpt(probe: &Probe) -> Result<Value, Outcome> {
     }))
 }
 
-/// Launches of kernels in a step. A product is counted as one, and may be more.
+/// Kernel launches per step. A matrix product counts as one launch but may take several.
 fn launches_of_step(times: &switchyard_worker_contract::kernels::KernelTimes) -> u64 {
     let launches = times.kernels.iter().filter(|kernel| kernel.name != "copy").map(|kernel| kernel.launches);
     launches.sum::<u64>() / times.steps.max(1)
 }
 
-/// What it says that is no table, or what the worker says if that is nothing.
-fn words(said: &str, log: &str) -> String {
+/// The non-table part of the tool's output, or the worker's log if that is empty.
+fn messages(said: &str, log: &str) -> String {
     let lines: Vec<&str> = said.lines().filter(|line| !line.starts_with('"')).collect();
     if lines.is_empty() { log.to_owned() } else { lines.join("\n") }
 }
 
-/// A launch: the name of its kernel, and the metrics in their order.
+/// Kernel name and metrics of a launch, in the order of [`METRICS`].
 type Launch = (String, [f64; METRICS.len()]);
 
-/// Launches of a table with a line for each metric of each launch.
-fn counted(text: &str) -> Result<Vec<Launch>, String> {
+/// Parses a table with one line per launch and metric.
+fn parse_launches(text: &str) -> Result<Vec<Launch>, String> {
     let mut lines = text.lines().filter(|line| line.starts_with('"')).map(fields);
     let Some(header) = lines.next() else { return Ok(Vec::new()) };
     let column = |name: &str| {
@@ -113,14 +114,14 @@ fn counted(text: &str) -> Result<Vec<Launch>, String> {
     launches.into_iter().map(complete).collect()
 }
 
-/// The fields of a line, each in quotation marks, which are doubled in it.
+/// Splits a CSV line of quoted fields, in which quotation marks are doubled.
 fn fields(line: &str) -> Vec<String> {
     let (mut fields, mut is_inside, mut last) = (vec![String::new()], false, None);
     for character in line.chars() {
         match (character, is_inside) {
             (',', false) => fields.push(String::new()),
             ('"', _) => {
-                // The second of a pair: the first has ended the field.
+                // The second of a pair; the first has already ended the field.
                 if !is_inside && last == Some('"') {
                     fields.last_mut().into_iter().for_each(|field| field.push('"'));
                 }
@@ -133,7 +134,7 @@ fn fields(line: &str) -> Vec<String> {
     fields
 }
 
-/// The slowest kernels. Occupancy is weighted by time.
+/// The slowest kernels, with occupancy weighted by time.
 fn rows(launches: &[Launch]) -> Vec<Value> {
     let mut sums: BTreeMap<&str, [f64; 6]> = BTreeMap::new();
     for (name, [nanoseconds, read, written, occupancy, registers]) in launches {
@@ -154,7 +155,7 @@ fn rows(launches: &[Launch]) -> Vec<Value> {
             "registers": most,
         })
     };
-    sums.into_iter().take(TOLD).map(row).collect()
+    sums.into_iter().take(SHOWN_KERNELS).map(row).collect()
 }
 
 #[cfg(test)]
@@ -174,13 +175,13 @@ mod tests {
     }
 
     #[test]
-    fn launches_of_a_kernel_are_added_and_the_slowest_is_first() {
+    fn launches_are_summed_per_kernel_and_sorted_by_time() {
         let text = table(&[
             ("convert", ["1,000", "2000", "1000", "50", "32"]),
             ("sum(\"\"a\"\", b)", ["9000", "900", "0", "10", "16"]),
             ("convert", ["3000", "4000", "1000", "70", "32"]),
         ]);
-        let rows = rows(&counted(&text).unwrap());
+        let rows = rows(&parse_launches(&text).unwrap());
         let expected = json!([
             {"kernel": "sum(\"a\", b)", "launches": 1.0, "ms": 0.009, "readMB": 0.0009, "writtenMB": 0.0, "GBs": 0.1,
                 "occupancyPercent": 10.0, "registers": 16.0},
@@ -191,12 +192,12 @@ mod tests {
     }
 
     #[test]
-    fn a_table_without_a_number_is_refused() {
-        let text = counted(&table(&[("convert", ["1", "2", "n/a", "3", "4"])])).unwrap_err();
+    fn an_incomplete_table_is_refused() {
+        let text = parse_launches(&table(&[("convert", ["1", "2", "n/a", "3", "4"])])).unwrap_err();
         assert_eq!(text, "launch 0, `convert`, has no dram__bytes_write.sum, expected a number");
-        let text = counted("\"ID\",\"Kernel Name\"\n").unwrap_err();
+        let text = parse_launches("\"ID\",\"Kernel Name\"\n").unwrap_err();
         assert_eq!(text, "columns [\"ID\", \"Kernel Name\"], expected `Metric Name` among them");
-        assert_eq!(counted("==ERROR== ERR_NVGPUCTRPERM\n"), Ok(Vec::new()));
-        assert_eq!(words("==ERROR== no\n\"ID\"\n", "log"), "==ERROR== no");
+        assert_eq!(parse_launches("==ERROR== ERR_NVGPUCTRPERM\n"), Ok(Vec::new()));
+        assert_eq!(messages("==ERROR== no\n\"ID\"\n", "log"), "==ERROR== no");
     }
 }

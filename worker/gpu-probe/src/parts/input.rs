@@ -1,5 +1,5 @@
-//! Whether ResNet-50 waits for its input: images of a file, cut, mirrored and handed over as bytes that the device normalises, beside made-up
-//! samples, in alternating rounds.
+//! Measures whether ResNet-50 waits for its input: images from a file, cropped, mirrored and passed
+//! on as bytes that the device normalises, versus synthetic samples, in alternating rounds.
 
 use super::machine::state;
 use super::steps::{self, Round};
@@ -14,18 +14,18 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 use switchyard_worker_contract::config::*;
 
-/// Images of the file, which the reader keeps in memory: 308 MB of 224 x 224 pixels.
+/// Images in the file, which the reader keeps in memory: 308 MB at 224 x 224 pixels.
 const IMAGES: usize = 2048;
-/// Zero pixels on each side of an image, of which a random piece of its size is cut.
+/// Zero padding on each side of an image before the random crop.
 const PADDING: u32 = 8;
-/// Speed with the file as a share of that with made-up samples.
+/// Required speed with the file, relative to synthetic samples.
 const GOAL: f64 = 0.97;
 const ROUNDS: usize = 5;
-/// Threads of the reader, where there are so many cores.
+/// Reader threads, if there are that many cores.
 const WORKERS: usize = 8;
 
 pub(super) fn resnet(probe: &Probe) -> Result<Value, Outcome> {
-    let (_, device) = probe.present()?;
+    let (_, device) = probe.require_device()?;
     let worker = probe.worker()?;
     let case = steps::resnet50_case(probe);
     let (images, rounds, steps) = if probe.rehearse { (64, 1, 4) } else { (IMAGES, ROUNDS, 80) };
@@ -34,7 +34,7 @@ pub(super) fn resnet(probe: &Probe) -> Result<Value, Outcome> {
     let reader = Reader { workers: WORKERS.min(cores) as u32, sample_type: SampleType::UInt8, ..config.reader };
     let config = EngineConfig { reader, length: Length::Steps(steps), fetch_every_steps: (steps / 4) as u32, ..config };
     let Source::Synthetic(Synthetic { image: Some(shape), .. }) = config.data.source else {
-        return Err(Outcome::failed("input", "a case without images, expected that of a ResNet"));
+        return Err(Outcome::failed("input", "got a case without images; expected ResNet's"));
     };
     let (path, bytes) = written(&shape, images).map_err(|text| Outcome::failed("a file of images", text))?;
     let files = Files { path: path.display().to_string(), include: Vec::new(), exclude: Vec::new() };
@@ -51,7 +51,7 @@ pub(super) fn resnet(probe: &Probe) -> Result<Value, Outcome> {
     for _ in 0..rounds {
         for (((_, config), rounds), ran) in sides.iter().zip(&mut all).zip(&mut ran) {
             if ran.is_ok() {
-                *ran = steps::ours_of(&worker, config).map(|round| rounds.push(round));
+                *ran = steps::measure_worker(&worker, config).map(|round| rounds.push(round));
             }
         }
     }
@@ -66,19 +66,21 @@ pub(super) fn resnet(probe: &Probe) -> Result<Value, Outcome> {
         what["isWithinGoal"] = (ratio >= GOAL).into();
     }
     let rows = sides.iter().zip(&all).zip(ran).map(|(((name, _), rounds), ran)| {
-        let told = ran.map(|()| steps::figures(rounds, per_second));
-        (json!({"side": name}), told)
+        let figures = ran.map(|()| steps::figures(rounds, per_second));
+        (json!({"side": name}), figures)
     });
     gather(what, "sides", rows.collect())
 }
 
-/// Speed of the first side as a share of the second's: the median of the rounds, whose sides were measured one after the other.
+/// Speed of the first side relative to the second: the median over rounds, in which both were
+/// measured back to back.
 fn ratio([first, second]: &[Vec<Round>; 2]) -> Option<f64> {
     let ratios: Vec<f64> = first.iter().zip(second).map(|(first, second)| second.ms / first.ms).collect();
     (!ratios.is_empty()).then(|| steps::median(ratios))
 }
 
-/// A file of as many images in colours, and its bytes: noise, since nothing of the reader depends on what is in them.
+/// Writes a file of RGB noise images and returns its path and size. Content does not affect the
+/// reader's speed.
 fn written(shape: &ImageShape, images: usize) -> Result<(PathBuf, usize), String> {
     let path = scratch::folder("images").map_err(|error| error.to_string())?.join("images.safetensors");
     let (height, width) = (shape.height as usize, shape.width as usize);
@@ -103,7 +105,7 @@ fn written(shape: &ImageShape, images: usize) -> Result<(PathBuf, usize), String
     Ok((path, bytes))
 }
 
-/// An array of the file.
+/// An array in the file.
 struct Tensor {
     dtype: Dtype,
     shape: Vec<usize>,
@@ -133,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ratio_is_the_median_of_rounds_that_both_sides_had() {
+    fn the_ratio_is_the_median_of_complete_rounds() {
         let rounds = |all: &[f64]| all.iter().map(|ms| Round { ms: *ms, ..Round::default() }).collect::<Vec<_>>();
         assert_eq!(ratio(&[rounds(&[10.0, 20.0, 8.0]), rounds(&[9.0, 19.0, 8.0])]), Some(0.95));
         assert_eq!(ratio(&[rounds(&[10.0]), rounds(&[])]), None);

@@ -1,4 +1,5 @@
-//! Time of each kernel of a training step, beside the least that its bytes and its arithmetic take at the rates measured here.
+//! Time of each kernel in a training step, compared with the lower bound from its bytes and FLOPs
+//! at the measured rates.
 
 use super::steps::{self, Case};
 use super::{Probe, rates};
@@ -11,13 +12,13 @@ use switchyard_worker_contract::config::{EngineConfig, Length, Profile};
 use switchyard_worker_contract::kernels::KernelTimes;
 use switchyard_worker_contract::prediction::{Gpu, Part};
 
-/// Steps before those that are timed: the first ones load code and touch memory.
-const BEFORE: u64 = 10;
+/// Untimed warm-up steps, which load code and touch memory.
+const WARM_UP: u64 = 10;
 const TIMED: u32 = 5;
 
-/// What kernels of ours that only move memory may take, as a multiple of the least.
+/// Allowed time of our memory-bound kernels as a multiple of the lower bound.
 const GOAL: f64 = 1.4;
-/// Those that are held against it.
+/// The kernels that must meet it.
 const JUDGED: [&str; 4] = ["layer_norm_forward", "layer_norm_backward", "cross_entropy", "optimizer_step"];
 
 pub(super) fn gpt(probe: &Probe) -> Result<Value, Outcome> {
@@ -32,7 +33,7 @@ fn run(probe: &Probe, name: &str, case: &Case) -> Result<Value, Outcome> {
     let gpu = rates::measured(probe)?;
     let worker = probe.worker()?;
     let (config, _) = steps::fitting(&worker, case)?;
-    let (before, timed) = if probe.rehearse { (1, 2) } else { (BEFORE, TIMED) };
+    let (before, timed) = if probe.rehearse { (1, 2) } else { (WARM_UP, TIMED) };
     let profile = Some(Profile { from_step: before + 1, steps: timed });
     let length = Length::Steps(before + u64::from(timed));
     let config = EngineConfig { profile, length, ..config };
@@ -48,7 +49,7 @@ fn run(probe: &Probe, name: &str, case: &Case) -> Result<Value, Outcome> {
     }))
 }
 
-/// What the worker wrote of its kernels.
+/// Reads the kernel times that the worker wrote.
 pub(super) fn times(name: &str) -> Result<KernelTimes, Outcome> {
     let failed = |text: String| Outcome::failed("times of kernels", text);
     let folder = scratch::folder(name).map_err(|error| failed(error.to_string()))?;
@@ -57,7 +58,7 @@ pub(super) fn times(name: &str) -> Result<KernelTimes, Outcome> {
     serde_json::from_slice(&bytes).map_err(|error| failed(format!("{}: {error}", file.display())))
 }
 
-/// One for each kernel of each part of a step, the slowest first.
+/// One row per kernel and part of the step, slowest first.
 fn rows(times: &KernelTimes, gpu: &Gpu) -> Vec<Value> {
     let mut sums: BTreeMap<(Part, &str), [f64; 4]> = BTreeMap::new();
     for kernel in &times.kernels {
@@ -90,7 +91,7 @@ mod tests {
     use switchyard_worker_contract::prediction::{Arithmetic, Cost, Rates};
 
     #[test]
-    fn each_kernel_is_held_against_the_least_that_its_launches_take() {
+    fn each_kernel_is_compared_with_the_lower_bound_of_its_launches() {
         let gpu = Gpu {
             name: "slow".into(),
             source: String::new(),
@@ -119,8 +120,8 @@ mod tests {
         ];
         let times = KernelTimes { steps: 2, kernels, ..KernelTimes::default() };
         let rows = rows(&times, &gpu);
-        let told = ["kernel", "launches", "ms", "leastMs", "ratio", "isWithinGoal"];
-        let shown: Vec<Value> = rows.iter().map(|row| told.map(|name| row[name].clone()).into()).collect();
+        let columns = ["kernel", "launches", "ms", "leastMs", "ratio", "isWithinGoal"];
+        let shown: Vec<Value> = rows.iter().map(|row| columns.map(|name| row[name].clone()).into()).collect();
         let expected = [
             json!(["product", 1.0, 6e3, 5e3, 1.2, null]),
             json!(["cross_entropy", 2.0, 4.4e3, 4e3, 1.1, true]),

@@ -1,4 +1,4 @@
-//! Which libraries exist, and their versions.
+//! Installed libraries and their versions.
 
 use super::Probe;
 use crate::outcome::Outcome;
@@ -28,10 +28,10 @@ pub(super) fn cublaslt(probe: &Probe) -> Result<Value, Outcome> {
     library(probe, &CUBLASLT, inventory::cublaslt)
 }
 
-/// With what it knows of the device, if there is one: plans can then be asked for where the device is not.
+/// Includes the device's properties if there is one, so that plans can later be queried without it.
 pub(super) fn cudnn(probe: &Probe) -> Result<Value, Outcome> {
     let mut figures = library(probe, &CUDNN, inventory::cudnn)?;
-    if probe.present().is_ok() {
+    if probe.require_device().is_ok() {
         let cudnn = Cudnn::new(&probe.cudnn()?)?;
         let device = i32::try_from(probe.device).unwrap_or(i32::MAX);
         let json = Properties::of(&cudnn, device)?.json(&cudnn)?;

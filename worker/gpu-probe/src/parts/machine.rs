@@ -1,4 +1,4 @@
-//! The machine around the GPU, and the state that the GPU is in.
+//! Facts about the machine, and the current state of the GPU.
 
 use super::Probe;
 use crate::outcome::Outcome;
@@ -6,7 +6,7 @@ use crate::version;
 use serde_json::{Value, json};
 use std::process::{Command, Stdio};
 
-/// What `nvidia-smi` is asked, which comes with the driver.
+/// Fields queried from `nvidia-smi`, which comes with the driver.
 const FACTS: &str = "name,driver_version,vbios_version,memory.total,power.limit,clocks.max.sm,clocks.max.memory";
 const STATE: &str = "temperature.gpu,power.draw,clocks.sm,clocks.mem,clocks_event_reasons.active,memory.used";
 
@@ -22,18 +22,18 @@ pub(super) fn facts(probe: &Probe) -> Result<Value, Outcome> {
         "cpu": cpu,
         "cores": std::thread::available_parallelism().map_or(1, usize::from),
         "kernel": first("/proc/sys/kernel/osrelease"),
-        "gpu": asked(FACTS),
+        "gpu": query(FACTS),
         "state": state(),
     }))
 }
 
-/// Temperature, power, clocks and what holds them back; null without `nvidia-smi`.
+/// Temperature, power, clocks and throttling reasons; null without `nvidia-smi`.
 pub(super) fn state() -> Value {
-    asked(STATE)
+    query(STATE)
 }
 
-/// The fields by their names, of each GPU.
-fn asked(fields: &str) -> Value {
+/// The values of these fields for each GPU, by name.
+fn query(fields: &str) -> Value {
     let mut command = Command::new("nvidia-smi");
     command.arg(format!("--query-gpu={fields}")).arg("--format=csv,noheader").stdin(Stdio::null());
     let Ok(output) = command.output() else { return Value::Null };

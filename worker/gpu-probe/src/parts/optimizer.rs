@@ -1,4 +1,4 @@
-//! A fused optimizer kernel: compiled at run time, and compared with the same arithmetic on the CPU.
+//! A fused optimizer kernel: compiled at run time and compared with the same arithmetic on the CPU.
 
 use super::Probe;
 use crate::numbers::{pattern, relative_error, short};
@@ -9,10 +9,10 @@ use std::time::Instant;
 use switchyard_cuda::kernels::Element;
 use switchyard_cuda::kernels::optimizer::{Arrays, Chunk, Numbers, Optimizer, Rule, Scaling, Tables};
 
-/// Parameters, and those that a block takes at a time.
+/// Number of parameters, and how many a block processes at a time.
 const SIZES: (usize, u32) = (1 << 24, 1 << 14);
 const REHEARSED: (usize, u32) = (1 << 13, 1 << 12);
-/// `f32` weight, two moments and gradient read; weight and moments written; the 16-bit weight written.
+/// f32 weight, two moments and gradient read; weight and moments written; 16-bit weight written.
 const BYTES_PER_PARAMETER: usize = 4 * 4 + 3 * 4 + 2;
 /// Step 3 with a learning rate of 1e-3 and a weight decay of 0.01.
 const NUMBERS: Numbers = Numbers {
@@ -36,8 +36,8 @@ const ADAMW: Optimizer = Optimizer { rule: Rule::Adam, copy: Element::Bf16 };
 const SCALING: Scaling = Scaling { gradient_scale: 0.5, skip: 0 };
 
 pub(super) fn compile(probe: &Probe) -> Result<Value, Outcome> {
-    // Without a GPU the compiler still works; a driver that fails is reported in its own part.
-    let device = probe.driver().map_err(Outcome::from).and_then(|driver| probe.chosen(&driver));
+    // Without a GPU the compiler still works; a failing driver is reported by its own part.
+    let device = probe.driver().map_err(Outcome::from).and_then(|driver| probe.selected(&driver));
     let capability = device.map_or(probe.capability, |device| number(device.capability));
     let architecture = format!("sm_{capability}");
     let nvrtc = probe.nvrtc()?;
@@ -147,7 +147,8 @@ mod tests {
     fn the_reference_is_adamw() {
         let mut state = State { weight: vec![1.0], first: vec![0.0], second: vec![0.0], gradient: vec![4.0] };
         state.step();
-        // By hand, with g = 2: m = 0.2, v = 0.004; 1 - 0.001 * (0.2 / 0.271 / sqrt(0.004 / (1 - 0.999^3)) + 0.01).
+        // By hand, with g = 2: m = 0.2, v = 0.004; 1 - 0.001 * (0.2 / 0.271 / sqrt(0.004 / (1 -
+        // 0.999^3)) + 0.01).
         let wanted = 1.0 - 1e-3 * (0.2 / 0.271 / (0.004f64 / (1.0 - 0.999f64.powi(3))).sqrt() + 0.01);
         assert!((f64::from(state.weight[0]) - wanted).abs() < 1e-7, "{} instead of {wanted}", state.weight[0]);
         assert!((state.first[0] - 0.2).abs() < 1e-6 && (state.second[0] - 0.004).abs() < 1e-6);

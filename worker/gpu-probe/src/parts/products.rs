@@ -1,7 +1,7 @@
 //! Matrix products at the shapes of two GPT blocks.
 
 use super::{Probe, gather};
-use crate::numbers::{pattern, places, relative_error, short};
+use crate::numbers::{pattern, relative_error, sample_indices, short};
 use crate::outcome::Outcome;
 use crate::peaks::{Precision, peak};
 use half::bf16;
@@ -11,20 +11,21 @@ use switchyard_cuda::cublaslt::{CublasLt, Matrix, Planned, Product};
 use switchyard_cuda::driver::{Buffer, Context, Span, Stream};
 use switchyard_cuda::find::CUBLASLT;
 
-/// NVIDIA recommends 32 MiB for Hopper.
+/// NVIDIA's recommendation for Hopper.
 pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
 const ALGORITHMS: usize = 8;
 
-/// Tokens of a micro-batch, and widths of the blocks: GPT-2 of 124 million parameters, and a model of about 7 billion.
+/// Tokens per micro-batch, and block widths of GPT-2 (124 million parameters) and of a model with
+/// about 7 billion.
 const SIZES: (usize, [usize; 2]) = (8192, [768, 4096]);
 const REHEARSED: (usize, [usize; 2]) = (40, [24, 32]);
 
-/// Output and input features of the linear layers of a block: query, key and value; projection; up; down.
+/// Output and input features of a block's linear layers: QKV, projection, up, down.
 fn layers(width: usize) -> [(usize, usize); 4] {
     [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)]
 }
 
-/// What all products of a part share.
+/// Resources shared by all products of a part.
 struct Bench {
     stream: Stream,
     cublaslt: CublasLt,
@@ -88,7 +89,7 @@ impl Bench {
         };
         let planned = self.cublaslt.plan(product, WORKSPACE_BYTES, ALGORITHMS)?;
         let (algorithm, seconds) = fastest(&planned, self.workspace.span(), &self.stream)?;
-        // Its result is judged.
+        // This result is compared below.
         planned.run(algorithm, self.workspace.span(), &self.stream)?;
         let error = error(&y, precision, [self.tokens, n, k])?;
         let tflops = 2.0 * (self.tokens * n * k) as f64 / seconds / 1e12;
@@ -102,7 +103,7 @@ impl Bench {
     }
 }
 
-/// The fastest algorithm and its seconds. Algorithms that the device refuses are skipped.
+/// The fastest algorithm and its seconds. Algorithms that the device rejects are skipped.
 pub(super) fn fastest(planned: &Planned, workspace: Span, stream: &Stream) -> Result<(usize, f64), Outcome> {
     let mut best: Option<(usize, f64)> = None;
     let mut refused = None;
@@ -124,10 +125,10 @@ fn upload(context: &Context, precision: Precision, seed: u32, len: usize) -> Res
     }
 }
 
-/// Relative error of elements spread over the result.
+/// Relative error of sampled elements.
 fn error(y: &Buffer, precision: Precision, [m, n, k]: [usize; 3]) -> Result<f64, Outcome> {
     let (mut got, mut wanted) = (Vec::new(), Vec::new());
-    for place in places(m * n, 61) {
+    for place in sample_indices(m * n, 61) {
         got.extend(match precision {
             Precision::Bf16 => y.download::<bf16>(place..place + 1)?.iter().map(|value| value.to_f32()).collect(),
             Precision::Tf32 => y.download::<f32>(place..place + 1)?,
@@ -137,7 +138,7 @@ fn error(y: &Buffer, precision: Precision, [m, n, k]: [usize; 3]) -> Result<f64,
         wanted.push(sum as f32);
     }
     let error = relative_error(&got, &wanted);
-    // Eight bits of mantissa in the result; sums are in f32, and the factors are exact.
+    // The result has an 8-bit mantissa; accumulation is in f32, and the factors are exact.
     let limit = 1.0 / 128.0;
     if error > limit {
         return Err(Outcome::failed(

@@ -1,4 +1,5 @@
-//! How fast the device copies, multiplies and starts kernels: the device file of `switchyard plan --device`.
+//! Copy, matrix product and kernel launch rates: writes the device file for `switchyard plan
+//! --device`.
 
 use super::products::{WORKSPACE_BYTES, fastest};
 use super::{Probe, streams};
@@ -13,7 +14,8 @@ use switchyard_cuda::find::CUBLASLT;
 use switchyard_cuda::kernels::fp8::{self, Fp8};
 use switchyard_worker_contract::prediction::{Gpu, Rates};
 
-/// Bytes of a copy, more than any cache; rows and columns of a product, enough for every multiprocessor; launches of a graph.
+/// Bytes of a copy, larger than any cache; rows and columns of a product, enough for every
+/// multiprocessor; launches of a graph.
 const SIZES: (usize, usize, usize) = (1 << 30, 8192, 100);
 const REHEARSED: (usize, usize, usize) = (1 << 12, 32, 4);
 const ALGORITHMS: usize = 4;
@@ -23,7 +25,7 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
     Ok(json!({"deviceFile": measured(probe)?}))
 }
 
-/// The rates of the device.
+/// Measures the rates of the device.
 pub(super) fn measured(probe: &Probe) -> Result<Gpu, Outcome> {
     let (context, device) = probe.start()?;
     let (bytes, size, launches) = if probe.rehearse { REHEARSED } else { SIZES };
@@ -45,21 +47,21 @@ pub(super) fn measured(probe: &Probe) -> Result<Gpu, Outcome> {
         shared_bytes_per_block: device.shared_bytes,
         memory_bytes: device.memory_bytes as u64,
         bytes_per_second: copy(&context, &stream, bytes)?,
-        // Exact products of 32-bit numbers use no tensor cores.
+        // Exact f32 products do not use tensor cores.
         flops_per_second: products.f32,
         products,
         launch_seconds: Some(short(launch)),
     })
 }
 
-/// Bytes per second, read and written.
+/// Bytes per second, reads and writes counted.
 fn copy(context: &Context, stream: &Stream, bytes: usize) -> Result<f64, Outcome> {
     let [from, to] = [context.zeros(bytes)?, context.allocate(bytes)?];
     let seconds = context.time(stream, ROUNDS, || stream.copy(from.span(), to.span()))?;
     Ok(short(2.0 * bytes as f64 / seconds))
 }
 
-/// Operations per second of a square product of numbers that are not zero, by the fastest of some algorithms.
+/// FLOP/s of a square product of nonzero values, with the fastest of several algorithms.
 fn product(
     context: &Context,
     stream: &Stream,
@@ -99,7 +101,7 @@ fn product(
 fn upload(context: &Context, format: Format, seed: u32, len: usize) -> Result<Buffer, Outcome> {
     let values = (0..len).map(|index| pattern(seed, index));
     Ok(match format {
-        // Any bits but those of NaN and of large numbers.
+        // Arbitrary bits, except those of NaN and of large values.
         Format::Fp8(_) => {
             context.upload(&values.map(|value| value.to_bits().to_le_bytes()[2] & 0xb7).collect::<Vec<_>>())?
         }

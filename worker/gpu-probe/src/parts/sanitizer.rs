@@ -1,4 +1,5 @@
-//! NVIDIA's `compute-sanitizer` on a few steps of the worker: memory, races, barriers, what nobody has written.
+//! Runs NVIDIA's `compute-sanitizer` on a few steps of the worker: memory, races, barriers,
+//! uninitialised reads.
 
 use super::Probe;
 use crate::jobs::{job, text};
@@ -9,12 +10,12 @@ use std::path::{Path, PathBuf};
 use switchyard_worker_contract::config::{EngineConfig, Gpt, Length, Model};
 
 const PROGRAM: &str = "compute-sanitizer";
-/// Its exit code if it found something.
+/// Exit code if it found an error.
 const FOUND: i32 = 99;
 
-/// What one of its tools finds.
+/// Runs one of its tools.
 pub(super) fn run(probe: &Probe, tool: &str) -> Result<Value, Outcome> {
-    let (_, device) = probe.present()?;
+    let (_, device) = probe.require_device()?;
     let (program, worker) = (program(PROGRAM)?, probe.worker()?);
     let gpt = Gpt { layers: 1, hidden_size: 64, heads: 2, context_length: 40, vocabulary_size: 256, tied_head: true };
     let config = EngineConfig { length: Length::Steps(2), ..job(Model::Gpt(gpt), text()?, 2) };
@@ -23,9 +24,9 @@ pub(super) fn run(probe: &Probe, tool: &str) -> Result<Value, Outcome> {
     let prepared = worker.command(tool, &config, 1, Some((&program, &arguments)));
     let output = prepared.and_then(|mut prepared| Ok((prepared.command.output()?, prepared.log)));
     let (output, log) = output.map_err(|error| Outcome::failed(PROGRAM, error.to_string()))?;
-    // It prints between the events of the worker, which are JSON.
-    let words = String::from_utf8_lossy(&output.stdout);
-    let lines: Vec<&str> = words.lines().filter(|line| line.starts_with("=========")).collect();
+    // Its messages are interleaved with the worker's events, which are JSON.
+    let messages = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<&str> = messages.lines().filter(|line| line.starts_with("=========")).collect();
     if output.status.success() {
         return Ok(json!({"device": device.name, "said": lines.last()}));
     }
@@ -38,7 +39,7 @@ pub(super) fn run(probe: &Probe, tool: &str) -> Result<Value, Outcome> {
     })
 }
 
-/// A program on the path, or in the toolkit.
+/// Finds a program in PATH or in the CUDA toolkit.
 pub(super) fn program(name: &str) -> Result<PathBuf, Outcome> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain([Path::new("/usr/local/cuda/bin").to_path_buf()]);

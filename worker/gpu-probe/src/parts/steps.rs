@@ -1,4 +1,4 @@
-//! Time of a training step of the worker, beside PyTorch's on the same GPU, in alternating rounds.
+//! Step time of the worker versus PyTorch on the same GPU, in alternating rounds.
 
 use super::machine::state;
 use super::{Probe, gather};
@@ -11,26 +11,26 @@ use serde_json::{Value, json};
 use std::path::Path;
 use switchyard_worker_contract::config::*;
 
-/// Samples of a micro-batch that are tried, largest first.
+/// Micro-batch sizes to try, largest first.
 const BATCHES: [u32; 5] = [16, 8, 4, 2, 1];
 
-/// What is measured.
+/// A model to measure.
 pub(super) struct Case {
     config: EngineConfig,
-    /// Batches that are tried, largest first.
+    /// Batches to try, largest first.
     batches: Vec<u32>,
-    /// The model in the words of `torch_engine.py`.
+    /// The model as `torch_engine.py` names it.
     peer: Value,
-    /// Tokens of a sample, or 1.
+    /// Tokens per sample; 1 for other data.
     items: u32,
     steps: u64,
     rounds: usize,
-    /// How PyTorch compiles: short steps are mostly launches, which its graphs save.
+    /// PyTorch's compile mode. Short steps are dominated by launches, which CUDA graphs save.
     compile: &'static str,
 }
 
-/// In the words of `torch_engine.py`.
-fn word(precision: Precision) -> &'static str {
+/// The precision as `torch_engine.py` names it.
+fn precision_name(precision: Precision) -> &'static str {
     match precision {
         Precision::Fp32 => "f32",
         Precision::Amp(Amp { compute_type: HalfType::Bf16, .. }) => "bf16",
@@ -42,7 +42,7 @@ fn bf16() -> Precision {
     half(HalfType::Bf16, LossScaling::Static { scale: 1.0 })
 }
 
-/// As PyTorch's.
+/// PyTorch's defaults.
 const SCALE: LossScaling = LossScaling::Dynamic {
     initial_scale: 65536.0,
     growth_factor: 2.0,
@@ -75,7 +75,7 @@ pub(super) fn gpt_124m(probe: &Probe) -> Result<Value, Outcome> {
     measure(probe, gpt_124m_case(probe))
 }
 
-/// Sums may have any order, as PyTorch's have.
+/// Like PyTorch, without a fixed accumulation order.
 pub(super) fn gpt_124m_unordered(probe: &Probe) -> Result<Value, Outcome> {
     let mut case = gpt_124m_case(probe);
     case.config.gpu.deterministic = false;
@@ -135,20 +135,20 @@ pub(super) fn mlp(probe: &Probe) -> Result<Value, Outcome> {
 }
 
 fn measure(probe: &Probe, case: Case) -> Result<Value, Outcome> {
-    let (_, device) = probe.present()?;
+    let (_, device) = probe.require_device()?;
     let worker = probe.worker()?;
     let case = if probe.rehearse { Case { batches: vec![2], steps: 4, rounds: 1, ..case } } else { case };
     let (config, ours) = fitting(&worker, &case)?;
     let batch = config.batch_size_per_process;
-    let (numbers, before) = (word(config.precision), state());
+    let (numbers, before) = (precision_name(config.precision), state());
     let peers = [("torch", Value::Null), ("torch compiled", case.compile.into())];
     let mut peers = peers.map(|(name, compile)| (name, start(probe, name, &peer(&case, batch, numbers, &compile))));
     let mut times = [const { Vec::new() }; 3];
     let mut own = Ok(());
     for _ in 0..case.rounds {
-        own = own.and_then(|()| ours_of(&worker, &config).map(|round| times[0].push(round)));
+        own = own.and_then(|()| measure_worker(&worker, &config).map(|round| times[0].push(round)));
         for ((_, peer), times) in peers.iter_mut().zip(&mut times[1..]) {
-            // The first failure is the side's answer.
+            // After its first failure a side is not measured again.
             let round = peer.as_mut().ok().map(|peer| peer.milliseconds(case.steps));
             match round {
                 Some(Ok(ms)) => times.push(Round { ms, ..Round::default() }),
@@ -160,13 +160,13 @@ fn measure(probe: &Probe, case: Case) -> Result<Value, Outcome> {
     let per_second = f64::from(batch * case.items) * 1e3;
     let [own_times, torch, compiled] = times;
     let own = own.map(|()| {
-        let mut told = figures(&own_times, per_second);
-        told["memoryMiB"] = mib(ours).into();
-        told
+        let mut report = figures(&own_times, per_second);
+        report["memoryMiB"] = mib(ours).into();
+        report
     });
     let mut rows = vec![(json!({"side": "switchyard"}), own)];
     for ((name, peer), times) in peers.into_iter().zip([torch, compiled]) {
-        rows.push((json!({"side": name}), Ok(theirs(peer, &times, per_second))));
+        rows.push((json!({"side": name}), Ok(peer_figures(peer, &times, per_second))));
     }
     let item = if case.items > 1 { "tokens" } else { "samples" };
     let what = json!({
@@ -177,7 +177,7 @@ fn measure(probe: &Probe, case: Case) -> Result<Value, Outcome> {
 }
 
 impl Case {
-    /// The job with so many samples in a micro-batch.
+    /// The job with this micro-batch size.
     pub(super) fn with(&self, batch: u32) -> EngineConfig {
         EngineConfig {
             batch_size_per_process: batch,
@@ -189,7 +189,7 @@ impl Case {
     }
 }
 
-/// The job in the largest batch that fits, and the bytes that it takes on the GPU.
+/// The job with the largest batch that fits, and its GPU memory in bytes.
 pub(super) fn fitting(worker: &Worker, case: &Case) -> Result<(EngineConfig, u64), Outcome> {
     let mut refused = Outcome::failed("batches", "none was tried");
     for batch in &case.batches {
@@ -205,7 +205,7 @@ pub(super) fn fitting(worker: &Worker, case: &Case) -> Result<(EngineConfig, u64
     Err(refused)
 }
 
-/// Milliseconds of a step in a round, and for us parts of it.
+/// Milliseconds per step in a round; the parts are for our side only.
 #[derive(Debug, Default)]
 pub(super) struct Round {
     pub(super) ms: f64,
@@ -213,29 +213,29 @@ pub(super) struct Round {
     pub(super) forward: f64,
     pub(super) backward: f64,
     pub(super) optimizer: f64,
-    /// Seconds.
+    /// Seconds to the first report.
     pub(super) to_first: f64,
 }
 
-/// A run of the worker.
-pub(super) fn ours_of(worker: &Worker, config: &EngineConfig) -> Result<Round, Outcome> {
+/// Measures one run of the worker.
+pub(super) fn measure_worker(worker: &Worker, config: &EngineConfig) -> Result<Round, Outcome> {
     let ran = worker.train("steps", config, 1)?;
-    // Without the first report, in which memory is touched and clocks rise.
-    let told = &ran.progress[1.min(ran.progress.len() - 1)..];
+    // Skip the first report, while memory is touched and clocks rise.
+    let reports = &ran.progress[1.min(ran.progress.len() - 1)..];
     let mean = |of: fn(&switchyard_worker_contract::event::Progress) -> f64| {
-        told.iter().map(of).sum::<f64>() / told.len() as f64
+        reports.iter().map(of).sum::<f64>() / reports.len() as f64
     };
     Ok(Round {
-        ms: mean(|told| told.step_ms),
-        input: mean(|told| told.input_wait_ms),
-        forward: mean(|told| told.forward_ms),
-        backward: mean(|told| told.backward_ms),
-        optimizer: mean(|told| told.optimizer_ms),
+        ms: mean(|report| report.step_ms),
+        input: mean(|report| report.input_wait_ms),
+        forward: mean(|report| report.forward_ms),
+        backward: mean(|report| report.backward_ms),
+        optimizer: mean(|report| report.optimizer_ms),
         to_first: ran.seconds_to_first,
     })
 }
 
-/// Medians. `per_second`: items of a step, times 1000.
+/// Medians over rounds. `per_second`: items per step, times 1000.
 pub(super) fn figures(rounds: &[Round], per_second: f64) -> Value {
     let median = |of: fn(&Round) -> f64| short(median(rounds.iter().map(of).collect()));
     let ms = median(|round| round.ms);
@@ -247,13 +247,13 @@ pub(super) fn figures(rounds: &[Round], per_second: f64) -> Value {
     })
 }
 
-/// The one in the middle; of an even number, the higher of the two.
+/// The median; of an even count, the upper one.
 pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// The configuration of a peer.
+/// The configuration of a PyTorch peer.
 fn peer(case: &Case, batch: u32, numbers: &str, compile: &Value) -> Value {
     let optimizer = if matches!(case.config.optimizer.rule, Rule::AdamW(_)) { "adamw" } else { "sgd" };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -264,7 +264,7 @@ fn peer(case: &Case, batch: u32, numbers: &str, compile: &Value) -> Value {
     })
 }
 
-/// A peer whose first steps, with all that is compiled and tuned in them, are done.
+/// Starts a peer and runs its first steps, which include compilation and tuning.
 fn start(probe: &Probe, name: &str, config: &Value) -> Result<Peer, Outcome> {
     let python = probe.python.as_deref().unwrap_or(Path::new("python3"));
     let mut peer = Peer::start(python, name, config, probe.device)?;
@@ -272,10 +272,10 @@ fn start(probe: &Probe, name: &str, config: &Value) -> Result<Peer, Outcome> {
     Ok(peer)
 }
 
-/// What PyTorch did. That it is missing or fails is told, and is no failure of ours.
-fn theirs(peer: Result<Peer, Outcome>, rounds: &[Round], per_second: f64) -> Value {
-    let told = peer.and_then(|mut peer| Ok((peer.memory_bytes()?, peer.version.clone())));
-    match told {
+/// Figures of PyTorch. A missing or failing PyTorch is reported, but is not a failure of ours.
+fn peer_figures(peer: Result<Peer, Outcome>, rounds: &[Round], per_second: f64) -> Value {
+    let report = peer.and_then(|mut peer| Ok((peer.memory_bytes()?, peer.version.clone())));
+    match report {
         Ok((memory, version)) => {
             let ms = short(median(rounds.iter().map(|round| round.ms).collect()));
             json!({"ms": ms, "perSecond": short(per_second / ms), "memoryMiB": mib(memory), "version": version})
@@ -296,8 +296,8 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_is_missing_is_told() {
-        let told = theirs(Err(Outcome::absent("no module named torch")), &[], 1.0);
-        assert_eq!(told["missing"]["reason"], "no module named torch");
+    fn a_missing_peer_is_reported() {
+        let report = peer_figures(Err(Outcome::absent("no module named torch")), &[], 1.0);
+        assert_eq!(report["missing"]["reason"], "no module named torch");
     }
 }

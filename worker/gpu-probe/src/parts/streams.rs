@@ -1,4 +1,5 @@
-//! What the engine needs around its kernels: copies from and to pinned memory beside other work, events between streams, graphs.
+//! The primitives that the engine's kernels rely on: copies to and from pinned memory concurrent
+//! with other work, events between streams, graphs.
 
 use super::Probe;
 use crate::numbers::{pattern, short};
@@ -8,10 +9,10 @@ use switchyard_cuda::driver::{Context, Stream};
 use switchyard_cuda::kernels::Element;
 use switchyard_cuda::kernels::elementwise::Elementwise;
 
-/// Numbers of a copy, and launches of a graph.
+/// Elements of a copy, and launches of a graph.
 const SIZES: (usize, usize) = (1 << 24, 100);
 const REHEARSED: (usize, usize) = (1 << 12, 4);
-/// Numbers of a launch, whose time is that of the launch.
+/// Elements of a launch, few enough that its time is pure launch overhead.
 const COUNT: usize = 1024;
 const KERNELS: Elementwise = Elementwise { from: Element::F32, to: Element::F32 };
 
@@ -27,7 +28,7 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
     Ok(figures)
 }
 
-/// Numbers go up on one stream and, when an event says so, come back on another.
+/// Uploads on one stream and downloads on another, ordered by an event.
 fn copies(context: &Context, stream: &Stream, count: usize) -> Result<Value, Outcome> {
     let (back, arrived) = (context.stream()?, context.event()?);
     let bytes = count * size_of::<f32>();
@@ -40,7 +41,7 @@ fn copies(context: &Context, stream: &Stream, count: usize) -> Result<Value, Out
     back.wait(&arrived)?;
     back.download(y.span(), &mut to, 0..count)?;
     if to.values()? != from.values()? {
-        return Err(Outcome::failed("cuMemcpyDtoHAsync", "other numbers came back than went up"));
+        return Err(Outcome::failed("cuMemcpyDtoHAsync", "downloaded values differ from the uploaded ones"));
     }
     let up = context.time(stream, 5, || stream.upload(&from, 0..count, x.span()))?;
     let down = context.time(stream, 5, || stream.download(y.span(), &mut to, 0..count))?;
@@ -48,7 +49,7 @@ fn copies(context: &Context, stream: &Stream, count: usize) -> Result<Value, Out
     Ok(json!({"bytes": bytes, "uploadGBs": rate(up), "downloadGBs": rate(down)}))
 }
 
-/// Seconds of a launch by itself, and in a graph of so many.
+/// Seconds per launch: eager, and in a graph of `launches`.
 pub(super) fn kernels(probe: &Probe, stream: &Stream, launches: usize) -> Result<[f64; 2], Outcome> {
     let context = stream.context();
     let loaded = context.load(KERNELS.program(), &probe.nvrtc()?)?;

@@ -1,33 +1,34 @@
-//! The worker trains small models on the CPU and on the GPU: are the gradients and the losses the same?
+//! Trains small models on the CPU and on the GPU, and compares gradients and losses.
 
 use super::{Probe, gather};
 use crate::jobs::{DYNAMIC, half, job, synthetic, text};
 use crate::numbers::short;
 use crate::outcome::Outcome;
-use crate::worker::{Ran, Worker};
+use crate::worker::{CompletedRun, Worker};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use switchyard_cuda::kernels::fp8;
 use switchyard_worker_contract::config::*;
 
-/// Numbers of a run, how much losses may differ as a share of their value, and gradients as a share of their tensor's largest.
+/// Numeric mode of a run, with its tolerances: losses relative to their value, gradients relative
+/// to their tensor's largest.
 #[derive(Clone, Copy)]
-struct Numbers {
+struct NumericMode {
     name: &'static str,
     precision: fn() -> Precision,
     /// On the GPU.
     matmul: Matmul,
-    /// Without a scale that changes, for the gradients of one step.
+    /// Precision with a fixed loss scale, for the gradients of one step.
     steady: fn() -> Precision,
     losses: f64,
     gradients: f64,
-    /// Of gradients below this share of the model's largest, the difference counts as a share of that: what is small because large terms cancel
-    /// has their roundings.
+    /// Gradients below this fraction of the model's largest are compared relative to it: a value
+    /// that is small because large terms cancel carries their rounding errors.
     small: f64,
 }
 
-const F32: Numbers = Numbers {
+const F32: NumericMode = NumericMode {
     name: "f32",
     precision: || Precision::Fp32,
     matmul: Matmul::Ieee,
@@ -36,11 +37,11 @@ const F32: Numbers = Numbers {
     gradients: 1e-2,
     small: 1e-3,
 };
-const BF16: Numbers =
-    Numbers { name: "bf16", precision: bf16, steady: bf16, losses: 2e-2, gradients: 1e-1, small: 1e-2, ..F32 };
-/// Of factors in 8 bits each is wrong by 3 % on average; a gradient has several of them behind it.
-const FP8: Numbers = Numbers { name: "fp8", matmul: Matmul::Fp8, losses: 5e-2, gradients: 5e-1, ..BF16 };
-const FP16: Numbers = Numbers {
+const BF16: NumericMode =
+    NumericMode { name: "bf16", precision: bf16, steady: bf16, losses: 2e-2, gradients: 1e-1, small: 1e-2, ..F32 };
+/// FP8 rounding errors average 3 % per factor, and a gradient passes through several of them.
+const FP8: NumericMode = NumericMode { name: "fp8", matmul: Matmul::Fp8, losses: 5e-2, gradients: 5e-1, ..BF16 };
+const FP16: NumericMode = NumericMode {
     name: "fp16",
     precision: || half(HalfType::Fp16, DYNAMIC),
     steady: || half(HalfType::Fp16, LossScaling::Static { scale: 128.0 }),
@@ -81,24 +82,25 @@ pub(super) fn bert(probe: &Probe) -> Result<Value, Outcome> {
 pub(super) fn resnet(probe: &Probe) -> Result<Value, Outcome> {
     let (width, side, batch) = if probe.rehearse { (4, 8, 2) } else { (16, 32, 16) };
     let model = ResNet { depth: ResNetDepth::D18, stem: Stem::Small, width };
-    let numbers: &[Numbers] = if probe.rehearse { &[F32] } else { &[F32, BF16, FP16] };
+    let numbers: &[NumericMode] = if probe.rehearse { &[F32] } else { &[F32, BF16, FP16] };
     compare(probe, "resnet", numbers, |_| {
         let config = job(Model::ResNet(model), synthetic(400, Some(side)), batch);
         let rule = Rule::Sgd(Momentum { momentum: 0.9, nesterov: false });
-        // With larger rates batch norms make a difference of roundings grow from step to step.
+        // Larger rates make batch norms amplify rounding differences from step to step.
         let optimizer = Optimizer { rule, learning_rate: 5e-4, ..config.optimizer };
         Ok(EngineConfig { optimizer, ..config })
     })
 }
 
-/// Gradients of a step and losses of many, in each of these numbers that the device multiplies.
+/// Compares the gradients of a step and the losses of many, in each numeric mode that the device
+/// supports.
 fn compare(
     probe: &Probe,
     name: &str,
-    all: &[Numbers],
+    all: &[NumericMode],
     config: impl Fn(&Probe) -> Result<EngineConfig, Outcome>,
 ) -> Result<Value, Outcome> {
-    let (_, device) = probe.present()?;
+    let (_, device) = probe.require_device()?;
     let worker = probe.worker()?;
     let config = config(probe)?;
     let steps = if probe.rehearse { 6 } else { 50 };
@@ -112,8 +114,9 @@ fn compare(
     gather(json!({"device": device.name, "model": name}), "checks", rows)
 }
 
-/// One step without momentum and with a learning rate of one: weights change by their gradients.
-fn gradients(worker: &Worker, name: &str, numbers: &Numbers, config: &EngineConfig) -> Result<Value, Outcome> {
+/// One step without momentum and with a learning rate of one: the weights change by exactly their
+/// gradients.
+fn gradients(worker: &Worker, name: &str, numbers: &NumericMode, config: &EngineConfig) -> Result<Value, Outcome> {
     let after = |device: Device, learning_rate: f64| {
         let mut config = EngineConfig { device, precision: (numbers.steady)(), ..config.clone() };
         config.gpu.matmul = numbers.matmul;
@@ -126,19 +129,19 @@ fn gradients(worker: &Worker, name: &str, numbers: &Numbers, config: &EngineConf
         };
         weights(&worker.train(&format!("{name}-gradients"), &config, 1)?)
     };
-    // With next to no rate they stay as they are.
+    // A near-zero learning rate leaves the weights unchanged.
     let [start, cpu] = [after(Device::Cpu, 1e-30)?, after(Device::Cpu, 1.0)?];
     let gpu = after(Device::Cuda, 1.0)?;
     let (tensor, difference) = worst([&start, &cpu, &gpu], numbers.small);
     let (tensors, limit) = (start.len(), numbers.gradients);
-    within("gradients", difference, limit, || format!("of `{tensor}`"))?;
+    check_limit("gradients", difference, limit, || format!("of `{tensor}`"))?;
     Ok(json!({"tensors": tensors, "largestDifference": short(difference), "of": tensor, "limit": limit}))
 }
 
-/// Weights by their names.
+/// Weights by name.
 type Tensors = BTreeMap<String, Vec<f32>>;
 
-fn weights(ran: &Ran) -> Result<Tensors, Outcome> {
+fn weights(ran: &CompletedRun) -> Result<Tensors, Outcome> {
     let failed = |text: String| Outcome::failed("weights of the worker", text);
     let file = ran.finished.model_file.as_deref().ok_or_else(|| failed("no file".into()))?;
     let bytes = std::fs::read(file).map_err(|error| failed(format!("{file}: {error}")))?;
@@ -147,12 +150,12 @@ fn weights(ran: &Ran) -> Result<Tensors, Outcome> {
     Ok(tensors.iter().map(|(name, view)| (name.to_owned(), numbers(view.data()))).collect())
 }
 
-/// The tensor whose gradients on the GPU are farthest from those on the CPU.
+/// The tensor whose GPU gradients differ most from the CPU's.
 fn worst([start, cpu, gpu]: [&Tensors; 3], small: f64) -> (String, f64) {
     let largest = |a: &[f32], b: &[f32]| {
         let apart = a.iter().zip(b).map(|(a, b)| f64::from(a - b).abs());
         let apart = apart.map(|apart| if apart.is_nan() { f64::INFINITY } else { apart });
-        // A tensor that is missing, or has another size, is as far as can be.
+        // A missing or differently sized tensor counts as infinitely different.
         if a.len() == b.len() { apart.fold(0.0, f64::max) } else { f64::INFINITY }
     };
     let of = |tensors: &'_ Tensors, name: &str| tensors.get(name).cloned().unwrap_or_default();
@@ -165,11 +168,11 @@ fn worst([start, cpu, gpu]: [&Tensors; 3], small: f64) -> (String, f64) {
     shares.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or_default()
 }
 
-/// A run of many steps on each device.
+/// Compares the losses of a run on each device.
 fn losses(
     worker: &Worker,
     name: &str,
-    numbers: &Numbers,
+    numbers: &NumericMode,
     (config, steps): (&EngineConfig, u64),
 ) -> Result<Value, Outcome> {
     let run = |device| {
@@ -183,7 +186,7 @@ fn losses(
         let text = format!("{} skipped steps, expected {}, as on the CPU", gpu.skipped(), cpu.skipped());
         return Err(Outcome::failed("losses", text));
     }
-    let difference = agree(&gpu.losses(), &cpu.losses(), numbers.losses)?;
+    let difference = compare_losses(&gpu.losses(), &cpu.losses(), numbers.losses)?;
     Ok(json!({
         "steps": steps,
         "kernel": gpu.ready.kernel,
@@ -195,28 +198,30 @@ fn losses(
     }))
 }
 
-/// The largest difference of losses, as a share of the loss that was expected.
-fn agree(got: &[f64], wanted: &[f64], limit: f64) -> Result<f64, Outcome> {
+/// Largest relative difference of the losses.
+fn compare_losses(got: &[f64], wanted: &[f64], limit: f64) -> Result<f64, Outcome> {
     if got.len() != wanted.len() || got.is_empty() {
         return Err(Outcome::failed("losses", format!("{} steps, expected {}", got.len(), wanted.len())));
     }
     let share = |(got, wanted): (&f64, &f64)| (got - wanted).abs() / wanted.abs();
     let shares = got.iter().zip(wanted).map(share).map(|share| if share.is_nan() { f64::INFINITY } else { share });
     let (step, difference) = shares.enumerate().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or_default();
-    within("losses", difference, limit, || format!("in step {}: {}, expected {}", step + 1, got[step], wanted[step]))?;
+    check_limit("losses", difference, limit, || {
+        format!("in step {}: {}, expected {}", step + 1, got[step], wanted[step])
+    })?;
     Ok(difference)
 }
 
-fn within(what: &str, difference: f64, limit: f64, place: impl Fn() -> String) -> Result<(), Outcome> {
+fn check_limit(what: &str, difference: f64, limit: f64, place: impl Fn() -> String) -> Result<(), Outcome> {
     if difference <= limit {
         return Ok(());
     }
     Err(Outcome::failed(what, format!("relative difference {difference:.2e} {}; expected at most {limit}", place())))
 }
 
-/// A checkpoint of one device is gone on from on the other.
+/// Resumes a checkpoint of one device on the other.
 pub(super) fn resume(probe: &Probe) -> Result<Value, Outcome> {
-    let (_, device) = probe.present()?;
+    let (_, device) = probe.require_device()?;
     let (worker, config) = (probe.worker()?, small_gpt(probe)?);
     let half = if probe.rehearse { 3 } else { 20 };
     let across = |name: &str, devices: [Device; 2]| {
@@ -237,7 +242,8 @@ pub(super) fn resume(probe: &Probe) -> Result<Value, Outcome> {
     let wanted = across("resume-cpu-cpu", [Device::Cpu; 2])?;
     let cases = [("cpu-gpu", [Device::Cpu, Device::Cuda]), ("gpu-cpu", [Device::Cuda, Device::Cpu])];
     let rows = cases.map(|(name, devices)| {
-        let judged = across(&format!("resume-{name}"), devices).and_then(|got| agree(&got, &wanted, F32.losses));
+        let judged =
+            across(&format!("resume-{name}"), devices).and_then(|got| compare_losses(&got, &wanted, F32.losses));
         let figures = judged.map(|difference| json!({"largestDifference": short(difference), "limit": F32.losses}));
         (json!({"devices": name, "steps": wanted.len()}), figures)
     });
@@ -253,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tensor_whose_gradient_is_wrong_is_named() {
+    fn the_tensor_with_a_wrong_gradient_is_named() {
         let start = tensors(&[1.0, 2.0], &[3.0]);
         let cpu = tensors(&[1.5, 2.0], &[2.5]);
         assert_eq!(worst([&start, &cpu, &cpu], 1e-3).1, 0.0);
@@ -263,19 +269,21 @@ mod tests {
     }
 
     #[test]
-    fn a_gradient_of_nothing_but_rounding_is_not_wrong() {
+    fn pure_rounding_errors_are_accepted() {
         let start = tensors(&[1.0], &[3.0]);
         let (cpu, gpu) = (tensors(&[1.0], &[2.0]), tensors(&[1.0 + 1e-7], &[2.0]));
         assert!(worst([&start, &cpu, &gpu], 1e-3).1 < 1e-3);
     }
 
     #[test]
-    fn losses_that_differ_are_named_with_their_step() {
-        assert_eq!(agree(&[2.0, 1.0], &[2.0, 1.0], 1e-3).unwrap(), 0.0);
+    fn different_losses_are_reported_with_their_step() {
+        assert_eq!(compare_losses(&[2.0, 1.0], &[2.0, 1.0], 1e-3).unwrap(), 0.0);
         for got in [&[2.0, 1.1][..], &[2.0, f64::NAN], &[2.0]] {
-            assert!(matches!(agree(got, &[2.0, 1.0], 1e-3), Err(Outcome::Failed { .. })), "{got:?}");
+            assert!(matches!(compare_losses(got, &[2.0, 1.0], 1e-3), Err(Outcome::Failed { .. })), "{got:?}");
         }
-        let Err(Outcome::Failed { text, .. }) = agree(&[2.0, 1.5], &[2.0, 1.0], 1e-3) else { panic!("it passed") };
+        let Err(Outcome::Failed { text, .. }) = compare_losses(&[2.0, 1.5], &[2.0, 1.0], 1e-3) else {
+            panic!("it passed")
+        };
         assert_eq!(text, "relative difference 5.00e-1 in step 2: 1.5, expected 1; expected at most 0.001");
     }
 }

@@ -1,12 +1,12 @@
-//! Every kernel with the launches of the tests on the executor, which `cargo xtask gpu bundle` has recorded: is the device's memory as the
-//! executor's was?
+//! Replays the kernel launches that `cargo xtask gpu bundle` recorded on the executor, and compares
+//! the device's memory with the executor's.
 
-mod judge;
+mod compare;
 
 use super::{Probe, gather};
 use crate::numbers::short;
 use crate::outcome::Outcome;
-use judge::{Found, Memory, Tolerance, judge};
+use compare::{Comparison, Memory, Tolerance, compare};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,16 +17,16 @@ use switchyard_cuda::kernels::recorded::{BYTES, CASES, Case, Kept};
 use switchyard_cuda::kernels::{Format, Program};
 use switchyard_cuda::nvrtc::Nvrtc;
 
-/// Formats whose numbers may differ a little where arithmetic is approximate.
+/// Formats that tolerate small differences where arithmetic is approximate.
 const APPROXIMATE: [(&str, Format); 3] = [("f32", Format::F32), ("bf16", Format::Bf16), ("fp16", Format::F16)];
 
-/// What was found of a kernel.
+/// Accumulated results of a kernel.
 #[derive(Default)]
 struct Row {
     cases: usize,
     wrong_cases: usize,
     is_exact: bool,
-    found: Found,
+    comparison: Comparison,
 }
 
 pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
@@ -37,8 +37,8 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
     let mut ended = None;
     for (number, case) in vectors.cases.iter().enumerate() {
         let row = rows.entry(case.launch.kernel().to_owned()).or_default();
-        // A device that has failed has no more results.
-        if let Err(outcome) = launcher.play(&vectors, case, number, row) {
+        // A failed device gives no further results.
+        if let Err(outcome) = launcher.replay(&vectors, case, number, row) {
             ended = Some((json!({"kernel": case.launch.kernel(), "case": number}), Err(outcome)));
             break;
         }
@@ -57,13 +57,13 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
 }
 
 fn figures(kernel: &str, row: Row) -> (Value, Result<Value, Outcome>) {
-    let Row { cases, wrong_cases, is_exact, found } = row;
-    let told = json!({
-        "kernel": kernel, "cases": cases, "wrongCases": wrong_cases, "isExact": is_exact, "bytes": found.bytes, "numbers": found.numbers,
-        "different": found.different, "largestError": short(found.error), "ofAllowed": short(found.of_allowed),
+    let Row { cases, wrong_cases, is_exact, comparison } = row;
+    let figures = json!({
+        "kernel": kernel, "cases": cases, "wrongCases": wrong_cases, "isExact": is_exact, "bytes": comparison.bytes, "numbers": comparison.numbers,
+        "different": comparison.different, "largestError": short(comparison.error), "ofAllowed": short(comparison.of_allowed),
     });
     let text = |wrong| format!("{wrong_cases} of {cases} cases are wrong; the first: {wrong}");
-    (told, found.wrong.map_or_else(|| Ok(json!({})), |wrong| Err(Outcome::failed(kernel, text(wrong)))))
+    (figures, comparison.mismatch.map_or_else(|| Ok(json!({})), |wrong| Err(Outcome::failed(kernel, text(wrong)))))
 }
 
 /// The recorded launches.
@@ -88,7 +88,7 @@ impl Vectors {
         Ok(Vectors { cases: lines, bytes: content })
     }
 
-    /// What was in an allocation.
+    /// Reassembles the content of an allocation.
     fn bytes(&self, ranges: &[Range<usize>]) -> Result<Vec<u8>, Outcome> {
         let part = |range: &Range<usize>| {
             let text = || format!("{BYTES} has {} bytes, expected those of {range:?}", self.bytes.len());
@@ -98,7 +98,7 @@ impl Vectors {
     }
 }
 
-/// The device, and programs that were compiled for it.
+/// The device, and the programs compiled for it.
 struct Launcher {
     nvrtc: Nvrtc,
     context: Context,
@@ -107,7 +107,7 @@ struct Launcher {
 }
 
 impl Launcher {
-    /// Where the program is among those that are loaded.
+    /// Loads a program if necessary; returns its index in `loaded`.
     fn load(&mut self, program: &Program) -> Result<usize, Error> {
         if let Some(index) = self.loaded.iter().position(|loaded| loaded.program() == program) {
             return Ok(index);
@@ -116,8 +116,9 @@ impl Launcher {
         Ok(self.loaded.len() - 1)
     }
 
-    /// Runs a launch and compares all of its memory. An error: device, compiler or file are of no use any more.
-    fn play(&mut self, vectors: &Vectors, case: &Case, number: usize, row: &mut Row) -> Result<(), Outcome> {
+    /// Replays a launch and compares all of its memory. An error means that device, compiler or
+    /// files are unusable.
+    fn replay(&mut self, vectors: &Vectors, case: &Case, number: usize, row: &mut Row) -> Result<(), Outcome> {
         let all = |kept: fn(&Kept) -> &[Range<usize>]| {
             case.buffers.iter().map(|buffer| vectors.bytes(kept(buffer))).collect::<Result<Vec<_>, _>>()
         };
@@ -136,9 +137,10 @@ impl Launcher {
             let own = written.iter().filter(|(place, _)| place.buffer == index);
             let own: Vec<_> = own.map(|(place, format)| (place.offset..place.offset + place.bytes, *format)).collect();
             let memory = Memory { before: &before[index], expected: &expected[index], got: &got };
-            let found = judge(memory, &own, row.is_exact);
-            is_wrong |= found.wrong.is_some();
-            row.found.join(found, |wrong| format!("case {number}, `{}`, {wrong}; {}", kept.name, case.launch));
+            let comparison = compare(memory, &own, row.is_exact);
+            is_wrong |= comparison.mismatch.is_some();
+            row.comparison
+                .join(comparison, |wrong| format!("case {number}, `{}`, {wrong}; {}", kept.name, case.launch));
         }
         row.wrong_cases += usize::from(is_wrong);
         Ok(())

@@ -1,4 +1,4 @@
-//! The program, and what it wrote.
+//! The program under test, and its results.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use serde_json::Value;
@@ -44,7 +44,7 @@ pub const PARTS: [&str; 36] = [
     "convolutions",
 ];
 
-/// The program, with results in this folder and the worker of `examples/worker.rs`.
+/// The probe, with results in this folder and the worker of `examples/worker.rs`.
 pub fn probe(folder: &Path) -> Command {
     let program = PathBuf::from(env!("CARGO_BIN_EXE_gpu-probe"));
     let mut command = Command::new(&program);
@@ -52,7 +52,7 @@ pub fn probe(folder: &Path) -> Command {
     command
 }
 
-/// What is complete, in the order in which it was written.
+/// Results written so far, in order.
 pub fn results(folder: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(folder.join("results.jsonl")).unwrap_or_default();
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()

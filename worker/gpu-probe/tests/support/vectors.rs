@@ -1,4 +1,4 @@
-//! A few launches that were recorded on the executor, as `cargo xtask gpu bundle` records those of all kernels.
+//! Records a few launches on the executor, as `cargo xtask gpu bundle` does for all kernels.
 
 use std::fs;
 use std::path::Path;
@@ -9,11 +9,11 @@ use switchyard_cuda::kernels::{Call, Element, Rows};
 use switchyard_cuda_reference::compiler::compiled;
 use switchyard_cuda_reference::{Device, Module, Recorder, Span};
 
-/// Numbers of a row, with gaps behind them, and rows.
+/// Padded rows, and their number.
 const ROWS: Rows = Rows { element: Element::Bf16, width: 33, pitch: 40 };
 const COUNT: usize = 5;
 
-/// Writes two launches: one whose arithmetic is approximate, and one that is exact.
+/// Writes two launches, one with approximate and one with exact arithmetic.
 pub fn record(folder: &Path) {
     let recorder = Recorder::new(folder).unwrap();
     let launch = |device: &mut Device, call: Call<Span>| {
@@ -32,7 +32,7 @@ pub fn record(folder: &Path) {
     launch(&mut device, convert.convert(1, numbers.len() as u32, from, 0.1, to, false).unwrap());
 }
 
-/// Changes one byte of what is expected in a buffer of the first launch.
+/// Changes one expected byte of a buffer in the first launch.
 pub fn plant(folder: &Path, buffer: &str, byte: usize) {
     let [cases, bytes] = [CASES, BYTES].map(|name| folder.join(name));
     let text = fs::read_to_string(&cases).unwrap();
@@ -40,7 +40,8 @@ pub fn plant(folder: &Path, buffer: &str, byte: usize) {
     let mut case: Case = first.parse().unwrap();
     let mut content = fs::read(&bytes).unwrap();
     let kept = case.buffers.iter_mut().find(|kept| kept.name == buffer).unwrap();
-    // Equal bytes are kept once: of a buffer that is only read, those before must stay what they are.
+    // Equal bytes are stored once, and the content before the launch of a read-only buffer must
+    // stay unchanged.
     let moved = content.len();
     kept.after.drain(..).for_each(|range| content.extend_from_within(range));
     content[moved + byte] ^= 0x40;

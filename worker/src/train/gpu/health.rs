@@ -176,7 +176,7 @@ impl Shared {
 }
 
 fn add_xid(report: &mut GpuReport, xid: u32) {
-    if report.xids.len() < GpuReport::MOST_XIDS {
+    if report.xids.len() < GpuReport::MAX_XIDS {
         report.xids.push(xid);
     }
 }
@@ -233,6 +233,6 @@ mod tests {
     fn a_gpu_that_repeats_itself_is_heard_out_only_so_long() {
         let mut report = GpuReport::default();
         (0..100).for_each(|xid| add_xid(&mut report, xid));
-        assert_eq!((report.xids.len(), report.xids.last()), (GpuReport::MOST_XIDS, Some(&15)));
+        assert_eq!((report.xids.len(), report.xids.last()), (GpuReport::MAX_XIDS, Some(&15)));
     }
 }

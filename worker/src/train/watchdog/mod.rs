@@ -80,10 +80,10 @@ impl Watchdog {
             let (mut told_gpu, mut gone) = (None, None);
             let gpu_look = |told: &mut Option<GpuTrouble>, gone: &mut Option<Instant>| {
                 if let Some(report) = watch.recorder.gpu_news() {
-                    if let Some(trouble) = report.trouble() {
+                    if let Some(trouble) = report.worst_fault() {
                         eprintln!("warning: rank {}: GPU {}: {trouble}", identity.rank, report.bus);
                     }
-                    if report.is_over() {
+                    if report.is_unusable() {
                         gone.get_or_insert_with(Instant::now);
                     }
                     alarm(Alarm::Gpu(report));

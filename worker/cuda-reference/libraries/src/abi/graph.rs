@@ -1,7 +1,7 @@
-//! Capture of streams, and graphs.
+//! Stream capture and graphs.
 
 use super::{Kind, Pointer, done, handle, index, store, stream, with};
-use crate::code::{Answer, INVALID_HANDLE, NOT_SUPPORTED};
+use crate::code::{CallResult, INVALID_HANDLE, NOT_SUPPORTED};
 use crate::gpu::Graph;
 use crate::gpu::queue::DEFAULT;
 
@@ -23,12 +23,12 @@ pub unsafe extern "C" fn cuStreamEndCapture(raw: Pointer, graph: *mut Pointer) -
     done(with(|gpu| {
         let stream = stream(gpu, raw)?;
         let number = gpu.graphs.end(stream)?;
-        // SAFETY: as the header says.
+        // SAFETY: per the header's contract.
         unsafe { store(graph, handle(Kind::Graph, number)) }
     }))
 }
 
-fn find(graphs: &[Option<Graph>], kind: Kind, raw: Pointer) -> Answer<Graph> {
+fn find(graphs: &[Option<Graph>], kind: Kind, raw: Pointer) -> CallResult<Graph> {
     graphs.get(index(kind, raw)?).cloned().flatten().ok_or(INVALID_HANDLE)
 }
 
@@ -40,7 +40,7 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(executable: *mut Pointer, g
         }
         let graph = find(&gpu.graphs.captured, Kind::Graph, graph)?;
         gpu.graphs.executables.push(Some(graph));
-        // SAFETY: as the header says.
+        // SAFETY: per the header's contract.
         unsafe { store(executable, handle(Kind::Executable, gpu.graphs.executables.len() - 1)) }
     }))
 }
@@ -66,7 +66,7 @@ pub unsafe extern "C" fn cuGraphDestroy(graph: Pointer) -> i32 {
     }))
 }
 
-/// What was launched runs nevertheless.
+/// Launches that are already queued still run.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGraphExecDestroy(executable: Pointer) -> i32 {
     done(with(|gpu| {

@@ -1,4 +1,4 @@
-//! `libcuda.so.1`: the functions of the driver, with the signatures of its header.
+//! `libcuda.so.1`: driver functions with the signatures of its header.
 
 mod device;
 mod graph;
@@ -6,7 +6,7 @@ mod memory;
 mod module;
 mod stream;
 
-use crate::code::{Answer, Code, INVALID_CONTEXT, INVALID_HANDLE, NO_DEVICE, NOT_INITIALIZED};
+use crate::code::{CallResult, Code, INVALID_CONTEXT, INVALID_HANDLE, NO_DEVICE, NOT_INITIALIZED};
 use crate::fault;
 use crate::gpu::{Gpu, MEMORY_BYTES, Settings};
 use std::cell::Cell;
@@ -14,13 +14,13 @@ use std::ffi::c_void;
 use std::str::FromStr;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// An address or handle that a program gives.
+/// An address or handle passed by the program.
 pub(crate) type Pointer = *mut c_void;
 
-/// What `cuInit` makes.
+/// Created by `cuInit`.
 struct Machine {
     gpus: Vec<Mutex<Gpu>>,
-    /// The numbers that they have for all processes.
+    /// Machine-wide device numbers of `gpus`.
     ordinals: Vec<usize>,
     is_busy: bool,
     /// See [`Faults`].
@@ -30,28 +30,28 @@ struct Machine {
 static MACHINE: OnceLock<Machine> = OnceLock::new();
 
 thread_local! {
-    /// Number of the GPU whose context is current, from 1 on.
+    /// Number of the GPU whose context is current, from 1; 0 if none.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
 }
 
-fn machine() -> Answer<&'static Machine> {
+fn machine() -> CallResult<&'static Machine> {
     MACHINE.get().ok_or(NOT_INITIALIZED)
 }
 
-/// The number of the GPU whose context is current, from 1 on, and the one that it has for all processes.
-pub(crate) fn current() -> Answer<(usize, usize)> {
+/// Number of the GPU whose context is current, from 1, and its machine-wide device number.
+pub(crate) fn current() -> CallResult<(usize, usize)> {
     let number = CURRENT.get();
     let ordinal = number.checked_sub(1).and_then(|index| machine().ok()?.ordinals.get(index)).ok_or(INVALID_CONTEXT)?;
     Ok((number, *ordinal))
 }
 
-/// GPUs that this process sees.
-pub(crate) fn devices() -> Answer<usize> {
+/// Number of GPUs visible to this process.
+pub(crate) fn devices() -> CallResult<usize> {
     Ok(machine()?.gpus.len())
 }
 
-/// Runs a call about the device of the current context.
-pub(crate) fn with<T>(call: impl FnOnce(&mut Gpu) -> Answer<T>) -> Answer<T> {
+/// Runs a call on the device of the current context.
+pub(crate) fn with<T>(call: impl FnOnce(&mut Gpu) -> CallResult<T>) -> CallResult<T> {
     let number = CURRENT.get();
     let gpu = number.checked_sub(1).and_then(|index| machine().ok()?.gpus.get(index)).ok_or(INVALID_CONTEXT)?;
     let mut gpu = gpu.lock().unwrap_or_else(PoisonError::into_inner);
@@ -61,25 +61,25 @@ pub(crate) fn with<T>(call: impl FnOnce(&mut Gpu) -> Answer<T>) -> Answer<T> {
     }
 }
 
-/// What a function returns.
-pub(crate) fn done(answer: Answer<()>) -> i32 {
+/// Converts to the driver's return value.
+pub(crate) fn done(answer: CallResult<()>) -> i32 {
     answer.map_or_else(|Code(code)| code, |()| 0)
 }
 
-/// Stores a result where a program wants it.
+/// Stores a result at the program's pointer.
 ///
 /// # Safety
-/// `to` is null or may be written.
-pub(crate) unsafe fn store<T>(to: *mut T, value: T) -> Answer<()> {
+/// `to` must be null or valid for writes.
+pub(crate) unsafe fn store<T>(to: *mut T, value: T) -> CallResult<()> {
     if to.is_null() {
         return Err(crate::code::INVALID_VALUE);
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: upheld by the caller.
     unsafe { to.write(value) };
     Ok(())
 }
 
-/// Handles are numbers at which nothing is mapped; the kind keeps an event from being taken for a stream.
+/// Handles are unmapped addresses. The kind keeps an event from being mistaken for a stream.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Kind {
     Stream = 0x5343_0000,
@@ -95,13 +95,13 @@ pub(crate) fn handle(kind: Kind, index: usize) -> Pointer {
     std::ptr::without_provenance_mut((kind as usize) << 32 | index)
 }
 
-pub(crate) fn index(kind: Kind, handle: Pointer) -> Answer<usize> {
+pub(crate) fn index(kind: Kind, handle: Pointer) -> CallResult<usize> {
     let number = handle.addr();
     if number >> 32 == kind as usize { Ok(number & 0xffff_ffff) } else { Err(INVALID_HANDLE) }
 }
 
 /// The stream of a handle.
-pub(crate) fn stream(gpu: &Gpu, raw: Pointer) -> Answer<usize> {
+pub(crate) fn stream(gpu: &Gpu, raw: Pointer) -> CallResult<usize> {
     // `CU_STREAM_LEGACY` is 1.
     let stream = if raw.addr() <= 1 { crate::gpu::queue::DEFAULT } else { index(Kind::Stream, raw)? };
     if gpu.queue.exists(stream) { Ok(stream) } else { Err(INVALID_HANDLE) }
@@ -114,14 +114,15 @@ fn number<T: FromStr>(name: &str, otherwise: T) -> Result<T, String> {
     }
 }
 
-/// The GPU of a name: its number, or `GPU-` or `MIG-` and the number, as if that were the beginning of its UUID.
+/// The GPU that `CUDA_VISIBLE_DEVICES` names: a number, optionally after `GPU-` or `MIG-` as if it
+/// were the prefix of a UUID.
 fn named(name: &str, devices: usize) -> Option<usize> {
     let number = name.strip_prefix("GPU-").or(name.strip_prefix("MIG-")).unwrap_or(name);
     number.parse().ok().filter(|index| *index < devices)
 }
 
 impl Settings {
-    /// Those of the first GPU.
+    /// Settings of the first GPU.
     fn new() -> Result<Settings, String> {
         Ok(Settings {
             seed: number("SWITCHYARD_REFERENCE_SEED", 0)?,
@@ -132,17 +133,17 @@ impl Settings {
     }
 }
 
-/// GPUs of this machine, seen or not.
+/// GPUs of this machine, visible or not.
 pub(crate) fn count() -> Result<usize, String> {
     number("SWITCHYARD_REFERENCE_DEVICES", 1)
 }
 
-/// Where a GPU is on its machine.
+/// PCI address of a GPU.
 pub(crate) fn bus(ordinal: usize) -> String {
     format!("0000:{:02x}:00.0", 0x10 + ordinal)
 }
 
-/// Free bytes of a GPU, and all.
+/// Free and total bytes of a GPU.
 pub(crate) fn memory_of(ordinal: usize) -> (u64, u64) {
     let known = MACHINE.get().and_then(|machine| {
         let index = machine.ordinals.iter().position(|one| *one == ordinal)?;
@@ -157,11 +158,11 @@ impl Machine {
         let faults = settings.faults;
         let devices = count()?;
         let ordinals: Vec<usize> = match std::env::var("CUDA_VISIBLE_DEVICES") {
-            // What comes after a name that is no device is not seen, as the documentation says.
+            // As documented, an invalid name hides itself and all names after it.
             Ok(list) => list.split(',').map_while(|one| named(one, devices)).collect(),
             Err(_) => (0..devices).collect(),
         };
-        // Of GPUs that MIG divides, a process sees one instance.
+        // With MIG, a process sees a single instance.
         let most = if faults.mig { 1 } else { ordinals.len() };
         let ordinals = ordinals[..ordinals.len().min(most)].to_vec();
         let gpu = |ordinal: &usize| Mutex::new(Gpu::new(Settings { ordinal: *ordinal, ..settings }));
@@ -169,7 +170,7 @@ impl Machine {
         Ok(Machine { gpus, ordinals, is_busy: faults.busy, exit: faults.exit })
     }
 
-    fn start() -> Answer<()> {
+    fn start() -> CallResult<()> {
         if MACHINE.get().is_none() {
             let machine = Machine::new().map_err(|text| {
                 crate::finding::explain("cuInit", &text);

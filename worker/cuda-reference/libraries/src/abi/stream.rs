@@ -1,7 +1,7 @@
 //! Streams and events.
 
 use super::{Kind, Pointer, done, handle, index, store, stream, with};
-use crate::code::{Answer, INVALID_HANDLE, INVALID_VALUE, NOT_READY, NOT_SUPPORTED};
+use crate::code::{CallResult, INVALID_HANDLE, INVALID_VALUE, NOT_READY, NOT_SUPPORTED};
 use crate::gpu::queue::DEFAULT;
 use crate::gpu::{Event, Gpu};
 
@@ -16,7 +16,7 @@ pub unsafe extern "C" fn cuStreamCreate(raw: *mut Pointer, flags: u32) -> i32 {
             return Err(INVALID_VALUE);
         }
         let stream = gpu.queue.create(flags != NON_BLOCKING);
-        // SAFETY: as the header says.
+        // SAFETY: per the header's contract.
         unsafe { store(raw, handle(Kind::Stream, stream)) }
     }))
 }
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn cuStreamWaitEvent(raw: Pointer, event: Pointer, flags: 
     }))
 }
 
-fn of(gpu: &mut Gpu, raw: Pointer) -> Answer<&mut Event> {
+fn of(gpu: &mut Gpu, raw: Pointer) -> CallResult<&mut Event> {
     let index = index(Kind::Event, raw)?;
     gpu.events.get_mut(index).and_then(Option::as_mut).ok_or(INVALID_HANDLE)
 }
@@ -66,7 +66,7 @@ fn of(gpu: &mut Gpu, raw: Pointer) -> Answer<&mut Event> {
 pub unsafe extern "C" fn cuEventCreate(raw: *mut Pointer, flags: u32) -> i32 {
     done(with(|gpu| {
         gpu.events.push(Some(Event { clock: None, has_time: flags & DISABLE_TIMING == 0 }));
-        // SAFETY: as the header says.
+        // SAFETY: per the header's contract.
         unsafe { store(raw, handle(Kind::Event, gpu.events.len() - 1)) }
     }))
 }
@@ -91,7 +91,7 @@ pub unsafe extern "C" fn cuEventRecord(event: Pointer, raw: Pointer) -> i32 {
     }))
 }
 
-/// Of streams that are captured: a graph records the event whenever it is launched.
+/// On a captured stream: each launch of the graph records the event.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventRecordWithFlags(event: Pointer, raw: Pointer, flags: u32) -> i32 {
     done(with(|gpu| {
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn cuEventRecordWithFlags(event: Pointer, raw: Pointer, fl
     }))
 }
 
-/// What asks gets on: an operation runs for each question.
+/// A query makes progress: each one runs an operation.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventQuery(raw: Pointer) -> i32 {
     done(with(|gpu| match of(gpu, raw)?.clock.clone() {
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn cuEventSynchronize(raw: Pointer) -> i32 {
     }))
 }
 
-/// A microsecond for each operation between them.
+/// One microsecond per operation in between.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventElapsedTime(milliseconds: *mut f32, start: Pointer, end: Pointer) -> i32 {
     done(with(|gpu| {
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn cuEventElapsedTime(milliseconds: *mut f32, start: Point
         if !gpu.queue.is_done(&start) || !gpu.queue.is_done(&end) {
             return Err(NOT_READY);
         }
-        // SAFETY: as the header says.
+        // SAFETY: per the header's contract.
         unsafe { store(milliseconds, (end.sum() as f32 - start.sum() as f32) / 1e3) }
     }))
 }

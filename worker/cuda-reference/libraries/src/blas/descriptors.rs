@@ -1,6 +1,6 @@
-//! Handles and descriptors: what they are is told by a tag, so that one is not taken for another.
+//! Handles and descriptors. A tag identifies each kind, so that one cannot be mistaken for another.
 
-use super::{Answer, INVALID_VALUE, NOT_INITIALIZED, NOT_SUPPORTED, done, refused};
+use super::{CallResult, INVALID_VALUE, NOT_INITIALIZED, NOT_SUPPORTED, done, refused};
 use crate::abi::{self, Pointer};
 use crate::gpu::product::Layout;
 use crate::numbers::Format;
@@ -27,37 +27,37 @@ const PREF_MAX_WORKSPACE_BYTES: i32 = 1;
 const PREF_MIN_ALIGNMENT_A_BYTES: i32 = 5;
 const PREF_MIN_ALIGNMENT_D_BYTES: i32 = 8;
 
-/// Descriptions of products.
+/// A matrix product description (`cublasLtMatmulDesc_t`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Operation {
     pub(super) is_tf32: bool,
     pub(super) transposed: [bool; 2],
     pub(super) has_fast_sums: bool,
-    /// Addresses of the factors of A and B; 0: none.
+    /// Addresses of the scales of A and B; 0 if unset.
     pub(super) scales: [u64; 2],
-    pub(super) epilogue: Epilogue,
+    pub(super) epilogue: EpilogueAttributes,
 }
 
-/// What follows a product.
+/// EpilogueAttributes attributes of a matrix product.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub(super) struct Epilogue {
-    /// `cublasLtEpilogue_t`; 0 or 1: nothing.
+pub(super) struct EpilogueAttributes {
+    /// `cublasLtEpilogue_t`; 0 or 1: none.
     pub(super) kind: i32,
-    /// Addresses; 0: not set.
+    /// Addresses; 0 if unset.
     pub(super) bias: u64,
     pub(super) kept: u64,
-    /// From one column of what is kept to the next.
+    /// Column stride of the auxiliary output.
     pub(super) kept_pitch: i64,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Preference {
     pub(super) workspace_bytes: u64,
-    /// What the addresses of A, B, C and D are multiples of.
+    /// Alignments of the addresses of A, B, C and D.
     pub(super) alignments: [u32; 4],
 }
 
-/// What a handle points to.
+/// Target of a handle.
 #[repr(C)]
 struct Tagged<T> {
     tag: u64,
@@ -84,36 +84,36 @@ impl Kind for Preference {
     const TAG: u64 = 0x7377_6c74_7072_6566;
 }
 
-fn create<T: Kind>(to: *mut Pointer, value: T) -> Answer<()> {
+fn create<T: Kind>(to: *mut Pointer, value: T) -> CallResult<()> {
     if to.is_null() {
         return Err(INVALID_VALUE);
     }
     let made = Box::into_raw(Box::new(Tagged { tag: T::TAG, value }));
-    // SAFETY: the header says that it may be written.
+    // SAFETY: the header's contract makes it writable.
     unsafe { to.write(made.cast()) };
     Ok(())
 }
 
-/// What a handle of a program is.
+/// Resolves a handle of the program.
 ///
 /// # Safety
-/// It is null or was made here.
-pub(super) unsafe fn get<'a, T: Kind>(call: &str, handle: Pointer) -> Answer<&'a mut T> {
-    // SAFETY: as the caller promises. The tag is first in everything that was made here.
+/// It must be null or have been created here.
+pub(super) unsafe fn get<'a, T: Kind>(call: &str, handle: Pointer) -> CallResult<&'a mut T> {
+    // SAFETY: upheld by the caller. Everything created here starts with a tag.
     let tag = unsafe { handle.cast::<u64>().as_ref() };
     if tag != Some(&T::TAG) {
         return refused(call, INVALID_VALUE, "a handle of another kind, or of what was destroyed");
     }
-    // SAFETY: the tag says what it is.
+    // SAFETY: the tag identifies the type.
     Ok(unsafe { &mut (*handle.cast::<Tagged<T>>()).value })
 }
 
 /// # Safety
-/// It is null or was made here.
+/// It must be null or have been created here.
 unsafe fn destroy<T: Kind>(call: &str, handle: Pointer) -> i32 {
-    // SAFETY: as the caller promises.
+    // SAFETY: upheld by the caller.
     done(unsafe { get::<T>(call, handle) }.map(|_| {
-        // SAFETY: it was made by `create`, and the tag says of what kind.
+        // SAFETY: created by `create`, with the type that the tag identifies.
         let mut tagged = unsafe { Box::from_raw(handle.cast::<Tagged<T>>()) };
         tagged.tag = 0;
     }))
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn cublasLtCreate(handle: *mut Pointer) -> i32 {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasLtDestroy(handle: Pointer) -> i32 {
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     unsafe { destroy::<()>("cublasLtDestroy", handle) }
 }
 
@@ -144,7 +144,7 @@ pub unsafe extern "C" fn cublasLtMatmulDescCreate(handle: *mut Pointer, compute:
                 transposed: [false; 2],
                 has_fast_sums: false,
                 scales: [0; 2],
-                epilogue: Epilogue::default(),
+                epilogue: EpilogueAttributes::default(),
             },
         )
     } else {
@@ -154,15 +154,15 @@ pub unsafe extern "C" fn cublasLtMatmulDescCreate(handle: *mut Pointer, compute:
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasLtMatmulDescDestroy(handle: Pointer) -> i32 {
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     unsafe { destroy::<Operation>("cublasLtMatmulDescDestroy", handle) }
 }
 
-/// The value of an attribute, which must have its size.
+/// Reads an attribute, checking its size.
 ///
 /// # Safety
-/// As many bytes may be read.
-unsafe fn attribute<T: Copy>(call: &str, value: *const c_void, bytes: usize) -> Answer<T> {
+/// `bytes` bytes at `value` must be readable.
+unsafe fn attribute<T: Copy>(call: &str, value: *const c_void, bytes: usize) -> CallResult<T> {
     if value.is_null() || bytes != size_of::<T>() {
         return refused(call, INVALID_VALUE, &format!("{bytes} bytes, expected {}", size_of::<T>()));
     }
@@ -178,7 +178,7 @@ pub unsafe extern "C" fn cublasLtMatmulDescSetAttribute(
     bytes: usize,
 ) -> i32 {
     const CALL: &str = "cublasLtMatmulDescSetAttribute";
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     let set = || unsafe {
         let operation = get::<Operation>(CALL, handle)?;
         match name {
@@ -231,7 +231,7 @@ pub unsafe extern "C" fn cublasLtMatrixLayoutCreate(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasLtMatrixLayoutDestroy(handle: Pointer) -> i32 {
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     unsafe { destroy::<Layout>("cublasLtMatrixLayoutDestroy", handle) }
 }
 
@@ -242,7 +242,7 @@ pub unsafe extern "C" fn cublasLtMatmulPreferenceCreate(handle: *mut Pointer) ->
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasLtMatmulPreferenceDestroy(handle: Pointer) -> i32 {
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     unsafe { destroy::<Preference>("cublasLtMatmulPreferenceDestroy", handle) }
 }
 
@@ -254,7 +254,7 @@ pub unsafe extern "C" fn cublasLtMatmulPreferenceSetAttribute(
     bytes: usize,
 ) -> i32 {
     const CALL: &str = "cublasLtMatmulPreferenceSetAttribute";
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     let set = || unsafe {
         let preference = get::<Preference>(CALL, handle)?;
         match name {

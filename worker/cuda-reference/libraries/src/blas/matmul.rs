@@ -1,11 +1,11 @@
-//! The heuristic, and products.
+//! The heuristic and the matrix products.
 
-use super::descriptors::{Epilogue, Operation, Preference, get};
-use super::{Answer, EXECUTION_FAILED, INVALID_VALUE, NOT_SUPPORTED, done, refused};
+use super::descriptors::{EpilogueAttributes, Operation, Preference, get};
+use super::{CallResult, EXECUTION_FAILED, INVALID_VALUE, NOT_SUPPORTED, done, refused};
 use crate::abi::{self, Pointer};
 use crate::fault;
 use crate::gpu::Gpu;
-use crate::gpu::product::{After, Function, Layout, Product};
+use crate::gpu::product::{Epilogue, Function, Layout, Product};
 use crate::gpu::work::Work;
 use crate::numbers::Format;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -28,13 +28,13 @@ const RELU_BIAS: i32 = 6;
 const GELU_AUX_BIAS: i32 = 164;
 
 const MAGIC: u64 = 0x7377_6974_6368_7972;
-/// What the algorithm with a workspace needs.
+/// Workspace of the algorithm that needs one.
 const WORKSPACE_BYTES: u64 = 65_536;
 const WORKSPACE_ALIGNMENT: u64 = 256;
 
-/// A product as the descriptors say it.
+/// A matrix product as defined by its descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Described {
+struct MatmulDescription {
     operation: Operation,
     a: Layout,
     b: Layout,
@@ -42,22 +42,22 @@ struct Described {
     d: Layout,
 }
 
-impl Described {
+impl MatmulDescription {
     /// # Safety
-    /// The handles are null or were made here.
-    unsafe fn new(call: &str, operation: Pointer, [a, b, c, d]: [Pointer; 4]) -> Answer<Described> {
-        // SAFETY: as the caller promises.
+    /// The handles must be null or have been created here.
+    unsafe fn new(call: &str, operation: Pointer, [a, b, c, d]: [Pointer; 4]) -> CallResult<MatmulDescription> {
+        // SAFETY: upheld by the caller.
         let (operation, a, b, c, d) = unsafe {
             let operation = *get::<Operation>(call, operation)?;
             let layout = |raw| get::<Layout>(call, raw).map(|layout| *layout);
             (operation, layout(a)?, layout(b)?, layout(c)?, layout(d)?)
         };
-        let described = Described { operation, a, b, c, d };
+        let described = MatmulDescription { operation, a, b, c, d };
         described.check(call).map(|()| described)
     }
 
-    fn check(&self, call: &str) -> Answer<()> {
-        let Described { operation, a, b, c, d } = self;
+    fn check(&self, call: &str) -> CallResult<()> {
+        let MatmulDescription { operation, a, b, c, d } = self;
         let sides =
             |layout: &Layout, flip| if flip { (layout.columns, layout.rows) } else { (layout.rows, layout.columns) };
         let ((m, k), (inner, n)) = (sides(a, operation.transposed[0]), sides(b, operation.transposed[1]));
@@ -82,9 +82,10 @@ impl Described {
         Ok(())
     }
 
-    /// A bias, with ReLU, or with GELU whose argument is kept in columns of multiples of eight.
-    fn check_epilogue(&self, call: &str) -> Answer<()> {
-        let Epilogue { kind, bias, kept, kept_pitch } = self.operation.epilogue;
+    /// A bias, optionally with ReLU, or with GELU whose argument is stored with a column stride
+    /// that is a multiple of 8.
+    fn check_epilogue(&self, call: &str) -> CallResult<()> {
+        let EpilogueAttributes { kind, bias, kept, kept_pitch } = self.operation.epilogue;
         let pitch = self.d.rows as i64;
         match kind {
             0 | 1 if bias == 0 && kept == 0 => Ok(()),
@@ -94,9 +95,9 @@ impl Described {
         }
     }
 
-    /// What follows the product.
-    fn after(&self) -> Option<After> {
-        let Epilogue { kind, bias, kept, kept_pitch } = self.operation.epilogue;
+    /// The epilogue, with its memory.
+    fn epilogue(&self) -> Option<Epilogue> {
+        let EpilogueAttributes { kind, bias, kept, kept_pitch } = self.operation.epilogue;
         let function = match kind {
             BIAS => Function::None,
             RELU_BIAS => Function::Relu,
@@ -105,12 +106,13 @@ impl Described {
         };
         let layout = Layout { pitch: kept_pitch as u64, ..self.d };
         let of_bias = Layout { rows: self.d.rows, columns: 1, pitch: self.d.rows, ..self.d };
-        Some(After { bias: (of_bias, bias), function, kept: (kept != 0).then_some((layout, kept)) })
+        Some(Epilogue { bias: (of_bias, bias), function, kept: (kept != 0).then_some((layout, kept)) })
     }
 
-    /// As the documentation says of Hopper: A transposed and B not, both contiguous in the sums, multiples of 16, and C and D in bf16 among others.
-    fn check_fp8(&self, call: &str) -> Answer<()> {
-        let Described { operation, a, b, c, d } = self;
+    /// As documented for Hopper: A transposed and B not, sizes and strides multiples of 16, C and D
+    /// in bf16 (among others).
+    fn check_fp8(&self, call: &str) -> CallResult<()> {
+        let MatmulDescription { operation, a, b, c, d } = self;
         let numbers = [a, b, c, d].into_iter().flat_map(|layout| [layout.rows, layout.columns, layout.pitch]);
         let multiples = numbers.into_iter().all(|number| number.is_multiple_of(16));
         let formats = (a.format, b.format) != (Format::Fp8(E5M2), Format::Fp8(E5M2)) && c.format == Format::Bf16;
@@ -120,18 +122,18 @@ impl Described {
         Ok(())
     }
 
-    /// What only an algorithm for the same product has.
+    /// Equal only for algorithms of the same product.
     fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        // Addresses are none of its parts.
-        let epilogue = Epilogue { bias: 0, kept: 0, ..self.operation.epilogue };
+        // Addresses may change from launch to launch.
+        let epilogue = EpilogueAttributes { bias: 0, kept: 0, ..self.operation.epilogue };
         let operation = Operation { scales: [0; 2], epilogue, ..self.operation };
-        Described { operation, ..*self }.hash(&mut hasher);
+        MatmulDescription { operation, ..*self }.hash(&mut hasher);
         hasher.finish()
     }
 
-    /// Refuses an algorithm for another product.
-    fn knows(&self, call: &str, algorithm: &[u64; 8]) -> Answer<()> {
+    /// Rejects an algorithm of another product.
+    fn check_fingerprint(&self, call: &str, algorithm: &[u64; 8]) -> CallResult<()> {
         if algorithm[..2] != [MAGIC, self.fingerprint()] {
             return refused(call, INVALID_VALUE, &format!("an algorithm that was not chosen for {self:?}"));
         }
@@ -161,14 +163,14 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     count: *mut i32,
 ) -> i32 {
     const CALL: &str = "cublasLtMatmulAlgoGetHeuristic";
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     let choose = || unsafe {
         get::<()>(CALL, handle)?;
         if most <= 0 {
             return refused(CALL, INVALID_VALUE, &format!("{most} algorithms wanted"));
         }
-        let described = Described::new(CALL, operation, [a, b, c, d])?;
-        if described.after().is_some() && fault::requested().is_ok_and(|faults| faults.cublaslt_bare) {
+        let described = MatmulDescription::new(CALL, operation, [a, b, c, d])?;
+        if described.epilogue().is_some() && fault::requested().is_ok_and(|faults| faults.cublaslt_bare) {
             count.write(0);
             return Ok(());
         }
@@ -187,7 +189,7 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     done(choose())
 }
 
-/// What the heuristic said of an algorithm that it has chosen for this product.
+/// The heuristic's result for an algorithm that it chose for this product.
 #[unsafe(no_mangle)]
 #[allow(clippy::too_many_arguments)] // As many as the header has.
 pub unsafe extern "C" fn cublasLtMatmulAlgoCheck(
@@ -201,12 +203,12 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoCheck(
     result: *mut Heuristic,
 ) -> i32 {
     const CALL: &str = "cublasLtMatmulAlgoCheck";
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     let check = || unsafe {
         get::<()>(CALL, handle)?;
-        let described = Described::new(CALL, operation, [a, b, c, d])?;
+        let described = MatmulDescription::new(CALL, operation, [a, b, c, d])?;
         let Some(algorithm) = algorithm.as_ref() else { return refused(CALL, INVALID_VALUE, "no algorithm") };
-        described.knows(CALL, algorithm)?;
+        described.check_fingerprint(CALL, algorithm)?;
         let workspace_bytes = algorithm[2] as usize;
         result.write(Heuristic { algorithm: *algorithm, workspace_bytes, state: 0, waves: 1.0, reserved: [0; 4] });
         Ok(())
@@ -215,7 +217,7 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoCheck(
 }
 
 /// Addresses of a product.
-struct Places {
+struct Addresses {
     a: u64,
     b: u64,
     c: u64,
@@ -223,9 +225,9 @@ struct Places {
     workspace: std::ops::Range<u64>,
 }
 
-/// Refuses an algorithm for another product, or for addresses that are aligned better.
-fn check(call: &str, described: &Described, algorithm: &[u64; 8], places: &Places) -> Answer<()> {
-    described.knows(call, algorithm)?;
+/// Rejects an algorithm of another product, or one chosen for better-aligned addresses.
+fn check(call: &str, described: &MatmulDescription, algorithm: &[u64; 8], places: &Addresses) -> CallResult<()> {
+    described.check_fingerprint(call, algorithm)?;
     let needed = algorithm[2];
     let given = places.workspace.end - places.workspace.start;
     if given < needed || (needed > 0 && !places.workspace.start.is_multiple_of(WORKSPACE_ALIGNMENT)) {
@@ -264,15 +266,15 @@ pub unsafe extern "C" fn cublasLtMatmul(
     stream: Pointer,
 ) -> i32 {
     const CALL: &str = "cublasLtMatmul";
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     let run = || unsafe {
         get::<()>(CALL, handle)?;
-        let described = Described::new(CALL, operation, [a_layout, b_layout, c_layout, d_layout])?;
+        let described = MatmulDescription::new(CALL, operation, [a_layout, b_layout, c_layout, d_layout])?;
         let (Some(alpha), Some(beta), Some(algorithm)) = (alpha.as_ref(), beta.as_ref(), algorithm.as_ref()) else {
             return refused(CALL, INVALID_VALUE, "no alpha, beta or algorithm");
         };
         let [a, b, c, d, workspace] = [a, b, c, d, workspace].map(|raw| raw.addr() as u64);
-        let places = Places { a, b, c, d, workspace: workspace..workspace + workspace_bytes as u64 };
+        let places = Addresses { a, b, c, d, workspace: workspace..workspace + workspace_bytes as u64 };
         check(CALL, &described, algorithm, &places)?;
         let queued = abi::with(|gpu| {
             let stream = abi::stream(gpu, stream)?;
@@ -285,8 +287,8 @@ pub unsafe extern "C" fn cublasLtMatmul(
     done(run())
 }
 
-fn enqueue(gpu: &mut Gpu, stream: usize, described: &Described, (alpha, beta): (f32, f32), places: Places) {
-    let Described { operation, a, b, c, d } = *described;
+fn enqueue(gpu: &mut Gpu, stream: usize, described: &MatmulDescription, (alpha, beta): (f32, f32), places: Addresses) {
+    let MatmulDescription { operation, a, b, c, d } = *described;
     let mut uses = vec![a.whole(places.a), b.whole(places.b), d.whole(places.d)];
     if beta != 0.0 {
         uses.push(c.whole(places.c));
@@ -294,8 +296,8 @@ fn enqueue(gpu: &mut Gpu, stream: usize, described: &Described, (alpha, beta): (
     if !places.workspace.is_empty() {
         uses.push(places.workspace.clone());
     }
-    let after = described.after();
-    if let Some(After { bias, kept, .. }) = after {
+    let epilogue = described.epilogue();
+    if let Some(Epilogue { bias, kept, .. }) = epilogue {
         uses.extend([Some(bias), kept].into_iter().flatten().map(|(layout, address)| layout.whole(address)));
     }
     let scales = operation.scales.map(|address| (address != 0).then_some(address));
@@ -312,8 +314,8 @@ fn enqueue(gpu: &mut Gpu, stream: usize, described: &Described, (alpha, beta): (
         beta,
         is_tf32: operation.is_tf32,
         scales,
-        after,
+        epilogue,
         workspace: places.workspace,
     };
-    gpu.put(stream, name, &uses, Work::Product(Box::new(product)));
+    gpu.enqueue(stream, name, &uses, Work::Product(Box::new(product)));
 }

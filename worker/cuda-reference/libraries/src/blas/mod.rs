@@ -1,4 +1,5 @@
-//! `libcublasLt.so.13`: descriptors, a heuristic, products. What the documentation refuses is refused, with the reason on standard error.
+//! `libcublasLt.so.13`: descriptors, a heuristic, matrix products. Rejects what the documentation
+//! rejects, with the reason on standard error.
 
 mod descriptors;
 mod matmul;
@@ -12,19 +13,19 @@ const INVALID_VALUE: i32 = 7;
 const EXECUTION_FAILED: i32 = 13;
 const NOT_SUPPORTED: i32 = 15;
 
-type Answer<T> = Result<T, i32>;
+type CallResult<T> = Result<T, i32>;
 
-fn done(answer: Answer<()>) -> i32 {
+fn done(answer: CallResult<()>) -> i32 {
     answer.err().unwrap_or(0)
 }
 
-/// An error that says why.
-fn refused<T>(call: &str, status: i32, text: &str) -> Answer<T> {
+/// Logs the reason and returns the error.
+fn refused<T>(call: &str, status: i32, text: &str) -> CallResult<T> {
     explain(call, text);
     Err(status)
 }
 
-/// That of the wheel for CUDA 13.0.
+/// The version in NVIDIA's wheel for CUDA 13.0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasLtGetVersion() -> usize {
     130_100

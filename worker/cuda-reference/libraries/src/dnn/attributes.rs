@@ -1,4 +1,4 @@
-//! Which attributes a descriptor has: type, count, and whether it must be set.
+//! Attributes of each descriptor kind: type, count, and whether they are required.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const REDUCTION_OPERATOR: i32 = 18;
 const INT32: i32 = 23;
 pub(super) const CHAR: i32 = 24;
 
-/// Descriptors.
+/// Descriptor kinds.
 pub(super) const POINTWISE: i32 = 0;
 pub(super) const WINDOW: i32 = 1;
 pub(super) const ENGINE: i32 = 2;
@@ -62,30 +62,31 @@ pub(super) const KINDS: [i32; 19] = [
     DEVICE,
 ];
 
-/// An attribute that can be set: name, type, the least and most of its values, and whether it must be set.
-pub(super) struct Known {
+/// A settable attribute: name, type, minimum and maximum number of values, and whether it is
+/// required.
+pub(super) struct AttributeSpec {
     pub(super) name: i32,
     pub(super) kind: i32,
     pub(super) counts: (usize, usize),
     pub(super) is_required: bool,
 }
 
-const fn one(name: i32, kind: i32) -> Known {
-    Known { name, kind, counts: (1, 1), is_required: true }
+const fn one(name: i32, kind: i32) -> AttributeSpec {
+    AttributeSpec { name, kind, counts: (1, 1), is_required: true }
 }
 
-const fn several(name: i32, kind: i32, count: usize) -> Known {
-    Known { name, kind, counts: (count, count), is_required: true }
+const fn several(name: i32, kind: i32, count: usize) -> AttributeSpec {
+    AttributeSpec { name, kind, counts: (count, count), is_required: true }
 }
 
-const fn optional(name: i32, kind: i32, most: usize) -> Known {
-    Known { name, kind, counts: (1, most), is_required: false }
+const fn optional(name: i32, kind: i32, most: usize) -> AttributeSpec {
+    AttributeSpec { name, kind, counts: (1, most), is_required: false }
 }
 
-/// Of a text, or a list.
+/// For strings and lists.
 const ANY: usize = 1 << 20;
 
-/// Those of a convolution: factors, window and tensors are numbered one after the other.
+/// Attributes of a convolution: factors, window and tensors are numbered consecutively.
 macro_rules! operation {
     ($first:literal) => {
         vec![
@@ -99,8 +100,8 @@ macro_rules! operation {
     };
 }
 
-/// What can be set of a descriptor of this kind.
-pub(super) fn known(kind: i32) -> Vec<Known> {
+/// Settable attributes of a descriptor kind.
+pub(super) fn attribute_specs(kind: i32) -> Vec<AttributeSpec> {
     match kind {
         WINDOW => vec![
             one(100, DATA_TYPE),
@@ -135,7 +136,10 @@ pub(super) fn known(kind: i32) -> Vec<Known> {
         OF_REDUCTION => vec![one(1610, DESCRIPTOR), one(1611, DESCRIPTOR), one(1612, DESCRIPTOR)],
         RESHAPE => vec![one(2200, DESCRIPTOR), one(2201, DESCRIPTOR)],
         GRAPH => {
-            vec![optional(800, HANDLE, 1), Known { name: 801, kind: DESCRIPTOR, counts: (1, ANY), is_required: true }]
+            vec![
+                optional(800, HANDLE, 1),
+                AttributeSpec { name: 801, kind: DESCRIPTOR, counts: (1, ANY), is_required: true },
+            ]
         }
         TENSOR => {
             vec![
@@ -149,8 +153,8 @@ pub(super) fn known(kind: i32) -> Vec<Known> {
             ]
         }
         PACK => vec![
-            Known { name: 1000, kind: INT64, counts: (1, ANY), is_required: true },
-            Known { name: 1001, kind: VOID_PTR, counts: (1, ANY), is_required: true },
+            AttributeSpec { name: 1000, kind: INT64, counts: (1, ANY), is_required: true },
+            AttributeSpec { name: 1001, kind: VOID_PTR, counts: (1, ANY), is_required: true },
             optional(1003, VOID_PTR, 1),
         ],
         DEVICE => vec![optional(2700, INT32, 1), optional(2702, CHAR, ANY)],
@@ -158,7 +162,7 @@ pub(super) fn known(kind: i32) -> Vec<Known> {
     }
 }
 
-/// Bytes of a value of a type.
+/// Bytes of a value of this type.
 pub(super) fn size(kind: i32) -> usize {
     match kind {
         HANDLE | INT64 | VOID_PTR | DESCRIPTOR => 8,
@@ -167,14 +171,14 @@ pub(super) fn size(kind: i32) -> usize {
     }
 }
 
-/// What was set: its bytes, or of descriptors what they had become.
+/// An attribute's value: its bytes, or the finalized form of descriptors.
 #[derive(Debug, Clone)]
 pub(super) enum Value<P> {
     Bytes(Vec<u8>),
     Parts(Vec<Arc<P>>),
 }
 
-/// All that was set of a descriptor. `P`: what other descriptors have become.
+/// All attributes set on a descriptor. `P` is the finalized form of other descriptors.
 #[derive(Debug)]
 pub(super) struct Attributes<P>(pub(super) BTreeMap<i32, Value<P>>);
 
@@ -190,7 +194,7 @@ impl<P> Attributes<P> {
         }
     }
 
-    /// Those of 64 bits.
+    /// 64-bit values.
     pub(super) fn longs(&self, name: i32) -> Vec<i64> {
         self.bytes(name).chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap_or_default())).collect()
     }
@@ -199,7 +203,7 @@ impl<P> Attributes<P> {
         self.longs(name).first().copied().unwrap_or_default()
     }
 
-    /// One of 32 bits.
+    /// A 32-bit value.
     pub(super) fn int(&self, name: i32) -> i32 {
         self.bytes(name).try_into().map(i32::from_le_bytes).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! The engines for graphs, and the kinds of operations.
+//! Engines for graphs, and their operation kinds.
 
 use super::attributes::{FILTERS, FORWARD, IMAGES};
 use super::flows;
@@ -6,18 +6,18 @@ use crate::gpu::convolution::{Operation, Shape};
 use crate::gpu::dataflow::Dataflow;
 use crate::gpu::tensor::{Place, Tensor};
 
-/// An engine, with what it says of its numbers.
+/// An engine; its numerical notes describe its arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Engine(pub(super) i64);
 
-/// Tensor cores, and sums in an order that changes.
+/// Tensor cores, with a varying accumulation order.
 pub(super) const UNORDERED: Engine = Engine(0);
-/// Tensor cores; 32-bit factors are rounded to TF32.
+/// Tensor cores; f32 factors are rounded to TF32.
 pub(super) const ROUNDED: Engine = Engine(1);
-/// Each product in the format of its factors.
+/// Products in the format of their factors.
 pub(super) const EXACT: Engine = Engine(2);
 
-/// Of several operations one kernel, on tensor cores.
+/// Several operations fused into one tensor core kernel.
 pub(super) const FUSED: Engine = Engine(3);
 
 impl Engine {
@@ -47,57 +47,58 @@ impl Engine {
     }
 }
 
-/// What a graph computes.
+/// The computation of a graph.
 #[derive(Debug, Clone)]
-pub(super) enum Whole {
+pub(super) enum Computation {
     Convolution(Box<Shape>),
     Dataflow(Dataflow),
 }
 
-impl Whole {
-    /// The kind of its first operation.
+impl Computation {
+    /// Kind of the first operation.
     fn kind(&self) -> i32 {
         match self {
-            Whole::Convolution(shape) => kind_of(shape.operation),
-            Whole::Dataflow(flow) => flow.nodes().first().map_or(0, flows::kind_of),
+            Computation::Convolution(shape) => kind_of(shape.operation),
+            Computation::Dataflow(flow) => flow.nodes().first().map_or(0, flows::kind_of),
         }
     }
 
     /// Tensors on the device.
     pub(super) fn tensors(&self) -> Vec<&Tensor> {
         match self {
-            Whole::Convolution(shape) => vec![&shape.images, &shape.filters, &shape.results],
-            Whole::Dataflow(flow) => flow.tensors(Place::Device).concat(),
+            Computation::Convolution(shape) => vec![&shape.images, &shape.filters, &shape.results],
+            Computation::Dataflow(flow) => flow.tensors(Place::Device).concat(),
         }
     }
 
     pub(super) fn words(&self) -> Vec<i64> {
         match self {
-            Whole::Convolution(shape) => [0].into_iter().chain(shape.words()).collect(),
-            Whole::Dataflow(flow) => [1].into_iter().chain(flow.words()).collect(),
+            Computation::Convolution(shape) => [0].into_iter().chain(shape.words()).collect(),
+            Computation::Dataflow(flow) => [1].into_iter().chain(flow.words()).collect(),
         }
     }
 
-    /// `None` if they are none.
-    pub(super) fn from_words(words: &[i64]) -> Option<Whole> {
+    /// `None` if the words are invalid.
+    pub(super) fn from_words(words: &[i64]) -> Option<Computation> {
         match words {
-            [0, rest @ ..] => Shape::from_words(rest).map(|shape| Whole::Convolution(Box::new(shape))),
-            [1, rest @ ..] => Dataflow::from_words(rest).map(Whole::Dataflow),
+            [0, rest @ ..] => Shape::from_words(rest).map(|shape| Computation::Convolution(Box::new(shape))),
+            [1, rest @ ..] => Dataflow::from_words(rest).map(Computation::Dataflow),
             _ => None,
         }
     }
 }
 
-/// An engine for a graph.
+/// An engine configured for a graph.
 #[derive(Debug, Clone)]
 pub(super) struct Configuration {
-    pub(super) whole: Whole,
+    pub(super) computation: Computation,
     pub(super) engine: Engine,
 }
 
-/// Whether a fault that was asked for is about a graph: about the kind of its first operation, or about all.
-pub(super) fn meets(fault: Option<u64>, whole: &Whole) -> bool {
-    fault.is_some_and(|kind| kind == 0 || kind == whole.kind() as u64)
+/// Whether an injected fault applies to a graph: to the kind of its first operation, or to every
+/// graph.
+pub(super) fn fault_applies(fault: Option<u64>, computation: &Computation) -> bool {
+    fault.is_some_and(|kind| kind == 0 || kind == computation.kind() as u64)
 }
 
 pub(super) fn kind_of(operation: Operation) -> i32 {

@@ -1,39 +1,40 @@
-//! Operations of graphs that are no convolution: products, reductions, and what is done number by number.
+//! Graph operations other than convolutions: matrix products, reductions and elementwise
+//! operations.
 
-use super::attributes as known;
-use super::{Answer, unsupported};
-use crate::gpu::dataflow::{Dataflow, Does, Node};
+use super::attributes;
+use super::{CallResult, unsupported};
+use crate::gpu::dataflow::{Dataflow, Node, OperationKind};
 use crate::gpu::tensor::{Place, Tensor};
 use crate::numbers::Format;
 
-/// What a descriptor of a kind of operation says of it.
+/// Operation parameters given by a descriptor.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct How(pub(super) Does);
+pub(super) struct OperationParameters(pub(super) OperationKind);
 
-impl How {
+impl OperationParameters {
     pub(super) fn kind(self) -> i32 {
         match self.0 {
-            Does::Product | Does::Reshape => known::PRODUCT,
-            Does::Pointwise(..) => known::POINTWISE,
-            Does::Reduction { .. } => known::REDUCTION,
+            OperationKind::Product | OperationKind::Reshape => attributes::PRODUCT,
+            OperationKind::Pointwise(..) => attributes::POINTWISE,
+            OperationKind::Reduction { .. } => attributes::REDUCTION,
         }
     }
 }
 
-/// Of a descriptor that is finalized.
+/// Kind of the finalized operation descriptor.
 pub(super) fn kind_of(node: &Node) -> i32 {
-    match node.does {
-        Does::Product => known::OF_PRODUCT,
-        Does::Pointwise(..) => known::OF_POINTWISE,
-        Does::Reduction { .. } => known::OF_REDUCTION,
-        Does::Reshape => known::RESHAPE,
+    match node.kind {
+        OperationKind::Product => attributes::OF_PRODUCT,
+        OperationKind::Pointwise(..) => attributes::OF_POINTWISE,
+        OperationKind::Reduction { .. } => attributes::OF_REDUCTION,
+        OperationKind::Reshape => attributes::RESHAPE,
     }
 }
 
-/// Whether there is an engine: factors on the device have 16 bits.
-pub(super) fn check(flow: &Dataflow) -> Answer<()> {
+/// Checks that there is an engine: factors on the device must be 16-bit.
+pub(super) fn check(flow: &Dataflow) -> CallResult<()> {
     let wide = |tensor: &&Tensor| tensor.place == Place::Device && tensor.format == Format::F32;
-    let products = flow.nodes().iter().filter(|node| node.does == Does::Product);
+    let products = flow.nodes().iter().filter(|node| node.kind == OperationKind::Product);
     match products.flat_map(|node| &node.inputs).find(wide) {
         Some(tensor) => unsupported(&format!("factors in 32 bits: tensor {}", tensor.id)),
         None => Ok(()),

@@ -1,33 +1,33 @@
-//! What descriptors become when they are finalized: tensors, an operation, the engines for it.
+//! Finalized descriptors: tensors, operations, graphs, and their engines.
 
-use super::attributes::{self as known, Attributes};
-use super::engines::{Configuration, EXACT, Engine, FUSED, ROUNDED, UNORDERED, Whole, kind_of, meets};
-use super::flows::{self, How};
+use super::attributes::{self, Attributes};
+use super::engines::{Computation, Configuration, EXACT, Engine, FUSED, ROUNDED, UNORDERED, fault_applies, kind_of};
+use super::flows::{self, OperationParameters};
 use super::plans::{Pack, Plan};
-use super::{Answer, BAD_PARAM, DUPLICATED_ENTRIES, NOT_INITIALIZED, SHAPE_MISMATCH, refused, unsupported};
+use super::{BAD_PARAM, CallResult, DUPLICATED_ENTRIES, NOT_INITIALIZED, SHAPE_MISMATCH, refused, unsupported};
 use crate::abi;
 use crate::fault;
 use crate::gpu::convolution::{Operation, Shape, Window, is_nhwc};
-use crate::gpu::dataflow::{Dataflow, Does, MODES, Node};
+use crate::gpu::dataflow::{Dataflow, MODES, Node, OperationKind};
 use crate::gpu::tensor::{Place, Tensor};
 use crate::numbers::Format;
 use std::sync::Arc;
 
-/// The reference GPU, in fewer words than a real one has.
+/// A short description of the reference GPU.
 const OURS: &str = r#"{"deviceName":"Switchyard reference GPU","deviceVer":900,"multiProcessorCount":132}"#;
 
 const NHWC: &str = "strides that are not those of NHWC";
 
-/// A descriptor that is finalized.
+/// A finalized descriptor.
 #[derive(Debug)]
-pub(super) enum Made {
+pub(super) enum Finalized {
     Tensor(Tensor),
     Window(Window),
     Operation(Box<Shape>),
-    How(How),
+    OperationParameters(OperationParameters),
     Node(Node),
-    Graph(Whole),
-    /// In JSON.
+    Graph(Computation),
+    /// Device properties as JSON.
     Device(String),
     Heuristic(Vec<Configuration>),
     Engine(Engine),
@@ -36,92 +36,94 @@ pub(super) enum Made {
     Pack(Pack),
 }
 
-impl Made {
+impl Finalized {
     pub(super) fn kind(&self) -> i32 {
         match self {
-            Made::Tensor(_) => known::TENSOR,
-            Made::Window(_) => known::WINDOW,
-            Made::Operation(shape) => kind_of(shape.operation),
-            Made::How(how) => how.kind(),
-            Made::Node(node) => flows::kind_of(node),
-            Made::Graph(_) => known::GRAPH,
-            Made::Device(_) => known::DEVICE,
-            Made::Heuristic(_) => known::HEURISTIC,
-            Made::Engine(_) => known::ENGINE,
-            Made::Configuration(_) => known::CONFIGURATION,
-            Made::Plan(_) => known::PLAN,
-            Made::Pack(_) => known::PACK,
+            Finalized::Tensor(_) => attributes::TENSOR,
+            Finalized::Window(_) => attributes::WINDOW,
+            Finalized::Operation(shape) => kind_of(shape.operation),
+            Finalized::OperationParameters(parameters) => parameters.kind(),
+            Finalized::Node(node) => flows::kind_of(node),
+            Finalized::Graph(_) => attributes::GRAPH,
+            Finalized::Device(_) => attributes::DEVICE,
+            Finalized::Heuristic(_) => attributes::HEURISTIC,
+            Finalized::Engine(_) => attributes::ENGINE,
+            Finalized::Configuration(_) => attributes::CONFIGURATION,
+            Finalized::Plan(_) => attributes::PLAN,
+            Finalized::Pack(_) => attributes::PACK,
         }
     }
 }
 
-/// What a descriptor with these attributes, which has all that it needs, becomes.
-pub(super) fn made(call: &str, kind: i32, of: &Attributes<Made>) -> Answer<Made> {
+/// Finalizes a descriptor whose required attributes are all set.
+pub(super) fn finalized(call: &str, kind: i32, of: &Attributes<Finalized>) -> CallResult<Finalized> {
     match kind {
-        known::TENSOR => tensor(call, of).map(Made::Tensor),
-        known::WINDOW => window(call, of).map(Made::Window),
-        known::FORWARD => operation(call, Operation::Forward, of, 700, [704, 703, 705]),
-        known::IMAGES => operation(call, Operation::Images, of, 706, [710, 709, 711]),
-        known::FILTERS => operation(call, Operation::Filters, of, 712, [716, 715, 717]),
-        known::POINTWISE | known::PRODUCT | known::REDUCTION => how(call, kind, of).map(Made::How),
-        known::OF_POINTWISE | known::OF_PRODUCT | known::OF_REDUCTION | known::RESHAPE => {
-            node(call, kind, of).map(Made::Node)
+        attributes::TENSOR => tensor(call, of).map(Finalized::Tensor),
+        attributes::WINDOW => window(call, of).map(Finalized::Window),
+        attributes::FORWARD => operation(call, Operation::Forward, of, 700, [704, 703, 705]),
+        attributes::IMAGES => operation(call, Operation::Images, of, 706, [710, 709, 711]),
+        attributes::FILTERS => operation(call, Operation::Filters, of, 712, [716, 715, 717]),
+        attributes::POINTWISE | attributes::PRODUCT | attributes::REDUCTION => {
+            parameters(call, kind, of).map(Finalized::OperationParameters)
         }
-        known::GRAPH => graph(call, of).map(Made::Graph),
-        known::DEVICE => device(call, of).map(Made::Device),
-        known::HEURISTIC => heuristic(call, of).map(Made::Heuristic),
-        known::PLAN => plan(call, of).map(Made::Plan),
-        known::PACK => Pack::new(call, &of.longs(1000), &of.longs(1001), of.long(1003)).map(Made::Pack),
+        attributes::OF_POINTWISE | attributes::OF_PRODUCT | attributes::OF_REDUCTION | attributes::RESHAPE => {
+            node(call, kind, of).map(Finalized::Node)
+        }
+        attributes::GRAPH => graph(call, of).map(Finalized::Graph),
+        attributes::DEVICE => device(call, of).map(Finalized::Device),
+        attributes::HEURISTIC => heuristic(call, of).map(Finalized::Heuristic),
+        attributes::PLAN => plan(call, of).map(Finalized::Plan),
+        attributes::PACK => Pack::new(call, &of.longs(1000), &of.longs(1001), of.long(1003)).map(Finalized::Pack),
         _ => refused(call, BAD_PARAM, &format!("kind {kind} is filled by the library")),
     }
 }
 
-/// What a descriptor of a kind of operation says.
-fn how(call: &str, kind: i32, of: &Attributes<Made>) -> Answer<How> {
-    let (precision, does) = match kind {
-        known::PRODUCT => (1500, Does::Product),
-        known::REDUCTION => match of.int(1600) {
-            0 => (1601, Does::Reduction { max: false }),
-            3 => (1601, Does::Reduction { max: true }),
+/// Parses the parameters of an operation.
+fn parameters(call: &str, kind: i32, of: &Attributes<Finalized>) -> CallResult<OperationParameters> {
+    let (precision, kind) = match kind {
+        attributes::PRODUCT => (1500, OperationKind::Product),
+        attributes::REDUCTION => match of.int(1600) {
+            0 => (1601, OperationKind::Reduction { max: false }),
+            3 => (1601, OperationKind::Reduction { max: true }),
             other => return refused(call, BAD_PARAM, &format!("reduction {other}")),
         },
-        _ => (1, Does::Pointwise(of.int(0).into(), of.long(9) as u64)),
+        _ => (1, OperationKind::Pointwise(of.int(0).into(), of.long(9) as u64)),
     };
     if of.int(precision) != 0 {
-        return refused(call, BAD_PARAM, "sums in another format than 32 bits");
+        return refused(call, BAD_PARAM, "accumulation that is not in FP32");
     }
-    if let Does::Pointwise(mode, _) = does
+    if let OperationKind::Pointwise(mode, _) = kind
         && !MODES.iter().any(|(known, _)| *known == mode)
     {
         return refused(call, BAD_PARAM, &format!("pointwise mode {mode}"));
     }
-    Ok(How(does))
+    Ok(OperationParameters(kind))
 }
 
 /// An operation with its tensors.
-fn node(call: &str, kind: i32, of: &Attributes<Made>) -> Answer<Node> {
-    let (how, inputs, output) = match kind {
-        known::OF_PRODUCT => (Some(1523), &[1520, 1521][..], 1522),
-        known::OF_REDUCTION => (Some(1612), &[1610][..], 1611),
-        known::OF_POINTWISE => (Some(750), &[751, 752, 758][..], 753),
+fn node(call: &str, kind: i32, of: &Attributes<Finalized>) -> CallResult<Node> {
+    let (parameters, inputs, output) = match kind {
+        attributes::OF_PRODUCT => (Some(1523), &[1520, 1521][..], 1522),
+        attributes::OF_REDUCTION => (Some(1612), &[1610][..], 1611),
+        attributes::OF_POINTWISE => (Some(750), &[751, 752, 758][..], 753),
         _ => (None, &[2200][..], 2201),
     };
-    let does = match how.map(|name| of.part(name)) {
-        None => Does::Reshape,
-        Some(Some(Made::How(How(does)))) => *does,
-        Some(_) => return refused(call, BAD_PARAM, "no descriptor of what is done"),
+    let operation = match parameters.map(|name| of.part(name)) {
+        None => OperationKind::Reshape,
+        Some(Some(Finalized::OperationParameters(OperationParameters(operation)))) => *operation,
+        Some(_) => return refused(call, BAD_PARAM, "no operation parameters"),
     };
     let tensor = |name: &i32| match of.part(*name) {
-        Some(Made::Tensor(tensor)) => Some(tensor.clone()),
+        Some(Finalized::Tensor(tensor)) => Some(tensor.clone()),
         _ => None,
     };
     let inputs: Vec<Tensor> = inputs.iter().filter(|name| of.has(**name)).filter_map(tensor).collect();
     let Some(output) = tensor(&output) else {
         return refused(call, BAD_PARAM, "no tensor for the result");
     };
-    let node = Node { does, inputs, output };
+    let node = Node { kind: operation, inputs, output };
     if flows::kind_of(&node) != kind {
-        return refused(call, BAD_PARAM, "a descriptor of what another operation does");
+        return refused(call, BAD_PARAM, "the parameters of another operation");
     }
     if !node.fits() {
         return refused(call, SHAPE_MISMATCH, &format!("axes that do not fit: {node:?}"));
@@ -129,34 +131,40 @@ fn node(call: &str, kind: i32, of: &Attributes<Made>) -> Answer<Node> {
     Ok(node)
 }
 
-/// A convolution, or operations that go on from each other.
-fn graph(call: &str, of: &Attributes<Made>) -> Answer<Whole> {
+/// A convolution, or a chain of operations.
+fn graph(call: &str, of: &Attributes<Finalized>) -> CallResult<Computation> {
     if let [one] = of.parts(801)
-        && let Made::Operation(shape) = &**one
+        && let Finalized::Operation(shape) = &**one
     {
-        return Ok(Whole::Convolution(shape.clone()));
+        return Ok(Computation::Convolution(shape.clone()));
     }
-    let node = |part: &Arc<Made>| match &**part {
-        Made::Node(node) => Some(node.clone()),
+    let node = |part: &Arc<Finalized>| match &**part {
+        Finalized::Node(node) => Some(node.clone()),
         _ => None,
     };
     let Some(nodes) = of.parts(801).iter().map(node).collect() else {
-        return refused(call, BAD_PARAM, "a graph of what is no operation, or of a convolution and others");
+        return refused(
+            call,
+            BAD_PARAM,
+            "a graph with a part that is not an operation, or with a convolution among others",
+        );
     };
     match Dataflow::new(nodes) {
-        Ok(flow) => Ok(Whole::Dataflow(flow)),
+        Ok(flow) => Ok(Computation::Dataflow(flow)),
         Err(text) => refused(call, BAD_PARAM, &text),
     }
 }
 
-/// From a text, or from the configuration of an engine for a device.
-fn plan(call: &str, of: &Attributes<Made>) -> Answer<Plan> {
+/// From a serialized plan, or from an engine configuration for a device.
+fn plan(call: &str, of: &Attributes<Finalized>) -> CallResult<Plan> {
     let is_here = of.has(400);
     if of.has(405) {
         return Plan::read(call, is_here, &String::from_utf8_lossy(of.bytes(405)));
     }
     match of.part(401) {
-        Some(Made::Configuration(configuration)) if is_here || of.has(407) => Ok(Plan::new(configuration, is_here)),
+        Some(Finalized::Configuration(configuration)) if is_here || of.has(407) => {
+            Ok(Plan::new(configuration, is_here))
+        }
         _ => refused(call, BAD_PARAM, "a plan without a configuration, or without a device"),
     }
 }
@@ -170,8 +178,8 @@ fn format(data_type: i32) -> Option<Format> {
     }
 }
 
-/// Numbers that are all greater than 0.
-fn positive<const N: usize>(call: &str, numbers: &[i64]) -> Answer<[u64; N]> {
+/// Requires that all numbers are positive.
+fn positive<const N: usize>(call: &str, numbers: &[i64]) -> CallResult<[u64; N]> {
     let all: Option<Vec<u64>> =
         numbers.iter().map(|number| u64::try_from(*number).ok().filter(|number| *number > 0)).collect();
     match all.and_then(|all| all.try_into().ok()) {
@@ -180,14 +188,15 @@ fn positive<const N: usize>(call: &str, numbers: &[i64]) -> Answer<[u64; N]> {
     }
 }
 
-fn tensor(call: &str, of: &Attributes<Made>) -> Answer<Tensor> {
+fn tensor(call: &str, of: &Attributes<Finalized>) -> CallResult<Tensor> {
     let place = match (of.is_true(907), of.is_true(908)) {
         (false, false) => Place::Device,
         (true, false) => Place::Between,
         (false, true) => Place::Host,
         (true, true) => return refused(call, BAD_PARAM, "a tensor that is virtual and of the host"),
     };
-    // Indices and truths are between operations only, and are numbers like others there.
+    // Indices and booleans exist only between operations, where they are represented like other
+    // numbers.
     let format = match of.int(901) {
         4 | 11 if place == Place::Between => Some(Format::F32),
         data_type => format(data_type),
@@ -207,9 +216,9 @@ fn tensor(call: &str, of: &Attributes<Made>) -> Answer<Tensor> {
     Ok(Tensor { id: of.long(906), format, alignment, dimensions, strides, place })
 }
 
-fn window(call: &str, of: &Attributes<Made>) -> Answer<Window> {
+fn window(call: &str, of: &Attributes<Finalized>) -> CallResult<Window> {
     if (of.int(100), of.int(101), of.long(106)) != (0, 1, 2) {
-        return refused(call, BAD_PARAM, "sums in another format than 32 bits, flipped filters, or not two dimensions");
+        return refused(call, BAD_PARAM, "accumulation that is not in FP32, flipped filters, or not two dimensions");
     }
     let [dilations, strides] = [positive(call, &of.longs(102))?, positive(call, &of.longs(103))?];
     let padding = |name: i32| of.longs(name).iter().map(|number| *number as u64).collect::<Vec<_>>();
@@ -220,10 +229,16 @@ fn window(call: &str, of: &Attributes<Made>) -> Answer<Window> {
     Ok(Window { dilations, strides, before: [before[0], before[1]], after: [after[0], after[1]] })
 }
 
-fn operation(call: &str, operation: Operation, of: &Attributes<Made>, first: i32, names: [i32; 3]) -> Answer<Made> {
+fn operation(
+    call: &str,
+    operation: Operation,
+    of: &Attributes<Finalized>,
+    first: i32,
+    names: [i32; 3],
+) -> CallResult<Finalized> {
     let (
-        Some(Made::Window(window)),
-        [Some(Made::Tensor(images)), Some(Made::Tensor(filters)), Some(Made::Tensor(results))],
+        Some(Finalized::Window(window)),
+        [Some(Finalized::Tensor(images)), Some(Finalized::Tensor(filters)), Some(Finalized::Tensor(results))],
     ) = (of.part(first + 2), names.map(|name| of.part(name)))
     else {
         return refused(call, BAD_PARAM, "a window or tensors that are of another kind");
@@ -244,11 +259,11 @@ fn operation(call: &str, operation: Operation, of: &Attributes<Made>, first: i32
     if !shape.fits() {
         return refused(call, SHAPE_MISMATCH, &format!("sides that do not fit: {shape:?}"));
     }
-    Ok(Made::Operation(Box::new(shape)))
+    Ok(Finalized::Operation(Box::new(shape)))
 }
 
-/// By its number, or in words.
-fn device(call: &str, of: &Attributes<Made>) -> Answer<String> {
+/// By number, or as JSON.
+fn device(call: &str, of: &Attributes<Finalized>) -> CallResult<String> {
     if of.has(2700) {
         return match abi::devices() {
             Ok(count) if usize::try_from(of.int(2700)).is_ok_and(|number| number < count) => Ok(OURS.to_owned()),
@@ -262,29 +277,29 @@ fn device(call: &str, of: &Attributes<Made>) -> Answer<String> {
     Ok(text.into_owned())
 }
 
-/// The engines for a graph, of which the last is also what the fall-back mode knows.
-fn heuristic(call: &str, of: &Attributes<Made>) -> Answer<Vec<Configuration>> {
-    let (Some(Made::Graph(whole)), Some(Made::Device(_))) = (of.part(201), of.part(204)) else {
+/// Engines for a graph; fallback mode returns only the last one.
+fn heuristic(call: &str, of: &Attributes<Finalized>) -> CallResult<Vec<Configuration>> {
+    let (Some(Finalized::Graph(computation)), Some(Finalized::Device(_))) = (of.part(201), of.part(204)) else {
         return refused(call, BAD_PARAM, "no graph, or no device");
     };
-    match whole {
-        Whole::Convolution(shape) => check_convolution(shape)?,
-        Whole::Dataflow(flow) => flows::check(flow)?,
+    match computation {
+        Computation::Convolution(shape) => check_convolution(shape)?,
+        Computation::Dataflow(flow) => flows::check(flow)?,
     }
-    if fault::requested().is_ok_and(|faults| meets(faults.cudnn_refused, whole)) {
-        return unsupported("the fault that was asked for");
+    if fault::requested().is_ok_and(|faults| fault_applies(faults.cudnn_refused, computation)) {
+        return unsupported("injected fault");
     }
-    let engines = match (of.int(200), whole) {
-        (3, Whole::Convolution(_)) => &[UNORDERED, ROUNDED, EXACT][..],
-        (2, Whole::Convolution(_)) => &[EXACT],
-        (3, Whole::Dataflow(_)) => &[FUSED],
-        (2, Whole::Dataflow(_)) => &[],
+    let engines = match (of.int(200), computation) {
+        (3, Computation::Convolution(_)) => &[UNORDERED, ROUNDED, EXACT][..],
+        (2, Computation::Convolution(_)) => &[EXACT],
+        (3, Computation::Dataflow(_)) => &[FUSED],
+        (2, Computation::Dataflow(_)) => &[],
         (mode, _) => return refused(call, BAD_PARAM, &format!("mode {mode}")),
     };
-    Ok(engines.iter().map(|engine| Configuration { whole: whole.clone(), engine: *engine }).collect())
+    Ok(engines.iter().map(|engine| Configuration { computation: computation.clone(), engine: *engine }).collect())
 }
 
-fn check_convolution(shape: &Shape) -> Answer<()> {
+fn check_convolution(shape: &Shape) -> CallResult<()> {
     let tensors = [&shape.images, &shape.filters, &shape.results];
     let formats = tensors.map(|tensor| tensor.format);
     if formats.iter().any(|format| *format != formats[0]) {

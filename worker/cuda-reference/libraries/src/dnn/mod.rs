@@ -1,4 +1,6 @@
-//! `libcudnn.so.9`: convolutions as graphs of one operation, and graphs of products, reductions and what is done number by number. What the real library refuses is refused, with the reason on standard error.
+//! `libcudnn.so.9`: convolutions as single-operation graphs, and graphs of matrix products,
+//! reductions and elementwise operations. Rejects what the real library rejects, with the reason on
+//! standard error.
 //!
 //! ```text
 //! tensors, window ── operation ── graph ── heuristic ── configuration of an engine ── plan ── its text
@@ -34,29 +36,29 @@ const DESCRIPTOR_TYPE: i32 = 2012;
 const NOT_SUPPORTED: i32 = 3000;
 const EXECUTION_FAILED: i32 = 5000;
 
-/// Of a version that has all that the engine needs.
+/// A version with everything that the engine needs.
 const VERSION: u64 = 91_200;
 
-type Answer<T> = Result<T, i32>;
+type CallResult<T> = Result<T, i32>;
 
 thread_local! {
-    /// Why the last call that failed did so.
+    /// Message of the last failed call.
     static LAST: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-fn done(answer: Answer<()>) -> i32 {
+fn done(answer: CallResult<()>) -> i32 {
     answer.err().unwrap_or(0)
 }
 
-/// An error that says why.
-fn refused<T>(call: &str, status: i32, text: &str) -> Answer<T> {
+/// Logs the reason and returns the error.
+fn refused<T>(call: &str, status: i32, text: &str) -> CallResult<T> {
     explain(call, text);
     LAST.set(text.to_owned());
     Err(status)
 }
 
-/// Graphs without a plan are asked for by the way: who asks has another way.
-fn unsupported<T>(text: &str) -> Answer<T> {
+/// Not logged: callers probe for support and have a fallback.
+fn unsupported<T>(text: &str) -> CallResult<T> {
     LAST.set(text.to_owned());
     Err(NOT_SUPPORTED)
 }
@@ -99,7 +101,7 @@ pub unsafe extern "C" fn cudnnGetLastErrorString(text: *mut c_char, most: usize)
     let bytes = last.as_bytes_with_nul();
     if !text.is_null() && most > 0 {
         let length = bytes.len().min(most);
-        // SAFETY: the header says that as many bytes may be written as are given.
+        // SAFETY: the header's contract makes that many bytes writable.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), text, length);
             text.add(length - 1).write(0);
@@ -107,7 +109,7 @@ pub unsafe extern "C" fn cudnnGetLastErrorString(text: *mut c_char, most: usize)
     }
 }
 
-/// What a handle points to. The tag keeps other pointers from being taken for one.
+/// Target of a handle. The tag rejects other pointers.
 #[repr(C)]
 struct Handle {
     tag: u64,
@@ -125,7 +127,7 @@ pub unsafe extern "C" fn cudnnCreate(handle: *mut Pointer) -> i32 {
     done(match abi::with(|_| Ok(())) {
         Ok(()) => {
             let made = Box::new(Handle { tag: HANDLE, stream: std::ptr::null_mut() });
-            // SAFETY: the header says that it may be written.
+            // SAFETY: the header's contract makes it writable.
             unsafe { handle.write(Box::into_raw(made).cast()) };
             Ok(())
         }
@@ -133,33 +135,33 @@ pub unsafe extern "C" fn cudnnCreate(handle: *mut Pointer) -> i32 {
     })
 }
 
-/// What a handle of a program is.
+/// Resolves a handle of the program.
 ///
 /// # Safety
-/// It is null or was made here.
-unsafe fn handle<'a>(call: &str, raw: Pointer) -> Answer<&'a mut Handle> {
-    // SAFETY: as the caller promises. The tag is first in everything that was made here.
+/// It must be null or have been created here.
+unsafe fn handle<'a>(call: &str, raw: Pointer) -> CallResult<&'a mut Handle> {
+    // SAFETY: upheld by the caller. Everything created here starts with a tag.
     let tag = unsafe { raw.cast::<u64>().as_ref() };
     if tag != Some(&HANDLE) {
         return refused(call, BAD_PARAM, "no handle, or one that was destroyed");
     }
-    // SAFETY: the tag says what it is.
+    // SAFETY: the tag identifies the type.
     Ok(unsafe { &mut *raw.cast::<Handle>() })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudnnDestroy(raw: Pointer) -> i32 {
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     done(unsafe { handle("cudnnDestroy", raw) }.map(|handle| {
         handle.tag = 0;
-        // SAFETY: it was made by `cudnnCreate`, as the tag has said.
+        // SAFETY: created by `cudnnCreate`, as the tag shows.
         drop(unsafe { Box::from_raw(raw.cast::<Handle>()) });
     }))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudnnSetStream(raw: Pointer, stream: Pointer) -> i32 {
-    // SAFETY: as the header says.
+    // SAFETY: per the header's contract.
     done(unsafe { handle("cudnnSetStream", raw) }.map(|handle| handle.stream = stream))
 }
 

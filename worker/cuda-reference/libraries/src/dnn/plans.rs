@@ -1,8 +1,8 @@
-//! Plans, their texts, and the memory that they are given.
+//! Plans, their serialization, and their memory.
 
-use super::engines::{Configuration, Engine, Whole, meets};
+use super::engines::{Computation, Configuration, Engine, fault_applies};
 use super::{
-    Answer, BAD_PARAM, DUPLICATED_ENTRIES, MISALIGNED_POINTER, NOT_SUPPORTED, cudnnGetVersion, refused, unsupported,
+    BAD_PARAM, CallResult, DUPLICATED_ENTRIES, MISALIGNED_POINTER, NOT_SUPPORTED, cudnnGetVersion, refused, unsupported,
 };
 use crate::fault;
 use crate::gpu::convolution::Convolution;
@@ -11,20 +11,20 @@ use crate::gpu::tensor::Place;
 use crate::gpu::work::Work;
 use std::ops::Range;
 
-/// What texts of plans begin with.
+/// Prefix of serialized plans.
 const MAGIC: &str = "reference cuDNN plan";
 
-/// What addresses of workspaces are multiples of.
+/// Alignment of workspaces.
 const WORKSPACE_ALIGNMENT: u64 = 16;
 
 #[derive(Debug)]
 pub(super) struct Plan {
     configuration: Configuration,
-    /// It was made with a handle, and so for a device that is there.
+    /// Created with a handle, and therefore for a device that is present.
     is_here: bool,
 }
 
-/// Addresses of tensors by their numbers, and of the workspace.
+/// Addresses of tensors by ID, and of the workspace (a variant pack).
 #[derive(Debug)]
 pub(super) struct Pack {
     addresses: Vec<(i64, u64)>,
@@ -36,18 +36,18 @@ impl Plan {
         Plan { configuration: configuration.clone(), is_here }
     }
 
-    /// From a text that a plan of this version gave.
+    /// Deserializes a plan of this version.
     ///
     /// # Errors
-    /// There is no handle, or the text is of another version.
-    pub(super) fn read(call: &str, is_here: bool, text: &str) -> Answer<Plan> {
+    /// There is no handle, or the text is from another version.
+    pub(super) fn read(call: &str, is_here: bool, text: &str) -> CallResult<Plan> {
         match (is_here, parsed(text)) {
             (false, _) => refused(call, BAD_PARAM, "a plan from a text needs a handle"),
             (true, None) => refused(call, NOT_SUPPORTED, "a text that is no plan of this version"),
-            (true, Some(Configuration { whole, .. }))
-                if fault::requested().is_ok_and(|faults| meets(faults.cudnn_untaken, &whole)) =>
+            (true, Some(Configuration { computation, .. }))
+                if fault::requested().is_ok_and(|faults| fault_applies(faults.cudnn_untaken, &computation)) =>
             {
-                unsupported("the fault that was asked for")
+                unsupported("injected fault")
             }
             (true, Some(configuration)) => Ok(Plan { configuration, is_here }),
         }
@@ -58,14 +58,14 @@ impl Plan {
     }
 
     pub(super) fn text(&self) -> String {
-        let numbers: Vec<String> = self.configuration.whole.words().iter().map(i64::to_string).collect();
+        let numbers: Vec<String> = self.configuration.computation.words().iter().map(i64::to_string).collect();
         let engine = self.configuration.engine.0;
         format!("{MAGIC} {} {engine} {}", version(), numbers.join(" "))
     }
 }
 
 fn version() -> usize {
-    // SAFETY: it takes nothing.
+    // SAFETY: no preconditions.
     unsafe { cudnnGetVersion() }
 }
 
@@ -75,11 +75,11 @@ fn parsed(text: &str) -> Option<Configuration> {
     let numbers = numbers?;
     let (head, words) = numbers.split_at_checked(2)?;
     (head[0] == version() as i64).then_some(())?;
-    Some(Configuration { whole: Whole::from_words(words)?, engine: Engine(head[1]) })
+    Some(Configuration { computation: Computation::from_words(words)?, engine: Engine(head[1]) })
 }
 
 impl Pack {
-    pub(super) fn new(call: &str, ids: &[i64], addresses: &[i64], workspace: i64) -> Answer<Pack> {
+    pub(super) fn new(call: &str, ids: &[i64], addresses: &[i64], workspace: i64) -> CallResult<Pack> {
         if ids.len() != addresses.len() {
             return refused(call, BAD_PARAM, &format!("{} numbers and {} addresses", ids.len(), addresses.len()));
         }
@@ -95,26 +95,26 @@ impl Pack {
     }
 }
 
-/// What a plan does with its memory: its name, all that it uses, and the work.
-pub(super) struct Ready {
-    /// For who records calls.
+/// A plan bound to memory: its name, all memory that it uses, and the work.
+pub(super) struct BoundPlan {
+    /// Name for the NVTX recorder.
     pub(super) what: &'static str,
     pub(super) name: String,
     pub(super) uses: Vec<Range<u64>>,
     pub(super) work: Work,
 }
 
-/// A plan with its memory.
+/// Binds a plan to memory.
 ///
 /// # Safety
-/// Addresses of numbers of the host are those of live numbers.
-pub(super) unsafe fn bound(call: &str, plan: &Plan, pack: &Pack) -> Answer<Ready> {
-    let Plan { configuration: Configuration { whole, engine }, is_here } = plan;
+/// Addresses of host scalars must point to live values.
+pub(super) unsafe fn bind(call: &str, plan: &Plan, pack: &Pack) -> CallResult<BoundPlan> {
+    let Plan { configuration: Configuration { computation, engine }, is_here } = plan;
     if !is_here {
         return refused(call, BAD_PARAM, "a plan for a device that need not be there");
     }
     let mut addresses = Vec::new();
-    for tensor in whole.tensors() {
+    for tensor in computation.tensors() {
         let Some(address) = pack.address(tensor.id) else {
             return refused(call, BAD_PARAM, &format!("no address for tensor {}", tensor.id));
         };
@@ -129,8 +129,8 @@ pub(super) unsafe fn bound(call: &str, plan: &Plan, pack: &Pack) -> Answer<Ready
         return refused(call, MISALIGNED_POINTER, &format!("a workspace at {:#x}", pack.workspace));
     }
     let workspace = pack.workspace..pack.workspace + bytes;
-    match whole {
-        Whole::Convolution(shape) => {
+    match computation {
+        Computation::Convolution(shape) => {
             let convolution = Convolution {
                 shape: (**shape).clone(),
                 addresses: [addresses[0].1, addresses[1].1, addresses[2].1],
@@ -139,9 +139,9 @@ pub(super) unsafe fn bound(call: &str, plan: &Plan, pack: &Pack) -> Answer<Ready
                 workspace,
             };
             let (name, uses) = (convolution.name(), convolution.uses());
-            Ok(Ready { what: "a convolution", name, uses, work: Work::Convolution(Box::new(convolution)) })
+            Ok(BoundPlan { what: "a convolution", name, uses, work: Work::Convolution(Box::new(convolution)) })
         }
-        Whole::Dataflow(flow) => {
+        Computation::Dataflow(flow) => {
             let mut numbers = Vec::new();
             for tensor in flow.tensors(Place::Host).concat() {
                 let address = pack.address(tensor.id).unwrap_or(0);
@@ -149,12 +149,13 @@ pub(super) unsafe fn bound(call: &str, plan: &Plan, pack: &Pack) -> Answer<Ready
                     return refused(call, BAD_PARAM, &format!("no number of the host for tensor {}", tensor.id));
                 }
                 let pointer: *const f32 = std::ptr::with_exposed_provenance(address as usize);
-                // SAFETY: as the caller promises. As in the real library it is read now, not when the work runs.
+                // SAFETY: upheld by the caller. Like the real library, this reads at launch, not
+                // when the work runs.
                 numbers.push((tensor.id, unsafe { pointer.read_unaligned() }));
             }
             let bound = Bound { flow: flow.clone(), addresses, numbers, workspace };
             let (name, uses) = (bound.name(), bound.uses());
-            Ok(Ready { what: "a graph of operations", name, uses, work: Work::Dataflow(Box::new(bound)) })
+            Ok(BoundPlan { what: "a graph of operations", name, uses, work: Work::Dataflow(Box::new(bound)) })
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the calls refuse, with the status of each.
+//! Rejected calls, and their status codes.
 
 use super::attributes::{CHAR, DESCRIPTOR, DEVICE, FILTERS, GRAPH, HEURISTIC, INT64, TENSOR, WINDOW};
 use super::descriptors::{cudnnBackendCreateDescriptor, cudnnBackendDestroyDescriptor};
@@ -12,22 +12,22 @@ const HEUR_MODE: i32 = 8;
 
 fn create(kind: i32) -> Pointer {
     let mut raw = std::ptr::null_mut();
-    // SAFETY: the pointer is to a live handle.
+    // SAFETY: points to a live handle.
     assert_eq!(unsafe { cudnnBackendCreateDescriptor(kind, &raw mut raw) }, 0);
     raw
 }
 
 fn set<T>(of: Pointer, name: i32, kind: i32, values: &[T]) -> i32 {
-    // SAFETY: the values live.
+    // SAFETY: the values outlive the call.
     unsafe { cudnnBackendSetAttribute(of, name, kind, values.len() as i64, values.as_ptr().cast()) }
 }
 
 fn finalize(of: Pointer) -> i32 {
-    // SAFETY: it was made here.
+    // SAFETY: created here.
     unsafe { cudnnBackendFinalize(of) }
 }
 
-/// A tensor that is not finalized.
+/// A tensor descriptor that is not finalized.
 fn tensor(id: i64, data_type: i32, dimensions: [i64; 4]) -> Pointer {
     let [_, c, h, w] = dimensions;
     let raw = create(TENSOR);
@@ -39,7 +39,8 @@ fn tensor(id: i64, data_type: i32, dimensions: [i64; 4]) -> Pointer {
     raw
 }
 
-/// A gradient of filters, of images in bf16, that is not finalized: its filters have this type, number and channels.
+/// A bf16 filter gradient that is not finalized, whose filters have this type, ID and channel
+/// count.
 fn gradient(data_type: i32, id: i64, channels: i64) -> Pointer {
     let window = create(WINDOW);
     assert_eq!(set(window, 100, DATA_TYPE, &[0i32]) + set(window, 101, MODE, &[1i32]), 0);
@@ -55,7 +56,7 @@ fn gradient(data_type: i32, id: i64, channels: i64) -> Pointer {
     raw
 }
 
-/// How many engines there are for a gradient of filters, or why there is none.
+/// Number of engines for a filter gradient, or the error.
 fn engines(data_type: i32) -> Result<i64, i32> {
     let (operation, graph, device, heuristic) =
         (gradient(data_type, 2, 8), create(GRAPH), create(DEVICE), create(HEURISTIC));
@@ -76,32 +77,32 @@ fn engines(data_type: i32) -> Result<i64, i32> {
 }
 
 #[test]
-fn attributes_have_types_counts_and_an_end() {
+fn attributes_are_typed_counted_and_fixed_once_finalized() {
     let raw = create(TENSOR);
     assert_eq!(set(raw, 906, 23, &[1i32]), ATTRIBUTE_TYPE);
     assert_eq!(set(raw, 902, INT64, &[1i64; 3]), OUT_OF_BOUND);
     assert_eq!(set(raw, 700, FLOAT, &[1f32]), NOT_SUPPORTED);
-    assert_eq!(finalize(raw), BAD_PARAM, "nothing is set");
-    let whole = tensor(1, 9, [2, 8, 4, 4]);
-    assert_eq!(finalize(whole), 0);
-    assert_eq!(set(whole, 906, INT64, &[2i64]), NOT_INITIALIZED, "it is finalized");
-    assert_eq!(finalize(whole), BAD_PARAM);
-    // SAFETY: it was made here; a handle that was destroyed is not found again, as its tag is gone.
-    assert_eq!(unsafe { cudnnBackendDestroyDescriptor(whole) }, 0);
+    assert_eq!(finalize(raw), BAD_PARAM, "no attribute is set");
+    let computation = tensor(1, 9, [2, 8, 4, 4]);
+    assert_eq!(finalize(computation), 0);
+    assert_eq!(set(computation, 906, INT64, &[2i64]), NOT_INITIALIZED, "already finalized");
+    assert_eq!(finalize(computation), BAD_PARAM);
+    // SAFETY: created here; a destroyed handle is rejected because its tag is gone.
+    assert_eq!(unsafe { cudnnBackendDestroyDescriptor(computation) }, 0);
     let mut to = std::ptr::null_mut();
-    // SAFETY: the pointer is to a live handle.
+    // SAFETY: points to a live handle.
     assert_eq!(unsafe { cudnnBackendCreateDescriptor(41, &raw mut to) }, NOT_SUPPORTED, "attention");
 }
 
 #[test]
-fn an_operation_has_tensors_that_fit_each_by_its_own_number() {
+fn operations_need_fitting_tensors_with_distinct_ids() {
     assert_eq!(finalize(gradient(9, 2, 8)), 0);
     assert_eq!(finalize(gradient(9, 2, 7)), SHAPE_MISMATCH, "groups, too");
     assert_eq!(finalize(gradient(9, 1, 8)), DUPLICATED_ENTRIES);
 }
 
 #[test]
-fn no_engine_sums_16_bits_into_a_gradient_of_32() {
+fn no_engine_accumulates_16_bit_factors_into_an_f32_gradient() {
     assert_eq!(engines(9), Ok(1));
     assert_eq!(engines(0), Err(NOT_SUPPORTED));
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use switchyard_cuda_reference::Touched;
 
-/// What an aborted one leaves: no result.
+/// Result of an aborted all-reduce.
 const GARBAGE: u8 = 0xff;
 
 #[derive(Clone)]
@@ -19,11 +19,11 @@ pub(crate) struct Collective {
 }
 
 impl Collective {
-    /// Gives the numbers away. All of them must have been written.
+    /// Sends this rank's data, which must be initialised.
     pub(crate) fn send(&self, gpu: &Gpu, stamp: &Stamp) -> Vec<Touched> {
         let bytes = (self.from.end - self.from.start) as usize;
         if !gpu.device.at(self.from.start, bytes).is_some_and(|span| gpu.device.is_written(span)) {
-            gpu.end(&format!("{} reads {} that nobody has written", stamp.name, gpu.place(&self.from)));
+            gpu.report(&format!("{} reads {} that nobody has written", stamp.name, gpu.describe(&self.from)));
         }
         self.communicator.send(self.call, &gpu.read(self.from.start, bytes));
         vec![Touched { range: self.from.clone(), writes: false }]

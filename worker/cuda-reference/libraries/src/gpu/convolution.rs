@@ -1,4 +1,4 @@
-//! A convolution by definition, with sums in 32 bits.
+//! Convolutions by definition, with f32 accumulation.
 
 use crate::gpu::Gpu;
 use crate::gpu::product::tf32;
@@ -8,7 +8,7 @@ use crate::shadow::Stamp;
 use std::ops::Range;
 use switchyard_cuda_reference::Touched;
 
-/// What is computed from the other two.
+/// The tensor that is computed from the other two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
     Forward,
@@ -18,17 +18,18 @@ pub(crate) enum Operation {
 
 const OPERATIONS: [Operation; 3] = [Operation::Forward, Operation::Images, Operation::Filters];
 
-/// Height and width each.
+/// Height and width of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Window {
     pub(crate) dilations: [u64; 2],
     pub(crate) strides: [u64; 2],
-    /// Zeros before and after an image.
+    /// Zero padding before and after the image.
     pub(crate) before: [u64; 2],
     pub(crate) after: [u64; 2],
 }
 
-/// What is computed, wherever it lies: `result = alpha convolution + beta result`. Axes are images, channels, height and width.
+/// The computation, independent of memory: `result = alpha convolution + beta result`. Axes are
+/// images, channels, height and width.
 #[derive(Debug, Clone)]
 pub(crate) struct Shape {
     pub(crate) operation: Operation,
@@ -43,16 +44,16 @@ pub(crate) struct Shape {
 #[derive(Debug, Clone)]
 pub(crate) struct Convolution {
     pub(crate) shape: Shape,
-    /// Of images, filters and results.
+    /// Addresses of images, filters and results.
     pub(crate) addresses: [u64; 3],
-    /// 32-bit factors have 10 bits behind the point.
+    /// f32 factors are rounded to TF32.
     pub(crate) is_rounded: bool,
-    /// Sums are in another order each time.
+    /// The accumulation order changes from run to run.
     pub(crate) is_unordered: bool,
     pub(crate) workspace: Range<u64>,
 }
 
-/// Whether channels lie side by side, and nothing overlaps.
+/// Whether the channels are contiguous, and nothing overlaps.
 pub(crate) fn is_nhwc(tensor: &Tensor) -> bool {
     let [_, channels, height, width] = tensor.dimensions;
     let [image, channel, line, pixel] = tensor.strides;
@@ -60,7 +61,7 @@ pub(crate) fn is_nhwc(tensor: &Tensor) -> bool {
 }
 
 impl Shape {
-    /// Whether the sides of all tensors are those of one convolution without groups.
+    /// Whether the tensor sizes fit one convolution without groups.
     pub(crate) fn fits(&self) -> bool {
         let Shape { images, filters, results, window, .. } = self;
         let side = |at: usize| {
@@ -81,7 +82,7 @@ impl Shape {
         words
     }
 
-    /// `None` if they are no shape.
+    /// `None` if the words are not a shape.
     pub(crate) fn from_words(words: &[i64]) -> Option<Shape> {
         let two = |from: usize| Some([*words.get(from)? as u64, *words.get(from + 1)? as u64]);
         let factor = |at: usize| Some(f32::from_bits(u32::try_from(*words.get(at)?).ok()?));
@@ -104,7 +105,7 @@ impl Shape {
         [&self.images, &self.filters, &self.results]
     }
 
-    /// Which of the three is written.
+    /// Index of the tensor that is written.
     fn written(&self) -> usize {
         match self.operation {
             Operation::Forward => 2,
@@ -113,9 +114,10 @@ impl Shape {
         }
     }
 
-    /// Calls `each` with the first number of a pixel of the images, of a tap of all channels of a filter, and with one of a result, wherever
-    /// two meet in the third. Tensors are without gaps. `turned`: in another order.
-    fn meetings(&self, turned: bool, mut each: impl FnMut(usize, usize, usize)) {
+    /// Calls `each` with the offsets of the first channel of an image pixel and of a filter tap,
+    /// and the offset of a result element, for every term of the sums. Tensors are contiguous.
+    /// `reversed` changes the order.
+    fn for_each_term(&self, reversed: bool, mut each: impl FnMut(usize, usize, usize)) {
         let Shape { images, filters, results, window, .. } = self;
         let [count, channels, height, width] = images.dimensions;
         let [outputs, _, rows, columns] = filters.dimensions;
@@ -125,7 +127,7 @@ impl Shape {
             shifted.checked_sub(window.before[at]).filter(|place| *place < side)
         };
         for n in 0..count {
-            let n = if turned { count - 1 - n } else { n };
+            let n = if reversed { count - 1 - n } else { n };
             for (p, q) in (0..tall).flat_map(|p| (0..wide).map(move |q| (p, q))) {
                 for (r, s) in (0..rows).flat_map(|r| (0..columns).map(move |s| (r, s))) {
                     let (Some(h), Some(w)) = (place(0, p, r, height), place(1, q, s, width)) else { continue };
@@ -152,7 +154,7 @@ impl Convolution {
         format!("{what} of {:?} by {:?}", images.dimensions, filters.dimensions)
     }
 
-    /// All that is read or written.
+    /// All memory that is read or written.
     pub(crate) fn uses(&self) -> Vec<Range<u64>> {
         let tensors = self.shape.tensors().into_iter().zip(self.addresses);
         let tensors = tensors.map(|(tensor, address)| tensor.whole(address));
@@ -162,9 +164,9 @@ impl Convolution {
     /// `is_wrong`: see [`crate::fault`].
     pub(crate) fn run(&self, gpu: &mut Gpu, stamp: &Stamp, is_wrong: bool) -> Vec<Touched> {
         if let Some(range) = self.overwritten() {
-            gpu.end(&format!("{} writes what it reads: {}", stamp.name, gpu.place(&range)));
+            gpu.report(&format!("{} writes what it reads: {}", stamp.name, gpu.describe(&range)));
         }
-        // What was there is gone.
+        // The previous content of the workspace is lost.
         let workspace = (self.workspace.end - self.workspace.start) as usize;
         gpu.write(self.workspace.start, &vec![0xff; workspace]);
         let Shape { operation, beta, alpha, .. } = self.shape;
@@ -181,9 +183,9 @@ impl Convolution {
         });
         let old = (beta != 0.0).then(|| tensors[written].read(gpu, self.addresses[written], stamp));
         let channels = tensors[0].dimensions[1] as usize;
-        let turned = self.is_unordered && stamp.index % 2 == 1;
+        let reversed = self.is_unordered && stamp.index % 2 == 1;
         let [images, filters, results] = &mut numbers;
-        self.shape.meetings(turned, |pixel, tap, result| {
+        self.shape.for_each_term(reversed, |pixel, tap, result| {
             let (pixel, tap) = (pixel..pixel + channels, tap..tap + channels);
             match operation {
                 Operation::Forward => {
@@ -210,7 +212,7 @@ impl Convolution {
         self.touched()
     }
 
-    /// A part of the result or the workspace that is a part of what is read too.
+    /// An overlap of written memory (result or workspace) with read memory.
     fn overwritten(&self) -> Option<Range<u64>> {
         let written = self.shape.written();
         let ranges = |at: usize| self.shape.tensors()[at].ranges(self.addresses[at]);

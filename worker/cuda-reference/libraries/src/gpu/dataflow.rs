@@ -1,4 +1,4 @@
-//! Graphs of operations on tensors, one after another by definition, in 32 bits.
+//! Graphs of tensor operations, executed one after another by definition in f32.
 
 use crate::gpu::Gpu;
 use crate::gpu::tensor::{Place, TENSOR_WORDS, Tensor, overlap};
@@ -7,16 +7,16 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use switchyard_cuda_reference::Touched;
 
-/// What an operation does.
+/// The kind of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Does {
-    /// Of the last two axes.
+pub(crate) enum OperationKind {
+    /// Matrix product over the last two axes.
     Product,
     /// `cudnnPointwiseMode_t`, and the axis of indices.
     Pointwise(i64, u64),
-    /// The largest along an axis, else the sum.
+    /// Maximum or sum along an axis.
     Reduction { max: bool },
-    /// The same numbers along other axes.
+    /// The same elements with other axes.
     Reshape,
 }
 
@@ -31,7 +31,7 @@ const GREATER_OR_EQUAL: i64 = 303;
 const INDEX: i64 = 501;
 const SELECT: i64 = 601;
 
-/// Each mode with the number of its tensors.
+/// Each mode with its number of tensors.
 pub(crate) const MODES: [(i64, usize); 10] = [
     (ADD, 2),
     (MULTIPLY, 2),
@@ -48,22 +48,22 @@ pub(crate) const MODES: [(i64, usize); 10] = [
 /// An operation and its tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Node {
-    pub(crate) does: Does,
+    pub(crate) kind: OperationKind,
     pub(crate) inputs: Vec<Tensor>,
     pub(crate) output: Tensor,
 }
 
-/// Operations in an order in which each finds what it needs.
+/// Operations in topological order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Dataflow(Vec<Node>);
 
-/// With its memory.
+/// A graph bound to memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Bound {
     pub(crate) flow: Dataflow,
-    /// Of tensors on the device.
+    /// Addresses of tensors on the device.
     pub(crate) addresses: Vec<(i64, u64)>,
-    /// In memory of the host.
+    /// Values of scalars in host memory.
     pub(crate) numbers: Vec<(i64, f32)>,
     pub(crate) workspace: Range<u64>,
 }
@@ -73,52 +73,54 @@ impl Node {
     pub(crate) fn fits(&self) -> bool {
         let y = self.output.dimensions;
         let spreads = |tensor: &Tensor| tensor.dimensions.iter().zip(y).all(|(one, all)| *one == 1 || *one == all);
-        match (self.does, &self.inputs[..]) {
-            (Does::Product, [a, b]) => {
+        match (self.kind, &self.inputs[..]) {
+            (OperationKind::Product, [a, b]) => {
                 let ([c, d, rows, inner], [e, f, other, columns]) = (a.dimensions, b.dimensions);
                 [c, d, inner] == [e, f, other] && [c, d, rows, columns] == y
             }
-            (Does::Pointwise(mode, axis), inputs) => {
+            (OperationKind::Pointwise(mode, axis), inputs) => {
                 MODES.contains(&(mode, inputs.len())) && axis < 4 && inputs.iter().all(spreads)
             }
-            (Does::Reduction { .. }, [x]) => x.dimensions.iter().zip(y).all(|(all, one)| one == 1 || one == *all),
-            (Does::Reshape, [x]) => x.len() == self.output.len(),
+            (OperationKind::Reduction { .. }, [x]) => {
+                x.dimensions.iter().zip(y).all(|(all, one)| one == 1 || one == *all)
+            }
+            (OperationKind::Reshape, [x]) => x.len() == self.output.len(),
             _ => false,
         }
     }
 
     fn words(&self) -> Vec<i64> {
-        let does = match self.does {
-            Does::Product => [0, 0, 0],
-            Does::Pointwise(mode, axis) => [1, mode, axis as i64],
-            Does::Reduction { max } => [2, max.into(), 0],
-            Does::Reshape => [3, 0, 0],
+        let kind = match self.kind {
+            OperationKind::Product => [0, 0, 0],
+            OperationKind::Pointwise(mode, axis) => [1, mode, axis as i64],
+            OperationKind::Reduction { max } => [2, max.into(), 0],
+            OperationKind::Reshape => [3, 0, 0],
         };
         let tensors = self.inputs.iter().chain([&self.output]).flat_map(Tensor::words);
-        does.into_iter().chain([self.inputs.len() as i64]).chain(tensors).collect()
+        kind.into_iter().chain([self.inputs.len() as i64]).chain(tensors).collect()
     }
 
-    /// The node, and the words behind it.
+    /// The node, and the remaining words.
     fn from_words(words: &[i64]) -> Option<(Node, &[i64])> {
-        let [does, mode, axis, count, rest @ ..] = words else { return None };
-        let does = match does {
-            0 => Does::Product,
-            1 => Does::Pointwise(*mode, *axis as u64),
-            2 => Does::Reduction { max: *mode == 1 },
-            _ => Does::Reshape,
+        let [kind, mode, axis, count, rest @ ..] = words else { return None };
+        let kind = match kind {
+            0 => OperationKind::Product,
+            1 => OperationKind::Pointwise(*mode, *axis as u64),
+            2 => OperationKind::Reduction { max: *mode == 1 },
+            _ => OperationKind::Reshape,
         };
         let count = usize::try_from(*count).ok()?;
         let (own, rest) = rest.split_at_checked((count + 1) * TENSOR_WORDS)?;
         let mut tensors: Vec<Tensor> = own.chunks(TENSOR_WORDS).map(Tensor::from_words).collect::<Option<_>>()?;
         let output = tensors.pop()?;
-        Some((Node { does, inputs: tensors, output }, rest))
+        Some((Node { kind, inputs: tensors, output }, rest))
     }
 
-    /// From the numbers of its tensors in the order of their axes.
+    /// Computes the node from its input tensors, in axis order.
     fn computed(&self, inputs: &[&[f32]]) -> Vec<f32> {
         let y = self.output.dimensions.map(|length| length as usize);
-        match (self.does, inputs) {
-            (Does::Product, [a, b]) => {
+        match (self.kind, inputs) {
+            (OperationKind::Product, [a, b]) => {
                 let (rows, columns, inner) = (y[2], y[3], self.inputs[0].dimensions[3] as usize);
                 let mut sums = vec![0.0f32; self.output.len()];
                 for (matrix, sums) in sums.chunks_mut((rows * columns).max(1)).enumerate() {
@@ -132,20 +134,22 @@ impl Node {
                 }
                 sums
             }
-            (Does::Reduction { max }, [x]) => {
+            (OperationKind::Reduction { max }, [x]) => {
                 let mut all = vec![if max { f32::NEG_INFINITY } else { 0.0 }; self.output.len()];
-                for (number, place) in x.iter().zip(spread(y, self.inputs[0].dimensions)) {
+                for (number, place) in x.iter().zip(broadcast_indices(y, self.inputs[0].dimensions)) {
                     let to = &mut all[place];
                     *to = if max { to.max(*number) } else { *to + number };
                 }
                 all
             }
-            (Does::Reshape, [x]) => reshaped(&self.inputs[0], &self.output, x),
-            (Does::Pointwise(mode, axis), inputs) => {
+            (OperationKind::Reshape, [x]) => reshaped(&self.inputs[0], &self.output, x),
+            (OperationKind::Pointwise(mode, axis), inputs) => {
                 let places: Vec<Vec<usize>> = self
                     .inputs
                     .iter()
-                    .map(|input| spread(input.dimensions.map(|length| length as usize), self.output.dimensions))
+                    .map(|input| {
+                        broadcast_indices(input.dimensions.map(|length| length as usize), self.output.dimensions)
+                    })
                     .collect();
                 let of = |input: usize, at: usize| inputs[input][places[input][at]];
                 let after: usize = y[axis as usize + 1..].iter().product();
@@ -168,8 +172,9 @@ impl Node {
     }
 }
 
-/// For each number of a tensor with the axes `all` its place among those of one whose axes are as long, or of one number.
-fn spread(one: [usize; 4], all: [u64; 4]) -> Vec<usize> {
+/// Broadcasting: for each element of a tensor with axes `all`, the index into a tensor whose axes
+/// are equally long or 1.
+fn broadcast_indices(one: [usize; 4], all: [u64; 4]) -> Vec<usize> {
     let mut places = vec![0];
     for (length, all) in one.into_iter().zip(all) {
         let along = |place: usize| (0..all as usize).map(move |at| place * length + if length == 1 { 0 } else { at });
@@ -178,7 +183,7 @@ fn spread(one: [usize; 4], all: [u64; 4]) -> Vec<usize> {
     places
 }
 
-/// The numbers of `x` as `y` has them: in the order of memory of both, as if `x` had no gaps.
+/// The elements of `x` as `y` orders them, if both were contiguous in memory.
 fn reshaped(x: &Tensor, y: &Tensor, numbers: &[f32]) -> Vec<f32> {
     let mut to = vec![0.0; numbers.len()];
     for (from, place) in x.places().into_iter().zip(y.places()) {
@@ -189,7 +194,7 @@ fn reshaped(x: &Tensor, y: &Tensor, numbers: &[f32]) -> Vec<f32> {
 
 impl Dataflow {
     /// # Errors
-    /// An operation needs what none before it makes, or two make the same.
+    /// An operation needs a tensor that none before it produces, or two produce the same one.
     pub(crate) fn new(nodes: Vec<Node>) -> Result<Dataflow, String> {
         let mut made: Vec<&Tensor> = Vec::new();
         let mut seen: BTreeMap<i64, &Tensor> = BTreeMap::new();
@@ -215,7 +220,7 @@ impl Dataflow {
         &self.0
     }
 
-    /// Tensors of a place, each once: those that are read, and those that are made.
+    /// Distinct tensors of a place: those that are read, and those that are produced.
     pub(crate) fn tensors(&self, place: Place) -> [Vec<&Tensor>; 2] {
         let made: Vec<&Tensor> = self.0.iter().map(|node| &node.output).filter(|made| made.place == place).collect();
         let mut read: Vec<&Tensor> = Vec::new();
@@ -231,7 +236,7 @@ impl Dataflow {
         self.0.iter().flat_map(Node::words).collect()
     }
 
-    /// `None` if they are none.
+    /// `None` if the words are not a graph.
     pub(crate) fn from_words(mut words: &[i64]) -> Option<Dataflow> {
         let mut nodes = Vec::new();
         while !words.is_empty() {
@@ -252,7 +257,7 @@ impl Bound {
         self.addresses.iter().find(|(id, _)| *id == tensor.id).map_or(0, |(_, address)| *address)
     }
 
-    /// All that is read or written.
+    /// All memory that is read or written.
     pub(crate) fn uses(&self) -> Vec<Range<u64>> {
         let tensors = self.flow.tensors(Place::Device).concat().into_iter();
         let tensors = tensors.map(|tensor| tensor.whole(self.address(tensor)));
@@ -268,9 +273,9 @@ impl Bound {
         let (read_ranges, mut written) = (ranges(&read), ranges(&made));
         written.push(self.workspace.clone());
         if let Some(range) = overlap(written.clone(), read_ranges.clone()) {
-            gpu.end(&format!("{} writes what it reads: {}", stamp.name, gpu.place(&range)));
+            gpu.report(&format!("{} writes what it reads: {}", stamp.name, gpu.describe(&range)));
         }
-        // What was there is gone.
+        // The previous content of the workspace is lost.
         gpu.write(self.workspace.start, &vec![0xff; (self.workspace.end - self.workspace.start) as usize]);
         let mut known: BTreeMap<i64, Vec<f32>> = self.numbers.iter().map(|(id, number)| (*id, vec![*number])).collect();
         for tensor in read {
@@ -297,7 +302,7 @@ impl Bound {
     }
 }
 
-/// Numbers in the order of memory in that of the axes.
+/// Reorders elements from memory order to axis order.
 fn by_axes(tensor: &Tensor, numbers: &[f32]) -> Vec<f32> {
     let mut all = vec![0.0; numbers.len()];
     for (place, number) in tensor.places().into_iter().zip(numbers) {
@@ -317,11 +322,11 @@ mod tests {
     }
 
     fn add(inputs: [Tensor; 2], output: Tensor) -> Node {
-        Node { does: Does::Pointwise(ADD, 0), inputs: inputs.into(), output }
+        Node { kind: OperationKind::Pointwise(ADD, 0), inputs: inputs.into(), output }
     }
 
     #[test]
-    fn a_graph_names_what_it_has_made_and_nothing_twice() {
+    fn operations_use_only_what_exists_and_produce_nothing_twice() {
         let all = [1, 1, 2, 3];
         let [x, y] = [1, 2].map(|id| tensor(id, all, Place::Device));
         let [between, other] = [3, 4].map(|id| tensor(id, all, Place::Between));
@@ -337,24 +342,24 @@ mod tests {
     }
 
     #[test]
-    fn axes_that_do_not_fit_are_found() {
+    fn mismatched_axes_are_detected() {
         let of = |id, dimensions| tensor(id, dimensions, Place::Device);
         let x = || of(1, [1, 2, 3, 4]);
-        let node = |does, inputs: &[Tensor], y| Node { does, inputs: inputs.to_vec(), output: of(9, y) };
+        let node = |kind, inputs: &[Tensor], y| Node { kind, inputs: inputs.to_vec(), output: of(9, y) };
         let by = of(2, [1, 2, 4, 5]);
-        assert!(node(Does::Product, &[x(), by.clone()], [1, 2, 3, 5]).fits());
-        assert!(!node(Does::Product, &[by, x()], [1, 2, 3, 5]).fits());
-        assert!(node(Does::Reduction { max: true }, &[x()], [1, 2, 3, 1]).fits());
-        assert!(!node(Does::Reduction { max: true }, &[x()], [1, 2, 3, 2]).fits());
+        assert!(node(OperationKind::Product, &[x(), by.clone()], [1, 2, 3, 5]).fits());
+        assert!(!node(OperationKind::Product, &[by, x()], [1, 2, 3, 5]).fits());
+        assert!(node(OperationKind::Reduction { max: true }, &[x()], [1, 2, 3, 1]).fits());
+        assert!(!node(OperationKind::Reduction { max: true }, &[x()], [1, 2, 3, 2]).fits());
         assert!(add([x(), of(2, [1, 1, 1, 1])], of(9, [1, 2, 3, 4])).fits(), "one number for all");
         assert!(!add([x(), of(2, [1, 2, 3, 2])], of(9, [1, 2, 3, 4])).fits());
-        assert!(!node(Does::Pointwise(SELECT, 0), &[x(), x()], [1, 2, 3, 4]).fits(), "it takes three");
-        assert!(node(Does::Reshape, &[x()], [1, 2, 4, 3]).fits());
-        assert!(!node(Does::Reshape, &[x()], [1, 2, 4, 4]).fits());
+        assert!(!node(OperationKind::Pointwise(SELECT, 0), &[x(), x()], [1, 2, 3, 4]).fits(), "it takes three");
+        assert!(node(OperationKind::Reshape, &[x()], [1, 2, 4, 3]).fits());
+        assert!(!node(OperationKind::Reshape, &[x()], [1, 2, 4, 4]).fits());
     }
 
     #[test]
-    fn a_reshape_exchanges_what_lies_side_by_side() {
+    fn a_reshape_follows_memory_order() {
         let (x, y) = (tensor(1, [1, 1, 2, 3], Place::Device), tensor(2, [1, 1, 3, 2], Place::Device));
         let turned = Tensor { strides: [6, 6, 1, 3], ..y };
         assert_eq!(reshaped(&x, &turned, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]), [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);

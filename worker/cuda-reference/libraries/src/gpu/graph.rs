@@ -1,6 +1,6 @@
-//! Work that was captured, and is put into a stream whenever its graph is launched.
+//! Captured work, which is enqueued on a stream whenever its graph is launched.
 
-use crate::code::{Answer, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, INVALID_VALUE};
+use crate::code::{CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, CallResult, INVALID_VALUE};
 use crate::finding::explain;
 use crate::gpu::Gpu;
 use crate::gpu::work::Work;
@@ -8,23 +8,23 @@ use std::ops::Range;
 use std::sync::Arc;
 use switchyard_cuda_reference::Module;
 
-/// What a launch of a graph puts into a stream.
+/// An item that a graph launch enqueues.
 #[derive(Clone)]
 pub(crate) enum Node {
-    /// Work that uses ranges of memory.
+    /// Work, with the memory that it uses.
     Work { name: String, uses: Vec<Range<u64>>, work: Work },
-    /// The record of an event that others may wait for.
+    /// The record of an external event.
     Record(usize),
 }
 
-/// Nodes in the order in which they run.
+/// Nodes in execution order.
 pub(crate) type Graph = Arc<Vec<Node>>;
 
-/// A stream that is captured.
+/// A stream being captured.
 struct Capture {
     stream: usize,
     nodes: Vec<Node>,
-    /// A call was made that a capture does not allow.
+    /// A call that is illegal during capture was made.
     is_invalid: bool,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct Graphs {
 }
 
 impl Graphs {
-    pub(crate) fn begin(&mut self, stream: usize) -> Answer<()> {
+    pub(crate) fn begin(&mut self, stream: usize) -> CallResult<()> {
         if self.is_captured(stream) {
             return Err(INVALID_VALUE);
         }
@@ -45,7 +45,7 @@ impl Graphs {
     }
 
     /// Ends a capture; returns the number of its graph.
-    pub(crate) fn end(&mut self, stream: usize) -> Answer<usize> {
+    pub(crate) fn end(&mut self, stream: usize) -> CallResult<usize> {
         let at = self.captures.iter().position(|capture| capture.stream == stream).ok_or(INVALID_VALUE)?;
         let Capture { nodes, is_invalid, .. } = self.captures.remove(at);
         if is_invalid {
@@ -59,7 +59,7 @@ impl Graphs {
         self.captures.iter().any(|capture| capture.stream == stream)
     }
 
-    /// Takes work into the graph of a stream that is captured; gives it back for one that is not.
+    /// Adds work to the graph of a captured stream; returns it if the stream is not captured.
     pub(crate) fn take(&mut self, stream: usize, name: String, uses: &[Range<u64>], work: Work) -> Option<Work> {
         match self.captures.iter_mut().find(|capture| capture.stream == stream) {
             Some(capture) => {
@@ -70,15 +70,15 @@ impl Graphs {
         }
     }
 
-    /// Takes the record of an event into the graph of a stream.
-    pub(crate) fn take_record(&mut self, stream: usize, event: usize) -> Answer<()> {
+    /// Adds an event record to the graph of a stream.
+    pub(crate) fn take_record(&mut self, stream: usize, event: usize) -> CallResult<()> {
         let capture = self.captures.iter_mut().find(|capture| capture.stream == stream).ok_or(INVALID_VALUE)?;
         capture.nodes.push(Node::Record(event));
         Ok(())
     }
 
-    /// Refuses a call that no stream may be captured for.
-    pub(crate) fn refuse(&mut self, call: &str) -> Answer<()> {
+    /// Rejects a call that is illegal while any stream is being captured.
+    pub(crate) fn refuse(&mut self, call: &str) -> CallResult<()> {
         if self.captures.is_empty() {
             return Ok(());
         }
@@ -87,12 +87,12 @@ impl Graphs {
         Err(CAPTURE_UNSUPPORTED)
     }
 
-    /// Refuses a call about one stream, if that is captured.
-    pub(crate) fn refuse_for(&mut self, stream: usize, call: &str) -> Answer<()> {
+    /// Rejects a call on a stream that is being captured.
+    pub(crate) fn refuse_for(&mut self, stream: usize, call: &str) -> CallResult<()> {
         if self.is_captured(stream) { self.refuse(call) } else { Ok(()) }
     }
 
-    /// Whether a graph that can be launched has a kernel of a module.
+    /// Whether a launchable graph has a kernel of a module.
     pub(crate) fn use_module(&self, module: &Arc<Module>) -> bool {
         let mut nodes = self.executables.iter().flatten().flat_map(|graph| graph.iter());
         let has = |work: &Work| matches!(work, Work::Launch(launch) if Arc::ptr_eq(&launch.module, module));
@@ -104,21 +104,21 @@ impl Gpu {
     pub(crate) fn launch_graph(&mut self, graph: &Graph, stream: usize) {
         for node in graph.iter() {
             match node {
-                Node::Work { name, uses, work } => self.put_again(stream, name.clone(), uses, work.clone()),
+                Node::Work { name, uses, work } => self.enqueue_replayed(stream, name.clone(), uses, work.clone()),
                 Node::Record(event) => self.record(*event, stream),
             }
         }
     }
 
-    fn put_again(&mut self, stream: usize, mut name: String, uses: &[Range<u64>], mut work: Work) {
+    fn enqueue_replayed(&mut self, stream: usize, mut name: String, uses: &[Range<u64>], mut work: Work) {
         if let Work::Launch(launch) = &mut work {
             launch.number = self.next_launch();
             name = launch.name();
         }
-        self.put(stream, name, uses, work);
+        self.enqueue(stream, name, uses, work);
     }
 
-    /// An event is done when all is that is in the stream now. One that is gone is recorded by nobody.
+    /// Records an event: it completes after everything now in the stream. Ignores destroyed events.
     pub(crate) fn record(&mut self, event: usize, stream: usize) {
         let now = self.queue.now(stream);
         if let Some(Some(event)) = self.events.get_mut(event) {

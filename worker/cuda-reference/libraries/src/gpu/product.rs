@@ -1,4 +1,4 @@
-//! A product of matrices by definition, with sums in 32 bits. Everything counts by columns, as cuBLASLt does.
+//! Matrix products by definition, with f32 accumulation. Column-major throughout, like cuBLASLt.
 
 use crate::gpu::Gpu;
 use crate::gpu::tensor::overlap;
@@ -7,13 +7,13 @@ use crate::shadow::Stamp;
 use std::ops::Range;
 use switchyard_cuda_reference::Touched;
 
-/// A matrix as it lies in memory, column by column.
+/// A column-major matrix in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Layout {
     pub(crate) format: Format,
     pub(crate) rows: u64,
     pub(crate) columns: u64,
-    /// From one column to the next, in numbers.
+    /// Elements from one column to the next.
     pub(crate) pitch: u64,
 }
 
@@ -23,7 +23,7 @@ impl Layout {
         start..start + self.rows * self.format.bytes()
     }
 
-    /// The columns, joined where nothing is between.
+    /// Byte ranges of the columns, merged where they are adjacent.
     fn columns(&self, address: u64) -> Vec<Range<u64>> {
         let Layout { rows, columns, pitch, .. } = *self;
         if pitch == rows {
@@ -37,12 +37,12 @@ impl Layout {
     }
 }
 
-/// Of a number.
+/// Elementwise activation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Function {
     None,
     Relu,
-    /// The form with tanh.
+    /// tanh approximation.
     Gelu,
 }
 
@@ -59,13 +59,13 @@ impl Function {
     }
 }
 
-/// What follows a product before D is written.
+/// Epilogue of a product, applied before D is written.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct After {
-    /// A number for each row of D.
+pub(crate) struct Epilogue {
+    /// One value per row of D.
     pub(crate) bias: (Layout, u64),
     pub(crate) function: Function,
-    /// Gets the argument of the function.
+    /// Receives the activation's argument.
     pub(crate) kept: Option<(Layout, u64)>,
 }
 
@@ -79,11 +79,11 @@ pub(crate) struct Product {
     pub(crate) transposed: [bool; 2],
     pub(crate) alpha: f32,
     pub(crate) beta: f32,
-    /// Factors are rounded to 10 bits behind the point.
+    /// Factors are rounded to TF32.
     pub(crate) is_tf32: bool,
-    /// Addresses of what all of A, and of B, is multiplied by.
+    /// Addresses of the scales of A and B.
     pub(crate) scales: [Option<u64>; 2],
-    pub(crate) after: Option<After>,
+    pub(crate) epilogue: Option<Epilogue>,
     pub(crate) workspace: Range<u64>,
 }
 
@@ -91,7 +91,7 @@ impl Product {
     /// `is_wrong`: see [`crate::fault`].
     pub(crate) fn run(&self, gpu: &mut Gpu, stamp: &Stamp, is_wrong: bool) -> Vec<Touched> {
         if let Some(range) = self.overwritten() {
-            gpu.end(&format!("{} writes what it reads: {}", stamp.name, gpu.place(&range)));
+            gpu.report(&format!("{} writes what it reads: {}", stamp.name, gpu.describe(&range)));
         }
         let [a, b] = [(self.a, self.transposed[0]), (self.b, !self.transposed[1])].map(|((layout, address), flip)| {
             let mut numbers = matrix(gpu, layout, address, stamp);
@@ -104,8 +104,8 @@ impl Product {
         let alpha = self.alpha * scales.product::<f32>();
         let old = (self.beta != 0.0).then(|| matrix(gpu, self.c.0, self.c.1, stamp));
         let (layout, to) = self.d;
-        let bias = self.after.map(|after| matrix(gpu, after.bias.0, after.bias.1, stamp).remove(0));
-        // `a` has a column of the result's height for each term of the sums, `b` a number of each of its columns.
+        let bias = self.epilogue.map(|after| matrix(gpu, after.bias.0, after.bias.1, stamp).remove(0));
+        // `a` has a column of the result's height per term, `b` one value per column of the result.
         for column in 0..layout.columns as usize {
             let mut sums = vec![0.0f32; layout.rows as usize];
             for (a, b) in a.iter().zip(&b) {
@@ -116,7 +116,7 @@ impl Product {
             if let Some(old) = &old {
                 sums.iter_mut().zip(&old[column]).for_each(|(sum, old)| *sum += self.beta * old);
             }
-            if let (Some(After { function, kept, .. }), Some(bias)) = (self.after, &bias) {
+            if let (Some(Epilogue { function, kept, .. }), Some(bias)) = (self.epilogue, &bias) {
                 sums.iter_mut().zip(bias).for_each(|(sum, bias)| *sum += bias);
                 if let Some((layout, to)) = kept {
                     gpu.write(layout.column(to, column as u64).start, &encoded(layout.format, &sums));
@@ -131,17 +131,17 @@ impl Product {
         self.touched()
     }
 
-    /// A part of what is written that is a part of what is read too.
+    /// An overlap of written with read memory.
     fn overwritten(&self) -> Option<Range<u64>> {
         let of = |(layout, address): (Layout, u64)| layout.columns(address);
         let mut read = [of(self.a), of(self.b)].concat();
-        // C may be D, and nothing else of it.
+        // C may be exactly D, but must not overlap it otherwise.
         if self.beta != 0.0 && self.c != self.d {
             read.extend(of(self.c));
         }
         let mut written = of(self.d);
         written.push(self.workspace.clone());
-        if let Some(After { bias, kept, .. }) = self.after {
+        if let Some(Epilogue { bias, kept, .. }) = self.epilogue {
             read.extend(of(bias));
             written.extend(kept.into_iter().flat_map(of));
         }
@@ -159,7 +159,7 @@ impl Product {
             touched.extend(of(self.c, false));
         }
         touched.extend(of(self.d, true));
-        if let Some(After { bias, kept, .. }) = self.after {
+        if let Some(Epilogue { bias, kept, .. }) = self.epilogue {
             touched.extend(of(bias, false));
             touched.extend(kept.into_iter().flat_map(|kept| of(kept, true)));
         }
@@ -170,20 +170,20 @@ impl Product {
     }
 }
 
-/// The columns of a matrix. All of it must have been written.
+/// Reads the columns of a matrix, which must be initialised.
 fn matrix(gpu: &Gpu, layout: Layout, address: u64, stamp: &Stamp) -> Vec<Vec<f32>> {
     let column = |index| {
         let range = layout.column(address, index);
         let bytes = (range.end - range.start) as usize;
         if !gpu.device.at(range.start, bytes).is_some_and(|span| gpu.device.is_written(span)) {
-            gpu.end(&format!("{} reads {} that nobody has written", stamp.name, gpu.place(&range)));
+            gpu.report(&format!("{} reads {} that nobody has written", stamp.name, gpu.describe(&range)));
         }
         decoded(layout.format, &gpu.read(range.start, bytes))
     };
     (0..layout.columns).map(column).collect()
 }
 
-/// A number of 32 bits, which must have been written.
+/// Reads an f32 value, which must be initialised.
 fn scale(gpu: &Gpu, address: u64, stamp: &Stamp) -> f32 {
     let one = Layout { format: Format::F32, rows: 1, columns: 1, pitch: 1 };
     matrix(gpu, one, address, stamp)[0][0]
@@ -194,7 +194,7 @@ fn transposed(columns: &[Vec<f32>]) -> Vec<Vec<f32>> {
     (0..rows).map(|row| columns.iter().map(|column| column[row]).collect()).collect()
 }
 
-/// Rounds to the nearest number with 10 bits behind the point, away from zero at a tie, as the conversion of CUDA does.
+/// Rounds to TF32 (10-bit fraction), ties away from zero, like CUDA's conversion.
 pub(crate) fn tf32(number: f32) -> f32 {
     if !number.is_finite() { number } else { f32::from_bits(number.to_bits().wrapping_add(1 << 12) & !0x1fff) }
 }
@@ -204,7 +204,7 @@ mod tests {
     use super::tf32;
 
     #[test]
-    fn tf32_has_ten_bits_behind_the_point() {
+    fn tf32_has_a_10_bit_fraction() {
         let step = 1.0 / 1024.0;
         assert_eq!(tf32(1.0 + step), 1.0 + step);
         assert_eq!(tf32(1.0 + step / 2.0), 1.0 + step);

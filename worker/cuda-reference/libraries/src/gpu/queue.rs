@@ -1,6 +1,7 @@
-//! Streams: what waits in them, in which order it may run, and who has waited for it.
+//! Streams: pending operations, their legal orders, and what the host has waited for.
 //!
-//! There is one rule for all of it: an operation has a clock, and may run when everything before it has run. Events are clocks too.
+//! One rule governs everything: an operation has a clock, and can run once everything before it has
+//! run. Events are clocks too.
 
 use crate::clock::Clock;
 use crate::gpu::work::Work;
@@ -8,14 +9,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use switchyard_cuda_reference::Random;
 
-/// The default stream, which is in order with all that do not say otherwise.
+/// The default stream, ordered with all streams that do not opt out.
 pub(crate) const DEFAULT: usize = 0;
 
-/// Work that was put into a stream.
+/// Work in a stream.
 pub(crate) struct Operation {
     pub(crate) name: Arc<str>,
     pub(crate) stream: usize,
-    /// From 1 on.
+    /// Position in its stream, from 1.
     pub(crate) index: u64,
     /// Itself, and everything before it.
     pub(crate) clock: Clock,
@@ -24,10 +25,10 @@ pub(crate) struct Operation {
 
 #[derive(Default)]
 struct Stream {
-    /// Everything that what is put into it next comes after.
+    /// Predecessors of the next operation put into it.
     clock: Clock,
     pending: VecDeque<Operation>,
-    /// In order with the default stream.
+    /// Ordered with the default stream.
     is_blocking: bool,
     is_destroyed: bool,
 }
@@ -35,11 +36,11 @@ struct Stream {
 /// All streams of a device.
 pub(crate) struct Queue {
     streams: Vec<Stream>,
-    /// What has run.
+    /// Operations that have run.
     done: Clock,
-    /// What the host knows to be done.
+    /// Operations known to the host to have completed.
     pub(crate) host: Clock,
-    /// Nothing: as late as possible.
+    /// `None` runs everything as late as possible.
     random: Option<Random>,
 }
 
@@ -47,12 +48,12 @@ impl Queue {
     pub(crate) fn new(seed: u64) -> Queue {
         let default = Stream { is_blocking: true, ..Stream::default() };
         let mut queue = Queue { streams: vec![default], done: Clock::default(), host: Clock::default(), random: None };
-        queue.draw(seed);
+        queue.randomize(seed);
         queue
     }
 
-    /// From now on the order is that of a seed.
-    pub(crate) fn draw(&mut self, seed: u64) {
+    /// Switches to a random order with this seed.
+    pub(crate) fn randomize(&mut self, seed: u64) {
         self.random = (seed != 0).then(|| Random::new(seed));
     }
 
@@ -61,7 +62,7 @@ impl Queue {
         self.streams.len() - 1
     }
 
-    /// What is in it runs nevertheless.
+    /// Operations already in it still run.
     pub(crate) fn destroy(&mut self, stream: usize) {
         self.streams[stream].is_destroyed = true;
     }
@@ -70,7 +71,7 @@ impl Queue {
         self.streams.get(stream).is_some_and(|stream| !stream.is_destroyed)
     }
 
-    /// Everything that is in a stream now.
+    /// Everything now in a stream.
     pub(crate) fn now(&self, stream: usize) -> Clock {
         let mut clock = self.streams[stream].clock.clone();
         if self.streams[stream].is_blocking {
@@ -82,19 +83,19 @@ impl Queue {
         clock
     }
 
-    /// Everything that is in any stream.
+    /// Everything now in any stream.
     pub(crate) fn all(&self) -> Clock {
         let mut clock = self.host.clone();
         self.streams.iter().for_each(|stream| clock.join(&stream.clock));
         clock
     }
 
-    /// What is put into a stream from now on comes after `clock`.
+    /// Orders all later operations of a stream after `clock`.
     pub(crate) fn wait(&mut self, stream: usize, clock: &Clock) {
         self.streams[stream].clock.join(clock);
     }
 
-    /// Puts work into a stream; returns its number there.
+    /// Adds work to a stream; returns its position there.
     pub(crate) fn put(&mut self, stream: usize, name: Arc<str>, work: Work) -> u64 {
         let mut clock = self.now(stream);
         let index = clock.get(stream) + 1;
@@ -112,7 +113,8 @@ impl Queue {
         self.streams.iter_mut().flat_map(|stream| &mut stream.pending)
     }
 
-    /// Takes out the next operation on the way to `target`; nothing if all of that has run, or waits for other devices.
+    /// Takes the next operation towards `target`; `None` if all have run, or depend on other
+    /// devices.
     pub(crate) fn next(&mut self, target: &Clock) -> Option<Operation> {
         if self.is_done(target) {
             return None;
@@ -125,7 +127,7 @@ impl Queue {
             (is_wanted && self.done.covers(&before) && operation.work.may_run()).then_some(index)
         };
         let ready: Vec<usize> = self.streams.iter().enumerate().filter_map(ready).collect();
-        // The newest first is the order that a program would notice.
+        // Newest first is the order that is most likely to expose a missing dependency.
         let last = ready.len().checked_sub(1)?;
         let chosen = ready[self.random.as_mut().map_or(last, |random| random.below(last + 1))];
         let operation = self.streams[chosen].pending.pop_front().expect("invariant: it was ready");

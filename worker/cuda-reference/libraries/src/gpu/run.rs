@@ -1,9 +1,9 @@
-//! Runs what waited in a stream, and compares what it uses with what others used before.
+//! Runs queued operations and checks their memory uses against earlier ones.
 
 use super::Gpu;
 use super::queue::Operation;
 use super::work::{Launch, Source, Work};
-use crate::host::{self, Queued};
+use crate::host::{self, HostRange};
 use crate::shadow::Stamp;
 use std::ops::Range;
 use switchyard_cuda_reference::Touched;
@@ -17,7 +17,7 @@ fn writes(range: Range<u64>) -> Touched {
 }
 
 impl Gpu {
-    /// Runs an operation, and compares what it used with what others used before.
+    /// Runs an operation and checks its memory uses against earlier ones.
     pub(crate) fn run(&mut self, operation: Operation) {
         let Operation { name, stream, index, clock, work } = operation;
         if self.failed.is_some() {
@@ -27,9 +27,9 @@ impl Gpu {
         for Touched { range, writes } in self.execute(work, &stamp) {
             if let Some((other, wrote)) = self.shadow.touch(&range, writes, &stamp, &clock) {
                 let (name, does) = (&stamp.name, if writes { "writes" } else { "reads" });
-                let (did, place) = (if wrote { "wrote" } else { "read" }, self.place(&range));
+                let (did, place) = (if wrote { "wrote" } else { "read" }, self.describe(&range));
                 let streams = [stream, other.stream].map(|stream| self.stream_name(stream));
-                self.end(&format!(
+                self.report(&format!(
                     "{name} in {} {does} {place}, which {} in {} {did}, with no order between",
                     streams[0], other.name, streams[1]
                 ));
@@ -60,12 +60,13 @@ impl Gpu {
             Work::Download { from, to } => {
                 self.unchanged(&to, stamp);
                 let bytes = self.read(from, (to.range.end - to.range.start) as usize);
-                // SAFETY: the program gave this range to the copy, and has not freed it, which is checked when it does.
+                // SAFETY: the program passed this range to the copy and has not freed it, which
+                // `free` checks.
                 unsafe { host::write(to.range.start, &bytes) };
                 self.forget_seen(&to.range);
                 let read = reads(from..from + bytes.len() as u64);
-                // The host waits for a copy to other memory.
-                let is_pinned = self.holding(&to.range).is_some();
+                // For other memory, the host waits for the copy.
+                let is_pinned = self.find_allocation(&to.range).is_some();
                 if is_pinned { vec![read, writes(to.range)] } else { vec![read] }
             }
             Work::Copy { from, to, bytes, count } => self.copy(from, to, bytes, count),
@@ -91,9 +92,9 @@ impl Gpu {
             return Vec::new();
         }
         let seed = self.settings.seed;
-        match self.device.launch_bare(&launch.module, &launch.bare(seed)) {
+        match self.device.launch_raw(&launch.module, &launch.raw(seed)) {
             Ok(touched) => touched,
-            Err(error) => self.end(&format!("launch {}: {error}", launch.number)),
+            Err(error) => self.report(&format!("launch {}: {error}", launch.number)),
         }
     }
 
@@ -111,13 +112,15 @@ impl Gpu {
         touched
     }
 
-    /// The bytes of pinned memory, which the host must not have changed since the copy was queued.
-    fn unchanged(&mut self, queued: &Queued, stamp: &Stamp) -> Vec<u8> {
-        // SAFETY: the program gave this range to the copy, and has not freed it, which is checked when it does.
+    /// The content of pinned memory, which the host must not have changed since the copy was
+    /// queued.
+    fn unchanged(&mut self, queued: &HostRange, stamp: &Stamp) -> Vec<u8> {
+        // SAFETY: the program passed this range to the copy and has not freed it, which `free`
+        // checks.
         let (bytes, changed) = unsafe { queued.now() };
         if let Some(byte) = changed {
             let (name, stream) = (&stamp.name, self.stream_name(stamp.stream));
-            self.end(&format!(
+            self.report(&format!(
                 "the host changed byte {byte} of {} bytes of pinned memory while {name} in {stream} was queued",
                 bytes.len()
             ));
@@ -125,7 +128,8 @@ impl Gpu {
         bytes
     }
 
-    /// The device itself has changed memory of the host: copies that are queued find other bytes there.
+    /// Call after the device itself has changed host memory: queued copies then find other bytes
+    /// there.
     fn forget_seen(&mut self, range: &Range<u64>) {
         for queued in self.queue.pending().filter_map(|operation| operation.work.host()) {
             if queued.range.start < range.end && range.start < queued.range.end {

@@ -1,4 +1,4 @@
-//! Tensors of four axes, wherever their numbers lie.
+//! Four-dimensional strided tensors.
 
 use crate::gpu::Gpu;
 use crate::numbers::{Format, decoded, encoded};
@@ -8,22 +8,22 @@ use std::ops::Range;
 const FORMATS: [Format; 3] = [Format::F32, Format::F16, Format::Bf16];
 const PLACES: [Place; 3] = [Place::Device, Place::Host, Place::Between];
 
-/// Where the numbers are.
+/// Where the elements are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     Device,
-    /// One number in memory of the host.
+    /// A scalar in host memory.
     Host,
-    /// Between two operations of a graph: nowhere.
+    /// Intermediate result of a graph, never in memory.
     Between,
 }
 
-/// Its axes, with their strides in numbers.
+/// A tensor with sizes and strides in elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Tensor {
     pub(crate) id: i64,
     pub(crate) format: Format,
-    /// What its address is a multiple of.
+    /// Alignment of its address.
     pub(crate) alignment: u64,
     pub(crate) dimensions: [u64; 4],
     pub(crate) strides: [u64; 4],
@@ -31,19 +31,19 @@ pub(crate) struct Tensor {
 }
 
 impl Tensor {
-    /// Numbers.
+    /// Number of elements.
     pub(crate) fn len(&self) -> usize {
         self.dimensions.iter().product::<u64>() as usize
     }
 
-    /// Axes from the one with the longest stride on.
+    /// Axes from the longest stride to the shortest.
     fn order(&self) -> [usize; 4] {
         let mut order = [0, 1, 2, 3];
         order.sort_by_key(|axis| std::cmp::Reverse(self.strides[*axis]));
         order
     }
 
-    /// Where numbers lie side by side: first bytes and lengths, in the order of memory, joined where nothing is between.
+    /// Contiguous byte ranges in memory order, merged where they are adjacent.
     pub(crate) fn ranges(&self, address: u64) -> Vec<Range<u64>> {
         let order = self.order();
         let (lengths, strides) = (order.map(|axis| self.dimensions[axis]), order.map(|axis| self.strides[axis]));
@@ -68,25 +68,25 @@ impl Tensor {
         ranges
     }
 
-    /// From its first to its last byte.
+    /// From the first to past the last byte.
     pub(crate) fn whole(&self, address: u64) -> Range<u64> {
         let ranges = self.ranges(address);
         address..ranges.last().map_or(address, |last| last.end)
     }
 
-    /// All numbers in the order of memory, without gaps. All of them must have been written.
+    /// Reads all elements in memory order, without gaps. They must be initialised.
     pub(crate) fn read(&self, gpu: &Gpu, address: u64, stamp: &Stamp) -> Vec<f32> {
         let range = |range: Range<u64>| {
             let bytes = (range.end - range.start) as usize;
             if !gpu.device.at(range.start, bytes).is_some_and(|span| gpu.device.is_written(span)) {
-                gpu.end(&format!("{} reads {} that nobody has written", stamp.name, gpu.place(&range)));
+                gpu.report(&format!("{} reads {} that nobody has written", stamp.name, gpu.describe(&range)));
             }
             decoded(self.format, &gpu.read(range.start, bytes))
         };
         self.ranges(address).into_iter().flat_map(range).collect()
     }
 
-    /// The other way.
+    /// Writes all elements in memory order.
     pub(crate) fn write(&self, gpu: &mut Gpu, address: u64, numbers: &[f32]) {
         let mut rest = numbers;
         for range in self.ranges(address) {
@@ -96,7 +96,7 @@ impl Tensor {
         }
     }
 
-    /// For each number in the order of memory its place in the order of the axes.
+    /// For each element in memory order, its index in axis order.
     pub(crate) fn places(&self) -> Vec<usize> {
         let order = self.order();
         let mut steps = [1; 4];
@@ -109,7 +109,7 @@ impl Tensor {
         places
     }
 
-    /// Rounded to its format.
+    /// Rounds to the tensor's format.
     pub(crate) fn rounded(&self, numbers: Vec<f32>) -> Vec<f32> {
         match self.format {
             Format::F32 => numbers,
@@ -124,7 +124,7 @@ impl Tensor {
         [self.id].into_iter().chain(numbers.map(|number| number as i64)).collect()
     }
 
-    /// `None` if they are no tensor.
+    /// `None` if the words are not a tensor.
     pub(crate) fn from_words(words: &[i64]) -> Option<Tensor> {
         let [id, format, place, alignment, rest @ ..] = words.get(..TENSOR_WORDS)? else { return None };
         let four = |from: usize| Some(<[i64; 4]>::try_from(rest.get(from..from + 4)?).ok()?.map(|word| word as u64));
@@ -139,15 +139,15 @@ impl Tensor {
     }
 }
 
-/// Words of a tensor in the text of a plan.
+/// Words per tensor in a serialized plan.
 pub(crate) const TENSOR_WORDS: usize = 12;
 
-/// A part of what is written that is a part of what is read too.
+/// An overlap of written with read memory.
 pub(crate) fn overlap(mut written: Vec<Range<u64>>, mut read: Vec<Range<u64>>) -> Option<Range<u64>> {
     read.retain(|range| !range.is_empty());
     written.retain(|range| !range.is_empty());
     read.sort_by_key(|range| range.start);
-    // Ends in the same order: where ranges meet each other, they are joined.
+    // Ranges are processed in order, and overlapping ones merged.
     let mut joined: Vec<Range<u64>> = Vec::new();
     for range in read {
         match joined.last_mut().filter(|last| range.start <= last.end) {
@@ -166,8 +166,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_found_by_their_strides() {
-        // Two rows of three numbers, of which every second place is used, read column by column.
+    fn elements_are_addressed_by_strides() {
+        // Two rows of three elements, using every second element, in column-major order.
         let tensor = Tensor {
             id: 1,
             format: Format::Bf16,
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_and_read_is_found() {
+    fn overlaps_of_reads_and_writes_are_found() {
         assert_eq!(overlap(vec![0..4, 10..12], vec![4..6, 12..20]), None);
         assert_eq!(overlap(vec![0..4, 10..13], vec![12..20, 4..6]), Some(10..13));
         assert_eq!(overlap(vec![5..6, 7..7], vec![0..10, 2..3]), Some(5..6));

@@ -1,15 +1,15 @@
-//! What waits in streams, and what it does when it runs.
+//! Work in streams, and its execution.
 
 use crate::gpu::collective::Collective;
 use crate::gpu::convolution::Convolution;
 use crate::gpu::dataflow::Bound;
 use crate::gpu::product::Product;
-use crate::host::Queued;
+use crate::host::HostRange;
 use std::ops::Range;
 use std::sync::Arc;
-use switchyard_cuda_reference::{Bare, Module};
+use switchyard_cuda_reference::{Module, RawLaunch};
 
-/// A launch of a kernel.
+/// A kernel launch.
 #[derive(Clone)]
 pub(crate) struct Launch {
     pub(crate) module: Arc<Module>,
@@ -18,7 +18,7 @@ pub(crate) struct Launch {
     pub(crate) threads: u32,
     pub(crate) shared_bytes: u32,
     pub(crate) arguments: Vec<Vec<u8>>,
-    /// From 1 on.
+    /// From 1.
     pub(crate) number: u64,
 }
 
@@ -27,8 +27,8 @@ impl Launch {
         format!("launch {} (`{}`)", self.number, self.kernel)
     }
 
-    pub(crate) fn bare(&self, seed: u64) -> Bare<'_> {
-        Bare {
+    pub(crate) fn raw(&self, seed: u64) -> RawLaunch<'_> {
+        RawLaunch {
             kernel: &self.kernel,
             blocks: self.blocks,
             threads: self.threads,
@@ -39,12 +39,12 @@ impl Launch {
     }
 }
 
-/// Where an upload has its bytes.
+/// Source of an upload.
 #[derive(Clone)]
 pub(crate) enum Source {
-    /// The driver copied them when it was called.
+    /// Staged by the driver during the call.
     Staged(Vec<u8>),
-    Pinned(Queued),
+    Pinned(HostRange),
 }
 
 #[derive(Clone)]
@@ -62,7 +62,7 @@ pub(crate) enum Work {
     },
     Download {
         from: u64,
-        to: Queued,
+        to: HostRange,
     },
     /// Lines of `bytes` bytes: first address and pitch of both sides.
     Copy {
@@ -74,14 +74,14 @@ pub(crate) enum Work {
     Product(Box<Product>),
     Convolution(Box<Convolution>),
     Dataflow(Box<Bound>),
-    /// This rank's part of an all-reduce.
+    /// Sends this rank's data for an all-reduce.
     Send(Collective),
-    /// The sum over all ranks.
+    /// Receives the sum over all ranks.
     Receive(Collective),
 }
 
 impl Work {
-    /// Whether it has all that it needs of other devices.
+    /// Whether everything that it needs from other devices has arrived.
     pub(crate) fn may_run(&self) -> bool {
         match self {
             Work::Receive(collective) => collective.has_sum(),
@@ -89,8 +89,8 @@ impl Work {
         }
     }
 
-    /// Memory of the host that it uses.
-    pub(crate) fn host(&mut self) -> Option<&mut Queued> {
+    /// Host memory that it uses.
+    pub(crate) fn host(&mut self) -> Option<&mut HostRange> {
         match self {
             Work::Upload { from: Source::Pinned(queued), .. } | Work::Download { to: queued, .. } => Some(queued),
             _ => None,

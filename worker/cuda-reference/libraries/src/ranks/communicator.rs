@@ -13,7 +13,7 @@ use std::time::Duration;
 
 pub(crate) struct Communicator {
     pub(crate) rank: u32,
-    /// Number of its GPU, from 1 on.
+    /// Number of its GPU, from 1.
     pub(crate) device: usize,
     pub(crate) is_blocking: bool,
     faults: Faults,
@@ -25,36 +25,36 @@ pub(crate) struct Communicator {
 struct State {
     stream: Option<Arc<UnixStream>>,
     is_ready: bool,
-    /// It calls nothing more; then no rank does.
+    /// Makes no more calls. Done once this holds for all ranks.
     is_finalized: bool,
     is_done: bool,
     error: Option<Status>,
-    /// Work of the device goes on without a result.
+    /// Device work continues without a result.
     is_aborted: bool,
-    /// Calls so far, and those whose numbers have left.
+    /// Calls so far, and those whose data was sent.
     called: u64,
     sent: u64,
     sums: VecDeque<Vec<u8>>,
 }
 
-/// Something has happened to some communicator.
-static NEWS: (Mutex<()>, Condvar) = (Mutex::new(()), Condvar::new());
+/// Signals a state change of any communicator.
+static CHANGE: (Mutex<()>, Condvar) = (Mutex::new(()), Condvar::new());
 
-/// Waits until something has happened, or a moment.
-pub(crate) fn await_news() {
-    let guard = NEWS.0.lock().unwrap_or_else(PoisonError::into_inner);
-    drop(NEWS.1.wait_timeout(guard, Duration::from_millis(10)));
+/// Waits for a state change, for a short time at most.
+pub(crate) fn await_change() {
+    let guard = CHANGE.0.lock().unwrap_or_else(PoisonError::into_inner);
+    drop(CHANGE.1.wait_timeout(guard, Duration::from_millis(10)));
 }
 
-/// The same number for ranks that NCCL takes to be on one host, and that use the same GPU.
-fn place(ordinal: usize) -> u64 {
+/// Equal for ranks that NCCL considers to be on one host and that use the same GPU.
+fn device_key(ordinal: usize) -> u64 {
     let mut hasher = DefaultHasher::new();
     (std::env::var_os("NCCL_HOSTID"), ordinal).hash(&mut hasher);
     hasher.finish()
 }
 
 impl Communicator {
-    /// Starts to connect. `device`: its number, and the number that it has for all processes.
+    /// Starts to connect. `device`: its number in this process, and its machine-wide number.
     pub(crate) fn start(
         name: Vec<u8>,
         (rank, world): (u32, u32),
@@ -63,13 +63,13 @@ impl Communicator {
         is_blocking: bool,
     ) -> Result<Arc<Communicator>, Status> {
         if faults.nccl_init == Some(u64::from(rank)) {
-            explain("ncclCommInitRankConfig", "a fault on request");
+            explain("ncclCommInitRankConfig", "injected fault");
             return Err(SYSTEM_ERROR);
         }
         let state = Mutex::default();
         let new = Arc::new(Communicator { rank, device, is_blocking, faults, seed, state });
         if faults.nccl_absent != Some(u64::from(rank)) {
-            let hello = Hello { rank: rank.into(), world: world.into(), device: place(ordinal) };
+            let hello = Hello { rank: rank.into(), world: world.into(), device: device_key(ordinal) };
             let own = Arc::clone(&new);
             std::thread::spawn(move || own.follow(&name, hello));
         }
@@ -82,10 +82,10 @@ impl Communicator {
 
     fn change(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.state());
-        NEWS.1.notify_all();
+        CHANGE.1.notify_all();
     }
 
-    /// What goes wrong while nobody calls.
+    /// Reports an asynchronous failure.
     fn fail(&self, status: Status, text: &str) {
         if !self.state().is_aborted {
             explain("a communicator", text);
@@ -95,7 +95,7 @@ impl Communicator {
 
     fn follow(&self, name: &[u8], hello: Hello) {
         let Ok(stream) = connect(name).map(Arc::new) else {
-            return self.fail(SYSTEM_ERROR, "nobody listens where the id says");
+            return self.fail(SYSTEM_ERROR, "nothing listens at the address in the id");
         };
         self.change(|state| state.stream = Some(Arc::clone(&stream)));
         if send(&stream, Kind::Hello, &[&hello.encode()]).is_err() {
@@ -110,7 +110,7 @@ impl Communicator {
                 Kind::Lost => return self.fail(REMOTE_ERROR, &format!("rank {} is gone", text())),
                 Kind::Done => return self.change(|state| state.is_done = true),
                 Kind::Refused => return self.fail(INVALID_USAGE, &text()),
-                _ => finding::end(&text(), self.seed),
+                _ => finding::report(&text(), self.seed),
             }
         }
     }
@@ -122,24 +122,24 @@ impl Communicator {
         state.error.unwrap_or(if is_under_way { IN_PROGRESS } else { SUCCESS })
     }
 
-    /// Waits until nothing of it is in progress, or it has failed.
+    /// Waits until no operation is in progress, or it has failed.
     pub(crate) fn settle(&self) -> Status {
         loop {
             match self.status() {
-                IN_PROGRESS => await_news(),
+                IN_PROGRESS => await_change(),
                 status => return status,
             }
         }
     }
 
-    /// The number of a new call, from 1 on.
+    /// The number of a new call, from 1.
     pub(crate) fn next_call(&self) -> u64 {
         let mut state = self.state();
         state.called += 1;
         state.called
     }
 
-    /// Gives the numbers of a call away.
+    /// Sends the data of a call.
     pub(crate) fn send(&self, call: Call, numbers: &[u8]) {
         let mut state = self.state();
         state.sent += 1;
@@ -147,7 +147,7 @@ impl Communicator {
         let stream = state.stream.clone().filter(|_| !state.is_aborted && here != self.faults.nccl_silent);
         drop(state);
         if here == self.faults.nccl_error {
-            return self.fail(SYSTEM_ERROR, "a fault on request");
+            return self.fail(SYSTEM_ERROR, "injected fault");
         }
         if let Some(stream) = stream
             && send(&stream, Kind::Call, &[&call.encode(), numbers]).is_err()
@@ -156,13 +156,13 @@ impl Communicator {
         }
     }
 
-    /// Whether the device need not wait for the sum that it needs next.
+    /// Whether the next sum has arrived, or will never be needed.
     pub(crate) fn has_sum(&self) -> bool {
         let state = self.state();
         state.is_aborted || !state.sums.is_empty()
     }
 
-    /// The next sum; nothing of a communicator that was aborted.
+    /// The next sum; `None` if the communicator was aborted.
     pub(crate) fn sum(&self) -> Option<Vec<u8>> {
         let mut state = self.state();
         if state.is_aborted { None } else { state.sums.pop_front() }
@@ -172,18 +172,18 @@ impl Communicator {
         self.state().is_finalized
     }
 
-    /// Calls nothing more.
+    /// Makes no more calls.
     pub(crate) fn finalize(&self) {
         self.change(|state| {
             if let Some(stream) = state.stream.as_ref().filter(|_| !state.is_finalized) {
-                // A root that is gone needs no word.
+                // If the root is gone, there is nothing to tell it.
                 let _ = send(stream, Kind::Bye, &[]);
             }
             state.is_finalized = true;
         });
     }
 
-    /// Lets work of the device go on without a result.
+    /// Lets device work continue without a result.
     pub(crate) fn abort(&self) {
         self.change(|state| {
             if let Some(stream) = &state.stream {

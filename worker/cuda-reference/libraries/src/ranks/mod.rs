@@ -1,19 +1,20 @@
-//! The ranks of a communicator of NCCL, and what they sum.
+//! The ranks of an NCCL communicator, and their reductions.
 //!
 //! ```text
 //! communicator (a thread) ── Unix socket ── root (threads of the process that made the id) ── the other ranks
 //! ```
 //!
-//! Ranks are processes, or threads of one. The root adds in the order of the ranks and rounds after each addition to the type of the
-//! numbers, as NCCL does from hop to hop. It compares what the ranks call: another count, type or operation, or calls of several
-//! communicators in another order, are a [`finding`](crate::finding) of every rank, where NCCL hangs or sums what does not belong together.
-//! A rank that is gone is an asynchronous error of the others, whose work then waits until the communicator is aborted.
+//! Ranks are processes, or threads of one. The root adds in rank order and rounds to the element
+//! type after each addition, as NCCL does from hop to hop. It compares the ranks' calls: a
+//! different count, type or operation, or a different order across communicators, is a
+//! [`finding`](crate::finding) on every rank, where NCCL would hang or return garbage. A lost rank
+//! is an asynchronous error on the others, whose work then waits until the communicator is aborted.
 
 mod communicator;
 mod root;
 mod socket;
 
-pub(crate) use communicator::{Communicator, await_news};
+pub(crate) use communicator::{Communicator, await_change};
 pub(crate) use root::{format, is_operation, open};
 pub(crate) use socket::Call;
 

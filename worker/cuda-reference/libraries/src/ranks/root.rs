@@ -1,4 +1,4 @@
-//! Where the ranks of a communicator meet: threads of the process that made its id.
+//! The root of a communicator: threads of the process that created its ID.
 
 use super::socket::{self, Call, Hello, Kind, listen, receive, send};
 use crate::numbers::{Format, decoded, encoded};
@@ -17,7 +17,7 @@ const BFLOAT16: u64 = 9;
 const SUM: u64 = 0;
 const AVG: u64 = 4;
 
-/// Of a type that is summed here.
+/// Formats that are supported here.
 pub(crate) fn format(data_type: i32) -> Option<Format> {
     match u64::try_from(data_type).ok()? {
         FLOAT16 => Some(Format::F16),
@@ -31,33 +31,33 @@ pub(crate) fn is_operation(operation: i32) -> bool {
     u64::try_from(operation).is_ok_and(|operation| [SUM, AVG].contains(&operation))
 }
 
-/// Waits for ranks; returns under which name.
+/// Starts to wait for ranks; returns the root's name.
 pub(crate) fn open() -> io::Result<Vec<u8>> {
     static OPENED: AtomicU64 = AtomicU64::new(0);
     let number = OPENED.fetch_add(1, Ordering::Relaxed);
     let name = format!("switchyard-nccl-{}-{number}", std::process::id()).into_bytes();
     let listener = listen(&name)?;
-    // The thread ends with the communicator, or with the process if nobody comes.
+    // The thread ends with the communicator, or with the process if no rank joins.
     std::thread::Builder::new().name("nccl-root".to_owned()).spawn(move || serve(&listener))?;
     Ok(name)
 }
 
-/// What a rank says; nothing: it is gone.
-type Said = (usize, Option<(Kind, Vec<u8>)>);
+/// A rank's message; `None` if its connection was lost.
+type Message = (usize, Option<(Kind, Vec<u8>)>);
 
 fn serve(listener: &UnixListener) {
-    let Ok(ranks) = meet(listener) else { return };
-    let (say, heard) = channel();
+    let Ok(ranks) = accept_ranks(listener) else { return };
+    let (sender, messages) = channel();
     for (rank, stream) in ranks.iter().enumerate() {
-        let (stream, say) = (Arc::clone(stream), say.clone());
-        std::thread::spawn(move || listen_to(&stream, rank, &say));
+        let (stream, sender) = (Arc::clone(stream), sender.clone());
+        std::thread::spawn(move || listen_to(&stream, rank, &sender));
     }
-    tell(&ranks, Kind::Ready, b"");
-    answer(&ranks, &heard);
+    broadcast(&ranks, Kind::Ready, b"");
+    reduce_until_done(&ranks, &messages);
 }
 
-/// The connections of all ranks, in their order.
-fn meet(listener: &UnixListener) -> io::Result<Vec<Arc<UnixStream>>> {
+/// Accepts all ranks; returns their connections in rank order.
+fn accept_ranks(listener: &UnixListener) -> io::Result<Vec<Arc<UnixStream>>> {
     let mut here: Vec<(Hello, Arc<UnixStream>)> = Vec::new();
     while here.len() < here.first().map_or(1, |(hello, _)| hello.world as usize) {
         let (stream, _) = listener.accept()?;
@@ -75,7 +75,7 @@ fn meet(listener: &UnixListener) -> io::Result<Vec<Arc<UnixStream>>> {
     Ok(here.into_iter().map(|(_, stream)| stream).collect())
 }
 
-/// What the newest rank contradicts.
+/// A contradiction between the newest rank and the others.
 fn refusal(here: &[(Hello, Arc<UnixStream>)]) -> Option<String> {
     let ((newest, _), others) = here.split_last()?;
     let Hello { rank, world, device } = newest;
@@ -90,49 +90,49 @@ fn refusal(here: &[(Hello, Arc<UnixStream>)]) -> Option<String> {
     found.or_else(|| (rank >= world).then(|| format!("rank {rank} of {world}")))
 }
 
-fn listen_to(stream: &UnixStream, rank: usize, say: &Sender<Said>) {
+fn listen_to(stream: &UnixStream, rank: usize, sender: &Sender<Message>) {
     loop {
-        let said = receive(stream).ok();
-        let is_last = said.as_ref().is_none_or(|(kind, _)| *kind == Kind::Bye);
-        if say.send((rank, said)).is_err() || is_last {
+        let message = receive(stream).ok();
+        let is_last = message.as_ref().is_none_or(|(kind, _)| *kind == Kind::Bye);
+        if sender.send((rank, message)).is_err() || is_last {
             return;
         }
     }
 }
 
-fn tell(ranks: &[Arc<UnixStream>], kind: Kind, body: &[u8]) {
-    // One that is gone is noticed by whoever listens to it.
+fn broadcast(ranks: &[Arc<UnixStream>], kind: Kind, body: &[u8]) {
+    // A lost rank is detected by the thread that listens to it.
     ranks.iter().for_each(|stream| drop(send(stream, kind, &[body])));
 }
 
-/// Sums until all ranks have left, or one is gone.
-fn answer(ranks: &[Arc<UnixStream>], heard: &Receiver<Said>) {
+/// Reduces until all ranks have left, or one is lost.
+fn reduce_until_done(ranks: &[Arc<UnixStream>], messages: &Receiver<Message>) {
     let mut waiting: Vec<VecDeque<(Call, Vec<u8>)>> = ranks.iter().map(|_| VecDeque::new()).collect();
     let mut left = 0;
     loop {
-        match heard.recv() {
+        match messages.recv() {
             Ok((rank, Some((Kind::Call, body)))) => {
                 let Some(call) = Call::decode(&body) else { return };
                 waiting[rank].push_back((call, body[Call::BYTES..].to_vec()));
             }
             Ok((_, Some((Kind::Bye, _)))) => left += 1,
-            Ok((rank, _)) => return tell(ranks, Kind::Lost, rank.to_string().as_bytes()),
+            Ok((rank, _)) => return broadcast(ranks, Kind::Lost, rank.to_string().as_bytes()),
             Err(_) => return,
         }
         if left == ranks.len() {
-            return tell(ranks, Kind::Done, b"");
+            return broadcast(ranks, Kind::Done, b"");
         }
         while waiting.iter().all(|calls| !calls.is_empty()) {
             let calls: Vec<_> = waiting.iter_mut().filter_map(VecDeque::pop_front).collect();
             match sum(&calls) {
-                Ok(sum) => tell(ranks, Kind::Sum, &sum),
-                Err(text) => return tell(ranks, Kind::Wrong, text.as_bytes()),
+                Ok(sum) => broadcast(ranks, Kind::Sum, &sum),
+                Err(text) => return broadcast(ranks, Kind::Wrong, text.as_bytes()),
             }
         }
     }
 }
 
-/// The sum of what all ranks gave, in their order, or what they do not agree on.
+/// The sum of all ranks' data in rank order, or how their calls differ.
 fn sum(calls: &[(Call, Vec<u8>)]) -> Result<Vec<u8>, String> {
     let (first, _) = calls.first().ok_or("no rank")?;
     if let Some((rank, (other, _))) = calls.iter().enumerate().find(|(_, (call, _))| call != first) {
@@ -176,12 +176,12 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_rounded_to_their_type_after_each_addition() {
+    fn values_are_rounded_after_each_addition() {
         let sum_of = |data_type, operation, numbers: &[f32]| {
             let calls: Vec<_> = numbers.iter().map(|number| call(data_type, operation, &[*number])).collect();
             decoded(format(data_type as i32).unwrap(), &sum(&calls).unwrap())[0]
         };
-        // 257 is no bf16 number: 256 + 1 is 256, twice.
+        // 257 is not a bf16 value: 256 + 1 rounds to 256, twice.
         assert_eq!(sum_of(BFLOAT16, SUM, &[256.0, 1.0, 1.0]), 256.0);
         assert_eq!(sum_of(FLOAT32, SUM, &[256.0, 1.0, 1.0]), 258.0);
         assert_eq!(sum_of(FLOAT16, SUM, &[60000.0, 60000.0]), f32::INFINITY);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ranks_do_not_agree_on_is_said() {
+    fn differing_calls_are_reported() {
         let (one, two) = (call(FLOAT32, SUM, &[1.0]), call(FLOAT32, SUM, &[1.0, 2.0]));
         let text = sum(&[one.clone(), two]).unwrap_err();
         assert!(text.contains("rank 0 has 1 numbers of type 7, operation 0, rank 1 has 2 numbers"), "{text}");

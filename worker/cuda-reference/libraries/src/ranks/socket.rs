@@ -1,50 +1,50 @@
-//! What ranks and the root tell each other: frames on a Unix socket without a name in the file system.
+//! Messages between ranks and the root: frames on an abstract Unix socket.
 
 use std::io::{self, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
-/// A frame, and what its body is.
+/// Kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// To the root: a [`Hello`].
     Hello,
-    /// To the root: a [`Call`], then the numbers.
+    /// To the root: a [`Call`], then the data.
     Call,
-    /// To the root: this rank calls nothing more.
+    /// To the root: this rank makes no more calls.
     Bye,
-    /// All ranks are there.
+    /// All ranks have joined.
     Ready,
     /// The sum.
     Sum,
-    /// Why the communicator is refused.
+    /// Reason why the communicator is refused.
     Refused,
-    /// What the ranks do wrong.
+    /// How the ranks' calls differ.
     Wrong,
-    /// Which rank is gone.
+    /// A lost rank.
     Lost,
-    /// No rank calls anything more.
+    /// No rank makes any more calls.
     Done,
 }
 
 const KINDS: [Kind; 9] =
     [Kind::Hello, Kind::Call, Kind::Bye, Kind::Ready, Kind::Sum, Kind::Refused, Kind::Wrong, Kind::Lost, Kind::Done];
 
-/// Who connects.
+/// Identity of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) rank: u64,
     pub(crate) world: u64,
-    /// The same for two ranks on one GPU.
+    /// Equal for two ranks on one GPU.
     pub(crate) device: u64,
 }
 
-/// What a rank calls.
+/// A collective call of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Call {
-    /// Of this communicator, from 1 on.
+    /// Number within this communicator, from 1.
     pub(crate) number: u64,
-    /// Among the calls of all communicators of the device, from 1 on.
+    /// Number among the calls of all communicators of the device, from 1.
     pub(crate) place: u64,
     /// `ncclDataType_t`.
     pub(crate) data_type: u64,

@@ -1,4 +1,4 @@
-//! The reference GPU through the calls of the engine.
+//! The reference GPU through the engine's calls.
 
 use crate::child;
 use std::path::Path;
@@ -15,12 +15,12 @@ pub fn places() -> Places {
 }
 
 impl Gpu {
-    /// In a child, whose variables name the libraries.
+    /// In a child, whose environment names the libraries.
     pub fn new() -> Gpu {
         Gpu::of(0)
     }
 
-    /// The one of this number.
+    /// The GPU with this number.
     pub fn of(index: usize) -> Gpu {
         let driver = Driver::new(&places().open(&DRIVER).unwrap().library).unwrap();
         let device = driver.devices().unwrap().remove(index);
@@ -38,7 +38,7 @@ pub fn on_a_device(test: &str, variables: &[(&str, &str)], run: impl FnOnce()) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&[output.stdout, output.stderr].concat()));
 }
 
-/// The number at `index` of stream `seed`, between -1 and 1.
+/// Test value at `index` of stream `seed`, between -1 and 1.
 pub fn number(seed: usize, index: usize) -> f32 {
     let mut bits = (index as u64).wrapping_add((seed as u64) << 40).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     bits = (bits ^ (bits >> 32)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

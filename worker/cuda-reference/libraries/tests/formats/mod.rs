@@ -1,4 +1,4 @@
-//! Numbers in the formats of the engine, on the reference GPU and back.
+//! Converts values to the engine's formats on the reference GPU, and back.
 
 use crate::device::Gpu;
 use half::{bf16, f16};
@@ -22,7 +22,7 @@ pub fn upload(gpu: &Gpu, element: Element, numbers: &[f32]) -> Buffer {
     .unwrap()
 }
 
-/// The first numbers of a buffer.
+/// The first elements of a buffer.
 pub fn download(buffer: &Buffer, element: Element, count: usize) -> Vec<f32> {
     match element {
         Element::F32 => buffer.download(0..count).unwrap(),

@@ -3,7 +3,7 @@ use crate::shadow::{Shadow, Stamp};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// Names of what runs until `target` is done.
+/// Names of the operations that run until `target` has passed.
 fn run(queue: &mut Queue, target: &Clock) -> Vec<String> {
     std::iter::from_fn(|| queue.next(target)).map(|operation| operation.name.to_string()).collect()
 }
@@ -13,7 +13,7 @@ fn put(queue: &mut Queue, stream: usize, name: &str) {
 }
 
 #[test]
-fn no_more_runs_than_is_waited_for() {
+fn runs_only_what_is_waited_for() {
     let mut queue = Queue::new(0);
     let (a, b) = (queue.create(false), queue.create(false));
     put(&mut queue, a, "a1");
@@ -26,7 +26,7 @@ fn no_more_runs_than_is_waited_for() {
 }
 
 #[test]
-fn a_stream_that_waits_for_an_event_comes_after_it_with_every_seed() {
+fn a_stream_runs_after_the_event_it_waits_for_with_every_seed() {
     let mut orders = Vec::new();
     for seed in 0..20 {
         let mut queue = Queue::new(seed);
@@ -46,7 +46,7 @@ fn a_stream_that_waits_for_an_event_comes_after_it_with_every_seed() {
 }
 
 #[test]
-fn the_default_stream_is_in_order_with_streams_that_block() {
+fn the_default_stream_is_ordered_with_blocking_streams() {
     let mut queue = Queue::new(0);
     let (blocking, free) = (queue.create(true), queue.create(false));
     put(&mut queue, blocking, "blocking");
@@ -57,7 +57,7 @@ fn the_default_stream_is_in_order_with_streams_that_block() {
     assert_eq!(run(&mut queue, &target), ["blocking", "default", "after"]);
 }
 
-/// One call of a made-up program. Streams are numbers below [`STREAMS`].
+/// A call of a random program. Streams are numbers below [`STREAMS`].
 #[derive(Debug, Clone)]
 enum Call {
     Use { stream: usize, range: Range<u64>, writes: bool },
@@ -66,11 +66,11 @@ enum Call {
     Synchronize { stream: usize },
 }
 
-/// The default stream, one that is in order with it, and two that are not.
+/// The default stream, one ordered with it, and two that are not.
 const STREAMS: usize = 4;
 const EVENTS: usize = 3;
 
-fn made_up(random: &mut Random) -> Vec<Call> {
+fn random_program(random: &mut Random) -> Vec<Call> {
     let call = |random: &mut Random| {
         let (kind, stream, event) = (random.below(10), random.below(STREAMS), random.below(EVENTS));
         let start = random.below(24) as u64;
@@ -91,7 +91,8 @@ fn is_blocking(stream: usize) -> bool {
     stream < 2
 }
 
-/// Whether two uses of the same bytes, one writing, are in no order: by the sets of uses that come before each, without clocks.
+/// Whether two uses of the same bytes, at least one of them a write, are unordered. Computed from
+/// predecessor sets, without clocks.
 fn has_race(program: &[Call]) -> bool {
     let mut before = vec![BTreeSet::new(); STREAMS];
     let mut events: [Option<BTreeSet<usize>>; EVENTS] = Default::default();
@@ -157,11 +158,11 @@ fn finds_race(program: &[Call], seed: u64) -> bool {
 }
 
 #[test]
-fn a_race_is_found_in_every_order_and_nothing_else_is() {
+fn exactly_the_races_are_found_in_every_order() {
     let mut random = Random::new(7);
     let mut racy = 0;
     for _ in 0..2000 {
-        let program = made_up(&mut random);
+        let program = random_program(&mut random);
         let expected = has_race(&program);
         racy += usize::from(expected);
         for seed in 0..4 {

@@ -1,10 +1,10 @@
-//! Ranks that hold up the others: the one that is slow, and the one that stands still.
+//! Ranks that hold up the others: stragglers and hung ranks.
 
 use crate::recorder::{Entry, Operation};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The rank that computed and read longest: the others waited for it.
+/// The rank with the longest compute and read time, which the others waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Slowest {
@@ -12,19 +12,19 @@ pub struct Slowest {
     pub rank: u32,
     /// Its node, from 0.
     pub node_rank: u32,
-    /// By how much its time is over the median of the other ranks, percent.
+    /// Percentage by which its time exceeds the median of the other ranks.
     pub over_percent: f64,
-    /// Steps that the figure covers.
+    /// Number of steps that the figure covers.
     pub steps: u64,
 }
 
 impl Slowest {
-    /// Steps that a straggler is slow in.
+    /// Steps over which a straggler must be slow.
     pub const STEPS: u64 = 100;
-    /// By how much a straggler is over the median, percent.
+    /// Percentage by which a straggler exceeds the median.
     pub const PERCENT: f64 = 15.0;
 
-    /// Whether the rank is so slow for so long that something must be wrong with it.
+    /// Whether the rank has been slow enough for long enough that something must be wrong with it.
     pub fn is_straggler(&self) -> bool {
         self.steps >= Slowest::STEPS && self.over_percent >= Slowest::PERCENT
     }
@@ -41,28 +41,28 @@ impl fmt::Display for Slowest {
     }
 }
 
-/// A rank that stands still.
+/// A hung rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Stuck {
-    /// Rank among all ranks of the job: of those that stand still, the one that does so for longest.
+    /// Rank among all ranks of the job: the one that has hung for longest.
     pub rank: u32,
     /// Its node, from 0.
     pub node_rank: u32,
-    /// What it does.
+    /// Operation in which it hangs.
     pub operation: Operation,
-    /// The step that this belongs to.
+    /// Step of that operation.
     pub step: u64,
     /// See [`Entry::index`].
     pub index: u32,
-    /// Since when, seconds since 1970 by the clock of its host.
+    /// Start of the hang in seconds since 1970, by the clock of its host.
     pub since: u64,
-    /// Ranks that stand still, without those that wait for them.
+    /// Number of hung ranks, not counting those that wait for them.
     pub ranks: u32,
 }
 
 impl Stuck {
-    /// What it does, in words.
+    /// Describes the operation.
     pub fn doing(&self) -> String {
         Entry { operation: self.operation, step: self.step, index: self.index, since_us: 0 }.to_string()
     }
