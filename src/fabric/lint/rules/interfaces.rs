@@ -11,7 +11,12 @@ pub(super) fn check(scene: &Scene<'_>, variable: &Variable, found: &mut Found) {
     if is_interface_list(&variable.name) {
         if value.starts_with(['=', '^']) {
             let why = "this variable takes full names of interfaces: `=` and `^` are signs of NCCL's lists only";
-            let fix = format!("write {}={}", variable.name, value.trim_start_matches(['=', '^']));
+            // `^lo` is meant as all but these, which is the opposite of their names.
+            let fix = if value.contains('^') {
+                format!("delete {}, or name the interface of the nodes' default route", variable.name)
+            } else {
+                format!("write {}={}", variable.name, value.trim_start_matches('='))
+            };
             return found.add("interface-form", Severity::Error, &variable.path, Text::of(variable, why, fix));
         }
         return interface(scene, variable, &List::of_names(value), found);
@@ -26,7 +31,9 @@ pub(super) fn check(scene: &Scene<'_>, variable: &Variable, found: &mut Found) {
         }
         // `mlx5` is all devices of a driver, and `mlx5_1` one of them.
         Some(Form::Adapters) => {
-            prefix(variable, &List::parse(value), |head| head.ends_with('_'), Severity::Warning, found);
+            let list = List::parse(value);
+            prefix(variable, &list, |head| head.ends_with('_'), Severity::Warning, found);
+            adapter(variable, &list, found);
         }
         _ => {}
     }
@@ -44,6 +51,22 @@ fn prefix(variable: &Variable, list: &List<'_>, ends: fn(&str) -> bool, severity
     let why = format!("without `=` names are beginnings: {name} also matches {name}0 to {name}9 where a node has them");
     let fix = format!("write {}={sign}{}", variable.name, variable.text().unwrap_or_default().trim_start_matches('^'));
     found.add("prefix-match", severity, &variable.path, Text::of(variable, why, fix).link(GUIDE));
+}
+
+/// The name of an interface where one of an RDMA device belongs.
+fn adapter(variable: &Variable, list: &List<'_>, found: &mut Found) {
+    let Some(name) = list.names().find(|name| is_interface(name)).filter(|_| !list.is_excluding) else { return };
+    let why = format!(
+        "{name} is an interface; RDMA devices are called mlx5_0 or the like, so it matches none and NCCL uses TCP"
+    );
+    let fix = format!("delete {}, or write the name that `ibv_devices` prints", variable.name);
+    found.add("interface", Severity::Warning, &variable.path, Text::of(variable, why, fix).link(GUIDE));
+}
+
+/// Whether this is the name of a network interface: of the kernel, of systemd, or of a bond. RDMA devices can be called `ibp…` too.
+fn is_interface(name: &str) -> bool {
+    let rest = |prefix: &str| name.strip_prefix(prefix).filter(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    name == "lo" || ["eth", "ib", "bond", "eno", "ens", "enp", "enP"].iter().any(|prefix| rest(prefix).is_some())
 }
 
 fn interface(scene: &Scene<'_>, variable: &Variable, list: &List<'_>, found: &mut Found) {

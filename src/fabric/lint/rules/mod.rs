@@ -11,6 +11,8 @@ mod lines;
 use super::path::Path;
 use super::view::{Container, Group, Variable, Workload};
 use super::{Finding, Options, Severity};
+use crate::variables::nccl::PREFIX;
+use crate::variables::{is_of_google_profile, is_visible_devices};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rule {
@@ -29,7 +31,7 @@ const fn rule(id: &'static str, severity: Severity, finds: &'static str) -> Rule
 use Severity::{Error, Note, Warning};
 
 /// All rules, in the order of docs/lint.md.
-pub const RULES: [Rule; 19] = [
+pub const RULES: [Rule; 21] = [
     rule(
         "debug-setting",
         Warning,
@@ -67,6 +69,8 @@ pub const RULES: [Rule; 19] = [
     rule("not-text", Error, "a value that is no text in YAML: the API server refuses it"),
     rule("too-long", Error, "a value of more than 1023 characters, where NCCL cuts lines of nccl.conf"),
     rule("duplicate-name", Error, "a variable that is set twice in one list: the last one counts"),
+    rule("duplicate-key", Warning, "a key that a mapping has twice: most readers of YAML take the last one"),
+    rule("vendor-profile", Note, "a profile that sets NCCL's variables together, and checks them: leave them alone"),
     rule(
         "host-access",
         Warning,
@@ -117,6 +121,13 @@ impl Text {
     }
 }
 
+/// `vendor-profile`.
+fn owned(variable: &Variable, found: &mut Found) {
+    let why = "the profile of GPUDirect-TCPXO sets NCCL's variables together, and its checker ends jobs in which one of them differs";
+    let fix = "leave NCCL's variables as the profile has them, and renew them with it";
+    found.add("vendor-profile", Severity::Note, &variable.path, Text::of(variable, why, fix));
+}
+
 /// Everything that the rules find in a workload.
 pub(super) fn findings(workload: &Workload, options: Options) -> Vec<Finding> {
     let mut found = Found::default();
@@ -124,9 +135,13 @@ pub(super) fn findings(workload: &Workload, options: Options) -> Vec<Finding> {
         access::check(workload, group, &mut found);
         for container in &group.containers {
             let scene = Scene { workload, group, container, options };
+            let profile = container.variables.iter().find(|variable| is_of_google_profile(&variable.name));
+            profile.iter().for_each(|variable| owned(variable, &mut found));
             for variable in &container.variables {
                 lines::check(variable, &mut found);
-                if lines::is_usable(variable) {
+                let is_owned =
+                    profile.is_some() && (variable.name.starts_with(PREFIX) || is_visible_devices(&variable.name));
+                if lines::is_usable(variable) && !is_owned {
                     debugging::check(variable, &mut found);
                     keys::check(&scene, variable, &mut found);
                     interfaces::check(&scene, variable, &mut found);
