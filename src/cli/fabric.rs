@@ -6,7 +6,7 @@ use switchyard_core::units::plural;
 use switchyard_crds::{
     DecisionOutcome, FabricDecision, FabricStatus, PreflightSeverity, PreflightStatus, TrainJob, Transport,
 };
-use switchyard_fabric::forecast::{Between, Forecast, lines};
+use switchyard_fabric::forecast::{Forecast, InterNode, lines};
 use switchyard_fabric::preflight::CHECKS;
 
 /// How the processes of a job reach each other, formatted for people. `verbose` adds the source of
@@ -22,7 +22,7 @@ pub(super) fn table(job: &TrainJob, fabric: &FabricStatus, forecast: Option<&For
     if let Some(forecast) = forecast {
         text.push_str("\nforecast\n");
         lines(forecast).iter().for_each(|line| text.push_str(&format!("  {line}\n")));
-        let could = matches!(forecast.summary.between, Some(Between::Rdma { .. }));
+        let could = matches!(forecast.summary.between, Some(InterNode::Rdma { .. }));
         if could && fabric.transport == Some(Transport::TCP) {
             text.push_str("  that is what the ports could do; the pods go over TCP: see NCCL_IB_DISABLE below\n");
         }

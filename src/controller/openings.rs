@@ -9,7 +9,7 @@ use super::reader::{Reader, Reads, Source};
 use kube::api::LogParams;
 use std::time::{Duration, Instant};
 use switchyard_ledger::job::{JobId, attempt_of};
-use switchyard_plan::cluster::transport::{self, Seen};
+use switchyard_plan::cluster::transport::{self, LogObservation};
 use switchyard_plan::cluster::view::Phase;
 use switchyard_plan::job::processes_per_node;
 
@@ -71,7 +71,7 @@ impl Reader for Openings {
         // A log that cannot be read does not mean that the ranks are silent.
         if let Some(log) = log {
             let is_last = before.is_some_and(|before| before.count + 1 >= MOST_READS) || log.len() as i64 >= BYTES;
-            let mut seen = Seen::of(&log, source.of.processes);
+            let mut seen = LogObservation::of(&log, source.of.processes);
             seen.is_complete |= is_last;
             keep(context, source, seen);
         }
@@ -80,7 +80,7 @@ impl Reader for Openings {
 }
 
 /// Keeps what a pod reported, and reconciles its job if that is new.
-fn keep(context: &Context, source: &Source<Ranks>, seen: Seen) {
+fn keep(context: &Context, source: &Source<Ranks>, seen: LogObservation) {
     let mut index = context.index();
     let Some(family) = index.families.get_mut(&source.job) else { return };
     let Ranks { attempt, node_rank, .. } = source.of;

@@ -1,22 +1,26 @@
-//! The GPUs and NICs of one node as placement sees them: positions and megabytes (10^6 bytes) per second, one direction.
+//! GPUs and NICs of one node as placement sees them. Devices are addressed by position; rates are
+//! one-way, in MB/s (10^6 bytes per second).
 
 use crate::path::PathClass;
 
-/// The rate of a NIC of unknown speed, and of a node without a known NIC: NCCL counts an unknown speed as 10 Gbit/s (graph/topo.cc).
+/// Rate of a NIC of unknown speed, and of a node without a known NIC: NCCL assumes 10 Gbit/s
+/// (graph/topo.cc).
 pub const UNKNOWN_NIC: u32 = 1_250;
 
-/// GPUs and NICs of a node and the paths between them. Nodes that are equal here have equal values for equal sets.
+/// GPUs and NICs of a node and the paths between them. If two nodes compare equal, every set of
+/// devices has the same values on both.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Devices {
     /// GPUs, by position.
     pub gpus: Vec<Gpu>,
-    /// NICs that carry training traffic, by position: their order is that of the rails.
+    /// NICs that carry training traffic, by position. Their order is the rail order.
     pub nics: Vec<Nic>,
-    /// NVLinks between two GPUs without a switch; symmetric, row by row, `gpus.len()` squared.
+    /// Direct NVLinks between two GPUs, bypassing switches. Symmetric `gpus.len()` × `gpus.len()`
+    /// matrix, row-major.
     pub direct_links: Vec<u8>,
-    /// PCIe side of two GPUs, in the same order.
+    /// PCIe path class of two GPUs, in the same layout.
     pub gpu_paths: Vec<PathClass>,
-    /// PCIe side of a GPU and a NIC: `gpus.len()` rows of `nics.len()`.
+    /// PCIe path class of a GPU and a NIC: `gpus.len()` rows of `nics.len()`.
     pub nic_paths: Vec<PathClass>,
     /// Rate between two NUMA nodes.
     pub socket_rate: u32,
@@ -39,7 +43,7 @@ pub struct Nic {
 }
 
 impl Devices {
-    /// NVLinks between two GPUs without a switch.
+    /// Number of direct NVLinks between two GPUs.
     pub fn direct(&self, a: usize, b: usize) -> u32 {
         self.direct_links[a * self.gpus.len() + b].into()
     }
@@ -54,7 +58,8 @@ impl Devices {
         self.nic_paths[gpu * self.nics.len() + nic]
     }
 
-    /// The node as seen by a job that has only these GPUs, by position: NCCL ignores GPUs without a rank.
+    /// The node as seen by a job that has only these GPUs, by position: NCCL ignores GPUs without a
+    /// rank.
     pub fn only(&self, gpus: &[usize]) -> Devices {
         let pairs = || gpus.iter().flat_map(|a| gpus.iter().map(move |b| a * self.gpus.len() + b));
         Devices {
@@ -74,7 +79,8 @@ impl Devices {
         direct.max(one.switch_rate().min(other.switch_rate()))
     }
 
-    /// PCIe rate between two GPUs. A host bridge costs a sixth (`INTEL_P2P_OVERHEAD` of NCCL's graph/topo.h).
+    /// PCIe rate between two GPUs. A host bridge costs a sixth (`INTEL_P2P_OVERHEAD` of NCCL's
+    /// graph/topo.h).
     pub fn pcie_rate(&self, a: usize, b: usize) -> u32 {
         let rate = self.gpus[a].pcie_rate.min(self.gpus[b].pcie_rate);
         match self.gpu_path(a, b) {

@@ -1,30 +1,32 @@
-//! The NVLinks (how many, and how fast) and the PCIe generation of GPU models.
+//! NVLink count and speed, and PCIe generation, of GPU models.
 //!
-//! Raw rate of a link, one direction, before protocol: its lanes times its signalling rate. From NVIDIA's architecture
-//! white papers, where the totals are given for both directions together: P100 160 GB/s, V100 300, A100 600, H100 900,
-//! Blackwell 1800. A800 and H800 are sold with 400 GB/s, H20 and H200 with 900, A30 with 200 over a bridge; the PCIe
-//! editions of A100 and H100 use 12 of the links that are listed here.
+//! Raw one-way rate of a link, before protocol overhead: lanes times signalling rate. The sources
+//! are NVIDIA's architecture white papers, which give the total of both directions: P100 160 GB/s,
+//! V100 300, A100 600, H100 900, Blackwell 1800. A800 and H800 are sold with 400 GB/s, H20 and H200
+//! with 900, and A30 with 200 over a bridge. The PCIe editions of A100 and H100 use 12 of the links
+//! listed here.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuModel {
-    /// The word in the product name.
+    /// Word in the product name that identifies the model.
     pub name: &'static str,
-    /// NVLinks of one GPU; 0: none.
+    /// NVLinks per GPU; 0 if it has none.
     pub links: u32,
-    /// Speed of one link, one direction, megabytes (10^6) per second.
+    /// One-way speed of one link, in MB/s (10^6 bytes per second).
     pub megabytes_per_link: u64,
-    /// Generation of its PCIe link, which has 16 lanes.
+    /// PCIe generation. The link has 16 lanes.
     pub pcie_generation: u32,
 }
 
-/// The most links that any model has.
-pub const MOST_LINKS: u32 = 18;
+/// Highest link count of any model.
+pub const MAX_LINKS: u32 = 18;
 
 const fn model(name: &'static str, links: u32, megabytes_per_link: u64, pcie_generation: u32) -> GpuModel {
     GpuModel { name, links, megabytes_per_link, pcie_generation }
 }
 
-/// Some of the workstation models share a number with older ones that have NVLink; such names are left unknown.
+/// Workstation models that share a number with an older NVLink model are omitted, and so stay
+/// unknown.
 const MODELS: [GpuModel; 25] = [
     model("P100", 4, 20_000, 3),
     model("V100", 6, 25_781, 3),
@@ -53,10 +55,11 @@ const MODELS: [GpuModel; 25] = [
     model("A16", 0, 0, 4),
 ];
 
-/// Workstation models without NVLink, by all of their words.
+/// Workstation models without NVLink, each identified by all of its words.
 const WITHOUT_NVLINK: [&[&str]; 4] = [&["RTX", "PRO"], &["RTX", "ADA"], &["RTX", "4090"], &["RTX", "5090"]];
 
-/// The model of a product name in any spelling: `h100`, `NVIDIA H100 80GB HBM3`, `A100-SXM4-80GB`.
+/// Finds the model for a product name in any spelling: `h100`, `NVIDIA H100 80GB HBM3`,
+/// `A100-SXM4-80GB`.
 ///
 /// ```
 /// use switchyard_core::gpu_model::find;
@@ -68,7 +71,8 @@ pub fn find(name: &str) -> Option<GpuModel> {
     let words: Vec<&str> = name.split(|c: char| !c.is_ascii_alphanumeric()).collect();
     if words.contains(&"RTX") {
         let known = WITHOUT_NVLINK.iter().any(|all| all.iter().all(|word| words.contains(word)));
-        // The oldest of them is from 2022: Gen4. For a newer GPU this is too low, which is the safe side.
+        // The oldest of these is from 2022 and has PCIe Gen4. For a newer GPU that is too low,
+        // which is the safe side.
         return known.then(|| model("RTX", 0, 0, 4));
     }
     MODELS.into_iter().find(|model| words.contains(&model.name))
@@ -93,13 +97,13 @@ mod tests {
     }
 
     #[test]
-    fn totals_of_both_directions_are_those_of_the_data_sheets() {
+    fn totals_match_the_data_sheets() {
         for (name, total) in [("P100", 160), ("V100", 300), ("A100", 600), ("H800", 400), ("H100", 900), ("B200", 1800)]
         {
             let model = find(name).unwrap();
             let megabytes = u64::from(model.links) * model.megabytes_per_link * 2;
             assert!(megabytes.abs_diff(total * 1000) < total * 1000 / 14, "{name}: {megabytes}");
         }
-        assert_eq!(MODELS.iter().map(|model| model.links).max(), Some(MOST_LINKS));
+        assert_eq!(MODELS.iter().map(|model| model.links).max(), Some(MAX_LINKS));
     }
 }

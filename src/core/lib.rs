@@ -1,12 +1,13 @@
-//! What everything else stands on: machines and their devices, what links carry, where processes and gangs go, and how amounts are written.
+//! Shared foundation: machines and their devices, link rates, placement, and number formatting.
 //!
 //! ```text
 //! model (nodes, NUMA nodes, cores) ─┐
-//! devices (GPUs, NICs, paths, rates) ┴─> placement ─> the place of every process, or why there is none
+//! devices (GPUs, NICs, paths, rates) ┴─> placement ─> a place for every process, or a reason
 //! ```
 //!
-//! Positions instead of names, and nothing but `std`: no Kubernetes, no I/O, no clocks, no randomness. Who turns reports into these types is
-//! `switchyard-topology`.
+//! Everything is addressed by position, and the only dependencies are `std` and `thiserror`: no
+//! Kubernetes, no I/O, no clocks, no randomness. `switchyard-topology` converts reports into these
+//! types.
 #![forbid(unsafe_code)]
 
 pub mod devices;

@@ -1,6 +1,6 @@
 //! Nodes, NUMA nodes and cores.
 
-/// Nodes that may take processes, addressed by their position.
+/// Candidate nodes for processes, addressed by position.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Cluster {
     /// The nodes, in a stable order.
@@ -14,16 +14,17 @@ pub struct NodeOrd(pub u32);
 /// One machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Node {
-    /// NUMA nodes that have usable cores, by ascending id. A machine without NUMA information has one, with id 0.
+    /// NUMA nodes with usable cores, by ascending id. A machine without NUMA information has one,
+    /// with id 0.
     pub numa_nodes: Vec<NumaNode>,
-    /// CPU time the container may use, in thousandths of a core; `None`: not limited.
+    /// CPU quota of the container, in thousandths of a core; `None` if unlimited.
     pub quota_millicores: Option<u64>,
-    /// Memory, bytes; `None`: not known.
+    /// Memory in bytes; `None` if unknown.
     pub memory_bytes: Option<u64>,
 }
 
 impl Node {
-    /// Physical cores that may be used, of all NUMA nodes.
+    /// Number of usable physical cores in all NUMA nodes.
     pub fn cores(&self) -> usize {
         self.numa_nodes.iter().map(|numa| numa.cores.len()).sum()
     }
@@ -32,11 +33,12 @@ impl Node {
 /// Cores that share a memory controller.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct NumaNode {
-    /// The kernel's number.
+    /// Kernel number of the NUMA node.
     pub id: u32,
     /// Usable physical cores, by ascending first CPU.
     pub cores: Vec<Core>,
-    /// Distance to each NUMA node of this machine in the order of [`Node::numa_nodes`]; 10 is local (ACPI SLIT). Empty: not known.
+    /// Distance to each NUMA node of this machine, in the order of [`Node::numa_nodes`]; 10 is
+    /// local (ACPI SLIT). Empty if unknown.
     pub distances: Vec<u32>,
 }
 

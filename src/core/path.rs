@@ -1,24 +1,24 @@
-//! How far apart two PCIe devices of a machine are, in the words of `nvidia-smi topo`.
+//! Path classes between the PCIe devices of a machine, as `nvidia-smi topo` names them.
 
-/// Where two PCIe devices meet, nearest first.
+/// Where the paths of two PCIe devices meet, nearest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PathClass {
     /// The same device.
     Same,
-    /// Inside one PCIe switch, or on one board.
+    /// Within one PCIe switch, or on one board.
     Pix,
-    /// Over several PCIe switches, without a host bridge.
+    /// Across several PCIe switches, without a host bridge.
     Pxb,
-    /// At a host bridge: the two are on different ports of one root complex.
+    /// Across a host bridge: the two are on different ports of one root complex.
     Phb,
-    /// At different root complexes of one NUMA node.
+    /// In different root complexes of one NUMA node.
     Node,
     /// In different NUMA nodes.
     Sys,
 }
 
 impl PathClass {
-    /// The word that `nvidia-smi topo` prints.
+    /// Name that `nvidia-smi topo` prints.
     pub fn word(self) -> &'static str {
         match self {
             PathClass::Same => "X",
@@ -30,13 +30,13 @@ impl PathClass {
         }
     }
 
-    /// The class of a word that `nvidia-smi topo` prints.
+    /// Parses a name that `nvidia-smi topo` prints.
     pub fn from_word(word: &str) -> Option<PathClass> {
         use PathClass::{Node, Phb, Pix, Pxb, Same, Sys};
         [Same, Pix, Pxb, Phb, Node, Sys].into_iter().find(|class| class.word() == word)
     }
 
-    /// What the word means.
+    /// Short description of the class.
     pub fn meaning(self) -> &'static str {
         match self {
             PathClass::Same => "itself",
@@ -49,12 +49,13 @@ impl PathClass {
     }
 }
 
-/// The class of the path between two devices.
+/// Returns the class of the path between two devices.
 ///
-/// A path is what sysfs shows: the root complex (`pci0000:17`), a root port, for every switch on the way its upstream and its downstream port,
-/// and the device. A switch is thus two elements. An empty path is an unknown one: then the NUMA nodes alone decide. An unknown NUMA node equals
-/// no other: unless the paths say otherwise, the result is the farthest class, [`PathClass::Sys`]. On a machine with a single NUMA node the
-/// caller should pass its number.
+/// A path is what sysfs shows: the root complex (`pci0000:17`), a root port, the upstream and the
+/// downstream port of every switch along the path, and the device. A switch is therefore two
+/// elements. An empty path is unknown, and only the NUMA nodes decide. An unknown NUMA node matches
+/// no other, so unless the paths say otherwise the result is the farthest class,
+/// [`PathClass::Sys`]. On a machine with a single NUMA node, callers should pass its number.
 ///
 /// ```
 /// use switchyard_core::path::{PathClass, path_class};
@@ -69,9 +70,10 @@ pub fn path_class<S: AsRef<str>>(a: &[S], b: &[S], numa_a: Option<u32>, numa_b: 
         0 if numa_a.is_some() && numa_a == numa_b => PathClass::Node,
         0 => PathClass::Sys,
         _ if rest_a == 0 && rest_b == 0 => PathClass::Same,
-        // Only the root complex is shared.
+        // The paths share only the root complex.
         1 => PathClass::Phb,
-        // What is left of each path is the device and at most the downstream port of the switch where they meet.
+        // What remains of each path is the device and at most the downstream port of the switch
+        // where they meet.
         _ if rest_a <= 2 && rest_b <= 2 => PathClass::Pix,
         _ => PathClass::Pxb,
     }
@@ -107,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_is_far_unless_the_paths_say_otherwise() {
+    fn unknown_is_far_unless_paths_say_otherwise() {
         let (a, b) = ("pci0000:17 17:01.0 18:00.0", "pci0000:80 80:00.0 81:00.0");
         assert_eq!(class(a, b, (None, None)), PathClass::Sys);
         assert_eq!(class(a, "pci0000:17 17:02.0 19:00.0", (None, None)), PathClass::Phb);
@@ -116,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn nearer_is_less() {
+    fn nearer_orders_first() {
         assert!(
             PathClass::Pix < PathClass::Pxb && PathClass::Phb < PathClass::Node && PathClass::Node < PathClass::Sys
         );

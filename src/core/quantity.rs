@@ -1,30 +1,32 @@
-//! Amounts of resources as Kubernetes writes and counts them: CPUs, bytes, devices.
+//! Resource amounts as Kubernetes writes and counts them: CPUs, bytes, devices.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// Every pod takes one of this resource: it limits the number of pods on a node.
+/// Resource of which every pod takes one. It limits the number of pods on a node.
 pub const PODS: &str = "pods";
 
-/// Amounts by resource name, in thousandths of the resource's unit (cores, bytes, devices). A name that is absent has none.
+/// Amounts by resource name, in thousandths of the resource's unit (cores, bytes, devices). A
+/// missing name means zero.
 ///
-/// In the order of names. A node has about five, mostly of different lengths: to compare those one after another is several times as fast as a
-/// search in a tree, and every plan asks every node for several amounts.
+/// Sorted by name. A node has about five names, mostly of different lengths. Comparing them one by
+/// one is several times faster than a tree lookup, and every plan reads several amounts of every
+/// node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Resources(Vec<(Arc<str>, i64)>);
 
 impl Resources {
-    /// The names that have an amount.
+    /// Names with an amount.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(name, _)| &**name)
     }
 
-    /// An amount, thousandths.
+    /// An amount in thousandths; 0 if absent.
     pub fn get(&self, name: &str) -> i64 {
         self.0.iter().find(|(known, _)| **known == *name).map_or(0, |(_, amount)| *amount)
     }
 
-    /// The place of an amount, which is none where there was no such name.
+    /// Returns the amount of a resource, inserting zero if it is absent.
     fn entry(&mut self, name: &Arc<str>) -> &mut i64 {
         let place = self.0.binary_search_by(|(known, _)| known.cmp(name)).unwrap_or_else(|place| {
             self.0.insert(place, (Arc::clone(name), 0));
@@ -33,13 +35,14 @@ impl Resources {
         &mut self.0[place].1
     }
 
-    /// The same without one of them.
+    /// Removes one resource.
     pub fn without(mut self, name: &str) -> Resources {
         self.0.retain(|(known, _)| **known != *name);
         self
     }
 
-    /// Reads amounts by name, each written as a quantity. Anything else counts as zero; the API server never accepts it.
+    /// Parses Kubernetes quantities by name. An invalid quantity counts as zero; the API server
+    /// accepts none.
     pub fn read<'a>(quantities: impl IntoIterator<Item = (&'a str, &'a str)>) -> Resources {
         let mut read = Resources::default();
         for (name, text) in quantities {
@@ -48,23 +51,24 @@ impl Resources {
         read
     }
 
-    /// The same for a pod: it also takes one of the pod slots of a node.
+    /// Adds the pod slot that a pod takes on its node.
     pub fn with_one_pod(mut self) -> Resources {
         *self.entry(&PODS.into()) = 1000;
         self
     }
 
-    /// The sum.
+    /// Sum, name by name.
     pub fn plus(&self, other: &Resources) -> Resources {
         self.merge(other, i64::saturating_add)
     }
 
-    /// The difference; it may be negative, where a node has less than its pods ask for.
+    /// Difference, name by name. It is negative where the pods of a node request more than the node
+    /// has.
     pub fn less(&self, other: &Resources) -> Resources {
         self.merge(other, i64::saturating_sub)
     }
 
-    /// The larger of the two, name by name.
+    /// Maximum, name by name.
     pub fn max(&self, other: &Resources) -> Resources {
         self.merge(other, i64::max)
     }
@@ -78,7 +82,7 @@ impl Resources {
         result
     }
 
-    /// An amount as people write it.
+    /// Formats an amount the way users write it.
     pub fn amount(name: &str, thousandths: i64) -> String {
         let whole = thousandths / 1000;
         if name.contains("memory") || name.contains("storage") || name.starts_with("hugepages") {
@@ -90,7 +94,7 @@ impl Resources {
 }
 
 impl fmt::Display for Resources {
-    /// Without the one pod that every pod is.
+    /// Omits the pod slot, because every pod takes exactly one.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts: Vec<String> = self
             .0
@@ -104,11 +108,13 @@ impl fmt::Display for Resources {
 }
 
 fn thousandths(text: &str) -> i64 {
-    // Rounds up, as Kubernetes does; a float holds every whole number up to 9e15 exactly, and `as` saturates.
+    // Rounds up, as Kubernetes does; a float holds every whole number up to 9e15 exactly, and `as`
+    // saturates.
     parse_quantity(text).map_or(0, |value| (value * 1000.0).ceil() as i64)
 }
 
-/// The value of a Kubernetes quantity (<https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/>).
+/// Parses a Kubernetes quantity
+/// (<https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/>).
 pub fn parse_quantity(text: &str) -> Option<f64> {
     let suffixes: [(&str, f64); 15] = [
         ("Ki", 1024.0),
@@ -152,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_and_differences_go_back() {
+    fn subtraction_undoes_addition() {
         let [a, b] = ["1", "3"].map(|cpu| Resources::read([("cpu", cpu)]));
         assert_eq!(a.plus(&b).less(&b), a);
         assert_eq!(a.less(&b).get("cpu"), -2000);

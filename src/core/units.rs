@@ -1,12 +1,13 @@
-//! Numbers as people read them, on a terminal and in a report: three digits, binary units for memory, decimal ones for rates.
+//! Number formatting for terminals and reports: three significant digits, binary units for memory,
+//! decimal units for rates.
 
-/// `400 Gbit/s (50 GB/s)`.
+/// A link speed: `400 Gbit/s (50 GB/s)`.
 pub fn speed(megabits: u64) -> String {
     let gigabits = megabits as f64 / 1e3;
     format!("{} Gbit/s ({} GB/s)", three_digits(gigabits), three_digits(gigabits / 8.0))
 }
 
-/// Bytes in the binary unit that fits: `7.6 GiB`.
+/// Bytes in the largest binary unit that fits: `7.6 GiB`.
 pub fn binary(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;
@@ -18,7 +19,8 @@ pub fn binary(bytes: u64) -> String {
     format!("{} {}", three_digits(value), UNITS[unit])
 }
 
-/// Three significant digits without trailing zeros; numbers of 100 and more are rounded to whole ones.
+/// Three significant digits without trailing zeros. Numbers of 100 and more are rounded to
+/// integers.
 pub fn three_digits(value: f64) -> String {
     let decimals = match value.abs() {
         size if size >= 99.95 => 0,
@@ -29,12 +31,12 @@ pub fn three_digits(value: f64) -> String {
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
-/// Items per second: three digits, grouped from 1,000 on.
+/// Items per second: three significant digits, grouped from 1,000 on.
 pub fn rate(value: f64) -> String {
     if value >= 1000.0 { grouped(value.round() as u64) } else { three_digits(value) }
 }
 
-/// A duration as people say it: `4.7s`, `47s`, `12m03s`, `2h04m`, `2d04h`.
+/// A duration: `4.7s`, `47s`, `12m03s`, `2h04m`, `2d04h`.
 pub fn duration(seconds: f64) -> String {
     if seconds < 9.95 {
         return format!("{:.1}s", seconds.max(0.0));
@@ -48,7 +50,7 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
-/// An integer with commas.
+/// An integer with thousands separators.
 pub fn grouped(value: u64) -> String {
     let digits = value.to_string();
     let mut out = String::new();
@@ -61,22 +63,22 @@ pub fn grouped(value: u64) -> String {
     out
 }
 
-/// A share from 0 to 1 in percent.
+/// A fraction from 0 to 1 as a percentage.
 pub fn percent(share: f64) -> String {
     format!("{} %", three_digits(100.0 * share))
 }
 
-/// The plural `s` of a word after this count.
+/// Plural `s` for this count.
 pub fn plural(count: u64) -> &'static str {
     if count == 1 { "" } else { "s" }
 }
 
-/// A count with its word.
+/// A count with its noun.
 pub fn counted(count: u64, word: &str) -> String {
     format!("{} {word}{}", grouped(count), plural(count))
 }
 
-/// Ranks as people write them: `0-3, 7`.
+/// A compact list of ranks: `0-3, 7`.
 pub fn rank_list(ranks: impl IntoIterator<Item = u32>) -> String {
     let mut runs: Vec<(u32, u32)> = Vec::new();
     for rank in ranks {
@@ -106,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn consecutive_ranks_are_one_word() {
+    fn consecutive_ranks_become_a_range() {
         assert_eq!(rank_list([0, 1, 2, 3, 7]), "0-3, 7");
         assert_eq!(rank_list([]), "");
     }

@@ -1,55 +1,57 @@
-//! The forecast compared with what the ranks report after their start. Pure: prediction and observation in, a verdict out.
+//! Compares the forecast with what the ranks report after they start. Pure: prediction and
+//! observation in, verdict out.
 
-use super::seen::{SOCKET, Seen, Way};
+use super::observed::{Channel, LogObservation, SOCKET};
 use switchyard_core::units::plural;
 use switchyard_crds::{FabricObservation, GpuDirect, ObservedVerdict, Transport};
 
-/// Most nodes that are named; the rest is counted.
-const NAMED: usize = 4;
+/// Maximum number of nodes named in a message. The rest are counted.
+const MAX_NAMED: usize = 4;
 
-/// What was predicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Prediction {
-    /// What carries data between the nodes, or between the ranks of a single node.
+    /// Transport between the nodes, or between the ranks of a single node.
     pub transport: Transport,
-    /// Whether NICs reach the memory of all GPUs.
+    /// Whether NICs access the memory of all GPUs directly.
     pub gpu_direct: Option<GpuDirect>,
-    /// Data leaves a node.
+    /// Whether data leaves a node.
     pub several_nodes: bool,
-    /// It is our own engine, which reports without any variable.
+    /// Whether the job uses our own engine, which reports without any variable set.
     pub is_own: bool,
-    /// Ranks of one node share memory; only for our own engine.
+    /// Whether ranks of one node share memory. Only for our own engine.
     pub shares_memory: bool,
 }
 
 /// The report of one node compared with its prediction.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Finding {
+struct NodeFinding {
     verdict: ObservedVerdict,
     transport: Option<Transport>,
-    /// The words of the log.
+    /// The relevant log line.
     words: String,
 }
 
-/// Compares the nodes of a gang, by rank with their names. `None`: wait, since nodes are missing and those that reported agree with the forecast.
-/// One node with a lesser transport is enough for a verdict.
-pub fn compare(predicted: Prediction, nodes: &[(&str, Option<&Seen>)]) -> Option<FabricObservation> {
-    let found: Vec<(&str, Finding)> =
-        nodes.iter().filter_map(|(name, seen)| Some((*name, of_node(predicted, (*seen)?)?))).collect();
-    let verdict = |(_, finding): &(&str, Finding)| finding.verdict;
+/// Compares the nodes of a gang; `nodes` is in rank order, with names. `None` means wait: some
+/// nodes have not reported, and the others match the forecast. A single node with an inferior
+/// transport is enough for a verdict.
+pub fn compare(predicted: Prediction, nodes: &[(&str, Option<&LogObservation>)]) -> Option<FabricObservation> {
+    let found: Vec<(&str, NodeFinding)> =
+        nodes.iter().filter_map(|(name, seen)| Some((*name, compare_node(predicted, (*seen)?)?))).collect();
+    let verdict = |(_, finding): &(&str, NodeFinding)| finding.verdict;
     let is_worst = found.iter().any(|found| verdict(found) == ObservedVerdict::OtherTransport);
     let is_all = nodes.iter().all(|(_, seen)| seen.is_some_and(|seen| seen.is_complete));
     if !is_all && !is_worst {
         return None;
     }
-    // If some nodes are silent, the others decide for the gang only if they differ from the forecast.
+    // While some nodes are silent, the others decide for the gang only if they differ from the
+    // forecast.
     let worst = [ObservedVerdict::OtherTransport, ObservedVerdict::Slower, ObservedVerdict::Unknown];
     let worst = worst.into_iter().find(|worst| found.iter().any(|found| verdict(found) == *worst));
     let worst = worst.unwrap_or(ObservedVerdict::AsForecast);
-    let of: Vec<&(&str, Finding)> = found.iter().filter(|found| verdict(found) == worst).collect();
+    let of: Vec<&(&str, NodeFinding)> = found.iter().filter(|found| verdict(found) == worst).collect();
     let (_, first) = of.first()?;
-    let names: Vec<&str> = of.iter().take(NAMED).map(|(name, _)| *name).collect();
-    let more = if of.len() > NAMED { format!(" and {} more", of.len() - NAMED) } else { String::new() };
+    let names: Vec<&str> = of.iter().take(MAX_NAMED).map(|(name, _)| *name).collect();
+    let more = if of.len() > MAX_NAMED { format!(" and {} more", of.len() - MAX_NAMED) } else { String::new() };
     let who =
         format!("{} of {} node{} ({}{more})", of.len(), nodes.len(), plural(nodes.len() as u64), names.join(", "));
     let message = format!("forecast {}; {who}: {}", predicted.words(), first.words);
@@ -68,24 +70,32 @@ impl Prediction {
     }
 }
 
-/// `None`: too early. NCCL names its network before it knows whether it needs one.
-fn of_node(predicted: Prediction, seen: &Seen) -> Option<Finding> {
-    if seen.ways.is_empty() && !seen.is_complete {
+/// `None` if it is too early: NCCL names its network before it knows whether it needs one.
+fn compare_node(predicted: Prediction, seen: &LogObservation) -> Option<NodeFinding> {
+    if seen.channels.is_empty() && !seen.is_complete {
         return None;
     }
     if seen.is_silent() {
-        return Some(Finding { verdict: ObservedVerdict::Unknown, transport: None, words: silence(predicted) });
+        return Some(NodeFinding {
+            verdict: ObservedVerdict::Unknown,
+            transport: None,
+            words: advice_for_silent_log(predicted),
+        });
     }
-    if predicted.shares_memory && !seen.ways.contains_key(&Way::HostMemory) {
-        let words = seen.ways.values().next().cloned().unwrap_or_default();
+    if predicted.shares_memory && !seen.channels.contains_key(&Channel::HostMemory) {
+        let words = seen.channels.values().next().cloned().unwrap_or_default();
         let words = format!("ranks of one node share no memory; {words}");
-        return Some(Finding { verdict: ObservedVerdict::OtherTransport, transport: Some(Transport::TCP), words });
+        return Some(NodeFinding { verdict: ObservedVerdict::OtherTransport, transport: Some(Transport::TCP), words });
     }
-    Some(if predicted.several_nodes { between(predicted, seen) } else { within(predicted, seen) })
+    Some(if predicted.several_nodes {
+        judge_between_nodes(predicted, seen)
+    } else {
+        judge_within_node(predicted, seen)
+    })
 }
 
-/// Why nothing is known, and what would help.
-fn silence(predicted: Prediction) -> String {
+/// Explains why nothing is known, and what would help.
+fn advice_for_silent_log(predicted: Prediction) -> String {
     match predicted.is_own {
         true => "the log has no word of the ranks about their links: the worker is older than this controller".into(),
         false => "the log has no line of NCCL about its network, so this cannot be judged; NCCL says it with NCCL_DEBUG=INFO and \
@@ -94,25 +104,28 @@ fn silence(predicted: Prediction) -> String {
     }
 }
 
-/// How data leaves the node: by what its ranks report about their channels, else by the network that NCCL chose.
-fn between(predicted: Prediction, seen: &Seen) -> Finding {
-    let find = |is: &dyn Fn(&Way) -> bool| seen.ways.iter().find(|(way, _)| is(way)).map(|(_, words)| words.clone());
+/// Transport between nodes: from the channels that ranks report, otherwise from the network that
+/// NCCL chose.
+fn judge_between_nodes(predicted: Prediction, seen: &LogObservation) -> NodeFinding {
+    let find = |is: &dyn Fn(&Channel) -> bool| {
+        seen.channels.iter().find(|(channel, _)| is(channel)).map(|(_, words)| words.clone())
+    };
     let by_socket = find(&is_socket);
-    let by_network = find(&|way| matches!(way, Way::Network { .. }));
-    let by_domain = find(&|way| *way == Way::Domain);
+    let by_network = find(&|channel| matches!(channel, Channel::Network { .. }));
+    let by_domain = find(&|channel| *channel == Channel::Domain);
     // With NVLink between nodes, NCCL also names a network that it does not use.
     let (transport, words) = match (by_domain, by_socket, by_network) {
         (Some(words), None, None) => (Transport::NVLink, words),
         (_, Some(words), _) => (Transport::TCP, words),
-        (_, None, Some(words)) => (of_networks(seen).unwrap_or(Transport::RDMA), words),
+        (_, None, Some(words)) => (network_transport(seen).unwrap_or(Transport::RDMA), words),
         // Pods of our engine that share one machine after all.
         (None, None, None) if predicted.is_own => {
-            (Transport::SharedMemory, find(&|way| *way == Way::HostMemory).unwrap_or_default())
+            (Transport::SharedMemory, find(&|channel| *channel == Channel::HostMemory).unwrap_or_default())
         }
-        (None, None, None) => match (predicted.transport, of_networks(seen)) {
+        (None, None, None) => match (predicted.transport, network_transport(seen)) {
             (Transport::NVLink, _) | (_, None) => {
                 let words = "no channel between nodes is in the beginning of the log: NCCL_DEBUG_SUBSYS has to have NET and P2P";
-                return Finding { verdict: ObservedVerdict::Unknown, transport: None, words: words.into() };
+                return NodeFinding { verdict: ObservedVerdict::Unknown, transport: None, words: words.into() };
             }
             (_, Some(transport)) => (transport, format!("Using network {}", seen.networks.join(", "))),
         },
@@ -124,45 +137,45 @@ fn between(predicted: Prediction, seen: &Seen) -> Finding {
         }
         _ => ObservedVerdict::AsForecast,
     };
-    let staged = find(&|way| matches!(way, Way::Network { direct: false, .. }));
+    let staged = find(&|channel| matches!(channel, Channel::Network { direct: false, .. }));
     match staged.filter(|_| verdict == ObservedVerdict::AsForecast && predicted.gpu_direct == Some(GpuDirect::Yes)) {
         Some(words) => {
             let words = format!("{words}: not from the memory of the GPU (no GDRDMA)");
-            Finding { verdict: ObservedVerdict::Slower, transport: Some(transport), words }
+            NodeFinding { verdict: ObservedVerdict::Slower, transport: Some(transport), words }
         }
-        None => Finding { verdict, transport: Some(transport), words },
+        None => NodeFinding { verdict, transport: Some(transport), words },
     }
 }
 
-fn is_socket(way: &Way) -> bool {
-    matches!(way, Way::Network { name, .. } if name == SOCKET)
+fn is_socket(channel: &Channel) -> bool {
+    matches!(channel, Channel::Network { name, .. } if name == SOCKET)
 }
 
-/// The transport of NCCL's network. A plugin for libfabric may go over TCP itself, and says so.
-fn of_networks<'a>(seen: &'a Seen) -> Option<Transport> {
+/// Transport of NCCL's network. A libfabric plugin can itself use TCP, and logs its provider.
+fn network_transport<'a>(seen: &'a LogObservation) -> Option<Transport> {
     let tcp_provider = |name: &String| ["tcp", "sockets"].iter().any(|tcp| name.starts_with(tcp));
-    let by_socket = seen.networks.iter().any(|name| name == SOCKET) || seen.ways.keys().any(is_socket);
+    let by_socket = seen.networks.iter().any(|name| name == SOCKET) || seen.channels.keys().any(is_socket);
     if by_socket || seen.providers.iter().any(tcp_provider) {
         return Some(Transport::TCP);
     }
-    let of_way = |way: &'a Way| match way {
-        Way::Network { name, .. } => Some(name),
+    let network_name = |channel: &'a Channel| match channel {
+        Channel::Network { name, .. } => Some(name),
         _ => None,
     };
-    let first = seen.networks.first().or_else(|| seen.ways.keys().find_map(of_way))?;
-    // `IBext_v8` and the like are NVIDIA's own plugin for InfiniBand and RoCE.
+    let first = seen.networks.first().or_else(|| seen.channels.keys().find_map(network_name))?;
+    // `IBext_v8` and similar names are NVIDIA's own plugin for InfiniBand and RoCE.
     Some(if first.starts_with("IB") { Transport::RDMA } else { Transport::Plugin })
 }
 
-/// How data goes inside the one node.
-fn within(predicted: Prediction, seen: &Seen) -> Finding {
-    let ways = || seen.ways.iter();
-    let network = ways().find(|(way, _)| matches!(way, Way::Network { .. }));
-    let host = ways().find(|(way, _)| **way == Way::HostMemory);
-    let peer = ways().find(|(way, _)| matches!(way, Way::Peer | Way::Domain));
+/// Transport inside the single node.
+fn judge_within_node(predicted: Prediction, seen: &LogObservation) -> NodeFinding {
+    let channels = || seen.channels.iter();
+    let network = channels().find(|(channel, _)| matches!(channel, Channel::Network { .. }));
+    let host = channels().find(|(channel, _)| **channel == Channel::HostMemory);
+    let peer = channels().find(|(channel, _)| matches!(channel, Channel::Peer | Channel::Domain));
     let by_gpus = matches!(predicted.transport, Transport::NVLink | Transport::PCIe);
     let (verdict, transport, words) = match (network, host, peer) {
-        (Some((_, words)), _, _) => (ObservedVerdict::OtherTransport, of_networks(seen), words.clone()),
+        (Some((_, words)), _, _) => (ObservedVerdict::OtherTransport, network_transport(seen), words.clone()),
         (None, Some((_, words)), _) if by_gpus => {
             (ObservedVerdict::Slower, Some(Transport::SharedMemory), words.clone())
         }
@@ -174,7 +187,7 @@ fn within(predicted: Prediction, seen: &Seen) -> Finding {
             (ObservedVerdict::Unknown, None, words.to_string())
         }
     };
-    Finding { verdict, transport, words }
+    NodeFinding { verdict, transport, words }
 }
 
 #[cfg(test)]

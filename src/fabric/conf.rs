@@ -1,18 +1,20 @@
-//! The settings that NCCL reads from a file, one file for each node: the only channel for settings that depend on the node, since the environment
-//! of a pod is fixed before its node is known. It cannot override a user's value.
+//! The settings file that NCCL reads, one per node. It is the only channel for node-specific
+//! settings, because the environment of a pod is fixed before its node is known. It cannot override
+//! a user's value.
 
 use super::rules::{Rule, is_for};
 use switchyard_crds::{DecisionOutcome, FabricDecision};
 
-/// Directory of the file in the trainer.
-pub const FOLDER: &str = "/etc/switchyard/fabric";
-/// The folder of our part until the two are merged.
-pub const PLAN: &str = "/etc/switchyard/fabric-plan";
+/// Directory of the merged file in the trainer.
+pub const CONF_DIR: &str = "/etc/switchyard/fabric";
+/// Directory of our part, before the merge.
+pub const STAGING_DIR: &str = "/etc/switchyard/fabric-plan";
 
-/// What the init container runs, in the trainer's image: NCCL uses the first line that it reads for a variable (`setEnvFile` with `overwrite` 0,
-/// `src/misc/param.cc`), so the image's own files come first and win. The comment ends a last line without a line feed; it must start in the
+/// Script of the init container, run in the trainer's image. NCCL uses the first line that it reads
+/// for a variable (`setEnvFile` with `overwrite` 0, `src/misc/param.cc`), so the image's own files
+/// come first and win. The comment terminates a last line without a line feed; it must start in the
 /// first column. The reasons go to the log, where they can be read later.
-pub const MERGE: &str = "set -eu
+pub const MERGE_SCRIPT: &str = "set -eu
 for own in \"${HOME:-/root}/.nccl.conf\" /etc/nccl.conf /etc/switchyard/fabric-plan/nccl.conf; do
   if [ -r \"$own\" ]; then
     cat \"$own\"
@@ -22,7 +24,7 @@ done > /etc/switchyard/fabric/nccl.conf
 cat /etc/switchyard/fabric-plan/reasons.txt
 ";
 
-/// The file of a node.
+/// The file for one node.
 pub fn conf(decisions: &[FabricDecision], rank: u32) -> String {
     let mut text =
         String::from("# Settings that Switchyard derived from this node. Reasons: switchyard explain JOB --fabric\n");
@@ -33,7 +35,7 @@ pub fn conf(decisions: &[FabricDecision], rank: u32) -> String {
     text
 }
 
-/// The settings of all nodes with their reasons, one per line: what the init container writes to its log.
+/// The settings of all nodes with their reasons, one per line, for the init container's log.
 pub fn reasons(decisions: &[FabricDecision]) -> String {
     let mut text = String::new();
     for FabricDecision { name, outcome, value, reason, nodes, .. } in decisions {

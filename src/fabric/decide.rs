@@ -1,4 +1,4 @@
-//! All decisions about one gang: the rules, what the profile says, and what the user set.
+//! Decides all settings of a gang from the rules, the profile and the user's own values.
 
 use super::gang::Gang;
 use super::profile::{Carrier, Profile, training_ports};
@@ -7,40 +7,42 @@ use crate::variables::{self, nccl};
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::{DecisionClass, DecisionOutcome, FabricDecision, FabricMode};
 
-/// Most entries of `status.fabric.decisions`.
-const MOST: usize = 128;
-/// Longest reason and evidence, characters.
-const LONGEST: usize = 512;
+/// Maximum number of entries in `status.fabric.decisions`.
+const MAX_DECISIONS: usize = 128;
+/// Maximum length of reason and evidence, in characters.
+const MAX_TEXT_LEN: usize = 512;
 
 /// Why a gang must not start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
-pub struct Refused {
+pub struct FabricRefusal {
     pub why: String,
-    /// Ranks of the nodes without which it might start; none: it is the job's or the whole gang's.
+    /// Ranks of the nodes without which it could start; empty if the job or the whole gang is the
+    /// cause.
     pub ranks: Vec<u32>,
 }
 
-/// Decides every setting. Settings come first, each group in the order of the rules.
+/// Decides every setting. Settings come first, and each group keeps the order of the rules.
 ///
 /// # Errors
-/// The job asks for a missing transport, or a value does not fit into NCCL's file: one sentence, with the nodes and the fix.
-pub fn decide(gang: &Gang<'_>) -> Result<Vec<FabricDecision>, Refused> {
-    required(gang)?;
+/// The job requires a missing transport, or a value does not fit into NCCL's file. The message is
+/// one sentence with the nodes and the fix.
+pub fn decide(gang: &Gang<'_>) -> Result<Vec<FabricDecision>, FabricRefusal> {
+    check_required(gang)?;
     let mut decisions = Vec::new();
-    let mut judged: BTreeSet<&str> = BTreeSet::new();
+    let mut decided: BTreeSet<&str> = BTreeSet::new();
     for rule in rules::RULES.iter().filter(|rule| rule.applies(gang)) {
-        judged.insert(rule.name);
+        decided.insert(rule.name);
         match gang.own.get(rule.name) {
-            Some(value) => decisions.push(of_user(gang, rule, *value)),
-            None => decisions.extend(of_rule(gang, rule)?),
+            Some(value) => decisions.push(from_user(gang, rule, *value)),
+            None => decisions.extend(from_rule(gang, rule)?),
         }
     }
     for profile in gang.profile.into_iter().filter(|_| gang.gpus > 0 && gang.has_several_nodes()) {
         let settings = profile.settings.iter().map(|setting| (setting.name.as_str(), DecisionClass::May));
         let left = profile.leave.iter().map(|left| (left.name.as_str(), DecisionClass::Never));
-        for (name, class) in settings.chain(left).filter(|(name, _)| judged.insert(name)) {
-            let Some(decision) = of_profile(profile, name, class) else { continue };
+        for (name, class) in settings.chain(left).filter(|(name, _)| decided.insert(name)) {
+            let Some(decision) = from_profile(profile, name, class) else { continue };
             let Some(value) = gang.own.get(name) else {
                 decisions.push(decision);
                 continue;
@@ -49,30 +51,30 @@ pub fn decide(gang: &Gang<'_>) -> Result<Vec<FabricDecision>, Refused> {
                 Some(ours) => format!("the profile says {ours}"),
                 None => "the profile leaves it alone".into(),
             };
-            decisions.push(users(decision, *value, &what));
+            decisions.push(keep_user_value(decision, *value, &what));
         }
     }
-    for (name, value) in gang.own.iter().filter(|(name, _)| name.starts_with(nccl::PREFIX) && !judged.contains(**name))
+    for (name, value) in gang.own.iter().filter(|(name, _)| name.starts_with(nccl::PREFIX) && !decided.contains(**name))
     {
         let evidence = "the environment of the trainer".to_string();
-        let decision = plain(name, DecisionClass::May, "no rule is about it", evidence, nccl::GUIDE);
-        decisions.push(users(decision, *value, "`switchyard lint` says what is known of it"));
+        let decision = unset(name, DecisionClass::May, "no rule is about it", evidence, nccl::GUIDE);
+        decisions.push(keep_user_value(decision, *value, "`switchyard lint` says what is known of it"));
     }
     decisions.sort_by_key(|decision| decision.outcome);
-    decisions.truncate(MOST);
+    decisions.truncate(MAX_DECISIONS);
     Ok(decisions)
 }
 
-/// A job that must not fall back to TCP has to have something else on every node.
-fn required(gang: &Gang<'_>) -> Result<(), Refused> {
+/// Checks that a job that must not fall back to TCP has another transport on every node.
+fn check_required(gang: &Gang<'_>) -> Result<(), FabricRefusal> {
     if gang.mode != FabricMode::Required || !gang.has_several_nodes() || gang.gpus == 0 {
         return Ok(());
     }
     let refuse =
-        |ranks: Vec<u32>, text: String| Err(Refused { why: format!("fabric.mode is Required: {text}"), ranks });
+        |ranks: Vec<u32>, text: String| Err(FabricRefusal { why: format!("fabric.mode is Required: {text}"), ranks });
     let silent = ranks(gang, |member| member.facts.is_none());
     if !silent.is_empty() {
-        let text = format!("nothing is known of the fabric of {}: the node agent does not report", gang.names(&silent));
+        let text = format!("the fabric of {} is unknown: the node agent does not report", gang.names(&silent));
         return refuse(silent, text);
     }
     match gang.carrier() {
@@ -110,23 +112,23 @@ pub(super) fn ranks(gang: &Gang<'_>, is: impl Fn(&super::Member<'_>) -> bool) ->
     (0..).zip(&gang.members).filter(|(_, member)| is(member)).map(|(rank, _)| rank).collect()
 }
 
-/// What a profile says about a variable.
-fn of_profile(profile: &Profile, name: &str, class: DecisionClass) -> Option<FabricDecision> {
+/// The profile's decision about a variable.
+fn from_profile(profile: &Profile, name: &str, class: DecisionClass) -> Option<FabricDecision> {
     let evidence = format!("{}: the profile of this fabric", profile.name);
     if let Some(setting) = profile.settings.iter().find(|setting| setting.name == name) {
-        let decision = plain(name, class, &setting.reason, evidence, &setting.link);
+        let decision = unset(name, class, &setting.reason, evidence, &setting.link);
         return Some(FabricDecision { outcome: DecisionOutcome::Set, value: Some(setting.value.clone()), ..decision });
     }
     let left = profile.leave.iter().find(|left| left.name == name)?;
-    Some(plain(name, class, &left.reason, evidence, &left.link))
+    Some(unset(name, class, &left.reason, evidence, &left.link))
 }
 
-fn of_rule(gang: &Gang<'_>, rule: &Rule) -> Result<Vec<FabricDecision>, Refused> {
+fn from_rule(gang: &Gang<'_>, rule: &Rule) -> Result<Vec<FabricDecision>, FabricRefusal> {
     let profile = gang.profile.filter(|_| gang.gpus > 0);
-    if let Some(decision) = profile.and_then(|profile| of_profile(profile, rule.name, rule.class)) {
+    if let Some(decision) = profile.and_then(|profile| from_profile(profile, rule.name, rule.class)) {
         return Ok(vec![decision]);
     }
-    // Equal outcomes of several nodes are one decision.
+    // Equal outcomes on several nodes are folded into one decision.
     let mut folded: BTreeMap<Outcome, Vec<u32>> = BTreeMap::new();
     let members = 0..gang.members.len() as u32;
     if rule.is_per_node() {
@@ -141,17 +143,17 @@ fn of_rule(gang: &Gang<'_>, rule: &Rule) -> Result<Vec<FabricDecision>, Refused>
         let nodes = gang.list(&ranks);
         let Outcome { value, reason, evidence } = outcome;
         if let Some(value) = &value
-            && value.len() > nccl::LONGEST_VALUE
+            && value.len() > nccl::MAX_VALUE_LEN
         {
             let (name, length) = (rule.name, value.len());
             let why = format!(
                 "{name} of {}: got a value of {length} bytes; expected at most {}, since NCCL cuts longer lines of its file",
                 gang.names(&ranks),
-                nccl::LONGEST_VALUE
+                nccl::MAX_VALUE_LEN
             );
-            return Err(Refused { why, ranks: if rule.is_per_node() { ranks } else { Vec::new() } });
+            return Err(FabricRefusal { why, ranks: if rule.is_per_node() { ranks } else { Vec::new() } });
         }
-        let decision = plain(rule.name, rule.class, &reason, evidence, rule.link);
+        let decision = unset(rule.name, rule.class, &reason, evidence, rule.link);
         let outcome = if value.is_some() { DecisionOutcome::Set } else { DecisionOutcome::NotSet };
         decisions.push(FabricDecision { outcome, value, nodes, ..decision });
     }
@@ -159,29 +161,29 @@ fn of_rule(gang: &Gang<'_>, rule: &Rule) -> Result<Vec<FabricDecision>, Refused>
     Ok(decisions)
 }
 
-fn of_user(gang: &Gang<'_>, rule: &Rule, value: Option<&str>) -> FabricDecision {
+fn from_user(gang: &Gang<'_>, rule: &Rule, value: Option<&str>) -> FabricDecision {
     let Outcome { value: ours, reason, evidence } = rule.outcome(gang, 0);
     let what = match ours {
         Some(ours) if Some(ours.as_str()) == value => format!("Switchyard would set the same: {reason}"),
         Some(ours) => format!("Switchyard would set {ours}: {reason}"),
         None => format!("Switchyard would leave it alone: {reason}"),
     };
-    users(plain(rule.name, rule.class, "", evidence, rule.link), value, &what)
+    keep_user_value(unset(rule.name, rule.class, "", evidence, rule.link), value, &what)
 }
 
-/// The user's value stays.
-fn users(decision: FabricDecision, value: Option<&str>, what: &str) -> FabricDecision {
-    let cut = |text: String| text.chars().take(LONGEST).collect();
+/// Keeps the user's value.
+fn keep_user_value(decision: FabricDecision, value: Option<&str>, what: &str) -> FabricDecision {
+    let cut = |text: String| text.chars().take(MAX_TEXT_LEN).collect();
     FabricDecision {
         outcome: DecisionOutcome::User,
-        // A value may be longer than a status allows.
+        // A value can be longer than a status allows.
         value: Some(value.map_or("(from a reference)".into(), |value| value.chars().take(256).collect())),
         reason: cut(format!("the user's own value stays. {what}")),
         ..decision
     }
 }
 
-fn plain(name: &str, class: DecisionClass, reason: &str, evidence: String, link: &str) -> FabricDecision {
+fn unset(name: &str, class: DecisionClass, reason: &str, evidence: String, link: &str) -> FabricDecision {
     let releases = nccl::find(name).filter(|key| key.since > nccl::OLDEST || key.gone.is_some());
     let releases = releases.map(|key| {
         let until = key.gone.map(|gone| format!("before {gone}")).unwrap_or_default();
@@ -193,8 +195,8 @@ fn plain(name: &str, class: DecisionClass, reason: &str, evidence: String, link:
         outcome: DecisionOutcome::NotSet,
         value: None,
         class,
-        reason: reason.chars().take(LONGEST).collect(),
-        evidence: evidence.chars().take(LONGEST).collect(),
+        reason: reason.chars().take(MAX_TEXT_LEN).collect(),
+        evidence: evidence.chars().take(MAX_TEXT_LEN).collect(),
         nodes: None,
         releases,
         link: link.to_string(),

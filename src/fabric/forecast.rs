@@ -1,9 +1,9 @@
-//! What NCCL will do between the ranks of a gang: the path between any two GPUs, the NIC of each, with or without GPUDirect RDMA, and the rates.
-//! From reports alone, before anything runs.
+//! Predicts what NCCL will do between the ranks of a gang, from reports alone: the path between any
+//! two GPUs, the NIC of each, with or without GPUDirect RDMA, and the rates.
 //!
-//! Paths and rates are NCCL's own ([`switchyard_topology::nccl`], [`switchyard_core::rates`]), and so is the rule for the NIC of a GPU. Rates are
-//! megabytes (10^6) per second, one direction; unknown is absent. Not covered: `NCCL_*` variables of users, and the switches between nodes beyond
-//! the share of a level.
+//! Paths, rates and the NIC selection are NCCL's own ([`switchyard_topology::nccl`],
+//! [`switchyard_core::rates`]). Rates are one-way, in MB/s; unknown rates are absent. Not covered:
+//! users' `NCCL_*` variables, and the switches between nodes beyond the share of a level.
 
 mod text;
 
@@ -11,159 +11,153 @@ use std::collections::BTreeSet;
 use switchyard_core::devices::Devices;
 use switchyard_core::placement::gpus::Level;
 use switchyard_crds::gpu_topology::{DmaBuf, Facts, GPUTopologyStatus, ModuleState, SourceState};
-use switchyard_topology::nccl::{self, NcclPath, Ways};
+use switchyard_topology::nccl::{self, NcclPath, NcclPaths};
 use switchyard_topology::report::{self, ReportError};
 
 pub use text::lines;
 
-/// A node of a gang. Ranks are counted over all members, in their order.
+/// A node of a gang. Ranks count over all members, in order.
 #[derive(Debug, Clone, Copy)]
 pub struct Member<'a> {
     pub node: &'a str,
-    /// The report of its agent.
+    /// Report of its agent.
     pub status: &'a GPUTopologyStatus,
-    /// GPUs in the order of the ranks, by their position in the report.
+    /// GPUs in rank order, by position in the report.
     pub gpus: &'a [usize],
 }
 
-/// Why there is no forecast.
+/// Why no forecast is possible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ForecastError {
-    /// A report that contradicts itself.
+    /// The report contradicts itself.
     #[error("GPUTopology {node}: {source}")]
-    Report {
-        node: String,
-        /// What is wrong.
-        source: ReportError,
-    },
-    /// A GPU that the report does not have, or has for two ranks.
+    Report { node: String, source: ReportError },
+    /// A GPU that is missing from the report, or assigned to two ranks.
     #[error("node {node}: got GPU {gpu}: expected each of {count} GPUs at most once")]
     Gpu {
         node: String,
-        /// Position that was asked for.
+        /// Requested position.
         gpu: usize,
-        /// GPUs of the report.
+        /// Number of GPUs in the report.
         count: usize,
     },
 }
 
-/// The forecast of a gang.
+/// Forecast for a gang.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Forecast {
-    /// Nodes in the order of their ranks; equal ones are one entry.
+    /// Nodes in rank order. Equal nodes are one entry.
     pub nodes: Vec<NodeForecast>,
-    /// The gang as a whole.
+    /// Forecast for the gang as a whole.
     pub summary: Summary,
 }
 
 /// Nodes with equal predictions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeForecast {
-    /// Their names.
     pub names: Vec<String>,
     pub first_ranks: Vec<u32>,
-    /// The prediction.
-    pub ways: NodeWays,
+    pub paths: NodePaths,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeWays {
+pub struct NodePaths {
     /// How each rank leaves the node.
     pub exits: Vec<Exit>,
-    /// Between any two of its ranks: row by row.
+    /// Paths between any two of its ranks, row-major.
     pub pairs: Vec<Pair>,
-    /// Interface of TCP, if no NIC can do RDMA: that of the default route.
+    /// Interface for TCP if no NIC supports RDMA: that of the default route.
     pub interface: Option<String>,
-    /// What all its ranks together send to other nodes. Absent without a NIC.
+    /// Total rate of all its ranks to other nodes; `None` without a NIC.
     pub outward: Option<u32>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Pair {
     pub path: NcclPath,
-    /// How data goes.
-    pub transport: Within,
-    /// What it carries.
+    /// How NCCL moves the data.
+    pub transport: IntraNode,
+    /// Rate, if known.
     pub rate: Option<u32>,
 }
 
-/// How data goes between two ranks of a node.
+/// Transport between two ranks of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Within {
-    /// From GPU to GPU over NVLink.
+pub enum IntraNode {
+    /// GPU to GPU over NVLink.
     NvLink,
-    /// From GPU to GPU over NVLink-C2C.
+    /// GPU to GPU over NVLink-C2C.
     C2c,
-    /// From GPU to GPU over PCIe.
+    /// GPU to GPU over PCIe.
     Pcie,
-    /// Through the memory of the host (NCCL's SHM).
+    /// Through host memory (NCCL's SHM).
     Host,
 }
 
 /// How a rank leaves its node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exit {
-    /// NVML's number of its GPU.
+    /// NVML index of its GPU.
     pub gpu: u32,
-    /// NICs that NCCL gives it, the one of the first channel first. None: no NIC is known.
+    /// NICs that NCCL assigns to it, first channel first. Empty if no NIC is known.
     pub nics: Vec<String>,
-    /// The path to the first of them. Absent without a NIC.
+    /// Path to the first NIC; `None` without a NIC.
     pub path: Option<NcclPath>,
     /// Local rank of the GPU that relays (PXN).
     pub relay: Option<usize>,
-    /// Whether the NIC reaches the GPU's memory itself.
+    /// Whether the NIC accesses GPU memory directly.
     pub direct: Direct,
-    /// What the rank sends by itself; ranks that share a NIC share its rate. Absent without a NIC.
+    /// Rate of the rank by itself; ranks with the same NIC share its rate. `None` without a NIC.
     pub rate: Option<u32>,
 }
 
-/// Whether a NIC reaches the memory of a GPU itself (GPUDirect RDMA).
+/// Whether a NIC accesses the memory of a GPU directly (GPUDirect RDMA).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Direct {
-    /// It does.
     Yes,
-    /// The modules for it are not known.
+    /// Unknown whether the required modules are loaded.
     Unknown,
-    /// Neither nvidia-peermem nor DMA-BUF.
+    /// Neither nvidia-peermem nor DMA-BUF is available.
     NoModule,
     /// The path is longer than NCCL allows.
     TooFar,
-    /// Unknown whether the NIC can do RDMA.
+    /// Unknown whether the NIC supports RDMA.
     RdmaUnknown,
-    /// The NIC cannot do RDMA, or there is none.
+    /// The NIC does not support RDMA, or there is none.
     NoRdma,
 }
 
-/// A gang as a whole.
+/// Summary of a gang.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Summary {
-    /// How data goes inside nodes, best first; empty where no node has two ranks.
-    pub within: Vec<Within>,
-    /// How data goes between nodes; `None` for one node.
-    pub between: Option<Between>,
-    /// The slowest path of a rank.
+    /// Transports inside nodes, best first; empty if no node has two ranks.
+    pub within: Vec<IntraNode>,
+    /// Transport between nodes; `None` for a single node.
+    pub between: Option<InterNode>,
+    /// Slowest path of any rank.
     pub slowest: Option<Slowest>,
-    /// What every node sends to others at least, after the share of the level; `None` for one node, or where a node's is not known.
+    /// Lowest rate of any node to the others, scaled by the level's share; `None` for a single
+    /// node, or if a node's rate is unknown.
     pub outward: Option<u32>,
 }
 
-/// How data goes between nodes.
+/// Transport between nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Between {
-    /// NVLink, as the nodes are in one domain of it.
+pub enum InterNode {
+    /// NVLink, because the nodes are in one NVLink domain.
     NvLink,
     Rdma {
-        /// What holds for every rank; the worst if ranks differ.
+        /// What holds for every rank: the worst of all ranks.
         direct: Direct,
         /// The best of any rank.
         best: Direct,
-        /// NICs in use on the node that has the fewest.
+        /// Number of NICs in use on the node with the fewest.
         nics: usize,
     },
     /// RDMA or TCP: unknown.
     Unknown,
     Tcp {
-        /// Its interface, where it has one name on all nodes and that is known.
+        /// Interface, if it is known and the same on all nodes.
         interface: Option<String>,
     },
 }
@@ -172,44 +166,43 @@ pub enum Between {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slowest {
     pub rank: u32,
-    /// Where to.
     pub to: Target,
     pub path: NcclPath,
-    /// What it carries.
     pub rate: u32,
 }
 
 /// The other end of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
-    /// A rank of the same node.
+    /// A rank on the same node.
     Rank(u32),
     Nic(String),
 }
 
-/// Predicts what NCCL does in a gang. `level`: the domain that the nodes are in; `None`: no level slows them down.
+/// Predicts what NCCL does in a gang. `level` is the smallest domain that contains the nodes;
+/// `None` if no level slows them down.
 ///
 /// # Errors
-/// A report that contradicts itself, or a GPU that it does not have.
+/// A report contradicts itself, or lacks a GPU.
 pub fn forecast(members: &[Member<'_>], level: Option<Level>) -> Result<Forecast, ForecastError> {
     let mut nodes: Vec<NodeForecast> = Vec::new();
     let mut next = 0;
     for member in members {
-        let (first, ways) = (next, node(member)?);
+        let (first, paths) = (next, node(member)?);
         next += u32::try_from(member.gpus.len()).unwrap_or(u32::MAX);
-        match nodes.iter_mut().find(|known| known.ways == ways) {
+        match nodes.iter_mut().find(|known| known.paths == paths) {
             Some(known) => {
                 known.names.push(member.node.to_string());
                 known.first_ranks.push(first);
             }
-            None => nodes.push(NodeForecast { names: vec![member.node.to_string()], first_ranks: vec![first], ways }),
+            None => nodes.push(NodeForecast { names: vec![member.node.to_string()], first_ranks: vec![first], paths }),
         }
     }
     let summary = summary(&nodes, members.len(), level);
     Ok(Forecast { nodes, summary })
 }
 
-fn node(member: &Member<'_>) -> Result<NodeWays, ForecastError> {
+fn node(member: &Member<'_>) -> Result<NodePaths, ForecastError> {
     let status = member.status;
     let name = || member.node.to_string();
     let named = report::devices(status).map_err(|source| ForecastError::Report { node: name(), source })?;
@@ -220,43 +213,43 @@ fn node(member: &Member<'_>) -> Result<NodeWays, ForecastError> {
     if let Some(gpu) = twice.or(sorted.last().copied().filter(|last| *last >= count)) {
         return Err(ForecastError::Gpu { node: name(), gpu, count });
     }
-    // NCCL numbers GPUs in the order of the machine, whatever the order of the ranks is.
+    // NCCL numbers GPUs in machine order, independently of the rank order.
     let devices = named.devices.only(&sorted);
     let coherent = sorted.iter().enumerate().filter(|(_, gpu)| nccl::is_coherent(&status.gpus[**gpu]));
-    let ways = Ways::new(&devices, coherent.fold(0, |mask, (place, _)| mask | 1 << place));
-    let places = member.gpus.iter().map(|gpu| sorted.partition_point(|other| other < gpu)).collect();
-    Ok(Node { status, nics: &named.nics, gpus: &sorted, devices: &devices, ways, places }.ways())
+    let paths = NcclPaths::new(&devices, coherent.fold(0, |mask, (place, _)| mask | 1 << place));
+    let rank_gpus = member.gpus.iter().map(|gpu| sorted.partition_point(|other| other < gpu)).collect();
+    Ok(Node { status, nics: &named.nics, gpus: &sorted, devices: &devices, paths, rank_gpus }.paths())
 }
 
-/// A node as NCCL sees it. GPUs are counted in the order of the machine, those without a rank left out.
+/// A node as NCCL sees it. GPUs are counted in machine order, without those that have no rank.
 struct Node<'a> {
     status: &'a GPUTopologyStatus,
-    /// For each NIC its position in the report.
+    /// For each NIC, its position in the report.
     nics: &'a [usize],
-    /// For each GPU its position in the report.
+    /// For each GPU, its position in the report.
     gpus: &'a [usize],
     devices: &'a Devices,
-    ways: Ways<'a>,
+    paths: NcclPaths<'a>,
     /// The GPU of each rank.
-    places: Vec<usize>,
+    rank_gpus: Vec<usize>,
 }
 
 impl Node<'_> {
-    fn ways(&self) -> NodeWays {
+    fn paths(&self) -> NodePaths {
         let vendor = self.status.cpus.as_ref().and_then(|cpus| cpus.vendor.as_deref());
         let is_amd_pair = self.gpus.len() <= 2 && vendor == Some("AuthenticAMD");
         let pair = |a: usize, b: usize| {
-            let path = self.ways.gpus(a, b);
-            Pair { path, transport: Within::of(path, is_amd_pair), rate: self.ways.gpu_rate(a, b) }
+            let path = self.paths.gpus(a, b);
+            Pair { path, transport: IntraNode::of(path, is_amd_pair), rate: self.paths.gpu_rate(a, b) }
         };
-        let exits: Vec<Exit> = self.places.iter().map(|place| self.exit(*place)).collect();
+        let exits: Vec<Exit> = self.rank_gpus.iter().map(|place| self.exit(*place)).collect();
         let is_rdma = self.nics.iter().any(|nic| self.status.nics[*nic].rdma_device.is_some());
         let route = self.status.host.as_ref().and_then(|host| host.default_route.clone());
-        let used: BTreeSet<usize> = self.places.iter().flat_map(|place| self.ways.nics(*place)).collect();
+        let used: BTreeSet<usize> = self.rank_gpus.iter().flat_map(|place| self.paths.nics(*place)).collect();
         let of_nics = used.iter().map(|nic| self.devices.nics[*nic].rate).fold(0, u32::saturating_add);
         let of_ranks = exits.iter().filter_map(|exit| exit.rate).fold(0, u32::saturating_add);
-        NodeWays {
-            pairs: self.places.iter().flat_map(|a| self.places.iter().map(|b| pair(*a, *b))).collect(),
+        NodePaths {
+            pairs: self.rank_gpus.iter().flat_map(|a| self.rank_gpus.iter().map(|b| pair(*a, *b))).collect(),
             exits,
             interface: route.filter(|_| !is_rdma),
             outward: (!used.is_empty()).then(|| of_nics.min(of_ranks)),
@@ -265,27 +258,27 @@ impl Node<'_> {
 
     fn exit(&self, place: usize) -> Exit {
         let gpu = self.status.gpus[self.gpus[place]].index;
-        let nics = self.ways.nics(place);
+        let nics = self.paths.nics(place);
         let Some(first) = nics.first().copied() else {
             return Exit { gpu, nics: vec![], path: None, relay: None, direct: Direct::NoRdma, rate: None };
         };
-        let relay = self.ways.relay(place, first);
+        let relay = self.paths.relay(place, first);
         let near = relay.unwrap_or(place);
         let to_relay = relay.map_or(u32::MAX, |relay| self.devices.nvlink_rate(place, relay));
         let of_nics = nics.iter().map(|nic| self.devices.nic_rate(near, *nic)).fold(0, u32::saturating_add);
         // Several NICs beyond the socket share the path to it.
-        let is_across = self.ways.nic(near, first) == NcclPath::Sys;
+        let is_across = self.paths.nic(near, first) == NcclPath::Sys;
         let across = if is_across { self.devices.socket_rate } else { u32::MAX };
         let nic = |nic: &usize| &self.status.nics[self.nics[*nic]];
-        let direct = match self.ways.nic(near, first).has_direct_rdma() {
+        let direct = match self.paths.nic(near, first).has_direct_rdma() {
             _ if nic(&first).rdma_device.is_none() => without_rdma_device(self.status),
             false => Direct::TooFar,
             true => modules(self.status),
         };
         Exit {
             gpu,
-            path: Some(if relay.is_some() { NcclPath::Pxn } else { self.ways.nic(place, first) }),
-            relay: relay.and_then(|relay| self.places.iter().position(|place| *place == relay)),
+            path: Some(if relay.is_some() { NcclPath::Pxn } else { self.paths.nic(place, first) }),
+            relay: relay.and_then(|relay| self.rank_gpus.iter().position(|place| *place == relay)),
             direct,
             rate: Some(of_nics.min(self.devices.gpus[near].pcie_rate).min(to_relay).min(across)),
             nics: nics.iter().map(nic).map(|nic| nic.rdma_device.as_ref().unwrap_or(&nic.name).clone()).collect(),
@@ -293,13 +286,14 @@ impl Node<'_> {
     }
 }
 
-/// A NIC is known to have no RDMA device only if the source of the facts would know one: names of NICs in a matrix need not be device names.
+/// A missing RDMA device is conclusive only if the source of the facts would list it: NIC names in
+/// a matrix need not be device names.
 fn without_rdma_device(status: &GPUTopologyStatus) -> Direct {
     let is_partial = status.source(Facts::NICs).is_some_and(|source| source.state != SourceState::Complete);
     if is_partial { Direct::RdmaUnknown } else { Direct::NoRdma }
 }
 
-/// Whether a module for GPUDirect RDMA is loaded: one of the two is enough.
+/// Whether a module for GPUDirect RDMA is loaded. Either of the two is enough.
 fn modules(status: &GPUTopologyStatus) -> Direct {
     let host = status.host.as_ref();
     match (host.and_then(|host| host.peermem), host.and_then(|host| host.dma_buf)) {
@@ -309,77 +303,77 @@ fn modules(status: &GPUTopologyStatus) -> Direct {
     }
 }
 
-impl Within {
-    fn of(path: NcclPath, is_amd_pair: bool) -> Within {
+impl IntraNode {
+    fn of(path: NcclPath, is_amd_pair: bool) -> IntraNode {
         match path {
-            _ if !path.has_p2p(is_amd_pair) => Within::Host,
-            NcclPath::Loc | NcclPath::Nvl | NcclPath::Nvb => Within::NvLink,
-            NcclPath::C2c => Within::C2c,
-            _ => Within::Pcie,
+            _ if !path.has_p2p(is_amd_pair) => IntraNode::Host,
+            NcclPath::Loc | NcclPath::Nvl | NcclPath::Nvb => IntraNode::NvLink,
+            NcclPath::C2c => IntraNode::C2c,
+            _ => IntraNode::Pcie,
         }
     }
 }
 
-impl NodeWays {
+impl NodePaths {
     /// The path between two local ranks.
     pub fn pair(&self, a: usize, b: usize) -> Pair {
         self.pairs[a * self.exits.len() + b]
     }
 
-    /// Every two different local ranks, the lower one first.
+    /// All pairs of different local ranks, lower rank first.
     fn each_pair(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         (0..self.exits.len()).flat_map(|a| (a + 1..self.exits.len()).map(move |b| (a, b)))
     }
 
-    /// NICs that its ranks use.
+    /// Number of NICs that its ranks use.
     fn nics(&self) -> usize {
         self.exits.iter().flat_map(|exit| &exit.nics).collect::<BTreeSet<_>>().len()
     }
 }
 
 impl NodeForecast {
-    /// The rank on the first of these nodes.
+    /// Global rank on the first of these nodes.
     fn rank(&self, local: usize) -> u32 {
         self.first_ranks.first().copied().unwrap_or(0).saturating_add(u32::try_from(local).unwrap_or(u32::MAX))
     }
 }
 
 fn summary(nodes: &[NodeForecast], members: usize, level: Option<Level>) -> Summary {
-    let within: BTreeSet<Within> =
-        nodes.iter().flat_map(|node| node.ways.each_pair().map(|(a, b)| node.ways.pair(a, b).transport)).collect();
+    let within: BTreeSet<IntraNode> =
+        nodes.iter().flat_map(|node| node.paths.each_pair().map(|(a, b)| node.paths.pair(a, b).transport)).collect();
     let is_joined = level.is_some_and(|level| level.nvlink);
-    let between = (members > 1).then(|| if is_joined { Between::NvLink } else { between(nodes) });
+    let between = (members > 1).then(|| if is_joined { InterNode::NvLink } else { between(nodes) });
     let share = u64::from(level.map_or(1000, |level| level.share));
-    let outward = nodes.iter().map(|node| node.ways.outward).min().flatten().filter(|_| members > 1 && !is_joined);
+    let outward = nodes.iter().map(|node| node.paths.outward).min().flatten().filter(|_| members > 1 && !is_joined);
     let outward = outward.map(|rate| u32::try_from(u64::from(rate) * share / 1000).unwrap_or(u32::MAX));
-    let ways = nodes.iter().flat_map(|node| slow(node, members > 1 && !is_joined));
-    Summary { within: within.into_iter().collect(), between, slowest: ways.min_by_key(|way| way.rate), outward }
+    let paths = nodes.iter().flat_map(|node| slow(node, members > 1 && !is_joined));
+    Summary { within: within.into_iter().collect(), between, slowest: paths.min_by_key(|path| path.rate), outward }
 }
 
-fn between(nodes: &[NodeForecast]) -> Between {
-    let exits = || nodes.iter().flat_map(|node| &node.ways.exits);
+fn between(nodes: &[NodeForecast]) -> InterNode {
+    let exits = || nodes.iter().flat_map(|node| &node.paths.exits);
     let (best, worst) = (exits().map(|exit| exit.direct).min(), exits().map(|exit| exit.direct).max());
     match best.zip(worst) {
-        Some((_, Direct::RdmaUnknown)) => Between::Unknown,
-        // One rank without RDMA moves all to TCP: NCCL uses one network.
+        Some((_, Direct::RdmaUnknown)) => InterNode::Unknown,
+        // One rank without RDMA moves all to TCP, because NCCL uses a single network.
         Some((best, worst)) if worst != Direct::NoRdma => {
-            Between::Rdma { direct: worst, best, nics: nodes.iter().map(|node| node.ways.nics()).min().unwrap_or(0) }
+            InterNode::Rdma { direct: worst, best, nics: nodes.iter().map(|node| node.paths.nics()).min().unwrap_or(0) }
         }
         _ => {
-            let mut interfaces: Vec<&Option<String>> = nodes.iter().map(|node| &node.ways.interface).collect();
+            let mut interfaces: Vec<&Option<String>> = nodes.iter().map(|node| &node.paths.interface).collect();
             interfaces.dedup();
-            Between::Tcp { interface: if let [one] = interfaces.as_slice() { (*one).clone() } else { None } }
+            InterNode::Tcp { interface: if let [one] = interfaces.as_slice() { (*one).clone() } else { None } }
         }
     }
 }
 
-/// The paths of the ranks of a node that have a known rate.
+/// The paths of a node's ranks whose rate is known.
 fn slow(node: &NodeForecast, leaves: bool) -> impl Iterator<Item = Slowest> + '_ {
-    let pairs = node.ways.each_pair().filter_map(|(a, b)| {
-        let Pair { path, rate, .. } = node.ways.pair(a, b);
+    let pairs = node.paths.each_pair().filter_map(|(a, b)| {
+        let Pair { path, rate, .. } = node.paths.pair(a, b);
         Some(Slowest { rank: node.rank(a), to: Target::Rank(node.rank(b)), path, rate: rate? })
     });
-    let exits = node.ways.exits.iter().enumerate().filter(move |_| leaves).filter_map(|(local, exit)| {
+    let exits = node.paths.exits.iter().enumerate().filter(move |_| leaves).filter_map(|(local, exit)| {
         let to = Target::Nic(exit.nics.first()?.clone());
         Some(Slowest { rank: node.rank(local), to, path: exit.path?, rate: exit.rate? })
     });

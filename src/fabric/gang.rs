@@ -1,4 +1,4 @@
-//! The chosen gang as the rules see it: what its pods request, and the facts about its nodes.
+//! The chosen gang as the rules see it: the requests of its pods, and the facts about its nodes.
 
 use super::profile::{Carrier, LinkLayer, Profile, link_layer};
 use jiff::Timestamp;
@@ -15,20 +15,21 @@ use switchyard_worker_contract::CpuList;
 #[derive(Debug, Clone, Copy)]
 pub struct Member<'a> {
     pub name: &'a str,
-    /// What its agent reports; `None`: nothing usable.
+    /// Report of its agent; `None` if there is no usable report.
     pub facts: Option<&'a GPUTopologyStatus>,
-    /// Why there are no facts, or that they are old; empty: neither.
+    /// Why the facts are missing or stale; empty if they are neither.
     pub silence: &'a str,
-    /// The facts have not been renewed for too long.
+    /// Whether the facts are overdue for an update.
     pub is_old: bool,
-    /// Positions of the GPUs in the report, in the order of ranks.
+    /// Positions of the GPUs in the report, in rank order.
     pub gpus: &'a [usize],
-    /// Resources that it offers.
+    /// Resources that the node offers.
     pub allocatable: &'a Resources,
 }
 
-/// Whether pods claim a channel of a ComputeDomain, without which no GPU may use the memory of another node over NVLink. Which device a claim's
-/// template is for is not known here: every claim made from a template counts.
+/// Whether pods claim a channel of a ComputeDomain, without which no GPU can access another node's
+/// memory over NVLink. The device class of a claim template is unknown here, so every claim made
+/// from a template counts.
 pub fn claims_channel(pod: &PodSpec) -> bool {
     pod.resource_claims.iter().flatten().any(|claim| claim.resource_claim_template_name.is_some())
 }
@@ -36,28 +37,29 @@ pub fn claims_channel(pod: &PodSpec) -> bool {
 /// A gang with its placement.
 #[derive(Debug, Clone)]
 pub struct Gang<'a> {
-    /// What runs in the trainer.
+    /// Framework that runs in the trainer.
     pub framework: Framework,
-    /// What may carry data between nodes.
+    /// Allowed transports between nodes.
     pub mode: FabricMode,
-    /// The pod of the first node.
+    /// Pod of the first node.
     pub pod: &'a PodSpec,
-    /// The user's own environment of the trainer: name to value, where it is a plain value.
+    /// The trainer's environment as the user set it; the value is `None` unless it is a plain
+    /// value.
     pub own: BTreeMap<&'a str, Option<&'a str>>,
-    /// GPUs of each pod.
+    /// GPUs per pod.
     pub gpus: u32,
-    /// Processes of each pod.
+    /// Processes per pod.
     pub processes: u32,
-    /// The nodes, by rank.
+    /// Nodes by rank.
     pub members: Vec<Member<'a>>,
-    /// Data pack or administrator's profile; `None`: the nodes fit none.
+    /// Built-in pack or administrator's profile; `None` if the nodes match none.
     pub profile: Option<&'a Profile>,
-    /// When the placement was decided.
+    /// Time of the placement decision.
     pub now: Timestamp,
 }
 
 impl<'a> Gang<'a> {
-    /// The container that trains.
+    /// The training container.
     pub fn trainer(&self) -> Option<&'a Container> {
         self.pod.containers.iter().find(|container| container.name == switchyard_crds::names::TRAINER)
     }
@@ -72,7 +74,8 @@ impl<'a> Gang<'a> {
         self.members.len() > 1
     }
 
-    /// What carries data between the nodes, from the profile, else from the ports of all nodes.
+    /// Carrier between the nodes, from the profile if it names one, otherwise from the ports of all
+    /// nodes.
     pub fn carrier(&self) -> Option<Carrier> {
         if self.mode == FabricMode::Disabled {
             return Some(Carrier::Socket);
@@ -90,7 +93,8 @@ impl<'a> Gang<'a> {
         layers.all(|layer| layer == Some(first)).then_some(carrier)
     }
 
-    /// Whether RDMA devices are given to the pods: by a resource that the trainer asks for, or because a privileged container sees all.
+    /// Whether the pods get RDMA devices: through a resource that the trainer requests, or because
+    /// a privileged container sees all devices.
     pub fn is_granted(&self) -> bool {
         let Some(trainer) = self.trainer() else { return false };
         let privileged = trainer.security_context.as_ref().is_some_and(|context| context.privileged == Some(true));
@@ -98,7 +102,7 @@ impl<'a> Gang<'a> {
         privileged || limits.into_iter().flatten().any(|(name, _)| is_rdma_resource(name))
     }
 
-    /// The transport that will carry data, as far as known.
+    /// The transport between nodes, as far as known.
     pub fn transport(&self) -> Option<Transport> {
         if !self.has_several_nodes() {
             return None;
@@ -116,7 +120,7 @@ impl<'a> Gang<'a> {
         })
     }
 
-    /// Whether NVLinks lead from each node to every other: all are of one clique.
+    /// Whether NVLink connects every pair of nodes: all are in one clique.
     fn shares_nvlink(&self) -> bool {
         let clique = |member: &Member<'_>| {
             let fabric = member.facts?.fabric.as_ref().filter(|fabric| fabric.state == FabricState::Completed)?;
@@ -126,7 +130,7 @@ impl<'a> Gang<'a> {
         cliques.next().flatten().is_some_and(|first| cliques.all(|clique| clique.as_ref() == Some(&first)))
     }
 
-    /// Nodes in words, from their ranks: `gpu-01`, or `gpu-01 and 3 more`.
+    /// Formats nodes by rank: `gpu-01`, or `gpu-01 and 3 more`.
     pub fn names(&self, ranks: &[u32]) -> String {
         let name = |rank: &u32| self.members[*rank as usize].name;
         match ranks {
@@ -136,13 +140,13 @@ impl<'a> Gang<'a> {
         }
     }
 
-    /// Ranks as a list; `None`: all of them.
+    /// Formats ranks as a list; `None` if it contains all of them.
     pub fn list(&self, ranks: &[u32]) -> Option<String> {
         (ranks.len() < self.members.len()).then(|| CpuList::new(ranks.iter().copied()).to_string())
     }
 }
 
-/// Names of resources that give RDMA devices: of the shared device plugin, of SR-IOV plugins, of EFA.
+/// Whether a resource provides RDMA devices: from the shared device plugin, SR-IOV plugins, or EFA.
 pub fn is_rdma_resource(name: &str) -> bool {
     name.starts_with("rdma/")
         || name == "vpc.amazonaws.com/efa"
@@ -152,21 +156,21 @@ pub fn is_rdma_resource(name: &str) -> bool {
         })
 }
 
-/// A report without what is specific to one machine (identities, times, users), so that machines of one kind share it. GPUs have the names of
-/// their positions.
+/// Strips a report of machine-specific data (identities, times, users), so that machines of one
+/// kind share it. GPUs are named by position.
 pub fn facts(status: &GPUTopologyStatus) -> GPUTopologyStatus {
     let mut facts = status.clone();
     facts.observed_time = None;
     facts.host_identity = None;
     facts.in_use.clear();
-    // The preflight reports contradictions; when they began is specific to the node.
+    // The preflight reports contradictions. Their start time is machine-specific.
     facts.conditions.retain(|condition| condition.type_ == CONSISTENT && condition.status == "False");
     facts.conditions.iter_mut().for_each(|condition| condition.last_transition_time = Time(Timestamp::UNIX_EPOCH));
     let position =
         |uuid: &str| status.gpus.iter().position(|gpu| gpu.uuid == uuid).map(|position| position.to_string());
     for link in &mut facts.links {
         for end in [&mut link.a, &mut link.b] {
-            // A name that no GPU has stays, so that readers of the devices can report it.
+            // Keep a name that no GPU has, so that readers of the devices can report it.
             *end = position(end).unwrap_or_else(|| end.clone());
         }
     }

@@ -1,5 +1,5 @@
-//! Fabrics and clouds as data: what pods need there, what is set and what is left alone. Packs ship with the program; an administrator's profile
-//! has the same form and overrides them.
+//! Fabrics and clouds as data: required resources, variables to set, and variables to leave alone.
+//! Packs ship with the program; an administrator's profile has the same form and overrides them.
 
 use crate::variables::{self, nccl};
 use serde::{Deserialize, Deserializer};
@@ -9,7 +9,7 @@ use switchyard_core::quantity::Resources;
 use switchyard_crds::gpu_topology::{GPUTopologyStatus, Nic};
 use switchyard_topology::report::{self, INFINIBAND};
 
-/// The packs, from the most specific to the most general: the first match is used.
+/// The packs, from most to least specific. The first match is used.
 const PACKS: [&str; 10] = [
     include_str!("packs/aws-efa.yaml"),
     include_str!("packs/gcp-tcpxo.yaml"),
@@ -28,19 +28,19 @@ const PACKS: [&str; 10] = [
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Profile {
     pub name: String,
-    /// What it is for, in words.
+    /// Short description.
     #[serde(default)]
     pub title: String,
-    /// The pack that it builds on; an administrator's profile only.
+    /// Pack that it builds on. Only in an administrator's profile.
     #[serde(default)]
     pub extends: Option<String>,
-    /// The nodes it applies to. Absent: all.
+    /// Nodes it applies to. Absent: all.
     #[serde(default)]
     pub detect: Option<Detect>,
     /// What carries data between nodes.
     #[serde(default)]
     pub transport: Option<Carrier>,
-    /// Name of the network plugin, for `transport: Plugin`: what `NCCL_NET` takes.
+    /// Name of the network plugin for `transport: Plugin`, as `NCCL_NET` expects it.
     #[serde(default)]
     pub plugin: Option<String>,
     /// Resources that give a pod the fabric.
@@ -49,25 +49,26 @@ pub struct Profile {
     /// Size of `/dev/shm`, a quantity.
     #[serde(default)]
     pub shared_memory: Option<String>,
-    /// Name of the interface of the pod network inside a pod. Default `eth0`, which is how container runtimes name it.
+    /// Interface of the pod network inside a pod. Defaults to `eth0`, as container runtimes name
+    /// it.
     #[serde(default)]
     pub pod_interface: Option<String>,
-    /// Secondary networks of a pod, as Multus reads them from the annotation `k8s.v1.cni.cncf.io/networks`: names of
-    /// NetworkAttachmentDefinitions in its short form or in JSON.
+    /// Secondary networks of a pod, as Multus reads them from the annotation
+    /// `k8s.v1.cni.cncf.io/networks`: names of NetworkAttachmentDefinitions in short form or JSON.
     #[serde(default)]
     pub networks: Option<String>,
     /// What the image provides.
     #[serde(default)]
     pub image: Option<ImageSettings>,
-    /// What is set.
+    /// Variables to set.
     #[serde(default)]
     pub settings: Vec<Setting>,
-    /// Variables that are not set here although they might be set elsewhere.
+    /// Variables that are deliberately not set here.
     #[serde(default)]
-    pub leave: Vec<Left>,
+    pub leave: Vec<Omitted>,
 }
 
-/// The nodes a pack applies to: all conditions must match.
+/// Conditions for the nodes that a pack applies to. All must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Detect {
@@ -76,18 +77,18 @@ pub struct Detect {
     pub resources: Vec<String>,
     /// Labels, and prefixes of their values.
     #[serde(default)]
-    pub labels: BTreeMap<String, Beginnings>,
+    pub labels: BTreeMap<String, Prefixes>,
     /// Link layer of the RDMA ports.
     #[serde(default)]
     pub link_layer: Option<LinkLayer>,
 }
 
-/// One prefix of a value, or several.
+/// One or several prefixes of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Beginnings(pub Vec<String>);
+pub struct Prefixes(pub Vec<String>);
 
-impl<'de> Deserialize<'de> for Beginnings {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Beginnings, D::Error> {
+impl<'de> Deserialize<'de> for Prefixes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Prefixes, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged)]
         enum OneOrMore {
@@ -95,8 +96,8 @@ impl<'de> Deserialize<'de> for Beginnings {
             More(Vec<String>),
         }
         Ok(match OneOrMore::deserialize(deserializer)? {
-            OneOrMore::One(one) => Beginnings(vec![one]),
-            OneOrMore::More(more) => Beginnings(more),
+            OneOrMore::One(one) => Prefixes(vec![one]),
+            OneOrMore::More(more) => Prefixes(more),
         })
     }
 }
@@ -114,9 +115,9 @@ pub enum LinkLayer {
 /// What carries data between nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub enum Carrier {
-    /// NCCL's own transport on InfiniBand.
+    /// NCCL's own transport over InfiniBand.
     InfiniBand,
-    /// The same on converged Ethernet.
+    /// NCCL's own transport over converged Ethernet.
     RoCE,
     /// A network plugin.
     Plugin,
@@ -135,24 +136,24 @@ impl Carrier {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ResourceRule {
-    /// Its name, or a prefix and `*`.
+    /// Its name, or a prefix followed by `*`.
     pub name: String,
-    /// How many of it a pod takes.
+    /// Number that a pod requests.
     #[serde(default)]
     pub count: Option<Count>,
-    /// A fixed amount in place of a count.
+    /// A fixed amount instead of a count.
     #[serde(default)]
     pub quantity: Option<String>,
 }
 
-/// How many of a resource a pod takes.
+/// Number of a resource that a pod requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub enum Count {
-    /// One: it gives access to all devices.
+    /// One, which gives access to all devices.
     One,
     /// One for each NIC near the pod's GPUs.
     PerNIC,
-    /// The pod's share of the node: all, for a whole node.
+    /// The pod's share of the node: all for a whole node.
     All,
 }
 
@@ -160,13 +161,13 @@ pub enum Count {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ImageSettings {
-    /// A script that sets the environment; the command has to read it.
+    /// A script that sets the environment. The command has to source it.
     #[serde(default)]
     pub script: Option<String>,
-    /// A file of settings for NCCL.
+    /// A settings file for NCCL.
     #[serde(default)]
     pub conf: Option<String>,
-    /// Its documentation.
+    /// Link to its documentation.
     pub link: String,
 }
 
@@ -177,31 +178,31 @@ pub struct Setting {
     pub name: String,
     pub value: String,
     pub reason: String,
-    /// The source.
+    /// Source of the recommendation.
     pub link: String,
 }
 
-/// A variable that is not set.
+/// A variable that is deliberately not set.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Left {
+pub struct Omitted {
     pub name: String,
     pub reason: String,
-    /// The source.
+    /// Source of the recommendation.
     pub link: String,
 }
 
-/// One node, as far as the choice of a profile needs it.
+/// The parts of a node that profile selection needs.
 #[derive(Debug, Clone, Copy)]
 pub struct Site<'a> {
     pub labels: &'a BTreeMap<String, String>,
-    /// Resources that it offers.
+    /// Resources that the node offers.
     pub allocatable: &'a Resources,
-    /// The report of its agent.
+    /// Report of its agent.
     pub facts: Option<&'a GPUTopologyStatus>,
 }
 
-/// Why a profile cannot be used.
+/// Why a profile is unusable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: got {got}; expected {expected}")]
 pub struct ProfileError {
@@ -212,10 +213,10 @@ pub struct ProfileError {
 }
 
 impl Profile {
-    /// Reads and checks a profile.
+    /// Parses and checks a profile.
     ///
     /// # Errors
-    /// Text that is not a profile, a variable that nobody reads, or a value that its reader does not accept.
+    /// The text is not a profile, no program reads a variable, or a value is invalid.
     pub fn parse(text: &str) -> Result<Profile, ProfileError> {
         let wrong = |error: serde_saphyr::Error| ProfileError {
             field: "profile".into(),
@@ -226,7 +227,7 @@ impl Profile {
         let mut profile: Profile = serde_saphyr::from_str(text).map_err(wrong)?;
         profile.check()?;
         if let Some(name) = profile.extends.take() {
-            let Some(base) = named(&name) else {
+            let Some(base) = find_pack(&name) else {
                 let known: Vec<&str> = packs().iter().map(|pack| pack.name.as_str()).collect();
                 return Err(ProfileError {
                     field: "extends".into(),
@@ -234,15 +235,16 @@ impl Profile {
                     expected: known.join(", "),
                 });
             };
-            profile = profile.over(base.clone());
+            profile = profile.merge_over(base.clone());
         }
         Ok(profile)
     }
 
-    /// Checks that every variable has a reader which accepts the value, and that nothing is listed twice.
+    /// Checks that some program reads every variable and accepts its value, and that nothing is
+    /// listed twice.
     ///
     /// # Errors
-    /// The first field that is wrong.
+    /// The first invalid field.
     pub fn check(&self) -> Result<(), ProfileError> {
         let fault = |field: String, got: &str, expected: &str| ProfileError {
             field,
@@ -254,18 +256,18 @@ impl Profile {
         }
         for (index, setting) in self.settings.iter().enumerate() {
             let field = |of: &str| format!("settings[{index}].{of}");
-            known(&setting.name).map_err(|expected| fault(field("name"), &setting.name, &expected))?;
+            check_variable(&setting.name).map_err(|expected| fault(field("name"), &setting.name, &expected))?;
             if let Some(key) = nccl::find(&setting.name) {
                 key.form.check(&setting.value).map_err(|expected| fault(field("value"), &setting.value, &expected))?;
             }
-            if setting.value.len() > nccl::LONGEST_VALUE || setting.value.contains(['\n', '\r', '\0']) {
+            if setting.value.len() > nccl::MAX_VALUE_LEN || setting.value.contains(['\n', '\r', '\0']) {
                 let expected = "one line of at most 1023 bytes: NCCL cuts the rest of a line off";
                 return Err(fault(field("value"), &setting.value.chars().take(32).collect::<String>(), expected));
             }
         }
         for (index, left) in self.leave.iter().enumerate() {
             let field = format!("leave[{index}].name");
-            known(&left.name).map_err(|expected| fault(field, &left.name, &expected))?;
+            check_variable(&left.name).map_err(|expected| fault(field, &left.name, &expected))?;
             if self.settings.iter().any(|setting| setting.name == left.name) {
                 let field = format!("leave[{index}].name");
                 return Err(fault(field, &left.name, "a variable that `settings` does not set"));
@@ -295,14 +297,14 @@ impl Profile {
         Ok(())
     }
 
-    /// This profile, completed from the pack it extends.
-    fn over(self, base: Profile) -> Profile {
+    /// Fills the gaps of this profile from the pack it extends.
+    fn merge_over(self, base: Profile) -> Profile {
         let settings: Vec<Setting> = {
             let own =
                 |name: &str| self.settings.iter().any(|s| s.name == name) || self.leave.iter().any(|l| l.name == name);
             base.settings.into_iter().filter(|setting| !own(&setting.name)).collect()
         };
-        let leave: Vec<Left> = {
+        let leave: Vec<Omitted> = {
             let own =
                 |name: &str| self.settings.iter().any(|s| s.name == name) || self.leave.iter().any(|l| l.name == name);
             base.leave.into_iter().filter(|left| !own(&left.name)).collect()
@@ -327,10 +329,10 @@ impl Profile {
     /// Whether it applies to this node.
     pub fn fits(&self, site: &Site<'_>) -> bool {
         let Some(detect) = &self.detect else { return true };
-        let label = |(name, beginnings): (&String, &Beginnings)| {
+        let label = |(name, prefixes): (&String, &Prefixes)| {
             site.labels
                 .get(name)
-                .is_some_and(|value| beginnings.0.iter().any(|begin| value.starts_with(begin.as_str())))
+                .is_some_and(|value| prefixes.0.iter().any(|prefix| value.starts_with(prefix.as_str())))
         };
         detect.resources.iter().all(|name| site.allocatable.get(name) > 0)
             && detect.labels.iter().all(label)
@@ -338,8 +340,8 @@ impl Profile {
     }
 }
 
-/// A variable that some program reads; NCCL's must be read by a current release.
-fn known(name: &str) -> Result<(), String> {
+/// Checks that some program reads the variable. An NCCL variable must be read by a current release.
+fn check_variable(name: &str) -> Result<(), String> {
     if let Some(key) = nccl::find(name) {
         return match key.gone {
             Some(version) => Err(format!("a variable that NCCL still reads: {name} is gone since {version}")),
@@ -355,13 +357,14 @@ fn known(name: &str) -> Result<(), String> {
     if variables::is_name(name) { Ok(()) } else { Err("letters, digits and `_`, not beginning with a digit".into()) }
 }
 
-/// RDMA ports that are for training.
+/// RDMA ports that serve training.
 pub fn training_ports(facts: &GPUTopologyStatus) -> impl Iterator<Item = &Nic> {
     let ports = report::training_nics(facts).into_iter().map(|nic| &facts.nics[nic]);
     ports.filter(|nic| nic.rdma_device.is_some())
 }
 
-/// Link layer of the RDMA ports that are for training; `None`: there are some, of unknown link layer.
+/// Link layer of the training RDMA ports; `None` if there are ports but their link layer is
+/// unknown.
 pub fn link_layer(facts: &GPUTopologyStatus) -> Option<LinkLayer> {
     let mut ports = training_ports(facts).peekable();
     if ports.peek().is_none() {
@@ -381,11 +384,11 @@ pub fn packs() -> &'static [Profile] {
 }
 
 /// The pack of this name.
-pub fn named(name: &str) -> Option<&'static Profile> {
+pub fn find_pack(name: &str) -> Option<&'static Profile> {
     packs().iter().find(|pack| pack.name == name)
 }
 
-/// The pack that applies to all of these nodes; `None`: they differ, or there are none.
+/// The pack that applies to all of these nodes; `None` if they differ or none applies.
 pub fn detect<'a>(sites: impl IntoIterator<Item = Site<'a>>) -> Option<&'static Profile> {
     let mut found = sites.into_iter().map(|site| packs().iter().find(|pack| pack.fits(&site)));
     let first = found.next()??;

@@ -1,7 +1,8 @@
 //! The rule table: every variable that is set or deliberately not set, when, to what, and why.
 //!
-//! Sources: NCCL's user guide 2.30.7 (`env.rst`, `troubleshooting/*.rst`) and code (`src/transport/net_ib/*.cc`, `src/misc/socket.cc`,
-//! `src/init.cc`, `src/mnnvl.cc`); if an issue describes a failure, the rule names it.
+//! Sources: NCCL's user guide 2.30.7 (`env.rst`, `troubleshooting/*.rst`) and code
+//! (`src/transport/net_ib/*.cc`, `src/misc/socket.cc`, `src/init.cc`, `src/mnnvl.cc`). If an issue
+//! describes a failure, the rule names it.
 
 mod interfaces;
 mod ports;
@@ -11,32 +12,32 @@ pub use interfaces::{interface, interfaces};
 use super::gang::Gang;
 use crate::variables::nccl::{self, GUIDE, Section};
 use interfaces::{plain_interface, socket_interface};
-use ports::{address_family, address_range, debug, gid_index, hca, ib_disable, net, of_switches, topology_file};
+use ports::{address_family, address_range, debug, gid_index, hca, ib_disable, net, switch_queue, topology_file};
 use switchyard_crds::{DecisionClass, FabricDecision, Framework};
 use switchyard_worker_contract::CpuList;
 
-/// Where NCCL's troubleshooting pages are.
-const TROUBLE: &str = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html";
+/// NCCL's troubleshooting pages.
+const TROUBLESHOOTING: &str = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html";
 /// PyTorch's variables.
 const TORCH: &str = "https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html";
 /// Interfaces of Gloo and TensorPipe.
 const GLOO: &str = "https://docs.pytorch.org/docs/stable/distributed.html";
-/// The variable that names NCCL's file.
+/// Variable that names NCCL's settings file.
 pub const CONF_FILE: &str = "NCCL_CONF_FILE";
-/// The file in the trainer: the image's settings, then ours.
+/// Path of that file in the trainer: the image's settings, then ours.
 pub const CONF_PATH: &str = "/etc/switchyard/fabric/nccl.conf";
 
-/// What is decided for a node.
+/// Decision for a node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Outcome {
-    /// The value; `None`: not set.
+    /// The value; `None` if not set.
     pub value: Option<String>,
     pub reason: String,
     /// The fact and its source.
     pub evidence: String,
 }
 
-/// How a decision is reached.
+/// How a rule decides.
 #[derive(Clone, Copy)]
 pub(super) enum Decide {
     /// Never set.
@@ -47,16 +48,16 @@ pub(super) enum Decide {
     Gang(fn(&Gang<'_>) -> Outcome),
 }
 
-/// Which jobs a rule is about.
+/// Jobs that a rule applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scope {
     /// NCCL is used: there are GPUs.
     Nccl,
     /// NCCL is used between nodes.
     NcclNodes,
-    /// PyTorch's Gloo and TensorPipe may be used between nodes.
+    /// PyTorch's Gloo and TensorPipe can be used between nodes.
     Gloo,
-    /// Horovod's Gloo may be.
+    /// Horovod's Gloo can be used between nodes.
     Horovod,
     /// Open MPI starts the processes.
     Mpi,
@@ -65,8 +66,8 @@ enum Scope {
 }
 
 impl Scope {
-    /// Whether programs of this framework may read the variable.
-    fn is_of(self, framework: Framework) -> bool {
+    /// Whether programs of this framework can read the variable.
+    fn includes(self, framework: Framework) -> bool {
         use Framework as F;
         match self {
             Scope::Nccl | Scope::NcclNodes => true,
@@ -77,7 +78,7 @@ impl Scope {
     }
 }
 
-/// One variable.
+/// The rule for one variable.
 pub(super) struct Rule {
     pub name: &'static str,
     pub class: DecisionClass,
@@ -87,7 +88,7 @@ pub(super) struct Rule {
 }
 
 impl Rule {
-    /// Whether the rule is about this job.
+    /// Whether the rule applies to this job.
     pub fn applies(&self, gang: &Gang<'_>) -> bool {
         // Our own engine reads none of these variables.
         if gang.framework == Framework::Switchyard {
@@ -99,10 +100,10 @@ impl Rule {
             Scope::NcclNodes => gang.gpus > 0 && several,
             Scope::Gloo | Scope::Horovod | Scope::Mpi => several,
         };
-        needs && self.scope.is_of(gang.framework)
+        needs && self.scope.includes(gang.framework)
     }
 
-    /// What is decided for a node.
+    /// Decision for a node.
     pub fn outcome(&self, gang: &Gang<'_>, rank: u32) -> Outcome {
         match self.decide {
             Decide::Leave(reason) => leave(reason, section(self.name)),
@@ -111,13 +112,13 @@ impl Rule {
         }
     }
 
-    /// Whether nodes may differ.
+    /// Whether the decision can differ between nodes.
     pub fn is_per_node(&self) -> bool {
         matches!(self.decide, Decide::Node(_))
     }
 
-    /// Whether the variable has to be in the environment when a program starts; everything else is in NCCL's file, which may name any
-    /// variable.
+    /// Whether the variable must be in the environment at program start. All others are in NCCL's
+    /// file, which can set any variable.
     pub fn is_env(name: &str) -> bool {
         let at_start =
             |rule: &Rule| matches!(rule.scope, Scope::Gloo | Scope::Horovod | Scope::Mpi) && rule.name == name;
@@ -154,12 +155,12 @@ pub(super) const RULES: [Rule; 52] = [
         Node(plain_interface),
         "https://docs.open-mpi.org/en/v5.0.x/tuning-apps/networking/tcp.html",
     ),
-    // What carries data between nodes.
+    // Transport between nodes.
     rule("NCCL_NET", Must, NcclNodes, Once(net), GUIDE),
     rule("NCCL_IB_DISABLE", Must, NcclNodes, Once(ib_disable), GUIDE),
     rule("NCCL_IB_HCA", Must, NcclNodes, Node(hca), GUIDE),
     rule("NCCL_IB_ADDR_FAMILY", Must, NcclNodes, Node(address_family), GUIDE),
-    rule("NCCL_IB_GID_INDEX", May, NcclNodes, Node(gid_index), TROUBLE),
+    rule("NCCL_IB_GID_INDEX", May, NcclNodes, Node(gid_index), TROUBLESHOOTING),
     rule(
         "NCCL_IB_ROCE_VERSION_NUM",
         May,
@@ -170,9 +171,9 @@ pub(super) const RULES: [Rule; 52] = [
     rule("NCCL_IB_ADDR_RANGE", May, NcclNodes, Node(address_range), GUIDE),
     rule("NCCL_DEBUG", May, NcclNodes, Once(debug), GUIDE),
     // Known only to the fabric's administrator.
-    rule("NCCL_IB_TC", May, NcclNodes, Once(of_switches), GUIDE),
-    rule("NCCL_IB_FIFO_TC", May, NcclNodes, Once(of_switches), GUIDE),
-    rule("NCCL_IB_SL", May, NcclNodes, Once(of_switches), GUIDE),
+    rule("NCCL_IB_TC", May, NcclNodes, Once(switch_queue), GUIDE),
+    rule("NCCL_IB_FIFO_TC", May, NcclNodes, Once(switch_queue), GUIDE),
+    rule("NCCL_IB_SL", May, NcclNodes, Once(switch_queue), GUIDE),
     rule(
         "NCCL_IB_QPS_PER_CONNECTION",
         Never,
@@ -180,7 +181,7 @@ pub(super) const RULES: [Rule; 52] = [
         Leave(
             "more queue pairs help RoCE without adaptive routing to spread over equal paths; the profile has to say whether that applies",
         ),
-        TROUBLE,
+        TROUBLESHOOTING,
     ),
     rule(
         "NCCL_IB_SPLIT_DATA_ON_QPS",
@@ -203,7 +204,7 @@ pub(super) const RULES: [Rule; 52] = [
         Leave(
             "20 is 30 s; more only hides what \"error 12\" is mostly about: MTU, addresses or a cable (nccl#426, nccl#709)",
         ),
-        TROUBLE,
+        TROUBLESHOOTING,
     ),
     rule("NCCL_IB_RETRY_CNT", May, NcclNodes, Leave("7 tries are the most that the hardware takes"), GUIDE),
     rule(
@@ -326,7 +327,7 @@ pub(super) const RULES: [Rule; 52] = [
         Never,
         Nccl,
         Leave("chosen by the driver; only 2.24 to 2.26.4 fail where a container may not call for NUMA nodes"),
-        TROUBLE,
+        TROUBLESHOOTING,
     ),
     rule(
         "NCCL_IGNORE_CPU_AFFINITY",
@@ -337,7 +338,7 @@ pub(super) const RULES: [Rule; 52] = [
     ),
     rule("NCCL_HOSTID", Never, Nccl, Leave("one pod per node of a gang: no two pods have to pass for one host"), GUIDE),
     rule("NCCL_RAS_ENABLE", Never, Nccl, Leave("listens on the loopback interface of the pod only"), GUIDE),
-    // Owned by others.
+    // Owned by other components.
     rule(
         "CUDA_VISIBLE_DEVICES",
         Never,
@@ -406,7 +407,7 @@ fn set(value: impl Into<String>, reason: impl Into<String>, evidence: impl Into<
     Outcome { value: Some(value.into()), ..leave(reason, evidence) }
 }
 
-/// Whether a decision is for the node of this rank.
+/// Whether a decision applies to the node of this rank.
 pub(super) fn is_for(decision: &FabricDecision, rank: u32) -> bool {
     let Some(nodes) = &decision.nodes else { return true };
     nodes.parse::<CpuList>().is_ok_and(|nodes| nodes.iter().any(|node| node == rank))

@@ -41,7 +41,7 @@ use std::time::Instant;
 use switchyard_crds::{PlacementStatus, TrainJob, labels};
 use switchyard_plan::cluster::hindrance::Trouble;
 use switchyard_plan::cluster::ownership;
-use switchyard_plan::cluster::transport::Seen;
+use switchyard_plan::cluster::transport::LogObservation;
 use switchyard_plan::cluster::turn::Lateness;
 use switchyard_plan::cluster::view::{NodeView, ObjectView, PodView};
 use switchyard_plan::objects::Kind;
@@ -91,7 +91,7 @@ pub struct Family {
     pub summary: Option<(u32, Summary)>,
     pub progress: Progress,
     /// What pods said of the links between ranks, by attempt and node rank.
-    pub seen: BTreeMap<u32, BTreeMap<u32, Seen>>,
+    pub seen: BTreeMap<u32, BTreeMap<u32, LogObservation>>,
     /// The API server refuses pods that do not say that they run as another user than root.
     pub restricted: bool,
     /// The attempt that gives way to a job of higher priority, and to which one.

@@ -1,4 +1,4 @@
-//! A report as the matrix of `nvidia-smi topo -m`: its devices, and the cell of each pair.
+//! A report as the matrix of `nvidia-smi topo -m`: its devices and the cell of each pair.
 
 use super::matrix::Cell;
 use super::report::{numa_of, reported_class};
@@ -8,27 +8,26 @@ use switchyard_crds::gpu_topology::{GPUTopologyStatus, Gpu, LinkKind, Nic};
 /// A GPU or a NIC of the matrix.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Device<'a> {
-    /// Which GPU it is; `None` for a NIC.
+    /// The GPU; `None` for a NIC.
     pub gpu: Option<&'a Gpu>,
-    /// NUMA node.
     pub numa: Option<u32>,
     path: &'a [String],
 }
 
-/// The devices in the order of rows and columns: GPUs, then NICs.
+/// The devices in row and column order: GPUs, then NICs.
 pub fn devices<'a>(status: &'a GPUTopologyStatus) -> Vec<Device<'a>> {
     let gpu = |gpu: &'a Gpu| Device { gpu: Some(gpu), numa: numa_of(status, gpu.numa_node), path: &gpu.pcie_path };
     let nics = nics(status).map(|nic| Device { gpu: None, numa: numa_of(status, nic.numa_node), path: &nic.pcie_path });
     status.gpus.iter().map(gpu).chain(nics).collect()
 }
 
-/// NICs on the PCI bus. A virtual function is not a device here: its port is listed already.
+/// NICs on the PCI bus. Virtual functions are skipped, because their port is already listed.
 pub fn nics(status: &GPUTopologyStatus) -> impl Iterator<Item = &Nic> {
     status.nics.iter().filter(|nic| !nic.pcie_path.is_empty() && nic.virtual_function_of.is_none())
 }
 
-/// The cell in the row of `a` and the column of `b`: NVLinks if there are any, else the path over PCIe as the driver reports it, else by the
-/// paths.
+/// The cell in row `a` and column `b`: NVLinks if there are any, otherwise the PCIe path class that
+/// the driver reports, otherwise the class derived from the paths.
 pub fn cell(status: &GPUTopologyStatus, a: &Device<'_>, b: &Device<'_>) -> Cell {
     if std::ptr::eq(a, b) {
         return Cell::Pcie(PathClass::Same);

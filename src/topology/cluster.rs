@@ -1,4 +1,4 @@
-//! `GPUTopology` reports to [`Cluster`]: names become positions, CPU lists become cores.
+//! Converts `GPUTopology` reports to a [`Cluster`]: names become positions, CPU lists become cores.
 
 use switchyard_core::model::{Cluster, Core, Node, NumaNode};
 use switchyard_crds::gpu_topology::GPUTopology;
@@ -7,37 +7,27 @@ use switchyard_worker_contract::{CpuList, CpuListError};
 /// A cluster with the names of its nodes, by position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedCluster {
-    /// What placement sees.
+    /// Input for placement.
     pub cluster: Cluster,
     /// Name of each node of `cluster.nodes`.
     pub names: Vec<String>,
 }
 
-/// Why a report cannot be used.
+/// Why a report is unusable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BuildError {
-    /// An invalid CPU list.
+    /// A CPU list is invalid.
     #[error("GPUTopology {node}: {field}: {source}")]
-    CpuList {
-        /// Name of the report.
-        node: String,
-        /// Field of the report.
-        field: &'static str,
-        /// What is wrong with it.
-        source: CpuListError,
-    },
-    /// A report without a usable CPU.
+    CpuList { node: String, field: &'static str, source: CpuListError },
+    /// A report has no usable CPU.
     #[error("GPUTopology {node}: status.cpus names no usable CPU: expected status.cpus.usable or status.cpus.online")]
-    NoCpus {
-        /// Name of the report.
-        node: String,
-    },
+    NoCpus { node: String },
 }
 
-/// Makes the cluster of these reports, in their order.
+/// Builds the cluster from these reports, in order.
 ///
 /// # Errors
-/// The first report that is inconsistent.
+/// The first inconsistent report.
 pub fn build<'a>(reports: impl IntoIterator<Item = &'a GPUTopology>) -> Result<NamedCluster, BuildError> {
     let mut named = NamedCluster { cluster: Cluster::default(), names: Vec::new() };
     for report in reports {
@@ -69,7 +59,7 @@ fn node(name: &str, report: &GPUTopology) -> Result<Node, BuildError> {
             cores.push(Core { cpus: own.iter().collect() });
         }
     }
-    // A CPU whose siblings are not known counts as a core of its own.
+    // A CPU with unknown siblings counts as a core of its own.
     let grouped = CpuList::new(cores.iter().flat_map(|core| core.cpus.iter().copied()));
     cores.extend(usable.iter().filter(|cpu| !grouped.contains(*cpu)).map(|cpu| Core { cpus: vec![cpu] }));
     cores.sort();
@@ -85,7 +75,7 @@ fn node(name: &str, report: &GPUTopology) -> Result<Node, BuildError> {
             numa_nodes.push((NumaNode { id: numa.id, cores: own, distances: Vec::new() }, numa.distances.clone()));
         }
     }
-    // Distances are listed to every NUMA node of the machine; only those with usable cores are kept.
+    // Distances cover every NUMA node of the machine; keep those to nodes with usable cores.
     let kept: Vec<usize> = numa_nodes
         .iter()
         .filter_map(|(node, _)| status.numa_nodes.iter().position(|numa| numa.id == node.id))
@@ -98,7 +88,8 @@ fn node(name: &str, report: &GPUTopology) -> Result<Node, BuildError> {
         })
         .collect();
     if !cores.is_empty() {
-        // No NUMA information (a container without /sys/devices/system/node): one memory for all.
+        // Without NUMA information (a container without /sys/devices/system/node), all cores share
+        // one memory.
         match numa_nodes.first_mut() {
             Some(first) => first.cores.extend(cores),
             None => numa_nodes.push(NumaNode { id: 0, cores, distances: Vec::new() }),
@@ -150,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn only_usable_cpus_count_and_their_numa_nodes() {
+    fn unusable_cpus_and_their_numa_nodes_are_ignored() {
         let named = build([&report(
             "2,6",
             &["0,4", "1,5", "2,6", "3,7"],
@@ -164,13 +155,13 @@ mod tests {
     }
 
     #[test]
-    fn without_numa_or_sibling_facts_every_cpu_is_a_core_of_one_node() {
+    fn without_topology_every_cpu_is_a_core_of_one_node() {
         let named = build([&report("0-2", &[], &[])]).unwrap();
         assert_eq!(named.cluster.nodes[0].numa_nodes[0].cores.len(), 3);
     }
 
     #[test]
-    fn an_unusable_report_is_named() {
+    fn unusable_reports_are_named() {
         assert!(build([&report("", &[], &[])]).unwrap_err().to_string().contains("GPUTopology box"));
         assert!(build([&report("0-x", &[], &[])]).unwrap_err().to_string().contains("status.cpus.usable"));
     }

@@ -1,17 +1,18 @@
-//! A [`Matrix`] to a `GPUTopology`, as exact as a matrix allows.
+//! Converts a [`Matrix`] to a `GPUTopology`, as precisely as a matrix allows.
 //!
-//! A matrix has classes where a `GPUTopology` has paths, so the paths are reconstructed ([`super::tree`]); addresses and UUIDs are made up, and
-//! `sources` says so. The matrix hides the path over PCIe between two GPUs joined by NVLink: it becomes the nearest one that other devices prove;
-//! without proof the NUMA nodes decide. A pair that the result cannot show as the matrix does comes out farther, never nearer, and is named in
-//! the warnings.
+//! A matrix has path classes where a `GPUTopology` has paths, so the paths are reconstructed
+//! ([`super::tree`]). Addresses and UUIDs are made up, and `sources` says so. For two GPUs joined
+//! by NVLink the matrix hides the PCIe path. It becomes the nearest path that other devices prove;
+//! without proof the NUMA nodes decide. A pair that the result cannot represent exactly comes out
+//! farther, never nearer, and is named in the warnings.
 
 mod notes;
 
 use super::matrix::Matrix;
 use super::tree::{TooManyBuses, paths};
-use notes::{Doubt, Notes};
+use notes::{Discrepancy, Notes};
 use std::collections::{BTreeMap, BTreeSet};
-use switchyard_core::gpu_model::{self, GpuModel, MOST_LINKS};
+use switchyard_core::gpu_model::{self, GpuModel, MAX_LINKS};
 use switchyard_core::path::{PathClass, path_class};
 use switchyard_crds::gpu_topology::{
     Cpus, Facts, GPUTopology, GPUTopologySpec, GPUTopologyStatus, Gpu, Link, LinkKind, LinkVia, Nic, NumaNode,
@@ -19,10 +20,10 @@ use switchyard_crds::gpu_topology::{
 };
 use switchyard_worker_contract::CpuList;
 
-/// Characters of a node's name in a UUID, which a `GPUTopology` limits to 96 characters.
-const NAME_IN_UUID: usize = 80;
+/// Characters of the node name used in a UUID, which a `GPUTopology` limits to 96 characters.
+const MAX_NAME_IN_UUID: usize = 80;
 
-/// What a matrix does not contain.
+/// Facts that a matrix does not contain.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Options {
     pub name: String,
@@ -31,46 +32,42 @@ pub struct Options {
     pub rates: Vec<NicRate>,
 }
 
-/// The rate of one NIC or of all.
+/// The rate of one NIC, or of all NICs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NicRate {
-    /// Column or RDMA device; `None`: every NIC without a rate of its own.
+    /// Column or RDMA device; `None` for every NIC without its own rate.
     pub nic: Option<String>,
-    /// One direction, megabits (10^6) per second.
+    /// One-way rate in megabits (10^6) per second.
     pub megabits_per_second: u64,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Imported {
     pub topology: GPUTopology,
-    /// What the user should know, one line each.
+    /// Warnings for the user, one line each.
     pub warnings: Vec<String>,
 }
 
-/// Why a matrix and its options cannot become a `GPUTopology`.
+/// Why a matrix and its options do not yield a `GPUTopology`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ImportError {
-    /// A rate for a NIC that is not there.
+    /// A rate for a NIC that the matrix does not have.
     #[error("got a rate for {got}; expected one of the NICs of the matrix: {expected}")]
     NoSuchNic {
         got: String,
-        /// The valid names.
+        /// Valid names.
         expected: String,
     },
-    /// A tree that PCI cannot number.
+    /// A tree that exceeds PCI's bus numbers.
     #[error("{label}: {source}")]
-    TooManyBuses {
-        /// One of the devices.
-        label: String,
-        /// How many it would need.
-        source: TooManyBuses,
-    },
+    TooManyBuses { label: String, source: TooManyBuses },
 }
 
-/// Makes the `GPUTopology`.
+/// Builds the `GPUTopology`.
 ///
 /// # Errors
-/// A rate for a NIC that the matrix does not have; more devices at one root complex than PCI can number.
+/// A rate for a NIC that the matrix does not have, or more devices below one root complex than PCI
+/// can number.
 pub fn import(matrix: &Matrix, options: &Options) -> Result<Imported, ImportError> {
     let rates = rates(matrix, &options.rates)?;
     let paths = paths(matrix.devices(), |a, b| matrix.class(a, b))
@@ -95,7 +92,7 @@ pub fn import(matrix: &Matrix, options: &Options) -> Result<Imported, ImportErro
             ..Gpu::default()
         })
         .collect();
-    // In the order of the columns, so that NIC2 stays NIC2: nvidia-smi lists them by name.
+    // Keep column order so that NIC2 stays NIC2: nvidia-smi lists NICs by name.
     let nics: Vec<Nic> = matrix
         .nics
         .iter()
@@ -112,7 +109,7 @@ pub fn import(matrix: &Matrix, options: &Options) -> Result<Imported, ImportErro
         })
         .collect();
     let links = links(matrix, &gpus, model.and_then(|(_, model)| model), class);
-    notes_on_pairs(matrix, &numa, class, &mut notes);
+    note_discrepancies(matrix, &numa, class, &mut notes);
     let numa_nodes = numa_nodes(matrix);
     let usable = CpuList::new(matrix.gpus.iter().filter_map(|gpu| gpu.cpus.as_ref()).flat_map(CpuList::iter));
     let status = GPUTopologyStatus {
@@ -132,7 +129,7 @@ pub fn import(matrix: &Matrix, options: &Options) -> Result<Imported, ImportErro
 }
 
 fn uuid(node: &str, index: u32) -> String {
-    let node: String = node.chars().take(NAME_IN_UUID).collect();
+    let node: String = node.chars().take(MAX_NAME_IN_UUID).collect();
     format!("GPU-import-{node}-{index}")
 }
 
@@ -155,8 +152,9 @@ fn rates(matrix: &Matrix, given: &[NicRate]) -> Result<Vec<Option<u64>>, ImportE
 
 /// The NUMA node of each device.
 ///
-/// The text gives those of GPUs; of a list, the first one, since the others are mostly the memory of GPUs. A NIC is in the node of the devices to
-/// which it is NODE or nearer, unless those are in several nodes or the matrix has another device of that node across NUMA nodes.
+/// The text gives the NUMA nodes of GPUs. From a list the first one is used, because the others are
+/// mostly GPU memory. A NIC belongs to the NUMA node of the devices to which it is NODE or nearer,
+/// unless those are in several NUMA nodes or another device of that NUMA node is SYS to the NIC.
 fn numa_nodes_of_devices(matrix: &Matrix) -> Vec<Option<u32>> {
     let mut numa: Vec<Option<u32>> = matrix.gpus.iter().map(|gpu| gpu.numa.as_ref()?.first()).collect();
     numa.resize(matrix.devices(), None);
@@ -186,7 +184,8 @@ fn numa_nodes_of_devices(matrix: &Matrix) -> Vec<Option<u32>> {
     }
 }
 
-/// The NUMA nodes that GPUs name, with their CPUs where every row says the same and no other node has them.
+/// The NUMA nodes that GPUs name, with their CPUs if all rows agree and no other NUMA node claims
+/// them.
 fn numa_nodes(matrix: &Matrix) -> Vec<NumaNode> {
     let mut lists: BTreeMap<u32, BTreeSet<Option<&CpuList>>> = BTreeMap::new();
     for gpu in &matrix.gpus {
@@ -207,10 +206,10 @@ fn numa_nodes(matrix: &Matrix) -> Vec<NumaNode> {
     cpus.iter().map(|(node, list)| NumaNode { id: *node, cpus: own(*node, list), ..NumaNode::default() }).collect()
 }
 
-/// The name for `model`, and what is known about it if that agrees with the matrix.
+/// The spelling to use for the model, and the model's data if it agrees with the matrix.
 fn known_model(matrix: &Matrix, name: &str, notes: &mut Notes) -> (String, Option<GpuModel>) {
     let Some(model) = gpu_model::find(name) else {
-        notes.model = Some(format!("GPU model {name} is not known, so the speed of its NVLinks is not either"));
+        notes.model = Some(format!("GPU model {name} is unknown, and so is the speed of its NVLinks"));
         return (name.to_owned(), None);
     };
     let most = pairs(matrix.gpus.len()).filter_map(|(a, b)| matrix.nvlinks(a, b)).max().unwrap_or_default();
@@ -223,7 +222,7 @@ fn known_model(matrix: &Matrix, name: &str, notes: &mut Notes) -> (String, Optio
     (spelled, Some(model))
 }
 
-/// Every pair of the first `count` devices, the lower number first.
+/// Every pair of the first `count` devices, lower index first.
 fn pairs(count: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..count).flat_map(move |a| (a + 1..count).map(move |b| (a, b)))
 }
@@ -235,11 +234,11 @@ fn links(
     class: impl Fn(usize, usize) -> PathClass,
 ) -> Vec<Link> {
     let total = |gpu: usize| (0..gpus.len()).filter_map(|other| matrix.nvlinks(gpu, other)).sum::<u32>();
-    // Direct links to all peers cannot exceed the links of the GPU.
-    let most = model.map_or(MOST_LINKS, |model| model.links);
+    // Direct links to all peers cannot exceed the GPU's link count.
+    let most = model.map_or(MAX_LINKS, |model| model.links);
     let link = |(a, b): (usize, usize)| {
         let count = matrix.nvlinks(a, b);
-        let said = matrix.class(a, b);
+        let stated = matrix.class(a, b);
         let via = |_| if total(a).max(total(b)) > most { LinkVia::Switch } else { LinkVia::Direct };
         Link {
             a: gpus[a].uuid.clone(),
@@ -248,10 +247,11 @@ fn links(
             count,
             via: count.map(via),
             megabytes_per_second: count.zip(model).map(|(count, model)| u64::from(count) * model.megabytes_per_link),
-            path_class: said.map(|said| {
+            path_class: stated.map(|stated| {
                 let numa_unknown = gpus[a].numa_node.is_none() || gpus[b].numa_node.is_none();
-                // Paths without NUMA nodes cannot show NODE; that is no reason to doubt it.
-                reported(if said == PathClass::Node && numa_unknown { said } else { said.max(class(a, b)) })
+                // Paths without NUMA nodes cannot express NODE; that does not contradict the
+                // matrix.
+                reported(if stated == PathClass::Node && numa_unknown { stated } else { stated.max(class(a, b)) })
             }),
         }
     };
@@ -268,43 +268,49 @@ fn reported(class: PathClass) -> Reported {
     }
 }
 
-/// Notes every pair that the result shows differently from the matrix.
-fn notes_on_pairs(matrix: &Matrix, numa: &[Option<u32>], class: impl Fn(usize, usize) -> PathClass, notes: &mut Notes) {
+/// Records every pair that the result represents differently from the matrix.
+fn note_discrepancies(
+    matrix: &Matrix,
+    numa: &[Option<u32>],
+    class: impl Fn(usize, usize) -> PathClass,
+    notes: &mut Notes,
+) {
     for (a, b) in pairs(matrix.devices()) {
-        let Some(said) = matrix.class(a, b) else { continue };
+        let Some(stated) = matrix.class(a, b) else { continue };
         let shown = class(a, b);
         let (label_a, label_b) = (matrix.label(a), matrix.label(b));
         let both_gpus = b < matrix.gpus.len();
-        let doubt = if shown < said {
-            Doubt::Nearer
-        } else if shown > said && said <= PathClass::Phb {
-            Doubt::NoTree
-        } else if shown > said && numa[a].is_some() && numa[b].is_some() {
-            Doubt::OtherNuma
-        } else if shown > said && !both_gpus {
-            Doubt::NumaUnknown
+        let discrepancy = if shown < stated {
+            Discrepancy::Nearer
+        } else if shown > stated && stated <= PathClass::Phb {
+            Discrepancy::NotATree
+        } else if shown > stated && numa[a].is_some() && numa[b].is_some() {
+            Discrepancy::OtherNuma
+        } else if shown > stated && !both_gpus {
+            Discrepancy::NumaUnknown
         } else {
             continue;
         };
         let mut text = format!("{label_a}-{label_b}");
-        if doubt == Doubt::NoTree {
-            text = format!("{text} {} as {}", said.word(), shown.word());
-            if let Some((third, to_a, to_b)) = third(matrix, a, b) {
+        if discrepancy == Discrepancy::NotATree {
+            text = format!("{text} {} as {}", stated.word(), shown.word());
+            if let Some((witness, to_a, to_b)) = witness(matrix, a, b) {
                 let (to_a, to_b) = (to_a.word(), to_b.word());
-                text = format!("{text}, since {third} is {to_a} to {label_a} and {to_b} to {label_b}");
+                text = format!("{text}, since {witness} is {to_a} to {label_a} and {to_b} to {label_b}");
             }
         }
-        notes.pair(doubt, if both_gpus { Facts::Links } else { Facts::NICs }, text);
+        notes.pair(discrepancy, if both_gpus { Facts::Links } else { Facts::NICs }, text);
     }
 }
 
-/// A device which proves that two others cannot be as near as the matrix says, with its classes.
-fn third(matrix: &Matrix, a: usize, b: usize) -> Option<(String, PathClass, PathClass)> {
-    let said = matrix.class(a, b)?;
+/// Finds a device that proves that two others are farther apart than the matrix says, with its path
+/// classes to both.
+fn witness(matrix: &Matrix, a: usize, b: usize) -> Option<(String, PathClass, PathClass)> {
+    let stated = matrix.class(a, b)?;
     (0..matrix.devices()).filter(|c| *c != a && *c != b).find_map(|c| {
         let (to_a, to_b) = (matrix.class(c, a)?, matrix.class(c, b)?);
         // In a tree the two larger of three distances are equal.
-        (to_a != to_b && to_a.max(to_b) > said).then(|| (matrix.label(c), to_a, to_b))
+        (to_a != to_b && to_a.max(to_b) > stated).then(|| (matrix.label(c), to_a, to_b))
     })
 }
 

@@ -1,12 +1,15 @@
-//! Descriptions of machines, read into core's model and back.
+//! Reads machine descriptions into the core model, and writes them back.
 //!
 //! ```text
-//! GPUTopology ─> cluster (nodes, cores), report (GPUs, NICs, paths) ─> nccl (NCCL's classes), cells (the matrix people know)
-//! `nvidia-smi topo -m` ─> matrix ─> tree (PCIe paths with these distances) ─> import ─> GPUTopology
+//! GPUTopology ─> cluster (nodes, cores)
+//! GPUTopology ─> report (GPUs, NICs, paths) ─> nccl (NCCL's path classes)
+//! GPUTopology ─> cells (the matrix of nvidia-smi)
+//! `nvidia-smi topo -m` ─> matrix ─> tree (PCIe paths with these classes) ─> import ─> GPUTopology
 //! NCCL's topology file <─> xml (parse, check, generate, diff)
 //! ```
 //!
-//! Pure: texts and objects in, values out. What a text does not contain stays absent, and what is reconstructed is named in `status.sources`.
+//! Pure: texts and objects in, values out. Facts missing from a text stay absent, and reconstructed
+//! facts are named in `status.sources`.
 #![forbid(unsafe_code)]
 
 pub mod cells;

@@ -1,12 +1,15 @@
-//! The paths between devices as NCCL classifies them, which differs from `nvidia-smi topo`.
+//! Path classes between devices as NCCL defines them, which differ from `nvidia-smi topo`.
 //!
-//! NCCL has no NODE: it keeps one CPU for each NUMA node, so that two host bridges of one NUMA node meet there like two ports of one host bridge,
-//! and both are PHB. It knows paths that the matrix of `nvidia-smi` cannot show: over the NVLinks of a third GPU, and over NVLink-C2C. Classes
-//! and their order are those of NVIDIA/nccl `src/include/graph.h`; how they arise is in `src/graph/paths.cc` (`ncclTopoSetPaths`,
-//! `ncclTopoComputePaths`) and, for PCIe, in `src/graph/xml.cc` (`ncclTopoGetXmlFromSys`).
+//! NCCL has no NODE. It keeps one CPU per NUMA node, so two host bridges of one NUMA node meet
+//! there like two ports of one host bridge, and both are PHB. NCCL also has paths that the matrix
+//! of `nvidia-smi` cannot show: over the NVLinks of a third GPU, and over NVLink-C2C. The classes
+//! and their order are those of NVIDIA/nccl `src/include/graph.h`. They are computed in
+//! `src/graph/paths.cc` (`ncclTopoSetPaths`, `ncclTopoComputePaths`) and, for PCIe, in
+//! `src/graph/xml.cc` (`ncclTopoGetXmlFromSys`).
 //!
-//! Two things follow the report, not what NCCL would find: pairs of PCIe switches that NCCL treats as one (`ncclTopoFlattenBcmSwitches`), and
-//! devices whose NUMA node the kernel does not know, which NCCL puts together and we keep apart.
+//! Two cases follow the report instead of NCCL: pairs of PCIe switches that NCCL merges
+//! (`ncclTopoFlattenBcmSwitches`), and devices whose NUMA node the kernel does not know, which NCCL
+//! groups together and this module keeps apart.
 
 use std::cmp::Reverse;
 use switchyard_core::devices::Devices;
@@ -14,24 +17,24 @@ use switchyard_core::gpu_model;
 use switchyard_core::path::PathClass;
 use switchyard_crds::gpu_topology::{GPUTopologyStatus, Gpu};
 
-/// NCCL's classes of a path between two devices, nearest first.
+/// NCCL path classes between two devices, nearest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NcclPath {
     /// The same device.
     Loc,
-    /// NVLink, through a switch or not.
+    /// NVLink, direct or through a switch.
     Nvl,
-    /// NVLinks of one other GPU.
+    /// Over the NVLinks of one other GPU.
     Nvb,
-    /// NVLink-C2C, between a GPU and the CPU that it is joined to.
+    /// NVLink-C2C between a GPU and its CPU.
     C2c,
-    /// Inside one PCIe switch.
+    /// Within one PCIe switch.
     Pix,
-    /// Over several PCIe switches, without a CPU.
+    /// Across several PCIe switches, without a CPU.
     Pxb,
-    /// GPU to NIC over NVLink-C2C to the CPU of the NIC.
+    /// GPU to NIC over NVLink-C2C to the NIC's CPU.
     P2c,
-    /// GPU to NIC over the NVLink of a GPU that is next to the NIC.
+    /// GPU to NIC over the NVLink of a GPU next to the NIC.
     Pxn,
     /// Through a CPU, within one NUMA node.
     Phb,
@@ -40,7 +43,7 @@ pub enum NcclPath {
 }
 
 impl NcclPath {
-    /// The word in NCCL's log and in `NCCL_P2P_LEVEL`.
+    /// Name in NCCL's log and in `NCCL_P2P_LEVEL`.
     pub fn word(self) -> &'static str {
         match self {
             NcclPath::Loc => "LOC",
@@ -56,7 +59,7 @@ impl NcclPath {
         }
     }
 
-    /// What the word means.
+    /// Short description of the class.
     pub fn meaning(self) -> &'static str {
         match self {
             NcclPath::Loc => "itself",
@@ -72,7 +75,7 @@ impl NcclPath {
         }
     }
 
-    /// The class of a path over PCIe alone.
+    /// Class of a PCIe-only path.
     pub fn of_pcie(class: PathClass) -> NcclPath {
         match class {
             PathClass::Same => NcclPath::Loc,
@@ -83,14 +86,16 @@ impl NcclPath {
         }
     }
 
-    /// Whether NCCL lets two GPUs at this distance reach each other's memory; else their data goes through the host's. By default
-    /// `NCCL_P2P_LEVEL` is PXB; between two GPUs of a machine with CPUs of AMD it is SYS (`ncclTopoCheckP2p`).
+    /// Whether NCCL allows two GPUs at this distance to access each other's memory; otherwise data
+    /// goes through host memory. The default of `NCCL_P2P_LEVEL` is PXB, and SYS between two GPUs
+    /// of a machine with AMD CPUs (`ncclTopoCheckP2p`).
     pub fn has_p2p(self, is_amd_pair: bool) -> bool {
         self <= NcclPath::Pxb || is_amd_pair
     }
 
-    /// Whether NCCL lets a NIC at this distance reach the memory of the GPU itself: `NCCL_NET_GDR_LEVEL` is PXB by default, and P2C because
-    /// `NCCL_NET_GDR_C2C` is on by default (`ncclTopoCheckGdr`).
+    /// Whether NCCL lets a NIC at this distance access GPU memory directly. The default of
+    /// `NCCL_NET_GDR_LEVEL` is PXB, extended to P2C because `NCCL_NET_GDR_C2C` is on by default
+    /// (`ncclTopoCheckGdr`).
     pub fn has_direct_rdma(self) -> bool {
         self <= NcclPath::P2c
     }
@@ -98,26 +103,27 @@ impl NcclPath {
 
 /// The paths between the devices of one node.
 #[derive(Debug, Clone, Copy)]
-pub struct Ways<'a> {
+pub struct NcclPaths<'a> {
     devices: &'a Devices,
-    /// GPUs that are joined to their CPU by NVLink-C2C, one bit each.
+    /// GPUs joined to their CPU by NVLink-C2C, one bit each.
     coherent: u32,
 }
 
-impl<'a> Ways<'a> {
-    /// The paths between `devices`, which are those of `status`.
-    pub fn of(status: &GPUTopologyStatus, devices: &'a Devices) -> Ways<'a> {
+impl<'a> NcclPaths<'a> {
+    /// Paths between `devices`, which were read from `status`.
+    pub fn from_report(status: &GPUTopologyStatus, devices: &'a Devices) -> NcclPaths<'a> {
         let gpus = status.gpus.iter().take(devices.gpus.len()).enumerate();
         let coherent = gpus.filter(|(_, gpu)| is_coherent(gpu)).fold(0, |mask, (gpu, _)| mask | 1 << gpu);
-        Ways::new(devices, coherent)
+        NcclPaths::new(devices, coherent)
     }
 
-    /// The paths between `devices`; `coherent`: GPUs that are joined to their CPU by NVLink-C2C, one bit each.
-    pub fn new(devices: &'a Devices, coherent: u32) -> Ways<'a> {
-        Ways { devices, coherent }
+    /// Paths between `devices`. `coherent` has one bit for each GPU joined to its CPU by
+    /// NVLink-C2C.
+    pub fn new(devices: &'a Devices, coherent: u32) -> NcclPaths<'a> {
+        NcclPaths { devices, coherent }
     }
 
-    /// The path between two GPUs.
+    /// Path between two GPUs.
     pub fn gpus(&self, a: usize, b: usize) -> NcclPath {
         if a == b {
             return NcclPath::Loc;
@@ -127,7 +133,7 @@ impl<'a> Ways<'a> {
         }
         let class = self.devices.gpu_path(a, b);
         let relayed = self.relayed_rate(a, b);
-        // Inside one PCIe switch the path is as short as over another GPU; then the faster one counts.
+        // Within one PCIe switch the path is as short as over another GPU, so the faster one wins.
         if relayed > 0 && (class > PathClass::Pix || relayed >= self.devices.pcie_rate(a, b)) {
             return NcclPath::Nvb;
         }
@@ -137,7 +143,7 @@ impl<'a> Ways<'a> {
         NcclPath::of_pcie(class)
     }
 
-    /// Rate between two GPUs, megabytes (10^6) per second, one direction. `None`: not known.
+    /// Rate between two GPUs, one-way, in MB/s; `None` if unknown.
     pub fn gpu_rate(&self, a: usize, b: usize) -> Option<u32> {
         match self.gpus(a, b) {
             NcclPath::Loc | NcclPath::C2c => None,
@@ -147,7 +153,8 @@ impl<'a> Ways<'a> {
         }
     }
 
-    /// The best rate over one GPU that both have NVLinks to; 0: there is none. Switches relay nothing for a GPU without links to them.
+    /// Best rate over a third GPU with NVLinks to both; 0 if there is none. Switches do not relay
+    /// for a GPU without links to them.
     fn relayed_rate(&self, a: usize, b: usize) -> u32 {
         let direct = |a: usize, b: usize| match self.devices.direct(a, b) {
             0 => 0,
@@ -156,14 +163,14 @@ impl<'a> Ways<'a> {
         (0..self.devices.gpus.len()).map(|over| direct(a, over).min(direct(over, b))).max().unwrap_or(0)
     }
 
-    /// The GPU's own path to a NIC; see [`Ways::relay`] for where NCCL takes another one.
+    /// The GPU's own path to a NIC. [`NcclPaths::relay`] says where NCCL takes another one.
     pub fn nic(&self, gpu: usize, nic: usize) -> NcclPath {
         let class = NcclPath::of_pcie(self.devices.nic_path(gpu, nic));
         if class == NcclPath::Phb && self.is_coherent(gpu) && self.is_local(gpu, nic) { NcclPath::P2c } else { class }
     }
 
-    /// The GPU over which NCCL sends to a NIC that is far from this one (PXN): next to the NIC, and joined to this one by NVLink. Incoming data
-    /// takes the GPU's own path.
+    /// The GPU through which NCCL sends to a NIC that is far from this GPU (PXN). It is next to the
+    /// NIC and joined to this GPU by NVLink. Incoming data takes the GPU's own path.
     pub fn relay(&self, gpu: usize, nic: usize) -> Option<usize> {
         let next = self.local_gpu(nic)?;
         let is_worth_it =
@@ -175,7 +182,8 @@ impl<'a> Ways<'a> {
         is_relay.then_some(next)
     }
 
-    /// The GPU that relays for all others to a NIC: the first of the GPUs nearest to the NIC that uses it (`ncclTopoGetLocalGpu`).
+    /// The GPU that relays to a NIC for all others: the first of the nearest GPUs that uses the NIC
+    /// (`ncclTopoGetLocalGpu`).
     fn local_gpu(&self, nic: usize) -> Option<usize> {
         let near: Vec<(usize, Vec<usize>)> = self.nearest(nic).map(|gpu| (gpu, self.nics(gpu))).collect();
         let channels = near.iter().map(|(_, nics)| nics.len()).max().unwrap_or(0);
@@ -184,7 +192,7 @@ impl<'a> Ways<'a> {
         (0..channels).find_map(taken)
     }
 
-    /// The GPUs that are nearest to a NIC: those with the fastest paths, and among these the shortest.
+    /// GPUs nearest to a NIC: those with the fastest paths, and among these the shortest.
     fn nearest(&self, nic: usize) -> impl Iterator<Item = usize> + '_ {
         let rank = move |gpu: usize| {
             (Reverse(self.devices.nic_rate(gpu, nic)), NcclPath::of_pcie(self.devices.nic_path(gpu, nic)))
@@ -193,15 +201,16 @@ impl<'a> Ways<'a> {
         (0..self.devices.gpus.len()).filter(move |gpu| Some(rank(*gpu)) == best)
     }
 
-    /// Whether this GPU uses a NIC: one of the fastest for it, and among these the nearest (`ncclTopoGetLocal`).
+    /// Whether this GPU uses a NIC: it is among the fastest for the GPU, and among these the
+    /// nearest (`ncclTopoGetLocal`).
     pub fn is_local(&self, gpu: usize, nic: usize) -> bool {
         let rank =
             |nic: usize| (Reverse(self.devices.nic_rate(gpu, nic)), NcclPath::of_pcie(self.devices.nic_path(gpu, nic)));
         (0..self.devices.nics.len()).all(|other| rank(nic) <= rank(other))
     }
 
-    /// The NICs that NCCL gives a GPU, the one of the first channel first (`ncclTopoGetLocalNetType`): GPUs that are near the same NICs divide
-    /// them, by the number of the GPU. Empty: there is no NIC.
+    /// The NICs that NCCL assigns to a GPU, first channel first (`ncclTopoGetLocalNetType`). GPUs
+    /// near the same NICs divide them by GPU number. Empty if there are no NICs.
     pub fn nics(&self, gpu: usize) -> Vec<usize> {
         let near: Vec<usize> = (0..self.devices.nics.len()).filter(|nic| self.is_local(gpu, *nic)).collect();
         let Some(first) = near.first() else { return near };
@@ -216,13 +225,15 @@ impl<'a> Ways<'a> {
     }
 }
 
-/// The bits of a number below a power of two in reverse, so that neighbours end up far apart (`mirrorBits`).
+/// Reverses the bits of a number below a power of two, which spreads neighbours far apart
+/// (`mirrorBits`).
 fn mirrored(value: usize, power: usize) -> usize {
     let bits = power.trailing_zeros();
     (0..bits).filter(|bit| value & 1 << bit != 0).fold(0, |mirrored, bit| mirrored | 1 << (bits - 1 - bit))
 }
 
-/// Whether the GPU is joined to its CPU by NVLink-C2C: its memory is a NUMA node then, and the products are those of Grace.
+/// Whether the GPU is joined to its CPU by NVLink-C2C, as in Grace products: its memory is then a
+/// NUMA node.
 pub fn is_coherent(gpu: &Gpu) -> bool {
     let model = gpu.model.as_deref().and_then(gpu_model::find);
     gpu.memory_numa_node.is_some()

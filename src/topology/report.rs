@@ -1,4 +1,4 @@
-//! A `GPUTopology` report to [`Devices`].
+//! Converts a `GPUTopology` report to [`Devices`].
 
 use switchyard_core::devices::{Devices, Gpu, Nic};
 use switchyard_core::gpu_model::{self, GpuModel};
@@ -12,29 +12,29 @@ use switchyard_crds::gpu_topology::{
 /// The devices of a node with their names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NamedDevices {
-    /// What placement sees.
+    /// Input for placement.
     pub devices: Devices,
-    /// GPUs that may be used, one bit each: whole ones without a pending recovery action.
+    /// Usable GPUs, one bit each: whole GPUs without a pending recovery action.
     pub usable: u32,
-    /// For each NIC of `devices` its position in the report.
+    /// For each NIC of `devices`, its position in the report.
     pub nics: Vec<usize>,
 }
 
-/// Why a report has no devices.
+/// Why a report has no usable devices.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReportError {
     /// More GPUs than a mask has bits.
     #[error("status.gpus: {0} GPUs: expected at most 32")]
     TooManyGpus(usize),
-    /// Two GPUs of one name.
+    /// Two GPUs have the same UUID.
     #[error(
-        "status.gpus[{second}].uuid: {uuid:?} is also that of gpus[{first}]: expected a UUID of its own for every GPU"
+        "status.gpus[{second}].uuid: {uuid:?} is also the UUID of gpus[{first}]: expected a unique UUID for every GPU"
     )]
     SameUuid {
         uuid: String,
-        /// Who has it first.
+        /// Position of the first GPU.
         first: usize,
-        /// Who has it again.
+        /// Position of the second GPU.
         second: usize,
     },
     /// A link to a missing GPU.
@@ -45,7 +45,7 @@ pub enum ReportError {
     Loop(usize),
 }
 
-/// The class of a path as an agent reports it.
+/// Converts a path class as an agent reports it.
 pub(super) fn reported_class(class: Reported) -> PathClass {
     match class {
         Reported::Internal | Reported::PIX => PathClass::Pix,
@@ -56,7 +56,7 @@ pub(super) fn reported_class(class: Reported) -> PathClass {
     }
 }
 
-/// NUMA node of a device. Firmware of machines with one NUMA node often leaves it out.
+/// NUMA node of a device. Firmware often omits it on machines with a single NUMA node.
 pub fn numa_of(status: &GPUTopologyStatus, reported: Option<u32>) -> Option<u32> {
     match status.numa_nodes.as_slice() {
         [only] => reported.or(Some(only.id)),
@@ -64,7 +64,7 @@ pub fn numa_of(status: &GPUTopologyStatus, reported: Option<u32>) -> Option<u32>
     }
 }
 
-/// Reads the devices of a report. Rates come from [`rates`], because a report has raw ones.
+/// Reads the devices of a report. Reports have raw rates; [`rates`] converts them to usable ones.
 ///
 /// # Errors
 /// The first contradiction in the report.
@@ -120,10 +120,10 @@ pub fn devices(status: &GPUTopologyStatus) -> Result<NamedDevices, ReportError> 
     Ok(NamedDevices { devices, usable, nics })
 }
 
-/// Replaces the usual speeds by those measured on this machine.
+/// Replaces nominal rates with those measured on this machine.
 fn measured(status: &GPUTopologyStatus, devices: &mut Devices) {
     for Measured { link, megabytes_per_second, .. } in &status.measured {
-        let rate = (*megabytes_per_second).clamp(1, rates::MOST.into()) as u32;
+        let rate = (*megabytes_per_second).clamp(1, rates::MAX_RATE.into()) as u32;
         match link {
             MeasuredLink::NVLink => {
                 devices.gpus.iter_mut().filter(|gpu| gpu.link_rate > 0).for_each(|gpu| gpu.link_rate = rate);
@@ -135,8 +135,8 @@ fn measured(status: &GPUTopologyStatus, devices: &mut Devices) {
     }
 }
 
-/// Rate of a PCIe link as trained: a link with fewer lanes than possible has fewer under load, too. `usual`: the generation if the link does not
-/// report one.
+/// Rate of a PCIe link as trained, because a link that trained with fewer lanes than possible also
+/// has fewer under load. `usual` is the generation to use if the link reports none.
 fn link_rate(link: Option<&PcieLink>, usual: Option<u32>) -> u32 {
     let generation = link.and_then(|link| link.generation.or(link.max_generation)).or(usual);
     let width = link.and_then(|link| link.width).unwrap_or(rates::LANES).clamp(1, rates::LANES);
@@ -145,7 +145,8 @@ fn link_rate(link: Option<&PcieLink>, usual: Option<u32>) -> u32 {
 
 fn is_usable(gpu: &ReportedGpu) -> bool {
     let is_whole = gpu.mig.as_ref().is_none_or(|mig| mig.mode == MigMode::Disabled);
-    // Programs do not start on a GPU that is not registered with the fabric (CUDA error 802), and should not on one with broken memory.
+    // Programs fail to start on a GPU that is not registered with the fabric (CUDA error 802), and
+    // should not run on one with broken memory.
     let is_settled = gpu.fabric.as_ref().is_none_or(|fabric| {
         fabric.state == FabricState::Completed && fabric.result.as_deref().is_none_or(|result| result == "Success")
     });
@@ -156,11 +157,11 @@ fn is_usable(gpu: &ReportedGpu) -> bool {
 fn links(status: &GPUTopologyStatus, models: &[Option<GpuModel>], devices: &mut Devices) -> Result<(), ReportError> {
     let gpus = &status.gpus;
     let count = gpus.len();
-    // A direct link with more NVLinks than any GPU has must go through a switch.
+    // More direct NVLinks than any GPU has must go through a switch.
     let is_switched = |uuid: &str| {
         let own =
             status.links.iter().filter(|link| link.kind == LinkKind::NVLink && (link.a == uuid || link.b == uuid));
-        own.filter_map(|link| link.count).fold(0, u32::saturating_add) > gpu_model::MOST_LINKS
+        own.filter_map(|link| link.count).fold(0, u32::saturating_add) > gpu_model::MAX_LINKS
     };
     let switched: Vec<bool> = status.gpus.iter().map(|gpu| is_switched(&gpu.uuid)).collect();
     for (link, reported) in status.links.iter().enumerate() {
@@ -179,7 +180,8 @@ fn links(status: &GPUTopologyStatus, models: &[Option<GpuModel>], devices: &mut 
             }
             continue;
         };
-        // The model is more exact: data sheets give 25 GB/s for a link of A100 and of H100, which carries more.
+        // The model is more precise: data sheets give 25 GB/s for a link of A100 and of H100, which
+        // carries more.
         let raw = models[a].filter(|model| model.links > 0).map(|model| model.megabytes_per_link);
         let raw = raw.or(reported.megabytes_per_second.map(|all| all / u64::from(links)));
         let rate = raw.map_or(rates::UNKNOWN_NVLINK, rates::nvlink);
@@ -199,9 +201,10 @@ fn links(status: &GPUTopologyStatus, models: &[Option<GpuModel>], devices: &mut 
     Ok(())
 }
 
-/// NICs that carry training traffic, by position: RDMA ports that are not down, of one link layer (InfiniBand where there is any: Ethernet ports
-/// beside it are for storage) and of the highest rate; without any, every device on the PCI bus that is up. A virtual function is not a rail: it
-/// shares the port of its physical function.
+/// Positions of the NICs that carry training traffic: RDMA ports that are up, of one link layer
+/// (InfiniBand if present, because Ethernet ports next to it serve storage) and of the highest
+/// rate. Without RDMA ports, every PCI device that is up. A virtual function is not a rail, because
+/// it shares the port of its physical function.
 pub fn training_nics(status: &GPUTopologyStatus) -> Vec<usize> {
     let up = |nic: &ReportedNic| nic.state.as_deref().is_none_or(|state| ["Active", "Up", "Unknown"].contains(&state));
     let own_port = |nic: &ReportedNic| nic.virtual_function_of.is_none();
@@ -223,7 +226,7 @@ pub fn training_nics(status: &GPUTopologyStatus) -> Vec<usize> {
     rdma
 }
 
-/// Link layer of InfiniBand ports, as the kernel writes it.
+/// Link layer of InfiniBand ports, as the kernel spells it.
 pub const INFINIBAND: &str = "InfiniBand";
 
 #[cfg(test)]
@@ -253,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn links_of_a_gpu_go_to_a_switch_or_to_its_peer() {
+    fn nvlinks_go_to_a_switch_or_a_peer() {
         let switch = Some(LinkVia::Switch);
         let named = devices(&status(vec![nvlink("a", "b", 18, switch), nvlink("a", "c", 17, switch)])).unwrap();
         let links: Vec<u8> = named.devices.gpus.iter().map(|gpu| gpu.switch_links).collect();
@@ -266,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn links_count_as_they_are_trained() {
+    fn links_count_as_trained() {
         let mut status = status(vec![]);
         let link = |generation, width| PcieLink { generation, max_generation: Some(5), width, max_width: Some(16) };
         status.gpus[0].pcie_link = Some(link(Some(5), Some(8)));
@@ -285,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_the_fabric_or_its_memory_fails_is_not_usable() {
+    fn gpus_with_fabric_or_memory_faults_are_unusable() {
         let mut status = status(vec![]);
         let fabric = |state, result: Option<&str>| Fabric {
             state,
@@ -301,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_counts() {
+    fn measured_rates_take_precedence() {
         let mut status = status(vec![nvlink("a", "b", 18, Some(LinkVia::Switch))]);
         let entry = |link, megabytes_per_second| Measured { link, megabytes_per_second, source: "test".into() };
         status.measured = vec![entry(MeasuredLink::NVLink, 19_000), entry(MeasuredLink::Socket, u64::MAX)];
@@ -311,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_whole_or_not_well_is_not_usable() {
+    fn mig_and_unhealthy_gpus_are_unusable() {
         let mut status = status(vec![]);
         status.gpus[0].mig = Some(Mig { mode: MigMode::Enabled, instances: vec![] });
         status.gpus[1].health = Some(GpuHealth { recovery_action: "None".into() });
@@ -320,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_are_named() {
+    fn contradictions_are_reported() {
         let text = |status: &GPUTopologyStatus| devices(status).unwrap_err().to_string();
         assert!(text(&status(vec![nvlink("a", "x", 1, None)])).contains(r#"status.links[0].b: "x""#));
         assert!(text(&status(vec![nvlink("a", "a", 1, None)])).contains("both ends"));
@@ -336,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn rdma_ports_that_are_up_carry_the_training() {
+    fn active_rdma_ports_carry_the_training() {
         let nic = |name: &str, rdma: bool, state: &str| ReportedNic {
             name: name.into(),
             rdma_device: rdma.then(|| name.into()),

@@ -1,31 +1,33 @@
-//! A PCIe tree for devices of known distances.
+//! Builds a PCIe tree for devices with known path classes.
 //!
-//! The classes up to [`PathClass::Phb`] say where two devices meet: in one switch (PIX), in switches below one root port
-//! (PXB), in one root complex (PHB). So devices are put together level by level, and each level becomes one step of a
-//! path in the form of [`switchyard_core::path`]. What is farther (NODE, SYS) follows from NUMA nodes and needs no path.
+//! The classes up to [`PathClass::Phb`] say where two devices meet: in one switch (PIX), in
+//! switches below one root port (PXB), in one root complex (PHB). Devices are merged level by
+//! level, and each level becomes one step of a path in the form of [`switchyard_core::path`].
+//! Farther classes (NODE, SYS) follow from NUMA nodes and need no path.
 
 use switchyard_core::path::PathClass;
 
-/// The levels that a path shows, nearest first.
+/// The levels that a path expresses, nearest first.
 const LEVELS: [PathClass; 3] = [PathClass::Pix, PathClass::Pxb, PathClass::Phb];
 /// Buses of one PCI domain.
 const BUSES: usize = 256;
-/// Device numbers of one bus; more devices become functions.
+/// Device numbers of one bus. Further devices become functions.
 const SLOTS: usize = 32;
 
-/// More devices at one root complex than its buses can hold.
+/// More devices below one root complex than its buses can hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a root complex with device {device} needs {buses} PCI buses; expected at most {BUSES}")]
 pub struct TooManyBuses {
     pub device: usize,
-    /// How many buses it takes to keep them apart.
+    /// Number of buses needed to keep the devices apart.
     pub buses: usize,
 }
 
-/// A path for each device, so that [`switchyard_core::path::path_class`] returns the known classes up to PHB.
+/// Builds a path for each device, such that [`switchyard_core::path::path_class`] returns the known
+/// classes up to PHB.
 ///
-/// If no tree gives all the known classes, devices are kept apart: a pair may come out farther than known, never nearer. Addresses are made up;
-/// the same classes give the same ones.
+/// If no tree matches all known classes, devices are kept apart: a pair can come out farther than
+/// known, never nearer. Addresses are made up; the same classes give the same addresses.
 ///
 /// # Errors
 /// A root complex would need more buses than PCI has.
@@ -44,20 +46,20 @@ pub fn paths(
             return Err(TooManyBuses { device: complex[0], buses: needed });
         }
         buses.reserve(needed);
-        let root = buses.take();
+        let root = buses.allocate();
         for (slot, leaves) in ports.iter().enumerate() {
             let mut path = vec![format!("pci{root}"), root.address(slot)];
-            let mut bus = buses.take();
+            let mut bus = buses.allocate();
             // Several leaf switches share a switch above them.
             let inner = (leaves.len() > 1).then(|| {
                 path.push(bus.address(0));
-                buses.take()
+                buses.allocate()
             });
             for (number, leaf) in leaves.iter().enumerate() {
                 let mut path = path.clone();
                 if let Some(inner) = inner {
                     path.push(inner.address(number));
-                    bus = buses.take();
+                    bus = buses.allocate();
                 }
                 attach(leaf, path, bus, leaves.len() > 1, &mut buses, &mut paths);
             }
@@ -66,7 +68,7 @@ pub fn paths(
     Ok(paths)
 }
 
-/// Puts devices behind one leaf switch; a device that is alone below its root port needs none.
+/// Attaches devices below one leaf switch. A single device below its root port needs no switch.
 fn attach(
     leaf: &[usize],
     mut path: Vec<String>,
@@ -81,14 +83,15 @@ fn attach(
         return;
     }
     path.push(bus.address(0));
-    let downstream = buses.take();
+    let downstream = buses.allocate();
     for (number, device) in leaf.iter().enumerate() {
-        let ends = [downstream.address(number), buses.take().address(0)];
+        let ends = [downstream.address(number), buses.allocate().address(0)];
         paths[*device] = path.iter().cloned().chain(ends).collect();
     }
 }
 
-/// Buses behind a root port: below it, below each upstream port, below each downstream port.
+/// Number of buses behind a root port: one below it, and one below each upstream and downstream
+/// port.
 fn buses_below_port(leaves: &[Vec<usize>]) -> usize {
     match leaves {
         [leaf] if leaf.len() == 1 => 1,
@@ -97,7 +100,7 @@ fn buses_below_port(leaves: &[Vec<usize>]) -> usize {
     }
 }
 
-/// The members of each cluster, in the order of their first ones.
+/// Members of each cluster, in order of first members.
 fn groups(members: impl IntoIterator<Item = usize>, cluster: &[usize]) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for member in members {
@@ -109,13 +112,14 @@ fn groups(members: impl IntoIterator<Item = usize>, cluster: &[usize]) -> Vec<Ve
     groups
 }
 
-/// For each level the cluster of each device, named by its first member.
+/// For each level, the cluster of each device, identified by its first member.
 ///
-/// Two clusters become one if a pair across them is known to be that near and none is known to be farther. For classes of a tree the second
-/// condition always holds.
+/// Two clusters merge if a pair across them is known to be that near and no pair is known to be
+/// farther. For the classes of a tree, the second condition always holds.
 fn clusters(devices: usize, class: impl Fn(usize, usize) -> Option<PathClass>) -> [Vec<usize>; 3] {
     let known = |a: usize, b: usize| if a == b { None } else { class(a.min(b), a.max(b)) };
-    // The farthest known pair between two clusters; only the entries of first members are kept true.
+    // The farthest known pair between two clusters. Only the entries of first members are kept up
+    // to date.
     let mut farthest: Vec<Vec<Option<PathClass>>> =
         (0..devices).map(|a| (0..devices).map(|b| known(a, b)).collect()).collect();
     let pairs = (0..devices).flat_map(|a| (a + 1..devices).map(move |b| (a, b)));
@@ -147,7 +151,7 @@ struct Bus {
 }
 
 impl Bus {
-    /// The address of the `index`-th device on this bus.
+    /// Address of the `index`-th device on this bus.
     fn address(self, index: usize) -> String {
         format!("{self}:{:02x}.{}", index % SLOTS, index / SLOTS)
     }
@@ -159,21 +163,21 @@ impl std::fmt::Display for Bus {
     }
 }
 
-/// Hands out buses in ascending order.
+/// Allocates buses in ascending order.
 #[derive(Debug, Default)]
 struct Buses {
     next: usize,
 }
 
 impl Buses {
-    /// All buses of a root complex are in one domain.
+    /// Keeps all buses of a root complex in one domain.
     fn reserve(&mut self, count: usize) {
         if self.next % BUSES + count > BUSES {
             self.next = self.next.next_multiple_of(BUSES);
         }
     }
 
-    fn take(&mut self) -> Bus {
+    fn allocate(&mut self) -> Bus {
         let bus = Bus { domain: self.next / BUSES, number: self.next % BUSES };
         self.next += 1;
         bus
@@ -189,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn each_level_has_its_form() {
+    fn each_level_has_its_own_form() {
         use PathClass::{Phb, Pix, Pxb, Sys};
         // 0 and 1 in one switch, 2 in another below the same port, 3 at another port, 4 elsewhere.
         let level = [[Pix, Pix, Pxb, Phb, Sys], [Pix, Pix, Pxb, Phb, Sys], [Pxb, Pxb, Pix, Phb, Sys]];
@@ -216,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_complex_has_no_more_buses_than_pci_gives_it() {
+    fn a_root_complex_is_limited_to_256_buses() {
         assert!(paths(255, |_, _| Some(PathClass::Phb)).is_ok());
         let error = paths(256, |_, _| Some(PathClass::Phb)).unwrap_err();
         assert_eq!(error, TooManyBuses { device: 0, buses: 257 });

@@ -309,7 +309,7 @@ fn what_contradicts_itself_is_refused() {
     assert!(fleet(vec![level(1)]).contains("node 0"));
     let mut fleet = world.fleet();
     for request in [gang(0, 1), Request { groups: vec![], ..gang(1, 1) }, Request { within: Some(2), ..gang(1, 1) }] {
-        assert!(fleet.solve(&request).unwrap_err().nonsense.is_some());
+        assert!(fleet.solve(&request).unwrap_err().invalid.is_some());
     }
     assert_eq!(fleet.solve(&gang(1, 9)).unwrap_err().groups, [[2, 0, 0]]);
 }

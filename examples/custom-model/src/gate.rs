@@ -1,12 +1,13 @@
-//! A layer of your own: a gate decides how much of each channel of an image passes.
+//! A custom layer: a gate scales each channel of an image.
 //!
 //! ```text
 //! forward    s = sigmoid(g + bias)                 y = s x
 //! backward   dx = s dy     dz = s (1 - s) sum over pixels of x dy     dg = dz     dbias = sum over images of dz
 //! ```
 //!
-//! Images `x` and `y` are `[batch, height, width, channels]`, gates `g` and `s` `[batch, channels]`. This is the
-//! excitation of Hu, Shen and Sun (2018, "Squeeze-and-Excitation Networks", equations 3 and 4).
+//! Images `x` and `y` are `[batch, height, width, channels]`, gates `g` and `s` `[batch,
+//! channels]`. This is the excitation of Hu, Shen and Sun (2018, "Squeeze-and-Excitation Networks",
+//! equations 3 and 4).
 
 use switchyard_worker::cpu::math::exp;
 use switchyard_worker::cpu::ops::{in_pieces, rows};
@@ -18,7 +19,7 @@ use switchyard_worker::nn::{
 /// Scales the channels of images by the sigmoid of a gate and a bias.
 #[derive(Debug, Clone, Copy)]
 pub struct Gate {
-    /// Initial bias: 2 opens all gates to 0.88.
+    /// Initial bias. 2 opens all gates to 0.88.
     pub open: f32,
 }
 
@@ -58,7 +59,7 @@ impl Layer for Scale {
             inputs: [true, false, false],
             saved: gates,
             backward_scratch: gates,
-            // Other layers read `x` too, so its gradient may have to be added; `g` is made for this layer only.
+            // Other layers also read `x`, so its gradient can accumulate; only this layer uses `g`.
             flow: [Flow::Accumulate, Flow::Write, Flow::Write],
             ..Needs::default()
         }
@@ -70,7 +71,7 @@ impl Layer for Scale {
         with_format!(cx.output.format(), E => {
             let (x, g) = (cx.inputs[0].of::<E>(), cx.inputs[1].of::<E>());
             let pieces = (rows(cx.output.of::<E>(), image), rows(cx.saved, self.channels));
-            // One image at a time, whatever the number of threads.
+            // One image at a time, independent of the number of threads.
             in_pieces(cpu, self.batch, 1, pieces, |images, (y, s)| {
                 let channels = self.channels;
                 for (s, (g, bias)) in s.iter_mut().zip(g[images.start * channels..].iter().zip(bias)) {
@@ -143,7 +144,7 @@ fn image_gradient<E: Element>(dy: &[E], s: &[f32], dx: &mut [E], add: bool) {
 }
 
 fn write_gate<E: Element>(dg: &mut InputGradient<'_>, dz: &[f32]) {
-    // `Flow::Write`: the gradient is never added.
+    // `Flow::Write`: the gradient is never accumulated.
     if let Some((mut dg, _)) = dg.target() {
         for (dg, dz) in dg.of::<E>().iter_mut().zip(dz) {
             *dg = E::of(*dz);

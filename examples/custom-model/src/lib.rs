@@ -1,6 +1,6 @@
-//! Your own network in Switchyard's engine: what you write, and what you get.
+//! A custom network in Switchyard's engine.
 //!
-//! | file | what it shows |
+//! | file | content |
 //! |---|---|
 //! | `gate.rs` | a [`Layer`](switchyard_worker::nn::Layer): forward, a hand-written backward, a parameter, any number format |
 //! | `model.rs` | a [`Model`](switchyard_worker::model::Model): layers of Switchyard and this one, settings from the
@@ -9,8 +9,8 @@
 //! | `../tests/model.rs` | the checks that every new layer needs: its gradient against finite differences of the loss,
 //! and a few steps |
 //!
-//! The rest comes from the engine: memory planned before the first step, mixed precision, overlapped reductions, readers,
-//! checkpoints, profiles and reports. In the repository:
+//! The engine provides the rest: memory planned before the first step, mixed precision, overlapped
+//! reductions, readers, checkpoints, profiles and reports. In the repository:
 //!
 //! ```text
 //! cargo xtask run --worker switchyard-example-custom-model examples/custom-model.yaml
@@ -27,7 +27,7 @@ pub use model::SqueezeExcite;
 
 use switchyard_worker::model::Registry;
 
-/// The networks of Switchyard and `squeeze-excite`, the name for `engine.model.custom.name`.
+/// Switchyard's networks, plus `squeeze-excite` for `engine.model.custom.name`.
 pub fn registry() -> Registry {
     Registry::new().with("squeeze-excite", |parameters| Ok(Box::new(SqueezeExcite::new(parameters)?)))
 }

@@ -1,4 +1,4 @@
-//! A worker program that knows one more network than `switchyard-worker`.
+//! A worker program with one more network than `switchyard-worker`.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

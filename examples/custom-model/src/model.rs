@@ -1,4 +1,4 @@
-//! A small convolutional network whose channels are weighted by the content of the whole image.
+//! A small convolutional network that weights its channels by the content of the whole image.
 //!
 //! ```text
 //! stage      relu(norm(3x3)) -> gate(x, linear(relu(linear(mean over pixels of x))))
@@ -27,7 +27,8 @@ pub struct SqueezeExcite {
 }
 
 impl SqueezeExcite {
-    /// From `engine.model.custom.parameters`: `width` (channels of the first stage, 16), `stages` (2), `reduction` (4).
+    /// Reads `engine.model.custom.parameters`: `width` (channels of the first stage, 16), `stages`
+    /// (2), `reduction` (4).
     ///
     /// # Errors
     /// A parameter is unknown, or is not a number in its range.
@@ -81,7 +82,7 @@ impl Model for SqueezeExcite {
     }
 }
 
-/// PyTorch's initial weights of a linear layer are between this number and its negative.
+/// Magnitude bound of PyTorch's initial weights for a linear layer.
 fn bound(inputs: usize) -> f32 {
     1.0 / (inputs as f32).sqrt()
 }

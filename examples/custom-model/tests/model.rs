@@ -1,5 +1,6 @@
-//! What a network of your own needs: its gradient against finite differences of the loss in every number format, a few
-//! steps of training that lower the loss, and errors that name what is wrong in the manifest.
+//! Tests that every custom network needs: its gradient against finite differences of the loss in
+//! every number format, a few training steps that lower the loss, and errors that name the invalid
+//! parameter.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../../worker/tests/flat_gradients/mod.rs"]
@@ -44,7 +45,7 @@ fn norm(gradient: &[f32]) -> f64 {
 }
 
 #[test]
-fn the_loss_changes_along_each_parameter_as_its_gradient_says() {
+fn gradients_match_finite_differences() {
     let mut trial = small(1, Format::F32);
     let all = gradients(&mut trial);
     let layout = trial.network.layout().clone();
@@ -60,7 +61,8 @@ fn the_loss_changes_along_each_parameter_as_its_gradient_says() {
             }
             trial.forward().loss
         };
-        // Far enough apart for single precision, close enough for the loss to be linear: the best of several steps.
+        // Far enough apart for single precision and close enough for a linear loss: the best of
+        // several step sizes.
         let ratio = |step: f64| (loss_at(step) - loss_at(-step)) / (2.0 * step * norm);
         let errors = [0.1, 0.03, 0.01, 0.003, 0.001, 0.0003].map(ratio).map(|ratio| (ratio - 1.0).abs());
         let best = errors.into_iter().fold(f64::INFINITY, f64::min);
@@ -70,7 +72,7 @@ fn the_loss_changes_along_each_parameter_as_its_gradient_says() {
 }
 
 #[test]
-fn a_gpu_refuses_the_gate() {
+fn gpu_rejects_the_gate() {
     let mut graph = Graph::new(6, images(8, 3), Format::F32);
     registry().model(&model(&[])).unwrap().build(&mut graph).unwrap();
     let target =
@@ -81,7 +83,7 @@ fn a_gpu_refuses_the_gate() {
 }
 
 #[test]
-fn threads_change_no_bit_and_sixteen_bits_little() {
+fn results_are_bit_identical_across_threads_and_close_in_16_bits() {
     let wide = gradients(&mut small(1, Format::F32));
     assert_eq!(wide, gradients(&mut small(3, Format::F32)));
     for (format, tolerance) in [(Format::Bf16, 0.12), (Format::F16, 0.03)] {
@@ -106,7 +108,7 @@ fn twenty_steps_lower_the_loss() {
 }
 
 #[test]
-fn parameters_that_cannot_be_are_named() {
+fn invalid_parameters_are_named() {
     let fault = |parameters: &[(&str, &str)]| registry().model(&model(parameters)).err().unwrap().to_string();
     assert_eq!(
         fault(&[("width", "many")]),

@@ -6,12 +6,12 @@ use super::{cpus_of_node, nic_name};
 use crate::text::{Screen, Table, plain};
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_core::path::PathClass;
-use switchyard_core::placement::gpus::{Level, MOST_GPUS, Shape};
+use switchyard_core::placement::gpus::{Level, MAX_GPUS, Shape};
 use switchyard_core::units::three_digits;
 use switchyard_crds::gpu_topology::{DmaBuf, GPUTopologyStatus, ModuleState};
 use switchyard_topology::cells;
-use switchyard_topology::fold::{apart, grouped, numbers, twins};
-use switchyard_topology::nccl::{NcclPath, Ways};
+use switchyard_topology::fold::{grouped, numbers, singletons, twins};
+use switchyard_topology::nccl::{NcclPath, NcclPaths};
 use switchyard_topology::report::{self, NamedDevices, ReportError};
 
 /// One of several equal nodes, so that outgoing bandwidth counts.
@@ -70,12 +70,12 @@ impl<'a> Known<'a> {
     /// The first contradiction in the report.
     pub(super) fn of(status: &'a GPUTopologyStatus) -> Result<Known<'a>, ReportError> {
         let named = report::devices(status)?;
-        let shape = (named.devices.gpus.len() <= MOST_GPUS).then(|| Shape::new(&named.devices));
+        let shape = (named.devices.gpus.len() <= MAX_GPUS).then(|| Shape::new(&named.devices));
         Ok(Known { status, named, shape })
     }
 
-    pub(super) fn ways(&self) -> Ways<'_> {
-        Ways::of(self.status, &self.named.devices)
+    pub(super) fn ways(&self) -> NcclPaths<'_> {
+        NcclPaths::from_report(self.status, &self.named.devices)
     }
 
     fn gpu_pair(&self, a: usize, b: usize) -> Pair {
@@ -139,7 +139,7 @@ fn gpu_pairs(screen: &mut Screen, known: &Known<'_>, full: bool) {
         return;
     }
     let value = |a: usize, b: usize| known.gpu_pair(a, b);
-    let groups = if full { apart(count) } else { twins(count, value) };
+    let groups = if full { singletons(count) } else { twins(count, value) };
     let pair = |a: &[usize], b: &[usize]| {
         let other = b.iter().find(|member| **member != a[0]);
         other.map(|other| value(a[0], *other))
@@ -200,7 +200,7 @@ fn gpu_rows(screen: &mut Screen, known: &Known<'_>, full: bool) {
             && states[a] == states[b]
             && (0..nics).all(|nic| known.nic_pair(a, nic) == known.nic_pair(b, nic))
     };
-    let rows = if full || gpus <= MOST_ROWS { apart(gpus) } else { grouped(gpus, same) };
+    let rows = if full || gpus <= MOST_ROWS { singletons(gpus) } else { grouped(gpus, same) };
     let folded = grouped(nics, |a, b| (0..gpus).all(|gpu| known.nic_pair(gpu, a) == known.nic_pair(gpu, b)));
     let table = |columns: &[Vec<usize>], names: bool, memory: Memory, sentences: bool, gap: usize| {
         let mut heading = vec![String::new()];
@@ -227,7 +227,7 @@ fn gpu_rows(screen: &mut Screen, known: &Known<'_>, full: bool) {
     if nics > 0 {
         screen.line("GPU-NIC  GB/s one way, NCCL class");
     }
-    let single = apart(nics);
+    let single = singletons(nics);
     use Memory::{Neither, Node, NodeAndCpus};
     let wide = [true, false].map(|names| table(&single, names, NodeAndCpus, true, 2));
     if let Some(fits) = wide.into_iter().find(|table| table.width() <= screen.width) {
@@ -323,7 +323,7 @@ fn leaving(screen: &mut Screen, known: &Known<'_>) {
 }
 
 /// How many GPUs share the same NICs.
-fn sharing(ways: &Ways<'_>, gpus: usize, nics: usize) -> String {
+fn sharing(ways: &NcclPaths<'_>, gpus: usize, nics: usize) -> String {
     let own = |gpu: usize| (0..nics).filter(|nic| ways.is_local(gpu, *nic)).collect::<Vec<_>>();
     let groups = grouped(gpus, |a, b| own(a) == own(b));
     let sizes: BTreeSet<(usize, usize)> = groups.iter().map(|group| (group.len(), own(group[0]).len())).collect();

@@ -1,39 +1,39 @@
-//! The request, and its result.
+//! A placement request and its result.
 
 use crate::model::NodeOrd;
 
-/// How strictly the structure of the nodes is respected.
+/// How strictly NUMA and core limits are enforced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// If it cannot be respected, the group is not placeable.
+    /// If a limit cannot be respected, the group is not placeable.
     Required,
-    /// The best placement found is taken, with warnings.
+    /// Take the best placement found, with warnings.
     Preferred,
-    /// Processes are counted, not pinned.
+    /// Count processes without pinning them.
     Ignored,
 }
 
-/// Whether the cores of a process must lie in one NUMA node.
+/// Whether the cores of a process must be in one NUMA node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NumaBinding {
-    /// They must.
+    /// They must be.
     Required,
-    /// They should.
+    /// They should be.
     Preferred,
     /// NUMA nodes are ignored.
     None,
 }
 
-/// A group of processes to be placed.
+/// A group of processes to place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Request {
-    /// Nodes of the group; at least 1.
+    /// Number of nodes; at least 1.
     pub nodes: u32,
     /// Processes on each node; at least 1.
     pub processes_per_node: u32,
-    /// Compute threads of each process; `None`: as many as there are cores for it.
+    /// Compute threads of each process; `None` to use all available cores.
     pub threads: Option<u32>,
-    /// Cores that the processes of one node may use together; `None`: all.
+    /// Total cores that the processes of one node can use; `None` for all.
     pub core_limit: Option<u32>,
     /// How strictly this is enforced.
     pub mode: Mode,
@@ -41,36 +41,36 @@ pub struct Request {
     pub numa_binding: NumaBinding,
 }
 
-/// Where one process runs.
+/// Placement of one process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Place {
     pub node: NodeOrd,
-    /// Logical CPUs the process may use, ascending; empty: not pinned.
+    /// Logical CPUs that the process can use, ascending; empty if not pinned.
     pub cpus: Vec<u32>,
-    /// Physical cores among them; 0: not pinned.
+    /// Number of physical cores among them; 0 if not pinned.
     pub cores: u32,
     /// Kernel numbers of the NUMA nodes of those CPUs, ascending.
     pub numa_nodes: Vec<u32>,
     pub threads: u32,
 }
 
-/// A place for every process.
+/// A placement for every process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Assignment {
     /// In rank order.
     pub places: Vec<Place>,
-    /// Preferences that were not met, with numbers.
+    /// Preferences that could not be met, with numbers.
     pub warnings: Vec<Warning>,
 }
 
 /// A preference of the request that the nodes cannot meet.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Warning {
-    /// Processes of several nodes share one.
-    #[error("{asked} nodes were asked for and {present} present: the processes of all of them run here")]
+    /// Several nodes of the group share a machine.
+    #[error("{requested} nodes requested, {present} present: all processes run here")]
     NodesShared {
-        asked: u32,
-        /// Nodes there are.
+        requested: u32,
+        /// Number of nodes present.
         present: u32,
     },
     /// More threads than cores.
@@ -79,39 +79,39 @@ pub enum Warning {
     Oversubscribed {
         processes: u32,
         threads: u32,
-        /// Cores that can be used.
+        /// Number of usable cores.
         cores: u32,
     },
     /// A process uses several NUMA nodes.
     #[error("rank {rank} uses cores of NUMA nodes {numa_nodes:?}: {threads} cores do not fit into one of them")]
     SpansNuma {
-        /// The process.
+        /// Rank of the process.
         rank: u32,
-        /// Threads it has.
+        /// Number of its threads.
         threads: u32,
-        /// NUMA nodes it uses.
+        /// NUMA nodes that it uses.
         numa_nodes: Vec<u32>,
     },
 }
 
-/// Why there is no placement.
+/// Why a group is not placeable.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Reason {
     /// Not enough nodes.
     #[error("needs {need} nodes, {have} present")]
     TooFewNodes {
         need: u32,
-        /// Nodes there are.
+        /// Number of nodes present.
         have: u32,
     },
     /// Not enough cores on a node.
     #[error("needs {processes} processes x {threads} threads = {} cores on one node, {have} can be used", processes * threads)]
     TooFewCores {
         node: NodeOrd,
-        /// Processes for it.
+        /// Processes for the node.
         processes: u32,
         threads: u32,
-        /// Cores that can be used.
+        /// Number of usable cores.
         have: u32,
     },
     /// No NUMA node can take a process.
@@ -120,16 +120,16 @@ pub enum Reason {
     )]
     NoNumaNodeFits {
         node: NodeOrd,
-        /// Processes for it.
+        /// Processes for the node.
         processes: u32,
         threads: u32,
-        /// Processes that fit.
+        /// Number of processes that fit.
         have: u32,
     },
 }
 
 impl Reason {
-    /// The node that is too small, if it is a single one.
+    /// The node that is too small, if the reason is about a single node.
     pub fn node(&self) -> Option<NodeOrd> {
         match self {
             Reason::TooFewNodes { .. } => None,
@@ -137,7 +137,7 @@ impl Reason {
         }
     }
 
-    /// The smallest change of the manifest that would make it fit.
+    /// Smallest change to the manifest that would make the group fit.
     pub fn remedy(&self) -> String {
         match self {
             Reason::TooFewNodes { have, .. } => {

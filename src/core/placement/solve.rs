@@ -1,4 +1,4 @@
-//! The algorithm; the problem is stated in README.md.
+//! The placement algorithm. README.md states the problem.
 
 use super::model::{Assignment, Mode, NumaBinding, Place, Reason, Request, Warning};
 use crate::model::{Cluster, Core, Node, NodeOrd};
@@ -6,7 +6,7 @@ use crate::model::{Cluster, Core, Node, NodeOrd};
 /// Finds a place for every process of `request`.
 ///
 /// # Errors
-/// The first requirement that cannot be met, with the numbers.
+/// The first requirement that cannot be met, with numbers.
 pub fn solve(cluster: &Cluster, request: &Request) -> Result<Assignment, Reason> {
     let present = cluster.nodes.len() as u32;
     let mut warnings = Vec::new();
@@ -14,11 +14,11 @@ pub fn solve(cluster: &Cluster, request: &Request) -> Result<Assignment, Reason>
         return Err(Reason::TooFewNodes { need: request.nodes, have: present });
     }
     if request.nodes > present {
-        warnings.push(Warning::NodesShared { asked: request.nodes, present });
+        warnings.push(Warning::NodesShared { requested: request.nodes, present });
     }
     let mut places = Vec::with_capacity((request.nodes * request.processes_per_node) as usize);
     for (ord, node) in cluster.nodes.iter().enumerate() {
-        // Consecutive groups of ranks stay together when several nodes of the job share a machine.
+        // Keeps consecutive groups of ranks together when several nodes of the job share a machine.
         let groups =
             (0..request.nodes).filter(|group| group * present.min(request.nodes) / request.nodes == ord as u32);
         let processes = groups.count() as u32 * request.processes_per_node;
@@ -31,7 +31,7 @@ pub fn solve(cluster: &Cluster, request: &Request) -> Result<Assignment, Reason>
     Ok(Assignment { places, warnings })
 }
 
-/// The processes of one machine.
+/// The processes placed on one machine.
 struct OnNode<'a> {
     ord: NodeOrd,
     node: &'a Node,
@@ -43,7 +43,7 @@ struct OnNode<'a> {
 impl OnNode<'_> {
     fn place(&self, warnings: &mut Vec<Warning>) -> Result<Vec<Place>, Reason> {
         let usable = self.usable_cores();
-        let threads = self.request.threads.unwrap_or_else(|| self.most_threads(usable));
+        let threads = self.request.threads.unwrap_or_else(|| self.max_threads(usable));
         if self.request.mode == Mode::Ignored {
             let place = Place { node: self.ord, cpus: Vec::new(), cores: 0, numa_nodes: Vec::new(), threads };
             return Ok(vec![place; self.processes as usize]);
@@ -73,7 +73,7 @@ impl OnNode<'_> {
         Ok(places)
     }
 
-    /// Cores that may compute: those present, the container's quota, the job's own limit.
+    /// Usable cores: those present, limited by the container's quota and the job's own limit.
     fn usable_cores(&self) -> u32 {
         let present = self.node.cores() as u32;
         // A quota below one core still runs one thread.
@@ -82,8 +82,9 @@ impl OnNode<'_> {
         present.min(quota.max(1)).min(self.request.core_limit.unwrap_or(u32::MAX).max(1))
     }
 
-    /// The largest number of threads such that all processes have cores of their own; 1 when there are not enough.
-    fn most_threads(&self, usable: u32) -> u32 {
+    /// Largest number of threads for which every process gets its own cores; 1 if there are too few
+    /// cores.
+    fn max_threads(&self, usable: u32) -> u32 {
         let share = (usable / self.processes).max(1);
         let numa_nodes = self.node.numa_nodes.len() as u32;
         let bind = match self.request.numa_binding {
@@ -100,11 +101,12 @@ impl OnNode<'_> {
             .unwrap_or(share)
     }
 
-    /// Processes of `threads` cores that fit into each NUMA node, within the usable cores.
+    /// Number of processes with `threads` cores that fit into each NUMA node, within the usable
+    /// cores.
     fn room(&self, threads: u32, usable: u32) -> Vec<u32> {
         let mut left = usable / threads;
         let fits = |cores: usize| cores as u32 / threads;
-        // The limit counts cores of the whole node: which NUMA node they come from is decided by `bind`.
+        // The limit counts cores of the whole node. `bind` decides which NUMA nodes they come from.
         let mut room: Vec<u32> = self.node.numa_nodes.iter().map(|numa| fits(numa.cores.len())).collect();
         let total: u32 = room.iter().sum();
         left = left.min(total);
@@ -118,7 +120,8 @@ impl OnNode<'_> {
         room
     }
 
-    /// Every process inside one NUMA node: spread in proportion to the room, consecutive ranks together.
+    /// Binds every process to one NUMA node, spread in proportion to the free capacity. Consecutive
+    /// ranks stay together.
     fn bind(&self, threads: u32, room: &[u32]) -> Vec<Place> {
         let mut counts = vec![0_u32; room.len()];
         for _ in 0..self.processes {
@@ -137,13 +140,13 @@ impl OnNode<'_> {
         places
     }
 
-    /// Cores one after the other, whatever NUMA node they belong to.
+    /// Takes cores in order, ignoring NUMA boundaries.
     fn in_order(&self, threads: u32) -> Vec<Place> {
         let cores = self.all_cores();
         cores.chunks(threads as usize).take(self.processes as usize).map(|cores| self.at(cores, threads)).collect()
     }
 
-    /// More threads than cores: processes take turns over the usable cores.
+    /// Oversubscribed: assigns the usable cores to processes round-robin.
     fn share_cores(&self, threads: u32, usable: u32) -> Vec<Place> {
         let cores = &self.all_cores()[..usable as usize];
         let width = threads.min(usable) as usize;

@@ -1,4 +1,4 @@
-//! Named cases, then properties against a brute-force count.
+//! Table tests, then properties checked against a brute-force count.
 
 use super::{Mode, NumaBinding, Reason, Request, Warning, solve};
 use crate::model::{Cluster, Core, Node, NumaNode};
@@ -15,7 +15,8 @@ fn node(cores: &[usize], smt: u32) -> Node {
             let own = (0..*count)
                 .map(|_| {
                     next += 1;
-                    // Siblings are numbered as Linux does on x86: the second thread of core i is i + total.
+                    // Siblings are numbered as Linux does on x86: the second thread of core i is i
+                    // + total.
                     Core { cpus: (0..smt).map(|thread| next - 1 + thread * total as u32).collect() }
                 })
                 .collect();
@@ -62,7 +63,7 @@ fn three_processes_on_two_numa_nodes_of_eight_get_four_cores_each() {
 }
 
 #[test]
-fn one_process_on_two_numa_nodes_uses_the_whole_machine_and_says_so() {
+fn one_process_spanning_numa_nodes_warns() {
     let answer = solve(&one(node(&[4, 4], 1)), &request(1)).unwrap();
     assert_eq!(answer.places[0].threads, 8);
     assert_eq!(answer.warnings, [Warning::SpansNuma { rank: 0, threads: 8, numa_nodes: vec![0, 1] }]);
@@ -88,17 +89,17 @@ fn oversubscription_is_a_warning_with_the_numbers_or_a_reason() {
 }
 
 #[test]
-fn nodes_of_a_bigger_job_share_this_machine_unless_required() {
+fn nodes_share_a_machine_unless_required() {
     let asked = Request { nodes: 2, ..request(2) };
     let answer = solve(&one(node(&[4], 1)), &asked).unwrap();
     assert_eq!(answer.places.len(), 4);
-    assert_eq!(answer.warnings, [Warning::NodesShared { asked: 2, present: 1 }]);
+    assert_eq!(answer.warnings, [Warning::NodesShared { requested: 2, present: 1 }]);
     let required = Request { mode: Mode::Required, ..asked };
     assert_eq!(solve(&one(node(&[4], 1)), &required).unwrap_err(), Reason::TooFewNodes { need: 2, have: 1 });
 }
 
 #[test]
-fn a_quota_and_a_limit_bound_the_cores() {
+fn quota_and_limit_cap_the_cores() {
     let mut small = node(&[8], 1);
     small.quota_millicores = Some(2500);
     assert_eq!(solve(&one(small.clone()), &request(1)).unwrap().places[0].threads, 2);
@@ -116,11 +117,12 @@ fn ignored_does_not_pin() {
 }
 
 #[test]
-fn no_node_is_a_reason() {
+fn an_empty_cluster_is_unplaceable() {
     assert_eq!(solve(&Cluster::default(), &request(1)).unwrap_err(), Reason::TooFewNodes { need: 1, have: 0 });
 }
 
-/// Is there any way to give `processes` sets of `threads` cores inside NUMA nodes? Tries every distribution.
+/// Returns whether `processes` sets of `threads` cores fit inside NUMA nodes. Tries every
+/// distribution.
 fn brute_force_fits(room: &[usize], processes: u32, threads: usize) -> bool {
     match room.split_first() {
         None => processes == 0,

@@ -1,4 +1,4 @@
-//! Logs as NCCL's releases and our engine write them, compared with the forecast.
+//! Logs as written by NCCL releases and our engine, compared with the forecast.
 
 use super::*;
 use ObservedVerdict::{AsForecast, OtherTransport, Slower, Unknown};
@@ -22,7 +22,7 @@ n:152:386 [0] NCCL INFO Assigned NET plugin Socket to comm
 n:152:386 [0] NCCL INFO Using network Socket
 n:152:386 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[0] [send] via NET/Socket/0
 ";
-/// 2.4, whose network has no line of its own; prefixes of mpirun.
+/// 2.4, which has no line for its network; with mpirun prefixes.
 const OLD: &str = "[1,0]<stdout>:n:1475:2146 [0] NCCL INFO Ring 00 : 3 -> 4 [send] via NET/Socket/0\n";
 const EFA: &str = "n:21:21 [0] NCCL INFO NET/OFI Selected Provider is efa (found 4 nics)
 n:21:21 [0] NCCL INFO Using network AWS Libfabric
@@ -33,7 +33,7 @@ const OFI_TCP: &str = "n:21:21 [0] NCCL INFO NET/OFI Selected provider is tcp, f
 n:21:21 [0] NCCL INFO Using network Libfabric
 n:21:21 [0] NCCL INFO comm 0x1 rank 0 nranks 16 cudaDev 0 busId 101c0 - Init COMPLETE
 ";
-/// A domain of NVLink over nodes: a network is named and not used.
+/// An NVLink domain across nodes: NCCL names a network but does not use it.
 const DOMAIN: &str = "n:1:1 [0] NCCL INFO Using network Socket
 n:1:1 [0] NCCL INFO Channel 00/0 : 4[0] -> 3[3] via P2P/MNNVL
 n:1:1 [0] NCCL INFO Connected all rings
@@ -49,7 +49,7 @@ const OWN: &str = r#"{"event":"ready","rank":0,"pid":1,"host":"a","cpus":"0","th
 "#;
 const OWN_TCP: &str = r#"{"event":"ready","rank":0,"pid":1,"host":"a","cpus":"0","threads":1,"kernel":"avx2","address":"","transport":"tcp","links":[{"by":"tcp","rank":1,"local":"10.0.0.1:5","remote":"10.0.0.1:6","interface":"lo"}],"allReduceMs":1.0}
 "#;
-/// Two pods of one machine.
+/// Two pods on one machine.
 const OWN_SHARED: &str = r#"{"event":"ready","rank":0,"pid":1,"host":"a","cpus":"0","threads":1,"kernel":"avx2","address":"","transport":"shm","links":[{"by":"sharedMemory","ranks":"1"}],"allReduceMs":1.0}
 "#;
 
@@ -57,12 +57,12 @@ fn predicted(transport: Transport, several_nodes: bool) -> Prediction {
     Prediction { transport, gpu_direct: None, several_nodes, is_own: false, shares_memory: false }
 }
 
-fn seen(log: &str) -> Seen {
-    Seen { is_complete: true, ..Seen::of(log, 1) }
+fn seen(log: &str) -> LogObservation {
+    LogObservation { is_complete: true, ..LogObservation::of(log, 1) }
 }
 
 #[test]
-fn every_log_has_its_verdict() {
+fn every_log_yields_its_verdict() {
     let direct = |gpu_direct| Prediction { gpu_direct, ..predicted(RDMA, true) };
     let own = |transport, several, shares| Prediction {
         is_own: true,
@@ -105,7 +105,7 @@ fn every_log_has_its_verdict() {
 }
 
 #[test]
-fn the_sentence_names_nodes_forecast_and_what_was_seen() {
+fn message_names_nodes_forecast_and_observation() {
     let (good, bad) = (seen(IB), seen(SOCKET));
     let nodes = [("gpu-1", Some(&good)), ("gpu-2", Some(&bad)), ("gpu-3", None)];
     let found = compare(Prediction { gpu_direct: Some(GpuDirect::Yes), ..predicted(RDMA, true) }, &nodes).unwrap();
@@ -116,19 +116,23 @@ fn the_sentence_names_nodes_forecast_and_what_was_seen() {
 }
 
 #[test]
-fn nothing_is_said_before_all_have_spoken_or_one_differs() {
+fn no_verdict_until_all_report_or_one_differs() {
     let good = seen(IB);
     assert_eq!(compare(predicted(RDMA, true), &[("a", Some(&good)), ("b", None)]), None);
-    let early = Seen::of("n:1:1 [0] NCCL INFO Using network Socket\n", 8);
+    let early = LogObservation::of("n:1:1 [0] NCCL INFO Using network Socket\n", 8);
     assert!(!early.is_complete);
     assert_eq!(compare(predicted(RDMA, true), &[("a", Some(&early))]), None, "NVLink may still carry the data");
-    let late = Seen { is_complete: true, ..early };
+    let late = LogObservation { is_complete: true, ..early };
     assert_eq!(compare(predicted(RDMA, true), &[("a", Some(&late))]).map(|found| found.verdict), Some(OtherTransport));
 }
 
 #[test]
-fn a_log_is_complete_when_all_ranks_have_said_what_carries_their_data() {
-    assert!(Seen::of(OWN, 1).is_complete && !Seen::of(OWN, 2).is_complete);
-    assert!(Seen::of(IB, 8).is_complete && Seen::of(EFA, 8).is_complete && !Seen::of(SOCKET, 8).is_complete);
-    assert!(!Seen::of("{\"event\": broken\n\u{0}NCCL INFO \nNCCL INFO Channel via \n", 1).is_complete);
+fn log_is_complete_once_every_rank_reports_its_transport() {
+    assert!(LogObservation::of(OWN, 1).is_complete && !LogObservation::of(OWN, 2).is_complete);
+    assert!(
+        LogObservation::of(IB, 8).is_complete
+            && LogObservation::of(EFA, 8).is_complete
+            && !LogObservation::of(SOCKET, 8).is_complete
+    );
+    assert!(!LogObservation::of("{\"event\": broken\n\u{0}NCCL INFO \nNCCL INFO Channel via \n", 1).is_complete);
 }

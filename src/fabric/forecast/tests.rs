@@ -5,7 +5,7 @@ use switchyard_crds::gpu_topology::{Cpus, Host};
 use switchyard_topology::import::{NicRate, Options, import};
 use switchyard_topology::matrix::parse;
 
-/// Matrices of tests/fixtures/topo with their GPUs, and the rate of their NICs in Gbit/s.
+/// Matrices of tests/fixtures/topo with their GPUs and the rate of their NICs in Gbit/s.
 const MACHINES: [(&str, &str, u64, &str); 14] = [
     ("DGX-1V", "V100", 100, include_str!("../../../tests/fixtures/topo/f01-dgx-1v.txt")),
     ("DGX A100", "A100", 200, include_str!("../../../tests/fixtures/topo/f02-dgx-a100.txt")),
@@ -40,7 +40,8 @@ fn all(status: &GPUTopologyStatus) -> Vec<usize> {
     (0..status.gpus.len()).collect()
 }
 
-/// After an intended change: `INSTA_UPDATE=always cargo test -p switchyard --lib forecast`, then compare with the constants of NCCL.
+/// After an intended change, run `INSTA_UPDATE=always cargo test -p switchyard --lib forecast`,
+/// then compare with NCCL's constants.
 #[test]
 fn two_nodes_of_every_matrix() {
     let shown = MACHINES.map(|(name, ..)| {
@@ -51,10 +52,10 @@ fn two_nodes_of_every_matrix() {
 }
 
 #[test]
-fn gpus_without_a_rank_are_none_to_nccl() {
+fn nccl_ignores_gpus_without_a_rank() {
     let status = machine("DGX-1V");
-    // 0 and 5 have no link of their own: 1 and 4 join them, if they are in the job.
-    let pair = |gpus: &[usize]| gang(&status, &["a"], gpus, None).nodes[0].ways.pair(0, 1).path;
+    // 0 and 5 have no direct link; 1 and 4 join them if they are in the job.
+    let pair = |gpus: &[usize]| gang(&status, &["a"], gpus, None).nodes[0].paths.pair(0, 1).path;
     assert_eq!(pair(&[0, 5, 1]), NcclPath::Nvb);
     assert_eq!(pair(&[0, 5]), NcclPath::Sys);
 }
@@ -62,8 +63,8 @@ fn gpus_without_a_rank_are_none_to_nccl() {
 #[test]
 fn ranks_keep_their_order_and_gpus_theirs() {
     let status = machine("H200");
-    let forward = gang(&status, &["a"], &[0, 2, 4, 6], None).nodes.remove(0).ways;
-    let backward = gang(&status, &["a"], &[6, 4, 2, 0], None).nodes.remove(0).ways;
+    let forward = gang(&status, &["a"], &[0, 2, 4, 6], None).nodes.remove(0).paths;
+    let backward = gang(&status, &["a"], &[6, 4, 2, 0], None).nodes.remove(0).paths;
     let reversed: Vec<Exit> = backward.exits.into_iter().rev().collect();
     let without_relay =
         |exits: &[Exit]| exits.iter().map(|exit| (exit.gpu, exit.nics.clone(), exit.path)).collect::<Vec<_>>();
@@ -71,19 +72,19 @@ fn ranks_keep_their_order_and_gpus_theirs() {
 }
 
 #[test]
-fn a_pair_on_cpus_of_amd_may_reach_across_sockets() {
+fn amd_pairs_can_use_p2p_across_sockets() {
     let mut status = machine("8 GPUs on PCIe");
     let within = |status: &GPUTopologyStatus, gpus: &[usize]| gang(status, &["a"], gpus, None).summary.within;
-    assert_eq!(within(&status, &[0, 4]), [Within::Host]);
+    assert_eq!(within(&status, &[0, 4]), [IntraNode::Host]);
     status.cpus = Some(Cpus { vendor: Some("AuthenticAMD".into()), ..Cpus::default() });
-    assert_eq!(within(&status, &[0, 4]), [Within::Pcie]);
-    assert_eq!(within(&status, &[0, 1, 4]), [Within::Pcie, Within::Host], "two GPUs only");
+    assert_eq!(within(&status, &[0, 4]), [IntraNode::Pcie]);
+    assert_eq!(within(&status, &[0, 1, 4]), [IntraNode::Pcie, IntraNode::Host], "two GPUs only");
 }
 
 #[test]
 fn gpudirect_needs_a_module_or_dma_buf() {
     let mut status = machine("DGX A100");
-    let direct = |status: &GPUTopologyStatus| gang(status, &["a", "b"], &[0], None).nodes[0].ways.exits[0].direct;
+    let direct = |status: &GPUTopologyStatus| gang(status, &["a", "b"], &[0], None).nodes[0].paths.exits[0].direct;
     assert_eq!(direct(&status), Direct::Unknown);
     for (peermem, dma_buf, expected) in [
         (Some(ModuleState::Loaded), None, Direct::Yes),
@@ -98,7 +99,7 @@ fn gpudirect_needs_a_module_or_dma_buf() {
 }
 
 #[test]
-fn without_rdma_on_one_node_all_of_them_take_tcp() {
+fn one_node_without_rdma_moves_all_to_tcp() {
     let with = machine("DGX A100");
     let mut without = with.clone();
     without.sources.clear();
@@ -107,23 +108,23 @@ fn without_rdma_on_one_node_all_of_them_take_tcp() {
     let gpus = [0, 1];
     let members = [&with, &without].map(|status| Member { node: "a", status, gpus: &gpus });
     let mixed = forecast(&members, None).unwrap();
-    assert_eq!(mixed.summary.between, Some(Between::Tcp { interface: None }));
+    assert_eq!(mixed.summary.between, Some(InterNode::Tcp { interface: None }));
     let both = gang(&without, &["a", "b"], &gpus, None);
-    assert_eq!(both.summary.between, Some(Between::Tcp { interface: Some("eth0".into()) }));
+    assert_eq!(both.summary.between, Some(InterNode::Tcp { interface: Some("eth0".into()) }));
     without.nics.clear();
     let none = gang(&without, &["a", "b"], &gpus, None);
-    assert_eq!((none.summary.outward, none.nodes[0].ways.exits[0].rate), (None, None), "unknown is absent");
+    assert_eq!((none.summary.outward, none.nodes[0].paths.exits[0].rate), (None, None), "unknown is absent");
     assert!(lines(&none).iter().any(|line| line.contains("ranks 0-1: no NIC is known")));
 }
 
 #[test]
-fn what_a_level_leaves() {
+fn level_share_scales_the_rate() {
     let status = machine("H200");
     let outward = |level| gang(&status, &["a", "b"], &all(&status), level).summary.outward;
     assert_eq!(outward(None), Some(192_000));
     assert_eq!(outward(Some(Level { share: 500, nvlink: false })), Some(96_000));
     let joined = gang(&status, &["a", "b"], &all(&status), Some(Level { share: 1000, nvlink: true })).summary;
-    assert_eq!((joined.between, joined.outward), (Some(Between::NvLink), None));
+    assert_eq!((joined.between, joined.outward), (Some(InterNode::NvLink), None));
     let alone = gang(&status, &["a"], &all(&status), None).summary;
     assert_eq!((alone.between, alone.outward), (None, None));
 }
@@ -143,7 +144,7 @@ fn equal_nodes_are_one_entry() {
 }
 
 #[test]
-fn what_cannot_be_predicted_is_refused() {
+fn unpredictable_input_is_rejected() {
     let status = machine("4 L40S");
     let refused =
         |gpus: &[usize]| forecast(&[Member { node: "a", status: &status, gpus }], None).unwrap_err().to_string();

@@ -1,16 +1,17 @@
-//! A forecast as text for people.
+//! Formats a forecast as text.
 
-use super::{Between, Direct, Exit, Forecast, NodeForecast, Pair, Slowest, Summary, Target, Within};
+use super::{Direct, Exit, Forecast, InterNode, IntraNode, NodeForecast, Pair, Slowest, Summary, Target};
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter, Result};
 use switchyard_core::rates::gigabytes;
 use switchyard_core::units::{counted, rank_list};
 use switchyard_topology::fold::{grouped, twins};
 
-/// If there are more blocks of equal ranks than this, pairs are listed by the kind of path.
-const MOST_BLOCKS: usize = 3;
+/// With more blocks of equal ranks than this, pairs are listed by path instead.
+const MAX_BLOCKS: usize = 3;
 
-/// The forecast in full: the gang in a line or two, then every node, equal ranks folded. Ranks of equal nodes are those of the first.
+/// The full forecast: the gang in a line or two, then every node with equal ranks folded. Equal
+/// nodes show the ranks of the first.
 pub fn lines(forecast: &Forecast) -> Vec<String> {
     let mut lines = forecast.summary.lines();
     for node in &forecast.nodes {
@@ -21,11 +22,11 @@ pub fn lines(forecast: &Forecast) -> Vec<String> {
 }
 
 impl Summary {
-    /// The gang in a line, and its slowest path in another.
+    /// One line for the gang, and one for its slowest path.
     pub fn lines(&self) -> Vec<String> {
         let mut phrases = Vec::new();
         if !self.within.is_empty() {
-            let words: Vec<String> = self.within.iter().map(Within::to_string).collect();
+            let words: Vec<String> = self.within.iter().map(IntraNode::to_string).collect();
             phrases.push(format!("inside nodes {}", words.join(", else ")));
         }
         if let Some(between) = &self.between {
@@ -41,22 +42,22 @@ impl Summary {
     }
 }
 
-impl Display for Within {
+impl Display for IntraNode {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> Result {
         formatter.write_str(match self {
-            Within::NvLink => "P2P over NVLink",
-            Within::C2c => "P2P over NVLink-C2C",
-            Within::Pcie => "P2P over PCIe",
-            Within::Host => "SHM through host memory",
+            IntraNode::NvLink => "P2P over NVLink",
+            IntraNode::C2c => "P2P over NVLink-C2C",
+            IntraNode::Pcie => "P2P over PCIe",
+            IntraNode::Host => "SHM through host memory",
         })
     }
 }
 
-impl Display for Between {
+impl Display for InterNode {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> Result {
         match self {
-            Between::NvLink => formatter.write_str("NVLink (MNNVL)"),
-            Between::Rdma { direct, best, nics } => {
+            InterNode::NvLink => formatter.write_str("NVLink (MNNVL)"),
+            InterNode::Rdma { direct, best, nics } => {
                 let how = match (direct, best) {
                     (Direct::Yes, _) => "RDMA with GPUDirect",
                     (Direct::Unknown, _) => "RDMA, GPUDirect not known (no word of nvidia-peermem or DMA-BUF),",
@@ -67,9 +68,9 @@ impl Display for Between {
                 };
                 write!(formatter, "{how} over {}", counted(u64::try_from(*nics).unwrap_or(u64::MAX), "NIC"))
             }
-            Between::Unknown => formatter.write_str("RDMA or TCP, not known"),
-            Between::Tcp { interface: Some(interface) } => write!(formatter, "TCP over {interface}"),
-            Between::Tcp { interface: None } => formatter.write_str("TCP, interface not known"),
+            InterNode::Unknown => formatter.write_str("RDMA or TCP, not known"),
+            InterNode::Tcp { interface: Some(interface) } => write!(formatter, "TCP over {interface}"),
+            InterNode::Tcp { interface: None } => formatter.write_str("TCP, interface not known"),
         }
     }
 }
@@ -110,13 +111,13 @@ impl Display for Pair {
         if let Some(rate) = self.rate {
             write!(formatter, " {} GB/s", gigabytes(rate))?;
         }
-        if self.transport == Within::Host { formatter.write_str(" through host memory") } else { Ok(()) }
+        if self.transport == IntraNode::Host { formatter.write_str(" through host memory") } else { Ok(()) }
     }
 }
 
-/// `gpu-01 (ranks 0-7), gpu-03 (ranks 8-15)`.
+/// For example `gpu-01 (ranks 0-7), gpu-03 (ranks 8-15)`.
 fn heading(node: &NodeForecast) -> String {
-    let count = u32::try_from(node.ways.exits.len()).unwrap_or(u32::MAX);
+    let count = u32::try_from(node.paths.exits.len()).unwrap_or(u32::MAX);
     let of_one = |(name, first): (&String, &u32)| {
         let word = if count == 1 { "rank" } else { "ranks" };
         format!("{name} ({word} {})", rank_list(*first..first.saturating_add(count)))
@@ -124,38 +125,38 @@ fn heading(node: &NodeForecast) -> String {
     node.names.iter().zip(&node.first_ranks).map(of_one).collect::<Vec<_>>().join(", ")
 }
 
-/// `ranks 0-7`.
+/// For example `ranks 0-7`.
 fn named(node: &NodeForecast, members: &[usize]) -> String {
     let word = if members.len() == 1 { "rank" } else { "ranks" };
     format!("{word} {}", rank_list(members.iter().map(|member| node.rank(*member))))
 }
 
-/// The paths between ranks: by blocks of equal ranks, or, if there are many, by kind.
+/// The paths between ranks: by blocks of equal ranks, or by path if there are many blocks.
 fn pairs(node: &NodeForecast) -> Vec<String> {
-    let ways = &node.ways;
-    let blocks = twins(ways.exits.len(), |a, b| ways.pair(a, b));
-    if blocks.len() > MOST_BLOCKS {
+    let paths = &node.paths;
+    let blocks = twins(paths.exits.len(), |a, b| paths.pair(a, b));
+    if blocks.len() > MAX_BLOCKS {
         let mut by_value: BTreeMap<Pair, Vec<String>> = BTreeMap::new();
-        for (a, b) in ways.each_pair() {
-            by_value.entry(ways.pair(a, b)).or_default().push(format!("{}-{}", node.rank(a), node.rank(b)));
+        for (a, b) in paths.each_pair() {
+            by_value.entry(paths.pair(a, b)).or_default().push(format!("{}-{}", node.rank(a), node.rank(b)));
         }
         return by_value.into_iter().map(|(pair, names)| format!("pairs {}: {pair}", names.join(" "))).collect();
     }
     let mut lines = Vec::new();
     for (position, block) in blocks.iter().enumerate() {
         if let [first, second, ..] = block.as_slice() {
-            lines.push(format!("{}: {} to each other", named(node, block), ways.pair(*first, *second)));
+            lines.push(format!("{}: {} to each other", named(node, block), paths.pair(*first, *second)));
         }
         for other in &blocks[position + 1..] {
-            lines.push(format!("{} to {}: {}", named(node, block), named(node, other), ways.pair(block[0], other[0])));
+            lines.push(format!("{} to {}: {}", named(node, block), named(node, other), paths.pair(block[0], other[0])));
         }
     }
     lines
 }
 
-/// How ranks leave their node: one line for equal ones.
+/// How ranks leave their node. Equal ranks share a line.
 fn exits(node: &NodeForecast) -> Vec<String> {
-    let exits = &node.ways.exits;
+    let exits = &node.paths.exits;
     let same = |a: usize, b: usize| Exit { gpu: 0, ..exits[a].clone() } == Exit { gpu: 0, ..exits[b].clone() };
     let line = |group: Vec<usize>| {
         let exit = &exits[group[0]];

@@ -1,12 +1,13 @@
-//! Settings in command lines and scripts: assignments of variables, and processes per node.
+//! Settings in command lines and scripts: variable assignments, and processes per node.
 
 use super::view::{Count, Setting};
 use crate::variables::is_name;
 
-/// Options of launchers that set the number of processes per node.
+/// Launcher options that set the number of processes per node.
 const PROCESS_OPTIONS: [&str; 2] = ["--nproc_per_node", "--nproc-per-node"];
 
-/// Words of a command line: separated by white space and by what ends a command, without quotes and without comments.
+/// Splits a command line into words at white space and command separators. Quotes and comments are
+/// removed.
 pub(super) fn words(text: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word = String::new();
@@ -38,7 +39,7 @@ pub(super) fn words(text: &str) -> Vec<String> {
     words
 }
 
-/// The variables that words assign: `NAME=value`, also after `export`, `env` or mpirun's `-x`.
+/// Variables that words assign: `NAME=value`, also after `export`, `env` or mpirun's `-x`.
 pub(super) fn assignments(words: &[String]) -> impl Iterator<Item = (&str, Setting)> {
     words.iter().filter_map(|word| {
         let (name, value) = word.split_once('=')?;
@@ -51,7 +52,7 @@ pub(super) fn setting(value: &str) -> Setting {
     if value.contains(['$', '`']) { Setting::Computed } else { Setting::Text(value.to_owned()) }
 }
 
-/// The number of processes per node that a command line asks for, with its words.
+/// The number of processes per node that a command line requests, and the option that sets it.
 pub(super) fn processes(words: &[String]) -> Option<(Count, String)> {
     words.iter().enumerate().find_map(|(index, word)| {
         let (option, value) = match word.split_once('=') {
@@ -63,7 +64,7 @@ pub(super) fn processes(words: &[String]) -> Option<(Count, String)> {
     })
 }
 
-/// A number of processes in torchrun's form.
+/// Parses a process count in torchrun's form.
 pub(super) fn count(text: &str) -> Count {
     match text.trim() {
         "gpu" => Count::PerGpu,
@@ -80,14 +81,14 @@ mod tests {
     }
 
     #[test]
-    fn scripts_are_read_without_comments_and_quotes() {
+    fn words_exclude_comments_and_quotes() {
         let script =
             "# export NCCL_DEBUG=TRACE\nexport NCCL_IB_HCA=\"=mlx5_0,mlx5_1\"; NCCL_X=1&&torchrun a#b \\\n -c 'x y'";
         assert_eq!(all(script), ["export", "NCCL_IB_HCA==mlx5_0,mlx5_1", "NCCL_X=1", "torchrun", "a#b", "-c", "x y"]);
     }
 
     #[test]
-    fn assignments_are_names_and_values() {
+    fn assignments_have_names_and_values() {
         let words = all("export A=1 B=$HOME -x C== --lr=2 a.b=3 =4 D=");
         let found: Vec<_> = assignments(&words).collect();
         let text = |value: &str| Setting::Text(value.into());

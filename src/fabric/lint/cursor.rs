@@ -1,4 +1,4 @@
-//! A value of a document together with its path.
+//! A value in a document together with its path.
 
 use super::path::Path;
 use serde_json::Value;
@@ -21,12 +21,12 @@ impl<'a> Cursor<'a> {
         Some(Cursor { value, path: self.path.key(key) })
     }
 
-    /// The field at the end of these names.
+    /// The nested field at this path.
     pub fn at(&self, keys: &[&str]) -> Option<Cursor<'a>> {
         keys.iter().try_fold(self.clone(), |cursor, key| cursor.get(key))
     }
 
-    /// The items of a list; none of anything else.
+    /// The items of a list; empty for any other value.
     pub fn items(&self) -> Vec<Cursor<'a>> {
         let items = self.value.as_array().into_iter().flatten().enumerate();
         items.map(|(index, value)| Cursor { value, path: self.path.index(index) }).collect()
@@ -37,18 +37,18 @@ impl<'a> Cursor<'a> {
         self.get(key).map(|list| list.items()).unwrap_or_default()
     }
 
-    /// The fields of a map; none of anything else.
+    /// The fields of a map; empty for any other value.
     pub fn fields(&self) -> Vec<(&'a str, Cursor<'a>)> {
         let fields = self.value.as_object().into_iter().flatten();
         fields.map(|(key, value)| (key.as_str(), Cursor { value, path: self.path.key(key) })).collect()
     }
 
-    /// The text of this name.
+    /// The string of this name.
     pub fn text(&self, key: &str) -> Option<&'a str> {
         self.value.as_object()?.get(key)?.as_str()
     }
 
-    /// The number of this name, also where it is written as text.
+    /// The number of this name, even if it is written as a string.
     pub fn number(&self, key: &str) -> Option<u64> {
         let value = self.value.as_object()?.get(key)?;
         value.as_u64().or_else(|| value.as_str()?.trim().parse().ok())

@@ -1,11 +1,12 @@
-//! Finds settings in a training manifest that cost speed, do nothing, or break the job. Pure: documents in, findings out.
+//! Finds settings in a training manifest that cost speed, have no effect, or break the job. Pure:
+//! documents in, findings out.
 //!
 //! ```text
 //! TrainJob, PyTorchJob, MPIJob, … ─> read ─> Workload (pods, containers, environment) ─> rules ─> Finding
 //! ```
 //!
-//! Nothing here knows a cluster: the preflight covers what depends on nodes. A field of an unexpected type is skipped: the API server refuses it
-//! with a better message.
+//! The linter does not know the cluster; the preflight covers what depends on nodes. Fields of an
+//! unexpected type are skipped, because the API server rejects them with a better message.
 
 mod command;
 mod cursor;
@@ -24,19 +25,18 @@ pub use view::Kind;
 use crate::variables::nccl::Version;
 use serde_json::Value;
 
-/// How much a finding matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     /// The job fails, or does something other than the manifest says.
     Error,
-    /// The job works, slower or by luck.
+    /// The job works, but slowly or by luck.
     Warning,
-    /// Worth knowing.
+    /// Informational.
     Note,
 }
 
 impl Severity {
-    /// One word for people and programs.
+    /// Name in the output.
     pub fn word(self) -> &'static str {
         match self {
             Severity::Error => "error",
@@ -46,12 +46,11 @@ impl Severity {
     }
 }
 
-/// Something about a manifest.
+/// A finding about a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// Id of the rule, one of [`RULES`].
     pub rule: &'static str,
-    /// How much it matters.
     pub severity: Severity,
     pub field: Path,
     pub got: String,
@@ -63,27 +62,26 @@ pub struct Finding {
     pub link: Option<&'static str>,
 }
 
-/// Facts beside the manifest.
+/// Facts that the manifest does not contain.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options {
-    /// The NCCL of the image; otherwise any release.
+    /// NCCL release of the image; `None` to accept any release.
     pub nccl: Option<Version>,
 }
 
 /// A document that was checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Linted {
-    /// What it is.
     pub kind: Kind,
-    /// Its kind, in the words of the document.
+    /// Kind as the document spells it.
     pub kind_word: String,
-    /// Name of the object; empty when it has none.
+    /// Name of the object; empty if it has none.
     pub name: String,
-    /// In the order of the document.
+    /// In document order.
     pub findings: Vec<Finding>,
 }
 
-/// Checks a document. A `List` is checked item by item; objects that start no training are left out.
+/// Checks a document. A `List` is checked item by item. Objects that start no training are omitted.
 pub fn lint(document: &Value, options: Options) -> Vec<Linted> {
     let look = |workload: view::Workload| {
         let mut findings = rules::findings(&workload, options);

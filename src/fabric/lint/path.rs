@@ -1,17 +1,18 @@
-//! Places in a document.
+//! Paths in a document.
 
 use std::fmt;
 
-/// A key or a position in a list.
+/// A key of a map or an index of a list.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Step {
-    /// Of a list, from 0.
+    /// Index of a list, from 0.
     Index(usize),
-    /// Of a map.
+    /// Key of a map.
     Key(String),
 }
 
-/// A field: the steps to it from the top of the document. Printed as `spec.trainer.env[3].value`.
+/// A field, as the steps to it from the top of the document. Displayed as
+/// `spec.trainer.env[3].value`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Path(Vec<Step>);
 
@@ -29,7 +30,7 @@ impl Path {
         self.with(Step::Index(index))
     }
 
-    /// The innermost list around this field.
+    /// The innermost list that contains this field.
     pub fn list(&self) -> Path {
         let last = self.0.iter().rposition(|step| matches!(step, Step::Index(_))).unwrap_or_default();
         Path(self.0[..last].to_vec())
@@ -61,7 +62,7 @@ mod tests {
     use super::Path;
 
     #[test]
-    fn paths_are_those_of_kubectl() {
+    fn paths_look_like_kubectls() {
         let path = Path::default().key("spec").key("env").index(3).key("value");
         assert_eq!(path.to_string(), "spec.env[3].value");
         assert_eq!(path.list().to_string(), "spec.env");

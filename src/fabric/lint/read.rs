@@ -1,4 +1,4 @@
-//! Manifests to workloads.
+//! Parses manifests into workloads.
 
 use super::command;
 use super::cursor::Cursor;
@@ -8,10 +8,10 @@ use serde_json::Value;
 use switchyard_crds::labels;
 use switchyard_crds::names::TRAINER;
 
-/// Depth to which nested lists are followed.
-const DEEPEST_LIST: usize = 4;
-/// Depth to which templates of pods are searched: a JobSet has its own six levels below its spec.
-const DEEPEST_TEMPLATE: usize = 12;
+/// Maximum depth of nested lists.
+const MAX_LIST_DEPTH: usize = 4;
+/// Maximum depth of pod templates below a spec; a JobSet's are at six.
+const MAX_TEMPLATE_DEPTH: usize = 12;
 
 /// The workloads of a document; empty if it starts no pods.
 pub(super) fn workloads(document: &Value) -> Vec<Workload> {
@@ -22,7 +22,7 @@ pub(super) fn workloads(document: &Value) -> Vec<Workload> {
 
 fn collect(top: &Cursor<'_>, depth: usize, found: &mut Vec<Workload>) {
     let kind_word = top.text("kind").unwrap_or_default();
-    if kind_word.ends_with("List") && depth < DEEPEST_LIST {
+    if kind_word.ends_with("List") && depth < MAX_LIST_DEPTH {
         return top.list("items").iter().for_each(|item| collect(item, depth + 1, found));
     }
     let group = top.text("apiVersion").unwrap_or_default().split('/').next().unwrap_or_default();
@@ -40,10 +40,10 @@ fn collect(top: &Cursor<'_>, depth: usize, found: &mut Vec<Workload>) {
     }
 }
 
-type Read = (Kind, Option<u64>, Vec<Group>);
+type Parsed = (Kind, Option<u64>, Vec<Group>);
 
-/// Our TrainJob: the template, and the settings of `trainer` over its container.
-fn switchyard(top: &Cursor<'_>) -> Read {
+/// Our TrainJob: the template, with the settings of `trainer` applied to its container.
+fn switchyard(top: &Cursor<'_>) -> Parsed {
     let template = top.at(&["spec", "template", "spec"]);
     let mut group = template.as_ref().map(of_pod).unwrap_or_default();
     let mut nodes = Some(1);
@@ -56,22 +56,22 @@ fn switchyard(top: &Cursor<'_>) -> Read {
             .flat_map(|spec| spec.list("initContainers").into_iter().chain(spec.list("containers")))
             .map(|container| container.text("name"))
             .collect();
-        let asked = of_container(&trainer, "resourcesPerNode");
+        let trainer_container = of_container(&trainer, "resourcesPerNode");
         match names.iter().position(|name| *name == Some(TRAINER)).and_then(|index| group.containers.get_mut(index)) {
             Some(container) => {
-                container.variables.extend(asked.variables);
-                container.processes = asked.processes.or(container.processes.take());
-                container.gpus = container.gpus.filter(|gpus| *gpus > 0).or(asked.gpus);
-                container.rdma = container.rdma.take().or(asked.rdma);
+                container.variables.extend(trainer_container.variables);
+                container.processes = trainer_container.processes.or(container.processes.take());
+                container.gpus = container.gpus.filter(|gpus| *gpus > 0).or(trainer_container.gpus);
+                container.rdma = container.rdma.take().or(trainer_container.rdma);
             }
-            None => group.containers.push(asked),
+            None => group.containers.push(trainer_container),
         }
     }
     (Kind::TrainJob, nodes, vec![group])
 }
 
 /// Kubeflow Trainer: the trainer on top of a runtime defined elsewhere, and overrides of its pods.
-fn kubeflow(top: &Cursor<'_>) -> Read {
+fn kubeflow(top: &Cursor<'_>) -> Parsed {
     let mut groups = Vec::new();
     let mut nodes = None;
     if let Some(trainer) = top.at(&["spec", "trainer"]) {
@@ -90,8 +90,8 @@ fn kubeflow(top: &Cursor<'_>) -> Read {
     (Kind::KubeflowTrainJob, nodes, groups)
 }
 
-/// Jobs of the training operator and MPIJobs: `…ReplicaSpecs`, a template for each role.
-fn replicas(top: &Cursor<'_>, kind_word: &str) -> Option<Read> {
+/// Jobs of the training operator and MPIJobs: `…ReplicaSpecs`, with a template for each role.
+fn replicas(top: &Cursor<'_>, kind_word: &str) -> Option<Parsed> {
     let spec = top.get("spec")?;
     let (_, roles) = spec.fields().into_iter().find(|(key, _)| key.ends_with("ReplicaSpecs"))?;
     let kind = match kind_word {
@@ -118,8 +118,8 @@ fn replicas(top: &Cursor<'_>, kind_word: &str) -> Option<Read> {
     Some((kind, Some(nodes), groups))
 }
 
-/// A Pod, or any kind with templates of pods: Job, CronJob, JobSet, StatefulSet, Volcano's Job, RayCluster, …
-fn pods(top: &Cursor<'_>) -> Read {
+/// A Pod, or any kind with pod templates: Job, CronJob, JobSet, StatefulSet, Volcano's Job, …
+fn pods(top: &Cursor<'_>) -> Parsed {
     let Some(spec) = top.get("spec") else { return (Kind::Pods, None, Vec::new()) };
     let mut groups = Vec::new();
     if spec.get("containers").is_some() {
@@ -132,11 +132,11 @@ fn pods(top: &Cursor<'_>) -> Read {
 
 /// The pods of every `template` in an object.
 fn templates(at: &Cursor<'_>, depth: usize, groups: &mut Vec<Group>) {
-    if depth == DEEPEST_TEMPLATE {
+    if depth == MAX_TEMPLATE_DEPTH {
         return;
     }
     for (key, field) in at.fields() {
-        match field.at(&["spec"]).filter(|pod| key == "template" && pod.get("containers").is_some()) {
+        match field.get("spec").filter(|pod| key == "template" && pod.get("containers").is_some()) {
             Some(pod) => groups.push(of_pod(&pod)),
             None => templates(&field, depth + 1, groups),
         }
@@ -144,8 +144,8 @@ fn templates(at: &Cursor<'_>, depth: usize, groups: &mut Vec<Group>) {
     at.items().iter().for_each(|item| templates(item, depth + 1, groups));
 }
 
-/// A ConfigMap with lines of NCCL.
-fn conf(top: &Cursor<'_>) -> Read {
+/// A ConfigMap with an `nccl.conf`.
+fn conf(top: &Cursor<'_>) -> Parsed {
     let data = top.get("data").map(|data| data.fields()).unwrap_or_default();
     let files = data.into_iter().filter(|(name, _)| name.ends_with("nccl.conf"));
     let container = |(_, file): (&str, Cursor<'_>)| {
@@ -184,7 +184,7 @@ fn of_pod(spec: &Cursor<'_>) -> Group {
     }
 }
 
-/// The fields of a pod with which it reaches its node.
+/// Fields of a pod that give it access to its node.
 fn host_access(spec: &Cursor<'_>) -> Vec<(Path, String)> {
     let mut found = Vec::new();
     for name in ["hostNetwork", "hostPID", "hostIPC"] {
@@ -252,7 +252,7 @@ fn of_container(container: &Cursor<'_>, resources: &str) -> Container {
     read
 }
 
-/// GPUs and MIG devices; `None` if some are shared or an amount cannot be read.
+/// Number of GPUs and MIG devices; `None` if some are shared or an amount is invalid.
 fn gpus(amounts: &[(&str, Cursor<'_>)]) -> Option<u64> {
     let is_gpu = |name: &str| name.ends_with("/gpu") || name.starts_with("nvidia.com/mig-");
     if amounts.iter().any(|(name, _)| name.contains("gpu.shared")) {

@@ -1,11 +1,12 @@
-//! Each rule trips on one manifest and not on its neighbour; kinds of manifests are read; nothing panics.
+//! Each rule fires on one manifest and not on a similar valid one; all kinds of manifests parse;
+//! nothing panics.
 
 use super::*;
 use crate::variables::nccl;
 use proptest::prelude::*;
 use serde_json::json;
 
-/// Ids of what is found, with severities.
+/// Rule ids and severities of the findings.
 fn found(document: &Value, options: Options) -> Vec<(&'static str, Severity)> {
     let findings = lint(document, options).into_iter().flat_map(|linted| linted.findings);
     findings.map(|finding| (finding.rule, finding.severity)).collect()
@@ -22,7 +23,7 @@ fn job(env: Value) -> Value {
     })
 }
 
-/// The same with variables, `NAME=value` each.
+/// The same job with variables, `NAME=value` each.
 fn with(variables: &[&str]) -> Value {
     let entry = |text: &&str| {
         let (name, value) = text.split_once('=').unwrap();
@@ -31,7 +32,7 @@ fn with(variables: &[&str]) -> Value {
     job(variables.iter().map(entry).collect())
 }
 
-fn rules_of(variables: &[&str]) -> Vec<&'static str> {
+fn rules_for(variables: &[&str]) -> Vec<&'static str> {
     found(&with(variables), Options::default()).into_iter().map(|(rule, _)| rule).collect()
 }
 
@@ -43,7 +44,7 @@ fn conf(text: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"nccl.conf": text, "other": "NCCL_FOO=1"}})
 }
 
-/// Rule, variables that trip it, variables that do not.
+/// Rule, variables that trigger it, variables that do not.
 const BY_VARIABLE: [(&str, &[&str], &[&str]); 40] = [
     ("debug-setting", &["NCCL_DEBUG=TRACE"], &["NCCL_DEBUG=WARN"]),
     ("debug-setting", &["NCCL_DEBUG=info"], &["NCCL_DEBUG=VERSION"]),
@@ -92,10 +93,10 @@ const BY_VARIABLE: [(&str, &[&str], &[&str]); 40] = [
 ];
 
 #[test]
-fn every_rule_about_variables_trips_and_rests() {
+fn every_variable_rule_fires_and_stays_silent() {
     for (rule, trips, rests) in BY_VARIABLE {
-        assert!(rules_of(trips).contains(&rule), "{rule}: {trips:?} gives {:?}", rules_of(trips));
-        assert!(!rules_of(rests).contains(&rule), "{rule}: {rests:?}");
+        assert!(rules_for(trips).contains(&rule), "{rule}: {trips:?} gives {:?}", rules_for(trips));
+        assert!(!rules_for(rests).contains(&rule), "{rule}: {rests:?}");
     }
 }
 
@@ -136,7 +137,7 @@ fn processes_are_compared_with_gpus() {
 }
 
 #[test]
-fn a_container_beside_the_one_that_trains_needs_no_gpu() {
+fn sidecars_need_no_gpu() {
     let mut document = job(json!([]));
     document["spec"]["nprocPerNode"] = json!("gpu");
     let containers = &mut document["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"];
@@ -160,7 +161,7 @@ fn slots_of_an_mpi_job() {
 }
 
 #[test]
-fn versions_of_nccl_decide() {
+fn nccl_version_selects_rules() {
     let at = |variable: &str, version: &str| {
         let options = Options { nccl: Some(version.parse().unwrap()) };
         found(&with(&[variable]), options).into_iter().map(|(rule, _)| rule).collect::<Vec<_>>()
@@ -174,7 +175,7 @@ fn versions_of_nccl_decide() {
 }
 
 #[test]
-fn values_that_are_no_text() {
+fn values_that_are_not_strings() {
     for value in [json!(1), json!(true), json!(1.5), json!(["a"]), json!({})] {
         let rules = found(&job(json!([{"name": "NCCL_IB_DISABLE", "value": value}])), Options::default());
         assert_eq!(rules, [("not-text", Severity::Error)], "{value}");
@@ -185,7 +186,7 @@ fn values_that_are_no_text() {
 }
 
 #[test]
-fn long_values_are_cut_in_files_only() {
+fn long_values_are_truncated_in_files_only() {
     let list = |length: usize| format!("NCCL_TOPO_FILE={}", "x".repeat(length));
     let of = |document: &Value| found(document, Options::default());
     assert_eq!(of(&with(&[&list(1024)])), [("too-long", Severity::Warning)]);
@@ -209,7 +210,7 @@ fn lines_of_nccl_conf() {
 }
 
 #[test]
-fn manifests_of_all_kinds_are_read() {
+fn all_kinds_of_manifests_parse() {
     let bad = json!([{"name": "NCCL_DEBUG", "value": "TRACE"}]);
     let container = json!({"name": "trainer", "env": bad});
     let template = json!({"spec": {"containers": [container]}});
@@ -266,7 +267,7 @@ fn manifests_of_all_kinds_are_read() {
 }
 
 #[test]
-fn our_trainer_is_put_over_the_template() {
+fn trainer_settings_override_the_template() {
     let document = json!({
         "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob",
         "spec": {
@@ -278,9 +279,9 @@ fn our_trainer_is_put_over_the_template() {
     assert_eq!(rules, ["contradiction", "debug-setting", "process-count"]);
 }
 
-/// What Switchyard sets for a framework: worse where it differs from node to node.
+/// Variables that Switchyard sets for a framework. More severe if the value differs between nodes.
 #[test]
-fn variables_of_the_framework_are_switchyards() {
+fn switchyard_owns_framework_variables() {
     let severities = |framework: &str, nodes: u32, name: &str| {
         let trainer =
             json!({"framework": framework, "image": "i", "numNodes": nodes, "env": [{"name": name, "value": "1"}]});
@@ -309,7 +310,7 @@ fn hiding_gpus_from_a_container_without_any_is_fine() {
 }
 
 #[test]
-fn findings_have_all_words_and_rules_of_the_table() {
+fn findings_are_complete_and_their_rules_exist() {
     let all = BY_VARIABLE.iter().flat_map(|(_, trips, _)| lint(&with(trips), Options::default()));
     for finding in all.flat_map(|linted| linted.findings) {
         let rule = RULES.iter().find(|rule| rule.id == finding.rule).unwrap_or_else(|| panic!("{finding:?}"));
@@ -321,7 +322,7 @@ fn findings_have_all_words_and_rules_of_the_table() {
 }
 
 #[test]
-fn suggestions_are_keys_that_exist() {
+fn suggestions_are_existing_keys() {
     for (name, wanted) in [("NCCL_SOKET_IFNAME", "NCCL_SOCKET_IFNAME"), ("NCCL_IB_HCAS", "NCCL_IB_HCA")] {
         let finding = lint(&with(&[&format!("{name}=x")]), Options::default()).remove(0).findings.remove(0);
         assert!(finding.fix.contains(&format!("did you mean {wanted}?")), "{finding:?}");
@@ -329,7 +330,7 @@ fn suggestions_are_keys_that_exist() {
     }
 }
 
-/// Any JSON, with words that manifests have as keys and values.
+/// Any JSON, with keys and values that manifests use.
 fn anything() -> impl Strategy<Value = Value> {
     let word = prop_oneof![
         proptest::sample::select(vec![
@@ -402,9 +403,9 @@ proptest! {
     }
 }
 
-/// `plan` said placeable, and the API server refused the job.
+/// Regression: `plan` reported placeable, but the API server rejected the job.
 #[test]
-fn what_a_train_job_asks_of_its_node_is_named_by_field() {
+fn host_access_of_a_train_job_is_reported_by_field() {
     let spec = json!({
         "hostNetwork": true, "hostPID": false, "volumes": [{"name": "a", "hostPath": {"path": "/data"}}, {"name": "b", "emptyDir": {}}],
         "containers": [

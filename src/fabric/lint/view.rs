@@ -1,20 +1,20 @@
-//! A manifest of any kind as the rules see it.
+//! The common view of a manifest of any kind.
 
 use super::path::Path;
 
-/// What a document is.
+/// Kind of a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A TrainJob of Switchyard.
+    /// A Switchyard TrainJob.
     TrainJob,
-    /// A TrainJob of Kubeflow Trainer.
+    /// A Kubeflow Trainer TrainJob.
     KubeflowTrainJob,
     /// A PyTorchJob of the training operator.
     PyTorchJob,
     MpiJob,
     /// Another job of the training operator: TFJob, PaddleJob, …
     ReplicaJob,
-    /// A Pod, or anything that has a template of one.
+    /// A Pod, or anything with a pod template.
     Pods,
     /// A ConfigMap with an `nccl.conf`.
     NcclConf,
@@ -22,21 +22,21 @@ pub enum Kind {
 
 impl Kind {
     /// Whether an operator sets PyTorch's rendezvous in its pods.
-    pub(super) fn wires_torch(self) -> bool {
+    pub(super) fn sets_torch_rendezvous(self) -> bool {
         matches!(self, Kind::KubeflowTrainJob | Kind::PyTorchJob)
     }
 }
 
-/// A job, or pods of one.
+/// A job or its pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Workload {
     pub kind: Kind,
     pub kind_word: String,
     pub name: String,
     pub groups: Vec<Group>,
-    /// The framework whose rendezvous Switchyard sets; empty for everything but our TrainJobs.
+    /// Framework whose rendezvous Switchyard sets; empty except for our TrainJobs.
     pub framework: String,
-    /// Number of pods that train together, if the manifest has it.
+    /// Number of pods that train together, if the manifest says.
     pub nodes: Option<u64>,
 }
 
@@ -44,29 +44,29 @@ pub(super) struct Workload {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Group {
     pub host_network: bool,
-    /// What it asks of its node that policies keep from tenants: the field, and how it is written.
+    /// Node access that policies deny to tenants: the field, and how it is written.
     pub host_access: Vec<(Path, String)>,
-    /// Processes per pod, as a field of the job says.
+    /// Processes per pod, from a field of the job.
     pub processes: Option<Processes>,
     pub containers: Vec<Container>,
 }
 
-/// How many processes start in a pod, and which field sets it.
+/// Number of processes in a pod, and the field that sets it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Processes {
     pub count: Count,
     pub path: Path,
-    /// How it is written, such as `nprocPerNode: 8`.
+    /// As written, such as `nprocPerNode: 8`.
     pub words: String,
 }
 
-/// A number of processes.
+/// A process count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Count {
     Number(u64),
     /// `gpu`: one per GPU, and there must be one.
     PerGpu,
-    /// `auto`, `cpu`, or a value that a script computes.
+    /// `auto`, `cpu`, or a value computed by a script.
     Open,
 }
 
@@ -74,40 +74,40 @@ pub(super) enum Count {
 pub(super) struct Container {
     pub path: Path,
     pub variables: Vec<Variable>,
-    /// The processes that its command line asks for.
+    /// Processes that its command line requests.
     pub processes: Option<Processes>,
-    /// GPUs that it asks for; absent if not a whole number of whole GPUs.
+    /// GPUs that it requests; `None` unless it is a whole number of whole GPUs.
     pub gpus: Option<u64>,
-    /// The RDMA resource that it asks for.
+    /// RDMA resource that it requests.
     pub rdma: Option<String>,
 }
 
-/// A variable of the environment.
+/// An environment variable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Variable {
     pub name: String,
     pub setting: Setting,
-    /// Path of the value, or of the entry without one.
+    /// Path of the value, or of the entry if it has no value.
     pub path: Path,
     pub origin: Origin,
 }
 
-/// The value of a variable.
+/// Value of a variable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Setting {
     Text(String),
-    /// Not a string, in YAML's notation.
+    /// Not a string, in YAML notation.
     NotText(String),
     /// A line of an `nccl.conf` without `=`.
     Absent,
-    /// From a ConfigMap, a Secret, a field, or built from other variables.
+    /// From a ConfigMap, a Secret or a field, or built from other variables.
     Computed,
 }
 
 /// Where a variable is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// The list `env` of a container.
+    /// The `env` list of a container.
     Env,
     /// A command line or script.
     Command,
@@ -116,7 +116,7 @@ pub(super) enum Origin {
 }
 
 impl Variable {
-    /// The value, if the manifest has it.
+    /// The value, if the manifest contains it.
     pub(super) fn text(&self) -> Option<&str> {
         match &self.setting {
             Setting::Text(text) => Some(text),
@@ -124,9 +124,9 @@ impl Variable {
         }
     }
 
-    /// As people write it.
+    /// The assignment as users write it.
     pub(super) fn words(&self) -> String {
-        /// Values are shown whole up to this length.
+        /// Longer values are truncated to this length.
         const SHOWN: usize = 80;
         match &self.setting {
             Setting::Text(text) if text.chars().count() > SHOWN => {
@@ -142,17 +142,18 @@ impl Variable {
 }
 
 impl Container {
-    /// The effective variable of this name: Kubernetes uses the last entry, and a script overrides it.
+    /// The effective variable of this name: Kubernetes uses the last entry, and a script overrides
+    /// it.
     pub(super) fn variable(&self, name: &str) -> Option<&Variable> {
         self.variables.iter().rev().find(|variable| variable.name == name)
     }
 
-    /// Its value, if the manifest has it.
+    /// Its value, if the manifest contains it.
     pub(super) fn value(&self, name: &str) -> Option<&str> {
         self.variable(name)?.text()
     }
 
-    /// The variable, if it has this value, in any case.
+    /// The variable, if it has this value (case-insensitive).
     pub(super) fn has(&self, name: &str, value: &str) -> Option<&Variable> {
         self.variable(name)
             .filter(|variable| variable.text().is_some_and(|text| text.trim().eq_ignore_ascii_case(value)))

@@ -1,9 +1,9 @@
-//! How processes find each other: interfaces and addresses of RoCE ports.
+//! How processes find each other: interfaces, and addresses of RoCE ports.
 
 use super::super::gang::Gang;
 use super::super::profile::{Carrier, training_ports};
-use super::fault::{Fault, Found, Outcome, each, list};
-use super::scene::{Scene, port_name};
+use super::fault::{Fault, NodeFault, Outcome, each, list};
+use super::input::{CheckInput, port_name};
 use crate::variables::nccl::{self, List};
 use crate::variables::{is_interface_list, is_virtual_interface};
 use std::collections::BTreeSet;
@@ -19,9 +19,9 @@ const INTERFACES: [&str; 5] = [
     "OMPI_MCA_btl_tcp_if_include",
 ];
 
-/// Check 2: the name of an interface matches one that reaches the other nodes, on every node.
-pub(super) fn interface(scene: &Scene<'_>) -> Outcome {
-    let gang = scene.gang;
+/// Check 2: on every node, the interface setting matches an interface that reaches the other nodes.
+pub(super) fn interface(input: &CheckInput<'_>) -> Outcome {
+    let gang = input.gang;
     if !gang.has_several_nodes() {
         return Err("one node: no peer is looked up on a network".into());
     }
@@ -29,7 +29,7 @@ pub(super) fn interface(scene: &Scene<'_>) -> Outcome {
     for name in INTERFACES {
         // A value that reaches no other node is wrong in any network.
         if let Some(Some(value)) = gang.own.get(name) {
-            found.extend(nowhere(name, value).map(Fault::of_job));
+            found.extend(unreachable(name, value).map(Fault::of_job));
         }
     }
     if !gang.uses_host_network() {
@@ -38,16 +38,17 @@ pub(super) fn interface(scene: &Scene<'_>) -> Outcome {
         }
         return Ok(found);
     }
-    // An interface that no node has may be a bond or VLAN, which the agents do not list; one that other nodes have is missing.
+    // If no node has the interface, it can be a bond or VLAN, which the agents do not list. If
+    // other nodes have it, it is missing here.
     let exists = |name: &str, value: &str| {
         gang.members.iter().filter_map(|member| member.facts).any(|facts| !matches(name, value, facts).is_empty())
     };
     let outcome = each(gang, |rank, _, facts| {
         let mut faults = Vec::new();
         for name in INTERFACES {
-            let Some((value, is_own)) = scene.value(name, rank)? else { continue };
-            // Open MPI accepts networks as well.
-            if value.contains('/') || nowhere(name, value).is_some() {
+            let Some((value, is_own)) = input.value(name, rank)? else { continue };
+            // Open MPI also accepts networks.
+            if value.contains('/') || unreachable(name, value).is_some() {
                 continue;
             }
             let taken = matches(name, value, facts);
@@ -86,12 +87,12 @@ pub(super) fn interface(scene: &Scene<'_>) -> Outcome {
     Ok(found)
 }
 
-/// A value that matches only interfaces which reach no other node.
-fn nowhere(name: &str, value: &str) -> Option<Fault> {
+/// Reports a value that matches only interfaces without a route to other nodes.
+fn unreachable(name: &str, value: &str) -> Option<Fault> {
     let list = if is_exact(name) { List::of_names(value) } else { List::parse(value) };
-    let is_nowhere = |name: &str| name == "lo" || is_virtual_interface(name);
+    let is_unreachable = |name: &str| name == "lo" || is_virtual_interface(name);
     let mut names = list.names().peekable();
-    if list.is_excluding || names.peek().is_none() || !names.all(is_nowhere) {
+    if list.is_excluding || names.peek().is_none() || !names.all(is_unreachable) {
         return None;
     }
     Some(
@@ -114,12 +115,13 @@ fn interfaces(facts: &GPUTopologyStatus) -> BTreeSet<&str> {
 
 fn matches<'a>(name: &str, value: &str, facts: &'a GPUTopologyStatus) -> Vec<&'a str> {
     let list = if is_exact(name) { List::of_names(value) } else { List::parse(value) };
-    interfaces(facts).into_iter().filter(|interface| list.takes(interface, None)).collect()
+    interfaces(facts).into_iter().filter(|interface| list.matches(interface, None)).collect()
 }
 
-/// Check 20: Gloo would take the address of the host's name, which may be a loopback address.
-pub(super) fn gloo(scene: &Scene<'_>) -> Outcome {
-    let gang = scene.gang;
+/// Check 20: without an interface, Gloo binds to the address of the host name, which can be a
+/// loopback address.
+pub(super) fn gloo(input: &CheckInput<'_>) -> Outcome {
+    let gang = input.gang;
     let uses_gloo = matches!(gang.framework, Framework::Torch | Framework::Plain);
     if !gang.has_several_nodes() || !uses_gloo {
         return Err("Gloo is not used between nodes".into());
@@ -129,8 +131,8 @@ pub(super) fn gloo(scene: &Scene<'_>) -> Outcome {
     }
     let mut ranks = Vec::new();
     for rank in 0..gang.members.len() as u32 {
-        // A value from a Secret or a field counts as set, whatever it is.
-        if let Ok(None) = scene.value("GLOO_SOCKET_IFNAME", rank) {
+        // A value from a Secret or a field counts as set.
+        if let Ok(None) = input.value("GLOO_SOCKET_IFNAME", rank) {
             ranks.push(rank);
         }
     }
@@ -141,12 +143,12 @@ pub(super) fn gloo(scene: &Scene<'_>) -> Outcome {
         .effect("Gloo takes the address of the host's name, often 127.0.1.1: connectFullMesh fails")
         .evidence("spec.hostNetwork; no host.defaultRoute in the GPUTopology")
         .fix("run the node agent there, or set GLOO_SOCKET_IFNAME to the interface that leads to the other nodes");
-    Ok(vec![Found { nodes: ranks, fault }])
+    Ok(vec![NodeFault { nodes: ranks, fault }])
 }
 
 /// The IP family that NCCL looks for on a node.
-fn family(scene: &Scene<'_>, rank: u32) -> Result<GidFamily, String> {
-    let value = scene.value("NCCL_IB_ADDR_FAMILY", rank)?;
+fn family(input: &CheckInput<'_>, rank: u32) -> Result<GidFamily, String> {
+    let value = input.value("NCCL_IB_ADDR_FAMILY", rank)?;
     Ok(if value.is_some_and(|(value, _)| value == "AF_INET6") { GidFamily::IPv6 } else { GidFamily::IPv4 })
 }
 
@@ -158,15 +160,15 @@ fn is_roce(gang: &Gang<'_>) -> Result<(), String> {
 }
 
 /// Check 3: each RoCE port has an address that NCCL can use.
-pub(super) fn gid(scene: &Scene<'_>) -> Outcome {
-    scene.verbs()?;
-    is_roce(scene.gang)?;
-    each(scene.gang, |rank, _, facts| {
-        let family = family(scene, rank)?;
-        let pinned = scene.value("NCCL_IB_GID_INDEX", rank)?.and_then(|(value, _)| nccl::number(value));
+pub(super) fn gid(input: &CheckInput<'_>) -> Outcome {
+    input.verbs()?;
+    is_roce(input.gang)?;
+    each(input.gang, |rank, _, facts| {
+        let family = family(input, rank)?;
+        let pinned = input.value("NCCL_IB_GID_INDEX", rank)?.and_then(|(value, _)| nccl::number(value));
         let mut faults = Vec::new();
         let mut unsure = false;
-        // Ports with the same fault are one finding.
+        // Ports with the same fault share a finding.
         let mut bad: Vec<(String, String, Vec<String>)> = Vec::new();
         for nic in training_ports(facts) {
             let fault = match pinned.filter(|index| *index >= 0) {
@@ -208,7 +210,7 @@ pub(super) fn gid(scene: &Scene<'_>) -> Outcome {
     })
 }
 
-/// What is at an index of the table.
+/// Content of the GID table at an index.
 enum GidEntry {
     Good,
     Bad(&'static str),
@@ -219,13 +221,13 @@ fn at(nic: &Nic, index: i64) -> GidEntry {
     match nic.gids.iter().find(|group| i64::from(group.first_index) == index) {
         Some(group) if group.kind == GidType::RoCEv2 => GidEntry::Good,
         Some(_) => GidEntry::Bad("is RoCE v1"),
-        // All indices are known if every kind has one address.
+        // If every kind has one address, all indices are known.
         None if nic.gids.iter().all(|group| group.count == 1) => GidEntry::Bad("is empty"),
         None => GidEntry::Unknown,
     }
 }
 
-/// Where the right addresses of a port are.
+/// Describes where the usable addresses of a port are.
 fn right(nic: &Nic) -> String {
     let good = nic.gids.iter().filter(|group| group.kind == GidType::RoCEv2);
     let parts: Vec<String> = good
@@ -245,12 +247,12 @@ fn has_v1_only(nic: &Nic, family: GidFamily) -> bool {
     of_family().next().is_some() && of_family().all(|group| group.kind != GidType::RoCEv2)
 }
 
-/// Check 6: a RoCE port whose interface has no address has none itself.
-pub(super) fn without_address(scene: &Scene<'_>) -> Outcome {
-    scene.verbs()?;
-    is_roce(scene.gang)?;
-    each(scene.gang, |rank, _, facts| {
-        let family = family(scene, rank)?;
+/// Check 6: a RoCE port has no address if its interface has none.
+pub(super) fn without_address(input: &CheckInput<'_>) -> Outcome {
+    input.verbs()?;
+    is_roce(input.gang)?;
+    each(input.gang, |rank, _, facts| {
+        let family = family(input, rank)?;
         let has = |nic: &&Nic| nic.gids.iter().any(|group| group.family == Some(family));
         let without: Vec<&Nic> = training_ports(facts).filter(|nic| !has(nic)).collect();
         if without.is_empty() {

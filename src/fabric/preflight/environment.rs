@@ -1,24 +1,25 @@
-//! What the nodes run: releases, device files, limits.
+//! Node environment: releases, device files, limits.
 
 use super::super::profile::training_ports;
-use super::fault::{Fault, Found, Outcome, differences, each, list};
-use super::scene::{Scene, gpus};
+use super::fault::{Fault, NodeFault, Outcome, differences, each, list};
+use super::input::{CheckInput, gpus};
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_core::units::counted;
 use switchyard_crds::gpu_topology::{FileState, GPUTopologyStatus};
 
-/// Files for each rank of the job: NCCL's largest use that is documented is more than 32,768 for 144 ranks with 16 contexts.
+/// Open files per rank of the job. NCCL's highest documented use is more than 32,768 for 144 ranks
+/// with 16 contexts.
 const FILES_PER_RANK: u64 = 256;
-/// What any job needs.
-const FEWEST_FILES: u64 = 1024;
-/// The device file for unified memory.
+/// Minimum for any job.
+const MIN_FILES: u64 = 1024;
+/// Device file for unified memory.
 const UVM: &str = "nvidia-uvm";
 
 /// Check 23: the nodes of a gang are equal, and all report.
-pub(super) fn mixed(scene: &Scene<'_>) -> Outcome {
-    let gang = scene.gang;
-    let mut found = silent(scene);
-    found.extend(outdated(scene).into_iter().flatten());
+pub(super) fn mixed(input: &CheckInput<'_>) -> Outcome {
+    let gang = input.gang;
+    let mut found = silent_nodes(input);
+    found.extend(outdated_agents(input).into_iter().flatten());
     let host = |facts: &GPUTopologyStatus, value: fn(&switchyard_crds::gpu_topology::Host) -> Option<&String>| {
         facts.host.as_ref().and_then(value).cloned()
     };
@@ -73,12 +74,12 @@ pub(super) fn mixed(scene: &Scene<'_>) -> Outcome {
 }
 
 /// Nodes without facts.
-fn silent(scene: &Scene<'_>) -> Vec<Found> {
+fn silent_nodes(input: &CheckInput<'_>) -> Vec<NodeFault> {
     let mut reasons: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
-    for (rank, member) in (0..).zip(&scene.gang.members).filter(|(_, member)| member.facts.is_none() || member.is_old) {
+    for (rank, member) in (0..).zip(&input.gang.members).filter(|(_, member)| member.facts.is_none() || member.is_old) {
         reasons.entry(member.silence).or_default().push(rank);
     }
-    let fault = |(why, nodes): (&str, Vec<u32>)| Found {
+    let fault = |(why, nodes): (&str, Vec<u32>)| NodeFault {
         nodes,
         fault: Fault::warn(format!("not checked as it is now: {why}"))
             .effect("settings are not derived for it, and faults there show only when the job runs")
@@ -88,14 +89,14 @@ fn silent(scene: &Scene<'_>) -> Vec<Found> {
     reasons.into_iter().map(fault).collect()
 }
 
-/// Nodes whose agent is of an older release than this program: it may not report what the checks need.
-fn outdated(scene: &Scene<'_>) -> Outcome {
+/// Nodes whose agent is older than this program. It can lack facts that the checks need.
+fn outdated_agents(input: &CheckInput<'_>) -> Outcome {
     let release = |text: &str| {
         let mut parts = text.split('.').map(|part| part.parse::<u32>().ok());
         Some((parts.next()??, parts.next()??))
     };
     let own = env!("CARGO_PKG_VERSION");
-    each(scene.gang, |_, _, facts| {
+    each(input.gang, |_, _, facts| {
         let agent = facts.agent_version.as_deref().unwrap_or(own);
         let is_older = release(agent).zip(release(own)).is_some_and(|(agent, own)| agent < own);
         let fault = Fault::warn(format!("its node agent is {agent}, and this program {own}"))
@@ -107,11 +108,11 @@ fn outdated(scene: &Scene<'_>) -> Outcome {
 }
 
 /// Check 25: the device files of the GPUs.
-pub(super) fn device_files(scene: &Scene<'_>) -> Outcome {
-    if scene.gang.gpus == 0 {
+pub(super) fn device_files(input: &CheckInput<'_>) -> Outcome {
+    if input.gang.gpus == 0 {
         return Err("no GPUs".into());
     }
-    each(scene.gang, |_, _, facts| {
+    each(input.gang, |_, _, facts| {
         let missing = missing(facts)?;
         let others: Vec<&str> = missing.into_iter().filter(|path| *path != UVM).collect();
         if others.is_empty() {
@@ -137,13 +138,13 @@ fn missing(facts: &GPUTopologyStatus) -> Result<Vec<&str>, String> {
 }
 
 /// Check 26: limits that NCCL needs, and unified memory.
-pub(super) fn limits(scene: &Scene<'_>) -> Outcome {
-    let gang = scene.gang;
+pub(super) fn limits(input: &CheckInput<'_>) -> Outcome {
+    let gang = input.gang;
     if gang.gpus == 0 {
         return Err("no GPUs".into());
     }
     let ranks = u64::from(gang.processes) * gang.members.len() as u64;
-    let needed = (ranks * FILES_PER_RANK).max(FEWEST_FILES);
+    let needed = (ranks * FILES_PER_RANK).max(MIN_FILES);
     each(gang, |_, _, facts| {
         let mut faults = Vec::new();
         let host = facts.host.as_ref();

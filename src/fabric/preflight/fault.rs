@@ -1,24 +1,24 @@
-//! What a check finds, and how equal faults of many nodes become one finding.
+//! Faults that checks report. Equal faults of several nodes are merged into one finding.
 
 use super::super::gang::{Gang, Member};
 use std::collections::BTreeMap;
 use switchyard_crds::PreflightSeverity;
 use switchyard_crds::gpu_topology::GPUTopologyStatus;
 
-/// Most nodes and devices that are named; the rest is counted.
-const NAMED: usize = 3;
+/// Maximum number of nodes and devices named in a message. The rest are counted.
+const MAX_NAMED: usize = 3;
 
-/// What is wrong, on a node or with the job.
+/// A fault of a node or of the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Fault {
     pub severity: PreflightSeverity,
-    /// What is wrong; the message begins with the node.
+    /// The problem, without the node; the message puts the node first.
     pub what: String,
     /// The consequence.
     pub effect: String,
     /// The fact and its source.
     pub evidence: String,
-    /// What to do.
+    /// How to fix it.
     pub fix: String,
 }
 
@@ -51,33 +51,33 @@ impl Fault {
         Fault { fix: fix.into(), ..self }
     }
 
-    /// About the job, not a node.
-    pub fn of_job(self) -> Found {
-        Found { nodes: Vec::new(), fault: self }
+    /// Marks the fault as the job's instead of a node's.
+    pub fn of_job(self) -> NodeFault {
+        NodeFault { nodes: Vec::new(), fault: self }
     }
 }
 
-/// A fault with the ranks of the nodes that have it; none: it is the job's.
+/// A fault with the ranks of its nodes; no ranks if it is the job's.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct NodeFault {
     pub nodes: Vec<u32>,
     pub fault: Fault,
 }
 
-/// What a check found, or why it does not apply.
-pub(super) type Outcome = Result<Vec<Found>, String>;
+/// The faults, or why the check does not apply.
+pub(super) type Outcome = Result<Vec<NodeFault>, String>;
 
-/// Checks every node that reports. `look` returns the faults of a node, or which fact is missing there. If nothing is wrong but a fact is
-/// missing, the check does not pass.
+/// Checks every node that reports. `look` returns the faults of a node, or the fact that is
+/// missing. If there are no faults but a fact is missing, the check is skipped, not passed.
 pub(super) fn each(
     gang: &Gang<'_>,
-    look: impl Fn(u32, &Member<'_>, &GPUTopologyStatus) -> Result<Vec<Fault>, String>,
+    run: impl Fn(u32, &Member<'_>, &GPUTopologyStatus) -> Result<Vec<Fault>, String>,
 ) -> Outcome {
-    let mut found: Vec<Found> = Vec::new();
+    let mut found: Vec<NodeFault> = Vec::new();
     let mut unknown: BTreeMap<String, Vec<u32>> = BTreeMap::new();
     for (rank, member) in (0..).zip(&gang.members) {
         let faults = match member.facts {
-            Some(facts) => look(rank, member, facts),
+            Some(facts) => run(rank, member, facts),
             None => Err(member.silence.to_string()),
         };
         match faults {
@@ -86,20 +86,20 @@ pub(super) fn each(
         }
     }
     match unknown.into_iter().next() {
-        Some((why, nodes)) if found.is_empty() => Err(format!("{}: {why}", places(gang, &nodes))),
+        Some((why, nodes)) if found.is_empty() => Err(format!("{}: {why}", node_list(gang, &nodes))),
         _ => Ok(found),
     }
 }
 
-fn add(found: &mut Vec<Found>, rank: u32, fault: Fault) {
+fn add(found: &mut Vec<NodeFault>, rank: u32, fault: Fault) {
     match found.iter_mut().find(|known| known.fault == fault) {
         Some(known) => known.nodes.push(rank),
-        None => found.push(Found { nodes: vec![rank], fault }),
+        None => found.push(NodeFault { nodes: vec![rank], fault }),
     }
 }
 
-/// Nodes in words: `gpu-01`, `2 of 8 nodes (gpu-01, gpu-02)`, `all 8 nodes`, `both nodes`.
-pub(super) fn places(gang: &Gang<'_>, ranks: &[u32]) -> String {
+/// Formats nodes: `gpu-01`, `2 of 8 nodes (gpu-01, gpu-02)`, `all 8 nodes`, `both nodes`.
+pub(super) fn node_list(gang: &Gang<'_>, ranks: &[u32]) -> String {
     let all = gang.members.len();
     match ranks {
         [only] => gang.members[*only as usize].name.to_string(),
@@ -113,18 +113,18 @@ fn names(gang: &Gang<'_>, ranks: &[u32]) -> String {
     list(ranks.iter().map(|rank| gang.members[*rank as usize].name))
 }
 
-/// Names in words: `mlx5_0, mlx5_1, mlx5_2 and 5 more`.
+/// Formats names: `mlx5_0, mlx5_1, mlx5_2 and 5 more`.
 pub(super) fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let names: Vec<&str> = names.into_iter().collect();
-    // Another name is as short as `and 1 more`.
-    let shown = if names.len() <= NAMED + 1 { names.len() } else { NAMED };
+    // One more name is as short as `and 1 more`.
+    let shown = if names.len() <= MAX_NAMED + 1 { names.len() } else { MAX_NAMED };
     let more = names.len() - shown;
     let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
     format!("{}{rest}", names[..shown].join(", "))
 }
 
-/// The values of a fact, if the nodes differ: `9000 on 6 of 8 nodes (…), 1500 on gpu-07`. The most frequent value comes first. A node without a
-/// value does not differ.
+/// The values of a fact if the nodes differ: `9000 on 6 of 8 nodes (…), 1500 on gpu-07`. The most
+/// frequent value comes first. Nodes without a value are ignored.
 pub(super) fn differences(
     gang: &Gang<'_>,
     value: impl Fn(&Member<'_>, &GPUTopologyStatus) -> Option<String>,
@@ -141,6 +141,6 @@ pub(super) fn differences(
     let mut values: Vec<(String, Vec<u32>)> = values.into_iter().collect();
     values.sort_by_key(|(_, ranks)| std::cmp::Reverse(ranks.len()));
     let parts: Vec<String> =
-        values.iter().map(|(value, ranks)| format!("{value} on {}", places(gang, ranks))).collect();
+        values.iter().map(|(value, ranks)| format!("{value} on {}", node_list(gang, ranks))).collect();
     Some(parts.join(", "))
 }

@@ -1,19 +1,19 @@
 //! GPUs that are lost or need a reset.
 
 use super::fault::{Fault, Outcome, each, list};
-use super::scene::{Scene, is_of_gang};
+use super::input::{CheckInput, is_of_gang};
 use std::collections::BTreeSet;
 use switchyard_crds::conditions::topology::CONSISTENT;
 use switchyard_crds::gpu_topology::{MigMode, RowRemapping};
 use switchyard_crds::names::GPU_RESOURCE;
 
 /// Check 13: the bus, the driver, the agent and the device plugin count the same GPUs.
-pub(super) fn lost(scene: &Scene<'_>) -> Outcome {
-    if scene.gang.gpus == 0 {
+pub(super) fn lost(input: &CheckInput<'_>) -> Outcome {
+    if input.gang.gpus == 0 {
         return Err("no GPUs".into());
     }
-    // The GPUs of equal machines in the gang.
-    let all: Vec<BTreeSet<&str>> = scene
+    // The GPUs of equal machines in the gang show which addresses to expect.
+    let all: Vec<BTreeSet<&str>> = input
         .gang
         .members
         .iter()
@@ -21,7 +21,7 @@ pub(super) fn lost(scene: &Scene<'_>) -> Outcome {
             member.facts.into_iter().flat_map(|facts| &facts.gpus).filter_map(|gpu| gpu.bus_id.as_deref()).collect()
         })
         .collect();
-    each(scene.gang, |rank, member, facts| {
+    each(input.gang, |rank, member, facts| {
         let counted = facts.gpu_count.ok_or("gpuCount is not reported")?;
         let answering = facts.gpus.len() as u32;
         let of_bus = facts
@@ -54,7 +54,8 @@ pub(super) fn lost(scene: &Scene<'_>) -> Outcome {
                     .fix(fix),
             ]);
         }
-        // A plugin that shares GPUs offers each several times; a DRA driver offers none this way.
+        // A plugin that shares GPUs offers each one several times; a DRA driver offers none this
+        // way.
         let is_odd = offered > 0 && answering > 0 && !is_split && !offered.is_multiple_of(answering);
         if is_odd && offered > answering {
             return Ok(vec![
@@ -77,11 +78,11 @@ pub(super) fn lost(scene: &Scene<'_>) -> Outcome {
 }
 
 /// Check 14: what the driver reports about each GPU.
-pub(super) fn recovery(scene: &Scene<'_>) -> Outcome {
-    if scene.gang.gpus == 0 {
+pub(super) fn recovery(input: &CheckInput<'_>) -> Outcome {
+    if input.gang.gpus == 0 {
         return Err("no GPUs".into());
     }
-    each(scene.gang, |_, member, facts| {
+    each(input.gang, |_, member, facts| {
         let rows = |gpu: &switchyard_crds::gpu_topology::Gpu| gpu.ecc.as_ref().and_then(|ecc| ecc.row_remapping);
         if facts.gpus.iter().all(|gpu| gpu.health.is_none() && rows(gpu).is_none()) {
             return Err("health and ecc of gpus[] are not reported".into());
@@ -120,7 +121,7 @@ pub(super) fn recovery(scene: &Scene<'_>) -> Outcome {
     })
 }
 
-/// What to do for a recovery action of NVML.
+/// Remedy for a recovery action of NVML.
 fn remedy(action: &str) -> &'static str {
     match action {
         "GPUReset" => "end what uses the GPU and reset it (nvidia-smi -r -i N)",

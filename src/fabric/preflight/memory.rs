@@ -1,34 +1,36 @@
-//! Memory: what processes of a node share, what they may lock, and what they may use.
+//! Memory: shared between the processes of a node, lockable, and the memory limit.
 
 use super::fault::{Fault, Outcome, each};
-use super::scene::Scene;
+use super::input::CheckInput;
 use k8s_openapi::api::core::v1::{Container, EmptyDirVolumeSource};
 use switchyard_core::quantity::parse_quantity;
 use switchyard_core::units::binary;
 use switchyard_crds::PreflightSeverity;
 
-/// The mount through which processes exchange data in host memory.
+/// Mount through which processes exchange data in host memory.
 const SHM: &str = "/dev/shm";
-/// The size that container runtimes mount there by default, bytes.
+/// Size that container runtimes mount there by default, in bytes.
 const DEFAULT: u64 = 64 << 20;
-/// Enough for each GPU, bytes. Our own estimate: NCCL takes 9.6 MB per connection, and data loaders take more.
+/// Sufficient size per GPU, in bytes. This is our estimate: NCCL needs 9.6 MB per connection, and
+/// data loaders need more.
 const PER_GPU: u64 = 1 << 30;
-/// Host memory of a process with CUDA, NCCL and a framework, before any data, bytes. Our own rough lower bound.
+/// Host memory of a process with CUDA, NCCL and a framework, without data, in bytes. This is our
+/// rough lower bound.
 const PER_PROCESS: u64 = 2 << 30;
 
 /// What is mounted at `/dev/shm`.
 enum Shared<'a> {
-    /// Nothing; the runtime's default.
+    /// Nothing, so the runtime's default applies.
     Runtime,
-    /// A volume of memory or disk.
+    /// A volume in memory or on disk.
     Volume(&'a EmptyDirVolumeSource),
-    /// Something else, of unknown size.
+    /// A mount of unknown size.
     Other,
 }
 
-fn shared_memory<'a>(scene: &Scene<'a>) -> Shared<'a> {
-    let Some(mount) = scene.mount(SHM) else { return Shared::Runtime };
-    let volumes = scene.gang.pod.volumes.iter().flatten();
+fn shared_memory<'a>(input: &CheckInput<'a>) -> Shared<'a> {
+    let Some(mount) = input.mount(SHM) else { return Shared::Runtime };
+    let volumes = input.gang.pod.volumes.iter().flatten();
     let volume = volumes.into_iter().find(|volume| volume.name == mount.name);
     match volume.and_then(|volume| volume.empty_dir.as_ref()) {
         Some(empty) => Shared::Volume(empty),
@@ -44,9 +46,9 @@ fn size_of(empty: &EmptyDirVolumeSource) -> Option<u64> {
     bytes(empty.size_limit.as_ref().map(|limit| limit.0.as_str()))
 }
 
-/// Check 7: room in `/dev/shm`.
-pub(super) fn shared(scene: &Scene<'_>) -> Outcome {
-    let gang = scene.gang;
+/// Check 7: size of `/dev/shm`.
+pub(super) fn shared(input: &CheckInput<'_>) -> Outcome {
+    let gang = input.gang;
     if gang.gpus == 0 {
         return Err("no GPUs: NCCL is not used, and what a program's data loaders share is not known".into());
     }
@@ -68,7 +70,7 @@ pub(super) fn shared(scene: &Scene<'_>) -> Outcome {
             .fix(fix.clone())
     };
     let severity = |size: u64| if size <= DEFAULT { PreflightSeverity::Block } else { PreflightSeverity::Warn };
-    match shared_memory(scene) {
+    match shared_memory(input) {
         Shared::Other => Err("what is mounted at /dev/shm has no size that is known here".into()),
         Shared::Runtime => each(gang, |_, _, facts| {
             let size = facts.host.as_ref().and_then(|host| host.shared_memory_bytes);
@@ -83,8 +85,8 @@ pub(super) fn shared(scene: &Scene<'_>) -> Outcome {
                 Some(size) if size < wanted => {
                     faults.push(too_small(severity(size), size, "sizeLimit of the volume at /dev/shm"));
                 }
-                Some(size) if is_memory && bytes(scene.limit("memory")).is_some_and(|limit| size > limit) => {
-                    let limit = scene.limit("memory").unwrap_or_default();
+                Some(size) if is_memory && bytes(input.limit("memory")).is_some_and(|limit| size > limit) => {
+                    let limit = input.limit("memory").unwrap_or_default();
                     faults.push(
                         Fault::warn(format!(
                             "/dev/shm may have {}, and the container {limit} of memory in all",
@@ -108,13 +110,13 @@ pub(super) fn shared(scene: &Scene<'_>) -> Outcome {
     }
 }
 
-/// Check 8: memory that may be locked, which RDMA needs.
-pub(super) fn locked(scene: &Scene<'_>) -> Outcome {
-    scene.uses_rdma()?;
-    if scene.trainer().is_some_and(|trainer| may_lock(scene, trainer)) {
+/// Check 8: memory that can be locked, which RDMA requires.
+pub(super) fn locked(input: &CheckInput<'_>) -> Outcome {
+    input.uses_rdma()?;
+    if input.trainer().is_some_and(|trainer| may_lock(input, trainer)) {
         return Ok(Vec::new());
     }
-    each(scene.gang, |_, _, facts| {
+    each(input.gang, |_, _, facts| {
         let limit = facts.host.as_ref().and_then(|host| host.locked_memory_limit.as_deref());
         let limit = limit.ok_or("host.lockedMemoryLimit is not reported")?;
         let Ok(bytes) = limit.parse::<u64>() else { return Ok(Vec::new()) };
@@ -127,10 +129,11 @@ pub(super) fn locked(scene: &Scene<'_>) -> Outcome {
     })
 }
 
-/// The limit does not apply to root with the capability; for other users the capability has no effect.
-fn may_lock(scene: &Scene<'_>, trainer: &Container) -> bool {
+/// The limit does not apply to root with the capability. For other users the capability has no
+/// effect.
+fn may_lock(input: &CheckInput<'_>, trainer: &Container) -> bool {
     let context = trainer.security_context.as_ref();
-    let of_pod = scene.gang.pod.security_context.as_ref();
+    let of_pod = input.gang.pod.security_context.as_ref();
     let user = context.and_then(|context| context.run_as_user).or(of_pod.and_then(|pod| pod.run_as_user));
     let added = context.and_then(|context| context.capabilities.as_ref()?.add.as_ref());
     let has_capability = added.into_iter().flatten().any(|name| name == "IPC_LOCK" || name == "ALL");
@@ -138,22 +141,23 @@ fn may_lock(scene: &Scene<'_>, trainer: &Container) -> bool {
     user == Some(0) && (has_capability || is_privileged)
 }
 
-/// Check 27: a container that runs out of memory is killed in the middle of a collective, and the other ranks blame the network. Before the start
-/// only the arithmetic can be checked; a later kill is reported as such (reason `OOMKilled` of the attempt).
-pub(super) fn limit(scene: &Scene<'_>) -> Outcome {
-    if scene.gang.gpus == 0 {
+/// Check 27: memory limit. A container that runs out of memory is killed in the middle of a
+/// collective, and the other ranks report a network error. Before the start only the arithmetic can
+/// be checked; a later kill is reported as reason `OOMKilled` of the attempt.
+pub(super) fn limit(input: &CheckInput<'_>) -> Outcome {
+    if input.gang.gpus == 0 {
         return Err("no GPUs: how much a process needs is not known".into());
     }
-    let Some(limit) = bytes(scene.limit("memory")) else {
+    let Some(limit) = bytes(input.limit("memory")) else {
         return Err("no memory limit; an out-of-memory kill is reported when it happens (OOMKilled)".into());
     };
-    let shared = match shared_memory(scene) {
+    let shared = match shared_memory(input) {
         Shared::Volume(empty) if empty.medium.as_deref() == Some("Memory") => size_of(empty).unwrap_or(0),
         _ => 0,
     };
-    let processes = u64::from(scene.gang.processes);
+    let processes = u64::from(input.gang.processes);
     let least = shared + processes * PER_PROCESS;
-    // A volume larger than the limit is check 7's.
+    // Check 7 reports a volume larger than the limit.
     if least <= limit || shared > limit {
         return Ok(Vec::new());
     }

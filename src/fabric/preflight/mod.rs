@@ -1,44 +1,46 @@
-//! Preflight: 27 checks of the chosen gang before anything starts, from what the agents report, the pod and the decisions. No GPU time is spent.
-//! Pure.
+//! Preflight: 27 checks of the chosen gang before anything starts, from the agents' reports, the
+//! pod and the decisions. Uses no GPU time. Pure.
 //!
 //! ```text
-//! gang (reports, pod, own environment) + decisions ─> 27 looks ─> faults of nodes ─> folded ─> PreflightStatus
+//! gang (reports, pod, own environment) + decisions ─> 27 checks ─> faults of nodes ─> folded ─> PreflightStatus
 //! ```
 //!
-//! A check whose facts nobody reports is skipped with the reason; it is never counted as passed. Numbers and subjects are stable: messages
-//! of the doctor and the documentation name them (`docs/preflight.md`).
+//! A check without the facts it needs is skipped with a reason, never counted as passed. Numbers
+//! and titles are stable, because messages of the doctor and the documentation refer to them
+//! (`docs/preflight.md`).
 
 mod addresses;
 mod environment;
 mod fault;
 mod health;
+mod input;
 mod memory;
 mod nvlink;
 mod pcie;
 mod pods;
-mod scene;
 mod transport;
 
 use super::gang::Gang;
-use fault::{Found, Outcome};
-use scene::Scene;
+use fault::{NodeFault, Outcome};
+use input::CheckInput;
 use switchyard_core::units::counted;
 use switchyard_crds::{FabricDecision, PreflightFinding, PreflightSeverity, PreflightSkip, PreflightStatus};
 
-/// Most entries of `findings`, and of one check: a fault that differs on every node must not hide what other checks found.
-const MOST: usize = 64;
-const MOST_OF_CHECK: usize = 4;
+/// Limits on all findings and on those of one check. A fault that differs on every node must not
+/// hide the findings of other checks.
+const MAX_FINDINGS: usize = 64;
+const MAX_PER_CHECK: usize = 4;
 
 pub struct Check {
     /// Stable.
     pub number: u8,
-    /// On the screen; stable.
+    /// Shown to users; stable.
     pub title: &'static str,
-    look: fn(&Scene<'_>) -> Outcome,
+    run: fn(&CheckInput<'_>) -> Outcome,
 }
 
-const fn check(number: u8, title: &'static str, look: fn(&Scene<'_>) -> Outcome) -> Check {
-    Check { number, title, look }
+const fn check(number: u8, title: &'static str, run: fn(&CheckInput<'_>) -> Outcome) -> Check {
+    Check { number, title, run }
 }
 
 /// All checks, by number.
@@ -46,7 +48,7 @@ pub const CHECKS: [Check; 27] = [
     check(1, "RDMA in the pod", transport::granted),
     check(2, "interface", addresses::interface),
     check(3, "RoCE GID", addresses::gid),
-    check(4, "MTU, rate, port errors", transport::alike),
+    check(4, "MTU, rate, port errors", transport::uniform),
     check(5, "RDMA devices", transport::adapters),
     check(6, "address of RoCE port", addresses::without_address),
     check(7, "/dev/shm", memory::shared),
@@ -60,7 +62,7 @@ pub const CHECKS: [Check; 27] = [
     check(15, "PCIe link", pcie::link),
     check(16, "NVLinks", nvlink::links),
     check(17, "ranks per GPU", pods::ranks),
-    check(18, "pods per node", pods::apart),
+    check(18, "pods per node", pods::one_per_node),
     check(19, "topology file", pods::topology_file),
     check(20, "Gloo interface", addresses::gloo),
     check(21, "CPUs near GPUs", pods::cpus),
@@ -72,21 +74,22 @@ pub const CHECKS: [Check; 27] = [
     check(27, "memory limit", memory::limit),
 ];
 
-/// What the checks found.
+/// Result of all checks.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Checked {
+pub struct PreflightResult {
     pub status: PreflightStatus,
-    /// Ranks of the nodes without which nothing would block; none: nothing does, or something about the job or the whole gang.
+    /// Ranks of the nodes that cause every blocking finding; empty if nothing blocks, or if the job
+    /// or the whole gang is at fault.
     pub blamed: Vec<u32>,
 }
 
 /// Checks a gang. `decisions` come from [`super::decide`].
-pub fn run(gang: &Gang<'_>, decisions: &[FabricDecision]) -> Checked {
-    let scene = Scene { gang, decisions };
+pub fn run(gang: &Gang<'_>, decisions: &[FabricDecision]) -> PreflightResult {
+    let input = CheckInput { gang, decisions };
     let mut status = PreflightStatus::default();
     let mut blocks: Vec<Vec<u32>> = Vec::new();
     for check in &CHECKS {
-        match (check.look)(&scene) {
+        match (check.run)(&input) {
             Ok(found) if found.is_empty() => status.passed += 1,
             Ok(found) => {
                 let blocking = found.iter().filter(|found| found.fault.severity == PreflightSeverity::Block);
@@ -101,21 +104,21 @@ pub fn run(gang: &Gang<'_>, decisions: &[FabricDecision]) -> Checked {
     }
     status.not_applicable = status.skipped.len() as i32;
     status.findings.sort_by_key(|finding| (finding.severity, finding.check));
-    status.findings.truncate(MOST);
+    status.findings.truncate(MAX_FINDINGS);
     let is_of_nodes = blocks.iter().all(|nodes| !nodes.is_empty());
     let mut blamed = if is_of_nodes { blocks.concat() } else { Vec::new() };
     blamed.sort_unstable();
     blamed.dedup();
-    Checked { status, blamed }
+    PreflightResult { status, blamed }
 }
 
-/// The first finding that blocks, with its fix, as one sentence.
+/// The first blocking finding with its fix, as one sentence.
 pub fn blocking(status: &PreflightStatus) -> Option<String> {
     let first = status.findings.iter().find(|finding| finding.severity == PreflightSeverity::Block)?;
     Some(format!("preflight check {} ({}): {}; {}", first.check, first.title, first.message, first.fix))
 }
 
-/// How many findings there are, in words; `None`: none.
+/// Summarizes the number of findings; `None` if there are none.
 pub fn count(status: &PreflightStatus) -> Option<String> {
     let of = |severity| status.findings.iter().filter(|finding| finding.severity == severity).count();
     match (of(PreflightSeverity::Block), of(PreflightSeverity::Warn)) {
@@ -128,12 +131,12 @@ pub fn count(status: &PreflightStatus) -> Option<String> {
     }
 }
 
-/// The first findings of a check, blocking ones first, and how many more there are.
-fn findings(gang: &Gang<'_>, check: &Check, mut found: Vec<Found>) -> Vec<PreflightFinding> {
+/// The first findings of a check, blocking ones first. The last one says how many were omitted.
+fn findings(gang: &Gang<'_>, check: &Check, mut found: Vec<NodeFault>) -> Vec<PreflightFinding> {
     found.sort_by_key(|found| found.fault.severity);
-    let more = found.len().saturating_sub(MOST_OF_CHECK);
+    let more = found.len().saturating_sub(MAX_PER_CHECK);
     let mut shown: Vec<PreflightFinding> =
-        found.iter().take(MOST_OF_CHECK).map(|found| finding(gang, check, found)).collect();
+        found.iter().take(MAX_PER_CHECK).map(|found| finding(gang, check, found)).collect();
     if let Some(last) = shown.last_mut().filter(|_| more > 0) {
         last.message = cut(
             &format!("{}; and {} of this check", cut(&last.message, 960), counted(more as u64, "more finding")),
@@ -143,11 +146,11 @@ fn findings(gang: &Gang<'_>, check: &Check, mut found: Vec<Found>) -> Vec<Prefli
     shown
 }
 
-fn finding(gang: &Gang<'_>, check: &Check, found: &Found) -> PreflightFinding {
+fn finding(gang: &Gang<'_>, check: &Check, found: &NodeFault) -> PreflightFinding {
     let fault = &found.fault;
     let message = match found.nodes.is_empty() {
         true => fault.what.clone(),
-        false => format!("{}: {}", fault::places(gang, &found.nodes), fault.what),
+        false => format!("{}: {}", fault::node_list(gang, &found.nodes), fault.what),
     };
     PreflightFinding {
         check: check.number.into(),

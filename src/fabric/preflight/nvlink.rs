@@ -1,16 +1,16 @@
 //! NVLink inside a node and between nodes.
 
 use super::fault::{Fault, Outcome, differences, each, list};
-use super::scene::{Scene, gpus, is_of_gang};
+use super::input::{CheckInput, gpus, is_of_gang};
 use crate::gang::claims_channel;
 use switchyard_crds::gpu_topology::{Fabric, FabricState, FabricSummary};
 
-/// Check 11: on machines with NVSwitch every GPU is registered with the Fabric Manager.
-pub(super) fn fabric_manager(scene: &Scene<'_>) -> Outcome {
-    if scene.gang.gpus == 0 {
+/// Check 11: on machines with NVSwitch, every GPU is registered with the Fabric Manager.
+pub(super) fn fabric_manager(input: &CheckInput<'_>) -> Outcome {
+    if input.gang.gpus == 0 {
         return Err("no GPUs".into());
     }
-    each(scene.gang, |_, member, facts| {
+    each(input.gang, |_, member, facts| {
         let is_switched = facts.nvswitch.is_some() || facts.gpus.iter().any(|gpu| gpu.fabric.is_some());
         if !is_switched {
             return Err("no NVSwitch".into());
@@ -36,7 +36,7 @@ pub(super) fn fabric_manager(scene: &Scene<'_>) -> Outcome {
     })
 }
 
-/// What is missing in a registration.
+/// Describes an incomplete registration.
 fn unsettled(fabric: &Fabric) -> Option<String> {
     match (fabric.state, fabric.result.as_deref()) {
         (FabricState::Completed, None | Some("Success")) => None,
@@ -48,10 +48,10 @@ fn unsettled(fabric: &Fabric) -> Option<String> {
     }
 }
 
-/// Check 12: NVLink between nodes works where the machines have it.
-pub(super) fn between_nodes(scene: &Scene<'_>) -> Outcome {
-    let gang = scene.gang;
-    scene.across()?;
+/// Check 12: NVLink between nodes works on machines that have it.
+pub(super) fn between_nodes(input: &CheckInput<'_>) -> Outcome {
+    let gang = input.gang;
+    input.across()?;
     let is_rack = |fabric: Option<&Fabric>| fabric.is_some_and(|fabric| fabric.cluster_uuid.is_some());
     if !gang.members.iter().any(|member| is_rack(member.facts.and_then(|facts| facts.fabric.as_ref()))) {
         return Err("no node is of an NVLink domain of several machines".into());
@@ -130,17 +130,17 @@ fn short(uuid: &str) -> &str {
     uuid.split('-').next().unwrap_or(uuid)
 }
 
-/// Check 16: NVLinks that are down, or fewer than equal GPUs have.
-pub(super) fn links(scene: &Scene<'_>) -> Outcome {
-    if scene.gang.gpus < 2 && !scene.gang.has_several_nodes() {
+/// Check 16: NVLinks that are down, or fewer than on equal GPUs.
+pub(super) fn links(input: &CheckInput<'_>) -> Outcome {
+    if input.gang.gpus < 2 && !input.gang.has_several_nodes() {
         return Err("one GPU".into());
     }
-    // As many as the best GPU of this model in the gang has.
-    let all = scene.gang.members.iter().filter_map(|member| Some((member, member.facts?)));
+    // The best GPU of each model in the gang sets the expected number.
+    let all = input.gang.members.iter().filter_map(|member| Some((member, member.facts?)));
     let all = all.flat_map(|(member, facts)| gpus(member, facts));
     let counts: Vec<(Option<&str>, u32)> =
         all.filter_map(|gpu| Some((gpu.model.as_deref(), gpu.nvlinks.as_ref()?.up))).collect();
-    each(scene.gang, |_, member, facts| {
+    each(input.gang, |_, member, facts| {
         let own = gpus(member, facts);
         let most = |model: Option<&str>| counts.iter().filter(|(other, _)| *other == model).map(|(_, up)| *up).max();
         if own.iter().all(|gpu| gpu.nvlinks.is_none()) {

@@ -1,21 +1,21 @@
-//! PCIe: redirection by ACS, the way from NICs to GPU memory, and links that came up slow.
+//! PCIe: ACS redirection, the path from NICs to GPU memory, and links that trained slowly.
 
 use super::super::profile::training_ports;
 use super::fault::{Fault, Outcome, each, list};
-use super::scene::{Scene, gpus, is_flat};
+use super::input::{CheckInput, gpus, is_flat};
 use std::collections::BTreeSet;
 use switchyard_core::path::{PathClass, path_class};
 use switchyard_core::units::counted;
 use switchyard_crds::gpu_topology::{DmaBuf, GPUTopologyStatus, Gpu, ModuleState, PcieLink};
 use switchyard_topology::report::numa_of;
 
-/// Check 9: bridges that send traffic between devices up to the CPU and back.
-pub(super) fn acs(scene: &Scene<'_>) -> Outcome {
-    let gang = scene.gang;
+/// Check 9: bridges that redirect traffic between devices through the CPU.
+pub(super) fn acs(input: &CheckInput<'_>) -> Outcome {
+    let gang = input.gang;
     if gang.gpus == 0 {
         return Err("no GPUs".into());
     }
-    let uses_rdma = scene.uses_rdma().is_ok();
+    let uses_rdma = input.uses_rdma().is_ok();
     each(gang, |_, member, facts| {
         let acs = facts.host.as_ref().and_then(|host| host.acs.as_ref());
         let acs = acs.ok_or("host.acs is not reported: the agent may not read it (its option is off)")?;
@@ -49,11 +49,11 @@ pub(super) fn acs(scene: &Scene<'_>) -> Outcome {
     })
 }
 
-/// Check 10: NICs reach GPU memory.
-pub(super) fn direct(scene: &Scene<'_>) -> Outcome {
-    scene.verbs()?;
-    scene.uses_rdma()?;
-    each(scene.gang, |_, member, facts| {
+/// Check 10: NICs can access GPU memory.
+pub(super) fn direct(input: &CheckInput<'_>) -> Outcome {
+    input.verbs()?;
+    input.uses_rdma()?;
+    each(input.gang, |_, member, facts| {
         let mut faults = Vec::new();
         let host = facts.host.as_ref();
         let peermem = host.and_then(|host| host.peermem);
@@ -86,8 +86,8 @@ pub(super) fn direct(scene: &Scene<'_>) -> Outcome {
     })
 }
 
-/// Whether every NIC is farther than NCCL's GPUDirect reaches. Unknown paths do not count as far, and on Grace data goes over the CPU's own link
-/// (`NCCL_NET_GDR_C2C`).
+/// Whether every NIC is beyond NCCL's GPUDirect range. Unknown paths do not count as far, and on
+/// Grace data uses the CPU's own link (`NCCL_NET_GDR_C2C`).
 fn is_far(gpu: &Gpu, facts: &GPUTopologyStatus) -> bool {
     let is_grace = facts.cpus.as_ref().is_some_and(|cpus| cpus.architecture.as_deref() == Some("aarch64"));
     if gpu.pcie_path.is_empty() || gpu.memory_numa_node.is_some() || is_grace {
@@ -100,22 +100,22 @@ fn is_far(gpu: &Gpu, facts: &GPUTopologyStatus) -> bool {
 }
 
 /// Check 15: links with fewer lanes or of an older generation than possible.
-pub(super) fn link(scene: &Scene<'_>) -> Outcome {
-    if scene.gang.gpus == 0 {
+pub(super) fn link(input: &CheckInput<'_>) -> Outcome {
+    if input.gang.gpus == 0 {
         return Err("no GPUs".into());
     }
-    each(scene.gang, |_, member, facts| {
+    each(input.gang, |_, member, facts| {
         let own = gpus(member, facts);
         let ports: Vec<_> = training_ports(facts).collect();
         let devices = own.iter().map(|gpu| (format!("GPU {}", gpu.index), gpu.pcie_link.as_ref()));
         let devices: Vec<(String, &PcieLink)> = devices
-            .chain(ports.iter().map(|nic| (super::scene::port_name(nic), nic.pcie_link.as_ref())))
+            .chain(ports.iter().map(|nic| (super::input::port_name(nic), nic.pcie_link.as_ref())))
             .filter_map(|(name, link)| Some((name, link?)))
             .collect();
         if devices.is_empty() {
             return Err("pcieLink of gpus[] and nics[] is not reported".into());
         }
-        // Among equal GPUs, the best slot is what the others should have.
+        // Among equal GPUs, the best slot is what all should have.
         let widest =
             |link: &PcieLink| own.iter().filter_map(|gpu| gpu.pcie_link.as_ref()?.max_width).max().max(link.max_width);
         let mut faults = Vec::new();

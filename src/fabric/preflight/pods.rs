@@ -1,16 +1,16 @@
 //! Processes, pods and settings of the manifest, checked against the nodes of the gang.
 
-use super::fault::{Fault, Found, Outcome, differences, each, list};
-use super::scene::{Scene, gpus, is_flat};
+use super::fault::{Fault, NodeFault, Outcome, differences, each, list};
+use super::input::{CheckInput, gpus, is_flat};
 use crate::lint::{self, Options, Severity};
 use crate::variables::is_visible_devices;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use switchyard_crds::Transport;
 
-/// Check 17: one process for each GPU, and GPUs that the device plugin chose.
-pub(super) fn ranks(scene: &Scene<'_>) -> Outcome {
-    let gang = scene.gang;
+/// Check 17: one process for each GPU, and GPUs chosen by the device plugin.
+pub(super) fn ranks(input: &CheckInput<'_>) -> Outcome {
+    let gang = input.gang;
     if gang.gpus == 0 {
         return Err("no GPUs".into());
     }
@@ -37,9 +37,9 @@ pub(super) fn ranks(scene: &Scene<'_>) -> Outcome {
     Ok(found)
 }
 
-/// Check 18: two pods of a gang on one node are two hosts for NCCL.
-pub(super) fn apart(scene: &Scene<'_>) -> Outcome {
-    let gang = scene.gang;
+/// Check 18: NCCL treats two pods of a gang on one node as two hosts.
+pub(super) fn one_per_node(input: &CheckInput<'_>) -> Outcome {
+    let gang = input.gang;
     if !gang.has_several_nodes() {
         return Err("one pod".into());
     }
@@ -57,7 +57,7 @@ pub(super) fn apart(scene: &Scene<'_>) -> Outcome {
         "{}: these pods cannot use NVLink or shared memory with each other",
         list(shared.iter().map(String::as_str))
     );
-    // Over RDMA the data still goes through the NIC; over TCP it is slow without any message.
+    // Over RDMA, data still uses the NIC. Over TCP it is slow without any message.
     let is_fast = matches!(gang.transport(), Some(Transport::RDMA | Transport::Plugin));
     let fault = if is_fast { Fault::warn(what) } else { Fault::block(what) };
     let fault = fault
@@ -67,9 +67,10 @@ pub(super) fn apart(scene: &Scene<'_>) -> Outcome {
     Ok(vec![fault.of_job()])
 }
 
-/// Check 19: a topology file is for machines that hide theirs, and for one kind of them.
-pub(super) fn topology_file(scene: &Scene<'_>) -> Outcome {
-    let gang = scene.gang;
+/// Check 19: a topology file is for one kind of machine, and only for machines that hide their
+/// topology.
+pub(super) fn topology_file(input: &CheckInput<'_>) -> Outcome {
+    let gang = input.gang;
     if gang.gpus == 0 {
         return Err("no GPUs".into());
     }
@@ -78,9 +79,9 @@ pub(super) fn topology_file(scene: &Scene<'_>) -> Outcome {
         Some(None) => return Err("the value of NCCL_TOPO_FILE is not in the manifest".into()),
         Some(Some(path)) => *path,
     };
-    let said = format!("NCCL_TOPO_FILE={path}");
+    let setting = format!("NCCL_TOPO_FILE={path}");
     let fix = "delete NCCL_TOPO_FILE: NCCL reads the tree of each node from sysfs";
-    let mut found: Vec<Found> = each(gang, |_, _, facts| {
+    let mut found: Vec<NodeFault> = each(gang, |_, _, facts| {
         if facts.gpus.iter().all(|gpu| gpu.pcie_path.is_empty()) {
             return Err("gpus[].pciePath is not reported".into());
         }
@@ -88,7 +89,7 @@ pub(super) fn topology_file(scene: &Scene<'_>) -> Outcome {
             return Ok(Vec::new());
         }
         Ok(vec![
-            Fault::warn(format!("{said} where the machine shows its own PCIe tree"))
+            Fault::warn(format!("{setting} where the machine shows its own PCIe tree"))
                 .effect("NCCL takes the file for the truth: an old one sends data over ways that are not there")
                 .evidence("gpus[].pciePath of the GPUTopology has switches")
                 .fix(fix),
@@ -100,7 +101,7 @@ pub(super) fn topology_file(scene: &Scene<'_>) -> Outcome {
     });
     if let Some(differ) = differ {
         found.push(
-            Fault::block(format!("{said} for machines that differ: {differ}"))
+            Fault::block(format!("{setting} for machines that differ: {differ}"))
                 .effect("bus ids of the file are not those of every node: NCCL does not start, or takes wrong ways")
                 .evidence("gpus[].busID of the GPUTopology")
                 .fix(fix)
@@ -113,12 +114,12 @@ pub(super) fn topology_file(scene: &Scene<'_>) -> Outcome {
     Ok(found)
 }
 
-/// Check 21: CPUs of the node of each GPU.
-pub(super) fn cpus(scene: &Scene<'_>) -> Outcome {
-    if scene.gang.gpus == 0 {
+/// Check 21: CPUs near each GPU.
+pub(super) fn cpus(input: &CheckInput<'_>) -> Outcome {
+    if input.gang.gpus == 0 {
         return Err("no GPUs".into());
     }
-    each(scene.gang, |_, member, facts| {
+    each(input.gang, |_, member, facts| {
         if facts.numa_nodes.len() == 1 {
             return Ok(Vec::new());
         }
@@ -126,14 +127,14 @@ pub(super) fn cpus(scene: &Scene<'_>) -> Outcome {
             return Err("numaNodes is not reported".into());
         }
         let mut faults = Vec::new();
-        let nowhere: Vec<String> = gpus(member, facts)
+        let unknown: Vec<String> = gpus(member, facts)
             .iter()
             .filter(|gpu| gpu.numa_node.is_none())
             .map(|gpu| format!("GPU {}", gpu.index))
             .collect();
-        if !nowhere.is_empty() {
+        if !unknown.is_empty() {
             faults.push(
-                Fault::warn(format!("the NUMA node of {} is not known", list(nowhere.iter().map(String::as_str))))
+                Fault::warn(format!("the NUMA node of {} is not known", list(unknown.iter().map(String::as_str))))
                     .effect("CPUs and memory near the GPU cannot be chosen: copies may cross the sockets")
                     .evidence("gpus[].numaNode of the GPUTopology: the kernel says -1")
                     .fix("update the firmware, or have the hypervisor pass the NUMA node on"),
@@ -162,12 +163,13 @@ pub(super) fn cpus(scene: &Scene<'_>) -> Outcome {
     })
 }
 
-/// Rules of the linter whose subject other checks cover, with the facts of the nodes.
-const ELSEWHERE: [&str; 5] = ["gid-index", "visible-devices", "process-count", "debug-section", "launcher-owned"];
+/// Lint rules whose subject other checks cover using the facts of the nodes.
+const COVERED_BY_OTHER_CHECKS: [&str; 5] =
+    ["gid-index", "visible-devices", "process-count", "debug-section", "launcher-owned"];
 
-/// Check 22: the findings of `switchyard lint` in the user's own environment.
-pub(super) fn settings(scene: &Scene<'_>) -> Outcome {
-    let gang = scene.gang;
+/// Check 22: findings of `switchyard lint` in the user's own environment.
+pub(super) fn settings(input: &CheckInput<'_>) -> Outcome {
+    let gang = input.gang;
     if gang.own.is_empty() {
         return Err("the trainer has no environment of the user's own".into());
     }
@@ -179,7 +181,8 @@ pub(super) fn settings(scene: &Scene<'_>) -> Outcome {
     });
     let linted = lint::lint(&document, Options::default());
     let findings = linted.iter().flat_map(|linted| &linted.findings);
-    let told = findings.filter(|finding| finding.severity < Severity::Note && !ELSEWHERE.contains(&finding.rule));
+    let reported = findings
+        .filter(|finding| finding.severity < Severity::Note && !COVERED_BY_OTHER_CHECKS.contains(&finding.rule));
     let fault = |finding: &lint::Finding| {
         Fault::warn(format!("{}: {}", finding.got, finding.why))
             .evidence(format!(
@@ -190,5 +193,5 @@ pub(super) fn settings(scene: &Scene<'_>) -> Outcome {
             .fix(finding.fix.clone())
             .of_job()
     };
-    Ok(told.map(fault).collect())
+    Ok(reported.map(fault).collect())
 }

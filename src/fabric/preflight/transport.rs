@@ -1,9 +1,9 @@
-//! What carries data between nodes: RDMA devices of the pods, ports that are alike, and links that stay up.
+//! Transport between nodes: RDMA devices of the pods, uniform ports, and stable links.
 
 use super::super::gang::{Gang, is_rdma_resource};
 use super::super::profile::{Carrier, LinkLayer, link_layer, training_ports};
 use super::fault::{Fault, Outcome, differences, each, list};
-use super::scene::{Scene, is_active, port_name, ports};
+use super::input::{CheckInput, is_active, port_name, ports};
 use crate::variables::nccl::List;
 use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,13 +12,13 @@ use switchyard_crds::gpu_topology::{FileState, GPUTopologyStatus, Nic};
 use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{PreflightSeverity, Transport};
 
-/// Only what was seen within this time before the placement counts.
+/// Only events within this time before the placement count.
 const RECENT: SignedDuration = SignedDuration::from_hours(1);
 
 /// Check 1: RDMA is available, and the pods get it.
-pub(super) fn granted(scene: &Scene<'_>) -> Outcome {
-    scene.across()?;
-    let gang = scene.gang;
+pub(super) fn granted(input: &CheckInput<'_>) -> Outcome {
+    input.across()?;
+    let gang = input.gang;
     if gang.transport() == Some(Transport::NVLink) {
         return Err("NVLink carries the data between the nodes".into());
     }
@@ -47,7 +47,7 @@ pub(super) fn granted(scene: &Scene<'_>) -> Outcome {
                 .fix("mend the cables, drivers or switch ports there, or keep the job off the node; fabric.mode Disabled if TCP is wanted"),
         ])
     });
-    // A node without a report does not hide what is wrong with the job.
+    // A node without a report must not hide faults of the job.
     let (mut found, unknown) = match of_nodes {
         Ok(found) => (found, None),
         Err(why) => (Vec::new(), Some(why)),
@@ -122,10 +122,10 @@ fn limits(gang: &Gang<'_>) -> String {
     if devices.is_empty() { "no device but GPUs".into() } else { devices.join(", ") }
 }
 
-/// Check 4: ports of one gang have one MTU and one rate, and count no errors.
-pub(super) fn alike(scene: &Scene<'_>) -> Outcome {
-    scene.verbs()?;
-    let gang = scene.gang;
+/// Check 4: ports of one gang have one MTU and one rate, and no growing error counters.
+pub(super) fn uniform(input: &CheckInput<'_>) -> Outcome {
+    input.verbs()?;
+    let gang = input.gang;
     let of_ports = |facts: &GPUTopologyStatus, value: &dyn Fn(&Nic) -> Option<String>| {
         let values: BTreeSet<String> = training_ports(facts).filter_map(value).collect();
         (!values.is_empty()).then(|| values.into_iter().collect::<Vec<_>>().join(" and "))
@@ -141,7 +141,8 @@ pub(super) fn alike(scene: &Scene<'_>) -> Outcome {
             .fix("set one MTU on the ports and on the switches between them");
         found.push(fault.of_job());
     }
-    // A port that came up slower than the others no longer counts as a training port, so all ports that are up are compared.
+    // A port that came up slower than the others is not a training port, so this compares all ports
+    // that are up.
     let rates = |facts: &GPUTopologyStatus| {
         let mut counts: BTreeMap<u64, u32> = BTreeMap::new();
         let layer = training_ports(facts).next()?.link_layer.clone();
@@ -190,16 +191,16 @@ fn is_recent(at: Timestamp, now: Timestamp) -> bool {
 }
 
 /// Check 5: the list of RDMA devices matches ports that can carry data.
-pub(super) fn adapters(scene: &Scene<'_>) -> Outcome {
-    scene.verbs()?;
-    each(scene.gang, |rank, _, facts| {
-        let value = scene.value("NCCL_IB_HCA", rank)?;
+pub(super) fn adapters(input: &CheckInput<'_>) -> Outcome {
+    input.verbs()?;
+    each(input.gang, |rank, _, facts| {
+        let value = input.value("NCCL_IB_HCA", rank)?;
         let mut faults = Vec::new();
         let taken: Vec<&Nic> = match value {
             Some((value, _)) => {
                 let list = List::parse(value);
                 ports(facts)
-                    .filter(|nic| list.takes(nic.rdma_device.as_deref().unwrap_or_default(), nic.port))
+                    .filter(|nic| list.matches(nic.rdma_device.as_deref().unwrap_or_default(), nic.port))
                     .collect()
             }
             None => training_ports(facts).collect(),
@@ -207,7 +208,7 @@ pub(super) fn adapters(scene: &Scene<'_>) -> Outcome {
         if let Some((value, _)) = value {
             faults.extend(expansion(value, &taken, facts));
         }
-        // An agent that finds no device reports none; a report not made by an agent knows of none.
+        // An agent that finds no device reports none. A report from elsewhere does not know.
         let is_without = |nic: &&&Nic| match &nic.char_device {
             Some(device) => device.state == FileState::Missing,
             None => facts.agent_version.is_some(),
@@ -228,9 +229,9 @@ pub(super) fn adapters(scene: &Scene<'_>) -> Outcome {
     })
 }
 
-/// What is wrong with the ports that a list matches.
+/// The fault of the ports that a list matches, if any.
 fn expansion(value: &str, taken: &[&Nic], facts: &GPUTopologyStatus) -> Option<Fault> {
-    let said = format!("NCCL_IB_HCA={value}");
+    let setting = format!("NCCL_IB_HCA={value}");
     let names =
         |nics: &[&Nic]| list(nics.iter().map(|nic| port_name(nic)).collect::<Vec<_>>().iter().map(String::as_str));
     let all: Vec<&Nic> = ports(facts).collect();
@@ -243,18 +244,18 @@ fn expansion(value: &str, taken: &[&Nic], facts: &GPUTopologyStatus) -> Option<F
     let evidence = if taken.is_empty() {
         format!("rdmaDevice of nics[] in the GPUTopology: {}", if all.is_empty() { "none".into() } else { names(&all) })
     } else {
-        format!("{said} means {} (state and linkLayer of nics[] in the GPUTopology)", names(taken))
+        format!("{setting} means {} (state and linkLayer of nics[] in the GPUTopology)", names(taken))
     };
     let fault = if taken.is_empty() {
-        Fault::block(format!("{said} matches no RDMA device")).effect("NCCL falls back to TCP without an error")
+        Fault::block(format!("{setting} matches no RDMA device")).effect("NCCL falls back to TCP without an error")
     } else if down.len() == taken.len() {
-        Fault::block(format!("{said} means only ports that are not Active"))
+        Fault::block(format!("{setting} means only ports that are not Active"))
             .effect("NCCL falls back to TCP without an error")
     } else if layers.len() > 1 {
-        Fault::block(format!("{said} means InfiniBand and Ethernet ports together"))
+        Fault::block(format!("{setting} means InfiniBand and Ethernet ports together"))
             .effect("ranks cannot connect over ports of different kinds")
     } else if !down.is_empty() {
-        Fault::warn(format!("{said} means {} too, which is not Active", names(&down)))
+        Fault::warn(format!("{setting} means {} too, which is not Active", names(&down)))
             .effect("NCCL leaves the port out, and the node has less bandwidth than the list says")
     } else {
         return None;
@@ -268,10 +269,10 @@ fn exact_list(nics: &[&Nic]) -> String {
 }
 
 /// Check 24: links that are up now and went down recently.
-pub(super) fn flaps(scene: &Scene<'_>) -> Outcome {
-    scene.verbs()?;
-    let now = scene.gang.now;
-    each(scene.gang, |_, _, facts| {
+pub(super) fn flaps(input: &CheckInput<'_>) -> Outcome {
+    input.verbs()?;
+    let now = input.gang.now;
+    each(input.gang, |_, _, facts| {
         let watched: Vec<&Nic> = training_ports(facts).filter(|nic| nic.port_watch.is_some()).collect();
         if watched.is_empty() {
             return Err("portWatch of nics[] is not reported".into());

@@ -1,14 +1,14 @@
-//! The interface by which processes find each other.
+//! The interface through which processes find each other.
 
 use super::super::gang::Gang;
 use super::super::profile::Profile;
 use super::{Outcome, RULES, Rule, is_for, leave, set};
 use switchyard_crds::{DecisionOutcome, FabricDecision, Framework};
 
-/// The interface of the pod network inside a pod, as container runtimes name it.
+/// Interface of the pod network inside a pod, as container runtimes name it.
 const POD_INTERFACE: &str = "eth0";
 
-/// The value of `*_IFNAME` for the node of this rank, by what was decided.
+/// The decided value of `*_IFNAME` for the node of this rank.
 pub fn interface(decisions: &[FabricDecision], rank: u32) -> Option<&str> {
     let is_interface = |decision: &&FabricDecision| {
         let rule = RULES.iter().find(|rule| rule.name == decision.name);
@@ -22,18 +22,18 @@ pub fn interface(decisions: &[FabricDecision], rank: u32) -> Option<&str> {
 pub(super) fn socket_interface(gang: &Gang<'_>, rank: u32) -> Outcome {
     let reason =
         "NCCL would try other interfaces first, such as ib0 or a secondary network, which may not lead to all nodes";
-    way_out(gang, rank, "=", reason)
+    outgoing_interface(gang, rank, "=", reason)
 }
 
 /// For programs that take a full name.
 pub(super) fn plain_interface(gang: &Gang<'_>, rank: u32) -> Outcome {
     let reason =
         "it binds to the address of the host's name otherwise, which may be a loopback address, and reads no file";
-    way_out(gang, rank, "", reason)
+    outgoing_interface(gang, rank, "", reason)
 }
 
-/// The interface through which the processes of a node reach the others, after a sign.
-fn way_out(gang: &Gang<'_>, rank: u32, sign: &str, reason: &str) -> Outcome {
+/// The interface through which the processes of a node reach the others, prefixed with `sign`.
+fn outgoing_interface(gang: &Gang<'_>, rank: u32, sign: &str, reason: &str) -> Outcome {
     if !gang.uses_host_network() {
         let name = pod_interface(gang.profile);
         return set(format!("{sign}{name}"), reason, "spec.hostNetwork is not set: the interface of the pod network");
@@ -45,15 +45,15 @@ fn way_out(gang: &Gang<'_>, rank: u32, sign: &str, reason: &str) -> Outcome {
     }
 }
 
-/// The variables that name the interface of processes which read no file, and their value in the pod network; `None`: it depends on the node, and
-/// is known after placement.
+/// The interface variables of processes that read no file, with their value in the pod network;
+/// `None` if the value depends on the node and is known only after placement.
 pub fn interfaces(
     framework: Framework,
     uses_host_network: bool,
     profile: Option<&Profile>,
 ) -> Vec<(&'static str, Option<String>)> {
     let names =
-        RULES.iter().filter(|rule| rule.scope.is_of(framework) && rule.is_per_node() && Rule::is_env(rule.name));
+        RULES.iter().filter(|rule| rule.scope.includes(framework) && rule.is_per_node() && Rule::is_env(rule.name));
     let value = (!uses_host_network).then(|| pod_interface(profile).to_string());
     names.map(|rule| (rule.name, value.clone())).collect()
 }

@@ -1,4 +1,4 @@
-//! What carries data between nodes: transport, adapters, addresses.
+//! Transport between nodes: network, adapters, addresses.
 
 use super::super::gang::Gang;
 use super::super::profile::{Carrier, training_ports};
@@ -39,7 +39,7 @@ pub(super) fn ib_disable(gang: &Gang<'_>) -> Outcome {
     }
 }
 
-/// Facts of a node, or the outcome of a node without them.
+/// Facts of a node, or the outcome for a node without facts.
 fn known<'a>(gang: &'a Gang<'_>, rank: u32) -> Result<&'a GPUTopologyStatus, Outcome> {
     let unknown = || leave("nothing is known of the node", "no GPUTopology that can be used");
     gang.members[rank as usize].facts.ok_or_else(unknown)
@@ -88,7 +88,8 @@ pub(super) fn hca(gang: &Gang<'_>, rank: u32) -> Outcome {
     )
 }
 
-/// Groups of RoCE v2 addresses of the training ports: how many ports have some of this family, and the most that one has.
+/// RoCE v2 addresses of the training ports: the number of ports with at least one of this family,
+/// and the highest number on one port.
 fn addresses(facts: &GPUTopologyStatus, family: GidFamily) -> (usize, u32) {
     let of_port = |gids: &[switchyard_crds::gpu_topology::GidGroup]| {
         let of = gids.iter().filter(|group| group.kind == GidType::RoCEv2 && group.family == Some(family));
@@ -177,7 +178,7 @@ pub(super) fn debug(gang: &Gang<'_>) -> Outcome {
     )
 }
 
-pub(super) fn of_switches(gang: &Gang<'_>) -> Outcome {
+pub(super) fn switch_queue(gang: &Gang<'_>) -> Outcome {
     let by =
         gang.profile.map_or("no profile fits the nodes".to_string(), |profile| format!("profile {}", profile.name));
     match gang.carrier() {
@@ -194,7 +195,7 @@ pub(super) fn topology_file(gang: &Gang<'_>, rank: u32) -> Outcome {
         Ok(facts) => facts,
         Err(outcome) => return outcome,
     };
-    // A hypervisor that hides the switches puts every device on the root.
+    // A hypervisor that hides the switches puts every device directly below the root.
     let is_flat = |path: &Vec<String>| path.len() <= 2;
     let paths: Vec<&Vec<String>> =
         facts.gpus.iter().map(|gpu| &gpu.pcie_path).filter(|path| !path.is_empty()).collect();

@@ -1,11 +1,12 @@
-//! Variables of frameworks, launchers and drivers, and who reads names that look like NCCL's.
+//! Variables of frameworks, launchers and drivers, and other readers of names that look like
+//! NCCL's.
 
-/// Who reads a name that begins with `NCCL_` and is none of NCCL's.
+/// Reader of a name that begins with `NCCL_` but is not one of NCCL's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reader {
     /// The name, or a prefix that ends with `_`.
     pub name: &'static str,
-    /// Who reads it.
+    /// The program that reads it.
     pub who: &'static str,
 }
 
@@ -13,7 +14,7 @@ const fn reader(name: &'static str, who: &'static str) -> Reader {
     Reader { name, who }
 }
 
-/// Plugins, builds and images. Names listed here are not checked: their values belong to others.
+/// Plugins, builds and images. Their values are not checked.
 const READERS: [Reader; 18] = [
     reader("NCCL_FASTRAK_", "GPUDirect-TCPXO of Google Cloud"),
     reader("NCCL_GPUDIRECTTCPX_", "GPUDirect-TCPX of Google Cloud"),
@@ -35,19 +36,17 @@ const READERS: [Reader; 18] = [
     reader("NCCL_SO_PATH", "vLLM"),
 ];
 
-/// Who else reads a name that begins with `NCCL_`.
+/// The program other than NCCL that reads a name that begins with `NCCL_`.
 pub fn reader_of(name: &str) -> Option<&'static Reader> {
     READERS.iter().find(|reader| reader.name == name || reader.name.ends_with('_') && name.starts_with(reader.name))
 }
 
-/// A variable that has been renamed.
+/// A renamed variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Renamed {
-    /// The old name.
     pub from: &'static str,
-    /// The new name.
     pub to: &'static str,
-    /// The program and release that renamed it.
+    /// Program and release that renamed it.
     pub since: &'static str,
 }
 
@@ -55,8 +54,9 @@ const fn torch(from: &'static str, to: &'static str) -> Renamed {
     Renamed { from, to, since: "PyTorch 2.2" }
 }
 
-/// Of PyTorch's process group; the old names are read with a warning.
-/// Source: `torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp`, "torch_nccl_environment_variables" of docs.pytorch.org.
+/// PyTorch's process group; it reads the old names with a warning. Sources:
+/// `torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp`, "torch_nccl_environment_variables" of
+/// docs.pytorch.org.
 const RENAMED: [Renamed; 5] = [
     torch("NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
     torch("NCCL_BLOCKING_WAIT", "TORCH_NCCL_BLOCKING_WAIT"),
@@ -65,18 +65,18 @@ const RENAMED: [Renamed; 5] = [
     torch("NCCL_USE_COMM_NONBLOCKING", "TORCH_NCCL_USE_COMM_NONBLOCKING"),
 ];
 
-/// The new name of a variable of PyTorch.
+/// The new name of a PyTorch variable.
 pub fn renamed(name: &str) -> Option<&'static Renamed> {
     RENAMED.iter().find(|renamed| renamed.from == name)
 }
 
-/// A debug setting that costs speed, or hides the fault, if it stays.
+/// A debug setting that costs speed or hides the fault if it stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Debugging {
     pub name: &'static str,
-    /// Its value, in any case; empty for any value.
+    /// Value, case-insensitive; empty for any value.
     pub value: &'static str,
-    /// Whether it is harmful, or only fills the log.
+    /// Whether it does harm, or only fills the log.
     pub does_harm: bool,
     /// What it does.
     pub why: &'static str,
@@ -90,8 +90,9 @@ const fn noise(name: &'static str, value: &'static str, why: &'static str) -> De
     Debugging { name, value, does_harm: false, why }
 }
 
-/// Sources: the "Debugging" section of NCCL's user guide, docs.pytorch.org (`torch_nccl_environment_variables`, `distributed`), the CUDA
-/// programming guide, `fi_log` of libfabric, UCX's `UCX_LOG_LEVEL`.
+/// Sources: the "Debugging" section of NCCL's user guide, docs.pytorch.org
+/// (`torch_nccl_environment_variables`, `distributed`), the CUDA programming guide, `fi_log` of
+/// libfabric, UCX's `UCX_LOG_LEVEL`.
 const DEBUGGING: [Debugging; 29] = [
     harm("NCCL_DEBUG", "TRACE", "every call of NCCL is printed by every rank"),
     noise("NCCL_DEBUG", "INFO", "every rank prints hundreds of lines at the start"),
@@ -143,8 +144,9 @@ pub fn debugging_only(name: &str, value: &str) -> Option<&'static Debugging> {
         .find(|entry| entry.name == name && (entry.value.is_empty() || entry.value.eq_ignore_ascii_case(value.trim())))
 }
 
-/// Variables that differ from process to process on one node: the launcher sets them, and one value for all is always wrong. Sources: torchrun
-/// (`torch/distributed/run.py`), `python/paddle/distributed/launch`, `mpirun(1)`, `srun(1)`.
+/// Variables that differ between processes on one node. The launcher sets them, so one value for
+/// all is always wrong. Sources: torchrun (`torch/distributed/run.py`),
+/// `python/paddle/distributed/launch`, `mpirun(1)`, `srun(1)`.
 const PER_PROCESS: [&str; 17] = [
     "LOCAL_RANK",
     "LOCAL_WORLD_SIZE",
@@ -165,21 +167,21 @@ const PER_PROCESS: [&str; 17] = [
     "FLAGS_selected_gpus",
 ];
 
-/// Whether a variable differs from process to process.
+/// Whether a variable differs between processes.
 pub fn per_process(name: &str) -> bool {
     PER_PROCESS.contains(&name)
 }
 
-/// Whether an operator that wires PyTorch's rendezvous sets this variable in every pod.
+/// Whether an operator that sets up PyTorch's rendezvous sets this variable in every pod.
 pub fn set_by_launcher(name: &str) -> bool {
     TORCH.iter().any(|variable| variable.name == name)
 }
 
-/// A variable by which Switchyard describes its position to a framework's launcher.
+/// A variable through which Switchyard passes a node's position to a framework's launcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rendezvous {
     pub name: &'static str,
-    /// Whether it differs from node to node, so that one value for all is wrong.
+    /// Whether it differs between nodes, so that one value for all is wrong.
     pub differs: bool,
 }
 
@@ -212,7 +214,7 @@ const PADDLE: [Rendezvous; 6] = [
 ];
 const JAX: [Rendezvous; 3] = [same("JAX_COORDINATOR_ADDRESS"), same("JAX_NUM_PROCESSES"), differs("JAX_PROCESS_ID")];
 const TENSORFLOW: [Rendezvous; 1] = [differs("TF_CONFIG")];
-/// Of node 0, where `mpirun` runs, and of the others, where its daemon does.
+/// On node 0, where `mpirun` runs, and on the others, where its daemon runs.
 const MPI: [Rendezvous; 14] = [
     differs("PRTE_MCA_prte_default_hostfile"),
     differs("PRTE_MCA_plm_ssh_agent"),
@@ -230,7 +232,7 @@ const MPI: [Rendezvous; 14] = [
     same("HOROVOD_CPU_OPERATIONS"),
 ];
 
-/// What Switchyard sets for a framework, by the value of `trainer.framework`. The values: `plan::frameworks`.
+/// Variables that Switchyard sets, by `trainer.framework`. `plan::frameworks` defines the values.
 pub fn rendezvous(framework: &str) -> &'static [Rendezvous] {
     match framework {
         "Torch" => &TORCH,
@@ -242,24 +244,25 @@ pub fn rendezvous(framework: &str) -> &'static [Rendezvous] {
     }
 }
 
-/// Whether a variable shows that a pod uses the profile of Google Cloud's GPUDirect-TCPXO. The profile sets NCCL's variables together, and its
-/// checker ends jobs in which one of them differs.
+/// Whether a variable shows that a pod uses Google Cloud's GPUDirect-TCPXO profile. The profile sets
+/// NCCL's variables together, and its checker ends jobs in which one of them differs.
 pub fn is_of_google_profile(name: &str) -> bool {
     name.starts_with("NCCL_FASTRAK_") || name == "NCCL_SHIMNET_GUEST_CONFIG_CHECKER_CONFIG_FILE"
 }
 
-/// Whether a variable names GPUs that a process may see: the device plugin decides that.
+/// Whether a variable names the GPUs visible to a process. The device plugin decides that.
 pub fn is_visible_devices(name: &str) -> bool {
     ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"].contains(&name)
 }
 
-/// Whether a variable lists interfaces by their full names: here `=` and `^` of NCCL are part of the name.
+/// Whether a variable lists interfaces by full name. NCCL's `=` and `^` are part of the name here.
 /// Sources: PyTorch's `ProcessGroupGloo.cpp` and TensorPipe, Horovod's `gloo_context.cc`.
 pub fn is_interface_list(name: &str) -> bool {
     ["GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"].contains(&name)
 }
 
-/// Prefixes of interfaces that reach no other node: of container engines and pod networks (Calico, Flannel, Cilium, kube-proxy, OVN).
+/// Prefixes of interfaces that do not reach other nodes: those of container engines and pod
+/// networks (Calico, Flannel, Cilium, kube-proxy, OVN).
 const VIRTUAL: [&str; 15] = [
     "docker",
     "virbr",
@@ -278,7 +281,7 @@ const VIRTUAL: [&str; 15] = [
     "ovn",
 ];
 
-/// Whether an interface of this name reaches no other node.
+/// Whether an interface of this name does not reach other nodes.
 pub fn is_virtual_interface(name: &str) -> bool {
     VIRTUAL.iter().any(|start| name.starts_with(start))
 }
@@ -299,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tables_do_not_contradict_each_other() {
+    fn tables_are_consistent() {
         for entry in DEBUGGING.iter().filter(|entry| entry.name.starts_with(nccl::PREFIX)) {
             let key = nccl::find(entry.name).unwrap_or_else(|| panic!("{} is no key of NCCL", entry.name));
             assert!(entry.value.is_empty() || key.form.check(entry.value).is_ok(), "{entry:?}");
@@ -313,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_beginning_matches_only_where_it_is_one() {
+    fn prefixes_match_only_at_the_start() {
         assert!(reader_of("NCCL_FASTRAK_CTRL_DEV").is_some() && reader_of("NCCL_ROOT").is_some());
         assert!(reader_of("NCCL_ROOTS").is_none() && reader_of("NCCL_FASTRAKX").is_none());
     }

@@ -18,9 +18,9 @@ use switchyard_crds::{
     DecisionOutcome, FabricStatus, Framework, GpuDirect, PlacementStatus, PreflightMode, TrainJob, Transport,
     conditions,
 };
-use switchyard_fabric::forecast::{self, Between, Direct, Forecast, Within};
+use switchyard_fabric::forecast::{self, Direct, Forecast, InterNode, IntraNode};
 use switchyard_fabric::profile::{self, Profile, Site};
-use switchyard_fabric::{self as fabric, Asked, Gang, Member, Refused, preflight};
+use switchyard_fabric::{self as fabric, FabricRefusal, FabricRequest, Gang, Member, preflight};
 
 /// What was decided for a gang that has a place.
 #[derive(Debug, Clone, PartialEq)]
@@ -54,8 +54,8 @@ pub fn before(
     let profile = defaults.fabric_profile.as_ref().or_else(|| profile::detect(sites.iter().copied()));
     // Without the devices that an earlier attempt asked for.
     let requests = valid.pod.requests(None);
-    let asked = Asked { mode: job.spec.fabric.mode, nodes: valid.request.nodes, gpus, requests: &requests };
-    let resources = fabric::needs(asked, profile, &sites);
+    let request = FabricRequest { mode: job.spec.fabric.mode, nodes: valid.request.nodes, gpus, requests: &requests };
+    let resources = fabric::required_resources(request, profile, &sites);
     Some(FabricStatus { profile: profile.map(|profile| profile.name.clone()), resources, ..FabricStatus::default() })
 }
 
@@ -72,7 +72,7 @@ pub fn decide(
     question: &Question<'_>,
     nodes: &BTreeMap<String, NodeView>,
     placement: &PlacementStatus,
-) -> Result<Option<Decided>, Refused> {
+) -> Result<Option<Decided>, FabricRefusal> {
     let Question { job, valid, rules: PlacementRules { defaults, now, .. }, .. } = *question;
     let gpus = valid.pod.gpus;
     let framework = job.spec.trainer.framework;
@@ -152,8 +152,8 @@ fn forecast_of(gang: &Gang<'_>) -> Option<Forecast> {
 /// Whether NICs reach the memory of the GPUs; `None`: unknown.
 fn gpu_direct(forecast: &Forecast) -> Option<GpuDirect> {
     match forecast.summary.between.as_ref()? {
-        Between::Rdma { direct: Direct::Yes, .. } => Some(GpuDirect::Yes),
-        Between::Rdma { direct: Direct::NoModule | Direct::TooFar, .. } => Some(GpuDirect::No),
+        InterNode::Rdma { direct: Direct::Yes, .. } => Some(GpuDirect::Yes),
+        InterNode::Rdma { direct: Direct::NoModule | Direct::TooFar, .. } => Some(GpuDirect::No),
         _ => None,
     }
 }
@@ -161,9 +161,9 @@ fn gpu_direct(forecast: &Forecast) -> Option<GpuDirect> {
 /// What carries data inside the one node of a job.
 fn within(forecast: &Forecast) -> Option<Transport> {
     Some(match forecast.summary.within.last()? {
-        Within::NvLink | Within::C2c => Transport::NVLink,
-        Within::Pcie => Transport::PCIe,
-        Within::Host => Transport::SharedMemory,
+        IntraNode::NvLink | IntraNode::C2c => Transport::NVLink,
+        IntraNode::Pcie => Transport::PCIe,
+        IntraNode::Host => Transport::SharedMemory,
     })
 }
 
@@ -181,10 +181,10 @@ fn silence(view: Option<&NodeView>, now: Timestamp) -> (&str, bool) {
 }
 
 /// Why a job that enforces its preflight must not start; `None`: it may.
-pub fn enforced(job: &TrainJob, decided: Option<&Decided>) -> Option<Refused> {
+pub fn enforced(job: &TrainJob, decided: Option<&Decided>) -> Option<FabricRefusal> {
     let decided = decided.filter(|_| job.spec.fabric.preflight.mode == PreflightMode::Enforce)?;
     let why = preflight::blocking(decided.status.preflight.as_ref()?)?;
-    Some(Refused { why, ranks: decided.blamed.clone() })
+    Some(FabricRefusal { why, ranks: decided.blamed.clone() })
 }
 
 /// What carries the data, and how fast that is expected to be.
@@ -198,7 +198,7 @@ fn summary(transport: Option<Transport>, forecast: Option<&Forecast>, placement:
     let between = transport.filter(|_| placement.nodes.len() > 1).map(|transport| {
         let over = match transport {
             Transport::RDMA => match forecast.and_then(|forecast| forecast.summary.between.as_ref()) {
-                Some(between @ Between::Rdma { .. }) => between.to_string(),
+                Some(between @ InterNode::Rdma { .. }) => between.to_string(),
                 _ => format!("RDMA over {nics} NIC{} of each node", plural(nics as u64)),
             },
             Transport::Plugin => "the cloud's network plugin".into(),

@@ -20,7 +20,7 @@ use std::sync::LazyLock;
 use switchyard_core::model::NodeOrd;
 use switchyard_core::placement::gpus::ring::bits;
 use switchyard_core::placement::gpus::{
-    Fleet, Group, Level, MOST_GPUS, MinLink, Placement, Refusal, Request, UNLIMITED,
+    Fleet, Group, Level, MAX_GPUS, MinLink, Placement, Refusal, Request, UNLIMITED,
 };
 use switchyard_core::rates::gigabytes;
 use switchyard_crds::names::GPU_RESOURCE;
@@ -41,10 +41,10 @@ pub struct Placed {
 /// Why there is no place, and the smallest changes with which there is one.
 pub fn place(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> Result<Placed, NoPlace> {
     let need = Need::of(question);
-    if need.gpus() as usize > MOST_GPUS {
+    if need.gpus() as usize > MAX_GPUS {
         let gpus = need.gpus();
         return Err(NoPlace::impossible(format!(
-            "{GPU_RESOURCE}: got {gpus} for each node; expected at most {MOST_GPUS}"
+            "{GPU_RESOURCE}: got {gpus} for each node; expected at most {MAX_GPUS}"
         )));
     }
     let (levels, policy) = levels_and_policy(question);
@@ -77,7 +77,7 @@ pub fn place(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> Res
 /// Whether there is a place: `place` without the place or the reasons, which cost many times as much.
 pub fn fits(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> bool {
     let need = Need::of(question);
-    if need.gpus() as usize > MOST_GPUS {
+    if need.gpus() as usize > MAX_GPUS {
         return false;
     }
     let (levels, policy) = levels_and_policy(question);
@@ -137,7 +137,7 @@ fn solve(
     // The best nodes do not fit all ranks. Of each domain that may contain the gang, nodes are taken that do, and the best of these
     // placements is chosen.
     let badly: Vec<usize> =
-        fleet.badly_joined(request.groups[0].gpus, request.min_link).iter().map(|node| node.0 as usize).collect();
+        fleet.below_min_link(request.groups[0].gpus, request.min_link).iter().map(|node| node.0 as usize).collect();
     let mut by_domain: BTreeMap<Option<u32>, Vec<usize>> = BTreeMap::new();
     for node in sites.open().filter(|node| badly.binary_search(node).is_err()) {
         let domain = request.within.map(|level| sites.tree.domains[node].get(level).copied().flatten());

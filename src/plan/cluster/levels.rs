@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
-use switchyard_core::placement::gpus::{Level, MOST_LEVELS};
+use switchyard_core::placement::gpus::{Level, MAX_LEVELS};
 use switchyard_crds::{DomainMode, TopologyDomain, TopologyPolicy};
 
 /// Label of the NVLink domain of a node: UUID of its cluster and number of its clique, set by NVIDIA's GPU feature discovery; what the
@@ -81,7 +81,7 @@ pub enum LevelError {
         /// That of the level below.
         below: String,
     },
-    #[error("{0} levels: expected at most {most}", most = MOST_LEVELS - 1)]
+    #[error("{0} levels: expected at most {most}", most = MAX_LEVELS - 1)]
     TooMany(usize),
 }
 
@@ -158,7 +158,7 @@ impl Levels {
             let share = known.last().map_or(1000, |(_, level)| level.share);
             known.push((CLUSTER.to_string(), Level { share, nvlink: false }));
         }
-        if known.len() > MOST_LEVELS {
+        if known.len() > MAX_LEVELS {
             return Err(LevelError::TooMany(known.len() - 1));
         }
         Ok(Levels::of(known))
@@ -294,7 +294,7 @@ impl Tree {
             found.insert(place, (domain.key.clone(), Level { share, nvlink: false }, domains));
         }
         // Levels that the job does not name are dropped, the largest first.
-        while found.len() >= MOST_LEVELS {
+        while found.len() >= MAX_LEVELS {
             let spare = found.iter().rposition(|(key, ..)| asked(key).is_none()).unwrap_or(found.len() - 1);
             found.remove(spare);
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use switchyard_core::devices::{Devices, Gpu};
 use switchyard_core::path::PathClass;
-use switchyard_core::placement::gpus::{MOST_GPUS, Shape};
+use switchyard_core::placement::gpus::{MAX_GPUS, Shape};
 use switchyard_core::rates;
 use switchyard_crds::gpu_topology::{FabricState, GPUTopology, GPUTopologyStatus};
 use switchyard_fabric as fabric;
@@ -92,8 +92,8 @@ impl Shapes {
         };
         let named = report::devices(status).map_err(|error| error.to_string())?;
         let count = named.devices.gpus.len();
-        if count > MOST_GPUS {
-            return Err(format!("status.gpus: got {count} GPUs; expected at most {MOST_GPUS}"));
+        if count > MAX_GPUS {
+            return Err(format!("status.gpus: got {count} GPUs; expected at most {MAX_GPUS}"));
         }
         let name = |nic: &usize| {
             let nic = &status.nics[*nic];
@@ -143,7 +143,7 @@ fn share_cores(report: &GPUTopology, gpus: &mut [NamedGpu]) {
 
 /// Values of a node whose number of GPUs is all that is known: only the slowest links can be assumed.
 pub(super) fn unreported(gpus: usize) -> Shape {
-    let count = gpus.min(MOST_GPUS);
+    let count = gpus.min(MAX_GPUS);
     let gpu = Gpu { pcie_rate: rates::pcie(None), ..Gpu::default() };
     Shape::new(&Devices {
         gpus: vec![gpu; count],

@@ -75,7 +75,7 @@ use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
 use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::{ManagedBy, TrainJob, TrainJobStatus};
-use switchyard_fabric::Seen;
+use switchyard_fabric::LogObservation;
 use switchyard_worker_contract::event::Summary;
 use turn::Ahead;
 use view::{NodeView, ObjectView, PodView};
@@ -124,7 +124,7 @@ pub struct JobSnapshot<'a> {
     /// Last figures of the training.
     pub summary: Option<&'a Summary>,
     /// What the logs of the current attempt say about links between ranks, by node rank.
-    pub seen: &'a BTreeMap<u32, Seen>,
+    pub seen: &'a BTreeMap<u32, LogObservation>,
     /// When this controller last wrote the status.
     pub status_written: Option<Timestamp>,
     pub silence: Silence<'a>,

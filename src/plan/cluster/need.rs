@@ -7,7 +7,7 @@ use super::question::Question;
 use super::ranks::RankRules;
 use super::view::NodeView;
 use jiff::Timestamp;
-use switchyard_core::placement::gpus::MOST_GPUS;
+use switchyard_core::placement::gpus::MAX_GPUS;
 use switchyard_core::quantity::Resources;
 use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{DeviceAllocation, MinLink, TopologyMode};
@@ -131,7 +131,7 @@ impl NodeView {
     pub(super) fn free_gpus(&self, allocation: Option<DeviceAllocation>) -> u32 {
         let counted = u32::try_from(self.free.get(GPU_RESOURCE) / 1000).unwrap_or(0);
         let Some(machine) = self.described() else {
-            return ((1_u64 << counted.min(self.gpus()).min(MOST_GPUS as u32)) - 1) as u32;
+            return ((1_u64 << counted.min(self.gpus()).min(MAX_GPUS as u32)) - 1) as u32;
         };
         match allocation {
             Some(DeviceAllocation::Claims) => machine.usable & self.offered.unwrap_or(0) & !self.taken,

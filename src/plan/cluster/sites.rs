@@ -7,7 +7,7 @@ use super::need::Need;
 use super::view::NodeView;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use switchyard_core::placement::gpus::{Fleet, MOST_GPUS, Request, Shape, Site};
+use switchyard_core::placement::gpus::{Fleet, MAX_GPUS, Request, Shape, Site};
 use switchyard_crds::{self as api, DeviceAllocation, TopologyPolicy};
 use switchyard_fabric::claims_channel;
 
@@ -78,7 +78,7 @@ impl<'a> Sites<'a> {
 
     /// Notes which nodes a request leaves out for the links between their free GPUs.
     pub fn note_links(&mut self, fleet: &mut Fleet, request: &Request, asked: api::MinLink) {
-        for node in fleet.badly_joined(request.groups[0].gpus, request.min_link) {
+        for node in fleet.below_min_link(request.groups[0].gpus, request.min_link) {
             self.excluded[node.0 as usize].get_or_insert(Excluded::Links(asked));
         }
     }
@@ -123,7 +123,7 @@ struct Kinds {
 impl Kinds {
     fn of(&mut self, node: &NodeView) -> u32 {
         let Some(machine) = node.described() else {
-            let all = (node.gpus() as usize).min(MOST_GPUS);
+            let all = (node.gpus() as usize).min(MAX_GPUS);
             return *self.unreported.entry(all).or_insert_with(|| {
                 self.list.push(Arc::new(machine::unreported(all)));
                 self.list.len() as u32 - 1

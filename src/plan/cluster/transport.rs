@@ -13,7 +13,7 @@ use switchyard_crds::{
     FabricMeasurement, FabricMode, FabricObservation, FallbackAction, Framework, MeasuredVerdict, ObservedVerdict,
     PlacedNode, PreflightMode, TrainJob, Transport, conditions,
 };
-pub use switchyard_fabric::Seen;
+pub use switchyard_fabric::LogObservation;
 use switchyard_fabric::{Prediction, compare};
 
 /// Slow links that are named; further ones are counted.

@@ -12,7 +12,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use switchyard_crds::{Framework, TrainJob, labels};
 use switchyard_fabric::profile::{self, Profile};
-use switchyard_fabric::{self as fabric, CONF_FILE, CONF_PATH, FOLDER, MERGE, PLAN};
+use switchyard_fabric::{self as fabric, CONF_DIR, CONF_FILE, CONF_PATH, MERGE_SCRIPT, STAGING_DIR};
 
 /// Volume of NCCL's file as the container sees it, and name of the init container that writes it.
 const FABRIC: &str = "switchyard-fabric";
@@ -64,18 +64,18 @@ pub(super) fn attach(spec: &mut PodSpec, making: &Making<'_>) {
     }
     if several && count > 0 {
         set_unless_set(trainer, EnvVar { name: CONF_FILE.into(), value: Some(CONF_PATH.into()), value_from: None });
-        mount(trainer, FABRIC, FOLDER, true);
+        mount(trainer, FABRIC, CONF_DIR, true);
         let mut writer = Container {
             name: FABRIC.into(),
             image: trainer.image.clone(),
             image_pull_policy: trainer.image_pull_policy.clone(),
-            command: Some(vec!["/bin/sh".into(), "-c".into(), MERGE.into()]),
+            command: Some(vec!["/bin/sh".into(), "-c".into(), MERGE_SCRIPT.into()]),
             security_context: trainer.security_context.clone(),
             resources: Some(small(trainer.resources.as_ref())),
             ..Container::default()
         };
-        mount(&mut writer, FABRIC, FOLDER, false);
-        mount(&mut writer, FABRIC_PLAN, PLAN, true);
+        mount(&mut writer, FABRIC, CONF_DIR, false);
+        mount(&mut writer, FABRIC_PLAN, STAGING_DIR, true);
         spec.init_containers.get_or_insert_default().push(writer);
         let item = |key: String, path: &str| KeyToPath { key, path: path.into(), mode: None };
         let plan = ConfigMapVolumeSource {
@@ -92,7 +92,7 @@ pub(super) fn attach(spec: &mut PodSpec, making: &Making<'_>) {
 
 /// The administrator's profile, else the pack that was found when the attempt began.
 fn profile<'a>(making: &Making<'a>) -> Option<&'a Profile> {
-    let found = || profile::named(making.pod.job.status.as_ref()?.fabric.as_ref()?.profile.as_deref()?);
+    let found = || profile::find_pack(making.pod.job.status.as_ref()?.fabric.as_ref()?.profile.as_deref()?);
     making.defaults.fabric_profile.as_ref().or_else(found)
 }
 

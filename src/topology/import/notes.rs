@@ -1,75 +1,78 @@
-//! What the user and the reader of a report should know about an import.
+//! Notes about an import, for the user and for readers of the report.
 
 use super::super::matrix::Matrix;
 use switchyard_crds::gpu_topology::{FactSource, Facts, NumaNode, SourceState};
 
-/// The program that produced the text.
+/// Program that produced the text.
 const SOURCE: &str = "nvidia-smi topo -m, imported";
-/// Most pairs that a sentence names.
-const MOST_PAIRS: usize = 3;
-/// Longest message of a source, as in a `GPUTopology`.
-const LONGEST_MESSAGE: usize = 1024;
+/// Maximum number of pairs named in a sentence.
+const MAX_PAIRS: usize = 3;
+/// Maximum length of a source message, as in a `GPUTopology`.
+const MAX_MESSAGE_LEN: usize = 1024;
 
-/// Why two devices are not shown as the matrix has them.
+/// Why the result represents a pair differently from the matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Doubt {
-    /// Other classes of the matrix contradict it.
-    NoTree,
+pub(super) enum Discrepancy {
+    /// Other classes in the matrix contradict it.
+    NotATree,
     /// The NUMA nodes contradict it.
     OtherNuma,
-    /// Only NUMA nodes could show it.
+    /// Only NUMA nodes could express it, and they are unknown.
     NumaUnknown,
-    /// SYS, but in one NUMA node.
+    /// SYS within one NUMA node.
     Nearer,
 }
 
-impl Doubt {
-    const ALL: [Doubt; 4] = [Doubt::NoTree, Doubt::OtherNuma, Doubt::NumaUnknown, Doubt::Nearer];
+impl Discrepancy {
+    const ALL: [Discrepancy; 4] =
+        [Discrepancy::NotATree, Discrepancy::OtherNuma, Discrepancy::NumaUnknown, Discrepancy::Nearer];
 
     fn sentence(self) -> &'static str {
         match self {
-            Doubt::NoTree => "no PCIe tree has all of these classes, so the doubtful ones are taken as farther",
-            Doubt::OtherNuma => "NODE between different NUMA nodes is taken as SYS",
-            Doubt::NumaUnknown => "NODE reads as SYS where a NUMA node is not known",
-            Doubt::Nearer => "SYS inside one NUMA node stays SYS in links, and reads as NODE from the NUMA nodes",
+            Discrepancy::NotATree => {
+                "no PCIe tree has all of these classes, so contradictory ones are treated as farther"
+            }
+            Discrepancy::OtherNuma => "NODE between different NUMA nodes is taken as SYS",
+            Discrepancy::NumaUnknown => "NODE reads as SYS where a NUMA node is not known",
+            Discrepancy::Nearer => "SYS inside one NUMA node stays SYS in links, and reads as NODE from the NUMA nodes",
         }
     }
 }
 
-/// Notes as they are found.
+/// Collected notes.
 #[derive(Debug, Default)]
 pub(super) struct Notes {
-    /// About the model of the GPUs.
+    /// About the GPU model.
     pub model: Option<String>,
-    pairs: Vec<(Doubt, Facts, String)>,
+    pairs: Vec<(Discrepancy, Facts, String)>,
 }
 
 impl Notes {
-    /// Adds a pair to the group of facts that shows it.
-    pub(super) fn pair(&mut self, doubt: Doubt, facts: Facts, text: String) {
-        self.pairs.push((doubt, facts, text));
+    /// Records a pair under the fact group that shows it.
+    pub(super) fn pair(&mut self, discrepancy: Discrepancy, facts: Facts, text: String) {
+        self.pairs.push((discrepancy, facts, text));
     }
 
-    /// One line for each kind of doubt.
+    /// One line per kind of discrepancy.
     pub(super) fn warnings(&self) -> Vec<String> {
         self.model.iter().cloned().chain(self.sentences(&[Facts::Links, Facts::NICs])).collect()
     }
 
     fn sentences(&self, groups: &[Facts]) -> Vec<String> {
-        let sentence = |doubt: Doubt| {
-            let found = self.pairs.iter().filter(|(own, facts, _)| *own == doubt && groups.contains(facts));
+        let sentence = |discrepancy: Discrepancy| {
+            let found = self.pairs.iter().filter(|(own, facts, _)| *own == discrepancy && groups.contains(facts));
             let pairs: Vec<&str> = found.map(|(_, _, text)| text.as_str()).collect();
-            let named = pairs.iter().take(MOST_PAIRS).copied().collect::<Vec<_>>().join("; ");
-            let more = match pairs.len().saturating_sub(MOST_PAIRS) {
+            let named = pairs.iter().take(MAX_PAIRS).copied().collect::<Vec<_>>().join("; ");
+            let more = match pairs.len().saturating_sub(MAX_PAIRS) {
                 0 => String::new(),
                 more => format!("; and {more} more"),
             };
-            (!pairs.is_empty()).then(|| format!("{}: {named}{more}", doubt.sentence()))
+            (!pairs.is_empty()).then(|| format!("{}: {named}{more}", discrepancy.sentence()))
         };
-        Doubt::ALL.into_iter().filter_map(sentence).collect()
+        Discrepancy::ALL.into_iter().filter_map(sentence).collect()
     }
 
-    /// Where each group of facts comes from, and what it lacks.
+    /// The source of each fact group, and what it lacks.
     pub(super) fn sources(&self, matrix: &Matrix, numa_nodes: &[NumaNode]) -> Vec<FactSource> {
         let has_cpus = matrix.gpus.iter().any(|gpu| gpu.cpus.is_some());
         let lists = matrix.gpus.iter().any(|gpu| gpu.numa.as_ref().is_some_and(|list| list.len() > 1));
@@ -102,8 +105,8 @@ impl Notes {
                     .to_owned(),
             );
             let is_nic = |device: &usize| *device >= matrix.gpus.len();
-            let unsaid = |a: usize| (0..a).filter(is_nic).any(|b| matrix.class(a, b).is_none());
-            let rows_missing = (0..matrix.devices()).filter(is_nic).any(unsaid);
+            let unstated = |a: usize| (0..a).filter(is_nic).any(|b| matrix.class(a, b).is_none());
+            let rows_missing = (0..matrix.devices()).filter(is_nic).any(unstated);
             nics.extend(
                 rows_missing.then(|| "the matrix does not say how NICs are connected to each other".to_owned()),
             );
@@ -114,7 +117,7 @@ impl Notes {
     }
 }
 
-/// A source; it is complete if there is nothing to note.
+/// A source; complete if there are no notes.
 fn source<S: Into<String>>(facts: Facts, available: bool, message: impl IntoIterator<Item = S>) -> FactSource {
     let parts: Vec<String> = message.into_iter().map(Into::into).collect();
     let state = match (available, parts.is_empty()) {
@@ -122,6 +125,6 @@ fn source<S: Into<String>>(facts: Facts, available: bool, message: impl IntoIter
         (true, true) => SourceState::Complete,
         (true, false) => SourceState::Partial,
     };
-    let message: String = parts.join(". ").chars().take(LONGEST_MESSAGE).collect();
+    let message: String = parts.join(". ").chars().take(MAX_MESSAGE_LEN).collect();
     FactSource { facts, source: SOURCE.to_owned(), state, message: (!message.is_empty()).then_some(message) }
 }

@@ -1,4 +1,4 @@
-//! What holds for every machine and for every text.
+//! Properties of every machine and every text.
 #![allow(clippy::unwrap_used)]
 
 use super::tests::{FIXTURES, imported, options, words};
@@ -6,7 +6,7 @@ use super::*;
 use crate::matrix::parse;
 use proptest::prelude::*;
 
-/// What must hold of every result.
+/// Invariants of every result.
 fn check(matrix: &Matrix, status: &GPUTopologyStatus) {
     let paths: Vec<&Vec<String>> =
         status.gpus.iter().map(|gpu| &gpu.pcie_path).chain(status.nics.iter().map(|nic| &nic.pcie_path)).collect();
@@ -27,12 +27,12 @@ fn check(matrix: &Matrix, status: &GPUTopologyStatus) {
     );
     let words = words(status);
     for (a, b) in pairs(matrix.devices()) {
-        let (said, shown) = (matrix.class(a, b), PathClass::from_word(&words[a][b]));
-        assert!(said.is_none() || shown >= said, "{a} {b}: {said:?} became {shown:?}, which is nearer");
+        let (stated, shown) = (matrix.class(a, b), PathClass::from_word(&words[a][b]));
+        assert!(stated.is_none() || shown >= stated, "{a} {b}: {stated:?} became {shown:?}, which is nearer");
     }
 }
 
-/// A device of a machine that exists: NUMA node, root complex, root port, switch.
+/// A device of a real machine: NUMA node, root complex, root port, switch.
 type Spot = (u32, u32, u32, u32);
 
 fn class_of(a: Spot, b: Spot) -> PathClass {
@@ -46,7 +46,7 @@ fn class_of(a: Spot, b: Spot) -> PathClass {
 }
 
 prop_compose! {
-    /// A text of a machine that exists, and the classes of all of its devices.
+    /// The text of a real machine, and the classes of all its devices.
     fn machine()(
         gpus in 2usize..7,
         nics in 0usize..5,
@@ -54,7 +54,8 @@ prop_compose! {
         nvlink in proptest::collection::vec(any::<bool>(), 36),
     ) -> (String, Vec<Vec<String>>) {
         let mut spots = spots;
-        // A GPU in each NUMA node: where there is none, nothing gives the NICs there a number.
+        // One GPU in each NUMA node, because the NICs of a node without GPUs have no known NUMA
+        // node.
         (spots[0].0, spots[1].0) = (0, 1);
         let labels: Vec<String> =
             (0..gpus).map(|gpu| format!("GPU{gpu}")).chain((0..nics).map(|nic| format!("NIC{nic}"))).collect();
@@ -71,17 +72,17 @@ prop_compose! {
         let mut text = format!("\t{}\tCPU Affinity\tNUMA Affinity\n", labels.join("\t"));
         for (at, label) in labels.iter().enumerate() {
             let numa = spots[at].0;
-            let beside = if at < gpus { format!("\t{}-{}\t{numa}", numa * 8, numa * 8 + 7) } else { String::new() };
-            text.push_str(&format!("{label}\t{}{beside}\n", cells[at].join("\t")));
+            let affinity = if at < gpus { format!("\t{}-{}\t{numa}", numa * 8, numa * 8 + 7) } else { String::new() };
+            text.push_str(&format!("{label}\t{}{affinity}\n", cells[at].join("\t")));
         }
         (text, cells)
     }
 }
 
-/// One change of a text: where, by how much of its length; what to do; with what.
+/// One edit of a text: relative position, operation, and new text.
 type Edit = (f64, u8, String);
 
-fn edited(text: &str, edits: &[Edit]) -> String {
+fn apply_edits(text: &str, edits: &[Edit]) -> String {
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
     for (place, kind, with) in edits {
         if lines.is_empty() {
@@ -119,15 +120,15 @@ fn edited(text: &str, edits: &[Edit]) -> String {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// The classes of any machine that exists come back.
+    /// The classes of any real machine survive a round trip.
     #[test]
-    fn machines_come_back((text, cells) in machine()) {
+    fn machines_round_trip((text, cells) in machine()) {
         let imported = imported(&text, &options());
         prop_assert!(imported.warnings.is_empty(), "{:?}", imported.warnings);
         prop_assert_eq!(words(imported.topology.status.as_ref().unwrap()), cells);
     }
 
-    /// A broken text is refused or understood; it never panics.
+    /// A broken text is rejected or understood; it never panics.
     #[test]
     fn no_text_panics(
         which in 0..FIXTURES.len(),
@@ -140,7 +141,7 @@ proptest! {
             0..6,
         ),
     ) {
-        let text = edited(FIXTURES[which].1, &edits);
+        let text = apply_edits(FIXTURES[which].1, &edits);
         match parse(&text) {
             Ok(matrix) => {
                 if let Ok(imported) = import(&matrix, &options()) {
@@ -151,9 +152,9 @@ proptest! {
         }
     }
 
-    /// Any classes at all, also such as no machine has.
+    /// Arbitrary classes, including impossible ones.
     #[test]
-    fn any_classes_make_a_tree_that_is_never_nearer(
+    fn arbitrary_classes_never_come_out_nearer(
         classes in proptest::collection::vec(0usize..6, 45),
         numa in proptest::collection::vec(0u32..3, 6),
     ) {
@@ -171,8 +172,8 @@ proptest! {
         let mut text = format!("{} CPU Affinity NUMA Affinity\n", labels.join(" "));
         for (at, label) in labels.iter().enumerate() {
             let cells: Vec<&str> = (0..10).map(|other| cell(at, other)).collect();
-            let beside = numa.get(at).map(|node| format!(" N/A {node}")).unwrap_or_default();
-            text.push_str(&format!("{label} {}{beside}\n", cells.join(" ")));
+            let affinity = numa.get(at).map(|node| format!(" N/A {node}")).unwrap_or_default();
+            text.push_str(&format!("{label} {}{affinity}\n", cells.join(" ")));
         }
         let matrix = parse(&text).unwrap();
         check(&matrix, import(&matrix, &options()).unwrap().topology.status.as_ref().unwrap());

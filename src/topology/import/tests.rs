@@ -4,7 +4,8 @@ use super::*;
 use crate::matrix::parse;
 use switchyard_crds::gpu_topology::SourceState;
 
-/// The texts of machines that people published; `tests/fixtures/topo/README.md` says where.
+/// Matrices of real machines that their owners published; `tests/fixtures/topo/README.md` lists the
+/// sources.
 pub(super) const FIXTURES: [(&str, &str); 14] = [
     ("F1", include_str!("../../../tests/fixtures/topo/f01-dgx-1v.txt")),
     ("F2", include_str!("../../../tests/fixtures/topo/f02-dgx-a100.txt")),
@@ -48,7 +49,8 @@ fn word(class: Reported) -> &'static str {
     }
 }
 
-/// The words of a matrix as the result shows them: links between GPUs, paths and NUMA nodes between all others.
+/// The classes of a matrix as the result shows them: links between GPUs, otherwise paths and NUMA
+/// nodes.
 pub(super) fn words(status: &GPUTopologyStatus) -> Vec<Vec<String>> {
     let gpus = status.gpus.iter().map(|gpu| (&gpu.pcie_path, gpu.numa_node, Some(&gpu.uuid)));
     let nics = status.nics.iter().map(|nic| (&nic.pcie_path, nic.numa_node, None));
@@ -65,7 +67,7 @@ pub(super) fn words(status: &GPUTopologyStatus) -> Vec<Vec<String>> {
     (0..devices.len()).map(|a| (0..devices.len()).map(|b| word(a, b)).collect()).collect()
 }
 
-/// The rows of a text by plain splitting: label, cells and what follows. Knows nothing of the parser.
+/// Splits a text into rows (label, cells, rest) independently of the parser.
 fn rows(text: &str) -> Vec<Vec<&str>> {
     let mut rows: Vec<Vec<&str>> = Vec::new();
     let cells = ["X", "PIX", "PXB", "PHB", "NODE", "SYS"];
@@ -83,7 +85,7 @@ fn rows(text: &str) -> Vec<Vec<&str>> {
 }
 
 #[test]
-fn every_fixture_comes_back_row_for_row() {
+fn every_fixture_round_trips() {
     for (name, text) in FIXTURES {
         let status = status(text, &options());
         let printed = words(&status);
@@ -93,12 +95,13 @@ fn every_fixture_comes_back_row_for_row() {
             let said: Vec<&str> = row.iter().skip(1).take(words.len()).copied().collect();
             let mut expected: Vec<String> = said.iter().map(|word| (*word).to_owned()).collect();
             if name == "F12" {
-                // Without NUMA nodes NODE cannot be told from SYS; the warning is tested below.
+                // Without NUMA nodes, NODE is indistinguishable from SYS. The warning is tested
+                // below.
                 expected.iter_mut().filter(|word| *word == "NODE").for_each(|word| *word = "SYS".to_owned());
             }
             assert_eq!(*words, expected, "{name}, row {}", row[0]);
         }
-        // What stands beside the cells of GPUs.
+        // The text after the cells of GPUs.
         for (row, gpu) in rows.iter().zip(&status.gpus) {
             assert_eq!(row[0], format!("GPU{}", gpu.index), "{name}");
             let beside = &row[1 + printed.len()..];
@@ -113,7 +116,7 @@ fn every_fixture_comes_back_row_for_row() {
 }
 
 #[test]
-fn only_fixtures_that_do_not_fit_warn() {
+fn only_inexact_fixtures_warn() {
     for (name, text) in FIXTURES {
         let warnings = imported(text, &options()).warnings;
         let expected: &[&str] = match name {
@@ -131,25 +134,26 @@ fn only_fixtures_that_do_not_fit_warn() {
 }
 
 #[test]
-fn nvlink_hides_no_more_than_it_must() {
+fn nvlink_hides_only_what_it_must() {
     let class = |name: &str, a: usize, b: usize| {
         let status = status(fixture(name), &options());
         let (a, b) = (&status.gpus[a], &status.gpus[b]);
         path_class(&a.pcie_path, &b.pcie_path, a.numa_node, b.numa_node).word()
     };
-    // Proven by the NICs: PIX to the same one; PXB and PIX to the same one; below switches of their own.
+    // The NICs prove it: PIX to the same one; PXB and PIX to the same one; below different
+    // switches.
     assert_eq!(class("F1", 2, 3), "PIX");
     assert_eq!(class("F4", 0, 1), "PXB");
     assert_eq!(class("F8", 2, 3), "PXB");
     assert_eq!(class("F2", 0, 1), "PXB");
-    // By NUMA nodes only.
+    // Derived from NUMA nodes only.
     assert_eq!(class("F8", 0, 1), "NODE");
     assert_eq!(class("F2", 0, 2), "SYS");
     assert_eq!(class("F6", 0, 1), "NODE");
 }
 
 #[test]
-fn nvlinks_have_a_way_and_a_speed_when_the_model_is_known() {
+fn known_models_give_nvlinks_a_route_and_a_speed() {
     let link = |name: &str, model: Option<&str>| {
         let options = Options { gpu_model: model.map(str::to_owned), ..options() };
         let link = status(fixture(name), &options).links.first().cloned().unwrap();
@@ -166,7 +170,7 @@ fn nvlinks_have_a_way_and_a_speed_when_the_model_is_known() {
 }
 
 #[test]
-fn a_model_that_is_unknown_or_does_not_fit_is_said() {
+fn unknown_or_contradictory_models_warn() {
     let warnings = |name: &str, model: &str| {
         let options = Options { gpu_model: Some(model.to_owned()), ..options() };
         let imported = imported(fixture(name), &options);
@@ -175,13 +179,13 @@ fn a_model_that_is_unknown_or_does_not_fit_is_said() {
         assert_eq!(status.gpus[0].model.as_deref(), Some(model));
         imported.warnings
     };
-    assert_eq!(warnings("F3", "X9000"), ["GPU model X9000 is not known, so the speed of its NVLinks is not either"]);
+    assert_eq!(warnings("F3", "X9000"), ["GPU model X9000 is unknown, and so is the speed of its NVLinks"]);
     assert_eq!(warnings("F3", "A100"), ["the matrix has NV18 and A100 has 12 NVLinks: speed left unknown"]);
     assert_eq!(warnings("F8", "L40S"), ["the matrix has NV4 and L40S has 0 NVLinks: speed left unknown"]);
 }
 
 #[test]
-fn nics_have_the_names_of_the_legend_and_the_rates_of_the_options() {
+fn nics_take_names_from_the_legend_and_rates_from_the_options() {
     let rate = |nic: Option<&str>, gbps: u64| NicRate { nic: nic.map(str::to_owned), megabits_per_second: gbps * 1000 };
     let rates = vec![rate(None, 400), rate(Some("mlx5_10"), 25), rate(Some("NIC4"), 100)];
     let matrix = parse(fixture("F10")).unwrap();
@@ -203,7 +207,7 @@ fn nics_have_the_names_of_the_legend_and_the_rates_of_the_options() {
 }
 
 #[test]
-fn cpus_of_a_numa_node_are_known_only_where_all_rows_agree() {
+fn numa_cpus_require_agreement_of_all_rows() {
     let text = |cpus: [&str; 3]| {
         format!(
             "GPU0 GPU1 GPU2 CPU Affinity NUMA Affinity\nGPU0 X NODE SYS {} 0\nGPU1 NODE X SYS {} 0\nGPU2 SYS SYS X {} 1",
@@ -223,7 +227,7 @@ fn cpus_of_a_numa_node_are_known_only_where_all_rows_agree() {
 }
 
 #[test]
-fn classes_of_no_tree_are_taken_as_farther_and_named() {
+fn inconsistent_classes_become_farther_and_warn() {
     let text = "GPU0 GPU1 NIC0 CPU Affinity NUMA Affinity
                 GPU0 X NODE PIX 0-3 0
                 GPU1 NODE X PIX 0-3 0
@@ -232,7 +236,7 @@ fn classes_of_no_tree_are_taken_as_farther_and_named() {
     assert_eq!(
         imported.warnings,
         [
-            "no PCIe tree has all of these classes, so the doubtful ones are taken as farther: GPU1-NIC0 PIX as NODE, since \
+            "no PCIe tree has all of these classes, so contradictory ones are treated as farther: GPU1-NIC0 PIX as NODE, since \
           GPU0 is NODE to GPU1 and PIX to NIC0"
         ]
     );
@@ -244,12 +248,12 @@ fn classes_of_no_tree_are_taken_as_farther_and_named() {
 }
 
 #[test]
-fn numa_nodes_that_contradict_the_class_make_it_farther() {
+fn contradictory_numa_nodes_make_a_class_farther() {
     let text = "GPU0 GPU1 CPU Affinity NUMA Affinity\nGPU0 X NODE 0-3 0\nGPU1 NODE X 4-7 1";
     let imported = imported(text, &options());
     assert_eq!(imported.warnings, ["NODE between different NUMA nodes is taken as SYS: GPU0-GPU1"]);
     assert_eq!(words(&imported.topology.status.unwrap())[0][1], "SYS");
-    // Without numbers there is nothing that contradicts.
+    // Without NUMA numbers there is no contradiction.
     let imported = self::imported("GPU0 GPU1 CPU Affinity\nGPU0 X NODE N/A\nGPU1 NODE X N/A", &options());
     assert_eq!((imported.warnings.len(), words(&imported.topology.status.unwrap())[0][1].as_str()), (0, "NODE"));
 }
@@ -263,7 +267,7 @@ fn the_same_text_gives_the_same_bytes() {
 }
 
 #[test]
-fn one_result_in_full() {
+fn full_result() {
     let text = "GPU0 GPU1 NIC0 CPU Affinity NUMA Affinity
                 GPU0 X NV12 PXB 0-3 0
                 GPU1 NV12 X PIX 0-3 0

@@ -1,13 +1,13 @@
-//! What is wrong with a text, and where.
+//! Faults in a matrix text and their positions.
 
 use std::fmt;
 
-/// Most faults that are printed; a text with more is broken everywhere.
-const MOST_SHOWN: usize = 20;
-/// Longer words are cut, so that a message stays a line.
-const LONGEST_WORD: usize = 60;
+/// Maximum number of faults printed. A text with more is broken everywhere.
+const MAX_SHOWN: usize = 20;
+/// Words are cut at this length to keep every message on one line.
+const MAX_WORD_LEN: usize = 60;
 
-/// One thing that is wrong.
+/// One fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MatrixFault {
     place: Position,
@@ -30,16 +30,16 @@ impl fmt::Display for MatrixFault {
     }
 }
 
-/// Everything that is wrong with a text, one line each.
+/// All faults in a text, one per line when displayed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Faults(pub Vec<MatrixFault>);
 
 impl fmt::Display for Faults {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (position, fault) in self.0.iter().take(MOST_SHOWN).enumerate() {
+        for (position, fault) in self.0.iter().take(MAX_SHOWN).enumerate() {
             write!(formatter, "{}{fault}", if position == 0 { "" } else { "\n" })?;
         }
-        match self.0.len().saturating_sub(MOST_SHOWN) {
+        match self.0.len().saturating_sub(MAX_SHOWN) {
             0 => Ok(()),
             more => write!(formatter, "\nand {more} more"),
         }
@@ -48,7 +48,7 @@ impl fmt::Display for Faults {
 
 impl std::error::Error for Faults {}
 
-/// Where a fault is.
+/// Position of a fault.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Position {
     line: Option<usize>,
@@ -74,7 +74,7 @@ impl Position {
     }
 }
 
-/// Words of the text go to a terminal and must not control it.
+/// Strips control characters, because words of the text are printed to a terminal.
 fn printable(word: &str) -> String {
-    word.chars().filter(|c| !c.is_control()).take(LONGEST_WORD).collect()
+    word.chars().filter(|c| !c.is_control()).take(MAX_WORD_LEN).collect()
 }

@@ -1,8 +1,9 @@
-//! The text of `nvidia-smi topo -m` as data: how far each device is from each other.
+//! Parses the text of `nvidia-smi topo -m`: the path class or NVLinks between each pair of devices.
 //!
-//! [`parse`] takes what people paste: tabs or spaces, wrapped or merged rows, prompts around it, the escapes that underline the header. It
-//! refuses contradictory or incomplete text, since a matrix without its last rows still looks like one. What the text means for PCIe paths is the
-//! business of [`super::import`].
+//! [`parse`] accepts text as users paste it: tabs or spaces, wrapped or merged rows, surrounding
+//! prompts, and the escapes that underline the header. It rejects contradictory or incomplete text,
+//! because a matrix without its last rows still looks like a matrix. [`super::import`] interprets
+//! the result as PCIe paths.
 
 mod fault;
 mod text;
@@ -15,36 +16,36 @@ use switchyard_core::path::PathClass;
 use switchyard_worker_contract::CpuList;
 use text::{Affinity, Row, Table, is_list};
 
-/// More GPUs than a `GPUTopology` holds.
-const MOST_GPUS: usize = 64;
-/// More NICs than a `GPUTopology` holds.
-const MOST_NICS: usize = 256;
-/// Longest name of an RDMA device or column, as in a `GPUTopology`.
-const LONGEST_NAME: usize = 32;
-/// Longest list of CPUs, as in a `GPUTopology`.
-const LONGEST_LIST: usize = 8192;
+/// Maximum number of GPUs in a `GPUTopology`.
+const MAX_GPUS: usize = 64;
+/// Maximum number of NICs in a `GPUTopology`.
+const MAX_NICS: usize = 256;
+/// Maximum length of an RDMA device or column name in a `GPUTopology`.
+const MAX_NAME_LEN: usize = 32;
+/// Maximum length of a CPU list in a `GPUTopology`.
+const MAX_LIST_LEN: usize = 8192;
 
-/// What a matrix says. Devices are numbered: GPUs first, by their index, then NICs in the order of their columns.
+/// A parsed matrix. Devices are numbered: GPUs first, by index, then NICs in column order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Matrix {
-    /// The GPUs, by ascending index.
+    /// GPUs by ascending index.
     pub gpus: Vec<Gpu>,
-    /// The NICs, in the order of their columns.
+    /// NICs in column order.
     pub nics: Vec<Nic>,
-    /// By device and device; `None`: unknown.
+    /// Cells by device and device; `None` if unknown.
     cells: Vec<Vec<Option<Cell>>>,
 }
 
 /// A GPU of a matrix.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Gpu {
-    /// The number in its label.
+    /// Number in its label.
     pub index: u32,
-    /// CPUs near it; `None`: unknown, or `N/A`.
+    /// CPUs near it; `None` if unknown or `N/A`.
     pub cpus: Option<CpuList>,
-    /// NUMA nodes near it. Several on machines whose GPU memory is a NUMA node too.
+    /// NUMA nodes near it. Several on machines whose GPU memory is also a NUMA node.
     pub numa: Option<CpuList>,
-    /// The NUMA node that is the GPU's own memory.
+    /// NUMA node of the GPU's own memory.
     pub memory_numa: Option<u32>,
 }
 
@@ -53,12 +54,12 @@ pub struct Gpu {
 pub struct Nic {
     /// Its column: `NIC0` or `mlx5_0`.
     pub label: String,
-    /// The RDMA device, from the legend or the column; `None`: unknown.
+    /// RDMA device, from the legend or the column; `None` if unknown.
     pub device: Option<String>,
 }
 
 impl Nic {
-    /// The name by which people know it: the RDMA device, else the column.
+    /// The usual name: the RDMA device if known, otherwise the column.
     pub fn name(&self) -> &str {
         self.device.as_deref().unwrap_or(&self.label)
     }
@@ -66,9 +67,9 @@ impl Nic {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cell {
-    /// The path over PCIe; `X` is [`PathClass::Same`].
+    /// PCIe path class; `X` is [`PathClass::Same`].
     Pcie(PathClass),
-    /// This many NVLinks. They hide the path over PCIe.
+    /// Number of NVLinks. They hide the PCIe path.
     NvLink(u32),
 }
 
@@ -79,13 +80,13 @@ impl Cell {
                 count.parse().ok().map(Cell::NvLink)
             }
             Some(_) => None,
-            // What drivers in 2016 called SYS.
+            // Name of SYS in drivers of 2016.
             None if word == "SOC" => Some(Cell::Pcie(PathClass::Sys)),
             None => PathClass::from_word(word).map(Cell::Pcie),
         }
     }
 
-    /// The word that `nvidia-smi topo` prints.
+    /// Name that `nvidia-smi topo` prints.
     pub fn word(self) -> String {
         match self {
             Cell::Pcie(class) => class.word().to_owned(),
@@ -95,7 +96,7 @@ impl Cell {
 }
 
 impl Matrix {
-    /// How many GPUs and NICs there are.
+    /// Number of GPUs and NICs.
     pub fn devices(&self) -> usize {
         self.gpus.len() + self.nics.len()
     }
@@ -105,7 +106,7 @@ impl Matrix {
         *self.cells.get(a)?.get(b)?
     }
 
-    /// The path over PCIe between two devices, if known.
+    /// PCIe path class between two devices, if known.
     pub fn class(&self, a: usize, b: usize) -> Option<PathClass> {
         match self.cell(a, b) {
             Some(Cell::Pcie(class)) => Some(class),
@@ -121,7 +122,7 @@ impl Matrix {
         }
     }
 
-    /// A device as its column is called.
+    /// Column label of a device.
     pub fn label(&self, device: usize) -> String {
         match self.gpus.get(device) {
             Some(gpu) => format!("GPU{}", gpu.index),
@@ -130,10 +131,10 @@ impl Matrix {
     }
 }
 
-/// Reads the text of `nvidia-smi topo -m`.
+/// Parses the text of `nvidia-smi topo -m`.
 ///
 /// # Errors
-/// Everything that is wrong with it, at once.
+/// All faults in the text, at once.
 ///
 /// ```
 /// let text = "      GPU0 NIC0 CPU Affinity NUMA Affinity
@@ -152,14 +153,14 @@ pub fn parse(text: &str) -> Result<Matrix, Faults> {
     if faults.is_empty() { Ok(matrix) } else { Err(Faults(faults)) }
 }
 
-/// The number of a GPU's label.
+/// The number in a GPU's label.
 fn gpu_index(label: &str) -> Option<u32> {
     let index = label.strip_prefix("GPU")?.parse::<u32>().ok()?;
-    // Not another spelling of the number, such as GPU01.
+    // Rejects other spellings of the number, such as GPU01.
     (label == format!("GPU{index}")).then_some(index)
 }
 
-/// The row of each column, with all faults in their number.
+/// The row of each column. Reports missing, duplicate and excess rows and columns.
 fn rows_by_column<'a, 't>(table: &'t Table<'a>, faults: &mut Vec<MatrixFault>) -> Vec<Option<&'t Row<'a>>> {
     let header = table.header_line;
     let gpus = table.columns.iter().filter(|label| gpu_index(label).is_some()).count();
@@ -168,11 +169,11 @@ fn rows_by_column<'a, 't>(table: &'t Table<'a>, faults: &mut Vec<MatrixFault>) -
     if gpus == 0 {
         faults.push(at_header().fault(format!("{nics} columns of NICs and none of a GPU"), "a column GPU0"));
     }
-    if gpus > MOST_GPUS {
-        faults.push(at_header().fault(format!("{gpus} GPUs"), format!("at most {MOST_GPUS}")));
+    if gpus > MAX_GPUS {
+        faults.push(at_header().fault(format!("{gpus} GPUs"), format!("at most {MAX_GPUS}")));
     }
-    if nics > MOST_NICS {
-        faults.push(at_header().fault(format!("{nics} NICs"), format!("at most {MOST_NICS}")));
+    if nics > MAX_NICS {
+        faults.push(at_header().fault(format!("{nics} NICs"), format!("at most {MAX_NICS}")));
     }
     let mut by_label: BTreeMap<&str, &Row<'_>> = BTreeMap::new();
     for row in &table.rows {
@@ -193,15 +194,15 @@ fn rows_by_column<'a, 't>(table: &'t Table<'a>, faults: &mut Vec<MatrixFault>) -
             let got = format!("no row, but a column in the header (line {header})");
             faults.push(Position::default().row(label).fault(got, "one row for each; is the text cut off?"));
         }
-        if label.chars().count() > LONGEST_NAME {
+        if label.chars().count() > MAX_NAME_LEN {
             let got = format!("a name of {} characters", label.chars().count());
-            faults.push(at_header().column(label).fault(got, format!("at most {LONGEST_NAME}")));
+            faults.push(at_header().column(label).fault(got, format!("at most {MAX_NAME_LEN}")));
         }
     }
     table.columns.iter().map(|label| by_label.get(label).copied()).collect()
 }
 
-/// The cells by column and column, checked one by one and against their mirror images.
+/// The cells by column and column. Checks each one, and that the matrix is symmetric.
 fn cells(table: &Table<'_>, rows: &[Option<&Row<'_>>], faults: &mut Vec<MatrixFault>) -> Vec<Vec<Option<Cell>>> {
     let mut cells: Vec<Vec<Option<Cell>>> = rows
         .iter()
@@ -228,7 +229,7 @@ fn cells(table: &Table<'_>, rows: &[Option<&Row<'_>>], faults: &mut Vec<MatrixFa
             }
         }
     }
-    // Rows of NICs may be missing: then the rows of GPUs are all there is.
+    // The rows of NICs can be missing. The rows of the GPUs then contain everything known.
     for (a, _) in rows.iter().enumerate().filter(|(_, row)| row.is_none()) {
         let itself = Some(Cell::Pcie(PathClass::Same));
         cells[a] = cells.iter().enumerate().map(|(b, row)| if a == b { itself } else { row[a] }).collect();
@@ -243,7 +244,7 @@ fn cells_of_row(table: &Table<'_>, row: &Row<'_>, at: usize, faults: &mut Vec<Ma
         let place = || Position::line(row.line).row(row.label).column(column);
         let word = match row.words.get(position) {
             Some(word) if !is_list(word) => *word,
-            // The list of CPUs comes after the last cell.
+            // The CPU list follows the last cell.
             _ => {
                 faults.push(
                     place().fault(format!("the end of the row after {position} cells"), format!("{width} cells")),
@@ -275,7 +276,7 @@ fn cells_of_row(table: &Table<'_>, row: &Row<'_>, at: usize, faults: &mut Vec<Ma
     cells
 }
 
-/// Sorts the columns into the order of the devices and reads the text beside the cells.
+/// Sorts the columns into device order and parses the text next to the cells.
 fn assemble(
     table: &Table<'_>,
     rows: &[Option<&Row<'_>>],
@@ -306,7 +307,7 @@ fn gpu(index: u32, table: &Table<'_>, row: Option<&Row<'_>>, faults: &mut Vec<Ma
         if *word == "N/A" {
             continue;
         }
-        let list = if word.len() > LONGEST_LIST { None } else { word.parse::<CpuList>().ok() };
+        let list = if word.len() > MAX_LIST_LEN { None } else { word.parse::<CpuList>().ok() };
         let Some(list) = list.filter(|list| *affinity != Affinity::GpuMemory || list.len() == 1) else {
             let place = Position::line(row.line).row(row.label).column(affinity.title());
             faults.push(place.fault(*word, affinity.example()));
@@ -321,7 +322,7 @@ fn gpu(index: u32, table: &Table<'_>, row: Option<&Row<'_>>, faults: &mut Vec<Ma
     gpu
 }
 
-/// The NICs with the names that the legend gives them.
+/// The NICs with their names from the legend.
 fn names(table: &Table<'_>, positions: &[usize], faults: &mut Vec<MatrixFault>) -> Vec<Nic> {
     let mut devices: BTreeMap<&str, &str> = BTreeMap::new();
     for entry in &table.legend {
@@ -330,8 +331,8 @@ fn names(table: &Table<'_>, positions: &[usize], faults: &mut Vec<MatrixFault>) 
             faults.push(
                 place().fault("a name in the legend without a column", "a column in the header; is the text cut off?"),
             );
-        } else if entry.device.chars().count() > LONGEST_NAME {
-            faults.push(place().fault(entry.device, format!("a name of at most {LONGEST_NAME} characters")));
+        } else if entry.device.chars().count() > MAX_NAME_LEN {
+            faults.push(place().fault(entry.device, format!("a name of at most {MAX_NAME_LEN} characters")));
         } else if devices.insert(entry.label, entry.device).is_some() {
             faults.push(place().fault("a second name in the legend", "one"));
         } else if devices.values().filter(|device| **device == entry.device).count() > 1 {

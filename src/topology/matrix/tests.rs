@@ -23,7 +23,7 @@ fn faults(text: &str) -> String {
 }
 
 #[test]
-fn every_form_of_one_matrix_is_the_same() {
+fn every_layout_of_a_matrix_parses_equally() {
     let expected = parse(SMALL).unwrap();
     assert_eq!(expected.gpus.len(), 2);
     assert_eq!(expected.nvlinks(0, 1), Some(4));
@@ -60,8 +60,8 @@ fn every_form_of_one_matrix_is_the_same() {
 }
 
 #[test]
-fn what_is_not_there_is_unknown() {
-    // Without rows of NICs the rows of GPUs say how far GPUs and NICs are.
+fn missing_facts_are_unknown() {
+    // Without NIC rows, the GPU rows give the distances between GPUs and NICs.
     let matrix = parse("GPU0 NIC0 NIC1\nGPU0 X PIX SYS").unwrap();
     assert_eq!((matrix.class(1, 0), matrix.class(1, 1)), (Some(PathClass::Pix), Some(PathClass::Same)));
     assert_eq!(matrix.cell(1, 2), None);
@@ -73,12 +73,12 @@ fn what_is_not_there_is_unknown() {
     let matrix = parse("GPU3 CPU Affinity NUMA Affinity GPU NUMA ID\nGPU3 X 0-71 0,3-9,11-17 2").unwrap();
     assert_eq!(matrix.gpus[0].numa.as_ref().unwrap().to_string(), "0,3-9,11-17");
     assert_eq!((matrix.gpus[0].index, matrix.gpus[0].memory_numa), (3, Some(2)));
-    // A word of old drivers.
+    // Used by old drivers.
     assert_eq!(parse("GPU0 GPU1\nGPU0 X SOC\nGPU1 SOC X").unwrap().class(0, 1), Some(PathClass::Sys));
 }
 
 #[test]
-fn a_matrix_that_is_not_whole_is_refused() {
+fn incomplete_matrices_are_rejected() {
     let truncated = include_str!("../../../tests/fixtures/topo/refused/truncated.txt");
     assert_eq!(
         faults(truncated),
@@ -118,7 +118,7 @@ line 4, row GPU2, column GPU3: got the end of the row after 3 cells; expected 5 
 }
 
 #[test]
-fn a_matrix_that_contradicts_itself_is_refused() {
+fn contradictory_matrices_are_rejected() {
     let asymmetric = include_str!("../../../tests/fixtures/topo/refused/asymmetric.txt");
     assert_eq!(
         faults(asymmetric),
@@ -139,7 +139,7 @@ line 6, row NIC0, column GPU3: got PXB; expected PIX as in row GPU3, column NIC0
 }
 
 #[test]
-fn all_that_is_wrong_is_said_at_once() {
+fn all_faults_are_reported_at_once() {
     let several = include_str!("../../../tests/fixtures/topo/refused/several.txt");
     assert_eq!(
         faults(several),
@@ -157,7 +157,7 @@ line 9, row NIC0: got a second name in the legend; expected one"
 }
 
 #[test]
-fn there_are_limits() {
+fn limits() {
     let matrix = |gpus: usize, nics: usize| {
         let gpu = (0..gpus).map(|gpu| format!("GPU{gpu}"));
         let labels: Vec<String> = gpu.chain((0..nics).map(|nic| format!("NIC{nic}"))).collect();

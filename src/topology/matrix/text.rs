@@ -1,27 +1,27 @@
-//! From pasted text to header, rows and legend: words and line numbers, without their meaning.
+//! Splits pasted text into header, rows and legend: words and line numbers, without interpretation.
 
 use super::fault::{MatrixFault, Position};
 use super::{Cell, gpu_index};
 
-/// The parts of a text that are the matrix.
+/// The parts of a text that form the matrix.
 pub(super) struct Table<'a> {
     /// Line of the header, from 1.
     pub header_line: usize,
-    /// Labels of the devices.
+    /// Device labels.
     pub columns: Vec<&'a str>,
-    /// Columns after those of the devices.
+    /// Columns after the device columns.
     pub affinities: Vec<Affinity>,
-    /// The rows as they come.
+    /// Rows in text order.
     pub rows: Vec<Row<'a>>,
-    /// What the legend calls the NICs.
+    /// NIC names from the legend.
     pub legend: Vec<Name<'a>>,
 }
 
-/// A row: cells, then what belongs to the columns of affinity.
+/// A row: the cells, then the values of the affinity columns.
 pub(super) struct Row<'a> {
-    /// Its device.
+    /// Label of its device.
     pub label: &'a str,
-    /// Line where it begins, from 1.
+    /// Line on which it begins, from 1.
     pub line: usize,
     /// Everything after the label.
     pub words: Vec<&'a str>,
@@ -34,7 +34,7 @@ pub(super) struct Name<'a> {
     pub device: &'a str,
 }
 
-/// A column that is not of a device.
+/// A column that does not belong to a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Affinity {
     /// `CPU Affinity`.
@@ -65,7 +65,7 @@ impl Affinity {
     }
 }
 
-/// The text without the escapes that underline the header, also where a paste has lost their first character.
+/// Strips the escapes that underline the header, even if a paste lost their first character.
 pub(super) fn without_escapes(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text.chars().peekable();
@@ -73,7 +73,7 @@ pub(super) fn without_escapes(text: &str) -> String {
         match c {
             '\u{1b}' if rest.peek() == Some(&'[') => {
                 rest.next();
-                // Parameters, then one letter that ends the escape.
+                // Parameters, then the letter that ends the escape.
                 while rest.next_if(|c| c.is_ascii_digit() || *c == ';').is_some() {}
                 rest.next_if(char::is_ascii_alphabetic);
             }
@@ -84,7 +84,7 @@ pub(super) fn without_escapes(text: &str) -> String {
     plain.replace("[4m", "").replace("[0m", "")
 }
 
-/// Whether a word is a list of numbers or `N/A`, and so not a cell.
+/// Returns whether a word is a list of numbers or `N/A`, and therefore not a cell.
 pub(super) fn is_list(word: &str) -> bool {
     word == "N/A" || word.starts_with(|c: char| c.is_ascii_digit())
 }
@@ -106,7 +106,7 @@ fn is_header(words: &[&str]) -> bool {
     is_numbered(first) && !begins_cells && (rest.contains(&"Affinity") || rest.iter().all(is_label))
 }
 
-/// Finds header, rows and legend. `None`: there is no header.
+/// Finds header, rows and legend; `None` if there is no header.
 pub(super) fn read<'a>(text: &'a str, faults: &mut Vec<MatrixFault>) -> Option<Table<'a>> {
     let mut lines = text.lines().zip(1..).map(|(line, number)| (number, line.split_whitespace().collect::<Vec<_>>()));
     let Some((header_line, mut header)) = lines.by_ref().find(|(_, words)| is_header(words)) else {
@@ -117,7 +117,7 @@ pub(super) fn read<'a>(text: &'a str, faults: &mut Vec<MatrixFault>) -> Option<T
     let mut rows: Vec<Row<'a>> = Vec::new();
     let mut legend = Vec::new();
     let (mut columns, mut affinities) = columns(&header);
-    // Whether the next line may carry on with the last row.
+    // Whether the next line can continue the last row.
     let mut open = false;
     for (line, words) in lines {
         let Some(first) = words.first() else { continue };
@@ -156,14 +156,14 @@ pub(super) fn read<'a>(text: &'a str, faults: &mut Vec<MatrixFault>) -> Option<T
     Some(Table { header_line, columns, affinities, rows, legend })
 }
 
-/// A row begins with the label of a column; if its column is missing, it is still a row if cells follow.
+/// A row begins with a column label. If its column is missing, it is still a row if cells follow.
 fn begins_row(words: &[&str], columns: &[&str]) -> bool {
     let Some((first, cells)) = words.split_first() else { return false };
     let follows = |count: usize| cells.len() >= count && cells.iter().take(count).all(|word| is_cell(word));
     columns.contains(first) || (is_numbered(first) && follows(1)) || (!is_cell(first) && follows(2))
 }
 
-/// Labels of devices, and the titles after them, which are several words each.
+/// Splits the header into device labels and the titles after them, which have several words each.
 fn columns<'a>(header: &[&'a str]) -> (Vec<&'a str>, Vec<Affinity>) {
     let (mut labels, mut affinities) = (Vec::new(), Vec::new());
     let mut rest = header;

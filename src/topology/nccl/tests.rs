@@ -4,7 +4,7 @@ use super::*;
 use crate::import::{self, NicRate, Options};
 use crate::{matrix, report};
 
-/// A machine of tests/fixtures/topo with NICs of 400 Gbit/s.
+/// A machine of tests/fixtures/topo with 400 Gbit/s NICs.
 fn fixture(name: &str, gpu_model: &str) -> GPUTopologyStatus {
     let text = match name {
         "f01" => include_str!("../../../tests/fixtures/topo/f01-dgx-1v.txt"),
@@ -22,18 +22,18 @@ fn fixture(name: &str, gpu_model: &str) -> GPUTopologyStatus {
 fn gpu_row(name: &str, gpu_model: &str, gpu: usize) -> String {
     let status = fixture(name, gpu_model);
     let devices = report::devices(&status).unwrap().devices;
-    let ways = Ways::of(&status, &devices);
+    let ways = NcclPaths::from_report(&status, &devices);
     (0..devices.gpus.len()).map(|other| ways.gpus(gpu, other).word()).collect::<Vec<_>>().join(" ")
 }
 
 fn nic_row(status: &GPUTopologyStatus, gpu: usize) -> String {
     let devices = report::devices(status).unwrap().devices;
-    let ways = Ways::of(status, &devices);
+    let ways = NcclPaths::from_report(status, &devices);
     (0..devices.nics.len()).map(|nic| ways.nic(gpu, nic).word()).collect::<Vec<_>>().join(" ")
 }
 
 #[test]
-fn the_order_is_that_of_nccl() {
+fn classes_are_ordered_as_in_nccl() {
     use NcclPath::{C2c, Loc, Nvb, Nvl, P2c, Phb, Pix, Pxb, Pxn, Sys};
     let order = [Loc, Nvl, Nvb, C2c, Pix, Pxb, P2c, Pxn, Phb, Sys];
     assert!(order.is_sorted());
@@ -42,13 +42,13 @@ fn the_order_is_that_of_nccl() {
 }
 
 #[test]
-fn gpus_of_a_dgx_1v_without_a_link_of_their_own_meet_over_a_third() {
+fn dgx_1v_gpus_without_a_direct_link_relay_over_a_third() {
     assert_eq!(gpu_row("f01", "V100", 0), "LOC NVL NVL NVL NVL NVB NVB NVB");
     let status = fixture("f01", "V100");
     let devices = report::devices(&status).unwrap().devices;
-    let ways = Ways::of(&status, &devices);
+    let ways = NcclPaths::from_report(&status, &devices);
     assert_eq!(ways.gpu_rate(0, 3), Some(40_000), "two links");
-    // Over GPU1 or GPU4: one link on the way.
+    // Over GPU1 or GPU4, which takes one link.
     assert_eq!(ways.gpu_rate(0, 5), Some(20_000));
 }
 
@@ -64,24 +64,25 @@ fn host_bridges_of_one_numa_node_are_phb() {
     let devices = report::devices(&status).unwrap().devices;
     assert_eq!(devices.nic_path(0, 1), PathClass::Node);
     assert_eq!(nic_row(&status, 0), "PXB PHB SYS SYS");
-    let ways = Ways::of(&status, &devices);
+    let ways = NcclPaths::from_report(&status, &devices);
     assert!(ways.nic(0, 0).has_direct_rdma() && !ways.nic(0, 1).has_direct_rdma());
-    // To the NIC of GPU2 and GPU3 over GPU3, which is on its switch; to its own not over anybody.
+    // To the NIC of GPU2 and GPU3 over GPU3, which is on its switch; to its own NIC directly.
     assert_eq!((ways.relay(0, 1), ways.relay(0, 0), ways.relay(1, 0)), (Some(3), None, None));
 }
 
 #[test]
-fn without_nvlink_nobody_relays() {
+fn nothing_relays_without_nvlink() {
     assert_eq!(gpu_row("f09", "L40S", 0), "LOC PIX PIX PIX SYS SYS SYS SYS");
     let status = fixture("f09", "L40S");
     let devices = report::devices(&status).unwrap().devices;
-    let ways = Ways::of(&status, &devices);
+    let ways = NcclPaths::from_report(&status, &devices);
     assert!((0..devices.gpus.len()).all(|gpu| (0..devices.nics.len()).all(|nic| ways.relay(gpu, nic).is_none())));
 }
 
 #[test]
-fn nics_of_the_cpu_that_a_gpu_is_joined_to() {
-    // nvidia-smi says SYS there for every NIC, as a Grace has a root complex for each; the kernel says in which NUMA node.
+fn nics_of_the_coherent_cpu() {
+    // nvidia-smi reports SYS for every NIC here, because a Grace has one root complex per NIC. The
+    // kernel reports the NUMA node.
     let on_two_cpus = |gpu_model: &str| {
         let mut status = fixture("f06", gpu_model);
         status.nics.iter_mut().enumerate().for_each(|(nic, found)| found.numa_node = Some(u32::from(nic >= 4)));
@@ -94,30 +95,30 @@ fn nics_of_the_cpu_that_a_gpu_is_joined_to() {
     let mut apart = status;
     apart.links.clear();
     let devices = report::devices(&apart).unwrap().devices;
-    let ways = Ways::of(&apart, &devices);
+    let ways = NcclPaths::from_report(&apart, &devices);
     assert_eq!((ways.gpus(0, 1), ways.gpu_rate(0, 1)), (NcclPath::C2c, None));
     assert_eq!(ways.gpus(0, 2), NcclPath::Sys);
 }
 
 #[test]
 fn the_relay_is_next_to_the_nic() {
-    // The only NIC of a DGX-1V is on the switch of GPU2 and GPU3, and every GPU takes it.
+    // The only NIC of a DGX-1V is on the switch of GPU2 and GPU3, and every GPU uses it.
     let status = fixture("f01", "V100");
     let devices = report::devices(&status).unwrap().devices;
-    let ways = Ways::of(&status, &devices);
+    let ways = NcclPaths::from_report(&status, &devices);
     assert_eq!(nic_row(&status, 2), "PIX");
     let relays: Vec<Option<usize>> = (0..8).map(|gpu| ways.relay(gpu, 0)).collect();
     assert_eq!(relays, [Some(2), Some(2), None, None, None, None, Some(2), None], "those with an NVLink to it");
 }
 
 #[test]
-fn gpus_divide_the_nics_that_are_near_to_all_of_them() {
+fn gpus_divide_equally_near_nics() {
     let status = fixture("f09", "L40S");
     let devices = report::devices(&status).unwrap().devices;
-    let ways = Ways::of(&status, &devices);
+    let ways = NcclPaths::from_report(&status, &devices);
     let nics: Vec<Vec<usize>> = (0..4).map(|gpu| ways.nics(gpu)).collect();
     assert_eq!(nics, [[0], [1], [0], [1]]);
     let alone = devices.only(&[1]);
-    assert_eq!(Ways::new(&alone, 0).nics(0), [0, 1], "a GPU by itself has both");
+    assert_eq!(NcclPaths::new(&alone, 0).nics(0), [0, 1], "a GPU by itself has both");
     assert_eq!([0, 1, 2, 3, 4].map(|value| mirrored(value, 4)), [0, 2, 1, 3, 0]);
 }

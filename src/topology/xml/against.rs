@@ -1,16 +1,16 @@
-//! A file and the machine it is for.
+//! Checks a file against the report of its machine.
 
 use super::diff::diff;
 use super::finding::{Findings, Rule};
-use super::generate::searched_address;
+use super::generate::lookup_address;
 use super::graph::{Device, NcclGraph};
-use super::tables::{INVENTED, MOST_ELEMENTS, class, is_bus_id, most_beside};
+use super::tables::{INVENTED, MAX_ELEMENTS, class, is_bus_id, max_elements};
 use super::{Content, Document, generate, parse};
 use crate::report::{self, numa_of};
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::gpu_topology::GPUTopologyStatus;
 
-/// What the report says about an address.
+/// Kind of a device in the report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Gpu,
@@ -33,10 +33,10 @@ struct Known {
     numa_node: Option<u32>,
 }
 
-/// Where a file differs from the report of its machine.
+/// Reports where a file differs from the report of its machine.
 pub fn check_against(document: &Document, status: &GPUTopologyStatus) -> Findings {
     let mut findings = Findings::default();
-    let (known, moved) = addresses(status);
+    let (known, remapped) = addresses(status);
     let machine = NcclGraph::read(document, Some(status));
     let bridges: BTreeSet<&str> = status
         .gpus
@@ -47,9 +47,9 @@ pub fn check_against(document: &Document, status: &GPUTopologyStatus) -> Finding
         .collect();
     let gpus = machine.gpus.iter().map(|gpu| (Some(Kind::Gpu), gpu));
     let nics = machine.nics.iter().map(|nic| (Some(Kind::Nic), nic));
-    let said = gpus.chain(nics).chain(machine.others.iter().map(|other| (None, other)));
-    for (kind, device) in said.filter(|(_, device)| is_bus_id(&device.bus_id)) {
-        check_device(device, kind, &machine, &known, &moved, &mut findings);
+    let declared = gpus.chain(nics).chain(machine.others.iter().map(|other| (None, other)));
+    for (kind, device) in declared.filter(|(_, device)| is_bus_id(&device.bus_id)) {
+        check_device(device, kind, &machine, &known, &remapped, &mut findings);
     }
     for (position, element) in document.elements.iter().enumerate().filter(|(_, element)| element.tag == "pci") {
         let Some(bus_id) = element.get("busid").filter(|bus_id| is_bus_id(bus_id)) else { continue };
@@ -77,19 +77,20 @@ pub fn check_against(document: &Document, status: &GPUTopologyStatus) -> Finding
     }
     let (count, nics) = (document.elements.len(), known.values().filter(|device| device.kind == Kind::Nic).count());
     let has_devices = document.elements.iter().any(|element| ["gpu", "nic"].contains(&element.tag.as_str()));
-    let most = most_beside(nics);
-    if count <= MOST_ELEMENTS && count > most && !has_devices {
+    let most = max_elements(nics);
+    if count <= MAX_ELEMENTS && count > most && !has_devices {
         let got = format!("{count} tags, for a machine with {nics} NICs");
         findings.add(&Rule::LIMIT, None, got, format!("at most {most}: NCCL adds tags for devices to the same table"));
     }
-    needless(&machine, status, &mut findings);
+    redundant(&machine, status, &mut findings);
     findings
 }
 
-/// GPUs and training NICs by the address under which NCCL looks for them; and the addresses that NCCL ignores.
+/// GPUs and training NICs, keyed by the address that NCCL looks up; and a map from addresses that
+/// NCCL ignores to those it uses instead.
 fn addresses(status: &GPUTopologyStatus) -> (BTreeMap<String, Known>, BTreeMap<String, String>) {
     let mut known = BTreeMap::new();
-    let mut moved = BTreeMap::new();
+    let mut remapped = BTreeMap::new();
     for gpu in &status.gpus {
         let numa_node = numa_of(status, gpu.numa_node);
         let device = Known { kind: Kind::Gpu, name: gpu.index.to_string(), numa_node };
@@ -100,28 +101,28 @@ fn addresses(status: &GPUTopologyStatus) -> (BTreeMap<String, Known>, BTreeMap<S
         let name = nic.rdma_device.clone().unwrap_or_else(|| nic.name.clone());
         let device = Known { kind: Kind::Nic, name, numa_node: numa_of(status, nic.numa_node) };
         let Some(own) = nic.bus_id.clone() else { continue };
-        let searched = searched_address(nic).unwrap_or_else(|| own.clone());
-        if searched != own {
-            moved.insert(own, searched.clone());
+        let looked_up = lookup_address(nic).unwrap_or_else(|| own.clone());
+        if looked_up != own {
+            remapped.insert(own, looked_up.clone());
         }
-        known.entry(searched).or_insert(device);
+        known.entry(looked_up).or_insert(device);
     }
-    (known, moved)
+    (known, remapped)
 }
 
 fn check_device(
     device: &Device,
-    said: Option<Kind>,
+    declared: Option<Kind>,
     machine: &NcclGraph,
     known: &BTreeMap<String, Known>,
-    moved: &BTreeMap<String, String>,
+    remapped: &BTreeMap<String, String>,
     findings: &mut Findings,
 ) {
     let (line, bus_id) = (Some(device.line), &device.bus_id);
     let Some(found) = known.get(bus_id) else {
-        return match moved.get(bus_id) {
-            Some(searched) => {
-                findings.add(&Rule::MERGED_NIC, line, format!("busid=\"{bus_id}\""), format!("busid=\"{searched}\""));
+        return match remapped.get(bus_id) {
+            Some(looked_up) => {
+                findings.add(&Rule::MERGED_NIC, line, format!("busid=\"{bus_id}\""), format!("busid=\"{looked_up}\""));
             }
             None => findings.add(
                 &Rule::NO_DEVICE,
@@ -131,8 +132,8 @@ fn check_device(
             ),
         };
     };
-    if let Some(said) = said.filter(|said| *said != found.kind) {
-        let got = format!("{bus_id} as a {}, which is {} {}", said.word(), found.kind.word(), found.name);
+    if let Some(declared) = declared.filter(|declared| *declared != found.kind) {
+        let got = format!("{bus_id} as a {}, which is {} {}", declared.word(), found.kind.word(), found.name);
         findings.add(&Rule::OTHER_CLASS, line, got, "the file of this machine");
     }
     let numa_node = &machine.cpus[device.cpu].numa_node;
@@ -147,11 +148,12 @@ fn check_device(
     }
 }
 
-/// A file that says the same as the machine has no use.
-fn needless(machine: &NcclGraph, status: &GPUTopologyStatus, findings: &mut Findings) {
+/// Reports a file that describes exactly what the machine reports anyway.
+fn redundant(machine: &NcclGraph, status: &GPUTopologyStatus, findings: &mut Findings) {
     let Ok(own) = generate(status, Content::Tree) else { return };
     let own = NcclGraph::read(&parse(&own).document, None);
-    let classes_are_equal = diff(&own, machine).is_ok_and(|changes| changes.iter().all(|change| !change.is_of_ways()));
+    let classes_are_equal =
+        diff(&own, machine).is_ok_and(|changes| changes.iter().all(|change| !change.affects_paths()));
     if classes_are_equal {
         findings.add(
             &Rule::NEEDLESS,

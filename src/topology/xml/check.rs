@@ -1,14 +1,14 @@
-//! A file by itself: its form, its words, and what it pins.
+//! Checks that need only the file: form, vocabulary, and pinned facts.
 
 use super::finding::{Findings, Rule};
 use super::tables::{
-    ARCHITECTURES, INVENTED, MOST_CHILDREN, MOST_ELEMENTS, TAGS, VENDORS, class, is_bridge, is_bus_id, lane_speed,
-    number,
+    ARCHITECTURES, INVENTED, MAX_CHILDREN, MAX_ELEMENTS, TAGS, VENDORS, class, is_bridge, is_bus_id, lane_speed, number,
 };
 use super::{Document, Element};
 use std::collections::BTreeMap;
 
-/// All checks of a file that need no machine; [`super::parse`] has found what stops NCCL's reader.
+/// Runs every check that needs no machine. [`super::parse`] has already reported what stops NCCL's
+/// reader.
 pub fn check(document: &Document) -> Findings {
     let mut findings = Findings::default();
     system(document, &mut findings);
@@ -59,22 +59,23 @@ fn system(document: &Document, findings: &mut Findings) {
 
 fn sizes(document: &Document, findings: &mut Findings) {
     let count = document.elements.len();
-    if count > MOST_ELEMENTS {
-        let fix = format!("at most {MOST_ELEMENTS}: describe one machine, with <cpu> and <pci> only");
+    if count > MAX_ELEMENTS {
+        let fix = format!("at most {MAX_ELEMENTS}: describe one machine, with <cpu> and <pci> only");
         findings.add(&Rule::LIMIT, None, format!("{count} tags"), fix);
     }
-    for element in document.elements.iter().filter(|element| element.children.len() > MOST_CHILDREN) {
+    for element in document.elements.iter().filter(|element| element.children.len() > MAX_CHILDREN) {
         let got = format!("{} tags in one <{}>", element.children.len(), element.tag);
-        findings.add(&Rule::LIMIT, Some(element.line), got, format!("at most {MOST_CHILDREN}"));
+        findings.add(&Rule::LIMIT, Some(element.line), got, format!("at most {MAX_CHILDREN}"));
     }
 }
 
-/// Returns whether NCCL reads a tag: it knows the tag, in this position. Notes what it does not know.
+/// Returns whether NCCL reads a tag, which requires a known tag in a valid position. Reports
+/// unknown tags and attributes.
 fn place(document: &Document, position: usize, findings: &mut Findings) -> bool {
     let element = &document.elements[position];
     let parent = element.parent.map(|parent| document.elements[parent].tag.as_str());
     if parent.is_some_and(|parent| TAGS.iter().all(|tag| tag.name != parent)) {
-        // NCCL skips everything in an unknown tag; that finding is enough.
+        // NCCL skips everything inside an unknown tag, and that tag is already reported.
         return false;
     }
     let Some(tag) = TAGS.iter().find(|tag| tag.name == element.tag) else {
@@ -133,7 +134,7 @@ fn cpu(element: &Element, has_devices: bool, findings: &mut Findings) {
         }
         Some(_) => {}
     }
-    // Without an architecture, only x86 needs more attributes, and x86 is what is usually meant.
+    // Without an architecture, only x86 needs more attributes, and x86 is the usual case.
     if arch.is_none_or(|arch| arch.starts_with("x86_64")) {
         match element.get("vendor") {
             None => {
@@ -152,7 +153,8 @@ fn cpu(element: &Element, has_devices: bool, findings: &mut Findings) {
     }
     let has_model = ["familyid", "modelid"].iter().any(|name| element.get(name).is_some());
     if has_devices && !has_model && element.get("vendor") == Some("GenuineIntel") {
-        // If the devices are in the file, NCCL does not climb to their CPU, and so does not query it.
+        // If the file contains the devices, NCCL does not walk up to their CPU, and so does not
+        // query it.
         let fix = "both as in /proc/cpuinfo, or take the devices out of the file: NCCL asks the CPU then";
         findings.add(&Rule::CPU, line, "a <cpu> of Intel without familyid and modelid", fix);
     }
@@ -214,7 +216,7 @@ fn pci(document: &Document, position: usize, findings: &mut Findings) {
         }
         _ => {}
     }
-    // If an attribute of a real device is missing, NCCL reads it from the kernel.
+    // NCCL reads missing attributes of real devices from the kernel.
     let speed = element.get("link_speed").or(is_invented.then_some(""));
     if let Some(got) = speed.filter(|speed| lane_speed(speed).is_none()) {
         findings.add(
@@ -232,7 +234,7 @@ fn pci(document: &Document, position: usize, findings: &mut Findings) {
     }
 }
 
-/// The bus id that was meant by one in the form of NVML or lspci.
+/// Converts a bus id in the form of NVML or lspci to the kernel's form.
 fn kernel_form(text: &str) -> Option<String> {
     let lower = text.trim().to_ascii_lowercase();
     let candidates =
@@ -240,7 +242,7 @@ fn kernel_form(text: &str) -> Option<String> {
     candidates.into_iter().find(|candidate| is_bus_id(candidate))
 }
 
-/// What a file says about devices: NCCL accepts it or overwrites it.
+/// Device facts in the file, which NCCL either trusts or overwrites.
 fn pins(element: &Element, findings: &mut Findings) {
     const PINNED: [(&str, &[&str]); 2] =
         [("net", &["speed", "port", "latency", "guid", "maxconn", "rail", "plane", "coll"]), ("gpu", &["dev", "sm"])];
@@ -278,7 +280,7 @@ fn pins(element: &Element, findings: &mut Findings) {
     }
 }
 
-/// One machine has every NUMA node once.
+/// Reports NUMA nodes of several machines, and NUMA nodes that occur twice.
 fn numa_nodes(document: &Document, findings: &mut Findings) {
     let mut hosts: Vec<&str> = document.all("cpu").filter_map(|cpu| cpu.get("host_hash")).collect();
     hosts.sort_unstable();

@@ -1,32 +1,32 @@
-//! The differences between two files, as NCCL sees them.
+//! Differences between two files, as NCCL sees them.
 
 use super::graph::{Cpu, Device, NcclGraph, TooManyGpus};
-use crate::nccl::{NcclPath, Ways};
+use crate::nccl::{NcclPath, NcclPaths};
 use std::collections::BTreeSet;
 use switchyard_core::rates::gigabytes;
 
 /// A difference.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// A device that only one has.
+    /// A device that only one file has.
     Only {
-        /// Whether the first has it.
+        /// Whether it is in the first file.
         first: bool,
-        /// What it is: `GPU` or `NIC`.
+        /// `GPU` or `NIC`.
         what: &'static str,
-        /// Its bus id.
+        /// Bus id.
         device: String,
     },
-    /// A path of another class.
-    Way {
-        /// The GPU, and a GPU or a NIC, by bus id.
+    /// A path of a different class.
+    Path {
+        /// Bus ids of a GPU and of a second GPU or a NIC.
         pair: [String; 2],
-        /// Whether the second is a NIC.
+        /// Whether the second device is a NIC.
         nic: bool,
         /// Classes in the first and in the second file.
         class: [NcclPath; 2],
     },
-    /// A PCIe link of another speed, megabytes (10^6) per second; `None`: NCCL asks the kernel.
+    /// A PCIe link of different speed, in MB/s; `None` if NCCL queries the kernel.
     Link {
         device: String,
         /// Speeds in the first and in the second file.
@@ -35,28 +35,28 @@ pub enum Change {
     /// CPUs that NCCL sees differently.
     Cpu {
         numa_node: String,
-        /// What the first and the second say.
-        said: [String; 2],
+        /// Descriptions in the first and in the second file.
+        described: [String; 2],
     },
 }
 
 impl Change {
-    /// Whether a path between two devices, or a device itself, differs.
-    pub fn is_of_ways(&self) -> bool {
-        matches!(self, Change::Only { .. } | Change::Way { .. })
+    /// Whether a path between two devices, or the presence of a device, differs.
+    pub fn affects_paths(&self) -> bool {
+        matches!(self, Change::Only { .. } | Change::Path { .. })
     }
 
-    /// `GPU 0000:1a:00.0 to NIC 0000:1b:00.0`.
+    /// What differs: `GPU 0000:1a:00.0 to NIC 0000:1b:00.0`.
     pub fn subject(&self) -> String {
         match self {
             Change::Only { what, device, .. } => format!("{what} {device}"),
-            Change::Way { pair: [a, b], nic, .. } => format!("GPU {a} to {} {b}", if *nic { "NIC" } else { "GPU" }),
+            Change::Path { pair: [a, b], nic, .. } => format!("GPU {a} to {} {b}", if *nic { "NIC" } else { "GPU" }),
             Change::Link { device, .. } => format!("PCIe link of {device}"),
             Change::Cpu { numa_node, .. } => format!("CPUs of NUMA node {numa_node}"),
         }
     }
 
-    /// The sentence about it: `PHB (…) -> PIX (…): GPUDirect RDMA becomes possible`.
+    /// How it differs: `PHB (…) -> PIX (…): GPUDirect RDMA becomes possible`.
     pub fn what(&self) -> String {
         let speed = |rate: &Option<u32>| match rate {
             Some(rate) => format!("{} GB/s", gigabytes(*rate)),
@@ -64,7 +64,7 @@ impl Change {
         };
         match self {
             Change::Only { first, .. } => format!("in the {} only", if *first { "first" } else { "second" }),
-            Change::Way { nic, class: [before, after], .. } => {
+            Change::Path { nic, class: [before, after], .. } => {
                 let rdma = match (nic, before.has_direct_rdma(), after.has_direct_rdma()) {
                     (true, false, true) => ": GPUDirect RDMA becomes possible",
                     (true, true, false) => ": GPUDirect RDMA is lost",
@@ -74,14 +74,15 @@ impl Change {
                 format!("{} -> {}{rdma}", named(before), named(after))
             }
             Change::Link { rate: [before, after], .. } => format!("{} -> {}", speed(before), speed(after)),
-            Change::Cpu { said: [before, after], .. } => format!("{before} -> {after}"),
+            Change::Cpu { described: [before, after], .. } => format!("{before} -> {after}"),
         }
     }
 }
 
-/// What differs from the first to the second: devices, path classes, links, CPUs, in this order and by bus id.
+/// Differences from the first to the second file: devices, path classes, links, CPUs, in this order
+/// and by bus id.
 ///
-/// NVLinks count only if both files name them, since a file for loading names none.
+/// NVLinks count only if both files name them, because a file meant for loading names none.
 ///
 /// # Errors
 /// More GPUs than a machine has.
@@ -99,7 +100,7 @@ pub fn diff(first: &NcclGraph, second: &NcclGraph) -> Result<Vec<Change>, TooMan
     let gpus = Shared::of(&first.gpus, &second.gpus);
     let nics = Shared::of(&first.nics, &second.nics);
     let mut changes: Vec<Change> = gpus.only("GPU").chain(nics.only("NIC")).collect();
-    changes.extend(ways(&first, &second, &gpus, &nics)?);
+    changes.extend(path_changes(&first, &second, &gpus, &nics)?);
     let pairs = gpus.both.iter().map(|both| (&first.gpus[both.first], &second.gpus[both.second]));
     let pairs = pairs.chain(nics.both.iter().map(|both| (&first.nics[both.first], &second.nics[both.second])));
     changes.extend(
@@ -109,14 +110,14 @@ pub fn diff(first: &NcclGraph, second: &NcclGraph) -> Result<Vec<Change>, TooMan
     );
     changes.extend(first.cpus.iter().filter_map(|cpu| {
         let other = second.cpus.iter().find(|other| other.numa_node == cpu.numa_node)?;
-        let said = [cpu, other].map(Cpu::words);
-        (said[0] != said[1]).then(|| Change::Cpu { numa_node: cpu.numa_node.clone(), said })
+        let described = [cpu, other].map(Cpu::words);
+        (described[0] != described[1]).then(|| Change::Cpu { numa_node: cpu.numa_node.clone(), described })
     }));
     Ok(changes)
 }
 
-/// A device that both files have, by its positions.
-struct Both {
+/// Positions of a device that both files have.
+struct Common {
     bus_id: String,
     first: usize,
     second: usize,
@@ -124,13 +125,13 @@ struct Both {
 
 /// Devices of one kind in two files.
 struct Shared {
-    both: Vec<Both>,
-    /// Bus ids that only one file has, and whether it is the first.
+    both: Vec<Common>,
+    /// Bus ids in only one file, and whether that is the first.
     single: Vec<(bool, String)>,
 }
 
 impl Shared {
-    /// By bus id; of several ports of one address the first.
+    /// Matches devices by bus id. Of several ports at one address, the first counts.
     fn of(first: &[Device], second: &[Device]) -> Shared {
         let ids = |devices: &[Device]| -> BTreeSet<String> {
             devices.iter().map(|device| device.bus_id.clone()).filter(|bus_id| !bus_id.is_empty()).collect()
@@ -139,7 +140,7 @@ impl Shared {
         let mut shared = Shared { both: Vec::new(), single: Vec::new() };
         for bus_id in ids(first).union(&ids(second)) {
             match (at(first, bus_id), at(second, bus_id)) {
-                (Some(first), Some(second)) => shared.both.push(Both { bus_id: bus_id.clone(), first, second }),
+                (Some(first), Some(second)) => shared.both.push(Common { bus_id: bus_id.clone(), first, second }),
                 (first, _) => shared.single.push((first.is_some(), bus_id.clone())),
             }
         }
@@ -151,11 +152,17 @@ impl Shared {
     }
 }
 
-/// Paths of another class between devices that both files have.
-fn ways(first: &NcclGraph, second: &NcclGraph, gpus: &Shared, nics: &Shared) -> Result<Vec<Change>, TooManyGpus> {
+/// Paths of different class between devices that both files have.
+fn path_changes(
+    first: &NcclGraph,
+    second: &NcclGraph,
+    gpus: &Shared,
+    nics: &Shared,
+) -> Result<Vec<Change>, TooManyGpus> {
     let (first_devices, first_coherent) = first.devices()?;
     let (second_devices, second_coherent) = second.devices()?;
-    let (before, after) = (Ways::new(&first_devices, first_coherent), Ways::new(&second_devices, second_coherent));
+    let (before, after) =
+        (NcclPaths::new(&first_devices, first_coherent), NcclPaths::new(&second_devices, second_coherent));
     let mut changes = Vec::new();
     for (position, a) in gpus.both.iter().enumerate() {
         let others = gpus.both[position + 1..].iter().map(|b| (b, false)).chain(nics.both.iter().map(|b| (b, true)));
@@ -165,7 +172,7 @@ fn ways(first: &NcclGraph, second: &NcclGraph, gpus: &Shared, nics: &Shared) -> 
                 true => [before.nic(a.first, b.first), after.nic(a.second, b.second)],
             };
             if class[0] != class[1] {
-                changes.push(Change::Way { pair: [a.bus_id.clone(), b.bus_id.clone()], nic, class });
+                changes.push(Change::Path { pair: [a.bus_id.clone(), b.bus_id.clone()], nic, class });
             }
         }
     }
@@ -173,7 +180,7 @@ fn ways(first: &NcclGraph, second: &NcclGraph, gpus: &Shared, nics: &Shared) -> 
 }
 
 impl Cpu {
-    /// `x86_64 GenuineIntel, family 6, model 143`.
+    /// For example `x86_64 GenuineIntel, family 6, model 143`.
     fn words(&self) -> String {
         let words: Vec<&str> = [&self.architecture, &self.vendor].into_iter().flatten().map(String::as_str).collect();
         let model = self.model.map_or(String::new(), |(family, model)| format!(", family {family}, model {model}"));

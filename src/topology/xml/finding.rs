@@ -1,16 +1,15 @@
-//! What is wrong with a file, and why it matters.
+//! Findings about a file, and the rules behind them.
 
-/// How serious a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// NCCL stops, or ignores what the file says.
+    /// NCCL stops, or ignores the content.
     Error,
-    /// NCCL accepts something that may not be true.
+    /// NCCL accepts content that can be wrong.
     Warning,
 }
 
 impl Severity {
-    /// The word that people and programs see.
+    /// Name in the output.
     pub fn word(self) -> &'static str {
         match self {
             Severity::Error => "error",
@@ -19,32 +18,30 @@ impl Severity {
     }
 }
 
-/// What is looked for.
+/// A check.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Its name, for programs.
+    /// Stable name, for programs.
     pub name: &'static str,
-    /// How serious it is.
     pub severity: Severity,
     /// What it finds, for the documentation.
     pub finds: &'static str,
-    /// Why it matters.
+    /// Consequence of a violation.
     pub why: &'static str,
 }
 
 /// A finding in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// Which rule.
     pub rule: &'static Rule,
-    /// Lines of the file, ascending, from 1; none: the file as a whole.
+    /// Lines of the file, ascending, from 1; empty for the file as a whole.
     pub lines: Vec<u32>,
     pub got: String,
-    /// The change.
+    /// How to fix it.
     pub fix: String,
 }
 
-/// Findings in the order of the file; equal findings on several lines are one.
+/// Findings in file order. Equal findings on several lines are merged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Findings(Vec<Finding>);
 
@@ -64,14 +61,13 @@ impl Findings {
         }
     }
 
-    /// All findings, by the first line of each; those of the file as a whole come first.
+    /// All findings by first line. Findings about the file as a whole come first.
     pub fn into_sorted(mut self) -> Vec<Finding> {
         self.0.iter_mut().for_each(|finding| finding.lines.sort_unstable());
         self.0.sort_by_key(|finding| finding.lines.first().copied());
         self.0
     }
 
-    /// Appends other findings.
     pub fn extend(&mut self, others: Findings) {
         self.0.extend(others.0);
     }

@@ -1,6 +1,7 @@
-//! A report as a topology file: the tree that NCCL finds when it climbs from each device to its CPU.
+//! Generates a topology file from a report: the tree that NCCL finds when it walks up from each
+//! device to its CPU.
 
-use super::tables::{ARCHITECTURES, HIDDEN_SWITCH, VENDORS, class, is_bus_id, most_beside, speed_word};
+use super::tables::{ARCHITECTURES, HIDDEN_SWITCH, VENDORS, class, is_bus_id, max_elements, speed_word};
 use crate::nccl::is_coherent;
 use crate::report::{self, ReportError, numa_of};
 use std::collections::BTreeMap;
@@ -9,51 +10,42 @@ use switchyard_core::rates;
 use switchyard_crds::gpu_topology::{GPUTopologyStatus, Nic, PcieLink};
 use switchyard_worker_contract::CpuList;
 
-/// Longest mask of CPUs that is written, CPUs; For more, NCCL reads the mask from the kernel, because its strings are too short.
-const MOST_CPUS: u32 = 28 * 32;
+/// Maximum number of CPUs in a mask. NCCL's strings are too short for longer masks, so NCCL then
+/// reads the mask from the kernel.
+const MAX_CPUS: u32 = 28 * 32;
 
-/// What is written about devices.
+/// What the file says about devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
-    /// Where they are attached, for NCCL to load.
+    /// Only where they are attached, for NCCL to load.
     Tree,
-    /// Also their NVLinks, ports and speeds, for people: NCCL would trust them even when they are outdated.
+    /// Also NVLinks, ports and speeds, for people to read. NCCL would trust these even if they are
+    /// outdated.
     Devices,
 }
 
-/// Why a report cannot become a file.
+/// Why a report does not yield a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GenerateError {
-    /// Nothing to describe.
     #[error("status.gpus: none: expected a machine with GPUs")]
     NoGpu,
     /// A device whose path is unknown.
-    #[error("{0}: got no pciePath: expected the way from the root complex to the device")]
+    #[error("{0}: got no pciePath: expected the path from the root complex to the device")]
     NoPath(String),
-    /// A bus id that NCCL cannot know.
+    /// A bus id that NCCL never matches.
     #[error(
         "{field}: got {got:?}: expected a bus id such as 0000:1a:00.0, with four digits of domain as NCCL compares it"
     )]
-    BusId {
-        /// Where it stands.
-        field: String,
-        /// What it is.
-        got: String,
-    },
-    /// More than NCCL reads.
-    #[error("{got} tags: expected at most {most}, for which NCCL has room beside its own")]
-    TooMany {
-        /// Tags of the file.
-        got: usize,
-        /// The limit.
-        most: usize,
-    },
-    /// A report that contradicts itself.
+    BusId { field: String, got: String },
+    /// More tags than NCCL reads.
+    #[error("{got} tags: expected at most {most}, because NCCL needs room for its own tags")]
+    TooMany { got: usize, most: usize },
+    /// The report contradicts itself.
     #[error(transparent)]
     Report(#[from] ReportError),
 }
 
-/// A tag of the tree.
+/// A `<pci>` tag.
 #[derive(Debug, Default)]
 struct Pci {
     attributes: String,
@@ -62,10 +54,11 @@ struct Pci {
     below: BTreeMap<String, Pci>,
 }
 
-/// Generates the file of a report: GPUs, and the NICs that carry training traffic. The same report gives the same bytes.
+/// Generates the file for a report: GPUs, and the NICs that carry training traffic. The same report
+/// gives the same bytes.
 ///
 /// # Errors
-/// A report without GPUs, or one whose devices NCCL could not find.
+/// A report without GPUs, or with devices that NCCL could not find.
 pub fn generate(status: &GPUTopologyStatus, content: Content) -> Result<String, GenerateError> {
     if status.gpus.is_empty() {
         return Err(GenerateError::NoGpu);
@@ -86,7 +79,7 @@ pub fn generate(status: &GPUTopologyStatus, content: Content) -> Result<String, 
             continue;
         }
         let field = format!("status.nics[{position}]");
-        let own = place(&mut cpus, field, &nic.pcie_path, numa_of(status, nic.numa_node), searched_address(nic))?;
+        let own = place(&mut cpus, field, &nic.pcie_path, numa_of(status, nic.numa_node), lookup_address(nic))?;
         let word = if nic.link_layer.as_deref() == Some("InfiniBand") {
             class::WHOLE_INFINIBAND
         } else {
@@ -105,13 +98,14 @@ pub fn generate(status: &GPUTopologyStatus, content: Content) -> Result<String, 
     }
     text.push_str("</system>\n");
     let count = text.lines().filter(|line| !line.trim_start().starts_with("</")).count();
-    let most = most_beside(named.nics.len());
+    let most = max_elements(named.nics.len());
     if content == Content::Tree && count > most { Err(GenerateError::TooMany { got: count, most }) } else { Ok(text) }
 }
 
-/// The address under which NCCL looks for a NIC, where that is not its own: its own transport for InfiniBand and RoCE treats all functions and
-/// devices of a bus as one NIC (`ncclIbGetPciPath`). Transports of plugins, as for EFA, do not.
-pub(super) fn searched_address(nic: &Nic) -> Option<String> {
+/// The address under which NCCL looks up a NIC. NCCL's own transport for InfiniBand and RoCE treats
+/// all functions and devices of a bus as one NIC (`ncclIbGetPciPath`). Plugin transports, such as
+/// EFA's, do not.
+pub(super) fn lookup_address(nic: &Nic) -> Option<String> {
     let is_own_transport = nic.rdma_device.is_some()
         && nic.link_layer.as_deref().is_some_and(|layer| ["InfiniBand", "Ethernet"].contains(&layer));
     let bus_id = nic.bus_id.as_deref().or(nic.pcie_path.last().map(String::as_str));
@@ -119,7 +113,7 @@ pub(super) fn searched_address(nic: &Nic) -> Option<String> {
     Some(format!("{}00.0", &bus[..8]))
 }
 
-/// The tag of a device, with the tags of the bridges above it.
+/// Returns the tag of a device, creating the tags of the bridges above it.
 fn place<'a>(
     cpus: &'a mut BTreeMap<i64, BTreeMap<String, Pci>>,
     field: String,
@@ -135,10 +129,10 @@ fn place<'a>(
     if let Some(wrong) = chain.iter().find(|bus_id| !is_bus_id(bus_id)) {
         return Err(GenerateError::BusId { field: format!("{field}.pciePath"), got: (*wrong).to_string() });
     }
-    // What the kernel shows for a device whose NUMA node it does not know.
+    // -1 is what the kernel shows for an unknown NUMA node.
     let numa_node = numa_node.map_or(-1, i64::from);
     let top = chain.last().copied().unwrap_or_default();
-    // A bridge has one position, whatever its devices say about their NUMA nodes.
+    // A bridge has a single position, even if its devices report different NUMA nodes.
     let home = cpus.iter().find(|(_, devices)| devices.contains_key(top)).map_or(numa_node, |(home, _)| *home);
     let mut devices = cpus.entry(home).or_default();
     for bridge in chain[1..].iter().rev() {
@@ -151,14 +145,14 @@ fn place<'a>(
     Ok(devices.entry(chain[0].to_string()).or_default())
 }
 
-/// Bus ids from a device up to its CPU, as NCCL climbs: two steps at a time, past the downstream port of a switch, up to what is no bus id
-/// (`ncclTopoGetXmlFromSys`).
+/// Bus ids from a device up to its CPU, as NCCL walks: two steps at a time, past the downstream
+/// port of a switch, until an element is not a bus id (`ncclTopoGetXmlFromSys`).
 fn climb(path: &[String]) -> Vec<&str> {
     let mut chain = Vec::new();
     let mut at = path.len();
     while at > 0 {
         chain.push(path[at - 1].as_str());
-        // A root complex (pci0000:17) is not in the form of a bus id.
+        // A root complex (pci0000:17) does not have the form of a bus id.
         at = if at >= 3 && [at - 2, at - 3].iter().all(|above| is_bus_id(&path[*above])) { at - 2 } else { 0 };
     }
     chain
@@ -185,7 +179,8 @@ impl Pci {
     }
 }
 
-/// What the report says about the CPUs of a NUMA node, in NCCL's words; NCCL queries the CPU for the rest.
+/// CPU attributes of a NUMA node from the report, in NCCL's vocabulary. NCCL queries the CPU for
+/// the rest.
 fn cpu_attributes(status: &GPUTopologyStatus, numa_node: i64) -> String {
     let node = status.numa_nodes.iter().find(|node| i64::from(node.id) == numa_node);
     let cpus = node.and_then(|node| node.cpus.as_deref()).and_then(|list| list.parse::<CpuList>().ok());
@@ -206,15 +201,15 @@ fn cpu_attributes(status: &GPUTopologyStatus, numa_node: i64) -> String {
     out
 }
 
-/// The kernel's mask of CPUs: groups of 32, the highest first; `None`: no CPU, or too many.
+/// The kernel's CPU mask: groups of 32, highest first; `None` if there are no CPUs, or too many.
 fn mask(cpus: &CpuList) -> Option<String> {
-    let most = cpus.iter().max().filter(|cpu| *cpu < MOST_CPUS)?;
+    let most = cpus.iter().max().filter(|cpu| *cpu < MAX_CPUS)?;
     let mut groups = vec![0_u32; most as usize / 32 + 1];
     cpus.iter().for_each(|cpu| groups[cpu as usize / 32] |= 1 << (cpu % 32));
     Some(groups.iter().rev().map(|group| format!("{group:08x}")).collect::<Vec<_>>().join(","))
 }
 
-/// Speed and width of a link, where both are known: NCCL reads what is missing from the kernel.
+/// Speed and width of a link, if known. NCCL reads missing ones from the kernel.
 fn link(link: Option<&PcieLink>) -> String {
     let speed = link.and_then(|link| link.generation.or(link.max_generation)).and_then(speed_word);
     let width = link.and_then(|link| link.width.or(link.max_width));
@@ -225,10 +220,10 @@ fn link(link: Option<&PcieLink>) -> String {
     out
 }
 
-/// `<gpu>` with its NVLinks.
+/// The lines of `<gpu>` with its NVLinks.
 fn gpu_lines(status: &GPUTopologyStatus, devices: &switchyard_core::devices::Devices, gpu: usize) -> Vec<String> {
     let own = devices.gpus[gpu];
-    let sm = rates::sm_with(own.link_rate).map_or(String::new(), |sm| format!(" sm=\"{sm}\""));
+    let sm = rates::sm_by_nvlink(own.link_rate).map_or(String::new(), |sm| format!(" sm=\"{sm}\""));
     let mut inner = Vec::new();
     for (other, known) in status.gpus.iter().enumerate().filter(|(other, _)| devices.direct(gpu, *other) > 0) {
         let target = known.pcie_path.last().map_or("", String::as_str);
@@ -250,7 +245,7 @@ fn gpu_lines(status: &GPUTopologyStatus, devices: &switchyard_core::devices::Dev
 }
 
 fn net_line(nic: &Nic) -> String {
-    // Names come from firmware: a character that ends a value must not be in one.
+    // Names come from firmware; drop characters that would end the attribute value.
     let name: String = nic
         .rdma_device
         .as_deref()

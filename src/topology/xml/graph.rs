@@ -1,29 +1,29 @@
-//! A file as NCCL's graph: its devices, what they are attached to, and the paths between them.
+//! A file as NCCL's graph: its devices, their attachment points, and the paths between them.
 
-use super::tables::{MOST_ELEMENTS, class, is_bridge, link_rate, number};
+use super::tables::{MAX_ELEMENTS, class, is_bridge, link_rate, number};
 use super::{Document, Element};
 use switchyard_core::devices::{self, Devices};
 use switchyard_core::path::PathClass;
 use switchyard_core::rates;
 use switchyard_crds::gpu_topology::GPUTopologyStatus;
 
-/// The machine of a file.
+/// The machine that a file describes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NcclGraph {
-    /// NUMA nodes in the order of the file.
+    /// NUMA nodes in file order.
     pub cpus: Vec<Cpu>,
     /// GPUs by bus id.
     pub gpus: Vec<Device>,
-    /// NICs by bus id; a NIC whose ports the file names is there once for each.
+    /// NICs by bus id. If the file names the ports of a NIC, each port is an entry.
     pub nics: Vec<Device>,
-    /// Devices of unknown kind, to both the file and the report, by bus id.
+    /// Devices of a kind that neither the file nor the report gives, by bus id.
     pub others: Vec<Device>,
 }
 
 /// A NUMA node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cpu {
-    /// Its number, as the file writes it; empty: unknown.
+    /// Its number as the file writes it; empty if unknown.
     pub numa_node: String,
     /// Instruction set.
     pub architecture: Option<String>,
@@ -35,37 +35,38 @@ pub struct Cpu {
 /// A GPU, or a port of a NIC.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Device {
-    /// Its bus id; empty for a NIC attached to a CPU.
+    /// Bus id; empty for a NIC attached to a CPU.
     pub bus_id: String,
-    /// Name of the port (`mlx5_0`), where the file says it.
+    /// Port name (`mlx5_0`), if the file gives it.
     pub name: Option<String>,
     /// Position of its NUMA node in [`NcclGraph::cpus`].
     pub cpu: usize,
     /// Bus ids of the bridges above it, from the CPU down: one for each switch.
     pub bridges: Vec<String>,
-    /// Rate of its PCIe link, megabytes (10^6) per second; `None`: NCCL asks the kernel.
+    /// Rate of its PCIe link in MB/s; `None` if NCCL queries the kernel.
     pub link_rate: Option<u32>,
-    /// Rate of the port in megabits (10^6) per second.
+    /// Port rate in megabits (10^6) per second.
     pub port_megabits: Option<u64>,
-    /// NVLinks to GPUs by their bus ids.
+    /// NVLinks to GPUs, by bus id.
     pub nvlinks: Vec<(String, u32)>,
-    /// NVLinks to switches.
+    /// Number of NVLinks to switches.
     pub switch_links: u32,
     /// Compute capability times ten.
     pub sm: Option<u32>,
-    /// Whether it is joined to its CPU by NVLink-C2C.
+    /// Whether NVLink-C2C joins it to its CPU.
     pub coherent: bool,
-    /// Line of the file.
+    /// Line in the file.
     pub line: u32,
 }
 
-/// More GPUs than a node has: the file is of an NVLink domain.
+/// More GPUs than a node has, as in a file of an NVLink domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0} GPUs: expected at most 32, those of one machine")]
 pub struct TooManyGpus(pub usize);
 
 impl NcclGraph {
-    /// The machine of a file. The kind of a device that the file calls neither GPU nor NIC is taken from a report.
+    /// Reads the machine from a file. The report supplies the kind of devices that the file marks
+    /// neither as GPU nor as NIC.
     pub fn read(document: &Document, status: Option<&GPUTopologyStatus>) -> NcclGraph {
         let mut machine = NcclGraph::default();
         let systems = document.outermost().filter(|at| document.elements[*at].tag == "system");
@@ -77,7 +78,8 @@ impl NcclGraph {
                 let own = Device { cpu: position, line: document.elements[nic].line, ..Device::default() };
                 machine.nics.extend(ports(document, nic, &own));
             }
-            // Depth first, without recursion: a file may be deeper than a stack.
+            // Depth first without recursion, because a file can be nested deeper than the stack
+            // allows.
             let mut waiting: Vec<(usize, Vec<String>)> =
                 document.children(cpu, "pci").map(|pci| (pci, vec![])).collect();
             while let Some((pci, bridges)) = waiting.pop() {
@@ -90,7 +92,7 @@ impl NcclGraph {
         machine
     }
 
-    /// Adds a device, or queues what is below a bridge.
+    /// Adds a device, or queues the devices below a bridge.
     fn add(
         &mut self,
         document: &Document,
@@ -108,8 +110,8 @@ impl NcclGraph {
         let is_gpu = gpu.is_some() || class.is_some_and(|class| class.starts_with(class::GPU));
         let is_nic = nic.is_some() || class.is_some_and(|class| class.starts_with(class::NIC));
         if !is_gpu && !is_nic && (!inner.is_empty() || class.is_some_and(is_bridge)) {
-            // NCCL has no room for so many; anything deeper would only cost time.
-            if bridges.len() >= MOST_ELEMENTS {
+            // Deeper nesting than NCCL has room for would only cost time.
+            if bridges.len() >= MAX_ELEMENTS {
                 return;
             }
             let below: Vec<String> = bridges.into_iter().chain([bus_id]).collect();
@@ -141,7 +143,7 @@ impl NcclGraph {
         self.gpus.iter().chain(&self.nics).all(|device| device.bridges.is_empty())
     }
 
-    /// Where two devices meet.
+    /// Class of the path between two devices.
     pub fn path(&self, a: &Device, b: &Device) -> PathClass {
         let common = a.bridges.iter().zip(&b.bridges).take_while(|(a, b)| a == b).count();
         match common {
@@ -152,7 +154,8 @@ impl NcclGraph {
         }
     }
 
-    /// The devices and the paths between them, and the GPUs that are joined to their CPU by NVLink-C2C, one bit each.
+    /// The devices and the paths between them, and a mask of the GPUs that NVLink-C2C joins to
+    /// their CPU.
     ///
     /// # Errors
     /// More GPUs than a node has.
@@ -162,7 +165,7 @@ impl NcclGraph {
             return Err(TooManyGpus(count));
         }
         let gpu = |gpu: &Device| {
-            let link_rate = gpu.sm.map_or(rates::UNKNOWN_NVLINK, rates::nvlink_of);
+            let link_rate = gpu.sm.map_or(rates::UNKNOWN_NVLINK, rates::nvlink_by_sm);
             let has_links = gpu.switch_links > 0 || !gpu.nvlinks.is_empty();
             devices::Gpu {
                 pcie_rate: gpu.link_rate.unwrap_or(rates::pcie(None)),
@@ -205,12 +208,12 @@ impl Cpu {
     }
 
     fn socket_rate(&self) -> u32 {
-        rates::socket_of(self.architecture.as_deref(), self.vendor.as_deref(), self.model)
+        rates::socket_by_model(self.architecture.as_deref(), self.vendor.as_deref(), self.model)
     }
 }
 
 impl Device {
-    /// The links of a `<gpu>`.
+    /// Reads the links of a `<gpu>`.
     fn links(&mut self, document: &Document, gpu: usize) {
         let element = &document.elements[gpu];
         self.sm = element.get("sm").and_then(number).and_then(|sm| u32::try_from(sm).ok());
@@ -227,7 +230,7 @@ impl Device {
     }
 }
 
-/// One device for each port that a `<nic>` names, else a single one.
+/// One device per port that a `<nic>` names, or a single device if it names none.
 fn ports(document: &Document, nic: usize, device: &Device) -> Vec<Device> {
     let port = |net: usize| {
         let net = &document.elements[net];

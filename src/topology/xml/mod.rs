@@ -1,4 +1,5 @@
-//! NCCL's topology files (`NCCL_TOPO_FILE`, `NCCL_TOPO_DUMP_FILE`): read, checked, generated and compared.
+//! Parses, checks, generates and compares NCCL topology files (`NCCL_TOPO_FILE`,
+//! `NCCL_TOPO_DUMP_FILE`).
 //!
 //! ```text
 //!  text ── parse ── Document ──┬── check ──────┐
@@ -7,12 +8,14 @@
 //!  GPUTopology ── generate ── text
 //! ```
 //!
-//! NCCL has a reader of its own (NVIDIA/nccl `src/graph/xml.cc`), which is not an XML parser: it stops at an XML declaration, at a tab and at an
-//! attribute on a new line, and accepts what XML forbids. So [`parse`] is that reader, but it continues where NCCL stops and reports it; an XML
-//! library would accept what NCCL refuses. Everything here follows NCCL 2.30.7.
+//! NCCL has its own reader (NVIDIA/nccl `src/graph/xml.cc`), which is not an XML parser. It stops
+//! at an XML declaration, at a tab and at an attribute on a new line, and accepts text that XML
+//! forbids. [`parse`] replicates that reader, but reports what would stop NCCL and continues. An
+//! XML library would accept files that NCCL rejects. Everything here follows NCCL 2.30.7.
 //!
-//! A file is right only in a virtual machine, or with devices passed through, where the kernel shows a flat tree: on bare metal NCCL reads
-//! the tree from the kernel itself, and a file can only be wrong.
+//! A file is useful only in a virtual machine or with passed-through devices, where the kernel
+//! shows a flat tree. On bare metal NCCL reads the tree from the kernel, and a file can only be
+//! wrong.
 
 mod against;
 mod check;
@@ -31,41 +34,41 @@ pub use generate::{Content, GenerateError, generate};
 pub use graph::{Cpu, Device, NcclGraph, TooManyGpus};
 pub use parse::{Parsed, parse};
 
-/// The tags of a file, in the order of the text.
+/// The tags of a file, in text order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Document {
-    /// The tags; those without a parent are the outermost.
+    /// All tags; those without a parent are outermost.
     pub elements: Vec<Element>,
 }
 
-/// A tag. Positions are those in [`Document::elements`].
+/// A tag. Positions refer to [`Document::elements`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Element {
     pub tag: String,
-    /// Names and values in the order of the text, verbatim: NCCL knows no entities.
+    /// Names and values in text order, verbatim, because NCCL has no entities.
     pub attributes: Vec<(String, String)>,
-    /// The tag around it.
+    /// The enclosing tag.
     pub parent: Option<usize>,
-    /// The tags in it.
+    /// The tags directly inside.
     pub children: Vec<usize>,
-    /// Line of the text on which it begins, from 1.
+    /// Line on which the tag begins, from 1.
     pub line: u32,
 }
 
 impl Element {
-    /// The value of an attribute; the first of several with one name, as in NCCL.
+    /// Value of an attribute. Like NCCL, uses the first of several with the same name.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.attributes.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 }
 
 impl Document {
-    /// The tags without a parent.
+    /// Tags without a parent.
     pub fn outermost(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.elements.len()).filter(|element| self.elements[*element].parent.is_none())
     }
 
-    /// The tags of this name in a tag.
+    /// Tags of this name directly inside a tag.
     pub fn children<'a>(&'a self, of: usize, tag: &'a str) -> impl Iterator<Item = usize> + 'a {
         self.elements[of].children.iter().copied().filter(move |child| self.elements[*child].tag == tag)
     }

@@ -1,22 +1,23 @@
-//! NCCL's reader (`xmlGetNode`, `xmlGetToken`, `xmlLoadSub`), which continues where NCCL stops and notes why.
+//! NCCL's reader (`xmlGetNode`, `xmlGetToken`, `xmlLoadSub`), except that it reports what stops
+//! NCCL and continues.
 
 use super::finding::{Findings, Rule};
-use super::tables::{LONGEST, MOST_ATTRIBUTES};
+use super::tables::{MAX_ATTRIBUTES, MAX_LEN};
 use super::{Document, Element};
 
-/// The size of a dump of the largest NVLink domain, with room to spare; reading ends here.
-const MOST_READ: usize = 4096;
+/// Maximum number of tags read: a dump of the largest NVLink domain, with room to spare.
+const MAX_TAGS_READ: usize = 4096;
 
-/// A file, as far as it could be read.
+/// A file as far as it was readable.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Parsed {
-    /// Its tags.
     pub document: Document,
     /// Where NCCL stops reading.
     pub findings: Findings,
 }
 
-/// Reads the text of a topology file. Every text gives a document, even if it is empty; what NCCL would refuse is in the findings.
+/// Parses the text of a topology file. Every text yields a document, possibly empty. The findings
+/// list what NCCL would reject.
 pub fn parse(text: &str) -> Parsed {
     let mut reader = Reader { text, at: 0, line: 1, open: Vec::new(), parsed: Parsed::default() };
     while reader.next() {}
@@ -26,10 +27,10 @@ pub fn parse(text: &str) -> Parsed {
 
 struct Reader<'a> {
     text: &'a str,
-    /// Bytes that are read.
+    /// Number of bytes read.
     at: usize,
     line: u32,
-    /// Tags that are not closed, the innermost last.
+    /// Open tags, innermost last.
     open: Vec<usize>,
     parsed: Parsed,
 }
@@ -47,7 +48,7 @@ impl<'a> Reader<'a> {
         self.parsed.findings.add(&Rule::SYNTAX, Some(line), got, fix);
     }
 
-    /// Skips this many bytes.
+    /// Skips and returns this many bytes.
     fn skip(&mut self, bytes: usize) -> &'a str {
         let passed = &self.rest()[..bytes];
         let lines = passed.bytes().filter(|byte| *byte == b'\n').count();
@@ -56,14 +57,15 @@ impl<'a> Reader<'a> {
         passed
     }
 
-    /// Skips everything up to and including this word, or the whole rest. Returns whether the word was found.
+    /// Skips everything up to and including this word, or to the end. Returns whether the word was
+    /// found.
     fn skip_past(&mut self, word: &str) -> bool {
         let found = self.rest().find(word);
         self.skip(found.map_or(self.rest().len(), |at| at + word.len()));
         found.is_some()
     }
 
-    /// Skips what is between tags, then one tag. Returns false at the end of the text.
+    /// Skips the text between tags, then reads one tag. Returns false at the end of the text.
     fn next(&mut self) -> bool {
         let line = self.line;
         let between = self.skip(self.rest().find('<').unwrap_or(self.rest().len()));
@@ -109,7 +111,7 @@ impl<'a> Reader<'a> {
                 "a comment whose first word has a `=` in it",
                 "begin the comment with a space: <!-- so -->",
             );
-        } else if word.len() > LONGEST + 1 {
+        } else if word.len() > MAX_LEN + 1 {
             self.stop(line, "a comment whose first word is too long", "begin the comment with a space: <!-- so -->");
         }
         self.skip("<!--".len());
@@ -151,8 +153,8 @@ impl<'a> Reader<'a> {
     }
 
     fn opening(&mut self) -> bool {
-        if self.parsed.document.elements.len() == MOST_READ {
-            self.stop(self.line, format!("more than {MOST_READ} tags"), "describe one machine");
+        if self.parsed.document.elements.len() == MAX_TAGS_READ {
+            self.stop(self.line, format!("more than {MAX_TAGS_READ} tags"), "describe one machine");
             self.skip(self.rest().len());
             return false;
         }
@@ -177,13 +179,13 @@ impl<'a> Reader<'a> {
         true
     }
 
-    /// A name, up to a character that ends it.
+    /// Reads a name, up to a character that ends it.
     fn word(&mut self) -> &'a str {
         let end = [' ', '\t', '\n', '\r', '=', '/', '>', '<'];
         self.skip(self.rest().find(end).unwrap_or(self.rest().len()))
     }
 
-    /// Skips the attributes and the end of a tag. Returns whether the tag closes itself.
+    /// Reads the attributes and the end of a tag. Returns whether the tag is self-closing.
     fn attributes(&mut self, element: &mut Element) -> bool {
         let line = element.line;
         let tag = short(&element.tag).to_string();
@@ -264,18 +266,18 @@ impl<'a> Reader<'a> {
         element.attributes.push((name, value));
     }
 
-    /// What of a tag exceeds NCCL's limits.
+    /// Reports a tag that exceeds NCCL's limits.
     fn limits(&mut self, element: &Element) {
         let line = Some(element.line);
         let parts = element.attributes.iter().flat_map(|(name, value)| [name, value]).chain([&element.tag]);
-        for long in parts.filter(|part| part.len() > LONGEST) {
+        for long in parts.filter(|part| part.len() > MAX_LEN) {
             let got = format!("{} characters in <{}>: `{}..`", long.len(), short(&element.tag), short(long));
-            self.parsed.findings.add(&Rule::LIMIT, line, got, format!("at most {LONGEST}"));
+            self.parsed.findings.add(&Rule::LIMIT, line, got, format!("at most {MAX_LEN}"));
         }
         let count = element.attributes.len();
-        if count > MOST_ATTRIBUTES {
+        if count > MAX_ATTRIBUTES {
             let got = format!("{count} attributes in <{}>", short(&element.tag));
-            self.parsed.findings.add(&Rule::LIMIT, line, got, format!("at most {MOST_ATTRIBUTES}"));
+            self.parsed.findings.add(&Rule::LIMIT, line, got, format!("at most {MAX_ATTRIBUTES}"));
         }
     }
 
@@ -288,7 +290,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A word, shortened for a message.
+/// Truncates a word for a message.
 fn short(word: &str) -> &str {
     match word.char_indices().nth(40) {
         Some((end, _)) => &word[..end],

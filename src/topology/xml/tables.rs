@@ -1,12 +1,13 @@
-//! What NCCL knows about topology files, as data: tags, attributes, words and limits (NVIDIA/nccl 2.30.7 `src/graph/{xml.h,xml.cc,topo.cc}`).
+//! NCCL's vocabulary and limits for topology files, as data: tags, attributes, words and sizes
+//! (NVIDIA/nccl 2.30.7 `src/graph/{xml.h,xml.cc,topo.cc}`).
 
 /// A tag that NCCL reads.
 #[derive(Debug)]
 pub(super) struct Tag {
     pub(super) name: &'static str,
-    /// The tags it may stand in; none: the outermost.
+    /// Valid parent tags; empty for the outermost tag.
     pub(super) inside: &'static [&'static str],
-    /// The attributes that NCCL reads.
+    /// Attributes that NCCL reads.
     pub(super) attributes: &'static [&'static str],
 }
 
@@ -47,22 +48,26 @@ pub(super) const TAGS: [Tag; 9] = [
     },
 ];
 
-/// Longest name or value, bytes. NCCL's buffers have 256, but its reader stops at the 254th character (`xmlGetValue`, `xmlGetToken`).
-pub(super) const LONGEST: usize = 253;
-/// Attributes of a tag; NCCL does not read more.
-pub(super) const MOST_ATTRIBUTES: usize = 16;
-/// Tags directly in a tag.
-pub(super) const MOST_CHILDREN: usize = 640;
-/// Tags of a file. NCCL has room for 256, and its reader wants room for one more at the end of every tag.
-pub(super) const MOST_ELEMENTS: usize = 255;
+/// Maximum length of a name or value, in bytes. NCCL's buffers hold 256, but its reader stops at
+/// the 254th character (`xmlGetValue`, `xmlGetToken`).
+pub(super) const MAX_LEN: usize = 253;
+/// Maximum number of attributes of a tag. NCCL reads no more.
+pub(super) const MAX_ATTRIBUTES: usize = 16;
+/// Maximum number of tags directly inside a tag.
+pub(super) const MAX_CHILDREN: usize = 640;
+/// Maximum number of tags in a file. NCCL has room for 256, and its reader needs room for one more
+/// at every end tag.
+pub(super) const MAX_ELEMENTS: usize = 255;
 
-/// Tags that a file may have for a machine with so many NICs: NCCL adds its own to the same table of 256, for the GPU of the rank up to 18
-/// NVLinks and one C2C, and for every NIC two (`ncclTopoFillGpu`, `ncclTopoFillNet`).
-pub(super) fn most_beside(nics: usize) -> usize {
+/// Maximum number of tags in a file for a machine with this many NICs. NCCL adds its own tags to
+/// the same table of 256: up to 18 NVLinks and one C2C for the GPU of the rank, and two tags for
+/// every NIC (`ncclTopoFillGpu`, `ncclTopoFillNet`).
+pub(super) fn max_elements(nics: usize) -> usize {
     256_usize.saturating_sub(1 + 18 + 1 + 2 * nics)
 }
 
-/// Speeds of PCIe links, as the kernel writes them, by prefix: units of 100 Mbit/s per lane (`kvDictPciGen`). Anything else counts as 8 GT/s.
+/// PCIe link speeds as the kernel writes them, by prefix, in units of 100 Mbit/s per lane
+/// (`kvDictPciGen`). Anything else counts as 8 GT/s.
 const SPEEDS: [(&str, u32); 11] = [
     ("2.5 GT/s", 15),
     ("5 GT/s", 30),
@@ -76,39 +81,40 @@ const SPEEDS: [(&str, u32); 11] = [
     ("32.0 GT/s PCIe", 240),
     ("64.0 GT/s PCIe", 480),
 ];
-/// The speed of a word that is not in [`SPEEDS`].
+/// Speed of a text that is not in [`SPEEDS`].
 const UNKNOWN_SPEED: u32 = 60;
 
-/// Speed of one lane in units of 100 Mbit/s; `None`: not a word that NCCL knows.
+/// Speed of one lane in units of 100 Mbit/s; `None` if NCCL does not know the text.
 pub(super) fn lane_speed(text: &str) -> Option<u32> {
     SPEEDS.iter().find(|(word, _)| text.starts_with(word)).map(|(_, speed)| *speed)
 }
 
-/// Rate of a link as NCCL counts it, megabytes (10^6) per second: width times speed through 80, in GB/s (`ncclTopoAddPci`).
+/// Rate of a link as NCCL counts it, in MB/s. NCCL computes width times speed divided by 80, in
+/// GB/s (`ncclTopoAddPci`).
 pub(super) fn link_rate(speed: Option<&str>, width: Option<&str>) -> u32 {
     let speed = speed.and_then(lane_speed).unwrap_or(UNKNOWN_SPEED);
     let width = width.and_then(number).and_then(|width| u32::try_from(width).ok()).filter(|width| *width > 0);
-    // No slot has more than 32 lanes: limits nonsense.
+    // No slot has more than 32 lanes. This bounds nonsensical widths.
     width.unwrap_or(16).min(32) * speed * 25 / 2
 }
 
-/// The word for the speed of a generation of PCIe, as the kernel writes it today.
+/// Link speed of a PCIe generation, in the kernel's current spelling.
 pub(super) fn speed_word(generation: u32) -> Option<&'static str> {
     const WORDS: [&str; 6] =
         ["2.5 GT/s PCIe", "5.0 GT/s PCIe", "8.0 GT/s PCIe", "16.0 GT/s PCIe", "32.0 GT/s PCIe", "64.0 GT/s PCIe"];
     usize::try_from(generation).ok()?.checked_sub(1).and_then(|at| WORDS.get(at)).copied()
 }
 
-/// Instruction sets: NCCL's word, and what `uname -m` says.
+/// Instruction sets: NCCL's name, and the name from `uname -m`.
 pub(super) const ARCHITECTURES: [(&str, &str); 3] = [("x86_64", "x86_64"), ("arm64", "aarch64"), ("ppc64", "ppc64le")];
 
 /// Vendors of x86 CPUs that NCCL knows.
 pub(super) const VENDORS: [&str; 4] = ["GenuineIntel", "AuthenticAMD", "CentaurHauls", "  Shanghai  "];
 
-/// Prefix of the bus ids of made-up bridges, by convention of the vendors' files.
+/// Bus id prefix of made-up bridges, by convention of vendor files.
 pub(super) const INVENTED: &str = "ffff:";
 
-/// What stands for an NVSwitch that a virtual machine does not see (`ncclTopoGetXmlFromGpu`).
+/// Placeholder for an NVSwitch that a virtual machine does not see (`ncclTopoGetXmlFromGpu`).
 pub(super) const HIDDEN_SWITCH: &str = "fffffff:ffff:ff";
 
 /// PCI classes, by prefix.
@@ -117,14 +123,15 @@ pub(super) mod class {
     pub(in super::super) const GPU: &str = "0x03";
     pub(in super::super) const NIC: &str = "0x02";
     pub(in super::super) const SWITCH: &str = "0x0680";
-    /// What the kernel shows for a GPU without a monitor, an InfiniBand and an Ethernet adapter.
+    /// Full classes that the kernel shows for a GPU without a monitor, an InfiniBand adapter and an
+    /// Ethernet adapter.
     pub(in super::super) const WHOLE_GPU: &str = "0x030200";
     pub(in super::super) const WHOLE_INFINIBAND: &str = "0x020700";
     pub(in super::super) const WHOLE_ETHERNET: &str = "0x020000";
     pub(in super::super) const WHOLE_SWITCH: &str = "0x068000";
 }
 
-/// A whole number, decimal or with `0x`.
+/// Parses an integer, decimal or with `0x`.
 pub(super) fn number(text: &str) -> Option<i64> {
     match text.strip_prefix("0x") {
         Some(hex) => i64::from_str_radix(hex, 16).ok(),
@@ -132,7 +139,8 @@ pub(super) fn number(text: &str) -> Option<i64> {
     }
 }
 
-/// Whether this is a bus id as NCCL compares it: four digits of domain, lower case (`checkBDFFormat`, `int64ToBusId`).
+/// Whether this is a bus id as NCCL compares it: four domain digits, lower case (`checkBDFFormat`,
+/// `int64ToBusId`).
 pub(super) fn is_bus_id(text: &str) -> bool {
     let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     text.len() == 12
@@ -143,7 +151,8 @@ pub(super) fn is_bus_id(text: &str) -> bool {
         })
 }
 
-/// Whether NCCL treats a PCI device of this class as a bridge, also by default (`kvDictPciClass`).
+/// Whether NCCL treats a PCI device of this class as a bridge, which is its default
+/// (`kvDictPciClass`).
 pub(super) fn is_bridge(class: &str) -> bool {
     ![class::GPU, class::NIC, class::SWITCH].iter().any(|other| class.starts_with(other))
 }
@@ -154,13 +163,13 @@ mod tests {
     use switchyard_core::rates;
 
     #[test]
-    fn rates_are_those_of_the_table_of_rates() {
+    fn rates_match_core_rates() {
         for generation in 1..=6 {
             assert_eq!(link_rate(speed_word(generation), Some("16")), rates::pcie(Some(generation)), "{generation}");
         }
         assert_eq!((link_rate(None, None), link_rate(Some(""), Some("0"))), (12_000, 12_000));
         assert_eq!(link_rate(Some("16 GT/s"), Some("8")), 12_000);
-        // NCCL's table has this speed only with the word PCIe.
+        // NCCL's table lists this speed only with the suffix PCIe.
         assert_eq!((lane_speed("64 GT/s"), lane_speed("16.0 GT/s")), (None, None));
         assert_eq!(link_rate(Some("2.5 GT/s"), Some("99999999999")), 3_000, "nonsense is bounded");
     }

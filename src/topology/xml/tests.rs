@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::import::{self, NicRate, Options};
-use crate::nccl::Ways;
+use crate::nccl::NcclPaths;
 use crate::{matrix, report};
 use switchyard_crds::gpu_topology::{Cpus, GPUTopologyStatus, Gpu, LinkKind, Nic, NumaNode, PcieLink};
 
@@ -19,7 +19,7 @@ pub(super) const FILES: [(&str, &str); 6] = [
     ("web", include_str!("../../../tests/fixtures/topo-xml/web.xml")),
 ];
 
-/// Matrices of tests/fixtures/topo with a model of GPU.
+/// Matrices of tests/fixtures/topo, each with a GPU model.
 const MACHINES: [(&str, &str, &str); 14] = [
     ("F1", "V100", include_str!("../../../tests/fixtures/topo/f01-dgx-1v.txt")),
     ("F2", "A100", include_str!("../../../tests/fixtures/topo/f02-dgx-a100.txt")),
@@ -51,7 +51,7 @@ fn imported(text: &str, gpu_model: &str) -> GPUTopologyStatus {
     import::import(&matrix::parse(text).unwrap(), &options).unwrap().topology.status.unwrap()
 }
 
-/// All findings of a text, one per line.
+/// All findings in a text, one per line.
 fn found(text: &str, status: Option<&GPUTopologyStatus>) -> Vec<String> {
     let parsed = parse(text);
     let mut findings = parsed.findings;
@@ -64,20 +64,20 @@ fn found(text: &str, status: Option<&GPUTopologyStatus>) -> Vec<String> {
     findings.into_sorted().into_iter().map(line).collect()
 }
 
-/// A text in the usual frame.
+/// Wraps a text in the usual tags.
 fn framed(inner: &str) -> String {
     format!("<system version=\"1\">\n<cpu numaid=\"0\" arch=\"arm64\">\n{inner}\n</cpu>\n</system>\n")
 }
 
 #[test]
-fn files_that_people_use() {
+fn published_files() {
     let all: Vec<String> =
         FILES.iter().map(|(name, text)| format!("{name}\n  {}", found(text, None).join("\n  "))).collect();
     insta::assert_snapshot!(all.join("\n"));
 }
 
 #[test]
-fn what_nccls_reader_stops_at() {
+fn syntax_errors_that_stop_nccl() {
     for (inner, got) in [
         ("\t<pci busid=\"0000:01:00.0\"/>", "a tab between tags"),
         ("<pci\tbusid=\"0000:01:00.0\"/>", "a tab or a new line within <pci>"),
@@ -101,14 +101,15 @@ fn what_nccls_reader_stops_at() {
         let found = found(&framed(inner), None);
         assert!(found.iter().any(|line| line.contains("error syntax") && line.contains(got)), "{inner}: {found:#?}");
     }
-    // What XML forbids and NCCL takes: two spaces, a value in single quotes, an ampersand, an attribute without a value.
+    // XML forbids these but NCCL accepts them: two spaces, a value in single quotes, an ampersand,
+    // an attribute without a value.
     let odd = "<pci busid='0000:01:00.0'  class=\"0x030200\" />\n<!--comment--><!-- a > b -->\n<pci busid=\"0000:02:00.0\"></pci>";
     assert_eq!(found(&framed(odd), None), Vec::<String>::new());
     assert_eq!(parse(&framed("<pci busid=\"a&amp;b\"/>")).document.elements[2].get("busid"), Some("a&amp;b"));
 }
 
 #[test]
-fn limits_are_those_of_nccls_tables() {
+fn limits_match_nccls_tables() {
     let limits = |inner: &str| {
         found(&framed(inner), None).into_iter().filter(|line| line.contains("error limit")).collect::<Vec<_>>()
     };
@@ -122,7 +123,7 @@ fn limits_are_those_of_nccls_tables() {
     assert!(limits(&attributes(16)).is_empty());
     assert!(limits(&attributes(17))[0].contains("17 attributes in <pci>"));
     let devices = |count: usize| "<pci/>".repeat(count);
-    // With <system> and <cpu>.
+    // Including <system> and <cpu>.
     assert!(limits(&devices(253)).is_empty());
     assert!(limits(&devices(254))[0].contains("256 tags"));
     assert!(limits(&devices(641)).iter().any(|line| line.contains("641 tags in one <cpu>")));
@@ -139,7 +140,7 @@ fn one_system_of_version_1() {
     assert!(found("<system version=\"1\"/>", None)[0].contains("no <cpu>"));
 }
 
-/// A virtual machine whose devices are those of passthrough.xml.
+/// A virtual machine with the devices of passthrough.xml.
 fn guest() -> GPUTopologyStatus {
     let path = |domain: u32| vec![format!("pci{domain:04x}:00"), format!("{domain:04x}:00:00.0")];
     let bus_id = |domain: u32| Some(format!("{domain:04x}:00:00.0"));
@@ -179,7 +180,7 @@ fn guest() -> GPUTopologyStatus {
 }
 
 #[test]
-fn a_file_that_is_made() {
+fn generated_file() {
     insta::assert_snapshot!(generate(&guest(), Content::Tree).unwrap());
     let mut status = guest();
     status.nics.reverse();
@@ -192,13 +193,13 @@ fn a_file_that_is_made() {
 }
 
 #[test]
-fn a_file_with_devices_for_people() {
+fn generated_file_with_devices() {
     let status = imported(MACHINES[1].2, MACHINES[1].1);
     insta::assert_snapshot!(generate(&status, Content::Devices).unwrap());
 }
 
 #[test]
-fn a_report_that_makes_no_file_is_refused() {
+fn unusable_reports_are_rejected() {
     let refused = |change: &dyn Fn(&mut GPUTopologyStatus)| {
         let mut status = guest();
         change(&mut status);
@@ -206,7 +207,7 @@ fn a_report_that_makes_no_file_is_refused() {
     };
     assert!(refused(&|status| status.gpus.clear()).contains("expected a machine with GPUs"));
     assert!(refused(&|status| status.gpus[2].pcie_path.clear()).contains("status.gpus[2]: got no pciePath"));
-    // A volume management device: its domain has five digits.
+    // A volume management device has a domain of five digits.
     let vmd =
         |status: &mut GPUTopologyStatus| status.gpus[0].pcie_path = vec!["pci10000:00".into(), "10000:01:00.0".into()];
     assert!(refused(&vmd).contains("got \"10000:01:00.0\": expected a bus id"));
@@ -218,7 +219,7 @@ fn a_report_that_makes_no_file_is_refused() {
 }
 
 #[test]
-fn nics_of_a_bus_are_one_to_nccl() {
+fn nccl_merges_nics_of_one_bus() {
     let mut status = guest();
     for (nic, address) in status.nics.iter_mut().zip(["0101:00:00.0", "0101:00:00.1", "0101:00:02.3", "0104:00:00.0"]) {
         nic.bus_id = Some(address.into());
@@ -234,13 +235,13 @@ fn nics_of_a_bus_are_one_to_nccl() {
             .iter()
             .any(|line| line.contains("merged-nic") && line.contains("busid=\"0101:00:00.0\""))
     );
-    // EFA comes with a transport of its own, which does not.
+    // EFA has its own transport, which does not merge NICs.
     status.nics.iter_mut().for_each(|nic| nic.link_layer = Some("Unspecified".into()));
     assert!(!found(&own, Some(&status)).iter().any(|line| line.contains("merged-nic")));
 }
 
 #[test]
-fn a_file_and_its_machine() {
+fn file_against_its_machine() {
     let status = guest();
     assert_eq!(found(file("passthrough"), Some(&status)), Vec::<String>::new());
     let made = generate(&status, Content::Tree).unwrap();
@@ -261,7 +262,7 @@ fn a_file_and_its_machine() {
 }
 
 #[test]
-fn a_device_of_which_the_file_says_nothing_is_what_the_report_says() {
+fn report_supplies_kinds_missing_from_the_file() {
     let mut status = guest();
     let address = ["0000:00:16.0", "0000:00:17.0", "0000:00:1a.0"];
     status.gpus.iter_mut().zip(address).for_each(|(gpu, address)| gpu.bus_id = Some(address.into()));
@@ -273,7 +274,7 @@ fn a_device_of_which_the_file_says_nothing_is_what_the_report_says() {
 }
 
 #[test]
-fn what_differs_in_nccls_eyes() {
+fn differences_as_nccl_sees_them() {
     let changes = diff(&machine_of("flat"), &machine_of("passthrough")).unwrap();
     let lines: Vec<String> = changes.iter().map(|change| format!("{}: {}", change.subject(), change.what())).collect();
     insta::assert_snapshot!(lines.join("\n"));
@@ -281,10 +282,10 @@ fn what_differs_in_nccls_eyes() {
 }
 
 #[test]
-fn ways_of_a_dump() {
+fn paths_of_a_dump() {
     let machine = machine_of("dump");
     let (devices, coherent) = machine.devices().unwrap();
-    let ways = Ways::new(&devices, coherent);
+    let ways = NcclPaths::new(&devices, coherent);
     assert_eq!((ways.gpus(0, 1).word(), ways.gpu_rate(0, 1)), ("NVL", Some(18 * 20_600)));
     let nic = |gpu: usize, nic: usize| (machine.nics[nic].name.clone().unwrap(), ways.nic(gpu, nic).word());
     assert_eq!(nic(0, 0), ("mlx5_1".to_string(), "PIX"));
@@ -294,10 +295,11 @@ fn ways_of_a_dump() {
 }
 
 #[test]
-fn matrices_come_back_as_they_went() {
+fn matrices_round_trip() {
     for (name, model, text) in MACHINES {
         let mut status = imported(text, model);
-        // NCCL puts devices of unknown NUMA nodes together; a report keeps them apart. So they get one: that of a GPU on their switch.
+        // NCCL groups devices of unknown NUMA nodes; a report keeps them apart. So each gets the
+        // NUMA node of a GPU on its switch.
         status.gpus.iter_mut().for_each(|gpu| gpu.numa_node = gpu.numa_node.or(Some(0)));
         status.links.retain(|link| link.kind == LinkKind::NVLink);
         let gpus = status.gpus.clone();
@@ -305,7 +307,7 @@ fn matrices_come_back_as_they_went() {
             let near = gpus.iter().find(|gpu| gpu.pcie_path[..2] == nic.pcie_path[..2]);
             nic.numa_node = near.and_then(|gpu| gpu.numa_node).or(Some(0));
         }
-        properties::comes_back(name, &status);
+        properties::assert_round_trip(name, &status);
         let made = generate(&status, Content::Tree).unwrap();
         let rest: Vec<String> = found(&made, None)
             .into_iter()

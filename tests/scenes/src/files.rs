@@ -7,10 +7,10 @@ use crate::tree::Tree;
 use std::collections::BTreeSet;
 use switchyard_worker_contract::CpuList;
 
-/// Places in a port's table of addresses; real ones have up to 256.
-const GID_PLACES: u32 = 16;
+/// Entries in a port's GID table; real ones have up to 256.
+const GID_ENTRIES: u32 = 16;
 
-/// Writes everything but what failures change.
+/// Writes all files except those that failures change.
 pub(crate) fn write(machine: &Machine, tree: &Tree) {
     cpus(machine, tree);
     host(machine, tree);
@@ -20,7 +20,7 @@ pub(crate) fn write(machine: &Machine, tree: &Tree) {
     }
 }
 
-/// Writes what failures change.
+/// Writes the files that failures change.
 pub(crate) fn write_changing(machine: &Machine, failures: &Failures, tree: &Tree) {
     let number = |known: Option<u32>| known.map_or("-1".to_owned(), |node| node.to_string());
     for gpu in &machine.gpus {
@@ -70,7 +70,7 @@ fn cpus(machine: &Machine, tree: &Tree) {
         let distances: Vec<&str> = machine.nodes.keys().map(distance).collect();
         tree.node(*id, &cpus.to_string(), gib << 20, &distances.join(" "));
         let list: Vec<u32> = cpus.iter().collect();
-        // Two ranges of one length are the two threads of each core.
+        // In two ranges of equal length, the second has the second thread of each core.
         let half = list.len() / 2;
         let has_threads = half > 0 && list[half] != list[half - 1] + 1;
         for (position, cpu) in list.iter().enumerate() {
@@ -131,7 +131,7 @@ fn host(machine: &Machine, tree: &Tree) {
     for channel in 0..scene.imex_channels {
         tree.file(&format!("dev/nvidia-caps-imex-channels/channel{channel}"), "");
     }
-    // The one device that every machine has: an interface of the default route.
+    // The one device that every machine has: the interface of the default route.
     let lan = tree.pci("pci0000:00/0000:00:1e.0", "0x8086", "0x020000", "0");
     tree.interface("eth0", Some(&lan), "up", Some("25000"));
 }
@@ -182,7 +182,8 @@ fn rdma(port: &Port, number: usize, tree: &Tree) {
     }
 }
 
-/// The table of a port as the kernel fills it: for Ethernet, every address in both types, the link-local one first.
+/// Fills a port's GID table as the kernel does: for Ethernet, every address in both types,
+/// link-local first.
 fn gids(port: &Port, number: usize, tree: &Tree) {
     let base = format!("sys/class/infiniband/{}/ports/1", port.name);
     let local = format!("fe80:0000:0000:0000:a288:c2ff:fe03:{number:04x}");
@@ -196,10 +197,10 @@ fn gids(port: &Port, number: usize, tree: &Tree) {
             table.extend([(gid.clone(), "IB/RoCE v1"), (gid, "RoCE v2")]);
         }
     }
-    for place in 0..GID_PLACES {
+    for place in 0..GID_ENTRIES {
         let (gid, kind) = match table.get(place as usize) {
             Some((gid, kind)) => (gid.as_str(), Some(*kind)),
-            // The kernel gives EINVAL for the type of an empty place; here there is no file.
+            // The kernel returns EINVAL for the type of an empty entry; here the file is missing.
             None => ("0000:0000:0000:0000:0000:0000:0000:0000", None),
         };
         tree.file(&format!("{base}/gids/{place}"), gid);

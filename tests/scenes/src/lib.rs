@@ -1,17 +1,19 @@
-//! Machines that do not exist, to run a node agent on.
+//! Fictional machines on which tests run a node agent.
 //!
 //! ```text
 //!  machines/*.json ── Scene ── Machine ──┬── Stage: sys, proc, dev, scene.json, failures.json, a copy of the mock
-//!                    (short)  (expanded) └── the mock of NVML reads the two files beside itself
+//!                    (short)  (expanded) └── the NVML mock reads the two files next to itself
 //! ```
 //!
-//! A [`Scene`] is what a person writes about a machine, in one line per device at most. [`Machine`] is the same in full. A
-//! [`Stage`] is a folder with everything an agent reads; several may stand in one process. [`Failures`] change while an
-//! agent runs.
+//! A [`Scene`] is a hand-written description of a machine, with at most one line per device.
+//! [`Machine`] is its expanded form. A [`Stage`] is a folder with everything that an agent reads; a
+//! process can have several. [`Failures`] change while an agent runs.
 //!
-//! A stage has some thousand files: on a slow disk, `TMPDIR` in memory makes the tests many times faster.
+//! A stage has thousands of files. On a slow disk, a `TMPDIR` in memory makes the tests many times
+//! faster.
 //!
-//! Not here: what an agent makes of it, which the tests of this package compare with texts of real machines.
+//! Not here: the agent's reports, which the tests of this package compare with texts from real
+//! machines.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 

@@ -1,4 +1,4 @@
-//! A scene in full.
+//! The expanded form of a scene.
 
 use crate::failures::Failures;
 use crate::path::expand;
@@ -6,18 +6,18 @@ use crate::scene::{GpuGroup, NicGroup, Scene, SceneError};
 use std::collections::BTreeMap;
 use switchyard_worker_contract::CpuList;
 
-/// A machine: every device with its place.
+/// A machine: every device with its location.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Machine {
-    /// What it was made of.
+    /// The scene that it was expanded from.
     pub scene: Scene,
     /// GPUs by index.
     pub gpus: Vec<Gpu>,
-    /// RDMA ports, by name.
+    /// RDMA ports by name.
     pub ports: Vec<Port>,
     /// Paths of NVSwitches.
     pub nvswitches: Vec<Vec<String>>,
-    /// CPUs of the NUMA nodes, by number.
+    /// CPUs of the NUMA nodes, by node number.
     pub nodes: BTreeMap<u32, (CpuList, u64)>,
     roots: BTreeMap<String, u32>,
 }
@@ -25,47 +25,47 @@ pub struct Machine {
 /// A GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gpu {
-    /// Number of the driver.
+    /// Index in the driver.
     pub index: u32,
     /// Stable name.
     pub uuid: String,
     /// Root complex, bridges, device.
     pub path: Vec<String>,
-    /// NUMA node by the kernel.
+    /// NUMA node according to the kernel.
     pub numa: Option<u32>,
-    /// NUMA node by the driver.
+    /// NUMA node according to the driver.
     pub affinity: Option<u32>,
-    /// NUMA node that is its memory.
+    /// NUMA node of its memory.
     pub memory_node: Option<u32>,
-    /// What it has in common with others; its list of places is empty.
+    /// Properties shared by its group; the list of locations is empty.
     pub kind: GpuGroup,
 }
 
 /// An RDMA device with one port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Port {
-    /// RDMA device.
+    /// Name of the RDMA device.
     pub name: String,
     /// Root complex, bridges, device.
     pub path: Vec<String>,
-    /// NUMA node by the kernel.
+    /// NUMA node according to the kernel.
     pub numa: Option<u32>,
-    /// What it has in common with others; its list of ports is empty.
+    /// Properties shared by its group; the list of ports is empty.
     pub kind: NicGroup,
     /// PCI address of the physical function, for a virtual one.
     pub function_of: Option<String>,
 }
 
-/// Where an NVLink ends.
+/// The far end of an NVLink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkEnd {
-    /// At a GPU.
+    /// A GPU.
     Gpu(u32),
-    /// At a switch.
+    /// A switch.
     Switch,
 }
 
-/// Where two GPUs meet, in the driver's numbers (`nvmlGpuTopologyLevel_t`).
+/// Common ancestor of two GPUs, with the driver's numbers (`nvmlGpuTopologyLevel_t`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 #[allow(missing_docs)]
@@ -89,7 +89,7 @@ impl Machine {
     /// Expands a scene.
     ///
     /// # Errors
-    /// Names the first value that cannot be.
+    /// Names the first invalid value.
     pub fn new(scene: Scene) -> Result<Machine, SceneError> {
         let (mut nodes, mut roots) = (BTreeMap::new(), BTreeMap::new());
         for numa in &scene.numa {
@@ -146,7 +146,7 @@ impl Machine {
         let devices = self.gpus.iter().map(|gpu| &gpu.path).chain(self.ports.iter().map(|port| &port.path));
         for path in devices.chain(&self.nvswitches) {
             if !seen.insert(path.last()) {
-                return Err(wrong("at", path.join("/"), "a PCI address of its own for every device"));
+                return Err(wrong("at", path.join("/"), "a unique PCI address for every device"));
             }
         }
         if let Some(pair) = self.gpus.windows(2).find(|pair| pair[0].path.last() >= pair[1].path.last()) {
@@ -159,7 +159,7 @@ impl Machine {
         self.roots.get(path.first()?).copied()
     }
 
-    /// NVLinks of a GPU by number, with whether each one is up.
+    /// NVLinks of a GPU by number, and whether each is up.
     pub fn links(&self, gpu: u32, failures: &Failures) -> Vec<(LinkEnd, bool)> {
         let switch_links = self.gpus.get(gpu as usize).map_or(0, |gpu| gpu.kind.switch_links);
         let mut ends = vec![LinkEnd::Switch; switch_links as usize];
@@ -173,7 +173,7 @@ impl Machine {
         ends.into_iter().enumerate().map(|(number, end)| (end, !down.contains(number as u32))).collect()
     }
 
-    /// Where two GPUs meet.
+    /// Common ancestor of two GPUs.
     pub fn ancestor(&self, a: u32, b: u32, failures: &Failures) -> Ancestor {
         let (one, other) = (&self.gpus[a as usize], &self.gpus[b as usize]);
         let known = |gpu: &Gpu| gpu.affinity.filter(|_| !failures.numa_unknown.contains(&gpu.index));
@@ -195,7 +195,7 @@ fn root_name(short: &str) -> String {
     if short.contains(':') { format!("pci{short}") } else { format!("pci0000:{short}") }
 }
 
-/// A virtual function of a port: the next functions of the same device.
+/// A virtual function of a port, which is one of the next functions of the same device.
 fn function(port: &Port, number: u32) -> Port {
     let mut path = port.path.clone();
     let physical = path.pop().unwrap_or_default();

@@ -1,9 +1,10 @@
-//! Short PCI paths.
+//! Short form of PCI paths.
 
-/// The path that sysfs shows: root complex, bridges, device.
+/// Expands to the path that sysfs shows: root complex, bridges, device.
 ///
-/// `15/01.0/16:00.0/17:02.0/1b:00.0` is short for `pci0000:15`, `0000:15:01.0`, `0000:16:00.0`, … The domain is that of the root
-/// (`0008:00/…`), the bus of an element without one too. `None`: it is no such path.
+/// `15/01.0/16:00.0/17:02.0/1b:00.0` is short for `pci0000:15`, `0000:15:01.0`, `0000:16:00.0`, …
+/// The domain is the root's (`0008:00/…`), and so is the bus of an element without one. `None` if
+/// it is not a valid path.
 pub(crate) fn expand(short: &str) -> Option<Vec<String>> {
     let mut parts = short.split('/');
     let root = parts.next()?;

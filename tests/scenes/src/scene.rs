@@ -1,4 +1,4 @@
-//! What a person writes about a machine.
+//! Hand-written descriptions of machines.
 
 use crate::failures::Failures;
 use serde::{Deserialize, Serialize};
@@ -6,62 +6,63 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 
-/// A machine in short form. Paths of devices are written as `15/01.0/16:00.0/1b:00.0`: root complex, bridges, device.
+/// A machine in short form. Device paths are written as `15/01.0/16:00.0/1b:00.0`: root complex,
+/// bridges, device.
 #[derive(Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Scene {
-    /// Which machine it is, and where the knowledge comes from.
+    /// Which machine it is, and the source of the data.
     pub about: String,
     /// Vendor and model of the processors.
     pub cpu: [String; 2],
-    /// `uname -m`.
+    /// Output of `uname -m`.
     pub architecture: String,
-    /// Processor packages. The NUMA nodes with CPUs are divided among them in equal parts, in order.
+    /// Number of processor packages. NUMA nodes with CPUs are divided among them equally, in order.
     pub sockets: u32,
     /// NUMA nodes.
     pub numa: Vec<NumaScene>,
-    /// Release of the kernel.
+    /// Kernel release.
     pub kernel: String,
-    /// Version of the driver; absent where none is installed.
+    /// Driver version; absent if no driver is installed.
     #[serde(default)]
     pub driver: Option<String>,
     /// Kind of the kernel module.
     #[serde(default)]
     pub driver_module: DriverModule,
-    /// Newest CUDA of the driver: `13000` is 13.0.
+    /// Newest CUDA version of the driver: `13000` is 13.0.
     #[serde(default)]
     pub cuda: i32,
     /// Functions that the library lacks, as in an old driver.
     #[serde(default)]
     pub without: Vec<String>,
-    /// Kernel modules beside the driver.
+    /// Kernel modules other than the driver.
     #[serde(default)]
     pub modules: Vec<String>,
-    /// GPUs, in the order of the driver, which is that of the bus.
+    /// GPUs in driver order, which is bus order.
     #[serde(default)]
     pub gpus: Vec<GpuGroup>,
-    /// NVLinks without a switch: GPU, GPU, how many.
+    /// Direct NVLinks: GPU, GPU, count.
     #[serde(default)]
     pub mesh: Vec<[u32; 3]>,
     /// NVSwitches, by path.
     #[serde(default)]
     pub nvswitches: Vec<String>,
-    /// GPUs that are split, by index, and the profiles of their instances.
+    /// Partitioned GPUs by index, with the profiles of their instances.
     #[serde(default)]
     pub mig: BTreeMap<u32, Vec<String>>,
-    /// Place in the fabric; absent where the driver knows none.
+    /// Fabric registration; absent if the driver reports no fabric.
     #[serde(default)]
     pub fabric: Option<FabricScene>,
-    /// Every pair of GPUs is `SYS` to the driver, whatever the paths are.
+    /// Whether the driver reports every pair of GPUs as `SYS`, independent of the paths.
     #[serde(default)]
     pub far_apart: bool,
     /// Network devices with RDMA.
     #[serde(default)]
     pub nics: Vec<NicGroup>,
-    /// Channels for memory shared between machines.
+    /// IMEX channels for memory shared between machines.
     #[serde(default)]
     pub imex_channels: u32,
-    /// What is wrong from the beginning.
+    /// Initial failures.
     #[serde(default)]
     pub failures: Failures,
 }
@@ -69,10 +70,10 @@ pub struct Scene {
 /// Kind of the NVIDIA kernel module.
 #[derive(Serialize, Deserialize, Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DriverModule {
-    /// With public source.
+    /// Open source.
     #[default]
     Open,
-    /// Without.
+    /// Closed source.
     Proprietary,
 }
 
@@ -80,14 +81,14 @@ pub enum DriverModule {
 #[derive(Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NumaScene {
-    /// A number, or a list of them for nodes without CPUs.
+    /// A node number, or a list of numbers for nodes without CPUs.
     pub node: String,
-    /// CPUs. Two ranges of one length: the second one has the second thread of each core.
+    /// CPUs. In two ranges of equal length, the second has the second thread of each core.
     #[serde(default)]
     pub cpus: String,
-    /// Memory, GiB.
+    /// Memory in GiB.
     pub gib: u64,
-    /// Root complexes by their number (`15`, `0008:00`).
+    /// Root complexes by number (`15`, `0008:00`).
     #[serde(default)]
     pub roots: Vec<String>,
 }
@@ -98,40 +99,40 @@ pub struct NumaScene {
 pub struct GpuGroup {
     /// Product name.
     pub model: String,
-    /// Memory, GiB.
+    /// Memory in GiB.
     pub gib: u64,
     /// Generation and lanes of the PCIe link.
     pub pcie: [u32; 2],
-    /// Where each one is.
+    /// Location of each GPU.
     pub at: Vec<String>,
-    /// NVLinks of each to switches.
+    /// NVLinks of each GPU to switches.
     #[serde(default)]
     pub switch_links: u32,
-    /// Speed of one NVLink, MB/s; absent where the driver does not tell.
+    /// Speed of one NVLink in MB/s; absent if the driver does not report it.
     #[serde(default)]
     pub link_speed: Option<u64>,
-    /// Generation to which an idle link falls; absent where it does not.
+    /// Generation of an idle link; absent if idle links keep their generation.
     #[serde(default)]
     pub idle_generation: Option<u32>,
-    /// NUMA nodes by the driver, one for each GPU, where the kernel does not know them.
+    /// NUMA nodes according to the driver, one per GPU, if the kernel does not know them.
     #[serde(default)]
     pub affinity: Vec<u32>,
-    /// NUMA nodes that are the memory of each GPU.
+    /// NUMA nodes of each GPU's own memory.
     #[serde(default)]
     pub memory_nodes: Vec<u32>,
 }
 
-/// A place in the fabric.
+/// A fabric registration.
 #[derive(Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FabricScene {
-    /// 32 hexadecimal digits; zeros for a machine by itself.
+    /// 32 hexadecimal digits; zeros for a single machine.
     pub cluster: String,
     /// Part of the cluster.
     pub clique: u32,
     /// Health mask.
     pub mask: u32,
-    /// Health in one number.
+    /// Health summary.
     pub summary: u8,
 }
 
@@ -141,16 +142,16 @@ pub struct FabricScene {
 pub struct NicGroup {
     /// `InfiniBand` or `Ethernet`.
     pub layer: String,
-    /// Speed, Gbit/s.
+    /// Speed in Gbit/s.
     pub gbps: u32,
     /// Generation and lanes of the PCIe link.
     pub pcie: [u32; 2],
-    /// Where each RDMA device is.
+    /// Location of each RDMA device.
     pub ports: BTreeMap<String, String>,
-    /// IPv4 addresses of each port, for Ethernet.
+    /// Number of IPv4 addresses of each Ethernet port.
     #[serde(default = "one")]
     pub addresses: u32,
-    /// Virtual functions of each port.
+    /// Number of virtual functions of each port.
     #[serde(default)]
     pub functions: u32,
 }
@@ -159,28 +160,28 @@ fn one() -> u32 {
     1
 }
 
-/// Why a text is no scene.
+/// Why a scene is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum SceneError {
-    /// No JSON of a scene.
+    /// Not valid JSON for a scene.
     #[error("no scene: {0}")]
     Json(#[from] serde_json::Error),
     /// No scene of this name.
     #[error("{}: {source}", path.display())]
     Read {
-        /// Where it was looked for.
+        /// Path of the missing file.
         path: PathBuf,
-        /// What the system says.
+        /// The underlying I/O error.
         source: io::Error,
     },
-    /// A value that cannot be.
+    /// An invalid value.
     #[error("{field}: got {got}; expected {expected}")]
     Field {
-        /// Where.
+        /// Path of the field.
         field: String,
-        /// What is there.
+        /// The actual value.
         got: String,
-        /// What can be.
+        /// The expected value.
         expected: &'static str,
     },
 }
@@ -190,28 +191,29 @@ fn machines() -> PathBuf {
 }
 
 impl Scene {
-    /// Reads a scene.
+    /// Parses a scene.
     ///
     /// # Errors
-    /// The text is no JSON of a scene. Whether its values fit together is found by [`crate::Machine::new`].
+    /// The text is not valid JSON for a scene. [`crate::Machine::new`] checks whether its values
+    /// are consistent.
     pub fn parse(text: &str) -> Result<Scene, SceneError> {
         Ok(serde_json::from_str(text)?)
     }
 
-    /// A machine of `tests/scenes/machines`, by the name of its file.
+    /// Loads a machine of `tests/scenes/machines` by its file name.
     ///
     /// # Errors
-    /// There is none of this name, or it is no scene.
+    /// There is no scene of this name, or it is invalid.
     pub fn shipped(name: &str) -> Result<Scene, SceneError> {
         let path = machines().join(name).with_extension("json");
         let text = std::fs::read_to_string(&path).map_err(|source| SceneError::Read { path, source })?;
         Scene::parse(&text)
     }
 
-    /// The names of all machines of `tests/scenes/machines`, sorted.
+    /// Names of all machines in `tests/scenes/machines`, sorted.
     ///
     /// # Errors
-    /// The folder cannot be read.
+    /// The folder is unreadable.
     pub fn names() -> io::Result<Vec<String>> {
         let files: Vec<PathBuf> =
             std::fs::read_dir(machines())?.map(|file| Ok(file?.path())).collect::<io::Result<_>>()?;

@@ -5,16 +5,17 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use switchyard_worker_contract::CpuList;
 
-/// A folder with `sys`, `proc` and `dev`. Paths of its methods begin with one of them.
+/// A folder with `sys`, `proc` and `dev`. Paths passed to its methods begin with one of them.
 ///
-/// Every method panics when a file cannot be written: a test without its machine has nothing to test.
+/// Every method panics if a file cannot be written, because a test cannot continue without its
+/// machine.
 #[derive(Debug)]
 pub struct Tree {
     folder: tempfile::TempDir,
 }
 
 impl Tree {
-    /// Empty trees.
+    /// Creates empty trees.
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
         let tree = Self { folder: tempfile::tempdir().expect("a temporary directory") };
@@ -24,23 +25,24 @@ impl Tree {
         tree
     }
 
-    /// A path in the folder.
+    /// Resolves a path in the folder.
     pub fn path(&self, path: &str) -> PathBuf {
         self.folder.path().join(path)
     }
 
-    /// A file of one or more lines. What is there is replaced.
+    /// Writes a file of one or more lines, replacing an existing one.
     pub fn file(&self, path: &str, text: &str) {
         let path = self.path(path);
         let text = format!("{text}\n");
-        // Most folders are there: a machine has thousands of files.
+        // Most folders exist already: a machine has thousands of files.
         if fs::write(&path, &text).is_err() {
             fs::create_dir_all(path.parent().expect("a file has a directory")).expect("a directory");
             fs::write(&path, text).expect("a file");
         }
     }
 
-    /// A link from `path` to `target`, both below the folder. It is relative, as the kernel's are: a tree can be mounted anywhere.
+    /// Creates a symlink from `path` to `target`, both below the folder. It is relative, like the
+    /// kernel's, so a tree can be mounted anywhere.
     pub fn link(&self, path: &str, target: &str) {
         let up = "../".repeat(path.matches('/').count());
         let path = self.path(path);
@@ -48,8 +50,9 @@ impl Tree {
         symlink(format!("{up}{target}"), path).expect("a link");
     }
 
-    /// One CPU of a core that has L1d, L1i and L2, and of a socket that has an L3. The second thread of a core is a link to the
-    /// first, since all that is written here is the core's; likewise the L3 of the socket's first CPU.
+    /// Writes one CPU, whose core has L1d, L1i and L2 and whose socket has an L3. The second thread
+    /// of a core is a link to the first, because everything written here belongs to the core; the
+    /// same applies to the L3 of the socket's first CPU.
     pub fn cpu(&self, cpu: u32, socket: u32, siblings: &CpuList, socket_cpus: &CpuList) {
         let folder = |cpu: u32| format!("sys/devices/system/cpu/cpu{cpu}");
         let base = folder(cpu);
@@ -76,7 +79,7 @@ impl Tree {
         }
     }
 
-    /// A NUMA node with CPUs, memory in KiB, and distances.
+    /// Writes a NUMA node with CPUs, memory in KiB, and distances.
     pub fn node(&self, id: u32, cpus: &str, kib: u64, distances: &str) {
         let base = format!("sys/devices/system/node/node{id}");
         self.file(&format!("{base}/cpulist"), cpus);
@@ -84,7 +87,8 @@ impl Tree {
         self.file(&format!("{base}/distance"), distances);
     }
 
-    /// A PCI function at `path` (`pci0000:17/0000:17:01.0/0000:18:00.0`) with its link in `bus/pci/devices`.
+    /// Writes a PCI function at `path` (`pci0000:17/0000:17:01.0/0000:18:00.0`) with its link in
+    /// `bus/pci/devices`.
     pub fn pci(&self, path: &str, vendor: &str, class: &str, numa: &str) -> String {
         let device = format!("sys/devices/{path}");
         self.file(&format!("{device}/vendor"), vendor);
@@ -95,7 +99,7 @@ impl Tree {
         device
     }
 
-    /// A network interface, with the path of its device.
+    /// Writes a network interface with the path of its device.
     pub fn interface(&self, name: &str, device: Option<&str>, operstate: &str, speed: Option<&str>) {
         let base = format!("sys/class/net/{name}");
         self.file(&format!("{base}/operstate"), operstate);
@@ -107,7 +111,7 @@ impl Tree {
         }
     }
 
-    /// A port of an RDMA device at a PCI function.
+    /// Writes a port of an RDMA device at a PCI function.
     pub fn rdma(&self, name: &str, device: &str, port: u32, layer: &str, state: &str, rate: &str) {
         let base = format!("sys/class/infiniband/{name}");
         if !self.path(&format!("{base}/device")).exists() {

@@ -1,4 +1,4 @@
-//! What an agent says of each thing that scenes have beside the matrix.
+//! Reports of facts that scenes contain in addition to the matrix.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -56,7 +56,7 @@ fn limits_and_device_files() {
     let paths: Vec<&str> = host.device_files.iter().map(|file| file.path.as_str()).collect();
     assert_eq!((&paths[..3], paths.len()), (&["nvidiactl", "nvidia-uvm", "nvidia0"][..], 10));
     assert!(host.device_files.iter().all(|file| file.state == FileState::Present));
-    // What the GPU operator calls ready all the same (gpu-operator#2685).
+    // The GPU operator calls this ready regardless (gpu-operator#2685).
     std::fs::remove_file(stage.tree.path("dev/nvidia3")).unwrap();
     let files = status(&stage).host.unwrap().device_files;
     let missing: Vec<&str> =
@@ -80,7 +80,7 @@ fn counters_of_ports() {
 }
 
 #[test]
-fn virtual_functions_are_no_rails() {
+fn virtual_functions_are_not_rails() {
     let status = status(&stage("hgx-h100"));
     let (port, function) = (nic(&status, "mlx5_0"), nic(&status, "mlx5_0v1"));
     assert_eq!(port.virtual_function_of, None);
@@ -117,7 +117,7 @@ fn addresses_of_ethernet_and_infiniband() {
 }
 
 #[test]
-fn a_char_device_that_is_missing() {
+fn missing_char_device() {
     let stage = stage("pcie-8");
     std::fs::remove_file(stage.tree.path("dev/infiniband/uverbs1")).unwrap();
     std::fs::remove_file(stage.tree.path("dev/infiniband/rdma_cm")).unwrap();
@@ -149,7 +149,7 @@ fn bridges_and_meshes_are_direct() {
 }
 
 #[test]
-fn a_gpu_without_its_nvlinks_among_others_with_them() {
+fn a_gpu_without_nvlinks_among_others_with_them() {
     let status = status(&stage("hgx-b200"));
     let lone = gpu(&status, 2);
     let nvlinks = lone.nvlinks.as_ref().unwrap();
@@ -165,7 +165,7 @@ fn a_gpu_without_its_nvlinks_among_others_with_them() {
 }
 
 #[test]
-fn a_tray_of_many() {
+fn one_tray_of_a_rack() {
     let status = status(&stage("gb200-tray"));
     let fabric = status.fabric.as_ref().unwrap();
     assert_eq!(fabric.cluster_uuid.as_deref(), Some("7b0c3d5e-9a1f-4c22-86d1-e04f5a6b7c8d"));
@@ -198,10 +198,10 @@ fn instances_and_saved_power() {
 }
 
 #[test]
-fn redirection_by_bridges_is_read_when_asked_for() {
+fn acs_is_read_only_on_request() {
     let stage = stage("pcie-8");
     let told = Roots { read_acs: true, ..roots(&stage) };
-    // Without the right to, the kernel shows the first 64 bytes.
+    // Without permission, the kernel shows only the first 64 bytes.
     let cut = status_of(&told);
     assert_eq!(cut.host.as_ref().unwrap().acs, None);
     assert!(message(&cut, Facts::Host).contains("ACS of 0000:16:01.0 unknown"), "{}", message(&cut, Facts::Host));
@@ -211,7 +211,7 @@ fn redirection_by_bridges_is_read_when_asked_for() {
     for bridge in bridges.iter().chain(nics.flat_map(|nic| &nic.pcie_path[1..nic.pcie_path.len() - 1])) {
         let mut config = vec![0; 4096];
         config[0x100..0x104].copy_from_slice(&[0x0d, 0, 1, 0]);
-        // Source validation alone redirects nothing.
+        // Source validation alone does not redirect.
         config[0x106] = if bridge == "0000:99:02.0" { 0x1d } else { 0x01 };
         std::fs::write(stage.tree.path(&format!("sys/bus/pci/devices/{bridge}/config")), config).unwrap();
     }

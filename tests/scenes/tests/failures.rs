@@ -1,4 +1,4 @@
-//! What goes wrong changes the facts that it should, and no others.
+//! Failures change the facts that they should, and no others.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -15,8 +15,8 @@ use switchyard_crds::gpu_topology::{
 use switchyard_node_agent::Roots;
 use switchyard_scenes::{Driver, FabricFailure, Failures, Xid};
 
-/// Descriptions before and after a failure.
-fn before_and_after(name: &str, failures: Failures) -> (GPUTopologyStatus, GPUTopologyStatus) {
+/// Reports before and after a failure.
+fn reports_before_and_after(name: &str, failures: Failures) -> (GPUTopologyStatus, GPUTopologyStatus) {
     let stage = stage(name);
     let before = status(&stage);
     stage.set(&failures);
@@ -27,16 +27,21 @@ fn before_and_after(name: &str, failures: Failures) -> (GPUTopologyStatus, GPUTo
     (before, after)
 }
 
-/// Puts the GPU of before in the place of that of after, once `expected` has changed it as it should be.
-fn only(before: &GPUTopologyStatus, after: &GPUTopologyStatus, index: u32, expected: impl Fn(&mut Gpu)) {
+/// Asserts that only this GPU changed, and that it changed as `expected` does.
+fn assert_only_gpu_changed(
+    before: &GPUTopologyStatus,
+    after: &GPUTopologyStatus,
+    index: u32,
+    expected: impl Fn(&mut Gpu),
+) {
     let mut wanted = before.clone();
     expected(&mut wanted.gpus[index as usize]);
     assert_eq!(*after, wanted);
 }
 
 #[test]
-fn a_lost_gpu_takes_itself_and_its_links() {
-    let (before, after) = before_and_after("hgx-h100", Failures { lost: vec![3], ..Failures::default() });
+fn a_lost_gpu_removes_itself_and_its_links() {
+    let (before, after) = reports_before_and_after("hgx-h100", Failures { lost: vec![3], ..Failures::default() });
     let lost = gpu(&before, 3).uuid.clone();
     assert_eq!((after.gpu_count, after.gpus.len()), (Some(8), 7), "the driver still counts it");
     let text = message(&after, Facts::GPUs);
@@ -55,7 +60,7 @@ fn a_lost_gpu_takes_itself_and_its_links() {
 #[test]
 fn nvlinks_that_are_down() {
     let failures = Failures { nvlinks_down: [(1, "4,16-17".to_owned())].into(), ..Failures::default() };
-    let (before, after) = before_and_after("hgx-h100", failures);
+    let (before, after) = reports_before_and_after("hgx-h100", failures);
     let nvlinks = gpu(&after, 1).nvlinks.clone().unwrap();
     assert_eq!((nvlinks.up, nvlinks.down.as_slice()), (15, &[4, 16, 17][..]));
     let mut wanted = before.clone();
@@ -70,9 +75,9 @@ fn nvlinks_that_are_down() {
 
 #[test]
 fn a_mesh_with_one_link_down() {
-    // The first link of GPU0 is the one to GPU1.
+    // The first link of GPU0 connects to GPU1.
     let failures = Failures { nvlinks_down: [(0, "0".to_owned())].into(), ..Failures::default() };
-    let (_, after) = before_and_after("dgx-1v", failures);
+    let (_, after) = reports_before_and_after("dgx-1v", failures);
     assert!(link(&after, 0, 1, LinkKind::NVLink).is_none(), "it was the only one");
     assert_eq!(link(&after, 0, 3, LinkKind::NVLink).unwrap().count, Some(2));
 }
@@ -81,7 +86,7 @@ fn a_mesh_with_one_link_down() {
 fn half_the_lanes() {
     let failures =
         Failures { gpu_width: [(2, 8)].into(), nic_width: [("mlx5_1".to_owned(), 4)].into(), ..Failures::default() };
-    let (before, after) = before_and_after("pcie-8", failures);
+    let (before, after) = reports_before_and_after("pcie-8", failures);
     let pcie = gpu(&after, 2).pcie_link.as_ref().unwrap();
     assert_eq!((pcie.width, pcie.max_width), (Some(8), Some(16)));
     let pcie = nic(&after, "mlx5_1").pcie_link.as_ref().unwrap();
@@ -95,10 +100,10 @@ fn half_the_lanes() {
 
 #[test]
 fn an_unknown_numa_node_stays_unknown() {
-    let (before, after) = before_and_after("l40s-4", Failures { numa_unknown: vec![1], ..Failures::default() });
+    let (before, after) = reports_before_and_after("l40s-4", Failures { numa_unknown: vec![1], ..Failures::default() });
     let mut wanted = before;
     wanted.gpus[1].numa_node = None;
-    // Who does not know the node cannot call two of them near.
+    // Without a known NUMA node, two devices cannot be reported as near.
     let (a, b) = (wanted.gpus[0].uuid.clone(), wanted.gpus[1].uuid.clone());
     let pair = wanted.links.iter_mut().find(|link| link.a == a && link.b == b).unwrap();
     pair.path_class = Some(switchyard_crds::gpu_topology::PathClass::SYS);
@@ -107,20 +112,28 @@ fn an_unknown_numa_node_stays_unknown() {
 
 #[test]
 fn memory_and_recovery() {
-    let (before, after) = before_and_after("hgx-h100", Failures { rows_pending: vec![0], ..Failures::default() });
-    only(&before, &after, 0, |gpu| gpu.ecc.as_mut().unwrap().row_remapping = Some(RowRemapping::Pending));
+    let (before, after) =
+        reports_before_and_after("hgx-h100", Failures { rows_pending: vec![0], ..Failures::default() });
+    assert_only_gpu_changed(&before, &after, 0, |gpu| {
+        gpu.ecc.as_mut().unwrap().row_remapping = Some(RowRemapping::Pending)
+    });
     let both = Failures { rows_pending: vec![5], rows_failed: vec![5], ..Failures::default() };
-    let (before, after) = before_and_after("hgx-h100", both);
-    only(&before, &after, 5, |gpu| gpu.ecc.as_mut().unwrap().row_remapping = Some(RowRemapping::Failed));
-    let (before, after) = before_and_after("hgx-h100", Failures { recovery: [(7, 9)].into(), ..Failures::default() });
-    only(&before, &after, 7, |gpu| gpu.health.as_mut().unwrap().recovery_action = "Code9".to_owned());
+    let (before, after) = reports_before_and_after("hgx-h100", both);
+    assert_only_gpu_changed(&before, &after, 5, |gpu| {
+        gpu.ecc.as_mut().unwrap().row_remapping = Some(RowRemapping::Failed)
+    });
+    let (before, after) =
+        reports_before_and_after("hgx-h100", Failures { recovery: [(7, 9)].into(), ..Failures::default() });
+    assert_only_gpu_changed(&before, &after, 7, |gpu| {
+        gpu.health.as_mut().unwrap().recovery_action = "Code9".to_owned()
+    });
 }
 
 #[test]
-fn a_fabric_that_is_not_well() {
+fn unhealthy_fabric() {
     let place = |failure| Failures { fabric: [(1, failure)].into(), ..Failures::default() };
     let degraded = FabricFailure { mask: Some(0x1a9), summary: Some(3), ..FabricFailure::default() };
-    let (_, after) = before_and_after("gb200-tray", place(degraded));
+    let (_, after) = reports_before_and_after("gb200-tray", place(degraded));
     let health = after.fabric.as_ref().unwrap().health.as_ref().unwrap();
     assert_eq!(
         (health.summary, health.faults.as_slice()),
@@ -128,7 +141,7 @@ fn a_fabric_that_is_not_well() {
     );
 
     let elsewhere = FabricFailure { clique: Some(1), ..FabricFailure::default() };
-    let (_, after) = before_and_after("gb200-tray", place(elsewhere));
+    let (_, after) = reports_before_and_after("gb200-tray", place(elsewhere));
     assert_eq!(after.fabric, None);
     assert_eq!(gpu(&after, 1).fabric.as_ref().unwrap().clique_id, Some(1));
     assert!(
@@ -138,13 +151,14 @@ fn a_fabric_that_is_not_well() {
     );
 
     let late = FabricFailure { state: Some(2), ..FabricFailure::default() };
-    let (_, after) = before_and_after("gb200-tray", place(late));
+    let (_, after) = reports_before_and_after("gb200-tray", place(late));
     assert_eq!((after.fabric, after.gpus.len()), (None, 4));
 }
 
 #[test]
 fn a_driver_that_restarts() {
-    let (before, after) = before_and_after("hgx-h100", Failures { driver: Driver::Restarting, ..Failures::default() });
+    let (before, after) =
+        reports_before_and_after("hgx-h100", Failures { driver: Driver::Restarting, ..Failures::default() });
     assert_eq!((after.gpu_count, after.gpus.len(), after.links.len()), (None, 0, 0));
     assert!(message(&after, Facts::GPUs).starts_with("8 NVIDIA GPUs on the PCI bus, but NVML does not work"));
     assert_eq!((&after.nics, &after.cpus, &after.numa_nodes), (&before.nics, &before.cpus, &before.numa_nodes));
@@ -152,10 +166,10 @@ fn a_driver_that_restarts() {
 }
 
 #[test]
-fn functions_that_an_old_driver_lacks() {
+fn functions_missing_in_an_old_driver() {
     let stage = stage("hgx-h100");
     let before = status(&stage);
-    // What one function says, and no more.
+    // Each function contributes only its own facts.
     type Change = fn(&mut GPUTopologyStatus);
     let cases: [(&str, Change); 8] = [
         ("nvmlDeviceGetGpuFabricInfoV", |status| {
@@ -169,7 +183,7 @@ fn functions_that_an_old_driver_lacks() {
             status.gpus.iter_mut().for_each(|gpu| gpu.ecc.as_mut().unwrap().mode = None);
         }),
         ("nvmlDeviceGetMigMode", |status| status.gpus.iter_mut().for_each(|gpu| gpu.mig = None)),
-        // The kernel knows these two as well.
+        // The kernel also knows these two.
         ("nvmlDeviceGetCurrPcieLinkWidth", |_| {}),
         ("nvmlDeviceGetMaxPcieLinkGeneration", |_| {}),
         ("nvmlDeviceGetFieldValues", |status| {
@@ -194,7 +208,7 @@ fn functions_that_an_old_driver_lacks() {
     assert_eq!((no_init.gpu_count, no_init.gpus.len()), (None, 0));
     let no_uuid = without("nvmlDeviceGetUUID");
     assert_eq!((no_uuid.gpu_count, no_uuid.gpus.len()), (Some(8), 0));
-    // Stays open, so it comes last.
+    // Keeps the library open, so it comes last.
     assert_eq!(without("nvmlShutdown").gpus, before.gpus, "the wrapper would panic");
 }
 
@@ -209,7 +223,7 @@ fn version_2_of_the_fabric_has_no_summary() {
 }
 
 #[test]
-fn a_file_that_is_no_library() {
+fn a_file_that_is_not_a_library() {
     let stage = stage("no-gpu");
     stage.tree.file("text.so", "no library");
     let status = status_of(&Roots { nvml_library: Some(stage.tree.path("text.so")), ..roots(&stage) });
@@ -240,7 +254,7 @@ fn errors_come_as_events() {
         assert!(matches!(event.event_data, Some(XidError::Value(79))), "{event:?}");
     });
     assert!(matches!(events.wait(20), Err(NvmlError::Timeout)), "GPU4 was not registered");
-    // A description beside a session that waits.
+    // A scan while another session waits for events.
     let status = status(&stage);
     assert_eq!(status.gpus.len(), 7);
     assert!(nvml.device_count().is_ok(), "the session is still there");

@@ -1,4 +1,4 @@
-//! What is predicted of NCCL on two nodes of every scene, from what the agent reports of them.
+//! NCCL forecasts for two nodes of every scene, based on the agent's reports.
 #![forbid(unsafe_code)]
 
 mod common;
@@ -26,14 +26,16 @@ const SCENES: [&str; 14] = [
     "pcie-8",
 ];
 
-/// After an intended change: `INSTA_UPDATE=always cargo test -p switchyard-scenes --test forecast`, then compare with NCCL's constants.
+/// After an intended change, run `INSTA_UPDATE=always cargo test -p switchyard-scenes --test
+/// forecast`, then compare with NCCL's constants.
 ///
-/// What the agent reports also makes a topology file that NCCL takes as it is; that is here because stages are dear.
+/// The report also yields a topology file that NCCL accepts unchanged. This is checked here because
+/// stages are expensive to create.
 #[test]
 fn two_nodes_of_every_scene() {
     let shown = SCENES.map(|name| {
         let status = status_of(&roots(&stage(name)));
-        takes_its_topology_file(name, &status);
+        assert_topology_file_round_trips(name, &status);
         let gpus: Vec<usize> = (0..status.gpus.len()).collect();
         let members = ["a", "b"].map(|node| Member { node, status: &status, gpus: &gpus });
         format!("{name}\n{}", lines(&forecast(&members, None).expect("a forecast")).join("\n"))
@@ -41,7 +43,7 @@ fn two_nodes_of_every_scene() {
     insta::assert_snapshot!(shown.join("\n\n"));
 }
 
-fn takes_its_topology_file(name: &str, status: &GPUTopologyStatus) {
+fn assert_topology_file_round_trips(name: &str, status: &GPUTopologyStatus) {
     let text = generate(status, Content::Tree).expect(name);
     let parsed = parse(&text);
     let mut findings = parsed.findings;

@@ -1,8 +1,11 @@
-//! A description of a scene, as the matrix of `nvidia-smi topo -m`, is the text that the real machine printed.
+//! The report of a scene, printed as the matrix of `nvidia-smi topo -m`, equals the text of the
+//! real machine.
 //!
-//! The scenes are written by hand: models, links and addresses as far as they are known of such machines, the rest so that it explains
-//! the text. No cell differs today. Four texts are explained only by what a kernel or driver does not tell, and the scenes say so: no
-//! NUMA nodes of NICs (F3, F6, F15) or of any PCI device (F3b), and a driver that calls everything SYS (F15).
+//! The scenes are hand-written: models, links and addresses as far as they are known for these
+//! machines, the rest chosen to explain the text. Currently no cell differs. Four texts can only be
+//! explained by facts that a kernel or driver does not report, and the scenes say so: no NUMA nodes
+//! for NICs (F3, F6, F15) or for any PCI device (F3b), and a driver that reports every pair as SYS
+//! (F15).
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -30,7 +33,7 @@ const TEXTS: [(&str, &str); 14] = [
     ("nps4", include_str!("../../fixtures/topo/f15-nps4.txt")),
 ];
 
-/// GPUs by index, then RDMA devices by name, as nvidia-smi has them.
+/// GPUs by index, then RDMA devices by name, as nvidia-smi orders them.
 fn devices(status: &GPUTopologyStatus) -> Vec<(Option<&str>, cells::Device<'_>)> {
     let names = status.gpus.iter().map(|_| None).chain(cells::nics(status).map(|nic| nic.rdma_device.as_deref()));
     let all = names.zip(cells::devices(status));
@@ -39,7 +42,7 @@ fn devices(status: &GPUTopologyStatus) -> Vec<(Option<&str>, cells::Device<'_>)>
     devices
 }
 
-/// Everything in which a description and a text differ.
+/// All differences between a report and a text.
 fn differences(status: &GPUTopologyStatus, text: &matrix::Matrix) -> Vec<String> {
     let devices = devices(status);
     let mut found = Vec::new();
@@ -65,7 +68,8 @@ fn differences(status: &GPUTopologyStatus, text: &matrix::Matrix) -> Vec<String>
         if theirs.cpus.as_ref().is_some_and(|list| Some(list.to_string()) != cpus) {
             found.push(format!("GPU{}: CPUs {cpus:?} for {:?}", ours.index, theirs.cpus));
         }
-        // A list on machines whose GPU memory is a NUMA node: the first is the one with CPUs.
+        // A list on machines whose GPU memory is a NUMA node. The first entry is the node with
+        // CPUs.
         if theirs.numa.as_ref().is_some_and(|list| list.first() != ours.numa_node) {
             found.push(format!("GPU{}: NUMA node {:?} for {:?}", ours.index, ours.numa_node, theirs.numa));
         }
@@ -77,7 +81,7 @@ fn differences(status: &GPUTopologyStatus, text: &matrix::Matrix) -> Vec<String>
 }
 
 #[test]
-fn every_scene_is_the_text_of_its_machine() {
+fn every_scene_matches_the_text_of_its_machine() {
     let names = Scene::names().unwrap();
     assert_eq!(names.len(), TEXTS.len() + 1, "all but no-gpu have a text");
     for name in names {
@@ -102,7 +106,7 @@ fn every_scene_is_the_text_of_its_machine() {
 }
 
 #[test]
-fn a_planted_difference_is_found() {
+fn injected_differences_are_detected() {
     let text = matrix::parse(TEXTS[8].1).unwrap();
     let mut status = status(&stage("l40s-4"));
     status.gpus[1].pcie_path = status.gpus[2].pcie_path.clone();

@@ -1,4 +1,4 @@
-//! Files with anything in them: never a panic, and never another device lost.
+//! Files with random content never cause a panic, and never lose an unrelated device.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use switchyard_crds::gpu_topology::GPUTopologyStatus;
 
-/// Directories of devices by the parts of a path: damage in one must not reach what is not below it.
+/// Device directories by path element: damage in one must not affect devices outside it.
 fn devices(status: &GPUTopologyStatus) -> BTreeSet<String> {
     let gpus = status.gpus.iter().map(|gpu| gpu.uuid.clone());
     let nics = status.nics.iter().filter_map(|nic| nic.rdma_device.clone());
@@ -19,7 +19,8 @@ fn devices(status: &GPUTopologyStatus) -> BTreeSet<String> {
     gpus.chain(nics).chain(nodes).collect()
 }
 
-/// Every regular file below a folder, in order. Links are left alone: each file is reached by its own path.
+/// All regular files below a folder, in order. Symlinks are skipped, because each file is reached
+/// by its own path.
 fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     let mut entries: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     entries.sort();
@@ -33,7 +34,7 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Random bytes, and the words that parsers know in places where they do not belong.
+/// Random bytes, and known keywords in unexpected places.
 fn content() -> impl Strategy<Value = Vec<u8>> {
     let words =
         ["", "-1", "0", "18446744073709551616", "0-4294967295", "4: ACTIVE", "0x10de", "Unified", "0-", "NaN\0"];
@@ -49,7 +50,7 @@ fn random_bytes_in_any_file_lose_no_other_device() {
     let mut all = Vec::new();
     files(&stage.tree.path("sys"), &mut all);
     files(&stage.tree.path("proc"), &mut all);
-    // Files of CPUs are most and all of one kind; a few of them stand for the rest.
+    // Most files belong to CPUs and are alike; a few of them represent the rest.
     let is_cpu =
         |path: &PathBuf| path.to_str().is_some_and(|path| path.contains("/cpu/cpu") && !path.contains("/cpu3/"));
     all.retain(|path| !is_cpu(path));
@@ -68,7 +69,7 @@ fn random_bytes_in_any_file_lose_no_other_device() {
         for (path, bytes) in saved.into_iter().rev() {
             fs::write(path, bytes).unwrap();
         }
-        // GPUs, RDMA devices and NUMA nodes are found by their names, whatever is in their files.
+        // GPUs, RDMA devices and NUMA nodes are found by name, independent of file contents.
         prop_assert_eq!(&found, &whole);
         Ok(())
     });

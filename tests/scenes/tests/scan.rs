@@ -1,4 +1,5 @@
-//! What a description costs: printed, not judged, since machines differ. Alone in its process, whose memory it prints.
+//! Cost of a scan. The result is printed but not checked, because machines differ. Runs alone in
+//! its process, whose memory it prints.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -7,10 +8,10 @@ use common::{stage, status};
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopologyStatus;
 
-/// As many descriptions as an agent makes in a while.
+/// Number of scans, as an agent performs over a longer time.
 const ROUNDS: usize = 100;
 
-/// A number of `/proc/self/status`, and how many files are open.
+/// Reads a number from `/proc/self/status`.
 fn own(name: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
@@ -22,7 +23,7 @@ fn open_files() -> usize {
 }
 
 #[test]
-fn descriptions_cost_little_and_leave_nothing() {
+fn scans_are_cheap_and_leave_nothing() {
     let start = Instant::now();
     let stage = stage("hgx-h100");
     println!("the files of hgx-h100: {:?}", start.elapsed());

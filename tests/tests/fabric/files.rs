@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
-use switchyard_fabric::MERGE;
+use switchyard_fabric::MERGE_SCRIPT;
 
 const REASONS: &str = "NCCL_IB_HCA==mlx5_0:1 (nodes 0-3): set: the ports that carry training traffic\n";
 
@@ -37,7 +37,7 @@ fn merged(shell: &str, home: Option<&str>, image: Option<&str>, plan: &str) -> (
     if let Some(text) = image {
         write("/etc/nccl.conf", text);
     }
-    let script = MERGE.replace("/etc/", &format!("{}/etc/", root.path().display()));
+    let script = MERGE_SCRIPT.replace("/etc/", &format!("{}/etc/", root.path().display()));
     let mut words = shell.split(' ');
     let mut command = Command::new(words.next().unwrap());
     let output = command.args(words).arg("-c").arg(script).env("HOME", at("/users/own")).output().unwrap();

@@ -1,15 +1,18 @@
-//! Gangs of unequal pods: exact too, because a node takes one pod.
+//! Exact placement of gangs with pods of unequal size. Exactness holds because each node takes one
+//! pod.
 
 use super::fleet::Fleet;
 use super::request::Request;
 
-/// Nodes by the set of groups that they could serve (a mask), for one value.
+/// Nodes by the set of groups that they can serve (a bit mask), at one value.
 type Classes = Vec<Vec<usize>>;
 
-/// Group and position of each pod's node: the best value, at the lowest level that has it, in few domains.
+/// Returns the group and the node position of each pod: the best value, at the lowest level that
+/// reaches it, in few domains.
 ///
-/// For a value each node can serve some of the groups. The gang fits in a domain if and only if, for every set of groups, there are enough nodes
-/// that can serve one of them (Hall's theorem); the number of groups is small.
+/// At a given value each node can serve some of the groups. By Hall's theorem, the gang fits in a
+/// domain if and only if, for every set of groups, enough nodes can serve one of them. The number
+/// of groups is small.
 pub(super) fn solve(fleet: &Fleet, request: &Request) -> Option<Vec<(usize, usize)>> {
     let last = request.within.unwrap_or(fleet.levels.len() - 1);
     let mut best: Option<(u32, usize, usize)> = None;
@@ -24,9 +27,10 @@ pub(super) fn solve(fleet: &Fleet, request: &Request) -> Option<Vec<(usize, usiz
         values.dedup();
         for domain in 0..fleet.domains[level].len() {
             let nodes = fleet.domains[level][domain].clone();
-            let has_place = |value: &u32| has_place(request, &classes(fleet, request, level, *value, nodes.clone()));
-            // If it fits at a value, it fits at every smaller one.
-            let reached = values.partition_point(has_place);
+            let is_feasible =
+                |value: &u32| is_feasible(request, &classes(fleet, request, level, *value, nodes.clone()));
+            // Feasibility is monotonic: what fits at a value fits at every smaller one.
+            let reached = values.partition_point(is_feasible);
             let value = reached.checked_sub(1).map(|index| values[index]);
             if let Some(value) = value.filter(|value| best.is_none_or(|(most, ..)| *value > most)) {
                 best = Some((value, level, domain));
@@ -34,7 +38,7 @@ pub(super) fn solve(fleet: &Fleet, request: &Request) -> Option<Vec<(usize, usiz
         }
     }
     let (value, level, domain) = best?;
-    Some(assign(request, &few_domains(fleet, request, level, domain, value)))
+    Some(assign(request, &minimize_domains(fleet, request, level, domain, value)))
 }
 
 fn classes(
@@ -65,7 +69,7 @@ fn classes(
     classes
 }
 
-fn has_place(request: &Request, classes: &Classes) -> bool {
+fn is_feasible(request: &Request, classes: &Classes) -> bool {
     (1..classes.len()).all(|groups| {
         let wanted: u64 = request
             .groups
@@ -80,8 +84,8 @@ fn has_place(request: &Request, classes: &Classes) -> bool {
     })
 }
 
-/// Leaves out domains, level by level from the top and the emptiest first, as long as the rest has room.
-fn few_domains(fleet: &Fleet, request: &Request, level: usize, domain: usize, value: u32) -> Classes {
+/// Drops domains, level by level from the top and emptiest first, while the rest still has room.
+fn minimize_domains(fleet: &Fleet, request: &Request, level: usize, domain: usize, value: u32) -> Classes {
     let mut kept: Vec<usize> = fleet.domains[level][domain].clone().collect();
     let able = |nodes: &[usize]| classes(fleet, request, level, value, nodes.iter().copied());
     for below in (0..level).rev() {
@@ -90,11 +94,11 @@ fn few_domains(fleet: &Fleet, request: &Request, level: usize, domain: usize, va
             .map(<[usize]>::to_vec)
             .collect();
         parts.sort_by_key(|part| able(part).iter().map(Vec::len).sum::<usize>());
-        // A domain that was needed once is needed later too, because less is left then.
+        // A domain that is needed now stays needed, because later candidates leave even less.
         let mut index = 0;
         while index < parts.len() {
             let rest = parts.iter().enumerate().filter(|(other, _)| *other != index).flat_map(|(_, part)| part);
-            if has_place(request, &classes(fleet, request, level, value, rest.copied())) {
+            if is_feasible(request, &classes(fleet, request, level, value, rest.copied())) {
                 parts.remove(index);
             } else {
                 index += 1;
@@ -110,14 +114,15 @@ fn few_domains(fleet: &Fleet, request: &Request, level: usize, domain: usize, va
     classes
 }
 
-/// Gives nodes to groups, by augmenting paths over classes: a maximum flow, which serves every group if Hall's condition holds.
+/// Assigns nodes to groups by augmenting paths over classes. This is a maximum flow, which serves
+/// every group if Hall's condition holds.
 fn assign(request: &Request, classes: &Classes) -> Vec<(usize, usize)> {
     let groups = request.groups.len();
     let mut given = vec![vec![0_u32; groups]; classes.len()];
     let spare = |given: &[Vec<u32>], class: usize| classes[class].len() as u32 - given[class].iter().sum::<u32>();
     for (group, wanted) in request.groups.iter().enumerate() {
         for _ in 0..wanted.pods {
-            // Groups that the free node can come from, each with the class that it is taken from.
+            // Groups that can give up a node, each with the class of that node.
             let mut from: Vec<Option<(usize, usize)>> = vec![None; groups];
             let (mut queue, mut seen) = (vec![group], 1_usize << group);
             while let Some(current) = queue.pop() {

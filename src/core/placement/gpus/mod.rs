@@ -1,4 +1,4 @@
-//! Exact GPUs for a gang: which nodes, which GPUs and NICs on them, in which order of ranks.
+//! Exact GPU placement for a gang: nodes, the GPUs and NICs on each, and rank order.
 
 mod choose;
 mod fleet;
@@ -9,7 +9,7 @@ pub mod ring;
 mod shape;
 mod solve;
 
-pub use fleet::{Fleet, FleetError, MOST_LEVELS, Site};
-pub use request::{Group, MOST_GROUPS, Placement, Pod, Refusal, Request, Slices};
+pub use fleet::{Fleet, FleetError, MAX_LEVELS, Site};
+pub use request::{Group, MAX_GROUPS, Placement, Pod, Refusal, Request, Slices};
 pub use ring::{MinLink, UNLIMITED};
-pub use shape::{Level, MOST_GPUS, Shape};
+pub use shape::{Level, MAX_GPUS, Shape};

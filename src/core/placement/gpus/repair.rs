@@ -1,4 +1,4 @@
-//! A new placement for a gang that lost nodes: the other pods stay where they are.
+//! A new placement for a gang that lost nodes. The other pods stay where they are.
 
 use super::choose;
 use super::fleet::Fleet;
@@ -6,25 +6,33 @@ use super::request::{Placement, Pod, Refusal, Request};
 use crate::model::NodeOrd;
 
 impl Fleet {
-    /// Finds a place that has the bandwidth of the best one and moves as few pods as possible: `earlier` says where each pod was, in the order of
-    /// ranks, and what it had. Pods that stay keep their ranks, and those that move take the ranks of the holes. That comes before the number of
-    /// domains, because a pod that moves loads its data and its image again. Gangs of one group only; others are placed from scratch.
+    /// Finds a placement with the best possible bandwidth that moves as few pods as possible.
+    /// `earlier` gives the node and the GPU set of each pod, in rank order. Pods that stay keep
+    /// their ranks, and moved pods take the vacant ranks. Moving few pods takes precedence over few
+    /// domains, because a moved pod pulls its image and loads its data again. Gangs of several
+    /// groups are placed from scratch.
     ///
     /// # Errors
-    /// There is no place at all.
+    /// No placement exists.
     pub fn repair(&mut self, request: &Request, earlier: &[(Option<NodeOrd>, u32)]) -> Result<Placement, Refusal> {
         let best = self.solve(request)?;
         let [group] = request.groups.as_slice() else { return Ok(best) };
         if earlier.len() != group.pods as usize || request.slices.is_some() {
             return Ok(best);
         }
-        let kept = self.filled(request, earlier, best.bandwidth);
+        let kept = self.fill_vacancies(request, earlier, best.bandwidth);
         Ok(kept.unwrap_or(best))
     }
 
-    /// Fills the holes of an earlier place: in the domain where the most pods stay and where there are enough other nodes, all of this
-    /// bandwidth. Given a domain and a bandwidth, nodes do not depend on each other, so that no place of this bandwidth moves fewer pods.
-    fn filled(&self, request: &Request, earlier: &[(Option<NodeOrd>, u32)], bandwidth: u32) -> Option<Placement> {
+    /// Fills the vacancies of an earlier placement in the domain where most pods can stay and
+    /// enough other nodes reach this bandwidth. Given a domain and a bandwidth, nodes are
+    /// independent of each other, so no placement of this bandwidth moves fewer pods.
+    fn fill_vacancies(
+        &self,
+        request: &Request,
+        earlier: &[(Option<NodeOrd>, u32)],
+        bandwidth: u32,
+    ) -> Option<Placement> {
         let last = request.within.unwrap_or(self.levels.len() - 1);
         let mut best: Option<(usize, Vec<Option<usize>>, Vec<usize>)> = None;
         for level in 0..=last {
@@ -61,18 +69,19 @@ impl Fleet {
         let reach = Some(self.levels[level]).filter(|_| group.pods > 1);
         let stays = |(node, set): &(Option<NodeOrd>, u32)| {
             let position = self.position((*node)?)?;
-            let place = &self.sites[position];
-            let is_there = place.open
-                && place.domain[level] == domain
-                && place.free & set == *set
+            let site = &self.sites[position];
+            let is_there = site.open
+                && site.domain[level] == domain
+                && site.free & set == *set
                 && set.count_ones() == u32::from(group.gpus);
-            let value = || self.shapes[place.shape as usize].value(*set, reach, request.min_link);
+            let value = || self.shapes[site.shape as usize].value(*set, reach, request.min_link);
             (is_there && value() >= bandwidth && value() > 0).then_some(position)
         };
         earlier.iter().map(stays).collect()
     }
 
-    /// Other nodes of a domain that are good enough: those nearest to the ones that stay, and among these the partly used ones first.
+    /// Other nodes of a domain that reach the bandwidth: nearest to the pods that stay first, then
+    /// partly used nodes.
     fn others(
         &self,
         request: &Request,

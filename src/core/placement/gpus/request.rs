@@ -1,79 +1,81 @@
-//! The request to a fleet, and its result.
+//! A placement request for a fleet and its result.
 
 use super::ring::MinLink;
 use crate::model::NodeOrd;
 
-/// Most groups of a gang: every set of groups is checked.
-pub const MOST_GROUPS: usize = 6;
+/// Maximum number of groups in a gang. Every set of groups is checked.
+pub const MAX_GROUPS: usize = 6;
 
 /// Equal pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Group {
-    /// How many, at least 1, each on a node of its own.
+    /// Number of pods, at least 1. Each gets its own node.
     pub pods: u32,
-    /// GPUs of each; 0: a process without GPUs.
+    /// GPUs of each pod; 0 for a process without GPUs.
     pub gpus: u8,
 }
 
-/// Pods that stay together.
+/// Pods that must stay together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slices {
     /// Level of the domains that take whole slices.
     pub level: usize,
-    /// Pods of a slice.
+    /// Pods per slice.
     pub pods: u32,
 }
 
-/// A gang to be placed.
+/// A gang to place.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Request {
-    /// Its pods: 1 to [`MOST_GROUPS`] groups.
+    /// 1 to [`MAX_GROUPS`] groups of pods.
     pub groups: Vec<Group>,
-    /// The worst link between GPUs of a pod.
+    /// Worst acceptable link between the GPUs of a pod.
     pub min_link: MinLink,
-    /// Level of the domains of which one must contain the gang.
+    /// The whole gang must fit in one domain of this level.
     pub within: Option<usize>,
-    /// Whole slices in domains of a level. For gangs of one group only.
+    /// Keeps slices whole within domains of a level. For gangs of one group only.
     pub slices: Option<Slices>,
 }
 
-/// A place for every pod.
+/// A placement for every pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
-    /// The pods in the order of their ranks: neighbours in the tree are neighbours in the ring.
+    /// Pods in rank order: neighbours in the tree are neighbours in the ring.
     pub pods: Vec<Pod>,
-    /// Bandwidth of the gang's ring, megabytes per second, one direction; [`super::UNLIMITED`] for a single GPU.
+    /// Bandwidth of the gang's ring, one-way, in MB/s; [`super::UNLIMITED`] for a single GPU.
     pub bandwidth: u32,
-    /// Level of the smallest domain with all of it; `None`: a single node.
+    /// Level of the smallest domain that contains the gang; `None` if it is on a single node.
     pub level: Option<usize>,
-    /// Number of domains of each level that it is spread over.
+    /// Number of domains that the gang spans, per level.
     pub domains: Vec<u32>,
 }
 
-/// A place for a pod.
+/// Placement of one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pod {
     pub group: usize,
     pub node: NodeOrd,
-    /// Its GPUs as a mask.
+    /// Its GPUs as a bit mask.
     pub set: u32,
-    /// Its GPUs in the order of local ranks, which is that of their rails.
+    /// Its GPUs in local rank order, which is rail order.
     pub gpus: Vec<u8>,
-    /// Ring capacity between them.
+    /// Ring capacity between its GPUs.
     pub ring: u32,
-    /// What it can send to the other pods.
+    /// Bandwidth from this pod to the other pods.
     pub outward: u32,
 }
 
-/// Why there is no place, in numbers of nodes.
+/// Why no placement exists, in node counts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Refusal {
-    /// The request itself is at fault.
-    pub nonsense: Option<&'static str>,
-    /// Nodes that may not be used.
+    /// Set if the request itself is invalid.
+    pub invalid: Option<&'static str>,
+    /// Number of nodes that cannot be used.
     pub closed: u32,
-    /// For each group: nodes with too few free GPUs, nodes whose free GPUs are not joined well enough, nodes that fit.
+    /// For each group, the number of nodes with too few free GPUs, with free GPUs that are not
+    /// joined well enough, and that fit.
     pub groups: Vec<[u32; 3]>,
-    /// Of the level that must contain the gang: the most nodes of one domain that fit, and a node of that domain.
+    /// Within the level that must contain the gang: the highest number of fitting nodes in one
+    /// domain, and a node of that domain.
     pub fullest: Option<(u32, NodeOrd)>,
 }

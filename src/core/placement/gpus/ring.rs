@@ -1,24 +1,25 @@
-//! What a set of GPUs of one node can do: ring capacity inside it, injection into the fabric, the worst link of its ring.
+//! Properties of every GPU set of one node: ring capacity inside the set, injection into the
+//! fabric, and the worst link of its ring.
 //!
-//! All sets of a node at once, each a bit mask: 2^G values.
+//! Computed for all sets at once, each a bit mask: 2^G values.
 
 use crate::devices::{Devices, UNKNOWN_NIC};
 use crate::path::PathClass;
 
-/// No limit: a set of one GPU, or none, has no ring.
+/// No limit: a set with at most one GPU has no ring.
 pub const UNLIMITED: u32 = u32::MAX;
 
-/// The worst link that a ring may contain, best first.
+/// Worst link class allowed in a ring, best first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MinLink {
     NVLink,
-    /// Inside PCIe switches.
+    /// Within PCIe switches.
     PCIeSwitch,
-    /// Over a host bridge.
+    /// Across a host bridge.
     PCIeHost,
     /// Between host bridges of a NUMA node.
     Numa,
-    /// Anything.
+    /// Any link.
     #[default]
     System,
 }
@@ -28,7 +29,7 @@ impl MinLink {
     pub const ALL: [MinLink; 5] =
         [MinLink::NVLink, MinLink::PCIeSwitch, MinLink::PCIeHost, MinLink::Numa, MinLink::System];
 
-    /// The class of the better link of two GPUs.
+    /// Class of the better link between two GPUs.
     pub fn of(devices: &Devices, a: usize, b: usize) -> MinLink {
         if devices.nvlink_rate(a, b) > 0 {
             return MinLink::NVLink;
@@ -42,7 +43,7 @@ impl MinLink {
     }
 }
 
-/// Positions of the bits of a mask.
+/// Positions of the set bits.
 pub fn bits(mask: u32) -> impl Iterator<Item = usize> {
     let mut left = mask;
     std::iter::from_fn(move || {
@@ -51,13 +52,15 @@ pub fn bits(mask: u32) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Sets that have a Hamiltonian cycle of edges for which `joined` holds; sets of two need one edge, smaller ones none.
+/// Returns which sets have a Hamiltonian cycle of edges for which `joined` holds. Sets of two need
+/// one edge, smaller ones none.
 ///
-/// Held and Karp's recursion over (set, end of a path that begins at its lowest GPU): O(2^G · G).
+/// This is the Held-Karp recursion over (set, end of a path that starts at its lowest GPU), in
+/// O(2^G · G).
 fn cycles(count: usize, joined: impl Fn(usize, usize) -> bool) -> Vec<bool> {
     let neighbours: Vec<u32> =
         (0..count).map(|a| (0..count).filter(|b| *b != a && joined(a, *b)).fold(0, |mask, b| mask | 1 << b)).collect();
-    // Ends of paths over exactly this set.
+    // End points of paths that cover exactly this set.
     let mut ends = vec![0_u32; 1 << count];
     let mut found = vec![false; 1 << count];
     found[0] = true;
@@ -76,7 +79,7 @@ fn cycles(count: usize, joined: impl Fn(usize, usize) -> bool) -> Vec<bool> {
     found
 }
 
-/// The best class that the worst link of a ring over each set can have.
+/// Best class achievable for the worst link of a ring over each set.
 pub fn worst_links(devices: &Devices) -> Vec<MinLink> {
     let count = devices.gpus.len();
     let mut worst = vec![MinLink::System; 1 << count];
@@ -87,11 +90,12 @@ pub fn worst_links(devices: &Devices) -> Vec<MinLink> {
     worst
 }
 
-/// Ring capacity inside each set, megabytes per second, one direction.
+/// Ring capacity inside each set, one-way, in MB/s.
 ///
-/// Through switches: what the weakest GPU sends to them. Direct NVLinks: twice the rate of a link for every edge-disjoint
-/// Hamiltonian cycle, because a cycle is used in both directions; two GPUs: all links between them. Otherwise the cycle, of
-/// whatever links, whose slowest link is fastest.
+/// Through switches, the weakest GPU's rate to them decides. Over direct NVLinks, every
+/// edge-disjoint Hamiltonian cycle counts twice the rate of a link, because it is used in both
+/// directions; for two GPUs that is all links between them. Otherwise it is the cycle over any
+/// links whose slowest link is fastest.
 pub fn ring_capacities(devices: &Devices) -> Vec<u32> {
     let count = devices.gpus.len();
     let edge = |a: usize, b: usize| devices.nvlink_rate(a, b).max(devices.pcie_rate(a, b));
@@ -122,20 +126,21 @@ pub fn ring_capacities(devices: &Devices) -> Vec<u32> {
     capacity
 }
 
-/// Most edge-disjoint Hamiltonian cycles of the NVLinks between three GPUs or more, up to half the links of the poorest.
+/// Maximum number of edge-disjoint Hamiltonian cycles over the NVLinks of at least three GPUs. At
+/// most half the links of the GPU with the fewest.
 fn disjoint_cycles(devices: &Devices, mask: u32) -> u32 {
     let gpus: Vec<usize> = bits(mask).collect();
     let mut links: Vec<Vec<u32>> =
         gpus.iter().map(|a| gpus.iter().map(|b| if a == b { 0 } else { devices.direct(*a, *b) }).collect()).collect();
     let bound = links.iter().map(|row| row.iter().sum::<u32>() / 2).min().unwrap_or(0);
-    let mut search = Cycles { links: &mut links, path: vec![0], best: 0, bound, steps: 0 };
-    search.next(0, None);
+    let mut search = CycleSearch { links: &mut links, path: vec![0], best: 0, bound, steps: 0 };
+    search.search(0, None);
     search.best
 }
 
-/// Backtracking over one cycle after the other. Each cycle begins at the first GPU and is not less than the one before, so that
-/// every choice of cycles is tried once.
-struct Cycles<'a> {
+/// Backtracking search that adds one cycle after another. Each cycle starts at the first GPU and is
+/// not less than the previous one, so every combination of cycles is tried once.
+struct CycleSearch<'a> {
     links: &'a mut [Vec<u32>],
     path: Vec<usize>,
     best: u32,
@@ -143,15 +148,16 @@ struct Cycles<'a> {
     steps: u64,
 }
 
-/// Steps of the search for one set, so that a nonsensical report costs no more than 0.1 s. A DGX-1 needs a tenth of them. At the limit the best
-/// cycle set so far is returned, which is a real capacity.
-const MOST_STEPS: u64 = 20_000;
+/// Search limit for one set, so that a nonsensical report costs at most 0.1 s. A DGX-1 needs a
+/// tenth of it. At the limit, the best set of cycles found so far is returned, which is a real
+/// capacity.
+const MAX_STEPS: u64 = 20_000;
 
-impl Cycles<'_> {
-    fn next(&mut self, complete: u32, before: Option<&[usize]>) {
+impl CycleSearch<'_> {
+    fn search(&mut self, complete: u32, before: Option<&[usize]>) {
         self.best = self.best.max(complete);
         self.steps += 1;
-        if self.best == self.bound || self.steps > MOST_STEPS {
+        if self.best == self.bound || self.steps > MAX_STEPS {
             return;
         }
         let (count, last) = (self.links.len(), self.path[self.path.len() - 1]);
@@ -159,32 +165,32 @@ impl Cycles<'_> {
             // A cycle and its reverse count once.
             let is_new = self.path[1] < last || count == 2;
             if self.links[last][0] > 0 && is_new && before.is_none_or(|before| before <= self.path.as_slice()) {
-                self.take(last, 0, -1);
+                self.adjust_links(last, 0, -1);
                 let cycle = std::mem::replace(&mut self.path, vec![0]);
-                self.next(complete + 1, Some(&cycle));
+                self.search(complete + 1, Some(&cycle));
                 self.path = cycle;
-                self.take(last, 0, 1);
+                self.adjust_links(last, 0, 1);
             }
             return;
         }
         for gpu in 1..count {
             if self.links[last][gpu] > 0 && !self.path.contains(&gpu) {
-                self.take(last, gpu, -1);
+                self.adjust_links(last, gpu, -1);
                 self.path.push(gpu);
-                self.next(complete, before);
+                self.search(complete, before);
                 self.path.pop();
-                self.take(last, gpu, 1);
+                self.adjust_links(last, gpu, 1);
             }
         }
     }
 
-    fn take(&mut self, a: usize, b: usize, links: i32) {
+    fn adjust_links(&mut self, a: usize, b: usize, links: i32) {
         self.links[a][b] = self.links[a][b].saturating_add_signed(links);
         self.links[b][a] = self.links[b][a].saturating_add_signed(links);
     }
 }
 
-/// NICs nearest to each GPU, as a mask: all of its best path class.
+/// NICs nearest to each GPU, as a mask: all NICs with its best path class.
 pub fn nearest_nics(devices: &Devices) -> Vec<u64> {
     let nics = 0..devices.nics.len().min(64);
     let nearest = |gpu: usize| {
@@ -194,7 +200,7 @@ pub fn nearest_nics(devices: &Devices) -> Vec<u64> {
     (0..devices.gpus.len()).map(nearest).collect()
 }
 
-/// NICs that each set uses, as a mask over NICs, from those nearest to each GPU.
+/// NICs that each set uses, as a mask, from those nearest to each GPU.
 pub fn rails(nearest: &[u64]) -> Vec<u64> {
     let mut rails = vec![0; 1 << nearest.len()];
     for mask in 1_usize..rails.len() {
@@ -203,9 +209,10 @@ pub fn rails(nearest: &[u64]) -> Vec<u64> {
     rails
 }
 
-/// Injection of each set into the fabric, megabytes per second, one direction: the sum over the NICs that are nearest to some GPU
-/// of the set, each limited by its port and by the way to it, and at most what the GPUs' PCIe links carry. GPUs behind one NIC
-/// share it. A process without a GPU (the empty set) sends over one NIC, the fastest.
+/// Injection of each set into the fabric, one-way, in MB/s: the sum over the NICs nearest to any
+/// GPU of the set, each limited by its port and by the path to it, and at most the rate of the
+/// GPUs' PCIe links. GPUs with the same NIC share it. A process without a GPU (the empty set) sends
+/// over one NIC, the fastest.
 pub fn injections(devices: &Devices, nearest: &[u64], rails: &[u64]) -> Vec<u32> {
     let of_set = |mask: usize| {
         let rate = |nic: usize| {

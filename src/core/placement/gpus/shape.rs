@@ -1,21 +1,22 @@
-//! Values of all sets of GPUs of one kind of node. Nodes of the same [`Devices`] share them.
+//! Values of every GPU set of a node shape. Nodes with equal [`Devices`] share them.
 
 use super::ring::{self, MinLink, UNLIMITED};
 use crate::devices::Devices;
 
-/// Most GPUs of a node whose sets are enumerated: 65,536 sets.
-pub const MOST_GPUS: usize = 16;
+/// Maximum number of GPUs per node for which sets are enumerated: 65,536 sets.
+pub const MAX_GPUS: usize = 16;
 
-/// One level of domains, such as racks.
+/// A level of domains, such as racks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Level {
-    /// Thousandths of the injection that cross a domain of this level: 1000 without oversubscription, 500 at 1:2.
+    /// Thousandths of the injection bandwidth that cross a domain of this level: 1000 without
+    /// oversubscription, 500 at 1:2.
     pub share: u32,
-    /// The nodes of a domain are joined by NVLink.
+    /// Whether NVLink joins the nodes of a domain.
     pub nvlink: bool,
 }
 
-/// A kind of node.
+/// A class of nodes with the same devices.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Shape {
     pub gpus: usize,
@@ -26,23 +27,24 @@ pub struct Shape {
     /// NICs that each set uses.
     pub rails: Vec<u64>,
     worst: Vec<MinLink>,
-    /// What the weakest GPU of each set sends to NVLink switches.
-    switched: Vec<u32>,
-    /// How well each set can still be cut into good pairs, quads and octets: millionths of the whole node, summed.
+    /// For each set, the rate of its weakest GPU to NVLink switches.
+    switch_rate: Vec<u32>,
+    /// How well each set still splits into good pairs, quads and octets: a sum in millionths of the
+    /// whole node.
     packing: Vec<u64>,
-    /// Position of each GPU among those of its node when they are ordered by rail.
+    /// Rank of each GPU when the node's GPUs are ordered by rail.
     order: Vec<u8>,
 }
 
 impl Shape {
-    /// Computes the values. `devices` has at most [`MOST_GPUS`] GPUs.
+    /// Computes the values. `devices` has at most [`MAX_GPUS`] GPUs.
     pub fn new(devices: &Devices) -> Shape {
         let nearest = ring::nearest_nics(devices);
         let rails = ring::rails(&nearest);
         let (ring, injection) = (ring::ring_capacities(devices), ring::injections(devices, &nearest, &rails));
         let sets = 0_u32..1 << devices.gpus.len();
         let rate = |gpu: usize| devices.gpus[gpu].switch_rate();
-        let switched = sets.map(|mask| ring::bits(mask).map(rate).min().unwrap_or(0)).collect();
+        let switch_rate = sets.map(|mask| ring::bits(mask).map(rate).min().unwrap_or(0)).collect();
         let mut by_rail: Vec<usize> = (0..devices.gpus.len()).collect();
         by_rail.sort_by_key(|gpu| (nearest[*gpu].trailing_zeros(), *gpu));
         let mut order = vec![0; by_rail.len()];
@@ -54,31 +56,33 @@ impl Shape {
             worst: ring::worst_links(devices),
             ring,
             injection,
-            switched,
+            switch_rate,
             packing,
             order,
         }
     }
 
-    /// All GPUs.
+    /// Mask of all GPUs.
     pub fn all(&self) -> u32 {
         ((1_u64 << self.gpus) - 1) as u32
     }
 
-    /// The slowest link of the ring over a set.
+    /// Slowest link of the ring over a set.
     pub fn link(&self, mask: u32) -> MinLink {
         self.worst[mask as usize]
     }
 
-    /// What a set may send to other nodes of the same domain; `None`: there are no others.
+    /// Bandwidth of a set to other nodes of the same domain; unlimited if `level` is `None`,
+    /// because there are none.
     pub fn outward(&self, mask: u32, level: Option<Level>) -> u32 {
         let Some(level) = level else { return UNLIMITED };
         let injection = u64::from(self.injection[mask as usize]) * u64::from(level.share) / 1000;
-        let switched = if level.nvlink { self.switched[mask as usize] } else { 0 };
-        switched.max(u32::try_from(injection).unwrap_or(u32::MAX))
+        let switch_rate = if level.nvlink { self.switch_rate[mask as usize] } else { 0 };
+        switch_rate.max(u32::try_from(injection).unwrap_or(u32::MAX))
     }
 
-    /// Value of a set for a gang of this spread: the slower of its ring and its way out. At least 1; 0 marks sets that must not be used.
+    /// Value of a set for a gang of this spread: the slower of its ring and its outward bandwidth,
+    /// at least 1. 0 marks sets that must not be used.
     pub fn value(&self, mask: u32, level: Option<Level>, min_link: MinLink) -> u32 {
         if self.worst[mask as usize] > min_link {
             return 0;
@@ -86,7 +90,7 @@ impl Shape {
         self.ring[mask as usize].min(self.outward(mask, level)).max(1)
     }
 
-    /// Best value of `gpus` GPUs out of each set of free ones; 0: there is none.
+    /// Best value of `gpus` GPUs out of each set of free GPUs; 0 if there is none.
     pub fn best(&self, gpus: u8, level: Option<Level>, min_link: MinLink) -> Vec<u32> {
         let mut best = vec![0; 1 << self.gpus];
         if usize::from(gpus) > self.gpus {
@@ -104,21 +108,23 @@ impl Shape {
         best
     }
 
-    /// The best set of `gpus` free GPUs for a gang of this spread; of equal ones the one that leaves the most whole.
+    /// Best set of `gpus` free GPUs for a gang of this spread. Tie-break: the set that fragments
+    /// the node least.
     pub fn best_set(&self, free: u32, gpus: u8, level: Option<Level>) -> Option<u32> {
         let key = |set: &u32| {
             let value = self.value(*set, level, MinLink::System);
-            (value, self.ring[*set as usize], self.wholeness(free, *set), u32::MAX - set)
+            (value, self.ring[*set as usize], self.packing_score(free, *set), u32::MAX - set)
         };
         subsets(free & self.all(), gpus).max_by_key(key)
     }
 
-    /// How good it is to take a set out of the free ones, comparable for the same free ones: cells stay whole inside or outside.
-    pub fn wholeness(&self, free: u32, taken: u32) -> u64 {
+    /// Score for taking a set out of the free GPUs, comparable for equal `free`. High if cells stay
+    /// whole, either inside or outside the set.
+    pub fn packing_score(&self, free: u32, taken: u32) -> u64 {
         10 * self.packing[(free & !taken) as usize] + 9 * self.packing[taken as usize]
     }
 
-    /// The GPUs of a set in the order of their rails, which is that of the local ranks.
+    /// GPUs of a set in rail order, which is local rank order.
     pub fn by_rail(&self, mask: u32) -> Vec<u8> {
         let mut gpus: Vec<u8> = ring::bits(mask).map(|gpu| gpu as u8).collect();
         gpus.sort_by_key(|gpu| self.order[usize::from(*gpu)]);
@@ -126,7 +132,8 @@ impl Shape {
     }
 }
 
-/// Subsets of `gpus` elements of a set, ascending by Gosper's step over the positions in it.
+/// Subsets of a set with `gpus` elements, in ascending order. Uses Gosper's hack over the positions
+/// in the set.
 pub fn subsets(mask: u32, gpus: u8) -> impl Iterator<Item = u32> {
     let places: Vec<usize> = ring::bits(mask).collect();
     let spread = move |chosen: u32| ring::bits(chosen).fold(0, |set, place| set | 1 << places[place]);
@@ -142,11 +149,13 @@ pub fn subsets(mask: u32, gpus: u8) -> impl Iterator<Item = u32> {
     .map(move |chosen| spread(chosen as u32))
 }
 
-/// For every set the best total value of disjoint pairs, the same for quads and (up to 8 GPUs) octets, each in millionths of what
-/// the whole node gives: the idea of buddy cells, from values instead of cells drawn by hand.
+/// For every set, the best total value of disjoint pairs, of disjoint quads and (up to 8 GPUs) of
+/// octets, each in millionths of the whole node's value. This is the idea of buddy cells, derived
+/// from values instead of hand-drawn cells.
 fn packing(count: usize, value: impl Fn(u32) -> u32) -> Vec<u64> {
     let mut total = vec![0_u64; 1 << count];
-    // Octets of 16 GPUs are 6,435 choices for each of 39,203 sets, for little: pairs and quads already keep their parts together.
+    // Octets of 16 GPUs would be 6,435 choices for each of 39,203 sets, for little gain: pairs and
+    // quads already keep their parts together.
     for size in [2_u8, 4, 8].into_iter().filter(|size| usize::from(*size) <= count && (count <= 8 || *size < 8)) {
         let mut best = vec![0_u64; 1 << count];
         for mask in 1_u32..1 << count {

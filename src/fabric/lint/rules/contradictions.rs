@@ -1,12 +1,12 @@
-//! Settings that exclude each other.
+//! Mutually exclusive settings.
 
-use super::{Found, Scene, Severity, Text};
+use super::{Context, Findings, Message, Severity};
 use crate::lint::view::{Container, Variable};
-use crate::variables::nccl::{self, GUIDE, MOST_SOCKETS};
+use crate::variables::nccl::{self, GUIDE, MAX_SOCKETS};
 
 /// `contradiction`.
-pub(super) fn check(scene: &Scene<'_>, found: &mut Found) {
-    let container = scene.container;
+pub(super) fn check(context: &Context<'_>, found: &mut Findings) {
+    let container = context.container;
     without_rdma(container, found);
     limits(container, found);
     for rule in PAIRS {
@@ -17,12 +17,12 @@ pub(super) fn check(scene: &Scene<'_>, found: &mut Found) {
         if let Some(variable) = container.variable(name).filter(|_| container.variable(needs).is_none()) {
             let why = format!("without {needs} nothing is printed");
             let fix = format!("delete {name}, or set {needs}=INFO too");
-            found.add("contradiction", Severity::Note, &variable.path, Text::of(variable, why, fix).link(GUIDE));
+            found.add("contradiction", Severity::Note, &variable.path, Message::of(variable, why, fix).link(GUIDE));
         }
     }
 }
 
-/// A variable with a value, in any case; with any value when it is empty.
+/// A variable and its value, case-insensitive; an empty value matches any.
 struct Setting(&'static str, &'static str);
 
 impl Setting {
@@ -42,7 +42,8 @@ const fn excludes(first: Setting, second: Setting, severity: Severity, why: &'st
     Pair { first, second, severity, why }
 }
 
-/// Sources: user guide of NCCL, `src/mnnvl.cc` of 2.30.7 (cuMem off switches MNNVL off), mpirun's `--help btl_tcp`.
+/// Sources: NCCL user guide, `src/mnnvl.cc` of 2.30.7 (cuMem off turns MNNVL off), mpirun's `--help
+/// btl_tcp`.
 const PAIRS: [Pair; 9] = [
     excludes(
         Setting("NCCL_NET", "IB"),
@@ -100,16 +101,16 @@ const PAIRS: [Pair; 9] = [
     ),
 ];
 
-fn pair(first: &Variable, second: &Variable, severity: Severity, why: &str, found: &mut Found) {
+fn pair(first: &Variable, second: &Variable, severity: Severity, why: &str, found: &mut Findings) {
     let got = format!("{} with {}", first.words(), second.words());
     let fix = format!("delete one of {} and {}", first.name, second.name);
-    let text = Text::new(got, why, fix);
+    let text = Message::new(got, why, fix);
     let is_of_nccl = [first, second].iter().all(|variable| variable.name.starts_with(nccl::PREFIX));
     found.add("contradiction", severity, &second.path, if is_of_nccl { text.link(GUIDE) } else { text });
 }
 
-/// RDMA is disabled, and something is set or requested that only matters with it.
-fn without_rdma(container: &Container, found: &mut Found) {
+/// RDMA is disabled, but the container sets or requests something that only matters with it.
+fn without_rdma(container: &Container, found: &mut Findings) {
     let Some(off) = container.has("NCCL_IB_DISABLE", "1").or_else(|| container.has("NCCL_NET", "Socket")) else {
         return;
     };
@@ -122,12 +123,12 @@ fn without_rdma(container: &Container, found: &mut Found) {
         let got = format!("{} in a container that asks for {resource}", off.words());
         let why = "the container holds an RDMA device and uses TCP";
         let fix = format!("delete {}, or do not ask for {resource}", off.name);
-        found.add("contradiction", Severity::Warning, &off.path, Text::new(got, why, fix));
+        found.add("contradiction", Severity::Warning, &off.path, Message::new(got, why, fix));
     }
 }
 
 /// Lower and upper limits, and products of numbers.
-fn limits(container: &Container, found: &mut Found) {
+fn limits(container: &Container, found: &mut Findings) {
     let number = |name: &str| Some((container.variable(name)?, nccl::number(container.value(name)?)?));
     for (low, high) in [("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"), ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS")] {
         if let (Some((low, least)), Some((high, most))) = (number(low), number(high))
@@ -138,11 +139,11 @@ fn limits(container: &Container, found: &mut Found) {
     }
     if let (Some((threads, count)), Some((sockets, each))) =
         (number("NCCL_SOCKET_NTHREADS"), number("NCCL_NSOCKS_PERTHREAD"))
-        && count.saturating_mul(each) > MOST_SOCKETS
+        && count.saturating_mul(each) > MAX_SOCKETS
     {
         let got = format!("{} with {}", threads.words(), sockets.words());
-        let why = format!("their product is {}, and NCCL takes at most {MOST_SOCKETS}", count.saturating_mul(each));
-        let fix = format!("set NCCL_NSOCKS_PERTHREAD={}", (MOST_SOCKETS / count.max(1)).max(1));
-        found.add("contradiction", Severity::Error, &sockets.path, Text::new(got, why, fix).link(GUIDE));
+        let why = format!("their product is {}, and NCCL takes at most {MAX_SOCKETS}", count.saturating_mul(each));
+        let fix = format!("set NCCL_NSOCKS_PERTHREAD={}", (MAX_SOCKETS / count.max(1)).max(1));
+        found.add("contradiction", Severity::Error, &sockets.path, Message::new(got, why, fix).link(GUIDE));
     }
 }

@@ -1,48 +1,48 @@
-//! Settings that belong to launchers, operators and device plugins: processes, ranks, devices.
+//! Settings owned by launchers, operators and device plugins: processes, ranks, devices.
 
-use super::{Found, Scene, Severity, Text};
+use super::{Context, Findings, Message, Severity};
 use crate::lint::view::{Count, Kind, Origin, Processes, Variable};
 use crate::variables::{is_visible_devices, per_process, rendezvous, set_by_launcher};
 use switchyard_core::units::{counted, plural};
 
 /// Values that hide all GPUs from a container that must not have any.
-const HIDING: [&str; 4] = ["", "none", "void", "-1"];
+const HIDES_GPUS: [&str; 4] = ["", "none", "void", "-1"];
 
 /// `visible-devices` and `launcher-owned`.
-pub(super) fn variable(scene: &Scene<'_>, variable: &Variable, found: &mut Found) {
+pub(super) fn variable(context: &Context<'_>, variable: &Variable, found: &mut Findings) {
     if is_visible_devices(&variable.name) {
-        return devices(scene, variable, found);
+        return devices(context, variable, found);
     }
-    // A script may compute them; a fixed value in a manifest is the same in every process.
+    // A script can compute these values; a fixed value in a manifest is the same in every process.
     let is_fixed = variable.origin == Origin::Env || variable.text().is_some();
-    let is_of_operator = scene.workload.kind.wires_torch() && set_by_launcher(&variable.name);
+    let is_of_operator = context.workload.kind.sets_torch_rendezvous() && set_by_launcher(&variable.name);
     if variable.origin == Origin::Env && is_of_operator {
         let why = "the operator sets it in every pod, from the number of nodes and the name of the first";
         let fix = format!("delete {}", variable.name);
-        found.add("launcher-owned", Severity::Error, &variable.path, Text::of(variable, why, fix));
+        found.add("launcher-owned", Severity::Error, &variable.path, Message::of(variable, why, fix));
     } else if variable.origin == Origin::Env
-        && let Some(known) = rendezvous(&scene.workload.framework).iter().find(|known| known.name == variable.name)
+        && let Some(known) = rendezvous(&context.workload.framework).iter().find(|known| known.name == variable.name)
     {
         let fix = format!("delete {}", variable.name);
-        let (severity, why) = if known.differs && scene.workload.nodes.unwrap_or(1) > 1 {
+        let (severity, why) = if known.differs && context.workload.nodes.unwrap_or(1) > 1 {
             (Severity::Error, "it differs from node to node: with one value for all they do not find each other")
         } else {
             (Severity::Warning, "Switchyard sets it from the job, and this value is taken instead")
         };
-        found.add("launcher-owned", severity, &variable.path, Text::of(variable, why, fix));
+        found.add("launcher-owned", severity, &variable.path, Message::of(variable, why, fix));
     } else if is_fixed && per_process(&variable.name) {
         let why = "it differs from process to process, and the launcher of the processes sets it: one value makes all of them the same rank";
         let fix = format!("delete {}", variable.name);
-        found.add("launcher-owned", Severity::Error, &variable.path, Text::of(variable, why, fix));
+        found.add("launcher-owned", Severity::Error, &variable.path, Message::of(variable, why, fix));
     }
 }
 
-fn devices(scene: &Scene<'_>, variable: &Variable, found: &mut Found) {
+fn devices(context: &Context<'_>, variable: &Variable, found: &mut Findings) {
     let Some(value) = variable.text() else { return };
-    let gpus = scene.container.gpus;
-    let hides = HIDING.contains(&value.trim());
+    let gpus = context.container.gpus;
+    let hides = HIDES_GPUS.contains(&value.trim());
     let (severity, why) = match gpus {
-        // Without GPUs of its own, hiding all of them is how a container keeps away from them.
+        // A container without GPUs of its own can hide all GPUs to stay away from them.
         Some(0) | None if hides => return,
         Some(gpus) if hides => {
             let why = format!(
@@ -70,12 +70,12 @@ fn devices(scene: &Scene<'_>, variable: &Variable, found: &mut Found) {
         }
     };
     let fix = format!("delete {}, and ask for the GPUs in resources.limits", variable.name);
-    found.add("visible-devices", severity, &variable.path, Text::of(variable, why, fix));
+    found.add("visible-devices", severity, &variable.path, Message::of(variable, why, fix));
 }
 
 /// `process-count`.
-pub(super) fn processes(scene: &Scene<'_>, found: &mut Found) {
-    let Scene { workload, group, container, .. } = scene;
+pub(super) fn processes(context: &Context<'_>, found: &mut Findings) {
+    let Context { workload, group, container, .. } = context;
     // A field of the job applies to the training container, not to a sidecar without GPUs.
     let trains = group.containers.len() == 1 || container.gpus != Some(0);
     let field = group.processes.as_ref().filter(|_| trains);
@@ -88,12 +88,12 @@ pub(super) fn processes(scene: &Scene<'_>, found: &mut Found) {
         (Some(field), Some(option)) if numbers(field).zip(numbers(option)).is_some_and(|(one, other)| one != other) => {
             let why = format!("ranks are counted by {}, and the command line starts another number", field.words);
             let fix = format!("delete {}, or make both equal", option.words);
-            found.add("process-count", Severity::Error, &option.path, Text::new(&option.words, why, fix));
+            found.add("process-count", Severity::Error, &option.path, Message::new(&option.words, why, fix));
         }
         // The command line starts the processes.
         _ => {
-            if let Some(said) = option.or(field) {
-                against_gpus(said, container.gpus, found);
+            if let Some(requested) = option.or(field) {
+                against_gpus(requested, container.gpus, found);
             }
         }
     }
@@ -106,14 +106,14 @@ pub(super) fn processes(scene: &Scene<'_>, found: &mut Found) {
                 "slotsPerWorker is 1 when it is absent, and the worker has {gpus} GPUs: mpirun takes one process per worker"
             );
             let fix = format!("set spec.slotsPerWorker: {gpus}");
-            found.add("process-count", Severity::Warning, &container.path, Text::new("no slotsPerWorker", why, fix));
+            found.add("process-count", Severity::Warning, &container.path, Message::new("no slotsPerWorker", why, fix));
         }
     }
 }
 
-fn against_gpus(said: &Processes, gpus: Option<u64>, found: &mut Found) {
+fn against_gpus(requested: &Processes, gpus: Option<u64>, found: &mut Findings) {
     let Some(gpus) = gpus else { return };
-    let (severity, why, fix) = match said.count {
+    let (severity, why, fix) = match requested.count {
         Count::PerGpu if gpus == 0 => (
             Severity::Error,
             "the container asks for no GPU: the launcher fails for want of one".to_owned(),
@@ -134,5 +134,5 @@ fn against_gpus(said: &Processes, gpus: Option<u64>, found: &mut Found) {
         }
         _ => return,
     };
-    found.add("process-count", severity, &said.path, Text::new(&said.words, why, fix));
+    found.add("process-count", severity, &requested.path, Message::new(&requested.words, why, fix));
 }

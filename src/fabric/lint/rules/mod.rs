@@ -1,4 +1,4 @@
-//! The rules. Each checks a container with its pod and its job, and reports what it finds.
+//! The lint rules. Each checks a container in the context of its pod and job.
 
 mod access;
 mod contradictions;
@@ -16,9 +16,9 @@ use crate::variables::{is_of_google_profile, is_visible_devices};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rule {
-    /// Its id; stable.
+    /// Stable identifier.
     pub id: &'static str,
-    /// The highest severity that it reports.
+    /// Highest severity that it reports.
     pub severity: Severity,
     /// What it finds, in one sentence.
     pub finds: &'static str,
@@ -69,8 +69,8 @@ pub const RULES: [Rule; 21] = [
     rule("not-text", Error, "a value that is no text in YAML: the API server refuses it"),
     rule("too-long", Error, "a value of more than 1023 characters, where NCCL cuts lines of nccl.conf"),
     rule("duplicate-name", Error, "a variable that is set twice in one list: the last one counts"),
-    rule("duplicate-key", Warning, "a key that a mapping has twice: most readers of YAML take the last one"),
-    rule("vendor-profile", Note, "a profile that sets NCCL's variables together, and checks them: leave them alone"),
+    rule("duplicate-key", Warning, "a key that a mapping has twice: most YAML readers use the last one"),
+    rule("vendor-profile", Note, "a vendor's profile that sets NCCL's variables together and checks them"),
     rule(
         "host-access",
         Warning,
@@ -79,78 +79,80 @@ pub const RULES: [Rule; 21] = [
     rule("conf-line", Error, "a line of nccl.conf that is not NAME=value: NCCL trims nothing and knows no quotes"),
 ];
 
-/// The input of a rule.
-struct Scene<'a> {
+/// Input of a rule.
+struct Context<'a> {
     workload: &'a Workload,
     group: &'a Group,
     container: &'a Container,
     options: Options,
 }
 
-/// Collects what rules find.
+/// Collects findings.
 #[derive(Default)]
-struct Found(Vec<Finding>);
+struct Findings(Vec<Finding>);
 
-impl Found {
-    fn add(&mut self, rule: &'static str, severity: Severity, field: &Path, text: Text) {
-        let Text { got, why, fix, link } = text;
+impl Findings {
+    fn add(&mut self, rule: &'static str, severity: Severity, field: &Path, text: Message) {
+        let Message { got, why, fix, link } = text;
         self.0.push(Finding { rule, severity, field: field.clone(), got, why, fix, link });
     }
 }
 
-/// The words of a finding.
-struct Text {
+/// The text of a finding.
+struct Message {
     got: String,
     why: String,
     fix: String,
     link: Option<&'static str>,
 }
 
-impl Text {
-    fn new(got: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Text {
-        Text { got: got.into(), why: why.into(), fix: fix.into(), link: None }
+impl Message {
+    fn new(got: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Message {
+        Message { got: got.into(), why: why.into(), fix: fix.into(), link: None }
     }
 
-    /// About a variable.
-    fn of(variable: &Variable, why: impl Into<String>, fix: impl Into<String>) -> Text {
-        Text::new(variable.words(), why, fix)
+    /// A message about a variable.
+    fn of(variable: &Variable, why: impl Into<String>, fix: impl Into<String>) -> Message {
+        Message::new(variable.words(), why, fix)
     }
 
-    fn link(self, link: &'static str) -> Text {
-        Text { link: Some(link), ..self }
+    fn link(self, link: &'static str) -> Message {
+        Message { link: Some(link), ..self }
     }
 }
 
 /// `vendor-profile`.
-fn owned(variable: &Variable, found: &mut Found) {
-    let why = "the profile of GPUDirect-TCPXO sets NCCL's variables together, and its checker ends jobs in which one of them differs";
-    let fix = "leave NCCL's variables as the profile has them, and renew them with it";
-    found.add("vendor-profile", Severity::Note, &variable.path, Text::of(variable, why, fix));
+fn vendor_profile(variable: &Variable, found: &mut Findings) {
+    let why = "GPUDirect-TCPXO's profile sets NCCL's variables together, and its checker ends jobs in which one of them differs";
+    let fix = "leave NCCL's variables as the profile sets them, and update them with it";
+    found.add("vendor-profile", Severity::Note, &variable.path, Message::of(variable, why, fix));
 }
 
-/// Everything that the rules find in a workload.
+/// Runs all rules on a workload.
 pub(super) fn findings(workload: &Workload, options: Options) -> Vec<Finding> {
-    let mut found = Found::default();
+    let mut found = Findings::default();
     for group in &workload.groups {
         access::check(workload, group, &mut found);
         for container in &group.containers {
-            let scene = Scene { workload, group, container, options };
+            let context = Context { workload, group, container, options };
             let profile = container.variables.iter().find(|variable| is_of_google_profile(&variable.name));
-            profile.iter().for_each(|variable| owned(variable, &mut found));
+            if let Some(variable) = profile {
+                vendor_profile(variable, &mut found);
+            }
             for variable in &container.variables {
                 lines::check(variable, &mut found);
                 let is_owned =
                     profile.is_some() && (variable.name.starts_with(PREFIX) || is_visible_devices(&variable.name));
                 if lines::is_usable(variable) && !is_owned {
                     debugging::check(variable, &mut found);
-                    keys::check(&scene, variable, &mut found);
-                    interfaces::check(&scene, variable, &mut found);
-                    launcher::variable(&scene, variable, &mut found);
+                    keys::check(&context, variable, &mut found);
+                    interfaces::check(&context, variable, &mut found);
+                    launcher::variable(&context, variable, &mut found);
                 }
             }
             lines::duplicates(container, &mut found);
-            launcher::processes(&scene, &mut found);
-            contradictions::check(&scene, &mut found);
+            launcher::processes(&context, &mut found);
+            contradictions::check(&context, &mut found);
         }
     }
     found.0

@@ -1,7 +1,8 @@
-//! The variables of the NCCL user guide, by its two sections: what a system needs, and what is for debugging.
+//! Variables of the NCCL user guide, by its two sections: system configuration and debugging.
 //!
-//! Source: `docs/userguide/source/env.rst` of NVIDIA/nccl 2.30.7 (5067397c): section, versions, values; if the code of an earlier release already
-//! reads a variable, or a later one no longer does, the code counts (73 tagged releases from 2.3.5 to 2.30.7).
+//! Source: `docs/userguide/source/env.rst` of NVIDIA/nccl 2.30.7 (5067397c) for section, versions
+//! and values. Where the code of an earlier release already reads a variable, or a later one no
+//! longer does, the code takes precedence (73 tagged releases from 2.3.5 to 2.30.7).
 
 use super::Form::{Adapters, AtLeast, Between, Interfaces, Level, OneOf, Switch, Text, Whole, Words};
 use super::{Key, OLDEST, debugging, system, v};

@@ -1,7 +1,7 @@
-//! The variables of NCCL.
+//! NCCL's variables.
 //!
-//! NCCL says nothing about a variable that it does not know, and takes its default for a value that it cannot read. So a mistyped name
-//! or value is silent.
+//! NCCL ignores unknown variables, and uses its default for a value that it cannot parse. A
+//! mistyped name or value is therefore silent.
 
 mod documented;
 mod list;
@@ -12,26 +12,28 @@ pub use list::List;
 use std::fmt;
 use std::str::FromStr;
 
-/// Prefix of all names of NCCL.
+/// Prefix of all NCCL variables.
 pub const PREFIX: &str = "NCCL_";
-/// The newest release that the tables cover.
+/// Newest release that the tables cover.
 pub const NEWEST: Version = v(2, 30, 7);
-/// The oldest release whose source was read: its variables may be older.
+/// Oldest release whose source was read. Its variables can be older.
 pub const OLDEST: Version = v(2, 3, 5);
-/// Characters of a line of `nccl.conf` that NCCL reads for a value: `char envValue[1024]` (`src/misc/param.cc` of 2.30.7).
-pub const LONGEST_VALUE: usize = 1023;
-/// Threads times sockets of the socket transport, at most (user guide, `NCCL_SOCKET_NTHREADS`).
-pub const MOST_SOCKETS: i64 = 64;
+/// Maximum length of a value in `nccl.conf`, in characters: `char envValue[1024]`
+/// (`src/misc/param.cc` of 2.30.7).
+pub const MAX_VALUE_LEN: usize = 1023;
+/// Maximum product of threads and sockets of the socket transport (user guide,
+/// `NCCL_SOCKET_NTHREADS`).
+pub const MAX_SOCKETS: i64 = 64;
 pub const GUIDE: &str = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html";
 
-/// A release of NCCL.
+/// An NCCL release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
     /// 2 since 2017.
     pub major: u16,
-    /// Counts feature releases.
+    /// Feature release.
     pub minor: u16,
-    /// Counts bug-fix releases.
+    /// Bug-fix release.
     pub patch: u16,
 }
 
@@ -51,7 +53,7 @@ impl fmt::Display for Version {
 impl FromStr for Version {
     type Err = String;
 
-    /// `2.21`, `2.21.5` or, as packages have it, `2.21.5-1`.
+    /// Parses `2.21`, `2.21.5` or, as packages write it, `2.21.5-1`.
     fn from_str(text: &str) -> Result<Version, String> {
         let wrong = || format!("got `{text}`; expected a version of NCCL, such as 2.21 or 2.21.5");
         let release = text.split_once(['-', '+']).map_or(text, |(release, _)| release);
@@ -64,50 +66,50 @@ impl FromStr for Version {
     }
 }
 
-/// Where the user guide has a variable.
+/// Section of the user guide that lists a variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Section {
     /// "System configuration": may stay in scripts.
     System,
     /// "Debugging": "should not be used in production nor retained in scripts".
     Debugging,
-    /// Not in the guide: only in the code.
+    /// Not in the guide; only in the code.
     Undocumented,
 }
 
-/// What values a variable takes.
+/// Valid values of a variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// 0 or 1.
     Switch,
-    /// A whole number, decimal or hexadecimal.
+    /// An integer, decimal or hexadecimal.
     Whole,
-    /// A whole number of at least this.
+    /// An integer of at least this.
     AtLeast(i64),
-    /// A whole number from the first to the second.
+    /// An integer in this inclusive range.
     Between(i64, i64),
     /// One of these numbers.
     OneOf(&'static [i64]),
-    /// One of these words, in any case.
+    /// One of these words, case-insensitive.
     Words(&'static [&'static str]),
     /// A distance: `LOC`, `NVL`, `PIX`, `PXB`, `PHB`, `SYS`, or a number as in older releases.
     Level,
     /// Interfaces by prefix, `=` for exact names, `^` for all others.
     Interfaces,
-    /// RDMA devices in the same way, each with an optional port, rail and plane.
+    /// RDMA devices in the same syntax, each with an optional port, rail and plane.
     Adapters,
     /// Anything.
     Text,
 }
 
-/// Distances in words.
+/// Names of distances.
 const LEVELS: [&str; 9] = ["LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PHB", "SYS"];
 
 impl Form {
-    /// Whether NCCL can use the value.
+    /// Checks whether NCCL can use the value.
     ///
     /// # Errors
-    /// What it accepts, in words.
+    /// A description of the valid values.
     pub fn check(self, value: &str) -> Result<(), String> {
         let number = || number(value);
         let within = |low: i64, high: i64| number().is_some_and(|number| (low..=high).contains(&number));
@@ -136,7 +138,8 @@ impl Form {
     }
 }
 
-/// A number as `strtoll` with base 0 reads it, but complete: NCCL would read `1,5` as 1.
+/// Parses a number like `strtoll` with base 0, but rejects trailing text: NCCL would read `1,5` as
+/// 1.
 pub fn number(text: &str) -> Option<i64> {
     let (sign, digits) = match text.strip_prefix('-') {
         Some(digits) => (-1, digits),
@@ -151,21 +154,21 @@ pub fn number(text: &str) -> Option<i64> {
     Some(sign * value)
 }
 
-/// A variable of NCCL.
+/// An NCCL variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key {
     pub name: &'static str,
-    /// Where the user guide has it.
+    /// Section of the user guide that lists it.
     pub section: Section,
-    /// The first release that reads it; [`OLDEST`] may not be the first.
+    /// First release that reads it. For [`OLDEST`], an earlier release can be the first.
     pub since: Version,
-    /// The first release that no longer reads it.
+    /// First release that no longer reads it.
     pub gone: Option<Version>,
-    /// Since when the user guide advises against it.
+    /// Release since which the user guide advises against it.
     pub deprecated: Option<Version>,
-    /// What to set instead.
+    /// Variable to set instead.
     pub instead: Option<&'static str>,
-    /// Its values.
+    /// Valid values.
     pub form: Form,
 }
 
@@ -214,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_those_of_packages() {
+    fn versions_parse_as_packages_write_them() {
         assert_eq!("2.21.5-1+cuda12.4".parse(), Ok(v(2, 21, 5)));
         assert_eq!("2.21".parse::<Version>().unwrap().to_string(), "2.21");
         assert!(v(2, 9, 9) < v(2, 21, 0));
@@ -224,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_named_once_and_their_versions_make_sense() {
+    fn keys_are_unique_and_their_versions_consistent() {
         let mut names: Vec<&str> = keys().map(|key| key.name).collect();
         assert!(names.len() >= 250, "{}", names.len());
         names.sort_unstable();
@@ -238,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_judged_by_form() {
+    fn values_are_checked_by_form() {
         let takes = |name: &str, value: &str| find(name).unwrap().form.check(value).is_ok();
         for (name, good, bad) in [
             ("NCCL_NTHREADS", "256", "100"),

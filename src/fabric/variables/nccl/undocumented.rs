@@ -1,7 +1,9 @@
-//! Variables that NCCL's code reads but its user guide does not list: they come and go without notice.
+//! Variables that NCCL's code reads but its user guide does not list. They come and go without
+//! notice.
 //!
-//! Source: `NCCL_PARAM`, `ncclGetEnv` and `getenv` in `src/` of the 73 tagged releases of NVIDIA/nccl from 2.3.5 to 2.30.7; the
-//! versions are the first that reads a variable and the first after it that does not.
+//! Source: `NCCL_PARAM`, `ncclGetEnv` and `getenv` in `src/` of the 73 tagged releases of
+//! NVIDIA/nccl from 2.3.5 to 2.30.7. The versions are the first that reads a variable and the first
+//! after it that does not.
 
 use super::Form::{Between, Level, Text, Whole};
 use super::{Key, OLDEST, undocumented, v};

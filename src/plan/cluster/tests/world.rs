@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use switchyard_core::quantity::Resources;
 use switchyard_crds::{TrainJob, conditions, validate as schema};
-use switchyard_fabric::Seen;
+use switchyard_fabric::LogObservation;
 use switchyard_worker_contract::event::Summary;
 
 pub(super) fn at(second: i64) -> Timestamp {
@@ -36,7 +36,7 @@ pub struct World {
     pub objects: BTreeMap<(Kind, String), ObjectView>,
     pub nodes: BTreeMap<String, NodeView>,
     pub missing: BTreeMap<String, Timestamp>,
-    pub seen: BTreeMap<u32, Seen>,
+    pub seen: BTreeMap<u32, LogObservation>,
     pub now: i64,
     pub restricted: bool,
     pub provisioning_class: Option<&'static str>,

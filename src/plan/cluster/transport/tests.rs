@@ -4,7 +4,7 @@ use super::super::fabric::tests::{condition, world};
 use super::super::tests::World;
 use serde_json::{Value, json};
 use switchyard_crds::{MeasuredVerdict, ObservedVerdict, Transport, conditions};
-use switchyard_fabric::Seen;
+use switchyard_fabric::LogObservation;
 use switchyard_worker_contract::event::{Measured, MeasuredLink};
 
 const IB: &str = "n:1:1 [0] NCCL INFO Using network IB\nn:1:1 [0] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [send] via NET/IB/0\n\
@@ -18,7 +18,7 @@ fn running(fabric: Value, logs: [&str; 2]) -> World {
     world.run();
     let found = world.job.status.as_ref().unwrap().fabric.as_ref().unwrap();
     assert_eq!((found.transport, &found.observed), (Some(Transport::RDMA), &None));
-    world.seen = (0..).zip(logs.map(|log| Seen::of(log, 1))).collect();
+    world.seen = (0..).zip(logs.map(|log| LogObservation::of(log, 1))).collect();
     world.step();
     world
 }
@@ -74,7 +74,7 @@ fn slow_links_are_named_by_node_and_devices() {
     let link = |from, to, bytes_per_second| MeasuredLink { from, to, bytes_per_second };
     let links = vec![link(1, 2, 1e8), link(3, 0, 2e9)];
     let found = Measured::new(4, 16 << 20, 0.1, 1e9, links);
-    world.seen.insert(0, Seen { measured: Some(found), ..Seen::default() });
+    world.seen.insert(0, LogObservation { measured: Some(found), ..LogObservation::default() });
     let done = world.step();
     let measured = world.job.status.as_ref().unwrap().fabric.as_ref().unwrap().measured.clone().unwrap();
     assert_eq!(measured.verdict, MeasuredVerdict::Failed);

@@ -6,7 +6,7 @@ use switchyard_core::devices::Devices;
 use switchyard_crds::gpu_topology::{Link, LinkVia};
 
 /// Runs everything that accepts a text.
-fn take(text: &str) {
+fn exercise(text: &str) {
     let parsed = parse(text);
     for (position, element) in parsed.document.elements.iter().enumerate() {
         assert!(element.children.iter().all(|child| *child > position), "a tag comes before what is in it");
@@ -21,7 +21,7 @@ fn take(text: &str) {
 }
 
 /// Classes of all pairs, GPUs then NICs, row by row.
-fn words(ways: Ways<'_>, devices: &Devices, gpus: &[usize], nics: &[usize]) -> Vec<&'static str> {
+fn class_names(ways: NcclPaths<'_>, devices: &Devices, gpus: &[usize], nics: &[usize]) -> Vec<&'static str> {
     assert_eq!(gpus.len(), devices.gpus.len());
     let row = |gpu: usize| {
         let others = gpus.iter().map(move |other| ways.gpus(gpu, *other).word());
@@ -30,8 +30,8 @@ fn words(ways: Ways<'_>, devices: &Devices, gpus: &[usize], nics: &[usize]) -> V
     gpus.iter().flat_map(|gpu| row(*gpu)).collect()
 }
 
-/// The file made from a report, read back, has the paths of the report.
-pub(super) fn comes_back(name: &str, status: &GPUTopologyStatus) {
+/// A file generated from a report and read back has the paths of the report.
+pub(super) fn assert_round_trip(name: &str, status: &GPUTopologyStatus) {
     let text = generate(status, Content::Devices).unwrap();
     let machine = NcclGraph::read(&parse(&text).document, None);
     let named = report::devices(status).unwrap();
@@ -44,8 +44,8 @@ pub(super) fn comes_back(name: &str, status: &GPUTopologyStatus) {
     let own: (Vec<usize>, Vec<usize>) = (status.gpus.iter().map(gpu).collect(), named.nics.iter().map(nic).collect());
     let all: (Vec<usize>, Vec<usize>) = ((0..status.gpus.len()).collect(), (0..named.nics.len()).collect());
     assert_eq!(
-        words(Ways::new(&devices, coherent), &devices, &own.0, &own.1),
-        words(Ways::of(status, &named.devices), &named.devices, &all.0, &all.1),
+        class_names(NcclPaths::new(&devices, coherent), &devices, &own.0, &own.1),
+        class_names(NcclPaths::from_report(status, &named.devices), &named.devices, &all.0, &all.1),
         "{name}\n{text}"
     );
 }
@@ -54,8 +54,8 @@ pub(super) fn comes_back(name: &str, status: &GPUTopologyStatus) {
 type Spot = (u32, u32, u32, u32);
 
 prop_compose! {
-    /// A machine whose devices hang on switches: one for all of a root port, or several below a common one; and, with `nvlinks`, links
-    /// from GPU to GPU or to switches.
+    /// A machine whose devices are on switches: one switch per root port, or several below a common
+    /// one. With `nvlinks`, there are links from GPU to GPU or to switches.
     fn machine()(
         gpus in 1usize..9,
         spots in proptest::collection::vec((0u32..2, 0u32..2, 0u32..2, 0u32..2), 1..17),
@@ -104,7 +104,7 @@ prop_compose! {
             let pcie_path = path(device, *spot);
             Nic {
                 name: format!("eth{device}"),
-                // As EFA: NCCL merges no ports then.
+                // As with EFA, for which NCCL merges no ports.
                 rdma_device: Some(format!("rdmap{device}s0")),
                 bus_id: pcie_path.last().cloned(),
                 rate_megabits_per_second: Some(100_000),
@@ -140,21 +140,21 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn every_machine_comes_back(status in machine()) {
-        comes_back("a random machine", &status);
+    fn every_machine_round_trips(status in machine()) {
+        assert_round_trip("a random machine", &status);
         let tree = generate(&status, Content::Tree).unwrap();
         let errors: Vec<String> = found(&tree, Some(&status)).into_iter().filter(|line| !line.contains("without") && line.contains(" error ")).collect();
         prop_assert_eq!(errors, Vec::<String>::new(), "{}", tree);
     }
 
     #[test]
-    fn no_text_is_too_odd(text in "[<>/=\"' \t\na-c!?-]{0,200}", any_text in "\\PC{0,200}") {
-        take(&text);
-        take(&any_text);
+    fn no_text_panics(text in "[<>/=\"' \t\na-c!?-]{0,200}", any_text in "\\PC{0,200}") {
+        exercise(&text);
+        exercise(&any_text);
     }
 
     #[test]
-    fn no_change_of_a_file_is_too_odd(
+    fn no_edit_of_a_file_panics(
         (which, cuts) in (0..FILES.len(), proptest::collection::vec((any::<prop::sample::Index>(), 0usize..30, "[<>/=\"\t a-z0-9]{0,8}"), 1..6)),
     ) {
         let mut text = FILES[which].1.to_string();
@@ -163,12 +163,12 @@ proptest! {
             let end = (start + length).min(text.len());
             text.replace_range(start..end, &with);
         }
-        take(&text);
+        exercise(&text);
     }
 }
 
 #[test]
-fn a_tag_deeper_than_a_stack() {
-    take(&"<pci>".repeat(60_000));
-    take(&format!("<system version=\"1\"><cpu>{}", "<pci busid=\"0000:01:00.0\">".repeat(4000)));
+fn nesting_deeper_than_the_stack() {
+    exercise(&"<pci>".repeat(60_000));
+    exercise(&format!("<system version=\"1\"><cpu>{}", "<pci busid=\"0000:01:00.0\">".repeat(4000)));
 }

@@ -1,7 +1,7 @@
-//! A node agent on a stage.
+//! Runs a node agent on a stage.
 #![allow(dead_code, clippy::unwrap_used)]
 
-// Named, so that cargo builds the shared library.
+// Named so that cargo builds the shared library.
 use switchyard_nvml_mock as _;
 
 use jiff::Timestamp;

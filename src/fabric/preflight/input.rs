@@ -1,4 +1,4 @@
-//! The input of a check, and questions that several checks ask.
+//! The input of a check, and queries that several checks share.
 
 use super::super::gang::{Gang, Member};
 use super::super::profile::Carrier;
@@ -7,14 +7,14 @@ use k8s_openapi::api::core::v1::{Container, VolumeMount};
 use switchyard_crds::gpu_topology::{GPUTopologyStatus, Gpu, Nic};
 use switchyard_crds::{DecisionOutcome, FabricDecision, FabricMode, Transport};
 
-/// A gang and what was decided about it.
-pub(super) struct Scene<'a> {
+/// A gang and the decisions about it.
+pub(super) struct CheckInput<'a> {
     pub gang: &'a Gang<'a>,
     pub decisions: &'a [FabricDecision],
 }
 
-impl<'a> Scene<'a> {
-    /// The container that trains.
+impl<'a> CheckInput<'a> {
+    /// The training container.
     pub fn trainer(&self) -> Option<&'a Container> {
         self.gang.trainer()
     }
@@ -31,7 +31,8 @@ impl<'a> Scene<'a> {
         limits.get(name).map(|quantity| quantity.0.as_str())
     }
 
-    /// The value that a variable has on a node, and whether it is the user's own. `Err`: it comes from elsewhere, such as a Secret.
+    /// The value of a variable on a node, and whether it is the user's own. `Err` if it comes from
+    /// elsewhere, such as a Secret.
     pub fn value(&self, name: &str, rank: u32) -> Result<Option<(&'a str, bool)>, String> {
         match self.gang.own.get(name) {
             Some(Some(value)) => Ok(Some((value, true))),
@@ -45,7 +46,7 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// Whether NCCL carries data between nodes, and is meant to use something other than TCP.
+    /// Skips the check unless NCCL carries data between nodes over something other than TCP.
     pub fn across(&self) -> Result<(), String> {
         if !self.gang.has_several_nodes() {
             return Err("one node: no data leaves it".into());
@@ -59,7 +60,7 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    /// Whether NCCL's own transport over RDMA ports may carry data between the nodes.
+    /// Skips the check unless NCCL's own RDMA transport can carry data between the nodes.
     pub fn verbs(&self) -> Result<(), String> {
         self.across()?;
         match self.gang.carrier() {
@@ -71,7 +72,7 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// Whether the pods use RDMA devices, with any transport.
+    /// Skips the check unless the pods use RDMA devices, with any transport.
     pub fn uses_rdma(&self) -> Result<(), String> {
         self.across()?;
         let is_used = matches!(self.gang.transport(), Some(Transport::RDMA))
@@ -80,17 +81,17 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// The GPUs of the gang on a node; all of the node's if it is not known which.
+/// The gang's GPUs on a node, or all GPUs of the node if the selection is unknown.
 pub(super) fn gpus<'a>(member: &Member<'_>, facts: &'a GPUTopologyStatus) -> Vec<&'a Gpu> {
     facts.gpus.iter().enumerate().filter(|(position, _)| is_of_gang(member, *position)).map(|(_, gpu)| gpu).collect()
 }
 
-/// Whether the gang may have the GPU at this position of the report.
+/// Whether the GPU at this position of the report can belong to the gang.
 pub(super) fn is_of_gang(member: &Member<'_>, position: usize) -> bool {
     member.gpus.is_empty() || member.gpus.contains(&position)
 }
 
-/// RDMA ports of a node, each once.
+/// RDMA ports of a node, without virtual functions.
 pub(super) fn ports(facts: &GPUTopologyStatus) -> impl Iterator<Item = &Nic> {
     facts.nics.iter().filter(|nic| nic.rdma_device.is_some() && nic.virtual_function_of.is_none())
 }
@@ -109,7 +110,8 @@ pub(super) fn port_name(nic: &Nic) -> String {
     }
 }
 
-/// Whether a hypervisor hides the PCIe switches: every GPU is directly below a root, and there are several.
+/// Whether a hypervisor hides the PCIe switches: there are several GPUs, and each is directly below
+/// a root.
 pub(super) fn is_flat(facts: &GPUTopologyStatus) -> bool {
     let mut paths = facts.gpus.iter().map(|gpu| &gpu.pcie_path).filter(|path| !path.is_empty()).peekable();
     facts.gpus.len() > 1 && paths.peek().is_some() && paths.all(|path| path.len() <= 2)
