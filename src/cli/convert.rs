@@ -38,15 +38,21 @@ pub(super) fn convert(cli: &Cli, args: &ConvertArgs) -> Result<Exit, Failure> {
 fn read(name: &str, text: &str) -> Result<File, Failure> {
     let wrong = |fault: &dyn Display| Failure::usage(format!("error[SY0002]: {name}: {fault}"));
     let mut file = File { jobs: Vec::new(), skipped: Vec::new() };
-    for document in yaml::documents(name, text)? {
-        let document = document.value.to_json();
-        let items = document.get("items").and_then(Value::as_array).filter(|_| is_list(&document));
-        for item in items.map_or_else(|| std::slice::from_ref(&document), Vec::as_slice) {
-            match convert::convert(item) {
+    let documents: Vec<Value> = yaml::documents(name, text)?.iter().map(|document| document.value.to_json()).collect();
+    // A runtime becomes part of the jobs that name it.
+    let is_used = |item: &Value| {
+        let is_runtime = item["kind"].as_str().is_some_and(|kind| kind.ends_with("TrainingRuntime"));
+        is_runtime && documents.iter().any(|job| job["spec"]["runtimeRef"]["name"] == item["metadata"]["name"])
+    };
+    for document in &documents {
+        let items = document.get("items").and_then(Value::as_array).filter(|_| is_list(document));
+        for item in items.map_or_else(|| std::slice::from_ref(document), Vec::as_slice) {
+            match convert::convert(item, &documents) {
                 Ok(converted) => {
                     check(&converted.job).map_err(|fault| wrong(&fault))?;
                     file.jobs.push(converted);
                 }
+                Err(ConvertError::UnknownKind(_)) if is_used(item) => {}
                 Err(ConvertError::UnknownKind(kind)) => file.skipped.push(kind),
                 Err(error) => return Err(wrong(&error)),
             }

@@ -72,7 +72,7 @@ fn the_job_of_another_operator_is_converted() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/other/pytorchjob.yaml");
     let text = std::fs::read_to_string(path).unwrap();
     let document = yaml::documents("pytorchjob.yaml", &text).unwrap().remove(0).value.to_json();
-    let converted = switchyard_tools::convert::convert(&document).unwrap();
+    let converted = switchyard_tools::convert::convert(&document, &[]).unwrap();
     let job = switchyard_crds::validate::train_job(&converted.job).unwrap_or_else(|faults| panic!("{faults:?}"));
     let valid = switchyard_plan::validate(&job).unwrap_or_else(|faults| panic!("{faults:?}"));
     assert_eq!((valid.request.nodes, valid.request.processes_per_node, valid.max_restarts), (4, 8, 3));

@@ -4,7 +4,7 @@ use crate::args::{Cli, LintArgs};
 use crate::failure::Failure;
 use crate::input;
 use crate::output::emit;
-use crate::yaml::{self, Node, Shown};
+use crate::yaml::{self, Duplicate, Node, Shown};
 use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
 use serde::Serialize;
 use serde_saphyr::Spanned;
@@ -39,10 +39,13 @@ fn read(path: &Path, options: Options) -> Result<File, Failure> {
 
 fn file(name: String, text: String, options: Options) -> Result<File, Failure> {
     let check = |document: Spanned<Node>| {
-        let linted = lint::lint(&document.value.to_json(), options);
+        let mut linted = lint::lint(&document.value.to_json(), options);
+        if let Some(first) = linted.first_mut() {
+            first.findings.splice(0..0, yaml::duplicates(&document).iter().map(duplicate));
+        }
         (document, linted)
     };
-    let documents: Vec<(Spanned<Node>, Vec<Linted>)> = yaml::documents(&name, &text)?.into_iter().map(check).collect();
+    let documents: Vec<(Spanned<Node>, Vec<Linted>)> = yaml::lenient(&name, &text)?.into_iter().map(check).collect();
     if documents.iter().all(|(_, linted)| linted.is_empty()) {
         return Err(Failure::usage(format!(
             "error[SY0002]: {name}: got nothing that starts pods; expected a TrainJob, PyTorchJob, MPIJob, Job, Pod or the \
@@ -50,6 +53,23 @@ fn file(name: String, text: String, options: Options) -> Result<File, Failure> {
         )));
     }
     Ok(File { name, text, documents })
+}
+
+/// `duplicate-key`, which only the reader of the text can see.
+fn duplicate(duplicate: &Duplicate) -> Finding {
+    let field = duplicate.path.iter().fold(lint::Path::default(), |path, part| match part.parse() {
+        Ok(index) => path.index(index),
+        Err(_) => path.key(part),
+    });
+    Finding {
+        rule: "duplicate-key",
+        severity: Severity::Warning,
+        field,
+        got: duplicate.to_string(),
+        why: "most readers of YAML take the last one and say nothing; the API server can refuse the object".into(),
+        fix: "merge the two into one".into(),
+        link: None,
+    }
 }
 
 fn findings(files: &[File]) -> impl Iterator<Item = &Finding> {

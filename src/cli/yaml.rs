@@ -2,7 +2,8 @@
 
 use crate::failure::Failure;
 use serde::Deserialize;
-use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_saphyr::options::DuplicateKeyPolicy;
 use serde_saphyr::{Spanned, options};
 use std::fmt;
 use std::ops::Range;
@@ -12,9 +13,71 @@ use std::ops::Range;
 /// # Errors
 /// The text is not YAML, or a key is duplicated.
 pub(super) fn documents(name: &str, text: &str) -> Result<Vec<Spanned<Node>>, Failure> {
-    let options = options! { strict_booleans: true };
+    let documents = lenient(name, text)?;
+    match documents.iter().flat_map(duplicates).next() {
+        Some(duplicate) => {
+            let text =
+                format!("error[SY0001]: {name} is not valid YAML\n{duplicate}; expected each key once in a mapping");
+            Err(Failure::usage(text))
+        }
+        None => Ok(documents),
+    }
+}
+
+/// The same for texts with duplicate keys, of which the last one counts.
+///
+/// # Errors
+/// The text is not YAML.
+pub(super) fn lenient(name: &str, text: &str) -> Result<Vec<Spanned<Node>>, Failure> {
+    let options = options! { strict_booleans: true, duplicate_keys: DuplicateKeyPolicy::LastWins };
     serde_saphyr::from_multiple_with_options(text, options)
         .map_err(|error| Failure::usage(format!("error[SY0001]: {name} is not valid YAML\n{error}")))
+}
+
+/// A key that a mapping has twice.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Duplicate {
+    /// The mapping and the key, from the top of the document.
+    pub path: Vec<String>,
+    /// Line of the first one, and of the one that counts.
+    lines: (u64, u64),
+}
+
+impl fmt::Display for Duplicate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = self.path.last().map_or("", String::as_str);
+        write!(f, "`{key}` appears twice (lines {} and {})", self.lines.0, self.lines.1)
+    }
+}
+
+/// All duplicate keys of a document, in its order.
+pub(super) fn duplicates(document: &Spanned<Node>) -> Vec<Duplicate> {
+    fn walk(node: &Spanned<Node>, path: &mut Vec<String>, found: &mut Vec<Duplicate>) {
+        match &node.value {
+            Node::Scalar(_) => {}
+            Node::List(items) => {
+                for (index, item) in items.iter().enumerate() {
+                    path.push(index.to_string());
+                    walk(item, path, found);
+                    path.pop();
+                }
+            }
+            Node::Map(entries) => {
+                for (index, (key, value)) in entries.iter().enumerate() {
+                    path.push(key.value.clone());
+                    if let Some((first, _)) = entries[..index].iter().rfind(|(known, _)| known.value == key.value) {
+                        let lines = (first.referenced.line(), key.referenced.line());
+                        found.push(Duplicate { path: path.clone(), lines });
+                    }
+                    walk(value, path, found);
+                    path.pop();
+                }
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(document, &mut Vec::new(), &mut found);
+    found
 }
 
 /// A YAML value with the position of each part.
@@ -84,9 +147,6 @@ impl<'de> Deserialize<'de> for Node {
             fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Node, A::Error> {
                 let mut entries: Vec<(Spanned<String>, Spanned<Node>)> = Vec::new();
                 while let Some((key, value)) = access.next_entry::<Spanned<String>, Spanned<Node>>()? {
-                    if entries.iter().any(|(known, _)| known.value == key.value) {
-                        return Err(A::Error::custom(format!("the key `{}` appears twice", key.value)));
-                    }
                     entries.push((key, value));
                 }
                 Ok(Node::Map(entries))
@@ -116,7 +176,7 @@ pub(super) fn locate<'a>(
     for part in path {
         let next = match &node.value {
             Node::Map(entries) => {
-                entries.iter().find(|(name, _)| name.value == *part).map(|(name, value)| (Some(name), value))
+                entries.iter().rfind(|(name, _)| name.value == *part).map(|(name, value)| (Some(name), value))
             }
             Node::List(items) => part.parse::<usize>().ok().and_then(|index| items.get(index)).map(|item| (key, item)),
             Node::Scalar(_) => None,

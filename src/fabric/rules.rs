@@ -90,10 +90,6 @@ pub(super) struct Rule {
 impl Rule {
     /// Whether the rule applies to this job.
     pub fn applies(&self, gang: &Gang<'_>) -> bool {
-        // Our own engine reads none of these variables.
-        if gang.framework == Framework::Switchyard {
-            return false;
-        }
         let several = gang.has_several_nodes();
         let needs = match self.scope {
             Scope::Nccl | Scope::Torch => gang.gpus > 0,

@@ -69,11 +69,20 @@ pub enum ImportError {
 /// A rate for a NIC that the matrix does not have, or more devices below one root complex than PCI
 /// can number.
 pub fn import(matrix: &Matrix, options: &Options) -> Result<Imported, ImportError> {
+    let with_numa = numa_by_cpus(matrix);
+    let matrix = with_numa.as_ref().unwrap_or(matrix);
     let rates = rates(matrix, &options.rates)?;
     let paths = paths(matrix.devices(), |a, b| matrix.class(a, b))
         .map_err(|source| ImportError::TooManyBuses { label: matrix.label(source.device), source })?;
     let numa = numa_nodes_of_devices(matrix);
-    let mut notes = Notes::default();
+    let mut notes = Notes { numbered_by_cpus: with_numa.is_some(), ..Notes::default() };
+    let assumed = rates.iter().filter(|rate| rate.is_none()).count();
+    if assumed > 0 {
+        notes.rates = Some(format!(
+            "rates are unknown for {assumed} of {} NICs and assumed to be 10 Gbit/s: give them with --nic-gbps",
+            rates.len()
+        ));
+    }
     let model = options.gpu_model.as_deref().map(|name| known_model(matrix, name, &mut notes));
     let class = |a: usize, b: usize| path_class(&paths[a], &paths[b], numa[a], numa[b]);
 
@@ -148,6 +157,30 @@ fn rates(matrix: &Matrix, given: &[NicRate]) -> Result<Vec<Option<u64>>, ImportE
         own.or_else(all).map(|rate| rate.megabits_per_second)
     };
     Ok(matrix.nics.iter().map(rate).collect())
+}
+
+/// The matrix with NUMA nodes by the CPUs of its GPUs, numbered by their first CPU. Drivers before
+/// about 440 print no NUMA affinity. `None` if there is one, or if two CPU lists overlap without
+/// being equal.
+fn numa_by_cpus(matrix: &Matrix) -> Option<Matrix> {
+    if matrix.gpus.iter().any(|gpu| gpu.numa.is_some() || gpu.cpus.is_none()) {
+        return None;
+    }
+    let mut lists: Vec<&CpuList> = matrix.gpus.iter().filter_map(|gpu| gpu.cpus.as_ref()).collect();
+    lists.sort_by_key(|list| list.first());
+    lists.dedup();
+    let overlap = |(a, b): (usize, usize)| !lists[a].intersection(lists[b]).is_empty();
+    if lists.is_empty() || pairs(lists.len()).any(overlap) {
+        return None;
+    }
+    let node = |gpu: &super::matrix::Gpu| {
+        let position = lists.iter().position(|list| Some(*list) == gpu.cpus.as_ref())?;
+        Some(CpuList::new([u32::try_from(position).ok()?]))
+    };
+    let nodes: Vec<Option<CpuList>> = matrix.gpus.iter().map(node).collect();
+    let mut matrix = matrix.clone();
+    matrix.gpus.iter_mut().zip(nodes).for_each(|(gpu, node)| gpu.numa = node);
+    Some(matrix)
 }
 
 /// The NUMA node of each device.

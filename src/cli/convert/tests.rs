@@ -40,3 +40,27 @@ fn unconvertible_documents_are_rejected_with_a_reason() {
     let error = read("f.yaml", &without).err().unwrap().message;
     assert!(error.contains("spec.trainer.image: got nothing; expected an image"), "{error}");
 }
+
+/// Manifests of users: what is listed, or the error.
+#[test]
+fn manifests_from_the_field_are_converted_with_their_notes() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/field");
+    let read = |name: &str| read(name, &std::fs::read_to_string(format!("{folder}/{name}.txt")).unwrap());
+    for (name, words) in [
+        ("convert-gpu-by-claim", "the placement does not see devices of these claims"),
+        ("convert-hostfile-in-script", "/etc/switchyard/hostfile"),
+        ("convert-operator-labels", "no pod of a TrainJob has these labels"),
+        ("convert-runtime-in-same-file", "are taken from the runtime in this file"),
+    ] {
+        let file = read(name).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let said = said(&file);
+        assert!(said.contains(words), "{name}: {said}");
+    }
+    let file = read("convert-runtime-in-same-file").unwrap_or_else(|error| panic!("{error}"));
+    let trainer = &file.jobs[0].job["spec"]["trainer"];
+    assert_eq!((&trainer["image"], &trainer["numNodes"]), (&"example/torch:2".into(), &2.into()), "{trainer:#}");
+    assert!(file.skipped.is_empty(), "{:?}", file.skipped);
+    let error = read("convert-duplicate-key").err().unwrap().message;
+    assert!(error.contains("`restartPolicy` appears twice (lines 8 and 9)"), "{error}");
+    assert!(!error.contains("DuplicateKeyPolicy"), "{error}");
+}

@@ -67,7 +67,6 @@ fn files_without_a_job_and_broken_yaml_are_refused_by_name() {
     assert!(refused("kind: Service\nspec: {}").contains("error[SY0002]: a.yaml: got nothing that starts pods"));
     assert!(refused("").contains("a.yaml: got nothing that starts pods"));
     assert!(refused("a: [1,\nb: {").contains("error[SY0001]: a.yaml is not valid YAML"));
-    assert!(refused("kind: Pod\nkind: Pod").contains("SY0001"));
 }
 
 #[test]
@@ -81,6 +80,37 @@ fn all_documents_are_checked_and_named() {
     let shown = plain(file("x.yaml".into(), text, Options::default()).unwrap());
     assert!(shown.contains("= of: Pod b") && shown.ends_with("2 warnings in 2 objects of 1 file"), "{shown}");
     assert!(shown.contains("x.yaml:9:"), "the line is that of the file, not of the document: {shown}");
+}
+
+/// Manifests of users: rule, words of the finding or of its fix, and what must not be found.
+#[test]
+fn manifests_from_the_field_have_their_findings() {
+    for (name, rule, words, without) in [
+        ("lint-duplicate-key", "duplicate-key", "`resources` appears twice (lines 9 and 11)", "DuplicateKeyPolicy"),
+        ("lint-duplicate-key", "debug-setting", "NCCL_IB_DISABLE", ""),
+        ("lint-gloo-caret", "interface-form", "delete GLOO_SOCKET_IFNAME", "write GLOO_SOCKET_IFNAME"),
+        ("lint-graph-file", "debug-setting", "NCCL_GRAPH_FILE", ""),
+        ("lint-hca-is-interface", "interface", "eth0 is an interface", ""),
+        ("lint-host-access-kubeflow", "host-access", "hostNetwork: true", ""),
+        ("lint-host-access-kubeflow", "host-access", "privileged: true", ""),
+        ("lint-net-socket", "debug-setting", "NCCL_NET", ""),
+        ("lint-tcpxo", "vendor-profile", "NCCL_FASTRAK_CTRL_DEV", "delete"),
+        ("lint-volcano-job", "debug-setting", "NCCL_IB_DISABLE", ""),
+        ("lint-volcano-job", "interface", "NCCL_SOCKET_IFNAME", ""),
+    ] {
+        let text = std::fs::read_to_string(at(&format!("tests/fixtures/field/{name}.txt"))).unwrap();
+        let files = [file(name.into(), text, Options::default()).unwrap()];
+        let found = findings(&files).any(|finding| {
+            finding.rule == rule
+                && (finding.got.contains(words) || finding.why.contains(words) || finding.fix.contains(words))
+        });
+        let shown = screen(&files);
+        assert!(found, "{name}: no {rule} with {words}: {shown}");
+        assert!(without.is_empty() || !shown.contains(without), "{name}: {shown}");
+    }
+    let text = std::fs::read_to_string(at("tests/fixtures/field/lint-ibext-disable.txt")).unwrap();
+    let shown = plain(file("f".into(), text, Options::default()).unwrap());
+    assert!(!shown.contains("unknown-key"), "{shown}");
 }
 
 /// The rows of docs/lint.md, from the table of rules.

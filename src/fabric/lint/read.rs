@@ -10,6 +10,8 @@ use switchyard_crds::names::TRAINER;
 
 /// Maximum depth of nested lists.
 const MAX_LIST_DEPTH: usize = 4;
+/// Maximum depth of pod templates below a spec; a JobSet's are at six.
+const MAX_TEMPLATE_DEPTH: usize = 12;
 
 /// The workloads of a document; empty if it starts no pods.
 pub(super) fn workloads(document: &Value) -> Vec<Workload> {
@@ -116,21 +118,30 @@ fn replicas(top: &Cursor<'_>, kind_word: &str) -> Option<Parsed> {
     Some((kind, Some(nodes), groups))
 }
 
-/// A Pod, or any kind with a template: Job, CronJob, JobSet, StatefulSet, …
+/// A Pod, or any kind with pod templates: Job, CronJob, JobSet, StatefulSet, Volcano's Job, …
 fn pods(top: &Cursor<'_>) -> Parsed {
     let Some(spec) = top.get("spec") else { return (Kind::Pods, None, Vec::new()) };
+    let mut groups = Vec::new();
     if spec.get("containers").is_some() {
-        return (Kind::Pods, None, vec![of_pod(&spec)]);
-    }
-    let jobs = spec.list("replicatedJobs");
-    let inner: Vec<Cursor<'_>> = if jobs.is_empty() {
-        let template = spec.at(&["jobTemplate", "spec", "template"]).or_else(|| spec.get("template"));
-        template.into_iter().collect()
+        groups.push(of_pod(&spec));
     } else {
-        jobs.iter().filter_map(|job| job.at(&["template", "spec", "template"])).collect()
-    };
-    let groups = inner.iter().filter_map(|template| template.get("spec")).filter(|pod| pod.get("containers").is_some());
-    (Kind::Pods, None, groups.map(|pod| of_pod(&pod)).collect())
+        templates(&spec, 0, &mut groups);
+    }
+    (Kind::Pods, None, groups)
+}
+
+/// The pods of every `template` in an object.
+fn templates(at: &Cursor<'_>, depth: usize, groups: &mut Vec<Group>) {
+    if depth == MAX_TEMPLATE_DEPTH {
+        return;
+    }
+    for (key, field) in at.fields() {
+        match field.get("spec").filter(|pod| key == "template" && pod.get("containers").is_some()) {
+            Some(pod) => groups.push(of_pod(&pod)),
+            None => templates(&field, depth + 1, groups),
+        }
+    }
+    at.items().iter().for_each(|item| templates(item, depth + 1, groups));
 }
 
 /// A ConfigMap with an `nccl.conf`.

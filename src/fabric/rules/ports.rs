@@ -4,8 +4,8 @@ use super::super::gang::Gang;
 use super::super::profile::{Carrier, training_ports};
 use super::{Outcome, leave, section, set};
 use switchyard_core::units::plural;
-use switchyard_crds::FabricMode;
 use switchyard_crds::gpu_topology::{GPUTopologyStatus, GidFamily, GidType};
+use switchyard_crds::{FabricMode, Framework};
 
 pub(super) fn net(gang: &Gang<'_>) -> Outcome {
     if gang.mode != FabricMode::Required {
@@ -171,6 +171,10 @@ pub(super) fn address_range(gang: &Gang<'_>, rank: u32) -> Outcome {
 }
 
 pub(super) fn debug(gang: &Gang<'_>) -> Outcome {
+    if gang.framework == Framework::Switchyard {
+        let reason = "the engine sets INFO for INIT, NET, P2P and SHM itself, so that its log shows what NCCL chose";
+        return leave(reason, section("NCCL_DEBUG"));
+    }
     set(
         "WARN",
         "NCCL says why it fails, and nothing else",

@@ -8,8 +8,8 @@ pub mod nccl;
 mod others;
 
 pub use others::{
-    Debugging, Reader, Renamed, Rendezvous, debugging_only, is_interface_list, is_virtual_interface,
-    is_visible_devices, per_process, reader_of, renamed, rendezvous, set_by_launcher,
+    Debugging, Reader, Renamed, Rendezvous, debugging_only, is_interface_list, is_of_google_profile,
+    is_virtual_interface, is_visible_devices, per_process, reader_of, renamed, rendezvous, set_by_launcher,
 };
 
 /// Whether a shell can set a variable of this name.

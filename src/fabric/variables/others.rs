@@ -15,14 +15,16 @@ const fn reader(name: &'static str, who: &'static str) -> Reader {
 }
 
 /// Plugins, builds and images. Their values are not checked.
-const READERS: [Reader; 16] = [
+const READERS: [Reader; 18] = [
     reader("NCCL_FASTRAK_", "GPUDirect-TCPXO of Google Cloud"),
     reader("NCCL_GPUDIRECTTCPX_", "GPUDirect-TCPX of Google Cloud"),
+    reader("NCCL_DYNAMIC_CHUNK_SIZE", "GPUDirect-TCPXO of Google Cloud"),
     reader("NCCL_SHIMNET_", "the configuration checker of Google Cloud's plugins"),
     reader("NCCL_TUNER_CONFIG_", "tuner plugins"),
     reader("NCCL_UCX_", "the UCX plugin (nccl-rdma-sharp-plugins)"),
     reader("NCCL_SHARP_", "the SHARP plugin (nccl-rdma-sharp-plugins)"),
     reader("NCCL_PLUGIN_P2P", "nccl-rdma-sharp-plugins"),
+    reader("NCCL_IBEXT_DISABLE", "nccl-rdma-sharp-plugins"),
     reader("NCCL_TESTS_", "nccl-tests"),
     reader("NCCL_HOME", "builds"),
     reader("NCCL_ROOT", "builds"),
@@ -91,7 +93,7 @@ const fn noise(name: &'static str, value: &'static str, why: &'static str) -> De
 /// Sources: the "Debugging" section of NCCL's user guide, docs.pytorch.org
 /// (`torch_nccl_environment_variables`, `distributed`), the CUDA programming guide, `fi_log` of
 /// libfabric, UCX's `UCX_LOG_LEVEL`.
-const DEBUGGING: [Debugging; 27] = [
+const DEBUGGING: [Debugging; 29] = [
     harm("NCCL_DEBUG", "TRACE", "every call of NCCL is printed by every rank"),
     noise("NCCL_DEBUG", "INFO", "every rank prints hundreds of lines at the start"),
     harm("NCCL_P2P_DISABLE", "1", "GPUs of a node exchange data through host memory instead of NVLink or PCIe"),
@@ -102,6 +104,8 @@ const DEBUGGING: [Debugging; 27] = [
         "processes of a node exchange data through the network; it hides a /dev/shm that is too small",
     ),
     harm("NCCL_IB_DISABLE", "1", "data goes over TCP although there may be RDMA"),
+    harm("NCCL_NET", "Socket", "data goes over TCP although there may be RDMA or EFA"),
+    harm("NCCL_GRAPH_FILE", "", "the file pins the rings, and fits one machine and one number of GPUs only"),
     harm("NCCL_NVLS_ENABLE", "0", "NVLink SHARP is off; it hides a Fabric Manager that does not work"),
     harm("NCCL_MNNVL_ENABLE", "0", "NVLink between nodes is off; it hides an IMEX domain that does not work"),
     harm("NCCL_PXN_DISABLE", "1", "messages take NICs far from their GPU"),
@@ -238,6 +242,12 @@ pub fn rendezvous(framework: &str) -> &'static [Rendezvous] {
         "MPI" | "Horovod" => &MPI,
         _ => &[],
     }
+}
+
+/// Whether a variable shows that a pod uses Google Cloud's GPUDirect-TCPXO profile. The profile sets
+/// NCCL's variables together, and its checker ends jobs in which one of them differs.
+pub fn is_of_google_profile(name: &str) -> bool {
+    name.starts_with("NCCL_FASTRAK_") || name == "NCCL_SHIMNET_GUEST_CONFIG_CHECKER_CONFIG_FILE"
 }
 
 /// Whether a variable names the GPUs visible to a process. The device plugin decides that.

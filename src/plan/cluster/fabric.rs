@@ -41,7 +41,7 @@ pub fn before(
     nodes: &BTreeMap<String, NodeView>,
 ) -> Option<FabricStatus> {
     let gpus = valid.pod.gpus;
-    if job.spec.trainer.framework == Framework::Switchyard || valid.request.nodes < 2 {
+    if valid.request.nodes < 2 || gpus == 0 && job.spec.trainer.framework == Framework::Switchyard {
         return None;
     }
     if gpus == 0 {
@@ -76,7 +76,8 @@ pub fn decide(
     let Question { job, valid, rules: PlacementRules { defaults, now, .. }, .. } = *question;
     let gpus = valid.pod.gpus;
     let framework = job.spec.trainer.framework;
-    if framework == Framework::Switchyard || (gpus == 0 && valid.request.nodes < 2) {
+    // Without GPUs our own engine uses TCP and shared memory, which need no settings.
+    if gpus == 0 && (framework == Framework::Switchyard || valid.request.nodes < 2) {
         return Ok(None);
     }
     let spec = objects::pod(job, valid, defaults, 1, 0).spec.unwrap_or_default();

@@ -31,8 +31,8 @@ fn observed(job: &TrainJob) -> Option<&FabricObservation> {
 /// What was predicted for a job that is placed; `None`: nothing, or there is only one way. `per_node`: ranks of each node.
 fn prediction(job: &TrainJob, per_node: u32) -> Option<Prediction> {
     let several_nodes = job.spec.trainer.num_nodes > 1;
-    if job.spec.trainer.framework == Framework::Switchyard {
-        // The engine has one way between hosts, and one within.
+    if job.spec.trainer.framework == Framework::Switchyard && gpus(job) == 0 {
+        // Between CPUs the engine has one way between hosts, and one within.
         let shares_memory = per_node > 1;
         let transport = if several_nodes { Transport::TCP } else { Transport::SharedMemory };
         let own = Prediction { transport, gpu_direct: None, several_nodes, is_own: true, shares_memory };

@@ -178,10 +178,10 @@ fn bandwidth_check(job: &TrainJob, per_node: u32, faults: &mut Vec<Invalid>) -> 
 /// What the engine cannot do over any fabric.
 fn fabric_faults(job: &TrainJob) -> Option<Invalid> {
     let is_own = job.spec.trainer.framework == api::Framework::Switchyard && job.spec.trainer.num_nodes > 1;
-    (is_own && job.spec.fabric.mode == api::FabricMode::Required).then(|| Invalid {
+    (is_own && gpus(job) == 0 && job.spec.fabric.mode == api::FabricMode::Required).then(|| Invalid {
         field: "spec.fabric.mode".into(),
-        got: "Required with framework Switchyard on several nodes".into(),
-        expected: "Auto: the engine sends data between nodes over TCP, and has no other way".into(),
+        got: "Required with framework Switchyard on CPUs of several nodes".into(),
+        expected: "Auto, or GPUs: the engine sends data between CPUs of several nodes over TCP only".into(),
     })
 }
 

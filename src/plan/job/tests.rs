@@ -87,8 +87,10 @@ fn a_measured_check_reaches_the_engine_and_what_cannot_be_measured_is_refused() 
     assert!(alone.starts_with("spec.fabric.preflight.minBusBandwidth: got 1500M for a job of one process"), "{alone}");
     let nothing = check(json!({"minBusBandwidth": "0"}), json!({"numNodes": 2})).map_err(text).unwrap_err();
     assert!(nothing.contains("got `0`; expected bytes per second greater than 0"), "{nothing}");
-    // The engine has TCP only: a job that must not use it is refused, and not left to wait.
-    let required = job("required", json!({"fabric": {"mode": "Required"}, "trainer": {"numNodes": 2}}));
-    let refused = validate(&required).map_err(text).unwrap_err();
-    assert!(refused.starts_with("spec.fabric.mode: got Required with framework Switchyard"), "{refused}");
+    // Between CPUs the engine has TCP only: a job that must not use it is refused, not left to wait.
+    let required = |trainer: Value| job("required", json!({"fabric": {"mode": "Required"}, "trainer": trainer}));
+    let refused = validate(&required(json!({"numNodes": 2}))).map_err(text).unwrap_err();
+    assert!(refused.starts_with("spec.fabric.mode: got Required with framework Switchyard on CPUs"), "{refused}");
+    let gpus = json!({"numNodes": 2, "resourcesPerNode": {"limits": {"nvidia.com/gpu": 8}}});
+    assert!(validate(&required(gpus)).is_ok(), "NCCL carries the gradients of GPUs");
 }

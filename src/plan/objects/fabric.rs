@@ -33,17 +33,18 @@ const REASONS: &str = "reasons.txt";
 pub(super) fn attach(spec: &mut PodSpec, making: &Making<'_>) {
     let job = making.pod.job;
     let framework = job.spec.trainer.framework;
-    if framework == Framework::Switchyard {
-        return;
-    }
-    if spec.host_network == Some(true) {
+    let uses_host_network = spec.host_network == Some(true);
+    if uses_host_network {
         // Without this, names of the cluster would go to the node's own resolver.
         spec.dns_policy.get_or_insert_with(|| "ClusterFirstWithHostNet".into());
     }
+    let count = making.pod.valid.pod.gpus;
+    let is_own = framework == Framework::Switchyard;
+    if is_own && count == 0 {
+        return;
+    }
     let profile = profile(making);
     let several = making.pod.valid.request.nodes > 1;
-    let uses_host_network = spec.host_network == Some(true);
-    let count = making.pod.valid.pod.gpus;
     let mut volumes = Vec::new();
     let Some(trainer) = trainer_mut(spec) else { return };
     if several {
@@ -64,27 +65,32 @@ pub(super) fn attach(spec: &mut PodSpec, making: &Making<'_>) {
     }
     if several && count > 0 {
         set_unless_set(trainer, EnvVar { name: CONF_FILE.into(), value: Some(CONF_PATH.into()), value_from: None });
-        mount(trainer, FABRIC, CONF_DIR, true);
-        let mut writer = Container {
-            name: FABRIC.into(),
-            image: trainer.image.clone(),
-            image_pull_policy: trainer.image_pull_policy.clone(),
-            command: Some(vec!["/bin/sh".into(), "-c".into(), MERGE_SCRIPT.into()]),
-            security_context: trainer.security_context.clone(),
-            resources: Some(small(trainer.resources.as_ref())),
-            ..Container::default()
-        };
-        mount(&mut writer, FABRIC, CONF_DIR, false);
-        mount(&mut writer, FABRIC_PLAN, STAGING_DIR, true);
-        spec.init_containers.get_or_insert_default().push(writer);
+        if is_own {
+            // The worker image has no file of its own to merge, and no shell to do it.
+            mount(trainer, FABRIC_PLAN, CONF_DIR, true);
+        } else {
+            mount(trainer, FABRIC, CONF_DIR, true);
+            let mut writer = Container {
+                name: FABRIC.into(),
+                image: trainer.image.clone(),
+                image_pull_policy: trainer.image_pull_policy.clone(),
+                command: Some(vec!["/bin/sh".into(), "-c".into(), MERGE_SCRIPT.into()]),
+                security_context: trainer.security_context.clone(),
+                resources: Some(small(trainer.resources.as_ref())),
+                ..Container::default()
+            };
+            mount(&mut writer, FABRIC, CONF_DIR, false);
+            mount(&mut writer, FABRIC_PLAN, STAGING_DIR, true);
+            spec.init_containers.get_or_insert_default().push(writer);
+            let empty = Some(EmptyDirVolumeSource::default());
+            volumes.push(Volume { name: FABRIC.into(), empty_dir: empty, ..Volume::default() });
+        }
         let item = |key: String, path: &str| KeyToPath { key, path: path.into(), mode: None };
         let plan = ConfigMapVolumeSource {
             name: config_name(making.pod.valid, making.pod.attempt, making.pod.node_rank / CONFIG_NODES),
             items: Some(vec![item(key(making.pod.node_rank), CONF), item(REASONS.into(), REASONS)]),
             ..ConfigMapVolumeSource::default()
         };
-        let empty = Some(EmptyDirVolumeSource::default());
-        volumes.push(Volume { name: FABRIC.into(), empty_dir: empty, ..Volume::default() });
         volumes.push(Volume { name: FABRIC_PLAN.into(), config_map: Some(plan), ..Volume::default() });
     }
     add_volumes(spec, volumes);
@@ -98,7 +104,7 @@ fn profile<'a>(making: &Making<'a>) -> Option<&'a Profile> {
 
 /// The secondary networks that the pods of a gang join; `None`: none, or the pods use the network of their node.
 pub(super) fn networks<'a>(spec: &PodSpec, making: &Making<'a>) -> Option<&'a str> {
-    let is_gang = making.pod.job.spec.trainer.framework != Framework::Switchyard && making.pod.valid.request.nodes > 1;
+    let is_gang = making.pod.valid.request.nodes > 1;
     let joins = is_gang && making.pod.valid.pod.gpus > 0 && spec.host_network != Some(true);
     profile(making).filter(|_| joins)?.networks.as_deref()
 }
@@ -137,8 +143,7 @@ fn key(rank: u32) -> String {
 
 /// NCCL's files for the nodes of an attempt that has a place, for so many nodes in each ConfigMap; none: the job has no use for them.
 pub fn fabric_configs(job: &TrainJob, valid: &ValidJob, attempt: u32) -> Vec<ConfigMap> {
-    let is_used = job.spec.trainer.framework != Framework::Switchyard && valid.pod.gpus > 0 && valid.request.nodes > 1;
-    if !is_used {
+    if valid.pod.gpus == 0 || valid.request.nodes < 2 {
         return Vec::new();
     }
     // A job that an older version placed has no decisions: its files exist, but are empty.

@@ -366,6 +366,48 @@ fn what_is_read_from_the_manifest_is_what_the_pods_ask_for() {
     assert_eq!(cases, 24);
 }
 
+/// NCCL in our own engine needs the devices, shared memory and settings that it needs in any other program.
+#[test]
+fn our_engine_on_gpus_gets_the_fabric_of_other_frameworks() {
+    let made = |framework: &str, gpus: u32| {
+        let mut limits = json!({"cpu": "8", "memory": "64Gi"});
+        if gpus > 0 {
+            limits["nvidia.com/gpu"] = gpus.into();
+        }
+        let trainer =
+            json!({"framework": framework, "image": "i", "numNodes": 2, "resourcesPerNode": {"limits": limits}});
+        let mut spec = json!({"trainer": trainer});
+        if framework == "Switchyard" {
+            spec["engine"] = engine();
+        } else {
+            spec["trainer"]["command"] = json!(["train"]);
+        }
+        let (mut job, valid) = job("a", spec);
+        let fabric = json!({"resources": [{"name": "rdma/shared", "quantity": "1", "reason": "r"}]});
+        job.status.get_or_insert_default().fabric = Some(serde_json::from_value(fabric).unwrap());
+        let pod = pod(&job, &valid, &defaults(), 1, 0).spec.unwrap();
+        let trainer = pod.containers.into_iter().find(|container| container.name == "trainer").unwrap();
+        let mounts = trainer.volume_mounts.unwrap_or_default();
+        let mut paths: Vec<String> = mounts.into_iter().map(|mount| mount.mount_path).collect();
+        paths.retain(|path| path == "/dev/shm" || path.starts_with("/etc/switchyard/fabric"));
+        let file = trainer.env.into_iter().flatten().find(|entry| entry.name == "NCCL_CONF_FILE");
+        let limits = trainer.resources.and_then(|resources| resources.limits).unwrap_or_default();
+        (
+            paths,
+            file.and_then(|entry| entry.value),
+            limits.contains_key("rdma/shared"),
+            fabric_configs(&job, &valid, 1).len(),
+        )
+    };
+    let theirs = made("Torch", 8);
+    assert_eq!(theirs.0, ["/dev/shm", "/etc/switchyard/fabric"]);
+    assert_eq!(theirs.1.as_deref(), Some("/etc/switchyard/fabric/nccl.conf"));
+    assert!(theirs.2 && theirs.3 == 1, "{theirs:?}");
+    assert_eq!(made("Switchyard", 8), theirs);
+    let on_cpus = made("Switchyard", 0);
+    assert_eq!((on_cpus.0.len(), on_cpus.1, on_cpus.3), (0, None, 0));
+}
+
 #[test]
 fn the_pods_of_an_attempt_are_one_group_with_one_role() {
     for framework in ["Switchyard", "Plain", "Torch", "MPI", "JAX", "TensorFlow", "Paddle"] {

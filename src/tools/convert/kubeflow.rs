@@ -22,12 +22,22 @@ const RUNTIMES: [(&str, &str); 8] = [
 ];
 /// The runtime's replicated job whose pods train, and its container.
 const NODE: &str = "node";
+/// The label of a runtime that names its framework.
+const FRAMEWORK: &str = "trainer.kubeflow.org/framework";
 
-pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft) -> Result<(), ConvertError> {
+pub(super) fn convert<'a>(
+    top: &Cursor<'a>,
+    others: &[Value],
+    reader: &mut Reader<'a>,
+    draft: &mut Draft,
+) -> Result<(), ConvertError> {
     let Some(spec) = top.get("spec") else { return Err(pods::unusable(top, "spec", "a runtimeRef and a trainer")) };
-    let runtime = spec.at(&["runtimeRef", "name"]);
-    let name = runtime.as_ref().and_then(|field| field.value.as_str()).unwrap_or_default();
-    let known = RUNTIMES.iter().find(|(word, _)| name.contains(word));
+    let name = spec.at(&["runtimeRef", "name"]);
+    let name = name.as_ref().and_then(|field| field.value.as_str()).unwrap_or_default();
+    let runtime = others.iter().find(|other| is_runtime(other, name));
+    // The label of a runtime says its framework; else the name has to.
+    let label = runtime.and_then(|runtime| runtime["metadata"]["labels"][FRAMEWORK].as_str()).unwrap_or(name);
+    let known = RUNTIMES.iter().find(|(word, _)| label.contains(word));
     draft.trainer.insert("framework".into(), known.map_or("Plain", |(_, framework)| framework).into());
     let trainer = spec.get("trainer");
     if let Some(trainer) = &trainer {
@@ -47,6 +57,9 @@ pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut
             }
         }
     }
+    if let Some(runtime) = runtime {
+        inherit(runtime, draft);
+    }
     if let Some(field) = spec.get("runtimeRef") {
         let framework = known.map_or("Plain, as the name is unknown", |(_, framework)| framework);
         let image = if draft.trainer.contains_key("image") {
@@ -54,7 +67,13 @@ pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut
         } else {
             "; spec.trainer.image is to be set: it is the runtime's"
         };
-        reader.note(&field, format!("a TrainJob has no runtime: spec.trainer.framework is {framework}{image}; other settings of the runtime are not in this file"));
+        let rest = match runtime {
+            Some(_) => {
+                "its image, command, nodes and pods are taken from the runtime in this file where the job has none"
+            }
+            None => "other settings of the runtime are not in this file",
+        };
+        reader.note(&field, format!("a TrainJob has no runtime: spec.trainer.framework is {framework}{image}; {rest}"));
     }
     if !draft.trainer.contains_key("image") {
         let stem = if name.is_empty() { "runtime" } else { name };
@@ -85,6 +104,49 @@ pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut
         }
     }
     Ok(())
+}
+
+/// Whether a document is the runtime of this name.
+fn is_runtime(document: &Value, name: &str) -> bool {
+    let kind = document["kind"].as_str().unwrap_or_default();
+    ["ClusterTrainingRuntime", "TrainingRuntime"].contains(&kind) && document["metadata"]["name"] == name
+}
+
+/// Takes from a runtime what the job itself does not say.
+fn inherit(runtime: &Value, draft: &mut Draft) {
+    let spec = &runtime["spec"];
+    if let Some(nodes) = spec["mlPolicy"]["numNodes"].as_u64() {
+        draft.trainer.entry("numNodes").or_insert(nodes.into());
+    }
+    let jobs = spec["template"]["spec"]["replicatedJobs"].as_array().into_iter().flatten();
+    for pod in jobs.filter(|job| job["name"] == NODE).map(|job| &job["template"]["spec"]["template"]) {
+        let containers = pod["spec"]["containers"].as_array().into_iter().flatten();
+        let trains = |container: &&Value| container["name"] == NODE || container["name"] == TRAINER;
+        for (key, value) in containers.filter(trains).filter_map(Value::as_object).flatten() {
+            match key.as_str() {
+                "name" => {}
+                "image" | "command" | "args" => drop(draft.trainer.entry(key).or_insert(value.clone())),
+                _ => {
+                    let ours = &mut draft.container()[key];
+                    if ours.is_null() {
+                        *ours = value.clone();
+                    }
+                }
+            }
+        }
+        for (block, fields) in [("metadata", &pod["metadata"]), ("spec", &pod["spec"])] {
+            for (key, value) in fields.as_object().into_iter().flatten() {
+                // Pods of a TrainJob are never restarted alone.
+                if key == "containers" || key == "restartPolicy" || super::advice::of(key).is_some() {
+                    continue;
+                }
+                let ours = &mut draft.template.entry(block).or_insert_with(|| json!({}))[key];
+                if ours.is_null() {
+                    *ours = value.clone();
+                }
+            }
+        }
+    }
 }
 
 /// An override of the training pods.

@@ -62,11 +62,11 @@ pub enum ConvertError {
     },
 }
 
-/// Converts one document.
+/// Converts one document. `others` are the documents of the same file, among which a Kubeflow TrainJob can have its runtime.
 ///
 /// # Errors
 /// The document has another kind, or no training pods.
-pub fn convert(document: &Value) -> Result<Converted, ConvertError> {
+pub fn convert(document: &Value, others: &[Value]) -> Result<Converted, ConvertError> {
     let top = Cursor::new(document);
     let (kind, api) = (top.text("kind").unwrap_or_default(), top.text("apiVersion").unwrap_or_default());
     let mut reader = Reader::new(document);
@@ -77,7 +77,7 @@ pub fn convert(document: &Value) -> Result<Converted, ConvertError> {
         ("kubeflow.org", "PyTorchJob") => replicas::convert(&replicas::PYTORCH, &top, &mut reader, &mut draft)?,
         ("kubeflow.org", "PaddleJob") => replicas::convert(&replicas::PADDLE, &top, &mut reader, &mut draft)?,
         ("kubeflow.org", "MPIJob") => mpi::convert(&top, &mut reader, &mut draft)?,
-        ("trainer.kubeflow.org", "TrainJob") => kubeflow::convert(&top, &mut reader, &mut draft)?,
+        ("trainer.kubeflow.org", "TrainJob") => kubeflow::convert(&top, others, &mut reader, &mut draft)?,
         (labels::GROUP, "TrainJob") => {
             return Err(ConvertError::UnknownKind("a TrainJob that is Switchyard's already".into()));
         }

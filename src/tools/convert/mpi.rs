@@ -9,6 +9,9 @@ use switchyard_fabric::lint::Cursor;
 /// Options of `mpirun` that name hosts.
 const HOSTS: [&str; 6] = ["--hostfile", "-hostfile", "--machinefile", "-machinefile", "--host", "-H"];
 
+/// Folder of the files in which an MPIJob lists its hosts.
+const HOST_FILES: &str = "/etc/mpi/";
+
 pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft) -> Result<(), ConvertError> {
     let spec = top.get("spec").unwrap_or_else(|| top.clone());
     let roles = spec.get("mpiReplicaSpecs");
@@ -92,6 +95,11 @@ fn launcher_env<'a>(launcher: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut 
     }
 }
 
+/// Whether a command or script has this word, rather than a longer one that contains it.
+fn is_word(text: &str, word: &str) -> bool {
+    text.split(|c: char| !c.is_alphanumeric() && !"-_./".contains(c)).any(|part| part.rsplit('/').next() == Some(word))
+}
+
 /// Hosts named in a command would override the placement.
 fn hosts<'a>(launcher: &Cursor<'a>, container: Option<&Cursor<'a>>, reader: &mut Reader<'a>) {
     let Some(container) = container else { return };
@@ -102,6 +110,12 @@ fn hosts<'a>(launcher: &Cursor<'a>, container: Option<&Cursor<'a>>, reader: &mut
             reader.note(
                 &word,
                 "mpirun knows its hosts and how many processes they take: delete the option in spec.trainer",
+            );
+        } else if text.contains(HOST_FILES) || is_word(text, "ssh") {
+            reader.note(
+                &word,
+                "the script reads the hosts of an MPIJob or uses ssh, and a TrainJob has neither: its hosts are in \
+                 /etc/switchyard/hostfile, and mpirun knows them without it",
             );
         }
     }

@@ -120,7 +120,40 @@ pub(super) fn template<'a>(
         }
     }
     name_trainer(&template, usual, draft)?;
+    claims(&template, reader);
+    if let Some(spec) = template.get("spec") {
+        foreign_labels(&spec, reader);
+    }
     Ok(())
+}
+
+/// Devices that pods get by a claim of their own stay in the template, but count for nothing.
+fn claims<'a>(template: &Cursor<'a>, reader: &mut Reader<'a>) {
+    if let Some(claims) = template.at(&["spec", "resourceClaims"]) {
+        let what = "kept, but the placement does not see devices of these claims: request GPUs as nvidia.com/gpu in \
+                    spec.trainer.resourcesPerNode.limits, and the controller makes the claims itself";
+        reader.note(&claims, what);
+    }
+}
+
+/// Prefixes of labels that other operators put on their pods.
+const FOREIGN: [&str; 5] =
+    ["training.kubeflow.org/", "trainer.kubeflow.org/", "jobset.sigs.k8s.io/", "volcano.sh/", "batch.kubernetes.io/"];
+
+/// Selectors that name labels of another operator's pods match no pod of a TrainJob.
+fn foreign_labels<'a>(at: &Cursor<'a>, reader: &mut Reader<'a>) {
+    let is_foreign = |name: &str| FOREIGN.iter().any(|prefix| name.starts_with(prefix));
+    for (key, field) in at.fields() {
+        let by_label = field.fields().iter().any(|(name, _)| is_foreign(name));
+        let by_expression = field.items().iter().any(|item| item.text("key").is_some_and(is_foreign));
+        if key == "matchLabels" && by_label || key == "matchExpressions" && by_expression {
+            let what = "kept, but no pod of a TrainJob has these labels, so the rule matches nothing; a TrainJob has one pod on a node anyway";
+            reader.note(&field, what);
+        } else {
+            foreign_labels(&field, reader);
+        }
+    }
+    at.items().iter().for_each(|item| foreign_labels(item, reader));
 }
 
 fn name_trainer(template: &Cursor<'_>, usual: &str, draft: &mut Draft) -> Result<(), ConvertError> {

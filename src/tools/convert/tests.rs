@@ -89,7 +89,7 @@ fn is_valid(job: &Value) -> Result<(), String> {
 #[test]
 fn each_kind_becomes_a_valid_train_job() {
     for (name, document) in documents() {
-        let converted = convert(&document).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let converted = convert(&document, &[]).unwrap_or_else(|error| panic!("{name}: {error}"));
         is_valid(&converted.job).unwrap_or_else(|fault| panic!("{name}: {fault}"));
         insta::assert_yaml_snapshot!(name, json!({"job": converted.job, "notes": described(&converted.notes)}));
     }
@@ -97,7 +97,7 @@ fn each_kind_becomes_a_valid_train_job() {
 
 #[test]
 fn documents_without_training_pods_are_rejected() {
-    let text = |document: Value| convert(&document).unwrap_err().to_string();
+    let text = |document: Value| convert(&document, &[]).unwrap_err().to_string();
     let kind = |api: &str, kind: &str| json!({"apiVersion": api, "kind": kind, "spec": {}});
     assert!(text(kind("v1", "Pod")).starts_with("got Pod of v1; expected a PyTorchJob"));
     assert!(text(json!(3)).starts_with("got a document without a kind"));
@@ -118,7 +118,7 @@ fn names_are_adapted() {
     {
         let mut job = paddle();
         job["metadata"]["name"] = name.into();
-        let converted = convert(&job).unwrap();
+        let converted = convert(&job, &[]).unwrap();
         assert_eq!(converted.job["metadata"]["name"], expected);
         assert!(converted.notes.iter().any(|note| note.path == "metadata.name"), "{name}");
     }
@@ -129,7 +129,7 @@ fn names_are_adapted() {
 fn a_field_next_to_a_targets_name_is_noted() {
     let mut job = kubeflow();
     job["spec"]["podTemplateOverrides"][0]["targetJobs"][0]["madeUp"] = "x".into();
-    let notes = convert(&job).unwrap().notes;
+    let notes = convert(&job, &[]).unwrap().notes;
     assert!(notes.iter().any(|note| note.path == "spec.podTemplateOverrides[0].targetJobs[0].madeUp"), "{notes:?}");
 }
 
@@ -138,7 +138,7 @@ fn a_field_next_to_a_targets_name_is_noted() {
 fn worker_variables_that_are_not_a_list_stay() {
     let mut job = mpi();
     job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["env"] = "x".into();
-    let converted = convert(&job).unwrap();
+    let converted = convert(&job, &[]).unwrap();
     assert!(converted.job.to_string().contains(r#""env":"x""#), "{}", converted.job);
 }
 
@@ -146,7 +146,7 @@ fn worker_variables_that_are_not_a_list_stay() {
 fn a_launcher_that_runs_as_worker_is_a_node() {
     let mut job = mpi();
     job["spec"]["runLauncherAsWorker"] = true.into();
-    assert_eq!(convert(&job).unwrap().job["spec"]["trainer"]["numNodes"], 3);
+    assert_eq!(convert(&job, &[]).unwrap().job["spec"]["trainer"]["numNodes"], 3);
 }
 
 /// Collects pointers to all objects of a document.
@@ -202,7 +202,7 @@ proptest! {
             }
         }
         // Rejecting the input is not silent.
-        if let Ok(converted) = convert(&document) {
+        if let Ok(converted) = convert(&document, &[]) {
             let text = converted.job.to_string();
             for (pointer, key, marker) in planted {
                 let is_told = converted.notes.iter().any(|note| covers(note, &pointer, key));
@@ -232,7 +232,7 @@ fn every_leaf_is_converted_or_noted() {
         }
     }
     for (name, document) in documents() {
-        let converted = convert(&document).unwrap();
+        let converted = convert(&document, &[]).unwrap();
         let (mut theirs, mut ours) = (Vec::new(), Vec::new());
         leaves(&Cursor::new(&document), &mut theirs);
         leaves(&Cursor::new(&converted.job), &mut ours);

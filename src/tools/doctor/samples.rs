@@ -10,7 +10,7 @@ use super::{Diagnosis, Doctor};
 use std::collections::BTreeSet;
 
 /// Id, line, origin.
-const SAMPLES: [(&str, &str, &str); 80] = [
+const SAMPLES: [(&str, &str, &str); 88] = [
     (
         "out-of-memory",
         "[12.3] Out of memory: Killed process 4711 (python3) total-vm:91234kB, anon-rss:81234kB",
@@ -125,6 +125,42 @@ const SAMPLES: [(&str, &str, &str); 80] = [
         "rdma-gid",
         "NCCL WARN Call to ibv_modify_qp failed with error No data available errno 61",
         "nccl src/misc/ibvwrap.cc",
+    ),
+    (
+        "rdma-unreachable",
+        "NCCL WARN Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_3:1, curr state INIT, next state RTR",
+        "nccl src/misc/ibvwrap.cc, 2.26 and newer",
+    ),
+    (
+        "nccl-graph-file",
+        "graph/search.cc:655 NCCL WARN XML Import Channel : dev 3 not found.",
+        "nccl src/graph/search.cc",
+    ),
+    (
+        "nccl-mismatched-collective",
+        "NCCL WARN Mismatched collective detected, please check your collective calls at and around rank 39.",
+        "nccl src/init.cc",
+    ),
+    (
+        "nccl-watchdog-stuck",
+        "ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring enqueued collectives.",
+        "pytorch torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+    ),
+    (
+        "efa-missing",
+        "nccl_net_ofi_create_plugin:1067 NCCL WARN NET/OFI aws-ofi-nccl initialization failed",
+        "aws-ofi-nccl src/nccl_ofi_api.cpp",
+    ),
+    ("gpudirect-off", "NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'", "nccl src/transport/net_ib.cc"),
+    (
+        "peer-access",
+        "NCCL WARN failed to open CUDA IPC handle : 217 peer access is not supported between these two devices",
+        "cudaGetErrorString(217), CUDA runtime documentation",
+    ),
+    (
+        "out-of-memory",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=13749.batch. Some of the step tasks have been OOM Killed.",
+        "slurm src/plugins/task/cgroup (log)",
     ),
     ("rdma-port", "NCCL WARN NET/IB : mlx5_0:1 Got async event : port error", "nccl src/transport/net_ib.cc"),
     (

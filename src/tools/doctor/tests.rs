@@ -274,3 +274,36 @@ proptest! {
         prop_assert_eq!(doctor.diagnosis().read.not_utf8, not_utf8);
     }
 }
+
+/// Logs of users, each with the first error and its line, or the only remark.
+#[test]
+fn logs_from_the_field_have_their_diagnosis() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/field");
+    let read = |name: &str| std::fs::read_to_string(format!("{folder}/{name}.txt")).unwrap();
+    for (name, id, line) in [
+        ("doctor-graph-file", "nccl-graph-file", 3),
+        ("doctor-message-truncated-bootstrap", "nccl-internal-error", 1),
+        ("doctor-mismatched-collective", "nccl-mismatched-collective", 1),
+        ("doctor-modify-qp-timeout", "rdma-unreachable", 1),
+        ("doctor-peer-access-217", "peer-access", 3),
+        ("doctor-shm-old-form", "shared-memory-full", 1),
+        ("doctor-slurm-oom", "out-of-memory", 1),
+        ("doctor-watchdog-stuck", "nccl-watchdog-stuck", 1),
+        ("pass-doctor-box-lines", "nccl-timeout", 1),
+        ("pass-doctor-cq-memlock", "rdma-memlock", 3),
+        ("pass-doctor-rank-behind", "nccl-timeout", 1),
+    ] {
+        let attempt = only(&[(name, &read(name))]);
+        let first = attempt.first.as_ref().map_or(("", 0), |said| (said.error.id, said.line));
+        assert_eq!(first, (id, line), "{name}: {attempt:#?}");
+    }
+    for (name, id) in [
+        ("doctor-gdr-disabled", "gpudirect-off"),
+        ("doctor-ofi-init-failed", "efa-missing"),
+        ("doctor-ofi-no-provider", "efa-missing"),
+    ] {
+        let attempt = only(&[(name, &read(name))]);
+        assert!(attempt.first.is_none(), "{name}: {attempt:#?}");
+        assert!(attempt.remarks.iter().any(|fold| fold.error.id == id), "{name}: {attempt:#?}");
+    }
+}

@@ -10,6 +10,9 @@ const MAX_PAIRS: usize = 3;
 /// Maximum length of a source message, as in a `GPUTopology`.
 const MAX_MESSAGE_LEN: usize = 1024;
 
+/// NUMA nodes without a number in the matrix.
+const NUMBERED: &str = "the matrix has no NUMA affinity, so NUMA nodes are numbered by the CPUs of the GPUs";
+
 /// Why the result represents a pair differently from the matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Discrepancy {
@@ -44,7 +47,11 @@ impl Discrepancy {
 pub(super) struct Notes {
     /// About the GPU model.
     pub model: Option<String>,
-    pairs: Vec<(Discrepancy, Facts, String)>,
+    /// About the rates of NICs.
+    pub rates: Option<String>,
+    /// NUMA nodes are numbered by the CPU lists of GPUs.
+    pub numbered_by_cpus: bool,
+    pub(super) pairs: Vec<(Discrepancy, Facts, String)>,
 }
 
 impl Notes {
@@ -55,7 +62,9 @@ impl Notes {
 
     /// One line per kind of discrepancy.
     pub(super) fn warnings(&self) -> Vec<String> {
-        self.model.iter().cloned().chain(self.sentences(&[Facts::Links, Facts::NICs])).collect()
+        let numa = self.numbered_by_cpus.then(|| NUMBERED.to_owned());
+        let about = self.model.iter().cloned().chain(numa);
+        about.chain(self.sentences(&[Facts::Links, Facts::NICs])).collect()
     }
 
     fn sentences(&self, groups: &[Facts]) -> Vec<String> {
@@ -83,6 +92,7 @@ impl Notes {
             "only NUMA nodes near GPUs are known"
         }];
         numa.extend(lists.then_some("of a list the first was taken"));
+        numa.extend(self.numbered_by_cpus.then_some(NUMBERED));
         let mut sources = vec![
             source(Facts::CPUs, has_cpus, [cpus]),
             source(Facts::NUMANodes, !numa_nodes.is_empty(), numa),
@@ -111,6 +121,7 @@ impl Notes {
                 rows_missing.then(|| "the matrix does not say how NICs are connected to each other".to_owned()),
             );
         }
+        nics.extend(self.rates.clone());
         nics.extend(self.sentences(&[Facts::NICs]));
         sources.push(source(Facts::NICs, true, nics));
         sources

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::matrix::parse;
-use switchyard_crds::gpu_topology::SourceState;
+use switchyard_core::placement::gpus::Shape;
+use switchyard_crds::gpu_topology::{FactSource, SourceState};
 
 /// Matrices of real machines that their owners published; `tests/fixtures/topo/README.md` lists the
 /// sources.
@@ -92,22 +93,16 @@ fn every_fixture_round_trips() {
         let rows = rows(text);
         assert!(rows.len() >= status.gpus.len(), "{name}");
         for (row, words) in rows.iter().zip(&printed) {
-            let said: Vec<&str> = row.iter().skip(1).take(words.len()).copied().collect();
-            let mut expected: Vec<String> = said.iter().map(|word| (*word).to_owned()).collect();
-            if name == "F12" {
-                // Without NUMA nodes, NODE is indistinguishable from SYS. The warning is tested
-                // below.
-                expected.iter_mut().filter(|word| *word == "NODE").for_each(|word| *word = "SYS".to_owned());
-            }
+            let expected: Vec<&str> = row.iter().skip(1).take(words.len()).copied().collect();
             assert_eq!(*words, expected, "{name}, row {}", row[0]);
         }
         // The text after the cells of GPUs.
         for (row, gpu) in rows.iter().zip(&status.gpus) {
             assert_eq!(row[0], format!("GPU{}", gpu.index), "{name}");
             let beside = &row[1 + printed.len()..];
-            let numa = beside.get(1).map(|list| list.split([',', '-']).next().unwrap().parse::<u32>().unwrap());
-            assert_eq!(gpu.numa_node, numa, "{name}, row {}", row[0]);
-            if let Some(id) = numa {
+            if let Some(list) = beside.get(1) {
+                let id = list.split([',', '-']).next().unwrap().parse::<u32>().unwrap();
+                assert_eq!(gpu.numa_node, Some(id), "{name}, row {}", row[0]);
                 let node = status.numa_nodes.iter().find(|node| node.id == id).unwrap();
                 assert_eq!(node.cpus.as_deref(), Some(beside[0]), "{name}, row {}", row[0]);
             }
@@ -120,9 +115,7 @@ fn only_inexact_fixtures_warn() {
     for (name, text) in FIXTURES {
         let warnings = imported(text, &options()).warnings;
         let expected: &[&str] = match name {
-            "F12" => &[
-                "NODE reads as SYS where a NUMA node is not known: GPU0-mlx5_2; GPU0-mlx5_3; GPU1-mlx5_2; and 61 more",
-            ],
+            "F12" => &["the matrix has no NUMA affinity, so NUMA nodes are numbered by the CPUs of the GPUs"],
             "F15" => {
                 &["SYS inside one NUMA node stays SYS in links, and reads as NODE from the NUMA nodes: GPU0-GPU1; \
                         GPU0-GPU2; GPU1-GPU2; and 3 more"]
@@ -275,4 +268,71 @@ fn full_result() {
                 NIC0: mlx5_0";
     let options = Options { gpu_model: Some("a100".to_owned()), ..options() };
     insta::assert_yaml_snapshot!(imported(text, &options).topology);
+}
+
+/// The matrix of a user.
+fn field(name: &str) -> String {
+    let path = format!("{}/../../tests/fixtures/field/{name}.txt", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(path).unwrap()
+}
+
+fn imported_from_the_field(name: &str) -> Imported {
+    let matrix = parse(&field(name)).unwrap_or_else(|faults| panic!("{name}: {faults}"));
+    import(&matrix, &Options { name: "n".into(), ..Options::default() }).unwrap()
+}
+
+#[test]
+fn a_blank_cpu_list_leaves_the_numa_node_where_it_is() {
+    let status = imported_from_the_field("topo-blank-cpu-cell").topology.status.unwrap();
+    assert_eq!(status.gpus.iter().map(|gpu| gpu.numa_node).collect::<Vec<_>>(), [Some(0), Some(1)]);
+    let cpus: Vec<_> = status.numa_nodes.iter().map(|node| (node.id, node.cpus.as_deref())).collect();
+    assert_eq!(cpus, [(0, Some("0-35")), (1, None)]);
+}
+
+#[test]
+fn numa_nodes_follow_from_the_cpus_of_old_drivers() {
+    let imported = imported_from_the_field("topo-cpu-affinity-without-numa-column");
+    let status = imported.topology.status.unwrap();
+    assert_eq!(status.gpus.iter().map(|gpu| gpu.numa_node).collect::<Vec<_>>(), [Some(0), Some(0), Some(1), Some(1)]);
+    let cpus: Vec<_> = status.numa_nodes.iter().filter_map(|node| node.cpus.as_deref()).collect();
+    assert_eq!(cpus, ["0,8,16,24", "32,40,48,56"]);
+    assert!(imported.warnings.iter().any(|line| line.contains("numbered by the CPUs")), "{:?}", imported.warnings);
+}
+
+#[test]
+fn other_text_around_a_matrix_does_not_hide_it() {
+    for (name, devices) in [
+        ("topo-glued-header", 4),
+        ("topo-section-after-matrix", 3),
+        ("topo-p2p-after-matrix", 2),
+        ("pass-topo-ansi-six", 0),
+        ("pass-topo-dgx1-soc", 0),
+        ("pass-topo-four-sncs", 0),
+    ] {
+        let matrix = parse(&field(name)).unwrap_or_else(|faults| panic!("{name}: {faults}"));
+        assert!(devices == 0 || matrix.devices() == devices, "{name}: {} devices", matrix.devices());
+    }
+    let glued = parse(&field("topo-glued-header")).unwrap();
+    assert_eq!(glued.gpus[1].cpus.as_ref().map(ToString::to_string).as_deref(), Some("28-55"));
+    let faults = parse(&field("topo-p2p-alone")).unwrap_err().to_string();
+    assert!(faults.contains("nvidia-smi topo -p2p") && faults.lines().count() == 1, "{faults}");
+}
+
+/// Where rates tie because models and NICs are unknown, the nearer set wins.
+#[test]
+fn ties_go_to_the_nearest_gpus_and_nics() {
+    let best = |name: &str, gpus: u8| {
+        let status = imported_from_the_field(name).topology.status.unwrap();
+        let shape = Shape::new(&crate::report::devices(&status).unwrap().devices);
+        let set = shape.best_set(shape.all(), gpus, None).unwrap();
+        (0..shape.gpus).filter(|gpu| set & 1 << gpu != 0).collect::<Vec<_>>()
+    };
+    assert_eq!(best("topo-best-crosses-sockets", 2), [1, 2]);
+    assert_eq!(best("topo-best-crosses-sockets", 4), [1, 2, 3, 4]);
+    assert_eq!(best("topo-best-ignores-near-nic", 1), [2]);
+    assert_eq!(best("topo-best-ignores-near-nic", 2), [2, 3]);
+    let sources = imported_from_the_field("topo-best-ignores-near-nic").topology.status.unwrap().sources;
+    let says =
+        |source: &FactSource| source.message.as_ref().is_some_and(|line| line.contains("assumed to be 10 Gbit/s"));
+    assert!(sources.iter().any(says), "{sources:#?}");
 }

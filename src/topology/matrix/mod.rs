@@ -303,7 +303,7 @@ fn assemble(
 fn gpu(index: u32, table: &Table<'_>, row: Option<&Row<'_>>, faults: &mut Vec<MatrixFault>) -> Gpu {
     let mut gpu = Gpu { index, ..Gpu::default() };
     let Some(row) = row else { return gpu };
-    for (affinity, word) in table.affinities.iter().zip(row.words.iter().skip(table.columns.len())) {
+    for (affinity, word) in values(table, row) {
         if *word == "N/A" {
             continue;
         }
@@ -320,6 +320,24 @@ fn gpu(index: u32, table: &Table<'_>, row: Option<&Row<'_>>, faults: &mut Vec<Ma
         }
     }
     gpu
+}
+
+/// The values next to the cells. Where one is blank, the terminal column tells which: a container
+/// without CPUs near a GPU has no CPU list.
+fn values<'t>(table: &'t Table<'_>, row: &'t Row<'_>) -> Vec<(&'t Affinity, &'t &'t str)> {
+    let width = table.columns.len();
+    let words = row.words.iter().skip(width);
+    let count = table.affinities.len();
+    let full = |row: &&Row<'_>| gpu_index(row.label).is_some() && row.words.len() == width + count;
+    let Some(full) = table.rows.iter().find(full).filter(|_| words.len() < count) else {
+        return table.affinities.iter().zip(words).collect();
+    };
+    let columns = row.columns.iter().skip(width);
+    let nearest = |column: usize| {
+        let distance = |index: &usize| full.columns[width + index].abs_diff(column);
+        (0..count).min_by_key(distance).unwrap_or_default()
+    };
+    words.zip(columns).map(|(word, column)| (&table.affinities[nearest(*column)], word)).collect()
 }
 
 /// The NICs with their names from the legend.

@@ -25,6 +25,16 @@ pub(super) struct Row<'a> {
     pub line: usize,
     /// Everything after the label.
     pub words: Vec<&'a str>,
+    /// Terminal column at which each word begins.
+    pub columns: Vec<usize>,
+}
+
+impl<'a> Row<'a> {
+    /// Adds a word of this line.
+    fn push(&mut self, word: &'a str, line: &str) {
+        self.words.push(word);
+        self.columns.push(column(line, word));
+    }
 }
 
 /// A line `NIC0: mlx5_0` of the legend.
@@ -103,13 +113,15 @@ fn is_header(words: &[&str]) -> bool {
     let Some((first, rest)) = words.split_first() else { return false };
     let begins_cells = rest.first().is_some_and(|word| is_cell(word) || is_list(word));
     let is_label = |word: &&str| word.ends_with(|c: char| c.is_ascii_digit());
-    is_numbered(first) && !begins_cells && (rest.contains(&"Affinity") || rest.iter().all(is_label))
+    let is_alone = rest.is_empty() && gpu_index(first).is_none();
+    is_numbered(first) && !is_alone && !begins_cells && (rest.contains(&"Affinity") || rest.iter().all(is_label))
 }
 
-/// Finds header, rows and legend; `None` if there is no header.
+/// Finds header, rows and legend; `None` if there is no matrix of path classes.
 pub(super) fn read<'a>(text: &'a str, faults: &mut Vec<MatrixFault>) -> Option<Table<'a>> {
-    let mut lines = text.lines().zip(1..).map(|(line, number)| (number, line.split_whitespace().collect::<Vec<_>>()));
-    let Some((header_line, mut header)) = lines.by_ref().find(|(_, words)| is_header(words)) else {
+    let words = |line: &'a str| line.split_whitespace().collect::<Vec<_>>();
+    let mut lines = text.lines().zip(1..).map(|(line, number)| (number, line, words(line)));
+    let Some((header_line, _, mut header)) = lines.by_ref().find(|(.., words)| is_header(words)) else {
         let expected = "the output of `nvidia-smi topo -m`, header included: GPU0 GPU1 NIC0 CPU Affinity NUMA Affinity";
         faults.push(Position::default().fault("no header", expected));
         return None;
@@ -119,7 +131,7 @@ pub(super) fn read<'a>(text: &'a str, faults: &mut Vec<MatrixFault>) -> Option<T
     let (mut columns, mut affinities) = columns(&header);
     // Whether the next line can continue the last row.
     let mut open = false;
-    for (line, words) in lines {
+    while let Some((line, text, words)) = lines.next() {
         let Some(first) = words.first() else { continue };
         if let [label, device] = words.as_slice()
             && let Some(label) = label.strip_suffix(':')
@@ -129,13 +141,20 @@ pub(super) fn read<'a>(text: &'a str, faults: &mut Vec<MatrixFault>) -> Option<T
             legend.push(Name { line, label, device });
             open = false;
         } else if is_header(&words) && !rows.is_empty() {
-            faults.push(Position::line(line).fault("a second header", "one matrix"));
+            // `nvidia-smi topo -p2p` prints a matrix of another kind.
+            let is_p2p = lines.find(|(.., words)| !words.is_empty()).is_some_and(|(.., words)| has_p2p(&words));
+            if !is_p2p {
+                faults.push(Position::line(line).fault("a second header", "one matrix"));
+            }
             break;
+        } else if !legend.is_empty() {
+            // The NIC legend is the last part of the output; what follows it is another text.
+            continue;
         } else if begins_row(&words, &columns) {
             for word in words {
                 match rows.last_mut() {
-                    Some(row) if row.line == line && !columns.contains(&word) => row.words.push(word),
-                    _ => rows.push(Row { label: word, line, words: Vec::new() }),
+                    Some(row) if row.line == line && !columns.contains(&word) => row.push(word, text),
+                    _ => rows.push(Row { label: word, line, words: Vec::new(), columns: Vec::new() }),
                 }
             }
             open = true;
@@ -147,13 +166,29 @@ pub(super) fn read<'a>(text: &'a str, faults: &mut Vec<MatrixFault>) -> Option<T
             let expected = columns.len() + if is_gpu { affinities.len() } else { 0 };
             open = row.words.len() < expected && (is_cell(first) || is_list(first));
             if open {
-                row.words.extend(words);
+                words.into_iter().for_each(|word| row.push(word, text));
             }
         } else {
             open = false;
         }
     }
+    if rows.iter().any(|row| has_p2p(&row.words)) {
+        let got = "the matrix of `nvidia-smi topo -p2p`, which says whether GPUs can reach each other";
+        faults.push(Position::line(header_line).fault(got, "that of `nvidia-smi topo -m`"));
+        return None;
+    }
     Some(Table { header_line, columns, affinities, rows, legend })
+}
+
+/// Whether a row has a cell of `nvidia-smi topo -p2p`: OK, or why GPUs cannot reach each other.
+fn has_p2p(words: &[&str]) -> bool {
+    words.iter().any(|word| ["OK", "CNS", "GNS", "TNS", "NS", "DR"].contains(word))
+}
+
+/// Terminal column at which a word of a line begins.
+fn column(line: &str, word: &str) -> usize {
+    let before = &line[..(word.as_ptr() as usize).saturating_sub(line.as_ptr() as usize).min(line.len())];
+    before.chars().fold(0, |column, c| if c == '\t' { (column / 8 + 1) * 8 } else { column + 1 })
 }
 
 /// A row begins with a column label. If its column is missing, it is still a row if cells follow.
@@ -168,6 +203,15 @@ fn columns<'a>(header: &[&'a str]) -> (Vec<&'a str>, Vec<Affinity>) {
     let (mut labels, mut affinities) = (Vec::new(), Vec::new());
     let mut rest = header;
     while let Some((first, others)) = rest.split_first() {
+        // Tools that align the columns themselves print NIC11CPU Affinity where the label is long.
+        if let Some(label) = first.strip_suffix("CPU").filter(|label| is_numbered(label))
+            && others.first() == Some(&"Affinity")
+        {
+            labels.push(label);
+            affinities.push(Affinity::Cpus);
+            rest = &others[1..];
+            continue;
+        }
         let begins = |title: &Affinity| title.title().split(' ').zip(rest).all(|(word, got)| word == *got);
         match Affinity::ALL.into_iter().find(begins) {
             Some(title) => {

@@ -11,8 +11,16 @@ use std::collections::BTreeMap;
 /// reader.
 pub fn check(document: &Document) -> Findings {
     let mut findings = Findings::default();
+    if let Some(graphs) = document.outermost().map(|at| &document.elements[at]).find(|element| element.tag == "graphs")
+    {
+        let fix =
+            "leave it to NCCL_GRAPH_FILE: it pins rings and fits one number of GPUs; a topology file has a <system>";
+        findings.add(&Rule::SYSTEM, Some(graphs.line), "a graph file, <graphs>", fix);
+        return findings;
+    }
     system(document, &mut findings);
     sizes(document, &mut findings);
+    let is_alone = document.all("cpu").count() == 1;
     let has_devices = document.elements.iter().any(|element| ["gpu", "nic"].contains(&element.tag.as_str()));
     let mut bus_ids: BTreeMap<&str, u32> = BTreeMap::new();
     for (position, element) in document.elements.iter().enumerate() {
@@ -20,7 +28,7 @@ pub fn check(document: &Document) -> Findings {
             continue;
         }
         match element.tag.as_str() {
-            "cpu" => cpu(element, has_devices, &mut findings),
+            "cpu" => cpu(element, is_alone, has_devices, &mut findings),
             "pci" => {
                 pci(document, position, &mut findings);
                 let bus_id = element.get("busid").unwrap_or_default();
@@ -112,7 +120,7 @@ fn place(document: &Document, position: usize, findings: &mut Findings) -> bool 
     true
 }
 
-fn cpu(element: &Element, has_devices: bool, findings: &mut Findings) {
+fn cpu(element: &Element, is_alone: bool, has_devices: bool, findings: &mut Findings) {
     let line = Some(element.line);
     match element.get("numaid") {
         Some(id) if number(id).is_some() => {}
@@ -125,7 +133,12 @@ fn cpu(element: &Element, has_devices: bool, findings: &mut Findings) {
     let is_known = |known: &[&str], got: &str| known.iter().any(|word| got.starts_with(word));
     let arch = element.get("arch");
     match arch {
-        None => findings.add(&Rule::CPU, line, "a <cpu> without arch", format!("arch= one of {}", words.join(", "))),
+        // The devices of the only CPU are always used.
+        None if is_alone => {}
+        None => {
+            let fix = format!("arch= one of {}", words.join(", "));
+            findings.add(&Rule::UNUSED_CPU, line, "a <cpu> without arch", fix);
+        }
         Some(got) if !is_known(&words, got) => {
             let meant =
                 ARCHITECTURES.iter().find(|(_, uname)| *uname == got).map(|(word, _)| format!("arch=\"{word}\""));
@@ -137,8 +150,10 @@ fn cpu(element: &Element, has_devices: bool, findings: &mut Findings) {
     // Without an architecture, only x86 needs more attributes, and x86 is the usual case.
     if arch.is_none_or(|arch| arch.starts_with("x86_64")) {
         match element.get("vendor") {
+            None if is_alone => {}
             None => {
-                findings.add(&Rule::CPU, line, "a <cpu> without vendor", "vendor=\"GenuineIntel\" or \"AuthenticAMD\"")
+                let fix = "vendor=\"GenuineIntel\" or \"AuthenticAMD\"";
+                findings.add(&Rule::UNUSED_CPU, line, "a <cpu> without vendor", fix);
             }
             Some(got) if !is_known(&VENDORS, got) => {
                 findings.add(

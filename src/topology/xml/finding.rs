@@ -101,8 +101,11 @@ rules! {
         "an attribute that no release of NCCL reads"
         "it does nothing"
     CPU "cpu" Error
-        "a `<cpu>` without a NUMA node, instruction set or vendor, or half of its model"
-        "NCCL fills in what is missing only for CPUs whose devices the job uses; for the others it stops: `Attribute arch of node cpu not found`"
+        "a `<cpu>` without a NUMA node, or with half of its model"
+        "NCCL stops at an attribute that it needs and does not find: `Attribute numaid of node cpu not found`"
+    UNUSED_CPU "unused-cpu" Warning
+        "several `<cpu>`, one of them without instruction set or vendor"
+        "NCCL fills in both for CPUs whose devices the job uses; up to 2.21 it stops at the others: `Attribute arch of node cpu not found`"
     CPU_WORD "cpu-word" Error
         "an instruction set or vendor in other words than NCCL's"
         "NCCL takes the way between CPUs that it does not know for free (5000 GB/s)"

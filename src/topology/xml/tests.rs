@@ -326,3 +326,14 @@ fn the_table_of_rules_in_the_documentation() {
     }
     assert_eq!(text.lines().filter(|line| line.starts_with("| `")).count(), Rule::ALL.len());
 }
+
+#[test]
+fn files_from_the_field() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/field");
+    let found = |name: &str| found(&std::fs::read_to_string(format!("{folder}/{name}.txt")).unwrap(), None);
+    let graph = found("xml-graph-file");
+    assert!(graph.len() == 1 && graph[0].contains("NCCL_GRAPH_FILE"), "{graph:#?}");
+    assert_eq!(found("xml-one-cpu-without-arch"), [""; 0]);
+    let two = found("xml-two-cpus-without-arch");
+    assert!(two.len() == 2 && two.iter().all(|finding| finding.contains("warning unused-cpu")), "{two:#?}");
+}

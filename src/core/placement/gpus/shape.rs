@@ -32,6 +32,8 @@ pub struct Shape {
     /// How well each set still splits into good pairs, quads and octets: a sum in millionths of the
     /// whole node.
     packing: Vec<u64>,
+    /// Distance of each set over PCIe: between its GPUs, and from each to its nearest NIC.
+    distance: Vec<u32>,
     /// Rank of each GPU when the node's GPUs are ordered by rail.
     order: Vec<u8>,
 }
@@ -58,6 +60,7 @@ impl Shape {
             injection,
             switch_rate,
             packing,
+            distance: distances(devices),
             order,
         }
     }
@@ -109,11 +112,11 @@ impl Shape {
     }
 
     /// Best set of `gpus` free GPUs for a gang of this spread. Tie-break: the set that fragments
-    /// the node least.
+    /// the node least, then the one whose GPUs and NICs are nearest to each other.
     pub fn best_set(&self, free: u32, gpus: u8, level: Option<Level>) -> Option<u32> {
         let key = |set: &u32| {
             let value = self.value(*set, level, MinLink::System);
-            (value, self.ring[*set as usize], self.packing_score(free, *set), u32::MAX - set)
+            (value, self.ring[*set as usize], self.packing_score(free, *set), self.nearness(*set), u32::MAX - set)
         };
         subsets(free & self.all(), gpus).max_by_key(key)
     }
@@ -122,6 +125,12 @@ impl Shape {
     /// whole, either inside or outside the set.
     pub fn packing_score(&self, free: u32, taken: u32) -> u64 {
         10 * self.packing[(free & !taken) as usize] + 9 * self.packing[taken as usize]
+    }
+
+    /// Higher the nearer the GPUs of a set are to each other and to NICs. It decides between sets of
+    /// equal bandwidth: rates of unknown devices are assumptions, the classes of paths are not.
+    pub fn nearness(&self, mask: u32) -> u32 {
+        u32::MAX - self.distance[mask as usize]
     }
 
     /// GPUs of a set in rail order, which is local rank order.
@@ -147,6 +156,25 @@ pub fn subsets(mask: u32, gpus: u8) -> impl Iterator<Item = u32> {
         (ripple | tail < 1 << count).then_some(ripple | tail)
     })
     .map(move |chosen| spread(chosen as u32))
+}
+
+/// For every set, its farthest path class, then the sum of all classes.
+fn distances(devices: &Devices) -> Vec<u32> {
+    /// More than the sum over the pairs and NICs of [`MAX_GPUS`] GPUs.
+    const FARTHEST: u32 = 10_000;
+    let mut sums = vec![(0_u32, 0_u32); 1 << devices.gpus.len()];
+    for mask in 1..sums.len() {
+        let (gpu, rest) = (mask.trailing_zeros() as usize, mask & (mask - 1));
+        let nics = (0..devices.nics.len()).map(|nic| devices.nic_path(gpu, nic) as u32);
+        let (mut worst, mut sum) = sums[rest];
+        sum += nics.min().unwrap_or(0);
+        for other in ring::bits(rest as u32) {
+            let class = devices.gpu_path(gpu, other) as u32;
+            (worst, sum) = (worst.max(class), sum + class);
+        }
+        sums[mask] = (worst, sum);
+    }
+    sums.into_iter().map(|(worst, sum)| worst * FARTHEST + sum).collect()
 }
 
 /// For every set, the best total value of disjoint pairs, of disjoint quads and (up to 8 GPUs) of

@@ -11,7 +11,12 @@ pub(super) fn check(context: &Context<'_>, variable: &Variable, found: &mut Find
     if is_interface_list(&variable.name) {
         if value.starts_with(['=', '^']) {
             let why = "this variable takes full names of interfaces: `=` and `^` are signs of NCCL's lists only";
-            let fix = format!("write {}={}", variable.name, value.trim_start_matches(['=', '^']));
+            // Users who write `^lo` mean every interface but lo, so the name alone would be wrong.
+            let fix = if value.contains('^') {
+                format!("delete {}, or name the interface of the nodes' default route", variable.name)
+            } else {
+                format!("write {}={}", variable.name, value.trim_start_matches('='))
+            };
             return found.add("interface-form", Severity::Error, &variable.path, Message::of(variable, why, fix));
         }
         return interface(context, variable, &List::of_names(value), found);
@@ -27,7 +32,9 @@ pub(super) fn check(context: &Context<'_>, variable: &Variable, found: &mut Find
         }
         // `mlx5` means all devices of a driver, but `mlx5_1` means a single one.
         Some(Form::Adapters) => {
-            prefix(variable, &List::parse(value), |head| head.ends_with('_'), Severity::Warning, found);
+            let list = List::parse(value);
+            prefix(variable, &list, |head| head.ends_with('_'), Severity::Warning, found);
+            adapter(variable, &list, found);
         }
         _ => {}
     }
@@ -45,6 +52,24 @@ fn prefix(variable: &Variable, list: &List<'_>, ends: fn(&str) -> bool, severity
     let why = format!("without `=` names are beginnings: {name} also matches {name}0 to {name}9 where a node has them");
     let fix = format!("write {}={sign}{}", variable.name, variable.text().unwrap_or_default().trim_start_matches('^'));
     found.add("prefix-match", severity, &variable.path, Message::of(variable, why, fix).link(GUIDE));
+}
+
+/// Finds the name of an interface in a list of RDMA devices.
+fn adapter(variable: &Variable, list: &List<'_>, found: &mut Findings) {
+    let Some(name) = list.names().find(|name| is_interface(name)).filter(|_| !list.is_excluding) else { return };
+    let why = format!(
+        "{name} is an interface; RDMA devices are called mlx5_0 or the like, so it matches none and NCCL uses TCP"
+    );
+    let fix = format!("delete {}, or write the name that `ibv_devices` prints", variable.name);
+    found.add("interface", Severity::Warning, &variable.path, Message::of(variable, why, fix).link(GUIDE));
+}
+
+/// Whether this is the kernel's or systemd's name of a network interface, or a bond. RDMA devices
+/// can have names such as `ibp12s0` as well.
+fn is_interface(name: &str) -> bool {
+    let has_number =
+        |prefix: &&str| name.strip_prefix(*prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    name == "lo" || ["eth", "ib", "bond", "eno", "ens", "enp", "enP"].iter().any(has_number)
 }
 
 fn interface(context: &Context<'_>, variable: &Variable, list: &List<'_>, found: &mut Findings) {

@@ -11,6 +11,8 @@ mod lines;
 use super::path::Path;
 use super::view::{Container, Group, Variable, Workload};
 use super::{Finding, Options, Severity};
+use crate::variables::nccl::PREFIX;
+use crate::variables::{is_of_google_profile, is_visible_devices};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rule {
@@ -29,7 +31,7 @@ const fn rule(id: &'static str, severity: Severity, finds: &'static str) -> Rule
 use Severity::{Error, Note, Warning};
 
 /// All rules, in the order of docs/lint.md.
-pub const RULES: [Rule; 19] = [
+pub const RULES: [Rule; 21] = [
     rule(
         "debug-setting",
         Warning,
@@ -67,6 +69,8 @@ pub const RULES: [Rule; 19] = [
     rule("not-text", Error, "a value that is no text in YAML: the API server refuses it"),
     rule("too-long", Error, "a value of more than 1023 characters, where NCCL cuts lines of nccl.conf"),
     rule("duplicate-name", Error, "a variable that is set twice in one list: the last one counts"),
+    rule("duplicate-key", Warning, "a key that a mapping has twice: most YAML readers use the last one"),
+    rule("vendor-profile", Note, "a vendor's profile that sets NCCL's variables together and checks them"),
     rule(
         "host-access",
         Warning,
@@ -117,6 +121,13 @@ impl Message {
     }
 }
 
+/// `vendor-profile`.
+fn vendor_profile(variable: &Variable, found: &mut Findings) {
+    let why = "GPUDirect-TCPXO's profile sets NCCL's variables together, and its checker ends jobs in which one of them differs";
+    let fix = "leave NCCL's variables as the profile sets them, and update them with it";
+    found.add("vendor-profile", Severity::Note, &variable.path, Message::of(variable, why, fix));
+}
+
 /// Runs all rules on a workload.
 pub(super) fn findings(workload: &Workload, options: Options) -> Vec<Finding> {
     let mut found = Findings::default();
@@ -124,9 +135,15 @@ pub(super) fn findings(workload: &Workload, options: Options) -> Vec<Finding> {
         access::check(workload, group, &mut found);
         for container in &group.containers {
             let context = Context { workload, group, container, options };
+            let profile = container.variables.iter().find(|variable| is_of_google_profile(&variable.name));
+            if let Some(variable) = profile {
+                vendor_profile(variable, &mut found);
+            }
             for variable in &container.variables {
                 lines::check(variable, &mut found);
-                if lines::is_usable(variable) {
+                let is_owned =
+                    profile.is_some() && (variable.name.starts_with(PREFIX) || is_visible_devices(&variable.name));
+                if lines::is_usable(variable) && !is_owned {
                     debugging::check(variable, &mut found);
                     keys::check(&context, variable, &mut found);
                     interfaces::check(&context, variable, &mut found);

@@ -2,7 +2,7 @@
 
 use super::{KnownError, Role, XID_PAGE};
 
-pub(super) const KNOWN: [KnownError; 13] = [
+pub(super) const KNOWN: [KnownError; 14] = [
     KnownError {
         id: "gpu-out-of-memory",
         says: "PyTorch, CUDA, XLA",
@@ -179,6 +179,23 @@ pub(super) const KNOWN: [KnownError; 13] = [
         look: &["architectures of the build (torch.cuda.get_arch_list()) against the GPU's compute capability"],
         told_by: "preflight check 23",
         link: "",
+    },
+    KnownError {
+        id: "peer-access",
+        says: "CUDA (217), NCCL",
+        role: Role::Cause,
+        texts: &[
+            &["peer access is not supported between these two devices"],
+            &["cudaErrorPeerAccessUnsupported"],
+            &["CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"],
+        ],
+        means: "two GPUs cannot reach each other's memory",
+        look: &[
+            "NCCL_P2P_DISABLE=1 proves it: NCCL then copies through host memory",
+            "consumer GPUs, MIG, an IOMMU or ACS between them, or a container that has only one of the two",
+        ],
+        told_by: "",
+        link: super::NCCL_PAGE,
     },
     KnownError {
         id: "gpu-program-fault",

@@ -5,9 +5,16 @@ use super::{KnownError, Role};
 pub(super) const KNOWN: [KnownError; 9] = [
     KnownError {
         id: "out-of-memory",
-        says: "kernel, Kubernetes",
+        says: "kernel, Kubernetes, Slurm",
         role: Role::Cause,
-        texts: &[&["Out of memory: Killed process"], &["Memory cgroup out of memory"], &["oom-kill:"], &["OOMKilled"]],
+        texts: &[
+            &["Out of memory: Killed process"],
+            &["Memory cgroup out of memory"],
+            &["oom-kill:"],
+            &["OOMKilled"],
+            &["oom_kill event"],
+            &["have been OOM Killed"],
+        ],
         means: "the host memory of the machine or of the container was full, and the kernel ended the process",
         look: &[
             "the memory limit of the container against the peak of its ranks (an emptyDir of medium Memory counts too)",
@@ -60,6 +67,7 @@ pub(super) const KNOWN: [KnownError; 9] = [
         texts: &[
             &["failed to extend /dev/shm"],
             &["Error while creating shared memory segment"],
+            &["posix_fallocate failed", "No space left on device"],
             &["insufficient shared memory (shm)"],
             &["/dev/shm", "No space left on device"],
             &["Signal 7 (SIGBUS)"],

@@ -2,7 +2,7 @@
 
 use super::{KnownError, NCCL_PAGE, Role};
 
-pub(super) const KNOWN: [KnownError; 22] = [
+pub(super) const KNOWN: [KnownError; 28] = [
     KnownError {
         id: "nccl-no-interface",
         says: "NCCL",
@@ -69,10 +69,8 @@ pub(super) const KNOWN: [KnownError; 22] = [
         texts: &[
             &["ibv_modify_qp", "No data available"],
             &["ibv_modify_qp", "Invalid argument"],
-            &["ibv_modify_qp", "Connection timed out"],
             &["ibv_modify_qp", "Network is unreachable"],
             &["ibv_modify_qp", "errno 61"],
-            &["ibv_modify_qp", "errno 110"],
             &["ibv_modify_qp", "errno 22"],
         ],
         means: "the queue pair cannot reach the peer: a wrong GID index, or a RoCE port without an address",
@@ -81,6 +79,20 @@ pub(super) const KNOWN: [KnownError; 22] = [
             "show_gids in the pod: a RoCE v2 GID of the same family on every node",
         ],
         told_by: "lint rule gid-index; preflight checks 3 and 6",
+        link: NCCL_PAGE,
+    },
+    KnownError {
+        id: "rdma-unreachable",
+        says: "NCCL",
+        role: Role::Cause,
+        texts: &[&["ibv_modify_qp", "Connection timed out"], &["ibv_modify_qp", "errno 110"]],
+        means: "this NIC cannot reach that one: the address of the remote GID was not resolved in time",
+        look: &[
+            "the two GIDs in the line: are they in networks that reach each other? On a fabric without links between rails set NCCL_CROSS_NIC=0",
+            "ARP or neighbour entries of the remote address on this interface, and the routes of both",
+            "then the GID index: delete NCCL_IB_GID_INDEX (NCCL since 2.21 finds it)",
+        ],
+        told_by: "preflight checks 3 and 6",
         link: NCCL_PAGE,
     },
     KnownError {
@@ -137,6 +149,29 @@ pub(super) const KNOWN: [KnownError; 22] = [
             "/var/run/nvidia-topologyd/virtualTopology.xml in virtual machines",
         ],
         told_by: "preflight check 19",
+        link: NCCL_PAGE,
+    },
+    KnownError {
+        id: "nccl-graph-file",
+        says: "NCCL",
+        role: Role::Cause,
+        texts: &[&["XML Import Channel", "not found"]],
+        means: "the file of NCCL_GRAPH_FILE names a GPU that this job does not have: it fits one number of GPUs only",
+        look: &["NCCL_GRAPH_FILE in the environment and in /etc/nccl.conf of the image: delete it"],
+        told_by: "lint rule debug-setting",
+        link: NCCL_PAGE,
+    },
+    KnownError {
+        id: "nccl-mismatched-collective",
+        says: "NCCL",
+        role: Role::Cause,
+        texts: &[&["Mismatched collective detected"]],
+        means: "ranks disagree about a collective: its order, size or type",
+        look: &[
+            "the rank in the line: does it run the same collectives in the same order, also where a branch depends on data?",
+            "NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=COLL prints the calls of every rank",
+        ],
+        told_by: "",
         link: NCCL_PAGE,
     },
     KnownError {
@@ -204,6 +239,19 @@ pub(super) const KNOWN: [KnownError; 22] = [
         link: "https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html",
     },
     KnownError {
+        id: "nccl-watchdog-stuck",
+        says: "PyTorch",
+        role: Role::Symptom,
+        texts: &[&["watchdog got stuck for"]],
+        means: "the watchdog thread of this rank hangs in CUDA or waits for the GIL; the fault is elsewhere",
+        look: &[
+            "what the process was doing (py-spy dump --native), and dmesg of its node for XID errors",
+            "whether another rank ended or hung before",
+        ],
+        told_by: "",
+        link: "https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html",
+    },
+    KnownError {
         id: "nccl-cuda-error",
         says: "NCCL",
         role: Role::Symptom,
@@ -245,7 +293,11 @@ pub(super) const KNOWN: [KnownError; 22] = [
         id: "nccl-internal-error",
         says: "NCCL",
         role: Role::Symptom,
-        texts: &[&["ncclInternalError"], &["NCCL", "Internal check failed"]],
+        texts: &[
+            &["ncclInternalError"],
+            &["NCCL", "Internal check failed"],
+            &["NCCL WARN Message truncated : received"],
+        ],
         means: "NCCL met what it did not expect, or ranks disagree about the job",
         look: &[
             "the lines \"NCCL WARN\" before it",
@@ -321,6 +373,32 @@ pub(super) const KNOWN: [KnownError; 22] = [
             "where there should be RDMA: does the pod ask for the resource (rdma/…, vpc.amazonaws.com/efa), and has the image libibverbs?",
         ],
         told_by: "preflight check 1",
+        link: NCCL_PAGE,
+    },
+    KnownError {
+        id: "efa-missing",
+        says: "aws-ofi-nccl",
+        role: Role::Remark,
+        texts: &[&["NET/OFI", "find any optimal provider"], &["aws-ofi-nccl initialization failed"]],
+        means: "the EFA plugin found no device in the container, and NCCL continues without it",
+        look: &[
+            "vpc.amazonaws.com/efa in the limits of the container that trains",
+            "`fi_info -p efa` in the container: libfabric with the efa provider in the image",
+        ],
+        told_by: "preflight check 1",
+        link: "",
+    },
+    KnownError {
+        id: "gpudirect-off",
+        says: "NCCL (NCCL_DEBUG=INFO)",
+        role: Role::Remark,
+        texts: &[&["GPU Direct RDMA Disabled for HCA"]],
+        means: "RDMA works, but NICs do not reach the memory of the GPUs: data takes a copy through host memory",
+        look: &[
+            "nvidia-peermem loaded, or DMA-BUF in driver and kernel",
+            "the way from GPU to NIC (`nvidia-smi topo -m`): beyond PXB NCCL does not use GPUDirect",
+        ],
+        told_by: "preflight check 10",
         link: NCCL_PAGE,
     },
 ];
