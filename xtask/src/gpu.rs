@@ -14,7 +14,7 @@ use std::process::Command;
 /// The probe, which runs everything, and the worker beside it, which it trains with.
 const PROGRAMS: [&str; 2] = ["gpu-probe", "switchyard-worker"];
 /// Pages of this repository that are in it.
-const PAGES: [&str; 2] = ["docs/gpu-probe.md", "LICENSE"];
+const PAGES: [&str; 2] = ["docs/dev/gpu-probe.md", "LICENSE"];
 /// The folder of launches that the tests of the kernels have recorded, beside the probe.
 const VECTORS: &str = "vectors";
 /// Tells the tests of the kernels where to record their launches.

@@ -338,6 +338,6 @@ fn the_page_shows_what_a_finding_looks_like() {
     let output = child::start("two_streams_that_use_the_same_bytes_need_an_event", false, &[]);
     let errors = String::from_utf8_lossy(&output.stderr);
     let line = errors.lines().find(|line| line.starts_with(PREFIX)).unwrap();
-    let page = include_str!("../../../../docs/gpu.md");
-    assert!(page.contains(line), "docs/gpu.md shows another finding than {line}");
+    let page = include_str!("../../../../docs/dev/gpu-testing.md");
+    assert!(page.contains(line), "docs/dev/gpu-testing.md shows another finding than {line}");
 }
