@@ -1,5 +1,6 @@
-//! Measured figures of the documents: `xtask/src/performance.md` with its holes filled from the result files becomes
-//! `docs/performance.md`, and `xtask/src/figures.md` the table in `README.md`.
+//! Fills the measured figures into the documents: `xtask/src/performance.md` becomes `docs/performance.md`,
+//! `xtask/src/experiments.md` becomes `docs/dev/experiments.md`, and `xtask/src/figures.md` becomes the table in
+//! `README.md`.
 //!
 //! A hole is `{{FILE | PATH | DECIMALS}}`, or `{{FILE | PATH | DECIMALS | xFACTOR}}` (or `/DIVISOR`), or `{{FILE | PATH}}` for a text. FILE is one of
 //! `docs/results` without `.json`. PATH names fields by dots: `cluster.0.placed` is the first of a list, `rows[case=gpt][threads=1].ratio` the
@@ -18,8 +19,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// The page with holes.
-const PAGE: &str = include_str!("performance.md");
+/// Pages with holes, and the files that they become.
+const PAGES: [(&str, &str); 2] = [
+    ("docs/performance.md", include_str!("performance.md")),
+    ("docs/dev/experiments.md", include_str!("experiments.md")),
+];
 /// The table of the README with holes, and what stands around it there.
 const TABLE: &str = include_str!("figures.md");
 const BEGIN: &str = "<!-- figures: generated from xtask/src/figures.md and docs/results by `cargo xtask gen` -->\n";
@@ -29,13 +33,14 @@ const END: &str = "<!-- end of the figures -->";
 ///
 /// # Errors
 /// A hole that no figure fits: the hole, and what is wrong with it. The README cannot be read, or has no place for the table.
-pub(crate) fn generated() -> Result<[(PathBuf, String); 2]> {
+pub(crate) fn generated() -> Result<Vec<(PathBuf, String)>> {
     let results = root().join("docs/results");
     let readme = fs::read_to_string(root().join("README.md")).context("README.md")?;
     let place = readme.split_once(BEGIN).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
     let (before, after) = place.with_context(|| format!("README.md: expected {BEGIN}and behind it {END}"))?;
     let readme = format!("{before}{BEGIN}{}{END}{after}", filled(TABLE, &results)?);
-    Ok([("docs/performance.md".into(), filled(PAGE, &results)?), ("README.md".into(), readme)])
+    let pages = PAGES.iter().map(|(path, text)| Ok((PathBuf::from(path), filled(text, &results)?)));
+    pages.chain([Ok(("README.md".into(), readme))]).collect()
 }
 
 /// A text with its holes filled from the files of a folder.

@@ -119,7 +119,7 @@ enum Command {
         #[command(subcommand)]
         what: gpu::What,
     },
-    /// Write what is generated: CRDs, parts of the chart, docs/api.md, docs/performance.md.
+    /// Write what is generated: CRDs, parts of the chart, docs/api.md, docs/performance.md and docs/dev/experiments.md.
     Gen,
     /// Measure, and write the result file to docs/results.
     Bench {
