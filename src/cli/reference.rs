@@ -1,4 +1,4 @@
-//! Committed output of the program: `docs/cli.md`, generated from the arguments, and the picture in README.md.
+//! Committed output of the program: `docs/cli.md`, generated from the arguments, and the picture of README.md.
 //!
 //! When a test here fails after an intended change: `INSTA_UPDATE=always cargo test -p switchyard-cli reference`, and commit the file.
 #![allow(clippy::unwrap_used)]
@@ -111,7 +111,7 @@ fn page() -> String {
     text
 }
 
-/// Commands that run without a subcommand, with their full names.
+/// Commands without a required subcommand, in the order of `--help`, by their words.
 fn leaves<'a>(command: &'a Command, before: &str, found: &mut Vec<(String, &'a Command)>) {
     for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
         let name = format!("{before}{}", sub.get_name());

@@ -1,6 +1,5 @@
-//! Fills the measured figures into the documents: `xtask/src/performance.md` becomes `docs/performance.md`,
-//! `xtask/src/experiments.md` becomes `docs/dev/experiments.md`, and `xtask/src/figures.md` becomes the table in
-//! `README.md`.
+//! Measured figures of the documents: `xtask/src/performance.md` with its holes filled from the result files becomes
+//! `docs/performance.md`, and `xtask/src/figures.md` the table in `README.md`.
 //!
 //! A hole is `{{FILE | PATH | DECIMALS}}`, or `{{FILE | PATH | DECIMALS | xFACTOR}}` (or `/DIVISOR`), or `{{FILE | PATH}}` for a text. FILE is one of
 //! `docs/results` without `.json`. PATH names fields by dots: `cluster.0.placed` is the first of a list, `rows[case=gpt][threads=1].ratio` the
