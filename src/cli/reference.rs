@@ -11,43 +11,76 @@ use clap::{Arg, Command, CommandFactory};
 use std::fmt::Write;
 use std::path::Path;
 
-/// An example of each command.
-const EXAMPLES: [(&str, &str); 27] = [
-    ("run", "switchyard run examples/gpt-source.yaml"),
-    ("report", "switchyard report runs/gpt-source-6669"),
-    ("plan", "switchyard plan examples/clusters/gpt-rack.yaml --snapshot examples/clusters/two-racks.json"),
-    ("whatif", "switchyard whatif --drain gpu-01 --snapshot examples/clusters/two-racks.json"),
+/// Commands in reading order by group, each with an example.
+const GROUPS: [(&str, &[(&str, &str)]); 5] = [
     (
-        "simulate",
-        "switchyard simulate --trace examples/clusters/jobs.csv --snapshot examples/clusters/two-racks.json --more-racks 1",
+        "Run and plan",
+        &[
+            ("run", "switchyard run examples/gpt-source.yaml"),
+            ("plan", "switchyard plan examples/clusters/gpt-rack.yaml --snapshot examples/clusters/two-racks.json"),
+            ("explain", "switchyard explain gpt-124m --snapshot examples/clusters/two-racks.json"),
+            ("whatif", "switchyard whatif --drain gpu-01 --snapshot examples/clusters/two-racks.json"),
+            (
+                "simulate",
+                "switchyard simulate --trace examples/clusters/jobs.csv --snapshot examples/clusters/two-racks.json --more-racks 1",
+            ),
+        ],
     ),
-    ("snapshot", "switchyard snapshot > cluster.yaml"),
-    ("topo", "switchyard topo --cluster --snapshot examples/clusters/two-racks.json"),
-    ("topo import", "switchyard topo import tests/fixtures/topo/f04-h200.txt --gpu-model H200 --nic-gbps 400"),
-    ("topo xml", "switchyard topo xml gpu-05 --snapshot examples/clusters/two-racks.json"),
-    ("lint", "switchyard lint examples/other/pytorchjob-with-mistakes.yaml"),
-    ("convert", "switchyard convert examples/other/pytorchjob.yaml"),
-    ("preflight", "switchyard preflight examples/clusters/gpt-rack.yaml --snapshot examples/clusters/two-racks.json"),
-    ("doctor", "switchyard doctor examples/logs"),
-    ("doctor gpu", "switchyard doctor gpu"),
-    ("doctor cluster", "switchyard doctor cluster"),
-    ("status", "switchyard status gpt-cluster --namespace team --watch"),
-    ("logs", "switchyard logs gpt-cluster --namespace team --rank 2"),
-    ("support-bundle", "switchyard support-bundle --namespace team"),
-    ("checkpoint list", "switchyard checkpoint list checkpoints/gpt"),
-    ("checkpoint verify", "switchyard checkpoint verify checkpoints/gpt --step 500"),
-    ("checkpoint export", "switchyard checkpoint export checkpoints/gpt --to model.safetensors"),
-    ("controller", "switchyard controller --leader-elect Disabled"),
-    ("crd", "switchyard crd | kubectl apply --server-side -f -"),
-    ("explain", "switchyard explain gpt-124m --snapshot examples/clusters/two-racks.json"),
-    ("completions", "switchyard completions bash"),
-    ("man", "switchyard man man"),
-    ("version", "switchyard version"),
+    (
+        "Follow a job",
+        &[
+            ("status", "switchyard status gpt-cluster --namespace team --watch"),
+            ("logs", "switchyard logs gpt-cluster --namespace team --rank 2"),
+            ("report", "switchyard report runs/gpt-source-6669"),
+            ("checkpoint list", "switchyard checkpoint list checkpoints/gpt"),
+            ("checkpoint verify", "switchyard checkpoint verify checkpoints/gpt --step 500"),
+            ("checkpoint export", "switchyard checkpoint export checkpoints/gpt --to model.safetensors"),
+        ],
+    ),
+    (
+        "Check and diagnose",
+        &[
+            (
+                "preflight",
+                "switchyard preflight examples/clusters/gpt-rack.yaml --snapshot examples/clusters/two-racks.json",
+            ),
+            ("lint", "switchyard lint examples/other/pytorchjob-with-mistakes.yaml"),
+            ("convert", "switchyard convert examples/other/pytorchjob.yaml"),
+            ("doctor", "switchyard doctor examples/logs"),
+            ("doctor gpu", "switchyard doctor gpu"),
+            ("doctor cluster", "switchyard doctor cluster"),
+            ("support-bundle", "switchyard support-bundle --namespace team"),
+        ],
+    ),
+    (
+        "Machines and clusters",
+        &[
+            ("topo", "switchyard topo --cluster --snapshot examples/clusters/two-racks.json"),
+            ("topo import", "switchyard topo import tests/fixtures/topo/f04-h200.txt --gpu-model H200 --nic-gbps 400"),
+            ("topo xml", "switchyard topo xml gpu-05 --snapshot examples/clusters/two-racks.json"),
+            ("snapshot", "switchyard snapshot > cluster.yaml"),
+            ("controller", "switchyard controller --leader-elect Disabled"),
+            ("crd", "switchyard crd | kubectl apply --server-side -f -"),
+        ],
+    ),
+    (
+        "The program itself",
+        &[
+            ("completions", "switchyard completions bash"),
+            ("man", "switchyard man man"),
+            ("version", "switchyard version"),
+        ],
+    ),
 ];
 
-const HEAD: &str = "# Commands\n\n<!-- generated from the program's arguments by `src/cli/reference.rs` -->\n\nEvery command of `switchyard`. \
-`switchyard COMMAND --help` says the same in a terminal, and `switchyard man FOLDER` writes manual pages. Results go to standard output; progress, \
-warnings and errors go to standard error. The node agent and the worker are programs of their own: [agent.md](agent.md), [trainjob.md](trainjob.md).\n";
+const HEAD: &str = "# Commands
+
+<!-- generated from the program's arguments by `src/cli/reference.rs` -->
+
+The commands of `switchyard`. `switchyard COMMAND --help` prints the same in a terminal, and `switchyard man FOLDER` writes \
+manual pages. Results go to standard output; progress, warnings and errors go to standard error. The node agent and the \
+worker are separate programs: [operations.md](operations.md), [engine.md](engine.md).
+";
 
 fn root() -> Command {
     let mut root = Cli::command().disable_help_subcommand(true);
@@ -60,14 +93,20 @@ fn page() -> String {
     let mut text = HEAD.to_owned();
     let mut commands = Vec::new();
     leaves(&root, "", &mut commands);
-    text.push_str("\n| command | what it does |\n|---|---|\n");
-    for (name, command) in &commands {
-        let _ = writeln!(text, "| [`{name}`](#switchyard-{}) | {} |", name.replace(' ', "-"), cell(&first(command)));
+    let about = |name: &str| commands.iter().find(|(known, _)| known == name).map(|(_, command)| *command);
+    for (group, examples) in GROUPS {
+        let _ = write!(text, "\n**{group}**\n\n| command | what it does |\n|---|---|\n");
+        for (name, _) in examples {
+            let first = about(name).map(first).unwrap_or_default();
+            let _ = writeln!(text, "| [`{name}`](#switchyard-{}) | {} |", name.replace(' ', "-"), cell(&first));
+        }
     }
     text.push_str("\n## Options of every command\n\n");
     table(root.get_arguments().filter(|arg| arg.is_global_set()), &mut text);
-    for (name, command) in &commands {
-        section(name, command, &mut text);
+    for (name, example) in GROUPS.iter().flat_map(|(_, examples)| *examples) {
+        if let Some(command) = about(name) {
+            section(name, command, example, &mut text);
+        }
     }
     let codes = root.get_after_long_help().unwrap().to_string();
     let _ = write!(text, "\n## Exit codes\n\n```text\n{}\n```\n", codes.trim_start_matches("Exit codes:\n"));
@@ -85,16 +124,14 @@ fn leaves<'a>(command: &'a Command, before: &str, found: &mut Vec<(String, &'a C
     }
 }
 
-fn section(name: &str, command: &Command, text: &mut String) {
+fn section(name: &str, command: &Command, example: &str, text: &mut String) {
     let about = command.get_long_about().or(command.get_about()).map(ToString::to_string).unwrap_or_default();
     let usage = command.clone().render_usage().to_string();
     let usage: Vec<&str> =
         usage.trim_start_matches("Usage:").lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let usage: Vec<String> = usage.iter().map(|line| format!("`{line}`")).collect();
     let _ = write!(text, "\n## switchyard {name}\n\n{}\n\nUsage: {}\n", sentence(&about), usage.join(", or "));
-    if let Some((_, example)) = EXAMPLES.iter().find(|(of, _)| *of == name) {
-        let _ = write!(text, "\nExample: `{example}`\n");
-    }
+    let _ = write!(text, "\nExample: `{example}`\n");
     let own: Vec<&Arg> = command.get_arguments().filter(|arg| !arg.is_global_set() && !is_help(arg)).collect();
     if !own.is_empty() {
         text.push('\n');
@@ -177,14 +214,17 @@ fn the_page_of_commands_is_that_of_the_program() {
 }
 
 #[test]
-fn every_command_has_an_example_that_it_takes() {
+fn every_command_has_a_group_and_an_example_that_it_takes() {
     let root = root();
     let mut commands = Vec::new();
     leaves(&root, "", &mut commands);
-    let known: Vec<&str> = commands.iter().map(|(name, _)| name.as_str()).collect();
-    let without: Vec<&&str> = known.iter().filter(|name| !EXAMPLES.iter().any(|(of, _)| of == *name)).collect();
-    assert!(without.is_empty(), "no example of {without:?}");
-    for (name, line) in EXAMPLES {
+    let mut known: Vec<&str> = commands.iter().map(|(name, _)| name.as_str()).collect();
+    let examples: Vec<&(&str, &str)> = GROUPS.iter().flat_map(|(_, examples)| *examples).collect();
+    let mut grouped: Vec<&str> = examples.iter().map(|(name, _)| *name).collect();
+    known.sort_unstable();
+    grouped.sort_unstable();
+    assert_eq!(grouped, known, "each command is in exactly one group");
+    for (name, line) in examples {
         let line = line.split([' ']).take_while(|word| ![">", "|"].contains(word));
         assert!(line.clone().skip(1).collect::<Vec<_>>().join(" ").starts_with(name), "{name}");
         let words: Vec<&str> = line.collect();

@@ -154,15 +154,17 @@ pub fn blocks(file: &str) -> Result<Vec<Block>> {
     Ok(blocks_in(file, &text))
 }
 
-/// The documents for users, by their paths in the repository.
+/// The documents for users and developers, by their paths in the repository.
 ///
 /// # Errors
 /// A folder cannot be read.
 pub fn documents() -> Result<Vec<String>> {
     let mut found = vec!["README.md".to_string(), "charts/switchyard/README.md".to_string()];
-    for entry in fs::read_dir(root().join("docs"))? {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        found.extend(name.ends_with(".md").then(|| format!("docs/{name}")));
+    for folder in ["docs", "docs/dev"] {
+        for entry in fs::read_dir(root().join(folder))? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            found.extend(name.ends_with(".md").then(|| format!("{folder}/{name}")));
+        }
     }
     for entry in fs::read_dir(root().join("examples"))? {
         let readme = format!("examples/{}/README.md", entry?.file_name().to_string_lossy());

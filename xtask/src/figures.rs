@@ -23,8 +23,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// Template of the page.
-const PAGE: &str = include_str!("performance.md");
+/// Page templates, and the files that they become.
+const PAGES: [(&str, &str); 2] = [
+    ("docs/performance.md", include_str!("performance.md")),
+    ("docs/dev/experiments.md", include_str!("experiments.md")),
+];
 /// Template of the README's table, and the markers around it.
 const TABLE: &str = include_str!("figures.md");
 const BEGIN: &str = "<!-- figures: generated from xtask/src/figures.md and docs/results by `cargo xtask gen` -->\n";
@@ -35,13 +38,14 @@ const END: &str = "<!-- end of the figures -->";
 /// # Errors
 /// A placeholder that cannot be filled, with the reason. The README cannot be read, or lacks the
 /// markers.
-pub(crate) fn generated() -> Result<[(PathBuf, String); 2]> {
+pub(crate) fn generated() -> Result<Vec<(PathBuf, String)>> {
     let results = root().join("docs/results");
     let readme = fs::read_to_string(root().join("README.md")).context("README.md")?;
     let place = readme.split_once(BEGIN).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
     let (before, after) = place.with_context(|| format!("README.md: expected {BEGIN}and behind it {END}"))?;
     let readme = format!("{before}{BEGIN}{}{END}{after}", fill(TABLE, &results)?);
-    Ok([("docs/performance.md".into(), fill(PAGE, &results)?), ("README.md".into(), readme)])
+    let pages = PAGES.iter().map(|(path, text)| Ok((PathBuf::from(path), fill(text, &results)?)));
+    pages.chain([Ok(("README.md".into(), readme))]).collect()
 }
 
 /// Fills the placeholders of a text from the files of a folder.

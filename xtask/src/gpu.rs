@@ -15,7 +15,7 @@ use std::process::Command;
 /// The probe, which runs everything, and the worker that it trains with.
 const PROGRAMS: [&str; 2] = ["gpu-probe", "switchyard-worker"];
 /// Pages included in the archive.
-const PAGES: [&str; 2] = ["docs/gpu-probe.md", "LICENSE"];
+const PAGES: [&str; 2] = ["docs/dev/gpu-probe.md", "LICENSE"];
 /// Folder, next to the probe, with the launches recorded by the kernel tests.
 const VECTORS: &str = "vectors";
 /// The variable that makes kernel tests record their launches, and where.

@@ -130,7 +130,8 @@ enum Command {
         #[command(subcommand)]
         what: gpu::GpuCommand,
     },
-    /// Write generated files: CRDs, parts of the chart, docs/api.md, docs/performance.md.
+    /// Write generated files: CRDs, parts of the chart, docs/api.md, docs/performance.md and
+    /// docs/dev/experiments.md.
     Gen,
     /// Run a benchmark and write its result file to docs/results.
     Bench {

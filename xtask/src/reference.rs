@@ -1,5 +1,4 @@
-//! Generates the API reference, `docs/api.md`: every field of the CRDs with its type, bounds,
-//! default and description.
+//! Generates the API reference, `docs/api.md`: every field of the CRDs with its type, constraints and meaning.
 
 use crate::workspace::crds;
 use anyhow::{Context, Result};
@@ -7,72 +6,111 @@ use serde_json::Value as Json;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-/// Field suffixes where Kubernetes' own schema begins, and the text that replaces it.
-const KUBERNETES_SCHEMAS: [(&str, &str); 2] = [
+/// Kinds in reading order.
+const KINDS: [&str; 3] = ["TrainJob", "PlacementSlice", "GPUTopology"];
+
+/// Fields whose schema is Kubernetes' own and documented there, and the text in its place.
+const FOREIGN: [(&str, &str); 2] = [
     (
-        "spec.template",
-        "A PodTemplateSpec of Kubernetes; `containers` may be left out, and what is given is merged by name with what Switchyard sets.",
+        "TrainJob.spec.template",
+        "A Kubernetes PodTemplateSpec. `containers` is optional; what you set is merged by name with what Switchyard sets.",
     ),
     (
-        "status.conditions",
+        "TrainJob.status.conditions",
         "Standard Kubernetes conditions; their types and reasons: [troubleshooting.md](troubleshooting.md).",
     ),
 ];
 
-const HEAD: &str = "# Fields of the API\n\n<!-- generated from the CRDs by `cargo xtask gen` -->\n\nEvery field of the three kinds in the group \
-`training.switchyard.dev`, version `v1alpha1`. `[]` is an item of a list, `*` a key of a map. Fields are optional unless *required*. A rule is the \
-message that the API server returns when it is broken. What the fields of `spec.engine` do: [trainjob.md](trainjob.md).\n";
+const HEAD: &str = "# API reference
 
-/// The generated file with its text.
+<!-- generated from the CRDs by `cargo xtask gen` -->
+
+The fields of the three kinds in the API group `training.switchyard.dev`, version `v1alpha1`. Each object has its own \
+table, required fields first. `[]` is an item of a list, `*` a key of a map. Rules are the messages that the API server \
+returns when they are broken. What the fields of `spec.engine` do: [engine.md](engine.md).
+";
+
+/// The file and its text.
 ///
 /// # Errors
-/// A CRD has no schema.
+/// A CRD has no kind or no schema.
 pub(crate) fn generated() -> Result<(PathBuf, String)> {
-    let mut text = HEAD.to_owned();
+    let mut kinds = Vec::new();
     for (_, crd) in crds()? {
         let crd: Json = serde_saphyr::from_str(&crd)?;
-        let kind = crd["spec"]["names"]["kind"].as_str().context("a CRD without a kind")?;
-        let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        let kind = crd["spec"]["names"]["kind"].as_str().context("a CRD without a kind")?.to_owned();
+        let schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone();
         anyhow::ensure!(schema["properties"].is_object(), "{kind} has no schema");
+        kinds.push((kind, schema));
+    }
+    kinds.sort_by_key(|(kind, _)| KINDS.iter().position(|known| known == kind).unwrap_or(KINDS.len()));
+    let mut text = HEAD.to_owned();
+    for (kind, schema) in &kinds {
         let _ = write!(text, "\n## {kind}\n\n{}\n", sentence(schema));
         for part in ["spec", "status"] {
-            let fields = &schema["properties"][part];
-            if fields["properties"].is_object() {
-                let _ = write!(text, "\n### {kind}: {part}\n\n| field | type | meaning |\n|---|---|---|\n");
-                rows(part, fields, &mut text);
-            }
+            object(&format!("{kind}.{part}"), &schema["properties"][part], &mut text);
         }
     }
     Ok((PathBuf::from("docs/api.md"), text))
 }
 
-/// Adds a row for each field below `path`, in name order.
-fn rows(path: &str, schema: &Json, text: &mut String) {
-    let required: Vec<&str> = schema["required"].as_array().into_iter().flatten().filter_map(Json::as_str).collect();
-    for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+/// Writes the rules and the field table of an object, then the objects in it. Writes nothing for other types.
+fn object(path: &str, schema: &Json, text: &mut String) {
+    let fields = fields(schema);
+    if fields.is_empty() {
+        return;
+    }
+    let _ = writeln!(text, "\n### {path}\n");
+    let rules: Vec<String> = self::rules(schema).iter().map(|rule| format!("- {rule}\n")).collect();
+    if !rules.is_empty() {
+        let _ = writeln!(text, "Rules:\n\n{}", rules.concat());
+    }
+    text.push_str("| field | type | constraints | meaning |\n|---|---|---|---|\n");
+    let mut inner_objects = Vec::new();
+    for (name, field, is_required) in fields {
         let full = format!("{path}.{name}");
-        let others = KUBERNETES_SCHEMAS.iter().find(|(end, _)| *end == full).map(|(_, words)| *words);
-        let mut meaning = others.map_or_else(|| sentence(field), str::to_owned);
-        if required.contains(&name.as_str()) {
-            meaning.insert_str(0, "*Required.* ");
-        }
-        for part in [bounds(field), default(field), rules(field)].into_iter().flatten() {
-            let _ = write!(meaning, " {part}");
-        }
-        let _ = writeln!(text, "| `{full}` | {} | {} |", kind(field), meaning.trim());
-        if others.is_some() {
-            continue;
-        }
+        let foreign = FOREIGN.iter().find(|(end, _)| *end == full).map(|(_, words)| *words);
         let (below, inner) = match field["type"].as_str() {
             Some("array") => (format!("{full}[]"), &field["items"]),
             _ if field["additionalProperties"].is_object() => (format!("{full}.*"), &field["additionalProperties"]),
             _ => (full, field),
         };
-        rows(&below, inner, text);
+        let has_table = foreign.is_none() && inner["properties"].is_object();
+        let name = if has_table { format!("[`{name}`](#{})", anchor(&below)) } else { format!("`{name}`") };
+        let mut constraints: Vec<String> = is_required.then(|| "required".to_owned()).into_iter().collect();
+        constraints.extend(bounds(field));
+        constraints.extend(default(field));
+        // The rules of an object are above its table.
+        if !(has_table && std::ptr::eq(inner, field)) {
+            constraints.extend(self::rules(field));
+        }
+        let meaning = foreign.map_or_else(|| sentence(field), str::to_owned);
+        let _ = writeln!(text, "| {name} | {} | {} | {meaning} |", kind(field), constraints.join("; "));
+        if has_table {
+            inner_objects.push((below, inner));
+        }
+    }
+    for (path, schema) in inner_objects {
+        object(&path, schema, text);
     }
 }
 
-/// The type as text.
+/// Fields of an object by name, required ones first.
+fn fields(schema: &Json) -> Vec<(&str, &Json, bool)> {
+    let required: Vec<&str> = schema["required"].as_array().into_iter().flatten().filter_map(Json::as_str).collect();
+    let all = schema["properties"].as_object().into_iter().flatten();
+    let mut fields: Vec<_> =
+        all.map(|(name, field)| (name.as_str(), field, required.contains(&name.as_str()))).collect();
+    fields.sort_by_key(|(_, _, is_required)| !is_required);
+    fields
+}
+
+/// The link target that GitHub gives a heading.
+fn anchor(heading: &str) -> String {
+    heading.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_lowercase()
+}
+
+/// Name of a field's type.
 fn kind(field: &Json) -> String {
     if let Some(words) = field["enum"].as_array() {
         let words: Vec<String> = words.iter().filter_map(Json::as_str).map(|word| format!("`{word}`")).collect();
@@ -92,44 +130,41 @@ fn kind(field: &Json) -> String {
     }
 }
 
-/// The description on one line.
+/// Description of a field, on one line.
 fn sentence(field: &Json) -> String {
     let text = field["description"].as_str().unwrap_or_default();
     text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
 }
 
-/// Minimum and maximum.
-fn bounds(field: &Json) -> Option<String> {
+/// Bounds of a field's value, length or number of items.
+fn bounds(field: &Json) -> Vec<String> {
     let pairs =
         [("minimum", "maximum", ""), ("minLength", "maxLength", " characters"), ("minItems", "maxItems", " items")];
     let parts = pairs.iter().filter_map(|(least, most, unit)| match (&field[*least], &field[*most]) {
         (Json::Null, Json::Null) => None,
-        (least, Json::Null) => Some(format!("At least {}{unit}.", number(least))),
-        (Json::Null, most) => Some(format!("At most {}{unit}.", number(most))),
-        (least, most) => Some(format!("{} to {}{unit}.", number(least), number(most))),
+        (least, Json::Null) => Some(format!("at least {}{unit}", number(least))),
+        (Json::Null, most) => Some(format!("at most {}{unit}", number(most))),
+        (least, most) => Some(format!("{} to {}{unit}", number(least), number(most))),
     });
-    let all: Vec<String> = parts.collect();
-    (!all.is_empty()).then(|| all.join(" "))
+    parts.collect()
 }
 
-/// Formats a bound. All bounds are whole numbers, but the schema has them as floats.
+/// A bound. All are whole, but the schema's type stores floats.
 fn number(bound: &Json) -> String {
     bound.as_f64().map_or_else(|| bound.to_string(), |bound| bound.to_string())
 }
 
+/// Default of a field. Omitted for an object, whose fields have their own, and where the description explains it.
 fn default(field: &Json) -> Option<String> {
-    // An object's default repeats its fields' defaults; most descriptions mention theirs, some with
-    // a reason.
-    let is_said = sentence(field).contains("Default");
-    let value = Some(&field["default"]).filter(|value| !value.is_null() && !value.is_object() && !is_said)?;
-    Some(format!("Default `{}`.", value.as_str().map_or_else(|| value.to_string(), str::to_owned)))
+    let is_described = sentence(field).contains("Default");
+    let value = Some(&field["default"]).filter(|value| !value.is_null() && !value.is_object() && !is_described)?;
+    Some(format!("default `{}`", value.as_str().map_or_else(|| value.to_string(), str::to_owned)))
 }
 
-/// Messages of the field's validation rules.
-fn rules(field: &Json) -> Option<String> {
-    let rules = field["x-kubernetes-validations"].as_array()?;
-    let words: Vec<&str> = rules.iter().filter_map(|rule| rule["message"].as_str()).collect();
-    (!words.is_empty()).then(|| format!("Rules: {}.", words.join("; ").replace('|', "\\|")))
+/// Messages of the CEL rules of a field.
+fn rules(field: &Json) -> Vec<String> {
+    let rules = field["x-kubernetes-validations"].as_array().into_iter().flatten();
+    rules.filter_map(|rule| rule["message"].as_str()).map(|message| message.replace('|', "\\|")).collect()
 }
 
 #[cfg(test)]
@@ -137,18 +172,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reference_matches_the_crds() {
+    fn the_reference_is_that_of_the_crds() {
         let (path, text) = generated().unwrap();
         let committed = std::fs::read_to_string(crate::workspace::root().join(&path)).unwrap();
         assert!(committed == text, "{} differs: run `cargo xtask gen`", path.display());
-        for row in [
-            "| `spec.engine.steps` | integer |",
-            "| `spec.trainer.framework` | `Switchyard`",
-            "*Required.*",
-            "`status.gpus[].uuid`",
+        for part in [
+            "### TrainJob.spec.engine.optimizer\n",
+            "| `steps` | integer |",
+            "| `framework` | `Switchyard`",
+            "| required; ",
+            "### GPUTopology.status.gpus[].nvlinks\n",
         ] {
-            assert!(text.contains(row), "{row}");
+            assert!(text.contains(part), "{part}");
         }
+        for (name, line) in text.lines().filter_map(|line| Some((line.split_once("](#")?.1, line))) {
+            let anchor = name.split_once(')').map(|(anchor, _)| anchor).unwrap();
+            assert!(text.lines().any(|line| line.starts_with('#') && super::anchor(line) == anchor), "{line}");
+        }
+        assert!(text.find("## TrainJob") < text.find("## PlacementSlice"), "reading order");
         assert!(!text.contains("spec.template.spec"), "the schema of pods is documented by others");
     }
 }

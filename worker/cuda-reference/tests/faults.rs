@@ -91,8 +91,8 @@ fn reading_uninitialised_memory_is_reported() {
         "{found}"
     );
     assert!((96..128).contains(&found.thread), "{found}");
-    let page = include_str!("../../../docs/gpu.md");
-    assert!(page.contains(&found.to_string()), "docs/gpu.md shows a finding other than {found}");
+    let page = include_str!("../../../docs/dev/gpu-testing.md");
+    assert!(page.contains(&found.to_string()), "docs/dev/gpu-testing.md shows a finding other than {found}");
     let module = module();
     run(module, &Case("never_written", 1, 128, 128), 0).unwrap();
 }

@@ -10,7 +10,7 @@
 //!
 //! Every part runs in its own process with a time limit, so a library that crashes or hangs is an
 //! outcome like any other. CUDA is not linked, and a machine without a GPU is not an error
-//! ([docs/gpu-probe.md](../../../docs/gpu-probe.md)).
+//! ([docs/dev/gpu-probe.md](../../../docs/dev/gpu-probe.md)).
 #![forbid(unsafe_code)]
 
 mod child;

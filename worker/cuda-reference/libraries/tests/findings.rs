@@ -340,6 +340,6 @@ fn the_docs_show_a_real_finding() {
     let output = child::start("two_streams_using_the_same_bytes_need_an_event", false, &[]);
     let errors = String::from_utf8_lossy(&output.stderr);
     let line = errors.lines().find(|line| line.starts_with(PREFIX)).unwrap();
-    let page = include_str!("../../../../docs/gpu.md");
-    assert!(page.contains(line), "docs/gpu.md shows a finding other than {line}");
+    let page = include_str!("../../../../docs/dev/gpu-testing.md");
+    assert!(page.contains(line), "docs/dev/gpu-testing.md shows a finding other than {line}");
 }
