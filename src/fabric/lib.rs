@@ -4,7 +4,7 @@
 //! the chosen gang (reports, devices, pod) + profile ─> decide ─> decisions ─> conf (per node), env, status
 //! ```
 //!
-//! Three classes (`docs/fabric.md`): *Must*, without which the job breaks or falls back silently; *May*, which the system section of NCCL's guide
+//! Three classes (`docs/placement-and-fabric.md`): *Must*, without which the job breaks or falls back silently; *May*, which the system section of NCCL's guide
 //! allows to stay; *Never*, which is for debugging and is not set, with the reason. A user's own value always wins.
 //!
 //! [`variables`] knows the environment variables that people set, as tables; [`lint`] checks manifests against them without a cluster, and

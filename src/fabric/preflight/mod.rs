@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A check whose facts nobody reports is skipped with the reason; it is never counted as passed. Numbers and subjects are stable: messages
-//! of the doctor and the documentation name them (`docs/preflight.md`).
+//! of the doctor and the documentation name them (`docs/placement-and-fabric.md`).
 
 mod addresses;
 mod environment;

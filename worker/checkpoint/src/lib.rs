@@ -10,7 +10,7 @@
 //! - [`store`] writes, lists, verifies, restores and prunes.
 //! - [`export`](mod@export) writes one safetensors file for other programs.
 //!
-//! The format and its guarantees are described in `docs/checkpoints.md`.
+//! The format and its guarantees are described in `docs/dev/checkpoints.md`.
 #![forbid(unsafe_code)]
 
 pub mod disk;
