@@ -154,7 +154,7 @@ pub fn blocks(file: &str) -> Result<Vec<Block>> {
     Ok(blocks_in(file, &text))
 }
 
-/// The documents for users, by their paths in the repository.
+/// The documents for users and developers, by their paths in the repository.
 ///
 /// # Errors
 /// A folder cannot be read.
