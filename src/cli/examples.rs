@@ -66,7 +66,7 @@ fn every_other_framework_has_a_valid_example() {
     }
 }
 
-/// The example of docs/convert.md.
+/// The example of docs/frameworks.md.
 #[test]
 fn the_job_of_another_operator_is_converted() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/other/pytorchjob.yaml");

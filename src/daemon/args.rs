@@ -90,7 +90,7 @@ pub struct ControllerArgs {
     #[arg(long, value_name = "DRIVER", default_value = "gpu.nvidia.com")]
     pub gpu_driver: String,
 
-    /// File with the administrator's profile of the fabric (docs/fabric.md), which wins over the
+    /// File with the administrator's profile of the fabric (docs/placement-and-fabric.md), which wins over the
     /// built-in packs.
     #[arg(long, value_name = "FILE")]
     pub fabric_profile: Option<PathBuf>,

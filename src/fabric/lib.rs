@@ -4,7 +4,7 @@
 //! the chosen gang (reports, devices, pod) + profile ─> decide ─> decisions ─> conf (per node), env, status
 //! ```
 //!
-//! Every setting has a class (`docs/fabric.md`). *Must*: without it the job breaks or silently
+//! Every setting has a class (`docs/placement-and-fabric.md`). *Must*: without it the job breaks or silently
 //! falls back. *May*: the system section of NCCL's guide allows it to stay. *Never*: for debugging
 //! only; it is not set, and the reason is recorded. A user's own value always wins.
 //!

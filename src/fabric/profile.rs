@@ -222,7 +222,7 @@ impl Profile {
             field: "profile".into(),
             // The caller adds the prefix `error`.
             got: error.to_string().trim_start_matches("error: ").to_string(),
-            expected: "the fields of docs/fabric.md".into(),
+            expected: "the fields of docs/placement-and-fabric.md#packs-and-profiles".into(),
         };
         let mut profile: Profile = serde_saphyr::from_str(text).map_err(wrong)?;
         profile.check()?;

@@ -6,7 +6,7 @@
 //! | `local` | in a folder with the files of the repository; `local exit=1`: the last one ends with this code |
 //! | `plane` | on a real API server with nodes whose kubelet is ours |
 //! | `cluster` | on real nodes, page by page |
-//! | `job` | there too, while the job of docs/first-job.md is there |
+//! | `job` | there too, while the job of docs/first-job-on-a-laptop.md is there |
 //! | `build` | not at all, since they take minutes: they are commands of cargo, whose arguments are checked |
 //! | `other: REASON` | not at all, for this reason |
 //!
@@ -33,7 +33,7 @@ pub enum Class {
     Plane,
     /// On real nodes.
     Cluster,
-    /// On real nodes with the job of docs/first-job.md.
+    /// On real nodes with the job of docs/first-job-on-a-laptop.md.
     Job,
     /// Commands of cargo only.
     Build,

@@ -178,7 +178,7 @@ fn commands_of_cargo_are_such() -> Result<()> {
     Ok(())
 }
 
-/// docs/first-job.md, "Without real nodes": the commands as they stand there, but for the cluster itself, which is that of
+/// docs/first-job-on-a-laptop.md, "Without real nodes": the commands as they stand there, but for the cluster itself, which is that of
 /// `cargo xtask cluster up`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_first_job_page_leads_to_a_job_without_real_nodes() -> Result<()> {

@@ -7,7 +7,7 @@
 //!
 //! A check without the facts it needs is skipped with a reason, never counted as passed. Numbers
 //! and titles are stable, because messages of the doctor and the documentation refer to them
-//! (`docs/preflight.md`).
+//! (`docs/placement-and-fabric.md`).
 
 mod addresses;
 mod environment;

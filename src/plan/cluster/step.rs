@@ -245,7 +245,7 @@ fn held_by_others(pod: &PodView, by_claims: bool) -> Option<String> {
         // It says so in no event, only in the Workload.
         (Some(group), None) if by_claims && pod.waits_for_kueue() => format!(
             "waiting for Kueue to admit Workload {group}; the GPUs come by claims, and Kueue 0.18 and later admits no pods that name \
-             claims (docs/kueue.md)"
+             claims (docs/queueing.md#kueue)"
         ),
         (Some(_), Some(words)) if pod.waits_for_kueue() => format!("waiting for Kueue: {words}"),
         (Some(group), None) if pod.waits_for_kueue() => format!("waiting for Kueue to admit Workload {group}"),

@@ -124,7 +124,10 @@ fn settings<'a>(fabric: &'a FabricStatus, id: &str) -> impl Iterator<Item = Fact
 fn of_check(fabric: &FabricStatus, check: i32) -> Fact {
     let about = "check";
     let Some(preflight) = &fabric.preflight else {
-        return Fact { about, text: format!("the job started without preflight check {check} (docs/preflight.md)") };
+        return Fact {
+            about,
+            text: format!("the job started without preflight check {check} (docs/placement-and-fabric.md#preflight)"),
+        };
     };
     let found = preflight.findings.iter().find(|finding| finding.check == check);
     let skipped = preflight.skipped.iter().find(|skip| skip.check == check);

@@ -142,7 +142,7 @@ fn start(folder: &Path, up: &Up) -> Result<ExitCode> {
         told = said.len();
         if let Some(state) = running(folder) {
             let next = if up.nodes > 0 {
-                "kubectl get nodes\n  docs/first-job.md"
+                "kubectl get nodes\n  docs/first-job-on-a-laptop.md"
             } else {
                 "target/debug/switchyard controller --leader-elect Disabled &\n  kubectl apply -f examples/gpt-pods.yaml\n  \
                  target/debug/switchyard status gpt-pods --watch"

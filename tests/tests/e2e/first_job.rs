@@ -1,4 +1,4 @@
-//! docs/first-job.md, command by command, and what must be so between them; then the other pages whose commands need real nodes.
+//! docs/first-job-on-a-laptop.md, command by command, and what must be so between them; then the other pages whose commands need real nodes.
 
 use crate::e2e::{Cluster, JOBS, example, stage};
 use anyhow::{Context, Result, ensure};
@@ -8,7 +8,7 @@ use switchyard_tests::documents::{Class, blocks, documents};
 use switchyard_tests::{Program, programs, root};
 
 /// The page that begins on an empty cluster, and leaves one.
-const PAGE: &str = "docs/first-job.md";
+const PAGE: &str = "docs/first-job-on-a-laptop.md";
 
 /// The commands of a page that a user types, of blocks of this class.
 fn commands(page: &str, class: &Class) -> Result<Vec<String>> {

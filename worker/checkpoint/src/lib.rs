@@ -11,7 +11,7 @@
 //! - [`store`] writes, lists, verifies, restores and prunes.
 //! - [`export`](mod@export) writes one safetensors file for other programs.
 //!
-//! `docs/checkpoints.md` describes the format and its guarantees.
+//! `docs/dev/checkpoints.md` describes the format and its guarantees.
 #![forbid(unsafe_code)]
 
 pub mod disk;

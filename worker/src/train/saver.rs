@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! due        every rank copies its pieces and continues; its thread writes them (format and guarantees:
-//! docs/checkpoints.md)
+//! docs/dev/checkpoints.md)
 //! later      the flags of a step say how many ranks have written; once all have, rank 0 gathers their digests
 //! published  the thread of rank 0 writes the manifest and removes old checkpoints
 //! ```

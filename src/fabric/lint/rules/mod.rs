@@ -30,7 +30,7 @@ const fn rule(id: &'static str, severity: Severity, finds: &'static str) -> Rule
 
 use Severity::{Error, Note, Warning};
 
-/// All rules, in the order of docs/lint.md.
+/// All rules, in the order of docs/tools.md.
 pub const RULES: [Rule; 21] = [
     rule(
         "debug-setting",

@@ -18,7 +18,7 @@ struct Defaults {
     clip: f64,
 }
 
-/// The defaults of `docs/trainjob.md`. Those of `AdamW` are GPT's (Brown and others 2020, appendix B), those of `Adam` its
+/// The defaults of `docs/engine.md`. Those of `AdamW` are GPT's (Brown and others 2020, appendix B), those of `Adam` its
 /// authors', those of `LAMB` BERT's (You and others 2020), those of `SGD` and `LARS` ResNet's (He and others 2016).
 fn defaults(kind: Kind) -> Defaults {
     let adam = Defaults { learning_rate: Some(0.001), beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0, clip: 1.0 };

@@ -418,16 +418,16 @@ fn doubt_about_the_result_comes_first_and_small_gains_are_folded() {
     assert_eq!((ranked.items.len(), ranked.folded.len()), (0, 1), "{:?}", ranked.items);
 }
 
-/// The table in docs/report.md is generated from the rules.
+/// The table in docs/dev/advice.md is generated from the rules.
 #[test]
 fn the_documentation_lists_every_rule() {
-    let page = include_str!("../../../../docs/report.md");
+    let page = include_str!("../../../../docs/dev/advice.md");
     let mut table = String::from("| rule | speaks when | gain | threshold from |\n|---|---|---|---|\n");
     for rule in &RULES {
         let (threshold, gain, source) = (rule.threshold, rule.gain, rule.source);
         table.push_str(&format!("| `{}` ({}) | {threshold} | {gain} | {source} |\n", rule.id, rule.question));
     }
-    assert!(page.contains(&table), "docs/report.md differs from the rules; expected:\n{table}");
+    assert!(page.contains(&table), "docs/dev/advice.md differs from the rules; expected:\n{table}");
     let mut questions: Vec<u8> = RULES.iter().map(|rule| rule.question).collect();
     questions.dedup();
     assert!(questions.windows(2).all(|pair| pair[0] < pair[1]), "not in the order of diagnosis: {questions:?}");
