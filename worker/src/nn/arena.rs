@@ -33,7 +33,7 @@ pub(super) fn disjoint(bytes: usize, read: &[Region], written: &[Region]) -> boo
     let inside = |region: &Region| region.len == 0 || region.offset + region.bytes() <= bytes;
     read.iter().chain(written).all(inside)
         && written.iter().enumerate().all(|(i, region)| {
-            !read.iter().any(|other| region.overlaps(other)) && !written[..i].iter().any(|other| region.meets(other))
+            !read.iter().any(|other| region.overlaps(other)) && !written[..i].iter().any(|other| region.overlaps(other))
         })
 }
 
