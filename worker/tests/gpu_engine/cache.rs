@@ -51,7 +51,7 @@ fn a_second_run_compiles_nothing_and_one_that_finds_damage_makes_it_again() {
     }
     let third = with(folder.path(), 1);
     assert_eq!(made(&third), [programs, programs, asked]);
-    assert_eq!(third.log.matches("is damaged, or of something else").count(), files.len(), "{}", third.log);
+    assert_eq!(third.log.matches("is corrupt or misnamed").count(), files.len(), "{}", third.log);
     assert_eq!(third.digest, first.digest);
     let fourth = with(folder.path(), 1);
     assert_eq!(made(&fourth), [0, programs, 0], "what was damaged is written again");
