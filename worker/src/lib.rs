@@ -1,11 +1,13 @@
-//! The collective training engine: manifest configuration in, trained weights out.
+//! The training engine of collective jobs: manifest configuration in, trained weights out.
 //!
 //! ```text
-//! EngineConfig -> data (samples) -> model (static plan, arena) -> comm (buckets) -> train (step loop) -> events
+//! EngineConfig -> data (samples) -> model (static plan, arena) -> comm (buckets)
+//!             -> train (step loop) -> events
 //! ```
 //!
-//! `pod` starts and watches the ranks of one node; everything else is one rank. Nothing here knows Kubernetes:
-//! environment variables say who a rank is (see `switchyard_worker_contract::env`), and one JSON file says what to do.
+//! `pod` starts and supervises the ranks of one node; everything else is one rank. Nothing here
+//! depends on Kubernetes: environment variables define a rank's place in the job (see
+//! `switchyard_worker_contract::env`), and one JSON file defines the training.
 #![deny(unsafe_code)]
 
 pub mod amp;

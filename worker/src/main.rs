@@ -4,7 +4,8 @@
 use std::process::ExitCode;
 use switchyard_worker::model::Registry;
 
-/// Text of `--version`. `cargo xtask` passes the commit; only this file is compiled again for another one.
+/// Text of `--version`. `cargo xtask` passes the commit, so that only this file is recompiled for a
+/// new one.
 const VERSION: &str = match option_env!("SWITCHYARD_VERSION") {
     Some(version) => version,
     None => env!("CARGO_PKG_VERSION"),

@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::hint::black_box;
 use std::path::Path;
 use std::process::Command;
-use switchyard_worker::train::{Trainer, Wishes};
+use switchyard_worker::train::{StepRequest, Trainer};
 use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::env;
 
@@ -70,7 +70,7 @@ fn allocations(graphs: bool, merge: u32) -> usize {
         ..plain
     };
     let mut trainer = Trainer::join(blueprint(&config, 1).unwrap(), &group(1, 0, free_port())).unwrap();
-    let step = |trainer: &mut Trainer| assert!(trainer.step(Wishes::default()).is_ok());
+    let step = |trainer: &mut Trainer| assert!(trainer.step(StepRequest::default()).is_ok());
     (0..STEPS / 2).for_each(|_| step(&mut trainer));
     let allocations = counted(|| (0..STEPS / 2).for_each(|_| step(&mut trainer)));
     trainer.leave().unwrap();

@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use switchyard_worker::comm::{Cause, CauseKind};
-use switchyard_worker::train::{Alarm, Blueprint, OnAlarm, Outside, Reporter, open, run};
+use switchyard_worker::train::{Alarm, Blueprint, OnAlarm, Reporter, RunOptions, open, run};
 use switchyard_worker_contract::config::{Checkpoint, EngineConfig, Length, OnHang, Watchdog};
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::Failure;
@@ -113,7 +113,7 @@ fn in_layer(kind: Kind, victim: Option<u32>, pass: u64) -> Report {
                     report.lock().unwrap().get_or_insert((cause, Instant::now()));
                     gate.open();
                 });
-                let outside = Outside { run_dir: folder.path(), fault: None, stop: &stop, on_alarm: Some(on_alarm) };
+                let outside = RunOptions { run_dir: folder.path(), fault: None, stop: &stop, on_alarm: Some(on_alarm) };
                 let blueprint = Blueprint::new(&config, open(&config).unwrap(), RANKS, None, &registry).unwrap();
                 run(blueprint, &group, &outside, &mut Reporter::new(std::io::sink()), |_| {}).unwrap_err();
                 assert_eq!(stop.load(Ordering::Relaxed), 0);

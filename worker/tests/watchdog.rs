@@ -18,7 +18,7 @@ use std::fs;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use switchyard_worker::comm::{CauseKind, CommError};
-use switchyard_worker::train::{Alarm, Blueprint, OnAlarm, Outside, Reporter, TrainError, open, run};
+use switchyard_worker::train::{Alarm, Blueprint, OnAlarm, Reporter, RunOptions, TrainError, open, run};
 use switchyard_worker_contract::config::{Checkpoint, EngineConfig, Length, OnHang, Watchdog};
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::{Failure, Stuck, Summary};
@@ -168,7 +168,7 @@ fn a_sleeping_layer_is_named() {
             *GATE.0.lock().unwrap() = true;
             GATE.1.notify_all();
         });
-        let outside = Outside { run_dir: folder.path(), fault: None, stop: &stop, on_alarm: Some(on_alarm) };
+        let outside = RunOptions { run_dir: folder.path(), fault: None, stop: &stop, on_alarm: Some(on_alarm) };
         let registry = registry(Arc::new(sleep), Arc::new(|| ()));
         let blueprint = Blueprint::new(&config, open(&config)?, 2, None, &registry)?;
         run(blueprint, &group, &outside, &mut Reporter::new(std::io::sink()), |_| {})

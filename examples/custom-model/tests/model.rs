@@ -18,7 +18,7 @@ use switchyard_example_custom_model::registry;
 use switchyard_worker::cpu::{Format, Isa};
 use switchyard_worker::gpu;
 use switchyard_worker::nn::Graph;
-use switchyard_worker::train::{Blueprint, Trainer, Wishes, open};
+use switchyard_worker::train::{Blueprint, StepRequest, Trainer, open};
 use switchyard_worker_contract::config::{Custom, EngineConfig, Model};
 use trial::{Case, Trial, cpu, images};
 
@@ -100,7 +100,7 @@ fn twenty_steps_lower_the_loss() {
     let blueprint = Blueprint::new(&config, open(&config).unwrap(), 1, None, &registry()).unwrap();
     let group = ranks::group(1, 0, ranks::free_port());
     let mut trainer = Trainer::join(blueprint, &group).unwrap();
-    let losses: Vec<f64> = (0..20).map(|_| trainer.step(Wishes::default()).unwrap().0.loss).collect();
+    let losses: Vec<f64> = (0..20).map(|_| trainer.step(StepRequest::default()).unwrap().0.loss).collect();
     let last = losses[15..].iter().sum::<f64>() / 5.0;
     assert!(last < 0.75 * losses[0], "{losses:?}");
     let judgement = trainer.evaluate().unwrap().unwrap();

@@ -68,7 +68,7 @@ mod tests {
             version: None,
             problem: Some("NCCL is not on this machine".into()),
             remedy: Some("pip install nvidia-nccl-cu13".into()),
-            without: "gradients of several ranks go by way of the host".into(),
+            without: "gradients are reduced through host memory".into(),
         };
         let gpu = Gpu {
             name: "NVIDIA H200".into(),
@@ -91,7 +91,7 @@ mod tests {
              NCCL     -        -                           -\n\
              GPU 0: NVIDIA H200, 140 GiB, 0000:17:00.0\n\
              GPU 1: NVIDIA H200, 140 GiB, 100 GiB free, 0000:17:00.0, divided by MIG\n  used by python3 (pid 4242, 39 GiB)\n\
-             NCCL is not on this machine: gradients of several ranks go by way of the host\n  fix: pip install nvidia-nccl-cu13\n"
+             NCCL is not on this machine: gradients are reduced through host memory\n  fix: pip install nvidia-nccl-cu13\n"
         );
     }
 }

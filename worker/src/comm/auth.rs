@@ -1,17 +1,20 @@
-//! The mutual handshake that opens every connection, control and data alike, as pure functions and states.
+//! Mutual handshake that opens every connection, control and data alike. Pure state machines, no
+//! I/O.
 //!
 //! ```text
 //! connector -> acceptor  Hello      nonce, claims (purpose, from, to, world, attempt, lane)
 //! acceptor  -> connector Challenge  nonce
 //! connector -> acceptor  Proof      HMAC(key, "connector", claims, both nonces)
-//! acceptor  -> connector Verdict    code, HMAC(key, "acceptor", claims, both nonces, code, text), text
+//! acceptor  -> connector Verdict    code, HMAC(key, "acceptor", claims, nonces, code, text), text
 //! ```
 //!
-//! The key is derived by HKDF-SHA256 from the token, the name of the job and the attempt: a process of an older attempt
-//! has another key, even if one token serves all attempts. A peer that cannot prove the key learns nothing but
-//! "refused". A peer that can, but does not belong here (another purpose, a rank that is already present), learns the
-//! reason. Every frame carries the attempt of its sender, so that two attempts that meet can say so; this admits
-//! nobody. The handshake authenticates connections; what follows is neither encrypted nor signed.
+//! The key is derived with HKDF-SHA256 from the token, the job name and the attempt: a process of
+//! an older attempt has a different key, even if one token serves all attempts. A peer that cannot
+//! prove the key only learns that it was refused. A peer that can, but does not belong here (wrong
+//! purpose, rank already present), learns the reason. Every frame carries its sender's attempt, so
+//! that processes of different attempts can report the mismatch; the attempt number by itself
+//! admits no one. The handshake only authenticates connections; later traffic is neither encrypted
+//! nor signed.
 
 use super::{
     config::Token,
@@ -26,14 +29,13 @@ use std::{
 };
 use subtle::ConstantTimeEq;
 
-/// Longest time a stranger may take to prove that it has the key.
-pub(super) const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
-/// Most strangers at a time; another one displaces the oldest.
-pub(super) const MAX_STRANGERS: usize = 64;
+/// Time limit for an unauthenticated connection to prove that it has the key.
+pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum concurrent handshakes; a further connection displaces the oldest.
+pub(super) const MAX_HANDSHAKES: usize = 64;
 
 pub(super) type Nonce = [u8; 32];
 
-/// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Purpose {
@@ -42,14 +44,15 @@ pub(super) enum Purpose {
     SharedMemory = 3,
 }
 
-/// The key of the connections of one attempt of a job.
+/// Connection key for one attempt of a job.
 #[derive(Clone)]
 pub(super) struct Key([u8; 32]);
 
 impl Key {
     pub fn derive(token: &Token, job: &str, attempt: u32) -> Key {
         let mut key = [0; 32];
-        // The name comes last: all before it has a fixed length, so no two inputs run together.
+        // The name comes last: everything before it has a fixed length, so two different inputs
+        // cannot encode to the same bytes.
         Hkdf::<Sha256>::new(None, token.bytes())
             .expand_multi_info(&[b"switchyard comm v3", &attempt.to_le_bytes(), job.as_bytes()], &mut key)
             .expect("invariant: 32 bytes are a valid length of HKDF-SHA256");
@@ -59,7 +62,8 @@ impl Key {
     fn mac(&self, role: &str, claims: &Claims, nonces: (&Nonce, &Nonce), verdict: &[u8]) -> [u8; 32] {
         let mut mac =
             <Hmac<Sha256> as KeyInit>::new_from_slice(&self.0).expect("invariant: HMAC takes a key of any length");
-        // Every part has a fixed length except the last one, so no two inputs run together.
+        // Every part has a fixed length except the last, so two different inputs cannot encode to
+        // the same bytes.
         mac.update(&[role.len() as u8]);
         mac.update(role.as_bytes());
         mac.update(&claims.encode());
@@ -70,7 +74,7 @@ impl Key {
     }
 }
 
-/// What a connector claims to be.
+/// The identity a connector claims.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Claims {
     pub purpose: Purpose,
@@ -113,12 +117,12 @@ impl Claims {
 const ADMITTED: u8 = 0;
 const REFUSED: u8 = 1;
 
-/// Why a handshake did not end in admission, as the connector sees it.
+/// Why a handshake was refused, from the connector's side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// The other side says that it belongs to an older attempt. Worth a retry: that group is about to end.
+    /// The acceptor reports an older attempt. Worth a retry: that group is about to end.
     StaleAcceptor,
-    Because(String),
+    Reason(String),
 }
 
 /// The side that connects.
@@ -145,14 +149,15 @@ impl Connector {
     }
 
     pub fn frame(&mut self, header: Header, payload: &[u8]) -> ConnectorStep {
-        let because = |text: &str| ConnectorStep::Refused(Refusal::Because(text.to_owned()));
+        let refused = |text: &str| ConnectorStep::Refused(Refusal::Reason(text.to_owned()));
         match (header.kind, self.theirs) {
-            // Unproven, but neither side could prove its key to the other anyway.
+            // The attempt number is unauthenticated, but with different attempts neither side could
+            // prove its key anyway.
             (Kind::Challenge, None) if header.attempt < self.claims.attempt => {
                 ConnectorStep::Refused(Refusal::StaleAcceptor)
             }
             (Kind::Challenge, None) if header.attempt > self.claims.attempt => {
-                because(&format!("attempt {} is over, this is attempt {}", self.claims.attempt, header.attempt))
+                refused(&format!("attempt {} is over, this is attempt {}", self.claims.attempt, header.attempt))
             }
             (Kind::Challenge, None) if payload.len() == 32 => {
                 let mut theirs = [0; 32];
@@ -163,27 +168,27 @@ impl Connector {
             }
             (Kind::Verdict, Some(theirs)) if payload.len() >= 33 => {
                 let (code, text) = (payload[0], &payload[33..]);
-                let mut said = vec![code];
-                said.extend_from_slice(text);
-                let mac = self.key.mac("acceptor", &self.claims, (&self.nonce, &theirs), &said);
+                let mut signed = vec![code];
+                signed.extend_from_slice(text);
+                let mac = self.key.mac("acceptor", &self.claims, (&self.nonce, &theirs), &signed);
                 if !bool::from(mac.ct_eq(&payload[1..33])) {
-                    return because(
+                    return refused(
                         "the handshake failed; both sides must have the same job token and belong to the same job",
                     );
                 }
                 match code {
                     ADMITTED => ConnectorStep::Admitted,
-                    _ => because(&String::from_utf8_lossy(text)),
+                    _ => refused(&String::from_utf8_lossy(text)),
                 }
             }
-            _ => because("the other side does not follow the handshake"),
+            _ => refused("the other side does not follow the handshake"),
         }
     }
 }
 
-/// Whom an acceptor admits.
+/// Which connectors an acceptor admits.
 #[derive(Debug, Clone)]
-pub(super) struct Doorkeeper {
+pub(super) struct GatePolicy {
     pub purpose: Purpose,
     pub me: u32,
     pub world: u32,
@@ -195,13 +200,13 @@ enum Stage {
     Proof(Claims, Nonce),
 }
 
-struct Stranger {
+struct Handshake {
     since: Instant,
     nonce: Nonce,
     stage: Stage,
 }
 
-/// A rank that connects, and the lane it connects for.
+/// A connecting rank and the lane it connects for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Peer {
     pub rank: u32,
@@ -209,97 +214,101 @@ pub(super) struct Peer {
     pub lane: u32,
 }
 
-/// What the acceptor does next with a connection.
+/// The acceptor's next action for a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum GateStep {
     Send(Vec<u8>),
     /// Send these bytes; the connection now belongs to this peer.
     Admit(Vec<u8>, Peer),
-    /// Send these bytes and close. The text is for this side's own diagnostics.
+    /// Send these bytes and close. The text is only logged on this side.
     Refuse(Vec<u8>, String),
     /// Close without a reply.
     Drop(String),
 }
 
-/// The side that accepts, for many connections at once: at most [`MAX_STRANGERS`], each for at most [`HANDSHAKE_TIME`].
+/// The accepting side, for many connections at once: at most [`MAX_HANDSHAKES`], each for at most
+/// [`HANDSHAKE_TIMEOUT`].
 pub(super) struct Gate {
     key: Key,
-    door: Doorkeeper,
-    strangers: BTreeMap<u64, Stranger>,
+    policy: GatePolicy,
+    handshakes: BTreeMap<u64, Handshake>,
 }
 
 impl Gate {
-    pub fn new(key: Key, door: Doorkeeper) -> Gate {
-        Gate { key, door, strangers: BTreeMap::new() }
+    pub fn new(key: Key, policy: GatePolicy) -> Gate {
+        Gate { key, policy, handshakes: BTreeMap::new() }
     }
 
-    /// A new connection; returns one to close if there are too many.
+    /// Registers a new connection. Returns the oldest one, for the caller to close, if there are
+    /// too many.
     pub fn opened(&mut self, conn: u64, nonce: Nonce, now: Instant) -> Option<u64> {
-        // Ids grow, so the first one is the oldest.
+        // Ids are assigned in increasing order, so the first one is the oldest.
         let displaced =
-            if self.strangers.len() >= MAX_STRANGERS { self.strangers.keys().next().copied() } else { None };
+            if self.handshakes.len() >= MAX_HANDSHAKES { self.handshakes.keys().next().copied() } else { None };
         if let Some(old) = displaced {
-            self.strangers.remove(&old);
+            self.handshakes.remove(&old);
         }
-        self.strangers.insert(conn, Stranger { since: now, nonce, stage: Stage::Hello });
+        self.handshakes.insert(conn, Handshake { since: now, nonce, stage: Stage::Hello });
         displaced
     }
 
     pub fn closed(&mut self, conn: u64) {
-        self.strangers.remove(&conn);
+        self.handshakes.remove(&conn);
     }
 
-    /// Connections that have run out of time; they are forgotten here, and the caller must close them.
+    /// Removes and returns the connections that have timed out; the caller must close them.
     pub fn expired(&mut self, now: Instant) -> Vec<u64> {
-        let late: Vec<u64> = self
-            .strangers
+        let expired: Vec<u64> = self
+            .handshakes
             .iter()
-            .filter(|(_, stranger)| now.saturating_duration_since(stranger.since) >= HANDSHAKE_TIME)
+            .filter(|(_, handshake)| now.saturating_duration_since(handshake.since) >= HANDSHAKE_TIMEOUT)
             .map(|(conn, _)| *conn)
             .collect();
-        for conn in &late {
-            self.strangers.remove(conn);
+        for conn in &expired {
+            self.handshakes.remove(conn);
         }
-        late
+        expired
     }
 
-    /// A frame of a stranger. `present` says whether this peer is already connected.
+    /// Handles a frame of an unauthenticated connection. `present` returns whether a peer is
+    /// already connected.
     pub fn frame(&mut self, conn: u64, header: Header, payload: &[u8], present: &dyn Fn(Peer) -> bool) -> GateStep {
-        let Some(stranger) = self.strangers.remove(&conn) else {
+        let Some(handshake) = self.handshakes.remove(&conn) else {
             return GateStep::Drop("unknown connection".to_owned());
         };
-        match (header.kind, stranger.stage) {
+        match (header.kind, handshake.stage) {
             (Kind::Hello, Stage::Hello) if payload.len() == HELLO => {
                 let Some(claims) = Claims::decode(&payload[32..]) else {
                     return GateStep::Drop("malformed hello".to_owned());
                 };
                 let mut theirs = [0; 32];
                 theirs.copy_from_slice(&payload[..32]);
-                let challenge = frame::encode(Kind::Challenge, self.door.attempt, 0, &stranger.nonce);
-                self.strangers.insert(conn, Stranger { stage: Stage::Proof(claims, theirs), ..stranger });
+                let challenge = frame::encode(Kind::Challenge, self.policy.attempt, 0, &handshake.nonce);
+                self.handshakes.insert(conn, Handshake { stage: Stage::Proof(claims, theirs), ..handshake });
                 GateStep::Send(challenge)
             }
             (Kind::Proof, Stage::Proof(claims, theirs)) if payload.len() == 32 => {
-                let nonces = (&theirs, &stranger.nonce);
+                let nonces = (&theirs, &handshake.nonce);
                 let expected = self.key.mac("connector", &claims, nonces, &[]);
                 if !bool::from(expected.ct_eq(payload)) {
-                    // Nothing beyond "refused" for a peer without the key, and no MAC it could learn from.
+                    // A peer without the key learns only that it was refused, and gets no MAC to
+                    // analyse.
                     let mut blank = vec![0; 33];
                     blank[0] = REFUSED;
-                    let why = if claims.attempt == self.door.attempt {
+                    let why = if claims.attempt == self.policy.attempt {
                         "wrong job token".to_owned()
                     } else {
-                        format!("claims to be of attempt {}, this is attempt {}", claims.attempt, self.door.attempt)
+                        format!("claims to be of attempt {}, this is attempt {}", claims.attempt, self.policy.attempt)
                     };
-                    return GateStep::Refuse(frame::encode(Kind::Verdict, self.door.attempt, 0, &blank), why);
+                    return GateStep::Refuse(frame::encode(Kind::Verdict, self.policy.attempt, 0, &blank), why);
                 }
-                let (code, text) = self.judge(&claims, present);
-                let mut said = vec![code];
-                said.extend_from_slice(text.as_bytes());
+                let (code, text) = self.verdict(&claims, present);
+                let mut signed = vec![code];
+                signed.extend_from_slice(text.as_bytes());
                 let mut verdict = vec![code];
-                verdict.extend_from_slice(&self.key.mac("acceptor", &claims, nonces, &said));
+                verdict.extend_from_slice(&self.key.mac("acceptor", &claims, nonces, &signed));
                 verdict.extend_from_slice(text.as_bytes());
-                let bytes = frame::encode(Kind::Verdict, self.door.attempt, 0, &verdict);
+                let bytes = frame::encode(Kind::Verdict, self.policy.attempt, 0, &verdict);
                 match code {
                     ADMITTED => GateStep::Admit(bytes, Peer { rank: claims.from, lane: claims.lane }),
                     _ => GateStep::Refuse(bytes, text),
@@ -309,23 +318,23 @@ impl Gate {
         }
     }
 
-    fn judge(&self, claims: &Claims, present: &dyn Fn(Peer) -> bool) -> (u8, String) {
-        let door = &self.door;
+    fn verdict(&self, claims: &Claims, present: &dyn Fn(Peer) -> bool) -> (u8, String) {
+        let policy = &self.policy;
         let refused = |text: String| (REFUSED, text);
-        if claims.world != door.world {
+        if claims.world != policy.world {
             return refused(format!(
                 "rank {} expects {} ranks, rank {} {}",
-                claims.from, claims.world, door.me, door.world
+                claims.from, claims.world, policy.me, policy.world
             ));
         }
-        if claims.purpose != door.purpose || claims.to != door.me {
+        if claims.purpose != policy.purpose || claims.to != policy.me {
             return refused(format!(
                 "a {:?} connection for rank {} reached rank {}, which expects {:?}",
-                claims.purpose, claims.to, door.me, door.purpose
+                claims.purpose, claims.to, policy.me, policy.purpose
             ));
         }
-        if claims.from >= door.world || claims.from == door.me {
-            return refused(format!("rank {} is not a peer of rank {} of {}", claims.from, door.me, door.world));
+        if claims.from >= policy.world || claims.from == policy.me {
+            return refused(format!("rank {} is not a peer of rank {} of {}", claims.from, policy.me, policy.world));
         }
         if present(Peer { rank: claims.from, lane: claims.lane }) {
             return refused(format!("rank {} is already present", claims.from));
@@ -353,11 +362,11 @@ mod tests {
     }
 
     fn gate(token: u8) -> Gate {
-        let door = Doorkeeper { purpose: Purpose::Control, me: 0, world: 4, attempt: 2 };
-        Gate::new(key(token, 2), door)
+        let policy = GatePolicy { purpose: Purpose::Control, me: 0, world: 4, attempt: 2 };
+        Gate::new(key(token, 2), policy)
     }
 
-    fn shake(gate: &mut Gate, key: Key, claims: Claims) -> (GateStep, Result<(), Refusal>) {
+    fn handshake(gate: &mut Gate, key: Key, claims: Claims) -> (GateStep, Result<(), Refusal>) {
         let now = Instant::now();
         gate.opened(1, [9; 32], now);
         let (mut connector, mut bytes) = Connector::new(key, claims, [5; 32]);
@@ -379,22 +388,22 @@ mod tests {
 
     #[test]
     fn a_peer_with_the_token_is_admitted() {
-        let (step, result) = shake(&mut gate(1), key(1, 2), claims(2));
+        let (step, result) = handshake(&mut gate(1), key(1, 2), claims(2));
         assert!(matches!(step, GateStep::Admit(_, Peer { rank: 2, lane: 0 })));
         assert_eq!(result, Ok(()));
     }
 
     #[test]
     fn a_wrong_token_learns_nothing() {
-        let (step, result) = shake(&mut gate(1), key(2, 2), claims(2));
+        let (step, result) = handshake(&mut gate(1), key(2, 2), claims(2));
         let GateStep::Refuse(bytes, why) = step else { panic!() };
         assert_eq!(why, "wrong job token");
         assert!(open(&bytes).1[1..].iter().all(|b| *b == 0));
-        assert!(matches!(result, Err(Refusal::Because(text)) if text.contains("same job token")));
+        assert!(matches!(result, Err(Refusal::Reason(text)) if text.contains("same job token")));
     }
 
     #[test]
-    fn whoever_does_not_belong_is_told_why() {
+    fn an_authenticated_peer_learns_why_it_is_refused() {
         let cases = [
             (Claims { world: 8, ..claims(2) }, "expects 8 ranks"),
             (Claims { purpose: Purpose::Ring, ..claims(2) }, "Ring connection"),
@@ -403,44 +412,44 @@ mod tests {
             (claims(0), "not a peer"),
         ];
         for (claims, expected) in cases {
-            let (_, result) = shake(&mut gate(1), key(1, 2), claims);
-            let Err(Refusal::Because(text)) = result else { panic!("{result:?}") };
+            let (_, result) = handshake(&mut gate(1), key(1, 2), claims);
+            let Err(Refusal::Reason(text)) = result else { panic!("{result:?}") };
             assert!(text.contains(expected), "{text}");
         }
     }
 
     #[test]
-    fn two_attempts_that_meet_say_so() {
-        let (_, result) = shake(&mut gate(1), key(1, 3), Claims { attempt: 3, ..claims(2) });
+    fn different_attempts_report_the_mismatch() {
+        let (_, result) = handshake(&mut gate(1), key(1, 3), Claims { attempt: 3, ..claims(2) });
         assert_eq!(result, Err(Refusal::StaleAcceptor));
-        let (_, result) = shake(&mut gate(1), key(1, 1), Claims { attempt: 1, ..claims(2) });
-        assert!(matches!(result, Err(Refusal::Because(text)) if text == "attempt 1 is over, this is attempt 2"));
+        let (_, result) = handshake(&mut gate(1), key(1, 1), Claims { attempt: 1, ..claims(2) });
+        assert!(matches!(result, Err(Refusal::Reason(text)) if text == "attempt 1 is over, this is attempt 2"));
     }
 
     #[test]
-    fn with_the_key_of_another_attempt_or_job_no_claim_helps() {
+    fn keys_of_other_attempts_and_jobs_are_rejected() {
         let other_job = Key::derive(&Token::new([1; 32]), "other", 2);
         for key in [key(1, 1), key(1, 3), other_job] {
-            let (step, result) = shake(&mut gate(1), key, claims(2));
+            let (step, result) = handshake(&mut gate(1), key, claims(2));
             assert!(matches!(step, GateStep::Refuse(_, why) if why == "wrong job token"));
-            assert!(matches!(result, Err(Refusal::Because(text)) if text.contains("same job token")));
+            assert!(matches!(result, Err(Refusal::Reason(text)) if text.contains("same job token")));
         }
     }
 
     #[test]
-    fn strangers_are_bounded_in_number_and_time() {
+    fn handshakes_are_bounded_in_number_and_time() {
         let (mut gate, start) = (gate(1), Instant::now());
-        for conn in 0..MAX_STRANGERS as u64 {
+        for conn in 0..MAX_HANDSHAKES as u64 {
             assert_eq!(gate.opened(conn, [0; 32], start), None);
         }
         assert_eq!(gate.opened(1000, [0; 32], start + Duration::from_secs(1)), Some(0));
-        let late = gate.expired(start + HANDSHAKE_TIME);
-        assert_eq!(late.len(), MAX_STRANGERS - 1);
-        assert!(gate.strangers.contains_key(&1000));
+        let expired = gate.expired(start + HANDSHAKE_TIMEOUT);
+        assert_eq!(expired.len(), MAX_HANDSHAKES - 1);
+        assert!(gate.handshakes.contains_key(&1000));
     }
 
     #[test]
-    fn an_answer_cannot_be_reflected() {
+    fn a_proof_before_a_hello_is_dropped() {
         let mut gate = gate(1);
         gate.opened(1, [9; 32], Instant::now());
         let (header, _) = open(&frame::encode(Kind::Proof, 2, 0, &[0; 32]));

@@ -1,43 +1,44 @@
-//! Values of all ranks: how they travel to rank 0 and back, and what comes of them.
+//! Values exchanged by all ranks: their encoding on the way to rank 0 and back, and how rank 0
+//! combines them.
 
 use super::{
-    error::ranks_text,
-    frame::{self, Kind, LIMIT_MEMBER},
+    error::format_ranks,
+    frame::{self, Kind, LIMIT_AUTHENTICATED},
 };
 
-/// What becomes of the values of all ranks.
+/// What rank 0 does with the ranks' values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Call {
-    /// They must be equal.
+pub(super) enum Exchange {
+    /// Check that they are equal.
     Agree,
-    /// Rank 0 gets them.
+    /// Return them on rank 0.
     Gather,
-    /// All ranks get them.
+    /// Return them on all ranks.
     AllGather,
 }
 
-impl Call {
-    /// The frame that carries a value to rank 0.
+impl Exchange {
+    /// Kind of the frame that carries a value to rank 0.
     pub fn kind(self) -> Kind {
         match self {
-            Call::Agree => Kind::Agree,
-            Call::Gather => Kind::Gather,
-            Call::AllGather => Kind::AllGather,
+            Exchange::Agree => Kind::Agree,
+            Exchange::Gather => Kind::Gather,
+            Exchange::AllGather => Kind::AllGather,
         }
     }
 
-    pub fn of(kind: Kind) -> Option<Call> {
-        [Call::Agree, Call::Gather, Call::AllGather].into_iter().find(|call| call.kind() == kind)
+    pub fn of(kind: Kind) -> Option<Exchange> {
+        [Exchange::Agree, Exchange::Gather, Exchange::AllGather].into_iter().find(|exchange| exchange.kind() == kind)
     }
 }
 
-/// A rank's value, with what all ranks do with theirs.
+/// One rank's contribution to an exchange.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Ballot {
-    pub call: Call,
-    /// Number of the call, counted by each rank.
+    pub exchange: Exchange,
+    /// Each rank numbers its exchanges.
     pub sequence: u32,
-    /// What the value is, in words.
+    /// Describes the value in messages.
     pub subject: String,
     pub value: Vec<u8>,
 }
@@ -76,23 +77,27 @@ pub(super) fn decode_values(mut payload: &[u8]) -> Option<Vec<Vec<u8>>> {
     Some(values)
 }
 
-/// What comes of the ballots of all ranks, in the order of the ranks.
-pub(super) fn outcome(ballots: Vec<Ballot>) -> Result<Vec<Vec<u8>>, String> {
+/// Combines the ballots of all ranks, which are in rank order.
+pub(super) fn tally(ballots: Vec<Ballot>) -> Result<Vec<Vec<u8>>, String> {
     let zero = &ballots[0];
-    let differs =
-        |ballot: &Ballot| (ballot.sequence, &ballot.subject, ballot.call) != (zero.sequence, &zero.subject, zero.call);
+    let differs = |ballot: &Ballot| {
+        (ballot.sequence, &ballot.subject, ballot.exchange) != (zero.sequence, &zero.subject, zero.exchange)
+    };
     if let Some((rank, other)) = (0u32..).zip(&ballots).find(|(_, ballot)| differs(ballot)) {
         return Err(format!(
             "rank {rank} asks for agreement on {} (its number {}), rank 0 on {} (its number {})",
             other.subject, other.sequence, zero.subject, zero.sequence
         ));
     }
-    if zero.call == Call::Agree {
+    if zero.exchange == Exchange::Agree {
         return compare(&ballots).map(|()| Vec::new());
     }
     let bytes: usize = ballots.iter().map(|ballot| ballot.value.len() + 4).sum();
-    if zero.call == Call::AllGather && bytes as u64 > LIMIT_MEMBER {
-        return Err(format!("{}: got {bytes} bytes from all ranks; expected at most {LIMIT_MEMBER}", zero.subject));
+    if zero.exchange == Exchange::AllGather && bytes as u64 > LIMIT_AUTHENTICATED {
+        return Err(format!(
+            "{}: got {bytes} bytes from all ranks; expected at most {LIMIT_AUTHENTICATED}",
+            zero.subject
+        ));
     }
     Ok(ballots.into_iter().map(|ballot| ballot.value).collect())
 }
@@ -101,7 +106,7 @@ pub(super) fn outcome(ballots: Vec<Ballot>) -> Result<Vec<Vec<u8>>, String> {
 fn compare(ballots: &[Ballot]) -> Result<(), String> {
     let mut groups: Vec<(&[u8], Vec<u32>)> = Vec::new();
     for (rank, ballot) in (0u32..).zip(ballots) {
-        match groups.iter_mut().find(|(known, _)| *known == ballot.value) {
+        match groups.iter_mut().find(|(seen, _)| *seen == ballot.value) {
             Some((_, ranks)) => ranks.push(rank),
             None => groups.push((&ballot.value, vec![rank])),
         }
@@ -114,14 +119,15 @@ fn compare(ballots: &[Ballot]) -> Result<(), String> {
         .take(4)
         .map(|(value, ranks)| {
             let has = if ranks.len() == 1 { "has" } else { "have" };
-            format!("{} {has} {}", ranks_text(ranks), shown(value))
+            format!("{} {has} {}", format_ranks(ranks), format_value(value))
         })
         .collect();
     Err(format!("the ranks disagree on {}: {}", ballots[0].subject, list.join("; ")))
 }
 
-/// A value for people: text if it is short and printable, otherwise its first bytes in hexadecimal.
-fn shown(value: &[u8]) -> String {
+/// Formats a value for an error message: text if it is printable, otherwise its first bytes in
+/// hexadecimal.
+fn format_value(value: &[u8]) -> String {
     if let Ok(text) = std::str::from_utf8(value)
         && text.chars().all(|c| !c.is_control())
     {

@@ -1,16 +1,17 @@
-//! The connection of every other rank to rank 0: connects with retries, then runs a control thread.
+//! Control connection of a rank other than 0: connects to rank 0 with retries, then runs a control
+//! thread.
 
 use super::{
     auth::{Claims, Key, Refusal},
     ballot::{decode_values, encode_value},
     clock::{ClockSync, Moment, Next},
     error::{Cause, CommError},
-    frame::{self, FrameReader, Header, Kind, LIMIT_MEMBER},
+    frame::{self, FrameReader, Header, Kind, LIMIT_AUTHENTICATED},
     hub::CONNECTION_CLOSED,
     pulse::Pulse,
     roster::Roster,
-    socket::{Denied, introduce, timespec, try_recv, try_send, tune_tcp},
-    state::{LAST_WORDS, Request, Shared},
+    socket::{HandshakeError, authenticate, timespec, try_recv, try_send, tune_tcp},
+    state::{GRACE_PERIOD, Request, Shared},
 };
 use rustix::{
     event::{PollFd, PollFlags},
@@ -25,7 +26,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// All addresses of `HOST:PORT`.
+/// Resolves `HOST:PORT` to all its addresses.
 pub(super) fn resolve(rendezvous: &str) -> io::Result<Vec<SocketAddr>> {
     let addresses: Vec<SocketAddr> = rendezvous.to_socket_addrs()?.collect();
     if addresses.is_empty() {
@@ -34,8 +35,8 @@ pub(super) fn resolve(rendezvous: &str) -> io::Result<Vec<SocketAddr>> {
     Ok(addresses)
 }
 
-/// Connects to `address`, but never a socket to itself, which the kernel does when nobody listens on a port from the
-/// range it also gives to clients.
+/// Connects to `address`. Rejects a socket connected to itself: the kernel creates one if nothing
+/// listens on a port in the ephemeral range.
 pub(super) fn dial(address: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&address, limit.max(Duration::from_millis(1)))?;
     if stream.local_addr()? == stream.peer_addr()? {
@@ -46,8 +47,8 @@ pub(super) fn dial(address: SocketAddr, limit: Duration) -> io::Result<TcpStream
     Ok(stream)
 }
 
-/// Connects to rank 0 and proves the token; retries with growing pauses until the deadline.
-pub(super) fn reach_rank_zero(
+/// Connects to rank 0 and authenticates; retries with backoff until the deadline.
+pub(super) fn connect_to_rank_zero(
     rendezvous: &str,
     key: &Key,
     claims: &Claims,
@@ -70,14 +71,14 @@ pub(super) fn reach_rank_zero(
                     continue;
                 }
             };
-            match introduce(stream.as_fd(), key, claims.clone(), Instant::now() + super::auth::HANDSHAKE_TIME) {
+            match authenticate(stream.as_fd(), key, claims.clone(), Instant::now() + super::auth::HANDSHAKE_TIMEOUT) {
                 Ok(()) => return Ok(stream),
-                Err(Denied::Io(error)) => last = format!("{address}: {error} during the handshake"),
+                Err(HandshakeError::Io(error)) => last = format!("{address}: {error} during the handshake"),
                 // The group of the previous attempt is about to end and will free the address.
-                Err(Denied::Refused(Refusal::StaleAcceptor)) => {
+                Err(HandshakeError::Refused(Refusal::StaleAcceptor)) => {
                     last = format!("{address}: an older attempt is still running");
                 }
-                Err(Denied::Refused(Refusal::Because(reason))) => {
+                Err(HandshakeError::Refused(Refusal::Reason(reason))) => {
                     return Err(CommError::Refused { by: format!("rank 0 at {address}"), reason });
                 }
             }
@@ -111,7 +112,7 @@ pub(super) struct Client {
 impl Client {
     pub fn new(shared: Arc<Shared>, fd: OwnedFd, attempt: u32, pulse: Pulse, join: &[u8]) -> Client {
         let out = frame::encode(Kind::Join, attempt, 0, join).into();
-        let reader = FrameReader::new(LIMIT_MEMBER);
+        let reader = FrameReader::new(LIMIT_AUTHENTICATED);
         Client {
             shared,
             fd,
@@ -138,7 +139,7 @@ impl Client {
                 self.tick();
             }
             if self.open && self.flush().is_err() {
-                // The last words of rank 0 may still be unread.
+                // Rank 0's final message may still be unread.
                 self.read();
                 self.closed();
             }
@@ -151,8 +152,8 @@ impl Client {
     }
 
     fn wait(&self) {
-        let bell = self.shared.bell().expect("invariant: a rank with peers has a bell");
-        let mut fds = vec![PollFd::new(bell, PollFlags::IN)];
+        let wake_fd = self.shared.wake_fd().expect("invariant: a rank with peers has a wake_fd");
+        let mut fds = vec![PollFd::new(wake_fd, PollFlags::IN)];
         if self.open {
             let flags = if self.out.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
             fds.push(PollFd::new(&self.fd, flags));
@@ -173,14 +174,14 @@ impl Client {
         for request in self.shared.take_requests() {
             match request {
                 Request::Value(ballot) => {
-                    self.send(ballot.call.kind(), ballot.sequence, &encode_value(&ballot.subject, &ballot.value));
+                    self.send(ballot.exchange.kind(), ballot.sequence, &encode_value(&ballot.subject, &ballot.value));
                 }
                 Request::Abort(cause) => {
                     let bytes = serde_json::to_vec(&cause).expect("invariant: a cause is plain data");
                     self.send(Kind::Abort, 0, &bytes);
                 }
                 Request::Leave => self.send(Kind::Leave, 0, &[]),
-                Request::Stop => self.stop = Some(Instant::now() + LAST_WORDS),
+                Request::Stop => self.stop = Some(Instant::now() + GRACE_PERIOD),
             }
         }
     }
@@ -219,7 +220,7 @@ impl Client {
                 self.shared.set_delivered();
                 self.hang_up();
             }
-            Kind::Clock => self.clock_answer(header.sequence, payload),
+            Kind::Clock => self.clock_response(header.sequence, payload),
             Kind::Gathered => match decode_values(payload) {
                 Some(values) if values.len() == self.shared.world as usize => self.shared.set_agreed(Ok(values)),
                 _ => self.fail(Cause::failed(0, "sent malformed values")),
@@ -240,25 +241,25 @@ impl Client {
         if host(self.shared.rank) == host(0) {
             self.shared.set_clock_offset(0);
         } else {
-            self.ask_clock();
+            self.request_clock();
         }
         self.shared.set_formed(roster);
     }
 
-    fn ask_clock(&mut self) {
-        let number = self.clock.ask(Moment::now());
+    fn request_clock(&mut self) {
+        let number = self.clock.request(Moment::now());
         self.send(Kind::Clock, number, &[]);
-        // An error shows up again in the next turn.
+        // The next iteration hits the same error again.
         let _ = self.flush();
     }
 
-    fn clock_answer(&mut self, number: u32, payload: &[u8]) {
+    fn clock_response(&mut self, number: u32, payload: &[u8]) {
         let now = Instant::now();
         let theirs = payload.try_into().ok().map(i64::from_le_bytes);
-        match theirs.and_then(|theirs| self.clock.answered(number, theirs, now)) {
-            Some(Next::Ask) => self.ask_clock(),
+        match theirs.and_then(|theirs| self.clock.response(number, theirs, now)) {
+            Some(Next::Request) => self.request_clock(),
             Some(Next::Done(micros)) => self.shared.set_clock_offset(micros),
-            None => self.fail(Cause::failed(0, "sent a time that nobody asked for")),
+            None => self.fail(Cause::failed(0, "sent an unrequested time")),
         }
     }
 
@@ -268,7 +269,7 @@ impl Client {
         if beat.was_asleep {
             self.last_seen = now;
         }
-        // After a failure there is nothing to say, and a heartbeat in flight could reset the connection that rank 0
+        // No heartbeats after a failure: one in flight could reset the connection that rank 0
         // closes.
         if beat.send && !self.shared.failed() {
             let vitals = self.shared.vitals().and_then(|vitals| serde_json::to_vec(&vitals).ok());
@@ -304,7 +305,7 @@ impl Client {
         }
     }
 
-    /// Rank 0 cannot be informed, so every rank notices by itself and reports the same cause.
+    /// Rank 0 is unreachable, so every rank detects this by itself and reports the same cause.
     fn fail(&mut self, mut cause: Cause) {
         cause.during = self.shared.activity();
         self.shared.fail(cause);

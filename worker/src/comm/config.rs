@@ -1,11 +1,12 @@
-//! Who this rank is, where it meets the others, and the secret that they share.
+//! A rank's identity, its rendezvous, and the job's shared secret.
 
 use super::error::CommError;
 use rustix::fs::{FileType, Mode, OFlags};
 use std::{fmt, path::Path, str::FromStr, time::Duration};
 use switchyard_worker_contract::env as names;
 
-/// The secret of a job, or of one attempt: 32 random bytes. It is never printed and never crosses a socket.
+/// Secret of a job or of one attempt: 32 random bytes. It is never printed and never sent over a
+/// socket.
 #[derive(Clone)]
 pub struct Token([u8; 32]);
 
@@ -21,31 +22,34 @@ impl Token {
         &self.0
     }
 
-    /// Reads a token file: a regular file of exactly 32 bytes that nobody else can read.
+    /// Reads a token file: a regular file of exactly 32 bytes that other users cannot read.
     ///
-    /// The group may have read access to a file of another user, as in a Secret volume of Kubernetes, where the files
-    /// belong to root and the group is that of the pod. Links are followed, because such a volume consists of links.
+    /// Group read access is allowed if the file belongs to another user, as in a Kubernetes Secret
+    /// volume: its files belong to root, and their group is the pod's. Symbolic links are followed,
+    /// because a Secret volume consists of them.
     pub fn from_file(path: &Path) -> Result<Token, CommError> {
-        let fault = |got: String, expected: &'static str| CommError::KeyFile {
+        let invalid = |got: String, expected: &'static str| CommError::KeyFile {
             path: path.display().to_string(),
             got,
             expected,
         };
         const READABLE: &str = "a readable regular file of 32 bytes with mode 0600";
         let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())
-            .map_err(|errno| fault(errno.to_string(), READABLE))?;
-        // The mode comes from the open file, so that the file cannot be swapped in between.
-        let stat = rustix::fs::fstat(&fd).map_err(|errno| fault(errno.to_string(), READABLE))?;
+            .map_err(|errno| invalid(errno.to_string(), READABLE))?;
+        // The mode comes from the open file, so the file cannot be swapped between the check and
+        // the read.
+        let stat = rustix::fs::fstat(&fd).map_err(|errno| invalid(errno.to_string(), READABLE))?;
         if !FileType::from_raw_mode(stat.st_mode).is_file() {
-            return Err(fault("something other than a regular file".to_owned(), READABLE));
+            return Err(invalid("something other than a regular file".to_owned(), READABLE));
         }
         let mode = Mode::from_raw_mode(stat.st_mode).bits() & 0o777;
         let user = rustix::process::geteuid();
         let own = stat.st_uid == user.as_raw();
-        // A kubelet writes Secret volumes as root, for a group; a pod that runs as root therefore owns them.
-        admissible(mode, own && !user.is_root()).map_err(|expected| {
+        // The kubelet writes Secret volumes as root, for a group; a pod that runs as root therefore
+        // owns the files.
+        check_permissions(mode, own && !user.is_root()).map_err(|expected| {
             let owner = if own { "this user".to_owned() } else { format!("user {}", stat.st_uid) };
-            fault(format!("mode {mode:04o}, owned by {owner}"), expected)
+            invalid(format!("mode {mode:04o}, owned by {owner}"), expected)
         })?;
         let mut bytes = [0u8; Token::LEN + 1];
         let mut filled = 0;
@@ -54,12 +58,12 @@ impl Token {
                 Ok(0) => break,
                 Ok(n) => filled += n,
                 Err(rustix::io::Errno::INTR) => {}
-                Err(errno) => return Err(fault(errno.to_string(), READABLE)),
+                Err(errno) => return Err(invalid(errno.to_string(), READABLE)),
             }
         }
         if filled != Token::LEN {
             let size = if filled > Token::LEN { "more than 32 bytes".to_owned() } else { format!("{filled} bytes") };
-            return Err(fault(size, "exactly 32 bytes"));
+            return Err(invalid(size, "exactly 32 bytes"));
         }
         let mut token = [0u8; Token::LEN];
         token.copy_from_slice(&bytes[..Token::LEN]);
@@ -67,9 +71,9 @@ impl Token {
     }
 }
 
-/// Whether a file with these permissions keeps a token secret; if not, what is expected. `own`: an ordinary user's own
-/// file.
-fn admissible(mode: u32, own: bool) -> Result<(), &'static str> {
+/// Checks that a file with these permissions keeps a token secret; the error is the expected mode.
+/// `own`: the file belongs to this user, who is not root.
+fn check_permissions(mode: u32, own: bool) -> Result<(), &'static str> {
     if mode & 0o007 != 0 {
         return Err("no access for others (mode 0600, 0400, or 0440 in a Secret volume)");
     }
@@ -87,20 +91,20 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Which transports may be used.
+/// Allowed transports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Force {
-    /// Chosen by where the ranks run.
+    /// Chosen by the ranks' locations.
     #[default]
     Auto,
     /// Shared memory only; an error if the ranks are on several hosts.
     Shm,
-    /// A TCP ring over all ranks, wherever they are.
+    /// A TCP ring over all ranks, even on one host.
     Tcp,
 }
 
 impl Force {
-    /// Its name in the environment.
+    /// Name in the environment variable.
     pub fn word(self) -> &'static str {
         match self {
             Force::Auto => "auto",
@@ -110,11 +114,11 @@ impl Force {
     }
 }
 
-/// Everything that a rank must know to join its group.
+/// Everything a rank needs to join its group.
 #[derive(Debug, Clone)]
 pub struct GroupConfig {
     pub job: String,
-    /// Counted from 1; a process of another attempt is refused.
+    /// Counted from 1; processes of other attempts are refused.
     pub attempt: u32,
     /// Counted from 0.
     pub node_rank: u32,
@@ -127,11 +131,11 @@ pub struct GroupConfig {
     pub key: Token,
     /// Must be the same on all ranks.
     pub transport: Force,
-    /// Ranks with the same identity share memory. Empty: taken from the system.
+    /// Ranks with the same identity share memory. Empty: detected.
     pub host_id: String,
-    /// Silence after which a peer counts as failed.
+    /// Silence after which a peer is considered failed.
     pub peer_timeout: Duration,
-    /// Time by which the group must be complete.
+    /// Time limit for all ranks to join.
     pub connect_timeout: Duration,
 }
 
@@ -141,13 +145,14 @@ impl GroupConfig {
     /// Default of [`GroupConfig::peer_timeout`].
     pub const PEER_TIMEOUT: Duration = Duration::from_secs(10);
 
-    /// Reads the configuration from the environment that the launcher sets. Errors name the variable.
+    /// Reads the configuration from the environment that the launcher sets. Errors name the
+    /// variable.
     pub fn from_env() -> Result<GroupConfig, CommError> {
         GroupConfig::from_lookup(&from_environment)
     }
 
-    /// Checks the settings of the user before there is a group. The launcher calls this once, so that no rank starts
-    /// with a wrong one.
+    /// Validates the user's settings before there is a group. The launcher calls this once, so that
+    /// invalid settings are rejected before any rank starts.
     ///
     /// # Errors
     /// The name of the variable, its value and what was expected.
@@ -230,7 +235,7 @@ fn from_environment(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
-/// Settings of the user.
+/// User settings.
 struct Settings {
     transport: Force,
     peer_timeout: Duration,
@@ -350,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_others_can_read_or_of_wrong_size_is_refused() {
+    fn a_key_readable_by_others_or_of_wrong_size_is_refused() {
         for (mode, len, word) in
             [(0o660, 32, "mode 0660"), (0o604, 32, "mode 0604"), (0o600, 31, "31 bytes"), (0o600, 33, "more than 32")]
         {
@@ -365,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_may_read_what_belongs_to_another_user() {
+    fn group_read_is_allowed_only_for_files_of_other_users() {
         for (mode, own, allowed) in [
             (0o600, true, true),
             (0o400, true, true),
@@ -378,12 +383,12 @@ mod tests {
             (0o444, false, false),
             (0o441, false, false),
         ] {
-            assert_eq!(admissible(mode, own).is_ok(), allowed, "{mode:04o}, own: {own}");
+            assert_eq!(check_permissions(mode, own).is_ok(), allowed, "{mode:04o}, own: {own}");
         }
     }
 
     #[test]
-    fn the_links_of_a_secret_volume_are_followed() {
+    fn symlinks_of_a_secret_volume_are_followed() {
         let volume = tempfile::tempdir().unwrap();
         let revision = volume.path().join("..2026_01_01");
         std::fs::create_dir(&revision).unwrap();

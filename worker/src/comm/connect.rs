@@ -1,5 +1,5 @@
-//! From a group to the paths of its reductions: each rank opens its listeners, tells the others where they are and what
-//! it will reduce, and connects to them.
+//! Connects a group's data paths: each rank opens its listeners, announces their addresses and its
+//! bucket plan, and connects to its peers.
 
 use super::{
     config::Force,
@@ -10,8 +10,8 @@ use super::{
     links,
     local::LocalGroup,
     options::Options,
-    probe::{Probed, probe},
-    ring::{Circle, Ring},
+    probe::{ConnectionRate, probe},
+    ring::{Ring, RingMembers},
     setup::{connect_ring, ring_listener, share_memory, unix_listener},
     shm::{Mapping, Memory},
     state::Shared,
@@ -26,7 +26,7 @@ use std::{
 };
 use switchyard_worker_contract::{config::Transport, event::Link};
 
-/// What must be equal on all ranks.
+/// Bucket layout and options; must be equal on all ranks.
 pub(super) struct BucketPlan<'a> {
     pub bucket_lens: &'a [usize],
     /// Size of all buckets with their alignment, in floats.
@@ -35,39 +35,39 @@ pub(super) struct BucketPlan<'a> {
 }
 
 impl BucketPlan<'_> {
-    /// Lanes that have a bucket, at least one; the others would idle.
+    /// Lanes with at least one bucket, and at least one lane; further lanes would be idle.
     pub fn lanes(&self) -> u32 {
         self.options.lanes.min(self.bucket_lens.len().max(1) as u32)
     }
 }
 
-/// What a rank says about its reductions.
+/// A rank's listeners and bucket plan, exchanged with all ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Endpoint {
     /// Listener for the ring.
     ring: Option<SocketAddr>,
-    /// Abstract name of the listener for the shared memory.
+    /// Abstract name of the shared-memory listener.
     unix: Option<String>,
-    /// Transport asked for.
+    /// Requested transport.
     force: String,
     buckets: u32,
     floats: u64,
     /// Digest of the bucket lengths.
     plan: u64,
-    /// Lanes asked for.
+    /// Requested lanes.
     lanes: u32,
     /// Name of the wire format.
     wire: String,
 }
 
-/// Listeners exist before their addresses are announced, so that every connection finds them.
+/// Opened before their addresses are announced, so that every connection finds them.
 struct Listeners {
     ring: Option<TcpListener>,
     unix: Option<OwnedFd>,
 }
 
 impl Endpoint {
-    /// Opens the listeners of this rank, which others reach at this address.
+    /// Opens this rank's listeners at an address that its peers can reach.
     fn open(plan: &BucketPlan<'_>, transport: Force, address: IpAddr) -> Result<(Endpoint, Listeners), CommError> {
         let ring = (transport != Force::Shm).then(|| ring_listener(address)).transpose()?;
         let unix = (transport != Force::Tcp).then(unix_listener).transpose()?;
@@ -85,7 +85,7 @@ impl Endpoint {
         Ok((endpoint, Listeners { ring: ring.map(|(listener, _)| listener), unix: unix.map(|(fd, _)| fd) }))
     }
 
-    /// Why this rank cannot work with rank 0; `None` if it can.
+    /// Describes the first difference from rank 0's plan, if any.
     fn conflict(&self, zero: &Endpoint) -> Option<String> {
         if self.force != zero.force {
             return Some(format!("asks for transport {}, rank 0 for {}", self.force, zero.force));
@@ -106,20 +106,21 @@ impl Endpoint {
     }
 }
 
-/// What a reducer is assembled from.
+/// Components of a reducer.
 pub(super) struct Parts {
     pub memory: Arc<Memory>,
-    /// One for each lane.
+    /// One per lane.
     pub engines: Vec<Engine>,
     pub transport: Transport,
     pub links: Vec<Link>,
-    pub probed: Option<Probed>,
+    pub probed: Option<ConnectionRate>,
 }
 
-/// Connects the ranks of a group. All of them call it together, with the same plan.
+/// Connects the ranks of a group. Collective: all ranks must call it, with the same plan.
 ///
 /// # Errors
-/// The plans differ, the transport is not possible, or a connection failed. The group has to be told.
+/// The plans differ, the transport is not possible, or a connection failed. The caller must report
+/// the error to the group.
 pub(super) fn connect(group: &mut Group, plan: &BucketPlan<'_>) -> Result<Parts, CommError> {
     let Some(peers) = group.peers() else {
         let memory = Arc::new(Memory::Private(Mapping::anonymous(plan.arena * 4)?));
@@ -163,10 +164,10 @@ fn connect_paths(
         let poisoning = Arc::clone(&segment);
         shared.on_failure(Box::new(move || poisoning.set_poison()));
         let me = paths.local.iter().position(|rank| *rank == identity.rank).unwrap_or(0);
-        let alone = paths.transport == Transport::Shm;
+        let single_host = paths.transport == Transport::Shm;
         for (lane, engine) in engines.iter_mut().enumerate() {
-            let place = (me, lane);
-            engine.local = Some(LocalGroup::new(Arc::clone(&segment), paths.local.clone(), place, alone, policy));
+            let slot = (me, lane);
+            engine.local = Some(LocalGroup::new(Arc::clone(&segment), paths.local.clone(), slot, single_host, policy));
         }
         Memory::Shared(segment, me)
     } else {
@@ -181,7 +182,7 @@ fn connect_paths(
             .ring
             .ok_or_else(|| CommError::protocol(format!("rank {right}"), "no address for data"))?;
         if address.ip().is_unspecified() {
-            // Rank 0 listens on all addresses; the one under which this rank reached it is as good as any.
+            // Rank 0 listens on all addresses; use the one under which this rank reached it.
             address.set_ip(*zero);
         }
         let pairs = connect_ring(identity, (ranks, lanes), listener, address, deadline, shared)?;
@@ -197,8 +198,8 @@ fn connect_paths(
                     let _ = rustix::net::shutdown(&*connection, rustix::net::Shutdown::Both);
                 }));
             }
-            let circle = Circle { ranks: ranks.clone(), position, attempt: identity.attempt };
-            engine.ring = Some(Ring::new(pair, circle, plan.options, policy));
+            let members = RingMembers { ranks: ranks.clone(), position, attempt: identity.attempt };
+            engine.ring = Some(Ring::new(pair, members, plan.options, policy));
         }
     }
     Ok(Parts { memory: Arc::new(memory), engines, transport: paths.transport, links, probed })
@@ -209,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_differs_from_rank_zero_is_named() {
+    fn differences_from_rank_zero_are_named() {
         let endpoint = |floats, lanes, force: &str| Endpoint {
             ring: None,
             unix: None,

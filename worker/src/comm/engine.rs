@@ -1,26 +1,27 @@
-//! One lane: runs the all-reduces that were started, in order, on its communication thread or on the caller's own
+//! One lane: runs started all-reduces in order, on its communication thread or on the caller's own
 //! thread.
 //!
-//! `start` only appends to a queue. The holder of the [`Engine`]'s lock runs the next operation. Normally that is the
-//! communication thread, in parallel with the computing caller. A caller that waits while the lock is free runs the
-//! operation itself, which saves two thread switches and never lets two threads of one rank compete for a CPU.
+//! `start` only appends to a queue. Whoever holds the [`Engine`] lock runs the next operation.
+//! Normally that is the communication thread, in parallel with the computing caller. A caller that
+//! waits while the lock is free runs the operation itself: this saves two thread switches and keeps
+//! two threads of one rank from competing for a CPU.
 //!
-//! An operation reduces one bucket, or several in a row. The queue is a ring with one cell per bucket (a bucket can be
-//! in flight once). `started` and `finished` count operations; the memory of their buckets belongs to the engine from
-//! `start` until `finished` has passed their number. That hand-over is a release store and an acquire load of the
-//! counters.
+//! An operation reduces one bucket, or several consecutive ones. The queue is a ring buffer with
+//! one cell per bucket (a bucket can be in flight only once). `started` and `finished` count
+//! operations. From `start` until `finished` passes the operation's number, the engine owns the
+//! memory of its buckets. Release stores and acquire loads of the counters hand it over.
 #![allow(unsafe_code)]
 
 use super::{
     error::Cause,
     local::{LocalGroup, Operation},
+    op_context::{OpContext, OpError},
     ring::Ring,
     shm::Memory,
     socket::timespec,
     state::Shared,
     timing::{Record, Timing},
-    turn::{Broken, Turn},
-    wait::NAP,
+    wait::MAX_SLEEP,
 };
 use rustix::thread::futex::{self, Flags};
 use std::{
@@ -32,7 +33,7 @@ use std::{
     time::Instant,
 };
 
-/// The paths that data takes.
+/// Data paths of one lane.
 pub(super) struct Engine {
     pub local: Option<LocalGroup>,
     pub ring: Option<Ring>,
@@ -45,32 +46,33 @@ impl Engine {
         op: Operation,
         buckets: &[(usize, usize)],
         memory: &Memory,
-        turn: &Turn<'_>,
-    ) -> Result<u64, Broken> {
+        ctx: &OpContext<'_>,
+    ) -> Result<u64, OpError> {
         match (&mut self.local, &mut self.ring) {
             (None, None) => Ok(0),
             (None, Some(ring)) => {
-                // SAFETY: the buckets are in flight, so they belong to the engine, whose lock this thread holds; what lies
-                // between them belongs to nobody.
+                // SAFETY: the buckets are in flight, so they belong to the engine, whose lock this
+                // thread holds; the padding between them is never accessed elsewhere.
                 let data = unsafe { memory.slice_mut(op.start, op.len) };
-                ring.all_reduce(op, buckets, data, turn)
+                ring.all_reduce(op, buckets, data, ctx)
             }
-            (Some(local), None) if local.alone() => local.all_reduce(op, turn).map(|()| 0),
+            (Some(local), None) if local.is_single_host() => local.all_reduce(op, ctx).map(|()| 0),
             (Some(local), ring) => {
-                local.reduce_to_leader(op, turn)?;
+                local.reduce_to_leader(op, ctx)?;
                 let mut sent = 0;
                 if let Some(ring) = ring {
-                    // SAFETY: as above; I am the leader, and all local ranks have finished their part of my arena.
+                    // SAFETY: as above; this rank is the leader, and all local ranks have finished
+                    // their part of its arena.
                     let data = unsafe { memory.slice_mut(op.start, op.len) };
-                    sent = ring.all_reduce(op, buckets, data, turn)?;
+                    sent = ring.all_reduce(op, buckets, data, ctx)?;
                 }
-                local.spread_from_leader(op, turn).map(|()| sent)
+                local.spread_from_leader(op, ctx).map(|()| sent)
             }
         }
     }
 }
 
-/// The queue between the caller and the communication thread, and what both need.
+/// Queue between the caller and the communication thread, and the state that both use.
 pub(super) struct Queue {
     engine: Mutex<Engine>,
     memory: Arc<Memory>,
@@ -78,22 +80,22 @@ pub(super) struct Queue {
     buckets: Vec<(usize, usize)>,
     shared: Arc<Shared>,
     lane: usize,
-    /// The first bucket of an operation and their number, in the two halves.
+    /// First bucket of an operation in the upper half, number of buckets in the lower half.
     cells: Box<[AtomicU64]>,
     started: AtomicU32,
     finished: AtomicU32,
-    /// Grows with every operation that is started, and with `stop`: the communication thread sleeps on it.
-    calls: AtomicU32,
-    /// The communication thread is about to sleep, or sleeps.
+    /// Futex word of the communication thread; incremented by every start and by `stop`.
+    wakeups: AtomicU32,
+    /// The communication thread sleeps or is about to.
     idle: AtomicBool,
     /// The caller sleeps on `finished`.
     caller_parked: AtomicBool,
     stop: AtomicBool,
     bytes_sent: AtomicU64,
-    /// Bits of the scale of gradients in f16; 0: they travel in 4 bytes.
+    /// Bits of the f16 gradient scale; 0: gradients travel as f32.
     wire_scale: AtomicU32,
     epoch: Instant,
-    /// By the first bucket of an operation; only those of this lane are used.
+    /// Indexed by the first bucket of an operation; only this lane's entries are used.
     records: Box<[Record]>,
 }
 
@@ -104,7 +106,7 @@ impl Queue {
         buckets: Vec<(usize, usize)>,
         shared: Arc<Shared>,
     ) -> Queue {
-        // A power of two, so that positions stay right when the counters wrap.
+        // A power of two, so that indices stay correct when the counters wrap.
         let cells = buckets.len().max(1).next_power_of_two();
         Queue {
             engine: Mutex::new(engine),
@@ -116,7 +118,7 @@ impl Queue {
             cells: (0..cells).map(|_| AtomicU64::new(0)).collect(),
             started: AtomicU32::new(0),
             finished: AtomicU32::new(0),
-            calls: AtomicU32::new(0),
+            wakeups: AtomicU32::new(0),
             idle: AtomicBool::new(false),
             caller_parked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -126,8 +128,8 @@ impl Queue {
         }
     }
 
-    /// Appends the all-reduce of a range of buckets, which is not empty; returns its ticket. `wake`: the communication
-    /// thread may start now.
+    /// Appends the all-reduce of a non-empty range of buckets; returns its ticket. `wake`: wake the
+    /// communication thread.
     pub fn push(&self, buckets: &Range<usize>, wake: bool) -> u32 {
         let number = self.started.load(Ordering::Relaxed);
         let cell = ((buckets.start as u64) << 32) | buckets.len() as u64;
@@ -135,9 +137,9 @@ impl Queue {
         let ticket = number.wrapping_add(1);
         self.started.store(ticket, Ordering::SeqCst);
         if wake {
-            self.calls.fetch_add(1, Ordering::SeqCst);
+            self.wakeups.fetch_add(1, Ordering::SeqCst);
             if self.idle.load(Ordering::SeqCst) {
-                let _ = futex::wake(&self.calls, Flags::PRIVATE, 1);
+                let _ = futex::wake(&self.wakeups, Flags::PRIVATE, 1);
             }
         }
         ticket
@@ -149,8 +151,8 @@ impl Queue {
         self.wire_scale.store(scale.map_or(0, f32::to_bits), Ordering::Relaxed);
     }
 
-    /// Whether every operation that was started is complete.
-    pub fn at_rest(&self) -> bool {
+    /// Whether all started operations are complete.
+    pub fn is_idle(&self) -> bool {
         self.started.load(Ordering::SeqCst) == self.finished.load(Ordering::SeqCst)
     }
 
@@ -159,12 +161,11 @@ impl Queue {
         self.bytes_sent.load(Ordering::Relaxed)
     }
 
-    /// Times of the operation that began with this bucket and whose ticket was waited for.
+    /// Times of the operation that began with this bucket. Its ticket must have been waited for.
     pub fn timing(&self, bucket: usize, started: Instant) -> Timing {
         self.records[bucket].timing(self.epoch, started, self.lane as u32)
     }
 
-    /// Whether an operation is complete.
     pub fn done(&self, ticket: u32) -> bool {
         self.finished.load(Ordering::Acquire).wrapping_sub(ticket) as i32 >= 0
     }
@@ -191,11 +192,12 @@ impl Queue {
                 }
                 return true;
             }
-            // The communication thread is running the operation. It may use this CPU while this thread sleeps.
+            // The communication thread is running the operation. Sleep, so that it can use this
+            // CPU.
             self.caller_parked.store(true, Ordering::SeqCst);
             let finished = self.finished.load(Ordering::SeqCst);
             if !self.done(ticket) && !self.shared.failed() {
-                let _ = futex::wait(&self.finished, Flags::PRIVATE, finished, Some(&timespec(NAP)));
+                let _ = futex::wait(&self.finished, Flags::PRIVATE, finished, Some(&timespec(MAX_SLEEP)));
             }
             self.caller_parked.store(false, Ordering::SeqCst);
         }
@@ -214,18 +216,19 @@ impl Queue {
         let progress = self.shared.progress(self.lane);
         progress.begin(bucket, len as u64 * 4);
         let wire_scale = Some(f32::from_bits(self.wire_scale.load(Ordering::Relaxed))).filter(|scale| *scale > 0.0);
-        let turn = Turn { shared: &self.shared, progress, wire_scale, background, caller_parked: &self.caller_parked };
-        let sent = match engine.all_reduce(op, buckets, &self.memory, &turn) {
+        let ctx =
+            OpContext { shared: &self.shared, progress, wire_scale, background, caller_parked: &self.caller_parked };
+        let sent = match engine.all_reduce(op, buckets, &self.memory, &ctx) {
             Ok(sent) => sent,
-            Err(Broken::Elsewhere) => {
+            Err(OpError::GroupFailed) => {
                 self.shared.suspect(Cause::failed(self.shared.rank, "a rank of this host failed without saying why"));
                 return false;
             }
-            Err(Broken::Lane(cause)) => {
+            Err(OpError::LaneLost(cause)) => {
                 self.shared.suspect(cause);
                 return false;
             }
-            Err(Broken::Because(cause)) => {
+            Err(OpError::Known(cause)) => {
                 self.shared.abort(cause);
                 return false;
             }
@@ -249,41 +252,42 @@ impl Queue {
     pub fn run(&self) {
         let _guard = PanicGuard(&self.shared);
         loop {
-            // Read before what it announces: whatever is called from here on changes it, and ends the sleep below at once.
-            let calls = self.calls.load(Ordering::SeqCst);
+            // Load this before checking for work: any later wake-up changes the value and ends the
+            // sleep below at once.
+            let wakeups = self.wakeups.load(Ordering::SeqCst);
             if self.stop.load(Ordering::SeqCst) {
                 return;
             }
             if self.has_work() {
                 let mut engine = self.engine();
-                // The caller may have done the work while this thread waited for the lock.
+                // The caller may have run the operations while this thread waited for the lock.
                 while self.has_work() && self.run_next(&mut engine, true) {}
                 continue;
             }
             self.idle.store(true, Ordering::SeqCst);
-            let _ = futex::wait(&self.calls, Flags::PRIVATE, calls, None);
+            let _ = futex::wait(&self.wakeups, Flags::PRIVATE, wakeups, None);
             self.idle.store(false, Ordering::SeqCst);
         }
     }
 
     fn has_work(&self) -> bool {
-        !self.at_rest() && !self.shared.failed()
+        !self.is_idle() && !self.shared.failed()
     }
 
-    /// Ends the communication thread. An operation in flight ends only if the group has failed.
+    /// Stops the communication thread. An operation in flight ends only if the group has failed.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
-        self.calls.fetch_add(1, Ordering::SeqCst);
-        let _ = futex::wake(&self.calls, Flags::PRIVATE, i32::MAX as u32);
+        self.wakeups.fetch_add(1, Ordering::SeqCst);
+        let _ = futex::wake(&self.wakeups, Flags::PRIVATE, i32::MAX as u32);
     }
 
-    /// Wakes the caller to check for the failure.
+    /// Wakes the caller so that it notices the failure.
     pub fn wake_caller(&self) {
         let _ = futex::wake(&self.finished, Flags::PRIVATE, i32::MAX as u32);
     }
 }
 
-/// A panic of the communication thread is a bug, but the group must still end.
+/// A panic in the communication thread is a bug, but the group must still end.
 struct PanicGuard<'a>(&'a Shared);
 
 impl Drop for PanicGuard<'_> {
@@ -307,25 +311,26 @@ mod tests {
         Queue::new((Engine { local: None, ring: None }, 0), Arc::new(memory), vec![(0, 16)], Arc::new(shared))
     }
 
-    /// The communication thread may have found nothing to do and be about to sleep when it is called.
+    /// The communication thread may have found the queue empty and be about to sleep when an
+    /// operation is pushed.
     #[test]
-    fn what_is_called_before_the_sleep_ends_the_sleep() {
-        let sleep = |queue: &Queue, calls: u32| {
-            // Far longer than a futex needs to compare a number.
-            futex::wait(&queue.calls, Flags::PRIVATE, calls, Some(&timespec(Duration::from_secs(60))))
+    fn a_wake_up_before_the_sleep_is_not_lost() {
+        let sleep = |queue: &Queue, wakeups: u32| {
+            // Never reached: the futex returns at once because the value differs.
+            futex::wait(&queue.wakeups, Flags::PRIVATE, wakeups, Some(&timespec(Duration::from_secs(60))))
         };
         let queue = queue();
-        let before = queue.calls.load(Ordering::SeqCst);
+        let before = queue.wakeups.load(Ordering::SeqCst);
         queue.push(&(0..1), true);
         assert_eq!(sleep(&queue, before), Err(Errno::AGAIN), "an operation");
-        let before = queue.calls.load(Ordering::SeqCst);
+        let before = queue.wakeups.load(Ordering::SeqCst);
         queue.stop();
         assert_eq!(sleep(&queue, before), Err(Errno::AGAIN), "the end");
         queue.run();
     }
 
     #[test]
-    fn a_thread_ends_whenever_it_is_stopped() {
+    fn stop_ends_the_thread_in_every_state() {
         for round in 0..2_000 {
             let queue = queue();
             std::thread::scope(|scope| {

@@ -1,16 +1,16 @@
-//! What can go wrong in a group, and the root cause that all its ranks report.
+//! Errors of a group, and the root cause that all its ranks report.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Whether a rank failed, stood still, or was asked to stop.
+/// How a rank failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum CauseKind {
     Failed,
-    /// A signal asked this rank to stop; the number of the signal.
+    /// Terminated by this signal.
     Stopped(i32),
-    /// It is alive, but stands still.
+    /// Alive, but makes no progress.
     Hung,
 }
 
@@ -24,7 +24,7 @@ pub struct Cause {
     pub host: String,
     pub kind: CauseKind,
     pub text: String,
-    /// What the rank that noticed it was doing; the group fills it in if it is empty.
+    /// What the reporting rank was doing; the group fills it in if it is empty.
     #[serde(default)]
     pub during: String,
 }
@@ -35,12 +35,12 @@ impl Cause {
         Cause { origin_rank, host: String::new(), kind: CauseKind::Failed, text: text.into(), during: String::new() }
     }
 
-    /// A rank that stands still; rank 0 fills in what the others wait for.
+    /// A hung rank; rank 0 fills in what the others are waiting for.
     pub fn hung(origin_rank: u32, text: impl Into<String>) -> Cause {
         Cause { kind: CauseKind::Hung, ..Cause::failed(origin_rank, text) }
     }
 
-    /// A stop that a signal asked for.
+    /// A rank that a signal stopped.
     pub fn stopped(origin_rank: u32, signal: i32) -> Cause {
         let text = format!("stopped by signal {signal}");
         Cause { kind: CauseKind::Stopped(signal), ..Cause::failed(origin_rank, text) }
@@ -61,30 +61,25 @@ impl fmt::Display for Cause {
     }
 }
 
-/// Any failure in this module. Texts are lowercase and name what was expected and what was found.
+/// Any error of this module. Messages are lowercase and name the expected and the actual value.
 #[derive(Debug, thiserror::Error)]
 pub enum CommError {
-    /// A variable of the environment is missing or meaningless.
+    /// An environment variable is missing or invalid.
     #[error("{name}: got {got}, expected {expected}")]
-    Variable {
-        name: &'static str,
-        /// Its value.
-        got: String,
-        expected: String,
-    },
+    Variable { name: &'static str, got: String, expected: String },
     #[error("key file {path}: got {got}, expected {expected}")]
     KeyFile { path: String, got: String, expected: &'static str },
-    /// A group that cannot exist.
+    /// Impossible sizes or ranks.
     #[error("group of ranks: got {got}, expected {expected}")]
     Group { got: String, expected: String },
     #[error("no connection to rank 0 at {address} within {seconds:.0} s; last error: {last}")]
     Unreachable { address: String, seconds: f64, last: String },
-    /// The other side of a handshake refused.
+    /// The peer refused the handshake.
     #[error("refused by {by}: {reason}")]
     Refused { by: String, reason: String },
-    #[error("{} of {world} ranks did not arrive within {seconds:.0} s: {}", missing.len(), ranks_text(missing))]
+    #[error("{} of {world} ranks did not arrive within {seconds:.0} s: {}", missing.len(), format_ranks(missing))]
     Missing { missing: Vec<u32>, world: u32, seconds: f64 },
-    /// The transport asked for is not possible with these hosts.
+    /// The requested transport is not possible with these hosts.
     #[error("transport {got} is not possible: {why}")]
     Transport { got: String, why: String },
     /// A system call failed while the group was set up.
@@ -95,7 +90,7 @@ pub enum CommError {
         #[source]
         source: std::io::Error,
     },
-    /// Another program is on the other side, or the bytes were damaged.
+    /// The peer is another program, or bytes were corrupted.
     #[error("protocol error with {with}: {text}")]
     Protocol { with: String, text: String },
     /// [`super::Group::agree`] found different values. Every rank gets this text.
@@ -136,7 +131,7 @@ impl CommError {
 }
 
 /// `rank 3`, or `ranks 1, 2, 5`.
-pub(super) fn ranks_text(ranks: &[u32]) -> String {
+pub(super) fn format_ranks(ranks: &[u32]) -> String {
     let list: Vec<String> = ranks.iter().take(16).map(u32::to_string).collect();
     let more = if ranks.len() > 16 { format!(" and {} more", ranks.len() - 16) } else { String::new() };
     format!("rank{} {}{more}", if ranks.len() == 1 { "" } else { "s" }, list.join(", "))
@@ -147,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn causes_read_like_a_sentence() {
+    fn a_cause_is_one_readable_line() {
         let cause = Cause { host: "b".into(), during: "barrier".into(), ..Cause::failed(3, "connection closed") };
         assert_eq!(cause.to_string(), "rank 3 on b: connection closed (during barrier)");
         assert_eq!(Cause::stopped(1, 15).to_string(), "rank 1: stopped by signal 15");

@@ -1,28 +1,27 @@
-//! Frames: a fixed header of 32 bytes, then at most `limit` bytes of payload.
+//! Frames: a fixed 32-byte header, then at most `limit` bytes of payload.
 //!
 //! ```text
-//! 0 magic u32 | 4 version u8 | 5 kind u8 | 6 zero u16 | 8 attempt u32 | 12 tag u32 | 16 sequence u32
-//! 20 length u64 | 28 checksum of the first 28 bytes u32        (little endian)
+//! 0 magic u32 | 4 version u8 | 5 kind u8 | 6 zero u16 | 8 attempt u32 | 12 tag u32
+//! 16 sequence u32 | 20 length u64 | 28 checksum of the first 28 bytes u32   (little endian)
 //! ```
 //!
-//! The checksum guards against another protocol on the port, not against an attacker; the handshake does that.
+//! The checksum detects a different protocol on the port; attackers are the handshake's job.
 
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Length of a header.
+/// Header length in bytes.
 pub(super) const HEADER: usize = 32;
-/// Version of the protocol; equal on both sides.
+/// Protocol version; must be equal on both sides.
 pub(super) const VERSION: u8 = 3;
 /// Largest payload before authentication.
-pub(super) const LIMIT_STRANGER: u64 = 256;
-/// Most bytes that rank 0 gathers of each rank.
+pub(super) const LIMIT_UNAUTHENTICATED: u64 = 256;
+/// Most bytes that rank 0 gathers from each rank.
 pub(super) const MAX_GATHER: usize = 16 << 20;
-/// Largest payload of a control frame after authentication; a roster of the largest group fits.
-pub(super) const LIMIT_MEMBER: u64 = 4 << 20;
+/// Largest control payload after authentication; fits the roster of the largest group.
+pub(super) const LIMIT_AUTHENTICATED: u64 = 4 << 20;
 
 const MAGIC: u32 = 0x6479_7753;
 
-/// What a frame means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
@@ -71,7 +70,6 @@ impl Kind {
     ];
 }
 
-/// A decoded header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
     pub kind: Kind,
@@ -79,11 +77,10 @@ pub(super) struct Header {
     /// Bucket of an operation; otherwise 0.
     pub tag: u32,
     pub sequence: u32,
-    /// Bytes that follow.
+    /// Payload bytes.
     pub length: u64,
 }
 
-/// Why bytes are not a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum FrameError {
     #[error("not a frame of this protocol")]
@@ -133,7 +130,7 @@ impl Header {
     }
 }
 
-/// Header and payload in one buffer.
+/// Encodes header and payload into one buffer.
 pub(super) fn encode(kind: Kind, attempt: u32, sequence: u32, payload: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER + payload.len());
     out.extend_from_slice(&Header::control(kind, attempt, sequence, payload).encode());
@@ -149,8 +146,8 @@ pub(super) fn le32(bytes: &[u8]) -> u32 {
     u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
 }
 
-/// Collects the bytes of one connection into frames. It never asks for bytes beyond the current frame, so that a
-/// connection can change its protocol after the handshake.
+/// Assembles frames from the bytes of one connection. It never requests bytes beyond the current
+/// frame, so that a connection can switch protocols after the handshake.
 #[derive(Debug)]
 pub(super) struct FrameReader {
     buffer: Vec<u8>,
@@ -163,12 +160,12 @@ impl FrameReader {
         FrameReader { buffer: Vec::new(), header: None, limit }
     }
 
-    /// Sets the largest payload from the next frame on.
+    /// Sets the payload limit from the next frame on.
     pub fn set_limit(&mut self, limit: u64) {
         self.limit = limit;
     }
 
-    /// Bytes missing to the next header or the end of the frame; never 0.
+    /// Bytes missing to complete the current header or frame; never 0.
     pub fn wanted(&self) -> usize {
         match self.header {
             None => HEADER - self.buffer.len(),
@@ -252,6 +249,9 @@ mod tests {
     #[test]
     fn a_length_beyond_the_limit_is_refused_before_any_payload() {
         let header = Header { kind: Kind::Hello, attempt: 1, tag: 0, sequence: 0, length: u64::MAX };
-        assert_eq!(read_all(&header.encode(), LIMIT_STRANGER, 32), Err(FrameError::TooLong(u64::MAX, LIMIT_STRANGER)));
+        assert_eq!(
+            read_all(&header.encode(), LIMIT_UNAUTHENTICATED, 32),
+            Err(FrameError::TooLong(u64::MAX, LIMIT_UNAUTHENTICATED))
+        );
     }
 }

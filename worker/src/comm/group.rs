@@ -1,9 +1,11 @@
-//! A rank's membership in its group: who takes part, what all agree on, and the one root cause when something fails.
+//! A rank's membership in its group: values that all ranks exchange, and the one root cause when
+//! something fails.
 //!
-//! It carries a few bytes of each rank over the connections to rank 0. Gradients take other ways: see [`super::Reducer`].
+//! Small values travel over the control connections to rank 0. Gradients use other paths: see
+//! [`super::Reducer`].
 
 use super::{
-    ballot::{Ballot, Call},
+    ballot::{Ballot, Exchange},
     config::GroupConfig,
     error::{Cause, CommError},
     frame::MAX_GATHER,
@@ -16,9 +18,9 @@ use std::{sync::Arc, thread::JoinHandle, time::Duration};
 use switchyard_worker_contract::event::{GpuTrouble, Stuck};
 use switchyard_worker_contract::recorder::Operation;
 
-/// Most bytes of a value that all ranks compare or get.
+/// Maximum bytes of a value that all ranks compare or receive.
 const MAX_VALUE: usize = 4096;
-/// Most bytes of the name of a value.
+/// Maximum bytes of a value's name.
 const MAX_NAME: usize = 256;
 
 /// A rank's membership in its group.
@@ -34,7 +36,7 @@ pub struct Group {
     calls: u32,
 }
 
-/// The thread that talks to the other ranks; it ends in bounded time.
+/// The control thread; it ends in bounded time.
 struct Control {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -48,7 +50,7 @@ impl Drop for Control {
                 self.shared.give_up();
             }
             self.shared.request(Request::Stop);
-            // A panic in that thread was reported there.
+            // That thread has already reported a panic.
             let _ = thread.join();
         }
         self.shared.forget_wakers();
@@ -65,13 +67,14 @@ impl Aborter {
         self.0.abort(cause);
     }
 
-    /// Says why this rank cannot go on, unless the group fails by itself in the next half second: what this rank sees may be the end of
-    /// another one. The group has failed when it returns.
+    /// Reports why this rank cannot continue, unless the group fails by itself within half a
+    /// second: the symptom may be a consequence of another rank's failure. The group has failed
+    /// when this returns.
     pub fn suspect(&self, cause: Cause) {
         self.0.suspect(cause);
     }
 
-    /// Waits until the group has failed, and no longer than this.
+    /// Waits until the group has failed, at most for `limit`.
     pub fn await_failure(&self, limit: Duration) {
         self.0.await_failure(limit);
     }
@@ -81,19 +84,21 @@ impl Aborter {
         self.0.failure()
     }
 
-    /// Of the ranks that stand still while the job goes on waiting, the one that does so for longest; known to rank 0.
+    /// The rank that has hung longest while `onHang` lets the job keep waiting. Known only to rank
+    /// 0.
     pub fn stuck(&self) -> Option<Stuck> {
         self.0.stuck()
     }
 
-    /// Of the GPUs of all ranks, the one that a person should look at; known to rank 0.
+    /// The worst GPU problem of all ranks. Known only to rank 0.
     pub fn gpu_trouble(&self) -> Option<GpuTrouble> {
         self.0.gpu_trouble()
     }
 }
 
 impl Group {
-    /// Joins the group. Returns when all ranks are there, or with an error that says what is missing.
+    /// Joins the group. Returns when all ranks are present, or an error that names the missing
+    /// ranks.
     pub fn join(config: &GroupConfig) -> Result<Group, CommError> {
         config.check()?;
         let shared = Arc::new(Shared::new((config.rank(), config.world()), config.connect_timeout)?);
@@ -101,7 +106,7 @@ impl Group {
         let (mut peers, mut clock_offset, mut local_address) = (None, 0, config.rendezvous.clone());
         if config.world() > 1 {
             let joined = join(config, &shared, &mut control.thread);
-            let (joined, offset) = joined.map_err(|error| shared.broken_off(error))?;
+            let (joined, offset) = joined.map_err(|error| shared.setup_failed(error))?;
             (clock_offset, local_address) = (offset, joined.address.to_string());
             peers = Some(Arc::new(joined));
         }
@@ -127,14 +132,14 @@ impl Group {
         &self.host
     }
 
-    /// Microseconds to add to this host's wall clock to get that of rank 0's host, estimated when the group formed; 0
-    /// on that host itself. The error is at most half of the fastest round trip, plus the drift of the clocks since
-    /// then.
+    /// Microseconds to add to this host's wall clock to get that of rank 0's host, estimated when
+    /// the group formed; 0 on that host itself. The error is at most half of the fastest round
+    /// trip, plus clock drift since then.
     pub fn clock_offset(&self) -> i64 {
         self.clock_offset
     }
 
-    /// How long ranks may take to connect to each other.
+    /// Time limit for ranks to connect to each other.
     pub fn connect_timeout(&self) -> Duration {
         Duration::from_secs_f64(self.shared.connect_seconds)
     }
@@ -148,30 +153,33 @@ impl Group {
         self.peers.clone()
     }
 
-    /// From now on, waits and progress are recorded there, and heartbeats say what it holds.
+    /// Attaches the recorder: it records waits and progress from now on, and heartbeats carry its
+    /// state.
     pub(crate) fn record_to(&self, recorder: &Arc<Recorder>) {
         self.shared.record_to(Arc::clone(recorder));
         let shared = Arc::downgrade(&self.shared);
-        recorder.count(move || shared.upgrade().map_or(0, |shared| shared.moved()));
+        recorder.add_counter(move || shared.upgrade().map_or(0, |shared| shared.progress_count()));
     }
 
-    /// Returns `Ok` if every rank passes the same bytes (at most 4096) under the same name; otherwise every rank gets an
-    /// error that names the ranks and their values. The group stays usable.
+    /// Returns `Ok` if every rank passes the same bytes (at most 4096) under the same name;
+    /// otherwise every rank gets an error that names the ranks and their values. The group stays
+    /// usable.
     pub fn agree(&mut self, what: &str, value: &[u8]) -> Result<(), CommError> {
-        self.exchange(Call::Agree, what, value, MAX_VALUE).map(drop)
+        self.exchange(Exchange::Agree, what, value, MAX_VALUE).map(drop)
     }
 
-    /// Returns on rank 0 the bytes (at most 16 MiB) of every rank, in the order of the ranks, and nothing on the others.
+    /// Returns every rank's bytes (at most 16 MiB each) in rank order on rank 0, and nothing on the
+    /// other ranks.
     pub fn gather(&mut self, what: &str, own: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
-        self.exchange(Call::Gather, what, own, MAX_GATHER)
+        self.exchange(Exchange::Gather, what, own, MAX_GATHER)
     }
 
-    /// Returns on every rank the bytes (at most 4096) of every rank, in the order of the ranks.
+    /// Returns every rank's bytes (at most 4096 each) in rank order, on every rank.
     pub fn all_gather(&mut self, what: &str, own: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
-        self.exchange(Call::AllGather, what, own, MAX_VALUE)
+        self.exchange(Exchange::AllGather, what, own, MAX_VALUE)
     }
 
-    /// Sums a few numbers over all ranks, in the order of the ranks: all get the same bits.
+    /// Sums a few numbers over all ranks in rank order, so that all ranks get identical bits.
     pub fn sum<const N: usize>(&mut self, what: &str, own: [f64; N]) -> Result<[f64; N], CommError> {
         let own: Vec<u8> = own.iter().flat_map(|number| number.to_le_bytes()).collect();
         let mut sums = [0.0; N];
@@ -192,7 +200,13 @@ impl Group {
         self.agree("a barrier", &[])
     }
 
-    fn exchange(&mut self, call: Call, what: &str, value: &[u8], most: usize) -> Result<Vec<Vec<u8>>, CommError> {
+    fn exchange(
+        &mut self,
+        exchange: Exchange,
+        what: &str,
+        value: &[u8],
+        most: usize,
+    ) -> Result<Vec<Vec<u8>>, CommError> {
         if value.len() > most || what.len() > MAX_NAME {
             return Err(CommError::Group {
                 got: format!("{} bytes to agree on under a name of {} bytes", value.len(), what.len()),
@@ -202,25 +216,25 @@ impl Group {
         self.shared.check()?;
         self.calls = self.calls.wrapping_add(1);
         if self.shared.world == 1 {
-            return Ok(if call == Call::Agree { Vec::new() } else { vec![value.to_vec()] });
+            return Ok(if exchange == Exchange::Agree { Vec::new() } else { vec![value.to_vec()] });
         }
-        self.shared.set_doing(&format!("agreement on {what}"));
-        let ballot = Ballot { call, sequence: self.calls, subject: what.to_owned(), value: value.to_owned() };
-        let result = self.shared.recorded(Operation::Agree, 0, || {
+        self.shared.set_activity(&format!("agreement on {what}"));
+        let ballot = Ballot { exchange, sequence: self.calls, subject: what.to_owned(), value: value.to_owned() };
+        let result = self.shared.record_wait(Operation::Agree, 0, || {
             self.shared.request(Request::Value(ballot));
             self.shared.wait_agreed()
         });
-        self.shared.set_doing("");
+        self.shared.set_activity("");
         result
     }
 
-    /// Ends the group: every rank gets this cause, unless an earlier one is known. Returns when rank 0 has confirmed, at
-    /// most half a second later. Empty fields of the cause are filled in.
+    /// Ends the group: every rank gets this cause, unless there is an earlier one. Returns when
+    /// rank 0 has confirmed, or after half a second. Empty fields of the cause are filled in.
     pub fn abort(&self, cause: Cause) {
         self.shared.abort(cause);
     }
 
-    /// A handle for another thread.
+    /// Returns a handle for use from another thread.
     pub fn aborter(&self) -> Aborter {
         Aborter(Arc::clone(&self.shared))
     }
@@ -230,7 +244,7 @@ impl Group {
         self.shared.failure()
     }
 
-    /// What this rank's communication is doing, as text for people.
+    /// Description of what this rank's communication is doing.
     pub fn activity(&self) -> String {
         self.shared.activity()
     }
@@ -240,13 +254,13 @@ impl Group {
         self.shared.refusals()
     }
 
-    /// Leaves in good order: waits for all ranks to leave. Until then the failure of any rank is an error here;
-    /// afterwards nothing is. No reduction may be in flight.
+    /// Leaves the group gracefully: waits for all ranks to leave. Until then this returns an error
+    /// if any rank fails; afterwards it cannot fail. No reduction may be in flight.
     pub fn leave(mut self) -> Result<(), CommError> {
         self.shared.check()?;
         if self.shared.world > 1 {
-            self.shared.set_doing("the end of the job");
-            self.shared.recorded(Operation::Leave, 0, || {
+            self.shared.set_activity("the end of the job");
+            self.shared.record_wait(Operation::Leave, 0, || {
                 self.shared.request(Request::Leave);
                 self.shared.wait_left()
             })?;

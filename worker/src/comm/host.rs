@@ -1,24 +1,25 @@
-//! What this process can learn about its host: identity, name, CPUs.
+//! Properties of this host: identity, name, CPUs.
 
 use std::fs;
 
-/// Ranks with equal identity can share memory: same boot of the same kernel, same network namespace (abstract sockets
-/// belong to one, and two pods have two), same user.
+/// Identity of this host. Ranks with equal identity can share memory: same boot of the same kernel,
+/// same network namespace (abstract sockets are per namespace, and each pod has its own), same
+/// user.
 pub(super) fn identity() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let netns = fs::read_link("/proc/self/ns/net").map(|p| p.display().to_string());
-    // If the kernel does not say, no other rank counts as local.
+    // If the namespace is unknown, no other rank counts as local.
     let netns = netns.unwrap_or_else(|_| format!("process {}", std::process::id()));
     let uid = rustix::process::getuid().as_raw();
     format!("{}/{netns}/{uid}", boot.trim())
 }
 
-/// The host name, for people.
+/// Host name, for messages.
 pub(super) fn name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// CPUs this process may run on, one bit each.
+/// CPUs this process can run on, one bit each.
 pub(super) fn allowed_cpus() -> Vec<u64> {
     let Ok(set) = rustix::thread::sched_getaffinity(None) else {
         return vec![1];

@@ -1,37 +1,37 @@
-//! Rank 0's side of the control plane as a pure state machine: who may join, what all agree on, who is alive, and the
-//! one root cause of a failure. `step(event, now)` returns what to do; [`super::server`] does it.
+//! Rank 0's side of the control plane as a pure state machine: joining, agreement, liveness, and
+//! the one root cause of a failure. `step(event, now)` returns the actions; [`super::server`]
+//! performs them.
 //!
 //! ```text
 //! Gathering --all joined--> Running --all left--> Done
-//!     |  a rank is missing,    |  lost, silent or aborting rank
-//!     +------------------------+------------------------------> Failed (first cause only, sent to all)
+//!     |  a rank is missing     |  lost, silent or aborting rank
+//!     +------------------------+------------------------> Failed (first cause only, sent to all)
 //! ```
 
 use super::{
     auth::{Gate, GateStep, Nonce},
-    ballot::{Ballot, Call, decode_value, encode_values, outcome},
-    error::{Cause, CauseKind, ranks_text},
+    ballot::{Ballot, Exchange, decode_value, encode_values, tally},
+    error::{Cause, CauseKind, format_ranks},
     frame::{self, Header, Kind},
-    gpus::gpu_trouble,
+    gpu_health::gpu_trouble,
+    hang::{RankReport, deadlock, describe_others, stuck},
     pulse::Pulse,
     roster::{Member, Roster},
-    standstill::{Heard, all_wait, others, stuck},
 };
 use crate::recorder::Vitals;
 use std::{collections::BTreeMap, time::Instant};
 use switchyard_worker_contract::event::{GpuTrouble, Stuck};
 
-/// Something that happened.
 pub(super) enum Event<'a> {
     /// A connection was accepted.
     Opened(u64, Nonce),
-    /// A whole frame came.
+    /// A complete frame arrived.
     Frame(u64, Header, &'a [u8]),
-    /// The connection ended, or its bytes are not frames.
+    /// The connection ended, or sent something other than frames.
     Closed(u64),
     /// Time passed. Comes after all frames that could be read.
     Tick,
-    /// Rank 0 itself has a value.
+    /// Rank 0 itself contributes a value.
     Value(Ballot),
     /// Rank 0 itself fails.
     Abort(Cause),
@@ -39,27 +39,27 @@ pub(super) enum Event<'a> {
     Leave,
 }
 
-/// Something to do. Frames to peers come before the news for rank 0 itself.
+/// An action. Frames to peers precede notifications for rank 0 itself.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Output {
     Send(u64, Vec<u8>),
-    /// Close once the peer has read what was sent.
+    /// Close after the peer has read everything sent.
     Close(u64),
     /// Close at once.
     Drop(u64),
-    /// Allow longer frames from now on.
+    /// Raise the frame size limit.
     Trust(u64),
     Formed(Roster),
     Missing(Vec<u32>),
-    /// The values that were gathered, in the order of the ranks.
+    /// The gathered values, in rank order.
     Agreed(Result<Vec<Vec<u8>>, String>),
     Failed(Cause),
-    /// The rank that stands still while the job goes on waiting is another one.
+    /// The longest-hung rank has changed.
     Stuck(Option<Stuck>),
-    /// The GPU that a person should look at is another one.
+    /// The job's worst GPU problem has changed.
     Gpu(Option<GpuTrouble>),
     Left,
-    /// A refused connection, for diagnostics.
+    /// A connection was refused; for diagnostics.
     Refused(u64, String),
 }
 
@@ -79,7 +79,7 @@ struct Seat {
     /// Set while the rank waits for the others.
     ballot: Option<Ballot>,
     left: bool,
-    /// What its last heartbeat said.
+    /// Content of the last heartbeat.
     vitals: Option<Vitals>,
 }
 
@@ -94,37 +94,37 @@ pub(super) struct Hub {
     activity: Box<dyn Fn() -> String + Send>,
     vitals: Box<dyn Fn() -> Option<Vitals> + Send>,
     wall: fn() -> i64,
-    /// What was said last.
+    /// Last reported value.
     stuck: Option<Stuck>,
     gpu: Option<GpuTrouble>,
     out: Vec<Output>,
 }
 
-/// How long the hub waits for all ranks to join.
+/// Join window.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct JoinTime {
     pub start: Instant,
-    /// Ranks that have not joined by then are missing, and the group fails.
+    /// If ranks are missing at this time, the group fails.
     pub deadline: Instant,
 }
 
-/// The process of rank 0, as the hub sees it.
+/// The hub's access to rank 0's own process.
 pub(super) struct RankZero {
-    /// What rank 0 says about itself.
     pub member: Member,
-    /// What rank 0 is doing; called only when a failure is reported.
+    /// Describes what rank 0 is doing; called only when a failure is reported.
     pub activity: Box<dyn Fn() -> String + Send>,
-    /// What a heartbeat of rank 0 would say.
+    /// What a heartbeat of rank 0 would contain.
     pub vitals: Box<dyn Fn() -> Option<Vitals> + Send>,
     /// Wall clock in nanoseconds.
     pub wall: fn() -> i64,
 }
 
-/// Text of a failure by loss of the control connection; the same on every rank.
+/// Failure text for a lost control connection; the same on every rank.
 pub(super) const CONNECTION_CLOSED: &str = "connection closed: the process ended or its network failed";
 
 impl Hub {
-    /// A hub for `world` ranks, rank 0 included. `attempt` is in every frame; peers of another attempt are refused.
+    /// Creates a hub for `world` ranks, including rank 0. `attempt` is in every frame; peers of
+    /// another attempt are refused.
     pub fn new(gate: Gate, (world, attempt): (u32, u32), join_time: JoinTime, pulse: Pulse, zero: RankZero) -> Hub {
         let RankZero { member, activity, vitals, wall } = zero;
         let mut seats: Vec<Seat> = (0..world).map(|_| Seat::default()).collect();
@@ -155,7 +155,7 @@ impl Hub {
             }
             Event::Frame(conn, header, payload) => match self.ranks.get(&conn).copied() {
                 Some(rank) => self.member_frame(rank, header, payload, now),
-                None => self.stranger_frame(conn, header, payload, now),
+                None => self.handshake_frame(conn, header, payload, now),
             },
             Event::Closed(conn) => self.closed(conn),
             Event::Tick => self.tick(now),
@@ -177,12 +177,12 @@ impl Hub {
     }
 
     /// Sends to every connected member.
-    fn tell_all(&mut self, kind: Kind, payload: &[u8]) {
+    fn broadcast(&mut self, kind: Kind, payload: &[u8]) {
         let bytes = self.frame(kind, payload);
         self.out.extend(self.seats.iter().filter_map(|seat| seat.conn).map(|conn| Output::Send(conn, bytes.clone())));
     }
 
-    fn stranger_frame(&mut self, conn: u64, header: Header, payload: &[u8], now: Instant) {
+    fn handshake_frame(&mut self, conn: u64, header: Header, payload: &[u8], now: Instant) {
         let seats = &self.seats;
         let step = self.gate.frame(conn, header, payload, &|peer| {
             seats.get(peer.rank as usize).is_some_and(|seat| seat.conn.is_some() || seat.member.is_some())
@@ -205,7 +205,7 @@ impl Hub {
 
     fn member_frame(&mut self, rank: u32, header: Header, payload: &[u8], now: Instant) {
         self.seats[rank as usize].last_seen = Some(now);
-        let sense = match (header.kind, self.phase) {
+        let expected = match (header.kind, self.phase) {
             (Kind::Heartbeat, _) => {
                 if let Ok(vitals) = serde_json::from_slice(payload) {
                     self.seats[rank as usize].vitals = Some(vitals);
@@ -228,10 +228,10 @@ impl Hub {
                 Err(_) => false,
             },
             (Kind::Agree | Kind::Gather | Kind::AllGather, Phase::Running) => {
-                match (Call::of(header.kind), decode_value(payload)) {
-                    (Some(call), Some((subject, value))) if self.seats[rank as usize].ballot.is_none() => {
+                match (Exchange::of(header.kind), decode_value(payload)) {
+                    (Some(exchange), Some((subject, value))) if self.seats[rank as usize].ballot.is_none() => {
                         let sequence = header.sequence;
-                        self.seats[rank as usize].ballot = Some(Ballot { call, sequence, subject, value });
+                        self.seats[rank as usize].ballot = Some(Ballot { exchange, sequence, subject, value });
                         self.settle_values();
                         true
                     }
@@ -241,8 +241,8 @@ impl Hub {
             (Kind::Clock, Phase::Running) if payload.is_empty() => {
                 if let Some(conn) = self.seats[rank as usize].conn {
                     let time = (self.wall)().to_le_bytes();
-                    let answer = frame::encode(Kind::Clock, self.attempt, header.sequence, &time);
-                    self.out.push(Output::Send(conn, answer));
+                    let response = frame::encode(Kind::Clock, self.attempt, header.sequence, &time);
+                    self.out.push(Output::Send(conn, response));
                 }
                 true
             }
@@ -253,7 +253,7 @@ impl Hub {
             }
             _ => false,
         };
-        if !sense {
+        if !expected {
             self.fail(Cause::failed(rank, format!("sent an unexpected {:?}", header.kind)));
         }
     }
@@ -265,7 +265,7 @@ impl Hub {
         let roster = Roster { members };
         let bytes = serde_json::to_vec(&roster).expect("invariant: a roster is plain data");
         self.phase = Phase::Running;
-        self.tell_all(Kind::Roster, &bytes);
+        self.broadcast(Kind::Roster, &bytes);
         self.out.push(Output::Formed(roster));
     }
 
@@ -288,10 +288,10 @@ impl Hub {
             return;
         }
         if beat.send {
-            self.tell_all(Kind::Heartbeat, &[]);
+            self.broadcast(Kind::Heartbeat, &[]);
         }
         if beat.was_asleep {
-            // This process did not run for a while, so the silence says nothing about the others.
+            // This process was suspended for a while, so the silence says nothing about the others.
             self.seats.iter_mut().filter(|seat| seat.conn.is_some()).for_each(|seat| seat.last_seen = Some(now));
         }
         self.seats[0].vitals = (self.vitals)();
@@ -303,14 +303,14 @@ impl Hub {
         if let Some(rank) = silent {
             let mut cause = Cause::failed(rank as u32, self.pulse.silence());
             if let Some(Vitals { doing, pid, .. }) = &self.seats[rank].vitals {
-                let others = others(&self.heard(), cause.origin_rank);
+                let others = describe_others(&self.rank_reports(), cause.origin_rank);
                 let others = if others.is_empty() { others } else { format!("; {others}") };
                 cause.during = format!("last heard in {doing} (process {pid}){others}");
             }
             return self.fail(cause);
         }
-        let heard = self.heard();
-        let (stuck, all_wait, gpu) = (stuck(&heard), all_wait(&heard), gpu_trouble(&heard));
+        let reports = self.rank_reports();
+        let (stuck, deadlock, gpu) = (stuck(&reports), deadlock(&reports), gpu_trouble(&reports));
         if self.stuck != stuck {
             self.stuck = stuck;
             self.out.push(Output::Stuck(stuck));
@@ -319,7 +319,7 @@ impl Hub {
             self.gpu = gpu;
             self.out.push(Output::Gpu(gpu));
         }
-        if let Some(cause) = all_wait {
+        if let Some(cause) = deadlock {
             return self.fail(cause);
         }
         if self.phase == Phase::Gathering && now >= self.join_time.deadline {
@@ -330,16 +330,16 @@ impl Hub {
                 (self.join_time.deadline - self.join_time.start).as_secs_f64(),
                 missing.len(),
                 self.seats.len(),
-                ranks_text(&missing)
+                format_ranks(&missing)
             );
             self.out.push(Output::Missing(missing.clone()));
             self.fail(Cause::failed(missing[0], text));
         }
     }
 
-    fn heard(&self) -> Vec<Heard<'_>> {
+    fn rank_reports(&self) -> Vec<RankReport<'_>> {
         let node = |seat: &Seat| seat.member.as_ref().map_or(0, |member| member.node);
-        self.seats.iter().map(|seat| Heard { node: node(seat), vitals: seat.vitals.as_ref() }).collect()
+        self.seats.iter().map(|seat| RankReport { node: node(seat), vitals: seat.vitals.as_ref() }).collect()
     }
 
     fn settle_values(&mut self) {
@@ -354,12 +354,12 @@ impl Hub {
             return;
         }
         let ballots: Vec<Ballot> = self.seats.iter_mut().filter_map(|seat| seat.ballot.take()).collect();
-        let call = ballots[0].call;
-        let result = outcome(ballots);
+        let exchange = ballots[0].exchange;
+        let result = tally(ballots);
         match &result {
-            Ok(values) if call == Call::AllGather => self.tell_all(Kind::Gathered, &encode_values(values)),
-            Ok(_) => self.tell_all(Kind::Agreed, &[]),
-            Err(text) => self.tell_all(Kind::Agreed, text.as_bytes()),
+            Ok(values) if exchange == Exchange::AllGather => self.broadcast(Kind::Gathered, &encode_values(values)),
+            Ok(_) => self.broadcast(Kind::Agreed, &[]),
+            Err(text) => self.broadcast(Kind::Agreed, text.as_bytes()),
         }
         self.out.push(Output::Agreed(result));
     }
@@ -368,7 +368,7 @@ impl Hub {
         self.settle_values();
         if self.phase == Phase::Running && self.seats.iter().all(|seat| seat.left) {
             self.phase = Phase::Done;
-            self.tell_all(Kind::Goodbye, &[]);
+            self.broadcast(Kind::Goodbye, &[]);
             self.close_members();
             self.out.push(Output::Left);
         }
@@ -385,7 +385,7 @@ impl Hub {
         self.phase = Phase::Failed;
         if cause.kind == CauseKind::Hung {
             self.seats[0].vitals = (self.vitals)();
-            cause.during = others(&self.heard(), cause.origin_rank);
+            cause.during = describe_others(&self.rank_reports(), cause.origin_rank);
         } else if cause.during.is_empty() {
             cause.during = (self.activity)();
         }
@@ -396,7 +396,7 @@ impl Hub {
         }
         cause.text = cause.text.chars().take(4096).collect();
         let bytes = serde_json::to_vec(&cause).expect("invariant: a cause is plain data");
-        self.tell_all(Kind::Failed, &bytes);
+        self.broadcast(Kind::Failed, &bytes);
         self.close_members();
         self.out.push(Output::Failed(cause));
     }

@@ -1,14 +1,14 @@
-//! The hub without any socket: events in, outputs out, time as a parameter.
+//! Tests the hub without sockets: events in, outputs out, time as a parameter.
 
 use super::*;
 use crate::comm::{
-    auth::{Claims, Connector, ConnectorStep, Doorkeeper, Key, Purpose},
+    auth::{Claims, Connector, ConnectorStep, GatePolicy, Key, Purpose},
     ballot::{decode_values, encode_value},
     config::Token,
     error::CauseKind,
     frame::FrameReader,
 };
-use crate::recorder::Standing;
+use crate::recorder::Stall;
 use std::time::Duration;
 use switchyard_worker_contract::config::OnHang;
 use switchyard_worker_contract::recorder::{Entry, Operation};
@@ -19,12 +19,12 @@ fn member(host: &str) -> Member {
     Member { host: host.to_owned(), host_id: host.to_owned(), pid: 1, cpus: vec![1], quota: 0, node: 0 }
 }
 
-/// What a rank says in its heartbeat. One that waits does so for too long.
+/// Heartbeat of a rank. If it waits, it has waited for too long.
 fn vitals(doing: &str, waits: bool, count: u64) -> Vitals {
     let entry = Entry { operation: Operation::Between, step: 5, index: 0, since_us: 0 };
     let share = if waits { 1.1 } else { 0.1 };
-    let still = Some(Standing { entry, since: 0, share, on_hang: OnHang::Restart });
-    Vitals { pid: 7, doing: doing.to_owned(), waits, still, count, gpu: None }
+    let stall = Some(Stall { entry, since: 0, share, on_hang: OnHang::Restart });
+    Vitals { pid: 7, doing: doing.to_owned(), waits, stall, count, gpu: None }
 }
 
 fn beat(vitals: &Vitals) -> Vec<u8> {
@@ -48,9 +48,9 @@ impl World {
     fn new() -> World {
         let now = Instant::now();
         let key = Key::derive(&Token::new([7; 32]), "job", 1);
-        let door = Doorkeeper { purpose: Purpose::Control, me: 0, world: WORLD, attempt: 1 };
+        let policy = GatePolicy { purpose: Purpose::Control, me: 0, world: WORLD, attempt: 1 };
         let hub = Hub::new(
-            Gate::new(key, door),
+            Gate::new(key, policy),
             (WORLD, 1),
             JoinTime { start: now, deadline: now + Duration::from_secs(60) },
             Pulse::new(Duration::from_secs(10), now),
@@ -73,7 +73,7 @@ impl World {
         self.step(Event::Frame(conn, header, payload))
     }
 
-    /// Admits rank `rank` on a connection of the same number.
+    /// Admits `rank` on the connection with the same number.
     fn admit(&mut self, rank: u32) {
         let claims = Claims { purpose: Purpose::Control, from: rank, to: 0, world: WORLD, attempt: 1, lane: 0 };
         let conn = u64::from(rank);
@@ -106,7 +106,7 @@ impl World {
         world
     }
 
-    /// Time passes; every rank of `alive` sends heartbeats meanwhile.
+    /// Advances time; every rank in `alive` keeps sending heartbeats.
     fn pass(&mut self, seconds: u64, alive: &[u64]) -> Vec<Output> {
         let mut all = Vec::new();
         for _ in 0..seconds * 2 {
@@ -127,8 +127,8 @@ fn failure(outputs: &[Output]) -> Option<&Cause> {
     })
 }
 
-/// Ranks that were sent a frame of this kind.
-fn told(outputs: &[Output], kind: Kind) -> Vec<u64> {
+/// Connections that were sent a frame of this kind.
+fn recipients(outputs: &[Output], kind: Kind) -> Vec<u64> {
     let mut conns: Vec<u64> = outputs
         .iter()
         .filter_map(|output| match output {
@@ -142,31 +142,31 @@ fn told(outputs: &[Output], kind: Kind) -> Vec<u64> {
 }
 
 #[test]
-fn the_roster_goes_to_all_when_the_last_rank_has_joined() {
+fn the_roster_is_broadcast_when_the_last_rank_joins() {
     let mut world = World::new();
     assert!(world.join(2).is_empty());
     let outputs = world.join(1);
-    assert_eq!(told(&outputs, Kind::Roster), [1, 2]);
+    assert_eq!(recipients(&outputs, Kind::Roster), [1, 2]);
 }
 
 #[test]
-fn absent_ranks_are_missing_at_the_deadline_and_those_present_are_told() {
+fn ranks_absent_at_the_deadline_are_reported_as_missing() {
     let mut world = World::new();
     world.join(1);
     let outputs = world.pass(61, &[1]);
     assert!(outputs.contains(&Output::Missing(vec![2])));
-    assert_eq!(told(&outputs, Kind::Failed), [1]);
+    assert_eq!(recipients(&outputs, Kind::Failed), [1]);
     let cause = failure(&outputs).unwrap();
     assert_eq!(cause.origin_rank, 2);
     assert!(cause.text.contains("did not arrive within 60 s"), "{cause}");
 }
 
 #[test]
-fn silence_is_death_and_heartbeats_are_life() {
+fn a_rank_without_heartbeats_fails() {
     let mut world = World::formed();
     let outputs = world.pass(30, &[1, 2]);
     assert_eq!(failure(&outputs), None);
-    assert_eq!(told(&outputs, Kind::Heartbeat), [1, 2]);
+    assert_eq!(recipients(&outputs, Kind::Heartbeat), [1, 2]);
     let outputs = world.pass(12, &[2]);
     let cause = failure(&outputs).unwrap();
     assert_eq!((cause.origin_rank, cause.host.as_str(), cause.during.as_str()), (1, "host-1", "the test"));
@@ -174,7 +174,7 @@ fn silence_is_death_and_heartbeats_are_life() {
 }
 
 #[test]
-fn of_a_silent_rank_the_last_operation_is_known_and_what_the_others_wait_for() {
+fn a_silent_rank_is_reported_with_its_last_operation_and_what_the_others_wait_for() {
     let mut world = World::formed();
     world.send(1, Kind::Heartbeat, &beat(&vitals("step 5: forward pass of micro-batch 0", false, 80)));
     world.send(2, Kind::Heartbeat, &beat(&vitals("step 5: waiting for the all-reduce of bucket 1", true, 91)));
@@ -186,18 +186,18 @@ fn of_a_silent_rank_the_last_operation_is_known_and_what_the_others_wait_for() {
 }
 
 #[test]
-fn a_rank_that_stands_still_is_told_with_what_the_others_wait_for() {
+fn a_hung_rank_is_reported_with_what_the_others_wait_for() {
     let mut world = World::formed();
     world.send(2, Kind::Heartbeat, &beat(&vitals("validation after step 5: batch 3", false, 91)));
     let outputs = world.send(1, Kind::Abort, &serde_json::to_vec(&Cause::hung(1, "stands still")).unwrap());
     let cause = failure(&outputs).unwrap();
     assert_eq!((cause.origin_rank, cause.kind, cause.text.as_str()), (1, CauseKind::Hung, "stands still"));
     assert_eq!(cause.during, "rank 0: step 5: waiting for the all-reduce of bucket 1");
-    assert_eq!(told(&outputs, Kind::Failed), [1, 2]);
+    assert_eq!(recipients(&outputs, Kind::Failed), [1, 2]);
 }
 
 #[test]
-fn if_all_wait_for_each_other_the_one_that_is_behind_is_named() {
+fn in_a_deadlock_the_rank_that_is_behind_is_named() {
     let mut world = World::formed();
     world.send(1, Kind::Heartbeat, &beat(&vitals("step 5: waiting for the all-reduce of bucket 0", true, 70)));
     world.send(2, Kind::Heartbeat, &beat(&vitals("step 5: backward pass of micro-batch 0", false, 60)));
@@ -210,7 +210,7 @@ fn if_all_wait_for_each_other_the_one_that_is_behind_is_named() {
 }
 
 #[test]
-fn after_a_sleep_of_rank_zero_nobody_is_blamed() {
+fn a_suspended_rank_zero_blames_no_other_rank() {
     let mut world = World::formed();
     world.pass(2, &[1, 2]);
     world.now += Duration::from_secs(3600);
@@ -224,8 +224,8 @@ fn only_the_first_failure_counts() {
     let cause = Cause::failed(2, "not a number");
     let outputs = world.send(2, Kind::Abort, &serde_json::to_vec(&cause).unwrap());
     assert_eq!(failure(&outputs).unwrap().text, "not a number");
-    assert_eq!(told(&outputs, Kind::Failed), [1, 2]);
-    // Peers are notified before rank 0 itself, which may exit at once.
+    assert_eq!(recipients(&outputs, Kind::Failed), [1, 2]);
+    // Peers are notified before rank 0, which may exit at once.
     assert!(matches!(outputs.last(), Some(Output::Failed(_))));
     assert!(world.step(Event::Closed(1)).is_empty());
     assert!(world.step(Event::Abort(Cause::stopped(0, 2))).is_empty());
@@ -240,7 +240,7 @@ fn a_closed_connection_is_a_failure_unless_the_rank_has_left() {
     assert!(world.step(Event::Closed(1)).is_empty());
     assert!(world.send(2, Kind::Leave, &[]).is_empty());
     let outputs = world.step(Event::Leave);
-    assert_eq!(told(&outputs, Kind::Goodbye), [2]);
+    assert_eq!(recipients(&outputs, Kind::Goodbye), [2]);
     assert!(outputs.contains(&Output::Left));
 }
 
@@ -248,33 +248,33 @@ fn a_closed_connection_is_a_failure_unless_the_rank_has_left() {
 fn agreement_needs_every_rank_and_equal_bytes() {
     let mut world = World::formed();
     assert!(world.send(1, Kind::Agree, &encode_value("digest", &[1, 2])).is_empty());
-    assert!(world.step(Event::Value(ballot(Call::Agree, &[1, 2]))).is_empty());
+    assert!(world.step(Event::Value(ballot(Exchange::Agree, &[1, 2]))).is_empty());
     let outputs = world.send(2, Kind::Agree, &encode_value("digest", &[1, 3, 0]));
-    assert_eq!(told(&outputs, Kind::Agreed), [1, 2]);
+    assert_eq!(recipients(&outputs, Kind::Agreed), [1, 2]);
     let expected = "the ranks disagree on digest: ranks 0, 1 have 0x0102; rank 2 has 0x010300";
     assert!(outputs.contains(&Output::Agreed(Err(expected.to_owned()))), "{outputs:?}");
 }
 
-fn ballot(call: Call, value: &[u8]) -> Ballot {
-    Ballot { call, sequence: 1, subject: "digest".to_owned(), value: value.to_vec() }
+fn ballot(exchange: Exchange, value: &[u8]) -> Ballot {
+    Ballot { exchange, sequence: 1, subject: "digest".to_owned(), value: value.to_vec() }
 }
 
 #[test]
-fn values_are_gathered_in_the_order_of_the_ranks_by_all_or_by_rank_zero() {
-    for (call, kind, answer) in
-        [(Call::AllGather, Kind::AllGather, Kind::Gathered), (Call::Gather, Kind::Gather, Kind::Agreed)]
+fn values_are_gathered_in_rank_order_by_all_or_by_rank_zero() {
+    for (exchange, kind, response) in
+        [(Exchange::AllGather, Kind::AllGather, Kind::Gathered), (Exchange::Gather, Kind::Gather, Kind::Agreed)]
     {
         let mut world = World::formed();
         assert!(world.send(2, kind, &encode_value("digest", &[2; 300])).is_empty());
-        assert!(world.step(Event::Value(ballot(call, &[]))).is_empty());
+        assert!(world.step(Event::Value(ballot(exchange, &[]))).is_empty());
         let outputs = world.send(1, kind, &encode_value("digest", &[1]));
         let values = vec![vec![], vec![1], vec![2; 300]];
-        assert_eq!(told(&outputs, answer), [1, 2]);
+        assert_eq!(recipients(&outputs, response), [1, 2]);
         let sent = outputs.iter().find_map(|output| match output {
             Output::Send(1, bytes) => Some(open(bytes).1),
             _ => None,
         });
-        let expected = if call == Call::AllGather { values.clone() } else { Vec::new() };
+        let expected = if exchange == Exchange::AllGather { values.clone() } else { Vec::new() };
         assert_eq!(sent.and_then(|bytes| decode_values(&bytes)), Some(expected));
         assert!(outputs.contains(&Output::Agreed(Ok(values))), "{outputs:?}");
     }
@@ -283,17 +283,17 @@ fn values_are_gathered_in_the_order_of_the_ranks_by_all_or_by_rank_zero() {
 }
 
 #[test]
-fn ranks_that_do_different_things_with_their_values_are_named() {
+fn mismatched_exchanges_name_the_rank() {
     let mut world = World::formed();
     world.send(1, Kind::AllGather, &encode_value("digest", &[1]));
     world.send(2, Kind::Agree, &encode_value("digest", &[1]));
-    let outputs = world.step(Event::Value(ballot(Call::AllGather, &[1])));
+    let outputs = world.step(Event::Value(ballot(Exchange::AllGather, &[1])));
     let named = |output: &Output| matches!(output, Output::Agreed(Err(text)) if text.starts_with("rank 2 asks for"));
     assert!(outputs.iter().any(named), "{outputs:?}");
 }
 
 #[test]
-fn whoever_asks_gets_the_time() {
+fn a_clock_request_gets_the_time() {
     let mut world = World::formed();
     let header = Header::control(Kind::Clock, 1, 9, &[]);
     let outputs = world.step(Event::Frame(2, header, &[]));
@@ -303,7 +303,7 @@ fn whoever_asks_gets_the_time() {
 }
 
 #[test]
-fn frames_without_sense_fail_the_rank_that_sent_them() {
+fn unexpected_frames_fail_their_sender() {
     for (kind, payload) in [
         (Kind::Agree, &b"\xff\xff"[..]),
         (Kind::Join, b"{}"),
@@ -314,7 +314,7 @@ fn frames_without_sense_fail_the_rank_that_sent_them() {
         let mut world = World::formed();
         assert_eq!(failure(&world.send(2, kind, payload)).unwrap().origin_rank, 2);
     }
-    // A stranger's frames only cost it its connection.
+    // An unauthenticated peer's frames only cost it its connection.
     let mut world = World::formed();
     world.step(Event::Opened(9, [0; 32]));
     let outputs = world.send(9, Kind::Abort, b"{}");
@@ -322,7 +322,7 @@ fn frames_without_sense_fail_the_rank_that_sent_them() {
 }
 
 #[test]
-fn a_cause_with_an_unknown_origin_harms_nobody() {
+fn a_cause_with_an_unknown_origin_does_not_panic() {
     let outputs = World::formed().step(Event::Abort(Cause::failed(99, "confused")));
     assert_eq!(failure(&outputs).unwrap().origin_rank, 99);
 }

@@ -1,8 +1,8 @@
-//! From a configuration to a member of a group: find rank 0, introduce this rank, learn about the others.
+//! Joins a group: connects to rank 0, announces this rank, and receives the roster.
 
 use super::{
     auth::{Key, Purpose},
-    client::{Client, reach_rank_zero},
+    client::{Client, connect_to_rank_zero},
     clock,
     config::{Force, GroupConfig},
     error::{Cause, CommError},
@@ -23,7 +23,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The other ranks, as a member knows them.
+/// What a member knows about the other ranks.
 pub(super) struct Peers {
     pub identity: Identity,
     pub roster: Roster,
@@ -35,8 +35,8 @@ pub(super) struct Peers {
     pub connect_timeout: Duration,
 }
 
-/// Joins the group; `control` is set as soon as there is a control thread to end. Returns the other ranks, and the
-/// microseconds to rank 0's clock.
+/// Joins the group; `control` is set as soon as there is a control thread to join. Returns the
+/// other ranks, and the offset to rank 0's clock in microseconds.
 pub(super) fn join(
     config: &GroupConfig,
     shared: &Arc<Shared>,
@@ -51,18 +51,18 @@ pub(super) fn join(
         world: config.world(),
         attempt: config.attempt,
     };
-    let lobby = Lobby::enter(config, &identity, deadline)?;
+    let rendezvous = Rendezvous::enter(config, &identity, deadline)?;
     let pulse = Pulse::new(config.peer_timeout, Instant::now());
-    let (address, zero) = (lobby.local, lobby.zero);
-    *control = Some(lobby.start(&identity, introduce_myself(config), join_time, pulse, shared)?);
-    // Rank 0 decides when it is too late, and its heartbeats prove that it is still alive.
+    let (address, zero) = (rendezvous.local, rendezvous.zero);
+    *control = Some(rendezvous.start(&identity, local_member(config), join_time, pulse, shared)?);
+    // Rank 0 enforces the deadline, and its heartbeats prove that it is still alive.
     let roster = shared.wait_formed(deadline + config.connect_timeout + Duration::from_secs(5))?;
     let clock_offset = shared.wait_clock_offset()?;
     let (transport, connect_timeout) = (config.transport, config.connect_timeout);
     Ok((Peers { identity, roster, address, zero, transport, connect_timeout }, clock_offset))
 }
 
-fn introduce_myself(config: &GroupConfig) -> Member {
+fn local_member(config: &GroupConfig) -> Member {
     Member {
         host: host::name(),
         host_id: if config.host_id.is_empty() { host::identity() } else { config.host_id.clone() },
@@ -80,27 +80,27 @@ pub(super) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<
         .map_err(|e| CommError::system(format!("start the {name} thread"), e))
 }
 
-/// A rank that has found rank 0, or is rank 0.
-struct Lobby {
-    /// Control connection, or the listener of rank 0.
+/// A rank that is connected to rank 0, or is rank 0.
+struct Rendezvous {
+    /// Control connection, or rank 0's listener.
     fd: OwnedFd,
     local: SocketAddr,
     /// Address of rank 0 as this rank sees it.
     zero: IpAddr,
-    leads: bool,
+    is_rank_zero: bool,
 }
 
-impl Lobby {
-    fn enter(config: &GroupConfig, identity: &Identity, deadline: Instant) -> Result<Lobby, CommError> {
+impl Rendezvous {
+    fn enter(config: &GroupConfig, identity: &Identity, deadline: Instant) -> Result<Rendezvous, CommError> {
         if identity.rank == 0 {
             let (fd, local) = listen(&config.rendezvous, deadline)?;
-            return Ok(Lobby { fd, local, zero: local.ip(), leads: true });
+            return Ok(Rendezvous { fd, local, zero: local.ip(), is_rank_zero: true });
         }
         let claims = identity.claims(Purpose::Control, 0, 0);
-        let stream = reach_rank_zero(&config.rendezvous, &identity.key, &claims, deadline)?;
+        let stream = connect_to_rank_zero(&config.rendezvous, &identity.key, &claims, deadline)?;
         let addresses = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?)));
         let (local, peer) = addresses.map_err(|e| CommError::system("read a socket's address", e))?;
-        Ok(Lobby { fd: stream.into(), local, zero: peer.ip(), leads: false })
+        Ok(Rendezvous { fd: stream.into(), local, zero: peer.ip(), is_rank_zero: false })
     }
 
     /// Starts the control thread.
@@ -112,7 +112,7 @@ impl Lobby {
         pulse: Pulse,
         shared: &Arc<Shared>,
     ) -> Result<JoinHandle<()>, CommError> {
-        if !self.leads {
+        if !self.is_rank_zero {
             let join = serde_json::to_vec(&member).expect("invariant: a member is plain data");
             let client = Client::new(Arc::clone(shared), self.fd, identity.attempt, pulse, &join);
             let guard = FailOnPanic(Arc::clone(shared));
@@ -121,11 +121,11 @@ impl Lobby {
                 client.run();
             });
         }
-        let (asked, beating) = (Arc::clone(shared), Arc::clone(shared));
+        let (for_activity, for_vitals) = (Arc::clone(shared), Arc::clone(shared));
         let zero = RankZero {
             member,
-            activity: Box::new(move || asked.activity()),
-            vitals: Box::new(move || beating.vitals()),
+            activity: Box::new(move || for_activity.activity()),
+            vitals: Box::new(move || for_vitals.vitals()),
             wall: clock::wall_nanos,
         };
         let tick = pulse.tick_interval();
@@ -139,7 +139,8 @@ impl Lobby {
     }
 }
 
-/// A panic of the control thread is a bug, but no thread may wait for it forever. Its sockets close, so peers notice.
+/// A panic in the control thread is a bug, but no thread may wait for it forever. Its sockets
+/// close, so peers notice.
 struct FailOnPanic(Arc<Shared>);
 
 impl Drop for FailOnPanic {

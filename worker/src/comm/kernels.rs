@@ -1,29 +1,30 @@
-//! Sums of `f32` arrays in shared memory. Every instruction set adds the same numbers in the same order, without fused
-//! multiply-add, so results agree bit for bit.
+//! Sums of `f32` arrays in shared memory. Every instruction set adds the same values in the same
+//! order, without fused multiply-add, so results are bit-identical.
 #![allow(unsafe_code)]
 
 use crate::cpu::Isa;
 use std::sync::OnceLock;
 
-/// Floats that one inner step holds in registers.
+/// Floats per inner step; they stay in registers.
 const BLOCK: usize = 64;
 
-/// The instruction set that `SWITCHYARD_KERNEL` names, or the best one of this CPU.
+/// The instruction set named by `SWITCHYARD_KERNEL`, or the best one this CPU has.
 pub(super) fn detect() -> Isa {
     static ISA: OnceLock<Isa> = OnceLock::new();
     *ISA.get_or_init(|| {
-        let asked = std::env::var(switchyard_worker_contract::env::KERNEL).ok();
-        // An unknown word is reported when the engine is set up; the sums are the same with every instruction set.
-        Isa::detect(asked.as_deref()).unwrap_or(Isa::Portable)
+        let requested = std::env::var(switchyard_worker_contract::env::KERNEL).ok();
+        // Engine set-up reports an unknown name. The sums are the same with every instruction set.
+        Isa::detect(requested.as_deref()).unwrap_or(Isa::Portable)
     })
 }
 
-/// The fused pass: `sum[i] = sources[0][i] + sources[1][i] + ...`, stored to `destinations[..][i]`, for `i` in
-/// `start..start + len`.
+/// Computes `sum[i] = sources[0][i] + sources[1][i] + ...` and stores it to `destinations[..][i]`
+/// in one pass, for `i` in `start..start + len`.
 ///
 /// # Safety
-/// All pointers are valid for `start + len` floats, and nothing else touches `start..start + len` of any of them during
-/// the call. Sources and destinations may be the same arrays; different arrays must not overlap.
+/// All pointers are valid for `start + len` floats, and nothing else touches `start..start + len`
+/// of any of them during the call. Sources and destinations may be the same arrays; different
+/// arrays must not overlap.
 pub(super) unsafe fn reduce(sources: &[*mut f32], destinations: &[*mut f32], start: usize, len: usize) {
     // SAFETY: as promised by the caller.
     unsafe { reduce_with(detect(), sources, destinations, start, len) }
@@ -48,8 +49,8 @@ unsafe fn reduce_with(isa: Isa, sources: &[*mut f32], destinations: &[*mut f32],
 /// As [`reduce`].
 #[inline(always)]
 unsafe fn reduce_body(sources: &[*mut f32], destinations: &[*mut f32], start: usize, len: usize) {
-    // SAFETY: all indices are below `start + len`, as promised by the caller. Whole blocks are read before they are
-    // written, and blocks of one array do not overlap.
+    // SAFETY: all indices are below `start + len`, as promised by the caller. Whole blocks are read
+    // before they are written, and blocks of one array do not overlap.
     unsafe {
         let whole = len / BLOCK * BLOCK;
         for at in (start..start + whole).step_by(BLOCK) {

@@ -1,4 +1,4 @@
-//! What carries data from a rank to others, in words that can be compared with the prediction.
+//! Describes a rank's data links, for comparison with the predicted transport.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -10,7 +10,7 @@ pub(super) fn shared_memory(local: &[u32], me: u32) -> Option<Link> {
     (!others.is_empty()).then(|| Link::SharedMemory { ranks: CpuList::new(others).to_string() })
 }
 
-/// A data connection to this rank; `None` if the socket no longer has addresses.
+/// A data connection to `rank`; `None` if the socket no longer has addresses.
 pub(super) fn tcp(rank: u32, socket: &OwnedFd) -> Option<Link> {
     let local = SocketAddr::try_from(rustix::net::getsockname(socket).ok()?).ok()?;
     let remote = SocketAddr::try_from(rustix::net::getpeername(socket).ok()??).ok()?;
@@ -18,7 +18,7 @@ pub(super) fn tcp(rank: u32, socket: &OwnedFd) -> Option<Link> {
     Some(Link::Tcp { rank, local: local.to_string(), remote: remote.to_string(), interface })
 }
 
-/// The interface through which the kernel sends to an address.
+/// The interface on which the kernel sends to an address.
 fn interface(local: IpAddr, remote: IpAddr) -> Option<String> {
     if remote.is_loopback() || local == remote {
         return Some("lo".to_owned());
@@ -27,8 +27,8 @@ fn interface(local: IpAddr, remote: IpAddr) -> Option<String> {
     route(&std::fs::read_to_string("/proc/net/route").ok()?, remote.into())
 }
 
-/// The interface of the longest prefix that contains an address, from the text of `/proc/net/route`. That file has
-/// addresses in network byte order, read as a number of this machine.
+/// The interface of the longest matching prefix, from the text of `/proc/net/route`. That file
+/// prints addresses in network byte order as native integers.
 fn route(table: &str, address: u32) -> Option<String> {
     let number = |text: &str| u32::from_str_radix(text, 16).ok().map(|raw| u32::from_be_bytes(raw.to_ne_bytes()));
     let row = |line: &str| {
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     #[cfg(target_endian = "little")]
-    fn the_longest_prefix_is_the_way() {
+    fn the_longest_prefix_wins() {
         let table = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n\
                      eth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\n\
                      net1\t0000A8C0\t00000000\t0001\t0\t0\t0\t0000FFFF\nbroken\tx\n";

@@ -1,36 +1,40 @@
-//! All-reduce among the ranks of one host, in place, in their shared arenas; each lane works by itself.
+//! In-place all-reduce among the ranks of one host, in their shared arenas. Each lane is
+//! independent.
 //!
 //! ```text
-//! small (<= 1 KiB)   copy to my slot, Entered(s); wait for all Entered(s); sum all slots in rank order
-//! otherwise          Entered(s); wait for all; reduce my slice of all arenas into all arenas; Reduced(s); wait for all
-//! with other hosts   Entered(s); wait for all; reduce my slice into the leader's arena; Reduced(s);
-//!                    leader: wait for all, ring with other leaders, Result(s), wait for all Copied(s)
+//! small (<= 1 KiB)   copy to own slot, Entered(s); wait for all; sum all slots in rank order
+//! otherwise          Entered(s); wait for all; reduce own slice of all arenas into all arenas;
+//!                    Reduced(s); wait for all
+//! several hosts      Entered(s); wait for all; reduce own slice into the leader's arena;
+//!                    Reduced(s);
+//!                    leader: wait for all, ring of leaders, Result(s), wait for all Copied(s)
 //!                    others: wait for Result(s), copy the bucket, Copied(s)
 //! ```
 //!
-//! There are no races because between all Entered(s) and all Reduced(s), slice `i` of every arena belongs to rank `i`.
-//! Slots and signatures exist twice and are used in turn: a rank that enters `s + 2` has seen all others enter `s + 1`,
-//! which they do only after they are done with `s`. A rank without a final barrier (small, or not a leader) can be one
-//! operation ahead; nobody then reads or writes its arena for `s`.
+//! There are no races because between all Entered(s) and all Reduced(s), slice `i` of every arena
+//! belongs to rank `i`. Slots and signatures are double-buffered: a rank that enters `s + 2` has
+//! seen all others enter `s + 1`, which they do only after finishing `s`. A rank without a final
+//! barrier (small bucket, or not a leader) can be one operation ahead; by then no rank accesses its
+//! arena for `s`.
 #![allow(unsafe_code)]
 
 use super::{
     error::Cause,
     kernels,
+    op_context::{OpContext, OpError},
     shm::{Flag, SLOT_FLOATS, Segment, wake},
     socket::timespec,
-    turn::{Broken, Turn},
-    wait::{NAP, SpinPolicy, Waiter},
+    wait::{MAX_SLEEP, SpinPolicy, Waiter},
 };
 use std::{
     ops::Range,
     sync::{Arc, atomic::Ordering},
 };
 
-/// Floats between two updates of the progress figure and checks of the failure flag.
+/// Floats between progress updates.
 const STRIDE: usize = 256 << 10;
 
-/// Pointers to the same place in every arena; kept to avoid an allocation per operation.
+/// Pointers to the same offset in every arena; kept to avoid an allocation per operation.
 struct Pointers(Vec<*mut f32>);
 
 // SAFETY: the pointers are only a buffer, refilled and used within one operation.
@@ -42,12 +46,12 @@ pub(super) struct LocalGroup {
     ranks: Vec<u32>,
     me: usize,
     lane: usize,
-    alone: bool,
+    single_host: bool,
     waiter: Waiter,
     pointers: Pointers,
 }
 
-/// An operation: number within its lane, its first bucket, place of its buckets in the arena.
+/// An operation: its number within the lane, its first bucket, and its range of the arena.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Operation {
     pub sequence: u32,
@@ -57,71 +61,74 @@ pub(super) struct Operation {
 }
 
 impl LocalGroup {
-    /// `alone`: there are no other hosts.
+    /// `single_host`: all ranks of the group are on this host.
     pub fn new(
         segment: Arc<Segment>,
         ranks: Vec<u32>,
         (me, lane): (usize, usize),
-        alone: bool,
+        single_host: bool,
         policy: SpinPolicy,
     ) -> LocalGroup {
         assert_eq!(segment.ranks(), ranks.len());
         let pointers = Pointers(Vec::with_capacity(ranks.len()));
-        LocalGroup { segment, ranks, me, lane, alone, waiter: Waiter::new(policy), pointers }
+        LocalGroup { segment, ranks, me, lane, single_host, waiter: Waiter::new(policy), pointers }
     }
 
-    pub fn alone(&self) -> bool {
-        self.alone
+    pub fn is_single_host(&self) -> bool {
+        self.single_host
     }
 
-    pub fn leads(&self) -> bool {
+    pub fn is_leader(&self) -> bool {
         self.me == 0
     }
 
-    /// The whole all-reduce, if all ranks are on this host.
-    pub fn all_reduce(&mut self, op: Operation, turn: &Turn<'_>) -> Result<(), Broken> {
+    /// Complete all-reduce if all ranks are on this host.
+    pub fn all_reduce(&mut self, op: Operation, ctx: &OpContext<'_>) -> Result<(), OpError> {
         let bucket = self.bucket_pointer(self.me, op);
         let small = op.len <= SLOT_FLOATS;
         if small {
-            // SAFETY: my slot for this parity is free (module docs), my bucket is mine until Entered.
+            // SAFETY: this rank's slot for this parity is free (module docs), and its bucket is
+            // exclusive to it until Entered.
             unsafe {
                 std::ptr::copy_nonoverlapping(bucket, self.segment.slot(self.lane, self.me, op.sequence), op.len)
             };
         }
-        self.enter(op, turn)?;
+        self.enter(op, ctx)?;
         if small {
             self.pointers.0.clear();
             for rank in 0..self.ranks.len() {
                 self.pointers.0.push(self.segment.slot(self.lane, rank, op.sequence));
             }
-            // SAFETY: nobody writes a slot of this parity before all have left this operation; only I touch my bucket.
+            // SAFETY: no rank writes a slot of this parity before all have left this operation, and
+            // only this rank accesses its bucket.
             unsafe { kernels::reduce(&self.pointers.0, &[bucket], 0, op.len) };
             return Ok(());
         }
-        self.reduce_slice(op, turn, false);
+        self.reduce_slice(op, ctx, false);
         self.publish(Flag::Reduced, op.sequence);
-        self.wait_all(Flag::Reduced, op.sequence, turn)
+        self.wait_all(Flag::Reduced, op.sequence, ctx)
     }
 
-    /// First half, if there are other hosts: leaves the sum of this host in the leader's arena.
-    pub fn reduce_to_leader(&mut self, op: Operation, turn: &Turn<'_>) -> Result<(), Broken> {
-        self.enter(op, turn)?;
-        self.reduce_slice(op, turn, true);
+    /// First half with several hosts: leaves this host's sum in the leader's arena.
+    pub fn reduce_to_leader(&mut self, op: Operation, ctx: &OpContext<'_>) -> Result<(), OpError> {
+        self.enter(op, ctx)?;
+        self.reduce_slice(op, ctx, true);
         self.publish(Flag::Reduced, op.sequence);
-        if self.leads() { self.wait_all(Flag::Reduced, op.sequence, turn) } else { Ok(()) }
+        if self.is_leader() { self.wait_all(Flag::Reduced, op.sequence, ctx) } else { Ok(()) }
     }
 
-    /// Second half, if there are other hosts: every rank copies the leader's bucket.
-    pub fn spread_from_leader(&mut self, op: Operation, turn: &Turn<'_>) -> Result<(), Broken> {
-        if self.leads() {
+    /// Second half with several hosts: every rank copies the leader's bucket.
+    pub fn spread_from_leader(&mut self, op: Operation, ctx: &OpContext<'_>) -> Result<(), OpError> {
+        if self.is_leader() {
             self.publish(Flag::Result, op.sequence);
             self.publish(Flag::Copied, op.sequence);
-            return self.wait_all(Flag::Copied, op.sequence, turn);
+            return self.wait_all(Flag::Copied, op.sequence, ctx);
         }
-        self.wait(Flag::Result, 0, op.sequence, turn)?;
+        self.wait(Flag::Result, 0, op.sequence, ctx)?;
         let (from, to) = (self.bucket_pointer(0, op), self.bucket_pointer(self.me, op));
-        // SAFETY: after Result the leader leaves its bucket alone until all have copied. All ranks of this host have
-        // reduced (the leader waited for them), so nobody reads my bucket any more.
+        // SAFETY: after Result the leader does not touch its bucket until all have copied it. All
+        // ranks of this host have reduced (the leader waited for them), so no rank reads this
+        // rank's bucket any more.
         unsafe { std::ptr::copy_nonoverlapping(from, to, op.len) };
         self.publish(Flag::Copied, op.sequence);
         Ok(())
@@ -131,25 +138,25 @@ impl LocalGroup {
         self.segment.arena(rank).wrapping_add(op.start)
     }
 
-    fn enter(&mut self, op: Operation, turn: &Turn<'_>) -> Result<(), Broken> {
+    fn enter(&mut self, op: Operation, ctx: &OpContext<'_>) -> Result<(), OpError> {
         let (bucket, len) = self.segment.signature(self.lane, self.me, op.sequence);
         bucket.store(u64::from(op.bucket), Ordering::Relaxed);
         len.store(op.len as u64, Ordering::Relaxed);
         self.publish(Flag::Entered, op.sequence);
-        self.wait_all(Flag::Entered, op.sequence, turn)?;
+        self.wait_all(Flag::Entered, op.sequence, ctx)?;
         for (local, rank) in self.ranks.iter().enumerate() {
             let (bucket, len) = self.segment.signature(self.lane, local, op.sequence);
             let theirs = (bucket.load(Ordering::Relaxed), len.load(Ordering::Relaxed));
             if theirs != (u64::from(op.bucket), op.len as u64) {
-                let theirs = Started { rank: *rank, bucket: theirs.0, len: theirs.1 };
-                let mine = Started { rank: self.ranks[self.me], bucket: op.bucket.into(), len: op.len as u64 };
-                return Err(Broken::Because(desync(theirs, mine, op.sequence)));
+                let theirs = StartedOp { rank: *rank, bucket: theirs.0, len: theirs.1 };
+                let mine = StartedOp { rank: self.ranks[self.me], bucket: op.bucket.into(), len: op.len as u64 };
+                return Err(OpError::Known(desync(theirs, mine, op.sequence)));
             }
         }
         Ok(())
     }
 
-    fn reduce_slice(&mut self, op: Operation, turn: &Turn<'_>, to_leader: bool) {
+    fn reduce_slice(&mut self, op: Operation, ctx: &OpContext<'_>, to_leader: bool) {
         self.pointers.0.clear();
         for rank in 0..self.ranks.len() {
             let pointer = self.segment.arena(rank).wrapping_add(op.start);
@@ -157,46 +164,48 @@ impl LocalGroup {
         }
         let sources = self.pointers.0.as_slice();
         let destinations = if to_leader { &sources[..1] } else { sources };
-        let slice = share(op.len, self.ranks.len(), self.me);
+        let slice = shard(op.len, self.ranks.len(), self.me);
         let mut at = slice.start;
         while at < slice.end {
             let n = STRIDE.min(slice.end - at);
-            // SAFETY: between all Entered and my Reduced this slice of every arena is mine (module docs).
+            // SAFETY: between all Entered and this rank's Reduced, it owns this slice of every
+            // arena (module docs).
             unsafe { kernels::reduce(sources, destinations, at, n) };
             at += n;
-            turn.progress.reached(((at - slice.start) * self.ranks.len() * 4).min(op.len * 4) as u64);
+            ctx.progress.reached(((at - slice.start) * self.ranks.len() * 4).min(op.len * 4) as u64);
         }
     }
 
     fn publish(&self, flag: Flag, sequence: u32) {
         let (word, sleepers) = self.segment.flag(flag, self.lane, self.me);
-        // Sequentially consistent on both sides: either I see the sleeper, or it sees the flag.
+        // Sequentially consistent on both sides: either this rank sees the sleeper, or the sleeper
+        // sees the flag.
         word.store(sequence, Ordering::SeqCst);
         if sleepers.load(Ordering::SeqCst) > 0 {
             wake(word);
         }
     }
 
-    fn wait_all(&mut self, flag: Flag, sequence: u32, turn: &Turn<'_>) -> Result<(), Broken> {
-        (0..self.ranks.len()).try_for_each(|rank| self.wait(flag, rank, sequence, turn))
+    fn wait_all(&mut self, flag: Flag, sequence: u32, ctx: &OpContext<'_>) -> Result<(), OpError> {
+        (0..self.ranks.len()).try_for_each(|rank| self.wait(flag, rank, sequence, ctx))
     }
 
-    fn wait(&mut self, flag: Flag, rank: usize, sequence: u32, turn: &Turn<'_>) -> Result<(), Broken> {
+    fn wait(&mut self, flag: Flag, rank: usize, sequence: u32, ctx: &OpContext<'_>) -> Result<(), OpError> {
         let (word, sleepers) = self.segment.flag(flag, self.lane, rank);
         let reached = |value: u32| value.wrapping_sub(sequence) as i32 >= 0;
-        if self.waiter.linger(turn.in_front(), || reached(word.load(Ordering::Acquire))) {
+        if self.waiter.spin(ctx.in_foreground(), || reached(word.load(Ordering::Acquire))) {
             return Ok(());
         }
         loop {
-            if turn.shared.failed() || self.segment.poison().load(Ordering::SeqCst) != 0 {
-                return Err(Broken::Elsewhere);
+            if ctx.shared.failed() || self.segment.poison().load(Ordering::SeqCst) != 0 {
+                return Err(OpError::GroupFailed);
             }
             sleepers.fetch_add(1, Ordering::SeqCst);
             let value = word.load(Ordering::SeqCst);
             if !reached(value) {
                 let flags = rustix::thread::futex::Flags::empty();
-                // Woken, too late, timed out or interrupted: the flag is checked again in any case.
-                let _ = rustix::thread::futex::wait(word, flags, value, Some(&timespec(NAP)));
+                // Whatever ended the wait, the flag is checked again.
+                let _ = rustix::thread::futex::wait(word, flags, value, Some(&timespec(MAX_SLEEP)));
             }
             sleepers.fetch_sub(1, Ordering::SeqCst);
             if reached(word.load(Ordering::SeqCst)) {
@@ -206,22 +215,23 @@ impl LocalGroup {
     }
 }
 
-/// Part `i` of `n` of a bucket, a multiple of 16 floats (a cache line); the last parts take the rest.
-pub(super) fn share(len: usize, n: usize, i: usize) -> Range<usize> {
+/// Shard `i` of `n` of a bucket. Sizes are multiples of 16 floats (a cache line), except that the
+/// last shards can be smaller or empty.
+pub(super) fn shard(len: usize, n: usize, i: usize) -> Range<usize> {
     let each = len.div_ceil(n).next_multiple_of(16);
     (each * i).min(len)..(each * (i + 1)).min(len)
 }
 
-/// The operation that a rank has started.
-pub(super) struct Started {
+/// An operation as one rank started it.
+pub(super) struct StartedOp {
     pub rank: u32,
     pub bucket: u64,
-    /// Length of the bucket in numbers.
+    /// Bucket length in elements.
     pub len: u64,
 }
 
-/// Two ranks in different operations; the text names both.
-pub(super) fn desync(theirs: Started, mine: Started, sequence: u32) -> Cause {
+/// Two ranks started different operations; the text names both.
+pub(super) fn desync(theirs: StartedOp, mine: StartedOp, sequence: u32) -> Cause {
     Cause::failed(
         theirs.rank,
         format!(
@@ -239,10 +249,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn shares_cover_a_bucket_once(len in 0usize..100_000, n in 1usize..17) {
+        fn shards_cover_a_bucket_exactly_once(len in 0usize..100_000, n in 1usize..17) {
             let mut at = 0;
             for i in 0..n {
-                let part = share(len, n, i);
+                let part = shard(len, n, i);
                 prop_assert_eq!(part.start, at);
                 prop_assert!(part.start.is_multiple_of(16) || part.start == len);
                 at = part.end;

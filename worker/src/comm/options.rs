@@ -1,16 +1,17 @@
-//! What a job may choose for its all-reduces; equal on all ranks.
+//! All-reduce options of a job; must be equal on all ranks.
 
 use super::{error::CommError, wire::Wire};
 
-/// Options of a group, equal on all ranks.
+/// Options of a group; must be equal on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// All-reduces that may run at a time, 1 to [`Options::MAX_LANES`]. Each lane has its own queue, thread, flags in
-    /// shared memory and connections. The operations of one lane run in the order in which they were started. Results do not depend on the number of lanes.
+    /// Concurrent all-reduces, 1 to [`Options::MAX_LANES`]. Each lane has its own queue, thread,
+    /// shared-memory flags and connections. Operations of one lane run in the order in which they
+    /// were started. Results do not depend on the number of lanes.
     pub lanes: u32,
-    /// Format of gradients between hosts. In shared memory they are always f32.
+    /// Gradient format between hosts. In shared memory gradients are always f32.
     pub wire: Wire,
-    /// Buckets from this index on always travel in 4 bytes, because what is counted in them must not be rounded.
+    /// Buckets from this index on always travel as f32, because their values must not be rounded.
     pub exact_from: u32,
     /// Measure each connection of the ring before it is used.
     pub probe: bool,
@@ -23,10 +24,10 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Most lanes of a group; more would only compete for CPUs.
+    /// More lanes would only compete for CPUs.
     pub const MAX_LANES: u32 = 8;
 
-    /// Format of a bucket between hosts.
+    /// Wire format of a bucket.
     pub(super) fn wire_of(&self, bucket: u32) -> Wire {
         if bucket >= self.exact_from { Wire::F32 } else { self.wire }
     }

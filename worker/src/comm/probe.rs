@@ -1,6 +1,6 @@
-//! The rate of a single connection of the ring, measured before it is used. All members send to the right at once, as
-//! in an all-reduce, but nobody waits for data from the left, so each connection shows its own rate and not that of the
-//! slowest.
+//! Measures the rate of each ring connection before it is used. All members send to the right at
+//! once, as in an all-reduce, but none waits for data from the left, so each connection shows its
+//! own rate and not that of the slowest.
 
 use super::error::CommError;
 use super::setup::Pair;
@@ -11,25 +11,25 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Bytes sent at a time; the first byte of a block says whether another one follows.
+/// Bytes per block; the first byte of a block is 1 if another block follows.
 const BLOCK: usize = 64 << 10;
-/// Minimum number of blocks: enough to leave the slow start of TCP behind.
-const LEAST: usize = 16;
+/// Minimum number of blocks: enough to leave TCP slow start behind.
+const MIN_BLOCKS: usize = 16;
 /// A sender starts no block after this time.
-const TIME: Duration = Duration::from_millis(300);
-/// Time between two checks whether the group has failed.
-const LOOK: Duration = Duration::from_millis(100);
+const SEND_TIME: Duration = Duration::from_millis(300);
+/// Interval between checks for a failed group.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The rate of a connection from a rank to this one.
+/// Measured rate of the connection from `from` to this rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Probed {
+pub struct ConnectionRate {
     pub from: u32,
     /// Bytes per second.
     pub rate: f64,
 }
 
-/// Sends to the right and receives from the left until the time of the sender is up.
-pub(super) fn probe((outgoing, incoming): &Pair, left: u32, shared: &Shared) -> Result<Probed, CommError> {
+/// Sends to the right and receives from the left until the sender's time is up.
+pub(super) fn probe((outgoing, incoming): &Pair, left: u32, shared: &Shared) -> Result<ConnectionRate, CommError> {
     let lost = |error: io::Error| CommError::system(format!("measure the connection from rank {left}"), error);
     let received = std::thread::scope(|scope| {
         let sending = scope.spawn(|| send(outgoing, shared));
@@ -41,14 +41,14 @@ pub(super) fn probe((outgoing, incoming): &Pair, left: u32, shared: &Shared) -> 
         sent.and(received)
     });
     let (bytes, time) = received.map_err(lost)?;
-    Ok(Probed { from: left, rate: bytes as f64 / time.as_secs_f64().max(1e-9) })
+    Ok(ConnectionRate { from: left, rate: bytes as f64 / time.as_secs_f64().max(1e-9) })
 }
 
 fn send(to: &OwnedFd, shared: &Shared) -> io::Result<()> {
     let start = Instant::now();
     let mut block = vec![0; BLOCK];
     for number in 1.. {
-        let is_last = number >= LEAST && start.elapsed() >= TIME;
+        let is_last = number >= MIN_BLOCKS && start.elapsed() >= SEND_TIME;
         block[0] = u8::from(!is_last);
         let mut sent = 0;
         while sent < BLOCK {
@@ -64,7 +64,7 @@ fn send(to: &OwnedFd, shared: &Shared) -> io::Result<()> {
     Ok(())
 }
 
-/// Bytes received, and the time from the first to the last of them.
+/// Returns the bytes received, and the time from the first to the last byte.
 fn receive(from: &OwnedFd, shared: &Shared) -> io::Result<(usize, Duration)> {
     let mut block = vec![0; BLOCK];
     let (mut bytes, mut start) = (0, None);
@@ -89,5 +89,5 @@ fn receive(from: &OwnedFd, shared: &Shared) -> io::Result<(usize, Duration)> {
 
 fn wait(socket: &OwnedFd, flags: PollFlags, shared: &Shared) -> io::Result<()> {
     shared.check().map_err(|error| io::Error::other(error.to_string()))?;
-    poll_one(socket.as_fd(), flags, LOOK)
+    poll_one(socket.as_fd(), flags, CHECK_INTERVAL)
 }

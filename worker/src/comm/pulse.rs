@@ -1,4 +1,4 @@
-//! When to send a heartbeat, and when silence means failure. Pure; both sides of a control connection use it.
+//! Heartbeat timing and silence detection. Pure; used on both sides of a control connection.
 
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,13 @@ pub(super) struct Pulse {
 pub(super) struct Beat {
     /// Send a heartbeat now.
     pub send: bool,
-    /// This process did not run for a while (stopped, suspended, starved), so messages of peers may be waiting unread.
+    /// This process did not run for a while (stopped, suspended, starved), so messages from peers
+    /// may be unread.
     pub was_asleep: bool,
 }
 
 impl Pulse {
-    /// Beats once a second, or five times per timeout if that is shorter.
+    /// Beats once a second, or five times per timeout if that is more often.
     pub fn new(timeout: Duration, now: Instant) -> Pulse {
         let interval = (timeout / 5).clamp(Duration::from_millis(10), Duration::from_secs(1));
         Pulse { interval, timeout, last_tick: now, next_beat: now + interval }
@@ -42,7 +43,7 @@ impl Pulse {
         Beat { send, was_asleep }
     }
 
-    /// The text of a failure by silence; the same on every rank.
+    /// Failure text for a silent peer; the same on every rank.
     pub fn silence(&self) -> String {
         format!("no sign of life for {:.1} s", self.timeout.as_secs_f64())
     }
@@ -53,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn beats_are_regular_and_sleep_is_noticed() {
+    fn beats_are_regular_and_suspension_is_detected() {
         let start = Instant::now();
         let mut pulse = Pulse::new(Duration::from_secs(10), start);
         let at = |ms| start + Duration::from_millis(ms);

@@ -1,4 +1,4 @@
-//! In-place sums of buckets over all ranks of a group.
+//! In-place sum all-reduce of buckets over all ranks of a group.
 #![allow(unsafe_code)]
 
 use super::{
@@ -8,7 +8,7 @@ use super::{
     group::Group,
     join::spawn,
     options::Options,
-    probe::Probed,
+    probe::ConnectionRate,
     shm::Memory,
     state::Shared,
     timing::Timing,
@@ -19,29 +19,29 @@ use switchyard_worker_contract::{config::Transport, event::Link, recorder::Opera
 /// Buckets start at multiples of this many floats (128 bytes).
 const BUCKET_ALIGN: usize = 32;
 
-/// Reduces the buckets of a rank, whose memory it owns.
+/// Reduces a rank's buckets and owns their memory.
 pub struct Reducer {
-    // Fields are dropped in this order: first the threads that use the rest.
+    // Dropped first: the threads use the other fields.
     threads: Threads,
     memory: Arc<Memory>,
     buckets: Vec<(usize, usize)>,
-    /// The reduction in flight, by bucket.
+    /// Reductions in flight, by bucket.
     in_flight: Vec<Option<InFlight>>,
     /// Times of the last completed reduction, by its first bucket.
     timings: Vec<Option<Timing>>,
     transport: Transport,
     links: Vec<Link>,
-    probed: Option<Probed>,
+    probed: Option<ConnectionRate>,
 }
 
-/// A reduction that was started.
+/// A started reduction.
 #[derive(Debug, Clone, Copy)]
 struct InFlight {
     ticket: u32,
     started: Instant,
     lane: usize,
-    /// It reduces buckets before this one too.
-    follows: bool,
+    /// This bucket is not the first of its reduction.
+    is_follower: bool,
 }
 
 /// The lanes and their threads, which end in bounded time.
@@ -53,32 +53,33 @@ struct Threads {
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        if !self.lanes.iter().all(|lane| lane.at_rest()) {
-            // A thread that reduces ends only with the group.
+        if !self.lanes.iter().all(|lane| lane.is_idle()) {
+            // A thread in the middle of a reduction ends only with the group.
             self.shared.give_up();
         }
         for lane in &self.lanes {
             lane.stop();
         }
         for thread in self.workers.drain(..) {
-            // A panic in that thread was reported there.
+            // That thread has already reported a panic.
             let _ = thread.join();
         }
     }
 }
 
 impl Reducer {
-    /// Connects the ranks of a group. All of them call it together, and it returns when all are connected.
+    /// Connects the ranks of a group. Collective: it returns when all ranks are connected.
     ///
-    /// `bucket_lens` are the lengths of the buckets in numbers; they and the options must be equal on all ranks.
+    /// `bucket_lens` are the bucket lengths in elements; they and the options must be equal on all
+    /// ranks.
     pub fn connect(group: &mut Group, bucket_lens: &[usize], options: &Options) -> Result<Reducer, CommError> {
         let shared = Arc::clone(group.shared());
-        Reducer::try_connect(group, bucket_lens, options).map_err(|error| shared.broken_off(error))
+        Reducer::try_connect(group, bucket_lens, options).map_err(|error| shared.setup_failed(error))
     }
 
     fn try_connect(group: &mut Group, bucket_lens: &[usize], options: &Options) -> Result<Reducer, CommError> {
         options.check()?;
-        let (buckets, arena) = place(bucket_lens)?;
+        let (buckets, arena) = layout(bucket_lens)?;
         let parts = connect(group, &BucketPlan { bucket_lens, arena, options: *options })?;
         let reducer = Reducer::assemble(group.shared(), parts, buckets)?;
         group.agree("the end of the set-up", &[])?;
@@ -106,19 +107,19 @@ impl Reducer {
         Ok(Reducer { threads, memory, buckets, in_flight, timings, transport, links, probed })
     }
 
-    /// How gradients travel.
+    /// Transport used for gradients.
     pub fn transport(&self) -> Transport {
         self.transport
     }
 
-    /// What carries data from this rank to others.
+    /// Data links from this rank to others.
     pub fn links(&self) -> &[Link] {
         &self.links
     }
 
-    /// Rate of the connection from the previous rank in the ring; `None` if it was not measured, or this rank is not in
-    /// the ring.
-    pub fn probed(&self) -> Option<Probed> {
+    /// Rate of the connection from the previous rank in the ring; `None` if not measured, or if
+    /// this rank is not in the ring.
+    pub fn probed(&self) -> Option<ConnectionRate> {
         self.probed
     }
 
@@ -126,18 +127,18 @@ impl Reducer {
         self.buckets.len()
     }
 
-    /// All-reduces that can be in flight at a time: as many as asked for, but at most one per bucket.
+    /// Concurrent all-reduces: as many as requested, but at most one per bucket.
     pub fn lanes(&self) -> usize {
         self.threads.lanes.len()
     }
 
-    /// Bytes that this rank has sent to other hosts in completed reductions, including headers. Traffic within a host
-    /// does not count.
+    /// Bytes that completed reductions sent from this rank to other hosts, including headers.
+    /// Traffic within a host does not count.
     pub fn bytes_sent(&self) -> u64 {
         self.threads.lanes.iter().map(|lane| lane.bytes_sent()).sum()
     }
 
-    /// The times of the last completed reduction that began with this bucket.
+    /// Times of the last completed reduction that began with this bucket.
     ///
     /// # Panics
     /// If there is no such bucket.
@@ -145,49 +146,52 @@ impl Reducer {
         self.timings[bucket]
     }
 
-    /// A bucket. It starts at a multiple of 64 bytes.
+    /// A bucket. It is aligned to 64 bytes.
     ///
     /// # Panics
     /// If its reduction is in flight (or was when the group failed), or if there is no such bucket.
     pub fn bucket(&self, bucket: usize) -> &[f32] {
-        let (start, len) = self.at_rest(bucket);
-        // SAFETY: a bucket at rest belongs to this rank; `start` needs `&mut self` and so ends this borrow.
+        let (start, len) = self.idle_bucket(bucket);
+        // SAFETY: an idle bucket belongs to this rank; `start` needs `&mut self` and thus ends this
+        // borrow.
         unsafe { self.memory.slice(start, len) }
     }
 
-    /// A bucket, for writing.
+    /// Mutable access to a bucket.
     ///
     /// # Panics
     /// See [`Reducer::bucket`].
     pub fn bucket_mut(&mut self, bucket: usize) -> &mut [f32] {
-        let (start, len) = self.at_rest(bucket);
+        let (start, len) = self.idle_bucket(bucket);
         // SAFETY: as in `bucket`, and `&mut self` excludes other references.
         unsafe { self.memory.slice_mut(start, len) }
     }
 
-    /// Two different buckets, for writing at the same time.
+    /// Mutable access to two different buckets at once.
     ///
     /// # Panics
     /// See [`Reducer::bucket`]; also if both are the same.
     pub fn buckets_mut(&mut self, a: usize, b: usize) -> (&mut [f32], &mut [f32]) {
         assert_ne!(a, b, "two different buckets");
-        let ((a_start, a_len), (b_start, b_len)) = (self.at_rest(a), self.at_rest(b));
+        let ((a_start, a_len), (b_start, b_len)) = (self.idle_bucket(a), self.idle_bucket(b));
         // SAFETY: as in `bucket_mut`; two buckets do not overlap.
         unsafe { (self.memory.slice_mut(a_start, a_len), self.memory.slice_mut(b_start, b_len)) }
     }
 
-    fn at_rest(&self, bucket: usize) -> (usize, usize) {
+    fn idle_bucket(&self, bucket: usize) -> (usize, usize) {
         assert!(self.in_flight[bucket].is_none(), "bucket {bucket} is used while its all_reduce is in flight");
         self.buckets[bucket]
     }
 
-    /// Factor of numbers that travel in f16, undone where they arrive; a power of two. `None`: they travel in 4 bytes.
-    /// All ranks set the same one, while nothing is in flight. 1 at first.
+    /// Sets the factor applied to values sent as f16, and undone on receipt; a power of two.
+    /// `None`: values are sent as f32. All ranks must set the same factor, while nothing is in
+    /// flight. Initially 1.
     pub fn set_wire_scale(&mut self, scale: Option<f32>) {
         self.threads.lanes.iter().for_each(|lane| lane.set_wire_scale(scale));
     }
 
-    /// Starts the in-place sum of a bucket over all ranks, in lane `bucket % lanes`, and returns at once.
+    /// Starts the in-place sum of a bucket over all ranks, in lane `bucket % lanes`, and returns at
+    /// once.
     ///
     /// # Panics
     /// If the bucket is already in flight, or if there is no such bucket.
@@ -195,8 +199,9 @@ impl Reducer {
         self.push(bucket..bucket + 1, bucket, true);
     }
 
-    /// Starts one sum over several buckets in a row, in lane `lane % lanes`: the results are those of one sum each, to
-    /// the last bit. All ranks start the same ranges. Each bucket is waited for by itself.
+    /// Starts one reduction over several consecutive buckets, in lane `lane % lanes`. Results are
+    /// bit-identical to separate reductions. All ranks must start the same ranges. Each bucket is
+    /// waited for separately.
     ///
     /// # Panics
     /// If the range is empty, a bucket is already in flight, or there is no such bucket.
@@ -204,27 +209,28 @@ impl Reducer {
         self.push(buckets, lane, true);
     }
 
-    /// Waits until a started reduction is complete; returns at once for a bucket that is not in flight. If the group
-    /// fails, every rank gets the same root cause, and the bucket stays in flight.
+    /// Waits until a started reduction is complete; returns at once for a bucket that is not in
+    /// flight. If the group fails, every rank gets the same root cause, and the bucket stays in
+    /// flight.
     pub fn wait(&mut self, bucket: usize) -> Result<(), CommError> {
-        let Some(InFlight { ticket, started, lane, follows }) = self.in_flight[bucket] else { return Ok(()) };
+        let Some(InFlight { ticket, started, lane, is_follower }) = self.in_flight[bucket] else { return Ok(()) };
         let Threads { shared, lanes, .. } = &self.threads;
-        let complete =
-            lanes[lane].done(ticket) || shared.recorded(Operation::Reduce, bucket as u32, || lanes[lane].wait(ticket));
+        let complete = lanes[lane].done(ticket)
+            || shared.record_wait(Operation::Reduce, bucket as u32, || lanes[lane].wait(ticket));
         if complete {
             self.in_flight[bucket] = None;
-            self.timings[bucket] = (!follows).then(|| lanes[lane].timing(bucket, started));
+            self.timings[bucket] = (!is_follower).then(|| lanes[lane].timing(bucket, started));
             return Ok(());
         }
         Err(self.threads.shared.root_cause())
     }
 
-    /// Whether the bucket's reduction is not complete yet. Returns at once.
-    pub fn is_under_way(&self, bucket: usize) -> bool {
+    /// Whether the bucket's reduction is still running. Does not block.
+    pub fn is_running(&self, bucket: usize) -> bool {
         self.in_flight[bucket].is_some_and(|started| !self.threads.lanes[started.lane].done(started.ticket))
     }
 
-    /// `start` and `wait` in one, on this thread: the fastest way if there is nothing to overlap.
+    /// `start` and `wait` in one, on this thread: fastest if there is nothing to overlap with.
     pub fn all_reduce(&mut self, bucket: usize) -> Result<(), CommError> {
         self.push(bucket..bucket + 1, bucket, false);
         self.wait(bucket)
@@ -233,18 +239,18 @@ impl Reducer {
     fn push(&mut self, buckets: Range<usize>, lane: usize, wake: bool) {
         assert!(!buckets.is_empty(), "at least one bucket is reduced");
         for bucket in buckets.clone() {
-            self.at_rest(bucket);
+            self.idle_bucket(bucket);
         }
         let (started, lane) = (Instant::now(), lane % self.threads.lanes.len());
         let ticket = self.threads.lanes[lane].push(&buckets, wake && self.threads.shared.world > 1);
         for bucket in buckets.clone() {
-            self.in_flight[bucket] = Some(InFlight { ticket, started, lane, follows: bucket > buckets.start });
+            self.in_flight[bucket] = Some(InFlight { ticket, started, lane, is_follower: bucket > buckets.start });
         }
     }
 }
 
-/// Start and length of each bucket, and the size of the arena, in floats.
-fn place(lens: &[usize]) -> Result<(Vec<(usize, usize)>, usize), CommError> {
+/// Start and length of each bucket, and the arena size, in floats.
+fn layout(lens: &[usize]) -> Result<(Vec<(usize, usize)>, usize), CommError> {
     let mut at = 0usize;
     let mut buckets = Vec::with_capacity(lens.len());
     for len in lens {

@@ -1,21 +1,22 @@
-//! Who is in the group, and hence who talks to whom and how: pure functions of the roster, equal on all ranks.
+//! Members of a group, and the data paths that follow from them. Pure functions of the roster, so
+//! they are equal on all ranks.
 
-use super::{config::Force, error::CommError, error::ranks_text};
+use super::{config::Force, error::CommError, error::format_ranks};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use switchyard_worker_contract::config::Transport;
 
-/// What a rank says about itself to the group.
+/// A rank's description of itself, sent to the group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Member {
-    /// Host name, for people.
+    /// Host name, for messages.
     pub host: String,
     /// Ranks with equal identity share memory.
     pub host_id: String,
     pub pid: u32,
-    /// CPUs this rank may run on, one bit each.
+    /// CPUs this rank can run on, one bit each.
     pub cpus: Vec<u64>,
-    /// CPUs that the control group grants to all processes of this node, rounded up; 0 without limit.
+    /// cgroup CPU quota of all processes of this node, rounded up; 0 without a limit.
     pub quota: u32,
     pub node: u32,
 }
@@ -26,7 +27,7 @@ pub(super) struct Roster {
     pub members: Vec<Member>,
 }
 
-/// The role of one rank.
+/// Data paths of one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Paths {
     pub transport: Transport,
@@ -34,14 +35,14 @@ pub(super) struct Paths {
     pub local: Vec<u32>,
     /// Ranks of the TCP ring in ring order; `None` if this rank is not one of them.
     pub ring: Option<Vec<u32>>,
-    /// Every local rank can have a CPU to itself, so a short spin does not keep another rank from working.
+    /// Every local rank can have its own CPU, so a short spin does not delay another rank.
     pub own_cpu: bool,
-    /// There are also CPUs for the communication threads of each local rank.
+    /// There are also CPUs for the communication threads of every local rank.
     pub spare_cpu: bool,
 }
 
 impl Roster {
-    /// The role of rank `me` in a group with that many lanes.
+    /// Data paths of rank `me` in a group with this many lanes.
     pub fn paths(&self, me: u32, lanes: u32, force: Force) -> Result<Paths, CommError> {
         let world = self.members.len() as u32;
         let mut hosts: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
@@ -69,7 +70,7 @@ impl Roster {
                 why: format!(
                     "the ranks are on {} hosts ({} on {}, rank {other} on {})",
                     hosts.len(),
-                    ranks_text(&hosts[self.members[0].host_id.as_str()]),
+                    format_ranks(&hosts[self.members[0].host_id.as_str()]),
                     self.members[0].host,
                     self.members[other].host
                 ),
@@ -83,7 +84,8 @@ impl Roster {
         Ok(Paths { transport, local, ring, own_cpu, spare_cpu })
     }
 
-    /// Whether these ranks of one host have enough CPUs for one, and for `threads`, busy threads per rank.
+    /// Whether there are enough CPUs for one busy thread per rank, and for `threads` per rank, on
+    /// this host.
     fn cpus_suffice(&self, local: &[u32], threads: u32) -> (bool, bool) {
         let mut union: Vec<u64> = Vec::new();
         for rank in local {
@@ -151,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_memory_across_hosts_is_refused_by_name() {
+    fn shared_memory_across_hosts_is_refused_with_host_names() {
         let text = roster(&["a", "b"], &[3]).paths(0, 1, Force::Shm).unwrap_err().to_string();
         assert!(text.contains("2 hosts") && text.contains("name-b"), "{text}");
     }

@@ -1,11 +1,11 @@
-//! The control thread of rank 0: sockets and time for [`super::hub`].
+//! Rank 0's control thread: sockets and time for [`super::hub`].
 
 use super::{
     error::CommError,
-    frame::{FrameReader, LIMIT_STRANGER, MAX_GATHER},
+    frame::{FrameReader, LIMIT_UNAUTHENTICATED, MAX_GATHER},
     hub::{Event, Hub, Output},
     socket::{accept, nonce, timespec, try_recv, try_send, tune_tcp},
-    state::{LAST_WORDS, Request, Shared},
+    state::{GRACE_PERIOD, Request, Shared},
 };
 use rustix::{
     event::{PollFd, PollFlags},
@@ -23,20 +23,21 @@ use std::{
 
 /// Largest frame a member may send to rank 0.
 const LIMIT_TO_HUB: u64 = (MAX_GATHER + (64 << 10)) as u64;
-/// Most connections accepted before others get their turn.
-const ACCEPTS_PER_TURN: usize = 16;
+/// Connections accepted per poll, so that accepting does not starve the others.
+const ACCEPTS_PER_POLL: usize = 16;
 
 struct Conn {
     fd: OwnedFd,
     reader: FrameReader,
     out: VecDeque<u8>,
-    /// Set when the connection is to end: flush, shut down, then wait for the other side until this time at most.
+    /// Set when the connection is closing: flush, shut down, then wait for the peer until this time
+    /// at most.
     closing: Option<Instant>,
     shut: bool,
 }
 
 impl Conn {
-    /// Writes as much as possible; an error ends the connection.
+    /// Writes as much as possible. On error the caller drops the connection.
     fn flush(&mut self) -> io::Result<()> {
         while !self.out.is_empty() {
             let n = try_send(&self.fd, self.out.as_slices().0)?;
@@ -46,7 +47,8 @@ impl Conn {
             self.out.drain(..n);
         }
         if self.closing.is_some() && !self.shut {
-            // Not `close`: unread bytes from the peer would turn it into a reset, which can overtake the last words.
+            // Not `close`: unread bytes from the peer would make the kernel send a reset, which can
+            // overtake the final message.
             self.shut = true;
             rustix::net::shutdown(&self.fd, Shutdown::Write)?;
         }
@@ -63,7 +65,7 @@ pub(super) struct Server {
     next: u64,
     /// The hub has failed or ended.
     over: bool,
-    /// All peers have read that it is over.
+    /// The outcome has been sent to all peers.
     delivered: bool,
     stop: Option<Instant>,
 }
@@ -96,9 +98,9 @@ impl Server {
     }
 
     fn wait(&self) -> Ready {
-        let bell = self.shared.bell().expect("invariant: a group with a server has a bell");
+        let wake_fd = self.shared.wake_fd().expect("invariant: a group with a server has a wake_fd");
         let ids: Vec<u64> = self.conns.keys().copied().collect();
-        let mut fds = vec![PollFd::new(bell, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(wake_fd, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
         fds.extend(self.conns.values().map(|conn| {
             let flags = if conn.out.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
             PollFd::new(&conn.fd, flags)
@@ -106,7 +108,7 @@ impl Server {
         let limit = if self.stop.is_some() { Duration::from_millis(10) } else { self.tick };
         match rustix::event::poll(&mut fds, Some(&timespec(limit))) {
             Ok(_) | Err(Errno::INTR) => {}
-            // Out of kernel memory: the next turn may do better.
+            // Out of kernel memory: try again shortly.
             Err(_) => std::thread::sleep(Duration::from_millis(10)),
         }
         let conns = ids.into_iter().zip(&fds[2..]).filter(|(_, fd)| !fd.revents().is_empty()).map(|(id, _)| id);
@@ -119,14 +121,14 @@ impl Server {
                 Request::Value(ballot) => self.event(Event::Value(ballot)),
                 Request::Abort(cause) => self.event(Event::Abort(cause)),
                 Request::Leave => self.event(Event::Leave),
-                Request::Stop => self.stop = Some(Instant::now() + LAST_WORDS),
+                Request::Stop => self.stop = Some(Instant::now() + GRACE_PERIOD),
             }
         }
     }
 
     fn read(&mut self, id: u64) {
         let mut buffer = [0; 16 << 10];
-        // Bounds the frames of one turn, so that no peer can keep the thread to itself.
+        // Bounds the frames per poll, so that one peer cannot monopolise the thread.
         for _ in 0..256 {
             let Some(conn) = self.conns.get_mut(&id) else { return };
             if conn.closing.is_some() {
@@ -156,13 +158,13 @@ impl Server {
     }
 
     fn accept(&mut self) {
-        for _ in 0..ACCEPTS_PER_TURN {
+        for _ in 0..ACCEPTS_PER_POLL {
             let Ok(fd) = accept(self.listener.as_fd()) else { return };
             let _ = tune_tcp(&fd);
             let Ok(nonce) = nonce() else { return };
             let id = self.next;
             self.next += 1;
-            let reader = FrameReader::new(LIMIT_STRANGER);
+            let reader = FrameReader::new(LIMIT_UNAUTHENTICATED);
             self.conns.insert(id, Conn { fd, reader, out: VecDeque::new(), closing: None, shut: false });
             self.event(Event::Opened(id, nonce));
         }
@@ -180,7 +182,7 @@ impl Server {
                 }
                 Output::Close(id) => {
                     if let Some(conn) = self.conns.get_mut(&id) {
-                        conn.closing = Some(Instant::now() + LAST_WORDS);
+                        conn.closing = Some(Instant::now() + GRACE_PERIOD);
                         let _ = conn.flush();
                     }
                 }
@@ -244,11 +246,13 @@ struct Ready {
     conns: Vec<u64>,
 }
 
-/// Another program that holds the port will not go away; the process of the previous attempt may need this long to end.
-const PATIENCE_WITH_PORT: Duration = Duration::from_secs(10);
+/// How long to retry if the port is in use: another program will not release it, but the previous
+/// attempt's process may need this long to end.
+const PORT_IN_USE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The listener of rank 0: standard input if it already listens on that address, otherwise a new one. The name of a pod
-/// may be unknown or outdated for a while after the pod has started, so it is resolved again until the deadline.
+/// Rank 0's listener: standard input if it already listens on that address, otherwise a new socket.
+/// A pod's name may be unknown or stale for a while after the pod has started, so it is resolved
+/// again until the deadline.
 pub(super) fn listen(rendezvous: &str, deadline: Instant) -> Result<(OwnedFd, SocketAddr), CommError> {
     let start = Instant::now();
     let mut pause = Duration::from_millis(50);
@@ -257,7 +261,7 @@ pub(super) fn listen(rendezvous: &str, deadline: Instant) -> Result<(OwnedFd, So
             Ok(listener) => return Ok(listener),
             Err(error) => error,
         };
-        let taken = last.kind() == io::ErrorKind::AddrInUse && start.elapsed() >= PATIENCE_WITH_PORT;
+        let taken = last.kind() == io::ErrorKind::AddrInUse && start.elapsed() >= PORT_IN_USE_TIMEOUT;
         if taken || Instant::now() + pause >= deadline {
             let seconds = start.elapsed().as_secs_f64();
             let what = format!("listen on the rendezvous address {rendezvous} (tried for {seconds:.0} s)");
@@ -274,7 +278,8 @@ fn listen_once(rendezvous: &str) -> io::Result<(OwnedFd, SocketAddr)> {
         return Ok(inherited);
     }
     let listener = TcpListener::bind(addresses.as_slice())?;
-    // With a blocking listener, a connection that vanishes between `poll` and `accept` would block the thread.
+    // With a blocking listener, a connection that vanishes between `poll` and `accept` would block
+    // the thread.
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
     Ok((listener.into(), address))

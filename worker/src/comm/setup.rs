@@ -1,12 +1,13 @@
-//! The data paths of a formed group: ring lanes and the shared segment, each connection with its own handshake.
+//! Sets up a group's data paths: ring lanes and the shared segment. Each connection has its own
+//! handshake.
 
 use super::{
-    auth::{Claims, Doorkeeper, Gate, HANDSHAKE_TIME, Key, Peer, Purpose, Refusal},
+    auth::{Claims, Gate, GatePolicy, HANDSHAKE_TIMEOUT, Key, Peer, Purpose, Refusal},
     client::dial,
     error::CommError,
     frame::{HEADER, Header, Kind},
     shm::{Segment, SegmentShape},
-    socket::{Denied, collect_peers, introduce, nonce, poll_one, send_all, tune_tcp},
+    socket::{HandshakeError, authenticate, collect_peers, nonce, poll_one, send_all, tune_tcp},
     state::Shared,
 };
 use rustix::{
@@ -26,7 +27,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Who this rank is, in every handshake.
+/// This rank's identity in every handshake.
 #[derive(Clone)]
 pub(super) struct Identity {
     pub key: Key,
@@ -42,14 +43,14 @@ impl Identity {
 
     pub fn gate(&self, purpose: Purpose) -> Gate {
         let (me, world, attempt) = (self.rank, self.world, self.attempt);
-        Gate::new(self.key.clone(), Doorkeeper { purpose, me, world, attempt })
+        Gate::new(self.key.clone(), GatePolicy { purpose, me, world, attempt })
     }
 }
 
-/// Connections of one lane to the right and from the left neighbour.
+/// One lane's connections to the right and from the left neighbour.
 pub(super) type Pair = (Arc<OwnedFd>, Arc<OwnedFd>);
 
-/// Listener for the ring on the address over which rank 0 is reached.
+/// Opens the ring listener on the address over which rank 0 is reached.
 pub(super) fn ring_listener(ip: IpAddr) -> Result<(TcpListener, SocketAddr), CommError> {
     let make = || {
         let listener = TcpListener::bind((ip, 0))?;
@@ -60,7 +61,7 @@ pub(super) fn ring_listener(ip: IpAddr) -> Result<(TcpListener, SocketAddr), Com
     make().map_err(|error: std::io::Error| CommError::system(format!("listen on {ip}"), error))
 }
 
-/// Connects to the right neighbour while accepting the left one, once for each lane.
+/// Connects to the right neighbour while accepting the left one, once per lane.
 pub(super) fn connect_ring(
     identity: &Identity,
     (ring, lanes): (&[u32], u32),
@@ -79,7 +80,7 @@ pub(super) fn connect_ring(
             collect_peers(listener.as_fd(), gate, &wanted, deadline, shared, &|_| true)
         });
         let connect = |lane| {
-            reach(identity, Purpose::Ring, Peer { rank: right, lane }, deadline, shared, || {
+            connect_and_authenticate(identity, Purpose::Ring, Peer { rank: right, lane }, deadline, shared, || {
                 dial(address, Duration::from_secs(5)).map(OwnedFd::from)
             })
         };
@@ -88,7 +89,7 @@ pub(super) fn connect_ring(
             Ok(result) => result,
             Err(panic) => std::panic::resume_unwind(panic),
         };
-        // In order of lanes, like the outgoing ones.
+        // In lane order, like the outgoing connections.
         let pairs = outgoing?.into_iter().zip(incoming?.into_values()).map(|(outgoing, incoming)| {
             tune_tcp(&incoming).map_err(|e| CommError::system("set up a data connection", e))?;
             Ok((Arc::new(outgoing), Arc::new(incoming)))
@@ -97,9 +98,9 @@ pub(super) fn connect_ring(
     })
 }
 
-/// Connects and introduces itself until the deadline. The listener exists before its address is known, so a retry is
-/// needed only if strangers displaced the handshake.
-fn reach(
+/// Connects and authenticates, with retries until the deadline. The listener exists before its
+/// address is announced, so a retry is needed only if other connections displaced the handshake.
+fn connect_and_authenticate(
     identity: &Identity,
     purpose: Purpose,
     peer: Peer,
@@ -111,18 +112,18 @@ fn reach(
         shared.check()?;
         let error = match connect() {
             Ok(fd) => {
-                match introduce(
+                match authenticate(
                     fd.as_fd(),
                     &identity.key,
                     identity.claims(purpose, peer.rank, peer.lane),
-                    Instant::now() + HANDSHAKE_TIME,
+                    Instant::now() + HANDSHAKE_TIMEOUT,
                 ) {
                     Ok(()) => return Ok(fd),
-                    Err(Denied::Io(error)) => error,
-                    Err(Denied::Refused(refusal)) => {
+                    Err(HandshakeError::Io(error)) => error,
+                    Err(HandshakeError::Refused(refusal)) => {
                         let reason = match refusal {
                             Refusal::StaleAcceptor => "an older attempt still runs there".to_owned(),
-                            Refusal::Because(reason) => reason,
+                            Refusal::Reason(reason) => reason,
                         };
                         return Err(CommError::Refused { by: format!("rank {}", peer.rank), reason });
                     }
@@ -137,7 +138,8 @@ fn reach(
     }
 }
 
-/// A listener in the abstract namespace with a name that nobody can guess; it leaves nothing in any file system.
+/// Opens a listener with an unguessable name in the abstract namespace; it leaves nothing in any
+/// file system.
 pub(super) fn unix_listener() -> Result<(OwnedFd, String), CommError> {
     let name: String = nonce()?.iter().map(|byte| format!("{byte:02x}")).collect();
     let name = format!("switchyard-{name}");
@@ -156,13 +158,13 @@ fn unix_socket() -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }
 
-/// Whether the other side is a process of the same user.
+/// Whether the peer runs as the same user.
 fn same_user(fd: BorrowedFd<'_>) -> bool {
     rustix::net::sockopt::socket_peercred(fd).is_ok_and(|cred| cred.uid == rustix::process::getuid())
 }
 
-/// Creates (leader) or receives (others) the segment of this host, and maps it. `name`: of the leader's listener; `arena`:
-/// in bytes.
+/// Creates (leader) or receives (others) this host's segment, and maps it. `name`: name of the
+/// leader's listener; `arena`: bytes per arena.
 pub(super) fn share_memory(
     identity: &Identity,
     (local, name): (&[u32], &str),
@@ -185,14 +187,21 @@ pub(super) fn share_memory(
         }
         file
     } else {
-        let fd = reach(identity, Purpose::SharedMemory, Peer { rank: leader, lane: 0 }, deadline, shared, || {
-            let fd = unix_socket()?;
-            rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
-            if !same_user(fd.as_fd()) {
-                return Err(std::io::Error::other("the local leader runs as another user"));
-            }
-            Ok(fd)
-        })?;
+        let fd = connect_and_authenticate(
+            identity,
+            Purpose::SharedMemory,
+            Peer { rank: leader, lane: 0 },
+            deadline,
+            shared,
+            || {
+                let fd = unix_socket()?;
+                rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+                if !same_user(fd.as_fd()) {
+                    return Err(std::io::Error::other("the local leader runs as another user"));
+                }
+                Ok(fd)
+            },
+        )?;
         receive_file(fd.as_fd(), deadline)
             .map_err(|e| CommError::system(format!("receive the shared memory from rank {leader}"), e))?
     };
@@ -207,9 +216,9 @@ fn send_file(socket: BorrowedFd<'_>, file: BorrowedFd<'_>, attempt: u32) -> std:
     if !ancillary.push(SendAncillaryMessage::ScmRights(&files)) {
         return Err(Errno::NOBUFS.into());
     }
-    // The socket buffer holds no more than a verdict, so a full frame fits.
+    // The socket buffer holds at most a verdict, so a full frame fits.
     let sent = rustix::net::sendmsg(socket, &[IoSlice::new(&header)], &mut ancillary, SendFlags::NOSIGNAL)?;
-    send_all(socket, &header[sent..], Instant::now() + HANDSHAKE_TIME)
+    send_all(socket, &header[sent..], Instant::now() + HANDSHAKE_TIMEOUT)
 }
 
 fn receive_file(socket: BorrowedFd<'_>, deadline: Instant) -> std::io::Result<OwnedFd> {

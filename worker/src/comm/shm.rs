@@ -1,14 +1,16 @@
-//! Shared and private memory: mappings, and the segment that the ranks of one host share.
+//! Shared and private memory mappings, and the segment shared by the ranks of one host.
 //!
-//! A segment is one sealed memfd: first the flags and small slots of each lane and rank, then one arena per local rank
-//! with all its buckets.
+//! A segment is one sealed memfd: first the flags and small slots of each lane and rank, then one
+//! arena per local rank with all its buckets.
 //!
-//! Who may touch what:
-//! * Flags, signatures and the poison word are atomics; each has one writer (poison: anyone, only ever to 1).
-//! * A rank's arena belongs to that rank, except for a bucket whose reduction is in flight. Then the protocol in
-//!   [`super::local`] assigns every part of every arena to exactly one rank at a time; ownership passes with a
-//!   release store to a flag and an acquire load that sees it.
-//! * References into an arena do not outlive such a hand-over; parts of other ranks are touched by raw pointer only.
+//! Access rules:
+//! * Flags, signatures and the poison word are atomics. Each has one writer, except poison, which
+//!   any rank can set to 1.
+//! * A rank's arena belongs to that rank, except for buckets whose reduction is in flight. For
+//!   those, the protocol in [`super::local`] assigns every part of every arena to exactly one rank
+//!   at a time. Ownership passes with a release store to a flag and an acquire load that sees it.
+//! * References into an arena do not outlive this hand-over. Other ranks' parts are accessed only
+//!   through raw pointers.
 #![allow(unsafe_code)]
 
 use super::error::CommError;
@@ -24,19 +26,20 @@ use std::{
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
-/// Flags are this far apart: two cache lines, because neighbours are fetched in pairs.
+/// Distance between flags: two cache lines, because adjacent lines are prefetched in pairs.
 const LINE: usize = 128;
 const PAGE: usize = 4096;
 /// Largest bucket that goes through the slots, in floats.
 pub(super) const SLOT_FLOATS: usize = 256;
 
-/// A mapping of memory, unmapped on drop.
+/// A memory mapping, unmapped on drop.
 pub(super) struct Mapping {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: a mapping is plain memory; all access to its contents goes through unsafe code with its own argument.
+// SAFETY: a mapping is plain memory; every access to its contents is unsafe code with its own
+// justification.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -54,7 +57,8 @@ impl Mapping {
     }
 
     fn shared(fd: impl AsFd, len: usize) -> Result<Mapping, CommError> {
-        // SAFETY: as above. The file is sealed against shrinking, so no access within `len` can fault.
+        // SAFETY: as above. The file is sealed against shrinking, so no access within `len` can
+        // fault.
         let base = unsafe {
             let prot = ProtFlags::READ | ProtFlags::WRITE;
             rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0)
@@ -63,11 +67,12 @@ impl Mapping {
     }
 
     fn finish(base: Result<*mut c_void, Errno>, len: usize) -> Result<Mapping, CommError> {
-        let fault = |errno| CommError::system(format!("map {} MiB for gradient buckets", len.div_ceil(1 << 20)), errno);
-        let base = base.map_err(fault)?;
-        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| fault(Errno::NOMEM))?;
-        // SAFETY: the range was just mapped, and the advice changes no contents. If it is not allowed, it is not
-        // needed.
+        let system =
+            |errno| CommError::system(format!("map {} MiB for gradient buckets", len.div_ceil(1 << 20)), errno);
+        let base = base.map_err(system)?;
+        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| system(Errno::NOMEM))?;
+        // SAFETY: the range was just mapped, and the advice does not change its contents. Huge
+        // pages are optional.
         let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, Advice::LinuxHugepage) };
         Ok(Mapping { base, len })
     }
@@ -81,7 +86,8 @@ impl Mapping {
 
     fn word(&self, offset: usize) -> &AtomicU32 {
         assert!(offset + 4 <= self.len && offset.is_multiple_of(4));
-        // SAFETY: in range and aligned by the assertion; flag words are only ever accessed as atomics.
+        // SAFETY: in range and aligned by the assertion; flag words are only ever accessed as
+        // atomics.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
@@ -94,34 +100,37 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: this mapping is ours, and every user holds it by an `Arc` or a borrow.
+        // SAFETY: this value owns the mapping, and every user holds it through an `Arc` or a
+        // borrow.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 
-/// What a flag says about an operation: the flag holds its number once the rank has ...
+/// Progress of a rank through an operation. A flag holds the operation's number once the rank has
+/// ...
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Flag {
     /// ... entered it; its bucket is ready to be read.
     Entered = 0,
     /// ... reduced its slice; it no longer reads the slices of other arenas in this operation.
     Reduced = 1,
-    /// ... (leader) put the result of all hosts into its arena.
+    /// ... (leader) written the result of all hosts to its arena.
     Result = 2,
     /// ... copied the result out of the leader's arena.
     Copied = 3,
 }
 
 const FLAGS: usize = 4;
-/// Per lane and rank: value and sleeper count of each flag, signatures of two operations, two slots.
+/// Per lane and rank: value and sleeper count of each flag, signatures of two operations, two
+/// slots.
 const PER_RANK: usize = (2 * FLAGS + 1) * LINE + 2 * SLOT_FLOATS * 4;
 
-/// What a segment holds.
+/// Dimensions of a segment.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SegmentShape {
     pub ranks: usize,
     pub lanes: usize,
-    /// Bytes of each rank's arena.
+    /// Arena bytes per rank.
     pub arena: usize,
 }
 
@@ -130,20 +139,20 @@ impl SegmentShape {
         (LINE + self.lanes * self.ranks * PER_RANK).next_multiple_of(PAGE)
     }
 
-    /// Size of the file.
+    /// File size in bytes.
     fn size(self) -> Option<usize> {
         self.arena.checked_next_multiple_of(PAGE)?.checked_mul(self.ranks)?.checked_add(self.control())
     }
 }
 
-/// The memory shared by the ranks of one host.
+/// Memory shared by the ranks of one host.
 pub(super) struct Segment {
     mapping: Mapping,
     shape: SegmentShape,
 }
 
 impl Segment {
-    /// Creates the sealed file of a segment.
+    /// Creates the sealed file for a segment.
     pub fn create_file(shape: SegmentShape) -> Result<OwnedFd, CommError> {
         let size = shape
             .size()
@@ -159,8 +168,8 @@ impl Segment {
         Ok(fd)
     }
 
-    /// Maps the file and allocates the memory of arena `me` (on this rank's NUMA node), so that a lack of memory is an
-    /// error here and not a signal later.
+    /// Maps the file and allocates the memory of arena `me` (on this rank's NUMA node), so that
+    /// running out of memory is an error here instead of a signal later.
     pub fn open(fd: &OwnedFd, shape: SegmentShape, me: usize) -> Result<Segment, CommError> {
         let size = shape.size().unwrap_or(0);
         let stat = rustix::fs::fstat(fd).map_err(|e| CommError::system("inspect the shared memory", e))?;
@@ -200,26 +209,26 @@ impl Segment {
         self.mapping.word(0)
     }
 
-    /// A flag and the number of its sleepers.
+    /// A flag and its sleeper count.
     pub fn flag(&self, flag: Flag, lane: usize, rank: usize) -> (&AtomicU32, &AtomicU32) {
         let at = self.rank_offset(lane, rank) + 2 * LINE * flag as usize;
         (self.mapping.word(at), self.mapping.word(at + LINE))
     }
 
-    /// Bucket and length that a rank announced for an operation. Two operations of a lane can be in flight at once: a
-    /// rank is at most one ahead.
+    /// Bucket and length that a rank announced for an operation. Two operations of a lane can be in
+    /// flight at once, because a rank can be one ahead.
     pub fn signature(&self, lane: usize, rank: usize, sequence: u32) -> (&AtomicU64, &AtomicU64) {
         let at = self.rank_offset(lane, rank) + 2 * LINE * FLAGS + 16 * (sequence as usize & 1);
         (self.mapping.long(at), self.mapping.long(at + 8))
     }
 
-    /// The slot of a rank for small buckets.
+    /// A rank's slot for small buckets.
     pub fn slot(&self, lane: usize, rank: usize, sequence: u32) -> *mut f32 {
         let at = self.rank_offset(lane, rank) + (2 * FLAGS + 1) * LINE + 4 * SLOT_FLOATS * (sequence as usize & 1);
         self.mapping.floats(at)
     }
 
-    /// Marks the group as failed and wakes every sleeper of this host.
+    /// Marks the group as failed and wakes every sleeper on this host.
     pub fn set_poison(&self) {
         self.poison().store(1, Ordering::SeqCst);
         for (lane, rank) in (0..self.shape.lanes).flat_map(|lane| (0..self.shape.ranks).map(move |rank| (lane, rank))) {
@@ -252,7 +261,7 @@ pub(super) fn wake(word: &AtomicU32) {
     let _ = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::empty(), i32::MAX as u32);
 }
 
-/// The arena of this rank, private or part of a segment.
+/// This rank's arena, private or part of a segment.
 pub(super) enum Memory {
     Private(Mapping),
     Shared(std::sync::Arc<Segment>, usize),
@@ -267,14 +276,14 @@ impl Memory {
     }
 
     /// # Safety
-    /// The range lies in the arena, and nobody writes to it while the reference lives.
+    /// The range is within the arena, and no one writes to it while the reference lives.
     pub unsafe fn slice(&self, start: usize, len: usize) -> &[f32] {
         // SAFETY: as promised by the caller.
         unsafe { std::slice::from_raw_parts(self.base().add(start), len) }
     }
 
     /// # Safety
-    /// The range lies in the arena, and nobody else touches it while the reference lives.
+    /// The range is within the arena, and nothing else accesses it while the reference lives.
     #[allow(clippy::mut_from_ref, reason = "the memory is interior to a mapping; exclusivity is the caller's promise")]
     pub unsafe fn slice_mut(&self, start: usize, len: usize) -> &mut [f32] {
         // SAFETY: as promised by the caller.
@@ -282,13 +291,13 @@ impl Memory {
     }
 }
 
-/// The bytes of floats.
+/// Floats as bytes.
 pub(super) fn bytes(floats: &[f32]) -> &[u8] {
     // SAFETY: every byte of a float is a valid byte.
     unsafe { std::slice::from_raw_parts(floats.as_ptr().cast(), size_of_val(floats)) }
 }
 
-/// The bytes of floats, for writing.
+/// Floats as mutable bytes.
 pub(super) fn bytes_mut(floats: &mut [f32]) -> &mut [u8] {
     // SAFETY: every pattern of four bytes is a valid float.
     unsafe { std::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), size_of_val(floats)) }

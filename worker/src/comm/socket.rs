@@ -1,9 +1,10 @@
-//! Sockets with deadlines: blocking helpers over `poll`, the connector's handshake and the acceptor's collection of peers.
+//! Sockets with deadlines: blocking helpers over `poll`, the connector's handshake, and accepting
+//! authenticated peers.
 
 use super::{
     auth::{Claims, Connector, ConnectorStep, Gate, GateStep, Key, Nonce, Peer, Refusal},
     error::CommError,
-    frame::{FrameReader, Header, LIMIT_STRANGER},
+    frame::{FrameReader, Header, LIMIT_UNAUTHENTICATED},
     state::Shared,
 };
 use rustix::{
@@ -22,7 +23,7 @@ pub(super) fn timespec(duration: Duration) -> Timespec {
     Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
 }
 
-/// 32 random bytes that nobody can guess.
+/// Returns 32 bytes from the kernel's random number generator.
 pub(super) fn nonce() -> Result<Nonce, CommError> {
     let mut nonce = [0; 32];
     getrandom::fill(&mut nonce).map_err(|e| CommError::system("get random bytes", io::Error::other(e.to_string())))?;
@@ -53,7 +54,7 @@ pub(super) fn try_send(fd: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
     }
 }
 
-/// Waits until the socket is ready or the time is up; both return `Ok`.
+/// Waits until the socket is ready or the time is up; returns `Ok` in both cases.
 pub(super) fn poll_one(fd: BorrowedFd<'_>, flags: PollFlags, limit: Duration) -> io::Result<()> {
     let mut fds = [PollFd::from_borrowed_fd(fd, flags)];
     match rustix::event::poll(&mut fds, Some(&timespec(limit))) {
@@ -77,7 +78,8 @@ pub(super) fn send_all(fd: BorrowedFd<'_>, mut bytes: &[u8], deadline: Instant) 
     Ok(())
 }
 
-/// Reads one frame; an error at the end of the stream, at the deadline, or for bytes that are not a frame.
+/// Reads one frame. Fails at the end of the stream, at the deadline, or on bytes that are not a
+/// frame.
 pub(super) fn recv_frame(
     fd: BorrowedFd<'_>,
     reader: &mut FrameReader,
@@ -98,31 +100,35 @@ pub(super) fn recv_frame(
     }
 }
 
-/// Why a connector was not admitted.
-pub(super) enum Denied {
+pub(super) enum HandshakeError {
     /// Worth a retry.
     Io(io::Error),
     Refused(Refusal),
 }
 
-/// The connector's handshake on a new connection.
-pub(super) fn introduce(fd: BorrowedFd<'_>, key: &Key, claims: Claims, deadline: Instant) -> Result<(), Denied> {
-    let nonce = nonce().map_err(|e| Denied::Io(io::Error::other(e.to_string())))?;
+/// Runs the connector's side of the handshake on a new connection.
+pub(super) fn authenticate(
+    fd: BorrowedFd<'_>,
+    key: &Key,
+    claims: Claims,
+    deadline: Instant,
+) -> Result<(), HandshakeError> {
+    let nonce = nonce().map_err(|e| HandshakeError::Io(io::Error::other(e.to_string())))?;
     let (mut connector, mut bytes) = Connector::new(key.clone(), claims, nonce);
-    let mut reader = FrameReader::new(LIMIT_STRANGER);
+    let mut reader = FrameReader::new(LIMIT_UNAUTHENTICATED);
     loop {
-        send_all(fd, &bytes, deadline).map_err(Denied::Io)?;
-        let (header, payload) = recv_frame(fd, &mut reader, deadline).map_err(Denied::Io)?;
+        send_all(fd, &bytes, deadline).map_err(HandshakeError::Io)?;
+        let (header, payload) = recv_frame(fd, &mut reader, deadline).map_err(HandshakeError::Io)?;
         match connector.frame(header, &payload) {
             ConnectorStep::Send(next) => bytes = next,
             ConnectorStep::Admitted => return Ok(()),
-            ConnectorStep::Refused(refusal) => return Err(Denied::Refused(refusal)),
+            ConnectorStep::Refused(refusal) => return Err(HandshakeError::Refused(refusal)),
         }
     }
 }
 
-/// Accepts until all of `wanted` have been admitted. Strangers that fail are dropped without harm. `vet` checks a
-/// socket before its first byte is read (peer credentials).
+/// Accepts connections until all of `wanted` are authenticated. Connections that fail the handshake
+/// are dropped. `vet` checks a socket before its first byte is read (peer credentials).
 pub(super) fn collect_peers(
     listener: BorrowedFd<'_>,
     mut gate: Gate,
@@ -182,8 +188,8 @@ pub(super) fn collect_peers(
                 }
             };
             match step {
-                // A handshake message always fits into an empty socket buffer; if it does not, the peer is not one of
-                // ours.
+                // A handshake message always fits into an empty socket buffer; otherwise the peer
+                // is not one of ours.
                 GateStep::Send(bytes) if matches!(try_send(&*fd, &bytes), Ok(n) if n == bytes.len()) => {}
                 GateStep::Admit(bytes, peer) => {
                     let sent = try_send(&*fd, &bytes);
@@ -208,7 +214,7 @@ pub(super) fn collect_peers(
             if let Some(displaced) = gate.opened(next, nonce()?, now) {
                 open.remove(&displaced);
             }
-            open.insert(next, (fd, FrameReader::new(LIMIT_STRANGER)));
+            open.insert(next, (fd, FrameReader::new(LIMIT_UNAUTHENTICATED)));
             next += 1;
         }
     }
@@ -220,8 +226,9 @@ pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(rustix::net::accept_with(listener, flags)?)
 }
 
-/// Options of every TCP connection of the group. `TCP_USER_TIMEOUT` is deliberately not set: it would also end the lane
-/// to a rank that computes for long without reading. Heartbeats on the control connection decide.
+/// Sets the options of every TCP connection of the group. `TCP_USER_TIMEOUT` is deliberately not
+/// set: it would also end the lane to a rank that computes for a long time without reading.
+/// Heartbeats on the control connection decide instead.
 pub(super) fn tune_tcp(fd: impl AsFd) -> io::Result<()> {
     use rustix::net::sockopt;
     let fd = fd.as_fd();

@@ -1,13 +1,13 @@
-//! What the threads of one rank share: the first failure, the replies of rank 0, requests to the control thread, and
-//! what the rank is doing right now.
+//! State shared by the threads of one rank: the first failure, rank 0's replies, requests to the
+//! control thread, and the rank's current activity.
 
 use super::{
     ballot::Ballot,
     error::{Cause, CauseKind, CommError},
-    gpus::gpu_trouble,
+    gpu_health::gpu_trouble,
+    hang::{RankReport, stuck},
     options::Options,
     roster::Roster,
-    standstill::{Heard, stuck},
 };
 use crate::recorder::{Recorder, Vitals};
 use std::{
@@ -33,16 +33,16 @@ pub(super) enum Request {
 #[derive(Default)]
 struct Status {
     failure: Option<Cause>,
-    /// Every peer that can be reached has been notified of the failure.
+    /// Every reachable peer has been notified of the failure.
     delivered: bool,
     formed: Option<Roster>,
     missing: Option<Vec<u32>>,
     agreed: Option<Result<Vec<Vec<u8>>, String>>,
     left: bool,
-    /// Microseconds to rank 0's clock.
+    /// Offset to rank 0's clock in microseconds.
     clock_offset: Option<i64>,
     refusals: Vec<String>,
-    doing: String,
+    activity: String,
     stuck: Option<Stuck>,
     gpu: Option<GpuTrouble>,
 }
@@ -59,20 +59,20 @@ pub(super) struct Shared {
     wakers: Mutex<Vec<Waker>>,
     requests: Mutex<Vec<Request>>,
     /// Wakes the control thread; absent in a group of one.
-    bell: Option<OwnedFd>,
+    wake_fd: Option<OwnedFd>,
     hosts: OnceLock<Vec<String>>,
     /// By lane.
     progress: [Progress; Options::MAX_LANES as usize],
     recorder: OnceLock<Arc<Recorder>>,
 }
 
-/// Longest time that a failing rank waits for rank 0 to confirm the root cause, and rank 0 for its last words to be
-/// read.
-pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
+/// How long a failing rank waits for rank 0 to confirm the root cause, and rank 0 for its final
+/// message to be read.
+pub(super) const GRACE_PERIOD: Duration = Duration::from_millis(500);
 
 impl Shared {
     pub fn new((rank, world): (u32, u32), connect_timeout: Duration) -> Result<Shared, CommError> {
-        let bell = if world > 1 {
+        let wake_fd = if world > 1 {
             let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
             Some(rustix::event::eventfd(0, flags).map_err(|e| CommError::system("create an eventfd", e))?)
         } else {
@@ -87,7 +87,7 @@ impl Shared {
             changed: Condvar::new(),
             wakers: Mutex::default(),
             requests: Mutex::default(),
-            bell,
+            wake_fd,
             hosts: OnceLock::new(),
             progress: Default::default(),
             recorder: OnceLock::new(),
@@ -103,26 +103,26 @@ impl Shared {
         self.recorder.get().map(Arc::as_ref)
     }
 
-    /// Waits for other ranks, and then goes on with what the rank did before.
-    pub fn recorded<T>(&self, operation: Operation, index: u32, wait: impl FnOnce() -> T) -> T {
+    /// Records a wait for other ranks; afterwards the recorder returns to the previous operation.
+    pub fn record_wait<T>(&self, operation: Operation, index: u32, wait: impl FnOnce() -> T) -> T {
         let Some(recorder) = self.recorder() else { return wait() };
         let before = recorder.latest();
         recorder.begin(operation, index);
         let result = wait();
-        // In a group that has failed this is what the rank did last.
+        // If the group has failed, this stays the rank's last operation.
         if !self.failed() {
             recorder.begin(before.operation, before.index);
         }
         result
     }
 
-    /// What the rank does; `None` if nobody records it.
+    /// The rank's current state; `None` without a recorder.
     pub fn vitals(&self) -> Option<Vitals> {
         self.recorder().map(Recorder::vitals)
     }
 
-    /// Changes whenever an all-reduce moves on.
-    pub fn moved(&self) -> u64 {
+    /// Changes whenever an all-reduce makes progress.
+    pub fn progress_count(&self) -> u64 {
         self.progress.iter().fold(0, |sum: u64, lane| {
             let bucket = lane.bucket.load(Ordering::Relaxed);
             sum.wrapping_mul(3).wrapping_add(u64::from(bucket) << 40).wrapping_add(lane.done.load(Ordering::Relaxed))
@@ -153,13 +153,13 @@ impl Shared {
         }
     }
 
-    /// Records the root cause and wakes every waiter of this rank. Only the first call counts.
+    /// Records the root cause and wakes every waiter of this rank. Later calls are ignored.
     pub fn fail(&self, cause: Cause) {
         let mut status = self.status();
         if status.failure.is_some() {
             return;
         }
-        status.failure = Some(self.complete(cause));
+        status.failure = Some(self.with_host(cause));
         self.failed.store(true, Ordering::SeqCst);
         drop(status);
         self.changed.notify_all();
@@ -168,8 +168,8 @@ impl Shared {
         }
     }
 
-    /// Fills in the host of the origin.
-    pub fn complete(&self, mut cause: Cause) -> Cause {
+    /// Fills in the origin's host.
+    pub fn with_host(&self, mut cause: Cause) -> Cause {
         if cause.host.is_empty()
             && let Some(host) = self.hosts.get().and_then(|hosts| hosts.get(cause.origin_rank as usize))
         {
@@ -187,12 +187,13 @@ impl Shared {
         wakers.push(waker);
     }
 
-    /// Drops what the wakers hold (sockets, mappings).
+    /// Drops the wakers with the sockets and mappings they hold.
     pub fn forget_wakers(&self) {
         self.wakers.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Reports a failure to the group and returns when its root cause is known here (at most [`LAST_WORDS`] later).
+    /// Reports a failure to the group. Returns when the root cause is known here, at most
+    /// [`GRACE_PERIOD`] later.
     pub fn abort(&self, mut cause: Cause) {
         if self.failed() {
             return;
@@ -200,25 +201,26 @@ impl Shared {
         if cause.during.is_empty() && cause.origin_rank == self.rank && cause.kind != CauseKind::Hung {
             cause.during = self.activity();
         }
-        let cause = self.complete(cause);
-        if self.bell.is_some() {
+        let cause = self.with_host(cause);
+        if self.wake_fd.is_some() {
             self.request(Request::Abort(cause.clone()));
-            self.wait_until(Instant::now() + LAST_WORDS, |status| {
+            self.wait_until(Instant::now() + GRACE_PERIOD, |status| {
                 (status.failure.is_some() && status.delivered).then_some(())
             });
         }
         self.fail(cause);
     }
 
-    /// The rank is dropped before it has left: no other may wait for it. Returns at once if the group has already failed.
+    /// Aborts because the rank is dropped before it has left, so that no other rank waits for it.
+    /// Returns at once if the group has already failed.
     pub fn give_up(&self) {
         let word = if std::thread::panicking() { "panicked" } else { "gave up without saying why" };
         self.abort(Cause::failed(self.rank, word));
     }
 
-    /// Tells the group why the set-up failed here. Returns the root cause if another rank was first: it says more than
-    /// what this rank saw of it.
-    pub fn broken_off(&self, error: CommError) -> CommError {
+    /// Reports a set-up error to the group. Returns the root cause instead if another rank failed
+    /// first, because this rank's error is then only a consequence.
+    pub fn setup_failed(&self, error: CommError) -> CommError {
         if matches!(error, CommError::Failed(_) | CommError::Missing { .. }) {
             return error;
         }
@@ -226,41 +228,43 @@ impl Shared {
         self.failure().filter(|cause| cause.origin_rank != self.rank).map_or(error, CommError::Failed)
     }
 
-    /// The error of an operation that the failure of the group broke off.
+    /// The error of an operation that the group's failure interrupted.
     pub fn root_cause(&self) -> CommError {
         CommError::Failed(self.failure().unwrap_or_else(|| Cause::failed(self.rank, "unknown")))
     }
 
-    /// A data lane broke. Usually its peer died and the control connection reports that within milliseconds; only if it
-    /// does not, the lane itself is the cause. This keeps survivors from blaming each other in a circle.
+    /// Handles a broken data lane. Usually the peer has died, and the control connection reports
+    /// that within milliseconds; only otherwise is the lane itself the cause. This keeps survivors
+    /// from blaming each other.
     pub fn suspect(&self, cause: Cause) {
-        self.await_failure(LAST_WORDS);
+        self.await_failure(GRACE_PERIOD);
         self.abort(cause);
     }
 
-    /// Waits until the group has failed, and no longer than this.
+    /// Waits until the group has failed, at most for `limit`.
     pub fn await_failure(&self, limit: Duration) {
         self.wait_until(Instant::now() + limit, |status| status.failure.is_some().then_some(()));
     }
 
     pub fn request(&self, request: Request) {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner).push(request);
-        if let Some(bell) = &self.bell {
-            // The counter of an eventfd cannot overflow here, so the write cannot fail in a way that matters.
-            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+        if let Some(wake_fd) = &self.wake_fd {
+            // An eventfd counter cannot overflow here, so the write cannot fail in a way that
+            // matters.
+            let _ = rustix::io::write(wake_fd, &1u64.to_ne_bytes());
         }
     }
 
-    /// Takes the requests and resets the bell.
+    /// Takes the requests and resets the eventfd.
     pub fn take_requests(&self) -> Vec<Request> {
-        if let Some(bell) = &self.bell {
-            let _ = rustix::io::read(bell, &mut [0u8; 8]);
+        if let Some(wake_fd) = &self.wake_fd {
+            let _ = rustix::io::read(wake_fd, &mut [0u8; 8]);
         }
         std::mem::take(&mut self.requests.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub fn bell(&self) -> Option<&OwnedFd> {
-        self.bell.as_ref()
+    pub fn wake_fd(&self) -> Option<&OwnedFd> {
+        self.wake_fd.as_ref()
     }
 
     fn wait_until<T>(&self, deadline: Instant, ready: impl Fn(&mut Status) -> Option<T>) -> Option<T> {
@@ -290,7 +294,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    // What the control thread reports.
+    // Reports of the control thread.
 
     pub fn set_formed(&self, roster: Roster) {
         let _ = self.hosts.set(roster.members.iter().map(|member| member.host.clone()).collect());
@@ -313,10 +317,11 @@ impl Shared {
         self.update(|status| status.stuck = stuck);
     }
 
-    /// See [`super::Aborter::stuck`]. A group of one rank has no control thread that would know.
+    /// See [`super::Aborter::stuck`]. A group of one rank has no control thread, so its state is
+    /// read directly.
     pub fn stuck(&self) -> Option<Stuck> {
         match self.world {
-            1 => stuck(&[Heard { node: 0, vitals: self.vitals().as_ref() }]),
+            1 => stuck(&[RankReport { node: 0, vitals: self.vitals().as_ref() }]),
             _ => self.status().stuck,
         }
     }
@@ -325,10 +330,10 @@ impl Shared {
         self.update(|status| status.gpu = gpu);
     }
 
-    /// See [`super::Aborter::gpu_trouble`]. As above, of a group of one.
+    /// See [`super::Aborter::gpu_trouble`]; reads a group of one directly, like [`Self::stuck`].
     pub fn gpu_trouble(&self) -> Option<GpuTrouble> {
         match self.world {
-            1 => gpu_trouble(&[Heard { node: 0, vitals: self.vitals().as_ref() }]),
+            1 => gpu_trouble(&[RankReport { node: 0, vitals: self.vitals().as_ref() }]),
             _ => self.status().gpu,
         }
     }
@@ -352,7 +357,7 @@ impl Shared {
         self.status().refusals.clone()
     }
 
-    // What the main thread waits for.
+    // Waits of the main thread.
 
     pub fn wait_formed(&self, deadline: Instant) -> Result<Roster, CommError> {
         let outcome = self.wait_until(deadline, |status| {
@@ -392,19 +397,19 @@ impl Shared {
         })
     }
 
-    // What this rank is doing.
+    // Current activity.
 
-    pub fn set_doing(&self, text: &str) {
+    pub fn set_activity(&self, text: &str) {
         let mut status = self.status();
-        status.doing.clear();
-        status.doing.push_str(text);
+        status.activity.clear();
+        status.activity.push_str(text);
     }
 
-    /// A phrase for people.
+    /// Describes the current activity, for messages.
     pub fn activity(&self) -> String {
-        let doing = self.status().doing.clone();
-        if !doing.is_empty() {
-            return doing;
+        let activity = self.status().activity.clone();
+        if !activity.is_empty() {
+            return activity;
         }
         let lanes: Vec<String> = self.progress.iter().filter_map(Progress::text).collect();
         if lanes.is_empty() { "no operation in flight".to_owned() } else { lanes.join("; ") }
@@ -431,7 +436,7 @@ impl Progress {
         self.bucket.store(bucket, Ordering::Relaxed);
     }
 
-    /// Bytes of the bucket that are final, or nearly so: a figure for people.
+    /// Bytes of the bucket that are final, approximately; only displayed.
     pub fn reached(&self, done: u64) {
         self.done.store(done, Ordering::Relaxed);
     }

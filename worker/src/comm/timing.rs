@@ -1,31 +1,31 @@
-//! When an all-reduce was asked for, started and completed.
+//! Times at which an all-reduce was started, began running and completed.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
-/// The times of one completed all-reduce on this rank, and what it moved.
+/// Times of one completed all-reduce on this rank, and the bytes it moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
-    /// The caller started it.
+    /// The caller queued it.
     pub started: Instant,
-    /// Its lane took it up, after earlier ones in that lane. From here on it may also wait for other ranks.
+    /// Its lane began to run it, after earlier operations in that lane. It may still wait for other
+    /// ranks.
     pub began: Instant,
     /// The bucket was final.
     pub ended: Instant,
-    /// Size of its buckets: 4 bytes a number.
+    /// Size of its buckets, at 4 bytes per element.
     pub bytes: u64,
     /// Bytes that this rank sent to other hosts for it, including headers; 0 within a host.
     pub sent: u64,
-    /// The lane that it ran in.
     pub lane: u32,
 }
 
-/// What the lane records about the last operation of a bucket. The hand-over of the bucket publishes it.
+/// A lane's record of a bucket's last operation. Handing back the bucket publishes it.
 #[derive(Default)]
 pub(super) struct Record {
-    /// Nanoseconds since the epoch of the queue.
+    /// Nanoseconds since the queue's epoch.
     began: AtomicU64,
     ended: AtomicU64,
     bytes: AtomicU64,

@@ -1,30 +1,32 @@
-//! How to wait: spin briefly, yield a bounded number of times, then let the kernel park the thread.
+//! Waiting strategy: spin briefly, yield a bounded number of times, then let the kernel park the
+//! thread.
 //!
-//! Spinning pays only on a CPU that nothing else could use meanwhile. A wait is "in front" when this rank has nothing
-//! else to do: its compute thread is the one that waits, or is parked behind the communication thread. In the
-//! background, in parallel with a computing thread, spinning would steal that thread's time (both may be pinned to one
-//! CPU), so the communication thread spins there only if the CPUs suffice for two threads per rank.
+//! Spinning pays off only on a CPU that nothing else could use meanwhile. A wait is in the
+//! foreground when this rank has nothing else to do: its compute thread is waiting, or is parked
+//! behind the communication thread. In the background, in parallel with a computing thread,
+//! spinning would steal that thread's time (both may be pinned to one CPU), so the communication
+//! thread spins there only if there are enough CPUs for two threads per rank.
 
 use std::time::{Duration, Instant};
 
-/// Longest sleep between two checks of the group's state.
-pub(super) const NAP: Duration = Duration::from_millis(100);
+/// Longest sleep between checks of the group's state.
+pub(super) const MAX_SLEEP: Duration = Duration::from_millis(100);
 const LONGEST_SPIN: Duration = Duration::from_micros(20);
 const SHORTEST_SPIN: Duration = Duration::from_nanos(500);
 const SPIN_WITHOUT_CPU: Duration = Duration::from_nanos(200);
-const YIELDS_IN_FRONT: u32 = 200;
-const YIELDS_IN_BACKGROUND: u32 = 4;
+const FOREGROUND_YIELDS: u32 = 200;
+const BACKGROUND_YIELDS: u32 = 4;
 
-/// What the CPUs of this host allow.
+/// What this host's CPUs allow.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SpinPolicy {
-    /// A CPU for each local rank.
+    /// One CPU per local rank.
     pub own_cpu: bool,
-    /// Two CPUs for each local rank.
+    /// Two CPUs per local rank.
     pub spare_cpu: bool,
 }
 
-/// State of one waiter: spins that led to nothing make the next ones shorter.
+/// State of one waiter. Unsuccessful spins shorten the next ones.
 #[derive(Debug)]
 pub(super) struct Waiter {
     policy: SpinPolicy,
@@ -36,12 +38,12 @@ impl Waiter {
         Waiter { policy, budget: LONGEST_SPIN }
     }
 
-    /// Polls `ready` for a short while; `false` means: park now.
-    pub fn linger(&mut self, in_front: bool, mut ready: impl FnMut() -> bool) -> bool {
+    /// Polls `ready` for a short while; on `false` the caller should park.
+    pub fn spin(&mut self, in_foreground: bool, mut ready: impl FnMut() -> bool) -> bool {
         if ready() {
             return true;
         }
-        let may_spin = if in_front { self.policy.own_cpu } else { self.policy.spare_cpu };
+        let may_spin = if in_foreground { self.policy.own_cpu } else { self.policy.spare_cpu };
         let budget = if may_spin { self.budget } else { SPIN_WITHOUT_CPU };
         let start = Instant::now();
         loop {
@@ -56,12 +58,12 @@ impl Waiter {
                 break;
             }
         }
-        let yields = if in_front || may_spin { YIELDS_IN_FRONT } else { YIELDS_IN_BACKGROUND };
+        let yields = if in_foreground || may_spin { FOREGROUND_YIELDS } else { BACKGROUND_YIELDS };
         for _ in 0..yields {
             rustix::thread::sched_yield();
             if ready() {
-                // A longer spin would have been enough. Without this, the cost of yielding would keep spins short
-                // forever.
+                // A longer spin would have sufficed. Without this, the cost of yielding would keep
+                // spins short forever.
                 if start.elapsed() < LONGEST_SPIN {
                     self.lengthen();
                 }
@@ -82,15 +84,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lingering_is_short_and_learns() {
+    fn spins_adapt_to_success_and_failure() {
         let mut waiter = Waiter::new(SpinPolicy { own_cpu: true, spare_cpu: false });
-        assert!(waiter.linger(true, || true));
+        assert!(waiter.spin(true, || true));
         for _ in 0..10 {
-            assert!(!waiter.linger(true, || false));
+            assert!(!waiter.spin(true, || false));
         }
         assert_eq!(waiter.budget, SHORTEST_SPIN);
         let mut calls = 0;
-        assert!(waiter.linger(true, || {
+        assert!(waiter.spin(true, || {
             calls += 1;
             calls == 3
         }));
@@ -101,19 +103,19 @@ mod tests {
     fn a_wait_that_ends_soon_after_the_spin_makes_the_next_spin_longer() {
         let mut waiter = Waiter::new(SpinPolicy { own_cpu: true, spare_cpu: false });
         // On a busy machine a single try may be interrupted for longer than a spin.
-        let learned = (0..100).any(|_| {
+        let lengthened = (0..100).any(|_| {
             waiter.budget = SHORTEST_SPIN;
             let start = Instant::now();
-            waiter.linger(true, || start.elapsed() > 3 * SHORTEST_SPIN) && waiter.budget == 2 * SHORTEST_SPIN
+            waiter.spin(true, || start.elapsed() > 3 * SHORTEST_SPIN) && waiter.budget == 2 * SHORTEST_SPIN
         });
-        assert!(learned);
+        assert!(lengthened);
     }
 
     #[test]
-    fn in_the_background_there_are_few_tries() {
+    fn background_waits_poll_only_a_few_times() {
         let mut waiter = Waiter::new(SpinPolicy { own_cpu: true, spare_cpu: false });
         let mut calls = 0;
-        waiter.linger(false, || {
+        waiter.spin(false, || {
             calls += 1;
             false
         });

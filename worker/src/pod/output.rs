@@ -1,21 +1,23 @@
-//! Turns what the ranks of a pod print into the log of the pod: short, and complete at its end.
+//! Turns the output of a pod's ranks into the pod's log: short, and complete at its end.
 //!
-//! A cluster keeps only part of a log, and the controller reads only its last lines. So rank 0 is printed in full,
-//! other ranks when they start, fail, or tell what their GPUs have met, and the pod of rank 0 repeats a summary of the job.
-//! Each other pod repeats the progress of its first rank: the kubelet of rank 0's node may not answer.
+//! A cluster keeps only part of a log, and the controller reads only its last lines. Rank 0 is
+//! therefore printed in full, other ranks only when they start, fail, or report GPU events, and
+//! rank 0's pod repeats a summary of the job. Each other pod repeats the progress of its first
+//! rank, because the kubelet of rank 0's node may be unreachable.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
 use switchyard_worker_contract::event::{Event, Failure, Finished, Progress, Summary};
 use switchyard_worker_contract::fold::Fold;
 
-/// Time between two summaries, or two reports of progress.
+/// Interval between summaries or progress reports.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Most lines between two of them: fewer than what is read of a log, to leave room for lines printed meanwhile.
-const LINES: usize = Summary::TAIL_LINES - 14;
+/// Most lines between them: fewer than the controller reads, to leave room for lines printed
+/// meanwhile.
+const MAX_LINES: usize = Summary::TAIL_LINES - 14;
 
-/// The two streams of the pod.
+/// The pod's two output streams.
 pub(super) struct Output<O, E> {
     out: O,
     err: E,
@@ -25,15 +27,14 @@ pub(super) struct Output<O, E> {
     lines: usize,
 }
 
-/// What a pod repeats in its log.
+/// The state that a pod repeats in its log.
 enum Journal {
-    /// State of the job: in the pod of rank 0.
+    /// State of the job, in rank 0's pod.
     Job(Box<JobJournal>),
-    /// Last report of the first rank of another pod.
+    /// Last progress of the first rank, in other pods.
     Rank(Option<Progress>),
 }
 
-/// What is known about the job.
 struct JobJournal {
     fold: Fold,
     summary: Option<Summary>,
@@ -57,8 +58,8 @@ impl<O: Write, E: Write> Output<O, E> {
         Output { out, err, journal, printed: None, lines: 0 }
     }
 
-    /// A line from the standard output of a process whose first rank is `rank`. Returns the failure that it reports, if
-    /// any. An event may belong to another rank of the process.
+    /// Handles a line from the standard output of a process whose first rank is `rank`. Returns the
+    /// failure that it reports, if any. An event may belong to another rank of the process.
     pub fn stdout(&mut self, rank: u32, line: &str, now: Instant) -> Option<Failure> {
         let Ok(event) = serde_json::from_str::<Event>(line) else {
             self.print(&format!("[rank {rank}] {line}"), now);
@@ -75,7 +76,8 @@ impl<O: Write, E: Write> Output<O, E> {
                     self.repeat(now, false);
                 }
             }
-            // Those of its other ranks say the same, since ranks reduce their gradients together.
+            // The process's other ranks report the same, since ranks reduce their gradients
+            // together.
             (Event::Progress(progress), Journal::Rank(last))
                 if last.as_ref().is_none_or(|last| progress.rank <= last.rank) =>
             {
@@ -109,13 +111,13 @@ impl<O: Write, E: Write> Output<O, E> {
         None
     }
 
-    /// A line from the standard error of a rank.
+    /// Handles a line from a rank's standard error.
     pub fn stderr(&mut self, rank: u32, line: &str, now: Instant) {
         let _ = writeln!(self.err, "[rank {rank}] {line}");
         self.count(now);
     }
 
-    /// Called at the end: returns the last summary, and prints it if it is news.
+    /// Called at the end: returns the last summary, and prints it unless it was already printed.
     pub fn finish(&mut self, now: Instant) -> Option<Summary> {
         let Journal::Job(job) = &mut self.journal else { return None };
         if let (Some(summary), Some(finished)) = (&mut job.summary, job.finished.take()) {
@@ -132,24 +134,23 @@ impl<O: Write, E: Write> Output<O, E> {
         summary
     }
 
-    /// A log that cannot be written is no reason to end a training.
+    /// Write errors are ignored: they must not end the training.
     fn print(&mut self, line: &str, now: Instant) {
         let _ = writeln!(self.out, "{line}").and_then(|()| self.out.flush());
         self.count(now);
     }
 
-    /// Counts a line of the log.
     fn count(&mut self, now: Instant) {
         self.lines += 1;
-        if self.lines >= LINES {
+        if self.lines >= MAX_LINES {
             self.repeat(now, true);
         }
     }
 
-    /// Prints what the journal has if it must, or if it is time.
-    fn repeat(&mut self, now: Instant, must: bool) {
+    /// Prints the journal if `force` is set or the interval has passed.
+    fn repeat(&mut self, now: Instant, force: bool) {
         let due = self.printed.as_ref().is_none_or(|(at, _)| now.saturating_duration_since(*at) >= INTERVAL);
-        if let Some(event) = self.journal.event().filter(|_| must || due) {
+        if let Some(event) = self.journal.event().filter(|_| force || due) {
             let line = serde_json::to_string(&event).expect("invariant: an event is plain data");
             let _ = writeln!(self.out, "{line}").and_then(|()| self.out.flush());
             (self.printed, self.lines) = (Some((now, event)), 0);
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn rank_0_is_heard_in_full_and_others_when_they_fail() {
+    fn rank_0_is_printed_in_full_and_other_ranks_when_they_fail() {
         let now = Instant::now();
         let mut output = Output::new(Vec::new(), Vec::new(), Some(2));
         output.stdout(0, &progress(0, 1), now);
@@ -214,11 +215,11 @@ mod tests {
         assert_eq!((last.step, last.validation_loss), (4, Some(1.5)));
         assert_eq!(Summary::last_in(&text(&output)), Some(last));
         output.finish(start);
-        assert_eq!(summaries(&output), 3, "the end is told once");
+        assert_eq!(summaries(&output), 3, "the last summary is printed once");
     }
 
     #[test]
-    fn the_end_of_the_log_always_holds_a_summary() {
+    fn the_tail_of_the_log_always_contains_a_summary() {
         let now = Instant::now();
         let mut output = Output::new(Vec::new(), Vec::new(), Some(1));
         output.stdout(0, &progress(0, 1), now);
@@ -232,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_words_of_rank_0_are_the_last_figures() {
+    fn the_last_summary_has_the_figures_of_the_finished_event() {
         let now = Instant::now();
         let mut output = Output::new(Vec::new(), Vec::new(), Some(2));
         output.stdout(0, &progress(0, 100), now);
@@ -245,23 +246,23 @@ mod tests {
     }
 
     #[test]
-    fn that_ranks_stand_still_is_told_at_once_and_until_they_go_on() {
+    fn hung_ranks_are_reported_at_once_and_until_they_recover() {
         let now = Instant::now();
         let mut output = Output::new(Vec::new(), Vec::new(), Some(1));
         output.stdout(0, &progress(0, 1), now);
         let stuck =
             json!({"rank": 9, "nodeRank": 4, "operation": "forward", "step": 2, "index": 0, "since": 5, "ranks": 1});
         output.stdout(0, &json!({"event": "standstill", "stuck": stuck}).to_string(), now);
-        let told = Summary::last_in(&text(&output)).unwrap();
-        assert_eq!((told.step, told.stuck.map(|stuck| (stuck.rank, stuck.node_rank))), (1, Some((9, 4))));
-        assert_eq!(told.stuck.unwrap().doing(), "step 2: forward pass of micro-batch 0");
+        let summary = Summary::last_in(&text(&output)).unwrap();
+        assert_eq!((summary.step, summary.stuck.map(|stuck| (stuck.rank, stuck.node_rank))), (1, Some((9, 4))));
+        assert_eq!(summary.stuck.unwrap().doing(), "step 2: forward pass of micro-batch 0");
         output.stdout(0, &json!({"event": "standstill"}).to_string(), now);
-        assert_eq!(Summary::last_in(&text(&output)), Some(Summary { stuck: None, ..told }));
+        assert_eq!(Summary::last_in(&text(&output)), Some(Summary { stuck: None, ..summary }));
         assert_eq!(summaries(&output), 3);
     }
 
     #[test]
-    fn what_gpus_have_met_is_told_of_all_ranks_and_in_the_summary() {
+    fn gpu_events_of_all_ranks_are_printed_and_summarised() {
         let now = Instant::now();
         let mut output = Output::new(Vec::new(), Vec::new(), Some(1));
         output.stdout(0, &progress(0, 1), now);
@@ -271,18 +272,19 @@ mod tests {
         assert!(text(&output).contains(&report));
         let gpu = json!({"rank": 9, "nodeRank": 4, "bus": "0000:17:00.0", "trouble": {"kind": "xid", "xid": 31}});
         output.stdout(0, &json!({"event": "gpuTrouble", "gpu": gpu}).to_string(), now);
-        let told = Summary::last_in(&text(&output)).unwrap();
+        let summary = Summary::last_in(&text(&output)).unwrap();
         let expected = "GPU 0000:17:00.0: XID 31 (GPU memory page fault)";
-        assert_eq!((told.step, told.gpu.map(|gpu| gpu.what()).as_deref()), (1, Some(expected)));
+        assert_eq!((summary.step, summary.gpu.map(|gpu| gpu.what()).as_deref()), (1, Some(expected)));
         output.stdout(0, &progress(0, 2), now + INTERVAL);
-        assert_eq!(Summary::last_in(&text(&output)).unwrap().gpu, told.gpu, "it stays");
+        assert_eq!(Summary::last_in(&text(&output)).unwrap().gpu, summary.gpu, "it stays");
         output.stdout(0, &json!({"event": "gpuTrouble"}).to_string(), now);
         assert_eq!(Summary::last_in(&text(&output)).unwrap().gpu, None);
     }
 
-    /// Only the pod of rank 0 said where the training stands, so the silence of its node looked like that of all ranks.
+    /// Regression: only rank 0's pod printed progress, so the silence of its node looked like a
+    /// hang of all ranks.
     #[test]
-    fn another_pod_repeats_the_progress_of_its_first_rank_and_knows_no_summary() {
+    fn other_pods_repeat_the_progress_of_their_first_rank_and_print_no_summary() {
         let start = Instant::now();
         let mut output = Output::new(Vec::new(), Vec::new(), None);
         for (step, seconds) in [(1, 0), (2, 4), (3, 5)] {

@@ -1,5 +1,5 @@
-//! Reads the environment of a pod and checks it before any rank starts: one clear refusal instead of one from every
-//! rank.
+//! Reads the environment of a pod and checks it before any rank starts, so that there is one clear
+//! error instead of one from every rank.
 
 use crate::comm::{GroupConfig, Token};
 use crate::process::variable;
@@ -13,41 +13,41 @@ use switchyard_worker_contract::env;
 
 /// Settings shared by all ranks of a pod.
 pub(super) struct Settings {
-    /// Settings of the first rank of this pod.
+    /// Group settings of this pod's first rank.
     pub group: GroupConfig,
     /// Ranks per process.
     pub devices: u32,
-    /// Set for a job with one node: what only this supervisor can provide to its ranks.
-    pub alone: Option<Alone>,
+    /// Set for a single-node job.
+    pub single_node: Option<SingleNode>,
 }
 
-/// Rendezvous and token of a job with one node.
-pub(super) struct Alone {
-    /// Where rank 0 listens; rank 0 gets this socket as its standard input.
+/// Rendezvous and token of a single-node job; only this supervisor can provide them.
+pub(super) struct SingleNode {
+    /// Rank 0's listener, passed to it as standard input.
     pub listener: Option<TcpListener>,
     pub rendezvous: String,
-    /// A token in unnamed memory, which ranks inherit; `None` if a key file was given.
+    /// A token in an unnamed file that ranks inherit; `None` if a key file was given.
     pub token: Option<OwnedFd>,
 }
 
-impl Alone {
-    fn new(key_file: bool) -> Result<Alone, TrainError> {
+impl SingleNode {
+    fn new(key_file: bool) -> Result<SingleNode, TrainError> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
         let bound = listener.and_then(|listener| Ok((listener.local_addr()?.to_string(), listener)));
         let (rendezvous, listener) =
             bound.map_err(|error| TrainError::Usage(format!("cannot listen on {}: {error}", Ipv4Addr::LOCALHOST)))?;
         let token = (!key_file).then(make_token).transpose();
-        let token = token.map_err(|error| TrainError::Usage(format!("cannot make a token: {error}")))?;
-        Ok(Alone { listener: Some(listener), rendezvous, token })
+        let token = token.map_err(|error| TrainError::Usage(format!("cannot create a token: {error}")))?;
+        Ok(SingleNode { listener: Some(listener), rendezvous, token })
     }
 
-    /// Path under which a rank opens the inherited token.
+    /// Path at which a rank opens the inherited token.
     pub fn key_path(&self) -> Option<String> {
         self.token.as_ref().map(|token| format!("/proc/self/fd/{}", token.as_raw_fd()))
     }
 }
 
-/// An unnamed file that children inherit.
+/// Creates a random token in an unnamed file that children inherit.
 fn make_token() -> std::io::Result<OwnedFd> {
     let mut token = [0; Token::LEN];
     getrandom::fill(&mut token).map_err(|error| std::io::Error::other(error.to_string()))?;
@@ -65,13 +65,13 @@ impl Settings {
     /// # Errors
     /// The name of the variable or file, its value and what was expected.
     pub fn from_env() -> Result<Settings, TrainError> {
-        let alone = (variable(env::NUM_NODES).as_deref() == Some("1"))
-            .then(|| Alone::new(variable(env::KEY_FILE).is_some()))
+        let single_node = (variable(env::NUM_NODES).as_deref() == Some("1"))
+            .then(|| SingleNode::new(variable(env::KEY_FILE).is_some()))
             .transpose()?;
-        let own = |name: &str| match (name, &alone) {
+        let own = |name: &str| match (name, &single_node) {
             (env::LOCAL_RANK, _) => Some("0".to_string()),
-            (env::RENDEZVOUS, Some(alone)) => Some(alone.rendezvous.clone()),
-            (env::KEY_FILE, Some(alone)) => alone.key_path(),
+            (env::RENDEZVOUS, Some(single_node)) => Some(single_node.rendezvous.clone()),
+            (env::KEY_FILE, Some(single_node)) => single_node.key_path(),
             _ => None,
         };
         let group = GroupConfig::from_lookup(&|name| own(name).or_else(|| variable(name)))
@@ -82,13 +82,13 @@ impl Settings {
             let text = format!("{name}: got {ranks}; expected a multiple of devicesPerProcess, which is {devices}");
             return Err(TrainError::Usage(text));
         }
-        let settings = Settings { group, devices, alone };
+        let settings = Settings { group, devices, single_node };
         variable(env::FAULT).map(|text| Fault::parse(&text)).transpose()?;
         settings.check_run_dir()?;
         Ok(settings)
     }
 
-    /// The lowest rank of this pod, from an environment that may yet be refused.
+    /// The lowest rank of this pod, from an environment that may still be invalid.
     pub fn first_rank_of_env() -> u32 {
         let number = |name| variable(name).and_then(|text| text.parse::<u32>().ok()).unwrap_or_default();
         number(env::NODE_RANK).saturating_mul(number(env::PROCS_PER_NODE))
@@ -104,23 +104,23 @@ impl Settings {
     }
 
     /// Whether rank 0 is in this pod.
-    pub fn leads(&self) -> bool {
+    pub fn has_rank_zero(&self) -> bool {
         self.group.node_rank == 0
     }
 
-    /// Rank 0 writes the trained model at the very end, which is too late to learn that it cannot.
+    /// Checks the directory now, because rank 0 writes the trained model only at the very end.
     fn check_run_dir(&self) -> Result<(), TrainError> {
         let expected = "expected a directory that can be written to";
         let path = variable(env::RUN_DIR)
             .ok_or_else(|| TrainError::Usage(format!("{}: not set; {expected}", env::RUN_DIR)))?;
-        if !self.leads() {
+        if !self.has_rank_zero() {
             return Ok(());
         }
-        let wrong = |got: &str| TrainError::Usage(format!("{}: {path}: {got}; {expected}", env::RUN_DIR));
+        let invalid = |got: &str| TrainError::Usage(format!("{}: {path}: {got}; {expected}", env::RUN_DIR));
         if !Path::new(&path).is_dir() {
-            return Err(wrong("no directory"));
+            return Err(invalid("no directory"));
         }
         rustix::fs::accessat(CWD, path.as_str(), Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)
-            .map_err(|errno| wrong(&errno.to_string()))
+            .map_err(|errno| invalid(&errno.to_string()))
     }
 }

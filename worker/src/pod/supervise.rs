@@ -1,10 +1,10 @@
-//! The life of a pod's processes: start, watch, end.
+//! Supervises a pod's processes: start, watch, end.
 
 use super::cores;
 use super::output::Output;
 use super::ranks::{Log, Message, Process, reap, sweep};
 use super::settings::Settings;
-use super::verdict::{Seen, verdict};
+use super::verdict::{RankStatus, verdict};
 use crate::comm::GroupConfig;
 use rustix::process::{Signal, getpid, set_child_subreaper};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
@@ -18,13 +18,14 @@ use std::time::{Duration, Instant};
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::termination::Termination;
 
-/// Time for the ranks after a stop was requested. Kubernetes waits 30 s by default before it kills the pod.
+/// Grace period for the ranks after a stop request. By default, Kubernetes kills the pod after 30
+/// s.
 const GRACE_AFTER_STOP: Duration = Duration::from_secs(25);
 
-/// Time for the pipes to drain after the last rank has ended.
+/// Time limit for the pipes to drain after the last rank has ended.
 const GRACE_FOR_PIPES: Duration = Duration::from_secs(1);
 
-/// Starts the processes, and returns when all have ended and nothing of them is left.
+/// Starts the processes, and returns when all have ended and no descendants remain.
 ///
 /// # Errors
 /// Signals cannot be handled, or a process cannot be started; in that case none is left running.
@@ -32,14 +33,14 @@ pub(super) fn supervise(mut settings: Settings) -> io::Result<Termination> {
     set_child_subreaper(Some(getpid()))?;
     let (sender, receiver) = channel();
     listen_to_signals(sender.clone())?;
-    let mut listener = settings.alone.as_mut().and_then(|alone| alone.listener.take());
-    let ranks = settings.group.procs_per_node;
-    let output = Output::new(io::stdout(), io::stderr(), settings.leads().then_some(ranks));
+    let mut listener = settings.single_node.as_mut().and_then(|single_node| single_node.listener.take());
+    let rank_count = settings.group.procs_per_node;
+    let output = Output::new(io::stdout(), io::stderr(), settings.has_rank_zero().then_some(rank_count));
     let log: Log = Arc::new(Mutex::new(output));
-    let silence = settings.group.peer_timeout.min(GroupConfig::PEER_TIMEOUT);
-    let mut pod = Pod { processes: Vec::new(), open: 0, first: None, stopped: None, silence, kill_at: None };
+    let grace = settings.group.peer_timeout.min(GroupConfig::PEER_TIMEOUT);
+    let mut pod = Pod { processes: Vec::new(), open: 0, first: None, stopped: None, grace, kill_at: None };
     for (index, share) in
-        (0u32..).zip(cores::shares(&cores::cores(), crate::cgroup::cpus().unwrap_or(0), settings.processes()))
+        (0u32..).zip(cores::divide(&cores::cores(), crate::cgroup::cpus().unwrap_or(0), settings.processes()))
     {
         let stdin = listener.take().map_or_else(Stdio::null, |listener| Stdio::from(OwnedFd::from(listener)));
         match Process::start(&settings, index, stdin, &share, &log, &sender) {
@@ -54,11 +55,11 @@ pub(super) fn supervise(mut settings: Settings) -> io::Result<Termination> {
     pod.open = 2 * pod.processes.len();
     pod.watch(&receiver);
     sweep(&mut pod.processes);
-    // A reader that cannot write its line holds the log forever: the pod ends regardless.
+    // A reader blocked on writing its line holds the log lock forever; the pod ends regardless.
     let summary = log.try_lock().ok().and_then(|mut log| log.finish(Instant::now()));
-    let seen: Vec<Seen> = pod.processes.into_iter().flat_map(|process| process.seen).collect();
-    let first = pod.first.and_then(|rank| seen.iter().position(|seen| seen.rank == rank));
-    let failure = verdict(&seen, first, pod.stopped);
+    let ranks: Vec<RankStatus> = pod.processes.into_iter().flat_map(|process| process.ranks).collect();
+    let first = pod.first.and_then(|rank| ranks.iter().position(|status| status.rank == rank));
+    let failure = verdict(&ranks, first, pod.stopped);
     Ok(Termination { exit_code: failure.as_ref().map_or(0, |failure| failure.exit_code), summary, failure })
 }
 
@@ -74,40 +75,41 @@ fn listen_to_signals(sender: Sender<Message>) -> io::Result<()> {
     std::thread::Builder::new().name("signals".into()).spawn(forward).map(drop)
 }
 
-/// The processes and what has happened so far.
+/// The processes and the events so far.
 struct Pod {
     processes: Vec<Process>,
-    /// Open streams of processes.
+    /// Open output streams of processes.
     open: usize,
     /// The rank whose failure was reported first.
     first: Option<u32>,
-    /// The stop that was requested before any failure.
+    /// The stop request, if it came before any failure.
     stopped: Option<Exit>,
-    /// Time for the other ranks to end by themselves after the first failure, with the root cause in the log: as long as
-    /// peers wait for a silent rank, but not longer than they do by default, since there is nothing left to wait for.
-    silence: Duration,
-    /// When to kill what still runs, or give up on pipes that stay open.
+    /// How long the other ranks have to end by themselves, with the root cause in the log, after
+    /// the first failure: the peer timeout, but at most its default, because a longer wait gains
+    /// nothing.
+    grace: Duration,
+    /// When to kill the remaining processes, or give up on pipes that stay open.
     kill_at: Option<Instant>,
 }
 
 impl Pod {
-    /// Returns when every process has ended and everything that they printed is read.
+    /// Returns when every process has ended and all output is read.
     fn watch(&mut self, messages: &Receiver<Message>) {
-        // For processes that ended before signals were handled there is no signal.
+        // Processes that ended before the signal handler was installed cause no signal.
         self.on_exits();
         while self.running() > 0 || self.open > 0 {
-            let patience = self.kill_at.map(|at| at.saturating_duration_since(Instant::now()));
-            // Without a deadline, a long timeout: the signal thread keeps the channel open.
-            match messages.recv_timeout(patience.unwrap_or(Duration::from_secs(3600))) {
+            let timeout = self.kill_at.map(|at| at.saturating_duration_since(Instant::now()));
+            // Without a deadline, use a long timeout: the signal thread keeps the channel open.
+            match messages.recv_timeout(timeout.unwrap_or(Duration::from_secs(3600))) {
                 Ok(Message::Signal(SIGCHLD)) => self.on_exits(),
                 Ok(Message::Signal(signal)) => self.on_signal(signal),
                 Ok(Message::Failed(index, failure)) => {
                     let rank = failure.rank;
-                    self.processes[index].told(failure);
+                    self.processes[index].record_failure(failure);
                     self.on_failure(rank);
                 }
                 Ok(Message::Closed) => self.open -= 1,
-                Err(RecvTimeoutError::Timeout) if patience.is_none() => {}
+                Err(RecvTimeoutError::Timeout) if timeout.is_none() => {}
                 Err(_) => {
                     self.kill_at = None;
                     if self.running() == 0 {
@@ -122,7 +124,7 @@ impl Pod {
     fn on_exits(&mut self) {
         let ended = reap(&mut self.processes);
         if !ended.is_empty() && self.running() == 0 {
-            // A stray process that keeps a pipe open does not hold up the pod.
+            // A stray process that keeps a pipe open must not hold up the pod.
             self.kill_at = Some(Instant::now() + GRACE_FOR_PIPES);
         }
         for index in ended {
@@ -134,14 +136,14 @@ impl Pod {
 
     fn on_failure(&mut self, rank: u32) {
         self.first.get_or_insert(rank);
-        self.kill_at.get_or_insert(Instant::now() + self.silence);
+        self.kill_at.get_or_insert(Instant::now() + self.grace);
     }
 
     fn on_signal(&mut self, signal: i32) {
         if self.stopped.is_some() {
             return self.kill_all();
         }
-        // After a failure the ranks are already ending; its cause says more than that the rest was stopped as well.
+        // After a failure the ranks are already ending, and its cause is more useful than the stop.
         if self.first.is_none() {
             self.stopped = Some(if signal == SIGINT { Exit::Interrupted } else { Exit::Terminated });
             self.kill_at = Some(Instant::now() + GRACE_AFTER_STOP);
@@ -151,7 +153,7 @@ impl Pod {
     }
 
     fn running(&self) -> usize {
-        self.processes.iter().filter(|process| process.runs()).count()
+        self.processes.iter().filter(|process| process.is_running()).count()
     }
 
     fn kill_all(&mut self) {

@@ -1,4 +1,4 @@
-//! The times of the kernels of a GPU, as a file.
+//! The kernel times file of a rank on a GPU.
 
 use super::replace;
 use std::io;
@@ -6,7 +6,7 @@ use std::path::Path;
 use switchyard_worker_contract::kernels::KernelTimes;
 use switchyard_worker_contract::record;
 
-/// Writes the file of a rank to the run directory.
+/// Writes a rank's file to the run directory.
 ///
 /// # Errors
 /// The file cannot be written.

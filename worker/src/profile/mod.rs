@@ -1,7 +1,7 @@
-//! What a rank records while it trains; see [`switchyard_worker_contract::record`] for the files.
+//! Recordings of a training rank; see [`switchyard_worker_contract::record`] for the files.
 //!
-//! Always on: one line per step, kept in memory and written with the progress reports. On request: every operation of
-//! selected steps.
+//! Always on: one line per step, buffered and written with the progress reports. On request: every
+//! operation of selected steps.
 
 mod kernels;
 mod steps;
@@ -19,12 +19,12 @@ use std::io;
 use std::path::Path;
 use switchyard_worker_contract::record;
 
-/// Writes a file of the records as a whole.
-fn replace(run_dir: &Path, name: &str, what: &impl Serialize) -> io::Result<()> {
+/// Writes or replaces a record file atomically.
+fn replace(run_dir: &Path, name: &str, value: &impl Serialize) -> io::Result<()> {
     let folder = run_dir.join(record::DIR);
     DirBuilder::new().recursive(true).create(&folder)?;
     let file = folder.join(name);
     let temporary = file.with_extension("new");
-    fs::write(&temporary, serde_json::to_vec(what)?)?;
+    fs::write(&temporary, serde_json::to_vec(value)?)?;
     fs::rename(temporary, file)
 }

@@ -1,25 +1,25 @@
-//! One line of JSON per step.
+//! The step file: one line of JSON per step.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
 use switchyard_worker_contract::record::{self, StepRecord};
 
-/// Bytes that are kept before they are written: some hundred steps. The memory is allocated once.
+/// Buffer size in bytes: several hundred steps. Allocated once.
 const BUFFER: usize = 256 << 10;
-/// Longest line.
+/// Maximum bytes of a line.
 const LINE: usize = 1 << 10;
 
-/// The step file of a rank.
+/// A rank's step file.
 pub struct StepFile {
     file: File,
     buffer: Vec<u8>,
-    /// The first write that failed. Nothing is written after it, and the training continues.
+    /// The first write error. Afterwards nothing is written, and training continues.
     failed: Option<io::Error>,
 }
 
 impl StepFile {
-    /// Opens the rank's file in the run directory, after what earlier attempts wrote.
+    /// Opens the rank's file in the run directory for appending to the steps of earlier attempts.
     ///
     /// # Errors
     /// The directory or the file cannot be created.
@@ -30,18 +30,18 @@ impl StepFile {
         Ok(StepFile { file, buffer: Vec::with_capacity(BUFFER), failed: None })
     }
 
-    /// Keeps a step; does not allocate.
+    /// Buffers a step; does not allocate.
     pub fn push(&mut self, step: &StepRecord) {
         if self.buffer.len() + LINE > BUFFER {
             self.flush();
         }
-        // Writing numbers to memory cannot fail.
+        // Serialising numbers to memory cannot fail.
         if serde_json::to_writer(&mut self.buffer, step).is_ok() {
             self.buffer.push(b'\n');
         }
     }
 
-    /// Writes the kept steps.
+    /// Writes the buffered steps.
     pub fn flush(&mut self) {
         if self.failed.is_none()
             && let Err(error) = self.file.write_all(&self.buffer)
@@ -51,7 +51,7 @@ impl StepFile {
         self.buffer.clear();
     }
 
-    /// Why steps are no longer written; returned once.
+    /// The error that stopped writing; returned once.
     pub fn failure(&mut self) -> Option<io::Error> {
         let failed = self.failed.take()?;
         self.failed = Some(io::Error::from(failed.kind()));
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_told_and_stops_nothing() {
+    fn a_full_disk_is_reported_and_does_not_panic() {
         let Ok(file) = OpenOptions::new().write(true).open("/dev/full") else { return };
         let mut file = StepFile { file, buffer: Vec::with_capacity(BUFFER), failed: None };
         file.push(&StepRecord::default());

@@ -1,7 +1,8 @@
-//! TensorBoard's event files: scalars of rank 0.
+//! TensorBoard event files: scalars of rank 0.
 //!
-//! A file is a sequence of TFRecords (length, checksum, bytes, checksum; `tensorflow/core/lib/io/record_writer.h`),
-//! each an `Event` message (`tensorflow/core/util/event.proto`), of which only the parts for scalars are declared here.
+//! A file is a sequence of TFRecords (length, checksum, bytes, checksum;
+//! `tensorflow/core/lib/io/record_writer.h`), each an `Event` message
+//! (`tensorflow/core/util/event.proto`), of which only the parts for scalars are declared here.
 
 use prost::Message;
 use std::fs::{DirBuilder, File};
@@ -43,7 +44,8 @@ pub struct EventFile {
 }
 
 impl EventFile {
-    /// Creates a new file in the run directory. TensorBoard reads all files of a directory in the order of their names.
+    /// Creates a new file in the run directory. TensorBoard reads all files of a directory in name
+    /// order.
     ///
     /// # Errors
     /// The directory or the file cannot be created.
@@ -57,7 +59,7 @@ impl EventFile {
         Ok(file)
     }
 
-    /// Appends scalars of a step; infinities and NaNs are written as they are.
+    /// Appends scalars of a step; infinities and NaNs are written unchanged.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -98,8 +100,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_are_those_of_tensorflow() {
-        // From TensorFlow's own tests: the masked checksum of the length 0 is 0x07a12951... of eight zero bytes.
+    fn records_match_the_tensorflow_format() {
+        // From TensorFlow's own tests: the masked checksum of the length 0 is 0x07a12951... of
+        // eight zero bytes.
         assert_eq!(crc32c::crc32c(&[0; 32]), 0x8a91_36aa, "RFC 3720, B.4");
         let folder = tempfile::tempdir().unwrap();
         let mut file = EventFile::create(folder.path(), 1).unwrap();

@@ -1,7 +1,7 @@
-//! A Chrome trace (`chrome://tracing`, Perfetto) of some steps of a rank.
+//! A Chrome trace (`chrome://tracing`, Perfetto) of selected steps of a rank.
 //!
-//! A rank is a process of the trace, a thread is a row. Times are those of rank 0's clock, so that the files of all
-//! ranks can be merged.
+//! Each rank is a process in the trace, and each thread a row. Times use rank 0's clock, so that
+//! the files of all ranks can be merged.
 
 use super::replace;
 use serde_json::{Value, json};
@@ -10,18 +10,18 @@ use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use switchyard_worker_contract::record;
 
-/// A row of a rank.
+/// A row of a rank's trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Row {
     /// Whole steps and their phases.
     Step,
-    /// Layers, on the thread that trains.
+    /// Layers, on the training thread.
     Compute,
     /// Another compute thread, counted from 1.
     Thread(u32),
     /// All-reduces of one communicator.
     Communicator(u32),
-    /// Reading, decoding and augmenting of one thread.
+    /// Reading, decoding and augmenting on one thread.
     Reader(u32),
 }
 
@@ -47,26 +47,26 @@ impl Row {
     }
 }
 
-/// Operations of a rank.
+/// Recorded operations of a rank.
 pub struct Trace {
     rank: u32,
-    /// One point in time by both clocks, the second in microseconds since 1970 on rank 0.
+    /// One point in time on both clocks; the second in microseconds since 1970 on rank 0.
     origin: (Instant, f64),
     rows: std::collections::BTreeSet<Row>,
     events: Vec<Value>,
-    /// Time spent on recording itself, seconds.
+    /// Recording overhead in seconds.
     overhead: f64,
 }
 
 impl Trace {
-    /// `clock_offset_us`: to be added to this host's wall clock to get rank 0's.
+    /// `clock_offset_us`: microseconds to add to this host's wall clock to get rank 0's.
     pub fn new(rank: u32, clock_offset_us: i64) -> Trace {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64() * 1e6);
         let origin = (Instant::now(), wall + clock_offset_us as f64);
         Trace { rank, origin, rows: Default::default(), events: Vec::new(), overhead: 0.0 }
     }
 
-    /// Adds an operation. `arguments` is an object.
+    /// Adds an operation. `arguments` must be a JSON object.
     pub fn add(&mut self, row: Row, name: &str, start: Instant, end: Instant, arguments: Value) {
         let begin = Instant::now();
         self.rows.insert(row);
@@ -80,7 +80,7 @@ impl Trace {
         self.overhead += begin.elapsed().as_secs_f64();
     }
 
-    /// Writes the file of this rank to the run directory.
+    /// Writes this rank's file to the run directory.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -108,7 +108,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_trace_has_named_rows_and_times_of_the_common_clock() {
+    fn a_trace_has_named_rows_and_times_on_the_common_clock() {
         let folder = tempfile::tempdir().unwrap();
         let mut trace = Trace::new(2, 5_000_000);
         let start = Instant::now();

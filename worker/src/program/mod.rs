@@ -1,4 +1,5 @@
-//! The `switchyard-worker` program as a library: your own program calls [`main`] with its own networks.
+//! The `switchyard-worker` program as a library: your own program calls [`main`] with its own
+//! networks.
 
 mod rank;
 mod software;
@@ -28,27 +29,30 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Train as the rank that the environment names, or as several in one process. Prints one JSON event per line.
+    /// Train as the rank defined by the environment, or as several ranks in one process. Prints one
+    /// JSON event per line.
     Train,
-    /// Start and watch all ranks of this node, as the main process of a pod: divides the CPUs among the ranks, hands on what
-    /// they print, stops them on SIGTERM (25 s, then SIGKILL; at once on a second signal), reaps orphans, and leaves a
-    /// termination message. Prints the events of rank 0 and, in its pod, a `summary` of where the job is every 5 s.
+    /// Start and supervise all ranks of this node, as the main process of a pod: divides the CPUs
+    /// among the ranks, forwards their output, stops them on SIGTERM (SIGKILL after 25 s, or at
+    /// once on a second signal), reaps orphans, and writes a termination message. Prints the events
+    /// of rank 0 and, in its pod, a `summary` of the job's progress every 5 s.
     Pod,
-    /// Read an engine configuration (JSON) from standard input and print what would be trained, as JSON; starts nothing.
+    /// Read an engine configuration (JSON) from standard input and print the training plan, as
+    /// JSON, without starting anything.
     Inspect,
-    /// Read an engine configuration (JSON) from standard input and print how long each operation of a step takes at least on a GPU, as
-    /// JSON; needs no GPU.
+    /// Read an engine configuration (JSON) from standard input and print a lower bound for the time
+    /// of each operation of a step on a GPU, as JSON; needs no GPU.
     Predict {
-        /// The rates of the GPU (JSON).
+        /// GPU rates (JSON).
         #[arg(long, value_name = "FILE")]
         device: PathBuf,
     },
-    /// Print which libraries and GPUs a job on GPUs would find here, as JSON.
+    /// Print the libraries and GPUs available to GPU jobs on this machine, as JSON.
     Gpu,
 }
 
-/// The whole program: parses the arguments, runs the command, returns the exit code. `registry` has the networks that
-/// it knows.
+/// The whole program: parses the arguments, runs the command, returns the exit code. `registry`:
+/// the networks that jobs can use.
 pub fn main(registry: &Registry) -> ExitCode {
     main_as(env!("CARGO_PKG_VERSION"), registry)
 }
@@ -60,16 +64,16 @@ pub fn main_as(version: &'static str, registry: &Registry) -> ExitCode {
     let exit = match cli.command {
         Command::Train => rank::train(registry).code(),
         Command::Pod => crate::pod::run(),
-        Command::Inspect => show(inspect(registry)).code(),
-        Command::Predict { device } => show(predict(&device, registry)).code(),
-        Command::Gpu => show(json(&software::software())).code(),
+        Command::Inspect => print_result(inspect(registry)).code(),
+        Command::Predict { device } => print_result(predict(&device, registry)).code(),
+        Command::Gpu => print_result(json(&software::software())).code(),
     };
     ExitCode::from(exit)
 }
 
 /// `switchyard-worker inspect`
 fn inspect(registry: &Registry) -> Result<String, TrainError> {
-    let (config, world) = asked()?;
+    let (config, world) = read_config()?;
     GroupConfig::check_settings()?;
     variable(env::FAULT).map(|text| Fault::parse(&text)).transpose()?;
     let dataset = train::open(&config)?;
@@ -83,12 +87,12 @@ fn predict(device: &Path, registry: &Registry) -> Result<String, TrainError> {
     let text =
         std::fs::read_to_string(device).map_err(|error| TrainError::Usage(format!("device file {name}: {error}")))?;
     let gpu = Gpu::parse(&text, &name).map_err(|error| TrainError::Usage(error.to_string()))?;
-    let (config, world) = asked()?;
+    let (config, world) = read_config()?;
     json(&train::predict(&config, train::open(&config)?, world, gpu, registry)?)
 }
 
-/// The configuration on standard input, and the number of ranks.
-fn asked() -> Result<(EngineConfig, u32), TrainError> {
+/// Reads the configuration from standard input; also returns the number of ranks.
+fn read_config() -> Result<(EngineConfig, u32), TrainError> {
     let mut text = String::new();
     std::io::stdin()
         .read_to_string(&mut text)
@@ -101,9 +105,9 @@ fn json(value: &impl Serialize) -> Result<String, TrainError> {
     serde_json::to_string(value).map_err(|error| TrainError::Usage(error.to_string()))
 }
 
-/// Prints what was found, or why not.
-fn show(found: Result<String, TrainError>) -> Exit {
-    match found {
+/// Prints the result or the error.
+fn print_result(result: Result<String, TrainError>) -> Exit {
+    match result {
         Ok(text) => {
             println!("{text}");
             Exit::Done
@@ -123,7 +127,7 @@ fn count(name: &str) -> Result<u32, TrainError> {
         .ok_or_else(|| TrainError::Usage(format!("{name}: got `{text}`; expected a number from 1 up")))
 }
 
-/// The environment and the exit codes, for `--help`.
+/// Environment variables and exit codes, for `--help`.
 fn help() -> String {
     let codes: Vec<String> = Exit::ALL.iter().map(|(exit, text)| format!("  {:>3}  {text}", exit.code())).collect();
     format!("Environment, set by the launcher:\n  {}\n\nExit codes:\n{}", env::ALL.join("\n  "), codes.join("\n"))

@@ -1,14 +1,14 @@
 //! `switchyard-worker train`: one rank, or several as threads of one process.
 //!
-//! With several ranks each is a device with an equal share of the process's CPUs, its own place in the group, and its
-//! own network and weights. They share the data.
+//! With several ranks, each is a device with an equal share of the process's CPUs, its own
+//! membership in the group, and its own network and weights. They share the data.
 
 use crate::comm::{Aborter, Cause, CommError, GroupConfig};
 use crate::data::Dataset;
 use crate::model::Registry;
-use crate::process::{self, Stopping, variable};
+use crate::process::{self, StopSignals, variable};
 use crate::train::fault::Fault;
-use crate::train::{self, Alarm, Blueprint, OnAlarm, Outside, Reporter, TrainError, config};
+use crate::train::{self, Alarm, Blueprint, OnAlarm, Reporter, RunOptions, TrainError, config};
 use std::io::Stdout;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -19,16 +19,16 @@ use switchyard_worker_contract::event::{Event, Failure};
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::{CpuList, env};
 
-/// Time that the other ranks of a process have before it ends because one of them stands still.
-const LAST_MOMENT: Duration = Duration::from_millis(300);
+/// Time for the other ranks of a process to report before it exits because one of them hangs.
+const EXIT_DELAY: Duration = Duration::from_millis(300);
 
-/// What the ranks of this process share.
+/// State shared by the ranks of this process.
 struct Process<'a> {
     config: EngineConfig,
     run_dir: PathBuf,
     fault: Option<Fault>,
     registry: &'a Registry,
-    stopping: Arc<Stopping>,
+    stop_signals: Arc<StopSignals>,
 }
 
 pub(super) fn train(registry: &Registry) -> Exit {
@@ -36,7 +36,7 @@ pub(super) fn train(registry: &Registry) -> Exit {
         eprintln!("error: {text}");
         exit
     };
-    if let Err(message) = process::follow_parent().and_then(|()| process::pin()) {
+    if let Err(message) = process::die_with_parent().and_then(|()| process::pin()) {
         return refuse(Exit::Usage, message);
     }
     let group = match GroupConfig::from_env() {
@@ -52,14 +52,14 @@ pub(super) fn train(registry: &Registry) -> Exit {
         Err(error) => return refuse(error.exit(group.rank()), error.to_string()),
     };
     let saves = config.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.on_suspend);
-    let stopping = match process::stop_on_signal(group.rank(), saves) {
-        Ok(stopping) => stopping,
+    let stop_signals = match process::stop_on_signal(group.rank(), saves) {
+        Ok(stop_signals) => stop_signals,
         Err(error) => return refuse(Exit::Unexpected, format!("cannot handle signals: {error}")),
     };
     let run_dir = PathBuf::from(variable(env::RUN_DIR).unwrap_or_else(|| ".".into()));
-    let process = Process { config, run_dir, fault, registry, stopping };
+    let process = Process { config, run_dir, fault, registry, stop_signals };
     match process.config.devices_per_process {
-        0 | 1 => process.guarded(&group, |group, reporter| {
+        0 | 1 => process.run_rank(&group, |group, reporter| {
             let dataset = train::open(&process.config)?;
             process.train(group, &process.config, dataset, reporter)
         }),
@@ -72,17 +72,17 @@ impl Process<'_> {
     fn train_devices(&self, group: &GroupConfig, devices: u32) -> Exit {
         let dataset = match train::open(&self.config) {
             Ok(dataset) => dataset,
-            Err(error) => return self.guarded(group, |_, _| Err(error)),
+            Err(error) => return self.run_rank(group, |_, _| Err(error)),
         };
-        let cpus = process::allowed();
+        let cpus = process::allowed_cpus();
         let config = EngineConfig { cpu_threads: (self.config.cpu_threads / devices).max(1), ..self.config.clone() };
         let exits: Vec<Exit> = std::thread::scope(|scope| {
             let start = |device: u32| {
                 let group = GroupConfig { local_rank: group.local_rank + device, ..group.clone() };
-                let (dataset, own, config) = (Arc::clone(&dataset), share(&cpus, device, devices), &config);
+                let (dataset, own, config) = (Arc::clone(&dataset), cpu_share(&cpus, device, devices), &config);
                 let body = move || {
-                    self.guarded(&group, |group, reporter| {
-                        process::run_on(&own).map_err(TrainError::Usage)?;
+                    self.run_rank(&group, |group, reporter| {
+                        process::pin_thread(&own).map_err(TrainError::Usage)?;
                         self.train(group, config, dataset, reporter)
                     })
                 };
@@ -97,7 +97,7 @@ impl Process<'_> {
                 })
                 .collect()
         });
-        // The device that failed by itself decides the exit code of the process.
+        // The device that failed by itself determines the exit code of the process.
         let worst = |exit: &&Exit| match exit {
             Exit::Done => 0,
             Exit::PeerFailure => 1,
@@ -107,7 +107,7 @@ impl Process<'_> {
     }
 
     /// Runs a rank. An error that ends it early is printed as an event and becomes the exit code.
-    fn guarded(
+    fn run_rank(
         &self,
         group: &GroupConfig,
         body: impl FnOnce(&GroupConfig, &mut Reporter<Stdout>) -> Result<(), TrainError>,
@@ -146,18 +146,19 @@ impl Process<'_> {
         let run_dir: &Path = &self.run_dir;
         let rank = group.rank();
         let on_alarm: OnAlarm = Arc::new(move |alarm| match alarm {
-            Alarm::End(cause) => end(rank, &cause),
-            Alarm::Standstill(stuck) => Reporter::new(std::io::stdout()).event(&Event::Standstill { stuck }),
+            Alarm::End(cause) => exit_hung(rank, &cause),
+            Alarm::Stuck(stuck) => Reporter::new(std::io::stdout()).event(&Event::Standstill { stuck }),
             Alarm::Gpu(report) => Reporter::new(std::io::stdout()).event(&Event::Gpu(report)),
             Alarm::GpuTrouble(gpu) => Reporter::new(std::io::stdout()).event(&Event::GpuTrouble { gpu }),
         });
-        let outside = Outside { run_dir, fault: self.fault, stop: self.stopping.signal(), on_alarm: Some(on_alarm) };
-        train::run(blueprint, group, &outside, reporter, |handle: Aborter| self.stopping.joined(handle))
+        let options =
+            RunOptions { run_dir, fault: self.fault, stop: self.stop_signals.signal(), on_alarm: Some(on_alarm) };
+        train::run(blueprint, group, &options, reporter, |handle: Aborter| self.stop_signals.set_aborter(handle))
     }
 }
 
-/// An equal share of the CPUs; if there are fewer than devices, some devices share one.
-fn share(cpus: &CpuList, device: u32, devices: u32) -> CpuList {
+/// An equal share of the CPUs; with fewer CPUs than devices, some devices share one.
+fn cpu_share(cpus: &CpuList, device: u32, devices: u32) -> CpuList {
     let all: Vec<u32> = cpus.iter().collect();
     let bound = |i: u32| (u64::from(i) * all.len() as u64 / u64::from(devices)) as usize;
     let (from, to) = (bound(device), bound(device + 1));
@@ -166,22 +167,23 @@ fn share(cpus: &CpuList, device: u32, devices: u32) -> CpuList {
     CpuList::new(own.iter().copied())
 }
 
-/// Ends the process of a rank whose training thread stands still. Its other ranks have a moment to say why they end.
-fn end(rank: u32, cause: &Cause) {
+/// Exits the process of a rank whose training thread hangs. The other ranks of the process get a
+/// moment to report why they end.
+fn exit_hung(rank: u32, cause: &Cause) {
     let (failure, exit) = describe(&CommError::Failed(cause.clone()).into(), rank);
     eprintln!("error: rank {}: {}", failure.origin_rank, failure.cause);
     Reporter::new(std::io::stdout()).event(&Event::Failed(failure));
-    std::thread::sleep(LAST_MOMENT);
-    process::end(exit)
+    std::thread::sleep(EXIT_DELAY);
+    process::exit_now(exit)
 }
 
 fn describe(error: &TrainError, rank: u32) -> (Failure, Exit) {
     let exit = error.exit(rank);
-    // As far as this rank knows, the failure began with the rank that did not arrive.
+    // From this rank's view, the failure began with the rank that did not arrive.
     let origin = match error {
         TrainError::Comm(CommError::Failed(cause)) => {
-            let told = failure(rank, cause.origin_rank, cause.text.clone(), cause.during.clone(), exit);
-            return (told, exit);
+            let failure = failure(rank, cause.origin_rank, cause.text.clone(), cause.during.clone(), exit);
+            return (failure, exit);
         }
         TrainError::Comm(CommError::Missing { missing, .. }) => missing.first().copied().unwrap_or(rank),
         TrainError::Comm(CommError::Unreachable { .. }) => 0,
@@ -196,16 +198,16 @@ fn failure(rank: u32, origin_rank: u32, cause: String, during: String, exit: Exi
 
 #[cfg(test)]
 mod tests {
-    use super::share;
+    use super::cpu_share;
     use switchyard_worker_contract::CpuList;
 
     #[test]
     fn devices_divide_the_cpus() {
         let cpus: CpuList = "0-6".parse().unwrap();
-        let shares: Vec<String> = (0..3).map(|device| share(&cpus, device, 3).to_string()).collect();
+        let shares: Vec<String> = (0..3).map(|device| cpu_share(&cpus, device, 3).to_string()).collect();
         assert_eq!(shares, ["0-1", "2-3", "4-6"]);
         let one: CpuList = "5".parse().unwrap();
-        assert_eq!((0..2).map(|device| share(&one, device, 2).to_string()).collect::<Vec<_>>(), ["5", "5"]);
-        assert_eq!(share(&CpuList::new([]), 0, 2).to_string(), "");
+        assert_eq!((0..2).map(|device| cpu_share(&one, device, 2).to_string()).collect::<Vec<_>>(), ["5", "5"]);
+        assert_eq!(cpu_share(&CpuList::new([]), 0, 2).to_string(), "");
     }
 }

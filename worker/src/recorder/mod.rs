@@ -1,14 +1,14 @@
-//! What a rank is doing right now, and what it did last: for the watchdog, for its heartbeats, and for `switchyard doctor`
-//! after its death.
+//! Flight recorder: a rank's current and recent operations, for the watchdog, for heartbeats, and
+//! for `switchyard doctor` after the rank has died.
 //!
 //! ```text
-//! training thread ── begin(operation) ──> ring (relaxed stores into a mapped file; no lock, no allocation)
+//! training thread ── begin(operation) ──> ring (stores to a mapped file; no lock, no allocation)
 //! reader, saver, lanes ── counters ─────> progress
-//! watchdog thread: reads both ──> stands still? ──> abort the group, report, end the process
-//! control thread:  heartbeat with the operation ──> rank 0, which says what the others wait for
+//! watchdog thread: reads both ──> hung? ──> abort the group, report, exit the process
+//! control thread:  heartbeat with the operation ──> rank 0, which reports what the others wait for
 //! ```
 //!
-//! Only the training thread begins operations. The format of the file is that of
+//! Only the training thread begins operations. The file format is defined in
 //! [`switchyard_worker_contract::recorder`].
 
 mod words;
@@ -26,31 +26,31 @@ use switchyard_worker_contract::record;
 use switchyard_worker_contract::recorder::{ENTRY, Entry, MAGIC, Operation, RING, RING_AT, TEXT, at, file};
 use words::Words;
 
-/// A number that changes whenever there is progress.
+/// Changes whenever there is progress.
 type Counter = Box<dyn Fn() -> u64 + Send + Sync>;
 
-/// The layer that is running.
+/// Tracks the running layer.
 struct Layers {
     position: Arc<AtomicU32>,
     names: Vec<String>,
 }
 
-/// The recorder of a rank.
 pub(crate) struct Recorder {
     words: Words,
     start: Instant,
     step: AtomicU64,
     counters: Mutex<Vec<Counter>>,
     layers: OnceLock<Layers>,
-    /// Median of the last steps in microseconds; 0: unknown.
+    /// Median of the last steps in microseconds; 0 if unknown.
     median_us: AtomicU64,
-    /// As the watchdog has seen it last.
-    still: Mutex<Option<Standing>>,
-    /// How the GPU of the rank fares, and whether somebody should be told; absent where nobody watches it.
+    /// Last seen by the watchdog.
+    stall: Mutex<Option<Stall>>,
+    /// Health of the rank's GPU, and whether there are changes to report; absent if the GPU is not
+    /// monitored.
     gpu: Mutex<Option<(GpuReport, bool)>>,
 }
 
-/// Who records.
+/// The recording rank.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Identity {
     pub rank: u32,
@@ -58,51 +58,52 @@ pub(crate) struct Identity {
     pub attempt: u32,
 }
 
-/// How long a rank has been without progress.
+/// A rank that makes no progress.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Standing {
-    /// The operation.
+pub(crate) struct Stall {
+    /// The current operation.
     pub entry: Entry,
-    /// Since when, seconds since 1970.
+    /// Start of the stall, in seconds since 1970.
     pub since: u64,
-    /// This time as a share of what the job allows.
+    /// Duration as a share of the job's limit.
     pub share: f32,
     pub on_hang: OnHang,
 }
 
-impl Standing {
-    /// Whether it is too long.
-    pub fn is_late(&self) -> bool {
+impl Stall {
+    /// Whether the limit is exceeded.
+    pub fn is_overdue(&self) -> bool {
         self.share > 1.0
     }
 
-    /// Whether it is long enough to be part of what holds up the others when one of them is late.
+    /// Whether it is long enough to be reported along with another rank that is overdue.
     pub fn is_long(&self) -> bool {
         self.share > 0.25
     }
 }
 
-/// What a heartbeat says.
+/// Content of a heartbeat.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Vitals {
     pub pid: u32,
-    /// The operation, in words.
+    /// The operation as text.
     pub doing: String,
     /// It waits for other ranks.
     pub waits: bool,
-    /// `None`: nobody watches it.
-    pub still: Option<Standing>,
+    /// `None` without a watchdog.
+    #[serde(rename = "still")]
+    pub stall: Option<Stall>,
     /// Operations begun.
     pub count: u64,
-    /// What a person should look at: where the GPU of the rank is, and what it has met.
+    /// Address and worst problem of the rank's GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<(Option<PciAddress>, GpuFault)>,
 }
 
 impl Recorder {
-    /// Records into a file of the run directory.
+    /// Records to a file in the run directory.
     ///
     /// # Errors
     /// The file cannot be created or mapped.
@@ -112,7 +113,7 @@ impl Recorder {
         Ok(Recorder::new(Words::in_file(&folder.join(file(identity.rank, identity.attempt)))?, identity))
     }
 
-    /// Records into memory of its own, which is lost with the process.
+    /// Records to private memory, which is lost with the process.
     pub fn private(identity: Identity) -> Recorder {
         Recorder::new(Words::private(), identity)
     }
@@ -126,7 +127,7 @@ impl Recorder {
             counters: Mutex::default(),
             layers: OnceLock::new(),
             median_us: AtomicU64::new(0),
-            still: Mutex::default(),
+            stall: Mutex::default(),
             gpu: Mutex::default(),
         };
         let header = [
@@ -160,31 +161,31 @@ impl Recorder {
         self.start.elapsed().as_micros() as u64
     }
 
-    /// The step that the next operations belong to.
-    pub fn step(&self, step: u64) {
+    /// Sets the step of the next operations.
+    pub fn set_step(&self, step: u64) {
         self.step.store(step, Ordering::Relaxed);
     }
 
-    /// Begins an operation, and so ends the one before it. Called by the training thread only.
+    /// Begins an operation, which ends the previous one. Called only by the training thread.
     pub fn begin(&self, operation: Operation, index: u32) {
         let entry = Entry { operation, step: self.step.load(Ordering::Relaxed), index, since_us: self.now_us() };
         let count = self.words.at(at::COUNT);
         let number = count.load(Ordering::Relaxed);
         let slot = RING_AT + ENTRY * (number % RING as u64) as usize;
-        for (place, word) in entry.pack().into_iter().enumerate() {
-            // Whoever sees a word also sees the count before it.
-            self.words.at(slot + place).store(word, Ordering::Release);
+        for (index, word) in entry.pack().into_iter().enumerate() {
+            // A reader that sees this word also sees the count before it.
+            self.words.at(slot + index).store(word, Ordering::Release);
         }
         count.store(number + 1, Ordering::Release);
     }
 
-    /// The operation that is under way.
+    /// The current operation.
     pub fn latest(&self) -> Entry {
         loop {
             let count = self.words.at(at::COUNT).load(Ordering::Acquire);
             let slot = RING_AT + ENTRY * (count.wrapping_sub(1) % RING as u64) as usize;
-            let words = std::array::from_fn(|place| self.words.at(slot + place).load(Ordering::Acquire));
-            // A slot is written again after 63 other operations; then the count has changed.
+            let words = std::array::from_fn(|index| self.words.at(slot + index).load(Ordering::Acquire));
+            // A slot is reused after 63 other operations; in that case the count has changed.
             if let Some(entry) = Entry::unpack(words)
                 && self.words.at(at::COUNT).load(Ordering::Acquire).wrapping_sub(count) < RING as u64 - 1
             {
@@ -193,18 +194,17 @@ impl Recorder {
         }
     }
 
-    /// Progress within an operation, by any thread.
-    pub fn count(&self, counter: impl Fn() -> u64 + Send + Sync + 'static) {
+    /// Adds a counter of progress within an operation. It can be advanced by any thread.
+    pub fn add_counter(&self, counter: impl Fn() -> u64 + Send + Sync + 'static) {
         self.counters.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(counter));
     }
 
-    /// From now on it is known which layer is running.
-    pub fn follow(&self, network: &Network) {
+    /// Tracks which layer of the network is running.
+    pub fn track_layers(&self, network: &Network) {
         let names = (0..network.layers()).map(|layer| network.name(layer).0.to_owned()).collect();
         let _ = self.layers.set(Layers { position: network.position(), names });
     }
 
-    /// The median of the last steps.
     pub fn set_median(&self, median: Duration) {
         self.median_us.store(median.as_micros() as u64, Ordering::Relaxed);
     }
@@ -219,33 +219,34 @@ impl Recorder {
         let position = self.layers.get().map_or(0, |layers| layers.position.load(Ordering::Relaxed).into());
         let own = self.words.at(at::COUNT).load(Ordering::Acquire).wrapping_mul(1 << 32).wrapping_add(position);
         counters.iter().enumerate().fold(own, |sum, (index, counter)| {
-            // Each counter has a factor of its own, so that one that goes back does not hide one that goes on.
+            // Each counter has its own factor, so that one that decreases does not cancel one that
+            // increases.
             sum.wrapping_add(counter().wrapping_mul(2 * index as u64 + 0x9e37_79b9_7f4a_7c15))
         })
     }
 
-    /// The layer that is running, if the rank computes.
+    /// The running layer, if the rank is computing.
     fn layer(&self) -> Option<&str> {
         let layers = self.layers.get()?;
-        let computes =
+        let is_computing =
             matches!(self.latest().operation, Operation::Forward | Operation::Backward | Operation::Evaluate);
         let position = layers.position.load(Ordering::Relaxed) as usize;
-        layers.names.get(position).map(String::as_str).filter(|_| computes)
+        layers.names.get(position).map(String::as_str).filter(|_| is_computing)
     }
 
-    /// The process is alive: called by the watchdog.
-    pub fn alive(&self) {
+    /// Records that the process is alive. Called by the watchdog.
+    pub fn mark_alive(&self) {
         self.set(at::ALIVE, self.now_us());
         self.set_text(at::LAYER, self.layer().unwrap_or_default());
     }
 
-    /// How long it stands still, for the heartbeats.
-    pub fn set_still(&self, still: Standing) {
-        *self.still.lock().unwrap_or_else(PoisonError::into_inner) = Some(still);
+    /// Sets the current stall, for heartbeats.
+    pub fn set_stall(&self, stall: Stall) {
+        *self.stall.lock().unwrap_or_else(PoisonError::into_inner) = Some(stall);
     }
 
-    /// What it does, in words.
-    pub fn doing(&self) -> String {
+    /// Describes the current operation.
+    pub fn activity(&self) -> String {
         let entry = self.latest();
         match self.layer() {
             Some(layer) => format!("{entry}, layer {layer}"),
@@ -256,9 +257,9 @@ impl Recorder {
     pub fn vitals(&self) -> Vitals {
         Vitals {
             pid: std::process::id(),
-            doing: self.doing(),
+            doing: self.activity(),
             waits: self.latest().operation.waits(),
-            still: *self.still.lock().unwrap_or_else(PoisonError::into_inner),
+            stall: *self.stall.lock().unwrap_or_else(PoisonError::into_inner),
             count: self.words.at(at::COUNT).load(Ordering::Relaxed),
             gpu: self
                 .gpu()
@@ -271,33 +272,33 @@ impl Recorder {
         self.gpu.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Somebody watches the GPU of the rank from now on.
-    pub fn watch_gpu(&self, report: GpuReport) {
+    /// Starts monitoring of the rank's GPU.
+    pub fn start_gpu_report(&self, report: GpuReport) {
         *self.gpu() = Some((report, false));
     }
 
-    /// Changes what is known of the GPU. What a person should know at once is news.
-    pub fn change_gpu(&self, change: impl FnOnce(&mut GpuReport)) {
-        if let Some((report, is_news)) = &mut *self.gpu() {
+    /// Updates the GPU report. A new problem, XID or uncorrected error marks it as changed.
+    pub fn update_gpu_report(&self, change: impl FnOnce(&mut GpuReport)) {
+        if let Some((report, has_changed)) = &mut *self.gpu() {
             let before = (report.worst_fault(), report.xids.len(), report.uncorrected_errors.unwrap_or(0));
             change(report);
-            *is_news |= before != (report.worst_fault(), report.xids.len(), report.uncorrected_errors.unwrap_or(0));
+            *has_changed |= before != (report.worst_fault(), report.xids.len(), report.uncorrected_errors.unwrap_or(0));
         }
     }
 
-    /// What is known of the GPU, if it is news since the last call.
-    pub fn gpu_news(&self) -> Option<GpuReport> {
+    /// The GPU report if it has changed since the last call.
+    pub fn take_gpu_changes(&self) -> Option<GpuReport> {
         let mut gpu = self.gpu();
-        let (report, is_news) = gpu.as_mut()?;
-        std::mem::take(is_news).then(|| report.clone())
+        let (report, has_changed) = gpu.as_mut()?;
+        std::mem::take(has_changed).then(|| report.clone())
     }
 
-    /// What is known of the GPU.
     pub fn gpu_report(&self) -> Option<GpuReport> {
         self.gpu().as_ref().map(|(report, _)| report.clone())
     }
 
-    /// What the driver has reported of the GPU, to be appended to an error; empty if nothing.
+    /// Errors that the driver has reported for the GPU, as a suffix for error messages; empty if
+    /// there are none.
     pub fn gpu_errors(&self) -> String {
         self.gpu().as_ref().map(|(report, _)| report.errors()).unwrap_or_default()
     }
@@ -311,14 +312,14 @@ mod tests {
     const IDENTITY: Identity = Identity { rank: 3, world: 4, attempt: 2 };
 
     #[test]
-    fn what_was_recorded_is_in_the_file_although_nobody_closed_it() {
+    fn records_are_in_the_file_without_closing_it() {
         let folder = tempfile::tempdir().unwrap();
         let recorder = Recorder::in_file(folder.path(), IDENTITY).unwrap();
-        recorder.step(17);
+        recorder.set_step(17);
         recorder.begin(Operation::Forward, 1);
         let names = vec!["embedding".into(), "blocks.0".into()];
         let _ = recorder.layers.set(Layers { position: Arc::new(AtomicU32::new(1)), names });
-        recorder.alive();
+        recorder.mark_alive();
         recorder.begin(Operation::Reduce, 5);
         let bytes = std::fs::read(folder.path().join("record/rank-3.attempt-2.recorder")).unwrap();
         let found = Recording::read(&bytes).unwrap();
@@ -335,12 +336,12 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_of_the_ring_never_sees_half_an_operation() {
+    fn readers_never_see_a_partial_operation() {
         let recorder = Recorder::private(IDENTITY);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for number in 0..200_000 {
-                    recorder.step(number.into());
+                    recorder.set_step(number.into());
                     recorder.begin(Operation::Reduce, number);
                 }
             });
@@ -360,7 +361,7 @@ mod tests {
         let (rows, bytes) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(9)));
         for counter in [&rows, &bytes] {
             let counter = Arc::clone(counter);
-            recorder.count(move || counter.load(Ordering::Relaxed));
+            recorder.add_counter(move || counter.load(Ordering::Relaxed));
         }
         let mut seen = std::collections::BTreeSet::from([recorder.progress()]);
         rows.store(1, Ordering::Relaxed);
@@ -372,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_are_cut_where_a_character_ends() {
+    fn long_names_are_truncated_at_a_character_boundary() {
         let recorder = Recorder::private(IDENTITY);
         recorder.set_text(at::LAYER, &"ä".repeat(40));
         let bytes: Vec<u8> = (0..TEXT / 8)

@@ -1,4 +1,4 @@
-//! The words of a recorder: a mapped file, or memory of its own.
+//! Memory of a recorder: 64-bit words in a mapped file or in private memory.
 #![allow(unsafe_code)]
 
 use rustix::mm::{MapFlags, ProtFlags};
@@ -14,10 +14,9 @@ pub(super) enum Words {
     Mapped(Mapped),
 }
 
-/// A mapping of all words of a file.
 pub(super) struct Mapped(NonNull<[AtomicU64; WORDS]>);
 
-// SAFETY: the words are atomic, and the mapping lives as long as this.
+// SAFETY: the words are atomic, and the mapping lives as long as this value.
 unsafe impl Send for Mapped {}
 // SAFETY: as above.
 unsafe impl Sync for Mapped {}
@@ -27,12 +26,13 @@ impl Words {
         Words::Private(Box::new([const { AtomicU64::new(0) }; WORDS]))
     }
 
-    /// Replaces the file. Its blocks are written first: a mapping cannot report that the disk is full.
+    /// Replaces the file. Its blocks are written first, because a mapping cannot report a full
+    /// disk.
     pub fn in_file(path: &Path) -> io::Result<Words> {
         let mut file = File::options().read(true).write(true).create(true).truncate(true).open(path)?;
         file.write_all(&[0; 8 * WORDS])?;
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing. The file has this length; nobody
-        // shortens the files of a run.
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing. The file has
+        // this length, and nothing truncates the files of a run.
         let base = unsafe {
             let prot = ProtFlags::READ | ProtFlags::WRITE;
             rustix::mm::mmap(std::ptr::null_mut(), 8 * WORDS, prot, MapFlags::SHARED, &file, 0)?
@@ -44,7 +44,8 @@ impl Words {
     pub fn at(&self, word: usize) -> &AtomicU64 {
         match self {
             Words::Private(words) => &words[word],
-            // SAFETY: a page is aligned for them, all of them are mapped, and they are only used as atomics.
+            // SAFETY: the page is suitably aligned, all words are mapped, and they are only used as
+            // atomics.
             Words::Mapped(Mapped(base)) => unsafe { &base.as_ref()[word] },
         }
     }
@@ -52,7 +53,7 @@ impl Words {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: this mapping is ours, and references to it borrow it.
+        // SAFETY: this value owns the mapping, and references to it borrow this value.
         let _ = unsafe { rustix::mm::munmap(self.0.as_ptr().cast(), 8 * WORDS) };
     }
 }

@@ -1,8 +1,8 @@
-//! Everything about a run that follows from its configuration, its data and the number of ranks, before anything
-//! starts.
+//! The static plan of a run: everything that follows from its configuration, its data and the
+//! number of ranks.
 
-use super::cpu::CpuPlan;
-use super::gpu::GpuPlan;
+use super::cpu_engine::CpuPlan;
+use super::cuda_engine::CudaPlan;
 use super::training::{BUCKET, Training};
 use super::{TrainError, memory};
 use crate::data::{Dataset, Prefetcher, Task};
@@ -13,10 +13,10 @@ use std::sync::Arc;
 use switchyard_worker_contract::config::{Device, EngineConfig};
 use switchyard_worker_contract::event::{Inspection, MemoryUse};
 
-/// What a rank computes with.
+/// The plan for a rank's device.
 pub(super) enum Plan {
     Cpu(Box<CpuPlan>),
-    Gpu(Box<GpuPlan>),
+    Gpu(Box<CudaPlan>),
 }
 
 /// The static plan of a rank.
@@ -25,7 +25,7 @@ pub struct Blueprint {
     pub(super) plan: Plan,
 }
 
-/// Opens the data of a configuration; the ranks of one process share them.
+/// Opens the data set of a configuration; the ranks of one process share it.
 ///
 /// # Errors
 /// The data cannot be used.
@@ -34,10 +34,11 @@ pub fn open(config: &EngineConfig) -> Result<Arc<Dataset>, TrainError> {
 }
 
 impl Blueprint {
-    /// Plans a rank. `kernel`: that of [`switchyard_worker_contract::env::KERNEL`].
+    /// Plans a rank. `kernel`: value of [`switchyard_worker_contract::env::KERNEL`].
     ///
     /// # Errors
-    /// The model, the kernels or the device cannot be used, there is too little data for one step, or too little memory.
+    /// The model, the kernels or the device cannot be used, there is too little data for one step,
+    /// or too little memory.
     pub fn new(
         config: &EngineConfig,
         dataset: Arc<Dataset>,
@@ -48,7 +49,7 @@ impl Blueprint {
         let training = Training::new(config, dataset, world, registry)?;
         let plan = match config.device {
             Device::Cpu => Plan::Cpu(Box::new(CpuPlan::new(&training, kernel)?)),
-            Device::Cuda => Plan::Gpu(Box::new(GpuPlan::new(&training, kernel)?)),
+            Device::Cuda => Plan::Gpu(Box::new(CudaPlan::new(&training, kernel)?)),
         };
         let mut blueprint = Blueprint { training, plan };
         blueprint.training.buckets = fuse(blueprint.layout(), BUCKET);
@@ -56,7 +57,7 @@ impl Blueprint {
         Ok(blueprint)
     }
 
-    /// Where parameters lie.
+    /// Parameter layout.
     pub fn layout(&self) -> &Layout {
         match &self.plan {
             Plan::Cpu(plan) => plan.layout(),
@@ -64,7 +65,7 @@ impl Blueprint {
         }
     }
 
-    /// Memory of the process.
+    /// Host memory of the process.
     pub fn memory(&self) -> MemoryUse {
         self.with_common(match &self.plan {
             Plan::Cpu(plan) => plan.memory(&self.training),
@@ -72,7 +73,7 @@ impl Blueprint {
         })
     }
 
-    /// With what does not depend on the device.
+    /// Adds the memory that does not depend on the device.
     fn with_common(&self, own: MemoryUse) -> MemoryUse {
         let Training { config, world, dataset, .. } = &self.training;
         let batches = Prefetcher::memory_bytes(dataset, config.batch_size_per_process, &config.reader);
@@ -84,20 +85,20 @@ impl Blueprint {
         }
     }
 
-    /// Bytes of everything that a checkpoint holds, but for running statistics.
+    /// Bytes of a checkpoint, without running statistics.
     fn state_bytes(&self) -> u64 {
         let layout = self.layout();
         4 * layout.len as u64 + Optimizer::memory_bytes(layout, &self.training.config.optimizer.rule) as u64
     }
 
-    /// Memory of one rank on CPUs if all numbers had 32 bits; `None` if they have.
+    /// Memory of one rank on CPUs with all values in f32; `None` if they already are.
     fn memory_fp32(&self) -> Option<u64> {
         let Plan::Cpu(plan) = &self.plan else { return None };
         self.training.half_type()?;
         Some(self.with_common(plan.memory_fp32(&self.training)).total())
     }
 
-    /// Memory of one rank on its GPU.
+    /// GPU memory of one rank.
     fn gpu_memory(&self) -> Option<MemoryUse> {
         match &self.plan {
             Plan::Cpu(_) => None,
@@ -105,7 +106,7 @@ impl Blueprint {
         }
     }
 
-    /// Bytes of the same if all numbers had 32 bits; `None` if they have.
+    /// GPU memory in bytes with all values in f32; `None` if they already are.
     fn gpu_memory_fp32(&self) -> Result<Option<u64>, TrainError> {
         match &self.plan {
             Plan::Gpu(plan) if self.training.half_type().is_some() => plan.memory_fp32(&self.training).map(Some),
@@ -113,7 +114,6 @@ impl Blueprint {
         }
     }
 
-    /// Name of the kernels.
     fn kernel(&self) -> String {
         match &self.plan {
             Plan::Cpu(plan) => plan.kernel(&self.training),
@@ -121,10 +121,10 @@ impl Blueprint {
         }
     }
 
-    /// What the launcher shows before the start.
+    /// The summary that the launcher shows before the start.
     ///
     /// # Errors
-    /// The data can no longer be read, or others have the memory of a GPU.
+    /// The data can no longer be read, or other processes use the memory of a GPU.
     pub fn inspection(&self) -> Result<Inspection, TrainError> {
         if let Plan::Gpu(plan) = &self.plan {
             plan.check_room(&self.training)?;

@@ -1,11 +1,11 @@
-//! The engine configuration as this process reads it.
+//! Reads the engine configuration.
 
 use super::TrainError;
 use crate::process::{threads, variable};
 use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::env;
 
-/// Parses a configuration that came from `source`, and settles what it leaves to each rank.
+/// Parses a configuration from `source`, and resolves the settings left to each rank.
 ///
 /// # Errors
 /// The text is not a valid configuration; the error names the source and the reason.
@@ -16,7 +16,7 @@ pub fn parse(text: &str, source: &str) -> Result<EngineConfig, TrainError> {
     Ok(config)
 }
 
-/// Reads the file that `SWITCHYARD_CONFIG` names.
+/// Reads the file named by `SWITCHYARD_CONFIG`.
 ///
 /// # Errors
 /// The variable is not set, or the file cannot be read or parsed.

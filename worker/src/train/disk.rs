@@ -1,4 +1,5 @@
-//! The file system, counted: a checkpoint that is slow makes progress, one that is stuck does not.
+//! A file system that counts its calls, so that the watchdog can tell a slow checkpoint from a
+//! stuck one.
 
 use std::io;
 use std::path::Path;
@@ -6,13 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use switchyard_checkpoint::disk::{Disk, Kind, ReadFile, Vfs, WriteFile};
 
-/// The file system of this machine, with a count of what was read and written.
+/// The local file system, with a count of completed calls.
 #[derive(Debug, Clone, Default)]
 pub(super) struct CountedDisk(Arc<AtomicU64>);
 
 impl CountedDisk {
-    /// Calls that are done.
-    pub fn done(&self) -> u64 {
+    /// Completed calls.
+    pub fn completed_calls(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
@@ -22,7 +23,6 @@ impl CountedDisk {
     }
 }
 
-/// A file of a counted disk.
 struct Counted<F: ?Sized> {
     disk: CountedDisk,
     file: Box<F>,

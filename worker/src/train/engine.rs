@@ -1,12 +1,14 @@
-//! What a rank computes with, wherever its numbers live: weights, moments, gradients and their reductions.
+//! The compute engine of a rank, on CPUs or a GPU: weights, moments, gradients and their
+//! reductions.
 //!
-//! A device works on while the host prepares the next step, so an engine may tell the outcome of a step late: when the next
-//! one has begun, but not later. Outcomes come in the order of the steps, each once, and the same on all ranks.
+//! A device computes while the host prepares the next step, so an engine can return the outcome of
+//! a step late: after the next step has begun, but no later. Outcomes are returned in step order,
+//! once each, and are the same on all ranks.
 
 use super::TrainError;
 use super::report::StepReport;
 use crate::amp::ScalerState;
-use crate::comm::Probed;
+use crate::comm::ConnectionRate;
 use crate::cpu::HalfKernel;
 use crate::data::{Batch, Prefetcher};
 use crate::nn::{Layout, LossSums};
@@ -17,28 +19,28 @@ use switchyard_worker_contract::config::{LossScaling, Transport};
 use switchyard_worker_contract::event::{GpuCalls, Link};
 use switchyard_worker_contract::kernels::KernelTimes;
 
-/// Ranks that tell their times in a step.
-pub(super) const TIMES: usize = 11;
+/// Number of ranks that report their times in a step.
+pub(super) const REPORTED_TIMES: usize = 11;
 
-/// What a rank tells the others in a step, and what the sum over all ranks is. Each flag is 1 for a rank that says so.
+/// Flags that the ranks exchange in a step, and their sums over all ranks. A rank sets a flag to 1.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Flags {
-    /// This rank was asked to stop.
+    /// This rank received a stop request.
     pub stop: f32,
-    /// A checkpoint is due by the clock of rank 0.
+    /// A checkpoint is due by rank 0's clock.
     pub due: f32,
     /// This rank has written its shard of the current checkpoint.
     pub written: f32,
-    /// The shard could not be written.
+    /// This rank could not write its shard.
     pub failed: f32,
     /// See [`super::pace::Pace`].
-    pub times: [f32; TIMES],
+    pub times: [f32; REPORTED_TIMES],
 }
 
-/// What an engine needs for a step.
+/// Input of a step.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Given {
-    /// Number of the step, from 1.
+pub(super) struct StepInput {
+    /// Step number, from 1.
     pub step: u64,
     pub learning_rate: f64,
     pub flags: Flags,
@@ -46,7 +48,7 @@ pub(super) struct Given {
 
 /// The outcome of a step.
 #[derive(Debug, Clone)]
-pub(super) struct Told {
+pub(super) struct StepOutcome {
     pub report: StepReport,
     /// Summed over all ranks.
     pub flags: Flags,
@@ -54,26 +56,26 @@ pub(super) struct Told {
     pub skipped_steps: Option<u64>,
 }
 
-/// An array of numbers that training changes.
+/// An array that training changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Array {
-    /// In the order of the layout.
+    /// In layout order.
     Weights,
-    /// An array of the optimizer, by index, in the order of the layout.
+    /// An optimizer array, by index, in layout order.
     Moments(usize),
     /// Running statistics of batch norms.
     Statistics,
 }
 
-/// What an engine counts; part of a checkpoint.
+/// Counters of an engine; part of a checkpoint.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Counters {
     /// Optimizer steps, without skipped ones.
     pub optimizer_steps: u64,
     pub scaler: Option<ScalerState>,
-    /// What the loss scale started from.
+    /// Configuration of the loss scale when it started.
     pub loss_scaling: Option<LossScaling>,
-    /// Norm that the scale of gradients in f16 follows from.
+    /// Gradient norm from which the f16 wire scale is derived.
     pub wire_norm: Option<f32>,
     pub half_kernel: Option<HalfKernel>,
 }
@@ -82,42 +84,44 @@ pub(super) struct Counters {
 #[derive(Debug, Clone)]
 pub(super) struct Reductions {
     pub transport: Transport,
-    /// What carries gradients from this rank to others.
+    /// Links that carry gradients from this rank to others.
     pub links: Vec<Link>,
-    /// Rate of the connection from the previous rank, if it was measured.
-    pub probed: Option<Probed>,
-    /// Bytes of each all-reduce, in order; none with a single rank.
+    /// Rate of the connection from the previous rank, if measured.
+    pub probed: Option<ConnectionRate>,
+    /// Bytes of each all-reduce, in order; empty with a single rank.
     pub bytes: Vec<u64>,
 }
 
-/// What is reduced outside of steps, to measure it.
+/// Reductions outside of steps, for measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Measure {
     /// All gradients, as in a step.
     Gradients,
-    /// The numbers of the check before the first step.
+    /// The bucket of the bandwidth check.
     Check,
 }
 
-/// Adds a span to the trace of a step: its row, name, start, end, and arguments.
+/// Adds a span to the trace of a step: row, name, start, end, arguments.
 pub(super) type AddSpan<'a> = dyn FnMut(Row, &str, Instant, Instant, Value) + 'a;
 
-/// What a rank computes with. All ranks call the same methods in the same order.
+/// A rank's compute engine. All ranks call the same methods in the same order.
 pub(super) trait Engine: Send {
-    /// Begins a step. Returns the outcome of this step, or of the one before, or none yet.
+    /// Begins a step. Returns the outcome of this step, or of the previous one, or `None` if
+    /// neither is known yet.
     ///
     /// # Errors
-    /// The group failed, the reader ended, or the loss of the step whose outcome is due is not finite. The weights are
-    /// then of no further use.
-    fn step(&mut self, reader: &mut Prefetcher, given: &Given) -> Result<Option<Told>, TrainError>;
+    /// The group failed, the reader ended, or the loss of the step whose outcome is due is not
+    /// finite. The weights are then unusable.
+    fn step(&mut self, reader: &mut Prefetcher, input: &StepInput) -> Result<Option<StepOutcome>, TrainError>;
 
-    /// Waits for the step that has begun and whose outcome has not been told. The weights are then those after that step.
+    /// Waits for the step whose outcome has not been returned. The weights are then those after
+    /// that step.
     ///
     /// # Errors
     /// See [`Engine::step`].
-    fn drain(&mut self) -> Result<Option<Told>, TrainError>;
+    fn drain(&mut self) -> Result<Option<StepOutcome>, TrainError>;
 
-    /// Runs one batch of the validation set on the weights as they are.
+    /// Runs one batch of the validation set on the current weights.
     ///
     /// # Errors
     /// The device failed.
@@ -131,13 +135,13 @@ pub(super) trait Engine: Send {
     /// Names of the optimizer's arrays.
     fn moments(&self) -> Vec<&'static str>;
 
-    /// Copies numbers of an array, from this index on. No step may be under way.
+    /// Copies values of an array, starting at index `from`. No step may be in flight.
     ///
     /// # Errors
     /// The device failed.
     fn read(&self, array: Array, from: usize, into: &mut [f32]) -> Result<(), TrainError>;
 
-    /// The reverse.
+    /// Writes values of an array, starting at index `from`. No step may be in flight.
     ///
     /// # Errors
     /// The device failed.
@@ -145,8 +149,8 @@ pub(super) trait Engine: Send {
 
     fn counters(&self) -> Counters;
 
-    /// Goes on from these counters, after all arrays were written. Returns what the configuration has changed since, for
-    /// the log.
+    /// Resumes from these counters, after all arrays were written. Returns a note for the log if
+    /// the configuration has changed since.
     ///
     /// # Errors
     /// They do not match the configuration.
@@ -155,27 +159,27 @@ pub(super) trait Engine: Send {
     /// Name of the kernels in use.
     fn kernel(&self) -> String;
 
-    /// Calls of the driver of a GPU in the last step; none on CPUs.
+    /// GPU driver calls in the last step; `None` on CPUs.
     fn calls(&self) -> Option<GpuCalls> {
         None
     }
 
     fn reductions(&self) -> Reductions;
 
-    /// Reduces for a measurement.
+    /// Runs the all-reduces of a measurement.
     ///
     /// # Errors
     /// The group failed.
     fn reduce(&mut self, what: Measure) -> Result<(), TrainError>;
 
-    /// Turns the recording of spans for [`Engine::trace`] on or off.
+    /// Turns recording of spans for [`Engine::trace`] on or off.
     fn record(&mut self, on: bool);
 
-    /// What the kernels of a GPU took in the recorded steps; none on CPUs.
+    /// GPU kernel times of the recorded steps; `None` on CPUs.
     fn kernel_times(&self) -> Option<&KernelTimes> {
         None
     }
 
-    /// What ran in the last step.
+    /// Adds the spans of the last step.
     fn trace(&mut self, add: &mut AddSpan<'_>);
 }

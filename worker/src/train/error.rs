@@ -1,4 +1,4 @@
-//! Why training ends early.
+//! Errors that end training early.
 
 use crate::comm::{CauseKind, CommError};
 use crate::cpu::IsaError;
@@ -14,7 +14,7 @@ pub enum TrainError {
     Data(#[from] DataError),
     #[error("spec.engine.model: {0}")]
     Model(#[from] ModelError),
-    /// The CPU kernels that were asked for are not available.
+    /// The requested CPU kernels are not available.
     #[error("SWITCHYARD_KERNEL: {0}")]
     Kernel(#[from] IsaError),
     #[error(transparent)]
@@ -33,20 +33,21 @@ pub enum TrainError {
         /// The smallest change that would fit.
         help: String,
     },
-    /// There is no GPU, or a library of CUDA is missing.
+    /// There is no GPU, or a CUDA library is missing.
     #[error("spec.engine.device: got Cuda; {0}")]
     NoGpu(String),
-    /// The network cannot be computed on a GPU.
+    /// The network cannot run on a GPU.
     #[error("spec.engine.device: got Cuda; {0}; Cpu computes it")]
     Gpu(#[from] Refused),
-    /// A call of a library of CUDA failed.
-    #[error("the GPU failed: {source}{seen}")]
+    /// A call of a CUDA library failed.
+    #[error("the GPU failed: {source}{details}")]
     Cuda {
         source: switchyard_cuda::Error,
-        /// What the driver has reported of the GPU meanwhile, or who else uses it, if anything is known.
-        seen: String,
+        /// Errors that the driver has reported for the GPU, or other processes that use it, if any
+        /// are known.
+        details: String,
     },
-    /// The ranks cannot reduce by NCCL, though all of them have it.
+    /// The ranks cannot use NCCL, though all of them have it.
     #[error("NCCL: {0}")]
     Nccl(String),
     #[error(
@@ -63,19 +64,19 @@ pub enum TrainError {
         fraction: f64,
         /// The smallest change that would fit.
         help: String,
-        /// Processes that have memory of it, if any are known.
+        /// Processes that use its memory, if any are known.
         others: String,
     },
     /// The checkpoint to resume from cannot be used.
     #[error("spec.checkpoint.path: cannot resume: {0}")]
     Resume(String),
-    /// One rank was asked to stop, and all stopped after saving.
+    /// A rank received a stop request, and all ranks stopped after saving.
     #[error("stopped by a signal after step {step}{}", if *saved { ", which is saved" } else { "" })]
     Stopped {
         step: u64,
         /// Whether a checkpoint holds these steps.
         saved: bool,
-        /// SIGINT rather than SIGTERM; on this rank or on an unknown one.
+        /// SIGINT rather than SIGTERM, on this rank or on an unknown one.
         interrupted: bool,
     },
     /// The links between ranks are slower than the job needs.
@@ -90,7 +91,7 @@ pub enum TrainError {
     #[error("{cause}")]
     Save {
         file: String,
-        /// The reason, with the name of the file.
+        /// The reason, including the file name.
         cause: String,
     },
     #[error("{0}")]
@@ -99,7 +100,7 @@ pub enum TrainError {
 
 impl From<switchyard_cuda::Error> for TrainError {
     fn from(source: switchyard_cuda::Error) -> TrainError {
-        TrainError::Cuda { source, seen: String::new() }
+        TrainError::Cuda { source, details: String::new() }
     }
 }
 

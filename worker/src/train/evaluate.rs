@@ -1,40 +1,40 @@
-//! The pass over the validation set.
+//! Evaluation on the validation set.
 
 use super::TrainError;
-use super::step::{Agreed, Wishes};
+use super::step::{StepConsensus, StepRequest};
 use super::trainer::Trainer;
 use crate::comm::CommError;
 use switchyard_worker_contract::recorder::Operation;
 
 /// Loss and accuracy on the validation set.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Judgement {
+pub struct ValidationResult {
     /// Mean loss in nats.
     pub loss: f64,
-    /// Share of right predictions; `None` if the model does not count them.
+    /// Share of correct predictions; `None` if the model does not count them.
     pub accuracy: Option<f64>,
 }
 
 impl Trainer {
-    /// Evaluates the validation set of all ranks; `None` without a validation split.
+    /// Evaluates the validation set over all ranks; `None` without a validation split.
     ///
     /// # Errors
     /// The group failed, or data can no longer be read.
-    pub fn evaluate(&mut self) -> Result<Option<Judgement>, TrainError> {
-        self.evaluate_unless(&mut Wishes::default).map(|(judgement, _)| judgement)
+    pub fn evaluate(&mut self) -> Result<Option<ValidationResult>, TrainError> {
+        self.evaluate_unless(&mut StepRequest::default).map(|(result, _)| result)
     }
 
-    /// The same, but stops after a batch as soon as a rank wants to stop, and then returns no result. `wishes` is
-    /// called for each batch.
+    /// Like [`Trainer::evaluate`], but stops after a batch once any rank requests to stop, and then
+    /// returns no result. `request` is called for each batch.
     ///
     /// # Errors
     /// The group failed, or data can no longer be read.
     pub fn evaluate_unless(
         &mut self,
-        wishes: &mut dyn FnMut() -> Wishes,
-    ) -> Result<(Option<Judgement>, Agreed), TrainError> {
-        let Some(set) = &mut self.validation else { return Ok((None, Agreed::default())) };
-        // Without checkpoints a stop ends the group.
+        request: &mut dyn FnMut() -> StepRequest,
+    ) -> Result<(Option<ValidationResult>, StepConsensus), TrainError> {
+        let Some(set) = &mut self.validation else { return Ok((None, StepConsensus::default())) };
+        // Without checkpoints, a stop request ends the group.
         let saves_first = self.training.config.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.on_suspend);
         let (mut sum, mut correct, mut predicted) = (0.0, 0, 0);
         for index in 0..set.batches() {
@@ -44,15 +44,15 @@ impl Trainer {
             sum += outcome.loss;
             correct += outcome.correct;
             predicted += outcome.predicted;
-            // A rank that is asked to stop must not finish a long evaluation first.
+            // A stopping rank must not finish a long evaluation first.
             if let Some(cause) = self.group.failure() {
                 return Err(CommError::Failed(cause).into());
             }
             if saves_first {
-                let own = f64::from(u8::from(wishes().stop));
+                let own = f64::from(u8::from(request().stop));
                 let [stop] = self.group.sum("whether to stop", [own])?;
                 if stop > 0.0 {
-                    return Ok((None, Agreed { stop: true }));
+                    return Ok((None, StepConsensus { stop: true }));
                 }
             }
         }
@@ -62,6 +62,6 @@ impl Trainer {
         let [loss, correct, predicted] = self.group.sum("the validation", own)?;
         let accuracy = (predicted > 0.0).then(|| correct / predicted);
         self.recorder.begin(Operation::Between, 0);
-        Ok((Some(Judgement { loss, accuracy }), Agreed::default()))
+        Ok((Some(ValidationResult { loss, accuracy }), StepConsensus::default()))
     }
 }

@@ -1,4 +1,4 @@
-//! Faults that a rank inflicts on itself, for tests of recovery: `SWITCHYARD_FAULT=kill:20@1#1`.
+//! Injected faults for recovery tests: `SWITCHYARD_FAULT=kill:20@1#1`.
 
 use super::TrainError;
 use switchyard_worker_contract::env;
@@ -11,12 +11,12 @@ pub enum Kind {
     Kill,
     /// SIGSTOP: alive, but silent.
     Hang,
-    /// The training thread stands still, as in a lock that nobody gives back: alive, with heartbeats.
+    /// The training thread hangs, as on a lock that is never released: alive, with heartbeats.
     Stall,
     Panic,
 }
 
-/// A fault and when it strikes.
+/// A fault and its trigger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
     kind: Kind,
@@ -31,19 +31,19 @@ impl Fault {
     /// # Errors
     /// The text has another form.
     pub fn parse(text: &str) -> Result<Fault, TrainError> {
-        let wrong = || {
+        let invalid = || {
             TrainError::Usage(format!(
                 "{}: got `{text}`; expected KIND:STEP[@RANK][#ATTEMPT] with KIND exit, kill, hang, stall or panic",
                 env::FAULT
             ))
         };
-        let (kind, rest) = text.split_once(':').ok_or_else(wrong)?;
+        let (kind, rest) = text.split_once(':').ok_or_else(invalid)?;
         let (rest, attempt) = match rest.split_once('#') {
-            Some((rest, attempt)) => (rest, Some(attempt.parse().map_err(|_| wrong())?)),
+            Some((rest, attempt)) => (rest, Some(attempt.parse().map_err(|_| invalid())?)),
             None => (rest, None),
         };
         let (step, rank) = match rest.split_once('@') {
-            Some((step, rank)) => (step, Some(rank.parse().map_err(|_| wrong())?)),
+            Some((step, rank)) => (step, Some(rank.parse().map_err(|_| invalid())?)),
             None => (rest, None),
         };
         let kind = match kind {
@@ -52,12 +52,12 @@ impl Fault {
             "hang" => Kind::Hang,
             "stall" => Kind::Stall,
             "panic" => Kind::Panic,
-            _ => return Err(wrong()),
+            _ => return Err(invalid()),
         };
-        Ok(Fault { kind, step: step.parse().map_err(|_| wrong())?, rank, attempt })
+        Ok(Fault { kind, step: step.parse().map_err(|_| invalid())?, rank, attempt })
     }
 
-    /// Whether it strikes now, before `step` (counted from 1).
+    /// Whether it is due now, before `step` (counted from 1).
     pub fn due(&self, step: u64, rank: u32, attempt: u32) -> bool {
         self.step == step && self.rank.is_none_or(|own| own == rank) && self.attempt.is_none_or(|own| own == attempt)
     }
@@ -81,7 +81,7 @@ mod tests {
     use super::Fault;
 
     #[test]
-    fn forms() {
+    fn valid_and_invalid_forms() {
         let fault = Fault::parse("kill:20@1#2").unwrap();
         assert!(fault.due(20, 1, 2) && !fault.due(20, 1, 1) && !fault.due(20, 0, 2) && !fault.due(19, 1, 2));
         assert!(Fault::parse("hang:3").unwrap().due(3, 7, 9) && Fault::parse("stall:3").is_ok());

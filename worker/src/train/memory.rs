@@ -1,4 +1,4 @@
-//! Whether a rank has enough memory, checked before the first step.
+//! Checks before the first step that a rank has enough host memory.
 
 use super::TrainError;
 use crate::cgroup;
@@ -8,24 +8,24 @@ use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::MemoryUse;
 
-/// Refuses a plan that takes more than its share of the memory.
+/// Rejects a plan that exceeds its share of the memory.
 ///
 /// # Errors
-/// The plan is too large; the error says what would fit.
+/// The plan is too large; the error suggests a change that fits.
 pub(super) fn check(need: &MemoryUse, config: &EngineConfig) -> Result<(), TrainError> {
     let Some(capacity) = capacity() else { return Ok(()) };
     let ranks = variable(env::PROCS_PER_NODE).and_then(|text| text.parse().ok()).unwrap_or(1u64).max(1);
-    judge(need, config.batch_size_per_process, config.memory.fraction, capacity / ranks)
+    check_share(need, config.batch_size_per_process, config.memory.fraction, capacity / ranks)
 }
 
-/// `share`: bytes of the node for this rank, of which it may take this fraction.
-fn judge(need: &MemoryUse, batch: u32, fraction: f64, share: u64) -> Result<(), TrainError> {
+/// `share`: this rank's share of the node in bytes, of which it can use `fraction`.
+fn check_share(need: &MemoryUse, batch: u32, fraction: f64, share: u64) -> Result<(), TrainError> {
     let limit = (share as f64 * fraction) as u64;
     if need.total() <= limit {
         return Ok(());
     }
     Err(TrainError::Memory {
-        // Rounded up, and the limit down: the two figures differ whatever the amounts are.
+        // Rounded up, and the limit down, so that the two figures always differ.
         need: need.total().div_ceil(1 << 20),
         activations: need.activations >> 20,
         limit: limit >> 20,
@@ -35,16 +35,16 @@ fn judge(need: &MemoryUse, batch: u32, fraction: f64, share: u64) -> Result<(), 
     })
 }
 
-/// A smaller batch with which a rank takes at most `limit` bytes.
+/// Suggests a batch size with which a rank needs at most `limit` bytes.
 pub(super) fn batch_that_fits(need: &MemoryUse, batch: u32, limit: u64) -> Option<String> {
-    // Activations grow with the batch, everything else stays the same.
+    // Activations grow with the batch; everything else is constant.
     let fixed = need.total() - need.activations;
     let fits = limit.saturating_sub(fixed).saturating_mul(batch.into()) / need.activations.max(1);
     (fits > 0).then(|| format!("batchSizePerProcess: {fits} (with batchMerge for the same global batch)"))
 }
 
-/// Memory in bytes of this machine, or of the container if that is less. Memory in use is not subtracted: the other
-/// ranks of the node may already have taken it.
+/// Memory of this machine or container in bytes, whichever is less. Memory in use is not
+/// subtracted, because the other ranks of the node may already have allocated theirs.
 fn capacity() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(total_in);
     match (machine, cgroup::memory()) {
@@ -58,7 +58,7 @@ fn total_in(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// Returns memory that the allocator keeps to the system.
+/// Returns unused allocator memory to the system.
 #[allow(unsafe_code)]
 pub(super) fn release() {
     #[cfg(target_env = "gnu")]
@@ -66,7 +66,7 @@ pub(super) fn release() {
         unsafe extern "C" {
             fn malloc_trim(pad: usize) -> i32;
         }
-        // SAFETY: the function takes a number and touches only the allocator's own memory.
+        // SAFETY: the function takes an integer and touches only the allocator's own memory.
         unsafe { malloc_trim(0) };
     }
 }
@@ -76,14 +76,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_needed_is_never_said_to_be_what_there_is() {
+    fn the_reported_need_always_exceeds_the_reported_limit() {
         let need = MemoryUse { activations: 19 << 19, ..MemoryUse::default() };
-        let error = judge(&need, 8, 0.92, 10 << 20).map_err(|error| error.to_string());
+        let error = check_share(&need, 8, 0.92, 10 << 20).map_err(|error| error.to_string());
         assert!(error.is_err_and(|error| error.contains("needs 10 MiB") && error.contains("may take 9 MiB")));
     }
 
     #[test]
-    fn the_memory_of_the_machine_is_found() {
+    fn machine_memory_is_detected() {
         assert_eq!(total_in("MemTotal:    2048 kB\nMemAvailable: 10 kB\n"), Some(2 << 20));
         assert_eq!(total_in("MemFree: 10 kB\n"), None);
         assert!(capacity().is_some_and(|bytes| bytes > 1 << 20));

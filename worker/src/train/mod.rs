@@ -1,21 +1,22 @@
-//! The step: samples through the model, gradients through the buckets, weights through the optimizer.
+//! The step: samples through the model, gradients through the buckets, weights through the
+//! optimizer.
 //!
 //! ```text
 //! Blueprint (pure sizes: layout, buckets, steps, memory) ── inspect
-//!      └─> Engine: weights, moments, gradients and their reductions, where they are computed (cpu, gpu)
-//!           └─> Trainer: gives it steps, learns their outcomes, agrees with the group, saves
-//! run: Trainer step by step, events, evaluation, the trained model; a watchdog beside it
+//!      └─> Engine: weights, moments, gradients and their reductions (cpu_engine, cuda_engine)
+//!           └─> Trainer: drives steps, handles outcomes, agrees with the group, saves
+//! run: Trainer step by step, events, evaluation, the trained model, under a watchdog
 //! ```
 //!
-//! Every rank holds the same bits because the initial weights come from the seed, reduced gradients are bit-identical
-//! on all ranks, and norm and optimizer give the same bits on every CPU. Nothing else ever touches the weights.
+//! All ranks hold identical bits because the initial weights come from the seed, reduced gradients
+//! are bit-identical on all ranks, and norm and optimizer give the same bits on every CPU. Nothing
+//! else modifies the weights.
 
-#[cfg(test)]
-mod altered;
 mod blueprint;
 mod check;
 pub mod config;
-mod cpu;
+mod cpu_engine;
+mod cuda_engine;
 mod digest;
 mod disk;
 mod engine;
@@ -23,9 +24,6 @@ mod error;
 mod evaluate;
 mod exchange;
 pub mod fault;
-mod gpu;
-#[cfg(test)]
-mod late;
 mod memory;
 mod pace;
 mod progress;
@@ -38,20 +36,20 @@ mod saver;
 mod scales;
 mod statistics;
 mod step;
-#[cfg(test)]
-mod stragglers;
 mod tensors;
+#[cfg(test)]
+mod tests;
 mod trainer;
 mod training;
 mod watchdog;
 
 pub use blueprint::{Blueprint, open};
+pub use cuda_engine::{GpuUsage, gpu_usage, predict};
 pub use error::TrainError;
-pub use evaluate::Judgement;
-pub use gpu::{Use, in_use, predict};
+pub use evaluate::ValidationResult;
 pub use report::StepReport;
-pub use run::{Outside, Reporter, run};
-pub use step::{Agreed, Wishes};
+pub use run::{Reporter, RunOptions, run};
+pub use step::{StepConsensus, StepRequest};
 pub use trainer::Trainer;
 pub use training::Training;
 pub use watchdog::{Alarm, OnAlarm};

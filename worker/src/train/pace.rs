@@ -1,51 +1,52 @@
-//! How long each rank computes and reads, without waiting for others: who is the slowest, and by how much. Pure: times
-//! are parameters.
+//! Finds the slowest rank, from the time each rank computes and reads without waiting for others.
+//! Pure: times are parameters.
 //!
 //! ```text
 //! step:     1         2         3         4
-//! tell:     0-10      11-21     0-10      11-21      of 22 ranks, those whose turn it is, with what the ranks exchange anyway
-//! round:    `-------- 1 -------´`-------- 2 -------´ each rank has told its time since its turn before
-//! window:   as many rounds as have 100 steps: the slowest against the median of the others
+//! report:   0-10      11-21     0-10      11-21      of 22 ranks, sent with the step's metrics
+//! round:    `-------- 1 -------´`-------- 2 -------´ time since the last report
+//! window:   enough rounds for 100 steps: the slowest against the median of the others
 //! ```
 
-use super::engine::TIMES;
+use super::engine::REPORTED_TIMES;
 use std::time::Duration;
 use switchyard_worker_contract::event::Slowest;
 
-/// The times of all ranks, as one rank knows them. All ranks know the same.
+/// The times of all ranks. All ranks hold the same state.
 pub(super) struct Pace {
     rank: u32,
     per_node: u32,
-    /// Seconds of this rank since its last turn.
+    /// Seconds of this rank since its last report.
     own: f32,
-    /// Steps of a round.
-    turns: u64,
-    /// The first step that counts: from here on, each rank tells the time of as many steps.
-    from: u64,
-    /// Seconds by rank in the round that has begun.
+    steps_per_round: u64,
+    /// The first step that counts: from here on, each rank's report covers the same number of
+    /// steps.
+    first_step: u64,
+    /// Seconds by rank in the current round.
     round: Vec<f64>,
-    /// Seconds by rank in the window, without that round.
+    /// Seconds by rank in the window, excluding the current round.
     window: Vec<f64>,
-    /// Steps of the window.
+    /// Steps in the window.
     steps: u64,
-    /// Of the last window that is complete.
+    /// Result of the last complete window.
     last: Option<Slowest>,
-    /// Room for the times of the others.
+    /// Scratch space for the median.
     others: Vec<f64>,
 }
 
 impl Pace {
-    /// `of`: rank, number of ranks, and ranks on each node. `done`: steps before the first one.
+    /// Takes the rank, the number of ranks, and the ranks per node. `done`: steps before the first
+    /// one.
     pub fn new((rank, world, per_node): (u32, u32, u32), done: u64) -> Pace {
-        let turns = u64::from(world.div_ceil(TIMES as u32)).max(1);
+        let steps_per_round = u64::from(world.div_ceil(REPORTED_TIMES as u32)).max(1);
         let all = || vec![0.0; world as usize];
         Pace {
             rank,
             per_node: per_node.max(1),
             own: 0.0,
-            turns,
-            // In the first whole round, ranks tell the time since the start.
-            from: ((done + 1).div_ceil(turns) + 1) * turns,
+            steps_per_round,
+            // In the first complete round, ranks report the time since the start.
+            first_step: ((done + 1).div_ceil(steps_per_round) + 1) * steps_per_round,
             round: all(),
             window: all(),
             steps: 0,
@@ -54,38 +55,38 @@ impl Pace {
         }
     }
 
-    /// Ranks whose turn it is, from the first one on.
-    fn first_of(&self, step: u64) -> usize {
-        (step % self.turns) as usize * TIMES
+    /// The first rank that reports in this step.
+    fn first_reporter(&self, step: u64) -> usize {
+        (step % self.steps_per_round) as usize * REPORTED_TIMES
     }
 
-    /// What this rank tells in the step that begins.
-    pub fn tell(&mut self, step: u64) -> [f32; TIMES] {
-        let mut told = [0.0; TIMES];
-        let place = (self.rank as usize).checked_sub(self.first_of(step));
-        if let Some(slot) = place.and_then(|place| told.get_mut(place)) {
+    /// This rank's entry in the times of the step that begins.
+    pub fn report(&mut self, step: u64) -> [f32; REPORTED_TIMES] {
+        let mut report = [0.0; REPORTED_TIMES];
+        let index = (self.rank as usize).checked_sub(self.first_reporter(step));
+        if let Some(slot) = index.and_then(|index| report.get_mut(index)) {
             *slot = std::mem::take(&mut self.own);
         }
-        told
+        report
     }
 
-    /// Takes what all ranks have told in a step, and the time of this rank in it.
-    pub fn take(&mut self, step: u64, told: &[f32; TIMES], own: Duration) {
+    /// Adds the summed reports of all ranks in a step, and this rank's time in it.
+    pub fn add(&mut self, step: u64, reports: &[f32; REPORTED_TIMES], own: Duration) {
         self.own += own.as_secs_f32();
-        if step < self.from {
+        if step < self.first_step {
             return;
         }
-        let first = self.first_of(step);
-        for (sum, told) in self.round.iter_mut().skip(first).zip(told) {
-            *sum += f64::from(*told);
+        let first = self.first_reporter(step);
+        for (sum, report) in self.round.iter_mut().skip(first).zip(reports) {
+            *sum += f64::from(*report);
         }
-        if !(step + 1).is_multiple_of(self.turns) {
+        if !(step + 1).is_multiple_of(self.steps_per_round) {
             return;
         }
         for (sum, round) in self.window.iter_mut().zip(&mut self.round) {
             *sum += std::mem::take(round);
         }
-        self.steps += self.turns;
+        self.steps += self.steps_per_round;
         if self.steps >= Slowest::STEPS {
             self.last = self.compare();
             self.window.fill(0.0);
@@ -93,17 +94,18 @@ impl Pace {
         }
     }
 
-    /// The slowest rank of the last window that is complete.
+    /// The slowest rank of the last complete window.
     pub fn last(&self) -> Option<Slowest> {
         self.last
     }
 
-    /// The slowest rank of the last window, or of the first one as far as it has come.
+    /// The slowest rank of the last complete window, or of the first window so far.
     pub fn slowest(&mut self) -> Option<Slowest> {
         self.last.or_else(|| self.compare())
     }
 
-    /// The slowest rank of the window against the median of the others; `None` if there are no others, or no times.
+    /// The slowest rank of the window against the median of the others; `None` without other ranks
+    /// or times.
     fn compare(&mut self) -> Option<Slowest> {
         let slowest = (0..self.window.len()).reduce(|a, b| if self.window[b] > self.window[a] { b } else { a })?;
         self.others.clear();
@@ -115,7 +117,7 @@ impl Pace {
     }
 }
 
-/// Of an even number, the mean of the two in the middle.
+/// For an even count, the mean of the middle two.
 fn median(times: &mut [f64]) -> Option<f64> {
     times.sort_unstable_by(f64::total_cmp);
     let upper = *times.get(times.len() / 2)?;
@@ -127,9 +129,9 @@ fn median(times: &mut [f64]) -> Option<f64> {
 mod tests {
     use super::*;
 
-    /// Ranks that train `steps` steps after `done`; `seconds`: of a rank in a step. Checks that all know the same, and
-    /// returns it after each step.
-    fn trained(
+    /// Simulates ranks that train `steps` steps after `done`; `seconds`: time of a rank in a step.
+    /// Checks that all ranks agree, and returns the result after each step.
+    fn simulate(
         (world, per_node): (u32, u32),
         done: u64,
         steps: u64,
@@ -137,12 +139,12 @@ mod tests {
     ) -> Vec<Option<Slowest>> {
         let mut ranks: Vec<Pace> = (0..world).map(|rank| Pace::new((rank, world, per_node), done)).collect();
         let step = |step: u64| {
-            let mut sums = [0.0; TIMES];
+            let mut sums = [0.0; REPORTED_TIMES];
             for pace in &mut ranks {
-                pace.tell(step).iter().zip(&mut sums).for_each(|(told, sum)| *sum += told);
+                pace.report(step).iter().zip(&mut sums).for_each(|(report, sum)| *sum += report);
             }
             for pace in &mut ranks {
-                pace.take(step, &sums, Duration::from_secs_f64(seconds(pace.rank, step)));
+                pace.add(step, &sums, Duration::from_secs_f64(seconds(pace.rank, step)));
             }
             let known: Vec<Option<Slowest>> = ranks.iter_mut().map(Pace::slowest).collect();
             assert!(known.iter().all(|slowest| *slowest == known[0]), "{known:?}");
@@ -156,9 +158,10 @@ mod tests {
         // Powers of two, so that the sums are exact.
         for (slow, is_straggler) in [(1.15625, true), (1.1484375, false), (2.0, true)] {
             let seconds = |rank: u32, _: u64| if rank == 2 { 64.0 * slow } else { 64.0 };
-            let known = trained((4, 2), 0, 110, seconds);
+            let known = simulate((4, 2), 0, 110, seconds);
             let first = known.iter().position(|slowest| slowest.is_some_and(|slowest| slowest.is_straggler()));
-            // No time is known in the first step, and that of a step is told in the next one.
+            // No time is known in the first step, because a step's time is reported in the next
+            // one.
             assert_eq!(first, is_straggler.then_some(100), "{slow}");
             let last = known[105].unwrap();
             assert_eq!((last.rank, last.node_rank, last.steps), (2, 1, 100));
@@ -171,45 +174,45 @@ mod tests {
         assert!(slowest.is_straggler());
         assert!(!Slowest { steps: 99, ..slowest }.is_straggler());
         assert!(!Slowest { over_percent: 14.999, ..slowest }.is_straggler());
-        let known = trained((3, 3), 0, 101, |rank, _| if rank == 1 { 230.0 } else { 200.0 });
+        let known = simulate((3, 3), 0, 101, |rank, _| if rank == 1 { 230.0 } else { 200.0 });
         assert_eq!(known[100].map(|slowest| (slowest.over_percent, slowest.steps)), Some((15.0, 100)));
         assert_eq!(known[99].map(|slowest| (slowest.over_percent, slowest.steps)), Some((15.0, 99)));
     }
 
     #[test]
-    fn when_another_rank_is_slow_the_next_window_says_so() {
+    fn the_next_window_finds_another_slow_rank() {
         let seconds = |rank: u32, step: u64| match (rank, step) {
             (0, ..=100) | (2, 101..=200) => 3.0,
             _ => 2.0,
         };
-        let known = trained((3, 1), 0, 310, seconds);
+        let known = simulate((3, 1), 0, 310, seconds);
         let at = |step: usize| known[step - 1].map(|slowest| (slowest.rank, slowest.over_percent));
         assert_eq!((at(101), at(201)), (Some((0, 50.0)), Some((2, 50.0))));
-        assert_eq!(at(301), Some((0, 0.0)), "all are equal: nobody is slow");
-        assert_eq!(at(250), at(201), "what is known stays until the next window is complete");
+        assert_eq!(at(301), Some((0, 0.0)), "all are equally fast");
+        assert_eq!(at(250), at(201), "the result stays until the next window is complete");
     }
 
     #[test]
-    fn a_rank_alone_has_no_peers_and_of_two_the_other_is_the_median() {
-        assert!(trained((1, 1), 0, 150, |_, _| 1.0).iter().all(Option::is_none));
-        let two = trained((2, 2), 0, 150, |rank, _| f64::from(rank + 1));
+    fn a_single_rank_has_no_median_and_of_two_ranks_the_other_is_the_median() {
+        assert!(simulate((1, 1), 0, 150, |_, _| 1.0).iter().all(Option::is_none));
+        let two = simulate((2, 2), 0, 150, |rank, _| f64::from(rank + 1));
         assert_eq!(two[149], Some(Slowest { rank: 1, node_rank: 0, over_percent: 100.0, steps: 100 }));
     }
 
     #[test]
-    fn many_ranks_take_turns_and_each_tells_the_time_of_as_many_steps() {
-        // The others are in the middle of their spread; steps differ, which must not look like a slow rank.
+    fn many_ranks_report_alternately_and_cover_equally_many_steps() {
+        // Step times differ, which must not look like a slow rank.
         for (world, done) in [(11, 0), (12, 0), (23, 5), (100, 0), (513, 1000)] {
             let slow = world - 1;
-            let known = trained((world, 8), done, 400, |rank, step| {
+            let known = simulate((world, 8), done, 400, |rank, step| {
                 let time = if step % 2 == 0 { 1.0 } else { 3.0 };
                 if rank == slow { 2.0 * time } else { time }
             });
             let last = known[399].unwrap();
             assert_eq!((last.rank, last.node_rank), (slow, slow / 8), "{world}");
-            let turns = u64::from(world.div_ceil(TIMES as u32));
-            assert_eq!(last.steps, 100_u64.div_ceil(turns) * turns);
-            // A turn of an odd number of steps has one kind of step more.
+            let steps_per_round = u64::from(world.div_ceil(REPORTED_TIMES as u32));
+            assert_eq!(last.steps, 100_u64.div_ceil(steps_per_round) * steps_per_round);
+            // A round with an odd number of steps has one more of one kind.
             assert!((last.over_percent - 100.0).abs() < 5.0, "{world}: {last:?}");
         }
     }

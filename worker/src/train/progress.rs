@@ -1,4 +1,4 @@
-//! What a checkpoint holds besides tensors.
+//! Contents of a checkpoint besides tensors.
 
 use super::engine::Counters;
 use super::training::Training;
@@ -8,11 +8,11 @@ use crate::data::Facts;
 use serde::{Deserialize, Serialize};
 use switchyard_worker_contract::config::{LossScaling, Rule};
 
-/// What tells one data set from another.
+/// Identifies a data set.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Fingerprint {
-    /// A sample in words, such as `128 tokens`.
+    /// Description of a sample, such as `128 tokens`.
     pub sample: String,
     pub train_samples: u64,
     pub validation_samples: u64,
@@ -22,7 +22,7 @@ pub(super) struct Fingerprint {
     pub digest: String,
 }
 
-/// A field of a [`Fingerprint`] that is not as expected.
+/// A field of a [`Fingerprint`] that differs.
 pub(super) struct Difference {
     pub field: &'static str,
     pub got: String,
@@ -36,7 +36,7 @@ impl Fingerprint {
         Fingerprint { sample, train_samples, validation_samples, bytes, digest }
     }
 
-    /// The first field that differs from the expected data.
+    /// The first field that differs from the expected data set.
     pub fn difference(&self, expected: &Fingerprint) -> Option<Difference> {
         let number = |number: u64| number.to_string();
         let fields = [
@@ -51,7 +51,7 @@ impl Fingerprint {
     }
 }
 
-/// What a checkpoint holds besides tensors.
+/// Contents of a checkpoint besides tensors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Progress {
@@ -59,21 +59,23 @@ pub(super) struct Progress {
     /// Optimizer steps, without skipped ones.
     pub optimizer_steps: u64,
     pub scaler: Option<ScalerState>,
-    /// What the scale started from; absent in checkpoints of older versions.
+    /// Configuration of the scale when it started; absent in checkpoints of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scaling: Option<LossScaling>,
-    /// Norm that the scale of gradients in f16 follows from; absent if they travel in another format.
+    /// Gradient norm from which the f16 wire scale is derived; absent with other wire formats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wire_norm: Option<f32>,
-    /// Samples of a step on all ranks.
+    /// Samples per step over all ranks.
     pub samples_per_step: u64,
-    /// Position of the reader: epoch, and samples of it that are done.
+    /// Position of the reader: epoch, and samples consumed in it.
     pub epoch: u64,
     pub position: u64,
     pub seed: u64,
-    /// The optimizer's rule: arrays of the same name mean different things under different rules.
+    /// The optimizer's rule, because arrays of the same name have different meanings under
+    /// different rules.
     pub rule: Rule,
-    /// The kernel for products of bf16, which others add in another order; absent if there are none.
+    /// The kernel for bf16 matrix products, because kernels differ in summation order; absent
+    /// without bf16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub half_kernel: Option<HalfKernel>,
     /// The data set; absent in checkpoints of older versions.
@@ -82,7 +84,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// After this many steps.
+    /// The progress after `step` steps.
     pub fn new(step: u64, counters: Counters, training: &Training) -> Progress {
         let (epoch, position) = training.order.position(step);
         Progress {

@@ -1,6 +1,6 @@
-//! What a run records: a line per step, scalars for TensorBoard, a trace of the profiled steps.
+//! Recordings of a run: a line per step, scalars for TensorBoard, a trace of the profiled steps.
 //!
-//! A failure here never ends a training: what cannot be written is reported once and dropped.
+//! A failure here never ends training: what cannot be written is reported once and dropped.
 
 use super::report::StepReport;
 use super::trainer::Trainer;
@@ -12,7 +12,7 @@ use switchyard_worker_contract::config::Profile;
 use switchyard_worker_contract::event::Progress;
 use switchyard_worker_contract::record::StepRecord;
 
-/// The files of a rank.
+/// A rank's recording files.
 pub(super) struct Recording {
     run_dir: PathBuf,
     attempt: u32,
@@ -29,9 +29,8 @@ impl Recording {
     /// Opens the files in the run directory.
     pub fn start(trainer: &Trainer, run_dir: &Path, attempt: u32) -> Recording {
         let rank = trainer.group().rank();
-        let steps = or_warn("the record of steps", StepFile::open(run_dir, rank));
-        let scalars =
-            (rank == 0).then(|| or_warn("TensorBoard's events", EventFile::create(run_dir, attempt))).flatten();
+        let steps = or_warn("the step records", StepFile::open(run_dir, rank));
+        let scalars = (rank == 0).then(|| or_warn("TensorBoard events", EventFile::create(run_dir, attempt))).flatten();
         Recording {
             run_dir: run_dir.to_owned(),
             attempt,
@@ -44,8 +43,8 @@ impl Recording {
         }
     }
 
-    /// Called before a step; decides whether it is profiled.
-    pub fn before(&mut self, trainer: &mut Trainer) {
+    /// Called before a step; starts profiling if the step is selected.
+    pub fn before_step(&mut self, trainer: &mut Trainer) {
         let Some(profile) = self.profile else { return };
         let step = trainer.steps_done() + 1;
         let on = (profile.from_step..profile.from_step + u64::from(profile.steps)).contains(&step);
@@ -56,7 +55,7 @@ impl Recording {
     }
 
     /// Called after a step.
-    pub fn after(&mut self, trainer: &mut Trainer, report: &StepReport) {
+    pub fn after_step(&mut self, trainer: &mut Trainer, report: &StepReport) {
         let now = Instant::now();
         let total = now - self.last;
         let known = report.input_wait
@@ -99,10 +98,10 @@ impl Recording {
         if report.step >= profile.from_step && report.step < profile.from_step + u64::from(profile.steps) {
             trace.add(Row::Step, &format!("step {}", report.step), start, end, json!({"loss": report.loss}));
             trainer.trace(&mut |row, name, start, end, arguments| trace.add(row, name, start, end, arguments));
-            // After each of them: the run may end before the last.
+            // Written after each profiled step, because the run may end before the last.
             if let Some(times) = trainer.kernel_times() {
                 let written = write_kernel_times(&self.run_dir, trainer.group().rank(), self.attempt, times);
-                or_warn("the times of kernels", written);
+                or_warn("the kernel times", written);
             }
         }
         if report.step + 1 == profile.from_step + u64::from(profile.steps) + 1
@@ -112,12 +111,12 @@ impl Recording {
         }
     }
 
-    /// Called with a progress report: writes what was kept.
+    /// Called with a progress report: writes the buffered steps.
     pub fn progress(&mut self, progress: &Progress) {
         if let Some(steps) = &mut self.steps {
             steps.flush();
             if let Some(error) = steps.failure() {
-                or_warn::<()>("the record of steps", Err(error));
+                or_warn::<()>("the step records", Err(error));
                 self.steps = None;
             }
         }
@@ -136,15 +135,15 @@ impl Recording {
         }
     }
 
-    /// Scalars of a step, for TensorBoard.
+    /// Writes scalars of a step for TensorBoard.
     pub fn scalars(&mut self, step: u64, scalars: &[(&str, f64)]) {
         let Some(file) = &mut self.scalars else { return };
-        if or_warn("TensorBoard's events", file.scalars(step, scalars)).is_none() {
+        if or_warn("TensorBoard events", file.scalars(step, scalars)).is_none() {
             self.scalars = None;
         }
     }
 }
 
 fn or_warn<T>(what: &str, result: std::io::Result<T>) -> Option<T> {
-    result.map_err(|error| eprintln!("warning: cannot write {what}: {error}; the training continues without it")).ok()
+    result.map_err(|error| eprintln!("warning: cannot write {what}: {error}; training continues without it")).ok()
 }

@@ -1,4 +1,4 @@
-//! What a step took.
+//! Measurements of a step.
 
 use std::time::Duration;
 
@@ -10,15 +10,16 @@ pub struct StepReport {
     /// Mean loss over all ranks in nats.
     pub loss: f64,
     pub learning_rate: f64,
-    /// Norm of the global gradient before clipping; `None` if the step was skipped because of an overflow.
+    /// Norm of the global gradient before clipping; `None` if the step was skipped because of an
+    /// overflow.
     pub gradient_norm: Option<f64>,
     pub loss_scale: f64,
     /// Wall-clock time.
     pub total: Duration,
     pub forward: Duration,
-    /// Backward passes, including the reductions that they start.
+    /// Backward passes, including the reductions they start.
     pub backward: Duration,
-    /// Of these, waiting for reductions: with `overlap.syncAllReduce`.
+    /// Part of `backward` spent waiting for reductions, with `overlap.syncAllReduce`.
     pub backward_wait: Duration,
     /// Waiting for reductions after backward: exposed communication.
     pub communication_wait: Duration,
@@ -28,17 +29,17 @@ pub struct StepReport {
     pub optimizer: Duration,
     /// Copying for a checkpoint, or waiting for the previous one.
     pub checkpoint: Duration,
-    /// Time in which at least one reduction was running.
+    /// Time during which at least one reduction was running.
     pub reduce: Duration,
-    /// Work of the reader's threads for this step.
+    /// Busy time of the reader's threads for this step.
     pub read: Duration,
-    /// Bytes of gradients that were not reduced when backward ended; 0 with a single rank.
+    /// Gradient bytes not yet reduced when backward ended; 0 with a single rank.
     pub left_bytes: u64,
 }
 
 impl StepReport {
-    /// What this rank computed and read, without waiting for others.
-    pub(super) fn own(&self) -> Duration {
+    /// Time this rank spent computing and reading, without waiting for others.
+    pub(super) fn busy(&self) -> Duration {
         (self.input_wait + self.forward + self.backward + self.optimizer).saturating_sub(self.backward_wait)
     }
 }

@@ -1,10 +1,10 @@
-//! Finding the checkpoint to resume from, on all ranks together, and reading it.
+//! Finds the checkpoint to resume from, together with all ranks, and reads it.
 
 use super::TrainError;
 use super::disk::CountedDisk;
 use super::engine::Engine;
 use super::progress::{Difference, Fingerprint, Progress};
-use super::tensors::{Sink, tensors};
+use super::tensors::{EngineSink, tensors};
 use super::training::Training;
 use crate::comm::Group;
 use serde::{Deserialize, Serialize};
@@ -13,17 +13,17 @@ use switchyard_checkpoint::store::{Latest, State as Stored};
 use switchyard_checkpoint::{Checkpoint, CheckpointError, CheckpointId, Store};
 use switchyard_worker_contract::config::Rule;
 
-/// Most bytes of the reason why rank 0 found no answer.
-const MOST_TEXT: usize = 512;
+/// Maximum bytes of rank 0's error text.
+const MAX_ERROR_BYTES: usize = 512;
 
-/// What rank 0 sends to the others.
+/// Rank 0's answer, sent to all ranks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Found {
+struct ResumePoint {
     /// Attempt and step of the checkpoint; `None`: start from the beginning.
     id: Option<(u32, u64)>,
     /// Attempt under which this run writes.
     attempt: u32,
-    /// Why rank 0 found no answer.
+    /// Rank 0's error.
     error: Option<String>,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Start {
     pub attempt: u32,
 }
 
-/// Finds the newest checkpoint of the job.
+/// Finds the job's newest checkpoint.
 ///
 /// # Errors
 /// The directory cannot be read, or the group failed.
@@ -45,9 +45,10 @@ pub(super) fn find(
     launched: u32,
 ) -> Result<Start, TrainError> {
     let store = Store::new(disk, directory);
-    let own = if group.rank() == 0 { serde_json::to_vec(&look(&store, job, launched)) } else { Ok(Vec::new()) };
-    let told = group.all_gather("the checkpoint to resume from", &own.unwrap_or_default())?;
-    let found: Found = serde_json::from_slice(&told[0]).map_err(|error| TrainError::Resume(error.to_string()))?;
+    let own = if group.rank() == 0 { serde_json::to_vec(&find_latest(&store, job, launched)) } else { Ok(Vec::new()) };
+    let answers = group.all_gather("the checkpoint to resume from", &own.unwrap_or_default())?;
+    let found: ResumePoint =
+        serde_json::from_slice(&answers[0]).map_err(|error| TrainError::Resume(error.to_string()))?;
     if let Some(error) = found.error {
         return Err(TrainError::Resume(error));
     }
@@ -63,27 +64,28 @@ pub(super) fn find(
     Ok(Start { checkpoint, attempt: found.attempt })
 }
 
-fn look(store: &Store<'_>, job: &str, launched: u32) -> Found {
+fn find_latest(store: &Store<'_>, job: &str, launched: u32) -> ResumePoint {
     let refuse = |error: CheckpointError| error.to_string();
-    let answer = foreign(store, job)
+    let answer = check_owner(store, job)
         .and_then(|()| Ok((store.latest(job).map_err(refuse)?, store.next_attempt(launched).map_err(refuse)?)));
-    match answer.and_then(|(latest, attempt)| Ok((usable(latest)?, attempt))) {
+    match answer.and_then(|(latest, attempt)| Ok((require_undamaged(latest)?, attempt))) {
         Ok((latest, attempt)) => {
             for (id, error) in &latest.skipped {
                 eprintln!("warning: the checkpoint {id} is skipped: {error}");
             }
             let id = latest.checkpoint.map(|checkpoint| checkpoint.manifest().info().id);
-            Found { id: id.map(|id| (id.attempt, id.step)), attempt, error: None }
+            ResumePoint { id: id.map(|id| (id.attempt, id.step)), attempt, error: None }
         }
         Err(mut text) => {
-            text.truncate((0..=MOST_TEXT).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0));
-            Found { id: None, attempt: launched, error: Some(text) }
+            text.truncate((0..=MAX_ERROR_BYTES).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0));
+            ResumePoint { id: None, attempt: launched, error: Some(text) }
         }
     }
 }
 
-/// A directory belongs to one job: a run that starts among another job's checkpoints would be mistaken for that job.
-fn foreign(store: &Store<'_>, job: &str) -> Result<(), String> {
+/// Rejects a directory with another job's checkpoints: a run that starts there would be mistaken
+/// for that job.
+fn check_owner(store: &Store<'_>, job: &str) -> Result<(), String> {
     for found in store.list().map_err(|error| error.to_string())? {
         if let Stored::Complete(checkpoint) = found.state
             && checkpoint.manifest().info().job != job
@@ -95,8 +97,8 @@ fn foreign(store: &Store<'_>, job: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// If every complete checkpoint is damaged, only a person may decide to start over.
-fn usable(latest: Latest) -> Result<Latest, String> {
+/// Fails if every complete checkpoint is damaged, because only the user can decide to start over.
+fn require_undamaged(latest: Latest) -> Result<Latest, String> {
     let damaged = latest.skipped.iter().find(|(_, error)| !matches!(error, CheckpointError::Incomplete { .. }));
     match (&latest.checkpoint, damaged) {
         (None, Some((_, error))) => {
@@ -106,7 +108,8 @@ fn usable(latest: Latest) -> Result<Latest, String> {
     }
 }
 
-/// Reads a checkpoint into the engine. Returns what the configuration has changed since, for the log.
+/// Reads a checkpoint into the engine. Returns a note for the log if the configuration has changed
+/// since.
 ///
 /// # Errors
 /// The checkpoint is damaged, or belongs to another model or optimizer.
@@ -124,24 +127,24 @@ pub(super) fn restore(
         let (got, expected) = (training.config.seed, progress.seed);
         return Err(refused(format!("spec.engine.seed: got {got}; expected {expected}, as the checkpoint has")));
     }
-    let (got, expected) = (word(training.config.optimizer.rule), word(progress.rule));
+    let (got, expected) = (rule_name(training.config.optimizer.rule), rule_name(progress.rule));
     if got != expected {
         return Err(refused(format!("spec.engine.optimizer: got {got}; expected {expected}, as the checkpoint has")));
     }
-    // A position in an epoch means nothing for other samples.
+    // A position in an epoch is meaningless for other samples.
     let own = Fingerprint::of(training.dataset.facts());
     if let Some(Difference { field, got, expected }) = progress.data.as_ref().and_then(|data| own.difference(data)) {
         return Err(refused(format!(
             "spec.engine.data: {field}: got {got}; expected {expected}, as the checkpoint has"
         )));
     }
-    let mut sink = Sink::new(engine);
+    let mut sink = EngineSink::new(engine);
     Store::new(disk, directory).restore(checkpoint, &mut sink).map_err(|error| refused(error.to_string()))?;
     sink.finish()?;
     engine.resume(&progress.counters())
 }
 
-fn word(rule: Rule) -> &'static str {
+fn rule_name(rule: Rule) -> &'static str {
     match rule {
         Rule::Sgd(_) => "SGD",
         Rule::Adam(_) => "Adam",

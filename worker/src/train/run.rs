@@ -1,12 +1,12 @@
-//! A whole run of one rank: join, train, evaluate, save, leave; and what it reports to its launcher.
+//! A complete run of one rank: join, train, evaluate, save, leave, and report to the launcher.
 
 use super::engine::Engine;
 use super::fault::Fault;
 use super::memory;
 use super::recording::Recording;
-use super::step::Wishes;
+use super::step::StepRequest;
 use super::watchdog::{OnAlarm, Watch, Watchdog};
-use super::{Blueprint, Judgement, StepReport, TrainError, Trainer};
+use super::{Blueprint, StepReport, TrainError, Trainer, ValidationResult};
 use crate::comm::{Aborter, CommError, Group, GroupConfig};
 use crate::recorder::{Identity, Recorder};
 use std::io::Write;
@@ -17,8 +17,8 @@ use std::time::Duration;
 use switchyard_worker_contract::event::{CheckpointReport, Event, Finished, Progress, Ready};
 use switchyard_worker_contract::recorder::Operation;
 
-/// Steps whose median the watchdog knows.
-const LATELY: usize = 20;
+/// Recent steps whose median the watchdog uses.
+const MEDIAN_STEPS: usize = 20;
 
 /// Prints events, one JSON object per line.
 pub struct Reporter<W> {
@@ -30,7 +30,8 @@ impl<W: Write> Reporter<W> {
         Reporter { out }
     }
 
-    /// Prints one event. A launcher that no longer listens is no reason to stop: it ends this process when it wants to.
+    /// Prints one event. Write errors are ignored: if the launcher has gone away, it ends this
+    /// process itself.
     pub fn event(&mut self, event: &Event) {
         if let Ok(mut line) = serde_json::to_string(event) {
             line.push('\n');
@@ -39,39 +40,39 @@ impl<W: Write> Reporter<W> {
     }
 }
 
-/// What affects a run from outside.
-pub struct Outside<'a> {
-    /// Where all files of this run go.
+/// Options of a run.
+pub struct RunOptions<'a> {
+    /// Directory for all files of this run.
     pub run_dir: &'a Path,
-    /// A fault, for tests.
+    /// Fault to inject, for tests.
     pub fault: Option<Fault>,
-    /// The signal that asked this process to stop, or 0. Read only if a checkpoint is to be saved first.
+    /// The received stop signal, or 0. Read only if a checkpoint is to be saved first.
     pub stop: &'a AtomicI32,
-    /// What follows if a rank stands still for too long. `None`: only the group ends.
+    /// Called with the watchdog's alarms. `None`: only the group ends.
     pub on_alarm: Option<OnAlarm>,
 }
 
-/// Trains to the end. `joined` gets the handle through which a signal can end the group.
+/// Trains to the end. `on_joined` receives the handle with which a signal handler can end the
+/// group.
 ///
 /// # Errors
 /// Anything that ends training early. The group has been informed by then.
 pub fn run<W: Write>(
     blueprint: Blueprint,
     group: &GroupConfig,
-    outside: &Outside<'_>,
+    options: &RunOptions<'_>,
     reporter: &mut Reporter<W>,
-    joined: impl FnOnce(Aborter),
+    on_joined: impl FnOnce(Aborter),
 ) -> Result<(), TrainError> {
     let identity = Identity { rank: group.rank(), world: group.world(), attempt: group.attempt };
-    let recorder = Recorder::in_file(outside.run_dir, identity).unwrap_or_else(|error| {
-        eprintln!("warning: cannot write the flight recorder: {error}; the training continues without it");
+    let recorder = Recorder::in_file(options.run_dir, identity).unwrap_or_else(|error| {
+        eprintln!("warning: cannot write the flight recorder: {error}; training continues without it");
         Recorder::private(identity)
     });
     let (watch, config) = (Watch::new(recorder), blueprint.training.config.watchdog);
-    let watchdog = Watchdog::start(config, identity, Arc::clone(&watch), outside.on_alarm.clone());
-    let watchdog =
-        watchdog.map_err(|error| TrainError::Usage(format!("cannot start the thread of the watchdog: {error}")))?;
-    let finished = train(blueprint, group, &watch, outside, reporter, joined, |engine| engine);
+    let watchdog = Watchdog::start(config, identity, Arc::clone(&watch), options.on_alarm.clone());
+    let watchdog = watchdog.map_err(|error| TrainError::Usage(format!("cannot start the watchdog thread: {error}")))?;
+    let finished = train(blueprint, group, &watch, options, reporter, on_joined, |engine| engine);
     let last = if finished.is_ok() { Operation::Finished } else { Operation::Failed };
     watch.recorder.begin(last, 0);
     drop(watchdog);
@@ -87,33 +88,33 @@ pub(super) fn train<W: Write>(
     blueprint: Blueprint,
     group: &GroupConfig,
     watch: &Watch,
-    outside: &Outside<'_>,
+    options: &RunOptions<'_>,
     reporter: &mut Reporter<W>,
-    joined: impl FnOnce(Aborter),
+    on_joined: impl FnOnce(Aborter),
     wrap: impl FnOnce(Box<dyn Engine>) -> Box<dyn Engine>,
 ) -> Result<Finished, TrainError> {
     let mut trainer = Trainer::join_watched(blueprint, group, watch, wrap)?;
-    joined(trainer.group().aborter());
-    let mut run = Run { trainer: &mut trainer, attempt: group.attempt, outside, reporter };
+    on_joined(trainer.group().aborter());
+    let mut run = Run { trainer: &mut trainer, attempt: group.attempt, options, reporter };
     let finished = match run.train_all() {
         Ok(finished) => finished,
-        // All ranks learn of it at the same time, and none failed.
+        // All ranks know this outcome at the same time, and none has failed.
         Err(error @ (TrainError::Stopped { .. } | TrainError::Preflight(..))) => {
             trainer.leave()?;
             return Err(error);
         }
         Err(error) => {
-            trainer.tell(&error);
+            trainer.report_failure(&error);
             return Err(first_cause(error, trainer.group()));
         }
     };
-    // A rank is finished only when all are: a failure while another rank saves is a failure of the job.
+    // A rank is finished only when all are: if another rank fails while saving, the job has failed.
     trainer.leave()?;
     Ok(finished)
 }
 
-/// If two ranks fail at once, one of them was first for the whole group. The other one reports that cause too; its own
-/// error is in its log.
+/// If two ranks fail at once, the group knows one of them as the first. The other rank reports that
+/// cause too; its own error is in its log.
 fn first_cause(error: TrainError, group: &Group) -> TrainError {
     match group.failure() {
         Some(cause) if cause.origin_rank != group.rank() && !matches!(error, TrainError::Comm(_)) => {
@@ -127,12 +128,12 @@ fn first_cause(error: TrainError, group: &Group) -> TrainError {
 struct Run<'a, W> {
     trainer: &'a mut Trainer,
     attempt: u32,
-    outside: &'a Outside<'a>,
+    options: &'a RunOptions<'a>,
     reporter: &'a mut Reporter<W>,
 }
 
 impl<W: Write> Run<'_, W> {
-    /// Rank 0 reports what was measured, even if that ends the run.
+    /// Checks the bandwidth. Rank 0 reports the measurement even if it ends the run.
     fn check(&mut self) -> Result<(), TrainError> {
         let checked = self.trainer.check_bandwidth();
         let measured = match &checked {
@@ -153,7 +154,7 @@ impl<W: Write> Run<'_, W> {
             rank: group.rank(),
             pid: std::process::id(),
             host: group.host().to_string(),
-            cpus: crate::process::allowed().to_string(),
+            cpus: crate::process::allowed_cpus().to_string(),
             threads: self.trainer.training().config.cpu_threads,
             kernel: self.trainer.kernel(),
             address: group.local_address().to_string(),
@@ -175,34 +176,34 @@ impl<W: Write> Run<'_, W> {
         let total = self.trainer.training().total_steps;
         let fetch_every = u64::from(config.fetch_every_steps);
         let saves_first = config.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.on_suspend);
-        let mut recording = Recording::start(self.trainer, self.outside.run_dir, self.attempt);
+        let mut recording = Recording::start(self.trainer, self.options.run_dir, self.attempt);
         let mut interval = Interval::default();
         let mut step_times: Vec<f32> = Vec::with_capacity(usize::try_from(total).unwrap_or(0).min(1 << 20));
         let (mut first_loss, mut last_loss) = (None, None);
-        let (mut lately, mut straggler) = ([0.0; LATELY], None);
+        let (mut recent, mut straggler) = ([0.0; MEDIAN_STEPS], None);
         while self.trainer.steps_done() < total {
             let next = self.trainer.steps_done() + 1;
-            if let Some(fault) = self.outside.fault.filter(|fault| fault.due(next, rank, self.attempt)) {
+            if let Some(fault) = self.options.fault.filter(|fault| fault.due(next, rank, self.attempt)) {
                 fault.strike();
             }
             if let Some(cause) = self.trainer.group().failure() {
                 return Err(CommError::Failed(cause).into());
             }
-            recording.before(self.trainer);
-            let stop = saves_first && self.outside.stop.load(Ordering::Relaxed) != 0;
-            let (report, agreed) = self.trainer.step(Wishes { stop })?;
+            recording.before_step(self.trainer);
+            let stop = saves_first && self.options.stop.load(Ordering::Relaxed) != 0;
+            let (report, agreed) = self.trainer.step(StepRequest { stop })?;
             first_loss = first_loss.or(Some(report.loss).filter(|loss| loss.is_finite()));
             if step_times.len() < step_times.capacity() {
                 step_times.push(report.total.as_secs_f32() * 1e3);
             }
-            lately[(report.step % LATELY as u64) as usize] = report.total.as_secs_f64();
-            if report.step % LATELY as u64 == 0 && lately.iter().all(|time| *time > 0.0) {
-                self.trainer.recorder.set_median(median(lately));
+            recent[(report.step % MEDIAN_STEPS as u64) as usize] = report.total.as_secs_f64();
+            if report.step % MEDIAN_STEPS as u64 == 0 && recent.iter().all(|time| *time > 0.0) {
+                self.trainer.recorder.set_median(median(recent));
             }
-            self.name_straggler(&mut straggler);
+            self.log_straggler(&mut straggler);
             interval.add(&report);
-            recording.after(self.trainer, &report);
-            self.tell_saved();
+            recording.after_step(self.trainer, &report);
+            self.report_checkpoints();
             let fetch = report.step % fetch_every == 0 || report.step == total || agreed.stop;
             if let Some(loss) = interval.loss().filter(|_| fetch) {
                 last_loss = Some(loss);
@@ -225,11 +226,11 @@ impl<W: Write> Run<'_, W> {
             }
         }
         self.trainer.save_checkpoint()?;
-        let judgement = self.evaluate(&mut recording)?;
+        let validation = self.evaluate(&mut recording)?;
         self.trainer.finish_checkpoint()?;
-        self.tell_saved();
+        self.report_checkpoints();
         let weights_digest = self.trainer.agree_on_weights()?;
-        let model_file = self.outside.run_dir.join("model.safetensors");
+        let model_file = self.options.run_dir.join("model.safetensors");
         if rank == 0 {
             self.trainer.save(&model_file)?;
         }
@@ -239,8 +240,8 @@ impl<W: Write> Run<'_, W> {
             step: total,
             first_loss,
             last_loss,
-            validation_loss: judgement.map(|judgement| judgement.loss),
-            accuracy: judgement.and_then(|judgement| judgement.accuracy),
+            validation_loss: validation.map(|result| result.loss),
+            accuracy: validation.and_then(|result| result.accuracy),
             weights_digest,
             step_ms_p50: percentile(&step_times, 50),
             step_ms_p99: percentile(&step_times, 99),
@@ -249,8 +250,9 @@ impl<W: Write> Run<'_, W> {
         })
     }
 
-    /// Rank 0 says it in the log when a rank becomes a straggler, and when none is left. `known`: the one that was named.
-    fn name_straggler(&mut self, known: &mut Option<u32>) {
+    /// Logs on rank 0 when the straggler changes and when there is none any more. `known`: the last
+    /// one logged.
+    fn log_straggler(&mut self, known: &mut Option<u32>) {
         if self.trainer.group().rank() != 0 {
             return;
         }
@@ -266,14 +268,14 @@ impl<W: Write> Run<'_, W> {
         }
     }
 
-    fn evaluate(&mut self, recording: &mut Recording) -> Result<Option<Judgement>, TrainError> {
-        let stop = self.outside.stop;
-        let (judgement, agreed) =
-            self.trainer.evaluate_unless(&mut || Wishes { stop: stop.load(Ordering::Relaxed) != 0 })?;
+    fn evaluate(&mut self, recording: &mut Recording) -> Result<Option<ValidationResult>, TrainError> {
+        let stop = self.options.stop;
+        let (validation, agreed) =
+            self.trainer.evaluate_unless(&mut || StepRequest { stop: stop.load(Ordering::Relaxed) != 0 })?;
         if agreed.stop {
             return Err(self.stop()?);
         }
-        if let (0, Some(Judgement { loss, accuracy })) = (self.trainer.group().rank(), judgement) {
+        if let (0, Some(ValidationResult { loss, accuracy })) = (self.trainer.group().rank(), validation) {
             let step = self.trainer.steps_done();
             recording.scalars(step, &[("loss/validation", loss)]);
             if let Some(accuracy) = accuracy {
@@ -281,10 +283,10 @@ impl<W: Write> Run<'_, W> {
             }
             self.reporter.event(&Event::Evaluation { step, loss, accuracy });
         }
-        Ok(judgement)
+        Ok(validation)
     }
 
-    fn tell_saved(&mut self) {
+    fn report_checkpoints(&mut self) {
         for saved in self.trainer.take_saved() {
             let (bytes, failure) = match saved.outcome {
                 Ok(bytes) => (Some(bytes), None),
@@ -298,21 +300,20 @@ impl<W: Write> Run<'_, W> {
         }
     }
 
-    /// Saves, because a rank was asked to stop; returns the error that says so.
+    /// Saves because of a stop request; returns the error for it.
     fn stop(&mut self) -> Result<TrainError, TrainError> {
         self.trainer.save_checkpoint()?;
         let saved = self.trainer.finish_checkpoint()?;
-        self.tell_saved();
+        self.report_checkpoints();
         let step = self.trainer.steps_done();
-        let interrupted = self.outside.stop.load(Ordering::Relaxed) == signal_hook::consts::SIGINT;
+        let interrupted = self.options.stop.load(Ordering::Relaxed) == signal_hook::consts::SIGINT;
         Ok(TrainError::Stopped { step, saved, interrupted })
     }
 }
 
-/// The median of some times in seconds.
-fn median(mut times: [f64; LATELY]) -> Duration {
+fn median(mut times: [f64; MEDIAN_STEPS]) -> Duration {
     times.sort_unstable_by(f64::total_cmp);
-    Duration::from_secs_f64(times[LATELY / 2])
+    Duration::from_secs_f64(times[MEDIAN_STEPS / 2])
 }
 
 fn percentile(sorted: &[f32], percent: usize) -> f64 {
@@ -324,12 +325,13 @@ fn percentile(sorted: &[f32], percent: usize) -> f64 {
 #[derive(Debug, Default)]
 struct Interval {
     steps: u64,
-    /// Sum and count of the finite losses: in mixed precision the loss of a skipped step may not be finite.
+    /// Sum and count of the finite losses: in mixed precision the loss of a skipped step may not be
+    /// finite.
     loss: f64,
     losses: u64,
     longest: Duration,
     sum: StepReport,
-    /// Norm of the last step that was not skipped.
+    /// Gradient norm of the last step that was not skipped.
     gradient_norm: f64,
 }
 
@@ -389,7 +391,7 @@ mod tests {
     use super::percentile;
 
     #[test]
-    fn percentiles_are_values_that_occur() {
+    fn percentiles_are_observed_values() {
         let values: Vec<f32> = (1..=100).map(|value| value as f32).collect();
         assert_eq!((percentile(&values, 50), percentile(&values, 99)), (50.0, 99.0));
         assert_eq!((percentile(&[7.0], 99), percentile(&[], 50)), (7.0, 0.0));

@@ -1,22 +1,23 @@
-//! The trained model as safetensors, which PyTorch, Hugging Face and others read as it is.
+//! Writes the trained model as safetensors, which PyTorch, Hugging Face and others can read.
 
 use super::TrainError;
 use super::disk::CountedDisk;
 use super::engine::Engine;
-use super::tensors::{Names, tensors};
+use super::tensors::{TensorIndex, tensors};
 use std::collections::BTreeMap;
 use std::path::Path;
 use switchyard_checkpoint::export::write_model;
 use switchyard_checkpoint::{Role, TensorSpec};
 
-/// Writes all parameters and statistics by name. The file appears under its name when it is complete, or not at all.
+/// Writes all parameters and statistics by name. The file appears under its name only when it is
+/// complete.
 pub(super) fn model(disk: &CountedDisk, file: &Path, engine: &dyn Engine, step: u64) -> Result<(), TrainError> {
-    let names = Names::new(engine);
+    let index = TensorIndex::new(engine);
     let tensors: Vec<TensorSpec> =
         tensors(engine).into_iter().filter(|tensor| tensor.role != Role::Optimizer).collect();
     let mut all = BTreeMap::new();
     for tensor in &tensors {
-        if let Some((array, range)) = names.find(&tensor.name) {
+        if let Some((array, range)) = index.find(&tensor.name) {
             let mut numbers = vec![0.0; range.len()];
             engine.read(array, range.start, &mut numbers)?;
             all.insert(tensor.name.clone(), numbers);

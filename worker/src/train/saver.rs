@@ -1,20 +1,22 @@
-//! Checkpoints while the training continues: each rank copies its share of the state, and a thread writes it.
+//! Saves checkpoints while training continues: each rank copies its share of the state, and a
+//! thread writes it.
 //!
 //! ```text
-//! due        every rank copies its pieces and continues; its thread writes them (format and guarantees:
-//! docs/dev/checkpoints.md)
-//! later      the flags of a step say how many ranks have written; once all have, rank 0 gathers their digests
-//! published  the thread of rank 0 writes the manifest and removes old checkpoints
+//! due        every rank copies its pieces and continues; its thread writes them
+//!            (format and guarantees: docs/dev/checkpoints.md)
+//! later      the flags of a step count the ranks that have written; after the last one, rank 0
+//!            gathers their digests
+//! published  rank 0's thread writes the manifest and removes old checkpoints
 //! ```
 //!
-//! At most one checkpoint is in progress. If the next one is due before it is complete, the training waits: that is a
-//! stall, and the figures show it. A checkpoint that cannot be written is reported and abandoned; the next one that is
-//! due is a new attempt.
+//! At most one checkpoint is in progress. If the next one is due before it is complete, training
+//! waits, which the step times show. A checkpoint that cannot be written is reported and abandoned;
+//! the next due one is a new attempt.
 
 use super::disk::CountedDisk;
 use super::engine::Engine;
 use super::progress::Progress;
-use super::tensors::Names;
+use super::tensors::TensorIndex;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -25,48 +27,47 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use switchyard_checkpoint::format::CheckpointInfo;
 use switchyard_checkpoint::{CheckpointId, Manifest, Plan, ShardDigest, Store, TensorSource};
 
-/// What the checkpoints of a run have in common.
-pub(super) struct Site {
+/// Settings shared by all checkpoints of a run.
+pub(super) struct SaverConfig {
     pub disk: CountedDisk,
     pub directory: PathBuf,
     pub job: String,
     pub config: String,
-    /// Complete checkpoints that are kept.
+    /// Number of complete checkpoints to keep.
     pub keep: usize,
     pub rank: usize,
     /// Attempt under which this run writes.
     pub attempt: u32,
 }
 
-struct Copied {
+struct Snapshot {
     numbers: Vec<f32>,
     places: HashMap<(String, usize), Range<usize>>,
 }
 
-impl TensorSource for Copied {
+impl TensorSource for Snapshot {
     fn values(&self, name: &str, range: Range<usize>) -> Option<&[f32]> {
         let place = self.places.get(&(name.to_owned(), range.start))?;
         Some(&self.numbers[place.clone()])
     }
 }
 
-/// Why nothing is written any more.
-const ENDED: &str = "the thread that writes checkpoints ended";
+const THREAD_ENDED: &str = "the checkpoint thread ended";
 
-enum Work {
-    Write(CheckpointId, Copied),
+enum Command {
+    Write(CheckpointId, Snapshot),
     Publish(CheckpointId, Progress, Vec<ShardDigest>),
-    /// Remove what was written of this checkpoint.
+    /// Remove the written parts of this checkpoint.
     Discard(CheckpointId),
 }
 
-enum Done {
-    Written(Copied, Result<ShardDigest, String>),
+enum Completion {
+    Written(Snapshot, Result<ShardDigest, String>),
     Published(Result<u64, String>),
     Discarded,
 }
 
-/// A checkpoint that is complete, or was abandoned.
+/// A checkpoint that was completed or abandoned.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Saved {
     pub step: u64,
@@ -76,7 +77,6 @@ pub(super) struct Saved {
     pub seconds: f64,
 }
 
-/// Progress of the current checkpoint.
 enum Stage {
     Writing,
     /// This rank's part is done; waiting for the others.
@@ -94,91 +94,100 @@ struct Pending {
     stage: Stage,
 }
 
-/// The thread that writes, and the checkpoint in progress.
+/// The writer thread and the checkpoint in progress.
 pub(super) struct Saver {
-    site: Arc<Site>,
+    config: Arc<SaverConfig>,
     plan: Arc<Plan>,
-    work: Option<Sender<Work>>,
-    done: Receiver<Done>,
+    commands: Option<Sender<Command>>,
+    done: Receiver<Completion>,
     thread: Option<JoinHandle<()>>,
     /// `None` while the thread writes it.
-    copied: Option<Copied>,
+    snapshot: Option<Snapshot>,
     pending: Option<Pending>,
-    /// Step of the newest complete checkpoint; rank 0 decides by it.
+    /// Step of the newest complete checkpoint; used only on rank 0.
     complete: Option<u64>,
 }
 
 impl Saver {
-    /// Starts the thread and allocates the memory of the copy. `resumed`: the step that the run resumes from.
+    /// Starts the thread and allocates the snapshot. `resumed`: the step that the run resumes from.
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn start(site: Site, plan: Plan, resumed: Option<u64>) -> std::io::Result<Saver> {
-        let (site, plan) = (Arc::new(site), Arc::new(plan));
+    pub fn start(config: SaverConfig, plan: Plan, resumed: Option<u64>) -> std::io::Result<Saver> {
+        let (config, plan) = (Arc::new(config), Arc::new(plan));
         let mut places = HashMap::new();
         let mut len = 0;
-        for piece in plan.pieces(site.rank) {
+        for piece in plan.pieces(config.rank) {
             let name = plan.tensors()[piece.tensor].name.clone();
             places.insert((name, piece.range.start), len..len + piece.range.len());
             len += piece.range.len();
         }
-        let copied = Some(Copied { numbers: vec![0.0; len], places });
-        let (work, orders) = channel();
+        let snapshot = Some(Snapshot { numbers: vec![0.0; len], places });
+        let (commands, receiver) = channel();
         let (report, done) = channel();
         let thread = {
-            let (site, plan) = (Arc::clone(&site), Arc::clone(&plan));
+            let (config, plan) = (Arc::clone(&config), Arc::clone(&plan));
             std::thread::Builder::new()
                 .name("checkpoint".into())
-                .spawn(move || write(&site, &plan, &orders, &report))?
+                .spawn(move || write(&config, &plan, &receiver, &report))?
         };
-        Ok(Saver { site, plan, work: Some(work), done, thread: Some(thread), copied, pending: None, complete: resumed })
+        Ok(Saver {
+            config,
+            plan,
+            commands: Some(commands),
+            done,
+            thread: Some(thread),
+            snapshot,
+            pending: None,
+            complete: resumed,
+        })
     }
 
-    /// Whether a complete checkpoint holds these steps, as far as this rank knows. Rank 0 always knows.
-    pub fn holds(&self, step: u64) -> bool {
-        self.site.rank == 0 && self.complete == Some(step)
+    /// Whether a complete checkpoint holds this step, as far as this rank knows. Only rank 0 does.
+    pub fn has_saved(&self, step: u64) -> bool {
+        self.config.rank == 0 && self.complete == Some(step)
     }
 
     /// Whether a checkpoint is in progress.
-    pub fn busy(&self) -> bool {
+    pub fn is_busy(&self) -> bool {
         self.pending.is_some()
     }
 
     /// Copies this rank's pieces and starts to write them. No other checkpoint may be in progress.
-    pub fn begin(&mut self, engine: &dyn Engine, names: &Names, progress: Progress) {
-        let id = CheckpointId { attempt: self.site.attempt, step: progress.step };
-        let Some(mut copied) = self.copied.take() else {
-            // The other ranks have to hear of it, or they would wait for this one.
-            let stage = Stage::Written(Err(ENDED.into()));
+    pub fn begin(&mut self, engine: &dyn Engine, index: &TensorIndex, progress: Progress) {
+        let id = CheckpointId { attempt: self.config.attempt, step: progress.step };
+        let Some(mut snapshot) = self.snapshot.take() else {
+            // The other ranks must be informed, or they would wait for this one.
+            let stage = Stage::Written(Err(THREAD_ENDED.into()));
             self.pending = Some(Pending { id, progress, since: Instant::now(), stage });
             return;
         };
-        for piece in self.plan.pieces(self.site.rank) {
+        for piece in self.plan.pieces(self.config.rank) {
             let name = &self.plan.tensors()[piece.tensor].name;
-            let place = copied.places.get(&(name.clone(), piece.range.start)).cloned();
-            if let (Some((array, range)), Some(place)) = (names.find(name), place) {
-                let read = engine.read(array, range.start + piece.range.start, &mut copied.numbers[place]);
+            let place = snapshot.places.get(&(name.clone(), piece.range.start)).cloned();
+            if let (Some((array, range)), Some(place)) = (index.find(name), place) {
+                let read = engine.read(array, range.start + piece.range.start, &mut snapshot.numbers[place]);
                 if let Err(error) = read {
                     let stage = Stage::Written(Err(error.to_string()));
-                    self.copied = Some(copied);
+                    self.snapshot = Some(snapshot);
                     self.pending = Some(Pending { id, progress, since: Instant::now(), stage });
                     return;
                 }
             }
         }
         self.pending = Some(Pending { id, progress, since: Instant::now(), stage: Stage::Writing });
-        self.order(Work::Write(id, copied));
+        self.send(Command::Write(id, snapshot));
     }
 
-    fn order(&mut self, work: Work) {
-        if let Some(sender) = &self.work {
-            // The thread outlives every sender but this one.
-            let _ = sender.send(work);
+    fn send(&mut self, command: Command) {
+        if let Some(sender) = &self.commands {
+            // The channel is open as long as this sender exists.
+            let _ = sender.send(command);
         }
     }
 
-    /// Handles what the thread has done; with `wait`, waits for it first. Returns a checkpoint that rank 0 has
-    /// published or failed to publish.
+    /// Handles the thread's completions; with `wait`, waits for one first. Returns a checkpoint
+    /// that rank 0 has published or failed to publish.
     pub fn poll(&mut self, wait: bool) -> Option<Saved> {
         let working = matches!(&self.pending, Some(pending) if !matches!(pending.stage, Stage::Written(_)));
         if !working {
@@ -194,21 +203,21 @@ impl Saver {
         };
         let pending = self.pending.as_mut()?;
         match done {
-            Some(Done::Written(copied, digest)) => {
-                self.copied = Some(copied);
+            Some(Completion::Written(snapshot, digest)) => {
+                self.snapshot = Some(snapshot);
                 pending.stage = Stage::Written(digest);
                 None
             }
-            Some(Done::Published(outcome)) => {
+            Some(Completion::Published(outcome)) => {
                 if outcome.is_ok() {
                     self.complete = Some(pending.id.step);
                 }
-                self.close(outcome)
+                self.finish(outcome)
             }
-            Some(Done::Discarded) => match &mut pending.stage {
+            Some(Completion::Discarded) => match &mut pending.stage {
                 Stage::Discarding(Some(cause)) => {
                     let cause = std::mem::take(cause);
-                    self.close(Err(cause))
+                    self.finish(Err(cause))
                 }
                 _ => {
                     self.pending = None;
@@ -216,26 +225,26 @@ impl Saver {
                 }
             },
             None => match &mut pending.stage {
-                // The other ranks do not know: the flags of the next step tell them.
+                // The flags of the next step inform the other ranks.
                 Stage::Writing => {
-                    pending.stage = Stage::Written(Err(ENDED.into()));
+                    pending.stage = Stage::Written(Err(THREAD_ENDED.into()));
                     None
                 }
                 Stage::Discarding(cause) => {
                     let cause = cause.take();
-                    self.close(Err(cause.unwrap_or_else(|| ENDED.into())))
+                    self.finish(Err(cause.unwrap_or_else(|| THREAD_ENDED.into())))
                 }
-                _ => self.close(Err(ENDED.into())),
+                _ => self.finish(Err(THREAD_ENDED.into())),
             },
         }
     }
 
-    fn close(&mut self, outcome: Result<u64, String>) -> Option<Saved> {
+    fn finish(&mut self, outcome: Result<u64, String>) -> Option<Saved> {
         let pending = self.pending.take()?;
         Some(Saved { step: pending.id.step, outcome, seconds: pending.since.elapsed().as_secs_f64() })
     }
 
-    /// Result of this rank's part of the current checkpoint: pending, written, or failed.
+    /// Result of this rank's part of the current checkpoint: `None` while pending.
     pub fn written(&self) -> Option<Result<&ShardDigest, &str>> {
         match &self.pending.as_ref()?.stage {
             Stage::Written(digest) => Some(digest.as_ref().map_err(String::as_str)),
@@ -243,62 +252,62 @@ impl Saver {
         }
     }
 
-    /// All ranks have written, and these are their digests. Rank 0 publishes next; for the others the checkpoint is
-    /// over.
+    /// Call when all ranks have written; `digests` are theirs. Rank 0 publishes next; for the
+    /// others the checkpoint is done.
     pub fn publish(&mut self, digests: Vec<ShardDigest>) {
         let Some(pending) = &mut self.pending else { return };
-        if self.site.rank == 0 {
+        if self.config.rank == 0 {
             pending.stage = Stage::Publishing;
-            let work = Work::Publish(pending.id, pending.progress.clone(), digests);
-            self.order(work);
+            let command = Command::Publish(pending.id, pending.progress.clone(), digests);
+            self.send(command);
         } else {
             self.pending = None;
         }
     }
 
-    /// A rank could not write: abandons the checkpoint, and returns the reason on the rank that knows it. Rank 0 then
-    /// removes what was written, so that a full disk does not stay full because of it.
-    pub fn give_up(&mut self) -> Option<Saved> {
+    /// Abandons the checkpoint after a rank failed to write, and returns the reason on the rank
+    /// that knows it. Rank 0 then removes the written parts, so that they do not fill the disk.
+    pub fn abandon(&mut self) -> Option<Saved> {
         let cause = self.written().and_then(Result::err).map(str::to_owned);
-        if self.site.rank > 0 {
-            let saved = self.close(Err(cause.clone().unwrap_or_default()));
+        if self.config.rank > 0 {
+            let saved = self.finish(Err(cause.clone().unwrap_or_default()));
             return saved.filter(|_| cause.is_some());
         }
         let pending = self.pending.as_mut()?;
         pending.stage = Stage::Discarding(cause);
         let id = pending.id;
-        self.order(Work::Discard(id));
+        self.send(Command::Discard(id));
         None
     }
 }
 
 impl Drop for Saver {
     fn drop(&mut self) {
-        self.work = None;
+        self.commands = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-fn write(site: &Site, plan: &Plan, orders: &Receiver<Work>, report: &Sender<Done>) {
-    let store = Store::new(&site.disk, &site.directory);
-    while let Ok(work) = orders.recv() {
-        let done = match work {
-            Work::Write(id, copied) => {
-                let digest = store.write_shard(&site.job, id, site.rank, plan, &copied);
-                Done::Written(copied, digest.map_err(|error| error.to_string()))
+fn write(config: &SaverConfig, plan: &Plan, commands: &Receiver<Command>, report: &Sender<Completion>) {
+    let store = Store::new(&config.disk, &config.directory);
+    while let Ok(command) = commands.recv() {
+        let done = match command {
+            Command::Write(id, snapshot) => {
+                let digest = store.write_shard(&config.job, id, config.rank, plan, &snapshot);
+                Completion::Written(snapshot, digest.map_err(|error| error.to_string()))
             }
-            Work::Publish(id, progress, digests) => {
-                let published = publish(site, plan, &store, id, &progress, digests);
+            Command::Publish(id, progress, digests) => {
+                let published = publish(config, plan, &store, id, &progress, digests);
                 if published.is_err() {
                     discard(&store, id);
                 }
-                Done::Published(published)
+                Completion::Published(published)
             }
-            Work::Discard(id) => {
+            Command::Discard(id) => {
                 discard(&store, id);
-                Done::Discarded
+                Completion::Discarded
             }
         };
         if report.send(done).is_err() {
@@ -307,13 +316,13 @@ fn write(site: &Site, plan: &Plan, orders: &Receiver<Work>, report: &Sender<Done
     }
 }
 
-/// If the checkpoint could not be written, a failure to remove it is no news.
+/// Errors are ignored: the failure to write has already been reported.
 fn discard(store: &Store<'_>, id: CheckpointId) {
     let _ = store.discard(id);
 }
 
 fn publish(
-    site: &Site,
+    config: &SaverConfig,
     plan: &Plan,
     store: &Store<'_>,
     id: CheckpointId,
@@ -322,11 +331,11 @@ fn publish(
 ) -> Result<u64, String> {
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let progress = switchyard_checkpoint::Progress::new(progress).map_err(|error| error.to_string())?;
-    let about = CheckpointInfo { job: site.job.clone(), id, config: site.config.clone(), created, progress };
+    let about = CheckpointInfo { job: config.job.clone(), id, config: config.config.clone(), created, progress };
     let manifest = Manifest::new(about, plan.clone(), digests).map_err(|fault| fault.to_string())?;
     store.publish(&manifest).map_err(|error| error.to_string())?;
-    if let Err(error) = store.prune(&site.job, site.attempt, site.keep) {
-        eprintln!("warning: old checkpoints in {}: {error}", site.directory.display());
+    if let Err(error) = store.prune(&config.job, config.attempt, config.keep) {
+        eprintln!("warning: old checkpoints in {}: {error}", config.directory.display());
     }
     Ok(manifest.bytes())
 }
@@ -337,7 +346,7 @@ mod tests {
     use serde_json::json;
     use switchyard_checkpoint::{Role, TensorSpec};
 
-    /// A saver of a rank whose thread has died while it wrote.
+    /// A saver whose thread died while writing.
     fn dead(rank: usize, folder: &std::path::Path) -> Saver {
         let tensor = TensorSpec {
             name: "w".into(),
@@ -348,11 +357,12 @@ mod tests {
         };
         let directory = folder.to_owned();
         let disk = CountedDisk::default();
-        let site = Site { disk, directory, job: "job".into(), config: String::new(), keep: 1, rank, attempt: 1 };
-        let mut saver = Saver::start(site, Plan::new(vec![tensor], 2).unwrap(), None).unwrap();
-        saver.work = None;
+        let config =
+            SaverConfig { disk, directory, job: "job".into(), config: String::new(), keep: 1, rank, attempt: 1 };
+        let mut saver = Saver::start(config, Plan::new(vec![tensor], 2).unwrap(), None).unwrap();
+        saver.commands = None;
         saver.thread.take().unwrap().join().unwrap();
-        saver.copied = None;
+        saver.snapshot = None;
         let progress = json!({
             "step": 3, "optimizerSteps": 3, "scaler": null, "samplesPerStep": 8, "epoch": 0, "position": 24, "seed": 1,
             "rule": {"sgd": {"momentum": 0.9, "nesterov": false}}, "halfKernel": "f32",
@@ -367,19 +377,23 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_whose_thread_died_says_so_until_all_have_given_the_checkpoint_up() {
+    fn a_dead_thread_is_reported_until_all_ranks_have_abandoned_the_checkpoint() {
         let folder = tempfile::tempdir().unwrap();
         for rank in [0, 1] {
             let mut saver = dead(rank, folder.path());
-            assert_eq!((saver.poll(true), saver.written()), (None, Some(Err(ENDED))), "the others must hear of it");
-            // All ranks have written or failed.
-            let mut saved = saver.give_up();
+            assert_eq!(
+                (saver.poll(true), saver.written()),
+                (None, Some(Err(THREAD_ENDED))),
+                "the others must be informed"
+            );
+            // By now all ranks have written or failed.
+            let mut saved = saver.abandon();
             if rank == 0 {
                 assert_eq!(saved, None);
                 saved = saver.poll(true);
             }
-            assert_eq!(saved.map(|saved| (saved.step, saved.outcome)), Some((3, Err(ENDED.to_owned()))));
-            assert!(!saver.busy());
+            assert_eq!(saved.map(|saved| (saved.step, saved.outcome)), Some((3, Err(THREAD_ENDED.to_owned()))));
+            assert!(!saver.is_busy());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The scales of gradients, and whether the weights follow the gradients of a step; the same for all engines.
+//! Loss scale and wire scale, and the overflow check of a step; the same for all engines.
 
 use super::TrainError;
 use super::engine::Counters;
@@ -6,14 +6,14 @@ use super::report::StepReport;
 use crate::amp::{LossScaler, WireScale};
 use switchyard_worker_contract::config::{EngineConfig, LossScaling, Precision, WireType};
 
-/// With a static loss scale, steps that may be skipped in a row before the run gives up.
-const MOST_SKIPPED: u64 = 100;
+/// With a static loss scale, the run fails after this many skipped steps in a row.
+const MAX_SKIPPED_IN_A_ROW: u64 = 100;
 
-/// The same bits on every rank.
+/// Identical on all ranks.
 pub(super) struct Scales {
     /// In mixed precision.
     pub loss: Option<LossScaler>,
-    /// If gradients travel in f16.
+    /// If gradients are sent as f16.
     pub wire: Option<WireScale>,
 }
 
@@ -26,13 +26,14 @@ impl Scales {
         Scales { loss, wire: (config.overlap.wire_type == WireType::Fp16).then(|| WireScale::new(None)) }
     }
 
-    /// The factor of the loss in the next step.
+    /// Loss scale of the next step.
     pub fn loss_scale(&self) -> f32 {
         self.loss.as_ref().map_or(1.0, LossScaler::scale)
     }
 
-    /// Whether the next step may begin before the outcome of this one is known: its factor of the loss is the same.
-    pub fn is_late(&self) -> bool {
+    /// Whether the next step can begin before this one's outcome is known, because its loss scale
+    /// does not depend on it.
+    pub fn can_overlap_steps(&self) -> bool {
         !self.loss.as_ref().is_some_and(|scaler| matches!(scaler.config(), LossScaling::Dynamic { .. }))
     }
 
@@ -41,16 +42,17 @@ impl Scales {
         self.loss.as_ref().map(|scaler| scaler.state().skipped_steps)
     }
 
-    /// Moves on after a step. `scaled`: the norm of the reduced gradients, with the loss scale in it. Returns the norm without it; `None`: the
-    /// step is skipped.
+    /// Checks a step for overflow and updates the scales. `scaled`: norm of the reduced gradients,
+    /// including the loss scale. Returns the norm without it; `None`: skip the step.
     ///
     /// # Errors
-    /// No later step would do better.
-    pub fn judge(&mut self, scaled: f64, report: &StepReport) -> Result<Option<f64>, TrainError> {
+    /// The run has diverged: later steps would fail too.
+    pub fn check_overflow(&mut self, scaled: f64, report: &StepReport) -> Result<Option<f64>, TrainError> {
         let norm = scaled / report.loss_scale;
         let finite = norm.is_finite() && report.loss.is_finite();
-        // Gradients that are much larger than those before them may not fit into f16. The next ones travel in 4 bytes.
-        let does_not_fit = report.loss.is_finite() && self.wire.as_ref().is_some_and(|wire| wire.scale().is_some());
+        // Gradients much larger than the previous ones may overflow f16. The next ones are sent as
+        // f32.
+        let overflowed_wire = report.loss.is_finite() && self.wire.as_ref().is_some_and(|wire| wire.scale().is_some());
         if let Some(wire) = &mut self.wire {
             wire.update(scaled);
         }
@@ -58,17 +60,17 @@ impl Scales {
             let (scale, outcome) = (scaler.scale(), scaler.update(!finite));
             outcome.map_err(|error| TrainError::Overflow(error.to_string()))?;
             let skipped = scaler.state().skipped_in_a_row;
-            if skipped >= MOST_SKIPPED {
+            if skipped >= MAX_SKIPPED_IN_A_ROW {
                 let text = format!("gradients overflowed in {skipped} steps in a row with a loss scale of {scale}");
                 return Err(TrainError::Overflow(text));
             }
-        } else if !finite && !does_not_fit {
+        } else if !finite && !overflowed_wire {
             return Err(TrainError::NotFinite { step: report.step, loss: report.loss, norm });
         }
         Ok(finite.then_some(norm))
     }
 
-    /// For a checkpoint; an engine adds what else it counts.
+    /// Counters for a checkpoint; the engine adds its own.
     pub fn counters(&self) -> Counters {
         Counters {
             optimizer_steps: 0,
@@ -79,10 +81,11 @@ impl Scales {
         }
     }
 
-    /// With the scales of a checkpoint. Returns what the configuration has changed since, for the log.
+    /// Restores the scales of a checkpoint. Returns a note for the log if the configuration has
+    /// changed since.
     ///
     /// # Errors
-    /// They cannot be used.
+    /// The checkpoint's scales cannot be used.
     pub fn resume(&mut self, counters: &Counters, precision: Precision) -> Result<Option<String>, TrainError> {
         self.wire = self.wire.take().map(|_| WireScale::new(counters.wire_norm));
         let (Precision::Amp(amp), Some(state)) = (precision, counters.scaler) else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! The tensors of a checkpoint, and where their numbers are in an engine.
+//! The tensors of a checkpoint, and where their values are in an engine.
 
 use super::TrainError;
 use super::engine::{Array, Engine};
@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use switchyard_checkpoint::{Role, TensorSink, TensorSpec};
 
-/// The tensors of a checkpoint of this engine.
+/// Describes the tensors of a checkpoint of this engine.
 pub(super) fn tensors(engine: &dyn Engine) -> Vec<TensorSpec> {
     let of_parameters = |prefix: String, role, export: bool| {
         engine.layout().parameters.iter().map(move |parameter| TensorSpec {
@@ -31,53 +31,53 @@ pub(super) fn tensors(engine: &dyn Engine) -> Vec<TensorSpec> {
     tensors
 }
 
-/// Prefix of a parameter's name for an array of the optimizer.
+/// Prefix of parameter names for an optimizer array.
 fn prefix(array: &str) -> String {
     format!("optimizer.{array}.")
 }
 
-/// Where each tensor of a checkpoint is.
-pub(super) struct Names {
-    places: HashMap<String, (Array, Range<usize>)>,
+/// Maps tensor names to ranges of an engine's arrays.
+pub(super) struct TensorIndex {
+    ranges: HashMap<String, (Array, Range<usize>)>,
 }
 
-impl Names {
-    pub fn new(engine: &dyn Engine) -> Names {
-        let mut places = HashMap::new();
+impl TensorIndex {
+    pub fn new(engine: &dyn Engine) -> TensorIndex {
+        let mut ranges = HashMap::new();
         let arrays = engine.moments();
         for parameter in &engine.layout().parameters {
-            places.insert(parameter.name.clone(), (Array::Weights, parameter.range()));
-            for (index, array) in arrays.iter().enumerate() {
-                places.insert(prefix(array) + &parameter.name, (Array::Moments(index), parameter.range()));
+            ranges.insert(parameter.name.clone(), (Array::Weights, parameter.range()));
+            for (number, array) in arrays.iter().enumerate() {
+                ranges.insert(prefix(array) + &parameter.name, (Array::Moments(number), parameter.range()));
             }
         }
         let mut at = 0;
         for (name, len) in engine.statistics() {
-            places.insert(name, (Array::Statistics, at..at + len));
+            ranges.insert(name, (Array::Statistics, at..at + len));
             at += len;
         }
-        Names { places }
+        TensorIndex { ranges }
     }
 
     pub fn find(&self, name: &str) -> Option<(Array, Range<usize>)> {
-        self.places.get(name).cloned()
+        self.ranges.get(name).cloned()
     }
 }
 
-/// Takes the tensors of a checkpoint and writes them into an engine, one at a time.
-pub(super) struct Sink<'a> {
+/// Writes the tensors of a checkpoint into an engine, one at a time.
+pub(super) struct EngineSink<'a> {
     engine: &'a mut dyn Engine,
-    names: Names,
-    /// The tensor that is being read.
+    index: TensorIndex,
+    /// The tensor being read.
     current: Option<(String, Array, usize)>,
     numbers: Vec<f32>,
     failed: Option<TrainError>,
 }
 
-impl<'a> Sink<'a> {
-    pub fn new(engine: &'a mut dyn Engine) -> Sink<'a> {
-        let names = Names::new(engine);
-        Sink { engine, names, current: None, numbers: Vec::new(), failed: None }
+impl<'a> EngineSink<'a> {
+    pub fn new(engine: &'a mut dyn Engine) -> EngineSink<'a> {
+        let index = TensorIndex::new(engine);
+        EngineSink { engine, index, current: None, numbers: Vec::new(), failed: None }
     }
 
     /// Writes the last tensor.
@@ -96,12 +96,12 @@ impl<'a> Sink<'a> {
     }
 }
 
-impl TensorSink for Sink<'_> {
+impl TensorSink for EngineSink<'_> {
     fn tensor(&mut self, name: &str) -> Option<&mut [f32]> {
         if self.current.as_ref().is_none_or(|(current, ..)| current != name) {
             self.flush();
-            let (array, range) = self.names.find(name)?;
-            // A tensor may come in several parts, with others between them.
+            let (array, range) = self.index.find(name)?;
+            // A tensor may arrive in several parts, with others in between.
             self.numbers.resize(range.len(), 0.0);
             let read = self.engine.read(array, range.start, &mut self.numbers);
             self.failed = self.failed.take().or(read.err());

@@ -1,16 +1,16 @@
-//! One rank's training state, moved one optimizer step at a time.
+//! One rank's training state, advanced one optimizer step at a time.
 
 use super::blueprint::{Blueprint, Plan};
-use super::cpu::CpuEngine;
+use super::cpu_engine::CpuEngine;
+use super::cuda_engine::CudaEngine;
 use super::digest::digest;
 use super::disk::CountedDisk;
 use super::engine::{AddSpan, Array, Engine, Flags, Measure, Reductions};
-use super::gpu::GpuEngine;
 use super::pace::Pace;
 use super::progress::Progress;
 use super::resume;
-use super::saver::{Saved, Saver, Site};
-use super::tensors::{Names, tensors};
+use super::saver::{Saved, Saver, SaverConfig};
+use super::tensors::{TensorIndex, tensors};
 use super::training::Training;
 use super::watchdog::Watch;
 use super::{TrainError, save};
@@ -29,17 +29,16 @@ use switchyard_worker_contract::recorder::Operation;
 
 pub(super) struct Checkpoints {
     pub saver: Saver,
-    pub names: Names,
-    /// When the last checkpoint started; rank 0 decides by it.
+    pub index: TensorIndex,
+    /// Start of the last checkpoint; used only on rank 0.
     pub last: Instant,
     /// Checkpoints that rank 0 has completed or abandoned and not yet reported.
     pub saved: Vec<Saved>,
 }
 
-/// A rank in training.
 pub struct Trainer {
     pub(super) training: Training,
-    // Dropped before the group: its end would be the end of the engine's reductions.
+    // Dropped before the group, whose end would abort the engine's reductions.
     pub(super) engine: Box<dyn Engine>,
     pub(super) group: Group,
     pub(super) reader: Prefetcher,
@@ -47,16 +46,16 @@ pub struct Trainer {
     pub(super) begun: u64,
     /// Steps whose outcome is known.
     pub(super) done: u64,
-    /// Of the last of these: steps skipped in mixed precision.
+    /// Skipped steps in mixed precision, as of the last known outcome.
     pub(super) skipped_steps: Option<u64>,
-    /// How long each rank works on its steps.
+    /// Busy times of all ranks.
     pub(super) pace: Pace,
-    /// A rank was asked to stop.
+    /// A rank requested to stop.
     pub(super) stopping: bool,
-    /// A checkpoint is due by the clock of rank 0.
+    /// A checkpoint is due by rank 0's clock.
     pub(super) due: bool,
     pub(super) checkpoints: Option<Checkpoints>,
-    /// Steps that had begun when the last checkpoint was complete or abandoned.
+    /// Steps that had begun when the last checkpoint was completed or abandoned.
     pub(super) settled: u64,
     pub(super) validation: Option<ValidationSet>,
     resumed: Option<u64>,
@@ -65,8 +64,8 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// Joins the group, and sets the initial weights or those of the newest checkpoint. All ranks must have read the
-    /// same data with the same configuration.
+    /// Joins the group, and sets the initial weights or those of the newest checkpoint. All ranks
+    /// must have read the same data with the same configuration.
     ///
     /// # Errors
     /// The group cannot form, its ranks differ, or the checkpoint cannot be used.
@@ -76,7 +75,7 @@ impl Trainer {
         Trainer::join_watched(blueprint, config, &watch, |engine| engine)
     }
 
-    /// The same, under the eyes of a watchdog. `wrap`: what the trainer computes with, made from the engine of the plan.
+    /// Like [`Trainer::join`], with a watchdog. `wrap` can replace the plan's engine, for tests.
     pub(super) fn join_watched(
         blueprint: Blueprint,
         config: &GroupConfig,
@@ -86,13 +85,13 @@ impl Trainer {
         let recorder = Arc::clone(&watch.recorder);
         let mut group = Group::join(config)?;
         group.record_to(&recorder);
-        watch.joined(group.aborter());
+        watch.set_aborter(group.aborter());
         let disk = CountedDisk::default();
-        recorder.count({
+        recorder.add_counter({
             let disk = disk.clone();
-            move || disk.done()
+            move || disk.completed_calls()
         });
-        // The number of threads may differ between nodes: it does not change a bit of the results.
+        // The number of threads can differ between nodes, because results do not depend on it.
         let shared = EngineConfig { cpu_threads: 0, ..blueprint.training.config.clone() };
         let configuration = digest(&serde_json::to_vec(&shared).unwrap_or_default());
         group.agree("the engine configuration", configuration.as_bytes())?;
@@ -101,31 +100,31 @@ impl Trainer {
         let start = blueprint.training.config.checkpoint.as_ref().map(|checkpoint| {
             resume::find(&mut group, (&disk, Path::new(&checkpoint.path)), &config.job, config.attempt)
         });
-        let start = start.transpose().inspect_err(|error| tell(&group, error))?;
+        let start = start.transpose().inspect_err(|error| report_failure(&group, error))?;
         let saved = start.as_ref().and_then(|start| start.checkpoint.as_ref());
         let saved = saved.and_then(|(_, progress)| progress.half_kernel);
         let Blueprint { mut training, plan } = blueprint;
         let connected: Result<Box<dyn Engine>, TrainError> = match plan {
             Plan::Cpu(plan) => CpuEngine::connect(&training, *plan, &mut group, saved, &recorder)
                 .map(|engine| Box::new(engine) as Box<dyn Engine>),
-            Plan::Gpu(plan) => GpuEngine::connect(&training, *plan, (&mut group, config.local_rank), &recorder)
+            Plan::Gpu(plan) => CudaEngine::connect(&training, *plan, (&mut group, config.local_rank), &recorder)
                 .map(|engine| Box::new(engine) as Box<dyn Engine>),
         };
-        let mut engine = wrap(connected.inspect_err(|error| tell(&group, error))?);
+        let mut engine = wrap(connected.inspect_err(|error| report_failure(&group, error))?);
         let (mut checkpoints, mut resumed) = (None, None);
         if let (Some(checkpoint), Some(start)) = (training.config.checkpoint.clone(), start) {
             let (directory, keep) = (PathBuf::from(&checkpoint.path), checkpoint.keep.max(1) as usize);
             if let Some((checkpoint, progress)) = &start.checkpoint {
-                training.go_on_from(progress.step, progress.epoch, progress.position);
+                training.resume_at(progress.step, progress.epoch, progress.position);
                 let restored =
                     resume::restore(&mut *engine, &training, (&disk, directory.as_path()), checkpoint, progress);
-                let changed = restored.inspect_err(|error| tell(&group, error))?;
+                let changed = restored.inspect_err(|error| report_failure(&group, error))?;
                 changed.iter().filter(|_| group.rank() == 0).for_each(|text| eprintln!("note: {text}"));
                 resumed = Some(progress.step);
             }
             let plan = switchyard_checkpoint::Plan::new(tensors(&*engine), training.world as usize)
                 .map_err(|fault| TrainError::Usage(format!("checkpoints of this model: {fault}")))?;
-            let site = Site {
+            let saver_config = SaverConfig {
                 disk: disk.clone(),
                 directory,
                 job: config.job.clone(),
@@ -134,17 +133,17 @@ impl Trainer {
                 rank: group.rank() as usize,
                 attempt: start.attempt,
             };
-            let saver = Saver::start(site, plan, resumed)
-                .map_err(|error| TrainError::Usage(format!("cannot start the thread for checkpoints: {error}")))?;
-            let names = Names::new(&*engine);
-            checkpoints = Some(Checkpoints { saver, names, last: Instant::now(), saved: Vec::new() });
+            let saver = Saver::start(saver_config, plan, resumed)
+                .map_err(|error| TrainError::Usage(format!("cannot start the checkpoint thread: {error}")))?;
+            let index = TensorIndex::new(&*engine);
+            checkpoints = Some(Checkpoints { saver, index, last: Instant::now(), saved: Vec::new() });
         }
         let done = resumed.unwrap_or(0);
         let EngineConfig { reader, batch_size_per_process, evaluation, .. } = &training.config;
         let reader = Prefetcher::start(Arc::clone(&training.dataset), training.order, group.rank(), done, reader)?;
         let begun = reader.begun();
-        recorder.count(move || begun.load(Ordering::Relaxed));
-        recorder.step(done);
+        recorder.add_counter(move || begun.load(Ordering::Relaxed));
+        recorder.set_step(done);
         let validation = ValidationSet::new(
             &training.dataset,
             *batch_size_per_process,
@@ -179,7 +178,7 @@ impl Trainer {
         &self.training
     }
 
-    /// The parameters of the model.
+    /// Layout of the model's parameters.
     pub fn layout(&self) -> &Layout {
         self.engine.layout()
     }
@@ -202,7 +201,7 @@ impl Trainer {
         self.resumed
     }
 
-    /// The slowest rank lately; `None` before all ranks have told their times.
+    /// The slowest rank of the last window; `None` before all ranks have reported times.
     pub fn slowest(&mut self) -> Option<Slowest> {
         self.pace.slowest()
     }
@@ -217,12 +216,12 @@ impl Trainer {
         self.skipped_steps
     }
 
-    /// Turns the recording of what runs for [`Trainer::trace`] on or off.
+    /// Turns recording of spans for [`Trainer::trace`] on or off.
     pub(super) fn record(&mut self, on: bool) {
         self.engine.record(on);
     }
 
-    /// What ran in the last step.
+    /// Adds the spans of the last step.
     pub(super) fn trace(&mut self, add: &mut AddSpan<'_>) {
         self.engine.trace(add);
     }
@@ -239,14 +238,14 @@ impl Trainer {
         self.engine.reductions()
     }
 
-    /// Bytes of gradients that a step reduces; 0 with a single rank.
+    /// Gradient bytes reduced in a step; 0 with a single rank.
     pub(super) fn gradient_bytes(&self) -> u64 {
         let numbers: usize = self.training.buckets.iter().map(|bucket| bucket.range.len()).sum();
         if self.group.world() == 1 { 0 } else { 4 * numbers as u64 }
     }
 
-    /// Milliseconds of the all-reduces of all gradients: the best of three after a warm-up. All ranks call it
-    /// together, before the first step.
+    /// Milliseconds to all-reduce all gradients: the best of three after a warm-up. Collective,
+    /// before the first step.
     ///
     /// # Errors
     /// The group failed.
@@ -264,8 +263,8 @@ impl Trainer {
         Ok(best)
     }
 
-    /// Starts a checkpoint of the steps done, once the current one is finished; skipped if a complete checkpoint
-    /// already holds these steps. No step may be under way. All ranks call it together.
+    /// Starts a checkpoint of the steps done, after the current one has finished. Skipped if a
+    /// complete checkpoint already holds these steps. Collective; no step may be in flight.
     ///
     /// # Errors
     /// The group failed.
@@ -276,14 +275,14 @@ impl Trainer {
         }
         let progress = Progress::new(self.done, self.engine.counters(), &self.training);
         let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
-        checkpoints.saver.begin(&*self.engine, &checkpoints.names, progress);
+        checkpoints.saver.begin(&*self.engine, &checkpoints.index, progress);
         checkpoints.last = Instant::now();
         self.due = false;
         Ok(())
     }
 
-    /// Waits for the current checkpoint, if any. Returns on all ranks whether a complete checkpoint holds the steps
-    /// done. All ranks call it together.
+    /// Waits for the current checkpoint, if any. Returns on all ranks whether a complete checkpoint
+    /// holds the steps done. Collective.
     ///
     /// # Errors
     /// The group failed.
@@ -292,8 +291,8 @@ impl Trainer {
         loop {
             let Some(checkpoints) = &mut self.checkpoints else { return Ok(false) };
             checkpoints.saved.extend(checkpoints.saver.poll(true));
-            // Other ranks may have nothing in progress: only rank 0 publishes.
-            let [busy, held] = [checkpoints.saver.busy(), checkpoints.saver.holds(self.done)];
+            // Other ranks may have nothing in progress, because only rank 0 publishes.
+            let [busy, held] = [checkpoints.saver.is_busy(), checkpoints.saver.has_saved(self.done)];
             let flags = self.checkpoint_flags();
             let own = [f64::from(u8::from(busy)), flags.written.into(), flags.failed.into(), f64::from(u8::from(held))];
             let [busy, written, failed, held] = self.group.sum("the checkpoint", own)?;
@@ -304,7 +303,7 @@ impl Trainer {
         }
     }
 
-    /// The state of this rank's part of the current checkpoint.
+    /// State of this rank's part of the current checkpoint.
     pub(super) fn checkpoint_flags(&self) -> Flags {
         let written = self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.saver.written());
         Flags {
@@ -314,30 +313,31 @@ impl Trainer {
         }
     }
 
-    /// Advances the current checkpoint once all ranks have written or one has failed; returns whether it did.
+    /// Advances the current checkpoint once all ranks have written or one has failed; returns
+    /// whether it did.
     pub(super) fn advance_checkpoint(&mut self, written: f64, failed: f64) -> Result<bool, TrainError> {
         let world = f64::from(self.training.world);
         let Some(checkpoints) = &mut self.checkpoints else { return Ok(false) };
         let all = written + failed >= world;
         if failed > 0.0 && all {
-            checkpoints.saved.extend(checkpoints.saver.give_up());
+            checkpoints.saved.extend(checkpoints.saver.abandon());
         } else if written >= world {
             let own = match checkpoints.saver.written() {
                 Some(Ok(digest)) => serde_json::to_vec(digest).unwrap_or_default(),
                 _ => Vec::new(),
             };
-            // Only rank 0 publishes, and only it gets them.
-            let told = self.group.gather("the digests of a checkpoint", &own)?;
-            let digests: Result<Vec<_>, _> = told.iter().map(|bytes| serde_json::from_slice(bytes)).collect();
+            // Only rank 0 publishes, so only it receives them.
+            let digests = self.group.gather("the digests of a checkpoint", &own)?;
+            let digests: Result<Vec<_>, _> = digests.iter().map(|bytes| serde_json::from_slice(bytes)).collect();
             match digests {
                 Ok(digests) => checkpoints.saver.publish(digests),
-                Err(_) => drop(checkpoints.saver.give_up()),
+                Err(_) => drop(checkpoints.saver.abandon()),
             }
         }
         Ok(all)
     }
 
-    /// Checkpoints that were completed or abandoned since the last call; each is reported by one rank.
+    /// Checkpoints completed or abandoned since the last call; each is reported by one rank.
     pub(super) fn take_saved(&mut self) -> Vec<Saved> {
         let Some(checkpoints) = &mut self.checkpoints else { return Vec::new() };
         checkpoints.saved.extend(checkpoints.saver.poll(false));
@@ -373,21 +373,21 @@ impl Trainer {
         save::model(&self.disk, file, &*self.engine, self.done)
     }
 
-    /// Informs the other ranks why this one gives up. If the group already knows a cause, that one stays.
-    pub fn tell(&self, error: &TrainError) {
-        tell(&self.group, error);
+    /// Reports this rank's failure to the group. An earlier cause takes precedence.
+    pub fn report_failure(&self, error: &TrainError) {
+        report_failure(&self.group, error);
     }
 
-    /// Leaves the group in good order, together with all other ranks.
+    /// Leaves the group gracefully, together with all other ranks.
     ///
     /// # Errors
-    /// A rank failed before.
+    /// A rank failed first.
     pub fn leave(self) -> Result<(), TrainError> {
         Ok(self.group.leave()?)
     }
 }
 
-fn tell(group: &Group, error: &TrainError) {
+fn report_failure(group: &Group, error: &TrainError) {
     if !matches!(error, TrainError::Comm(_) | TrainError::Stopped { .. }) {
         group.abort(Cause::failed(group.rank(), error.to_string()));
     }

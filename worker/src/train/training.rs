@@ -1,4 +1,4 @@
-//! What a rank trains, whatever it computes with.
+//! The device-independent part of a rank's training.
 
 use super::TrainError;
 use crate::cpu::Format;
@@ -8,16 +8,16 @@ use crate::nn::{Bucket, Graph};
 use std::sync::Arc;
 use switchyard_worker_contract::config::{EngineConfig, HalfType, Length, Precision};
 
-/// Bytes of a gradient bucket, unless a single parameter has more: small enough that the first is complete, and the last
-/// reduced, soon.
+/// Bytes of a gradient bucket, unless a single parameter has more. Small, so that the first bucket
+/// is complete early and the last one is reduced quickly.
 pub(super) const BUCKET: usize = 1 << 20;
 
-/// What a rank trains, on which data and for how long, whatever it computes with.
+/// Model, data and schedule of a rank, independent of the device.
 pub struct Training {
     pub config: EngineConfig,
     pub world: u32,
     pub dataset: Arc<Dataset>,
-    /// Which samples each step takes.
+    /// The samples of each step.
     pub order: Order,
     /// The gradient buckets, in the order in which backward completes them.
     pub buckets: Vec<Bucket>,
@@ -26,7 +26,7 @@ pub struct Training {
 }
 
 impl Training {
-    /// Without the buckets of gradients, which follow from where they are.
+    /// Leaves `buckets` empty, because they depend on the layout.
     ///
     /// # Errors
     /// The model cannot be used, or there is too little data for one step.
@@ -46,15 +46,15 @@ impl Training {
         Ok(Training { config: config.clone(), world, dataset, order, buckets: Vec::new(), total_steps, model })
     }
 
-    /// Continues where a checkpoint ended, in samples and in steps.
-    pub(super) fn go_on_from(&mut self, step: u64, epoch: u64, position: u64) {
+    /// Continues in steps and samples where a checkpoint ended.
+    pub(super) fn resume_at(&mut self, step: u64, epoch: u64, position: u64) {
         self.order = self.order.from_position(step, epoch, position);
         if let Length::Epochs(epochs) = self.config.length {
             self.total_steps = self.order.steps_of(epochs);
         }
     }
 
-    /// Items of one optimizer step on all ranks.
+    /// Items per optimizer step over all ranks.
     pub fn items_per_step(&self) -> u64 {
         self.order.samples_per_step() * self.dataset.kind().items_per_sample()
     }
@@ -66,7 +66,7 @@ impl Training {
         }
     }
 
-    /// The network on these data.
+    /// Builds the network for this data set.
     ///
     /// # Errors
     /// The model does not fit the data.
@@ -78,7 +78,7 @@ impl Training {
         })
     }
 
-    /// The same in another format.
+    /// Builds the network in another format.
     ///
     /// # Errors
     /// See [`Training::graph`].

@@ -51,7 +51,7 @@ fn a_second_run_compiles_nothing_and_damaged_entries_are_rebuilt() {
     }
     let third = with(folder.path(), 1);
     assert_eq!(work_counts(&third), [programs, programs, queried]);
-    assert_eq!(third.log.matches("is damaged, or of something else").count(), files.len(), "{}", third.log);
+    assert_eq!(third.log.matches("is corrupt or misnamed").count(), files.len(), "{}", third.log);
     assert_eq!(third.digest, first.digest);
     let fourth = with(folder.path(), 1);
     assert_eq!(work_counts(&fourth), [0, programs, 0], "damaged entries are rewritten");

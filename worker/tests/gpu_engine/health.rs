@@ -154,7 +154,7 @@ fn without_nvml_the_run_is_the_same() {
         }
     }
     let seen = with_libraries(&libraries, 1, "xid:0.40.79", "1");
-    assert_log(&seen, 0, &["note: nobody watches the GPUs for errors and slow clocks: NVML is not on this machine"]);
+    assert_log(&seen, 0, &["note: the GPUs are not monitored for errors and slow clocks: NVML is not on this machine"]);
     assert!(seen.reports.is_empty() && seen.troubles.is_empty());
     assert_eq!((seen.digest.is_some(), &seen.digest), (true, &watched.digest));
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicI32;
 use std::time::Duration;
 use switchyard_worker::comm::{Force, GroupConfig, Token};
 use switchyard_worker::model::Registry;
-use switchyard_worker::train::{Blueprint, Outside, Reporter, TrainError, Trainer, Wishes, open, run};
+use switchyard_worker::train::{Blueprint, Reporter, RunOptions, StepRequest, TrainError, Trainer, open, run};
 use switchyard_worker_contract::config::{Checkpoint, EngineConfig};
 use switchyard_worker_contract::event::Event;
 
@@ -78,7 +78,7 @@ pub fn train_over(
         let resumed = trainer.resumed_step();
         let mut history = History::default();
         while trainer.steps_done() < steps {
-            let (report, _) = trainer.step(Wishes::default())?;
+            let (report, _) = trainer.step(StepRequest::default())?;
             history.steps.push((report.loss, trainer.weights_digest()?));
             if report.step % 4 == 0 {
                 history.evaluations.push(trainer.evaluate()?.map(|judgement| judgement.loss));
@@ -128,7 +128,7 @@ pub fn runs(
     on_ranks(world, |group| {
         let (stop, rank) = (AtomicI32::new(0), group.rank());
         let mut log = Log { events: Vec::new(), hook: |event: &Event| hook(rank, event, &stop) };
-        let outside = Outside { run_dir, fault: None, stop: &stop, on_alarm: None };
+        let outside = RunOptions { run_dir, fault: None, stop: &stop, on_alarm: None };
         let outcome = blueprint(config, world)
             .and_then(|blueprint| run(blueprint, &group, &outside, &mut Reporter::new(&mut log), |_| {}));
         (outcome, log.events)

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use switchyard_worker::model::Registry;
-use switchyard_worker::train::{Blueprint, Judgement, Trainer, Wishes, open};
+use switchyard_worker::train::{Blueprint, StepRequest, Trainer, ValidationResult, open};
 use switchyard_worker_contract::config::*;
 
 /// Longest training run of a test.
@@ -18,7 +18,7 @@ fn repository() -> PathBuf {
 struct Trained {
     /// Mean training loss of the last tenth of the steps, nats.
     loss: f64,
-    judgement: Judgement,
+    judgement: ValidationResult,
     bigram_nats: Option<f64>,
 }
 
@@ -31,7 +31,7 @@ fn train(what: &str, config: &EngineConfig) -> Trained {
     let steps = blueprint.training.total_steps;
     let group = crate::ranks::group(1, 0, crate::ranks::free_port());
     let mut trainer = Trainer::join(blueprint, &group).unwrap();
-    let losses: Vec<f64> = (0..steps).map(|_| trainer.step(Wishes::default()).unwrap().0.loss).collect();
+    let losses: Vec<f64> = (0..steps).map(|_| trainer.step(StepRequest::default()).unwrap().0.loss).collect();
     let judgement = trainer.evaluate().unwrap().unwrap();
     let last = &losses[losses.len() - losses.len().div_ceil(10)..];
     let loss = last.iter().sum::<f64>() / last.len() as f64;

@@ -7,7 +7,7 @@ use crate::ranks::{blueprint, free_port, group};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
-use switchyard_worker::train::{Trainer, Wishes};
+use switchyard_worker::train::{StepRequest, Trainer};
 use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::env;
 
@@ -41,7 +41,7 @@ fn run_orders(count: usize) {
     for _ in 0..count {
         let mut trainer = Trainer::join(blueprint(&config, 1).unwrap(), &group(1, 0, free_port())).unwrap();
         while trainer.steps_done() < STEPS {
-            trainer.step(Wishes::default()).unwrap();
+            trainer.step(StepRequest::default()).unwrap();
         }
         println!("weights {}", trainer.agree_on_weights().unwrap());
         trainer.leave().unwrap();

@@ -3,7 +3,7 @@
 use crate::ranks::{History, blueprint, on_ranks, runs, train};
 use std::path::{Path, PathBuf};
 use switchyard_worker::model::Registry;
-use switchyard_worker::train::{Blueprint, TrainError, Trainer, Wishes, open};
+use switchyard_worker::train::{Blueprint, StepRequest, TrainError, Trainer, open};
 use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::event::Event;
 
@@ -49,7 +49,7 @@ fn an_overflow_on_one_rank_of_four_skips_the_step_on_all() {
         let mut seen = vec![(true, 1024.0, trainer.weights_digest()?)];
         // One epoch: the line is in one micro-batch of one rank.
         for _ in 0..10 {
-            let (report, _) = trainer.step(Wishes::default())?;
+            let (report, _) = trainer.step(StepRequest::default())?;
             seen.push((report.gradient_norm.is_some(), report.loss_scale, trainer.agree_on_weights()?));
         }
         let skipped = trainer.skipped_steps();

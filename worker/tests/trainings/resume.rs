@@ -4,7 +4,7 @@
 use crate::ranks::{History, blueprint, on_ranks, runs, saving, train};
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use switchyard_worker::train::{TrainError, Trainer, Wishes};
+use switchyard_worker::train::{StepRequest, TrainError, Trainer};
 use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::event::Event;
 use tempfile::TempDir;
@@ -401,7 +401,7 @@ fn without_checkpoints_nothing_is_saved() {
     let config = divided(gpt(data.path()), 1, 1);
     let results = on_ranks(1, |group| {
         let mut trainer = Trainer::join(blueprint(&config, 1)?, &group)?;
-        let (_, agreed) = trainer.step(Wishes { stop: true })?;
+        let (_, agreed) = trainer.step(StepRequest { stop: true })?;
         Ok::<_, TrainError>((agreed.stop, trainer.resumed_step()))
     });
     assert_eq!(*results[0].as_ref().unwrap(), (true, None));

@@ -4,7 +4,7 @@
 use crate::ranks::{blueprint, free_port, group, on_ranks, runs, saving};
 use std::path::PathBuf;
 use switchyard_worker::comm::{CommError, Force, GroupConfig};
-use switchyard_worker::train::{TrainError, Trainer, Wishes};
+use switchyard_worker::train::{StepRequest, TrainError, Trainer};
 use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::event::Event;
 
@@ -26,7 +26,7 @@ fn train(configs: &[EngineConfig], steps: u64, transport: Force, hosts: &[&str])
         let mut trainer = Trainer::join(blueprint(&configs[rank], world)?, &group)?;
         let mut history = Vec::new();
         for _ in 0..steps {
-            let (report, _) = trainer.step(Wishes::default())?;
+            let (report, _) = trainer.step(StepRequest::default())?;
             history.push((report.loss, trainer.weights_digest()?));
         }
         let validation = trainer.evaluate()?.map(|judgement| judgement.loss);
@@ -210,7 +210,7 @@ fn a_stop_interrupts_an_evaluation_after_a_batch() {
             let (rank, mut asked) = (group.local_rank, 0);
             let (judgement, agreed) = trainer.evaluate_unless(&mut || {
                 asked += 1;
-                Wishes { stop: rank == 1 && asked == stop_at }
+                StepRequest { stop: rank == 1 && asked == stop_at }
             })?;
             trainer.leave()?;
             Ok::<_, TrainError>((asked, judgement.is_none(), agreed.stop))
@@ -228,7 +228,7 @@ fn the_saved_model_holds_every_weight_by_name() {
     let blueprint = blueprint(&config, 1).unwrap();
     let group = group(1, 0, free_port());
     let mut trainer = Trainer::join(blueprint, &group).unwrap();
-    trainer.step(Wishes::default()).unwrap();
+    trainer.step(StepRequest::default()).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("model.safetensors");
     trainer.save(&file).unwrap();

@@ -1,44 +1,44 @@
-//! The buckets of a group: gradients, and what else the ranks exchange in a step.
+//! The buckets of a group: gradients, and the other values that ranks exchange in a step.
 //!
 //! ```text
-//! gradients 0 .. n-1     in the order in which backward completes them; runs of them are reduced together (`fusion`)
-//! metrics                loss, flags, times and batch statistics; always 4 bytes per number, whatever the wire type
-//! check                  meaningless numbers, if the job asks for a measurement before the first step
+//! gradients 0 .. n-1     in the order in which backward completes them; `fusion` merges reductions
+//! metrics                loss, flags, times and batch statistics; f32 with every wire type
+//! check                  arbitrary values, if the job requests the bandwidth check
 //! ```
 //!
-//! If gradients travel in 4 bytes, the metrics of a step ride in the last gradient bucket and cost no message of their
-//! own.
+//! If gradients are sent as f32, the metrics of a step are part of the last gradient bucket and
+//! need no message of their own.
 
 use crate::comm::{Options, Reducer, Wire};
-use crate::train::engine::{Flags, TIMES};
+use crate::train::engine::{Flags, REPORTED_TIMES};
 use crate::train::training::Training;
 use std::ops::Range;
 use switchyard_worker_contract::config::WireType;
 
-/// Numbers before the statistics: one cache line, shared with nothing else.
-const FLAGS: usize = 5 + TIMES;
-/// Numbers of the check before the first step: 16 MiB.
+/// Values before the statistics: one cache line, not shared with anything else.
+const FLAGS: usize = 5 + REPORTED_TIMES;
+/// Elements of the bandwidth check: 16 MiB.
 pub const CHECK: usize = 4 << 20;
 
 #[derive(Debug)]
 pub(in crate::train) struct Buckets {
-    /// Numbers of each bucket, as the reducer has them.
+    /// Elements of each bucket in the reducer.
     pub lens: Vec<usize>,
-    /// How the reducer carries them.
+    /// The reducer's options.
     pub options: Options,
     /// Number of gradient buckets.
     pub gradients: usize,
     /// The gradient buckets of each all-reduce, in order.
     pub runs: Vec<Range<usize>>,
-    /// Bucket of a step's metrics, and where they begin in it.
+    /// Bucket of a step's metrics, and their offset in it.
     metrics: (usize, usize),
     statistics: usize,
-    /// Bucket of the measured check, if there is one.
+    /// Bucket of the bandwidth check, if there is one.
     pub check: Option<usize>,
 }
 
 impl Buckets {
-    /// `statistics`: numbers of batch statistics.
+    /// `statistics`: number of batch statistics values.
     pub fn new(training: &Training, statistics: usize) -> Buckets {
         let overlap = &training.config.overlap;
         let wire = match overlap.wire_type {
@@ -64,7 +64,8 @@ impl Buckets {
         Buckets { lens, options, gradients, runs, metrics, statistics, check }
     }
 
-    /// Metrics only: gradients are reduced elsewhere. `statistics`: numbers of batch statistics.
+    /// Metrics only: gradients are reduced elsewhere. `statistics`: number of batch statistics
+    /// values.
     pub fn without_gradients(statistics: usize) -> Buckets {
         Buckets {
             lens: vec![FLAGS + statistics],
@@ -83,17 +84,16 @@ impl Buckets {
         Some((number, self.runs[number].clone()))
     }
 
-    /// The shortest bucket.
     pub fn shortest(&self) -> usize {
         self.gradients
     }
 
-    /// The bucket that the metrics of a step travel in.
-    pub fn of_metrics(&self) -> usize {
+    /// The bucket with the metrics of a step.
+    pub fn metrics_bucket(&self) -> usize {
         self.metrics.0
     }
 
-    /// Writes this rank's part of a step's metrics. `loss`: its share in the mean loss.
+    /// Writes this rank's part of a step's metrics. `loss`: its share of the mean loss.
     pub fn write_metrics(&self, reducer: &mut Reducer, loss: f32, flags: Flags, statistics: &[f32]) {
         let all = &mut reducer.bucket_mut(self.metrics.0)[self.metrics.1..];
         let Flags { stop, due, written, failed, times } = flags;
@@ -102,10 +102,11 @@ impl Buckets {
         all[FLAGS..FLAGS + self.statistics].copy_from_slice(statistics);
     }
 
-    /// The sums over all ranks, once the bucket is reduced: the loss, the flags, the statistics.
+    /// Reads the sums over all ranks after the bucket is reduced: loss, flags, statistics.
     pub fn read_metrics<'a>(&self, reducer: &'a Reducer) -> (f32, Flags, &'a [f32]) {
         let all = &reducer.bucket(self.metrics.0)[self.metrics.1..];
-        let mut flags = Flags { stop: all[1], due: all[2], written: all[3], failed: all[4], times: [0.0; TIMES] };
+        let mut flags =
+            Flags { stop: all[1], due: all[2], written: all[3], failed: all[4], times: [0.0; REPORTED_TIMES] };
         flags.times.copy_from_slice(&all[5..FLAGS]);
         (all[0], flags, &all[FLAGS..FLAGS + self.statistics])
     }

@@ -1,7 +1,8 @@
-//! Which buckets are reduced together.
+//! Decides which buckets are reduced together.
 //!
-//! Each all-reduce has a cost that does not depend on its size, so a slow start wants few of them; but none can start
-//! before its last gradient is final, and what starts last is never hidden, so overlap wants many.
+//! Each all-reduce has a fixed cost, so with a high latency few large ones are best. But an
+//! all-reduce cannot start before its last gradient is final, and the last one is never hidden, so
+//! overlap needs many small ones.
 //!
 //! ```text
 //! first bucket      alone: the link has work as soon as possible
@@ -9,8 +10,8 @@
 //! last bucket       alone: this is what is left when backward ends
 //! ```
 //!
-//! The cost and the rate are measured when the group has formed. A sum does not depend on what is reduced together with
-//! it, so neither do the weights.
+//! Latency and rate are measured when the group has formed. A sum does not depend on what is
+//! reduced together with it, so the weights do not either.
 
 use super::Exchange;
 use crate::comm::Group;
@@ -21,17 +22,17 @@ use std::ops::Range;
 use std::time::Instant;
 use switchyard_worker_contract::config::Overlap;
 
-/// Most bytes of an all-reduce without a limit of the user's.
-const MOST: usize = 25 << 20;
-/// Time of an all-reduce in fixed costs, at least.
-const WORTH: f64 = 8.0;
-/// Bytes whose all-reduce is timed, at most.
-const TIMED: usize = 4 << 20;
-/// All-reduces that are timed, after one that is not.
+/// Maximum bytes of an all-reduce without a user limit.
+const MAX_BYTES: usize = 25 << 20;
+/// Minimum time of an all-reduce, as a multiple of its fixed cost.
+const MIN_FIXED_COSTS: f64 = 8.0;
+/// Maximum bytes of the timed all-reduce.
+const TIMED_BYTES: usize = 4 << 20;
+/// Timed all-reduces, after one warm-up.
 const ROUNDS: usize = 4;
 
-/// Ranges of buckets that are reduced together. `bytes`: of each bucket; `most`: of a range, if it has more than one.
-/// `overlaps`: they start during backward.
+/// Ranges of buckets to reduce together. `bytes`: of each bucket; `most`: maximum of a range with
+/// several buckets. `overlaps`: they start during backward.
 fn runs(bytes: &[usize], most: usize, overlaps: bool) -> Vec<Range<usize>> {
     let alone = |bucket: usize| overlaps && (bucket == 0 || bucket + 1 == bytes.len());
     let mut runs: Vec<Range<usize>> = Vec::new();
@@ -49,33 +50,33 @@ fn runs(bytes: &[usize], most: usize, overlaps: bool) -> Vec<Range<usize>> {
     runs
 }
 
-/// Bytes of an all-reduce in which the fixed cost is small. `latency`: seconds of the shortest one; `rate`: bytes per
-/// second of a long one.
-fn worthwhile(latency: f64, rate: f64) -> usize {
-    ((WORTH * latency * rate) as usize).clamp(BUCKET, MOST)
+/// Size of an all-reduce whose fixed cost is small. `latency`: seconds of the shortest one; `rate`:
+/// bytes per second of a long one.
+fn efficient_bytes(latency: f64, rate: f64) -> usize {
+    ((MIN_FIXED_COSTS * latency * rate) as usize).clamp(BUCKET, MAX_BYTES)
 }
 
-/// Whether all-reduces start during backward, and go on while it does.
+/// Whether all-reduces start and run during backward.
 fn overlaps(overlap: &Overlap) -> bool {
     overlap.enabled && !overlap.sync_all_reduce
 }
 
-/// Most bytes of an all-reduce, as the user limits it.
+/// Maximum bytes of an all-reduce: the user's limit or the default.
 fn limit(overlap: &Overlap) -> usize {
-    overlap.bucket_size_mib.map_or(MOST, |mib| (mib as usize) << 20)
+    overlap.bucket_size_mib.map_or(MAX_BYTES, |mib| (mib as usize) << 20)
 }
 
 fn bytes(buckets: &[Bucket]) -> Vec<usize> {
     buckets.iter().map(|bucket| 4 * bucket.range.len()).collect()
 }
 
-/// Which buckets are reduced together where nothing was measured: as many as the limit allows.
-pub(in crate::train) fn unmeasured(buckets: &[Bucket], overlap: &Overlap) -> Vec<Range<usize>> {
+/// Ranges of buckets to reduce together without a measurement: as many as the limit allows.
+pub(in crate::train) fn default_runs(buckets: &[Bucket], overlap: &Overlap) -> Vec<Range<usize>> {
     runs(&bytes(buckets), limit(overlap), overlaps(overlap))
 }
 
 impl Exchange {
-    /// Decides which buckets are reduced together; the same on all ranks, which call it together.
+    /// Decides which buckets are reduced together. Collective; the result is the same on all ranks.
     ///
     /// # Errors
     /// The group failed.
@@ -89,12 +90,13 @@ impl Exchange {
         Ok(())
     }
 
-    /// The size of an all-reduce that this group needs, from the mean of what its ranks measure.
+    /// The efficient size of an all-reduce for this group, from the mean of its ranks'
+    /// measurements.
     fn measure(&mut self, group: &mut Group) -> Result<usize, TrainError> {
         let mut bytes = 0;
         let timed = self.ranges.iter().take_while(|bucket| {
             bytes += 4 * bucket.range.len();
-            bytes <= TIMED
+            bytes <= TIMED_BYTES
         });
         let timed = 0..timed.count().max(1);
         let shortest = self.buckets.shortest();
@@ -104,10 +106,10 @@ impl Exchange {
         let sums = group.sum("the times of all-reduces", [latency, seconds])?;
         let [latency, seconds] = sums.map(|sum| sum / world);
         let bytes: usize = self.ranges[timed].iter().map(|bucket| 4 * bucket.range.len()).sum();
-        Ok(worthwhile(latency, bytes as f64 / (seconds - latency).max(1e-9)))
+        Ok(efficient_bytes(latency, bytes as f64 / (seconds - latency).max(1e-9)))
     }
 
-    /// Seconds of an all-reduce over these buckets: the best of some.
+    /// Seconds of an all-reduce over these buckets: the best of several.
     fn seconds(&mut self, group: &mut Group, buckets: Range<usize>) -> Result<f64, TrainError> {
         let mut best = f64::INFINITY;
         for round in 0..=ROUNDS {
@@ -133,7 +135,7 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     #[test]
-    fn the_first_and_the_last_bucket_are_alone_so_that_overlap_begins_early_and_little_is_left() {
+    fn the_first_and_the_last_bucket_are_reduced_alone() {
         let bytes = [MIB; 24];
         assert_eq!(runs(&bytes, 25 * MIB, true), [0..1, 1..23, 23..24]);
         assert_eq!(runs(&bytes, 8 * MIB, true), [0..1, 1..9, 9..17, 17..23, 23..24]);
@@ -145,15 +147,15 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_start_and_a_fast_link_want_large_all_reduces() {
+    fn high_latency_and_high_bandwidth_need_large_all_reduces() {
         for (what, latency, rate, size) in [
             ("shared memory", 15e-6, 6e9, MIB),
-            ("a gigabit between two hosts", 80e-6, 6e7, MIB),
-            ("8 hosts at 100 gigabits", 500e-6, 4e9, 16_000_000),
-            ("64 hosts at 400 gigabits", 4e-3, 2e10, MOST),
-            ("nonsense", f64::NAN, f64::INFINITY, MIB),
+            ("two hosts with 1 Gbit/s", 80e-6, 6e7, MIB),
+            ("8 hosts with 100 Gbit/s", 500e-6, 4e9, 16_000_000),
+            ("64 hosts with 400 Gbit/s", 4e-3, 2e10, MAX_BYTES),
+            ("invalid measurements", f64::NAN, f64::INFINITY, MIB),
         ] {
-            assert_eq!(worthwhile(latency, rate), size, "{what}");
+            assert_eq!(efficient_bytes(latency, rate), size, "{what}");
         }
     }
 

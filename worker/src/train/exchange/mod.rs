@@ -1,10 +1,11 @@
-//! What the ranks of a group exchange in a step, whatever they compute with: gradients in buckets, and the metrics of a step.
+//! The exchange between ranks in a step, independent of the device: gradients in buckets, and the
+//! metrics of a step.
 
 mod buckets;
 mod fusion;
 
 pub(super) use buckets::{Buckets, CHECK};
-pub(super) use fusion::unmeasured;
+pub(super) use fusion::default_runs;
 
 use super::TrainError;
 use super::engine::{AddSpan, Measure, Reductions};
@@ -15,7 +16,7 @@ use crate::profile::Row;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// Buckets, and what reduces them.
+/// The buckets and their reducer.
 pub(super) struct Exchange {
     pub reducer: Reducer,
     pub buckets: Buckets,
@@ -25,7 +26,8 @@ pub(super) struct Exchange {
 }
 
 impl Exchange {
-    /// Connects the ranks, and decides which buckets are reduced together. `statistics`: numbers of batch statistics.
+    /// Connects the ranks, and decides which buckets are reduced together. `statistics`: number of
+    /// batch statistics values.
     ///
     /// # Errors
     /// The group failed.
@@ -37,7 +39,8 @@ impl Exchange {
         Ok(exchange)
     }
 
-    /// Connects the ranks for metrics only: gradients are reduced elsewhere. `statistics`: numbers of batch statistics.
+    /// Connects the ranks for metrics only: gradients are reduced elsewhere. `statistics`: number
+    /// of batch statistics values.
     ///
     /// # Errors
     /// The group failed.
@@ -77,17 +80,18 @@ impl Exchange {
         }
     }
 
-    /// Bytes of gradients that are not reduced yet.
-    pub fn bytes_left(&self) -> u64 {
-        let left = (0..self.buckets.gradients).filter(|&bucket| self.reducer.is_under_way(bucket));
+    /// Gradient bytes that are not reduced yet.
+    pub fn pending_bytes(&self) -> u64 {
+        let left = (0..self.buckets.gradients).filter(|&bucket| self.reducer.is_running(bucket));
         left.map(|bucket| 4 * self.ranges[bucket].range.len() as u64).sum()
     }
 
-    /// Time in which at least one of the step's reductions was running.
-    pub fn time_of_reductions(&self) -> Duration {
+    /// Time during which at least one of the step's reductions was running.
+    pub fn reduction_time(&self) -> Duration {
         let mut total = Duration::ZERO;
         let mut reached: Option<Instant> = None;
-        // All-reduces start almost in order; one that started before its predecessor ended adds only what lies beyond.
+        // All-reduces start almost in order. One that started before its predecessor ended adds
+        // only the time after that.
         for timing in (0..self.buckets.gradients).filter_map(|bucket| self.reducer.timing(bucket)) {
             let from = reached.map_or(timing.began, |reached| reached.max(timing.began));
             total += timing.ended.saturating_duration_since(from);
@@ -96,7 +100,7 @@ impl Exchange {
         total
     }
 
-    /// The all-reduces of the last step.
+    /// Adds the all-reduces of the last step.
     pub fn trace(&self, add: &mut AddSpan<'_>) {
         for bucket in 0..self.buckets.gradients {
             let Some(Timing { started, began, ended, bytes, sent, lane }) = self.reducer.timing(bucket) else {

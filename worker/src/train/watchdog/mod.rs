@@ -1,23 +1,23 @@
-//! The thread that notices when the training thread of its rank stands still.
+//! The watchdog thread: detects a hung training thread.
 
-mod still;
+mod stall;
 
 use crate::comm::{Aborter, Cause};
-use crate::recorder::{Identity, Recorder, Standing};
+use crate::recorder::{Identity, Recorder, Stall};
+use stall::{Observation, StallDetector};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use still::{Seen, Still};
 use switchyard_worker_contract::config::{self, OnHang};
 use switchyard_worker_contract::event::{GpuReport, GpuTrouble, Stuck};
 
-/// How long the thread that trains has to say that its GPU is gone.
-const GONE: Duration = Duration::from_secs(5);
+/// How long the training thread has to report that its GPU is gone.
+const GONE_GRACE: Duration = Duration::from_secs(5);
 
-/// What the watchdog of a rank watches.
+/// State shared by a rank and its watchdog.
 pub(super) struct Watch {
     pub recorder: Arc<Recorder>,
-    /// Of the group, once there is one.
+    /// Set once the group exists.
     aborter: OnceLock<Aborter>,
 }
 
@@ -26,38 +26,37 @@ impl Watch {
         Arc::new(Watch { recorder: Arc::new(recorder), aborter: OnceLock::new() })
     }
 
-    /// The group exists.
-    pub fn joined(&self, aborter: Aborter) {
+    pub fn set_aborter(&self, aborter: Aborter) {
         let _ = self.aborter.set(aborter);
     }
 }
 
-/// What a watchdog says to the process.
+/// A watchdog's message to the process.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Alarm {
-    /// The rank stands still for too long, or its GPU is gone, and the group has ended with this root cause. The process must end, because
-    /// the training thread cannot.
+    /// The rank has hung or its GPU is gone, and the group has ended with this root cause. The
+    /// process must exit, because the training thread cannot.
     End(Cause),
-    /// To rank 0: of the ranks that stand still while the job goes on waiting, this one does so for longest; `None`: all go
-    /// on.
-    Standstill(Option<Stuck>),
-    /// What the GPU of this rank has met; there is news.
+    /// On rank 0: the longest-hung rank while the job keeps waiting; `None` when all have
+    /// recovered.
+    Stuck(Option<Stuck>),
+    /// New events on this rank's GPU.
     Gpu(GpuReport),
-    /// To rank 0: of the GPUs of all ranks, this is the one that a person should look at; `None`: none any more.
+    /// On rank 0: the job's worst GPU problem; `None` if there is none any more.
     GpuTrouble(Option<GpuTrouble>),
 }
 
-/// Called with the alarms of a rank.
+/// Called with a rank's alarms.
 pub type OnAlarm = Arc<dyn Fn(Alarm) + Send + Sync>;
 
-/// The thread; it ends when this is dropped.
+/// The watchdog thread; it ends when this is dropped.
 pub(super) struct Watchdog {
     stop: Arc<(Mutex<bool>, Condvar)>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watchdog {
-    /// Starts to watch.
+    /// Starts the thread.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -70,16 +69,16 @@ impl Watchdog {
         let stop: Arc<(Mutex<bool>, Condvar)> = Arc::default();
         let stopped = Arc::clone(&stop);
         let body = move || {
-            let mut still = Still::new(config, Instant::now());
+            let mut detector = StallDetector::new(config, Instant::now());
             let alarm = |alarm| {
                 if let Some(on_alarm) = &on_alarm {
                     on_alarm(alarm)
                 }
             };
-            let (mut warned, mut told, mut since) = (None, None, 0);
-            let (mut told_gpu, mut gone) = (None, None);
-            let gpu_look = |told: &mut Option<GpuTrouble>, gone: &mut Option<Instant>| {
-                if let Some(report) = watch.recorder.gpu_news() {
+            let (mut warned, mut last_stuck, mut since) = (None, None, 0);
+            let (mut last_trouble, mut gone) = (None, None);
+            let check_gpu = |last_trouble: &mut Option<GpuTrouble>, gone: &mut Option<Instant>| {
+                if let Some(report) = watch.recorder.take_gpu_changes() {
                     if let Some(trouble) = report.worst_fault() {
                         eprintln!("warning: rank {}: GPU {}: {trouble}", identity.rank, report.bus);
                     }
@@ -89,46 +88,49 @@ impl Watchdog {
                     alarm(Alarm::Gpu(report));
                 }
                 let trouble = watch.aborter.get().and_then(Aborter::gpu_trouble);
-                if *told != trouble {
-                    *told = trouble;
+                if *last_trouble != trouble {
+                    *last_trouble = trouble;
                     alarm(Alarm::GpuTrouble(trouble));
                 }
             };
-            while !wait(&stopped, still.pause()) {
+            while !wait(&stopped, detector.interval()) {
                 let recorder = &watch.recorder;
-                recorder.alive();
+                recorder.mark_alive();
                 let entry = recorder.latest();
-                let seen =
-                    Seen { progress: recorder.progress(), operation: entry.operation, median: recorder.median() };
-                let look = still.look(seen, Instant::now());
-                if look.still.is_zero() {
+                let observation = Observation {
+                    progress: recorder.progress(),
+                    operation: entry.operation,
+                    median: recorder.median(),
+                };
+                let check = detector.check(observation, Instant::now());
+                if check.stalled.is_zero() {
                     since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
                 }
-                recorder.set_still(Standing { entry, since, share: look.share(), on_hang: config.on_hang });
+                recorder.set_stall(Stall { entry, since, share: check.share(), on_hang: config.on_hang });
                 let stuck = watch.aborter.get().and_then(Aborter::stuck);
-                if told != stuck {
-                    told = stuck;
-                    alarm(Alarm::Standstill(stuck));
+                if last_stuck != stuck {
+                    last_stuck = stuck;
+                    alarm(Alarm::Stuck(stuck));
                 }
-                gpu_look(&mut told_gpu, &mut gone);
-                // Calls about a GPU that is gone may fail, which is said by the thread that makes them, or wait for ever.
+                check_gpu(&mut last_trouble, &mut gone);
+                // Calls on a lost GPU may fail, which the calling thread reports, or block forever.
                 if let Some(aborter) =
-                    watch.aborter.get().filter(|_| gone.is_some_and(|at: Instant| at.elapsed() > GONE))
+                    watch.aborter.get().filter(|_| gone.is_some_and(|at: Instant| at.elapsed() > GONE_GRACE))
                     && aborter.failure().is_none()
                 {
-                    let text = format!("the GPU is gone{}, in {}", recorder.gpu_errors(), recorder.doing());
+                    let text = format!("the GPU is gone{}, in {}", recorder.gpu_errors(), recorder.activity());
                     let cause = Cause::failed(identity.rank, text);
                     aborter.abort(cause.clone());
                     alarm(Alarm::End(aborter.failure().unwrap_or(cause)));
                     return;
                 }
-                // A rank that waits is not the cause, unless all of them wait: that is for rank 0 to see.
-                let Some(time) = look.hang().filter(|_| !entry.operation.waits()) else { continue };
+                // A waiting rank is not the cause unless all ranks wait, which rank 0 detects.
+                let Some(time) = check.hang().filter(|_| !entry.operation.waits()) else { continue };
                 let text = describe(recorder, time, since);
                 match (config.on_hang, watch.aborter.get()) {
-                    (OnHang::Report, _) if warned == Some(seen.progress) => {}
+                    (OnHang::Report, _) if warned == Some(observation.progress) => {}
                     (OnHang::Report, _) => {
-                        warned = Some(seen.progress);
+                        warned = Some(observation.progress);
                         eprintln!("warning: rank {} {text}; failurePolicy.onHang is Report: it goes on", identity.rank);
                     }
                     (OnHang::Restart, Some(aborter)) => {
@@ -137,19 +139,19 @@ impl Watchdog {
                         alarm(Alarm::End(aborter.failure().unwrap_or(cause)));
                         return;
                     }
-                    // Only a group that does not exist yet has no handle, and to join it is to wait.
+                    // Without a group there is no aborter, and joining is a wait.
                     (OnHang::Restart, None) => {}
                 }
             }
-            // What happened since then is told as well.
-            gpu_look(&mut told_gpu, &mut gone);
+            // Report events since the last check as well.
+            check_gpu(&mut last_trouble, &mut gone);
         };
         let thread = std::thread::Builder::new().name("watchdog".into()).spawn(body)?;
         Ok(Watchdog { stop, thread: Some(thread) })
     }
 }
 
-/// Waits for the time to pass, or for the end; returns whether it is the end.
+/// Waits for `pause` or the stop; returns whether to stop.
 fn wait((stop, changed): &(Mutex<bool>, Condvar), pause: Duration) -> bool {
     let stop = stop.lock().unwrap_or_else(PoisonError::into_inner);
     *changed.wait_timeout_while(stop, pause, |stop| !*stop).unwrap_or_else(PoisonError::into_inner).0
@@ -157,10 +159,10 @@ fn wait((stop, changed): &(Mutex<bool>, Condvar), pause: Duration) -> bool {
 
 fn describe(recorder: &Recorder, time: Duration, since: u64) -> String {
     let (hour, minute, second) = (since / 3600 % 24, since / 60 % 60, since % 60);
-    let (doing, pid, seconds) = (recorder.doing(), std::process::id(), time.as_secs_f64());
+    let (activity, pid, seconds) = (recorder.activity(), std::process::id(), time.as_secs_f64());
     let gpu = recorder.gpu_errors();
     format!(
-        "stands still for {seconds:.0} s, since {hour:02}:{minute:02}:{second:02} UTC, in {doing} (process {pid}){gpu}"
+        "stands still for {seconds:.0} s, since {hour:02}:{minute:02}:{second:02} UTC, in {activity} (process {pid}){gpu}"
     )
 }
 
@@ -169,7 +171,7 @@ impl Drop for Watchdog {
         *self.stop.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.stop.1.notify_all();
         if let Some(thread) = self.thread.take() {
-            // A panic in that thread was reported there.
+            // That thread has already reported a panic.
             let _ = thread.join();
         }
     }

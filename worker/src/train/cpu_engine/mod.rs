@@ -1,0 +1,159 @@
+//! The CPU engine: its arrays are in host memory, and a step is complete when the call returns.
+//!
+//! ```text
+//! reader -> forward -> backward ──> buckets (all-reduces start as they are complete: fusion)
+//!                           └─ wait -> norm -> clip -> optimizer
+//! ```
+
+mod kernel;
+mod plan;
+mod sink;
+mod state;
+mod step;
+
+pub(super) use plan::CpuPlan;
+
+use super::TrainError;
+use super::engine::{AddSpan, Array, Counters, Engine, Measure, Reductions, StepInput, StepOutcome};
+use super::exchange::Exchange;
+use super::training::Training;
+use crate::comm::Group;
+use crate::cpu::{Cpu, HalfKernel};
+use crate::data::{Batch, Making, Prefetcher};
+use crate::nn::{Layout, LossSums, Network};
+use crate::profile::Row;
+use crate::recorder::Recorder;
+use serde_json::json;
+use sink::GradientSlots;
+use state::State;
+use std::sync::Arc;
+use switchyard_worker_contract::config::EngineConfig;
+
+/// The CPU engine of a rank.
+pub(super) struct CpuEngine {
+    config: EngineConfig,
+    world: u32,
+    network: Network,
+    cpu: Cpu,
+    state: State,
+    exchange: Exchange,
+    slots: GradientSlots,
+    /// This rank's share of the mean batch statistics, summed over the micro-batches of a step.
+    statistics: Vec<f32>,
+    /// Reader timings of the last step's micro-batches.
+    makings: Vec<Making>,
+    half_kernel: Option<HalfKernel>,
+    recorder: Arc<Recorder>,
+}
+
+impl CpuEngine {
+    /// Sets the initial weights, and agrees with the group on kernels and reductions. `saved`:
+    /// kernel of the checkpoint from which the run resumes.
+    ///
+    /// # Errors
+    /// The group failed, or no kernel is allowed on all ranks.
+    pub fn connect(
+        training: &Training,
+        plan: CpuPlan,
+        group: &mut Group,
+        saved: Option<HalfKernel>,
+        recorder: &Arc<Recorder>,
+    ) -> Result<CpuEngine, TrainError> {
+        let plan = kernel::agree(training, plan, group, saved)?;
+        let half_kernel = plan.half_kernel(training);
+        let CpuPlan { network, cpu, .. } = plan;
+        recorder.track_layers(&network);
+        Ok(CpuEngine {
+            config: training.config.clone(),
+            world: training.world,
+            state: State::new(&training.config, &network, &cpu),
+            exchange: Exchange::connect(training, network.batch_statistics().len(), group)?,
+            slots: GradientSlots::new(network.layout(), &training.buckets),
+            statistics: vec![0.0; network.batch_statistics().len()],
+            makings: Vec::with_capacity(training.config.batch_merge as usize),
+            network,
+            cpu,
+            half_kernel,
+            recorder: Arc::clone(recorder),
+        })
+    }
+}
+
+impl Engine for CpuEngine {
+    fn step(&mut self, reader: &mut Prefetcher, input: &StepInput) -> Result<Option<StepOutcome>, TrainError> {
+        self.run(reader, input).map(Some)
+    }
+
+    fn drain(&mut self) -> Result<Option<StepOutcome>, TrainError> {
+        Ok(None)
+    }
+
+    fn evaluate(&mut self, batch: &Batch) -> Result<LossSums, TrainError> {
+        Ok(self.network.evaluate(self.state.weights(), batch))
+    }
+
+    fn layout(&self) -> &Layout {
+        self.network.layout()
+    }
+
+    fn statistics(&self) -> Vec<(String, usize)> {
+        self.network.statistics().map(|(name, len)| (name.to_owned(), len)).collect()
+    }
+
+    fn moments(&self) -> Vec<&'static str> {
+        self.state.optimizer.state().map(|(name, _)| name).collect()
+    }
+
+    fn read(&self, array: Array, from: usize, into: &mut [f32]) -> Result<(), TrainError> {
+        into.copy_from_slice(&self.state.array(array)[from..][..into.len()]);
+        Ok(())
+    }
+
+    fn write(&mut self, array: Array, from: usize, numbers: &[f32]) -> Result<(), TrainError> {
+        self.state.array_mut(array)[from..][..numbers.len()].copy_from_slice(numbers);
+        Ok(())
+    }
+
+    fn counters(&self) -> Counters {
+        self.state.counters(self.half_kernel)
+    }
+
+    fn resume(&mut self, counters: &Counters) -> Result<Option<String>, TrainError> {
+        let changed = self.state.resume(counters, self.config.precision)?;
+        self.state.round(&self.cpu);
+        Ok(changed)
+    }
+
+    fn kernel(&self) -> String {
+        kernel::name(&self.cpu, self.half_kernel)
+    }
+
+    fn reductions(&self) -> Reductions {
+        self.exchange.reductions()
+    }
+
+    fn reduce(&mut self, what: Measure) -> Result<(), TrainError> {
+        self.exchange.reduce(what)
+    }
+
+    fn record(&mut self, on: bool) {
+        self.network.record(on);
+        self.cpu.pool.record(on);
+    }
+
+    fn trace(&mut self, add: &mut AddSpan<'_>) {
+        for operation in self.network.operations() {
+            let (name, kind) = self.network.name(operation.node as usize);
+            let direction = if operation.backward { "backward" } else { "forward" };
+            let arguments = json!({"kind": kind, "direction": direction});
+            add(Row::Compute, &format!("{name} {direction}"), operation.start, operation.end, arguments);
+        }
+        for span in self.cpu.pool.record(true) {
+            add(Row::Thread(span.thread as u32), "tasks", span.start, span.end, json!({}));
+        }
+        for making in &self.makings {
+            add(Row::Reader(making.thread), "micro-batch", making.start, making.end, json!({}));
+        }
+        self.exchange.trace(add);
+    }
+}

@@ -1,0 +1,119 @@
+//! Writes gradients directly into registered buckets, and starts an all-reduce after the last
+//! gradient of its buckets.
+
+use crate::comm::{CommError, Reducer};
+use crate::nn::{Bucket, GradientSink, Layout};
+use crate::train::engine::Flags;
+use crate::train::exchange::Buckets;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+pub(super) struct GradientSlots {
+    /// Bucket and range within it, by ordinal.
+    slots: Vec<(usize, Range<usize>)>,
+    /// Ordinal of each bucket's last parameter.
+    last: Vec<usize>,
+}
+
+impl GradientSlots {
+    pub(super) fn new(layout: &Layout, buckets: &[Bucket]) -> GradientSlots {
+        let mut slots = Vec::with_capacity(layout.parameters.len());
+        for (index, bucket) in buckets.iter().enumerate() {
+            for parameter in &layout.parameters[bucket.first..=bucket.last] {
+                let range = parameter.range();
+                slots.push((index, range.start - bucket.range.start..range.end - bucket.range.start));
+            }
+        }
+        GradientSlots { slots, last: buckets.iter().map(|bucket| bucket.last).collect() }
+    }
+}
+
+/// When buckets are reduced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ReduceMode {
+    /// Not in this pass: more micro-batches follow, or all buckets start after it.
+    Deferred,
+    /// Each all-reduce as soon as its buckets are complete.
+    Overlapped,
+    /// Like `Overlapped`, but backward waits for the result.
+    Blocking,
+}
+
+/// This rank's contribution to the metrics of a step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Metrics<'a> {
+    pub buckets: &'a Buckets,
+    /// This rank's share of the mean loss.
+    pub loss: f32,
+    pub flags: Flags,
+    pub statistics: &'a [f32],
+}
+
+/// The gradient sink of one backward pass.
+pub(super) struct BucketSink<'a> {
+    pub reducer: &'a mut Reducer,
+    pub slots: &'a GradientSlots,
+    /// Add to the gradients of earlier micro-batches of this step.
+    pub accumulate: bool,
+    pub mode: ReduceMode,
+    /// Written into their bucket before it is reduced.
+    pub metrics: Metrics<'a>,
+    /// The first failed reduction that backward waited for.
+    pub failed: Option<CommError>,
+    /// Time backward waited for reductions.
+    pub waited: Duration,
+}
+
+impl BucketSink<'_> {
+    /// Starts the all-reduce of a range of buckets in a lane. The metrics travel with their bucket.
+    pub fn begin(&mut self, lane: usize, run: Range<usize>) {
+        let Metrics { buckets, loss, flags, statistics } = self.metrics;
+        if run.contains(&buckets.metrics_bucket()) {
+            buckets.write_metrics(self.reducer, loss, flags, statistics);
+        }
+        self.reducer.start_all(run, lane);
+    }
+
+    /// Waits for an all-reduce, unless one has already failed.
+    pub fn wait(&mut self, mut run: Range<usize>) {
+        if self.failed.is_none() {
+            let at = Instant::now();
+            self.failed = run.find_map(|bucket| self.reducer.wait(bucket).err());
+            self.waited += at.elapsed();
+        }
+    }
+}
+
+impl GradientSink for BucketSink<'_> {
+    fn accumulate(&self) -> bool {
+        self.accumulate
+    }
+
+    fn gradient(&mut self, ordinal: usize) -> &mut [f32] {
+        let (bucket, range) = &self.slots.slots[ordinal];
+        &mut self.reducer.bucket_mut(*bucket)[range.clone()]
+    }
+
+    fn gradients2(&mut self, a: usize, b: usize) -> (&mut [f32], &mut [f32]) {
+        let ((a_bucket, a_range), (b_bucket, b_range)) = (&self.slots.slots[a], &self.slots.slots[b]);
+        if a_bucket != b_bucket {
+            let (first, second) = self.reducer.buckets_mut(*a_bucket, *b_bucket);
+            return (&mut first[a_range.clone()], &mut second[b_range.clone()]);
+        }
+        let bucket = self.reducer.bucket_mut(*a_bucket);
+        let (first, second) = bucket.split_at_mut(b_range.start);
+        (&mut first[a_range.clone()], &mut second[..b_range.len()])
+    }
+
+    fn finished(&mut self, ordinal: usize) {
+        let bucket = self.slots.slots[ordinal].0;
+        if self.mode == ReduceMode::Deferred || self.slots.last[bucket] != ordinal || self.failed.is_some() {
+            return;
+        }
+        let Some((number, run)) = self.metrics.buckets.run_ending_with(bucket) else { return };
+        self.begin(number, run.clone());
+        if self.mode == ReduceMode::Blocking {
+            self.wait(run);
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! The step: micro-batches through the network, gradients through the buckets, weights through the
+//! optimizer.
+//!
+//! ```text
+//! micro-batches   read -> forward -> backward (scaled loss); in the last one, each all-reduce
+//!                 starts as soon as its buckets are complete
+//! buckets         wait -> sum of squares; without clipping and AMP: optimizer step at once
+//! all             overflow? skip : unscale, clip, optimizer step; running statistics
+//! ```
+
+use super::CpuEngine;
+use super::sink::{BucketSink, Metrics, ReduceMode};
+use crate::data::Prefetcher;
+use crate::optimizer::{gradient_scale, sum_of_squares};
+use crate::train::TrainError;
+use crate::train::engine::{StepInput, StepOutcome};
+use crate::train::report::StepReport;
+use crate::train::statistics::add_share;
+use std::time::{Duration, Instant};
+use switchyard_worker_contract::recorder::Operation;
+
+impl CpuEngine {
+    /// Runs one optimizer step.
+    pub(super) fn run(&mut self, reader: &mut Prefetcher, input: &StepInput) -> Result<StepOutcome, TrainError> {
+        let scale = self.state.scales.loss_scale();
+        let mut report = StepReport {
+            step: input.step,
+            learning_rate: input.learning_rate,
+            loss_scale: f64::from(scale),
+            ..StepReport::default()
+        };
+        if let Some(wire) = &self.state.scales.wire {
+            self.exchange.reducer.set_wire_scale(wire.scale());
+        }
+        self.compute(reader, input, scale, &mut report)?;
+        report.left_bytes = self.exchange.pending_bytes();
+        let squares = self.collect(scale, &mut report)?;
+        let at = Instant::now();
+        self.recorder.begin(Operation::Update, 0);
+        let (loss, flags, statistics) = self.exchange.buckets.read_metrics(&self.exchange.reducer);
+        report.loss = f64::from(loss);
+        self.statistics.copy_from_slice(statistics);
+        self.update(squares, scale, &mut report)?;
+        report.optimizer += at.elapsed();
+        report.reduce = self.exchange.reduction_time();
+        let skipped_steps = self.state.scales.skipped_steps();
+        Ok(StepOutcome { report, flags, skipped_steps })
+    }
+
+    /// Runs all micro-batches and starts all reductions.
+    fn compute(
+        &mut self,
+        reader: &mut Prefetcher,
+        input: &StepInput,
+        scale: f32,
+        report: &mut StepReport,
+    ) -> Result<(), TrainError> {
+        let config = &self.config;
+        let merge = config.batch_merge;
+        // The loss is the mean over the global batch, so every micro-batch of every rank has the
+        // same weight.
+        let share = 1.0 / (merge as f32 * self.world as f32);
+        let mode = match (config.overlap.enabled, config.overlap.sync_all_reduce) {
+            (false, _) => ReduceMode::Deferred,
+            (true, false) => ReduceMode::Overlapped,
+            (true, true) => ReduceMode::Blocking,
+        };
+        let sync = config.overlap.sync_all_reduce;
+        let mut loss = 0.0;
+        self.statistics.fill(0.0);
+        self.makings.clear();
+        for micro_batch in 0..merge {
+            let at = Instant::now();
+            self.recorder.begin(Operation::Input, micro_batch);
+            let batch = reader.next()?;
+            let read = Instant::now();
+            self.recorder.begin(Operation::Forward, micro_batch);
+            loss += self.network.forward(self.state.weights(), batch).loss;
+            add_share(&mut self.statistics, self.network.batch_statistics(), share);
+            let forwarded = Instant::now();
+            self.recorder.begin(Operation::Backward, micro_batch);
+            let last = micro_batch + 1 == merge;
+            let mut sink = BucketSink {
+                reducer: &mut self.exchange.reducer,
+                slots: &self.slots,
+                accumulate: micro_batch > 0,
+                mode: if last { mode } else { ReduceMode::Deferred },
+                metrics: Metrics {
+                    buckets: &self.exchange.buckets,
+                    loss: loss as f32 * share,
+                    flags: input.flags,
+                    statistics: &self.statistics,
+                },
+                failed: None,
+                waited: Duration::ZERO,
+            };
+            self.network.backward(self.state.weights(), batch, scale * share, &mut sink);
+            if last {
+                if mode == ReduceMode::Deferred {
+                    for (number, run) in self.exchange.buckets.runs.iter().enumerate() {
+                        sink.begin(number, run.clone());
+                        if sync {
+                            sink.wait(run.clone());
+                        }
+                    }
+                }
+                let metrics = self.exchange.buckets.metrics_bucket();
+                if metrics == self.exchange.buckets.gradients {
+                    sink.begin(metrics, metrics..metrics + 1);
+                }
+            }
+            report.backward_wait += sink.waited;
+            if let Some(error) = sink.failed {
+                return Err(error.into());
+            }
+            if let Some(making) = batch.making {
+                report.read += making.took();
+                self.makings.push(making);
+            }
+            report.input_wait += read - at;
+            report.forward += forwarded - read;
+            report.backward += forwarded.elapsed();
+        }
+        Ok(())
+    }
+
+    /// Whether the optimizer can update a bucket before the others have arrived, because nothing
+    /// depends on all of them.
+    fn can_update_per_bucket(&self) -> bool {
+        let optimizer = &self.config.optimizer;
+        let scales = &self.state.scales;
+        optimizer.gradient_clip_norm.is_none() && scales.loss.is_none() && scales.wire.is_none()
+    }
+
+    /// Waits for all buckets. Returns the sum of squares of the reduced gradients, including the
+    /// loss scale.
+    fn collect(&mut self, scale: f32, report: &mut StepReport) -> Result<f64, TrainError> {
+        let per_bucket = self.can_update_per_bucket();
+        if per_bucket {
+            self.state.optimizer.begin_step(report.learning_rate, gradient_scale(0.0, None, f64::from(scale)));
+        }
+        let mut squares = 0.0;
+        let metrics = self.exchange.buckets.metrics_bucket();
+        let separate = (metrics >= self.exchange.buckets.gradients).then_some(metrics);
+        for index in 0..self.exchange.buckets.gradients {
+            let at = Instant::now();
+            self.exchange.reducer.wait(index)?;
+            let arrived = Instant::now();
+            self.recorder.begin(Operation::Update, index as u32);
+            report.communication_wait += arrived - at;
+            let range = self.exchange.ranges[index].range.clone();
+            let gradients = &self.exchange.reducer.bucket(index)[..range.len()];
+            let sum = sum_of_squares(gradients);
+            squares += sum;
+            if per_bucket && sum.is_finite() {
+                self.state.apply(range, gradients, &self.cpu);
+            }
+            report.optimizer += arrived.elapsed();
+        }
+        if let Some(bucket) = separate {
+            let at = Instant::now();
+            self.exchange.reducer.wait(bucket)?;
+            report.communication_wait += at.elapsed();
+        }
+        Ok(squares)
+    }
+
+    /// Clips, unscales and applies the reduced gradients, or skips the step.
+    fn update(&mut self, squares: f64, scale: f32, report: &mut StepReport) -> Result<(), TrainError> {
+        let Some(norm) = self.state.scales.check_overflow(squares.sqrt(), report)? else { return Ok(()) };
+        report.gradient_norm = Some(norm);
+        if !self.can_update_per_bucket() {
+            let clip = self.config.optimizer.gradient_clip_norm;
+            self.state.optimizer.begin_step(report.learning_rate, gradient_scale(norm, clip, f64::from(scale)));
+            for (index, bucket) in self.exchange.ranges.iter().enumerate() {
+                let gradients = &self.exchange.reducer.bucket(index)[..bucket.range.len()];
+                self.state.apply(bucket.range.clone(), gradients, &self.cpu);
+            }
+        }
+        self.state.update_statistics(&self.statistics);
+        Ok(())
+    }
+}

@@ -1,0 +1,179 @@
+//! GPU commands, ready to be queued: kernels are loaded, and matrix products have their algorithms.
+
+use super::algorithms::{Algorithms, arithmetic};
+use super::cache::Cache;
+use super::cudnn::CudnnPlans;
+use super::machine::cache_name;
+use super::memories::Memories;
+use super::programs::Compiler;
+use crate::gpu::{Epilogue, Matrix, Product, Work, Works};
+use crate::recorder::Recorder;
+use std::collections::BTreeMap;
+use switchyard_cuda::Error;
+use switchyard_cuda::cublaslt::{self, Planned};
+use switchyard_cuda::driver::{Context, Event, Lines, Loaded, Span, Stream};
+use switchyard_cuda::kernels::{Call, Program};
+use switchyard_cuda::nvrtc::Nvrtc;
+use switchyard_cuda::operation;
+use switchyard_worker_contract::config::{self, EngineConfig};
+
+/// Compiles kernels, selects algorithms, and queues commands.
+pub(super) struct Dispatcher {
+    algorithms: Algorithms,
+    cudnn_plans: CudnnPlans,
+    programs: Vec<Loaded>,
+    /// Programs compiled in this run.
+    compiled: u64,
+    cache: Cache,
+    config: config::Gpu,
+}
+
+/// Commands in execution order.
+pub(super) type Commands = Vec<Command>;
+
+/// An operation, or an event recorded after one.
+pub(super) enum Command {
+    /// A launch, with the index of its program.
+    Kernel(usize, Call<Span>),
+    Product(Box<Planned>),
+    Cudnn(Box<operation::Planned>),
+    Copy {
+        bytes: usize,
+        count: usize,
+        from: Lines,
+        to: Lines,
+    },
+    Record(Event),
+}
+
+impl Dispatcher {
+    /// Loads the programs of all operations, with as many threads as the configuration has, and
+    /// compiles those that are not cached.
+    ///
+    /// # Errors
+    /// A kernel cannot be compiled or loaded.
+    pub fn new(
+        context: &Context,
+        (nvrtc, algorithms, cudnn_plans): (&Nvrtc, Algorithms, CudnnPlans),
+        works: &Works<Span>,
+        config: &EngineConfig,
+        recorder: &Recorder,
+    ) -> Result<Dispatcher, Error> {
+        context.make_current()?;
+        let (cache, device) = (Cache::from_env(), cache_name(context.device()));
+        let compiler = Compiler::new((context, nvrtc), (&cache, &device), recorder)?;
+        let programs = compiler.load(&distinct(works), config.cpu_threads as usize)?;
+        let compiled = compiler.compiled();
+        Ok(Dispatcher { algorithms, cudnn_plans, programs, compiled, cache, config: config.gpu })
+    }
+
+    /// Caches new results for the next run, and logs how many there are.
+    pub fn save_cache(&self) {
+        self.algorithms.save(&self.cache);
+        if let Some(folder) = self.cache.folder() {
+            let (compiled, programs, queried) = (self.compiled, self.programs.len(), self.algorithms.queried());
+            eprintln!(
+                "note: {compiled} of {programs} programs for the GPU were compiled, and cuBLASLt was asked for {queried} algorithms; the \
+                 others were in {}",
+                folder.display()
+            );
+        }
+    }
+
+    /// Whether repeated commands are captured as a CUDA graph.
+    pub fn has_graphs(&self) -> bool {
+        self.config.graphs
+    }
+
+    /// # Errors
+    /// No algorithm multiplies matrices of some shape.
+    pub fn commands(&mut self, works: Vec<Work<Span>>) -> Result<Commands, Error> {
+        works.into_iter().map(|work| self.command(work)).collect()
+    }
+
+    /// # Errors
+    /// No algorithm multiplies matrices of this shape, or cuDNN rejects an operation it had
+    /// accepted.
+    pub fn command(&mut self, work: Work<Span>) -> Result<Command, Error> {
+        match work {
+            Work::Kernel(call) => Ok(Command::Kernel(self.program(call.program()), call)),
+            Work::Product(product) => {
+                let product = described(&product, self.config.matmul);
+                Ok(Command::Product(Box::new(self.algorithms.plan(product)?)))
+            }
+            Work::Convolution(convolution) => Ok(Command::Cudnn(Box::new(self.cudnn_plans.convolution(&convolution)?))),
+            Work::Attention(attention) => Ok(Command::Cudnn(Box::new(self.cudnn_plans.attention(&attention)?))),
+            Work::Copy { from, to } => Ok(copy(&from, &to)),
+        }
+    }
+
+    /// The index of a program.
+    fn program(&self, program: &Program) -> usize {
+        let known = self.programs.iter().position(|loaded| loaded.program() == program);
+        known.expect("invariant: the programs of all works are loaded")
+    }
+
+    /// Queues commands, without allocating.
+    ///
+    /// # Errors
+    /// A call or an earlier operation failed.
+    pub fn queue(&self, commands: &[Command], memories: &Memories, stream: &Stream) -> Result<(), Error> {
+        commands.iter().try_for_each(|command| match command {
+            Command::Kernel(program, call) => self.programs[*program].launch(call, stream),
+            Command::Product(planned) => planned.run(0, memories.workspace.span(), stream),
+            Command::Cudnn(planned) => planned.run(stream),
+            Command::Copy { bytes, count, from, to } => stream.copy_lines(*bytes, *count, *from, *to),
+            Command::Record(event) => stream.record(event),
+        })
+    }
+}
+
+/// Why cuBLASLt rejects the epilogue of a product, if it rejects any.
+pub(super) fn refused_epilogue(
+    algorithms: &mut Algorithms,
+    works: &Works<Span>,
+    matmul: config::Matmul,
+) -> Option<Error> {
+    let products = works.all().filter_map(|work| match work {
+        Work::Product(product) if product.epilogue.is_some() => Some(described(product, matmul)),
+        _ => None,
+    });
+    // One product per kind is enough: many layers share a kind.
+    let kinds: BTreeMap<String, cublaslt::Product> = products.map(|product| (product.kind(), product)).collect();
+    kinds.into_values().find_map(|product| algorithms.plan(product).err())
+}
+
+/// The distinct programs of all operations.
+fn distinct(works: &Works<Span>) -> Vec<&Program> {
+    let mut programs = Vec::new();
+    for work in works.all() {
+        if let Work::Kernel(call) = work
+            && !programs.contains(&call.program())
+        {
+            programs.push(call.program());
+        }
+    }
+    programs
+}
+
+fn matrix(matrix: &Matrix<Span>) -> cublaslt::Matrix {
+    let Matrix { memory, rows, columns, pitch, format, is_transposed } = *matrix;
+    cublaslt::Matrix { span: memory, format, rows, columns, pitch, is_transposed }
+}
+
+fn described(product: &Product<Span>, matmul: config::Matmul) -> cublaslt::Product {
+    let Product { left, right, result, addend, epilogue, scales } = product;
+    let [left, right, result] = [left, right, result].map(matrix);
+    let (addend, arithmetic) = (addend.as_ref().map(matrix), arithmetic(matmul));
+    let epilogue = epilogue.as_ref().map(|Epilogue { bias, function, kept }| cublaslt::Epilogue {
+        bias: *bias,
+        function: *function,
+        kept: kept.as_ref().map(matrix),
+    });
+    cublaslt::Product { left, right, result, addend, epilogue, arithmetic, scales: *scales }
+}
+
+fn copy(from: &Matrix<Span>, to: &Matrix<Span>) -> Command {
+    let lines = |matrix: &Matrix<Span>| Lines { span: matrix.memory, pitch: matrix.pitch * matrix.format.bytes() };
+    Command::Copy { bytes: from.columns * from.format.bytes(), count: from.rows, from: lines(from), to: lines(to) }
+}

@@ -1,0 +1,232 @@
+//! Selects the operations that cuDNN computes. It is queried for each kind of convolution and
+//! attention before anything is allocated, and its plans are cached between runs. Other
+//! convolutions use im2col and GEMM; other attention uses our own kernels.
+
+use super::algorithms::arithmetic;
+use super::cache::Cache;
+use super::machine::{Machine, cache_name};
+use crate::gpu::{self, AttentionKind, AttentionPass, ConvolutionKind, CudnnKind, CudnnKinds};
+use crate::nn::{Form, Graph};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use switchyard_cuda::convolution::Direction;
+use switchyard_cuda::cudnn::Cudnn;
+use switchyard_cuda::driver::{Context, Device, Span};
+use switchyard_cuda::operation::{Accepted, Limits, Operation, Planned, Properties, ask};
+use switchyard_cuda::{Error, Library, version};
+use switchyard_worker_contract::config;
+
+/// Workspace limit of an operation. The fastest 16-bit convolutions use a few MB, a stem with 3
+/// channels 60 MB for 64 images (cuDNN 9.19 on an H200). Exact f32 convolutions rearrange whole
+/// tensors, which can be as large as this.
+const MAX_WORKSPACE: usize = 256 << 20;
+
+/// cuDNN's answer for each kind of operation.
+pub(super) struct CudnnPlans {
+    cudnn: Result<(Library, Cudnn), String>,
+    /// Everything that cached plans depend on besides their kinds.
+    key: String,
+    /// Kind, operation and answer.
+    kinds: Vec<(CudnnKind, Operation, Result<Accepted, String>)>,
+}
+
+/// An [`Accepted`] on disk.
+#[derive(Serialize, Deserialize)]
+struct CachedPlan {
+    workspace_bytes: usize,
+    plan: String,
+}
+
+impl CudnnPlans {
+    /// Queries cuDNN for all supported operations of a graph, on the first device that this process
+    /// sees. Does not open cuDNN if the graph has none.
+    pub fn new(machine: &Machine, device: &Device, graph: &Graph, config: config::Gpu) -> CudnnPlans {
+        let described = |kind: CudnnKind| Some((kind, kind.described(arithmetic(config.matmul))?));
+        let all = CudnnKinds::of(graph, config.deterministic).into_iter().filter_map(described);
+        let refused = |reason: &str, all: Vec<(CudnnKind, Operation)>| {
+            let kinds = all.into_iter().map(|(kind, operation)| (kind, operation, Err(reason.to_owned())));
+            CudnnPlans { cudnn: Err(reason.to_owned()), key: String::new(), kinds: kinds.collect() }
+        };
+        let all: Vec<(CudnnKind, Operation)> = all.collect();
+        if all.is_empty() {
+            return refused("", all);
+        }
+        let (library, cudnn) = match machine.cudnn() {
+            Ok(found) => found,
+            Err(reason) => return refused(&reason, all),
+        };
+        let limits = Limits { deterministic: config.deterministic, workspace_bytes: MAX_WORKSPACE };
+        let key = format!("{}, cuDNN {}, {limits:?}: plans", cache_name(device), cudnn.version());
+        let mut known = cached_plans(&key);
+        let mut properties = None;
+        let mut kinds = Vec::new();
+        for (kind, operation) in all {
+            let answer = match known.remove(&operation.kind()) {
+                Some(CachedPlan { workspace_bytes, plan }) => Ok(Accepted { workspace_bytes, plan }),
+                None => {
+                    let of = || Properties::of(&cudnn, 0).map_err(|error| error.to_string());
+                    let query = |device| ask(&cudnn, device, &operation, limits).map_err(|error| error.to_string());
+                    properties.get_or_insert_with(of).as_ref().map_err(String::clone).and_then(query)
+                }
+            };
+            kinds.push((kind, operation, answer));
+        }
+        let has_queried = properties.is_some();
+        let plans = CudnnPlans { cudnn: Ok((library, cudnn)), key, kinds };
+        if has_queried {
+            plans.save();
+        }
+        plans
+    }
+
+    /// Caches the accepted plans for later runs; rejected ones are removed.
+    fn save(&self) {
+        let mut all = cached_plans(&self.key);
+        for (_, operation, answer) in &self.kinds {
+            let name = operation.kind();
+            match answer {
+                Ok(Accepted { workspace_bytes, plan }) => {
+                    all.insert(name, CachedPlan { workspace_bytes: *workspace_bytes, plan: plan.clone() })
+                }
+                Err(_) => all.remove(&name),
+            };
+        }
+        Cache::from_env().put(&self.key, &serde_json::to_vec(&all).unwrap_or_default());
+    }
+
+    /// The kinds that cuDNN computes.
+    pub fn kinds(&self) -> CudnnKinds {
+        let of = |(kind, _, answer): &(CudnnKind, Operation, Result<Accepted, String>)| {
+            answer.as_ref().ok().map(|accepted| (*kind, accepted.workspace_bytes))
+        };
+        CudnnKinds::new(self.kinds.iter().filter_map(of).collect())
+    }
+
+    fn accepted(&self) -> usize {
+        self.kinds.iter().filter(|(_, _, answer)| answer.is_ok()).count()
+    }
+
+    /// Starts cuDNN on a rank's device, if it computes anything. Returns whether it accepts all its
+    /// plans there; rejected ones are dropped.
+    ///
+    /// # Errors
+    /// The context cannot be used.
+    pub fn start(&mut self, context: &Context) -> Result<bool, Error> {
+        let accepted = self.accepted();
+        let Ok((library, cudnn)) = &mut self.cudnn else { return Ok(true) };
+        if accepted == 0 {
+            return Ok(true);
+        }
+        context.make_current()?;
+        match Cudnn::start(library) {
+            Ok(started) => *cudnn = started,
+            Err(error) => {
+                let reason = error.to_string();
+                self.kinds.iter_mut().for_each(|(_, _, answer)| *answer = Err(reason.clone()));
+                self.cudnn = Err(reason);
+                return Ok(false);
+            }
+        }
+        for (_, _, answer) in &mut self.kinds {
+            let refused = answer.as_ref().ok().and_then(|accepted| Planned::check(cudnn, accepted).err());
+            if let Some(error) = refused {
+                *answer = Err(error.to_string());
+            }
+        }
+        let accepts_all = self.accepted() == accepted;
+        if !accepts_all {
+            self.save();
+        }
+        Ok(accepts_all)
+    }
+
+    /// Prepares a convolution for queueing.
+    ///
+    /// # Errors
+    /// cuDNN rejects it.
+    ///
+    /// # Panics
+    /// It is not one of [`CudnnPlans::kinds`].
+    pub fn convolution(&self, of: &gpu::Convolution<Span>) -> Result<Planned, Error> {
+        let gpu::Convolution { kind, images, filters, results, workspace } = *of;
+        let (cudnn, operation, accepted) = self.planned(&CudnnKind::Convolution(kind));
+        Planned::new(cudnn, operation, accepted, &[images, filters, results], workspace)
+    }
+
+    /// Prepares an attention operation for queueing.
+    ///
+    /// # Errors
+    /// cuDNN rejects it.
+    ///
+    /// # Panics
+    /// It is not one of [`CudnnPlans::kinds`].
+    pub fn attention(&self, of: &gpu::Attention<Span>) -> Result<Planned, Error> {
+        let (cudnn, operation, accepted) = self.planned(&CudnnKind::Attention(of.kind));
+        let Operation::Attention(attention) = operation else {
+            unreachable!("invariant: attention is described as attention")
+        };
+        let spans = match of.on {
+            AttentionPass::Forward { qkv, out, saved } => attention.spans(qkv, out, saved)?,
+            AttentionPass::Backward(on) => attention.backward_spans(on)?,
+        };
+        Planned::new(cudnn, operation, accepted, &spans, of.workspace)
+    }
+
+    fn planned(&self, kind: &CudnnKind) -> (&Cudnn, &Operation, &Accepted) {
+        let known = self.kinds.iter().find(|(known, ..)| known == kind);
+        let found = known.and_then(|(_, operation, answer)| Some((operation, answer.as_ref().ok()?)));
+        let both = self.cudnn.as_ref().ok().zip(found);
+        let ((_, cudnn), (operation, accepted)) =
+            both.expect("invariant: works are planned for what cuDNN has accepted");
+        (cudnn, operation, accepted)
+    }
+
+    /// Logs which operations use cuDNN, and why others do not.
+    pub fn log(&self) {
+        let is_convolution = |kind: &CudnnKind| matches!(kind, CudnnKind::Convolution(_));
+        let of = |convolutions: bool| self.kinds.iter().filter(move |(kind, ..)| is_convolution(kind) == convolutions);
+        for (is, what, otherwise) in
+            [(true, "convolutions", "products of patches"), (false, "attention", "kernels of ours")]
+        {
+            let all = of(is).count();
+            match &self.cudnn {
+                _ if all == 0 => {}
+                Err(reason) => eprintln!("note: {what}: {otherwise}: {reason}"),
+                Ok((_, cudnn)) => {
+                    let version = version::library(i64::try_from(cudnn.version()).unwrap_or(i64::MAX));
+                    let accepted = of(is).filter(|(_, _, answer)| answer.is_ok()).count();
+                    eprintln!("note: cuDNN {version} accepts {accepted} of {all} kinds of {what}");
+                    for (kind, _, answer) in of(is) {
+                        if let Err(reason) = answer {
+                            eprintln!("note: {otherwise}: {}: {reason}", describe(kind));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn describe(kind: &CudnnKind) -> String {
+    let (form, way) = match *kind {
+        CudnnKind::Convolution(ConvolutionKind { shape, direction, adds, .. }) => {
+            let way = match (direction, adds) {
+                (Direction::Forward, _) => "forward",
+                (Direction::Filters, _) => "gradient of the weights",
+                (Direction::Images, false) => "gradient of the input",
+                (Direction::Images, true) => "gradient of the input, added",
+            };
+            (Form::Convolution(shape), way)
+        }
+        CudnnKind::Attention(AttentionKind { shape, backward, .. }) => {
+            (Form::Attention(shape), if backward { "gradient" } else { "forward" })
+        }
+    };
+    format!("{form}: {way}")
+}
+
+/// The cached plans of earlier runs, by kind.
+fn cached_plans(key: &str) -> BTreeMap<String, CachedPlan> {
+    let bytes = Cache::from_env().get(key);
+    bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+}

@@ -1,0 +1,5 @@
+//! Tests of whole training runs on CPUs.
+
+mod altered_engine;
+mod delayed_outcomes;
+mod stragglers;
