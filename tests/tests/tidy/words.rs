@@ -98,7 +98,10 @@ fn texts_read_as_native_english() {
 #[test]
 fn planted_phrases_are_caught() {
     let text = "//! Kernels for GPUs of NVIDIA.\n// Numbers of 16 bits go by way of the host.\nfn f() {}\n";
-    caught(&check("src/a.rs", text), &["src/a.rs:1: `GPUs of NVIDIA`", "src/a.rs:2: `Numbers of 16 bits`", "`by way of`"]);
+    caught(
+        &check("src/a.rs", text),
+        &["src/a.rs:1: `GPUs of NVIDIA`", "src/a.rs:2: `Numbers of 16 bits`", "`by way of`"],
+    );
     caught(&check("src/a.rs", &format!("    // {}\n", "word ".repeat(20))), &["columns; wrap it at 100"]);
     caught(&check("docs/a.md", "```text\nby way of\n```\nIt goes on from there.\n"), &["docs/a.md:4"]);
     assert_eq!(check("src/a.rs", "// The controller rechecks the node.\n"), [""; 0]);

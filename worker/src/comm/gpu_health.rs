@@ -9,23 +9,23 @@ pub(super) fn gpu_trouble(all: &[RankReport<'_>]) -> Option<GpuTrouble> {
         let (bus, trouble) = report.vitals?.gpu?;
         Some(GpuTrouble { rank, node_rank: report.node, bus, trouble })
     };
-    (0..).zip(all).filter_map(report).min_by_key(|one| (one.trouble.weight(), one.rank))
+    (0..).zip(all).filter_map(report).min_by_key(|one| (one.trouble.urgency(), one.rank))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::recorder::Vitals;
-    use switchyard_worker_contract::gpu::{PciAddress, SlowedBy, Trouble};
+    use switchyard_worker_contract::gpu::{GpuFault, PciAddress, SlowedBy};
 
     #[test]
     fn the_worst_gpu_of_all_ranks_is_selected() {
         let bus = PciAddress::parse("0000:17:00.0");
         let with = |trouble| Vitals { gpu: Some((bus, trouble)), ..Vitals::default() };
         let (slow, narrow) =
-            (with(Trouble::Slowed { by: SlowedBy::Temperature }), with(Trouble::NarrowLink { lanes: 4, most: 16 }));
+            (with(GpuFault::Slowed { by: SlowedBy::Temperature }), with(GpuFault::NarrowLink { lanes: 4, most: 16 }));
         let [memory, first, second] =
-            [Trouble::MemoryErrors, Trouble::Xid { xid: 94 }, Trouble::Xid { xid: 31 }].map(with);
+            [GpuFault::MemoryErrors, GpuFault::Xid { xid: 94 }, GpuFault::Xid { xid: 31 }].map(with);
         let selected = |all: &[Option<&Vitals>]| {
             let reports: Vec<RankReport<'_>> =
                 (0..).zip(all).map(|(rank, vitals)| RankReport { node: rank / 2, vitals: *vitals }).collect();
