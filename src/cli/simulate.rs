@@ -35,7 +35,7 @@ pub(super) fn simulate(cli: &Cli, args: &SimulateArgs) -> Result<Exit, Failure> 
             .map_err(|error| Failure::usage(format!("--svg: cannot write {}: {error}", path.display())))?;
     }
     emit(cli.output, "Simulation", &input.json(args, &outcomes), || table::table(&input, args, &outcomes, width()));
-    Ok(Exit::JobOutcome)
+    Ok(Exit::Done)
 }
 
 /// Replays the trace under each rule, on the current cluster and on the changed one.

@@ -99,7 +99,7 @@ fn render(topology: &GPUTopology, view: &View) -> String {
     let mut screen = Screen::new(width);
     header(&mut screen, &name, status, view.seen.as_deref());
     host::conditions(&mut screen, status);
-    let known = Known::of(status);
+    let known = NodeModel::of(status);
     if status.gpus.is_empty() {
         let reason = status.source(Facts::GPUs).and_then(|source| source.message.as_deref());
         screen.paragraph("no GPU", &plain(reason.unwrap_or("the description does not say why")));

@@ -137,7 +137,7 @@ fn a_rule_that_reuses_allocated_gpus_is_detected() {
     let scenario =
         Scenario { fabric: &fabric, model: Model::Levels, limits: Limits::None, failures: None, urgent: None };
     let error = replay(&rows(&[(0.0, 9.0, 8), (1.0, 9.0, 8)]), scenario, &mut FixedHosts::on(&[0])).unwrap_err();
-    assert_eq!(error, "job 1: host 0 has not 8 GPUs free");
+    assert_eq!(error, "job 1: host 0 does not have 8 GPUs free");
     let error = replay(&rows(&[(0.0, 9.0, 8)]), scenario, &mut FixedHosts::nowhere()).unwrap_err();
     assert!(error.starts_with("1 jobs wait forever"), "{error}");
 }
@@ -177,7 +177,7 @@ fn a_rule_that_uses_a_failed_host_is_detected() {
         urgent: None,
     };
     let error = replay(&rows(&[(0.0, 90_000.0, 8)]), scenario, &mut FixedHosts::on(&[0])).unwrap_err();
-    assert_eq!(error, "job 0: host 0 has not 8 GPUs free");
+    assert_eq!(error, "job 0: host 0 does not have 8 GPUs free");
     let error = replay(&rows(&[(0.0, 9.0, 8)]), scenario, &mut Pool::new(&fabric, PoolOrder::BestEffort)).unwrap_err();
     assert_eq!(error, "with host failures, a rule must place jobs on hosts");
 }

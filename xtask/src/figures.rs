@@ -190,7 +190,7 @@ fn value(from: &Json, path: &str) -> Result<Json> {
 
 /// Selects list elements by the condition at the start of a path. Returns the condition, the
 /// elements, and the rest of the path.
-fn filtered<'a>(from: &Json, path: &'a str) -> Result<(&'a str, Vec<Json>, &'a str)> {
+fn filter<'a>(from: &Json, path: &'a str) -> Result<(&'a str, Vec<Json>, &'a str)> {
     let (condition, rest) = path[1..].split_once(']').with_context(|| format!("no `]` after {path}"))?;
     let (key, wanted) = condition.split_once('=').with_context(|| format!("[{condition}]: expected KEY=VALUE"))?;
     let list = from.as_array().with_context(|| format!("[{condition}]: no list"))?;
@@ -248,7 +248,7 @@ mod tests {
             {"inner": {"way": 2}, "ms": 5}],
             "list": [4, 1, 2, 9], "half": 6.35, "none": null}"#;
         fs::write(folder.path().join("a.json"), text).unwrap();
-        let fill = |placeholder: &str| fill(&format!("<{{{{{placeholder}}}}}>"), folder.path());
+        let fill_one = |placeholder: &str| fill(&format!("<{{{{{placeholder}}}}}>"), folder.path());
         for (placeholder, expected) in [
             ("a | cpu", "<A (b)>"),
             ("a | rows[case=x][threads=1].ms | 1", "<1.3>"),
@@ -263,7 +263,7 @@ mod tests {
             ("a | half | 2 | /2", "<3.18>"),
             ("a | none | 1", "<–>"),
         ] {
-            assert_eq!(fill(placeholder).unwrap(), expected, "{placeholder}");
+            assert_eq!(fill_one(placeholder).unwrap(), expected, "{placeholder}");
         }
         let each = "{{each a | rows[case=x]}}{{item | threads | 0}}: {{item | ms | 1}} of {{a | rows[threads=@threads].ms | 2}}; {{end}}{{a | half | 1}}";
         assert_eq!(fill(each, folder.path()).unwrap(), "1: 1.3 of 1.26; 2: 3.0 of 3.00; 6.4");
@@ -280,7 +280,7 @@ mod tests {
             ("a | rows.0.ms | 1 | 10", "expected x0.001, /3600"),
             ("a", "expected FILE | PATH"),
         ] {
-            let refused = format!("{:#}", fill(placeholder).unwrap_err());
+            let refused = format!("{:#}", fill_one(placeholder).unwrap_err());
             assert!(refused.contains(words), "{placeholder}: {refused}");
         }
     }

@@ -45,7 +45,7 @@ impl<T: Merge> Windows<T> {
     }
 
     /// Joins windows until they have at least this width.
-    pub(super) fn bf16n_to(&mut self, width: u64) {
+    pub(super) fn widen_to(&mut self, width: u64) {
         while self.width < width {
             let joined = self.cells.chunks(2).map(|pair| {
                 let mut cell = pair[0].clone();

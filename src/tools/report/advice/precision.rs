@@ -170,7 +170,7 @@ pub(super) const OVERFLOWS: Rule = Rule {
                 .collect(),
             (HalfType::Fp16, LossScaling::Static { scale }) => {
                 let scale = Field::decimal("engine.precision.lossScaling.scale", scale, scale / 16.0);
-                vec![Change::set([scale], gain, Basis::Measured), bf16()]
+                vec![Change::set([scale], gain, Basis::Measured), use_bf16()]
             }
             (HalfType::Fp16, LossScaling::Dynamic { growth_interval_steps: steps, .. }) => {
                 let path = "engine.precision.lossScaling.growthIntervalSteps";
@@ -178,7 +178,7 @@ pub(super) const OVERFLOWS: Rule = Rule {
                 // A block needs a type if the manifest has none.
                 let kind = || Field::word("engine.precision.lossScaling.type", "Dynamic");
                 let longer = longer.map(|longer| Change::set([longer, kind()], gain, Basis::Measured));
-                longer.into_iter().chain([bf16()]).collect()
+                longer.into_iter().chain([use_bf16()]).collect()
             }
         };
         Finding::Advice(Advice {

@@ -352,9 +352,9 @@ pub fn attacks(node: &str, uid: &str) -> Vec<Attack> {
     ];
     let numbered =
         |make: &dyn Fn(&str) -> Act, count: usize| (0..count).map(|number| make(&format!("m{number}"))).collect();
-    all.push(("thirty jobs of all GPUs", None, numbered(&|name| gpus(name, json!({})), 30)));
-    all.push(("two hundred suspended jobs", None, numbered(&|name| gpus(name, json!({"suspend": true})), 200)));
+    all.push(("twelve jobs of all GPUs", None, numbered(&|name| gpus(name, json!({})), 12)));
+    all.push(("fifty suspended jobs", None, numbered(&|name| gpus(name, json!({"suspend": true})), 50)));
     let again = || [gpus("r", json!({})), Delete("TrainJob", "r")];
-    all.push(("a job that is deleted and created again twenty times", None, (0..20).flat_map(|_| again()).collect()));
+    all.push(("a job that is deleted and created again eight times", None, (0..8).flat_map(|_| again()).collect()));
     all
 }
