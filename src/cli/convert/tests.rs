@@ -53,7 +53,7 @@ fn manifests_from_the_field_are_converted_with_their_notes() {
         ("convert-runtime-in-same-file", "are taken from the runtime in this file"),
     ] {
         let file = read(name).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let said = said(&file);
+        let said = notes(&file);
         assert!(said.contains(words), "{name}: {said}");
     }
     let file = read("convert-runtime-in-same-file").unwrap_or_else(|error| panic!("{error}"));

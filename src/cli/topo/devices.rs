@@ -6,7 +6,7 @@ use super::{cpus_of_node, nic_name};
 use crate::text::{Screen, Table, plain};
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_core::path::PathClass;
-use switchyard_core::placement::gpus::{Level, MOST_GPUS, Shape};
+use switchyard_core::placement::gpus::{Level, MAX_GPUS, Shape};
 use switchyard_core::units::three_digits;
 use switchyard_crds::gpu_topology::{DmaBuf, GPUTopologyStatus, ModuleState};
 use switchyard_topology::cells;
@@ -70,7 +70,7 @@ impl<'a> NodeModel<'a> {
     /// The first contradiction in the report.
     pub(super) fn of(status: &'a GPUTopologyStatus) -> Result<NodeModel<'a>, ReportError> {
         let named = report::devices(status)?;
-        let shape = (named.devices.gpus.len() <= MOST_GPUS).then(|| Shape::new(&named.devices));
+        let shape = (named.devices.gpus.len() <= MAX_GPUS).then(|| Shape::new(&named.devices));
         Ok(NodeModel { status, named, shape })
     }
 
